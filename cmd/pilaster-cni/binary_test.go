@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// The plugin does without Go's runtime, so it may link nothing that is set up when a program begins: it is package syscall,
-// what that needs, and little text.
+// The plugin does without Go's runtime, so it may link nothing that is set up when a program begins: it is package
+// syscall, what that needs, and little text.
 func TestLinksHardlyAnything(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {
@@ -19,7 +19,14 @@ func TestLinksHardlyAnything(t *testing.T) {
 		switch {
 		case strings.HasPrefix(p, "pilaster.io/"):
 			own++
-		case strings.Contains(p, "."), p == "os", p == "fmt", p == "net", p == "time", p == "reflect", p == "context", strings.HasPrefix(p, "encoding/"):
+		case strings.Contains(p, "."),
+			p == "os",
+			p == "fmt",
+			p == "net",
+			p == "time",
+			p == "reflect",
+			p == "context",
+			strings.HasPrefix(p, "encoding/"):
 			t.Errorf("the plugin links %s", p)
 		}
 	}

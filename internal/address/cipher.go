@@ -20,7 +20,10 @@ func ParseKey(s string) (Key, error) {
 	case len(s) != 2*len(Key{}):
 		return Key{}, fmt.Errorf("key has %d characters; it must be %d hexadecimal digits", len(s), 2*len(Key{}))
 	case err != nil:
-		return Key{}, fmt.Errorf("key has characters that are not hexadecimal digits; it must be %d of them", 2*len(Key{}))
+		return Key{}, fmt.Errorf(
+			"key has characters that are not hexadecimal digits; it must be %d of them",
+			2*len(Key{}),
+		)
 	}
 	return Key(b), nil
 }

@@ -34,9 +34,19 @@ func (p Plan) validateGateways() error {
 		case g.prefix != g.prefix.Masked():
 			return fmt.Errorf("gateway prefix %v has host bits set; write %v", g.prefix, g.prefix.Masked())
 		case g.prefix.Bits() > g.bits-minGatewayBits:
-			return fmt.Errorf("gateway prefix %v has no room for 16 nodes, each with a /%d; use a /%d or shorter", g.prefix, g.bits, g.bits-minGatewayBits)
+			return fmt.Errorf(
+				"gateway prefix %v has no room for 16 nodes, each with a /%d; use a /%d or shorter",
+				g.prefix,
+				g.bits,
+				g.bits-minGatewayBits,
+			)
 		case g.prefix.Overlaps(p.Base), g.prefix.Overlaps(p.Private):
-			return fmt.Errorf("gateway prefix %v overlaps the base prefix %v or the private prefix %v; choose them apart", g.prefix, p.Base, p.Private)
+			return fmt.Errorf(
+				"gateway prefix %v overlaps the base prefix %v or the private prefix %v; choose them apart",
+				g.prefix,
+				p.Base,
+				p.Private,
+			)
 		}
 		for _, other := range Elsewhere {
 			if g.prefix.Overlaps(other) {
@@ -64,8 +74,8 @@ func (p Plan) GatewayBlocks(is4 bool) uint64 {
 	return 1 << (bits - prefix.Bits())
 }
 
-// GatewayBlock is a node's virtual addresses of a family: the first one is its gateway's own, and no other node has any of
-// them. It follows from the node's number. False where its number is too high, or the family has no gateway prefix.
+// GatewayBlock is a node's virtual addresses of a family: the first one is its gateway's own, and no other node has any
+// of them. It follows from the node's number. False where its number is too high, or the family has no gateway prefix.
 func (p Plan) GatewayBlock(node netip.Prefix, is4 bool) (netip.Prefix, bool) {
 	n := p.NodeNumber(node)
 	if n >= p.GatewayBlocks(is4) {

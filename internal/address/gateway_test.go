@@ -48,7 +48,8 @@ func TestGatewayPrefixesAreRefused(t *testing.T) {
 	} {
 		p := DefaultPlan()
 		p.Gateway4, p.Gateway6 = netip.MustParsePrefix(c.four), netip.MustParsePrefix(c.six)
-		if err := p.Validate(); (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+		if err := p.Validate(); (err == nil) != (c.refused == "") ||
+			err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%s and %s: %v; want %q", c.four, c.six, err, c.refused)
 		}
 	}
@@ -67,7 +68,14 @@ func FuzzSubnet(f *testing.F) {
 		}
 		got := Subnet(wide, length, n)
 		if !wide.Contains(got.Addr()) || got.Bits() != length || got != got.Masked() || SubnetNumber(wide, got) != n {
-			t.Errorf("number %d of the /%ds of %v is %v, whose number is %d", n, length, wide, got, SubnetNumber(wide, got))
+			t.Errorf(
+				"number %d of the /%ds of %v is %v, whose number is %d",
+				n,
+				length,
+				wide,
+				got,
+				SubnetNumber(wide, got),
+			)
 		}
 	})
 }

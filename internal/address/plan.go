@@ -19,8 +19,8 @@ const (
 type Plan struct {
 	Base    netip.Prefix // node /64s are cut from it
 	Private netip.Prefix // where ciphertexts lie
-	// Every node has a block of virtual addresses in each of these, by which tenants with addresses of their own and the rest of
-	// the network see each other (NIMITZ §3.1). The zero Prefix means none.
+	// Every node has a block of virtual addresses in each of these, by which tenants with addresses of their own and
+	// the rest of the network see each other (NIMITZ §3.1). The zero Prefix means none.
 	Gateway4, Gateway6 netip.Prefix
 }
 
@@ -30,7 +30,8 @@ const (
 	GatewayBits6 = 80
 )
 
-// DefaultPlan is fd70:696c:6100::/40 ("pila") beside fc00::/8, with gateways in 100.64.0.0/10 (RFC 6598) and fd70:696c:6700::/48 ("pilg").
+// DefaultPlan is fd70:696c:6100::/40 ("pila") beside fc00::/8, with gateways in 100.64.0.0/10 (RFC 6598) and
+// fd70:696c:6700::/48 ("pilg").
 func DefaultPlan() Plan {
 	return Plan{
 		Base:     netip.MustParsePrefix("fd70:696c:6100::/40"),
@@ -64,18 +65,32 @@ func (p Plan) Validate() error {
 		case q.prefix != q.prefix.Masked():
 			return fmt.Errorf("%s prefix %v has host bits set; write %v", q.name, q.prefix, q.prefix.Masked())
 		case q.prefix.Bits() < MinPrivateBits:
-			return fmt.Errorf("%s prefix %v is wider than /4 and would swallow addresses that are not ours", q.name, q.prefix)
-		case q.prefix.Overlaps(netip.MustParsePrefix("ff00::/8")), q.prefix.Overlaps(netip.MustParsePrefix("fe80::/10")),
+			return fmt.Errorf(
+				"%s prefix %v is wider than /4 and would swallow addresses that are not ours",
+				q.name,
+				q.prefix,
+			)
+		case q.prefix.Overlaps(netip.MustParsePrefix("ff00::/8")),
+			q.prefix.Overlaps(netip.MustParsePrefix("fe80::/10")),
 			q.prefix.Overlaps(netip.MustParsePrefix("::/8")):
 			return fmt.Errorf("%s prefix %v overlaps multicast, link-local or reserved addresses", q.name, q.prefix)
 		}
 	}
 	if p.Base.Bits() > NodeBits-8 {
-		return fmt.Errorf("base prefix %v holds %d nodes; use a /%d or shorter", p.Base, uint64(1)<<max(NodeBits-p.Base.Bits(), 0), NodeBits-8)
+		return fmt.Errorf(
+			"base prefix %v holds %d nodes; use a /%d or shorter",
+			p.Base,
+			uint64(1)<<max(NodeBits-p.Base.Bits(), 0),
+			NodeBits-8,
+		)
 	}
 	if p.Usable() < MinUsable {
-		return fmt.Errorf("private prefix %v leaves %d addresses for each node, tenant id and app, fewer than %d; use a /10 or shorter",
-			p.Private, p.Usable(), MinUsable)
+		return fmt.Errorf(
+			"private prefix %v leaves %d addresses for each node, tenant id and app, fewer than %d; use a /10 or shorter",
+			p.Private,
+			p.Usable(),
+			MinUsable,
+		)
 	}
 	if p.Base.Overlaps(p.Private) {
 		return fmt.Errorf("base prefix %v and private prefix %v overlap; choose them apart", p.Base, p.Private)

@@ -65,7 +65,14 @@ func FuzzPlanValidate(f *testing.F) {
 		}
 		for _, n := range []uint64{0, 1, p.Nodes() - 1} {
 			if node := p.Node(n); !p.ContainsNode(node) || p.NodeNumber(node) != n {
-				t.Errorf("node %d of %v is %v, contained %v, number %d", n, p, node, p.ContainsNode(node), p.NodeNumber(node))
+				t.Errorf(
+					"node %d of %v is %v, contained %v, number %d",
+					n,
+					p,
+					node,
+					p.ContainsNode(node),
+					p.NodeNumber(node),
+				)
 			}
 		}
 	})

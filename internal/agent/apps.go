@@ -8,9 +8,10 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// The numbers of a tenant's apps are few, so those that nobody uses go to other labels. The cluster asks about some, and this node says which of
-// them its containers have; of the others it makes no container before the cluster has given it the app again. Then it is told to forget
-// those that no node has. It says so when they are not in its memory, on its disk and in the packet path any more.
+// The numbers of a tenant's apps are few, so those that nobody uses go to other labels. The cluster asks about some,
+// and this node says which of them its containers have; of the others it makes no container before the cluster has
+// given it the app again. Then it is told to forget those that no node has. It says so when they are not in its memory,
+// on its disk and in the packet path any more.
 
 // Retiring are apps that the cluster asks about, or has forgotten.
 type Retiring struct {
@@ -40,8 +41,8 @@ type appOf struct {
 	app    address.AppID
 }
 
-// claim finds the app of labels for a container, which counts as one of it until disclaim, when its record does. Of an app that is asked about
-// there must be another already, or the cluster may have been told that there is none.
+// claim finds the app of labels for a container, which counts as one of it until disclaim, when its record does. Of an
+// app that is asked about there must be another already, or the cluster may have been told that there is none.
 func (t *Tenants) claim(name string, identity map[string]string) (app address.AppID, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,7 +109,8 @@ func (t *Tenants) keeps(name string) (apps []uint32) {
 	return apps
 }
 
-// forgetApps takes those out of a tenant's apps that are to be forgotten, but for those that containers here have. The caller holds the lock.
+// forgetApps takes those out of a tenant's apps that are to be forgotten, but for those that containers here have. The
+// caller holds the lock.
 func (t *Tenants) forgetApps(h *hosted) {
 	if !h.Retiring.Forgotten {
 		return
@@ -130,7 +132,8 @@ func (t *Tenants) heed(name string, round uint64) {
 	}
 }
 
-// mergeApps adds those of which the number is new: one that is known goes to other labels only after this node has forgotten it.
+// mergeApps adds those of which the number is new: one that is known goes to other labels only after this node has
+// forgotten it.
 func mergeApps(old, news []App) []App {
 	if len(news) == 0 {
 		return old
@@ -148,7 +151,8 @@ func mergeApps(old, news []App) []App {
 	return merged
 }
 
-// usedApps are those of a tenant's containers here: the app that an address says is used as long as there is the address.
+// usedApps are those of a tenant's containers here: the app that an address says is used as long as there is the
+// address.
 func (c *Core) usedApps(name string) map[address.AppID]bool {
 	used := map[address.AppID]bool{}
 	for _, r := range c.store.List() {

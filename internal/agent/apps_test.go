@@ -46,8 +46,8 @@ func meanings(t *testing.T, nodes ...*member) {
 	}
 }
 
-// Labels come and go at two nodes, more than a tenant may have apps. Those of containers that live keep theirs; the others end, also at a node that knew
-// of them alone; and while a node is away nothing ends.
+// Labels come and go at two nodes, more than a tenant may have apps. Those of containers that live keep theirs; the
+// others end, also at a node that knew of them alone; and while a node is away nothing ends.
 func TestAppsEnd(t *testing.T) {
 	c := &cluster{t: t, dir: t.TempDir(), apps: 24}
 	c.start("[::1]:0", 0)
@@ -93,7 +93,12 @@ func TestAppsEnd(t *testing.T) {
 		}
 	}
 	if of := c.tenantAs("blue"); len(of.Apps) != 24 || of.RestingApps != 0 || of.Tenant.RetiringApps.GetForgotten() {
-		t.Fatalf("while a node is away there are %d apps, %d rest, round %v; want 24, 0", len(of.Apps), of.RestingApps, of.Tenant.RetiringApps)
+		t.Fatalf(
+			"while a node is away there are %d apps, %d rest, round %v; want 24, 0",
+			len(of.Apps),
+			of.RestingApps,
+			of.Tenant.RetiringApps,
+		)
 	}
 	n2 = c.boot(disk, "n2", kernel)
 	n2.until(connected)
@@ -101,7 +106,15 @@ func TestAppsEnd(t *testing.T) {
 		meanings(t, n1, n2)
 		of := c.tenantAs("blue")
 		if len(of.Apps) > most || int(of.RestingApps) < resting || of.Tenant.RetiringApps != nil || of.MaxApps != 24 {
-			return fmt.Errorf("%d apps of %d, %d rest, round %v; want at most %d, and at least %d", len(of.Apps), of.MaxApps, of.RestingApps, of.Tenant.RetiringApps, most, resting)
+			return fmt.Errorf(
+				"%d apps of %d, %d rest, round %v; want at most %d, and at least %d",
+				len(of.Apps),
+				of.MaxApps,
+				of.RestingApps,
+				of.Tenant.RetiringApps,
+				most,
+				resting,
+			)
 		}
 		for _, m := range []*member{n1, n2} {
 			if known, _, _ := m.tenants.get("blue"); len(known.Apps) != len(of.Apps) {
@@ -122,7 +135,8 @@ func TestAppsEnd(t *testing.T) {
 	}
 }
 
-// What a node has answered holds over its restarts: of an app that it has said it has no container of it makes none unless the orchestrator gives it.
+// What a node has answered holds over its restarts: of an app that it has said it has no container of it makes none
+// unless the orchestrator gives it.
 func TestAnswersOutliveTheAgent(t *testing.T) {
 	b := newBed(t)
 	web := b.add("c1")

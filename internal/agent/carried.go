@@ -10,11 +10,12 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// A node carries tenants that it must know also without an endpoint of them, such as those that its gateway publishes. Which these are comes with
-// the node's own record, and lies in the tenants' files: a start without an orchestrator knows them.
+// A node carries tenants that it must know also without an endpoint of them, such as those that its gateway publishes.
+// Which these are comes with the node's own record, and lies in the tenants' files: a start without an orchestrator
+// knows them.
 
-// SetTransit takes what the cluster says of that. What the node has no more reason to know it forgets, also what it failed to forget before; what is new
-// to it follows from the cluster.
+// SetTransit takes what the cluster says of that. What the node has no more reason to know it forgets, also what it
+// failed to forget before; what is new to it follows from the cluster.
 func (c *Core) SetTransit(ctx context.Context, names []string) error {
 	errs := []error{c.tenants.carry(names)}
 	for _, name := range c.tenants.Names() {
@@ -57,7 +58,15 @@ func (c *Core) uncarried() (problems []string) {
 		known, _, ok := c.tenants.get(name)
 		on := networkOf(known.Tenant)
 		if _, has := c.networks[on]; ok && !has {
-			problems = append(problems, fmt.Sprintf("tenant %s is published at this node, which does not have network %s\n  %s, or publish it at another node", name, on, c.howToHave(on)))
+			problems = append(
+				problems,
+				fmt.Sprintf(
+					"tenant %s is published at this node, which does not have network %s\n  %s, or publish it at another node",
+					name,
+					on,
+					c.howToHave(on),
+				),
+			)
 		}
 	}
 	return problems
@@ -98,7 +107,8 @@ func (t *Tenants) isCarried(name string) bool {
 	return t.carries[name]
 }
 
-// hosts tells whether a tenant lives here, or is about to; one that is only carried does not. The caller holds the lock.
+// hosts tells whether a tenant lives here, or is about to; one that is only carried does not. The caller holds the
+// lock.
 func (t *Tenants) hosts(name string) bool {
 	return t.m[name] != nil && (t.m[name].count() > 0 || !t.carries[name])
 }
@@ -134,5 +144,12 @@ func (t *Tenants) unhost(name string) error {
 
 // heldCarried is what the node says of a tenant that it only carries: nothing that needs to be as the cluster has it.
 func heldCarried(said *pilasterv1.Tenant) *pilasterv1.Tenant {
-	return &pilasterv1.Tenant{Name: said.Name, Network: said.Network, Leaving: said.Leaving, Addressing: said.Addressing, Overlays: said.Overlays, Changes: said.Changes}
+	return &pilasterv1.Tenant{
+		Name:       said.Name,
+		Network:    said.Network,
+		Leaving:    said.Leaving,
+		Addressing: said.Addressing,
+		Overlays:   said.Overlays,
+		Changes:    said.Changes,
+	}
 }

@@ -17,12 +17,17 @@ import (
 // published is green with a container on another node that this one's gateway publishes, made at a time.
 func (b *bed) published(changes uint64, made time.Time) TenantState {
 	green := b.orchestrator.tenants["green"]
-	green.Overlays = append(slices.Clone(green.Overlays[:1]), tenant.Overlay{CIDR: netip.MustParsePrefix("fd12:1::/48"), NodeBits: 64})
+	green.Overlays = append(
+		slices.Clone(green.Overlays[:1]),
+		tenant.Overlay{CIDR: netip.MustParsePrefix("fd12:1::/48"), NodeBits: 64},
+	)
 	green.Changes, green.Created = changes, made
 	green.Publications = []tenant.Publication{{
 		Name: "web", Container: netip.MustParseAddr("fd12:1::9"), Gateway: nodePrefix, Underlay: tenant.UnderlayAddress(nodePrefix, 2),
 	}}
-	green.Services = []tenant.Service{{Name: "storage", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8::9")}}
+	green.Services = []tenant.Service{
+		{Name: "storage", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8::9")},
+	}
 	return TenantState{Tenant: green, Whole: true}
 }
 
@@ -32,8 +37,8 @@ func (b *bed) report(first bool) *pilasterv1.FollowRequest {
 	return &r
 }
 
-// TestCarried: a tenant without an endpoint here is known as long as the node's record says that it carries it, also over a restart with nobody to ask;
-// it is not hosted, and the first endpoint asks as of any tenant.
+// TestCarried: a tenant without an endpoint here is known as long as the node's record says that it carries it, also
+// over a restart with nobody to ask; it is not hosted, and the first endpoint asks as of any tenant.
 func TestCarried(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
@@ -52,7 +57,19 @@ func TestCarried(t *testing.T) {
 		network.MappingSink
 		network.GatewayProvider
 	})
-	must(n.Replace(ctx, "green", []network.Mapping{{Tenant: "green", To: netip.MustParsePrefix("fd12:1::/64"), Node: netip.MustParsePrefix("fd70:696c:6100:9::/64")}}))
+	must(
+		n.Replace(
+			ctx,
+			"green",
+			[]network.Mapping{
+				{
+					Tenant: "green",
+					To:     netip.MustParsePrefix("fd12:1::/64"),
+					Node:   netip.MustParsePrefix("fd70:696c:6100:9::/64"),
+				},
+			},
+		),
+	)
 	leads := func(when, want string) {
 		t.Helper()
 		if got := b.nimitz.remote(3); got != want {
@@ -69,7 +86,8 @@ func TestCarried(t *testing.T) {
 	if known, _, _ := b.tenants.get("green"); !known.Tenant.Equal(b.published(1, made).Tenant) {
 		t.Errorf("after a start green is %+v", known.Tenant)
 	}
-	if r := b.report(true); len(r.HostedTenants)+len(r.Hosting)+len(r.CarriedTenants) > 0 || !slices.Equal(r.IncompleteTenants, []string{"green"}) {
+	if r := b.report(true); len(r.HostedTenants)+len(r.Hosting)+len(r.CarriedTenants) > 0 ||
+		!slices.Equal(r.IncompleteTenants, []string{"green"}) {
 		t.Errorf("it says %v", r)
 	}
 	must(b.Apply(ctx, []TenantState{b.published(1, made)}, nil))
@@ -111,7 +129,8 @@ func TestCarried(t *testing.T) {
 
 	b.nimitz = nil
 	b.reopen()
-	if problems := b.uncarried(); len(problems) != 1 || !strings.Contains(problems[0], "green is published at this node, which does not have network nimitz") {
+	if problems := b.uncarried(); len(problems) != 1 ||
+		!strings.Contains(problems[0], "green is published at this node, which does not have network nimitz") {
 		t.Errorf("problems %q", problems)
 	}
 	must(b.SetTransit(ctx, nil))

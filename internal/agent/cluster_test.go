@@ -99,12 +99,16 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 		c.t.Fatal(err)
 	}
 	link := NewLink(LinkConfig{
-		URL: "https://" + c.Addr().String(), Version: "v1", Node: node, Tenants: tenants, Endpoints: func() []endpoint.Record { return store.List() },
+		URL: "https://" + c.Addr().
+			String(),
+		Version: "v1", Node: node, Tenants: tenants, Endpoints: func() []endpoint.Record { return store.List() },
 		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
 		Enforces:        func() []string { return []string{"netpila", "nimitz"} },
 		Dial: func(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return join.Dial(ctx, join.Config{
-				URL: "https://" + c.Addr().String(), Token: c.Token(), StateDir: dir, NodeName: name, NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),
+				URL: "https://" + c.Addr().
+					String(),
+				Token: c.Token(), StateDir: dir, NodeName: name, NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),
 			})
 		},
 		Log: slog.New(slog.DiscardHandler),
@@ -120,7 +124,15 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	overlay := nimitz.New(nimitz.Config{Plan: membership.Plan, Node: membership.Prefix, Indexes: store, Cluster: link, Switch: driver.vxlan})
+	overlay := nimitz.New(
+		nimitz.Config{
+			Plan:    membership.Plan,
+			Node:    membership.Prefix,
+			Indexes: store,
+			Cluster: link,
+			Switch:  driver.vxlan,
+		},
+	)
 	if m.Core, err = New(Config{
 		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: network, nimitz.Name: overlay}, Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
@@ -176,7 +188,8 @@ func TestPartitionedNodeWhoseTenantIsDeleted(t *testing.T) {
 	first, _ := n1.link.config.Node.Membership()
 
 	n1.stop() // for the orchestrator a partition is a stream that ends; the packet path goes on
-	if err := c.deleteTenant("blue"); err == nil || !strings.Contains(err.Error(), "has containers on n1") || !strings.Contains(err.Error(), "node delete") {
+	if err := c.deleteTenant("blue"); err == nil || !strings.Contains(err.Error(), "has containers on n1") ||
+		!strings.Contains(err.Error(), "node delete") {
 		t.Fatalf("a tenant of a node that cannot be asked: %v", err)
 	}
 	if err := c.deleteNode("n1"); err != nil {
@@ -192,7 +205,8 @@ func TestPartitionedNodeWhoseTenantIsDeleted(t *testing.T) {
 	// The partition heals.
 	n1 = c.boot(dir, "n1", driver)
 	n1.until(func(s LinkStatus) bool { return s.Refused })
-	if why := n1.link.problem(); why == nil || !strings.Contains(why.Error(), "until it was deleted") || !strings.Contains(why.Error(), "state directory") {
+	if why := n1.link.problem(); why == nil || !strings.Contains(why.Error(), "until it was deleted") ||
+		!strings.Contains(why.Error(), "state directory") {
 		t.Errorf("why it is refused: %v", why)
 	}
 	if _, ok := driver.active[old.ID]; !ok {
@@ -258,9 +272,12 @@ func TestReplacedNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = join.Dial(t.Context(), join.Config{
-		URL: "https://" + c.Addr().String(), Token: c.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),
+		URL: "https://" + c.Addr().
+			String(),
+		Token: c.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),
 	})
-	if err == nil || !strings.Contains(err.Error(), "pilaster node delete n1") || !strings.Contains(err.Error(), n1.link.config.Node.UUID()) {
+	if err == nil || !strings.Contains(err.Error(), "pilaster node delete n1") ||
+		!strings.Contains(err.Error(), n1.link.config.Node.UUID()) {
 		t.Errorf("another machine by the name of n1: %v", err)
 	}
 	if err := c.deleteNode("n1"); err == nil || !strings.Contains(err.Error(), "stop its agent first") {

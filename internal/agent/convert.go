@@ -85,7 +85,12 @@ func appFromProto(a *pilasterv1.App) (App, error) {
 }
 
 func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
-	out := tenant.Tenant{Name: t.GetName(), Network: cmp.Or(t.GetNetwork(), tenant.Netpila), Leaving: t.GetLeaving(), Changes: t.GetChanges()}
+	out := tenant.Tenant{
+		Name:    t.GetName(),
+		Network: cmp.Or(t.GetNetwork(), tenant.Netpila),
+		Leaving: t.GetLeaving(),
+		Changes: t.GetChanges(),
+	}
 	if t.GetCreated() != nil {
 		out.Created = t.Created.AsTime()
 	}
@@ -97,7 +102,11 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	case pilasterv1.Addressing_ADDRESSING_OWN:
 		out.Addressing = tenant.Own
 	default:
-		return out, fmt.Errorf("tenant %s has addressing %d, which this build does not know; upgrade the agent", t.GetName(), a)
+		return out, fmt.Errorf(
+			"tenant %s has addressing %d, which this build does not know; upgrade the agent",
+			t.GetName(),
+			a,
+		)
 	}
 	var err error
 	if out.Overlays, err = tenant.ParseOverlays(t.GetOverlays()); err != nil {
@@ -117,12 +126,20 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	}
 	for _, id := range t.GetIds() {
 		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {
-			return out, fmt.Errorf("tenant %s: id %d with a key of %d bytes cannot be used", t.GetName(), id.Id, len(id.Key))
+			return out, fmt.Errorf(
+				"tenant %s: id %d with a key of %d bytes cannot be used",
+				t.GetName(),
+				id.Id,
+				len(id.Key),
+			)
 		}
 		if out.Has(address.TenantID(id.Id)) {
 			return out, fmt.Errorf("tenant %s has id %d twice", t.GetName(), id.Id)
 		}
-		out.IDs = append(out.IDs, tenant.ID{ID: address.TenantID(id.Id), Key: address.Key(id.Key), OnlyAccepted: id.OnlyAccepted})
+		out.IDs = append(
+			out.IDs,
+			tenant.ID{ID: address.TenantID(id.Id), Key: address.Key(id.Key), OnlyAccepted: id.OnlyAccepted},
+		)
 	}
 	if out.Current().ID == 0 {
 		return out, fmt.Errorf("tenant %s has no id to draw from", t.GetName())
@@ -131,7 +148,11 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 }
 
 // knownFromProto sorts tenants and apps by tenant. Apps may come without their tenant.
-func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole func(tenant string) bool) ([]TenantState, error) {
+func knownFromProto(
+	tenants []*pilasterv1.Tenant,
+	apps []*pilasterv1.App,
+	whole func(tenant string) bool,
+) ([]TenantState, error) {
 	byName := map[string]int{}
 	var list []TenantState
 	for _, t := range tenants {
@@ -140,7 +161,14 @@ func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole 
 			return nil, err
 		}
 		byName[converted.Name] = len(list)
-		list = append(list, TenantState{Tenant: converted, Whole: whole(converted.Name), Retiring: retiringFromProto(t.GetRetiringApps())})
+		list = append(
+			list,
+			TenantState{
+				Tenant:   converted,
+				Whole:    whole(converted.Name),
+				Retiring: retiringFromProto(t.GetRetiringApps()),
+			},
+		)
 	}
 	for _, a := range apps {
 		app, err := appFromProto(a)
@@ -160,7 +188,13 @@ func knownFromProto(tenants []*pilasterv1.Tenant, apps []*pilasterv1.App, whole 
 
 // tenantToProto leaves the ids out.
 func tenantToProto(t tenant.Tenant) *pilasterv1.Tenant {
-	out := &pilasterv1.Tenant{Name: t.Name, Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED, Changes: t.Changes, Network: t.Network, Leaving: t.Leaving}
+	out := &pilasterv1.Tenant{
+		Name:       t.Name,
+		Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED,
+		Changes:    t.Changes,
+		Network:    t.Network,
+		Leaving:    t.Leaving,
+	}
 	if !t.Created.IsZero() {
 		out.Created = timestamppb.New(t.Created)
 	}

@@ -130,7 +130,10 @@ func (q AddRequest) validate() error {
 	case !filepath.IsAbs(q.Netns):
 		return refuse(ErrInvalid, "netns %q is not an absolute path", q.Netns)
 	case q.Tenant == "":
-		return refuse(ErrInvalid, "no tenant is given\n  set \"tenant\" in the CNI configuration, or the annotation pilaster.io/tenant on the pod")
+		return refuse(
+			ErrInvalid,
+			"no tenant is given\n  set \"tenant\" in the CNI configuration, or the annotation pilaster.io/tenant on the pod",
+		)
 	}
 	if err := tenant.CheckName(q.Tenant); err != nil {
 		return refuse(ErrInvalid, "%w", err)
@@ -149,7 +152,10 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		return endpoint.Record{}, err
 	}
 	if c.edge {
-		return endpoint.Record{}, refuse(ErrNever, "this node is an Edge Switch, which carries packets between regions and takes no containers\n  nothing was changed; use another node of the region")
+		return endpoint.Record{}, refuse(
+			ErrNever,
+			"this node is an Edge Switch, which carries packets between regions and takes no containers\n  nothing was changed; use another node of the region",
+		)
 	}
 	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
 	if err != nil {
@@ -159,7 +165,13 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 
 	if r, ok := c.store.Find(q.ContainerID, q.Interface); ok {
 		if r.State != endpoint.Deleting {
-			return endpoint.Record{}, refuse(ErrExists, "container %s has interface %s already, as endpoint %d\n  nothing was changed; DEL it first", q.ContainerID, q.Interface, r.ID)
+			return endpoint.Record{}, refuse(
+				ErrExists,
+				"container %s has interface %s already, as endpoint %d\n  nothing was changed; DEL it first",
+				q.ContainerID,
+				q.Interface,
+				r.ID,
+			)
 		}
 		if err := c.remove(ctx, r); err != nil {
 			return endpoint.Record{}, err
@@ -190,12 +202,32 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	}
 	c.awaitList(ctx, r.Tenant)
 	c.lookAt(r) // its tenant may have moved meanwhile
-	c.log.Info("endpoint added", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "tenant", r.Tenant, "app", r.App, "addresses", r.Addresses())
+	c.log.Info(
+		"endpoint added",
+		"endpoint",
+		r.ID,
+		"container",
+		r.ContainerID,
+		"pod",
+		r.Pod,
+		"tenant",
+		r.Tenant,
+		"app",
+		r.App,
+		"addresses",
+		r.Addresses(),
+	)
 	return r, nil
 }
 
 // prepare takes addresses and holds the record, or takes nothing.
-func (c *Core) prepare(ctx context.Context, q AddRequest, id endpoint.ID, t tenant.Tenant, app address.AppID) (_ endpoint.Record, err error) {
+func (c *Core) prepare(
+	ctx context.Context,
+	q AddRequest,
+	id endpoint.ID,
+	t tenant.Tenant,
+	app address.AppID,
+) (_ endpoint.Record, err error) {
 	r := endpoint.Record{
 		ID: id, ContainerID: q.ContainerID, Interface: q.Interface, Netns: q.Netns, CNINetwork: q.CNINetwork,
 		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: q.Labels,
@@ -294,7 +326,11 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 
 // CollectGarbage removes the endpoints of a CNI network that are not valid, and tells which.
 // Endpoints that are just being made are left alone: the list cannot know them yet.
-func (c *Core) CollectGarbage(ctx context.Context, network string, valid func(containerID, iface string) bool) ([]endpoint.Record, error) {
+func (c *Core) CollectGarbage(
+	ctx context.Context,
+	network string,
+	valid func(containerID, iface string) bool,
+) ([]endpoint.Record, error) {
 	var removed []endpoint.Record
 	var errs []error
 	for _, r := range c.store.List() {
@@ -370,7 +406,11 @@ func (c *Core) takeID() (endpoint.ID, error) {
 		if !c.ids[c.lastID] {
 			c.ids[c.lastID] = true
 			if err := c.store.NoteLastID(c.lastID); err != nil {
-				c.log.Warn("the id taken last is not noted; after a start one that was just given back may be taken", "error", err)
+				c.log.Warn(
+					"the id taken last is not noted; after a start one that was just given back may be taken",
+					"error",
+					err,
+				)
 			}
 			return c.lastID, nil
 		}

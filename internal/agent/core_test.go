@@ -27,12 +27,17 @@ func TestAddMakesAnActiveEndpoint(t *testing.T) {
 		}
 	}
 	r := b.add("c1")
-	want := []string{"CreateDevice preparing, on disk false, /proc/self/fd/9", "Activate active, on disk true, /run/netns/c1"}
+	want := []string{
+		"CreateDevice preparing, on disk false, /proc/self/fd/9",
+		"Activate active, on disk true, /run/netns/c1",
+	}
 	if !slices.Equal(seen, want) {
 		t.Errorf("saw %q, want %q", seen, want)
 	}
 	p := address.Split(r.Attachments[0].Plaintext)
-	if r.State != endpoint.Active || r.Netns != "/run/netns/c1" || r.Device.HostName != "pil1" || p.Tenant != 1 || p.App != 1 || p.Node != nodePrefix {
+	if r.State != endpoint.Active || r.Netns != "/run/netns/c1" || r.Device.HostName != "pil1" || p.Tenant != 1 ||
+		p.App != 1 ||
+		p.Node != nodePrefix {
 		t.Errorf("record %+v", r)
 	}
 	if got := b.driver.active[r.ID]; got.Device.HostIfindex != r.Device.HostIfindex {
@@ -228,7 +233,8 @@ func TestLastEndpointForgetsTheTenant(t *testing.T) {
 	}
 }
 
-// An id that has just been freed rests until all others have been taken, also over a start: the gateway may know connections by it.
+// An id that has just been freed rests until all others have been taken, also over a start: the gateway may know
+// connections by it.
 func TestFreedIDsRestOverAStart(t *testing.T) {
 	b := newBed(t)
 	for _, container := range []string{"c1", "c2", "c3"} {
@@ -286,7 +292,11 @@ func TestGarbageIsExactlyTheUnlisted(t *testing.T) {
 	if _, err := b.Add(t.Context(), two); err != nil {
 		t.Fatal(err)
 	}
-	removed, err := b.CollectGarbage(t.Context(), "pilaster", func(c, i string) bool { return c == "keep" && i == "eth0" })
+	removed, err := b.CollectGarbage(
+		t.Context(),
+		"pilaster",
+		func(c, i string) bool { return c == "keep" && i == "eth0" },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +320,8 @@ func TestGarbageLeavesRunningAddsAlone(t *testing.T) {
 	b := newBed(t)
 	b.driver.during = func(call string, _ endpoint.Record) {
 		if call == "CreateDevice" {
-			if removed, err := b.CollectGarbage(t.Context(), "pilaster", func(string, string) bool { return false }); err != nil || len(removed) > 0 {
+			if removed, err := b.CollectGarbage(t.Context(), "pilaster", func(string, string) bool { return false }); err != nil ||
+				len(removed) > 0 {
 				t.Errorf("removed %v, %v", removed, err)
 			}
 		}
@@ -340,7 +351,8 @@ func TestCheckNamesTheDifference(t *testing.T) {
 		}
 	}
 	b.driver.fail["Check"] = errors.New("route fc00::/8 is missing")
-	if err := b.Check(t.Context(), good); !errors.Is(err, ErrCheck) || !strings.Contains(err.Error(), "route fc00::/8") {
+	if err := b.Check(t.Context(), good); !errors.Is(err, ErrCheck) ||
+		!strings.Contains(err.Error(), "route fc00::/8") {
 		t.Errorf("kernel's difference: %v", err)
 	}
 	good.ContainerID = "nobody"

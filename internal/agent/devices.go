@@ -12,8 +12,9 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// followDevices keeps the endpoints' MTU that of the uplink, the node's other interfaces guarded, and notices
-// endpoints whose devices go, until ctx ends. A subscription ends when the kernel has more to tell than its buffer holds; then it begins anew.
+// followDevices keeps the endpoints' MTU that of the uplink, the node's other interfaces guarded, and notices endpoints
+// whose devices go, until ctx ends. A subscription ends when the kernel has more to tell than its buffer holds; then it
+// begins anew.
 func followDevices(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
 	for ctx.Err() == nil {
 		if err := followDevicesOnce(ctx, uplink, core, log); err != nil {

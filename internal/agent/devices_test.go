@@ -83,7 +83,11 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	for _, r := range b.Endpoints() {
 		is[r.ContainerID] = r.State
 	}
-	if want := map[string]endpoint.State{"c3": endpoint.Lost, "c4": endpoint.Active}; fmt.Sprint(is) != fmt.Sprint(want) {
+	if want := map[string]endpoint.State{"c3": endpoint.Lost, "c4": endpoint.Active}; fmt.Sprint(
+		is,
+	) != fmt.Sprint(
+		want,
+	) {
 		t.Errorf("endpoints %v, want %v", is, want)
 	}
 	if _, left := b.driver.active[lost.ID]; left || len(b.driver.active) != 1 {

@@ -24,7 +24,13 @@ type dropWindow struct {
 
 // run samples counters at every tick until ctx ends, and says when something begins or
 // ceases to be wrong with the packet path, after it was set again.
-func (w *dropWindow) run(ctx context.Context, keepSettings func() error, status func(context.Context) (dpapi.Status, error), tick <-chan time.Time, log *slog.Logger) {
+func (w *dropWindow) run(
+	ctx context.Context,
+	keepSettings func() error,
+	status func(context.Context) (dpapi.Status, error),
+	tick <-chan time.Time,
+	log *slog.Logger,
+) {
 	var known []string
 	for {
 		if err := keepSettings(); err != nil {

@@ -25,7 +25,8 @@ func TestSettingsAreKept(t *testing.T) {
 	ticks <- time.Time{}
 	cancel()
 	<-done
-	if want := []string{"KeepSettings", "Status"}; len(d.calls) < 4 || !slices.Equal(d.calls[:2], want) || !slices.Equal(d.calls[2:4], want) {
+	if want := []string{"KeepSettings", "Status"}; len(d.calls) < 4 || !slices.Equal(d.calls[:2], want) ||
+		!slices.Equal(d.calls[2:4], want) {
 		t.Errorf("called %v", d.calls)
 	}
 }

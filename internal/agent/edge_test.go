@@ -12,21 +12,31 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestEdgeSwitch: it takes no containers, and leads tenants that it carries to other regions, also after a start with nobody to ask. What is
-// none any more leads nobody there.
+// TestEdgeSwitch: it takes no containers, and leads tenants that it carries to other regions, also after a start with
+// nobody to ask. What is none any more leads nobody there.
 func TestEdgeSwitch(t *testing.T) {
 	b := newBedOfTwo(t)
 	b.edge = true
 	b.reopen()
 	ctx := t.Context()
-	if _, err := b.Add(ctx, b.green("c1")); !errors.Is(err, ErrNever) || !strings.Contains(err.Error(), "Edge Switch") || !strings.Contains(err.Error(), "nothing was changed") {
+	if _, err := b.Add(ctx, b.green("c1")); !errors.Is(err, ErrNever) ||
+		!strings.Contains(err.Error(), "Edge Switch") ||
+		!strings.Contains(err.Error(), "nothing was changed") {
 		t.Errorf("a container was taken: %v", err)
 	}
 	b.clean()
 
 	peer := netip.MustParsePrefix("fd71:696c:6100:5::/64")
 	green := TenantState{Tenant: b.orchestrator.tenants["green"], Whole: true}
-	green.Tenant.Regions = []tenant.Region{{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Edge: nodePrefix, PeerEdge: peer, PeerVNI: 12}}
+	green.Tenant.Regions = []tenant.Region{
+		{
+			Name:     "east",
+			CIDRs:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+			Edge:     nodePrefix,
+			PeerEdge: peer,
+			PeerVNI:  12,
+		},
+	}
 	for _, step := range []func() error{
 		func() error { return b.SetTransit(ctx, []string{"green"}) },
 		func() error { return b.Apply(ctx, []TenantState{green}, nil) },
@@ -57,12 +67,18 @@ func TestEdgeSwitch(t *testing.T) {
 	leads("without --edge", "", false)
 }
 
-// TestRegionsBesideResolve: an answer to what a first container of an app asks leaves regions alone that the stream has told, however late it
-// is; of a tenant that is new here it brings them.
+// TestRegionsBesideResolve: an answer to what a first container of an app asks leaves regions alone that the stream has
+// told, however late it is; of a tenant that is new here it brings them.
 func TestRegionsBesideResolve(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
-	east := tenant.Region{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Edge: nodePrefix, PeerEdge: netip.MustParsePrefix("fd71:696c:6100:5::/64"), PeerVNI: 12}
+	east := tenant.Region{
+		Name:     "east",
+		CIDRs:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+		Edge:     nodePrefix,
+		PeerEdge: netip.MustParsePrefix("fd71:696c:6100:5::/64"),
+		PeerVNI:  12,
+	}
 	moved := east
 	moved.PeerVNI = 13
 	of := func(regions ...tenant.Region) tenant.Tenant {
@@ -102,12 +118,21 @@ func TestRegionsOfMessages(t *testing.T) {
 	said := func() *pilasterv1.Tenant {
 		return &pilasterv1.Tenant{
 			Name: "green", Network: tenant.Nimitz, Addressing: pilasterv1.Addressing_ADDRESSING_OWN, Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16"}},
-			Ids:     []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}},
-			Regions: []*pilasterv1.TenantRegion{{Name: "east", Cidrs: []string{"10.1.0.0/16"}, Edge: nodePrefix.String(), PeerEdge: "fd71:696c:6100:5::/64", PeerVni: 12}},
+			Ids: []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}},
+			Regions: []*pilasterv1.TenantRegion{
+				{
+					Name:     "east",
+					Cidrs:    []string{"10.1.0.0/16"},
+					Edge:     nodePrefix.String(),
+					PeerEdge: "fd71:696c:6100:5::/64",
+					PeerVni:  12,
+				},
+			},
 		}
 	}
 	got, err := tenantFromProto(said())
-	if err != nil || len(got.Regions) != 1 || got.Regions[0].PeerVNI != 12 || got.Regions[0].PeerEdge.String() != "fd71:696c:6100:5::/64" {
+	if err != nil || len(got.Regions) != 1 || got.Regions[0].PeerVNI != 12 ||
+		got.Regions[0].PeerEdge.String() != "fd71:696c:6100:5::/64" {
 		t.Errorf("%+v, %v", got.Regions, err)
 	}
 	for what, change := range map[string]func(*pilasterv1.TenantRegion){

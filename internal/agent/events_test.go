@@ -35,7 +35,9 @@ func TestMonitor(t *testing.T) {
 		t.Fatal(stream.Err())
 	}
 	m := stream.Msg()
-	if m.Reason != "src-not-own" || m.Endpoint != "default/c1" || m.Source != "fc00::1" || m.Count != 3 || m.LostEvents != 2 || !m.Time.AsTime().Equal(at) {
+	if m.Reason != "src-not-own" || m.Endpoint != "default/c1" || m.Source != "fc00::1" || m.Count != 3 ||
+		m.LostEvents != 2 ||
+		!m.Time.AsTime().Equal(at) {
 		t.Errorf("event %v", m)
 	}
 	cancel()
@@ -80,7 +82,13 @@ func TestDropsOfTheLastMinute(t *testing.T) {
 	}
 	go func() {
 		defer close(ended)
-		w.run(ctx, d.ReconcileSettings, func(context.Context) (dpapi.Status, error) { return d.Status() }, tick, slog.New(slog.DiscardHandler))
+		w.run(
+			ctx,
+			d.ReconcileSettings,
+			func(context.Context) (dpapi.Status, error) { return d.Status() },
+			tick,
+			slog.New(slog.DiscardHandler),
+		)
 	}()
 	for range samplesKept + 5 {
 		tick <- time.Time{}
@@ -88,7 +96,9 @@ func TestDropsOfTheLastMinute(t *testing.T) {
 	cancel()
 	<-ended
 	first := w.samples[0]["x"]
-	if len(w.samples) != samplesKept || w.since(dpapi.Drops{Reason: "x", Packets: first + 7}) != 7 || w.since(dpapi.Drops{Reason: "x", Packets: first - 1}) != 0 || w.since(dpapi.Drops{Reason: "new", Packets: 3}) != 0 {
+	if len(w.samples) != samplesKept || w.since(dpapi.Drops{Reason: "x", Packets: first + 7}) != 7 ||
+		w.since(dpapi.Drops{Reason: "x", Packets: first - 1}) != 0 ||
+		w.since(dpapi.Drops{Reason: "new", Packets: 3}) != 0 {
 		t.Errorf("%d samples, first %d", len(w.samples), first)
 	}
 }

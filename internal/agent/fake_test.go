@@ -198,7 +198,11 @@ func (d *fakeDriver) Attached() ([]endpoint.ID, error) {
 	return slices.Collect(maps.Keys(d.active)), nil
 }
 
-func (d *fakeDriver) Restore(_ context.Context, keep []endpoint.Record, fill func([]endpoint.Record) error) (map[endpoint.ID]error, error) {
+func (d *fakeDriver) Restore(
+	_ context.Context,
+	keep []endpoint.Record,
+	fill func([]endpoint.Record) error,
+) (map[endpoint.ID]error, error) {
 	if err := d.call("Restore", endpoint.Record{}); err != nil {
 		return nil, err
 	}
@@ -289,7 +293,14 @@ func (d *fakeDriver) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, err
 	for _, of := range d.policies {
 		if slices.Contains(of.IDs, q.Tenant) {
 			for direction, port := range [2]uint16{policy.Ingress: q.LocalPort, policy.Egress: q.RemotePort} {
-				said := of.Tables.Decide(q.LocalApp, policy.Direction(direction), q.RemoteApp, q.Remote, q.Protocol, port)
+				said := of.Tables.Decide(
+					q.LocalApp,
+					policy.Direction(direction),
+					q.RemoteApp,
+					q.Remote,
+					q.Protocol,
+					port,
+				)
 				a.Allowed[direction], a.Rules[direction] = said.Allowed, said.Rule
 			}
 		}
@@ -399,7 +410,13 @@ type bed struct {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	b := &bed{t: t, dir: t.TempDir(), driver: newFakeDriver(), orchestrator: newFakeOrchestrator(), now: time.Unix(1e9, 0)}
+	b := &bed{
+		t:            t,
+		dir:          t.TempDir(),
+		driver:       newFakeDriver(),
+		orchestrator: newFakeOrchestrator(),
+		now:          time.Unix(1e9, 0),
+	}
 	b.reopen()
 	return b
 }
@@ -427,7 +444,18 @@ func (b *bed) tryReopen() error {
 	}
 	networks := map[string]Network{netpila.Name: own}
 	if b.nimitz != nil {
-		networks[nimitz.Name] = nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: nodePrefix, Edge: b.edge, MaxMappings: b.maxMappings, Indexes: store, Cluster: b.nimitz, Switch: b.nimitz, Kind: "fake"})
+		networks[nimitz.Name] = nimitz.New(
+			nimitz.Config{
+				Plan:        address.DefaultPlan(),
+				Node:        nodePrefix,
+				Edge:        b.edge,
+				MaxMappings: b.maxMappings,
+				Indexes:     store,
+				Cluster:     b.nimitz,
+				Switch:      b.nimitz,
+				Kind:        "fake",
+			},
+		)
 	}
 	b.Core, err = New(Config{
 		Store: store, Tenants: tenants, Networks: networks, Absent: map[string]string{nimitz.Name: "--some switch"}, Driver: b.driver, Resolver: b.orchestrator,

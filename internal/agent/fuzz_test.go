@@ -27,7 +27,8 @@ var tenantFiles = []string{
 	`{"version":1,"name":"blue","network":"nimitz","overlays":[{"cidr":"10.0.0.0/16","nodeBits":24},{"cidr":"fd12:3456::/48","nodeBits":80}],"nodeSubnets":["10.0.3.0/24","fd12:3456:0:0:3::/80"],"addressing":"own","ids":[{"id":7,"key":"` + fuzzKey + `"}],"apps":null}`,
 }
 
-// FuzzTenantFile: a tenant that is accepted from disk is usable, is what the file says, and is the same when written again.
+// FuzzTenantFile: a tenant that is accepted from disk is usable, is what the file says, and is the same when written
+// again.
 func FuzzTenantFile(f *testing.F) {
 	for _, text := range tenantFiles {
 		f.Add([]byte(text), fuzzmutate.Nothing)
@@ -57,12 +58,19 @@ func FuzzTenantFile(f *testing.F) {
 			}
 		}
 		for i, subnet := range h.subnets {
-			if o := h.Tenant.Overlays[i]; subnet.Bits() != o.NodeBits || !o.CIDR.Contains(subnet.Addr()) || subnet.Masked() != subnet {
+			if o := h.Tenant.Overlays[i]; subnet.Bits() != o.NodeBits || !o.CIDR.Contains(subnet.Addr()) ||
+				subnet.Masked() != subnet {
 				t.Fatalf("node subnet %v of %v", subnet, o)
 			}
 		}
-		if own := h.Tenant.Addressing == tenant.Own; own != (h.Tenant.Network == tenant.Nimitz) || own != (len(h.Tenant.Overlays) > 0) {
-			t.Fatalf("a tenant of network %s with %s addressing and CIDRs %v", h.Tenant.Network, h.Tenant.Addressing, h.Tenant.Overlays)
+		if own := h.Tenant.Addressing == tenant.Own; own != (h.Tenant.Network == tenant.Nimitz) ||
+			own != (len(h.Tenant.Overlays) > 0) {
+			t.Fatalf(
+				"a tenant of network %s with %s addressing and CIDRs %v",
+				h.Tenant.Network,
+				h.Tenant.Addressing,
+				h.Tenant.Overlays,
+			)
 		}
 		keys := map[address.TenantID]address.Key{}
 		for _, id := range h.Tenant.IDs {
@@ -109,7 +117,8 @@ func FuzzNodeFile(f *testing.F) {
 			return
 		}
 		m, joined := n.Membership()
-		if n.Name() != "n1" || n.UUID() == "" || joined && (m.ClusterUUID == "" || m.Plan.Validate() != nil || !m.Plan.ContainsNode(m.Prefix)) {
+		if n.Name() != "n1" || n.UUID() == "" ||
+			joined && (m.ClusterUUID == "" || m.Plan.Validate() != nil || !m.Plan.ContainsNode(m.Prefix)) {
 			t.Fatalf("node %q with UUID %q in %+v", n.Name(), n.UUID(), m)
 		}
 		again, err := OpenNode(dir, "n1")
@@ -140,11 +149,13 @@ func FuzzDiskState(f *testing.F) {
 		}
 		s, _ := ReadDiskState(dir) // node.json is missing
 		said, err := json.Marshal(s)
-		if err != nil || len(s.Tenants) != 1 || len(s.Tenants[0].IDs) != len(h.Tenant.IDs) || len(s.Tenants[0].Apps) != len(h.Apps) {
+		if err != nil || len(s.Tenants) != 1 || len(s.Tenants[0].IDs) != len(h.Tenant.IDs) ||
+			len(s.Tenants[0].Apps) != len(h.Apps) {
 			t.Fatalf("of %+v is told %s, %v", h, said, err)
 		}
 		for _, id := range h.Tenant.IDs {
-			if strings.Contains(strings.ToLower(string(said)), id.Key.String()) && !strings.Contains(h.said(), id.Key.String()) {
+			if strings.Contains(strings.ToLower(string(said)), id.Key.String()) &&
+				!strings.Contains(h.said(), id.Key.String()) {
 				t.Fatalf("a key is told: %s", said)
 			}
 		}
@@ -227,7 +238,10 @@ func checkNews(t *testing.T, said *pilasterv1.Delta) {
 	for name, n := range by {
 		count += len(n.add) + len(n.remove)
 		for _, m := range n.add {
-			if m.Tenant != name || !m.To.IsValid() || m.To != m.To.Masked() || m.To.Addr().Is4In6() || m.Node.Bits() != 64 || m.Node != m.Node.Masked() || !m.Node.Addr().Is6() {
+			if m.Tenant != name || !m.To.IsValid() || m.To != m.To.Masked() || m.To.Addr().Is4In6() ||
+				m.Node.Bits() != 64 ||
+				m.Node != m.Node.Masked() ||
+				!m.Node.Addr().Is6() {
 				t.Fatalf("taken for tenant %q: %+v", name, m)
 			}
 		}
@@ -271,7 +285,11 @@ func checkIDs(t *testing.T, ids []tenant.ID) {
 func FuzzMembership(f *testing.F) {
 	text, err := protojson.Marshal(&pilasterv1.RegisterResponse{
 		Node: &pilasterv1.Node{Prefix: "fd70:696c:6100:1::/64"}, ClusterUuid: "c",
-		Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8", GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"}},
+		Plan: &pilasterv1.Plan{
+			BasePrefix:      "fd70:696c:6100::/40",
+			PrivatePrefix:   "fc00::/8",
+			GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"},
+		},
 	})
 	if err != nil {
 		f.Fatal(err)
@@ -304,8 +322,11 @@ func FuzzMembership(f *testing.F) {
 		if err != nil {
 			t.Fatalf("joined by %v and does not start again: %v", said, err)
 		}
-		if is, joined := again.Membership(); !joined || is != m || is.Plan.Validate() != nil || !is.Plan.ContainsNode(is.Prefix) ||
-			is.ClusterUUID == "" || is.ClusterUUID != said.ClusterUuid || is.Prefix.String() != said.Node.Prefix && is.Prefix.Bits() != 64 {
+		if is, joined := again.Membership(); !joined || is != m || is.Plan.Validate() != nil ||
+			!is.Plan.ContainsNode(is.Prefix) ||
+			is.ClusterUUID == "" ||
+			is.ClusterUUID != said.ClusterUuid ||
+			is.Prefix.String() != said.Node.Prefix && is.Prefix.Bits() != 64 {
 			t.Fatalf("%v became %+v", said, is)
 		}
 	})

@@ -81,11 +81,27 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 		return nil
 	}
 	if hopeless(err) {
-		l.config.Log.Error("addresses are not given back: the orchestrator refuses, and is not asked again", "tenant", name, "endpoint", key, "error", unixrpc.Words(err))
+		l.config.Log.Error(
+			"addresses are not given back: the orchestrator refuses, and is not asked again",
+			"tenant",
+			name,
+			"endpoint",
+			key,
+			"error",
+			unixrpc.Words(err),
+		)
 		return nil
 	}
 	l.setUnfreed(name, key, true)
-	l.config.Log.Warn("addresses are not given back yet; trying again while there is a connection to the orchestrator", "tenant", name, "endpoint", key, "error", unixrpc.Words(err))
+	l.config.Log.Warn(
+		"addresses are not given back yet; trying again while there is a connection to the orchestrator",
+		"tenant",
+		name,
+		"endpoint",
+		key,
+		"error",
+		unixrpc.Words(err),
+	)
 	return nil
 }
 
@@ -117,7 +133,15 @@ func (l *Link) freeUnused(ctx context.Context, core *Core, name, key string) {
 	l.setUnfreed(name, key, false)
 	if err := core.ifUnused(ctx, key, func() error { return l.Free(ctx, name, key) }); err != nil {
 		l.setUnfreed(name, key, true)
-		l.config.Log.Warn("addresses that no endpoint has are not given back yet", "tenant", name, "endpoint", key, "error", err)
+		l.config.Log.Warn(
+			"addresses that no endpoint has are not given back yet",
+			"tenant",
+			name,
+			"endpoint",
+			key,
+			"error",
+			err,
+		)
 	}
 }
 
@@ -132,8 +156,8 @@ func (l *Link) setUnfreed(name, key string, is bool) {
 	l.freeSoon()
 }
 
-// whileLinked says how to run what gives back late, until there is no stream any more, and nil then. A node has nothing to give back but after a fault:
-// nobody waits for that.
+// whileLinked says how to run what gives back late, until there is no stream any more, and nil then. A node has nothing
+// to give back but after a fault: nobody waits for that.
 func (l *Link) whileLinked(run func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

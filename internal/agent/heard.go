@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// joined puts an event together that comes in several messages: the first may be a snapshot, the others are deltas, and the last has the revision. whole
-// is nil as long as more is to come.
+// joined puts an event together that comes in several messages: the first may be a snapshot, the others are deltas, and
+// the last has the revision. whole is nil as long as more is to come.
 func joined(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1.FollowResponse) {
 	if begun == nil {
 		if next.More {

@@ -15,7 +15,11 @@ import (
 
 // acquire finds tenant and app of a new endpoint and makes its network know the tenant, which
 // stays until release. The app counts as used until disclaim. What this node knows costs no message.
-func (c *Core) acquire(ctx context.Context, name string, identity map[string]string) (tenant.Tenant, address.AppID, error) {
+func (c *Core) acquire(
+	ctx context.Context,
+	name string,
+	identity map[string]string,
+) (tenant.Tenant, address.AppID, error) {
 	t, app, ok, err := c.hold(ctx, name, identity, nil)
 	if !ok && err == nil {
 		t, app, err = c.ask(ctx, name, identity)
@@ -31,11 +35,16 @@ func (c *Core) acquire(ctx context.Context, name string, identity map[string]str
 	return t, app, nil
 }
 
-// askAgain is how often the cluster is asked for an app of which the stream tells, while the answer comes, that it may be another's by now.
+// askAgain is how often the cluster is asked for an app of which the stream tells, while the answer comes, that it may
+// be another's by now.
 const askAgain = 5
 
 // ask is hold of what the orchestrator knows.
-func (c *Core) ask(ctx context.Context, name string, identity map[string]string) (t tenant.Tenant, app address.AppID, err error) {
+func (c *Core) ask(
+	ctx context.Context,
+	name string,
+	identity map[string]string,
+) (t tenant.Tenant, app address.AppID, err error) {
 	if err := c.tenants.takes(name); err != nil {
 		return t, 0, err
 	}
@@ -53,20 +62,35 @@ func (c *Core) ask(ctx context.Context, name string, identity map[string]string)
 			return t, app, err
 		}
 	}
-	return t, 0, fmt.Errorf("the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others", name, answer.App, tenant.Canonical(identity))
+	return t, 0, fmt.Errorf(
+		"the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others",
+		name,
+		answer.App,
+		tenant.Canonical(identity),
+	)
 }
 
 // hold counts one more endpoint of the tenant when tenant and app are known, after learning what
 // is given.
-func (c *Core) hold(ctx context.Context, name string, identity map[string]string, answer *Resolved) (t tenant.Tenant, app address.AppID, ok bool, err error) {
+func (c *Core) hold(
+	ctx context.Context,
+	name string,
+	identity map[string]string,
+	answer *Resolved,
+) (t tenant.Tenant, app address.AppID, ok bool, err error) {
 	unlock, err := c.byTenant.lock(ctx, name)
 	if err != nil {
 		return t, 0, false, err
 	}
 	defer unlock()
 	if answer != nil {
-		learnt := TenantState{Tenant: answer.Tenant, Retiring: answer.Retiring, Apps: []App{{answer.App, maps.Clone(identity)}}}
-		// Changes does not count regions, so that this answer may be older than what the stream has told, and tells, of them.
+		learnt := TenantState{
+			Tenant:   answer.Tenant,
+			Retiring: answer.Retiring,
+			Apps:     []App{{answer.App, maps.Clone(identity)}},
+		}
+		// Changes does not count regions, so that this answer may be older than what the stream has told, and tells, of
+		// them.
 		if known, _, ok := c.tenants.get(name); ok {
 			if known.Tenant.Created.Equal(answer.Tenant.Created) && known.Tenant.Changes > answer.Tenant.Changes {
 				return t, 0, false, nil // overtaken: the app may have retired since
@@ -104,8 +128,9 @@ func (c *Core) hold(ctx context.Context, name string, identity map[string]string
 	return known.Tenant, app, true, nil
 }
 
-// take learns what is given of a tenant. Of what networks refuse a tenant known before stays as it was, and so
-// it does on disk, whose turn comes after them: containers of it are brought back with that at a start. The caller holds the tenant's lock.
+// take learns what is given of a tenant. Of what networks refuse a tenant known before stays as it was, and so it does
+// on disk, whose turn comes after them: containers of it are brought back with that at a start. The caller holds the
+// tenant's lock.
 func (c *Core) take(ctx context.Context, k TenantState) error {
 	before, err := c.tenants.learn(k)
 	if err != nil {
@@ -171,8 +196,9 @@ func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 	}
 }
 
-// forget drops a tenant without endpoints. What fails is tried again when the node's record is told next, at the latest after the stream
-// has broken, or at the next start, or is made good by the tenant's next endpoint. The caller holds the tenant's lock.
+// forget drops a tenant without endpoints. What fails is tried again when the node's record is told next, at the latest
+// after the stream has broken, or at the next start, or is made good by the tenant's next endpoint. The caller holds
+// the tenant's lock.
 func (c *Core) forget(ctx context.Context, name string) error {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
@@ -228,7 +254,8 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	if !known && (!c.tenants.isCarried(k.Tenant.Name) || len(k.Tenant.IDs) == 0) {
 		return nil
 	}
-	if known && !c.tenants.isHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 && !k.Tenant.Created.Equal(before.Tenant.Created) {
+	if known && !c.tenants.isHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 &&
+		!k.Tenant.Created.Equal(before.Tenant.Created) {
 		if err := c.forget(ctx, k.Tenant.Name); err != nil { // it is another, and nothing here is the old one's
 			return err
 		}
@@ -248,7 +275,8 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	} else {
 		c.tenants.heed(k.Tenant.Name, k.Retiring.Round)
 	}
-	if after, _, _ := c.tenants.get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network || after.Tenant.Leaving != before.Tenant.Leaving {
+	if after, _, _ := c.tenants.get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
+		after.Tenant.Leaving != before.Tenant.Leaving {
 		c.due.signal()
 	}
 	return nil
@@ -256,7 +284,13 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 
 func checkResolved(t tenant.Tenant, app address.AppID, name string) error {
 	if t.Name != name || len(t.IDs) == 0 || app == 0 || app >= address.FirstReservedApp {
-		return fmt.Errorf("the orchestrator's answer for tenant %s cannot be used: name %q, %d ids, app %#x", name, t.Name, len(t.IDs), app)
+		return fmt.Errorf(
+			"the orchestrator's answer for tenant %s cannot be used: name %q, %d ids, app %#x",
+			name,
+			t.Name,
+			len(t.IDs),
+			app,
+		)
 	}
 	return nil
 }

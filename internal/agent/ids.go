@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// learnIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on and which apps retire. Ids that
-// endpoints here have stay, whatever it says.
+// learnIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on and
+// which apps retire. Ids that endpoints here have stay, whatever it says.
 func (h *hosted) learnIDs(k TenantState) error {
 	news := k.Tenant
 	if len(news.IDs) == 0 || news.Changes < h.Tenant.Changes {
@@ -24,7 +24,11 @@ func (h *hosted) learnIDs(k TenantState) error {
 	for _, had := range h.Tenant.IDs {
 		i := slices.IndexFunc(ids, func(id tenant.ID) bool { return id.ID == had.ID })
 		if i >= 0 && ids[i].Key != had.Key {
-			return fmt.Errorf("tenant %s: id %d has one key here and another in the cluster\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store", h.Tenant.Name, had.ID)
+			return fmt.Errorf(
+				"tenant %s: id %d has one key here and another in the cluster\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store",
+				h.Tenant.Name,
+				had.ID,
+			)
 		}
 		if i < 0 && h.endpoints[had.ID] > 0 {
 			ids = slices.Insert(ids, 0, had)
@@ -54,7 +58,13 @@ func (c *Core) tidy(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		if err := c.forgetIndexes(); err != nil {
-			c.log.Warn("cursors of tenant ids that are not here any more stay on disk; trying again", "error", err, "next_try", tidyEvery)
+			c.log.Warn(
+				"cursors of tenant ids that are not here any more stay on disk; trying again",
+				"error",
+				err,
+				"next_try",
+				tidyEvery,
+			)
 		}
 		select {
 		case <-tick.C:
@@ -96,7 +106,14 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 			continue
 		}
 		to.HostedTenants = append(to.HostedTenants, name)
-		said := &pilasterv1.Hosting{Tenant: name, Moving: h.moving, Overrides: overrides[name], HeardRound: h.heard, KeepsApps: t.keeps(name), Unenforced: h.unenforced}
+		said := &pilasterv1.Hosting{
+			Tenant:     name,
+			Moving:     h.moving,
+			Overrides:  overrides[name],
+			HeardRound: h.heard,
+			KeepsApps:  t.keeps(name),
+			Unenforced: h.unenforced,
+		}
 		for _, id := range h.put.IDs {
 			said.Accepts = append(said.Accepts, uint32(id.ID))
 		}

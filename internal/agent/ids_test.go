@@ -126,7 +126,8 @@ func TestIdsInUseStay(t *testing.T) {
 	}
 	b.orchestrator.tenants["blue"] = tenant.Tenant{Name: "blue"}
 	other := tenant.Tenant{Name: "blue", Changes: 6, IDs: []tenant.ID{{ID: 1, Key: address.Key{99}}}}
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: other}}, nil); err == nil || !strings.Contains(err.Error(), "id 1 has one key here and another") {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: other}}, nil); err == nil ||
+		!strings.Contains(err.Error(), "id 1 has one key here and another") {
 		t.Errorf("another key under a known id: %v", err)
 	}
 }
@@ -205,7 +206,8 @@ func TestRotationGivesFreshAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reopen()
-	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "pilaster tenant rotate-key blue") {
+	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, ErrExhausted) ||
+		!strings.Contains(err.Error(), "pilaster tenant rotate-key blue") {
 		t.Errorf("without addresses: %v", err)
 	}
 	b.clean()

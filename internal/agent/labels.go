@@ -45,8 +45,9 @@ func (q Relabelling) of(labels map[string]string) (map[string]string, error) {
 	return next, nil
 }
 
-// Label changes labels of the endpoint that Find finds. Its address says the app of those it began with; from then on policies judge it by that of
-// its new ones: here when this returns, and on the other nodes that host the tenant when they have heard it.
+// Label changes labels of the endpoint that Find finds. Its address says the app of those it began with; from then on
+// policies judge it by that of its new ones: here when this returns, and on the other nodes that host the tenant when
+// they have heard it.
 func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (endpoint.Record, error) {
 	found, err := c.Find(endpointKey)
 	if err != nil {
@@ -98,7 +99,19 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (en
 		return endpoint.Record{}, errors.Join(err, c.renewPolicies(was.Tenant), c.tellApp(ctx, was))
 	}
 	c.tenants.signal()
-	c.log.Info("endpoint has other labels", "endpoint", is.ID, "container", is.ContainerID, "pod", is.Pod, "app", is.App, "app_now", is.AppNow)
+	c.log.Info(
+		"endpoint has other labels",
+		"endpoint",
+		is.ID,
+		"container",
+		is.ContainerID,
+		"pod",
+		is.Pod,
+		"app",
+		is.App,
+		"app_now",
+		is.AppNow,
+	)
 	return is, nil
 }
 
@@ -127,18 +140,26 @@ func (c *Core) mayRelabel(is endpoint.Record) error {
 		}
 	}
 	if n >= maxRelabelled {
-		return refuse(ErrExhausted, "%d containers of this node have other labels than they began with, which is the most a node may have\n  nothing was changed; start some of them anew", n)
+		return refuse(
+			ErrExhausted,
+			"%d containers of this node have other labels than they began with, which is the most a node may have\n  nothing was changed; start some of them anew",
+			n,
+		)
 	}
 	return nil
 }
 
-// overrides are what the cluster is to know of containers here that are of another app than their addresses say, by tenant.
+// overrides are what the cluster is to know of containers here that are of another app than their addresses say, by
+// tenant.
 func (c *Core) overrides() map[string][]*pilasterv1.Override {
 	all := map[string][]*pilasterv1.Override{}
 	for _, r := range c.store.List() {
 		for _, a := range r.Attachments {
 			if r.AppNow != 0 && a.Plaintext.IsValid() {
-				all[r.Tenant] = append(all[r.Tenant], &pilasterv1.Override{Address: a.Plaintext.String(), App: uint32(r.AppNow)})
+				all[r.Tenant] = append(
+					all[r.Tenant],
+					&pilasterv1.Override{Address: a.Plaintext.String(), App: uint32(r.AppNow)},
+				)
 			}
 		}
 	}
@@ -148,7 +169,10 @@ func (c *Core) overrides() map[string][]*pilasterv1.Override {
 	return all
 }
 
-func (s *Service) LabelEndpoint(ctx context.Context, req *connect.Request[pilasterv1.LabelEndpointRequest]) (*connect.Response[pilasterv1.LabelEndpointResponse], error) {
+func (s *Service) LabelEndpoint(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.LabelEndpointRequest],
+) (*connect.Response[pilasterv1.LabelEndpointResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err

@@ -23,7 +23,8 @@ func (b *bed) overridden() []*pilasterv1.Override {
 	return r.Hosting[0].Overrides
 }
 
-// TestLabelsOfALiveContainer: its address stays, policies go by its new labels here, the cluster is told, and a start knows it.
+// TestLabelsOfALiveContainer: its address stays, policies go by its new labels here, the cluster is told, and a start
+// knows it.
 func TestLabelsOfALiveContainer(t *testing.T) {
 	b := newBed(t)
 	r := b.add("c1")
@@ -62,13 +63,16 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	b.hear(PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
 	check("after an old word")
 
-	if is, err = b.Label(t.Context(), own.String(), Relabelling{Set: map[string]string{"app": "web"}}); err != nil || is.AppNow != 0 {
+	if is, err = b.Label(t.Context(), own.String(), Relabelling{Set: map[string]string{"app": "web"}}); err != nil ||
+		is.AppNow != 0 {
 		t.Fatalf("back: %+v, %v", is, err)
 	}
 	if said := b.overridden(); len(said) != 0 || len(b.driver.policies["blue"].Overrides) != 0 {
 		t.Errorf("its labels are as they were, and it says %v, %v", said, b.driver.policies["blue"].Overrides)
 	}
-	if is, err = b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil || len(is.Labels) != 1 || is.AppNow != 2 {
+	if is, err = b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil ||
+		len(is.Labels) != 1 ||
+		is.AppNow != 2 {
 		t.Fatalf("once more: %+v, %v", is, err)
 	}
 	drain(b.tenants.Changed())
@@ -108,21 +112,31 @@ func TestLabelsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	if _, err := b.Label(t.Context(), "9", Relabelling{Set: map[string]string{"a": "b"}}); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Label(t.Context(), "9", Relabelling{Set: map[string]string{"a": "b"}}); !errors.Is(
+		err,
+		ErrNotFound,
+	) {
 		t.Errorf("of no endpoint: %v", err)
 	}
 	b.orchestrator.err = refuse(ErrUnavailable, "away")
-	if is, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"pod-template-hash": "x"}}); err != nil || is.Labels["pod-template-hash"] != "x" {
+	if is, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"pod-template-hash": "x"}}); err != nil ||
+		is.Labels["pod-template-hash"] != "x" {
 		t.Errorf("a label that makes no identity needs the orchestrator: %v", err)
 	}
-	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "new"}}); !errors.Is(err, ErrUnavailable) {
+	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "new"}}); !errors.Is(
+		err,
+		ErrUnavailable,
+	) {
 		t.Errorf("of an app that nobody knows: %v", err)
 	}
 	b.orchestrator.err = nil
 
 	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	b.driver.fail["SetPolicies"] = errFake
-	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}}); !errors.Is(err, ErrUnavailable) {
+	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}}); !errors.Is(
+		err,
+		ErrUnavailable,
+	) {
 		t.Errorf("what the packet path refuses: %v", err)
 	}
 	b.driver.fail["SetPolicies"] = nil
@@ -175,7 +189,8 @@ func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 	}
 }
 
-// What the orchestrator did not take of what this node says is a problem that people see, until it takes it, or another stream says it again.
+// What the orchestrator did not take of what this node says is a problem that people see, until it takes it, or another
+// stream says it again.
 func TestUntakenLabelsAreSeen(t *testing.T) {
 	b := newServiceBed(t)
 	b.service.Serve(b.Core, func() error { return nil })
@@ -214,8 +229,8 @@ func TestUntakenLabelsAreSeen(t *testing.T) {
 	}
 }
 
-// TestLabelsOfAContainerThatMoves: the address that it is given says the app it began with, and what is judged by that is told what it is now before packets
-// have it; and what a network refuses of its labels nobody goes by.
+// TestLabelsOfAContainerThatMoves: the address that it is given says the app it began with, and what is judged by that
+// is told what it is now before packets have it; and what a network refuses of its labels nobody goes by.
 func TestLabelsOfAContainerThatMoves(t *testing.T) {
 	b := newBedThatMoves(t)
 	label := func(app string) error {
@@ -242,7 +257,11 @@ func TestLabelsOfAContainerThatMoves(t *testing.T) {
 	b.movesAll()
 	b.driver.during = nil
 	if !slices.Equal(first, []address.AppID{2}) || !slices.Equal(inForce(), []address.AppID{2}) {
-		t.Errorf("packets are judged by apps %v when it has the address, and %v then; want 2, as which it was labelled", first, inForce())
+		t.Errorf(
+			"packets are judged by apps %v when it has the address, and %v then; want 2, as which it was labelled",
+			first,
+			inForce(),
+		)
 	}
 	b.nimitz.fail = errFake
 	if err := label("web"); !errors.Is(err, ErrUnavailable) {

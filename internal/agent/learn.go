@@ -6,7 +6,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// learn adds what is given to what is known of the tenant, and returns what was. What it adds to one known before, save writes.
+// learn adds what is given to what is known of the tenant, and returns what was. What it adds to one known before, save
+// writes.
 func (t *Tenants) learn(k TenantState) (before TenantState, err error) {
 	if err := tenant.CheckName(k.Tenant.Name); err != nil {
 		return before, err
@@ -31,7 +32,12 @@ func (t *Tenants) learn(k TenantState) (before TenantState, err error) {
 		return before, nil
 	}
 	if had, has := old.Tenant.Created, k.Tenant.Created; !has.IsZero() && !has.Equal(had) {
-		return before, fmt.Errorf("tenant %s of this node was made at %v, but the cluster's was made at %v\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store", k.Tenant.Name, had, has)
+		return before, fmt.Errorf(
+			"tenant %s of this node was made at %v, but the cluster's was made at %v\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store",
+			k.Tenant.Name,
+			had,
+			has,
+		)
 	}
 	h := *old
 	if err := h.learnIDs(k); err != nil {
@@ -44,7 +50,8 @@ func (t *Tenants) learn(k TenantState) (before TenantState, err error) {
 		return before, err
 	}
 	h.Whole, h.Reduced, h.refused = old.Whole || k.Whole, false, nil // wholeness is not kept on disk
-	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || !h.Retiring.equal(old.Retiring) || grown || len(h.Apps) != len(old.Apps)
+	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || !h.Retiring.equal(old.Retiring) || grown ||
+		len(h.Apps) != len(old.Apps)
 	t.m[k.Tenant.Name] = &h
 	return old.TenantState, nil
 }

@@ -26,8 +26,8 @@ type StaleState struct {
 	lock      *os.File
 }
 
-// FindStaleState reads what is there and changes nothing. It fails where an agent runs. Before what it finds goes what networks have left, which may lie in
-// the same folders.
+// FindStaleState reads what is there and changes nothing. It fails where an agent runs. Before what it finds goes what
+// networks have left, which may lie in the same folders.
 func FindStaleState(stateDir, runDir string, before []network.StaleState) (_ *StaleState, err error) {
 	socket := filepath.Join(runDir, agentSocket)
 	if c, err := net.DialTimeout("unix", socket, time.Second); err == nil {
@@ -59,7 +59,19 @@ func FindStaleState(stateDir, runDir string, before []network.StaleState) (_ *St
 }
 
 func isState(name string) bool {
-	return slices.Contains(append(endpoint.Folders(), endpoint.LastIDFile, nodeFileName, gatewaysFileName, tenantsFolder, policiesFolder, join.MemberFile, statefile.LockFile), name) ||
+	return slices.Contains(
+		append(
+			endpoint.Folders(),
+			endpoint.LastIDFile,
+			nodeFileName,
+			gatewaysFileName,
+			tenantsFolder,
+			policiesFolder,
+			join.MemberFile,
+			statefile.LockFile,
+		),
+		name,
+	) ||
 		statefile.IsUnfinished(name)
 }
 
@@ -75,7 +87,10 @@ func find(dir string, ours func(name string) bool, before []network.StaleState) 
 	}
 	var all []network.StaleState
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool {
-		return slices.ContainsFunc(before, func(l network.StaleState) bool { return l.Name == filepath.Join(dir, e.Name()) })
+		return slices.ContainsFunc(
+			before,
+			func(l network.StaleState) bool { return l.Name == filepath.Join(dir, e.Name()) },
+		)
 	})
 	for _, e := range entries {
 		if ours(e.Name()) {

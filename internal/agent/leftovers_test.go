@@ -77,7 +77,8 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := FindStaleState(state, run, nil); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+	if _, err := FindStaleState(state, run, nil); err == nil ||
+		!strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("a locked state: %v", err)
 	}
 	lock.Close()

@@ -34,7 +34,10 @@ func (c *Core) Limits() []Limit {
 	c.mu.Unlock()
 	c.tenants.mu.Lock()
 	defer c.tenants.mu.Unlock()
-	return []Limit{c.tenants.limit(limitEndpoints, endpoints, c.max), c.tenants.limit(limitTenantIDs, c.tenants.ids(""), c.tenants.maxIDs)}
+	return []Limit{
+		c.tenants.limit(limitEndpoints, endpoints, c.max),
+		c.tenants.limit(limitTenantIDs, c.tenants.ids(""), c.tenants.maxIDs),
+	}
 }
 
 // limit finds the largest user; of equals the first by name. The caller holds the lock.
@@ -64,8 +67,15 @@ func (l Limit) refusal() error {
 	if l.Largest != "" {
 		users = fmt.Sprintf(", %d of them by tenant %s, the largest user", l.LargestUsed, l.Largest)
 	}
-	return refuse(ErrExhausted, "this node has no room: %d of %d %s are in use%s\n  nothing was changed; use another node, remove containers, or raise %s",
-		l.Used, l.Capacity, l.Table, users, flags[l.Table])
+	return refuse(
+		ErrExhausted,
+		"this node has no room: %d of %d %s are in use%s\n  nothing was changed; use another node, remove containers, or raise %s",
+		l.Used,
+		l.Capacity,
+		l.Table,
+		users,
+		flags[l.Table],
+	)
 }
 
 // ids counts those of all tenants but one. The caller holds the lock.
@@ -111,7 +121,11 @@ func (t *Tenants) refuse(name string, err error) {
 	if h := t.m[name]; h != nil {
 		h.refused = fmt.Errorf("tenant %s is not here as the cluster has it: %w", name, err)
 		if errors.Is(err, ErrExhausted) {
-			h.refused = fmt.Errorf("tenant %s has an id this node did not take, so nothing is drawn from it unless it is forced: %w", name, err)
+			h.refused = fmt.Errorf(
+				"tenant %s has an id this node did not take, so nothing is drawn from it unless it is forced: %w",
+				name,
+				err,
+			)
 		}
 		h.Whole, h.asked = false, false
 	}

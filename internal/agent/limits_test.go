@@ -26,8 +26,14 @@ func (b *bed) refused(q AddRequest, says ...string) {
 			b.t.Errorf("%q does not say %q", err, s)
 		}
 	}
-	if len(b.driver.calls) != calls || b.orchestrator.calls != asked || len(b.Endpoints()) != len(records) || !slices.Equal(b.tenants.Names(), names) {
-		b.t.Errorf("an ADD that was refused: driver %v, %d calls, tenants %v", b.driver.calls[calls:], b.orchestrator.calls-asked, b.tenants.Names())
+	if len(b.driver.calls) != calls || b.orchestrator.calls != asked || len(b.Endpoints()) != len(records) ||
+		!slices.Equal(b.tenants.Names(), names) {
+		b.t.Errorf(
+			"an ADD that was refused: driver %v, %d calls, tenants %v",
+			b.driver.calls[calls:],
+			b.orchestrator.calls-asked,
+			b.tenants.Names(),
+		)
 	}
 }
 
@@ -62,13 +68,18 @@ func TestFullOfEndpoints(t *testing.T) {
 func TestFullOfTenantIDs(t *testing.T) {
 	b := newBed(t)
 	b.maxIDs = 2
-	b.orchestrator.tenants["two"] = tenant.Tenant{Name: "two", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 7, Key: address.Key{7}}, {ID: 8, Key: address.Key{8}}}}
+	b.orchestrator.tenants["two"] = tenant.Tenant{
+		Name:       "two",
+		Addressing: tenant.Encrypted,
+		IDs:        []tenant.ID{{ID: 7, Key: address.Key{7}}, {ID: 8, Key: address.Key{8}}},
+	}
 	b.reopen()
 	b.add("c1")
 
 	two := b.request("c2")
 	two.Tenant = "two"
-	if _, err := b.Add(t.Context(), two); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "1 of 2 tenant-ids") {
+	if _, err := b.Add(t.Context(), two); !errors.Is(err, ErrExhausted) ||
+		!strings.Contains(err.Error(), "1 of 2 tenant-ids") {
 		t.Errorf("a tenant with more ids than there is room for: %v", err)
 	}
 	if names := b.tenants.Names(); !slices.Equal(names, []string{"blue"}) {
@@ -106,7 +117,8 @@ func TestNoRoomForANewKey(t *testing.T) {
 		b.hear(PolicyUpdate{Tenant: "red", Whole: true})
 	}
 	apply()
-	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue has an id this node did not take") {
+	if problems := b.tenants.refusals(); len(problems) != 1 ||
+		!strings.Contains(problems[0], "tenant blue has an id this node did not take") {
 		t.Errorf("problems %q", problems)
 	}
 	if k, _, _ := b.tenants.get("red"); len(k.Apps) != 2 || len(b.driver.ids("blue")) != 1 {
@@ -114,7 +126,8 @@ func TestNoRoomForANewKey(t *testing.T) {
 	}
 	var report pilasterv1.FollowRequest
 	b.tenants.Report(&report, true)
-	if !slices.Equal(report.IncompleteTenants, []string{"blue"}) || !slices.Equal(report.Hosting[0].Accepts, []uint32{1}) {
+	if !slices.Equal(report.IncompleteTenants, []string{"blue"}) ||
+		!slices.Equal(report.Hosting[0].Accepts, []uint32{1}) {
 		t.Errorf("reported %v", &report)
 	}
 	if err := b.Delete(t.Context(), "c2", "eth0"); err != nil {

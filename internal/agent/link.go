@@ -76,7 +76,12 @@ func NewLink(c LinkConfig) *Link {
 	if c.Wait == nil {
 		c.Wait = backoff
 	}
-	return &Link{config: c, unfreed: map[allocation]bool{}, tried: make(chan struct{}), status: LinkStatus{Since: time.Now(), LastError: "not connected yet"}}
+	return &Link{
+		config:  c,
+		unfreed: map[allocation]bool{},
+		tried:   make(chan struct{}),
+		status:  LinkStatus{Since: time.Now(), LastError: "not connected yet"},
+	}
 }
 
 // Tried is closed once the orchestrator has told what this node is to know, or cannot be reached.
@@ -90,8 +95,8 @@ func (l *Link) Status() LinkStatus {
 	return l.status
 }
 
-// backoff waits half a second after the first failure and up to half a minute after many, with jitter, and with as much of it as an
-// orchestrator wants: one that comes back must not meet every agent at once.
+// backoff waits half a second after the first failure and up to half a minute after many, with jitter, and with as much
+// of it as an orchestrator wants: one that comes back must not meet every agent at once.
 func backoff(ctx context.Context, n int, spread time.Duration) error {
 	least, jitter := pauseBefore(n, spread)
 	timer := time.NewTimer(least + rand.N(jitter))
@@ -119,7 +124,12 @@ func retriable(err error) bool {
 		return false
 	}
 	switch remote.Code() {
-	case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeAborted, connect.CodeInternal, connect.CodeUnknown, connect.CodeCanceled:
+	case connect.CodeUnavailable,
+		connect.CodeDeadlineExceeded,
+		connect.CodeAborted,
+		connect.CodeInternal,
+		connect.CodeUnknown,
+		connect.CodeCanceled:
 		return true
 	}
 	return false
@@ -140,7 +150,10 @@ func refused(err error, n int) bool {
 // cluster refuses may have lost its addresses to others.
 func (l *Link) problem() error {
 	if s := l.Status(); s.Refused {
-		return fmt.Errorf("the orchestrator refuses this node: %s\n  no endpoint is added; those there are keep working and can be removed", s.LastError)
+		return fmt.Errorf(
+			"the orchestrator refuses this node: %s\n  no endpoint is added; those there are keep working and can be removed",
+			s.LastError,
+		)
 	}
 	return nil
 }
@@ -190,7 +203,15 @@ func (l *Link) lost(err error, n int) {
 	}
 	l.status.LastError, l.status.Untaken = unixrpc.Words(err), nil // the next stream says it again
 	l.status.Refused = refused(err, n)
-	l.config.Log.Warn("no connection to the orchestrator", "url", l.config.URL, "failures", n+1, "error", l.status.LastError)
+	l.config.Log.Warn(
+		"no connection to the orchestrator",
+		"url",
+		l.config.URL,
+		"failures",
+		n+1,
+		"error",
+		l.status.LastError,
+	)
 }
 
 // Run keeps the link up until ctx ends.
@@ -206,7 +227,9 @@ func (l *Link) Run(ctx context.Context, core *Core) {
 		}
 		l.lost(err, n)
 		spread := l.spread()
-		if connect.CodeOf(err) == connect.CodeResourceExhausted { // so ends the stream of one node that is too slow, and the others' go on
+		if connect.CodeOf(
+			err,
+		) == connect.CodeResourceExhausted { // so ends the stream of one node that is too slow, and the others' go on
 			spread = 0
 		}
 		if l.config.Wait(ctx, n, spread) != nil {
@@ -279,7 +302,10 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 }
 
 // reportHosted tells what this node hosts now and whenever it has changed.
-func (l *Link) reportHosted(ctx context.Context, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) {
+func (l *Link) reportHosted(
+	ctx context.Context,
+	stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+) {
 	known := l.Status().Revision
 	for first := true; ; first = false {
 		report := &pilasterv1.FollowRequest{Sequence: l.config.Node.Sequence()}

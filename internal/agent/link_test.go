@@ -42,7 +42,10 @@ type fakeCluster struct {
 	events chan *pilasterv1.FollowResponse // nil breaks the stream
 }
 
-func (c *fakeCluster) Register(_ context.Context, req *connect.Request[pilasterv1.RegisterRequest]) (*connect.Response[pilasterv1.RegisterResponse], error) {
+func (c *fakeCluster) Register(
+	_ context.Context,
+	req *connect.Request[pilasterv1.RegisterRequest],
+) (*connect.Response[pilasterv1.RegisterResponse], error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.registered = append(c.registered, req.Msg)
@@ -57,7 +60,10 @@ func (c *fakeCluster) Register(_ context.Context, req *connect.Request[pilasterv
 	return connect.NewResponse(c.answer), nil
 }
 
-func (c *fakeCluster) Resolve(_ context.Context, req *connect.Request[pilasterv1.ResolveRequest]) (*connect.Response[pilasterv1.ResolveResponse], error) {
+func (c *fakeCluster) Resolve(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ResolveRequest],
+) (*connect.Response[pilasterv1.ResolveResponse], error) {
 	resp, err := c.resolve(req.Msg)
 	if err != nil {
 		return nil, err
@@ -65,7 +71,10 @@ func (c *fakeCluster) Resolve(_ context.Context, req *connect.Request[pilasterv1
 	return connect.NewResponse(resp), nil
 }
 
-func (c *fakeCluster) ListMappings(_ context.Context, req *connect.Request[pilasterv1.ListMappingsRequest]) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
+func (c *fakeCluster) ListMappings(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ListMappingsRequest],
+) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
 	resp, err := c.list(req.Msg)
 	if err != nil {
 		return nil, err
@@ -73,7 +82,10 @@ func (c *fakeCluster) ListMappings(_ context.Context, req *connect.Request[pilas
 	return connect.NewResponse(resp), nil
 }
 
-func (c *fakeCluster) Allocate(_ context.Context, req *connect.Request[pilasterv1.AllocateRequest]) (*connect.Response[pilasterv1.AllocateResponse], error) {
+func (c *fakeCluster) Allocate(
+	_ context.Context,
+	req *connect.Request[pilasterv1.AllocateRequest],
+) (*connect.Response[pilasterv1.AllocateResponse], error) {
 	resp, err := c.allocate(req.Msg)
 	if err != nil {
 		return nil, err
@@ -81,11 +93,17 @@ func (c *fakeCluster) Allocate(_ context.Context, req *connect.Request[pilasterv
 	return connect.NewResponse(resp), nil
 }
 
-func (c *fakeCluster) Free(_ context.Context, req *connect.Request[pilasterv1.FreeRequest]) (*connect.Response[pilasterv1.FreeResponse], error) {
+func (c *fakeCluster) Free(
+	_ context.Context,
+	req *connect.Request[pilasterv1.FreeRequest],
+) (*connect.Response[pilasterv1.FreeResponse], error) {
 	return connect.NewResponse(&pilasterv1.FreeResponse{}), c.free(req.Msg)
 }
 
-func (c *fakeCluster) Follow(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {
+func (c *fakeCluster) Follow(
+	ctx context.Context,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -188,14 +206,17 @@ func TestRegisterTriesUntilTheOrchestratorAnswers(t *testing.T) {
 		t.Errorf("membership %+v, %v", m, ok)
 	}
 	first := b.cluster.registered[0]
-	if first.WantedPrefix != nodePrefix.String() || first.ClusterUuid != "" || first.Version != "v1" || !slices.Equal(first.UplinkAddresses, []string{"2001:db8::2"}) {
+	if first.WantedPrefix != nodePrefix.String() || first.ClusterUuid != "" || first.Version != "v1" ||
+		!slices.Equal(first.UplinkAddresses, []string{"2001:db8::2"}) {
 		t.Errorf("asked with %v", first)
 	}
 }
 
 func TestRegisterGivesUpWhereTryingDoesNotHelp(t *testing.T) {
 	b := newLinkBed(t)
-	b.cluster.refusals = []error{connect.NewError(connect.CodeAlreadyExists, errors.New("node n1 has another UUID; node delete n1"))}
+	b.cluster.refusals = []error{
+		connect.NewError(connect.CodeAlreadyExists, errors.New("node n1 has another UUID; node delete n1")),
+	}
 	err := b.link.Register(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "another UUID") || len(b.waits) != 0 {
 		t.Fatalf("%v after %d pauses", err, len(b.waits))
@@ -208,7 +229,15 @@ func TestRegisterInPages(t *testing.T) {
 	var has []endpoint.Record
 	for i := range 2*heldPage + 3 {
 		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-		has = append(has, endpoint.Record{ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{{Address: a}}})
+		has = append(
+			has,
+			endpoint.Record{
+				ContainerID: fmt.Sprint("c", i),
+				Interface:   "eth0",
+				Tenant:      "green",
+				Attachments: []endpoint.Attachment{{Address: a}},
+			},
+		)
 	}
 	b.link.config.Endpoints = func() []endpoint.Record { return has }
 	b.link.config.Edge = true
@@ -221,8 +250,14 @@ func TestRegisterInPages(t *testing.T) {
 		for _, m := range req.Held.Mappings {
 			said[m.To+" "+m.Key] = true
 		}
-		if len(req.Held.Mappings) > heldPage || req.Version != "v1" || !req.Edge || !req.Gateway || len(req.UplinkAddresses) != 1 {
-			t.Errorf("a page with %d of version %q, uplinks %v", len(req.Held.Mappings), req.Version, req.UplinkAddresses)
+		if len(req.Held.Mappings) > heldPage || req.Version != "v1" || !req.Edge || !req.Gateway ||
+			len(req.UplinkAddresses) != 1 {
+			t.Errorf(
+				"a page with %d of version %q, uplinks %v",
+				len(req.Held.Mappings),
+				req.Version,
+				req.UplinkAddresses,
+			)
 		}
 	}
 	if len(said) != len(has) || !said["10.0.16.2/32 c4098/eth0"] || len(b.cluster.registered) != 3 {
@@ -236,7 +271,15 @@ func TestRegisterRefusedAfterAPage(t *testing.T) {
 	var has []endpoint.Record
 	for i := range heldPage + 3 {
 		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-		has = append(has, endpoint.Record{ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{{Address: a}}})
+		has = append(
+			has,
+			endpoint.Record{
+				ContainerID: fmt.Sprint("c", i),
+				Interface:   "eth0",
+				Tenant:      "green",
+				Attachments: []endpoint.Attachment{{Address: a}},
+			},
+		)
 	}
 	b.link.config.Endpoints = func() []endpoint.Record { return has }
 	b.cluster.during = func(*pilasterv1.RegisterRequest) {
@@ -244,18 +287,28 @@ func TestRegisterRefusedAfterAPage(t *testing.T) {
 			b.cluster.refusals = []error{connect.NewError(connect.CodeFailedPrecondition, errFake)}
 		}
 	}
-	if err := b.link.Register(t.Context()); err == nil || !strings.Contains(err.Error(), "has taken in 2048 and not the next 3: ") {
+	if err := b.link.Register(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "has taken in 2048 and not the next 3: ") {
 		t.Errorf("refused with %v", err)
 	}
 }
 
-// What endpoints give back while the node registers is not claimed after them; what was said by then is given back again.
+// What endpoints give back while the node registers is not claimed after them; what was said by then is given back
+// again.
 func TestRegisterSaysWhatIsThen(t *testing.T) {
 	b := newLinkBed(t)
 	var has []endpoint.Record
 	for i := range heldPage + 3 {
 		a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-		has = append(has, endpoint.Record{ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{{Address: a}}})
+		has = append(
+			has,
+			endpoint.Record{
+				ContainerID: fmt.Sprint("c", i),
+				Interface:   "eth0",
+				Tenant:      "green",
+				Attachments: []endpoint.Attachment{{Address: a}},
+			},
+		)
 	}
 	has[1].State = endpoint.Deleting
 	b.link.config.Endpoints = func() []endpoint.Record { return slices.Clone(has) }
@@ -273,7 +326,13 @@ func TestRegisterSaysWhatIsThen(t *testing.T) {
 		}
 	}
 	if len(said) != heldPage+1 || said["c1/eth0"] || said[fmt.Sprintf("c%d/eth0", heldPage+2)] || !said["c3/eth0"] {
-		t.Errorf("said %d: c1 %v, c3 %v, the last %v", len(said), said["c1/eth0"], said["c3/eth0"], said[fmt.Sprintf("c%d/eth0", heldPage+2)])
+		t.Errorf(
+			"said %d: c1 %v, c3 %v, the last %v",
+			len(said),
+			said["c1/eth0"],
+			said["c3/eth0"],
+			said[fmt.Sprintf("c%d/eth0", heldPage+2)],
+		)
 	}
 	if late := b.link.late(t.Context()); !slices.Equal(late, []allocation{{"green", "c3/eth0"}}) {
 		t.Errorf("%v is given back", late)
@@ -293,8 +352,11 @@ func TestMembershipIsPinned(t *testing.T) {
 		"plan":    func(r *pilasterv1.RegisterResponse) { r.Plan.PrivatePrefix = "fc80::/9" },
 		"nothing": func(r *pilasterv1.RegisterResponse) { r.Node = nil },
 	} {
-		answer := &pilasterv1.RegisterResponse{ClusterUuid: "cluster", Node: &pilasterv1.Node{Prefix: nodePrefix.String()},
-			Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"}}
+		answer := &pilasterv1.RegisterResponse{
+			ClusterUuid: "cluster",
+			Node:        &pilasterv1.Node{Prefix: nodePrefix.String()},
+			Plan:        &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
+		}
 		change(answer)
 		b.cluster.answer = answer
 		if err := b.link.Register(t.Context()); err == nil {
@@ -305,8 +367,15 @@ func TestMembershipIsPinned(t *testing.T) {
 		}
 	}
 	// What is newer than this node's registration is taken in, once.
-	b.cluster.answer = &pilasterv1.RegisterResponse{ClusterUuid: "cluster", Node: &pilasterv1.Node{Prefix: nodePrefix.String()},
-		Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8", GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"}}}
+	b.cluster.answer = &pilasterv1.RegisterResponse{
+		ClusterUuid: "cluster",
+		Node:        &pilasterv1.Node{Prefix: nodePrefix.String()},
+		Plan: &pilasterv1.Plan{
+			BasePrefix:      "fd70:696c:6100::/40",
+			PrivatePrefix:   "fc00::/8",
+			GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"},
+		},
+	}
 	if err := b.link.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +398,8 @@ func TestMembershipIsPinned(t *testing.T) {
 	if kept, ok := again.Membership(); !ok || kept != before || again.UUID() != b.node.UUID() {
 		t.Errorf("on disk: %+v, %v, UUID %s", kept, ok, again.UUID())
 	}
-	if last := b.cluster.registered[len(b.cluster.registered)-1]; last.ClusterUuid != "cluster" || last.WantedPrefix != nodePrefix.String() {
+	if last := b.cluster.registered[len(b.cluster.registered)-1]; last.ClusterUuid != "cluster" ||
+		last.WantedPrefix != nodePrefix.String() {
 		t.Errorf("a known node asked with %v", last)
 	}
 }
@@ -352,7 +422,10 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 		}
 		return nil
 	}
-	blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: blueKey[:]}, {Id: 8, Key: make([]byte, 16)}}}
+	blue := &pilasterv1.Tenant{
+		Name: "blue",
+		Ids:  []*pilasterv1.TenantId{{Id: 1, Key: blueKey[:]}, {Id: 8, Key: make([]byte, 16)}},
+	}
 	reported := make(chan []string)
 	go func() { reported <- report() }()
 	// An empty snapshot deletes nothing; a delta brings a new id and an app.
@@ -470,7 +543,8 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		if c.kind == ErrUnavailable && !strings.Contains(err.Error(), "does not know tenant blue") {
 			t.Errorf("%s: %q does not name what is missing", name, err)
 		}
-		if name == "early" && (!strings.Contains(err.Error(), "register first") || strings.Contains(err.Error(), "not answer")) {
+		if name == "early" &&
+			(!strings.Contains(err.Error(), "register first") || strings.Contains(err.Error(), "not answer")) {
 			t.Errorf("%q: it did answer", err)
 		}
 	}
@@ -516,7 +590,8 @@ func TestRefusals(t *testing.T) {
 	}{{deleted, 0, true}, {taken, 0, false}, {taken, 4, false}, {taken, 5, true}, {away, 9, false}, {errFake, 9, false}} {
 		b := newLinkBed(t)
 		b.link.lost(fmt.Errorf("registering: %w", c.err), c.n)
-		if why := b.link.problem(); (why != nil) != c.refused || why != nil && !strings.Contains(why.Error(), unixrpc.Words(c.err)) {
+		if why := b.link.problem(); (why != nil) != c.refused ||
+			why != nil && !strings.Contains(why.Error(), unixrpc.Words(c.err)) {
 			t.Errorf("%v after %d failures: %v", c.err, c.n, why)
 		}
 	}
@@ -545,7 +620,13 @@ func TestTried(t *testing.T) {
 	if tried(heard) {
 		t.Error("before anything was heard")
 	}
-	deny := &pilasterv1.Policy{Tenant: "blue", Kind: "NetworkPolicy", Namespace: "default", Name: "deny", Document: denyAll}
+	deny := &pilasterv1.Policy{
+		Tenant:    "blue",
+		Kind:      "NetworkPolicy",
+		Namespace: "default",
+		Name:      "deny",
+		Document:  denyAll,
+	}
 	heard.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{Policies: []*pilasterv1.Policy{deny}, WholePolicies: []string{"blue"}}}}
 	<-heard.link.Tried()
 	if core.driver.policies["blue"].Tables.Subjects == nil {

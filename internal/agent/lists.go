@@ -24,7 +24,8 @@ import (
 // pagesAtOnce is how many pages of lists are asked for at the same time; the orchestrator takes more.
 const pagesAtOnce = 8
 
-// lists are the mappings of hosted tenants, over all streams of a link. What one stream has told whole the next goes on with.
+// lists are the mappings of hosted tenants, over all streams of a link. What one stream has told whole the next goes on
+// with.
 type lists struct {
 	link   *Link
 	core   *Core
@@ -50,7 +51,8 @@ type reader struct {
 	started bool
 }
 
-// hear takes an event that the core has taken. Tenants that it tells whole are listed: from it on the stream has their changes.
+// hear takes an event that the core has taken. Tenants that it tells whole are listed: from it on the stream has their
+// changes.
 func (r *reader) hear(ctx context.Context, event *pilasterv1.FollowResponse, changed map[string]news) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,7 +67,13 @@ func (r *reader) hear(ctx context.Context, event *pilasterv1.FollowResponse, cha
 	for name, n := range changed {
 		if m := r.m[name]; m != nil {
 			if err := m.hear(ctx, n); err != nil {
-				r.link.config.Log.Error("changes of a tenant's mappings were not taken; all are asked for again", "tenant", name, "error", err)
+				r.link.config.Log.Error(
+					"changes of a tenant's mappings were not taken; all are asked for again",
+					"tenant",
+					name,
+					"error",
+					err,
+				)
 				r.list(ctx, name, m.to)
 			}
 		}
@@ -78,7 +86,8 @@ func (r *reader) hear(ctx context.Context, event *pilasterv1.FollowResponse, cha
 	}
 }
 
-// fresh is the tenants to be listed: those told whole, and at the start of a stream those whose list the one before did not end.
+// fresh is the tenants to be listed: those told whole, and at the start of a stream those whose list the one before did
+// not end.
 func (r *reader) fresh(event *pilasterv1.FollowResponse) (names []string) {
 	if !r.started {
 		r.started = true
@@ -132,7 +141,15 @@ func (r *reader) list(ctx context.Context, name string, to mappers) {
 			if err == nil || ctx.Err() != nil {
 				return
 			}
-			r.link.config.Log.Warn("mappings of a tenant are not known; what this node knows of them stays, and they are asked for again", "tenant", name, "failures", n+1, "error", err)
+			r.link.config.Log.Warn(
+				"mappings of a tenant are not known; what this node knows of them stays, and they are asked for again",
+				"tenant",
+				name,
+				"failures",
+				n+1,
+				"error",
+				err,
+			)
 			if errors.Is(err, errLacks) && n+1 >= maxLacking {
 				r.end(err)
 				return
@@ -209,7 +226,10 @@ func (r *reader) page(ctx context.Context, name, token string) (*pilasterv1.List
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		resp, err := r.client.ListMappings(ctx, connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: name, PageToken: token}))
+		resp, err := r.client.ListMappings(
+			ctx,
+			connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: name, PageToken: token}),
+		)
 		<-r.places
 		if err == nil {
 			return resp.Msg, nil
@@ -256,7 +276,14 @@ func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
 		}
 		for _, a := range r.Attachments {
 			if _, _, drawn := r.Drawn(a); !drawn {
-				all = append(all, &pilasterv1.Mapping{Tenant: r.Tenant, To: netip.PrefixFrom(a.Address, a.Address.BitLen()).String(), Key: key(r.ContainerID, r.Interface)})
+				all = append(
+					all,
+					&pilasterv1.Mapping{
+						Tenant: r.Tenant,
+						To:     netip.PrefixFrom(a.Address, a.Address.BitLen()).String(),
+						Key:    key(r.ContainerID, r.Interface),
+					},
+				)
 			}
 		}
 	}

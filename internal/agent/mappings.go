@@ -16,7 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// mappers are the networks that are told a tenant's mappings: of the one that it is on and the one that it leaves those that keep any.
+// mappers are the networks that are told a tenant's mappings: of the one that it is on and the one that it leaves those
+// that keep any.
 type mappers []network.MappingSink
 
 func (c *Core) mappers(t tenant.Tenant) (all mappers) {
@@ -50,7 +51,8 @@ type news struct {
 	add, remove []network.Mapping
 }
 
-// mapped is one tenant's mappings on their way from the orchestrator to its networks: a list, and what changes after it.
+// mapped is one tenant's mappings on their way from the orchestrator to its networks: a list, and what changes after
+// it.
 type mapped struct {
 	tenant string
 	to     mappers
@@ -180,7 +182,8 @@ func MappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
 	return network.Mapping{Tenant: m.Tenant, To: to, Node: node}, nil
 }
 
-// listWait is how long an ADD of a tenant that was not hosted here waits for where the rest of the tenant is: packets there are dropped before.
+// listWait is how long an ADD of a tenant that was not hosted here waits for where the rest of the tenant is: packets
+// there are dropped before.
 const listWait = 5 * time.Second
 
 // expectLists has ADDs of such tenants wait.
@@ -215,6 +218,12 @@ func (c *Core) awaitList(ctx context.Context, name string) {
 	case <-listed:
 	case <-ctx.Done():
 	case <-time.After(listWait):
-		c.log.Warn("an endpoint is there before this node knows where the rest of its tenant is; packets to that are dropped until it does", "tenant", name, "waited", listWait)
+		c.log.Warn(
+			"an endpoint is there before this node knows where the rest of its tenant is; packets to that are dropped until it does",
+			"tenant",
+			name,
+			"waited",
+			listWait,
+		)
 	}
 }

@@ -68,7 +68,8 @@ const vtep = "fd70:696c:6100:%d::2"
 
 func at(prefix string, node int) string { return prefix + " " + fmt.Sprintf(vtep, node) }
 
-// Nodes that host a tenant hear where its subnets are, and of no other tenant's; each keeps its own also with nobody to ask.
+// Nodes that host a tenant hear where its subnets are, and of no other tenant's; each keeps its own also with nobody to
+// ask.
 func TestSubnetsOfNodes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -77,7 +78,8 @@ func TestSubnetsOfNodes(t *testing.T) {
 	n1, n2 := c.boot(dirs[0], "n1", drivers[0]), c.boot(dirs[1], "n2", drivers[1])
 	n1.until(connected)
 	n2.until(connected)
-	if a := n1.addOf("green", "c1").Attachments[0]; a.Subnet.String() != "10.0.1.0/24" || !a.Subnet.Contains(a.Address) {
+	if a := n1.addOf("green", "c1").Attachments[0]; a.Subnet.String() != "10.0.1.0/24" ||
+		!a.Subnet.Contains(a.Address) {
 		t.Errorf("a container of n1 has %+v", a)
 	}
 	n2.addOf("lime", "c1")
@@ -253,7 +255,10 @@ func TestChangeWhileAListIsTaken(t *testing.T) {
 }
 
 // lister answers list queries of a tenant whose node has 10.0.1.0/24.
-func newLister(t *testing.T, answer func(n int, token string) (*pilasterv1.ListMappingsResponse, error)) (*reader, *recorder) {
+func newLister(
+	t *testing.T,
+	answer func(n int, token string) (*pilasterv1.ListMappingsResponse, error),
+) (*reader, *recorder) {
 	b, core := newLinkBed(t), newBed(t)
 	calls := 0
 	b.cluster.list = func(req *pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
@@ -308,7 +313,9 @@ func TestListsThatAreNotTold(t *testing.T) {
 			return c.pages[n-1], nil
 		})
 		m := &mapped{tenant: "green", to: mappers{told}}
-		if err := reader.listOnce(t.Context(), m); err == nil || !strings.Contains(err.Error(), c.words) || len(told.said) != 0 || m.listed {
+		if err := reader.listOnce(t.Context(), m); err == nil || !strings.Contains(err.Error(), c.words) ||
+			len(told.said) != 0 ||
+			m.listed {
 			t.Errorf("%s: %v, told %q", name, err, told.said)
 		}
 	}
@@ -353,12 +360,25 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 	var running sync.WaitGroup
 	reader.running = &running
 	first, second := &recorder{}, &recorder{}
-	reader.core.networks["first"], reader.core.networks["second"] = mappedNetwork{nil, first}, mappedNetwork{nil, second}
+	reader.core.networks["first"], reader.core.networks["second"] = mappedNetwork{
+		nil,
+		first,
+	}, mappedNetwork{
+		nil,
+		second,
+	}
 	says := func(step string, firsts, seconds []string) {
 		t.Helper()
 		running.Wait()
 		if !slices.Equal(first.said, firsts) || !slices.Equal(second.said, seconds) {
-			t.Errorf("%s: the first was told %q, the second %q; want %q, %q", step, first.said, second.said, firsts, seconds)
+			t.Errorf(
+				"%s: the first was told %q, the second %q; want %q, %q",
+				step,
+				first.said,
+				second.said,
+				firsts,
+				seconds,
+			)
 		}
 	}
 	delta := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{}}}
@@ -368,7 +388,16 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 		reader.hear(t.Context(), event, changed)
 	}
 	all, more := "all 10.0.1.0/24", "+10.0.7.0/24 -"
-	hears("first", "", &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{Tenants: []*pilasterv1.Tenant{{Name: "green"}}}}}, nil)
+	hears(
+		"first",
+		"",
+		&pilasterv1.FollowResponse{
+			Event: &pilasterv1.FollowResponse_Snapshot{
+				Snapshot: &pilasterv1.Snapshot{Tenants: []*pilasterv1.Tenant{{Name: "green"}}},
+			},
+		},
+		nil,
+	)
 	says("on the first", []string{all}, nil)
 	hears("second", "first", delta, nil)
 	says("leaving it", []string{all, all}, []string{all})
@@ -409,7 +438,8 @@ func TestListWaits(t *testing.T) {
 	if err := reader.listOnce(t.Context(), &mapped{tenant: "green", to: mappers{told}}); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"all 10.0.1.0/24,10.0.2.0/24"}; !slices.Equal(told.said, want) || len(asked) != 3 || asked[2].Sub(asked[1]) < time.Second {
+	if want := []string{"all 10.0.1.0/24,10.0.2.0/24"}; !slices.Equal(told.said, want) || len(asked) != 3 ||
+		asked[2].Sub(asked[1]) < time.Second {
 		t.Errorf("told %q after queries at %v", told.said, asked)
 	}
 }
@@ -452,7 +482,8 @@ func TestFreeLater(t *testing.T) {
 	}
 }
 
-// While there is a stream, what could not be given back is tried again, and so is what was perhaps given to an ADD that did not hear of it.
+// While there is a stream, what could not be given back is tried again, and so is what was perhaps given to an ADD that
+// did not hear of it.
 func TestFreeAgain(t *testing.T) {
 	b, core := newLinkBed(t), newBed(t)
 	late := connect.NewError(connect.CodeDeadlineExceeded, errFake)
@@ -562,12 +593,16 @@ func TestListsOneAfterTheOther(t *testing.T) {
 	list(3)
 	close(to.end)
 	running.Wait()
-	if want := []string{"all 10.0.1.0/24,10.0.2.0/24", "done", "all 10.0.1.0/24,10.0.4.0/24"}; !slices.Equal(told.said, want) {
+	if want := []string{"all 10.0.1.0/24,10.0.2.0/24", "done", "all 10.0.1.0/24,10.0.4.0/24"}; !slices.Equal(
+		told.said,
+		want,
+	) {
 		t.Errorf("told %q, want %q", told.said, want)
 	}
 }
 
-// The first ADD of a tenant returns when this node knows where the rest of it is; else its first packets would be dropped.
+// The first ADD of a tenant returns when this node knows where the rest of it is; else its first packets would be
+// dropped.
 func TestFirstAddWaitsForTheList(t *testing.T) {
 	b, core := newLinkBed(t), newBedOfTwo(t)
 	var added atomic.Bool
@@ -611,10 +646,15 @@ func TestFirstAddWaitsForTheList(t *testing.T) {
 // What the cluster gave is what was not drawn here, whichever network has it.
 func TestHeldAddresses(t *testing.T) {
 	given, drawn := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.1")
-	held := heldAddresses([]endpoint.Record{{ContainerID: "c1", Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{
-		{Network: "later", Address: given}, {Network: "later", Address: drawn, Subnet: netip.MustParsePrefix("10.1.0.0/24")},
-		{Network: tenant.Netpila, Address: nodePrefix.Addr(), Plaintext: nodePrefix.Addr()},
-	}}})
+	held := heldAddresses(
+		[]endpoint.Record{{ContainerID: "c1", Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{
+			{
+				Network: "later",
+				Address: given,
+			}, {Network: "later", Address: drawn, Subnet: netip.MustParsePrefix("10.1.0.0/24")},
+			{Network: tenant.Netpila, Address: nodePrefix.Addr(), Plaintext: nodePrefix.Addr()},
+		}}},
+	)
 	if len(held) != 1 || held[0].To != "10.0.0.1/32" || held[0].Key != "c1/eth0" {
 		t.Errorf("held %v", held)
 	}

@@ -33,25 +33,54 @@ type collector struct {
 
 func newCollector(s *Service) *collector {
 	return &collector{
-		service:     s,
-		build:       metric("build_info", "1, labelled by the versions of this agent and of the programs that packets meet.", "version", "programs", "goversion"),
-		ready:       metric("agent_ready", "1 when an endpoint would be added now."),
-		tenants:     metric("tenants_hosted", "Tenants with endpoints on this node."),
-		connected:   metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
-		rev:         metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
-		health:      metric("datapath_healthy", "1 while every program is where it should be."),
-		first:       metric("datapath_first_in_chain", "1 while no other program stands before ours on the uplink."),
-		entries:     metric("table_entries", "Used entries: endpoints and tenant-ids, by which an ADD is refused, and the kernel's tables.", "table"),
-		capacity:    metric("table_capacity", "Entries a table can hold.", "table"),
-		largest:     metric("table_largest_tenant_entries", "Entries of the tenant that uses most of a table.", "table", "tenant"),
-		drops:       metric("datapath_drops_total", "Packets dropped, by reason.", "reason"),
-		policed:     metric("policed_tenants", "Tenants with endpoints on this node and policies in the packet path."),
-		rules:       metric("policy_rules", "Rules of policies in the packet path."),
-		denied:      metric("policy_denied_packets_total", "Packets that policies have denied here; of mode audit: that would have been, and passed.", "tenant", "policy", "mode"),
-		sessions:    metric("sessions", "Sessions that are remembered, by state: half-open ones give way when others need room.", "state"),
-		room:        metric("sessions_capacity", "Sessions there is room for."),
-		most:        metric("sessions_largest_endpoint", "Sessions of the endpoint that has most.", "endpoint", "name"),
-		sessionEnds: metric("sessions_total", "Sessions by what became of them: begun, evicted while half open, refused for want of room.", "event"),
+		service: s,
+		build: metric(
+			"build_info",
+			"1, labelled by the versions of this agent and of the programs that packets meet.",
+			"version",
+			"programs",
+			"goversion",
+		),
+		ready:     metric("agent_ready", "1 when an endpoint would be added now."),
+		tenants:   metric("tenants_hosted", "Tenants with endpoints on this node."),
+		connected: metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
+		rev:       metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
+		health:    metric("datapath_healthy", "1 while every program is where it should be."),
+		first:     metric("datapath_first_in_chain", "1 while no other program stands before ours on the uplink."),
+		entries: metric(
+			"table_entries",
+			"Used entries: endpoints and tenant-ids, by which an ADD is refused, and the kernel's tables.",
+			"table",
+		),
+		capacity: metric("table_capacity", "Entries a table can hold.", "table"),
+		largest: metric(
+			"table_largest_tenant_entries",
+			"Entries of the tenant that uses most of a table.",
+			"table",
+			"tenant",
+		),
+		drops:   metric("datapath_drops_total", "Packets dropped, by reason.", "reason"),
+		policed: metric("policed_tenants", "Tenants with endpoints on this node and policies in the packet path."),
+		rules:   metric("policy_rules", "Rules of policies in the packet path."),
+		denied: metric(
+			"policy_denied_packets_total",
+			"Packets that policies have denied here; of mode audit: that would have been, and passed.",
+			"tenant",
+			"policy",
+			"mode",
+		),
+		sessions: metric(
+			"sessions",
+			"Sessions that are remembered, by state: half-open ones give way when others need room.",
+			"state",
+		),
+		room: metric("sessions_capacity", "Sessions there is room for."),
+		most: metric("sessions_largest_endpoint", "Sessions of the endpoint that has most.", "endpoint", "name"),
+		sessionEnds: metric(
+			"sessions_total",
+			"Sessions by what became of them: begun, evicted while half open, refused for want of room.",
+			"event",
+		),
 	}
 }
 
@@ -119,7 +148,13 @@ func (c *collector) policies(ch chan<- prometheus.Metric, p *pilasterv1.Policies
 	send(c.sessions, prometheus.GaugeValue, float64(s.HalfOpen), "half-open")
 	send(c.sessions, prometheus.GaugeValue, float64(s.Used-s.HalfOpen), "established")
 	if s.LargestEndpoint != 0 {
-		send(c.most, prometheus.GaugeValue, float64(s.LargestUsed), strconv.FormatUint(uint64(s.LargestEndpoint), 10), s.Largest)
+		send(
+			c.most,
+			prometheus.GaugeValue,
+			float64(s.LargestUsed),
+			strconv.FormatUint(uint64(s.LargestEndpoint), 10),
+			s.Largest,
+		)
 	}
 	for event, n := range map[string]uint64{"begun": s.Begun, "evicted": s.Evicted, "refused": s.Refused} {
 		send(c.sessionEnds, prometheus.CounterValue, float64(n), event)
@@ -144,7 +179,14 @@ func number(b bool) float64 {
 // added now; otherwise 503 and why not).
 func (s *Service) ObserveHandler() http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(s), s.calls, s.received.messages, s.received.bytes, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(
+		newCollector(s),
+		s.calls,
+		s.received.messages,
+		s.received.bytes,
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })

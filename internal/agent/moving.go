@@ -17,9 +17,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// An endpoint has attachments of the network that its tenant is on, and while the tenant leaves another those of that too. When the tenant
-// moves, endpoints that run are given the ones and, when the move is finished, lose the others. What an endpoint is to have follows from its
-// tenant's record and what it has from its own, so this may be cut off anywhere, and is gone on with by the next agent.
+// An endpoint has attachments of the network that its tenant is on, and while the tenant leaves another those of that
+// too. When the tenant moves, endpoints that run are given the ones and, when the move is finished, lose the others.
+// What an endpoint is to have follows from its tenant's record and what it has from its own, so this may be cut off
+// anywhere, and is gone on with by the next agent.
 
 // signal tells that something is to be looked at.
 type signal chan struct{}
@@ -33,7 +34,8 @@ func (s signal) signal() {
 	}
 }
 
-// moveAgain is how long what failed rests at first, maxMoveAgain at most, and reportMoved how often the cluster is told how many are done.
+// moveAgain is how long what failed rests at first, maxMoveAgain at most, and reportMoved how often the cluster is told
+// how many are done.
 const (
 	maxProblem   = 512 // bytes of it that the cluster is told
 	moveAgain    = 10 * time.Second
@@ -60,7 +62,8 @@ func (c *Core) move(ctx context.Context) {
 	}
 }
 
-// restOf is the pause after so many failures one after the other: what keeps an endpoint from moving may stay until somebody takes it away.
+// restOf is the pause after so many failures one after the other: what keeps an endpoint from moving may stay until
+// somebody takes it away.
 func restOf(failures int) time.Duration { return min(moveAgain<<min(failures, 10), maxMoveAgain) }
 
 // moveAll does what is due, and tells whether all of it is done.
@@ -80,7 +83,9 @@ func (c *Core) moveAll(ctx context.Context) (done bool) {
 
 func (c *Core) moveTenant(ctx context.Context, name string, records []endpoint.Record) (done bool) {
 	known, _, ok := c.tenants.get(name)
-	if !ok || known.Tenant.Leaving == "" && c.tenants.moving(name) == nil && !slices.ContainsFunc(records, func(r endpoint.Record) bool { return isMoving(known.Tenant, r) }) {
+	if !ok ||
+		known.Tenant.Leaving == "" && c.tenants.moving(name) == nil &&
+			!slices.ContainsFunc(records, func(r endpoint.Record) bool { return isMoving(known.Tenant, r) }) {
 		return true
 	}
 	var failed error
@@ -90,7 +95,17 @@ func (c *Core) moveTenant(ctx context.Context, name string, records []endpoint.R
 			continue
 		}
 		if err := c.moveOne(ctx, r.ContainerID, r.Interface); err != nil {
-			c.log.Error("endpoint is not on its tenant's network alone, or not on it", "endpoint", r.ID, "container", r.ContainerID, "tenant", name, "error", err)
+			c.log.Error(
+				"endpoint is not on its tenant's network alone, or not on it",
+				"endpoint",
+				r.ID,
+				"container",
+				r.ContainerID,
+				"tenant",
+				name,
+				"error",
+				err,
+			)
 			failed = cmp.Or(failed, fmt.Errorf("endpoint %d: %w", r.ID, err))
 		}
 		if time.Since(told) > reportMoved {
@@ -134,7 +149,8 @@ func (c *Core) isDue(t tenant.Tenant, r endpoint.Record) bool {
 	if slices.Equal(on, []string{networkOf(t)}) {
 		return false
 	}
-	return !c.hasMoved(r.ID) || slices.ContainsFunc(on, func(name string) bool { return name != networkOf(t) && name != t.Leaving })
+	return !c.hasMoved(r.ID) ||
+		slices.ContainsFunc(on, func(name string) bool { return name != networkOf(t) && name != t.Leaving })
 }
 
 func (c *Core) hasMoved(id endpoint.ID) bool {
@@ -175,8 +191,8 @@ func (c *Core) moveOne(ctx context.Context, containerID, iface string) error {
 	return nil
 }
 
-// join gives an endpoint addresses of its tenant's network, or leaves it as it was. Where it has them, all that belongs to them is made
-// sure of, and after an error they stay: they may be in use.
+// join gives an endpoint addresses of its tenant's network, or leaves it as it was. Where it has them, all that belongs
+// to them is made sure of, and after an error they stay: they may be in use.
 func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
 	name := networkOf(t)
 	was := r.Without(name)
@@ -219,7 +235,19 @@ func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) er
 		return errors.Join(err, c.part(undo, r, name, was))
 	}
 	c.setMoved(r.ID)
-	c.log.Info("endpoint has addresses of its tenant's network too", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "network", name, "addresses", r.Addresses())
+	c.log.Info(
+		"endpoint has addresses of its tenant's network too",
+		"endpoint",
+		r.ID,
+		"container",
+		r.ContainerID,
+		"pod",
+		r.Pod,
+		"network",
+		name,
+		"addresses",
+		r.Addresses(),
+	)
 	return nil
 }
 
@@ -234,13 +262,25 @@ func (c *Core) leave(ctx context.Context, t tenant.Tenant, r *endpoint.Record) e
 		if err := c.part(ctx, r, name, stays); err != nil {
 			return err
 		}
-		c.log.Info("endpoint has left a network", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "network", name, "addresses", r.Addresses())
+		c.log.Info(
+			"endpoint has left a network",
+			"endpoint",
+			r.ID,
+			"container",
+			r.ContainerID,
+			"pod",
+			r.Pod,
+			"network",
+			name,
+			"addresses",
+			r.Addresses(),
+		)
 	}
 	return nil
 }
 
-// part takes an endpoint's attachments of a network away: entries, then the container's side, then the record. After an error the record
-// has them still, and the next call goes on from there.
+// part takes an endpoint's attachments of a network away: entries, then the container's side, then the record. After an
+// error the record has them still, and the next call goes on from there.
 func (c *Core) part(ctx context.Context, r *endpoint.Record, name string, stays endpoint.Record) error {
 	n, gone := c.networks[name], r.On(name)
 	if err := n.Deactivate(ctx, gone); err != nil {
@@ -269,7 +309,8 @@ func (c *Core) tellMoved(name string, failed error) {
 	}
 	moving := &pilasterv1.Moving{}
 	for _, r := range c.store.List() {
-		if r.Tenant != name || r.State == endpoint.Lost || r.State == endpoint.Deleting || len(r.Without(networkOf(known.Tenant)).Attachments) == 0 {
+		if r.Tenant != name || r.State == endpoint.Lost || r.State == endpoint.Deleting ||
+			len(r.Without(networkOf(known.Tenant)).Attachments) == 0 {
 			continue
 		}
 		moving.Endpoints++
@@ -316,8 +357,17 @@ func (t *Tenants) unmoved() []string {
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
 		if h.moving.GetProblem() != "" {
-			all = append(all, fmt.Sprintf("tenant %s: %d of %d endpoints that are to move to network %s have addresses there; trying again: %s",
-				name, h.moving.Moved, h.moving.Endpoints, networkOf(h.Tenant), h.moving.Problem))
+			all = append(
+				all,
+				fmt.Sprintf(
+					"tenant %s: %d of %d endpoints that are to move to network %s have addresses there; trying again: %s",
+					name,
+					h.moving.Moved,
+					h.moving.Endpoints,
+					networkOf(h.Tenant),
+					h.moving.Problem,
+				),
+			)
 		}
 	}
 	return all

@@ -77,7 +77,8 @@ func (b *bed) on(container string, networks ...string) endpoint.Record {
 		b.t.Errorf("%s has %v inside, and its record %v", container, inside.Addresses(), r.Addresses())
 	}
 	active, on := b.driver.active[r.ID], slices.Contains(networks, tenant.Netpila)
-	if (len(active.Attachments) == 1) != on || on && active.Attachments[0].Address != r.On(tenant.Netpila).Attachments[0].Address {
+	if (len(active.Attachments) == 1) != on ||
+		on && active.Attachments[0].Address != r.On(tenant.Netpila).Attachments[0].Address {
 		b.t.Errorf("netpila has %+v of %s", active, container)
 	}
 	_, plugged := b.nimitz.ports[pipeline.Port(r.ID)]
@@ -121,7 +122,8 @@ func (b *bed) ended(containers ...string) {
 	}
 }
 
-// TestMove: containers that run get addresses of netpila and lose those of nimitz when the move is finished; new ones have the former alone.
+// TestMove: containers that run get addresses of netpila and lose those of nimitz when the move is finished; new ones
+// have the former alone.
 func TestMove(t *testing.T) {
 	b := newBedThatMoves(t)
 	old := b.on("c1", nimitz.Name)
@@ -150,7 +152,8 @@ func TestMove(t *testing.T) {
 	if b.reopen(); b.told() != "-" {
 		t.Errorf("at a start: %s", b.told())
 	}
-	if b.movesAll(); b.told() != "2/2" || b.on("c1", tenant.Netpila, nimitz.Name).Addresses()[1] != moved.Addresses()[1] {
+	if b.movesAll(); b.told() != "2/2" ||
+		b.on("c1", tenant.Netpila, nimitz.Name).Addresses()[1] != moved.Addresses()[1] {
 		t.Errorf("after a start: %s, %v", b.told(), b.on("c1", tenant.Netpila, nimitz.Name))
 	}
 	// One goes meanwhile.
@@ -166,7 +169,8 @@ func TestMove(t *testing.T) {
 
 	b.step(2)
 	b.movesAll()
-	if r := b.on("c1", tenant.Netpila); r.Addresses()[0] != moved.On(tenant.Netpila).Addresses()[0] || !slices.Equal(r.Left, old.Addresses()) {
+	if r := b.on("c1", tenant.Netpila); r.Addresses()[0] != moved.On(tenant.Netpila).Addresses()[0] ||
+		!slices.Equal(r.Left, old.Addresses()) {
 		t.Errorf("at last: %+v", r)
 	}
 	if b.told() != "-" || len(b.nimitz.entries) != 1 { // who encapsulates, which is no tenant's
@@ -177,7 +181,8 @@ func TestMove(t *testing.T) {
 	b.ended("c1", "c3")
 }
 
-// TestMoveOfOneThatHearsLate: who hears of the end only does both, in the order in which a container always has a network.
+// TestMoveOfOneThatHearsLate: who hears of the end only does both, in the order in which a container always has a
+// network.
 func TestMoveOfOneThatHearsLate(t *testing.T) {
 	b := newBedThatMoves(t)
 	b.step(2)
@@ -328,7 +333,8 @@ func TestMoveCutOff(t *testing.T) {
 	}
 }
 
-// TestMoveBesideOthers: an ADD that began before and a DEL meanwhile end as they would, and a container that is lost keeps nobody waiting.
+// TestMoveBesideOthers: an ADD that began before and a DEL meanwhile end as they would, and a container that is lost
+// keeps nobody waiting.
 func TestMoveBesideOthers(t *testing.T) {
 	b := newBedThatMoves(t)
 	b.driver.during = func(call string, r endpoint.Record) {

@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// FollowMTU gives every endpoint, and the networks' gateways, the MTU of the packet path. One that cannot be changed keeps what it has;
-// the packet path tells its container when a packet is too big.
+// FollowMTU gives every endpoint, and the networks' gateways, the MTU of the packet path. One that cannot be changed
+// keeps what it has; the packet path tells its container when a packet is too big.
 func (c *Core) FollowMTU(ctx context.Context) error {
 	mtu, err := c.driver.MTU()
 	if err != nil {

@@ -38,7 +38,8 @@ func TestEndpointsFollowTheMTU(t *testing.T) {
 	}
 
 	b.driver.mtu, b.driver.fail["SetMTU"] = 1300, errFake
-	if err := b.FollowMTU(t.Context()); !errors.Is(err, errFake) || !strings.Contains(err.Error(), "endpoint 1 keeps an MTU of 1400") {
+	if err := b.FollowMTU(t.Context()); !errors.Is(err, errFake) ||
+		!strings.Contains(err.Error(), "endpoint 1 keeps an MTU of 1400") {
 		t.Errorf("a device that cannot be changed: %v", err)
 	}
 	delete(b.driver.fail, "SetMTU")

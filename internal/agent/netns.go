@@ -26,7 +26,8 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 		return ctx
 	}
 	var cred *unix.Ucred
-	if ctlErr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); ctlErr != nil || err != nil {
+	if ctlErr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); ctlErr != nil ||
+		err != nil {
 		return ctx
 	}
 	return context.WithValue(ctx, peerKey{}, int(cred.Pid))
@@ -67,7 +68,11 @@ func openAsPeer(ctx context.Context, path string) (*os.File, error) {
 	}
 	defer unix.Close(dir)
 	// Links such as /var/run must lead to the caller's /run, not to ours.
-	fd, err := unix.Openat2(dir, path, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	fd, err := unix.Openat2(
+		dir,
+		path,
+		&unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT},
+	)
 	if err == nil {
 		return os.NewFile(uintptr(fd), path), nil
 	}

@@ -23,7 +23,12 @@ type Network = network.Network
 func networkOf(t tenant.Tenant) string { return cmp.Or(t.Network, tenant.Netpila) }
 
 // attach takes addresses for an endpoint.
-func (c *Core) attach(ctx context.Context, t tenant.Tenant, app address.AppID, r endpoint.Record) ([]endpoint.Attachment, error) {
+func (c *Core) attach(
+	ctx context.Context,
+	t tenant.Tenant,
+	app address.AppID,
+	r endpoint.Record,
+) ([]endpoint.Attachment, error) {
 	n, ok := c.networks[networkOf(t)]
 	if !ok {
 		return nil, c.withoutNetwork(t)
@@ -36,7 +41,13 @@ func (c *Core) attach(ctx context.Context, t tenant.Tenant, app address.AppID, r
 }
 
 func (c *Core) withoutNetwork(t tenant.Tenant) error {
-	return refuse(ErrUnavailable, "tenant %s is on network %s, which this node does not have\n  nothing was changed; %s, or use another node", t.Name, t.Network, c.howToHave(t.Network))
+	return refuse(
+		ErrUnavailable,
+		"tenant %s is on network %s, which this node does not have\n  nothing was changed; %s, or use another node",
+		t.Name,
+		t.Network,
+		c.howToHave(t.Network),
+	)
 }
 
 func (c *Core) howToHave(network string) string {
@@ -46,7 +57,8 @@ func (c *Core) howToHave(network string) string {
 	return "start a build of the agent that has it"
 }
 
-// eachNetwork has every network that an endpoint has attachments of do something with its part of the record, also when one fails.
+// eachNetwork has every network that an endpoint has attachments of do something with its part of the record, also when
+// one fails.
 func (c *Core) eachNetwork(r endpoint.Record, do func(Network, endpoint.Record) error) error {
 	var errs []error
 	for _, name := range r.Networks() {
@@ -65,7 +77,8 @@ func (c *Core) allNetworks(do func(name string, n Network) error) error {
 	return nil
 }
 
-// networksOf are those that are to know a tenant: the one it is on, the one it leaves, and those that endpoints here have addresses of.
+// networksOf are those that are to know a tenant: the one it is on, the one it leaves, and those that endpoints here
+// have addresses of.
 func (c *Core) networksOf(t tenant.Tenant) []string {
 	names := []string{networkOf(t)}
 	if _, ok := c.networks[t.Leaving]; ok {
@@ -146,7 +159,9 @@ func (c *Core) deleteTenant(ctx context.Context, t tenant.Tenant) error {
 
 // repair fills every network's tables.
 func (c *Core) repair(ctx context.Context, recorded, found []endpoint.Record) error {
-	return c.allNetworks(func(name string, n Network) error { return n.Repair(ctx, on(name, recorded), on(name, found)) })
+	return c.allNetworks(
+		func(name string, n Network) error { return n.Repair(ctx, on(name, recorded), on(name, found)) },
+	)
 }
 
 // on is the records with attachments of a network, reduced to these.
@@ -165,7 +180,12 @@ func (c *Core) validate(r endpoint.Record) error {
 	for _, name := range r.Networks() {
 		n, ok := c.networks[name]
 		if !ok {
-			return fmt.Errorf("endpoint %d is on network %s, which this node does not have\n  packets flow as before; %s, or remove such containers first", r.ID, name, c.howToHave(name))
+			return fmt.Errorf(
+				"endpoint %d is on network %s, which this node does not have\n  packets flow as before; %s, or remove such containers first",
+				r.ID,
+				name,
+				c.howToHave(name),
+			)
 		}
 		if err := n.Validate(r.On(name)); err != nil {
 			return &statefile.CorruptError{Path: c.store.RecordPath(r.ID), Err: err}

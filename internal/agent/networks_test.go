@@ -35,7 +35,11 @@ type fakeSwitch struct {
 }
 
 func newFakeSwitch() *fakeSwitch {
-	return &fakeSwitch{entries: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}, subnets: []netip.Prefix{netip.MustParsePrefix("10.0.3.0/24")}}
+	return &fakeSwitch{
+		entries: map[any]pipeline.Entry{},
+		ports:   map[pipeline.Port]string{},
+		subnets: []netip.Prefix{netip.MustParsePrefix("10.0.3.0/24")},
+	}
 }
 
 func (s *fakeSwitch) Plug(_ context.Context, p pipeline.Port, device pipeline.Device) error {
@@ -154,7 +158,8 @@ func (b *bed) green(container string) AddRequest {
 	return q
 }
 
-// TestNetworksSideBySide: an endpoint has entries of its tenant's network alone, keeps them over a restart, and leaves none.
+// TestNetworksSideBySide: an endpoint has entries of its tenant's network alone, keeps them over a restart, and leaves
+// none.
 func TestNetworksSideBySide(t *testing.T) {
 	b := newBedOfTwo(t)
 	blue := b.add("c1")
@@ -162,16 +167,23 @@ func TestNetworksSideBySide(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a := green.Attachments; len(a) != 1 || a[0].Network != nimitz.Name || a[0].Address.String() != "10.0.3.1" || green.Device.MTU != 1500-pipeline.Overhead {
+	if a := green.Attachments; len(a) != 1 || a[0].Network != nimitz.Name || a[0].Address.String() != "10.0.3.1" ||
+		green.Device.MTU != 1500-pipeline.Overhead {
 		t.Errorf("record %+v", green)
 	}
 	here := b.Explain(netip.MustParseAddr("10.0.3.1")).Overlaid
-	if len(here) != 1 || here[0].Tenant != "green" || !here[0].CIDR.Contains(green.Attachments[0].Address) || here[0].Endpoint == nil || here[0].Endpoint.ID != green.ID {
+	if len(here) != 1 || here[0].Tenant != "green" || !here[0].CIDR.Contains(green.Attachments[0].Address) ||
+		here[0].Endpoint == nil ||
+		here[0].Endpoint.ID != green.ID {
 		t.Errorf("its address is explained as %+v", here)
 	}
 	known, _, _ := b.tenants.get("green")
-	known.Tenant.Services = []tenant.Service{{Name: "host", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8:70::2")}}
-	if got := explainServices([]TenantState{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 || got[0].Tenant != "green" || got[0].Name != "host" {
+	known.Tenant.Services = []tenant.Service{
+		{Name: "host", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8:70::2")},
+	}
+	if got := explainServices([]TenantState{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 ||
+		got[0].Tenant != "green" ||
+		got[0].Name != "host" {
 		t.Errorf("a service is explained as %+v", got)
 	}
 	if none := b.Explain(netip.MustParseAddr("192.0.2.1")).Overlaid; len(none) > 0 {
@@ -182,7 +194,8 @@ func TestNetworksSideBySide(t *testing.T) {
 		if len(b.driver.active) != 1 || len(b.driver.tenants) != 1 || b.driver.active[blue.ID].ID != blue.ID {
 			t.Errorf("netpila has %v and tenants %v", b.driver.active, b.driver.tenants)
 		}
-		if fmt.Sprint(b.nimitz.ports) != fmt.Sprintf("map[container %d:%s]", green.ID, green.Device.HostName) || len(b.nimitz.entries) != 4 {
+		if fmt.Sprint(b.nimitz.ports) != fmt.Sprintf("map[container %d:%s]", green.ID, green.Device.HostName) ||
+			len(b.nimitz.entries) != 4 {
 			t.Errorf("nimitz has %v and %v", b.nimitz.ports, b.nimitz.entries)
 		}
 		for _, q := range []CheckRequest{{ContainerID: "c1"}, {ContainerID: "c2", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.3.1/32")}}} {
@@ -194,7 +207,8 @@ func TestNetworksSideBySide(t *testing.T) {
 	}
 	check()
 	b.driver.mtu = 1400
-	if err := b.FollowMTU(t.Context()); err != nil || b.mtus()["c1"] != 1400 || b.mtus()["c2"] != 1400-pipeline.Overhead {
+	if err := b.FollowMTU(t.Context()); err != nil || b.mtus()["c1"] != 1400 ||
+		b.mtus()["c2"] != 1400-pipeline.Overhead {
 		t.Errorf("MTUs %v, %v", b.mtus(), err)
 	}
 	b.reopen()
@@ -213,7 +227,8 @@ func TestNetworksSideBySide(t *testing.T) {
 	}
 }
 
-// TestNetworkThatIsNotHere: a node without a tenant's network takes none of its containers, and does not start over those that it has.
+// TestNetworkThatIsNotHere: a node without a tenant's network takes none of its containers, and does not start over
+// those that it has.
 func TestNetworkThatIsNotHere(t *testing.T) {
 	b := newBedOfTwo(t)
 	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
@@ -222,7 +237,12 @@ func TestNetworkThatIsNotHere(t *testing.T) {
 	with := b.nimitz
 	b.nimitz = nil
 	calls := len(b.driver.calls)
-	if err := b.tryReopen(); err == nil || !strings.Contains(err.Error(), "endpoint 1 is on network nimitz, which this node does not have\n  packets flow as before; start the agent with --some switch, or") || len(b.driver.calls) != calls {
+	if err := b.tryReopen(); err == nil ||
+		!strings.Contains(
+			err.Error(),
+			"endpoint 1 is on network nimitz, which this node does not have\n  packets flow as before; start the agent with --some switch, or",
+		) ||
+		len(b.driver.calls) != calls {
 		t.Errorf("started with an endpoint on it: %v, %v", err, b.driver.calls[calls:])
 	}
 	b.nimitz = with
@@ -232,7 +252,11 @@ func TestNetworkThatIsNotHere(t *testing.T) {
 	}
 	b.nimitz = nil
 	b.reopen()
-	if _, err := b.Add(t.Context(), b.green("c2")); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "tenant green is on network nimitz, which this node does not have\n  nothing was changed; start the agent with --some switch, or") {
+	if _, err := b.Add(t.Context(), b.green("c2")); !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(
+			err.Error(),
+			"tenant green is on network nimitz, which this node does not have\n  nothing was changed; start the agent with --some switch, or",
+		) {
 		t.Errorf("an ADD: %v", err)
 	}
 	b.clean()
@@ -268,7 +292,8 @@ func TestEndpointOnTwoNetworks(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reopen()
-	if got := b.driver.active[r.ID]; len(got.Attachments) != 1 || got.Attachments[0].Network != tenant.Netpila || len(b.nimitz.entries) != 4 {
+	if got := b.driver.active[r.ID]; len(got.Attachments) != 1 || got.Attachments[0].Network != tenant.Netpila ||
+		len(b.nimitz.entries) != 4 {
 		t.Errorf("netpila has %+v, nimitz %v", got, b.nimitz.entries)
 	}
 	if r, _ := b.store.Get(r.ID); r.Overhead() != pipeline.Overhead || r.State != endpoint.Active {
@@ -280,19 +305,24 @@ func TestEndpointOnTwoNetworks(t *testing.T) {
 	b.clean()
 }
 
-// TestDropsOfSwitches: what a network's own switch drops is counted with the driver's, each time anew, and what it lacks is said once.
+// TestDropsOfSwitches: what a network's own switch drops is counted with the driver's, each time anew, and what it
+// lacks is said once.
 func TestDropsOfSwitches(t *testing.T) {
 	b := newBedOfTwo(t)
 	b.driver.status.Drops = []dpapi.Drops{{Reason: "src-not-own", Packets: 7}, {Reason: "no-route", Packets: 1}}
 	b.nimitz.dropped = map[dropreason.Reason]uint64{dropreason.SrcNotOwn: 5}
 	for range 2 {
 		s, err := b.status(t.Context())
-		if err != nil || fmt.Sprint(s.Drops) != "[{src-not-own 12} {no-route 1}]" || len(s.Problems) != 0 || !slices.Equal(s.Without, []string{"traceroute"}) || len(s.Switches) != 1 || s.Switches[nimitz.Name] != "fake" {
+		if err != nil || fmt.Sprint(s.Drops) != "[{src-not-own 12} {no-route 1}]" || len(s.Problems) != 0 ||
+			!slices.Equal(s.Without, []string{"traceroute"}) ||
+			len(s.Switches) != 1 ||
+			s.Switches[nimitz.Name] != "fake" {
 			t.Errorf("drops %v, problems %v, without %v, %v", s.Drops, s.Problems, s.Without, err)
 		}
 	}
 	b.nimitz.fail = errFake
-	if s, err := b.status(t.Context()); err != nil || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "what network nimitz dropped cannot be read") {
+	if s, err := b.status(t.Context()); err != nil || len(s.Problems) != 1 ||
+		!strings.Contains(s.Problems[0], "what network nimitz dropped cannot be read") {
 		t.Errorf("problems %v, %v", s.Problems, err)
 	}
 }

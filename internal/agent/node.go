@@ -99,7 +99,12 @@ func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
 		// Otherwise the number serves two starts. A full disk must not keep the agent away.
 		return n, nil
 	}
-	return nil, fmt.Errorf("%s belongs to node %s, not to %s\n  nothing was changed; keep the name, or delete the node and use an empty --state-dir", dir, n.file.Name, name)
+	return nil, fmt.Errorf(
+		"%s belongs to node %s, not to %s\n  nothing was changed; keep the name, or delete the node and use an empty --state-dir",
+		dir,
+		n.file.Name,
+		name,
+	)
 }
 
 // lost refuses to become another node over what belongs to the one before.
@@ -211,8 +216,15 @@ func (n *Node) Join(m Membership) error {
 			held.Plan.Gateway4, held.Plan.Gateway6 = told.Gateway4, told.Gateway6
 		}
 		if held != m {
-			return fmt.Errorf("the orchestrator says cluster %s, prefix %v, plan %v; this node holds %s, %v, %v\n  nothing was changed and containers keep what they have; use the right orchestrator, or restore its data",
-				m.ClusterUUID, m.Prefix, m.Plan, held.ClusterUUID, held.Prefix, held.Plan)
+			return fmt.Errorf(
+				"the orchestrator says cluster %s, prefix %v, plan %v; this node holds %s, %v, %v\n  nothing was changed and containers keep what they have; use the right orchestrator, or restore its data",
+				m.ClusterUUID,
+				m.Prefix,
+				m.Plan,
+				held.ClusterUUID,
+				held.Prefix,
+				held.Plan,
+			)
 		}
 	}
 	if err := n.joinGateways(m); err != nil || n.file.Cluster != nil {

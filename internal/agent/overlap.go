@@ -27,7 +27,12 @@ type found struct {
 func checkOverlap(private netip.Prefix, present []found) error {
 	for _, f := range present {
 		if f.prefix.Bits() > 0 && f.prefix.Overlaps(private) {
-			return fmt.Errorf("private prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --private-prefix, for example fc80::/9", private, f.prefix, f.device)
+			return fmt.Errorf(
+				"private prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --private-prefix, for example fc80::/9",
+				private,
+				f.prefix,
+				f.device,
+			)
 		}
 	}
 	return nil
@@ -49,7 +54,11 @@ func present() ([]found, error) {
 		return nil, fmt.Errorf("addresses: %w", err)
 	}
 	routes, err := netns.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		return netlink.RouteListFiltered(
+			netlink.FAMILY_V6,
+			&netlink.Route{Table: unix.RT_TABLE_UNSPEC},
+			netlink.RT_FILTER_TABLE,
+		)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("routes: %w", err)

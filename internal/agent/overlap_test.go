@@ -24,7 +24,8 @@ func TestOverlap(t *testing.T) {
 	}
 	for _, p := range []string{"fc00:f853:ccd:e793::/64", "fc00::/7", "fc00::/8", "fcff::1/128"} {
 		err := checkOverlap(private, all("::/0", p))
-		if err == nil || !strings.Contains(err.Error(), p+" on br-kind") || !strings.Contains(err.Error(), "nothing was changed") {
+		if err == nil || !strings.Contains(err.Error(), p+" on br-kind") ||
+			!strings.Contains(err.Error(), "nothing was changed") {
 			t.Errorf("%s: %v", p, err)
 		}
 	}

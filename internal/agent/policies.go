@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// policies are what this node knows of the policies of tenants that live here. They are on disk, so that a start without the orchestrator
-// has them in force before any container's packet.
+// policies are what this node knows of the policies of tenants that live here. They are on disk, so that a start
+// without the orchestrator has them in force before any container's packet.
 type policies struct {
 	disk statefile.Disk
 	dir  string
@@ -73,7 +73,9 @@ type surroundings struct {
 }
 
 func (s surroundings) equal(o surroundings) bool {
-	return s.judgesOthers == o.judgesOthers && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) && maps.Equal(s.overrides, o.overrides) && sameApps(s.apps, o.apps)
+	return s.judgesOthers == o.judgesOthers && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
+		maps.Equal(s.overrides, o.overrides) &&
+		sameApps(s.apps, o.apps)
 }
 
 func sameApps(a, b map[address.AppID]map[string]string) bool {
@@ -81,7 +83,13 @@ func sameApps(a, b map[address.AppID]map[string]string) bool {
 }
 
 func newPoliced() *policed {
-	return &policed{documents: map[policyName]Document{}, parsed: map[policyName]policy.Policy{}, unread: map[policyName]error{}, overrides: map[netip.Addr]address.AppID{}, told: make(chan struct{})}
+	return &policed{
+		documents: map[policyName]Document{},
+		parsed:    map[policyName]policy.Policy{},
+		unread:    map[policyName]error{},
+		overrides: map[netip.Addr]address.AppID{},
+		told:      make(chan struct{}),
+	}
 }
 
 // isBlank tells that there is nothing to enforce.
@@ -110,7 +118,8 @@ type PolicyUpdate struct {
 	Back      []netip.Addr // are of the app again that they say
 }
 
-// hear takes note of the news, and tells whether they change anything. What this build cannot read is kept as that: to forget it would let by what it forbids.
+// hear takes note of the news, and tells whether they change anything. What this build cannot read is kept as that: to
+// forget it would let by what it forbids.
 func (p *policed) hear(n PolicyUpdate) (changed bool) {
 	if n.Whole {
 		n.Ended, n.Back = p.besides(n)
@@ -183,8 +192,8 @@ func (d Document) parse() (policy.Policy, error) {
 	return parsed, nil
 }
 
-// ApplyPolicies has what was heard in force. What cannot be enforced leaves what was, and is tried again with whatever is heard next and
-// for each container of the tenant, which is not added before.
+// ApplyPolicies has what was heard in force. What cannot be enforced leaves what was, and is tried again with whatever
+// is heard next and for each container of the tenant, which is not added before.
 func (c *Core) ApplyPolicies(ctx context.Context, n PolicyUpdate) error {
 	unlock, err := c.byTenant.lock(ctx, n.Tenant)
 	if err != nil {
@@ -239,8 +248,9 @@ func (p *policies) of(name string) *policed {
 	return p.m[name]
 }
 
-// enforce compiles what is known of a tenant's policies for the containers that are here, gives it to the packet path, and keeps it. If that is refused,
-// what was before holds, and the error is the disk's alone. The caller holds the policies' lock.
+// enforce compiles what is known of a tenant's policies for the containers that are here, gives it to the packet path,
+// and keeps it. If that is refused, what was before holds, and the error is the disk's alone. The caller holds the
+// policies' lock.
 func (c *Core) enforce(name string) error {
 	p := c.policies.m[name]
 	defer c.policies.show()
@@ -338,7 +348,8 @@ func (p *policed) mayRestrict() bool {
 	return false
 }
 
-// renewPolicies has a tenant's policies in force for all that is known of the tenant now: ids, apps and containers. One without costs nothing.
+// renewPolicies has a tenant's policies in force for all that is known of the tenant now: ids, apps and containers. One
+// without costs nothing.
 func (c *Core) renewPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -355,7 +366,8 @@ func (c *Core) renewPolicies(name string) error {
 	return p.refused
 }
 
-// police has a new endpoint's policies in force before anything flows: only the first container of an app, or of a tenant id, needs anything for that.
+// police has a new endpoint's policies in force before anything flows: only the first container of an app, or of a
+// tenant id, needs anything for that.
 func (c *Core) police(r endpoint.Record) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -375,7 +387,12 @@ func (c *Core) police(r endpoint.Record) error {
 		err = c.unpoliced(r.Tenant, r.Networks())
 	}
 	if err != nil {
-		return refuse(ErrUnavailable, "the policies of tenant %s cannot be enforced on this node: %w\n  nothing was changed; mend them, or use another node", r.Tenant, err)
+		return refuse(
+			ErrUnavailable,
+			"the policies of tenant %s cannot be enforced on this node: %w\n  nothing was changed; mend them, or use another node",
+			r.Tenant,
+			err,
+		)
 	}
 	return nil
 }
@@ -395,14 +412,16 @@ func (c *Core) unpolice(name string) {
 // policiesWait is how long an ADD waits for the policies of a tenant that is new to the node.
 const policiesWait = 5 * time.Second
 
-// expectPolicies has every container of a tenant wait for them, also those that ask nobody. The caller holds the tenant's lock, and counts a container next.
+// expectPolicies has every container of a tenant wait for them, also those that ask nobody. The caller holds the
+// tenant's lock, and counts a container next.
 func (c *Core) expectPolicies(name string) {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	c.policies.of(name).expected = true
 }
 
-// awaitPolicies waits until all policies of a tenant that has some were heard. Those that came while this agent was not running it knows only then.
+// awaitPolicies waits until all policies of a tenant that has some were heard. Those that came while this agent was not
+// running it knows only then.
 func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 	if c.tried != nil {
 		select {
@@ -424,12 +443,17 @@ func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(policiesWait):
-		return refuse(ErrUnavailable, "the policies of tenant %s have not come within %v\n  nothing was changed; try again when the orchestrator can be reached", name, policiesWait)
+		return refuse(
+			ErrUnavailable,
+			"the policies of tenant %s have not come within %v\n  nothing was changed; try again when the orchestrator can be reached",
+			name,
+			policiesWait,
+		)
 	}
 }
 
-// forgetPolicies takes a tenant's away with its last endpoint: of one that lives here no more nothing is heard, and what was heard may be old by the time
-// it comes back.
+// forgetPolicies takes a tenant's away with its last endpoint: of one that lives here no more nothing is heard, and
+// what was heard may be old by the time it comes back.
 func (c *Core) forgetPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -442,7 +466,8 @@ func (c *Core) forgetPolicies(name string) error {
 	if p.isTold() {
 		p.told = make(chan struct{})
 	}
-	if p.refused != nil || p.inForce.Selects() || len(p.inForce.Overrides) > 0 { // what was refused may be in force in part
+	if p.refused != nil || p.inForce.Selects() ||
+		len(p.inForce.Overrides) > 0 { // what was refused may be in force in part
 		if err := c.driver.SetPolicies(dpapi.TenantPolicies{Tenant: name}); err != nil {
 			return err
 		}
@@ -458,15 +483,19 @@ func (c *Core) forgetPolicies(name string) error {
 	return nil
 }
 
-// startPolicies has those from the disk in force, all at once: until then what the kernel has holds. It comes before endpoints are brought back. A tenant whose
-// policies cannot be enforced, as its apps may have become more since they were, does not keep the others from theirs: what the kernel has of them holds on.
+// startPolicies has those from the disk in force, all at once: until then what the kernel has holds. It comes before
+// endpoints are brought back. A tenant whose policies cannot be enforced, as its apps may have become more since they
+// were, does not keep the others from theirs: what the kernel has of them holds on.
 func (c *Core) startPolicies() error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	defer c.policies.show()
 	for _, name := range c.tenants.Names() {
 		if c.tenants.isPoliced(name) && c.policies.m[name] == nil {
-			return &statefile.CorruptError{Path: c.policies.path(name), Err: fmt.Errorf("it is missing, and tenant %s has policies", name)}
+			return &statefile.CorruptError{
+				Path: c.policies.path(name),
+				Err:  fmt.Errorf("it is missing, and tenant %s has policies", name),
+			}
 		}
 	}
 	var all, held []dpapi.TenantPolicies

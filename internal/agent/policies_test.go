@@ -39,7 +39,14 @@ func (b *bed) hear(n PolicyUpdate) {
 func (b *bed) lets(from, to address.AppID) bool {
 	b.driver.mu.Lock()
 	defer b.driver.mu.Unlock()
-	return b.driver.policies["blue"].Tables.Decide(to, policy.Ingress, from, netip.IPv6Unspecified(), policy.TCP, 80).Allowed
+	return b.driver.policies["blue"].Tables.Decide(
+		to,
+		policy.Ingress,
+		from,
+		netip.IPv6Unspecified(),
+		policy.TCP,
+		80,
+	).Allowed
 }
 
 func TestPoliciesAreInForce(t *testing.T) {
@@ -72,11 +79,22 @@ func TestPoliciesAreInForce(t *testing.T) {
 		t.Error("policies are not in force after a start")
 	}
 
-	b.hear(PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2}})
+	b.hear(
+		PolicyUpdate{
+			Tenant:    "blue",
+			Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2},
+		},
+	)
 	if b.driver.policies["blue"].Overrides[netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")] != 2 {
 		t.Error("an override is not in force")
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{document("deny", ""), document("web", "")}, Back: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")}})
+	b.hear(
+		PolicyUpdate{
+			Tenant: "blue",
+			Ended:  []Document{document("deny", ""), document("web", "")},
+			Back:   []netip.Addr{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")},
+		},
+	)
 	if !b.lets(1, 1) || len(b.driver.policies["blue"].Overrides) != 0 {
 		t.Error("policies that have ended are in force")
 	}
@@ -172,7 +190,8 @@ func TestPoliciesAreNotLost(t *testing.T) {
 	if !strings.Contains(text(), `"policed"`) {
 		t.Error("older builds would start and enforce nothing")
 	}
-	if s, err := ReadDiskState(b.dir); len(s.Policies["blue"].Documents) != 1 || !s.Tenants[0].Policed || strings.Contains(err.Error(), policiesFolder) { // the bed has no node
+	if s, err := ReadDiskState(b.dir); len(s.Policies["blue"].Documents) != 1 || !s.Tenants[0].Policed ||
+		strings.Contains(err.Error(), policiesFolder) { // the bed has no node
 		t.Errorf("a dump has %+v, %v", s, err)
 	}
 	if _, err := ReadDiskState(t.TempDir()); strings.Contains(err.Error(), policiesFolder) {
@@ -201,7 +220,9 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
 	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
-	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}})
+	b.hear(
+		PolicyUpdate{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}},
+	)
 	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
 	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
 		t.Fatal(err)
@@ -241,7 +262,8 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	}
 }
 
-// A tenant whose policies cannot be in force when the agent starts keeps nobody else from starting: what was in force holds, and no container of it is added.
+// A tenant whose policies cannot be in force when the agent starts keeps nobody else from starting: what was in force
+// holds, and no container of it is added.
 func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
@@ -336,7 +358,10 @@ func TestPoliciesOfANewID(t *testing.T) {
 	b.add("c1")
 	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	rotated := b.orchestrator.tenants["blue"]
-	rotated.IDs, rotated.Changes = []tenant.ID{{ID: 1, Key: blueKey, OnlyAccepted: true}, {ID: 7, Key: address.Key{7}}}, 1
+	rotated.IDs, rotated.Changes = []tenant.ID{
+		{ID: 1, Key: blueKey, OnlyAccepted: true},
+		{ID: 7, Key: address.Key{7}},
+	}, 1
 	b.orchestrator.tenants["blue"] = rotated
 	b.driver.fail["CreateDevice"] = errFake
 	q := b.request("c2")
@@ -371,7 +396,12 @@ func TestPoliciesOfADeletedTenant(t *testing.T) {
 func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	whole := PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}, Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2}}
+	whole := PolicyUpdate{
+		Tenant:    "blue",
+		Whole:     true,
+		Documents: []Document{document("web", webFromDB)},
+		Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2},
+	}
 	b.hear(whole)
 	b.reopen()
 	b.driver.calls = nil
@@ -389,7 +419,8 @@ func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	}
 }
 
-// What is told of a tenant while it is carried alone has no policies: they are asked for when it comes to live here, also where the stream resumes.
+// What is told of a tenant while it is carried alone has no policies: they are asked for when it comes to live here,
+// also where the stream resumes.
 func TestPoliciesAreAskedFor(t *testing.T) {
 	b := newBed(t)
 	incomplete := func(want string) {
@@ -456,9 +487,12 @@ func TestPoliciesThatWerePassedOver(t *testing.T) {
 	}
 	whole := func() *pilasterv1.FollowResponse {
 		blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: blueKey[:]}}}
-		return &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
-			Tenants: []*pilasterv1.Tenant{blue}, WholeTenants: []string{"blue"}, WholePolicies: []string{"blue"},
-		}}}
+		return &pilasterv1.FollowResponse{
+			WithPolicies: true,
+			Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+				Tenants: []*pilasterv1.Tenant{blue}, WholeTenants: []string{"blue"}, WholePolicies: []string{"blue"},
+			}},
+		}
 	}
 	hears(5, whole())
 	beginsWith()
@@ -503,7 +537,8 @@ func TestEachContainerWaitsForPolicies(t *testing.T) {
 	}
 }
 
-// TestContainersWaitForTheFirstStream: what became of policies while the agent was away it hears then, and no container begins before.
+// TestContainersWaitForTheFirstStream: what became of policies while the agent was away it hears then, and no container
+// begins before.
 func TestContainersWaitForTheFirstStream(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")

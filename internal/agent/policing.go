@@ -14,7 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// policing has what a stream says of policies in force while the stream is read on: what comes during one compile waits, and the next one takes all of it.
+// policing has what a stream says of policies in force while the stream is read on: what comes during one compile
+// waits, and the next one takes all of it.
 type policing struct {
 	link    *Link
 	core    *Core
@@ -29,17 +30,32 @@ type policing struct {
 	more    chan struct{}              // wakes who has them in force; nil as long as there was none, so that a stream without policies costs nothing
 }
 
-// maxUnenforced is how many bytes of messages wait at most: as much as the largest message has, or a stream in its windows.
+// maxUnenforced is how many bytes of messages wait at most: as much as the largest message has, or a stream in its
+// windows.
 const maxUnenforced = 4 << 20
 
-// isOfPolicies tells whether an event says something of policies and of nothing else: nothing else depends on when that is in force.
+// isOfPolicies tells whether an event says something of policies and of nothing else: nothing else depends on when that
+// is in force.
 func isOfPolicies(event *pilasterv1.FollowResponse) bool {
 	d := event.GetDelta()
 	if d == nil || event.More || event.Refusals != nil {
 		return false
 	}
-	others := len(d.Tenants) + len(d.Apps) + len(d.DeletedTenants) + len(d.WholeTenants) + len(d.Mappings) + len(d.EndedMappings)
-	return d.Node == nil && others == 0 && len(d.Policies)+len(d.EndedPolicies)+len(d.Overrides)+len(d.EndedOverrides)+len(d.WholePolicies) > 0
+	others := len(
+		d.Tenants,
+	) + len(
+		d.Apps,
+	) + len(
+		d.DeletedTenants,
+	) + len(
+		d.WholeTenants,
+	) + len(
+		d.Mappings,
+	) + len(
+		d.EndedMappings,
+	)
+	return d.Node == nil && others == 0 &&
+		len(d.Policies)+len(d.EndedPolicies)+len(d.Overrides)+len(d.EndedOverrides)+len(d.WholePolicies) > 0
 }
 
 // hear takes an event that is of policies alone. It returns before these are in force, unless very much waits.
@@ -57,7 +73,11 @@ func (p *policing) hear(ctx context.Context, event *pilasterv1.FollowResponse) e
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.waiting, p.size = append(p.waiting, news...), p.size+size
-	p.last = &pilasterv1.FollowResponse{Revision: event.Revision, SpreadMs: event.SpreadMs, WithPolicies: event.WithPolicies}
+	p.last = &pilasterv1.FollowResponse{
+		Revision:     event.Revision,
+		SpreadMs:     event.SpreadMs,
+		WithPolicies: event.WithPolicies,
+	}
 	if p.rested == nil {
 		p.rested = make(chan struct{})
 	}

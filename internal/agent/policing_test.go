@@ -20,7 +20,11 @@ import (
 )
 
 func policyEvent(revision int64, d *pilasterv1.Delta) *pilasterv1.FollowResponse {
-	return &pilasterv1.FollowResponse{Revision: revision, WithPolicies: true, Event: &pilasterv1.FollowResponse_Delta{Delta: d}}
+	return &pilasterv1.FollowResponse{
+		Revision:     revision,
+		WithPolicies: true,
+		Event:        &pilasterv1.FollowResponse_Delta{Delta: d},
+	}
 }
 
 func said(name, text string) *pilasterv1.Policy {
@@ -36,7 +40,8 @@ func policingBed(t *testing.T, end func(error)) (*policing, *bed) {
 	return &policing{link: b.link, core: core.Core, running: new(sync.WaitGroup), end: end}, core
 }
 
-// TestPoliciesThatWait: what comes while policies are compiled is in force by one compile more, and until then the stream counts as having told nothing of it.
+// TestPoliciesThatWait: what comes while policies are compiled is in force by one compile more, and until then the
+// stream counts as having told nothing of it.
 func TestPoliciesThatWait(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	p, core := policingBed(t, func(err error) { t.Error(err) })
@@ -62,7 +67,15 @@ func TestPoliciesThatWait(t *testing.T) {
 	hear(policyEvent(6, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("p0", webFromDB)}}))
 	<-entered
 	for i := range int64(50) {
-		hear(policyEvent(7+i, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said(fmt.Sprint("p", i+1), webFromDB)}, EndedPolicies: []*pilasterv1.Policy{said(fmt.Sprint("p", i), "")}}))
+		hear(
+			policyEvent(
+				7+i,
+				&pilasterv1.Delta{
+					Policies:      []*pilasterv1.Policy{said(fmt.Sprint("p", i+1), webFromDB)},
+					EndedPolicies: []*pilasterv1.Policy{said(fmt.Sprint("p", i), "")},
+				},
+			),
+		)
 	}
 	if at := p.link.Status().Revision; at != 0 {
 		t.Errorf("the node says that it has revision %d, and nothing is in force", at)
@@ -74,7 +87,8 @@ func TestPoliciesThatWait(t *testing.T) {
 	if at := p.link.Status().Revision; compiled != 2 || at != 56 {
 		t.Errorf("51 changes were compiled %d times, and the node has revision %d", compiled, at)
 	}
-	if has := core.policies.m["blue"].documents; len(has) != 1 || has[policyName{"NetworkPolicy", "default", "p50"}].Text == "" {
+	if has := core.policies.m["blue"].documents; len(has) != 1 ||
+		has[policyName{"NetworkPolicy", "default", "p50"}].Text == "" {
 		t.Errorf("it has %v", has)
 	}
 	hear(policyEvent(57, &pilasterv1.Delta{EndedPolicies: []*pilasterv1.Policy{said("p50", "")}}))
@@ -103,9 +117,16 @@ func TestPoliciesThatAreNotKept(t *testing.T) {
 	}
 }
 
-// TestIsOfPolicies: only what nothing else depends on may wait. It goes through all fields that a message has, those too that come after this was written.
+// TestIsOfPolicies: only what nothing else depends on may wait. It goes through all fields that a message has, those
+// too that come after this was written.
 func TestIsOfPolicies(t *testing.T) {
-	mayWait := map[protoreflect.Name]bool{"policies": true, "ended_policies": true, "overrides": true, "ended_overrides": true, "whole_policies": true}
+	mayWait := map[protoreflect.Name]bool{
+		"policies":        true,
+		"ended_policies":  true,
+		"overrides":       true,
+		"ended_overrides": true,
+		"whole_policies":  true,
+	}
 	besides := map[protoreflect.Name]bool{"delta": true, "revision": true, "spread_ms": true, "with_policies": true}
 	some := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{{Tenant: "blue"}}}
 	for f := range fieldsOf(&pilasterv1.Delta{}) {
@@ -180,12 +201,21 @@ func TestTogether(t *testing.T) {
 	}
 	for range 2000 {
 		is, one := newPoliced(), newPoliced()
-		begun := PolicyUpdate{Documents: names(), Overrides: map[netip.Addr]address.AppID{netip.AddrFrom4([4]byte{0: 1}): 9}}
+		begun := PolicyUpdate{
+			Documents: names(),
+			Overrides: map[netip.Addr]address.AppID{netip.AddrFrom4([4]byte{0: 1}): 9},
+		}
 		is.hear(begun)
 		one.hear(begun)
 		var news []PolicyUpdate
 		for range 1 + r.IntN(5) {
-			n := PolicyUpdate{Tenant: "blue", Whole: r.IntN(6) == 0, Documents: names(), Ended: names(), Overrides: map[netip.Addr]address.AppID{}}
+			n := PolicyUpdate{
+				Tenant:    "blue",
+				Whole:     r.IntN(6) == 0,
+				Documents: names(),
+				Ended:     names(),
+				Overrides: map[netip.Addr]address.AppID{},
+			}
 			for i := range byte(3) {
 				switch a := netip.AddrFrom4([4]byte{i}); r.IntN(4) {
 				case 0:
@@ -197,16 +227,33 @@ func TestTogether(t *testing.T) {
 			had := maps.Clone(one.documents)
 			hadOverrides := maps.Clone(one.overrides)
 			news = append(news, n)
-			if changed := one.hear(n); !changed && (!maps.Equal(had, one.documents) || !maps.Equal(hadOverrides, one.overrides)) {
-				t.Fatalf("%+v changes nothing of %v, %v: now %v, %v", n, had, hadOverrides, one.documents, one.overrides)
+			if changed := one.hear(n); !changed &&
+				(!maps.Equal(had, one.documents) || !maps.Equal(hadOverrides, one.overrides)) {
+				t.Fatalf(
+					"%+v changes nothing of %v, %v: now %v, %v",
+					n,
+					had,
+					hadOverrides,
+					one.documents,
+					one.overrides,
+				)
 			}
 		}
 		all := byTenant(news)
 		if len(all) != 1 {
 			t.Fatalf("%d of one tenant", len(all))
 		}
-		if is.hear(all[0]); !maps.Equal(is.documents, one.documents) || !maps.Equal(is.overrides, one.overrides) || len(is.unread) != len(one.unread) || len(is.parsed) != len(one.parsed) {
-			t.Fatalf("of %+v: together %v, %v; one after the other %v, %v", news, is.documents, is.overrides, one.documents, one.overrides)
+		if is.hear(all[0]); !maps.Equal(is.documents, one.documents) || !maps.Equal(is.overrides, one.overrides) ||
+			len(is.unread) != len(one.unread) ||
+			len(is.parsed) != len(one.parsed) {
+			t.Fatalf(
+				"of %+v: together %v, %v; one after the other %v, %v",
+				news,
+				is.documents,
+				is.overrides,
+				one.documents,
+				one.overrides,
+			)
 		}
 	}
 }

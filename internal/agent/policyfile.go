@@ -25,7 +25,12 @@ type policyFile struct {
 
 // openPolicies reads what is known from <dir>/policies.
 func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
-	p := &policies{disk: disk, dir: filepath.Join(dir, policiesFolder), m: map[string]*policed{}, times: newPolicyTimes()}
+	p := &policies{
+		disk:  disk,
+		dir:   filepath.Join(dir, policiesFolder),
+		m:     map[string]*policed{},
+		times: newPolicyTimes(),
+	}
 	if err := disk.MakeFolder(p.dir); err != nil {
 		return nil, err
 	}
@@ -69,7 +74,8 @@ func (p *policies) write(name string, of *policed) error {
 
 func (p *policies) remove(name string) error { return p.disk.Remove(p.path(name)) }
 
-// encodePolicies makes a policyFile. It may have megabytes and is written anew at each change, so it is put together in one buffer that is large enough.
+// encodePolicies makes a policyFile. It may have megabytes and is written anew at each change, so it is put together in
+// one buffer that is large enough.
 func encodePolicies(documents []Document, overrides map[netip.Addr]address.AppID) ([]byte, error) {
 	rest, err := json.Marshal(policyFile{Version: stateVersion, Documents: []Document{}, Overrides: overrides})
 	if err != nil {

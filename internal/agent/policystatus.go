@@ -46,14 +46,22 @@ func (c *Core) unenforced() (problems []string) {
 	all := c.policies.inSight()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if err := all[name].refused; err != nil {
-			problems = append(problems, fmt.Sprintf("the policies of tenant %s are not in force as the cluster has them: %v\n  those from before hold, and no container of it is added here; mend them with `pilaster policy apply`", name, err))
+			problems = append(
+				problems,
+				fmt.Sprintf(
+					"the policies of tenant %s are not in force as the cluster has them: %v\n  those from before hold, and no container of it is added here; mend them with `pilaster policy apply`",
+					name,
+					err,
+				),
+			)
 		}
 		problems = append(problems, c.sealedOff(name, all[name].TenantPolicies)...)
 	}
 	return problems
 }
 
-// ruleName says what a number of a rule stands for, for an endpoint of a tenant; nil where nothing is known of it any more.
+// ruleName says what a number of a rule stands for, for an endpoint of a tenant; nil where nothing is known of it any
+// more.
 func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
 	if name, known := c.policies.inSight()[tenant].Tables.Names[number]; known && number != 0 {
 		return &name
@@ -111,7 +119,10 @@ func (c *Core) RuleHits(tenant string) ([]RuleHits, error) {
 	return all, nil
 }
 
-func (s *Service) ListRuleHits(_ context.Context, req *connect.Request[pilasterv1.ListRuleHitsRequest]) (*connect.Response[pilasterv1.ListRuleHitsResponse], error) {
+func (s *Service) ListRuleHits(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ListRuleHitsRequest],
+) (*connect.Response[pilasterv1.ListRuleHitsResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -157,8 +168,17 @@ func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
 		return
 	}
 	largest, _ := core.nameOf(s.Largest)
-	p.Sessions = &pilasterv1.Sessions{Capacity: uint32(s.Capacity), Used: uint32(s.Used), HalfOpen: uint32(s.HalfOpen), Begun: s.Begun, Evicted: s.Evicted, Refused: s.Refused,
-		LargestEndpoint: uint32(s.Largest), Largest: largest, LargestUsed: uint32(s.Most)}
+	p.Sessions = &pilasterv1.Sessions{
+		Capacity:        uint32(s.Capacity),
+		Used:            uint32(s.Used),
+		HalfOpen:        uint32(s.HalfOpen),
+		Begun:           s.Begun,
+		Evicted:         s.Evicted,
+		Refused:         s.Refused,
+		LargestEndpoint: uint32(s.Largest),
+		Largest:         largest,
+		LargestUsed:     uint32(s.Most),
+	}
 }
 
 // policyTimes is how long it takes to have policies in force.
@@ -166,8 +186,10 @@ type policyTimes struct{ compile, enforce prometheus.Histogram }
 
 func newPolicyTimes() policyTimes {
 	of := func(name, help string) prometheus.Histogram {
-		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilaster_policy_" + name + "_seconds", Help: help,
-			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5}})
+		return prometheus.NewHistogram(
+			prometheus.HistogramOpts{Name: "pilaster_policy_" + name + "_seconds", Help: help,
+				Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5}},
+		)
 	}
 	return policyTimes{
 		of("compile_duration", "Compiling a tenant's policies for the containers that are here."),

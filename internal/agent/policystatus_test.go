@@ -21,8 +21,19 @@ func TestRulesAreNamed(t *testing.T) {
 	if s := b.service.status(t.Context()); s.Policies != nil {
 		t.Errorf("a node without policies says %v", s.Policies)
 	}
-	audited := strings.Replace(strings.Replace(denyAll, `"name":"deny"`, `"name":"tried","annotations":{"pilaster.io/audit":"true"}`, 1), "Ingress", "Egress", 1)
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB), document("tried", audited)}})
+	audited := strings.Replace(
+		strings.Replace(denyAll, `"name":"deny"`, `"name":"tried","annotations":{"pilaster.io/audit":"true"}`, 1),
+		"Ingress",
+		"Egress",
+		1,
+	)
+	b.hear(
+		PolicyUpdate{
+			Tenant:    "blue",
+			Whole:     true,
+			Documents: []Document{document("web", webFromDB), document("tried", audited)},
+		},
+	)
 	b.driver.hits = map[uint32]uint64{}
 	var isolation uint32
 	for number, name := range b.driver.policies["blue"].Tables.Names {
@@ -36,7 +47,16 @@ func TestRulesAreNamed(t *testing.T) {
 		}
 	}
 	b.driver.hits[12345] = 9 // since then it has gone
-	b.driver.sessions = dpapi.Sessions{Capacity: 700, Used: 10, HalfOpen: 4, Begun: 20, Evicted: 2, Refused: 1, Largest: 1, Most: 8}
+	b.driver.sessions = dpapi.Sessions{
+		Capacity: 700,
+		Used:     10,
+		HalfOpen: 4,
+		Begun:    20,
+		Evicted:  2,
+		Refused:  1,
+		Largest:  1,
+		Most:     8,
+	}
 
 	const rule = "NetworkPolicy default/web isolates in ingress, and no rule accepts"
 	for _, e := range []dpapi.Event{{Endpoint: 1, Rule: isolation}, {Rule: isolation}} {
@@ -52,15 +72,21 @@ func TestRulesAreNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h := resp.Msg.Hits; len(h) != 2 || h[0].Rule.Policy != "NetworkPolicy default/tried" || !h[0].Rule.Audit || h[0].Packets != 5 || h[1].Rule.Rule != rule || h[1].Packets != 3 {
+	if h := resp.Msg.Hits; len(h) != 2 || h[0].Rule.Policy != "NetworkPolicy default/tried" || !h[0].Rule.Audit ||
+		h[0].Packets != 5 ||
+		h[1].Rule.Rule != rule ||
+		h[1].Packets != 3 {
 		t.Errorf("hits %v", h)
 	}
-	if resp, err = b.client.ListRuleHits(t.Context(), connect.NewRequest(&pilasterv1.ListRuleHitsRequest{Tenant: "red"})); err != nil || len(resp.Msg.Hits) != 0 {
+	if resp, err = b.client.ListRuleHits(t.Context(), connect.NewRequest(&pilasterv1.ListRuleHitsRequest{Tenant: "red"})); err != nil ||
+		len(resp.Msg.Hits) != 0 {
 		t.Errorf("of another tenant %v, %v", resp, err)
 	}
 
 	p := b.service.status(t.Context()).Policies
-	if p.GetTenants() != 1 || p.Rules < 2 || len(p.Entries) == 0 || len(p.Hits) != 2 || p.Sessions.GetLargest() != "default/c1" || p.Sessions.HalfOpen != 4 {
+	if p.GetTenants() != 1 || p.Rules < 2 || len(p.Entries) == 0 || len(p.Hits) != 2 ||
+		p.Sessions.GetLargest() != "default/c1" ||
+		p.Sessions.HalfOpen != 4 {
 		t.Errorf("status %v", p)
 	}
 	w := httptest.NewRecorder()

@@ -26,8 +26,14 @@ func CheckBase(base netip.Prefix, uplink string) error {
 		return err
 	}
 	for _, f := range all {
-		if f.prefix.Bits() > 0 && f.prefix.Overlaps(base) && f.device != uplink && f.device != "lo" && !strings.HasPrefix(f.device, pipeline.Underlay) {
-			return fmt.Errorf("base prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --base-prefix", base, f.prefix, f.device)
+		if f.prefix.Bits() > 0 && f.prefix.Overlaps(base) && f.device != uplink && f.device != "lo" &&
+			!strings.HasPrefix(f.device, pipeline.Underlay) {
+			return fmt.Errorf(
+				"base prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --base-prefix",
+				base,
+				f.prefix,
+				f.device,
+			)
 		}
 	}
 	return nil

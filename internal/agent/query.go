@@ -24,13 +24,18 @@ func (c *Core) Find(key string) (endpoint.Record, error) {
 			return r, nil
 		}
 		has := func(a endpoint.Attachment) bool { return a.Address == addr || a.Plaintext == addr }
-		if key != "" && (r.ContainerID == key || r.Pod == key) || addr.IsValid() && slices.ContainsFunc(r.Attachments, has) {
+		if key != "" && (r.ContainerID == key || r.Pod == key) ||
+			addr.IsValid() && slices.ContainsFunc(r.Attachments, has) {
 			found = append(found, r)
 		}
 	}
 	switch len(found) {
 	case 0:
-		return endpoint.Record{}, refuse(ErrNotFound, "no endpoint %q on this node; \"pilaster endpoint list\" shows them", key)
+		return endpoint.Record{}, refuse(
+			ErrNotFound,
+			"no endpoint %q on this node; \"pilaster endpoint list\" shows them",
+			key,
+		)
 	case 1:
 		return found[0], nil
 	}
@@ -114,7 +119,8 @@ func explainServices(tenants []TenantState, addr netip.Addr) (all []TenantServic
 	return all
 }
 
-// overlaid are the tenants here that have the address in their CIDRs. What it is to one says nothing of what it is to another.
+// overlaid are the tenants here that have the address in their CIDRs. What it is to one says nothing of what it is to
+// another.
 func (c *Core) overlaid(addr netip.Addr) (all []Overlaid) {
 	for _, k := range c.tenants.All() {
 		for _, o := range k.Tenant.Overlays {
@@ -123,7 +129,8 @@ func (c *Core) overlaid(addr netip.Addr) (all []Overlaid) {
 			}
 			here := Overlaid{Tenant: k.Tenant.Name, CIDR: o.CIDR}
 			for _, r := range c.store.List() {
-				if r.Tenant == here.Tenant && slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Address == addr }) {
+				if r.Tenant == here.Tenant &&
+					slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Address == addr }) {
 					here.Endpoint = &r
 				}
 			}

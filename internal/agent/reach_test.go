@@ -9,13 +9,22 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// A stream that begins right after Register needs no registration of its own, unless the node has more or something else to say by then.
+// A stream that begins right after Register needs no registration of its own, unless the node has more or something
+// else to say by then.
 func TestReachRegistersWhatIsNew(t *testing.T) {
 	holding := func(n int) func() []endpoint.Record {
 		var has []endpoint.Record
 		for i := range n {
 			a := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-			has = append(has, endpoint.Record{ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{{Address: a}}})
+			has = append(
+				has,
+				endpoint.Record{
+					ContainerID: fmt.Sprint("c", i),
+					Interface:   "eth0",
+					Tenant:      "green",
+					Attachments: []endpoint.Attachment{{Address: a}},
+				},
+			)
 		}
 		return func() []endpoint.Record { return has }
 	}
@@ -58,7 +67,8 @@ func TestReachRegistersWhatIsNew(t *testing.T) {
 			c.change(t, b)
 			before := len(b.cluster.registered)
 			client, err := b.link.reach(t.Context())
-			if n := len(b.cluster.registered) - before; n != c.more || (err != nil) != c.fails || (client == nil) != c.fails {
+			if n := len(b.cluster.registered) - before; n != c.more || (err != nil) != c.fails ||
+				(client == nil) != c.fails {
 				t.Errorf("%d registrations and %v; want %d", n, err, c.more)
 			}
 		})

@@ -21,14 +21,20 @@ const (
 
 func newReceived() received {
 	counter := func(name, help string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilaster_agent_" + name, Help: help}, []string{"procedure", "event"})
+		c := prometheus.NewCounterVec(
+			prometheus.CounterOpts{Name: "pilaster_agent_" + name, Help: help},
+			[]string{"procedure", "event"},
+		)
 		for _, event := range []string{eventSnapshot, eventDelta, eventHeartbeat} {
 			c.WithLabelValues(pilasterv1connect.NodeServiceFollowProcedure, event) // there from the start, at 0
 		}
 		return c
 	}
 	return received{
-		counter("received_messages_total", "Messages from the orchestrator, by procedure, and on the stream by what they carry."),
+		counter(
+			"received_messages_total",
+			"Messages from the orchestrator, by procedure, and on the stream by what they carry.",
+		),
 		counter("received_message_bytes_total", "Bytes of these messages, without framing, headers and TLS."),
 	}
 }

@@ -20,7 +20,8 @@ func (b *bed) lime(changes uint64) TenantState {
 	return lime
 }
 
-// TestRefusedByItsNetwork: a tenant that a network cannot take stays as it was, on disk too, is shown, and keeps nobody else waiting.
+// TestRefusedByItsNetwork: a tenant that a network cannot take stays as it was, on disk too, is shown, and keeps nobody
+// else waiting.
 func TestRefusedByItsNetwork(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
@@ -36,9 +37,14 @@ func TestRefusedByItsNetwork(t *testing.T) {
 
 	// What green has, lime cannot have too: others are heard, and a start is as good as any.
 	b.add("c1")
-	web := TenantState{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{ID: 77, Labels: map[string]string{"app": "x"}}}, Whole: true}
+	web := TenantState{
+		Tenant: b.orchestrator.tenants["blue"],
+		Apps:   []App{{ID: 77, Labels: map[string]string{"app": "x"}}},
+		Whole:  true,
+	}
 	must(b.Apply(ctx, []TenantState{b.lime(1), web}, nil))
-	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant lime") || !strings.Contains(problems[0], "tenants green and lime both have fd70:696c:6100:1:0:ff:0:2") {
+	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant lime") ||
+		!strings.Contains(problems[0], "tenants green and lime both have fd70:696c:6100:1:0:ff:0:2") {
 		t.Errorf("problems %q", problems)
 	}
 	if k, _, _ := b.tenants.get("blue"); len(k.Apps) != 2 {
@@ -83,13 +89,16 @@ func TestNoRoomForMore(t *testing.T) {
 	for i := range 4 {
 		larger.Regions = append(larger.Regions, tenant.Region{
 			Name: fmt.Sprint("r", i), CIDRs: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.%d.0.0/16", i+1))},
-			Edge: netip.MustParsePrefix("fd70:696c:6100:9::/64"), PeerEdge: netip.MustParsePrefix(fmt.Sprintf("fd71:%d::/64", i)), PeerVNI: 9,
+			Edge: netip.MustParsePrefix(
+				"fd70:696c:6100:9::/64",
+			), PeerEdge: netip.MustParsePrefix(fmt.Sprintf("fd71:%d::/64", i)), PeerVNI: 9,
 		})
 	}
 	if err := b.Apply(ctx, []TenantState{{Tenant: larger, Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "no room for 4 more mappings") {
+	if problems := b.tenants.refusals(); len(problems) != 1 ||
+		!strings.Contains(problems[0], "no room for 4 more mappings") {
 		t.Errorf("problems %q", problems)
 	}
 	for range 2 { // as it is, and after a start
@@ -114,8 +123,8 @@ func TestNoRoomForMore(t *testing.T) {
 	}
 }
 
-// TestStartsWithUnfitTenant: what is refused of a tenant that has containers, as an upgrade may do, ends no start. They go on without it, and have it
-// again as soon as the cluster tells what can be taken.
+// TestStartsWithUnfitTenant: what is refused of a tenant that has containers, as an upgrade may do, ends no start. They
+// go on without it, and have it again as soon as the cluster tells what can be taken.
 func TestStartsWithUnfitTenant(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
@@ -138,10 +147,12 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 	}
 	for range 2 {
 		b.reopen()
-		if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant green") || !strings.Contains(problems[0], "own CIDR") {
+		if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant green") ||
+			!strings.Contains(problems[0], "own CIDR") {
 			t.Errorf("problems %q", problems)
 		}
-		if r := b.report(true); !slices.Contains(r.IncompleteTenants, "green") || !slices.Contains(r.HostedTenants, "green") {
+		if r := b.report(true); !slices.Contains(r.IncompleteTenants, "green") ||
+			!slices.Contains(r.HostedTenants, "green") {
 			t.Errorf("it asks for %v and hosts %v", r.IncompleteTenants, r.HostedTenants)
 		}
 		if err := b.Check(ctx, CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {

@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 )
 
-// heldPage is how many addresses and subnets this node says at a time that it holds: as many as the orchestrator takes in within a moment, also
-// when its store has forgotten them. It registers once for each page.
+// heldPage is how many addresses and subnets this node says at a time that it holds: as many as the orchestrator takes
+// in within a moment, also when its store has forgotten them. It registers once for each page.
 const heldPage = 2048
 
 // Register makes the node known to the orchestrator, trying until it answers. It returns an
@@ -52,7 +52,12 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 		req, more = l.registration(addrs, said)
 		resp, err := client.Register(ctx, connect.NewRequest(req))
 		if err != nil && before > 0 {
-			return nil, fmt.Errorf("registering this node, of whose addresses and subnets the cluster has taken in %d and not the next %d: %w", before, len(said)-before, err)
+			return nil, fmt.Errorf(
+				"registering this node, of whose addresses and subnets the cluster has taken in %d and not the next %d: %w",
+				before,
+				len(said)-before,
+				err,
+			)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("registering this node: %w", err)
@@ -72,8 +77,8 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	return client, nil
 }
 
-// reach gives a client to follow with. The stream begins with a registration, unless Register was the last that was said and this node would say
-// the same again.
+// reach gives a client to follow with. The stream begins with a registration, unless Register was the last that was
+// said and this node would say the same again.
 func (l *Link) reach(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 	known := l.known
 	l.known = nil
@@ -95,7 +100,8 @@ type holding struct{ tenant, key, to string }
 
 func holdingOf(m *pilasterv1.Mapping) holding { return holding{m.Tenant, m.Key, m.To} }
 
-// registration is what this node says of itself, with a page of what it holds now and has not said: it registers until there is no more.
+// registration is what this node says of itself, with a page of what it holds now and has not said: it registers until
+// there is no more.
 func (l *Link) registration(uplinks []netip.Addr, said map[holding]bool) (req *pilasterv1.RegisterRequest, more bool) {
 	has, joined := l.config.Node.Membership()
 	held := l.config.Tenants.held(has.Prefix)
@@ -108,7 +114,12 @@ func (l *Link) registration(uplinks []netip.Addr, said map[holding]bool) (req *p
 	for _, m := range held.Mappings {
 		said[holdingOf(m)] = true
 	}
-	req = &pilasterv1.RegisterRequest{Version: l.config.Version, Edge: l.config.Edge, Gateway: l.config.Gateway != nil && l.config.Gateway(), Held: held}
+	req = &pilasterv1.RegisterRequest{
+		Version: l.config.Version,
+		Edge:    l.config.Edge,
+		Gateway: l.config.Gateway != nil && l.config.Gateway(),
+		Held:    held,
+	}
 	if l.config.Enforces != nil {
 		req.Enforces = l.config.Enforces()
 	}
@@ -123,7 +134,8 @@ func (l *Link) registration(uplinks []netip.Addr, said map[holding]bool) (req *p
 	return req, len(mappings) > heldPage
 }
 
-// freeGone gives back what endpoints had that went while it was said: it may have been said after they had given it back.
+// freeGone gives back what endpoints had that went while it was said: it may have been said after they had given it
+// back.
 func (l *Link) freeGone(said map[holding]bool) {
 	for _, m := range heldAddresses(l.config.Endpoints()) {
 		delete(said, holdingOf(m))

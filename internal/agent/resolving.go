@@ -23,7 +23,12 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 	client, err := l.dial(ctx)
 	if err == nil {
 		var resp *connect.Response[pilasterv1.ResolveResponse]
-		resp, err = client.Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: name, Labels: identity, Sequence: l.config.Node.Sequence()}))
+		resp, err = client.Resolve(
+			ctx,
+			connect.NewRequest(
+				&pilasterv1.ResolveRequest{Tenant: name, Labels: identity, Sequence: l.config.Node.Sequence()},
+			),
+		)
 		if err == nil {
 			return resolved(resp.Msg)
 		}
@@ -44,13 +49,23 @@ func (l *Link) unhelpful(err error, lacking string) error {
 			return refuse(ErrExhausted, "%s", remote.Message())
 		}
 	}
-	return refuse(ErrUnavailable, "%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does", lacking, l.config.URL, unixrpc.Words(err))
+	return refuse(
+		ErrUnavailable,
+		"%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does",
+		lacking,
+		l.config.URL,
+		unixrpc.Words(err),
+	)
 }
 
 // missing names what this node would have to know.
 func (l *Link) missing(name string, identity map[string]string) string {
 	if _, _, known := l.config.Tenants.get(name); known {
-		return fmt.Sprintf("this node does not know the app of labels %q in tenant %s", tenant.Canonical(identity), name)
+		return fmt.Sprintf(
+			"this node does not know the app of labels %q in tenant %s",
+			tenant.Canonical(identity),
+			name,
+		)
 	}
 	return fmt.Sprintf("this node does not know tenant %s", name)
 }

@@ -119,7 +119,16 @@ func newDaemon(o Options) (*daemon, error) {
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 	})
-	d.service = NewService(ServiceConfig{Node: d.node, Link: d.link, URL: o.OrchestratorURL, Uplink: o.Uplink, Edge: o.Edge, Version: o.Version})
+	d.service = NewService(
+		ServiceConfig{
+			Node:    d.node,
+			Link:    d.link,
+			URL:     o.OrchestratorURL,
+			Uplink:  o.Uplink,
+			Edge:    o.Edge,
+			Version: o.Version,
+		},
+	)
 	return d, nil
 }
 
@@ -127,7 +136,10 @@ func newDaemon(o Options) (*daemon, error) {
 func stateError(err error) error {
 	var corrupt *statefile.CorruptError
 	if errors.As(err, &corrupt) {
-		return fmt.Errorf("%w\n  packets of containers flow as before; where there is nothing to restore, move the containers away and run `pilaster node reset`", err)
+		return fmt.Errorf(
+			"%w\n  packets of containers flow as before; where there is nothing to restore, move the containers away and run `pilaster node reset`",
+			err,
+		)
 	}
 	return err
 }
@@ -137,7 +149,11 @@ func (d *daemon) load() (err error) {
 		return err
 	}
 	if m, ok := d.node.Membership(); ok && d.NodePrefix.IsValid() && d.NodePrefix != m.Prefix {
-		return fmt.Errorf("--node-prefix %v is not %v, which this node holds\n  nothing was changed; leave the flag out, or delete the node and use an empty --state-dir", d.NodePrefix, m.Prefix)
+		return fmt.Errorf(
+			"--node-prefix %v is not %v, which this node holds\n  nothing was changed; leave the flag out, or delete the node and use an empty --state-dir",
+			d.NodePrefix,
+			m.Prefix,
+		)
 	}
 	if d.tenants, err = OpenTenants(d.StateDir); err != nil {
 		return err
@@ -151,8 +167,12 @@ func (d *daemon) load() (err error) {
 // fits refuses settings that have no room for what is there, before the packet path is opened with them.
 func (d *daemon) fits() error {
 	if has := d.store.List(); d.Edge && len(has) > 0 {
-		return fmt.Errorf("--edge: an Edge Switch takes no containers, and this node has %s, such as %s of container %s\n  nothing was changed and packets flow as before; start the agent without --edge, or use another node",
-			humanize.Of(len(has), "endpoint", "endpoints"), has[0].Interface, has[0].ContainerID)
+		return fmt.Errorf(
+			"--edge: an Edge Switch takes no containers, and this node has %s, such as %s of container %s\n  nothing was changed and packets flow as before; start the agent without --edge, or use another node",
+			humanize.Of(len(has), "endpoint", "endpoints"),
+			has[0].Interface,
+			has[0].ContainerID,
+		)
 	}
 	ids := 0
 	for _, k := range d.tenants.All() {
@@ -166,7 +186,13 @@ func (d *daemon) fits() error {
 		{"--max-tenant-ids", "tenant ids", cmp.Or(d.MaxTenantIDs, dpapi.DefaultMaxTenantIDs), ids},
 	} {
 		if c.has > c.max {
-			return fmt.Errorf("%s %d is less than the %d %s of this node\n  nothing was changed and packets flow as before; allow at least as many, or remove containers first", c.flag, c.max, c.has, c.what)
+			return fmt.Errorf(
+				"%s %d is less than the %d %s of this node\n  nothing was changed and packets flow as before; allow at least as many, or remove containers first",
+				c.flag,
+				c.max,
+				c.has,
+				c.what,
+			)
 		}
 	}
 	return nil

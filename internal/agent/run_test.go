@@ -102,14 +102,19 @@ func TestDaemonWithTheOrchestratorAway(t *testing.T) {
 		t.Errorf("a second agent on the same state: %v", err)
 	}
 
-	client := pilasterv1connect.NewAgentServiceClient(unixrpc.Client(filepath.Join(o.RunDir, "agent.sock")), unixrpc.URL, connect.WithGRPC())
+	client := pilasterv1connect.NewAgentServiceClient(
+		unixrpc.Client(filepath.Join(o.RunDir, "agent.sock")),
+		unixrpc.URL,
+		connect.WithGRPC(),
+	)
 	add := func(labels map[string]string) error {
 		_, err := client.AddEndpoint(ctx, connect.NewRequest(&pilasterv1.AddEndpointRequest{
 			ContainerId: "c2", Interface: "eth0", Netns: makeNetns(t), Tenant: "blue", Labels: labels,
 		}))
 		return err
 	}
-	if err := add(map[string]string{"app": "other"}); connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "app=other") {
+	if err := add(map[string]string{"app": "other"}); connect.CodeOf(err) != connect.CodeUnavailable ||
+		!strings.Contains(err.Error(), "app=other") {
 		t.Errorf("unknown labels: %v", err)
 	}
 	if err := add(map[string]string{"app": "web"}); err != nil {
@@ -179,7 +184,10 @@ func TestDaemonWaitsForItsPrefix(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- Run(ctx, o) }()
-	client := pilasterv1connect.NewAgentServiceClient(unixrpc.Client(filepath.Join(o.RunDir, "agent.sock")), unixrpc.URL)
+	client := pilasterv1connect.NewAgentServiceClient(
+		unixrpc.Client(filepath.Join(o.RunDir, "agent.sock")),
+		unixrpc.URL,
+	)
 	var s *pilasterv1.StatusResponse
 	for s.GetOrchestrator().GetLastError() == "" || strings.Contains(s.Orchestrator.LastError, "not connected yet") {
 		select {
@@ -223,7 +231,8 @@ func (n workingNetwork) Close() error {
 	return nil
 }
 
-// TestDaemonHasNetworksWork: any network may have something to do and to close, and one that this node lacks says how to have it.
+// TestDaemonHasNetworksWork: any network may have something to do and to close, and one that this node lacks says how
+// to have it.
 func TestDaemonHasNetworksWork(t *testing.T) {
 	driver := &closing{fakeDriver: newFakeDriver()}
 	o := daemonOptions(t, driver)
@@ -343,7 +352,8 @@ func TestDaemonRefusesLessRoomThanIsInUse(t *testing.T) {
 			t.Fatal(err)
 		}
 		set(&o)
-		if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), flag) || !strings.Contains(err.Error(), "nothing was changed") {
+		if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), flag) ||
+			!strings.Contains(err.Error(), "nothing was changed") {
 			t.Errorf("want %q, got %v", flag, err)
 		}
 	}

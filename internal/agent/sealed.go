@@ -46,7 +46,12 @@ func (c *Core) sealedOff(name string, t dpapi.TenantPolicies) []string {
 		return nil
 	}
 	if err := c.unpoliced(name, c.networksOf(known.Tenant)); err != nil {
-		return []string{fmt.Sprintf("%v\n  its containers here neither send nor receive by it, and none is added: delete its policies, or move its containers to other nodes", err)}
+		return []string{
+			fmt.Sprintf(
+				"%v\n  its containers here neither send nor receive by it, and none is added: delete its policies, or move its containers to other nodes",
+				err,
+			),
+		}
 	}
 	return nil
 }

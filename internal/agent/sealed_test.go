@@ -17,10 +17,18 @@ const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","me
 func (b *bed) sends(app address.AppID) bool {
 	b.driver.mu.Lock()
 	defer b.driver.mu.Unlock()
-	return b.driver.policies["green"].Tables.Decide(app, policy.Egress, 1, netip.IPv6Unspecified(), policy.TCP, 80).Allowed
+	return b.driver.policies["green"].Tables.Decide(
+		app,
+		policy.Egress,
+		1,
+		netip.IPv6Unspecified(),
+		policy.TCP,
+		80,
+	).Allowed
 }
 
-// TestRulesOfOthersApps: where what others send is judged, a node has the rules of all apps, and one that it does not know begins nothing.
+// TestRulesOfOthersApps: where what others send is judged, a node has the rules of all apps, and one that it does not
+// know begins nothing.
 func TestRulesOfOthersApps(t *testing.T) {
 	b := newBedOfTwo(t)
 	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
@@ -36,7 +44,12 @@ func TestRulesOfOthersApps(t *testing.T) {
 	}
 	for range 2 {
 		if b.sends(2) || !b.sends(3) || b.sends(4) {
-			t.Errorf("who may begin something: db %v, cache %v, who is not known %v", b.sends(2), b.sends(3), b.sends(4))
+			t.Errorf(
+				"who may begin something: db %v, cache %v, who is not known %v",
+				b.sends(2),
+				b.sends(3),
+				b.sends(4),
+			)
 		}
 		b.reopen()
 	}
@@ -46,8 +59,8 @@ func TestRulesOfOthersApps(t *testing.T) {
 	}
 }
 
-// TestUnpolicedNetworkIsSealed: where a network enforces no policies, containers of a tenant that gets some are cut off, over a restart too, until
-// it has none; others come in the meantime only of other tenants.
+// TestUnpolicedNetworkIsSealed: where a network enforces no policies, containers of a tenant that gets some are cut
+// off, over a restart too, until it has none; others come in the meantime only of other tenants.
 func TestUnpolicedNetworkIsSealed(t *testing.T) {
 	b := newBedOfTwo(t)
 	b.nimitz.unpoliced = errors.New("it judges nothing")
@@ -95,7 +108,8 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 		if err := b.Check(t.Context(), CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if _, err := b.Add(t.Context(), b.green("c2")); c.sealed != errors.Is(err, ErrUnavailable) || c.sealed && !strings.Contains(err.Error(), "it judges nothing") {
+		if _, err := b.Add(t.Context(), b.green("c2")); c.sealed != errors.Is(err, ErrUnavailable) ||
+			c.sealed && !strings.Contains(err.Error(), "it judges nothing") {
 			t.Errorf("%s: another container: %v", c.name, err)
 		}
 		if err := b.Delete(t.Context(), "c2", "eth0"); err != nil {

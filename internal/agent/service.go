@@ -86,13 +86,20 @@ func (s *Service) waiting() string {
 	if _, ok := s.config.Node.Membership(); ok {
 		return "the agent is starting; try again in a moment"
 	}
-	return fmt.Sprintf("this node has no prefix yet: the orchestrator at %s has not answered (%s)\n  start it, or correct --orchestrator", s.config.URL, s.config.Link.Status().LastError)
+	return fmt.Sprintf(
+		"this node has no prefix yet: the orchestrator at %s has not answered (%s)\n  start it, or correct --orchestrator",
+		s.config.URL,
+		s.config.Link.Status().LastError,
+	)
 }
 
 // fdPath is how the namespace is opened again while the file is open.
 func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-func (s *Service) AddEndpoint(ctx context.Context, req *connect.Request[pilasterv1.AddEndpointRequest]) (*connect.Response[pilasterv1.AddEndpointResponse], error) {
+func (s *Service) AddEndpoint(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.AddEndpointRequest],
+) (*connect.Response[pilasterv1.AddEndpointResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -116,7 +123,10 @@ func (s *Service) AddEndpoint(ctx context.Context, req *connect.Request[pilaster
 	return connect.NewResponse(&pilasterv1.AddEndpointResponse{Endpoint: endpointToProto(r)}), nil
 }
 
-func (s *Service) DeleteEndpoint(ctx context.Context, req *connect.Request[pilasterv1.DeleteEndpointRequest]) (*connect.Response[pilasterv1.DeleteEndpointResponse], error) {
+func (s *Service) DeleteEndpoint(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeleteEndpointRequest],
+) (*connect.Response[pilasterv1.DeleteEndpointResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -127,7 +137,10 @@ func (s *Service) DeleteEndpoint(ctx context.Context, req *connect.Request[pilas
 	return connect.NewResponse(&pilasterv1.DeleteEndpointResponse{}), nil
 }
 
-func (s *Service) CheckEndpoint(ctx context.Context, req *connect.Request[pilasterv1.CheckEndpointRequest]) (*connect.Response[pilasterv1.CheckEndpointResponse], error) {
+func (s *Service) CheckEndpoint(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.CheckEndpointRequest],
+) (*connect.Response[pilasterv1.CheckEndpointResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -136,7 +149,10 @@ func (s *Service) CheckEndpoint(ctx context.Context, req *connect.Request[pilast
 	for _, a := range req.Msg.Addresses {
 		p, err := netip.ParsePrefix(a)
 		if err != nil {
-			return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("address %q is not of the form fc00::1/128", a))
+			return nil, connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf("address %q is not of the form fc00::1/128", a),
+			)
 		}
 		q.Addresses = append(q.Addresses, p)
 	}
@@ -152,26 +168,39 @@ func (s *Service) CheckEndpoint(ctx context.Context, req *connect.Request[pilast
 	return connect.NewResponse(&pilasterv1.CheckEndpointResponse{}), nil
 }
 
-func (s *Service) CollectGarbage(ctx context.Context, req *connect.Request[pilasterv1.CollectGarbageRequest]) (*connect.Response[pilasterv1.CollectGarbageResponse], error) {
+func (s *Service) CollectGarbage(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.CollectGarbageRequest],
+) (*connect.Response[pilasterv1.CollectGarbageResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
 	}
 	if req.Msg.CniNetwork == "" {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("no CNI network is named; nothing was removed"))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("no CNI network is named; nothing was removed"),
+		)
 	}
 	valid := make(map[string]bool, len(req.Msg.Valid))
 	for _, v := range req.Msg.Valid {
 		valid[key(v.ContainerId, v.Interface)] = true
 	}
-	removed, err := core.CollectGarbage(ctx, req.Msg.CniNetwork, func(containerID, iface string) bool { return valid[key(containerID, iface)] })
+	removed, err := core.CollectGarbage(
+		ctx,
+		req.Msg.CniNetwork,
+		func(containerID, iface string) bool { return valid[key(containerID, iface)] },
+	)
 	if err != nil {
 		return nil, toConnect(err)
 	}
 	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{Removed: endpointsToProto(removed)}), nil
 }
 
-func (s *Service) ListEndpoints(context.Context, *connect.Request[pilasterv1.ListEndpointsRequest]) (*connect.Response[pilasterv1.ListEndpointsResponse], error) {
+func (s *Service) ListEndpoints(
+	context.Context,
+	*connect.Request[pilasterv1.ListEndpointsRequest],
+) (*connect.Response[pilasterv1.ListEndpointsResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -179,7 +208,10 @@ func (s *Service) ListEndpoints(context.Context, *connect.Request[pilasterv1.Lis
 	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{Endpoints: endpointsToProto(core.Endpoints())}), nil
 }
 
-func (s *Service) GetEndpoint(_ context.Context, req *connect.Request[pilasterv1.GetEndpointRequest]) (*connect.Response[pilasterv1.GetEndpointResponse], error) {
+func (s *Service) GetEndpoint(
+	_ context.Context,
+	req *connect.Request[pilasterv1.GetEndpointRequest],
+) (*connect.Response[pilasterv1.GetEndpointResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -195,7 +227,10 @@ func (s *Service) GetEndpoint(_ context.Context, req *connect.Request[pilasterv1
 	return connect.NewResponse(&pilasterv1.GetEndpointResponse{Endpoint: e}), nil
 }
 
-func (s *Service) Explain(_ context.Context, req *connect.Request[pilasterv1.ExplainRequest]) (*connect.Response[pilasterv1.ExplainResponse], error) {
+func (s *Service) Explain(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ExplainRequest],
+) (*connect.Response[pilasterv1.ExplainResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -223,7 +258,10 @@ func (s *Service) Explain(_ context.Context, req *connect.Request[pilasterv1.Exp
 		resp.Overlaid = append(resp.Overlaid, m)
 	}
 	for _, s := range e.Services {
-		resp.Services = append(resp.Services, &pilasterv1.Service{Tenant: s.Tenant, Name: s.Name, Virtual: s.Virtual.String(), Real: s.Real.String()})
+		resp.Services = append(
+			resp.Services,
+			&pilasterv1.Service{Tenant: s.Tenant, Name: s.Name, Virtual: s.Virtual.String(), Real: s.Real.String()},
+		)
 	}
 	if e.Published != nil {
 		resp.Publication, resp.Published = e.Publisher+"/"+e.Published.Name, e.Published.Container.String()
@@ -231,7 +269,11 @@ func (s *Service) Explain(_ context.Context, req *connect.Request[pilasterv1.Exp
 	return connect.NewResponse(resp), nil
 }
 
-func (s *Service) Monitor(ctx context.Context, req *connect.Request[pilasterv1.MonitorRequest], stream *connect.ServerStream[pilasterv1.MonitorResponse]) error {
+func (s *Service) Monitor(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.MonitorRequest],
+	stream *connect.ServerStream[pilasterv1.MonitorResponse],
+) error {
 	core, err := s.ready()
 	if err != nil {
 		return err
@@ -252,12 +294,18 @@ func (s *Service) Monitor(ctx context.Context, req *connect.Request[pilasterv1.M
 				return err
 			}
 		case <-ctx.Done():
-			return connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")) // or nobody listens any more
+			return connect.NewError(
+				connect.CodeUnavailable,
+				errors.New("the agent is stopping"),
+			) // or nobody listens any more
 		}
 	}
 }
 
-func (s *Service) RecentEvents(context.Context, *connect.Request[pilasterv1.RecentEventsRequest]) (*connect.Response[pilasterv1.RecentEventsResponse], error) {
+func (s *Service) RecentEvents(
+	context.Context,
+	*connect.Request[pilasterv1.RecentEventsRequest],
+) (*connect.Response[pilasterv1.RecentEventsResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -280,7 +328,9 @@ func (c *Core) eventToProto(e dpapi.Event) *pilasterv1.MonitorResponse {
 	m := &pilasterv1.MonitorResponse{
 		Time: timestamppb.New(e.Time), Type: e.Type, Reason: e.Reason, Count: e.Count, Hook: e.Hook,
 		Protocol: uint32(e.Protocol), SourcePort: uint32(e.SourcePort), DestinationPort: uint32(e.DestinationPort),
-		Length: uint32(e.Length), EndpointId: uint32(e.Endpoint), Endpoint: name, Tenant: tenant, Ifindex: uint32(e.Ifindex), LostEvents: e.Lost,
+		Length: uint32(
+			e.Length,
+		), EndpointId: uint32(e.Endpoint), Endpoint: name, Tenant: tenant, Ifindex: uint32(e.Ifindex), LostEvents: e.Lost,
 		Rule: ruleToProto(c.ruleOf(e)),
 	}
 	if e.Source.IsValid() {

@@ -46,8 +46,12 @@ func newServiceBed(t *testing.T) *serviceBed {
 	if err := node.Join(Membership{"cluster", nodePrefix, b.plan}); err != nil {
 		t.Fatal(err)
 	}
-	link := NewLink(LinkConfig{URL: "https://orchestrator", Node: node, Tenants: b.tenants, Log: slog.New(slog.DiscardHandler)})
-	b.service = NewService(ServiceConfig{Node: node, Link: link, URL: "https://orchestrator", Uplink: "eth0", Version: "v1"})
+	link := NewLink(
+		LinkConfig{URL: "https://orchestrator", Node: node, Tenants: b.tenants, Log: slog.New(slog.DiscardHandler)},
+	)
+	b.service = NewService(
+		ServiceConfig{Node: node, Link: link, URL: "https://orchestrator", Uplink: "eth0", Version: "v1"},
+	)
 	l, err := unixrpc.Listen(b.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -151,11 +155,16 @@ func TestPluginAgainstTheAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := r.Attachments[0]
-	if len(result.IPs) != 1 || result.IPs[0].Address.String() != a.Address.String()+"/128" || result.IPs[0].Gateway.String() != "fe80::1" ||
-		len(result.Routes) != 1 || result.Routes[0].Dst.String() != "fc00::/8" || result.CNIVersion != "1.1.0" {
+	if len(result.IPs) != 1 || result.IPs[0].Address.String() != a.Address.String()+"/128" ||
+		result.IPs[0].Gateway.String() != "fe80::1" ||
+		len(result.Routes) != 1 ||
+		result.Routes[0].Dst.String() != "fc00::/8" ||
+		result.CNIVersion != "1.1.0" {
 		t.Errorf("result %s", out)
 	}
-	if inside := result.Interfaces[*result.IPs[0].Interface]; inside.Name != "eth0" || inside.Sandbox != b.netns || inside.Mac != "02:70:69:6c:00:02" || inside.Mtu != 1500 {
+	if inside := result.Interfaces[*result.IPs[0].Interface]; inside.Name != "eth0" || inside.Sandbox != b.netns ||
+		inside.Mac != "02:70:69:6c:00:02" ||
+		inside.Mtu != 1500 {
 		t.Errorf("interface %+v", inside)
 	}
 	if strings.Contains(out, a.Plaintext.String()) {
@@ -172,11 +181,13 @@ func TestPluginAgainstTheAgent(t *testing.T) {
 	if _, err := b.cni("CHECK", "c1", ""); code(err) != types.ErrInvalidNetworkConfig {
 		t.Errorf("CHECK without prevResult: %v", err)
 	}
-	if _, err := b.cni("CHECK", "c1", strings.Replace(prev, "/128", "/64", 1)); code(err) != types.ErrInternal || !strings.Contains(err.Error(), "address") {
+	if _, err := b.cni("CHECK", "c1", strings.Replace(prev, "/128", "/64", 1)); code(err) != types.ErrInternal ||
+		!strings.Contains(err.Error(), "address") {
 		t.Errorf("CHECK of another address: %v", err)
 	}
 	b.driver.fail["Check"] = errors.New("neighbour fe80::1 is missing")
-	if _, err := b.cni("CHECK", "c1", prev); code(err) != types.ErrInternal || !strings.Contains(err.Error(), "neighbour fe80::1") {
+	if _, err := b.cni("CHECK", "c1", prev); code(err) != types.ErrInternal ||
+		!strings.Contains(err.Error(), "neighbour fe80::1") {
 		t.Errorf("CHECK of a broken neighbour: %v", err)
 	}
 	if _, err := b.cni("CHECK", "c9", prev); code(err) != types.ErrUnknownContainer {
@@ -192,7 +203,8 @@ func TestPluginAgainstTheAgent(t *testing.T) {
 	}
 	blocked = nil
 
-	if _, err := b.cni("GC", "", `,"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]`); err != nil || len(b.Endpoints()) != 1 {
+	if _, err := b.cni("GC", "", `,"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]`); err != nil ||
+		len(b.Endpoints()) != 1 {
 		t.Errorf("GC that lists all: %v, %d left", err, len(b.Endpoints()))
 	}
 	for range 2 {
@@ -230,10 +242,16 @@ func TestStatusTellsAll(t *testing.T) {
 		DeviceKind: "veth", Programs: "p1", Healthy: true, FirstInChain: true,
 		Drops: []dpapi.Drops{{Reason: "src-not-own", Packets: 7}, {Reason: "malformed", Packets: 0}},
 	}
-	b.driver.entries = []dpapi.Entries{{Table: "locals", Used: 1, Capacity: 10}, {Table: "flows", Used: 3, Capacity: 8, Cache: true}}
+	b.driver.entries = []dpapi.Entries{
+		{Table: "locals", Used: 1, Capacity: 10},
+		{Table: "flows", Used: 3, Capacity: 8, Cache: true},
+	}
 	b.service.drops.add([]dpapi.Drops{{Reason: "src-not-own", Packets: 3}})
 	s := status()
-	if !s.Ready || s.Endpoints != 1 || len(s.Limits) != 2 || s.Limits[0].Capacity != dpapi.DefaultMaxEndpoints || s.Tenants != 1 || s.Uplink != "eth0" || len(s.Datapath.Entries) != 2 {
+	if !s.Ready || s.Endpoints != 1 || len(s.Limits) != 2 || s.Limits[0].Capacity != dpapi.DefaultMaxEndpoints ||
+		s.Tenants != 1 ||
+		s.Uplink != "eth0" ||
+		len(s.Datapath.Entries) != 2 {
 		t.Errorf("status %v", s)
 	}
 	if d := s.Drops[0]; d.Packets != 7 || d.LastMinute != 4 {
@@ -297,17 +315,21 @@ func TestExplain(t *testing.T) {
 	a := r.Attachments[0]
 	for _, addr := range []netip.Addr{a.Address, a.Plaintext} {
 		e := ask(addr.String())
-		if e.Plaintext != a.Plaintext.String() || e.Tenant != "blue" || e.App.GetLabels()["app"] != "web" || e.Endpoint.GetId() != uint32(r.ID) {
+		if e.Plaintext != a.Plaintext.String() || e.Tenant != "blue" || e.App.GetLabels()["app"] != "web" ||
+			e.Endpoint.GetId() != uint32(r.ID) {
 			t.Errorf("%v: %v", addr, e)
 		}
 	}
 	if e := ask("fc00::1"); e.Plaintext != "" || e.Tenant != "" || e.Endpoint != nil {
 		t.Errorf("a ciphertext of nobody: %v", e)
 	}
-	if e := ask("fd70:696c:6100:9:0:500:100:1"); e.Plaintext == "" || e.Tenant != "" || e.App != nil || e.Endpoint != nil {
+	if e := ask("fd70:696c:6100:9:0:500:100:1"); e.Plaintext == "" || e.Tenant != "" || e.App != nil ||
+		e.Endpoint != nil {
 		t.Errorf("a plaintext of a tenant that is not here: %v", e)
 	}
-	if _, err := b.client.Explain(t.Context(), connect.NewRequest(&pilasterv1.ExplainRequest{Address: "::ffff:1.2.3.4"})); connect.CodeOf(err) != connect.CodeInvalidArgument {
+	if _, err := b.client.Explain(t.Context(), connect.NewRequest(&pilasterv1.ExplainRequest{Address: "::ffff:1.2.3.4"})); connect.CodeOf(
+		err,
+	) != connect.CodeInvalidArgument {
 		t.Errorf("an IPv4-mapped address: %v", err)
 	}
 }
@@ -339,7 +361,8 @@ func TestGetEndpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := address.Split(b.Explain(seen).Plaintext)
-	if own := address.Split(r.Attachments[0].Plaintext); p.Node != own.Node || p.Tenant != own.Tenant || p.App != address.GatewayApp {
+	if own := address.Split(r.Attachments[0].Plaintext); p.Node != own.Node || p.Tenant != own.Tenant ||
+		p.App != address.GatewayApp {
 		t.Errorf("the container sees its node as %v, which is %+v", seen, p)
 	}
 }
@@ -348,7 +371,8 @@ func TestKinds(t *testing.T) {
 	seen := map[connect.Code]bool{}
 	for _, kind := range []error{ErrInvalid, ErrNotFound, ErrExists, ErrExhausted, ErrUnavailable, ErrCheck} {
 		err := toConnect(refuse(kind, "because"))
-		if seen[connect.CodeOf(err)] || connect.CodeOf(err) == connect.CodeInternal || !strings.HasSuffix(err.Error(), "because") {
+		if seen[connect.CodeOf(err)] || connect.CodeOf(err) == connect.CodeInternal ||
+			!strings.HasSuffix(err.Error(), "because") {
 			t.Errorf("%v became %v", kind, err)
 		}
 		seen[connect.CodeOf(err)] = true

@@ -24,7 +24,15 @@ func later[M proto.Message](m M) M {
 func TestLaterPluginsAreAnswered(t *testing.T) {
 	b := newServiceBed(t)
 	b.service.Serve(b.Core, func() error { return nil })
-	add := later(&pilasterv1.AddEndpointRequest{ContainerId: "c1", Interface: "eth0", Netns: b.netns, Tenant: "blue", Labels: map[string]string{"app": "web"}})
+	add := later(
+		&pilasterv1.AddEndpointRequest{
+			ContainerId: "c1",
+			Interface:   "eth0",
+			Netns:       b.netns,
+			Tenant:      "blue",
+			Labels:      map[string]string{"app": "web"},
+		},
+	)
 	if _, err := b.client.AddEndpoint(t.Context(), connect.NewRequest(add)); err != nil {
 		t.Errorf("ADD: %v", err)
 	}
@@ -64,7 +72,13 @@ func TestLaterOrchestratorIsFollowed(t *testing.T) {
 			}
 		}
 	}()
-	blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{later(&pilasterv1.TenantId{Id: 1, Key: blueKey[:]}), {Id: 9, Key: make([]byte, 16)}}}
+	blue := &pilasterv1.Tenant{
+		Name: "blue",
+		Ids: []*pilasterv1.TenantId{
+			later(&pilasterv1.TenantId{Id: 1, Key: blueKey[:]}),
+			{Id: 9, Key: make([]byte, 16)},
+		},
+	}
 	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 5}) // of a kind this build does not know
 	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 6, Event: &pilasterv1.FollowResponse_Delta{
 		Delta: later(&pilasterv1.Delta{Tenants: []*pilasterv1.Tenant{later(blue)}}),
@@ -89,7 +103,8 @@ func TestEarlierOrchestratorIsNamed(t *testing.T) {
 	}
 }
 
-// An orchestrator tells of policies in more messages than one, of which the last alone has the revision. An agent that knows of none goes on.
+// An orchestrator tells of policies in more messages than one, of which the last alone has the revision. An agent that
+// knows of none goes on.
 func TestPoliciesArePassedOver(t *testing.T) {
 	c := newCluster(t)
 	c.createTenant("blue")
@@ -101,7 +116,15 @@ func TestPoliciesArePassedOver(t *testing.T) {
 		t.Helper()
 		req := &pilasterv1.ApplyPoliciesRequest{Tenant: "blue"}
 		for j := range 15 {
-			req.Documents = append(req.Documents, fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p%d-%d, annotations: {x: %s}}, spec: {podSelector: {}}}", i, j, strings.Repeat("x", 60<<10)))
+			req.Documents = append(
+				req.Documents,
+				fmt.Sprintf(
+					"{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p%d-%d, annotations: {x: %s}}, spec: {podSelector: {}}}",
+					i,
+					j,
+					strings.Repeat("x", 60<<10),
+				),
+			)
 		}
 		if _, err := c.op.ApplyPolicies(t.Context(), connect.NewRequest(req)); err != nil {
 			t.Fatal(err)

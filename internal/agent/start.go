@@ -26,7 +26,15 @@ func (c *Core) Start(ctx context.Context) error {
 		if r.Lives() {
 			continue
 		}
-		c.log.Info("endpoint was left unfinished and is removed", "endpoint", r.ID, "state", r.State, "container", r.ContainerID)
+		c.log.Info(
+			"endpoint was left unfinished and is removed",
+			"endpoint",
+			r.ID,
+			"state",
+			r.State,
+			"container",
+			r.ContainerID,
+		)
 		if err := c.remove(ctx, r); err != nil {
 			c.log.Error("endpoint is still there", "endpoint", r.ID, "error", err)
 		}
@@ -38,7 +46,11 @@ func (c *Core) Start(ctx context.Context) error {
 		return err
 	}
 	records := c.store.List()
-	lost, err := c.driver.Restore(ctx, records, func(found []endpoint.Record) error { return c.repair(ctx, records, found) })
+	lost, err := c.driver.Restore(
+		ctx,
+		records,
+		func(found []endpoint.Record) error { return c.repair(ctx, records, found) },
+	)
 	if err != nil {
 		return fmt.Errorf("taking over the packet path: %w", err)
 	}
@@ -71,7 +83,17 @@ func (c *Core) allRecorded() error {
 // device alone is gone stays until the runtime deletes it, and must not keep the others away.
 func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
 	if errors.Is(lost, dpapi.ErrNoNamespace) {
-		c.log.Warn("endpoint is removed with its container", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "error", lost)
+		c.log.Warn(
+			"endpoint is removed with its container",
+			"endpoint",
+			r.ID,
+			"container",
+			r.ContainerID,
+			"pod",
+			r.Pod,
+			"error",
+			lost,
+		)
 		if err := c.remove(ctx, r); err != nil {
 			c.log.Error("endpoint is still there", "endpoint", r.ID, "error", err)
 		}
@@ -80,7 +102,17 @@ func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
 	was := r.State
 	r.State = endpoint.Active
 	if lost != nil {
-		c.log.Error("endpoint could not be brought back", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod, "error", lost)
+		c.log.Error(
+			"endpoint could not be brought back",
+			"endpoint",
+			r.ID,
+			"container",
+			r.ContainerID,
+			"pod",
+			r.Pod,
+			"error",
+			lost,
+		)
 		r.State = endpoint.Lost
 	}
 	if r.State == was {
@@ -94,7 +126,10 @@ func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
 // lose settles those active endpoints whose device has gone while the agent runs. Most go with a container that
 // nobody deletes. All are looked for at once: it may take a walk through the machine.
 func (c *Core) lose(ctx context.Context, suspected func(endpoint.Record) bool) error {
-	suspects := slices.DeleteFunc(c.store.List(), func(r endpoint.Record) bool { return r.State != endpoint.Active || !suspected(r) })
+	suspects := slices.DeleteFunc(
+		c.store.List(),
+		func(r endpoint.Record) bool { return r.State != endpoint.Active || !suspected(r) },
+	)
 	if len(suspects) == 0 {
 		return nil
 	}
@@ -149,8 +184,11 @@ func (c *Core) lost() string {
 	if len(names) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("the devices of %s are gone: %s; their containers have no network until the runtime deletes them and makes them anew",
-		humanize.Of(len(names), "endpoint", "endpoints"), strings.Join(names, ", "))
+	return fmt.Sprintf(
+		"the devices of %s are gone: %s; their containers have no network until the runtime deletes them and makes them anew",
+		humanize.Of(len(names), "endpoint", "endpoints"),
+		strings.Join(names, ", "),
+	)
 }
 
 // putTenants makes the driver know the tenants that have endpoints or are carried, and forget the others.
@@ -163,8 +201,9 @@ func (c *Core) putTenants(ctx context.Context) error {
 	return nil
 }
 
-// putKnown does so of one. What a network refuses of it, as after an upgrade, does not end the start, without which nobody would hear what mends it:
-// its containers go on without services, publications and other regions until the cluster has told the tenant again.
+// putKnown does so of one. What a network refuses of it, as after an upgrade, does not end the start, without which
+// nobody would hear what mends it: its containers go on without services, publications and other regions until the
+// cluster has told the tenant again.
 func (c *Core) putKnown(ctx context.Context, name string) error {
 	unlock, err := c.byTenant.lock(ctx, name)
 	if err != nil {

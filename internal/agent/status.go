@@ -15,14 +15,23 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-func (s *Service) Status(ctx context.Context, _ *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+func (s *Service) Status(
+	ctx context.Context,
+	_ *connect.Request[pilasterv1.StatusRequest],
+) (*connect.Response[pilasterv1.StatusResponse], error) {
 	return connect.NewResponse(s.status(ctx)), nil
 }
 
 func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	link := s.config.Link.Status()
 	r := &pilasterv1.StatusResponse{
-		Node:   &pilasterv1.Node{Name: s.config.Node.Name(), Uuid: s.config.Node.UUID(), Version: s.config.Version, Connected: link.Connected, Edge: s.config.Edge},
+		Node: &pilasterv1.Node{
+			Name:      s.config.Node.Name(),
+			Uuid:      s.config.Node.UUID(),
+			Version:   s.config.Version,
+			Connected: link.Connected,
+			Edge:      s.config.Edge,
+		},
 		Uplink: s.config.Uplink, Version: s.config.Version, Pid: uint32(os.Getpid()),
 		Orchestrator: &pilasterv1.OrchestratorLink{
 			Url: s.config.URL, Connected: link.Connected, Revision: link.Revision,
@@ -62,7 +71,10 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	r.Problems = append(r.Problems, core.unenforced()...)
 	r.Problems = append(r.Problems, core.tenants.unmoved()...)
 	for _, reason := range link.Untaken {
-		r.Problems = append(r.Problems, "labels that have changed are not known to other nodes: "+reason+"\n  their policies go by those that the container began with; start it anew")
+		r.Problems = append(
+			r.Problems,
+			"labels that have changed are not known to other nodes: "+reason+"\n  their policies go by those that the container began with; start it anew",
+		)
 	}
 	if lost := core.lost(); lost != "" {
 		r.Problems = append(r.Problems, lost)
@@ -74,14 +86,29 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 
 // addGateway tells of a gateway. Without one the node is as ready as any: only services are out of reach.
 func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
-	r.Gateway = &pilasterv1.Gateway{Services: uint32(g.Services), Publications: uint32(g.Publications), Missing: g.Missing}
+	r.Gateway = &pilasterv1.Gateway{
+		Services:     uint32(g.Services),
+		Publications: uint32(g.Publications),
+		Missing:      g.Missing,
+	}
 	if g.Missing == "" {
 		r.Gateway.Own, r.Gateway.Virtual = g.Own.String(), g.Virtual.String()
 		return
 	}
 	if g.Services+g.Publications > 0 {
-		r.Problems = append(r.Problems, fmt.Sprintf("this node has no gateway, so %s and %s of its tenants cannot be reached by it: %s",
-			humanize.Of(g.Services, "service", "services"), humanize.Of(g.Publications, "publication", "publications"), g.Missing))
+		r.Problems = append(
+			r.Problems,
+			fmt.Sprintf(
+				"this node has no gateway, so %s and %s of its tenants cannot be reached by it: %s",
+				humanize.Of(
+					g.Services,
+					"service",
+					"services",
+				),
+				humanize.Of(g.Publications, "publication", "publications"),
+				g.Missing,
+			),
+		)
 	}
 }
 
@@ -104,7 +131,10 @@ func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse,
 		r.Datapath.Entries = append(r.Datapath.Entries, entriesToProto(e))
 	}
 	for _, drop := range status.Drops {
-		r.Drops = append(r.Drops, &pilasterv1.DropCount{Reason: drop.Reason, Packets: drop.Packets, LastMinute: s.drops.since(drop)})
+		r.Drops = append(
+			r.Drops,
+			&pilasterv1.DropCount{Reason: drop.Reason, Packets: drop.Packets, LastMinute: s.drops.since(drop)},
+		)
 	}
 }
 

@@ -145,7 +145,10 @@ func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(statefile.
 func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
 	t := &Tenants{disk: disk, overrides: func() map[string][]*pilasterv1.Override { return nil },
 		used: func(string) map[address.AppID]bool { return nil }, claimed: map[appOf]int{},
-		dir: filepath.Join(dir, tenantsFolder), changed: make(chan struct{}, 1), maxIDs: dpapi.DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
+		dir: filepath.Join(
+			dir,
+			tenantsFolder,
+		), changed: make(chan struct{}, 1), maxIDs: dpapi.DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
 	if err := disk.MakeFolder(t.dir); err != nil {
 		return nil, err
 	}
@@ -187,7 +190,19 @@ func readTenant(disk statefile.Disk, path string) (h *hosted, carried bool, err 
 }
 
 func (f tenantFile) hosted() (*hosted, error) {
-	h := newHosted(TenantState{Tenant: tenant.Tenant{Name: f.Name, Network: cmp.Or(f.Network, tenant.Netpila), Leaving: f.Leaving, Addressing: f.Addressing, Created: f.Created, Changes: f.Changes}, Apps: f.Apps})
+	h := newHosted(
+		TenantState{
+			Tenant: tenant.Tenant{
+				Name:       f.Name,
+				Network:    cmp.Or(f.Network, tenant.Netpila),
+				Leaving:    f.Leaving,
+				Addressing: f.Addressing,
+				Created:    f.Created,
+				Changes:    f.Changes,
+			},
+			Apps: f.Apps,
+		},
+	)
 	h.deleted, h.policed = f.Deleted, f.Policed
 	if f.Retiring != nil {
 		h.Retiring = *f.Retiring
@@ -248,7 +263,15 @@ func (f tenantFile) hosted() (*hosted, error) {
 }
 
 func (t *Tenants) write(h *hosted) error {
-	f := tenantFile{Version: stateVersion, Name: h.Tenant.Name, Addressing: h.Tenant.Addressing, Created: h.Tenant.Created, Changes: h.Tenant.Changes, Apps: h.Apps, Deleted: h.deleted}
+	f := tenantFile{
+		Version:    stateVersion,
+		Name:       h.Tenant.Name,
+		Addressing: h.Tenant.Addressing,
+		Created:    h.Tenant.Created,
+		Changes:    h.Tenant.Changes,
+		Apps:       h.Apps,
+		Deleted:    h.deleted,
+	}
 	if h.Tenant.Network != tenant.Netpila {
 		f.Network = h.Tenant.Network
 	}
@@ -416,7 +439,8 @@ func (t *Tenants) setUnenforced(name string, why error) {
 	}
 }
 
-// distrust has the next stream told all policies: this one, of an orchestrator that knows of none, has passed over what became of them.
+// distrust has the next stream told all policies: this one, of an orchestrator that knows of none, has passed over what
+// became of them.
 func (t *Tenants) distrust() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

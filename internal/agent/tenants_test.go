@@ -23,7 +23,8 @@ func TestTenantMadeAnewIsRefused(t *testing.T) {
 	}
 	blue.Created = made.Add(time.Hour)
 	blue.IDs = append(blue.IDs, tenant.ID{ID: 9})
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: blue}}, nil); err == nil || !strings.Contains(err.Error(), "made at") {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: blue}}, nil); err == nil ||
+		!strings.Contains(err.Error(), "made at") {
 		t.Errorf("another blue was taken: %v", err)
 	}
 	if len(b.driver.ids("blue")) != 1 {

@@ -39,7 +39,8 @@ func TestUplinkAddresses(t *testing.T) {
 		got, err = d.uplinkAddresses()
 		return err
 	})
-	if want := []netip.Addr{netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("fe80::2")}; err != nil || !slices.Equal(got, want) {
+	if want := []netip.Addr{netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("fe80::2")}; err != nil ||
+		!slices.Equal(got, want) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 }

@@ -49,12 +49,17 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 			if from.Plaintext.IsValid() {
 				unknown = end[1]
 			}
-			return nil, refuse(ErrNever, "%v is no container's address that this node can read, and containers of network netpila speak to those of their tenant alone", unknown)
+			return nil, refuse(
+				ErrNever,
+				"%v is no container's address that this node can read, and containers of network netpila speak to those of their tenant alone",
+				unknown,
+			)
 		}
 		return c.whyOverlaid(of, from.Overlaid, to.Overlaid)
 	}
 	sameTenant := func(a, b Explanation) bool {
-		return a.Tenant != "" && a.Tenant == b.Tenant || address.Split(a.Plaintext).Tenant == address.Split(b.Plaintext).Tenant
+		return a.Tenant != "" && a.Tenant == b.Tenant ||
+			address.Split(a.Plaintext).Tenant == address.Split(b.Plaintext).Tenant
 	}
 	var all []Reason
 	for _, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
@@ -67,10 +72,32 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 		}
 		here, there := address.Split(own.Plaintext), address.Split(far.Plaintext)
 		if !sameTenant(own, far) {
-			all = append(all, Reason{Direction: direction, Tenant: own.Endpoint.Tenant, Endpoint: own.Endpoint, Peer: far.Plaintext, Own: here.App, Far: there.App, Strangers: true})
+			all = append(
+				all,
+				Reason{
+					Direction: direction,
+					Tenant:    own.Endpoint.Tenant,
+					Endpoint:  own.Endpoint,
+					Peer:      far.Plaintext,
+					Own:       here.App,
+					Far:       there.App,
+					Strangers: true,
+				},
+			)
 			continue
 		}
-		r, err := c.why(of, direction, own.Endpoint.Tenant, dpapi.PolicyQuery{Tenant: here.Tenant, Local: own.Plaintext, Remote: far.Plaintext, LocalApp: here.App, RemoteApp: there.App})
+		r, err := c.why(
+			of,
+			direction,
+			own.Endpoint.Tenant,
+			dpapi.PolicyQuery{
+				Tenant:    here.Tenant,
+				Local:     own.Plaintext,
+				Remote:    far.Plaintext,
+				LocalApp:  here.App,
+				RemoteApp: there.App,
+			},
+		)
 		if err != nil {
 			return nil, err
 		}
@@ -80,8 +107,8 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 	return all, nil
 }
 
-// whyOverlaid is Why for network nimitz, whose addresses say no app. Its nodes have the rules of all apps of a tenant that is here, so both directions are
-// told.
+// whyOverlaid is Why for network nimitz, whose addresses say no app. Its nodes have the rules of all apps of a tenant
+// that is here, so both directions are told.
 func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error) {
 	here := map[string]*endpoint.Record{} // by tenant, one end
 	for _, o := range slices.Concat(from, to) {
@@ -91,7 +118,14 @@ func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error)
 	}
 	names := slices.Sorted(maps.Keys(here))
 	if len(names) > 1 {
-		return nil, refuse(ErrNever, "containers of tenants %s here have %v or %v; say which tenant is meant: --tenant %s", strings.Join(names, ", "), of.Source, of.Destination, names[0])
+		return nil, refuse(
+			ErrNever,
+			"containers of tenants %s here have %v or %v; say which tenant is meant: --tenant %s",
+			strings.Join(names, ", "),
+			of.Source,
+			of.Destination,
+			names[0],
+		)
 	}
 	if len(names) == 0 {
 		return nil, nil
@@ -107,7 +141,11 @@ func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error)
 			records[i] = those[at].Endpoint
 			apps[i] = cmp.Or(records[i].AppNow, records[i].App)
 		case of.PeerApp == 0:
-			return nil, refuse(ErrNever, "%v is not on this node, and addresses of network nimitz say no app; say which with --peer-app: `pilaster endpoint list` shows it on its node", [2]netip.Addr{of.Source, of.Destination}[i])
+			return nil, refuse(
+				ErrNever,
+				"%v is not on this node, and addresses of network nimitz say no app; say which with --peer-app: `pilaster endpoint list` shows it on its node",
+				[2]netip.Addr{of.Source, of.Destination}[i],
+			)
 		default:
 			apps[i] = of.PeerApp
 		}
@@ -122,7 +160,18 @@ func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error)
 		if apps[i] == policy.Outside {
 			continue // nobody's rules
 		}
-		r, err := c.why(of, direction, name, dpapi.PolicyQuery{Tenant: here[name].TenantID, Local: ends[i], Remote: ends[1-i], LocalApp: apps[i], RemoteApp: apps[1-i]})
+		r, err := c.why(
+			of,
+			direction,
+			name,
+			dpapi.PolicyQuery{
+				Tenant:    here[name].TenantID,
+				Local:     ends[i],
+				Remote:    ends[1-i],
+				LocalApp:  apps[i],
+				RemoteApp: apps[1-i],
+			},
+		)
 		if err != nil {
 			return nil, err
 		}
@@ -148,7 +197,10 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 	}, nil
 }
 
-func (s *Service) Why(_ context.Context, req *connect.Request[pilasterv1.WhyRequest]) (*connect.Response[pilasterv1.WhyResponse], error) {
+func (s *Service) Why(
+	_ context.Context,
+	req *connect.Request[pilasterv1.WhyRequest],
+) (*connect.Response[pilasterv1.WhyResponse], error) {
 	core, err := s.ready()
 	if err != nil {
 		return nil, err
@@ -160,19 +212,46 @@ func (s *Service) Why(_ context.Context, req *connect.Request[pilasterv1.WhyRequ
 		}
 	}
 	if req.Msg.Protocol > 255 || req.Msg.Port > 65535 {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("protocol %d, port %d: there is no such", req.Msg.Protocol, req.Msg.Port))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("protocol %d, port %d: there is no such", req.Msg.Protocol, req.Msg.Port),
+		)
 	}
 	if req.Msg.PeerApp >= uint32(address.FirstReservedApp) {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("app %d: choose 1 to %d", req.Msg.PeerApp, address.FirstReservedApp-1))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("app %d: choose 1 to %d", req.Msg.PeerApp, address.FirstReservedApp-1),
+		)
 	}
-	reasons, err := core.Why(Connection{Source: ends[0], Destination: ends[1], Protocol: uint8(req.Msg.Protocol), Port: uint16(req.Msg.Port), Tenant: req.Msg.Tenant, PeerApp: address.AppID(req.Msg.PeerApp)})
+	reasons, err := core.Why(
+		Connection{
+			Source:      ends[0],
+			Destination: ends[1],
+			Protocol:    uint8(req.Msg.Protocol),
+			Port:        uint16(req.Msg.Port),
+			Tenant:      req.Msg.Tenant,
+			PeerApp:     address.AppID(req.Msg.PeerApp),
+		},
+	)
 	if err != nil {
 		return nil, toConnect(err)
 	}
 	resp := &pilasterv1.WhyResponse{}
 	for _, r := range reasons {
-		m := &pilasterv1.Reason{Direction: r.Direction.String(), Tenant: r.Tenant, Peer: r.Peer.String(), Policed: r.Policed, Strangers: r.Strangers,
-			App: uint32(r.Own), PeerApp: uint32(r.Far), Allowed: r.Allowed, Rule: ruleToProto(r.By), Audit: ruleToProto(r.Audit)}
+		m := &pilasterv1.Reason{
+			Direction: r.Direction.String(),
+			Tenant:    r.Tenant,
+			Peer:      r.Peer.String(),
+			Policed:   r.Policed,
+			Strangers: r.Strangers,
+			App: uint32(
+				r.Own,
+			),
+			PeerApp: uint32(r.Far),
+			Allowed: r.Allowed,
+			Rule:    ruleToProto(r.By),
+			Audit:   ruleToProto(r.Audit),
+		}
 		if r.Endpoint != nil {
 			m.Endpoint = endpointToProto(*r.Endpoint)
 		}

@@ -25,11 +25,14 @@ func TestWhyOfStrangers(t *testing.T) {
 	}
 	same := address.Split(own)
 	same.Node = netip.MustParsePrefix("fd70:696c:6100:77::/64")
-	if reasons, err := b.Why(Connection{Source: same.Addr(), Destination: own}); err != nil || len(reasons) != 1 || !reasons[0].Allowed || reasons[0].Strangers {
+	if reasons, err := b.Why(Connection{Source: same.Addr(), Destination: own}); err != nil || len(reasons) != 1 ||
+		!reasons[0].Allowed ||
+		reasons[0].Strangers {
 		t.Errorf("of one tenant: %+v, %v", reasons, err)
 	}
 	for _, c := range []Connection{{Source: own, Destination: netip.IPv6Loopback()}, {Source: netip.IPv6Loopback(), Destination: own}} {
-		if _, err := b.Why(c); !errors.Is(err, ErrNever) || !strings.Contains(err.Error(), "::1 is no container's address") {
+		if _, err := b.Why(c); !errors.Is(err, ErrNever) ||
+			!strings.Contains(err.Error(), "::1 is no container's address") {
 			t.Errorf("%v to %v: %v", c.Source, c.Destination, err)
 		}
 	}
@@ -41,7 +44,13 @@ func TestWhyOnNimitz(t *testing.T) {
 	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
 		t.Fatal(err)
 	}
-	own, other, outside := netip.MustParseAddr("10.0.3.1"), netip.MustParseAddr("10.0.9.9"), netip.MustParseAddr("192.0.2.1")
+	own, other, outside := netip.MustParseAddr(
+		"10.0.3.1",
+	), netip.MustParseAddr(
+		"10.0.9.9",
+	), netip.MustParseAddr(
+		"192.0.2.1",
+	)
 	apps := []App{{2, map[string]string{"app": "db"}}, {3, map[string]string{"app": "cache"}}}
 	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: apps}}, nil); err != nil {
 		t.Fatal(err)
@@ -58,7 +67,10 @@ func TestWhyOnNimitz(t *testing.T) {
 		}
 		var said []string
 		for _, r := range reasons {
-			said = append(said, fmt.Sprint(r.Direction, " ", r.Endpoint != nil, " ", r.Own, "-", r.Far, " ", r.Allowed, " ", r.By))
+			said = append(
+				said,
+				fmt.Sprint(r.Direction, " ", r.Endpoint != nil, " ", r.Own, "-", r.Far, " ", r.Allowed, " ", r.By),
+			)
 		}
 		return strings.Join(said, "; ")
 	}

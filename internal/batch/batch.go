@@ -3,8 +3,8 @@ package batch
 
 import "sync"
 
-// Rounds are rounds of a work, one at a time. Whoever comes while one is on goes into the next, for the one that is on may
-// have passed what they need.
+// Rounds are rounds of a work, one at a time. Whoever comes while one is on goes into the next, for the one that is on
+// may have passed what they need.
 type Rounds[T any] struct {
 	one  sync.Locker // held by the round that is on
 	work func(all []T) []error
@@ -19,8 +19,8 @@ type round[T any] struct {
 	errs []error
 }
 
-// New is for a work that returns an error, or nil, for each. It is done under the lock, which may keep other work away as
-// well: who comes while a round waits for it still belongs to that round.
+// New is for a work that returns an error, or nil, for each. It is done under the lock, which may keep other work away
+// as well: who comes while a round waits for it still belongs to that round.
 func New[T any](one sync.Locker, work func(all []T) []error) *Rounds[T] {
 	return &Rounds[T]{one: one, work: work}
 }

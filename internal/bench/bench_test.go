@@ -54,7 +54,10 @@ func tiny(t *testing.T) Options {
 
 func options(cpu int, dir string) Options {
 	return Options{
-		Scenarios: some("native", "netpila"), Metrics: Metrics(), Gates: QuickGates(), TooWide: 0.1, Rounds: 1, CPU: cpu, Seed: 1,
+		Scenarios: some(
+			"native",
+			"netpila",
+		), Metrics: Metrics(), Gates: QuickGates(), TooWide: 0.1, Rounds: 1, CPU: cpu, Seed: 1,
 		Warmup: time.Millisecond, Window: 5 * time.Millisecond,
 		Dir: dir,
 		Generator: func(ctx context.Context) *exec.Cmd {
@@ -105,7 +108,8 @@ func TestRunOfAllMetrics(t *testing.T) {
 			}
 		}
 	}
-	if i := slices.IndexFunc(r.Programs, func(p Program) bool { return p.Scenario == "netpila" && p.Name == "pil_container" && p.Ns.Median > 0 }); i < 0 || !(r.EmptyProgramNs > 0) {
+	if i := slices.IndexFunc(r.Programs, func(p Program) bool { return p.Scenario == "netpila" && p.Name == "pil_container" && p.Ns.Median > 0 }); i < 0 ||
+		!(r.EmptyProgramNs > 0) {
 		t.Errorf("programs %+v, empty %v", r.Programs, r.EmptyProgramNs)
 	}
 	if _, err := os.Stat(o.Dir); !os.IsNotExist(err) {
@@ -178,7 +182,8 @@ func TestRunInRounds(t *testing.T) {
 			t.Errorf("native against itself is %+v", x.Ratio)
 		}
 	}
-	if len(r.Checks) != 2 || r.Checks[0].Scenario != "netpila" || r.Checks[0].Metric != "TCP_RR" || r.Checks[0].Verdict == "" {
+	if len(r.Checks) != 2 || r.Checks[0].Scenario != "netpila" || r.Checks[0].Metric != "TCP_RR" ||
+		r.Checks[0].Verdict == "" {
 		t.Errorf("checks %+v", r.Checks)
 	}
 }
@@ -240,7 +245,8 @@ func TestRunOfABrokenScenario(t *testing.T) {
 		return p, err
 	}})
 	_, err := Run(t.Context(), o)
-	if err == nil || !strings.Contains(err.Error(), "TCP_RR of cut: client: ") || !strings.Contains(err.Error(), "network is unreachable") {
+	if err == nil || !strings.Contains(err.Error(), "TCP_RR of cut: client: ") ||
+		!strings.Contains(err.Error(), "network is unreachable") {
 		t.Errorf("ran: %v", err)
 	}
 }

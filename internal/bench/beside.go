@@ -24,7 +24,8 @@ type Comparison struct {
 	CPU float64 `json:"cpu,omitempty"`
 }
 
-// beside compares all kinds of ours with all of theirs, and scenarios with those that they are to be compared to, in every metric that both have.
+// beside compares all kinds of ours with all of theirs, and scenarios with those that they are to be compared to, in
+// every metric that both have.
 func (r *Report) beside(scenarios []Scenario) (all []Comparison) {
 	for _, metric := range r.metrics() {
 		compare := func(scenario, against string) {
@@ -90,13 +91,25 @@ func writeRow(w io.Writer, cells []string) { fmt.Fprintln(w, strings.Join(cells,
 // besideSections are one of theirs each.
 func (r *Report) besideSections() (all []plot.Section) {
 	for _, against := range slices.Sorted(maps.Keys(inPapers)) {
-		s := plot.Section{Title: "beside " + against, About: "In the papers: " + inPapers[against] + ". Here: a software datapath between namespaces. " +
-			"Speeds of which more is better, round trips and programs' times of which less is.", Head: besideHead}
+		s := plot.Section{
+			Title: "beside " + against,
+			About: "In the papers: " + inPapers[against] + ". Here: a software datapath between namespaces. " +
+				"Speeds of which more is better, round trips and programs' times of which less is.",
+			Head: besideHead,
+		}
 		var bars []plot.Bar
 		for _, c := range r.Beside {
 			if c.Against == against {
 				s.Rows = append(s.Rows, c.cells())
-				bars = append(bars, plot.Bar{Name: c.Metric + " · " + c.Scenario, Class: class(c.Scenario), Figure: precise(c.Ratio.Median), At: plot.Span(c.Ratio)})
+				bars = append(
+					bars,
+					plot.Bar{
+						Name:   c.Metric + " · " + c.Scenario,
+						Class:  class(c.Scenario),
+						Figure: precise(c.Ratio.Median),
+						At:     plot.Span(c.Ratio),
+					},
+				)
 			}
 		}
 		if len(bars) > 0 {

@@ -27,8 +27,8 @@ import (
 // than on netpila.
 func boundVeth(w *wire) (Pair, error) { return w.oneWayEach((*node).joinVeth) }
 
-// boundNetkit is the same with netkits where boundVeth has the containers' veth pairs. A netkit hands nothing to another
-// device without a program: here to one of four instructions, which redirects.
+// boundNetkit is the same with netkits where boundVeth has the containers' veth pairs. A netkit hands nothing to
+// another device without a program: here to one of four instructions, which redirects.
 func boundNetkit(w *wire) (Pair, error) { return w.oneWayEach((*node).joinNetkit) }
 
 // join gives a container its eth0, and has what it sends leave by the node's device "wire".
@@ -53,7 +53,13 @@ func (w *wire) oneWayEach(join join) (Pair, error) {
 }
 
 // oneWay leads from a container on the node to one elsewhere.
-func (n *node) oneWay(join join, from *netns.Namespace, source netip.Addr, to *netns.Namespace, target netip.Addr) error {
+func (n *node) oneWay(
+	join join,
+	from *netns.Namespace,
+	source netip.Addr,
+	to *netns.Namespace,
+	target netip.Addr,
+) error {
 	if err := n.wire.link(n.ns, "wire", to, "in"); err != nil {
 		return err
 	}
@@ -84,16 +90,27 @@ func (n *node) joinNetkit(container *netns.Namespace) error {
 	return onDevice(n.ns, "wire", func(h *netlink.Handle, to netlink.Link) error {
 		node, peer := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
 		node.Name, peer.Name, peer.Namespace = "container", "eth0", netlink.NsFd(container.FD())
-		pair := &netlink.Netkit{LinkAttrs: node, Mode: netlink.NETKIT_MODE_L2, Scrub: netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT}
+		pair := &netlink.Netkit{
+			LinkAttrs: node,
+			Mode:      netlink.NETKIT_MODE_L2,
+			Scrub:     netlink.NETKIT_SCRUB_DEFAULT,
+			PeerScrub: netlink.NETKIT_SCRUB_DEFAULT,
+		}
 		pair.SetPeerAttrs(&peer)
 		if err := netns.Retry(func() error { return h.LinkAdd(pair) }); err != nil {
 			return fmt.Errorf("netkit: %w", err)
 		}
-		return errors.Join(h.LinkSetUp(pair), h.LinkSetUp(to), n.load(redirect(asm.FnRedirect, to.Attrs().Index), func(p *ebpf.Program) error {
-			return n.ns.Do(func() error {
-				return link.RawAttachProgram(link.RawAttachProgramOptions{Target: pair.Index, Program: p, Attach: ebpf.AttachNetkitPeer})
-			})
-		}))
+		return errors.Join(
+			h.LinkSetUp(pair),
+			h.LinkSetUp(to),
+			n.load(redirect(asm.FnRedirect, to.Attrs().Index), func(p *ebpf.Program) error {
+				return n.ns.Do(func() error {
+					return link.RawAttachProgram(
+						link.RawAttachProgramOptions{Target: pair.Index, Program: p, Attach: ebpf.AttachNetkitPeer},
+					)
+				})
+			}),
+		)
 	})
 }
 
@@ -104,14 +121,23 @@ func (n *node) redirect(in, out string) error {
 		if err != nil {
 			return err
 		}
-		ingress := netlink.QdiscAttrs{LinkIndex: from.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}
+		ingress := netlink.QdiscAttrs{
+			LinkIndex: from.Attrs().Index,
+			Handle:    netlink.MakeHandle(0xffff, 0),
+			Parent:    netlink.HANDLE_INGRESS,
+		}
 		return errors.Join(
 			h.LinkSetUp(from),
 			h.LinkSetUp(to),
 			h.QdiscAdd(&netlink.Ingress{QdiscAttrs: ingress}),
 			h.FilterAdd(&netlink.U32{ // without a selector it matches everything
-				FilterAttrs: netlink.FilterAttrs{LinkIndex: ingress.LinkIndex, Parent: ingress.Handle, Priority: 1, Protocol: unix.ETH_P_ALL},
-				Actions:     []netlink.Action{netlink.NewMirredAction(to.Attrs().Index)},
+				FilterAttrs: netlink.FilterAttrs{
+					LinkIndex: ingress.LinkIndex,
+					Parent:    ingress.Handle,
+					Priority:  1,
+					Protocol:  unix.ETH_P_ALL,
+				},
+				Actions: []netlink.Action{netlink.NewMirredAction(to.Attrs().Index)},
 			}))
 	})
 }

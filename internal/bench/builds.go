@@ -30,20 +30,26 @@ type BuildsOptions struct {
 	Progress func(done, of int)
 }
 
-// BuildsMetrics are what a comparison of builds takes unless told otherwise: the main speeds, and our programs' own time.
+// BuildsMetrics are what a comparison of builds takes unless told otherwise: the main speeds, and our programs' own
+// time.
 var BuildsMetrics = []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "PROGRAM_OUT", "PROGRAM_IN"}
 
 // buildsStop is how long a run that was interrupted has to take its namespaces away.
 const buildsStop = 20 * time.Second
 
-// Builds has both programs measure the datapath, in pairs and within a pair in random order. A run is of the smoke form, so that two that are
-// compared are seconds apart, and there are many of them.
+// Builds has both programs measure the datapath, in pairs and within a pair in random order. A run is of the smoke
+// form, so that two that are compared are seconds apart, and there are many of them.
 func Builds(ctx context.Context, o BuildsOptions) (_ *BuildsReport, err error) {
 	defer func() { err = stopped(ctx, err) }()
 	random := rand.New(rand.NewPCG(o.Seed, 0))
 	r := &BuildsReport{
-		Started: time.Now().UTC().Truncate(time.Second), Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
-		This: identify(o.This), Other: identify(o.Other), Pairs: o.Pairs, AtLeast: o.AtLeast, TooWide: Quick().TooWide, Seed: o.Seed,
+		Started: time.Now().
+			UTC().
+			Truncate(time.Second),
+		Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
+		This: identify(
+			o.This,
+		), Other: identify(o.Other), Pairs: o.Pairs, AtLeast: o.AtLeast, TooWide: Quick().TooWide, Seed: o.Seed,
 	}
 	started := time.Now()
 	programs := [2]string{o.This, o.Other}
@@ -62,7 +68,8 @@ func Builds(ctx context.Context, o BuildsOptions) (_ *BuildsReport, err error) {
 	return r, r.judge(o, runs[0], runs[1])
 }
 
-// buildsRun is one run of a program. It ends with 1 also where a gate of the form was missed, which is nothing to us: its report counts.
+// buildsRun is one run of a program. It ends with 1 also where a gate of the form was missed, which is nothing to us:
+// its report counts.
 func buildsRun(ctx context.Context, program string, o BuildsOptions) (*Report, error) {
 	c := exec.CommandContext(ctx, program, "bench", "datapath", "--smoke",
 		"--scenarios", strings.Join(o.Scenarios, ","), "--metrics", strings.Join(o.Metrics, ","), "-o", "json")
@@ -77,7 +84,10 @@ func buildsRun(ctx context.Context, program string, o BuildsOptions) (*Report, e
 	r := &Report{}
 	if json.Unmarshal(out.Bytes(), r) != nil || len(r.Results) == 0 {
 		said := strings.TrimSpace(errs.String())
-		return nil, fmt.Errorf("it has no report of bench datapath: %s", cmp.Or(said[strings.LastIndexByte(said, '\n')+1:], fmt.Sprint(err)))
+		return nil, fmt.Errorf(
+			"it has no report of bench datapath: %s",
+			cmp.Or(said[strings.LastIndexByte(said, '\n')+1:], fmt.Sprint(err)),
+		)
 	}
 	return r, nil
 }

@@ -48,7 +48,11 @@ func standIn(t *testing.T, reports ...Report) string {
 			t.Fatal(err)
 		}
 	}
-	script := fmt.Sprintf("#!/bin/sh\ncd %s\nn=$(cat n 2>/dev/null || echo 0)\necho $((n + 1)) >n\ncat $((n %% %d))\necho said >&2\nexit 1\n", dir, len(reports))
+	script := fmt.Sprintf(
+		"#!/bin/sh\ncd %s\nn=$(cat n 2>/dev/null || echo 0)\necho $((n + 1)) >n\ncat $((n %% %d))\necho said >&2\nexit 1\n",
+		dir,
+		len(reports),
+	)
 	return program(t, script)
 }
 
@@ -92,12 +96,14 @@ func TestBuildsOfOneProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if x := r.Results[0]; !r.Pass || len(r.Results) != 1 || runs != 2 || len(x.This) != 1 || len(x.Other) != 1 || r.This.Version == "" {
+	if x := r.Results[0]; !r.Pass || len(r.Results) != 1 || runs != 2 || len(x.This) != 1 || len(x.Other) != 1 ||
+		r.This.Version == "" {
 		t.Errorf("%d runs, %+v", runs, r)
 	}
 }
 
-// A slower build is found out, in one speed or in all; a bar within a wide interval is no pass, and of times nothing is asked.
+// A slower build is found out, in one speed or in all; a bar within a wide interval is no pass, and of times nothing is
+// asked.
 func TestBuildsByVerdict(t *testing.T) {
 	before := told(1000, 200, 100)
 	for name, c := range map[string]struct {
@@ -132,7 +138,8 @@ func TestBuildsByVerdict(t *testing.T) {
 			}
 			checkPage(t, page.String(), 1)
 			for _, row := range r.rows() {
-				if verdict := row[len(row)-1]; !strings.Contains(table.String(), verdict) || !strings.Contains(page.String(), verdict) {
+				if verdict := row[len(row)-1]; !strings.Contains(table.String(), verdict) ||
+					!strings.Contains(page.String(), verdict) {
 					t.Errorf("%q is not told", verdict)
 				}
 			}
@@ -140,7 +147,8 @@ func TestBuildsByVerdict(t *testing.T) {
 	}
 }
 
-// A build that has no report, or not of what was asked, fails the comparison with what it said; who interrupts is told that.
+// A build that has no report, or not of what was asked, fails the comparison with what it said; who interrupts is told
+// that.
 func TestBuildsWithoutReport(t *testing.T) {
 	good := standIn(t, told(1000, 200, 100))
 	lacks := told(1000, 200, 100)
@@ -165,7 +173,10 @@ func TestBuildsInterrupted(t *testing.T) {
 	if err := unix.Mkfifo(began, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	build := program(t, fmt.Sprintf("#!/bin/sh\ntrap 'echo >%s; exit 1' INT\necho >%s\nwhile :; do sleep 0.01; done\n", left, began))
+	build := program(
+		t,
+		fmt.Sprintf("#!/bin/sh\ntrap 'echo >%s; exit 1' INT\necho >%s\nwhile :; do sleep 0.01; done\n", left, began),
+	)
 	ctx, interrupt := context.WithCancelCause(t.Context())
 	go func() {
 		_, err := os.ReadFile(began)

@@ -40,8 +40,8 @@ type BuildsResult struct {
 	Metric   string `json:"metric"`
 	Unit     string `json:"unit"`
 	Less     bool   `json:"lessIsBetter,omitempty"`
-	// This and Other are the runs' medians, by pair. They are no ratios to a scenario without us in the same run: its windows are as uncertain as ours,
-	// and the other build's run is seconds away.
+	// This and Other are the runs' medians, by pair. They are no ratios to a scenario without us in the same run: its
+	// windows are as uncertain as ours, and the other build's run is seconds away.
 	This  []float64 `json:"this"`
 	Other []float64 `json:"other"`
 	// Ratio is the median over the pairs of This by Other.
@@ -49,14 +49,20 @@ type BuildsResult struct {
 	Verdict Verdict  `json:"verdict,omitempty"` // none of times: of those nothing is asked
 }
 
-// together is a metric's name that stands for a scenario's speeds: the geometric mean of their ratios in each pair. It shows less than any one of them does.
+// together is a metric's name that stands for a scenario's speeds: the geometric mean of their ratios in each pair. It
+// shows less than any one of them does.
 const together = "all speeds"
 
 // judge makes results of runs, and asks of speeds what was asked.
 func (r *BuildsReport) judge(o BuildsOptions, this, other []*Report) error {
 	draw := Settings{Seed: r.Seed}
 	for _, scenario := range o.Scenarios {
-		all := BuildsResult{Scenario: scenario, Metric: together, This: slices.Repeat([]float64{1}, len(this)), Other: slices.Repeat([]float64{1}, len(this))}
+		all := BuildsResult{
+			Scenario: scenario,
+			Metric:   together,
+			This:     slices.Repeat([]float64{1}, len(this)),
+			Other:    slices.Repeat([]float64{1}, len(this)),
+		}
 		speeds := 0
 		for _, metric := range o.Metrics {
 			x := BuildsResult{Scenario: scenario, Metric: metric}
@@ -82,7 +88,13 @@ func (r *BuildsReport) judge(o BuildsOptions, this, other []*Report) error {
 			continue
 		}
 		for pair := range this {
-			all.This[pair], all.Other[pair] = math.Pow(all.This[pair], 1/float64(speeds)), math.Pow(all.Other[pair], 1/float64(speeds))
+			all.This[pair], all.Other[pair] = math.Pow(
+				all.This[pair],
+				1/float64(speeds),
+			), math.Pow(
+				all.Other[pair],
+				1/float64(speeds),
+			)
 		}
 		all.Ratio = draw.interval(ratios(all.This, all.Other))
 		r.Results = append(r.Results, all)
@@ -122,7 +134,18 @@ func (r *BuildsReport) rows() (rows [][]string) {
 		if x.Verdict != "" {
 			verdict = Check{Gate: r.gate(), Verdict: x.Verdict}.verdict()
 		}
-		rows = append(rows, []string{x.Scenario, x.Metric, x.text(x.This), x.text(x.Other), precise(x.Ratio.Median), x.Ratio.String(), verdict})
+		rows = append(
+			rows,
+			[]string{
+				x.Scenario,
+				x.Metric,
+				x.text(x.This),
+				x.text(x.Other),
+				precise(x.Ratio.Median),
+				x.Ratio.String(),
+				verdict,
+			},
+		)
 	}
 	return rows
 }
@@ -140,7 +163,10 @@ func (b Build) String() string {
 }
 
 func (r *BuildsReport) how() string {
-	return fmt.Sprintf("%s of runs, in random order within a pair; ratios are of the same pair", humanize.Of(r.Pairs, "pair", "pairs"))
+	return fmt.Sprintf(
+		"%s of runs, in random order within a pair; ratios are of the same pair",
+		humanize.Of(r.Pairs, "pair", "pairs"),
+	)
 }
 
 // Table writes the results for a person; columns are separated by tabs.
@@ -155,7 +181,15 @@ func (r *BuildsReport) Table(w io.Writer) {
 func (r *BuildsReport) Page(w io.Writer) error {
 	var bars []plot.Bar
 	for _, x := range r.Results {
-		bars = append(bars, plot.Bar{Name: x.Scenario + " " + x.Metric, Class: "ours", Figure: precise(x.Ratio.Median), At: plot.Span(x.Ratio)})
+		bars = append(
+			bars,
+			plot.Bar{
+				Name:   x.Scenario + " " + x.Metric,
+				Class:  "ours",
+				Figure: precise(x.Ratio.Median),
+				At:     plot.Span(x.Ratio),
+			},
+		)
 	}
 	return pageTemplates.ExecuteTemplate(w, "buildspage.html", struct {
 		*BuildsReport
@@ -163,6 +197,12 @@ func (r *BuildsReport) Page(w io.Writer) error {
 		Sections  []plot.Section
 	}{r, r.Started.Format(time.RFC3339), r.how(), []plot.Section{{
 		Title: "this build of the other", About: "Medians of the pairs' ratios. Of speeds more than 1 is faster; of times (RTT, PROGRAM), of which nothing is asked, it is slower.",
-		Bars: plot.NewBars("this build of the other", "times", scaleNames, true, bars), Head: buildsHead, Rows: r.rows(),
+		Bars: plot.NewBars(
+			"this build of the other",
+			"times",
+			scaleNames,
+			true,
+			bars,
+		), Head: buildsHead, Rows: r.rows(),
 	}}})
 }

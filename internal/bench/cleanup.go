@@ -54,7 +54,8 @@ func OVSMissing() error {
 	return nil
 }
 
-// CleanUp measures how long Open vSwitch takes to delete a batch of entries, loosely as in NIMITZ (NM8, fig 10) and strictly.
+// CleanUp measures how long Open vSwitch takes to delete a batch of entries, loosely as in NIMITZ (NM8, fig 10) and
+// strictly.
 func CleanUp(ctx context.Context, o CleanUpOptions) (_ *CleanUpReport, err error) {
 	started := time.Now()
 	release, err := claim(o.Dir)
@@ -74,7 +75,10 @@ func CleanUp(ctx context.Context, o CleanUpOptions) (_ *CleanUpReport, err error
 	}
 	for _, n := range o.Installed {
 		s := m.samples[n]
-		r.Results = append(r.Results, CleanUpCost{Installed: n, Loose: bootstrap(s[loose], m.random), Strict: bootstrap(s[strict], m.random)})
+		r.Results = append(
+			r.Results,
+			CleanUpCost{Installed: n, Loose: bootstrap(s[loose], m.random), Strict: bootstrap(s[strict], m.random)},
+		)
 	}
 	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
 	return r, nil
@@ -193,7 +197,12 @@ func cleanUpEntries(n int) []pipeline.Entry {
 	for i := range entries {
 		container := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 		node := netip.AddrFrom16([16]byte{0xfd, 0x70, 0x69, 0x6c, 0x61, byte(i >> 19), byte(i >> 11), byte(i >> 3)})
-		entries[i] = pipeline.Forward{VNI: 7, To: netip.PrefixFrom(container, 32), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(netip.PrefixFrom(node, 64))}
+		entries[i] = pipeline.Forward{
+			VNI:  7,
+			To:   netip.PrefixFrom(container, 32),
+			Port: pipeline.VXLAN,
+			VTEP: pipeline.VTEP(netip.PrefixFrom(node, 64)),
+		}
 	}
 	return entries
 }

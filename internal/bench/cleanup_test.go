@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestCleanUp deletes a batch out of few and of many entries (NM8): loosely it takes the longer the more there are, which shows that what is
-// measured is a search; strictly it does not. The bounds leave room for a machine that does other things.
+// TestCleanUp deletes a batch out of few and of many entries (NM8): loosely it takes the longer the more there are,
+// which shows that what is measured is a search; strictly it does not. The bounds leave room for a machine that does
+// other things.
 func TestCleanUp(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "clean")
 	if err != nil {
@@ -18,7 +19,10 @@ func TestCleanUp(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	steps := 0
 	r, err := CleanUp(t.Context(), CleanUpOptions{
-		Installed: []int{500, 10_000}, Batch: 500, Rounds: 3, Dir: filepath.Join(dir, "b"), Seed: 1, Progress: func(int, int) { steps++ },
+		Installed: []int{
+			500,
+			10_000,
+		}, Batch: 500, Rounds: 3, Dir: filepath.Join(dir, "b"), Seed: 1, Progress: func(int, int) { steps++ },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +35,12 @@ func TestCleanUp(t *testing.T) {
 		t.Errorf("loose deletions take %.1f times as long with 20 times the entries: %+v", loose, r.Results)
 	}
 	if strict > loose/2 || 3*r.Results[1].Strict.Median > r.Results[1].Loose.Median {
-		t.Errorf("strict deletions take %.1f times as long with 20 times the entries, loose ones %.1f: %+v", strict, loose, r.Results)
+		t.Errorf(
+			"strict deletions take %.1f times as long with 20 times the entries, loose ones %.1f: %+v",
+			strict,
+			loose,
+			r.Results,
+		)
 	}
 	var table, page strings.Builder
 	r.Table(&table)

@@ -9,7 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// CleanUpReport is what `pilaster bench clean-up` found. Times are of one transaction that deletes the batch, in ms, medians with 95 % intervals.
+// CleanUpReport is what `pilaster bench clean-up` found. Times are of one transaction that deletes the batch, in ms,
+// medians with 95 % intervals.
 type CleanUpReport struct {
 	Started time.Time     `json:"started"`
 	Seconds float64       `json:"seconds"`
@@ -39,7 +40,17 @@ func (r *CleanUpReport) rows() (rows [][]string) {
 	for _, c := range r.Results {
 		loose, strict := r.growth(c)
 		times := func(f float64) string { return fmt.Sprintf("%.1f", f) }
-		rows = append(rows, []string{humanize.Grouped(c.Installed), spread(c.Loose), times(loose), tenths(c.Strict), times(strict), times(c.Loose.Median / c.Strict.Median)})
+		rows = append(
+			rows,
+			[]string{
+				humanize.Grouped(c.Installed),
+				spread(c.Loose),
+				times(loose),
+				tenths(c.Strict),
+				times(strict),
+				times(c.Loose.Median / c.Strict.Median),
+			},
+		)
 	}
 	return rows
 }
@@ -61,18 +72,38 @@ func (r *CleanUpReport) Table(w io.Writer) {
 // Page writes the report as one HTML file that needs no other.
 func (r *CleanUpReport) Page(w io.Writer) error {
 	sections := []plot.Section{
-		r.section("loose", "The switch searches all its entries for what matches each deletion, as in NIMITZ §4, fig 10: the time grows with what is installed.", "theirs",
-			func(c CleanUpCost) Interval { return c.Loose }),
-		r.section("strict", "Each deletion names its entry by match and priority, which is a look-up: the time does not follow what is installed.", "ours",
-			func(c CleanUpCost) Interval { return c.Strict }),
+		r.section(
+			"loose",
+			"The switch searches all its entries for what matches each deletion, as in NIMITZ §4, fig 10: the time grows with what is installed.",
+			"theirs",
+			func(c CleanUpCost) Interval { return c.Loose },
+		),
+		r.section(
+			"strict",
+			"Each deletion names its entry by match and priority, which is a look-up: the time does not follow what is installed.",
+			"ours",
+			func(c CleanUpCost) Interval { return c.Strict },
+		),
 	}
 	both := []plot.Bar{}
 	for _, c := range r.Results {
 		loose, strict := r.growth(c)
 		name := humanize.Of(c.Installed, "entry", "entries")
-		both = append(both,
-			plot.Bar{Name: "loose · " + name, Class: "theirs", Figure: fmt.Sprintf("%.1f ×", loose), At: plot.Span(scaled(c.Loose, r.Results[0].Loose.Median))},
-			plot.Bar{Name: "strict · " + name, Class: "ours", Figure: fmt.Sprintf("%.1f ×", strict), At: plot.Span(scaled(c.Strict, r.Results[0].Strict.Median))})
+		both = append(
+			both,
+			plot.Bar{
+				Name:   "loose · " + name,
+				Class:  "theirs",
+				Figure: fmt.Sprintf("%.1f ×", loose),
+				At:     plot.Span(scaled(c.Loose, r.Results[0].Loose.Median)),
+			},
+			plot.Bar{
+				Name:   "strict · " + name,
+				Class:  "ours",
+				Figure: fmt.Sprintf("%.1f ×", strict),
+				At:     plot.Span(scaled(c.Strict, r.Results[0].Strict.Median)),
+			},
+		)
 	}
 	sections = append([]plot.Section{{
 		Title: "growth", About: "Each way's time as a multiple of its own with the fewest entries. The paper's is 28 × at 50,000, with hardware to clean up too.",
@@ -94,7 +125,15 @@ func (r *CleanUpReport) section(title, about, class string, of func(CleanUpCost)
 	var bars []plot.Bar
 	for _, c := range r.Results {
 		at := of(c)
-		bars = append(bars, plot.Bar{Name: humanize.Of(c.Installed, "entry", "entries"), Class: class, Figure: fmt.Sprintf("%.0f ms", at.Median), At: plot.Span(at)})
+		bars = append(
+			bars,
+			plot.Bar{
+				Name:   humanize.Of(c.Installed, "entry", "entries"),
+				Class:  class,
+				Figure: fmt.Sprintf("%.0f ms", at.Median),
+				At:     plot.Span(at),
+			},
+		)
 		s.Rows = append(s.Rows, []string{humanize.Grouped(c.Installed), tenths(at)})
 	}
 	s.Bars = plot.NewBars(title+" deletions", "ms", scaleNames, false, bars)

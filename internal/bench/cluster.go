@@ -10,7 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// cluster stands in for an orchestrator, in a simulation: who of a tenant is where follows from numbers. Each node has as many containers as any.
+// cluster stands in for an orchestrator, in a simulation: who of a tenant is where follows from numbers. Each node has
+// as many containers as any.
 type cluster struct {
 	tenant  tenant.Tenant
 	density int // containers of a node
@@ -86,7 +87,10 @@ func (m *member) Allocate(context.Context, string, string) ([]netip.Addr, error)
 
 func (m *member) Free(context.Context, string, string) error { return nil }
 
-func (m *member) DrawIndex(_ endpoint.CursorKey, find func(address.Index) (address.Index, error)) (address.Index, error) {
+func (m *member) DrawIndex(
+	_ endpoint.CursorKey,
+	find func(address.Index) (address.Index, error),
+) (address.Index, error) {
 	i, err := find(m.drawn)
 	m.drawn = i + 1
 	return i, err

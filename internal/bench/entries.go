@@ -42,13 +42,19 @@ func QuickEntries() EntriesOptions {
 
 // FullEntries goes up to 80,000 containers.
 func FullEntries() EntriesOptions {
-	return EntriesOptions{Switches: EntrySwitches, Nodes: []int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}, Density: density, Services: 16}
+	return EntriesOptions{
+		Switches: EntrySwitches,
+		Nodes:    []int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
+		Density:  density,
+		Services: 16,
+	}
 }
 
 // MostEntryNodes bounds what a run takes: 320,000 mappings without node CIDRs.
 const MostEntryNodes = 4000
 
-// Entries fills the switch of a node as its agent does, beside nodes of which the cluster only tells, and reads it (NM2, NM3).
+// Entries fills the switch of a node as its agent does, beside nodes of which the cluster only tells, and reads it
+// (NM2, NM3).
 func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error) {
 	started := time.Now()
 	release, err := claim(o.Dir)
@@ -59,7 +65,11 @@ func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error
 	defer func() { err = stopped(ctx, err) }()
 	r := &EntriesReport{
 		Started: started.UTC().Truncate(time.Second), Simulated: simulated,
-		Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()}, Density: o.Density, Services: o.Services,
+		Machine: Machine{
+			Kernel: kernel(),
+			Arch:   runtime.GOARCH,
+			CPUs:   runtime.NumCPU(),
+		}, Density: o.Density, Services: o.Services,
 	}
 	done := 0
 	step := func() {
@@ -81,9 +91,14 @@ func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error
 	return r, nil
 }
 
-// count has a switch with one container here and with as many as elsewhere, with one service and with all, at each size of the cluster: up it goes
-// with one container, and down with all.
-func (o EntriesOptions) count(ctx context.Context, kind string, nodeCIDRs bool, step func()) (all []EntriesSample, err error) {
+// count has a switch with one container here and with as many as elsewhere, with one service and with all, at each size
+// of the cluster: up it goes with one container, and down with all.
+func (o EntriesOptions) count(
+	ctx context.Context,
+	kind string,
+	nodeCIDRs bool,
+	step func(),
+) (all []EntriesSample, err error) {
 	w, err := newWire(filepath.Join(o.Dir, "entries"))
 	if err != nil {
 		return nil, err
@@ -108,7 +123,17 @@ func (o EntriesOptions) count(ctx context.Context, kind string, nodeCIDRs bool, 
 				if err != nil {
 					return nil, err
 				}
-				all = append(all, EntriesSample{Switch: kind, NodeCIDRs: nodeCIDRs, Nodes: nodes, Containers: here, Services: services, Stages: stages})
+				all = append(
+					all,
+					EntriesSample{
+						Switch:     kind,
+						NodeCIDRs:  nodeCIDRs,
+						Nodes:      nodes,
+						Containers: here,
+						Services:   services,
+						Stages:     stages,
+					},
+				)
 			}
 			step()
 		}
@@ -132,7 +157,12 @@ func (c Counts) All() int { return c.Decap + c.Register + c.NAT + c.Forwarding }
 
 func countsOf(entries []pipeline.Entry) Counts {
 	by := pipeline.Count(entries)
-	c := Counts{Decap: by[pipeline.Decap], Register: by[pipeline.Register], NAT: by[pipeline.NAT], Forwarding: by[pipeline.Forwarding]}
+	c := Counts{
+		Decap:      by[pipeline.Decap],
+		Register:   by[pipeline.Register],
+		NAT:        by[pipeline.NAT],
+		Forwarding: by[pipeline.Forwarding],
+	}
 	for _, e := range entries {
 		if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN {
 			c.Remote++

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A real switch of either kind has entries for nodes, containers and services, and for no pair of them (NM2); what leads to other nodes is as many times less
-// with node CIDRs as a node has containers (NM3).
+// A real switch of either kind has entries for nodes, containers and services, and for no pair of them (NM2); what
+// leads to other nodes is as many times less with node CIDRs as a node has containers (NM3).
 func TestEntries(t *testing.T) {
 	const here = 5
 	steps := 0
@@ -27,7 +27,8 @@ func TestEntries(t *testing.T) {
 		if !g.NodeCIDRs {
 			node = here
 		}
-		// A container: who may send, and where to; and its way to services and back. A service: the ways to its address and from it, and that both are outside.
+		// A container: who may send, and where to; and its way to services and back. A service: the ways to its address
+		// and from it, and that both are outside.
 		if (g != Growth{Switch: g.Switch, NodeCIDRs: g.NodeCIDRs, Node: node, Container: 4, Service: 4}) {
 			t.Errorf("%+v", g)
 		}
@@ -37,7 +38,8 @@ func TestEntries(t *testing.T) {
 		without, _ := r.of(kind, false)
 		for _, nodes := range []int{2, 9} {
 			a, b := with(nodes, here, 7), without(nodes, here, 7)
-			if a.Remote != nodes-1 || b.Remote != here*a.Remote || a.Decap != 1 || a.Register != here || b.Register != here {
+			if a.Remote != nodes-1 || b.Remote != here*a.Remote || a.Decap != 1 || a.Register != here ||
+				b.Register != here {
 				t.Errorf("%s, %d nodes: %+v and %+v", kind, nodes, a, b)
 			}
 		}
@@ -71,7 +73,17 @@ func TestEntriesThatMultiply(t *testing.T) {
 			for _, containers := range []int{1, 4} {
 				for _, services := range []int{1, 3} {
 					all := 2 + nodes + 4*containers + 4*services + extra(nodes, containers, services)
-					r.Samples = append(r.Samples, EntriesSample{Switch: onEBPF, NodeCIDRs: true, Nodes: nodes, Containers: containers, Services: services, Stages: Counts{Forwarding: all}})
+					r.Samples = append(
+						r.Samples,
+						EntriesSample{
+							Switch:     onEBPF,
+							NodeCIDRs:  true,
+							Nodes:      nodes,
+							Containers: containers,
+							Services:   services,
+							Stages:     Counts{Forwarding: all},
+						},
+					)
 				}
 			}
 		}

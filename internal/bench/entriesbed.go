@@ -16,7 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// entriesBed is a node of a simulated cluster, with a real switch and devices for its containers, which nobody is behind.
+// entriesBed is a node of a simulated cluster, with a real switch and devices for its containers, which nobody is
+// behind.
 type entriesBed struct {
 	node    *node
 	beyond  *netns.Namespace // the devices' other ends
@@ -72,7 +73,9 @@ func (b *entriesBed) fill(ctx context.Context, containers int) error {
 	for i := len(b.records) + 1; i <= containers; i++ {
 		t := b.member.tenant
 		r := endpoint.Record{
-			ID: endpoint.ID(i), ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: t.Name, TenantID: t.Current().ID, App: 1,
+			ID: endpoint.ID(
+				i,
+			), ContainerID: fmt.Sprint("c", i), Interface: "eth0", Tenant: t.Name, TenantID: t.Current().ID, App: 1,
 			Device: endpoint.Device{HostName: fmt.Sprint("c", i)},
 		}
 		var err error
@@ -95,7 +98,10 @@ func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err erro
 	t := b.member.tenant
 	for i := range services {
 		virtual, real := service(i)
-		t.Services = append(slices.Clip(t.Services), tenant.Service{Name: fmt.Sprint("s", i), Virtual: virtual, Real: real})
+		t.Services = append(
+			slices.Clip(t.Services),
+			tenant.Service{Name: fmt.Sprint("s", i), Virtual: virtual, Real: real},
+		)
 	}
 	if err := b.network.PutTenant(ctx, t); err != nil {
 		return c, err

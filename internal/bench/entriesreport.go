@@ -45,8 +45,8 @@ type Growth struct {
 	Node      float64 `json:"perNode"`      // each other one
 	Container float64 `json:"perContainer"` // each on this node, of a tenant with services
 	Service   float64 `json:"perService"`
-	// OffSum is the most that any sample is off the sum of these. Where any two of nodes, containers and services had entries for each pair,
-	// that would be their product.
+	// OffSum is the most that any sample is off the sum of these. Where any two of nodes, containers and services had
+	// entries for each pair, that would be their product.
 	OffSum float64 `json:"offTheSum"`
 }
 
@@ -60,7 +60,9 @@ func (r *EntriesReport) of(kind string, nodeCIDRs bool) (at func(nodes, containe
 		}
 	}
 	slices.Sort(nodes)
-	return func(nodes, containers, services int) Counts { return all[[3]int{nodes, containers, services}] }, slices.Compact(nodes)
+	return func(nodes, containers, services int) Counts { return all[[3]int{nodes, containers, services}] }, slices.Compact(
+		nodes,
+	)
 }
 
 // grows tells of each switch and form, from its smallest sample and those that differ from it in one thing.
@@ -80,7 +82,15 @@ func (r *EntriesReport) grows() (all []Growth) {
 			g.Service = each(at(first, 1, r.Services).All(), r.Services-1)
 			for _, s := range r.Samples {
 				if s.Switch == kind && s.NodeCIDRs == nodeCIDRs {
-					sum := float64(least) + g.Node*float64(s.Nodes-first) + g.Container*float64(s.Containers-1) + g.Service*float64(s.Services-1)
+					sum := float64(
+						least,
+					) + g.Node*float64(
+						s.Nodes-first,
+					) + g.Container*float64(
+						s.Containers-1,
+					) + g.Service*float64(
+						s.Services-1,
+					)
 					g.OffSum = max(g.OffSum, math.Abs(float64(s.Stages.All())-sum))
 				}
 			}
@@ -108,22 +118,45 @@ func (r *EntriesReport) sizes(kind string) (rows [][]string) {
 			saved = fmt.Sprintf("%.4g", float64(b.Remote)/float64(a.Remote))
 		}
 		rows = append(rows, []string{
-			humanize.Grouped(n), humanize.Grouped(n * r.Density), humanize.Grouped(a.Remote), humanize.Grouped(b.Remote), saved,
-			humanize.Grouped(a.All()), humanize.Grouped(b.All()), fmt.Sprintf("%.1f", float64(b.All())/float64(a.All())),
+			humanize.Grouped(
+				n,
+			), humanize.Grouped(n * r.Density), humanize.Grouped(a.Remote), humanize.Grouped(b.Remote), saved,
+			humanize.Grouped(
+				a.All(),
+			), humanize.Grouped(b.All()), fmt.Sprintf("%.1f", float64(b.All())/float64(a.All())),
 		})
 	}
 	return rows
 }
 
 var (
-	entriesHead = []string{"nodes", "containers", "to other nodes, with CIDRs", "without", "times", "all entries, with CIDRs", "without", "times"}
-	growthHead  = []string{"switch", "node CIDRs", "each node", "each container here", "each service", "off the sum"}
+	entriesHead = []string{
+		"nodes",
+		"containers",
+		"to other nodes, with CIDRs",
+		"without",
+		"times",
+		"all entries, with CIDRs",
+		"without",
+		"times",
+	}
+	growthHead = []string{"switch", "node CIDRs", "each node", "each container here", "each service", "off the sum"}
 )
 
 func (r *EntriesReport) growthRows() (rows [][]string) {
 	for _, g := range r.Grows {
 		number := func(v float64) string { return fmt.Sprintf("%.4g", v) }
-		rows = append(rows, []string{g.Switch, form(g.NodeCIDRs), number(g.Node), number(g.Container), number(g.Service), number(g.OffSum)})
+		rows = append(
+			rows,
+			[]string{
+				g.Switch,
+				form(g.NodeCIDRs),
+				number(g.Node),
+				number(g.Container),
+				number(g.Service),
+				number(g.OffSum),
+			},
+		)
 	}
 	return rows
 }
@@ -136,7 +169,12 @@ func (r *EntriesReport) verdict() string {
 }
 
 func (r *EntriesReport) how() string {
-	return fmt.Sprintf("%s; %s a node, %s", r.Simulated, humanize.Of(r.Density, "container", "containers"), humanize.Of(r.Services, "service", "services"))
+	return fmt.Sprintf(
+		"%s; %s a node, %s",
+		r.Simulated,
+		humanize.Of(r.Density, "container", "containers"),
+		humanize.Of(r.Services, "service", "services"),
+	)
 }
 
 // Table writes the results for a person; columns are separated by tabs.

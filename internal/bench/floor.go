@@ -113,7 +113,14 @@ func (n *node) addPaired(number int, gateway net.HardwareAddr) (c *netns.Namespa
 				h.NeighSet(&netlink.Neigh{
 					LinkIndex: d.Attrs().Index, Family: netlink.FAMILY_V6, State: netlink.NUD_PERMANENT, HardwareAddr: gateway, IP: next.AsSlice(),
 				}),
-				h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: ipNet(address.DefaultPlan().Base), Gw: next.AsSlice()}))
+				h.RouteAdd(
+					&netlink.Route{
+						LinkIndex: d.Attrs().Index,
+						Dst:       ipNet(address.DefaultPlan().Base),
+						Gw:        next.AsSlice(),
+					},
+				),
+			)
 		}))
 	return c, a, ours, err
 }
@@ -151,7 +158,9 @@ func (n *node) filter(device string, body ...asm.Instruction) error {
 }
 
 func (n *node) load(body []asm.Instruction, use func(*ebpf.Program) error) error {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: append(body, asm.Return())})
+	p, err := ebpf.NewProgram(
+		&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: append(body, asm.Return())},
+	)
 	if err != nil {
 		return err
 	}

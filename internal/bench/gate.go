@@ -87,8 +87,16 @@ type kind struct {
 
 // kinds are our scenarios by device kind, and what the same device does without us.
 var kinds = []kind{
-	{"netpila", "bound-veth", map[string]float64{"TCP_RR": 0.91, "UDP_RR": 0.88, "TCP_STREAM": 0.96, "TCP_CRR": 0.88, "UDP_PPS": 0.86}},
-	{"netpila-macvlan", "bound-macvlan", map[string]float64{"TCP_RR": 0.96, "UDP_RR": 0.95, "TCP_STREAM": 0.95, "TCP_CRR": 0.93, "UDP_PPS": 0.92}},
+	{
+		"netpila",
+		"bound-veth",
+		map[string]float64{"TCP_RR": 0.91, "UDP_RR": 0.88, "TCP_STREAM": 0.96, "TCP_CRR": 0.88, "UDP_PPS": 0.86},
+	},
+	{
+		"netpila-macvlan",
+		"bound-macvlan",
+		map[string]float64{"TCP_RR": 0.96, "UDP_RR": 0.95, "TCP_STREAM": 0.95, "TCP_CRR": 0.93, "UDP_PPS": 0.92},
+	},
 	{"netpila-netkit", "bound-netkit", nil},
 }
 
@@ -133,8 +141,9 @@ func QuickGates() []Gate {
 	return append(gates, noWorse(best, "oncache")...)
 }
 
-// policyBars are what a tenant under policies is to be of one without, and under many rules of one under a single rule: the median at least, for the medians of streams
-// under the same program differ by 5 % from one run to the next, and the interval's better end.
+// policyBars are what a tenant under policies is to be of one without, and under many rules of one under a single rule:
+// the median at least, for the medians of streams under the same program differ by 5 % from one run to the next, and
+// the interval's better end.
 type policyBars struct{ median, reach float64 }
 
 // A quick run only notices what is slow by a great deal, as by the 18 % of NZ10.
@@ -146,7 +155,8 @@ var (
 // ofOneRule is what asking many rules may take of asking one: the machine's noise, and not the number of them.
 const ofOneRule = 1.5
 
-// PolicyGates ask that the number of rules costs nothing, and a policy next to nothing where connections last: that they are equal within the interval.
+// PolicyGates ask that the number of rules costs nothing, and a policy next to nothing where connections last: that
+// they are equal within the interval.
 func PolicyGates(of policyBars) []Gate {
 	bar := of.median
 	var gates []Gate
@@ -174,7 +184,10 @@ func atLeast(scenario, against string, whole bool, bars map[string]float64) []Ga
 	var gates []Gate
 	for _, m := range Metrics() {
 		if bar, asked := bars[m.Name]; asked {
-			gates = append(gates, Gate{Scenario: scenario, Against: against, Metric: m.Name, AtLeast: bar, Whole: whole})
+			gates = append(
+				gates,
+				Gate{Scenario: scenario, Against: against, Metric: m.Name, AtLeast: bar, Whole: whole},
+			)
 		}
 	}
 	return gates
@@ -234,8 +247,8 @@ func (r *Report) bestOf(metrics []string) string {
 	return name
 }
 
-// check judges the run's gates. One that has no figures is no pass, unless the run was to have none: the kernel lacks the
-// scenario, or somebody chose others.
+// check judges the run's gates. One that has no figures is no pass, unless the run was to have none: the kernel lacks
+// the scenario, or somebody chose others.
 func (r *Report) check(o Options) {
 	var judged []string
 	for _, g := range o.Gates {
@@ -270,7 +283,8 @@ func (r *Report) check(o Options) {
 // missing is why a run has no figures for a gate, and whether it was not to have them.
 func (o Options) missing(g Gate) (why string, meant bool) {
 	ran := Names(o.Scenarios)
-	if g.Scenario == best && !slices.ContainsFunc(kinds, func(k kind) bool { return slices.Contains(ran, k.scenario) }) {
+	if g.Scenario == best &&
+		!slices.ContainsFunc(kinds, func(k kind) bool { return slices.Contains(ran, k.scenario) }) {
 		return "no device kind of ours ran", true
 	}
 	for _, name := range []string{g.Scenario, g.Against} {

@@ -6,8 +6,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// idleTable is a map that no program reads. Where a scenario has nothing to forget before a first packet, it is written as
-// netpila's generations are, or this process would have disturbed the machine for one of two that are compared.
+// idleTable is a map that no program reads. Where a scenario has nothing to forget before a first packet, it is written
+// as netpila's generations are, or this process would have disturbed the machine for one of two that are compared.
 type idleTable struct{ *ebpf.Map }
 
 func newIdleTable() (*idleTable, error) {

@@ -19,8 +19,8 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// Lookups say what packets are measured with that find nothing in a cache, so that the rules are asked: first ones, which begin a session, and others
-// (NZ10, Nezha's table A1).
+// Lookups say what packets are measured with that find nothing in a cache, so that the rules are asked: first ones,
+// which begin a session, and others (NZ10, Nezha's table A1).
 type Lookups struct {
 	Rules   []int // 0: the tenant has no policies, and nothing is remembered
 	Bytes   []int // of a frame; the first with all ways that there are, the others as in Nezha's table
@@ -52,7 +52,8 @@ const (
 	isBegun = "begun"
 )
 
-// newSessions is more than the table of the bench has room for, so that each packet begins a session, in the place of another.
+// newSessions is more than the table of the bench has room for, so that each packet begins a session, in the place of
+// another.
 const (
 	newSessions   = 1 << 15
 	placesOfBench = 1 << 12
@@ -127,7 +128,12 @@ func (r *run) lookups(ctx context.Context, rules int, by string) (err error) {
 		if err := unix.SchedSetaffinity(0, &set); err != nil {
 			return fmt.Errorf("pin to CPU %d: %w", r.CPU, err)
 		}
-		m := &scaleMeter{ScaleOptions: ScaleOptions{Rounds: r.Lookups.Rounds, Packets: r.Lookups.Packets}, ctx: ctx, random: rand.New(rand.NewPCG(r.Seed, 2)), bed: bed}
+		m := &scaleMeter{
+			ScaleOptions: ScaleOptions{Rounds: r.Lookups.Rounds, Packets: r.Lookups.Packets},
+			ctx:          ctx,
+			random:       rand.New(rand.NewPCG(r.Seed, 2)),
+			bed:          bed,
+		}
 		for i, size := range r.Lookups.Bytes {
 			for _, session := range sessionsOf(rules) {
 				if !r.Lookups.measures(i, by, session) {
@@ -216,8 +222,16 @@ func (r *Report) checkLookups(l Lookups) {
 			continue
 		}
 		name := func(n int) string { return humanize.Of(n, "rule", "rules") + " by " + one.By }
-		g := Gate{Scenario: name(most), Against: name(1), Metric: fmt.Sprintf("session %s, %d bytes", one.Session, one.Bytes), AtMost: l.AtMost}
-		c := Check{Gate: g, Got: Interval{many.Ns.Median / one.Ns.Median, many.Ns.Low / one.Ns.High, many.Ns.High / one.Ns.Low}}
+		g := Gate{
+			Scenario: name(most),
+			Against:  name(1),
+			Metric:   fmt.Sprintf("session %s, %d bytes", one.Session, one.Bytes),
+			AtMost:   l.AtMost,
+		}
+		c := Check{
+			Gate: g,
+			Got:  Interval{many.Ns.Median / one.Ns.Median, many.Ns.Low / one.Ns.High, many.Ns.High / one.Ns.Low},
+		}
 		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
 		r.Pass = r.Pass && c.Verdict == Passed
 		r.Checks = append(r.Checks, c)
@@ -227,7 +241,15 @@ func (r *Report) checkLookups(l Lookups) {
 var lookupsHead = []string{"rules", "by", "session", "bytes", "ns", "95 %", "a second"}
 
 func (c LookupCost) cells() []string {
-	return []string{humanize.Grouped(c.Rules), c.By, c.Session, humanize.Grouped(c.Bytes), fmt.Sprintf("%.0f", c.Ns.Median), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), figure(1e9 / c.Ns.Median)}
+	return []string{
+		humanize.Grouped(c.Rules),
+		c.By,
+		c.Session,
+		humanize.Grouped(c.Bytes),
+		fmt.Sprintf("%.0f", c.Ns.Median),
+		fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High),
+		figure(1e9 / c.Ns.Median),
+	}
 }
 
 const aboutLookups = "Packets into a container, on one CPU, for which no decision is cached: the rules are asked, and the last of them decides. Their session is found, or it is begun in a table that is full, in another's place. " +
@@ -251,15 +273,32 @@ func (r *Report) lookupsSections() []plot.Section {
 	if len(r.Lookups) == 0 {
 		return nil
 	}
-	s := plot.Section{Title: "rules asked, by their number and the size of packets", About: aboutLookups + ". In the papers: " + lookupsInPapers + ".", Head: lookupsHead}
+	s := plot.Section{
+		Title: "rules asked, by their number and the size of packets",
+		About: aboutLookups + ". In the papers: " + lookupsInPapers + ".",
+		Head:  lookupsHead,
+	}
 	var bars []plot.Bar
 	for _, c := range r.Lookups {
 		s.Rows = append(s.Rows, c.cells())
-		name, class := fmt.Sprintf("%s by %s · session %s", humanize.Of(c.Rules, "rule", "rules"), c.By, c.Session), "ours"
+		name, class := fmt.Sprintf(
+			"%s by %s · session %s",
+			humanize.Of(c.Rules, "rule", "rules"),
+			c.By,
+			c.Session,
+		), "ours"
 		if c.Rules == 0 {
 			name, class = "no policies", "bound"
 		}
-		bars = append(bars, plot.Bar{Name: fmt.Sprintf("%s · %d bytes", name, c.Bytes), Class: class, Figure: fmt.Sprintf("%.0f ns", c.Ns.Median), At: plot.Span(c.Ns)})
+		bars = append(
+			bars,
+			plot.Bar{
+				Name:   fmt.Sprintf("%s · %d bytes", name, c.Bytes),
+				Class:  class,
+				Figure: fmt.Sprintf("%.0f ns", c.Ns.Median),
+				At:     plot.Span(c.Ns),
+			},
+		)
 	}
 	s.Bars = plot.NewBars(s.Title, "ns a packet", 330, false, bars)
 	return []plot.Section{s}

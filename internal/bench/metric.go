@@ -41,9 +41,33 @@ const (
 func Metrics() []Metric {
 	perSecond := func(a answer) float64 { return a.Ops / a.Seconds }
 	gigabits := func(a answer) float64 { return perSecond(a) * 8 * streamBlock / 1e9 }
-	stream := Metric{Unit: "Gbit/s", Figure: figure21, traffic: streaming, kind: unix.SOCK_STREAM, block: streamBlock, counted: "128 KiB", value: gigabits}
-	echo := Metric{Unit: "1/s", Figure: figure20, traffic: echoing, block: 1, flows: 1, counted: "transaction", value: perSecond}
-	program := Metric{Unit: "ns", Less: true, Figure: "ONCache's table of the CPU time of each part of the path", traffic: echoing, kind: unix.SOCK_DGRAM, block: 1, flows: 1}
+	stream := Metric{
+		Unit:    "Gbit/s",
+		Figure:  figure21,
+		traffic: streaming,
+		kind:    unix.SOCK_STREAM,
+		block:   streamBlock,
+		counted: "128 KiB",
+		value:   gigabits,
+	}
+	echo := Metric{
+		Unit:    "1/s",
+		Figure:  figure20,
+		traffic: echoing,
+		block:   1,
+		flows:   1,
+		counted: "transaction",
+		value:   perSecond,
+	}
+	program := Metric{
+		Unit:    "ns",
+		Less:    true,
+		Figure:  "ONCache's table of the CPU time of each part of the path",
+		traffic: echoing,
+		kind:    unix.SOCK_DGRAM,
+		block:   1,
+		flows:   1,
+	}
 	return []Metric{
 		echo.as("TCP_RR", "1 byte and its echo on one connection", func(m *Metric) { m.kind = unix.SOCK_STREAM }),
 		echo.as("UDP_RR", "1 byte and its echo", func(m *Metric) { m.kind = unix.SOCK_DGRAM }),
@@ -55,14 +79,41 @@ func Metrics() []Metric {
 		}),
 		stream.as("TCP_STREAM", "one connection, writes of 128 KiB", func(m *Metric) { m.flows = 1 }),
 		stream.as("TCP_STREAM4", "four connections, writes of 128 KiB", func(m *Metric) { m.flows = 4 }),
-		stream.as("TCP_STREAM_CUT", "one connection, segmentation offload off", func(m *Metric) { m.flows, m.cut = 1, true }),
-		stream.as("TCP_STREAM4_CUT", "four connections, segmentation offload off", func(m *Metric) { m.flows, m.cut = 4, true }),
-		{Name: "FIRST_RTT", About: "a new socket's first datagram and its echo, nothing cached", Unit: "µs", Less: true, Figure: section6,
-			traffic: firsts, trials: true, kind: unix.SOCK_DGRAM, block: 1, flows: 1, value: func(a answer) float64 { return median(a.First) * 1e6 }},
+		stream.as(
+			"TCP_STREAM_CUT",
+			"one connection, segmentation offload off",
+			func(m *Metric) { m.flows, m.cut = 1, true },
+		),
+		stream.as(
+			"TCP_STREAM4_CUT",
+			"four connections, segmentation offload off",
+			func(m *Metric) { m.flows, m.cut = 4, true },
+		),
+		{
+			Name:    "FIRST_RTT",
+			About:   "a new socket's first datagram and its echo, nothing cached",
+			Unit:    "µs",
+			Less:    true,
+			Figure:  section6,
+			traffic: firsts,
+			trials:  true,
+			kind:    unix.SOCK_DGRAM,
+			block:   1,
+			flows:   1,
+			value:   func(a answer) float64 { return median(a.First) * 1e6 },
+		},
 		{Name: "NEXT_RTT", About: "the datagrams that follow the first", Unit: "µs", Less: true, Figure: section6,
 			traffic: firsts, trials: true, kind: unix.SOCK_DGRAM, block: 1, flows: 1, value: func(a answer) float64 { return median(a.Next) * 1e6 }},
-		program.as("PROGRAM_OUT", "our programs' time for a packet on its way out, under UDP_RR", func(m *Metric) { m.programs = out }),
-		program.as("PROGRAM_IN", "our programs' time for a packet on its way in, under UDP_RR", func(m *Metric) { m.programs = in }),
+		program.as(
+			"PROGRAM_OUT",
+			"our programs' time for a packet on its way out, under UDP_RR",
+			func(m *Metric) { m.programs = out },
+		),
+		program.as(
+			"PROGRAM_IN",
+			"our programs' time for a packet on its way in, under UDP_RR",
+			func(m *Metric) { m.programs = in },
+		),
 	}
 }
 

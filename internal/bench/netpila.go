@@ -34,7 +34,11 @@ type variant struct {
 // agent itself is on no packet's path and would only share the measured CPU.
 func netpila(v variant) func(*wire) (Pair, error) {
 	return func(w *wire) (Pair, error) {
-		blue := tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}}}
+		blue := tenant.Tenant{
+			Name:       "blue",
+			Addressing: tenant.Encrypted,
+			IDs:        []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}},
+		}
 		if v.clear {
 			blue.Addressing = tenant.Clear
 		}
@@ -91,7 +95,11 @@ func netpila(v variant) func(*wire) (Pair, error) {
 }
 
 // addNetpila adds a container with an endpoint's number.
-func (n *node) addNetpila(d *datapath.Datapath, t tenant.Tenant, id endpoint.ID) (_ *netns.Namespace, a endpoint.Attachment, err error) {
+func (n *node) addNetpila(
+	d *datapath.Datapath,
+	t tenant.Tenant,
+	id endpoint.ID,
+) (_ *netns.Namespace, a endpoint.Attachment, err error) {
 	plan := address.DefaultPlan()
 	plain := address.Plain{Node: n.prefix, Tenant: t.Current().ID, App: 1, Index: address.Index(id) << 16}
 	routed := plan.Base
@@ -108,7 +116,11 @@ func (n *node) addNetpila(d *datapath.Datapath, t tenant.Tenant, id endpoint.ID)
 	if err != nil {
 		return nil, a, err
 	}
-	a.Network, a.Plaintext, a.Gateway, a.Routes = "netpila", plain.Addr(), netip.MustParseAddr("fe80::1"), []netip.Prefix{routed}
+	a.Network, a.Plaintext, a.Gateway, a.Routes = "netpila", plain.Addr(), netip.MustParseAddr(
+		"fe80::1",
+	), []netip.Prefix{
+		routed,
+	}
 	record := endpoint.Record{
 		ID: id, Interface: "eth0", Netns: c.Path(), Tenant: t.Name, TenantID: plain.Tenant, App: plain.App,
 		Attachments: []endpoint.Attachment{a},
@@ -157,7 +169,8 @@ func activate(d *datapath.Datapath, r endpoint.Record) error {
 
 // unmount takes away a bpffs and with it the last hold on what is pinned there.
 func unmount(path string) error {
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
+		!errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	return nil

@@ -15,7 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Scenarios on the second network have a tenant with node CIDRs on two nodes, each with a real switch that is filled as an agent fills it.
+// Scenarios on the second network have a tenant with node CIDRs on two nodes, each with a real switch that is filled as
+// an agent fills it.
 
 // nimitzEBPF has programs of ours around a VXLAN device of the kernel.
 func nimitzEBPF(w *wire) (Pair, error) {
@@ -126,7 +127,12 @@ func (n *node) join(m *member, s nimitz.Switch) (*nimitz.Network, error) {
 }
 
 // addNimitz adds a container, and tells the node of so many nodes.
-func (n *node) addNimitz(d *datapath.Datapath, network *nimitz.Network, m *member, nodes int) (_ *netns.Namespace, a netip.Addr, err error) {
+func (n *node) addNimitz(
+	d *datapath.Datapath,
+	network *nimitz.Network,
+	m *member,
+	nodes int,
+) (_ *netns.Namespace, a netip.Addr, err error) {
 	ctx := context.Background()
 	c, err := n.wire.namespace(n.name + "-container")
 	if err != nil {
@@ -141,7 +147,11 @@ func (n *node) addNimitz(d *datapath.Datapath, network *nimitz.Network, m *membe
 	if record.Device, err = d.CreateDevice(ctx, record); err != nil {
 		return nil, a, err
 	}
-	err = errors.Join(network.Replace(ctx, m.tenant.Name, m.mappings(nodes)), d.Attach(record), network.Activate(ctx, record))
+	err = errors.Join(
+		network.Replace(ctx, m.tenant.Name, m.mappings(nodes)),
+		d.Attach(record),
+		network.Activate(ctx, record),
+	)
 	if err != nil {
 		return nil, a, fmt.Errorf("a container on network %s: %w", nimitz.Name, err)
 	}

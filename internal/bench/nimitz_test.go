@@ -28,8 +28,8 @@ func short(t *testing.T) string {
 	return dir
 }
 
-// What is measured on the second network goes by VXLAN and by no other way; Open vSwitch forgets what it knew of a flow where a
-// first packet is asked for, and works on the CPU that is measured.
+// What is measured on the second network goes by VXLAN and by no other way; Open vSwitch forgets what it knew of a flow
+// where a first packet is asked for, and works on the CPU that is measured.
 func TestNimitzScenarios(t *testing.T) {
 	o := tiny(t)
 	traffic, _ := metricByName("UDP_RR")
@@ -160,7 +160,8 @@ func TestSampler(t *testing.T) {
 		t.Fatal(err)
 	}
 	all = slices.DeleteFunc(all, func(i instant) bool { return int(i.PID) != os.Getpid() })
-	if sampled := time.Duration(len(all)) * samplePeriod; sampled < 50*time.Millisecond || sampled > 300*time.Millisecond {
+	if sampled := time.Duration(len(all)) * samplePeriod; sampled < 50*time.Millisecond ||
+		sampled > 300*time.Millisecond {
 		t.Errorf("200 ms of a thread are %v by samples", sampled)
 	}
 }
@@ -170,7 +171,11 @@ func TestProfileCounts(t *testing.T) {
 	at := func(ns int64, pid uint32, address uint64) instant { return instant{Address: address, PID: pid, At: ns} }
 	p := &profile{places: map[string][]float64{}, functions: map[spot]float64{}}
 	p.count([]instant{
-		at(9, 1, 5), at(10, 1, 5), at(15, 1, 6), at(20, 2, 5), at(15, 1, kernelFrom+5), at(16, 3, kernelFrom+5), at(21, 2, 5),
+		at(
+			9,
+			1,
+			5,
+		), at(10, 1, 5), at(15, 1, 6), at(20, 2, 5), at(15, 1, kernelFrom+5), at(16, 3, kernelFrom+5), at(21, 2, 5),
 	}, answer{From: 10, To: 20, Ops: 2}, workers{1: byGenerator, 2: bySwitch}, symbols{{kernelFrom, "vxlan_rcv"}})
 	each := float64(samplePeriod.Nanoseconds()) / 2
 	for name, want := range map[string]float64{byGenerator: 2 * each, bySwitch: each, "VXLAN and tunnels of the kernel": each, byOthers: each, elsewhere: 0} {
@@ -215,7 +220,16 @@ func TestProfiles(t *testing.T) {
 			t.Errorf("%s: most of it %+v", name, p.Most)
 		}
 	}
-	if ns(r.Profiles[1], "VXLAN and tunnels of the kernel")+ns(r.Profiles[1], "our programs")+ns(r.Profiles[1], "the programs' tables, helpers and hooks") == 0 {
+	if ns(
+		r.Profiles[1],
+		"VXLAN and tunnels of the kernel",
+	)+ns(
+		r.Profiles[1],
+		"our programs",
+	)+ns(
+		r.Profiles[1],
+		"the programs' tables, helpers and hooks",
+	) == 0 {
 		t.Errorf("nimitz-ebpf: %+v", r.Profiles[1].Places)
 	}
 	var table, page bytes.Buffer
@@ -261,7 +275,11 @@ func TestBeside(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "netpila", "netpila-macvlan", "nimitz-ebpf")
 	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT"})
-	r := reported(t, o, [][][]float64{{{100, 200}, {1, 1}}, {{80, 160}, {4, 4}}, {{90, 180}, {2, 2}}, {{40, 80}, {8, 8}}})
+	r := reported(
+		t,
+		o,
+		[][][]float64{{{100, 200}, {1, 1}}, {{80, 160}, {4, 4}}, {{90, 180}, {2, 2}}, {{40, 80}, {8, 8}}},
+	)
 	var got []string
 	for _, c := range r.Beside {
 		got = append(got, strings.Join(c.cells(), " "))

@@ -65,15 +65,22 @@ func cut(ns *netns.Namespace) (restore func() error, err error) {
 			for _, f := range segmentation {
 				on, err := f.off(name)
 				if on && err == nil {
-					undo = append(undo, func(*netlink.Handle) error { _, err := netns.Ethtool(name, f.set, 1); return err })
+					undo = append(
+						undo,
+						func(*netlink.Handle) error { _, err := netns.Ethtool(name, f.set, 1); return err },
+					)
 				}
 				if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 					return err
 				}
 			}
-			// A macvlan leaves cutting to the device below, always. So TCP gives it single segments, and all others too:
-			// cutting behind TCP costs far less than single segments, and scenarios are to differ in nothing but their path.
-			undo = append(undo, func(h *netlink.Handle) error { return h.LinkSetGSOMaxSegs(link, int(link.Attrs().GSOMaxSegs)) })
+			// A macvlan leaves cutting to the device below, always. So TCP gives it single segments, and all others
+			// too: cutting behind TCP costs far less than single segments, and scenarios are to differ in nothing but
+			// their path.
+			undo = append(
+				undo,
+				func(h *netlink.Handle) error { return h.LinkSetGSOMaxSegs(link, int(link.Attrs().GSOMaxSegs)) },
+			)
 			if err := h.LinkSetGSOMaxSegs(link, 1); err != nil {
 				return fmt.Errorf("one segment at a time for %s: %w", name, err)
 			}

@@ -63,7 +63,11 @@ func tcp(t *testing.T, p Pair) (client, server net.Conn) {
 	t.Helper()
 	l := inNamespace(t, p.Server, func() (net.Listener, error) { return net.Listen("tcp", p.at(port)) })
 	defer l.Close()
-	client = inNamespace(t, p.Client, func() (net.Conn, error) { return net.DialTimeout("tcp", p.at(port), time.Minute) })
+	client = inNamespace(
+		t,
+		p.Client,
+		func() (net.Conn, error) { return net.DialTimeout("tcp", p.at(port), time.Minute) },
+	)
 	server, err := l.Accept()
 	must(t, err)
 	for _, c := range []net.Conn{client, server} {
@@ -169,7 +173,13 @@ func TestCacheIsPassedBy(t *testing.T) {
 					slow = slices.DeleteFunc(slow, func(s string) bool { return s == "packet.ICMP" })
 				}
 				if !slices.Equal(slow, c.slow) {
-					t.Errorf("node %d: %d packets passed the network's own device, %q first; want %q", i+1, len(slow), slow[:min(len(slow), 5)], c.slow)
+					t.Errorf(
+						"node %d: %d packets passed the network's own device, %q first; want %q",
+						i+1,
+						len(slow),
+						slow[:min(len(slow), 5)],
+						c.slow,
+					)
 				}
 			}
 		})
@@ -258,7 +268,8 @@ func vxlanInside(t *testing.T, w *wire, c packet.Captured) []byte {
 	payload := len(c.Frame) - 14 - 40
 	if !is || p.Source != w.nodes[0].underlay || p.Destination != w.nodes[1].underlay || p.HopLimit != 64 || udp.DestinationPort != vxlanPort ||
 		len(udp.Payload) < 8+14+40 || int(binary.BigEndian.Uint16(c.Frame[14+4:])) != payload || int(binary.BigEndian.Uint16(c.Frame[54+4:])) != payload ||
-		!bytes.Equal(c.Frame[54+6:54+8], []byte{0, 0}) || !bytes.Equal(udp.Payload[:8], []byte{8, 0, 0, 0, 0, 0, vxlanID, 0}) {
+		!bytes.Equal(c.Frame[54+6:54+8], []byte{0, 0}) ||
+		!bytes.Equal(udp.Payload[:8], []byte{8, 0, 0, 0, 0, 0, vxlanID, 0}) {
 		t.Fatalf("not the VXLAN of the scenario: % x", c.Frame[:min(len(c.Frame), 84)])
 	}
 	inner := udp.Payload[8:]

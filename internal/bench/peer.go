@@ -18,8 +18,8 @@ import (
 // peerPatience is how long a peer may take to build its network, or to take it down.
 const peerPatience = 2 * time.Minute
 
-// Peer is a scenario that somebody's command builds: it is called with "up" and joins two containers by
-// whatever network it likes, over two nodes of ours; and with "down" to take that away. See docs/howto/benchmark-peer.md.
+// Peer is a scenario that somebody's command builds: it is called with "up" and joins two containers by whatever
+// network it likes, over two nodes of ours; and with "down" to take that away. See docs/howto/benchmark-peer.md.
 func Peer(name, command string) Scenario {
 	return Scenario{Name: name, About: "as " + command + " builds it", Build: func(w *wire) (Pair, error) {
 		p, env, err := w.vacant()

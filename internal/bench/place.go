@@ -28,14 +28,38 @@ const (
 var places = []place{
 	{"our programs", regexp.MustCompile(`^` + ofPrograms)},
 	{"the programs' tables, helpers and hooks", regexp.MustCompile(
-		`^(__)?(bpf|htab|lookup_nulls_elem|array_map|trie|longest_prefix|percpu_array|cls_bpf|tcf_|tc_run|tcx_|sch_handle|skb_do_redirect|dev_get_by_index_rcu|veth_peer_dev)`)},
+		`^(__)?(bpf|htab|lookup_nulls_elem|array_map|trie|longest_prefix|percpu_array|cls_bpf|tcf_|tc_run|tcx_|sch_handle|skb_do_redirect|dev_get_by_index_rcu|veth_peer_dev)`,
+	)},
 	{"VXLAN and tunnels of the kernel", regexp.MustCompile(`vxlan|tunnel|tun_dst|gro_cells|metadata_dst|udp_encap`)},
-	{"packet sockets, taps and polling", regexp.MustCompile(`^(__|___)?(packet_|tpacket|tun_|tap_|do_sys_poll|do_poll|datagram_poll|pollwait|poll_|sock_poll|ep_|sys_(send|recv)m?msg|do_recvmmsg|copy_msghdr)`)},
-	{"IPv6, routes and neighbours", regexp.MustCompile(`ip6|ipv6|fib|rt6|^rt_|^nf_|inet6|neigh|icmpv6|addrconf|find_rr_leaf|dst_|raw6`)},
+	{
+		"packet sockets, taps and polling",
+		regexp.MustCompile(
+			`^(__|___)?(packet_|tpacket|tun_|tap_|do_sys_poll|do_poll|datagram_poll|pollwait|poll_|sock_poll|ep_|sys_(send|recv)m?msg|do_recvmmsg|copy_msghdr)`,
+		),
+	},
+	{
+		"IPv6, routes and neighbours",
+		regexp.MustCompile(`ip6|ipv6|fib|rt6|^rt_|^nf_|inet6|neigh|icmpv6|addrconf|find_rr_leaf|dst_|raw6`),
+	},
 	{"UDP and sockets", regexp.MustCompile(`udp|^(__)?(sock|sk|inet)_|datagram|lock_sock|release_sock`)},
-	{"devices and their queues", regexp.MustCompile(`veth|netif|napi|net_rx|net_tx|backlog|softirq|dev_|validate_xmit|eth_|qdisc|rps|xps|passthru`)},
-	{"packets' memory", regexp.MustCompile(`skb|kmem|kmalloc|^kfree|kvfree|slab|page|mem(cpy|set|move)|csum|copy_(from|to)|_copy|folio`)},
-	{"scheduler, wake-ups and locks", regexp.MustCompile(`sched|finish_task|_lock|_unlock|wake|ttwu|task|update_curr|entity|rcu|rseq|tsc|ktime|clock|timer|dequeue|enqueue|pick_|cpu|psi_|switch_`)},
+	{
+		"devices and their queues",
+		regexp.MustCompile(
+			`veth|netif|napi|net_rx|net_tx|backlog|softirq|dev_|validate_xmit|eth_|qdisc|rps|xps|passthru`,
+		),
+	},
+	{
+		"packets' memory",
+		regexp.MustCompile(
+			`skb|kmem|kmalloc|^kfree|kvfree|slab|page|mem(cpy|set|move)|csum|copy_(from|to)|_copy|folio`,
+		),
+	},
+	{
+		"scheduler, wake-ups and locks",
+		regexp.MustCompile(
+			`sched|finish_task|_lock|_unlock|wake|ttwu|task|update_curr|entity|rcu|rseq|tsc|ktime|clock|timer|dequeue|enqueue|pick_|cpu|psi_|switch_`,
+		),
+	},
 }
 
 // placeOf is where a function of the kernel counts.

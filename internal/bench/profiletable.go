@@ -59,15 +59,23 @@ func nanos(i Interval) string {
 }
 
 func (w *WorkEach) String() string {
-	return fmt.Sprintf("Open vSwitch sent each packet %.2f times through its caches; %.1f %% of the passes were decided by a cached flow, %.1f %% by a cache of headers, %.3f %% by the tables (upcalls); it has no PMD threads, for its ports are no DPDK's: its main thread polls them",
-		w.Passes, 100*w.Megaflow/w.Passes, 100*w.Exact/w.Passes, 100*w.Upcalls/w.Passes)
+	return fmt.Sprintf(
+		"Open vSwitch sent each packet %.2f times through its caches; %.1f %% of the passes were decided by a cached flow, %.1f %% by a cache of headers, %.3f %% by the tables (upcalls); it has no PMD threads, for its ports are no DPDK's: its main thread polls them",
+		w.Passes,
+		100*w.Megaflow/w.Passes,
+		100*w.Exact/w.Passes,
+		100*w.Upcalls/w.Passes,
+	)
 }
 
 // profileSections tell of each of theirs where its time beyond netpila's goes.
 func (r *Report) profileSections() (all []plot.Section) {
 	at := slices.IndexFunc(r.Profiles, func(p Profile) bool { return p.Scenario == "netpila" })
 	for _, p := range r.Profiles {
-		s := plot.Section{Title: "where the time of " + p.Scenario + " goes", Head: []string{"function", "place", "ns", "beyond netpila"}}
+		s := plot.Section{
+			Title: "where the time of " + p.Scenario + " goes",
+			Head:  []string{"function", "place", "ns", "beyond netpila"},
+		}
 		s.About = "By samples of the CPU, in ns of a UDP_RR transaction."
 		if p.Work != nil {
 			s.About += " " + p.Work.String() + "."
@@ -75,7 +83,12 @@ func (r *Report) profileSections() (all []plot.Section) {
 		var bars []plot.Bar
 		for i, spent := range p.Places {
 			name := spent.Place
-			b := plot.Bar{Name: name, Class: class(p.Scenario), Figure: whole(spent.Ns.Median) + " ns", At: plot.Span(spent.Ns)}
+			b := plot.Bar{
+				Name:   name,
+				Class:  class(p.Scenario),
+				Figure: whole(spent.Ns.Median) + " ns",
+				At:     plot.Span(spent.Ns),
+			}
 			if at >= 0 && p.Scenario != "netpila" {
 				b.Figure += fmt.Sprintf(" (netpila %s)", whole(r.Profiles[at].Places[i].Ns.Median))
 			}

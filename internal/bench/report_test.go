@@ -50,7 +50,17 @@ func TestMedian(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	low, whole, reach, high := Gate{AtLeast: 0.85}, Gate{AtLeast: 0.85, Whole: true}, Gate{AtLeast: 0.80, Reach: 0.85}, Gate{AtMost: 80}
+	low, whole, reach, high := Gate{
+		AtLeast: 0.85,
+	}, Gate{
+		AtLeast: 0.85,
+		Whole:   true,
+	}, Gate{
+		AtLeast: 0.80,
+		Reach:   0.85,
+	}, Gate{
+		AtMost: 80,
+	}
 	for _, c := range []struct {
 		gate    Gate
 		got     Interval
@@ -94,15 +104,29 @@ func TestLookupGates(t *testing.T) {
 		return LookupCost{rules, by, isBegun, 64, Interval{ns, ns * 0.95, ns * 1.05}}
 	}
 	for want, many := range map[Verdict]float64{Passed: 1100, TooHigh: 2000} {
-		r := &Report{Pass: true, Settings: Settings{TooWide: 0.2}, Lookups: []LookupCost{of(0, byNothing, 500), of(1, bySelectors, 1000), of(1, byAddresses, 1000), of(100, bySelectors, 9000), of(10_000, bySelectors, many), of(10_000, byAddresses, 1000)}}
+		r := &Report{
+			Pass:     true,
+			Settings: Settings{TooWide: 0.2},
+			Lookups: []LookupCost{
+				of(0, byNothing, 500),
+				of(1, bySelectors, 1000),
+				of(1, byAddresses, 1000),
+				of(100, bySelectors, 9000),
+				of(10_000, bySelectors, many),
+				of(10_000, byAddresses, 1000),
+			},
+		}
 		r.checkLookups(Lookups{Rules: []int{0, 1, 100, 10_000}, AtMost: 1.5})
-		if len(r.Checks) != 2 || r.Checks[0].Verdict != want || r.Checks[1].Verdict != Passed || r.Pass != (want == Passed) || r.Checks[0].Scenario != "10,000 rules by labels" {
+		if len(r.Checks) != 2 || r.Checks[0].Verdict != want || r.Checks[1].Verdict != Passed ||
+			r.Pass != (want == Passed) ||
+			r.Checks[0].Scenario != "10,000 rules by labels" {
 			t.Errorf("%v: %+v", many, r.Checks)
 		}
 	}
 }
 
-// TestPolicyGatesNotice: a fall of 18 %, as Nezha's from none to 1,000 rules (NZ10), passes neither gate, however the run was; what is equal passes both.
+// TestPolicyGatesNotice: a fall of 18 %, as Nezha's from none to 1,000 rules (NZ10), passes neither gate, however the
+// run was; what is equal passes both.
 func TestPolicyGatesNotice(t *testing.T) {
 	for form, o := range map[string]Options{"quick": QuickPolicy(), "full": FullPolicy()} {
 		for _, got := range []Interval{{0.82, 0.81, 0.83}, {0.82, 0.79, 0.86}, {0.82, 0.74, 0.99}, {0.82, 0.60, 1.20}} {
@@ -122,13 +146,19 @@ func TestPolicyGatesNotice(t *testing.T) {
 func TestGatesNameWhatThereIs(t *testing.T) {
 	known := append(Names(Scenarios()), "", best)
 	for _, g := range slices.Concat(FullGates(), QuickGates(), SmokeGates(), PolicyGates(ofNoRules)) {
-		if _, ok := metricByName(g.Metric); !ok || !slices.Contains(known, g.Scenario) || !slices.Contains(known, g.Against) || g.AtLeast == 0 && g.AtMost == 0 {
+		if _, ok := metricByName(g.Metric); !ok || !slices.Contains(known, g.Scenario) ||
+			!slices.Contains(known, g.Against) ||
+			g.AtLeast == 0 && g.AtMost == 0 {
 			t.Errorf("%+v", g)
 		}
 	}
 	for form, gates := range map[string][]Gate{"full": FullGates(), "quick": QuickGates()} {
 		for _, k := range kinds {
-			if k.ofNative != nil && !slices.ContainsFunc(gates, func(g Gate) bool { return g.Scenario == k.scenario && g.Against == "native" && g.Metric == "TCP_RR" }) {
+			if k.ofNative != nil &&
+				!slices.ContainsFunc(
+					gates,
+					func(g Gate) bool { return g.Scenario == k.scenario && g.Against == "native" && g.Metric == "TCP_RR" },
+				) {
 				t.Errorf("a %s run asks nothing of %s", form, k.scenario)
 			}
 		}
@@ -178,7 +208,8 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	var back Report
-	if err := json.Unmarshal(b, &back); err != nil || len(back.Results) != 3 || len(back.Checks) != 1 || back.Checks[0].Verdict != TooLow {
+	if err := json.Unmarshal(b, &back); err != nil || len(back.Results) != 3 || len(back.Checks) != 1 ||
+		back.Checks[0].Verdict != TooLow {
 		t.Errorf("report.json reads back as %+v, %v", back, err)
 	}
 }
@@ -193,7 +224,9 @@ func TestReportWithoutRatios(t *testing.T) {
 	if err := r.Page(&page); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(text.String(), "PROGRAM_IN\tnetpila\t61.0 ns\t\t\t") || !strings.Contains(text.String(), "of native") || !strings.Contains(page.String(), `<td>61.0 ns</td><td></td>`) {
+	if !strings.Contains(text.String(), "PROGRAM_IN\tnetpila\t61.0 ns\t\t\t") ||
+		!strings.Contains(text.String(), "of native") ||
+		!strings.Contains(page.String(), `<td>61.0 ns</td><td></td>`) {
 		t.Errorf("table:\n%s", &text)
 	}
 }
@@ -203,7 +236,11 @@ func TestPage(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "route", "netpila")
 	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT", "PROGRAM_OUT"})
-	r := reported(t, o, [][][]float64{{{100, 120}, {20, 20}, nil}, {{80, 96}, {30, 30}, nil}, {{70, 84}, {40, 44}, {71, 75}}})
+	r := reported(
+		t,
+		o,
+		[][][]float64{{{100, 120}, {20, 20}, nil}, {{80, 96}, {30, 30}, nil}, {{70, 84}, {40, 44}, {71, 75}}},
+	)
 	var page bytes.Buffer
 	if err := r.Page(&page); err != nil {
 		t.Fatal(err)
@@ -256,7 +293,10 @@ func TestBestDevice(t *testing.T) {
 	o.Scenarios = some("native", "vxlan", "oncache", "netpila", "netpila-macvlan")
 	o.Metrics, o.Gates = o.Metrics[:2], FullGates()
 	r := reported(t, o, [][][]float64{
-		{{100, 102, 99}, {100, 95, 104}}, {{50, 51, 49.5}, {50, 47.5, 52}}, {{85, 86, 84}, {89, 86, 93}}, {{97, 98, 95}, {76, 75, 77}}, {{90, 92, 89}, {90, 85, 93.5}},
+		{
+			{100, 102, 99},
+			{100, 95, 104},
+		}, {{50, 51, 49.5}, {50, 47.5, 52}}, {{85, 86, 84}, {89, 86, 93}}, {{97, 98, 95}, {76, 75, 77}}, {{90, 92, 89}, {90, 85, 93.5}},
 	})
 	var seen []string
 	for _, c := range r.Checks {
@@ -264,7 +304,10 @@ func TestBestDevice(t *testing.T) {
 			t.Errorf("%s: %v is judged, and %v shown", c.Metric, c.Got, r.find(c.Scenario, c.Metric).Ratio)
 		}
 		if c.Against == "vxlan" || c.Against == "oncache" {
-			seen = append(seen, fmt.Sprintf("%s %s %s %.1f %s", c.Scenario, c.Against, c.Metric, c.Got.Median, c.Verdict))
+			seen = append(
+				seen,
+				fmt.Sprintf("%s %s %s %.1f %s", c.Scenario, c.Against, c.Metric, c.Got.Median, c.Verdict),
+			)
 		}
 		if strings.HasPrefix(c.Against, "bound") {
 			t.Errorf("judged against what was not run: %+v", c)
@@ -282,8 +325,10 @@ func TestBestDevice(t *testing.T) {
 	var text, page bytes.Buffer
 	r.Table(&text)
 	err := r.Page(&page)
-	if b, _ := json.Marshal(r); err != nil || !strings.Contains(text.String(), "\nnetpila-macvlan (best device)\tvxlan\t") ||
-		!strings.Contains(page.String(), "netpila-macvlan (best device)") || strings.Count(string(b), `"bestDevice":true`) != 4 {
+	if b, _ := json.Marshal(r); err != nil ||
+		!strings.Contains(text.String(), "\nnetpila-macvlan (best device)\tvxlan\t") ||
+		!strings.Contains(page.String(), "netpila-macvlan (best device)") ||
+		strings.Count(string(b), `"bestDevice":true`) != 4 {
 		t.Errorf("the best is not named: %v\n%s", err, &text)
 	}
 }
@@ -294,7 +339,10 @@ func TestBestDeviceOfTheSameRounds(t *testing.T) {
 	o.Scenarios, o.Gates = some("native", "oncache", "netpila", "netpila-macvlan"), FullGates()
 	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT"})
 	r := reported(t, o, [][][]float64{
-		{{100, 200, 300}, {1, 2, 3}}, {{50, 100, 150}, {2, 4, 6}}, {{80, 190, 240}, {1.2, 2.1, 3.6}}, {{90, 180, 270}, {1.1, 2.2, 3.3}},
+		{
+			{100, 200, 300},
+			{1, 2, 3},
+		}, {{50, 100, 150}, {2, 4, 6}}, {{80, 190, 240}, {1.2, 2.1, 3.6}}, {{90, 180, 270}, {1.1, 2.2, 3.3}},
 	})
 	if got := r.bestOf([]string{"TCP_RR", "FIRST_RTT"}); got != "netpila-macvlan" {
 		t.Errorf("best device: %s", got)
@@ -307,11 +355,30 @@ func TestNotJudged(t *testing.T) {
 	o.Scenarios = some("native", "netpila")
 	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "UDP_RR"})
 	o.Gates = []Gate{
-		{Scenario: "netpila", Against: "native", Metric: "TCP_RR", AtLeast: 0.9}, {Scenario: "netpila", Against: "native", Metric: "TCP_CRR", AtLeast: 0.9},
-		{Scenario: "netpila-netkit", Against: "native", Metric: "TCP_RR", AtLeast: 0.9}, {Scenario: "netpila-netkit", Against: "native", Metric: "UDP_RR", AtLeast: 0.9},
-		{Scenario: best, Against: "oncache", Metric: "TCP_RR", AtLeast: 1}, {Scenario: "netpila", Metric: "UDP_RR", AtLeast: 1},
+		{
+			Scenario: "netpila",
+			Against:  "native",
+			Metric:   "TCP_RR",
+			AtLeast:  0.9,
+		}, {Scenario: "netpila", Against: "native", Metric: "TCP_CRR", AtLeast: 0.9},
+		{
+			Scenario: "netpila-netkit",
+			Against:  "native",
+			Metric:   "TCP_RR",
+			AtLeast:  0.9,
+		}, {Scenario: "netpila-netkit", Against: "native", Metric: "UDP_RR", AtLeast: 0.9},
+		{
+			Scenario: best,
+			Against:  "oncache",
+			Metric:   "TCP_RR",
+			AtLeast:  1,
+		}, {Scenario: "netpila", Metric: "UDP_RR", AtLeast: 1},
 	}
-	meant := []string{"netpila beside native, these metrics did not run: TCP_CRR", "netpila-netkit beside native, netpila-netkit did not run: TCP_RR, UDP_RR", "netpila beside oncache, oncache did not run: TCP_RR"}
+	meant := []string{
+		"netpila beside native, these metrics did not run: TCP_CRR",
+		"netpila-netkit beside native, netpila-netkit did not run: TCP_RR, UDP_RR",
+		"netpila beside oncache, oncache did not run: TCP_RR",
+	}
 	for _, c := range []struct {
 		udp  []float64
 		pass bool
@@ -327,12 +394,16 @@ func TestNotJudged(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, line := range c.want {
-			if !strings.Contains(text.String(), "\nnot judged: "+line+"\n") || !strings.Contains(page.String(), "<p>not judged: "+line+"</p>") {
+			if !strings.Contains(text.String(), "\nnot judged: "+line+"\n") ||
+				!strings.Contains(page.String(), "<p>not judged: "+line+"</p>") {
 				t.Errorf("not told: %s", line)
 			}
 		}
 		b, err := json.Marshal(r)
-		if got := r.unjudged(); r.Pass != c.pass || len(r.Checks)+len(r.NotJudged) != len(o.Gates) || !slices.Equal(got, c.want) || err != nil || !strings.Contains(string(b), `"notJudged":[{"scenario":"netpila"`) {
+		if got := r.unjudged(); r.Pass != c.pass || len(r.Checks)+len(r.NotJudged) != len(o.Gates) ||
+			!slices.Equal(got, c.want) ||
+			err != nil ||
+			!strings.Contains(string(b), `"notJudged":[{"scenario":"netpila"`) {
 			t.Errorf("pass %v, not judged %q, %v\n%s", r.Pass, got, err, b)
 		}
 		checkPage(t, page.String(), 2)
@@ -349,13 +420,39 @@ func TestFigure(t *testing.T) {
 
 func TestAgreements(t *testing.T) {
 	all := Agreements{
-		{Metric: "TCP_RR", Tool: "sockperf", Unit: "1/s", Ours: 50_000, Theirs: 48_000, Ratio: Interval{1.04, 1.01, 1.06}, Verdict: Passed},
-		{Metric: "TCP_STREAM", Tool: "iperf3", Unit: "Gbit/s", Ours: 20, Theirs: 40, Ratio: Interval{0.5, 0.48, 0.52}, Verdict: TooLow},
-		{Metric: "UDP_RR", Tool: "sockperf", Unit: "1/s", Ours: 1, Theirs: 1, Ratio: Interval{1, 0.5, 2}, Verdict: TooNoisy},
+		{
+			Metric:  "TCP_RR",
+			Tool:    "sockperf",
+			Unit:    "1/s",
+			Ours:    50_000,
+			Theirs:  48_000,
+			Ratio:   Interval{1.04, 1.01, 1.06},
+			Verdict: Passed,
+		},
+		{
+			Metric:  "TCP_STREAM",
+			Tool:    "iperf3",
+			Unit:    "Gbit/s",
+			Ours:    20,
+			Theirs:  40,
+			Ratio:   Interval{0.5, 0.48, 0.52},
+			Verdict: TooLow,
+		},
+		{
+			Metric:  "UDP_RR",
+			Tool:    "sockperf",
+			Unit:    "1/s",
+			Ours:    1,
+			Theirs:  1,
+			Ratio:   Interval{1, 0.5, 2},
+			Verdict: TooNoisy,
+		},
 	}
 	var text bytes.Buffer
 	all.Table(&text)
-	if all.Agree() || !all[:1].Agree() || !strings.Contains(text.String(), "\ttoo low: not between 0.80 and 1.25\n") || !strings.Contains(text.String(), "too noisy to tell\n") || !strings.Contains(text.String(), "TCP_RR\tsockperf\t50,000 1/s\t48,000\t1.040\t1.010–1.060\tok\n") {
+	if all.Agree() || !all[:1].Agree() || !strings.Contains(text.String(), "\ttoo low: not between 0.80 and 1.25\n") ||
+		!strings.Contains(text.String(), "too noisy to tell\n") ||
+		!strings.Contains(text.String(), "TCP_RR\tsockperf\t50,000 1/s\t48,000\t1.040\t1.010–1.060\tok\n") {
 		t.Errorf("table:\n%s", &text)
 	}
 	for said, want := range map[string]float64{"x\nsockperf: Summary: Round trip is 12.500 usec\n": 80_000, "sockperf: ERROR": 0} {

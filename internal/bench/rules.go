@@ -21,18 +21,24 @@ import (
 // RuleCounts are those that a policy and netfilter are measured with (NZ10, CI1).
 var RuleCounts = []int{1, 100, 1000, 10_000}
 
-// ruleScenarios have the same rules twice: a NetworkPolicy on netpila, and netfilter before a container that is routed to. Each rule lets peers of one
-// /64 speak to the server, and the client's is the last.
+// ruleScenarios have the same rules twice: a NetworkPolicy on netpila, and netfilter before a container that is routed
+// to. Each rule lets peers of one /64 speak to the server, and the client's is the last.
 func ruleScenarios() (all []Scenario) {
 	for _, n := range RuleCounts {
 		all = append(all, Scenario{
-			Name: fmt.Sprint("netpila-rules-", n), Of: "netpila", About: "netpila under a NetworkPolicy of " + rulesOf(n),
+			Name: fmt.Sprint(
+				"netpila-rules-",
+				n,
+			), Of: "netpila", About: "netpila under a NetworkPolicy of " + rulesOf(n),
 			Build: netpila(variant{rules: n}),
 		})
 	}
 	for _, n := range RuleCounts {
 		all = append(all, Scenario{
-			Name: fmt.Sprint("route-rules-", n), Of: "route", About: "route with connection tracking and, on the server's node, the same rules of netfilter: " + rulesOf(n),
+			Name: fmt.Sprint(
+				"route-rules-",
+				n,
+			), Of: "route", About: "route with connection tracking and, on the server's node, the same rules of netfilter: " + rulesOf(n),
 			Build: func(w *wire) (Pair, error) {
 				p, err := route(w)
 				if err != nil {
@@ -55,23 +61,40 @@ func rulesOf(n int) string {
 // blocksOf are n prefixes of 64 bits, the last of which is given.
 func blocksOf(n int, last netip.Prefix) (all []netip.Prefix) {
 	for i := range n - 1 {
-		all = append(all, netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0x72, 0, byte(i >> 8), byte(i)}), 64))
+		all = append(
+			all,
+			netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0x72, 0, byte(i >> 8), byte(i)}), 64),
+		)
 	}
 	return append(all, last)
 }
 
 // byBlocks is a policy that lets each of these begin what it likes, with a rule each.
 func byBlocks(blocks []netip.Prefix) policy.Policy {
-	p := policy.Policy{Tier: policy.NetworkPolicy, Namespace: tenant.DefaultNamespace, Name: "bench", Isolates: [2]bool{policy.Ingress: true}}
+	p := policy.Policy{
+		Tier:      policy.NetworkPolicy,
+		Namespace: tenant.DefaultNamespace,
+		Name:      "bench",
+		Isolates:  [2]bool{policy.Ingress: true},
+	}
 	for _, b := range blocks {
-		p.Rules[policy.Ingress] = append(p.Rules[policy.Ingress], policy.Rule{Action: policy.Accept, Blocks: []policy.Block{{Prefix: b}}})
+		p.Rules[policy.Ingress] = append(
+			p.Rules[policy.Ingress],
+			policy.Rule{Action: policy.Accept, Blocks: []policy.Block{{Prefix: b}}},
+		)
 	}
 	return p
 }
 
-// police has the containers of a tenant's id under a policy, as an agent would, and makes sure that the tables have all of its rules and that the
-// last is what admits the peer to the local end.
-func police(d *datapath.Datapath, id address.TenantID, p policy.Policy, apps map[address.AppID]map[string]string, local, remote netip.Addr) error {
+// police has the containers of a tenant's id under a policy, as an agent would, and makes sure that the tables have all
+// of its rules and that the last is what admits the peer to the local end.
+func police(
+	d *datapath.Datapath,
+	id address.TenantID,
+	p policy.Policy,
+	apps map[address.AppID]map[string]string,
+	local, remote netip.Addr,
+) error {
 	const app = 1 // of all containers of the bench
 	tables, err := policy.Compile("bench", []policy.Policy{p}, apps, []address.AppID{app})
 	if err != nil {
@@ -84,12 +107,30 @@ func police(d *datapath.Datapath, id address.TenantID, p policy.Policy, apps map
 	if hits, err := d.RuleHits(); err != nil || len(hits) < rules { // it counts each rule there is
 		return errors.Join(err, fmt.Errorf("%d rules in the tables, of %d", len(hits), rules))
 	}
-	a, err := d.LookupPolicy(dpapi.PolicyQuery{Tenant: id, Local: local, Remote: remote, LocalApp: app, RemoteApp: app, Protocol: policy.TCP, LocalPort: 80, RemotePort: 40_000})
+	a, err := d.LookupPolicy(
+		dpapi.PolicyQuery{
+			Tenant:     id,
+			Local:      local,
+			Remote:     remote,
+			LocalApp:   app,
+			RemoteApp:  app,
+			Protocol:   policy.TCP,
+			LocalPort:  80,
+			RemotePort: 40_000,
+		},
+	)
 	if err != nil {
 		return err
 	}
 	if by := tables.Names[a.Rules[policy.Ingress]]; !a.Allowed[policy.Ingress] || by.Rule != rules-1 {
-		return fmt.Errorf("%v → %v is decided by %v (allowed: %v), and not by the last of %d rules", remote, local, by, a.Allowed[policy.Ingress], rules)
+		return fmt.Errorf(
+			"%v → %v is decided by %v (allowed: %v), and not by the last of %d rules",
+			remote,
+			local,
+			by,
+			a.Allowed[policy.Ingress],
+			rules,
+		)
 	}
 	return nil
 }
@@ -97,7 +138,8 @@ func police(d *datapath.Datapath, id address.TenantID, p policy.Policy, apps map
 // rulesAtOnce fit into what is sent to the kernel at a time.
 const rulesAtOnce = 50
 
-// netfilter drops what is forwarded on this node, but for what is established and what comes from these prefixes, asked for one by one.
+// netfilter drops what is forwarded on this node, but for what is established and what comes from these prefixes, asked
+// for one by one.
 func (n *node) netfilter(sources []netip.Prefix) error {
 	nft, err := nftables.New(nftables.WithNetNSFd(n.ns.FD()))
 	if err != nil {
@@ -111,14 +153,25 @@ func (n *node) netfilter(sources []netip.Prefix) error {
 	accept := &expr.Verdict{Kind: expr.VerdictAccept}
 	nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: make([]byte, 4)},
+		&expr.Bitwise{
+			SourceRegister: 1,
+			DestRegister:   1,
+			Len:            4,
+			Mask:           binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED),
+			Xor:            make([]byte, 4),
+		},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 		accept,
 	}})
 	for some := range slices.Chunk(sources, rulesAtOnce) {
 		for _, p := range some {
 			nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-				&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: sourceOffset, Len: uint32(p.Bits() / 8), DestRegister: 1},
+				&expr.Payload{
+					Base:         expr.PayloadBaseNetworkHeader,
+					Offset:       sourceOffset,
+					Len:          uint32(p.Bits() / 8),
+					DestRegister: 1,
+				},
 				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()[:p.Bits()/8]},
 				accept,
 			}})

@@ -26,7 +26,10 @@ func TestPolicyReport(t *testing.T) {
 		}
 	}
 	for of, against := range map[string]string{"netpila-rules-100": "netpila", "route-rules-100": "route"} {
-		if !slices.ContainsFunc(r.Beside, func(c Comparison) bool { return c.Scenario == of && c.Against == against && c.Metric == "TCP_CRR" }) {
+		if !slices.ContainsFunc(
+			r.Beside,
+			func(c Comparison) bool { return c.Scenario == of && c.Against == against && c.Metric == "TCP_CRR" },
+		) {
 			t.Errorf("%s is not beside %s: %+v", of, against, r.Beside)
 		}
 	}

@@ -73,21 +73,62 @@ func Full() Options {
 	}
 }
 
-// SmokePolicy takes seconds, QuickPolicy three minutes and FullPolicy fifteen. Their reference is a tenant without policies.
+// SmokePolicy takes seconds, QuickPolicy three minutes and FullPolicy fifteen. Their reference is a tenant without
+// policies.
 func SmokePolicy() Options {
-	o := policyOptions("smoke", nil, 4, Lookups{Rules: []int{0, 1, 100}, Bytes: []int{64, 512}, Packets: 2000, Rounds: 2}, "TCP_RR", "TCP_CRR")
+	o := policyOptions(
+		"smoke",
+		nil,
+		4,
+		Lookups{Rules: []int{0, 1, 100}, Bytes: []int{64, 512}, Packets: 2000, Rounds: 2},
+		"TCP_RR",
+		"TCP_CRR",
+	)
 	o.Scenarios = slices.DeleteFunc(o.Scenarios, func(s Scenario) bool { return strings.HasSuffix(s.Name, "000") })
 	o.Warmup, o.Window, o.TooWide = 10*time.Millisecond, 50*time.Millisecond, 0
 	return o
 }
 
 func QuickPolicy() Options {
-	return policyOptions("quick", PolicyGates(ofNoRulesQuick), 24, Lookups{Rules: append([]int{0}, RuleCounts...), Bytes: []int{64, 512}, Packets: 50_000, Rounds: 9, AtMost: ofOneRule}, "TCP_RR", "UDP_RR", "TCP_CRR", "TCP_STREAM")
+	return policyOptions(
+		"quick",
+		PolicyGates(ofNoRulesQuick),
+		24,
+		Lookups{
+			Rules:   append([]int{0}, RuleCounts...),
+			Bytes:   []int{64, 512},
+			Packets: 50_000,
+			Rounds:  9,
+			AtMost:  ofOneRule,
+		},
+		"TCP_RR",
+		"UDP_RR",
+		"TCP_CRR",
+		"TCP_STREAM",
+	)
 }
 
 func FullPolicy() Options {
-	return policyOptions("full", PolicyGates(ofNoRules), 60, Lookups{Rules: []int{0, 1, 8, 64, 100, 1000, 10_000}, Bytes: []int{64, 128, 256, 512}, Packets: 100_000, Rounds: 15, AtMost: ofOneRule},
-		"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "TCP_STREAM4", "PROGRAM_OUT", "PROGRAM_IN")
+	return policyOptions(
+		"full",
+		PolicyGates(ofNoRules),
+		60,
+		Lookups{
+			Rules:   []int{0, 1, 8, 64, 100, 1000, 10_000},
+			Bytes:   []int{64, 128, 256, 512},
+			Packets: 100_000,
+			Rounds:  15,
+			AtMost:  ofOneRule,
+		},
+		"TCP_RR",
+		"UDP_RR",
+		"TCP_CRR",
+		"UDP_PPS",
+		"TCP_STREAM",
+		"TCP_STREAM4",
+		"PROGRAM_OUT",
+		"PROGRAM_IN",
+	)
 }
 
 func policyOptions(form string, gates []Gate, rounds int, lookups Lookups, metrics ...string) Options {
@@ -155,7 +196,8 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	return r.measure(ctx, started)
 }
 
-// heardWithin is how soon a signal is heard of here that has ended a process of ours, as it may where it went to all at once.
+// heardWithin is how soon a signal is heard of here that has ended a process of ours, as it may where it went to all at
+// once.
 const heardWithin = 200 * time.Millisecond
 
 // stopped tells an interruption, instead of what it broke.

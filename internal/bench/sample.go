@@ -29,9 +29,9 @@ func (o Options) sample(ctx context.Context, p Pair, m Metric) (answer, error) {
 	return s.end()
 }
 
-// inTurns runs a server and a client of every scenario at once, of which one at a time is at a trial: in each turn all of
-// them, in random order. So whatever the machine does for longer than a turn is in the figures of all, and from the first
-// trial to the last all have the same neighbours.
+// inTurns runs a server and a client of every scenario at once, of which one at a time is at a trial: in each turn all
+// of them, in random order. So whatever the machine does for longer than a turn is in the figures of all, and from the
+// first trial to the last all have the same neighbours.
 func (r *run) inTurns(ctx context.Context, m Metric, windows int) ([]answer, error) {
 	warmup, window := time.Duration(windows*len(r.pairs))*r.Warmup, time.Duration(windows*len(r.pairs))*r.Window
 	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*patience)

@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sampler notes what a CPU is at, every samplePeriod of the time that it works. Where the machine has no interrupts that cannot be held off,
-// which a virtual one has not, what runs with interrupts off is noted at the instruction that turns them on.
+// sampler notes what a CPU is at, every samplePeriod of the time that it works. Where the machine has no interrupts
+// that cannot be held off, which a virtual one has not, what runs with interrupts off is noted at the instruction that
+// turns them on.
 type sampler struct {
 	fd   int
 	ring []byte // its first page is the kernel's description of the rest

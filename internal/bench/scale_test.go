@@ -73,7 +73,10 @@ func foundAgain(before, now map[string]string) map[string]string {
 }
 
 func TestFoundAgain(t *testing.T) {
-	again := foundAgain(map[string]string{"a hit": "80", "a miss": "900"}, map[string]string{"a miss": "901", "a sprayer": "5"})
+	again := foundAgain(
+		map[string]string{"a hit": "80", "a miss": "900"},
+		map[string]string{"a miss": "901", "a sprayer": "5"},
+	)
 	if len(again) != 1 || again["a miss"] != "901" {
 		t.Errorf("found again: %q", again)
 	}
@@ -88,7 +91,8 @@ func dearer(t *testing.T, r *ScaleReport) map[string]string {
 	all := map[string]string{}
 	for i, few := range r.Hooks[:2] {
 		many := r.Hooks[i+2]
-		if few.Hook != many.Hook || few.Endpoints != 1 || many.Endpoints != 1000 || many.Tenants != 100 || len(many.Peers) != 2 {
+		if few.Hook != many.Hook || few.Endpoints != 1 || many.Endpoints != 1000 || many.Tenants != 100 ||
+			len(many.Peers) != 2 {
 			t.Fatalf("compared %+v with %+v", few, many)
 		}
 		for _, c := range []struct {
@@ -100,10 +104,18 @@ func dearer(t *testing.T, r *ScaleReport) map[string]string {
 			}
 		}
 		if hit, miss := few.Peers[0].Nanoseconds, few.Miss; 2*hit.Median > miss.Median {
-			all[few.Hook+", the cache is of no use, or not used"] = fmt.Sprintf("a hit takes %v ns, a miss %v", hit, miss)
+			all[few.Hook+", the cache is of no use, or not used"] = fmt.Sprintf(
+				"a hit takes %v ns, a miss %v",
+				hit,
+				miss,
+			)
 		}
 		if many := few.Peers[1]; many.Missed < 0.7 || many.Nanoseconds.Median < 2*few.Peers[0].Nanoseconds.Median {
-			all[few.Hook+", peers of which the cache has few"] = fmt.Sprintf("%d take %v ns", many.Peers, many.Nanoseconds)
+			all[few.Hook+", peers of which the cache has few"] = fmt.Sprintf(
+				"%d take %v ns",
+				many.Peers,
+				many.Nanoseconds,
+			)
 		}
 	}
 	for i, s := range r.Sprays {
@@ -115,7 +127,11 @@ func dearer(t *testing.T, r *ScaleReport) map[string]string {
 			}
 		case 2:
 			if s.Keys != 16_384 || s.Evicted < 0.97 || taken < r.Hooks[0].Miss.Median/4 {
-				all[fmt.Sprintf("flows whose slots are taken (%d)", i)] = fmt.Sprintf("at %v ns a miss: %+v", r.Hooks[0].Miss, s)
+				all[fmt.Sprintf("flows whose slots are taken (%d)", i)] = fmt.Sprintf(
+					"at %v ns a miss: %+v",
+					r.Hooks[0].Miss,
+					s,
+				)
 			}
 		}
 	}
@@ -146,13 +162,25 @@ func TestMissed(t *testing.T) {
 func TestScalePage(t *testing.T) {
 	at := func(ns float64) Interval { return Interval{ns, ns - 1, ns + 1} }
 	r := &ScaleReport{Rounds: 9, Packets: 1000, Slots: flowSlots, Sprays: []SprayCost{
-		{Endpoints: 1, Keys: 0, Alone: at(61), Beside: at(67), Own: at(71)}, {Endpoints: 1, Keys: 4096, Evicted: 0.632, Alone: at(62), Beside: at(501), Own: at(903)},
+		{
+			Endpoints: 1,
+			Keys:      0,
+			Alone:     at(61),
+			Beside:    at(67),
+			Own:       at(71),
+		}, {Endpoints: 1, Keys: 4096, Evicted: 0.632, Alone: at(62), Beside: at(501), Own: at(903)},
 	}}
 	for _, endpoints := range []int{1, 1000} {
 		for i, hook := range []string{"container", "uplink-in"} {
 			ns := float64(100*i + endpoints/100)
-			r.Hooks = append(r.Hooks, HookCost{Hook: hook, Endpoints: endpoints, Tenants: endpoints / 10, Miss: at(1100 + ns),
-				Peers: []PeersCost{{Peers: 10, Missed: 0.001, Nanoseconds: at(80 + ns)}, {Peers: 100_000, Missed: 0.96, Nanoseconds: at(900 + ns)}}})
+			r.Hooks = append(
+				r.Hooks,
+				HookCost{Hook: hook, Endpoints: endpoints, Tenants: endpoints / 10, Miss: at(1100 + ns),
+					Peers: []PeersCost{
+						{Peers: 10, Missed: 0.001, Nanoseconds: at(80 + ns)},
+						{Peers: 100_000, Missed: 0.96, Nanoseconds: at(900 + ns)},
+					}},
+			)
 		}
 	}
 	var page strings.Builder
@@ -170,7 +198,13 @@ func TestScalePage(t *testing.T) {
 		}
 	}
 	// The same peers at more endpoints stand beneath each other, each bar as long as its figure.
-	few, many := strings.Index(page.String(), "10 peers · 1 endpoint"), strings.Index(page.String(), "10 peers · 1,000 endpoints")
+	few, many := strings.Index(
+		page.String(),
+		"10 peers · 1 endpoint",
+	), strings.Index(
+		page.String(),
+		"10 peers · 1,000 endpoints",
+	)
 	between := page.String()[few:many]
 	if strings.Count(between, "<rect") != 1 || !strings.Contains(between, fmt.Sprintf(`width="%.1f"`, 80*480.0/1250)) {
 		t.Errorf("between them: %s", between)

@@ -124,7 +124,14 @@ func (b *scaleBed) routePeers() error {
 	}
 	return onDevice(b.node.ns, "eth0", func(h *netlink.Handle, eth0 netlink.Link) error {
 		return errors.Join(
-			h.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, IP: far.underlay.AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT}),
+			h.NeighSet(
+				&netlink.Neigh{
+					LinkIndex:    eth0.Attrs().Index,
+					IP:           far.underlay.AsSlice(),
+					HardwareAddr: mac,
+					State:        netlink.NUD_PERMANENT,
+				},
+			),
 			h.RouteAdd(&netlink.Route{Dst: ipNet(scalePlan().Base), Gw: far.underlay.AsSlice()}),
 		)
 	})
@@ -142,8 +149,16 @@ func (b *scaleBed) fill(endpoints, tenants int) (device endpoint.Device, err err
 		key := address.Key{'s', 'c', 'a', 'l', 'e', byte(t), byte(t >> 8)}
 		id := address.TenantID(t + 1)
 		b.ciphers = append(b.ciphers, address.NewCipher(key))
-		records[t] = endpoint.Record{ID: 1, Interface: "eth0", Netns: c.Path(), Tenant: fmt.Sprint("tenant", t), TenantID: id, App: 1}
-		err := b.datapath.Netpila().PutTenant(context.Background(), tenant.Tenant{Name: records[t].Tenant, Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: id, Key: key}}})
+		records[t] = endpoint.Record{
+			ID:        1,
+			Interface: "eth0",
+			Netns:     c.Path(),
+			Tenant:    fmt.Sprint("tenant", t),
+			TenantID:  id,
+			App:       1,
+		}
+		err := b.datapath.Netpila().
+			PutTenant(context.Background(), tenant.Tenant{Name: records[t].Tenant, Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: id, Key: key}}})
 		if err != nil {
 			return device, err
 		}
@@ -177,7 +192,10 @@ func (b *scaleBed) fill(endpoints, tenants int) (device endpoint.Device, err err
 
 // draw goes on from an index to the next address that a container of the tenant could have.
 func (b *scaleBed) draw(t int, node netip.Prefix, index address.Index) (address.Plain, netip.Addr, error) {
-	return b.ciphers[t].Draw(scalePlan().Private, address.Plain{Node: node, Tenant: address.TenantID(t + 1), App: 1, Index: index})
+	return b.ciphers[t].Draw(
+		scalePlan().Private,
+		address.Plain{Node: node, Tenant: address.TenantID(t + 1), App: 1, Index: index},
+	)
 }
 
 // findPrograms asks the kernel which programs packets meet.
@@ -187,7 +205,9 @@ func (b *scaleBed) findPrograms(device endpoint.Device) error {
 		if err != nil {
 			return err
 		}
-		filters, err := netns.List(func() ([]netlink.Filter, error) { return h.FilterList(container, netlink.HANDLE_MIN_INGRESS) })
+		filters, err := netns.List(
+			func() ([]netlink.Filter, error) { return h.FilterList(container, netlink.HANDLE_MIN_INGRESS) },
+		)
 		if err != nil {
 			return err
 		}
@@ -226,7 +246,10 @@ func (b *scaleBed) addHook(name string, id ebpf.ProgramID, device netlink.Link, 
 		return err
 	}
 	b.wire.closing(target.Close)
-	b.hooks = append(b.hooks, scaleHook{name, target, b.idle, uint32(device.Attrs().Index), device.Attrs().HardwareAddr, inward})
+	b.hooks = append(
+		b.hooks,
+		scaleHook{name, target, b.idle, uint32(device.Attrs().Index), device.Attrs().HardwareAddr, inward},
+	)
 	return nil
 }
 
@@ -274,7 +297,12 @@ type frame [frameBytes]byte
 
 // frame is the packet between an endpoint and a peer that this hook sees, on one of the paths.
 func (h *scaleHook) frame(p scalePeer, path uint32) (f frame) {
-	body := packet.Packet{Source: p.endpoint.seen, Destination: p.seen, FlowLabel: path, Body: packet.UDP{SourcePort: 1000, DestinationPort: 2000}}
+	body := packet.Packet{
+		Source:      p.endpoint.seen,
+		Destination: p.seen,
+		FlowLabel:   path,
+		Body:        packet.UDP{SourcePort: 1000, DestinationPort: 2000},
+	}
 	if h.inward {
 		body.Source, body.Destination = p.plain, p.endpoint.plain.Addr()
 	}
@@ -284,7 +312,11 @@ func (h *scaleHook) frame(p scalePeer, path uint32) (f frame) {
 
 // datagram is one of that many bytes, with its Ethernet header, from a port of the peer.
 func (h *scaleHook) datagram(p scalePeer, port uint16, size int) (f frame) {
-	body := packet.Packet{Source: p.plain, Destination: p.endpoint.plain.Addr(), Body: packet.UDP{SourcePort: port, DestinationPort: 2000, Payload: make([]byte, size-62)}}
+	body := packet.Packet{
+		Source:      p.plain,
+		Destination: p.endpoint.plain.Addr(),
+		Body:        packet.UDP{SourcePort: port, DestinationPort: 2000, Payload: make([]byte, size-62)},
+	}
 	copy(f[:], body.Frame(h.mac, h.mac))
 	return f
 }

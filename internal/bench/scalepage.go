@@ -48,9 +48,22 @@ func hookSection(hook string, costs []*HookCost) plot.Section {
 	var bars []plot.Bar
 	add := func(peers string, h *HookCost, class string, ns Interval, missed float64) {
 		bars = append(bars, plot.Bar{
-			Name: fmt.Sprintf("%s · %s", peers, humanize.Of(h.Endpoints, "endpoint", "endpoints")), Class: class, Figure: fmt.Sprintf("%.0f ns", ns.Median), At: plot.Span(ns),
+			Name: fmt.Sprintf(
+				"%s · %s",
+				peers,
+				humanize.Of(h.Endpoints, "endpoint", "endpoints"),
+			), Class: class, Figure: fmt.Sprintf("%.0f ns", ns.Median), At: plot.Span(ns),
 		})
-		s.Rows = append(s.Rows, []string{peers, humanize.Grouped(h.Endpoints), humanize.Grouped(h.Tenants), spread(ns), fmt.Sprintf("%.0f %%", 100*missed)})
+		s.Rows = append(
+			s.Rows,
+			[]string{
+				peers,
+				humanize.Grouped(h.Endpoints),
+				humanize.Grouped(h.Tenants),
+				spread(ns),
+				fmt.Sprintf("%.0f %%", 100*missed),
+			},
+		)
 	}
 	for i := range costs[0].Peers {
 		for _, h := range costs {
@@ -68,8 +81,18 @@ func hookSection(hook string, costs []*HookCost) plot.Section {
 func (r *ScaleReport) spraySection() plot.Section {
 	s := plot.Section{
 		Title: "beside a container that sprays",
-		About: fmt.Sprintf("What a packet of %d flows takes beside a container that sends once over all it knows between every two packets of each, and beside one that sends as much to one peer.", victimFlows),
-		Head:  []string{"endpoints", "keys of the sprayer", "beside one that does not", "beside it", "slots taken", "the sprayer's own"},
+		About: fmt.Sprintf(
+			"What a packet of %d flows takes beside a container that sends once over all it knows between every two packets of each, and beside one that sends as much to one peer.",
+			victimFlows,
+		),
+		Head: []string{
+			"endpoints",
+			"keys of the sprayer",
+			"beside one that does not",
+			"beside it",
+			"slots taken",
+			"the sprayer's own",
+		},
 	}
 	var bars []plot.Bar
 	for _, c := range r.Sprays {
@@ -78,10 +101,32 @@ func (r *ScaleReport) spraySection() plot.Section {
 			keys = humanize.Of(c.Keys, "key", "keys")
 		}
 		name := fmt.Sprintf("%s · %s", keys, humanize.Of(c.Endpoints, "endpoint", "endpoints"))
-		bars = append(bars,
-			plot.Bar{Name: name, Class: "ours", Figure: fmt.Sprintf("%.0f ns beside it", c.Beside.Median), At: plot.Span(c.Beside)},
-			plot.Bar{Name: "without", Class: "theirs", Figure: fmt.Sprintf("%.0f ns", c.Alone.Median), At: plot.Span(c.Alone)})
-		s.Rows = append(s.Rows, []string{humanize.Grouped(c.Endpoints), keys, spread(c.Alone), spread(c.Beside), fmt.Sprintf("%.0f %%", 100*c.Evicted), spread(c.Own)})
+		bars = append(
+			bars,
+			plot.Bar{
+				Name:   name,
+				Class:  "ours",
+				Figure: fmt.Sprintf("%.0f ns beside it", c.Beside.Median),
+				At:     plot.Span(c.Beside),
+			},
+			plot.Bar{
+				Name:   "without",
+				Class:  "theirs",
+				Figure: fmt.Sprintf("%.0f ns", c.Alone.Median),
+				At:     plot.Span(c.Alone),
+			},
+		)
+		s.Rows = append(
+			s.Rows,
+			[]string{
+				humanize.Grouped(c.Endpoints),
+				keys,
+				spread(c.Alone),
+				spread(c.Beside),
+				fmt.Sprintf("%.0f %%", 100*c.Evicted),
+				spread(c.Own),
+			},
+		)
 	}
 	s.Bars = plot.NewBars("flows beside a sprayer", "ns a packet", scaleNames, false, bars)
 	return s

@@ -51,26 +51,55 @@ type SprayCost struct {
 
 // Table writes the results for a person; columns are separated by tabs.
 func (r *ScaleReport) Table(w io.Writer) {
-	fmt.Fprintf(w, "programs alone, ns a packet: median (95 %%); %d rounds of %d packets on CPU %d, Linux %s\n", r.Rounds, r.Packets, r.CPU, r.Machine.Kernel)
+	fmt.Fprintf(
+		w,
+		"programs alone, ns a packet: median (95 %%); %d rounds of %d packets on CPU %d, Linux %s\n",
+		r.Rounds,
+		r.Packets,
+		r.CPU,
+		r.Machine.Kernel,
+	)
 	hook := ""
 	for _, h := range r.Hooks {
 		if title := fmt.Sprint(h.Hook, h.Endpoints); title != hook {
 			hook = title
-			fmt.Fprintf(w, "\n%s, %s, %s\n  peers\tns\tnot in the cache\n", h.Hook, humanize.Of(h.Endpoints, "endpoint", "endpoints"), humanize.Of(h.Tenants, "tenant", "tenants"))
+			fmt.Fprintf(
+				w,
+				"\n%s, %s, %s\n  peers\tns\tnot in the cache\n",
+				h.Hook,
+				humanize.Of(h.Endpoints, "endpoint", "endpoints"),
+				humanize.Of(h.Tenants, "tenant", "tenants"),
+			)
 		}
 		for _, p := range h.Peers {
 			fmt.Fprintf(w, "  %s\t%s\t%.0f %%\n", humanize.Grouped(p.Peers), spread(p.Nanoseconds), 100*p.Missed)
 		}
 		fmt.Fprintf(w, "  1, cache void\t%s\t100 %%\n", spread(h.Miss))
 	}
-	fmt.Fprintf(w, "\na container sprays once over all it knows between every two packets of %d flows of others\n", victimFlows)
-	fmt.Fprint(w, "  endpoints\tkeys of the sprayer\tbeside one that does not\tbeside it\tslots taken\tthe sprayer's own\n")
+	fmt.Fprintf(
+		w,
+		"\na container sprays once over all it knows between every two packets of %d flows of others\n",
+		victimFlows,
+	)
+	fmt.Fprint(
+		w,
+		"  endpoints\tkeys of the sprayer\tbeside one that does not\tbeside it\tslots taken\tthe sprayer's own\n",
+	)
 	for _, s := range r.Sprays {
 		keys := humanize.Grouped(s.Keys)
 		if s.Keys == 0 {
 			keys = "made up, dropped"
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%.0f %%\t%s\n", humanize.Grouped(s.Endpoints), keys, spread(s.Alone), spread(s.Beside), 100*s.Evicted, spread(s.Own))
+		fmt.Fprintf(
+			w,
+			"  %s\t%s\t%s\t%s\t%.0f %%\t%s\n",
+			humanize.Grouped(s.Endpoints),
+			keys,
+			spread(s.Alone),
+			spread(s.Beside),
+			100*s.Evicted,
+			spread(s.Own),
+		)
 	}
 }
 

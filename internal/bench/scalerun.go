@@ -55,7 +55,9 @@ func newFrames(h *scaleHook, all []frame, voids ...*ebpf.Map) (_ *frames, err er
 			return nil, err
 		}
 	}
-	f.next, err = ebpf.NewMap(&ebpf.MapSpec{Name: "bench_next", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	f.next, err = ebpf.NewMap(
+		&ebpf.MapSpec{Name: "bench_next", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +139,9 @@ type skbContext struct {
 
 // callable is a map by which others call the program.
 func callable(p *ebpf.Program) (*ebpf.Map, error) {
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "bench_target", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	m, err := ebpf.NewMap(
+		&ebpf.MapSpec{Name: "bench_target", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -187,8 +191,8 @@ func (f *frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) 
 	}
 }
 
-// program is what the hook's program alone takes for one of n packets, which end as wanted. The first run finds what the
-// bench itself needs out of the CPU's caches, and is not counted.
+// program is what the hook's program alone takes for one of n packets, which end as wanted. The first run finds what
+// the bench itself needs out of the CPU's caches, and is not counted.
 func (f *frames) program(n int, want uint32) (float64, error) {
 	if _, err := f.run(f.idle, n, forwarded); err != nil {
 		return 0, err

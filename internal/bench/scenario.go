@@ -47,30 +47,97 @@ func Scenarios() []Scenario {
 	return append([]Scenario{
 		{Name: "native", About: "node to node, no container", Build: native},
 		{Name: "route", About: "containers behind veth pairs, routed by the kernels of both nodes", Build: route},
-		{Name: "vxlan", About: "containers on kernel bridges, between the nodes kernel VXLAN as Flannel sets it up", Build: vxlan},
-		{Name: "oncache", About: "the same with a cache of ONCache's design over it, in our own programs", Build: cachedVXLAN},
-		{Name: "bound-veth", About: "the devices that netpila's packets pass, joined by a redirect of tc, no BPF", Build: boundVeth},
+		{
+			Name:  "vxlan",
+			About: "containers on kernel bridges, between the nodes kernel VXLAN as Flannel sets it up",
+			Build: vxlan,
+		},
+		{
+			Name:  "oncache",
+			About: "the same with a cache of ONCache's design over it, in our own programs",
+			Build: cachedVXLAN,
+		},
+		{
+			Name:  "bound-veth",
+			About: "the devices that netpila's packets pass, joined by a redirect of tc, no BPF",
+			Build: boundVeth,
+		},
 		{Name: "bound-macvlan", About: "containers on macvlan devices in private mode, no BPF", Build: boundMacvlan},
-		{Name: "bound-netkit", About: "bound-veth with netkit for the containers' pairs, where the kernel has it", Build: boundNetkit, Lacks: datapath.HasNetkit},
-		{Name: "floor-veth", About: "the same devices with programs where netpila's are, which only redirect", Build: floorVeth},
-		{Name: "floor-macvlan", About: "bound-macvlan with programs where netpila's are, which do nothing", Build: floorMacvlan},
-		{Name: "floor-local", About: "two containers of one node on veth devices, with programs that only redirect", Build: floorLocal},
+		{
+			Name:  "bound-netkit",
+			About: "bound-veth with netkit for the containers' pairs, where the kernel has it",
+			Build: boundNetkit,
+			Lacks: datapath.HasNetkit,
+		},
+		{
+			Name:  "floor-veth",
+			About: "the same devices with programs where netpila's are, which only redirect",
+			Build: floorVeth,
+		},
+		{
+			Name:  "floor-macvlan",
+			About: "bound-macvlan with programs where netpila's are, which do nothing",
+			Build: floorMacvlan,
+		},
+		{
+			Name:  "floor-local",
+			About: "two containers of one node on veth devices, with programs that only redirect",
+			Build: floorLocal,
+		},
 		Netpila(),
-		{Name: "netpila-macvlan", About: "netpila with containers on macvlan devices", Build: netpila(variant{device: datapath.Macvlan})},
-		{Name: "netpila-netkit", About: "netpila with containers on netkit devices, where the kernel has them", Build: netpila(variant{device: datapath.Netkit}), Lacks: datapath.HasNetkit},
-		{Name: "netpila-clear", About: "netpila for a tenant with clear addresses: nothing is translated", Build: netpila(variant{clear: true})},
-		{Name: "netpila-nocache", About: "netpila with its flow cache off: every packet is a first one", Build: netpila(variant{noCache: true})},
-		{Name: "nimitz-ebpf", About: "the second network, NIMITZ, by programs around a VXLAN device of the kernel", Build: nimitzEBPF},
-		{Name: "nimitz-ovs", About: "the same by Open vSwitch, whose datapath is the one in user space", Build: nimitzOVS, Lacks: OVSMissing},
+		{
+			Name:  "netpila-macvlan",
+			About: "netpila with containers on macvlan devices",
+			Build: netpila(variant{device: datapath.Macvlan}),
+		},
+		{
+			Name:  "netpila-netkit",
+			About: "netpila with containers on netkit devices, where the kernel has them",
+			Build: netpila(variant{device: datapath.Netkit}),
+			Lacks: datapath.HasNetkit,
+		},
+		{
+			Name:  "netpila-clear",
+			About: "netpila for a tenant with clear addresses: nothing is translated",
+			Build: netpila(variant{clear: true}),
+		},
+		{
+			Name:  "netpila-nocache",
+			About: "netpila with its flow cache off: every packet is a first one",
+			Build: netpila(variant{noCache: true}),
+		},
+		{
+			Name:  "nimitz-ebpf",
+			About: "the second network, NIMITZ, by programs around a VXLAN device of the kernel",
+			Build: nimitzEBPF,
+		},
+		{
+			Name:  "nimitz-ovs",
+			About: "the same by Open vSwitch, whose datapath is the one in user space",
+			Build: nimitzOVS,
+			Lacks: OVSMissing,
+		},
 		{Name: "loopback", About: "within one node, no container", Build: loopback},
-		{Name: "netpila-local", About: "netpila between two containers of one node", Build: netpila(variant{local: true})},
-		{Name: "netpila-local-macvlan", About: "the same on macvlan devices", Build: netpila(variant{local: true, device: datapath.Macvlan})},
+		{
+			Name:  "netpila-local",
+			About: "netpila between two containers of one node",
+			Build: netpila(variant{local: true}),
+		},
+		{
+			Name:  "netpila-local-macvlan",
+			About: "the same on macvlan devices",
+			Build: netpila(variant{local: true, device: datapath.Macvlan}),
+		},
 	}, ruleScenarios()...)
 }
 
 // Netpila is our datapath, driven as an agent drives it.
 func Netpila() Scenario {
-	return Scenario{Name: "netpila", About: "containers of an encrypted tenant on our datapath", Build: netpila(variant{})}
+	return Scenario{
+		Name:  "netpila",
+		About: "containers of an encrypted tenant on our datapath",
+		Build: netpila(variant{}),
+	}
 }
 
 func native(w *wire) (Pair, error) {

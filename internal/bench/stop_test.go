@@ -31,7 +31,8 @@ func endless(dir string) error {
 	return err
 }
 
-// Whoever interrupts a bench, alone or as a terminal does together with all that it started, is told that, and nothing stays.
+// Whoever interrupts a bench, alone or as a terminal does together with all that it started, is told that, and nothing
+// stays.
 func TestInterrupted(t *testing.T) {
 	for name, pid := range map[string]func(int) int{
 		"alone": func(pid int) int { return pid },

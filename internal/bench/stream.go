@@ -68,8 +68,8 @@ func driveStream(c *client) (answer, error) {
 	}, func() {})
 }
 
-// turns is how often a connection that is ready is used before the next one has its turn. iperf3's sender writes as often,
-// while its receiver reads once; ours reads as often.
+// turns is how often a connection that is ready is used before the next one has its turn. iperf3's sender writes as
+// often, while its receiver reads once; ours reads as often.
 const turns = 10
 
 // flows are connections of one process; a single one blocks instead of being polled.

@@ -59,7 +59,11 @@ const kernelFrom = 1 << 63
 
 // name of the function that an instruction is in.
 func (s symbols) name(instruction uint64) string {
-	i, exact := slices.BinarySearchFunc(s, instruction, func(of symbol, at uint64) int { return cmp.Compare(of.at, at) })
+	i, exact := slices.BinarySearchFunc(
+		s,
+		instruction,
+		func(of symbol, at uint64) int { return cmp.Compare(of.at, at) },
+	)
 	if !exact {
 		i--
 	}

@@ -11,14 +11,27 @@ func (r *Report) Table(w io.Writer) {
 	fmt.Fprintf(w, "metric\tscenario\tmedian\tof %s\t95 %%\tCPU time\n", r.Reference)
 	for _, metric := range r.metrics() {
 		for _, x := range r.of(metric) {
-			fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%s\n", x.Metric, x.Scenario, figure(x.Median), x.Unit, x.ratio(r.Reference), x.cpu())
+			fmt.Fprintf(
+				w,
+				"%s\t%s\t%s %s\t%s\t%s\n",
+				x.Metric,
+				x.Scenario,
+				figure(x.Median),
+				x.Unit,
+				x.ratio(r.Reference),
+				x.cpu(),
+			)
 		}
 	}
 	r.besideTable(w)
 	r.lookupsTable(w)
 	r.profileTable(w)
 	if len(r.Programs) > 0 {
-		fmt.Fprintf(w, "\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n", r.EmptyProgramNs)
+		fmt.Fprintf(
+			w,
+			"\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n",
+			r.EmptyProgramNs,
+		)
 		for _, p := range r.Programs {
 			fmt.Fprintf(w, "%s\t%s\t%.0f\t\t%.0f–%.0f\t\n", p.Name, p.Scenario, p.Ns.Median, p.Ns.Low, p.Ns.High)
 		}

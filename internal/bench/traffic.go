@@ -256,8 +256,9 @@ var firsts = traffic{
 // followers of a first datagram; their median is the path's when all is cached.
 const followers = 4
 
-// settle is how long a client waits for what a node does after a change, which is not the first packet's to wait for. It
-// waits awake: a CPU that has slept takes as long to wake as a packet does, and the one of a virtual machine now more, now less.
+// settle is how long a client waits for what a node does after a change, which is not the first packet's to wait for.
+// It waits awake: a CPU that has slept takes as long to wake as a packet does, and the one of a virtual machine now
+// more, now less.
 const settle = 200 * time.Microsecond
 
 // roundTrips are the seconds of so many echoes, one after the other, on a new socket.

@@ -35,7 +35,8 @@ func TestFreshBeforeEachFirstPacket(t *testing.T) {
 		t.Errorf("forgot %d times", forgot)
 	}
 	fails = errors.New("cannot forget")
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "FIRST_RTT of forgetful: void what is cached: cannot forget") {
+	if _, err := Run(t.Context(), o); err == nil ||
+		!strings.Contains(err.Error(), "FIRST_RTT of forgetful: void what is cached: cannot forget") {
 		t.Errorf("ran: %v", err)
 	}
 }
@@ -74,7 +75,8 @@ func TestTrialsTakeTurns(t *testing.T) {
 	}
 }
 
-// A server of trials waits for its client's however long those of others take: its socket's patience ends here while it has none.
+// A server of trials waits for its client's however long those of others take: its socket's patience ends here while it
+// has none.
 func TestServerWaitsForItsTrial(t *testing.T) {
 	ns, err := netns.Create(filepath.Join(t.TempDir(), "ns"))
 	if err != nil {

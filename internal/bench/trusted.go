@@ -35,7 +35,9 @@ func tools() []tool {
 			metric: metric,
 			server: func(at string) []string { return append([]string{"sockperf", "server", "-i", at}, protocol...) },
 			client: func(at string) []string {
-				return append([]string{"sockperf", "ping-pong", "-i", at, "-m", "14", "-t", "1", "--full-rtt"}, protocol...)
+				return append(
+					[]string{"sockperf", "ping-pong", "-i", at, "-m", "14", "-t", "1", "--full-rtt"},
+					protocol...)
 			},
 			figure: roundTripRate,
 		}
@@ -45,7 +47,20 @@ func tools() []tool {
 			metric: metric,
 			server: func(at string) []string { return []string{"iperf3", "-s", "-1", "-B", at} },
 			client: func(at string) []string {
-				return []string{"iperf3", "-c", at, "-P", flows, "-C", congestion, "-l", strconv.Itoa(streamBlock), "-t", "1", "-J"}
+				return []string{
+					"iperf3",
+					"-c",
+					at,
+					"-P",
+					flows,
+					"-C",
+					congestion,
+					"-l",
+					strconv.Itoa(streamBlock),
+					"-t",
+					"1",
+					"-J",
+				}
 			},
 			figure: received,
 		}
@@ -102,7 +117,8 @@ var alike = Gate{AtLeast: 0.8, AtMost: 1.25}
 // alikeTooWide is the interval from which on a comparison tells nothing.
 const alikeTooWide = 0.25
 
-// FewestRounds is what an interval needs: of fewer samples all are on one side of the median more than once in 20 times.
+// FewestRounds is what an interval needs: of fewer samples all are on one side of the median more than once in 20
+// times.
 const FewestRounds = 6
 
 // LacksTools says which of the others' generators are not installed.
@@ -160,7 +176,13 @@ func Compare(ctx context.Context, o Options) (_ Agreements, err error) {
 				}
 				theirs = append(theirs, got)
 			}
-			o.Progress(Step{Round: round + 1, Metric: m.Name, Part: float64(len(all)*o.Rounds+round+1) / float64(len(tools())*o.Rounds)})
+			o.Progress(
+				Step{
+					Round:  round + 1,
+					Metric: m.Name,
+					Part:   float64(len(all)*o.Rounds+round+1) / float64(len(tools())*o.Rounds),
+				},
+			)
 		}
 		ratio := bootstrap(ratios(ours, theirs), random)
 		all = append(all, Agreement{
@@ -209,7 +231,13 @@ func (o Options) output(ctx context.Context, ns *netns.Namespace, line []string)
 		return nil, err
 	}
 	if err := c.Wait(); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s %s", line[0], err, bytes.TrimSpace(errs.Bytes()), bytes.TrimSpace(out.Bytes()))
+		return nil, fmt.Errorf(
+			"%s: %w: %s %s",
+			line[0],
+			err,
+			bytes.TrimSpace(errs.Bytes()),
+			bytes.TrimSpace(out.Bytes()),
+		)
 	}
 	return out.Bytes(), nil
 }
@@ -225,6 +253,17 @@ func (a Agreements) Table(w io.Writer) {
 		case TooLow, TooHigh:
 			verdict += fmt.Sprintf(": not between %.2f and %.2f", alike.AtLeast, alike.AtMost)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%.3f\t%v\t%s\n", x.Metric, x.Tool, figure(x.Ours), x.Unit, figure(x.Theirs), x.Ratio.Median, x.Ratio, verdict)
+		fmt.Fprintf(
+			w,
+			"%s\t%s\t%s %s\t%s\t%.3f\t%v\t%s\n",
+			x.Metric,
+			x.Tool,
+			figure(x.Ours),
+			x.Unit,
+			figure(x.Theirs),
+			x.Ratio.Median,
+			x.Ratio,
+			verdict,
+		)
 	}
 }

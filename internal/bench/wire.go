@@ -83,9 +83,9 @@ func (w *wire) containers(add func(*node) (*netns.Namespace, netip.Addr, error))
 	return Pair{Client: client, Server: server, Target: target}, err
 }
 
-// namespace makes one whose addresses need not wait for duplicate address detection, and whose connections begin without
-// the pacing that BBR would bring as a machine's default: that stays with a connection which iperf3 has use another
-// algorithm only when it stands, and halves its speed.
+// namespace makes one whose addresses need not wait for duplicate address detection, and whose connections begin
+// without the pacing that BBR would bring as a machine's default: that stays with a connection which iperf3 has use
+// another algorithm only when it stands, and halves its speed.
 func (w *wire) namespace(name string) (*netns.Namespace, error) {
 	ns, err := netns.Create(filepath.Join(w.dir, name))
 	if err != nil {
@@ -94,7 +94,10 @@ func (w *wire) namespace(name string) (*netns.Namespace, error) {
 	w.closing(func() error { return errors.Join(ns.Close(), netns.Remove(ns.Path())) })
 	w.namespaces = append(w.namespaces, ns)
 	return ns, ns.Do(func() error {
-		return errors.Join(sysctl("net/ipv6/conf/default/accept_dad", "0"), sysctl("net/ipv4/tcp_congestion_control", "reno"))
+		return errors.Join(
+			sysctl("net/ipv6/conf/default/accept_dad", "0"),
+			sysctl("net/ipv4/tcp_congestion_control", "reno"),
+		)
 	})
 }
 

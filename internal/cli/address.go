@@ -19,14 +19,33 @@ func newAddressCommand(env Env) *cobra.Command {
 		Args:    cobra.NoArgs,
 	}
 	c.AddCommand(
-		newCipherCommand(env, "encrypt", "plaintext", "ciphertext", (*address.Cipher).Encrypt, "fd70:696c:6100:1:0:100:100:3bc"),
-		newCipherCommand(env, "decrypt", "ciphertext", "plaintext", (*address.Cipher).Decrypt, "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640"),
+		newCipherCommand(
+			env,
+			"encrypt",
+			"plaintext",
+			"ciphertext",
+			(*address.Cipher).Encrypt,
+			"fd70:696c:6100:1:0:100:100:3bc",
+		),
+		newCipherCommand(
+			env,
+			"decrypt",
+			"ciphertext",
+			"plaintext",
+			(*address.Cipher).Decrypt,
+			"fc88:83c1:cf8:1561:4d50:127a:8d8b:f640",
+		),
 	)
 	return c
 }
 
 // newCipherCommand turns addresses of one kind into the other, one a line.
-func newCipherCommand(env Env, verb, from, to string, turn func(*address.Cipher, netip.Addr) netip.Addr, example string) *cobra.Command {
+func newCipherCommand(
+	env Env,
+	verb, from, to string,
+	turn func(*address.Cipher, netip.Addr) netip.Addr,
+	example string,
+) *cobra.Command {
 	var out output
 	var hexKey string
 	c := &cobra.Command{

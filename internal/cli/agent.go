@@ -22,7 +22,8 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// garbage is how much of it an agent may have, in percent of what it needs: it is idle most of the time, and its memory is the node's.
+// garbage is how much of it an agent may have, in percent of what it needs: it is idle most of the time, and its memory
+// is the node's.
 const garbage = 25
 
 func newAgentCommand(env Env) *cobra.Command {
@@ -51,8 +52,15 @@ and refuses to start without, because what it mounts there ends with it.`,
 			if mtuReserve < 0 {
 				return usage("--mtu-reserve %d is negative", mtuReserve)
 			}
-			if maxRules < 1 || maxRules > datapath.MaxMaxRules || maxSessions < 1 || maxSessions > datapath.MaxMaxSessions {
-				return usage("--max-rules %d, --max-sessions %d: choose 1 to %d, and 1 to %d", maxRules, maxSessions, datapath.MaxMaxRules, datapath.MaxMaxSessions)
+			if maxRules < 1 || maxRules > datapath.MaxMaxRules || maxSessions < 1 ||
+				maxSessions > datapath.MaxMaxSessions {
+				return usage(
+					"--max-rules %d, --max-sessions %d: choose 1 to %d, and 1 to %d",
+					maxRules,
+					maxSessions,
+					datapath.MaxMaxRules,
+					datapath.MaxMaxSessions,
+				)
 			}
 			if err := completeAgent(&o, tokenFile, nodePrefix); err != nil {
 				return err
@@ -77,23 +85,58 @@ and refuses to start without, because what it mounts there ends with it.`,
 		},
 	}
 	f := c.Flags()
-	f.IntVar(&maxRules, "max-rules", datapath.DefaultMaxRules, "entries of each table of policies that the node takes; 160 bytes each at once, and more as they come")
-	f.IntVar(&maxSessions, "max-sessions", datapath.DefaultMaxSessions, "sessions of containers under policies that the node remembers, 73 bytes each from the start; a power of 2 of sevens is used")
+	f.IntVar(
+		&maxRules,
+		"max-rules",
+		datapath.DefaultMaxRules,
+		"entries of each table of policies that the node takes; 160 bytes each at once, and more as they come",
+	)
+	f.IntVar(
+		&maxSessions,
+		"max-sessions",
+		datapath.DefaultMaxSessions,
+		"sessions of containers under policies that the node remembers, 73 bytes each from the start; a power of 2 of sevens is used",
+	)
 	f.StringVar(&o.OrchestratorURL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token; it may go when the node has joined")
 	f.StringVar(&o.Uplink, "uplink", "", "device to the fabric")
 	f.StringVar(&o.NodeName, "node-name", "", "name of this node (default: the host's name)")
-	f.StringVar(&nodePrefix, "node-prefix", "", "the /64 that the fabric routes to this node (default: the orchestrator gives one)")
-	f.StringVar(&o.RunDir, "run-dir", "/run/pilaster", "where the agent's socket is; in memory: a copy of the disk must not have it")
+	f.StringVar(
+		&nodePrefix,
+		"node-prefix",
+		"",
+		"the /64 that the fabric routes to this node (default: the orchestrator gives one)",
+	)
+	f.StringVar(
+		&o.RunDir,
+		"run-dir",
+		"/run/pilaster",
+		"where the agent's socket is; in memory: a copy of the disk must not have it",
+	)
 	f.StringVar(&o.StateDir, "state-dir", "/var/lib/pilaster", "where endpoints, keys and the node's identity are kept")
 	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster", "where the packet path is pinned; mounted when missing")
 	f.IntVar(&o.MaxEndpoints, "max-endpoints", dpapi.DefaultMaxEndpoints, "endpoints this node takes, 1 to 65535")
-	f.IntVar(&o.MaxTenantIDs, "max-tenant-ids", dpapi.DefaultMaxTenantIDs, "ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key")
+	f.IntVar(
+		&o.MaxTenantIDs,
+		"max-tenant-ids",
+		dpapi.DefaultMaxTenantIDs,
+		"ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key",
+	)
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
 	bindDevice(c, &device)
 	networks.bind(c)
-	f.BoolVar(&o.Edge, "edge", false, "be the Edge Switch of this region, by which tenants on network nimitz reach other regions; it takes no containers")
-	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the socket only)")
+	f.BoolVar(
+		&o.Edge,
+		"edge",
+		false,
+		"be the Edge Switch of this region, by which tenants on network nimitz reach other regions; it takes no containers",
+	)
+	f.StringVar(
+		&o.MetricsListen,
+		"metrics-listen",
+		"",
+		"host:port for /metrics, /healthz and /readyz (default: on the socket only)",
+	)
 	_ = c.MarkFlagRequired("orchestrator")
 	_ = c.MarkFlagRequired("uplink")
 	return c
@@ -129,8 +172,13 @@ func bindChoice(c *cobra.Command, to *string, name, usage string, of []string) {
 
 // bindDevice adds the flag that says how new containers are joined to the node.
 func bindDevice(c *cobra.Command, device *string) {
-	bindChoice(c, device, "device",
-		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the one of these two; or macvlan, only for containers without CAP_NET_ADMIN", datapath.Choices())
+	bindChoice(
+		c,
+		device,
+		"device",
+		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the one of these two; or macvlan, only for containers without CAP_NET_ADMIN",
+		datapath.Choices(),
+	)
 }
 
 // completeAgent reads what flags only point at.
@@ -160,8 +208,12 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 	}
 	if tokenFile != "" {
 		b, err := os.ReadFile(tokenFile)
-		if err != nil && !(errors.Is(err, fs.ErrNotExist) && join.Joined(o.StateDir)) { // a node that has joined needs none
-			return fmt.Errorf("--token-file: %w\n  nothing was changed; copy the orchestrator's join-token file there: this node has no certificate yet", err)
+		if err != nil &&
+			!(errors.Is(err, fs.ErrNotExist) && join.Joined(o.StateDir)) { // a node that has joined needs none
+			return fmt.Errorf(
+				"--token-file: %w\n  nothing was changed; copy the orchestrator's join-token file there: this node has no certificate yet",
+				err,
+			)
 		}
 		o.Token = string(b)
 	}

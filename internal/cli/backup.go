@@ -27,7 +27,14 @@ type backupView struct {
 }
 
 func viewBackup(file, dataDir string, h store.BackupHeader) backupView {
-	return backupView{File: file, Cluster: h.Cluster, Made: h.Made, Revision: h.Revision, Records: h.Records, DataDir: dataDir}
+	return backupView{
+		File:     file,
+		Cluster:  h.Cluster,
+		Made:     h.Made,
+		Revision: h.Revision,
+		Records:  h.Records,
+		DataDir:  dataDir,
+	}
 }
 
 func newOrchestratorBackup(env Env) *cobra.Command {
@@ -49,7 +56,14 @@ may read it; keep it as you keep those. An etcd cluster of your own is backed up
 			}
 			v := viewBackup(args[0], dataDir, header)
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "%s has %d records of cluster %s at revision %d\n", v.File, v.Records, v.Cluster, v.Revision)
+				fmt.Fprintf(
+					w,
+					"%s has %d records of cluster %s at revision %d\n",
+					v.File,
+					v.Records,
+					v.Cluster,
+					v.Revision,
+				)
 				fmt.Fprintln(w, "It holds every tenant's key, the authority's key and the join token: keep it secret.")
 			})
 		},
@@ -78,29 +92,60 @@ that was restored from the same file before.`,
   pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator --skip 5000`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			is, err := store.Restore(cmd.Context(), args[0], dataDir, skip, slog.New(slog.NewTextHandler(env.Stderr, nil)))
+			is, err := store.Restore(
+				cmd.Context(),
+				args[0],
+				dataDir,
+				skip,
+				slog.New(slog.NewTextHandler(env.Stderr, nil)),
+			)
 			if err != nil {
 				return err
 			}
 			v := viewBackup(args[0], dataDir, is.BackupHeader)
 			v.Skip, v.Regions, v.Edge, v.Ruled = &skip, is.Regions, is.Edge, is.Ruled
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "cluster %s is in %s as it was at %s: %d records\n", v.Cluster, v.DataDir, moment(v.Made), v.Records)
-				fmt.Fprintf(w, "The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has one brings it along.\n", skip)
+				fmt.Fprintf(
+					w,
+					"cluster %s is in %s as it was at %s: %d records\n",
+					v.Cluster,
+					v.DataDir,
+					moment(v.Made),
+					v.Records,
+				)
+				fmt.Fprintf(
+					w,
+					"The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has one brings it along.\n",
+					skip,
+				)
 				if len(v.Regions) > 0 {
-					fmt.Fprintf(w, "It is joined again to %s, as it was: delete with `pilaster region delete` what was deleted since.\n", strings.Join(v.Regions, ", "))
+					fmt.Fprintf(
+						w,
+						"It is joined again to %s, as it was: delete with `pilaster region delete` what was deleted since.\n",
+						strings.Join(v.Regions, ", "),
+					)
 				}
 				if len(v.Ruled) > 0 {
-					fmt.Fprintf(w, "Policies of %s are as they were: apply with `pilaster policy apply` what was changed since, and delete what was deleted.\n", strings.Join(v.Ruled, ", "))
+					fmt.Fprintf(
+						w,
+						"Policies of %s are as they were: apply with `pilaster policy apply` what was changed since, and delete what was deleted.\n",
+						strings.Join(v.Ruled, ", "),
+					)
 				}
 				if v.Edge != "" {
-					fmt.Fprintf(w, "Node %s is its Edge Switch: if another has taken its place since, that one is refused until `pilaster node delete %s --force`.\n", v.Edge, v.Edge)
+					fmt.Fprintf(
+						w,
+						"Node %s is its Edge Switch: if another has taken its place since, that one is refused until `pilaster node delete %s --force`.\n",
+						v.Edge,
+						v.Edge,
+					)
 				}
 			})
 		},
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", "", "the data directory to make: empty or not there")
-	cmd.Flags().Uint64Var(&skip, "skip", store.DefaultSkip, "how many of each kind to leave out, at least as many as were handed out since the backup")
+	cmd.Flags().
+		Uint64Var(&skip, "skip", store.DefaultSkip, "how many of each kind to leave out, at least as many as were handed out since the backup")
 	_ = cmd.MarkFlagRequired("data-dir")
 	out.bind(cmd)
 	embeddedOnly(cmd, "restore it with `etcdutl snapshot restore`")
@@ -114,7 +159,11 @@ func embeddedOnly(cmd *cobra.Command, instead string) {
 	_ = cmd.Flags().MarkHidden("etcd")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if etcd != "" {
-			return usage("this is for the etcd inside the orchestrator, and %s is one of your own: %s\n  nothing was changed", etcd, instead)
+			return usage(
+				"this is for the etcd inside the orchestrator, and %s is one of your own: %s\n  nothing was changed",
+				etcd,
+				instead,
+			)
 		}
 		return nil
 	}

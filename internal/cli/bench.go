@@ -28,13 +28,23 @@ func newBenchCommand(env Env) *cobra.Command {
 		Example: "  pilaster bench datapath --quick -o results\n  pilaster bench check",
 		Args:    cobra.NoArgs,
 	}
-	c.AddCommand(newBenchDatapathCommand(env), newBenchBuildsCommand(env), newBenchPolicyCommand(env), newBenchScaleCommand(env), newBenchCleanUpCommand(env), newBenchEntriesCommand(env), newBenchNICCommand(env), newBenchCheckCommand(env), &cobra.Command{
-		Use:    "generator",
-		Short:  "Generate or answer traffic, as the bench says on standard input",
-		Hidden: true,
-		Args:   cobra.NoArgs,
-		RunE:   func(*cobra.Command, []string) error { return bench.Generate(env.Stdin, env.Stdout) },
-	})
+	c.AddCommand(
+		newBenchDatapathCommand(env),
+		newBenchBuildsCommand(env),
+		newBenchPolicyCommand(env),
+		newBenchScaleCommand(env),
+		newBenchCleanUpCommand(env),
+		newBenchEntriesCommand(env),
+		newBenchNICCommand(env),
+		newBenchCheckCommand(env),
+		&cobra.Command{
+			Use:    "generator",
+			Short:  "Generate or answer traffic, as the bench says on standard input",
+			Hidden: true,
+			Args:   cobra.NoArgs,
+			RunE:   func(*cobra.Command, []string) error { return bench.Generate(env.Stdin, env.Stdout) },
+		},
+	)
 	return c
 }
 
@@ -88,9 +98,19 @@ a --free run. Run it on a machine that does nothing else. docs/reference/benchma
 	f.BoolVar(&smoke, "smoke", false, "seconds: does it all work? On a busy machine too; its figures mean little")
 	c.MarkFlagsMutuallyExclusive("quick", "full", "smoke")
 	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")
-	f.StringSliceVar(&scenarios, "scenarios", nil, "these only, by name; the first of the list below is what the others are compared to")
+	f.StringSliceVar(
+		&scenarios,
+		"scenarios",
+		nil,
+		"these only, by name; the first of the list below is what the others are compared to",
+	)
 	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
-	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/howto/benchmark-peer.md describes it; may be repeated")
+	f.StringArrayVar(
+		&peers,
+		"peer",
+		nil,
+		"NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/howto/benchmark-peer.md describes it; may be repeated",
+	)
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
@@ -225,7 +245,15 @@ func prepare(o *bench.Options, env Env) (err error) {
 		if now := time.Now(); s.Part == 1 || now.Sub(said) >= 5*time.Second {
 			said = now
 			left := now.Sub(started).Seconds() * (1 - s.Part) / s.Part
-			fmt.Fprintf(env.Stderr, "round %d of %d, %s: %.0f %%, about %.0f s to go\n", s.Round, rounds, s.Metric, s.Part*100, left)
+			fmt.Fprintf(
+				env.Stderr,
+				"round %d of %d, %s: %.0f %%, about %.0f s to go\n",
+				s.Round,
+				rounds,
+				s.Metric,
+				s.Part*100,
+				left,
+			)
 		}
 	}
 	return nil
@@ -287,11 +315,29 @@ type benchReport interface {
 func bindReport(c *cobra.Command, to *reportPlace) {
 	*to = "text"
 	c.Flags().VarP(to, "output", "o", "text, json, or a folder for report.json and report.html beside the text")
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveFilterDirs))
+	_ = c.RegisterFlagCompletionFunc(
+		"output",
+		cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveFilterDirs),
+	)
 }
 
 // formats are what programs call theirs. Whoever asks for one we do not have wants no folder of that name.
-var formats = []string{"", "csv", "html", "json", "markdown", "md", "table", "text", "tsv", "txt", "wide", "xml", "yaml", "yml"}
+var formats = []string{
+	"",
+	"csv",
+	"html",
+	"json",
+	"markdown",
+	"md",
+	"table",
+	"text",
+	"tsv",
+	"txt",
+	"wide",
+	"xml",
+	"yaml",
+	"yml",
+}
 
 // reportPlace is a format or a folder. It refuses what is neither while flags are read, before anything is made.
 type reportPlace string
@@ -331,7 +377,11 @@ func makeFolder(to reportPlace, files []string) (giveUp func(), err error) {
 	}
 	if err != nil {
 		giveUp()
-		return nil, usage("--output %s: %w; nothing was measured: choose text, json, or a folder that can be written", to, err)
+		return nil, usage(
+			"--output %s: %w; nothing was measured: choose text, json, or a folder that can be written",
+			to,
+			err,
+		)
 	}
 	return giveUp, nil
 }
@@ -370,6 +420,11 @@ func writeReport(stdout io.Writer, r benchReport, place reportPlace) error {
 			return fmt.Errorf("write the report: %w", err)
 		}
 	}
-	_, err := fmt.Fprintf(stdout, "\nplots are in %s, all figures in %s\n", filepath.Join(to, "report.html"), filepath.Join(to, "report.json"))
+	_, err := fmt.Fprintf(
+		stdout,
+		"\nplots are in %s, all figures in %s\n",
+		filepath.Join(to, "report.html"),
+		filepath.Join(to, "report.json"),
+	)
 	return err
 }

@@ -12,7 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/nic"
 )
 
-// recordMatrix writes what the model's rehearsal sends, or what an Open vSwitch does within a time: a whole file or none.
+// recordMatrix writes what the model's rehearsal sends, or what an Open vSwitch does within a time: a whole file or
+// none.
 func recordMatrix(ctx context.Context, env Env, file, runDir string, within time.Duration, seed uint64) error {
 	to, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if errors.Is(err, os.ErrExist) {
@@ -31,7 +32,13 @@ func recordMatrix(ctx context.Context, env Env, file, runDir string, within time
 	if err = errors.Join(err, to.Close()); err != nil {
 		return errors.Join(err, os.Remove(file))
 	}
-	_, err = fmt.Fprintf(env.Stdout, "%s in %s: %s\n", humanize.Of(len(m.Destinations), "destination", "destinations"), file, m.Source)
+	_, err = fmt.Fprintf(
+		env.Stdout,
+		"%s in %s: %s\n",
+		humanize.Of(len(m.Destinations), "destination", "destinations"),
+		file,
+		m.Source,
+	)
 	return err
 }
 
@@ -41,7 +48,12 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	if err != nil {
 		return m, err
 	}
-	fmt.Fprintf(env.Stderr, "counting for %v what %s to other nodes\n", within, humanize.Of(len(before), "entry sends", "entries send"))
+	fmt.Fprintf(
+		env.Stderr,
+		"counting for %v what %s to other nodes\n",
+		within,
+		humanize.Of(len(before), "entry sends", "entries send"),
+	)
 	began := time.Now()
 	select {
 	case <-ctx.Done():
@@ -54,11 +66,17 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	}
 	m.Source = fmt.Sprintf("the Open vSwitch of %s, %v from %s", runDir, within, began.UTC().Format(time.RFC3339))
 	for e, n := range after {
-		m.Destinations = append(m.Destinations, nic.Destination{Megaflow: nic.Megaflow{VNI: e.VNI, To: e.To}, Packets: sentSince(n, before[e])})
+		m.Destinations = append(
+			m.Destinations,
+			nic.Destination{Megaflow: nic.Megaflow{VNI: e.VNI, To: e.To}, Packets: sentSince(n, before[e])},
+		)
 	}
 	m.Sort()
 	if len(m.Destinations) == 0 {
-		return m, fmt.Errorf("nothing was sent to other nodes in %v; nothing was kept: record while the job runs, or for longer with --for", within)
+		return m, fmt.Errorf(
+			"nothing was sent to other nodes in %v; nothing was kept: record while the job runs, or for longer with --for",
+			within,
+		)
 	}
 	return m, nil
 }

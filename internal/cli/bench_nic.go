@@ -76,7 +76,8 @@ lab or on a node. --matrix has figure 8's preheating read such a file, and --job
 	c.Flags().StringVar(&figure, "figure", "all", "the paper's figure: "+strings.Join(figureNames(), ", "))
 	c.Flags().Uint64Var(&seed, "seed", 1, "what is random follows from it")
 	c.Flags().Var((*filled)(&record), "record", "write a traffic matrix to this new file, and draw nothing")
-	c.Flags().Var((*filled)(&runDir), "ovs-run-dir", "have --record count what the Open vSwitch sends whose sockets are there; without it the model's rehearsal is recorded")
+	c.Flags().
+		Var((*filled)(&runDir), "ovs-run-dir", "have --record count what the Open vSwitch sends whose sockets are there; without it the model's rehearsal is recorded")
 	c.Flags().DurationVar(&within, "for", 30*time.Second, "how long to count")
 	c.Flags().Var((*filled)(&matrix), "matrix", "preheat figure 8 with what this file has")
 	c.Flags().Var((*filled)(&job), "job", "the job speaks with what this file has")
@@ -86,7 +87,10 @@ lab or on a node. --matrix has figure 8's preheating read such a file, and --job
 	for _, other := range []string{"matrix", "job", "figure", "output"} {
 		c.MarkFlagsMutuallyExclusive("record", other)
 	}
-	_ = c.RegisterFlagCompletionFunc("figure", cobra.FixedCompletions(figureNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc(
+		"figure",
+		cobra.FixedCompletions(figureNames(), cobra.ShellCompDirectiveNoFileComp),
+	)
 	_ = c.RegisterFlagCompletionFunc("seed", cobra.NoFileCompletions)
 	return c
 }

@@ -67,7 +67,10 @@ func TestBenchBuildsRefuses(t *testing.T) {
 			t.Errorf("bench builds %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
 	}
-	if _, offers, _ := run(t, "", "__complete", "bench", "builds", "/bin/sh", "--metrics", "UDP_RR,"); !strings.Contains(offers, "UDP_RR,UDP_PPS\n") {
+	if _, offers, _ := run(t, "", "__complete", "bench", "builds", "/bin/sh", "--metrics", "UDP_RR,"); !strings.Contains(
+		offers,
+		"UDP_RR,UDP_PPS\n",
+	) {
 		t.Errorf("--metrics UDP_RR,<TAB>: %q", offers)
 	}
 }
@@ -80,7 +83,8 @@ func TestReportPlace(t *testing.T) {
 			t.Errorf("%s: %v, a folder: %v", to, err, p.isFolder())
 		}
 	}
-	if _, help, _ := run(t, "", "bench", "--help"); !strings.Contains(help, "ONCache") || !strings.Contains(help, "bounds") {
+	if _, help, _ := run(t, "", "bench", "--help"); !strings.Contains(help, "ONCache") ||
+		!strings.Contains(help, "bounds") {
 		t.Errorf("what is compared: %s", help)
 	}
 }
@@ -97,7 +101,9 @@ func TestBenchLeavesOut(t *testing.T) {
 			continue
 		}
 		code, out, errs := run(t, "", "bench", "datapath", "--scenarios", "native,"+name)
-		if want := "--scenarios: " + name + ": this kernel has no netkit"; code != ExitUsage || !strings.Contains(errs, want) || out != "" {
+		if want := "--scenarios: " + name + ": this kernel has no netkit"; code != ExitUsage ||
+			!strings.Contains(errs, want) ||
+			out != "" {
 			t.Errorf("exit %d, stdout %q, stderr %q, want %q", code, out, errs, want)
 		}
 	}
@@ -149,7 +155,9 @@ func TestBenchCleanUpRefuses(t *testing.T) {
 	}
 	t.Setenv("PATH", "/nonexistent")
 	code, out, errs := run(t, "", "bench", "clean-up")
-	if code != ExitFailed || !strings.Contains(errs, "install Open vSwitch (Debian: openvswitch-switch); nothing was measured") || out != "" {
+	if code != ExitFailed ||
+		!strings.Contains(errs, "install Open vSwitch (Debian: openvswitch-switch); nothing was measured") ||
+		out != "" {
 		t.Errorf("without Open vSwitch: exit %d, stdout %q, stderr %q", code, out, errs)
 	}
 }
@@ -164,12 +172,16 @@ func TestBenchEntriesRefuses(t *testing.T) {
 			t.Errorf("bench entries %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
 	}
-	if _, offers, _ := run(t, "", "__complete", "bench", "entries", "--switches", "ebpf,"); !strings.HasPrefix(offers, "ebpf,ovs\n") {
+	if _, offers, _ := run(t, "", "__complete", "bench", "entries", "--switches", "ebpf,"); !strings.HasPrefix(
+		offers,
+		"ebpf,ovs\n",
+	) {
 		t.Errorf("--switches ebpf,<TAB>: %q", offers)
 	}
 	t.Setenv("PATH", "/nonexistent")
 	code, out, errs := run(t, "", "bench", "entries")
-	if code != ExitFailed || !strings.Contains(errs, "leave it out with --switches ebpf; nothing was counted") || out != "" {
+	if code != ExitFailed || !strings.Contains(errs, "leave it out with --switches ebpf; nothing was counted") ||
+		out != "" {
 		t.Errorf("without Open vSwitch: exit %d, stdout %q, stderr %q", code, out, errs)
 	}
 }
@@ -194,13 +206,17 @@ func TestBenchNIC(t *testing.T) {
 	if err := json.Unmarshal([]byte(again), &r); err != nil || again != string(kept) {
 		t.Errorf("the same seed as JSON: %v, same as before: %v", err, again == string(kept))
 	}
-	if r.Nature != nic.Nature || r.Seed != 5 || len(r.Figures) != 1 || r.Figures[0].Number != 8 || len(r.Parameters) == 0 {
+	if r.Nature != nic.Nature || r.Seed != 5 || len(r.Figures) != 1 || r.Figures[0].Number != 8 ||
+		len(r.Parameters) == 0 {
 		t.Errorf("%q, seed %d, %d figures", r.Nature, r.Seed, len(r.Figures))
 	}
 	if _, help, _ := run(t, "", "bench", "nic", "--help"); !strings.Contains(help, "It is a model and no measurement") {
 		t.Errorf("help: %q", help)
 	}
-	if _, offers, _ := run(t, "", "__complete", "bench", "nic", "--figure", ""); !strings.HasPrefix(offers, "7\n8\n12\nall\n") {
+	if _, offers, _ := run(t, "", "__complete", "bench", "nic", "--figure", ""); !strings.HasPrefix(
+		offers,
+		"7\n8\n12\nall\n",
+	) {
 		t.Errorf("--figure <TAB>: %q", offers)
 	}
 }
@@ -209,7 +225,9 @@ func TestBenchNIC(t *testing.T) {
 func TestBenchNICMatrix(t *testing.T) {
 	dir := t.TempDir()
 	file, wrong, other := filepath.Join(dir, "m.tsv"), filepath.Join(dir, "wrong.tsv"), filepath.Join(dir, "other.tsv")
-	if code, out, errs := run(t, "", "bench", "nic", "--record", file, "--seed", "5"); code != ExitDone || !strings.Contains(out, "destinations in "+file+": the model") || errs != "" {
+	if code, out, errs := run(t, "", "bench", "nic", "--record", file, "--seed", "5"); code != ExitDone ||
+		!strings.Contains(out, "destinations in "+file+": the model") ||
+		errs != "" {
 		t.Fatalf("record: exit %d, stdout %q, stderr %q", code, out, errs)
 	}
 	for name, text := range map[string]string{wrong: "7 10.0.0.0/24 1\n", other: "# pilaster traffic matrix 1\n# a lab\n7\t10.200.0.0/24\t9\n"} {
@@ -220,7 +238,9 @@ func TestBenchNICMatrix(t *testing.T) {
 	for line, says := range map[string]string{"--matrix " + file: "the model of figure 8", "--matrix " + other + " --job " + other: "a lab"} {
 		var r nic.Report
 		code, out, errs := run(t, "", strings.Fields("bench nic -o json --seed 5 "+line)...)
-		if err := json.Unmarshal([]byte(out), &r); code != ExitDone || err != nil || len(r.Figures) != 1 || !strings.Contains(r.Figures[0].About, says) || r.Nature != nic.Nature {
+		if err := json.Unmarshal([]byte(out), &r); code != ExitDone || err != nil || len(r.Figures) != 1 ||
+			!strings.Contains(r.Figures[0].About, says) ||
+			r.Nature != nic.Nature {
 			t.Errorf("%s: exit %d, %v, %+v, stderr %q", line, code, err, r, errs)
 		}
 	}
@@ -271,7 +291,8 @@ func TestReportFolder(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(there, "report.json"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := makeReportFolder(reportPlace(there)); exitCode(err) != ExitUsage || !strings.Contains(err.Error(), "is a directory; nothing was measured") {
+	if _, err := makeReportFolder(reportPlace(there)); exitCode(err) != ExitUsage ||
+		!strings.Contains(err.Error(), "is a directory; nothing was measured") {
 		t.Errorf("report.json cannot be written: %v", err)
 	}
 }

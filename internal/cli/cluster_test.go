@@ -31,7 +31,9 @@ func startOrchestrator(t *testing.T) *orchestrator.Server {
 func joinNode(t *testing.T, s *orchestrator.Server, name string, as *pilasterv1.RegisterRequest) *join.Client {
 	t.Helper()
 	client, err := join.Dial(t.Context(), join.Config{
-		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: name, NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
+		URL: "https://" + s.Addr().
+			String(),
+		Token: s.Token(), StateDir: t.TempDir(), NodeName: name, NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -43,11 +43,22 @@ func (s *agentSocket) client() pilasterv1connect.AgentServiceClient {
 type orchestratorSocket struct{ daemonSocket }
 
 func (s *orchestratorSocket) bind(c *cobra.Command) {
-	s.daemonSocket.bind(c, "orchestrator-socket", "PILASTER_ORCHESTRATOR_SOCKET", "/run/pilaster/orchestrator.sock", "orchestrator")
+	s.daemonSocket.bind(
+		c,
+		"orchestrator-socket",
+		"PILASTER_ORCHESTRATOR_SOCKET",
+		"/run/pilaster/orchestrator.sock",
+		"orchestrator",
+	)
 }
 
 func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
-	return pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(s.path), unixrpc.URL, connect.WithGRPC(), s.bounded())
+	return pilasterv1connect.NewOperatorServiceClient(
+		unixrpc.Client(s.path),
+		unixrpc.URL,
+		connect.WithGRPC(),
+		s.bounded(),
+	)
 }
 
 // names completes a command's one argument with what a daemon knows; of a silent daemon there is nothing to offer.
@@ -103,7 +114,8 @@ func (s *orchestratorSocket) services(ctx context.Context, tenant string) (all [
 }
 
 func (s *orchestratorSocket) publications(ctx context.Context, tenant string) (all []string, err error) {
-	resp, err := s.client().ListPublications(ctx, connect.NewRequest(&pilasterv1.ListPublicationsRequest{Tenant: tenant}))
+	resp, err := s.client().
+		ListPublications(ctx, connect.NewRequest(&pilasterv1.ListPublicationsRequest{Tenant: tenant}))
 	if err == nil {
 		for _, p := range resp.Msg.Publications {
 			all = append(all, p.Name)
@@ -136,7 +148,11 @@ func (s *agentSocket) endpoints(ctx context.Context) (all []string, err error) {
 func whereTo(c *cobra.Command) string {
 	for _, whose := range []string{"orchestrator", "agent"} {
 		if flag := c.Flag(whose + "-socket"); flag != nil {
-			return fmt.Sprintf("  run this where an %s runs; if that is here, see that it does, or name its socket with --%s\n", whose, flag.Name)
+			return fmt.Sprintf(
+				"  run this where an %s runs; if that is here, see that it does, or name its socket with --%s\n",
+				whose,
+				flag.Name,
+			)
 		}
 	}
 	return ""
@@ -194,9 +210,17 @@ func (s *daemonSocket) bounded() connect.Option {
 			defer cancel()
 			resp, err := next(call, req)
 			// The daemon knows the deadline too, and may be first to say that it is over.
-			if err != nil && ctx.Err() == nil && (call.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded) {
-				err = &exitError{ExitUnreachable, fmt.Errorf("nobody answered on %s within %v; the daemon hangs, or is busy and may still do what was asked: look at its log, ask again, or allow more with --%s",
-					s.path, limit, timeoutFlag)}
+			if err != nil && ctx.Err() == nil &&
+				(call.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded) {
+				err = &exitError{
+					ExitUnreachable,
+					fmt.Errorf(
+						"nobody answered on %s within %v; the daemon hangs, or is busy and may still do what was asked: look at its log, ask again, or allow more with --%s",
+						s.path,
+						limit,
+						timeoutFlag,
+					),
+				}
 			}
 			return resp, err
 		}

@@ -22,34 +22,56 @@ type stuck struct {
 	end <-chan struct{} // then Monitor ends
 }
 
-func (*stuck) Status(ctx context.Context, _ *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+func (*stuck) Status(
+	ctx context.Context,
+	_ *connect.Request[pilasterv1.StatusRequest],
+) (*connect.Response[pilasterv1.StatusResponse], error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-func (*stuck) CreateTenant(ctx context.Context, _ *connect.Request[pilasterv1.CreateTenantRequest]) (*connect.Response[pilasterv1.CreateTenantResponse], error) {
+func (*stuck) CreateTenant(
+	ctx context.Context,
+	_ *connect.Request[pilasterv1.CreateTenantRequest],
+) (*connect.Response[pilasterv1.CreateTenantResponse], error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-func (*stuck) RotateKey(context.Context, *connect.Request[pilasterv1.RotateKeyRequest]) (*connect.Response[pilasterv1.RotateKeyResponse], error) {
+func (*stuck) RotateKey(
+	context.Context,
+	*connect.Request[pilasterv1.RotateKeyRequest],
+) (*connect.Response[pilasterv1.RotateKeyResponse], error) {
 	return connect.NewResponse(&pilasterv1.RotateKeyResponse{Id: 2}), nil
 }
 
-func (*stuck) GetTenant(context.Context, *connect.Request[pilasterv1.GetTenantRequest]) (*connect.Response[pilasterv1.GetTenantResponse], error) {
+func (*stuck) GetTenant(
+	context.Context,
+	*connect.Request[pilasterv1.GetTenantRequest],
+) (*connect.Response[pilasterv1.GetTenantResponse], error) {
 	return nil, connect.NewError(connect.CodeInternal, errors.New("the model is lost"))
 }
 
-func (*stuck) ListNodes(context.Context, *connect.Request[pilasterv1.ListNodesRequest]) (*connect.Response[pilasterv1.ListNodesResponse], error) {
+func (*stuck) ListNodes(
+	context.Context,
+	*connect.Request[pilasterv1.ListNodesRequest],
+) (*connect.Response[pilasterv1.ListNodesResponse], error) {
 	return nil, connect.NewError(connect.CodeInternal, errors.New("the nodes are lost"))
 }
 
 // Its clock is ahead of ours.
-func (*stuck) DeleteTenant(context.Context, *connect.Request[pilasterv1.DeleteTenantRequest]) (*connect.Response[pilasterv1.DeleteTenantResponse], error) {
+func (*stuck) DeleteTenant(
+	context.Context,
+	*connect.Request[pilasterv1.DeleteTenantRequest],
+) (*connect.Response[pilasterv1.DeleteTenantResponse], error) {
 	return nil, context.DeadlineExceeded
 }
 
-func (s *stuck) Monitor(context.Context, *connect.Request[pilasterv1.MonitorRequest], *connect.ServerStream[pilasterv1.MonitorResponse]) error {
+func (s *stuck) Monitor(
+	context.Context,
+	*connect.Request[pilasterv1.MonitorRequest],
+	*connect.ServerStream[pilasterv1.MonitorResponse],
+) error {
 	<-s.end
 	return nil
 }
@@ -75,14 +97,62 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 	defer server.Close()
 
 	const says = " within 50ms; the daemon hangs, or is busy"
-	refused(t, ExitUnreachable, deaf.Addr().String()+says, "status", "--agent-socket", deaf.Addr().String(), "--timeout", "50ms")
-	refused(t, ExitUnreachable, deaf.Addr().String()+says, "node", "list", "--orchestrator-socket", deaf.Addr().String(), "--timeout", "50ms")
+	refused(
+		t,
+		ExitUnreachable,
+		deaf.Addr().String()+says,
+		"status",
+		"--agent-socket",
+		deaf.Addr().String(),
+		"--timeout",
+		"50ms",
+	)
+	refused(
+		t,
+		ExitUnreachable,
+		deaf.Addr().String()+says,
+		"node",
+		"list",
+		"--orchestrator-socket",
+		deaf.Addr().String(),
+		"--timeout",
+		"50ms",
+	)
 	refused(t, ExitUnreachable, path+says, "status", "--agent-socket", path, "--timeout", "50ms")
-	refused(t, ExitUnreachable, "may still do what was asked", "--timeout", "50ms", "tenant", "create", "blue", "--orchestrator-socket", path)
-	refused(t, ExitUnreachable, path+" within 10s; the daemon hangs", "tenant", "delete", "blue", "--orchestrator-socket", path)
+	refused(
+		t,
+		ExitUnreachable,
+		"may still do what was asked",
+		"--timeout",
+		"50ms",
+		"tenant",
+		"create",
+		"blue",
+		"--orchestrator-socket",
+		path,
+	)
+	refused(
+		t,
+		ExitUnreachable,
+		path+" within 10s; the daemon hangs",
+		"tenant",
+		"delete",
+		"blue",
+		"--orchestrator-socket",
+		path,
+	)
 	refused(t, ExitUsage, "say a duration", "status", "--timeout", "0s")
 	refused(t, ExitUsage, "say a duration", "status", "--timeout", "soon")
-	refused(t, ExitFailed, "error: the model is lost\n  id 2 of tenant blue is made", "tenant", "rotate-key", "blue", "--orchestrator-socket", path)
+	refused(
+		t,
+		ExitFailed,
+		"error: the model is lost\n  id 2 of tenant blue is made",
+		"tenant",
+		"rotate-key",
+		"blue",
+		"--orchestrator-socket",
+		path,
+	)
 
 	// What is to be said of a deletion is asked before it.
 	refused(t, ExitFailed, "the nodes are lost", "region", "delete", "east", "--orchestrator-socket", path)

@@ -50,8 +50,8 @@ var (
 	heading = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
 )
 
-// Floors of what the pages contain, the generated command reference left out. Without them a page that a move hides from these tests would
-// never fail one.
+// Floors of what the pages contain, the generated command reference left out. Without them a page that a move hides
+// from these tests would never fail one.
 const (
 	minPages    = 75
 	minTyped    = 95
@@ -60,12 +60,16 @@ const (
 	minNames    = 60 // of pages, in sources
 )
 
-// pages returns the text of every Markdown page by its path: all of docs/ and those at the root of the repository, except the changelog,
-// which names commands of its time.
+// pages returns the text of every Markdown page by its path: all of docs/ and those at the root of the repository,
+// except the changelog, which names commands of its time.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	root := filepath.Join("..", "..")
-	paths := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CONTRIBUTING.md"), filepath.Join(root, "ARCHITECTURE.md")}
+	paths := []string{
+		filepath.Join(root, "README.md"),
+		filepath.Join(root, "CONTRIBUTING.md"),
+		filepath.Join(root, "ARCHITECTURE.md"),
+	}
 	err := filepath.WalkDir(filepath.Join(root, "docs"), func(path string, _ fs.DirEntry, err error) error {
 		if filepath.Ext(path) == ".md" {
 			paths = append(paths, path)
@@ -87,7 +91,10 @@ func pages(t *testing.T) map[string]string {
 		texts[path] = string(b)
 	}
 	for _, folder := range []string{"howto", "reference", "results"} {
-		if !slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, filepath.Join(root, "docs", folder)+"/") }) {
+		if !slices.ContainsFunc(
+			paths,
+			func(p string) bool { return strings.HasPrefix(p, filepath.Join(root, "docs", folder)+"/") },
+		) {
 			t.Errorf("docs/%s has no page", folder)
 		}
 	}
@@ -173,7 +180,8 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// TestDocsReferences checks that files and headings that the pages link to exist, and that drop reasons they explain do.
+// TestDocsReferences checks that files and headings that the pages link to exist, and that drop reasons they explain
+// do.
 func TestDocsReferences(t *testing.T) {
 	var known []string
 	for _, r := range dropreason.All() {

@@ -32,7 +32,8 @@ func newEndpointListCommand(env Env) *cobra.Command {
 		Example: "  pilaster endpoint list\n  pilaster endpoint list -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			resp, err := socket.client().ListEndpoints(c.Context(), connect.NewRequest(&pilasterv1.ListEndpointsRequest{}))
+			resp, err := socket.client().
+				ListEndpoints(c.Context(), connect.NewRequest(&pilasterv1.ListEndpointsRequest{}))
 			if err != nil {
 				return err
 			}
@@ -66,7 +67,8 @@ func newEndpointGetCommand(env Env) *cobra.Command {
 		Example: "  pilaster endpoint get default/web-0\n  pilaster endpoint get 3 -o json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			resp, err := socket.client().GetEndpoint(c.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: args[0]}))
+			resp, err := socket.client().
+				GetEndpoint(c.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: args[0]}))
 			if err != nil {
 				return err
 			}
@@ -111,7 +113,14 @@ that its runtime gives it. What a label in the container's runtime says is not c
 			}
 			v := viewEndpoint(resp.Msg.Endpoint)
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "endpoint %d %s: app %d, %s\n", v.ID, v.name(), cmp.Or(v.AppNow, v.App), orNone(tenant.Canonical(v.Labels)))
+				fmt.Fprintf(
+					w,
+					"endpoint %d %s: app %d, %s\n",
+					v.ID,
+					v.name(),
+					cmp.Or(v.AppNow, v.App),
+					orNone(tenant.Canonical(v.Labels)),
+				)
 			})
 		},
 	}
@@ -204,7 +213,15 @@ func (v endpointView) text(w io.Writer) {
 	if v.HostDevice == "" {
 		device = "on the uplink"
 	}
-	row("device", fmt.Sprintf("%s, MTU %d, container's MAC %s", strings.TrimSpace(v.DeviceKind+" "+device), v.MTU, v.ContainerMAC))
+	row(
+		"device",
+		fmt.Sprintf(
+			"%s, MTU %d, container's MAC %s",
+			strings.TrimSpace(v.DeviceKind+" "+device),
+			v.MTU,
+			v.ContainerMAC,
+		),
+	)
 	row("netns", v.Netns)
 	row("since", v.Created)
 }

@@ -243,11 +243,24 @@ func (e explanation) text(w io.Writer) {
 	case "overlay", "service":
 		return
 	case "gateway":
-		row("gateway", e.Node.Prefix, "a virtual address of the gateway of node "+fmt.Sprint(e.Node.Number), "by which containers of network nimitz and the underlay see each other")
+		row(
+			"gateway",
+			e.Node.Prefix,
+			"a virtual address of the gateway of node "+fmt.Sprint(e.Node.Number),
+			"by which containers of network nimitz and the underlay see each other",
+		)
 		return
 	}
 	if e.Kind == "foreign" {
-		row("foreign", fmt.Sprintf("in neither %v (nodes) nor %v (what containers see), %s", e.Plan.Base, e.Plan.Private, e.overlayUnknown()))
+		row(
+			"foreign",
+			fmt.Sprintf(
+				"in neither %v (nodes) nor %v (what containers see), %s",
+				e.Plan.Base,
+				e.Plan.Private,
+				e.overlayUnknown(),
+			),
+		)
 		return
 	}
 	if e.Kind == "ciphertext" {
@@ -277,7 +290,10 @@ func (e explanation) text(w io.Writer) {
 // overlayUnknown says why no tenant of network nimitz is named.
 func (e explanation) overlayUnknown() string {
 	if e.Unknown != "" {
-		return "whether a tenant of network nimitz has it is not known: " + strings.TrimPrefix(e.Unknown, "names unknown: ")
+		return "whether a tenant of network nimitz has it is not known: " + strings.TrimPrefix(
+			e.Unknown,
+			"names unknown: ",
+		)
 	}
 	return "and no tenant of network nimitz on this node has it in its CIDRs"
 }

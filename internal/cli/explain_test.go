@@ -20,18 +20,34 @@ type scholar struct {
 	base string
 }
 
-func (s scholar) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+func (s scholar) Status(
+	context.Context,
+	*connect.Request[pilasterv1.StatusRequest],
+) (*connect.Response[pilasterv1.StatusResponse], error) {
 	return connect.NewResponse(&pilasterv1.StatusResponse{
-		Plan: &pilasterv1.Plan{BasePrefix: s.base, PrivatePrefix: "fc00::/8", GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"}},
+		Plan: &pilasterv1.Plan{
+			BasePrefix:      s.base,
+			PrivatePrefix:   "fc00::/8",
+			GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"},
+		},
 	}), nil
 }
 
-func (scholar) Explain(_ context.Context, r *connect.Request[pilasterv1.ExplainRequest]) (*connect.Response[pilasterv1.ExplainResponse], error) {
+func (scholar) Explain(
+	_ context.Context,
+	r *connect.Request[pilasterv1.ExplainRequest],
+) (*connect.Response[pilasterv1.ExplainResponse], error) {
 	known := &pilasterv1.ExplainResponse{Plaintext: r.Msg.Address}
 	switch r.Msg.Address {
 	case "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640":
 		known.Plaintext = "fd70:696c:6100:1:0:100:100:3bc"
-		known.Endpoint = &pilasterv1.Endpoint{Id: 7, Pod: "shop/front", ContainerId: "c0ffee", Interface: "eth0", State: "active"}
+		known.Endpoint = &pilasterv1.Endpoint{
+			Id:          7,
+			Pod:         "shop/front",
+			ContainerId: "c0ffee",
+			Interface:   "eth0",
+			State:       "active",
+		}
 		fallthrough
 	case "fd70:696c:6100:3:0:100:100:13":
 		known.Tenant = "blue"
@@ -41,12 +57,18 @@ func (scholar) Explain(_ context.Context, r *connect.Request[pilasterv1.ExplainR
 	case "10.0.3.1", "fc12::3:1":
 		known.Plaintext = ""
 		known.Overlaid = []*pilasterv1.Overlaid{
-			{Tenant: "green", Cidr: "10.0.0.0/16", Endpoint: &pilasterv1.Endpoint{Id: 8, ContainerId: "c0c0a", Interface: "eth0", State: "active"}},
+			{
+				Tenant:   "green",
+				Cidr:     "10.0.0.0/16",
+				Endpoint: &pilasterv1.Endpoint{Id: 8, ContainerId: "c0c0a", Interface: "eth0", State: "active"},
+			},
 			{Tenant: "grey", Cidr: "10.0.0.0/15", Region: "east"},
 		}
 	case "fd09::7":
 		known.Plaintext = ""
-		known.Services = []*pilasterv1.Service{{Tenant: "green", Name: "host", Virtual: "fd09::7", Real: "2001:db8:70::2"}}
+		known.Services = []*pilasterv1.Service{
+			{Tenant: "green", Name: "host", Virtual: "fd09::7", Real: "2001:db8:70::2"},
+		}
 	case "fd70:696c:6100:3:0:ff:0:2":
 		known.Publication, known.Published = "green/web", "fd12::3:1"
 	}
@@ -218,7 +240,16 @@ fd70:696c:6100:3::1
 
 func TestExplainJSON(t *testing.T) {
 	agent := serve(t, scholar{base: "fd70:696c:6100::/40"})
-	_, stdout, _ := run(t, "", "explain", "-o", "json", "--agent-socket", agent, "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640")
+	_, stdout, _ := run(
+		t,
+		"",
+		"explain",
+		"-o",
+		"json",
+		"--agent-socket",
+		agent,
+		"fc88:83c1:cf8:1561:4d50:127a:8d8b:f640",
+	)
 	var e explanation
 	if err := json.Unmarshal([]byte(stdout), &e); err != nil {
 		t.Fatal(err)

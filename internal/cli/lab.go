@@ -71,9 +71,12 @@ func newLabCommand(env Env) *cobra.Command {
 		"folder of all labs (PILASTER_LAB_ROOT)")
 	c.PersistentFlags().StringVar(&flags.name, "lab", "", "which lab; not needed where only one is up")
 	labs := func(context.Context) ([]string, error) { return lab.List(flags.root) }
-	_ = c.RegisterFlagCompletionFunc("lab", func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-		return names(labs)(c, nil, typed)
-	})
+	_ = c.RegisterFlagCompletionFunc(
+		"lab",
+		func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return names(labs)(c, nil, typed)
+		},
+	)
 	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags),
 		newLabExec(env, &flags), newLabPing(env, &flags), newLabSupervise(env), newLabHold(), newLabOVS())
 	return c
@@ -120,9 +123,13 @@ A lab of several regions, each with its own orchestrator, has them instead of no
 				return err
 			}
 			started := time.Now()
-			l, err := lab.Up(c.Context(), spec, lab.Options{Root: flags.root, Binary: binary, Progress: func(what string) {
-				fmt.Fprintf(env.Stderr, "%5.1f s  %s\n", time.Since(started).Seconds(), what)
-			}})
+			l, err := lab.Up(
+				c.Context(),
+				spec,
+				lab.Options{Root: flags.root, Binary: binary, Progress: func(what string) {
+					fmt.Fprintf(env.Stderr, "%5.1f s  %s\n", time.Since(started).Seconds(), what)
+				}},
+			)
 			if err != nil {
 				return err
 			}
@@ -202,7 +209,14 @@ func printLab(w io.Writer, s lab.Status) {
 		fmt.Fprintf(w, "ORCHESTRATOR\t%s\tpid %s\n", s.Orchestrator.Listen, pid(s.Orchestrator.PID))
 	}
 	for _, r := range s.Regions {
-		fmt.Fprintf(w, "REGION %s\t%v\torchestrator %s, pid %s\n", r.Name, r.BasePrefix, r.Orchestrator.Listen, pid(r.Orchestrator.PID))
+		fmt.Fprintf(
+			w,
+			"REGION %s\t%v\torchestrator %s, pid %s\n",
+			r.Name,
+			r.BasePrefix,
+			r.Orchestrator.Listen,
+			pid(r.Orchestrator.PID),
+		)
 	}
 	fmt.Fprintln(w)
 	fmt.Fprint(w, "NODE\tPREFIX\tAGENT PID\tRESTARTS\n")
@@ -217,11 +231,25 @@ func printLab(w io.Writer, s lab.Status) {
 	}
 	fmt.Fprint(w, "\nCONTAINER\tNODE\tTENANT\tAPP\tADDRESS\tON THE FABRIC\tPID\n")
 	for _, c := range s.Containers {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", c.Name, c.Node, c.Tenant, c.App, inWords(c.Addresses), onFabric(c.Attachments), pid(c.PID))
+		fmt.Fprintf(
+			w,
+			"%s\t%s\t%s\t%d\t%s\t%s\t%s\n",
+			c.Name,
+			c.Node,
+			c.Tenant,
+			c.App,
+			inWords(c.Addresses),
+			onFabric(c.Attachments),
+			pid(c.PID),
+		)
 	}
 	for _, n := range s.Nodes {
 		if n.Silent {
-			fmt.Fprintf(w, "the agent of %s does not answer: what its containers have is shown as it was known\n", n.Name)
+			fmt.Fprintf(
+				w,
+				"the agent of %s does not answer: what its containers have is shown as it was known\n",
+				n.Name,
+			)
 		}
 	}
 }
@@ -343,7 +371,15 @@ func pingPair(ctx context.Context, env Env, l *lab.Lab, from, to string, o packe
 
 func describeEcho(l *lab.Lab, e lab.Echo) string {
 	if own, err := l.Container(e.Own); err == nil {
-		return fmt.Sprintf("%s → %s: for %s %v is %s in tenant %s, nothing sent", e.From, e.To, e.From, e.Address, own.Name, own.Tenant)
+		return fmt.Sprintf(
+			"%s → %s: for %s %v is %s in tenant %s, nothing sent",
+			e.From,
+			e.To,
+			e.From,
+			e.Address,
+			own.Name,
+			own.Tenant,
+		)
 	}
 	if e.Sent == 0 {
 		return fmt.Sprintf("%s → %s: no route, nothing sent", e.From, e.To)
@@ -382,7 +418,9 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 		if err != nil {
 			return err
 		}
-		if at := [2]string{e.From, e.To}; cell[at] != outcome(e) { // there are two echoes while their tenant is on two networks
+		if at := [2]string{e.From, e.To}; cell[at] != outcome(
+			e,
+		) { // there are two echoes while their tenant is on two networks
 			cell[at] = strings.TrimPrefix(cell[at]+", "+outcome(e), ", ")
 		}
 		switch {

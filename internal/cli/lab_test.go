@@ -31,7 +31,8 @@ func TestLabMistakes(t *testing.T) {
 	}
 	if lacks := datapath.HasNetkit(); lacks != nil {
 		code, _, errs := run(t, "", "lab", "up", "-f", netkit, "--lab-root", root)
-		if want := "error: lab netkit: " + lacks.Error() + "\n  nothing was changed; choose another --device: veth, macvlan, auto\n"; code != ExitFailed || errs != want {
+		if want := "error: lab netkit: " + lacks.Error() + "\n  nothing was changed; choose another --device: veth, macvlan, auto\n"; code != ExitFailed ||
+			errs != want {
 			t.Errorf("netkit on a kernel without it: exit %d, %q; want %q", code, errs, want)
 		}
 	}
@@ -67,7 +68,15 @@ func TestLabMistakes(t *testing.T) {
 func TestLabHelpHasExamples(t *testing.T) {
 	for _, sub := range []string{"", "up", "down", "status", "exec", "ping"} {
 		var out bytes.Buffer
-		code := Run(t.Context(), Env{Args: append(strings.Fields("lab "+sub), "--help"), Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out})
+		code := Run(
+			t.Context(),
+			Env{
+				Args:   append(strings.Fields("lab "+sub), "--help"),
+				Stdin:  strings.NewReader(""),
+				Stdout: &out,
+				Stderr: &out,
+			},
+		)
 		if code != ExitDone || !strings.Contains(out.String(), "Examples:\n  pilaster lab ") {
 			t.Errorf("lab %s --help: exit %d\n%s", sub, code, out.String())
 		}
@@ -76,12 +85,33 @@ func TestLabHelpHasExamples(t *testing.T) {
 
 // Of a container whose tenant moves, lab status shows both networks' addresses; and whose agent was not to be asked.
 func TestLabStatusWhileATenantMoves(t *testing.T) {
-	four, hidden, plain := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fc00::7"), netip.MustParseAddr("fd70::7")
-	c := lab.ContainerOutput{Name: "b1", Addresses: []netip.Addr{four, hidden}, Attachments: []lab.Attachment{{Network: "nimitz", Address: four}, {Network: "netpila", Address: hidden, Plaintext: plain}}}
+	four, hidden, plain := netip.MustParseAddr(
+		"10.0.0.2",
+	), netip.MustParseAddr(
+		"fc00::7",
+	), netip.MustParseAddr(
+		"fd70::7",
+	)
+	c := lab.ContainerOutput{
+		Name:      "b1",
+		Addresses: []netip.Addr{four, hidden},
+		Attachments: []lab.Attachment{
+			{Network: "nimitz", Address: four},
+			{Network: "netpila", Address: hidden, Plaintext: plain},
+		},
+	}
 	var out bytes.Buffer
-	printLab(&out, lab.Status{Nodes: []lab.NodeStatus{{Name: "n1"}, {Name: "n2", Silent: true}}, Containers: []lab.ContainerOutput{c}})
+	printLab(
+		&out,
+		lab.Status{
+			Nodes:      []lab.NodeStatus{{Name: "n1"}, {Name: "n2", Silent: true}},
+			Containers: []lab.ContainerOutput{c},
+		},
+	)
 	text := out.String()
-	if !strings.Contains(text, "\t10.0.0.2, fc00::7\tencapsulated, fd70::7\t") || strings.Contains(text, "n1 does not answer") || !strings.Contains(text, "the agent of n2 does not answer: what its containers have is shown as it was known\n") {
+	if !strings.Contains(text, "\t10.0.0.2, fc00::7\tencapsulated, fd70::7\t") ||
+		strings.Contains(text, "n1 does not answer") ||
+		!strings.Contains(text, "the agent of n2 does not answer: what its containers have is shown as it was known\n") {
 		t.Errorf("%s", text)
 	}
 }
@@ -91,7 +121,8 @@ func TestLabStatusWithoutSupervisor(t *testing.T) {
 	s := lab.Status{Name: "demo", Nodes: []lab.NodeStatus{{Name: "n1"}}}
 	var out bytes.Buffer
 	printLab(&out, s)
-	if text := out.String(); strings.Contains(text, "not running") || !strings.Contains(text, "unknown") || !strings.Contains(text, "lab down demo") {
+	if text := out.String(); strings.Contains(text, "not running") || !strings.Contains(text, "unknown") ||
+		!strings.Contains(text, "lab down demo") {
 		t.Errorf("without a supervisor:\n%s", text)
 	}
 	s.Supervisor = 7

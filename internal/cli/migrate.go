@@ -42,7 +42,10 @@ func viewLeaving(t *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) *leavingVi
 		if h.Tenant != t.Name || m == nil && t.Leaving == "" {
 			continue
 		}
-		v.Nodes = append(v.Nodes, movingNodeView{h.Node, h.Connected, m != nil, m.GetEndpoints(), m.GetMoved(), m.GetProblem()})
+		v.Nodes = append(
+			v.Nodes,
+			movingNodeView{h.Node, h.Connected, m != nil, m.GetEndpoints(), m.GetMoved(), m.GetProblem()},
+		)
 		v.Endpoints += m.GetEndpoints()
 		v.Moved += m.GetMoved()
 	}
@@ -145,7 +148,14 @@ Either step may be repeated: it goes on waiting for nodes.`,
 					fmt.Fprintf(w, "tenant %s is on network %s alone\n", v.Name, v.Network)
 					return
 				}
-				fmt.Fprintf(w, "tenant %s: %s\nwhen nothing uses the addresses of network %s any more: pilaster tenant migrate %s --finish\n", v.Name, v.Leaving.describe(v.Network), v.Leaving.Network, v.Name)
+				fmt.Fprintf(
+					w,
+					"tenant %s: %s\nwhen nothing uses the addresses of network %s any more: pilaster tenant migrate %s --finish\n",
+					v.Name,
+					v.Leaving.describe(v.Network),
+					v.Leaving.Network,
+					v.Name,
+				)
 			})
 		},
 	}
@@ -158,10 +168,20 @@ Either step may be repeated: it goes on waiting for nodes.`,
 	}
 	f.StringVar(&to, "to", "", "the first step: the network to move to, netpila")
 	fixed("to", tenant.Netpila)
-	f.StringVar(&addressing, "addressing", "", "what containers see there: encrypted or clear addresses (default encrypted)")
+	f.StringVar(
+		&addressing,
+		"addressing",
+		"",
+		"what containers see there: encrypted or clear addresses (default encrypted)",
+	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
 	f.BoolVar(&finish, "finish", false, "the second step: take the addresses of before away")
-	f.BoolVar(&force, "force", false, "with --finish: though some containers have no other address yet; they are without a network until their node is back")
+	f.BoolVar(
+		&force,
+		"force",
+		false,
+		"with --finish: though some containers have no other address yet; they are without a network until their node is back",
+	)
 	f.Var((*atMost)(&wait), "wait", "how long nodes may take")
 	return cmd
 }
@@ -189,7 +209,13 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 }
 
 // migrate takes a step and returns the tenant when all nodes have done it, telling meanwhile how far they are.
-func migrate(ctx context.Context, client pilasterv1connect.OperatorServiceClient, req *pilasterv1.MigrateTenantRequest, wait time.Duration, progress io.Writer) (tenantView, error) {
+func migrate(
+	ctx context.Context,
+	client pilasterv1connect.OperatorServiceClient,
+	req *pilasterv1.MigrateTenantRequest,
+	wait time.Duration,
+	progress io.Writer,
+) (tenantView, error) {
 	if _, err := client.MigrateTenant(ctx, connect.NewRequest(req)); err != nil {
 		return tenantView{}, err
 	}
@@ -197,7 +223,11 @@ func migrate(ctx context.Context, client pilasterv1connect.OperatorServiceClient
 	for end := time.Now().Add(wait); ; {
 		got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: req.Name}))
 		if err != nil {
-			return tenantView{}, fmt.Errorf("%w\n  the step is taken and nodes go on with it; `pilaster tenant get %s` shows how far they are", err, req.Name)
+			return tenantView{}, fmt.Errorf(
+				"%w\n  the step is taken and nodes go on with it; `pilaster tenant get %s` shows how far they are",
+				err,
+				req.Name,
+			)
 		}
 		v := viewHosted(got.Msg)
 		if v.Leaving == nil {
@@ -212,7 +242,11 @@ func migrate(ctx context.Context, client pilasterv1connect.OperatorServiceClient
 			last = now
 		}
 		if time.Now().After(end) {
-			return v, fmt.Errorf("tenant %s: not all nodes are done: %s\n  nothing is lost: bring nodes back that are away, delete those that are gone for good, and repeat the command to wait on", v.Name, strings.Join(late, "; "))
+			return v, fmt.Errorf(
+				"tenant %s: not all nodes are done: %s\n  nothing is lost: bring nodes back that are away, delete those that are gone for good, and repeat the command to wait on",
+				v.Name,
+				strings.Join(late, "; "),
+			)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):

@@ -37,12 +37,52 @@ func TestTenantMigrate(t *testing.T) {
 	} {
 		refused(t, ExitUsage, says, append([]string{"tenant", "migrate", "green"}, strings.Fields(args)...)...)
 	}
-	refused(t, ExitFailed, "begin with `pilaster tenant migrate green --to netpila`", "tenant", "migrate", "green", "--finish")
+	refused(
+		t,
+		ExitFailed,
+		"begin with `pilaster tenant migrate green --to netpila`",
+		"tenant",
+		"migrate",
+		"green",
+		"--finish",
+	)
 	refused(t, ExitFailed, `no tenant "none"`, "tenant", "migrate", "none", "--to", "netpila")
-	refused(t, ExitUnreachable, "", "tenant", "migrate", "green", "--to", "netpila", "--orchestrator-socket", filepath.Join(t.TempDir(), "none"))
+	refused(
+		t,
+		ExitUnreachable,
+		"",
+		"tenant",
+		"migrate",
+		"green",
+		"--to",
+		"netpila",
+		"--orchestrator-socket",
+		filepath.Join(t.TempDir(), "none"),
+	)
 
-	refused(t, ExitFailed, "not all nodes are done: n1 (has not said that it knows)", "tenant", "migrate", "green", "--to", "netpila", "--addressing", "clear", "--wait", "0s")
-	refused(t, ExitFailed, "n1 (has not said that it knows); nothing was changed", "tenant", "migrate", "green", "--finish")
+	refused(
+		t,
+		ExitFailed,
+		"not all nodes are done: n1 (has not said that it knows)",
+		"tenant",
+		"migrate",
+		"green",
+		"--to",
+		"netpila",
+		"--addressing",
+		"clear",
+		"--wait",
+		"0s",
+	)
+	refused(
+		t,
+		ExitFailed,
+		"n1 (has not said that it knows); nothing was changed",
+		"tenant",
+		"migrate",
+		"green",
+		"--finish",
+	)
 	says(&pilasterv1.Moving{Endpoints: 3, Moved: 2, Problem: "endpoint 7: it has a route"})
 	for v := ask[tenantView](t, "tenant", "get", "green"); v.Leaving.Moved != 2; v = ask[tenantView](t, "tenant", "get", "green") {
 	}
@@ -61,13 +101,26 @@ func TestTenantMigrate(t *testing.T) {
 	done := make(chan result)
 	go func() { done <- command(t, "tenant", "migrate", "green", "--to", "netpila", "--wait", "1m") }()
 	says(&pilasterv1.Moving{Endpoints: 3, Moved: 3})
-	if r := <-done; r.code != ExitDone || !strings.HasPrefix(r.stdout, "tenant green: 3 of 3 endpoints have addresses of network netpila too\n") || !strings.Contains(r.stdout, "pilaster tenant migrate green --finish\n") {
+	if r := <-done; r.code != ExitDone ||
+		!strings.HasPrefix(r.stdout, "tenant green: 3 of 3 endpoints have addresses of network netpila too\n") ||
+		!strings.Contains(r.stdout, "pilaster tenant migrate green --finish\n") {
 		t.Errorf("moved: %+v", r)
 	}
-	refused(t, ExitFailed, "not all nodes are done: n1 (3 left)", "tenant", "migrate", "green", "--finish", "--wait", "0s")
+	refused(
+		t,
+		ExitFailed,
+		"not all nodes are done: n1 (3 left)",
+		"tenant",
+		"migrate",
+		"green",
+		"--finish",
+		"--wait",
+		"0s",
+	)
 	go func() { done <- command(t, "tenant", "migrate", "green", "--finish", "--wait", "1m", "-o", "json") }()
 	says(nil)
-	if r := <-done; r.code != ExitDone || strings.Contains(r.stdout, "leaving") || strings.Contains(r.stdout, "overlays") {
+	if r := <-done; r.code != ExitDone || strings.Contains(r.stdout, "leaving") ||
+		strings.Contains(r.stdout, "overlays") {
 		t.Errorf("finished: %+v", r)
 	}
 	if r := command(t, "tenant", "migrate", "green", "--finish"); r.stdout != "tenant green is on network netpila alone\n" {
@@ -86,7 +139,12 @@ func TestTenantMigrate(t *testing.T) {
 // TestLeavingSilence: endpoints of nodes that have not spoken are counted nowhere, and that is said.
 func TestLeavingSilence(t *testing.T) {
 	moving := &pilasterv1.Tenant{Name: "green", Network: "netpila", Leaving: "nimitz"}
-	said := &pilasterv1.Hosting{Node: "n1", Tenant: "green", Connected: true, Moving: &pilasterv1.Moving{Endpoints: 1, Moved: 1}}
+	said := &pilasterv1.Hosting{
+		Node:      "n1",
+		Tenant:    "green",
+		Connected: true,
+		Moving:    &pilasterv1.Moving{Endpoints: 1, Moved: 1},
+	}
 	quiet := func(node string) *pilasterv1.Hosting {
 		return &pilasterv1.Hosting{Node: node, Tenant: "green", Connected: true}
 	}

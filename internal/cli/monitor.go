@@ -30,7 +30,8 @@ func newMonitorCommand(env Env) *cobra.Command {
 					return usage("--type %q: only drop is known", t)
 				}
 			}
-			stream, err := socket.client().Monitor(c.Context(), connect.NewRequest(&pilasterv1.MonitorRequest{Types: types}))
+			stream, err := socket.client().
+				Monitor(c.Context(), connect.NewRequest(&pilasterv1.MonitorRequest{Types: types}))
 			if err != nil {
 				return err
 			}
@@ -47,7 +48,10 @@ func newMonitorCommand(env Env) *cobra.Command {
 		},
 	}
 	c.Flags().StringSliceVar(&types, "type", nil, "only events of this type: drop")
-	_ = c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions([]string{"drop"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc(
+		"type",
+		cobra.FixedCompletions([]string{"drop"}, cobra.ShellCompDirectiveNoFileComp),
+	)
 	socket.bind(c)
 	out.bind(c)
 	return c
@@ -77,7 +81,10 @@ type eventView struct {
 
 func viewEvent(m *pilasterv1.MonitorResponse) eventView {
 	return eventView{
-		Time: m.GetTime().AsTime().Format(time.RFC3339Nano), Type: m.GetType(), Reason: m.GetReason(), Count: m.GetCount(), Hook: m.GetHook(),
+		Time: m.GetTime().
+			AsTime().
+			Format(time.RFC3339Nano),
+		Type: m.GetType(), Reason: m.GetReason(), Count: m.GetCount(), Hook: m.GetHook(),
 		Source: m.GetSource(), Destination: m.GetDestination(), Protocol: m.GetProtocol(), SourcePort: m.GetSourcePort(), DestinationPort: m.GetDestinationPort(),
 		Length: m.GetLength(), EndpointID: m.GetEndpointId(), Endpoint: m.GetEndpoint(), Tenant: m.GetTenant(), Ifindex: m.GetIfindex(), LostEvents: m.GetLostEvents(),
 		Policy: m.GetRule().GetPolicy(), Rule: m.GetRule().GetRule(),
@@ -104,9 +111,23 @@ func (e eventView) line() string {
 	}
 	what := "not IP"
 	if e.Source != "" {
-		what = fmt.Sprintf("%s → %s  %s", withPort(e.Source, e.SourcePort), withPort(e.Destination, e.DestinationPort), protocolName(e.Protocol))
+		what = fmt.Sprintf(
+			"%s → %s  %s",
+			withPort(e.Source, e.SourcePort),
+			withPort(e.Destination, e.DestinationPort),
+			protocolName(e.Protocol),
+		)
 	}
-	s := fmt.Sprintf("%s  %s  %-18s  %s  %d bytes  at %s  ×%s", at, e.Type, e.Reason, what, e.Length, who, humanize.Grouped(e.Count))
+	s := fmt.Sprintf(
+		"%s  %s  %-18s  %s  %d bytes  at %s  ×%s",
+		at,
+		e.Type,
+		e.Reason,
+		what,
+		e.Length,
+		who,
+		humanize.Grouped(e.Count),
+	)
 	if e.Rule != "" {
 		s += "  by " + e.Rule
 		if e.Tenant != "" {

@@ -40,21 +40,38 @@ type networkFlags struct {
 }
 
 func (n *networkFlags) bind(c *cobra.Command) {
-	bindChoice(c, &n.nimitz, "nimitz", "what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, an Open vSwitch that runs already", nimitzSwitches)
+	bindChoice(
+		c,
+		&n.nimitz,
+		"nimitz",
+		"what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, an Open vSwitch that runs already",
+		nimitzSwitches,
+	)
 	bindOVSRunDir(c, &n.ovsRunDir)
 	bindGatewayNetns(c, &n.gatewayNetns)
-	c.Flags().BoolVar(&n.looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as NIMITZ did: slower the more there are")
-	c.Flags().IntVar(&n.maxMappings, "max-mappings", nimitz.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
+	c.Flags().
+		BoolVar(&n.looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as NIMITZ did: slower the more there are")
+	c.Flags().
+		IntVar(&n.maxMappings, "max-mappings", nimitz.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
 }
 
 // check refuses what does not go together.
 func (n *networkFlags) check(edge bool, device string) error {
 	if device == datapath.Macvlan && n.nimitz != nimitzNone {
-		return usage("--device %s does not go with --nimitz %s: network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; say --device %s or %s",
-			device, n.nimitz, datapath.Veth, datapath.Netkit)
+		return usage(
+			"--device %s does not go with --nimitz %s: network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; say --device %s or %s",
+			device,
+			n.nimitz,
+			datapath.Veth,
+			datapath.Netkit,
+		)
 	}
 	if edge && n.nimitz == nimitzNone {
-		return usage("--edge needs --nimitz %s or %s: it is tenants on that network whose packets go between regions", nimitzEBPF, nimitzOVS)
+		return usage(
+			"--edge needs --nimitz %s or %s: it is tenants on that network whose packets go between regions",
+			nimitzEBPF,
+			nimitzOVS,
+		)
 	}
 	if n.maxMappings < 1 {
 		return usage("--max-mappings %d: choose 1 or more", n.maxMappings)
@@ -74,7 +91,11 @@ func (n *networkFlags) ready(ctx context.Context) error {
 }
 
 // openers are all networks, over a packet path that is opened before them.
-func (n *networkFlags) openers(ctx context.Context, o *agent.Options, path func() *datapath.Datapath) []network.Factory {
+func (n *networkFlags) openers(
+	ctx context.Context,
+	o *agent.Options,
+	path func() *datapath.Datapath,
+) []network.Factory {
 	other := network.Factory{Name: nimitz.Name, With: fmt.Sprintf("--nimitz %s or --nimitz %s", nimitzEBPF, nimitzOVS)}
 	if n.nimitz != nimitzNone {
 		other.Open = func(on network.Node) (network.Network, error) { return n.openNimitz(ctx, o, path(), on) }
@@ -87,9 +108,23 @@ func (n *networkFlags) openers(ctx context.Context, o *agent.Options, path func(
 	}
 }
 
-// openNimitz opens the switch, and then the gateway: a node does without that, its containers reach no services, and nothing is published at it.
-func (n *networkFlags) openNimitz(ctx context.Context, o *agent.Options, path *datapath.Datapath, on network.Node) (network.Network, error) {
-	c := nimitz.Config{Plan: on.Plan, Node: on.Prefix, Indexes: on.Indexes, Cluster: on.Cluster, Kind: n.nimitz, Edge: o.Edge, MaxMappings: n.maxMappings}
+// openNimitz opens the switch, and then the gateway: a node does without that, its containers reach no services, and
+// nothing is published at it.
+func (n *networkFlags) openNimitz(
+	ctx context.Context,
+	o *agent.Options,
+	path *datapath.Datapath,
+	on network.Node,
+) (network.Network, error) {
+	c := nimitz.Config{
+		Plan:        on.Plan,
+		Node:        on.Prefix,
+		Indexes:     on.Indexes,
+		Cluster:     on.Cluster,
+		Kind:        n.nimitz,
+		Edge:        o.Edge,
+		MaxMappings: n.maxMappings,
+	}
 	var err error
 	if n.nimitz == nimitzEBPF {
 		c.Switch, err = path.Nimitz()
@@ -101,7 +136,11 @@ func (n *networkFlags) openNimitz(ctx context.Context, o *agent.Options, path *d
 	}
 	if g, err := openGateway(ctx, path, gatewayNetns(n.gatewayNetns, o.RunDir), on); err != nil {
 		c.NoGateway = err
-		o.Log.Warn("this node has no gateway: its containers reach no services, and nothing is published at it", "error", err)
+		o.Log.Warn(
+			"this node has no gateway: its containers reach no services, and nothing is published at it",
+			"error",
+			err,
+		)
 	} else {
 		c.Gateway = g
 	}
@@ -131,7 +170,8 @@ func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (n
 
 // bindGatewayNetns adds the flag that says where the gateway of network nimitz is.
 func bindGatewayNetns(c *cobra.Command, path *string) {
-	c.Flags().StringVar(path, "gateway-netns", "", "file of the namespace that the gateway of network nimitz is in; one is made where there is none (default: \"gateway\" in --run-dir)")
+	c.Flags().
+		StringVar(path, "gateway-netns", "", "file of the namespace that the gateway of network nimitz is in; one is made where there is none (default: \"gateway\" in --run-dir)")
 	_ = c.MarkFlagFilename("gateway-netns")
 }
 
@@ -141,7 +181,11 @@ func gatewayNetns(said, runDir string) string { return cmp.Or(said, filepath.Joi
 func openGateway(ctx context.Context, path *datapath.Datapath, netns string, on network.Node) (nimitz.Gateway, error) {
 	block, ok := on.Plan.GatewayBlock(on.Prefix, false)
 	if !ok {
-		return nil, fmt.Errorf("the cluster's gateway prefix of IPv6, %v, has no block of virtual addresses for node %v; it was fixed at the orchestrator's first start: let nodes with lower numbers be gateways", on.Plan.Gateway6, on.Prefix)
+		return nil, fmt.Errorf(
+			"the cluster's gateway prefix of IPv6, %v, has no block of virtual addresses for node %v; it was fixed at the orchestrator's first start: let nodes with lower numbers be gateways",
+			on.Plan.Gateway6,
+			on.Prefix,
+		)
 	}
 	mtu, err := path.MTU()
 	if err != nil {

@@ -31,7 +31,9 @@ type nodeView struct {
 func viewNode(n *pilasterv1.Node) nodeView {
 	v := nodeView{
 		Name: n.Name, UUID: n.Uuid, Prefix: n.Prefix, State: "away",
-		UplinkAddresses: append([]string{}, n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge, Gateway: n.Gateway,
+		UplinkAddresses: append(
+			[]string{},
+			n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge, Gateway: n.Gateway,
 		Enforces: append([]string{}, n.Enforces...),
 	}
 	if n.Connected {
@@ -71,16 +73,27 @@ func newNodeGet(env Env) *cobra.Command {
 		Example: "  pilaster node get n1",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			resp, err := socket.client().GetNode(cmd.Context(), connect.NewRequest(&pilasterv1.GetNodeRequest{Name: args[0]}))
+			resp, err := socket.client().
+				GetNode(cmd.Context(), connect.NewRequest(&pilasterv1.GetNodeRequest{Name: args[0]}))
 			if err != nil {
 				return err
 			}
 			v := viewNode(resp.Msg.Node)
 			v.Tenants = append([]string{}, resp.Msg.Tenants...)
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "name\t%s\nuuid\t%s\nprefix\t%s\nstate\t%s\nroute\t%s\nversion\t%s\nregistered\t%s\npolicies\t%s\ntenants\t%s\n",
-					v.Name, v.UUID, v.Prefix, v.State, orNone(v.Route), v.Version,
-					moment(v.Registered), enforcedOn(v.Enforces), orNone(strings.Join(v.Tenants, ", ")))
+				fmt.Fprintf(
+					w,
+					"name\t%s\nuuid\t%s\nprefix\t%s\nstate\t%s\nroute\t%s\nversion\t%s\nregistered\t%s\npolicies\t%s\ntenants\t%s\n",
+					v.Name,
+					v.UUID,
+					v.Prefix,
+					v.State,
+					orNone(v.Route),
+					v.Version,
+					moment(v.Registered),
+					enforcedOn(v.Enforces),
+					orNone(strings.Join(v.Tenants, ", ")),
+				)
 				if v.Gateway {
 					fmt.Fprintln(w, "gateway\topen")
 				}
@@ -154,13 +167,17 @@ An Edge Switch goes on passing what it can between regions until it is reset (pi
 			}
 			fmt.Fprintf(env.Stdout, "node %s deleted\n", args[0])
 			if edge {
-				fmt.Fprintln(env.Stdout, "It was this region's Edge Switch and does not hear of it: it goes on until it is reset (`pilaster node reset` there) or powered off.")
+				fmt.Fprintln(
+					env.Stdout,
+					"It was this region's Edge Switch and does not hear of it: it goes on until it is reset (`pilaster node reset` there) or powered off.",
+				)
 			}
 			return nil
 		},
 	}
 	socket.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.nodes)
-	cmd.Flags().BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every right of the node; and what its gateway publishes")
+	cmd.Flags().
+		BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every right of the node; and what its gateway publishes")
 	return cmd
 }

@@ -18,7 +18,17 @@ func TestServicesAndPublications(t *testing.T) {
 	}
 	command(t, "tenant", "create", "blue")
 
-	storage := []string{"service", "create", "storage", "--tenant", "green", "--virtual", "fd09::7", "--real", "2001:db8::9"}
+	storage := []string{
+		"service",
+		"create",
+		"storage",
+		"--tenant",
+		"green",
+		"--virtual",
+		"fd09::7",
+		"--real",
+		"2001:db8::9",
+	}
 	if r := command(t, storage...); r.stdout != "service storage of tenant green created: containers reach 2001:db8::9 at fd09::7\n" {
 		t.Errorf("created %+v", r)
 	}
@@ -74,24 +84,34 @@ func TestServicesAndPublications(t *testing.T) {
 	if v := ask[[]serviceView](t, "service", "list", "--tenant", "lime"); !reflect.DeepEqual(v, []serviceView{files}) {
 		t.Errorf("listed %+v", v)
 	}
-	if r := command(t, "node", "get", "n1"); !strings.Contains(r.stdout, "gateway      open\n") || !ask[nodeView](t, "node", "get", "n1").Gateway {
+	if r := command(t, "node", "get", "n1"); !strings.Contains(r.stdout, "gateway      open\n") ||
+		!ask[nodeView](t, "node", "get", "n1").Gateway {
 		t.Errorf("n1 is %s", r.stdout)
 	}
 	if v := ask[[]publicationView](t, "publication", "list"); len(v) != 2 || v[1] != api {
 		t.Errorf("listed %+v", v)
 	}
-	if r := command(t, "tenant", "get", "green"); !strings.Contains(r.stdout, "storage          fd09::7, which is 2001:db8::9\n") || !strings.Contains(r.stdout, "web              fd70:696c:6100:1:0:ff:0:2, which is fd12:3456::5 (node n1)\n") {
+	if r := command(t, "tenant", "get", "green"); !strings.Contains(
+		r.stdout,
+		"storage          fd09::7, which is 2001:db8::9\n",
+	) ||
+		!strings.Contains(r.stdout, "web              fd70:696c:6100:1:0:ff:0:2, which is fd12:3456::5 (node n1)\n") {
 		t.Errorf("green is %s", r.stdout)
 	}
 	files.Tenant = ""
-	if v := ask[tenantView](t, "tenant", "get", "lime"); !reflect.DeepEqual(v.Services, []serviceView{files}) || len(v.Published) != 1 || v.Published[0].Name != "api" {
+	if v := ask[tenantView](t, "tenant", "get", "lime"); !reflect.DeepEqual(v.Services, []serviceView{files}) ||
+		len(v.Published) != 1 ||
+		v.Published[0].Name != "api" {
 		t.Errorf("lime is %+v", v)
 	}
 	for line, says := range map[string]string{
 		"service delete --tenant green": "storage\n:", "publication delete --tenant lime": "api\n:", "service create db --tenant": "blue\ngreen\nlime\n", "publication create db --node": "n1\n",
 		"service create db --real": ":", // and no names of files
 	} {
-		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(r.stdout, says) {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
+			r.stdout,
+			says,
+		) {
 			t.Errorf("%s completes to %q", line, r.stdout)
 		}
 	}
@@ -103,7 +123,10 @@ func TestServicesAndPublications(t *testing.T) {
 		t.Errorf("deleted %+v", v)
 	}
 	command(t, "node", "delete", "n1", "--force")
-	if v, left := ask[[]serviceView](t, "service", "list"), ask[[]publicationView](t, "publication", "list"); len(v) != 1 || len(left) != 0 {
+	if v, left := ask[[]serviceView](t, "service", "list"), ask[[]publicationView](t, "publication", "list"); len(
+		v,
+	) != 1 ||
+		len(left) != 0 {
 		t.Errorf("left are %+v and %+v", v, left)
 	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")

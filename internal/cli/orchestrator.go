@@ -43,7 +43,8 @@ replaces.`,
 			if err = gatewayFlag(gateways, &c.Plan); err != nil {
 				return err
 			}
-			if c.Etcd.Endpoints = store.SplitEndpoints(etcd); len(c.Etcd.Endpoints) == 0 && (c.Etcd.CA != "" || c.Etcd.Cert != "" || c.Etcd.Key != "") {
+			if c.Etcd.Endpoints = store.SplitEndpoints(etcd); len(c.Etcd.Endpoints) == 0 &&
+				(c.Etcd.CA != "" || c.Etcd.Cert != "" || c.Etcd.Key != "") {
 				return usage("--etcd-ca, --etcd-cert and --etcd-key are for an etcd named with --etcd")
 			}
 			if c.Region != "" {
@@ -76,20 +77,65 @@ replaces.`,
 	f.StringVar(&c.Region, "region", "", "what other regions call this one (see pilaster region)")
 	f.StringVar(&c.Listen, "listen", "[::]:7070", "address for nodes, with TLS; also /healthz and /readyz")
 	f.StringSliceVar(&c.Advertise, "advertise", nil, "more host names and addresses for the TLS certificate")
-	f.StringVar(&c.MetricsListen, "metrics-listen", "", "address for Prometheus, without TLS (always on the operator's socket)")
+	f.StringVar(
+		&c.MetricsListen,
+		"metrics-listen",
+		"",
+		"address for Prometheus, without TLS (always on the operator's socket)",
+	)
 	c.Limits = orchestrator.DefaultLimits
-	f.IntVar(&c.Limits.Connections, "max-connections", c.Limits.Connections, "connections of nodes and all others; a node needs one, and two while its certificate is renewed")
-	f.IntVar(&c.Limits.Strangers, "max-strangers", c.Limits.Strangers, "connections from one source (IPv4 address, IPv6 /64) that have shown no node's certificate")
-	f.IntVar(&c.Limits.Joins, "max-joins", c.Limits.Joins, "tries to join that one source may make a second; ten times as many at once")
-	f.IntVar(&c.Limits.Lists, "list-rate", 0, "queries a second that nodes together may make for where the subnets or containers of one tenant of network nimitz are, 500 a query; those over it try again (0: no limit)")
+	f.IntVar(
+		&c.Limits.Connections,
+		"max-connections",
+		c.Limits.Connections,
+		"connections of nodes and all others; a node needs one, and two while its certificate is renewed",
+	)
+	f.IntVar(
+		&c.Limits.Strangers,
+		"max-strangers",
+		c.Limits.Strangers,
+		"connections from one source (IPv4 address, IPv6 /64) that have shown no node's certificate",
+	)
+	f.IntVar(
+		&c.Limits.Joins,
+		"max-joins",
+		c.Limits.Joins,
+		"tries to join that one source may make a second; ten times as many at once",
+	)
+	f.IntVar(
+		&c.Limits.Lists,
+		"list-rate",
+		0,
+		"queries a second that nodes together may make for where the subnets or containers of one tenant of network nimitz are, 500 a query; those over it try again (0: no limit)",
+	)
 	f.StringVar(&etcd, "etcd", "", "endpoints of an etcd cluster, instead of the embedded one")
 	f.StringVar(&c.Etcd.CA, "etcd-ca", "", "file with the authority of that etcd")
 	f.StringVar(&c.Etcd.Cert, "etcd-cert", "", "file with our certificate for that etcd")
 	f.StringVar(&c.Etcd.Key, "etcd-key", "", "file with its key")
-	f.StringVar(&base, "base-prefix", "", fmt.Sprintf("prefix that node /64s are cut from, fixed at the first start (default %v)", plan.Base))
-	f.StringVar(&private, "private-prefix", "", fmt.Sprintf("prefix of the addresses that containers see, fixed at the first start (default %v)", plan.Private))
-	f.StringSliceVar(&gateways, "gateway-prefix", nil, fmt.Sprintf("prefixes of virtual addresses, one of each family, of which nodes with tenants of network nimitz have a /%d and a /%d each; fixed at the first start (default %v,%v)",
-		address.GatewayBits4, address.GatewayBits6, plan.Gateway4, plan.Gateway6))
+	f.StringVar(
+		&base,
+		"base-prefix",
+		"",
+		fmt.Sprintf("prefix that node /64s are cut from, fixed at the first start (default %v)", plan.Base),
+	)
+	f.StringVar(
+		&private,
+		"private-prefix",
+		"",
+		fmt.Sprintf("prefix of the addresses that containers see, fixed at the first start (default %v)", plan.Private),
+	)
+	f.StringSliceVar(
+		&gateways,
+		"gateway-prefix",
+		nil,
+		fmt.Sprintf(
+			"prefixes of virtual addresses, one of each family, of which nodes with tenants of network nimitz have a /%d and a /%d each; fixed at the first start (default %v,%v)",
+			address.GatewayBits4,
+			address.GatewayBits6,
+			plan.Gateway4,
+			plan.Gateway6,
+		),
+	)
 	return cmd
 }
 

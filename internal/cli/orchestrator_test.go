@@ -62,7 +62,8 @@ func TestOperatorCommands(t *testing.T) {
 	t.Cleanup(s.Close)
 
 	blue := ask[tenantView](t, "tenant", "create", "blue")
-	if blue.Name != "blue" || blue.Addressing != "encrypted" || blue.ids() != "1" || blue.IDs[0].State != "current" || blue.IDs[0].Key != "" {
+	if blue.Name != "blue" || blue.Addressing != "encrypted" || blue.ids() != "1" || blue.IDs[0].State != "current" ||
+		blue.IDs[0].Key != "" {
 		t.Errorf("created %+v", blue)
 	}
 	if r := command(t, "tenant", "create", "red", "--addressing", "clear"); r.stdout != "tenant red created: id 2, clear\n" {
@@ -78,7 +79,8 @@ func TestOperatorCommands(t *testing.T) {
 	if key := ask[tenantView](t, "tenant", "get", "blue", "--show-key").IDs[0].Key; len(key) != 32 {
 		t.Errorf("key %q", key)
 	}
-	if r := command(t, "tenant", "get", "blue", "-o", "json"); !strings.Contains(r.stdout, `"nodes": []`) || !strings.Contains(r.stdout, `"apps": []`) {
+	if r := command(t, "tenant", "get", "blue", "-o", "json"); !strings.Contains(r.stdout, `"nodes": []`) ||
+		!strings.Contains(r.stdout, `"apps": []`) {
 		t.Errorf("a tenant nobody uses: %s", r.stdout)
 	}
 	if key := ask[tenantView](t, "tenant", "get", "blue").IDs[0].Key; key != "" {
@@ -120,23 +122,34 @@ func TestOperatorCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if r := command(t, "node", "list"); !strings.Contains(r.stdout, "\nn1     fd70:696c:6100:1::/64   connected   fd70:696c:6100:1::/64 via 2001:db8:70:1::2\n") {
+	if r := command(t, "node", "list"); !strings.Contains(
+		r.stdout,
+		"\nn1     fd70:696c:6100:1::/64   connected   fd70:696c:6100:1::/64 via 2001:db8:70:1::2\n",
+	) {
 		t.Errorf("node list: %s", r.stdout)
 	}
-	if n := ask[nodeView](t, "node", "get", "n1"); n.Route != "fd70:696c:6100:1::/64 via 2001:db8:70:1::2" || n.State != "connected" || strings.Join(n.Tenants, " ") != "blue" || strings.Join(n.Enforces, " ") != "netpila" {
+	if n := ask[nodeView](t, "node", "get", "n1"); n.Route != "fd70:696c:6100:1::/64 via 2001:db8:70:1::2" ||
+		n.State != "connected" ||
+		strings.Join(n.Tenants, " ") != "blue" ||
+		strings.Join(n.Enforces, " ") != "netpila" {
 		t.Errorf("node get: %+v", n)
 	}
 	if r := command(t, "node", "get", "n1"); !strings.Contains(r.stdout, "policies     enforced on netpila\n") {
 		t.Errorf("node get: %s", r.stdout)
 	}
-	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "app=web\n") || strings.Contains(r.stdout, "key") || !strings.Contains(r.stdout, "id           1   current, held by n1") {
+	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "app=web\n") ||
+		strings.Contains(r.stdout, "key") ||
+		!strings.Contains(r.stdout, "id           1   current, held by n1") {
 		t.Errorf("tenant get: %s", r.stdout)
 	}
 	for _, c := range []struct{ says, line string }{
 		{"n1\n:4\n", "node get"}, {"n1\n:4\n", "node delete"}, {":4\n", "node get n1"},
 		{"blue\n", "tenant get"}, {"blue\n", "tenant delete"}, {"blue\n", "tenant rotate-key"},
 	} {
-		if r := command(t, append(append([]string{"__complete"}, strings.Fields(c.line)...), "")...); !strings.HasPrefix(r.stdout, c.says) {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(c.line)...), "")...); !strings.HasPrefix(
+			r.stdout,
+			c.says,
+		) {
 			t.Errorf("%s <TAB>: %q", c.line, r.stdout)
 		}
 	}
@@ -198,11 +211,37 @@ func TestOrchestratorFlags(t *testing.T) {
 		{"unknown flag", []string{"--nonsense"}},
 		{"", []string{"argument"}},
 	} {
-		refused(t, ExitUsage, c.says, append([]string{"orchestrator", "--data-dir", dir, "--run-dir", dir}, c.args...)...)
+		refused(
+			t,
+			ExitUsage,
+			c.says,
+			append([]string{"orchestrator", "--data-dir", dir, "--run-dir", dir}, c.args...)...)
 	}
 	refused(t, ExitUsage, "overlap", "orchestrator", "--data-dir", dir, "--run-dir", dir, "--base-prefix", "fc11::/40")
-	refused(t, ExitUsage, "/20 or shorter", "orchestrator", "--data-dir", dir, "--run-dir", dir, "--gateway-prefix", "100.64.0.0/24")
-	refused(t, ExitFailed, "https://host:2379", "orchestrator", "--data-dir", dir, "--run-dir", dir, "--etcd", "host:2379")
+	refused(
+		t,
+		ExitUsage,
+		"/20 or shorter",
+		"orchestrator",
+		"--data-dir",
+		dir,
+		"--run-dir",
+		dir,
+		"--gateway-prefix",
+		"100.64.0.0/24",
+	)
+	refused(
+		t,
+		ExitFailed,
+		"https://host:2379",
+		"orchestrator",
+		"--data-dir",
+		dir,
+		"--run-dir",
+		dir,
+		"--etcd",
+		"host:2379",
+	)
 }
 
 func TestVersion(t *testing.T) {
@@ -213,7 +252,8 @@ func TestVersion(t *testing.T) {
 	if r := command(t, "--version"); r.stdout != "pilaster "+v.Version+"\n" {
 		t.Errorf("pilaster --version says %q, version -o json %q", r.stdout, v.Version)
 	}
-	if r := command(t, "version"); !strings.HasPrefix(r.stdout, "pilaster "+v.Version) || !strings.HasPrefix(programVersion(), v.Version) {
+	if r := command(t, "version"); !strings.HasPrefix(r.stdout, "pilaster "+v.Version) ||
+		!strings.HasPrefix(programVersion(), v.Version) {
 		t.Errorf("version %+v", r)
 	}
 }

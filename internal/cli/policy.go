@@ -40,7 +40,15 @@ type policyView struct {
 }
 
 func viewPolicy(p *pilasterv1.Policy) policyView {
-	v := policyView{Tenant: p.GetTenant(), Kind: p.GetKind(), Namespace: p.GetNamespace(), Name: p.GetName(), Audit: p.GetAudit(), Rules: p.GetRules(), Revision: p.GetRevision()}
+	v := policyView{
+		Tenant:    p.GetTenant(),
+		Kind:      p.GetKind(),
+		Namespace: p.GetNamespace(),
+		Name:      p.GetName(),
+		Audit:     p.GetAudit(),
+		Rules:     p.GetRules(),
+		Revision:  p.GetRevision(),
+	}
 	if p.GetChanged() != nil {
 		changed := p.Changed.AsTime()
 		v.Changed = &changed
@@ -71,7 +79,10 @@ func policyNamed(text string) (*pilasterv1.Policy, error) {
 			return &pilasterv1.Policy{Kind: k.kind, Namespace: words[1], Name: words[2]}, nil
 		}
 	}
-	return nil, usage("%.100q names no policy: say networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or clusternetworkpolicy/NAME", text)
+	return nil, usage(
+		"%.100q names no policy: say networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or clusternetworkpolicy/NAME",
+		text,
+	)
 }
 
 func newPolicyCommand(env Env) *cobra.Command {
@@ -123,7 +134,8 @@ func (f *documentFiles) read(env Env) (documents []string, err error) {
 // documentNumber is where the orchestrator says of which document it speaks.
 var documentNumber = regexp.MustCompile(`(^|first in )document (\d+)`)
 
-// named has an error that says numbers of documents say which files they are in, where there are several, and count there.
+// named has an error that says numbers of documents say which files they are in, where there are several, and count
+// there.
 func (f *documentFiles) named(err error) error {
 	var remote *connect.Error
 	if len(f.names) < 2 || !errors.As(err, &remote) {
@@ -164,14 +176,17 @@ applies it all the same.`,
 			if err != nil {
 				return err
 			}
-			resp, err := socket.client().ApplyPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents, DryRun: dryRun, Force: force}))
+			resp, err := socket.client().
+				ApplyPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents, DryRun: dryRun, Force: force}))
 			if err != nil {
 				return files.named(err)
 			}
 			views := []policyView{}
 			for _, p := range resp.Msg.Policies {
 				v := viewPolicy(p.Policy)
-				v.Change, v.DryRun, v.Warnings = strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_")), dryRun, p.Warnings
+				v.Change, v.DryRun, v.Warnings = strings.ToLower(
+					strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_"),
+				), dryRun, p.Warnings
 				views = append(views, v)
 				for _, warning := range p.Warnings {
 					fmt.Fprintf(env.Stderr, "warning: %s: %s\n", store.PolicyName(p.Policy), warning)
@@ -190,12 +205,16 @@ applies it all the same.`,
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	files.bind(cmd, "file with policies in YAML or JSON, several with lines \"---\" between them; - is standard input; may be repeated")
+	files.bind(
+		cmd,
+		"file with policies in YAML or JSON, several with lines \"---\" between them; - is standard input; may be repeated",
+	)
 	_ = cmd.MarkFlagRequired("filename")
 	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would change, and change nothing")
-	cmd.Flags().BoolVar(&force, "force", false, "though nodes that host the tenant, or as they are installed, would not enforce it")
+	cmd.Flags().
+		BoolVar(&force, "force", false, "though nodes that host the tenant, or as they are installed, would not enforce it")
 	return cmd
 }
 
@@ -217,7 +236,8 @@ func newPolicyList(env Env) *cobra.Command {
 		Example: "  pilaster policy list\n  pilaster policy list --tenant blue -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := socket.client().ListPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: tenant}))
+			resp, err := socket.client().
+				ListPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: tenant}))
 			if err != nil {
 				return err
 			}
@@ -226,12 +246,26 @@ func newPolicyList(env Env) *cobra.Command {
 				views = append(views, viewPolicy(p))
 			}
 			for _, h := range resp.Msg.Unenforced {
-				fmt.Fprintf(env.Stderr, "warning: tenant %s: node %s does not have the policies in force as they were applied (those from before hold, or its containers are isolated), and adds no container of it: %s\n", h.Tenant, h.Node, h.Unenforced)
+				fmt.Fprintf(
+					env.Stderr,
+					"warning: tenant %s: node %s does not have the policies in force as they were applied (those from before hold, or its containers are isolated), and adds no container of it: %s\n",
+					h.Tenant,
+					h.Node,
+					h.Unenforced,
+				)
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "TENANT\tNAME\tMODE\tRULES\tCHANGED")
 				for i, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", v.Tenant, store.PolicyName(resp.Msg.Policies[i]), policyMode(v.Audit), v.Rules, moment(*v.Changed))
+					fmt.Fprintf(
+						w,
+						"%s\t%s\t%s\t%d\t%s\n",
+						v.Tenant,
+						store.PolicyName(resp.Msg.Policies[i]),
+						policyMode(v.Audit),
+						v.Rules,
+						moment(*v.Changed),
+					)
 				}
 			})
 		},
@@ -261,7 +295,8 @@ cnp are short for these.`,
 				return err
 			}
 			wanted.Tenant = tenant
-			resp, err := socket.client().GetPolicy(cmd.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: wanted}))
+			resp, err := socket.client().
+				GetPolicy(cmd.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: wanted}))
 			if err != nil {
 				return err
 			}
@@ -276,7 +311,19 @@ cnp are short for these.`,
 			}
 			return out.print(env.Stdout, json.RawMessage(p.Document), func(w io.Writer) {
 				v := viewPolicy(p)
-				fmt.Fprintf(w, "tenant\t%s\nkind\t%s\nnamespace\t%s\nname\t%s\nmode\t%s\nrules\t%d\nchanged\t%s\nrevision\t%d\n\n%s", v.Tenant, v.Kind, cmp.Or(v.Namespace, "-"), v.Name, policyMode(v.Audit), v.Rules, moment(*v.Changed), v.Revision, document)
+				fmt.Fprintf(
+					w,
+					"tenant\t%s\nkind\t%s\nnamespace\t%s\nname\t%s\nmode\t%s\nrules\t%d\nchanged\t%s\nrevision\t%d\n\n%s",
+					v.Tenant,
+					v.Kind,
+					cmp.Or(v.Namespace, "-"),
+					v.Name,
+					policyMode(v.Audit),
+					v.Rules,
+					moment(*v.Changed),
+					v.Revision,
+					document,
+				)
 			})
 		},
 	}
@@ -303,7 +350,9 @@ NAME is as for policy get. With -f it is the policies that the files have, whate
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (len(args) > 0) == (len(files.names) > 0) {
-				return usage("say which policies: by name, or with -f by the files that they were applied from; nothing was changed")
+				return usage(
+					"say which policies: by name, or with -f by the files that they were applied from; nothing was changed",
+				)
 			}
 			req := &pilasterv1.DeletePoliciesRequest{Tenant: tenant}
 			for _, arg := range args {
@@ -340,7 +389,13 @@ NAME is as for policy get. With -f it is the policies that the files have, whate
 	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.ValidArgsFunction = func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-		all, directive := names(func(ctx context.Context) ([]string, error) { return socket.policies(ctx, tenant) })(c, nil, typed)
+		all, directive := names(
+			func(ctx context.Context) ([]string, error) { return socket.policies(ctx, tenant) },
+		)(
+			c,
+			nil,
+			typed,
+		)
 		return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(args, name) }), directive
 	}
 	return cmd

@@ -45,7 +45,10 @@ type hitsView struct {
 func viewHits(hits []*pilasterv1.RuleHits) []hitsView {
 	views := []hitsView{}
 	for _, h := range hits {
-		views = append(views, hitsView{h.Tenant, h.Rule.GetPolicy(), h.Rule.GetRule(), policyMode(h.Rule.GetAudit()), h.Packets})
+		views = append(
+			views,
+			hitsView{h.Tenant, h.Rule.GetPolicy(), h.Rule.GetRule(), policyMode(h.Rule.GetAudit()), h.Packets},
+		)
 	}
 	return views
 }
@@ -59,7 +62,17 @@ func viewPolicies(p *pilasterv1.Policies) *policiesView {
 		v.Entries = append(v.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
 	}
 	if s := p.Sessions; s != nil {
-		v.Sessions = &sessionsView{s.Used, s.Capacity, s.HalfOpen, s.Begun, s.Evicted, s.Refused, s.LargestEndpoint, s.Largest, s.LargestUsed}
+		v.Sessions = &sessionsView{
+			s.Used,
+			s.Capacity,
+			s.HalfOpen,
+			s.Begun,
+			s.Evicted,
+			s.Refused,
+			s.LargestEndpoint,
+			s.Largest,
+			s.LargestUsed,
+		}
 	}
 	return v
 }
@@ -76,17 +89,42 @@ func (p *policiesView) rows(row func(name, value, state, rest string)) {
 			denied += h.Packets
 		}
 	}
-	row("policies", "", "enforced", fmt.Sprintf("%s of %s; packets denied %s, by audit %s   pilaster policy hits",
-		humanize.Of(p.Rules, "rule", "rules"), humanize.Of(p.Tenants, "tenant", "tenants"), humanize.Grouped(denied), humanize.Grouped(audited)))
+	row("policies", "", "enforced", fmt.Sprintf(
+		"%s of %s; packets denied %s, by audit %s   pilaster policy hits",
+		humanize.Of(
+			p.Rules,
+			"rule",
+			"rules",
+		),
+		humanize.Of(p.Tenants, "tenant", "tenants"),
+		humanize.Grouped(denied),
+		humanize.Grouped(audited),
+	))
 	for _, e := range p.Entries {
 		row("", "", e.Table, e.text())
 	}
 	if s := p.Sessions; s != nil {
 		of := humanize.Grouped(s.Used) + " of " + humanize.Grouped(s.Capacity)
 		if s.LargestUsed > 1 {
-			of += fmt.Sprintf(", most of them of endpoint %d %s: %s", s.LargestEndpoint, s.Largest, humanize.Grouped(s.LargestUsed))
+			of += fmt.Sprintf(
+				", most of them of endpoint %d %s: %s",
+				s.LargestEndpoint,
+				s.Largest,
+				humanize.Grouped(s.LargestUsed),
+			)
 		}
-		row("", "", "sessions", fmt.Sprintf("%s; %s half open; since start %s gave way, %s refused", of, humanize.Grouped(s.HalfOpen), humanize.Grouped(s.Evicted), humanize.Grouped(s.Refused)))
+		row(
+			"",
+			"",
+			"sessions",
+			fmt.Sprintf(
+				"%s; %s half open; since start %s gave way, %s refused",
+				of,
+				humanize.Grouped(s.HalfOpen),
+				humanize.Grouped(s.Evicted),
+				humanize.Grouped(s.Refused),
+			),
+		)
 	}
 }
 
@@ -102,7 +140,8 @@ did not. A rule's count goes with the rule.`,
 		Example: "  pilaster policy hits\n  pilaster policy hits --tenant blue -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := socket.client().ListRuleHits(cmd.Context(), connect.NewRequest(&pilasterv1.ListRuleHitsRequest{Tenant: tenant}))
+			resp, err := socket.client().
+				ListRuleHits(cmd.Context(), connect.NewRequest(&pilasterv1.ListRuleHitsRequest{Tenant: tenant}))
 			if err != nil {
 				return err
 			}
@@ -110,7 +149,14 @@ did not. A rule's count goes with the rule.`,
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "TENANT\tMODE\tPACKETS\tRULE")
 				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Tenant, v.Mode, humanize.Grouped(v.Packets), cmp.Or(v.Rule, v.Policy))
+					fmt.Fprintf(
+						w,
+						"%s\t%s\t%s\t%s\n",
+						v.Tenant,
+						v.Mode,
+						humanize.Grouped(v.Packets),
+						cmp.Or(v.Rule, v.Policy),
+					)
 				}
 			})
 		},

@@ -53,10 +53,15 @@ func TestPolicyCommands(t *testing.T) {
 	if r := command(t, "policy", "apply", "-f", web, "--tenant", "blue"); r.stdout != "networkpolicy/shop/web created\n" {
 		t.Errorf("applied %+v", r)
 	}
-	if code, out, err := run(t, strings.Replace(webPolicy, "podSelector: {}", "namespaceSelector: {}", 1)+"---\n"+basePolicy, "policy", "apply", "-f", "-", "--tenant", "blue"); code != ExitDone || out != "networkpolicy/shop/web configured\nclusternetworkpolicy/base created\n" {
+	if code, out, err := run(t, strings.Replace(webPolicy, "podSelector: {}", "namespaceSelector: {}", 1)+"---\n"+basePolicy, "policy", "apply", "-f", "-", "--tenant", "blue"); code != ExitDone ||
+		out != "networkpolicy/shop/web configured\nclusternetworkpolicy/base created\n" {
 		t.Errorf("applied: %d, %s%s", code, out, err)
 	}
-	if v := ask[[]policyView](t, "policy", "apply", "-f", base, "--tenant", "blue"); len(v) != 1 || v[0].Change != "unchanged" || v[0].Tenant != "blue" || !v[0].Audit || v[0].DryRun {
+	if v := ask[[]policyView](t, "policy", "apply", "-f", base, "--tenant", "blue"); len(v) != 1 ||
+		v[0].Change != "unchanged" ||
+		v[0].Tenant != "blue" ||
+		!v[0].Audit ||
+		v[0].DryRun {
 		t.Errorf("applied %+v", v)
 	}
 
@@ -93,7 +98,9 @@ func TestPolicyCommands(t *testing.T) {
 	}
 
 	listed := ask[[]policyView](t, "policy", "list", "--tenant", "blue")
-	if len(listed) != 2 || listed[0].Name != "base" || listed[1].Namespace != "shop" || listed[1].Rules != 1 || listed[1].Changed == nil || listed[1].Revision <= 0 {
+	if len(listed) != 2 || listed[0].Name != "base" || listed[1].Namespace != "shop" || listed[1].Rules != 1 ||
+		listed[1].Changed == nil ||
+		listed[1].Revision <= 0 {
 		t.Fatalf("listed %+v", listed)
 	}
 	want := "TENANT   NAME                        MODE      RULES   CHANGED\n" +
@@ -102,7 +109,11 @@ func TestPolicyCommands(t *testing.T) {
 	if r := command(t, "policy", "list"); r.stdout != want {
 		t.Errorf("listed\n%swant\n%s", r.stdout, want)
 	}
-	if r := command(t, "policy", "get", "netpol/shop/web", "--tenant", "blue"); !strings.HasPrefix(r.stdout, "tenant      blue\nkind        NetworkPolicy\nnamespace   shop\nname        web\nmode        enforce\n") || !strings.Contains(r.stdout, "\n\napiVersion: networking.k8s.io/v1\n") {
+	if r := command(t, "policy", "get", "netpol/shop/web", "--tenant", "blue"); !strings.HasPrefix(
+		r.stdout,
+		"tenant      blue\nkind        NetworkPolicy\nnamespace   shop\nname        web\nmode        enforce\n",
+	) ||
+		!strings.Contains(r.stdout, "\n\napiVersion: networking.k8s.io/v1\n") {
 		t.Errorf("got %+v", r)
 	}
 	for _, format := range []string{"yaml", "json"} { // what is shown can be applied again, elsewhere too
@@ -115,7 +126,8 @@ func TestPolicyCommands(t *testing.T) {
 			if tenant == "red" {
 				args = append(args, "--dry-run")
 			}
-			if code, out, err := run(t, r.stdout, args...); code != ExitDone || out != "networkpolicy/shop/web "+change+"\n" {
+			if code, out, err := run(t, r.stdout, args...); code != ExitDone ||
+				out != "networkpolicy/shop/web "+change+"\n" {
 				t.Errorf("%s applied again to %s: %d, %s%s", format, tenant, code, out, err)
 			}
 		}
@@ -129,7 +141,10 @@ func TestPolicyCommands(t *testing.T) {
 		"policy list --tenant":                                 "blue\nred\n",
 		"policy apply --tenant blue -f web.yaml nothing-fits ": ":",
 	} {
-		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(r.stdout, says) {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
+			r.stdout,
+			says,
+		) {
 			t.Errorf("%s completes to %q", line, r.stdout)
 		}
 	}
@@ -137,7 +152,8 @@ func TestPolicyCommands(t *testing.T) {
 	if r := command(t, "policy", "delete", "-f", web, "--tenant", "blue"); r.stdout != "networkpolicy/shop/web deleted\n" {
 		t.Errorf("deleted %+v", r)
 	}
-	if v := ask[[]goneView](t, "policy", "delete", "cnp/base", "--tenant", "blue"); len(v) != 1 || v[0] != (goneView{"blue", "ClusterNetworkPolicy", "", "base"}) {
+	if v := ask[[]goneView](t, "policy", "delete", "cnp/base", "--tenant", "blue"); len(v) != 1 ||
+		v[0] != (goneView{"blue", "ClusterNetworkPolicy", "", "base"}) {
 		t.Errorf("deleted %+v", v)
 	}
 	if v := ask[[]policyView](t, "policy", "list"); len(v) != 0 {
@@ -154,7 +170,8 @@ func TestPolicyHits(t *testing.T) {
 	want := "TENANT   MODE      PACKETS   RULE\n" +
 		"blue     enforce   1,234     NetworkPolicy shop/web isolates in ingress, and no rule accepts\n" +
 		"blue     audit     7         ClusterNetworkPolicy base egress[0] \"out\"\n"
-	if code, out, err := run(t, "", "policy", "hits", "--agent-socket", socket); code != ExitDone || out != want || err != "" {
+	if code, out, err := run(t, "", "policy", "hits", "--agent-socket", socket); code != ExitDone || out != want ||
+		err != "" {
 		t.Errorf("%d\n%s%swant\n%s", code, out, err, want)
 	}
 	if _, out, _ := run(t, "", "policy", "hits", "--tenant", "red", "-o", "json", "--agent-socket", socket); out != "[]\n" {
@@ -164,11 +181,13 @@ func TestPolicyHits(t *testing.T) {
 
 func TestEndpointLabel(t *testing.T) {
 	socket := serve(t, &witness{})
-	if code, out, err := run(t, "", "endpoint", "label", "default/web-0", "tier=front", "app-", "--agent-socket", socket); code != ExitDone || out != "endpoint 3 default/web-0: app 5, tier=front\n" {
+	if code, out, err := run(t, "", "endpoint", "label", "default/web-0", "tier=front", "app-", "--agent-socket", socket); code != ExitDone ||
+		out != "endpoint 3 default/web-0: app 5, tier=front\n" {
 		t.Errorf("%d, %s%s", code, out, err)
 	}
 	for _, args := range [][]string{{"3"}, {"3", "tier"}, {"3", "-"}, {"3", "a=b", "a=c"}} {
-		if code, out, _ := run(t, "", append([]string{"endpoint", "label", "--agent-socket", socket}, args...)...); code != ExitUsage || out != "" {
+		if code, out, _ := run(t, "", append([]string{"endpoint", "label", "--agent-socket", socket}, args...)...); code != ExitUsage ||
+			out != "" {
 			t.Errorf("%v: %d, %s", args, code, out)
 		}
 	}

@@ -80,8 +80,18 @@ something failed, and 2 where nothing was checked.`,
 	f.StringVar(&config.URL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token")
 	f.TextVar(&config.Plan.Base, "base-prefix", config.Plan.Base, "the `prefix` node /64s are cut from")
-	f.TextVar(&config.Plan.Private, "private-prefix", config.Plan.Private, "the `prefix` of the addresses containers see")
-	f.StringVar(&nodePrefix, "node-prefix", "", "the /64 that the fabric routes to this node (default: as the agent's state says)")
+	f.TextVar(
+		&config.Plan.Private,
+		"private-prefix",
+		config.Plan.Private,
+		"the `prefix` of the addresses containers see",
+	)
+	f.StringVar(
+		&nodePrefix,
+		"node-prefix",
+		"",
+		"the /64 that the fabric routes to this node (default: as the agent's state says)",
+	)
 	agentState(c, &stateDir)
 	agentPins(c, &config.BPFFS)
 	f.IntVar(&config.MTUReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")

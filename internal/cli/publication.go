@@ -53,15 +53,29 @@ func newPublicationCreate(env Env) *cobra.Command {
 			if err := checkAddress("--container", container); err != nil {
 				return err
 			}
-			resp, err := socket.client().CreatePublication(cmd.Context(), connect.NewRequest(&pilasterv1.CreatePublicationRequest{
-				Publication: &pilasterv1.Publication{Tenant: tenant, Name: args[0], Container: container, Node: node},
-			}))
+			resp, err := socket.client().
+				CreatePublication(cmd.Context(), connect.NewRequest(&pilasterv1.CreatePublicationRequest{
+					Publication: &pilasterv1.Publication{
+						Tenant:    tenant,
+						Name:      args[0],
+						Container: container,
+						Node:      node,
+					},
+				}))
 			if err != nil {
 				return err
 			}
 			v := viewPublication(resp.Msg.Publication)
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "publication %s of tenant %s created: clients reach %s at %s, by node %s\n", v.Name, v.Tenant, v.Container, v.Underlay, v.Node)
+				fmt.Fprintf(
+					w,
+					"publication %s of tenant %s created: clients reach %s at %s, by node %s\n",
+					v.Name,
+					v.Tenant,
+					v.Container,
+					v.Underlay,
+					v.Node,
+				)
 			})
 		},
 	}
@@ -85,7 +99,8 @@ func newPublicationList(env Env) *cobra.Command {
 		Example: "  pilaster publication list\n  pilaster publication list --tenant green -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := socket.client().ListPublications(cmd.Context(), connect.NewRequest(&pilasterv1.ListPublicationsRequest{Tenant: tenant}))
+			resp, err := socket.client().
+				ListPublications(cmd.Context(), connect.NewRequest(&pilasterv1.ListPublicationsRequest{Tenant: tenant}))
 			if err != nil {
 				return err
 			}
@@ -129,6 +144,8 @@ func newPublicationDelete(env Env) *cobra.Command {
 	out.bind(cmd)
 	namedFlag(cmd, &tenant, "tenant", "whose it is", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
-	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.publications(ctx, tenant) })
+	cmd.ValidArgsFunction = names(
+		func(ctx context.Context) ([]string, error) { return socket.publications(ctx, tenant) },
+	)
 	return cmd
 }

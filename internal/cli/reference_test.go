@@ -15,12 +15,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// referenceFolder holds the generated pages of the commands: one for each command family, and README.md with their list.
+// referenceFolder holds the generated pages of the commands: one for each command family, and README.md with their
+// list.
 var referenceFolder = filepath.Join("..", "..", "docs", "reference", "cli")
 
 const referenceNotice = "<!-- Code generated from the commands' help by make generate; DO NOT EDIT. -->\n"
 
-// TestReference compares the command reference in docs/ with the help texts. With PILASTER_DOCS=write it writes the pages.
+// TestReference compares the command reference in docs/ with the help texts. With PILASTER_DOCS=write it writes the
+// pages.
 func TestReference(t *testing.T) {
 	write := os.Getenv("PILASTER_DOCS") == "write"
 	for _, v := range append(os.Environ(), "TMPDIR=") { // defaults of flags come from them

@@ -42,7 +42,8 @@ type regionsView struct {
 	Regions []regionView `json:"regions"`
 }
 
-// regionVersion is of what export writes. Version 1 does not say when tenants were made, and builds that know it alone refuse to read that.
+// regionVersion is of what export writes. Version 1 does not say when tenants were made, and builds that know it alone
+// refuse to read that.
 const regionVersion = 2
 
 func viewRegion(r *pilasterv1.Region) regionView {
@@ -108,7 +109,8 @@ CIDRs of its tenants of network nimitz. Keys are not in it.`,
 		Example: "  pilaster region export > west.json\n  pilaster region export -o text",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := socket.client().ExportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+			resp, err := socket.client().
+				ExportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
 			if err != nil {
 				return err
 			}
@@ -167,12 +169,14 @@ names it by --tenant, or takes --all, and until then an import without them is r
 			if err != nil {
 				return err
 			}
-			resp, err := socket.client().ImportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: v.proto(), Tenants: tenants, All: all}))
+			resp, err := socket.client().
+				ImportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: v.proto(), Tenants: tenants, All: all}))
 			if err != nil {
 				return err
 			}
 			file := v
-			here, err := socket.client().ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+			here, err := socket.client().
+				ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 			if err != nil {
 				return err
 			}
@@ -184,12 +188,16 @@ names it by --tenant, or takes --all, and until then an import without them is r
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	cmd.Flags().StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default those of the import before; all the first time)")
+	cmd.Flags().
+		StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default those of the import before; all the first time)")
 	cmd.Flags().BoolVar(&all, "all", false, "all of its tenants, whatever was taken before")
 	cmd.MarkFlagsMutuallyExclusive("tenant", "all")
-	_ = cmd.RegisterFlagCompletionFunc("tenant", func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-		return names(socket.tenants)(c, nil, typed)
-	})
+	_ = cmd.RegisterFlagCompletionFunc(
+		"tenant",
+		func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return names(socket.tenants)(c, nil, typed)
+		},
+	)
 	return cmd
 }
 
@@ -209,7 +217,12 @@ func readRegion(env Env, file string) (v regionView, err error) {
 		return v, usage("%s is not what `pilaster region export` writes; nothing was changed", file)
 	}
 	if v.Version < 1 || v.Version > regionVersion {
-		return v, usage("%s has version %d of the format, and this program knows 1 to %d; nothing was changed: use the pilaster that wrote it", file, v.Version, regionVersion)
+		return v, usage(
+			"%s has version %d of the format, and this program knows 1 to %d; nothing was changed: use the pilaster that wrote it",
+			file,
+			v.Version,
+			regionVersion,
+		)
 	}
 	return v, nil
 }
@@ -260,12 +273,14 @@ func newRegionList(env Env) *cobra.Command {
 		Example: "  pilaster region list\n  pilaster region list -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := socket.client().ListRegions(cmd.Context(), connect.NewRequest(&pilasterv1.ListRegionsRequest{}))
+			resp, err := socket.client().
+				ListRegions(cmd.Context(), connect.NewRequest(&pilasterv1.ListRegionsRequest{}))
 			if err != nil {
 				return err
 			}
 			v := regionsView{viewRegion(resp.Msg.Own), []regionView{}}
-			here, err := socket.client().ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+			here, err := socket.client().
+				ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 			if err != nil {
 				return err
 			}
@@ -311,7 +326,11 @@ An Edge Switch that is away does not hear of it: it goes on passing packets of b
 			fmt.Fprintf(env.Stdout, "region %s deleted\n", args[0])
 			for _, n := range nodes.Msg.Nodes {
 				if n.Edge && !n.Connected {
-					fmt.Fprintf(env.Stdout, "Edge Switch %s is away and has not heard of it: it goes on until it is back, or is reset (`pilaster node reset` there) or powered off\n", n.Name)
+					fmt.Fprintf(
+						env.Stdout,
+						"Edge Switch %s is away and has not heard of it: it goes on until it is back, or is reset (`pilaster node reset` there) or powered off\n",
+						n.Name,
+					)
 				}
 			}
 			return nil

@@ -17,7 +17,13 @@ import (
 func startRegion(t *testing.T, name, base string) (use, join func()) {
 	t.Helper()
 	dir := t.TempDir()
-	c := orchestrator.Config{DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Region: name, Log: slog.New(slog.DiscardHandler)}
+	c := orchestrator.Config{
+		DataDir: filepath.Join(dir, "data"),
+		RunDir:  dir,
+		Listen:  "[::1]:0",
+		Region:  name,
+		Log:     slog.New(slog.DiscardHandler),
+	}
 	c.Plan.Base = netip.MustParsePrefix(base)
 	s, err := orchestrator.Start(t.Context(), c)
 	if err != nil {
@@ -74,31 +80,45 @@ func TestRegionCommands(t *testing.T) {
 		t.Errorf("what was refused is there: %s", r.stdout)
 	}
 
-	if r := command(t, "region", "import", file); r.code != ExitDone || r.stdout != "region        east\nbase prefix   fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
-		"tenant        blue    VNI 2   10.1.0.0/16   joined\ntenant        other   VNI 1   10.8.0.0/16   not in this region\ntenant        red     VNI 3   10.1.0.0/16   on network netpila here, not joined\n" {
+	if r := command(t, "region", "import", file); r.code != ExitDone ||
+		r.stdout != "region        east\nbase prefix   fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
+			"tenant        blue    VNI 2   10.1.0.0/16   joined\ntenant        other   VNI 1   10.8.0.0/16   not in this region\ntenant        red     VNI 3   10.1.0.0/16   on network netpila here, not joined\n" {
 		t.Errorf("imported %+v", r)
 	}
-	if r := command(t, "region", "list"); !strings.Contains(r.stdout, "blue, other (not in this region), red (on network netpila here, not joined)\n") {
+	if r := command(t, "region", "list"); !strings.Contains(
+		r.stdout,
+		"blue, other (not in this region), red (on network netpila here, not joined)\n",
+	) {
 		t.Errorf("listed %s", r.stdout)
 	}
-	if v := ask[regionsView](t, "region", "list"); v.Regions[0].Tenants[0].Here != "joined" || v.Own.Tenants[0].Here != "" {
+	if v := ask[regionsView](t, "region", "list"); v.Regions[0].Tenants[0].Here != "joined" ||
+		v.Own.Tenants[0].Here != "" {
 		t.Errorf("listed %+v", v)
 	}
 	v := ask[tenantView](t, "tenant", "get", "blue")
-	if want := []elsewhereView{{"east", []string{"10.1.0.0/16"}, "fd70:696c:6100:1::/64", "fd70:696c:6200:1::/64", 2}}; !reflect.DeepEqual(v.Regions, want) {
+	if want := []elsewhereView{{"east", []string{"10.1.0.0/16"}, "fd70:696c:6100:1::/64", "fd70:696c:6200:1::/64", 2}}; !reflect.DeepEqual(
+		v.Regions,
+		want,
+	) {
 		t.Errorf("blue is in %+v", v.Regions)
 	}
-	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "10.1.0.0/16, VNI 2, by Edge Switch fd70:696c:6200:1::/64") {
+	if r := command(t, "tenant", "get", "blue"); !strings.Contains(
+		r.stdout,
+		"10.1.0.0/16, VNI 2, by Edge Switch fd70:696c:6200:1::/64",
+	) {
 		t.Errorf("blue is %s", r.stdout)
 	}
 	if !ask[nodeView](t, "node", "get", "e1").Edge {
 		t.Error("nobody is told that e1 is the Edge Switch")
 	}
 	refused(t, ExitFailed, "e1 is the Edge Switch", "node", "delete", "e1")
-	if code, stdout, stderr := run(t, export.stdout, "region", "import", "-", "--tenant", "blue", "-o", "json"); code != ExitDone || strings.Contains(stdout, `"name": "red"`) || !strings.Contains(stdout, `"here": "joined"`) {
+	if code, stdout, stderr := run(t, export.stdout, "region", "import", "-", "--tenant", "blue", "-o", "json"); code != ExitDone ||
+		strings.Contains(stdout, `"name": "red"`) ||
+		!strings.Contains(stdout, `"here": "joined"`) {
 		t.Errorf("from standard input: %d, %s%s", code, stdout, stderr)
 	}
-	if r := command(t, "region", "import", file); r.code != ExitDone || strings.Contains(r.stdout, "VNI 3") || !strings.Contains(r.stdout, "left out      other, red\n") {
+	if r := command(t, "region", "import", file); r.code != ExitDone || strings.Contains(r.stdout, "VNI 3") ||
+		!strings.Contains(r.stdout, "left out      other, red\n") {
 		t.Errorf("imported anew %+v", r)
 	}
 	refused(t, ExitUsage, "all", "region", "import", file, "--all", "--tenant", "blue")
@@ -108,32 +128,58 @@ func TestRegionCommands(t *testing.T) {
 	if v := ask[regionView](t, "region", "import", file, "--tenant", "blue"); len(v.LeftOut) != 2 {
 		t.Errorf("some of it: %+v", v)
 	}
-	if v := ask[regionsView](t, "region", "list"); v.Own.Name != "west" || v.Own.Edge != "fd70:696c:6100:1::/64" || len(v.Regions) != 1 || len(v.Regions[0].Tenants) != 1 {
+	if v := ask[regionsView](t, "region", "list"); v.Own.Name != "west" || v.Own.Edge != "fd70:696c:6100:1::/64" ||
+		len(v.Regions) != 1 ||
+		len(v.Regions[0].Tenants) != 1 {
 		t.Errorf("listed %+v", v)
 	}
 	for line, says := range map[string]string{"region delete": "east\n", "region import x --tenant": "blue\nred\n"} {
-		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(r.stdout, says) {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
+			r.stdout,
+			says,
+		) {
 			t.Errorf("%s completes to %q", line, r.stdout)
 		}
 	}
 	testRestoredRegions(t, filepath.Join(filepath.Dir(os.Getenv("PILASTER_ORCHESTRATOR_SOCKET")), "data"))
 	command(t, "tenant", "delete", "blue")
 	command(t, "tenant", "create", "blue", "--network", "nimitz", "--cidr", "10.0.0.0/16")
-	if r := command(t, "region", "list"); !strings.Contains(r.stdout, "blue (made anew here since the import, not joined)\n") {
+	if r := command(t, "region", "list"); !strings.Contains(
+		r.stdout,
+		"blue (made anew here since the import, not joined)\n",
+	) {
 		t.Errorf("listed %s", r.stdout)
 	}
-	refused(t, ExitFailed, "tenant blue was deleted and made anew here since region east was imported", "region", "import", file)
-	if r := command(t, "region", "import", file, "--tenant", "blue"); r.code != ExitDone || !strings.Contains(r.stdout, "10.1.0.0/16   joined\n") {
+	refused(
+		t,
+		ExitFailed,
+		"tenant blue was deleted and made anew here since region east was imported",
+		"region",
+		"import",
+		file,
+	)
+	if r := command(t, "region", "import", file, "--tenant", "blue"); r.code != ExitDone ||
+		!strings.Contains(r.stdout, "10.1.0.0/16   joined\n") {
 		t.Errorf("imported by name %+v", r)
 	}
-	if r := command(t, "region", "delete", "east"); !strings.HasPrefix(r.stdout, "region east deleted\nEdge Switch e1 is away and has not heard of it: it goes on until") {
+	if r := command(t, "region", "delete", "east"); !strings.HasPrefix(
+		r.stdout,
+		"region east deleted\nEdge Switch e1 is away and has not heard of it: it goes on until",
+	) {
 		t.Errorf("deleted %+v", r)
 	}
 	command(t, "region", "import", file, "--tenant", "blue")
-	if r := command(t, "node", "delete", "e1", "--force"); !strings.HasPrefix(r.stdout, "node e1 deleted\nIt was this region's Edge Switch") || !strings.Contains(r.stdout, "powered off") {
+	if r := command(t, "node", "delete", "e1", "--force"); !strings.HasPrefix(
+		r.stdout,
+		"node e1 deleted\nIt was this region's Edge Switch",
+	) ||
+		!strings.Contains(r.stdout, "powered off") {
 		t.Errorf("deleted %+v", r)
 	}
-	if r := command(t, "region", "list"); !strings.Contains(r.stdout, "blue (not joined without an Edge Switch here)\n") {
+	if r := command(t, "region", "list"); !strings.Contains(
+		r.stdout,
+		"blue (not joined without an Edge Switch here)\n",
+	) {
 		t.Errorf("listed %s", r.stdout)
 	}
 	if r := command(t, "region", "delete", "east"); r.stdout != "region east deleted\n" {
@@ -157,7 +203,11 @@ func testRestoredRegions(t *testing.T, data string) {
 			t.Errorf("restored %+v, which does not say %q", r, says)
 		}
 	}
-	if v := ask[backupView](t, "orchestrator", "restore", file, "--data-dir", filepath.Join(dir, "json")); len(v.Regions) != 1 || v.Regions[0] != "east" || v.Edge != "e1" {
+	if v := ask[backupView](t, "orchestrator", "restore", file, "--data-dir", filepath.Join(dir, "json")); len(
+		v.Regions,
+	) != 1 ||
+		v.Regions[0] != "east" ||
+		v.Edge != "e1" {
 		t.Errorf("restored %+v", v)
 	}
 }

@@ -29,7 +29,8 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 	root.SetErr(env.Stderr)
 	root.SetFlagErrorFunc(badFlag)
 	wait := patience(10 * time.Second)
-	root.PersistentFlags().Var(&wait, timeoutFlag, "how long an agent or orchestrator may take to answer a call; streams take as long as they last")
+	root.PersistentFlags().
+		Var(&wait, timeoutFlag, "how long an agent or orchestrator may take to answer a call; streams take as long as they last")
 	_ = root.RegisterFlagCompletionFunc(timeoutFlag, cobra.NoFileCompletions)
 	root.AddCommand(newAddressCommand(env))
 	root.AddCommand(newBenchCommand(env))
@@ -77,7 +78,8 @@ func badFlag(c *cobra.Command, err error) error {
 
 // missing makes flags that are left out a usage error, as other mistakes are.
 func missing(c *cobra.Command, err error) error {
-	if said := err.Error(); strings.HasPrefix(said, "required flag") || strings.HasPrefix(said, "if any flags in the group") {
+	if said := err.Error(); strings.HasPrefix(said, "required flag") ||
+		strings.HasPrefix(said, "if any flags in the group") {
 		return usage("%w; see %s --help", err, c.CommandPath())
 	}
 	return err

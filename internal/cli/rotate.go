@@ -56,7 +56,14 @@ func viewIDs(ids []*pilasterv1.TenantId) []tenantIDView {
 func viewHosted(r *pilasterv1.GetTenantResponse) tenantView {
 	v := viewTenant(r.Tenant)
 	v.Apps, v.Nodes = []appView{}, []hostView{}
-	v.Leaving, v.AppNumbers, v.Unenforced = viewLeaving(r.Tenant, r.Hosting), viewAppNumbers(r), viewUnenforced(r.Hosting)
+	v.Leaving, v.AppNumbers, v.Unenforced = viewLeaving(
+		r.Tenant,
+		r.Hosting,
+	), viewAppNumbers(
+		r,
+	), viewUnenforced(
+		r.Hosting,
+	)
 	for _, a := range r.Apps {
 		v.Apps = append(v.Apps, appView{a.Id, a.Labels})
 	}
@@ -70,7 +77,8 @@ func viewHosted(r *pilasterv1.GetTenantResponse) tenantView {
 			if len(h.Holds) == 0 || slices.Contains(h.Holds, id.ID) {
 				id.HeldBy = append(id.HeldBy, h.Node)
 			}
-			if id.State == idAccepted && !slices.Contains(h.Accepts, id.ID) || id.State == idCurrent && !slices.Contains(h.Holds, id.ID) {
+			if id.State == idAccepted && !slices.Contains(h.Accepts, id.ID) ||
+				id.State == idCurrent && !slices.Contains(h.Holds, id.ID) {
 				id.Lacking = append(id.Lacking, h.Node)
 			}
 		}
@@ -142,13 +150,20 @@ the old id, and the command may be repeated: it finds the rotation that is under
 	cmd.ValidArgsFunction = names(socket.tenants)
 	out.bind(cmd)
 	cmd.Flags().Var((*atMost)(&wait), "wait", "how long nodes may take to accept the new id")
-	cmd.Flags().BoolVar(&force, "force", false, "then use it although some have not; nodes that do not know it cannot talk with new containers until they are back")
+	cmd.Flags().
+		BoolVar(&force, "force", false, "then use it although some have not; nodes that do not know it cannot talk with new containers until they are back")
 	return cmd
 }
 
 // rotateKey returns the tenant when containers on all nodes are drawn from the new id, or when after
 // the wait they may be.
-func rotateKey(ctx context.Context, client pilasterv1connect.OperatorServiceClient, name string, wait time.Duration, force bool) (tenantView, error) {
+func rotateKey(
+	ctx context.Context,
+	client pilasterv1connect.OperatorServiceClient,
+	name string,
+	wait time.Duration,
+	force bool,
+) (tenantView, error) {
 	made, err := client.RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name}))
 	if err != nil {
 		return tenantView{}, err
@@ -157,7 +172,13 @@ func rotateKey(ctx context.Context, client pilasterv1connect.OperatorServiceClie
 	for end := time.Now().Add(wait); ; {
 		got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
 		if err != nil {
-			return tenantView{}, fmt.Errorf("%w\n  id %d of tenant %s is made and goes on its way; `pilaster tenant get %s` shows how far it is", err, id, name, name)
+			return tenantView{}, fmt.Errorf(
+				"%w\n  id %d of tenant %s is made and goes on its way; `pilaster tenant get %s` shows how far it is",
+				err,
+				id,
+				name,
+				name,
+			)
 		}
 		v := viewHosted(got.Msg)
 		i := slices.IndexFunc(v.IDs, func(has tenantIDView) bool { return has.ID == id })
@@ -169,8 +190,12 @@ func rotateKey(ctx context.Context, client pilasterv1connect.OperatorServiceClie
 			return v, nil // a node that hears of it late draws from the id before until then
 		case late:
 			if !force {
-				return v, fmt.Errorf("id %d of tenant %s is accepted, but not yet by %s; new containers are drawn from the id before it until it is\n  nothing is lost: bring the nodes back, delete them if they are gone for good, or repeat the command, with --force to do without them",
-					id, name, strings.Join(v.IDs[i].Lacking, ", "))
+				return v, fmt.Errorf(
+					"id %d of tenant %s is accepted, but not yet by %s; new containers are drawn from the id before it until it is\n  nothing is lost: bring the nodes back, delete them if they are gone for good, or repeat the command, with --force to do without them",
+					id,
+					name,
+					strings.Join(v.IDs[i].Lacking, ", "),
+				)
 			}
 			if _, err := client.RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name, Force: id})); err != nil {
 				return v, err

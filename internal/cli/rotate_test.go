@@ -31,13 +31,25 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 	}()
 	for len(ask[tenantView](t, "tenant", "get", "blue").IDs) < 2 {
 	}
-	refused(t, ExitFailed, "id 3 of tenant blue is accepted, but not yet by n1", "tenant", "rotate-key", "blue", "--wait", "0s")
-	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "3   accepted, not yet by n1\n") || !strings.Contains(r.stdout, "1   current, held by n1\n") {
+	refused(
+		t,
+		ExitFailed,
+		"id 3 of tenant blue is accepted, but not yet by n1",
+		"tenant",
+		"rotate-key",
+		"blue",
+		"--wait",
+		"0s",
+	)
+	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "3   accepted, not yet by n1\n") ||
+		!strings.Contains(r.stdout, "1   current, held by n1\n") {
 		t.Errorf("tenant get: %s", r.stdout)
 	}
 	says(2, []uint32{1, 3}, []uint32{1})
 	says(3, []uint32{1, 3}, []uint32{1, 3})
-	if v := <-done; len(v.IDs) != 2 || v.IDs[1].ID != 3 || v.IDs[1].State != "current" || v.IDs[0].State != "retiring" || v.IDs[0].HeldBy[0] != "n1" {
+	if v := <-done; len(v.IDs) != 2 || v.IDs[1].ID != 3 || v.IDs[1].State != "current" ||
+		v.IDs[0].State != "retiring" ||
+		v.IDs[0].HeldBy[0] != "n1" {
 		t.Errorf("rotated: %+v", v)
 	}
 	says(4, []uint32{1, 3}, []uint32{3})
@@ -49,7 +61,8 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 			t.Fatalf("keys: %+v", v)
 		}
 	}
-	if r := command(t, "tenant", "rotate-key", "blue", "--wait", "0s", "--force"); r.code != ExitDone || !strings.Contains(r.stdout, "4   current; not yet drawn from by n1\n") {
+	if r := command(t, "tenant", "rotate-key", "blue", "--wait", "0s", "--force"); r.code != ExitDone ||
+		!strings.Contains(r.stdout, "4   current; not yet drawn from by n1\n") {
 		t.Errorf("forced: %+v", r)
 	}
 }
@@ -63,9 +76,18 @@ func TestTenantTextOfAnAppWithoutLabels(t *testing.T) {
 }
 
 func TestTenantTextOfPoliciesThatAreNotInForce(t *testing.T) {
-	v := viewHosted(&pilasterv1.GetTenantResponse{Tenant: &pilasterv1.Tenant{Name: "blue"}, Hosting: []*pilasterv1.Hosting{{Node: "n1"}, {Node: "n2", Unenforced: "no room"}}})
+	v := viewHosted(
+		&pilasterv1.GetTenantResponse{
+			Tenant:  &pilasterv1.Tenant{Name: "blue"},
+			Hosting: []*pilasterv1.Hosting{{Node: "n1"}, {Node: "n2", Unenforced: "no room"}},
+		},
+	)
 	var out strings.Builder
-	if printTenant(&out, v); strings.Count(out.String(), "policies\t") != 1 || !strings.Contains(out.String(), "policies\tn2\tnot in force there as they were applied (those before are, or containers are isolated): no room\n") {
+	if printTenant(&out, v); strings.Count(out.String(), "policies\t") != 1 ||
+		!strings.Contains(
+			out.String(),
+			"policies\tn2\tnot in force there as they were applied (those before are, or containers are isolated): no room\n",
+		) {
 		t.Errorf("%q", out.String())
 	}
 }

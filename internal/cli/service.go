@@ -44,9 +44,12 @@ translates both addresses, so the service sees the node's gateway. Services are 
 func namedFlag(cmd *cobra.Command, to *string, flag, usage string, ask func(context.Context) ([]string, error)) {
 	cmd.Flags().Var((*filled)(to), flag, usage)
 	offered := names(ask)
-	_ = cmd.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-		return offered(c, nil, typed)
-	})
+	_ = cmd.RegisterFlagCompletionFunc(
+		flag,
+		func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return offered(c, nil, typed)
+		},
+	)
 }
 
 // filled is text that is not empty: what a script has no value for is not asked of everybody.
@@ -92,15 +95,23 @@ func newServiceCreate(env Env) *cobra.Command {
 					return err
 				}
 			}
-			resp, err := socket.client().CreateService(cmd.Context(), connect.NewRequest(&pilasterv1.CreateServiceRequest{
-				Service: &pilasterv1.Service{Tenant: tenant, Name: args[0], Virtual: virtual, Real: real},
-			}))
+			resp, err := socket.client().
+				CreateService(cmd.Context(), connect.NewRequest(&pilasterv1.CreateServiceRequest{
+					Service: &pilasterv1.Service{Tenant: tenant, Name: args[0], Virtual: virtual, Real: real},
+				}))
 			if err != nil {
 				return err
 			}
 			v := viewService(resp.Msg.Service)
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "service %s of tenant %s created: containers reach %s at %s\n", v.Name, v.Tenant, v.Real, v.Virtual)
+				fmt.Fprintf(
+					w,
+					"service %s of tenant %s created: containers reach %s at %s\n",
+					v.Name,
+					v.Tenant,
+					v.Real,
+					v.Virtual,
+				)
 			})
 		},
 	}
@@ -123,7 +134,8 @@ func newServiceList(env Env) *cobra.Command {
 		Example: "  pilaster service list\n  pilaster service list --tenant green -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := socket.client().ListServices(cmd.Context(), connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: tenant}))
+			resp, err := socket.client().
+				ListServices(cmd.Context(), connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: tenant}))
 			if err != nil {
 				return err
 			}

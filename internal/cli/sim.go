@@ -52,7 +52,10 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 			if err != nil {
 				return usage("%w; nothing was simulated", err)
 			}
-			options := sim.Options{Progress: func(p sim.Progress) { fmt.Fprintln(env.Stderr, p) }, Every: 2 * time.Second}
+			options := sim.Options{
+				Progress: func(p sim.Progress) { fmt.Fprintln(env.Stderr, p) },
+				Every:    2 * time.Second,
+			}
 			if step {
 				in := bufio.NewReader(env.Stdin)
 				options.Before = func(event string) error {
@@ -84,9 +87,11 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 		},
 	}
 	o.bind(c)
-	c.Flags().StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where the orchestrator's etcd is while it runs")
+	c.Flags().
+		StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where the orchestrator's etcd is while it runs")
 	c.Flags().BoolVar(&step, "step", false, "wait for Enter before each event")
-	c.Flags().StringVar(&profile, "profile", "", "folder for profiles of this process, which pprof reads: cpu-0-set-up.pprof, one more for each event, heap.pprof")
+	c.Flags().
+		StringVar(&profile, "profile", "", "folder for profiles of this process, which pprof reads: cpu-0-set-up.pprof, one more for each event, heap.pprof")
 	c.Flags().StringVar(&plot, "plot", "", "HTML file to write, with how each event went over time")
 	_ = c.MarkFlagFilename("plot", "html")
 	_ = c.MarkFlagDirname("data-dir")
@@ -129,7 +134,13 @@ func drawn(r *sim.Result, path string) error {
 	return errors.Join(r.Page(f, time.Now()), f.Close())
 }
 
-func runSim(ctx context.Context, env Env, s sim.Scenario, o sim.Options, dir, profile string) (r *sim.Result, err error) {
+func runSim(
+	ctx context.Context,
+	env Env,
+	s sim.Scenario,
+	o sim.Options,
+	dir, profile string,
+) (r *sim.Result, err error) {
 	own, err := os.MkdirTemp(dir, "pilaster-sim-")
 	if err != nil {
 		return nil, usage("--data-dir: %w; nothing was simulated", err)

@@ -17,7 +17,14 @@ import (
 var simNetworks = []string{tenant.Netpila, tenant.Nimitz}
 
 func newSimAgentCommand(env Env) *cobra.Command {
-	o := agentprobe.Options{Networks: simNetworks, Sizes: []int{1000, 2000, 5000, 10_000}, Containers: 31, NodeContainers: 31, Followers: 100, WarmUp: 20 * time.Second}
+	o := agentprobe.Options{
+		Networks:       simNetworks,
+		Sizes:          []int{1000, 2000, 5000, 10_000},
+		Containers:     31,
+		NodeContainers: 31,
+		Followers:      100,
+		WarmUp:         20 * time.Second,
+	}
 	var to reportPlace
 	c := &cobra.Command{
 		Use:   "agent",
@@ -46,7 +53,9 @@ docs/reference/simulation.md says what is real.`,
 				return err
 			}
 			if os.Geteuid() != 0 {
-				return fmt.Errorf("pilaster sim agent needs root: the agent is real, with network namespaces and eBPF programs; nothing was simulated")
+				return fmt.Errorf(
+					"pilaster sim agent needs root: the agent is real, with network namespaces and eBPF programs; nothing was simulated",
+				)
 			}
 			if o.Binary, err = os.Executable(); err != nil {
 				return err
@@ -79,9 +88,22 @@ docs/reference/simulation.md says what is real.`,
 	f.IntSliceVar(&o.Sizes, "sizes", o.Sizes, "simulated nodes in each step, more and more")
 	f.IntVar(&o.Containers, "containers", o.Containers, "containers of the agent")
 	f.IntVar(&o.NodeContainers, "node-containers", o.NodeContainers, "containers of each simulated node")
-	f.IntVar(&o.Followers, "followers", o.Followers, "simulated nodes on nimitz that follow the orchestrator, which has to tell each of them of all others; the rest get their containers and fall silent; 0 means all follow")
-	f.StringVar(&o.Dir, "data-dir", os.TempDir(), "folder on a real disk, where the orchestrator's etcd is while it runs")
-	_ = c.RegisterFlagCompletionFunc("networks", cobra.FixedCompletions(simNetworks, cobra.ShellCompDirectiveNoFileComp))
+	f.IntVar(
+		&o.Followers,
+		"followers",
+		o.Followers,
+		"simulated nodes on nimitz that follow the orchestrator, which has to tell each of them of all others; the rest get their containers and fall silent; 0 means all follow",
+	)
+	f.StringVar(
+		&o.Dir,
+		"data-dir",
+		os.TempDir(),
+		"folder on a real disk, where the orchestrator's etcd is while it runs",
+	)
+	_ = c.RegisterFlagCompletionFunc(
+		"networks",
+		cobra.FixedCompletions(simNetworks, cobra.ShellCompDirectiveNoFileComp),
+	)
 	for _, number := range []string{"sizes", "containers", "node-containers", "followers"} {
 		_ = c.RegisterFlagCompletionFunc(number, cobra.NoFileCompletions)
 	}

@@ -76,7 +76,12 @@ figure that fails does not stop the others; it is named, and the exit status is 
 	f.BoolVar(&full, "full", false, "an hour or more: the paper's sizes, as far as 16 GiB of memory go")
 	c.MarkFlagsMutuallyExclusive("quick", "full")
 	f.StringSliceVar(&only, "only", nil, "these only: "+strings.Join(paper.IDs(), ", "))
-	f.StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where simulated orchestrators' etcd is while they run")
+	f.StringVar(
+		&dir,
+		"data-dir",
+		os.TempDir(),
+		"folder on a real disk, where simulated orchestrators' etcd is while they run",
+	)
 	bindReport(c, &to)
 	c.Flags().Lookup("output").Usage = "text, json, or a folder for index.html and each figure's data beside the text"
 	_ = c.MarkFlagDirname("data-dir")
@@ -140,7 +145,14 @@ func paperMeasures(env Env, dir string) paper.Measures {
 	}
 	return paper.Measures{
 		Sim: func(ctx context.Context, s sim.Scenario) (*sim.Result, error) {
-			return runSim(ctx, env, s, sim.Options{Progress: func(p sim.Progress) { fmt.Fprintln(env.Stderr, p) }, Every: 2 * time.Second}, dir, "")
+			return runSim(
+				ctx,
+				env,
+				s,
+				sim.Options{Progress: func(p sim.Progress) { fmt.Fprintln(env.Stderr, p) }, Every: 2 * time.Second},
+				dir,
+				"",
+			)
 		},
 		CleanUp: func(ctx context.Context, o bench.CleanUpOptions) (*bench.CleanUpReport, error) {
 			o.Dir, o.Seed, o.Progress = benchDir, uint64(time.Now().UnixNano()), every("sample")

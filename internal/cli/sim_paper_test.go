@@ -23,17 +23,23 @@ func TestSimPaperMistakes(t *testing.T) {
 			t.Errorf("sim paper %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
 	}
-	if _, offers, _ := run(t, "", "__complete", "sim", "paper", "--only", "fig9,tab"); !strings.Contains(offers, "fig9,table1\n") {
+	if _, offers, _ := run(t, "", "__complete", "sim", "paper", "--only", "fig9,tab"); !strings.Contains(
+		offers,
+		"fig9,table1\n",
+	) {
 		t.Errorf("offered are %q", offers)
 	}
 }
 
-// TestSimPaperFails: without Open vSwitch nothing is run; with one that does not start, the figure that fails is named, and the other is there.
+// TestSimPaperFails: without Open vSwitch nothing is run; with one that does not start, the figure that fails is named,
+// and the other is there.
 func TestSimPaperFails(t *testing.T) {
 	programs := t.TempDir()
 	t.Setenv("PATH", programs)
 	code, out, errs := run(t, "", "sim", "paper", "--only", "fig10,fig12")
-	if code != ExitFailed || !strings.Contains(errs, "fig10: ") || !strings.Contains(errs, "leave them out with --only fig12; nothing was run") || out != "" {
+	if code != ExitFailed || !strings.Contains(errs, "fig10: ") ||
+		!strings.Contains(errs, "leave them out with --only fig12; nothing was run") ||
+		out != "" {
 		t.Errorf("without Open vSwitch: exit %d, stdout %q, stderr %q", code, out, errs)
 	}
 	for _, name := range []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd"} {
@@ -43,11 +49,13 @@ func TestSimPaperFails(t *testing.T) {
 	}
 	folder := filepath.Join(t.TempDir(), "figures")
 	code, out, errs = run(t, "", "sim", "paper", "--quick", "--only", "fig10,fig12", "-o", folder)
-	if code != ExitFailed || !strings.Contains(errs, "pilaster: fig10: ") && !strings.Contains(errs, "\nfig10: ") || !strings.Contains(out, "fig12: ") {
+	if code != ExitFailed || !strings.Contains(errs, "pilaster: fig10: ") && !strings.Contains(errs, "\nfig10: ") ||
+		!strings.Contains(out, "fig12: ") {
 		t.Errorf("with one that fails: exit %d, stdout %q, stderr %q", code, out, errs)
 	}
 	for _, name := range []string{"index.html", "fig10.json", "fig10.tsv", "fig12.json", "fig12.tsv"} {
-		if b, err := os.ReadFile(filepath.Join(folder, name)); err != nil || name == "fig10.tsv" && !strings.Contains(string(b), "# failed: ") {
+		if b, err := os.ReadFile(filepath.Join(folder, name)); err != nil ||
+			name == "fig10.tsv" && !strings.Contains(string(b), "# failed: ") {
 			t.Errorf("%v, %s: %s", err, name, b)
 		}
 	}

@@ -35,7 +35,9 @@ func TestSimRun(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != ExitDone {
 		t.Fatalf("exit %d, %v, stderr %s", code, err, errs)
 	}
-	if len(r.Stages) != 2 || r.Stages[1].Nodes != 7 || r.Stages[1].Containers != 14 || r.Scenario.Name != "small" || len(r.Real) == 0 || len(r.NotReal) == 0 {
+	if len(r.Stages) != 2 || r.Stages[1].Nodes != 7 || r.Stages[1].Containers != 14 || r.Scenario.Name != "small" ||
+		len(r.Real) == 0 ||
+		len(r.NotReal) == 0 {
 		t.Errorf("the result is %s", out)
 	}
 	if !strings.Contains(errs, "next is: grow 2; press Enter") {
@@ -80,10 +82,18 @@ func TestSimInterrupted(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	var out, errs bytes.Buffer
 	file := scenario(t, "{nodes: 2, containersPerNode: 1, events: [{do: grow, by: 1}]}")
-	env := Env{Args: []string{"sim", "run", file, "--step", "-o", "json"}, Stdin: endless{interrupt}, Stdout: &out, Stderr: &errs}
+	env := Env{
+		Args:   []string{"sim", "run", file, "--step", "-o", "json"},
+		Stdin:  endless{interrupt},
+		Stdout: &out,
+		Stderr: &errs,
+	}
 	code := Run(ctx, env)
 	var r sim.Result
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil || code != ExitFailed || r.Error != `interrupted after "set up"` || len(r.Stages) != 1 || r.Stages[0].Unfinished {
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil || code != ExitFailed ||
+		r.Error != `interrupted after "set up"` ||
+		len(r.Stages) != 1 ||
+		r.Stages[0].Unfinished {
 		t.Errorf("exit %d, %v, result %s", code, err, out.String())
 	}
 	if want := `error: interrupted after "set up"` + "\n"; !strings.HasSuffix(errs.String(), want) {
@@ -111,7 +121,8 @@ func TestSimAgentMistakes(t *testing.T) {
 		{"sim agent --networks vxlan", `--networks "vxlan": say netpila, nimitz`},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)
-		if code != ExitUsage || out != "" || !strings.Contains(errs, c.errs) || !strings.Contains(errs, "; nothing was simulated") {
+		if code != ExitUsage || out != "" || !strings.Contains(errs, c.errs) ||
+			!strings.Contains(errs, "; nothing was simulated") {
 			t.Errorf("pilaster %s: exit %d, stdout %q, stderr %q", c.line, code, out, errs)
 		}
 	}

@@ -154,7 +154,9 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 	o := s.GetOrchestrator()
 	v := statusView{
 		Node: nodeStatusView{
-			Name: s.GetNode().GetName(), UUID: s.GetNode().GetUuid(), Prefix: s.GetNode().GetPrefix(), Uplink: s.GetUplink(),
+			Name: s.GetNode().
+				GetName(),
+			UUID: s.GetNode().GetUuid(), Prefix: s.GetNode().GetPrefix(), Uplink: s.GetUplink(),
 			Base: s.GetPlan().GetBasePrefix(), Private: s.GetPlan().GetPrivatePrefix(),
 			Edge: s.GetNode().GetEdge(),
 		},
@@ -164,7 +166,17 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		Drops: []dropView{}, Version: s.GetVersion(), PID: s.GetPid(),
 	}
 	if d := s.GetDatapath(); d != nil {
-		v.Datapath = &datapathView{d.DeviceKind, d.DeviceWhy, d.Programs, d.Healthy, d.FirstInChain, append([]string{}, d.Guarded...), maps.Clone(d.Switches), append([]string{}, d.Without...), []entryView{}}
+		v.Datapath = &datapathView{
+			d.DeviceKind,
+			d.DeviceWhy,
+			d.Programs,
+			d.Healthy,
+			d.FirstInChain,
+			append([]string{}, d.Guarded...),
+			maps.Clone(d.Switches),
+			append([]string{}, d.Without...),
+			[]entryView{},
+		}
 		for _, e := range d.Entries {
 			v.Datapath.Entries = append(v.Datapath.Entries, entryView{e.Table, e.Used, e.Capacity, e.Cache})
 		}
@@ -241,7 +253,12 @@ func (l linkView) text(now time.Time) string {
 	if l.Connected {
 		return fmt.Sprintf("%s, revision %s, for %v", l.URL, humanize.Grouped(l.Revision), age)
 	}
-	return fmt.Sprintf("%s, for %v: %s; what this node knows goes on working", l.URL, age, strings.ReplaceAll(l.LastError, "\n  ", "; "))
+	return fmt.Sprintf(
+		"%s, for %v: %s; what this node knows goes on working",
+		l.URL,
+		age,
+		strings.ReplaceAll(l.LastError, "\n  ", "; "),
+	)
 }
 
 // dropText names the reasons that occurred, most packets first.
@@ -263,7 +280,12 @@ func (v statusView) dropText() string {
 	for _, d := range reasons {
 		parts = append(parts, d.Reason+" "+humanize.Grouped(d.Packets))
 	}
-	return fmt.Sprintf("last minute %s; since start %s (%s)   pilaster monitor --type drop", humanize.Grouped(lastMinute), humanize.Grouped(total), strings.Join(parts, ", "))
+	return fmt.Sprintf(
+		"last minute %s; since start %s (%s)   pilaster monitor --type drop",
+		humanize.Grouped(lastMinute),
+		humanize.Grouped(total),
+		strings.Join(parts, ", "),
+	)
 }
 
 func choose(b bool, yes, no string) string {

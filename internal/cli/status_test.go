@@ -42,38 +42,59 @@ func theEndpoint() *pilasterv1.Endpoint {
 	}
 }
 
-func (w *witness) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+func (w *witness) Status(
+	context.Context,
+	*connect.Request[pilasterv1.StatusRequest],
+) (*connect.Response[pilasterv1.StatusResponse], error) {
 	return connect.NewResponse(w.status), nil
 }
 
-func (w *witness) ListEndpoints(context.Context, *connect.Request[pilasterv1.ListEndpointsRequest]) (*connect.Response[pilasterv1.ListEndpointsResponse], error) {
+func (w *witness) ListEndpoints(
+	context.Context,
+	*connect.Request[pilasterv1.ListEndpointsRequest],
+) (*connect.Response[pilasterv1.ListEndpointsResponse], error) {
 	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{Endpoints: []*pilasterv1.Endpoint{theEndpoint()}}), nil
 }
 
-func (w *witness) GetEndpoint(_ context.Context, r *connect.Request[pilasterv1.GetEndpointRequest]) (*connect.Response[pilasterv1.GetEndpointResponse], error) {
+func (w *witness) GetEndpoint(
+	_ context.Context,
+	r *connect.Request[pilasterv1.GetEndpointRequest],
+) (*connect.Response[pilasterv1.GetEndpointResponse], error) {
 	if r.Msg.Key != "default/web-0" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such endpoint"))
 	}
 	return connect.NewResponse(&pilasterv1.GetEndpointResponse{Endpoint: theEndpoint()}), nil
 }
 
-func (w *witness) Monitor(_ context.Context, r *connect.Request[pilasterv1.MonitorRequest], s *connect.ServerStream[pilasterv1.MonitorResponse]) error {
+func (w *witness) Monitor(
+	_ context.Context,
+	r *connect.Request[pilasterv1.MonitorRequest],
+	s *connect.ServerStream[pilasterv1.MonitorResponse],
+) error {
 	err := s.Send(&pilasterv1.MonitorResponse{
-		Time: timestamppb.New(noon), Type: "drop", Reason: "src-not-own", Count: 1200, Hook: "container", Source: "fc00::9", Destination: "fc00::8",
+		Time: timestamppb.New(
+			noon,
+		), Type: "drop", Reason: "src-not-own", Count: 1200, Hook: "container", Source: "fc00::9", Destination: "fc00::8",
 		Protocol: 17, SourcePort: 4000, DestinationPort: 53, Length: 80, EndpointId: 3, Endpoint: "default/web-0", Ifindex: 9, LostEvents: 5,
 		Rule: &pilasterv1.RuleName{Policy: "NetworkPolicy shop/web", Rule: "NetworkPolicy shop/web ingress[0]"},
 	})
 	return errors.Join(err, connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")))
 }
 
-func (w *witness) ListRuleHits(_ context.Context, r *connect.Request[pilasterv1.ListRuleHitsRequest]) (*connect.Response[pilasterv1.ListRuleHitsResponse], error) {
+func (w *witness) ListRuleHits(
+	_ context.Context,
+	r *connect.Request[pilasterv1.ListRuleHitsRequest],
+) (*connect.Response[pilasterv1.ListRuleHitsResponse], error) {
 	if r.Msg.Tenant == "red" {
 		return connect.NewResponse(&pilasterv1.ListRuleHitsResponse{}), nil
 	}
 	return connect.NewResponse(&pilasterv1.ListRuleHitsResponse{Hits: theStatus().Policies.Hits}), nil
 }
 
-func (w *witness) LabelEndpoint(_ context.Context, r *connect.Request[pilasterv1.LabelEndpointRequest]) (*connect.Response[pilasterv1.LabelEndpointResponse], error) {
+func (w *witness) LabelEndpoint(
+	_ context.Context,
+	r *connect.Request[pilasterv1.LabelEndpointRequest],
+) (*connect.Response[pilasterv1.LabelEndpointResponse], error) {
 	e := theEndpoint()
 	maps.Copy(e.Labels, r.Msg.Set)
 	for _, k := range r.Msg.Remove {
@@ -85,24 +106,90 @@ func (w *witness) LabelEndpoint(_ context.Context, r *connect.Request[pilasterv1
 
 func theStatus() *pilasterv1.StatusResponse {
 	return &pilasterv1.StatusResponse{
-		Node: &pilasterv1.Node{Name: "n1", Uuid: "u", Prefix: "fd70:696c:6100:1::/64"}, Uplink: "eth0", Ready: true, Version: "v1", Pid: 7,
-		Plan:         &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
-		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Connected: true, Revision: 1412, Since: timestamppb.New(noon)},
-		Datapath: &pilasterv1.DatapathStatus{DeviceKind: "veth", DeviceWhy: "this kernel has no netkit", Programs: "1.4.0", Healthy: true, FirstInChain: true, Switches: map[string]string{"nimitz": "ovs"}, Without: []string{"traceroute"}, Entries: []*pilasterv1.Entries{
-			{Table: "locals", Used: 2, Capacity: 4096}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024}, {Table: "nimitz-nat", Used: 1},
-		}},
-		Gateway:   &pilasterv1.Gateway{Own: "fd70:696c:6100:1:0:ff:0:1", Virtual: "fd70:696c:6700:0:1::1", Services: 2, Publications: 1},
+		Node: &pilasterv1.Node{
+			Name:   "n1",
+			Uuid:   "u",
+			Prefix: "fd70:696c:6100:1::/64",
+		}, Uplink: "eth0", Ready: true, Version: "v1", Pid: 7,
+		Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
+		Orchestrator: &pilasterv1.OrchestratorLink{
+			Url:       "https://o:7070",
+			Connected: true,
+			Revision:  1412,
+			Since:     timestamppb.New(noon),
+		},
+		Datapath: &pilasterv1.DatapathStatus{
+			DeviceKind:   "veth",
+			DeviceWhy:    "this kernel has no netkit",
+			Programs:     "1.4.0",
+			Healthy:      true,
+			FirstInChain: true,
+			Switches:     map[string]string{"nimitz": "ovs"},
+			Without:      []string{"traceroute"},
+			Entries: []*pilasterv1.Entries{
+				{
+					Table:    "locals",
+					Used:     2,
+					Capacity: 4096,
+				}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024}, {Table: "nimitz-nat", Used: 1},
+			},
+		},
+		Gateway: &pilasterv1.Gateway{
+			Own:          "fd70:696c:6100:1:0:ff:0:1",
+			Virtual:      "fd70:696c:6700:0:1::1",
+			Services:     2,
+			Publications: 1,
+		},
 		Endpoints: 2, Tenants: 2,
 		Limits: []*pilasterv1.Limit{
-			{Name: "endpoints", Used: 2000, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1900}, {Name: "tenant-ids", Used: 2, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1},
+			{
+				Name:          "endpoints",
+				Used:          2000,
+				Capacity:      4096,
+				LargestTenant: "blue",
+				LargestUsed:   1900,
+			}, {Name: "tenant-ids", Used: 2, Capacity: 4096, LargestTenant: "blue", LargestUsed: 1},
 		},
-		Policies: &pilasterv1.Policies{Tenants: 1, Rules: 1200, Entries: []*pilasterv1.Entries{{Table: "policy-ports", Used: 1500, Capacity: 262144}},
-			Sessions: &pilasterv1.Sessions{Capacity: 229376, Used: 1002, HalfOpen: 2, Begun: 5000, Evicted: 7, Refused: 1, LargestEndpoint: 3, Largest: "default/web-0", LargestUsed: 1000},
+		Policies: &pilasterv1.Policies{
+			Tenants: 1,
+			Rules:   1200,
+			Entries: []*pilasterv1.Entries{{Table: "policy-ports", Used: 1500, Capacity: 262144}},
+			Sessions: &pilasterv1.Sessions{
+				Capacity:        229376,
+				Used:            1002,
+				HalfOpen:        2,
+				Begun:           5000,
+				Evicted:         7,
+				Refused:         1,
+				LargestEndpoint: 3,
+				Largest:         "default/web-0",
+				LargestUsed:     1000,
+			},
 			Hits: []*pilasterv1.RuleHits{
-				{Tenant: "blue", Packets: 1234, Rule: &pilasterv1.RuleName{Policy: "NetworkPolicy shop/web", Rule: "NetworkPolicy shop/web isolates in ingress, and no rule accepts"}},
-				{Tenant: "blue", Packets: 7, Rule: &pilasterv1.RuleName{Policy: "ClusterNetworkPolicy base", Rule: `ClusterNetworkPolicy base egress[0] "out"`, Audit: true}},
-			}},
-		Drops: []*pilasterv1.DropCount{{Reason: "src-not-own", Packets: 1}, {Reason: "malformed"}, {Reason: "dst-undecryptable", Packets: 100001, LastMinute: 12}},
+				{
+					Tenant:  "blue",
+					Packets: 1234,
+					Rule: &pilasterv1.RuleName{
+						Policy: "NetworkPolicy shop/web",
+						Rule:   "NetworkPolicy shop/web isolates in ingress, and no rule accepts",
+					},
+				},
+				{
+					Tenant:  "blue",
+					Packets: 7,
+					Rule: &pilasterv1.RuleName{
+						Policy: "ClusterNetworkPolicy base",
+						Rule:   `ClusterNetworkPolicy base egress[0] "out"`,
+						Audit:  true,
+					},
+				},
+			},
+		},
+		Drops: []*pilasterv1.DropCount{
+			{Reason: "src-not-own", Packets: 1},
+			{Reason: "malformed"},
+			{Reason: "dst-undecryptable", Packets: 100001, LastMinute: 12},
+		},
 	}
 }
 
@@ -140,11 +227,17 @@ drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, s
 	none.Gateway = &pilasterv1.Gateway{Missing: "the kernel has no NAT\n  nothing was changed"}
 	b.Reset()
 	none.Node.Edge = true
-	if viewStatus(none).text(&b, noon); !strings.Contains(b.String(), "edge\topen\tbetween this region and others; no containers\n") {
+	if viewStatus(none).text(&b, noon); !strings.Contains(
+		b.String(),
+		"edge\topen\tbetween this region and others; no containers\n",
+	) {
 		t.Errorf("status\n%s", b.String())
 	}
 	b.Reset()
-	if viewStatus(none).text(&b, noon); !strings.Contains(b.String(), "gateway\tnone\tthe kernel has no NAT; nothing was changed\n") {
+	if viewStatus(none).text(&b, noon); !strings.Contains(
+		b.String(),
+		"gateway\tnone\tthe kernel has no NAT; nothing was changed\n",
+	) {
 		t.Errorf("status\n%s", b.String())
 	}
 }
@@ -152,17 +245,31 @@ drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, s
 func TestStatusOfANodeThatWaits(t *testing.T) {
 	w := &witness{status: &pilasterv1.StatusResponse{
 		Node: &pilasterv1.Node{Name: "n1"}, Problems: []string{"this node has no prefix yet\n  start the orchestrator"},
-		Orchestrator: &pilasterv1.OrchestratorLink{Url: "https://o:7070", Since: timestamppb.New(noon), LastError: "connection refused\n  start it"},
+		Orchestrator: &pilasterv1.OrchestratorLink{
+			Url:       "https://o:7070",
+			Since:     timestamppb.New(noon),
+			LastError: "connection refused\n  start it",
+		},
 	}}
 	socket := serve(t, w)
 	code, out, errs := run(t, "", "status", "--agent-socket", socket)
-	if code != ExitFailed || errs != "" || !strings.Contains(out, "not ready") || !strings.Contains(out, "connection refused; start it; what this node knows") || !strings.Contains(out, "\nproblem        this node has no prefix yet\n               start the orchestrator\n") {
+	if code != ExitFailed || errs != "" || !strings.Contains(out, "not ready") ||
+		!strings.Contains(out, "connection refused; start it; what this node knows") ||
+		!strings.Contains(
+			out,
+			"\nproblem        this node has no prefix yet\n               start the orchestrator\n",
+		) {
 		t.Errorf("exit %d\n%s%s", code, out, errs)
 	}
 	w.status = theStatus()
 	code, out, _ = run(t, "", "status", "-o", "json", "--agent-socket", socket)
 	var v statusView
-	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || !v.Ready || v.Drops[2].LastMinute != 12 || !v.Datapath.Entries[1].Cache || v.Datapath.Switches["nimitz"] != "ovs" || v.Policies.Sessions.Evicted != 7 || v.Policies.Hits[1].Mode != "audit" {
+	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || !v.Ready ||
+		v.Drops[2].LastMinute != 12 ||
+		!v.Datapath.Entries[1].Cache ||
+		v.Datapath.Switches["nimitz"] != "ovs" ||
+		v.Policies.Sessions.Evicted != 7 ||
+		v.Policies.Hits[1].Mode != "audit" {
 		t.Errorf("exit %d, %v\n%s", code, err, out)
 	}
 }
@@ -178,7 +285,10 @@ ID   CONTAINER       TENANT   APP   STATE    NETWORK   ADDRESS    PLAINTEXT
 	if code != ExitDone || out != want {
 		t.Errorf("exit %d\n%s\nwant\n%s", code, out, want)
 	}
-	if _, out, _ := run(t, "", "__complete", "endpoint", "get", "--agent-socket", socket, ""); !strings.HasPrefix(out, "default/web-0\n:4\n") {
+	if _, out, _ := run(t, "", "__complete", "endpoint", "get", "--agent-socket", socket, ""); !strings.HasPrefix(
+		out,
+		"default/web-0\n:4\n",
+	) {
 		t.Errorf("endpoint get <TAB>: %q", out)
 	}
 	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "--agent-socket", socket)
@@ -203,13 +313,18 @@ since       2026-11-01T12:00:00Z
 	}
 	var v endpointView
 	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "-o", "json", "--agent-socket", socket)
-	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil || v.Attachments[0].Address != "fc00::7" || v.ID != 3 || v.DeviceKind != "veth" {
+	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil ||
+		v.Attachments[0].Address != "fc00::7" ||
+		v.ID != 3 ||
+		v.DeviceKind != "veth" {
 		t.Errorf("exit %d, %v\n%s", code, err, out)
 	}
-	if code, _, errs := run(t, "", "endpoint", "get", "nobody", "--agent-socket", socket); code != ExitFailed || !strings.Contains(errs, "error: no such endpoint") {
+	if code, _, errs := run(t, "", "endpoint", "get", "nobody", "--agent-socket", socket); code != ExitFailed ||
+		!strings.Contains(errs, "error: no such endpoint") {
 		t.Errorf("unknown endpoint: exit %d, %s", code, errs)
 	}
-	if code, _, errs := run(t, "", "endpoint", "list", "--agent-socket", "/nonexistent"); code != ExitUnreachable || errs == "" {
+	if code, _, errs := run(t, "", "endpoint", "list", "--agent-socket", "/nonexistent"); code != ExitUnreachable ||
+		errs == "" {
 		t.Errorf("no agent: exit %d, %s", code, errs)
 	}
 }
@@ -221,13 +336,21 @@ func TestMonitorLines(t *testing.T) {
 	if out != want || code != ExitUnreachable || !strings.Contains(errs, "stopping") {
 		t.Errorf("exit %d, %s\n%s\nwant\n%s", code, errs, out, want)
 	}
-	other := eventView{Time: "2026-11-01T12:00:00Z", Type: "drop", Reason: "not-ip6", Hook: "container", Length: 28, Count: 1}
+	other := eventView{
+		Time:   "2026-11-01T12:00:00Z",
+		Type:   "drop",
+		Reason: "not-ip6",
+		Hook:   "container",
+		Length: 28,
+		Count:  1,
+	}
 	if got, want := other.line(), "2026-11-01T12:00:00.000Z  drop  not-ip6             not IP  28 bytes  at container  ×1"; got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
 	_, out, _ = run(t, "", "monitor", "-o", "json", "--agent-socket", socket)
 	var v eventView
-	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Reason != "src-not-own" || v.Count != 1200 || strings.Count(out, "\n") != 1 {
+	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Reason != "src-not-own" || v.Count != 1200 ||
+		strings.Count(out, "\n") != 1 {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, args := range [][]string{{"monitor", "--type", "trace"}, {"monitor", "-o", "yaml"}} {
@@ -238,7 +361,17 @@ func TestMonitorLines(t *testing.T) {
 }
 
 func TestAgentUsage(t *testing.T) {
-	base := []string{"agent", "--orchestrator", "https://o:7070", "--uplink", "eth0", "--run-dir", t.TempDir(), "--state-dir", t.TempDir()}
+	base := []string{
+		"agent",
+		"--orchestrator",
+		"https://o:7070",
+		"--uplink",
+		"eth0",
+		"--run-dir",
+		t.TempDir(),
+		"--state-dir",
+		t.TempDir(),
+	}
 	for want, more := range map[string][]string{
 		"--max-endpoints":  {"--max-endpoints", "0"},
 		"--max-tenant-ids": {"--max-tenant-ids", "65536"},
@@ -255,10 +388,12 @@ func TestAgentUsage(t *testing.T) {
 			t.Errorf("%v: exit %d, %s", more, code, errs)
 		}
 	}
-	if code, _, errs := run(t, "", append(base, "--token-file", "/nonexistent")...); code != ExitFailed || !strings.Contains(errs, "--token-file") {
+	if code, _, errs := run(t, "", append(base, "--token-file", "/nonexistent")...); code != ExitFailed ||
+		!strings.Contains(errs, "--token-file") {
 		t.Errorf("no token file: exit %d, %s", code, errs)
 	}
-	if code, _, errs := run(t, "", append(base, "--uplink", "nosuch0")...); code != ExitFailed || !strings.Contains(errs, "--uplink nosuch0") {
+	if code, _, errs := run(t, "", append(base, "--uplink", "nosuch0")...); code != ExitFailed ||
+		!strings.Contains(errs, "--uplink nosuch0") {
 		t.Errorf("no uplink: exit %d, %s", code, errs)
 	}
 	if code, _, errs := run(t, "", "agent"); code != ExitUsage || !strings.Contains(errs, "required") {
@@ -275,7 +410,8 @@ func TestCompleteAgent(t *testing.T) {
 	if err := completeAgent(&o, token, "fd70:696c:6100:1::/64"); err != nil {
 		t.Fatal(err)
 	}
-	if o.Token != "pilaster.x.y\n" || o.NodePrefix.String() != "fd70:696c:6100:1::/64" || o.NodeName == "" || o.NodeName != strings.ToLower(o.NodeName) {
+	if o.Token != "pilaster.x.y\n" || o.NodePrefix.String() != "fd70:696c:6100:1::/64" || o.NodeName == "" ||
+		o.NodeName != strings.ToLower(o.NodeName) {
 		t.Errorf("options %+v", o)
 	}
 }
@@ -283,7 +419,9 @@ func TestCompleteAgent(t *testing.T) {
 // A joined node needs no token any more, so a token file that is gone is no error by itself.
 func TestAgentWithoutItsTokenFile(t *testing.T) {
 	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, StateDir: t.TempDir()}
-	if err := completeAgent(&o, "/nonexistent/join-token", ""); err == nil || !strings.Contains(err.Error(), "/nonexistent/join-token: no such file") || exitCode(err) != ExitFailed {
+	if err := completeAgent(&o, "/nonexistent/join-token", ""); err == nil ||
+		!strings.Contains(err.Error(), "/nonexistent/join-token: no such file") ||
+		exitCode(err) != ExitFailed {
 		t.Errorf("before it joined: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(o.StateDir, join.MemberFile), []byte("a certificate"), 0o600); err != nil {
@@ -294,19 +432,34 @@ func TestAgentWithoutItsTokenFile(t *testing.T) {
 	}
 }
 
-// In a mount namespace of its own, without the machine's bpffs, an agent would take the network from containers when it ends.
+// In a mount namespace of its own, without the machine's bpffs, an agent would take the network from containers when it
+// ends.
 func TestAgentWithABPFFSOfItsOwn(t *testing.T) {
 	flags := []string{"--uplink", "lo", "--bpffs", filepath.Join(t.TempDir(), "bpf")}
 	err := netns.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return err
 		}
-		code, _, errs := run(t, "", append([]string{"agent", "--orchestrator", "https://[::1]:1", "--run-dir", t.TempDir(), "--state-dir", t.TempDir()}, flags...)...)
+		code, _, errs := run(
+			t,
+			"",
+			append(
+				[]string{
+					"agent",
+					"--orchestrator",
+					"https://[::1]:1",
+					"--run-dir",
+					t.TempDir(),
+					"--state-dir",
+					t.TempDir(),
+				},
+				flags...)...)
 		if code != ExitFailed || !strings.Contains(errs, "pins in "+flags[3]+" would end with the agent") {
 			t.Errorf("exit %d, %q", code, errs)
 		}
 		code, out, _ := run(t, "", append([]string{"preflight"}, flags...)...)
-		if code != ExitFailed || !strings.Contains(out, "fail   bpffs                   pins in "+flags[3]+" would end with the agent") {
+		if code != ExitFailed ||
+			!strings.Contains(out, "fail   bpffs                   pins in "+flags[3]+" would end with the agent") {
 			t.Errorf("preflight: exit %d, %q", code, out)
 		}
 		return nil

@@ -53,7 +53,14 @@ agent's log as it is: look through it before you hand it to strangers.`,
 				return err
 			}
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "%s: %s, %d of them incomplete, %s bytes\n", v.File, humanize.Of(len(v.Parts), "part", "parts"), v.Failed, humanize.Grouped(v.Bytes))
+				fmt.Fprintf(
+					w,
+					"%s: %s, %d of them incomplete, %s bytes\n",
+					v.File,
+					humanize.Of(len(v.Parts), "part", "parts"),
+					v.Failed,
+					humanize.Grouped(v.Bytes),
+				)
 			})
 		},
 	}

@@ -62,7 +62,12 @@ type appNumbersView struct {
 }
 
 func viewAppNumbers(r *pilasterv1.GetTenantResponse) *appNumbersView {
-	v := &appNumbersView{Used: len(r.Apps), Capacity: r.MaxApps, Retiring: len(r.Tenant.GetRetiringApps().GetApps()), Resting: r.RestingApps}
+	v := &appNumbersView{
+		Used:     len(r.Apps),
+		Capacity: r.MaxApps,
+		Retiring: len(r.Tenant.GetRetiringApps().GetApps()),
+		Resting:  r.RestingApps,
+	}
 	if round := r.Tenant.GetRetiringApps(); round != nil {
 		v.WaitingFor = []string{}
 		for _, h := range r.Hosting {
@@ -106,7 +111,12 @@ type elsewhereView struct {
 }
 
 func viewTenant(t *pilasterv1.Tenant) tenantView {
-	v := tenantView{Name: t.Name, Network: cmp.Or(t.Network, tenant.Netpila), Addressing: tenant.Encrypted, Created: t.Created.AsTime()}
+	v := tenantView{
+		Name:       t.Name,
+		Network:    cmp.Or(t.Network, tenant.Netpila),
+		Addressing: tenant.Encrypted,
+		Created:    t.Created.AsTime(),
+	}
 	switch t.Addressing {
 	case pilasterv1.Addressing_ADDRESSING_CLEAR:
 		v.Addressing = tenant.Clear
@@ -164,7 +174,14 @@ func newTenantCommand(env Env) *cobra.Command {
 		Example: "  pilaster tenant create blue\n  pilaster tenant list -o json",
 		Args:    cobra.NoArgs,
 	}
-	cmd.AddCommand(newTenantCreate(env), newTenantGet(env), newTenantList(env), newTenantRotateKey(env), newTenantMigrate(env), newTenantDelete(env))
+	cmd.AddCommand(
+		newTenantCreate(env),
+		newTenantGet(env),
+		newTenantList(env),
+		newTenantRotateKey(env),
+		newTenantMigrate(env),
+		newTenantDelete(env),
+	)
 	return cmd
 }
 
@@ -234,11 +251,30 @@ func (c *tenantChoice) bind(cmd *cobra.Command) {
 	}
 	f.StringVar(&c.network, "network", tenant.Netpila, "netpila or nimitz")
 	fixed("network", tenant.Netpila, tenant.Nimitz)
-	f.StringVar(&c.addressing, "addressing", "", "of network netpila, what its containers see: encrypted or clear addresses (default encrypted)")
+	f.StringVar(
+		&c.addressing,
+		"addressing",
+		"",
+		"of network netpila, what its containers see: encrypted or clear addresses (default encrypted)",
+	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
 	f.StringSliceVar(&c.cidrs, "cidr", nil, "of network nimitz, the tenant's own addresses; one, or one of each family")
-	f.IntSliceVar(&c.nodeBits, "node-bits", nil, fmt.Sprintf("length of each node's subnet, one for each --cidr in their order (default %d in IPv4, %d in IPv6)", tenant.DefaultNodeBits4, tenant.DefaultNodeBits6))
-	f.BoolVar(&c.noNodeCIDRs, "no-node-cidrs", false, "nodes get no subnets; addresses are given one by one, and every node keeps an entry for each container")
+	f.IntSliceVar(
+		&c.nodeBits,
+		"node-bits",
+		nil,
+		fmt.Sprintf(
+			"length of each node's subnet, one for each --cidr in their order (default %d in IPv4, %d in IPv6)",
+			tenant.DefaultNodeBits4,
+			tenant.DefaultNodeBits6,
+		),
+	)
+	f.BoolVar(
+		&c.noNodeCIDRs,
+		"no-node-cidrs",
+		false,
+		"nodes get no subnets; addresses are given one by one, and every node keeps an entry for each container",
+	)
 }
 
 func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, error) {
@@ -246,11 +282,15 @@ func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, er
 	switch c.network {
 	case tenant.Netpila:
 		if len(c.cidrs) > 0 || len(c.nodeBits) > 0 || c.noNodeCIDRs {
-			return nil, usage("--cidr, --node-bits and --no-node-cidrs are for --network nimitz; on netpila addresses follow from the node")
+			return nil, usage(
+				"--cidr, --node-bits and --no-node-cidrs are for --network nimitz; on netpila addresses follow from the node",
+			)
 		}
 	case tenant.Nimitz:
 		if c.addressing != "" {
-			return nil, usage("--addressing is for --network netpila; on nimitz containers have addresses of the tenant's own")
+			return nil, usage(
+				"--addressing is for --network netpila; on nimitz containers have addresses of the tenant's own",
+			)
 		}
 		var err error
 		req.Overlays, err = c.overlays()
@@ -276,7 +316,11 @@ func (c *tenantChoice) overlays() ([]*pilasterv1.Overlay, error) {
 	case c.noNodeCIDRs && len(c.nodeBits) > 0:
 		return nil, usage("--node-bits and --no-node-cidrs exclude each other")
 	case len(c.nodeBits) > 0 && len(c.nodeBits) != len(c.cidrs):
-		return nil, usage("%d --node-bits for %d --cidr: give one for each, in their order", len(c.nodeBits), len(c.cidrs))
+		return nil, usage(
+			"%d --node-bits for %d --cidr: give one for each, in their order",
+			len(c.nodeBits),
+			len(c.cidrs),
+		)
 	}
 	var overlays []*pilasterv1.Overlay
 	for i, text := range c.cidrs {
@@ -307,7 +351,8 @@ func newTenantGet(env Env) *cobra.Command {
 		Example: "  pilaster tenant get blue\n  pilaster tenant get blue --show-key",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			resp, err := socket.client().GetTenant(cmd.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: args[0], ShowKey: showKey}))
+			resp, err := socket.client().
+				GetTenant(cmd.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: args[0], ShowKey: showKey}))
 			if err != nil {
 				return err
 			}
@@ -318,12 +363,20 @@ func newTenantGet(env Env) *cobra.Command {
 	socket.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.tenants)
 	out.bind(cmd)
-	cmd.Flags().BoolVar(&showKey, "show-key", false, "show the keys; who has them can tell where the tenant's containers are")
+	cmd.Flags().
+		BoolVar(&showKey, "show-key", false, "show the keys; who has them can tell where the tenant's containers are")
 	return cmd
 }
 
 func printTenant(w io.Writer, v tenantView) {
-	fmt.Fprintf(w, "name\t%s\nnetwork\t%s\naddressing\t%s\ncreated\t%s\n", v.Name, v.Network, v.Addressing, moment(v.Created))
+	fmt.Fprintf(
+		w,
+		"name\t%s\nnetwork\t%s\naddressing\t%s\ncreated\t%s\n",
+		v.Name,
+		v.Network,
+		v.Addressing,
+		moment(v.Created),
+	)
 	if v.Leaving != nil {
 		fmt.Fprintf(w, "leaving\t%s\t%s\n", orNone(v.Leaving.Network), v.Leaving.describe(v.Network))
 		for _, late := range v.Leaving.late() {
@@ -334,7 +387,14 @@ func printTenant(w io.Writer, v tenantView) {
 		fmt.Fprintf(w, "cidr\t%s\t%s\n", o.CIDR, o.describe())
 	}
 	for _, r := range v.Regions {
-		fmt.Fprintf(w, "region\t%s\t%s, VNI %d, by Edge Switch %s\n", r.Name, strings.Join(r.CIDRs, ", "), r.PeerVNI, r.PeerEdge)
+		fmt.Fprintf(
+			w,
+			"region\t%s\t%s, VNI %d, by Edge Switch %s\n",
+			r.Name,
+			strings.Join(r.CIDRs, ", "),
+			r.PeerVNI,
+			r.PeerEdge,
+		)
 	}
 	for _, is := range v.Services {
 		fmt.Fprintf(w, "service\t%s\t%s, which is %s\n", is.Name, is.Virtual, is.Real)
@@ -346,7 +406,12 @@ func printTenant(w io.Writer, v tenantView) {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
 	}
 	for _, u := range v.Unenforced {
-		fmt.Fprintf(w, "policies\t%s\tnot in force there as they were applied (those before are, or containers are isolated): %s\n", u.Node, u.Problem)
+		fmt.Fprintf(
+			w,
+			"policies\t%s\tnot in force there as they were applied (those before are, or containers are isolated): %s\n",
+			u.Node,
+			u.Problem,
+		)
 	}
 	if v.AppNumbers != nil && v.AppNumbers.Capacity > 0 { // of an earlier build's orchestrator it is not known
 		fmt.Fprintf(w, "apps\t%s\n", v.AppNumbers.describe())
@@ -373,7 +438,8 @@ func newTenantList(env Env) *cobra.Command {
 		Example: "  pilaster tenant list",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := socket.client().ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+			resp, err := socket.client().
+				ListTenants(cmd.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 			if err != nil {
 				return err
 			}
@@ -386,7 +452,16 @@ func newTenantList(env Env) *cobra.Command {
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "NAME\tNETWORK\tADDRESSING\tCIDRS\tIDS\tCREATED")
 				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", v.Name, v.network(), v.Addressing, v.cidrs(), v.ids(), moment(v.Created))
+					fmt.Fprintf(
+						w,
+						"%s\t%s\t%s\t%s\t%s\t%s\n",
+						v.Name,
+						v.network(),
+						v.Addressing,
+						v.cidrs(),
+						v.ids(),
+						moment(v.Created),
+					)
 				}
 			})
 		},

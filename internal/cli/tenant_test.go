@@ -15,12 +15,37 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 	if r := command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16", "--cidr", "fd12:3456::/48"); r.stdout != "tenant green created: id 1, network nimitz, 10.0.0.0/16 (a /24 each node), fd12:3456::/48 (a /80 each node)\n" {
 		t.Errorf("created %+v", r)
 	}
-	lime := ask[tenantView](t, "tenant", "create", "lime", "--network", "nimitz", "--cidr", "10.0.0.0/16", "--no-node-cidrs")
-	if lime.Network != "nimitz" || lime.Addressing != "own" || !reflect.DeepEqual(lime.Overlays, []overlayView{{CIDR: "10.0.0.0/16", Capacity: 65534}}) {
+	lime := ask[tenantView](
+		t,
+		"tenant",
+		"create",
+		"lime",
+		"--network",
+		"nimitz",
+		"--cidr",
+		"10.0.0.0/16",
+		"--no-node-cidrs",
+	)
+	if lime.Network != "nimitz" || lime.Addressing != "own" ||
+		!reflect.DeepEqual(lime.Overlays, []overlayView{{CIDR: "10.0.0.0/16", Capacity: 65534}}) {
 		t.Errorf("created %+v", lime)
 	}
-	olive := ask[tenantView](t, "tenant", "create", "olive", "--network", "nimitz", "--cidr", "10.0.0.0/16,fd12:3456::/48", "--node-bits", "26,96")
-	if !reflect.DeepEqual(olive.Overlays, []overlayView{{"10.0.0.0/16", 26, 0, 1024}, {"fd12:3456::/48", 96, 0, 1 << 32}}) {
+	olive := ask[tenantView](
+		t,
+		"tenant",
+		"create",
+		"olive",
+		"--network",
+		"nimitz",
+		"--cidr",
+		"10.0.0.0/16,fd12:3456::/48",
+		"--node-bits",
+		"26,96",
+	)
+	if !reflect.DeepEqual(
+		olive.Overlays,
+		[]overlayView{{"10.0.0.0/16", 26, 0, 1024}, {"fd12:3456::/48", 96, 0, 1 << 32}},
+	) {
 		t.Errorf("created %+v", olive)
 	}
 	for _, c := range []struct {

@@ -64,7 +64,8 @@ leaked stays one until 'pilaster node delete'.`,
 		Example: "  pilaster orchestrator token rotate\n  pilaster orchestrator token rotate -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := socket.client().RotateToken(cmd.Context(), connect.NewRequest(&pilasterv1.RotateTokenRequest{}))
+			resp, err := socket.client().
+				RotateToken(cmd.Context(), connect.NewRequest(&pilasterv1.RotateTokenRequest{}))
 			if err != nil {
 				return err
 			}

@@ -45,7 +45,8 @@ func TestTokenCommands(t *testing.T) {
 	if v := ask[tokenView](t, "orchestrator", "token", "rotate"); v.Token != s.Token() || v.Token+"\n" == shown[3] {
 		t.Errorf("rotated %+v", v)
 	}
-	if r := command(t, "__complete", "orchestrator", "token", ""); !strings.Contains(r.stdout, "show") || !strings.Contains(r.stdout, "rotate") {
+	if r := command(t, "__complete", "orchestrator", "token", ""); !strings.Contains(r.stdout, "show") ||
+		!strings.Contains(r.stdout, "rotate") {
 		t.Errorf("completed %+v", r)
 	}
 }

@@ -74,7 +74,8 @@ here, --tenant whose addresses they are. Its nodes have the rules of all apps of
 			if err := out.print(env.Stdout, view, view.text); err != nil {
 				return err
 			}
-			if len(view.Reasons) == 0 || slices.ContainsFunc(view.Reasons, func(r reasonView) bool { return !r.Allowed }) {
+			if len(view.Reasons) == 0 ||
+				slices.ContainsFunc(view.Reasons, func(r reasonView) bool { return !r.Allowed }) {
 				return &exitError{code: ExitFailed}
 			}
 			return nil
@@ -119,21 +120,41 @@ func askWhy(args []string) (v whyView, err error) {
 }
 
 func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerApp uint16) error {
-	resp, err := s.client().Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: v.Source.String(), Destination: v.Destination.String(), Protocol: uint32(v.Protocol), Port: uint32(v.Port), Tenant: tenant, PeerApp: uint32(peerApp)}))
+	resp, err := s.client().
+		Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: v.Source.String(), Destination: v.Destination.String(), Protocol: uint32(v.Protocol), Port: uint32(v.Port), Tenant: tenant, PeerApp: uint32(peerApp)}))
 	if err != nil {
 		return err
 	}
 	v.Reasons = []reasonView{}
 	for _, r := range resp.Msg.Reasons {
-		v.Reasons = append(v.Reasons, reasonView{Direction: r.Direction, Endpoint: r.Endpoint.GetId(), Pod: r.Endpoint.GetPod(), Tenant: r.Tenant, App: r.App, Peer: r.Peer, PeerApp: r.PeerApp,
-			Policed: r.Policed, Strangers: r.Strangers, Allowed: r.Allowed, Policy: r.Rule.GetPolicy(), Rule: r.Rule.GetRule(), Audit: r.Audit.GetRule()})
+		v.Reasons = append(
+			v.Reasons,
+			reasonView{
+				Direction: r.Direction,
+				Endpoint:  r.Endpoint.GetId(),
+				Pod:       r.Endpoint.GetPod(),
+				Tenant:    r.Tenant,
+				App:       r.App,
+				Peer:      r.Peer,
+				PeerApp:   r.PeerApp,
+				Policed:   r.Policed,
+				Strangers: r.Strangers,
+				Allowed:   r.Allowed,
+				Policy:    r.Rule.GetPolicy(),
+				Rule:      r.Rule.GetRule(),
+				Audit:     r.Audit.GetRule(),
+			},
+		)
 	}
 	return nil
 }
 
 func (v whyView) text(w io.Writer) {
 	if len(v.Reasons) == 0 {
-		fmt.Fprintln(w, "neither end is a container on this node; ask on the node of the source, and on that of the destination")
+		fmt.Fprintln(
+			w,
+			"neither end is a container on this node; ask on the node of the source, and on that of the destination",
+		)
 	}
 	for _, r := range v.Reasons {
 		verdict, because := "allowed", r.Rule
@@ -155,7 +176,18 @@ func (v whyView) text(w io.Writer) {
 		if r.Endpoint == 0 {
 			who = "not here"
 		}
-		fmt.Fprintf(w, "%-8s %-8s %s (tenant %s, app %d), peer %s (app %d): %s\n", r.Direction, verdict, who, r.Tenant, r.App, r.Peer, r.PeerApp, because)
+		fmt.Fprintf(
+			w,
+			"%-8s %-8s %s (tenant %s, app %d), peer %s (app %d): %s\n",
+			r.Direction,
+			verdict,
+			who,
+			r.Tenant,
+			r.App,
+			r.Peer,
+			r.PeerApp,
+			because,
+		)
 		if r.Audit != "" {
 			fmt.Fprintf(w, "%-8s %-8s if it were not in audit: %s\n", r.Direction, "denied", r.Audit)
 		}

@@ -22,8 +22,8 @@ type answer struct {
 	body   string
 }
 
-// ask is one exchange of HTTP/1.0: the answer ends where the connection ends. If it fails it says which system call did,
-// if it is one, and why.
+// ask is one exchange of HTTP/1.0: the answer ends where the connection ends. If it fails it says which system call
+// did, if it is one, and why.
 func (c *Call) ask(socket string) (a answer, call, why string) {
 	const stream = syscall.SOCK_STREAM | syscall.SOCK_CLOEXEC | syscall.SOCK_NONBLOCK
 	s, _, err := c.Kernel(syscall.SYS_SOCKET, syscall.AF_UNIX, stream, 0, 0, 0, 0)

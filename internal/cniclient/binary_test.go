@@ -81,8 +81,8 @@ func start(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// TestNoRuntime: what is installed has one thread, where Go's runtime has more before main begins; and it is in its place
-// without a dynamic linker.
+// TestNoRuntime: what is installed has one thread, where Go's runtime has more before main begins; and it is in its
+// place without a dynamic linker.
 func TestNoRuntime(t *testing.T) {
 	binaries, err := both()
 	if err != nil {
@@ -116,8 +116,11 @@ func TestNoRuntime(t *testing.T) {
 var (
 	function = regexp.MustCompile(`^TEXT (\S+)\(SB\)`)
 	callee   = regexp.MustCompile(`\t(?:CALL|JMP) (\S+)\(SB\)`)
-	// Of the runtime only what needs none of it: what copies, compares and decodes, and what is called where a program dies.
-	harmless = regexp.MustCompile(`^runtime\.(mem(move|equal|clrNoHeapPointers)\w*|(gop|p)anic\w*|morestack\w*|decoderune|duff(zero|copy))(\.abi0)?$`)
+	// Of the runtime only what needs none of it: what copies, compares and decodes, and what is called where a program
+	// dies.
+	harmless = regexp.MustCompile(
+		`^runtime\.(mem(move|equal|clrNoHeapPointers)\w*|(gop|p)anic\w*|morestack\w*|decoderune|duff(zero|copy))(\.abi0)?$`,
+	)
 )
 
 // TestAllocatesNothing walks through all that begin calls in what is installed. Without Go's runtime there is no heap.
@@ -176,7 +179,8 @@ func TestDescribe(t *testing.T) {
 	c := &Call{}
 	for n := syscall.Errno(1); n < 4096; n++ {
 		var got string
-		if took := testing.AllocsPerRun(1, func() { got = c.describe(n) }); took > 0 || got != n.Error() && n != syscall.ETIMEDOUT {
+		if took := testing.AllocsPerRun(1, func() { got = c.describe(n) }); took > 0 ||
+			got != n.Error() && n != syscall.ETIMEDOUT {
 			t.Errorf("%d is %q and takes memory %v times; Go says %q", n, got, took, n.Error())
 		}
 	}
@@ -223,7 +227,9 @@ func TestPatience(t *testing.T) {
 				}
 			}
 		}
-		if took := time.Since(began); took < seconds || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), `"code":11,`) || !strings.Contains(out.String(), "does not answer: "+c.at+": nothing came for 1 seconds") {
+		if took := time.Since(began); took < seconds || cmd.ProcessState.ExitCode() != 1 ||
+			!strings.Contains(out.String(), `"code":11,`) ||
+			!strings.Contains(out.String(), "does not answer: "+c.at+": nothing came for 1 seconds") {
 			t.Errorf("%s: %v after %v, said %q", c.binary, cmd.ProcessState, took, out.String())
 		}
 	}

@@ -106,9 +106,20 @@ func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
 	}
 	switch {
 	case answer.status == "404":
-		return c.refusal(codeInternal, "the agent on ", socket, " does not know /cni, so it is older than this plugin; nothing was changed; upgrade the agent"), "", 1
+		return c.refusal(
+			codeInternal,
+			"the agent on ",
+			socket,
+			" does not know /cni, so it is older than this plugin; nothing was changed; upgrade the agent",
+		), "", 1
 	case answer.status != "200" || answer.exit < 0:
-		return c.refusal(codeInternal, socket, " answers with HTTP status ", answer.status, " and is no agent of Pilaster; correct agentSocket"), "", 1
+		return c.refusal(
+			codeInternal,
+			socket,
+			" answers with HTTP status ",
+			answer.status,
+			" and is no agent of Pilaster; correct agentSocket",
+		), "", 1
 	}
 	return answer.body, "", answer.exit
 }

@@ -57,7 +57,16 @@ func call(t *testing.T, env []string, stdin string) (stdout, stderr string, exit
 		}
 		code := cmd.ProcessState.ExitCode()
 		if i > 0 && (out.String() != stdout || said.String() != stderr || code != exit) {
-			t.Fatalf("%s ended with %d, said %q and %q\nand with Go's runtime %d, %q, %q", binaries[0], exit, stdout, stderr, code, out.String(), said.String())
+			t.Fatalf(
+				"%s ended with %d, said %q and %q\nand with Go's runtime %d, %q, %q",
+				binaries[0],
+				exit,
+				stdout,
+				stderr,
+				code,
+				out.String(),
+				said.String(),
+			)
 		}
 		stdout, stderr, exit = out.String(), said.String(), code
 	}
@@ -67,7 +76,11 @@ func call(t *testing.T, env []string, stdin string) (stdout, stderr string, exit
 // run is one call with that configuration: what was printed, or the error of CNI that was.
 func run(t *testing.T, verb, config string) (string, *types.Error) {
 	t.Helper()
-	stdout, stderr, exit := call(t, []string{"HOME=/root", "CNI_COMMAND=" + verb, "CNI_CONTAINERID=c1", "CNI_ARGS=a=b\nHost: x"}, config)
+	stdout, stderr, exit := call(
+		t,
+		[]string{"HOME=/root", "CNI_COMMAND=" + verb, "CNI_CONTAINERID=c1", "CNI_ARGS=a=b\nHost: x"},
+		config,
+	)
 	if stderr != "" {
 		t.Errorf("%s: standard error has %q", verb, stderr)
 	}
@@ -98,7 +111,8 @@ func TestPassesOn(t *testing.T) {
 	}))
 	given := config(socket) + strings.Repeat(" ", 200_000)
 	out, refused := run(t, "ADD", given)
-	if want := "CNI_COMMAND=ADD\x00CNI_CONTAINERID=c1\x00CNI_ARGS=a=b\nHost: x\x00\x00" + given; refused != nil || got != want {
+	if want := "CNI_COMMAND=ADD\x00CNI_CONTAINERID=c1\x00CNI_ARGS=a=b\nHost: x\x00\x00" + given; refused != nil ||
+		got != want {
 		t.Errorf("%v; passed on was %.200q", refused, got)
 	}
 	if want := `{"code":102,"msg":"` + long + `"}`; out != want {
@@ -113,10 +127,12 @@ func TestPassesOn(t *testing.T) {
 func TestKnownWithoutAnAgent(t *testing.T) {
 	out, _, exit := call(t, []string{"CNI_COMMAND=VERSION"}, "")
 	info, err := (&version.PluginDecoder{}).Decode([]byte(out))
-	if want := cniserver.Versions(); exit != 0 || err != nil || fmt.Sprint(info.SupportedVersions()) != fmt.Sprint(want.SupportedVersions()) {
+	if want := cniserver.Versions(); exit != 0 || err != nil ||
+		fmt.Sprint(info.SupportedVersions()) != fmt.Sprint(want.SupportedVersions()) {
 		t.Errorf("VERSION says %q, %v; the agent speaks %v", out, err, want.SupportedVersions())
 	}
-	if out, help, exit := call(t, []string{"CNI_PATH=/x"}, ""); out != "" || exit != 0 || !strings.Contains(help, "https://www.cni.dev") {
+	if out, help, exit := call(t, []string{"CNI_PATH=/x"}, ""); out != "" || exit != 0 ||
+		!strings.Contains(help, "https://www.cni.dev") {
 		t.Errorf("without a verb: %q, %q, %d", out, help, exit)
 	}
 }
@@ -131,7 +147,8 @@ func TestSocketsThatCannotBe(t *testing.T) {
 		`{"AgentSocket":null,` + config("/run/x")[1:]:                                `the key "AgentSocket"`,
 	} {
 		for _, verb := range verbs {
-			if _, refused := run(t, verb, config); refused == nil || refused.Code != types.ErrInvalidNetworkConfig || !strings.Contains(refused.Msg, want) {
+			if _, refused := run(t, verb, config); refused == nil || refused.Code != types.ErrInvalidNetworkConfig ||
+				!strings.Contains(refused.Msg, want) {
 				t.Errorf("%s with %s: %v, want %q", verb, config, refused, want)
 			}
 		}
@@ -156,7 +173,8 @@ func TestAgentAway(t *testing.T) {
 			if verb == "STATUS" {
 				want = 50
 			}
-			if _, refused := run(t, verb, config(socket)); refused == nil || refused.Code != want || !strings.Contains(refused.Msg, "the agent on "+socket+" does not answer: connect: ") {
+			if _, refused := run(t, verb, config(socket)); refused == nil || refused.Code != want ||
+				!strings.Contains(refused.Msg, "the agent on "+socket+" does not answer: connect: ") {
 				t.Errorf("%s: %v, want code %d", verb, refused, want)
 			}
 		}
@@ -166,7 +184,8 @@ func TestAgentAway(t *testing.T) {
 func TestEarlierAgent(t *testing.T) {
 	socket := serve(t, http.NotFoundHandler())
 	for _, verb := range verbs {
-		if _, refused := run(t, verb, config(socket)); refused == nil || !strings.Contains(refused.Msg, "older than this plugin; nothing was changed; upgrade the agent") {
+		if _, refused := run(t, verb, config(socket)); refused == nil ||
+			!strings.Contains(refused.Msg, "older than this plugin; nothing was changed; upgrade the agent") {
 			t.Errorf("%s: %v", verb, refused)
 		}
 	}
@@ -259,7 +278,8 @@ func read(c *Call, stdin int) (string, string, int) {
 
 // What is longer than there is room for is refused, and says so.
 func TestTooLong(t *testing.T) {
-	if _, refused := run(t, "ADD", strings.Repeat(" ", maxCall)); refused == nil || !strings.Contains(refused.Msg, "longer than 32 MiB") {
+	if _, refused := run(t, "ADD", strings.Repeat(" ", maxCall)); refused == nil ||
+		!strings.Contains(refused.Msg, "longer than 32 MiB") {
 		t.Errorf("a configuration of 32 MiB: %v", refused)
 	}
 	length := maxAnswer - 1000
@@ -271,7 +291,8 @@ func TestTooLong(t *testing.T) {
 		t.Errorf("of %d bytes %d came: %v", length, len(out), refused)
 	}
 	length = maxAnswer
-	if _, refused := run(t, "ADD", config(socket)); refused == nil || !strings.Contains(refused.Msg, "longer than 1 MiB") {
+	if _, refused := run(t, "ADD", config(socket)); refused == nil ||
+		!strings.Contains(refused.Msg, "longer than 1 MiB") {
 		t.Errorf("an answer of 1 MiB: %v", refused)
 	}
 }

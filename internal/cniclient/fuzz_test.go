@@ -9,7 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/fuzzmutate"
 )
 
-// FuzzSocket: of what is JSON, the plugin reads the socket that encoding/json reads; of the rest it reads what it likes.
+// FuzzSocket: of what is JSON, the plugin reads the socket that encoding/json reads; of the rest it reads what it
+// likes.
 func FuzzSocket(f *testing.F) {
 	const good = `{"name":"pil","agentSocket":"/run/a.sock","args":{"agentSocket":"/nested","list":["agentSocket",{"agentSocket":"/deep"}]}}`
 	for _, text := range []string{
@@ -73,7 +74,8 @@ func FuzzRefusal(f *testing.F) {
 		}
 		refused := c.refusal("11", text)
 		text = text[:min(len(text), maxText)]
-		if err := json.Unmarshal([]byte(refused), &said); err != nil || said.Code != 11 || said.Msg != strings.ToValidUTF8(text, "\ufffd") && utf8.ValidString(text) {
+		if err := json.Unmarshal([]byte(refused), &said); err != nil || said.Code != 11 ||
+			said.Msg != strings.ToValidUTF8(text, "\ufffd") && utf8.ValidString(text) {
 			t.Errorf("%q became %s: %v", text, refused, err)
 		}
 	})

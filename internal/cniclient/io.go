@@ -26,7 +26,15 @@ const (
 // longer; nil is for ever.
 func (c *Call) await(left *syscall.Timespec) syscall.Errno {
 	for {
-		n, _, err := c.Kernel(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&c.poll)), 1, uintptr(unsafe.Pointer(left)), 0, 0, 0)
+		n, _, err := c.Kernel(
+			syscall.SYS_PPOLL,
+			uintptr(unsafe.Pointer(&c.poll)),
+			1,
+			uintptr(unsafe.Pointer(left)),
+			0,
+			0,
+			0,
+		)
 		switch {
 		case err == syscall.EINTR:
 		case err != 0:
@@ -55,7 +63,15 @@ func (c *Call) again(err syscall.Errno, fd int, event int16, left *syscall.Times
 // send does not let a signal end the program where the agent has closed.
 func (c *Call) send(s uintptr, text []byte) syscall.Errno {
 	for len(text) > 0 {
-		n, _, err := c.Kernel(syscall.SYS_SENDTO, s, uintptr(unsafe.Pointer(unsafe.SliceData(text))), uintptr(len(text)), syscall.MSG_NOSIGNAL, 0, 0)
+		n, _, err := c.Kernel(
+			syscall.SYS_SENDTO,
+			s,
+			uintptr(unsafe.Pointer(unsafe.SliceData(text))),
+			uintptr(len(text)),
+			syscall.MSG_NOSIGNAL,
+			0,
+			0,
+		)
 		if err != 0 {
 			if err = c.again(err, int(s), pollOut, &c.left); err != 0 {
 				return err
@@ -70,7 +86,15 @@ func (c *Call) send(s uintptr, text []byte) syscall.Errno {
 // Write writes all of it to an open file, and says whether it could.
 func (c *Call) Write(fd int, text string) bool {
 	for len(text) > 0 {
-		n, _, err := c.Kernel(syscall.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.StringData(text))), uintptr(len(text)), 0, 0, 0)
+		n, _, err := c.Kernel(
+			syscall.SYS_WRITE,
+			uintptr(fd),
+			uintptr(unsafe.Pointer(unsafe.StringData(text))),
+			uintptr(len(text)),
+			0,
+			0,
+			0,
+		)
 		if err != 0 {
 			if c.again(err, fd, pollOut, nil) != 0 {
 				return false
@@ -85,7 +109,15 @@ func (c *Call) Write(fd int, text string) bool {
 // read reads an open file to its end, or until the room is full.
 func (c *Call) read(fd int, room []byte, left *syscall.Timespec) (n int, err syscall.Errno) {
 	for n < len(room) {
-		more, _, err := c.Kernel(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&room[n])), uintptr(len(room)-n), 0, 0, 0)
+		more, _, err := c.Kernel(
+			syscall.SYS_READ,
+			uintptr(fd),
+			uintptr(unsafe.Pointer(&room[n])),
+			uintptr(len(room)-n),
+			0,
+			0,
+			0,
+		)
 		switch {
 		case err != 0:
 			if err = c.again(err, fd, pollIn, left); err != 0 {

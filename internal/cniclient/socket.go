@@ -21,13 +21,21 @@ func (c *Call) findSocket(config []byte) (socket, refused string) {
 	case socket[0] != '/':
 		return "", c.refusal(codeConfig, cannot, socketKey, ` "`, socket, `" is not an absolute path`)
 	case len(socket) >= len(c.address.Path):
-		return "", c.refusal(codeConfig, cannot, socketKey, ` "`, socket, `" has more than the 107 bytes that the path of a socket has at most; choose another --run-dir for the agent`)
+		return "", c.refusal(
+			codeConfig,
+			cannot,
+			socketKey,
+			` "`,
+			socket,
+			`" has more than the 107 bytes that the path of a socket has at most; choose another --run-dir for the agent`,
+		)
 	}
 	return socket, ""
 }
 
-// agentSocket is the text of that key of the configuration, of which the last counts, as far as there is room for it; empty
-// where there is none. other is the same key in another case. It is right for JSON, and the agent refuses what is not.
+// agentSocket is the text of that key of the configuration, of which the last counts, as far as there is room for it;
+// empty where there is none. other is the same key in another case. It is right for JSON, and the agent refuses what is
+// not.
 func (c *Call) agentSocket(config []byte) (socket, other string) {
 	depth := 0
 	for i := 0; i < len(config); i++ {

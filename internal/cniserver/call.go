@@ -53,10 +53,20 @@ func parseCall(body []byte) (call, *types.Error) {
 	}
 	verb, ok := verbs[c.verb]
 	if !ok {
-		return call{}, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("unknown CNI_COMMAND: %q", c.verb), "")
+		return call{}, types.NewError(
+			types.ErrInvalidEnvironmentVariables,
+			fmt.Sprintf("unknown CNI_COMMAND: %q", c.verb),
+			"",
+		)
 	}
-	if missing := slices.DeleteFunc(slices.Clone(verb.needs), func(name string) bool { return env[name] != "" }); len(missing) > 0 {
-		return c, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("required env variables [%s] missing", strings.Join(missing, ",")), "")
+	if missing := slices.DeleteFunc(slices.Clone(verb.needs), func(name string) bool { return env[name] != "" }); len(
+		missing,
+	) > 0 {
+		return c, types.NewError(
+			types.ErrInvalidEnvironmentVariables,
+			fmt.Sprintf("required env variables [%s] missing", strings.Join(missing, ",")),
+			"",
+		)
 	}
 	if slices.Contains(verb.needs, "CNI_CONTAINERID") {
 		if err := utils.ValidateContainerID(c.containerID); err != nil {
@@ -89,7 +99,11 @@ func checkHead(config []byte, verb, since string) *types.Error {
 		return types.NewError(types.ErrIncompatibleCNIVersion, "incompatible CNI versions", err.Details())
 	}
 	if new, err := version.GreaterThanOrEqualTo(head.Version, since); err != nil || !new {
-		return types.NewError(types.ErrIncompatibleCNIVersion, fmt.Sprintf("%s needs a configuration of version %s", verb, since), "")
+		return types.NewError(
+			types.ErrIncompatibleCNIVersion,
+			fmt.Sprintf("%s needs a configuration of version %s", verb, since),
+			"",
+		)
 	}
 	return nil
 }

@@ -85,8 +85,9 @@ func ParseConfig(stdin []byte, args string) (Config, error) {
 	return c, nil
 }
 
-// Identity is the tenant and the labels of the container, each from the first place that gives
-// them: the pod's annotations, args.cni.labels, the file. To the labels come the pod's namespace, which the runtime alone says, and its ports' names.
+// Identity is the tenant and the labels of the container, each from the first place that gives them: the pod's
+// annotations, args.cni.labels, the file. To the labels come the pod's namespace, which the runtime alone says, and its
+// ports' names.
 func (c Config) Identity() (name string, labels map[string]string, err error) {
 	name, labels = c.file.Tenant, c.file.Labels
 	if raw := c.file.Args.CNI.Labels; raw != nil {
@@ -103,7 +104,12 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 			return "", nil, fmt.Errorf("annotation %s: %w", labelsAnnotation, err)
 		}
 		if says := tenant.SaysNamespace(labels); says != "" && c.namespace != "" {
-			return "", nil, fmt.Errorf("annotation %s: %s is not the pod's to say, whose namespace is %s", labelsAnnotation, says, c.namespace)
+			return "", nil, fmt.Errorf(
+				"annotation %s: %s is not the pod's to say, whose namespace is %s",
+				labelsAnnotation,
+				says,
+				c.namespace,
+			)
 		}
 	}
 	place := tenant.Place{Namespace: c.namespace}
@@ -112,7 +118,9 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 	}
 	labels = place.With(labels)
 	if name == "" {
-		return "", nil, errors.New(`no tenant is given; set "tenant" in the network configuration, or the annotation ` + tenantAnnotation + " on the pod")
+		return "", nil, errors.New(
+			`no tenant is given; set "tenant" in the network configuration, or the annotation ` + tenantAnnotation + " on the pod",
+		)
 	}
 	if err := tenant.CheckName(name); err != nil {
 		return "", nil, err

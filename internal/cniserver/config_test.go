@@ -11,7 +11,10 @@ import (
 
 // conf is a configuration with more keys.
 func conf(more ...string) string {
-	return `{"cniVersion":"1.1.0","name":"pil","type":"pilaster-cni"` + strings.Join(append([]string{""}, more...), ",") + `}`
+	return `{"cniVersion":"1.1.0","name":"pil","type":"pilaster-cni"` + strings.Join(
+		append([]string{""}, more...),
+		",",
+	) + `}`
 }
 
 const (
@@ -48,7 +51,15 @@ func TestPrecedence(t *testing.T) {
 		}
 		name, labels, err := config.Identity()
 		if err != nil || name != c.tenant || tenant.Canonical(labels) != c.labels {
-			t.Errorf("%s: tenant %q, labels %q, %v; want %q and %q", c.name, name, tenant.Canonical(labels), err, c.tenant, c.labels)
+			t.Errorf(
+				"%s: tenant %q, labels %q, %v; want %q and %q",
+				c.name,
+				name,
+				tenant.Canonical(labels),
+				err,
+				c.tenant,
+				c.labels,
+			)
 		}
 	}
 }
@@ -56,7 +67,11 @@ func TestPrecedence(t *testing.T) {
 // The namespace is the runtime's to say, whatever a pod's annotations say.
 func TestNamespace(t *testing.T) {
 	annotated := func(labels string) string {
-		return conf(fileTenant, fileLabels, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/ports":"http=80/TCP","pilaster.io/labels":"`+labels+`"}}`)
+		return conf(
+			fileTenant,
+			fileLabels,
+			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/ports":"http=80/TCP","pilaster.io/labels":"`+labels+`"}}`,
+		)
 	}
 	for _, c := range []struct{ stdin, args, labels string }{
 		{conf(fileTenant, fileLabels), "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=a", "from=file,io.kubernetes.pod.namespace=shop"},
@@ -167,7 +182,8 @@ func FuzzParseConfig(f *testing.F) {
 		if tenant.CheckLabels(labels) != nil || tenant.CheckName(name) != nil {
 			t.Errorf("accepted tenant %q, labels %v", name, labels)
 		}
-		if again, err := tenant.ParseLabels(tenant.Canonical(labels)); err != nil || len(labels) > 0 && !maps.Equal(again, labels) {
+		if again, err := tenant.ParseLabels(tenant.Canonical(labels)); err != nil ||
+			len(labels) > 0 && !maps.Equal(again, labels) {
 			t.Errorf("labels %v are read back as %v, %v", labels, again, err)
 		}
 	})

@@ -58,11 +58,13 @@ func FuzzCall(f *testing.F) {
 			return
 		}
 		var config struct{ Name string }
-		if err := json.Unmarshal(c.config, &config); err != nil || config.Name == "" || !strings.HasSuffix(string(body), "\x00\x00"+string(c.config)) {
+		if err := json.Unmarshal(c.config, &config); err != nil || config.Name == "" ||
+			!strings.HasSuffix(string(body), "\x00\x00"+string(c.config)) {
 			t.Fatalf("accepted the configuration %q: %v", c.config, err)
 		}
 		about := c.verb == "ADD" || c.verb == "DEL" || c.verb == "CHECK"
-		if about && (c.containerID == "" || c.name == "" || strings.ContainsAny(c.containerID+c.name, "/\x00 ")) || c.verb != "DEL" && about && c.netns == "" {
+		if about && (c.containerID == "" || c.name == "" || strings.ContainsAny(c.containerID+c.name, "/\x00 ")) ||
+			c.verb != "DEL" && about && c.netns == "" {
 			t.Fatalf("accepted %+v", c)
 		}
 	})

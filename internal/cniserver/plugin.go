@@ -24,11 +24,26 @@ func Versions() version.PluginInfo { return version.PluginSupports("1.0.0", "1.1
 
 // Agent is the part of AgentService that a runtime has a use for.
 type Agent interface {
-	AddEndpoint(context.Context, *connect.Request[pilasterv1.AddEndpointRequest]) (*connect.Response[pilasterv1.AddEndpointResponse], error)
-	DeleteEndpoint(context.Context, *connect.Request[pilasterv1.DeleteEndpointRequest]) (*connect.Response[pilasterv1.DeleteEndpointResponse], error)
-	CheckEndpoint(context.Context, *connect.Request[pilasterv1.CheckEndpointRequest]) (*connect.Response[pilasterv1.CheckEndpointResponse], error)
-	CollectGarbage(context.Context, *connect.Request[pilasterv1.CollectGarbageRequest]) (*connect.Response[pilasterv1.CollectGarbageResponse], error)
-	Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error)
+	AddEndpoint(
+		context.Context,
+		*connect.Request[pilasterv1.AddEndpointRequest],
+	) (*connect.Response[pilasterv1.AddEndpointResponse], error)
+	DeleteEndpoint(
+		context.Context,
+		*connect.Request[pilasterv1.DeleteEndpointRequest],
+	) (*connect.Response[pilasterv1.DeleteEndpointResponse], error)
+	CheckEndpoint(
+		context.Context,
+		*connect.Request[pilasterv1.CheckEndpointRequest],
+	) (*connect.Response[pilasterv1.CheckEndpointResponse], error)
+	CollectGarbage(
+		context.Context,
+		*connect.Request[pilasterv1.CollectGarbageRequest],
+	) (*connect.Response[pilasterv1.CollectGarbageResponse], error)
+	Status(
+		context.Context,
+		*connect.Request[pilasterv1.StatusRequest],
+	) (*connect.Response[pilasterv1.StatusResponse], error)
 }
 
 type plugin struct{ agent Agent }
@@ -43,7 +58,10 @@ func (p plugin) run(ctx context.Context, c call, stdout io.Writer) error {
 	case "ADD":
 		return p.add(ctx, c, config, stdout)
 	case "DEL":
-		_, err := p.agent.DeleteEndpoint(ctx, connect.NewRequest(&pilasterv1.DeleteEndpointRequest{ContainerId: c.containerID, Interface: c.name}))
+		_, err := p.agent.DeleteEndpoint(
+			ctx,
+			connect.NewRequest(&pilasterv1.DeleteEndpointRequest{ContainerId: c.containerID, Interface: c.name}),
+		)
 		return toCNI(err)
 	case "CHECK":
 		return p.check(ctx, c, config)
@@ -116,7 +134,10 @@ func (p plugin) collectGarbage(ctx context.Context, config Config) error {
 	// No list means that nothing is valid: so libcni asks when its caller has no list.
 	req := &pilasterv1.CollectGarbageRequest{CniNetwork: config.Network}
 	for _, v := range config.ValidAttachments {
-		req.Valid = append(req.Valid, &pilasterv1.CollectGarbageRequest_Valid{ContainerId: v.ContainerID, Interface: v.IfName})
+		req.Valid = append(
+			req.Valid,
+			&pilasterv1.CollectGarbageRequest_Valid{ContainerId: v.ContainerID, Interface: v.IfName},
+		)
 	}
 	_, err := p.agent.CollectGarbage(ctx, connect.NewRequest(req))
 	return toCNI(err)

@@ -25,36 +25,59 @@ type fakeAgent struct {
 	status  *pilasterv1.StatusResponse
 }
 
-func (a *fakeAgent) Status(context.Context, *connect.Request[pilasterv1.StatusRequest]) (*connect.Response[pilasterv1.StatusResponse], error) {
+func (a *fakeAgent) Status(
+	context.Context,
+	*connect.Request[pilasterv1.StatusRequest],
+) (*connect.Response[pilasterv1.StatusResponse], error) {
 	return connect.NewResponse(a.status), a.err
 }
 
-func (a *fakeAgent) AddEndpoint(_ context.Context, req *connect.Request[pilasterv1.AddEndpointRequest]) (*connect.Response[pilasterv1.AddEndpointResponse], error) {
+func (a *fakeAgent) AddEndpoint(
+	_ context.Context,
+	req *connect.Request[pilasterv1.AddEndpointRequest],
+) (*connect.Response[pilasterv1.AddEndpointResponse], error) {
 	if a.err != nil {
 		return nil, a.err
 	}
 	return connect.NewResponse(&pilasterv1.AddEndpointResponse{Endpoint: &pilasterv1.Endpoint{
 		Interface: req.Msg.Interface, HostDevice: "pil1", ContainerMac: "02:70:69:6c:00:02", Mtu: 1400,
-		Attachments: []*pilasterv1.Attachment{{Plaintext: "fd70::1", Address: "fc00::1", Gateway: "fe80::1", Routes: []string{"fc00::/8"}}},
+		Attachments: []*pilasterv1.Attachment{
+			{Plaintext: "fd70::1", Address: "fc00::1", Gateway: "fe80::1", Routes: []string{"fc00::/8"}},
+		},
 	}}), nil
 }
 
-func (a *fakeAgent) DeleteEndpoint(context.Context, *connect.Request[pilasterv1.DeleteEndpointRequest]) (*connect.Response[pilasterv1.DeleteEndpointResponse], error) {
+func (a *fakeAgent) DeleteEndpoint(
+	context.Context,
+	*connect.Request[pilasterv1.DeleteEndpointRequest],
+) (*connect.Response[pilasterv1.DeleteEndpointResponse], error) {
 	return connect.NewResponse(&pilasterv1.DeleteEndpointResponse{}), a.err
 }
 
-func (a *fakeAgent) CheckEndpoint(context.Context, *connect.Request[pilasterv1.CheckEndpointRequest]) (*connect.Response[pilasterv1.CheckEndpointResponse], error) {
+func (a *fakeAgent) CheckEndpoint(
+	context.Context,
+	*connect.Request[pilasterv1.CheckEndpointRequest],
+) (*connect.Response[pilasterv1.CheckEndpointResponse], error) {
 	return connect.NewResponse(&pilasterv1.CheckEndpointResponse{}), a.err
 }
 
-func (a *fakeAgent) CollectGarbage(_ context.Context, req *connect.Request[pilasterv1.CollectGarbageRequest]) (*connect.Response[pilasterv1.CollectGarbageResponse], error) {
+func (a *fakeAgent) CollectGarbage(
+	_ context.Context,
+	req *connect.Request[pilasterv1.CollectGarbageRequest],
+) (*connect.Response[pilasterv1.CollectGarbageResponse], error) {
 	a.garbage = req.Msg
 	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{}), a.err
 }
 
 // said is what the plugin sends for container c1.
 func said(verb, config string, but ...string) string {
-	env := []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=c1", "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/c1", "CNI_PATH=/opt/cni/bin"}
+	env := []string{
+		"CNI_COMMAND=" + verb,
+		"CNI_CONTAINERID=c1",
+		"CNI_IFNAME=eth0",
+		"CNI_NETNS=/run/netns/c1",
+		"CNI_PATH=/opt/cni/bin",
+	}
 	for _, variable := range but {
 		name, _, _ := strings.Cut(variable, "=")
 		env = slices.DeleteFunc(env, func(old string) bool { return strings.HasPrefix(old, name+"=") })
@@ -78,7 +101,9 @@ func ask(t *testing.T, a Agent, body string) (string, error) {
 		t.Fatalf("exit code %q with %q", exit, answer)
 	}
 	refused := &types.Error{}
-	if err := json.Unmarshal([]byte(answer), refused); err != nil || int(refused.Code) != reported || refused.Code == 0 || refused.Msg == "" {
+	if err := json.Unmarshal([]byte(answer), refused); err != nil || int(refused.Code) != reported ||
+		refused.Code == 0 ||
+		refused.Msg == "" {
 		t.Fatalf("%q is no error of code %d: %v", answer, reported, err)
 	}
 	return "", refused
@@ -100,7 +125,8 @@ func TestStatusOfAnEdgeSwitch(t *testing.T) {
 	for _, edge := range []bool{false, true} {
 		a := &fakeAgent{status: &pilasterv1.StatusResponse{Ready: true, Node: &pilasterv1.Node{Edge: edge}}}
 		_, err := ask(t, a, said("STATUS", conf()))
-		if refused := err != nil && cniCode(t, err) == codeNotAvailable && strings.Contains(err.Error(), "Edge Switch"); refused != edge || (err != nil) != edge {
+		if refused := err != nil && cniCode(t, err) == codeNotAvailable && strings.Contains(err.Error(), "Edge Switch"); refused != edge ||
+			(err != nil) != edge {
 			t.Errorf("edge %v: %v", edge, err)
 		}
 	}
@@ -180,7 +206,8 @@ func TestResultInTheAskedVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 		inside := r["interfaces"].([]any)[1].(map[string]any)
-		if r["cniVersion"] != version || inside["sandbox"] != "/run/netns/c1" || inside["mtu"] != mtu || strings.Contains(out, "fd70") {
+		if r["cniVersion"] != version || inside["sandbox"] != "/run/netns/c1" || inside["mtu"] != mtu ||
+			strings.Contains(out, "fd70") {
 			t.Errorf("%s: %s", version, out)
 		}
 	}
@@ -192,11 +219,13 @@ func TestGarbageListInBothSpellings(t *testing.T) {
 		if _, err := ask(t, a, said("GC", conf(list))); err != nil {
 			t.Fatal(err)
 		}
-		if g := a.garbage; g.CniNetwork != "pil" || len(g.Valid) != 1 || g.Valid[0].ContainerId != "x" || g.Valid[0].Interface != "eth0" {
+		if g := a.garbage; g.CniNetwork != "pil" || len(g.Valid) != 1 || g.Valid[0].ContainerId != "x" ||
+			g.Valid[0].Interface != "eth0" {
 			t.Errorf("%s became %v", list, g)
 		}
 	}
-	if _, err := ask(t, a, said("GC", conf(`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"x"}]`))); err != nil || len(a.garbage.Valid) != 0 {
+	if _, err := ask(t, a, said("GC", conf(`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"x"}]`))); err != nil ||
+		len(a.garbage.Valid) != 0 {
 		t.Errorf("an empty list became %v, %v", a.garbage, err)
 	}
 }

@@ -148,7 +148,8 @@ func TestModelKnowsItsPackets(t *testing.T) {
 	} {
 		b.Extensions, b.Body = c.extensions, gram
 		a, ok := dissect(b.Frame(gatewayMAC, containerMAC), false)
-		if !ok || a.upper != c.upper || a.diverts != c.diverts || a.later != c.later || a.protocol != packet.ProtocolUDP {
+		if !ok || a.upper != c.upper || a.diverts != c.diverts || a.later != c.later ||
+			a.protocol != packet.ProtocolUDP {
 			t.Errorf("%s: %+v, %v", c.name, a, ok)
 		}
 	}

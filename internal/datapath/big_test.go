@@ -25,20 +25,22 @@ func countLong(t *testing.T, ns *netns.Namespace, device string) (count func() u
 	counter, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	must(t, err)
 	t.Cleanup(func() { counter.Close() })
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "count_long", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // __sk_buff.len
-		asm.JLE.Imm(asm.R2, longFrame, "next"),
-		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, -4),
-		asm.LoadMapPtr(asm.R1, counter.FD()),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "next"),
-		asm.Mov.Imm(asm.R1, 1),
-		asm.AddAtomic.Mem(asm.R0, asm.R1, asm.DWord, 0),
-		asm.Mov.Imm(asm.R0, -1).WithSymbol("next"), // TCX_NEXT
-		asm.Return(),
-	}})
+	program, err := ebpf.NewProgram(
+		&ebpf.ProgramSpec{Name: "count_long", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // __sk_buff.len
+			asm.JLE.Imm(asm.R2, longFrame, "next"),
+			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+			asm.Mov.Reg(asm.R2, asm.RFP),
+			asm.Add.Imm(asm.R2, -4),
+			asm.LoadMapPtr(asm.R1, counter.FD()),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "next"),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.AddAtomic.Mem(asm.R0, asm.R1, asm.DWord, 0),
+			asm.Mov.Imm(asm.R0, -1).WithSymbol("next"), // TCX_NEXT
+			asm.Return(),
+		}},
+	)
 	must(t, err)
 	t.Cleanup(func() { program.Close() })
 	must(t, ns.Do(func() error {
@@ -46,7 +48,9 @@ func countLong(t *testing.T, ns *netns.Namespace, device string) (count func() u
 		if err != nil {
 			return err
 		}
-		l, err := link.AttachTCX(link.TCXOptions{Interface: at.Index, Program: program, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		l, err := link.AttachTCX(
+			link.TCXOptions{Interface: at.Index, Program: program, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()},
+		)
 		if err == nil {
 			t.Cleanup(func() { l.Close() })
 		}

@@ -68,8 +68,11 @@ func CheckBPFFS(dir string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("pins in %s would end with the agent, and with them the network of containers: this mount namespace has no bpffs that the machine sees\n"+
-		"  nothing was changed; mount bpffs on the machine (mount -t bpf bpf /sys/fs/bpf) and start the agent where it is seen, or name it with --bpffs", dir)
+	return fmt.Errorf(
+		"pins in %s would end with the agent, and with them the network of containers: this mount namespace has no bpffs that the machine sees\n"+
+			"  nothing was changed; mount bpffs on the machine (mount -t bpf bpf /sys/fs/bpf) and start the agent where it is seen, or name it with --bpffs",
+		dir,
+	)
 }
 
 // ourMount is where mountBPFFS mounted a bpffs for dir; empty where it did not.

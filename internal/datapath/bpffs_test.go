@@ -21,7 +21,8 @@ func TestPrivateBPFFSIsRefused(t *testing.T) {
 		}
 	}
 	ends := func(dir, what string) {
-		if err := CheckBPFFS(dir); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "mount bpffs on the machine") {
+		if err := CheckBPFFS(dir); err == nil || !strings.Contains(err.Error(), dir) ||
+			!strings.Contains(err.Error(), "mount bpffs on the machine") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -56,8 +56,8 @@ func TestBudget(t *testing.T) {
 	write := os.Getenv("PILASTER_BUDGET") == "write"
 	budget, known := budgets[series]
 	spent := map[string]cost{}
-	// Of times the shortest counts: other work on the machine only makes them longer. So a time within its budget is not
-	// measured again.
+	// Of times the shortest counts: other work on the machine only makes them longer. So a time within its budget is
+	// not measured again.
 	for range 5 {
 		for name, c := range measureCosts(t) {
 			if was, again := spent[name]; again {
@@ -70,7 +70,14 @@ func TestBudget(t *testing.T) {
 		}
 	}
 	for name, c := range spent {
-		t.Logf("%-16s %6d verified, %5d instructions, %3d bytes of stack, %3d ms", name, c.Verified, c.Instructions, c.Stack, c.LoadMs)
+		t.Logf(
+			"%-16s %6d verified, %5d instructions, %3d bytes of stack, %3d ms",
+			name,
+			c.Verified,
+			c.Instructions,
+			c.Stack,
+			c.LoadMs,
+		)
 		if c.Verified > mostVerified || c.Stack > mostStack {
 			t.Errorf("%s: %+v is more than kernels take", name, c)
 		}
@@ -109,17 +116,36 @@ func compareCosts(spent, budget map[string]cost) (complaints []string) {
 		} {
 			switch {
 			case c.spent > c.allowed:
-				complaints = append(complaints, fmt.Sprintf("%s: %d %s, its budget is %d; make it smaller, or raise the budget with `make budget` and say in the commit what it buys",
-					name, c.spent, c.what, c.allowed))
+				complaints = append(
+					complaints,
+					fmt.Sprintf(
+						"%s: %d %s, its budget is %d; make it smaller, or raise the budget with `make budget` and say in the commit what it buys",
+						name,
+						c.spent,
+						c.what,
+						c.allowed,
+					),
+				)
 			case !c.fickle && float64(c.spent) < lowerFrom*float64(c.allowed):
-				complaints = append(complaints, fmt.Sprintf("%s: only %d %s of a budget of %d; lower it with `make budget`, or it will not notice what grows",
-					name, c.spent, c.what, c.allowed))
+				complaints = append(
+					complaints,
+					fmt.Sprintf(
+						"%s: only %d %s of a budget of %d; lower it with `make budget`, or it will not notice what grows",
+						name,
+						c.spent,
+						c.what,
+						c.allowed,
+					),
+				)
 			}
 		}
 	}
 	for name := range budget {
 		if _, known := spent[name]; !known {
-			complaints = append(complaints, fmt.Sprintf("there is a budget for %s, which is no program; `make budget` takes it out", name))
+			complaints = append(
+				complaints,
+				fmt.Sprintf("there is a budget for %s, which is no program; `make budget` takes it out", name),
+			)
 		}
 	}
 	return complaints
@@ -194,7 +220,11 @@ func measureCosts(t *testing.T) map[string]cost {
 	spec, err := loadPilaster()
 	must(t, err)
 	d := &Datapath{
-		config:  Config{Device: Macvlan, NodePrefix: netip.MustParsePrefix("fd70:696c:6100:1::/64"), Plan: address.DefaultPlan()},
+		config: Config{
+			Device:     Macvlan,
+			NodePrefix: netip.MustParsePrefix("fd70:696c:6100:1::/64"),
+			Plan:       address.DefaultPlan(),
+		},
 		uplink:  &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 100}},
 		nodeFar: 101,
 	}
@@ -207,7 +237,10 @@ func measureCosts(t *testing.T) map[string]cost {
 }
 
 func costsOf(t *testing.T, spec *ebpf.CollectionSpec) map[string]cost {
-	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}})
+	loaded, err := ebpf.NewCollectionWithOptions(
+		spec,
+		ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}},
+	)
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
 		t.Fatalf("%+v", verifier)
@@ -278,5 +311,8 @@ func deepest(t *testing.T, program asm.Instructions, frames []int) int {
 
 // isFunction tells a function's name from a jump's target.
 func isFunction(program asm.Instructions, name string) bool {
-	return slices.ContainsFunc(program, func(i asm.Instruction) bool { return i.IsFunctionCall() && i.Reference() == name })
+	return slices.ContainsFunc(
+		program,
+		func(i asm.Instruction) bool { return i.IsFunctionCall() && i.Reference() == name },
+	)
 }

@@ -60,7 +60,12 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 
 	// What the agent changes is believed at once, whatever was cached.
 	dropped := func(name, reason string) {
-		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{name: name, frame: frame, reason: reason})
+		b.check(
+			t,
+			b.datapath.objects.PilContainer,
+			skb{Ifindex: b.b1.ifindex()},
+			progCase{name: name, frame: frame, reason: reason},
+		)
 	}
 	b.fillCache(t, cached())
 	must(t, b.datapath.deactivate(b.b1.record))
@@ -77,7 +82,13 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 		name: "from the fabric without a key", reason: "no-key",
 		frame: packet.Packet{Source: far, Destination: b.b1.plain(), Body: gram}.Frame(b.uplinkMAC, containerMAC),
 	})
-	must(t, b.datapath.objects.PilKeysV1.Put(uint32(blue.Current().ID), make([]byte, b.datapath.objects.PilKeysV1.ValueSize())))
+	must(
+		t,
+		b.datapath.objects.PilKeysV1.Put(
+			uint32(blue.Current().ID),
+			make([]byte, b.datapath.objects.PilKeysV1.ValueSize()),
+		),
+	)
 	dropped("with a place for a key and none in it", "no-key")
 }
 
@@ -123,7 +134,9 @@ func (b *progBench) cached(t *testing.T, to netip.Addr, mtu uint16) pilasterFlow
 	must(t, b.datapath.objects.PilGenerationV1.Lookup(uint32(0), &generation))
 	seen := sees(b.b3.Addr())
 	f := pilasterFlow{
-		Src: words(b.b1.plain()), Dst: words(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Egress: wayUplink, Translate: 1, Mtu: mtu,
+		Src: words(
+			b.b1.plain(),
+		), Dst: words(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Egress: wayUplink, Translate: 1, Mtu: mtu,
 		Checksum: difference(seen, to),
 	}
 	f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = words(b.b1.seen()), words(seen), b.b1.ifindex(), generation

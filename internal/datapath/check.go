@@ -59,7 +59,8 @@ func (d *Datapath) programOn(l netlink.Link, hook uint32) (ebpf.ProgramID, error
 		return 0, fmt.Errorf("program: list the filters of %s: %w", l.Attrs().Name, err)
 	}
 	for _, f := range filters {
-		if b, ok := f.(*netlink.BpfFilter); ok && b.DirectAction && b.Handle == filterHandle && b.Priority == filterPriority {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.DirectAction && b.Handle == filterHandle &&
+			b.Priority == filterPriority {
 			return ebpf.ProgramID(b.Id), nil
 		}
 	}
@@ -104,12 +105,16 @@ func checkContainerNetwork(r endpoint.Record, in *inside, container netlink.Link
 	}
 	for _, a := range r.Attachments {
 		want := containerAddress(a)
-		if !slices.ContainsFunc(addresses, func(got netlink.Addr) bool { return got.IPNet.String() == want.IPNet.String() }) {
+		if !slices.ContainsFunc(
+			addresses,
+			func(got netlink.Addr) bool { return got.IPNet.String() == want.IPNet.String() },
+		) {
 			return fmt.Errorf("address %v is not on %s", want.IPNet, r.Interface)
 		}
 		neighbour := gatewayNeighbour(container, a)
 		if !slices.ContainsFunc(neighbours, func(got netlink.Neigh) bool {
-			return got.IP.Equal(neighbour.IP) && got.State == neighbour.State && slices.Equal(got.HardwareAddr, neighbour.HardwareAddr)
+			return got.IP.Equal(neighbour.IP) && got.State == neighbour.State &&
+				slices.Equal(got.HardwareAddr, neighbour.HardwareAddr)
 		}) {
 			return fmt.Errorf("neighbour %v is not a permanent one with %v on %s", a.Gateway, gatewayMAC, r.Interface)
 		}

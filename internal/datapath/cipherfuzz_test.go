@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 )
 
-// FuzzKernelCipher: the programs that take a key and try it make of any address what Go's AES-128 makes of it, under the key
-// given last and no other; without a key nothing is made of it.
+// FuzzKernelCipher: the programs that take a key and try it make of any address what Go's AES-128 makes of it, under
+// the key given last and no other; without a key nothing is made of it.
 func FuzzKernelCipher(f *testing.F) {
 	b := newProgBench(f)
 	const first, keyless = 0x5000, 0x5002 // nobody's; two have keys
@@ -44,7 +44,8 @@ func FuzzKernelCipher(f *testing.F) {
 			seen := c.Encrypt(plain).As16()
 			copy(frame[ipv6At+8:], seen[:])
 		}
-		if has := ciphers[id] != nil; has != (result == 0) || !has && dropreason.Reason(result).String() != "no-key" || !bytes.Equal(out, frame) {
+		if has := ciphers[id] != nil; has != (result == 0) || !has && dropreason.Reason(result).String() != "no-key" ||
+			!bytes.Equal(out, frame) {
 			t.Fatalf("result %d for %v under %x, and\n%x, should be\n%x", result, plain, key[:16], out, frame)
 		}
 	})

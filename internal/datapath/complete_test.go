@@ -50,7 +50,10 @@ func newVXLANWire(t *testing.T) *wire {
 		under, err := h.LinkByName("outer")
 		must(t, err)
 		must(t, h.AddrAdd(under, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(outer[i], 64)), Flags: unix.IFA_F_NODAD}))
-		must(t, withSettings(n.ns, func(s settings) error { return s.set("outer", []sysctl{{"ipv6", "accept_dad", "0"}}) }))
+		must(
+			t,
+			withSettings(n.ns, func(s settings) error { return s.set("outer", []sysctl{{"ipv6", "accept_dad", "0"}}) }),
+		)
 		must(t, n.ns.Do(func() error { return sumsInSoftware("outer") }))
 		must(t, h.LinkSetUp(under))
 		tunnel := netlink.NewLinkAttrs()
@@ -101,24 +104,26 @@ func watchSums(t *testing.T, c *testContainer) *sums {
 	events, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerfEventArray})
 	must(t, err)
 	t.Cleanup(func() { events.Close() })
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tell_sum", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-		asm.Mov.Reg(asm.R6, asm.R1),
-		asm.LoadMem(asm.R7, asm.R1, 0, asm.Word), // __sk_buff.len
-		asm.Mov.Imm(asm.R2, 0),
-		asm.FnCsumUpdate.Call(), // the sum, or an error where there is none
-		asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
-		asm.LSh.Imm(asm.R7, 32), // so many bytes of the packet too
-		asm.LoadImm(asm.R3, 0xffffffff, asm.DWord),
-		asm.Or.Reg(asm.R3, asm.R7),
-		asm.Mov.Reg(asm.R1, asm.R6),
-		asm.LoadMapPtr(asm.R2, events.FD()),
-		asm.Mov.Reg(asm.R4, asm.RFP),
-		asm.Add.Imm(asm.R4, -8),
-		asm.Mov.Imm(asm.R5, 8),
-		asm.FnPerfEventOutput.Call(),
-		asm.Mov.Imm(asm.R0, -1), // TCX_NEXT
-		asm.Return(),
-	}})
+	program, err := ebpf.NewProgram(
+		&ebpf.ProgramSpec{Name: "tell_sum", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.LoadMem(asm.R7, asm.R1, 0, asm.Word), // __sk_buff.len
+			asm.Mov.Imm(asm.R2, 0),
+			asm.FnCsumUpdate.Call(), // the sum, or an error where there is none
+			asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
+			asm.LSh.Imm(asm.R7, 32), // so many bytes of the packet too
+			asm.LoadImm(asm.R3, 0xffffffff, asm.DWord),
+			asm.Or.Reg(asm.R3, asm.R7),
+			asm.Mov.Reg(asm.R1, asm.R6),
+			asm.LoadMapPtr(asm.R2, events.FD()),
+			asm.Mov.Reg(asm.R4, asm.RFP),
+			asm.Add.Imm(asm.R4, -8),
+			asm.Mov.Imm(asm.R5, 8),
+			asm.FnPerfEventOutput.Call(),
+			asm.Mov.Imm(asm.R0, -1), // TCX_NEXT
+			asm.Return(),
+		}},
+	)
 	must(t, err)
 	t.Cleanup(func() { program.Close() })
 	s := &sums{t: t, right: map[string]int{}}
@@ -129,7 +134,9 @@ func watchSums(t *testing.T, c *testContainer) *sums {
 		if err != nil {
 			return err
 		}
-		l, err := link.AttachTCX(link.TCXOptions{Interface: eth0.Index, Program: program, Attach: ebpf.AttachTCXIngress})
+		l, err := link.AttachTCX(
+			link.TCXOptions{Interface: eth0.Index, Program: program, Attach: ebpf.AttachTCXIngress},
+		)
 		if err == nil {
 			t.Cleanup(func() { l.Close() })
 		}

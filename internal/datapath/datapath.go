@@ -141,7 +141,11 @@ func stand(c Config) (_ *Datapath, err error) {
 		return nil, fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", c.Uplink, err)
 	}
 	if kind := d.uplink.Attrs().EncapType; kind != UplinkKind {
-		return nil, fmt.Errorf("uplink %s is no Ethernet device (%s); nothing was changed; name the device to the fabric with --uplink", c.Uplink, kind)
+		return nil, fmt.Errorf(
+			"uplink %s is no Ethernet device (%s); nothing was changed; name the device to the fabric with --uplink",
+			c.Uplink,
+			kind,
+		)
 	}
 	if err := d.kinds()[c.Device].suits(d.uplink); err != nil {
 		return nil, err
@@ -197,7 +201,8 @@ func (d *Datapath) Close() error {
 	return errors.Join(append(errs, d.objects.Close())...)
 }
 
-// InvalidateFlows has the programs take nothing that they have cached for true any more, as after every change of a table.
+// InvalidateFlows has the programs take nothing that they have cached for true any more, as after every change of a
+// table.
 func (d *Datapath) InvalidateFlows() error {
 	d.generation.Lock()
 	defer d.generation.Unlock()

@@ -90,7 +90,10 @@ func DumpTables(bpffs string) (Tables, error) {
 		}),
 		pinned(pinSources, func(m *ebpf.Map) error {
 			return each(m, func(k pilasterAddr, v pilasterEpSrc) {
-				t.Sources = append(t.Sources, SourceEntry{k.netip(), v.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId})
+				t.Sources = append(
+					t.Sources,
+					SourceEntry{k.netip(), v.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId},
+				)
 			})
 		}),
 		pinned(pinTenants, func(m *ebpf.Map) error {
@@ -110,7 +113,10 @@ func DumpTables(bpffs string) (Tables, error) {
 			return err
 		}),
 		pinned(pinPorts, func(m *ebpf.Map) error {
-			return each(m, func(device uint32, p pilasterDevEp) { t.Ports = append(t.Ports, PortEntry{device, p.Endpoint}) })
+			return each(
+				m,
+				func(device uint32, p pilasterDevEp) { t.Ports = append(t.Ports, PortEntry{device, p.Endpoint}) },
+			)
 		}),
 		pinned(pinGeneration, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
 		pinned(pinDrops, func(m *ebpf.Map) error {
@@ -187,18 +193,21 @@ func DumpPins(bpffs string) ([]Pin, error) {
 	var all []Pin
 	var errs []error
 	for folder, read := range map[string]func(path string) (Pin, error){mapsFolder: readMap, linksFolder: readLink} {
-		errs = append(errs, filepath.WalkDir(filepath.Join(bpffs, folder), func(path string, e fs.DirEntry, err error) error {
-			if err != nil || e.IsDir() {
-				return err
-			}
-			pin, err := read(path)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		errs = append(
+			errs,
+			filepath.WalkDir(filepath.Join(bpffs, folder), func(path string, e fs.DirEntry, err error) error {
+				if err != nil || e.IsDir() {
+					return err
+				}
+				pin, err := read(path)
+				if err != nil {
+					errs = append(errs, fmt.Errorf("%s: %w", path, err))
+					return nil
+				}
+				all = append(all, pin)
 				return nil
-			}
-			all = append(all, pin)
-			return nil
-		}))
+			}),
+		)
 	}
 	slices.SortFunc(all, func(a, b Pin) int { return cmp.Compare(a.Path, b.Path) })
 	return all, errors.Join(errs...)
@@ -216,7 +225,14 @@ func readMap(path string) (Pin, error) {
 	}
 	id, _ := info.ID()
 	memory, _ := info.Memlock()
-	return Pin{Path: path, Kind: "map", ID: uint32(id), Name: info.Name, MaxEntries: info.MaxEntries, Bytes: memory}, nil
+	return Pin{
+		Path:       path,
+		Kind:       "map",
+		ID:         uint32(id),
+		Name:       info.Name,
+		MaxEntries: info.MaxEntries,
+		Bytes:      memory,
+	}, nil
 }
 
 func readLink(path string) (Pin, error) {
@@ -274,8 +290,8 @@ func programName(id ebpf.ProgramID) string {
 	return fmt.Sprintf("program %d", id)
 }
 
-// DumpHooks lists the tcx hooks of every device, and a netkit's own, where there are programs, and the filters on devices
-// of ours.
+// DumpHooks lists the tcx hooks of every device, and a netkit's own, where there are programs, and the filters on
+// devices of ours.
 func DumpHooks() ([]Hook, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {

@@ -54,7 +54,15 @@ func roleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) rol
 	a := l.Attrs()
 	_, container := deviceID(l)
 	switch {
-	case container, a.Name == nodeDevice, a.Name == nodeFar, isTunnel(l), isGateway(a.Name), a.Name == pipeline.NodeSide, a.Name == pipeline.SwitchSide, a.Name == uplink.Attrs().Name, a.Index == uplink.Attrs().Index:
+	case container,
+		a.Name == nodeDevice,
+		a.Name == nodeFar,
+		isTunnel(l),
+		isGateway(a.Name),
+		a.Name == pipeline.NodeSide,
+		a.Name == pipeline.SwitchSide,
+		a.Name == uplink.Attrs().Name,
+		a.Index == uplink.Attrs().Index:
 		return apart // there stand others of our programs
 	case a.Flags&net.FlagLoopback != 0:
 		return loopback

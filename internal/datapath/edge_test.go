@@ -46,7 +46,13 @@ func (n *testNode) up(t *testing.T, device, address string) net.HardwareAddr {
 	t.Helper()
 	l, err := n.datapath.netlink.LinkByName(device)
 	must(t, err)
-	must(t, n.datapath.netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(netip.MustParseAddr(address), 64)), Flags: unix.IFA_F_NODAD}))
+	must(
+		t,
+		n.datapath.netlink.AddrAdd(
+			l,
+			&netlink.Addr{IPNet: ipNet(netip.PrefixFrom(netip.MustParseAddr(address), 64)), Flags: unix.IFA_F_NODAD},
+		),
+	)
 	must(t, n.datapath.netlink.LinkSetUp(l))
 	must(t, n.ns.WaitUp(t.Context(), device))
 	return l.Attrs().HardwareAddr
@@ -65,7 +71,12 @@ func (n *testNode) forwards(t *testing.T) {
 // defaultRoute leads out whatever nothing else stops.
 func (n *testNode) defaultRoute(t *testing.T, via *testNode) {
 	t.Helper()
-	must(t, n.datapath.netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("::/0")), Gw: via.underlay.AsSlice()}))
+	must(
+		t,
+		n.datapath.netlink.RouteAdd(
+			&netlink.Route{Dst: ipNet(netip.MustParsePrefix("::/0")), Gw: via.underlay.AsSlice()},
+		),
+	)
 }
 
 // claims are packets for a node's containers from anywhere but the fabric, all forged one way or another.
@@ -102,8 +113,19 @@ func TestOtherWaysIn(t *testing.T) {
 		must(t, raw.Send(p.Frame(s.to, raw.MAC())))
 	}
 	sentinelAfter(t, arrived, func(last packet.Sentinel) {
-		must(t, raw.Send(packet.Packet{Source: netip.MustParseAddr("2001:db8:99::2"), Destination: netip.MustParseAddr("2001:db8:99::3"),
-			Body: packet.Raw{Proto: 253, Data: last[:]}}.Frame(s.to, raw.MAC())))
+		must(
+			t,
+			raw.Send(
+				packet.Packet{
+					Source:      netip.MustParseAddr("2001:db8:99::2"),
+					Destination: netip.MustParseAddr("2001:db8:99::3"),
+					Body:        packet.Raw{Proto: 253, Data: last[:]},
+				}.Frame(
+					s.to,
+					raw.MAC(),
+				),
+			),
+		)
 	})
 	if seen := drain(t, inside, c); len(seen) != 1 {
 		t.Errorf("%d packets came in", len(seen)-1)
@@ -139,7 +161,15 @@ func TestHostNetworkProcess(t *testing.T) {
 			before := n.drops(t)[a.why]
 			must(t, n.ns.Do(func() error { return sendFrom(option, a.source, a.to) }))
 			if got := n.drops(t)[a.why] - before; got != 1 {
-				t.Errorf("%s: option %d, from %v to %v: %d drops for %s, want 1", a.name, option, a.source, a.to, got, a.why)
+				t.Errorf(
+					"%s: option %d, from %v to %v: %d drops for %s, want 1",
+					a.name,
+					option,
+					a.source,
+					a.to,
+					got,
+					a.why,
+				)
 			}
 		}
 	}
@@ -169,7 +199,11 @@ func TestAnotherNode(t *testing.T) {
 	reserved, absent := address.Split(far.plain()), address.Split(c.plain())
 	reserved.App = firstReserved
 	absent.Index++
-	about := packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{2: 5}, Payload: packet.Packet{Source: c.plain(), Destination: sibling.plain(), Body: gram}.Marshal()}
+	about := packet.ICMP{
+		Type:    packet.PacketTooBig,
+		Rest:    [4]byte{2: 5},
+		Payload: packet.Packet{Source: c.plain(), Destination: sibling.plain(), Body: gram}.Marshal(),
+	}
 	for _, a := range []struct {
 		name       string
 		source, to netip.Addr
@@ -253,7 +287,8 @@ func TestEachProgramMissing(t *testing.T) {
 			for _, s := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
 				must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
 			}) {
-				if p, err := s.Packet(); err == nil && (address.DefaultPlan().Private.Contains(p.Source) || address.DefaultPlan().Private.Contains(p.Destination)) {
+				if p, err := s.Packet(); err == nil &&
+					(address.DefaultPlan().Private.Contains(p.Source) || address.DefaultPlan().Private.Contains(p.Destination)) {
 					t.Errorf("leaked to the wire: %+v", p)
 				}
 			}

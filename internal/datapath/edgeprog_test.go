@@ -47,14 +47,37 @@ func (b *progBench) fromEdge() []progCase {
 		{name: "another node", frame: from(b.far.address(), node), next: true},
 		{name: "a service in our /64", frame: from(service, node), next: true},
 		{name: "an address that reads like a tenant's", frame: from(tenantLike, node), next: true},
-		{name: "neighbour discovery", frame: packet.Packet{Source: netip.MustParseAddr("fe80::2"), Destination: netip.MustParseAddr("ff02::1:ff00:1"), Body: packet.ICMP{Type: packet.NeighborSolicitation}}.Frame(everybody, containerMAC), next: true},
+		{
+			name: "neighbour discovery",
+			frame: packet.Packet{
+				Source:      netip.MustParseAddr("fe80::2"),
+				Destination: netip.MustParseAddr("ff02::1:ff00:1"),
+				Body:        packet.ICMP{Type: packet.NeighborSolicitation},
+			}.Frame(
+				everybody,
+				containerMAC,
+			),
+			next: true,
+		},
 
 		{name: "a container here", frame: from(b.b1.plain(), node), reason: "own-source"},
-		{name: "nobody here", frame: from(ours(func(p *address.Plain) { p.Index++ }), b.far.underlay), reason: "own-source"},
+		{
+			name:   "nobody here",
+			frame:  from(ours(func(p *address.Plain) { p.Index++ }), b.far.underlay),
+			reason: "own-source",
+		},
 		{name: "the node itself", frame: from(node, b.underlay), reason: "own-source"},
 		{name: "another node's container", frame: from(b.b3.Addr(), node), reason: "tenant-to-node"},
-		{name: "another node's container, to the underlay", frame: from(b.b3.Addr(), b.underlay), reason: "tenant-to-node"},
-		{name: "another node's container, to a container", frame: from(b.b3.Addr(), b.b1.plain()), reason: "tenant-to-node"},
+		{
+			name:   "another node's container, to the underlay",
+			frame:  from(b.b3.Addr(), b.underlay),
+			reason: "tenant-to-node",
+		},
+		{
+			name:   "another node's container, to a container",
+			frame:  from(b.b3.Addr(), b.b1.plain()),
+			reason: "tenant-to-node",
+		},
 		{name: "what containers see", frame: from(b.b1.seen(), node), reason: "private-outside"},
 		{name: "to what containers see", frame: from(stranger, b.b1.seen()), reason: "private-outside"},
 	}
@@ -116,7 +139,9 @@ func TestFromPort(t *testing.T) {
 			c.frame = append(append(bytes.Clone(lldp[:5]), last), c.frame[6:]...)
 			b.check(t, b.datapath.objects.PilPortIn, skb{Ifindex: index}, c)
 		}
-		forward.name, forward.frame = c.name+", to an address that is not reserved", append(append(bytes.Clone(lldp[:5]), 0x10), c.frame[6:]...)
+		forward.name, forward.frame = c.name+", to an address that is not reserved", append(
+			append(bytes.Clone(lldp[:5]), 0x10),
+			c.frame[6:]...)
 		b.check(t, b.datapath.objects.PilPortIn, skb{Ifindex: index}, forward)
 	}
 }
@@ -130,7 +155,12 @@ func TestToEdge(t *testing.T) {
 			c.name += ", by " + device
 			b.check(t, b.datapath.objects.PilEdgeOut, skb{Ifindex: index}, c)
 			c.name += ", marked"
-			b.check(t, b.datapath.objects.PilEdgeOut, skb{Ifindex: index, IngressIfindex: b.b1.ifindex(), Mark: b.mark(t)}, c)
+			b.check(
+				t,
+				b.datapath.objects.PilEdgeOut,
+				skb{Ifindex: index, IngressIfindex: b.b1.ifindex(), Mark: b.mark(t)},
+				c,
+			)
 		}
 	}
 }
@@ -155,7 +185,12 @@ func FuzzFromPort(f *testing.F) {
 	for i, c := range cases {
 		cases[i].frame = append(bytes.Clone(lldp[:6]), c.frame[6:]...)
 	}
-	b.fuzzEdge(f, cases, func(frame []byte) bool { return bytes.Equal(frame[:5], lldp[:5]) && frame[5] <= 0x0f }, b.forgedInward)
+	b.fuzzEdge(
+		f,
+		cases,
+		func(frame []byte) bool { return bytes.Equal(frame[:5], lldp[:5]) && frame[5] <= 0x0f },
+		b.forgedInward,
+	)
 }
 
 // FuzzToEdge: the host's own stack leaves by no interface as a container or to one.
@@ -168,7 +203,12 @@ func FuzzToEdge(f *testing.F) {
 }
 
 // fuzzEdge has an interface whose MAC no frame is for, unless it is for everybody.
-func (b *fuzzBench) fuzzEdge(f *testing.F, cases []progCase, judged func(frame []byte) bool, forged func(source, destination netip.Addr) bool) {
+func (b *fuzzBench) fuzzEdge(
+	f *testing.F,
+	cases []progCase,
+	judged func(frame []byte) bool,
+	forged func(source, destination netip.Addr) bool,
+) {
 	eth1 := b.edgeDevices(f)["eth1"]
 	for _, frame := range frames(cases) {
 		f.Add(frame, byte(0), byte(0), byte(0))

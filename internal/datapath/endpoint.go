@@ -23,7 +23,8 @@ func (d *Datapath) Attach(r endpoint.Record) error {
 // own notes whose a device is, for events.
 func (d *Datapath) own(r endpoint.Record) { d.owners.Store(uint32(r.Device.HostIfindex), r.ID) }
 
-// MissingDevices looks for the devices of active endpoints, and says of those that are gone why they cannot be brought back.
+// MissingDevices looks for the devices of active endpoints, and says of those that are gone why they cannot be brought
+// back.
 func (d *Datapath) MissingDevices(records []endpoint.Record) (gone map[endpoint.ID]error, err error) {
 	gone = map[endpoint.ID]error{}
 	var errs []error

@@ -21,7 +21,10 @@ func cut(whole packet.Packet, id uint32, spans ...[2]int) (fragments []packet.Pa
 	upper := plain.Marshal()[40:]
 	for _, s := range spans {
 		f := whole
-		f.Extensions = append(append([]packet.Extension{}, whole.Extensions...), packet.Fragment(uint16(s[0]), s[1] < len(upper), id))
+		f.Extensions = append(
+			append([]packet.Extension{}, whole.Extensions...),
+			packet.Fragment(uint16(s[0]), s[1] < len(upper), id),
+		)
 		f.Body = packet.Raw{Proto: whole.Body.Protocol(), Data: upper[s[0]:s[1]]}
 		fragments = append(fragments, f)
 	}
@@ -53,7 +56,10 @@ func TestHeadersOnTheWire(t *testing.T) {
 		}
 	}
 	hop, options := padding(packet.HopByHop), padding(packet.DestinationOptions)
-	unknown := packet.Extension{Type: packet.DestinationOptions, Data: []byte{0x1e, 4, 1, 2, 3, 4}} // skipped by who does not know it
+	unknown := packet.Extension{
+		Type: packet.DestinationOptions,
+		Data: []byte{0x1e, 4, 1, 2, 3, 4},
+	} // skipped by who does not know it
 	for i, c := range []struct {
 		name    string
 		whole   func(from, to netip.Addr, hops uint8) packet.Packet
@@ -79,7 +85,11 @@ func TestHeadersOnTheWire(t *testing.T) {
 		{name: "encrypted payload", whole: with(packet.Raw{Proto: 50, Data: data})},
 		{name: "authentication", whole: with(packet.Raw{Proto: authHeader, Data: append([]byte{17, 4, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1}, make([]byte, 12+136)...)})},
 	} {
-		inside, outside := []packet.Packet{c.whole(a.seen(), b.seen(), 64)}, []packet.Packet{c.whole(a.plain(), b.plain(), 63)}
+		inside, outside := []packet.Packet{
+			c.whole(a.seen(), b.seen(), 64),
+		}, []packet.Packet{
+			c.whole(a.plain(), b.plain(), 63),
+		}
 		if c.spans != nil {
 			inside, outside = cut(inside[0], uint32(i+1), c.spans...), cut(outside[0], uint32(i+1), c.spans...)
 			for k := range c.spans {
@@ -102,7 +112,8 @@ func TestHeadersOnTheWire(t *testing.T) {
 				t.Errorf("%s: packet %d on the wire: %x, not %x", c.name, k+1, seen[min(k, len(seen)-1)], p.Marshal())
 			}
 		}
-		if got := w.nodes[0].drops(t)["malformed"] - malformed; got != uint64(c.dropped) || len(seen) != len(outside)-c.dropped+1 {
+		if got := w.nodes[0].drops(t)["malformed"] - malformed; got != uint64(c.dropped) ||
+			len(seen) != len(outside)-c.dropped+1 {
 			t.Errorf("%s: %d drops, %d packets on the wire", c.name, got, len(seen)-1)
 		}
 		want := [][]byte{mark}

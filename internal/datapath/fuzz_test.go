@@ -64,7 +64,11 @@ func newFuzzBench(f *testing.F) *fuzzBench {
 func newModelBench(f testing.TB) *fuzzBench {
 	b := &fuzzBench{progBench: newProgBench(f), jobs: make(chan func())}
 	// Blue's key is being renewed: it has containers of two ids.
-	b.model = model{b.prefix, []*testContainer{b.b1, b.b2, b.r1, b.add(f, plain, 1), b.add(f, renewed, 1)}, map[string]tenant.Tenant{}}
+	b.model = model{
+		b.prefix,
+		[]*testContainer{b.b1, b.b2, b.r1, b.add(f, plain, 1), b.add(f, renewed, 1)},
+		map[string]tenant.Tenant{},
+	}
 	for _, of := range []tenant.Tenant{renewed, red, plain} {
 		b.tenants[of.Name] = of
 	}
@@ -72,7 +76,9 @@ func newModelBench(f testing.TB) *fuzzBench {
 		other := address.Split(c.plain())
 		other.Node = b.far.prefix
 		reserved, nobody, foreign := other, other, other
-		reserved.App, nobody.Node, foreign.Node = firstReserved, b.prefix, netip.MustParsePrefix("fd70:696c:6200:1::/64")
+		reserved.App, nobody.Node, foreign.Node = firstReserved, b.prefix, netip.MustParsePrefix(
+			"fd70:696c:6200:1::/64",
+		)
 		nobody.Index += 7
 		for _, p := range []address.Plain{other, reserved, nobody, foreign, {Node: b.far.prefix, App: 1, Index: 1}} {
 			if c.cipher != nil {
@@ -153,7 +159,12 @@ const answered = verdictRedirect + 1<<16
 // send runs the program on a frame, and holds what is true of every packet and every program.
 func (b *fuzzBench) send(t *testing.T, frame []byte, ctx *skb) (verdict uint32, out []byte) {
 	t.Helper()
-	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+answerLength), Context: *ctx, ContextOut: ctx}
+	options := &ebpf.RunOptions{
+		Data:       frame,
+		DataOut:    make([]byte, len(frame)+answerLength),
+		Context:    *ctx,
+		ContextOut: ctx,
+	}
 	answer := make(chan error)
 	b.jobs <- func() {
 		var err error
@@ -334,7 +345,11 @@ func FuzzToFabric(f *testing.F) {
 		whole := !ours && len(frame) >= ipv6At+40
 		forged := whole && hidesInTag(frame)
 		if whole && frame[12] == 0x86 && frame[13] == 0xdd {
-			source, destination := netip.AddrFrom16([16]byte(frame[ipv6At+8:])), netip.AddrFrom16([16]byte(frame[ipv6At+24:]))
+			source, destination := netip.AddrFrom16(
+				[16]byte(frame[ipv6At+8:]),
+			), netip.AddrFrom16(
+				[16]byte(frame[ipv6At+24:]),
+			)
 			forged = claimsTenant(source) || onlyInside(source) || onlyInside(destination)
 		}
 		if want := map[bool]uint32{true: verdictDrop, false: verdictNext}[forged]; verdict != want {
@@ -376,8 +391,12 @@ func FuzzDecodeEvent(f *testing.F) {
 		}
 		if e.Count != binary.NativeEndian.Uint64(sample[8:]) || e.Lost != binary.NativeEndian.Uint64(sample[16:]) ||
 			e.Source != source || e.Destination != destination ||
-			e.Reason != dropreason.Reason(word(sample[56:])).String() || e.Ifindex != int(word(sample[64:])) || e.Length != int(word(sample[68:])) ||
-			e.SourcePort != port(sample[72:]) || e.DestinationPort != port(sample[74:]) || e.Protocol != sample[76] || e.Rule != word(sample[80:]) {
+			e.Reason != dropreason.Reason(word(sample[56:])).
+				String() ||
+			e.Ifindex != int(word(sample[64:])) || e.Length != int(word(sample[68:])) ||
+			e.SourcePort != port(
+				sample[72:],
+			) || e.DestinationPort != port(sample[74:]) || e.Protocol != sample[76] || e.Rule != word(sample[80:]) {
 			t.Fatalf("%x became %+v", sample, e)
 		}
 	})

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// gatewaySide is one of the two devices by which the gateway of the second network, whose stack is in a namespace of its own,
-// is joined to the node: the switch is behind the one, the fabric behind the other.
+// gatewaySide is one of the two devices by which the gateway of the second network, whose stack is in a namespace of
+// its own, is joined to the node: the switch is behind the one, the fabric behind the other.
 type gatewaySide struct {
 	index   func(*pilasterNimitzNode) *uint32
 	program func(*pilasterObjects) *ebpf.Program
@@ -38,7 +38,8 @@ func (d *Datapath) PlugUnderlay(device string) error {
 	return nil
 }
 
-// plugGateway has a program stand before anything is sent to the device. One that works already Restore moves, as all hooks.
+// plugGateway has a program stand before anything is sent to the device. One that works already Restore moves, as all
+// hooks.
 func (d *Datapath) plugGateway(s gatewaySide, device string) (index uint32, err error) {
 	l, err := d.netlink.LinkByName(device)
 	if err != nil {
@@ -61,7 +62,14 @@ func (d *Datapath) plugGateway(s gatewaySide, device string) (index uint32, err 
 }
 
 func (d *Datapath) attachGateway(s gatewaySide, l netlink.Link) error {
-	return AttachFilter(d.netlink, l.Attrs().Index, l.Attrs().Name, netlink.HANDLE_MIN_INGRESS, s.program(&d.objects), s.name)
+	return AttachFilter(
+		d.netlink,
+		l.Attrs().Index,
+		l.Attrs().Name,
+		netlink.HANDLE_MIN_INGRESS,
+		s.program(&d.objects),
+		s.name,
+	)
 }
 
 // reattachGateway moves the hooks of the devices that are plugged to the programs of this build.
@@ -104,7 +112,14 @@ func (d *Datapath) gatewayProblems() ([]string, error) {
 			err = d.checkProgram(l, netlink.HANDLE_MIN_INGRESS, s.program(&d.objects), s.name)
 		}
 		if err != nil {
-			problems = append(problems, fmt.Sprintf("the gateway's device with program %s: %v; restart the agent to bring the gateway back", s.name, err))
+			problems = append(
+				problems,
+				fmt.Sprintf(
+					"the gateway's device with program %s: %v; restart the agent to bring the gateway back",
+					s.name,
+					err,
+				),
+			)
 		}
 	}
 	return problems, nil

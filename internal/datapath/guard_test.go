@@ -34,7 +34,10 @@ func (n *testNode) guardedNIC(t *testing.T, peer *testNode) (side, *testContaine
 	defer h.Close()
 	eth0, err := h.LinkByName(s.device)
 	must(t, err)
-	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(strangerAddress, 64)), Flags: unix.IFA_F_NODAD}))
+	must(
+		t,
+		h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(strangerAddress, 64)), Flags: unix.IFA_F_NODAD}),
+	)
 	for _, to := range []netip.Prefix{n.prefix, netip.PrefixFrom(peer.underlay, 128)} {
 		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: netip.MustParseAddr("2001:db8:99::1").AsSlice()}))
 	}
@@ -206,7 +209,13 @@ func (n *testNode) tun(t testing.TB, name string) *os.File {
 	t.Cleanup(func() { file.Close() })
 	l, err := n.datapath.netlink.LinkByName(name)
 	must(t, err)
-	must(t, n.datapath.netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("2001:db8:98::/64")), Flags: unix.IFA_F_NODAD}))
+	must(
+		t,
+		n.datapath.netlink.AddrAdd(
+			l,
+			&netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("2001:db8:98::/64")), Flags: unix.IFA_F_NODAD},
+		),
+	)
 	must(t, n.datapath.netlink.LinkSetUp(l))
 	return file
 }
@@ -228,14 +237,21 @@ func TestWithoutEthernet(t *testing.T) {
 			if e.Reason == "nd-ignored" || e.Reason == "mld-ignored" {
 				continue
 			}
-			if e.Hook != hook || e.Reason != why || e.Source != source || e.Destination != to || e.Protocol != packet.ProtocolUDP || e.DestinationPort == 0 || e.Length != 40+8+len("it is me") {
+			if e.Hook != hook || e.Reason != why || e.Source != source || e.Destination != to ||
+				e.Protocol != packet.ProtocolUDP ||
+				e.DestinationPort == 0 ||
+				e.Length != 40+8+len("it is me") {
 				t.Errorf("%s: %+v, want a drop for %s from %v to %v", hook, e, why, source, to)
 			}
 			return
 		}
 		t.Fatalf("%s: nothing was told", hook)
 	}
-	forged := packet.Packet{Source: c.seen(), Destination: n.address(), Body: packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: []byte("it is me")}}.Marshal()
+	forged := packet.Packet{
+		Source:      c.seen(),
+		Destination: n.address(),
+		Body:        packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: []byte("it is me")},
+	}.Marshal()
 	_, err = tun.Write(forged)
 	must(t, err)
 	next("edge-in", "private-outside", c.seen(), n.address())
@@ -261,9 +277,16 @@ func TestWithoutEthernet(t *testing.T) {
 	}))
 	defer ordinary.Close()
 	must(t, ordinary.SetDeadline(deadline()))
-	_, err = tun.Write(packet.Packet{Source: there, Destination: n.address(), Body: packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: []byte("hello")}}.Marshal())
+	_, err = tun.Write(
+		packet.Packet{
+			Source:      there,
+			Destination: n.address(),
+			Body:        packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: []byte("hello")},
+		}.Marshal(),
+	)
 	must(t, err)
-	if size, from, err := ordinary.ReadFromUDPAddrPort(buf); err != nil || from.Addr() != there || string(buf[:size]) != "hello" {
+	if size, from, err := ordinary.ReadFromUDPAddrPort(buf); err != nil || from.Addr() != there ||
+		string(buf[:size]) != "hello" {
 		t.Errorf("%q from %v, %v", buf[:size], from, err)
 	}
 }
@@ -317,8 +340,18 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 				t.Helper()
 				status, err := d().Status()
 				must(t, err)
-				if slices.Sort(status.Guarded); !slices.Equal(status.Guarded, guarded) || n.edgePins(t) != 1+2*len(guarded)+ports || len(status.Problems) > 0 {
-					t.Errorf("%s: guarded %q with %d pins, want lo, %q and %d ports; %q", when, status.Guarded, n.edgePins(t), guarded, ports, status.Problems)
+				if slices.Sort(status.Guarded); !slices.Equal(status.Guarded, guarded) ||
+					n.edgePins(t) != 1+2*len(guarded)+ports ||
+					len(status.Problems) > 0 {
+					t.Errorf(
+						"%s: guarded %q with %d pins, want lo, %q and %d ports; %q",
+						when,
+						status.Guarded,
+						n.edgePins(t),
+						guarded,
+						ports,
+						status.Problems,
+					)
 				}
 			}
 			attrs := netlink.NewLinkAttrs()
@@ -328,7 +361,9 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 			must(t, err)
 			eth2, err := d().netlink.LinkByName("eth2")
 			must(t, err)
-			if status, err := d().Status(); err != nil || !status.Healthy || !says(status, "program edge_in is not on eth1") || !says(status, "program edge_out is not on eth2") {
+			if status, err := d().Status(); err != nil || !status.Healthy ||
+				!says(status, "program edge_in is not on eth1") ||
+				!says(status, "program edge_out is not on eth2") {
 				t.Errorf("before: %+v, %v", status.Problems, err)
 			}
 			take(eth1)
@@ -378,7 +413,14 @@ func TestEdgeProgramsOfOthers(t *testing.T) {
 	must(t, n.ns.Do(func() error {
 		eth1, err := net.InterfaceByName("eth1")
 		must(t, err)
-		other, err := link.AttachTCX(link.TCXOptions{Interface: eth1.Index, Program: n.datapath.objects.PilTryCipher, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		other, err := link.AttachTCX(
+			link.TCXOptions{
+				Interface: eth1.Index,
+				Program:   n.datapath.objects.PilTryCipher,
+				Attach:    ebpf.AttachTCXIngress,
+				Anchor:    link.Head(),
+			},
+		)
 		must(t, err)
 		t.Cleanup(func() { other.Close() })
 		return nil

@@ -44,34 +44,115 @@ func (b *progBench) fabricErrors() []progCase {
 		return packet.Packet{Source: from, Destination: to, Body: body, Extensions: extensions}.Marshal()
 	}
 	options := []packet.Extension{padding(packet.HopByHop), padding(packet.DestinationOptions)}
-	first, later, middle := packet.Fragment(0, true, 9), packet.Fragment(64, false, 9), packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 64)}
+	first, later, middle := packet.Fragment(
+		0,
+		true,
+		9,
+	), packet.Fragment(
+		64,
+		false,
+		9,
+	), packet.Raw{
+		Proto: packet.ProtocolUDP,
+		Data:  make([]byte, 64),
+	}
 	zeroSum := segment // of which the payload makes it so
 	zeroSum.Payload = []byte{0, 0}
 	sum := packet.Checksum(b1, b3, packet.ProtocolTCP, unsummed(zeroSum))
 	zeroSum.Payload = []byte{byte(sum >> 8), byte(sum)}
-	absent := packet.Packet{Source: router, Destination: address.Plain{Node: b.prefix, Tenant: 1, App: 1, Index: 5}.Addr(), Body: tooBig(quote(b1, b3))}
+	absent := packet.Packet{
+		Source:      router,
+		Destination: address.Plain{Node: b.prefix, Tenant: 1, App: 1, Index: 5}.Addr(),
+		Body:        tooBig(quote(b1, b3)),
+	}
 
 	return []progCase{
 		{name: "too big", frame: from(router, tooBig(quote(b1, b3))), out: with(tooBig(quote(b.b1.seen(), sees(b3))))},
-		{name: "too big, from the cache", frame: from(router, tooBig(quote(b1, b3))), out: with(tooBig(quote(b.b1.seen(), sees(b3))))},
-		{name: "time exceeded, from a node", frame: from(b.far.prefix.Addr().Next(), packet.ICMP{Type: packet.TimeExceeded, Payload: quote(b1, b3)}),
-			out: with(packet.ICMP{Type: packet.TimeExceeded, Payload: quote(b.b1.seen(), sees(b3))})},
-		{name: "about a packet with options", frame: from(router, tooBig(carrying(b1, b3, gram, options...))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), gram, options...)))},
-		{name: "about a first fragment", frame: from(router, tooBig(carrying(b1, b3, gram, first))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), gram, first)))},
-		{name: "about a later fragment", frame: from(router, tooBig(carrying(b1, b3, middle, later))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), middle, later)))},
-		{name: "about a TCP segment with a checksum of 0", frame: from(router, tooBig(carrying(b1, b3, zeroSum))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), zeroSum)))},
-		{name: "about an echo", frame: from(router, tooBig(carrying(b1, b3, echo))), out: with(tooBig(carrying(b.b1.seen(), sees(b3), echo)))},
-		{name: "about an error", frame: from(router, tooBig(carrying(b1, b3, tooBig(quote(b3, b1))))), reason: "icmp-quote"},
-		{name: "about a packet with a routing header", frame: from(router, tooBig(carrying(b1, b3, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)}))), reason: "icmp-quote"},
+		{
+			name:  "too big, from the cache",
+			frame: from(router, tooBig(quote(b1, b3))),
+			out:   with(tooBig(quote(b.b1.seen(), sees(b3)))),
+		},
+		{
+			name:  "time exceeded, from a node",
+			frame: from(b.far.prefix.Addr().Next(), packet.ICMP{Type: packet.TimeExceeded, Payload: quote(b1, b3)}),
+			out:   with(packet.ICMP{Type: packet.TimeExceeded, Payload: quote(b.b1.seen(), sees(b3))}),
+		},
+		{
+			name:  "about a packet with options",
+			frame: from(router, tooBig(carrying(b1, b3, gram, options...))),
+			out:   with(tooBig(carrying(b.b1.seen(), sees(b3), gram, options...))),
+		},
+		{
+			name:  "about a first fragment",
+			frame: from(router, tooBig(carrying(b1, b3, gram, first))),
+			out:   with(tooBig(carrying(b.b1.seen(), sees(b3), gram, first))),
+		},
+		{
+			name:  "about a later fragment",
+			frame: from(router, tooBig(carrying(b1, b3, middle, later))),
+			out:   with(tooBig(carrying(b.b1.seen(), sees(b3), middle, later))),
+		},
+		{
+			name:  "about a TCP segment with a checksum of 0",
+			frame: from(router, tooBig(carrying(b1, b3, zeroSum))),
+			out:   with(tooBig(carrying(b.b1.seen(), sees(b3), zeroSum))),
+		},
+		{
+			name:  "about an echo",
+			frame: from(router, tooBig(carrying(b1, b3, echo))),
+			out:   with(tooBig(carrying(b.b1.seen(), sees(b3), echo))),
+		},
+		{
+			name:   "about an error",
+			frame:  from(router, tooBig(carrying(b1, b3, tooBig(quote(b3, b1))))),
+			reason: "icmp-quote",
+		},
+		{
+			name: "about a packet with a routing header",
+			frame: from(
+				router,
+				tooBig(carrying(b1, b3, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})),
+			),
+			reason: "icmp-quote",
+		},
 		{name: "an echo of a router", frame: from(router, echo), reason: "tenant-mismatch"},
 		{name: "an error that quotes nothing", frame: from(router, tooBig(nil)), reason: "icmp-quote"},
-		{name: "an error that quotes half a header", frame: from(router, tooBig(quote(b1, b3)[:30])), reason: "icmp-quote"},
-		{name: "an error about another container's packet", frame: from(router, tooBig(quote(b.b2.plain(), b3))), reason: "icmp-quote"},
-		{name: "an error about a packet that never left", frame: from(router, tooBig(quote(b1, b.b2.plain()))), reason: "icmp-quote"},
-		{name: "an error of another container about its peer's packet", frame: from(b3.Next(), tooBig(quote(b1, b3))), reason: "icmp-quote"},
-		{name: "an error about another tenant's peer", frame: from(router, tooBig(quote(b1, red3))), reason: "tenant-mismatch"},
-		{name: "an error about the internet", frame: from(router, tooBig(quote(b1, router))), reason: "tenant-mismatch"},
-		{name: "an error about a ciphertext", frame: from(router, tooBig(quote(b1, sees(b3)))), reason: "tenant-mismatch"},
+		{
+			name:   "an error that quotes half a header",
+			frame:  from(router, tooBig(quote(b1, b3)[:30])),
+			reason: "icmp-quote",
+		},
+		{
+			name:   "an error about another container's packet",
+			frame:  from(router, tooBig(quote(b.b2.plain(), b3))),
+			reason: "icmp-quote",
+		},
+		{
+			name:   "an error about a packet that never left",
+			frame:  from(router, tooBig(quote(b1, b.b2.plain()))),
+			reason: "icmp-quote",
+		},
+		{
+			name:   "an error of another container about its peer's packet",
+			frame:  from(b3.Next(), tooBig(quote(b1, b3))),
+			reason: "icmp-quote",
+		},
+		{
+			name:   "an error about another tenant's peer",
+			frame:  from(router, tooBig(quote(b1, red3))),
+			reason: "tenant-mismatch",
+		},
+		{
+			name:   "an error about the internet",
+			frame:  from(router, tooBig(quote(b1, router))),
+			reason: "tenant-mismatch",
+		},
+		{
+			name:   "an error about a ciphertext",
+			frame:  from(router, tooBig(quote(b1, sees(b3)))),
+			reason: "tenant-mismatch",
+		},
 		{name: "an error for nobody", frame: absent.Frame(b.uplinkMAC, containerMAC), reason: "no-endpoint"},
 	}
 }
@@ -100,7 +181,10 @@ func newRoutedWire(t *testing.T, narrow int) *wire {
 	must(t, err)
 	defer h.Close()
 	must(t, withSettings(router, func(s settings) error {
-		return errors.Join(s.set("all", []sysctl{{"ipv6", "forwarding", "1"}}), s.set("default", []sysctl{{"ipv6", "accept_dad", "0"}}))
+		return errors.Join(
+			s.set("all", []sysctl{{"ipv6", "forwarding", "1"}}),
+			s.set("default", []sysctl{{"ipv6", "accept_dad", "0"}}),
+		)
 	}))
 	for i, mtu := range []int{1500, narrow} {
 		n := &testNode{

@@ -147,8 +147,12 @@ func (in *inside) routesAreFree(attachments []endpoint.Attachment, container net
 		for _, wanted := range a.Routes {
 			for _, other := range there {
 				if other.LinkIndex != container.Attrs().Index && prefixOf(other.Dst) == wanted {
-					return fmt.Errorf("the container has a route %v by its device %d already, which would be cut off; nothing was changed: "+
-						"one interface of Pilaster is enough for a container; or take that route away", wanted, other.LinkIndex)
+					return fmt.Errorf(
+						"the container has a route %v by its device %d already, which would be cut off; nothing was changed: "+
+							"one interface of Pilaster is enough for a container; or take that route away",
+						wanted,
+						other.LinkIndex,
+					)
 				}
 			}
 		}
@@ -175,7 +179,11 @@ func (in *inside) waitForAddresses(ctx context.Context, r endpoint.Record) error
 			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("address %v is not local to the container: %w", a.Address, errors.Join(context.Cause(ctx), err))
+				return fmt.Errorf(
+					"address %v is not local to the container: %w",
+					a.Address,
+					errors.Join(context.Cause(ctx), err),
+				)
 			case <-time.After(time.Millisecond):
 			}
 		}

@@ -21,7 +21,17 @@ func (l aLink) Type() string              { return l.kind }
 // TestWhichInterfacesAreGuarded has those that no kernel here can make, too.
 func TestWhichInterfacesAreGuarded(t *testing.T) {
 	make := func(index int, name, kind string, parent, master int, more ...func(*netlink.LinkAttrs)) netlink.Link {
-		l := aLink{netlink.LinkAttrs{Index: index, Name: name, ParentIndex: parent, MasterIndex: master, NetNsID: -1, EncapType: "ether"}, kind}
+		l := aLink{
+			netlink.LinkAttrs{
+				Index:       index,
+				Name:        name,
+				ParentIndex: parent,
+				MasterIndex: master,
+				NetNsID:     -1,
+				EncapType:   "ether",
+			},
+			kind,
+		}
 		for _, change := range more {
 			change(&l.LinkAttrs)
 		}
@@ -33,11 +43,43 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 		return func(a *netlink.LinkAttrs) { a.EncapType = kind }
 	}
 	others := []netlink.Link{
-		make(1, "lo", "device", 0, 0, loops), make(20, "eth1", "device", 0, 0), make(21, "docker0", "bridge", 0, 0), make(22, "veth1", "veth", 30, 21, elsewhere),
-		make(23, "cali1", "veth", 10, 0, elsewhere), make(24, "tun0", "tun", 0, 0, encap("none")), make(25, "wg0", "wireguard", 0, 0, encap("none")),
-		make(26, "vrf0", "vrf", 0, 0), make(27, "eth2", "device", 0, 26), make(28, "bond0", "bond", 0, 0), make(29, "eth3", "device", 0, 28),
-		make(31, "ifb0", "ifb", 0, 0), make(32, "can0", "can", 0, 0, encap("can")), make(33, "nlmon0", "nlmon", 0, 0, encap("netlink")), make(34, "lost", "veth", 0, 99),
-		make(35, "pil7", "veth", 0, 0), make(36, "pil007", "veth", 0, 0), make(37, nodeDevice, "veth", 38, 0), make(38, nodeFar, "veth", 37, 0), make(40, "eth0", "device", 0, 0),
+		make(
+			1,
+			"lo",
+			"device",
+			0,
+			0,
+			loops,
+		), make(20, "eth1", "device", 0, 0), make(21, "docker0", "bridge", 0, 0), make(22, "veth1", "veth", 30, 21, elsewhere),
+		make(
+			23,
+			"cali1",
+			"veth",
+			10,
+			0,
+			elsewhere,
+		), make(24, "tun0", "tun", 0, 0, encap("none")), make(25, "wg0", "wireguard", 0, 0, encap("none")),
+		make(
+			26,
+			"vrf0",
+			"vrf",
+			0,
+			0,
+		), make(27, "eth2", "device", 0, 26), make(28, "bond0", "bond", 0, 0), make(29, "eth3", "device", 0, 28),
+		make(
+			31,
+			"ifb0",
+			"ifb",
+			0,
+			0,
+		), make(32, "can0", "can", 0, 0, encap("can")), make(33, "nlmon0", "nlmon", 0, 0, encap("netlink")), make(34, "lost", "veth", 0, 99),
+		make(
+			35,
+			"pil7",
+			"veth",
+			0,
+			0,
+		), make(36, "pil007", "veth", 0, 0), make(37, nodeDevice, "veth", 38, 0), make(38, nodeFar, "veth", 37, 0), make(40, "eth0", "device", 0, 0),
 	}
 	always := []string{"eth1", "docker0", "cali1", "tun0", "wg0", "vrf0", "eth2", "bond0", "lost", "pil007"}
 	ports := []string{"veth1", "eth3"}
@@ -66,8 +108,19 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 			})
 			got[is] = append(got[is], l.Attrs().Name)
 		}
-		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[edge], want) || !slices.Equal(got[port], ports) || !slices.Equal(got[loopback], []string{"lo"}) {
-			t.Errorf("uplink %s (%s): guarded are %q with ports %q and %q, want %q with %q and lo", c.uplink.Attrs().Name, c.uplink.Type(), got[edge], got[port], got[loopback], want, ports)
+		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[edge], want) ||
+			!slices.Equal(got[port], ports) ||
+			!slices.Equal(got[loopback], []string{"lo"}) {
+			t.Errorf(
+				"uplink %s (%s): guarded are %q with ports %q and %q, want %q with %q and lo",
+				c.uplink.Attrs().Name,
+				c.uplink.Type(),
+				got[edge],
+				got[port],
+				got[loopback],
+				want,
+				ports,
+			)
 		}
 	}
 }

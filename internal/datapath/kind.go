@@ -22,7 +22,8 @@ type kind interface {
 	attach(r endpoint.Record) error
 	// lost says why devices cannot be brought back, of those that cannot.
 	lost([]endpoint.Record) map[endpoint.ID]error
-	// home is what tells a container's namespace from others, and homeOf what any one has of that, if it is not negative.
+	// home is what tells a container's namespace from others, and homeOf what any one has of that, if it is not
+	// negative.
 	home(r endpoint.Record) (int, error)
 	homeOf(in *inside) (int, error)
 	// inside finds the container's end of the device: the path of a namespace may meanwhile lead into another

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestMacvlanKindsLoseNothing: what containers with a pair send meets programs of either kind of node on its way, while the
-// node changes to macvlans and back.
+// TestMacvlanKindsLoseNothing: what containers with a pair send meets programs of either kind of node on its way, while
+// the node changes to macvlans and back.
 func TestMacvlanKindsLoseNothing(t *testing.T) {
 	w := newWireOf(t, paired)
 	n := w.nodes[0]
@@ -49,7 +49,8 @@ func TestMacvlanKindsLoseNothing(t *testing.T) {
 	}
 }
 
-// TestMacvlanForwards: a packet of a container's own address that came in by a device of its own, too, is on its way out.
+// TestMacvlanForwards: a packet of a container's own address that came in by a device of its own, too, is on its way
+// out.
 func TestMacvlanForwards(t *testing.T) {
 	w := newWireOf(t, paired)
 	n := w.nodes[0]
@@ -82,7 +83,13 @@ func TestMacvlanForwards(t *testing.T) {
 
 	heard := capture(t, sibling.ns)
 	keepOrder(t)
-	must(t, injector(t, behind).Send(packet.Packet{Source: c.seen(), Destination: sibling.seen(), Body: gram}.Frame(inner.Attrs().HardwareAddr, containerMAC)))
+	must(
+		t,
+		injector(
+			t,
+			behind,
+		).Send(packet.Packet{Source: c.seen(), Destination: sibling.seen(), Body: gram}.Frame(inner.Attrs().HardwareAddr, containerMAC)),
+	)
 	if got := drain(t, heard, sibling); len(got) != 2 { // and what drain sends
 		t.Errorf("forwarded: %d packets arrived, want 2: %v", len(got), n.drops(t))
 	}

@@ -94,7 +94,10 @@ func leftPins(bpffs string) ([]network.StaleState, error) {
 			case entry.IsDir():
 				folders = append(folders, leftFile("folder", path))
 			case sub == linksFolder:
-				pins = append(pins, network.StaleState{Kind: "link", Name: path, Remove: func() error { return detach(path) }})
+				pins = append(
+					pins,
+					network.StaleState{Kind: "link", Name: path, Remove: func() error { return detach(path) }},
+				)
 			default:
 				pins = append(pins, leftFile(strings.TrimSuffix(sub, "s"), path))
 			}

@@ -61,8 +61,17 @@ func TestSeesWhoStandsBeforeIt(t *testing.T) {
 		t.Helper()
 		s, err := n.datapath.Status()
 		must(t, err)
-		if s.Healthy != healthy || s.FirstInChain != first || !strings.Contains(strings.Join(s.Problems, "\n"), problem) {
-			t.Errorf("healthy %v, first %v, %q; want %v, %v, %q", s.Healthy, s.FirstInChain, s.Problems, healthy, first, problem)
+		if s.Healthy != healthy || s.FirstInChain != first ||
+			!strings.Contains(strings.Join(s.Problems, "\n"), problem) {
+			t.Errorf(
+				"healthy %v, first %v, %q; want %v, %v, %q",
+				s.Healthy,
+				s.FirstInChain,
+				s.Problems,
+				healthy,
+				first,
+				problem,
+			)
 		}
 	}
 	says(true, true, "")
@@ -151,7 +160,8 @@ func TestMissingProgramDrops(t *testing.T) {
 	for _, c := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
 		must(t, n1.ns.Do(func() error { return sendUDP(n2.underlay, s[:]) }))
 	}) {
-		if p, err := c.Packet(); err == nil && (p.Source == a.seen() || p.Source == a.plain() || p.Destination == b.seen() || p.Destination == b.plain()) {
+		if p, err := c.Packet(); err == nil &&
+			(p.Source == a.seen() || p.Source == a.plain() || p.Destination == b.seen() || p.Destination == b.plain()) {
 			t.Errorf("leaked to the wire: %+v", p)
 		}
 	}
@@ -207,8 +217,18 @@ func TestMissingProgramDropsIPv4(t *testing.T) {
 		0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0xf6, 0xc9, 192, 0, 2, 2, 192, 0, 2, 1,
 		0, 7, 0, 9, 0, 12, 0, 0, 'e', 'v', 'i', 'l',
 	})))
-	must(t, raw.Send(packet.Frame(net.HardwareAddr{255, 255, 255, 255, 255, 255}, containerMAC, packet.EtherTypeARP, append(append(
-		[]byte{0, 1, 8, 0, 6, 4, 0, 1}, containerMAC...), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 192, 0, 2, 1))))
+	must(
+		t,
+		raw.Send(
+			packet.Frame(
+				net.HardwareAddr{255, 255, 255, 255, 255, 255},
+				containerMAC,
+				packet.EtherTypeARP,
+				append(append(
+					[]byte{0, 1, 8, 0, 6, 4, 0, 1}, containerMAC...), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 192, 0, 2, 1),
+			),
+		),
+	)
 	for _, c := range sentinelAfter(t, onHost, func(s packet.Sentinel) {
 		must(t, raw.Send(packet.Frame(gatewayMAC, containerMAC, 0x88b5, s[:])))
 	}) {
@@ -257,7 +277,19 @@ func drain(t *testing.T, c *packet.Capture, to *testContainer) []packet.Captured
 	must(t, err)
 	defer host.Close()
 	return sentinelAfter(t, c, func(s packet.Sentinel) {
-		must(t, host.Send(packet.Packet{Source: to.seen(), Destination: to.seen(), Body: packet.Raw{Proto: 253, Data: s[:]}}.Frame(containerMAC, gatewayMAC)))
+		must(
+			t,
+			host.Send(
+				packet.Packet{
+					Source:      to.seen(),
+					Destination: to.seen(),
+					Body:        packet.Raw{Proto: 253, Data: s[:]},
+				}.Frame(
+					containerMAC,
+					gatewayMAC,
+				),
+			),
+		)
 	})
 }
 
@@ -281,7 +313,8 @@ func TestRefuses(t *testing.T) {
 	taken := n.add(t, blue, 1)
 	again := taken.record
 	again.ID++
-	if _, err := n.datapath.CreateDevice(t.Context(), again); err == nil || !strings.Contains(err.Error(), "has a device eth0 already") {
+	if _, err := n.datapath.CreateDevice(t.Context(), again); err == nil ||
+		!strings.Contains(err.Error(), "has a device eth0 already") {
 		t.Errorf("a second eth0: %v", err)
 	}
 	if _, err := n.datapath.netlink.LinkByName(deviceName(again.ID)); err == nil {
@@ -289,7 +322,8 @@ func TestRefuses(t *testing.T) {
 	}
 	// Another interface of the same container, of whatever tenant, would take the routes of the first.
 	again.Interface = "net1"
-	if _, err := n.datapath.CreateDevice(t.Context(), again); err == nil || !strings.Contains(err.Error(), "has a route fc00::/8 by its device") {
+	if _, err := n.datapath.CreateDevice(t.Context(), again); err == nil ||
+		!strings.Contains(err.Error(), "has a route fc00::/8 by its device") {
 		t.Errorf("a second interface: %v", err)
 	}
 	if _, err := n.datapath.netlink.LinkByName(deviceName(again.ID)); err == nil {
@@ -301,14 +335,21 @@ func TestRefuses(t *testing.T) {
 	}
 	wrong := n.datapath.config
 	wrong.Uplink = "nothing0"
-	if err := n.ns.Do(func() error { _, err := Open(wrong); return err }); err == nil || !strings.Contains(err.Error(), "--uplink") {
+	if err := n.ns.Do(func() error { _, err := Open(wrong); return err }); err == nil ||
+		!strings.Contains(err.Error(), "--uplink") {
 		t.Errorf("an uplink that is not there: %v", err)
 	}
 	wrong.Uplink = "tun0" // whose packets begin where the programs look for MACs
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = wrong.Uplink
-	must(t, n.ns.Do(func() error { return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN}) }))
-	if err := n.ns.Do(func() error { _, err := Open(wrong); return err }); err == nil || !strings.Contains(err.Error(), "is no Ethernet device") {
+	must(
+		t,
+		n.ns.Do(
+			func() error { return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN}) },
+		),
+	)
+	if err := n.ns.Do(func() error { _, err := Open(wrong); return err }); err == nil ||
+		!strings.Contains(err.Error(), "is no Ethernet device") {
 		t.Errorf("an uplink without MACs: %v", err)
 	}
 }
@@ -324,7 +365,10 @@ func TestEventsNameTheDrop(t *testing.T) {
 	must(t, err)
 	spoofs := 0
 	spoof := injector(t, r.ns)
-	must(t, spoof.Send(packet.Packet{Source: a.seen(), Destination: a.seen(), Body: echo}.Frame(gatewayMAC, containerMAC)))
+	must(
+		t,
+		spoof.Send(packet.Packet{Source: a.seen(), Destination: a.seen(), Body: echo}.Frame(gatewayMAC, containerMAC)),
+	)
 	must(t, a.ns.Do(func() error { return sendUDP(r.seen(), []byte("hello")) }))
 	for e := range events {
 		switch e.Reason {
@@ -341,8 +385,11 @@ func TestEventsNameTheDrop(t *testing.T) {
 		if spoofs != 1 {
 			t.Errorf("%d events of one spoofed packet", spoofs)
 		}
-		if e.Source != a.seen() || e.Destination != r.seen() || e.Endpoint != a.record.ID || e.Count != 1 || e.Hook != "container" ||
-			e.Protocol != 17 || e.DestinationPort != 9 || time.Since(e.Time) > time.Minute {
+		if e.Source != a.seen() || e.Destination != r.seen() || e.Endpoint != a.record.ID || e.Count != 1 ||
+			e.Hook != "container" ||
+			e.Protocol != 17 ||
+			e.DestinationPort != 9 ||
+			time.Since(e.Time) > time.Minute {
 			t.Errorf("event %+v", e)
 		}
 		return

@@ -98,7 +98,11 @@ func (d *Datapath) tables() []table {
 		{pilasterMapPilGenerationV1, pinGeneration, 0},
 		{pilasterMapPilDropsV1, pinDrops, 0},
 		{pilasterMapPilEventsV2, pinEvents, 0},
-		{pilasterMapPolSubjectsV1, pinPolSubjects, 2 * d.config.MaxRules}, // what is in force has its room until the next is
+		{
+			pilasterMapPolSubjectsV1,
+			pinPolSubjects,
+			2 * d.config.MaxRules,
+		}, // what is in force has its room until the next is
 		{pilasterMapPolAppsV1, pinPolApps, 2 * d.config.MaxRules},
 		{pilasterMapPolBlocksV1, pinPolBlocks, 2 * d.config.MaxRules},
 		{pilasterMapPolPortsV1, pinPolPorts, 2 * d.config.MaxRules},
@@ -121,7 +125,10 @@ const maxPeers = 256
 // before Restore.
 func (d *Datapath) load() error {
 	if _, err := btf.LoadKernelSpec(); err != nil {
-		return fmt.Errorf("the kernel does not describe its types (BTF): %w; use Linux 6.12 or newer with CONFIG_DEBUG_INFO_BTF", err)
+		return fmt.Errorf(
+			"the kernel does not describe its types (BTF): %w; use Linux 6.12 or newer with CONFIG_DEBUG_INFO_BTF",
+			err,
+		)
 	}
 	spec, err := loadPilaster()
 	if err != nil {
@@ -158,11 +165,19 @@ func (d *Datapath) load() error {
 	known := d.knowsSessions()
 	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapsDir()}})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		return fmt.Errorf("a map pinned in %s has another layout under the same name: %w; packets flow as before; start the build that made it", d.mapsDir(), err)
+		return fmt.Errorf(
+			"a map pinned in %s has another layout under the same name: %w; packets flow as before; start the build that made it",
+			d.mapsDir(),
+			err,
+		)
 	}
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
-		return fmt.Errorf("the kernel refuses our programs: %w; use Linux 6.12 or newer (bpf_crypto kfuncs, tcx)\n%+v", err, verifier)
+		return fmt.Errorf(
+			"the kernel refuses our programs: %w; use Linux 6.12 or newer (bpf_crypto kfuncs, tcx)\n%+v",
+			err,
+			verifier,
+		)
 	}
 	if err != nil {
 		return fmt.Errorf("load the packet path: %w; use Linux 6.12 or newer, as root", err)
@@ -176,8 +191,8 @@ func (d *Datapath) load() error {
 	return d.openCounters()
 }
 
-// inherit takes over what the second network's tables of other sizes hold, whose entries nobody records here: until Restore
-// has moved all hooks those are what packets meet, and then they go.
+// inherit takes over what the second network's tables of other sizes hold, whose entries nobody records here: until
+// Restore has moved all hooks those are what packets meet, and then they go.
 func (d *Datapath) inherit() error {
 	own := map[string]*ebpf.Map{pinPorts: d.objects.PilPortsV1}
 	for _, t := range nimitzTables {
@@ -194,7 +209,12 @@ func (d *Datapath) inherit() error {
 				continue
 			}
 			if err := readPinned(pin, func(old *ebpf.Map) error { return copyTable(m, old) }); err != nil {
-				return fmt.Errorf("%s has entries for which %s has no room: %w; packets flow as before: start with the limit there was", pin, t.pin(), err)
+				return fmt.Errorf(
+					"%s has entries for which %s has no room: %w; packets flow as before: start with the limit there was",
+					pin,
+					t.pin(),
+					err,
+				)
 			}
 		}
 	}
@@ -247,8 +267,16 @@ const marksMap = "pil_mark_v1"
 // judgedMark is drawn when the packet path is made first.
 func (d *Datapath) judgedMark() (uint32, error) {
 	m, err := ebpf.NewMapWithOptions(
-		&ebpf.MapSpec{Name: marksMap, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1, Pinning: ebpf.PinByName},
-		ebpf.MapOptions{PinPath: d.mapsDir()})
+		&ebpf.MapSpec{
+			Name:       marksMap,
+			Type:       ebpf.Array,
+			KeySize:    4,
+			ValueSize:  4,
+			MaxEntries: 1,
+			Pinning:    ebpf.PinByName,
+		},
+		ebpf.MapOptions{PinPath: d.mapsDir()},
+	)
 	if err != nil {
 		return 0, err
 	}
@@ -295,11 +323,20 @@ func (d *Datapath) tryCipher() error {
 	out := make([]byte, len(frame))
 	result, err := d.objects.PilTryCipher.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
 	if err != nil || result != 0 {
-		return fmt.Errorf("the kernel does not run its cipher in a packet program (result %d): %w", result, errors.Join(err, errors.ErrUnsupported))
+		return fmt.Errorf(
+			"the kernel does not run its cipher in a packet program (result %d): %w",
+			result,
+			errors.Join(err, errors.ErrUnsupported),
+		)
 	}
 	got, _ := netip.AddrFromSlice(out[14+8 : 14+24])
 	if want := address.NewCipher(key).Encrypt(plain); got != want {
-		return fmt.Errorf("the kernel's ecb(aes) turns %v into %v, AES-128 is %v; this kernel cannot be used", plain, got, want)
+		return fmt.Errorf(
+			"the kernel's ecb(aes) turns %v into %v, AES-128 is %v; this kernel cannot be used",
+			plain,
+			got,
+			want,
+		)
 	}
 	return nil
 }

@@ -77,7 +77,8 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 	for _, seen := range sentinelAfter(t, onWire, func(s packet.Sentinel) {
 		must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
 	}) {
-		if p, err := seen.Packet(); err == nil && p.Body.Protocol() == packet.ProtocolUDP && p.Destination != peer.underlay {
+		if p, err := seen.Packet(); err == nil && p.Body.Protocol() == packet.ProtocolUDP &&
+			p.Destination != peer.underlay {
 			t.Errorf("leaked: %+v", p)
 		}
 	}
@@ -102,15 +103,22 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 	must(t, n.datapath.objects.AcceptMark.Get(&secret)) // if one day a container guesses it
 	for name, mark := range map[string]uint32{"no mark": 0, "the mark": known, "the secret mark": secret} {
 		const markOffset = 8 // in struct __sk_buff
-		reflect, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-			asm.Mov.Imm32(asm.R2, int32(mark)), asm.StoreMem(asm.R1, markOffset, asm.R2, asm.Word),
-			asm.Mov.Imm(asm.R1, int32(eth0.Attrs().Index)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
-		}})
+		reflect, err := ebpf.NewProgram(
+			&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+				asm.Mov.Imm32(asm.R2, int32(mark)), asm.StoreMem(asm.R1, markOffset, asm.R2, asm.Word),
+				asm.Mov.Imm(
+					asm.R1,
+					int32(eth0.Attrs().Index),
+				), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
+			}},
+		)
 		must(t, err)
 		defer reflect.Close()
 		var l link.Link
 		must(t, c.ns.Do(func() (err error) {
-			l, err = link.AttachTCX(link.TCXOptions{Interface: eth0.Attrs().Index, Program: reflect, Attach: ebpf.AttachTCXIngress})
+			l, err = link.AttachTCX(
+				link.TCXOptions{Interface: eth0.Attrs().Index, Program: reflect, Attach: ebpf.AttachTCXIngress},
+			)
 			return err
 		}))
 		before := n.drops(t)["src-not-own"]
@@ -123,8 +131,8 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 	mustReach(t, far, c, "after frames of nobody")
 }
 
-// TestMacvlanKeepsItsARP: who rules the network of a container can have its kernel tell the link of an IPv4 address. Nobody
-// owns such a frame, and the node's own has no other sign than its MAC.
+// TestMacvlanKeepsItsARP: who rules the network of a container can have its kernel tell the link of an IPv4 address.
+// Nobody owns such a frame, and the node's own has no other sign than its MAC.
 func TestMacvlanKeepsItsARP(t *testing.T) {
 	w := newWireOf(t, Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -178,7 +186,14 @@ func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 			keepOrder(t)
 			own, everybody := c.record.Device.ContainerMAC, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}
 			frame := packet.Packet{Source: far.seen(), Destination: c.seen(), Body: gram}.Frame(own, raw.MAC())
-			many := packet.Packet{Source: peer.underlay, Destination: netip.MustParseAddr("ff02::1"), Body: echo}.Frame(everybody, raw.MAC())
+			many := packet.Packet{
+				Source:      peer.underlay,
+				Destination: netip.MustParseAddr("ff02::1"),
+				Body:        echo,
+			}.Frame(
+				everybody,
+				raw.MAC(),
+			)
 			why := map[string]string{"": "mac-outside", "uplink_in": "no-program", "guard_in": "mac-outside"}[without]
 			for _, f := range [][]byte{frame, tag(frame), packet.Frame(own, raw.MAC(), packet.EtherTypeARP, make([]byte, 46)), many, tag(many)} {
 				must(t, raw.Send(f))
@@ -242,27 +257,38 @@ func TestMacvlanKinds(t *testing.T) {
 
 	config.Device = Veth
 	n.reopen(t, config)
-	if _, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{old.record, fresh.record}); err == nil || !strings.Contains(err.Error(), "--device macvlan") {
+	if _, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{old.record, fresh.record}); err == nil ||
+		!strings.Contains(err.Error(), "--device macvlan") {
 		t.Errorf("back to veths: %v", err)
 	}
 	mustReach(t, fresh, far, "after a refusal")
 
 	config.Device = "bond"
-	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil || !strings.Contains(err.Error(), "choose veth, macvlan") {
+	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil ||
+		!strings.Contains(err.Error(), "choose veth, macvlan") {
 		t.Errorf("an unknown kind: %v", err)
 	}
 	must(t, n.ns.Do(func() error {
-		return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "upper", ParentIndex: n.datapath.uplink.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE})
+		return netlink.LinkAdd(
+			&netlink.Macvlan{
+				LinkAttrs: netlink.LinkAttrs{Name: "upper", ParentIndex: n.datapath.uplink.Attrs().Index},
+				Mode:      netlink.MACVLAN_MODE_BRIDGE,
+			},
+		)
 	}))
 	config.Device, config.Uplink = Macvlan, "upper"
-	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil || !strings.Contains(err.Error(), "would not pass our programs") {
+	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil ||
+		!strings.Contains(err.Error(), "would not pass our programs") {
 		t.Errorf("an uplink that is a macvlan: %v", err)
 	}
 }
 
 // TestMacvlanMACs: nobody else's, and the programs compute the same.
 func TestMacvlanMACs(t *testing.T) {
-	if got, want := macvlanMAC(onUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3, 4}); !bytes.Equal(got, want) {
+	if got, want := macvlanMAC(onUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3, 4}); !bytes.Equal(
+		got,
+		want,
+	) {
 		t.Errorf("%v, not %v", got, want)
 	}
 }
@@ -307,18 +333,39 @@ func TestMacvlanLeftovers(t *testing.T) {
 	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth9"}, PeerName: "eth9far"}))
 	config.Uplink = "eth9"
 	n.reopen(t, config)
-	if _, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{kept.record}); err == nil || !strings.Contains(err.Error(), "another device than the uplink") {
+	if _, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{kept.record}); err == nil ||
+		!strings.Contains(err.Error(), "another device than the uplink") {
 		t.Errorf("with another uplink: %v", err)
 	}
 	mustReach(t, kept, far, "after a refusal")
 }
 
-// TestMacvlansElsewhere: containers are found where the agent does not see the paths of their namespaces, all in one walk,
-// and told from those that are gone.
+// TestMacvlansElsewhere: containers are found where the agent does not see the paths of their namespaces, all in one
+// walk, and told from those that are gone.
 func TestMacvlansElsewhere(t *testing.T) {
 	w := newWireOf(t, Macvlan)
 	n := w.nodes[0]
-	seen, hidden, hidden2, unplugged, gone := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1)
+	seen, hidden, hidden2, unplugged, gone := n.add(
+		t,
+		blue,
+		1,
+	), n.add(
+		t,
+		blue,
+		1,
+	), n.add(
+		t,
+		blue,
+		1,
+	), n.add(
+		t,
+		blue,
+		1,
+	), n.add(
+		t,
+		blue,
+		1,
+	)
 	unplugged.unplug(t)
 	gone.record.Device.HostIfindex = onUplink | 0x7fffffff // nobody's
 	stale := hidden.record                                 // from before the machine was booted, whose number is another's now
@@ -335,7 +382,8 @@ func TestMacvlansElsewhere(t *testing.T) {
 	lost, err := n.datapath.MissingDevices(records)
 	must(t, err)
 	var notFound netlink.LinkNotFoundError
-	if len(lost) != 3 || !errors.As(lost[unplugged.record.ID], &notFound) || !errors.As(lost[stale.ID], &notFound) || !errors.Is(lost[gone.record.ID], dpapi.ErrNoNamespace) {
+	if len(lost) != 3 || !errors.As(lost[unplugged.record.ID], &notFound) || !errors.As(lost[stale.ID], &notFound) ||
+		!errors.Is(lost[gone.record.ID], dpapi.ErrNoNamespace) {
 		t.Errorf("lost are %v", lost)
 	}
 }
@@ -354,7 +402,12 @@ func TestMacvlanWithoutItsJudge(t *testing.T) {
 	raw := injector(t, c.ns)
 	before := n.drops(t)["no-program"]
 	for _, source := range []netip.Addr{n.underlay, c.plain(), c.seen()} {
-		must(t, raw.Send(packet.Packet{Source: source, Destination: peer.underlay, Body: gram}.Frame(peer.mac(t), n.mac(t))))
+		must(
+			t,
+			raw.Send(
+				packet.Packet{Source: source, Destination: peer.underlay, Body: gram}.Frame(peer.mac(t), n.mac(t)),
+			),
+		)
 	}
 	if got := n.drops(t)["no-program"] - before; got < 3 {
 		t.Errorf("drops for no-program: %d, want 3", got)

@@ -118,7 +118,8 @@ func (m model) container(plain netip.Addr) *testContainer {
 // peer splits a plaintext address and reports whether a container of the same tenant may have it.
 func (m model) peer(of *testContainer, plain netip.Addr) bool {
 	p := address.Split(plain)
-	return address.DefaultPlan().Base.Contains(plain) && m.tenants[of.record.Tenant].Has(p.Tenant) && p.App < firstReserved
+	return address.DefaultPlan().Base.Contains(plain) && m.tenants[of.record.Tenant].Has(p.Tenant) &&
+		p.App < firstReserved
 }
 
 // plaintext is what an address means that a container wrote: of the ids of its tenant, one whose key makes it an
@@ -128,7 +129,8 @@ func (m model) plaintext(c *testContainer, a netip.Addr) netip.Addr {
 		return a
 	}
 	for _, id := range m.tenants[c.record.Tenant].IDs {
-		if p := address.NewCipher(id.Key).Decrypt(a); address.DefaultPlan().Base.Contains(p) && address.Split(p).Tenant == id.ID {
+		if p := address.NewCipher(id.Key).Decrypt(a); address.DefaultPlan().Base.Contains(p) &&
+			address.Split(p).Tenant == id.ID {
 			return p
 		}
 	}
@@ -191,7 +193,8 @@ func (m model) told(c *testContainer, in, out []byte) error {
 	if to := m.plaintext(c, a.destination); !m.peer(c, to) || m.node.Contains(to) {
 		return fmt.Errorf("it was for %v, to where there are no hops", to)
 	}
-	if a.isError(in) || a.later && a.protocol == packet.ProtocolICMPv6 || in[0] == 0xff || in[0] == 0x33 && in[1] == 0x33 {
+	if a.isError(in) || a.later && a.protocol == packet.ProtocolICMPv6 || in[0] == 0xff ||
+		in[0] == 0x33 && in[1] == 0x33 {
 		return fmt.Errorf("it was an error, or for many")
 	}
 	kind, mtu := packet.PacketTooBig, uint32(1500)

@@ -17,8 +17,13 @@ func (d *Datapath) MTU() (int, error) {
 	}
 	mtu := uplink.Attrs().MTU - d.config.MTUReserve
 	if mtu < ipv6MinMTU {
-		return 0, fmt.Errorf("uplink %s has an MTU of %d, less a reserve of %d that is under IPv6's %d; raise the one or lower the other",
-			d.config.Uplink, uplink.Attrs().MTU, d.config.MTUReserve, ipv6MinMTU)
+		return 0, fmt.Errorf(
+			"uplink %s has an MTU of %d, less a reserve of %d that is under IPv6's %d; raise the one or lower the other",
+			d.config.Uplink,
+			uplink.Attrs().MTU,
+			d.config.MTUReserve,
+			ipv6MinMTU,
+		)
 	}
 	return mtu, nil
 }
@@ -28,8 +33,12 @@ func leavesIPv6(r endpoint.Record, mtu int) error {
 	if mtu >= ipv6MinMTU {
 		return nil
 	}
-	return fmt.Errorf("an MTU of %d, what the uplink leaves beside the %d bytes that its network puts before packets, is under IPv6's %d; raise the uplink's",
-		mtu, r.Overhead(), ipv6MinMTU)
+	return fmt.Errorf(
+		"an MTU of %d, what the uplink leaves beside the %d bytes that its network puts before packets, is under IPv6's %d; raise the uplink's",
+		mtu,
+		r.Overhead(),
+		ipv6MinMTU,
+	)
 }
 
 // SetMTU changes that of a container's device.

@@ -53,7 +53,9 @@ func TestNetkitBesideOthers(t *testing.T) {
 	c, far := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	at := func() (ids []ebpf.ProgramID) {
 		must(t, n.ns.Do(func() error {
-			result, err := link.QueryPrograms(link.QueryOptions{Target: c.record.Device.HostIfindex, Attach: ebpf.AttachNetkitPeer})
+			result, err := link.QueryPrograms(
+				link.QueryOptions{Target: c.record.Device.HostIfindex, Attach: ebpf.AttachNetkitPeer},
+			)
 			for _, p := range result.Programs {
 				ids = append(ids, p.ID)
 			}
@@ -61,16 +63,25 @@ func TestNetkitBesideOthers(t *testing.T) {
 		}))
 		return ids
 	}
-	next, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "stranger", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-		asm.Mov.Imm(asm.R0, -1), asm.Return(), // TCX_NEXT
-	}})
+	next, err := ebpf.NewProgram(
+		&ebpf.ProgramSpec{Name: "stranger", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R0, -1), asm.Return(), // TCX_NEXT
+		}},
+	)
 	must(t, err)
 	defer next.Close()
 	info, err := next.Info()
 	must(t, err)
 	stranger, _ := info.ID()
 	must(t, n.ns.Do(func() error {
-		return link.RawAttachProgram(link.RawAttachProgramOptions{Target: c.record.Device.HostIfindex, Program: next, Attach: ebpf.AttachNetkitPeer, Anchor: link.Head()})
+		return link.RawAttachProgram(
+			link.RawAttachProgramOptions{
+				Target:  c.record.Device.HostIfindex,
+				Program: next,
+				Attach:  ebpf.AttachNetkitPeer,
+				Anchor:  link.Head(),
+			},
+		)
 	}))
 	restart := func() {
 		n.reopen(t, n.datapath.config)

@@ -28,7 +28,12 @@ func (d *Datapath) Netpila() network.Dataplane { return netpilaPath{d} }
 func (d netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
 	var value pilasterTenant
 	if len(t.IDs) == 0 || len(t.IDs) > len(value.Ids) {
-		return fmt.Errorf("tenant %s has %d ids, and a node takes 1 to %d of a tenant; nothing was changed: let the containers of the oldest end", t.Name, len(t.IDs), len(value.Ids))
+		return fmt.Errorf(
+			"tenant %s has %d ids, and a node takes 1 to %d of a tenant; nothing was changed: let the containers of the oldest end",
+			t.Name,
+			len(t.IDs),
+			len(value.Ids),
+		)
 	}
 	gateways := make([]netip.Addr, len(t.IDs))
 	for i, id := range t.IDs {
@@ -90,8 +95,11 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 		return fmt.Errorf("give the kernel the key of tenant id %d: %w", id, err)
 	}
 	if request.Error != 0 {
-		return fmt.Errorf("the kernel refuses the key of tenant id %d: %w; it must have ecb(aes) (CONFIG_CRYPTO_ECB, CONFIG_CRYPTO_AES)",
-			id, syscall.Errno(-request.Error))
+		return fmt.Errorf(
+			"the kernel refuses the key of tenant id %d: %w; it must have ecb(aes) (CONFIG_CRYPTO_ECB, CONFIG_CRYPTO_AES)",
+			id,
+			syscall.Errno(-request.Error),
+		)
 	}
 	return nil
 }
@@ -140,7 +148,9 @@ func localEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpDst {
 
 func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpSrc {
 	return pilasterEpSrc{
-		Plain: words(a.Plaintext), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
+		Plain: words(
+			a.Plaintext,
+		), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
 		Checksum: difference(a.Address, a.Plaintext),
 	}
 }
@@ -217,14 +227,31 @@ func (d netpilaPath) Check(_ context.Context, r endpoint.Record) error {
 			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinLocals, a.Plaintext, err)
 		}
 		if local != localEntry(r, a) {
-			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d for endpoint %d", r.ID, pinLocals, a.Plaintext, local.Address.netip(), local.Ifindex, local.Endpoint)
+			return fmt.Errorf(
+				"endpoint %d: map entry %s of %v says %v on device %d for endpoint %d",
+				r.ID,
+				pinLocals,
+				a.Plaintext,
+				local.Address.netip(),
+				local.Ifindex,
+				local.Endpoint,
+			)
 		}
 		var source pilasterEpSrc
 		if err := d.objects.PilSourcesV2.Lookup(words(a.Address), &source); err != nil {
 			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinSources, a.Address, err)
 		}
 		if source != sourceEntry(r, a) {
-			return fmt.Errorf("endpoint %d: map entry %s of %v says %v on device %d, tenant id %d, endpoint %d", r.ID, pinSources, a.Address, source.Plain.netip(), source.Ifindex, source.TenantId, source.Endpoint)
+			return fmt.Errorf(
+				"endpoint %d: map entry %s of %v says %v on device %d, tenant id %d, endpoint %d",
+				r.ID,
+				pinSources,
+				a.Address,
+				source.Plain.netip(),
+				source.Ifindex,
+				source.TenantId,
+				source.Endpoint,
+			)
 		}
 	}
 	var t pilasterTenant

@@ -13,7 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestNimitzAnswers: what goes no further to another node is told to its container by its next hop, in what it sent (RFC 4443, RFC 1812 §4.3.2).
+// TestNimitzAnswers: what goes no further to another node is told to its container by its next hop, in what it sent
+// (RFC 4443, RFC 1812 §4.3.2).
 func TestNimitzAnswers(t *testing.T) {
 	b := newNimitzBench(t)
 	const narrow = 1400
@@ -31,7 +32,12 @@ func TestNimitzAnswers(t *testing.T) {
 			packet.ICMP{Type: packet.PacketTooBig}, packet.ICMP{Type: packet.TimeExceeded}, packet.ICMP{Type: packet.DestinationUnreachable}, 2, packet.ProtocolICMPv6},
 	} {
 		gram := func(bytes, hops int) packet.Packet {
-			return packet.Packet{Source: w.own, Destination: w.far, HopLimit: uint8(hops), Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, bytes-w.header)}}
+			return packet.Packet{
+				Source:      w.own,
+				Destination: w.far,
+				HopLimit:    uint8(hops),
+				Body:        packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, bytes-w.header)},
+			}
 		}
 		// told is the error about a packet.
 		told := func(e packet.ICMP, mtu int, about packet.Packet) packet.Packet {
@@ -47,7 +53,8 @@ func TestNimitzAnswers(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			got, err := b.captures[2].Next(ctx)
-			if want := next.Frame(pipeline.InsideMAC, pipeline.OutsideMAC); err != nil || !bytes.Equal(got.Frame, want) {
+			if want := next.Frame(pipeline.InsideMAC, pipeline.OutsideMAC); err != nil ||
+				!bytes.Equal(got.Frame, want) {
 				t.Errorf("%s: the next that it hears is %x, %v", name, got.Frame, err)
 			}
 		}
@@ -102,7 +109,8 @@ func TestNimitzAnswers(t *testing.T) {
 	}
 }
 
-// TestNimitzNarrowUplink: where the way has become narrower than containers know, their connections go on, in both families.
+// TestNimitzNarrowUplink: where the way has become narrower than containers know, their connections go on, in both
+// families.
 func TestNimitzNarrowUplink(t *testing.T) {
 	w := newNimitzWire(t)
 	near, far := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2)

@@ -10,7 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// TestNimitzOthersDevices: a device with the name of ours that is another, or the other switch's, is refused and left as it was.
+// TestNimitzOthersDevices: a device with the name of ours that is another, or the other switch's, is refused and left
+// as it was.
 func TestNimitzOthersDevices(t *testing.T) {
 	n := newWireOf(t, Veth).nodes[0]
 	h, err := n.ns.Netlink()

@@ -22,10 +22,16 @@ import (
 
 // What port 2 of the bench speaks as, and to whom.
 var (
-	own4, far4, beside4 = netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("10.0.2.2"), netip.MustParseAddr("10.0.1.4")
-	own6, far6          = netip.MustParseAddr("fd10:0:0:1::2"), netip.MustParseAddr("fd10:0:0:2::2")
-	service4            = netip.MustParseAddr("10.9.9.9")
-	service6            = netip.MustParseAddr("fd10:9::9")
+	own4, far4, beside4 = netip.MustParseAddr(
+		"10.0.1.2",
+	), netip.MustParseAddr(
+		"10.0.2.2",
+	), netip.MustParseAddr(
+		"10.0.1.4",
+	)
+	own6, far6 = netip.MustParseAddr("fd10:0:0:1::2"), netip.MustParseAddr("fd10:0:0:2::2")
+	service4   = netip.MustParseAddr("10.9.9.9")
+	service6   = netip.MustParseAddr("fd10:9::9")
 )
 
 // around4 makes an IPv4 frame and changes its header, whose checksum it sets right.
@@ -217,11 +223,17 @@ func TestNimitzTunnels(t *testing.T) {
 	// A process of the node without any rights, which has the tunnel address like any other of the node.
 	send := func(from netip.Addr, to netip.AddrPort, n, mark int) {
 		must(t, b.ns.Do(func() error {
-			anySource := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Control: func(_, _ string, raw syscall.RawConn) (err error) {
-				return errors.Join(raw.Control(func(fd uintptr) {
-					err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1), unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark))
-				}), err)
-			}}
+			anySource := net.Dialer{
+				LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
+				Control: func(_, _ string, raw syscall.RawConn) (err error) {
+					return errors.Join(raw.Control(func(fd uintptr) {
+						err = errors.Join(
+							unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1),
+							unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark),
+						)
+					}), err)
+				},
+			}
 			conn, err := anySource.Dial("udp6", to.String())
 			if err != nil {
 				return err
@@ -251,7 +263,9 @@ func TestNimitzTunnels(t *testing.T) {
 	} {
 		before := b.drops(t)
 		send(c.from, c.to, c.n, 0)
-		if got := b.counted(t, before); c.why == 0 && len(got) != 0 || c.why != 0 && (len(got) != 1 || got[c.why.String()] != 1) { // the kernel sends no fragment after one that was dropped
+		if got := b.counted(t, before); c.why == 0 && len(got) != 0 ||
+			c.why != 0 &&
+				(len(got) != 1 || got[c.why.String()] != 1) { // the kernel sends no fragment after one that was dropped
 			t.Errorf("%s: counted %v, want one for %v", c.name, got, c.why)
 		}
 	}
@@ -313,7 +327,19 @@ func TestNimitzPorts(t *testing.T) {
 	must(t, b.datapath.attachNimitz())
 	must(t, b.nimitz.Unplug(t.Context(), pipeline.Gateway))
 	before := b.drops(t)
-	must(t, b.inject[2].Send(packet.Packet{Source: own4, Destination: service4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+	must(
+		t,
+		b.inject[2].Send(
+			packet.Packet{
+				Source:      own4,
+				Destination: service4,
+				Body:        gram,
+			}.Frame(
+				pipeline.OutsideMAC,
+				pipeline.InsideMAC,
+			),
+		),
+	)
 	b.dropped(t, "without a gateway", before, dropreason.NoRoute)
 	// What a switch has read for itself is dropped and not counted, whatever it is; what others send after it is.
 	device, err := b.datapath.netlink.LinkByIndex(int(b.nimitz.ports[2]))
@@ -328,15 +354,43 @@ func TestNimitzPorts(t *testing.T) {
 	} {
 		must(t, b.inject[2].Send(frame))
 	}
-	must(t, b.inject[3].Send(packet.Packet{Source: beside4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+	must(
+		t,
+		b.inject[3].Send(
+			packet.Packet{
+				Source:      beside4,
+				Destination: far4,
+				Body:        gram,
+			}.Frame(
+				pipeline.OutsideMAC,
+				pipeline.InsideMAC,
+			),
+		),
+	)
 	b.dropped(t, "a switch's", before, dropreason.SrcNotOwn)
 	// What only netpila gives the switch leaves to the programs.
 	for _, source := range []netip.Prefix{address.DefaultPlan().Private, address.DefaultPlan().Base} {
 		before = b.drops(t)
-		must(t, b.inject[2].Send(packet.Packet{Source: source.Addr().Next(), Destination: far6, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
+		must(
+			t,
+			b.inject[2].Send(
+				packet.Packet{
+					Source:      source.Addr().Next(),
+					Destination: far6,
+					Body:        gram,
+				}.Frame(
+					pipeline.OutsideMAC,
+					pipeline.InsideMAC,
+				),
+			),
+		)
 		b.dropped(t, "a switch's, in netpila's name", before, dropreason.SrcNotOwn)
 		before = b.drops(t)
-		half := packet.Packet{Source: source.Addr().Next(), Destination: far6, Body: packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)}}
+		half := packet.Packet{
+			Source:      source.Addr().Next(),
+			Destination: far6,
+			Body:        packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)},
+		}
 		many := packet.Packet{Source: source.Addr().Next(), Destination: netip.MustParseAddr("ff02::1"), Body: gram}
 		for _, p := range []packet.Packet{many, half} {
 			must(t, b.inject[2].Send(p.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))

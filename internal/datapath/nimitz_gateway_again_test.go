@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestGatewayOutlivesItsAgent: another build, whose table of the gateway's devices is a new one, takes the gateway over and no packet is lost; then
-// its MTUs follow, and what is missing is said.
+// TestGatewayOutlivesItsAgent: another build, whose table of the gateway's devices is a new one, takes the gateway over
+// and no packet is lost; then its MTUs follow, and what is missing is said.
 func TestGatewayOutlivesItsAgent(t *testing.T) {
 	w := newUnderlayWire(t)
 	c, name := w.add(t, 1, 7, 2), netip.MustParseAddr("fd10:9::9")
@@ -74,7 +74,8 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 	must(t, n.datapath.netlink.LinkDel(l))
 	status, err = n.datapath.Status()
 	must(t, err)
-	if !status.Healthy || len(status.Problems) != healthy+1 || !slices.ContainsFunc(status.Problems, func(p string) bool { return p[:13] == "the gateway's" }) {
+	if !status.Healthy || len(status.Problems) != healthy+1 ||
+		!slices.ContainsFunc(status.Problems, func(p string) bool { return p[:13] == "the gateway's" }) {
 		t.Errorf("without %s: %q", l.Attrs().Name, status.Problems)
 	}
 }

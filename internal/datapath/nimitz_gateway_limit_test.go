@@ -20,8 +20,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestGatewayLimit: a container has so many connections to services and no more, also after the rules were replaced and by another process; those it has
-// go on, the other containers have theirs, and it has new ones when those end. A flow that nobody answers is one, however many datagrams it has.
+// TestGatewayLimit: a container has so many connections to services and no more, also after the rules were replaced and
+// by another process; those it has go on, the other containers have theirs, and it has new ones when those end. A flow
+// that nobody answers is one, however many datagrams it has.
 func TestGatewayLimit(t *testing.T) {
 	w := newUnderlayWire(t)
 	greedy, modest := w.add(t, 1, 7, 2), w.add(t, 1, 8, 2)
@@ -83,7 +84,14 @@ func TestGatewayLimit(t *testing.T) {
 	defer inject.Close()
 	send := func(n int, datagram func() packet.UDP) {
 		must(t, inject.Burst(n, func(int) []byte {
-			return packet.Packet{Source: greedy.record.Attachments[1].Address, Destination: name, Body: datagram()}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
+			return packet.Packet{
+				Source:      greedy.record.Attachments[1].Address,
+				Destination: name,
+				Body:        datagram(),
+			}.Frame(
+				pipeline.OutsideMAC,
+				pipeline.InsideMAC,
+			)
 		}))
 	}
 	port := uint16(1024)
@@ -130,7 +138,11 @@ func TestGatewayLimit(t *testing.T) {
 		flow(100)
 	}
 	if connections() != 101 || refused() != 0 {
-		t.Fatalf("a flow of 10,000 datagrams and 100 of one are %d connections, and %d datagrams are refused", connections(), refused())
+		t.Fatalf(
+			"a flow of 10,000 datagrams and 100 of one are %d connections, and %d datagrams are refused",
+			connections(),
+			refused(),
+		)
 	}
 	beginUntilRefused("at first")
 	must(t, w.gateways[0].Publish(t.Context(), map[netip.Addr]netip.Addr{}))
@@ -140,7 +152,9 @@ func TestGatewayLimit(t *testing.T) {
 	must(t, err)
 	nothing := nftables.ChainPolicyDrop
 	another.AddChain(&nftables.Chain{
-		Table: another.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv6, Name: "pilaster-limits"}), Name: "through",
+		Table: another.AddTable(
+			&nftables.Table{Family: nftables.TableFamilyIPv6, Name: "pilaster-limits"},
+		), Name: "through",
 		Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &nothing,
 	})
 	must(t, another.Flush())

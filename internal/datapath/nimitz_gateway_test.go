@@ -25,7 +25,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// underlayWire is two nodes and a host without any network of containers behind one router, which lets by only what comes from where answers go.
+// underlayWire is two nodes and a host without any network of containers behind one router, which lets by only what
+// comes from where answers go.
 type underlayWire struct {
 	*nimitzWire
 	host     *netns.Namespace
@@ -42,7 +43,10 @@ func newUnderlayWire(t testing.TB) *underlayWire {
 		return s.set("all", []sysctl{{"ipv6", "forwarding", "1"}})
 	}))
 	for i := range w.nodes {
-		w.nodes[i] = &testNode{ns: namespace(t, fmt.Sprint("node", i)), prefix: netip.MustParsePrefix(fmt.Sprintf("fd70:696c:6100:%d::/64", i+1))}
+		w.nodes[i] = &testNode{
+			ns:     namespace(t, fmt.Sprint("node", i)),
+			prefix: netip.MustParsePrefix(fmt.Sprintf("fd70:696c:6100:%d::/64", i+1)),
+		}
 		w.nodes[i].underlay = joinRouter(t, router, w.nodes[i].ns, i+1, w.nodes[i].prefix)
 	}
 	w.hostAddr = joinRouter(t, router, w.host, 3, netip.Prefix{})
@@ -104,7 +108,13 @@ func joinRouter(t testing.TB, router, ns *netns.Namespace, number int, behind ne
 		name string
 		addr netip.Addr
 	}{{router, h, attrs.Name, first}, {ns, inside, "eth0", own}} {
-		must(t, withSettings(end.ns, func(s settings) error { return s.set(end.name, []sysctl{{"ipv6", "accept_dad", "0"}}) }))
+		must(
+			t,
+			withSettings(
+				end.ns,
+				func(s settings) error { return s.set(end.name, []sysctl{{"ipv6", "accept_dad", "0"}}) },
+			),
+		)
 		l, err := end.h.LinkByName(end.name)
 		must(t, err)
 		must(t, end.h.AddrAdd(l, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(end.addr, 64)), Flags: unix.IFA_F_NODAD}))
@@ -125,7 +135,15 @@ func checkSources(t testing.TB, router *netns.Namespace) {
 	nft, err := nftables.New(nftables.WithNetNSFd(router.FD()))
 	must(t, err)
 	table := nft.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv6, Name: "fabric"})
-	chain := nft.AddChain(&nftables.Chain{Table: table, Name: "sources", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
+	chain := nft.AddChain(
+		&nftables.Chain{
+			Table:    table,
+			Name:     "sources",
+			Type:     nftables.ChainTypeFilter,
+			Hooknum:  nftables.ChainHookForward,
+			Priority: nftables.ChainPriorityFilter,
+		},
+	)
 	nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
 		&expr.Fib{Register: 1, ResultOIF: true, FlagSADDR: true, FlagIIF: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: make([]byte, 4)},
@@ -203,8 +221,8 @@ func (w *underlayWire) toService(t testing.TB, node int, vni pipeline.VNI, c *te
 	}))
 }
 
-// TestGatewayToServices is traffic (c): equal containers of two tenants on one node speak to one service at once, each to the name that its tenant has for
-// it, over TCP and by ping; the service sees this node's gateway (NIMITZ §3.1).
+// TestGatewayToServices is traffic (c): equal containers of two tenants on one node speak to one service at once, each
+// to the name that its tenant has for it, over TCP and by ping; the service sees this node's gateway (NIMITZ §3.1).
 func TestGatewayToServices(t *testing.T) {
 	w := newUnderlayWire(t)
 	seven, eight := w.add(t, 1, 7, 2), w.add(t, 1, 8, 2)
@@ -244,7 +262,8 @@ func TestGatewayToServices(t *testing.T) {
 	}
 }
 
-// onlyGateways has everything that reached the fabric until now be of the underlay and of a gateway, and every checksum right.
+// onlyGateways has everything that reached the fabric until now be of the underlay and of a gateway, and every checksum
+// right.
 func onlyGateways(t testing.TB, c *packet.Capture, node netip.Prefix) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), impatience)
@@ -259,7 +278,8 @@ func onlyGateways(t testing.TB, c *packet.Capture, node netip.Prefix) {
 		if err != nil || !p.Source.Is6() || p.Source.IsLinkLocalUnicast() {
 			continue
 		}
-		if n++; p.Source != tenant.UnderlayAddress(node, 1) && !netip.MustParsePrefix("2001:db8:70::/48").Contains(p.Source) {
+		if n++; p.Source != tenant.UnderlayAddress(node, 1) &&
+			!netip.MustParsePrefix("2001:db8:70::/48").Contains(p.Source) {
 			t.Fatalf("%v was on the fabric", p.Source)
 		}
 	}
@@ -268,8 +288,8 @@ func onlyGateways(t testing.TB, c *packet.Capture, node netip.Prefix) {
 	}
 }
 
-// TestGatewayPublishes is traffic (d): a host of the underlay reaches a container on node 2 by an address of node 1's gateway, and answers come back by
-// that one (appendix A), as the router wants it.
+// TestGatewayPublishes is traffic (d): a host of the underlay reaches a container on node 2 by an address of node 1's
+// gateway, and answers come back by that one (appendix A), as the router wants it.
 func TestGatewayPublishes(t *testing.T) {
 	w := newUnderlayWire(t)
 	near, far := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2)
@@ -282,19 +302,33 @@ func TestGatewayPublishes(t *testing.T) {
 		at, a := address.Index(i+2), c.record.Attachments[1].Address
 		v := nimitz.PublishedAddress(one, at)
 		publish[tenant.UnderlayAddress(w.nodes[0].prefix, at)] = v
-		entries = append(entries, pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: v, RealVNI: 7, Real: a}, pipeline.SNAT{VNI: 7, Real: a, Virtual: v})
+		entries = append(
+			entries,
+			pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: v, RealVNI: 7, Real: a},
+			pipeline.SNAT{VNI: 7, Real: a, Virtual: v},
+		)
 	}
-	entries = append(entries, pipeline.NorthSouth{VNI: 7, To: netip.PrefixFrom(client, 128)}, pipeline.Forward{VNI: 7, To: netip.PrefixFrom(client, 128), Port: pipeline.Gateway})
+	entries = append(
+		entries,
+		pipeline.NorthSouth{VNI: 7, To: netip.PrefixFrom(client, 128)},
+		pipeline.Forward{VNI: 7, To: netip.PrefixFrom(client, 128), Port: pipeline.Gateway},
+	)
 	must(t, w.switches[0].Apply(t.Context(), nil, entries))
 	must(t, w.switches[1].Apply(t.Context(), nil, []pipeline.Entry{
-		pipeline.Forward{VNI: 7, To: netip.PrefixFrom(client, 128), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(w.nodes[0].prefix)},
+		pipeline.Forward{
+			VNI:  7,
+			To:   netip.PrefixFrom(client, 128),
+			Port: pipeline.VXLAN,
+			VTEP: pipeline.VTEP(w.nodes[0].prefix),
+		},
 	}))
 	must(t, w.gateways[0].Publish(t.Context(), publish))
 	fabric := capture(t, w.host)
 	for i, c := range []*testContainer{far, near} {
 		at := tenant.UnderlayAddress(w.nodes[0].prefix, address.Index(i+2))
 		port := echoServer(t, c.ns, netip.AddrPortFrom(c.record.Attachments[1].Address, 0)).Port()
-		if seen, err := converse(t.Context(), w.host, netip.AddrPortFrom(at, port), 4<<20); err != nil || seen != client {
+		if seen, err := converse(t.Context(), w.host, netip.AddrPortFrom(at, port), 4<<20); err != nil ||
+			seen != client {
 			t.Errorf("to %v: seen as %v: %v", at, seen, err)
 		}
 		r, err := packet.Ping(t.Context(), w.host, at, packet.PingOptions{Count: 2, Timeout: patience, Size: 1300})
@@ -315,7 +349,10 @@ func TestGatewayPublishes(t *testing.T) {
 		}
 	}
 	// A new process of the agent finds it at work, and leaves it so.
-	at := netip.AddrPortFrom(tenant.UnderlayAddress(w.nodes[0].prefix, 2), echoServer(t, far.ns, netip.AddrPortFrom(far.record.Attachments[1].Address, 0)).Port())
+	at := netip.AddrPortFrom(
+		tenant.UnderlayAddress(w.nodes[0].prefix, 2),
+		echoServer(t, far.ns, netip.AddrPortFrom(far.record.Attachments[1].Address, 0)).Port(),
+	)
 	var conn, other net.Conn
 	must(t, w.host.Do(func() (err error) {
 		conn, err = net.DialTimeout("tcp", at.String(), 10*time.Second)
@@ -335,7 +372,12 @@ func TestGatewayPublishes(t *testing.T) {
 	}
 	// A connection ends with the publication that it came by, and no other does.
 	must(t, w.host.Do(func() (err error) {
-		other, err = net.DialTimeout("tcp", netip.AddrPortFrom(tenant.UnderlayAddress(w.nodes[0].prefix, 3), echoServer(t, near.ns, netip.AddrPortFrom(near.record.Attachments[1].Address, 0)).Port()).String(), 10*time.Second)
+		other, err = net.DialTimeout(
+			"tcp",
+			netip.AddrPortFrom(tenant.UnderlayAddress(w.nodes[0].prefix, 3), echoServer(t, near.ns, netip.AddrPortFrom(near.record.Attachments[1].Address, 0)).Port()).
+				String(),
+			10*time.Second,
+		)
 		return err
 	}))
 	defer other.Close()
@@ -364,7 +406,12 @@ func TestGatewayPublishes(t *testing.T) {
 	}
 	// What is not published is not reached, the gateway itself included.
 	for _, at := range []address.Index{1, 9} {
-		r, err := packet.Ping(t.Context(), w.host, tenant.UnderlayAddress(w.nodes[0].prefix, at), packet.PingOptions{Count: 2, Timeout: impatience})
+		r, err := packet.Ping(
+			t.Context(),
+			w.host,
+			tenant.UnderlayAddress(w.nodes[0].prefix, at),
+			packet.PingOptions{Count: 2, Timeout: impatience},
+		)
 		if err != nil || r.Received != 0 {
 			t.Errorf("index %d of the gateway answers: %v", at, err)
 		}

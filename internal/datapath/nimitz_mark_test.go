@@ -11,7 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// TestNimitzMarks: netfilter on a node takes tunnels for nothing of its own, and what it sets of their mark takes them nothing.
+// TestNimitzMarks: netfilter on a node takes tunnels for nothing of its own, and what it sets of their mark takes them
+// nothing.
 func TestNimitzMarks(t *testing.T) {
 	w := newNimitzWire(t)
 	near, far := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2)
@@ -33,7 +34,8 @@ func TestNimitzMarks(t *testing.T) {
 	}
 }
 
-// markAll has a node hide the sender of all that has a mark of netfilter's, as kube-proxy does, and set all those marks of what comes and goes.
+// markAll has a node hide the sender of all that has a mark of netfilter's, as kube-proxy does, and set all those marks
+// of what comes and goes.
 func markAll(t *testing.T, ns *netns.Namespace) {
 	t.Helper()
 	const theirs = ^uint32(pipeline.MarkBits)
@@ -56,7 +58,13 @@ func markAll(t *testing.T, ns *netns.Namespace) {
 		nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: rule})
 	}
 	add("in", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityFilter, set)
-	add("hide", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource, append(has, &expr.Masq{}))
+	add(
+		"hide",
+		nftables.ChainTypeNAT,
+		nftables.ChainHookPostrouting,
+		nftables.ChainPriorityNATSource,
+		append(has, &expr.Masq{}),
+	)
 	add("out", nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityLast, set)
 	must(t, nft.Flush())
 }

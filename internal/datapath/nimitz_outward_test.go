@@ -15,7 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestGatewayLeaksNothing: whatever the gateway's stack sends, on the underlay are only its own addresses, and it reaches no container by these.
+// TestGatewayLeaksNothing: whatever the gateway's stack sends, on the underlay are only its own addresses, and it
+// reaches no container by these.
 func TestGatewayLeaksNothing(t *testing.T) {
 	w := newUnderlayWire(t)
 	n := w.nodes[0]
@@ -75,7 +76,8 @@ func TestGatewayLeaksNothing(t *testing.T) {
 	nft.FlushRuleset()
 	must(t, nft.Flush())
 	before = b.drops(t)
-	if r, err := packet.Ping(t.Context(), c.ns, service, packet.PingOptions{Count: 1, Timeout: impatience}); err != nil || r.Received != 0 {
+	if r, err := packet.Ping(t.Context(), c.ns, service, packet.PingOptions{Count: 1, Timeout: impatience}); err != nil ||
+		r.Received != 0 {
 		t.Errorf("the service answers without rules: %v", err)
 	}
 	b.dropped(t, "without rules", before, dropreason.Untranslated)

@@ -41,10 +41,38 @@ type overlayFamily struct {
 func overlayFamilies() []overlayFamily {
 	a := netip.MustParseAddr
 	return []overlayFamily{
-		{"IPv4", own4, beside4, far4, service4, a("192.0.2.9"), a("100.64.1.2"), a("100.64.1.3"), a("100.64.1.1"), a("100.64.2.1"), a("10.1.3.4"), packet.EchoRequest4, packet.EchoReply4,
-			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded, Rest: [4]byte{0, 0, 5, 20}}},
-		{"IPv6", own6, a("fd10:0:0:1::4"), far6, service6, a("2001:db8:9::9"), a("fd64:0:0:1::2"), a("fd64:0:0:1::3"), a("fd64:0:0:1::1"), a("fd64:0:0:2::1"), a("fd11::3:4"), packet.EchoRequest, packet.EchoReply,
-			packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{0, 0, 5, 20}}},
+		{
+			"IPv4",
+			own4,
+			beside4,
+			far4,
+			service4,
+			a("192.0.2.9"),
+			a("100.64.1.2"),
+			a("100.64.1.3"),
+			a("100.64.1.1"),
+			a("100.64.2.1"),
+			a("10.1.3.4"),
+			packet.EchoRequest4,
+			packet.EchoReply4,
+			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded, Rest: [4]byte{0, 0, 5, 20}},
+		},
+		{
+			"IPv6",
+			own6,
+			a("fd10:0:0:1::4"),
+			far6,
+			service6,
+			a("2001:db8:9::9"),
+			a("fd64:0:0:1::2"),
+			a("fd64:0:0:1::3"),
+			a("fd64:0:0:1::1"),
+			a("fd64:0:0:2::1"),
+			a("fd11::3:4"),
+			packet.EchoRequest,
+			packet.EchoReply,
+			packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{0, 0, 5, 20}},
+		},
 	}
 }
 
@@ -60,7 +88,8 @@ type overlayStep struct {
 	rule     uint32
 }
 
-// policedNimitz is a bench where own lets TCP to port 80 in and all but mail out, and others do as their apps are called.
+// policedNimitz is a bench where own lets TCP to port 80 in and all but mail out, and others do as their apps are
+// called.
 func policedNimitz(t *testing.T) (*nimitzBench, pipeline.Table) {
 	b := newNimitzBench(t)
 	entries := packettest.Entries()
@@ -92,7 +121,12 @@ func policedNimitz(t *testing.T) (*nimitzBench, pipeline.Table) {
 func (b *nimitzBench) police(t *testing.T, table pipeline.Table, w overlayFamily, steps []overlayStep) {
 	t.Helper()
 	for _, s := range steps {
-		c := packettest.Case{Name: s.name + ", " + w.name, Table: table, From: s.by, Packet: packet.Packet{Source: s.from, Destination: s.to, Body: s.body, Extensions: s.part}}
+		c := packettest.Case{
+			Name:   s.name + ", " + w.name,
+			Table:  table,
+			From:   s.by,
+			Packet: packet.Packet{Source: s.from, Destination: s.to, Body: s.body, Extensions: s.part},
+		}
 		switch s.by {
 		case 0:
 			c.From, c.Outer, c.VNI, c.Identity = pipeline.VXLAN, pipeline.VTEP(packettest.There), 7, s.identity
@@ -172,7 +206,10 @@ func TestNimitzPolice(t *testing.T) {
 			in("an error about what was not", appFree, about(w.own, w.far, udp(53, 11)), denied, ruleNothing),
 			out("an error of ours", about(w.far, w.own, udp(9, 53))),
 
-			of(in("a later fragment before the first", appFree, tail, dropreason.FragmentUnknown, 0), part(16, false, 5)),
+			of(
+				in("a later fragment before the first", appFree, tail, dropreason.FragmentUnknown, 0),
+				part(16, false, 5),
+			),
 			of(in("a first fragment", appFree, udp(9, 53), 0, 0), part(0, true, 5)),
 			of(in("a later fragment", appFree, tail, 0, 0), part(16, false, 5)),
 			of(in("of another packet", appFree, tail, dropreason.FragmentUnknown, 0), part(16, false, 6)),
@@ -181,38 +218,131 @@ func TestNimitzPolice(t *testing.T) {
 			of(out("a fragment of ours", udp(53, 9)), part(0, true, 5)),
 			of(out("its rest", tail), part(16, false, 5)),
 			in("an error about its rest", appFree, about(w.own, w.far, tail, part(16, false, 5)...), 0, 0),
-			in("an error about a rest of nothing", appFree, about(w.own, w.far, tail, part(16, false, 6)...), dropreason.FragmentUnknown, 0),
+			in(
+				"an error about a rest of nothing",
+				appFree,
+				about(w.own, w.far, tail, part(16, false, 6)...),
+				dropreason.FragmentUnknown,
+				0,
+			),
 		})
 		b.police(t, table, w, []overlayStep{
 			{name: "on one node", by: 4, from: w.beside, to: w.own, body: tcp(7, 80, packet.SYN)},
 			{name: "its answer on one node", by: 2, from: w.own, to: w.beside, body: tcp(80, 7, synAck)},
-			{name: "to another port on one node", by: 4, from: w.beside, to: w.own, body: tcp(7, 81, packet.SYN), why: denied, rule: ruleNothing},
-			{name: "mail on one node", by: 2, from: w.own, to: w.beside, body: tcp(7, 25, packet.SYN), why: denied, rule: ruleMail},
+			{
+				name: "to another port on one node",
+				by:   4,
+				from: w.beside,
+				to:   w.own,
+				body: tcp(7, 81, packet.SYN),
+				why:  denied,
+				rule: ruleNothing,
+			},
+			{
+				name: "mail on one node",
+				by:   2,
+				from: w.own,
+				to:   w.beside,
+				body: tcp(7, 25, packet.SYN),
+				why:  denied,
+				rule: ruleMail,
+			},
 		})
 		b.police(t, table, w, []overlayStep{
 			{name: "to the service", by: 2, from: w.own, to: w.service, body: udp(53, 9)},
 			{name: "the service's answer", by: pipeline.Gateway, from: w.storage, to: w.virtual, body: udp(9, 53)},
-			{name: "of the service", by: pipeline.Gateway, from: w.storage, to: w.virtual, body: udp(10, 53), why: denied, rule: ruleNothing},
-			{name: "mail to the service", by: 2, from: w.own, to: w.service, body: tcp(9, 25, packet.SYN), why: denied, rule: ruleMail},
+			{
+				name: "of the service",
+				by:   pipeline.Gateway,
+				from: w.storage,
+				to:   w.virtual,
+				body: udp(10, 53),
+				why:  denied,
+				rule: ruleNothing,
+			},
+			{
+				name: "mail to the service",
+				by:   2,
+				from: w.own,
+				to:   w.service,
+				body: tcp(9, 25, packet.SYN),
+				why:  denied,
+				rule: ruleMail,
+			},
 			{name: "from outside", by: pipeline.Gateway, from: w.gateway, to: w.virtual, body: tcp(9, 80, packet.SYN)},
 			{name: "the answer outside", by: 2, from: w.own, to: w.gateway, body: tcp(80, 9, synAck)},
 
 			{name: "outside by another node", by: 2, from: w.own, to: w.gateway2, body: udp(54, 9)},
 			{name: "its answer by another node", from: w.gateway2, to: w.own, body: udp(9, 54)},
-			{name: "mail outside by another node", by: 2, from: w.own, to: w.gateway2, body: tcp(9, 25, packet.SYN), why: denied, rule: ruleMail},
-			{name: "from outside by another node", from: w.gateway2, to: w.own, body: tcp(9, 81, packet.SYN), why: denied, rule: ruleNothing},
+			{
+				name: "mail outside by another node",
+				by:   2,
+				from: w.own,
+				to:   w.gateway2,
+				body: tcp(9, 25, packet.SYN),
+				why:  denied,
+				rule: ruleMail,
+			},
+			{
+				name: "from outside by another node",
+				from: w.gateway2,
+				to:   w.own,
+				body: tcp(9, 81, packet.SYN),
+				why:  denied,
+				rule: ruleNothing,
+			},
 			{name: "to another region", by: 2, from: w.own, to: w.abroad, body: udp(55, 9)},
-			{name: "mail to another region", by: 2, from: w.own, to: w.abroad, body: tcp(9, 25, packet.SYN), why: denied, rule: ruleMail},
-			{name: "from another region to a container here", by: pipeline.VXLAN, from: w.abroad, to: w.own, body: tcp(9, 81, packet.SYN), why: denied, rule: ruleNothing},
+			{
+				name: "mail to another region",
+				by:   2,
+				from: w.own,
+				to:   w.abroad,
+				body: tcp(9, 25, packet.SYN),
+				why:  denied,
+				rule: ruleMail,
+			},
+			{
+				name: "from another region to a container here",
+				by:   pipeline.VXLAN,
+				from: w.abroad,
+				to:   w.own,
+				body: tcp(9, 81, packet.SYN),
+				why:  denied,
+				rule: ruleNothing,
+			},
 			{name: "another region's answer", by: pipeline.VXLAN, from: w.abroad, to: w.own, body: udp(9, 55)},
 		})
 		// What is judged where it begins or ends is only carried here.
 		carried := b.sessions(t).Created
 		b.police(t, table, w, []overlayStep{
-			{name: "from outside to another node", by: pipeline.Gateway, from: w.gateway, to: w.leads, body: tcp(9, 81, packet.SYN)},
-			{name: "another node's outside", identity: appSilent, from: w.far, to: w.gateway, body: tcp(82, 9, packet.SYN)},
-			{name: "from another region to another node", by: pipeline.VXLAN, from: w.abroad, to: w.far, body: tcp(9, 81, packet.SYN)},
-			{name: "another node's, to another region", identity: appSilent, from: w.far, to: w.abroad, body: tcp(82, 9, packet.SYN)},
+			{
+				name: "from outside to another node",
+				by:   pipeline.Gateway,
+				from: w.gateway,
+				to:   w.leads,
+				body: tcp(9, 81, packet.SYN),
+			},
+			{
+				name:     "another node's outside",
+				identity: appSilent,
+				from:     w.far,
+				to:       w.gateway,
+				body:     tcp(82, 9, packet.SYN),
+			},
+			{
+				name: "from another region to another node",
+				by:   pipeline.VXLAN,
+				from: w.abroad,
+				to:   w.far,
+				body: tcp(9, 81, packet.SYN),
+			},
+			{
+				name:     "another node's, to another region",
+				identity: appSilent,
+				from:     w.far,
+				to:       w.abroad,
+				body:     tcp(82, 9, packet.SYN),
+			},
 		})
 		if n := b.sessions(t).Created; n != carried {
 			t.Errorf("%s: %d sessions of what was only carried", w.name, n-carried)
@@ -220,11 +350,25 @@ func TestNimitzPolice(t *testing.T) {
 	}
 	// A change counts from the next packet on.
 	b.says(t, 11, 1, denies|ruleNothing, 0, 0)
-	must(t, b.datapath.objects.PolSubjectsV1.Put(pilasterPolTargetKey{Tenant: 7, App: appOwn}, pilasterPolTarget{Sets: [2]uint64{20, 11}}))
+	must(
+		t,
+		b.datapath.objects.PolSubjectsV1.Put(
+			pilasterPolTargetKey{Tenant: 7, App: appOwn},
+			pilasterPolTarget{Sets: [2]uint64{20, 11}},
+		),
+	)
 	b.voidVerdicts(t)
 	for _, w := range overlayFamilies() {
 		b.police(t, table, w, []overlayStep{
-			{name: "to the port that was open", identity: appFree, from: w.far, to: w.own, body: tcp(7, 80, packet.ACK), why: denied, rule: ruleNothing},
+			{
+				name:     "to the port that was open",
+				identity: appFree,
+				from:     w.far,
+				to:       w.own,
+				body:     tcp(7, 80, packet.ACK),
+				why:      denied,
+				rule:     ruleNothing,
+			},
 			{name: "answered as before", identity: appFree, from: w.far, to: w.own, body: udp(9, 53)},
 		})
 	}
@@ -235,7 +379,21 @@ func TestNimitzPolice(t *testing.T) {
 			return !is || s.Address != w.own || s.Port != 2
 		})
 		must(t, b.nimitz.Apply(t.Context(), gone, nil))
-		b.police(t, table, w, []overlayStep{{name: "to who is just going", identity: appFree, from: w.far, to: w.own, body: udp(9, 53), why: dropreason.NoEndpoint}})
+		b.police(
+			t,
+			table,
+			w,
+			[]overlayStep{
+				{
+					name:     "to who is just going",
+					identity: appFree,
+					from:     w.far,
+					to:       w.own,
+					body:     udp(9, 53),
+					why:      dropreason.NoEndpoint,
+				},
+			},
+		)
 	}
 }
 

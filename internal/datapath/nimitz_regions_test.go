@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// regionsWire is two regions behind one router, which lets by only what comes from where answers go. Each is a node and its Edge Switch: of the
-// west nodes 1 and 2, of the east the other way round.
+// regionsWire is two regions behind one router, which lets by only what comes from where answers go. Each is a node and
+// its Edge Switch: of the west nodes 1 and 2, of the east the other way round.
 type regionsWire struct{ west, east *nimitzWire }
 
 func newRegionsWire(t testing.TB) *regionsWire {
@@ -24,7 +24,10 @@ func newRegionsWire(t testing.TB) *regionsWire {
 	w := &regionsWire{&nimitzWire{wire: &wire{}}, &nimitzWire{wire: &wire{}}}
 	for r, region := range []*nimitzWire{w.west, w.east} {
 		for i := range region.nodes {
-			n := &testNode{ns: namespace(t, fmt.Sprint("node", r, i)), prefix: netip.MustParsePrefix(fmt.Sprintf("fd7%d:696c:6100:%d::/64", r, i+1))}
+			n := &testNode{
+				ns:     namespace(t, fmt.Sprint("node", r, i)),
+				prefix: netip.MustParsePrefix(fmt.Sprintf("fd7%d:696c:6100:%d::/64", r, i+1)),
+			}
 			n.underlay = joinRouter(t, router, n.ns, 1+2*r+i, n.prefix)
 			region.nodes[i] = n
 		}
@@ -62,8 +65,8 @@ func (w *regionsWire) lead(t testing.TB, here, there *nimitzWire, at int, vni, t
 	must(t, here.switches[1-at].Apply(t.Context(), nil, ofEdge))
 }
 
-// TestNimitzRegions: containers of a tenant talk across regions, by both Edge Switches; at each hop another program reads other tunnel addresses, and
-// behind the last another VNI, without an identity (§3.1; NM6).
+// TestNimitzRegions: containers of a tenant talk across regions, by both Edge Switches; at each hop another program
+// reads other tunnel addresses, and behind the last another VNI, without an identity (§3.1; NM6).
 func TestNimitzRegions(t *testing.T) {
 	w := newRegionsWire(t)
 	near, far := w.west.add(t, 1, 7, 2), w.east.add(t, 2, 12, 2)

@@ -19,8 +19,8 @@ type row struct {
 	key, value []byte
 }
 
-// there is the value that the table has for the row's key, nil without one. Of a prefix the kernel tells what it finds for
-// it, so values of prefixes begin with their own lengths, as keys do.
+// there is the value that the table has for the row's key, nil without one. Of a prefix the kernel tells what it finds
+// for it, so values of prefixes begin with their own lengths, as keys do.
 func (r row) there() ([]byte, error) {
 	value, err := r.table.LookupBytes(r.key)
 	if err != nil {
@@ -76,7 +76,11 @@ func prefixKey(p netip.Prefix, vni pipeline.VNI) pilasterScopedPrefix {
 	if p.Addr().Is4() {
 		bits += 96
 	}
-	return pilasterScopedPrefix{Bits: uint32(scopeBits + bits), Scope: scopeOf(p.Addr(), vni), Address: words(p.Masked().Addr())}
+	return pilasterScopedPrefix{
+		Bits:    uint32(scopeBits + bits),
+		Scope:   scopeOf(p.Addr(), vni),
+		Address: words(p.Masked().Addr()),
+	}
 }
 
 func addrKey(a netip.Addr, vni pipeline.VNI) pilasterScopedAddr {
@@ -125,7 +129,12 @@ func renderForeign(m *ebpf.Map, e pipeline.Foreign) (row, error) {
 		return row{}, fmt.Errorf("%v is no node's prefix", e.Edge)
 	}
 	source := prefixKey(e.Source, e.Theirs)
-	key := pilasterRemoteSenderKey{Bits: address.NodeBits + source.Bits, Scope: source.Scope, Edge: words(e.Edge.Addr()).Hi, Source: source.Address}
+	key := pilasterRemoteSenderKey{
+		Bits:   address.NodeBits + source.Bits,
+		Scope:  source.Scope,
+		Edge:   words(e.Edge.Addr()).Hi,
+		Source: source.Address,
+	}
 	return newRow(m, key, pilasterRemoteSender{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
 }
 
@@ -215,7 +224,9 @@ func readSender(key, value []byte) (pipeline.Entry, error) {
 	k, err := unpacked[pilasterSenderKey](key)
 	v, err2 := unpacked[pilasterSender](value)
 	return pipeline.Sender{
-		Port: pipeline.Port(k.Port), Address: unscoped(k.Source, k.Scope), VNI: pipeline.VNI(v.Vni), Identity: uint16(v.Identity),
+		Port: pipeline.Port(
+			k.Port,
+		), Address: unscoped(k.Source, k.Scope), VNI: pipeline.VNI(v.Vni), Identity: uint16(v.Identity),
 	}, errors.Join(err, err2)
 }
 
@@ -224,7 +235,15 @@ func readForeign(key, value []byte) (pipeline.Entry, error) {
 	v, err2 := unpacked[pilasterRemoteSender](value)
 	theirs, source := pilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source}.prefix()
 	edge := netip.PrefixFrom(pilasterAddr{Hi: k.Edge}.netip(), address.NodeBits)
-	return pipeline.Foreign{Edge: edge, Theirs: theirs, Source: source, VNI: pipeline.VNI(v.Vni)}, errors.Join(err, err2)
+	return pipeline.Foreign{
+			Edge:   edge,
+			Theirs: theirs,
+			Source: source,
+			VNI:    pipeline.VNI(v.Vni),
+		}, errors.Join(
+			err,
+			err2,
+		)
 }
 
 func readOutside(key, _ []byte) (pipeline.Entry, error) {

@@ -134,7 +134,13 @@ func untunnel(frame []byte) (o outer, inner []byte, err error) {
 	if flags&^0x8000ffff != 0x08000000 {
 		return o, nil, fmt.Errorf("VXLAN flags %#x", flags)
 	}
-	o = outer{p.Source, p.Destination, gram.DestinationPort, pipeline.VNI(binary.BigEndian.Uint32(gram.Payload[4:]) >> 8), uint16(flags)}
+	o = outer{
+		p.Source,
+		p.Destination,
+		gram.DestinationPort,
+		pipeline.VNI(binary.BigEndian.Uint32(gram.Payload[4:]) >> 8),
+		uint16(flags),
+	}
 	return o, gram.Payload[8:], nil
 }
 
@@ -188,7 +194,16 @@ func (b *nimitzBench) leaves(t testing.TB, name string, before map[string]uint64
 	for {
 		got, err := b.captures[want.To].Next(ctx)
 		if err != nil {
-			t.Errorf("%s: it does not come to %v as %x in %v: %v; counted %v, seen %s", name, want.To, want.Frame, around, err, b.counted(t, before), seen)
+			t.Errorf(
+				"%s: it does not come to %v as %x in %v: %v; counted %v, seen %s",
+				name,
+				want.To,
+				want.Frame,
+				around,
+				err,
+				b.counted(t, before),
+				seen,
+			)
 			return
 		}
 		var o outer
@@ -231,11 +246,20 @@ func TestNimitzTables(t *testing.T) {
 	b.holds(t, packettest.Entries())
 
 	// A match has one entry: another takes its place, and each goes by its match alone.
-	moved := pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.0.2.0/24"), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(packettest.Stranger)}
+	moved := pipeline.Forward{
+		VNI:  7,
+		To:   netip.MustParsePrefix("10.0.2.0/24"),
+		Port: pipeline.VXLAN,
+		VTEP: pipeline.VTEP(packettest.Stranger),
+	}
 	wider := pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.0.0.0/8")}
 	longer := pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.0.2.128/25")}
 	must(t, b.nimitz.Apply(t.Context(), nil, []pipeline.Entry{moved, wider}))
-	changed := append(slices.DeleteFunc(packettest.Entries(), func(e pipeline.Entry) bool { return e.Match() == moved.Match() }), moved, wider)
+	changed := append(
+		slices.DeleteFunc(packettest.Entries(), func(e pipeline.Entry) bool { return e.Match() == moved.Match() }),
+		moved,
+		wider,
+	)
 	b.holds(t, changed)
 	must(t, b.nimitz.Apply(t.Context(), []pipeline.Entry{longer}, nil)) // which is not there; a shorter prefix is
 	b.holds(t, changed)

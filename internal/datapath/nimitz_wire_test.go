@@ -41,7 +41,10 @@ func (w *nimitzWire) mesh(t testing.TB) {
 		entries := []pipeline.Entry{pipeline.Peer{Nodes: peer.prefix}}
 		for _, vni := range []pipeline.VNI{7, 8} {
 			for _, to := range overlay(2 - i) {
-				entries = append(entries, pipeline.Forward{VNI: vni, To: to, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(peer.prefix)})
+				entries = append(
+					entries,
+					pipeline.Forward{VNI: vni, To: to, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(peer.prefix)},
+				)
 			}
 		}
 		must(t, w.switches[i].Apply(t.Context(), nil, entries))
@@ -51,7 +54,9 @@ func (w *nimitzWire) mesh(t testing.TB) {
 // overlay is the subnets of a node, 1 or 2, which both tenants have there.
 func overlay(node int) []netip.Prefix {
 	return []netip.Prefix{
-		netip.MustParsePrefix(fmt.Sprintf("10.0.%d.0/24", node)), netip.MustParsePrefix(fmt.Sprintf("fd10:0:0:%d::/64", node)),
+		netip.MustParsePrefix(
+			fmt.Sprintf("10.0.%d.0/24", node),
+		), netip.MustParsePrefix(fmt.Sprintf("fd10:0:0:%d::/64", node)),
 	}
 }
 
@@ -70,7 +75,9 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, host byte) *t
 		a, _ := netip.AddrFromSlice(b)
 		c.record.Attachments = append(c.record.Attachments, endpoint.Attachment{
 			Network: "nimitz", Address: a, Gateway: []netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}[i],
-			Routes: []netip.Prefix{[]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}[i]}, Overhead: pipeline.Overhead,
+			Routes: []netip.Prefix{
+				[]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}[i],
+			}, Overhead: pipeline.Overhead,
 		})
 		entries = append(entries, pipeline.Sender{Port: port, Address: a, VNI: vni, Identity: uint16(vni) * 10},
 			pipeline.Forward{VNI: vni, To: netip.PrefixFrom(a, a.BitLen()), Port: port})
@@ -92,8 +99,8 @@ func (c *testContainer) of(family int) *testContainer {
 	return &other
 }
 
-// TestNimitzWire: containers talk over real devices, in both families, and tenants with the same addresses never meet; another
-// program's reading of the fabric is VXLAN with the tenant's VNI and identity (NM2).
+// TestNimitzWire: containers talk over real devices, in both families, and tenants with the same addresses never meet;
+// another program's reading of the fabric is VXLAN with the tenant's VNI and identity (NM2).
 func TestNimitzWire(t *testing.T) {
 	w := newNimitzWire(t)
 	near, far, beside := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2), w.add(t, 1, 7, 3)
@@ -145,7 +152,8 @@ func TestNimitzWire(t *testing.T) {
 	}
 }
 
-// readByTshark is which node sends to a node's tunnel address in which VNI, with which identity and for whom, each once, by what a capture has seen until now.
+// readByTshark is which node sends to a node's tunnel address in which VNI, with which identity and for whom, each
+// once, by what a capture has seen until now.
 func readByTshark(t *testing.T, c *packet.Capture, node netip.Prefix) []string {
 	t.Helper()
 	file := binary.LittleEndian.AppendUint32(nil, 0xa1b2c3d4) // pcap
@@ -172,7 +180,8 @@ func readByTshark(t *testing.T, c *packet.Capture, node netip.Prefix) []string {
 	path := filepath.Join(t.TempDir(), "fabric.pcap")
 	must(t, os.WriteFile(path, file, 0o600))
 	out, err := exec.Command("tshark", "-n", "-r", path, "-Y", "vxlan && (ip || ipv6)", "-T", "fields", "-E", "separator=|", "-E", "occurrence=a",
-		"-e", "ipv6.src", "-e", "vxlan.vni", "-e", "vxlan.gbp", "-e", "ip.src").Output()
+		"-e", "ipv6.src", "-e", "vxlan.vni", "-e", "vxlan.gbp", "-e", "ip.src").
+		Output()
 	must(t, err)
 	var lines []string
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {

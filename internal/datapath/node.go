@@ -94,7 +94,14 @@ func (d *Datapath) setNodeDevice() error {
 
 // attachNode puts the node's program where its packets to containers leave the stack.
 func (d *Datapath) attachNode() error {
-	return AttachFilter(d.netlink, d.nodeNear, nodeDevice, netlink.HANDLE_MIN_EGRESS, d.objects.PilNode, pilasterProgPilNode)
+	return AttachFilter(
+		d.netlink,
+		d.nodeNear,
+		nodeDevice,
+		netlink.HANDLE_MIN_EGRESS,
+		d.objects.PilNode,
+		pilasterProgPilNode,
+	)
 }
 
 // nodeProblems says what is missing between the node and its containers.
@@ -104,11 +111,19 @@ func (d *Datapath) nodeProblems() ([]string, error) {
 		return nil, err
 	}
 	if near == nil || far == nil || near.Attrs().Index != d.nodeNear || far.Attrs().Index != d.nodeFar {
-		return []string{fmt.Sprintf("devices %s and %s are gone or were made anew; restart the agent to let the node reach its containers", nodeDevice, nodeFar)}, nil
+		return []string{
+			fmt.Sprintf(
+				"devices %s and %s are gone or were made anew; restart the agent to let the node reach its containers",
+				nodeDevice,
+				nodeFar,
+			),
+		}, nil
 	}
 	for _, l := range []netlink.Link{near, far} {
 		if l.Attrs().Flags&net.FlagUp == 0 {
-			return []string{fmt.Sprintf("device %s is down; set it up to let the node reach its containers", l.Attrs().Name)}, nil
+			return []string{
+				fmt.Sprintf("device %s is down; set it up to let the node reach its containers", l.Attrs().Name),
+			}, nil
 		}
 	}
 	if err := d.checkProgram(near, netlink.HANDLE_MIN_EGRESS, d.objects.PilNode, pilasterProgPilNode); err != nil {

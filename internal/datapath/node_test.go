@@ -21,7 +21,11 @@ func (n *testNode) address() netip.Addr { return n.prefix.Addr().Next() }
 
 // self is the node's stack as one of those that talk.
 func (n *testNode) self() *testContainer {
-	return &testContainer{node: n, ns: n.ns, record: endpoint.Record{Attachments: []endpoint.Attachment{{Address: n.address()}}}}
+	return &testContainer{
+		node:   n,
+		ns:     n.ns,
+		record: endpoint.Record{Attachments: []endpoint.Attachment{{Address: n.address()}}},
+	}
 }
 
 // gateway is the node as its containers of a tenant see it.
@@ -38,7 +42,12 @@ func (n *testNode) connect(t *testing.T, network string, to *testContainer) (nod
 	at := netip.AddrPortFrom(to.seen(), 0)
 	if network == "udp6" {
 		var socket *net.UDPConn
-		must(t, to.ns.Do(func() (err error) { socket, err = net.ListenUDP(network, net.UDPAddrFromAddrPort(at)); return err }))
+		must(
+			t,
+			to.ns.Do(
+				func() (err error) { socket, err = net.ListenUDP(network, net.UDPAddrFromAddrPort(at)); return err },
+			),
+		)
 		must(t, n.ns.Do(func() (err error) { node, err = net.Dial(network, socket.LocalAddr().String()); return err }))
 		container = socket
 	} else {
@@ -65,7 +74,8 @@ func TestNodeReachesItsContainers(t *testing.T) {
 	n := w.nodes[0]
 	for _, of := range []tenant.Tenant{blue, plain} {
 		c, gateway := n.add(t, of, 1), n.gateway(t, of)
-		if r, err := packet.Ping(t.Context(), n.ns, c.seen(), packet.PingOptions{Count: 2, Timeout: patience, Size: 1000}); err != nil || r.Received != 2 {
+		if r, err := packet.Ping(t.Context(), n.ns, c.seen(), packet.PingOptions{Count: 2, Timeout: patience, Size: 1000}); err != nil ||
+			r.Received != 2 {
 			t.Errorf("%s: %+v, %v", of.Name, r, err)
 		}
 		transfer(t, n.self(), c, 8<<20)
@@ -182,7 +192,11 @@ func TestNodeClaimsNobody(t *testing.T) {
 	raw, err := packet.NewInjector(n.ns, nodeDevice)
 	must(t, err)
 	defer raw.Close()
-	if err := raw.Send(packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv6, make([]byte, 20))); !errors.Is(err, unix.ENOBUFS) || n.drops(t)["malformed"] != 1 {
+	if err := raw.Send(packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv6, make([]byte, 20))); !errors.Is(
+		err,
+		unix.ENOBUFS,
+	) ||
+		n.drops(t)["malformed"] != 1 {
 		t.Errorf("half an IPv6 header: %v, %v", err, n.drops(t))
 	}
 }
@@ -192,7 +206,10 @@ func sendFrom(option int, source, to netip.Addr) error {
 	d := net.Dialer{
 		LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0)),
 		Control: func(_, _ string, raw syscall.RawConn) (err error) {
-			return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, option, 1) }), err)
+			return errors.Join(
+				raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, option, 1) }),
+				err,
+			)
 		},
 	}
 	conn, err := d.Dial("udp6", netip.AddrPortFrom(to, 9).String())

@@ -25,7 +25,11 @@ func (b *fuzzBench) converse(f testing.TB) {
 	defer listener.Close()
 	must(f, b.ns.Do(func() error {
 		// A connection that nobody answers must not end while the fuzzing goes on.
-		tcp := net.Dialer{Timeout: patience, KeepAlive: -1, LocalAddr: &net.TCPAddr{IP: b.address().AsSlice(), Port: asking}}
+		tcp := net.Dialer{
+			Timeout:   patience,
+			KeepAlive: -1,
+			LocalAddr: &net.TCPAddr{IP: b.address().AsSlice(), Port: asking},
+		}
 		udp := net.Dialer{LocalAddr: &net.UDPAddr{IP: b.address().AsSlice(), Port: asking}}
 		for network, d := range map[string]net.Dialer{"tcp6": tcp, "udp6": udp} {
 			c, err := d.Dial(network, its)
@@ -105,7 +109,12 @@ func (m model) fromStack(in, out []byte, segments bool) error {
 	}
 	for _, c := range m.containers {
 		if c.seen() == a.destination {
-			w := passage{source: a.source, destination: a.destination, newSource: m.gateway(c), newDestination: a.destination}
+			w := passage{
+				source:         a.source,
+				destination:    a.destination,
+				newSource:      m.gateway(c),
+				newDestination: a.destination,
+			}
 			return joinMACs(w.check(in, out, a), out)
 		}
 	}
@@ -117,7 +126,12 @@ func (m model) toNode(c *testContainer, in, out []byte, a anatomy) error {
 	if upper := in[ipv6At+a.upper : ipv6At+a.end]; a.later || !m.answers(c, a.protocol, upper) {
 		return fmt.Errorf("it is no answer to what the node began")
 	}
-	w := passage{source: a.source, destination: a.destination, newSource: a.source, newDestination: m.node.Addr().Next()}
+	w := passage{
+		source:         a.source,
+		destination:    a.destination,
+		newSource:      a.source,
+		newDestination: m.node.Addr().Next(),
+	}
 	return joinMACs(w.check(in, out, a), out)
 }
 
@@ -128,7 +142,9 @@ func (m model) answers(c *testContainer, protocol uint8, upper []byte) bool {
 		return upper[0] < 128 || upper[0] == packet.EchoReply
 	case packet.ProtocolTCP, packet.ProtocolUDP:
 		const syn, ack = 2, 16
-		open := c == m.containers[0] && upper[0] == answering>>8 && upper[1] == answering&0xff && upper[2] == asking>>8 && upper[3] == asking&0xff
+		open := c == m.containers[0] && upper[0] == answering>>8 && upper[1] == answering&0xff &&
+			upper[2] == asking>>8 &&
+			upper[3] == asking&0xff
 		return open && (protocol == packet.ProtocolUDP || upper[13]&(syn|ack) != syn)
 	}
 	return false

@@ -12,13 +12,25 @@ import (
 func (b *progBench) fromNode(t testing.TB) []progCase {
 	node, gateway := b.address(), b.gateway(t, blue)
 	frame := func(source, destination netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
-		return packet.Packet{Source: source, Destination: destination, Body: body, Extensions: extensions}.Frame(containerMAC, containerMAC)
+		return packet.Packet{
+			Source:      source,
+			Destination: destination,
+			Body:        body,
+			Extensions:  extensions,
+		}.Frame(
+			containerMAC,
+			containerMAC,
+		)
 	}
 	inside := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
 		return packet.Packet{Source: gateway, Destination: b.b1.seen(), Body: body, Extensions: extensions}
 	}
 	about := func(from, to netip.Addr) packet.ICMP {
-		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: packet.Packet{Source: from, Destination: to, Body: gram}.Marshal()}
+		return packet.ICMP{
+			Type:    packet.DestinationUnreachable,
+			Code:    4,
+			Payload: packet.Packet{Source: from, Destination: to, Body: gram}.Marshal(),
+		}
 	}
 	later := packet.Raw{Proto: 17, Data: []byte("12345678")}
 	return []progCase{
@@ -26,14 +38,42 @@ func (b *progBench) fromNode(t testing.TB) []progCase {
 		{name: "echo from the cache", frame: frame(node, b.b1.seen(), echo), out: inside(echo)},
 		{name: "TCP", frame: frame(node, b.b1.seen(), segment), out: inside(segment)},
 		{name: "UDP", frame: frame(node, b.b1.seen(), gram), out: inside(gram)},
-		{name: "later fragment", frame: frame(node, b.b1.seen(), later, packet.Fragment(64, false, 9)), out: inside(later, packet.Fragment(64, false, 9))},
-		{name: "error about a container's packet", frame: frame(node, b.b1.seen(), about(b.b1.seen(), node)), out: inside(about(b.b1.seen(), gateway))},
-		{name: "to red", frame: frame(node, b.r1.seen(), gram), out: packet.Packet{Source: b.gateway(t, red), Destination: b.r1.seen(), Body: gram}},
+		{
+			name:  "later fragment",
+			frame: frame(node, b.b1.seen(), later, packet.Fragment(64, false, 9)),
+			out:   inside(later, packet.Fragment(64, false, 9)),
+		},
+		{
+			name:  "error about a container's packet",
+			frame: frame(node, b.b1.seen(), about(b.b1.seen(), node)),
+			out:   inside(about(b.b1.seen(), gateway)),
+		},
+		{
+			name:  "to red",
+			frame: frame(node, b.r1.seen(), gram),
+			out:   packet.Packet{Source: b.gateway(t, red), Destination: b.r1.seen(), Body: gram},
+		},
 
-		{name: "IPv4", frame: packet.Frame(containerMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)), reason: "not-ip6"},
-		{name: "half a TCP header", frame: frame(node, b.b1.seen(), packet.Raw{Proto: 6, Data: make([]byte, 12)}), reason: "malformed"},
-		{name: "routing header", frame: frame(node, b.b1.seen(), gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)}), reason: "routing-header"},
-		{name: "error about a packet of others", frame: frame(node, b.b1.seen(), about(b.b2.seen(), node)), reason: "icmp-quote"},
+		{
+			name:   "IPv4",
+			frame:  packet.Frame(containerMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
+			reason: "not-ip6",
+		},
+		{
+			name:   "half a TCP header",
+			frame:  frame(node, b.b1.seen(), packet.Raw{Proto: 6, Data: make([]byte, 12)}),
+			reason: "malformed",
+		},
+		{
+			name:   "routing header",
+			frame:  frame(node, b.b1.seen(), gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)}),
+			reason: "routing-header",
+		},
+		{
+			name:   "error about a packet of others",
+			frame:  frame(node, b.b1.seen(), about(b.b2.seen(), node)),
+			reason: "icmp-quote",
+		},
 		{name: "underlay address", frame: frame(b.underlay, b.b1.seen(), gram), reason: "src-not-own"},
 		{name: "address of a container", frame: frame(b.b2.seen(), b.b1.seen(), gram), reason: "src-not-own"},
 		{name: "gateway", frame: frame(gateway, b.b1.seen(), gram), reason: "src-not-own"},
@@ -56,7 +96,12 @@ func TestFromNode(t *testing.T) {
 	b.check(t, program, ctx, progCase{name: "forwarded", frame: ping, reason: "src-not-own"})
 	must(t, b.datapath.objects.PilTenantsV2.Delete(uint32(1)))
 	must(t, b.datapath.InvalidateFlows())
-	b.check(t, program, skb{Ifindex: uint32(b.datapath.nodeNear)}, progCase{name: "without its tenant", frame: ping, reason: "no-key"})
+	b.check(
+		t,
+		program,
+		skb{Ifindex: uint32(b.datapath.nodeNear)},
+		progCase{name: "without its tenant", frame: ping, reason: "no-key"},
+	)
 }
 
 // TestToNode: containers answer their node, and begin nothing.
@@ -85,7 +130,11 @@ func TestToNode(t *testing.T) {
 	}
 	reply := packet.ICMP{Type: packet.EchoReply, Rest: packet.Echo(1, 1), Payload: []byte("pilaster")}
 	about := func(from, to netip.Addr) packet.ICMP {
-		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: packet.Packet{Source: from, Destination: to, Body: gram}.Marshal()}
+		return packet.ICMP{
+			Type:    packet.DestinationUnreachable,
+			Code:    4,
+			Payload: packet.Packet{Source: from, Destination: to, Body: gram}.Marshal(),
+		}
 	}
 	frame := func(body packet.Body, extensions ...packet.Extension) []byte {
 		return b.frame(b.sent(gateway, body, extensions...))

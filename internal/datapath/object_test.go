@@ -46,8 +46,12 @@ func testCommittedObject(t *testing.T, pkg string, parts int) {
 	}
 	for part := range want {
 		if want[part] != got[part] {
-			t.Errorf("the committed object is not what bpf/ gives; run make generate and commit it\n%s\ncommitted: %s\nfrom bpf/: %s",
-				part, got[part], want[part])
+			t.Errorf(
+				"the committed object is not what bpf/ gives; run make generate and commit it\n%s\ncommitted: %s\nfrom bpf/: %s",
+				part,
+				got[part],
+				want[part],
+			)
 		}
 	}
 	for part := range got {

@@ -79,7 +79,15 @@ func TestDeviceMayNotWriteOverWhatWasChecked(t *testing.T) {
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	socket := newOffloadSocket(t, a)
 	frame := func(body packet.Body, extensions ...packet.Extension) []byte {
-		return packet.Packet{Source: a.seen(), Destination: b.seen(), Body: body, Extensions: extensions}.Frame(gatewayMAC, containerMAC)
+		return packet.Packet{
+			Source:      a.seen(),
+			Destination: b.seen(),
+			Body:        body,
+			Extensions:  extensions,
+		}.Frame(
+			gatewayMAC,
+			containerMAC,
+		)
 	}
 	options := padding(packet.DestinationOptions)
 	for _, c := range []struct {
@@ -135,7 +143,12 @@ func TestChecksumsLeftToADevice(t *testing.T) {
 			frame := p.Frame(gatewayMAC, containerMAC)
 			if c.unfinished > 0 {
 				// Until it is complete the field holds the sum of the pseudo header.
-				pseudo := ^packet.Checksum(p.Source, p.Destination, p.Body.Protocol(), make([]byte, len(frame)-c.unfinished))
+				pseudo := ^packet.Checksum(
+					p.Source,
+					p.Destination,
+					p.Body.Protocol(),
+					make([]byte, len(frame)-c.unfinished),
+				)
 				field := map[uint8]int{packet.ProtocolUDP: 6, packet.ProtocolTCP: 16}[p.Body.Protocol()]
 				binary.BigEndian.PutUint16(frame[c.unfinished+field:], pseudo)
 			}
@@ -181,7 +194,10 @@ func TestSumOfTheWholePacketStaysRight(t *testing.T) {
 		p := packet.Packet{Source: far, Destination: near, Body: c.body, Extensions: c.extensions}
 		must(t, b.ns.Do(func() error {
 			verdict, err := b.datapath.objects.PilUplinkIn.Run(&ebpf.RunOptions{
-				Data: p.Frame(b.uplinkMAC, containerMAC), Context: skb{Ifindex: b.uplinkIfindex()}, Flags: completeChecksum,
+				Data: p.Frame(
+					b.uplinkMAC,
+					containerMAC,
+				), Context: skb{Ifindex: b.uplinkIfindex()}, Flags: completeChecksum,
 			})
 			if err != nil || verdict != verdictRedirect {
 				t.Errorf("%s: verdict %d, %v", c.name, verdict, err)

@@ -46,11 +46,35 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 	local := netip.MustParseAddr("fd00:2::1")
 	for _, q := range c.Queries {
 		// Both ports, as the session is begun to this one whoever begins it.
-		a, err := b.datapath.LookupPolicy(dpapi.PolicyQuery{Tenant: 7, Local: local, Remote: q.Address, LocalApp: q.Subject, RemoteApp: q.Remote, Protocol: q.Protocol, LocalPort: q.Port, RemotePort: q.Port})
+		a, err := b.datapath.LookupPolicy(
+			dpapi.PolicyQuery{
+				Tenant:     7,
+				Local:      local,
+				Remote:     q.Address,
+				LocalApp:   q.Subject,
+				RemoteApp:  q.Remote,
+				Protocol:   q.Protocol,
+				LocalPort:  q.Port,
+				RemotePort: q.Port,
+			},
+		)
 		must(t, err)
 		if a.Allowed[q.Direction] != q.Allowed {
-			t.Fatalf("%s: app %d %v: %v of app %d %v (%v), protocol %d port %d: allowed %v by rule %d, cyclonus says %v", c.Name, q.Subject, c.Apps[q.Subject], q.Direction,
-				q.Remote, c.Apps[q.Remote], q.Address, q.Protocol, q.Port, a.Allowed[q.Direction], a.Rules[q.Direction], q.Allowed)
+			t.Fatalf(
+				"%s: app %d %v: %v of app %d %v (%v), protocol %d port %d: allowed %v by rule %d, cyclonus says %v",
+				c.Name,
+				q.Subject,
+				c.Apps[q.Subject],
+				q.Direction,
+				q.Remote,
+				c.Apps[q.Remote],
+				q.Address,
+				q.Protocol,
+				q.Port,
+				a.Allowed[q.Direction],
+				a.Rules[q.Direction],
+				q.Allowed,
+			)
 		}
 		verdicts[oneIf(q.Allowed)]++
 	}
@@ -61,11 +85,25 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 func (b policyBench) differ(t *testing.T, tenants ...dpapi.TenantPolicies) string {
 	t.Helper()
 	r := b.datapath.rulingTables()
-	return strings.Join(slices.Concat(differs(t, r.subjects, tenants), differs(t, r.overrides, tenants), differs(t, r.apps, tenants), differs(t, r.blocks, tenants),
-		differs(t, r.ports, tenants), differs(t, r.ranges, tenants), differs(t, r.hits, tenants)), "; ")
+	return strings.Join(
+		slices.Concat(
+			differs(t, r.subjects, tenants),
+			differs(t, r.overrides, tenants),
+			differs(t, r.apps, tenants),
+			differs(t, r.blocks, tenants),
+			differs(t, r.ports, tenants),
+			differs(t, r.ranges, tenants),
+			differs(t, r.hits, tenants),
+		),
+		"; ",
+	)
 }
 
-func differs[K comparable, V any, Key, Value comparable](t *testing.T, r *ruled[K, V, Key, Value], tenants []dpapi.TenantPolicies) []string {
+func differs[K comparable, V any, Key, Value comparable](
+	t *testing.T,
+	r *ruled[K, V, Key, Value],
+	tenants []dpapi.TenantPolicies,
+) []string {
 	t.Helper()
 	has, want := map[Key]Value{}, map[Key]Value{}
 	must(t, r.read(r.kernel, has))
@@ -81,8 +119,9 @@ func differs[K comparable, V any, Key, Value comparable](t *testing.T, r *ruled[
 	return []string{fmt.Sprintf("%s: %d entries, want %d", r.name, len(has), len(want))}
 }
 
-// TestPoliciesInKernel: the packet path's own tables and program say of each of cyclonus's cases what cyclonus says, and of policies and packets by
-// chance, of either family; and each change leaves the entries of the next policies and no other.
+// TestPoliciesInKernel: the packet path's own tables and program say of each of cyclonus's cases what cyclonus says,
+// and of policies and packets by chance, of either family; and each change leaves the entries of the next policies and
+// no other.
 func TestPoliciesInKernel(t *testing.T) {
 	const traffics = 50
 	sets, seed := 200, uint64(8)
@@ -116,7 +155,13 @@ func TestPoliciesInKernel(t *testing.T) {
 		verdicts[0], verdicts[1] = verdicts[0]+n[0], verdicts[1]+n[1]
 	}
 	all := verdicts[0] + verdicts[1]
-	t.Logf("%s of %s compared: %s allowed, %s denied", humanize.Of(all, "verdict", "verdicts"), humanize.Of(len(cases)+sets, "case", "cases"), humanize.Grouped(verdicts[1]), humanize.Grouped(verdicts[0]))
+	t.Logf(
+		"%s of %s compared: %s allowed, %s denied",
+		humanize.Of(all, "verdict", "verdicts"),
+		humanize.Of(len(cases)+sets, "case", "cases"),
+		humanize.Grouped(verdicts[1]),
+		humanize.Grouped(verdicts[0]),
+	)
 	if verdicts[0] < all/20 || verdicts[1] < all/20 || all < 200_000 {
 		t.Error("those are fewer verdicts than cyclonus has, or one of the answers hardly occurs")
 	}
@@ -161,8 +206,8 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	}
 }
 
-// TestPoliciesOfOneTenant change, come and go, and all others' stay as they are, to the entry: also those whose rules have the same numbers. So it is where an
-// agent has crashed half way, and where half of a change has failed.
+// TestPoliciesOfOneTenant change, come and go, and all others' stay as they are, to the entry: also those whose rules
+// have the same numbers. So it is where an agent has crashed half way, and where half of a change has failed.
 func TestPoliciesOfOneTenant(t *testing.T) {
 	b := newPolicyBench(t)
 	r := rand.New(rand.NewPCG(3, 9))
@@ -181,7 +226,9 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 			p = compiledFor(t, fmt.Sprint("t", n), address.TenantID(10+n), c)
 		}
 		p.IDs = append(p.IDs, address.TenantID(20+n+10*r.IntN(2)))
-		p.Overrides = map[netip.Addr]address.AppID{netip.AddrFrom16([16]byte{0xfd, 15: byte(n)}): address.AppID(1 + r.IntN(5))}
+		p.Overrides = map[netip.Addr]address.AppID{
+			netip.AddrFrom16([16]byte{0xfd, 15: byte(n)}): address.AppID(1 + r.IntN(5)),
+		}
 		p.Tables.Names[1], p.Tables.Names[uint32(2+r.IntN(3))] = policy.RuleName{Rule: n}, policy.RuleName{Rule: n}
 		return p
 	}
@@ -220,8 +267,15 @@ func TestSharedEntries(t *testing.T) {
 	b := newPolicyBench(t)
 	at := netip.MustParseAddr("fd00::1")
 	of := func(tenant string, set policy.ID, app address.AppID) dpapi.TenantPolicies {
-		return dpapi.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{7}, Overrides: map[netip.Addr]address.AppID{at: app}, Tables: policy.Tables{
-			Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {Sets: [2]policy.ID{set, set}}}, Names: map[uint32]policy.RuleName{5: {Policy: tenant}}}}
+		return dpapi.TenantPolicies{
+			Tenant:    tenant,
+			IDs:       []address.TenantID{7},
+			Overrides: map[netip.Addr]address.AppID{at: app},
+			Tables: policy.Tables{
+				Subjects: map[address.AppID]policy.Subject{
+					policy.AnyApp: {Sets: [2]policy.ID{set, set}},
+				}, Names: map[uint32]policy.RuleName{5: {Policy: tenant}}},
+		}
 	}
 	blue, green := of("blue", 1, 3), of("green", 2, 4)
 	must(t, b.datapath.SetPolicies(blue))
@@ -248,8 +302,14 @@ func TestSharedEntries(t *testing.T) {
 
 // rules are policies of a tenant that are so many entries of the table of ports, beginning with a number.
 func rules(tenant string, first, n int) dpapi.TenantPolicies {
-	t := dpapi.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{address.TenantID(tenant[0])}, Tables: policy.Tables{
-		Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {}}, Ports: map[policy.PortKey]policy.PortEntry{}}}
+	t := dpapi.TenantPolicies{
+		Tenant: tenant,
+		IDs:    []address.TenantID{address.TenantID(tenant[0])},
+		Tables: policy.Tables{
+			Subjects: map[address.AppID]policy.Subject{
+				policy.AnyApp: {},
+			}, Ports: map[policy.PortKey]policy.PortEntry{}},
+	}
 	for i := range n {
 		t.Tables.Ports[policy.PortKey{Table: policy.ID(tenant[0])<<32 + policy.ID(first+i), Scope: policy.OtherProtocols}] = policy.PortEntry{}
 	}
@@ -277,7 +337,10 @@ func TestTooManyPolicies(t *testing.T) {
 	for i := range 50 { // of a process that was killed
 		must(t, b.datapath.objects.PolPortsV1.Put(pilasterPortKey{Table: uint64(i + 1)}, pilasterPortRules{}))
 	}
-	refused("policies need 201 entries for ports, with those that are in force until then, and there are 200; nothing was changed", rules("a", 0, 51))
+	refused(
+		"policies need 201 entries for ports, with those that are in force until then, and there are 200; nothing was changed",
+		rules("a", 0, 51),
+	)
 	must(t, restore(p)) // it goes with the next
 	if diff := b.differ(t, p); diff != "" {
 		t.Errorf("the kernel has other entries: %s", diff)
@@ -288,8 +351,8 @@ func TestTooManyPolicies(t *testing.T) {
 	}
 }
 
-// TestNoTenantTakesAll: nobody gets more entries than are left free, so that there is room for who has little; who has more, from before or since others came,
-// keeps it, and may have less.
+// TestNoTenantTakesAll: nobody gets more entries than are left free, so that there is room for who has little; who has
+// more, from before or since others came, keeps it, and may have less.
 func TestNoTenantTakesAll(t *testing.T) {
 	b := newPolicyBench(t)
 	config := b.datapath.config
@@ -302,10 +365,16 @@ func TestNoTenantTakesAll(t *testing.T) {
 			t.Errorf("%v; want a refusal that says %q", err, why)
 		}
 	}
-	refused(rules("a", 0, 46), "policies of tenant a need 46 entries for ports, and a tenant gets no more of the node's 90 than it leaves free, of which others have 0; nothing was changed: start the agent with a higher --max-rules")
+	refused(
+		rules("a", 0, 46),
+		"policies of tenant a need 46 entries for ports, and a tenant gets no more of the node's 90 than it leaves free, of which others have 0; nothing was changed: start the agent with a higher --max-rules",
+	)
 	must(t, set(rules("a", 0, 45)))
 	must(t, set(rules("a", 1000, 45))) // all of them at once
-	refused(rules("b", 0, 23), "policies of tenant b need 23 entries for ports, and a tenant gets no more of the node's 90 than it leaves free, of which others have 45")
+	refused(
+		rules("b", 0, 23),
+		"policies of tenant b need 23 entries for ports, and a tenant gets no more of the node's 90 than it leaves free, of which others have 45",
+	)
 	must(t, set(rules("b", 0, 22)))
 	refused(rules("a", 1000, 46), "tenant a need 46")
 	must(t, set(rules("c", 0, 11)))
@@ -323,7 +392,8 @@ func TestNoTenantTakesAll(t *testing.T) {
 	refused(rules("a", 1000, 81), "tenant a need 81")
 }
 
-// TestHeldPolicies: of a tenant whose policies an agent cannot have in force when it starts, what the kernel has holds until they are; and others' change as ever.
+// TestHeldPolicies: of a tenant whose policies an agent cannot have in force when it starts, what the kernel has holds
+// until they are; and others' change as ever.
 func TestHeldPolicies(t *testing.T) {
 	b := newPolicyBench(t)
 	at := func(p dpapi.TenantPolicies) dpapi.TenantPolicies {
@@ -343,7 +413,8 @@ func TestHeldPolicies(t *testing.T) {
 	config := b.datapath.config
 	config.MaxRules = 25
 	b.reopen(t, config)
-	if err := b.datapath.RestorePolicies([]dpapi.TenantPolicies{red}, []dpapi.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}}); err == nil || !strings.Contains(err.Error(), "tenant blue: its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before") {
+	if err := b.datapath.RestorePolicies([]dpapi.TenantPolicies{red}, []dpapi.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}}); err == nil ||
+		!strings.Contains(err.Error(), "tenant blue: its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before") {
 		t.Errorf("in tables of another size: %v", err)
 	}
 	config.MaxRules = 0

@@ -44,7 +44,11 @@ func TestStrangerAtPort(t *testing.T) {
 	keepOrder(t)
 	send := func(source netip.Addr, to net.HardwareAddr, said string, vlans ...uint16) {
 		t.Helper()
-		p := packet.Packet{Source: source, Destination: n.address(), Body: packet.UDP{SourcePort: 1, DestinationPort: 53, Payload: []byte(said)}}
+		p := packet.Packet{
+			Source:      source,
+			Destination: n.address(),
+			Body:        packet.UDP{SourcePort: 1, DestinationPort: 53, Payload: []byte(said)},
+		}
 		must(t, raw.Send(tagAs(p.Frame(to, raw.MAC()), vlans...)))
 	}
 	// hears everything up to what an honest stranger says last.

@@ -31,7 +31,13 @@ func (b *progBench) fromContainer() []progCase {
 		return sees(drawn(p).Addr())
 	}
 	across := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
-		return packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: body, Extensions: extensions}
+		return packet.Packet{
+			Source:      b.b1.plain(),
+			Destination: b.b3.Addr(),
+			HopLimit:    63,
+			Body:        body,
+			Extensions:  extensions,
+		}
 	}
 	lie := b.frame(b.sent(far, echo))
 	lie[14+5] += 8 // payload length
@@ -47,7 +53,10 @@ func (b *progBench) fromContainer() []progCase {
 	}
 	// 0 says that there is no checksum: one that comes to 0 is written as its other form, 0xffff.
 	zeroed := packet.UDP{Payload: []byte{0, 0}}
-	binary.BigEndian.PutUint16(zeroed.Payload, packet.Checksum(b.b1.plain(), b.b3.Addr(), packet.ProtocolUDP, []byte{0, 0, 0, 0, 0, 10, 0, 0, 0, 0}))
+	binary.BigEndian.PutUint16(
+		zeroed.Payload,
+		packet.Checksum(b.b1.plain(), b.b3.Addr(), packet.ProtocolUDP, []byte{0, 0, 0, 0, 0, 10, 0, 0, 0, 0}),
+	)
 	short := b.frame(b.sent(far, unreachable(quote(far, b.b1.seen()))))
 	short[14+5] = 16
 	last := packet.Packet{Source: b.b1.seen(), Destination: far, HopLimit: 1, Body: echo}
@@ -58,81 +67,280 @@ func (b *progBench) fromContainer() []progCase {
 		{name: "echo across", frame: b.frame(b.sent(far, echo)), out: across(echo)},
 		{name: "TCP across", frame: b.frame(b.sent(far, segment)), out: across(segment)},
 		{name: "UDP across", frame: b.frame(b.sent(far, gram)), out: across(gram)},
-		{name: "UDP without a checksum", frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: []byte{0, 1, 0, 2, 0, 8, 0, 0}})),
-			out: across(packet.Raw{Proto: 17, Data: []byte{0, 1, 0, 2, 0, 8, 0, 0}})},
+		{
+			name:  "UDP without a checksum",
+			frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: []byte{0, 1, 0, 2, 0, 8, 0, 0}})),
+			out:   across(packet.Raw{Proto: 17, Data: []byte{0, 1, 0, 2, 0, 8, 0, 0}}),
+		},
 		{name: "UDP whose checksum becomes 0", frame: b.frame(b.sent(far, zeroed)), out: across(zeroed)},
 		{name: "UDP across, again from the cache", frame: b.frame(b.sent(far, gram)), out: across(gram)},
-		{name: "behind options", frame: b.frame(b.sent(far, gram, padding(packet.HopByHop), padding(packet.DestinationOptions))),
-			out: across(gram, padding(packet.HopByHop), padding(packet.DestinationOptions))},
+		{
+			name:  "behind options",
+			frame: b.frame(b.sent(far, gram, padding(packet.HopByHop), padding(packet.DestinationOptions))),
+			out:   across(gram, padding(packet.HopByHop), padding(packet.DestinationOptions)),
+		},
 		{name: "no next header", frame: b.frame(b.sent(far, nil)), out: across(nil)},
-		{name: "first fragment", frame: b.frame(b.sent(far, gram, packet.Fragment(0, true, 9))), out: across(gram, packet.Fragment(0, true, 9))},
-		{name: "later fragment", frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9))),
-			out: across(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9))},
+		{
+			name:  "first fragment",
+			frame: b.frame(b.sent(far, gram, packet.Fragment(0, true, 9))),
+			out:   across(gram, packet.Fragment(0, true, 9)),
+		},
+		{
+			name:  "later fragment",
+			frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9))),
+			out:   across(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)),
+		},
 		{name: "port unreachable", frame: b.frame(b.sent(far, unreachable(quote(far, b.b1.seen())))),
 			out: across(unreachable(quote(b.b3.Addr(), b.b1.plain())))},
 		{name: "same node", frame: b.frame(b.sent(b.b2.seen(), gram)),
 			out: packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: gram}},
-		{name: "port unreachable on the same node", frame: b.frame(b.sent(b.b2.seen(), unreachable(quote(b.b2.seen(), b.b1.seen())))),
-			out: packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: unreachable(quote(b.b2.seen(), b.b1.seen()))}},
-		{name: "UDP-Lite across", frame: b.frame(b.sent(far, summed(136, b.b1.seen(), far))), out: across(summed(136, b.b1.plain(), b.b3.Addr()))},
-		{name: "DCCP across", frame: b.frame(b.sent(far, summed(33, b.b1.seen(), far))), out: across(summed(33, b.b1.plain(), b.b3.Addr()))},
+		{
+			name:  "port unreachable on the same node",
+			frame: b.frame(b.sent(b.b2.seen(), unreachable(quote(b.b2.seen(), b.b1.seen())))),
+			out: packet.Packet{
+				Source:      b.b1.seen(),
+				Destination: b.b2.seen(),
+				Body:        unreachable(quote(b.b2.seen(), b.b1.seen())),
+			},
+		},
+		{
+			name:  "UDP-Lite across",
+			frame: b.frame(b.sent(far, summed(136, b.b1.seen(), far))),
+			out:   across(summed(136, b.b1.plain(), b.b3.Addr())),
+		},
+		{
+			name:  "DCCP across",
+			frame: b.frame(b.sent(far, summed(33, b.b1.seen(), far))),
+			out:   across(summed(33, b.b1.plain(), b.b3.Addr())),
+		},
 
-		{name: "IPv4", frame: packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)), reason: "not-ip6"},
-		{name: "ARP", frame: packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeARP, make([]byte, 28)), reason: "not-ip6"},
+		{
+			name:   "IPv4",
+			frame:  packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
+			reason: "not-ip6",
+		},
+		{
+			name:   "ARP",
+			frame:  packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeARP, make([]byte, 28)),
+			reason: "not-ip6",
+		},
 		{name: "less data than the header says", frame: lie, reason: "malformed"},
 		{name: "version 4", frame: version, reason: "malformed"},
-		{name: "half a TCP header", frame: b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 12)})), reason: "malformed"},
-		{name: "a TCP header short of a byte", frame: b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 19)})), reason: "malformed"},
-		{name: "half a TCP header, same node", frame: b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 6, Data: make([]byte, 12)})), reason: "malformed"},
-		{name: "half a DCCP header", frame: b.frame(b.sent(far, packet.Raw{Proto: 33, Data: make([]byte, 11)})), reason: "malformed"},
-		{name: "half a UDP header", frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: make([]byte, 4)})), reason: "malformed"},
-		{name: "half a UDP header, same node", frame: b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 17, Data: make([]byte, 4)})), reason: "malformed"},
-		{name: "half a UDP-Lite header, same node", frame: b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 136, Data: make([]byte, 4)})), reason: "malformed"},
-		{name: "half an ICMPv6 header", frame: b.frame(b.sent(far, packet.Raw{Proto: 58, Data: []byte{128, 0}})), reason: "malformed"},
-		{name: "an ICMPv6 header short of a byte", frame: b.frame(b.sent(far, packet.Raw{Proto: 58, Data: []byte{128, 0, 0, 0, 0, 0, 0}})), reason: "malformed"},
+		{
+			name:   "half a TCP header",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 12)})),
+			reason: "malformed",
+		},
+		{
+			name:   "a TCP header short of a byte",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 19)})),
+			reason: "malformed",
+		},
+		{
+			name:   "half a TCP header, same node",
+			frame:  b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 6, Data: make([]byte, 12)})),
+			reason: "malformed",
+		},
+		{
+			name:   "half a DCCP header",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 33, Data: make([]byte, 11)})),
+			reason: "malformed",
+		},
+		{
+			name:   "half a UDP header",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 17, Data: make([]byte, 4)})),
+			reason: "malformed",
+		},
+		{
+			name:   "half a UDP header, same node",
+			frame:  b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 17, Data: make([]byte, 4)})),
+			reason: "malformed",
+		},
+		{
+			name:   "half a UDP-Lite header, same node",
+			frame:  b.frame(b.sent(b.b2.seen(), packet.Raw{Proto: 136, Data: make([]byte, 4)})),
+			reason: "malformed",
+		},
+		{
+			name:   "half an ICMPv6 header",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 58, Data: []byte{128, 0}})),
+			reason: "malformed",
+		},
+		{
+			name:   "an ICMPv6 header short of a byte",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 58, Data: []byte{128, 0, 0, 0, 0, 0, 0}})),
+			reason: "malformed",
+		},
 		{name: "a length of 0, not of segments", frame: lengthless, reason: "malformed"},
-		{name: "tiny first fragment", frame: b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 8)}, packet.Fragment(0, true, 9))), reason: "malformed"},
-		{name: "an option header longer than the packet", frame: b.frame(b.sent(far, packet.Raw{Proto: packet.HopByHop, Data: []byte{59, 9, 1, 4, 0, 0, 0, 0}})), reason: "malformed"},
+		{
+			name:   "tiny first fragment",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 6, Data: make([]byte, 8)}, packet.Fragment(0, true, 9))),
+			reason: "malformed",
+		},
+		{
+			name:   "an option header longer than the packet",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: packet.HopByHop, Data: []byte{59, 9, 1, 4, 0, 0, 0, 0}})),
+			reason: "malformed",
+		},
 		{name: "a fragment header behind the end", frame: behind, reason: "malformed"},
-		{name: "an option without its length", frame: b.frame(b.sent(far, nil, packet.Extension{Type: packet.DestinationOptions, Data: []byte{1, 3, 0, 0, 0, 1}})), reason: "malformed"},
-		{name: "nine extension headers", frame: b.frame(b.sent(far, gram, repeat(padding(packet.DestinationOptions), 9)...)), reason: "malformed"},
-		{name: "routing header", frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})), reason: "routing-header"},
-		{name: "routing header behind options", frame: b.frame(b.sent(far, gram, padding(packet.HopByHop), packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})), reason: "routing-header"},
-		{name: "routing header behind authentication", frame: b.frame(b.sent(far, packet.Raw{Proto: 51, Data: append([]byte{43, 4}, make([]byte, 22+8)...)})), reason: "routing-header"},
+		{
+			name: "an option without its length",
+			frame: b.frame(
+				b.sent(far, nil, packet.Extension{Type: packet.DestinationOptions, Data: []byte{1, 3, 0, 0, 0, 1}}),
+			),
+			reason: "malformed",
+		},
+		{
+			name:   "nine extension headers",
+			frame:  b.frame(b.sent(far, gram, repeat(padding(packet.DestinationOptions), 9)...)),
+			reason: "malformed",
+		},
+		{
+			name:   "routing header",
+			frame:  b.frame(b.sent(far, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})),
+			reason: "routing-header",
+		},
+		{
+			name: "routing header behind options",
+			frame: b.frame(
+				b.sent(
+					far,
+					gram,
+					padding(packet.HopByHop),
+					packet.Extension{Type: packet.Routing, Data: make([]byte, 6)},
+				),
+			),
+			reason: "routing-header",
+		},
+		{
+			name:   "routing header behind authentication",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 51, Data: append([]byte{43, 4}, make([]byte, 22+8)...)})),
+			reason: "routing-header",
+		},
 		{name: "home address", frame: b.frame(b.sent(far, gram, homeAddress())), reason: "routing-header"},
-		{name: "home address behind a pad", frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.DestinationOptions,
-			Data: append(append([]byte{0, 0xc9, 16}, make([]byte, 16)...), 1, 1, 0)})), reason: "routing-header"},
-		{name: "home address behind 16 options", frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.DestinationOptions,
-			Data: append(append(bytes.Repeat([]byte{1, 0}, 16), 0xc9, 16), make([]byte, 20)...)})), reason: "malformed"},
-		{name: "foreign source", frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: far, Body: echo}), reason: "src-not-own"},
-		{name: "own plaintext as source", frame: b.frame(packet.Packet{Source: b.b1.plain(), Destination: far, Body: echo}), reason: "src-not-own"},
-		{name: "no source", frame: b.frame(packet.Packet{Source: netip.IPv6Unspecified(), Destination: far, Body: echo}), reason: "src-not-own"},
-		{name: "the internet", frame: b.frame(b.sent(netip.MustParseAddr("2001:db8::1"), echo)), reason: "dst-not-private"},
+		{
+			name: "home address behind a pad",
+			frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.DestinationOptions,
+				Data: append(append([]byte{0, 0xc9, 16}, make([]byte, 16)...), 1, 1, 0)})),
+			reason: "routing-header",
+		},
+		{
+			name: "home address behind 16 options",
+			frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.DestinationOptions,
+				Data: append(
+					append(bytes.Repeat([]byte{1, 0}, 16), 0xc9, 16),
+					make([]byte, 20)...)})),
+			reason: "malformed",
+		},
+		{
+			name:   "foreign source",
+			frame:  b.frame(packet.Packet{Source: b.b2.seen(), Destination: far, Body: echo}),
+			reason: "src-not-own",
+		},
+		{
+			name:   "own plaintext as source",
+			frame:  b.frame(packet.Packet{Source: b.b1.plain(), Destination: far, Body: echo}),
+			reason: "src-not-own",
+		},
+		{
+			name:   "no source",
+			frame:  b.frame(packet.Packet{Source: netip.IPv6Unspecified(), Destination: far, Body: echo}),
+			reason: "src-not-own",
+		},
+		{
+			name:   "the internet",
+			frame:  b.frame(b.sent(netip.MustParseAddr("2001:db8::1"), echo)),
+			reason: "dst-not-private",
+		},
 		{name: "a plaintext address", frame: b.frame(b.sent(b.b3.Addr(), echo)), reason: "dst-not-private"},
 		{name: "made up", frame: b.frame(b.sent(netip.MustParseAddr("fc12::1"), echo)), reason: "dst-undecryptable"},
 		{name: "red's ciphertext", frame: b.frame(b.sent(b.r1.seen(), echo)), reason: "dst-undecryptable"},
-		{name: "foreign base", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Node = netip.MustParsePrefix("fd70:696c:6200:1::/64") }), echo)), reason: "dst-undecryptable"},
-		{name: "red's tenant id", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 2 }), echo)), reason: "tenant-mismatch"},
-		{name: "unknown tenant id", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 999 }), echo)), reason: "tenant-mismatch"},
-		{name: "tenant 0", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 0 }), echo)), reason: "to-node"},
-		{name: "reserved app", frame: b.frame(b.sent(with(func(p *address.Plain) { p.App = 0xff00 }), echo)), reason: "app-reserved"},
-		{name: "absent here", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Node = b.prefix }), echo)), reason: "no-endpoint"},
-		{name: "a node without a route", frame: b.frame(b.sent(with(func(p *address.Plain) { p.Node = netip.MustParsePrefix("fd70:696c:6100:99::/64") }), echo)), reason: "no-route"},
+		{
+			name: "foreign base",
+			frame: b.frame(
+				b.sent(with(func(p *address.Plain) { p.Node = netip.MustParsePrefix("fd70:696c:6200:1::/64") }), echo),
+			),
+			reason: "dst-undecryptable",
+		},
+		{
+			name:   "red's tenant id",
+			frame:  b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 2 }), echo)),
+			reason: "tenant-mismatch",
+		},
+		{
+			name:   "unknown tenant id",
+			frame:  b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 999 }), echo)),
+			reason: "tenant-mismatch",
+		},
+		{
+			name:   "tenant 0",
+			frame:  b.frame(b.sent(with(func(p *address.Plain) { p.Tenant = 0 }), echo)),
+			reason: "to-node",
+		},
+		{
+			name:   "reserved app",
+			frame:  b.frame(b.sent(with(func(p *address.Plain) { p.App = 0xff00 }), echo)),
+			reason: "app-reserved",
+		},
+		{
+			name:   "absent here",
+			frame:  b.frame(b.sent(with(func(p *address.Plain) { p.Node = b.prefix }), echo)),
+			reason: "no-endpoint",
+		},
+		{
+			name: "a node without a route",
+			frame: b.frame(
+				b.sent(with(func(p *address.Plain) { p.Node = netip.MustParsePrefix("fd70:696c:6100:99::/64") }), echo),
+			),
+			reason: "no-route",
+		},
 		{name: "multicast", frame: b.frame(b.sent(netip.MustParseAddr("ff02::1"), gram)), reason: "multicast"},
 		{name: "last hop", frame: b.frame(last), reason: "hop-limit", out: b.told(packet.TimeExceeded, 0, last)},
 		{name: "last hop, same node", frame: b.frame(lastHere), out: lastHere},
-		{name: "router advertisement", frame: b.frame(b.sent(far, packet.ICMP{Type: packet.RouterAdvertisement})), reason: "nd-forbidden"},
-		{name: "neighbour advertisement", frame: b.frame(b.sent(far, packet.ICMP{Type: packet.NeighborAdvertisement})), reason: "nd-forbidden"},
+		{
+			name:   "router advertisement",
+			frame:  b.frame(b.sent(far, packet.ICMP{Type: packet.RouterAdvertisement})),
+			reason: "nd-forbidden",
+		},
+		{
+			name:   "neighbour advertisement",
+			frame:  b.frame(b.sent(far, packet.ICMP{Type: packet.NeighborAdvertisement})),
+			reason: "nd-forbidden",
+		},
 		{name: "redirect", frame: b.frame(b.sent(far, packet.ICMP{Type: 137})), reason: "nd-forbidden"},
-		{name: "neighbour solicitation", frame: b.frame(b.sent(far, packet.ICMP{Type: packet.NeighborSolicitation})), reason: "nd-ignored"},
+		{
+			name:   "neighbour solicitation",
+			frame:  b.frame(b.sent(far, packet.ICMP{Type: packet.NeighborSolicitation})),
+			reason: "nd-ignored",
+		},
 		{name: "router solicitation", frame: b.frame(b.sent(far, packet.ICMP{Type: 133})), reason: "nd-ignored"},
 		{name: "listener query", frame: b.frame(b.sent(far, packet.ICMP{Type: 130})), reason: "mld-ignored"},
-		{name: "listener report, version 1", frame: b.frame(b.sent(far, packet.ICMP{Type: 131})), reason: "mld-ignored"},
+		{
+			name:   "listener report, version 1",
+			frame:  b.frame(b.sent(far, packet.ICMP{Type: 131})),
+			reason: "mld-ignored",
+		},
 		{name: "listener done", frame: b.frame(b.sent(far, packet.ICMP{Type: 132})), reason: "mld-ignored"},
-		{name: "listener report", frame: b.frame(b.sent(netip.MustParseAddr("ff02::16"), packet.ICMP{Type: 143}, padding(packet.HopByHop))), reason: "mld-ignored"},
-		{name: "an error about somebody else's packet", frame: b.frame(b.sent(far, unreachable(quote(b.b2.seen(), b.b1.seen())))), reason: "icmp-quote"},
-		{name: "an error about somebody else's packet, same node", frame: b.frame(b.sent(b.b2.seen(), unreachable(quote(b.b2.seen(), far)))), reason: "icmp-quote"},
-		{name: "an error about a packet for somebody else", frame: b.frame(b.sent(far, unreachable(quote(far, b.b2.seen())))), reason: "icmp-quote"},
+		{
+			name:   "listener report",
+			frame:  b.frame(b.sent(netip.MustParseAddr("ff02::16"), packet.ICMP{Type: 143}, padding(packet.HopByHop))),
+			reason: "mld-ignored",
+		},
+		{
+			name:   "an error about somebody else's packet",
+			frame:  b.frame(b.sent(far, unreachable(quote(b.b2.seen(), b.b1.seen())))),
+			reason: "icmp-quote",
+		},
+		{
+			name:   "an error about somebody else's packet, same node",
+			frame:  b.frame(b.sent(b.b2.seen(), unreachable(quote(b.b2.seen(), far)))),
+			reason: "icmp-quote",
+		},
+		{
+			name:   "an error about a packet for somebody else",
+			frame:  b.frame(b.sent(far, unreachable(quote(far, b.b2.seen())))),
+			reason: "icmp-quote",
+		},
 		{name: "an error with its quote behind the end", frame: short, reason: "icmp-quote"},
 		{name: "an error that quotes nothing", frame: b.frame(b.sent(far, unreachable(nil))), reason: "icmp-quote"},
 	}
@@ -154,7 +362,9 @@ func TestFromContainer(t *testing.T) {
 	// Kernels before 6.15 leave mark and time to us when a packet goes into a container.
 	ctx := skb{Ifindex: b.b1.ifindex(), Mark: 7, Timestamp: 7}
 	must(t, b.ns.Do(func() error {
-		_, err := b.datapath.objects.PilContainer.Run(&ebpf.RunOptions{Data: b.frame(b.sent(b.b2.seen(), gram)), Context: ctx, ContextOut: &ctx})
+		_, err := b.datapath.objects.PilContainer.Run(
+			&ebpf.RunOptions{Data: b.frame(b.sent(b.b2.seen(), gram)), Context: ctx, ContextOut: &ctx},
+		)
 		return err
 	}))
 	if ctx.Mark != 0 || ctx.Timestamp != 0 {
@@ -185,45 +395,161 @@ func (b *progBench) fromFabric() []progCase {
 		{name: "UDP", frame: from(b3, gram), out: inside(gram)},
 		{name: "last hop", frame: frame(packet.Packet{Source: b3, Destination: b.b1.plain(), HopLimit: 1, Body: gram}),
 			out: packet.Packet{Source: sees(b3), Destination: b.b1.seen(), HopLimit: 1, Body: gram}},
-		{name: "first fragment", frame: from(b3, gram, packet.Fragment(0, true, 9)), out: inside(gram, packet.Fragment(0, true, 9))},
-		{name: "later fragment", frame: from(b3, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)),
-			out: inside(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9))},
+		{
+			name:  "first fragment",
+			frame: from(b3, gram, packet.Fragment(0, true, 9)),
+			out:   inside(gram, packet.Fragment(0, true, 9)),
+		},
+		{
+			name:  "later fragment",
+			frame: from(b3, packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)),
+			out:   inside(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)),
+		},
 
-		{name: "IPv4", frame: packet.Frame(b.uplinkMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)), next: true},
-		{name: "IPv4 that reads like our own /64", frame: packet.Frame(b.uplinkMAC, containerMAC, packet.EtherTypeIPv4, packet.Packet{Source: b.b2.plain(), Destination: b.b1.plain()}.Marshal()), next: true},
-		{name: "neighbour discovery", frame: frame(packet.Packet{Source: b.far.underlay, Destination: netip.MustParseAddr("ff02::1:ff00:1"), Body: packet.ICMP{Type: packet.NeighborSolicitation}}), next: true},
-		{name: "the node's underlay address", frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.underlay, Body: echo}), next: true},
-		{name: "another node", frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.far.prefix.Addr().Next(), Body: echo}), next: true},
-		{name: "a container elsewhere, from a container", frame: to(changed(b3, func(p *address.Plain) { p.Index++ })), next: true},
-		{name: "the node itself", frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
-		{name: "the node itself, from a host whose address reads like a tenant's", frame: frame(packet.Packet{Source: tenantLike, Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
-		{name: "the node itself, from a node", frame: frame(packet.Packet{Source: b.far.prefix.Addr().Next(), Destination: b.prefix.Addr().Next(), Body: echo}), next: true},
+		{
+			name:  "IPv4",
+			frame: packet.Frame(b.uplinkMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
+			next:  true,
+		},
+		{
+			name: "IPv4 that reads like our own /64",
+			frame: packet.Frame(
+				b.uplinkMAC,
+				containerMAC,
+				packet.EtherTypeIPv4,
+				packet.Packet{Source: b.b2.plain(), Destination: b.b1.plain()}.Marshal(),
+			),
+			next: true,
+		},
+		{
+			name: "neighbour discovery",
+			frame: frame(
+				packet.Packet{
+					Source:      b.far.underlay,
+					Destination: netip.MustParseAddr("ff02::1:ff00:1"),
+					Body:        packet.ICMP{Type: packet.NeighborSolicitation},
+				},
+			),
+			next: true,
+		},
+		{
+			name:  "the node's underlay address",
+			frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.underlay, Body: echo}),
+			next:  true,
+		},
+		{
+			name:  "another node",
+			frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.far.prefix.Addr().Next(), Body: echo}),
+			next:  true,
+		},
+		{
+			name:  "a container elsewhere, from a container",
+			frame: to(changed(b3, func(p *address.Plain) { p.Index++ })),
+			next:  true,
+		},
+		{
+			name:  "the node itself",
+			frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.prefix.Addr().Next(), Body: echo}),
+			next:  true,
+		},
+		{
+			name:  "the node itself, from a host whose address reads like a tenant's",
+			frame: frame(packet.Packet{Source: tenantLike, Destination: b.prefix.Addr().Next(), Body: echo}),
+			next:  true,
+		},
+		{
+			name: "the node itself, from a node",
+			frame: frame(
+				packet.Packet{Source: b.far.prefix.Addr().Next(), Destination: b.prefix.Addr().Next(), Body: echo},
+			),
+			next: true,
+		},
 		{name: "a tag of VLAN 5", frame: tag(to(b.prefix.Addr().Next())), next: true},
 		{name: "a tag of VLAN 0", frame: priorityTag(to(b.prefix.Addr().Next())), reason: "malformed"},
 		{name: "an urgent frame that is not IPv6", frame: priorityTag(profinet), next: true},
-		{name: "a provider's tag of VLAN 0", frame: header8021(0x88a8, 0, to(b.prefix.Addr().Next())), reason: "malformed"},
-		{name: "for another machine on the link", frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(containerMAC, gatewayMAC), next: true},
+		{
+			name:   "a provider's tag of VLAN 0",
+			frame:  header8021(0x88a8, 0, to(b.prefix.Addr().Next())),
+			reason: "malformed",
+		},
+		{
+			name:  "for another machine on the link",
+			frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(containerMAC, gatewayMAC),
+			next:  true,
+		},
 
-		{name: "a ciphertext for the node itself", frame: frame(packet.Packet{Source: sees(b3), Destination: b.prefix.Addr().Next(), Body: echo}), reason: "private-outside"},
-		{name: "a ciphertext for the underlay", frame: frame(packet.Packet{Source: sees(b3), Destination: b.underlay, Body: echo}), reason: "private-outside"},
-		{name: "for a ciphertext", frame: frame(packet.Packet{Source: b.far.underlay, Destination: b.b1.seen(), Body: echo}), reason: "private-outside"},
+		{
+			name:   "a ciphertext for the node itself",
+			frame:  frame(packet.Packet{Source: sees(b3), Destination: b.prefix.Addr().Next(), Body: echo}),
+			reason: "private-outside",
+		},
+		{
+			name:   "a ciphertext for the underlay",
+			frame:  frame(packet.Packet{Source: sees(b3), Destination: b.underlay, Body: echo}),
+			reason: "private-outside",
+		},
+		{
+			name:   "for a ciphertext",
+			frame:  frame(packet.Packet{Source: b.far.underlay, Destination: b.b1.seen(), Body: echo}),
+			reason: "private-outside",
+		},
 		{name: "the node itself, from a container", frame: to(b.prefix.Addr().Next()), reason: "tenant-to-node"},
 		{name: "the node's underlay address, from a container", frame: to(b.underlay), reason: "tenant-to-node"},
 		{name: "our own /64 as source", frame: from(b.b2.plain(), echo), reason: "own-source"},
-		{name: "our own /64 as source, for the node's underlay", frame: frame(packet.Packet{Source: b.b2.plain(), Destination: b.underlay, Body: echo}), reason: "own-source"},
+		{
+			name:   "our own /64 as source, for the node's underlay",
+			frame:  frame(packet.Packet{Source: b.b2.plain(), Destination: b.underlay, Body: echo}),
+			reason: "own-source",
+		},
 		{name: "our own node as source", frame: from(b.prefix.Addr().Next(), echo), reason: "own-source"},
-		{name: "no such container", frame: to(changed(b.b1.plain(), func(p *address.Plain) { p.Index++ })), reason: "no-endpoint"},
-		{name: "the container under another app", frame: to(changed(b.b1.plain(), func(p *address.Plain) { p.App = 9 })), reason: "no-endpoint"},
-		{name: "reserved app", frame: to(changed(b.b1.plain(), func(p *address.Plain) { p.App = 0xffff })), reason: "app-reserved"},
-		{name: "from a reserved app", frame: from(changed(b3, func(p *address.Plain) { p.App = 0xff01 }), echo), reason: "app-reserved"},
-		{name: "from another tenant", frame: from(changed(b3, func(p *address.Plain) { p.Tenant = 2 }), echo), reason: "tenant-mismatch"},
-		{name: "from an unknown tenant", frame: from(changed(b3, func(p *address.Plain) { p.Tenant = 999 }), echo), reason: "tenant-mismatch"},
+		{
+			name:   "no such container",
+			frame:  to(changed(b.b1.plain(), func(p *address.Plain) { p.Index++ })),
+			reason: "no-endpoint",
+		},
+		{
+			name:   "the container under another app",
+			frame:  to(changed(b.b1.plain(), func(p *address.Plain) { p.App = 9 })),
+			reason: "no-endpoint",
+		},
+		{
+			name:   "reserved app",
+			frame:  to(changed(b.b1.plain(), func(p *address.Plain) { p.App = 0xffff })),
+			reason: "app-reserved",
+		},
+		{
+			name:   "from a reserved app",
+			frame:  from(changed(b3, func(p *address.Plain) { p.App = 0xff01 }), echo),
+			reason: "app-reserved",
+		},
+		{
+			name:   "from another tenant",
+			frame:  from(changed(b3, func(p *address.Plain) { p.Tenant = 2 }), echo),
+			reason: "tenant-mismatch",
+		},
+		{
+			name:   "from an unknown tenant",
+			frame:  from(changed(b3, func(p *address.Plain) { p.Tenant = 999 }), echo),
+			reason: "tenant-mismatch",
+		},
 		{name: "from a node", frame: from(b.far.prefix.Addr().Next(), echo), reason: "tenant-mismatch"},
 		{name: "from a fabric host", frame: from(b.far.underlay, echo), reason: "tenant-mismatch"},
-		{name: "a tenant id outside the base", frame: from(netip.MustParseAddr("fd70:696c:6200:2:0:100:100:4d"), echo), reason: "tenant-mismatch"},
+		{
+			name:   "a tenant id outside the base",
+			frame:  from(netip.MustParseAddr("fd70:696c:6200:2:0:100:100:4d"), echo),
+			reason: "tenant-mismatch",
+		},
 		{name: "a ciphertext on the wire", frame: from(sees(b3), echo), reason: "tenant-mismatch"},
-		{name: "routing header", frame: from(b3, echo, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)}), reason: "routing-header"},
-		{name: "neighbour advertisement", frame: from(b3, packet.ICMP{Type: packet.NeighborAdvertisement}), reason: "nd-forbidden"},
+		{
+			name:   "routing header",
+			frame:  from(b3, echo, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)}),
+			reason: "routing-header",
+		},
+		{
+			name:   "neighbour advertisement",
+			frame:  from(b3, packet.ICMP{Type: packet.NeighborAdvertisement}),
+			reason: "nd-forbidden",
+		},
 		{name: "half a TCP header", frame: from(b3, packet.Raw{Proto: 6, Data: make([]byte, 12)}), reason: "malformed"},
 	}
 }
@@ -271,7 +597,9 @@ func TestToFabric(t *testing.T) {
 	// The mark is between us; nobody behind us sees it.
 	ctx := skb{Ifindex: b.uplinkIfindex(), IngressIfindex: b.b1.ifindex(), Mark: mark}
 	must(t, b.ns.Do(func() error {
-		_, err := b.datapath.objects.PilUplinkOut.Run(&ebpf.RunOptions{Data: frame(b.b1.plain()), Context: ctx, ContextOut: &ctx})
+		_, err := b.datapath.objects.PilUplinkOut.Run(
+			&ebpf.RunOptions{Data: frame(b.b1.plain()), Context: ctx, ContextOut: &ctx},
+		)
 		return err
 	}))
 	if ctx.Mark != 0 {

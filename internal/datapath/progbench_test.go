@@ -64,7 +64,12 @@ func newProgBench(t testing.TB) *progBench {
 // sees is what a blue container sees of an address.
 func sees(a netip.Addr) netip.Addr { return address.NewCipher(blue.Current().Key).Encrypt(a) }
 
-func (b *progBench) run(t testing.TB, p *ebpf.Program, frame []byte, ctx skb) (verdict uint32, out []byte, reasons map[string]uint64) {
+func (b *progBench) run(
+	t testing.TB,
+	p *ebpf.Program,
+	frame []byte,
+	ctx skb,
+) (verdict uint32, out []byte, reasons map[string]uint64) {
 	t.Helper()
 	before := b.drops(t)
 	out = make([]byte, len(frame)+answerLength)
@@ -109,7 +114,14 @@ func (b *progBench) check(t *testing.T, p *ebpf.Program, ctx skb, c progCase) {
 	default:
 		got, err := packet.DecodeFrame(out)
 		if verdict != verdictRedirect || !counted || err != nil {
-			t.Errorf("%s: verdict %d, counted %v, %v; want it sent, counted for %q", c.name, verdict, reasons, err, c.reason)
+			t.Errorf(
+				"%s: verdict %d, counted %v, %v; want it sent, counted for %q",
+				c.name,
+				verdict,
+				reasons,
+				err,
+				c.reason,
+			)
 			return
 		}
 		if want := c.out.Marshal(); !bytes.Equal(out[14:], want) {
@@ -163,7 +175,10 @@ func padding(kind uint8) packet.Extension {
 }
 
 func homeAddress() packet.Extension {
-	return packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{1, 2, 0, 0, 0xc9, 16}, make([]byte, 16)...)}
+	return packet.Extension{
+		Type: packet.DestinationOptions,
+		Data: append([]byte{1, 2, 0, 0, 0xc9, 16}, make([]byte, 16)...),
+	}
 }
 
 func repeat(e packet.Extension, n int) []packet.Extension {

@@ -81,7 +81,11 @@ func TestAnyFrameOfAContainer(t *testing.T) {
 	t.Log(came)
 	for _, kind := range []string{"as it is", "left to a device", "TCP segments", "UDP segments"} {
 		if came[kind] == 0 {
-			t.Errorf("none came through that were %s: of those nothing was shown (%v)", kind, slices.Sorted(maps.Keys(came)))
+			t.Errorf(
+				"none came through that were %s: of those nothing was shown (%v)",
+				kind,
+				slices.Sorted(maps.Keys(came)),
+			)
 		}
 	}
 }
@@ -156,7 +160,11 @@ func (b *fuzzBench) offloaded(in, out []byte, o offload) (local bool, err error)
 	if a, whole := dissect(in, o.kind != 0); o.sum && whole {
 		switch upper := ipv6At + a.upper; {
 		case a.later || o.start < upper || o.start == upper && o.offset != checksumAt(a.protocol) || o.start > upper && o.start < upper+8:
-			return false, fmt.Errorf("a device would write to %d, of a packet whose upper layer is at %d", o.start+o.offset, upper)
+			return false, fmt.Errorf(
+				"a device would write to %d, of a packet whose upper layer is at %d",
+				o.start+o.offset,
+				upper,
+			)
 		case o.start == upper:
 			in, out = o.finish(in), o.finish(out)
 		}

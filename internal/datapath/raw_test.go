@@ -46,7 +46,19 @@ func TestTaggedFramesStayOut(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	s := packet.NewSentinel()
-	must(t, eth0.Send(packet.Packet{Source: a.seen(), Destination: b.seen(), Body: packet.Raw{Proto: 253, Data: s[:]}}.Frame(gatewayMAC, containerMAC)))
+	must(
+		t,
+		eth0.Send(
+			packet.Packet{
+				Source:      a.seen(),
+				Destination: b.seen(),
+				Body:        packet.Raw{Proto: 253, Data: s[:]},
+			}.Frame(
+				gatewayMAC,
+				containerMAC,
+			),
+		),
+	)
 	seen, err := inB.Until(ctx, s.In)
 	must(t, err)
 	for _, c := range seen {
@@ -81,7 +93,10 @@ func TestPriorityTags(t *testing.T) {
 		{"a container to the node, tagged by a provider", func(f []byte) []byte { return priorityTag(header8021(0x88a8, 0, f)) }, far.plain(), n.address(), "malformed"},
 	} {
 		before := n.drops(t)[a.why]
-		must(t, raw.Send(a.tag(packet.Packet{Source: a.source, Destination: a.to, Body: gram}.Frame(n.mac(t), raw.MAC()))))
+		must(
+			t,
+			raw.Send(a.tag(packet.Packet{Source: a.source, Destination: a.to, Body: gram}.Frame(n.mac(t), raw.MAC()))),
+		)
 		if seen := drain(t, inside, c); len(seen) != 1 {
 			t.Errorf("%s: the container got %x", a.name, seen[0].Frame)
 		}
@@ -90,9 +105,23 @@ func TestPriorityTags(t *testing.T) {
 		}
 	}
 	for range 2 { // the second time from the cache
-		must(t, raw.Send(priorityTag(packet.Packet{Source: far.plain(), Destination: c.plain(), Body: gram}.Frame(n.mac(t), raw.MAC()))))
+		must(
+			t,
+			raw.Send(
+				priorityTag(
+					packet.Packet{Source: far.plain(), Destination: c.plain(), Body: gram}.Frame(n.mac(t), raw.MAC()),
+				),
+			),
+		)
 		seen := drain(t, inside, c)
-		want := packet.Packet{Source: far.seen(), Destination: c.seen(), Body: gram}.Frame(c.record.Device.ContainerMAC, gatewayMAC)
+		want := packet.Packet{
+			Source:      far.seen(),
+			Destination: c.seen(),
+			Body:        gram,
+		}.Frame(
+			c.record.Device.ContainerMAC,
+			gatewayMAC,
+		)
 		if len(seen) != 2 || !bytes.Equal(seen[0].Frame, want) {
 			t.Errorf("a container to a container: %d frames, not %x", len(seen)-1, want)
 		}
@@ -126,7 +155,14 @@ func (n *testNode) mac(t *testing.T) net.HardwareAddr {
 func TestNodeCannotLieAboutTheProtocol(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
-	frame := packet.Packet{Source: a.plain(), Destination: b.plain(), Body: gram}.Frame(w.nodes[1].mac(t), w.nodes[0].mac(t))
+	frame := packet.Packet{
+		Source:      a.plain(),
+		Destination: b.plain(),
+		Body:        gram,
+	}.Frame(
+		w.nodes[1].mac(t),
+		w.nodes[0].mac(t),
+	)
 	for i, protocol := range []uint16{unix.ETH_P_IPV6, unix.ETH_P_IP, unix.ETH_P_8021Q} {
 		must(t, w.nodes[0].ns.Do(func() error {
 			eth0, err := net.InterfaceByName("eth0")
@@ -138,7 +174,12 @@ func TestNodeCannotLieAboutTheProtocol(t *testing.T) {
 				return err
 			}
 			defer unix.Close(fd)
-			err = unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: eth0.Index})
+			err = unix.Sendto(
+				fd,
+				frame,
+				0,
+				&unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: eth0.Index},
+			)
 			if !errors.Is(err, unix.ENOBUFS) { // what a drop on the way out looks like to the sender
 				t.Errorf("sent as %#04x: %v", protocol, err)
 			}
@@ -167,7 +208,10 @@ func TestMACsSayNothing(t *testing.T) {
 	if body, ok := p.Body.(packet.ICMP); err != nil || !ok || body.Type != packet.EchoReply || p.Source != b.seen() {
 		t.Errorf("answered %+v, %v", p, err)
 	}
-	if want := packet.Frame(a.record.Device.ContainerMAC, gatewayMAC, packet.EtherTypeIPv6, nil); !bytes.HasPrefix(reply.Frame, want) {
+	if want := packet.Frame(a.record.Device.ContainerMAC, gatewayMAC, packet.EtherTypeIPv6, nil); !bytes.HasPrefix(
+		reply.Frame,
+		want,
+	) {
 		t.Errorf("the answer's Ethernet header: %x, not %x", reply.Frame[:14], want)
 	}
 }

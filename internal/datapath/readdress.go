@@ -13,7 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Readdress gives a running container what one record has more than another, and takes from it what that has more. The device stays.
+// Readdress gives a running container what one record has more than another, and takes from it what that has more. The
+// device stays.
 func (d *Datapath) Readdress(ctx context.Context, was, is endpoint.Record) error {
 	if err := d.readdress(ctx, was, is); err != nil {
 		return fmt.Errorf("endpoint %d: %w", is.ID, err)
@@ -75,7 +76,10 @@ func (d *Datapath) readdress(ctx context.Context, was, is endpoint.Record) error
 // without is the attachments of the one that the other does not have.
 func without(r, other endpoint.Record) []endpoint.Attachment {
 	has := func(a endpoint.Attachment) bool {
-		return slices.ContainsFunc(other.Attachments, func(o endpoint.Attachment) bool { return o.Network == a.Network && o.Address == a.Address })
+		return slices.ContainsFunc(
+			other.Attachments,
+			func(o endpoint.Attachment) bool { return o.Network == a.Network && o.Address == a.Address },
+		)
 	}
 	return slices.DeleteFunc(slices.Clone(r.Attachments), has)
 }

@@ -44,8 +44,8 @@ func (c *testContainer) network(t testing.TB) (all []string) {
 	return all
 }
 
-// TestReaddress: a running container gets what it has more, then keeps that alone, each step twice as after an agent's end in between; what would
-// take another device's route changes nothing.
+// TestReaddress: a running container gets what it has more, then keeps that alone, each step twice as after an agent's
+// end in between; what would take another device's route changes nothing.
 func TestReaddress(t *testing.T) {
 	w := newNimitzWire(t)
 	c, n := w.add(t, 1, 7, 2), w.nodes[0]
@@ -79,7 +79,11 @@ func TestReaddress(t *testing.T) {
 			t.Errorf("%s: it has %q, want %q", step.name, got, step.want)
 		}
 		for _, a := range both.Attachments {
-			wanted := a.Network == "netpila" && slices.ContainsFunc(step.is.Attachments, func(o endpoint.Attachment) bool { return o.Address == a.Address })
+			wanted := a.Network == "netpila" &&
+				slices.ContainsFunc(
+					step.is.Attachments,
+					func(o endpoint.Attachment) bool { return o.Address == a.Address },
+				)
 			if got := nodeLeads(a); a.Network == "netpila" && got != wanted {
 				t.Errorf("%s: the node leads to %v: %v", step.name, a.Address, got)
 			}
@@ -95,7 +99,8 @@ func TestReaddress(t *testing.T) {
 	must(t, n.datapath.CanReaddress(was, both))
 	must(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(more.Routes[0])}))
 	for _, err := range []error{n.datapath.CanReaddress(was, both), n.datapath.Readdress(t.Context(), was, both)} {
-		if err == nil || !strings.Contains(err.Error(), "fc00::/8 by its device") || !strings.Contains(err.Error(), "nothing was changed") {
+		if err == nil || !strings.Contains(err.Error(), "fc00::/8 by its device") ||
+			!strings.Contains(err.Error(), "nothing was changed") {
 			t.Errorf("a route of another device was taken: %v", err)
 		}
 	}

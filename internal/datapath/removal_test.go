@@ -105,8 +105,8 @@ func BenchmarkRemove(b *testing.B) {
 	})
 }
 
-// BenchmarkRemoveMacvlans is the least that a hundred deletions behind macvlans can take: the kernel's own time for a hundred of them, each
-// in a namespace of its own, asked for at once.
+// BenchmarkRemoveMacvlans is the least that a hundred deletions behind macvlans can take: the kernel's own time for a
+// hundred of them, each in a namespace of its own, asked for at once.
 func BenchmarkRemoveMacvlans(b *testing.B) {
 	node, err := netns.Create(filepath.Join(b.TempDir(), "node"))
 	must(b, err)
@@ -129,7 +129,12 @@ func BenchmarkRemoveMacvlans(b *testing.B) {
 		b.StopTimer()
 		var links [len(inside)]netlink.Link
 		for i, in := range inside {
-			attrs := netlink.LinkAttrs{Name: "eth0", TxQLen: -1, ParentIndex: uplink.Attrs().Index, Namespace: netlink.NsFd(in.netns.FD())}
+			attrs := netlink.LinkAttrs{
+				Name:        "eth0",
+				TxQLen:      -1,
+				ParentIndex: uplink.Attrs().Index,
+				Namespace:   netlink.NsFd(in.netns.FD()),
+			}
 			must(b, h.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}))
 			links[i], err = in.LinkByName("eth0")
 			must(b, err)

@@ -19,7 +19,11 @@ func (d *Datapath) repair(records []endpoint.Record) {
 			compare(logs[r.ID], func() error { return k.check(r) }, func() error { return k.repair(r) })
 		}
 		unseen := d.visit(k, records, func(r endpoint.Record, in *inside) error {
-			compare(logs[r.ID], func() error { return d.checkInside(r, in) }, func() error { return d.setUpInside(r, in) })
+			compare(
+				logs[r.ID],
+				func() error { return d.checkInside(r, in) },
+				func() error { return d.setUpInside(r, in) },
+			)
 			return nil
 		})
 		for id, err := range unseen {

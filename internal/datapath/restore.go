@@ -21,18 +21,28 @@ import (
 // for guards where no macvlan is left, which are taken off), what one hook sends the next lets by, and
 // the tables of other builds go after the last hook has left them. Until then those are not written,
 // which is why nothing may be added or removed meanwhile.
-func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record, fill func(found []endpoint.Record) error) (lost map[endpoint.ID]error, err error) {
+func (d *Datapath) Restore(
+	_ context.Context,
+	keep []endpoint.Record,
+	fill func(found []endpoint.Record) error,
+) (lost map[endpoint.ID]error, err error) {
 	if err := CanAttach(d.config.Device, keep); err != nil {
 		return nil, err
 	}
 	if err := d.sweepMacvlans(keep); err != nil {
 		return nil, err
 	}
-	living := slices.DeleteFunc(slices.Clone(keep), func(r endpoint.Record) bool { return !r.Lives() }) // others' removal is tried again
+	living := slices.DeleteFunc(
+		slices.Clone(keep),
+		func(r endpoint.Record) bool { return !r.Lives() },
+	) // others' removal is tried again
 	lost = d.lost(living)
 	for _, err := range lost {
 		if errors.Is(err, errElsewhere) {
-			return nil, fmt.Errorf("%w; packets flow as before: start with the uplink it was made on until such containers have gone", err)
+			return nil, fmt.Errorf(
+				"%w; packets flow as before: start with the uplink it was made on until such containers have gone",
+				err,
+			)
 		}
 	}
 	found := slices.DeleteFunc(living, func(r endpoint.Record) bool { return lost[r.ID] != nil })
@@ -66,11 +76,11 @@ func (d *Datapath) Restore(_ context.Context, keep []endpoint.Record, fill func(
 	return lost, nil
 }
 
-// moves are of the hooks that packets of containers pass, in order; lost gets those that could not be moved. What a container's program
-// sends beside macvlans, with the secret mark and by the node's own route, the uplink's let by on any node. What one sends
-// where there are none, only the uplink's let by that know of none, and no guard does. So on the way to macvlans the
-// containers' go first, and on the way back the guards, which have nothing left to stop, and the uplink's. Only what
-// waits for a neighbour's MAC all the way to macvlans is lost.
+// moves are of the hooks that packets of containers pass, in order; lost gets those that could not be moved. What a
+// container's program sends beside macvlans, with the secret mark and by the node's own route, the uplink's let by on
+// any node. What one sends where there are none, only the uplink's let by that know of none, and no guard does. So on
+// the way to macvlans the containers' go first, and on the way back the guards, which have nothing left to stop, and
+// the uplink's. Only what waits for a neighbour's MAC all the way to macvlans is lost.
 func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []func() error {
 	containers := func() error {
 		for _, r := range found {
@@ -86,17 +96,25 @@ func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []
 	return []func() error{d.attachNimitz, d.reattachGateway, d.detachGuards, d.attachUplink, containers, d.attachNode}
 }
 
-// CanAttach refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans without the
-// programs that judge them.
+// CanAttach refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans
+// without the programs that judge them.
 func CanAttach(kind string, keep []endpoint.Record) error {
 	for _, r := range keep {
 		if new(Datapath).kind(r) == nil {
-			return fmt.Errorf("endpoint %d has a device of kind %q, which this build does not know; packets flow as before: start the build that made it", r.ID, r.Device.Kind)
+			return fmt.Errorf(
+				"endpoint %d has a device of kind %q, which this build does not know; packets flow as before: start the build that made it",
+				r.ID,
+				r.Device.Kind,
+			)
 		}
 	}
 	others := slices.DeleteFunc(slices.Clone(keep), func(r endpoint.Record) bool { return r.Device.Kind != Macvlan })
 	if len(others) > 0 && kind != Macvlan {
-		return fmt.Errorf("endpoints with a macvlan: %d, the first of them endpoint %d\n  packets flow as before; start with --device macvlan until the last has gone", len(others), others[0].ID)
+		return fmt.Errorf(
+			"endpoints with a macvlan: %d, the first of them endpoint %d\n  packets flow as before; start with --device macvlan until the last has gone",
+			len(others),
+			others[0].ID,
+		)
 	}
 	return nil
 }
@@ -151,7 +169,11 @@ func (d *Datapath) sweepMaps() error {
 	for _, t := range d.tables() {
 		tables[t.pin()] = true
 	}
-	return d.sweepFolder(d.mapsDir(), os.Remove, func(name string) bool { return tables[name] || strings.HasPrefix(name, countersPrefix) })
+	return d.sweepFolder(
+		d.mapsDir(),
+		os.Remove,
+		func(name string) bool { return tables[name] || strings.HasPrefix(name, countersPrefix) },
+	)
 }
 
 // sweepLinks takes away programs at other hooks than these: other builds', and on interfaces that are gone.

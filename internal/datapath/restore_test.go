@@ -91,11 +91,31 @@ func breakages() []breakage {
 			neighbour.HardwareAddr = containerMAC
 			return b.inside.NeighSet(neighbour)
 		}},
-		{"container's MTU", "eth0 in the container has MTU 1300", func(b *broken) error { return b.inside.LinkSetMTU(b.eth0, 1300) }},
-		{"container's IPv6", "disable_ipv6 is 1, not 0", func(b *broken) error { return b.setInside("disable_ipv6", "1") }},
-		{"container's link-local address", "addr_gen_mode is 0, not 1", func(b *broken) error { return b.setInside("addr_gen_mode", "0") }},
-		{"container's device that is down", "eth0 in the container is down", func(b *broken) error { return b.inside.LinkSetDown(b.eth0) }},
-		{"container's MAC", "eth0 in the container has MAC", func(b *broken) error { return b.inside.LinkSetHardwareAddr(b.eth0, gatewayMAC) }},
+		{
+			"container's MTU",
+			"eth0 in the container has MTU 1300",
+			func(b *broken) error { return b.inside.LinkSetMTU(b.eth0, 1300) },
+		},
+		{
+			"container's IPv6",
+			"disable_ipv6 is 1, not 0",
+			func(b *broken) error { return b.setInside("disable_ipv6", "1") },
+		},
+		{
+			"container's link-local address",
+			"addr_gen_mode is 0, not 1",
+			func(b *broken) error { return b.setInside("addr_gen_mode", "0") },
+		},
+		{
+			"container's device that is down",
+			"eth0 in the container is down",
+			func(b *broken) error { return b.inside.LinkSetDown(b.eth0) },
+		},
+		{
+			"container's MAC",
+			"eth0 in the container has MAC",
+			func(b *broken) error { return b.inside.LinkSetHardwareAddr(b.eth0, gatewayMAC) },
+		},
 		{"local entry", "map entry pil_locals", func(b *broken) error {
 			return b.datapath().objects.PilLocalsV1.Delete(words(b.plain()).Lo)
 		}},
@@ -112,8 +132,16 @@ func breakages() []breakage {
 			other.TenantId++
 			return b.datapath().objects.PilSourcesV2.Put(words(b.seen()), other)
 		}},
-		{"node's route", "the node has no route", func(b *broken) error { return b.datapath().deleteNodeRoute(hostNet(b.seen())) }},
-		{"tenant entry", "map entry pil_tenants", func(b *broken) error { return b.datapath().objects.PilTenantsV2.Delete(id) }},
+		{
+			"node's route",
+			"the node has no route",
+			func(b *broken) error { return b.datapath().deleteNodeRoute(hostNet(b.seen())) },
+		},
+		{
+			"tenant entry",
+			"map entry pil_tenants",
+			func(b *broken) error { return b.datapath().objects.PilTenantsV2.Delete(id) },
+		},
 		{"key", "map entry pil_keys", func(b *broken) error { return b.datapath().objects.PilKeysV1.Delete(id) }},
 	}
 }
@@ -122,12 +150,32 @@ func breakages() []breakage {
 func ofPair() []breakage {
 	return []breakage{
 		{"node's MTU", "has MTU 1300", func(b *broken) error { return b.datapath().netlink.LinkSetMTU(b.host, 1300) }},
-		{"node's IPv6", "disable_ipv6 is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "disable_ipv6", "0") }},
-		{"node's forwarding", "forwarding is 0, not 1", func(b *broken) error { return b.setHost("ipv6", "forwarding", "0") }},
-		{"node's reverse path filter", "rp_filter is 0, not 1", func(b *broken) error { return b.setHost("ipv4", "rp_filter", "0") }},
+		{
+			"node's IPv6",
+			"disable_ipv6 is 0, not 1",
+			func(b *broken) error { return b.setHost("ipv6", "disable_ipv6", "0") },
+		},
+		{
+			"node's forwarding",
+			"forwarding is 0, not 1",
+			func(b *broken) error { return b.setHost("ipv6", "forwarding", "0") },
+		},
+		{
+			"node's reverse path filter",
+			"rp_filter is 0, not 1",
+			func(b *broken) error { return b.setHost("ipv4", "rp_filter", "0") },
+		},
 		{"node's ARP", "does ARP", func(b *broken) error { return b.datapath().netlink.LinkSetARPOn(b.host) }},
-		{"node's device that is down", " is down", func(b *broken) error { return b.datapath().netlink.LinkSetDown(b.host) }},
-		{"program", "program pil_container is not on", func(b *broken) error { return b.node.detachContainer(b.record) }},
+		{
+			"node's device that is down",
+			" is down",
+			func(b *broken) error { return b.datapath().netlink.LinkSetDown(b.host) },
+		},
+		{
+			"program",
+			"program pil_container is not on",
+			func(b *broken) error { return b.node.detachContainer(b.record) },
+		},
 	}
 }
 
@@ -155,7 +203,8 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 			}
 			must(t, n.datapath.checkEndpoint(t.Context(), c.record))
 			must(t, br.do(b))
-			if err := n.datapath.checkEndpoint(t.Context(), c.record); err == nil || !strings.Contains(err.Error(), br.said) {
+			if err := n.datapath.checkEndpoint(t.Context(), c.record); err == nil ||
+				!strings.Contains(err.Error(), br.said) {
 				t.Errorf("check says %v, not %q", err, br.said)
 			}
 			must(t, n.datapath.putTenant(blue))
@@ -173,7 +222,8 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 	mustReach(t, c, peer, "repaired")
 }
 
-// TestRestoreFindsWhatIsHidden: the agent may not see a container's namespace where the runtime does, or see another one there.
+// TestRestoreFindsWhatIsHidden: the agent may not see a container's namespace where the runtime does, or see another
+// one there.
 func TestRestoreFindsWhatIsHidden(t *testing.T) {
 	for _, kind := range []string{joined, Macvlan} {
 		n := newWireOf(t, kind).nodes[0]
@@ -200,7 +250,8 @@ func TestRestoreFindsWhatIsHidden(t *testing.T) {
 	}
 }
 
-// TestRestoreSaysWhatItDoesNotSee: a namespace that only somebody's file holds is nowhere to be found, and its container lives on.
+// TestRestoreSaysWhatItDoesNotSee: a namespace that only somebody's file holds is nowhere to be found, and its
+// container lives on.
 func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
 	n := newWireOf(t, paired).nodes[0]
 	c := n.add(t, blue, 1)
@@ -211,7 +262,8 @@ func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
 	n.reopen(t, config)
 	must(t, n.datapath.putTenant(blue))
 	n.restore(t, c)
-	if text := said.String(); !strings.Contains(text, "container's side was not compared") || !strings.Contains(text, errNowhere.Error()) {
+	if text := said.String(); !strings.Contains(text, "container's side was not compared") ||
+		!strings.Contains(text, errNowhere.Error()) {
 		t.Errorf("the log has %q", text)
 	}
 }
@@ -230,7 +282,8 @@ func TestRestoreAttachesToTheUplink(t *testing.T) {
 			must(t, err)
 			must(t, remove(l))
 			must(t, l.Close())
-			if s, err := n.datapath.Status(); err != nil || s.Healthy || !strings.Contains(strings.Join(s.Problems, "\n"), h.name) {
+			if s, err := n.datapath.Status(); err != nil || s.Healthy ||
+				!strings.Contains(strings.Join(s.Problems, "\n"), h.name) {
 				t.Errorf("%s, %s: %+v, %v", h.name, name, s, err)
 			}
 			n.restore(t, a)
@@ -262,7 +315,13 @@ func TestRestoreSweeps(t *testing.T) {
 	stale := []string{filepath.Join(n.datapath.mapsDir(), "pil_old_v0"), filepath.Join(n.datapath.linksDir(), "old")}
 	must(t, n.datapath.objects.PilFlows.Pin(stale[0]))
 	must(t, n.ns.Do(func() error {
-		l, err := link.AttachTCX(link.TCXOptions{Interface: n.datapath.uplink.Attrs().Index, Program: n.datapath.objects.PilTryCipher, Attach: ebpf.AttachTCXEgress})
+		l, err := link.AttachTCX(
+			link.TCXOptions{
+				Interface: n.datapath.uplink.Attrs().Index,
+				Program:   n.datapath.objects.PilTryCipher,
+				Attach:    ebpf.AttachTCXEgress,
+			},
+		)
 		if err != nil {
 			return err
 		}
@@ -282,7 +341,9 @@ func TestRestoreSweeps(t *testing.T) {
 	links, err := netns.List(n.datapath.netlink.LinkList)
 	must(t, err)
 	for _, l := range links {
-		if name := l.Attrs().Name; strings.HasPrefix(name, devicePrefix) && name != kept.record.Device.HostName && name != nodeDevice && name != nodeFar {
+		if name := l.Attrs().Name; strings.HasPrefix(name, devicePrefix) && name != kept.record.Device.HostName &&
+			name != nodeDevice &&
+			name != nodeFar {
 			t.Errorf("device %s is left", name)
 		}
 	}
@@ -305,11 +366,17 @@ func TestRestoreSweeps(t *testing.T) {
 	must(t, n.datapath.objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(pilasterTenant)))
 	must(t, n.datapath.deleteTenant(red))
 	n.restore(t, kept)
-	if err := n.datapath.objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(pilasterTenant)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := n.datapath.objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(pilasterTenant)); !errors.Is(
+		err,
+		ebpf.ErrKeyNotExist,
+	) {
 		t.Errorf("a deleted tenant: %v", err)
 	}
 	must(t, n.datapath.deleteTenant(blue))
-	if err := n.datapath.objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := n.datapath.objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(
+		err,
+		ebpf.ErrKeyNotExist,
+	) {
 		t.Errorf("the key of a deleted tenant: %v", err)
 	}
 }
@@ -321,7 +388,8 @@ func TestRestoreGuessesNothing(t *testing.T) {
 	n := w.nodes[0]
 	a, b := n.add(t, blue, 1), n.add(t, blue, 1)
 	n.datapath.netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: deviceName(77)}, PeerName: "stray"})
-	if ids, err := n.datapath.Attached(); err != nil || !slices.Equal(slices.Sorted(slices.Values(ids)), []endpoint.ID{a.record.ID, b.record.ID}) {
+	if ids, err := n.datapath.Attached(); err != nil ||
+		!slices.Equal(slices.Sorted(slices.Values(ids)), []endpoint.ID{a.record.ID, b.record.ID}) {
 		t.Errorf("packets are carried for %v, %v", ids, err)
 	}
 
@@ -397,7 +465,11 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 // TestTryingTheCipherTouchesNoTenant: the last id that there is belongs to one too.
 func TestTryingTheCipherTouchesNoTenant(t *testing.T) {
 	n := newWire(t).nodes[0]
-	last := tenant.Tenant{Name: "last", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: address.MaxTenantID, Key: address.Key{1}}}}
+	last := tenant.Tenant{
+		Name:       "last",
+		Addressing: tenant.Encrypted,
+		IDs:        []tenant.ID{{ID: address.MaxTenantID, Key: address.Key{1}}},
+	}
 	must(t, n.datapath.putTenant(last))
 	must(t, n.datapath.tryCipher())
 	for _, table := range []struct {

@@ -31,7 +31,8 @@ type policyChange struct {
 	known     bool            // the tables hold what the others have and what this one had, and nothing else
 }
 
-// ruled is such a table: an entry for an entry of a tenant's own map. It is made from that whenever it is asked for, so that nothing is kept twice.
+// ruled is such a table: an entry for an entry of a tenant's own map. It is made from that whenever it is asked for, so
+// that nothing is kept twice.
 type ruled[K comparable, V any, Key, Value comparable] struct {
 	name, what string // for people
 	kernel     *ebpf.Map
@@ -44,9 +45,22 @@ type ruled[K comparable, V any, Key, Value comparable] struct {
 	write      func(*ebpf.Map, []Key, []Value) error
 }
 
-func newRuled[K comparable, V any, Key, Value comparable](name, what string, m *ebpf.Map, of func(*dpapi.TenantPolicies) map[K]V, entry func(K, V) (Key, Value)) *ruled[K, V, Key, Value] {
-	return &ruled[K, V, Key, Value]{name: name, what: what, kernel: m, of: of, size: func(t *dpapi.TenantPolicies) int { return len(of(t)) }, entry: entry,
-		read: read[Key, Value], write: write[Key, Value]}
+func newRuled[K comparable, V any, Key, Value comparable](
+	name, what string,
+	m *ebpf.Map,
+	of func(*dpapi.TenantPolicies) map[K]V,
+	entry func(K, V) (Key, Value),
+) *ruled[K, V, Key, Value] {
+	return &ruled[K, V, Key, Value]{
+		name:   name,
+		what:   what,
+		kernel: m,
+		of:     of,
+		size:   func(t *dpapi.TenantPolicies) int { return len(of(t)) },
+		entry:  entry,
+		read:   read[Key, Value],
+		write:  write[Key, Value],
+	}
 }
 
 func (r *ruled[K, V, Key, Value]) shows(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries {
@@ -65,7 +79,14 @@ func (r *ruled[K, V, Key, Value]) change(c policyChange) (tableChange, error) { 
 
 // compare says how the table is to change. The kernel is read only where it is not known what it holds.
 func (r *ruled[K, V, Key, Value]) compare(c policyChange) (*tableDifference[Key, Value], error) {
-	d := &tableDifference[Key, Value]{what: r.what, kernel: r.kernel, put: r.write, had: r.size(&c.had), next: r.size(&c.next), others: r.count(c.others)}
+	d := &tableDifference[Key, Value]{
+		what:   r.what,
+		kernel: r.kernel,
+		put:    r.write,
+		had:    r.size(&c.had),
+		next:   r.size(&c.next),
+		others: r.count(c.others),
+	}
 	if c.known {
 		r.fromTenant(c, d)
 		return d, nil
@@ -190,19 +211,36 @@ func (e *entries[Key, Value]) add(k Key, v Value) {
 	e.keys, e.values = append(e.keys, k), append(e.values, v)
 }
 
-// fit refuses what there is no room for, and a tenant that wants more than it leaves free: so one alone gets half of the room, and something is always left for
-// who has little. Who has got more keeps it. The tables have twice that room, so that what is in force until then has its own.
+// fit refuses what there is no room for, and a tenant that wants more than it leaves free: so one alone gets half of
+// the room, and something is always left for who has little. Who has got more keeps it. The tables have twice that
+// room, so that what is in force until then has its own.
 func (d *tableDifference[Key, Value]) fit(tenant string, room int) error {
 	if free := room - d.others - d.next; d.next > d.had && d.next > free {
-		return fmt.Errorf("policies of tenant %s need %d entries for %s, and a tenant gets no more of the node's %d than it leaves free, of which others have %d; nothing was changed: start the agent with a higher --max-rules, or have the tenant's policies say less",
-			tenant, d.next, d.what, room, d.others)
+		return fmt.Errorf(
+			"policies of tenant %s need %d entries for %s, and a tenant gets no more of the node's %d than it leaves free, of which others have %d; nothing was changed: start the agent with a higher --max-rules, or have the tenant's policies say less",
+			tenant,
+			d.next,
+			d.what,
+			room,
+			d.others,
+		)
 	}
 	most := d.before + len(d.added.keys)
 	if n := most - len(d.gone); n > room {
-		return fmt.Errorf("policies need %d entries for %s, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or have policies say less", n, d.what, room)
+		return fmt.Errorf(
+			"policies need %d entries for %s, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or have policies say less",
+			n,
+			d.what,
+			room,
+		)
 	}
 	if both := int(d.kernel.MaxEntries()); most > both {
-		return fmt.Errorf("policies need %d entries for %s, with those that are in force until then, and there are %d; nothing was changed: start the agent with a higher --max-rules, or change fewer policies at once", most, d.what, both)
+		return fmt.Errorf(
+			"policies need %d entries for %s, with those that are in force until then, and there are %d; nothing was changed: start the agent with a higher --max-rules, or change fewer policies at once",
+			most,
+			d.what,
+			both,
+		)
 	}
 	return nil
 }

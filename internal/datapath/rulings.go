@@ -14,7 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// rulingTables are the kernel's tables of policies. The first two lead containers to their rules; what the others hold never changes its meaning.
+// rulingTables are the kernel's tables of policies. The first two lead containers to their rules; what the others hold
+// never changes its meaning.
 type rulingTables struct {
 	subjects  *ruled[pilasterPolTargetKey, pilasterPolTarget, pilasterPolTargetKey, pilasterPolTarget]
 	overrides *ruled[netip.Addr, address.AppID, pilasterAddr, uint32]
@@ -28,16 +29,22 @@ type rulingTables struct {
 func (d *Datapath) rulingTables() *rulingTables {
 	o := &d.objects
 	t := &rulingTables{
-		subjects:  newRuled("policy-subjects", "apps of containers", o.PolSubjectsV1, subjectsOf, subjectEntry),
-		overrides: newRuled("policy-overrides", "identities that have changed", o.PolOverridesV1, overridesOf, overrideEntry),
-		apps:      newRuled("policy-peers", "apps of peers", o.PolAppsV1, peersOf, appEntry),
-		blocks:    newRuled("policy-blocks", "blocks of addresses", o.PolBlocksV1, blocksOf, blockEntry),
-		ports:     newRuled("policy-ports", "ports", o.PolPortsV1, portsOf, portEntry),
-		ranges:    newRuled("policy-ranges", "ranges of ports", o.PolRangesV1, rangesOf, rangeEntry),
-		hits:      newRuled("policy-rules", "rules", o.PolHitsV1, namesOf, hitEntry),
+		subjects: newRuled("policy-subjects", "apps of containers", o.PolSubjectsV1, subjectsOf, subjectEntry),
+		overrides: newRuled(
+			"policy-overrides",
+			"identities that have changed",
+			o.PolOverridesV1,
+			overridesOf,
+			overrideEntry,
+		),
+		apps:   newRuled("policy-peers", "apps of peers", o.PolAppsV1, peersOf, appEntry),
+		blocks: newRuled("policy-blocks", "blocks of addresses", o.PolBlocksV1, blocksOf, blockEntry),
+		ports:  newRuled("policy-ports", "ports", o.PolPortsV1, portsOf, portEntry),
+		ranges: newRuled("policy-ranges", "ranges of ports", o.PolRangesV1, rangesOf, rangeEntry),
+		hits:   newRuled("policy-rules", "rules", o.PolHitsV1, namesOf, hitEntry),
 	}
-	// Names of sets and tables are made with the tenant's. Ids and addresses should be one tenant's, but the cluster says so and not the node; numbers of rules are
-	// one's own within a tenant.
+	// Names of sets and tables are made with the tenant's. Ids and addresses should be one tenant's, but the cluster
+	// says so and not the node; numbers of rules are one's own within a tenant.
 	t.subjects.size, t.subjects.mayShare = func(t *dpapi.TenantPolicies) int { return len(t.IDs) * len(t.Tables.Subjects) }, haveSameID
 	t.subjects.id = func(k pilasterPolTargetKey) uint32 { return k.Tenant }
 	t.overrides.id = func(a pilasterAddr) uint32 { return uint32(address.Split(a.netip()).Tenant) }
@@ -53,7 +60,9 @@ func (t *rulingTables) all() []rulingTable {
 }
 
 // compare says how they are to change: those that lead, and the rules, in the order in which they are written.
-func (t *rulingTables) compare(c policyChange) (subjects *tableDifference[pilasterPolTargetKey, pilasterPolTarget], overrides tableChange, rules []tableChange, err error) {
+func (t *rulingTables) compare(
+	c policyChange,
+) (subjects *tableDifference[pilasterPolTargetKey, pilasterPolTarget], overrides tableChange, rules []tableChange, err error) {
 	if subjects, err = t.subjects.compare(c); err != nil {
 		return nil, nil, nil, err
 	}
@@ -81,7 +90,10 @@ func subjectsOf(of *dpapi.TenantPolicies) map[pilasterPolTargetKey]pilasterPolTa
 	all := make(map[pilasterPolTargetKey]pilasterPolTarget, len(of.IDs)*len(of.Tables.Subjects))
 	for app, s := range of.Tables.Subjects {
 		for _, id := range of.IDs {
-			all[pilasterPolTargetKey{Tenant: uint32(id), App: uint32(app)}] = pilasterPolTarget{Sets: byWay(s.Sets), Audits: byWay(s.Audit)}
+			all[pilasterPolTargetKey{Tenant: uint32(id), App: uint32(app)}] = pilasterPolTarget{
+				Sets:   byWay(s.Sets),
+				Audits: byWay(s.Audit),
+			}
 		}
 	}
 	return all
@@ -101,7 +113,13 @@ func byWay(sets [2]policy.ID) [2]uint64 {
 }
 
 func appEntry(k policy.PeerKey, p policy.Peer) (pilasterAppKey, pilasterAppRules) {
-	return pilasterAppKey{Set: uint64(k.Set), App: uint32(k.App)}, pilasterAppRules{Table: uint64(p.Table), Cidrs: oneIf(p.Blocks)}
+	return pilasterAppKey{
+			Set: uint64(k.Set),
+			App: uint32(k.App),
+		}, pilasterAppRules{
+			Table: uint64(p.Table),
+			Cidrs: oneIf(p.Blocks),
+		}
 }
 
 func blockEntry(k policy.BlockKey, table policy.ID) (pilasterCidrKey, pilasterCidrRules) {
@@ -110,12 +128,25 @@ func blockEntry(k policy.BlockKey, table policy.ID) (pilasterCidrKey, pilasterCi
 }
 
 func portEntry(k policy.PortKey, e policy.PortEntry) (pilasterPortKey, pilasterPortRules) {
-	return pilasterPortKey{Table: uint64(k.Table), Port: networkOrder(k.Port), Proto: k.Protocol, Scope: uint8(k.Scope)},
-		pilasterPortRules{Verdict: rulingOf(e.Verdict), Ranges: oneIf(e.Ranges)}
+	return pilasterPortKey{
+			Table: uint64(k.Table),
+			Port:  networkOrder(k.Port),
+			Proto: k.Protocol,
+			Scope: uint8(k.Scope),
+		},
+		pilasterPortRules{
+			Verdict: rulingOf(e.Verdict),
+			Ranges:  oneIf(e.Ranges),
+		}
 }
 
 func rangeEntry(k policy.RangeKey, v policy.Verdict) (pilasterRangeKey, pilasterRangeRules) {
-	key := pilasterRangeKey{Bits: 64 + 8 + uint32(k.Bits), Table: uint64(k.Table), Proto: k.Protocol, Port: networkOrder(k.Port)}
+	key := pilasterRangeKey{
+		Bits:  64 + 8 + uint32(k.Bits),
+		Table: uint64(k.Table),
+		Proto: k.Protocol,
+		Port:  networkOrder(k.Port),
+	}
 	return key, pilasterRangeRules{Bits: key.Bits, Verdict: rulingOf(v)}
 }
 
@@ -145,11 +176,16 @@ func readHits(m *ebpf.Map, into map[uint32]struct{}) error {
 	if err != nil {
 		return err
 	}
-	return eachBatch(m, make([]uint32, entriesAtOnce), make([]uint64, entriesAtOnce*cpus), func(rules []uint32, _ []uint64) {
-		for _, rule := range rules {
-			into[rule] = struct{}{}
-		}
-	})
+	return eachBatch(
+		m,
+		make([]uint32, entriesAtOnce),
+		make([]uint64, entriesAtOnce*cpus),
+		func(rules []uint32, _ []uint64) {
+			for _, rule := range rules {
+				into[rule] = struct{}{}
+			}
+		},
+	)
 }
 
 // writeHits begins to count rules that are new.

@@ -73,7 +73,9 @@ func TestHalfOpenGoFirst(t *testing.T) {
 	c := b.sessions(t)
 	t.Logf("%d begun, %d evicted, %d refused", c.Created, c.Evicted, c.Refused)
 	// The flood's own share is half of the table, and few pairs of buckets have nothing of it to give away.
-	if c.Created+c.Refused != uint64(stand+flood) || c.Evicted < uint64(flood-refused-room/2) || c.Refused != uint64(refused) || refused > flood/50 {
+	if c.Created+c.Refused != uint64(stand+flood) || c.Evicted < uint64(flood-refused-room/2) ||
+		c.Refused != uint64(refused) ||
+		refused > flood/50 {
 		t.Errorf("%+v; want %d begun, all but half a table of %d evicted, next to none refused", c, stand+flood, flood)
 	}
 }
@@ -94,7 +96,8 @@ func (b *progBench) flood(t *testing.T, n int) (refused int) {
 	return refused
 }
 
-// TestNobodyTakesAll: an endpoint has no more of the table than is left free, so that another finds room however much it begins.
+// TestNobodyTakesAll: an endpoint has no more of the table than is left free, so that another finds room however much
+// it begins.
 func TestNobodyTakesAll(t *testing.T) {
 	const room = 16 * placesPerBucket
 	b := newSessionBench(t, room)
@@ -102,13 +105,16 @@ func TestNobodyTakesAll(t *testing.T) {
 		b.begin(t, port, true)
 	}
 	want := dpapi.Sessions{Used: room / 2, Largest: b.b1.record.ID, Most: room / 2}
-	if s, err := b.datapath.Sessions(); err != nil || s.Used != want.Used || s.Largest != want.Largest || s.Most != want.Most {
+	if s, err := b.datapath.Sessions(); err != nil || s.Used != want.Used || s.Largest != want.Largest ||
+		s.Most != want.Most {
 		t.Errorf("one alone: %+v, %v; want %+v", s, err, want)
 	}
 	another := func(surely uint16) {
 		t.Helper()
 		for _, port := range ports(0, 2*room) {
-			frame := b.frame(packet.Packet{Source: b.b2.seen(), Destination: sees(b.b3.Addr()), Body: tcp(port, 80, packet.SYN)})
+			frame := b.frame(
+				packet.Packet{Source: b.b2.seen(), Destination: sees(b.b3.Addr()), Body: tcp(port, 80, packet.SYN)},
+			)
 			_, _, reasons := b.run(t, b.datapath.objects.PilContainer, frame, skb{Ifindex: b.b2.ifindex()})
 			if reasons["session-limit"] != 0 && port < surely {
 				t.Fatalf("another one's connection %d of %d was refused", port, surely)
@@ -153,7 +159,13 @@ func TestEstablishedStay(t *testing.T) {
 		}
 	}
 	if c := b.sessions(t); len(standing) != room/2 || refused == 0 || c.Refused == 0 {
-		t.Errorf("%d connections stand of %d that one may have, %d were refused, %+v", len(standing), room/2, refused, c)
+		t.Errorf(
+			"%d connections stand of %d that one may have, %d were refused, %+v",
+			len(standing),
+			room/2,
+			refused,
+			c,
+		)
 	}
 }
 
@@ -166,7 +178,14 @@ func TestSessionsAreCounted(t *testing.T) {
 	for _, port := range ports(2000, 3) {
 		b.begin(t, port, false)
 	}
-	want := dpapi.Sessions{Capacity: 16 * placesPerBucket, Used: 8, HalfOpen: 3, Begun: 8, Largest: b.b1.record.ID, Most: 8}
+	want := dpapi.Sessions{
+		Capacity: 16 * placesPerBucket,
+		Used:     8,
+		HalfOpen: 3,
+		Begun:    8,
+		Largest:  b.b1.record.ID,
+		Most:     8,
+	}
 	if s, err := b.datapath.Sessions(); err != nil || s != want {
 		t.Errorf("%+v, %v; want %+v", s, err, want)
 	}

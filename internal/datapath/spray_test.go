@@ -25,7 +25,9 @@ func TestNoiseTakesNoSlot(t *testing.T) {
 			binary.BigEndian.PutUint32(to[1:], random.Uint32())
 			binary.BigEndian.PutUint64(to[8:], random.Uint64())
 			frame := b.frame(b.sent(netip.AddrFrom16(to), gram))
-			verdict, err := b.datapath.objects.PilContainer.Run(&ebpf.RunOptions{Data: frame, Context: skb{Ifindex: b.b1.ifindex()}})
+			verdict, err := b.datapath.objects.PilContainer.Run(
+				&ebpf.RunOptions{Data: frame, Context: skb{Ifindex: b.b1.ifindex()}},
+			)
 			if err != nil {
 				return err
 			}

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 )
 
-// Status reads from the kernel what it holds and counts now. It enters the node's namespace once: a thread for each hook
-// would cost more than all it asks.
+// Status reads from the kernel what it holds and counts now. It enters the node's namespace once: a thread for each
+// hook would cost more than all it asks.
 func (d *Datapath) Status() (s dpapi.Status, err error) {
 	err = d.node.Do(func() error { s, err = d.status(); return err })
 	return s, err

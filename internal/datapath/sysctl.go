@@ -24,8 +24,8 @@ func hostSettings() []sysctl {
 	}
 }
 
-// containerSettings are all it takes to be silent. Without a link-local address, and without ARP, the kernel solicits nobody
-// and doubts no address; and a router speaks from a link-local address, which no program lets in.
+// containerSettings are all it takes to be silent. Without a link-local address, and without ARP, the kernel solicits
+// nobody and doubts no address; and a router speaks from a link-local address, which no program lets in.
 func containerSettings() []sysctl {
 	return []sysctl{
 		{"ipv6", "disable_ipv6", "0"},
@@ -58,8 +58,9 @@ func farSettings() []sysctl {
 	}
 }
 
-// settings are the folders of the calling thread's namespace with the settings of its devices, by family. The kernel finds the
-// folder of one namespace by passing those of all others, so they are found once, and for a container only if need be.
+// settings are the folders of the calling thread's namespace with the settings of its devices, by family. The kernel
+// finds the folder of one namespace by passing those of all others, so they are found once, and for a container only if
+// need be.
 type settings map[string]*os.Root
 
 func openSettings(families ...string) (settings, error) {

@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestTapped: what a switch of its own gives to a container or the gateway is dropped for what the switch cannot tell, is counted, and the switch takes
-// it for sent; netpila's packets and all else pass as they are.
+// TestTapped: what a switch of its own gives to a container or the gateway is dropped for what the switch cannot tell,
+// is counted, and the switch takes it for sent; netpila's packets and all else pass as they are.
 func TestTapped(t *testing.T) {
 	b := newNimitzBench(t)
 	taps := &OVSPorts{d: b.datapath, devices: map[pipeline.Port]uint32{}}
@@ -61,7 +61,10 @@ func TestTapped(t *testing.T) {
 		return frame
 	}
 	quoting := func(kind uint8, source, destination netip.Addr) packet.ICMP {
-		return packet.ICMP{Type: kind, Payload: packet.Packet{Source: source, Destination: destination, Body: gram}.Marshal()}
+		return packet.ICMP{
+			Type:    kind,
+			Payload: packet.Packet{Source: source, Destination: destination, Body: gram}.Marshal(),
+		}
 	}
 	routing := gram6
 	routing.Extensions = []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}
@@ -78,15 +81,39 @@ func TestTapped(t *testing.T) {
 		{"a packet, IPv6", given(gram6), 0},
 		{"a routing header", given(routing), dropreason.RoutingHeader},
 		{"options", changed(gram4, func(h []byte) { h[0] = 0x46 }), dropreason.RoutingHeader},
-		{"half a TCP header, IPv4", given(with(gram4, packet.Raw{Proto: 6, Data: make([]byte, 12)})), dropreason.Malformed},
-		{"half a UDP header, IPv6", given(with(gram6, packet.Raw{Proto: 17, Data: make([]byte, 4)})), dropreason.Malformed},
-		{"half an ICMP header, IPv6", given(with(gram6, packet.Raw{Proto: 58, Data: []byte{128, 0, 0, 0}})), dropreason.Malformed},
+		{
+			"half a TCP header, IPv4",
+			given(with(gram4, packet.Raw{Proto: 6, Data: make([]byte, 12)})),
+			dropreason.Malformed,
+		},
+		{
+			"half a UDP header, IPv6",
+			given(with(gram6, packet.Raw{Proto: 17, Data: make([]byte, 4)})),
+			dropreason.Malformed,
+		},
+		{
+			"half an ICMP header, IPv6",
+			given(with(gram6, packet.Raw{Proto: 58, Data: []byte{128, 0, 0, 0}})),
+			dropreason.Malformed,
+		},
 		{"longer than it is", changed(gram6, func(h []byte) { h[5]++ }), dropreason.Malformed},
 		{"an error, IPv4", given(with(gram4, quoting(packet.Unreachable4, own4, far4))), 0},
 		{"an error, IPv6", given(with(gram6, quoting(packet.DestinationUnreachable, own6, far6))), 0},
-		{"an error about somebody else's packet, IPv4", given(with(gram4, quoting(packet.Unreachable4, beside4, far4))), dropreason.IcmpQuote},
-		{"an error about a packet for somebody else, IPv6", given(with(gram6, quoting(packet.TimeExceeded, own6, router))), dropreason.IcmpQuote},
-		{"an error that quotes nothing, IPv6", given(with(gram6, packet.ICMP{Type: packet.PacketTooBig})), dropreason.IcmpQuote},
+		{
+			"an error about somebody else's packet, IPv4",
+			given(with(gram4, quoting(packet.Unreachable4, beside4, far4))),
+			dropreason.IcmpQuote,
+		},
+		{
+			"an error about a packet for somebody else, IPv6",
+			given(with(gram6, quoting(packet.TimeExceeded, own6, router))),
+			dropreason.IcmpQuote,
+		},
+		{
+			"an error that quotes nothing, IPv6",
+			given(with(gram6, packet.ICMP{Type: packet.PacketTooBig})),
+			dropreason.IcmpQuote,
+		},
 		{"netpila's", given(packet.Packet{Source: private, Destination: base, Body: strange}), 0},
 		{"netpila's the other way", given(packet.Packet{Source: base, Destination: private, Body: strange}), 0},
 		{"to netpila", given(packet.Packet{Source: far6, Destination: private, Body: strange}), dropreason.IcmpQuote},

@@ -12,7 +12,8 @@ import (
 )
 
 // TestTenContainers: each reaches its own tenant's and nobody else's; while they send, a node's agent is started time
-// and again and moves their devices to other programs, and no packet is lost. One without its program is cut off, alone.
+// and again and moves their devices to other programs, and no packet is lost. One without its program is cut off,
+// alone.
 func TestTenContainers(t *testing.T) {
 	w := newWire(t)
 	byTenant := map[string][]*testContainer{}
@@ -42,7 +43,10 @@ func TestTenContainers(t *testing.T) {
 	var pairs [][2]*testContainer
 	for _, own := range byTenant {
 		for k, from := range own {
-			pairs = append(pairs, [2]*testContainer{from, own[(k+1)%len(own)]}) // each receives too, two of each tenant across nodes
+			pairs = append(
+				pairs,
+				[2]*testContainer{from, own[(k+1)%len(own)]},
+			) // each receives too, two of each tenant across nodes
 		}
 	}
 	losesNothing(t, pairs, 5*time.Millisecond, func() {
@@ -70,14 +74,19 @@ func TestTenContainers(t *testing.T) {
 	host, err := packet.NewInjector(n.ns, cut.record.Device.HostName)
 	must(t, err)
 	defer host.Close()
-	seen := sentinelAfter(t, onNode, func(s packet.Sentinel) { must(t, host.Send(packet.Frame(containerMAC, gatewayMAC, 0x88b5, s[:]))) })
+	seen := sentinelAfter(
+		t,
+		onNode,
+		func(s packet.Sentinel) { must(t, host.Send(packet.Frame(containerMAC, gatewayMAC, 0x88b5, s[:]))) },
+	)
 	if joined == Netkit && len(seen) > 1 { // what a veth passes on the stack drops
 		t.Errorf("without a program the device passes on %x", seen[0].Frame)
 	}
 	mustReach(t, still, far, "beside one without a program")
 }
 
-// losesNothing wants an answer to each packet that is sent during the starts, from the first of each pair to the second.
+// losesNothing wants an answer to each packet that is sent during the starts, from the first of each pair to the
+// second.
 func losesNothing(t *testing.T, pairs [][2]*testContainer, interval time.Duration, starts func()) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -88,7 +97,12 @@ func losesNothing(t *testing.T, pairs [][2]*testContainer, interval time.Duratio
 	for i, pair := range pairs {
 		group.Go(func() {
 			var err error
-			results[i], err = packet.Ping(sending, pair[0].ns, pair[1].seen(), packet.PingOptions{Count: 1 << 15, Interval: interval, Timeout: patience})
+			results[i], err = packet.Ping(
+				sending,
+				pair[0].ns,
+				pair[1].seen(),
+				packet.PingOptions{Count: 1 << 15, Interval: interval, Timeout: patience},
+			)
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("it ended before the starts: %v", err)
 			}

@@ -32,9 +32,19 @@ func (d *Datapath) makeTunnel() error {
 		device := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, GBP: true, Port: pipeline.UDPPort}
 		if err := netns.Retry(func() error { return d.netlink.LinkAdd(device) }); err != nil {
 			if l, _ := d.netlink.LinkByName(tunnelDevice); l != nil {
-				return fmt.Errorf("%s is a %s of somebody else: the second network's is VXLAN with external metadata, group policy and UDP port %d; nothing was changed: rename that one, or remove it", tunnelDevice, l.Type(), pipeline.UDPPort)
+				return fmt.Errorf(
+					"%s is a %s of somebody else: the second network's is VXLAN with external metadata, group policy and UDP port %d; nothing was changed: rename that one, or remove it",
+					tunnelDevice,
+					l.Type(),
+					pipeline.UDPPort,
+				)
 			}
-			return fmt.Errorf("make the device %s: %w; nothing was changed: the kernel needs VXLAN (CONFIG_VXLAN), and no other may have UDP port %d of this node", tunnelDevice, err, pipeline.UDPPort)
+			return fmt.Errorf(
+				"make the device %s: %w; nothing was changed: the kernel needs VXLAN (CONFIG_VXLAN), and no other may have UDP port %d of this node",
+				tunnelDevice,
+				err,
+				pipeline.UDPPort,
+			)
 		}
 		if tunnel, err = d.findTunnel(); err != nil || tunnel == nil {
 			return fmt.Errorf("find the device %s: %w", tunnelDevice, err)
@@ -78,7 +88,12 @@ func (d *Datapath) fitTunnel(mtu int) error {
 
 // vtepAddress is no source that the node's stack would choose by itself.
 func vtepAddress(node netip.Prefix) *netlink.Addr {
-	return &netlink.Addr{IPNet: hostNet(pipeline.VTEP(node)), Flags: unix.IFA_F_NODAD, ValidLft: math.MaxUint32, PreferedLft: 0}
+	return &netlink.Addr{
+		IPNet:       hostNet(pipeline.VTEP(node)),
+		Flags:       unix.IFA_F_NODAD,
+		ValidLft:    math.MaxUint32,
+		PreferedLft: 0,
+	}
 }
 
 // isTunnel tells the device from what else may have its name.
@@ -110,7 +125,14 @@ func (d *Datapath) attachNimitz() error {
 	index := tunnel.Attrs().Index
 	steps := []func() error{
 		func() error {
-			return AttachFilter(d.netlink, index, tunnelDevice, netlink.HANDLE_MIN_INGRESS, d.objects.PilTunnelIn, pilasterProgPilTunnelIn)
+			return AttachFilter(
+				d.netlink,
+				index,
+				tunnelDevice,
+				netlink.HANDLE_MIN_INGRESS,
+				d.objects.PilTunnelIn,
+				pilasterProgPilTunnelIn,
+			)
 		},
 		func() error { return d.setNimitzNode(func(v *pilasterNimitzNode) { v.Vxlan = uint32(index) }) },
 		func() error { return d.objects.PilNetworksV1.Put(networkNimitz, d.objects.PilNimitz) },

@@ -44,8 +44,17 @@ func tunnel(t *testing.T, from, to *testContainer, id int, noSum bool) (ends [2]
 	}
 	for i, c := range []*testContainer{from, to} {
 		inner := netip.MustParseAddr(fmt.Sprintf("2001:db8:%d::%d", id, i+1))
-		must(t, opened[i].AddrAdd(devices[i], &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(inner, 64)), Flags: unix.IFA_F_NODAD}))
-		ends[i] = &testContainer{ns: c.ns, record: endpoint.Record{Attachments: []endpoint.Attachment{{Address: inner}}}}
+		must(
+			t,
+			opened[i].AddrAdd(
+				devices[i],
+				&netlink.Addr{IPNet: ipNet(netip.PrefixFrom(inner, 64)), Flags: unix.IFA_F_NODAD},
+			),
+		)
+		ends[i] = &testContainer{
+			ns:     c.ns,
+			record: endpoint.Record{Attachments: []endpoint.Attachment{{Address: inner}}},
+		}
 	}
 	return ends
 }
@@ -82,7 +91,8 @@ func noneOnTheWire(t *testing.T, name string, from, to *testContainer, port uint
 	defer cancel()
 	bytes, wrong := 0, uint16(0)
 	_, err := wire.Until(ctx, func(c packet.Captured) bool {
-		if p, err := c.Packet(); err == nil && p.Source == from.plain() && binary.BigEndian.Uint16(c.Frame[l4+2:]) == port {
+		if p, err := c.Packet(); err == nil && p.Source == from.plain() &&
+			binary.BigEndian.Uint16(c.Frame[l4+2:]) == port {
 			bytes += len(c.Frame)
 			wrong |= binary.BigEndian.Uint16(c.Frame[l4+6:])
 		}
@@ -96,9 +106,9 @@ func noneOnTheWire(t *testing.T, name string, from, to *testContainer, port uint
 	return true
 }
 
-// TestTunnelOfContainers: a stream inside a tunnel leaves a container as packets of many segments with two
-// checksums, of which a device is to make both. They arrive whole, and all sums are right, where the uplink cuts them itself
-// and where the kernel does.
+// TestTunnelOfContainers: a stream inside a tunnel leaves a container as packets of many segments with two checksums,
+// of which a device is to make both. They arrive whole, and all sums are right, where the uplink cuts them itself and
+// where the kernel does.
 func TestTunnelOfContainers(t *testing.T) {
 	for name, prepare := range map[string]func(n *testNode) error{
 		"uplink that cuts":         func(*testNode) error { return nil },
@@ -119,7 +129,11 @@ func TestTunnelOfContainers(t *testing.T) {
 				transfer(t, ends[0], ends[1], 4<<20)
 				packets, bytes := sent(t, a)
 				if mean := (bytes - bytesBefore) / (packets - packetsBefore); mean < 3000 {
-					t.Errorf("without outer sums %v: packets have %d bytes on average, so few are of many segments", noSum, mean)
+					t.Errorf(
+						"without outer sums %v: packets have %d bytes on average, so few are of many segments",
+						noSum,
+						mean,
+					)
 				}
 				transfer(t, ends[1], ends[0], 1<<20)
 				datagram(t, ends[0], ends[1], 1000)

@@ -96,9 +96,12 @@ func (d *Datapath) aloneOnUplink() error {
 		}
 		for _, p := range result.Programs {
 			if isNamed(p.ID, pilasterProgPilUplinkIn, pilasterProgPilUplinkOut) && !d.isOurLink(h, p) {
-				return fmt.Errorf("%s carries the packet path of another agent, whose pins are not in %s; nothing was changed: "+
-					"use the --bpffs and --state-dir that agent was started with, or take it apart with `pilaster node reset`",
-					d.config.Uplink, d.config.BPFFS)
+				return fmt.Errorf(
+					"%s carries the packet path of another agent, whose pins are not in %s; nothing was changed: "+
+						"use the --bpffs and --state-dir that agent was started with, or take it apart with `pilaster node reset`",
+					d.config.Uplink,
+					d.config.BPFFS,
+				)
 			}
 		}
 	}
@@ -143,7 +146,9 @@ func (d *Datapath) attachHook(h hook) error {
 	if h.behind != nil {
 		anchor = link.AfterProgram(h.behind)
 	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: h.device.Attrs().Index, Program: h.program, Attach: h.attach, Anchor: anchor})
+	l, err := link.AttachTCX(
+		link.TCXOptions{Interface: h.device.Attrs().Index, Program: h.program, Attach: h.attach, Anchor: anchor},
+	)
 	if err != nil {
 		return err
 	}
@@ -165,7 +170,8 @@ func (d *Datapath) place(h hook) (int, error) {
 	return -1, nil
 }
 
-// problems says what is wrong with our place at hooks of the calling thread's namespace: a program missing, or not first.
+// problems says what is wrong with our place at hooks of the calling thread's namespace: a program missing, or not
+// first.
 func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error) {
 	for _, h := range hooks {
 		place, err := d.place(h)
@@ -174,11 +180,29 @@ func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error
 		case err != nil:
 			return nil, nil, err
 		case place < 0:
-			missing = append(missing, fmt.Sprintf("program %s is not on %s; restart the agent to attach it", h.name, device))
+			missing = append(
+				missing,
+				fmt.Sprintf("program %s is not on %s; restart the agent to attach it", h.name, device),
+			)
 		case place == 0 && h.behind != nil:
-			missing = append(missing, fmt.Sprintf("program %s stands first on %s, and drops all packets of containers behind macvlans; restart the agent", h.name, device))
+			missing = append(
+				missing,
+				fmt.Sprintf(
+					"program %s stands first on %s, and drops all packets of containers behind macvlans; restart the agent",
+					h.name,
+					device,
+				),
+			)
 		case place > 0 && h.behind == nil:
-			notFirst = append(notFirst, fmt.Sprintf("%s before %s on %s; attach them after ours", humanize.Of(place, "other program stands", "other programs stand"), h.name, device))
+			notFirst = append(
+				notFirst,
+				fmt.Sprintf(
+					"%s before %s on %s; attach them after ours",
+					humanize.Of(place, "other program stands", "other programs stand"),
+					h.name,
+					device,
+				),
+			)
 		}
 	}
 	return missing, notFirst, nil

@@ -28,7 +28,14 @@ func (d veth) link(node, container netlink.LinkAttrs) netlink.Link {
 // operation waits for.
 func (d veth) attach(r endpoint.Record) error {
 	return d.alone(func() error {
-		return AttachFilter(d.netlink, r.Device.HostIfindex, r.Device.HostName, netlink.HANDLE_MIN_INGRESS, d.objects.PilContainer, pilasterProgPilContainer)
+		return AttachFilter(
+			d.netlink,
+			r.Device.HostIfindex,
+			r.Device.HostName,
+			netlink.HANDLE_MIN_INGRESS,
+			d.objects.PilContainer,
+			pilasterProgPilContainer,
+		)
 	})
 }
 
@@ -44,7 +51,14 @@ const (
 )
 
 // AttachFilter puts a program on a hook of a device with clsact, in the place of ours.
-func AttachFilter(h *netlink.Handle, ifindex int, device string, hook uint32, program *ebpf.Program, name string) error {
+func AttachFilter(
+	h *netlink.Handle,
+	ifindex int,
+	device string,
+	hook uint32,
+	program *ebpf.Program,
+	name string,
+) error {
 	clsact := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}

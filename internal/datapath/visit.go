@@ -12,9 +12,13 @@ import (
 // errNowhere is of a container whose namespace this process finds neither where it was nor elsewhere.
 var errNowhere = errors.New("no namespace that is seen here is the container's")
 
-// visit calls f in the containers' namespaces, also those whose path only the runtime sees, for which one walk through all
-// namespaces does. It tells what went wrong.
-func (d *Datapath) visit(k kind, records []endpoint.Record, f func(endpoint.Record, *inside) error) map[endpoint.ID]error {
+// visit calls f in the containers' namespaces, also those whose path only the runtime sees, for which one walk through
+// all namespaces does. It tells what went wrong.
+func (d *Datapath) visit(
+	k kind,
+	records []endpoint.Record,
+	f func(endpoint.Record, *inside) error,
+) map[endpoint.ID]error {
 	errs := map[endpoint.ID]error{}
 	do := func(r endpoint.Record, in *inside) {
 		if err := f(r, in); err != nil {

@@ -10,7 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// TestNoNamespaceIsPassedOverInSilence: one that cannot be opened may have ended; what goes wrong inside of an open one is said.
+// TestNoNamespaceIsPassedOverInSilence: one that cannot be opened may have ended; what goes wrong inside of an open one
+// is said.
 func TestNoNamespaceIsPassedOverInSilence(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ns")
 	ns, err := netns.Create(path)

@@ -46,12 +46,24 @@ type testContainer struct {
 }
 
 var (
-	blue  = tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 1, Key: address.Key{1, 2, 3}}}}
-	red   = tenant.Tenant{Name: "red", Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: 2, Key: address.Key{4, 5, 6}}}}
+	blue = tenant.Tenant{
+		Name:       "blue",
+		Addressing: tenant.Encrypted,
+		IDs:        []tenant.ID{{ID: 1, Key: address.Key{1, 2, 3}}},
+	}
+	red = tenant.Tenant{
+		Name:       "red",
+		Addressing: tenant.Encrypted,
+		IDs:        []tenant.ID{{ID: 2, Key: address.Key{4, 5, 6}}},
+	}
 	plain = tenant.Tenant{Name: "plain", Addressing: tenant.Clear, IDs: []tenant.ID{{ID: 3}}}
 
 	// renewed is blue with another key, and the old one still accepted.
-	renewed = tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted, IDs: []tenant.ID{blue.IDs[0], {ID: 9, Key: address.Key{7, 8, 9}}}}
+	renewed = tenant.Tenant{
+		Name:       "blue",
+		Addressing: tenant.Encrypted,
+		IDs:        []tenant.ID{blue.IDs[0], {ID: 9, Key: address.Key{7, 8, 9}}},
+	}
 )
 
 func namespace(t testing.TB, name string) *netns.Namespace {
@@ -303,7 +315,8 @@ func TestIdsOfOneTenant(t *testing.T) {
 	transfer(t, new1, old2, 1<<20)
 
 	// An id's addresses are those encrypted under its own key, and under no other of the tenant.
-	crossed, _, err := address.NewCipher(blue.Current().Key).Draw(address.DefaultPlan().Private, address.Split(new2.plain()))
+	crossed, _, err := address.NewCipher(blue.Current().Key).
+		Draw(address.DefaultPlan().Private, address.Split(new2.plain()))
 	must(t, err)
 	before := n1.drops(t)["tenant-mismatch"]
 	must(t, old1.ns.Do(func() error { return sendUDP(sees(crossed.Addr()), []byte("hello")) }))

@@ -30,10 +30,12 @@ func TestMemory(t *testing.T) {
 	if more := with.Heap - before.Heap; more < size || more > size+size/8 {
 		t.Errorf("%d bytes are %d more of live heap", size, more)
 	}
-	if more := with.Resident - before.Resident; more < size/2 || with.Anonymous < size || with.Resident < with.Anonymous {
+	if more := with.Resident - before.Resident; more < size/2 || with.Anonymous < size ||
+		with.Resident < with.Anonymous {
 		t.Errorf("before %+v, with %d bytes %+v", before, size, with)
 	}
-	if after.Heap > before.Heap+size/8 || after.Resident > with.Resident-size/2 || after.Stacks == 0 || after.Goroutines == 0 {
+	if after.Heap > before.Heap+size/8 || after.Resident > with.Resident-size/2 || after.Stacks == 0 ||
+		after.Goroutines == 0 {
 		t.Errorf("before %+v, with %+v, after %+v", before, with, after)
 	}
 }

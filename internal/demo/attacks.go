@@ -150,7 +150,12 @@ func (p *proof) craft(ctx context.Context, inject *packet.Injector, marker packe
 		{"blue's b3, its address copied", 1, undecryptable, frame(to(victim.Address))},
 		{"blue's b3, its plaintext address", 1, "dst-not-private", frame(to(victim.Plaintext))},
 		{"an address of blue under red's own key", 1, "tenant-mismatch", frame(to(forged))},
-		{"another container's address as source", 1, "src-not-own", frame(func(p *packet.Packet) { p.Source = mate.Address })},
+		{
+			"another container's address as source",
+			1,
+			"src-not-own",
+			frame(func(p *packet.Packet) { p.Source = mate.Address }),
+		},
 		{"a routing header", 1, "routing-header", frame(func(p *packet.Packet) {
 			p.Extensions = []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}
 		})},

@@ -69,7 +69,10 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 		return errors.Join(err, downErr)
 	}
 	if err == nil {
-		p.print("\nEverything above was measured in this run. KEEP=1 make demo leaves it up; then: %s", lookAround(o.Command)[0])
+		p.print(
+			"\nEverything above was measured in this run. KEEP=1 make demo leaves it up; then: %s",
+			lookAround(o.Command)[0],
+		)
 	}
 	return err
 }
@@ -177,7 +180,11 @@ const counterTime = 5 * time.Second
 // dropsSince waits until at least as many packets were dropped as expected, and returns what every
 // counter has risen by. Containers' own neighbour and multicast chatter is left out: it comes when
 // it wants.
-func (p *proof) dropsSince(ctx context.Context, before map[string]map[string]uint64, expected uint64) (map[string]map[string]uint64, error) {
+func (p *proof) dropsSince(
+	ctx context.Context,
+	before map[string]map[string]uint64,
+	expected uint64,
+) (map[string]map[string]uint64, error) {
 	deadline := time.Now().Add(counterTime)
 	for {
 		now, err := p.drops(ctx)

@@ -86,7 +86,11 @@ func TestSectionsFail(t *testing.T) {
 			t.Fatal(err)
 		}
 		// It receives, and its answers go nowhere.
-		hole := &netlink.Route{Dst: &net.IPNet{IP: net.ParseIP("fc00::"), Mask: net.CIDRMask(8, 128)}, Type: 6, Priority: 1} // RTN_BLACKHOLE
+		hole := &netlink.Route{
+			Dst:      &net.IPNet{IP: net.ParseIP("fc00::"), Mask: net.CIDRMask(8, 128)},
+			Type:     6,
+			Priority: 1,
+		} // RTN_BLACKHOLE
 		inside(t, l, "b3", func(h *netlink.Handle) error { return h.RouteAdd(hole) })
 		for _, section := range []string{"reach", "speed", "attacks"} {
 			if err := run(section); err == nil {

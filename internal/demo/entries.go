@@ -45,8 +45,19 @@ func (p *proof) entries(ctx context.Context) error {
 			return err
 		}
 		p.check(len(foreign) == 0, "4: %s keeps %s", node, strings.Join(foreign, ", "))
-		p.print("%-46s%s: %s, %s, %s for other nodes  (%s)", title, node, humanize.Of(s.Endpoints, "endpoint", "endpoints"),
-			humanize.Of(s.Tenants, "tenant", "tenants"), humanize.Of(len(foreign), "entry", "entries"), strings.Join(tables, ", "))
+		p.print(
+			"%-46s%s: %s, %s, %s for other nodes  (%s)",
+			title,
+			node,
+			humanize.Of(s.Endpoints, "endpoint", "endpoints"),
+			humanize.Of(
+				s.Tenants,
+				"tenant",
+				"tenants",
+			),
+			humanize.Of(len(foreign), "entry", "entries"),
+			strings.Join(tables, ", "),
+		)
 		title = ""
 	}
 	return nil

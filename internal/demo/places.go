@@ -55,8 +55,11 @@ func (p *proof) places(ctx context.Context) error {
 		"2: the fabric carries %v → %v", fabric.packet.Source, fabric.packet.Destination)
 	p.check(arrived.packet.Source == b1.Address && arrived.packet.Destination == b3.Address,
 		"2: b3 receives %v → %v", arrived.packet.Source, arrived.packet.Destination)
-	p.check(cipher.Encrypt(fabric.packet.Source) == inside.packet.Source && cipher.Encrypt(fabric.packet.Destination) == inside.packet.Destination,
-		"2: the containers' addresses are not AES-128 of the fabric's under blue's key")
+	p.check(
+		cipher.Encrypt(fabric.packet.Source) == inside.packet.Source &&
+			cipher.Encrypt(fabric.packet.Destination) == inside.packet.Destination,
+		"2: the containers' addresses are not AES-128 of the fabric's under blue's key",
+	)
 	for i, s := range seen {
 		_, udp := s.packet.Body.(packet.UDP)
 		p.check(udp && len(s.packet.Extensions) == 0 && s.length == packetLength,
@@ -68,8 +71,21 @@ func (p *proof) places(ctx context.Context) error {
 		return fmt.Sprintf("%s  →  %s", short(s.packet.Source.String()), short(s.packet.Destination.String()))
 	}
 	p.print("   %-15s%-28s   %s", "in b1", ends(inside), "what the container sees (AES-128 under blue's key)")
-	p.print("   %-15s%v  →  %v   %s → %s", "on the fabric", fabric.packet.Source, fabric.packet.Destination, p.describe(b1), p.describe(b3))
-	p.print("   %-15s%-28s   %s bytes in, %s bytes on the wire: no encapsulation", "in b3", ends(arrived), humanize.Grouped(inside.length), humanize.Grouped(fabric.length))
+	p.print(
+		"   %-15s%v  →  %v   %s → %s",
+		"on the fabric",
+		fabric.packet.Source,
+		fabric.packet.Destination,
+		p.describe(b1),
+		p.describe(b3),
+	)
+	p.print(
+		"   %-15s%-28s   %s bytes in, %s bytes on the wire: no encapsulation",
+		"in b3",
+		ends(arrived),
+		humanize.Grouped(inside.length),
+		humanize.Grouped(fabric.length),
+	)
 	return nil
 }
 
@@ -79,7 +95,8 @@ func (p *proof) describe(c lab.ContainerStatus) string {
 
 // key is the newest key of a tenant, which only an operator can ask for.
 func (p *proof) key(ctx context.Context, tenant string) (address.Key, error) {
-	response, err := p.lab.Operator().GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: tenant, ShowKey: true}))
+	response, err := p.lab.Operator().
+		GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: tenant, ShowKey: true}))
 	if err != nil {
 		return address.Key{}, err
 	}
@@ -149,7 +166,13 @@ func (p *proof) datagram(from, to lab.ContainerStatus, payload []byte) error {
 	if err != nil {
 		return fmt.Errorf("%s waits for a datagram from %s: %w", to.Name, from.Name, err)
 	}
-	p.check(bytes.Equal(got[:n], payload) && sender.Addr() == from.Address, "2: %s read %d bytes from %v", to.Name, n, sender)
+	p.check(
+		bytes.Equal(got[:n], payload) && sender.Addr() == from.Address,
+		"2: %s read %d bytes from %v",
+		to.Name,
+		n,
+		sender,
+	)
 	return nil
 }
 

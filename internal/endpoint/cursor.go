@@ -194,7 +194,13 @@ func (c *cursor) release(i address.Index, now time.Time) error {
 }
 
 func newCursor(disk statefile.Disk, path string, reserved address.Index) *cursor {
-	return &cursor{disk: disk, path: path, log: disk.NewSyncer(path + ".released"), next: reserved + 1, reserved: reserved}
+	return &cursor{
+		disk:     disk,
+		path:     path,
+		log:      disk.NewSyncer(path + ".released"),
+		next:     reserved + 1,
+		reserved: reserved,
+	}
 }
 
 // lockCursor finds or makes the key's cursor, for one at a time, who unlocks it.
@@ -314,7 +320,10 @@ func (s *Store) loadCursors() error {
 		path := filepath.Join(dir, name)
 		key, ok := parseCursorKey(name)
 		if !ok {
-			return &statefile.CorruptError{Path: path + ".json", Err: errors.New("its name is not <tenant id>-<app>.json")}
+			return &statefile.CorruptError{
+				Path: path + ".json",
+				Err:  errors.New("its name is not <tenant id>-<app>.json"),
+			}
 		}
 		c, err := loadCursor(s.disk, path, live[key])
 		if err != nil {
@@ -351,19 +360,25 @@ func loadCursor(disk statefile.Disk, path string, live map[address.Index]bool) (
 		return nil, err
 	}
 	if f.Reserved > address.MaxIndex {
-		return nil, &statefile.CorruptError{Path: path + ".json", Err: fmt.Errorf("it reserves index %d, beyond the last", f.Reserved)}
+		return nil, &statefile.CorruptError{
+			Path: path + ".json",
+			Err:  fmt.Errorf("it reserves index %d, beyond the last", f.Reserved),
+		}
 	}
 	for i := range live {
 		if i > f.Reserved {
-			return nil, &statefile.CorruptError{Path: path + ".json", Err: fmt.Errorf("index %d is in use beyond the cursor at %d", i, f.Reserved)}
+			return nil, &statefile.CorruptError{
+				Path: path + ".json",
+				Err:  fmt.Errorf("index %d is in use beyond the cursor at %d", i, f.Reserved),
+			}
 		}
 	}
 	c := newCursor(disk, path, f.Reserved)
 	return c, c.loadReleased(live)
 }
 
-// again begins anew with what is neither in use nor resting: a subnet is too small to lose what was reserved. That has no record, so
-// nothing was ever sent to it, or it is in the log.
+// again begins anew with what is neither in use nor resting: a subnet is too small to lose what was reserved. That has
+// no record, so nothing was ever sent to it, or it is in the log.
 func (c *cursor) again(live map[address.Index]bool) {
 	c.next, c.taken = 1, maps.Clone(live)
 	if c.taken == nil {

@@ -62,13 +62,19 @@ func (r Record) Networks() []string {
 
 // On is the record with its attachments of one network alone.
 func (r Record) On(network string) Record {
-	r.Attachments = slices.DeleteFunc(slices.Clone(r.Attachments), func(a Attachment) bool { return a.Network != network })
+	r.Attachments = slices.DeleteFunc(
+		slices.Clone(r.Attachments),
+		func(a Attachment) bool { return a.Network != network },
+	)
 	return r
 }
 
 // Without is the record without its attachments of one network.
 func (r Record) Without(network string) Record {
-	r.Attachments = slices.DeleteFunc(slices.Clone(r.Attachments), func(a Attachment) bool { return a.Network == network })
+	r.Attachments = slices.DeleteFunc(
+		slices.Clone(r.Attachments),
+		func(a Attachment) bool { return a.Network == network },
+	)
 	return r
 }
 
@@ -90,7 +96,8 @@ func (r Record) Overhead() int {
 	return most
 }
 
-// Attachment is one network's part of an endpoint: an address, of either family, and what it leads to. A network may give several.
+// Attachment is one network's part of an endpoint: an address, of either family, and what it leads to. A network may
+// give several.
 type Attachment struct {
 	Network   string         `json:"network"`            // "netpila"
 	Plaintext netip.Addr     `json:"plaintext,omitzero"` // what nodes and the fabric see, in a network where they see containers

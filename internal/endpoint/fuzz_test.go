@@ -119,7 +119,8 @@ func FuzzDecodeRecord(f *testing.F) {
 // checkRecord holds what later steps rely on.
 func checkRecord(t *testing.T, r Record) {
 	t.Helper()
-	if r.ID < 1 || r.ID > 65535 || r.TenantID < 1 || r.TenantID > 1<<24-1 || r.App >= 0xff00 || len(r.Attachments) == 0 {
+	if r.ID < 1 || r.ID > 65535 || r.TenantID < 1 || r.TenantID > 1<<24-1 || r.App >= 0xff00 ||
+		len(r.Attachments) == 0 {
 		t.Fatalf("accepted %+v", r)
 	}
 	for _, a := range r.Attachments {
@@ -128,7 +129,8 @@ func checkRecord(t *testing.T, r Record) {
 				t.Fatalf("accepted the address %v: %v", addr, err)
 			}
 		}
-		if b := a.Plaintext.As16(); uint32(b[8])<<16|uint32(b[9])<<8|uint32(b[10]) != uint32(r.TenantID) || uint16(b[11])<<8|uint16(b[12]) != uint16(r.App) {
+		if b := a.Plaintext.As16(); uint32(b[8])<<16|uint32(b[9])<<8|uint32(b[10]) != uint32(r.TenantID) ||
+			uint16(b[11])<<8|uint16(b[12]) != uint16(r.App) {
 			t.Fatalf("%v is not of %d and %d", a.Plaintext, r.TenantID, r.App)
 		}
 	}

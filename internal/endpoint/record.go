@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// Versions of the file, raised when its meaning changes. A record that says no more than the first could is written as one, so that older
-// builds read it.
+// Versions of the file, raised when its meaning changes. A record that says no more than the first could is written as
+// one, so that older builds read it.
 const (
 	firstVersion  = 1
 	withNetworks  = 2 // attachments without a plaintext, of IPv4, with a subnet or an overhead

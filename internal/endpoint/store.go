@@ -33,8 +33,8 @@ func Folders() []string { return []string{recordsFolder, cursorsFolder} }
 //	cursors/<tenant id>-<app>.json       up to where indexes may have been used; <app> may be a subnet, as in 7-10.0.3.0_24
 //	cursors/<tenant id>-<app>.released   one line for each index given back
 //
-// Memory and disk agree whenever no call is running. All methods may be called concurrently;
-// calls about one endpoint must be made one after the other.
+// Memory and disk agree whenever no call is running. All methods may be called concurrently; calls about one endpoint
+// must be made one after the other.
 type Store struct {
 	dir   string
 	disk  statefile.Disk
@@ -96,7 +96,8 @@ func OpenStore(c StoreConfig) (*Store, error) {
 	return s, nil
 }
 
-// LastIDFile is not waited for to be on disk, and may hold anything after a crash of the machine: that also ends whatever ids were used for.
+// LastIDFile is not waited for to be on disk, and may hold anything after a crash of the machine: that also ends
+// whatever ids were used for.
 const LastIDFile = "last-id"
 
 // NoteLastID keeps the id that was taken last, for the next process.
@@ -162,7 +163,10 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 			whose = fmt.Sprint(a.Network, " ", r.TenantID, " ", a.Address)
 		}
 		if other, twice := inUse[whose]; twice {
-			return &statefile.CorruptError{Path: path, Err: fmt.Errorf("address %v belongs to endpoint %d", cmp.Or(a.Plaintext, a.Address), other)}
+			return &statefile.CorruptError{
+				Path: path,
+				Err:  fmt.Errorf("address %v belongs to endpoint %d", cmp.Or(a.Plaintext, a.Address), other),
+			}
 		}
 		inUse[whose] = r.ID
 	}
@@ -174,7 +178,10 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 func (s *Store) keep(r Record) {
 	s.records[r.ID] = r
 	s.ids[interfaceOf{r.ContainerID, r.Interface}] = r.ID
-	if delete(s.given, r.ID); slices.ContainsFunc(r.Attachments, func(a Attachment) bool { _, _, drawn := r.Drawn(a); return !drawn }) {
+	if delete(s.given, r.ID); slices.ContainsFunc(
+		r.Attachments,
+		func(a Attachment) bool { _, _, drawn := r.Drawn(a); return !drawn },
+	) {
 		s.given[r.ID] = true
 	}
 }

@@ -36,7 +36,12 @@ func open(t testing.TB, dir string, c *clock) *Store {
 var key = CursorKey{Tenant: 7, App: 3}
 
 func record(id ID, i address.Index) Record {
-	plain := address.Plain{Node: netip.MustParsePrefix("fd70:696c:6100:1::/64"), Tenant: key.Tenant, App: key.App, Index: i}.Addr()
+	plain := address.Plain{
+		Node:   netip.MustParsePrefix("fd70:696c:6100:1::/64"),
+		Tenant: key.Tenant,
+		App:    key.App,
+		Index:  i,
+	}.Addr()
 	return Record{
 		ID: id, ContainerID: "c" + string(rune('a'+id)), Interface: "eth0", Netns: "/run/netns/x", CNINetwork: "net", Pod: "ns/p",
 		Tenant: "blue", TenantID: key.Tenant, App: key.App, Labels: map[string]string{"app": "web"}, State: Active,
@@ -44,7 +49,14 @@ func record(id ID, i address.Index) Record {
 			Network: "netpila", Plaintext: plain, Address: netip.MustParseAddr("fc00::1"), Gateway: netip.MustParseAddr("fe80::1"),
 			Routes: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
 		}},
-		Device:  Device{"veth", "pil1", 5, net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}, 1500},
+		Device: Device{
+			"veth",
+			"pil1",
+			5,
+			net.HardwareAddr{2, 0, 0, 0, 0, 1},
+			net.HardwareAddr{2, 0, 0, 0, 0, 2},
+			1500,
+		},
 		Created: time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC),
 	}
 }
@@ -109,8 +121,8 @@ func TestPutRefusesWhatCouldNotBeRead(t *testing.T) {
 	}
 }
 
-// TestOtherNetworksRecords: attachments of either family, drawn from a subnet of the node or given by the cluster, and those of two tenants
-// that have the same address.
+// TestOtherNetworksRecords: attachments of either family, drawn from a subnet of the node or given by the cluster, and
+// those of two tenants that have the same address.
 func TestOtherNetworksRecords(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
@@ -124,7 +136,14 @@ func TestOtherNetworksRecords(t *testing.T) {
 	if !ok {
 		t.Fatal(first)
 	}
-	a := Attachment{Network: "nimitz", Address: addr, Gateway: netip.MustParseAddr("169.254.1.1"), Routes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}, Subnet: subnet, Overhead: 70}
+	a := Attachment{
+		Network:  "nimitz",
+		Address:  addr,
+		Gateway:  netip.MustParseAddr("169.254.1.1"),
+		Routes:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")},
+		Subnet:   subnet,
+		Overhead: 70,
+	}
 	r, other := record(1, 1), record(2, 1)
 	r.Attachments = []Attachment{a}
 	a.Subnet = netip.Prefix{}
@@ -162,7 +181,8 @@ func TestOtherNetworksRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	var corrupt *statefile.CorruptError
-	if _, err := OpenStore(StoreConfig{Dir: dir}); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), addr.String()) {
+	if _, err := OpenStore(StoreConfig{Dir: dir}); !errors.As(err, &corrupt) ||
+		!strings.Contains(err.Error(), addr.String()) {
 		t.Errorf("one tenant's address twice: %v", err)
 	}
 }

@@ -30,7 +30,9 @@ func TestSubnetOverStarts(t *testing.T) {
 			a, _ := AddressIn(of.Subnet, i)
 			r := record(ID(len(has)+1), 1)
 			r.ContainerID += a.String()
-			r.Attachments = []Attachment{{Network: "nimitz", Address: a, Gateway: netip.MustParseAddr("169.254.1.1"), Subnet: of.Subnet}}
+			r.Attachments = []Attachment{
+				{Network: "nimitz", Address: a, Gateway: netip.MustParseAddr("169.254.1.1"), Subnet: of.Subnet},
+			}
 			if err := s.Put(r); err != nil {
 				t.Fatal(err)
 			}

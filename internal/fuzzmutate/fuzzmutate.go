@@ -1,5 +1,5 @@
-// Package fuzzmutate makes questionable documents out of good ones. Fuzz targets use it: what mutation of bytes makes of a
-// document hardly ever gets past its syntax, so the rules behind that would go untried.
+// Package fuzzmutate makes questionable documents out of good ones. Fuzz targets use it: what mutation of bytes makes
+// of a document hardly ever gets past its syntax, so the rules behind that would go untried.
 package fuzzmutate
 
 import (
@@ -32,8 +32,8 @@ func JSON(text, script []byte, good ...string) []byte {
 	return spoilt(text, edits)
 }
 
-// drawn are the edits that a script stands for, mostly one. They are drawn by all of it, so that the least change of it makes
-// quite others: go's mutation would take long to come by a few bytes that mean something.
+// drawn are the edits that a script stands for, mostly one. They are drawn by all of it, so that the least change of it
+// makes quite others: go's mutation would take long to come by a few bytes that mean something.
 func drawn(script []byte) (edits []edit) {
 	if len(bytes.Trim(script, "\x00")) == 0 {
 		return nil

@@ -60,9 +60,9 @@ func (c *Client) Do(r *http.Request) (*http.Response, error) {
 // CallTimeout is how long a call may take that has no deadline of its own.
 const CallTimeout = 10 * time.Second
 
-// Dial returns a client that authenticates as the node, after joining the cluster where the disk
-// holds no certificate; whether one is still valid is for the orchestrator's clock to say. It needs the orchestrator only for joining; the error is then
-// that of the call (connect.CodeUnavailable when nobody answers).
+// Dial returns a client that authenticates as the node, after joining the cluster where the disk holds no certificate;
+// whether one is still valid is for the orchestrator's clock to say. It needs the orchestrator only for joining; the
+// error is then that of the call (connect.CodeUnavailable when nobody answers).
 func Dial(ctx context.Context, c Config) (*Client, error) {
 	if err := checkURL(c.URL); err != nil {
 		return nil, err
@@ -128,15 +128,25 @@ func (c Config) membership(ctx context.Context) (*member, error) {
 	case err != nil:
 		return nil, err
 	case token != nil && m.caSum() != token.CA:
-		return nil, fmt.Errorf("this node joined another cluster than the join token's; its state in %s was left as it was: empty it to join the new cluster", c.StateDir)
+		return nil, fmt.Errorf(
+			"this node joined another cluster than the join token's; its state in %s was left as it was: empty it to join the new cluster",
+			c.StateDir,
+		)
 	case !m.is(c.NodeName, c.NodeUUID):
-		return nil, fmt.Errorf("this node joined as %s, not as %s (%s); its state in %s was left as it was: keep the name, or delete the node and empty that directory",
-			m.cert.Subject.CommonName, c.NodeName, c.NodeUUID, c.StateDir)
+		return nil, fmt.Errorf(
+			"this node joined as %s, not as %s (%s); its state in %s was left as it was: keep the name, or delete the node and empty that directory",
+			m.cert.Subject.CommonName,
+			c.NodeName,
+			c.NodeUUID,
+			c.StateDir,
+		)
 	default:
 		return m, nil
 	}
 	if token == nil {
-		return nil, errors.New("this node has no certificate and no join token to buy one; copy the orchestrator's join-token file to this node and name it with --token-file")
+		return nil, errors.New(
+			"this node has no certificate and no join token to buy one; copy the orchestrator's join-token file to this node and name it with --token-file",
+		)
 	}
 	return c.join(ctx, *token)
 }
@@ -148,7 +158,11 @@ func (c Config) join(ctx context.Context, token Token) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp, err := newService(&http.Client{Transport: transport}, c, Token{CA: token.CA}).Join(ctx, connect.NewRequest(&pilasterv1.JoinRequest{
+	resp, err := newService(
+		&http.Client{Transport: transport},
+		c,
+		Token{CA: token.CA},
+	).Join(ctx, connect.NewRequest(&pilasterv1.JoinRequest{
 		Secret:   fmt.Sprintf("%x", token.Secret),
 		NodeName: c.NodeName,
 		NodeUuid: c.NodeUUID,
@@ -162,7 +176,10 @@ func (c Config) join(ctx context.Context, token Token) (*member, error) {
 		return nil, err
 	}
 	if m.caSum() != token.CA || !m.is(c.NodeName, c.NodeUUID) {
-		return nil, fmt.Errorf("the orchestrator at %s answered with a certificate of another cluster or node; nothing was kept", c.URL)
+		return nil, fmt.Errorf(
+			"the orchestrator at %s answered with a certificate of another cluster or node; nothing was kept",
+			c.URL,
+		)
 	}
 	c.Log.Info("joined the cluster", "url", c.URL, "certificate_until", m.cert.NotAfter)
 	return m, m.save(c.StateDir)
@@ -186,7 +203,12 @@ func newTransport(t *tls.Config) *http.Transport {
 // InstanceHeader names the machine that calls, on each call.
 const InstanceHeader = "Pilaster-Instance"
 
-func newService(t connect.HTTPClient, c Config, pin Token, outer ...connect.Interceptor) pilasterv1connect.NodeServiceClient {
+func newService(
+	t connect.HTTPClient,
+	c Config,
+	pin Token,
+	outer ...connect.Interceptor,
+) pilasterv1connect.NodeServiceClient {
 	return pilasterv1connect.NewNodeServiceClient(t, c.URL, connect.WithInterceptors(append(outer, calls{c, pin})...))
 }
 

@@ -49,5 +49,13 @@ func (c Config) clocks(ctx context.Context, ca Token, err error) error {
 	if ahead, asked := Visit(ctx, c.URL, ca); asked == nil {
 		there = "says " + stamp(time.Now().Add(ahead))
 	}
-	return connect.NewError(connect.CodeOf(err), fmt.Errorf("%w; the orchestrator at %s %s\n  set the wrong clock right; the node tries again by itself", text, c.URL, there))
+	return connect.NewError(
+		connect.CodeOf(err),
+		fmt.Errorf(
+			"%w; the orchestrator at %s %s\n  set the wrong clock right; the node tries again by itself",
+			text,
+			c.URL,
+			there,
+		),
+	)
 }

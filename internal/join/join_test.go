@@ -68,7 +68,13 @@ func newTestMember(t testing.TB, name, uuid string, until time.Time) *member {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, NotAfter: until}
+	ca := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
+		NotAfter:              until,
+	}
 	caDER := sign(ca, ca, &caKey.PublicKey, caKey)
 	leaf := &x509.Certificate{
 		SerialNumber: big.NewInt(2), NotBefore: until.Add(-time.Hour), NotAfter: until,
@@ -97,7 +103,13 @@ func TestMembershipOnDisk(t *testing.T) {
 		t.Errorf("left behind: %v", files)
 	}
 	token := Token{CA: m.caSum()}
-	good := Config{URL: "https://[::1]:1", StateDir: dir, NodeName: "n1", NodeUUID: "u1", Log: slog.New(slog.DiscardHandler)}
+	good := Config{
+		URL:      "https://[::1]:1",
+		StateDir: dir,
+		NodeName: "n1",
+		NodeUUID: "u1",
+		Log:      slog.New(slog.DiscardHandler),
+	}
 	if c, err := Dial(t.Context(), good); err != nil || !c.current.Load().key.Equal(m.key) {
 		t.Errorf("a member needs neither token nor orchestrator, but got %v", err)
 	}

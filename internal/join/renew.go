@@ -22,7 +22,15 @@ func (c *Client) KeepCertificate(ctx context.Context) error {
 		life := cert.NotAfter.Sub(cert.NotBefore)
 		if c.config.Now().After(cert.NotAfter.Add(-life / 3)) {
 			if err := c.RenewCertificate(ctx); err != nil {
-				c.config.Log.Warn("certificate of this node was not renewed", "error", err, "valid_until", cert.NotAfter, "next_try", every)
+				c.config.Log.Warn(
+					"certificate of this node was not renewed",
+					"error",
+					err,
+					"valid_until",
+					cert.NotAfter,
+					"next_try",
+					every,
+				)
 			}
 		}
 		select {
@@ -91,12 +99,16 @@ func (r renewal) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		used := r.current.Load()
 		resp, err := next(ctx, req)
-		if connect.CodeOf(err) != connect.CodeUnauthenticated || req.Spec().Procedure == pilasterv1connect.NodeServiceRenewProcedure {
+		if connect.CodeOf(err) != connect.CodeUnauthenticated ||
+			req.Spec().Procedure == pilasterv1connect.NodeServiceRenewProcedure {
 			return resp, err
 		}
 		r.config.Log.Warn("the orchestrator does not accept this node's certificate; it is replaced", "error", err)
 		if instead := r.replace(ctx, used); instead != nil {
-			return nil, connect.NewError(connect.CodeOf(instead), fmt.Errorf("%w\n  it was not replaced: %w", err, instead))
+			return nil, connect.NewError(
+				connect.CodeOf(instead),
+				fmt.Errorf("%w\n  it was not replaced: %w", err, instead),
+			)
 		}
 		return next(ctx, req)
 	}

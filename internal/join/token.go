@@ -30,7 +30,9 @@ func ParseToken(s string) (Token, error) {
 	parts := strings.Split(strings.TrimSpace(s), ".")
 	if len(parts) != 3 || parts[0] != "pilaster" ||
 		!decodeHex(t.Secret[:], parts[1]) || !decodeHex(t.CA[:], parts[2]) {
-		return Token{}, errors.New("join token is not of the form " + tokenForm + "; copy it whole from the orchestrator's join-token file")
+		return Token{}, errors.New(
+			"join token is not of the form " + tokenForm + "; copy it whole from the orchestrator's join-token file",
+		)
 	}
 	return t, nil
 }
@@ -54,7 +56,9 @@ func (t Token) authority(chain []*x509.Certificate) (*x509.Certificate, error) {
 			return c, nil
 		}
 	}
-	return nil, errors.New("the server does not belong to the cluster of this join token; take the token from the join-token file in this orchestrator's data folder, or name the right orchestrator")
+	return nil, errors.New(
+		"the server does not belong to the cluster of this join token; take the token from the join-token file in this orchestrator's data folder, or name the right orchestrator",
+	)
 }
 
 // verify accepts a server whose chain leads to the pinned authority. It takes the place of the
@@ -64,7 +68,12 @@ func (t Token) verify(cs tls.ConnectionState, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	o := x509.VerifyOptions{Roots: x509.NewCertPool(), CurrentTime: now, DNSName: ServerName, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	o := x509.VerifyOptions{
+		Roots:       x509.NewCertPool(),
+		CurrentTime: now,
+		DNSName:     ServerName,
+		KeyUsages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
 	if now.IsZero() {
 		return VerifyButTime(cs.PeerCertificates[0], ca, o)
 	}

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestLock: one key is held by one, another key is free meanwhile, and who does not wait any longer leaves nothing behind.
+// TestLock: one key is held by one, another key is free meanwhile, and who does not wait any longer leaves nothing
+// behind.
 func TestLock(t *testing.T) {
 	var l Locks
 	unlock, err := l.Lock(t.Context(), "a")

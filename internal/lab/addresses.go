@@ -71,8 +71,8 @@ func (c *ContainerStatus) learn(e *pilasterv1.Endpoint) (err error) {
 // agentPatience is how long an agent may take to tell of its containers.
 const agentPatience = 2 * time.Second
 
-// Refresh asks the agents of nodes, or of all, which addresses their containers have by now: they change when a tenant moves to another
-// network. Where no agent answers they stay as they were known; those nodes are returned.
+// Refresh asks the agents of nodes, or of all, which addresses their containers have by now: they change when a tenant
+// moves to another network. Where no agent answers they stay as they were known; those nodes are returned.
 func (l *Lab) Refresh(ctx context.Context, nodes ...string) (silent []string, err error) {
 	if len(nodes) == 0 {
 		nodes = l.state.Spec.AllNodes()
@@ -130,7 +130,8 @@ func (l *Lab) refreshOf(ctx context.Context, names ...string) error {
 	return err
 }
 
-// between are the addresses by which somebody sends to another: of two containers, one of each network that both are on.
+// between are the addresses by which somebody sends to another: of two containers, one of each network that both are
+// on.
 func (l *Lab) between(from, to string) ([]netip.Addr, error) {
 	a, notFrom := l.Container(from)
 	b, notTo := l.Container(to)

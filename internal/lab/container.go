@@ -36,8 +36,15 @@ func (l *Lab) AddContainer(ctx context.Context, c Container) error {
 	}
 	ns.Close()
 	if err := l.attach(ctx, c); err != nil {
-		return fmt.Errorf("container %s: %w", c.Name,
-			errors.Join(err, l.control.stop(context.WithoutCancel(ctx), containerProcess(c.Name), false), netns.Remove(l.folder.netns(c.Name))))
+		return fmt.Errorf(
+			"container %s: %w",
+			c.Name,
+			errors.Join(
+				err,
+				l.control.stop(context.WithoutCancel(ctx), containerProcess(c.Name), false),
+				netns.Remove(l.folder.netns(c.Name)),
+			),
+		)
 	}
 	return nil
 }
@@ -57,7 +64,8 @@ func (l *Lab) attach(ctx context.Context, c Container) error {
 	if _, err := plugin.AddNetworkList(ctx, network, l.cniRuntime(c.Name)); err != nil {
 		return fmt.Errorf("CNI ADD: %w", err)
 	}
-	got, err := l.Agent(c.Node).GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: l.ContainerID(c.Name)}))
+	got, err := l.Agent(c.Node).
+		GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: l.ContainerID(c.Name)}))
 	if err != nil {
 		return fmt.Errorf("ask its agent: %w", err)
 	}
@@ -177,7 +185,11 @@ func (l *Lab) cni(c Container) (*libcni.CNIConfig, *libcni.NetworkConfigList, er
 	if err != nil {
 		return nil, nil, err
 	}
-	return libcni.NewCNIConfigWithCacheDir([]string{filepath.Dir(l.state.Binary)}, l.folder.path("cni"), nil), network, nil
+	return libcni.NewCNIConfigWithCacheDir(
+		[]string{filepath.Dir(l.state.Binary)},
+		l.folder.path("cni"),
+		nil,
+	), network, nil
 }
 
 func (l *Lab) cniRuntime(name string) *libcni.RuntimeConf {

@@ -72,7 +72,8 @@ func (f folder) clean(ctx context.Context) error {
 		return err
 	}
 	// The root goes with the last lab.
-	if err := os.Remove(filepath.Dir(string(f))); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
+	if err := os.Remove(filepath.Dir(string(f))); err != nil && !errors.Is(err, unix.ENOTEMPTY) &&
+		!errors.Is(err, unix.EBUSY) {
 		return err
 	}
 	return nil

@@ -86,7 +86,8 @@ func TestDownLeavesNothing(t *testing.T) {
 	if during := surroundings(t, spec.Name); len(during) < len(before)+8 {
 		t.Errorf("the test does not see the lab: %q", during)
 	}
-	if _, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)}); err == nil || !strings.Contains(err.Error(), "lab down "+spec.Name) {
+	if _, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)}); err == nil ||
+		!strings.Contains(err.Error(), "lab down "+spec.Name) {
 		t.Errorf("up twice: %v", err)
 	}
 	if err := l.Down(ctx); err != nil {
@@ -142,8 +143,13 @@ func TestUpThatIsInterruptedLeavesNothing(t *testing.T) {
 func TestUpSaysWhyADaemonDoesNotStart(t *testing.T) {
 	spec := small
 	spec.Name = labtest.Name(t)
-	_, err := lab.Up(labtest.Context(t), spec, lab.Options{Binary: labtest.Binary(t), AgentArgs: []string{"--no-such-flag"}})
-	if err == nil || !strings.Contains(err.Error(), "agent-n1 did not start") || !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
+	_, err := lab.Up(
+		labtest.Context(t),
+		spec,
+		lab.Options{Binary: labtest.Binary(t), AgentArgs: []string{"--no-such-flag"}},
+	)
+	if err == nil || !strings.Contains(err.Error(), "agent-n1 did not start") ||
+		!strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
 		t.Errorf("%v", err)
 	}
 }

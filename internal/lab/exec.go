@@ -36,8 +36,13 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 			"PILASTER_DATA_DIR="+l.folder.orchestratorData(r.Name))
 	}
 	if slices.Contains(l.state.Spec.AllNodes(), name) {
-		cmd.Env = append(cmd.Env, "PILASTER_AGENT_SOCKET="+l.AgentSocket(name), "PILASTER_RUN_DIR="+l.folder.nodeRun(name),
-			"PILASTER_STATE_DIR="+l.folder.nodeState(name), "PILASTER_BPFFS="+l.folder.nodeBPF(name))
+		cmd.Env = append(
+			cmd.Env,
+			"PILASTER_AGENT_SOCKET="+l.AgentSocket(name),
+			"PILASTER_RUN_DIR="+l.folder.nodeRun(name),
+			"PILASTER_STATE_DIR="+l.folder.nodeState(name),
+			"PILASTER_BPFFS="+l.folder.nodeBPF(name),
+		)
 	}
 	return netns.OnThread(func() error {
 		if err := unix.Setns(ns.FD(), unix.CLONE_NEWNET); err != nil {
@@ -50,7 +55,8 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 	})
 }
 
-// leadToBinaries puts the folder of the lab's own binaries first on the path: one found elsewhere may be of another build.
+// leadToBinaries puts the folder of the lab's own binaries first on the path: one found elsewhere may be of another
+// build.
 func (l *Lab) leadToBinaries(cmd *exec.Cmd) {
 	bin := filepath.Dir(l.state.Binary)
 	cmd.Env = append(cmd.Env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
@@ -86,7 +92,8 @@ func (l *Lab) disguise(name string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
 	}
-	if err := unix.Mount(l.folder.hosts(viewer), "/etc/hosts", "", unix.MS_BIND, ""); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := unix.Mount(l.folder.hosts(viewer), "/etc/hosts", "", unix.MS_BIND, ""); err != nil &&
+		!errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("hosts: %w", err)
 	}
 	// A copy of a namespace's mount would keep that namespace alive for as long as the command.
@@ -122,7 +129,13 @@ func (l *Lab) Output(ctx context.Context, name string, argv ...string) (string, 
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = &out, &complaint
 	if err := l.Run(name, cmd); err != nil {
-		return out.String(), fmt.Errorf("%s: %s: %w\n%s", name, strings.Join(argv, " "), err, strings.TrimSpace(complaint.String()))
+		return out.String(), fmt.Errorf(
+			"%s: %s: %w\n%s",
+			name,
+			strings.Join(argv, " "),
+			err,
+			strings.TrimSpace(complaint.String()),
+		)
 	}
 	return out.String(), nil
 }

@@ -75,7 +75,10 @@ func createRouter(f folder) error {
 		return err
 	}
 	defer ns.Close()
-	return setSysctls(ns, map[string]string{"all/forwarding": "1", "default/forwarding": "1", "default/accept_dad": "0"})
+	return setSysctls(
+		ns,
+		map[string]string{"all/forwarding": "1", "default/forwarding": "1", "default/accept_dad": "0"},
+	)
 }
 
 // connect makes a namespace and a link from the router to it. The device is called like the
@@ -124,7 +127,9 @@ func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
 		return fmt.Errorf("route %v: %w", prefix, err)
 	}
 	err = netns.Retry(func() error {
-		return r.handle.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Gw: via.AsSlice()})
+		return r.handle.RouteReplace(
+			&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Gw: via.AsSlice()},
+		)
 	})
 	if err != nil {
 		return fmt.Errorf("route %v via %v: %w", prefix, via, err)

@@ -115,7 +115,11 @@ func (l *Lab) Folder() string { return string(l.folder) }
 func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
 	ns, err := netns.Open(l.folder.netns(name))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("lab %s has no node or container %q; pilaster lab status shows those there are", l.Name(), name)
+		return nil, fmt.Errorf(
+			"lab %s has no node or container %q; pilaster lab status shows those there are",
+			l.Name(),
+			name,
+		)
 	}
 	return ns, err
 }
@@ -124,7 +128,14 @@ func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
 func (l *Lab) Agent(node string) pilasterv1connect.AgentServiceClient {
 	client, known := l.agents.Load(node)
 	if !known {
-		client, _ = l.agents.LoadOrStore(node, pilasterv1connect.NewAgentServiceClient(unixrpc.Client(l.AgentSocket(node)), unixrpc.URL, connect.WithGRPC()))
+		client, _ = l.agents.LoadOrStore(
+			node,
+			pilasterv1connect.NewAgentServiceClient(
+				unixrpc.Client(l.AgentSocket(node)),
+				unixrpc.URL,
+				connect.WithGRPC(),
+			),
+		)
 	}
 	return client.(pilasterv1connect.AgentServiceClient)
 }
@@ -166,12 +177,17 @@ func (l *Lab) Address(name string) (netip.Addr, error) {
 	}
 	p, err := l.Prefix(name)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("lab %s has no node or container %q; pilaster lab status shows those there are", l.Name(), name)
+		return netip.Addr{}, fmt.Errorf(
+			"lab %s has no node or container %q; pilaster lab status shows those there are",
+			l.Name(),
+			name,
+		)
 	}
 	return p.Addr().Next(), nil
 }
 
-// change alters the containers that all processes know by the state, one after another, and saves it where that makes a difference.
+// change alters the containers that all processes know by the state, one after another, and saves it where that makes a
+// difference.
 func (l *Lab) change(alter func([]ContainerStatus) ([]ContainerStatus, error)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -67,7 +67,9 @@ func TestLab(t *testing.T) {
 		} {
 			args := append(append([]string{"__complete", "lab", "--lab", l.Name()}, strings.Fields(typed)...), "")
 			out, err := exec.CommandContext(ctx, labtest.Binary(t), args...).Output()
-			if is := strings.Join(strings.Fields(string(out)), " "); err != nil || !strings.Contains(" "+is+" ", " "+want+" ") || strings.HasPrefix(want, ":") != strings.HasPrefix(is, ":") {
+			if is := strings.Join(strings.Fields(string(out)), " "); err != nil ||
+				!strings.Contains(" "+is+" ", " "+want+" ") ||
+				strings.HasPrefix(want, ":") != strings.HasPrefix(is, ":") {
 				t.Errorf("%s: offers %q, want %q (%v)", typed, is, want, err)
 			}
 		}
@@ -111,7 +113,8 @@ func TestLab(t *testing.T) {
 			t.Fatalf("%s", b)
 		}
 		for i, n := range shape.Nodes {
-			if want := fmt.Sprintf("fd70:696c:6100:%d::/64", i+1); n.Name != small.Nodes[i] || n.Prefix != want || !runsIn(t, n.AgentPid, n.Netns) {
+			if want := fmt.Sprintf("fd70:696c:6100:%d::/64", i+1); n.Name != small.Nodes[i] || n.Prefix != want ||
+				!runsIn(t, n.AgentPid, n.Netns) {
 				t.Errorf("node %+v", n)
 			}
 			if _, err := os.Stat(n.AgentSocket); err != nil {
@@ -120,12 +123,15 @@ func TestLab(t *testing.T) {
 		}
 		for i, c := range shape.Containers {
 			want := small.Containers[i]
-			if c.Name != want.Name || c.Node != want.Node || c.Tenant != want.Tenant || c.App == 0 || c.Plaintext == "" ||
-				(c.Ciphertext == "") != (want.Tenant == "glass") || !runsIn(t, c.Pid, c.Netns) {
+			if c.Name != want.Name || c.Node != want.Node || c.Tenant != want.Tenant || c.App == 0 ||
+				c.Plaintext == "" ||
+				(c.Ciphertext == "") != (want.Tenant == "glass") ||
+				!runsIn(t, c.Pid, c.Netns) {
 				t.Errorf("container %+v", c)
 			}
 		}
-		if _, err := os.Stat(shape.Orchestrator.Socket); err != nil || shape.Orchestrator.Pid == 0 || shape.Orchestrator.Listen == "" {
+		if _, err := os.Stat(shape.Orchestrator.Socket); err != nil || shape.Orchestrator.Pid == 0 ||
+			shape.Orchestrator.Listen == "" {
 			t.Errorf("orchestrator %+v: %v", shape.Orchestrator, err)
 		}
 	})
@@ -153,7 +159,8 @@ func TestLab(t *testing.T) {
 		if _, ran := lab.ExitStatus(l.Run("b1", exec.CommandContext(ctx, "/no/such/command"))); ran {
 			t.Error("a missing command has a status")
 		}
-		if err := l.Run("nobody", exec.CommandContext(ctx, "true")); err == nil || !strings.Contains(err.Error(), "lab status shows") {
+		if err := l.Run("nobody", exec.CommandContext(ctx, "true")); err == nil ||
+			!strings.Contains(err.Error(), "lab status shows") {
 			t.Error("a command ran in a container that is not there")
 		}
 		if host, _ := os.Hostname(); host == "b1" || host == "n1" {
@@ -169,14 +176,23 @@ func TestLab(t *testing.T) {
 			_ = l.Run(name, cmd) // what it said tells
 			return out.String()
 		}
-		if out := said("n1", "node", "reset", "--yes"); !strings.Contains(out, "an agent runs: it answers on "+l.AgentSocket("n1")) {
+		if out := said("n1", "node", "reset", "--yes"); !strings.Contains(
+			out,
+			"an agent runs: it answers on "+l.AgentSocket("n1"),
+		) {
 			t.Errorf("node reset on n1: %s", out)
 		}
-		if out := said("n1", "sysdump", filepath.Join(t.TempDir(), "n1.tar.gz")); strings.Count(out, "agent/state.json             ok\n") != 1 ||
+		if out := said("n1", "sysdump", filepath.Join(t.TempDir(), "n1.tar.gz")); strings.Count(
+			out,
+			"agent/state.json             ok\n",
+		) != 1 ||
 			strings.Count(out, "datapath/pins.json           ok\n") != 1 {
 			t.Errorf("sysdump on n1: %s", out)
 		}
-		if out := said(lab.Orchestrator, "orchestrator", "backup", filepath.Join(t.TempDir(), "backup")); !strings.Contains(out, "records of cluster") {
+		if out := said(lab.Orchestrator, "orchestrator", "backup", filepath.Join(t.TempDir(), "backup")); !strings.Contains(
+			out,
+			"records of cluster",
+		) {
 			t.Errorf("backup: %s", out)
 		}
 	})
@@ -218,8 +234,16 @@ func TestLab(t *testing.T) {
 		forged, sentinel := packet.NewSentinel(), packet.NewSentinel()
 		// Not a tenant's address: the agents' own programs have no say in it.
 		to := p2.Addr().Next()
-		bad := packet.Packet{Source: to.Next(), Destination: to, Body: packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: forged[:]}}
-		good := packet.Packet{Source: p1.Addr().Next(), Destination: to, Body: packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: sentinel[:]}}
+		bad := packet.Packet{
+			Source:      to.Next(),
+			Destination: to,
+			Body:        packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: forged[:]},
+		}
+		good := packet.Packet{
+			Source:      p1.Addr().Next(),
+			Destination: to,
+			Body:        packet.UDP{SourcePort: 1, DestinationPort: 9, Payload: sentinel[:]},
+		}
 		for _, p := range []packet.Packet{bad, good} {
 			if err := inject.Send(p.Frame(gateway, inject.MAC())); err != nil {
 				t.Fatal(err)
@@ -249,10 +273,12 @@ func TestLab(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, p := range after {
-				if p.Name == process && (p.PID != pid || !p.Ready || p.Restarts != 1 || p.LastExit != "signal: killed") {
+				if p.Name == process &&
+					(p.PID != pid || !p.Ready || p.Restarts != 1 || p.LastExit != "signal: killed") {
 					t.Errorf("%+v, new pid %d", p, pid)
 				}
-				if i := slices.IndexFunc(before, func(b lab.ProcessState) bool { return b.Name == p.Name }); p.Name != process && before[i] != p {
+				if i := slices.IndexFunc(before, func(b lab.ProcessState) bool { return b.Name == p.Name }); p.Name != process &&
+					before[i] != p {
 					t.Errorf("%+v is not what it was: %+v", p, before[i])
 				}
 			}

@@ -29,7 +29,10 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 	}
 	err = s.Validate()
 	if err == nil && s.Device == "" && f.Has("$.device") {
-		err = &specfile.Error{Path: "$.device", Text: fmt.Sprintf("device is empty: say %s, or leave it out", strings.Join(datapath.Choices(), ", "))}
+		err = &specfile.Error{
+			Path: "$.device",
+			Text: fmt.Sprintf("device is empty: say %s, or leave it out", strings.Join(datapath.Choices(), ", ")),
+		}
 	}
 	if err != nil {
 		return Spec{}, f.Wrong(err)

@@ -37,7 +37,8 @@ func (l *Lab) Ping(ctx context.Context, from, to string, o packet.PingOptions) (
 	return all[0], nil
 }
 
-// PingEach is Ping by one address of each network that two containers are both on: there are two while their tenant moves.
+// PingEach is Ping by one address of each network that two containers are both on: there are two while their tenant
+// moves.
 func (l *Lab) PingEach(ctx context.Context, from, to string, o packet.PingOptions) ([]Echo, error) {
 	if err := l.refreshOf(ctx, from, to); err != nil {
 		return nil, err

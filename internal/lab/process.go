@@ -64,7 +64,9 @@ func keep(ctx context.Context, folder string, p Process, log *slog.Logger) *keep
 	ctx, stop := context.WithCancel(ctx)
 	k := &keeper{
 		process: p, folder: folder, log: log.With("process", p.Name), stop: stop,
-		done: make(chan struct{}), state: ProcessState{Name: p.Name}, changed: make(chan struct{}), farewell: syscall.SIGTERM,
+		done: make(
+			chan struct{},
+		), state: ProcessState{Name: p.Name}, changed: make(chan struct{}), farewell: syscall.SIGTERM,
 	}
 	go func() {
 		defer close(k.done)

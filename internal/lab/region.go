@@ -15,7 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Region is an orchestrator with nodes of its own, and an Edge Switch by which tenants of network nimitz reach those of other regions.
+// Region is an orchestrator with nodes of its own, and an Edge Switch by which tenants of network nimitz reach those of
+// other regions.
 type Region struct {
 	Name       string       `yaml:"name" json:"name"`
 	BasePrefix netip.Prefix `yaml:"basePrefix" json:"basePrefix"`
@@ -80,7 +81,11 @@ func (t Tenant) in(region string) bool {
 
 // OperatorOf is the API for people of a region's orchestrator.
 func (l *Lab) OperatorOf(region string) pilasterv1connect.OperatorServiceClient {
-	return pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(l.folder.orchestratorSocket(region)), unixrpc.URL, connect.WithGRPC())
+	return pilasterv1connect.NewOperatorServiceClient(
+		unixrpc.Client(l.folder.orchestratorSocket(region)),
+		unixrpc.URL,
+		connect.WithGRPC(),
+	)
 }
 
 // RegionOf is the name of the region that a node is in; empty where the lab has none.
@@ -100,11 +105,13 @@ func (l *Lab) joinRegions(ctx context.Context) error {
 			if from.Name == to.Name {
 				continue
 			}
-			exported, err := l.OperatorOf(from.Name).ExportRegion(ctx, connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+			exported, err := l.OperatorOf(from.Name).
+				ExportRegion(ctx, connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
 			if err != nil {
 				return fmt.Errorf("export region %s: %w", from.Name, err)
 			}
-			_, err = l.OperatorOf(to.Name).ImportRegion(ctx, connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported.Msg.Region}))
+			_, err = l.OperatorOf(to.Name).
+				ImportRegion(ctx, connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported.Msg.Region}))
 			if err != nil {
 				return fmt.Errorf("import region %s in %s: %w", from.Name, to.Name, err)
 			}

@@ -36,8 +36,8 @@ type Spec struct {
 // Switches say what carries network nimitz on nodes where that is not as in the rest of the lab.
 type Switches map[string]string
 
-// Tenant is one tenant of a lab, on netpila where no network is named; there Addressing is encrypted when empty. On nimitz
-// it has addresses of its own, and each node gets a subnet of them.
+// Tenant is one tenant of a lab, on netpila where no network is named; there Addressing is encrypted when empty. On
+// nimitz it has addresses of its own, and each node gets a subnet of them.
 type Tenant struct {
 	Name        string                    `yaml:"name" json:"name"`
 	Network     string                    `yaml:"network" json:"network,omitempty"`
@@ -130,7 +130,9 @@ var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
 // Validate says what is wrong with the spec, or returns nil.
 func (s Spec) Validate() error {
-	v := validator{names: map[string]string{Router: "the fabric", Orchestrator: "the orchestrator", "lo": "the loopback device"}}
+	v := validator{
+		names: map[string]string{Router: "the fabric", Orchestrator: "the orchestrator", "lo": "the loopback device"},
+	}
 	v.name("$.name", s.Name, maxLabName)
 	if all := len(s.AllNodes()); all == 0 || all > maxNodes {
 		v.fail("$", "a lab has 1 to %d nodes, this one has %d; write them as nodes: [n1, n2]", maxNodes, all)
@@ -144,8 +146,16 @@ func (s Spec) Validate() error {
 	if !slices.Contains([]string{"", EBPF, OVS}, s.Nimitz) {
 		v.fail("$.nimitz", "nimitz %q: say %s or %s", s.Nimitz, EBPF, OVS)
 	}
-	if s.Device == datapath.Macvlan && slices.ContainsFunc(s.AllNodes(), func(node string) bool { return s.nimitz(node) != "" }) {
-		v.fail("$.device", "device %s does not go with network %s, nor with regions: behind macvlans containers have no devices on the node; say %s or %s", s.Device, tenant.Nimitz, datapath.Veth, datapath.Netkit)
+	if s.Device == datapath.Macvlan &&
+		slices.ContainsFunc(s.AllNodes(), func(node string) bool { return s.nimitz(node) != "" }) {
+		v.fail(
+			"$.device",
+			"device %s does not go with network %s, nor with regions: behind macvlans containers have no devices on the node; say %s or %s",
+			s.Device,
+			tenant.Nimitz,
+			datapath.Veth,
+			datapath.Netkit,
+		)
 	}
 	v.nodes("$.nodes", s.Nodes)
 	for _, node := range slices.Sorted(maps.Keys(s.Switches)) {
@@ -213,7 +223,11 @@ func (v *validator) region(at string, all []Region, i int, r Region) {
 	v.unique(at+".name", r.Name, "a region")
 	v.nodes(at+".nodes", r.Nodes)
 	if r.Edge == "" {
-		v.fail(at+".edge", "region %s needs an Edge Switch: name one with edge:, a node more, without containers", r.Name)
+		v.fail(
+			at+".edge",
+			"region %s needs an Edge Switch: name one with edge:, a node more, without containers",
+			r.Name,
+		)
 	}
 	v.name(at+".edge", r.Edge, maxNodeName)
 	v.unique(at+".edge", r.Edge, "a node")
@@ -259,14 +273,24 @@ func (v *validator) tenant(at string, s Spec, t Tenant) {
 	switch t.Network {
 	case "", tenant.Netpila:
 		if len(t.CIDRs) > 0 || len(t.Regions) > 0 || t.NodeBits != (NodeBits{}) || t.NoNodeCIDRs {
-			v.fail(at, "cidrs, nodeBits and noNodeCIDRs are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
+			v.fail(
+				at,
+				"cidrs, nodeBits and noNodeCIDRs are for network %s; on %s addresses follow from the node",
+				tenant.Nimitz,
+				tenant.Netpila,
+			)
 		}
 		if t.Addressing != "" && t.Addressing != tenant.Encrypted && t.Addressing != tenant.Clear {
 			v.fail(at+".addressing", "addressing %q: say %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
 		}
 	case tenant.Nimitz:
 		if t.Addressing != "" {
-			v.fail(at+".addressing", "addressing is for network %s; on %s containers have addresses of the tenant's own", tenant.Netpila, tenant.Nimitz)
+			v.fail(
+				at+".addressing",
+				"addressing is for network %s; on %s containers have addresses of the tenant's own",
+				tenant.Netpila,
+				tenant.Nimitz,
+			)
 		}
 		v.overlays(at, s, t)
 	default:
@@ -280,7 +304,11 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 		v.fail(at+".regions", "this lab has no regions; write the tenant's addresses as cidrs: [10.0.0.0/16]")
 	}
 	if len(s.Regions) > 0 && (len(t.CIDRs) > 0 || len(t.Regions) == 0) {
-		v.fail(at, "in a lab with regions a tenant's CIDRs are of these; write them as regions: {%s: [10.0.0.0/16]}", s.Regions[0].Name)
+		v.fail(
+			at,
+			"in a lab with regions a tenant's CIDRs are of these; write them as regions: {%s: [10.0.0.0/16]}",
+			s.Regions[0].Name,
+		)
 	}
 	for name := range t.Regions {
 		if _, _, ok := s.at(func(r Region) bool { return r.Name == name }); !ok {
@@ -300,7 +328,12 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 			if r.Name != "" {
 				key = fmt.Sprintf("regions: {%s: [10.0.0.0/16]}", r.Name)
 			}
-			v.fail(at, "a tenant of network %s has a range of addresses of its own: write it as %s, or one of each family", tenant.Nimitz, cmp.Or(key, "cidrs: [10.0.0.0/16]"))
+			v.fail(
+				at,
+				"a tenant of network %s has a range of addresses of its own: write it as %s, or one of each family",
+				tenant.Nimitz,
+				cmp.Or(key, "cidrs: [10.0.0.0/16]"),
+			)
 		}
 		if err := tenant.CheckOverlays(r.plan(), t.overlays(r.Name)); err != nil {
 			v.fail(at+".cidrs", "%v", err)

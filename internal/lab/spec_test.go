@@ -23,7 +23,17 @@ containers:
 `
 
 func TestParseNetwork(t *testing.T) {
-	got, err := lab.ParseSpec("lab.yaml", []byte(strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16, 'fd12::/48'], nodeBits: {ipv4: 26}", 1)+"switches: {n2: ovs}\n"))
+	got, err := lab.ParseSpec(
+		"lab.yaml",
+		[]byte(
+			strings.Replace(
+				good,
+				"name: blue",
+				"name: blue, network: nimitz, cidrs: [10.0.0.0/16, 'fd12::/48'], nodeBits: {ipv4: 26}",
+				1,
+			)+"switches: {n2: ovs}\n",
+		),
+	)
 	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd12::/48")}
 	if err != nil || got.Tenants[0].Network != tenant.Nimitz || !slices.Equal(got.Tenants[0].CIDRs, want) ||
 		got.Tenants[0].NodeBits != (lab.NodeBits{IPv4: 26}) || got.Switches["n2"] != lab.OVS || len(got.Switches) != 1 {
@@ -132,10 +142,14 @@ func TestParseRegions(t *testing.T) {
 	if all := got.AllNodes(); !slices.Equal(all, []string{"w1", "w2", "we", "e1", "ee"}) {
 		t.Errorf("nodes are %v", all)
 	}
-	if r, ok := got.RegionOf("ee"); !ok || r.Name != "east" || r.Edge != "ee" || r.BasePrefix != netip.MustParsePrefix("fd70:696c:6200::/40") {
+	if r, ok := got.RegionOf("ee"); !ok || r.Name != "east" || r.Edge != "ee" ||
+		r.BasePrefix != netip.MustParsePrefix("fd70:696c:6200::/40") {
 		t.Errorf("ee is in %+v, %v", r, ok)
 	}
-	if want := netip.MustParsePrefix("10.0.0.0/16"); !slices.Equal(got.Tenants[1].Regions["west"], []netip.Prefix{want}) {
+	if want := netip.MustParsePrefix("10.0.0.0/16"); !slices.Equal(
+		got.Tenants[1].Regions["west"],
+		[]netip.Prefix{want},
+	) {
 		t.Errorf("tenants are %+v", got.Tenants)
 	}
 	for _, c := range []struct{ name, old, new, want string }{
@@ -164,7 +178,10 @@ func TestParseRegions(t *testing.T) {
 			t.Errorf("%s: %v, want %s", c.name, err, c.want)
 		}
 	}
-	_, err = lab.ParseSpec("lab.yaml", []byte(strings.Replace(good, "name: blue", "name: blue, network: nimitz, regions: {west: [10.0.0.0/16]}", 1)))
+	_, err = lab.ParseSpec(
+		"lab.yaml",
+		[]byte(strings.Replace(good, "name: blue", "name: blue, network: nimitz, regions: {west: [10.0.0.0/16]}", 1)),
+	)
 	if err == nil || !strings.Contains(err.Error(), "this lab has no regions") {
 		t.Errorf("regions of a tenant where there are none: %v", err)
 	}

@@ -10,8 +10,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// TestStateOfSeveralProcesses: commands that run at the same time, each with the state as it was when it began, keep what the others have written, and
-// do not bring back what they took away.
+// TestStateOfSeveralProcesses: commands that run at the same time, each with the state as it was when it began, keep
+// what the others have written, and do not bring back what they took away.
 func TestStateOfSeveralProcesses(t *testing.T) {
 	root := t.TempDir()
 	f := folder(filepath.Join(root, "demo"))
@@ -36,7 +36,11 @@ func TestStateOfSeveralProcesses(t *testing.T) {
 			for i := range each {
 				told := map[string]*pilasterv1.Endpoint{}
 				for _, name := range []string{"demo-moves", "demo-goes"} {
-					told[name] = &pilasterv1.Endpoint{Attachments: []*pilasterv1.Attachment{{Network: "nimitz", Address: fmt.Sprintf("fd00::%x:%x", p+1, i)}}}
+					told[name] = &pilasterv1.Endpoint{
+						Attachments: []*pilasterv1.Attachment{
+							{Network: "nimitz", Address: fmt.Sprintf("fd00::%x:%x", p+1, i)},
+						},
+					}
 				}
 				if err := l.keep(ContainerStatus{Container: Container{Name: fmt.Sprint(p, "-", i)}}); err != nil {
 					t.Error(err)

@@ -103,7 +103,20 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		}
 		agent := processes[AgentProcess(name)]
 		region, _ := l.state.Spec.RegionOf(name)
-		s.Nodes = append(s.Nodes, NodeStatus{name, prefix, l.folder.netns(name), agent.PID, l.AgentSocket(name), agent.Restarts, region.Name, region.Edge == name, slices.Contains(silent, name)})
+		s.Nodes = append(
+			s.Nodes,
+			NodeStatus{
+				name,
+				prefix,
+				l.folder.netns(name),
+				agent.PID,
+				l.AgentSocket(name),
+				agent.Restarts,
+				region.Name,
+				region.Edge == name,
+				slices.Contains(silent, name),
+			},
+		)
 	}
 	for _, c := range l.Containers() {
 		out := ContainerOutput{

@@ -107,7 +107,10 @@ func (s *supervisor) await(w http.ResponseWriter, r *http.Request) {
 	}
 	not, _ := strconv.Atoi(r.URL.Query().Get("not"))
 	started := r.URL.Query().Get("started") == "true"
-	state, err := k.await(r.Context(), func(p ProcessState) bool { return p.PID != 0 && p.PID != not && (p.Ready || started) })
+	state, err := k.await(
+		r.Context(),
+		func(p ProcessState) bool { return p.PID != 0 && p.PID != not && (p.Ready || started) },
+	)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -117,7 +120,8 @@ func (s *supervisor) await(w http.ResponseWriter, r *http.Request) {
 
 func (s *supervisor) start(w http.ResponseWriter, r *http.Request) {
 	var p Process
-	if err := json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(&p); err != nil || len(p.Argv) == 0 || p.Name != r.PathValue("name") {
+	if err := json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(&p); err != nil || len(p.Argv) == 0 ||
+		p.Name != r.PathValue("name") {
 		http.Error(w, "not a process", http.StatusBadRequest)
 		return
 	}
@@ -182,7 +186,8 @@ func answer(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the reader is gone: nothing to do
 }
 
-// RunOVS is the process of a node's Open vSwitch: it starts the daemons and ends with either of them, and the other one with it.
+// RunOVS is the process of a node's Open vSwitch: it starts the daemons and ends with either of them, and the other one
+// with it.
 func RunOVS(ctx context.Context, dir string) error {
 	ns, err := netns.Current()
 	if err != nil {

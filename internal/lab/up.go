@@ -32,7 +32,8 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
 	}
-	// What the kernel lacks, each agent would find out by itself, late. The uplinks, which veth pairs are, suit every kind.
+	// What the kernel lacks, each agent would find out by itself, late. The uplinks, which veth pairs are, suit every
+	// kind.
 	kind, _ := datapath.Choose(spec.Device)
 	if err := datapath.Suits(kind, &netlink.Veth{}); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
@@ -53,7 +54,11 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	}
 	if err := os.Mkdir(string(f), 0o755); err != nil {
 		if errors.Is(err, os.ErrExist) {
-			return nil, fmt.Errorf("lab %s is up already, or was left behind; nothing was changed; take it down with: pilaster lab down %s", spec.Name, spec.Name)
+			return nil, fmt.Errorf(
+				"lab %s is up already, or was left behind; nothing was changed; take it down with: pilaster lab down %s",
+				spec.Name,
+				spec.Name,
+			)
 		}
 		return nil, err
 	}
@@ -260,7 +265,10 @@ func (l *Lab) createTenant(ctx context.Context, region string, t Tenant) error {
 		request.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
 	}
 	for _, o := range t.overlays(region) {
-		request.Overlays = append(request.Overlays, &pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)})
+		request.Overlays = append(
+			request.Overlays,
+			&pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)},
+		)
 	}
 	if _, err := l.OperatorOf(region).CreateTenant(ctx, connect.NewRequest(request)); err != nil {
 		return fmt.Errorf("create tenant %s: %w", t.Name, err)
@@ -287,7 +295,12 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 	for _, n := range nodes {
 		prefix, err := netip.ParsePrefix(n.Prefix)
 		if err != nil || len(n.UplinkAddresses) == 0 {
-			return fmt.Errorf("node %s: no route from prefix %q and uplink addresses %q", n.Name, n.Prefix, n.UplinkAddresses)
+			return fmt.Errorf(
+				"node %s: no route from prefix %q and uplink addresses %q",
+				n.Name,
+				n.Prefix,
+				n.UplinkAddresses,
+			)
 		}
 		via, err := netip.ParseAddr(n.UplinkAddresses[0])
 		if err != nil {

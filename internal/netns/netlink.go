@@ -49,8 +49,9 @@ func List[T any](dump func() (T, error)) (T, error) {
 	return list, err
 }
 
-// PutRoute makes an IPv6 route of the main table, or sets right the one that is there. It writes nothing where that is as it should be: whoever
-// listens takes a route that is written again for a change, and Open vSwitch then forgets all routes of its tunnels for a moment.
+// PutRoute makes an IPv6 route of the main table, or sets right the one that is there. It writes nothing where that is
+// as it should be: whoever listens takes a route that is written again for a change, and Open vSwitch then forgets all
+// routes of its tunnels for a moment.
 func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 	there, err := List(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(unix.AF_INET6, &netlink.Route{Dst: route.Dst}, netlink.RT_FILTER_DST)
@@ -61,7 +62,10 @@ func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 	const usualMetric = 1024
 	same := func(r netlink.Route) bool {
 		return r.Type == cmp.Or(route.Type, unix.RTN_UNICAST) && r.Priority == cmp.Or(route.Priority, usualMetric) && r.Protocol == cmp.Or(route.Protocol, unix.RTPROT_BOOT) &&
-			(route.LinkIndex == 0 || r.LinkIndex == route.LinkIndex) && r.Gw.Equal(route.Gw) && r.Src.Equal(route.Src) && r.MTU == route.MTU && len(r.MultiPath) == 0
+			(route.LinkIndex == 0 || r.LinkIndex == route.LinkIndex) && r.Gw.Equal(route.Gw) &&
+			r.Src.Equal(route.Src) &&
+			r.MTU == route.MTU &&
+			len(r.MultiPath) == 0
 	}
 	if slices.ContainsFunc(there, same) {
 		return nil
@@ -72,8 +76,8 @@ func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 // certain is how often a route must be told not to be there.
 const certain = 3
 
-// DeleteRoute deletes a route. Where there is none it returns ESRCH, asked more than once: looking for a route, the kernel takes no lock, and misses one whose
-// place in its tree is being moved for the sake of another.
+// DeleteRoute deletes a route. Where there is none it returns ESRCH, asked more than once: looking for a route, the
+// kernel takes no lock, and misses one whose place in its tree is being moved for the sake of another.
 func DeleteRoute(h *netlink.Handle, route *netlink.Route) error {
 	return deleted(func() error { return h.RouteDel(route) })
 }

@@ -65,7 +65,8 @@ func Current() (*Namespace, error) { return Open("/proc/self/ns/net") }
 // Remove unbinds a namespace made by Create and removes its file. Processes and open handles
 // inside keep the namespace itself alive. A missing path is no error.
 func Remove(path string) error {
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
+		!errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove namespace %s: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

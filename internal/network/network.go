@@ -1,5 +1,6 @@
-// Package network is what the agent asks of a network: one way to give containers addresses and to carry their packets. Several run side
-// by side on a node, each in its own folder below; a tenant chooses one, and an endpoint may have attachments of more.
+// Package network is what the agent asks of a network: one way to give containers addresses and to carry their packets.
+// Several run side by side on a node, each in its own folder below; a tenant chooses one, and an endpoint may have
+// attachments of more.
 package network
 
 import (
@@ -39,9 +40,10 @@ type Indexes interface {
 	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
 }
 
-// Network is one of them on one node. It is given records with attachments of its own only. Calls about one endpoint come one after the
-// other, and every call but Prepare may be repeated: the second one finds nothing to do. What more the agent asks of some is in Mapped, Dropping,
-// GatewayProvider and Working; one that holds something open is an io.Closer, and closing it leaves in place what carries packets.
+// Network is one of them on one node. It is given records with attachments of its own only. Calls about one endpoint
+// come one after the other, and every call but Prepare may be repeated: the second one finds nothing to do. What more
+// the agent asks of some is in Mapped, Dropping, GatewayProvider and Working; one that holds something open is an
+// io.Closer, and closing it leaves in place what carries packets.
 type Network interface {
 	Addresses
 	Dataplane
@@ -60,7 +62,8 @@ type Addresses interface {
 
 // Dataplane is a network's part of the packet path: its tables. The devices and hooks are the driver's.
 type Dataplane interface {
-	// PutTenant makes a tenant of this node known, or what has changed of it. ErrConflict and endpoint.ErrExhausted mean that it was left as it was.
+	// PutTenant makes a tenant of this node known, or what has changed of it. ErrConflict and endpoint.ErrExhausted
+	// mean that it was left as it was.
 	PutTenant(ctx context.Context, t tenant.Tenant) error
 	// DeleteTenant forgets a tenant that has no endpoint here any more, or those of its ids that are given.
 	DeleteTenant(ctx context.Context, t tenant.Tenant) error
@@ -71,8 +74,9 @@ type Dataplane interface {
 	Deactivate(ctx context.Context, r endpoint.Record) error
 	// Check names the first difference between a record and what is there.
 	Check(ctx context.Context, r endpoint.Record) error
-	// Repair makes the tables hold the endpoints found and nothing else, with the tenants of all that are recorded or were put, and loses no packet.
-	// It comes once, at the start, after all tenants were put; what is put before need not take effect until then.
+	// Repair makes the tables hold the endpoints found and nothing else, with the tenants of all that are recorded or
+	// were put, and loses no packet. It comes once, at the start, after all tenants were put; what is put before need
+	// not take effect until then.
 	Repair(ctx context.Context, recorded, found []endpoint.Record) error
 	// Entries says how full the tables are, read from where packets meet them.
 	Entries(ctx context.Context) ([]Entries, error)
@@ -102,7 +106,8 @@ type SwitchInfo interface {
 type PolicyGuard interface {
 	// PolicyError says why, nil where they are enforced.
 	PolicyError() error
-	// Seal has none of a tenant's containers here send or receive, or lets them again. It may come before the tenant is known, and before Repair.
+	// Seal has none of a tenant's containers here send or receive, or lets them again. It may come before the tenant is
+	// known, and before Repair.
 	Seal(ctx context.Context, tenant string, sealed bool) error
 }
 

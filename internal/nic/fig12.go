@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// The server of fig 12. Container 1's job has run for long, with always the same nodes. An earlier job of container 2's tenant ends, and its entries
-// have aged when the next one begins, which speaks with ever other nodes.
+// The server of fig 12. Container 1's job has run for long, with always the same nodes. An earlier job of container 2's
+// tenant ends, and its entries have aged when the next one begins, which speaks with ever other nodes.
 const (
 	oldJobEnds     = 20 * time.Second
 	newJobBegins   = 30 * time.Second
@@ -28,7 +28,13 @@ const (
 )
 
 func serverTable() *Table {
-	return NewTable(slices.Concat(remote(tenantA, 10, steadyPeers), remote(tenantB, 11, oldJobPeers), remote(tenantB, 12, newJobNodes)))
+	return NewTable(
+		slices.Concat(
+			remote(tenantA, 10, steadyPeers),
+			remote(tenantB, 11, oldJobPeers),
+			remote(tenantB, 12, newJobNodes),
+		),
+	)
 }
 
 func serverTraffic(t *Table, seed uint64) *Traffic {
@@ -126,7 +132,12 @@ func RunServer(ctx context.Context, seed uint64, delay time.Duration) (s Server,
 	}
 	s.Most = containerMax
 	for c := range s.Lines {
-		s.Lines[c] = line(fmt.Sprintf("container %d", c+1), samples, newJobBegins, func(s Sample) float64 { return s.Rates[c] })
+		s.Lines[c] = line(
+			fmt.Sprintf("container %d", c+1),
+			samples,
+			newJobBegins,
+			func(s Sample) float64 { return s.Rates[c] },
+		)
 		s.Containers[c] = judge(r, samples, c)
 	}
 	return s, nil

@@ -31,7 +31,11 @@ func logNormal(mean, p95 float64) (mu, sigma float64) {
 func jobTable() *Table {
 	entries := remote(tenantA, 10, jobNodes-1)
 	for i := 0; len(entries) < jobEntries; i++ {
-		virtual, real := netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})
+		virtual, real := netip.AddrFrom4(
+			[4]byte{100, 64, byte(i >> 8), byte(i)},
+		), netip.AddrFrom4(
+			[4]byte{192, 168, byte(i >> 8), byte(i)},
+		)
 		entries = append(entries, pipeline.DNAT{VNI: tenantA, Virtual: virtual, RealVNI: tenantA, Real: real})
 		if len(entries) < jobEntries {
 			entries = append(entries, pipeline.SNAT{VNI: tenantA, Real: real, Virtual: virtual})
@@ -40,8 +44,8 @@ func jobTable() *Table {
 	return NewTable(entries)
 }
 
-// jobRun is one node of it. With how many others it speaks is long-tailed; with each it does so on and off, with pauses that are seldom longer than
-// what ageing allows.
+// jobRun is one node of it. With how many others it speaks is long-tailed; with each it does so on and off, with pauses
+// that are seldom longer than what ageing allows.
 func jobRun(t *Table, rng *rand.Rand) Run {
 	const burst, pause, end = 4 * time.Second, 2 * time.Second, 20 * time.Second
 	mu, sigma := logNormal(jobMean, jobP95)
@@ -56,7 +60,14 @@ func jobRun(t *Table, rng *rand.Rand) Run {
 		}
 		flows = append(flows, f)
 	}
-	return Run{Spec: Production(), Policy: ProductionPolicy(), Table: t, Traffic: NewTraffic(flows), Until: end, Every: end}
+	return Run{
+		Spec:    Production(),
+		Policy:  ProductionPolicy(),
+		Table:   t,
+		Traffic: NewTraffic(flows),
+		Until:   end,
+		Every:   end,
+	}
 }
 
 // Offloads is how many entries are offloaded on nodes of fig 7's job.

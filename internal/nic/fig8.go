@@ -12,7 +12,8 @@ const (
 	peakEnd   = 23 * time.Second
 )
 
-// peakTraffic speaks with a new one of these so many times a second, as long as there are any, and goes on speaking with all.
+// peakTraffic speaks with a new one of these so many times a second, as long as there are any, and goes on speaking
+// with all.
 func peakTraffic(to []Handle, demand float64, seed uint64) *Traffic {
 	rng := rand.New(rand.NewPCG(seed, 8))
 	var flows []Flow

@@ -23,7 +23,10 @@ func Draw(ctx context.Context, seed uint64, numbers ...int) (*Report, error) {
 		}
 		f, err := draw(ctx, seed)
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))
+			return nil, fmt.Errorf(
+				"interrupted: %w; nothing was kept: only a whole run has a report",
+				context.Cause(ctx),
+			)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("figure %d: %w", n, err)
@@ -40,16 +43,24 @@ func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
 	}
 	return Figure{
 		Number: 7, Title: "entries of a node and how many are offloaded",
-		About: fmt.Sprintf("A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the peak is what it is follows, for a node can have no more megaflows than the job has other nodes.", humanize.Grouped(jobNodes)),
+		About: fmt.Sprintf(
+			"A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the peak is what it is follows, for a node can have no more megaflows than the job has other nodes.",
+			humanize.Grouped(jobNodes),
+		),
 		Findings: []Finding{
 			{"entries of a node's switch", float64(job.Entries), "entries", "11,830", "given"},
 			{"offloaded, mean over the nodes", job.Mean, "entries", "1.2K", "fitted"},
 			{"offloaded, P95", job.P95, "entries", "3.3K", "fitted"},
 			{"offloaded, peak", job.Peak, "entries", "8K", "follows"},
 		},
-		Plots: []plot.Plot{{Title: "entries by node", X: "% of the nodes, those with least first", Y: "entries", Lines: []plot.Line{
-			{Name: "offloaded", Points: job.Curve()}, {Name: "in the switch", Points: [][2]float64{{0, jobEntries}, {100, jobEntries}}},
-		}}},
+		Plots: []plot.Plot{
+			{Title: "entries by node", X: "% of the nodes, those with least first", Y: "entries", Lines: []plot.Line{
+				{
+					Name:   "offloaded",
+					Points: job.Curve(),
+				}, {Name: "in the switch", Points: [][2]float64{{0, jobEntries}, {100, jobEntries}}},
+			}},
+		},
 	}, nil
 }
 
@@ -58,7 +69,8 @@ func drawPeak(ctx context.Context, seed uint64) (Figure, error) {
 	return j.draw(ctx, seed, j.rehearsed(fullDemand, seed), "what a rehearsal with another seed has recorded")
 }
 
-// DrawRecorded is figure 8 with preheating from a recorded matrix. The job is the model's own, or without one that another recording has.
+// DrawRecorded is figure 8 with preheating from a recorded matrix. The job is the model's own, or without one that
+// another recording has.
 func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matrix) (*Report, error) {
 	j, from := ownJob(), "what was recorded: "+preheated.Source
 	if job != nil {
@@ -75,7 +87,12 @@ func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matri
 		}
 	}
 	if known == 0 {
-		return nil, fmt.Errorf("the matrix has %s, and none that the job speaks with: its first is %v of VNI %d; a record of a switch wants --job with another", humanize.Of(len(preheated.Destinations), "destination", "destinations"), preheated.Destinations[0].To, preheated.Destinations[0].VNI)
+		return nil, fmt.Errorf(
+			"the matrix has %s, and none that the job speaks with: its first is %v of VNI %d; a record of a switch wants --job with another",
+			humanize.Of(len(preheated.Destinations), "destination", "destinations"),
+			preheated.Destinations[0].To,
+			preheated.Destinations[0].VNI,
+		)
 	}
 	f, err := j.draw(ctx, seed, preheated, from)
 	if ctx.Err() != nil {
@@ -97,8 +114,16 @@ const fullDemand = 1000 // new megaflows a second, the paper's peak
 func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from string) (Figure, error) {
 	f := Figure{
 		Number: 8, Title: "what the insertion channel bears, and what a peak demands",
-		About: fmt.Sprintf("From %v to %v, or until it has spoken with all there are, a container speaks with new nodes, so many a second, and goes on. Preheating installs before %s, and keeps it.", peakBegin, peakEnd, from),
-		Plots: []plot.Plot{{Title: "megaflows that wait for the channel", X: "s", Y: "megaflows"}, {Title: "throughput of the container", X: "s", Y: "Gbit/s"}},
+		About: fmt.Sprintf(
+			"From %v to %v, or until it has spoken with all there are, a container speaks with new nodes, so many a second, and goes on. Preheating installs before %s, and keeps it.",
+			peakBegin,
+			peakEnd,
+			from,
+		),
+		Plots: []plot.Plot{
+			{Title: "megaflows that wait for the channel", X: "s", Y: "megaflows"},
+			{Title: "throughput of the container", X: "s", Y: "Gbit/s"},
+		},
 	}
 	for _, c := range []struct {
 		demand    float64
@@ -130,8 +155,14 @@ func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from s
 			Finding{name + ": most that wait", float64(p.backlog), "megaflows", paper, "follows"},
 			Finding{name + ": none waits, after the peak's end", p.drained.Seconds(), "s", "", "follows"},
 			Finding{name + ": lowest throughput", p.lowest, "Gbit/s", "", "follows"})
-		f.Plots[0].Lines = append(f.Plots[0].Lines, line(name, samples, peakBegin, func(s Sample) float64 { return float64(s.Backlog) }))
-		f.Plots[1].Lines = append(f.Plots[1].Lines, line(name, samples, peakBegin, func(s Sample) float64 { return s.Rates[0] }))
+		f.Plots[0].Lines = append(
+			f.Plots[0].Lines,
+			line(name, samples, peakBegin, func(s Sample) float64 { return float64(s.Backlog) }),
+		)
+		f.Plots[1].Lines = append(
+			f.Plots[1].Lines,
+			line(name, samples, peakBegin, func(s Sample) float64 { return s.Rates[0] }),
+		)
 	}
 	return f, nil
 }
@@ -139,8 +170,17 @@ func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from s
 func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 	f := Figure{
 		Number: 12, Title: "throughput of two containers beside revalidation",
-		About: fmt.Sprintf("An earlier job's entries age at %v, when container 2's job begins. To remove them takes long, so the switch believes that the NIC is too full and removes what looks idle: new entries, whose counters are late, are too. They come back, and are removed again. It is judged from %v on, and called low below 90 %% of %d Gbit/s. Each cure takes one cause away.", newJobBegins, judgedFrom, containerMax),
-		Plots: []plot.Plot{{Title: "throughput, as it was", X: "s", Y: "Gbit/s"}, {Title: "entries that are offloaded", X: "s", Y: "entries"}, {Title: "throughput of container 2, with cures", X: "s", Y: "Gbit/s"}},
+		About: fmt.Sprintf(
+			"An earlier job's entries age at %v, when container 2's job begins. To remove them takes long, so the switch believes that the NIC is too full and removes what looks idle: new entries, whose counters are late, are too. They come back, and are removed again. It is judged from %v on, and called low below 90 %% of %d Gbit/s. Each cure takes one cause away.",
+			newJobBegins,
+			judgedFrom,
+			containerMax,
+		),
+		Plots: []plot.Plot{
+			{Title: "throughput, as it was", X: "s", Y: "Gbit/s"},
+			{Title: "entries that are offloaded", X: "s", Y: "entries"},
+			{Title: "throughput of container 2, with cures", X: "s", Y: "Gbit/s"},
+		},
 	}
 	for _, c := range slices.Concat([]change{{"as it was", func(*Run, uint64) {}}}, cures(), []change{free}) {
 		r := serverRun(seed)
@@ -154,8 +194,14 @@ func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 		paper := ""
 		if len(f.Findings) == 0 {
 			paper = "it fluctuates"
-			f.Findings = append(f.Findings, Finding{c.Name + ": container 1 is low", one.Below, "s", "stable", "follows"})
-			f.Plots[0].Lines = []plot.Line{line("container 1", samples, newJobBegins, rate(0)), line("container 2", samples, newJobBegins, rate(1))}
+			f.Findings = append(
+				f.Findings,
+				Finding{c.Name + ": container 1 is low", one.Below, "s", "stable", "follows"},
+			)
+			f.Plots[0].Lines = []plot.Line{
+				line("container 1", samples, newJobBegins, rate(0)),
+				line("container 2", samples, newJobBegins, rate(1)),
+			}
 		} else {
 			f.Plots[2].Lines = append(f.Plots[2].Lines, line(c.Name, samples, newJobBegins, rate(1)))
 		}
@@ -164,14 +210,18 @@ func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 			Finding{c.Name + ": its lowest throughput", two.Lowest, "Gbit/s", "", "follows"},
 			Finding{c.Name + ": entries removed", float64(two.Removed), "entries", "", "follows"},
 			Finding{c.Name + ": of them in use", float64(two.Mistaken), "entries", "", "follows"})
-		f.Plots[1].Lines = append(f.Plots[1].Lines, line(c.Name, samples, newJobBegins, func(s Sample) float64 { return float64(s.Offloaded) }))
+		f.Plots[1].Lines = append(
+			f.Plots[1].Lines,
+			line(c.Name, samples, newJobBegins, func(s Sample) float64 { return float64(s.Offloaded) }),
+		)
 	}
 	all, err := sensitivity(ctx, seed)
 	f.Findings = append(f.Findings, all...)
 	return f, err
 }
 
-// sensitivity has the chosen times of the NIC at half and at twice, with late counters, and the worst of all without delay.
+// sensitivity has the chosen times of the NIC at half and at twice, with late counters, and the worst of all without
+// delay.
 func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 	var worst Fluctuation
 	for _, dump := range []float64{0.5, 1, 2} {
@@ -183,7 +233,15 @@ func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 			if err != nil {
 				return nil, err
 			}
-			name, f := fmt.Sprintf("an entry's dump in %v, removal in %v: ", r.Spec.DumpEntry, r.Spec.RemoveEntry), judge(r, samples, 1)
+			name, f := fmt.Sprintf(
+				"an entry's dump in %v, removal in %v: ",
+				r.Spec.DumpEntry,
+				r.Spec.RemoveEntry,
+			), judge(
+				r,
+				samples,
+				1,
+			)
 			all = append(all, Finding{name + "container 2 is low", f.Below, "s", "", "follows"},
 				Finding{name + "removed in use", float64(f.Mistaken), "entries", "", "follows"})
 			r.Spec.CounterDelay = 0
@@ -194,8 +252,17 @@ func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 			worst = Fluctuation{Below: max(worst.Below, f.Below), Mistaken: max(worst.Mistaken, f.Mistaken)}
 		}
 	}
-	return append(all, Finding{"the worst of these nine without delay: container 2 is low", worst.Below, "s", "", "follows"},
-		Finding{"the worst of these nine without delay: removed in use", float64(worst.Mistaken), "entries", "", "follows"}), nil
+	return append(
+		all,
+		Finding{"the worst of these nine without delay: container 2 is low", worst.Below, "s", "", "follows"},
+		Finding{
+			"the worst of these nine without delay: removed in use",
+			float64(worst.Mistaken),
+			"entries",
+			"",
+			"follows",
+		},
+	), nil
 }
 
 // line has means of half a second.

@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// TestFluctuation is NIMITZ §4.2 and fig 12 (NM9). With all causes container 2 falls far below what it would send again and again, and container 1 does not; with any
-// one of them taken out, nothing in use is removed and nobody is ever slow.
+// TestFluctuation is NIMITZ §4.2 and fig 12 (NM9). With all causes container 2 falls far below what it would send again
+// and again, and container 1 does not; with any one of them taken out, nothing in use is removed and nobody is ever
+// slow.
 func TestFluctuation(t *testing.T) {
 	for seed := range uint64(3) {
 		does := func(c change) (one, two Fluctuation, samples []Sample) {
@@ -62,7 +63,8 @@ func falls(samples []Sample) (n int) {
 	return n
 }
 
-// TestLateCountersAlone: whatever the NIC's own times, without late counters nothing that is in use is removed; with them it is wherever revalidation takes too long.
+// TestLateCountersAlone: whatever the NIC's own times, without late counters nothing that is in use is removed; with
+// them it is wherever revalidation takes too long.
 func TestLateCountersAlone(t *testing.T) {
 	late, nine := 0, 0
 	for _, f := range drawn(t).Figures[1].Findings {
@@ -95,7 +97,8 @@ func peakRun(demand float64, preheated bool, seed uint64) Run {
 	return r
 }
 
-// TestPeak is NIMITZ §3.3 and fig 8 (NM5): 1,000 new megaflows a second are more than the channel takes, 600 are not, and preheated ones wait for nothing.
+// TestPeak is NIMITZ §3.3 and fig 8 (NM5): 1,000 new megaflows a second are more than the channel takes, 600 are not,
+// and preheated ones wait for nothing.
 func TestPeak(t *testing.T) {
 	seconds := (peakEnd - peakBegin).Seconds()
 	for _, c := range []struct {
@@ -109,7 +112,8 @@ func TestPeak(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := peakOf(samples, peakEnd)
-		if off := math.Abs(float64(p.backlog) - c.backlog); off > 250 || c.preheated && p.backlog > 40 { // a rehearsal may miss the last few
+		if off := math.Abs(float64(p.backlog) - c.backlog); off > 250 ||
+			c.preheated && p.backlog > 40 { // a rehearsal may miss the last few
 			t.Errorf("%+v: %d wait, want about %.0f", c, p.backlog, c.backlog)
 		}
 		if slow := c.backlog > 0; slow != (p.lowest < 0.9*400) || slow != (p.drained > time.Second) {
@@ -131,7 +135,14 @@ func TestPeak(t *testing.T) {
 func TestMatrix(t *testing.T) {
 	table := NewTable(remote(tenantA, 10, 5))
 	burst := func(node int, from, to time.Duration) Flow { return table.flow(tenantA, 10, node, 0, Burst{from, to}) }
-	traffic := NewTraffic([]Flow{burst(1, 0, 2*time.Second), burst(4, time.Second, 9*time.Second), burst(1, 3*time.Second, 4*time.Second), burst(0, 9*time.Second, 10*time.Second)})
+	traffic := NewTraffic(
+		[]Flow{
+			burst(1, 0, 2*time.Second),
+			burst(4, time.Second, 9*time.Second),
+			burst(1, 3*time.Second, 4*time.Second),
+			burst(0, 9*time.Second, 10*time.Second),
+		},
+	)
 	if got := traffic.Matrix(0, 9*time.Second); !slices.Equal(got, []Handle{4, 1}) {
 		t.Errorf("recorded %v", got)
 	}
@@ -140,10 +151,12 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// TestCounts is fig 7 on every 16th node (NM4). Mean and P95 are fitted; the peak follows from how many nodes there are.
+// TestCounts is fig 7 on every 16th node (NM4). Mean and P95 are fitted; the peak follows from how many nodes there
+// are.
 func TestCounts(t *testing.T) {
 	mu, sigma := logNormal(jobMean, jobP95)
-	if mean, p95 := math.Exp(mu+sigma*sigma/2), math.Exp(mu+1.6448536*sigma); math.Abs(mean-jobMean) > 1 || math.Abs(p95-jobP95) > 1 {
+	if mean, p95 := math.Exp(mu+sigma*sigma/2), math.Exp(mu+1.6448536*sigma); math.Abs(mean-jobMean) > 1 ||
+		math.Abs(p95-jobP95) > 1 {
 		t.Errorf("fitted to mean %.0f and P95 %.0f", mean, p95)
 	}
 	if n := jobTable().Entries; n != jobEntries {
@@ -171,12 +184,14 @@ func drawn(t *testing.T) *Report {
 
 // TestReport: every form and every plot says that it is a model.
 func TestReport(t *testing.T) {
-	if _, err := Draw(t.Context(), 1, 9); err == nil || !strings.Contains(err.Error(), "there is one of each of [7 8 12]") {
+	if _, err := Draw(t.Context(), 1, 9); err == nil ||
+		!strings.Contains(err.Error(), "there is one of each of [7 8 12]") {
 		t.Errorf("figure 9: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Draw(ctx, 1, Numbers...); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "interrupted: ") {
+	if _, err := Draw(ctx, 1, Numbers...); !errors.Is(err, context.Canceled) ||
+		!strings.HasPrefix(err.Error(), "interrupted: ") {
 		t.Errorf("a run that was interrupted: %v", err)
 	}
 	r := drawn(t)
@@ -205,11 +220,13 @@ func TestReport(t *testing.T) {
 		}
 	}
 	plots := strings.Count(page.String(), "<svg ")
-	if plots != 5 || strings.Count(page.String(), "Model, no measurement:</tspan>") != plots || strings.Count(text.String(), "by the model:") != 2 {
+	if plots != 5 || strings.Count(page.String(), "Model, no measurement:</tspan>") != plots ||
+		strings.Count(text.String(), "by the model:") != 2 {
 		t.Errorf("%d plots, not all of which say that they are a model's", plots)
 	}
 	for seed, same := range map[uint64]bool{1: true, 2: false} {
-		if again, err := Draw(t.Context(), seed, 8); err != nil || reflect.DeepEqual(again.Figures[0], r.Figures[0]) != same {
+		if again, err := Draw(t.Context(), seed, 8); err != nil ||
+			reflect.DeepEqual(again.Figures[0], r.Figures[0]) != same {
 			t.Errorf("seed %d, same as of seed 1: want %v; %v", seed, same, err)
 		}
 	}

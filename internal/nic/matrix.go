@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Matrix is a node's row of a recorded traffic matrix (§3.3): what it has sent to other nodes, by megaflow, the most first. It is what preheating
-// pins before a job begins, and may come from this model or from a switch's counters.
+// Matrix is a node's row of a recorded traffic matrix (§3.3): what it has sent to other nodes, by megaflow, the most
+// first. It is what preheating pins before a job begins, and may come from this model or from a switch's counters.
 type Matrix struct {
 	Source       string // where it was recorded, for people
 	Destinations []Destination
@@ -37,7 +37,12 @@ const MostDestinations = 1 << 20
 func (m *Matrix) Sort() {
 	m.Destinations = slices.DeleteFunc(m.Destinations, func(d Destination) bool { return d.Packets == 0 })
 	slices.SortFunc(m.Destinations, func(a, b Destination) int {
-		return cmp.Or(cmp.Compare(b.Packets, a.Packets), cmp.Compare(a.VNI, b.VNI), a.To.Addr().Compare(b.To.Addr()), cmp.Compare(a.To.Bits(), b.To.Bits()))
+		return cmp.Or(
+			cmp.Compare(b.Packets, a.Packets),
+			cmp.Compare(a.VNI, b.VNI),
+			a.To.Addr().Compare(b.To.Addr()),
+			cmp.Compare(a.To.Bits(), b.To.Bits()),
+		)
 	})
 }
 

@@ -18,7 +18,11 @@ func destination(vni pipeline.VNI, to string, packets uint64) Destination {
 // What is written is read again, the busiest first and what had no packet left out.
 func TestMatrixFile(t *testing.T) {
 	m := Matrix{Source: "a lab,\nnode n1", Destinations: []Destination{
-		destination(7, "10.0.2.0/24", 5), destination(7, "10.0.9.0/24", 0), destination(8, "10.0.2.0/24", 90), destination(7, "fd10:0:0:1::/64", 5),
+		destination(
+			7,
+			"10.0.2.0/24",
+			5,
+		), destination(7, "10.0.9.0/24", 0), destination(8, "10.0.2.0/24", 90), destination(7, "fd10:0:0:1::/64", 5),
 	}}
 	m.Sort()
 	var file bytes.Buffer
@@ -63,7 +67,8 @@ func FuzzReadMatrix(f *testing.F) {
 	})
 }
 
-// Preheating from a file does what it did from the rehearsal itself; from a tenth of it, the peak is not met; and of a job that is another recording, that of the job counts.
+// Preheating from a file does what it did from the rehearsal itself; from a tenth of it, the peak is not met; and of a
+// job that is another recording, that of the job counts.
 func TestPreheatingFromAFile(t *testing.T) {
 	find := func(r *Report, what string) float64 {
 		t.Helper()
@@ -92,7 +97,8 @@ func TestPreheatingFromAFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(r.Figures[0].Findings[3:], own.Figures[0].Findings) || find(r, waits) > 40 || find(r, "of them, those of the job") != float64(len(m.Destinations)) {
+	if !reflect.DeepEqual(r.Figures[0].Findings[3:], own.Figures[0].Findings) || find(r, waits) > 40 ||
+		find(r, "of them, those of the job") != float64(len(m.Destinations)) {
 		t.Errorf("by the file %+v, without %+v", r.Figures[0].Findings, own.Figures[0].Findings)
 	}
 	tenth := m
@@ -106,7 +112,9 @@ func TestPreheatingFromAFile(t *testing.T) {
 	// It has spoken with all there are long before the peak's end: that is said, and what waits is judged from then on.
 	few := fmt.Sprintf("1,000/s, %d in all", len(tenth.Destinations))
 	if find(r, "destinations of the job") != float64(len(tenth.Destinations)) || find(r, few+", preheated: most that wait") != 0 ||
-		find(r, few+": most that wait") < 100 || find(r, few+": none waits, after the peak's end") < 0.2 || find(r, fmt.Sprintf("600/s, %d in all: most that wait", len(tenth.Destinations))) > 40 {
+		find(r, few+": most that wait") < 100 ||
+		find(r, few+": none waits, after the peak's end") < 0.2 ||
+		find(r, fmt.Sprintf("600/s, %d in all: most that wait", len(tenth.Destinations))) > 40 {
 		t.Errorf("another recording's job: %+v", r.Figures[0].Findings)
 	}
 	for _, f := range r.Figures[0].Findings {
@@ -115,7 +123,9 @@ func TestPreheatingFromAFile(t *testing.T) {
 		}
 	}
 	other := Matrix{Destinations: []Destination{destination(99, "10.0.0.0/29", 1)}}
-	if _, err := DrawRecorded(t.Context(), 3, other, nil); err == nil || !strings.Contains(err.Error(), "the matrix has 1 destination, and none that the job speaks with") || !strings.HasSuffix(err.Error(), "; a record of a switch wants --job with another") {
+	if _, err := DrawRecorded(t.Context(), 3, other, nil); err == nil ||
+		!strings.Contains(err.Error(), "the matrix has 1 destination, and none that the job speaks with") ||
+		!strings.HasSuffix(err.Error(), "; a record of a switch wants --job with another") {
 		t.Errorf("another tenant's matrix: %v", err)
 	}
 }

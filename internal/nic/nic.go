@@ -9,7 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Megaflow is what a NIC finds packets by: everything that a switch would decide alike (§3.3). With node CIDRs it is all that goes to one node.
+// Megaflow is what a NIC finds packets by: everything that a switch would decide alike (§3.3). With node CIDRs it is
+// all that goes to one node.
 type Megaflow struct {
 	VNI pipeline.VNI
 	To  netip.Prefix
@@ -24,7 +25,8 @@ type Counter struct {
 	Packets uint64 // since it was installed, as far as the driver knows
 }
 
-// NIC is what a switch asks of one. A caller waits for as long as the driver takes, which every call tells; a real NIC's would be what a clock shows.
+// NIC is what a switch asks of one. A caller waits for as long as the driver takes, which every call tells; a real
+// NIC's would be what a clock shows.
 type NIC interface {
 	Install(at time.Duration, h Handle, m Megaflow) (took time.Duration, err error)
 	Remove(at time.Duration, h Handle) (took time.Duration, err error)
@@ -93,7 +95,8 @@ func (m *Model) Install(at time.Duration, h Handle, _ Megaflow) (time.Duration, 
 	return took, nil
 }
 
-// Remove takes an entry out at once; then the driver is busy with its own lists for the longer, the more entries there are (§4.1, §4.2).
+// Remove takes an entry out at once; then the driver is busy with its own lists for the longer, the more entries there
+// are (§4.1, §4.2).
 func (m *Model) Remove(_ time.Duration, h Handle) (time.Duration, error) {
 	e := m.find(h)
 	if e == nil {
@@ -124,8 +127,9 @@ func (m *Model) Dump(at time.Duration) ([]Counter, time.Duration) {
 	return counters, time.Duration(len(counters)) * m.DumpEntry
 }
 
-// counted is up to when packets are in counters. The driver reads all counters over and over, each time for half of the delay; what it reads is that
-// of the beginning, and is shown when it has been over all. So a new entry shows zero for one to two of these times.
+// counted is up to when packets are in counters. The driver reads all counters over and over, each time for half of the
+// delay; what it reads is that of the beginning, and is shown when it has been over all. So a new entry shows zero for
+// one to two of these times.
 func (m *Model) counted(at time.Duration) time.Duration {
 	walk := m.CounterDelay / 2
 	if walk == 0 {

@@ -112,7 +112,8 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestFlowGroups: each group beyond those that are free slows all lookups down, without any sign of it but the speed (§4.2).
+// TestFlowGroups: each group beyond those that are free slows all lookups down, without any sign of it but the speed
+// (§4.2).
 func TestFlowGroups(t *testing.T) {
 	s := Production()
 	free := s.FreeGroups * s.GroupSize
@@ -124,7 +125,8 @@ func TestFlowGroups(t *testing.T) {
 	}
 }
 
-// TestGrouping: a megaflow is as wide as the forwarding entry that the pipeline meets, so containers of one node have one where it has a CIDR, and one each where not.
+// TestGrouping: a megaflow is as wide as the forwarding entry that the pipeline meets, so containers of one node have
+// one where it has a CIDR, and one each where not.
 func TestGrouping(t *testing.T) {
 	node := pipeline.VTEP(netip.MustParsePrefix("fd70:696c:6100:2::/64"))
 	entries := []pipeline.Entry{

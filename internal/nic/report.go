@@ -51,18 +51,100 @@ func Parameters() []Parameter {
 	s, p := Production(), ProductionPolicy()
 	mu, sigma := logNormal(jobMean, jobP95)
 	return []Parameter{
-		{"insertion channel", fmt.Sprintf("%.0f entries/s", s.InsertRate), "paper", "§3.3. Dumps and removals do not slow it down"},
-		{"line rate, software", fmt.Sprintf("%.0f, %.1f Gbit/s", s.Line, s.Software), "paper", "§3.3, 8 cores. All flows in software share it, each node's alike"},
-		{"delay of counters", fmt.Sprint(s.CounterDelay), "paper", "§4.2, at most. The driver reads all counters over and over, for half of it each time; what is new shows zero for one to two of these"},
-		{"slope of removals", fmt.Sprintf("×(1 + %.3f for every 1,000 entries)", s.RemoveSlope), "fitted", "to §4.1: a batch of 2,000 takes 28 times as long from 50,000 as from the last 2,000"},
-		{"a removal from an empty NIC", fmt.Sprint(s.RemoveEntry), "chosen", "so that fig 12's effect shows; that figure's table has it at half and at twice"},
-		{"a dump's time for an entry", fmt.Sprint(s.DumpEntry), "chosen", "the same; fig 7's 8,000 entries stay below the threshold"},
-		{"revalidation", fmt.Sprintf("every %v, idle after %v", p.Period, p.Idle), "assumed", "Open vSwitch's defaults (max-revalidator, max-idle)"},
-		{"its threshold", fmt.Sprint(p.Threshold), "assumed", "one that took longer, removals included, makes the next remove entries whose counter is zero, and idle ones after " + fmt.Sprint(p.Pressed) + " (§4.2 names no times)"},
-		{"room, flow groups", fmt.Sprintf("%s entries; %d groups of %d at line rate", humanize.Grouped(s.Capacity), s.FreeGroups, s.GroupSize), "assumed", "§4.2 has no figures. With more groups the line rate falls as their number rises"},
-		{"peers of a node of fig 7", fmt.Sprintf("log-normal, median %.0f, σ %.2f, at most %s", math.Exp(mu), sigma, humanize.Grouped(jobNodes-1)), "fitted", "to mean 1,200 and P95 3,300; there is one megaflow for each other node. With a peer, 4 s of traffic, then a pause of 2 s on average"},
-		{"entries of fig 7", fmt.Sprintf("%s: %s nodes, the rest services'", humanize.Grouped(jobEntries), humanize.Grouped(jobNodes-1)), "assumed", "§3.3 does not say what the rest is; it is never offloaded here"},
-		{"server of fig 12", fmt.Sprintf("container 1: %s steady peers; container 2: %s, with each %.0f of every %.0f s", humanize.Grouped(steadyPeers), humanize.Grouped(newJobPeers), turnBusy.Seconds(), turn.Seconds()), "chosen", fmt.Sprintf("so that the effect shows. An earlier job's %s entries age as container 2's job, on %s nodes (§4.2), begins", humanize.Grouped(oldJobPeers), humanize.Grouped(newJobNodes))},
+		{
+			"insertion channel",
+			fmt.Sprintf("%.0f entries/s", s.InsertRate),
+			"paper",
+			"§3.3. Dumps and removals do not slow it down",
+		},
+		{
+			"line rate, software",
+			fmt.Sprintf("%.0f, %.1f Gbit/s", s.Line, s.Software),
+			"paper",
+			"§3.3, 8 cores. All flows in software share it, each node's alike",
+		},
+		{
+			"delay of counters",
+			fmt.Sprint(s.CounterDelay),
+			"paper",
+			"§4.2, at most. The driver reads all counters over and over, for half of it each time; what is new shows zero for one to two of these",
+		},
+		{
+			"slope of removals",
+			fmt.Sprintf("×(1 + %.3f for every 1,000 entries)", s.RemoveSlope),
+			"fitted",
+			"to §4.1: a batch of 2,000 takes 28 times as long from 50,000 as from the last 2,000",
+		},
+		{
+			"a removal from an empty NIC",
+			fmt.Sprint(s.RemoveEntry),
+			"chosen",
+			"so that fig 12's effect shows; that figure's table has it at half and at twice",
+		},
+		{
+			"a dump's time for an entry",
+			fmt.Sprint(s.DumpEntry),
+			"chosen",
+			"the same; fig 7's 8,000 entries stay below the threshold",
+		},
+		{
+			"revalidation",
+			fmt.Sprintf("every %v, idle after %v", p.Period, p.Idle),
+			"assumed",
+			"Open vSwitch's defaults (max-revalidator, max-idle)",
+		},
+		{
+			"its threshold",
+			fmt.Sprint(p.Threshold),
+			"assumed",
+			"one that took longer, removals included, makes the next remove entries whose counter is zero, and idle ones after " + fmt.Sprint(
+				p.Pressed,
+			) + " (§4.2 names no times)",
+		},
+		{
+			"room, flow groups",
+			fmt.Sprintf(
+				"%s entries; %d groups of %d at line rate",
+				humanize.Grouped(s.Capacity),
+				s.FreeGroups,
+				s.GroupSize,
+			),
+			"assumed",
+			"§4.2 has no figures. With more groups the line rate falls as their number rises",
+		},
+		{
+			"peers of a node of fig 7",
+			fmt.Sprintf(
+				"log-normal, median %.0f, σ %.2f, at most %s",
+				math.Exp(mu),
+				sigma,
+				humanize.Grouped(jobNodes-1),
+			),
+			"fitted",
+			"to mean 1,200 and P95 3,300; there is one megaflow for each other node. With a peer, 4 s of traffic, then a pause of 2 s on average",
+		},
+		{
+			"entries of fig 7",
+			fmt.Sprintf("%s: %s nodes, the rest services'", humanize.Grouped(jobEntries), humanize.Grouped(jobNodes-1)),
+			"assumed",
+			"§3.3 does not say what the rest is; it is never offloaded here",
+		},
+		{
+			"server of fig 12",
+			fmt.Sprintf(
+				"container 1: %s steady peers; container 2: %s, with each %.0f of every %.0f s",
+				humanize.Grouped(steadyPeers),
+				humanize.Grouped(newJobPeers),
+				turnBusy.Seconds(),
+				turn.Seconds(),
+			),
+			"chosen",
+			fmt.Sprintf(
+				"so that the effect shows. An earlier job's %s entries age as container 2's job, on %s nodes (§4.2), begins",
+				humanize.Grouped(oldJobPeers),
+				humanize.Grouped(newJobNodes),
+			),
+		},
 	}
 }
 

@@ -104,7 +104,10 @@ func (t *Traffic) starts() (all []start) {
 			all = append(all, start{b.From, t.Flows[i].Handle})
 		}
 	}
-	slices.SortFunc(all, func(a, b start) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.handle, b.handle)) })
+	slices.SortFunc(
+		all,
+		func(a, b start) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.handle, b.handle)) },
+	)
 	return all
 }
 
@@ -170,8 +173,8 @@ func (r Run) Do(ctx context.Context) ([]Sample, error) {
 	}
 }
 
-// rates are the containers' throughput. A container's flows want equal parts of what it would send. An offloaded one gets it, as far as the NIC's
-// lookups allow; all others of the node share what software can do.
+// rates are the containers' throughput. A container's flows want equal parts of what it would send. An offloaded one
+// gets it, as far as the NIC's lookups allow; all others of the node share what software can do.
 func (r Run) rates(at time.Duration, n *Model) []float64 {
 	rates := make([]float64, len(r.Containers))
 	if len(rates) == 0 {

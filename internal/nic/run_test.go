@@ -40,7 +40,15 @@ func TestChannel(t *testing.T) {
 	for n := range 2000 {
 		flows = append(flows, table.flow(tenantA, 10, n, 0, Burst{0, time.Hour}))
 	}
-	r := Run{Spec: Production(), Policy: ProductionPolicy(), Table: table, Traffic: NewTraffic(flows), Until: 4 * time.Second, Every: 500 * time.Millisecond, Containers: []float64{400}}
+	r := Run{
+		Spec:       Production(),
+		Policy:     ProductionPolicy(),
+		Table:      table,
+		Traffic:    NewTraffic(flows),
+		Until:      4 * time.Second,
+		Every:      500 * time.Millisecond,
+		Containers: []float64{400},
+	}
 	samples, err := r.Do(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -92,8 +100,8 @@ func random(seed uint64) Run {
 	return r
 }
 
-// TestInvariants: after every step each megaflow is in one place, switch and NIC agree about it, and the NIC holds no more than it can; in the end
-// only pinned ones are left.
+// TestInvariants: after every step each megaflow is in one place, switch and NIC agree about it, and the NIC holds no
+// more than it can; in the end only pinned ones are left.
 func TestInvariants(t *testing.T) {
 	for seed := range uint64(40) {
 		r := random(seed)
@@ -110,14 +118,30 @@ func TestInvariants(t *testing.T) {
 			in := 0
 			for h, f := range s.flows {
 				if (f.where == queued) != (waits[Handle(h)] == 1) || (f.where == inNIC) != (n.find(Handle(h)) != nil) {
-					t.Fatalf("seed %d at %v: megaflow %d is %d, waits %d times, NIC %v", seed, at, h, f.where, waits[Handle(h)], n.find(Handle(h)))
+					t.Fatalf(
+						"seed %d at %v: megaflow %d is %d, waits %d times, NIC %v",
+						seed,
+						at,
+						h,
+						f.where,
+						waits[Handle(h)],
+						n.find(Handle(h)),
+					)
 				}
 				if f.where == inNIC {
 					in++
 				}
 			}
 			if len(waits) != len(s.queue) || in != n.Len() {
-				t.Fatalf("seed %d at %v: %d wait in a queue of %d; %d and %d are in the NIC", seed, at, len(waits), len(s.queue), in, n.Len())
+				t.Fatalf(
+					"seed %d at %v: %d wait in a queue of %d; %d and %d are in the NIC",
+					seed,
+					at,
+					len(waits),
+					len(s.queue),
+					in,
+					n.Len(),
+				)
 			}
 		}
 		samples, err := r.Do(t.Context())
@@ -178,7 +202,15 @@ func BenchmarkNIC(b *testing.B) {
 		for i := range n {
 			flows = append(flows, table.flow(tenantA, 10, i, 0, Burst{0, time.Hour}))
 		}
-		r := Run{Spec: Production(), Policy: ProductionPolicy(), Table: table, Traffic: NewTraffic(flows), Until: 60 * time.Second, Every: time.Second, Containers: []float64{400}}
+		r := Run{
+			Spec:       Production(),
+			Policy:     ProductionPolicy(),
+			Table:      table,
+			Traffic:    NewTraffic(flows),
+			Until:      60 * time.Second,
+			Every:      time.Second,
+			Containers: []float64{400},
+		}
 		r.Spec.Capacity, r.Spec.InsertRate = n, float64(n)
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {

@@ -17,7 +17,12 @@ type Policy struct {
 
 // ProductionPolicy is Open vSwitch's, with the threshold of a server that has not met §4.2 yet.
 func ProductionPolicy() Policy {
-	return Policy{Period: 500 * time.Millisecond, Threshold: 500 * time.Millisecond, Idle: 10 * time.Second, Pressed: 2 * time.Second}
+	return Policy{
+		Period:    500 * time.Millisecond,
+		Threshold: 500 * time.Millisecond,
+		Idle:      10 * time.Second,
+		Pressed:   2 * time.Second,
+	}
 }
 
 type place uint8
@@ -61,12 +66,14 @@ type round struct {
 	dumped   bool
 }
 
-// NewSwitch has nothing offloaded. busy tells whether packets of a megaflow come just then: of one that is taken out, the next goes to software at once.
+// NewSwitch has nothing offloaded. busy tells whether packets of a megaflow come just then: of one that is taken out,
+// the next goes to software at once.
 func NewSwitch(t *Table, n NIC, p Policy, busy func(time.Duration, Handle) bool) *Switch {
 	return &Switch{Policy: p, table: t, nic: n, busy: busy, flows: make([]flow, len(t.flows))}
 }
 
-// Miss is a packet that the NIC does not know: the switch forwards it in software, and its megaflow is queued for the channel (fig 6, 3 and 4).
+// Miss is a packet that the NIC does not know: the switch forwards it in software, and its megaflow is queued for the
+// channel (fig 6, 3 and 4).
 func (s *Switch) Miss(h Handle) {
 	if f := &s.flows[h]; f.where == inSoftware {
 		f.where = queued
@@ -125,7 +132,8 @@ func (s *Switch) install(at time.Duration) error {
 	return nil
 }
 
-// revalidate does a round's next step: the dump, the decisions once that has been read, and one removal after the other.
+// revalidate does a round's next step: the dump, the decisions once that has been read, and one removal after the
+// other.
 func (s *Switch) revalidate(at time.Duration) error {
 	r := &s.round
 	var took time.Duration

@@ -39,8 +39,8 @@ func NewTable(entries []pipeline.Entry) *Table {
 	return t
 }
 
-// Lookup is the megaflow that a packet's matched entries are grouped into: it is as wide as the forwarding entry, which stands for a node where nodes have
-// CIDRs. There is none for what no entry forwards.
+// Lookup is the megaflow that a packet's matched entries are grouped into: it is as wide as the forwarding entry, which
+// stands for a node where nodes have CIDRs. There is none for what no entry forwards.
 func (t *Table) Lookup(vni pipeline.VNI, to netip.Addr) (Handle, bool) {
 	for _, v := range []pipeline.VNI{vni, pipeline.Any} {
 		for _, bits := range t.lengths {

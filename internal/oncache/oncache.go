@@ -19,7 +19,8 @@ type Config struct {
 	Address netip.Addr
 	VNI     uint32 // 24 bits
 	Port    uint16
-	// The most that the tables hold; what was used last stays. 0: 4,096 connections, 1,024 containers elsewhere and here.
+	// The most that the tables hold; what was used last stays. 0: 4,096 connections, 1,024 containers elsewhere and
+	// here.
 	Connections, Remote, Local uint32
 }
 

@@ -77,7 +77,12 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-func (b *bench) run(t *testing.T, p *ebpf.Program, frame []byte, mark uint32) (verdict uint32, out []byte, marked uint32) {
+func (b *bench) run(
+	t *testing.T,
+	p *ebpf.Program,
+	frame []byte,
+	mark uint32,
+) (verdict uint32, out []byte, marked uint32) {
 	t.Helper()
 	ctx, out := skb{Ifindex: device, Mark: mark}, make([]byte, 2048)
 	o := ebpf.RunOptions{Data: frame, DataOut: out, Context: ctx, ContextOut: &ctx}
@@ -114,7 +119,14 @@ func coming(frame []byte) []byte  { return tunnelled(peer, node, own, far, vtep,
 
 func tunnelled(source, destination netip.Addr, to, from, innerTo, innerFrom net.HardwareAddr, frame []byte) []byte {
 	inner := slices.Concat([]byte{8, 0, 0, 0, 0, 0, vni, 0}, innerTo, innerFrom, frame[12:])
-	f := packet.Packet{Source: source, Destination: destination, Body: packet.UDP{SourcePort: 50_000, DestinationPort: tunnels, Payload: inner}}.Frame(to, from)
+	f := packet.Packet{
+		Source:      source,
+		Destination: destination,
+		Body:        packet.UDP{SourcePort: 50_000, DestinationPort: tunnels, Payload: inner},
+	}.Frame(
+		to,
+		from,
+	)
 	f[checksumAt], f[checksumAt+1] = 0, 0
 	return f
 }
@@ -153,7 +165,13 @@ func (b *bench) learn(t *testing.T) {
 	} {
 		verdict, out, mark := b.run(t, step.program, step.frame, step.mark)
 		if verdict != next || mark != step.want || !bytes.Equal(out, step.frame) {
-			t.Fatalf("%v: verdict %d, mark %#x; not left as it was: %v", step.program, int32(verdict), mark, !bytes.Equal(out, step.frame))
+			t.Fatalf(
+				"%v: verdict %d, mark %#x; not left as it was: %v",
+				step.program,
+				int32(verdict),
+				mark,
+				!bytes.Equal(out, step.frame),
+			)
 		}
 	}
 }
@@ -173,7 +191,15 @@ func TestSameAsTheNetwork(t *testing.T) {
 			port := binary.BigEndian.Uint16(out[portAt:])
 			copy(out[portAt:], want[portAt:portAt+2])
 			if verdict != redirect || mark != 0 || port < 0xc000 || !bytes.Equal(out, want) {
-				t.Errorf("out, class %d: verdict %d, mark %#x, port %d\n got % x\nwant % x", class, int32(verdict), mark, port, out, want)
+				t.Errorf(
+					"out, class %d: verdict %d, mark %#x, port %d\n got % x\nwant % x",
+					class,
+					int32(verdict),
+					mark,
+					port,
+					out,
+					want,
+				)
 			}
 		}
 	}
@@ -321,7 +347,8 @@ func TestTablesAreBounded(t *testing.T) {
 func TestOpenSaysWhatIsMissing(t *testing.T) {
 	b := newBench(t)
 	must(t, b.ns.Do(func() error {
-		if _, err := Open(Config{Uplink: "none", Address: node}); err == nil || !bytes.Contains([]byte(err.Error()), []byte("oncache: none: ")) {
+		if _, err := Open(Config{Uplink: "none", Address: node}); err == nil ||
+			!bytes.Contains([]byte(err.Error()), []byte("oncache: none: ")) {
 			t.Errorf("opened: %v", err)
 		}
 		if err := b.Join("none"); err == nil {

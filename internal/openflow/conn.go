@@ -37,7 +37,8 @@ const (
 	bundleID      = 1     // a connection has one at a time
 )
 
-// Conn is a connection to a bridge, for one caller at a time. After an error that is no *Error nothing can be done with it but Close.
+// Conn is a connection to a bridge, for one caller at a time. After an error that is no *Error nothing can be done with
+// it but Close.
 type Conn struct {
 	conn net.Conn
 	in   *bufio.Reader

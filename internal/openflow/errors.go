@@ -13,14 +13,21 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.About, e.reason()) }
 
-// errorType has the words for a type of errors, and for its codes. Those left out cannot be earned by what this package sends.
+// errorType has the words for a type of errors, and for its codes. Those left out cannot be earned by what this package
+// sends.
 type errorType struct {
 	name  string
 	codes map[uint16]string
 }
 
 var errorTypes = map[uint16]errorType{
-	0: {"no version of OpenFlow in common", map[uint16]string{0: "the bridge does not speak 1.4; its column \"protocols\" may leave it out", 1: "permission denied"}},
+	0: {
+		"no version of OpenFlow in common",
+		map[uint16]string{
+			0: "the bridge does not speak 1.4; its column \"protocols\" may leave it out",
+			1: "permission denied",
+		},
+	},
 	1: {"bad request", map[uint16]string{
 		0: "version", 1: "type", 2: "multipart type", 3: "experimenter", 4: "experimenter's type", 5: "permission denied", 6: "length", 9: "no such table",
 		13: "multipart too long",
@@ -29,7 +36,16 @@ var errorTypes = map[uint16]errorType{
 		0: "unknown type", 1: "length", 2: "unknown experimenter", 3: "unknown type of the experimenter", 4: "no such port", 5: "bad argument", 6: "permission denied",
 		7: "too many actions", 10: "the match does not fit it", 13: "field unknown or not to be set", 14: "length of the field", 15: "value of the field",
 	}},
-	3: {"bad instruction", map[uint16]string{0: "unknown type", 1: "unsupported", 2: "no such table to go to", 7: "length", 9: "permission denied"}},
+	3: {
+		"bad instruction",
+		map[uint16]string{
+			0: "unknown type",
+			1: "unsupported",
+			2: "no such table to go to",
+			7: "length",
+			9: "permission denied",
+		},
+	},
 	4: {"bad match", map[uint16]string{
 		0: "unknown type", 1: "length", 4: "address mask", 6: "unknown field", 7: "value", 8: "mask", 9: "a field that it depends on is missing", 10: "a field is there twice",
 		11: "permission denied",

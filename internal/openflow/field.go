@@ -44,7 +44,8 @@ var (
 	TunnelDst6 = Field{classNXM1, 110, 16}
 	TunnelGBP  = Field{classNXM1, 38, 2}
 	PacketMark = Field{classNXM1, 33, 4}
-	// inPort16 is InPort as actions may write it: 0 has Open vSwitch forget where a packet came from, so that it may go back there.
+	// inPort16 is InPort as actions may write it: 0 has Open vSwitch forget where a packet came from, so that it may go
+	// back there.
 	inPort16 = Field{classNXM0, 0, 2}
 )
 
@@ -148,7 +149,8 @@ func (v Value) String() string {
 	show := func(b []byte) string {
 		switch len(b) {
 		case 4, 16:
-			if a, ok := netip.AddrFromSlice(b); ok && (v.Field.class == classBasic || v.Field.size == 16) && v.Field != InPort {
+			if a, ok := netip.AddrFromSlice(b); ok && (v.Field.class == classBasic || v.Field.size == 16) &&
+				v.Field != InPort {
 				return a.String()
 			}
 		case 6:

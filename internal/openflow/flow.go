@@ -32,7 +32,13 @@ func (f Flow) String() string {
 	case len(actions) == 0:
 		actions = []string{"drop"}
 	}
-	return fmt.Sprintf("table %d, priority %d: %s: %s", f.Table, f.Priority, strings.Join(match, ","), strings.Join(actions, ","))
+	return fmt.Sprintf(
+		"table %d, priority %d: %s: %s",
+		f.Table,
+		f.Priority,
+		strings.Join(match, ","),
+		strings.Join(actions, ","),
+	)
 }
 
 // Command is what a change does.
@@ -41,7 +47,8 @@ type Command uint8
 const (
 	// Add puts a flow in, in place of the one with the same table, match and priority.
 	Add Command = 0
-	// DeleteLoose takes away all flows of a table that match at least what is given, at any priority: the bridge searches for them.
+	// DeleteLoose takes away all flows of a table that match at least what is given, at any priority: the bridge
+	// searches for them.
 	DeleteLoose Command = 3
 	// Delete takes away the one flow with that table, match and priority, if there is one.
 	Delete Command = 4

@@ -13,11 +13,34 @@ func flows() []Flow {
 	a, p := netip.MustParseAddr, netip.MustParsePrefix
 	return []Flow{
 		{},
-		{Table: 3, Priority: 7, Cookie: 1 << 63, Match: []Value{InPort.Number(9), EthType.Number(0x86dd), IPv6Src.Address(a("fd00::1")), IPv6Dst.Prefix(p("fd00::/9"))}, Goto: 4},
-		{Match: []Value{EthType.Number(0x800), IPv4Dst.Prefix(p("10.0.0.0/8")), Register(15).Number(5), TunnelID.Number(7)}, Actions: []Action{
-			Set{IPv4Dst.Address(a("192.0.2.1"))}, Set{EthDst.MAC([]byte{2, 0, 0, 0, 0, 1})}, DecTTL{}, Output(7),
-		}},
-		{Match: []Value{TunnelSrc6.Address(a("fd00::2")).Masked(bytes.Repeat([]byte{0xf0}, 16)), TTL.Number(1)}, Actions: []Action{Output(LocalPort)}, Goto: 9},
+		{
+			Table:    3,
+			Priority: 7,
+			Cookie:   1 << 63,
+			Match: []Value{
+				InPort.Number(9),
+				EthType.Number(0x86dd),
+				IPv6Src.Address(a("fd00::1")),
+				IPv6Dst.Prefix(p("fd00::/9")),
+			},
+			Goto: 4,
+		},
+		{
+			Match: []Value{
+				EthType.Number(0x800),
+				IPv4Dst.Prefix(p("10.0.0.0/8")),
+				Register(15).Number(5),
+				TunnelID.Number(7),
+			},
+			Actions: []Action{
+				Set{IPv4Dst.Address(a("192.0.2.1"))}, Set{EthDst.MAC([]byte{2, 0, 0, 0, 0, 1})}, DecTTL{}, Output(7),
+			},
+		},
+		{
+			Match:   []Value{TunnelSrc6.Address(a("fd00::2")).Masked(bytes.Repeat([]byte{0xf0}, 16)), TTL.Number(1)},
+			Actions: []Action{Output(LocalPort)},
+			Goto:    9,
+		},
 	}
 }
 
@@ -46,7 +69,8 @@ func TestFlows(t *testing.T) {
 	}
 }
 
-// FuzzReply has anything in the place of what a bridge tells: it is refused, or a flow that is written and read as the same again.
+// FuzzReply has anything in the place of what a bridge tells: it is refused, or a flow that is written and read as the
+// same again.
 func FuzzReply(f *testing.F) {
 	head := make([]byte, 8)
 	head[1] = multipartFlow
@@ -56,7 +80,16 @@ func FuzzReply(f *testing.F) {
 	other := reply(Flow{Actions: []Action{Move{Bits: 24, From: TunnelID, To: Register(0)}, OutputTo{Register(3)}}})
 	f.Add(append(bytes.Clone(head), other...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := readMessage(bytes.NewReader(append(binary.BigEndian.AppendUint32([]byte{version, typeMultipartReply, byte((len(b) + 8) >> 8), byte(len(b) + 8)}, 1), b...)))
+		m, err := readMessage(
+			bytes.NewReader(
+				append(
+					binary.BigEndian.AppendUint32(
+						[]byte{version, typeMultipartReply, byte((len(b) + 8) >> 8), byte(len(b) + 8)},
+						1,
+					),
+					b...),
+			),
+		)
 		if err != nil {
 			return
 		}

@@ -20,7 +20,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Request[pilasterv1.ApplyPoliciesRequest]) (*connect.Response[pilasterv1.ApplyPoliciesResponse], error) {
+func (s *operatorService) ApplyPolicies(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ApplyPoliciesRequest],
+) (*connect.Response[pilasterv1.ApplyPoliciesResponse], error) {
 	policies, err := readPolicies(req.Msg.Documents)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
@@ -34,7 +37,12 @@ func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Reques
 	if err != nil {
 		return nil, err
 	}
-	applied, err := s.store.ApplyPolicies(ctx, req.Msg.Tenant, policies, store.Applying{DryRun: req.Msg.DryRun, Force: req.Msg.Force})
+	applied, err := s.store.ApplyPolicies(
+		ctx,
+		req.Msg.Tenant,
+		policies,
+		store.Applying{DryRun: req.Msg.DryRun, Force: req.Msg.Force},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -43,20 +51,31 @@ func (s *operatorService) ApplyPolicies(ctx context.Context, req *connect.Reques
 	for i, is := range applied {
 		p := brief(policies[i])
 		p.Tenant, p.Changed, p.Revision = req.Msg.Tenant, is.Changed, is.Revision
-		resp.Policies = append(resp.Policies, &pilasterv1.AppliedPolicy{Policy: p, Change: is.Change, Warnings: warnings[i]})
+		resp.Policies = append(
+			resp.Policies,
+			&pilasterv1.AppliedPolicy{Policy: p, Change: is.Change, Warnings: warnings[i]},
+		)
 	}
 	return connect.NewResponse(&resp), nil
 }
 
-// fit refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be as its writer means it. Of a tenant
-// that is not there the store says so.
-func (s *operatorService) fit(ctx context.Context, name string, news []*pilasterv1.Policy, force bool) (warnings [][]string, err error) {
+// fit refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be
+// as its writer means it. Of a tenant that is not there the store says so.
+func (s *operatorService) fit(
+	ctx context.Context,
+	name string,
+	news []*pilasterv1.Policy,
+	force bool,
+) (warnings [][]string, err error) {
 	all, apps, t := s.model.policing(name)
 	changed, labels := map[string]bool{}, policy.LabelsOf(apps)
 	for _, p := range news {
 		read, err := policy.ParseKept(p.Kind, []byte(p.Document))
 		if err != nil {
-			return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err))
+			return nil, connect.NewError(
+				connect.CodeInternal,
+				fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err),
+			)
 		}
 		if !s.model.keeps(name, p) { // what it has already is not asked of it again
 			if err := seenBy(t, s.store.Cluster().Plan.Private, &read); err != nil {
@@ -67,10 +86,23 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 		}
 		var about []string
 		if keys := labels.Unheard(&read); len(apps) > 0 && len(keys) > 0 {
-			about = append(about, fmt.Sprintf("it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/howto/policy.md", strings.Join(keys, ", "), name))
+			about = append(
+				about,
+				fmt.Sprintf(
+					"it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/howto/policy.md",
+					strings.Join(keys, ", "),
+					name,
+				),
+			)
 		}
 		if lacksSpec(p.Document) {
-			about = append(about, fmt.Sprintf("it has no spec, and so selects all containers of namespace %s and lets nothing in: delete it if that is not meant", p.Namespace))
+			about = append(
+				about,
+				fmt.Sprintf(
+					"it has no spec, and so selects all containers of namespace %s and lets nothing in: delete it if that is not meant",
+					p.Namespace,
+				),
+			)
 		}
 		warnings = append(warnings, about)
 	}
@@ -81,9 +113,20 @@ func (s *operatorService) fit(ctx context.Context, name string, news []*pilaster
 	if force { // the nodes may have been given more
 		room = math.MaxInt
 	}
-	err = policy.Fit(ctx, name, slices.Collect(maps.Values(all)), func(p *policy.Policy) bool { return changed[p.String()] }, apps, t.JudgedThere(), room)
+	err = policy.Fit(
+		ctx,
+		name,
+		slices.Collect(maps.Values(all)),
+		func(p *policy.Policy) bool { return changed[p.String()] },
+		apps,
+		t.JudgedThere(),
+		room,
+	)
 	if err != nil {
-		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("nodes as they are installed could not enforce them: %w; nothing was changed", err))
+		return nil, connect.NewError(
+			connect.CodeResourceExhausted,
+			fmt.Errorf("nodes as they are installed could not enforce them: %w; nothing was changed", err),
+		)
 	}
 	return warnings, nil
 }
@@ -96,8 +139,8 @@ func lacksSpec(document string) bool {
 	return json.Unmarshal([]byte(document), &is) == nil && (len(is.Spec) == 0 || string(is.Spec) == "null")
 }
 
-// seenBy refuses blocks of addresses as a tenant's containers see each other, which are enciphered: what lies beside one of them means other containers, and rules
-// are asked for plaintext.
+// seenBy refuses blocks of addresses as a tenant's containers see each other, which are enciphered: what lies beside
+// one of them means other containers, and rules are asked for plaintext.
 func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 	if t.Addressing != tenant.Encrypted {
 		return nil
@@ -107,7 +150,12 @@ func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 			for _, b := range r.Blocks {
 				for _, prefix := range append([]netip.Prefix{b.Prefix}, b.Except...) {
 					if prefix.Bits() >= private.Bits() && private.Contains(prefix.Addr()) {
-						return fmt.Errorf("%s: %v is among the addresses that containers of tenant %s see, and blocks are compared with the plaintext behind them: select containers by labels, or say addresses of nodes and containers as `pilaster explain` shows them (plaintext); nothing was changed", p, prefix, t.Name)
+						return fmt.Errorf(
+							"%s: %v is among the addresses that containers of tenant %s see, and blocks are compared with the plaintext behind them: select containers by labels, or say addresses of nodes and containers as `pilaster explain` shows them (plaintext); nothing was changed",
+							p,
+							prefix,
+							t.Name,
+						)
 					}
 				}
 			}
@@ -116,8 +164,11 @@ func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 	return nil
 }
 
-// policing is what nodes compile a tenant's policies from: these, the labels of its apps, and what of the tenant says how nodes judge.
-func (m *model) policing(name string) (all map[policyName]policy.Policy, apps map[address.AppID]map[string]string, of tenant.Tenant) {
+// policing is what nodes compile a tenant's policies from: these, the labels of its apps, and what of the tenant says
+// how nodes judge.
+func (m *model) policing(
+	name string,
+) (all map[policyName]policy.Policy, apps map[address.AppID]map[string]string, of tenant.Tenant) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	all, apps = map[policyName]policy.Policy{}, map[address.AppID]map[string]string{}
@@ -144,10 +195,22 @@ func (m *model) keeps(tenant string, p *pilasterv1.Policy) bool {
 
 // brief is a policy without its document.
 func brief(p *pilasterv1.Policy) *pilasterv1.Policy {
-	return &pilasterv1.Policy{Tenant: p.Tenant, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, Audit: p.Audit, Rules: p.Rules, Changed: p.Changed, Revision: p.Revision}
+	return &pilasterv1.Policy{
+		Tenant:    p.Tenant,
+		Kind:      p.Kind,
+		Namespace: p.Namespace,
+		Name:      p.Name,
+		Audit:     p.Audit,
+		Rules:     p.Rules,
+		Changed:   p.Changed,
+		Revision:  p.Revision,
+	}
 }
 
-func (s *operatorService) ListPolicies(_ context.Context, req *connect.Request[pilasterv1.ListPoliciesRequest]) (*connect.Response[pilasterv1.ListPoliciesResponse], error) {
+func (s *operatorService) ListPolicies(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ListPoliciesRequest],
+) (*connect.Response[pilasterv1.ListPoliciesResponse], error) {
 	tenants, err := s.asked(req.Msg.Tenant)
 	if err != nil {
 		return nil, err
@@ -188,7 +251,10 @@ func (m *model) unenforced(tenant string) (all []*pilasterv1.Hosting) {
 	return all
 }
 
-func (s *operatorService) GetPolicy(_ context.Context, req *connect.Request[pilasterv1.GetPolicyRequest]) (*connect.Response[pilasterv1.GetPolicyResponse], error) {
+func (s *operatorService) GetPolicy(
+	_ context.Context,
+	req *connect.Request[pilasterv1.GetPolicyRequest],
+) (*connect.Response[pilasterv1.GetPolicyResponse], error) {
 	wanted := req.Msg.GetPolicy()
 	if _, _, _, err := s.known(wanted.GetTenant()); err != nil {
 		return nil, err
@@ -197,16 +263,30 @@ func (s *operatorService) GetPolicy(_ context.Context, req *connect.Request[pila
 	found := s.model.policies.of[wanted.Tenant][nameOf(wanted)]
 	s.model.mu.RUnlock()
 	if found == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("tenant %s has no policy %.300s; `pilaster policy list --tenant %s` shows those it has", wanted.Tenant, store.PolicyName(wanted), wanted.Tenant))
+		return nil, connect.NewError(
+			connect.CodeNotFound,
+			fmt.Errorf(
+				"tenant %s has no policy %.300s; `pilaster policy list --tenant %s` shows those it has",
+				wanted.Tenant,
+				store.PolicyName(wanted),
+				wanted.Tenant,
+			),
+		)
 	}
 	return connect.NewResponse(&pilasterv1.GetPolicyResponse{Policy: found}), nil
 }
 
-func (s *operatorService) DeletePolicies(ctx context.Context, req *connect.Request[pilasterv1.DeletePoliciesRequest]) (*connect.Response[pilasterv1.DeletePoliciesResponse], error) {
+func (s *operatorService) DeletePolicies(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeletePoliciesRequest],
+) (*connect.Response[pilasterv1.DeletePoliciesResponse], error) {
 	wanted := req.Msg.Policies
 	switch {
 	case (len(wanted) > 0) == (len(req.Msg.Documents) > 0):
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("say which policies, either by name or by documents; nothing was changed"))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("say which policies, either by name or by documents; nothing was changed"),
+		)
 	case len(wanted) == 0:
 		var err error
 		if wanted, err = readPolicies(req.Msg.Documents); err != nil {
@@ -219,7 +299,10 @@ func (s *operatorService) DeletePolicies(ctx context.Context, req *connect.Reque
 	s.await(ctx)
 	var resp pilasterv1.DeletePoliciesResponse
 	for _, p := range wanted {
-		resp.Policies = append(resp.Policies, &pilasterv1.Policy{Tenant: req.Msg.Tenant, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
+		resp.Policies = append(
+			resp.Policies,
+			&pilasterv1.Policy{Tenant: req.Msg.Tenant, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name},
+		)
 	}
 	return connect.NewResponse(&resp), nil
 }

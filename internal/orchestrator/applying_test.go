@@ -26,14 +26,18 @@ func netpol(name, more string) string {
 
 func apply(t *testing.T, s *Server, tenant string, documents ...string) string {
 	t.Helper()
-	resp, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents}))
+	resp, err := operator(
+		s.config.RunDir,
+	).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var said []string
 	for _, p := range resp.Msg.Policies {
 		// What is there now says the same.
-		is, err := operator(s.config.RunDir).GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: p.Policy}))
+		is, err := operator(
+			s.config.RunDir,
+		).GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: p.Policy}))
 		if err != nil || !proto.Equal(brief(is.Msg.Policy), p.Policy) || p.Policy.Revision == 0 {
 			t.Errorf("answered was %v, and it is %v, %v", p.Policy, is, err)
 		}
@@ -56,7 +60,10 @@ func TestApplyPolicies(t *testing.T) {
 	f2.next(t)
 	ruled := func(want bool) {
 		t.Helper()
-		resp, err := n2.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}}))
+		resp, err := n2.Resolve(
+			t.Context(),
+			connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}}),
+		)
 		if err != nil || resp.Msg.HasPolicies != want {
 			t.Errorf("who resolves hears %v, %v", resp, err)
 		}
@@ -67,7 +74,10 @@ func TestApplyPolicies(t *testing.T) {
 		t.Errorf("applied: %s", got)
 	}
 	first := f1.next(t)
-	if d := first.GetDelta(); len(d.GetPolicies()) != 2 || d.Policies[0].Tenant != "blue" || d.Policies[0].Revision != first.Revision || !strings.Contains(d.Policies[0].Document, `"podSelector":{}`) || d.Policies[0].Rules != 2 {
+	if d := first.GetDelta(); len(d.GetPolicies()) != 2 || d.Policies[0].Tenant != "blue" ||
+		d.Policies[0].Revision != first.Revision ||
+		!strings.Contains(d.Policies[0].Document, `"podSelector":{}`) ||
+		d.Policies[0].Rules != 2 {
 		t.Errorf("n1 heard %v", first)
 	}
 	if got := apply(t, s, "blue", netpol("a", "  ingress: [{}, {}]\n")+"# as it was\n", netpol("c", "  egress: [{}]\n")); got != "a unchanged, c created" {
@@ -86,14 +96,21 @@ func TestApplyPolicies(t *testing.T) {
 		t.Errorf("asked for it is %v, %v", got, err)
 	}
 	listed, err := op.ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
-	if err != nil || len(listed.Msg.Policies) != 3 || metric(t, s.config.RunDir, "pilaster_orchestrator_policies") != 3 || listed.Msg.Policies[0].Document != "" || listed.Msg.Policies[0].Changed == nil {
+	if err != nil || len(listed.Msg.Policies) != 3 ||
+		metric(t, s.config.RunDir, "pilaster_orchestrator_policies") != 3 ||
+		listed.Msg.Policies[0].Document != "" ||
+		listed.Msg.Policies[0].Changed == nil {
 		t.Errorf("listed are %v, %v", listed, err)
 	}
-	deleted, err := op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: []*pilasterv1.Policy{ref}}))
+	deleted, err := op.DeletePolicies(
+		t.Context(),
+		connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: []*pilasterv1.Policy{ref}}),
+	)
 	if err != nil || len(deleted.Msg.Policies) != 1 {
 		t.Errorf("deleted are %v, %v", deleted, err)
 	}
-	if d := f1.next(t).GetDelta(); len(d.GetEndedPolicies()) != 1 || d.EndedPolicies[0].Name != "a" || len(d.Policies) != 0 {
+	if d := f1.next(t).GetDelta(); len(d.GetEndedPolicies()) != 1 || d.EndedPolicies[0].Name != "a" ||
+		len(d.Policies) != 0 {
 		t.Errorf("n1 heard %v", d)
 	}
 	if _, err := op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Documents: []string{netpol("b", "  ingress: []\n")}})); err != nil {
@@ -108,15 +125,20 @@ func TestApplyPolicies(t *testing.T) {
 	// Another node, later, and the one that comes back.
 	ruled(true)
 	f2.send(t, hosting("red", "blue"))
-	if d := f2.next(t).GetDelta(); len(d.GetTenants()) != 1 || len(d.Policies) != 1 || d.Policies[0].Name != "c" || len(d.WholePolicies) != 1 {
+	if d := f2.next(t).GetDelta(); len(d.GetTenants()) != 1 || len(d.Policies) != 1 || d.Policies[0].Name != "c" ||
+		len(d.WholePolicies) != 1 {
 		t.Errorf("the first that n2 heard is %v", d)
 	}
-	if r := follow(t, n1, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}).next(t).GetSnapshot(); len(r.GetPolicies()) != 1 || len(r.WholePolicies) != 1 {
+	if r := follow(t, n1, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}).next(t).GetSnapshot(); len(
+		r.GetPolicies(),
+	) != 1 ||
+		len(r.WholePolicies) != 1 {
 		t.Errorf("back, n1 heard %v", r)
 	}
 }
 
-// A node says what it enforces when it registers; one that enforces nothing is refused, and so are policies that it would not enforce.
+// A node says what it enforces when it registers; one that enforces nothing is refused, and so are policies that it
+// would not enforce.
 func TestNodesThatEnforceNothing(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -125,20 +147,32 @@ func TestNodesThatEnforceNothing(t *testing.T) {
 	n1 := dial(t, s, testNode(1))
 	says := func(enforces ...string) {
 		t.Helper()
-		resp, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Enforces: enforces}))
+		resp, err := n1.Register(
+			t.Context(),
+			connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Enforces: enforces}),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if said := resp.Msg.Node.Enforces; len(said) > 2 || slices.Contains(said, "later") || slices.Contains(said, "netpila") != slices.Contains(enforces, "netpila") {
+		if said := resp.Msg.Node.Enforces; len(said) > 2 || slices.Contains(said, "later") ||
+			slices.Contains(said, "netpila") != slices.Contains(enforces, "netpila") {
 			t.Errorf("it said %q, and noted is %q", enforces, said)
 		}
 	}
 	try := func(force bool) error {
-		_, err := op.ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("a", "")}, Force: force}))
+		_, err := op.ApplyPolicies(
+			t.Context(),
+			connect.NewRequest(
+				&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("a", "")}, Force: force},
+			),
+		)
 		return err
 	}
 	asks := func() error {
-		_, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Sequence: uint64(time.Now().UnixNano())}))
+		_, err := n1.Resolve(
+			t.Context(),
+			connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Sequence: uint64(time.Now().UnixNano())}),
+		)
 		return err
 	}
 	says()
@@ -159,7 +193,8 @@ func TestNodesThatEnforceNothing(t *testing.T) {
 	says("netpila", "nimitz")
 }
 
-// TestPoliciesThatNoNodeCouldEnforce: two that go each by itself and not together. The second is refused, and is not there afterwards.
+// TestPoliciesThatNoNodeCouldEnforce: two that go each by itself and not together. The second is refused, and is not
+// there afterwards.
 func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -185,7 +220,8 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 	second := &pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("b", ranges(3000))}}
 	for _, second.DryRun = range []bool{true, false} {
 		_, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(second))
-		if wantCode(t, err, connect.CodeResourceExhausted); err != nil && !strings.Contains(err.Error(), "4,098 ranges of ports") {
+		if wantCode(t, err, connect.CodeResourceExhausted); err != nil &&
+			!strings.Contains(err.Error(), "4,098 ranges of ports") {
 			t.Error(err)
 		}
 	}
@@ -216,7 +252,8 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 	}
 }
 
-// TestBlocksOfWhatContainersSee: blocks are of plaintext, and one among enciphered addresses would select other containers than its writer means.
+// TestBlocksOfWhatContainersSee: blocks are of plaintext, and one among enciphered addresses would select other
+// containers than its writer means.
 func TestBlocksOfWhatContainersSee(t *testing.T) {
 	private := netip.MustParsePrefix("fc00::/8")
 	for block, refused := range map[string]bool{
@@ -240,7 +277,9 @@ func TestBlocksOfWhatContainersSee(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	createTenant(t, s, "blue")
-	_, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("a", "  ingress: [{from: [{ipBlock: {cidr: \"fc22::7/128\"}}]}]\n")}}))
+	_, err := operator(
+		s.config.RunDir,
+	).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("a", "  ingress: [{from: [{ipBlock: {cidr: \"fc22::7/128\"}}]}]\n")}}))
 	wantCode(t, err, connect.CodeInvalidArgument)
 }
 
@@ -254,7 +293,10 @@ func TestLongPoliciesAreFollowed(t *testing.T) {
 	for i := range times {
 		var documents []string
 		for j := range each {
-			documents = append(documents, strings.Replace(netpol(fmt.Sprintf("p%d-%d", i, j), ""), "namespace", long, 1))
+			documents = append(
+				documents,
+				strings.Replace(netpol(fmt.Sprintf("p%d-%d", i, j), ""), "namespace", long, 1),
+			)
 		}
 		apply(t, s, "blue", documents...)
 	}
@@ -275,11 +317,18 @@ func TestLongPoliciesAreFollowed(t *testing.T) {
 		}
 	}
 	if len(got) != each*times || messages < 3 || r.Revision == 0 {
-		t.Errorf("%d policies came in %d messages, the last at revision %d; want %d in 3 or more", len(got), messages, r.Revision, each*times)
+		t.Errorf(
+			"%d policies came in %d messages, the last at revision %d; want %d in 3 or more",
+			len(got),
+			messages,
+			r.Revision,
+			each*times,
+		)
 	}
 }
 
-// TestOverrides: a node says of its own containers which app they are of, and others that host the tenant hear of it; not of another's.
+// TestOverrides: a node says of its own containers which app they are of, and others that host the tenant hear of it;
+// not of another's.
 func TestOverrides(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -292,10 +341,18 @@ func TestOverrides(t *testing.T) {
 	f2.next(t)
 	const own = "fd70:696c:6100:1:0:100:500:7"
 	say := func(sequence uint64, overrides ...*pilasterv1.Override) *pilasterv1.FollowRequest {
-		return &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: sequence, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Overrides: overrides}}}
+		return &pilasterv1.FollowRequest{
+			HostedTenants: []string{"blue"},
+			Sequence:      sequence,
+			Hosting: []*pilasterv1.Hosting{
+				{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Overrides: overrides},
+			},
+		}
 	}
 	f1.send(t, say(10, &pilasterv1.Override{Address: own, App: 9}))
-	if d := f2.next(t).GetDelta(); len(d.GetOverrides()) != 1 || d.Overrides[0].Tenant != "blue" || d.Overrides[0].Address != own || d.Overrides[0].App != 9 {
+	if d := f2.next(t).GetDelta(); len(d.GetOverrides()) != 1 || d.Overrides[0].Tenant != "blue" ||
+		d.Overrides[0].Address != own ||
+		d.Overrides[0].App != 9 {
 		t.Errorf("n2 heard %v", d)
 	}
 	f1.send(t, say(11))
@@ -306,7 +363,9 @@ func TestOverrides(t *testing.T) {
 	// What is refused costs the stream nothing, and its node is told as long as it says so.
 	untaken := func(reasons int, words string) {
 		t.Helper()
-		if r := f2.next(t); r.Refusals == nil || len(r.Refusals.Reasons) != reasons || !strings.Contains(strings.Join(r.Refusals.Reasons, "; "), words) || r.Revision != 0 {
+		if r := f2.next(t); r.Refusals == nil || len(r.Refusals.Reasons) != reasons ||
+			!strings.Contains(strings.Join(r.Refusals.Reasons, "; "), words) ||
+			r.Revision != 0 {
 			t.Errorf("n2 heard %v", r)
 		}
 	}
@@ -346,7 +405,9 @@ func TestWarnings(t *testing.T) {
 		{strings.Replace(netpol("typo", ""), "podSelector: {}", "podSelector: {matchLabels: {ap: web}}", 1), "it selects by label \"ap\""},
 		{"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: empty, namespace: shop}\n", "all containers of namespace shop"},
 	} {
-		resp, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{c.document}}))
+		resp, err := operator(
+			s.config.RunDir,
+		).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{c.document}}))
 		if err != nil {
 			t.Fatalf("%s: %v", c.document, err)
 		}
@@ -357,7 +418,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestUnenforced: that a tenant's policies are not in force on a node is known where it was said, until it is said no more.
+// TestUnenforced: that a tenant's policies are not in force on a node is known where it was said, until it is said no
+// more.
 func TestUnenforced(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -371,22 +433,44 @@ func TestUnenforced(t *testing.T) {
 		if words != "" { // what a terminal obeys is not passed on
 			said = "no\x1broom\nfor\u202e7 ports"
 		}
-		f.send(t, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: uint64(10 + i), Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Unenforced: said}}})
+		f.send(
+			t,
+			&pilasterv1.FollowRequest{
+				HostedTenants: []string{"blue"},
+				Sequence:      uint64(10 + i),
+				Hosting: []*pilasterv1.Hosting{
+					{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Unenforced: said},
+				},
+			},
+		)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		if err := s.model.await(ctx, func() bool { return s.model.hosting["blue"]["n1"].GetUnenforced() == words }); err != nil {
 			t.Fatalf("%q is not noted: %v", words, err)
 		}
 		cancel()
-		resp, err := operator(s.config.RunDir).GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
+		resp, err := operator(
+			s.config.RunDir,
+		).GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
 		if err != nil || len(resp.Msg.Hosting) != 1 || resp.Msg.Hosting[0].Unenforced != words {
 			t.Errorf("%q is shown as %v, %v", words, resp, err)
 		}
-		list, err := operator(s.config.RunDir).ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
-		if err != nil || len(list.Msg.Unenforced) != 1-i || i == 0 && (list.Msg.Unenforced[0].Tenant != "blue" || list.Msg.Unenforced[0].Node != "n1" || list.Msg.Unenforced[0].Unenforced != words) {
+		list, err := operator(
+			s.config.RunDir,
+		).ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
+		if err != nil || len(list.Msg.Unenforced) != 1-i ||
+			i == 0 &&
+				(list.Msg.Unenforced[0].Tenant != "blue" || list.Msg.Unenforced[0].Node != "n1" || list.Msg.Unenforced[0].Unenforced != words) {
 			t.Errorf("beside policies %q is shown as %v, %v", words, list, err)
 		}
 	}
-	f.send(t, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Sequence: 12, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Unenforced: strings.Repeat("x", maxProblem+1)}}})
+	f.send(
+		t,
+		&pilasterv1.FollowRequest{
+			HostedTenants: []string{"blue"},
+			Sequence:      12,
+			Hosting:       []*pilasterv1.Hosting{{Tenant: "blue", Unenforced: strings.Repeat("x", maxProblem+1)}},
+		},
+	)
 	f.ended(t, connect.CodeInvalidArgument)
 }
 
@@ -451,7 +535,8 @@ func TestDocumentsAreRead(t *testing.T) {
 					audit = "(audit)"
 				}
 				words = append(words, store.PolicyName(p)+audit)
-				if again, err := readPolicies([]string{p.Document}); err != nil || len(again) != 1 || !proto.Equal(again[0], p) {
+				if again, err := readPolicies([]string{p.Document}); err != nil || len(again) != 1 ||
+					!proto.Equal(again[0], p) {
 					t.Errorf("%v, as it is kept, is read as %v, %v", p, again, err)
 				}
 			}
@@ -467,7 +552,8 @@ func TestDocumentsAreRead(t *testing.T) {
 	}
 }
 
-// TestDocumentsAreCanonical: a document is kept in one way, however it is written, and without what a cluster of Kubernetes has added to it.
+// TestDocumentsAreCanonical: a document is kept in one way, however it is written, and without what a cluster of
+// Kubernetes has added to it.
 func TestDocumentsAreCanonical(t *testing.T) {
 	const want = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"labels":{"a":"b"},"name":"a","namespace":"default"},"spec":{"egress":[{"ports":[{"endPort":90,"port":80}]}]}}`
 	for _, text := range []string{

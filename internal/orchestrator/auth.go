@@ -107,7 +107,10 @@ func shown(state *tls.ConnectionState, now time.Time) (pki.Node, error) {
 		return pki.Node{}, none
 	}
 	if err := join.CheckTime(cert, now, "this orchestrator"); err != nil {
-		return node, fmt.Errorf("%w; it is good for nothing but its own renewal, which the node asks for by itself: set right the clock that is wrong, if one is", err)
+		return node, fmt.Errorf(
+			"%w; it is good for nothing but its own renewal, which the node asks for by itself: set right the clock that is wrong, if one is",
+			err,
+		)
 	}
 	return node, nil
 }

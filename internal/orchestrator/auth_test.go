@@ -88,12 +88,20 @@ func TestWhoMayCall(t *testing.T) {
 	}
 
 	t.Run("much from a stranger", func(t *testing.T) {
-		client := raw(t, s, &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool(), ServerName: join.ServerName}})
+		client := raw(
+			t,
+			s,
+			&http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool(), ServerName: join.ServerName}},
+		)
 		_, err := client.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{Csr: make([]byte, 65<<10)}))
 		wantCode(t, err, connect.CodeResourceExhausted)
 	})
 	t.Run("old TLS", func(t *testing.T) {
-		c, err := tls.Dial("tcp", s.Addr().String(), &tls.Config{RootCAs: authority.Pool(), ServerName: join.ServerName, MaxVersion: tls.VersionTLS12})
+		c, err := tls.Dial(
+			"tcp",
+			s.Addr().String(),
+			&tls.Config{RootCAs: authority.Pool(), ServerName: join.ServerName, MaxVersion: tls.VersionTLS12},
+		)
 		if err == nil {
 			c.Close()
 			t.Error("TLS 1.2 was accepted")
@@ -109,7 +117,9 @@ func TestWhoMayCall(t *testing.T) {
 		}
 	})
 	t.Run("paths", func(t *testing.T) {
-		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}}} // by address, not by name
+		client := &http.Client{
+			Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}},
+		} // by address, not by name
 		for path, want := range map[string]int{
 			"/healthz": 200, "/readyz": 200, "/metrics": 401, "/": 401,
 			"/pilaster.v1.OperatorService/ListTenants": 401, "/healthz/": 401, "//healthz": 401,
@@ -126,8 +136,16 @@ func TestWhoMayCall(t *testing.T) {
 	})
 	t.Run("a node is no operator", func(t *testing.T) {
 		pair := nodePair(t, authority, testNode(1), time.Now())
-		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool(), Certificates: []tls.Certificate{pair}}}}
-		resp, err := client.Post(s.url()+"/pilaster.v1.OperatorService/ListTenants", "application/json", strings.NewReader("{}"))
+		client := &http.Client{
+			Transport: &http.Transport{
+				TLSClientConfig: &tls.Config{RootCAs: authority.Pool(), Certificates: []tls.Certificate{pair}},
+			},
+		}
+		resp, err := client.Post(
+			s.url()+"/pilaster.v1.OperatorService/ListTenants",
+			"application/json",
+			strings.NewReader("{}"),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -196,7 +214,11 @@ func TestPinNeedsMoreThanTheAuthorityInTheChain(t *testing.T) {
 		"impostor with the authority appended": {Certificate: [][]byte{fake.Certificate[0], authority.Certificate()}, PrivateKey: fake.PrivateKey},
 		"a node as server":                     {Certificate: [][]byte{node.Certificate[0], authority.Certificate()}, PrivateKey: node.PrivateKey},
 	} {
-		l, err := tls.Listen("tcp", "[::1]:0", &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}})
+		l, err := tls.Listen(
+			"tcp",
+			"[::1]:0",
+			&tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +248,14 @@ func TestPinNeedsMoreThanTheAuthorityInTheChain(t *testing.T) {
 func TestRenewAndRemember(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
-	config := join.Config{URL: s.url(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: testNode(1).UUID, Log: s.config.Log}
+	config := join.Config{
+		URL:      s.url(),
+		Token:    s.Token(),
+		StateDir: t.TempDir(),
+		NodeName: "n1",
+		NodeUUID: testNode(1).UUID,
+		Log:      s.config.Log,
+	}
 	c, err := join.Dial(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)

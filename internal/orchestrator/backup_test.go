@@ -68,7 +68,10 @@ func everything(t *testing.T, s *Server) (all []proto.Message) {
 	}
 	all = append(all, nodes.Msg)
 	for _, name := range []string{"blue", "red"} {
-		tenant, err := people.GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name, ShowKey: true}))
+		tenant, err := people.GetTenant(
+			t.Context(),
+			connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name, ShowKey: true}),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +158,16 @@ func (a away) register(t *testing.T, s *Server) error {
 // goesOn gives nodes of a cluster what a backup does not know of.
 func goesOn(t *testing.T, s *Server, n int) away {
 	t.Helper()
-	a := away{config: join.Config{URL: s.url(), Token: s.Token(), StateDir: t.TempDir(), NodeName: testNode(n).Name, NodeUUID: testNode(n).UUID, Log: s.config.Log}}
+	a := away{
+		config: join.Config{
+			URL:      s.url(),
+			Token:    s.Token(),
+			StateDir: t.TempDir(),
+			NodeName: testNode(n).Name,
+			NodeUUID: testNode(n).UUID,
+			Log:      s.config.Log,
+		},
+	}
 	client, err := join.Dial(t.Context(), a.config)
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +211,8 @@ func TestRestoreOfAnOldBackup(t *testing.T) {
 			twice := false
 			for _, o := range others {
 				for _, a := range []away{here, gone} {
-					twice = twice || o.prefix == a.prefix || o.tenant.Ids[0].Id == a.tenant.Ids[0].Id || o.app.Id == a.app.Id
+					twice = twice || o.prefix == a.prefix || o.tenant.Ids[0].Id == a.tenant.Ids[0].Id ||
+						o.app.Id == a.app.Id
 				}
 			}
 			if twice != c.twice {

@@ -10,7 +10,8 @@ import (
 	"connectrpc.com/connect"
 )
 
-// Streams that begin do so in the order in which they came, so many at once; one that waited for too long is sent away, and one that went is waited for by nobody.
+// Streams that begin do so in the order in which they came, so many at once; one that waited for too long is sent away,
+// and one that went is waited for by nobody.
 func TestBeginning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := 0

@@ -17,12 +17,17 @@ import (
 // callTimeout bounds every call that is not a stream.
 const callTimeout = 10 * time.Second
 
-// fastGzip compresses answers at the fastest level: pages of mappings take a quarter of the usual one's time, and are no longer.
+// fastGzip compresses answers at the fastest level: pages of mappings take a quarter of the usual one's time, and are
+// no longer.
 func fastGzip() connect.HandlerOption {
-	return connect.WithCompression("gzip", func() connect.Decompressor { return new(gzip.Reader) }, func() connect.Compressor {
-		w, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is one that there is
-		return w
-	})
+	return connect.WithCompression(
+		"gzip",
+		func() connect.Decompressor { return new(gzip.Reader) },
+		func() connect.Compressor {
+			w, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is one that there is
+			return w
+		},
+	)
 }
 
 // calls gives every call a deadline, its refusals a code, and counts it and its messages.
@@ -31,7 +36,8 @@ type calls struct {
 	message func(procedure, direction, event string, bytes int)
 }
 
-// Directions of messages, and what those of streams carry; a call's carry what its procedure says, but for those of ListMappings.
+// Directions of messages, and what those of streams carry; a call's carry what its procedure says, but for those of
+// ListMappings.
 const (
 	received       = "in"
 	sent           = "out"

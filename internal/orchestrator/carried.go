@@ -30,7 +30,8 @@ func (m *model) recarry(was, is *pilasterv1.Tenant) {
 	}
 }
 
-// carries is the tenants that a node must know without having a container of them: the Edge Switch those that are in other regions too.
+// carries is the tenants that a node must know without having a container of them: the Edge Switch those that are in
+// other regions too.
 func (m *model) carries(node string) map[string]bool {
 	all := maps.Clone(m.carrying[node])
 	if node == m.edge {
@@ -46,8 +47,8 @@ func (m *model) carries(node string) map[string]bool {
 	return all
 }
 
-// carry has a stream tell from now on of what its node carries, and returns what of that is new. It must come whole, also where
-// the node hosts it: it may be about to forget it.
+// carry has a stream tell from now on of what its node carries, and returns what of that is new. It must come whole,
+// also where the node hosts it: it may be about to forget it.
 func (m *model) carry(f *follower) (came []string) {
 	now := m.carries(f.node.Name)
 	for tenant := range now {

@@ -20,7 +20,8 @@ func publishes(m *model, revision int64, tenant string, nodes ...string) {
 	m.apply(store.Batch{Revision: revision, Events: []store.Event{{Tenant: t}}})
 }
 
-// heard is the next message of a stream in a few words: what the node carries where its record came, tenants, which of these are whole, apps, deleted ones.
+// heard is the next message of a stream in a few words: what the node carries where its record came, tenants, which of
+// these are whole, apps, deleted ones.
 func heard(f *follower) string {
 	if f.queue.len() == 0 {
 		return "nothing"
@@ -53,7 +54,8 @@ func want(t *testing.T, f *follower, messages ...string) {
 	}
 }
 
-// TestCarried: a node is told what it carries as that changes, and has the news of it meanwhile, whole from the beginning.
+// TestCarried: a node is told what it carries as that changes, and has the news of it meanwhile, whole from the
+// beginning.
 func TestCarried(t *testing.T) {
 	m, _ := newTestModel()
 	app(m, 11, "red")
@@ -89,7 +91,8 @@ func TestCarried(t *testing.T) {
 	want(t, f, "[][][]0[]")
 }
 
-// TestCarriedResumes: what a node carried before comes as it changed, what it did not, or what is another by now, whole.
+// TestCarriedResumes: what a node carried before comes as it changed, what it did not, or what is another by now,
+// whole.
 func TestCarriedResumes(t *testing.T) {
 	m, _ := newTestModel()
 	publishes(m, 11, "red", "n1")
@@ -108,7 +111,12 @@ func TestCarriedResumes(t *testing.T) {
 		{"with more", 13, []string{"red", "green", "blue"}, []string{"[green red][][]0[]"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{ResumeRevision: c.resume, CarriedTenants: c.carried}, func(error) {})
+			f := m.follow(
+				testNode(1),
+				store.Session{},
+				&pilasterv1.FollowRequest{ResumeRevision: c.resume, CarriedTenants: c.carried},
+				func(error) {},
+			)
 			want(t, f, c.messages...)
 			app(m, m.revision+1, "red")
 			want(t, f, "-[][]1[]")
@@ -118,12 +126,17 @@ func TestCarriedResumes(t *testing.T) {
 	}
 	m.apply(store.Batch{Revision: 20, Events: []store.Event{{DeletedTenant: "red"}}})
 	publishes(m, 21, "red", "n1")
-	f := m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{ResumeRevision: 13, CarriedTenants: []string{"red", "green"}}, func(error) {})
+	f := m.follow(
+		testNode(1),
+		store.Session{},
+		&pilasterv1.FollowRequest{ResumeRevision: 13, CarriedTenants: []string{"red", "green"}},
+		func(error) {},
+	)
 	want(t, f, "-[][]0[red]", "[green red][red][red]0[]")
 }
 
-// TestPublishedTenantIsKnown: the node whose gateway publishes a container hears of its tenant and may ask where its containers are, though it has
-// none; with the publication that ends.
+// TestPublishedTenantIsKnown: the node whose gateway publishes a container hears of its tenant and may ask where its
+// containers are, though it has none; with the publication that ends.
 func TestPublishedTenantIsKnown(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -150,21 +163,38 @@ func TestPublishedTenantIsKnown(t *testing.T) {
 	if _, err := op.CreateService(t.Context(), connect.NewRequest(&pilasterv1.CreateServiceRequest{Service: &pilasterv1.Service{Tenant: "green", Name: "storage", Virtual: "fd09::7", Real: "2001:db8::9"}})); err != nil {
 		t.Fatal(err)
 	}
-	made, err := op.CreatePublication(t.Context(), connect.NewRequest(&pilasterv1.CreatePublicationRequest{Publication: &pilasterv1.Publication{Tenant: "green", Name: "web", Container: "fd12:3456::5", Node: "n1"}}))
+	made, err := op.CreatePublication(
+		t.Context(),
+		connect.NewRequest(
+			&pilasterv1.CreatePublicationRequest{
+				Publication: &pilasterv1.Publication{
+					Tenant:    "green",
+					Name:      "web",
+					Container: "fd12:3456::5",
+					Node:      "n1",
+				},
+			},
+		),
+	)
 	if err != nil || made.Msg.Publication.Tenant != "green" {
 		t.Fatalf("published %v, %v", made, err)
 	}
 	d := f.next(t).GetDelta()
-	if got := d.GetNode().GetCarries(); len(got) != 1 || got[0] != "green" || len(d.Tenants) != 1 || len(d.Apps) != 1 || len(d.WholeTenants) != 1 {
+	if got := d.GetNode().GetCarries(); len(got) != 1 || got[0] != "green" || len(d.Tenants) != 1 || len(d.Apps) != 1 ||
+		len(d.WholeTenants) != 1 {
 		t.Fatalf("then it heard %v", d)
 	}
-	if is := d.Tenants[0]; len(is.Services) != 1 || is.Services[0].Real != "2001:db8::9" || len(is.Publications) != 1 || is.Publications[0].Underlay != made.Msg.Publication.Underlay || is.Publications[0].Tenant != "" {
+	if is := d.Tenants[0]; len(is.Services) != 1 || is.Services[0].Real != "2001:db8::9" || len(is.Publications) != 1 ||
+		is.Publications[0].Underlay != made.Msg.Publication.Underlay ||
+		is.Publications[0].Tenant != "" {
 		t.Errorf("the tenant is %v", is)
 	}
 	if resp, err := n1.ListMappings(t.Context(), ask); err != nil || len(resp.Msg.Mappings) != 1 {
 		t.Errorf("asked where its containers are: %v, %v", resp, err)
 	}
-	if got, err := op.GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "green"})); err != nil || len(got.Msg.Hosting) != 1 || got.Msg.Hosting[0].Node != "n2" {
+	if got, err := op.GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "green"})); err != nil ||
+		len(got.Msg.Hosting) != 1 ||
+		got.Msg.Hosting[0].Node != "n2" {
 		t.Errorf("it counts as one that hosts: %v, %v", got, err)
 	}
 	_, err = op.CreateService(t.Context(), connect.NewRequest(&pilasterv1.CreateServiceRequest{}))

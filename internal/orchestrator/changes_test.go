@@ -16,7 +16,10 @@ import (
 
 func changes(t *testing.T, c *join.Client, tenant string, after int64) (*pilasterv1.ListMappingsResponse, error) {
 	t.Helper()
-	resp, err := c.ListMappings(t.Context(), connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: tenant, AfterRevision: after}))
+	resp, err := c.ListMappings(
+		t.Context(),
+		connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: tenant, AfterRevision: after}),
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +39,8 @@ func inWords(r *pilasterv1.ListMappingsResponse) string {
 	return strings.Join(all, ", ")
 }
 
-// A node that asks is told what has changed since it asked the last time, before which it was given; its stream tells it nothing of that.
+// A node that asks is told what has changed since it asked the last time, before which it was given; its stream tells
+// it nothing of that.
 func TestChangedMappings(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -88,11 +92,17 @@ func TestChangedMappings(t *testing.T) {
 	wantCode(t, err, connect.CodePermissionDenied)
 	for _, unknown := range []int64{1, after + 1000, -1} {
 		_, err = changes(t, n1, "green", unknown)
-		if wantCode(t, err, connect.CodeAborted); err != nil && !strings.Contains(err.Error(), "begin with the first page") {
+		if wantCode(t, err, connect.CodeAborted); err != nil &&
+			!strings.Contains(err.Error(), "begin with the first page") {
 			t.Errorf("after revision %d: %v", unknown, err)
 		}
 	}
-	_, err = n1.ListMappings(t.Context(), connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: "green", AfterRevision: after, PageToken: "7:0a000002/32"}))
+	_, err = n1.ListMappings(
+		t.Context(),
+		connect.NewRequest(
+			&pilasterv1.ListMappingsRequest{Tenant: "green", AfterRevision: after, PageToken: "7:0a000002/32"},
+		),
+	)
 	wantCode(t, err, connect.CodeInvalidArgument)
 }
 
@@ -129,7 +139,8 @@ func TestChangedMappingsAreThrottledAndCounted(t *testing.T) {
 	}
 }
 
-// Of each prefix the last change counts, however often it went from node to node; what is forgotten is not told in part.
+// Of each prefix the last change counts, however often it went from node to node; what is forgotten is not told in
+// part.
 func TestChanged(t *testing.T) {
 	m, _ := newTestModel()
 	has := func(to, node string) store.Event {
@@ -139,9 +150,22 @@ func TestChanged(t *testing.T) {
 		return store.Event{EndedMapping: &pilasterv1.Mapping{Tenant: "green", To: to}}
 	}
 	m.apply(store.Batch{Revision: 11, Events: []store.Event{has("10.0.0.1/32", "n1"), has("10.0.0.2/32", "n2")}})
-	m.apply(store.Batch{Revision: 12, Events: []store.Event{gone("10.0.0.1/32"), gone("10.0.0.2/32"), has("10.0.0.2/32", "n3")}})
+	m.apply(
+		store.Batch{
+			Revision: 12,
+			Events:   []store.Event{gone("10.0.0.1/32"), gone("10.0.0.2/32"), has("10.0.0.2/32", "n3")},
+		},
+	)
 	app(m, 13, "green")
-	m.apply(store.Batch{Revision: 14, Events: []store.Event{has("10.0.0.1/32", "n4"), {Mapping: &pilasterv1.Mapping{Tenant: "lime", To: "10.0.0.9/32"}}}})
+	m.apply(
+		store.Batch{
+			Revision: 14,
+			Events: []store.Event{
+				has("10.0.0.1/32", "n4"),
+				{Mapping: &pilasterv1.Mapping{Tenant: "lime", To: "10.0.0.9/32"}},
+			},
+		},
+	)
 	for after, want := range map[int64]string{10: "10.0.0.1/32 n4, 10.0.0.2/32 n3", 11: "10.0.0.1/32 n4, 10.0.0.2/32 n3", 12: "10.0.0.1/32 n4", 14: ""} {
 		if r, ok := m.changed("n1", "green", after); !ok || inWords(r) != want || r.Revision != 14 {
 			t.Errorf("after %d: %q, %v, want %q", after, inWords(r), ok, want)
@@ -151,7 +175,9 @@ func TestChanged(t *testing.T) {
 		t.Errorf("n3 is told %q of its own", inWords(r))
 	}
 	for i := range int64(maxPast) {
-		m.apply(store.Batch{Revision: 15 + i, Events: []store.Event{has(fmt.Sprintf("10.1.%d.%d/32", i/256, i%256), "n1")}})
+		m.apply(
+			store.Batch{Revision: 15 + i, Events: []store.Event{has(fmt.Sprintf("10.1.%d.%d/32", i/256, i%256), "n1")}},
+		)
 	}
 	if _, ok := m.changed("n1", "green", 13); ok {
 		t.Error("something of it is forgotten, and it is told")
@@ -161,13 +187,23 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// A page comes from memory as long as nothing of its tenant has changed since the first, and what this orchestrator knows is as new.
+// A page comes from memory as long as nothing of its tenant has changed since the first, and what this orchestrator
+// knows is as new.
 func TestPagesFromMemory(t *testing.T) {
 	m, _ := newTestModel()
 	has := func(revision int64, tenant string, numbers ...int) {
 		b := store.Batch{Revision: revision}
 		for _, i := range numbers {
-			b.Events = append(b.Events, store.Event{Mapping: &pilasterv1.Mapping{Tenant: tenant, To: fmt.Sprintf("10.0.%d.%d/32", i/256, i%256), Name: "n1"}})
+			b.Events = append(
+				b.Events,
+				store.Event{
+					Mapping: &pilasterv1.Mapping{
+						Tenant: tenant,
+						To:     fmt.Sprintf("10.0.%d.%d/32", i/256, i%256),
+						Name:   "n1",
+					},
+				},
+			)
 		}
 		m.apply(b)
 	}
@@ -198,7 +234,12 @@ func TestPagesFromMemory(t *testing.T) {
 	has(13, "green", 502)
 	want("after a change", "green", token(12, 499), 0, 0)
 	want("after it", "green", token(13, 499), 500, 503)
-	m.apply(store.Batch{Revision: 14, Events: []store.Event{{EndedMapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.1.246/32"}}}})
+	m.apply(
+		store.Batch{
+			Revision: 14,
+			Events:   []store.Event{{EndedMapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.1.246/32"}}},
+		},
+	)
 	want("after one that ended", "green", token(13, 499), 0, 0)
 	want("without it", "green", token(14, 499), 500, 502)
 }

@@ -162,7 +162,9 @@ func TestSlowClients(t *testing.T) {
 			t.Parallel()
 			req, _ := http.NewRequest(http.MethodGet, s.url()+"/healthz", nil)
 			req.Header.Set("X", strings.Repeat("x", 2*maxHeader))
-			resp, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: tlsOf(t, s, pki.Node{}, "http/1.1")}}).Do(req)
+			resp, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: tlsOf(t, s, pki.Node{}, "http/1.1")}}).Do(
+				req,
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -212,7 +214,11 @@ func TestCallsAtOnce(t *testing.T) {
 		return err
 	}
 	joinAs := func() error {
-		_, err := raw(t, s, &http.Transport{TLSClientConfig: tlsOf(t, s, pki.Node{})}).Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{}))
+		_, err := raw(
+			t,
+			s,
+			&http.Transport{TLSClientConfig: tlsOf(t, s, pki.Node{})},
+		).Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{}))
 		return err
 	}
 	ctx, cancel := context.WithCancel(t.Context())

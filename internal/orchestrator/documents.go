@@ -35,7 +35,8 @@ func SplitDocuments(text string) (documents []string) {
 		says = false
 	}
 	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, "---"); ok && strings.TrimLeft(rest, " \t\r\n") != rest || line == "---" {
+		if rest, ok := strings.CutPrefix(line, "---"); ok && strings.TrimLeft(rest, " \t\r\n") != rest ||
+			line == "---" {
 			end()
 			line = rest
 		}
@@ -73,7 +74,12 @@ func readPolicies(documents []string) (all []*pilasterv1.Policy, err error) {
 		}
 		for _, p := range read {
 			if first, twice := seen[nameOf(p)]; twice {
-				return nil, fmt.Errorf("document %d: %s is there twice, first in document %d; nothing was changed", i+1, store.PolicyName(p), first)
+				return nil, fmt.Errorf(
+					"document %d: %s is there twice, first in document %d; nothing was changed",
+					i+1,
+					store.PolicyName(p),
+					first,
+				)
 			}
 			seen[nameOf(p)] = i + 1
 		}
@@ -112,8 +118,8 @@ func readDocument(text string) ([]*pilasterv1.Policy, error) {
 	return all, nil
 }
 
-// readPolicy reads one document. What is kept of it is what was read: JSON with sorted keys, with its namespace, and without what a cluster of
-// Kubernetes has added to it.
+// readPolicy reads one document. What is kept of it is what was read: JSON with sorted keys, with its namespace, and
+// without what a cluster of Kubernetes has added to it.
 func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 	var document map[string]any
 	decoder := json.NewDecoder(bytes.NewReader(asJSON))
@@ -134,7 +140,13 @@ func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "document 1: "))
 	}
 	is := read[0]
-	p := &pilasterv1.Policy{Kind: document["kind"].(string), Namespace: is.Namespace, Name: is.Name, Audit: is.Audit, Rules: uint32(len(is.Rules[policy.Ingress]) + len(is.Rules[policy.Egress]))}
+	p := &pilasterv1.Policy{
+		Kind:      document["kind"].(string),
+		Namespace: is.Namespace,
+		Name:      is.Name,
+		Audit:     is.Audit,
+		Rules:     uint32(len(is.Rules[policy.Ingress]) + len(is.Rules[policy.Egress])),
+	}
 	if p.Namespace != "" {
 		metadata["namespace"] = p.Namespace
 	}
@@ -142,7 +154,14 @@ func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 		return nil, err
 	}
 	if p.Document = string(text); len(text) > maxDocument || p.Rules > maxRules {
-		return nil, fmt.Errorf("%s: it has %d bytes as JSON and %d rules, and a policy may have %d and %d: make several of it, of which each selects the same", store.PolicyName(p), len(text), p.Rules, maxDocument, maxRules)
+		return nil, fmt.Errorf(
+			"%s: it has %d bytes as JSON and %d rules, and a policy may have %d and %d: make several of it, of which each selects the same",
+			store.PolicyName(p),
+			len(text),
+			p.Rules,
+			maxDocument,
+			maxRules,
+		)
 	}
 	return p, nil
 }

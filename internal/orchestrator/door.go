@@ -69,7 +69,13 @@ func (d *door) refuse(c net.Conn, limit string) {
 	d.refused(limit)
 	c.Close()
 	d.seldom.Do(func() {
-		d.log.Warn("connections are refused; more are allowed with --max-connections and --max-strangers", "limit", limit, "last_from", c.RemoteAddr())
+		d.log.Warn(
+			"connections are refused; more are allowed with --max-connections and --max-strangers",
+			"limit",
+			limit,
+			"last_from",
+			c.RemoteAddr(),
+		)
 	})
 }
 
@@ -102,8 +108,14 @@ func (g *guest) is(n pki.Node) error {
 	}
 	if d.nodes[n] >= maxNodeConnections {
 		d.refused(limitNodeConnections)
-		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s has %d connections, as many as it may, and this one is ended; nothing was changed: see what else calls with this node's certificate",
-			n.Name, maxNodeConnections))
+		return connect.NewError(
+			connect.CodeUnavailable,
+			fmt.Errorf(
+				"node %s has %d connections, as many as it may, and this one is ended; nothing was changed: see what else calls with this node's certificate",
+				n.Name,
+				maxNodeConnections,
+			),
+		)
 	}
 	d.leave(g)
 	g.known = n

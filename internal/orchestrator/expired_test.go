@@ -56,7 +56,10 @@ func known(t *testing.T, s *Server, n pki.Node) {
 
 func back(t *testing.T, s *Server, n pki.Node, dir, token string) *join.Client {
 	t.Helper()
-	c, err := join.Dial(t.Context(), join.Config{URL: s.url(), Token: token, StateDir: dir, NodeName: n.Name, NodeUUID: n.UUID, Log: s.config.Log})
+	c, err := join.Dial(
+		t.Context(),
+		join.Config{URL: s.url(), Token: token, StateDir: dir, NodeName: n.Name, NodeUUID: n.UUID, Log: s.config.Log},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +222,15 @@ func TestWrongClock(t *testing.T) {
 	config := testConfig(t)
 	config.Now = its.now
 	s := start(t, config)
-	node := join.Config{URL: s.url(), Token: s.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: testNode(1).UUID, Log: s.config.Log, Now: ours.now}
+	node := join.Config{
+		URL:      s.url(),
+		Token:    s.Token(),
+		StateDir: t.TempDir(),
+		NodeName: "n1",
+		NodeUUID: testNode(1).UUID,
+		Log:      s.config.Log,
+		Now:      ours.now,
+	}
 	blamed := func(err error) {
 		t.Helper()
 		wantCode(t, err, connect.CodeUnavailable) // so that the agent tries again

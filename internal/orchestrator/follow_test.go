@@ -24,8 +24,10 @@ func TestFollow(t *testing.T) {
 	f1 := follow(t, n1, hosting("blue"))
 	r := f1.next(t)
 	snap := r.GetSnapshot()
-	if snap.GetNode().GetName() != "n1" || len(snap.Tenants) != 1 || snap.Tenants[0].Name != "blue" || len(snap.Tenants[0].Ids[0].Key) != 16 ||
-		len(snap.Apps) != 1 || snap.Apps[0].Labels["app"] != "web" {
+	if snap.GetNode().GetName() != "n1" || len(snap.Tenants) != 1 || snap.Tenants[0].Name != "blue" ||
+		len(snap.Tenants[0].Ids[0].Key) != 16 ||
+		len(snap.Apps) != 1 ||
+		snap.Apps[0].Labels["app"] != "web" {
 		t.Fatalf("snapshot %v", r)
 	}
 
@@ -37,7 +39,9 @@ func TestFollow(t *testing.T) {
 	registered(t, s, testNode(3))
 	db := resolve(t, n2, "blue", "db")
 	r = f1.next(t)
-	if d := r.GetDelta(); d == nil || d.Node != nil || len(d.Tenants) != 0 || len(d.Apps) != 1 || d.Apps[0].Id != db.Id || d.Apps[0].Tenant != "blue" {
+	if d := r.GetDelta(); d == nil || d.Node != nil || len(d.Tenants) != 0 || len(d.Apps) != 1 ||
+		d.Apps[0].Id != db.Id ||
+		d.Apps[0].Tenant != "blue" {
 		t.Fatalf("n1 heard %v", r)
 	}
 	resumeAt := r.Revision
@@ -69,10 +73,19 @@ func TestFollow(t *testing.T) {
 	wantCode(t, err, connect.CodeFailedPrecondition)
 
 	// Resumed, it hears what it missed, and whole what it does not know.
-	again := follow(t, n1, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}, IncompleteTenants: []string{"red"}, ResumeRevision: resumeAt})
+	again := follow(
+		t,
+		n1,
+		&pilasterv1.FollowRequest{
+			HostedTenants:     []string{"blue", "red"},
+			IncompleteTenants: []string{"red"},
+			ResumeRevision:    resumeAt,
+		},
+	)
 	f1.ended(t, connect.CodeAborted)
 	r = again.next(t)
-	if d := r.GetDelta(); d.GetNode() == nil || len(d.GetTenants()) != 1 || d.Tenants[0].Name != "red" || len(d.Apps) != 2 {
+	if d := r.GetDelta(); d.GetNode() == nil || len(d.GetTenants()) != 1 || d.Tenants[0].Name != "red" ||
+		len(d.Apps) != 2 {
 		t.Fatalf("last of what was missed: %v", r)
 	}
 
@@ -85,7 +98,8 @@ func TestFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	resolve(t, n2, "blue", "last")
-	if d := again.next(t).GetDelta(); len(d.GetApps()) != 1 || d.Apps[0].Labels["app"] != "last" || len(d.DeletedTenants) != 0 {
+	if d := again.next(t).GetDelta(); len(d.GetApps()) != 1 || d.Apps[0].Labels["app"] != "last" ||
+		len(d.DeletedTenants) != 0 {
 		t.Fatalf("n1 heard %v", d)
 	}
 
@@ -174,8 +188,12 @@ func TestRegisterRefuses(t *testing.T) {
 	f.Send(&pilasterv1.FollowRequest{})
 	_, err := f.Receive()
 	wantCode(t, err, connect.CodeFailedPrecondition) // not registered
-	resp, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{ClusterUuid: s.store.Cluster().UUID}))
-	if err != nil || resp.Msg.Plan.BasePrefix != "fd70:696c:6100::/40" || resp.Msg.ClusterUuid != s.store.Cluster().UUID {
+	resp, err := n1.Register(
+		t.Context(),
+		connect.NewRequest(&pilasterv1.RegisterRequest{ClusterUuid: s.store.Cluster().UUID}),
+	)
+	if err != nil || resp.Msg.Plan.BasePrefix != "fd70:696c:6100::/40" ||
+		resp.Msg.ClusterUuid != s.store.Cluster().UUID {
 		t.Errorf("%v, %v", resp, err)
 	}
 }

@@ -30,7 +30,12 @@ type follower struct {
 
 // follow starts a stream by its first message: its queue begins with what the node has missed
 // since the revision it knows, or with a snapshot. A stream that the node had before is ended.
-func (m *model) follow(n pki.Node, session store.Session, first *pilasterv1.FollowRequest, end context.CancelCauseFunc) *follower {
+func (m *model) follow(
+	n pki.Node,
+	session store.Session,
+	first *pilasterv1.FollowRequest,
+	end context.CancelCauseFunc,
+) *follower {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f := &follower{node: n, session: session, asking: first.WithoutMappings, queue: newQueue(), end: end}
@@ -133,7 +138,9 @@ func (m *model) snapshot(f *follower) *pilasterv1.FollowResponse {
 	return &pilasterv1.FollowResponse{
 		Revision: m.revision,
 		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{
-			Node: m.own(f), Tenants: d.Tenants, Apps: d.Apps, Policies: d.Policies, Overrides: d.Overrides, WholePolicies: d.WholePolicies,
+			Node: m.own(
+				f,
+			), Tenants: d.Tenants, Apps: d.Apps, Policies: d.Policies, Overrides: d.Overrides, WholePolicies: d.WholePolicies,
 		}},
 	}
 }
@@ -196,14 +203,25 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 	return add, remove
 }
 
-// alreadyNoted is what the store has of what a stream says at its beginning. The model knows it: it has heard of the stream's session, and nobody
-// else has noted anything of the node since that was written. Of a tenant that changes its ids or retires apps, and of what a later message said, the store judges.
+// alreadyNoted is what the store has of what a stream says at its beginning. The model knows it: it has heard of the
+// stream's session, and nobody else has noted anything of the node since that was written. Of a tenant that changes its
+// ids or retires apps, and of what a later message said, the store judges.
 func (m *model) alreadyNoted(f *follower, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	noted := map[string]*pilasterv1.Hosting{}
 	for _, name := range first.HostedTenants {
 		t, h := m.tenants[name], m.hosting[name][f.node.Name]
-		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && t.RetiringApps == nil && h.Sequence <= first.Sequence {
-			noted[name] = &pilasterv1.Hosting{Tenant: name, Accepts: h.Accepts, Holds: h.Holds, Moving: h.Moving, Overrides: h.Overrides, HeardRound: h.HeardRound, KeepsApps: h.KeepsApps, Unenforced: h.Unenforced}
+		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && t.RetiringApps == nil &&
+			h.Sequence <= first.Sequence {
+			noted[name] = &pilasterv1.Hosting{
+				Tenant:     name,
+				Accepts:    h.Accepts,
+				Holds:      h.Holds,
+				Moving:     h.Moving,
+				Overrides:  h.Overrides,
+				HeardRound: h.HeardRound,
+				KeepsApps:  h.KeepsApps,
+				Unenforced: h.Unenforced,
+			}
 		}
 	}
 	return noted
@@ -235,7 +253,8 @@ func (m *model) unnote(f *follower, tenants []string) {
 // mostRefused is how many reasons a node is told.
 const mostRefused = 16
 
-// refuse takes note of what was not taken of what a node has said of tenants, and tells the node where that has changed.
+// refuse takes note of what was not taken of what a node has said of tenants, and tells the node where that has
+// changed.
 func (m *model) refuse(f *follower, said []*pilasterv1.Hosting, refused map[string][]error) (changed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -246,7 +265,11 @@ func (m *model) refuse(f *follower, said []*pilasterv1.Hosting, refused map[stri
 		}
 	}
 	for _, h := range said {
-		if slices.EqualFunc(f.refused[h.Tenant], refused[h.Tenant], func(a, b error) bool { return a.Error() == b.Error() }) {
+		if slices.EqualFunc(
+			f.refused[h.Tenant],
+			refused[h.Tenant],
+			func(a, b error) bool { return a.Error() == b.Error() },
+		) {
 			continue
 		}
 		if f.refused == nil {
@@ -273,7 +296,13 @@ func (m *model) refuse(f *follower, said []*pilasterv1.Hosting, refused map[stri
 	if left > 0 {
 		reasons = append(reasons, fmt.Sprintf("and %d more", left))
 	}
-	m.queue(f, &pilasterv1.FollowResponse{Refusals: &pilasterv1.Refusals{Reasons: reasons}, Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}})
+	m.queue(
+		f,
+		&pilasterv1.FollowResponse{
+			Refusals: &pilasterv1.Refusals{Reasons: reasons},
+			Event:    &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}},
+		},
+	)
 	return len(f.refused) > 0
 }
 
@@ -285,7 +314,8 @@ func set(names []string) map[string]bool {
 	return s
 }
 
-// common is what a batch means to every node that hosts its tenant, with the tenant's name; nil where it is of several, or means to each node something else.
+// common is what a batch means to every node that hosts its tenant, with the tenant's name; nil where it is of several,
+// or means to each node something else.
 func common(b store.Batch) (*pilasterv1.FollowResponse, string) {
 	if len(b.Events) == 0 {
 		return nil, ""
@@ -323,7 +353,12 @@ func (m *model) queue(f *follower, r *pilasterv1.FollowResponse) {
 // queueShared is for a message that is as it is to be, and others may have.
 func (m *model) queueShared(f *follower, r *pilasterv1.FollowResponse) {
 	if !f.queue.put(r) {
-		m.endOne(f, connect.CodeResourceExhausted, "slow", fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue))
+		m.endOne(
+			f,
+			connect.CodeResourceExhausted,
+			"slow",
+			fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue),
+		)
 	}
 }
 
@@ -340,13 +375,20 @@ func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
 	if f.queue.len() > 0 {
 		return nil
 	}
-	return &pilasterv1.FollowResponse{Revision: m.revision, SpreadMs: m.spread(), WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}}}
+	return &pilasterv1.FollowResponse{
+		Revision:     m.revision,
+		SpreadMs:     m.spread(),
+		WithPolicies: true,
+		Event:        &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}},
+	}
 }
 
-// spread is how long all that follow here together take to follow anew, in milliseconds: so far apart they are asked to come.
+// spread is how long all that follow here together take to follow anew, in milliseconds: so far apart they are asked to
+// come.
 func (m *model) spread() uint32 { return uint32(m.share() * 1000 / reconnectRate) }
 
-// share is how many nodes follow here, or are about to after a restart: where several orchestrators have streams, each has its part of all.
+// share is how many nodes follow here, or are about to after a restart: where several orchestrators have streams, each
+// has its part of all.
 func (m *model) share() int {
 	orchestrators := len(m.serving)
 	if m.serving[m.self] == 0 {
@@ -367,7 +409,12 @@ func (m *model) stalled(f *follower, long time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.followers[f.node.Name] == f {
-		m.endOne(f, connect.CodeResourceExhausted, "stalled", fmt.Sprintf("the node read nothing for %v; follow again", long))
+		m.endOne(
+			f,
+			connect.CodeResourceExhausted,
+			"stalled",
+			fmt.Sprintf("the node read nothing for %v; follow again", long),
+		)
 	}
 }
 

@@ -74,7 +74,8 @@ func TestFullDisk(t *testing.T) {
 		acknowledged = append(acknowledged, name)
 	}
 	<-ended
-	if err == nil || !strings.Contains(said.String(), "no space left on device") || !strings.Contains(said.String(), "mend what it said, and start it again") {
+	if err == nil || !strings.Contains(said.String(), "no space left on device") ||
+		!strings.Contains(said.String(), "mend what it said, and start it again") {
 		t.Errorf("it ended with %v and said\n%s", err, said.String())
 	}
 

@@ -60,8 +60,8 @@ func (g given) find(m *pilasterv1.Mapping) *pilasterv1.Mapping {
 	return nil
 }
 
-// page is a page after the first, as long as nothing of the tenant's has changed since that; false where it has to be read from the store. Many nodes
-// list at a time, and the store would decode each page for each of them.
+// page is a page after the first, as long as nothing of the tenant's has changed since that; false where it has to be
+// read from the store. Many nodes list at a time, and the store would decode each page for each of them.
 func (m *model) page(tenant, token string) (store.Page, bool) {
 	after, err := store.ParsePageToken(token)
 	if err != nil {
@@ -81,7 +81,8 @@ func (m *model) page(tenant, token string) (store.Page, bool) {
 	return listing.Page(after), true
 }
 
-// listed is all that is given of a tenant's, nil where nobody has made it yet; or false where it was given after a revision.
+// listed is all that is given of a tenant's, nil where nobody has made it yet; or false where it was given after a
+// revision.
 func (m *model) listed(tenant string, revision int64) (*store.Listing, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -120,7 +121,15 @@ func (m *model) room(node string, more int) error {
 	if has+more <= maxMappings {
 		return nil
 	}
-	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("node %s has %d addresses and subnets of tenants, and its endpoints can use %d; nothing more was given or taken in: remove containers from it, or see what it runs", node, has, maxMappings))
+	return connect.NewError(
+		connect.CodeResourceExhausted,
+		fmt.Errorf(
+			"node %s has %d addresses and subnets of tenants, and its endpoints can use %d; nothing more was given or taken in: remove containers from it, or see what it runs",
+			node,
+			has,
+			maxMappings,
+		),
+	)
 }
 
 // claims is how much of what a node says that it holds would be new.

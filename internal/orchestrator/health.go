@@ -64,7 +64,8 @@ func (c *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 	defer c.mu.Unlock()
 	now := c.now()
 	// Not yet valid is one made by a clock that was ahead.
-	if c.current == nil || now.Before(c.current.Leaf.NotBefore) || now.After(c.current.Leaf.NotAfter.Add(-pki.ServerLife/3)) {
+	if c.current == nil || now.Before(c.current.Leaf.NotBefore) ||
+		now.After(c.current.Leaf.NotAfter.Add(-pki.ServerLife/3)) {
 		made, err := c.authority.Server(append([]string{join.ServerName}, c.hosts...), now)
 		if err != nil {
 			return nil, err

@@ -67,8 +67,8 @@ type allowance struct {
 	rate   int   // calls a second, ten times as many in a burst; 0 of Joins: Limits have it
 }
 
-// allowances have room for a node that hosts 65,535 tenants, and after a restart asks for what all its
-// containers need at once, and registers once for every 2,048 addresses it holds. Agents register and follow again with growing pauses.
+// allowances have room for a node that hosts 65,535 tenants, and after a restart asks for what all its containers need
+// at once, and registers once for every 2,048 addresses it holds. Agents register and follow again with growing pauses.
 var allowances = map[string]allowance{
 	pilasterv1connect.NodeServiceJoinProcedure:         {64, 64 << 10, 0}, // has about 500 bytes
 	pilasterv1connect.NodeServiceRenewProcedure:        {4, 64 << 10, 5},
@@ -80,15 +80,17 @@ var allowances = map[string]allowance{
 	pilasterv1connect.NodeServiceListMappingsProcedure: {16, 64 << 10, 500},
 }
 
-// Streams begin by a change of the store each. So many do at once, which is enough to keep the store busy: with thousands, what the store itself
-// runs would wait behind them for a processor. The others wait for their turn, in the order in which they came: one that waits costs what it will cost
-// once it has begun, and one that is sent away costs a registration and a stream more.
+// Streams begin by a change of the store each. So many do at once, which is enough to keep the store busy: with
+// thousands, what the store itself runs would wait behind them for a processor. The others wait for their turn, in the
+// order in which they came: one that waits costs what it will cost once it has begun, and one that is sent away costs a
+// registration and a stream more.
 const (
 	beginningAtOnce = 256
 	beginWait       = 30 * time.Second
 )
 
-// messageRate is how many messages of its streams a node is heard a second, ten times as many in a burst; the rest waits.
+// messageRate is how many messages of its streams a node is heard a second, ten times as many in a burst; the rest
+// waits.
 const messageRate = 100
 
 // Words for the counter of refusals, one a limit.
@@ -106,7 +108,19 @@ const (
 	limitBeginning       = "beginning"
 )
 
-var limitWords = []string{limitConnections, limitStrangers, limitNodeConnections, limitAtOnce, limitJoins, limitRate, limitRequest, limitAnswer, limitCompressed, limitLists, limitBeginning}
+var limitWords = []string{
+	limitConnections,
+	limitStrangers,
+	limitNodeConnections,
+	limitAtOnce,
+	limitJoins,
+	limitRate,
+	limitRequest,
+	limitAnswer,
+	limitCompressed,
+	limitLists,
+	limitBeginning,
+}
 
 // guard refuses calls for which their caller has no allowance left, before anything of them is read.
 type guard struct {
@@ -150,7 +164,14 @@ func lists(l Limits) *rates[string] {
 }
 
 func newGuard(l Limits, refused func(string)) *guard {
-	g := &guard{rates: map[string]*rates[client]{}, messages: newRates[client](messageRate, 10*messageRate), refused: refused, beginning: make(chan struct{}, beginningAtOnce), stopping: make(chan struct{}), going: map[call]int{}}
+	g := &guard{
+		rates:     map[string]*rates[client]{},
+		messages:  newRates[client](messageRate, 10*messageRate),
+		refused:   refused,
+		beginning: make(chan struct{}, beginningAtOnce),
+		stopping:  make(chan struct{}),
+		going:     map[call]int{},
+	}
 	for procedure, may := range allowances {
 		g.rates[procedure] = newRates[client](cmp.Or(may.rate, l.Joins), 10*cmp.Or(may.rate, l.Joins))
 	}
@@ -166,7 +187,13 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 	// A few bytes may become very many.
 	for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
 		if e := r.Header.Get(header); e != "" && e != "identity" {
-			return nil, g.refuse(limitCompressed, connect.CodeUnimplemented, "requests are not taken compressed (%s: %s); nothing was changed: send it as it is", header, e)
+			return nil, g.refuse(
+				limitCompressed,
+				connect.CodeUnimplemented,
+				"requests are not taken compressed (%s: %s); nothing was changed: send it as it is",
+				header,
+				e,
+			)
 		}
 	}
 	if err := g.often(r, by); err != nil {
@@ -176,8 +203,14 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.going[c] >= may.atOnce {
-		return nil, g.refuse(limitAtOnce, connect.CodeUnavailable, "%v has %d calls of %s going on, as many as it may; nothing was changed: try again when one has ended",
-			by, may.atOnce, c.procedure)
+		return nil, g.refuse(
+			limitAtOnce,
+			connect.CodeUnavailable,
+			"%v has %d calls of %s going on, as many as it may; nothing was changed: try again when one has ended",
+			by,
+			may.atOnce,
+			c.procedure,
+		)
 	}
 	g.going[c]++
 	return func() { g.end(c) }, nil
@@ -198,7 +231,11 @@ func (g *guard) begin(ctx context.Context) (begun func(), err error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-timer.C:
-		return nil, g.refuse(limitBeginning, connect.CodeUnavailable, "too many nodes begin to follow at this moment; nothing was changed: try again")
+		return nil, g.refuse(
+			limitBeginning,
+			connect.CodeUnavailable,
+			"too many nodes begin to follow at this moment; nothing was changed: try again",
+		)
 	}
 }
 
@@ -207,8 +244,13 @@ func (g *guard) often(r *http.Request, by client) error {
 	calls := g.rates[r.URL.Path]
 	if r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure {
 		if from := source(r.RemoteAddr); !calls.allow(client{from: from}) {
-			return g.refuse(limitJoins, connect.CodeUnavailable, "%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or allow more with the orchestrator's --max-joins",
-				from, calls.rate)
+			return g.refuse(
+				limitJoins,
+				connect.CodeUnavailable,
+				"%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or allow more with the orchestrator's --max-joins",
+				from,
+				calls.rate,
+			)
 		}
 	} else if !calls.allow(by) {
 		return g.refuse(limitRate, connect.CodeUnavailable, "%v calls %s more than %d times a second; nothing was changed: try again in a few seconds, or see what runs with its certificate",
@@ -247,7 +289,12 @@ func (b *body) Read(p []byte) (int, error) {
 		// It may be the end.
 		n, err := b.ReadCloser.Read(make([]byte, 1))
 		if n > 0 {
-			err = b.guard.refuse(limitRequest, connect.CodeResourceExhausted, "a request of this kind may have %d bytes, and this one has more; nothing was changed: have the node host fewer tenants, or see what it runs", b.max-5)
+			err = b.guard.refuse(
+				limitRequest,
+				connect.CodeResourceExhausted,
+				"a request of this kind may have %d bytes, and this one has more; nothing was changed: have the node host fewer tenants, or see what it runs",
+				b.max-5,
+			)
 		}
 		return 0, err
 	}

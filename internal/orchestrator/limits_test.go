@@ -31,10 +31,16 @@ func TestSizeOfRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	n1 := registered(t, s, testNode(1))
-	_, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: strings.Repeat("x", 8<<20+100)}))
+	_, err := n1.Register(
+		t.Context(),
+		connect.NewRequest(&pilasterv1.RegisterRequest{Version: strings.Repeat("x", 8<<20+100)}),
+	)
 	wantCode(t, err, connect.CodeResourceExhausted)
 	wantText(t, err, "may have 8388608 bytes")
-	_, err = n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: strings.Repeat("x", 64<<10+100)}))
+	_, err = n1.Resolve(
+		t.Context(),
+		connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: strings.Repeat("x", 64<<10+100)}),
+	)
 	wantCode(t, err, connect.CodeResourceExhausted)
 	wantRefusals(t, s, limitRequest, 2)
 
@@ -61,7 +67,12 @@ func TestCompressedRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	for name, protocol := range map[string]connect.ClientOption{"gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb(), "Connect": connect.WithClientOptions()} {
-		client := pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: transport(t, s, pki.Node{})}, s.url(), connect.WithSendGzip(), protocol)
+		client := pilasterv1connect.NewNodeServiceClient(
+			&http.Client{Transport: transport(t, s, pki.Node{})},
+			s.url(),
+			connect.WithSendGzip(),
+			protocol,
+		)
 		_, err := client.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{Csr: make([]byte, 63<<10)}))
 		if connect.CodeOf(err) != connect.CodeUnimplemented || !strings.Contains(err.Error(), "send it as it is") {
 			t.Errorf("%s: %v", name, err)
@@ -80,7 +91,20 @@ func TestSizeOfAnswers(t *testing.T) {
 	s.model.mu.Lock()
 	revision := s.model.revision
 	s.model.mu.Unlock()
-	s.model.apply(store.Batch{Revision: revision, Events: []store.Event{{App: &pilasterv1.App{Tenant: "blue", Id: 1, Labels: map[string]string{"app": strings.Repeat("x", maxAnswer)}}}}})
+	s.model.apply(
+		store.Batch{
+			Revision: revision,
+			Events: []store.Event{
+				{
+					App: &pilasterv1.App{
+						Tenant: "blue",
+						Id:     1,
+						Labels: map[string]string{"app": strings.Repeat("x", maxAnswer)},
+					},
+				},
+			},
+		},
+	)
 	_, err := f.Receive()
 	for err == nil {
 		_, err = f.Receive()
@@ -173,7 +197,9 @@ func TestCallsOfOneNode(t *testing.T) {
 	if err := register(n2); err != nil {
 		t.Errorf("another node: %v", err)
 	}
-	if _, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "none"})); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "none"})); connect.CodeOf(
+		err,
+	) != connect.CodeNotFound {
 		t.Errorf("another procedure: %v", err)
 	}
 	for end := time.Now().Add(20 * time.Second); register(n1) != nil; time.Sleep(100 * time.Millisecond) {
@@ -249,7 +275,14 @@ func (d *door) await(t *testing.T, all, strangers int) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%d connections, %d of strangers, of %d sources; want %d and %d", isAll, isStrangers, sources, all, strangers)
+			t.Fatalf(
+				"%d connections, %d of strangers, of %d sources; want %d and %d",
+				isAll,
+				isStrangers,
+				sources,
+				all,
+				strangers,
+			)
 		}
 	}
 }
@@ -349,7 +382,11 @@ func (a addr) String() string { return string(a) }
 // source; strangers leave them room.
 func TestDefaultsSuit100000Nodes(t *testing.T) {
 	refused := map[string]int{}
-	d := newDoor(Limits{}.orDefault(), func(limit string) { refused[limit]++ }, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	d := newDoor(
+		Limits{}.orDefault(),
+		func(limit string) { refused[limit]++ },
+		slog.New(slog.NewTextHandler(io.Discard, nil)),
+	)
 	enter := func(from string) *guest {
 		c := conn{from: addr(from)}
 		g, limit := d.enter(c)
@@ -385,7 +422,13 @@ func TestDefaultsSuit100000Nodes(t *testing.T) {
 		g.Close()
 	}
 	if d.all != 0 || d.strangers != 0 || len(d.sources) != 0 || len(d.nodes) != 0 {
-		t.Errorf("left over: %d connections, %d strangers, %d sources, %d nodes", d.all, d.strangers, len(d.sources), len(d.nodes))
+		t.Errorf(
+			"left over: %d connections, %d strangers, %d sources, %d nodes",
+			d.all,
+			d.strangers,
+			len(d.sources),
+			len(d.nodes),
+		)
 	}
 }
 
@@ -394,7 +437,8 @@ func TestConnectionsWithinFiles(t *testing.T) {
 	if err != nil || few.Connections == math.MaxInt || few.Connections < 100 {
 		t.Errorf("%+v, %v", few, err)
 	}
-	if same, err := (Limits{Connections: 7, Joins: 8}).withinFiles(); err != nil || same != (Limits{Connections: 7, Joins: 8}) {
+	if same, err := (Limits{Connections: 7, Joins: 8}).withinFiles(); err != nil ||
+		same != (Limits{Connections: 7, Joins: 8}) {
 		t.Errorf("%+v, %v", same, err)
 	}
 }

@@ -100,7 +100,9 @@ func registered(t *testing.T, s *Server, n pki.Node) *join.Client {
 
 func createTenant(t *testing.T, s *Server, name string) *pilasterv1.Tenant {
 	t.Helper()
-	resp, err := operator(s.config.RunDir).CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
+	resp, err := operator(
+		s.config.RunDir,
+	).CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +111,10 @@ func createTenant(t *testing.T, s *Server, name string) *pilasterv1.Tenant {
 
 func resolve(t *testing.T, c *join.Client, tenant, app string) *pilasterv1.App {
 	t.Helper()
-	resp, err := c.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: tenant, Labels: map[string]string{"app": app}}))
+	resp, err := c.Resolve(
+		t.Context(),
+		connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: tenant, Labels: map[string]string{"app": app}}),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,10 +14,14 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// retryAfter, in seconds, is when a tenant that was asked about too often may be asked about again: by then it has a whole second's share.
+// retryAfter, in seconds, is when a tenant that was asked about too often may be asked about again: by then it has a
+// whole second's share.
 const retryAfter = "1"
 
-func (s *nodeService) Allocate(ctx context.Context, req *connect.Request[pilasterv1.AllocateRequest]) (*connect.Response[pilasterv1.AllocateResponse], error) {
+func (s *nodeService) Allocate(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.AllocateRequest],
+) (*connect.Response[pilasterv1.AllocateResponse], error) {
 	node, err := s.acting(ctx)
 	if err != nil {
 		return nil, err
@@ -36,7 +40,10 @@ func (s *nodeService) Allocate(ctx context.Context, req *connect.Request[pilaste
 	return connect.NewResponse(&resp), nil
 }
 
-func (s *nodeService) Free(ctx context.Context, req *connect.Request[pilasterv1.FreeRequest]) (*connect.Response[pilasterv1.FreeResponse], error) {
+func (s *nodeService) Free(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.FreeRequest],
+) (*connect.Response[pilasterv1.FreeResponse], error) {
 	node, err := s.acting(ctx)
 	if err != nil {
 		return nil, err
@@ -48,7 +55,10 @@ func (s *nodeService) Free(ctx context.Context, req *connect.Request[pilasterv1.
 }
 
 // ListMappings tells a node of tenants that it hosts or carries, and of no others.
-func (s *nodeService) ListMappings(ctx context.Context, req *connect.Request[pilasterv1.ListMappingsRequest]) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
+func (s *nodeService) ListMappings(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ListMappingsRequest],
+) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
 	node, err := s.acting(ctx)
 	if err != nil {
 		return nil, err
@@ -58,7 +68,13 @@ func (s *nodeService) ListMappings(ctx context.Context, req *connect.Request[pil
 		return nil, err
 	}
 	if s.lists != nil && !s.lists.allow(name) {
-		err := s.guard.refuse(limitLists, connect.CodeResourceExhausted, "nodes ask for mappings of tenant %s more than %d times a second; nothing was changed: ask again, or allow more with the orchestrator's --list-rate", name, s.lists.rate)
+		err := s.guard.refuse(
+			limitLists,
+			connect.CodeResourceExhausted,
+			"nodes ask for mappings of tenant %s more than %d times a second; nothing was changed: ask again, or allow more with the orchestrator's --list-rate",
+			name,
+			s.lists.rate,
+		)
 		if e := new(connect.Error); errors.As(err, &e) {
 			e.Meta().Set("Retry-After", retryAfter)
 		}
@@ -76,13 +92,26 @@ func (s *nodeService) ListMappings(ctx context.Context, req *connect.Request[pil
 	for i, m := range page.Mappings {
 		page.Mappings[i] = visible(m, node.Name)
 	}
-	return connect.NewResponse(&pilasterv1.ListMappingsResponse{Mappings: page.Mappings, Revision: page.Revision, NextPageToken: page.Next}), nil
+	return connect.NewResponse(
+		&pilasterv1.ListMappingsResponse{Mappings: page.Mappings, Revision: page.Revision, NextPageToken: page.Next},
+	), nil
 }
 
-// changedMappings tells what has changed after a revision, up to all that this orchestrator has changed before it was asked.
-func (s *nodeService) changedMappings(ctx context.Context, node pki.Node, req *pilasterv1.ListMappingsRequest) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
+// changedMappings tells what has changed after a revision, up to all that this orchestrator has changed before it was
+// asked.
+func (s *nodeService) changedMappings(
+	ctx context.Context,
+	node pki.Node,
+	req *pilasterv1.ListMappingsRequest,
+) (*connect.Response[pilasterv1.ListMappingsResponse], error) {
 	if req.PageToken != "" {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a page was asked for together with what changed after revision %d, which has no pages: say one of the two", req.AfterRevision))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf(
+				"a page was asked for together with what changed after revision %d, which has no pages: say one of the two",
+				req.AfterRevision,
+			),
+		)
 	}
 	made := s.store.Revision()
 	if err := s.model.await(ctx, func() bool { return s.model.revision >= made }); err != nil {
@@ -90,12 +119,22 @@ func (s *nodeService) changedMappings(ctx context.Context, node pki.Node, req *p
 	}
 	resp, ok := s.model.changed(node.Name, req.Tenant, req.AfterRevision)
 	if !ok {
-		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("what changed of tenant %s after revision %d is not known here, where the last %d changes are, of at most %d records; begin with the first page of its mappings", req.Tenant, req.AfterRevision, maxPast, maxPastEvents))
+		return nil, connect.NewError(
+			connect.CodeAborted,
+			fmt.Errorf(
+				"what changed of tenant %s after revision %d is not known here, where the last %d changes are, of at most %d records; begin with the first page of its mappings",
+				req.Tenant,
+				req.AfterRevision,
+				maxPast,
+				maxPastEvents,
+			),
+		)
 	}
 	return connect.NewResponse(resp), nil
 }
 
-// changed is what of a tenant's mappings is another since a revision, or false when that is not remembered. Of each prefix the last counts.
+// changed is what of a tenant's mappings is another since a revision, or false when that is not remembered. Of each
+// prefix the last counts.
 func (m *model) changed(node, tenant string, after int64) (*pilasterv1.ListMappingsResponse, bool) {
 	m.mu.RLock()
 	past, revision, ok := m.since(after)
@@ -134,8 +173,15 @@ func visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
 func (s *nodeService) hosting(ctx context.Context, n pki.Node, tenant string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if s.model.awaitNode(ctx, n.Name, func() bool { return s.model.hostedBy[n.Name][tenant] || s.model.carries(n.Name)[tenant] }) != nil {
-		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s does not host tenant %s, and is told of it when it does", n.Name, tenant))
+	if s.model.awaitNode(
+		ctx,
+		n.Name,
+		func() bool { return s.model.hostedBy[n.Name][tenant] || s.model.carries(n.Name)[tenant] },
+	) != nil {
+		return connect.NewError(
+			connect.CodePermissionDenied,
+			fmt.Errorf("node %s does not host tenant %s, and is told of it when it does", n.Name, tenant),
+		)
 	}
 	return nil
 }

@@ -14,7 +14,9 @@ import (
 
 func createNimitz(t *testing.T, s *Server, name string, overlays ...*pilasterv1.Overlay) *pilasterv1.Tenant {
 	t.Helper()
-	resp, err := operator(s.config.RunDir).CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name, Network: tenant.Nimitz, Overlays: overlays}))
+	resp, err := operator(
+		s.config.RunDir,
+	).CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name, Network: tenant.Nimitz, Overlays: overlays}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,11 +45,21 @@ func TestCreateTenantOnANetwork(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	op := operator(s.config.RunDir)
-	green := createNimitz(t, s, "green", &pilasterv1.Overlay{Cidr: "10.0.0.0/16", NodeBits: 24}, &pilasterv1.Overlay{Cidr: "fd12:3456::/48", NodeBits: 80, Given: 7})
-	if green.Network != tenant.Nimitz || green.Addressing != pilasterv1.Addressing_ADDRESSING_OWN || len(green.Overlays) != 2 || green.Overlays[1].Given != 0 || green.Ids[0].Id != 1 {
+	green := createNimitz(
+		t,
+		s,
+		"green",
+		&pilasterv1.Overlay{Cidr: "10.0.0.0/16", NodeBits: 24},
+		&pilasterv1.Overlay{Cidr: "fd12:3456::/48", NodeBits: 80, Given: 7},
+	)
+	if green.Network != tenant.Nimitz || green.Addressing != pilasterv1.Addressing_ADDRESSING_OWN ||
+		len(green.Overlays) != 2 ||
+		green.Overlays[1].Given != 0 ||
+		green.Ids[0].Id != 1 {
 		t.Errorf("made %v", green)
 	}
-	if blue := createTenant(t, s, "blue"); blue.Network != tenant.Netpila || blue.Addressing != pilasterv1.Addressing_ADDRESSING_ENCRYPTED {
+	if blue := createTenant(t, s, "blue"); blue.Network != tenant.Netpila ||
+		blue.Addressing != pilasterv1.Addressing_ADDRESSING_ENCRYPTED {
 		t.Errorf("made %v", blue)
 	}
 	one := []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: 24}}
@@ -88,18 +100,22 @@ func TestMappings(t *testing.T) {
 	resolve(t, n2, "lime", "web")
 	f := follow(t, n1, hosting("green"))
 	f.next(t)
-	if own, other := allocate(t, n1, "green", "c1/eth0"), allocate(t, n2, "green", "c2/eth0"); own != "10.0.0.2/32" || other != "10.0.0.3/32" {
+	if own, other := allocate(t, n1, "green", "c1/eth0"), allocate(t, n2, "green", "c2/eth0"); own != "10.0.0.2/32" ||
+		other != "10.0.0.3/32" {
 		t.Fatalf("given %s and %s", own, other)
 	}
 	own, other := f.next(t), f.next(t)
 	for i, m := range []*pilasterv1.Mapping{own.GetDelta().GetMappings()[0], other.GetDelta().GetMappings()[0]} {
 		want := fmt.Sprintf("green 10.0.0.%d/32 fd70:696c:6100:%d::/64 n%d", i+2, i+1, i+1)
-		if got := strings.Join([]string{m.Tenant, m.To, m.Node, m.Name}, " "); got != want || (m.Key != "") != (i == 0) {
+		if got := strings.Join([]string{m.Tenant, m.To, m.Node, m.Name}, " "); got != want ||
+			(m.Key != "") != (i == 0) {
 			t.Errorf("n1 heard %v, want %s, and a key of its own alone", m, want)
 		}
 	}
 	page, err := list(t, n1, "green")
-	if err != nil || len(page.Mappings) != 2 || page.Mappings[0].Key != "c1/eth0" || page.Mappings[1].Key != "" || page.Revision < other.Revision || page.NextPageToken != "" {
+	if err != nil || len(page.Mappings) != 2 || page.Mappings[0].Key != "c1/eth0" || page.Mappings[1].Key != "" ||
+		page.Revision < other.Revision ||
+		page.NextPageToken != "" {
 		t.Errorf("listed %v, %v", page, err)
 	}
 
@@ -111,7 +127,9 @@ func TestMappings(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := f.next(t)
-	if d := r.GetDelta(); len(d.GetMappings()) != 0 || len(d.GetEndedMappings()) != 1 || d.EndedMappings[0].Tenant != "green" || d.EndedMappings[0].To != "10.0.0.3/32" {
+	if d := r.GetDelta(); len(d.GetMappings()) != 0 || len(d.GetEndedMappings()) != 1 ||
+		d.EndedMappings[0].Tenant != "green" ||
+		d.EndedMappings[0].To != "10.0.0.3/32" {
 		t.Errorf("n1 heard %v", r)
 	}
 	_, err = list(t, n1, "lime")
@@ -144,11 +162,17 @@ func TestMappings(t *testing.T) {
 	_, err = n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
 		Mappings: []*pilasterv1.Mapping{{Tenant: "lime", To: "10.0.1.0/24"}}}}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
-	_, err = n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Mappings: make([]*pilasterv1.Mapping, maxMappings+1)}}))
+	_, err = n1.Register(
+		t.Context(),
+		connect.NewRequest(
+			&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Mappings: make([]*pilasterv1.Mapping, maxMappings+1)}},
+		),
+	)
 	wantCode(t, err, connect.CodeInvalidArgument)
 }
 
-// A node may have as much as it can have endpoints for, whether it asks for it or says that it holds it. What it has it may say again.
+// A node may have as much as it can have endpoints for, whether it asks for it or says that it holds it. What it has it
+// may say again.
 func TestAddressesOfOneNode(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -163,7 +187,10 @@ func TestAddressesOfOneNode(t *testing.T) {
 		s.model.given.byNode["n1"] = n
 	}
 	holds := func(c *join.Client, m ...*pilasterv1.Mapping) error {
-		_, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Mappings: m}}))
+		_, err := c.Register(
+			t.Context(),
+			connect.NewRequest(&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Mappings: m}}),
+		)
 		return err
 	}
 	if err := s.model.await(t.Context(), func() bool { return s.model.given.byNode["n1"] == 1 }); err != nil {
@@ -172,7 +199,8 @@ func TestAddressesOfOneNode(t *testing.T) {
 	has(maxMappings)
 	_, err := n1.Allocate(t.Context(), connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green", Key: "c2/eth0"}))
 	for what, err := range map[string]error{"asked": err, "said": holds(n1, own, &pilasterv1.Mapping{Tenant: "green", To: "10.0.7.0/32", Key: "c7/eth0"})} {
-		if wantCode(t, err, connect.CodeResourceExhausted); err != nil && !strings.Contains(err.Error(), "node n1 has 131070 addresses") {
+		if wantCode(t, err, connect.CodeResourceExhausted); err != nil &&
+			!strings.Contains(err.Error(), "node n1 has 131070 addresses") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -231,7 +259,8 @@ func TestListRate(t *testing.T) {
 		refused++
 		wantCode(t, err, connect.CodeResourceExhausted)
 		e := err.(*connect.Error)
-		if e.Meta().Get("Retry-After") != "1" || !strings.Contains(e.Message(), "--list-rate") || !strings.Contains(e.Message(), "green") {
+		if e.Meta().Get("Retry-After") != "1" || !strings.Contains(e.Message(), "--list-rate") ||
+			!strings.Contains(e.Message(), "green") {
 			t.Errorf("refused with %v, %v", e.Meta(), e)
 		}
 	}
@@ -251,14 +280,18 @@ func TestNodesBeyondTheGatewayPrefix(t *testing.T) {
 	createNimitz(t, s, "green", &pilasterv1.Overlay{Cidr: "10.0.0.0/16", NodeBits: 24})
 	createNimitz(t, s, "lime", &pilasterv1.Overlay{Cidr: "fd12:3456::/48", NodeBits: 80})
 	far := dial(t, s, testNode(1))
-	resp, err := far.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{WantedPrefix: "fd70:696c:6100:4000::/64"}))
+	resp, err := far.Register(
+		t.Context(),
+		connect.NewRequest(&pilasterv1.RegisterRequest{WantedPrefix: "fd70:696c:6100:4000::/64"}),
+	)
 	if err != nil || strings.Join(resp.Msg.Plan.GatewayPrefixes, " ") != "100.64.0.0/10 fd70:696c:6700::/48" {
 		t.Fatalf("registered with %v, %v", resp, err)
 	}
 	resolve(t, far, "green", "web")
 	resolve(t, far, "lime", "web")
 	_, err = far.Allocate(t.Context(), connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green"}))
-	if connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(), "number 16384") || !strings.Contains(err.Error(), "100.64.0.0/10") {
+	if connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(), "number 16384") ||
+		!strings.Contains(err.Error(), "100.64.0.0/10") {
 		t.Errorf("node 16384: %v", err)
 	}
 	if got := allocate(t, far, "lime", ""); got != "fd12:3456:0:0:1::/80" {

@@ -54,7 +54,16 @@ func newMetrics(version string) *metrics {
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(build, m.calls, m.dropped, m.messages, m.bytes, m.refused, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(
+		build,
+		m.calls,
+		m.dropped,
+		m.messages,
+		m.bytes,
+		m.refused,
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
 	return m
 }
 
@@ -75,19 +84,37 @@ func (m *metrics) countMessages(procedure, direction, event string, n, bytes int
 // observe adds what is read from the model and the store when asked.
 func (m *metrics) observe(model *model, s *store.Store) {
 	gauge := func(name, help string, value func(size) int64) {
-		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilaster_orchestrator_" + name, Help: help},
-			func() float64 { return float64(value(model.size())) }))
+		m.registry.MustRegister(
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilaster_orchestrator_" + name, Help: help},
+				func() float64 { return float64(value(model.size())) }),
+		)
 	}
 	gauge("nodes", "Registered nodes.", func(s size) int64 { return int64(s.nodes) })
-	gauge("nodes_connected", "Nodes with a stream to this orchestrator.", func(s size) int64 { return int64(s.streams) })
+	gauge(
+		"nodes_connected",
+		"Nodes with a stream to this orchestrator.",
+		func(s size) int64 { return int64(s.streams) },
+	)
 	gauge("tenants", "Tenants.", func(s size) int64 { return int64(s.tenants) })
 	gauge("apps", "Apps of all tenants.", func(s size) int64 { return int64(s.apps) })
 	gauge("apps_most", "Apps of the tenant that has most.", func(s size) int64 { return int64(s.mostApps) })
 	gauge("apps_max", "Apps that a tenant may have.", func(size) int64 { return int64(s.MaxApps()) })
-	gauge("apps_retiring", "Apps that nodes are asked about, of all tenants: those that none has end.", func(s size) int64 { return int64(s.retiringApps) })
-	gauge("apps_resting", "Numbers of ended apps that nobody gets for some minutes, of all tenants.", func(s size) int64 { return int64(s.restingApps) })
+	gauge(
+		"apps_retiring",
+		"Apps that nodes are asked about, of all tenants: those that none has end.",
+		func(s size) int64 { return int64(s.retiringApps) },
+	)
+	gauge(
+		"apps_resting",
+		"Numbers of ended apps that nobody gets for some minutes, of all tenants.",
+		func(s size) int64 { return int64(s.restingApps) },
+	)
 	gauge("policies", "Policies of all tenants.", func(s size) int64 { return int64(s.policies) })
-	gauge("revision", "Revision of the store that this orchestrator has seen.", func(s size) int64 { return s.revision })
+	gauge(
+		"revision",
+		"Revision of the store that this orchestrator has seen.",
+		func(s size) int64 { return s.revision },
+	)
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilaster_orchestrator_changes_waiting", Help: "Changes that wait for the store.",
 	}, func() float64 { return float64(s.Waiting()) }))

@@ -60,8 +60,17 @@ type model struct {
 }
 
 func newModel(self string, dropped func(reason string)) *model {
-	return &model{self: self, lag: maxLag, waiting: map[string]*waiting{}, unsettled: map[string]bool{}, renewed: map[string]bool{},
-		followers: map[string]*follower{}, hearing: map[string]map[*follower]bool{}, mapping: map[string]map[*follower]bool{}, dropped: dropped}
+	return &model{
+		self:      self,
+		lag:       maxLag,
+		waiting:   map[string]*waiting{},
+		unsettled: map[string]bool{},
+		renewed:   map[string]bool{},
+		followers: map[string]*follower{},
+		hearing:   map[string]map[*follower]bool{},
+		mapping:   map[string]map[*follower]bool{},
+		dropped:   dropped,
+	}
 }
 
 // apply is for store.Watch.
@@ -95,7 +104,15 @@ func (m *model) apply(b store.Batch) {
 	}
 	m.revision = b.Revision
 	if !b.Whole {
-		m.tell(store.Batch{Revision: b.Revision, Events: slices.DeleteFunc(slices.Clone(b.Events), func(e store.Event) bool { return newsOf(e) == "" })})
+		m.tell(
+			store.Batch{
+				Revision: b.Revision,
+				Events: slices.DeleteFunc(
+					slices.Clone(b.Events),
+					func(e store.Event) bool { return newsOf(e) == "" },
+				),
+			},
+		)
 	}
 	m.wake(b, m.renewed)
 	m.renewed = map[string]bool{} // emptied it would stay as large as after all was read
@@ -136,13 +153,17 @@ func (m *model) tell(news store.Batch) {
 	}
 }
 
-// since is the news after a revision, and the revision up to which they are told, or false where that is not known: it is forgotten, or
-// another orchestrator's that has read further. The batches may be read without the lock.
+// since is the news after a revision, and the revision up to which they are told, or false where that is not known: it
+// is forgotten, or another orchestrator's that has read further. The batches may be read without the lock.
 func (m *model) since(revision int64) (past []store.Batch, now int64, ok bool) {
 	if revision < m.forgotten || revision > m.revision || revision == 0 {
 		return nil, 0, false
 	}
-	i, _ := slices.BinarySearchFunc(m.past, revision+1, func(b store.Batch, revision int64) int { return cmp.Compare(b.Revision, revision) })
+	i, _ := slices.BinarySearchFunc(
+		m.past,
+		revision+1,
+		func(b store.Batch, revision int64) int { return cmp.Compare(b.Revision, revision) },
+	)
 	return m.past[i:], m.revision, true
 }
 
@@ -284,8 +305,8 @@ func (m *model) connected(name string) bool {
 
 func (m *model) isElsewhere(s store.Session) bool { return !s.None() && s.Orchestrator != m.self }
 
-// copies are of records that the model has, each of a node, and say whether it is connected; by the nodes' names. There may be so many that others
-// must not wait for the copying.
+// copies are of records that the model has, each of a node, and say whether it is connected; by the nodes' names. There
+// may be so many that others must not wait for the copying.
 func copies[R proto.Message](m *model, has func() []R, node func(R) string, say func(r R, connected bool)) []R {
 	m.mu.RLock()
 	all := has()
@@ -365,7 +386,13 @@ type size struct {
 func (m *model) size() size {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	s := size{revision: m.revision, nodes: len(m.nodes), connected: len(m.followers) + len(m.sessions) - m.serving[m.self], streams: len(m.followers), tenants: len(m.tenants)}
+	s := size{
+		revision:  m.revision,
+		nodes:     len(m.nodes),
+		connected: len(m.followers) + len(m.sessions) - m.serving[m.self],
+		streams:   len(m.followers),
+		tenants:   len(m.tenants),
+	}
 	for _, apps := range m.apps {
 		s.apps += len(apps)
 		s.mostApps = max(s.mostApps, len(apps))

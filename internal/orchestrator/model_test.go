@@ -27,12 +27,22 @@ func newTestModel() (*model, map[string]int) {
 }
 
 func app(m *model, revision int64, tenant string) {
-	m.apply(store.Batch{Revision: revision, Events: []store.Event{{App: &pilasterv1.App{Tenant: tenant, Id: uint32(revision)}}}})
+	m.apply(
+		store.Batch{
+			Revision: revision,
+			Events:   []store.Event{{App: &pilasterv1.App{Tenant: tenant, Id: uint32(revision)}}},
+		},
+	)
 }
 
 func testFollow(m *model, resume int64, hosted ...string) (*follower, context.Context) {
 	ctx, end := context.WithCancelCause(context.Background())
-	return m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: hosted, ResumeRevision: resume}, end), ctx
+	return m.follow(
+		testNode(1),
+		store.Session{},
+		&pilasterv1.FollowRequest{HostedTenants: hosted, ResumeRevision: resume},
+		end,
+	), ctx
 }
 
 func TestResume(t *testing.T) {
@@ -59,7 +69,16 @@ func TestResume(t *testing.T) {
 			app(m, 11, "blue")
 			app(m, 12, "red")
 			app(m, 13, "blue")
-			f := m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: c.hosted, ResumeRevision: c.resume, IncompleteTenants: c.incomplete}, func(error) {})
+			f := m.follow(
+				testNode(1),
+				store.Session{},
+				&pilasterv1.FollowRequest{
+					HostedTenants:     c.hosted,
+					ResumeRevision:    c.resume,
+					IncompleteTenants: c.incomplete,
+				},
+				func(error) {},
+			)
 			deltas, tenants, last := 0, 0, int64(0)
 			for f.queue.len() > 0 {
 				r := f.queue.next()
@@ -73,7 +92,14 @@ func TestResume(t *testing.T) {
 				}
 			}
 			if deltas != c.deltas || tenants != c.tenants || last != 13 {
-				t.Errorf("%d deltas with %d tenants up to %d, want %d with %d up to 13", deltas, tenants, last, c.deltas, c.tenants)
+				t.Errorf(
+					"%d deltas with %d tenants up to %d, want %d with %d up to 13",
+					deltas,
+					tenants,
+					last,
+					c.deltas,
+					c.tenants,
+				)
 			}
 		})
 	}
@@ -101,7 +127,12 @@ func TestResumeAfterManyRecords(t *testing.T) {
 	m, _ := newTestModel()
 	const each = 1 << 10
 	for i := range int64(maxPastEvents/each + 1) {
-		m.apply(store.Batch{Revision: 11 + i, Events: slices.Repeat([]store.Event{{App: &pilasterv1.App{Tenant: "red", Id: 1}}}, each)})
+		m.apply(
+			store.Batch{
+				Revision: 11 + i,
+				Events:   slices.Repeat([]store.Event{{App: &pilasterv1.App{Tenant: "red", Id: 1}}}, each),
+			},
+		)
 	}
 	if f, _ := testFollow(m, 10, "blue"); f.queue.next().GetSnapshot() == nil {
 		t.Error("one change is forgotten, yet no snapshot came")
@@ -151,7 +182,8 @@ func TestSlowFollowerIsEnded(t *testing.T) {
 		t.Fatal("ended by what it does not hear")
 	}
 	app(m, 1001, "blue")
-	if connect.CodeOf(context.Cause(ctx)) != connect.CodeResourceExhausted || ended["slow"] != 1 || m.size().streams != 0 {
+	if connect.CodeOf(context.Cause(ctx)) != connect.CodeResourceExhausted || ended["slow"] != 1 ||
+		m.size().streams != 0 {
 		t.Errorf("cause %v, ended %v, connected %d", context.Cause(ctx), ended, m.size().streams)
 	}
 	again, _ := testFollow(m, 11, "blue")
@@ -234,13 +266,20 @@ func TestReportsLeaveWhatIsAskedFor(t *testing.T) {
 		{"blue red", "red", 2, 0}, // blue was taken back before
 		{"blue red", "", 0, 0},
 	} {
-		add, remove := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: strings.Fields(c.hosted), ResolvingTenants: strings.Fields(c.resolving)})
+		add, remove := m.rehost(
+			f,
+			&pilasterv1.FollowRequest{
+				HostedTenants:    strings.Fields(c.hosted),
+				ResolvingTenants: strings.Fields(c.resolving),
+			},
+		)
 		if len(add) != c.add || len(remove) != c.remove {
 			t.Errorf("report %d: add %v, remove %v; want %d and %d", i, add, remove, c.add, c.remove)
 		}
 	}
 	m.unnote(f, []string{"red"})
-	if add, _ := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}}); len(add) != 1 || add[0].Tenant != "red" {
+	if add, _ := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}}); len(add) != 1 ||
+		add[0].Tenant != "red" {
 		t.Errorf("an overtaken report is repeated as %v", add)
 	}
 }

@@ -25,9 +25,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A stream that is told nothing else hears how far it is: so often, and where there are very many, all together so many times a second, which is each
-// of 100,000 every 50 s. No agent waits for it: that the other end is there it asks by HTTP/2's pings. It is where the node's next stream resumes, so
-// one that breaks within that time costs no snapshot as long as no more than maxPast changes came meanwhile, 80 in a second of 100,000 streams.
+// A stream that is told nothing else hears how far it is: so often, and where there are very many, all together so many
+// times a second, which is each of 100,000 every 50 s. No agent waits for it: that the other end is there it asks by
+// HTTP/2's pings. It is where the node's next stream resumes, so one that breaks within that time costs no snapshot as
+// long as no more than maxPast changes came meanwhile, 80 in a second of 100,000 streams.
 const (
 	heartbeatEvery = 5 * time.Second
 	heartbeatRate  = 2000
@@ -62,7 +63,10 @@ type nodeService struct {
 	later   func(func(context.Context)) // does something that outlasts the call
 }
 
-func (s *nodeService) Join(ctx context.Context, req *connect.Request[pilasterv1.JoinRequest]) (*connect.Response[pilasterv1.JoinResponse], error) {
+func (s *nodeService) Join(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.JoinRequest],
+) (*connect.Response[pilasterv1.JoinResponse], error) {
 	secret, _ := hex.DecodeString(req.Msg.Secret)
 	if err := s.token.admit(ctx, secret); err != nil {
 		return nil, err
@@ -75,10 +79,15 @@ func (s *nodeService) Join(ctx context.Context, req *connect.Request[pilasterv1.
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pilasterv1.JoinResponse{Certificate: certificate, Ca: s.store.Cluster().Authority.Certificate()}), nil
+	return connect.NewResponse(
+		&pilasterv1.JoinResponse{Certificate: certificate, Ca: s.store.Cluster().Authority.Certificate()},
+	), nil
 }
 
-func (s *nodeService) Renew(ctx context.Context, req *connect.Request[pilasterv1.RenewRequest]) (*connect.Response[pilasterv1.RenewResponse], error) {
+func (s *nodeService) Renew(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.RenewRequest],
+) (*connect.Response[pilasterv1.RenewResponse], error) {
 	node, valid := caller(ctx)
 	admit := func() error { return s.store.Admit(ctx, node) }
 	if !valid {
@@ -94,7 +103,13 @@ func (s *nodeService) Renew(ctx context.Context, req *connect.Request[pilasterv1
 		return nil, err
 	}
 	if !valid {
-		s.log.Warn("a node came back with a certificate that is not valid now, and has a new one", "node", node.Name, "uuid", node.UUID)
+		s.log.Warn(
+			"a node came back with a certificate that is not valid now, and has a new one",
+			"node",
+			node.Name,
+			"uuid",
+			node.UUID,
+		)
 	}
 	return connect.NewResponse(&pilasterv1.RenewResponse{Certificate: certificate}), nil
 }
@@ -107,18 +122,29 @@ func (s *nodeService) certify(n pki.Node, csr []byte) ([]byte, error) {
 	return certificate, nil
 }
 
-func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilasterv1.RegisterRequest]) (*connect.Response[pilasterv1.RegisterResponse], error) {
+func (s *nodeService) Register(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.RegisterRequest],
+) (*connect.Response[pilasterv1.RegisterResponse], error) {
 	cluster := s.store.Cluster()
 	if pinned := req.Msg.ClusterUuid; pinned != "" && pinned != cluster.UUID {
-		return nil, connect.NewError(connect.CodeFailedPrecondition,
-			fmt.Errorf("this node belongs to cluster %s, and this is cluster %s; nothing was changed: name the right orchestrator, or empty the node's state directory to join this one", pinned, cluster.UUID))
+		return nil, connect.NewError(
+			connect.CodeFailedPrecondition,
+			fmt.Errorf(
+				"this node belongs to cluster %s, and this is cluster %s; nothing was changed: name the right orchestrator, or empty the node's state directory to join this one",
+				pinned,
+				cluster.UUID,
+			),
+		)
 	}
 	r, err := registration(ctx, req.Msg)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	if node := s.model.registered(r); node != nil {
-		return connect.NewResponse(&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID}), nil
+		return connect.NewResponse(
+			&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID},
+		), nil
 	}
 	if n := s.model.claims(r.Node.Name, r.Mappings); n > 0 {
 		if err := s.model.room(r.Node.Name, n); err != nil {
@@ -130,14 +156,22 @@ func (s *nodeService) Register(ctx context.Context, req *connect.Request[pilaste
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID}), nil
+	return connect.NewResponse(
+		&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID},
+	), nil
 }
 
 func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.Registration, err error) {
 	r.Node, _ = caller(ctx)
 	r.Instance = instance(ctx)
 	if len(m.Version) > maxVersion || len(m.UplinkAddresses) > maxUplinks {
-		return r, fmt.Errorf("a version of %d bytes and %d uplink addresses; at most %d and %d are kept", len(m.Version), len(m.UplinkAddresses), maxVersion, maxUplinks)
+		return r, fmt.Errorf(
+			"a version of %d bytes and %d uplink addresses; at most %d and %d are kept",
+			len(m.Version),
+			len(m.UplinkAddresses),
+			maxVersion,
+			maxUplinks,
+		)
 	}
 	if err := checkHeld(m.Held); err != nil {
 		return r, err
@@ -151,7 +185,9 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	slices.Sort(r.Enforces)
 	r.Enforces = slices.Compact(r.Enforces)
 	r.Edge, r.Gateway, r.Published = m.Edge, m.Gateway, m.Held.GetPublished()
-	r.Version, r.Tenants, r.Apps, r.Mappings = printable(m.Version), m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
+	r.Version, r.Tenants, r.Apps, r.Mappings = printable(
+		m.Version,
+	), m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
 			return r, fmt.Errorf("node prefix: %w", err)
@@ -169,14 +205,28 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 
 func checkHeld(held *pilasterv1.Held) error {
 	if tenants, apps := len(held.GetTenants()), len(held.GetApps()); tenants > maxTenants || apps > maxApps {
-		return fmt.Errorf("the node holds %s with %s, and a node may have %d with %d; nothing was changed: have it host fewer tenants", humanize.Of(tenants, "tenant", "tenants"), humanize.Of(apps, "app", "apps"), maxTenants, maxApps)
+		return fmt.Errorf(
+			"the node holds %s with %s, and a node may have %d with %d; nothing was changed: have it host fewer tenants",
+			humanize.Of(tenants, "tenant", "tenants"),
+			humanize.Of(apps, "app", "apps"),
+			maxTenants,
+			maxApps,
+		)
 	}
 	if mappings := len(held.GetMappings()); mappings > maxMappings {
-		return fmt.Errorf("the node holds %d addresses and subnets of tenants, and a node may have %d; nothing was changed: remove containers from it", mappings, maxMappings)
+		return fmt.Errorf(
+			"the node holds %d addresses and subnets of tenants, and a node may have %d; nothing was changed: remove containers from it",
+			mappings,
+			maxMappings,
+		)
 	}
 	for _, t := range held.GetTenants() {
 		if len(t.Ids) > tenant.MaxIDs {
-			return fmt.Errorf("the node holds %d ids of a tenant, and a tenant has %d at most; nothing was changed", len(t.Ids), tenant.MaxIDs)
+			return fmt.Errorf(
+				"the node holds %d ids of a tenant, and a tenant has %d at most; nothing was changed",
+				len(t.Ids),
+				tenant.MaxIDs,
+			)
 		}
 	}
 	return nil
@@ -192,7 +242,10 @@ func plan(p address.Plan) *pilasterv1.Plan {
 	return out
 }
 
-func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilasterv1.ResolveRequest]) (*connect.Response[pilasterv1.ResolveResponse], error) {
+func (s *nodeService) Resolve(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ResolveRequest],
+) (*connect.Response[pilasterv1.ResolveResponse], error) {
 	node, err := s.acting(ctx)
 	if err != nil {
 		return nil, err
@@ -206,7 +259,9 @@ func (s *nodeService) Resolve(ctx context.Context, req *connect.Request[pilaster
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pilasterv1.ResolveResponse{Tenant: s.model.told(tenant), App: app, HasPolicies: ruled}), nil
+	return connect.NewResponse(
+		&pilasterv1.ResolveResponse{Tenant: s.model.told(tenant), App: app, HasPolicies: ruled},
+	), nil
 }
 
 // acting is the caller, a registered node, if no other machine is connected as it.
@@ -225,12 +280,18 @@ func (s *nodeService) registered(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	if err := s.model.awaitNode(ctx, n.Name, func() bool { return s.model.knows(n) }); err != nil {
-		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s is not registered; register first", n.Name))
+		return connect.NewError(
+			connect.CodeFailedPrecondition,
+			fmt.Errorf("node %s is not registered; register first", n.Name),
+		)
 	}
 	return nil
 }
 
-func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) error {
+func (s *nodeService) Follow(
+	ctx context.Context,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+) error {
 	if err := s.registered(ctx); err != nil {
 		return err
 	}
@@ -288,7 +349,12 @@ func (s *nodeService) Follow(ctx context.Context, stream *connect.BidiStream[pil
 }
 
 // tell writes the stream until it ends, and says why it did.
-func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], requests <-chan *pilasterv1.FollowRequest) error {
+func (s *nodeService) tell(
+	ctx context.Context,
+	f *follower,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+	requests <-chan *pilasterv1.FollowRequest,
+) error {
 	heartbeat := time.NewTimer(s.model.heartbeatEvery())
 	defer heartbeat.Stop()
 	var told time.Time // something else, last: it says as well how far the stream is
@@ -330,16 +396,31 @@ func (s *nodeService) tell(ctx context.Context, f *follower, stream *connect.Bid
 	}
 }
 
-func (s *nodeService) send(ctx context.Context, f *follower, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], r *pilasterv1.FollowResponse) error {
+func (s *nodeService) send(
+	ctx context.Context,
+	f *follower,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+	r *pilasterv1.FollowResponse,
+) error {
 	if size := proto.Size(r); size > maxAnswer {
-		return s.guard.refuse(limitAnswer, connect.CodeResourceExhausted, "what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants", size, maxAnswer)
+		return s.guard.refuse(
+			limitAnswer,
+			connect.CodeResourceExhausted,
+			"what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants",
+			size,
+			maxAnswer,
+		)
 	}
 	deadlines, began := controller(ctx), time.Now()
 	deadlines.SetWriteDeadline(began.Add(s.timeout))
 	if err := stream.Send(r); err != nil {
 		if time.Since(began) >= s.timeout {
 			s.model.stalled(f, s.timeout)
-			s.log.Warn("a node reads nothing; its stream is ended, and begins with what it missed when it follows again", "node", f.node.Name)
+			s.log.Warn(
+				"a node reads nothing; its stream is ended, and begins with what it missed when it follows again",
+				"node",
+				f.node.Name,
+			)
 			return context.Cause(ctx)
 		}
 		return err
@@ -356,12 +437,20 @@ func (s *nodeService) host(ctx context.Context, f *follower, req *pilasterv1.Fol
 	noted, err := s.store.Hosts(ctx, f.node, req.Sequence, add, remove)
 	s.model.unnote(f, noted.Overtaken)
 	if err == nil && s.model.refuse(f, add, noted.Refused) {
-		s.log.Warn("what a node says of labels of its containers was refused in part; its status says what", "node", f.node.Name)
+		s.log.Warn(
+			"what a node says of labels of its containers was refused in part; its status says what",
+			"node",
+			f.node.Name,
+		)
 	}
 	return err
 }
 
-func receive(ctx context.Context, stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse], to chan<- *pilasterv1.FollowRequest) error {
+func receive(
+	ctx context.Context,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+	to chan<- *pilasterv1.FollowRequest,
+) error {
 	for {
 		if err := nextMessage(ctx); err != nil {
 			return err
@@ -405,20 +494,44 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 		}
 		overrides += len(h.Overrides)
 		if n := max(len(h.GetMoving().GetProblem()), len(h.Unenforced)); n > maxProblem {
-			return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a problem of %d bytes, and %d are kept; nothing was changed", n, maxProblem))
+			return connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf("a problem of %d bytes, and %d are kept; nothing was changed", n, maxProblem),
+			)
 		}
 		if len(h.Accepts) > tenant.MaxIDs || len(h.Holds) > tenant.MaxIDs {
-			return connect.NewError(connect.CodeInvalidArgument,
-				fmt.Errorf("the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was changed", len(h.Accepts), len(h.Holds), tenant.MaxIDs))
+			return connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf(
+					"the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was changed",
+					len(h.Accepts),
+					len(h.Holds),
+					tenant.MaxIDs,
+				),
+			)
 		}
 	}
 	for _, h := range req.Hosting {
 		if n := len(h.KeepsApps); n > store.MaxRound {
-			return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the node keeps %d retiring apps of a tenant, and there are %d at most; nothing was changed", n, store.MaxRound))
+			return connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf(
+					"the node keeps %d retiring apps of a tenant, and there are %d at most; nothing was changed",
+					n,
+					store.MaxRound,
+				),
+			)
 		}
 	}
 	if overrides > maxOverrides {
-		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d containers of the node are of another app than their addresses say, and a node may have %d; nothing was changed: start those anew whose labels have changed", overrides, maxOverrides))
+		return connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf(
+				"%d containers of the node are of another app than their addresses say, and a node may have %d; nothing was changed: start those anew whose labels have changed",
+				overrides,
+				maxOverrides,
+			),
+		)
 	}
 	return nil
 }

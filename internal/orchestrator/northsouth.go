@@ -14,7 +14,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-func (s *operatorService) CreateService(ctx context.Context, req *connect.Request[pilasterv1.CreateServiceRequest]) (*connect.Response[pilasterv1.CreateServiceResponse], error) {
+func (s *operatorService) CreateService(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.CreateServiceRequest],
+) (*connect.Response[pilasterv1.CreateServiceResponse], error) {
 	wanted := req.Msg.GetService()
 	services, err := tenant.ParseServices([]*pilasterv1.Service{wanted})
 	if err != nil {
@@ -30,7 +33,10 @@ func (s *operatorService) CreateService(ctx context.Context, req *connect.Reques
 	return connect.NewResponse(&pilasterv1.CreateServiceResponse{Service: made}), nil
 }
 
-func (s *operatorService) ListServices(_ context.Context, req *connect.Request[pilasterv1.ListServicesRequest]) (*connect.Response[pilasterv1.ListServicesResponse], error) {
+func (s *operatorService) ListServices(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ListServicesRequest],
+) (*connect.Response[pilasterv1.ListServicesResponse], error) {
 	var resp pilasterv1.ListServicesResponse
 	tenants, err := s.asked(req.Msg.Tenant)
 	if err != nil {
@@ -46,7 +52,10 @@ func (s *operatorService) ListServices(_ context.Context, req *connect.Request[p
 	return connect.NewResponse(&resp), nil
 }
 
-func (s *operatorService) DeleteService(ctx context.Context, req *connect.Request[pilasterv1.DeleteServiceRequest]) (*connect.Response[pilasterv1.DeleteServiceResponse], error) {
+func (s *operatorService) DeleteService(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeleteServiceRequest],
+) (*connect.Response[pilasterv1.DeleteServiceResponse], error) {
 	if err := s.store.DeleteService(ctx, req.Msg.Tenant, req.Msg.Name); err != nil {
 		return nil, err
 	}
@@ -54,11 +63,17 @@ func (s *operatorService) DeleteService(ctx context.Context, req *connect.Reques
 	return connect.NewResponse(&pilasterv1.DeleteServiceResponse{}), nil
 }
 
-func (s *operatorService) CreatePublication(ctx context.Context, req *connect.Request[pilasterv1.CreatePublicationRequest]) (*connect.Response[pilasterv1.CreatePublicationResponse], error) {
+func (s *operatorService) CreatePublication(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.CreatePublicationRequest],
+) (*connect.Response[pilasterv1.CreatePublicationResponse], error) {
 	wanted := req.Msg.GetPublication()
 	container, err := netip.ParseAddr(wanted.GetContainer())
 	if err != nil {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%.80q is not the address of a container; nothing was changed", wanted.GetContainer()))
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("%.80q is not the address of a container; nothing was changed", wanted.GetContainer()),
+		)
 	}
 	made, err := s.store.CreatePublication(ctx, wanted.GetTenant(), wanted.GetName(), container, wanted.GetNode())
 	if err != nil {
@@ -70,7 +85,10 @@ func (s *operatorService) CreatePublication(ctx context.Context, req *connect.Re
 	return connect.NewResponse(&pilasterv1.CreatePublicationResponse{Publication: made}), nil
 }
 
-func (s *operatorService) ListPublications(_ context.Context, req *connect.Request[pilasterv1.ListPublicationsRequest]) (*connect.Response[pilasterv1.ListPublicationsResponse], error) {
+func (s *operatorService) ListPublications(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ListPublicationsRequest],
+) (*connect.Response[pilasterv1.ListPublicationsResponse], error) {
 	var resp pilasterv1.ListPublicationsResponse
 	tenants, err := s.asked(req.Msg.Tenant)
 	if err != nil {
@@ -86,7 +104,10 @@ func (s *operatorService) ListPublications(_ context.Context, req *connect.Reque
 	return connect.NewResponse(&resp), nil
 }
 
-func (s *operatorService) DeletePublication(ctx context.Context, req *connect.Request[pilasterv1.DeletePublicationRequest]) (*connect.Response[pilasterv1.DeletePublicationResponse], error) {
+func (s *operatorService) DeletePublication(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeletePublicationRequest],
+) (*connect.Response[pilasterv1.DeletePublicationResponse], error) {
 	if err := s.store.DeletePublication(ctx, req.Msg.Tenant, req.Msg.Name); err != nil {
 		return nil, err
 	}

@@ -37,7 +37,10 @@ func (s *operatorService) await(ctx context.Context) {
 	s.model.await(ctx, func() bool { return s.model.revision >= revision })
 }
 
-func (s *operatorService) CreateTenant(ctx context.Context, req *connect.Request[pilasterv1.CreateTenantRequest]) (*connect.Response[pilasterv1.CreateTenantResponse], error) {
+func (s *operatorService) CreateTenant(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.CreateTenantRequest],
+) (*connect.Response[pilasterv1.CreateTenantResponse], error) {
 	made, err := s.createTenant(ctx, req.Msg)
 	if err != nil {
 		return nil, err
@@ -46,7 +49,10 @@ func (s *operatorService) CreateTenant(ctx context.Context, req *connect.Request
 	return connect.NewResponse(&pilasterv1.CreateTenantResponse{Tenant: withoutKeys(made)}), nil
 }
 
-func (s *operatorService) createTenant(ctx context.Context, m *pilasterv1.CreateTenantRequest) (*pilasterv1.Tenant, error) {
+func (s *operatorService) createTenant(
+	ctx context.Context,
+	m *pilasterv1.CreateTenantRequest,
+) (*pilasterv1.Tenant, error) {
 	overlays, err := tenant.ParseOverlays(m.Overlays)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%w; nothing was changed", err))
@@ -54,7 +60,10 @@ func (s *operatorService) createTenant(ctx context.Context, m *pilasterv1.Create
 	return s.store.CreateTenantOn(ctx, cmp.Or(m.Network, tenant.Netpila), m.Name, m.Addressing, overlays)
 }
 
-func (s *operatorService) GetTenant(_ context.Context, req *connect.Request[pilasterv1.GetTenantRequest]) (*connect.Response[pilasterv1.GetTenantResponse], error) {
+func (s *operatorService) GetTenant(
+	_ context.Context,
+	req *connect.Request[pilasterv1.GetTenantRequest],
+) (*connect.Response[pilasterv1.GetTenantResponse], error) {
 	tenant, apps, hosting, err := s.known(req.Msg.Name)
 	if err != nil {
 		return nil, err
@@ -74,12 +83,18 @@ func (s *operatorService) known(name string) (*pilasterv1.Tenant, []*pilasterv1.
 	}
 	t, apps, hosting := s.model.tenant(name)
 	if t == nil {
-		return nil, nil, nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", name))
+		return nil, nil, nil, connect.NewError(
+			connect.CodeNotFound,
+			fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", name),
+		)
 	}
 	return t, apps, hosting, nil
 }
 
-func (s *operatorService) ListTenants(context.Context, *connect.Request[pilasterv1.ListTenantsRequest]) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
+func (s *operatorService) ListTenants(
+	context.Context,
+	*connect.Request[pilasterv1.ListTenantsRequest],
+) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
 	var resp pilasterv1.ListTenantsResponse
 	for _, t := range s.model.allTenants() {
 		resp.Tenants = append(resp.Tenants, withoutKeys(t))
@@ -99,7 +114,10 @@ func withoutKeys(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return t
 }
 
-func (s *operatorService) DeleteTenant(ctx context.Context, req *connect.Request[pilasterv1.DeleteTenantRequest]) (*connect.Response[pilasterv1.DeleteTenantResponse], error) {
+func (s *operatorService) DeleteTenant(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeleteTenantRequest],
+) (*connect.Response[pilasterv1.DeleteTenantResponse], error) {
 	if err := s.store.DeleteTenant(ctx, req.Msg.Name); err != nil {
 		return nil, err
 	}
@@ -107,7 +125,10 @@ func (s *operatorService) DeleteTenant(ctx context.Context, req *connect.Request
 	return connect.NewResponse(&pilasterv1.DeleteTenantResponse{}), nil
 }
 
-func (s *operatorService) RotateKey(ctx context.Context, req *connect.Request[pilasterv1.RotateKeyRequest]) (*connect.Response[pilasterv1.RotateKeyResponse], error) {
+func (s *operatorService) RotateKey(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.RotateKeyRequest],
+) (*connect.Response[pilasterv1.RotateKeyResponse], error) {
 	change := s.store.RotateKey
 	if id := req.Msg.Force; id != 0 {
 		change = func(ctx context.Context, name string) (*pilasterv1.Tenant, error) {
@@ -122,10 +143,15 @@ func (s *operatorService) RotateKey(ctx context.Context, req *connect.Request[pi
 		now := s.model.tenants[tenant.Name]
 		return now == nil || now.Changes >= tenant.Changes
 	})
-	return connect.NewResponse(&pilasterv1.RotateKeyResponse{Tenant: withoutKeys(tenant), Id: tenant.Ids[len(tenant.Ids)-1].Id}), nil
+	return connect.NewResponse(
+		&pilasterv1.RotateKeyResponse{Tenant: withoutKeys(tenant), Id: tenant.Ids[len(tenant.Ids)-1].Id},
+	), nil
 }
 
-func (s *operatorService) MigrateTenant(ctx context.Context, req *connect.Request[pilasterv1.MigrateTenantRequest]) (*connect.Response[pilasterv1.MigrateTenantResponse], error) {
+func (s *operatorService) MigrateTenant(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.MigrateTenantRequest],
+) (*connect.Response[pilasterv1.MigrateTenantResponse], error) {
 	var moved *pilasterv1.Tenant
 	var err error
 	if req.Msg.Finish {
@@ -140,21 +166,34 @@ func (s *operatorService) MigrateTenant(ctx context.Context, req *connect.Reques
 	return connect.NewResponse(&pilasterv1.MigrateTenantResponse{Tenant: withoutKeys(moved)}), nil
 }
 
-func (s *operatorService) GetNode(_ context.Context, req *connect.Request[pilasterv1.GetNodeRequest]) (*connect.Response[pilasterv1.GetNodeResponse], error) {
+func (s *operatorService) GetNode(
+	_ context.Context,
+	req *connect.Request[pilasterv1.GetNodeRequest],
+) (*connect.Response[pilasterv1.GetNodeResponse], error) {
 	node := s.model.node(req.Msg.Name)
 	if node == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no node %q; `pilaster node list` shows those there are", req.Msg.Name))
+		return nil, connect.NewError(
+			connect.CodeNotFound,
+			fmt.Errorf("there is no node %q; `pilaster node list` shows those there are", req.Msg.Name),
+		)
 	}
 	return connect.NewResponse(&pilasterv1.GetNodeResponse{Node: node, Tenants: s.model.tenantsOf(node.Name)}), nil
 }
 
-func (s *operatorService) ListNodes(context.Context, *connect.Request[pilasterv1.ListNodesRequest]) (*connect.Response[pilasterv1.ListNodesResponse], error) {
+func (s *operatorService) ListNodes(
+	context.Context,
+	*connect.Request[pilasterv1.ListNodesRequest],
+) (*connect.Response[pilasterv1.ListNodesResponse], error) {
 	return connect.NewResponse(&pilasterv1.ListNodesResponse{Nodes: s.model.allNodes()}), nil
 }
 
-func (s *operatorService) DeleteNode(ctx context.Context, req *connect.Request[pilasterv1.DeleteNodeRequest]) (*connect.Response[pilasterv1.DeleteNodeResponse], error) {
+func (s *operatorService) DeleteNode(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeleteNodeRequest],
+) (*connect.Response[pilasterv1.DeleteNodeResponse], error) {
 	name := req.Msg.Name
-	if node := s.model.node(name); !req.Msg.Force && node != nil && !node.Connected { // the end of its stream may not be noted yet
+	if node := s.model.node(name); !req.Msg.Force && node != nil &&
+		!node.Connected { // the end of its stream may not be noted yet
 		s.model.awaitSession(ctx, name, store.Session.None)
 	}
 	if err := s.store.DeleteNode(ctx, name, req.Msg.Force); err != nil {
@@ -164,7 +203,10 @@ func (s *operatorService) DeleteNode(ctx context.Context, req *connect.Request[p
 	return connect.NewResponse(&pilasterv1.DeleteNodeResponse{}), nil
 }
 
-func (s *operatorService) ClusterStatus(context.Context, *connect.Request[pilasterv1.ClusterStatusRequest]) (*connect.Response[pilasterv1.ClusterStatusResponse], error) {
+func (s *operatorService) ClusterStatus(
+	context.Context,
+	*connect.Request[pilasterv1.ClusterStatusRequest],
+) (*connect.Response[pilasterv1.ClusterStatusResponse], error) {
 	size := s.model.size()
 	return connect.NewResponse(&pilasterv1.ClusterStatusResponse{
 		ClusterUuid:    s.store.Cluster().UUID,
@@ -180,7 +222,10 @@ func (s *operatorService) ClusterStatus(context.Context, *connect.Request[pilast
 	}), nil
 }
 
-func (s *operatorService) GetToken(ctx context.Context, _ *connect.Request[pilasterv1.GetTokenRequest]) (*connect.Response[pilasterv1.GetTokenResponse], error) {
+func (s *operatorService) GetToken(
+	ctx context.Context,
+	_ *connect.Request[pilasterv1.GetTokenRequest],
+) (*connect.Response[pilasterv1.GetTokenResponse], error) {
 	token, err := s.store.Token(ctx)
 	if err != nil {
 		return nil, err
@@ -188,7 +233,10 @@ func (s *operatorService) GetToken(ctx context.Context, _ *connect.Request[pilas
 	return connect.NewResponse(&pilasterv1.GetTokenResponse{Token: token.String()}), nil
 }
 
-func (s *operatorService) RotateToken(ctx context.Context, _ *connect.Request[pilasterv1.RotateTokenRequest]) (*connect.Response[pilasterv1.RotateTokenResponse], error) {
+func (s *operatorService) RotateToken(
+	ctx context.Context,
+	_ *connect.Request[pilasterv1.RotateTokenRequest],
+) (*connect.Response[pilasterv1.RotateTokenResponse], error) {
 	token, err := s.token.rotate(ctx)
 	if err != nil {
 		return nil, err

@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// policies are what decides which containers of a tenant may speak: its policies, and which containers are of another app than their
-// addresses say. Nodes that host the tenant are told, and no others.
+// policies are what decides which containers of a tenant may speak: its policies, and which containers are of another
+// app than their addresses say. Nodes that host the tenant are told, and no others.
 type policies struct {
 	of        map[string]map[policyName]*pilasterv1.Policy // by tenant
 	read      map[string]map[policyName]policy.Policy      // the same, but for those that this build cannot read
@@ -27,7 +27,12 @@ type policyName struct{ kind, namespace, name string }
 func nameOf(p *pilasterv1.Policy) policyName { return policyName{p.Kind, p.Namespace, p.Name} }
 
 func newPolicies() policies {
-	return policies{map[string]map[policyName]*pilasterv1.Policy{}, map[string]map[policyName]policy.Policy{}, map[string]map[string]*pilasterv1.Override{}, new([]store.Event)}
+	return policies{
+		map[string]map[policyName]*pilasterv1.Policy{},
+		map[string]map[policyName]policy.Policy{},
+		map[string]map[string]*pilasterv1.Override{},
+		new([]store.Event),
+	}
 }
 
 func (p policies) add(is *pilasterv1.Policy) {
@@ -75,7 +80,10 @@ func (p policies) override(was, is *pilasterv1.Hosting) {
 		if delete(p.overrides[is.Tenant], o.Address); len(p.overrides[is.Tenant]) == 0 {
 			delete(p.overrides, is.Tenant)
 		}
-		*p.overrode = append(*p.overrode, store.Event{EndedOverride: &pilasterv1.Override{Tenant: is.Tenant, Address: o.Address}})
+		*p.overrode = append(
+			*p.overrode,
+			store.Event{EndedOverride: &pilasterv1.Override{Tenant: is.Tenant, Address: o.Address}},
+		)
 	}
 }
 
@@ -115,7 +123,8 @@ func (f *follower) policy(d *pilasterv1.Delta, e store.Event) bool {
 	return true
 }
 
-// burden is how much of what is remembered for streams events are: a policy may be as long as hundreds of other records.
+// burden is how much of what is remembered for streams events are: a policy may be as long as hundreds of other
+// records.
 func burden(events []store.Event) int {
 	n := len(events)
 	for _, e := range events {
@@ -148,7 +157,14 @@ func parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	part := func(n int) { // has room for one more
 		n += 4 // what goes before it
 		if size += n; size > maxPart && size > n {
-			all = append(all, &pilasterv1.FollowResponse{SpreadMs: r.SpreadMs, WithPolicies: r.WithPolicies, Event: &pilasterv1.FollowResponse_Delta{Delta: d}})
+			all = append(
+				all,
+				&pilasterv1.FollowResponse{
+					SpreadMs:     r.SpreadMs,
+					WithPolicies: r.WithPolicies,
+					Event:        &pilasterv1.FollowResponse_Delta{Delta: d},
+				},
+			)
 			d, size = new(pilasterv1.Delta), n
 		}
 	}
@@ -161,7 +177,14 @@ func parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 		d.Overrides = append(d.Overrides, o)
 	}
 	if size > 0 {
-		all = append(all, &pilasterv1.FollowResponse{SpreadMs: r.SpreadMs, WithPolicies: r.WithPolicies, Event: &pilasterv1.FollowResponse_Delta{Delta: d}})
+		all = append(
+			all,
+			&pilasterv1.FollowResponse{
+				SpreadMs:     r.SpreadMs,
+				WithPolicies: r.WithPolicies,
+				Event:        &pilasterv1.FollowResponse_Delta{Delta: d},
+			},
+		)
 	}
 	revision := r.Revision
 	for _, part := range all {
@@ -176,7 +199,8 @@ func parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 func shallow(r *pilasterv1.FollowResponse) *pilasterv1.FollowResponse {
 	event := func(of proto.Message) proto.Message {
 		to := of.ProtoReflect().New()
-		of.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool { to.Set(field, v); return true })
+		of.ProtoReflect().
+			Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool { to.Set(field, v); return true })
 		return to.Interface()
 	}
 	r = event(r).(*pilasterv1.FollowResponse)

@@ -15,11 +15,21 @@ import (
 )
 
 func policyEvent(tenant, name, document string) store.Event {
-	return store.Event{Policy: &pilasterv1.Policy{Tenant: tenant, Kind: "NetworkPolicy", Namespace: "shop", Name: name, Document: document}}
+	return store.Event{
+		Policy: &pilasterv1.Policy{
+			Tenant:    tenant,
+			Kind:      "NetworkPolicy",
+			Namespace: "shop",
+			Name:      name,
+			Document:  document,
+		},
+	}
 }
 
 func endedPolicy(tenant, name string) store.Event {
-	return store.Event{EndedPolicy: &pilasterv1.Policy{Tenant: tenant, Kind: "NetworkPolicy", Namespace: "shop", Name: name}}
+	return store.Event{
+		EndedPolicy: &pilasterv1.Policy{Tenant: tenant, Kind: "NetworkPolicy", Namespace: "shop", Name: name},
+	}
 }
 
 // hostingEvent is of a node that says which of its containers are of another app: "ADDRESS=APP".
@@ -34,7 +44,8 @@ func hostingEvent(tenant, node string, overrides ...string) store.Event {
 	return store.Event{Hosting: h}
 }
 
-// ruled is what a message says of policies, in a few words: +new ones, -ended ones, and * before tenants of which they are all.
+// ruled is what a message says of policies, in a few words: +new ones, -ended ones, and * before tenants of which they
+// are all.
 func ruled(r *pilasterv1.FollowResponse) string {
 	d := r.GetDelta()
 	if s := r.GetSnapshot(); s != nil {
@@ -114,7 +125,12 @@ func TestPoliciesAreToldToHosts(t *testing.T) {
 // Followed again, a node hears what it missed of policies, or all of them.
 func TestPoliciesResume(t *testing.T) {
 	m, _ := newTestModel()
-	m.happens(policyEvent("blue", "a", "1"), policyEvent("blue", "b", "1"), policyEvent("red", "c", "1"), hostingEvent("blue", "n2", "x=5"))
+	m.happens(
+		policyEvent("blue", "a", "1"),
+		policyEvent("blue", "b", "1"),
+		policyEvent("red", "c", "1"),
+		hostingEvent("blue", "n2", "x=5"),
+	)
 	m.happens(policyEvent("blue", "b", "2"))
 	m.happens(hostingEvent("blue", "n2"), endedPolicy("blue", "a"))
 	for _, c := range []struct {
@@ -130,13 +146,23 @@ func TestPoliciesResume(t *testing.T) {
 		{"with a tenant it does not know", 13, "blue red", []string{"red"}, []string{"*red, +red/c=1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := m.follow(testNode(1), store.Session{}, &pilasterv1.FollowRequest{ResumeRevision: c.resume, HostedTenants: strings.Fields(c.hosted), IncompleteTenants: c.incomplete}, func(error) {})
+			f := m.follow(
+				testNode(1),
+				store.Session{},
+				&pilasterv1.FollowRequest{
+					ResumeRevision:    c.resume,
+					HostedTenants:     strings.Fields(c.hosted),
+					IncompleteTenants: c.incomplete,
+				},
+				func(error) {},
+			)
 			wantRuled(t, f, c.want...)
 		})
 	}
 }
 
-// What a node says of its containers is told to nodes that host the tenant as it changes, and goes with what the node says.
+// What a node says of its containers is told to nodes that host the tenant as it changes, and goes with what the node
+// says.
 func TestOverridesAreToldToHosts(t *testing.T) {
 	m, _ := newTestModel()
 	f, _ := testFollow(m, 0, "blue")
@@ -163,7 +189,10 @@ func TestOverridesAreToldToHosts(t *testing.T) {
 func TestOverridesAreNotedOnce(t *testing.T) {
 	m, _ := newTestModel()
 	said := hostingEvent("blue", "n1", "x=5").Hosting
-	m.happens(store.Event{Hosting: proto.CloneOf(said)}, store.Event{Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}}}})
+	m.happens(
+		store.Event{Hosting: proto.CloneOf(said)},
+		store.Event{Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}}}},
+	)
 	said.Node = ""
 	first := &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{said}}
 	f := m.follow(testNode(1), store.Session{}, first, func(error) {})
@@ -172,7 +201,9 @@ func TestOverridesAreNotedOnce(t *testing.T) {
 	}
 	said = proto.CloneOf(said)
 	said.Overrides[0].App = 6
-	if add, _ := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{said}}); len(add) != 1 {
+	if add, _ := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{said}}); len(
+		add,
+	) != 1 {
 		t.Errorf("what is new is not noted: %v", add)
 	}
 }
@@ -194,8 +225,8 @@ func TestResumeAfterLongPolicies(t *testing.T) {
 	}
 }
 
-// An event that is longer than a message comes in several, none of them much longer than one may be, of which the last has the revision; together
-// they are the event.
+// An event that is longer than a message comes in several, none of them much longer than one may be, of which the last
+// has the revision; together they are the event.
 func TestParts(t *testing.T) {
 	for _, c := range []struct {
 		name                string
@@ -229,23 +260,51 @@ func TestParts(t *testing.T) {
 			for i, part := range all {
 				last := i == len(all)-1
 				if part.More == last || (part.Revision == revision) != last {
-					t.Errorf("part %d of %d: more %v, revision %d of %d", i, len(all), part.More, part.Revision, revision)
+					t.Errorf(
+						"part %d of %d: more %v, revision %d of %d",
+						i,
+						len(all),
+						part.More,
+						part.Revision,
+						revision,
+					)
 				}
 				if d := part.GetDelta(); d != nil {
-					got.Policies, got.Overrides = append(got.Policies, d.Policies...), append(got.Overrides, d.Overrides...)
+					got.Policies, got.Overrides = append(
+						got.Policies,
+						d.Policies...), append(
+						got.Overrides,
+						d.Overrides...)
 					if size := proto.Size(part); size > maxPart+1000 && len(d.Policies) != 1 {
 						t.Errorf("part %d has %d bytes", i, size)
 					}
 				}
 			}
-			if len(all) != c.want || !proto.Equal(got, snapshot) || len(got.Policies) != c.policies || len(got.Overrides) != c.overrides {
-				t.Errorf("%d parts with %d policies and %d overrides, want %d with %d and %d", len(all), len(got.Policies), len(got.Overrides), c.want, c.policies, c.overrides)
+			if len(all) != c.want || !proto.Equal(got, snapshot) || len(got.Policies) != c.policies ||
+				len(got.Overrides) != c.overrides {
+				t.Errorf(
+					"%d parts with %d policies and %d overrides, want %d with %d and %d",
+					len(all),
+					len(got.Policies),
+					len(got.Overrides),
+					c.want,
+					c.policies,
+					c.overrides,
+				)
 			}
 		})
 	}
-	d := response(7, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{{Tenant: "blue", Document: strings.Repeat("x", maxPart)}}, EndedPolicies: []*pilasterv1.Policy{{Name: "b"}}})
+	d := response(
+		7,
+		&pilasterv1.Delta{
+			Policies:      []*pilasterv1.Policy{{Tenant: "blue", Document: strings.Repeat("x", maxPart)}},
+			EndedPolicies: []*pilasterv1.Policy{{Name: "b"}},
+		},
+	)
 	as := proto.CloneOf(d)
-	if all := parts(d); len(all) != 2 || len(all[0].GetDelta().EndedPolicies) != 1 || len(all[1].GetDelta().Policies) != 1 || all[1].Revision != 7 {
+	if all := parts(d); len(all) != 2 || len(all[0].GetDelta().EndedPolicies) != 1 ||
+		len(all[1].GetDelta().Policies) != 1 ||
+		all[1].Revision != 7 {
 		t.Errorf("a delta is in parts %.300v", all)
 	}
 	if !proto.Equal(d, as) {
@@ -253,7 +312,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// Each change is a message to each node that hosts the tenant, and none to others, whether the tenant has policies or not.
+// Each change is a message to each node that hosts the tenant, and none to others, whether the tenant has policies or
+// not.
 func TestMessagesOfPolicies(t *testing.T) {
 	m := newModel("self", func(string) {})
 	var events []store.Event
@@ -262,14 +322,29 @@ func TestMessagesOfPolicies(t *testing.T) {
 		n := testNode(i)
 		events = append(events, store.Event{Node: &pilasterv1.Node{Name: n.Name, Uuid: n.UUID}})
 	}
-	m.apply(store.Batch{Revision: 10, Whole: true, Events: append(events, store.Event{Tenant: &pilasterv1.Tenant{Name: "blue"}}, store.Event{Tenant: &pilasterv1.Tenant{Name: "red"}})})
+	m.apply(
+		store.Batch{
+			Revision: 10,
+			Whole:    true,
+			Events: append(
+				events,
+				store.Event{Tenant: &pilasterv1.Tenant{Name: "blue"}},
+				store.Event{Tenant: &pilasterv1.Tenant{Name: "red"}},
+			),
+		},
+	)
 	var streams []*follower
 	for i := range nodes {
 		tenant := "red"
 		if i < hosts {
 			tenant = "blue"
 		}
-		f := m.follow(testNode(i), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: []string{tenant}}, context.CancelCauseFunc(func(error) {}))
+		f := m.follow(
+			testNode(i),
+			store.Session{},
+			&pilasterv1.FollowRequest{HostedTenants: []string{tenant}},
+			context.CancelCauseFunc(func(error) {}),
+		)
 		f.queue.next() // the snapshot
 		streams = append(streams, f)
 	}
@@ -312,7 +387,12 @@ func TestSharedMessages(t *testing.T) {
 	var streams []*follower
 	for i := range nodes {
 		hosts := [][]string{{"blue"}, {"red"}, {"blue", "red"}, nil}[i%4]
-		f := m.follow(testNode(i), store.Session{}, &pilasterv1.FollowRequest{HostedTenants: hosts, WithoutMappings: i >= nodes/2}, func(error) {})
+		f := m.follow(
+			testNode(i),
+			store.Session{},
+			&pilasterv1.FollowRequest{HostedTenants: hosts, WithoutMappings: i >= nodes/2},
+			func(error) {},
+		)
 		f.queue.next() // the snapshot
 		streams = append(streams, f)
 	}
@@ -333,7 +413,8 @@ func TestSharedMessages(t *testing.T) {
 		had := map[*pilasterv1.FollowResponse]bool{}
 		for i, f := range streams {
 			got := f.queue.next()
-			if want, any := f.delta(b); any != (got != nil) || any && !proto.Equal(got.GetDelta(), want) || f.queue.len() > 0 {
+			if want, any := f.delta(b); any != (got != nil) || any && !proto.Equal(got.GetDelta(), want) ||
+				f.queue.len() > 0 {
 				t.Fatalf("%v: node %d is told %v, want %v", b.Events, i, got, want)
 			}
 			if had[got] {

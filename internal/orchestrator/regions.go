@@ -27,8 +27,8 @@ func newRegion(r *pilasterv1.Region) region {
 	return region{r, tenants}
 }
 
-// derive completes events with what follows from others: where else tenants are. It may change for all of them with a region, or where the
-// Edge Switch is another.
+// derive completes events with what follows from others: where else tenants are. It may change for all of them with a
+// region, or where the Edge Switch is another.
 func (m *model) derive(events []store.Event, all bool) []store.Event {
 	at := map[string]int{} // of tenants in events
 	for i, e := range events {
@@ -47,7 +47,12 @@ func (m *model) derive(events []store.Event, all bool) []store.Event {
 	for _, name := range touched {
 		t := m.tenants[name]
 		regions := m.elsewhere(t)
-		if t == nil || slices.EqualFunc(t.Regions, regions, func(a, b *pilasterv1.TenantRegion) bool { return proto.Equal(a, b) }) {
+		if t == nil ||
+			slices.EqualFunc(
+				t.Regions,
+				regions,
+				func(a, b *pilasterv1.TenantRegion) bool { return proto.Equal(a, b) },
+			) {
 			continue
 		}
 		m.renewed[m.edge] = true
@@ -71,14 +76,25 @@ func (m *model) elsewhere(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantReg
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.regions)) {
 		r := m.regions[name]
-		if there := r.tenants[t.Name]; there != nil && (there.Joined == nil || there.Joined.AsTime().Equal(t.Created.AsTime())) {
-			regions = append(regions, &pilasterv1.TenantRegion{Name: name, Cidrs: there.Cidrs, Edge: edge.Prefix, PeerEdge: r.Edge, PeerVni: there.Vni})
+		if there := r.tenants[t.Name]; there != nil &&
+			(there.Joined == nil || there.Joined.AsTime().Equal(t.Created.AsTime())) {
+			regions = append(
+				regions,
+				&pilasterv1.TenantRegion{
+					Name:     name,
+					Cidrs:    there.Cidrs,
+					Edge:     edge.Prefix,
+					PeerEdge: r.Edge,
+					PeerVni:  there.Vni,
+				},
+			)
 		}
 	}
 	return regions
 }
 
-// overlaid tells whether a tenant has addresses of its own, which other regions may know: also while it leaves network nimitz.
+// overlaid tells whether a tenant has addresses of its own, which other regions may know: also while it leaves network
+// nimitz.
 func overlaid(t *pilasterv1.Tenant) bool { return len(t.GetOverlays()) > 0 }
 
 // told is a tenant, read from the store, as nodes are told of it.
@@ -125,23 +141,38 @@ func (s *operatorService) own() *pilasterv1.Region {
 // named refuses where this region has no name: others would not know what to call it.
 func (s *operatorService) named() error {
 	if s.region == "" {
-		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("this orchestrator has no name among regions; nothing was changed: start it with --region NAME"))
+		return connect.NewError(
+			connect.CodeFailedPrecondition,
+			fmt.Errorf("this orchestrator has no name among regions; nothing was changed: start it with --region NAME"),
+		)
 	}
 	return nil
 }
 
-func (s *operatorService) ExportRegion(context.Context, *connect.Request[pilasterv1.ExportRegionRequest]) (*connect.Response[pilasterv1.ExportRegionResponse], error) {
+func (s *operatorService) ExportRegion(
+	context.Context,
+	*connect.Request[pilasterv1.ExportRegionRequest],
+) (*connect.Response[pilasterv1.ExportRegionResponse], error) {
 	if err := s.named(); err != nil {
 		return nil, err
 	}
 	own := s.own()
 	if own.Edge == "" {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("region %s has no Edge Switch, by which others would reach it; start an agent with --edge, and export then", s.region))
+		return nil, connect.NewError(
+			connect.CodeFailedPrecondition,
+			fmt.Errorf(
+				"region %s has no Edge Switch, by which others would reach it; start an agent with --edge, and export then",
+				s.region,
+			),
+		)
 	}
 	return connect.NewResponse(&pilasterv1.ExportRegionResponse{Region: own}), nil
 }
 
-func (s *operatorService) ImportRegion(ctx context.Context, req *connect.Request[pilasterv1.ImportRegionRequest]) (*connect.Response[pilasterv1.ImportRegionResponse], error) {
+func (s *operatorService) ImportRegion(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ImportRegionRequest],
+) (*connect.Response[pilasterv1.ImportRegionResponse], error) {
 	if err := s.named(); err != nil {
 		return nil, err
 	}
@@ -153,11 +184,17 @@ func (s *operatorService) ImportRegion(ctx context.Context, req *connect.Request
 	return connect.NewResponse(&pilasterv1.ImportRegionResponse{Region: kept}), nil
 }
 
-func (s *operatorService) ListRegions(context.Context, *connect.Request[pilasterv1.ListRegionsRequest]) (*connect.Response[pilasterv1.ListRegionsResponse], error) {
+func (s *operatorService) ListRegions(
+	context.Context,
+	*connect.Request[pilasterv1.ListRegionsRequest],
+) (*connect.Response[pilasterv1.ListRegionsResponse], error) {
 	return connect.NewResponse(&pilasterv1.ListRegionsResponse{Own: s.own(), Regions: s.model.otherRegions()}), nil
 }
 
-func (s *operatorService) DeleteRegion(ctx context.Context, req *connect.Request[pilasterv1.DeleteRegionRequest]) (*connect.Response[pilasterv1.DeleteRegionResponse], error) {
+func (s *operatorService) DeleteRegion(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeleteRegionRequest],
+) (*connect.Response[pilasterv1.DeleteRegionResponse], error) {
 	if err := s.store.DeleteRegion(ctx, req.Msg.Name); err != nil {
 		return nil, err
 	}

@@ -39,7 +39,9 @@ func startRegion(t *testing.T, name, base string, tenants ...string) (*Server, *
 
 func exported(t *testing.T, s *Server) *pilasterv1.Region {
 	t.Helper()
-	resp, err := operator(s.config.RunDir).ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+	resp, err := operator(
+		s.config.RunDir,
+	).ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +60,17 @@ func imported(t *testing.T, s *Server, r *pilasterv1.Region, only ...string) {
 func TestRegions(t *testing.T) {
 	t.Parallel()
 	west, switching := startRegion(t, "west", "", "blue", "10.0.0.0/16", "red", "10.0.0.0/16")
-	east, _ := startRegion(t, "east", "fd70:696c:6200::/40", "other", "10.9.0.0/16", "blue", "10.1.0.0/16", "red", "10.1.0.0/16")
+	east, _ := startRegion(
+		t,
+		"east",
+		"fd70:696c:6200::/40",
+		"other",
+		"10.9.0.0/16",
+		"blue",
+		"10.1.0.0/16",
+		"red",
+		"10.1.0.0/16",
+	)
 	people := operator(west.config.RunDir)
 	n1 := registered(t, west, testNode(1))
 	resolve(t, n1, "blue", "web")
@@ -71,30 +83,45 @@ func TestRegions(t *testing.T) {
 		t.Errorf("before the import: %v", got)
 	}
 	there := exported(t, east)
-	if there.Name != "east" || there.BasePrefix != "fd70:696c:6200::/40" || there.Edge != "fd70:696c:6200:1::/64" || len(there.Tenants) != 3 || there.Tenants[0].Created == nil || there.Tenants[0].Name != "blue" || there.Tenants[0].Vni != 2 {
+	if there.Name != "east" || there.BasePrefix != "fd70:696c:6200::/40" || there.Edge != "fd70:696c:6200:1::/64" ||
+		len(there.Tenants) != 3 ||
+		there.Tenants[0].Created == nil ||
+		there.Tenants[0].Name != "blue" ||
+		there.Tenants[0].Vni != 2 {
 		t.Errorf("exported %v", there)
 	}
 	imported(t, west, there, "blue")
-	want := &pilasterv1.TenantRegion{Name: "east", Cidrs: []string{"10.1.0.0/16"}, Edge: "fd70:696c:6100:1::/64", PeerEdge: "fd70:696c:6200:1::/64", PeerVni: 2}
+	want := &pilasterv1.TenantRegion{
+		Name:     "east",
+		Cidrs:    []string{"10.1.0.0/16"},
+		Edge:     "fd70:696c:6100:1::/64",
+		PeerEdge: "fd70:696c:6200:1::/64",
+		PeerVni:  2,
+	}
 	hears := func(what string, want ...*pilasterv1.TenantRegion) {
 		t.Helper()
 		d := f.next(t).GetDelta()
 		same := func(a, b *pilasterv1.TenantRegion) bool { return proto.Equal(a, b) }
-		if len(d.GetTenants()) != 1 || d.Tenants[0].Name != "blue" || !slices.EqualFunc(d.Tenants[0].Regions, want, same) {
+		if len(d.GetTenants()) != 1 || d.Tenants[0].Name != "blue" ||
+			!slices.EqualFunc(d.Tenants[0].Regions, want, same) {
 			t.Errorf("%s: the node hears %v, want %v", what, d, want)
 		}
 	}
 	hears("import", want)
 	carries := func(what string, whole []string, carries ...string) {
 		t.Helper()
-		if d := e.next(t).GetDelta(); !slices.Equal(d.GetNode().GetCarries(), carries) || !slices.Equal(d.GetWholeTenants(), whole) {
+		if d := e.next(t).GetDelta(); !slices.Equal(d.GetNode().GetCarries(), carries) ||
+			!slices.Equal(d.GetWholeTenants(), whole) {
 			t.Errorf("%s: the Edge Switch hears %v, want %v, and of these %v whole", what, d, carries, whole)
 		}
 	}
 	carries("import", []string{"blue"}, "blue")
 
 	// Who asks hears the same: nodes, people, and nodes that come later.
-	resp, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}}))
+	resp, err := n1.Resolve(
+		t.Context(),
+		connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}}),
+	)
 	if err != nil || len(resp.Msg.Tenant.Regions) != 1 || !proto.Equal(resp.Msg.Tenant.Regions[0], want) {
 		t.Errorf("resolved %v, %v", resp, err)
 	}
@@ -107,7 +134,8 @@ func TestRegions(t *testing.T) {
 	}
 	n2 := registered(t, west, testNode(2))
 	resolve(t, n2, "blue", "web")
-	if s := follow(t, n2, hosting("blue")).next(t).GetSnapshot(); len(s.GetTenants()) != 1 || len(s.Tenants[0].Regions) != 1 {
+	if s := follow(t, n2, hosting("blue")).next(t).GetSnapshot(); len(s.GetTenants()) != 1 ||
+		len(s.Tenants[0].Regions) != 1 {
 		t.Errorf("a new node's snapshot is %v", s)
 	}
 
@@ -128,7 +156,12 @@ func TestRegions(t *testing.T) {
 
 	// A tenant that is made later is joined then.
 	overlay := &pilasterv1.Overlay{Cidr: "10.9.0.0/24", NodeBits: 28}
-	_, err = people.CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "other", Network: "nimitz", Overlays: []*pilasterv1.Overlay{overlay}}))
+	_, err = people.CreateTenant(
+		t.Context(),
+		connect.NewRequest(
+			&pilasterv1.CreateTenantRequest{Name: "other", Network: "nimitz", Overlays: []*pilasterv1.Overlay{overlay}},
+		),
+	)
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	wantText(t, err, "10.9.0.0/16 in region east")
 	createNimitz(t, west, "other", &pilasterv1.Overlay{Cidr: "10.8.0.0/24", NodeBits: 28})
@@ -187,14 +220,20 @@ func TestRegionsRestored(t *testing.T) {
 	if len(blue.Regions) != 1 || blue.Regions[0].Name != "east" || blue.Regions[0].Edge != "fd70:696c:6100:1::/64" {
 		t.Errorf("blue has %v", blue.Regions)
 	}
-	list, err := operator(again.config.RunDir).ListRegions(t.Context(), connect.NewRequest(&pilasterv1.ListRegionsRequest{}))
+	list, err := operator(
+		again.config.RunDir,
+	).ListRegions(t.Context(), connect.NewRequest(&pilasterv1.ListRegionsRequest{}))
 	if err != nil || len(list.Msg.Regions) != 1 || list.Msg.Own.Edge == "" {
 		t.Errorf("the restored one lists %v, %v", list, err)
 	}
 	// It was started without --region.
-	_, err = operator(again.config.RunDir).ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+	_, err = operator(
+		again.config.RunDir,
+	).ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	wantText(t, err, "--region NAME")
-	_, err = operator(again.config.RunDir).ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported(t, east)}))
+	_, err = operator(
+		again.config.RunDir,
+	).ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported(t, east)}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 }

@@ -10,21 +10,25 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// registered is the record of a node that says nothing of itself but what the store has, as the model knows it: thousands that come back at once
-// need not wait for the store to find that out. It is nil where the store has to judge. What the model has not heard of yet, such as that the node was
-// deleted, the store says when the node's stream begins.
+// registered is the record of a node that says nothing of itself but what the store has, as the model knows it:
+// thousands that come back at once need not wait for the store to find that out. It is nil where the store has to
+// judge. What the model has not heard of yet, such as that the node was deleted, the store says when the node's stream
+// begins.
 func (m *model) registered(r store.Registration) *pilasterv1.Node {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	n := m.nodes[r.Node.Name]
-	if n == nil || n.Uuid != r.Node.UUID || r.Prefix.String() != n.Prefix || m.sessions[r.Node.Name].Admit(r.Node.Name, r.Instance) != nil {
+	if n == nil || n.Uuid != r.Node.UUID || r.Prefix.String() != n.Prefix ||
+		m.sessions[r.Node.Name].Admit(r.Node.Name, r.Instance) != nil {
 		return nil
 	}
 	uplinks := make([]string, len(r.Uplinks))
 	for i, a := range r.Uplinks {
 		uplinks[i] = a.String()
 	}
-	if n.Version != r.Version || n.Edge != r.Edge || n.Gateway != r.Gateway || !slices.Equal(n.Enforces, r.Enforces) || r.Published != 0 || !slices.Equal(n.UplinkAddresses, uplinks) {
+	if n.Version != r.Version || n.Edge != r.Edge || n.Gateway != r.Gateway || !slices.Equal(n.Enforces, r.Enforces) ||
+		r.Published != 0 ||
+		!slices.Equal(n.UplinkAddresses, uplinks) {
 		return nil
 	}
 	for _, held := range r.Tenants {
@@ -38,7 +42,8 @@ func (m *model) registered(r store.Registration) *pilasterv1.Node {
 		}
 	}
 	for _, held := range r.Mappings {
-		if known := m.given.find(held); held.Key != "" || known.GetKey() != "" || known.GetName() != n.Name { // whose endpoint has an address only the store knows
+		if known := m.given.find(held); held.Key != "" || known.GetKey() != "" ||
+			known.GetName() != n.Name { // whose endpoint has an address only the store knows
 			return nil
 		}
 	}
@@ -48,7 +53,8 @@ func (m *model) registered(r store.Registration) *pilasterv1.Node {
 // knowsTenant tells whether a tenant is, with all ids, as a node holds it.
 func (m *model) knowsTenant(held *pilasterv1.Tenant) bool {
 	known := m.tenants[held.Name]
-	if known == nil || held.Changes > known.Changes || held.Network != known.Network || held.Addressing != known.Addressing ||
+	if known == nil || held.Changes > known.Changes || held.Network != known.Network ||
+		held.Addressing != known.Addressing ||
 		held.Created != nil && !proto.Equal(held.Created, known.Created) {
 		return false
 	}

@@ -17,13 +17,35 @@ func TestRegisteredByTheModel(t *testing.T) {
 	is := testNode(1)
 	m := newModel("self", func(string) {})
 	m.apply(store.Batch{Revision: 10, Whole: true, Events: []store.Event{
-		{Node: &pilasterv1.Node{Name: is.Name, Uuid: is.UUID, Prefix: "fd70:696c:6100:1::/64", Version: "v1", UplinkAddresses: []string{"2001:db8::2"}, Gateway: true}},
-		{Tenant: &pilasterv1.Tenant{Name: "blue", Network: "netpila", Created: made, Changes: 3, Ids: []*pilasterv1.TenantId{{Id: 1}, {Id: 2, OnlyAccepted: true}}}},
+		{
+			Node: &pilasterv1.Node{
+				Name:            is.Name,
+				Uuid:            is.UUID,
+				Prefix:          "fd70:696c:6100:1::/64",
+				Version:         "v1",
+				UplinkAddresses: []string{"2001:db8::2"},
+				Gateway:         true,
+			},
+		},
+		{
+			Tenant: &pilasterv1.Tenant{
+				Name:    "blue",
+				Network: "netpila",
+				Created: made,
+				Changes: 3,
+				Ids:     []*pilasterv1.TenantId{{Id: 1}, {Id: 2, OnlyAccepted: true}},
+			},
+		},
 		{App: &pilasterv1.App{Tenant: "blue", Id: 40, Labels: map[string]string{"app": "db"}}},
 		{Mapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.1.0/24", Name: is.Name}},
 		{Mapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.2.0/24", Name: "n2"}},
 		{Mapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.4.1/32", Name: is.Name, Key: "c1/eth0"}},
-		{Session: &store.NodeSession{Node: is.Name, Session: store.Session{Orchestrator: "other", Instance: "a", Stream: "s"}}},
+		{
+			Session: &store.NodeSession{
+				Node:    is.Name,
+				Session: store.Session{Orchestrator: "other", Instance: "a", Stream: "s"},
+			},
+		},
 	}})
 	for name, c := range map[string]struct {
 		change func(r *store.Registration, tenant *pilasterv1.Tenant)
@@ -63,10 +85,18 @@ func TestRegisteredByTheModel(t *testing.T) {
 		"an endpoint's address":             {func(r *store.Registration, _ *pilasterv1.Tenant) { r.Mappings[0].Key = "c1/eth0" }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			held := &pilasterv1.Tenant{Name: "blue", Network: "netpila", Created: made, Changes: 3, Ids: []*pilasterv1.TenantId{{Id: 1}, {Id: 2}}}
+			held := &pilasterv1.Tenant{
+				Name:    "blue",
+				Network: "netpila",
+				Created: made,
+				Changes: 3,
+				Ids:     []*pilasterv1.TenantId{{Id: 1}, {Id: 2}},
+			}
 			r := store.Registration{
 				Node: is, Prefix: netip.MustParsePrefix("fd70:696c:6100:1::/64"), Version: "v1", Uplinks: []netip.Addr{netip.MustParseAddr("2001:db8::2")}, Gateway: true, Instance: "a",
-				Tenants: []*pilasterv1.Tenant{held}, Apps: []*pilasterv1.App{{Tenant: "blue", Id: 40, Labels: map[string]string{"app": "db"}}},
+				Tenants: []*pilasterv1.Tenant{
+					held,
+				}, Apps: []*pilasterv1.App{{Tenant: "blue", Id: 40, Labels: map[string]string{"app": "db"}}},
 				Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: "10.0.1.0/24"}},
 			}
 			c.change(&r, held)
@@ -95,8 +125,21 @@ func TestAlreadyNoted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, _ := newTestModel()
 			c.tenant.Name, c.noted.Tenant = "blue", "blue"
-			m.apply(store.Batch{Revision: 11, Events: []store.Event{{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n1"}}, {Tenant: c.tenant}, {Hosting: c.noted}}})
-			first := &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}}}, Sequence: 6}
+			m.apply(
+				store.Batch{
+					Revision: 11,
+					Events: []store.Event{
+						{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n1"}},
+						{Tenant: c.tenant},
+						{Hosting: c.noted},
+					},
+				},
+			)
+			first := &pilasterv1.FollowRequest{
+				HostedTenants: []string{"blue"},
+				Hosting:       []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}}},
+				Sequence:      6,
+			}
 			f := m.follow(testNode(1), store.Session{}, first, func(error) {})
 			if add, remove := m.rehost(f, first); len(remove) > 0 || (len(add) > 0) != c.again {
 				t.Errorf("add %v, remove %v", add, remove)

@@ -84,7 +84,17 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	defer s.Close()
-	c.Log.Info("orchestrator is ready", "listen", s.Addr(), "socket", Socket(c.RunDir), "store", s.where(), "cluster", s.store.Cluster().UUID)
+	c.Log.Info(
+		"orchestrator is ready",
+		"listen",
+		s.Addr(),
+		"socket",
+		Socket(c.RunDir),
+		"store",
+		s.where(),
+		"cluster",
+		s.store.Cluster().UUID,
+	)
 	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
 		c.Log.Warn("supervisor was not told", "error", err)
 	}
@@ -179,10 +189,20 @@ func (s *Server) serve() error {
 		return err
 	}
 	if want := s.config.Limits.orDefault().Connections; limits.Connections < want {
-		s.config.Log.Warn("this process may not open files enough for --max-connections; raise its limit (LimitNOFILE of the unit)", "wanted", want, "connections", limits.Connections)
+		s.config.Log.Warn(
+			"this process may not open files enough for --max-connections; raise its limit (LimitNOFILE of the unit)",
+			"wanted",
+			want,
+			"connections",
+			limits.Connections,
+		)
 	}
 	s.door = newDoor(limits, s.metrics.countRefused, s.config.Log)
-	options := connect.WithHandlerOptions(connect.WithInterceptors(calls{s.metrics.countCall, s.metrics.countMessage}), connect.WithCompressMinBytes(minCompressed), fastGzip())
+	options := connect.WithHandlerOptions(
+		connect.WithInterceptors(calls{s.metrics.countCall, s.metrics.countMessage}),
+		connect.WithCompressMinBytes(minCompressed),
+		fastGzip(),
+	)
 	health := func(mux *http.ServeMux) {
 		mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 		mux.HandleFunc("/readyz", s.pinged.serve)
@@ -234,7 +254,11 @@ func (s *Server) ServeNodes(l net.Listener) {
 	var both http.Protocols
 	both.SetHTTP1(true)
 	both.SetHTTP2(true)
-	certificate := &serverCertificate{authority: s.store.Cluster().Authority, hosts: s.hosts(l.Addr()), now: s.config.Now}
+	certificate := &serverCertificate{
+		authority: s.store.Cluster().Authority,
+		hosts:     s.hosts(l.Addr()),
+		now:       s.config.Now,
+	}
 	s.start(doorListener{l, s.door}, true, s.patient(&http.Server{
 		Handler:     s.handler,
 		ConnContext: withGuest,
@@ -279,8 +303,9 @@ func (s *Server) start(l net.Listener, secure bool, h *http.Server) {
 // Addr is where nodes are served.
 func (s *Server) Addr() net.Addr { return s.nodes.Addr() }
 
-// NodeHandler answers nodes within this process. Who calls is in Request.TLS, as net/http has it from a verified handshake;
-// here the caller says it, who has hold of this process anyway. No call may begin after Close, which waits for all of them.
+// NodeHandler answers nodes within this process. Who calls is in Request.TLS, as net/http has it from a verified
+// handshake; here the caller says it, who has hold of this process anyway. No call may begin after Close, which waits
+// for all of them.
 func (s *Server) NodeHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.within.Add(1)

@@ -35,7 +35,9 @@ func TestRestart(t *testing.T) {
 	}
 	token := s.Token()
 	text, err := os.ReadFile(filepath.Join(c.DataDir, "join-token"))
-	if fi, _ := os.Stat(filepath.Join(c.DataDir, "join-token")); err != nil || strings.TrimSpace(string(text)) != token || fi.Mode().Perm() != 0o600 {
+	if fi, _ := os.Stat(filepath.Join(c.DataDir, "join-token")); err != nil ||
+		strings.TrimSpace(string(text)) != token ||
+		fi.Mode().Perm() != 0o600 {
 		t.Errorf("join token on disk: %v, %q", err, text)
 	}
 	createTenant(t, s, "blue")
@@ -156,7 +158,12 @@ func TestNodeThatReadsNothing(t *testing.T) {
 		keepsUp := f == nil || f.queue.len() == 0
 		m.mu.Unlock()
 		if keepsUp { // so that it is not ended because of its queue
-			m.apply(store.Batch{Revision: revision, Events: []store.Event{{App: &pilasterv1.App{Tenant: "blue", Id: 1, Labels: big}}}})
+			m.apply(
+				store.Batch{
+					Revision: revision,
+					Events:   []store.Event{{App: &pilasterv1.App{Tenant: "blue", Id: 1, Labels: big}}},
+				},
+			)
 		}
 		select {
 		case <-returned:

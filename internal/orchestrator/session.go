@@ -34,8 +34,8 @@ func (s *nodeService) awaitPredecessor(ctx context.Context, n pki.Node, instance
 	s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is.None() || is.Instance == instance })
 }
 
-// connect notes the caller's new stream in the store, and returns when the model knows of it: whatever session it hears of afterwards has replaced
-// this one.
+// connect notes the caller's new stream in the store, and returns when the model knows of it: whatever session it hears
+// of afterwards has replaced this one.
 func (s *nodeService) connect(ctx context.Context, n pki.Node, session store.Session) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -43,7 +43,10 @@ func (s *nodeService) connect(ctx context.Context, n pki.Node, session store.Ses
 		return err
 	}
 	if s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is == session }) != nil {
-		return connect.NewError(connect.CodeAborted, errors.New("this stream was replaced before it began; follow again"))
+		return connect.NewError(
+			connect.CodeAborted,
+			errors.New("this stream was replaced before it began; follow again"),
+		)
 	}
 	return nil
 }

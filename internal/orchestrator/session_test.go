@@ -152,15 +152,21 @@ func TestClonedDisk(t *testing.T) {
 		wantRefusedClone(t, err)
 
 		// Each orchestrator knows of the node, and neither lets it be deleted.
-		nodes, err := operator(s.config.RunDir).ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+		nodes, err := operator(
+			s.config.RunDir,
+		).ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
 		if err != nil || len(nodes.Msg.Nodes) != 1 || !nodes.Msg.Nodes[0].Connected {
 			t.Errorf("orchestrator %d shows %v, %v", i, nodes, err)
 		}
-		status, err := operator(s.config.RunDir).ClusterStatus(t.Context(), connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
+		status, err := operator(
+			s.config.RunDir,
+		).ClusterStatus(t.Context(), connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
 		if err != nil || status.Msg.NodesConnected != 1 {
 			t.Errorf("orchestrator %d: status %v, %v", i, status, err)
 		}
-		_, err = operator(s.config.RunDir).DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"}))
+		_, err = operator(
+			s.config.RunDir,
+		).DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"}))
 		wantCode(t, err, connect.CodeFailedPrecondition)
 	}
 	app := resolve(t, first, "blue", "web")
@@ -367,7 +373,12 @@ func TestSessionsOfOthers(t *testing.T) {
 	m, ended := newTestModel()
 	mine := store.Session{Orchestrator: "self", Instance: "i", Stream: "1"}
 	session := func(revision int64, s store.Session) {
-		m.apply(store.Batch{Revision: revision, Events: []store.Event{{Session: &store.NodeSession{Node: "n1", Session: s}}}})
+		m.apply(
+			store.Batch{
+				Revision: revision,
+				Events:   []store.Event{{Session: &store.NodeSession{Node: "n1", Session: s}}},
+			},
+		)
 	}
 	session(11, mine)
 	_, end := context.WithCancelCause(t.Context())

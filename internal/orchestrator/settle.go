@@ -57,7 +57,8 @@ func (s *Server) settleOne(ctx context.Context, tenant string) {
 	}
 }
 
-// askEvery is how often tenants are looked at for many apps, and askAgain how long one is left alone after a round in which none ended.
+// askEvery is how often tenants are looked at for many apps, and askAgain how long one is left alone after a round in
+// which none ended.
 const (
 	askEvery = time.Second
 	askAgain = 30 * time.Second
@@ -93,7 +94,13 @@ func (s *Server) askApps(ctx context.Context) {
 			}
 			step, cancel := context.WithTimeout(ctx, callTimeout)
 			if err := s.store.AskApps(step, name); err != nil && ctx.Err() == nil {
-				s.config.Log.Warn("nodes are not asked about apps of a tenant; trying again", "tenant", name, "error", err)
+				s.config.Log.Warn(
+					"nodes are not asked about apps of a tenant; trying again",
+					"tenant",
+					name,
+					"error",
+					err,
+				)
 			} else {
 				last[name] = asked{now, ended}
 			}

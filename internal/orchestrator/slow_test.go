@@ -93,7 +93,12 @@ func (s *slowEtcd) pass(_ any, in grpc.ServerStream) error {
 	headers, _ := metadata.FromIncomingContext(in.Context())
 	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(context.WithoutCancel(in.Context()), headers))
 	defer cancel()
-	out, err := s.etcd.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, grpc.ForceCodec(untouched{}))
+	out, err := s.etcd.NewStream(
+		ctx,
+		&grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
+		method,
+		grpc.ForceCodec(untouched{}),
+	)
 	if err != nil {
 		return err
 	}
@@ -146,7 +151,11 @@ func (a *asked) insist(ctx context.Context, what string, ask func(context.Contex
 		if err == nil {
 			return true
 		}
-		if connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "the store did not answer, so it is not known whether anything changed; try again") {
+		if connect.CodeOf(err) != connect.CodeUnavailable ||
+			!strings.Contains(
+				err.Error(),
+				"the store did not answer, so it is not known whether anything changed; try again",
+			) {
 			a.t.Errorf("%s: %v", what, err)
 			return false
 		}
@@ -179,7 +188,14 @@ func (a *asked) createTenant(ctx context.Context, name string) bool {
 
 func (a *asked) register(ctx context.Context, n int) bool {
 	id := testNode(n)
-	config := join.Config{URL: a.s.url(), Token: a.s.Token(), StateDir: a.t.TempDir(), NodeName: id.Name, NodeUUID: id.UUID, Log: slog.New(slog.DiscardHandler)}
+	config := join.Config{
+		URL:      a.s.url(),
+		Token:    a.s.Token(),
+		StateDir: a.t.TempDir(),
+		NodeName: id.Name,
+		NodeUUID: id.UUID,
+		Log:      slog.New(slog.DiscardHandler),
+	}
 	return a.insist(ctx, id.Name, func(ctx context.Context) error {
 		c, err := join.Dial(ctx, config)
 		if err != nil {
@@ -231,7 +247,8 @@ func TestSlowStore(t *testing.T) {
 	for w := range 6 {
 		work.Go(func() {
 			for i := 0; !calm.Load(); i++ {
-				if n := 100*(w+1) + i; w%2 == 0 && !a.createTenant(ctx, fmt.Sprint("t", n)) || w%2 == 1 && !a.register(ctx, n) {
+				if n := 100*(w+1) + i; w%2 == 0 && !a.createTenant(ctx, fmt.Sprint("t", n)) ||
+					w%2 == 1 && !a.register(ctx, n) {
 					return
 				}
 			}
@@ -294,7 +311,14 @@ func (a *asked) compare(ctx context.Context) {
 			}
 		}
 		if !maps.Equal(shows, a.told) {
-			a.t.Errorf("orchestrator %d shows %d, clients were told of %d:\n%v\n%v", i, len(shows), len(a.told), shows, a.told)
+			a.t.Errorf(
+				"orchestrator %d shows %d, clients were told of %d:\n%v\n%v",
+				i,
+				len(shows),
+				len(a.told),
+				shows,
+				a.told,
+			)
 		}
 	}
 }

@@ -197,7 +197,13 @@ func (c *crowd) stop(p *process) {
 // the other orchestrator when one does not answer, and repeats what it asked.
 func (c *crowd) node(ctx context.Context, n int) {
 	id := testNode(n)
-	config := join.Config{Token: c.token, StateDir: c.t.TempDir(), NodeName: id.Name, NodeUUID: id.UUID, Log: slog.New(slog.DiscardHandler)}
+	config := join.Config{
+		Token:    c.token,
+		StateDir: c.t.TempDir(),
+		NodeName: id.Name,
+		NodeUUID: id.UUID,
+		Log:      slog.New(slog.DiscardHandler),
+	}
 	var node *pilasterv1.Node
 	c.insist(ctx, n, func(ctx context.Context, p *process) error {
 		config.URL = p.url
@@ -212,7 +218,12 @@ func (c *crowd) node(ctx context.Context, n int) {
 		}
 		node = resp.Msg.Node
 		for _, label := range labels(n) {
-			resp, err := client.Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "shared", Labels: map[string]string{"app": label}}))
+			resp, err := client.Resolve(
+				ctx,
+				connect.NewRequest(
+					&pilasterv1.ResolveRequest{Tenant: "shared", Labels: map[string]string{"app": label}},
+				),
+			)
 			if err != nil {
 				return err
 			}
@@ -230,7 +241,9 @@ func (c *crowd) node(ctx context.Context, n int) {
 	}
 	name := fmt.Sprint("t", n/20) // two clients want it, each of another orchestrator
 	c.insist(ctx, n/10, func(ctx context.Context, p *process) error {
-		resp, err := operator(p.RunDir).CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
+		resp, err := operator(
+			p.RunDir,
+		).CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
 		if err != nil {
 			if connect.CodeOf(err) == connect.CodeAlreadyExists {
 				return nil // by the other client, or by ourselves when we got no answer
@@ -327,7 +340,13 @@ func (c *crowd) compare(ctx context.Context) {
 			apps[a.Id] = a.Labels["app"]
 		}
 		if !maps.Equal(apps, c.apps) || len(apps) != 50+registrations/5 {
-			t.Errorf("orchestrator %d shows %d apps, clients were told of %d; want %d", i, len(apps), len(c.apps), 50+registrations/5)
+			t.Errorf(
+				"orchestrator %d shows %d apps, clients were told of %d; want %d",
+				i,
+				len(apps),
+				len(c.apps),
+				50+registrations/5,
+			)
 		}
 	}
 }

@@ -88,7 +88,11 @@ func (f *tokenFile) rotate(ctx context.Context) (join.Token, error) {
 	}
 	token, err := f.write(ctx)
 	if err != nil {
-		return token, fmt.Errorf("the join token is another and the old one is refused, but %s may still have the old one: %w\n  `pilaster orchestrator token show` shows the new one", f.path, err)
+		return token, fmt.Errorf(
+			"the join token is another and the old one is refused, but %s may still have the old one: %w\n  `pilaster orchestrator token show` shows the new one",
+			f.path,
+			err,
+		)
 	}
 	return token, nil
 }
@@ -103,5 +107,10 @@ func (f *tokenFile) admit(ctx context.Context, secret []byte) error {
 			return err
 		}
 	}
-	return connect.NewError(connect.CodeUnauthenticated, errors.New("the join token is not this cluster's, or was rotated; `pilaster orchestrator token show`, where the orchestrator runs, shows the one to take"))
+	return connect.NewError(
+		connect.CodeUnauthenticated,
+		errors.New(
+			"the join token is not this cluster's, or was rotated; `pilaster orchestrator token show`, where the orchestrator runs, shows the one to take",
+		),
+	)
 }

@@ -28,7 +28,17 @@ func TestTokenIsRotated(t *testing.T) {
 	member := registered(t, a, testNode(1))
 	try := func(s *Server, n int, token string) error {
 		node := testNode(n)
-		c, err := join.Dial(t.Context(), join.Config{URL: s.url(), Token: token, StateDir: t.TempDir(), NodeName: node.Name, NodeUUID: node.UUID, Log: s.config.Log})
+		c, err := join.Dial(
+			t.Context(),
+			join.Config{
+				URL:      s.url(),
+				Token:    token,
+				StateDir: t.TempDir(),
+				NodeName: node.Name,
+				NodeUUID: node.UUID,
+				Log:      s.config.Log,
+			},
+		)
 		if err == nil {
 			c.Close()
 		}
@@ -55,7 +65,8 @@ func TestTokenIsRotated(t *testing.T) {
 			t.Errorf("%v does not say what to do", err)
 		}
 	}
-	if got, err := operator(there.RunDir).GetToken(t.Context(), connect.NewRequest(&pilasterv1.GetTokenRequest{})); err != nil || got.Msg.Token != after {
+	if got, err := operator(there.RunDir).GetToken(t.Context(), connect.NewRequest(&pilasterv1.GetTokenRequest{})); err != nil ||
+		got.Msg.Token != after {
 		t.Errorf("the other one shows %v, %v", got, err)
 	}
 	if err := try(a, 2, after); err != nil {

@@ -20,7 +20,8 @@ func (m *model) await(ctx context.Context, condition func() bool) error {
 	return m.awaitNode(ctx, anything, condition)
 }
 
-// awaitNode is await for a condition that changes only with what is known of a node: many wait at once, each for its own.
+// awaitNode is await for a condition that changes only with what is known of a node: many wait at once, each for its
+// own.
 func (m *model) awaitNode(ctx context.Context, node string, condition func() bool) error {
 	for {
 		m.mu.RLock()

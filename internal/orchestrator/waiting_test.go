@@ -42,7 +42,11 @@ func TestOnlyThoseConcernedAreWoken(t *testing.T) {
 	}
 	giveUp()
 	waits.Wait()
-	if looked != [3]int{3, 5, 2} { // before it waits each looks twice: among those that only look, and then with nobody beside it
+	if looked != [3]int{
+		3,
+		5,
+		2,
+	} { // before it waits each looks twice: among those that only look, and then with nobody beside it
 		t.Errorf("they looked %v times", looked)
 	}
 	if m.many() != 0 || len(m.waiting) != 0 {
@@ -100,7 +104,19 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 		e := store.Event{DeletedTenant: name}
 		switch r.IntN(7) {
 		case 0:
-			all = append(all, m.follow(node, store.Session{}, &pilasterv1.FollowRequest{HostedTenants: some(), CarriedTenants: some(), ResumeRevision: revision - int64(r.IntN(5))}, func(error) {}))
+			all = append(
+				all,
+				m.follow(
+					node,
+					store.Session{},
+					&pilasterv1.FollowRequest{
+						HostedTenants:  some(),
+						CarriedTenants: some(),
+						ResumeRevision: revision - int64(r.IntN(5)),
+					},
+					func(error) {},
+				),
+			)
 		case 1:
 			if len(all) > 0 {
 				m.rehost(all[r.IntN(len(all))], &pilasterv1.FollowRequest{HostedTenants: some()})

@@ -104,8 +104,8 @@ func (i ICMP) header(b []byte) ([]byte, int) {
 
 func (r Raw) header(b []byte) ([]byte, int) { return b, -1 }
 
-// Checksum is the Internet checksum over the pseudo header and the upper layer, whose own checksum field is zero.
-// Over a packet with a right checksum it is 0. (An IPv4 address as one of IPv6 has 0xffff before it, which adds nothing.)
+// Checksum is the Internet checksum over the pseudo header and the upper layer, whose own checksum field is zero. Over
+// a packet with a right checksum it is 0. (An IPv4 address as one of IPv6 has 0xffff before it, which adds nothing.)
 func Checksum(source, destination netip.Addr, protocol uint8, upper []byte) uint16 {
 	s, d := source.As16(), destination.As16()
 	return onesSum(uint64(len(upper))+uint64(protocol), s[:], d[:], upper)

@@ -31,8 +31,8 @@ func NewInjector(ns *netns.Namespace, device string) (*Injector, error) {
 	return &Injector{fd, dev, told}, nil
 }
 
-// sendsToProgram reports whether a program meets what is sent in the very call that sends it: on the uplink of a macvlan,
-// or between the container's side of a netkit and the node's.
+// sendsToProgram reports whether a program meets what is sent in the very call that sends it: on the uplink of a
+// macvlan, or between the container's side of a netkit and the node's.
 func sendsToProgram(ns *netns.Namespace, device *net.Interface) (bool, error) {
 	h, err := ns.Netlink()
 	if err != nil {

@@ -122,5 +122,8 @@ func Fragment(offset uint16, more bool, id uint32) Extension {
 	if more {
 		low |= 1
 	}
-	return Extension{FragmentHeader, []byte{byte(offset >> 8), low, byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}}
+	return Extension{
+		FragmentHeader,
+		[]byte{byte(offset >> 8), low, byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)},
+	}
 }

@@ -28,13 +28,40 @@ var (
 	}{
 		{"udp", packet.Packet{Source: alice, Destination: bob, HopLimit: 3, TrafficClass: 0xb8, FlowLabel: 0x12345,
 			Body: packet.UDP{SourcePort: 1000, DestinationPort: 7, Payload: []byte("hello")}},
-			map[string]string{"udp.srcport": "1000", "udp.dstport": "7", "ipv6.hlim": "3", "ipv6.flow": "0x012345", "udp.checksum.status": "1"}},
-		{"udp empty", packet.Packet{Source: alice, Destination: bob, HopLimit: 64, Body: packet.UDP{SourcePort: 1, DestinationPort: 2, Payload: []byte{}}},
-			map[string]string{"udp.length": "8", "udp.checksum.status": "1"}},
+			map[string]string{
+				"udp.srcport":         "1000",
+				"udp.dstport":         "7",
+				"ipv6.hlim":           "3",
+				"ipv6.flow":           "0x012345",
+				"udp.checksum.status": "1",
+			}},
+		{
+			"udp empty",
+			packet.Packet{
+				Source:      alice,
+				Destination: bob,
+				HopLimit:    64,
+				Body:        packet.UDP{SourcePort: 1, DestinationPort: 2, Payload: []byte{}},
+			},
+			map[string]string{"udp.length": "8", "udp.checksum.status": "1"},
+		},
 		{"tcp", packet.Packet{Source: alice, Destination: bob, HopLimit: 64,
-			Body: packet.TCP{SourcePort: 40000, DestinationPort: 80, Sequence: 7, Acknowledgment: 9, Flags: packet.SYN | packet.ACK, Window: 512,
-				Options: []byte{2, 4, 5, 0xa0}, Payload: []byte("odd")}},
-			map[string]string{"tcp.flags.syn": "1", "tcp.options.mss_val": "1440", "tcp.checksum.status": "1", "tcp.len": "3"}},
+			Body: packet.TCP{
+				SourcePort:      40000,
+				DestinationPort: 80,
+				Sequence:        7,
+				Acknowledgment:  9,
+				Flags:           packet.SYN | packet.ACK,
+				Window:          512,
+				Options:         []byte{2, 4, 5, 0xa0},
+				Payload:         []byte("odd"),
+			}},
+			map[string]string{
+				"tcp.flags.syn":       "1",
+				"tcp.options.mss_val": "1440",
+				"tcp.checksum.status": "1",
+				"tcp.len":             "3",
+			}},
 		{"echo", packet.Packet{Source: alice, Destination: bob, HopLimit: 255,
 			Body: packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(0x1234, 5), Payload: []byte("ping")}},
 			map[string]string{"icmpv6.type": "128", "icmpv6.echo.sequence_number": "5", "icmpv6.checksum.status": "1"}},
@@ -48,9 +75,21 @@ var (
 		{"later fragment", packet.Packet{Source: alice, Destination: bob, HopLimit: 64,
 			Extensions: []packet.Extension{packet.Fragment(1448, true, 0xdeadbeef)},
 			Body:       packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("01234567")}},
-			map[string]string{"ipv6.fraghdr.offset": "181", "ipv6.fraghdr.more": "1", "ipv6.fraghdr.ident": "0xdeadbeef"}},
-		{"nothing", packet.Packet{Source: alice, Destination: bob, HopLimit: 64, Body: packet.Raw{Proto: packet.NoNextHeader, Data: []byte{}}},
-			map[string]string{"ipv6.nxt": "59"}},
+			map[string]string{
+				"ipv6.fraghdr.offset": "181",
+				"ipv6.fraghdr.more":   "1",
+				"ipv6.fraghdr.ident":  "0xdeadbeef",
+			}},
+		{
+			"nothing",
+			packet.Packet{
+				Source:      alice,
+				Destination: bob,
+				HopLimit:    64,
+				Body:        packet.Raw{Proto: packet.NoNextHeader, Data: []byte{}},
+			},
+			map[string]string{"ipv6.nxt": "59"},
+		},
 	}
 )
 

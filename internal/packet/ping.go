@@ -30,9 +30,9 @@ type PingResult struct {
 	RTT            []time.Duration // of each answer, in order
 }
 
-// Ping sends echoes, ICMP or ICMPv6 as the address is, from inside a namespace and waits for their answers. Times are taken
-// around blocking system calls on one thread, so Go's scheduler is not part of them. An echo
-// without an answer is not an error; one that could not be sent is.
+// Ping sends echoes, ICMP or ICMPv6 as the address is, from inside a namespace and waits for their answers. Times are
+// taken around blocking system calls on one thread, so Go's scheduler is not part of them. An echo without an answer is
+// not an error; one that could not be sent is.
 func Ping(ctx context.Context, ns *netns.Namespace, to netip.Addr, o PingOptions) (PingResult, error) {
 	o.Count = max(o.Count, 1)
 	o.Size = max(o.Size, len(Sentinel{}), len(o.Payload))
@@ -90,7 +90,9 @@ func newPinger(to netip.Addr, o PingOptions) (p *pinger, err error) {
 	_, _ = rand.Read(p.request[4:])
 	copy(p.request[icmpHeaderLen:], o.Payload)
 	if to.Is4() {
-		p.to, p.request[0], p.reply, p.header = &unix.SockaddrInet4{Addr: to.As4()}, EchoRequest4, EchoReply4, ipv4HeaderLen
+		p.to, p.request[0], p.reply, p.header = &unix.SockaddrInet4{
+			Addr: to.As4(),
+		}, EchoRequest4, EchoReply4, ipv4HeaderLen
 		p.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
 	} else {
 		p.to, p.request[0], p.reply = &unix.SockaddrInet6{Addr: to.As16()}, EchoRequest, EchoReply

@@ -10,7 +10,13 @@ import (
 )
 
 // openSocket opens a packet socket on a device of a namespace. Protocol 0 receives nothing.
-func openSocket(ns *netns.Namespace, device string, protocol uint16, flags int, options func(fd int) error) (int, *net.Interface, error) {
+func openSocket(
+	ns *netns.Namespace,
+	device string,
+	protocol uint16,
+	flags int,
+	options func(fd int) error,
+) (int, *net.Interface, error) {
 	var fd int
 	var dev *net.Interface
 	err := ns.Do(func() (err error) {

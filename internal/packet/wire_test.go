@@ -92,7 +92,11 @@ func TestBurstArrivesWholeAndInOrder(t *testing.T) {
 	defer in.Close()
 
 	const n = 100_000
-	p := packet.Packet{Source: alice, Destination: netip.MustParseAddr("fd00::c"), Body: packet.UDP{SourcePort: 9, DestinationPort: 9}}
+	p := packet.Packet{
+		Source:      alice,
+		Destination: netip.MustParseAddr("fd00::c"),
+		Body:        packet.UDP{SourcePort: 9, DestinationPort: 9},
+	}
 	if err := in.Burst(n, func(int) []byte { return p.Frame(macs[1], in.MAC()) }); err != nil {
 		t.Fatal(err)
 	}
@@ -200,11 +204,17 @@ func TestPing(t *testing.T) {
 			t.Errorf("RTT %v", rtt)
 		}
 	}
-	if r, err := packet.Ping(shortly(t), a, netip.MustParseAddr("127.0.0.1"), packet.PingOptions{Count: 2, Size: 1400}); err != nil || r.Received != 2 {
+	if r, err := packet.Ping(shortly(t), a, netip.MustParseAddr("127.0.0.1"), packet.PingOptions{Count: 2, Size: 1400}); err != nil ||
+		r.Received != 2 {
 		t.Errorf("IPv4: %+v, %v", r, err)
 	}
 	// Nobody has this address, and it is asked of the wire: no answer, no error.
-	r, err = packet.Ping(shortly(t), a, netip.MustParseAddr("fd00::dead"), packet.PingOptions{Timeout: 50 * time.Millisecond})
+	r, err = packet.Ping(
+		shortly(t),
+		a,
+		netip.MustParseAddr("fd00::dead"),
+		packet.PingOptions{Timeout: 50 * time.Millisecond},
+	)
 	if err != nil || r.Sent != 1 || r.Received != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}

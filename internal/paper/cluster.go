@@ -26,7 +26,8 @@ const (
 	memoryLimit   = 16 << 30  // of a simulated cluster
 )
 
-// queries is §4.1's count for so many nodes and so many new ones: each new node asks for all pages, and each that was there asks once for the new ones.
+// queries is §4.1's count for so many nodes and so many new ones: each new node asks for all pages, and each that was
+// there asks once for the new ones.
 func queries(nodes, fresh int) (ofNew, ofOthers int) {
 	return fresh * ((nodes + listPage - 1) / listPage), nodes
 }
@@ -59,7 +60,8 @@ func (g grown) refused() int {
 	return 0
 }
 
-// throttled is the least that so many queries take at listRate, in seconds: of a second's the throttle lets all through at once.
+// throttled is the least that so many queries take at listRate, in seconds: of a second's the throttle lets all through
+// at once.
 func (g grown) throttled() float64 { return max(float64(g.queries()-listRate)/listRate, 0) }
 
 func (g grown) seconds() float64 { return g.event().Ready }
@@ -81,7 +83,15 @@ func growing(network string, nodes, containers int) (sim.Scenario, error) {
 	if network == tenant.Nimitz {
 		more, grow = fmt.Sprintf("mappingsBy: %s, listRate: %d, ", sim.ByQuery, listRate), grow+", listFirst: true"
 	}
-	text := fmt.Sprintf("{network: %s, seed: %d, nodes: %d, containersPerNode: %d, %sevents: [{%s}], limits: {memory: 16GiB}}", network, seed, nodes, containers, more, grow)
+	text := fmt.Sprintf(
+		"{network: %s, seed: %d, nodes: %d, containersPerNode: %d, %sevents: [{%s}], limits: {memory: 16GiB}}",
+		network,
+		seed,
+		nodes,
+		containers,
+		more,
+		grow,
+	)
 	return sim.Parse(fmt.Sprintf("%s-%d", network, nodes), []byte(text))
 }
 
@@ -96,13 +106,23 @@ func (r *run) cluster(ctx context.Context, network string, nodes, containers int
 	if err != nil {
 		return g, err
 	}
-	r.say("%s, %s nodes with %s each", network, humanize.Grouped(nodes), humanize.Of(containers, "container", "containers"))
+	r.say(
+		"%s, %s nodes with %s each",
+		network,
+		humanize.Grouped(nodes),
+		humanize.Of(containers, "container", "containers"),
+	)
 	g.result, err = r.Measure.Sim(ctx, s)
 	if err != nil {
 		return g, fmt.Errorf("%s, %d nodes: %w", network, nodes, err)
 	}
 	if !g.result.Pass() {
-		return g, fmt.Errorf("%s, %d nodes: %s", network, nodes, strings.Join(append(g.result.Violations, g.result.Exceeded...), "; "))
+		return g, fmt.Errorf(
+			"%s, %d nodes: %s",
+			network,
+			nodes,
+			strings.Join(append(g.result.Violations, g.result.Exceeded...), "; "),
+		)
 	}
 	r.clusters[key] = g.result
 	return g, nil
@@ -119,7 +139,12 @@ func (r *run) series(ctx context.Context, network string) (all []grown, leftOut 
 			before := all[i-1]
 			needs := float64(before.event().Resident) / float64(before.event().Nodes) * float64(nodes) * 1.1
 			if needs > memoryLimit {
-				return all, fmt.Sprintf("%s nodes on %s were left out: by the size before they would take %.0f GiB, and 16 GiB is the limit", humanize.Grouped(nodes), network, needs/(1<<30)), nil
+				return all, fmt.Sprintf(
+					"%s nodes on %s were left out: by the size before they would take %.0f GiB, and 16 GiB is the limit",
+					humanize.Grouped(nodes),
+					network,
+					needs/(1<<30),
+				), nil
 			}
 		}
 		g, err := r.cluster(ctx, network, nodes, r.Form.Containers)
@@ -152,7 +177,11 @@ func sizesOf(all []grown) string {
 	for _, g := range all {
 		sizes = append(sizes, humanize.Grouped(g.nodes))
 	}
-	return fmt.Sprintf("%s nodes with %s each, and 10 %% more", strings.Join(sizes, ", "), humanize.Of(all[0].result.Scenario.ContainersPerNode, "container", "containers"))
+	return fmt.Sprintf(
+		"%s nodes with %s each, and 10 %% more",
+		strings.Join(sizes, ", "),
+		humanize.Of(all[0].result.Scenario.ContainersPerNode, "container", "containers"),
+	)
 }
 
 func scenarios(all []grown) (some []sim.Scenario) {
@@ -178,7 +207,10 @@ func sumOf(g grown) float64 {
 // sums are the paper's arithmetic at the sizes of clusters and at the paper's own.
 func sums(all []grown, by float64) [][2]float64 {
 	ofNew, ofOthers := queries(paperNodes, paperNodes/10)
-	return append(over(all, func(g grown) float64 { return sumOf(g) / by }), [2]float64{paperNodes, float64(ofNew+ofOthers) / by})
+	return append(
+		over(all, func(g grown) float64 { return sumOf(g) / by }),
+		[2]float64{paperNodes, float64(ofNew+ofOthers) / by},
+	)
 }
 
 func (r *run) fig9(ctx context.Context, f *Figure) error {
@@ -187,11 +219,23 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 		return err
 	}
 	f.Sizes, f.Scenario = sentences(sizesOf(all), leftOut), scenarios(all)
-	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant and %d nodes a page, and a real agent for each node, all in one process (docs/reference/simulation.md): all new nodes list the others before one of them is given its subnet, and then each of those that were there asks what is new.", listRate, listPage)
+	f.Ran = fmt.Sprintf(
+		"The real orchestrator, with %d list queries a second for the tenant and %d nodes a page, and a real agent for each node, all in one process (docs/reference/simulation.md): all new nodes list the others before one of them is given its subnet, and then each of those that were there asks what is new.",
+		listRate,
+		listPage,
+	)
 	var off []string
 	for _, g := range all {
 		if sum := int(sumOf(g)); g.queries() != sum {
-			off = append(off, fmt.Sprintf("%s where it has %s at %s nodes", humanize.Grouped(g.queries()), humanize.Grouped(sum), humanize.Grouped(g.nodes)))
+			off = append(
+				off,
+				fmt.Sprintf(
+					"%s where it has %s at %s nodes",
+					humanize.Grouped(g.queries()),
+					humanize.Grouped(sum),
+					humanize.Grouped(g.nodes),
+				),
+			)
 		}
 	}
 	f.Differs = "As many queries were counted as §4.1's arithmetic has at each size"
@@ -199,20 +243,49 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 		f.Differs = "Counted were, beside §4.1's arithmetic, " + strings.Join(off, ", ")
 	}
 	last := all[len(all)-1]
-	f.Differs += fmt.Sprintf("; at %s nodes they took %.1f s, of which the throttle alone asks for %.1f, and it refused %s, which were asked again; the paper's 12 minutes at least are of 150,000 queries of 25,000 nodes.",
-		humanize.Grouped(last.nodes), last.seconds(), last.throttled(), humanize.Grouped(last.refused()))
+	f.Differs += fmt.Sprintf(
+		"; at %s nodes they took %.1f s, of which the throttle alone asks for %.1f, and it refused %s, which were asked again; the paper's 12 minutes at least are of 150,000 queries of 25,000 nodes.",
+		humanize.Grouped(last.nodes),
+		last.seconds(),
+		last.throttled(),
+		humanize.Grouped(last.refused()),
+	)
 	for _, g := range all {
 		pages, changes := g.asked()
 		ofNew, ofOthers := queries(g.nodes, g.event().About)
-		f.Rows = append(f.Rows, Row{fmt.Sprintf("%s nodes: queries of new nodes, of the others; seconds", humanize.Grouped(g.nodes)), fmt.Sprintf("%s, %s; %.2f s", humanize.Grouped(pages), humanize.Grouped(changes), g.seconds()),
-			fmt.Sprintf("%s, %s; %.2f s at 200 a second, by its arithmetic", humanize.Grouped(ofNew), humanize.Grouped(ofOthers), sumOf(g)/listRate), "§4.1"})
+		f.Rows = append(
+			f.Rows,
+			Row{
+				fmt.Sprintf("%s nodes: queries of new nodes, of the others; seconds", humanize.Grouped(g.nodes)),
+				fmt.Sprintf("%s, %s; %.2f s", humanize.Grouped(pages), humanize.Grouped(changes), g.seconds()),
+				fmt.Sprintf(
+					"%s, %s; %.2f s at 200 a second, by its arithmetic",
+					humanize.Grouped(ofNew),
+					humanize.Grouped(ofOthers),
+					sumOf(g)/listRate,
+				),
+				"§4.1",
+			},
+		)
 	}
-	f.Rows = append(f.Rows, Row{"25,000 nodes: queries of new nodes, of the others; minutes", "", "125k, 25k; 12 min at least, up to 20", "§4.1"})
+	f.Rows = append(
+		f.Rows,
+		Row{
+			"25,000 nodes: queries of new nodes, of the others; minutes",
+			"",
+			"125k, 25k; 12 min at least, up to 20",
+			"§4.1",
+		},
+	)
 	at := func(y float64) [2]float64 { return [2]float64{paperNodes, y} }
 	f.Panels = []Panel{
 		{Title: "queries when 10 % of nodes join", X: "nodes before", Y: "queries", Log: true, Series: []Series{
 			{Name: "all", Of: ours, Points: over(all, func(g grown) float64 { return float64(g.queries()) })},
-			{Name: "of new nodes", Of: ours, Points: over(all, func(g grown) float64 { pages, _ := g.asked(); return float64(pages) })},
+			{
+				Name:   "of new nodes",
+				Of:     ours,
+				Points: over(all, func(g grown) float64 { pages, _ := g.asked(); return float64(pages) }),
+			},
 			{Name: "all, §4.1", Of: arithmetic, Where: "§4.1", Points: sums(all, 1)},
 			read("§4.1", "150k queries", at(paperQueries)),
 		}},
@@ -242,15 +315,31 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 	f.Ran = "The real agents of a simulated cluster told packet paths that count (docs/reference/simulation.md) what to have; entries are of all tables of the network, looked at on every node when the cluster had grown."
 	slope, from, to := slopes(onNimitz)
 	flat, least, most := slopes(onNetpila)
-	f.Differs = fmt.Sprintf("NIMITZ's entries grow from %s to %s, %.2f for each further node, and NETPILA's are %s at the smallest size and %s at the largest, %.2f for each further node, of which %s are two for each container of the node; the text has no number of this figure, and those drawn are of the paper's jobs, whose containers a node it does not name; it counts two pairs of entries for each container (§6.1), and entries here are of eBPF maps in place of a NIC's table.",
-		humanize.Grouped(from), humanize.Grouped(to), slope, humanize.Grouped(least), humanize.Grouped(most), flat, humanize.Grouped(2*r.Form.Containers))
+	f.Differs = fmt.Sprintf(
+		"NIMITZ's entries grow from %s to %s, %.2f for each further node, and NETPILA's are %s at the smallest size and %s at the largest, %.2f for each further node, of which %s are two for each container of the node; the text has no number of this figure, and those drawn are of the paper's jobs, whose containers a node it does not name; it counts two pairs of entries for each container (§6.1), and entries here are of eBPF maps in place of a NIC's table.",
+		humanize.Grouped(
+			from,
+		),
+		humanize.Grouped(to),
+		slope,
+		humanize.Grouped(least),
+		humanize.Grouped(most),
+		flat,
+		humanize.Grouped(2*r.Form.Containers),
+	)
 	for _, g := range append(onNimitz, onNetpila...) {
 		least, most := g.entries()
 		here := humanize.Grouped(most)
 		if least != most {
 			here = humanize.Grouped(least) + " to " + here
 		}
-		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s, %s nodes", g.result.Scenario.Network, humanize.Grouped(g.event().Nodes)), Here: here})
+		f.Rows = append(
+			f.Rows,
+			Row{
+				What: fmt.Sprintf("%s, %s nodes", g.result.Scenario.Network, humanize.Grouped(g.event().Nodes)),
+				Here: here,
+			},
+		)
 	}
 	f.Rows = append(f.Rows,
 		Row{"NIMITZ as nodes grow", fmt.Sprintf("%.2f for each further node", slope), "linear", "§7.1"},
@@ -266,7 +355,8 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 	return nil
 }
 
-// slopes is how many entries a node has more for each further node, from the smallest cluster to the largest, and what it has in these.
+// slopes is how many entries a node has more for each further node, from the smallest cluster to the largest, and what
+// it has in these.
 func slopes(all []grown) (each float64, from, to int) {
 	first, last := all[0], all[len(all)-1]
 	_, from = first.entries()
@@ -285,17 +375,57 @@ func (r *run) fig18(ctx context.Context, f *Figure) error {
 	if err != nil {
 		return err
 	}
-	f.Ran = fmt.Sprintf("The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in one process (docs/reference/simulation.md): a tenth more nodes join and get their containers, and the time ends when all of them follow the orchestrator and, on NIMITZ, those that were there have asked what is new.", listRate)
+	f.Ran = fmt.Sprintf(
+		"The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in one process (docs/reference/simulation.md): a tenth more nodes join and get their containers, and the time ends when all of them follow the orchestrator and, on NIMITZ, those that were there have asked what is new.",
+		listRate,
+	)
 	nimitz, netpila := onNimitz[len(onNimitz)-1], onNetpila[len(onNetpila)-1]
-	f.Differs = fmt.Sprintf("NIMITZ at %s nodes made %s list queries, for which the throttle alone asks for %.1f of its %.1f s; NETPILA at %s nodes made %s, so that no throttle is in its %.2f s, which took %.1f s of CPU time for %s messages: one machine's %d CPUs hold the orchestrator and all agents, and the paper's nodes are machines of their own.",
-		humanize.Grouped(nimitz.nodes), humanize.Grouped(nimitz.queries()), nimitz.throttled(), nimitz.seconds(),
-		humanize.Grouped(netpila.nodes), humanize.Grouped(netpila.queries()), netpila.seconds(), netpila.event().CPU, humanize.Grouped(netpila.messages()), r.Origin.CPUs)
+	f.Differs = fmt.Sprintf(
+		"NIMITZ at %s nodes made %s list queries, for which the throttle alone asks for %.1f of its %.1f s; NETPILA at %s nodes made %s, so that no throttle is in its %.2f s, which took %.1f s of CPU time for %s messages: one machine's %d CPUs hold the orchestrator and all agents, and the paper's nodes are machines of their own.",
+		humanize.Grouped(nimitz.nodes),
+		humanize.Grouped(nimitz.queries()),
+		nimitz.throttled(),
+		nimitz.seconds(),
+		humanize.Grouped(
+			netpila.nodes,
+		),
+		humanize.Grouped(netpila.queries()),
+		netpila.seconds(),
+		netpila.event().CPU,
+		humanize.Grouped(netpila.messages()),
+		r.Origin.CPUs,
+	)
 	for _, g := range append(onNimitz, onNetpila...) {
-		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s, %s nodes and %s more", g.result.Scenario.Network, humanize.Grouped(g.nodes), humanize.Grouped(g.event().About)),
-			Here: fmt.Sprintf("%.2f s (CPU %.2f s); %s messages; %s list queries", g.seconds(), g.event().CPU, humanize.Grouped(g.messages()), humanize.Grouped(g.queries()))})
+		f.Rows = append(
+			f.Rows,
+			Row{
+				What: fmt.Sprintf(
+					"%s, %s nodes and %s more",
+					g.result.Scenario.Network,
+					humanize.Grouped(g.nodes),
+					humanize.Grouped(g.event().About),
+				),
+				Here: fmt.Sprintf(
+					"%.2f s (CPU %.2f s); %s messages; %s list queries",
+					g.seconds(),
+					g.event().CPU,
+					humanize.Grouped(g.messages()),
+					humanize.Grouped(g.queries()),
+				),
+			},
+		)
 	}
-	f.Rows = append(f.Rows,
-		Row{"NIMITZ, 25,000 nodes", "", "12.5 min", "§7.1"}, Row{"NETPILA, 25,000 nodes", "", "1.25 min", "§7.1"}, Row{"NETPILA, 100,000 nodes", "", "5 min", "§7.1"})
+	f.Rows = append(
+		f.Rows,
+		Row{
+			"NIMITZ, 25,000 nodes",
+			"",
+			"12.5 min",
+			"§7.1",
+		},
+		Row{"NETPILA, 25,000 nodes", "", "1.25 min", "§7.1"},
+		Row{"NETPILA, 100,000 nodes", "", "5 min", "§7.1"},
+	)
 	f.Panels = []Panel{{Title: "time to grow by 10 %", X: "nodes before", Y: "s", Log: true, Series: []Series{
 		{Name: "NIMITZ", Of: ours, Points: over(onNimitz, grown.seconds)},
 		{Name: "NETPILA", Of: ours, Points: over(onNetpila, grown.seconds)},

@@ -29,7 +29,8 @@ type Form struct {
 	Datapath   int // rounds
 }
 
-// Job is one of fig 16's. Its containers a node are not in the paper: they are so many that its two pairs of entries for each come to its 12 and 20.
+// Job is one of fig 16's. Its containers a node are not in the paper: they are so many that its two pairs of entries
+// for each come to its 12 and 20.
 type Job struct {
 	Name       string
 	Nodes      int
@@ -44,7 +45,14 @@ func jobs(most int) []Job {
 // paperContainers is how many a node has in fig 17 and 18 (§7.1).
 const paperContainers = 31
 
-var delays = []time.Duration{0, 500 * time.Millisecond, time.Second, 1500 * time.Millisecond, counterDelay, 3 * time.Second}
+var delays = []time.Duration{
+	0,
+	500 * time.Millisecond,
+	time.Second,
+	1500 * time.Millisecond,
+	counterDelay,
+	3 * time.Second,
+}
 
 // batches are sizes from one batch to as many.
 func batches(n int) (all []int) {
@@ -58,7 +66,9 @@ func batches(n int) (all []int) {
 func Quick() Form {
 	return Form{
 		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 1000}, Containers: paperContainers,
-		Installed: batches(5), Batch: cleanUpBatch, Rounds: 3, Switches: bench.EntrySwitches, Jobs: jobs(100), Datapath: 8,
+		Installed: batches(
+			5,
+		), Batch: cleanUpBatch, Rounds: 3, Switches: bench.EntrySwitches, Jobs: jobs(100), Datapath: 8,
 	}
 }
 
@@ -110,15 +120,71 @@ const (
 )
 
 var definitions = []definition{
-	{"fig7", "entries of a NIMITZ node, and how many are offloaded", "§3.3, fig 7; NM4", model, false, false, (*run).fig7},
-	{"fig9", "queries of 10 % more nodes on NIMITZ, and how long they take", "§4.1, fig 9; NM7", simulated, false, false, (*run).fig9},
-	{"fig10", "deleting a batch, by how many entries are installed", "§4.1, fig 10; NM8", measured, true, true, (*run).fig10},
+	{
+		"fig7",
+		"entries of a NIMITZ node, and how many are offloaded",
+		"§3.3, fig 7; NM4",
+		model,
+		false,
+		false,
+		(*run).fig7,
+	},
+	{
+		"fig9",
+		"queries of 10 % more nodes on NIMITZ, and how long they take",
+		"§4.1, fig 9; NM7",
+		simulated,
+		false,
+		false,
+		(*run).fig9,
+	},
+	{
+		"fig10",
+		"deleting a batch, by how many entries are installed",
+		"§4.1, fig 10; NM8",
+		measured,
+		true,
+		true,
+		(*run).fig10,
+	},
 	{"fig11", "deleting all entries, by how many there are", "§4.1, fig 11; NM8", measured, true, true, (*run).fig11},
-	{"fig12", "throughput of two containers beside revalidation with late counters", "§4.2, fig 12; NM9", model, false, false, (*run).fig12},
-	{"fig16", "entries of a node in two jobs, on both networks", "§7.1, fig 16; NP10, NM4", "measured, simulated and a model", true, true, (*run).fig16},
-	{"fig17", "entries of a node as the cluster grows, on both networks", "§7.1, fig 17; NP10", simulated, false, false, (*run).fig17},
+	{
+		"fig12",
+		"throughput of two containers beside revalidation with late counters",
+		"§4.2, fig 12; NM9",
+		model,
+		false,
+		false,
+		(*run).fig12,
+	},
+	{
+		"fig16",
+		"entries of a node in two jobs, on both networks",
+		"§7.1, fig 16; NP10, NM4",
+		"measured, simulated and a model",
+		true,
+		true,
+		(*run).fig16,
+	},
+	{
+		"fig17",
+		"entries of a node as the cluster grows, on both networks",
+		"§7.1, fig 17; NP10",
+		simulated,
+		false,
+		false,
+		(*run).fig17,
+	},
 	{"fig18", "time to grow by 10 %, on both networks", "§7.1, fig 18; NP9", simulated, false, false, (*run).fig18},
-	{"table1", "NIMITZ and NETPILA compared", "§6.1, table 1; NP9, NP10", "simulated and measured", true, false, (*run).table1},
+	{
+		"table1",
+		"NIMITZ and NETPILA compared",
+		"§6.1, table 1; NP9, NP10",
+		"simulated and measured",
+		true,
+		false,
+		(*run).table1,
+	},
 }
 
 // IDs are of all figures.
@@ -157,7 +223,11 @@ func Lacks(only []string, root bool, ovs error) error {
 		return "leave them out with --only " + strings.Join(rest, ",") + "; nothing was run"
 	}
 	if with, rest := need(func(d definition) bool { return d.root }); !root && len(with) > 0 {
-		return fmt.Errorf("%s: root is needed, to make network namespaces and load eBPF programs; %s", strings.Join(with, ", "), instead(rest))
+		return fmt.Errorf(
+			"%s: root is needed, to make network namespaces and load eBPF programs; %s",
+			strings.Join(with, ", "),
+			instead(rest),
+		)
 	}
 	if with, rest := need(func(d definition) bool { return d.ovs }); ovs != nil && len(with) > 0 {
 		return fmt.Errorf("%s: %w; or %s", strings.Join(with, ", "), ovs, instead(rest))
@@ -177,7 +247,8 @@ type run struct {
 // seed is of all that is random.
 const seed = 1
 
-// Draw makes the figures. One that fails does not keep the others from being made; the error has the names of all that did.
+// Draw makes the figures. One that fails does not keep the others from being made; the error has the names of all that
+// did.
 func Draw(ctx context.Context, o Options) error {
 	r := &run{Options: o, clusters: map[string]*sim.Result{}}
 	var failed error
@@ -189,11 +260,21 @@ func Draw(ctx context.Context, o Options) error {
 		r.say("begins")
 		err := d.draw(r, ctx, &f)
 		if ctx.Err() != nil {
-			return errors.Join(failed, fmt.Errorf("%s: interrupted: %w; figures that were done before are kept", d.id, context.Cause(ctx)))
+			return errors.Join(
+				failed,
+				fmt.Errorf("%s: interrupted: %w; figures that were done before are kept", d.id, context.Cause(ctx)),
+			)
 		}
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", d.id, err))
-			f = Figure{ID: d.id, Title: d.title, Claims: d.claims, Nature: d.nature, Origin: f.Origin, Failed: err.Error()}
+			f = Figure{
+				ID:     d.id,
+				Title:  d.title,
+				Claims: d.claims,
+				Nature: d.nature,
+				Origin: f.Origin,
+				Failed: err.Error(),
+			}
 		}
 		f.Seconds = time.Since(began).Round(100 * time.Millisecond).Seconds()
 		if err := o.Done(f); err != nil {

@@ -39,7 +39,15 @@ type Origin struct {
 }
 
 func (o Origin) String() string {
-	return fmt.Sprintf("form %s · commit %s, version %s · %d CPUs, Linux %s · %s", o.Form, o.Commit, o.Version, o.CPUs, o.Kernel, o.Date.Format(time.RFC3339))
+	return fmt.Sprintf(
+		"form %s · commit %s, version %s · %d CPUs, Linux %s · %s",
+		o.Form,
+		o.Commit,
+		o.Version,
+		o.CPUs,
+		o.Kernel,
+		o.Date.Format(time.RFC3339),
+	)
 }
 
 // Row is a figure in words.

@@ -20,7 +20,8 @@ var page = plot.Pages(pages).Lookup("page.html")
 // PageName is the page's file.
 const PageName = "index.html"
 
-// Folder keeps figures. Those that another run has left there stay, with where and when they were drawn, until they are drawn again.
+// Folder keeps figures. Those that another run has left there stay, with where and when they were drawn, until they are
+// drawn again.
 type Folder string
 
 // Files are what a run with these figures writes.
@@ -76,7 +77,11 @@ func (d Folder) figures() (all []Figure, err error) {
 			err = json.Unmarshal(b, &f)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read the figure that an earlier run left in %s: %w; remove the file, or choose another folder", path, err)
+			return nil, fmt.Errorf(
+				"read the figure that an earlier run left in %s: %w; remove the file, or choose another folder",
+				path,
+				err,
+			)
 		}
 		all = append(all, f)
 	}

@@ -50,9 +50,15 @@ func (r *run) fig7(ctx context.Context, f *Figure) error {
 	if ran == o.Nodes {
 		f.Sizes = fmt.Sprintf("all %s nodes of the job", humanize.Grouped(ran))
 	}
-	f.Ran = fmt.Sprintf("The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, ran %s for 20 s each.", f.Sizes)
-	f.Differs = fmt.Sprintf("That mean and P95 agree tells nothing, as the number of a node's peers is fitted to the paper's; the peak follows: a node can have one megaflow for each of the %s other nodes, and of those that were run the busiest had %s.",
-		humanize.Grouped(o.Nodes-1), humanize.Grouped(int(o.Peak)))
+	f.Ran = fmt.Sprintf(
+		"The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, ran %s for 20 s each.",
+		f.Sizes,
+	)
+	f.Differs = fmt.Sprintf(
+		"That mean and P95 agree tells nothing, as the number of a node's peers is fitted to the paper's; the peak follows: a node can have one megaflow for each of the %s other nodes, and of those that were run the busiest had %s.",
+		humanize.Grouped(o.Nodes-1),
+		humanize.Grouped(int(o.Peak)),
+	)
 	f.Scenario = modelled(map[string]any{"everyNode": r.Form.JobStep})
 	f.Rows = []Row{
 		{"entries in a node's switch (given by the paper)", humanize.Grouped(o.Entries), "11,830", jobSections},
@@ -94,17 +100,34 @@ func (r *run) fig12(ctx context.Context, f *Figure) error {
 		delays, late = append(delays, delay.Seconds()), append(late, fmt.Sprint(delay.Seconds()))
 		low.Points = append(low.Points, [2]float64{delay.Seconds(), two.Below})
 		removed.Points = append(removed.Points, [2]float64{delay.Seconds(), float64(two.Mistaken)})
-		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("counters late by %v s: container 2 low; removed while in use", delay.Seconds()), Here: fmt.Sprintf("%.1f s; %s entries", two.Below, humanize.Grouped(two.Mistaken))})
+		f.Rows = append(
+			f.Rows,
+			Row{
+				What: fmt.Sprintf("counters late by %v s: container 2 low; removed while in use", delay.Seconds()),
+				Here: fmt.Sprintf("%.1f s; %s entries", two.Below, humanize.Grouped(two.Mistaken)),
+			},
+		)
 	}
 	one, two := at.Containers[0], at.Containers[1]
 	f.Rows = append([]Row{
 		{"counters late by 2 s: container 1 low", fmt.Sprintf("%.1f s", one.Below), "stable", "§4.2"},
 		{"counters late by 2 s: container 2 low", fmt.Sprintf("%.1f s", two.Below), "fluctuates", "§4.2"},
-		{"counters late by 2 s: lowest throughput of container 2", fmt.Sprintf("%.0f of %.0f Gbit/s", two.Lowest, at.Most), "", ""},
+		{
+			"counters late by 2 s: lowest throughput of container 2",
+			fmt.Sprintf("%.0f of %.0f Gbit/s", two.Lowest, at.Most),
+			"",
+			"",
+		},
 	}, f.Rows...)
-	f.Sizes = fmt.Sprintf("one server and a new job on 12,000 nodes (§4.2); counters late by %s s", strings.Join(late, ", "))
-	f.Ran = fmt.Sprintf("The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, ran a server whose container 2 begins a new job at 30 s, with counters late by none to %v s; low is below 90 %% of %.0f Gbit/s, from 40 s to 120 s.",
-		delays[len(delays)-1], at.Most)
+	f.Sizes = fmt.Sprintf(
+		"one server and a new job on 12,000 nodes (§4.2); counters late by %s s",
+		strings.Join(late, ", "),
+	)
+	f.Ran = fmt.Sprintf(
+		"The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, ran a server whose container 2 begins a new job at 30 s, with counters late by none to %v s; low is below 90 %% of %.0f Gbit/s, from 40 s to 120 s.",
+		delays[len(delays)-1],
+		at.Most,
+	)
 	f.Differs = "The text has no throughput of this figure, only that one container fluctuates and the other does not, and that counters are late by up to 2 s; the times of the model's dumps and removals were chosen so that this shows (docs/results/nic.md), and how deep and how long container 2 falls follows from that choice."
 	f.Scenario = modelled(map[string]any{"countersLateSeconds": delays})
 	top := func(s Series) (most float64) {
@@ -115,12 +138,32 @@ func (r *run) fig12(ctx context.Context, f *Figure) error {
 	}
 	line := func(l plot.Line) Series { return Series{Name: l.Name, Of: ours, Points: l.Points} }
 	until := func(s Series) Series {
-		return marked("§4.2", "late by up to 2 s", [2]float64{counterDelay.Seconds(), 0}, [2]float64{counterDelay.Seconds(), top(s)})
+		return marked(
+			"§4.2",
+			"late by up to 2 s",
+			[2]float64{counterDelay.Seconds(), 0},
+			[2]float64{counterDelay.Seconds(), top(s)},
+		)
 	}
 	f.Panels = []Panel{
-		{Title: "throughput with counters late by 2 s", X: "s", Y: "Gbit/s", Series: []Series{line(at.Lines[0]), line(at.Lines[1])}},
-		{Title: "time for which container 2 is low", X: "s that counters are late", Y: "s", Series: []Series{low, until(low)}},
-		{Title: "entries removed while in use", X: "s that counters are late", Y: "entries", Series: []Series{removed, until(removed)}},
+		{
+			Title:  "throughput with counters late by 2 s",
+			X:      "s",
+			Y:      "Gbit/s",
+			Series: []Series{line(at.Lines[0]), line(at.Lines[1])},
+		},
+		{
+			Title:  "time for which container 2 is low",
+			X:      "s that counters are late",
+			Y:      "s",
+			Series: []Series{low, until(low)},
+		},
+		{
+			Title:  "entries removed while in use",
+			X:      "s that counters are late",
+			Y:      "entries",
+			Series: []Series{removed, until(removed)},
+		},
 	}
 	return nil
 }

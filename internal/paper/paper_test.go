@@ -39,7 +39,16 @@ func TestMain(m *testing.M) {
 // tiny runs everything there is, at sizes that take seconds.
 func tiny() Form {
 	f := Quick()
-	f.JobStep, f.Delays, f.Netpila, f.Nimitz, f.Containers = 400, []time.Duration{0, counterDelay}, []int{10, 30}, []int{10, 30}, 3
+	f.JobStep, f.Delays, f.Netpila, f.Nimitz, f.Containers = 400, []time.Duration{
+		0,
+		counterDelay,
+	}, []int{
+		10,
+		30,
+	}, []int{
+		10,
+		30,
+	}, 3
 	f.Installed, f.Batch, f.Rounds, f.Switches, f.Datapath = []int{200, 400}, 200, 1, []string{"ebpf"}, 1
 	f.Jobs = []Job{{"A", 40, 3, 10}}
 	return f
@@ -72,7 +81,10 @@ func real(t *testing.T) Measures {
 			if o.CPU, err = bench.LastCPU(); err != nil {
 				return nil, err
 			}
-			o.Dir, o.Progress, o.Warmup, o.Window = filepath.Join(dir, "d"), func(bench.Step) {}, time.Millisecond, 10*time.Millisecond
+			o.Dir, o.Progress, o.Warmup, o.Window = filepath.Join(
+				dir,
+				"d",
+			), func(bench.Step) {}, time.Millisecond, 10*time.Millisecond
 			o.Generator = func(ctx context.Context) *exec.Cmd {
 				c := exec.CommandContext(ctx, os.Args[0])
 				c.Env = append(os.Environ(), generatorEnv+"=1")
@@ -132,8 +144,8 @@ func ahead(t *testing.T, m Measures) Measures {
 	return m
 }
 
-// TestFigures draws all of them into one folder, as --only does in several runs: each has what the paper's text says beside what was run, and says
-// with what, and the page has them all and needs nothing else.
+// TestFigures draws all of them into one folder, as --only does in several runs: each has what the paper's text says
+// beside what was run, and says with what, and the page has them all and needs nothing else.
 func TestFigures(t *testing.T) {
 	to, m := Folder(t.TempDir()), ahead(t, real(t))
 	all := map[string]Figure{}
@@ -163,14 +175,16 @@ func TestFigures(t *testing.T) {
 	}
 	for _, d := range definitions {
 		f := all[d.id]
-		if f.Sizes == "" || f.Ran == "" || f.Differs == "" || f.Scenario == nil || f.Origin.Form != "quick" || f.Origin.Date.IsZero() {
+		if f.Sizes == "" || f.Ran == "" || f.Differs == "" || f.Scenario == nil || f.Origin.Form != "quick" ||
+			f.Origin.Date.IsZero() {
 			t.Errorf("%s says too little of itself: %+v", d.id, f)
 		}
 		whose := map[string]int{}
 		for _, p := range f.Panels {
 			for _, s := range p.Series {
 				whose[s.Of]++
-				if len(s.Points) == 0 || s.Of == theirs && !regexp.MustCompile(`^§\d\.\d, read off the text$`).MatchString(s.Where) {
+				if len(s.Points) == 0 ||
+					s.Of == theirs && !regexp.MustCompile(`^§\d\.\d, read off the text$`).MatchString(s.Where) {
 					t.Errorf("%s: series %+v", d.id, s)
 				}
 			}
@@ -191,7 +205,8 @@ func TestFigures(t *testing.T) {
 		}
 		for _, ends := range []string{".json", ".tsv"} {
 			b, err := os.ReadFile(filepath.Join(string(to), d.id+ends))
-			if err != nil || !bytes.Contains(b, []byte("c0ffee")) || ends == ".tsv" && bytes.Count(b, []byte("\n")) < 8 {
+			if err != nil || !bytes.Contains(b, []byte("c0ffee")) ||
+				ends == ".tsv" && bytes.Count(b, []byte("\n")) < 8 {
 				t.Errorf("%v, %s", err, b)
 			}
 		}
@@ -217,14 +232,18 @@ func series(t *testing.T, f Figure, of, name string) [][2]float64 {
 	return nil
 }
 
-// checkQueries: what is counted is §4.1's arithmetic: of 10 and 30 nodes, a page for each new one, and each of the others once.
+// checkQueries: what is counted is §4.1's arithmetic: of 10 and 30 nodes, a page for each new one, and each of the
+// others once.
 func checkQueries(t *testing.T, f Figure) {
 	for of, want := range map[string][][2]float64{"all": {{10, 11}, {30, 33}}, "of new nodes": {{10, 1}, {30, 3}}} {
 		if got := series(t, f, ours, of); !slices.Equal(got, want) {
 			t.Errorf("queries, %s: %v, want %v", of, got, want)
 		}
 	}
-	if got, want := series(t, f, arithmetic, "all, §4.1"), [][2]float64{{10, 11}, {30, 33}, {25_000, 150_000}}; !slices.Equal(got, want) {
+	if got, want := series(t, f, arithmetic, "all, §4.1"), [][2]float64{{10, 11}, {30, 33}, {25_000, 150_000}}; !slices.Equal(
+		got,
+		want,
+	) {
 		t.Errorf("arithmetic %v, want %v", got, want)
 	}
 	if !strings.HasPrefix(f.Differs, "As many queries were counted as") {
@@ -235,7 +254,8 @@ func checkQueries(t *testing.T, f Figure) {
 // checkEntries: a node on NIMITZ has one for each other node, and on NETPILA what its own containers need.
 func checkEntries(t *testing.T, clusters, job, table Figure) {
 	nimitz, netpila := series(t, clusters, ours, "NIMITZ"), series(t, clusters, ours, "NETPILA")
-	if nimitz[1][1]-nimitz[0][1] != 33-11 || netpila[0] != [2]float64{11, 2*3 + 2} || netpila[1] != [2]float64{33, 2*3 + 2} {
+	if nimitz[1][1]-nimitz[0][1] != 33-11 || netpila[0] != [2]float64{11, 2*3 + 2} ||
+		netpila[1] != [2]float64{33, 2*3 + 2} {
 		t.Errorf("entries of nodes: %v, %v", nimitz, netpila)
 	}
 	if got := series(t, job, ours, "NIMITZ, in ebpf"); len(got) != 1 || got[0][1] < 39+4*3 {
@@ -251,7 +271,8 @@ func checkEntries(t *testing.T, clusters, job, table Figure) {
 // checkSums: a whole clean-up is its batches.
 func checkSums(t *testing.T, batches, whole Figure) {
 	growth, seconds := series(t, batches, ours, "loose"), series(t, whole, ours, "loose")
-	if first, both := seconds[0][1], seconds[1][1]; growth[0][1] != 1 || both/first < growth[1][1] || both/first > growth[1][1]+1.001 {
+	if first, both := seconds[0][1], seconds[1][1]; growth[0][1] != 1 || both/first < growth[1][1] ||
+		both/first > growth[1][1]+1.001 {
 		t.Errorf("growth %v, seconds %v", growth, seconds)
 	}
 }
@@ -268,7 +289,8 @@ func TestFailure(t *testing.T) {
 	}
 	to := Folder(t.TempDir())
 	all, err := draw(t, m, to, "fig7", "fig10", "fig9")
-	if err == nil || !strings.Contains(err.Error(), "fig10: the switch ended") || !strings.Contains(err.Error(), "fig9: nimitz, 10 nodes: two containers have one address") {
+	if err == nil || !strings.Contains(err.Error(), "fig10: the switch ended") ||
+		!strings.Contains(err.Error(), "fig9: nimitz, 10 nodes: two containers have one address") {
 		t.Errorf("the error is %v", err)
 	}
 	if all["fig10"].Failed != "the switch ended" || all["fig7"].Failed != "" || len(all["fig7"].Panels) != 1 {
@@ -282,7 +304,8 @@ func TestFailure(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if err := Draw(ctx, Options{Form: tiny(), Only: []string{"fig7"}, Progress: func(string) {}, Done: to.Put}); err == nil || !strings.Contains(err.Error(), "fig7: interrupted") {
+	if err := Draw(ctx, Options{Form: tiny(), Only: []string{"fig7"}, Progress: func(string) {}, Done: to.Put}); err == nil ||
+		!strings.Contains(err.Error(), "fig7: interrupted") {
 		t.Errorf("interrupted, it says %v", err)
 	}
 }
@@ -302,7 +325,8 @@ func TestFolder(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(string(to), "fig9.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := to.Put(Figure{ID: "fig7"}); err == nil || !strings.Contains(err.Error(), "fig9.json: unexpected end of JSON input; remove the file") {
+	if err := to.Put(Figure{ID: "fig7"}); err == nil ||
+		!strings.Contains(err.Error(), "fig9.json: unexpected end of JSON input; remove the file") {
 		t.Errorf("it says %v", err)
 	}
 }
@@ -333,7 +357,8 @@ func TestLacks(t *testing.T) {
 	}
 }
 
-// TestForms: each form has sizes that a figure can be made of, and larger ones than the one before; the paper's are among the largest.
+// TestForms: each form has sizes that a figure can be made of, and larger ones than the one before; the paper's are
+// among the largest.
 func TestForms(t *testing.T) {
 	before := Form{}
 	for _, f := range []Form{Quick(), Standard(), Full()} {
@@ -342,7 +367,8 @@ func TestForms(t *testing.T) {
 				t.Errorf("%s: %v", f.Name, sizes)
 			}
 		}
-		if slices.Max(f.Netpila) <= slices.Max(append(before.Netpila, 0)) || slices.Max(f.Nimitz) <= slices.Max(append(before.Nimitz, 0)) {
+		if slices.Max(f.Netpila) <= slices.Max(append(before.Netpila, 0)) ||
+			slices.Max(f.Nimitz) <= slices.Max(append(before.Nimitz, 0)) {
 			t.Errorf("%s is no larger than %s", f.Name, before.Name)
 		}
 		if !slices.Contains(f.Delays, counterDelay) {
@@ -350,7 +376,8 @@ func TestForms(t *testing.T) {
 		}
 		before = f
 	}
-	if !slices.Contains(before.Nimitz, paperNodes) || !slices.Contains(before.Netpila, paperFarthest) || slices.Max(before.Installed) != cleanUpMost {
+	if !slices.Contains(before.Nimitz, paperNodes) || !slices.Contains(before.Netpila, paperFarthest) ||
+		slices.Max(before.Installed) != cleanUpMost {
 		t.Errorf("the full form is %+v", before)
 	}
 }
@@ -367,7 +394,8 @@ func TestArithmetic(t *testing.T) {
 		t.Errorf("latency %s", got)
 	}
 	var f Figure
-	if err := json.Unmarshal([]byte(`{"id":"fig9","panels":[{"series":[{"of":"paper","where":"§4.1, read off the text","name":"x","points":[[1,2]]}]}]}`), &f); err != nil || f.Charts()[0].Curves[0].Name != "paper: x, §4.1" {
+	if err := json.Unmarshal([]byte(`{"id":"fig9","panels":[{"series":[{"of":"paper","where":"§4.1, read off the text","name":"x","points":[[1,2]]}]}]}`), &f); err != nil ||
+		f.Charts()[0].Curves[0].Name != "paper: x, §4.1" {
 		t.Errorf("%v, %+v", err, f)
 	}
 }

@@ -21,7 +21,10 @@ const (
 func (r *run) deletions(ctx context.Context) (*bench.CleanUpReport, error) {
 	if r.cleanUp == nil {
 		r.say("deletions of %s entries", humanize.Grouped(r.Form.Batch))
-		report, err := r.Measure.CleanUp(ctx, bench.CleanUpOptions{Installed: r.Form.Installed, Batch: r.Form.Batch, Rounds: r.Form.Rounds})
+		report, err := r.Measure.CleanUp(
+			ctx,
+			bench.CleanUpOptions{Installed: r.Form.Installed, Batch: r.Form.Batch, Rounds: r.Form.Rounds},
+		)
 		if err != nil {
 			return nil, err
 		}
@@ -36,8 +39,20 @@ func (r *run) costs(ctx context.Context, f *Figure) (report *bench.CleanUpReport
 		return report, last, err
 	}
 	last = report.Results[len(report.Results)-1]
-	f.Sizes = fmt.Sprintf("%s to %s entries, batches of %s, %s", humanize.Grouped(report.Results[0].Installed), humanize.Grouped(last.Installed), humanize.Grouped(report.Batch), humanize.Of(report.Rounds, "round", "rounds"))
-	f.Scenario = map[string]any{"installed": r.Form.Installed, "batch": report.Batch, "rounds": report.Rounds, "seed": report.Seed, "switch": report.Switch}
+	f.Sizes = fmt.Sprintf(
+		"%s to %s entries, batches of %s, %s",
+		humanize.Grouped(report.Results[0].Installed),
+		humanize.Grouped(last.Installed),
+		humanize.Grouped(report.Batch),
+		humanize.Of(report.Rounds, "round", "rounds"),
+	)
+	f.Scenario = map[string]any{
+		"installed": r.Form.Installed,
+		"batch":     report.Batch,
+		"rounds":    report.Rounds,
+		"seed":      report.Seed,
+		"switch":    report.Switch,
+	}
 	return report, last, nil
 }
 
@@ -61,19 +76,50 @@ func (r *run) fig10(ctx context.Context, f *Figure) error {
 		return points
 	}
 	loose, strict := looseOf(last)/looseOf(first), strictOf(last)/strictOf(first)
-	f.Ran = fmt.Sprintf("%s in a network namespace deleted %s entries, drawn at random from all that were installed, in one transaction (docs/results/flow-delete.md): loosely, as NIMITZ did, and strictly, as pilaster does; there is no traffic and no NIC.", report.Switch, humanize.Grouped(report.Batch))
-	f.Differs = fmt.Sprintf("Loose deletions take %.1f times as long with %s entries as with %s, strict ones %.1f times; the paper's 28 times are of 50,000 entries, and of the search of the switch's rules together with the NIC's driver, which reclaims what is offloaded (§4.1): there is no NIC here.",
-		loose, humanize.Grouped(last.Installed), humanize.Grouped(first.Installed), strict)
+	f.Ran = fmt.Sprintf(
+		"%s in a network namespace deleted %s entries, drawn at random from all that were installed, in one transaction (docs/results/flow-delete.md): loosely, as NIMITZ did, and strictly, as pilaster does; there is no traffic and no NIC.",
+		report.Switch,
+		humanize.Grouped(report.Batch),
+	)
+	f.Differs = fmt.Sprintf(
+		"Loose deletions take %.1f times as long with %s entries as with %s, strict ones %.1f times; the paper's 28 times are of 50,000 entries, and of the search of the switch's rules together with the NIC's driver, which reclaims what is offloaded (§4.1): there is no NIC here.",
+		loose,
+		humanize.Grouped(last.Installed),
+		humanize.Grouped(first.Installed),
+		strict,
+	)
 	for _, c := range report.Results {
-		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s installed: loose; strict", humanize.Grouped(c.Installed)), Here: ms(c.Loose) + "; " + ms(c.Strict)})
+		f.Rows = append(
+			f.Rows,
+			Row{
+				What: fmt.Sprintf("%s installed: loose; strict", humanize.Grouped(c.Installed)),
+				Here: ms(c.Loose) + "; " + ms(c.Strict),
+			},
+		)
 	}
-	f.Rows = append(f.Rows, Row{fmt.Sprintf("growth to %s entries: loose; strict", humanize.Grouped(last.Installed)), fmt.Sprintf("%.1f ×; %.1f ×", loose, strict), "", ""},
-		Row{"growth to 50,000 entries", "", "28 ×", "§4.1"})
-	f.Panels = []Panel{{Title: fmt.Sprintf("times as long as with %s entries", humanize.Grouped(first.Installed)), X: "entries installed", Y: "times", Log: true, Series: []Series{
-		{Name: "loose", Of: ours, Points: growth(looseOf)},
-		{Name: "strict", Of: ours, Points: growth(strictOf)},
-		read("§4.1", "28 × at 50,000", [2]float64{cleanUpMost, cleanUpGrowth}),
-	}}}
+	f.Rows = append(
+		f.Rows,
+		Row{
+			fmt.Sprintf("growth to %s entries: loose; strict", humanize.Grouped(last.Installed)),
+			fmt.Sprintf("%.1f ×; %.1f ×", loose, strict),
+			"",
+			"",
+		},
+		Row{"growth to 50,000 entries", "", "28 ×", "§4.1"},
+	)
+	f.Panels = []Panel{
+		{
+			Title: fmt.Sprintf("times as long as with %s entries", humanize.Grouped(first.Installed)),
+			X:     "entries installed",
+			Y:     "times",
+			Log:   true,
+			Series: []Series{
+				{Name: "loose", Of: ours, Points: growth(looseOf)},
+				{Name: "strict", Of: ours, Points: growth(strictOf)},
+				read("§4.1", "28 × at 50,000", [2]float64{cleanUpMost, cleanUpGrowth}),
+			},
+		},
+	}
 	return nil
 }
 
@@ -82,7 +128,8 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 	if err != nil {
 		return err
 	}
-	// A clean-up deletes batch after batch, each out of what the ones before have left: those are the sizes that were measured.
+	// A clean-up deletes batch after batch, each out of what the ones before have left: those are the sizes that were
+	// measured.
 	sum := func(of func(bench.CleanUpCost) float64) (points [][2]float64) {
 		total := 0.0
 		for _, c := range report.Results {
@@ -92,19 +139,48 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 		return points
 	}
 	loose, strict := sum(looseOf), sum(strictOf)
-	f.Ran = fmt.Sprintf("The batches of figure 10 are added up: to delete n entries takes what a batch takes out of n, and out of %s less, down to the last; each was measured with as many installed.", humanize.Grouped(report.Batch))
+	f.Ran = fmt.Sprintf(
+		"The batches of figure 10 are added up: to delete n entries takes what a batch takes out of n, and out of %s less, down to the last; each was measured with as many installed.",
+		humanize.Grouped(report.Batch),
+	)
 	all := func(points [][2]float64) float64 { return points[len(points)-1][1] }
-	f.Differs = fmt.Sprintf("To delete %s entries takes %.2f s loosely and %.2f s strictly; the text has no time of this figure, only that the cluster had 50,000 containers; deletions there reclaim entries from a NIC too (§4.1), and there is no NIC here.", humanize.Grouped(last.Installed), all(loose), all(strict))
+	f.Differs = fmt.Sprintf(
+		"To delete %s entries takes %.2f s loosely and %.2f s strictly; the text has no time of this figure, only that the cluster had 50,000 containers; deletions there reclaim entries from a NIC too (§4.1), and there is no NIC here.",
+		humanize.Grouped(last.Installed),
+		all(loose),
+		all(strict),
+	)
 	for i, c := range report.Results {
-		f.Rows = append(f.Rows, Row{What: fmt.Sprintf("%s entries, all deleted: loose; strict", humanize.Grouped(c.Installed)), Here: fmt.Sprintf("%.2f s; %.2f s", loose[i][1], strict[i][1])})
+		f.Rows = append(
+			f.Rows,
+			Row{
+				What: fmt.Sprintf("%s entries, all deleted: loose; strict", humanize.Grouped(c.Installed)),
+				Here: fmt.Sprintf("%.2f s; %.2f s", loose[i][1], strict[i][1]),
+			},
+		)
 	}
-	f.Rows = append(f.Rows, Row{"size of the cluster whose entries are deleted", humanize.Of(last.Installed, "entry", "entries"), "50k containers; no time in the text", "§4.1"})
+	f.Rows = append(
+		f.Rows,
+		Row{
+			"size of the cluster whose entries are deleted",
+			humanize.Of(last.Installed, "entry", "entries"),
+			"50k containers; no time in the text",
+			"§4.1",
+		},
+	)
 	least := min(strict[0][1], loose[0][1])
-	f.Panels = []Panel{{Title: "time until all entries are deleted", X: "entries installed", Y: "s", Log: true, Series: []Series{
-		{Name: "loose", Of: ours, Points: loose},
-		{Name: "strict", Of: ours, Points: strict},
-		marked("§4.1", "50,000 containers", [2]float64{cleanUpMost, least}, [2]float64{cleanUpMost, max(all(loose), all(strict))}),
-	}}}
+	f.Panels = []Panel{
+		{Title: "time until all entries are deleted", X: "entries installed", Y: "s", Log: true, Series: []Series{
+			{Name: "loose", Of: ours, Points: loose},
+			{Name: "strict", Of: ours, Points: strict},
+			marked(
+				"§4.1",
+				"50,000 containers",
+				[2]float64{cleanUpMost, least},
+				[2]float64{cleanUpMost, max(all(loose), all(strict))},
+			),
+		}},
+	}
 	return nil
 }
 
@@ -118,7 +194,12 @@ const (
 
 // job12To20 is what NETPILA needs for a node of either job.
 func job12To20() [][2]float64 {
-	return [][2]float64{{jobBNodes, paperFewest}, {jobBNodes, paperLargest}, {jobNodes, paperFewest}, {jobNodes, paperLargest}}
+	return [][2]float64{
+		{jobBNodes, paperFewest},
+		{jobBNodes, paperLargest},
+		{jobNodes, paperFewest},
+		{jobNodes, paperLargest},
+	}
 }
 
 func (r *run) fig16(ctx context.Context, f *Figure) error {
@@ -131,7 +212,12 @@ func (r *run) fig16(ctx context.Context, f *Figure) error {
 	var sizes, texts []string
 	var options []any
 	for _, j := range r.Form.Jobs {
-		o := bench.EntriesOptions{Switches: r.Form.Switches, Nodes: []int{2, j.Nodes}, Density: j.Containers, Services: services}
+		o := bench.EntriesOptions{
+			Switches: r.Form.Switches,
+			Nodes:    []int{2, j.Nodes},
+			Density:  j.Containers,
+			Services: services,
+		}
 		r.say("entries of a node's switch in a cluster of %s nodes", humanize.Grouped(j.Nodes))
 		report, err := r.Measure.Entries(ctx, o)
 		if err != nil {
@@ -147,9 +233,28 @@ func (r *run) fig16(ctx context.Context, f *Figure) error {
 				onNimitz[s.Switch] = of
 			}
 			of.Points = append(of.Points, [2]float64{float64(j.Nodes), float64(s.Stages.All())})
-			f.Rows = append(f.Rows, Row{What: fmt.Sprintf("job %s on NIMITZ, read from %s: entries; of them, to other nodes", j.Name, s.Switch), Here: fmt.Sprintf("%s; %s", humanize.Grouped(s.Stages.All()), humanize.Grouped(s.Stages.Remote))})
+			f.Rows = append(
+				f.Rows,
+				Row{
+					What: fmt.Sprintf(
+						"job %s on NIMITZ, read from %s: entries; of them, to other nodes",
+						j.Name,
+						s.Switch,
+					),
+					Here: fmt.Sprintf("%s; %s", humanize.Grouped(s.Stages.All()), humanize.Grouped(s.Stages.Remote)),
+				},
+			)
 			if s.Switch == r.Form.Switches[0] {
-				texts = append(texts, fmt.Sprintf("of job %s's %s entries %s lead to other nodes and %s are of the node's own containers and services", j.Name, humanize.Grouped(s.Stages.All()), humanize.Grouped(s.Stages.Remote), humanize.Grouped(s.Stages.All()-s.Stages.Remote)))
+				texts = append(
+					texts,
+					fmt.Sprintf(
+						"of job %s's %s entries %s lead to other nodes and %s are of the node's own containers and services",
+						j.Name,
+						humanize.Grouped(s.Stages.All()),
+						humanize.Grouped(s.Stages.Remote),
+						humanize.Grouped(s.Stages.All()-s.Stages.Remote),
+					),
+				)
 			}
 		}
 		g, err := r.cluster(ctx, tenant.Netpila, j.Simulated, j.Containers)
@@ -158,24 +263,76 @@ func (r *run) fig16(ctx context.Context, f *Figure) error {
 		}
 		_, most := g.entries()
 		onNetpila.Points = append(onNetpila.Points, [2]float64{float64(g.event().Nodes), float64(most)})
-		f.Rows = append(f.Rows, Row{fmt.Sprintf("job %s on NETPILA, %s simulated nodes", j.Name, humanize.Grouped(g.event().Nodes)), humanize.Grouped(most), "12–20", "§7.1"})
-		sizes = append(sizes, fmt.Sprintf("job %s %s nodes with %s each on NIMITZ, %s on NETPILA", j.Name, humanize.Grouped(j.Nodes), humanize.Of(j.Containers, "container", "containers"), humanize.Grouped(g.event().Nodes)))
-		options = append(options, map[string]any{"job": j, "nodes": o.Nodes, "services": services, "switches": o.Switches}, g.result.Scenario)
+		f.Rows = append(
+			f.Rows,
+			Row{
+				fmt.Sprintf("job %s on NETPILA, %s simulated nodes", j.Name, humanize.Grouped(g.event().Nodes)),
+				humanize.Grouped(most),
+				"12–20",
+				"§7.1",
+			},
+		)
+		sizes = append(
+			sizes,
+			fmt.Sprintf(
+				"job %s %s nodes with %s each on NIMITZ, %s on NETPILA",
+				j.Name,
+				humanize.Grouped(j.Nodes),
+				humanize.Of(j.Containers, "container", "containers"),
+				humanize.Grouped(g.event().Nodes),
+			),
+		)
+		options = append(
+			options,
+			map[string]any{"job": j, "nodes": o.Nodes, "services": services, "switches": o.Switches},
+			g.result.Scenario,
+		)
 	}
-	f.Sizes, f.Scenario = strings.Join(sizes, "; "), append(options, modelled(map[string]any{"everyNode": r.Form.JobStep}))
-	f.Rows = append(f.Rows, Row{"job A on NIMITZ, the model of figure 7: offloaded at the peak", humanize.Grouped(int(offloaded.Peak)), "~8k, of both jobs", "§7.1"},
-		Row{"entries of a node's switch in a job on 8,076 nodes", "", "11,830", jobSections})
-	f.Ran = fmt.Sprintf("NIMITZ's entries were read from a real switch of one node, which was told of the others (docs/results/entries.md); NETPILA's were counted by a simulated cluster's agents (docs/reference/simulation.md); what is offloaded is figure 7's model, with %s nodes of job A.", humanize.Grouped(len(offloaded.Counts)))
-	f.Differs = fmt.Sprintf("Here %s; containers and services of the paper's jobs are not in the text, so containers were chosen such that its two pairs of entries for each come to its 12 and 20, and %d services; NETPILA's entries here are two for each container, one of the tenant and one of its key, of eBPF maps in place of a NIC's table.", strings.Join(texts, ", "), services)
+	f.Sizes, f.Scenario = strings.Join(
+		sizes,
+		"; ",
+	), append(
+		options,
+		modelled(map[string]any{"everyNode": r.Form.JobStep}),
+	)
+	f.Rows = append(
+		f.Rows,
+		Row{
+			"job A on NIMITZ, the model of figure 7: offloaded at the peak",
+			humanize.Grouped(int(offloaded.Peak)),
+			"~8k, of both jobs",
+			"§7.1",
+		},
+		Row{"entries of a node's switch in a job on 8,076 nodes", "", "11,830", jobSections},
+	)
+	f.Ran = fmt.Sprintf(
+		"NIMITZ's entries were read from a real switch of one node, which was told of the others (docs/results/entries.md); NETPILA's were counted by a simulated cluster's agents (docs/reference/simulation.md); what is offloaded is figure 7's model, with %s nodes of job A.",
+		humanize.Grouped(len(offloaded.Counts)),
+	)
+	f.Differs = fmt.Sprintf(
+		"Here %s; containers and services of the paper's jobs are not in the text, so containers were chosen such that its two pairs of entries for each come to its 12 and 20, and %d services; NETPILA's entries here are two for each container, one of the tenant and one of its key, of eBPF maps in place of a NIC's table.",
+		strings.Join(texts, ", "),
+		services,
+	)
 	var series []Series
 	for _, name := range r.Form.Switches {
 		if s := onNimitz[name]; s != nil {
 			series = append(series, *s)
 		}
 	}
-	f.Panels = []Panel{{Title: "entries of a node", X: "nodes of the job", Y: "entries", Log: true, Series: append(series, onNetpila,
-		Series{Name: "NIMITZ offloaded, model", Of: ours, Apart: true, Points: [][2]float64{{jobNodes, offloaded.Peak}}},
-		read("§7.1", "~8k offloaded", [2]float64{jobBNodes, jobPeak}, [2]float64{jobNodes, jobPeak}),
-		read("§7.1", "NETPILA 12–20", job12To20()...))}}
+	f.Panels = []Panel{
+		{Title: "entries of a node", X: "nodes of the job", Y: "entries", Log: true, Series: append(
+			series,
+			onNetpila,
+			Series{
+				Name:   "NIMITZ offloaded, model",
+				Of:     ours,
+				Apart:  true,
+				Points: [][2]float64{{jobNodes, offloaded.Peak}},
+			},
+			read("§7.1", "~8k offloaded", [2]float64{jobBNodes, jobPeak}, [2]float64{jobNodes, jobPeak}),
+			read("§7.1", "NETPILA 12–20", job12To20()...),
+		)},
+	}
 	return nil
 }

@@ -28,7 +28,11 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 		}
 		_, fewer := one.entries()
 		each, from, _ := slopes(all)
-		return fmt.Sprintf("%.2f for each further node, %.2f for each container here", each, float64(from-fewer)/float64(r.Form.Containers-1)), nil
+		return fmt.Sprintf(
+			"%.2f for each further node, %.2f for each container here",
+			each,
+			float64(from-fewer)/float64(r.Form.Containers-1),
+		), nil
 	}
 	spaceNimitz, err := space(nimitz)
 	if err != nil {
@@ -40,8 +44,16 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 	}
 	messages := func(all []grown) string {
 		first, last := all[0], all[len(all)-1]
-		return fmt.Sprintf("%s at %s nodes, %s at %s: with nodes^%.2f", humanize.Grouped(first.messages()), humanize.Grouped(first.nodes),
-			humanize.Grouped(last.messages()), humanize.Grouped(last.nodes), power(all, func(g grown) float64 { return float64(g.messages()) }))
+		return fmt.Sprintf(
+			"%s at %s nodes, %s at %s: with nodes^%.2f",
+			humanize.Grouped(first.messages()),
+			humanize.Grouped(first.nodes),
+			humanize.Grouped(
+				last.messages(),
+			),
+			humanize.Grouped(last.nodes),
+			power(all, func(g grown) float64 { return float64(g.messages()) }),
+		)
 	}
 	r.say("the datapath, %s", humanize.Of(r.Form.Datapath, "round", "rounds"))
 	report, err := r.Measure.Datapath(ctx, datapath(r.Form.Datapath))
@@ -71,11 +83,23 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 		{"throughput beside node to node, NETPILA", overheads[onNetpila+stream], "0", "table 1"},
 	}
 	f.Sizes = sentences(f.Sizes, fmt.Sprintf("datapath: %s", humanize.Of(report.Settings.Rounds, "round", "rounds")))
-	f.Scenario = map[string]any{"clusters": append(scenarios(nimitz), scenarios(netpila)...), "datapath": report.Settings}
-	f.Ran = fmt.Sprintf("Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of a transaction (%s) and throughput that of one connection (%s) of pilaster bench datapath (docs/reference/benchmarks.md), with %s and %s beside %s in the same rounds.",
-		transactions, stream, onNimitz, onNetpila, bare)
-	f.Differs = fmt.Sprintf("Here the CPUs of one machine encapsulate, translate and forward by programs between namespaces, with eBPF maps in place of a NIC's table, where the paper has NICs and servers on a wire; without a NIC the channel is not measured; messages count all between agents and orchestrator in both directions, of which NIMITZ's list queries, which §4.1 counts, were %s of %s at its largest size.",
-		humanize.Grouped(nimitz[len(nimitz)-1].queries()), humanize.Grouped(nimitz[len(nimitz)-1].messages()))
+	f.Scenario = map[string]any{
+		"clusters": append(scenarios(nimitz), scenarios(netpila)...),
+		"datapath": report.Settings,
+	}
+	f.Ran = fmt.Sprintf(
+		"Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of a transaction (%s) and throughput that of one connection (%s) of pilaster bench datapath (docs/reference/benchmarks.md), with %s and %s beside %s in the same rounds.",
+		transactions,
+		stream,
+		onNimitz,
+		onNetpila,
+		bare,
+	)
+	f.Differs = fmt.Sprintf(
+		"Here the CPUs of one machine encapsulate, translate and forward by programs between namespaces, with eBPF maps in place of a NIC's table, where the paper has NICs and servers on a wire; without a NIC the channel is not measured; messages count all between agents and orchestrator in both directions, of which NIMITZ's list queries, which §4.1 counts, were %s of %s at its largest size.",
+		humanize.Grouped(nimitz[len(nimitz)-1].queries()),
+		humanize.Grouped(nimitz[len(nimitz)-1].messages()),
+	)
 	return nil
 }
 
@@ -88,7 +112,10 @@ func datapath(rounds int) bench.Options {
 }
 
 func ratioOf(report *bench.Report, scenario, metric string) (bench.Interval, error) {
-	i := slices.IndexFunc(report.Results, func(x bench.Result) bool { return x.Scenario == scenario && x.Metric == metric })
+	i := slices.IndexFunc(
+		report.Results,
+		func(x bench.Result) bool { return x.Scenario == scenario && x.Metric == metric },
+	)
 	if i < 0 || report.Results[i].Ratio == nil {
 		return bench.Interval{}, fmt.Errorf("the bench has no %s of %s", metric, scenario)
 	}
@@ -101,5 +128,9 @@ func overhead(r bench.Interval, latency bool) string {
 		r = bench.Interval{Median: 1 / r.Median, Low: 1 / r.High, High: 1 / r.Low}
 	}
 	percent := func(v float64) string { return fmt.Sprintf("%+.1f", 100*(v-1)) }
-	return strings.ReplaceAll(fmt.Sprintf("%s %% (%s to %s)", percent(r.Median), percent(r.Low), percent(r.High)), "-", "−")
+	return strings.ReplaceAll(
+		fmt.Sprintf("%s %% (%s to %s)", percent(r.Median), percent(r.Low), percent(r.High)),
+		"-",
+		"−",
+	)
 }

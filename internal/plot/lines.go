@@ -97,7 +97,19 @@ func NewLines(mark string, p Plot) *Lines {
 	x, y := axis{low: low, high: high}, axis{}
 	if p.Log {
 		decade := func(v float64, round func(float64) float64) float64 { return math.Pow(10, round(math.Log10(v))) }
-		x.low, x.high, y.low, y.high = decade(low, math.Floor), decade(high, math.Ceil), decade(bottom, math.Floor), decade(top, math.Ceil)
+		x.low, x.high, y.low, y.high = decade(
+			low,
+			math.Floor,
+		), decade(
+			high,
+			math.Ceil,
+		), decade(
+			bottom,
+			math.Floor,
+		), decade(
+			top,
+			math.Ceil,
+		)
 	} else {
 		step := markStep(top)
 		y.high = max(math.Ceil(1.02*top/step), 1) * step // so that a line at the top is seen

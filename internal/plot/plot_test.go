@@ -44,7 +44,10 @@ func TestLines(t *testing.T) {
 
 // On logarithmic axes there is room below 1 for what is there, and points that stand apart are crosses where they are.
 func TestLinesBelowOne(t *testing.T) {
-	l := NewLines("", Plot{Log: true, Lines: []Line{{Name: "a", Apart: true, Points: [][2]float64{{1, 0.1}, {10, 1}, {100, 1000}}}}})
+	l := NewLines(
+		"",
+		Plot{Log: true, Lines: []Line{{Name: "a", Apart: true, Points: [][2]float64{{1, 0.1}, {10, 1}, {100, 1000}}}}},
+	)
 	if want := "M64.0 270.0m-5 -5l10 10m0 -10l-10 10M344.0 210.0m-5 -5l10 10m0 -10l-10 10M624.0 30.0m-5 -5l10 10m0 -10l-10 10"; l.Curves[0].Path != want {
 		t.Errorf("%s, want %s", l.Curves[0].Path, want)
 	}

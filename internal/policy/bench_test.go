@@ -64,24 +64,56 @@ func largeTenant() (policies []policy.Policy, apps map[address.AppID]map[string]
 		for range 2 {
 			p.Rules[policy.Ingress] = append(p.Rules[policy.Ingress], policy.Rule{
 				Action: policy.Accept,
-				Pods:   []policy.Pods{{Namespace: ns, Labels: is("tier", fmt.Sprintf("tier-%d", r.IntN(3)))}, {Namespaces: is("division", fmt.Sprintf("division-%d", r.IntN(7)))}},
-				Ports:  []policy.Port{{Protocol: policy.TCP, First: 8000, Last: 8000 + uint16(r.IntN(100))}, {Protocol: policy.UDP, First: 53, Last: 53}},
+				Pods: []policy.Pods{
+					{Namespace: ns, Labels: is("tier", fmt.Sprintf("tier-%d", r.IntN(3)))},
+					{Namespaces: is("division", fmt.Sprintf("division-%d", r.IntN(7)))},
+				},
+				Ports: []policy.Port{
+					{Protocol: policy.TCP, First: 8000, Last: 8000 + uint16(r.IntN(100))},
+					{Protocol: policy.UDP, First: 53, Last: 53},
+				},
 			})
 		}
 		if i%2 == 0 {
 			p.Rules[policy.Egress] = []policy.Rule{
-				{Action: policy.Accept, Everyone: true, Ports: []policy.Port{{Protocol: policy.UDP, First: 53, Last: 53}}},
-				{Action: policy.Accept, Pods: []policy.Pods{{Namespaces: is("division", "division-1")}}, Ports: []policy.Port{{Protocol: policy.TCP, Name: "http"}}},
-				{Action: policy.Accept, Blocks: []policy.Block{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Except: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(r.IntN(256)), 0, 0}), 16)}}}},
+				{
+					Action:   policy.Accept,
+					Everyone: true,
+					Ports:    []policy.Port{{Protocol: policy.UDP, First: 53, Last: 53}},
+				},
+				{
+					Action: policy.Accept,
+					Pods:   []policy.Pods{{Namespaces: is("division", "division-1")}},
+					Ports:  []policy.Port{{Protocol: policy.TCP, Name: "http"}},
+				},
+				{
+					Action: policy.Accept,
+					Blocks: []policy.Block{
+						{
+							Prefix: netip.MustParsePrefix("10.0.0.0/8"),
+							Except: []netip.Prefix{
+								netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(r.IntN(256)), 0, 0}), 16),
+							},
+						},
+					},
+				},
 			}
 		}
 		policies = append(policies, p)
 	}
 	for i := range 10 {
-		p := policy.Policy{Tier: []policy.Tier{policy.Admin, policy.Baseline}[i%2], Name: fmt.Sprintf("cluster-%d", i), Priority: i}
+		p := policy.Policy{
+			Tier:     []policy.Tier{policy.Admin, policy.Baseline}[i%2],
+			Name:     fmt.Sprintf("cluster-%d", i),
+			Priority: i,
+		}
 		p.Rules[policy.Ingress] = []policy.Rule{
 			{Action: policy.Pass, Pods: []policy.Pods{{Namespaces: is("division", fmt.Sprintf("division-%d", i%7))}}},
-			{Action: policy.Deny, Pods: []policy.Pods{{Namespaces: is("division", fmt.Sprintf("division-%d", (i+1)%7))}}, Ports: []policy.Port{{Protocol: policy.TCP, First: 22, Last: 22}}},
+			{
+				Action: policy.Deny,
+				Pods:   []policy.Pods{{Namespaces: is("division", fmt.Sprintf("division-%d", (i+1)%7))}},
+				Ports:  []policy.Port{{Protocol: policy.TCP, First: 22, Last: 22}},
+			},
 		}
 		policies = append(policies, p)
 	}

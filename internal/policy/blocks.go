@@ -67,7 +67,10 @@ func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 			return shut
 		})
 		if within += len(open[i]); within > maxWithin {
-			return nil, fmt.Errorf("blocks lie within each other more than %s times: put the exceptions of several policies into one", humanize.Grouped(maxWithin))
+			return nil, fmt.Errorf(
+				"blocks lie within each other more than %s times: put the exceptions of several policies into one",
+				humanize.Grouped(maxWithin),
+			)
 		}
 		for _, block := range open[i] {
 			row.matches = append(row.matches, matchOf[block])

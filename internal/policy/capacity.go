@@ -8,13 +8,23 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Room is how many entries of each table a tenant may have on a node as it is installed: half, for no tenant takes more than it leaves free.
+// Room is how many entries of each table a tenant may have on a node as it is installed: half, for no tenant takes more
+// than it leaves free.
 const Room = 1 << 17
 
-// Fit refuses policies that no node could enforce, before anybody has them: those of one app alone that cannot be compiled, or for which nodes have no room.
-// It looks at the apps that changed policies select, and at a policy by itself that selects none yet. Where nodes judge what containers of others begin, each has
-// the tables of all apps, so these are looked at together. Most is the entries of a table that there is room for, Room or more.
-func Fit(ctx context.Context, name string, policies []Policy, changed func(*Policy) bool, apps map[address.AppID]map[string]string, together bool, most int) error {
+// Fit refuses policies that no node could enforce, before anybody has them: those of one app alone that cannot be
+// compiled, or for which nodes have no room. It looks at the apps that changed policies select, and at a policy by
+// itself that selects none yet. Where nodes judge what containers of others begin, each has the tables of all apps, so
+// these are looked at together. Most is the entries of a table that there is room for, Room or more.
+func Fit(
+	ctx context.Context,
+	name string,
+	policies []Policy,
+	changed func(*Policy) bool,
+	apps map[address.AppID]map[string]string,
+	together bool,
+	most int,
+) error {
 	c, err := newCompiler(name, policies, NewIndex(apps))
 	if err != nil {
 		return err
@@ -50,7 +60,10 @@ func Fit(ctx context.Context, name string, policies []Policy, changed func(*Poli
 	selecting, fitted := c.selecting(places), map[string]bool{}
 	for i, at := range places {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("whether nodes have room for the policies was not found out in time: %w; apply fewer at once, or with a higher --timeout", err)
+			return fmt.Errorf(
+				"whether nodes have room for the policies was not found out in time: %w; apply fewer at once, or with a higher --timeout",
+				err,
+			)
 		}
 		madeOf := ""
 		for _, d := range directions {

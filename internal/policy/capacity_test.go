@@ -18,20 +18,31 @@ func labeled(app string) map[string]string {
 
 // selecting isolates the containers of an app, or all of the namespace, but for some addresses from so many blocks.
 func selecting(name, app string, blocks int) Policy {
-	p := Policy{Tier: NetworkPolicy, Namespace: "shop", Name: name, Subject: Pods{Namespace: "shop"}, Isolates: [2]bool{true, false}}
+	p := Policy{
+		Tier:      NetworkPolicy,
+		Namespace: "shop",
+		Name:      name,
+		Subject:   Pods{Namespace: "shop"},
+		Isolates:  [2]bool{true, false},
+	}
 	if app != "" {
 		p.Subject.Labels = Selector{{Key: "app", Operator: In, Values: []string{app}}}
 	}
 	r := Rule{Action: Accept}
 	for i := range blocks {
-		r.Blocks = append(r.Blocks, Block{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)}), 32)})
+		r.Blocks = append(
+			r.Blocks,
+			Block{
+				Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)}), 32),
+			},
+		)
 	}
 	p.Rules[Ingress] = []Rule{r}
 	return p
 }
 
-// TestFit: policies of one app have the room of a node for themselves, whatever those of other apps need, and where each node has all apps' tables these are
-// looked at together.
+// TestFit: policies of one app have the room of a node for themselves, whatever those of other apps need, and where
+// each node has all apps' tables these are looked at together.
 func TestFit(t *testing.T) {
 	const room = 1000 // entries
 	apps := map[address.AppID]map[string]string{}

@@ -41,7 +41,14 @@ func fromClusterPolicy(c *clusterPolicy) (p Policy, wrong field.ErrorList) {
 	case v1alpha2.BaselineTier:
 		p.Tier = Baseline
 	default:
-		wrong = append(wrong, field.NotSupported(spec.Child("tier"), c.Spec.Tier, []v1alpha2.Tier{v1alpha2.AdminTier, v1alpha2.BaselineTier}))
+		wrong = append(
+			wrong,
+			field.NotSupported(
+				spec.Child("tier"),
+				c.Spec.Tier,
+				[]v1alpha2.Tier{v1alpha2.AdminTier, v1alpha2.BaselineTier},
+			),
+		)
 	}
 	if n := c.Spec.Priority; n == nil {
 		wrong = append(wrong, field.Required(spec.Child("priority"), "0 to 1000, the lower goes first"))
@@ -85,7 +92,12 @@ func listed[T any](list []T, path *field.Path) field.ErrorList {
 	return atMost(list, maxListed, path)
 }
 
-func clusterRule(name string, action v1alpha2.ClusterNetworkPolicyRuleAction, protocols []v1alpha2.ClusterNetworkPolicyProtocol, path *field.Path) (r Rule, wrong field.ErrorList) {
+func clusterRule(
+	name string,
+	action v1alpha2.ClusterNetworkPolicyRuleAction,
+	protocols []v1alpha2.ClusterNetworkPolicyProtocol,
+	path *field.Path,
+) (r Rule, wrong field.ErrorList) {
 	r.Name = name
 	if len(name) > maxRuleName {
 		wrong = append(wrong, field.TooLong(path.Child("name"), name, maxRuleName))
@@ -111,7 +123,12 @@ func clusterRule(name string, action v1alpha2.ClusterNetworkPolicyRuleAction, pr
 }
 
 // clusterPods reads a subject or a peer; others are the fields that may stand there in place of these.
-func clusterPods(namespaces *metav1.LabelSelector, pods *v1alpha2.NamespacedPod, path *field.Path, others map[string]bool) (p Pods, wrong field.ErrorList) {
+func clusterPods(
+	namespaces *metav1.LabelSelector,
+	pods *v1alpha2.NamespacedPod,
+	path *field.Path,
+	others map[string]bool,
+) (p Pods, wrong field.ErrorList) {
 	there := map[string]bool{"namespaces": namespaces != nil, "pods": pods != nil}
 	for name, is := range others {
 		there[name] = is
@@ -134,9 +151,13 @@ func clusterPods(namespaces *metav1.LabelSelector, pods *v1alpha2.NamespacedPod,
 func clusterPeer(r *Rule, peer v1alpha2.ClusterNetworkPolicyEgressPeer, path *field.Path) (wrong field.ErrorList) {
 	switch {
 	case peer.Nodes != nil:
-		return field.ErrorList{field.Forbidden(path.Child("nodes"), "peers that are nodes are not supported: write their networks")}
+		return field.ErrorList{
+			field.Forbidden(path.Child("nodes"), "peers that are nodes are not supported: write their networks"),
+		}
 	case peer.DomainNames != nil:
-		return field.ErrorList{field.Forbidden(path.Child("domainNames"), "domain names are not supported: write their networks")}
+		return field.ErrorList{
+			field.Forbidden(path.Child("domainNames"), "domain names are not supported: write their networks"),
+		}
 	}
 	pods, wrong := clusterPods(peer.Namespaces, peer.Pods, path, map[string]bool{"networks": peer.Networks != nil})
 	if len(wrong) > 0 {
@@ -161,7 +182,9 @@ func clusterPeer(r *Rule, peer v1alpha2.ClusterNetworkPolicyEgressPeer, path *fi
 }
 
 func clusterPort(p v1alpha2.ClusterNetworkPolicyProtocol, path *field.Path) (port Port, wrong field.ErrorList) {
-	if wrong = exactlyOne(path, map[string]bool{"tcp": p.TCP != nil, "udp": p.UDP != nil, "sctp": p.SCTP != nil, "destinationNamedPort": p.DestinationNamedPort != ""}); len(wrong) > 0 {
+	if wrong = exactlyOne(path, map[string]bool{"tcp": p.TCP != nil, "udp": p.UDP != nil, "sctp": p.SCTP != nil, "destinationNamedPort": p.DestinationNamedPort != ""}); len(
+		wrong,
+	) > 0 {
 		return port, wrong
 	}
 	if name := p.DestinationNamedPort; name != "" {
@@ -180,7 +203,9 @@ func clusterPort(p v1alpha2.ClusterNetworkPolicyProtocol, path *field.Path) (por
 	if destination == nil {
 		return port, field.ErrorList{field.Required(path, "for all ports of it, write the range 1 to 65535")}
 	}
-	if wrong = exactlyOne(path, map[string]bool{"number": destination.Number != 0, "range": destination.Range != nil}); len(wrong) > 0 {
+	if wrong = exactlyOne(path, map[string]bool{"number": destination.Number != 0, "range": destination.Range != nil}); len(
+		wrong,
+	) > 0 {
 		return port, wrong
 	}
 	first, last := destination.Number, destination.Number
@@ -198,7 +223,13 @@ func clusterPort(p v1alpha2.ClusterNetworkPolicyProtocol, path *field.Path) (por
 func noNames(r Rule, path *field.Path) (wrong field.ErrorList) {
 	for i, p := range r.Ports {
 		if p.Name != "" {
-			wrong = append(wrong, field.Forbidden(path.Index(i).Child("destinationNamedPort"), "addresses of networks have no names of ports: write tcp, udp or sctp with a number"))
+			wrong = append(
+				wrong,
+				field.Forbidden(
+					path.Index(i).Child("destinationNamedPort"),
+					"addresses of networks have no names of ports: write tcp, udp or sctp with a number",
+				),
+			)
 		}
 	}
 	return wrong

@@ -19,7 +19,12 @@ const (
 
 // Compile makes the tables of the subjects: the apps on this node, which are among the apps that it knows, with their
 // identity labels. The same arguments give the same tables.
-func Compile(tenant string, policies []Policy, apps map[address.AppID]map[string]string, subjects []address.AppID) (Tables, error) {
+func Compile(
+	tenant string,
+	policies []Policy,
+	apps map[address.AppID]map[string]string,
+	subjects []address.AppID,
+) (Tables, error) {
 	return NewIndex(apps).Compile(tenant, policies, subjects)
 }
 
@@ -70,7 +75,12 @@ type compiler struct {
 
 func newCompiler(tenant string, policies []Policy, ix *Index) (*compiler, error) {
 	if len(policies) > MaxPolicies {
-		return nil, fmt.Errorf("tenant %s has %s, more than %s", tenant, humanize.Of(len(policies), "policy", "policies"), humanize.Grouped(MaxPolicies))
+		return nil, fmt.Errorf(
+			"tenant %s has %s, more than %s",
+			tenant,
+			humanize.Of(len(policies), "policy", "policies"),
+			humanize.Grouped(MaxPolicies),
+		)
 	}
 	for _, app := range ix.apps {
 		if app == Outside || app >= address.FirstReservedApp {
@@ -83,7 +93,12 @@ func newCompiler(tenant string, policies []Policy, ix *Index) (*compiler, error)
 		c.policies = append(c.policies, &policies[i])
 	}
 	slices.SortStableFunc(c.policies, func(a, b *Policy) int {
-		return cmp.Or(cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(
+			cmp.Compare(a.Tier, b.Tier),
+			cmp.Compare(a.Priority, b.Priority),
+			cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name),
+		)
 	})
 	called := make(map[string]bool, len(policies))
 	for _, p := range c.policies {
@@ -187,7 +202,11 @@ func (c *compiler) collect(d Direction, policies []int, at int) (m setMatches, e
 			rule, where := &p.Rules[d][j], place{i, d, j}
 			rank := ranks[p.Tier]
 			if ranks[p.Tier]++; rank > maxRank && p.Tier != NetworkPolicy {
-				return m, fmt.Errorf("more than %s of ClusterNetworkPolicies select one app in %s: select fewer apps by them", humanize.Of(maxRank+1, "rule", "rules"), d)
+				return m, fmt.Errorf(
+					"more than %s of ClusterNetworkPolicies select one app in %s: select fewer apps by them",
+					humanize.Of(maxRank+1, "rule", "rules"),
+					d,
+				)
 			}
 			var v Verdict
 			v.Tiers[p.Tier] = step(rule.Action, c.number(where))

@@ -17,7 +17,14 @@ type Decision struct {
 
 // Decide looks a packet up in the order that the kernel is to: subject, peer, ports, blocks. The remote app is Outside
 // for who is no container of the tenant, the address its canonical one. Of protocols without ports the port is 0.
-func (t Tables) Decide(subject address.AppID, d Direction, remote address.AppID, addr netip.Addr, protocol uint8, port uint16) Decision {
+func (t Tables) Decide(
+	subject address.AppID,
+	d Direction,
+	remote address.AppID,
+	addr netip.Addr,
+	protocol uint8,
+	port uint16,
+) Decision {
 	s, ok := t.Subjects[subject]
 	if !ok {
 		s = t.Subjects[AnyApp]

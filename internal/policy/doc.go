@@ -19,5 +19,6 @@
 // A peer whose labels are not known yet is selected by what selects everyone, and by nothing else that accepts; what
 // denies, and might select it, does.
 //
-// A connection needs egress of its source and ingress of its destination. That replies pass is the packet path's to know.
+// A connection needs egress of its source and ingress of its destination. That replies pass is the packet path's to
+// know.
 package policy

@@ -27,7 +27,11 @@ type packet struct {
 func evaluate(policies []policy.Policy, p packet, audit bool) (allowed bool, by policy.RuleName) {
 	policies = slices.Clone(policies)
 	slices.SortFunc(policies, func(a, b policy.Policy) int {
-		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(
+			cmp.Compare(a.Priority, b.Priority),
+			cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name),
+		)
 	})
 	for _, tier := range []policy.Tier{policy.Admin, policy.NetworkPolicy, policy.Baseline} {
 		if action, by := inTier(policies, tier, p, audit); action == policy.Accept || action == policy.Deny {
@@ -65,7 +69,8 @@ func inTier(policies []policy.Policy, tier policy.Tier, p packet, audit bool) (p
 	return policy.None, policy.RuleName{}
 }
 
-// mayMatch tells whether a rule that denies, or passes to who may, would match if what is not known of the peer were so.
+// mayMatch tells whether a rule that denies, or passes to who may, would match if what is not known of the peer were
+// so.
 func mayMatch(r policy.Rule, tier policy.Tier, p packet) bool {
 	if p.remote != nil || p.outside || r.Action != policy.Deny && (r.Action != policy.Pass || tier != policy.Admin) {
 		return false
@@ -79,7 +84,8 @@ func mayMatch(r policy.Rule, tier policy.Tier, p packet) bool {
 	}
 	return slices.ContainsFunc(r.Ports, func(port policy.Port) bool {
 		hasPorts := p.protocol == policy.TCP || p.protocol == policy.UDP || p.protocol == policy.SCTP
-		return p.direction == policy.Egress && port.Name != "" && (port.Protocol == p.protocol || port.Protocol == 0 && hasPorts)
+		return p.direction == policy.Egress && port.Name != "" &&
+			(port.Protocol == p.protocol || port.Protocol == 0 && hasPorts)
 	})
 }
 
@@ -87,7 +93,8 @@ func selects(s policy.Pods, id *tenant.Identity) bool {
 	if id == nil {
 		return s.Namespace == "" && len(s.Namespaces) == 0 && len(s.Labels) == 0
 	}
-	return (s.Namespace == "" || s.Namespace == id.Namespace) && fulfils(s.Namespaces, id.NamespaceLabels) && fulfils(s.Labels, id.Pod)
+	return (s.Namespace == "" || s.Namespace == id.Namespace) && fulfils(s.Namespaces, id.NamespaceLabels) &&
+		fulfils(s.Labels, id.Pod)
 }
 
 func fulfils(s policy.Selector, labels map[string]string) bool {
@@ -121,7 +128,8 @@ func peerMatches(r policy.Rule, p packet) bool {
 		}
 	}
 	return slices.ContainsFunc(r.Blocks, func(b policy.Block) bool {
-		return b.Prefix.Contains(p.addr) && !slices.ContainsFunc(b.Except, func(e netip.Prefix) bool { return e.Contains(p.addr) })
+		return b.Prefix.Contains(p.addr) &&
+			!slices.ContainsFunc(b.Except, func(e netip.Prefix) bool { return e.Contains(p.addr) })
 	})
 }
 
@@ -139,7 +147,8 @@ func portMatches(r policy.Rule, p packet) bool {
 		}
 		named, there := destination.Ports[port.Name]
 		number := map[string]uint8{"TCP": policy.TCP, "UDP": policy.UDP, "SCTP": policy.SCTP}[named.Protocol]
-		return there && named.Number == p.port && number == p.protocol && (port.Protocol == 0 || port.Protocol == p.protocol)
+		return there && named.Number == p.port && number == p.protocol &&
+			(port.Protocol == 0 || port.Protocol == p.protocol)
 	})
 }
 

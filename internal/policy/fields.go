@@ -58,9 +58,23 @@ func podSelector(s metav1.LabelSelector, path *field.Path) (Selector, field.Erro
 		switch {
 		case tenant.IsPodLabel(r.Key):
 		case tenant.IsIdentity(r.Key):
-			wrong = append(wrong, field.Invalid(path, r.Key, "is not a label of the pod's own: select by namespaceSelector, or by the name of a port"))
+			wrong = append(
+				wrong,
+				field.Invalid(
+					path,
+					r.Key,
+					"is not a label of the pod's own: select by namespaceSelector, or by the name of a port",
+				),
+			)
 		default:
-			wrong = append(wrong, field.Invalid(path, r.Key, "pods of one workload differ in it, so it is in no identity: select by a label that the workload's pods have in common"))
+			wrong = append(
+				wrong,
+				field.Invalid(
+					path,
+					r.Key,
+					"pods of one workload differ in it, so it is in no identity: select by a label that the workload's pods have in common",
+				),
+			)
 		}
 	}
 	return out, wrong
@@ -70,7 +84,9 @@ func namespaceSelector(s metav1.LabelSelector, path *field.Path) (out Selector, 
 	wrong = metavalidation.ValidateLabelSelector(&s, metavalidation.LabelSelectorValidationOptions{}, path)
 	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
 		value := s.MatchLabels[key]
-		wrong = append(wrong, invalid(path.Child("matchLabels").Key(key), value, validation.IsValidLabelValue(value))...)
+		wrong = append(
+			wrong,
+			invalid(path.Child("matchLabels").Key(key), value, validation.IsValidLabelValue(value))...)
 		out = append(out, Requirement{Key: key, Operator: In, Values: []string{value}})
 	}
 	operators := map[metav1.LabelSelectorOperator]Operator{
@@ -126,5 +142,7 @@ func exactlyOne(path *field.Path, there map[string]bool) field.ErrorList {
 	if len(are) == 0 {
 		return field.ErrorList{field.Required(path, "one of "+names)}
 	}
-	return field.ErrorList{field.Forbidden(path, fmt.Sprintf("%s together: one of %s is allowed", strings.Join(are, " and "), names))}
+	return field.ErrorList{
+		field.Forbidden(path, fmt.Sprintf("%s together: one of %s is allowed", strings.Join(are, " and "), names)),
+	}
 }

@@ -49,7 +49,15 @@ func FuzzPolicies(f *testing.F) {
 		for range 20 {
 			got, p := d.ask(tables, apps)
 			if want, by := evaluate(policies, p, false); got.Allowed != want {
-				t.Fatalf("%s\n%+v: allowed %v by %v, want %v by %v", text, p, got.Allowed, tables.Names[got.Rule], want, by)
+				t.Fatalf(
+					"%s\n%+v: allowed %v by %v, want %v by %v",
+					text,
+					p,
+					got.Allowed,
+					tables.Names[got.Rule],
+					want,
+					by,
+				)
 			}
 		}
 	})
@@ -58,7 +66,8 @@ func FuzzPolicies(f *testing.F) {
 func obeys(t *testing.T, p policy.Policy) {
 	t.Helper()
 	of := p.Tier == policy.NetworkPolicy
-	if p.Name == "" || of == (p.Namespace == "") || p.Priority < 0 || p.Priority > 1000 || !of && p.Isolates != [2]bool{} {
+	if p.Name == "" || of == (p.Namespace == "") || p.Priority < 0 || p.Priority > 1000 ||
+		!of && p.Isolates != [2]bool{} {
 		t.Fatalf("%+v", p)
 	}
 	for _, r := range slices.Concat(p.Rules[in], p.Rules[out]) {
@@ -67,7 +76,8 @@ func obeys(t *testing.T, p policy.Policy) {
 		}
 		for _, port := range r.Ports {
 			all := port.First == 0 && port.Last == 65535
-			if port.Name == "" && (port.Protocol == 0 || port.First > port.Last || port.First == 0 && !all) || port.Name != "" && port.First+port.Last != 0 {
+			if port.Name == "" && (port.Protocol == 0 || port.First > port.Last || port.First == 0 && !all) ||
+				port.Name != "" && port.First+port.Last != 0 {
 				t.Fatalf("%+v", port)
 			}
 		}

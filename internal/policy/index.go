@@ -36,8 +36,9 @@ func (b appSet) minus(o appSet) {
 // values are the apps that have a label, by its value: their places, as most values are of few apps.
 type values map[string][]int
 
-// An Index knows which apps of a tenant have which labels, so that a selector does not have to ask each. It may be used for as long as these are the same.
-// Behind the apps that are known there are two places more: that of AnyApp, and that of Outside.
+// An Index knows which apps of a tenant have which labels, so that a selector does not have to ask each. It may be used
+// for as long as these are the same. Behind the apps that are known there are two places more: that of AnyApp, and that
+// of Outside.
 type Index struct {
 	apps       []address.AppID          // in order
 	own        []map[string]tenant.Port // the named ports of each, nil where it has none

@@ -27,8 +27,9 @@ func LabelsOf(apps map[address.AppID]map[string]string) Labels {
 	return l
 }
 
-// Unheard are labels, of pods and of their namespaces, that a policy selects by and no app has. Such a selector may mean what its writer did not: where nobody
-// says the labels to the network, it selects no pod, and one that asks for a label not to be there selects all.
+// Unheard are labels, of pods and of their namespaces, that a policy selects by and no app has. Such a selector may
+// mean what its writer did not: where nobody says the labels to the network, it selects no pod, and one that asks for a
+// label not to be there selects all.
 func (l Labels) Unheard(p *Policy) []string {
 	keys := map[string]bool{}
 	note := func(s Selector, what string, known map[string]bool) {

@@ -9,7 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestUnheard: labels that no app has are said, of the subject and of peers, and no others; that of a namespace's name all have.
+// TestUnheard: labels that no app has are said, of the subject and of peers, and no others; that of a namespace's name
+// all have.
 func TestUnheard(t *testing.T) {
 	labels := policy.LabelsOf(map[address.AppID]map[string]string{
 		1: {"app": "web", tenant.NamespaceKey: "shop"},
@@ -21,7 +22,11 @@ func TestUnheard(t *testing.T) {
 		`podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other, team: c}}}]}]`:                       "",
 		`podSelector: {matchLabels: {team: a}}, ingress: [{from: [{namespaceSelector: {matchLabels: {app: web}}}]}]`:                                    `label of namespaces "app"`,
 	} {
-		all, err := policy.Parse([]byte("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p}, spec: {" + text + "}}"))
+		all, err := policy.Parse(
+			[]byte(
+				"{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p}, spec: {" + text + "}}",
+			),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}

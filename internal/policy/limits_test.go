@@ -24,7 +24,8 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	c.rows = append(c.rows, peerRow{})
-	if err := c.fits(); err == nil || !strings.Contains(err.Error(), "1,048,577 entries of peers on a node, more than 1,048,576") {
+	if err := c.fits(); err == nil ||
+		!strings.Contains(err.Error(), "1,048,577 entries of peers on a node, more than 1,048,576") {
 		t.Error(err)
 	}
 }
@@ -37,7 +38,13 @@ func TestWhatTakesTooLongIsRefused(t *testing.T) {
 	}
 	many := Rule{Action: Accept}
 	for i := range 2100 {
-		many.Blocks = append(many.Blocks, Block{netip.MustParsePrefix("0.0.0.0/0"), []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i)}), 24)}})
+		many.Blocks = append(
+			many.Blocks,
+			Block{
+				netip.MustParsePrefix("0.0.0.0/0"),
+				[]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i)}), 24)},
+			},
+		)
 	}
 	for want, r := range map[string]Rule{"4,097 ranges of ports": rule, "blocks lie within each other more than 4,194,304 times": many} {
 		p := Policy{Name: "a", Rules: [2][]Rule{{r}}}
@@ -47,16 +54,28 @@ func TestWhatTakesTooLongIsRefused(t *testing.T) {
 	}
 }
 
-// TestManyThatExceptTheSame: as many blocks as a tenant's documents have room for, each with the same exceptions, do not take the square of that.
+// TestManyThatExceptTheSame: as many blocks as a tenant's documents have room for, each with the same exceptions, do
+// not take the square of that.
 func TestManyThatExceptTheSame(t *testing.T) {
 	r := Rule{Action: Accept}
 	for range 150_000 {
-		r.Blocks = append(r.Blocks, Block{netip.MustParsePrefix("10.0.0.0/8"), []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")}})
+		r.Blocks = append(
+			r.Blocks,
+			Block{
+				netip.MustParsePrefix("10.0.0.0/8"),
+				[]netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")},
+			},
+		)
 	}
 	var tables Tables
 	var err error
 	begun := time.Now()
-	tables, err = Compile("acme", []Policy{{Name: "a", Tier: NetworkPolicy, Isolates: [2]bool{Ingress: true}, Rules: [2][]Rule{Ingress: {r}}}}, nil, nil)
+	tables, err = Compile(
+		"acme",
+		[]Policy{{Name: "a", Tier: NetworkPolicy, Isolates: [2]bool{Ingress: true}, Rules: [2][]Rule{Ingress: {r}}}},
+		nil,
+		nil,
+	)
 	if took := time.Since(begun); err != nil || took > 10*time.Second {
 		t.Errorf("%v, %v", took, err)
 	}
@@ -80,7 +99,8 @@ func TestTwoContentsOfOneHashAreRefused(t *testing.T) {
 	sum := c.sums[id]
 	sum[31]++
 	c.sums[id] = sum
-	if _, _, err := c.identify("set", []byte("a")); err == nil || !strings.Contains(err.Error(), "two sets have the same hash") {
+	if _, _, err := c.identify("set", []byte("a")); err == nil ||
+		!strings.Contains(err.Error(), "two sets have the same hash") {
 		t.Errorf("another content of the same hash: %v", err)
 	}
 }
@@ -97,7 +117,8 @@ func TestPrefixesOfPorts(t *testing.T) {
 				covered[k.Port+uint16(i)]++
 			}
 		}
-		if len(keys) > c.most || len(covered) != int(c.last)-int(c.first)+1 || covered[c.first] != 1 || covered[c.last] != 1 {
+		if len(keys) > c.most || len(covered) != int(c.last)-int(c.first)+1 || covered[c.first] != 1 ||
+			covered[c.last] != 1 {
 			t.Errorf("%d to %d: %d prefixes of %d ports", c.first, c.last, len(keys), len(covered))
 		}
 	}

@@ -71,7 +71,13 @@ func (p Port) called(port tenant.Port) (portRange, bool) {
 
 // matches are those of a rule in the set of a subject. On egress a name means a port of each app's own, so that is a
 // match of its own; addresses have no names.
-func (ix *Index) matches(r *Rule, d Direction, v Verdict, apps appSet, subject int) (pods []podMatch, blocks []blockMatch) {
+func (ix *Index) matches(
+	r *Rule,
+	d Direction,
+	v Verdict,
+	apps appSet,
+	subject int,
+) (pods []podMatch, blocks []blockMatch) {
 	ports, never := numbered(r)
 	for _, p := range r.Ports {
 		if p.Name == "" {

@@ -17,7 +17,9 @@ func fromNetworkPolicy(n *networkingv1.NetworkPolicy) (p Policy, wrong field.Err
 	if p.Namespace == "" {
 		p.Namespace = tenant.DefaultNamespace
 	}
-	wrong = append(wrong, invalid(field.NewPath("metadata", "namespace"), p.Namespace, validation.IsDNS1123Label(p.Namespace))...)
+	wrong = append(
+		wrong,
+		invalid(field.NewPath("metadata", "namespace"), p.Namespace, validation.IsDNS1123Label(p.Namespace))...)
 	spec := field.NewPath("spec")
 	subject, more := podSelector(n.Spec.PodSelector, spec.Child("podSelector"))
 	wrong = append(wrong, more...)
@@ -43,7 +45,8 @@ func fromNetworkPolicy(n *networkingv1.NetworkPolicy) (p Policy, wrong field.Err
 	return p, wrong
 }
 
-// isolates are the directions that a policy is about. Without policyTypes, ingress is one of them, and egress with rules of it.
+// isolates are the directions that a policy is about. Without policyTypes, ingress is one of them, and egress with
+// rules of it.
 func isolates(spec networkingv1.NetworkPolicySpec, path *field.Path) (is [2]bool, wrong field.ErrorList) {
 	if len(spec.PolicyTypes) == 0 {
 		return [2]bool{Ingress: true, Egress: len(spec.Egress) > 0}, nil
@@ -56,7 +59,14 @@ func isolates(spec networkingv1.NetworkPolicySpec, path *field.Path) (is [2]bool
 		case networkingv1.PolicyTypeEgress:
 			is[Egress] = true
 		default:
-			wrong = append(wrong, field.NotSupported(path.Index(i), t, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}))
+			wrong = append(
+				wrong,
+				field.NotSupported(
+					path.Index(i),
+					t,
+					[]networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+				),
+			)
 		}
 	}
 	return is, wrong
@@ -69,7 +79,11 @@ type ruleReader struct {
 	path      *field.Path
 }
 
-func (r ruleReader) read(peers []networkingv1.NetworkPolicyPeer, called string, ports []networkingv1.NetworkPolicyPort) (rule Rule, wrong field.ErrorList) {
+func (r ruleReader) read(
+	peers []networkingv1.NetworkPolicyPeer,
+	called string,
+	ports []networkingv1.NetworkPolicyPort,
+) (rule Rule, wrong field.ErrorList) {
 	rule = Rule{Action: Accept, Everyone: len(peers) == 0}
 	for i, peer := range peers {
 		wrong = append(wrong, r.peer(&rule, peer, r.path.Child(called).Index(i))...)
@@ -79,7 +93,16 @@ func (r ruleReader) read(peers []networkingv1.NetworkPolicyPeer, called string, 
 		read, more := readPort(port, path)
 		rule.Ports, wrong = append(rule.Ports, read), append(wrong, more...)
 		if r.direction == Egress && read.Name != "" && len(rule.Blocks) > 0 {
-			wrong = append(wrong, field.Forbidden(path.Child("port"), fmt.Sprintf("%q: addresses of an ipBlock have no names of ports: write its number, or a rule without ipBlock", read.Name)))
+			wrong = append(
+				wrong,
+				field.Forbidden(
+					path.Child("port"),
+					fmt.Sprintf(
+						"%q: addresses of an ipBlock have no names of ports: write its number, or a rule without ipBlock",
+						read.Name,
+					),
+				),
+			)
 		}
 	}
 	return rule, wrong
@@ -87,7 +110,9 @@ func (r ruleReader) read(peers []networkingv1.NetworkPolicyPeer, called string, 
 
 func (r ruleReader) peer(rule *Rule, peer networkingv1.NetworkPolicyPeer, path *field.Path) (wrong field.ErrorList) {
 	pods := peer.PodSelector != nil || peer.NamespaceSelector != nil
-	if wrong := exactlyOne(path, map[string]bool{"ipBlock": peer.IPBlock != nil, "podSelector or namespaceSelector": pods}); len(wrong) > 0 {
+	if wrong := exactlyOne(path, map[string]bool{"ipBlock": peer.IPBlock != nil, "podSelector or namespaceSelector": pods}); len(
+		wrong,
+	) > 0 {
 		return wrong
 	}
 	if peer.IPBlock != nil {
@@ -133,7 +158,10 @@ func readPort(p networkingv1.NetworkPolicyPort, path *field.Path) (port Port, wr
 	if p.Protocol != nil {
 		protocol, ok := protocols[string(*p.Protocol)]
 		if port.Protocol = protocol; !ok {
-			wrong = append(wrong, field.NotSupported(path.Child("protocol"), *p.Protocol, []string{"TCP", "UDP", "SCTP"}))
+			wrong = append(
+				wrong,
+				field.NotSupported(path.Child("protocol"), *p.Protocol, []string{"TCP", "UDP", "SCTP"}),
+			)
 		}
 	}
 	switch end := path.Child("endPort"); {

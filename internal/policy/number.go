@@ -18,8 +18,8 @@ type numbers [][2][]uint32
 func (n numbers) at(p place) uint32 { return n[p.policy][p.direction][p.rule-Isolation] }
 
 // number gives each rule its number: bits of a hash of what it is called, so that it stays what it is when other
-// policies come and go, and is another one in audit, where its count means another thing. Where two would be the same, the later
-// one gets the next that is free.
+// policies come and go, and is another one in audit, where its count means another thing. Where two would be the same,
+// the later one gets the next that is free.
 func number(tenant string, policies []*Policy) (n numbers) {
 	taken := make(map[uint32]struct{}, 4*len(policies))
 	var text []byte

@@ -66,7 +66,11 @@ func Parse(text []byte) ([]Policy, error) {
 		}
 	}
 	if len(policies) == 0 {
-		return nil, fmt.Errorf("no policy in it: write documents of kind %s or %s", networkPolicyKind, clusterPolicyKind)
+		return nil, fmt.Errorf(
+			"no policy in it: write documents of kind %s or %s",
+			networkPolicyKind,
+			clusterPolicyKind,
+		)
 	}
 	return policies, nil
 }
@@ -80,7 +84,10 @@ type found struct {
 func toJSON(where string, doc []byte) ([]byte, error) {
 	for line := range bytes.Lines(doc) {
 		if string(bytes.TrimRight(line, " \t\n")) == "..." {
-			return nil, fmt.Errorf("%s: the line ... ends it, and what follows would not be read: divide documents by ---", where)
+			return nil, fmt.Errorf(
+				"%s: the line ... ends it, and what follows would not be read: divide documents by ---",
+				where,
+			)
 		}
 	}
 	if json.Valid(doc) {
@@ -129,7 +136,8 @@ func parseObject(where string, h head, text []byte) (found, error) {
 }
 
 func parseList(where string, h head, text []byte) (all []found, err error) {
-	if !h.is("v1", "List") && !h.is(networkingV1, networkPolicyKind+"List") && !h.is(clusterV1alpha2, clusterPolicyKind+"List") {
+	if !h.is("v1", "List") && !h.is(networkingV1, networkPolicyKind+"List") &&
+		!h.is(clusterV1alpha2, clusterPolicyKind+"List") {
 		return nil, fmt.Errorf("%s: kind %q of apiVersion %q: write a List of v1", where, h.Kind, h.APIVersion)
 	}
 	var list struct {

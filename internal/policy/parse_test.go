@@ -46,17 +46,30 @@ items:
 	app := func(v string) policy.Selector { return policy.Selector{{Key: "app", Values: []string{v}}} }
 	want := []policy.Policy{{
 		Tier: policy.NetworkPolicy, Namespace: "default", Name: "web", Audit: true, Isolates: [2]bool{true, false},
-		Subject: policy.Pods{Namespace: "default", Labels: append(app("web"), policy.Requirement{Key: "tier", Operator: policy.NotIn, Values: []string{"a", "b"}})},
+		Subject: policy.Pods{
+			Namespace: "default",
+			Labels: append(
+				app("web"),
+				policy.Requirement{Key: "tier", Operator: policy.NotIn, Values: []string{"a", "b"}},
+			),
+		},
 		Rules: [2][]policy.Rule{{{
 			Action: policy.Accept, Pods: []policy.Pods{{Namespace: "default", Labels: app("db")}},
 			Blocks: []policy.Block{{Prefix: prefix("10.0.0.0/8"), Except: prefixes("10.1.0.0/16")}},
-			Ports:  []policy.Port{{Protocol: policy.TCP, First: 80, Last: 80}, {Protocol: policy.UDP, Name: "http"}, {Protocol: policy.TCP, First: 1000, Last: 2000}, {Protocol: policy.SCTP, Last: 65535}},
+			Ports: []policy.Port{
+				{Protocol: policy.TCP, First: 80, Last: 80},
+				{Protocol: policy.UDP, Name: "http"},
+				{Protocol: policy.TCP, First: 1000, Last: 2000},
+				{Protocol: policy.SCTP, Last: 65535},
+			},
 		}}},
 	}, {
 		Tier: policy.Baseline, Name: "all", Subject: policy.Pods{Labels: app("web")},
 		Rules: [2][]policy.Rule{nil, {{
 			Name: "none", Action: policy.Pass, Pods: []policy.Pods{{Namespaces: policy.Selector{{Key: "team", Values: []string{"a"}}}}},
-			Blocks: []policy.Block{{Prefix: prefix("fd00::/8")}}, Ports: []policy.Port{{Protocol: policy.UDP, First: 1, Last: 9}},
+			Blocks: []policy.Block{
+				{Prefix: prefix("fd00::/8")},
+			}, Ports: []policy.Port{{Protocol: policy.UDP, First: 1, Last: 9}},
 		}}},
 	}}
 	if !reflect.DeepEqual(got, want) {
@@ -175,8 +188,12 @@ func TestParseRefuses(t *testing.T) {
 
 // TestParseTakesWhatAClusterPrints: metadata and status that a server adds are no reason to refuse.
 func TestParseTakesWhatAClusterPrints(t *testing.T) {
-	text := strings.Replace(cnp("a", "{tier: Admin, priority: 1, subject: {namespaces: {}}}, status: {conditions: []}"), "name: a",
-		"name: a, uid: x, resourceVersion: '7', generation: 1, creationTimestamp: '2026-01-01T00:00:00Z', managedFields: [{manager: kubectl, operation: Apply}]", 1)
+	text := strings.Replace(
+		cnp("a", "{tier: Admin, priority: 1, subject: {namespaces: {}}}, status: {conditions: []}"),
+		"name: a",
+		"name: a, uid: x, resourceVersion: '7', generation: 1, creationTimestamp: '2026-01-01T00:00:00Z', managedFields: [{manager: kubectl, operation: Apply}]",
+		1,
+	)
 	if got, err := policy.Parse([]byte(text)); err != nil || len(got) != 1 {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -208,7 +225,8 @@ func TestParseKept(t *testing.T) {
 		if (err == nil) != c.ok {
 			t.Errorf("%s %s: %v", c.kind, c.text, err)
 		}
-		if want, err := policy.Parse([]byte(c.text)); c.ok && (err != nil || !reflect.DeepEqual([]policy.Policy{is}, want)) {
+		if want, err := policy.Parse([]byte(c.text)); c.ok &&
+			(err != nil || !reflect.DeepEqual([]policy.Policy{is}, want)) {
 			t.Errorf("%s is read as %+v, and by Parse as %+v, %v", c.text, is, want, err)
 		}
 	}
@@ -216,14 +234,30 @@ func TestParseKept(t *testing.T) {
 
 // TestKeptMetadata: of what Kubernetes has in metadata, nothing keeps a policy from being read but what is never kept.
 func TestKeptMetadata(t *testing.T) {
-	taken := strings.Fields("creationTimestamp generation managedFields resourceVersion selfLink uid") // by the orchestrator, before it keeps a document
-	values := map[reflect.Kind]string{reflect.String: `"x"`, reflect.Map: `{}`, reflect.Slice: `[]`, reflect.Pointer: `null`, reflect.Struct: `null`, reflect.Int64: `1`}
+	taken := strings.Fields(
+		"creationTimestamp generation managedFields resourceVersion selfLink uid",
+	) // by the orchestrator, before it keeps a document
+	values := map[reflect.Kind]string{
+		reflect.String:  `"x"`,
+		reflect.Map:     `{}`,
+		reflect.Slice:   `[]`,
+		reflect.Pointer: `null`,
+		reflect.Struct:  `null`,
+		reflect.Int64:   `1`,
+	}
 	meta := reflect.TypeFor[metav1.ObjectMeta]()
 	for i := range meta.NumField() {
 		f := meta.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		metadata := map[string]json.RawMessage{"name": []byte(`"x"`), name: []byte(values[f.Type.Kind()])}
-		text, err := json.Marshal(map[string]any{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": map[string]any{"podSelector": map[string]any{}}})
+		text, err := json.Marshal(
+			map[string]any{
+				"apiVersion": "networking.k8s.io/v1",
+				"kind":       "NetworkPolicy",
+				"metadata":   metadata,
+				"spec":       map[string]any{"podSelector": map[string]any{}},
+			},
+		)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

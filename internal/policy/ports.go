@@ -54,11 +54,18 @@ func flatten(matches []*match, isolated uint32) (t portTable, err error) {
 	for _, protocol := range slices.Sorted(maps.Keys(of)) {
 		p := of[protocol]
 		if len(p.ranges) > maxRanges {
-			return t, fmt.Errorf("%s of ports of one protocol match one peer, more than %s: write fewer", humanize.Of(len(p.ranges), "range", "ranges"), humanize.Grouped(maxRanges))
+			return t, fmt.Errorf(
+				"%s of ports of one protocol match one peer, more than %s: write fewer",
+				humanize.Of(len(p.ranges), "range", "ranges"),
+				humanize.Grouped(maxRanges),
+			)
 		}
 		p.others = p.others.with(always)
 		ranges := p.intervals(end)
-		t.ports = append(t.ports, portRow{PortKey{Protocol: protocol, Scope: OtherPorts}, PortEntry{end(p.others), len(ranges) > 0}})
+		t.ports = append(
+			t.ports,
+			portRow{PortKey{Protocol: protocol, Scope: OtherPorts}, PortEntry{end(p.others), len(ranges) > 0}},
+		)
 		for _, port := range slices.Sorted(maps.Keys(p.exact)) {
 			v := end(p.exact[port].with(p.at(port)))
 			t.ports = append(t.ports, portRow{PortKey{Protocol: protocol, Port: port}, PortEntry{Verdict: v}})

@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestDecideIsEvaluate: what the tables say of a packet is what the policies say, rule by rule: all tiers, audit, apps that
-// are not known, peers outside. Where NetworkPolicies accept, several rules may, and any of them may be named.
+// TestDecideIsEvaluate: what the tables say of a packet is what the policies say, rule by rule: all tiers, audit, apps
+// that are not known, peers outside. Where NetworkPolicies accept, several rules may, and any of them may be named.
 func TestDecideIsEvaluate(t *testing.T) {
 	const sets, packets = 800, 80
 	var answers [2]int
@@ -34,14 +34,32 @@ func TestDecideIsEvaluate(t *testing.T) {
 			got, p := d.ask(tables, apps)
 			want, by := evaluate(policies, p, false)
 			name := tables.Names[got.Rule]
-			several := got.Allowed && tiers[by.Policy] == policy.NetworkPolicy && tiers[name.Policy] == policy.NetworkPolicy
+			several := got.Allowed && tiers[by.Policy] == policy.NetworkPolicy &&
+				tiers[name.Policy] == policy.NetworkPolicy
 			if got.Allowed != want || name != by && !several {
-				t.Fatalf("seed %d: %+v\nallowed %v by %v, want %v by %v\n%+v", seed, p, got.Allowed, name, want, by, policies)
+				t.Fatalf(
+					"seed %d: %+v\nallowed %v by %v, want %v by %v\n%+v",
+					seed,
+					p,
+					got.Allowed,
+					name,
+					want,
+					by,
+					policies,
+				)
 			}
 			audited, auditedBy := evaluate(policies, p, true)
 			drop := want && !audited
 			if got.WouldDrop != drop || drop && tables.Names[got.AuditRule] != auditedBy {
-				t.Fatalf("seed %d: %+v\nwould drop %v by %v, want %v by %v", seed, p, got.WouldDrop, tables.Names[got.AuditRule], drop, auditedBy)
+				t.Fatalf(
+					"seed %d: %+v\nwould drop %v by %v, want %v by %v",
+					seed,
+					p,
+					got.WouldDrop,
+					tables.Names[got.AuditRule],
+					drop,
+					auditedBy,
+				)
 			}
 			if answers[0]++; got.Allowed {
 				answers[1]++
@@ -55,12 +73,14 @@ func TestDecideIsEvaluate(t *testing.T) {
 		}
 	}
 	t.Logf("%d packets, %d allowed; decided by tier: %v; audit would drop %d", answers[0], answers[1], decided, drops)
-	if answers[1] < answers[0]/10 || answers[1] > answers[0]*9/10 || min(decided[policy.Admin], decided[policy.NetworkPolicy], decided[policy.Baseline], drops) < 1000 {
+	if answers[1] < answers[0]/10 || answers[1] > answers[0]*9/10 ||
+		min(decided[policy.Admin], decided[policy.NetworkPolicy], decided[policy.Baseline], drops) < 1000 {
 		t.Error("something hardly occurs")
 	}
 }
 
-// TestTablesAreTheSame: the same policies give the same tables in whatever order they come, and another tenant's have nothing in common with them.
+// TestTablesAreTheSame: the same policies give the same tables in whatever order they come, and another tenant's have
+// nothing in common with them.
 func TestTablesAreTheSame(t *testing.T) {
 	for seed := range uint64(50) {
 		d := dice{rand.New(rand.NewPCG(seed, 2))}
@@ -110,7 +130,23 @@ func TestAnIDNeverMeansAnotherContent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		shared += same(t, ports, tables.Ports) + same(t, ranges, tables.Ranges) + same(t, peers, tables.Peers) + same(t, blocks, tables.Blocks)
+		shared += same(
+			t,
+			ports,
+			tables.Ports,
+		) + same(
+			t,
+			ranges,
+			tables.Ranges,
+		) + same(
+			t,
+			peers,
+			tables.Peers,
+		) + same(
+			t,
+			blocks,
+			tables.Blocks,
+		)
 	}
 	if shared == 0 {
 		t.Error("no entry was there twice")
@@ -170,7 +206,11 @@ func (d dice) addr() netip.Addr {
 
 func (d dice) policies() (policies []policy.Policy) {
 	for i := range 1 + d.IntN(9) {
-		p := policy.Policy{Name: fmt.Sprint("p", i), Tier: pick(d, policy.Admin, policy.NetworkPolicy, policy.NetworkPolicy, policy.Baseline), Audit: d.IntN(4) == 0}
+		p := policy.Policy{
+			Name:  fmt.Sprint("p", i),
+			Tier:  pick(d, policy.Admin, policy.NetworkPolicy, policy.NetworkPolicy, policy.Baseline),
+			Audit: d.IntN(4) == 0,
+		}
 		if p.Tier == policy.NetworkPolicy {
 			p.Namespace = pick(d, "a", "b", "default")
 			p.Isolates = pick(d, [2]bool{true, false}, [2]bool{false, true}, [2]bool{true, true})
@@ -206,9 +246,25 @@ func (d dice) rule(p policy.Policy, name string) policy.Rule {
 	}
 	names := true
 	for range d.IntN(3) {
-		b := policy.Block{Prefix: netip.MustParsePrefix(pick(d, "0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "::/0", "fd00::/16", "fd00:1::/32", "::/96", "::/80"))}
+		b := policy.Block{
+			Prefix: netip.MustParsePrefix(
+				pick(
+					d,
+					"0.0.0.0/0",
+					"10.0.0.0/8",
+					"10.1.0.0/16",
+					"10.1.2.0/24",
+					"::/0",
+					"fd00::/16",
+					"fd00:1::/32",
+					"::/96",
+					"::/80",
+				),
+			),
+		}
 		for _, e := range []string{"10.1.0.0/17", "10.1.2.0/24", "10.1.2.64/26", "fd00:1::/33", "fd00::/15", "10.1.2.0/25"} {
-			if e := netip.MustParsePrefix(e); d.IntN(2) == 0 && b.Prefix.Bits() < e.Bits() && b.Prefix.Contains(e.Addr()) {
+			if e := netip.MustParsePrefix(e); d.IntN(2) == 0 && b.Prefix.Bits() < e.Bits() &&
+				b.Prefix.Contains(e.Addr()) {
 				b.Except = append(b.Except, e)
 			}
 		}
@@ -236,7 +292,10 @@ func (d dice) rule(p policy.Policy, name string) policy.Rule {
 
 func (d dice) selector(keys ...string) (s policy.Selector) {
 	for range pick(d, 0, 0, 1, 1, 2) {
-		r := policy.Requirement{Key: pick(d, keys...), Operator: pick(d, policy.In, policy.In, policy.NotIn, policy.Exists, policy.DoesNotExist)}
+		r := policy.Requirement{
+			Key:      pick(d, keys...),
+			Operator: pick(d, policy.In, policy.In, policy.NotIn, policy.Exists, policy.DoesNotExist),
+		}
 		if r.Operator == policy.In || r.Operator == policy.NotIn {
 			for range 1 + d.IntN(2) {
 				r.Values = append(r.Values, d.value())
@@ -258,10 +317,20 @@ func (d dice) ask(tables policy.Tables, apps map[address.AppID]map[string]string
 		id := tenant.ReadIdentity(labels)
 		return &id
 	}
-	subject, remote := pick(d, append(known, 999)...), pick(d, append(known, 999, policy.Outside, address.FirstReservedApp)...)
+	subject, remote := pick(
+		d,
+		append(known, 999)...), pick(
+		d,
+		append(known, 999, policy.Outside, address.FirstReservedApp)...)
 	p := packet{
-		subject: identity(subject), remote: identity(remote), outside: remote == policy.Outside || remote == address.FirstReservedApp,
-		direction: pick(d, policy.Ingress, policy.Egress), addr: d.addr(), protocol: pick[uint8](d, policy.TCP, policy.TCP, policy.UDP, policy.SCTP, 58), port: d.port(),
+		subject: identity(
+			subject,
+		), remote: identity(remote), outside: remote == policy.Outside || remote == address.FirstReservedApp,
+		direction: pick(
+			d,
+			policy.Ingress,
+			policy.Egress,
+		), addr: d.addr(), protocol: pick[uint8](d, policy.TCP, policy.TCP, policy.UDP, policy.SCTP, 58), port: d.port(),
 	}
 	if p.protocol == 58 {
 		p.port = 0

@@ -24,8 +24,19 @@ func semanticApps() map[address.AppID]map[string]string {
 	httpKey, http80 := tenant.NamedPort("http", 80, "TCP")
 	_, http8080 := tenant.NamedPort("http", 8080, "TCP")
 	return map[address.AppID]map[string]string{
-		web:  {"app": "web", "tier": "front", tenant.NamespaceKey: "shop", tenant.NamespaceLabelKey("division"): "sales", httpKey: http80},
-		db:   {"app": "db", tenant.NamespaceKey: "shop", tenant.NamespaceLabelKey("division"): "sales", httpKey: http8080},
+		web: {
+			"app":                                "web",
+			"tier":                               "front",
+			tenant.NamespaceKey:                  "shop",
+			tenant.NamespaceLabelKey("division"): "sales",
+			httpKey:                              http80,
+		},
+		db: {
+			"app":                                "db",
+			tenant.NamespaceKey:                  "shop",
+			tenant.NamespaceLabelKey("division"): "sales",
+			httpKey:                              http8080,
+		},
 		ops:  {"app": "ops", tenant.NamespaceKey: "tools"},
 		bare: {"app": "bare"}, // namespace default
 	}
@@ -196,7 +207,12 @@ func (r row) ask(t *testing.T, tables policy.Tables) policy.Decision {
 
 // TestAudit: a policy in audit drops nothing, and says which rule would.
 func TestAudit(t *testing.T) {
-	audited := strings.Replace(np("a", "{podSelector: {matchLabels: {app: web}}, ingress: [{ports: [{port: 80}]}]}"), "name: a", `name: a, annotations: {pilaster.io/audit: "true"}`, 1)
+	audited := strings.Replace(
+		np("a", "{podSelector: {matchLabels: {app: web}}, ingress: [{ports: [{port: 80}]}]}"),
+		"name: a",
+		`name: a, annotations: {pilaster.io/audit: "true"}`,
+		1,
+	)
 	tables := compiled(t, audited+np("b", "{podSelector: {matchLabels: {app: db}}}"))
 	for _, c := range []struct {
 		row
@@ -209,7 +225,8 @@ func TestAudit(t *testing.T) {
 	} {
 		got := c.ask(t, tables)
 		name := tables.Names[got.AuditRule]
-		if got.Allowed != c.allowed || got.WouldDrop != (c.drop != "") || !strings.Contains(name.String(), c.drop) || got.WouldDrop && !name.Audit {
+		if got.Allowed != c.allowed || got.WouldDrop != (c.drop != "") || !strings.Contains(name.String(), c.drop) ||
+			got.WouldDrop && !name.Audit {
 			t.Errorf("%+v: %+v, audit by %+v", c, got, name)
 		}
 	}
@@ -261,7 +278,8 @@ func TestCompileRefuses(t *testing.T) {
 		"more than 65,536 rules":                {[]policy.Policy{all, more}, nil, apps},
 		"100,001 policies, more than 100,000":   {make([]policy.Policy, policy.MaxPolicies+1), nil, apps},
 	} {
-		if _, err := policy.Compile("acme", c.policies, c.apps, c.subjects); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := policy.Compile("acme", c.policies, c.apps, c.subjects); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -278,11 +296,19 @@ func parsePort(t *testing.T, s string) (port uint16, protocol uint8) {
 	return uint16(n), protocols[name]
 }
 
-// TestManyRulesOfOneApp: ranks are of ClusterNetworkPolicies alone, so NetworkPolicies may have more rules for one app than there are ranks.
+// TestManyRulesOfOneApp: ranks are of ClusterNetworkPolicies alone, so NetworkPolicies may have more rules for one app
+// than there are ranks.
 func TestManyRulesOfOneApp(t *testing.T) {
 	p := policy.Policy{Tier: policy.NetworkPolicy, Name: "a", Isolates: [2]bool{true, false}}
 	for i := range 1<<16 + 10 {
-		p.Rules[policy.Ingress] = append(p.Rules[policy.Ingress], policy.Rule{Action: policy.Accept, Everyone: true, Ports: []policy.Port{{Protocol: policy.TCP, First: uint16(i%100 + 1), Last: uint16(i%100 + 1)}}})
+		p.Rules[policy.Ingress] = append(
+			p.Rules[policy.Ingress],
+			policy.Rule{
+				Action:   policy.Accept,
+				Everyone: true,
+				Ports:    []policy.Port{{Protocol: policy.TCP, First: uint16(i%100 + 1), Last: uint16(i%100 + 1)}},
+			},
+		)
 	}
 	tables, err := policy.Compile("acme", []policy.Policy{p}, nil, nil)
 	if err != nil {
@@ -295,7 +321,8 @@ func TestManyRulesOfOneApp(t *testing.T) {
 	}
 }
 
-// TestHoldUnknown: who is not known begins nothing where a policy has a say in what anybody begins, and receives as before.
+// TestHoldUnknown: who is not known begins nothing where a policy has a say in what anybody begins, and receives as
+// before.
 func TestHoldUnknown(t *testing.T) {
 	for name, c := range map[string]struct {
 		policies string

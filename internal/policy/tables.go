@@ -84,10 +84,11 @@ type RangeKey struct {
 // nothing is a set that no table has: it denies, by no rule.
 const nothing ID = 1<<64 - 1
 
-// HoldUnknown has apps that are not known begin nothing, where a policy says what anybody may begin: it may select them. It is for nodes that judge what
-// containers of others begin.
+// HoldUnknown has apps that are not known begin nothing, where a policy says what anybody may begin: it may select
+// them. It is for nodes that judge what containers of others begin.
 func (t *Tables) HoldUnknown(policies []Policy) {
-	if unknown, policed := t.Subjects[AnyApp]; policed && slices.ContainsFunc(policies, func(p Policy) bool { return p.touches(Egress) && !p.Audit }) {
+	if unknown, policed := t.Subjects[AnyApp]; policed &&
+		slices.ContainsFunc(policies, func(p Policy) bool { return p.touches(Egress) && !p.Audit }) {
 		unknown.Sets[Egress], unknown.Audit[Egress] = nothing, 0
 		t.Subjects[AnyApp] = unknown
 	}

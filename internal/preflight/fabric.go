@@ -30,8 +30,16 @@ const (
 func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix netip.Prefix) (route, sources Result) {
 	const urpf = "let every port of the fabric check sources (uRPF): docs/howto/fabric.md"
 	unchecked := func(why string) (Result, Result) {
-		return todo("give the fabric this node's route as 'pilaster node list' says it, and ping the node's address ending in ::1 from another node", "not checked: %s", why),
-			todo(urpf, "not checked: %s", why)
+		return todo(
+				"give the fabric this node's route as 'pilaster node list' says it, and ping the node's address ending in ::1 from another node",
+				"not checked: %s",
+				why,
+			),
+			todo(
+				urpf,
+				"not checked: %s",
+				why,
+			)
 	}
 	if !prefix.IsValid() {
 		return unchecked("this machine has no prefix yet")
@@ -57,7 +65,10 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 	if forged {
 		return route, warn(urpf, "the fabric forwards what this machine sends as %v, which is not its own", elsewhere)
 	}
-	return route, ok("a packet sent as %v, which is not this machine's own, did not come back; a true one did", elsewhere)
+	return route, ok(
+		"a packet sent as %v, which is not this machine's own, did not come back; a true one did",
+		elsewhere,
+	)
 }
 
 func globalAddress(uplink netlink.Link) (netip.Addr, bool) {
@@ -109,7 +120,12 @@ func routerMAC(ctx context.Context, uplink netlink.Link, plan address.Plan) (net
 
 // probe sends a false and a true packet in turn until a true one is back, and tells whether a false one
 // was before it. They have no upper layer: whoever gets one drops it.
-func probe(ctx context.Context, uplink string, router net.HardwareAddr, source, target netip.Addr) (came, forged bool, err error) {
+func probe(
+	ctx context.Context,
+	uplink string,
+	router net.HardwareAddr,
+	source, target netip.Addr,
+) (came, forged bool, err error) {
 	here, err := netns.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return false, false, err
@@ -162,5 +178,10 @@ func withoutUpperLayer(fd int) error {
 		{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 16},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 	}
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	return unix.SetsockoptSockFprog(
+		fd,
+		unix.SOL_SOCKET,
+		unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]},
+	)
 }

@@ -43,7 +43,11 @@ func privileges() Result {
 	case os.Geteuid() != 0:
 		return fail("run it as root, as the agent will be", "this is not root")
 	case len(missing) > 0:
-		return fail("give it those capabilities; a container needs to be privileged", "root lacks %s", strings.Join(missing, ", "))
+		return fail(
+			"give it those capabilities; a container needs to be privileged",
+			"root lacks %s",
+			strings.Join(missing, ", "),
+		)
 	}
 	return ok("root with the agent's %d capabilities", len(needed))
 }
@@ -99,7 +103,11 @@ func bpffs(dir string) Result {
 		return unknown(err)
 	}
 	if !strings.Contains(string(known), "\tbpf\n") {
-		return fail("use a kernel with CONFIG_BPF_SYSCALL", "the kernel has no bpffs, so nothing can be pinned in %s", dir)
+		return fail(
+			"use a kernel with CONFIG_BPF_SYSCALL",
+			"the kernel has no bpffs, so nothing can be pinned in %s",
+			dir,
+		)
 	}
 	return ok("pins go to %s, where the agent mounts bpffs", dir)
 }
@@ -123,7 +131,10 @@ func packetPath(ctx context.Context, rights Result) Result {
 		return err
 	})
 	if err != nil {
-		return failed(err, "use Linux 6.12 or newer with tcx, clsact, cls_bpf, veth and the bpf_crypto kfuncs with ecb(aes)")
+		return failed(
+			err,
+			"use Linux 6.12 or newer with tcx, clsact, cls_bpf, veth and the bpf_crypto kfuncs with ecb(aes)",
+		)
 	}
 	return ok("tried: programs on tcx and clsact, ecb(aes) in them is AES-128, an echo between containers of two nodes")
 }
@@ -139,7 +150,11 @@ func gatewayRules(rights Result) Result {
 	}
 	defer os.RemoveAll(dir)
 	if err := gateway.Try(filepath.Join(dir, "gateway")); err != nil {
-		return warn("use a kernel with nftables, NAT of IPv6 and limits of connections (CONFIG_NF_TABLES_IPV6, CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network nimitz are to have services", "there would be none: %v", err)
+		return warn(
+			"use a kernel with nftables, NAT of IPv6 and limits of connections (CONFIG_NF_TABLES_IPV6, CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network nimitz are to have services",
+			"there would be none: %v",
+			err,
+		)
 	}
 	return ok("tried: rules that translate by connection")
 }
@@ -153,7 +168,11 @@ func ownClock() Result {
 	}
 	now := time.Now().UTC().Format(time.RFC3339)
 	if state == unix.TIME_ERROR {
-		return warn("synchronise it, or compare it by --orchestrator and --token-file", "it is %s here, by a clock that nobody synchronises", now)
+		return warn(
+			"synchronise it, or compare it by --orchestrator and --token-file",
+			"it is %s here, by a clock that nobody synchronises",
+			now,
+		)
 	}
 	return ok("it is %s here, by a clock that is synchronised", now)
 }

@@ -22,7 +22,10 @@ func orchestrator(ctx context.Context, url, text string) (Result, *Result) {
 	}
 	ahead, err := join.Visit(ctx, url, token)
 	if err != nil {
-		return failed(err, "see that the orchestrator runs, that this machine reaches it, and that the token is its own"), nil
+		return failed(
+			err,
+			"see that the orchestrator runs, that this machine reaches it, and that the token is its own",
+		), nil
 	}
 	compared := compare(ahead)
 	return ok("%s belongs to the cluster of the token, whose secret is tried only by joining", url), &compared

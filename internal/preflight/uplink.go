@@ -46,7 +46,11 @@ func findUplink(name string) (netlink.Link, Result) {
 		return a.Flags&(unix.IFA_F_DADFAILED|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) != 0
 	})
 	if len(usable) == 0 {
-		return uplink, fail("give it one, a link-local one at least: the fabric routes to it", "%s has no IPv6 address that lasts", name)
+		return uplink, fail(
+			"give it one, a link-local one at least: the fabric routes to it",
+			"%s has no IPv6 address that lasts",
+			name,
+		)
 	}
 	return uplink, ok("%s is up with %v", name, usable[0].IP)
 }
@@ -57,15 +61,23 @@ func device(uplink netlink.Link, choice string, there []endpoint.Record) Result 
 		return failed(err, "use --device veth")
 	}
 	if i := slices.IndexFunc(there, onNimitz); i >= 0 && kind == datapath.Macvlan {
-		return fail("use --device veth, or move the tenants to network netpila first", "endpoint %d is on network nimitz, and an agent with --device macvlan carries none of it", there[i].ID)
+		return fail(
+			"use --device veth, or move the tenants to network netpila first",
+			"endpoint %d is on network nimitz, and an agent with --device macvlan carries none of it",
+			there[i].ID,
+		)
 	}
 	if why != "" {
 		why = ": " + why
 	}
 	other := changes(uplink, kind)
 	if kind == datapath.Macvlan {
-		return warn("use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/howto/devices.md)",
-			"containers get macvlans on %s%s", uplink.Attrs().Name, other)
+		return warn(
+			"use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/howto/devices.md)",
+			"containers get macvlans on %s%s",
+			uplink.Attrs().Name,
+			other,
+		)
 	}
 	return ok("containers get %s devices%s%s", kind, why, other)
 }
@@ -81,7 +93,10 @@ func changes(uplink netlink.Link, kind string) string {
 		return ""
 	}
 	has := func(prefix string) bool {
-		return slices.ContainsFunc(chain.Programs, func(p datapath.HookedProgram) bool { return strings.HasPrefix(p.Name, prefix) })
+		return slices.ContainsFunc(
+			chain.Programs,
+			func(p datapath.HookedProgram) bool { return strings.HasPrefix(p.Name, prefix) },
+		)
 	}
 	switch macvlans := has(guard); {
 	case !has(ours) || macvlans == (kind == datapath.Macvlan):
@@ -99,18 +114,37 @@ func mtu(uplink netlink.Link, reserve int) Result {
 	)
 	left := uplink.Attrs().MTU - reserve
 	if left < least {
-		return fail("raise the one or lower the other", "%s has an MTU of %d, less a reserve of %d that is under IPv6's %d",
-			uplink.Attrs().Name, uplink.Attrs().MTU, reserve, least)
+		return fail(
+			"raise the one or lower the other",
+			"%s has an MTU of %d, less a reserve of %d that is under IPv6's %d",
+			uplink.Attrs().Name,
+			uplink.Attrs().MTU,
+			reserve,
+			least,
+		)
 	}
 	name := uplink.Attrs().Name
 	// A router may announce less than the device takes (RFC 4861 §4.6.4); the kernel keeps that apart.
 	if announced, err := strconv.Atoi(ipv6(name, "mtu")); err == nil && announced < uplink.Attrs().MTU {
-		return warn(fmt.Sprintf("ip link set %s mtu %d, or give the agent --mtu-reserve %d", name, announced, uplink.Attrs().MTU-announced+reserve),
-			"containers get %d bytes, but the router of %s announces %d: larger packets are lost", left, name, announced)
+		return warn(
+			fmt.Sprintf(
+				"ip link set %s mtu %d, or give the agent --mtu-reserve %d",
+				name,
+				announced,
+				uplink.Attrs().MTU-announced+reserve,
+			),
+			"containers get %d bytes, but the router of %s announces %d: larger packets are lost",
+			left,
+			name,
+			announced,
+		)
 	}
 	if left > ethernet {
-		return todo(fmt.Sprintf("on the way to each other node: ping -M do -s %d, and 'pilaster preflight' there", left-48),
-			"containers get %d bytes; not checked: whether all nodes and the fabric between them carry as much", left)
+		return todo(
+			fmt.Sprintf("on the way to each other node: ping -M do -s %d, and 'pilaster preflight' there", left-48),
+			"containers get %d bytes; not checked: whether all nodes and the fabric between them carry as much",
+			left,
+		)
 	}
 	return ok("containers get %d bytes", left)
 }
@@ -125,7 +159,12 @@ const (
 func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	name := uplink.Attrs().Name
 	if xdp := uplink.Attrs().Xdp; xdp != nil && xdp.Attached {
-		return warn("see that it passes IPv6 on", "an XDP program (id %d) on %s sees containers' packets before ours", xdp.ProgId, name)
+		return warn(
+			"see that it passes IPv6 on",
+			"an XDP program (id %d) on %s sees containers' packets before ours",
+			xdp.ProgId,
+			name,
+		)
 	}
 	pinned := map[uint32]bool{}
 	pins, _ := datapath.DumpPins(bpffs) // without pins nothing on the uplink is ours
@@ -142,10 +181,17 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 		if err != nil {
 			return fail("use Linux 6.12 or newer", "the programs of %s cannot be listed (tcx): %v", name, err)
 		}
-		own := slices.IndexFunc(chain.Programs, func(p datapath.HookedProgram) bool { return strings.HasPrefix(p.Name, ours) })
+		own := slices.IndexFunc(
+			chain.Programs,
+			func(p datapath.HookedProgram) bool { return strings.HasPrefix(p.Name, ours) },
+		)
 		if own >= 0 && !pinned[chain.Programs[own].Link] {
-			return fail("use the --bpffs and --state-dir that agent was started with, or take it apart with 'pilaster node reset'",
-				"%s carries the packet path of another agent, whose pins are not in %s", name, bpffs)
+			return fail(
+				"use the --bpffs and --state-dir that agent was started with, or take it apart with 'pilaster node reset'",
+				"%s carries the packet path of another agent, whose pins are not in %s",
+				name,
+				bpffs,
+			)
 		}
 		for i, p := range chain.Programs {
 			switch {
@@ -161,8 +207,12 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	case len(before) > 0:
 		return warn("attach them after ours", "before our programs on %s stand %s", name, strings.Join(before, ", "))
 	case len(after) > 0:
-		return warn("nothing, if they need not; the agent's log and 'pilaster status' tell when one goes first later",
-			"%s on %s will see no packet from the fabric to a container: the agent goes first", strings.Join(after, ", "), name)
+		return warn(
+			"nothing, if they need not; the agent's log and 'pilaster status' tell when one goes first later",
+			"%s on %s will see no packet from the fabric to a container: the agent goes first",
+			strings.Join(after, ", "),
+			name,
+		)
 	}
 	if running {
 		return ok("an agent's are on %s, first in the chain", name)
@@ -170,8 +220,8 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	return ok("none on %s", name)
 }
 
-// otherInterfaces names those that the agent is going to guard. That something there has the private prefix, which would
-// be cut off, the check of that prefix says.
+// otherInterfaces names those that the agent is going to guard. That something there has the private prefix, which
+// would be cut off, the check of that prefix says.
 func otherInterfaces(uplink netlink.Link) Result {
 	edge, err := datapath.Edge(&netlink.Handle{}, uplink)
 	if err != nil {
@@ -184,7 +234,10 @@ func otherInterfaces(uplink netlink.Link) Result {
 	for i, l := range edge {
 		names[i] = l.Attrs().Name
 	}
-	return ok("the agent guards %s: packets that pose as containers or as this node end there, all others pass", strings.Join(names, ", "))
+	return ok(
+		"the agent guards %s: packets that pose as containers or as this node end there, all others pass",
+		strings.Join(names, ", "),
+	)
 }
 
 // routesToNodes are those to the last node there can be.
@@ -198,7 +251,11 @@ func wayToNodes(uplink netlink.Link, plan address.Plan) Result {
 	name := uplink.Attrs().Name
 	routes, err := routesToNodes(plan)
 	if err != nil || len(routes) == 0 {
-		return warn(fmt.Sprintf("give %s a default route or one for %v", name, plan.Base), "no route leads to other nodes in %v", plan.Base)
+		return warn(
+			fmt.Sprintf("give %s a default route or one for %v", name, plan.Base),
+			"no route leads to other nodes in %v",
+			plan.Base,
+		)
 	}
 	if out := routes[0].LinkIndex; out != uplink.Attrs().Index {
 		return warn(fmt.Sprintf("route %v by %s; containers' packets leave by no other device", plan.Base, name),
@@ -228,14 +285,21 @@ func routerAdvertisements() Result {
 		}
 		device := deviceName(r.LinkIndex)
 		if ipv6(device, "forwarding") != "0" && ipv6(device, "accept_ra") == "1" {
-			return fail("sysctl -w net.ipv6.conf."+device+".accept_ra=2", "the default route on %s is learnt from router advertisements, which a device that forwards ignores: it will end", device)
+			return fail(
+				"sysctl -w net.ipv6.conf."+device+".accept_ra=2",
+				"the default route on %s is learnt from router advertisements, which a device that forwards ignores: it will end",
+				device,
+			)
 		}
 		learnt = append(learnt, device)
 	}
 	if len(learnt) == 0 {
 		return ok("no default route is learnt from them")
 	}
-	return ok("the default route learnt on %s stays: the agent sets forwarding on its own devices only", strings.Join(learnt, ", "))
+	return ok(
+		"the default route learnt on %s stays: the agent sets forwarding on its own devices only",
+		strings.Join(learnt, ", "),
+	)
 }
 
 func isDefault(n *net.IPNet) bool {

@@ -15,8 +15,9 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// Nodes that ask are agents as of NIMITZ's first generation (NIMITZ §4.1): their streams tell of no mappings, and after each event each of them
-// asks once what has changed since the last time. They are those of the set-up. Nodes that come later list everything and are told the rest, as ours are.
+// Nodes that ask are agents as of NIMITZ's first generation (NIMITZ §4.1): their streams tell of no mappings, and after
+// each event each of them asks once what has changed since the last time. They are those of the set-up. Nodes that come
+// later list everything and are told the rest, as ours are.
 
 // ask has every node that asks do so.
 func (w *world) ask(ctx context.Context, s step) error {
@@ -33,8 +34,9 @@ func (w *world) ask(ctx context.Context, s step) error {
 	})
 }
 
-// acquaint has nodes know what the others were given in the set-up. One node of each tenant lists it, and the others' switches get a copy that nobody
-// sent: of 25,000 nodes that each listed the others these would be 625 million mappings, of which the paper counts none.
+// acquaint has nodes know what the others were given in the set-up. One node of each tenant lists it, and the others'
+// switches get a copy that nobody sent: of 25,000 nodes that each listed the others these would be 625 million
+// mappings, of which the paper counts none.
 func (w *world) acquaint(ctx context.Context, nodes []*node) error {
 	revisions := map[string]int64{}
 	all, of := map[string]bitset{}, map[string]map[netip.Prefix][]int{} // mappings by tenant; and by the node that has them
@@ -171,8 +173,12 @@ func (n *node) list(ctx context.Context, name string) (list []network.Mapping, r
 	}
 }
 
-// query waits as long as the orchestrator wants it to, as agents do, and asks again where it did not answer. What it answered too late counts as asked, too.
-func (n *node) query(ctx context.Context, req *pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
+// query waits as long as the orchestrator wants it to, as agents do, and asks again where it did not answer. What it
+// answered too late counts as asked, too.
+func (n *node) query(
+	ctx context.Context,
+	req *pilasterv1.ListMappingsRequest,
+) (*pilasterv1.ListMappingsResponse, error) {
 	for {
 		resp, err := n.clients.ListMappings(n.as(ctx), connect.NewRequest(req))
 		if err == nil {

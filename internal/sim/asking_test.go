@@ -2,12 +2,16 @@ package sim
 
 import "testing"
 
-// TestWarmUp: the queries are those that NIMITZ §4.1 counts (NM7), 50 pages for each of 2,500 new nodes and 1 for each of 25,000 others there; here
-// 2 pages for each of 52 and 1 for each of 520. The time follows from the throttle, which lets a second's share through at once.
+// TestWarmUp: the queries are those that NIMITZ §4.1 counts (NM7), 50 pages for each of 2,500 new nodes and 1 for each
+// of 25,000 others there; here 2 pages for each of 52 and 1 for each of 520. The time follows from the throttle, which
+// lets a second's share through at once.
 func TestWarmUp(t *testing.T) {
 	t.Parallel()
 	const rate = 200
-	r := play(t, "{network: nimitz, mappingsBy: query, nodes: 520, containersPerNode: 1, listRate: 200, events: [{do: grow, by: 10%, listFirst: true}]}")
+	r := play(
+		t,
+		"{network: nimitz, mappingsBy: query, nodes: 520, containersPerNode: 1, listRate: 200, events: [{do: grow, by: 10%, listFirst: true}]}",
+	)
 	for i, want := range []Queries{{Pages: 520 + 2}, {Pages: 52 * 2, Changes: 520}} {
 		s := r.Stages[i]
 		q := *s.Queries
@@ -16,7 +20,14 @@ func TestWarmUp(t *testing.T) {
 		}
 		answered := q.Pages + q.Changes
 		if least := float64(answered-rate) / rate; s.Acted < least {
-			t.Errorf("%s: %d queries took %.2f s, and %d a second are let through in %.2f s", s.Event, answered, s.Acted, rate, least)
+			t.Errorf(
+				"%s: %d queries took %.2f s, and %d a second are let through in %.2f s",
+				s.Event,
+				answered,
+				s.Acted,
+				rate,
+				least,
+			)
 		}
 		if q.Refused, q.PerSecond = 0, 0; q != want {
 			t.Errorf("%s: queries are %+v, want %+v", s.Event, q, want)
@@ -28,7 +39,8 @@ func TestWarmUp(t *testing.T) {
 	}
 }
 
-// TestAsking: nodes that ask know where everything is, whatever happens between two queries; where the orchestrator began anew they list everything.
+// TestAsking: nodes that ask know where everything is, whatever happens between two queries; where the orchestrator
+// began anew they list everything.
 func TestAsking(t *testing.T) {
 	t.Parallel()
 	r := play(t, `{network: nimitz, mappingsBy: query, nodes: 10, containersPerNode: 3, tenants: 4, events: [

@@ -19,7 +19,8 @@ type Count struct {
 	Bytes    int64 `json:"bytes"`
 }
 
-// Counts is what orchestrators have counted of nodes' calls and streams, by kind, such as "Register in" and "Follow out snapshot".
+// Counts is what orchestrators have counted of nodes' calls and streams, by kind, such as "Register in" and "Follow out
+// snapshot".
 type Counts map[string]Count
 
 // Kinds that are looked at apart from the others.

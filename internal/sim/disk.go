@@ -74,7 +74,8 @@ func (w *written) add(bytes int) {
 
 func missing(op, path string) error { return &fs.PathError{Op: op, Path: path, Err: fs.ErrNotExist} }
 
-// disk keeps an agent's files while its process ends and another begins. Everything lasts at once: no machine is lost here.
+// disk keeps an agent's files while its process ends and another begins. Everything lasts at once: no machine is lost
+// here.
 type disk struct {
 	forgetful
 	mu    sync.Mutex

@@ -36,7 +36,14 @@ func (n *deviceNames) of(id endpoint.ID) endpoint.Device {
 	if !ok {
 		d, _ = n.LoadOrStore(id, endpoint.Device{
 			Kind: "veth", HostName: fmt.Sprintf("pil%d", id), HostIfindex: 100 + int(id),
-			HostMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 1}, ContainerMAC: net.HardwareAddr{2, 0x70, 0x69, byte(id >> 16), byte(id >> 8), byte(id)},
+			HostMAC: net.HardwareAddr{
+				2,
+				0x70,
+				0x69,
+				0x6c,
+				0,
+				1,
+			}, ContainerMAC: net.HardwareAddr{2, 0x70, 0x69, byte(id >> 16), byte(id >> 8), byte(id)},
 		})
 	}
 	return d.(endpoint.Device)
@@ -67,7 +74,11 @@ func (d *driver) RemoveDevice(_ context.Context, r endpoint.Record) error {
 }
 
 // Restore finds every device: containers outlive agents.
-func (d *driver) Restore(_ context.Context, keep []endpoint.Record, fill func([]endpoint.Record) error) (map[endpoint.ID]error, error) {
+func (d *driver) Restore(
+	_ context.Context,
+	keep []endpoint.Record,
+	fill func([]endpoint.Record) error,
+) (map[endpoint.ID]error, error) {
 	return nil, fill(keep)
 }
 

@@ -44,7 +44,10 @@ func (s Scenario) plan() (steps []step) {
 			slices.Sort(chosen)
 		}
 		if e.Do == Shrink {
-			there = slices.DeleteFunc(there, func(n int) bool { _, gone := slices.BinarySearch(chosen, n); return gone })
+			there = slices.DeleteFunc(
+				there,
+				func(n int) bool { _, gone := slices.BinarySearch(chosen, n); return gone },
+			)
 		}
 		steps = append(steps, step{Event: e, nodes: chosen})
 	}
@@ -64,7 +67,8 @@ func keeps(steps []step) map[int]bool {
 	return all
 }
 
-// play has an event happen and returns when all of it has been done, nodes that ask have asked, and every node follows the orchestrator.
+// play has an event happen and returns when all of it has been done, nodes that ask have asked, and every node follows
+// the orchestrator.
 func (w *world) play(ctx context.Context, s step) error {
 	var nodes []*node
 	if s.Do == Grow {

@@ -22,11 +22,12 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// fabric carries calls of nodes to the orchestrator's handler: the requests and answers of HTTP with all that is in them, but no bytes of
-// HTTP/2, TLS or TCP. Who calls is in the call's context, and stands where a verified handshake would have put it.
+// fabric carries calls of nodes to the orchestrator's handler: the requests and answers of HTTP with all that is in
+// them, but no bytes of HTTP/2, TLS or TCP. Who calls is in the call's context, and stands where a verified handshake
+// would have put it.
 type fabric struct {
-	// A call takes a place until it is answered. The others wait as they would on wires: agents have no processors of their own here, and with thousands that
-	// want one the orchestrator's own work would not get its turn.
+	// A call takes a place until it is answered. The others wait as they would on wires: agents have no processors of
+	// their own here, and with thousands that want one the orchestrator's own work would not get its turn.
 	places chan struct{}
 
 	mu      sync.RWMutex
@@ -83,7 +84,8 @@ func newCaller(n pki.Node, instance string, now time.Time) *caller {
 
 type callerKey struct{}
 
-// as has calls be the node's. All nodes share one client: on machines of their own each has what it is made of, some 10 KiB, for itself.
+// as has calls be the node's. All nodes share one client: on machines of their own each has what it is made of, some 10
+// KiB, for itself.
 func (n *node) as(ctx context.Context) context.Context {
 	return context.WithValue(ctx, callerKey{}, n.caller)
 }
@@ -234,7 +236,8 @@ type request struct {
 	timer *time.Timer
 }
 
-// setDeadline ends reading at a time, for good, as net/http does on HTTP/2; the zero time takes one back that has not come.
+// setDeadline ends reading at a time, for good, as net/http does on HTTP/2; the zero time takes one back that has not
+// come.
 func (b *request) setDeadline(t time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

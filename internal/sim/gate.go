@@ -8,8 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// gate keeps new nodes from being given subnets until all of them have listed those of the others. So many as have places do something at a time;
-// who waits at the gate has none.
+// gate keeps new nodes from being given subnets until all of them have listed those of the others. So many as have
+// places do something at a time; who waits at the gate has none.
 type gate struct {
 	places chan struct{}
 	open   chan struct{}
@@ -20,7 +20,12 @@ type gate struct {
 }
 
 func newGate(nodes []*node, atOnce int) *gate {
-	g := &gate{places: make(chan struct{}, atOnce), open: make(chan struct{}), left: len(nodes), done: map[*node]chan struct{}{}}
+	g := &gate{
+		places: make(chan struct{}, atOnce),
+		open:   make(chan struct{}),
+		left:   len(nodes),
+		done:   map[*node]chan struct{}{},
+	}
 	for _, n := range nodes {
 		g.done[n] = make(chan struct{})
 	}
@@ -62,7 +67,8 @@ func (g *gate) enter(ctx context.Context) error {
 
 func (g *gate) leave() { <-g.places }
 
-// pass waits until the gate is open. A node gives its place away when it has listed, and has one again afterwards, also when it was interrupted.
+// pass waits until the gate is open. A node gives its place away when it has listed, and has one again afterwards, also
+// when it was interrupted.
 func (g *gate) pass(ctx context.Context, n *node) error {
 	done := g.done[n]
 	if done == nil || closed(g.open) {

@@ -86,8 +86,8 @@ func sumOf(sorted []held) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// check looks at all agents, their packet paths and what the orchestrator says of them, while nothing happens. What agents do themselves they have done;
-// only what is said of them may have to be heard yet.
+// check looks at all agents, their packet paths and what the orchestrator says of them, while nothing happens. What
+// agents do themselves they have done; only what is said of them may have to be heard yet.
 func (w *world) check(ctx context.Context) ([]string, error) {
 	var agents violations
 	has := w.checkAgents(&agents)
@@ -153,7 +153,13 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 		runs[c.id] = true
 	}
 	if len(records) != len(n.running) {
-		v.add("records are not the containers", "%s has %d containers and %d records", n.name, len(n.running), len(records))
+		v.add(
+			"records are not the containers",
+			"%s has %d containers and %d records",
+			n.name,
+			len(n.running),
+			len(records),
+		)
 	}
 	n.driver.mu.Lock()
 	defer n.driver.mu.Unlock()
@@ -166,20 +172,45 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 		want += len(r.Attachments)
 	}
 	endpoints, addresses := n.active()
-	if d := n.driver.attached.count(); d != len(records) || n.driver.devices.count() != d || endpoints != d || addresses != want {
-		v.add("the packet path is not the records", "%s has %d records with %d addresses, %d devices, and entries of %d endpoints with %d addresses", n.name, len(records), want, d, endpoints, addresses)
+	if d := n.driver.attached.count(); d != len(records) || n.driver.devices.count() != d || endpoints != d ||
+		addresses != want {
+		v.add(
+			"the packet path is not the records",
+			"%s has %d records with %d addresses, %d devices, and entries of %d endpoints with %d addresses",
+			n.name,
+			len(records),
+			want,
+			d,
+			endpoints,
+			addresses,
+		)
 	}
 	for _, r := range records {
 		if r.State != endpoint.Active || !runs[r.ContainerID] {
-			v.add("records are not the containers", "endpoint %d of %s is %s, of container %.12s", r.ID, n.name, r.State, r.ContainerID)
+			v.add(
+				"records are not the containers",
+				"endpoint %d of %s is %s, of container %.12s",
+				r.ID,
+				n.name,
+				r.State,
+				r.ContainerID,
+			)
 		}
 		if has, known := n.has(r); !known {
-			v.add("a tenant is not known", "%s has endpoint %d of tenant %s, id %d, which its packet path does not know", n.name, r.ID, r.Tenant, r.TenantID)
+			v.add(
+				"a tenant is not known",
+				"%s has endpoint %d of tenant %s, id %d, which its packet path does not know",
+				n.name,
+				r.ID,
+				r.Tenant,
+				r.TenantID,
+			)
 		} else if !has || !n.driver.attached.has(int(r.ID)) {
 			v.add("the packet path is not the records", "endpoint %d of %s has no program or no entries", r.ID, n.name)
 		}
 		for _, a := range r.Attachments {
-			if p := address.Split(a.Plaintext); a.Plaintext.IsValid() && (p.Node != own || p.Tenant != r.TenantID || p.App != r.App) {
+			if p := address.Split(a.Plaintext); a.Plaintext.IsValid() &&
+				(p.Node != own || p.Tenant != r.TenantID || p.App != r.App) {
 				v.add("an address says something else", "%v of endpoint %d of %s, %v", a.Plaintext, r.ID, n.name, own)
 			}
 		}
@@ -221,7 +252,14 @@ func (w *world) checkMappings(v *violations) {
 					live[r.Tenant] = &placed{owner: map[int]*node{}, of: map[*node][]int{}}
 				}
 				if other := live[r.Tenant].put(w.numbers.number(r.Tenant, to), n); other != n {
-					v.add("one subnet for two nodes", "%v of tenant %s is on %s and %s", to, r.Tenant, other.name, n.name)
+					v.add(
+						"one subnet for two nodes",
+						"%v of tenant %s is on %s and %s",
+						to,
+						r.Tenant,
+						other.name,
+						n.name,
+					)
 				}
 			}
 		}
@@ -231,7 +269,14 @@ func (w *world) checkMappings(v *violations) {
 		for name, f := range n.nimitz.tenants {
 			there := cmp.Or(live[name], new(placed))
 			if want, is := there.elsewhere(n, f.remote); !is {
-				v.add("a node does not know where a tenant is", "%s knows %d subnets or addresses of tenant %s on other nodes, and there are %d", n.name, f.remote.count(), name, want)
+				v.add(
+					"a node does not know where a tenant is",
+					"%s knows %d subnets or addresses of tenant %s on other nodes, and there are %d",
+					n.name,
+					f.remote.count(),
+					name,
+					want,
+				)
 			}
 		}
 		n.nimitz.mu.Unlock()
@@ -278,7 +323,14 @@ func (w *world) checkKnown(ctx context.Context, v *violations, has known) error 
 	for _, said := range nodes.Msg.Nodes {
 		prefix, _ := netip.ParsePrefix(said.Prefix)
 		if has.prefixes[prefix] != said.Name || !said.Connected {
-			v.add("the orchestrator knows other nodes", "%s with %v (connected: %v), which is the prefix of %q", said.Name, said.Prefix, said.Connected, has.prefixes[prefix])
+			v.add(
+				"the orchestrator knows other nodes",
+				"%s with %v (connected: %v), which is the prefix of %q",
+				said.Name,
+				said.Prefix,
+				said.Connected,
+				has.prefixes[prefix],
+			)
 		}
 	}
 	for _, name := range w.tenants {
@@ -287,7 +339,13 @@ func (w *world) checkKnown(ctx context.Context, v *violations, has known) error 
 			return err
 		}
 		if n := len(told.Msg.Hosting); n != len(has.hosts[name]) {
-			v.add("the orchestrator knows other hosts", "%d of tenant %s, and there are %d", n, name, len(has.hosts[name]))
+			v.add(
+				"the orchestrator knows other hosts",
+				"%d of tenant %s, and there are %d",
+				n,
+				name,
+				len(has.hosts[name]),
+			)
 		}
 		for _, h := range told.Msg.Hosting {
 			if !has.hosts[name][h.Node] {

@@ -13,7 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// numbers gives each subnet or address of a tenant a number, the same for all nodes, so that a node has a bit for each that it knows.
+// numbers gives each subnet or address of a tenant a number, the same for all nodes, so that a node has a bit for each
+// that it knows.
 type numbers struct {
 	mu sync.RWMutex
 	of map[string]map[netip.Prefix]int
@@ -40,8 +41,9 @@ func (n *numbers) number(tenant string, to netip.Prefix) int {
 	return i
 }
 
-// nimitzSwitch is the forwarding of one node as package nimitz would have it: of its containers, and which mappings of others it has.
-// There are no entries: those of 27,500 nodes with one for each other would not fit in memory. It outlives the agent.
+// nimitzSwitch is the forwarding of one node as package nimitz would have it: of its containers, and which mappings of
+// others it has. There are no entries: those of 27,500 nodes with one for each other would not fit in memory. It
+// outlives the agent.
 type nimitzSwitch struct {
 	numbers *numbers
 	mu      sync.Mutex
@@ -74,7 +76,13 @@ var (
 )
 
 func newNimitzNetwork(c nimitz.Config, s *nimitzSwitch, listed func()) *nimitzNetwork {
-	return &nimitzNetwork{Addresses: nimitz.New(c), nimitzSwitch: s, node: c.Node, heard: map[string]bool{}, listed: listed}
+	return &nimitzNetwork{
+		Addresses:    nimitz.New(c),
+		nimitzSwitch: s,
+		node:         c.Node,
+		heard:        map[string]bool{},
+		listed:       listed,
+	}
 }
 
 func (n *nimitzNetwork) PutTenant(_ context.Context, t tenant.Tenant) error {
@@ -168,8 +176,8 @@ func (n *nimitzNetwork) place(f *forwarding, name string, all []network.Mapping)
 	}
 }
 
-// Entries counts what package nimitz makes of that, without services: one for the region's nodes; of a container a sender and the way to it; and of
-// each mapping to another node the way there.
+// Entries counts what package nimitz makes of that, without services: one for the region's nodes; of a container a
+// sender and the way to it; and of each mapping to another node the way there.
 func (n *nimitzNetwork) Entries(context.Context) ([]network.Entries, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -45,7 +45,8 @@ type networks interface {
 	network.MappingSink
 }
 
-// TestNimitzCounts: whatever is told, the network counts as many entries in each stage as the real one has its switch hold.
+// TestNimitzCounts: whatever is told, the network counts as many entries in each stage as the real one has its switch
+// hold.
 func TestNimitzCounts(t *testing.T) {
 	ctx, plan := t.Context(), address.DefaultPlan()
 	own := plan.Node(1)
@@ -64,7 +65,9 @@ func TestNimitzCounts(t *testing.T) {
 		of := tenants[random.IntN(2)]
 		r := endpoint.Record{ID: endpoint.ID(1 + random.IntN(8)), Tenant: of.Name, TenantID: of.IDs[0].ID}
 		r.ID += 8 * endpoint.ID(of.IDs[0].ID-7)
-		r.Attachments = []endpoint.Attachment{{Network: nimitz.Name, Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(r.ID)})}}
+		r.Attachments = []endpoint.Attachment{
+			{Network: nimitz.Name, Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(r.ID)})},
+		}
 		some, gone := mappings(random, plan, of), mappings(random, plan, of)
 		switch random.IntN(12) {
 		case 0:
@@ -86,7 +89,13 @@ func TestNimitzCounts(t *testing.T) {
 		got, _ := counting.Entries(ctx)
 		for i := range want {
 			if want[i].Used != got[i].Used {
-				t.Fatalf("step %d: of %s the real network has %d and %d are counted", step, want[i].Table, want[i].Used, got[i].Used)
+				t.Fatalf(
+					"step %d: of %s the real network has %d and %d are counted",
+					step,
+					want[i].Table,
+					want[i].Used,
+					got[i].Used,
+				)
 			}
 		}
 	}
@@ -103,7 +112,11 @@ func overlaid(name string, id address.TenantID, nodeBits int) tenant.Tenant {
 func mappings(random *rand.Rand, plan address.Plan, t tenant.Tenant) (some []network.Mapping) {
 	for range random.IntN(5) {
 		i := uint64(1 + random.IntN(20))
-		m := network.Mapping{Tenant: t.Name, To: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i), 0}), 26), Node: plan.Node(i % 4)}
+		m := network.Mapping{
+			Tenant: t.Name,
+			To:     netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i), 0}), 26),
+			Node:   plan.Node(i % 4),
+		}
 		if t.Overlays[0].NodeBits == 0 {
 			m.To, m.Node = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 1, byte(i)}), 32), plan.Node(2+i%4)
 		}

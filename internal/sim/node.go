@@ -54,12 +54,21 @@ const stateDir = "/var/lib/pilaster"
 const containerInterface = "eth0"
 
 func (w *world) newNode(number int, d statefile.Disk) *node {
-	n := &node{number: number, name: fmt.Sprintf("n%d", number), instance: join.NewUUID(), disk: d, driver: &driver{names: w.devices}, netpila: newNetpilaPath(), nimitz: newNimitzSwitch(w.numbers)}
+	n := &node{
+		number:   number,
+		name:     fmt.Sprintf("n%d", number),
+		instance: join.NewUUID(),
+		disk:     d,
+		driver:   &driver{names: w.devices},
+		netpila:  newNetpilaPath(),
+		nimitz:   newNimitzSwitch(w.numbers),
+	}
 	n.asks = w.scenario.asks() && number <= w.scenario.Nodes
 	return n
 }
 
-// start boots the node and, when it follows the orchestrator, gives it its containers: so it is with a scheduler, which waits for nodes.
+// start boots the node and, when it follows the orchestrator, gives it its containers: so it is with a scheduler, which
+// waits for nodes.
 func (n *node) start(ctx context.Context, w *world) error {
 	if w.followers > 0 && n.number > w.followers {
 		return n.visit(ctx, w)
@@ -73,7 +82,8 @@ func (n *node) start(ctx context.Context, w *world) error {
 	return n.fill(ctx, w)
 }
 
-// visit gives the node its containers, and its agent ends without ever having followed the orchestrator. What it was given stays its own.
+// visit gives the node its containers, and its agent ends without ever having followed the orchestrator. What it was
+// given stays its own.
 func (n *node) visit(ctx context.Context, w *world) error {
 	if err := n.open(ctx, w); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)

@@ -76,5 +76,10 @@ func (p *netpilaPath) Entries(context.Context) ([]network.Entries, error) {
 			keys++
 		}
 	}
-	return []network.Entries{{Table: "locals", Used: addresses}, {Table: "sources", Used: addresses}, {Table: "tenants", Used: len(p.ids)}, {Table: "keys", Used: keys}}, nil
+	return []network.Entries{
+		{Table: "locals", Used: addresses},
+		{Table: "sources", Used: addresses},
+		{Table: "tenants", Used: len(p.ids)},
+		{Table: "keys", Used: keys},
+	}, nil
 }

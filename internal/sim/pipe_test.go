@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestPipe: what is written is read after a flush, as much as the window takes waits, and either side hears of the other's end.
+// TestPipe: what is written is read after a flush, as much as the window takes waits, and either side hears of the
+// other's end.
 func TestPipe(t *testing.T) {
 	p := newPipe()
 	sent, got := bytes.Repeat([]byte("0123456789"), window/3), new(bytes.Buffer)

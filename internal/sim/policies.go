@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// Policies is what changes of a tenant's policy came to. Times are from the operator's call until what it says is in packet paths; messages are those that nodes read
-// from their streams, without heartbeats.
+// Policies is what changes of a tenant's policy came to. Times are from the operator's call until what it says is in
+// packet paths; messages are those that nodes read from their streams, without heartbeats.
 type Policies struct {
 	Changes int          `json:"changes"`
 	Hosts   int          `json:"hosts"`            // nodes that host the tenant
@@ -41,7 +41,8 @@ type changes struct {
 	each, last latencies
 }
 
-// changePolicy changes a policy of the first tenant so many times, and waits each time until all nodes that host the tenant have in their packet paths what it says.
+// changePolicy changes a policy of the first tenant so many times, and waits each time until all nodes that host the
+// tenant have in their packet paths what it says.
 func (w *world) changePolicy(ctx context.Context, times int) error {
 	name := w.tenants[0]
 	c := &changes{hosts: w.hosting(name), told: map[*node]int64{}}
@@ -101,20 +102,50 @@ func (p *Policies) violated() []string {
 	if p == nil || p.Astray == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%d messages went to %d nodes that do not host the tenant whose policy was changed", p.Astray, p.Others)}
+	return []string{
+		fmt.Sprintf(
+			"%d messages went to %d nodes that do not host the tenant whose policy was changed",
+			p.Astray,
+			p.Others,
+		),
+	}
 }
 
-// exceeded says which limits were not kept: of the time that a change takes to a node, in 99 of 100 cases, and to the last of them, in half, and one message to a node that hosts the tenant. sent is how many there were at the
+// exceeded says which limits were not kept: of the time that a change takes to a node, in 99 of 100 cases, and to the
+// last of them, in half, and one message to a node that hosts the tenant. sent is how many there were at the
 // orchestrator, who counts those too that nobody read.
 func (p *Policies) exceeded(within time.Duration, sent int64) (all []string) {
 	if within > 0 && p.Node.P99 > milliseconds(within) {
-		all = append(all, fmt.Sprintf("a change was in force on a node within %.0f ms in 99 of 100 cases, and %v is the limit", p.Node.P99, within))
+		all = append(
+			all,
+			fmt.Sprintf(
+				"a change was in force on a node within %.0f ms in 99 of 100 cases, and %v is the limit",
+				p.Node.P99,
+				within,
+			),
+		)
 	}
 	if within > 0 && p.Last.Median > milliseconds(within) {
-		all = append(all, fmt.Sprintf("a change was in force on the last node within %.0f ms in half of the cases, and %v is the limit", p.Last.Median, within))
+		all = append(
+			all,
+			fmt.Sprintf(
+				"a change was in force on the last node within %.0f ms in half of the cases, and %v is the limit",
+				p.Last.Median,
+				within,
+			),
+		)
 	}
 	if most := int64(p.Changes); p.Most > most || sent > most*int64(p.Hosts) {
-		all = append(all, fmt.Sprintf("%d changes cost %d messages, up to %d to a node, and %d nodes host the tenant: one for each change is enough", p.Changes, sent, p.Most, p.Hosts))
+		all = append(
+			all,
+			fmt.Sprintf(
+				"%d changes cost %d messages, up to %d to a node, and %d nodes host the tenant: one for each change is enough",
+				p.Changes,
+				sent,
+				p.Most,
+				p.Hosts,
+			),
+		)
 	}
 	return all
 }
@@ -123,16 +154,41 @@ func (p *Policies) text(w io.Writer) {
 	if p == nil {
 		return
 	}
-	fmt.Fprintf(w, "  a change was in a node's packet path after %s by half and %s by 99 of 100, on the last of %d nodes after %s and %s\n",
-		p.Node.text(p.Node.Median), p.Node.text(p.Node.P99), p.Hosts, p.Last.text(p.Last.Median), p.Last.text(p.Last.P99))
-	fmt.Fprintf(w, "  messages for %d changes: %d to %d to each of these nodes, %d to the %d others together\n", p.Changes, p.Least, p.Most, p.Astray, p.Others)
+	fmt.Fprintf(
+		w,
+		"  a change was in a node's packet path after %s by half and %s by 99 of 100, on the last of %d nodes after %s and %s\n",
+		p.Node.text(
+			p.Node.Median,
+		),
+		p.Node.text(p.Node.P99),
+		p.Hosts,
+		p.Last.text(p.Last.Median),
+		p.Last.text(p.Last.P99),
+	)
+	fmt.Fprintf(
+		w,
+		"  messages for %d changes: %d to %d to each of these nodes, %d to the %d others together\n",
+		p.Changes,
+		p.Least,
+		p.Most,
+		p.Astray,
+		p.Others,
+	)
 }
 
 // drawn is how soon changes were in force.
 func (p *Policies) drawn() *plot.Lines {
-	return plot.NewLines("", plot.Plot{Title: "changes of a policy that are in force", X: "milliseconds since the operator's call", Y: "percent", Lines: []plot.Line{
-		{Name: "on a node", Points: p.OnNode}, {Name: "on the last node", Points: p.OnLast},
-	}})
+	return plot.NewLines(
+		"",
+		plot.Plot{
+			Title: "changes of a policy that are in force",
+			X:     "milliseconds since the operator's call",
+			Y:     "percent",
+			Lines: []plot.Line{
+				{Name: "on a node", Points: p.OnNode}, {Name: "on the last node", Points: p.OnLast},
+			},
+		},
+	)
 }
 
 // hosting is the nodes that have containers of a tenant.
@@ -148,7 +204,8 @@ func (w *world) hosting(tenant string) map[*node]bool {
 	return hosts
 }
 
-// checkPolicies compares what packet paths judge by with the last change: those of nodes that host the tenant do by it alone, and the others by nothing.
+// checkPolicies compares what packet paths judge by with the last change: those of nodes that host the tenant do by it
+// alone, and the others by nothing.
 func (w *world) checkPolicies(v *violations) {
 	if w.policyPort == 0 {
 		return
@@ -160,7 +217,13 @@ func (w *world) checkPolicies(v *violations) {
 		n.driver.mu.Unlock()
 		switch {
 		case hosts[n] && !(ports[w.policyPort] && len(ports) == 1):
-			v.add("a changed policy is not in force", "node %s accepts ports %v, and it says %d", n.name, slices.Collect(maps.Keys(ports)), w.policyPort)
+			v.add(
+				"a changed policy is not in force",
+				"node %s accepts ports %v, and it says %d",
+				n.name,
+				slices.Collect(maps.Keys(ports)),
+				w.policyPort,
+			)
 		case !hosts[n] && len(ports) > 0:
 			v.add("a policy is where its tenant is not", "node %s has rules of tenant %s", n.name, w.tenants[0])
 		}
@@ -191,7 +254,10 @@ func (h heard) Receive(m any) error {
 
 // portPolicy lets all containers be reached at one port alone.
 func portPolicy(port uint16) string {
-	return fmt.Sprintf(`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: sim, namespace: default}, spec: {podSelector: {}, ingress: [{ports: [{port: %d}]}]}}`, port)
+	return fmt.Sprintf(
+		`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: sim, namespace: default}, spec: {podSelector: {}, ingress: [{ports: [{port: %d}]}]}}`,
+		port,
+	)
 }
 
 // enforced is what a packet path was given last.

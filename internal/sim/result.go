@@ -92,17 +92,40 @@ func (e Event) String() string {
 
 // Text writes the result for people, with columns separated by tabs.
 func (r *Result) Text(w io.Writer) {
-	fmt.Fprintf(w, "scenario %s: network %s, seed %d, %d CPUs\n\n", r.Scenario.Name, r.Scenario.Network, r.Scenario.Seed, r.CPUs)
+	fmt.Fprintf(
+		w,
+		"scenario %s: network %s, seed %d, %d CPUs\n\n",
+		r.Scenario.Name,
+		r.Scenario.Network,
+		r.Scenario.Seed,
+		r.CPUs,
+	)
 	if r.InMemory {
-		fmt.Fprint(w, "etcd's files are on a tmpfs, in memory: it never waited for a disk, and with one changes take longer; use --data-dir\n\n")
+		fmt.Fprint(
+			w,
+			"etcd's files are on a tmpfs, in memory: it never waited for a disk, and with one changes take longer; use --data-dir\n\n",
+		)
 	}
 	if r.Error != "" {
 		fmt.Fprintf(w, "%s; what follows is of the part that was done\n\n", r.Error)
 	}
 	fmt.Fprintln(w, "EVENT\tNODES\tCONTAINERS\tSECONDS\tREADY\tCPU\tMESSAGES\tBYTES\tADD P50\tP99\tMEMORY")
 	for _, s := range r.Stages {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%.2f\t%.2f\t%.1f\t%d\t%d\t%s\t%s\t%d MiB\n", s.title(), s.Nodes, s.Containers, s.Acted, s.Ready, s.CPU,
-			s.Total.Messages, s.Total.Bytes, s.Adds.text(s.Adds.Median), s.Adds.text(s.Adds.P99), s.Resident>>20)
+		fmt.Fprintf(
+			w,
+			"%s\t%d\t%d\t%.2f\t%.2f\t%.1f\t%d\t%d\t%s\t%s\t%d MiB\n",
+			s.title(),
+			s.Nodes,
+			s.Containers,
+			s.Acted,
+			s.Ready,
+			s.CPU,
+			s.Total.Messages,
+			s.Total.Bytes,
+			s.Adds.text(s.Adds.Median),
+			s.Adds.text(s.Adds.P99),
+			s.Resident>>20,
+		)
 	}
 	for _, s := range r.Stages {
 		s.kinds(w)
@@ -121,7 +144,15 @@ func (s Stage) kinds(w io.Writer) {
 	}
 	fmt.Fprintf(w, "\n%s, by kind:\n", s.title())
 	if q := s.Queries; q != nil {
-		fmt.Fprintf(w, "  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: %d\n", q.Pages+q.Changes, q.Pages, q.Changes, q.PerSecond, q.Refused)
+		fmt.Fprintf(
+			w,
+			"  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: %d\n",
+			q.Pages+q.Changes,
+			q.Pages,
+			q.Changes,
+			q.PerSecond,
+			q.Refused,
+		)
 	}
 	s.Policies.text(w)
 	for _, kind := range s.Counts.kinds() {

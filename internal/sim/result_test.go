@@ -23,7 +23,11 @@ func cut(t *testing.T, text string, before func(interrupt func()) error) (*Resul
 	}
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	r, err := Run(ctx, s, Options{Dir: dir, Log: slog.New(slog.DiscardHandler), Before: func(string) error { return before(interrupt) }})
+	r, err := Run(
+		ctx,
+		s,
+		Options{Dir: dir, Log: slog.New(slog.DiscardHandler), Before: func(string) error { return before(interrupt) }},
+	)
 	var shown strings.Builder
 	r.Text(&shown)
 	return r, shown.String(), err
@@ -36,7 +40,8 @@ func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	r, shown, err := cut(t, twoEvents, func(interrupt func()) error { interrupt(); return nil })
 	const why = `interrupted during "reconnect"`
-	if err == nil || err.Error() != why || r.Error != why || r.Pass() || len(r.Stages) != 2 || r.Stages[0].Unfinished || !r.Stages[1].Unfinished {
+	if err == nil || err.Error() != why || r.Error != why || r.Pass() || len(r.Stages) != 2 || r.Stages[0].Unfinished ||
+		!r.Stages[1].Unfinished {
 		t.Errorf("it ends with %v: %+v", err, r)
 	}
 	for _, want := range []string{why + "; what follows is of the part that was done\n", "\nreconnect (unfinished)\t", "\nnot all was done: " + why + "\n"} {
@@ -60,7 +65,9 @@ func TestOverTime(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"{nodes: 2000, containersPerNode: 9, limits: {time: 1s}}", "{nodes: 2, limits: {time: 1ms}}"} {
 		r, shown, err := cut(t, text, nil)
-		last := regexp.MustCompile(`\nexceeded: the scenario's limit of 1m?s was over (during "set up"|while the orchestrator started)\n$`)
+		last := regexp.MustCompile(
+			`\nexceeded: the scenario's limit of 1m?s was over (during "set up"|while the orchestrator started)\n$`,
+		)
 		if err != nil || r.Pass() || r.Stages == nil || !last.MatchString(shown) {
 			t.Errorf("it ends with %v: %s", err, shown)
 		}
@@ -70,8 +77,14 @@ func TestOverTime(t *testing.T) {
 // TestText: what there was none of is not shown as 0, and the last line says how it came out.
 func TestText(t *testing.T) {
 	t.Parallel()
-	_, shown, err := cut(t, "{nodes: 3, containersPerNode: 1, events: [{do: shrink, by: 1}]}", func(func()) error { return nil })
-	if err != nil || !strings.HasSuffix(shown, "\nall held, within the limits\n") || strings.Contains(shown, "nimitz-") || strings.Contains(shown, "shrink 1, by kind") {
+	_, shown, err := cut(
+		t,
+		"{nodes: 3, containersPerNode: 1, events: [{do: shrink, by: 1}]}",
+		func(func()) error { return nil },
+	)
+	if err != nil || !strings.HasSuffix(shown, "\nall held, within the limits\n") ||
+		strings.Contains(shown, "nimitz-") ||
+		strings.Contains(shown, "shrink 1, by kind") {
 		t.Errorf("%v: %s", err, shown)
 	}
 	if row := regexp.MustCompile(`\nshrink 1\t.*\t-\t-\t[0-9]+ MiB\n`); !row.MatchString(shown) {

@@ -32,8 +32,8 @@ type Options struct {
 	Followers int   // nodes that follow the orchestrator; agents of the others end when they have their containers; 0 means all follow
 }
 
-// Run plays a scenario, until it ends or something does not hold that always must: what came after that would say nothing. The result is there
-// also beside an error of an event.
+// Run plays a scenario, until it ends or something does not hold that always must: what came after that would say
+// nothing. The result is there also beside an error of an event.
 func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	if s.Limits.Time > 0 {
 		var cancel context.CancelFunc
@@ -41,7 +41,8 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer cancel()
 	}
 	if s.Limits.Memory > 0 {
-		// All that may be had is used before garbage is looked for: to look costs more where there is more that lives. Beside it is etcd's file.
+		// All that may be had is used before garbage is looked for: to look costs more where there is more that lives.
+		// Beside it is etcd's file.
 		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) / 32 * 31))
 		defer debug.SetGCPercent(debug.SetGCPercent(1000))
 		collecting, stop := context.WithCancel(ctx)
@@ -60,7 +61,17 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer stop()
 		go w.progress.tell(telling, o.Every, o.Progress)
 	}
-	r = &Result{Scenario: s, CPUs: runtime.GOMAXPROCS(0), InMemory: inMemory(o.Dir), Stages: []Stage{}, Entries: []Entries{}, Violations: []string{}, Exceeded: []string{}, Real: isReal, NotReal: isNotReal}
+	r = &Result{
+		Scenario:   s,
+		CPUs:       runtime.GOMAXPROCS(0),
+		InMemory:   inMemory(o.Dir),
+		Stages:     []Stage{},
+		Entries:    []Entries{},
+		Violations: []string{},
+		Exceeded:   []string{},
+		Real:       isReal,
+		NotReal:    isNotReal,
+	}
 	err = w.playAll(ctx, r, o)
 	if err == nil && o.Guest == nil {
 		r.Addresses = w.sum
@@ -80,8 +91,8 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 // errOverTime is why a run ends whose scenario has a limit of its time.
 var errOverTime = errors.New("the scenario's limit of its time is over")
 
-// ended notes why a run ended before all of it had happened. Whatever a call says that was cut short, it is the limit, or who interrupted it. That a
-// limit was exceeded is no error of the run.
+// ended notes why a run ended before all of it had happened. Whatever a call says that was cut short, it is the limit,
+// or who interrupted it. That a limit was exceeded is no error of the run.
 func (r *Result) ended(ctx context.Context, err error) error {
 	where := "while the orchestrator started"
 	if n := len(r.Stages); n > 0 {
@@ -113,7 +124,11 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 	}
 	steps := w.scenario.plan()
 	w.keeps = keeps(steps)
-	setup := step{Event: Event{Do: Grow, By: Amount{N: w.scenario.Nodes}, ListFirst: w.scenario.asks()}, nodes: make([]int, w.scenario.Nodes), setUp: true}
+	setup := step{
+		Event: Event{Do: Grow, By: Amount{N: w.scenario.Nodes}, ListFirst: w.scenario.asks()},
+		nodes: make([]int, w.scenario.Nodes),
+		setUp: true,
+	}
 	for i, s := range append([]step{setup}, steps...) {
 		if i > 0 && o.Before != nil {
 			if err := o.Before(s.String()); err != nil {
@@ -157,11 +172,27 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 		}
 		streams := s.streams(stage.Nodes)
 		if n := stage.Counts[snapshots].Messages; n > int64(streams) {
-			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s cost %d snapshots, and it is about %d streams, each of which may begin with one", stage.Event, n, streams))
+			r.Exceeded = append(
+				r.Exceeded,
+				fmt.Sprintf(
+					"%s cost %d snapshots, and it is about %d streams, each of which may begin with one",
+					stage.Event,
+					n,
+					streams,
+				),
+			)
 		}
 		// A stream begins with a registration; one that does not come about costs another.
 		if n := stage.Counts[registered].Messages; 2*n > 3*int64(streams) {
-			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s cost %d registrations for %d streams: more than one of three tries was in vain", stage.Event, n, streams))
+			r.Exceeded = append(
+				r.Exceeded,
+				fmt.Sprintf(
+					"%s cost %d registrations for %d streams: more than one of three tries was in vain",
+					stage.Event,
+					n,
+					streams,
+				),
+			)
 		}
 		violated, err := w.check(ctx)
 		if err != nil {
@@ -187,7 +218,10 @@ func (r *Result) judge(w *world) {
 		r.Exceeded = append(r.Exceeded, fmt.Sprintf("%d messages, and %d are the limit", total, limits.Messages))
 	}
 	if limits.Memory > 0 && r.PeakBytes > int64(limits.Memory) {
-		r.Exceeded = append(r.Exceeded, fmt.Sprintf("%d MiB of memory, and %v are the limit", r.PeakBytes>>20, limits.Memory))
+		r.Exceeded = append(
+			r.Exceeded,
+			fmt.Sprintf("%d MiB of memory, and %v are the limit", r.PeakBytes>>20, limits.Memory),
+		)
 	}
 }
 
@@ -211,7 +245,13 @@ const (
 
 func (w *world) beginStage() *stage {
 	counts, _ := w.counts()
-	return &stage{began: time.Now(), cpu: cpuTime(), counts: counts, syncs: int64(valueOf(etcdSyncs)), files: w.written.files.Load()}
+	return &stage{
+		began:  time.Now(),
+		cpu:    cpuTime(),
+		counts: counts,
+		syncs:  int64(valueOf(etcdSyncs)),
+		files:  w.written.files.Load(),
+	}
 }
 
 // acted notes that everything was done; nodes may not follow yet.
@@ -240,7 +280,9 @@ func (w *world) quiet(ctx context.Context) error {
 func (s *stage) end(w *world) (Stage, error) {
 	counts, err := w.counts()
 	now := Stage{
-		Nodes: len(w.nodes), Acted: seconds(s.acts), Ready: seconds(s.ready), CPU: seconds(s.cpu), Counts: counts.since(s.counts), Adds: w.adds.take(), Retried: w.retried.Swap(0),
+		Nodes: len(
+			w.nodes,
+		), Acted: seconds(s.acts), Ready: seconds(s.ready), CPU: seconds(s.cpu), Counts: counts.since(s.counts), Adds: w.adds.take(), Retried: w.retried.Swap(0),
 		Goroutines: runtime.NumGoroutine(), Resident: status("VmRSS"), Store: int64(valueOf(etcdBytes)), Syncs: int64(valueOf(etcdSyncs)) - s.syncs, Written: w.written.files.Load() - s.files,
 	}
 	if s.changes != nil {
@@ -301,8 +343,9 @@ var (
 	}
 )
 
-// collectEarly has garbage looked for while there is room left. By itself the runtime begins as late as what was made in quieter times lets it, and then has
-// whoever makes more look for garbage first: all machines of the simulation would stand still for ten seconds because one process has one heap.
+// collectEarly has garbage looked for while there is room left. By itself the runtime begins as late as what was made
+// in quieter times lets it, and then has whoever makes more look for garbage first: all machines of the simulation
+// would stand still for ten seconds because one process has one heap.
 func collectEarly(ctx context.Context, limit uint64) {
 	for left := uint64(0); ; {
 		if now := inUse(); now > limit/8*5 && now > left+limit/4 {

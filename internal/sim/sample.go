@@ -36,7 +36,9 @@ func (w *world) sample(ctx context.Context) (end func() []Sample) {
 		heap := []metrics.Sample{{Name: heapObjects}}
 		metrics.Read(heap)
 		return Sample{
-			At: seconds(time.Since(began)), Streams: now.streams, Waiting: now.waiting, Heap: int64(heap[0].Value.Uint64()),
+			At: seconds(
+				time.Since(began),
+			), Streams: now.streams, Waiting: now.waiting, Heap: int64(heap[0].Value.Uint64()),
 			Calls: w.fabric.calls.Load() - calls, Missed: w.fabric.missed.Load() - missed,
 			Registered: said[registered].Messages, Snapshots: said[snapshots].Messages,
 		}

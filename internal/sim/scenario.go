@@ -74,7 +74,15 @@ const (
 )
 
 // counted says which events are about a number of nodes.
-var counted = map[string]bool{Grow: true, Shrink: true, RestartJob: true, Crash: true, Reconnect: false, RestartOrchestrator: false, ChangePolicy: false}
+var counted = map[string]bool{
+	Grow:                true,
+	Shrink:              true,
+	RestartJob:          true,
+	Crash:               true,
+	Reconnect:           false,
+	RestartOrchestrator: false,
+	ChangePolicy:        false,
+}
 
 // Amount is a number of nodes, or a part of those there are in percent.
 type Amount struct {
@@ -236,7 +244,12 @@ func (s Scenario) Validate() error {
 	}
 	positive := func(path string, limit time.Duration) error {
 		if limit < 0 {
-			return wrong(path, "%s %v: say more than 0, or leave it out", path[strings.LastIndexByte(path, '.')+1:], limit)
+			return wrong(
+				path,
+				"%s %v: say more than 0, or leave it out",
+				path[strings.LastIndexByte(path, '.')+1:],
+				limit,
+			)
 		}
 		return nil
 	}
@@ -256,23 +269,44 @@ func (s Scenario) Validate() error {
 	switch s.Network {
 	case tenant.Netpila:
 		if s.ListRate != 0 {
-			return wrong("$.listRate", "listRate is for network %s; on %s nodes ask for no mappings", tenant.Nimitz, tenant.Netpila)
+			return wrong(
+				"$.listRate",
+				"listRate is for network %s; on %s nodes ask for no mappings",
+				tenant.Nimitz,
+				tenant.Netpila,
+			)
 		}
 		if s.Addressing != tenant.Encrypted && s.Addressing != tenant.Clear {
 			return wrong("$.addressing", "addressing %q: say %s or %s", s.Addressing, tenant.Encrypted, tenant.Clear)
 		}
 		if s.CIDR.IsValid() || s.NodeBits != 0 || s.NoNodeCIDRs || s.MappingsBy != "" {
-			return wrong("$", "cidr, nodeBits, noNodeCIDRs and mappingsBy are for network %s; on %s addresses follow from the node", tenant.Nimitz, tenant.Netpila)
+			return wrong(
+				"$",
+				"cidr, nodeBits, noNodeCIDRs and mappingsBy are for network %s; on %s addresses follow from the node",
+				tenant.Nimitz,
+				tenant.Netpila,
+			)
 		}
 	case tenant.Nimitz:
 		if s.Addressing != "" {
-			return wrong("$.addressing", "addressing is for network %s; on %s containers have addresses of the tenant's own", tenant.Netpila, tenant.Nimitz)
+			return wrong(
+				"$.addressing",
+				"addressing is for network %s; on %s containers have addresses of the tenant's own",
+				tenant.Netpila,
+				tenant.Nimitz,
+			)
 		}
 		if s.NoNodeCIDRs && s.NodeBits != 0 {
 			return wrong("$.nodeBits", "nodeBits is for nodes with subnets, and noNodeCIDRs says that they have none")
 		}
 		if s.MappingsBy != ByStream && (s.MappingsBy != ByQuery || s.NoNodeCIDRs) {
-			return wrong("$.mappingsBy", "mappingsBy %q: say %s, or where nodes have subnets %s", s.MappingsBy, ByStream, ByQuery)
+			return wrong(
+				"$.mappingsBy",
+				"mappingsBy %q: say %s, or where nodes have subnets %s",
+				s.MappingsBy,
+				ByStream,
+				ByQuery,
+			)
 		}
 		if err := tenant.CheckOverlays(address.DefaultPlan(), []tenant.Overlay{s.overlay()}); err != nil {
 			return wrong("$.cidr", "%v", err)
@@ -292,7 +326,12 @@ func (s Scenario) Validate() error {
 		case !needs && e.By != Amount{}:
 			return wrong(at+".by", "event %s is of all nodes; leave by out", e.Do)
 		case e.ListFirst && (e.Do != Grow || s.NodeBits == 0):
-			return wrong(at+".listFirst", "listFirst is for event %s on network %s, with subnets of nodes", Grow, tenant.Nimitz)
+			return wrong(
+				at+".listFirst",
+				"listFirst is for event %s on network %s, with subnets of nodes",
+				Grow,
+				tenant.Nimitz,
+			)
 		case e.Times != 0 && e.Do != ChangePolicy:
 			return wrong(at+".times", "times is for event %s", ChangePolicy)
 		case e.Do == ChangePolicy && (e.Times < 1 || e.Times > maxTimes):

@@ -36,13 +36,18 @@ events:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Name != "peak" || s.Network != "netpila" || s.Addressing != "encrypted" || s.Tenants != 1 || s.AtOnce != 512 || s.Seed != 7 {
+	if s.Name != "peak" || s.Network != "netpila" || s.Addressing != "encrypted" || s.Tenants != 1 || s.AtOnce != 512 ||
+		s.Seed != 7 {
 		t.Errorf("read %+v", s)
 	}
 	if s.Limits != (Limits{5 * time.Minute, 16 << 30, 100_000}) || s.Limits.Memory.String() != "16GiB" {
 		t.Errorf("limits are %+v", s.Limits)
 	}
-	want := []Event{{Do: Grow, By: Amount{10, true}, Within: 30 * time.Second}, {Do: Crash, By: Amount{3, false}}, {Do: RestartOrchestrator}}
+	want := []Event{
+		{Do: Grow, By: Amount{10, true}, Within: 30 * time.Second},
+		{Do: Crash, By: Amount{3, false}},
+		{Do: RestartOrchestrator},
+	}
 	if !slices.Equal(s.Events, want) {
 		t.Errorf("events are %+v, want %+v", s.Events, want)
 	}
@@ -118,7 +123,16 @@ func TestParseRefuses(t *testing.T) {
 
 // TestPlan: a seed says which nodes events are about, and which agents start again.
 func TestPlan(t *testing.T) {
-	s := Scenario{Seed: 3, Nodes: 10, Events: []Event{{Do: Shrink, By: Amount{N: 4}}, {Do: Grow, By: Amount{50, true}}, {Do: Crash, By: Amount{N: 5}}, {Do: Reconnect}}}
+	s := Scenario{
+		Seed:  3,
+		Nodes: 10,
+		Events: []Event{
+			{Do: Shrink, By: Amount{N: 4}},
+			{Do: Grow, By: Amount{50, true}},
+			{Do: Crash, By: Amount{N: 5}},
+			{Do: Reconnect},
+		},
+	}
 	one, again := s.plan(), s.plan()
 	for i := range one {
 		if !slices.Equal(one[i].nodes, again[i].nodes) {

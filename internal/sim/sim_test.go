@@ -68,12 +68,23 @@ events:
 	}{{20, 60, 20}, {22, 66, 2}, {22, 66, 3}, {22, 66, 0}, {22, 66, 0}, {22, 66, 22}, {20, 60, 0}} {
 		s := r.Stages[i]
 		if s.Nodes != want.nodes || s.Containers != want.containers || s.Counts[snapshots].Messages != want.snapshots {
-			t.Errorf("after %s there are %d nodes, %d containers and came %+v; want %+v", s.Event, s.Nodes, s.Containers, s.Counts, want)
+			t.Errorf(
+				"after %s there are %d nodes, %d containers and came %+v; want %+v",
+				s.Event,
+				s.Nodes,
+				s.Containers,
+				s.Counts,
+				want,
+			)
 		}
 	}
 	// How it went is noted: after a restart everybody came back, once.
 	restart := r.Stages[5].Samples
-	if first, last := restart[0], restart[len(restart)-1]; first.Streams != 22 || last.Streams != 22 || last.Registered != 22 || last.Snapshots != 22 || last.Calls < 44 || last.Calls-last.Missed > 2*22 {
+	if first, last := restart[0], restart[len(restart)-1]; first.Streams != 22 || last.Streams != 22 ||
+		last.Registered != 22 ||
+		last.Snapshots != 22 ||
+		last.Calls < 44 ||
+		last.Calls-last.Missed > 2*22 {
 		t.Errorf("of the restart it is noted %+v", restart)
 	}
 	var page strings.Builder
@@ -95,8 +106,8 @@ events:
 	}
 }
 
-// TestLinear: what new nodes cost in messages is so much for each, however many there are (NP9). How often a node says what it hosts, and
-// is told something then, depends on how soon it is heard; both are bounded.
+// TestLinear: what new nodes cost in messages is so much for each, however many there are (NP9). How often a node says
+// what it hosts, and is told something then, depends on how soon it is heard; both are bounded.
 func TestLinear(t *testing.T) {
 	t.Parallel()
 	r := play(t, "{nodes: 10, containersPerNode: 31, events: [{do: grow, by: 10}, {do: grow, by: 20}]}")
@@ -121,31 +132,45 @@ func TestLinear(t *testing.T) {
 	}
 }
 
-// TestChangePolicy: each change of a policy is one message to each node that hosts the tenant, and comes into its packet path; others hear nothing. Nodes that
-// come later, start again or have other containers than before judge by it where they host the tenant, and nowhere else.
+// TestChangePolicy: each change of a policy is one message to each node that hosts the tenant, and comes into its
+// packet path; others hear nothing. Nodes that come later, start again or have other containers than before judge by it
+// where they host the tenant, and nowhere else.
 func TestChangePolicy(t *testing.T) {
 	for network, nodes := range map[string]int{"netpila": 200, "nimitz": 60} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
-			r := play(t, fmt.Sprintf(`{network: %s, nodes: %d, containersPerNode: 1, tenants: 2, events: [{do: change-policy, times: 20, within: 10s}, {do: grow, by: 4},
-				{do: crash, by: 4}, {do: restart-job, by: 10}, {do: change-policy, times: 5}]}`, network, nodes))
+			r := play(
+				t,
+				fmt.Sprintf(
+					`{network: %s, nodes: %d, containersPerNode: 1, tenants: 2, events: [{do: change-policy, times: 20, within: 10s}, {do: grow, by: 4},
+				{do: crash, by: 4}, {do: restart-job, by: 10}, {do: change-policy, times: 5}]}`,
+					network,
+					nodes,
+				),
+			)
 			if p := r.Stages[1].Policies; p.Hosts != nodes/2 || p.Others != nodes/2 {
 				t.Errorf("of %d nodes %+v", nodes, *p)
 			}
 			for i, times := range map[int]int{1: 20, 5: 5} {
 				s, n := r.Stages[i], int64(times)
 				p := s.Policies
-				if p.Changes != times || p.Least != n || p.Most != n || p.Astray != 0 || p.Node.N != p.Hosts*times || p.Last.N != times || s.Total.Messages != int64(p.Hosts*times) {
+				if p.Changes != times || p.Least != n || p.Most != n || p.Astray != 0 || p.Node.N != p.Hosts*times ||
+					p.Last.N != times ||
+					s.Total.Messages != int64(p.Hosts*times) {
 					t.Errorf("%d changes cost %+v and came to %+v", times, s.Counts, *p)
 				}
-				if p.Node.Median <= 0 || p.Node.P99 < p.Node.Median || p.Last.Median < p.Node.Median || p.Last.P99 < p.Node.P99 {
+				if p.Node.Median <= 0 || p.Node.P99 < p.Node.Median || p.Last.Median < p.Node.Median ||
+					p.Last.P99 < p.Node.P99 {
 					t.Errorf("changes took %+v, and to the last node %+v", p.Node, p.Last)
 				}
 				t.Logf("%d nodes: each %+v, the last %+v", p.Hosts, p.Node, p.Last)
 			}
 			var shown, page strings.Builder
 			r.Text(&shown)
-			if want := fmt.Sprintf("messages for 20 changes: 20 to 20 to each of these nodes, 0 to the %d others together", nodes/2); !strings.Contains(shown.String(), want) {
+			if want := fmt.Sprintf("messages for 20 changes: 20 to 20 to each of these nodes, 0 to the %d others together", nodes/2); !strings.Contains(
+				shown.String(),
+				want,
+			) {
 				t.Errorf("%q is not in\n%s", want, shown.String())
 			}
 			if err := r.Page(&page, time.Now()); err != nil || strings.Count(page.String(), "on the last node") != 2 {
@@ -159,12 +184,14 @@ func TestChangePolicy(t *testing.T) {
 func TestChangePolicyLate(t *testing.T) {
 	t.Parallel()
 	r := run(t, "{nodes: 4, containersPerNode: 1, events: [{do: change-policy, times: 2, within: 1us}]}")
-	if r.Pass() || len(r.Exceeded) != 2 || !strings.Contains(r.Exceeded[0], "in force on a node within") || !strings.Contains(r.Exceeded[1], "in force on the last node within") {
+	if r.Pass() || len(r.Exceeded) != 2 || !strings.Contains(r.Exceeded[0], "in force on a node within") ||
+		!strings.Contains(r.Exceeded[1], "in force on the last node within") {
 		t.Errorf("within a microsecond: exceeded %q", r.Exceeded)
 	}
 }
 
-// TestChangePolicyAstray: a message to a node that does not host the tenant fails a run, and more than one to a node that does.
+// TestChangePolicyAstray: a message to a node that does not host the tenant fails a run, and more than one to a node
+// that does.
 func TestChangePolicyAstray(t *testing.T) {
 	for name, p := range map[string]Policies{
 		"astray":                {Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1, Astray: 1},
@@ -185,11 +212,19 @@ func TestChangePolicyAstray(t *testing.T) {
 func TestPolicyWhereTenantIsNot(t *testing.T) {
 	w := &world{tenants: []string{"t1", "t2"}, policyPort: 2}
 	for i, ports := range []map[uint16]bool{{2: true}, {1: true}, nil, {1: true, 2: true}, {2: true}, nil} {
-		w.nodes = append(w.nodes, &node{name: fmt.Sprint("n", i), driver: &driver{enforced: enforced{ports: ports}}, running: []container{{tenant: w.tenants[i/4]}}})
+		w.nodes = append(
+			w.nodes,
+			&node{
+				name:    fmt.Sprint("n", i),
+				driver:  &driver{enforced: enforced{ports: ports}},
+				running: []container{{tenant: w.tenants[i/4]}},
+			},
+		)
 	}
 	var v violations
 	w.checkPolicies(&v)
-	if v.seen["a changed policy is not in force"] != 3 || v.seen["a policy is where its tenant is not"] != 1 || len(v.seen) != 2 {
+	if v.seen["a changed policy is not in force"] != 3 || v.seen["a policy is where its tenant is not"] != 1 ||
+		len(v.seen) != 2 {
 		t.Errorf("seen is %q", v.list())
 	}
 }
@@ -207,7 +242,12 @@ func TestNimitz(t *testing.T) {
 			}
 			forwarding := others + 2 + 3
 			want := []Entries{{"locals", 0, 0, 0}, {"sources", 0, 0, 0}, {"tenants", 0, 0, 0}, {"keys", 0, 0, 0},
-				{"nimitz-decap", 1, 1, 1}, {"nimitz-register", 3, 3, 3}, {"nimitz-nat", 0, 0, 0}, {"nimitz-forwarding", forwarding, float64(forwarding), forwarding}}
+				{
+					"nimitz-decap",
+					1,
+					1,
+					1,
+				}, {"nimitz-register", 3, 3, 3}, {"nimitz-nat", 0, 0, 0}, {"nimitz-forwarding", forwarding, float64(forwarding), forwarding}}
 			for i := range r.Entries {
 				r.Entries[i].Mean = math.Round(r.Entries[i].Mean)
 			}
@@ -219,7 +259,8 @@ func TestNimitz(t *testing.T) {
 	}
 }
 
-// TestTenantsMove: a node that has containers of another tenant than before is forgotten as a host of the one, and its subnet there is given back.
+// TestTenantsMove: a node that has containers of another tenant than before is forgotten as a host of the one, and its
+// subnet there is given back.
 func TestTenantsMove(t *testing.T) {
 	t.Parallel()
 	r := play(t, "{network: nimitz, nodes: 6, containersPerNode: 1, tenants: 2, events: [{do: restart-job, by: 3}]}")
@@ -232,24 +273,41 @@ func order(of []Entries, e Entries) int {
 	return slices.IndexFunc(of, func(o Entries) bool { return o.Table == e.Table })
 }
 
-// TestSeed: what follows from the scenario and its seed is the same in each run where things happen one after the other: addresses that no key decides,
-// calls and snapshots. Times, UUIDs and keys are not.
+// TestSeed: what follows from the scenario and its seed is the same in each run where things happen one after the
+// other: addresses that no key decides, calls and snapshots. Times, UUIDs and keys are not.
 func TestSeed(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"addressing: clear", "network: nimitz"} {
 		text := "{" + network + ", seed: 5, atOnce: 1, nodes: 6, containersPerNode: 2, events: [{do: restart-job, by: 3}]}"
 		one, again, other := play(t, text), play(t, text), play(t, strings.Replace(text, "seed: 5", "seed: 6", 1))
 		if one.Addresses != again.Addresses || one.Addresses == other.Addresses {
-			t.Errorf("%s: sums of addresses are %s and %s, and with another seed %s", network, one.Addresses, again.Addresses, other.Addresses)
+			t.Errorf(
+				"%s: sums of addresses are %s and %s, and with another seed %s",
+				network,
+				one.Addresses,
+				again.Addresses,
+				other.Addresses,
+			)
 		}
 		for i := range one.Stages {
 			for kind, n := range one.Stages[i].Counts {
-				// A tenant that ends on a node and comes back between two of its reports is told whole, and listed, once more.
-				if slices.Contains([]string{heartbeats, "Follow in report", "Follow out delta", "ListMappings in", pagesListed}, kind) {
+				// A tenant that ends on a node and comes back between two of its reports is told whole, and listed,
+				// once more.
+				if slices.Contains(
+					[]string{heartbeats, "Follow in report", "Follow out delta", "ListMappings in", pagesListed},
+					kind,
+				) {
 					continue
 				}
 				if n.Messages != again.Stages[i].Counts[kind].Messages {
-					t.Errorf("%s, %s: there were %d messages of kind %s, and then %d", network, one.Stages[i].Event, n.Messages, kind, again.Stages[i].Counts[kind].Messages)
+					t.Errorf(
+						"%s, %s: there were %d messages of kind %s, and then %d",
+						network,
+						one.Stages[i].Event,
+						n.Messages,
+						kind,
+						again.Stages[i].Counts[kind].Messages,
+					)
 				}
 			}
 		}

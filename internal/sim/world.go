@@ -67,7 +67,9 @@ func newWorld(s Scenario, dir string, log *slog.Logger) *world {
 	f := newFabric()
 	w := &world{
 		scenario: s, dir: dir, url: "https://orchestrator.sim", version: "sim", fabric: f, log: log, warnings: newWarnings(), written: new(written),
-		uplink: []netip.Addr{netip.MustParseAddr("2001:db8::2")}, netns: "/run/netns/sim", labels: map[string]string{"app": "job"},
+		uplink: []netip.Addr{
+			netip.MustParseAddr("2001:db8::2"),
+		}, netns: "/run/netns/sim", labels: map[string]string{"app": "job"},
 		keeps: map[int]bool{}, devices: new(deviceNames), numbers: newNumbers(), progress: new(progress), adds: new(latencies),
 	}
 	w.agentLog = slog.New(w.warnings)
@@ -92,7 +94,13 @@ func (w *world) open(ctx context.Context) error {
 }
 
 func (w *world) cluster() Cluster {
-	return Cluster{Orchestrator: w.live.server, Socket: orchestrator.Socket(w.dir), Token: filepath.Join(w.dir, "data", "join-token"), Tenants: w.tenants, Labels: w.labels}
+	return Cluster{
+		Orchestrator: w.live.server,
+		Socket:       orchestrator.Socket(w.dir),
+		Token:        filepath.Join(w.dir, "data", "join-token"),
+		Tenants:      w.tenants,
+		Labels:       w.labels,
+	}
 }
 
 func (s Scenario) tenant(name string) *pilasterv1.CreateTenantRequest {
@@ -109,7 +117,10 @@ func (s Scenario) tenant(name string) *pilasterv1.CreateTenantRequest {
 
 func (w *world) startOrchestrator(ctx context.Context) error {
 	s, err := orchestrator.Start(ctx, orchestrator.Config{
-		DataDir: filepath.Join(w.dir, "data"), RunDir: w.dir, Listen: "127.0.0.1:0", Plan: address.DefaultPlan(), Version: w.version,
+		DataDir: filepath.Join(
+			w.dir,
+			"data",
+		), RunDir: w.dir, Listen: "127.0.0.1:0", Plan: address.DefaultPlan(), Version: w.version,
 		Limits: orchestrator.Limits{Connections: 64, Lists: w.scenario.ListRate}, Log: w.log, // nobody connects
 	})
 	if err != nil {
@@ -175,7 +186,8 @@ func (w *world) start(ctx context.Context, nodes []*node) error {
 	return w.each(ctx, nodes, func(ctx context.Context, n *node) error { return n.start(ctx, w) })
 }
 
-// startListing has nodes join and list where the others' containers are before any of them is given a subnet, as NIMITZ §4.1 counts.
+// startListing has nodes join and list where the others' containers are before any of them is given a subnet, as NIMITZ
+// §4.1 counts.
 func (w *world) startListing(ctx context.Context, nodes []*node) error {
 	g := newGate(nodes, w.scenario.AtOnce)
 	w.gate.Store(g)
@@ -247,7 +259,13 @@ func (w *world) await(ctx context.Context, nodes []*node, since time.Time) error
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("not all of %d nodes follow the orchestrator, such as %s: %s: %w", len(nodes), nodes[i].name, nodes[i].link.Status().LastError, ctx.Err())
+			return fmt.Errorf(
+				"not all of %d nodes follow the orchestrator, such as %s: %s: %w",
+				len(nodes),
+				nodes[i].name,
+				nodes[i].link.Status().LastError,
+				ctx.Err(),
+			)
 		}
 	}
 }

@@ -29,7 +29,8 @@ type File struct {
 	tree *ast.File
 }
 
-// Parse reads a file's content into a struct, whose fields all have yaml tags. The name stands in errors, with the line.
+// Parse reads a file's content into a struct, whose fields all have yaml tags. The name stands in errors, with the
+// line.
 func Parse[T any](name string, b []byte) (spec T, f File, err error) {
 	f.name = name
 	defer func() {
@@ -46,7 +47,12 @@ func Parse[T any](name string, b []byte) (spec T, f File, err error) {
 	}
 	var at yaml.Error
 	if errors.As(err, &at) && at.GetToken() != nil {
-		return spec, f, fmt.Errorf("%s:%d: %s", name, at.GetToken().Position.Line, words(at, f.tree, reflect.TypeFor[T]()))
+		return spec, f, fmt.Errorf(
+			"%s:%d: %s",
+			name,
+			at.GetToken().Position.Line,
+			words(at, f.tree, reflect.TypeFor[T]()),
+		)
 	}
 	if err != nil {
 		return spec, f, fmt.Errorf("%s: %w", name, err)
@@ -54,7 +60,8 @@ func Parse[T any](name string, b []byte) (spec T, f File, err error) {
 	return spec, f, nil
 }
 
-// once makes sure that there is one document, of which no word is other than its type has it. The library reads the first one alone.
+// once makes sure that there is one document, of which no word is other than its type has it. The library reads the
+// first one alone.
 func (f File) once(t reflect.Type) error {
 	read := false
 	for _, d := range f.tree.Docs {
@@ -62,7 +69,11 @@ func (f File) once(t reflect.Type) error {
 			continue
 		}
 		if read {
-			return fmt.Errorf("%s:%d: a second document begins here: write one for each file", f.name, d.Body.GetToken().Position.Line)
+			return fmt.Errorf(
+				"%s:%d: a second document begins here: write one for each file",
+				f.name,
+				d.Body.GetToken().Position.Line,
+			)
 		}
 		read = true
 		if where, what := misread("", d.Body, t); where != nil {
@@ -116,7 +127,8 @@ func words(err yaml.Error, tree *ast.File, t reflect.Type) string {
 	return what
 }
 
-// keysBeside are those that may stand where the key at an offset does, in what is read as a type; nil where the key is not in there.
+// keysBeside are those that may stand where the key at an offset does, in what is read as a type; nil where the key is
+// not in there.
 func keysBeside(node ast.Node, t reflect.Type, offset int) []string {
 	switch node := node.(type) {
 	case *ast.SequenceNode:

@@ -12,8 +12,8 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// misread finds the first word in a node that is no value of what is read as a type: which key has it, where, and what to say instead. The library
-// says neither key nor line of most of these, and cuts 20.5 down to 20.
+// misread finds the first word in a node that is no value of what is read as a type: which key has it, where, and what
+// to say instead. The library says neither key nor line of most of these, and cuts 20.5 down to 20.
 func misread(key string, node ast.Node, t reflect.Type) (where ast.Node, what string) {
 	switch node := node.(type) {
 	case *ast.SequenceNode:

@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 )
 
-// Disk is where files are kept. The zero Disk is the machine's own; one process that stands for many machines gives each of them another.
+// Disk is where files are kept. The zero Disk is the machine's own; one process that stands for many machines gives
+// each of them another.
 type Disk struct{ medium Medium }
 
 // Medium is what a Disk is made of. A path that is not there is an error wrapping fs.ErrNotExist.

@@ -23,7 +23,11 @@ type CorruptError struct {
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("%s cannot be used: %v\n  nothing was changed and nothing is guessed from it; restore the file", e.Path, e.Err)
+	return fmt.Sprintf(
+		"%s cannot be used: %v\n  nothing was changed and nothing is guessed from it; restore the file",
+		e.Path,
+		e.Err,
+	)
 }
 func (e *CorruptError) Unwrap() error { return e.Err }
 
@@ -157,7 +161,11 @@ func DecodeSince(b []byte, first, version int, v any) error {
 		Version int `json:"version"`
 	}
 	if json.Unmarshal(b, &has) == nil && has.Version > version {
-		return fmt.Errorf("it has version %d and this build knows %d, so a later build wrote it; start that one", has.Version, version)
+		return fmt.Errorf(
+			"it has version %d and this build knows %d, so a later build wrote it; start that one",
+			has.Version,
+			version,
+		)
 	}
 	if err := Decode(b, v); err != nil {
 		return err
@@ -219,7 +227,10 @@ func Lock(dir string) (*os.File, error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s is in use by another process\n  nothing was changed; stop that process, or choose another directory", dir)
+			return nil, fmt.Errorf(
+				"%s is in use by another process\n  nothing was changed; stop that process, or choose another directory",
+				dir,
+			)
 		}
 		return nil, fmt.Errorf("%s cannot be locked: %w\n  nothing was changed; choose a directory that can", dir, err)
 	}

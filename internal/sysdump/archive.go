@@ -35,7 +35,9 @@ func Write(ctx context.Context, w io.Writer, folder string, parts []Part, told f
 	zip := gzip.NewWriter(w)
 	archive := tar.NewWriter(zip)
 	put := func(name string, content []byte) error {
-		err := archive.WriteHeader(&tar.Header{Name: folder + "/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: time.Now()})
+		err := archive.WriteHeader(
+			&tar.Header{Name: folder + "/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: time.Now()},
+		)
 		if err == nil {
 			_, err = archive.Write(content)
 		}

@@ -65,7 +65,17 @@ func (c Config) agent() []Part {
 	client := pilasterv1connect.NewAgentServiceClient(unixrpc.Client(c.AgentSocket), unixrpc.URL, connect.WithGRPC())
 	log := tail("agent/log.txt", c.Log)
 	if c.Log == "" {
-		log = command("agent/log.txt", "journalctl", "--unit", "pilaster-agent", "--lines", "5000", "--output", "short-iso-precise", "--no-pager")
+		log = command(
+			"agent/log.txt",
+			"journalctl",
+			"--unit",
+			"pilaster-agent",
+			"--lines",
+			"5000",
+			"--output",
+			"short-iso-precise",
+			"--no-pager",
+		)
 	}
 	return []Part{
 		answer("agent/status.json", client.Status),
@@ -74,15 +84,27 @@ func (c Config) agent() []Part {
 		page("agent/metrics.txt", c.AgentSocket, "/metrics"),
 		page("agent/goroutines.txt", c.AgentSocket, "/debug/goroutines"),
 		log,
-		object("agent/state.json", func(context.Context) (agent.DiskState, error) { return agent.ReadDiskState(c.StateDir) }),
-		object("agent/certificates.json", func(context.Context) ([]join.Certificate, error) { return join.Describe(c.StateDir) }),
+		object(
+			"agent/state.json",
+			func(context.Context) (agent.DiskState, error) { return agent.ReadDiskState(c.StateDir) },
+		),
+		object(
+			"agent/certificates.json",
+			func(context.Context) ([]join.Certificate, error) { return join.Describe(c.StateDir) },
+		),
 	}
 }
 
 func (c Config) datapath() []Part {
 	return []Part{
-		object("datapath/tables.json", func(context.Context) (datapath.Tables, error) { return datapath.DumpTables(c.BPFFS) }),
-		object("datapath/pins.json", func(context.Context) ([]datapath.Pin, error) { return datapath.DumpPins(c.BPFFS) }),
+		object(
+			"datapath/tables.json",
+			func(context.Context) (datapath.Tables, error) { return datapath.DumpTables(c.BPFFS) },
+		),
+		object(
+			"datapath/pins.json",
+			func(context.Context) ([]datapath.Pin, error) { return datapath.DumpPins(c.BPFFS) },
+		),
 		object("datapath/hooks.json", func(context.Context) ([]datapath.Hook, error) { return datapath.DumpHooks() }),
 	}
 }
@@ -99,7 +121,10 @@ func (c Config) network() []Part {
 		command("network/rules.txt", "ip", "-6", "rule"),
 		command("network/neighbours.txt", "ip", "-6", "neigh"),
 		command("network/qdiscs.txt", "tc", "-s", "qdisc"),
-		object("network/sysctls.json", func(context.Context) (map[string]string, error) { return datapath.DumpSysctls(devices...) }),
+		object(
+			"network/sysctls.json",
+			func(context.Context) (map[string]string, error) { return datapath.DumpSysctls(devices...) },
+		),
 	}
 }
 
@@ -112,7 +137,11 @@ type tenantInfo struct {
 }
 
 func (c Config) orchestrator() []Part {
-	client := pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(c.OrchestratorSocket), unixrpc.URL, connect.WithGRPC())
+	client := pilasterv1connect.NewOperatorServiceClient(
+		unixrpc.Client(c.OrchestratorSocket),
+		unixrpc.URL,
+		connect.WithGRPC(),
+	)
 	return []Part{
 		answer("orchestrator/cluster.json", client.ClusterStatus),
 		answer("orchestrator/nodes.json", client.ListNodes),
@@ -123,7 +152,11 @@ func (c Config) orchestrator() []Part {
 			}
 			all := []tenantInfo{}
 			for _, t := range resp.Msg.Tenants {
-				info := tenantInfo{Name: t.Name, Addressing: t.Addressing.String(), Created: t.Created.AsTime().String()}
+				info := tenantInfo{
+					Name:       t.Name,
+					Addressing: t.Addressing.String(),
+					Created:    t.Created.AsTime().String(),
+				}
 				for _, id := range t.Ids {
 					info.IDs = append(info.IDs, id.Id)
 				}

@@ -20,15 +20,23 @@ import (
 // A message that has room for a key is not written, also when it holds none.
 func TestMessagesWithBytesAreRefused(t *testing.T) {
 	ctx := t.Context()
-	tenants := answer("t", func(context.Context, *connect.Request[pilasterv1.ListTenantsRequest]) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
-		return connect.NewResponse(&pilasterv1.ListTenantsResponse{Tenants: []*pilasterv1.Tenant{{Name: "blue"}}}), nil
-	})
+	tenants := answer(
+		"t",
+		func(context.Context, *connect.Request[pilasterv1.ListTenantsRequest]) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
+			return connect.NewResponse(
+				&pilasterv1.ListTenantsResponse{Tenants: []*pilasterv1.Tenant{{Name: "blue"}}},
+			), nil
+		},
+	)
 	if b, err := tenants.Collect(ctx); err == nil || len(b) > 0 || !strings.Contains(err.Error(), "may hold a key") {
 		t.Errorf("%q, %v", b, err)
 	}
-	nodes := answer("n", func(context.Context, *connect.Request[pilasterv1.ListNodesRequest]) (*connect.Response[pilasterv1.ListNodesResponse], error) {
-		return connect.NewResponse(&pilasterv1.ListNodesResponse{Nodes: []*pilasterv1.Node{{Name: "n1"}}}), nil
-	})
+	nodes := answer(
+		"n",
+		func(context.Context, *connect.Request[pilasterv1.ListNodesRequest]) (*connect.Response[pilasterv1.ListNodesResponse], error) {
+			return connect.NewResponse(&pilasterv1.ListNodesResponse{Nodes: []*pilasterv1.Node{{Name: "n1"}}}), nil
+		},
+	)
 	if b, err := nodes.Collect(ctx); err != nil || !strings.Contains(string(b), "n1") {
 		t.Errorf("%q, %v", b, err)
 	}

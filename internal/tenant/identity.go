@@ -36,7 +36,8 @@ var (
 	}
 )
 
-// An identity says all of a container that policy selects by, also what Kubernetes has in other places than the pod's labels.
+// An identity says all of a container that policy selects by, also what Kubernetes has in other places than the pod's
+// labels.
 const (
 	// NamespaceKey is the label with the name of a container's namespace.
 	NamespaceKey = "io.kubernetes.pod.namespace"
@@ -72,7 +73,12 @@ type Identity struct {
 
 // ReadIdentity takes the labels of an identity apart. A port that cannot be read has no name.
 func ReadIdentity(labels map[string]string) Identity {
-	id := Identity{Pod: map[string]string{}, Namespace: DefaultNamespace, NamespaceLabels: map[string]string{}, Ports: map[string]Port{}}
+	id := Identity{
+		Pod:             map[string]string{},
+		Namespace:       DefaultNamespace,
+		NamespaceLabels: map[string]string{},
+		Ports:           map[string]Port{},
+	}
 	for k, v := range labels {
 		if k == NamespaceKey {
 			id.Namespace = v
@@ -94,7 +100,11 @@ func ReadIdentity(labels map[string]string) Identity {
 func readPort(value string) (Port, bool) {
 	number, protocol, _ := strings.Cut(value, "-")
 	n, err := strconv.ParseUint(number, 10, 16)
-	return Port{uint16(n), protocol}, err == nil && n > 0 && (protocol == "TCP" || protocol == "UDP" || protocol == "SCTP")
+	return Port{
+			uint16(n),
+			protocol,
+		}, err == nil && n > 0 &&
+			(protocol == "TCP" || protocol == "UDP" || protocol == "SCTP")
 }
 
 // IsPodLabel tells whether policy may select pods by a key: not those by which an identity says something else.
@@ -136,7 +146,8 @@ func Canonical(labels map[string]string) string {
 	return b.String()
 }
 
-// Limits of what a label set may hold; those of Kubernetes for one label, behind the longest prefix that says whose it is.
+// Limits of what a label set may hold; those of Kubernetes for one label, behind the longest prefix that says whose it
+// is.
 const (
 	maxLabels     = 64                                       // of the container, and as many of its namespace and of its ports
 	maxLabelKey   = len(namespaceLabelPrefix) + 253 + 1 + 63 // DNS subdomain, "/", name
@@ -162,7 +173,12 @@ func CheckLabels(labels map[string]string) error {
 		case k == "" || len(k) > maxLabelKey || strings.IndexFunc(k, notInKey) >= 0:
 			return fmt.Errorf("label key %.400q: 1 to %d letters, digits or . _ - / are allowed", k, maxLabelKey)
 		case len(v) > maxLabelValue || strings.IndexFunc(v, notInValue) >= 0:
-			return fmt.Errorf("label %s: value %.80q: at most %d letters, digits or . _ - are allowed", k, v, maxLabelValue)
+			return fmt.Errorf(
+				"label %s: value %.80q: at most %d letters, digits or . _ - are allowed",
+				k,
+				v,
+				maxLabelValue,
+			)
 		case strings.HasPrefix(k, portPrefix) && !isPort:
 			return fmt.Errorf("label %s: value %q names no port: write its number and protocol, as in 80-TCP", k, v)
 		}

@@ -56,7 +56,8 @@ func TestReadIdentity(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("read as %+v, want %+v", got, want)
 	}
-	if alone := ReadIdentity(nil); alone.Namespace != "default" || alone.NamespaceLabels["kubernetes.io/metadata.name"] != "default" {
+	if alone := ReadIdentity(nil); alone.Namespace != "default" ||
+		alone.NamespaceLabels["kubernetes.io/metadata.name"] != "default" {
 		t.Errorf("without labels: %+v, want namespace default", alone)
 	}
 }
@@ -72,7 +73,8 @@ func TestCheckLabelsTakesTheLongestOfANamespace(t *testing.T) {
 	}
 }
 
-// The container's own labels, its namespace's and its ports are counted apart: who gives a namespace more labels takes none from its containers.
+// The container's own labels, its namespace's and its ports are counted apart: who gives a namespace more labels takes
+// none from its containers.
 func TestCheckLabelsCountsByWhose(t *testing.T) {
 	labels := map[string]string{NamespaceKey: "shop"}
 	for i := range maxLabels {

@@ -17,7 +17,8 @@ const (
 // Networks are all of them, the default first.
 func Networks() []string { return []string{Netpila, Nimitz} }
 
-// Traits are what a network's tenants have. Whatever treats tenants of one network in another way than those of another asks for these.
+// Traits are what a network's tenants have. Whatever treats tenants of one network in another way than those of another
+// asks for these.
 type Traits struct {
 	Addressings []Addressing // what containers may see; the first unless another is chosen
 	Overlays    bool         // ranges of addresses of their own, beside which there may be services, publications and other regions
@@ -36,7 +37,8 @@ func TraitsOf(network string) (Traits, bool) {
 	return Traits{}, false
 }
 
-// JudgedThere tells whether nodes judge what others' containers of the tenant begin, and so need the rules of all its apps.
+// JudgedThere tells whether nodes judge what others' containers of the tenant begin, and so need the rules of all its
+// apps.
 func (t Tenant) JudgedThere() bool {
 	on, _ := TraitsOf(t.Network)
 	leaves := Traits{}
@@ -59,7 +61,12 @@ func (t Tenant) CheckNetwork() error {
 	case t.Leaving != "" && leaves.To != t.Network:
 		return fmt.Errorf("is on network %q and leaves %q, of which this build does not know how", t.Network, t.Leaving)
 	case !slices.Contains(on.Addressings, t.Addressing), (on.Overlays || leaves.Overlays) != (len(t.Overlays) > 0):
-		return fmt.Errorf("on network %s has %s addressing and %d CIDRs, which do not go together", t.Network, t.Addressing, len(t.Overlays))
+		return fmt.Errorf(
+			"on network %s has %s addressing and %d CIDRs, which do not go together",
+			t.Network,
+			t.Addressing,
+			len(t.Overlays),
+		)
 	case len(t.Overlays) == 0:
 		return nil
 	}

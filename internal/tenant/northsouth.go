@@ -8,14 +8,16 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Service is something on the underlay that containers of a tenant with overlays reach at an address of the tenant's own choice (NIMITZ §3.1, traffic (c)).
+// Service is something on the underlay that containers of a tenant with overlays reach at an address of the tenant's
+// own choice (NIMITZ §3.1, traffic (c)).
 type Service struct {
 	Name    string
 	Virtual netip.Addr // as containers have it
 	Real    netip.Addr // as the underlay has it
 }
 
-// Publication is a container that the underlay reaches at an address of a node's gateway (NIMITZ appendix A, traffic (d)).
+// Publication is a container that the underlay reaches at an address of a node's gateway (NIMITZ appendix A, traffic
+// (d)).
 type Publication struct {
 	Name      string
 	Container netip.Addr
@@ -32,8 +34,9 @@ const (
 // FirstPublished is the lowest index of a publication; the one below is the gateway's own.
 const FirstPublished address.Index = 2
 
-// UnderlayAddress is one of a gateway's on the underlay. The first is that by which services see containers; others are for publications. They have
-// tenant id 0 and an app that nothing else of the node has, so packets for them need no table to be told from the node's own.
+// UnderlayAddress is one of a gateway's on the underlay. The first is that by which services see containers; others are
+// for publications. They have tenant id 0 and an app that nothing else of the node has, so packets for them need no
+// table to be told from the node's own.
 func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
 	return address.Plain{Node: node, App: address.GatewayApp, Index: i}.Addr()
 }
@@ -68,7 +71,12 @@ func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 	case len(t.Services) > MaxServices:
 		return unfit("tenant %s has %d services, and a tenant has %d at most", t.Name, len(t.Services), MaxServices)
 	case len(t.Publications) > MaxPublications:
-		return unfit("tenant %s has %d publications, and a tenant has %d at most", t.Name, len(t.Publications), MaxPublications)
+		return unfit(
+			"tenant %s has %d publications, and a tenant has %d at most",
+			t.Name,
+			len(t.Publications),
+			MaxPublications,
+		)
 	}
 	if err := t.checkServices(plan); err != nil {
 		return err
@@ -127,13 +135,23 @@ func (t Tenant) checkService(plan address.Plan, s Service) error {
 		case a.Zone() != "" || a.IsMulticast() || a.IsUnspecified() || a.IsLinkLocalUnicast() || a.IsLoopback():
 			return fmt.Errorf("%v cannot be a service's: gateways lead where routes do", a)
 		case plan.Gateway6.Contains(a) || plan.Private.Contains(a):
-			return fmt.Errorf("%v is in the cluster's gateway prefix %v or its private prefix %v, whose addresses are others'", a, plan.Gateway6, plan.Private)
+			return fmt.Errorf(
+				"%v is in the cluster's gateway prefix %v or its private prefix %v, whose addresses are others'",
+				a,
+				plan.Gateway6,
+				plan.Private,
+			)
 		case slices.ContainsFunc(t.Overlays, func(o Overlay) bool { return o.CIDR.Contains(a) }):
 			return fmt.Errorf("%v is in the tenant's own CIDR %v, whose addresses are containers'", a, t.overlay6())
 		}
 		for _, r := range t.Regions {
 			if i := slices.IndexFunc(r.CIDRs, func(cidr netip.Prefix) bool { return cidr.Contains(a) }); i >= 0 {
-				return fmt.Errorf("%v is in the tenant's CIDR %v in region %s, whose addresses are containers'", a, r.CIDRs[i], r.Name)
+				return fmt.Errorf(
+					"%v is in the tenant's CIDR %v in region %s, whose addresses are containers'",
+					a,
+					r.CIDRs[i],
+					r.Name,
+				)
 			}
 		}
 	}
@@ -171,7 +189,14 @@ func (t Tenant) checkPublications(plan address.Plan) error {
 		at[p.Underlay] = p.Name
 		// At a gateway a container has one virtual address, from which it answers.
 		if other := of[place{p.Container, p.Gateway}]; other != "" {
-			return unfit("publications %s and %s of tenant %s are both of container %v at the gateway of %v, where a container is published once; use another node's gateway", other, p.Name, t.Name, p.Container, p.Gateway)
+			return unfit(
+				"publications %s and %s of tenant %s are both of container %v at the gateway of %v, where a container is published once; use another node's gateway",
+				other,
+				p.Name,
+				t.Name,
+				p.Container,
+				p.Gateway,
+			)
 		}
 		of[place{p.Container, p.Gateway}] = p.Name
 	}
@@ -188,11 +213,20 @@ func (t Tenant) checkPublication(plan address.Plan, p Publication) error {
 		return fmt.Errorf("gateway %v is no node's prefix in %v", p.Gateway, plan.Base)
 	}
 	if _, ok := plan.GatewayBlock(p.Gateway, false); !ok {
-		return unfit("node %v has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; use the gateway of a node with a lower prefix",
-			p.Gateway, plan.NodeNumber(p.Gateway), plan.Gateway6, plan.GatewayBlocks(false))
+		return unfit(
+			"node %v has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; use the gateway of a node with a lower prefix",
+			p.Gateway,
+			plan.NodeNumber(p.Gateway),
+			plan.Gateway6,
+			plan.GatewayBlocks(false),
+		)
 	}
 	if _, ok := p.Index(); !ok {
-		return fmt.Errorf("%v is none of the gateway's addresses for publications, %v and above", p.Underlay, UnderlayAddress(p.Gateway, FirstPublished))
+		return fmt.Errorf(
+			"%v is none of the gateway's addresses for publications, %v and above",
+			p.Underlay,
+			UnderlayAddress(p.Gateway, FirstPublished),
+		)
 	}
 	return nil
 }
@@ -229,7 +263,11 @@ func ParsePublications[P interface {
 			return nil, err
 		}
 		if out.Gateway, err = netip.ParsePrefix(p.GetGateway()); err != nil {
-			return nil, fmt.Errorf("publication %.80q: gateway %.80q is not a prefix such as fd70:696c:6100:1::/64", out.Name, p.GetGateway())
+			return nil, fmt.Errorf(
+				"publication %.80q: gateway %.80q is not a prefix such as fd70:696c:6100:1::/64",
+				out.Name,
+				p.GetGateway(),
+			)
 		}
 		if out.Underlay, err = parseAddr("publication", out.Name, p.GetUnderlay()); err != nil {
 			return nil, err

@@ -25,12 +25,21 @@ func publication(name, container string, gateway netip.Prefix, i address.Index) 
 func TestCheckNorthSouth(t *testing.T) {
 	both := []Overlay{overlay("10.0.0.0/16", 24), overlay("fd12:3456::/48", 80)}
 	storage, db := service("storage", "fd09::7", "2001:db8::9"), service("db", "fd09::8", "2001:db8::a")
-	east := Region{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:9999::/48")}}
+	east := Region{
+		Name:  "east",
+		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:9999::/48")},
+	}
 	web := publication("web", "fd12:3456::5", node1, 2)
 	list := func(n int) (services []Service, publications []Publication) {
 		for i := range n {
-			services = append(services, service(fmt.Sprint("s", i), fmt.Sprintf("fd09::1:%x", i), fmt.Sprintf("2001:db8::1:%x", i)))
-			publications = append(publications, publication(fmt.Sprint("p", i), fmt.Sprintf("fd12:3456::1:%x", i), node1, address.Index(i+2)))
+			services = append(
+				services,
+				service(fmt.Sprint("s", i), fmt.Sprintf("fd09::1:%x", i), fmt.Sprintf("2001:db8::1:%x", i)),
+			)
+			publications = append(
+				publications,
+				publication(fmt.Sprint("p", i), fmt.Sprintf("fd12:3456::1:%x", i), node1, address.Index(i+2)),
+			)
 		}
 		return services, publications
 	}
@@ -86,7 +95,14 @@ func TestCheckNorthSouth(t *testing.T) {
 		{nil, []Publication{{"app", web.Container, node1, netip.MustParseAddr("fd70:696c:6100:1:0:1:0:2")}}, "and above"},
 		{nil, []Publication{{"tenant", web.Container, node1, netip.MustParseAddr("fd70:696c:6100:1:0:7ff:0:2")}}, "and above"},
 	} {
-		blue := Tenant{Name: "blue", Network: Nimitz, Overlays: both, Regions: []Region{east}, Services: c.services, Publications: c.publications}
+		blue := Tenant{
+			Name:         "blue",
+			Network:      Nimitz,
+			Overlays:     both,
+			Regions:      []Region{east},
+			Services:     c.services,
+			Publications: c.publications,
+		}
 		err := blue.CheckNorthSouth(address.DefaultPlan())
 		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%.3v %.3v: %v; want %q", c.services, c.publications, err, c.refused)
@@ -113,7 +129,12 @@ func TestCheckNorthSouthNeedsGateways(t *testing.T) {
 		{four, six, node1, "no IPv6 gateway prefix"},
 		{few, six, high, "has number 16"},
 	} {
-		blue := Tenant{Name: "blue", Network: Nimitz, Overlays: c.overlays, Publications: []Publication{publication("web", "fd12:3456::5", c.gateway, 2)}}
+		blue := Tenant{
+			Name:         "blue",
+			Network:      Nimitz,
+			Overlays:     c.overlays,
+			Publications: []Publication{publication("web", "fd12:3456::5", c.gateway, 2)},
+		}
 		err := blue.CheckNorthSouth(c.plan)
 		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%v in %v: %v; want %q", c.gateway, c.plan.Gateway6, err, c.refused)

@@ -8,7 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Lengths of a node's subnet unless one is chosen: 254 addresses in IPv4, and of each /48 more subnets than there are nodes.
+// Lengths of a node's subnet unless one is chosen: 254 addresses in IPv4, and of each /48 more subnets than there are
+// nodes.
 const (
 	DefaultNodeBits4 = 24
 	DefaultNodeBits6 = 80
@@ -31,17 +32,27 @@ const minSubnetBits = 2
 // CheckOverlays refuses ranges that a tenant cannot have, or that would be mistaken for others of the cluster.
 func CheckOverlays(plan address.Plan, overlays []Overlay) error {
 	if len(overlays) == 0 {
-		return errors.New("the tenant's network wants a range of addresses of its own: give one with --cidr, or one of each family")
+		return errors.New(
+			"the tenant's network wants a range of addresses of its own: give one with --cidr, or one of each family",
+		)
 	}
 	for i, o := range overlays {
 		if err := o.check(plan); err != nil {
 			return err
 		}
 		if (o.NodeBits == 0) != (overlays[0].NodeBits == 0) {
-			return fmt.Errorf("nodes get subnets of %v or of %v, and not of both; choose one way for both CIDRs", overlays[0].CIDR, o.CIDR)
+			return fmt.Errorf(
+				"nodes get subnets of %v or of %v, and not of both; choose one way for both CIDRs",
+				overlays[0].CIDR,
+				o.CIDR,
+			)
 		}
 		if i > 0 && o.CIDR.Addr().Is4() == overlays[0].CIDR.Addr().Is4() || i > 1 {
-			return fmt.Errorf("%v and %v are of one family; a tenant has one CIDR of each at most", overlays[0].CIDR, o.CIDR)
+			return fmt.Errorf(
+				"%v and %v are of one family; a tenant has one CIDR of each at most",
+				overlays[0].CIDR,
+				o.CIDR,
+			)
 		}
 	}
 	return nil
@@ -59,19 +70,38 @@ func (o Overlay) check(plan address.Plan) error {
 		prefix netip.Prefix
 	}{{"base", plan.Base}, {"private", plan.Private}, {"gateway", plan.Gateway4}, {"gateway", plan.Gateway6}} {
 		if o.CIDR.Overlaps(other.prefix) {
-			return fmt.Errorf("CIDR %v overlaps the cluster's %s prefix %v; choose another", o.CIDR, other.name, other.prefix)
+			return fmt.Errorf(
+				"CIDR %v overlaps the cluster's %s prefix %v; choose another",
+				o.CIDR,
+				other.name,
+				other.prefix,
+			)
 		}
 	}
 	for _, other := range address.Elsewhere {
 		if o.CIDR.Overlaps(other) {
-			return fmt.Errorf("CIDR %v overlaps %v, whose addresses containers cannot have; choose another", o.CIDR, other)
+			return fmt.Errorf(
+				"CIDR %v overlaps %v, whose addresses containers cannot have; choose another",
+				o.CIDR,
+				other,
+			)
 		}
 	}
-	if most := o.CIDR.Addr().BitLen() - minSubnetBits; o.NodeBits != 0 && (o.NodeBits <= o.CIDR.Bits() || o.NodeBits > most) {
-		return fmt.Errorf("node bits %d leave no room in CIDR %v: a node's subnet is longer than it, and a /%d at most; choose others, or have addresses given one by one", o.NodeBits, o.CIDR, most)
+	if most := o.CIDR.Addr().BitLen() - minSubnetBits; o.NodeBits != 0 &&
+		(o.NodeBits <= o.CIDR.Bits() || o.NodeBits > most) {
+		return fmt.Errorf(
+			"node bits %d leave no room in CIDR %v: a node's subnet is longer than it, and a /%d at most; choose others, or have addresses given one by one",
+			o.NodeBits,
+			o.CIDR,
+			most,
+		)
 	}
 	if o.CIDR.Bits() > o.CIDR.Addr().BitLen()-minSubnetBits {
-		return fmt.Errorf("CIDR %v has no room for containers; use a /%d or shorter", o.CIDR, o.CIDR.Addr().BitLen()-minSubnetBits)
+		return fmt.Errorf(
+			"CIDR %v has no room for containers; use a /%d or shorter",
+			o.CIDR,
+			o.CIDR.Addr().BitLen()-minSubnetBits,
+		)
 	}
 	return nil
 }
@@ -84,8 +114,8 @@ func (o Overlay) Bits() int {
 	return o.CIDR.Addr().BitLen()
 }
 
-// Given is the first number of what may be given, and how many there are: of a CIDR without node subnets neither its own address
-// nor, in IPv4, that of broadcasts.
+// Given is the first number of what may be given, and how many there are: of a CIDR without node subnets neither its
+// own address nor, in IPv4, that of broadcasts.
 func (o Overlay) Given() (first, count uint64) {
 	count = maxGiven
 	if bits := o.Bits() - o.CIDR.Bits(); bits < 32 {

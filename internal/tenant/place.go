@@ -15,8 +15,8 @@ type Place struct {
 	Ports           map[string]Port // by name
 }
 
-// With is labels and what the place adds to them. Where it names a namespace, labels do not: of whoever wrote a container's labels nobody knows
-// whether they may speak for another one.
+// With is labels and what the place adds to them. Where it names a namespace, labels do not: of whoever wrote a
+// container's labels nobody knows whether they may speak for another one.
 func (p Place) With(labels map[string]string) map[string]string {
 	all := maps.Clone(labels)
 	if all == nil {
@@ -87,7 +87,8 @@ func ParsePorts(text string) (map[string]Port, error) {
 // CheckPortName refuses what Kubernetes takes for no name of a port.
 func CheckPortName(name string) error {
 	fits := func(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' }
-	if name == "" || len(name) > 15 || strings.Trim(name, "-") != name || strings.ContainsFunc(name, func(r rune) bool { return !fits(r) }) {
+	if name == "" || len(name) > 15 || strings.Trim(name, "-") != name ||
+		strings.ContainsFunc(name, func(r rune) bool { return !fits(r) }) {
 		return fmt.Errorf("%.40q is no name of a port: up to 15 small letters, digits and hyphens", name)
 	}
 	return nil

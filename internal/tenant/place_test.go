@@ -7,9 +7,14 @@ import (
 
 func TestPlace(t *testing.T) {
 	labels := map[string]string{"app": "web", NamespaceKey: "other"}
-	p := Place{Namespace: "shop", NamespaceLabels: map[string]string{"division": "x"}, Ports: map[string]Port{"http": {80, "TCP"}}}
+	p := Place{
+		Namespace:       "shop",
+		NamespaceLabels: map[string]string{"division": "x"},
+		Ports:           map[string]Port{"http": {80, "TCP"}},
+	}
 	id := ReadIdentity(IdentityLabels(p.With(labels)))
-	if id.Namespace != "shop" || id.NamespaceLabels["division"] != "x" || id.Ports["http"] != (Port{80, "TCP"}) || !maps.Equal(id.Pod, map[string]string{"app": "web"}) {
+	if id.Namespace != "shop" || id.NamespaceLabels["division"] != "x" || id.Ports["http"] != (Port{80, "TCP"}) ||
+		!maps.Equal(id.Pod, map[string]string{"app": "web"}) {
 		t.Errorf("%+v", id)
 	}
 	if labels[NamespaceKey] != "other" {
@@ -25,7 +30,8 @@ func TestPlace(t *testing.T) {
 
 func TestParsePorts(t *testing.T) {
 	got, err := ParsePorts("http=80, dns=53/UDP,sig=9/SCTP")
-	if want := map[string]Port{"http": {80, "TCP"}, "dns": {53, "UDP"}, "sig": {9, "SCTP"}}; err != nil || !maps.Equal(got, want) {
+	if want := map[string]Port{"http": {80, "TCP"}, "dns": {53, "UDP"}, "sig": {9, "SCTP"}}; err != nil ||
+		!maps.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
 	if got, err = ParsePorts(" "); err != nil || len(got) != 0 {

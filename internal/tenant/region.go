@@ -50,7 +50,9 @@ func ParseRegions[R interface {
 
 // Equal compares all of it.
 func (r Region) Equal(other Region) bool {
-	return r.Name == other.Name && slices.Equal(r.CIDRs, other.CIDRs) && r.Edge == other.Edge && r.PeerEdge == other.PeerEdge && r.PeerVNI == other.PeerVNI
+	return r.Name == other.Name && slices.Equal(r.CIDRs, other.CIDRs) && r.Edge == other.Edge &&
+		r.PeerEdge == other.PeerEdge &&
+		r.PeerVNI == other.PeerVNI
 }
 
 // Check refuses what no orchestrator can have said.

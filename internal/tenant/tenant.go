@@ -24,7 +24,8 @@ const (
 // Overlay is a range of addresses that is a tenant's own; other tenants may have the same.
 type Overlay struct {
 	CIDR netip.Prefix
-	// NodeBits is the length of the subnet of it that each node gets (NIMITZ §3.2); 0 means none: addresses are given one by one.
+	// NodeBits is the length of the subnet of it that each node gets (NIMITZ §3.2); 0 means none: addresses are given
+	// one by one.
 	NodeBits int
 }
 
@@ -50,7 +51,8 @@ type Tenant struct {
 func (t Tenant) Equal(other Tenant) bool {
 	return t.Name == other.Name && t.Network == other.Network && t.Leaving == other.Leaving && t.Addressing == other.Addressing &&
 		t.Changes == other.Changes && t.Created.Equal(other.Created) && slices.Equal(t.IDs, other.IDs) && slices.Equal(t.Overlays, other.Overlays) &&
-		slices.Equal(t.Services, other.Services) && slices.Equal(t.Publications, other.Publications) &&
+		slices.Equal(t.Services, other.Services) &&
+		slices.Equal(t.Publications, other.Publications) &&
 		slices.EqualFunc(t.Regions, other.Regions, Region.Equal)
 }
 

@@ -24,7 +24,11 @@ const maxPath = 107
 func Listen(path string) (net.Listener, error) {
 	dir := filepath.Dir(path)
 	if most := maxPath - max(len("/.s4294967295/s"), len(path)-len(dir)); len(dir) > most {
-		return nil, fmt.Errorf("%s cannot be a socket: its path has room for a --run-dir of at most %d bytes", path, most)
+		return nil, fmt.Errorf(
+			"%s cannot be a socket: its path has room for a --run-dir of at most %d bytes",
+			path,
+			most,
+		)
 	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()

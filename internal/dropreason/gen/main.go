@@ -67,7 +67,11 @@ const notice = "Code generated from reasons.txt; DO NOT EDIT."
 
 func header(all []reason) ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n/* %s */\n#pragma once\n\nenum reason {\n", notice)
+	fmt.Fprintf(
+		&b,
+		"/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n/* %s */\n#pragma once\n\nenum reason {\n",
+		notice,
+	)
 	for _, r := range all {
 		fmt.Fprintf(&b, "\tREASON_%s = %d,\n", strings.ToUpper(strings.ReplaceAll(r.name, "-", "_")), r.number)
 	}
@@ -101,7 +105,10 @@ func page(all []reason) ([]byte, error) {
 	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "<!-- %s -->\n# Why a packet was dropped\n\n", notice)
-	fmt.Fprintf(&b, "Every drop has one of these reasons. `pilaster status` counts them, `pilaster monitor --type drop` shows them as they happen.\n\n")
+	fmt.Fprintf(
+		&b,
+		"Every drop has one of these reasons. `pilaster status` counts them, `pilaster monitor --type drop` shows them as they happen.\n\n",
+	)
 	fmt.Fprintf(&b, "| reason | the packet came | what it means, what to do |\n| --- | --- | --- |\n")
 	for _, r := range all {
 		side, ok := sides[r.side]

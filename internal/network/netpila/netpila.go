@@ -39,7 +39,12 @@ func New(plan address.Plan, node netip.Prefix, indexes network.Indexes, path net
 
 // Prepare draws an address of the endpoint's tenant id. It takes no message to
 // anybody (NP1, §6.1). The address is given back by Release.
-func (n *Network) Prepare(_ context.Context, t tenant.Tenant, app address.AppID, r endpoint.Record) ([]endpoint.Attachment, error) {
+func (n *Network) Prepare(
+	_ context.Context,
+	t tenant.Tenant,
+	app address.AppID,
+	r endpoint.Record,
+) ([]endpoint.Attachment, error) {
 	if app >= address.FirstReservedApp {
 		return nil, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
 	}
@@ -67,7 +72,13 @@ func (n *Network) Prepare(_ context.Context, t tenant.Tenant, app address.AppID,
 		a.Routes = []netip.Prefix{n.plan.Private}
 	}
 	if errors.Is(err, endpoint.ErrExhausted) {
-		return nil, fmt.Errorf("tenant %s app %d: %w\n  nothing was changed; `pilaster tenant rotate-key %s` gives the tenant an id with fresh addresses; until then use another node, or labels that make another app", t.Name, app, err, t.Name)
+		return nil, fmt.Errorf(
+			"tenant %s app %d: %w\n  nothing was changed; `pilaster tenant rotate-key %s` gives the tenant an id with fresh addresses; until then use another node, or labels that make another app",
+			t.Name,
+			app,
+			err,
+			t.Name,
+		)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("tenant %s app %d: %w", t.Name, app, err)

@@ -23,7 +23,10 @@ type memory struct {
 	released []address.Index
 }
 
-func (m *memory) DrawIndex(key endpoint.CursorKey, find func(address.Index) (address.Index, error)) (address.Index, error) {
+func (m *memory) DrawIndex(
+	key endpoint.CursorKey,
+	find func(address.Index) (address.Index, error),
+) (address.Index, error) {
 	i, err := find(m.next[key])
 	if errors.Is(err, address.ErrExhausted) {
 		return 0, endpoint.ErrExhausted
@@ -67,17 +70,20 @@ func TestPrepareEncrypted(t *testing.T) {
 		if p.Node != node || p.Tenant != 9 || p.App != 5 || p.Index == 0 {
 			t.Fatalf("plaintext %v is %+v", a.Plaintext, p)
 		}
-		if !address.DefaultPlan().Private.Contains(a.Address) || address.NewCipher(address.Key{2}).Decrypt(a.Address) != a.Plaintext {
+		if !address.DefaultPlan().Private.Contains(a.Address) ||
+			address.NewCipher(address.Key{2}).Decrypt(a.Address) != a.Plaintext {
 			t.Fatalf("%v is not %v under the current key in the private prefix", a.Address, a.Plaintext)
 		}
-		if len(a.Routes) != 1 || a.Routes[0] != address.DefaultPlan().Private || a.Gateway.String() != "fe80::1" || a.Network != Name {
+		if len(a.Routes) != 1 || a.Routes[0] != address.DefaultPlan().Private || a.Gateway.String() != "fe80::1" ||
+			a.Network != Name {
 			t.Fatalf("attachment %+v", a)
 		}
 		if seen[a.Address] {
 			t.Fatalf("%v given twice", a.Address)
 		}
 		seen[a.Address] = true
-		if err := n.Release(t.Context(), endpoint.Record{Attachments: []endpoint.Attachment{a}}); err != nil || m.released[len(m.released)-1] != p.Index {
+		if err := n.Release(t.Context(), endpoint.Record{Attachments: []endpoint.Attachment{a}}); err != nil ||
+			m.released[len(m.released)-1] != p.Index {
 			t.Fatalf("released %v, %v; want %d", m.released, err, p.Index)
 		}
 	}

@@ -14,10 +14,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What is wanted changes first, and then the switch, by the difference of the two. So whatever a failed change has left is made good by the next
-// one about the same entries.
+// What is wanted changes first, and then the switch, by the difference of the two. So whatever a failed change has left
+// is made good by the next one about the same entries.
 
-// change makes the switch have what is wanted of some of a tenant's matches. The caller holds the lock, as in all of these.
+// change makes the switch have what is wanted of some of a tenant's matches. The caller holds the lock, as in all of
+// these.
 func (n *Network) change(ctx context.Context, h *hosted, matches []any) error {
 	if !n.repaired {
 		return nil // which does all at once
@@ -87,8 +88,15 @@ func (n *Network) fits(more int) error {
 			largest, most = name, has
 		}
 	}
-	return fmt.Errorf("%w: this node has no room for %d more mappings: %d of %d are in use, %d of them by tenant %s, the largest user\n  nothing was changed; use another node, raise --max-mappings, or give tenants node CIDRs",
-		endpoint.ErrExhausted, more, n.forwards, n.config.MaxMappings, most, largest)
+	return fmt.Errorf(
+		"%w: this node has no room for %d more mappings: %d of %d are in use, %d of them by tenant %s, the largest user\n  nothing was changed; use another node, raise --max-mappings, or give tenants node CIDRs",
+		endpoint.ErrExhausted,
+		more,
+		n.forwards,
+		n.config.MaxMappings,
+		most,
+		largest,
+	)
 }
 
 // room refuses an endpoint that would not fit, before it takes addresses.
@@ -201,14 +209,19 @@ func (n *Network) place(h *hosted, all []network.Mapping) {
 func (n *Network) check(h *hosted, all []network.Mapping) error {
 	for _, m := range all {
 		if !h.has(m.To) || !n.config.Plan.ContainsNode(m.Node) {
-			return fmt.Errorf("tenant %s: a mapping of %v to node %v cannot be used; nothing was changed", m.Tenant, m.To, m.Node)
+			return fmt.Errorf(
+				"tenant %s: a mapping of %v to node %v cannot be used; nothing was changed",
+				m.Tenant,
+				m.To,
+				m.Node,
+			)
 		}
 	}
 	return nil
 }
 
-// Repair makes the switch have what is wanted and nothing else. Until the cluster tells more, what it has of other nodes is believed: so a restart
-// loses no packet, also with the cluster away.
+// Repair makes the switch have what is wanted and nothing else. Until the cluster tells more, what it has of other
+// nodes is believed: so a restart loses no packet, also with the cluster away.
 func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

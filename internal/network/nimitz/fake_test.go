@@ -18,7 +18,8 @@ import (
 
 var plan = address.DefaultPlan()
 
-// tableSwitch is a switch made of the pipeline itself. It refuses what a network that knows what it has would not ask for.
+// tableSwitch is a switch made of the pipeline itself. It refuses what a network that knows what it has would not ask
+// for.
 type tableSwitch struct {
 	has     map[any]pipeline.Entry // by match
 	ports   map[pipeline.Port]string
@@ -58,7 +59,12 @@ func (s *tableSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) err
 	return nil
 }
 
-func (s *tableSwitch) Check(_ context.Context, p pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error {
+func (s *tableSwitch) Check(
+	_ context.Context,
+	p pipeline.Port,
+	device pipeline.Device,
+	entries []pipeline.Entry,
+) error {
 	if name, plugged := s.ports[p]; !plugged || name != device.Name {
 		return fmt.Errorf("%s is not %v", device.Name, p)
 	}
@@ -106,7 +112,10 @@ type memory map[endpoint.CursorKey]*struct {
 	resting []address.Index
 }
 
-func (m memory) DrawIndex(key endpoint.CursorKey, find func(address.Index) (address.Index, error)) (address.Index, error) {
+func (m memory) DrawIndex(
+	key endpoint.CursorKey,
+	find func(address.Index) (address.Index, error),
+) (address.Index, error) {
 	c := m[key]
 	if c == nil {
 		c = &struct {
@@ -180,7 +189,13 @@ func (n *node) Keep(_ context.Context, _ map[netip.Addr]netip.Addr, used map[net
 
 // tenantOf has VNI id, and addresses that others have too.
 func tenantOf(id address.TenantID, overlays ...tenant.Overlay) tenant.Tenant {
-	return tenant.Tenant{Name: fmt.Sprint("t", id), Network: tenant.Nimitz, Overlays: overlays, Addressing: tenant.Own, IDs: []tenant.ID{{ID: id}}}
+	return tenant.Tenant{
+		Name:       fmt.Sprint("t", id),
+		Network:    tenant.Nimitz,
+		Overlays:   overlays,
+		Addressing: tenant.Own,
+		IDs:        []tenant.ID{{ID: id}},
+	}
 }
 
 func overlay(cidr string, nodeBits int) tenant.Overlay {
@@ -192,9 +207,22 @@ func newCluster(t testing.TB, nodes int, tenants ...tenant.Tenant) *cluster {
 }
 
 func newRegion(t testing.TB, plan address.Plan, nodes int, tenants ...tenant.Tenant) *cluster {
-	c := &cluster{t: t, plan: plan, tenants: tenants, given: map[string][]netip.Prefix{}, where: map[string][]network.Mapping{}, next: map[netip.Prefix]uint64{}}
+	c := &cluster{
+		t:       t,
+		plan:    plan,
+		tenants: tenants,
+		given:   map[string][]netip.Prefix{},
+		where:   map[string][]network.Mapping{},
+		next:    map[netip.Prefix]uint64{},
+	}
 	for i := range nodes {
-		n := &node{c: c, prefix: plan.Node(uint64(i + 1)), sw: &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}, region: plan.Base}, record: map[endpoint.ID]endpoint.Record{}, carries: map[string]bool{}}
+		n := &node{
+			c:       c,
+			prefix:  plan.Node(uint64(i + 1)),
+			sw:      &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}, region: plan.Base},
+			record:  map[endpoint.ID]endpoint.Record{},
+			carries: map[string]bool{},
+		}
 		c.nodes = append(c.nodes, n)
 		n.start(memory{})
 	}
@@ -204,7 +232,16 @@ func newRegion(t testing.TB, plan address.Plan, nodes int, tenants ...tenant.Ten
 // start is what a new process of the agent does: it knows the records and finds the switch as it is.
 func (n *node) start(indexes network.Indexes) {
 	n.c.t.Helper()
-	config := Config{Plan: n.c.plan, Node: n.prefix, Edge: n.edge, Indexes: indexes, Cluster: n, Switch: n.sw, Gateway: n, MaxMappings: n.max}
+	config := Config{
+		Plan:        n.c.plan,
+		Node:        n.prefix,
+		Edge:        n.edge,
+		Indexes:     indexes,
+		Cluster:     n,
+		Switch:      n.sw,
+		Gateway:     n,
+		MaxMappings: n.max,
+	}
 	if n.alone {
 		config.Gateway, config.NoGateway = nil, errors.New("the kernel has no NAT")
 	}
@@ -250,7 +287,15 @@ func (n *node) add(t tenant.Tenant, app address.AppID) endpoint.Record {
 func (n *node) tryAdd(t tenant.Tenant, app address.AppID) (endpoint.Record, error) {
 	ctx := n.c.t.Context()
 	n.last++
-	r := endpoint.Record{ID: n.last, ContainerID: fmt.Sprint("c", n.last), Interface: "eth0", Tenant: t.Name, TenantID: t.IDs[0].ID, App: app, State: endpoint.Active}
+	r := endpoint.Record{
+		ID:          n.last,
+		ContainerID: fmt.Sprint("c", n.last),
+		Interface:   "eth0",
+		Tenant:      t.Name,
+		TenantID:    t.IDs[0].ID,
+		App:         app,
+		State:       endpoint.Active,
+	}
 	first := !n.hosts(t)
 	n.must(n.PutTenant(ctx, t))
 	var err error

@@ -35,7 +35,12 @@ type port struct {
 }
 
 func newHosted() *hosted {
-	return &hosted{here: map[netip.Addr]port{}, remote: map[netip.Prefix]netip.Prefix{}, beyond: map[any]pipeline.Entry{}, installed: map[any]pipeline.Entry{}}
+	return &hosted{
+		here:      map[netip.Addr]port{},
+		remote:    map[netip.Prefix]netip.Prefix{},
+		beyond:    map[any]pipeline.Entry{},
+		installed: map[any]pipeline.Entry{},
+	}
 }
 
 // set takes the tenant as it is now. Its VNI is the oldest of its ids, which stays when it gets more.
@@ -45,7 +50,10 @@ func (h *hosted) set(t tenant.Tenant) {
 		h.overlays = append(h.overlays, o.CIDR)
 	}
 	h.regions = t.Regions
-	h.services, h.published = t.Services, slices.SortedFunc(slices.Values(t.Publications), func(a, b tenant.Publication) int { return a.Underlay.Compare(b.Underlay) })
+	h.services, h.published = t.Services, slices.SortedFunc(
+		slices.Values(t.Publications),
+		func(a, b tenant.Publication) int { return a.Underlay.Compare(b.Underlay) },
+	)
 }
 
 func (h *hosted) add(r endpoint.Record) {
@@ -113,8 +121,8 @@ func (h *hosted) forwardMatch(to netip.Prefix) any {
 	return pipeline.Forward{VNI: h.vni, To: to}.Match()
 }
 
-// wanted is the entry that a match is to have, nil for none. A container here comes before what the cluster last said of its address, and
-// in what is left of the tenant's CIDRs is nobody.
+// wanted is the entry that a match is to have, nil for none. A container here comes before what the cluster last said
+// of its address, and in what is left of the tenant's CIDRs is nobody.
 func (h *hosted) wanted(match any) pipeline.Entry {
 	if e, ok := h.beyond[match]; ok {
 		return e
@@ -155,7 +163,8 @@ func (h *hosted) has(to netip.Prefix) bool {
 // adopt believes what the switch has from before, until the cluster tells.
 func (h *hosted) adopt(e pipeline.Entry) {
 	h.installed[e.Match()] = e
-	if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && !h.heard && h.has(f.To) && pipeline.IsVTEP(f.VTEP) {
+	if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && !h.heard && h.has(f.To) &&
+		pipeline.IsVTEP(f.VTEP) {
 		h.remote[f.To] = netip.PrefixFrom(f.VTEP, address.NodeBits).Masked()
 	}
 }

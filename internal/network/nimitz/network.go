@@ -17,8 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// DefaultMaxMappings is how many forwarding entries a node takes unless told otherwise: room for the containers of its tenants, wherever those
-// are, where nodes have no subnets.
+// DefaultMaxMappings is how many forwarding entries a node takes unless told otherwise: room for the containers of its
+// tenants, wherever those are, where nodes have no subnets.
 const DefaultMaxMappings = 65536
 
 // Config is what a Network is made of.
@@ -79,9 +79,14 @@ func (n *Network) Close() error {
 // gateways is each family's next hop inside a container. It is a static neighbour, so nobody asks for it.
 var gateways = map[bool]netip.Addr{true: netip.MustParseAddr("169.254.1.1"), false: netip.MustParseAddr("fe80::1")}
 
-// Prepare takes an address of each overlay: from this node's subnets where the tenant has node CIDRs, which costs no message once they are
-// known, or else from the cluster.
-func (n *Network) Prepare(ctx context.Context, t tenant.Tenant, app address.AppID, r endpoint.Record) (all []endpoint.Attachment, err error) {
+// Prepare takes an address of each overlay: from this node's subnets where the tenant has node CIDRs, which costs no
+// message once they are known, or else from the cluster.
+func (n *Network) Prepare(
+	ctx context.Context,
+	t tenant.Tenant,
+	app address.AppID,
+	r endpoint.Record,
+) (all []endpoint.Attachment, err error) {
 	if app >= address.FirstReservedApp {
 		return nil, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
 	}
@@ -94,11 +99,21 @@ func (n *Network) Prepare(ctx context.Context, t tenant.Tenant, app address.AppI
 		all, err = n.allocate(ctx, t, r)
 	}
 	if err == nil && len(all) != len(t.Overlays) {
-		err = fmt.Errorf("the cluster gave %d ranges or addresses for %d CIDRs of tenant %s", len(all), len(t.Overlays), t.Name)
+		err = fmt.Errorf(
+			"the cluster gave %d ranges or addresses for %d CIDRs of tenant %s",
+			len(all),
+			len(t.Overlays),
+			t.Name,
+		)
 	}
 	for i, a := range all {
 		if err == nil && !t.Overlays[i].CIDR.Contains(a.Address) {
-			err = fmt.Errorf("the cluster gave tenant %s address %v, which is not in %v", t.Name, a.Address, t.Overlays[i].CIDR)
+			err = fmt.Errorf(
+				"the cluster gave tenant %s address %v, which is not in %v",
+				t.Name,
+				a.Address,
+				t.Overlays[i].CIDR,
+			)
 		}
 	}
 	if err != nil {
@@ -115,9 +130,12 @@ func (n *Network) draw(ctx context.Context, t tenant.Tenant, r endpoint.Record) 
 		return nil, err
 	}
 	for _, subnet := range subnets {
-		i, err := n.config.Indexes.DrawIndex(endpoint.CursorKey{Tenant: r.TenantID, Subnet: subnet}, func(from address.Index) (address.Index, error) {
-			return usable(subnet, from)
-		})
+		i, err := n.config.Indexes.DrawIndex(
+			endpoint.CursorKey{Tenant: r.TenantID, Subnet: subnet},
+			func(from address.Index) (address.Index, error) {
+				return usable(subnet, from)
+			},
+		)
 		if err != nil {
 			hint := ""
 			if errors.Is(err, endpoint.ErrExhausted) {
@@ -131,7 +149,11 @@ func (n *Network) draw(ctx context.Context, t tenant.Tenant, r endpoint.Record) 
 	return all, nil
 }
 
-func (n *Network) allocate(ctx context.Context, t tenant.Tenant, r endpoint.Record) (all []endpoint.Attachment, err error) {
+func (n *Network) allocate(
+	ctx context.Context,
+	t tenant.Tenant,
+	r endpoint.Record,
+) (all []endpoint.Attachment, err error) {
 	addrs, err := n.config.Cluster.Allocate(ctx, t.Name, clusterKey(r))
 	for _, addr := range addrs {
 		all = append(all, attachment(addr, netip.Prefix{}))
@@ -152,7 +174,8 @@ func attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Attachment {
 	}
 }
 
-// usable is the first index from the given one on that a container may have: neither the subnet's own address nor, in IPv4, its last.
+// usable is the first index from the given one on that a container may have: neither the subnet's own address nor, in
+// IPv4, its last.
 func usable(subnet netip.Prefix, from address.Index) (address.Index, error) {
 	from = max(from, 1)
 	addr, ok := endpoint.AddressIn(subnet, from)
@@ -254,7 +277,8 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// Drops are those of a switch and of a gateway that the driver does not count. Beside an error are those that could be read.
+// Drops are those of a switch and of a gateway that the driver does not count. Beside an error are those that could be
+// read.
 func (n *Network) Drops(ctx context.Context) (map[dropreason.Reason]uint64, error) {
 	all := map[dropreason.Reason]uint64{}
 	var errs []error

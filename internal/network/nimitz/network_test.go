@@ -27,7 +27,8 @@ func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *
 	}
 	for _, n := range c.nodes {
 		if pipeline.VTEP(n.prefix) == out.VTEP {
-			out, _ = n.sw.table().Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: out.VNI, Identity: out.Identity, Src: out.Src, Dst: out.Dst})
+			out, _ = n.sw.table().
+				Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: out.VNI, Identity: out.Identity, Src: out.Src, Dst: out.Dst})
 			return n, out
 		}
 	}
@@ -43,8 +44,8 @@ func isOutside(trace []pipeline.Entry) bool {
 	})
 }
 
-// reach compares what every node's table does with every packet that may be sent: exactly what one container sends to another of its tenant
-// arrives, with its identity.
+// reach compares what every node's table does with every packet that may be sent: exactly what one container sends to
+// another of its tenant arrives, with its identity.
 func (c *cluster) reach() {
 	c.t.Helper()
 	type end struct {
@@ -76,24 +77,45 @@ func (c *cluster) reach() {
 			case !arrives && out.Drop == 0:
 				c.t.Fatalf("from %v of %s to %v, which is not its tenant's: %+v", from.a, from.r.Tenant, dst, out)
 			case arrives && (n != to.n || out.Drop != 0 || out.To != pipeline.Port(to.r.ID) || out.Identity != uint16(from.r.App)):
-				c.t.Fatalf("from %v of %s on %v to %v on %v: %+v", from.a, from.r.Tenant, from.n.prefix, dst, to.n.prefix, out)
+				c.t.Fatalf(
+					"from %v of %s on %v to %v on %v: %+v",
+					from.a,
+					from.r.Tenant,
+					from.n.prefix,
+					dst,
+					to.n.prefix,
+					out,
+				)
 			}
-			if _, out := c.send(from.n, from.r, dst, from.a); !slices.Contains(from.r.Addresses(), dst) && out.Drop == 0 {
+			if _, out := c.send(from.n, from.r, dst, from.a); !slices.Contains(from.r.Addresses(), dst) &&
+				out.Drop == 0 {
 				c.t.Fatalf("%v sends as %v: %+v", from.a, dst, out)
 			}
 		}
 	}
 }
 
-// TestRandomClusters: tenants with the same addresses come and go, nodes start anew, an old agent's orchestrator is away; whatever has happened,
-// each node's table delivers exactly container to container of one tenant, and holds nothing else (NM1).
+// TestRandomClusters: tenants with the same addresses come and go, nodes start anew, an old agent's orchestrator is
+// away; whatever has happened, each node's table delivers exactly container to container of one tenant, and holds
+// nothing else (NM1).
 func TestRandomClusters(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 5))
-			c := newCluster(t, 4,
-				tenantOf(7, overlay("10.0.0.0/16", 24)), tenantOf(8, overlay("10.0.0.0/16", 28), overlay("fd00:1::/48", 80)),
-				tenantOf(9, overlay("10.0.0.0/16", 0)), tenantOf(10, overlay("fd00:1::/48", 0), overlay("10.0.0.0/20", 0)))
+			c := newCluster(
+				t,
+				4,
+				tenantOf(
+					7,
+					overlay("10.0.0.0/16", 24),
+				),
+				tenantOf(8, overlay("10.0.0.0/16", 28), overlay("fd00:1::/48", 80)),
+				tenantOf(
+					9,
+					overlay("10.0.0.0/16", 0),
+				),
+				tenantOf(10, overlay("fd00:1::/48", 0), overlay("10.0.0.0/20", 0)),
+			)
 			for range 150 {
 				n := c.nodes[r.IntN(len(c.nodes))]
 				switch of := c.tenants[r.IntN(len(c.tenants))]; {
@@ -130,7 +152,8 @@ func TestRandomClusters(t *testing.T) {
 					n.must(n.Check(t.Context(), r))
 					n.remove(r)
 				}
-				if got := n.sw.table().Entries; len(got) != 1 || got[0] != (pipeline.Peer{Nodes: plan.Base}) || len(n.sw.ports) != 1 {
+				if got := n.sw.table().Entries; len(got) != 1 || got[0] != (pipeline.Peer{Nodes: plan.Base}) ||
+					len(n.sw.ports) != 1 {
 					t.Errorf("left on a node without containers: %v, %v", got, n.sw.ports)
 				}
 			}
@@ -138,8 +161,8 @@ func TestRandomClusters(t *testing.T) {
 	}
 }
 
-// TestEntryCounts: what a node keeps of others grows with nodes where they have CIDRs, with containers where they have not, and never with a product;
-// at 80 containers a node, the paper's density, that is 80 times less (NM3, §3.2).
+// TestEntryCounts: what a node keeps of others grows with nodes where they have CIDRs, with containers where they have
+// not, and never with a product; at 80 containers a node, the paper's density, that is 80 times less (NM3, §3.2).
 func TestEntryCounts(t *testing.T) {
 	measure := func(nodes, density, bits int) (remote, all int) {
 		c := newCluster(t, nodes, tenantOf(7, overlay("10.0.0.0/8", bits)))
@@ -156,10 +179,22 @@ func TestEntryCounts(t *testing.T) {
 			with, all := measure(nodes, density, 24)
 			without, allWithout := measure(nodes, density, 0)
 			if with != nodes-1 || all != with+2*density+peerAndCIDR {
-				t.Errorf("%d nodes with %d containers and CIDRs: %d of other nodes, %d in all", nodes, density, with, all)
+				t.Errorf(
+					"%d nodes with %d containers and CIDRs: %d of other nodes, %d in all",
+					nodes,
+					density,
+					with,
+					all,
+				)
 			}
 			if without != (nodes-1)*density || allWithout != without+2*density+peerAndCIDR {
-				t.Errorf("%d nodes with %d containers, without CIDRs: %d of other nodes, %d in all", nodes, density, without, allWithout)
+				t.Errorf(
+					"%d nodes with %d containers, without CIDRs: %d of other nodes, %d in all",
+					nodes,
+					density,
+					without,
+					allWithout,
+				)
 			}
 			if without != density*with {
 				t.Errorf("CIDRs save %d entries of %d", without-with, without)
@@ -168,7 +203,8 @@ func TestEntryCounts(t *testing.T) {
 	}
 }
 
-// TestRepairBelievesTheSwitch: an agent that starts with the orchestrator away keeps what leads to other nodes, and sweeps what is nobody's.
+// TestRepairBelievesTheSwitch: an agent that starts with the orchestrator away keeps what leads to other nodes, and
+// sweeps what is nobody's.
 func TestRepairBelievesTheSwitch(t *testing.T) {
 	c := newCluster(t, 2, tenantOf(7, overlay("10.0.0.0/16", 24)))
 	blue := c.tenants[0]
@@ -178,8 +214,14 @@ func TestRepairBelievesTheSwitch(t *testing.T) {
 		pipeline.Sender{Port: 99, Address: netip.MustParseAddr("10.0.0.99"), VNI: 7},
 		pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.0.0.99/32"), Port: 99},
 		pipeline.Forward{VNI: 3, To: netip.MustParsePrefix("10.0.0.0/16")},
-		pipeline.Forward{VNI: 7, To: netip.MustParsePrefix("10.9.0.0/16"), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(plan.Node(9))},
-		pipeline.Peer{Nodes: netip.MustParsePrefix("fd00::/40")})
+		pipeline.Forward{
+			VNI:  7,
+			To:   netip.MustParsePrefix("10.9.0.0/16"),
+			Port: pipeline.VXLAN,
+			VTEP: pipeline.VTEP(plan.Node(9)),
+		},
+		pipeline.Peer{Nodes: netip.MustParsePrefix("fd00::/40")},
+	)
 	n.sw.ports[99] = "pil99"
 	n.start(n.config.Indexes)
 	c.reach()
@@ -227,7 +269,8 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	}
 	n.sw.fail = nil
 	n.must(n.Replace(t.Context(), blue.Name, append(other, c.where[blue.Name]...)))
-	if _, out := c.send(n, r, r.Attachments[0].Address, netip.MustParseAddr("10.0.77.7")); out.Drop == 0 || n.sw.forwards(pipeline.VXLAN) != 1 {
+	if _, out := c.send(n, r, r.Attachments[0].Address, netip.MustParseAddr("10.0.77.7")); out.Drop == 0 ||
+		n.sw.forwards(pipeline.VXLAN) != 1 {
 		t.Errorf("%+v; holds %v", out, n.sw.table())
 	}
 }
@@ -244,7 +287,8 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 		{Tenant: blue.Name, To: netip.MustParsePrefix("fd00:1::/80"), Node: plan.Node(2)},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: netip.MustParsePrefix("2001:db8::/64")},
 	} {
-		if n.Replace(t.Context(), blue.Name, []network.Mapping{m}) == nil || n.Apply(t.Context(), blue.Name, []network.Mapping{m}, nil) == nil {
+		if n.Replace(t.Context(), blue.Name, []network.Mapping{m}) == nil ||
+			n.Apply(t.Context(), blue.Name, []network.Mapping{m}, nil) == nil {
 			t.Errorf("%v was taken", m)
 		}
 	}
@@ -255,12 +299,20 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 		return network.Mapping{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: plan.Node(to)}
 	}
 	n.must(n.Apply(t.Context(), blue.Name, []network.Mapping{moved(2)}, nil))
-	n.must(n.Apply(t.Context(), blue.Name, []network.Mapping{moved(3)}, []network.Mapping{{Tenant: blue.Name, To: moved(2).To}}))
+	n.must(
+		n.Apply(
+			t.Context(),
+			blue.Name,
+			[]network.Mapping{moved(3)},
+			[]network.Mapping{{Tenant: blue.Name, To: moved(2).To}},
+		),
+	)
 	if f := n.sw.has[pipeline.Forward{VNI: 7, To: moved(3).To}]; f != (pipeline.Forward{VNI: 7, To: moved(3).To, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(plan.Node(3))}) {
 		t.Errorf("moved from node 2 to 3: %v", f)
 	}
 	n.must(n.Apply(t.Context(), blue.Name, nil, []network.Mapping{moved(3)}))
-	if err := n.Replace(t.Context(), "elsewhere", []network.Mapping{{Tenant: "elsewhere", To: netip.MustParsePrefix("10.0.3.0/24"), Node: plan.Node(2)}}); err != nil || len(n.sw.has) != before {
+	if err := n.Replace(t.Context(), "elsewhere", []network.Mapping{{Tenant: "elsewhere", To: netip.MustParsePrefix("10.0.3.0/24"), Node: plan.Node(2)}}); err != nil ||
+		len(n.sw.has) != before {
 		t.Errorf("a tenant that is not here: %v", err)
 	}
 }
@@ -276,7 +328,8 @@ func TestFullNodeRefuses(t *testing.T) {
 		n.add(c.tenants[1], 1)
 	}
 	_, err := n.tryAdd(c.tenants[0], 1)
-	if !errors.Is(err, endpoint.ErrExhausted) || !strings.Contains(err.Error(), "6 of 6 are in use, 4 of them by tenant t8") {
+	if !errors.Is(err, endpoint.ErrExhausted) ||
+		!strings.Contains(err.Error(), "6 of 6 are in use, 4 of them by tenant t8") {
 		t.Errorf("a full node: %v", err)
 	}
 	if i := n.config.Indexes.(memory)[endpoint.CursorKey{Tenant: 7, Subnet: netip.MustParsePrefix("10.0.0.0/24")}]; i.next != 2 {
@@ -287,7 +340,10 @@ func TestFullNodeRefuses(t *testing.T) {
 	if _, err := n.tryAdd(c.tenants[0], 1); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("a full node that started anew: %v", err)
 	}
-	if err := n.Replace(t.Context(), "t7", []network.Mapping{{Tenant: "t7", To: netip.MustParsePrefix("10.0.9.0/24"), Node: plan.Node(2)}}); !errors.Is(err, endpoint.ErrExhausted) {
+	if err := n.Replace(t.Context(), "t7", []network.Mapping{{Tenant: "t7", To: netip.MustParsePrefix("10.0.9.0/24"), Node: plan.Node(2)}}); !errors.Is(
+		err,
+		endpoint.ErrExhausted,
+	) {
 		t.Errorf("one mapping more: %v", err)
 	}
 	c.reach()
@@ -309,7 +365,8 @@ func TestSubnetAddresses(t *testing.T) {
 		r := n.add(blue, 1)
 		want := []string{fmt.Sprint("10.0.0.", i+1), fmt.Sprintf("fd00:1::%x", i+1)}
 		for j, a := range r.Attachments {
-			if a.Address.String() != want[j] || a.Overhead != 70 || seen[a.Address] || a.Gateway.Is4() != a.Address.Is4() {
+			if a.Address.String() != want[j] || a.Overhead != 70 || seen[a.Address] ||
+				a.Gateway.Is4() != a.Address.Is4() {
 				t.Errorf("attachment %+v, want %s", a, want[j])
 			}
 			seen[a.Address] = true

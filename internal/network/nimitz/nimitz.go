@@ -1,5 +1,6 @@
-// Package nimitz is the Go side of the paper's first network (NIMITZ §3): tenants have addresses of their own, VXLAN carries their
-// packets between nodes, and every node keeps where each of a tenant's subnets or containers is. Package pipeline says what becomes of a packet.
+// Package nimitz is the Go side of the paper's first network (NIMITZ §3): tenants have addresses of their own, VXLAN
+// carries their packets between nodes, and every node keeps where each of a tenant's subnets or containers is. Package
+// pipeline says what becomes of a packet.
 package nimitz
 
 import (
@@ -18,7 +19,8 @@ type Switch interface {
 	Unplug(ctx context.Context, port pipeline.Port) error
 	// Apply takes entries away and adds others, all or nothing.
 	Apply(ctx context.Context, remove, add []pipeline.Entry) error
-	// Check names the first of a port's entries that the switch does not have, or why the device is not the port; it reads no others.
+	// Check names the first of a port's entries that the switch does not have, or why the device is not the port; it
+	// reads no others.
 	Check(ctx context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error
 	// SetMTU fits what carries tunnels to what may leave by the uplink, in bytes.
 	SetMTU(mtu int) error
@@ -40,6 +42,7 @@ type PolicyGuard interface {
 
 // Forgetful is a switch that can lose its entries while the agent runs.
 type Forgetful interface {
-	// Forgets returns when that may have happened and it is ready to be told them again, or with an error when ctx has ended.
+	// Forgets returns when that may have happened and it is ready to be told them again, or with an error when ctx has
+	// ended.
 	Forgets(ctx context.Context) error
 }

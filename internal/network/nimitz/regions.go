@@ -17,12 +17,24 @@ func (n *Network) checkRegions(t tenant.Tenant) error {
 	}
 	for _, r := range t.Regions {
 		if !n.config.Plan.ContainsNode(r.Edge) || n.config.Plan.Base.Overlaps(r.PeerEdge) {
-			return fmt.Errorf("tenant %s, region %s: the Edge Switch of this region is to be in %v, which %v is not, and the other, %v, elsewhere; nothing was changed",
-				t.Name, r.Name, n.config.Plan.Base, r.Edge, r.PeerEdge)
+			return fmt.Errorf(
+				"tenant %s, region %s: the Edge Switch of this region is to be in %v, which %v is not, and the other, %v, elsewhere; nothing was changed",
+				t.Name,
+				r.Name,
+				n.config.Plan.Base,
+				r.Edge,
+				r.PeerEdge,
+			)
 		}
 		for _, cidr := range r.CIDRs {
 			if i := slices.IndexFunc(cidrs, cidr.Overlaps); i >= 0 {
-				return fmt.Errorf("tenant %s, region %s: CIDR %v overlaps %v, which the tenant has already; nothing was changed", t.Name, r.Name, cidr, cidrs[i])
+				return fmt.Errorf(
+					"tenant %s, region %s: CIDR %v overlaps %v, which the tenant has already; nothing was changed",
+					t.Name,
+					r.Name,
+					cidr,
+					cidrs[i],
+				)
 			}
 			cidrs = append(cidrs, cidr)
 		}
@@ -30,8 +42,8 @@ func (n *Network) checkRegions(t tenant.Tenant) error {
 	return nil
 }
 
-// regional is the way to a tenant's containers in another region: by the Edge Switch of this one, and from there by the other's, from which alone
-// theirs are taken.
+// regional is the way to a tenant's containers in another region: by the Edge Switch of this one, and from there by the
+// other's, from which alone theirs are taken.
 func (n *Network) regional(h *hosted, r tenant.Region) (all []pipeline.Entry) {
 	here := r.Edge == n.config.Node
 	if here && !n.config.Edge {
@@ -42,9 +54,15 @@ func (n *Network) regional(h *hosted, r tenant.Region) (all []pipeline.Entry) {
 		to = r.PeerEdge
 	}
 	for _, cidr := range r.CIDRs {
-		all = append(all, pipeline.Forward{VNI: h.vni, To: cidr, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(to), Outside: true})
+		all = append(
+			all,
+			pipeline.Forward{VNI: h.vni, To: cidr, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(to), Outside: true},
+		)
 		if here {
-			all = append(all, pipeline.Foreign{Edge: r.PeerEdge, Theirs: pipeline.VNI(r.PeerVNI), Source: cidr, VNI: h.vni})
+			all = append(
+				all,
+				pipeline.Foreign{Edge: r.PeerEdge, Theirs: pipeline.VNI(r.PeerVNI), Source: cidr, VNI: h.vni},
+			)
 		}
 	}
 	return all

@@ -12,7 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// regions are two, the last node of each its Edge Switch. Tenant t7 is in both, as 7 and as 12; of two others, in one each, the numbers are the same.
+// regions are two, the last node of each its Edge Switch. Tenant t7 is in both, as 7 and as 12; of two others, in one
+// each, the numbers are the same.
 type regions struct {
 	west, east *cluster
 	near, far  endpoint.Record // of t7
@@ -25,7 +26,13 @@ func newRegions(t *testing.T) *regions {
 	elsewhere := plan
 	elsewhere.Base = netip.MustParsePrefix("fd71:696c:6100::/40")
 	r := &regions{
-		west: newRegion(t, plan, 3, tenantOf(7, overlay("10.0.0.0/16", 24), overlay("fd00:1::/48", 80)), tenantOf(12, overlay("10.0.0.0/16", 24))),
+		west: newRegion(
+			t,
+			plan,
+			3,
+			tenantOf(7, overlay("10.0.0.0/16", 24), overlay("fd00:1::/48", 80)),
+			tenantOf(12, overlay("10.0.0.0/16", 24)),
+		),
 		east: newRegion(t, elsewhere, 2, there, other),
 	}
 	for _, c := range []*cluster{r.west, r.east} {
@@ -80,17 +87,29 @@ func (r *regions) crosses(from *node, to netip.Addr) bool {
 }
 
 // send follows a packet of a container until it is somewhere, or dropped.
-func (r *regions) send(from *node, port pipeline.Port, src, dst netip.Addr) (hops []hop, at *node, out pipeline.Verdict) {
+func (r *regions) send(
+	from *node,
+	port pipeline.Port,
+	src, dst netip.Addr,
+) (hops []hop, at *node, out pipeline.Verdict) {
 	p, at := pipeline.Packet{From: port, Src: src, Dst: dst}, from
 	for range 5 {
 		var trace []pipeline.Entry
-		if out, trace = at.sw.table().Run(p); out.Drop == 0 && p.From == port && isOutside(trace) != r.crosses(from, dst) {
+		if out, trace = at.sw.table().Run(p); out.Drop == 0 && p.From == port &&
+			isOutside(trace) != r.crosses(from, dst) {
 			r.west.t.Errorf("from %v to %v: %v", from.prefix, dst, trace)
 		}
 		if out.Drop != 0 || out.To != pipeline.VXLAN {
 			break
 		}
-		p = pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(at.prefix), VNI: out.VNI, Identity: out.Identity, Src: out.Src, Dst: out.Dst}
+		p = pipeline.Packet{
+			From:     pipeline.VXLAN,
+			Outer:    pipeline.VTEP(at.prefix),
+			VNI:      out.VNI,
+			Identity: out.Identity,
+			Src:      out.Src,
+			Dst:      out.Dst,
+		}
 		for _, n := range slices.Concat(r.west.nodes, r.east.nodes) {
 			if pipeline.VTEP(n.prefix) == out.VTEP {
 				at = n
@@ -101,33 +120,40 @@ func (r *regions) send(from *node, port pipeline.Port, src, dst netip.Addr) (hop
 	return hops, at, out
 }
 
-// TestCrossRegion is traffic (e), both ways and in both families: each Edge Switch gives the packet its own tenant's VNI (§3.1; NM6).
+// TestCrossRegion is traffic (e), both ways and in both families: each Edge Switch gives the packet its own tenant's
+// VNI (§3.1; NM6).
 func TestCrossRegion(t *testing.T) {
 	r := newRegions(t)
 	for i := range r.near.Attachments {
 		near, far := r.near.Attachments[i].Address, r.far.Attachments[i].Address
 		hops, at, out := r.send(r.west.nodes[0], pipeline.Port(r.near.ID), near, far)
 		if want := []hop{{r.west.edge().prefix, 7, 1}, {r.east.edge().prefix, 7, 1}, {r.east.nodes[0].prefix, 12, 0}}; !slices.Equal(hops, want) ||
-			at != r.east.nodes[0] || out.Drop != 0 || out.To != pipeline.Port(r.far.ID) || out.Src != near {
+			at != r.east.nodes[0] || out.Drop != 0 ||
+			out.To != pipeline.Port(r.far.ID) ||
+			out.Src != near {
 			t.Errorf("from %v to %v: %v, then %+v; want %v", near, far, hops, out, want)
 		}
 		hops, at, out = r.send(r.east.nodes[0], pipeline.Port(r.far.ID), far, near)
 		if want := []hop{{r.east.edge().prefix, 12, 2}, {r.west.edge().prefix, 12, 2}, {r.west.nodes[0].prefix, 7, 0}}; !slices.Equal(hops, want) ||
-			at != r.west.nodes[0] || out.Drop != 0 || out.To != pipeline.Port(r.near.ID) {
+			at != r.west.nodes[0] ||
+			out.Drop != 0 ||
+			out.To != pipeline.Port(r.near.ID) {
 			t.Errorf("from %v to %v: %v, then %+v; want %v", far, near, hops, out, want)
 		}
 	}
 	// A tenant whose number there is another's.
 	for _, of := range r.west.nodes[0].record {
 		if of.Tenant != "t7" {
-			if hops, _, out := r.send(r.west.nodes[0], pipeline.Port(of.ID), of.Attachments[0].Address, r.far.Attachments[0].Address); out.Drop == 0 || len(hops) != 0 {
+			if hops, _, out := r.send(r.west.nodes[0], pipeline.Port(of.ID), of.Attachments[0].Address, r.far.Attachments[0].Address); out.Drop == 0 ||
+				len(hops) != 0 {
 				t.Errorf("tenant %s reaches another's container in the other region: %v, %+v", of.Tenant, hops, out)
 			}
 		}
 	}
 }
 
-// TestEntriesOfRegions: a node has one entry for each CIDR of a tenant in another region, the Edge Switch one more and the other's; all go with it.
+// TestEntriesOfRegions: a node has one entry for each CIDR of a tenant in another region, the Edge Switch one more and
+// the other's; all go with it.
 func TestEntriesOfRegions(t *testing.T) {
 	r := newRegions(t)
 	with := func(n *node) map[pipeline.Stage]int { return pipeline.Count(n.sw.table().Entries) }
@@ -141,10 +167,14 @@ func TestEntriesOfRegions(t *testing.T) {
 	r.west.tenants[0].Regions = nil
 	r.put(t)
 	nodeHad, edgeHad := with(node), with(edge)
-	if more := nodeHas[pipeline.Forwarding] - nodeHad[pipeline.Forwarding]; more != 2 || nodeHas[pipeline.Register] != nodeHad[pipeline.Register] || nodeHas[pipeline.Decap] != nodeHad[pipeline.Decap] {
+	if more := nodeHas[pipeline.Forwarding] - nodeHad[pipeline.Forwarding]; more != 2 ||
+		nodeHas[pipeline.Register] != nodeHad[pipeline.Register] ||
+		nodeHas[pipeline.Decap] != nodeHad[pipeline.Decap] {
 		t.Errorf("a node has %v, and %v without the other region", nodeHas, nodeHad)
 	}
-	if edgeHas[pipeline.Forwarding]-edgeHad[pipeline.Forwarding] != 2 || edgeHas[pipeline.Register]-edgeHad[pipeline.Register] != 2 || edgeHas[pipeline.Decap]-edgeHad[pipeline.Decap] != 1 {
+	if edgeHas[pipeline.Forwarding]-edgeHad[pipeline.Forwarding] != 2 ||
+		edgeHas[pipeline.Register]-edgeHad[pipeline.Register] != 2 ||
+		edgeHas[pipeline.Decap]-edgeHad[pipeline.Decap] != 1 {
 		t.Errorf("an Edge Switch has %v, and %v without the other region", edgeHas, edgeHad)
 	}
 
@@ -159,7 +189,9 @@ func TestEntriesOfRegions(t *testing.T) {
 	for _, e := range edge.sw.has {
 		f, forwards := e.(pipeline.Forward)
 		p, takes := e.(pipeline.Peer)
-		if _, foreign := e.(pipeline.Foreign); foreign || forwards && f.Port == pipeline.VXLAN && !plan.Base.Contains(f.VTEP) || takes && p.Nodes != plan.Base {
+		if _, foreign := e.(pipeline.Foreign); foreign ||
+			forwards && f.Port == pipeline.VXLAN && !plan.Base.Contains(f.VTEP) ||
+			takes && p.Nodes != plan.Base {
 			t.Errorf("it was an Edge Switch and has %v", e)
 		}
 	}
@@ -181,7 +213,8 @@ func TestRegionsThatCannotBeAreRefused(t *testing.T) {
 		wrong := r.west.tenants[0]
 		wrong.Regions = slices.Clone(wrong.Regions)
 		change(&wrong.Regions[0])
-		if err := node.PutTenant(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "nothing was changed") {
+		if err := node.PutTenant(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), what) ||
+			!strings.Contains(err.Error(), "nothing was changed") {
 			t.Errorf("%v, want an error with %q", err, what)
 		}
 		if len(node.sw.has) != before {

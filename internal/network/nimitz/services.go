@@ -34,8 +34,8 @@ func (n *Network) at(p tenant.Publication) bool {
 	return n.config.Gateway != nil && p.Gateway == n.config.Node
 }
 
-// virtual is this node's virtual address of a container that is published here. One of this node has the same for services, so that it keeps its
-// connections when it is published.
+// virtual is this node's virtual address of a container that is published here. One of this node has the same for
+// services, so that it keeps its connections when it is published.
 func (n *Network) virtual(h *hosted, p tenant.Publication) netip.Addr {
 	block, _ := n.config.Plan.GatewayBlock(n.config.Node, false)
 	if own, here := h.here[p.Container]; here {
@@ -45,7 +45,8 @@ func (n *Network) virtual(h *hosted, p tenant.Publication) netip.Addr {
 	return PublishedAddress(block, i)
 }
 
-// virtuals is that of each of a tenant's containers that need one: those here, where it has services, and those anywhere that are published here.
+// virtuals is that of each of a tenant's containers that need one: those here, where it has services, and those
+// anywhere that are published here.
 func (n *Network) virtuals(h *hosted) map[netip.Addr]netip.Addr {
 	all := map[netip.Addr]netip.Addr{}
 	for _, p := range h.published {
@@ -65,8 +66,8 @@ func (n *Network) virtuals(h *hosted) map[netip.Addr]netip.Addr {
 	return all
 }
 
-// renew notes what services, containers and other regions come to: of a tenant, entries as many as services, its containers here, publications of
-// these or at this node's gateway, and CIDRs in other regions.
+// renew notes what services, containers and other regions come to: of a tenant, entries as many as services, its
+// containers here, publications of these or at this node's gateway, and CIDRs in other regions.
 func (n *Network) renew(h *hosted) {
 	if h == n.region {
 		return
@@ -79,12 +80,18 @@ func (n *Network) renew(h *hosted) {
 	}
 	for _, s := range h.services {
 		if n.config.Gateway != nil {
-			put(pipeline.DNAT{VNI: h.vni, Virtual: s.Virtual, RealVNI: h.vni, Real: s.Real}, pipeline.SNAT{VNI: h.vni, Real: s.Real, Virtual: s.Virtual})
+			put(
+				pipeline.DNAT{VNI: h.vni, Virtual: s.Virtual, RealVNI: h.vni, Real: s.Real},
+				pipeline.SNAT{VNI: h.vni, Real: s.Real, Virtual: s.Virtual},
+			)
 			put(outside(h, host(s.Real))...)
 		}
 	}
 	for a, v := range n.virtuals(h) {
-		put(pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: v, RealVNI: h.vni, Real: a}, pipeline.SNAT{VNI: h.vni, Real: a, Virtual: v})
+		put(
+			pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: v, RealVNI: h.vni, Real: a},
+			pipeline.SNAT{VNI: h.vni, Real: a, Virtual: v},
+		)
 	}
 	for _, p := range h.published {
 		// Clients look like the gateway, so that answers come back to the one that knows them.
@@ -102,7 +109,10 @@ func (n *Network) renew(h *hosted) {
 
 // outside has the gateway be a tenant's way to addresses.
 func outside(h *hosted, to netip.Prefix) []pipeline.Entry {
-	return []pipeline.Entry{pipeline.NorthSouth{VNI: h.vni, To: to}, pipeline.Forward{VNI: h.vni, To: to, Port: pipeline.Gateway}}
+	return []pipeline.Entry{
+		pipeline.NorthSouth{VNI: h.vni, To: to},
+		pipeline.Forward{VNI: h.vni, To: to, Port: pipeline.Gateway},
+	}
 }
 
 // client is what clients of a node's gateway look like.
@@ -126,7 +136,8 @@ func (n *Network) renewRegion() {
 	}
 }
 
-// publish tells the gateway what it leads to, where that is news to it, and which connections end with what was withdrawn: an address may be given anew.
+// publish tells the gateway what it leads to, where that is news to it, and which connections end with what was
+// withdrawn: an address may be given anew.
 func (n *Network) publish(ctx context.Context) error {
 	if n.config.Gateway == nil {
 		return nil
@@ -174,7 +185,8 @@ func (n *Network) update(ctx context.Context, h *hosted, matches []any) error {
 	return n.publish(ctx)
 }
 
-// settle makes the switch have all that is wanted of tenants, and of what is no tenant's, in one step. The caller holds the lock.
+// settle makes the switch have all that is wanted of tenants, and of what is no tenant's, in one step. The caller holds
+// the lock.
 func (n *Network) settle(ctx context.Context, all ...*hosted) error {
 	for _, h := range all {
 		n.renew(h)

@@ -24,8 +24,8 @@ var (
 	name8   = netip.MustParseAddr("fd09::8")
 )
 
-// northSouth is two tenants with equal containers, which call one service by two names; what tenant 7 has on either node is published by node 1,
-// and once more by node 3, which has no container of it.
+// northSouth is two tenants with equal containers, which call one service by two names; what tenant 7 has on either
+// node is published by node 1, and once more by node 3, which has no container of it.
 type northSouth struct {
 	*cluster
 	near, far, other endpoint.Record
@@ -34,12 +34,20 @@ type northSouth struct {
 func newNorthSouth(t *testing.T) *northSouth {
 	c := newCluster(t, 3, tenantOf(7, overlay("fd00:1::/48", 80)), tenantOf(8, overlay("fd00:1::/48", 80)))
 	one, two := c.nodes[0], c.nodes[1]
-	s := &northSouth{cluster: c, near: one.add(c.tenants[0], 1), far: two.add(c.tenants[0], 2), other: one.add(c.tenants[1], 3)}
+	s := &northSouth{
+		cluster: c,
+		near:    one.add(c.tenants[0], 1),
+		far:     two.add(c.tenants[0], 2),
+		other:   one.add(c.tenants[1], 3),
+	}
 	c.tenants[0].Services = []tenant.Service{{Name: "storage", Virtual: name7, Real: storage}}
 	c.tenants[1].Services = []tenant.Service{{Name: "files", Virtual: name8, Real: storage}}
 	for i, r := range []endpoint.Record{s.far, s.near} {
 		for _, at := range []*node{one, c.nodes[2]} {
-			c.tenants[0].Publications = append(c.tenants[0].Publications, publication(at, fmt.Sprintf("web%d-%d", i, at.prefix.Addr().As16()[7]), r.Attachments[0].Address, i+2))
+			c.tenants[0].Publications = append(
+				c.tenants[0].Publications,
+				publication(at, fmt.Sprintf("web%d-%d", i, at.prefix.Addr().As16()[7]), r.Attachments[0].Address, i+2),
+			)
 		}
 	}
 	c.nodes[2].carries["t7"] = true
@@ -49,7 +57,12 @@ func newNorthSouth(t *testing.T) *northSouth {
 }
 
 func publication(at *node, name string, container netip.Addr, i int) tenant.Publication {
-	return tenant.Publication{Name: name, Container: container, Gateway: at.prefix, Underlay: tenant.UnderlayAddress(at.prefix, address.Index(i))}
+	return tenant.Publication{
+		Name:      name,
+		Container: container,
+		Gateway:   at.prefix,
+		Underlay:  tenant.UnderlayAddress(at.prefix, address.Index(i)),
+	}
 }
 
 // put tells nodes of their tenants as they are now.
@@ -108,7 +121,8 @@ func (s *northSouth) published(t *testing.T, gateway *node, p tenant.Publication
 		home, r = s.nodes[1], s.far
 	}
 	hop := func(at, from *node, v pipeline.Verdict) pipeline.Verdict {
-		out, _ := at.sw.table().Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: v.VNI, Src: v.Src, Dst: v.Dst})
+		out, _ := at.sw.table().
+			Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: v.VNI, Src: v.Src, Dst: v.Dst})
 		return out
 	}
 	in := gateway.run(pipeline.Gateway, client, v)
@@ -136,7 +150,8 @@ func (s *northSouth) published(t *testing.T, gateway *node, p tenant.Publication
 	}
 }
 
-// TestNorthSouth: (c) and (d) by what tenants have; an agent that starts anew changes nothing, and what the last one left of what is gone meanwhile goes.
+// TestNorthSouth: (c) and (d) by what tenants have; an agent that starts anew changes nothing, and what the last one
+// left of what is gone meanwhile goes.
 func TestNorthSouth(t *testing.T) {
 	s := newNorthSouth(t)
 	s.ways(t)
@@ -177,7 +192,8 @@ func TestNorthSouth(t *testing.T) {
 	if one.kept == nil || one.kept[was] {
 		t.Errorf("connections by %v go on; kept are those by %v", was, one.kept)
 	}
-	if now := one.told[s.tenants[0].Publications[2].Underlay]; now == was || one.run(pipeline.Gateway, one.client(one.prefix).Addr(), was).Drop == 0 {
+	if now := one.told[s.tenants[0].Publications[2].Underlay]; now == was ||
+		one.run(pipeline.Gateway, one.client(one.prefix).Addr(), was).Drop == 0 {
 		t.Errorf("the gateway leads to %v, which was %v's", now, s.near.Attachments[0].Address)
 	}
 	one.record[s.near.ID] = s.near
@@ -200,7 +216,8 @@ func TestNorthSouth(t *testing.T) {
 	}
 }
 
-// TestServicesWithoutAGateway: a node without one drops what is for services, and its containers answer to clients of others' gateways.
+// TestServicesWithoutAGateway: a node without one drops what is for services, and its containers answer to clients of
+// others' gateways.
 func TestServicesWithoutAGateway(t *testing.T) {
 	s := newNorthSouth(t)
 	one, two := s.nodes[0], s.nodes[1]
@@ -220,7 +237,8 @@ func TestServicesWithoutAGateway(t *testing.T) {
 			s.published(t, s.nodes[2], p)
 		}
 	}
-	if g := one.Gateway(); g.Own.IsValid() || g.Missing != "the kernel has no NAT" || g.Services != 2 || g.Publications != 2 {
+	if g := one.Gateway(); g.Own.IsValid() || g.Missing != "the kernel has no NAT" || g.Services != 2 ||
+		g.Publications != 2 {
 		t.Errorf("%+v", g)
 	}
 	three := s.nodes[2]
@@ -234,7 +252,8 @@ func TestServicesWithoutAGateway(t *testing.T) {
 	}
 }
 
-// TestAnothersService: what is one tenant's service may be another's container, which its own see by their own addresses.
+// TestAnothersService: what is one tenant's service may be another's container, which its own see by their own
+// addresses.
 func TestAnothersService(t *testing.T) {
 	c := newCluster(t, 2, tenantOf(7, overlay("fd00:1::/48", 80)), tenantOf(8, overlay("fd00:2::/48", 80)))
 	one := c.nodes[0]
@@ -253,8 +272,8 @@ func TestAnothersService(t *testing.T) {
 	}
 }
 
-// TestServiceCounts: a node's entries for services are as many as its tenants' services, its containers and what it publishes, each added and none
-// multiplied (§3.2; NM3).
+// TestServiceCounts: a node's entries for services are as many as its tenants' services, its containers and what it
+// publishes, each added and none multiplied (§3.2; NM3).
 func TestServiceCounts(t *testing.T) {
 	count := func(services, containers, published int) int {
 		c := newCluster(t, 1, tenantOf(7, overlay("fd00:1::/48", 80)))
@@ -265,10 +284,20 @@ func TestServiceCounts(t *testing.T) {
 		before := len(n.sw.has)
 		of := c.tenants[0]
 		for i := range services {
-			of.Services = append(of.Services, tenant.Service{Name: fmt.Sprint(i), Virtual: inBlock(netip.MustParsePrefix("fd09::/80"), 9, uint32(i)), Real: inBlock(netip.MustParsePrefix("2001:db8::/80"), 9, uint32(i))})
+			of.Services = append(
+				of.Services,
+				tenant.Service{
+					Name:    fmt.Sprint(i),
+					Virtual: inBlock(netip.MustParsePrefix("fd09::/80"), 9, uint32(i)),
+					Real:    inBlock(netip.MustParsePrefix("2001:db8::/80"), 9, uint32(i)),
+				},
+			)
 		}
 		for i := range published {
-			of.Publications = append(of.Publications, publication(n, fmt.Sprint(i), inBlock(netip.MustParsePrefix("fd00:1:0:0:9::/80"), 9, uint32(i)), i+2))
+			of.Publications = append(
+				of.Publications,
+				publication(n, fmt.Sprint(i), inBlock(netip.MustParsePrefix("fd00:1:0:0:9::/80"), 9, uint32(i)), i+2),
+			)
 		}
 		n.must(n.PutTenant(t.Context(), of))
 		return len(n.sw.has) - before
@@ -300,7 +329,8 @@ func TestServicesThatCannotBeAreRefused(t *testing.T) {
 		seven, eight := s.tenants[0], s.tenants[1]
 		eight.Services = slices.Clone(eight.Services)
 		spoil(&seven, &eight)
-		if err := n.PutTenant(t.Context(), eight); err == nil || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "nothing was changed") {
+		if err := n.PutTenant(t.Context(), eight); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.HasSuffix(err.Error(), "nothing was changed") {
 			t.Errorf("want %q: %v", want, err)
 		}
 	}
@@ -334,7 +364,11 @@ func TestDrops(t *testing.T) {
 		}{dropped: dropped{map[dropreason.Reason]uint64{dropreason.ConnectionLimit: 3}, nil}},
 	})
 	got, err := n.Drops(t.Context())
-	if want := map[dropreason.Reason]uint64{dropreason.NoRoute: 2, dropreason.ConnectionLimit: 4}; !maps.Equal(got, want) || !errors.Is(err, broken) {
+	if want := map[dropreason.Reason]uint64{dropreason.NoRoute: 2, dropreason.ConnectionLimit: 4}; !maps.Equal(
+		got,
+		want,
+	) ||
+		!errors.Is(err, broken) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 	if got, err := New(Config{}).Drops(t.Context()); len(got) != 0 || err != nil {

@@ -8,8 +8,9 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Addresses of a gateway follow from numbers that are kept anyway, so no table gives them out and none has to be kept for them: a container's virtual
-// one from its endpoint's id, which rests as long as the others last, and a publication's from its address on the underlay. In a block of 48 bits:
+// Addresses of a gateway follow from numbers that are kept anyway, so no table gives them out and none has to be kept
+// for them: a container's virtual one from its endpoint's id, which rests as long as the others last, and a
+// publication's from its address on the underlay. In a block of 48 bits:
 //
 //	0 … 0 | 1           the gateway's own
 //	1 | endpoint id     a container here

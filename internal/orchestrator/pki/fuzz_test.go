@@ -121,7 +121,9 @@ func FuzzSignNode(f *testing.F) {
 		if !ok || key.Curve != elliptic.P256() || !key.Equal(cert.PublicKey) {
 			t.Fatalf("asked for a %T, got one for a %T", asked.PublicKey, cert.PublicKey)
 		}
-		if n, err := NodeOf(cert); err != nil || n != (Node{"n1", "u1"}) || cert.IsCA || len(cert.DNSNames)+len(cert.IPAddresses) > 0 || a.VerifyNode(cert) != nil {
+		if n, err := NodeOf(cert); err != nil || n != (Node{"n1", "u1"}) || cert.IsCA ||
+			len(cert.DNSNames)+len(cert.IPAddresses) > 0 ||
+			a.VerifyNode(cert) != nil {
 			t.Fatalf("a certificate for %+v, %v, names %v", n, err, cert.DNSNames)
 		}
 	})

@@ -20,7 +20,11 @@ var node = Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
 
 func csr(t testing.TB, key any) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: []string{"n2"}}, key) // not its name
+	der, err := x509.CreateCertificateRequest(
+		rand.Reader,
+		&x509.CertificateRequest{DNSNames: []string{"n2"}},
+		key,
+	) // not its name
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +66,9 @@ func TestNodeCertificate(t *testing.T) {
 		t.Errorf("bound to %v, %v", got, err)
 	}
 	verify := func(usage x509.ExtKeyUsage, at time.Time) error {
-		_, err := leaf.Verify(x509.VerifyOptions{Roots: a.Pool(), KeyUsages: []x509.ExtKeyUsage{usage}, CurrentTime: at})
+		_, err := leaf.Verify(
+			x509.VerifyOptions{Roots: a.Pool(), KeyUsages: []x509.ExtKeyUsage{usage}, CurrentTime: at},
+		)
 		return err
 	}
 	if err := verify(x509.ExtKeyUsageClientAuth, now); err != nil {

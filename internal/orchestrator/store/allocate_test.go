@@ -131,7 +131,11 @@ func testOlderCluster(t *testing.T, etcd *clientv3.Client) {
 		"fd11::/48":           address.DefaultPlan().Gateway6,
 		"fd70:696c:6700::/40": {},
 	} {
-		plan := address.Plan{Base: netip.MustParsePrefix(base), Gateway4: netip.MustParsePrefix("10.0.0.0/8"), Gateway6: netip.MustParsePrefix("fd99::/48")}
+		plan := address.Plan{
+			Base:     netip.MustParsePrefix(base),
+			Gateway4: netip.MustParsePrefix("10.0.0.0/8"),
+			Gateway6: netip.MustParsePrefix("fd99::/48"),
+		}
 		open(t, etcd, plan)
 		record, err := etcd.Get(t.Context(), "/pilaster/1/cluster")
 		if err != nil {
@@ -144,7 +148,8 @@ func testOlderCluster(t *testing.T, etcd *clientv3.Client) {
 		if _, err := etcd.Put(t.Context(), "/pilaster/1/cluster", string(older)); err != nil {
 			t.Fatal(err)
 		}
-		if got := open(t, etcd, address.Plan{}).Cluster().Plan; got.Gateway4 != address.DefaultPlan().Gateway4 || got.Gateway6 != want6 {
+		if got := open(t, etcd, address.Plan{}).Cluster().Plan; got.Gateway4 != address.DefaultPlan().Gateway4 ||
+			got.Gateway6 != want6 {
 			t.Errorf("base %s: plan %v", base, got)
 		}
 		if _, err := etcd.Delete(t.Context(), "/", clientv3.WithPrefix()); err != nil {

@@ -18,14 +18,16 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant has 65,279 numbers for its apps, and new sets of labels come for as long as it lives. So a number that nobody uses goes to other labels:
+// A tenant has 65,279 numbers for its apps, and new sets of labels come for as long as it lives. So a number that
+// nobody uses goes to other labels:
 //
 //   - When three quarters of a tenant's numbers are taken, nodes are asked about some of them, a round. Who hosts the tenant says which of these its
 //     containers have, and from then on makes no container of the others without asking: Resolve takes an app out of the round.
 //   - When all have said so, those that none has are to be forgotten, and when all have said that too, they end.
 //   - An ended number rests before it goes to other labels, as packets and orchestrators that lag may know it by the old ones.
 //
-// A node that is away says nothing, and nothing ends before it is back or deleted. So it is with an agent of a build that knows of no rounds.
+// A node that is away says nothing, and nothing ends before it is back or deleted. So it is with an agent of a build
+// that knows of no rounds.
 
 // MaxApps is what a tenant may have at a time.
 const MaxApps = int(address.FirstReservedApp) - 1
@@ -85,7 +87,8 @@ func Unanswered(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []string {
 	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return h.HeardRound != round })
 }
 
-// settleApps takes the step that is due in a tenant's round. As long as there is more the tenant's record stays as it was.
+// settleApps takes the step that is due in a tenant's round. As long as there is more the tenant's record stays as it
+// was.
 func (s *Store) settleApps(t *txn, of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) (more bool, err error) {
 	kept := map[uint32]bool{}
 	for _, h := range hosting {
@@ -105,7 +108,8 @@ func (s *Store) settleApps(t *txn, of *pilasterv1.Tenant, hosting []*pilasterv1.
 	return false, nil
 }
 
-// endApps ends as many as one transaction does: an app and its number go together. That nobody has taken one back is what the tenant's record says.
+// endApps ends as many as one transaction does: an app and its number go together. That nobody has taken one back is
+// what the tenant's record says.
 func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool) (more bool, err error) {
 	var claims []string
 	for _, app := range apps {
@@ -199,7 +203,10 @@ func (t *txn) isFree(of *pilasterv1.Tenant, app uint32) (bool, error) {
 			return false, err
 		}
 	}
-	return !slices.Contains(of.GetRetiringApps().GetApps(), app), nil // it may have ended, and not all of its round have
+	return !slices.Contains(
+		of.GetRetiringApps().GetApps(),
+		app,
+	), nil // it may have ended, and not all of its round have
 }
 
 func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uint32) (uint32, error) {
@@ -225,12 +232,22 @@ func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uin
 			return 0, err
 		}
 		if late := Unanswered(of, hosting); len(late) > 0 {
-			waits = fmt.Sprintf(" (bring back or delete nodes that are away: %s)", strings.Join(late[:min(len(late), 5)], ", "))
+			waits = fmt.Sprintf(
+				" (bring back or delete nodes that are away: %s)",
+				strings.Join(late[:min(len(late), 5)], ", "),
+			)
 		}
 	}
-	return 0, refuse(Full, "all %d apps of tenant %s are taken, one for each set of identity labels that containers have, or had until a moment ago; nothing was changed: "+
-		"remove containers, or have fewer different sets of labels, and try again in %d minutes%s, or use another tenant; `pilaster tenant get %s` shows them",
-		s.maxApps, of.Name, restTTL/60+1, waits, of.Name)
+	return 0, refuse(
+		Full,
+		"all %d apps of tenant %s are taken, one for each set of identity labels that containers have, or had until a moment ago; nothing was changed: "+
+			"remove containers, or have fewer different sets of labels, and try again in %d minutes%s, or use another tenant; `pilaster tenant get %s` shows them",
+		s.maxApps,
+		of.Name,
+		restTTL/60+1,
+		waits,
+		of.Name,
+	)
 }
 
 // numbers are those below a directory.

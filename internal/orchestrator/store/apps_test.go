@@ -71,7 +71,13 @@ func (b *appsBed) hears(n int, keeps ...uint32) { b.says(n, b.round().GetRound()
 func (b *appsBed) says(n int, round uint64, keeps ...uint32) {
 	b.t.Helper()
 	b.at++
-	said := &pilasterv1.Hosting{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, HeardRound: round, KeepsApps: keeps}
+	said := &pilasterv1.Hosting{
+		Tenant:     "blue",
+		Accepts:    []uint32{1},
+		Holds:      []uint32{1},
+		HeardRound: round,
+		KeepsApps:  keeps,
+	}
 	if _, err := b.Hosts(b.t.Context(), node(n), b.at, []*pilasterv1.Hosting{said}, nil); err != nil {
 		b.t.Fatal(err)
 	}
@@ -161,7 +167,13 @@ func testAppsEnd(t *testing.T, etcd *clientv3.Client) {
 	b.hears(2)
 	b.settle()
 	if b.round() != nil || b.count("apps") != 5 || b.count("app-ids") != 5 || b.count("resting-apps") != 7 {
-		t.Fatalf("round %v, %d apps with %d numbers, %d rest; want none, 5, 5, 7", b.round(), b.count("apps"), b.count("app-ids"), b.count("resting-apps"))
+		t.Fatalf(
+			"round %v, %d apps with %d numbers, %d rest; want none, 5, 5, 7",
+			b.round(),
+			b.count("apps"),
+			b.count("app-ids"),
+			b.count("resting-apps"),
+		)
 	}
 
 	for i, want := range []uint32{13, 14, 15, 16} {
@@ -170,7 +182,8 @@ func testAppsEnd(t *testing.T, etcd *clientv3.Client) {
 		}
 	}
 	_, _, err := b.tryResolve(1, 30)
-	if e := (*store.Error)(nil); !errors.As(err, &e) || e.Reason != store.Full || !strings.Contains(err.Error(), "try again in 7 minutes") {
+	if e := (*store.Error)(nil); !errors.As(err, &e) || e.Reason != store.Full ||
+		!strings.Contains(err.Error(), "try again in 7 minutes") {
 		t.Fatalf("no number is free: %v", err)
 	}
 	b.rested()
@@ -184,7 +197,8 @@ func testAppsEnd(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// testAppsOfAwayNodes has nothing end that a node may have which says nothing: it is away, of an earlier build, or new to the tenant.
+// testAppsOfAwayNodes has nothing end that a node may have which says nothing: it is away, of an earlier build, or new
+// to the tenant.
 func testAppsOfAwayNodes(t *testing.T, etcd *clientv3.Client) {
 	b := newAppsBed(t, etcd, 3)
 	for i := range 12 {
@@ -237,7 +251,12 @@ func testManyAppsEnd(t *testing.T, etcd *clientv3.Client) {
 	b.hears(1)
 	b.settle()
 	if b.want(false); b.count("apps") != 1 || b.count("app-ids") != 1 || b.count("resting-apps") != 399 {
-		t.Fatalf("%d apps with %d numbers, %d rest; want 1, 1, 399", b.count("apps"), b.count("app-ids"), b.count("resting-apps"))
+		t.Fatalf(
+			"%d apps with %d numbers, %d rest; want 1, 1, 399",
+			b.count("apps"),
+			b.count("app-ids"),
+			b.count("resting-apps"),
+		)
 	}
 }
 
@@ -272,7 +291,8 @@ func (n *appsNode) keeps() (apps []uint32) {
 	return apps
 }
 
-// testAppsRandomly has containers of many labels come and go at nodes that hear late and say late. No number is ever known by two meanings.
+// testAppsRandomly has containers of many labels come and go at nodes that hear late and say late. No number is ever
+// known by two meanings.
 func testAppsRandomly(t *testing.T, etcd *clientv3.Client) {
 	b := newAppsBed(t, etcd, 3)
 	r := rand.New(rand.NewPCG(7, 8))

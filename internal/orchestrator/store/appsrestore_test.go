@@ -9,7 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// A restored store begins no number anew that may have been handed out since the backup, and no answer from then counts.
+// A restored store begins no number anew that may have been handed out since the backup, and no answer from then
+// counts.
 func TestRestoreOfApps(t *testing.T) {
 	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
 	e, err := store.Embed(t.Context(), dir, log)

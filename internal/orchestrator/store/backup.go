@@ -70,7 +70,10 @@ func Backup(ctx context.Context, dataDir, file string, log *slog.Logger) (Backup
 func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*clientv3.Client, func(), error) {
 	if _, err := os.Stat(filepath.Join(dataDir, "etcd")); errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(filepath.Join(dataDir, "join-token")); err == nil {
-			return nil, nil, fmt.Errorf("the orchestrator of %s keeps nothing there: its store is an etcd cluster of its own\n  back that up with `etcdctl snapshot save`", dataDir)
+			return nil, nil, fmt.Errorf(
+				"the orchestrator of %s keeps nothing there: its store is an etcd cluster of its own\n  back that up with `etcdctl snapshot save`",
+				dataDir,
+			)
 		}
 		return nil, nil, fmt.Errorf("%s holds no orchestrator's store; name the orchestrator's --data-dir", dataDir)
 	} else if err != nil {
@@ -135,7 +138,13 @@ func each(ctx context.Context, client *clientv3.Client, take func(*mvccpb.KeyVal
 	next, end := root, clientv3.GetPrefixRangeEnd(root)
 	for more := true; more; {
 		once, cancel := context.WithTimeout(ctx, requestTimeout)
-		resp, err := client.Get(once, next, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+		resp, err := client.Get(
+			once,
+			next,
+			clientv3.WithRange(end),
+			clientv3.WithLimit(pageSize),
+			clientv3.WithRev(revision),
+		)
 		cancel()
 		if err != nil {
 			return 0, fmt.Errorf("the store did not answer: %w", err)
@@ -173,7 +182,11 @@ func parseBackup(text []byte) (header BackupHeader, records map[string]string, e
 		return header, nil, errors.New("it is not a backup of `pilaster orchestrator backup`")
 	}
 	if header.Version != backupVersion {
-		return header, nil, fmt.Errorf("it has version %d of the format, and this program knows version %d: use the pilaster that made it", header.Version, backupVersion)
+		return header, nil, fmt.Errorf(
+			"it has version %d of the format, and this program knows version %d: use the pilaster that made it",
+			header.Version,
+			backupVersion,
+		)
 	}
 	at := bytes.LastIndex(bytes.TrimSuffix(text, []byte("\n")), []byte("\n")) + 1
 	body, sum := text[:at], string(text[at:])

@@ -30,7 +30,10 @@ func TestRestoreRefuses(t *testing.T) {
 		"a key changed":    {strings.Replace(whole, "caKey", "caKez", 1), "checksum"},
 		"a line missing":   {strings.Join(append(lines[:2:2], lines[3:]...), ""), "checksum"},
 		"a record missing": {sealed(strings.Join(append(lines[:2:2], lines[3:]...), "")), "records of"},
-		"not ours":         {sealed(strings.Replace(whole, "/pilaster/1/cluster", "/elsewhere/cluster", 1)), "no orchestrator's"},
+		"not ours": {
+			sealed(strings.Replace(whole, "/pilaster/1/cluster", "/elsewhere/cluster", 1)),
+			"no orchestrator's",
+		},
 	}
 	for _, at := range []int{1, len(lines[0]), len(whole) / 2, len(whole) - 70, len(whole) - 1} {
 		cases[fmt.Sprintf("cut off after %d bytes", at)] = struct{ text, says string }{whole[:at], "cannot be restored"}
@@ -42,7 +45,8 @@ func TestRestoreRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := store.Restore(t.Context(), file, data, 1, log)
-		if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "nothing was changed") {
+		if err == nil || !strings.Contains(err.Error(), c.says) ||
+			!strings.Contains(err.Error(), "nothing was changed") {
 			t.Errorf("%s: %v, want %q", name, err, c.says)
 		}
 		if _, err := os.Stat(data); !os.IsNotExist(err) {
@@ -103,7 +107,8 @@ func someBackup(t *testing.T) string {
 	return string(text)
 }
 
-// TestRestoreOfPolicies: what is restored has every policy, also where they have more together than a transaction takes.
+// TestRestoreOfPolicies: what is restored has every policy, also where they have more together than a transaction
+// takes.
 func TestRestoreOfPolicies(t *testing.T) {
 	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
 	from, file, to := filepath.Join(dir, "from"), filepath.Join(dir, "backup"), filepath.Join(dir, "to")

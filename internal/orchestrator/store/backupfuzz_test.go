@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/fuzzmutate"
 )
 
-// FuzzBackup: of a backup everything is taken or nothing, nothing that its checksum does not cover, and what is restored hands
-// out nothing that the backup or the numbers left out have.
+// FuzzBackup: of a backup everything is taken or nothing, nothing that its checksum does not cover, and what is
+// restored hands out nothing that the backup or the numbers left out have.
 func FuzzBackup(f *testing.F) {
 	r, err := newCluster(address.Plan{})
 	if err != nil {
@@ -30,11 +30,26 @@ func FuzzBackup(f *testing.F) {
 		f.Fatal(err)
 	}
 	kept := []backupRecord{
-		{keyCluster, string(cluster)}, {dirTenants + "blue", `{"name":"blue"}`}, {dirAppMarks + "blue", "65270"}, {dirTenants + "red", `{"name":"red"}`},
-		{keyPrefixMark, "3"}, {keyTenantMark, "16777200"}, {dirSessions + "n1", "o1 i1 s1"}, {dirNodes + "n1", `{"name":"n1"}`},
+		{
+			keyCluster,
+			string(cluster),
+		}, {dirTenants + "blue", `{"name":"blue"}`}, {dirAppMarks + "blue", "65270"}, {dirTenants + "red", `{"name":"red"}`},
+		{
+			keyPrefixMark,
+			"3",
+		}, {keyTenantMark, "16777200"}, {dirSessions + "n1", "o1 i1 s1"}, {dirNodes + "n1", `{"name":"n1"}`},
 		{dirNodes + "n2", `{"name":"n2"}`}, {dirPublishedMarks + "n2", "16777200"},
 	}
-	header, err := json.Marshal(BackupHeader{Format: backupFormat, Version: backupVersion, Cluster: r.UUID, BasePrefix: r.BasePrefix, Revision: 9, Records: len(kept)})
+	header, err := json.Marshal(
+		BackupHeader{
+			Format:     backupFormat,
+			Version:    backupVersion,
+			Cluster:    r.UUID,
+			BasePrefix: r.BasePrefix,
+			Revision:   9,
+			Records:    len(kept),
+		},
+	)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -119,7 +134,8 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 		if gone(key) {
 			t.Fatalf("%s is still there", key)
 		}
-		if _, mark := marks[key]; !mark && key != keyCluster && !strings.HasPrefix(key, dirTenants) && value != was[key] {
+		if _, mark := marks[key]; !mark && key != keyCluster && !strings.HasPrefix(key, dirTenants) &&
+			value != was[key] {
 			t.Fatalf("%s was %q and is %q", key, was[key], value)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 // atOnce is how many nodes' calls wait for the store together.
 const atOnce = 512
 
-// BenchmarkNodes is what the store does for each node that comes: with `-benchtime 100000x` for as many nodes, on a disk that is
-// told to keep what is written.
+// BenchmarkNodes is what the store does for each node that comes: with `-benchtime 100000x` for as many nodes, on a
+// disk that is told to keep what is written.
 func BenchmarkNodes(b *testing.B) {
 	log := slog.New(slog.DiscardHandler)
 	e, err := store.Embed(b.Context(), b.TempDir(), log)

@@ -13,10 +13,10 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// Changes of one process wait for each other instead of undoing each other's transactions. Each transaction costs a round of the
-// cluster and a write to its disks, so all changes that wait meanwhile are decided together, one after another, and are made by one:
-// each sees what those before it wrote. What it would be by itself, it is: a refused one leaves nothing behind, and one that etcd
-// does not take spoils no other.
+// Changes of one process wait for each other instead of undoing each other's transactions. Each transaction costs a
+// round of the cluster and a write to its disks, so all changes that wait meanwhile are decided together, one after
+// another, and are made by one: each sees what those before it wrote. What it would be by itself, it is: a refused one
+// leaves nothing behind, and one that etcd does not take spoils no other.
 
 // changes are those that wait.
 type changes struct {
@@ -54,8 +54,8 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	return s.make(&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()})
 }
 
-// noticeRewound has everything read anew where a revision was read that is older than what was heard of before: reads are linearised, so that it cannot be a
-// member that lags.
+// noticeRewound has everything read anew where a revision was read that is older than what was heard of before: reads
+// are linearised, so that it cannot be a member that lags.
 func (s *Store) noticeRewound(read, watched int64) {
 	if read == 0 || read >= watched {
 		return
@@ -66,9 +66,9 @@ func (s *Store) noticeRewound(read, watched int64) {
 	}
 }
 
-// changeInTurn is change without the first decision, where it is judged by few keys. It is for what many nodes ask at once and mostly has
-// to be written, or is found as it should be: reading for all that wait costs less than for each, and who waits longest is served
-// first. It takes what is written at most, and what is read.
+// changeInTurn is change without the first decision, where it is judged by few keys. It is for what many nodes ask at
+// once and mostly has to be written, or is found as it should be: reading for all that wait costs less than for each,
+// and who waits longest is served first. It takes what is written at most, and what is read.
 func (s *Store) changeInTurn(ctx context.Context, decide func(*txn) error, w weight, reads ...string) error {
 	if len(reads) > maxOps {
 		return s.change(ctx, decide)
@@ -243,8 +243,9 @@ type decisions struct {
 	later   []*request // after the commit
 }
 
-// decided is a change whose writes are to be made, or that needs none, or was refused, because of what those before it wrote. All of it was read at
-// the revision of the group, and the commit fails if any of that has changed since: so the answer is what it would be right after the commit.
+// decided is a change whose writes are to be made, or that needs none, or was refused, because of what those before it
+// wrote. All of it was read at the revision of the group, and the commit fails if any of that has changed since: so the
+// answer is what it would be right after the commit.
 type decided struct {
 	*request
 	outcome error
@@ -257,12 +258,16 @@ func (d decisions) requests() (all []*request) {
 	return all
 }
 
-// decide runs a change's own function. A panic of it must not end the process, which goes on for all others; a server of HTTP does the same.
+// decide runs a change's own function. A panic of it must not end the process, which goes on for all others; a server
+// of HTTP does the same.
 func (s *Store) decide(r *request, t *txn) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("deciding a change failed", "panic", p, "stack", string(debug.Stack()))
-			err = fmt.Errorf("the orchestrator failed in deciding this change; nothing more was changed, and its log says where: %v", p)
+			err = fmt.Errorf(
+				"the orchestrator failed in deciding this change; nothing more was changed, and its log says where: %v",
+				p,
+			)
 		}
 	}()
 	return r.decide(t)
@@ -313,7 +318,8 @@ func (s *Store) decideAll(g *txn, some []*request) (d decisions) {
 			// It slept so long that the revision it reads is gone.
 			*g = *newTxn(g.ctx, g.etcd)
 			return decisions{anew: append(d.requests(), some[i:]...)}
-		case errors.Is(err, errLater), commits && len(g.writes) > 0 && (t.sweeps || !g.weight().and(t.weight()).fits(s.changes.together)):
+		case errors.Is(err, errLater),
+			commits && len(g.writes) > 0 && (t.sweeps || !g.weight().and(t.weight()).fits(s.changes.together)):
 			d.later = some[i:]
 			return d
 		case commits:

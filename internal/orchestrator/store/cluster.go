@@ -62,7 +62,13 @@ func (r clusterRecord) plan() address.Plan {
 // Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
 // the cluster has, or the default in a new one; others must be what the cluster has.
 func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *slog.Logger) (*Store, error) {
-	s := &Store{etcd: etcd, log: log, maxApps: MaxApps, rewound: make(chan struct{}, 1), changes: changes{most: maxWaiting, together: mostTogether(etcd)}}
+	s := &Store{
+		etcd:    etcd,
+		log:     log,
+		maxApps: MaxApps,
+		rewound: make(chan struct{}, 1),
+		changes: changes{most: maxWaiting, together: mostTogether(etcd)},
+	}
 	var r clusterRecord
 	err := s.change(ctx, func(t *txn) error {
 		value, err := t.get(keyCluster)
@@ -90,8 +96,13 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 		{"--gateway-prefix", wanted.Gateway4, r.plan().Gateway4}, {"--gateway-prefix", wanted.Gateway6, r.plan().Gateway6},
 	} {
 		if p.wanted.IsValid() && p.wanted != p.has {
-			return nil, refuse(Refused, "this cluster was made with %s %v and cannot change to %v; nothing was changed: leave the flag out, or start a new cluster with another --data-dir",
-				p.flag, p.has, p.wanted)
+			return nil, refuse(
+				Refused,
+				"this cluster was made with %s %v and cannot change to %v; nothing was changed: leave the flag out, or start a new cluster with another --data-dir",
+				p.flag,
+				p.has,
+				p.wanted,
+			)
 		}
 	}
 	if s.cluster, err = r.cluster(); err != nil {
@@ -124,7 +135,13 @@ func newCluster(wanted address.Plan) (clusterRecord, error) {
 	if err != nil {
 		return clusterRecord{}, err
 	}
-	r := clusterRecord{UUID: join.NewUUID(), BasePrefix: plan.Base, PrivatePrefix: plan.Private, Created: time.Now().UTC(), JoinSecret: make([]byte, 16)}
+	r := clusterRecord{
+		UUID:          join.NewUUID(),
+		BasePrefix:    plan.Base,
+		PrivatePrefix: plan.Private,
+		Created:       time.Now().UTC(),
+		JoinSecret:    make([]byte, 16),
+	}
 	r.Gateways = &gatewayRecord{plan.Gateway4, plan.Gateway6}
 	rand.Read(r.JoinSecret)
 	r.CA, r.CAKey, err = authority.Marshal()

@@ -1,17 +1,16 @@
-// Package store is what the cluster has promised: which node holds which prefix, which tenant
-// which ids and keys, which label set is which app. It lives in etcd, embedded or a cluster of its
-// own.
+// Package store is what the cluster has promised: which node holds which prefix, which tenant which ids and keys, which
+// label set is which app. It lives in etcd, embedded or a cluster of its own.
 //
-// Every change is made by one etcd transaction, alone or with others that waited with it, that compares the mod revision of
-// everything it was decided on, and is decided anew when one of them has changed. So any number of orchestrators
-// may work on one etcd, also one that slept past all its deadlines: what it decided on is then no
-// longer so, and its transaction does nothing.
+// Every change is made by one etcd transaction, alone or with others that waited with it, that compares the mod
+// revision of everything it was decided on, and is decided anew when one of them has changed. So any number of
+// orchestrators may work on one etcd, also one that slept past all its deadlines: what it decided on is then no longer
+// so, and its transaction does nothing.
 //
-// What has been handed out is never handed out again: claims on prefixes and tenant ids outlive
-// their owners, and marks say up to where numbers were used. Numbers of apps are few, and go round: see apps.go.
+// What has been handed out is never handed out again: claims on prefixes and tenant ids outlive their owners, and marks
+// say up to where numbers were used. Numbers of apps are few, and go round: see apps.go.
 //
-// Who can read the store can read every tenant's key and the authority's: keep an etcd of one's
-// own for this alone, behind TLS and client certificates.
+// Who can read the store can read every tenant's key and the authority's: keep an etcd of one's own for this alone,
+// behind TLS and client certificates.
 //
 // Keys, under /pilaster/1/:
 //

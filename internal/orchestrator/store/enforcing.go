@@ -13,8 +13,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant with policies that are not in audit is hosted by nodes alone that say that they enforce them on its networks. Who comes to host it reads its
-// policies, and who applies the first of them reads who hosts it: of the two one finds what the other has written, and is refused.
+// A tenant with policies that are not in audit is hosted by nodes alone that say that they enforce them on its
+// networks. Who comes to host it reads its policies, and who applies the first of them reads who hosts it: of the two
+// one finds what the other has written, and is refused.
 
 // mayHost refuses a node that would not enforce a tenant's policies.
 func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
@@ -30,11 +31,18 @@ func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
 	if len(n.Enforces) == 0 {
 		advice = fmt.Sprintf("upgrade its agent, which is build %s, or use another node", cmp.Or(n.Version, "unknown"))
 	}
-	return refuse(Refused, "tenant %s has policies, and node %s enforces none on network %s; nothing was changed: %s", of.Name, n.Name, without, advice)
+	return refuse(
+		Refused,
+		"tenant %s has policies, and node %s enforces none on network %s; nothing was changed: %s",
+		of.Name,
+		n.Name,
+		without,
+		advice,
+	)
 }
 
-// mayEnforce refuses the first policies of a tenant that is not in audit while nodes host it that would not enforce them. Whoever has come to host it since
-// does, or was let in by force.
+// mayEnforce refuses the first policies of a tenant that is not in audit while nodes host it that would not enforce
+// them. Whoever has come to host it since does, or was let in by force.
 func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	if has, err := t.enforced(of.Name); err != nil || has {
 		return err
@@ -52,7 +60,8 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	}
 	var are []string
 	for _, key := range slices.Sorted(slices.Values(keys)) {
-		// There may be thousands, so they are not compared at the commit: one that says something else by then may say it a moment later as well.
+		// There may be thousands, so they are not compared at the commit: one that says something else by then may say
+		// it a moment later as well.
 		n := &pilasterv1.Node{}
 		if value := t.readings[key].value; value != "" {
 			if err := decode(key, []byte(value), n); err != nil {
@@ -60,14 +69,27 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 			}
 		}
 		if without := unenforced(n, of); without != "" {
-			are = append(are, fmt.Sprintf("%s (build %s, on network %s)", strings.TrimPrefix(key, dirNodes), cmp.Or(n.Version, "unknown"), without))
+			are = append(
+				are,
+				fmt.Sprintf(
+					"%s (build %s, on network %s)",
+					strings.TrimPrefix(key, dirNodes),
+					cmp.Or(n.Version, "unknown"),
+					without,
+				),
+			)
 		}
 	}
 	if are == nil {
 		return nil
 	}
-	return refuse(Refused, "tenant %s has containers on %s: %s; nothing was changed: upgrade their agents, move its containers to other nodes, put the policies in audit, or say --force, and builds that know of no policies let everything pass there, while others cut its containers off",
-		of.Name, humanize.Of(len(are), "node that would not enforce policies", "nodes that would not enforce policies"), someOf(are))
+	return refuse(
+		Refused,
+		"tenant %s has containers on %s: %s; nothing was changed: upgrade their agents, move its containers to other nodes, put the policies in audit, or say --force, and builds that know of no policies let everything pass there, while others cut its containers off",
+		of.Name,
+		humanize.Of(len(are), "node that would not enforce policies", "nodes that would not enforce policies"),
+		someOf(are),
+	)
 }
 
 // unenforced is a network of a tenant on which a node enforces no policies; empty where it does on all.

@@ -62,14 +62,28 @@ func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 
 	must(resolve(1, "blue"))
 	must(resolve(3, "blue"))
-	refused(t, apply("blue", store.Applying{}, policies("1", "a")...), store.Refused, "n1 (build v1, on network netpila)", "--force", "nothing was changed")
+	refused(
+		t,
+		apply("blue", store.Applying{}, policies("1", "a")...),
+		store.Refused,
+		"n1 (build v1, on network netpila)",
+		"--force",
+		"nothing was changed",
+	)
 	refused(t, apply("blue", store.Applying{DryRun: true}, policies("1", "a")...), store.Refused, "n1")
 	must(apply("blue", store.Applying{}, audit...))
 	must(resolve(1, "blue"))
 	refused(t, apply("blue", store.Applying{}, enforced), store.Refused, "n1")
 	leave(1, "blue")
 	must(apply("blue", store.Applying{}, enforced))
-	refused(t, resolve(1, "blue"), store.Refused, "tenant blue has policies", "node n1 enforces none on network netpila", "upgrade its agent, which is build v1")
+	refused(
+		t,
+		resolve(1, "blue"),
+		store.Refused,
+		"tenant blue has policies",
+		"node n1 enforces none on network netpila",
+		"upgrade its agent, which is build v1",
+	)
 	must(resolve(2, "blue"))
 	must(s.DeletePolicies(ctx, "blue", []*pilasterv1.Policy{enforced}))
 	must(resolve(1, "blue"))
@@ -81,7 +95,12 @@ func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 
 	// A node that enforces them on one network, and a tenant on another.
 	must(resolve(2, "green"))
-	refused(t, apply("green", store.Applying{}, policies("1", "a")...), store.Refused, "n2 (build v2, on network nimitz)")
+	refused(
+		t,
+		apply("green", store.Applying{}, policies("1", "a")...),
+		store.Refused,
+		"n2 (build v2, on network nimitz)",
+	)
 	leave(2, "green")
 	must(apply("green", store.Applying{}, policies("1", "a")...))
 	refused(t, resolve(2, "green"), store.Refused, "node n2 enforces none on network nimitz", "`pilaster status` on n2")
@@ -102,10 +121,17 @@ func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 		enforcing(t, s, n)
 		must(resolve(n, "red"))
 	}
-	refused(t, apply("red", store.Applying{}, policies("1", "a")...), store.Refused, "15 nodes that would not enforce policies", "n19 (build v19, on network netpila) and 5 more")
+	refused(
+		t,
+		apply("red", store.Applying{}, policies("1", "a")...),
+		store.Refused,
+		"15 nodes that would not enforce policies",
+		"n19 (build v19, on network netpila) and 5 more",
+	)
 }
 
-// Of a node that comes to host a tenant and a policy of the tenant, which meet, one is refused where the node would not enforce it.
+// Of a node that comes to host a tenant and a policy of the tenant, which meet, one is refused where the node would not
+// enforce it.
 func testEnforcingMeets(t *testing.T, etcd *clientv3.Client) {
 	ctx, stores := t.Context(), []*store.Store{open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})}
 	enforcing(t, stores[0], 1)

@@ -73,8 +73,8 @@ func newClient(endpoints []string, t *tls.Config) (*clientv3.Client, error) {
 	})
 }
 
-// Embedded is an etcd of one member inside this process, which its client calls directly. It listens on a unix socket in its
-// directory only, for etcdctl and for a backup.
+// Embedded is an etcd of one member inside this process, which its client calls directly. It listens on a unix socket
+// in its directory only, for etcdctl and for a backup.
 type Embedded struct {
 	Client *clientv3.Client
 	etcd   *embed.Etcd
@@ -112,7 +112,11 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	}
 	socket := socketIn(dir)
 	if len(socket) > maxSocketPath {
-		return nil, fmt.Errorf("%s is longer than the %d characters a unix socket's name may have; choose a shorter --data-dir", socket, maxSocketPath)
+		return nil, fmt.Errorf(
+			"%s is longer than the %d characters a unix socket's name may have; choose a shorter --data-dir",
+			socket,
+			maxSocketPath,
+		)
 	}
 	c := embed.NewConfig()
 	c.Name = "pilaster"
@@ -124,8 +128,8 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	c.MaxTxnOps = maxTogether
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	c.TickMs, c.ElectionMs = 50, 250 // alone it need not wait for others' votes
-	// It keeps what it has committed since its last snapshot in memory, for members that come late, and reads it all when it starts: alone it needs none, and a
-	// commit may be a thousand changes. So do its oldest files.
+	// It keeps what it has committed since its last snapshot in memory, for members that come late, and reads it all
+	// when it starts: alone it needs none, and a commit may be a thousand changes. So do its oldest files.
 	c.SnapshotCount, c.SnapshotCatchUpEntries, c.MaxWalFiles = 500, 1, 2
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{log, &e.quiet}))
 	if e.etcd, err = embed.StartEtcd(c); err != nil {

@@ -10,9 +10,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What is taken of an overlay lies in the store in the order of its numbers, so a page of names tells of at least as many numbers whether they
-// are. Of an overlay with hardly anything free many pages may have to be read: that is done before the turn, in which the search begins where it
-// ended then.
+// What is taken of an overlay lies in the store in the order of its numbers, so a page of names tells of at least as
+// many numbers whether they are. Of an overlay with hardly anything free many pages may have to be read: that is done
+// before the turn, in which the search begins where it ended then.
 
 // hints are the numbers that were free when they were last looked for, by CIDR.
 type hints map[netip.Prefix]uint64
@@ -51,11 +51,24 @@ func (t *txn) take(name string, o tenant.Overlay, rested []netip.Prefix, from hi
 		t.setMark(overlayMark(name, o), (n+1)%count)
 		return o.At(first + n), nil
 	case o.NodeBits != 0:
-		return netip.Prefix{}, refuse(Full, "all %d subnets /%d of %v of tenant %s are with nodes, or were until a moment ago; nothing was changed: use a node that has one (`pilaster tenant get %s`), delete nodes that are gone, or make a tenant with a wider CIDR or smaller subnets (--node-bits)",
-			count, o.NodeBits, o.CIDR, name, name)
+		return netip.Prefix{}, refuse(
+			Full,
+			"all %d subnets /%d of %v of tenant %s are with nodes, or were until a moment ago; nothing was changed: use a node that has one (`pilaster tenant get %s`), delete nodes that are gone, or make a tenant with a wider CIDR or smaller subnets (--node-bits)",
+			count,
+			o.NodeBits,
+			o.CIDR,
+			name,
+			name,
+		)
 	}
-	return netip.Prefix{}, refuse(Full, "all %d addresses of %v of tenant %s are used, or were until a moment ago; nothing was changed: remove containers and try again in %d minutes, or make a tenant with a wider CIDR",
-		count, o.CIDR, name, restTTL/60)
+	return netip.Prefix{}, refuse(
+		Full,
+		"all %d addresses of %v of tenant %s are used, or were until a moment ago; nothing was changed: remove containers and try again in %d minutes, or make a tenant with a wider CIDR",
+		count,
+		o.CIDR,
+		name,
+		restTTL/60,
+	)
 }
 
 // search finds the first number that is free from one on, going round, and has the commit fail if it is not any more.
@@ -78,13 +91,22 @@ func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, foun
 	return 0, false, nil
 }
 
-// taken is what somebody has, or had a moment ago, of the numbers from one on to before another, and up to which it says so of all.
-func (t *txn) taken(name string, o tenant.Overlay, at, end uint64, limit int64) (taken map[netip.Prefix]bool, judged uint64, err error) {
+// taken is what somebody has, or had a moment ago, of the numbers from one on to before another, and up to which it
+// says so of all.
+func (t *txn) taken(
+	name string,
+	o tenant.Overlay,
+	at, end uint64,
+	limit int64,
+) (taken map[netip.Prefix]bool, judged uint64, err error) {
 	first, _ := o.Given()
 	var gets []clientv3.Op
 	for _, key := range []func(string, netip.Prefix) string{mappingKey, restingKey} {
-		gets = append(gets, clientv3.OpGet(key(name, o.At(first+at)), clientv3.WithRange(key(name, o.At(first+end-1))+"\x00"),
-			clientv3.WithKeysOnly(), clientv3.WithLimit(limit), clientv3.WithRev(t.revision)))
+		gets = append(
+			gets,
+			clientv3.OpGet(key(name, o.At(first+at)), clientv3.WithRange(key(name, o.At(first+end-1))+"\x00"),
+				clientv3.WithKeysOnly(), clientv3.WithLimit(limit), clientv3.WithRev(t.revision)),
+		)
 	}
 	var resp clientv3.OpResponse
 	err = t.tryRead(func(ctx context.Context) (err error) {

@@ -20,7 +20,13 @@ func fill(t *testing.T, etcd *clientv3.Client, first string, many int) {
 	var puts []clientv3.Op
 	a := netip.MustParseAddr(first)
 	for range many {
-		puts = append(puts, clientv3.OpPut(fmt.Sprintf("/pilaster/1/mappings/green/%x/%d", a.AsSlice(), a.BitLen()), `{"node":"fd70:696c:6100:1::/64","name":"n1"}`))
+		puts = append(
+			puts,
+			clientv3.OpPut(
+				fmt.Sprintf("/pilaster/1/mappings/green/%x/%d", a.AsSlice(), a.BitLen()),
+				`{"node":"fd70:696c:6100:1::/64","name":"n1"}`,
+			),
+		)
 		a = a.Next()
 	}
 	for some := range slices.Chunk(puts, 128) {

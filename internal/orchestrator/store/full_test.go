@@ -47,7 +47,8 @@ func TestStoreReachesItsSize(t *testing.T) {
 		t.Errorf("log: %s", log.String())
 	}
 	s = open(t, e.Client, address.Plan{})
-	if tenant, app, err := s.Resolve(t.Context(), node(1), 1, "blue", web); err != nil || tenant.Ids[0].Id != 1 || app.Id != 1 {
+	if tenant, app, err := s.Resolve(t.Context(), node(1), 1, "blue", web); err != nil || tenant.Ids[0].Id != 1 ||
+		app.Id != 1 {
 		t.Errorf("what was acknowledged before: %v, %v, %v", tenant, app, err)
 	}
 	for i := range 20 {

@@ -46,7 +46,11 @@ func FuzzEvent(f *testing.F) {
 		}
 		var b Batch
 		if err := b.add(raw); err != nil {
-			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) && !strings.HasPrefix(key, dirApps) && !strings.HasPrefix(key, dirHosting) && !strings.HasPrefix(key, dirMappings) && !strings.HasPrefix(key, dirPolicies) {
+			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) &&
+				!strings.HasPrefix(key, dirApps) &&
+				!strings.HasPrefix(key, dirHosting) &&
+				!strings.HasPrefix(key, dirMappings) &&
+				!strings.HasPrefix(key, dirPolicies) {
 				t.Fatalf("%q is of no interest, and stops all: %v", key, err)
 			}
 			return
@@ -86,7 +90,8 @@ func FuzzEvent(f *testing.F) {
 			return
 		case e.Mapping != nil, e.EndedMapping != nil:
 			m := cmp.Or(e.Mapping, e.EndedMapping)
-			if to, err := netip.ParsePrefix(m.To); err != nil || strings.Contains(m.Tenant, "/") || mappingKey(m.Tenant, to) != key {
+			if to, err := netip.ParsePrefix(m.To); err != nil || strings.Contains(m.Tenant, "/") ||
+				mappingKey(m.Tenant, to) != key {
 				t.Fatalf("%q is a mapping of %q to %q", key, m.Tenant, m.To)
 			}
 			return
@@ -96,7 +101,9 @@ func FuzzEvent(f *testing.F) {
 			}
 			return
 		default:
-			if h := cmp.Or(e.Hosting, e.EndedHosting); h != nil && strings.Count(key, "/") > strings.Count(dirHosting, "/") && hostingKey(h.Tenant, h.Node) != key {
+			if h := cmp.Or(e.Hosting, e.EndedHosting); h != nil &&
+				strings.Count(key, "/") > strings.Count(dirHosting, "/") &&
+				hostingKey(h.Tenant, h.Node) != key {
 				t.Fatalf("%q is hosting of %q by %q", key, h.Tenant, h.Node)
 			}
 			return
@@ -147,13 +154,15 @@ func FuzzCluster(f *testing.F) {
 			return
 		}
 		token, err := r.token(c.Authority)
-		if err != nil || c.Plan.Validate() != nil || c.UUID == "" || string(token.Secret[:]) != string(r.JoinSecret) || token.CA != c.Authority.Sum() {
+		if err != nil || c.Plan.Validate() != nil || c.UUID == "" || string(token.Secret[:]) != string(r.JoinSecret) ||
+			token.CA != c.Authority.Sum() {
 			t.Fatalf("accepted %+v, %v", c, err)
 		}
 	})
 }
 
-// FuzzCheckNode: a node's name is accepted exactly when it is fit for a certificate, a key and a file, and a UUID when it is one.
+// FuzzCheckNode: a node's name is accepted exactly when it is fit for a certificate, a key and a file, and a UUID when
+// it is one.
 func FuzzCheckNode(f *testing.F) {
 	const uuid = "00000000-0000-4000-8000-00000000000f"
 	f.Add("n1.example.org", uuid)
@@ -163,7 +172,8 @@ func FuzzCheckNode(f *testing.F) {
 		const letters, digits = "abcdefghijklmnopqrstuvwxyz", "0123456789"
 		fit := len(name) <= 63
 		for _, label := range strings.Split(name, ".") {
-			fit = fit && label != "" && strings.Trim(label, letters+digits+"-") == "" && label[0] != '-' && label[len(label)-1] != '-'
+			fit = fit && label != "" && strings.Trim(label, letters+digits+"-") == "" && label[0] != '-' &&
+				label[len(label)-1] != '-'
 		}
 		groups := strings.Split(id, "-")
 		fit = fit && len(groups) == 5 && strings.Trim(id, "abcdef-"+digits) == ""

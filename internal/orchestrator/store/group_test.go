@@ -47,7 +47,8 @@ func (g *gated) Txn(ctx context.Context) clientv3.Txn {
 	return gatedTxn{g.KV.Txn(ctx), g}
 }
 
-// openGated is a store whose next transaction, of a change of no meaning, waits at its gate: what is asked of it now waits together.
+// openGated is a store whose next transaction, of a change of no meaning, waits at its gate: what is asked of it now
+// waits together.
 func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, together func(...func() error) []error) {
 	t.Helper()
 	g = &gated{KV: etcd.KV, at: make(chan struct{}, 100)}
@@ -126,7 +127,8 @@ func reasonOf(err error) Reason {
 	return 0
 }
 
-// Changes that wait together are made by one transaction, each on those before it, and a refused one leaves nothing behind.
+// Changes that wait together are made by one transaction, each on those before it, and a refused one leaves nothing
+// behind.
 func testTogether(t *testing.T, etcd *clientv3.Client) {
 	s, g, together := openGated(t, etcd)
 	ctx := t.Context()
@@ -218,7 +220,8 @@ func testRefusedInVain(t *testing.T, etcd *clientv3.Client) {
 			return err
 		})
 	})
-	if reasonOf(errs[0]) != Unavailable || !errors.Is(errs[0], crashed) || reasonOf(errs[1]) != Unavailable || reasonOf(errs[2]) != Refused {
+	if reasonOf(errs[0]) != Unavailable || !errors.Is(errs[0], crashed) || reasonOf(errs[1]) != Unavailable ||
+		reasonOf(errs[2]) != Refused {
 		t.Errorf("answered %v", errs)
 	}
 	testMade(t, s, map[string]string{"none": ""})
@@ -262,7 +265,8 @@ func testOtherFirst(t *testing.T, etcd *clientv3.Client) {
 	testMade(t, s, map[string]string{"mine": "other's", "second": "after other's"})
 }
 
-// Who is refused because of one before it is decided anew too when another orchestrator was first with what else that was decided on.
+// Who is refused because of one before it is decided anew too when another orchestrator was first with what else that
+// was decided on.
 func testRefusedOnOld(t *testing.T, etcd *clientv3.Client) {
 	s, _, together := openGated(t, etcd)
 	other := opened(t, etcd)
@@ -301,10 +305,19 @@ func testRefusedOnOld(t *testing.T, etcd *clientv3.Client) {
 // Who comes after one that takes whole directories away sees them gone, as all else that it took.
 func testAfterSweep(t *testing.T, etcd *clientv3.Client) {
 	ctx := t.Context()
-	must(t, opened(t, etcd).change(ctx, func(t *txn) error { t.put(root+"test/of", "x"); t.put(root+"test/of/1", "x"); return nil }))
+	must(
+		t,
+		opened(
+			t,
+			etcd,
+		).change(ctx, func(t *txn) error { t.put(root+"test/of", "x"); t.put(root+"test/of/1", "x"); return nil }),
+	)
 	s, _, together := openGated(t, etcd)
 	errs := together(func() error {
-		return s.change(ctx, func(t *txn) error { t.delete(root + "test/of"); t.deleteAll(root + "test/of/"); return nil })
+		return s.change(
+			ctx,
+			func(t *txn) error { t.delete(root + "test/of"); t.deleteAll(root + "test/of/"); return nil },
+		)
 	}, func() error {
 		return s.change(ctx, func(t *txn) error {
 			of, err := t.get(root + "test/of")
@@ -325,8 +338,9 @@ func testAfterSweep(t *testing.T, etcd *clientv3.Client) {
 	testMade(t, s, map[string]string{"of": "", "of/1": "", "saw": "saw "})
 }
 
-// One that is too large for a transaction is made in several while small ones wait with it; one that has become larger than it was at
-// first goes with others no more; and one that reads or deletes a whole directory sees what those before it wrote there.
+// One that is too large for a transaction is made in several while small ones wait with it; one that has become larger
+// than it was at first goes with others no more; and one that reads or deletes a whole directory sees what those before
+// it wrote there.
 func testLargeInCompany(t *testing.T, etcd *clientv3.Client) {
 	s, _, together := openGated(t, etcd)
 	ctx := t.Context()

@@ -11,11 +11,12 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// maxAsked is how long a key may be that is read together with those of others. No name that the store gave makes a longer one.
+// maxAsked is how long a key may be that is read together with those of others. No name that the store gave makes a
+// longer one.
 const maxAsked = 1024
 
-// heldKeys is what that is judged by: a node may hold thousands, and mostly all are as it says. What it names that cannot be is
-// left to the decision, which concerns this node alone.
+// heldKeys is what that is judged by: a node may hold thousands, and mostly all are as it says. What it names that
+// cannot be is left to the decision, which concerns this node alone.
 func (r Registration) heldKeys() (keys []string) {
 	defer func() {
 		keys = slices.DeleteFunc(keys, func(key string) bool { return len(key) > maxAsked })
@@ -78,15 +79,37 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 			held.Name, held.Created.AsTime(), known.Created.AsTime(), heldAdvice)
 	}
 	if exists && held.Changes > known.Changes+maxJump {
-		return refuse(Refused, "this node has heard of %d changes of tenant %s, and the cluster's has had %d; %s", held.Changes, held.Name, known.Changes, heldAdvice)
+		return refuse(
+			Refused,
+			"this node has heard of %d changes of tenant %s, and the cluster's has had %d; %s",
+			held.Changes,
+			held.Name,
+			known.Changes,
+			heldAdvice,
+		)
 	}
 	network := cmp.Or(known.Network, tenant.Netpila)
 	if on, _ := tenant.TraitsOf(network); exists && on.To != "" && held.Network == on.To {
-		return refuse(Refused, "this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably restored from a backup; nothing more was taken in: restore a newer one, or repeat `pilaster tenant migrate %s --to %s --addressing %s`",
-			held.Name, on.To, network, held.Name, on.To, seenAs(held.Addressing))
+		return refuse(
+			Refused,
+			"this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably restored from a backup; nothing more was taken in: restore a newer one, or repeat `pilaster tenant migrate %s --to %s --addressing %s`",
+			held.Name,
+			on.To,
+			network,
+			held.Name,
+			on.To,
+			seenAs(held.Addressing),
+		)
 	}
 	if exists && held.Network == network && seenAs(held.Addressing) != seenAs(known.Addressing) {
-		return refuse(Refused, "this node holds tenant %s with %s addresses, and in the cluster they are %s; %s", held.Name, seenAs(held.Addressing), seenAs(known.Addressing), heldAdvice)
+		return refuse(
+			Refused,
+			"this node holds tenant %s with %s addresses, and in the cluster they are %s; %s",
+			held.Name,
+			seenAs(held.Addressing),
+			seenAs(known.Addressing),
+			heldAdvice,
+		)
 	}
 	mark, err := t.mark(keyTenantMark)
 	if err != nil {
@@ -104,9 +127,23 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		has := func(k *pilasterv1.TenantId) bool { return k.Id == id.Id }
 		switch {
 		case owner != "" && owner != held.Name:
-			return refuse(Refused, "this node holds id %d of tenant %s, but in the cluster it belongs to tenant %s; %s", id.Id, held.Name, owner, heldAdvice)
+			return refuse(
+				Refused,
+				"this node holds id %d of tenant %s, but in the cluster it belongs to tenant %s; %s",
+				id.Id,
+				held.Name,
+				owner,
+				heldAdvice,
+			)
 		case exists && !id.OnlyAccepted && !slices.ContainsFunc(known.Ids, has):
-			return refuse(Refused, "this node holds id %d of tenant %s, but the cluster's tenant %s does not have it; %s", id.Id, held.Name, held.Name, heldAdvice)
+			return refuse(
+				Refused,
+				"this node holds id %d of tenant %s, but the cluster's tenant %s does not have it; %s",
+				id.Id,
+				held.Name,
+				held.Name,
+				heldAdvice,
+			)
 		case owner == "":
 			t.put(tenantIDKey(id.Id), held.Name)
 			claimed++
@@ -145,7 +182,12 @@ func (t *txn) spend(n pki.Node, ids uint64) error {
 		return err
 	}
 	if spent+ids > maxRecalled {
-		return refuse(Refused, "node %s says again and again that it holds tenant ids which this cluster does not know, more than a node can have; nothing more was taken in: see what it runs, and run `pilaster node delete %s`", n.Name, n.Name)
+		return refuse(
+			Refused,
+			"node %s says again and again that it holds tenant ids which this cluster does not know, more than a node can have; nothing more was taken in: see what it runs, and run `pilaster node delete %s`",
+			n.Name,
+			n.Name,
+		)
 	}
 	t.setMark(key, spent+ids)
 	return nil
@@ -175,14 +217,29 @@ func (t *txn) recallApp(held *pilasterv1.App) error {
 		return err
 	}
 	if found && known.Id != held.Id {
-		return refuse(Refused, "this node holds app %d of tenant %s for labels %v, but in the cluster they are app %d; %s", held.Id, held.Tenant, held.Labels, known.Id, heldAdvice)
+		return refuse(
+			Refused,
+			"this node holds app %d of tenant %s for labels %v, but in the cluster they are app %d; %s",
+			held.Id,
+			held.Tenant,
+			held.Labels,
+			known.Id,
+			heldAdvice,
+		)
 	}
 	owner, err := t.get(appIDKey(held.Tenant, held.Id))
 	if err != nil {
 		return err
 	}
 	if owner != "" && owner != hash {
-		return refuse(Refused, "this node holds app %d of tenant %s for labels %v, but in the cluster other labels are that app; %s", held.Id, held.Tenant, held.Labels, heldAdvice)
+		return refuse(
+			Refused,
+			"this node holds app %d of tenant %s for labels %v, but in the cluster other labels are that app; %s",
+			held.Id,
+			held.Tenant,
+			held.Labels,
+			heldAdvice,
+		)
 	}
 	mark, err := t.mark(dirAppMarks + held.Tenant)
 	if err != nil {

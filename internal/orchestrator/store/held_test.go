@@ -22,7 +22,8 @@ func testRecall(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	// A node comes back to a store that was restored from an old backup.
-	if n, err := s.Register(ctx, store.Registration{Node: node(7), Prefix: netip.MustParsePrefix("fd70:696c:6100:7::/64")}); err != nil || n.Prefix != "fd70:696c:6100:7::/64" {
+	if n, err := s.Register(ctx, store.Registration{Node: node(7), Prefix: netip.MustParsePrefix("fd70:696c:6100:7::/64")}); err != nil ||
+		n.Prefix != "fd70:696c:6100:7::/64" {
 		t.Fatalf("held prefix: %v, %v", n, err)
 	}
 	if got := register(t, s, 8).Prefix; got != "fd70:696c:6100:8::/64" {
@@ -63,15 +64,28 @@ func testRecallIsWhole(t *testing.T, etcd *clientv3.Client) {
 	var tenants []*pilasterv1.Tenant
 	var apps []*pilasterv1.App
 	for i := range 150 {
-		tenants = append(tenants, &pilasterv1.Tenant{Name: fmt.Sprintf("lost%d", i), Ids: []*pilasterv1.TenantId{{Id: uint32(1000 + i)}}})
-		apps = append(apps, &pilasterv1.App{Tenant: "blue", Id: uint32(10 + i), Labels: map[string]string{"app": fmt.Sprint(i)}})
+		tenants = append(
+			tenants,
+			&pilasterv1.Tenant{Name: fmt.Sprintf("lost%d", i), Ids: []*pilasterv1.TenantId{{Id: uint32(1000 + i)}}},
+		)
+		apps = append(
+			apps,
+			&pilasterv1.App{Tenant: "blue", Id: uint32(10 + i), Labels: map[string]string{"app": fmt.Sprint(i)}},
+		)
 	}
 	before, err := etcd.Get(ctx, "/", clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}
 	stolen := &pilasterv1.Tenant{Name: "red", Ids: []*pilasterv1.TenantId{{Id: 1}}} // blue's
-	refused(t, recall(s, append(tenants, stolen), apps), store.Refused, "id 1 of tenant red", "blue", "nothing more was taken in")
+	refused(
+		t,
+		recall(s, append(tenants, stolen), apps),
+		store.Refused,
+		"id 1 of tenant red",
+		"blue",
+		"nothing more was taken in",
+	)
 	twice := append(apps, &pilasterv1.App{Tenant: "blue", Id: 10, Labels: map[string]string{"app": "other"}})
 	refused(t, recall(s, tenants, twice), store.Refused, "app 10")
 	after, err := etcd.Get(ctx, "/", clientv3.WithPrefix())
@@ -89,10 +103,12 @@ func testRecallIsWhole(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("app after held ones: %v, %v", a, err)
 	}
 	for i := range 150 {
-		if _, a, err := s.Resolve(ctx, node(77), 1, "blue", map[string]string{"app": fmt.Sprint(i)}); err != nil || a.Id != uint32(10+i) {
+		if _, a, err := s.Resolve(ctx, node(77), 1, "blue", map[string]string{"app": fmt.Sprint(i)}); err != nil ||
+			a.Id != uint32(10+i) {
 			t.Fatalf("held app %d: %v, %v", i, a, err)
 		}
-		if owner, err := etcd.Get(ctx, fmt.Sprintf("/pilaster/1/tenant-ids/%d", 1000+i)); err != nil || owner.Count != 1 {
+		if owner, err := etcd.Get(ctx, fmt.Sprintf("/pilaster/1/tenant-ids/%d", 1000+i)); err != nil ||
+			owner.Count != 1 {
 			t.Fatalf("held id %d is not claimed: %v", 1000+i, err)
 		}
 	}

@@ -12,9 +12,12 @@ import (
 func TestHeldKeysAreOfPossibleNames(t *testing.T) {
 	long := strings.Repeat("x", 3<<20)
 	r := Registration{
-		Tenants:  []*pilasterv1.Tenant{{Name: long}, {Name: "blue"}},
-		Apps:     []*pilasterv1.App{{Tenant: long, Id: 1}},
-		Mappings: []*pilasterv1.Mapping{{Tenant: long, To: "10.0.0.0/24"}, {Tenant: "blue", To: "10.0.0.0/24", Key: long}},
+		Tenants: []*pilasterv1.Tenant{{Name: long}, {Name: "blue"}},
+		Apps:    []*pilasterv1.App{{Tenant: long, Id: 1}},
+		Mappings: []*pilasterv1.Mapping{
+			{Tenant: long, To: "10.0.0.0/24"},
+			{Tenant: "blue", To: "10.0.0.0/24", Key: long},
+		},
 	}
 	keys := r.heldKeys()
 	if i := slices.IndexFunc(keys, func(key string) bool { return len(key) > maxAsked }); i >= 0 {

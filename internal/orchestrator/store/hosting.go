@@ -21,7 +21,13 @@ type Noted struct {
 
 // Hosts notes what a node says of some tenants it hosts, in the message with the sequence number,
 // and that it hosts some others no more. Tenants that do not exist are passed over.
-func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (noted Noted, err error) {
+func (s *Store) Hosts(
+	ctx context.Context,
+	n pki.Node,
+	sequence uint64,
+	add []*pilasterv1.Hosting,
+	remove []string,
+) (noted Noted, err error) {
 	if len(add)+len(remove) == 0 {
 		return noted, nil
 	}
@@ -42,7 +48,13 @@ func (s *Store) Hosts(ctx context.Context, n pki.Node, sequence uint64, add []*p
 	return noted, err
 }
 
-func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hosting, remove []string) (is Noted, err error) {
+func (s *Store) hosts(
+	t *txn,
+	n pki.Node,
+	sequence uint64,
+	add []*pilasterv1.Hosting,
+	remove []string,
+) (is Noted, err error) {
 	record, err := t.member(n)
 	if err != nil {
 		return is, err
@@ -70,8 +82,12 @@ func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hos
 		// Of a single id nothing can be said that is soon no longer so: that needs no later sequence.
 		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving) &&
 			slices.EqualFunc(noted.Overrides, overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) }) &&
-			noted.HeardRound == said.HeardRound && slices.Equal(noted.KeepsApps, said.KeepsApps) && noted.Unenforced == said.Unenforced
-		if exists && (len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil || noted.Sequence == sequence) && same {
+			noted.HeardRound == said.HeardRound &&
+			slices.Equal(noted.KeepsApps, said.KeepsApps) &&
+			noted.Unenforced == said.Unenforced
+		if exists &&
+			(len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil || noted.Sequence == sequence) &&
+			same {
 			continue
 		}
 		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: overrides,
@@ -95,8 +111,13 @@ func (s *Store) hosts(t *txn, n pki.Node, sequence uint64, add []*pilasterv1.Hos
 	return is, nil
 }
 
-// ownOverrides leaves out what a node says of other containers than its own: one that it is wrong about must not cost the others anything.
-func ownOverrides(n *pilasterv1.Node, of *pilasterv1.Tenant, overrides []*pilasterv1.Override) (own []*pilasterv1.Override, refused []error) {
+// ownOverrides leaves out what a node says of other containers than its own: one that it is wrong about must not cost
+// the others anything.
+func ownOverrides(
+	n *pilasterv1.Node,
+	of *pilasterv1.Tenant,
+	overrides []*pilasterv1.Override,
+) (own []*pilasterv1.Override, refused []error) {
 	said := map[string]bool{}
 	for _, o := range overrides {
 		if err := checkOverride(n, of, o); err != nil {
@@ -113,21 +134,41 @@ func ownOverrides(n *pilasterv1.Node, of *pilasterv1.Tenant, overrides []*pilast
 func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Override) error {
 	a, err := netip.ParseAddr(o.Address)
 	if err != nil || !a.Is6() || a.Zone() != "" || a.String() != o.Address || o.Tenant != "" {
-		return refuse(Invalid, "node %s says that %.50q of tenant %s is of another app, and that is no address as the cluster writes it; it was not noted", n.Name, o.Address, of.Name)
+		return refuse(
+			Invalid,
+			"node %s says that %.50q of tenant %s is of another app, and that is no address as the cluster writes it; it was not noted",
+			n.Name,
+			o.Address,
+			of.Name,
+		)
 	}
 	at := address.Split(a)
 	has := func(id *pilasterv1.TenantId) bool { return id.Id == uint32(at.Tenant) }
 	switch {
 	case at.Node.String() != n.Prefix || !slices.ContainsFunc(of.Ids, has) || at.App >= address.FirstReservedApp:
-		return refuse(Refused, "node %s says that %v of tenant %s is of another app, and that is not the address of a container that it can have of this tenant; it was not noted", n.Name, a, of.Name)
+		return refuse(
+			Refused,
+			"node %s says that %v of tenant %s is of another app, and that is not the address of a container that it can have of this tenant; it was not noted",
+			n.Name,
+			a,
+			of.Name,
+		)
 	case o.App == 0 || o.App >= uint32(address.FirstReservedApp):
-		return refuse(Invalid, "node %s says that %v of tenant %s is of app %d, which is none; it was not noted", n.Name, a, of.Name, o.App)
+		return refuse(
+			Invalid,
+			"node %s says that %v of tenant %s is of app %d, which is none; it was not noted",
+			n.Name,
+			a,
+			of.Name,
+			o.App,
+		)
 	}
 	return nil
 }
 
-// expect makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the
-// current one. It is refused where it would not enforce the tenant's policies. What is noted of a node that hosts it already stays, and messages older than this no longer count.
+// expect makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the current one. It
+// is refused where it would not enforce the tenant's policies. What is noted of a node that hosts it already stays, and
+// messages older than this no longer count.
 func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
 	record, err := t.member(n)
 	if err != nil {
@@ -140,8 +181,16 @@ func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) erro
 	if err != nil || exists && noted.Sequence >= sequence {
 		return err
 	}
-	said := &pilasterv1.Hosting{Accepts: noted.Accepts, Holds: noted.Holds, Moving: noted.Moving, Overrides: noted.Overrides,
-		HeardRound: noted.HeardRound, KeepsApps: noted.KeepsApps, Unenforced: noted.Unenforced, Sequence: sequence}
+	said := &pilasterv1.Hosting{
+		Accepts:    noted.Accepts,
+		Holds:      noted.Holds,
+		Moving:     noted.Moving,
+		Overrides:  noted.Overrides,
+		HeardRound: noted.HeardRound,
+		KeepsApps:  noted.KeepsApps,
+		Unenforced: noted.Unenforced,
+		Sequence:   sequence,
+	}
 	if !exists {
 		for _, id := range found.Ids {
 			said.Accepts = append(said.Accepts, id.Id)
@@ -181,8 +230,8 @@ func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
 	return all, nil
 }
 
-// hostedBy is the tenants that a node hosts, whose records are then read. To one that was shut out none comes any more. Each tenant is asked for: to list
-// what all nodes host would take the longer the more nodes there are.
+// hostedBy is the tenants that a node hosts, whose records are then read. To one that was shut out none comes any more.
+// Each tenant is asked for: to list what all nodes host would take the longer the more nodes there are.
 func (t *txn) hostedBy(node string, shutOut bool) (hosted []string, err error) {
 	tenants, err := t.names(dirTenants)
 	if err != nil {

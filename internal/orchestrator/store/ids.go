@@ -28,7 +28,12 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 			return err
 		}
 		if on, _ := tenant.TraitsOf(found.Network); on.Overlays {
-			return refuse(Refused, "tenant %s is on network %s, which translates no addresses, so it has no key to rotate; nothing was changed", name, found.Network)
+			return refuse(
+				Refused,
+				"tenant %s is on network %s, which translates no addresses, so it has no key to rotate; nothing was changed",
+				name,
+				found.Network,
+			)
 		}
 		if n := len(found.Ids); found.Ids[n-1].OnlyAccepted {
 			return nil
@@ -66,7 +71,13 @@ func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilaster
 		}
 		i := slices.IndexFunc(found.Ids, func(has *pilasterv1.TenantId) bool { return has.Id == id })
 		if i < 0 {
-			return refuse(NotFound, "tenant %s has no id %d; `pilaster tenant get %s` shows those it has", name, id, name)
+			return refuse(
+				NotFound,
+				"tenant %s has no id %d; `pilaster tenant get %s` shows those it has",
+				name,
+				id,
+				name,
+			)
 		}
 		if !found.Ids[i].OnlyAccepted {
 			return nil
@@ -134,7 +145,10 @@ func Due(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []*pilasterv1.Ten
 // Holders are the nodes that have, or may make at any time, containers of an id. One that has not
 // said what it holds holds everything.
 func Holders(hosting []*pilasterv1.Hosting, id uint32) []string {
-	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return len(h.Holds) == 0 || slices.Contains(h.Holds, id) })
+	return nodesWhere(
+		hosting,
+		func(h *pilasterv1.Hosting) bool { return len(h.Holds) == 0 || slices.Contains(h.Holds, id) },
+	)
 }
 
 // Lacking are the nodes that do not accept an id yet.

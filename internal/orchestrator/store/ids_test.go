@@ -92,7 +92,13 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	}
 	report := func(n int, sequence uint64, accepts, holds []uint32) []string {
 		t.Helper()
-		is, err := s.Hosts(ctx, node(n), sequence, []*pilasterv1.Hosting{{Tenant: "blue", Accepts: accepts, Holds: holds}}, nil)
+		is, err := s.Hosts(
+			ctx,
+			node(n),
+			sequence,
+			[]*pilasterv1.Hosting{{Tenant: "blue", Accepts: accepts, Holds: holds}},
+			nil,
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +119,8 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	first := rotate()
-	if again := rotate(); list(again.Ids) != "1 -2" || again.Changes != first.Changes || string(again.Ids[1].Key) != string(first.Ids[1].Key) {
+	if again := rotate(); list(again.Ids) != "1 -2" || again.Changes != first.Changes ||
+		string(again.Ids[1].Key) != string(first.Ids[1].Key) {
 		t.Errorf("repeated: %v after %v", again, first)
 	}
 	if string(first.Ids[1].Key) == string(made.Ids[0].Key) || len(first.Ids[1].Key) != 16 {
@@ -227,7 +234,13 @@ func testRecallOfNonsense(t *testing.T, etcd *clientv3.Client) {
 	if _, app, err := s.Resolve(ctx, node(77), 1, "blue", nil); err != nil || app.Id != 3 {
 		t.Errorf("an app after one that nobody can have handed out: %v, %v", app, err)
 	}
-	refused(t, recall(s, []*pilasterv1.Tenant{{Name: "blue", Changes: 1<<64 - 1}}, nil), store.Refused, "changes of tenant blue", "nothing more was taken in")
+	refused(
+		t,
+		recall(s, []*pilasterv1.Tenant{{Name: "blue", Changes: 1<<64 - 1}}, nil),
+		store.Refused,
+		"changes of tenant blue",
+		"nothing more was taken in",
+	)
 	if rotated, err := s.RotateKey(ctx, "blue"); err != nil || list(rotated.Ids) != "1 -5" || rotated.Changes != 2 {
 		t.Errorf("rotated %v, %v", rotated, err)
 	}

@@ -31,7 +31,9 @@ func (c slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	level := slog.LevelWarn
 	if e.Level > zapcore.ErrorLevel {
 		level = slog.LevelError
-		defer c.log.Error("the embedded etcd cannot go on, and this process ends; what was acknowledged is on the disk: mend what it said, and start it again")
+		defer c.log.Error(
+			"the embedded etcd cannot go on, and this process ends; what was acknowledged is on the disk: mend what it said, and start it again",
+		)
 	}
 	c.log.Log(context.Background(), level, "etcd: "+e.Message, attributes(fields)...)
 	return nil

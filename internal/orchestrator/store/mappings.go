@@ -13,8 +13,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What is given of a nimitz tenant's overlays, to a node or to an endpoint of it, is a mapping. It stays until the node hosts the
-// tenant no more, or gives it back, or is deleted; an address that goes then rests. Numbers go upward and round.
+// What is given of a nimitz tenant's overlays, to a node or to an endpoint of it, is a mapping. It stays until the node
+// hosts the tenant no more, or gives it back, or is deleted; an address that goes then rests. Numbers go upward and
+// round.
 
 // maxKey is how long an endpoint's key may be, in bytes.
 const maxKey = 512
@@ -22,8 +23,8 @@ const maxKey = 512
 // ofNode is the place of a key in the store that stands for the node itself.
 const ofNode = "node"
 
-// Allocate gives a node its subnet of each overlay of a tenant it hosts, or where there are none an endpoint of it an address of each.
-// Who asks again gets the same.
+// Allocate gives a node its subnet of each overlay of a tenant it hosts, or where there are none an endpoint of it an
+// address of each. Who asks again gets the same.
 func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (given []netip.Prefix, err error) {
 	if err := checkAllocation(name, key); err != nil {
 		return nil, err
@@ -38,7 +39,12 @@ func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (giv
 
 func checkAllocation(name, key string) error {
 	if len(key) > maxKey {
-		return refuse(Invalid, "the key of an endpoint has %d bytes, and may have %d; nothing more was given or taken in", len(key), maxKey)
+		return refuse(
+			Invalid,
+			"the key of an endpoint has %d bytes, and may have %d; nothing more was given or taken in",
+			len(key),
+			maxKey,
+		)
 	}
 	return checkTenant(name)
 }
@@ -56,17 +62,32 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 		return nil, err
 	}
 	if overlays == nil {
-		return nil, refuse(Refused, "tenant %s has no addresses of its own, or there is no such tenant; nothing was changed", name)
+		return nil, refuse(
+			Refused,
+			"tenant %s has no addresses of its own, or there is no such tenant; nothing was changed",
+			name,
+		)
 	}
 	found := new(pilasterv1.Tenant) // until the commit: what is given must not outlast its overlays
 	if _, err := t.load(dirTenants+name, found); err != nil {
 		return nil, err
 	}
 	if found.Leaving != "" {
-		return nil, refuse(Refused, "tenant %s leaves network %s, and no more addresses of that are given; nothing was changed", name, found.Leaving)
+		return nil, refuse(
+			Refused,
+			"tenant %s leaves network %s, and no more addresses of that are given; nothing was changed",
+			name,
+			found.Leaving,
+		)
 	}
 	if has := overlays[0].NodeBits != 0; has != (key == "") {
-		return nil, refuse(Invalid, "tenant %s: nodes have subnets %v, and a key was given %v; nothing was changed", name, has, key != "")
+		return nil, refuse(
+			Invalid,
+			"tenant %s: nodes have subnets %v, and a key was given %v; nothing was changed",
+			name,
+			has,
+			key != "",
+		)
 	}
 	if _, hosts, err := t.hosting(name, n.Name); err != nil {
 		return nil, err
@@ -77,7 +98,14 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 }
 
 // complete gives a key what it lacks; mostly that is all or nothing.
-func (s *Store) complete(t *txn, n pki.Node, record *pilasterv1.Node, name, key string, overlays []tenant.Overlay, from hints) ([]netip.Prefix, error) {
+func (s *Store) complete(
+	t *txn,
+	n pki.Node,
+	record *pilasterv1.Node,
+	name, key string,
+	overlays []tenant.Overlay,
+	from hints,
+) ([]netip.Prefix, error) {
 	has, err := t.given(name, n.Name, key)
 	if err != nil {
 		return nil, err
@@ -124,10 +152,21 @@ func (s *Store) checkGateway(node *pilasterv1.Node, o tenant.Overlay) error {
 		family, gateway = "IPv4", plan.Gateway4
 	}
 	if !gateway.IsValid() {
-		return refuse(Refused, "this cluster has no %s gateway prefix, so no node can host a tenant with %v; nothing was changed: use CIDRs of the other family", family, o.CIDR)
+		return refuse(
+			Refused,
+			"this cluster has no %s gateway prefix, so no node can host a tenant with %v; nothing was changed: use CIDRs of the other family",
+			family,
+			o.CIDR,
+		)
 	}
-	return refuse(Full, "node %s has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; nothing was changed: use a node with a lower prefix, or CIDRs of the other family",
-		node.Name, plan.NodeNumber(prefix), gateway, plan.GatewayBlocks(is4))
+	return refuse(
+		Full,
+		"node %s has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; nothing was changed: use a node with a lower prefix, or CIDRs of the other family",
+		node.Name,
+		plan.NodeNumber(prefix),
+		gateway,
+		plan.GatewayBlocks(is4),
+	)
 }
 
 // member is the record of a node, which must be registered.
@@ -139,7 +178,8 @@ func (t *txn) member(n pki.Node) (*pilasterv1.Node, error) {
 	return record, err
 }
 
-// overlays are a tenant's; nil where it has none any more, or there is no such tenant. They are not compared at the commit.
+// overlays are a tenant's; nil where it has none any more, or there is no such tenant. They are not compared at the
+// commit.
 func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 	key := dirTenants + name
 	if err := t.fetch(key); err != nil {
@@ -156,7 +196,8 @@ func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 	return tenant.ParseOverlays(found.Overlays)
 }
 
-// give writes what is given to a key, all of it, and the mappings of what is new; those last, because who finds one finds the rest.
+// give writes what is given to a key, all of it, and the mappings of what is new; those last, because who finds one
+// finds the rest.
 func (t *txn) give(node *pilasterv1.Node, name, key string, all, added []netip.Prefix) error {
 	t.put(givenKey(name, node.Name, key), joinPrefixes(all))
 	for _, to := range added {
@@ -244,7 +285,8 @@ func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *p
 		return refuse(Invalid, "held prefix %.50q of tenant %s is none", held.To, held.Tenant)
 	}
 	at := mappingKey(held.Tenant, to)
-	if is, err := decodeMapping(at, []byte(t.readings[at].value)); err == nil && is.Name == node.Name && is.Key == held.Key {
+	if is, err := decodeMapping(at, []byte(t.readings[at].value)); err == nil && is.Name == node.Name &&
+		is.Key == held.Key {
 		return nil // nothing is decided on it
 	}
 	// Without the tenant there is nothing to protect.
@@ -260,7 +302,13 @@ func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *p
 	}
 	i := slices.IndexFunc(overlays, func(o tenant.Overlay) bool { _, ok := o.Contains(to); return ok })
 	if i < 0 || (overlays[i].NodeBits != 0) != (held.Key == "") {
-		return refuse(Refused, "this node holds %v of tenant %s, but in the cluster that is not the tenant's to give; %s", to, held.Tenant, heldAdvice)
+		return refuse(
+			Refused,
+			"this node holds %v of tenant %s, but in the cluster that is not the tenant's to give; %s",
+			to,
+			held.Tenant,
+			heldAdvice,
+		)
 	}
 	is := new(pilasterv1.Mapping)
 	if _, err := t.load(at, is); err != nil {
@@ -268,7 +316,14 @@ func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *p
 	}
 	switch {
 	case is.Name != "" && is.Name != node.Name:
-		return refuse(Refused, "this node holds %v of tenant %s, but in the cluster it belongs to node %s; %s", to, held.Tenant, is.Name, heldAdvice)
+		return refuse(
+			Refused,
+			"this node holds %v of tenant %s, but in the cluster it belongs to node %s; %s",
+			to,
+			held.Tenant,
+			is.Name,
+			heldAdvice,
+		)
 	case is.Name != "":
 		// It was another endpoint's of this node, which is gone.
 		if err := s.release(t, n, held.Tenant, givenKey(held.Tenant, node.Name, is.Key)); err != nil {
@@ -278,9 +333,16 @@ func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *p
 	return s.claim(t, node, n, held, overlays[i], to)
 }
 
-// claim has a node have what it says. Of an overlay it has one subnet, and what the store had instead rests; of an endpoint what it says may be
-// older than what the same key was given since, which stays until the endpoint goes.
-func (s *Store) claim(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv1.Mapping, o tenant.Overlay, to netip.Prefix) error {
+// claim has a node have what it says. Of an overlay it has one subnet, and what the store had instead rests; of an
+// endpoint what it says may be older than what the same key was given since, which stays until the endpoint goes.
+func (s *Store) claim(
+	t *txn,
+	node *pilasterv1.Node,
+	n pki.Node,
+	held *pilasterv1.Mapping,
+	o tenant.Overlay,
+	to netip.Prefix,
+) error {
 	has, err := t.given(held.Tenant, node.Name, held.Key)
 	if err != nil {
 		return err

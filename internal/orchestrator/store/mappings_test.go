@@ -159,7 +159,8 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	nimitz(t, s, "green", "10.0.0.0/29", "fd12:3456::/48")
 	hosts(t, s, "green", 1, 2)
-	if got := allocate(t, s, 1, "green", "c1/eth0"); got != "10.0.0.2/32 fd12:3456::2/128" || got != allocate(t, s, 1, "green", "c1/eth0") {
+	if got := allocate(t, s, 1, "green", "c1/eth0"); got != "10.0.0.2/32 fd12:3456::2/128" ||
+		got != allocate(t, s, 1, "green", "c1/eth0") {
 		t.Errorf("the first has %s, then %s", got, allocate(t, s, 1, "green", "c1/eth0"))
 	}
 	if got := allocate(t, s, 2, "green", "c1/eth0"); got != "10.0.0.3/32 fd12:3456::3/128" {
@@ -178,7 +179,9 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 		}
 	}
 	refused(t, s.Free(ctx, node(1), "green", ""), store.Invalid)
-	if got := mapped(t, s, "green"); slices.Contains(got, "10.0.0.2/32 n1") || !slices.Contains(got, "10.0.0.3/32 n2") || len(got) != 10 {
+	if got := mapped(t, s, "green"); slices.Contains(got, "10.0.0.2/32 n1") ||
+		!slices.Contains(got, "10.0.0.3/32 n2") ||
+		len(got) != 10 {
 		t.Errorf("mappings are %v", got)
 	}
 	_, err = s.Allocate(ctx, node(1), "green", "c6/eth0") // it rests
@@ -200,9 +203,10 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 	if err := s.DeleteTenant(ctx, "green"); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := etcd.Get(ctx, "/pilaster/1/", clientv3.WithPrefix(), clientv3.WithKeysOnly()); err != nil || slices.ContainsFunc(left.Kvs, func(kv *mvccpb.KeyValue) bool {
-		return strings.Contains(string(kv.Key), "green")
-	}) {
+	if left, err := etcd.Get(ctx, "/pilaster/1/", clientv3.WithPrefix(), clientv3.WithKeysOnly()); err != nil ||
+		slices.ContainsFunc(left.Kvs, func(kv *mvccpb.KeyValue) bool {
+			return strings.Contains(string(kv.Key), "green")
+		}) {
 		t.Errorf("the tenant left %v, %v", left.Kvs, err)
 	}
 }
@@ -280,7 +284,10 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 	}
 	var more []clientv3.Op
 	for i := 1; i < want; i++ {
-		more = append(more, clientv3.OpPut(fmt.Sprintf("/pilaster/1/mappings/green/%08x/32", 0x0a000002+i), string(one.Kvs[0].Value)))
+		more = append(
+			more,
+			clientv3.OpPut(fmt.Sprintf("/pilaster/1/mappings/green/%08x/32", 0x0a000002+i), string(one.Kvs[0].Value)),
+		)
 	}
 	for some := range slices.Chunk(more, 128) {
 		if _, err := etcd.Txn(ctx).Then(some...).Commit(); err != nil {
@@ -294,7 +301,8 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 		t.Fatalf("%d mappings at %d, then %q, %v", len(first.Mappings), first.Revision, first.Next, err)
 	}
 	m := first.Mappings[0]
-	if m.Tenant != "green" || m.To != "10.0.0.2/32" || m.Node != "fd70:696c:6100:1::/64" || m.Name != "n1" || m.Key != "0" {
+	if m.Tenant != "green" || m.To != "10.0.0.2/32" || m.Node != "fd70:696c:6100:1::/64" || m.Name != "n1" ||
+		m.Key != "0" {
 		t.Errorf("the first is %v", m)
 	}
 	// What changes meanwhile is of a later revision.
@@ -318,7 +326,11 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 	}
 	_, err = s.ListMappings(ctx, "green", first.Next)
 	refused(t, err, store.Stale, "begin with the first")
-	_, err = s.ListMappings(ctx, "green", strings.Replace(first.Next, fmt.Sprint(first.Revision), fmt.Sprint(first.Revision+1<<40), 1))
+	_, err = s.ListMappings(
+		ctx,
+		"green",
+		strings.Replace(first.Next, fmt.Sprint(first.Revision), fmt.Sprint(first.Revision+1<<40), 1),
+	)
 	refused(t, err, store.Stale)
 	_, err = s.ListMappings(ctx, "green", "17:../nodes")
 	refused(t, err, store.Invalid, "page token")
@@ -348,8 +360,20 @@ func sameFromMemory(t *testing.T, s *store.Store) {
 			t.Fatal(err)
 		}
 		got := listing.Page(token)
-		if got.Revision != want.Revision || got.Next != want.Next || !slices.EqualFunc(got.Mappings, want.Mappings, func(a, b *pilasterv1.Mapping) bool { return proto.Equal(a, b) }) {
-			t.Errorf("page %d from memory has %d mappings and goes on at %q; from the store %d, %q", i+1, len(got.Mappings), got.Next, len(want.Mappings), want.Next)
+		if got.Revision != want.Revision || got.Next != want.Next ||
+			!slices.EqualFunc(
+				got.Mappings,
+				want.Mappings,
+				func(a, b *pilasterv1.Mapping) bool { return proto.Equal(a, b) },
+			) {
+			t.Errorf(
+				"page %d from memory has %d mappings and goes on at %q; from the store %d, %q",
+				i+1,
+				len(got.Mappings),
+				got.Next,
+				len(want.Mappings),
+				want.Next,
+			)
 		}
 	}
 }

@@ -11,16 +11,22 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant moves from one network to another in two steps. Between them it is on the one, leaves the other, and its containers have addresses
-// of both; the id that was its VNI is what its addresses of netpila are of.
+// A tenant moves from one network to another in two steps. Between them it is on the one, leaves the other, and its
+// containers have addresses of both; the id that was its VNI is what its addresses of netpila are of.
 
 // Migrate is the first step. Who repeats it finds it done.
-func (s *Store) Migrate(ctx context.Context, name, to string, addressing pilasterv1.Addressing) (*pilasterv1.Tenant, error) {
+func (s *Store) Migrate(
+	ctx context.Context,
+	name, to string,
+	addressing pilasterv1.Addressing,
+) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
 	}
 	switch addressing {
-	case pilasterv1.Addressing_ADDRESSING_UNSPECIFIED, pilasterv1.Addressing_ADDRESSING_ENCRYPTED, pilasterv1.Addressing_ADDRESSING_CLEAR:
+	case pilasterv1.Addressing_ADDRESSING_UNSPECIFIED,
+		pilasterv1.Addressing_ADDRESSING_ENCRYPTED,
+		pilasterv1.Addressing_ADDRESSING_CLEAR:
 	default:
 		return nil, refuse(Invalid, "addressing %d is none that a tenant of network %s can have", addressing, to)
 	}
@@ -34,7 +40,13 @@ func (s *Store) Migrate(ctx context.Context, name, to string, addressing pilaste
 		case on.To == "" && network == to:
 			return hasMoved(found, addressing)
 		case on.To == "" || on.To != to:
-			return refuse(Invalid, "tenant %s is on network %s and cannot move to network %q; nothing was changed: `pilaster tenant migrate --help` says which move where", name, network, to)
+			return refuse(
+				Invalid,
+				"tenant %s is on network %s and cannot move to network %q; nothing was changed: `pilaster tenant migrate --help` says which move where",
+				name,
+				network,
+				to,
+			)
 		}
 		found.Network, found.Leaving, found.Addressing = to, network, addressing
 		if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
@@ -52,15 +64,27 @@ func (s *Store) Migrate(ctx context.Context, name, to string, addressing pilaste
 func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	switch {
 	case t.Leaving == "":
-		return refuse(Refused, "tenant %s is on network %s and leaves none; nothing was changed", t.Name, cmp.Or(t.Network, tenant.Netpila))
+		return refuse(
+			Refused,
+			"tenant %s is on network %s and leaves none; nothing was changed",
+			t.Name,
+			cmp.Or(t.Network, tenant.Netpila),
+		)
 	case addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && addressing != t.Addressing:
-		return refuse(Refused, "tenant %s moves to network %s with another addressing; nothing was changed, and that stays: `pilaster tenant get %s` shows it", t.Name, t.Network, t.Name)
+		return refuse(
+			Refused,
+			"tenant %s moves to network %s with another addressing; nothing was changed, and that stays: `pilaster tenant get %s` shows it",
+			t.Name,
+			t.Network,
+			t.Name,
+		)
 	}
 	return nil
 }
 
-// FinishMigration is the second step: it takes from the tenant what it has of the network it leaves. Unless forced, every node that hosts the
-// tenant must have given its containers addresses of the other one, and no other region may know the tenant. Who repeats it finds it done.
+// FinishMigration is the second step: it takes from the tenant what it has of the network it leaves. Unless forced,
+// every node that hosts the tenant must have given its containers addresses of the other one, and no other region may
+// know the tenant. Who repeats it finds it done.
 func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -72,7 +96,14 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		}
 		switch on, _ := tenant.TraitsOf(found.Network); {
 		case on.To != "":
-			return refuse(Refused, "tenant %s is on network %s and does not leave it; nothing was changed: begin with `pilaster tenant migrate %s --to %s`", name, found.Network, name, on.To)
+			return refuse(
+				Refused,
+				"tenant %s is on network %s and does not leave it; nothing was changed: begin with `pilaster tenant migrate %s --to %s`",
+				name,
+				found.Network,
+				name,
+				on.To,
+			)
 		case found.Leaving == "":
 			return nil
 		}
@@ -81,8 +112,13 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 			return err
 		}
 		if late := Unmoved(hosting); len(late) > 0 && !force {
-			return refuse(Refused, "containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring nodes back that are away or delete those that are gone, or say --force, and they are without a network until they have one",
-				name, found.Network, strings.Join(late, ", "))
+			return refuse(
+				Refused,
+				"containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring nodes back that are away or delete those that are gone, or say --force, and they are without a network until they have one",
+				name,
+				found.Network,
+				strings.Join(late, ", "),
+			)
 		}
 		regions, err := t.regions()
 		if err != nil {
@@ -93,12 +129,26 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 			return err
 		}
 		if len(there) > 0 && !force {
-			return refuse(Refused, "region %s reaches tenant %s by network %s, and would send to what is gone; nothing was changed: import that region's export with the other tenants alone (`pilaster region import FILE --tenant OTHERS`), or where there are none `pilaster region delete %s`, or say --force",
-				there[0].Name, name, found.Leaving, there[0].Name)
+			return refuse(
+				Refused,
+				"region %s reaches tenant %s by network %s, and would send to what is gone; nothing was changed: import that region's export with the other tenants alone (`pilaster region import FILE --tenant OTHERS`), or where there are none `pilaster region delete %s`, or say --force",
+				there[0].Name,
+				name,
+				found.Leaving,
+				there[0].Name,
+			)
 		}
 		if services, published := len(found.Services), len(found.Publications); services+published > 0 {
-			return refuse(Refused, "tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant %s`)",
-				name, humanize.Of(services, "service", "services"), humanize.Of(published, "publication", "publications"), found.Leaving, name, name)
+			return refuse(
+				Refused,
+				"tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant %s`)",
+				name,
+				humanize.Of(services, "service", "services"),
+				humanize.Of(published, "publication", "publications"),
+				found.Leaving,
+				name,
+				name,
+			)
 		}
 		for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
 			t.deleteAll(dir + name + "/")

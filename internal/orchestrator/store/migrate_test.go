@@ -43,7 +43,9 @@ func TestMigrate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if moved.Network != tenant.Netpila || moved.Leaving != tenant.Nimitz || moved.Addressing != pilasterv1.Addressing_ADDRESSING_CLEAR || len(moved.Overlays) != 1 ||
-		len(moved.Ids) != 1 || moved.Ids[0].Id != made.Ids[0].Id || len(moved.Ids[0].Key) != 16 || moved.Changes != made.Changes+1 {
+		len(moved.Ids) != 1 || moved.Ids[0].Id != made.Ids[0].Id ||
+		len(moved.Ids[0].Key) != 16 ||
+		moved.Changes != made.Changes+1 {
 		t.Errorf("moved: %v", moved)
 	}
 	if again, err := s.Migrate(ctx, "green", tenant.Netpila, 0); err != nil || again.Changes != moved.Changes {
@@ -70,7 +72,9 @@ func TestMigrate(t *testing.T) {
 	}
 	says(1, 3, &pilasterv1.Moving{Endpoints: 3, Moved: 3})
 	for range 2 {
-		if moved, err = s.FinishMigration(ctx, "green", false); err != nil || moved.Leaving != "" || moved.Overlays != nil || moved.Network != tenant.Netpila {
+		if moved, err = s.FinishMigration(ctx, "green", false); err != nil || moved.Leaving != "" ||
+			moved.Overlays != nil ||
+			moved.Network != tenant.Netpila {
 			t.Fatalf("finished: %v, %v", moved, err)
 		}
 	}
@@ -82,12 +86,16 @@ func TestMigrate(t *testing.T) {
 	_, err = s.Allocate(ctx, node(1), "green", "")
 	refused(t, err, store.Refused, "no addresses of its own")
 
-	// A node that was away comes back with what it had; one that has moved a tenant that the store forgot to have moved does not.
+	// A node that was away comes back with what it had; one that has moved a tenant that the store forgot to have moved
+	// does not.
 	if _, err := s.Register(ctx, store.Registration{Node: node(1), Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: subnet}}}); err != nil {
 		t.Errorf("a node that comes back: %v", err)
 	}
 	nimitz(t, s, "lime", "10.0.0.0/16,24")
-	_, err = s.Register(ctx, store.Registration{Node: node(1), Tenants: []*pilasterv1.Tenant{{Name: "lime", Network: tenant.Netpila}}})
+	_, err = s.Register(
+		ctx,
+		store.Registration{Node: node(1), Tenants: []*pilasterv1.Tenant{{Name: "lime", Network: tenant.Netpila}}},
+	)
 	refused(t, err, store.Refused, "pilaster tenant migrate lime --to netpila")
 }
 
@@ -113,7 +121,11 @@ func TestFinishMigrationByForce(t *testing.T) {
 func TestFinishMigrationOfOneWithServices(t *testing.T) {
 	s := open(t, storetest.Embedded(t), address.Plan{})
 	nimitz(t, s, "green", "fd12:3456::/48,80")
-	ntp := tenant.Service{Name: "ntp", Virtual: netip.MustParseAddr("fd99::7b"), Real: netip.MustParseAddr("2001:db8::7b")}
+	ntp := tenant.Service{
+		Name:    "ntp",
+		Virtual: netip.MustParseAddr("fd99::7b"),
+		Real:    netip.MustParseAddr("2001:db8::7b"),
+	}
 	if _, err := s.CreateService(t.Context(), "green", ntp); err != nil {
 		t.Fatal(err)
 	}
@@ -143,26 +155,59 @@ func TestFinishMigrationOfOneInTwoRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := s.FinishMigration(t.Context(), "t1", false)
-	refused(t, err, store.Refused, "region east reaches tenant t1", "nothing was changed", "pilaster region import FILE --tenant OTHERS", "pilaster region delete east", "--force")
+	refused(
+		t,
+		err,
+		store.Refused,
+		"region east reaches tenant t1",
+		"nothing was changed",
+		"pilaster region import FILE --tenant OTHERS",
+		"pilaster region delete east",
+		"--force",
+	)
 	if moved, err := s.FinishMigration(t.Context(), "t1", true); err != nil || moved.Leaving != "" {
 		t.Errorf("%v, %v", moved, err)
 	}
 }
 
-// A store that was restored may be told of the move again, but not of one to other addresses than the node's containers have.
+// A store that was restored may be told of the move again, but not of one to other addresses than the node's containers
+// have.
 func TestMoveThatTheStoreForgot(t *testing.T) {
 	s := open(t, storetest.Embedded(t), address.Plan{})
 	nimitz(t, s, "green", "10.0.0.0/16,24")
 	is := func(a pilasterv1.Addressing) error {
-		_, err := s.Register(t.Context(), store.Registration{Node: node(1), Tenants: []*pilasterv1.Tenant{{Name: "green", Network: tenant.Netpila, Addressing: a}}})
+		_, err := s.Register(
+			t.Context(),
+			store.Registration{
+				Node:    node(1),
+				Tenants: []*pilasterv1.Tenant{{Name: "green", Network: tenant.Netpila, Addressing: a}},
+			},
+		)
 		return err
 	}
-	refused(t, is(pilasterv1.Addressing_ADDRESSING_CLEAR), store.Refused, "pilaster tenant migrate green --to netpila --addressing clear")
-	refused(t, is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED), store.Refused, "pilaster tenant migrate green --to netpila --addressing encrypted")
+	refused(
+		t,
+		is(pilasterv1.Addressing_ADDRESSING_CLEAR),
+		store.Refused,
+		"pilaster tenant migrate green --to netpila --addressing clear",
+	)
+	refused(
+		t,
+		is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED),
+		store.Refused,
+		"pilaster tenant migrate green --to netpila --addressing encrypted",
+	)
 	if _, err := s.Migrate(t.Context(), "green", tenant.Netpila, 0); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, is(pilasterv1.Addressing_ADDRESSING_CLEAR), store.Refused, "tenant green with clear addresses", "encrypted", "nothing more was taken in")
+	refused(
+		t,
+		is(pilasterv1.Addressing_ADDRESSING_CLEAR),
+		store.Refused,
+		"tenant green with clear addresses",
+		"encrypted",
+		"nothing more was taken in",
+	)
 	if err := is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED); err != nil {
 		t.Error(err)
 	}

@@ -26,7 +26,11 @@ func CheckNode(name, uuid string) error {
 		ok = ok && labelForm.MatchString(label)
 	}
 	if !ok {
-		return refuse(Invalid, "node name %.80q is not a host name: use 1 to 63 of a-z, 0-9, - and ., each part starting and ending with a letter or digit; choose one with --node-name", name)
+		return refuse(
+			Invalid,
+			"node name %.80q is not a host name: use 1 to 63 of a-z, 0-9, - and ., each part starting and ending with a letter or digit; choose one with --node-name",
+			name,
+		)
 	}
 	if !join.IsUUID(uuid) {
 		return refuse(Invalid, "node UUID %.80q is not 32 lower-case hexadecimal digits in 5 groups", uuid)

@@ -64,7 +64,11 @@ func (s *Store) Readmit(ctx context.Context, n pki.Node, instance string) error 
 			return err
 		}
 		if record == nil {
-			return refuse(Refused, "node %s has no valid certificate and is not registered; give its agent the join token with --token-file", n.Name)
+			return refuse(
+				Refused,
+				"node %s has no valid certificate and is not registered; give its agent the join token with --token-file",
+				n.Name,
+			)
 		}
 		_, err = t.session(n.Name, instance)
 		return err
@@ -89,14 +93,24 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 		return nil, err
 	}
 	if was != "" {
-		return nil, refuse(Refused, "this machine was node %s until it was deleted; to let it join as a new node, remove its endpoints and empty its state directory", was)
+		return nil, refuse(
+			Refused,
+			"this machine was node %s until it was deleted; to let it join as a new node, remove its endpoints and empty its state directory",
+			was,
+		)
 	}
 	has, err := t.get(dirUUIDs + n.UUID)
 	if err != nil {
 		return nil, err
 	}
 	if has != "" && has != n.Name {
-		return nil, refuse(Refused, "this machine is node %s already and cannot also be %s; keep the name, or run `pilaster node delete %s` and empty its state directory", has, n.Name, has)
+		return nil, refuse(
+			Refused,
+			"this machine is node %s already and cannot also be %s; keep the name, or run `pilaster node delete %s` and empty its state directory",
+			has,
+			n.Name,
+			has,
+		)
 	}
 	record := new(pilasterv1.Node)
 	found, err := t.load(dirNodes+n.Name, record)
@@ -106,7 +120,13 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	case !found:
 		return nil, nil
 	case record.Uuid != n.UUID:
-		return nil, refuse(Refused, "node name %s belongs to the machine with UUID %s; choose another with --node-name, or run `pilaster node delete %s` if that machine is gone", n.Name, record.Uuid, n.Name)
+		return nil, refuse(
+			Refused,
+			"node name %s belongs to the machine with UUID %s; choose another with --node-name, or run `pilaster node delete %s` if that machine is gone",
+			n.Name,
+			record.Uuid,
+			n.Name,
+		)
 	}
 	return record, nil
 }
@@ -115,7 +135,12 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 // uses; or it is refused and nothing more is written than by calls before: a node that uses much says so in several.
 func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node, error) {
 	if r.Prefix.IsValid() && !s.cluster.Plan.ContainsNode(r.Prefix) {
-		return nil, refuse(Invalid, "node prefix %v is not a /64 inside the base prefix %v; nothing was changed", r.Prefix, s.cluster.Plan.Base)
+		return nil, refuse(
+			Invalid,
+			"node prefix %v is not a /64 inside the base prefix %v; nothing was changed",
+			r.Prefix,
+			s.cluster.Plan.Base,
+		)
 	}
 	var node *pilasterv1.Node
 	keys := append(nodeKeys(r.Node), r.heldKeys()...)
@@ -130,7 +155,11 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 	}
 	probably := weight{} // it is back, like many others perhaps
 	if !r.Prefix.IsValid() {
-		probably = weight{writes: 4, compares: 6, bytes: 1024} // like many others it is new: its record, its UUID, its prefix and the mark
+		probably = weight{
+			writes:   4,
+			compares: 6,
+			bytes:    1024,
+		} // like many others it is new: its record, its UUID, its prefix and the mark
 	}
 	err := s.changeInTurn(ctx, decide, probably, keys...)
 	return node, err
@@ -151,7 +180,12 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 		if err != nil {
 			return nil, err
 		}
-		node = &pilasterv1.Node{Name: r.Node.Name, Uuid: r.Node.UUID, Prefix: prefix.String(), Registered: timestamppb.New(time.Now())}
+		node = &pilasterv1.Node{
+			Name:       r.Node.Name,
+			Uuid:       r.Node.UUID,
+			Prefix:     prefix.String(),
+			Registered: timestamppb.New(time.Now()),
+		}
 		if node.Edge = r.Edge; node.Edge {
 			if err := t.becomeEdge(node.Name); err != nil {
 				return nil, err
@@ -159,17 +193,30 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 		}
 		t.put(dirUUIDs+node.Uuid, node.Name)
 	case r.Prefix.IsValid() && r.Prefix.String() != node.Prefix:
-		return nil, refuse(Refused, "node %s has prefix %s and cannot change to %v; nothing was changed: keep it, or run `pilaster node delete %s` and empty its state directory",
-			node.Name, node.Prefix, r.Prefix, node.Name)
+		return nil, refuse(
+			Refused,
+			"node %s has prefix %s and cannot change to %v; nothing was changed: keep it, or run `pilaster node delete %s` and empty its state directory",
+			node.Name,
+			node.Prefix,
+			r.Prefix,
+			node.Name,
+		)
 	case r.Edge != node.Edge:
-		return nil, refuse(Refused, "node %s joined %s and cannot change; nothing was changed: start its agent as before, or run `pilaster node delete %s` and empty its state directory",
-			node.Name, map[bool]string{true: "with --edge", false: "without --edge"}[node.Edge], node.Name)
+		return nil, refuse(
+			Refused,
+			"node %s joined %s and cannot change; nothing was changed: start its agent as before, or run `pilaster node delete %s` and empty its state directory",
+			node.Name,
+			map[bool]string{true: "with --edge", false: "without --edge"}[node.Edge],
+			node.Name,
+		)
 	}
 	var uplinks []string
 	for _, a := range r.Uplinks {
 		uplinks = append(uplinks, a.String())
 	}
-	if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) && node.Gateway == r.Gateway && slices.Equal(node.Enforces, r.Enforces) {
+	if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) &&
+		node.Gateway == r.Gateway &&
+		slices.Equal(node.Enforces, r.Enforces) {
 		return node, nil
 	}
 	node.Version, node.UplinkAddresses, node.Gateway, node.Enforces = r.Version, uplinks, r.Gateway, r.Enforces
@@ -207,7 +254,12 @@ func (s *Store) takePrefix(t *txn, r Registration) (netip.Prefix, error) {
 			return prefix, nil
 		}
 	}
-	return netip.Prefix{}, refuse(Full, "all %d node prefixes of %v have been handed out, and prefixes are never reused", plan.Nodes(), plan.Base)
+	return netip.Prefix{}, refuse(
+		Full,
+		"all %d node prefixes of %v have been handed out, and prefixes are never reused",
+		plan.Nodes(),
+		plan.Base,
+	)
 }
 
 // ownersAhead is how many are read at a time: nodes that register together take one prefix after another.
@@ -259,8 +311,8 @@ func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	if !errors.Is(err, errParts) {
 		return err
 	}
-	// The machine is shut out at first: nothing of it comes any more that would have to be looked out for. Until the name goes, last, the deletion can
-	// be asked for again.
+	// The machine is shut out at first: nothing of it comes any more that would have to be looked out for. Until the
+	// name goes, last, the deletion can be asked for again.
 	err = s.change(ctx, func(t *txn) error {
 		_, _, err := t.shutOut(name, force)
 		return err

@@ -18,8 +18,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Services and publications are in their tenant's record. Beyond it there is a mark for each gateway: indexes of publications go upward and are never
-// given again, because a gateway that is away may lead to what it published before.
+// Services and publications are in their tenant's record. Beyond it there is a mark for each gateway: indexes of
+// publications go upward and are never given again, because a gateway that is away may lead to what it published
+// before.
 
 // CreateService gives something on the underlay an address that the tenant's containers reach it by.
 func (s *Store) CreateService(ctx context.Context, name string, is tenant.Service) (*pilasterv1.Service, error) {
@@ -30,9 +31,19 @@ func (s *Store) CreateService(ctx context.Context, name string, is tenant.Servic
 	err := s.changeOverlaid(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		switch {
 		case slices.ContainsFunc(found.Services, func(s *pilasterv1.Service) bool { return s.Name == is.Name }):
-			return refuse(Exists, "tenant %s has a service %s already; nothing was changed: delete it first, or choose another name", name, is.Name)
+			return refuse(
+				Exists,
+				"tenant %s has a service %s already; nothing was changed: delete it first, or choose another name",
+				name,
+				is.Name,
+			)
 		case len(found.Services) >= tenant.MaxServices:
-			return refuse(Full, "tenant %s has %d services, and a tenant has no more; nothing was changed: delete one first", name, len(found.Services))
+			return refuse(
+				Full,
+				"tenant %s has %d services, and a tenant has no more; nothing was changed: delete one first",
+				name,
+				len(found.Services),
+			)
 		}
 		found.Services = append(found.Services, made)
 		return nil
@@ -43,17 +54,26 @@ func (s *Store) CreateService(ctx context.Context, name string, is tenant.Servic
 	return made, nil
 }
 
-// checkReal refuses a new service at an address that nodes have for themselves, whether or not a node, or a publication, has it already. One from
-// before stays: CheckNorthSouth, which nodes ask as well, would keep containers from it that have done nothing.
+// checkReal refuses a new service at an address that nodes have for themselves, whether or not a node, or a
+// publication, has it already. One from before stays: CheckNorthSouth, which nodes ask as well, would keep containers
+// from it that have done nothing.
 func checkReal(plan address.Plan, real netip.Addr) error {
 	if !plan.Base.Contains(real) || address.Split(real).Tenant != 0 {
 		return nil
 	}
 	switch at := address.Split(real); {
 	case at.App == address.GatewayApp:
-		return refuse(Invalid, "real address %v is of a node's gateway, which leads to containers; no gateway leads to another; nothing was changed", real)
+		return refuse(
+			Invalid,
+			"real address %v is of a node's gateway, which leads to containers; no gateway leads to another; nothing was changed",
+			real,
+		)
 	case real == tenant.NodeAddress(at.Node), real == pipeline.VTEP(at.Node):
-		return refuse(Invalid, "real address %v is a node's own; nothing was changed: give what runs there an address of its own", real)
+		return refuse(
+			Invalid,
+			"real address %v is a node's own; nothing was changed: give what runs there an address of its own",
+			real,
+		)
 	}
 	return nil
 }
@@ -66,7 +86,13 @@ func (s *Store) DeleteService(ctx context.Context, name, service string) error {
 	return s.changeNorthSouth(ctx, name, func(_ *txn, found *pilasterv1.Tenant) error {
 		i := slices.IndexFunc(found.Services, func(s *pilasterv1.Service) bool { return s.Name == service })
 		if i < 0 {
-			return refuse(NotFound, "tenant %s has no service %q; `pilaster service list --tenant %s` shows those it has", name, service, name)
+			return refuse(
+				NotFound,
+				"tenant %s has no service %q; `pilaster service list --tenant %s` shows those it has",
+				name,
+				service,
+				name,
+			)
 		}
 		found.Services = slices.Delete(found.Services, i, i+1)
 		return nil
@@ -74,14 +100,29 @@ func (s *Store) DeleteService(ctx context.Context, name, service string) error {
 }
 
 // CreatePublication gives a tenant's container an address at a node's gateway.
-func (s *Store) CreatePublication(ctx context.Context, name, publication string, container netip.Addr, node string) (*pilasterv1.Publication, error) {
+func (s *Store) CreatePublication(
+	ctx context.Context,
+	name, publication string,
+	container netip.Addr,
+	node string,
+) (*pilasterv1.Publication, error) {
 	var made *pilasterv1.Publication
 	err := s.changeOverlaid(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		switch {
 		case slices.ContainsFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Name == publication }):
-			return refuse(Exists, "tenant %s has a publication %s already; nothing was changed: delete it first, or choose another name", name, publication)
+			return refuse(
+				Exists,
+				"tenant %s has a publication %s already; nothing was changed: delete it first, or choose another name",
+				name,
+				publication,
+			)
 		case len(found.Publications) >= tenant.MaxPublications:
-			return refuse(Full, "tenant %s has %d publications, and a tenant has no more; nothing was changed: delete one first", name, len(found.Publications))
+			return refuse(
+				Full,
+				"tenant %s has %d publications, and a tenant has no more; nothing was changed: delete one first",
+				name,
+				len(found.Publications),
+			)
 		}
 		gateway, err := t.gateway(node)
 		if err != nil {
@@ -91,7 +132,13 @@ func (s *Store) CreatePublication(ctx context.Context, name, publication string,
 		if err != nil {
 			return err
 		}
-		made = &pilasterv1.Publication{Name: publication, Container: container.String(), Node: node, Gateway: gateway.String(), Underlay: tenant.UnderlayAddress(gateway, i).String()}
+		made = &pilasterv1.Publication{
+			Name:      publication,
+			Container: container.String(),
+			Node:      node,
+			Gateway:   gateway.String(),
+			Underlay:  tenant.UnderlayAddress(gateway, i).String(),
+		}
 		found.Publications = append(found.Publications, made)
 		return nil
 	})
@@ -109,7 +156,13 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 	return s.changeNorthSouth(ctx, name, func(_ *txn, found *pilasterv1.Tenant) error {
 		i := slices.IndexFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Name == publication })
 		if i < 0 {
-			return refuse(NotFound, "tenant %s has no publication %q; `pilaster publication list --tenant %s` shows those it has", name, publication, name)
+			return refuse(
+				NotFound,
+				"tenant %s has no publication %q; `pilaster publication list --tenant %s` shows those it has",
+				name,
+				publication,
+				name,
+			)
 		}
 		found.Publications = slices.Delete(found.Publications, i, i+1)
 		return nil
@@ -120,7 +173,12 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*txn, *pilasterv1.Tenant) error) error {
 	return s.changeNorthSouth(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		if on, _ := tenant.TraitsOf(found.Network); !on.Overlays {
-			return refuse(Refused, "tenant %s is on network %s, and services and publications are of tenants with addresses of their own; nothing was changed", name, found.Network)
+			return refuse(
+				Refused,
+				"tenant %s is on network %s, and services and publications are of tenants with addresses of their own; nothing was changed",
+				name,
+				found.Network,
+			)
 		}
 		if err := change(t, found); err != nil {
 			return err
@@ -189,9 +247,17 @@ func (t *txn) gateway(node string) (netip.Prefix, error) {
 	case err != nil:
 		return netip.Prefix{}, err
 	case !exists || deleted != "":
-		return netip.Prefix{}, refuse(NotFound, "there is no node %q; nothing was changed: `pilaster node list` shows those there are", node)
+		return netip.Prefix{}, refuse(
+			NotFound,
+			"there is no node %q; nothing was changed: `pilaster node list` shows those there are",
+			node,
+		)
 	case !at.Gateway:
-		return netip.Prefix{}, refuse(Refused, "node %s has no gateway; nothing was changed: start its agent with --nimitz, or see with `pilaster status` there what the gateway lacks, or use another node's", node)
+		return netip.Prefix{}, refuse(
+			Refused,
+			"node %s has no gateway; nothing was changed: start its agent with --nimitz, or see with `pilaster status` there what the gateway lacks, or use another node's",
+			node,
+		)
 	}
 	prefix, err := netip.ParsePrefix(at.Prefix)
 	if err != nil {
@@ -225,7 +291,8 @@ func (t *txn) publishing(node string) (all []*pilasterv1.Tenant, err error) {
 	return all, nil
 }
 
-// nextIndex is the next at a node's gateway. An orchestrator of an earlier build may have given one that its mark does not know.
+// nextIndex is the next at a node's gateway. An orchestrator of an earlier build may have given one that its mark does
+// not know.
 func (t *txn) nextIndex(node string) (address.Index, error) {
 	next, err := t.mark(dirPublishedMarks + node)
 	if err != nil {
@@ -244,7 +311,12 @@ func (t *txn) nextIndex(node string) (address.Index, error) {
 	}
 	next = max(next, uint64(tenant.FirstPublished))
 	if next > uint64(address.MaxIndex) {
-		return 0, refuse(Full, "all %d addresses for publications at the gateway of node %s have been given, and none is given twice; nothing was changed: use another node's", address.MaxIndex-tenant.FirstPublished+1, node)
+		return 0, refuse(
+			Full,
+			"all %d addresses for publications at the gateway of node %s have been given, and none is given twice; nothing was changed: use another node's",
+			address.MaxIndex-tenant.FirstPublished+1,
+			node,
+		)
 	}
 	t.setMark(dirPublishedMarks+node, next+1)
 	return address.Index(next), nil
@@ -301,27 +373,40 @@ func (t *txn) endPublished(node string, meant bool) error {
 	ended := 0
 	for _, found := range tenants {
 		has := len(found.Publications)
-		found.Publications = slices.DeleteFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Node == node })
+		found.Publications = slices.DeleteFunc(
+			found.Publications,
+			func(p *pilasterv1.Publication) bool { return p.Node == node },
+		)
 		ended += has - len(found.Publications)
 		if err := t.saveChanged(found); err != nil {
 			return err
 		}
 	}
 	if ended > 0 && !meant {
-		return refuse(Refused, "the gateway of node %s publishes %s; it was left as it was: delete them first (`pilaster publication list` shows them), or take --force, which ends them",
-			node, humanize.Of(ended, "container", "containers"))
+		return refuse(
+			Refused,
+			"the gateway of node %s publishes %s; it was left as it was: delete them first (`pilaster publication list` shows them), or take --force, which ends them",
+			node,
+			humanize.Of(ended, "container", "containers"),
+		)
 	}
 	t.delete(dirPublishedMarks + node)
 	return nil
 }
 
-// recallPublished passes over what a node's gateway has published, up to an index. Where the store knows of it nothing changes.
+// recallPublished passes over what a node's gateway has published, up to an index. Where the store knows of it nothing
+// changes.
 func (t *txn) recallPublished(node string, to uint32) error {
 	if to == 0 {
 		return nil
 	}
 	if to > uint32(address.MaxIndex) {
-		return refuse(Invalid, "this node says that its gateway publishes at index %d, and %d is the last there is", to, address.MaxIndex)
+		return refuse(
+			Invalid,
+			"this node says that its gateway publishes at index %d, and %d is the last there is",
+			to,
+			address.MaxIndex,
+		)
 	}
 	next, err := t.mark(dirPublishedMarks + node)
 	if err != nil || uint64(to) < next {

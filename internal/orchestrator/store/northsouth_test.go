@@ -116,7 +116,8 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 			t.Errorf("%v: %v, %v", c.is, made, err)
 		}
 	}
-	if is := now(t, s, "green"); len(is.Services) != 2 || is.Services[0].Name != "storage" || is.Changes != green.Changes+2 {
+	if is := now(t, s, "green"); len(is.Services) != 2 || is.Services[0].Name != "storage" ||
+		is.Changes != green.Changes+2 {
 		t.Errorf("green is %v", is)
 	}
 	if err := s.DeleteService(ctx, "green", "storage"); err != nil {
@@ -129,7 +130,10 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	}
 	// One from before, at an address that no new one gets, stands in nothing's way.
 	is := now(t, s, "green")
-	is.Services = append(is.Services, &pilasterv1.Service{Name: "before", Virtual: "fd09::9", Real: "fd70:696c:6100:7::1"})
+	is.Services = append(
+		is.Services,
+		&pilasterv1.Service{Name: "before", Virtual: "fd09::9", Real: "fd70:696c:6100:7::1"},
+	)
 	stuff(t, etcd, is)
 	if _, err := s.CreateService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
 		t.Error(err)
@@ -139,7 +143,14 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	}
 	is = now(t, s, "green")
 	for i := 2; i < tenant.MaxServices-1; i++ {
-		is.Services = append(is.Services, &pilasterv1.Service{Name: fmt.Sprint("s", i), Virtual: fmt.Sprintf("fd09::1:%x", i), Real: fmt.Sprintf("2001:db8::1:%x", i)})
+		is.Services = append(
+			is.Services,
+			&pilasterv1.Service{
+				Name:    fmt.Sprint("s", i),
+				Virtual: fmt.Sprintf("fd09::1:%x", i),
+				Real:    fmt.Sprintf("2001:db8::1:%x", i),
+			},
+		)
 	}
 	stuff(t, etcd, is)
 	if _, err := s.CreateService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
@@ -150,7 +161,14 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 }
 
 func testPublications(t *testing.T, etcd *clientv3.Client) {
-	ctx, s := t.Context(), open(t, etcd, address.Plan{Base: netip.MustParsePrefix("fd70:696c:6100::/40"), Gateway6: netip.MustParsePrefix("fd70:696c:6700::/76")})
+	ctx, s := t.Context(), open(
+		t,
+		etcd,
+		address.Plan{
+			Base:     netip.MustParsePrefix("fd70:696c:6100::/40"),
+			Gateway6: netip.MustParsePrefix("fd70:696c:6700::/76"),
+		},
+	)
 	nimitz(t, s, "green", "fd12:3456::/48,80")
 	nimitz(t, s, "lime", "fd12:3456::/48")
 	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
@@ -197,7 +215,14 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	_, err := s.CreatePublication(ctx, "green", "web", netip.MustParseAddr(at), "n2")
 	refused(t, err, store.Exists, "a publication web already")
 	_, err = s.CreatePublication(ctx, "green", "web2", container("web"), "n1")
-	refused(t, err, store.Refused, "web and web2 of tenant green are both of container", "another node's gateway", "nothing was changed")
+	refused(
+		t,
+		err,
+		store.Refused,
+		"web and web2 of tenant green are both of container",
+		"another node's gateway",
+		"nothing was changed",
+	)
 
 	// One that ends leaves its address to nobody: a gateway that is away may lead to it for as long as it likes.
 	if err := s.DeletePublication(ctx, "lime", "web"); err != nil {
@@ -218,7 +243,8 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	if err := s.DeleteNode(ctx, "n1", true); err != nil {
 		t.Fatal(err)
 	}
-	if green, lime := published(now(t, s, "green")), published(now(t, s, "lime")); strings.Join(green, " ") != "api" || len(lime) != 0 {
+	if green, lime := published(now(t, s, "green")), published(now(t, s, "lime")); strings.Join(green, " ") != "api" ||
+		len(lime) != 0 {
 		t.Errorf("without the node, published are %v and %v", green, lime)
 	}
 	_, err = s.CreatePublication(ctx, "green", "web", netip.MustParseAddr(at), "n1")
@@ -241,14 +267,24 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Full, "all 16777214 addresses", "node n2", "nothing was changed")
 }
 
-// What is too much for one transaction goes too: as many publications as a tenant may have with it, and those of many tenants with a node.
+// What is too much for one transaction goes too: as many publications as a tenant may have with it, and those of many
+// tenants with a node.
 func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	one, two := register(t, s, 1), register(t, s, 2)
 	nimitz(t, s, "green", "fd12:3456::/48")
 	is := now(t, s, "green")
 	for i := range tenant.MaxPublications - 1 {
-		is.Publications = append(is.Publications, &pilasterv1.Publication{Name: fmt.Sprint("p", i), Container: fmt.Sprintf("fd12:3456::1:%x", i), Node: "n1", Gateway: one.Prefix, Underlay: underlay(one, i+2)})
+		is.Publications = append(
+			is.Publications,
+			&pilasterv1.Publication{
+				Name:      fmt.Sprint("p", i),
+				Container: fmt.Sprintf("fd12:3456::1:%x", i),
+				Node:      "n1",
+				Gateway:   one.Prefix,
+				Underlay:  underlay(one, i+2),
+			},
+		)
 	}
 	stuff(t, etcd, is)
 	if _, err := etcd.Put(ctx, "/pilaster/1/marks/published/n1", fmt.Sprint(tenant.MaxPublications+1)); err != nil {
@@ -268,7 +304,16 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	for i := range tenants {
 		is := &pilasterv1.Tenant{Name: fmt.Sprint("t", i), Ids: is.Ids, Network: is.Network, Overlays: is.Overlays}
 		for _, at := range []*pilasterv1.Node{one, two} {
-			is.Publications = append(is.Publications, &pilasterv1.Publication{Name: "of-" + at.Name, Container: "fd12:3456::5", Node: at.Name, Gateway: at.Prefix, Underlay: underlay(at, i+2)})
+			is.Publications = append(
+				is.Publications,
+				&pilasterv1.Publication{
+					Name:      "of-" + at.Name,
+					Container: "fd12:3456::5",
+					Node:      at.Name,
+					Gateway:   at.Prefix,
+					Underlay:  underlay(at, i+2),
+				},
+			)
 		}
 		stuff(t, etcd, is)
 	}
@@ -314,7 +359,16 @@ func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
 	register(t, s, 2)
 	publish(t, s, "green", "web", 1)
 	is := now(t, s, "green")
-	is.Publications = append(is.Publications, &pilasterv1.Publication{Name: "beside", Container: "fd12:3456::5", Node: "n1", Gateway: one.Prefix, Underlay: underlay(one, 7)})
+	is.Publications = append(
+		is.Publications,
+		&pilasterv1.Publication{
+			Name:      "beside",
+			Container: "fd12:3456::5",
+			Node:      "n1",
+			Gateway:   one.Prefix,
+			Underlay:  underlay(one, 7),
+		},
+	)
 	stuff(t, etcd, is)
 	if got := publish(t, s, "lime", "web", 1); got != 8 {
 		t.Errorf("beside index 7 the next is %d", got)
@@ -345,8 +399,8 @@ func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// A restored store gives no index that may have been given since the backup, takes no rest for eternal, and its tenants count as newer than
-// what nodes have heard since.
+// A restored store gives no index that may have been given since the backup, takes no rest for eternal, and its tenants
+// count as newer than what nodes have heard since.
 func TestRestoreLeavesOutPublications(t *testing.T) {
 	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
 	e, err := store.Embed(t.Context(), dir, log)

@@ -17,7 +17,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// MappingsPage is how many mappings a page has: the nodes that Kubernetes lists at a time, which NIMITZ §3.2 counts with.
+// MappingsPage is how many mappings a page has: the nodes that Kubernetes lists at a time, which NIMITZ §3.2 counts
+// with.
 const MappingsPage = 500
 
 // Page is some of a tenant's mappings at one revision.
@@ -105,7 +106,10 @@ func (l *Listing) Page(token PageToken) Page {
 }
 
 func stale() error {
-	return refuse(Stale, "the store no longer has the revision that the pages before are of; begin with the first again")
+	return refuse(
+		Stale,
+		"the store no longer has the revision that the pages before are of; begin with the first again",
+	)
 }
 
 // PageToken says where a list goes on, and at which revision.

@@ -83,7 +83,10 @@ func testCrash(t *testing.T, etcd *clientv3.Client) {
 	for tenants := maxOps - 5; tenants <= maxOps+1; tenants++ {
 		done := false
 		for transactions := 0; !done; transactions++ {
-			n := pki.Node{Name: fmt.Sprintf("n%d-%d", tenants, transactions), UUID: fmt.Sprintf("00000000-0000-4000-8000-%06d%06d", tenants, transactions)}
+			n := pki.Node{
+				Name: fmt.Sprintf("n%d-%d", tenants, transactions),
+				UUID: fmt.Sprintf("00000000-0000-4000-8000-%06d%06d", tenants, transactions),
+			}
 			hostsMany(t, s, n, manyNames(tenants)...)
 			done = openCrashing(t, etcd, transactions).DeleteNode(ctx, n.Name, false) == nil
 			if _, err := s.Register(ctx, Registration{Node: n}); transactions > 0 && err == nil {
@@ -94,7 +97,8 @@ func testCrash(t *testing.T, etcd *clientv3.Client) {
 					t.Errorf("%d tenants, a crash after %d transactions: asked again: %v", tenants, transactions, err)
 				}
 			}
-			if left := count(t, s, dirHosting, clientv3.WithPrefix()) + count(t, s, dirNodes+n.Name) + count(t, s, dirUUIDs+n.UUID); left != 0 || count(t, s, dirDeleted+n.UUID) != 1 {
+			if left := count(t, s, dirHosting, clientv3.WithPrefix()) + count(t, s, dirNodes+n.Name) + count(t, s, dirUUIDs+n.UUID); left != 0 ||
+				count(t, s, dirDeleted+n.UUID) != 1 {
 				t.Fatalf("%d tenants, a crash after %d transactions: %d records are left", tenants, transactions, left)
 			}
 			if transactions > 3 {

@@ -13,7 +13,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// Policies are kept as they were written, one a key. What they mean is not the store's business: who applies them has read them.
+// Policies are kept as they were written, one a key. What they mean is not the store's business: who applies them has
+// read them.
 
 // What a tenant may have: each node that hosts it has all of them in memory.
 const (
@@ -34,9 +35,14 @@ type Applied struct {
 	Revision int64 // of the store, with that change; 0 where it would come
 }
 
-// ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One that is as it was changes
-// nothing.
-func (s *Store) ApplyPolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, how Applying) (all []Applied, err error) {
+// ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One
+// that is as it was changes nothing.
+func (s *Store) ApplyPolicies(
+	ctx context.Context,
+	name string,
+	policies []*pilasterv1.Policy,
+	how Applying,
+) (all []Applied, err error) {
 	revision, err := s.changePolicies(ctx, name, policies, how.DryRun, func(of *pilasterv1.Tenant, t *txn) (err error) {
 		all, err = t.applyPolicies(of, policies, how.Force)
 		return err
@@ -56,7 +62,11 @@ func (s *Store) ApplyPolicies(ctx context.Context, name string, policies []*pila
 	return all, nil
 }
 
-func (t *txn) applyPolicies(of *pilasterv1.Tenant, policies []*pilasterv1.Policy, force bool) (all []Applied, err error) {
+func (t *txn) applyPolicies(
+	of *pilasterv1.Tenant,
+	policies []*pilasterv1.Policy,
+	force bool,
+) (all []Applied, err error) {
 	name := of.Name
 	now, created, grown, enforced := timestamppb.New(time.Now()), 0, 0, false
 	for _, p := range policies {
@@ -67,7 +77,14 @@ func (t *txn) applyPolicies(of *pilasterv1.Tenant, policies []*pilasterv1.Policy
 		}
 		switch {
 		case exists && was.Document == p.Document:
-			all = append(all, Applied{pilasterv1.PolicyChange_POLICY_CHANGE_UNCHANGED, was.Changed, t.readings[policyKey(name, p)].revision})
+			all = append(
+				all,
+				Applied{
+					pilasterv1.PolicyChange_POLICY_CHANGE_UNCHANGED,
+					was.Changed,
+					t.readings[policyKey(name, p)].revision,
+				},
+			)
 			continue
 		case exists:
 			all = append(all, Applied{Change: pilasterv1.PolicyChange_POLICY_CHANGE_CONFIGURED, Changed: now})
@@ -105,11 +122,23 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 	}
 	switch has := len(resp.Kvs); {
 	case created > 0 && has+created > maxPolicies:
-		return refuse(Full, "tenant %s has %d policies, %d more are new, and a tenant has %d at most; nothing was changed: delete some first, or put rules of several into one",
-			name, has, created, maxPolicies)
+		return refuse(
+			Full,
+			"tenant %s has %d policies, %d more are new, and a tenant has %d at most; nothing was changed: delete some first, or put rules of several into one",
+			name,
+			has,
+			created,
+			maxPolicies,
+		)
 	case grown > 0 && bytes+grown > maxDocuments:
-		return refuse(Full, "the policies of tenant %s have %d KiB together, %d KiB more would come, and a tenant has %d KiB at most, for each node that hosts it has all of them; nothing was changed: delete some first, or select by fewer labels and blocks",
-			name, bytes>>10, (grown+1023)>>10, maxDocuments>>10)
+		return refuse(
+			Full,
+			"the policies of tenant %s have %d KiB together, %d KiB more would come, and a tenant has %d KiB at most, for each node that hosts it has all of them; nothing was changed: delete some first, or select by fewer labels and blocks",
+			name,
+			bytes>>10,
+			(grown+1023)>>10,
+			maxDocuments>>10,
+		)
 	}
 	return nil
 }
@@ -141,19 +170,35 @@ func (s *Store) HasPolicies(ctx context.Context, name string) (has bool, err err
 	return has, err
 }
 
-// changePolicies makes a change of some policies in one transaction, or not at all. The revision is etcd's, of that transaction.
-func (s *Store) changePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy, dryRun bool, decide func(*pilasterv1.Tenant, *txn) error) (revision int64, err error) {
+// changePolicies makes a change of some policies in one transaction, or not at all. The revision is etcd's, of that
+// transaction.
+func (s *Store) changePolicies(
+	ctx context.Context,
+	name string,
+	policies []*pilasterv1.Policy,
+	dryRun bool,
+	decide func(*pilasterv1.Tenant, *txn) error,
+) (revision int64, err error) {
 	if err := checkTenant(name); err != nil {
 		return 0, err
 	}
 	// Each is compared, beside the tenant, what else is in its directory and who hosts it.
 	if most := s.changes.together - 3; len(policies) > most {
-		return 0, refuse(Full, "%d policies, and the store changes %d at once; nothing was changed: do it in several steps, in an order in which each is right by itself", len(policies), most)
+		return 0, refuse(
+			Full,
+			"%d policies, and the store changes %d at once; nothing was changed: do it in several steps, in an order in which each is right by itself",
+			len(policies),
+			most,
+		)
 	}
 	keys := []string{dirTenants + name}
 	for _, p := range policies {
 		if len(policyKey(name, p)) > maxAsked {
-			return 0, refuse(Invalid, "policy %.100q has a longer name than a policy can have; nothing was changed", p.Name)
+			return 0, refuse(
+				Invalid,
+				"policy %.100q has a longer name than a policy can have; nothing was changed",
+				p.Name,
+			)
 		}
 		keys = append(keys, policyKey(name, p))
 	}
@@ -172,7 +217,12 @@ func (s *Store) changePolicies(ctx context.Context, name string, policies []*pil
 		}
 		t.atOnce = true
 		if w := t.weight(); !w.fits(s.changes.together) {
-			return refuse(Full, "the policies have %d KiB together, and the store changes %d KiB at once; nothing was changed: do it in several steps, in an order in which each is right by itself", w.bytes>>10, maxBytes>>10)
+			return refuse(
+				Full,
+				"the policies have %d KiB together, and the store changes %d KiB at once; nothing was changed: do it in several steps, in an order in which each is right by itself",
+				w.bytes>>10,
+				maxBytes>>10,
+			)
 		}
 		if dryRun {
 			t.writes, t.at = nil, map[string]int{}

@@ -16,7 +16,10 @@ import (
 // policies are of one document.
 func policies(document string, names ...string) (all []*pilasterv1.Policy) {
 	for _, name := range names {
-		all = append(all, &pilasterv1.Policy{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Document: document, Rules: 1})
+		all = append(
+			all,
+			&pilasterv1.Policy{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Document: document, Rules: 1},
+		)
 	}
 	return all
 }
@@ -77,7 +80,9 @@ func testPolicies(t *testing.T, etcd *clientv3.Client) {
 	if got := applied(t, s, "blue", append(policies("1", "a"), policies("2", "b", "c")...), false); got != "uncocr" {
 		t.Errorf("then %s", got)
 	}
-	if is := kept(t, etcd, "policies/blue/"); is["NetworkPolicy/shop/a"] != was["NetworkPolicy/shop/a"] || is["NetworkPolicy/shop/b"] == was["NetworkPolicy/shop/b"] || len(is) != 3 {
+	if is := kept(t, etcd, "policies/blue/"); is["NetworkPolicy/shop/a"] != was["NetworkPolicy/shop/a"] ||
+		is["NetworkPolicy/shop/b"] == was["NetworkPolicy/shop/b"] ||
+		len(is) != 3 {
 		t.Errorf("kept is %v after %v", is, was)
 	}
 	revision := s.Revision()
@@ -112,7 +117,8 @@ func testPolicies(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// What is applied together is changed together, or refused: by its number, by its size, and by what the tenant may have.
+// What is applied together is changed together, or refused: by its number, by its size, and by what the tenant may
+// have.
 func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})
 	if _, err := s.CreateTenant(t.Context(), "blue", 0); err != nil {
@@ -141,7 +147,12 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 	if len(revisions) != 1 {
 		t.Errorf("%d policies were made in %d transactions", most, len(revisions))
 	}
-	_, err = s.ApplyPolicies(t.Context(), "blue", policies(strings.Repeat("x", 64<<10), strings.Fields("a b c d e f g h i j k l m n o p q")...), store.Applying{DryRun: true})
+	_, err = s.ApplyPolicies(
+		t.Context(),
+		"blue",
+		policies(strings.Repeat("x", 64<<10), strings.Fields("a b c d e f g h i j k l m n o p q")...),
+		store.Applying{DryRun: true},
+	)
 	refused(t, err, store.Full, "1024 KiB at once", "nothing was changed")
 	if err := s.DeletePolicies(t.Context(), "blue", numbered(0, most)); err != nil {
 		t.Fatal(err)
@@ -149,7 +160,10 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 
 	var puts []clientv3.Op
 	for i := range 10_000 {
-		puts = append(puts, clientv3.OpPut(fmt.Sprint("/pilaster/1/policies/blue/NetworkPolicy/shop/q", i), `{"document":"1"}`))
+		puts = append(
+			puts,
+			clientv3.OpPut(fmt.Sprint("/pilaster/1/policies/blue/NetworkPolicy/shop/q", i), `{"document":"1"}`),
+		)
 		if len(puts) == 100 {
 			if _, err := etcd.Txn(t.Context()).Then(puts...).Commit(); err != nil {
 				t.Fatal(err)
@@ -164,7 +178,8 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// What all policies of a tenant have together is bounded: each node that hosts it has them. What is more from before may become less.
+// What all policies of a tenant have together is bounded: each node that hosts it has them. What is more from before
+// may become less.
 func testLongPolicies(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})
 	for _, name := range []string{"blue", "red"} {
@@ -202,7 +217,8 @@ func testLongPolicies(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// A node says of its own containers which app they are of, and what it has said goes when it says otherwise, or hosts the tenant no more.
+// A node says of its own containers which app they are of, and what it has said goes when it says otherwise, or hosts
+// the tenant no more.
 func testOverrides(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})
 	for _, name := range []string{"blue", "red"} {
@@ -215,7 +231,13 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 	sequence := uint64(0)
 	say := func(n int, name string, overrides ...*pilasterv1.Override) error {
 		sequence++
-		is, err := s.Hosts(t.Context(), node(n), sequence, []*pilasterv1.Hosting{{Tenant: name, Accepts: []uint32{1}, Holds: []uint32{1}, Overrides: overrides}}, nil)
+		is, err := s.Hosts(
+			t.Context(),
+			node(n),
+			sequence,
+			[]*pilasterv1.Hosting{{Tenant: name, Accepts: []uint32{1}, Holds: []uint32{1}, Overrides: overrides}},
+			nil,
+		)
 		if len(is.Overtaken) > 0 || err != nil {
 			t.Fatalf("overtaken are %v; %v", is.Overtaken, err)
 		}
@@ -240,7 +262,8 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("noted is %s", is)
 	}
 	was := kept(t, etcd, "hosting/")["blue/n1"]
-	if err := say(1, "blue", &pilasterv1.Override{Address: own, App: 9}); err != nil || kept(t, etcd, "hosting/")["blue/n1"] != was {
+	if err := say(1, "blue", &pilasterv1.Override{Address: own, App: 9}); err != nil ||
+		kept(t, etcd, "hosting/")["blue/n1"] != was {
 		t.Errorf("said again it is noted again (%v)", err)
 	}
 	if _, _, err := s.Resolve(t.Context(), node(1), 99, "blue", nil); err != nil {
@@ -269,13 +292,26 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			// It costs those beside it nothing.
-			refused(t, say(1, "blue", c.override, &pilasterv1.Override{Address: other, App: 7}), c.want, "n1", "blue", "it was not noted")
-			if is := noted(); !strings.Contains(is, other) || strings.Contains(is, own) || c.override.Address != "x" && strings.Contains(is, c.override.Address) {
+			refused(
+				t,
+				say(1, "blue", c.override, &pilasterv1.Override{Address: other, App: 7}),
+				c.want,
+				"n1",
+				"blue",
+				"it was not noted",
+			)
+			if is := noted(); !strings.Contains(is, other) || strings.Contains(is, own) ||
+				c.override.Address != "x" && strings.Contains(is, c.override.Address) {
 				t.Errorf("noted is %s", is)
 			}
 		})
 	}
-	refused(t, say(1, "blue", &pilasterv1.Override{Address: own, App: 9}, &pilasterv1.Override{Address: own, App: 8}), store.Invalid, "twice")
+	refused(
+		t,
+		say(1, "blue", &pilasterv1.Override{Address: own, App: 9}, &pilasterv1.Override{Address: own, App: 8}),
+		store.Invalid,
+		"twice",
+	)
 	if is := noted(); strings.Count(is, own) != 1 || !strings.Contains(is, `9`) {
 		t.Errorf("after refusals noted is %s", is)
 	}

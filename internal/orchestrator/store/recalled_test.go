@@ -75,7 +75,10 @@ func testRecallMappings(t *testing.T, etcd *clientv3.Client) {
 	if err := holding(s, 2, "green", "10.0.8.0/24", "", "green", "fd12:3456:0:0:9::/80", "", "lime", "10.0.0.3/32", "c9/eth0"); err != nil {
 		t.Fatal(err)
 	}
-	if got := mapped(t, s, "green"); !slices.Contains(got, "10.0.8.0/24 n2") || slices.Contains(got, "10.0.2.0/24 n2") || !slices.Contains(got, "fd12:3456:0:0:9::/80 n2") || len(got) != 6 {
+	if got := mapped(t, s, "green"); !slices.Contains(got, "10.0.8.0/24 n2") ||
+		slices.Contains(got, "10.0.2.0/24 n2") ||
+		!slices.Contains(got, "fd12:3456:0:0:9::/80 n2") ||
+		len(got) != 6 {
 		t.Errorf("mappings are %v", got)
 	}
 	if got := allocate(t, s, 2, "lime", "c9/eth0"); got != "10.0.0.3/32" {
@@ -92,7 +95,8 @@ func testRecallMappings(t *testing.T, etcd *clientv3.Client) {
 	if err := holding(s, 2, "lime", "10.0.0.3/32", "c9/eth0"); err != nil {
 		t.Fatal(err)
 	}
-	if got := mapped(t, s, "lime"); !slices.Contains(got, anew+" n2") || !slices.Contains(got, "10.0.0.3/32 n2") || allocate(t, s, 2, "lime", "c9/eth0") != anew {
+	if got := mapped(t, s, "lime"); !slices.Contains(got, anew+" n2") || !slices.Contains(got, "10.0.0.3/32 n2") ||
+		allocate(t, s, 2, "lime", "c9/eth0") != anew {
 		t.Errorf("it was given %s, and mappings are %v", anew, got)
 	}
 	if err := s.Free(t.Context(), node(2), "lime", "c9/eth0"); err != nil {
@@ -151,7 +155,8 @@ func TestRestoreLeavesOutOverlays(t *testing.T) {
 	if got := allocate(t, s, 1, "green", ""); got != "10.0.0.32/27 fd12:3456:0:0:1::/80" {
 		t.Errorf("one from before has %s", got)
 	}
-	if rest, err := e.Client.Get(t.Context(), "/pilaster/1/resting/", clientv3.WithPrefix()); err != nil || len(rest.Kvs) != 0 {
+	if rest, err := e.Client.Get(t.Context(), "/pilaster/1/resting/", clientv3.WithPrefix()); err != nil ||
+		len(rest.Kvs) != 0 {
 		t.Errorf("%v rest, %v", rest.Kvs, err)
 	}
 }

@@ -18,16 +18,22 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Another region is one record: its export, with those of its tenants that were taken. What nodes of this region are told follows from
-// it, from the node that is the Edge Switch, and from the tenants that are here too.
+// Another region is one record: its export, with those of its tenants that were taken. What nodes of this region are
+// told follows from it, from the node that is the Edge Switch, and from the tenants that are here too.
 
 // maxRegion, in bytes, keeps a record below what etcd takes in a request.
 const maxRegion = 1 << 20
 
-// ImportRegion takes another region in, or what is new of one. Of its tenants it takes those named by only, else those it took before, and all the
-// first time, or if that is asked for: nobody is joined because the region has more than it had. It is refused whole where anything of it
-// would be mistaken for something else. Own is the name of this region.
-func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Region, only []string, all bool) (kept *pilasterv1.Region, err error) {
+// ImportRegion takes another region in, or what is new of one. Of its tenants it takes those named by only, else those
+// it took before, and all the first time, or if that is asked for: nobody is joined because the region has more than it
+// had. It is refused whole where anything of it would be mistaken for something else. Own is the name of this region.
+func (s *Store) ImportRegion(
+	ctx context.Context,
+	own string,
+	r *pilasterv1.Region,
+	only []string,
+	all bool,
+) (kept *pilasterv1.Region, err error) {
 	if r.GetName() == own {
 		return nil, refuse(Invalid, "this is region %s itself; nothing was changed: import it where it is another", own)
 	}
@@ -70,7 +76,8 @@ func (s *Store) ImportRegion(ctx context.Context, own string, r *pilasterv1.Regi
 	return kept, nil
 }
 
-// chosen is a region with those of its tenants that are wanted of it: those named, or of a region that was imported before those that it had.
+// chosen is a region with those of its tenants that are wanted of it: those named, or of a region that was imported
+// before those that it had.
 func chosen(r, before *pilasterv1.Region, only []string, all bool) (*pilasterv1.Region, error) {
 	for _, name := range only {
 		if err := checkTenant(name); err != nil {
@@ -89,7 +96,10 @@ func chosen(r, before *pilasterv1.Region, only []string, all bool) (*pilasterv1.
 			only = append(only, t.Name)
 		}
 	}
-	kept.Tenants = slices.DeleteFunc(kept.Tenants, func(t *pilasterv1.Region_Tenant) bool { return !slices.Contains(only, t.Name) })
+	kept.Tenants = slices.DeleteFunc(
+		kept.Tenants,
+		func(t *pilasterv1.Region_Tenant) bool { return !slices.Contains(only, t.Name) },
+	)
 	return kept, nil
 }
 
@@ -99,12 +109,20 @@ func fits(r *pilasterv1.Region) error {
 	case err != nil:
 		return refuse(Invalid, "region %s: %v; nothing was changed", r.Name, err)
 	case len(text) > maxRegion:
-		return refuse(Full, "region %s with %d tenants is %d bytes long, and %d are the most; nothing was changed: choose tenants with --tenant", r.Name, len(r.Tenants), len(text), maxRegion)
+		return refuse(
+			Full,
+			"region %s with %d tenants is %d bytes long, and %d are the most; nothing was changed: choose tenants with --tenant",
+			r.Name,
+			len(r.Tenants),
+			len(text),
+			maxRegion,
+		)
 	}
 	return nil
 }
 
-// checkRegion refuses what no region can be, or none beside this cluster's plan. It returns the CIDRs, tenant by tenant.
+// checkRegion refuses what no region can be, or none beside this cluster's plan. It returns the CIDRs, tenant by
+// tenant.
 func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err error) {
 	invalid := func(format string, args ...any) error {
 		return refuse(Invalid, format+"; nothing was changed", args...)
@@ -118,8 +136,13 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 	}
 	plan, theirs := s.cluster.Plan, s.cluster.Plan
 	if theirs.Base = base[0]; theirs.Base.Overlaps(plan.Base) {
-		return nil, refuse(Refused, "base prefix %v of region %s overlaps this region's %v, so nobody could tell whose a node is; nothing was changed: one of the two has to be made anew with another --base-prefix",
-			theirs.Base, r.Name, plan.Base)
+		return nil, refuse(
+			Refused,
+			"base prefix %v of region %s overlaps this region's %v, so nobody could tell whose a node is; nothing was changed: one of the two has to be made anew with another --base-prefix",
+			theirs.Base,
+			r.Name,
+			plan.Base,
+		)
 	}
 	if err := theirs.Validate(); err != nil { // beside what else this cluster uses
 		return nil, invalid("region %s: %v", r.Name, err)
@@ -136,7 +159,13 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 			return nil, invalid("region %s: tenant %s is there twice", r.Name, t.Name)
 		}
 		if other := vnis[t.Vni]; other != "" || t.Vni < 1 || t.Vni > uint32(address.MaxTenantID) {
-			return nil, invalid("region %s: VNI %d of tenant %s is %s", r.Name, t.Vni, t.Name, cmp.Or(other, fmt.Sprintf("not in 1..%d", address.MaxTenantID)))
+			return nil, invalid(
+				"region %s: VNI %d of tenant %s is %s",
+				r.Name,
+				t.Vni,
+				t.Name,
+				cmp.Or(other, fmt.Sprintf("not in 1..%d", address.MaxTenantID)),
+			)
 		}
 		names[t.Name], vnis[t.Vni] = true, "also that of tenant "+t.Name
 		has, err := tenant.ParsePrefixes(t.Cidrs)
@@ -155,8 +184,8 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 	return cidrs, nil
 }
 
-// checkBeside refuses a region that others, or the tenants here, leave no room for. It notes which tenants here its are joined to; none is that was
-// not at the import before, where that counts.
+// checkBeside refuses a region that others, or the tenants here, leave no room for. It notes which tenants here its are
+// joined to; none is that was not at the import before, where that counts.
 func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs [][]netip.Prefix) error {
 	regions, err := t.regions()
 	if err != nil {
@@ -164,12 +193,23 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 	}
 	regions = slices.DeleteFunc(regions, func(other *pilasterv1.Region) bool { return other.Name == r.Name })
 	if len(regions) >= tenant.MaxRegions {
-		return refuse(Full, "this region knows %d others, which are the most; nothing was changed: delete one with `pilaster region delete`", len(regions))
+		return refuse(
+			Full,
+			"this region knows %d others, which are the most; nothing was changed: delete one with `pilaster region delete`",
+			len(regions),
+		)
 	}
 	base := netip.MustParsePrefix(r.BasePrefix)
 	for _, other := range regions {
 		if has, err := netip.ParsePrefix(other.BasePrefix); err == nil && has.Overlaps(base) {
-			return refuse(Refused, "base prefix %v of region %s overlaps %v of region %s; nothing was changed", base, r.Name, has, other.Name)
+			return refuse(
+				Refused,
+				"base prefix %v of region %s overlaps %v of region %s; nothing was changed",
+				base,
+				r.Name,
+				has,
+				other.Name,
+			)
 		}
 	}
 	var keys []string
@@ -201,13 +241,18 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 		}
 		is.Regions = []tenant.Region{{Name: r.Name, CIDRs: cidrs[i]}}
 		if err := is.CheckNorthSouth(plan); err != nil {
-			return refuse(Refused, "%v; nothing was changed: delete it with `pilaster service delete`, or leave the tenant out of the import with --tenant", err)
+			return refuse(
+				Refused,
+				"%v; nothing was changed: delete it with `pilaster service delete`, or leave the tenant out of the import with --tenant",
+				err,
+			)
 		}
 	}
 	return nil
 }
 
-// joinTo notes which tenant of this region another's is joined to. Made anew, on either side, it is another tenant, which a name alone does not join.
+// joinTo notes which tenant of this region another's is joined to. Made anew, on either side, it is another tenant,
+// which a name alone does not join.
 func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant, before *pilasterv1.Region) error {
 	of.Joined = here.Created
 	i := slices.IndexFunc(before.GetTenants(), func(was *pilasterv1.Region_Tenant) bool { return was.Name == of.Name })
@@ -224,12 +269,19 @@ func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant
 		of.Joined = was.Joined
 	}
 	if where != "" {
-		return refuse(Refused, "tenant %s was deleted and made anew %s since region %s was imported, so it may be somebody else's; nothing was changed: name the tenants to join with --tenant, or take --all", of.Name, where, region)
+		return refuse(
+			Refused,
+			"tenant %s was deleted and made anew %s since region %s was imported, so it may be somebody else's; nothing was changed: name the tenants to join with --tenant, or take --all",
+			of.Name,
+			where,
+			region,
+		)
 	}
 	return nil
 }
 
-// another tells whether a tenant of one name that was made at one time is not the one made at another, as far as both are known.
+// another tells whether a tenant of one name that was made at one time is not the one made at another, as far as both
+// are known.
 func another(was, is *timestamppb.Timestamp) bool {
 	return was != nil && is != nil && !was.AsTime().Equal(is.AsTime())
 }
@@ -290,8 +342,15 @@ func apart(name, where string, cidrs []netip.Prefix, there string, others []neti
 	for _, cidr := range cidrs {
 		for _, other := range others {
 			if cidr.Overlaps(other) {
-				return refuse(Refused, "tenant %s has %v in %s and %v in %s, which overlap, so nobody could tell where a container is; nothing was changed: choose another CIDR, or leave the tenant out of the import with --tenant",
-					name, cidr, where, other, there)
+				return refuse(
+					Refused,
+					"tenant %s has %v in %s and %v in %s, which overlap, so nobody could tell where a container is; nothing was changed: choose another CIDR, or leave the tenant out of the import with --tenant",
+					name,
+					cidr,
+					where,
+					other,
+					there,
+				)
 			}
 		}
 	}
@@ -338,7 +397,12 @@ func (t *txn) becomeEdge(name string) error {
 		return err
 	}
 	if is != "" {
-		return refuse(Refused, "node %s is this region's Edge Switch already, and a region has one; nothing was changed: start this agent without --edge, or run `pilaster node delete %s` first", is, is)
+		return refuse(
+			Refused,
+			"node %s is this region's Edge Switch already, and a region has one; nothing was changed: start this agent without --edge, or run `pilaster node delete %s` first",
+			is,
+			is,
+		)
 	}
 	t.put(keyEdge, name)
 	return nil
@@ -359,8 +423,12 @@ func (t *txn) leaveEdge(name string, force bool) error {
 		for _, r := range regions {
 			names = append(names, r.Name)
 		}
-		return refuse(Refused, "node %s is the Edge Switch, by which this region reaches %s; it was left as it was: delete these with `pilaster region delete` first, or take --force, and they are cut off until another node has joined with --edge and they have imported this region anew",
-			name, strings.Join(names, ", "))
+		return refuse(
+			Refused,
+			"node %s is the Edge Switch, by which this region reaches %s; it was left as it was: delete these with `pilaster region delete` first, or take --force, and they are cut off until another node has joined with --edge and they have imported this region anew",
+			name,
+			strings.Join(names, ", "),
+		)
 	}
 	t.delete(keyEdge)
 	return nil

@@ -20,7 +20,10 @@ import (
 func east(cidrs ...string) *pilasterv1.Region {
 	r := &pilasterv1.Region{Name: "east", BasePrefix: "fd70:696c:6200::/40", Edge: "fd70:696c:6200:3::/64"}
 	for i, cidr := range cidrs {
-		r.Tenants = append(r.Tenants, &pilasterv1.Region_Tenant{Name: fmt.Sprintf("t%d", i+1), Vni: uint32(i + 1), Cidrs: []string{cidr}})
+		r.Tenants = append(
+			r.Tenants,
+			&pilasterv1.Region_Tenant{Name: fmt.Sprintf("t%d", i+1), Vni: uint32(i + 1), Cidrs: []string{cidr}},
+		)
 	}
 	return r
 }
@@ -120,7 +123,12 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	}
 	testMadeAnew(t, s)
 	testMadeSince(t, s)
-	refused(t, makeNimitz(t, s, "t3", "10.3.0.0/20"), store.Refused, "tenant t3 has 10.3.0.0/20 in this region and 10.3.0.0/16 in region east")
+	refused(
+		t,
+		makeNimitz(t, s, "t3", "10.3.0.0/20"),
+		store.Refused,
+		"tenant t3 has 10.3.0.0/20 in this region and 10.3.0.0/16 in region east",
+	)
 	if err := makeNimitz(t, s, "t3", "10.4.0.0/16"); err != nil {
 		t.Error(err)
 	}
@@ -131,8 +139,18 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		change(r)
 		return take(r)
 	}
-	refused(t, third(func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fd70:696c:6200::/48", "fd70:696c:6200:1::/64" }), store.Refused, "fd70:696c:6200::/40 of region east")
-	refused(t, third(func(r *pilasterv1.Region) { r.Tenants[0].Cidrs[0] = "10.1.0.0/24" }), store.Refused, "tenant t1 has 10.1.0.0/24 in region north and 10.1.0.0/16 in region east")
+	refused(
+		t,
+		third(func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fd70:696c:6200::/48", "fd70:696c:6200:1::/64" }),
+		store.Refused,
+		"fd70:696c:6200::/40 of region east",
+	)
+	refused(
+		t,
+		third(func(r *pilasterv1.Region) { r.Tenants[0].Cidrs[0] = "10.1.0.0/24" }),
+		store.Refused,
+		"tenant t1 has 10.1.0.0/24 in region north and 10.1.0.0/16 in region east",
+	)
 	if err := third(func(*pilasterv1.Region) {}); err != nil {
 		t.Error(err)
 	}
@@ -143,7 +161,15 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	if _, err := s.CreateService(ctx, "t4", service("storage", "fd12:9::7", "2001:db8::9")); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, take(four, "t1", "t2", "t3", "t4"), store.Refused, "service t4/storage: fd12:9::7 is in the tenant's CIDR fd12:9::/48 in region east", "service delete", "--tenant", "nothing was changed")
+	refused(
+		t,
+		take(four, "t1", "t2", "t3", "t4"),
+		store.Refused,
+		"service t4/storage: fd12:9::7 is in the tenant's CIDR fd12:9::/48 in region east",
+		"service delete",
+		"--tenant",
+		"nothing was changed",
+	)
 	if err := s.DeleteService(ctx, "t4", "storage"); err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +177,13 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		t.Error(err)
 	}
 	_, err = s.CreateService(ctx, "t4", service("storage", "fd09::7", "fd12:9::9"))
-	refused(t, err, store.Invalid, "fd12:9::9 is in the tenant's CIDR fd12:9::/48 in region east", "nothing was changed")
+	refused(
+		t,
+		err,
+		store.Invalid,
+		"fd12:9::9 is in the tenant's CIDR fd12:9::/48 in region east",
+		"nothing was changed",
+	)
 
 	// Import again replaces, and nothing of before is in the way of it.
 	if err := take(east("10.1.128.0/17")); err != nil {
@@ -216,8 +248,8 @@ func testMadeAnew(t *testing.T, s *store.Store) {
 	}
 }
 
-// testMadeSince: tenants that a region has made since its first import, which took all, are joined to nobody by a refresh, nor are those that
-// went from an export and came back.
+// testMadeSince: tenants that a region has made since its first import, which took all, are joined to nobody by a
+// refresh, nor are those that went from an export and came back.
 func testMadeSince(t *testing.T, s *store.Store) {
 	t.Helper()
 	cidrs := []string{"10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"}
@@ -250,10 +282,26 @@ func testManyRegions(t *testing.T, etcd *clientv3.Client) {
 	for i := range tenant.MaxRegions + 1 {
 		r := east("10.1.0.0/16")
 		r.Tenants[0].Name = fmt.Sprintf("t%d", i)
-		r.Name, r.BasePrefix, r.Edge = fmt.Sprintf("r%d", i), fmt.Sprintf("fd70:696c:%x::/48", 0x6200+i), fmt.Sprintf("fd70:696c:%x:1::/64", 0x6200+i)
+		r.Name, r.BasePrefix, r.Edge = fmt.Sprintf(
+			"r%d",
+			i,
+		), fmt.Sprintf(
+			"fd70:696c:%x::/48",
+			0x6200+i,
+		), fmt.Sprintf(
+			"fd70:696c:%x:1::/64",
+			0x6200+i,
+		)
 		if i == tenant.MaxRegions-1 {
 			for n := range 10_000 {
-				r.Tenants = append(r.Tenants, &pilasterv1.Region_Tenant{Name: fmt.Sprintf("tenant-%04d-with-a-name-like-others-have", n), Vni: uint32(n + 1000), Cidrs: []string{"10.1.0.0/16"}})
+				r.Tenants = append(
+					r.Tenants,
+					&pilasterv1.Region_Tenant{
+						Name:  fmt.Sprintf("tenant-%04d-with-a-name-like-others-have", n),
+						Vni:   uint32(n + 1000),
+						Cidrs: []string{"10.1.0.0/16"},
+					},
+				)
 			}
 		}
 		if _, last = s.ImportRegion(ctx, "west", r, nil, false); last != nil && i < tenant.MaxRegions {

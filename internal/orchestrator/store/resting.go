@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// restTTL, in seconds, is how long nobody else gets what was given back: packets for it may be on their way, and nodes that do not
-// know of it yet. What goes within restTogether goes by one lease, so it rests that much less.
+// restTTL, in seconds, is how long nobody else gets what was given back: packets for it may be on their way, and nodes
+// that do not know of it yet. What goes within restTogether goes by one lease, so it rests that much less.
 const (
 	restTTL      = 6 * 60
 	restTogether = time.Minute

@@ -90,7 +90,11 @@ func checkEmpty(dataDir string) error {
 	}
 	for _, e := range entries {
 		if e.Name() != unfinished {
-			return fmt.Errorf("%s is not empty: it has %s\n  nothing was changed; move what is there away, or name another --data-dir", dataDir, e.Name())
+			return fmt.Errorf(
+				"%s is not empty: it has %s\n  nothing was changed; move what is there away, or name another --data-dir",
+				dataDir,
+				e.Name(),
+			)
 		}
 	}
 	return err
@@ -150,11 +154,18 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		end       uint64 // the first number that does not exist
 	}{{keyPrefixMark, "node prefixes", c.Plan.Nodes()}, {keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1}} {
 		if err := raise(records, m.key, skip, m.end); err != nil {
-			return fmt.Errorf("leaving out %d of %d %s: %w; say with --skip how many were handed out since the backup, at most", skip, m.end-1, m.what, err)
+			return fmt.Errorf(
+				"leaving out %d of %d %s: %w; say with --skip how many were handed out since the backup, at most",
+				skip,
+				m.end-1,
+				m.what,
+				err,
+			)
 		}
 	}
 	for key := range records {
-		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) || strings.HasPrefix(key, dirAppRests) { // of then, and no lease to end them
+		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) ||
+			strings.HasPrefix(key, dirAppRests) { // of then, and no lease to end them
 			delete(records, key)
 		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
@@ -169,8 +180,8 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 	return raisePublished(records, skip)
 }
 
-// raiseTenant has the tenant's record count as newer than what nodes have heard of it since, and leaves out what comes next of its
-// overlays.
+// raiseTenant has the tenant's record count as newer than what nodes have heard of it since, and leaves out what comes
+// next of its overlays.
 func raiseTenant(records map[string]string, name string, skip uint64) error {
 	found := new(pilasterv1.Tenant)
 	if err := decode(dirTenants+name, []byte(records[dirTenants+name]), found); err != nil {
@@ -213,8 +224,8 @@ func markIn(records map[string]string, mark string) (uint64, error) {
 	return next, nil
 }
 
-// raiseOverlays leaves out at most half of each: numbers go round, and what lies behind is reached last. By then nodes have come back
-// and said what they hold.
+// raiseOverlays leaves out at most half of each: numbers go round, and what lies behind is reached last. By then nodes
+// have come back and said what they hold.
 func raiseOverlays(records map[string]string, name string, overlays []tenant.Overlay, skip uint64) error {
 	for _, o := range overlays {
 		next, err := markIn(records, overlayMark(name, o))
@@ -251,7 +262,8 @@ func raisePublished(records map[string]string, skip uint64) error {
 	}
 	for node, from := range next {
 		mark := dirPublishedMarks + node
-		if was, err := strconv.ParseUint(records[mark], 10, 64); records[mark] == "" || err == nil && was < uint64(from) {
+		if was, err := strconv.ParseUint(records[mark], 10, 64); records[mark] == "" ||
+			err == nil && was < uint64(from) {
 			records[mark] = strconv.FormatUint(uint64(from), 10)
 		}
 		if err := raise(records, mark, skip, uint64(address.MaxIndex)+1); err != nil && !errors.Is(err, errNoneLeft) {

@@ -91,8 +91,12 @@ func (s Session) Admit(node, instance string) error {
 	if s.None() || s.Instance == instance {
 		return nil
 	}
-	return refuse(Exists, "node %s is connected already, from another machine with the same identity; that one goes on and this one was refused: "+
-		"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a machine that has just lost power is let in again within half a minute)", node)
+	return refuse(
+		Exists,
+		"node %s is connected already, from another machine with the same identity; that one goes on and this one was refused: "+
+			"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a machine that has just lost power is let in again within half a minute)",
+		node,
+	)
 }
 
 // Connect notes that a registered node has a stream, in place of one that the same machine had before.

@@ -21,7 +21,14 @@ func testSessions(t *testing.T, etcd *clientv3.Client) {
 	connect(t, s, 1)
 	clone := session(1)
 	clone.Instance, clone.Stream = "clone", "its"
-	refused(t, other.Connect(ctx, node(1), clone), store.Exists, "node n1 is connected already", "disk was copied", "node reset")
+	refused(
+		t,
+		other.Connect(ctx, node(1), clone),
+		store.Exists,
+		"node n1 is connected already",
+		"disk was copied",
+		"node reset",
+	)
 	_, err := other.Register(ctx, store.Registration{Node: node(1), Instance: "clone", Version: "its"})
 	refused(t, err, store.Exists, "n1")
 	refused(t, other.DeleteNode(ctx, "n1", false), store.Refused, "n1 is connected")

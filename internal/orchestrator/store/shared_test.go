@@ -103,7 +103,8 @@ func testWatch(t *testing.T, etcd *clientv3.Client) {
 	if err := s.DeleteTenant(ctx, "before"); err != nil {
 		t.Fatal(err)
 	}
-	if b := <-batches; len(b.Events) != 2 || b.Events[0].DeletedTenant != "before" || b.Events[1].EndedApp.GetTenant() != "before" {
+	if b := <-batches; len(b.Events) != 2 || b.Events[0].DeletedTenant != "before" ||
+		b.Events[1].EndedApp.GetTenant() != "before" {
 		t.Fatalf("tenant deleted: %+v", b)
 	}
 }

@@ -113,11 +113,23 @@ func unavailable(err error) error {
 		return err
 	}
 	if errors.Is(err, rpctypes.ErrNoSpace) {
-		return &Error{Full, "the store has reached its size and takes no change; nothing was changed: restart the orchestrator, which makes room in its embedded etcd" +
-			" (in an etcd cluster of your own, compact and defragment it and disarm the alarm with etcdctl)", err}
+		return &Error{
+			Full,
+			"the store has reached its size and takes no change; nothing was changed: restart the orchestrator, which makes room in its embedded etcd" +
+				" (in an etcd cluster of your own, compact and defragment it and disarm the alarm with etcdctl)",
+			err,
+		}
 	}
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // until the next one is granted
-		return &Error{Unavailable, "the store has just forgotten which nodes are connected here; nothing was changed: try again", err}
+		return &Error{
+			Unavailable,
+			"the store has just forgotten which nodes are connected here; nothing was changed: try again",
+			err,
+		}
 	}
-	return &Error{Unavailable, fmt.Sprintf("the store did not answer, so it is not known whether anything changed; try again: %v", err), err}
+	return &Error{
+		Unavailable,
+		fmt.Sprintf("the store did not answer, so it is not known whether anything changed; try again: %v", err),
+		err,
+	}
 }

@@ -272,7 +272,10 @@ func testCompacted(t *testing.T, etcd *clientv3.Client) {
 	}
 
 	revision := int64(1)
-	if err := s.watch(ctx, &revision, func(Batch) { t.Error("told of a revision that is gone") }); !errors.Is(err, rpctypes.ErrCompacted) {
+	if err := s.watch(ctx, &revision, func(Batch) { t.Error("told of a revision that is gone") }); !errors.Is(
+		err,
+		rpctypes.ErrCompacted,
+	) {
 		t.Errorf("watch from a revision that is gone: %v", err)
 	}
 }

@@ -17,7 +17,11 @@ import (
 )
 
 // CreateTenant makes one on the network that is the default.
-func (s *Store) CreateTenant(ctx context.Context, name string, addressing pilasterv1.Addressing) (*pilasterv1.Tenant, error) {
+func (s *Store) CreateTenant(
+	ctx context.Context,
+	name string,
+	addressing pilasterv1.Addressing,
+) (*pilasterv1.Tenant, error) {
 	return s.CreateTenantOn(ctx, tenant.Networks()[0], name, addressing, nil)
 }
 
@@ -28,23 +32,45 @@ var addressings = map[tenant.Addressing]pilasterv1.Addressing{
 	tenant.Own:       pilasterv1.Addressing_ADDRESSING_OWN,
 }
 
-// CreateTenantOn makes a tenant with one id and a random key, as its network has tenants. Where it has addresses of its own the id is the VNI.
-func (s *Store) CreateTenantOn(ctx context.Context, network, name string, addressing pilasterv1.Addressing, overlays []tenant.Overlay) (*pilasterv1.Tenant, error) {
+// CreateTenantOn makes a tenant with one id and a random key, as its network has tenants. Where it has addresses of its
+// own the id is the VNI.
+func (s *Store) CreateTenantOn(
+	ctx context.Context,
+	network, name string,
+	addressing pilasterv1.Addressing,
+	overlays []tenant.Overlay,
+) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
 	}
 	on, known := tenant.TraitsOf(network)
 	if !known {
-		return nil, refuse(Invalid, "there is no network %q; nothing was changed: a tenant is on %s", network, strings.Join(tenant.Networks(), " or "))
+		return nil, refuse(
+			Invalid,
+			"there is no network %q; nothing was changed: a tenant is on %s",
+			network,
+			strings.Join(tenant.Networks(), " or "),
+		)
 	}
 	if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
 		addressing = addressings[on.Addressings[0]]
 	}
 	if !slices.ContainsFunc(on.Addressings, func(a tenant.Addressing) bool { return addressings[a] == addressing }) {
-		return nil, refuse(Invalid, "addressing %d is none that a tenant of network %s can have, which is %v; nothing was changed", addressing, network, on.Addressings)
+		return nil, refuse(
+			Invalid,
+			"addressing %d is none that a tenant of network %s can have, which is %v; nothing was changed",
+			addressing,
+			network,
+			on.Addressings,
+		)
 	}
 	if !on.Overlays && len(overlays) > 0 {
-		return nil, refuse(Invalid, "tenant %s is on network %s, where addresses follow from the node, and has no CIDRs of its own; nothing was changed", name, network)
+		return nil, refuse(
+			Invalid,
+			"tenant %s is on network %s, where addresses follow from the node, and has no CIDRs of its own; nothing was changed",
+			name,
+			network,
+		)
 	}
 	if on.Overlays {
 		if err := tenant.CheckOverlays(s.cluster.Plan, overlays); err != nil {
@@ -120,7 +146,12 @@ func (t *txn) deleteTenant(name string) error {
 		return err
 	}
 	if len(hosts) > 0 {
-		return refuse(Refused, "tenant %s has containers on %s; it was not deleted: delete them first (and nodes that are gone, with `pilaster node delete`)", name, strings.Join(hosts, ", "))
+		return refuse(
+			Refused,
+			"tenant %s has containers on %s; it was not deleted: delete them first (and nodes that are gone, with `pilaster node delete`)",
+			name,
+			strings.Join(hosts, ", "),
+		)
 	}
 	t.delete(dirTenants + name)
 	t.deleteAll(dirApps + name + "/")
@@ -135,7 +166,13 @@ func (t *txn) deleteTenant(name string) error {
 
 // Resolve finds a tenant and the app of a label set, making the app when it is new. From then on the
 // node counts as one that hosts the tenant: the answer is all it needs to make a container.
-func (s *Store) Resolve(ctx context.Context, n pki.Node, sequence uint64, name string, labels map[string]string) (*pilasterv1.Tenant, *pilasterv1.App, error) {
+func (s *Store) Resolve(
+	ctx context.Context,
+	n pki.Node,
+	sequence uint64,
+	name string,
+	labels map[string]string,
+) (*pilasterv1.Tenant, *pilasterv1.App, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, nil, err
 	}

@@ -18,7 +18,8 @@ func testTenants(t *testing.T, etcd *clientv3.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if blue.Ids[0].Id != 1 || len(blue.Ids[0].Key) != 16 || blue.Addressing != pilasterv1.Addressing_ADDRESSING_ENCRYPTED {
+	if blue.Ids[0].Id != 1 || len(blue.Ids[0].Key) != 16 ||
+		blue.Addressing != pilasterv1.Addressing_ADDRESSING_ENCRYPTED {
 		t.Errorf("blue is %v", blue)
 	}
 	_, err = s.CreateTenant(ctx, "blue", pilasterv1.Addressing_ADDRESSING_CLEAR)

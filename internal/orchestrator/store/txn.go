@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// txn is one change being decided, or several: it reads a single revision of the store, what those before it in a group wrote and
-// what it wrote itself, and collects writes, which happen only if nothing it has read changed since.
+// txn is one change being decided, or several: it reads a single revision of the store, what those before it in a group
+// wrote and what it wrote itself, and collects writes, which happen only if nothing it has read changed since.
 type txn struct {
 	ctx      context.Context
 	etcd     *clientv3.Client
@@ -40,7 +40,15 @@ type reading struct {
 }
 
 func newTxn(ctx context.Context, etcd *clientv3.Client) *txn {
-	return &txn{ctx: ctx, etcd: etcd, most: maxOps, at: map[string]int{}, readings: map[string]reading{}, compared: map[string]bool{}, listed: map[string]bool{}}
+	return &txn{
+		ctx:      ctx,
+		etcd:     etcd,
+		most:     maxOps,
+		at:       map[string]int{},
+		readings: map[string]reading{},
+		compared: map[string]bool{},
+		listed:   map[string]bool{},
+	}
 }
 
 // next is a change that is decided after those that the group has.
@@ -136,8 +144,8 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 	return all
 }
 
-// errLater is that of a change for which those before it have to be made first: it reads many keys at a time, which it would see
-// without what they wrote.
+// errLater is that of a change for which those before it have to be made first: it reads many keys at a time, which it
+// would see without what they wrote.
 var errLater = errors.New("this has to be decided when what is before it has been made")
 
 func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {

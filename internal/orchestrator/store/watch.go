@@ -78,7 +78,9 @@ func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 
 // errRewound is that of a watch in a history that etcd no longer has. By itself etcd would say nothing until it
 // has as many revisions again, and then go on from there.
-var errRewound = errors.New("etcd has an earlier revision than before: it was restored from a snapshot; everything is read anew")
+var errRewound = errors.New(
+	"etcd has an earlier revision than before: it was restored from a snapshot; everything is read anew",
+)
 
 func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) error {
 	if *revision == 0 {
@@ -123,7 +125,8 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 	}
 }
 
-// whole reads everything and then decodes it with all processors: a restart of an orchestrator with 100,000 nodes is mostly that.
+// whole reads everything and then decodes it with all processors: a restart of an orchestrator with 100,000 nodes is
+// mostly that.
 func (s *Store) whole(ctx context.Context) (b Batch, err error) {
 	b.Whole = true
 	var all []*mvccpb.KeyValue

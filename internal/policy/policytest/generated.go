@@ -29,8 +29,13 @@ func Generated(prefix string) (cases []Case, err error) {
 	return cases, err
 }
 
-// steps goes through all cases of cyclonus, each in a world that begins anew. A block of its policies holds the last pod.
-func steps(last string, begin func() *world, then func(name string, w *world, config *generator.ProbeConfig) error) error {
+// steps goes through all cases of cyclonus, each in a world that begins anew. A block of its policies holds the last
+// pod.
+func steps(
+	last string,
+	begin func() *world,
+	then func(name string, w *world, config *generator.ProbeConfig) error,
+) error {
 	for _, tc := range generator.NewTestCaseGenerator(true, last, namespaces, nil, nil).GenerateAllTestCases() {
 		w := begin()
 		for i, step := range tc.Steps {
@@ -64,7 +69,14 @@ func newWorld(address func(pod string) string) *world {
 	for _, ns := range namespaces {
 		w.Namespaces[ns] = withName(ns, map[string]string{"ns": ns})
 		for _, name := range []string{"a", "b", "c"} {
-			pod := probe.NewDefaultPod(ns, name, []int{80, 81}, []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}, false, "")
+			pod := probe.NewDefaultPod(
+				ns,
+				name,
+				[]int{80, 81},
+				[]v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP},
+				false,
+				"",
+			)
 			pod.IP = address(pod.PodString().String())
 			w.Pods = append(w.Pods, pod)
 		}
@@ -87,9 +99,15 @@ func (w *world) apply(a *generator.Action) (err error) {
 	case a.DeletePolicy != nil:
 		w.remove(a.DeletePolicy.Namespace, a.DeletePolicy.Name)
 	case a.CreateNamespace != nil:
-		r, err = r.CreateNamespace(a.CreateNamespace.Namespace, withName(a.CreateNamespace.Namespace, a.CreateNamespace.Labels))
+		r, err = r.CreateNamespace(
+			a.CreateNamespace.Namespace,
+			withName(a.CreateNamespace.Namespace, a.CreateNamespace.Labels),
+		)
 	case a.SetNamespaceLabels != nil:
-		r, err = r.UpdateNamespaceLabels(a.SetNamespaceLabels.Namespace, withName(a.SetNamespaceLabels.Namespace, a.SetNamespaceLabels.Labels))
+		r, err = r.UpdateNamespaceLabels(
+			a.SetNamespaceLabels.Namespace,
+			withName(a.SetNamespaceLabels.Namespace, a.SetNamespaceLabels.Labels),
+		)
 	case a.DeleteNamespace != nil:
 		r, err = r.DeleteNamespace(a.DeleteNamespace.Namespace)
 	case a.CreatePod != nil:

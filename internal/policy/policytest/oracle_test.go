@@ -60,8 +60,22 @@ func (n *tally) judge(t *testing.T, c policytest.Case) {
 	for _, q := range c.Queries {
 		got := tables.Decide(q.Subject, q.Direction, q.Remote, q.Address, q.Protocol, q.Port)
 		if got.Allowed != q.Allowed {
-			t.Fatalf("%s: app %d %v: %s of app %d %v (%v), protocol %d port %d: allowed %v by %q, cyclonus says %v\n%+v", c.Name, q.Subject, c.Apps[q.Subject],
-				q.Direction, q.Remote, c.Apps[q.Remote], q.Address, q.Protocol, q.Port, got.Allowed, tables.Names[got.Rule], q.Allowed, c.Policies)
+			t.Fatalf(
+				"%s: app %d %v: %s of app %d %v (%v), protocol %d port %d: allowed %v by %q, cyclonus says %v\n%+v",
+				c.Name,
+				q.Subject,
+				c.Apps[q.Subject],
+				q.Direction,
+				q.Remote,
+				c.Apps[q.Remote],
+				q.Address,
+				q.Protocol,
+				q.Port,
+				got.Allowed,
+				tables.Names[got.Rule],
+				q.Allowed,
+				c.Policies,
+			)
 		}
 		n.verdicts++
 		if q.Allowed {
@@ -75,8 +89,14 @@ func (n *tally) judge(t *testing.T, c policytest.Case) {
 
 func (n *tally) report(t *testing.T) {
 	t.Helper()
-	t.Logf("%s of %s compared: %s allowed, %s denied; a rule decided %s", humanize.Of(n.verdicts, "verdict", "verdicts"), humanize.Of(n.cases, "case", "cases"),
-		humanize.Grouped(n.allowed), humanize.Grouped(n.verdicts-n.allowed), humanize.Grouped(n.restricted))
+	t.Logf(
+		"%s of %s compared: %s allowed, %s denied; a rule decided %s",
+		humanize.Of(n.verdicts, "verdict", "verdicts"),
+		humanize.Of(n.cases, "case", "cases"),
+		humanize.Grouped(n.allowed),
+		humanize.Grouped(n.verdicts-n.allowed),
+		humanize.Grouped(n.restricted),
+	)
 	if n.allowed < n.verdicts/20 || n.verdicts-n.allowed < n.verdicts/20 {
 		t.Error("one of the answers hardly occurs")
 	}

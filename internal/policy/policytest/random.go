@@ -34,7 +34,12 @@ func Random(r *rand.Rand, traffics int) (Case, error) {
 		case 1:
 			to = &probe.Pod{IP: d.address()}
 		}
-		t := &matcher.Traffic{Source: end(from, namespaces), Destination: end(to, namespaces), Protocol: pick(r, someProtocols), ResolvedPort: pick(r, somePorts)}
+		t := &matcher.Traffic{
+			Source:       end(from, namespaces),
+			Destination:  end(to, namespaces),
+			Protocol:     pick(r, someProtocols),
+			ResolvedPort: pick(r, somePorts),
+		}
 		for _, c := range to.Containers {
 			if c.Port == t.ResolvedPort && c.Protocol == t.Protocol {
 				t.ResolvedPortName = c.PortName
@@ -58,7 +63,14 @@ func end(p *probe.Pod, namespaces map[string]map[string]string) *matcher.Traffic
 	if p.Name == "" {
 		return &matcher.TrafficPeer{IP: p.IP}
 	}
-	return &matcher.TrafficPeer{IP: p.IP, Internal: &matcher.InternalPeer{PodLabels: p.Labels, NamespaceLabels: namespaces[p.Namespace], Namespace: p.Namespace}}
+	return &matcher.TrafficPeer{
+		IP: p.IP,
+		Internal: &matcher.InternalPeer{
+			PodLabels:       p.Labels,
+			NamespaceLabels: namespaces[p.Namespace],
+			Namespace:       p.Namespace,
+		},
+	}
 }
 
 // What things are drawn from: few, so that they meet.
@@ -68,7 +80,17 @@ var (
 	someProtocols  = []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}
 	somePorts      = []int{1, 79, 80, 81, 82, 443, 8080, 65535}
 	someNames      = []string{"http", "dns", "metrics"}
-	someBlocks     = []string{"0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "10.1.2.128/25", "::/0", "fd00::/16", "fd00:0:1::/48", "10.1.2.3/32"}
+	someBlocks     = []string{
+		"0.0.0.0/0",
+		"10.0.0.0/8",
+		"10.1.0.0/16",
+		"10.1.2.0/24",
+		"10.1.2.128/25",
+		"::/0",
+		"fd00::/16",
+		"fd00:0:1::/48",
+		"10.1.2.3/32",
+	}
 )
 
 func pick[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
@@ -91,13 +113,25 @@ func (d dice) pods() (pods []*probe.Pod, namespaces map[string]map[string]string
 		}
 	}
 	for i := range 12 {
-		p := &probe.Pod{Namespace: pick(d.Rand, someNamespaces), Name: fmt.Sprint("pod", i), IP: d.address(), Labels: map[string]string{"app": pick(d.Rand, someValues)}}
+		p := &probe.Pod{
+			Namespace: pick(d.Rand, someNamespaces),
+			Name:      fmt.Sprint("pod", i),
+			IP:        d.address(),
+			Labels:    map[string]string{"app": pick(d.Rand, someValues)},
+		}
 		if d.IntN(2) == 0 {
 			p.Labels["tier"] = pick(d.Rand, someValues)
 		}
 		for _, name := range someNames {
 			if d.IntN(2) == 0 {
-				p.Containers = append(p.Containers, &probe.Container{PortName: name, Port: pick(d.Rand, somePorts), Protocol: pick(d.Rand, someProtocols)})
+				p.Containers = append(
+					p.Containers,
+					&probe.Container{
+						PortName: name,
+						Port:     pick(d.Rand, somePorts),
+						Protocol: pick(d.Rand, someProtocols),
+					},
+				)
 			}
 		}
 		p.Containers = onePerPort(p.Containers)
@@ -123,11 +157,17 @@ func (d dice) policy(name string) *networkingv1.NetworkPolicy {
 	p.Spec.PodSelector = *d.selector("app", "tier")
 	p.Spec.PolicyTypes = pick(d.Rand, [][]networkingv1.PolicyType{{"Ingress"}, {"Egress"}, {"Ingress", "Egress"}})
 	for range d.IntN(4) {
-		p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: d.peers(true), Ports: d.ports(true)})
+		p.Spec.Ingress = append(
+			p.Spec.Ingress,
+			networkingv1.NetworkPolicyIngressRule{From: d.peers(true), Ports: d.ports(true)},
+		)
 	}
 	for range d.IntN(4) {
 		named := d.IntN(2) == 0 // names of ports and blocks do not go together
-		p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: d.peers(!named), Ports: d.ports(named)})
+		p.Spec.Egress = append(
+			p.Spec.Egress,
+			networkingv1.NetworkPolicyEgressRule{To: d.peers(!named), Ports: d.ports(named)},
+		)
 	}
 	return p
 }
@@ -140,13 +180,33 @@ func (d dice) selector(always, sometimes string) *metav1.LabelSelector {
 		case 0:
 			s.MatchLabels = map[string]string{pick(d.Rand, []string{always, sometimes}): pick(d.Rand, someValues)}
 		case 1:
-			s.MatchExpressions = append(s.MatchExpressions, metav1.LabelSelectorRequirement{Key: sometimes, Operator: "In", Values: []string{pick(d.Rand, someValues), pick(d.Rand, someValues)}})
+			s.MatchExpressions = append(
+				s.MatchExpressions,
+				metav1.LabelSelectorRequirement{
+					Key:      sometimes,
+					Operator: "In",
+					Values:   []string{pick(d.Rand, someValues), pick(d.Rand, someValues)},
+				},
+			)
 		case 2:
-			s.MatchExpressions = append(s.MatchExpressions, metav1.LabelSelectorRequirement{Key: always, Operator: "NotIn", Values: []string{pick(d.Rand, someValues)}})
+			s.MatchExpressions = append(
+				s.MatchExpressions,
+				metav1.LabelSelectorRequirement{
+					Key:      always,
+					Operator: "NotIn",
+					Values:   []string{pick(d.Rand, someValues)},
+				},
+			)
 		case 3:
-			s.MatchExpressions = append(s.MatchExpressions, metav1.LabelSelectorRequirement{Key: sometimes, Operator: "Exists"})
+			s.MatchExpressions = append(
+				s.MatchExpressions,
+				metav1.LabelSelectorRequirement{Key: sometimes, Operator: "Exists"},
+			)
 		case 4:
-			s.MatchExpressions = append(s.MatchExpressions, metav1.LabelSelectorRequirement{Key: sometimes, Operator: "DoesNotExist"})
+			s.MatchExpressions = append(
+				s.MatchExpressions,
+				metav1.LabelSelectorRequirement{Key: sometimes, Operator: "DoesNotExist"},
+			)
 		}
 	}
 	return s

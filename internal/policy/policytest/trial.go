@@ -25,7 +25,8 @@ type Probe struct {
 	Arrives  bool
 }
 
-// Pods are those that all trials are about, by name, with the labels of their identities. The last in order of names is in blocks of policies.
+// Pods are those that all trials are about, by name, with the labels of their identities. The last in order of names is
+// in blocks of policies.
 func Pods() map[string]map[string]string {
 	w := newWorld(func(string) string { return "" })
 	all := map[string]map[string]string{}
@@ -41,8 +42,8 @@ func podName(key string) string {
 	return p.Namespace() + p.PodName()
 }
 
-// Trials are the steps of all cases that cyclonus generates which change policies alone, with all of its probes between two pods but those of SCTP. Pods
-// have the canonical addresses by which policies know them.
+// Trials are the steps of all cases that cyclonus generates which change policies alone, with all of its probes between
+// two pods but those of SCTP. Pods have the canonical addresses by which policies know them.
 func Trials(addresses map[string]netip.Addr) (trials []Trial, err error) {
 	begin := func() *world {
 		return newWorld(func(pod string) string { return addresses[podName(pod)].String() })
@@ -66,8 +67,11 @@ func Trials(addresses map[string]netip.Addr) (trials []Trial, err error) {
 			}
 			t := job.Traffic()
 			trial.Probes = append(trial.Probes, Probe{
-				From: podName(job.FromKey), To: podName(job.ToKey), Protocol: protocols[string(t.Protocol)], Port: uint16(t.ResolvedPort),
-				Arrives: judge.IsIngressOrEgressAllowed(t, false).IsAllowed() && judge.IsIngressOrEgressAllowed(t, true).IsAllowed(),
+				From: podName(
+					job.FromKey,
+				), To: podName(job.ToKey), Protocol: protocols[string(t.Protocol)], Port: uint16(t.ResolvedPort),
+				Arrives: judge.IsIngressOrEgressAllowed(t, false).IsAllowed() &&
+					judge.IsIngressOrEgressAllowed(t, true).IsAllowed(),
 			})
 		}
 		if len(trial.Probes) == 0 {

@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestAgent: on netpila a real agent hears nothing of forty more nodes, and on nimitz of each of them. It is not warm yet, so its memory is not quite
-// what it will be.
+// TestAgent: on netpila a real agent hears nothing of forty more nodes, and on nimitz of each of them. It is not warm
+// yet, so its memory is not quite what it will be.
 func TestAgent(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -30,14 +30,21 @@ func TestAgent(t *testing.T) {
 			}
 			defer os.RemoveAll(dir)
 			r, err := Run(t.Context(), Options{
-				Networks: []string{network}, Sizes: []int{20, 60}, Containers: 2, NodeContainers: 3, Followers: 10, Dir: dir, Binary: labtest.Binary(t),
-				Name: fmt.Sprintf("simagent-%s-%d", network[:3], os.Getpid()), Log: slog.New(slog.DiscardHandler), Progress: func(what string) { t.Log(what) },
+				Networks: []string{
+					network,
+				}, Sizes: []int{20, 60}, Containers: 2, NodeContainers: 3, Followers: 10, Dir: dir, Binary: labtest.Binary(t),
+				Name: fmt.Sprintf(
+					"simagent-%s-%d",
+					network[:3],
+					os.Getpid(),
+				), Log: slog.New(slog.DiscardHandler), Progress: func(what string) { t.Log(what) },
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			first, last := r.Lines[0].Points[0], r.Lines[0].Points[1]
-			if first.Nodes != 20 || last.Nodes != 60 || last.Containers != 180 || last.Memory.Heap < 1<<20 || last.Memory.Resident < last.Memory.Heap {
+			if first.Nodes != 20 || last.Nodes != 60 || last.Containers != 180 || last.Memory.Heap < 1<<20 ||
+				last.Memory.Resident < last.Memory.Heap {
 				t.Errorf("beside 20 nodes %+v, beside 60 %+v", first, last)
 			}
 			more, heard := 0, last.Received
@@ -74,7 +81,15 @@ func TestNotFlat(t *testing.T) {
 	series := func(plant func(*Point)) []Point {
 		var all []Point
 		for _, nodes := range []int{1000, 10_000, 100_000} {
-			all = append(all, Point{Nodes: nodes, Memory: debugserver.Memory{Heap: 4_000_000, Resident: 40_000_000}, Entries: map[string]int{"locals": 31}, Heartbeats: sim.Count{Messages: 9, Bytes: 45}})
+			all = append(
+				all,
+				Point{
+					Nodes:      nodes,
+					Memory:     debugserver.Memory{Heap: 4_000_000, Resident: 40_000_000},
+					Entries:    map[string]int{"locals": 31},
+					Heartbeats: sim.Count{Messages: 9, Bytes: 45},
+				},
+			)
 		}
 		plant(&all[2])
 		return all
@@ -115,7 +130,8 @@ func TestNotFlat(t *testing.T) {
 	for i := range growing {
 		growing[i].Memory.Heap += int64(30_000 * i)
 	}
-	if told := notFlat(growing); len(told) != 1 || !(&Report{Lines: []Line{{NotFlat: nil}}}).Pass() || (&Report{Lines: []Line{{}, {NotFlat: told}}}).Pass() {
+	if told := notFlat(growing); len(told) != 1 || !(&Report{Lines: []Line{{NotFlat: nil}}}).Pass() ||
+		(&Report{Lines: []Line{{}, {NotFlat: told}}}).Pass() {
 		t.Errorf("of an agent that grows it says %q", told)
 	}
 }

@@ -111,7 +111,12 @@ func (g *guest) same(ctx context.Context) error {
 	}
 	for _, p := range all {
 		if p.Name == lab.AgentProcess(node) && p.Restarts > 0 {
-			return fmt.Errorf("the agent ended (%s) and was started again; its log is %s/log/%s.log while the lab is up", p.LastExit, g.lab.Folder(), p.Name)
+			return fmt.Errorf(
+				"the agent ended (%s) and was started again; its log is %s/log/%s.log while the lab is up",
+				p.LastExit,
+				g.lab.Folder(),
+				p.Name,
+			)
 		}
 	}
 	return nil

@@ -58,7 +58,13 @@ func (p Point) entries() (n int) {
 }
 
 func (p Point) String() string {
-	return fmt.Sprintf("beside %s nodes the agent has %s live, %s resident, and received %s bytes", humanize.Grouped(p.Nodes), mib(p.Memory.Heap), mib(p.Memory.Resident), humanize.Grouped(int(p.Received.Bytes)))
+	return fmt.Sprintf(
+		"beside %s nodes the agent has %s live, %s resident, and received %s bytes",
+		humanize.Grouped(p.Nodes),
+		mib(p.Memory.Heap),
+		mib(p.Memory.Resident),
+		humanize.Grouped(int(p.Received.Bytes)),
+	)
 }
 
 // How far the agent's memory may be from what it was beside the first size.
@@ -71,7 +77,15 @@ const (
 func notFlat(points []Point) (all []string) {
 	for i, p := range points {
 		if p.Received.Messages != 0 || p.Received.Bytes != 0 {
-			all = append(all, fmt.Sprintf("until %d nodes: %d messages of %d bytes were received, and none were to be", p.Nodes, p.Received.Messages, p.Received.Bytes))
+			all = append(
+				all,
+				fmt.Sprintf(
+					"until %d nodes: %d messages of %d bytes were received, and none were to be",
+					p.Nodes,
+					p.Received.Messages,
+					p.Received.Bytes,
+				),
+			)
 		}
 		if i == 0 {
 			continue
@@ -82,11 +96,30 @@ func notFlat(points []Point) (all []string) {
 			within   float64
 		}{{"live heap", p.Memory.Heap, points[0].Memory.Heap, heapWithin}, {"resident memory", p.Memory.Resident, points[0].Memory.Resident, residentWithin}} {
 			if change := change(of.now, of.was); math.Abs(change) > of.within {
-				all = append(all, fmt.Sprintf("beside %d nodes: %s is %+.2f %% of what it was beside %d, and %.0f %% are allowed", p.Nodes, of.what, 100*change, points[0].Nodes, 100*of.within))
+				all = append(
+					all,
+					fmt.Sprintf(
+						"beside %d nodes: %s is %+.2f %% of what it was beside %d, and %.0f %% are allowed",
+						p.Nodes,
+						of.what,
+						100*change,
+						points[0].Nodes,
+						100*of.within,
+					),
+				)
 			}
 		}
 		if now, was := p.entries(), points[0].entries(); now != was {
-			all = append(all, fmt.Sprintf("beside %d nodes: the packet path has %d entries, and had %d beside %d", p.Nodes, now, was, points[0].Nodes))
+			all = append(
+				all,
+				fmt.Sprintf(
+					"beside %d nodes: the packet path has %d entries, and had %d beside %d",
+					p.Nodes,
+					now,
+					was,
+					points[0].Nodes,
+				),
+			)
 		}
 	}
 	return all
@@ -111,7 +144,12 @@ func (r *Report) Measured() bool {
 
 // Table writes the report for people, with columns separated by tabs.
 func (r *Report) Table(w io.Writer) {
-	fmt.Fprintf(w, "a real agent with %s, in a cluster whose other nodes are simulated, %s each\n", humanize.Of(r.Containers, "container", "containers"), humanize.Of(r.NodeContainers, "container", "containers"))
+	fmt.Fprintf(
+		w,
+		"a real agent with %s, in a cluster whose other nodes are simulated, %s each\n",
+		humanize.Of(r.Containers, "container", "containers"),
+		humanize.Of(r.NodeContainers, "container", "containers"),
+	)
 	for _, l := range r.Lines {
 		fmt.Fprintf(w, "\nnetwork %s\n", l.Network)
 		writeRow(w, head)
@@ -137,7 +175,19 @@ func writeRow(w io.Writer, cells []string) {
 	fmt.Fprintln(w)
 }
 
-var head = []string{"NODES", "LIVE HEAP", "", "RESIDENT", "", "ENTRIES", "MESSAGES", "BYTES", "A NODE", "HEARTBEATS", "BYTES"}
+var head = []string{
+	"NODES",
+	"LIVE HEAP",
+	"",
+	"RESIDENT",
+	"",
+	"ENTRIES",
+	"MESSAGES",
+	"BYTES",
+	"A NODE",
+	"HEARTBEATS",
+	"BYTES",
+}
 
 func (l Line) row(i int) []string {
 	p, first, before := l.Points[i], l.Points[0], 0
@@ -146,8 +196,12 @@ func (l Line) row(i int) []string {
 	}
 	percent := func(now, was int64) string { return fmt.Sprintf("%+.2f %%", 100*change(now, was)) }
 	return []string{
-		humanize.Grouped(p.Nodes), mib(p.Memory.Heap), percent(p.Memory.Heap, first.Memory.Heap), mib(p.Memory.Resident), percent(p.Memory.Resident, first.Memory.Resident),
-		humanize.Grouped(p.entries()), humanize.Grouped(int(p.Received.Messages)), humanize.Grouped(int(p.Received.Bytes)), fmt.Sprintf("%.1f", float64(p.Received.Bytes)/float64(p.Nodes-before)),
+		humanize.Grouped(
+			p.Nodes,
+		), mib(p.Memory.Heap), percent(p.Memory.Heap, first.Memory.Heap), mib(p.Memory.Resident), percent(p.Memory.Resident, first.Memory.Resident),
+		humanize.Grouped(
+			p.entries(),
+		), humanize.Grouped(int(p.Received.Messages)), humanize.Grouped(int(p.Received.Bytes)), fmt.Sprintf("%.1f", float64(p.Received.Bytes)/float64(p.Nodes-before)),
 		humanize.Grouped(int(p.Heartbeats.Messages)), humanize.Grouped(int(p.Heartbeats.Bytes)),
 	}
 }
@@ -161,7 +215,10 @@ var pages embed.FS
 func (r *Report) Page(w io.Writer) error {
 	plots := []plot.Plot{
 		{Title: "live heap of the agent", Y: "MiB"}, {Title: "resident memory of the agent", Y: "MiB"},
-		{Title: "received since it has its containers, without heartbeats", Y: "KiB"}, {Title: "entries of its packet path", Y: "entries"},
+		{
+			Title: "received since it has its containers, without heartbeats",
+			Y:     "KiB",
+		}, {Title: "entries of its packet path", Y: "entries"},
 	}
 	var rows [][]string
 	for _, l := range r.Lines {
@@ -178,7 +235,12 @@ func (r *Report) Page(w io.Writer) error {
 			plots[j].Lines = append(plots[j].Lines, plot.Line{Name: l.Network, Points: points[j]})
 		}
 	}
-	s := plot.Section{Title: "beside a cluster that grows", About: "The same agent with the same containers; the axis is how many simulated nodes there are.", Head: append([]string{"NETWORK"}, head...), Rows: rows}
+	s := plot.Section{
+		Title: "beside a cluster that grows",
+		About: "The same agent with the same containers; the axis is how many simulated nodes there are.",
+		Head:  append([]string{"NETWORK"}, head...),
+		Rows:  rows,
+	}
 	for _, p := range plots {
 		p.X = "simulated nodes"
 		s.Lines = append(s.Lines, plot.NewLines("", p))

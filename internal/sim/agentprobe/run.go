@@ -31,7 +31,13 @@ type Options struct {
 // Run measures on each network. The report is there also beside an error, with the steps that were measured.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	began := time.Now()
-	r := &Report{Started: began.UTC().Truncate(time.Second), Sizes: o.Sizes, Containers: o.Containers, NodeContainers: o.NodeContainers, Followers: o.Followers}
+	r := &Report{
+		Started:        began.UTC().Truncate(time.Second),
+		Sizes:          o.Sizes,
+		Containers:     o.Containers,
+		NodeContainers: o.NodeContainers,
+		Followers:      o.Followers,
+	}
 	for _, network := range o.Networks {
 		line := Line{Network: network}
 		err := follow(ctx, o, &line)
@@ -89,7 +95,9 @@ func (o Options) scenario(network string) (sim.Scenario, error) {
 // Check says what is wrong with what a person chose, or returns nil.
 func (o Options) Check() error {
 	if len(o.Sizes) < 2 {
-		return errors.New("two sizes at least: the agent beside the first is what it is compared with beside the others")
+		return errors.New(
+			"two sizes at least: the agent beside the first is what it is compared with beside the others",
+		)
 	}
 	for i, size := range o.Sizes[1:] {
 		if size <= o.Sizes[i] {
@@ -101,7 +109,13 @@ func (o Options) Check() error {
 		n, least int
 	}{{"containers of the agent", o.Containers, 1}, {"containers of each simulated node", o.NodeContainers, 1}, {"followers", o.Followers, 0}} {
 		if of.n < of.least || of.n > dpapi.DefaultMaxEndpoints && of.least > 0 {
-			return fmt.Errorf("%d %s: say %d or more, and no more containers than %d", of.n, of.what, of.least, dpapi.DefaultMaxEndpoints)
+			return fmt.Errorf(
+				"%d %s: say %d or more, and no more containers than %d",
+				of.n,
+				of.what,
+				of.least,
+				dpapi.DefaultMaxEndpoints,
+			)
 		}
 	}
 	_, err := o.scenario(tenant.Netpila)

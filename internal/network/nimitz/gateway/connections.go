@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Keep ends all connections but those from virtual addresses that are used, and to published ones that lead where they led. The kernel would keep
-// them, and lead them to whoever has the address next.
+// Keep ends all connections but those from virtual addresses that are used, and to published ones that lead where they
+// led. The kernel would keep them, and lead them to whoever has the address next.
 func (g *Gateway) Keep(_ context.Context, published map[netip.Addr]netip.Addr, used map[netip.Addr]bool) error {
 	var h *netlink.Handle
 	if err := g.ns.Do(func() (err error) {
@@ -27,7 +27,8 @@ func (g *Gateway) Keep(_ context.Context, published map[netip.Addr]netip.Addr, u
 	return nil
 }
 
-// withdrawn are connections from virtual addresses that nobody has any more, and to published addresses that lead elsewhere now.
+// withdrawn are connections from virtual addresses that nobody has any more, and to published addresses that lead
+// elsewhere now.
 type withdrawn struct {
 	Config
 	published map[netip.Addr]netip.Addr

@@ -49,12 +49,13 @@ type Gateway struct {
 	ns     *netns.Namespace
 }
 
-// Open makes the gateway, or sets right the one that is there, from the node's namespace. It translates nothing before Publish. A
-// namespace that would end with this process is refused.
+// Open makes the gateway, or sets right the one that is there, from the node's namespace. It translates nothing before
+// Publish. A namespace that would end with this process is refused.
 func Open(ctx context.Context, c Config) (*Gateway, error) {
 	ns, err := netns.Open(c.Path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, netns.ErrNone): // of a machine that started anew only the file is left
+	case errors.Is(err, fs.ErrNotExist),
+		errors.Is(err, netns.ErrNone): // of a machine that started anew only the file is left
 		if err := netns.Remove(c.Path); err != nil {
 			return nil, err
 		}
@@ -94,13 +95,21 @@ func (g *Gateway) Device() pipeline.Device {
 // Addresses are the gateway's own: the one that services see, and the one that published containers do.
 func (g *Gateway) Addresses() (own, virtual netip.Addr) { return g.config.Own, g.config.Virtual }
 
-// Try makes a gateway's rules in a namespace of their own at a path, and takes both away: an error says what the kernel lacks.
+// Try makes a gateway's rules in a namespace of their own at a path, and takes both away: an error says what the kernel
+// lacks.
 func Try(path string) error {
 	ns, err := netns.Create(path)
 	if err != nil {
 		return err
 	}
-	g := &Gateway{Config{Block: netip.MustParsePrefix("fd00::/80"), Virtual: netip.MustParseAddr("fd00::1"), Own: netip.MustParseAddr("fd01::1")}, ns}
+	g := &Gateway{
+		Config{
+			Block:   netip.MustParsePrefix("fd00::/80"),
+			Virtual: netip.MustParseAddr("fd00::1"),
+			Own:     netip.MustParseAddr("fd01::1"),
+		},
+		ns,
+	}
 	return errors.Join(g.keepRules(), ns.Close(), netns.Remove(path))
 }
 
@@ -191,7 +200,12 @@ func (g *Gateway) SetMTU(mtu int) error {
 
 func (g *Gateway) setMTU(node, inside *netlink.Handle, mtu int) error {
 	if mtu-pipeline.Overhead < minMTU {
-		return fmt.Errorf("an MTU of %d, what the uplink leaves beside a tunnel's %d bytes, is under IPv6's %d; raise the uplink's", mtu-pipeline.Overhead, pipeline.Overhead, minMTU)
+		return fmt.Errorf(
+			"an MTU of %d, what the uplink leaves beside a tunnel's %d bytes, is under IPv6's %d; raise the uplink's",
+			mtu-pipeline.Overhead,
+			pipeline.Overhead,
+			minMTU,
+		)
 	}
 	for _, end := range []struct {
 		h    *netlink.Handle
@@ -251,8 +265,8 @@ func (g *Gateway) waitUp(ctx context.Context) error {
 	return nil
 }
 
-// setRouter has the calling thread's namespace forward, and its devices be silent: they ask for no router and have no address that
-// nobody gave them.
+// setRouter has the calling thread's namespace forward, and its devices be silent: they ask for no router and have no
+// address that nobody gave them.
 func setRouter() error {
 	for _, s := range [][2]string{
 		{"default/addr_gen_mode", "1"}, {"default/accept_ra", "0"}, {"default/accept_dad", "0"}, {"all/forwarding", "1"},

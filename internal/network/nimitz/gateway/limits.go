@@ -12,11 +12,12 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 )
 
-// MostConnections is how many a container may have to services at once: all share the gateway's table of connections and, to each service, its ports.
+// MostConnections is how many a container may have to services at once: all share the gateway's table of connections
+// and, to each service, its ports.
 const MostConnections = 4096
 
-// The table of limits is one of its own, which stays when the rules are replaced: what it has counted would go with it. Its number is another one
-// whenever the rule or the limit is: it takes the place of those of other builds.
+// The table of limits is one of its own, which stays when the rules are replaced: what it has counted would go with it.
+// Its number is another one whenever the rule or the limit is: it takes the place of those of other builds.
 const (
 	limits      = "pilaster-limits"
 	limitsName  = limits + "-1"
@@ -31,8 +32,8 @@ const (
 	mostSources   = 1 << 16
 )
 
-// limit refuses a virtual address more connections, in one transaction with the end of other builds' limits. It comes behind the rules that say who may
-// have any.
+// limit refuses a virtual address more connections, in one transaction with the end of other builds' limits. It comes
+// behind the rules that say who may have any.
 func (g *Gateway) limit(there []*nftables.Table) error {
 	nft, err := g.open()
 	if err != nil {
@@ -52,7 +53,10 @@ func (g *Gateway) limit(there []*nftables.Table) error {
 		}
 	}
 	if err := nft.Flush(); err != nil {
-		return fmt.Errorf("limit the gateway's connections by source: %w; the kernel needs nftables that count connections (CONFIG_NFT_CONNLIMIT)", err)
+		return fmt.Errorf(
+			"limit the gateway's connections by source: %w; the kernel needs nftables that count connections (CONFIG_NFT_CONNLIMIT)",
+			err,
+		)
 	}
 	return nil
 }
@@ -60,12 +64,26 @@ func (g *Gateway) limit(there []*nftables.Table) error {
 func addLimit(nft *nftables.Conn) error {
 	table := nft.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv6, Name: limitsName})
 	nft.AddObj(&nftables.CounterObj{Table: table, Name: refused})
-	sources := &nftables.Set{Table: table, Name: connections, KeyType: nftables.TypeIP6Addr, Dynamic: true, Size: mostSources}
+	sources := &nftables.Set{
+		Table:   table,
+		Name:    connections,
+		KeyType: nftables.TypeIP6Addr,
+		Dynamic: true,
+		Size:    mostSources,
+	}
 	if err := nft.AddSet(sources, nil); err != nil {
 		return err
 	}
 	behind := *nftables.ChainPriorityFilter + 10
-	chain := nft.AddChain(&nftables.Chain{Table: table, Name: "through", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: &behind})
+	chain := nft.AddChain(
+		&nftables.Chain{
+			Table:    table,
+			Name:     "through",
+			Type:     nftables.ChainTypeFilter,
+			Hooknum:  nftables.ChainHookForward,
+			Priority: &behind,
+		},
+	)
 	// A connection's first packet alone is not confirmed yet. New is every one of a flow that nobody answers.
 	rule := append(from(overlay), conntrack(expr.CtKeySTATUS, confirmed, expr.CmpOpEq)...)
 	nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(append(rule, load(source)...),
@@ -83,9 +101,14 @@ func (g *Gateway) Drops(context.Context) (map[dropreason.Reason]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, err := nft.GetObject(&nftables.CounterObj{Table: &nftables.Table{Family: nftables.TableFamilyIPv6, Name: limitsName}, Name: refused})
+	got, err := nft.GetObject(
+		&nftables.CounterObj{Table: &nftables.Table{Family: nftables.TableFamilyIPv6, Name: limitsName}, Name: refused},
+	)
 	if err != nil {
-		return nil, fmt.Errorf("read what the gateway has refused: %w; restart the agent, which sets its rules right", err)
+		return nil, fmt.Errorf(
+			"read what the gateway has refused: %w; restart the agent, which sets its rules right",
+			err,
+		)
 	}
 	count, ok := got.(*nftables.CounterObj)
 	if !ok {

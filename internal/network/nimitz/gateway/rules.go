@@ -30,8 +30,8 @@ const (
 	register    = 1
 )
 
-// Publish makes containers, by their virtual addresses, reachable at addresses of the underlay: those given and no others. The rules change in one
-// transaction. Connections there are stay as they are.
+// Publish makes containers, by their virtual addresses, reachable at addresses of the underlay: those given and no
+// others. The rules change in one transaction. Connections there are stay as they are.
 func (g *Gateway) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) error {
 	var elements []nftables.SetElement
 	for _, at := range slices.SortedFunc(maps.Keys(virtual), netip.Addr.Compare) {
@@ -40,7 +40,8 @@ func (g *Gateway) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) 
 	return g.replace(elements)
 }
 
-// keepRules makes the tables that are not there. One that is stays, with what it counts, or with what it publishes until Publish.
+// keepRules makes the tables that are not there. One that is stays, with what it counts, or with what it publishes
+// until Publish.
 func (g *Gateway) keepRules() error {
 	nft, err := g.open()
 	if err != nil {
@@ -77,7 +78,13 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 	nft.AddTable(table) // so that there is one to delete
 	nft.DelTable(table)
 	nft.AddTable(table)
-	leads := &nftables.Set{Table: table, Name: published, IsMap: true, KeyType: nftables.TypeIP6Addr, DataType: nftables.TypeIP6Addr}
+	leads := &nftables.Set{
+		Table:    table,
+		Name:     published,
+		IsMap:    true,
+		KeyType:  nftables.TypeIP6Addr,
+		DataType: nftables.TypeIP6Addr,
+	}
 	err = nft.AddSet(leads, nil)
 	for some := range slices.Chunk(elements, elementsAtOnce) {
 		err = errors.Join(err, nft.SetAddElements(leads, some))
@@ -89,13 +96,36 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 		nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(parts...)})
 	}
 
-	// (d): a published address becomes the container's virtual one, and the client the gateway, which answers therefore come back to.
-	in := nft.AddChain(&nftables.Chain{Table: table, Name: "in", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+	// (d): a published address becomes the container's virtual one, and the client the gateway, which answers therefore
+	// come back to.
+	in := nft.AddChain(
+		&nftables.Chain{
+			Table:    table,
+			Name:     "in",
+			Type:     nftables.ChainTypeNAT,
+			Hooknum:  nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityNATDest,
+		},
+	)
 	add(in, from(underlay), load(destination), []expr.Any{
-		&expr.Lookup{SourceRegister: register, DestRegister: register, IsDestRegSet: true, SetName: leads.Name, SetID: leads.ID},
+		&expr.Lookup{
+			SourceRegister: register,
+			DestRegister:   register,
+			IsDestRegSet:   true,
+			SetName:        leads.Name,
+			SetID:          leads.ID,
+		},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV6, RegAddrMin: register},
 	})
-	out := nft.AddChain(&nftables.Chain{Table: table, Name: "out", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	out := nft.AddChain(
+		&nftables.Chain{
+			Table:    table,
+			Name:     "out",
+			Type:     nftables.ChainTypeNAT,
+			Hooknum:  nftables.ChainHookPostrouting,
+			Priority: nftables.ChainPriorityNATSource,
+		},
+	)
 	add(out, to(overlay), sourceBecomes(c.Virtual))
 	// (c): containers become the gateway.
 	add(out, to(underlay), sourceBecomes(c.Own))
@@ -106,7 +136,13 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 	})
 	// A source that the switch did not translate is no container's of this node.
 	add(through, from(overlay), to(underlay), load(source), within(c.Block), valid(), accept)
-	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, expr.CmpOpNeq), accept)
+	add(
+		through,
+		from(underlay),
+		to(overlay),
+		conntrack(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, expr.CmpOpNeq),
+		accept,
+	)
 	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATUS, destinationTranslated, expr.CmpOpNeq), accept)
 	// The stack itself speaks to nobody.
 	nft.AddChain(&nftables.Chain{
@@ -126,11 +162,16 @@ func to(device string) []expr.Any   { return onDevice(expr.MetaKeyOIFNAME, devic
 func onDevice(key expr.MetaKey, device string) []expr.Any {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, device)
-	return []expr.Any{&expr.Meta{Key: key, Register: register}, &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: name}}
+	return []expr.Any{
+		&expr.Meta{Key: key, Register: register},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: name},
+	}
 }
 
 func load(address uint32) []expr.Any {
-	return []expr.Any{&expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: address, Len: 16}}
+	return []expr.Any{
+		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: address, Len: 16},
+	}
 }
 
 func within(p netip.Prefix) []expr.Any {
@@ -150,14 +191,24 @@ func sourceBecomes(a netip.Addr) []expr.Any {
 
 // valid is what connection tracking knows, or begins to: only that is translated.
 func valid() []expr.Any {
-	return conntrack(expr.CtKeySTATE, expr.CtStateBitNEW|expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, expr.CmpOpNeq)
+	return conntrack(
+		expr.CtKeySTATE,
+		expr.CtStateBitNEW|expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED,
+		expr.CmpOpNeq,
+	)
 }
 
 // conntrack matches what has any of the bits (CmpOpNeq), or none (CmpOpEq).
 func conntrack(key expr.CtKey, bits uint32, op expr.CmpOp) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: key, Register: register},
-		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		&expr.Bitwise{
+			SourceRegister: register,
+			DestRegister:   register,
+			Len:            4,
+			Mask:           binaryutil.NativeEndian.PutUint32(bits),
+			Xor:            make([]byte, 4),
+		},
 		&expr.Cmp{Op: op, Register: register, Data: make([]byte, 4)},
 	}
 }

@@ -13,8 +13,8 @@ const (
 	patience = 10 * time.Second
 )
 
-// Forgets returns when ovs-vswitchd was started again, which loses its flows and keeps its ports, and all of Open is done anew. It implements
-// nimitz.Forgetful.
+// Forgets returns when ovs-vswitchd was started again, which loses its flows and keeps its ports, and all of Open is
+// done anew. It implements nimitz.Forgetful.
 func (s *Switch) Forgets(ctx context.Context) error {
 	if err := s.ended(ctx); err != nil {
 		return err
@@ -36,7 +36,8 @@ func (s *Switch) Forgets(ctx context.Context) error {
 	}
 }
 
-// ended waits until the daemon that was opened is not there any more: a connection to it ends with it, and its socket has its number in its name.
+// ended waits until the daemon that was opened is not there any more: a connection to it ends with it, and its socket
+// has its number in its name.
 func (s *Switch) ended(ctx context.Context) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(s.config.RunDir, s.opened))
 	if err != nil {

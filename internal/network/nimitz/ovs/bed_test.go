@@ -35,7 +35,8 @@ func limit(t testing.TB) context.Context {
 	return ctx
 }
 
-// bed is a node with an Open vSwitch of its own. Beyond are the far ends of its devices: eth0 is the fabric, the others are named after their ports.
+// bed is a node with an Open vSwitch of its own. Beyond are the far ends of its devices: eth0 is the fabric, the others
+// are named after their ports.
 type bed struct {
 	node, beyond *netns.Namespace
 	config       Config
@@ -104,7 +105,10 @@ func newNode(t testing.TB, node netip.Prefix) *bed {
 	b := &bed{node: space("node"), beyond: space("beyond")}
 	must(t, sysctl(b.beyond, "default/disable_ipv6", "1"))
 	b.config = Config{
-		RunDir: filepath.Join(dir, "ovs"), Netns: b.node, Uplink: "eth0", Node: node, Region: packettest.Region, Others: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
+		RunDir: filepath.Join(
+			dir,
+			"ovs",
+		), Netns: b.node, Uplink: "eth0", Node: node, Region: packettest.Region, Others: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
 		Datapath: Datapath(os.Getenv("PILASTER_TEST_OVS")),
 	}
 	return b
@@ -135,7 +139,18 @@ func neighbour(t testing.TB, h *netlink.Handle, l netlink.Link, a netip.Addr, ma
 	if a.Is4() {
 		family = unix.AF_INET
 	}
-	must(t, h.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: family, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}))
+	must(
+		t,
+		h.NeighSet(
+			&netlink.Neigh{
+				LinkIndex:    l.Attrs().Index,
+				Family:       family,
+				State:        netlink.NUD_PERMANENT,
+				IP:           a.AsSlice(),
+				HardwareAddr: mac,
+			},
+		),
+	)
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {
@@ -185,7 +200,17 @@ func join(t testing.TB, name string, one, other *netns.Namespace, oneMAC, otherM
 	links, err := netns.List(h.LinkList)
 	must(t, err)
 	attrs.Index = 1000 + len(links) // carrier is seen late where both ends have one number
-	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerHardwareAddr: otherMAC, PeerNamespace: netlink.NsFd(other.FD())}))
+	must(
+		t,
+		h.LinkAdd(
+			&netlink.Veth{
+				LinkAttrs:        attrs,
+				PeerName:         name,
+				PeerHardwareAddr: otherMAC,
+				PeerNamespace:    netlink.NsFd(other.FD()),
+			},
+		),
+	)
 	for _, ns := range []*netns.Namespace{one, other} {
 		h, err := ns.Netlink()
 		must(t, err)
@@ -270,8 +295,15 @@ func past() context.Context {
 // encapsulate puts a frame into VXLAN with the group policy extension.
 func encapsulate(from, to netip.Addr, vni pipeline.VNI, identity uint16, frame []byte) []byte {
 	head := []byte{0x88, 0, byte(identity >> 8), byte(identity), byte(vni >> 16), byte(vni >> 8), byte(vni), 0}
-	return packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: 5000, DestinationPort: outerUDP, Payload: append(head, frame...)}}.
-		Frame(uplinkMAC, fabricMAC)
+	return packet.Packet{
+		Source:      from,
+		Destination: to,
+		Body:        packet.UDP{SourcePort: 5000, DestinationPort: outerUDP, Payload: append(head, frame...)},
+	}.
+		Frame(
+			uplinkMAC,
+			fabricMAC,
+		)
 }
 
 // next is the next frame that is no noise of the kernel's, which speaks to neighbours and routers.

@@ -12,7 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestCheck: CHECK notices an entry that is gone or another, a device that is no port, and one that is not there any more.
+// TestCheck: CHECK notices an entry that is gone or another, a device that is no port, and one that is not there any
+// more.
 func TestCheck(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -62,14 +63,31 @@ func TestWideUplink(t *testing.T) {
 	}
 	must(t, b.s.SetMTU(9000))
 	ends := map[pipeline.Port]end{2: b.end(t, 2), pipeline.VXLAN: b.end(t, pipeline.VXLAN)}
-	long := packet.Packet{Source: netip.MustParseAddr("10.0.1.2"), Destination: netip.MustParseAddr("10.0.2.2"), Body: packet.UDP{Payload: make([]byte, 8930-28)}}
+	long := packet.Packet{
+		Source:      netip.MustParseAddr("10.0.1.2"),
+		Destination: netip.MustParseAddr("10.0.2.2"),
+		Body:        packet.UDP{Payload: make([]byte, 8930-28)},
+	}
 	reply := packet.Packet{Source: long.Destination, Destination: long.Source, Body: long.Body}
 	inner := long.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
 	b.arrives(t, ends, 2, pipeline.VXLAN, inner)
-	b.arrives(t, ends, pipeline.VXLAN, 2, encapsulate(pipeline.VTEP(packettest.There), pipeline.VTEP(packettest.Here), 7, 71, reply.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)))
+	b.arrives(
+		t,
+		ends,
+		pipeline.VXLAN,
+		2,
+		encapsulate(
+			pipeline.VTEP(packettest.There),
+			pipeline.VTEP(packettest.Here),
+			7,
+			71,
+			reply.Frame(pipeline.InsideMAC, pipeline.OutsideMAC),
+		),
+	)
 }
 
-// arrives sends a frame again and again until something as long as it arrives: Open vSwitch has news of devices a little later.
+// arrives sends a frame again and again until something as long as it arrives: Open vSwitch has news of devices a
+// little later.
 func (b *bed) arrives(t *testing.T, ends map[pipeline.Port]end, from, to pipeline.Port, frame []byte) {
 	t.Helper()
 	for ctx := limit(t); ; {

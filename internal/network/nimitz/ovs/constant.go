@@ -19,15 +19,16 @@ var reasons = []dropreason.Reason{
 	dropreason.NdIgnored, dropreason.NdForbidden, dropreason.MldIgnored, dropreason.IcmpQuote,
 }
 
-// The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It lies in the VTEP's address
-// while a packet is between that datapath and the node's stack, and bpf/policy.bpf.c moves it there and back.
+// The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It
+// lies in the VTEP's address while a packet is between that datapath and the node's stack, and bpf/policy.bpf.c moves
+// it there and back.
 const (
 	identityByte = 12 // of the address
 	identityBit  = 16 // of it, from its end
 )
 
-// forLinks are types of ICMP that have no business beyond a link, and none on a container's, where all is static: what would lead a container's packets elsewhere,
-// and what its kernel sends by itself.
+// forLinks are types of ICMP that have no business beyond a link, and none on a container's, where all is static: what
+// would lead a container's packets elsewhere, and what its kernel sends by itself.
 var forLinks = []struct {
 	of    family
 	types []uint64
@@ -48,48 +49,98 @@ func dropped(f openflow.Flow, why dropreason.Reason) openflow.Flow {
 // constants are the flows that any switch of a region has, whatever its entries.
 func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 	all := []openflow.Flow{
-		dropped(openflow.Flow{Table: tableDecap, Priority: priorityFamily, Match: []openflow.Value{inPort(ofportVXLAN)}}, dropreason.PeerUnknown),
+		dropped(
+			openflow.Flow{Table: tableDecap, Priority: priorityFamily, Match: []openflow.Value{inPort(ofportVXLAN)}},
+			dropreason.PeerUnknown,
+		),
 		{Table: tableDecap, Priority: priorityLast, Goto: tableRegister},
 		dropped(openflow.Flow{Table: tableRegister, Priority: priorityLast}, dropreason.NotIp6),
 		{Table: tableDNAT, Priority: priorityLast, Goto: tableNorthSouth},
-		{Table: tableNorthSouth, Priority: priorityFirst, Match: []openflow.Value{regFrom.Number(ofportGateway)}, Goto: tableSNAT},
+		{
+			Table:    tableNorthSouth,
+			Priority: priorityFirst,
+			Match:    []openflow.Value{regFrom.Number(ofportGateway)},
+			Goto:     tableSNAT,
+		},
 		{Table: tableNorthSouth, Priority: priorityLast, Goto: tableForwarding},
 		{Table: tableSNAT, Priority: priorityLast, Goto: tableForwarding},
 		dropped(openflow.Flow{Table: tableForwarding, Priority: priorityLast}, dropreason.NoRoute),
 		back(regFrom.Number(ofportGateway), regTo.Number(ofportGateway)),
 		back(regFrom.Number(ofportVXLAN), regTo.Number(ofportVXLAN), regAbroad.Number(0)),
 		back(regFrom.Number(fromAbroad), regTo.Number(ofportVXLAN), regAbroad.Number(1)),
-		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: []openflow.Value{regTo.Number(ofportGateway), regSource.Number(0)}}, dropreason.Untranslated),
+		dropped(
+			openflow.Flow{
+				Table:    tableEncap,
+				Priority: priorityOwnVNI,
+				Match:    []openflow.Value{regTo.Number(ofportGateway), regSource.Number(0)},
+			},
+			dropreason.Untranslated,
+		),
 		{Table: tableEncap, Priority: priorityLast, Actions: append(inside(), openflow.OutputTo{Field: regTo})},
 	}
 	// Open vSwitch takes the first bytes of any fragment for a header, and would put a checksum there.
 	for _, protocol := range []uint64{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 		all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{
-			regNAT.Number(1), ip4.is(), openflow.IPProto.Number(protocol), openflow.Fragment.Number(openflow.LaterFragment),
+			regNAT.Number(
+				1,
+			), ip4.is(), openflow.IPProto.Number(protocol), openflow.Fragment.Number(openflow.LaterFragment),
 		}}, dropreason.LaterFragment))
 	}
 	// Nor does it translate what an error quotes, or know for whom a router behind the gateway speaks.
 	for of, types := range map[*family][]uint64{&ip4: {3, 4, 11, 12}, &ip6: {1, 2, 3, 4}} {
 		for _, kind := range types {
-			all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: append(of.sends(kind), regNAT.Number(1))}, dropreason.IcmpQuote))
+			all = append(
+				all,
+				dropped(
+					openflow.Flow{
+						Table:    tableEncap,
+						Priority: priorityFirst,
+						Match:    append(of.sends(kind), regNAT.Number(1)),
+					},
+					dropreason.IcmpQuote,
+				),
+			)
 		}
 	}
 	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
-		all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)}, dropreason.Multicast))
+		all = append(
+			all,
+			dropped(
+				openflow.Flow{Table: tableDecap, Priority: priorityFirst, Match: familyOf(group.Addr()).to(group)},
+				dropreason.Multicast,
+			),
+		)
 	}
 	for _, sources := range others { // not counted here
-		all = append(all, openflow.Flow{Table: tableRegister, Priority: priorityFamily + 1, Match: familyOf(sources.Addr()).from(sources)})
+		all = append(
+			all,
+			openflow.Flow{
+				Table:    tableRegister,
+				Priority: priorityFamily + 1,
+				Match:    familyOf(sources.Addr()).from(sources),
+			},
+		)
 	}
 	for _, f := range families {
 		all = append(all, f.constants(region)...)
 	}
 	for _, c := range forLinks {
 		for _, kind := range c.types {
-			all = append(all, dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst + 1, Match: c.of.sends(kind)}, c.why))
+			all = append(
+				all,
+				dropped(openflow.Flow{Table: tableDecap, Priority: priorityFirst + 1, Match: c.of.sends(kind)}, c.why),
+			)
 		}
 	}
 	for _, why := range reasons {
-		all = append(all, openflow.Flow{Table: tableDrops, Priority: priorityEntry, Match: []openflow.Value{regReason.Number(uint64(why))}})
+		all = append(
+			all,
+			openflow.Flow{
+				Table:    tableDrops,
+				Priority: priorityEntry,
+				Match:    []openflow.Value{regReason.Number(uint64(why))},
+			},
+		)
 	}
 	for i := range all {
 		all[i].Cookie = cookieOurs
@@ -102,9 +153,14 @@ func back(way ...openflow.Value) openflow.Flow {
 	return dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: way}, dropreason.NoRoute)
 }
 
-// inside gives a packet the MACs that all have on both sides, and lets it go to the port that it came from: only containers get there.
+// inside gives a packet the MACs that all have on both sides, and lets it go to the port that it came from: only
+// containers get there.
 func inside() []openflow.Action {
-	return []openflow.Action{set(openflow.EthDst.MAC(pipeline.InsideMAC)), set(openflow.EthSrc.MAC(pipeline.OutsideMAC)), openflow.ForgetPort}
+	return []openflow.Action{
+		set(openflow.EthDst.MAC(pipeline.InsideMAC)),
+		set(openflow.EthSrc.MAC(pipeline.OutsideMAC)),
+		openflow.ForgetPort,
+	}
 }
 
 // constants of one family.
@@ -113,18 +169,46 @@ func (f family) constants(region netip.Prefix) []openflow.Flow {
 		return append([]openflow.Value{regTo.Number(ofportVXLAN), f.is()}, ttl...)
 	}
 	return []openflow.Flow{
-		{Table: tableRegister, Priority: priorityOwnVNI, Match: []openflow.Value{inPort(ofportVXLAN), vteps(region), f.is()}, Goto: tableDNAT, Actions: []openflow.Action{
-			openflow.Move{Bits: 24, From: openflow.TunnelID, To: regVNI},
-			openflow.Move{Bits: 16, From: openflow.TunnelSrc6, FromBit: identityBit, To: regIdentity},
-			set(regFrom.Number(ofportVXLAN)),
-		}},
-		{Table: tableRegister, Priority: priorityEntry, Match: []openflow.Value{inPort(ofportGateway), f.is()}, Goto: tableDNAT, Actions: []openflow.Action{
-			set(regVNI.Number(uint64(pipeline.GatewayVNI))), set(regFrom.Number(ofportGateway)),
-		}},
-		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily, Match: []openflow.Value{f.is()}}, dropreason.SrcNotOwn),
-		dropped(openflow.Flow{Table: tableRegister, Priority: priorityFamily + 2, Match: []openflow.Value{inPort(ofportVXLAN), f.is()}}, dropreason.ForeignUnknown),
-		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(0))}, dropreason.HopLimit),
-		dropped(openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(1))}, dropreason.HopLimit),
+		{
+			Table:    tableRegister,
+			Priority: priorityOwnVNI,
+			Match:    []openflow.Value{inPort(ofportVXLAN), vteps(region), f.is()},
+			Goto:     tableDNAT,
+			Actions: []openflow.Action{
+				openflow.Move{Bits: 24, From: openflow.TunnelID, To: regVNI},
+				openflow.Move{Bits: 16, From: openflow.TunnelSrc6, FromBit: identityBit, To: regIdentity},
+				set(regFrom.Number(ofportVXLAN)),
+			},
+		},
+		{
+			Table:    tableRegister,
+			Priority: priorityEntry,
+			Match:    []openflow.Value{inPort(ofportGateway), f.is()},
+			Goto:     tableDNAT,
+			Actions: []openflow.Action{
+				set(regVNI.Number(uint64(pipeline.GatewayVNI))), set(regFrom.Number(ofportGateway)),
+			},
+		},
+		dropped(
+			openflow.Flow{Table: tableRegister, Priority: priorityFamily, Match: []openflow.Value{f.is()}},
+			dropreason.SrcNotOwn,
+		),
+		dropped(
+			openflow.Flow{
+				Table:    tableRegister,
+				Priority: priorityFamily + 2,
+				Match:    []openflow.Value{inPort(ofportVXLAN), f.is()},
+			},
+			dropreason.ForeignUnknown,
+		),
+		dropped(
+			openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(0))},
+			dropreason.HopLimit,
+		),
+		dropped(
+			openflow.Flow{Table: tableEncap, Priority: priorityOwnVNI, Match: vxlan(openflow.TTL.Number(1))},
+			dropreason.HopLimit,
+		),
 		{Table: tableEncap, Priority: priorityEntry, Match: vxlan(), Actions: append([]openflow.Action{
 			openflow.DecTTL{},
 			openflow.Move{Bits: 24, From: regVNI, To: openflow.TunnelID},

@@ -20,12 +20,12 @@ const (
 	schemaPath   = "/usr/share/openvswitch/vswitch.ovsschema"
 )
 
-// Daemons is an Open vSwitch of its own, for a node of a lab: sockets, database and pid files are in one folder. A machine's are started by its
-// service.
+// Daemons is an Open vSwitch of its own, for a node of a lab: sockets, database and pid files are in one folder. A
+// machine's are started by its service.
 type Daemons struct{ dir string }
 
-// Start starts both daemons in a namespace and returns when they are ready. The folder's path must be short: sockets lie in it. A database
-// that is there is taken up.
+// Start starts both daemons in a namespace and returns when they are ready. The folder's path must be short: sockets
+// lie in it. A database that is there is taken up.
 func Start(ctx context.Context, ns *netns.Namespace, dir string) (*Daemons, error) {
 	d := &Daemons{dir}
 	if err := d.start(ctx, ns); err != nil {

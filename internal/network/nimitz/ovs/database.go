@@ -57,8 +57,16 @@ func (d *database) transact(ctx context.Context, ops ...ovsdb.Operation) ([]ovsd
 	return results, nil
 }
 
-func (d *database) read(ctx context.Context, table string, where []ovsdb.Condition, columns ...string) ([]ovsdb.Row, error) {
-	results, err := d.transact(ctx, ovsdb.Operation{Op: ovsdb.OperationSelect, Table: table, Where: where, Columns: append(columns, "_uuid")})
+func (d *database) read(
+	ctx context.Context,
+	table string,
+	where []ovsdb.Condition,
+	columns ...string,
+) ([]ovsdb.Row, error) {
+	results, err := d.transact(
+		ctx,
+		ovsdb.Operation{Op: ovsdb.OperationSelect, Table: table, Where: where, Columns: append(columns, "_uuid")},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -85,9 +93,21 @@ func (d *database) change(ctx context.Context, ops ...ovsdb.Operation) error {
 		return err
 	}
 	is := []ovsdb.Condition{where("_uuid", root["_uuid"])}
-	ops = append(ops,
-		ovsdb.Operation{Op: ovsdb.OperationMutate, Table: tableRoot, Where: is, Mutations: []ovsdb.Mutation{{Column: "next_cfg", Mutator: ovsdb.MutateOperationAdd, Value: 1}}},
-		ovsdb.Operation{Op: ovsdb.OperationSelect, Table: tableRoot, Where: is, Columns: []string{"next_cfg", "cur_cfg"}})
+	ops = append(
+		ops,
+		ovsdb.Operation{
+			Op:        ovsdb.OperationMutate,
+			Table:     tableRoot,
+			Where:     is,
+			Mutations: []ovsdb.Mutation{{Column: "next_cfg", Mutator: ovsdb.MutateOperationAdd, Value: 1}},
+		},
+		ovsdb.Operation{
+			Op:      ovsdb.OperationSelect,
+			Table:   tableRoot,
+			Where:   is,
+			Columns: []string{"next_cfg", "cur_cfg"},
+		},
+	)
 	results, err := d.transact(ctx, ops...)
 	if err != nil {
 		return err
@@ -95,9 +115,18 @@ func (d *database) change(ctx context.Context, ops ...ovsdb.Operation) error {
 	row := results[len(ops)-1].Rows[0]
 	for want := number(row["next_cfg"]); number(row["cur_cfg"]) < want; {
 		// Answered when it is another number than the one that was read.
-		results, err := d.transact(ctx,
-			ovsdb.Operation{Op: ovsdb.OperationWait, Table: tableRoot, Where: is, Columns: []string{"cur_cfg"}, Until: "!=", Rows: []ovsdb.Row{{"cur_cfg": row["cur_cfg"]}}},
-			ovsdb.Operation{Op: ovsdb.OperationSelect, Table: tableRoot, Where: is, Columns: []string{"cur_cfg"}})
+		results, err := d.transact(
+			ctx,
+			ovsdb.Operation{
+				Op:      ovsdb.OperationWait,
+				Table:   tableRoot,
+				Where:   is,
+				Columns: []string{"cur_cfg"},
+				Until:   "!=",
+				Rows:    []ovsdb.Row{{"cur_cfg": row["cur_cfg"]}},
+			},
+			ovsdb.Operation{Op: ovsdb.OperationSelect, Table: tableRoot, Where: is, Columns: []string{"cur_cfg"}},
+		)
 		if err != nil {
 			return fmt.Errorf("the configuration is written, but ovs-vswitchd has not taken it: %w", err)
 		}
@@ -156,7 +185,12 @@ func addPort(bridge ovsdb.Condition, p device) []ovsdb.Operation {
 func portRows(p device, port string, row ovsdb.Row) []ovsdb.Operation {
 	return []ovsdb.Operation{
 		{Op: ovsdb.OperationInsert, Table: tableInterface, UUIDName: "i" + port, Row: row},
-		{Op: ovsdb.OperationInsert, Table: tablePort, UUIDName: port, Row: ovsdb.Row{"name": p.name, "interfaces": one("i" + port), "external_ids": ids(p.of)}},
+		{
+			Op:       ovsdb.OperationInsert,
+			Table:    tablePort,
+			UUIDName: port,
+			Row:      ovsdb.Row{"name": p.name, "interfaces": one("i" + port), "external_ids": ids(p.of)},
+		},
 	}
 }
 
@@ -168,7 +202,13 @@ func one(uuid string) ovsdb.OvsSet {
 }
 
 // ensureBridge makes a bridge with these ports, where there is none of the name.
-func (d *database) ensureBridge(ctx context.Context, name string, datapath Datapath, config map[string]string, ports ...device) error {
+func (d *database) ensureBridge(
+	ctx context.Context,
+	name string,
+	datapath Datapath,
+	config map[string]string,
+	ports ...device,
+) error {
 	rows, err := d.read(ctx, tableBridge, []ovsdb.Condition{where("name", name)}, "external_ids")
 	if err != nil {
 		return err
@@ -191,13 +231,19 @@ func (d *database) ensureBridge(ctx context.Context, name string, datapath Datap
 		ops = append(ops, addPort(ovsdb.Condition{}, p)[:2]...)
 		all.GoSet = append(all.GoSet, ovsdb.UUID{GoUUID: named})
 	}
-	ops = append(ops,
+	ops = append(
+		ops,
 		ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableBridge, UUIDName: "b", Row: ovsdb.Row{
 			"name": name, "ports": all, "datapath_type": string(datapath), "fail_mode": "secure", "other_config": options(config), "external_ids": ids(name),
 			"protocols": ovsdb.OvsSet{GoSet: []any{"OpenFlow14"}},
 		}},
-		ovsdb.Operation{Op: ovsdb.OperationMutate, Table: tableRoot, Where: []ovsdb.Condition{where("_uuid", root["_uuid"])},
-			Mutations: []ovsdb.Mutation{{Column: "bridges", Mutator: ovsdb.MutateOperationInsert, Value: one("b")}}})
+		ovsdb.Operation{
+			Op:        ovsdb.OperationMutate,
+			Table:     tableRoot,
+			Where:     []ovsdb.Condition{where("_uuid", root["_uuid"])},
+			Mutations: []ovsdb.Mutation{{Column: "bridges", Mutator: ovsdb.MutateOperationInsert, Value: one("b")}},
+		},
+	)
 	return d.change(ctx, ops...)
 }
 
@@ -220,8 +266,15 @@ func (d *database) removeBridges(ctx context.Context, names ...string) error {
 	if len(gone.GoSet) == 0 {
 		return nil
 	}
-	return d.change(ctx, ovsdb.Operation{Op: ovsdb.OperationMutate, Table: tableRoot, Where: []ovsdb.Condition{where("_uuid", root["_uuid"])},
-		Mutations: []ovsdb.Mutation{{Column: "bridges", Mutator: ovsdb.MutateOperationDelete, Value: gone}}})
+	return d.change(
+		ctx,
+		ovsdb.Operation{
+			Op:        ovsdb.OperationMutate,
+			Table:     tableRoot,
+			Where:     []ovsdb.Condition{where("_uuid", root["_uuid"])},
+			Mutations: []ovsdb.Mutation{{Column: "bridges", Mutator: ovsdb.MutateOperationDelete, Value: gone}},
+		},
+	)
 }
 
 // removePort takes away a port of the switch.
@@ -230,8 +283,21 @@ func (d *database) removePort(ctx context.Context, name string) error {
 	if err != nil || len(rows) == 0 {
 		return err
 	}
-	return d.change(ctx, ovsdb.Operation{Op: ovsdb.OperationMutate, Table: tableBridge, Where: []ovsdb.Condition{where("name", bridgeName)},
-		Mutations: []ovsdb.Mutation{{Column: "ports", Mutator: ovsdb.MutateOperationDelete, Value: ovsdb.OvsSet{GoSet: []any{rows[0]["_uuid"]}}}}})
+	return d.change(
+		ctx,
+		ovsdb.Operation{
+			Op:    ovsdb.OperationMutate,
+			Table: tableBridge,
+			Where: []ovsdb.Condition{where("name", bridgeName)},
+			Mutations: []ovsdb.Mutation{
+				{
+					Column:  "ports",
+					Mutator: ovsdb.MutateOperationDelete,
+					Value:   ovsdb.OvsSet{GoSet: []any{rows[0]["_uuid"]}},
+				},
+			},
+		},
+	)
 }
 
 func ownerOf(row ovsdb.Row) string {
@@ -242,7 +308,8 @@ func ownerOf(row ovsdb.Row) string {
 	return ""
 }
 
-// interfaces are all that are ours, or those of them that a condition holds for: by device, whose port each is, with its number and what is wrong with it.
+// interfaces are all that are ours, or those of them that a condition holds for: by device, whose port each is, with
+// its number and what is wrong with it.
 func (d *database) interfaces(ctx context.Context, which ...ovsdb.Condition) (map[string]state, error) {
 	rows, err := d.read(ctx, tableInterface, which, "name", "ofport", "error", "external_ids")
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Forwarded is the packets that an Open vSwitch of ours has sent by each of its entries to other nodes, since the entry was there. It changes nothing.
+// Forwarded is the packets that an Open vSwitch of ours has sent by each of its entries to other nodes, since the entry
+// was there. It changes nothing.
 func Forwarded(ctx context.Context, runDir string) (map[pipeline.Forward]uint64, error) {
 	s := &Switch{config: Config{RunDir: runDir}}
 	// Flows cached in the datapath are counted there until the next revalidation.

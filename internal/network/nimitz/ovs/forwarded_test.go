@@ -15,7 +15,9 @@ func TestForwarded(t *testing.T) {
 	sent := map[pipeline.Forward]uint64{}
 	out := b.end(t, pipeline.VXLAN)
 	for _, c := range packettest.Cases() {
-		if c.From == pipeline.VXLAN || c.From == pipeline.Gateway || c.Frame != nil || c.Want().To != pipeline.VXLAN || c.Want().Drop != 0 || len(sent) == 2 {
+		if c.From == pipeline.VXLAN || c.From == pipeline.Gateway || c.Frame != nil || c.Want().To != pipeline.VXLAN ||
+			c.Want().Drop != 0 ||
+			len(sent) == 2 {
 			continue
 		}
 		_, trace := c.Table.Run(pipeline.Packet{From: c.From, Src: c.Packet.Source, Dst: c.Packet.Destination})

@@ -15,9 +15,10 @@ type Datapath string
 
 const (
 	Userspace Datapath = "netdev"
-	// Kernel is that of the module openvswitch. The node's stack carries its tunnels, and a machine whose Open vSwitch has hw-offload=true
-	// gives its flows to tc, and so to a NIC that takes them. Open vSwitch 3.1.0, which is Debian 12's, must not start in the first 10 s after boot:
-	// "Overriding n-handler-threads to 0" in its log tells that it was, and it loses packets until it is started again.
+	// Kernel is that of the module openvswitch. The node's stack carries its tunnels, and a machine whose Open vSwitch
+	// has hw-offload=true gives its flows to tc, and so to a NIC that takes them. Open vSwitch 3.1.0, which is Debian
+	// 12's, must not start in the first 10 s after boot: "Overriding n-handler-threads to 0" in its log tells that it
+	// was, and it loses packets until it is started again.
 	Kernel Datapath = "system"
 )
 
@@ -29,8 +30,8 @@ func (s *Switch) tunnelPort() (udp int, extensions map[string]string) {
 	return innerUDP, nil
 }
 
-// fit makes a flow one of the node's datapath. That of the kernel has the identity where it is on the wire, and tunnels by the mark that the programs
-// on the uplink know them by: what bpf/policy.bpf.c does for the one in user space.
+// fit makes a flow one of the node's datapath. That of the kernel has the identity where it is on the wire, and tunnels
+// by the mark that the programs on the uplink know them by: what bpf/policy.bpf.c does for the one in user space.
 func (s *Switch) fit(f openflow.Flow) openflow.Flow {
 	if s.config.Datapath != Kernel {
 		return f
@@ -65,7 +66,12 @@ func (s *Switch) fit(f openflow.Flow) openflow.Flow {
 	return f
 }
 
-var markMask = [4]byte{pipeline.MarkBits >> 24, pipeline.MarkBits >> 16 & 0xff, pipeline.MarkBits >> 8 & 0xff, pipeline.MarkBits & 0xff}
+var markMask = [4]byte{
+	pipeline.MarkBits >> 24,
+	pipeline.MarkBits >> 16 & 0xff,
+	pipeline.MarkBits >> 8 & 0xff,
+	pipeline.MarkBits & 0xff,
+}
 
 // own gives the node's stack the VTEP's address.
 func (s *Switch) own(h *netlink.Handle) error {

@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// booted returns when the machine has been up for 10 s. Open vSwitch 3.1.0 counts no CPUs until then, and a kernel's datapath that it makes with
-// handlers for none of them never gets any: packets that need one are lost.
+// booted returns when the machine has been up for 10 s. Open vSwitch 3.1.0 counts no CPUs until then, and a kernel's
+// datapath that it makes with handlers for none of them never gets any: packets that need one are lost.
 func booted(t testing.TB) {
 	t.Helper()
 	for {
@@ -29,7 +29,8 @@ func booted(t testing.TB) {
 	}
 }
 
-// offload has Open vSwitch give its flows to tc, as on a machine whose NIC takes them. There is none here, so they stay in tc itself.
+// offload has Open vSwitch give its flows to tc, as on a machine whose NIC takes them. There is none here, so they stay
+// in tc itself.
 func (b *bed) offload(t testing.TB) {
 	t.Helper()
 	d, err := openDatabase(limit(t), b.config.RunDir)
@@ -58,7 +59,8 @@ func isTranslated(c packettest.Case, want packettest.Result) bool {
 func unsummed(t *testing.T, c packettest.Case, want packettest.Result, frame []byte) []byte {
 	const sum = 14 + 40 + 6
 	raw, ok := c.Packet.Body.(packet.Raw)
-	if !ok || raw.Proto != packet.ProtocolUDP || want.Src.Is4() || !isTranslated(c, want) || len(c.Packet.Extensions) > 0 {
+	if !ok || raw.Proto != packet.ProtocolUDP || want.Src.Is4() || !isTranslated(c, want) ||
+		len(c.Packet.Extensions) > 0 {
 		return frame
 	}
 	if !bytes.Equal(frame[sum:sum+2], []byte{0, 0}) && !packet.ChecksumOK(frame[14:]) {
@@ -69,8 +71,8 @@ func unsummed(t *testing.T, c packettest.Case, want packettest.Result, frame []b
 	return frame
 }
 
-// fits tells whether Open vSwitch 3.1 gives the packet's flow to tc: not those of IPv6's fragments, and of what is translated only those whose
-// checksum it knows.
+// fits tells whether Open vSwitch 3.1 gives the packet's flow to tc: not those of IPv6's fragments, and of what is
+// translated only those whose checksum it knows.
 func fits(c packettest.Case, want packettest.Result) bool {
 	raw, other := c.Packet.Body.(packet.Raw)
 	other = other && raw.Proto != packet.ProtocolUDP
@@ -89,7 +91,8 @@ func (b *bed) purge(t *testing.T) {
 	}
 }
 
-// offloaded has each packet that goes somewhere meet the flow that the one before it has left. Where no tunnel is, that is a rule of tc, and counts it.
+// offloaded has each packet that goes somewhere meet the flow that the one before it has left. Where no tunnel is, that
+// is a rule of tc, and counts it.
 func (b *bed) offloaded(t *testing.T, ends map[pipeline.Port]end) {
 	t.Helper()
 	places := map[string]int{}

@@ -44,7 +44,17 @@ func (b *bed) contain(t *testing.T, addresses ...netip.Addr) container {
 		}
 		must(t, h.AddrAdd(l, &netlink.Addr{IPNet: single(a), Flags: unix.IFA_F_NODAD}))
 		neighbour(t, h, l, gateway, pipeline.OutsideMAC)
-		must(t, h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(netip.PrefixFrom(a, 8).Masked()), Gw: gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}))
+		must(
+			t,
+			h.RouteAdd(
+				&netlink.Route{
+					LinkIndex: l.Attrs().Index,
+					Dst:       ipNet(netip.PrefixFrom(a, 8).Masked()),
+					Gw:        gateway.AsSlice(),
+					Flags:     int(netlink.FLAG_ONLINK),
+				},
+			),
+		)
 	}
 	must(t, b.s.Plug(limit(t), 2, pipeline.Device{Name: "c2", Netns: b.beyond.Path(), Inside: "c2"}))
 	return container{b.beyond, addresses}
@@ -55,9 +65,17 @@ func (c container) entries(other container, node netip.Prefix) []pipeline.Entry 
 	all := []pipeline.Entry{pipeline.Peer{Nodes: netip.MustParsePrefix("fd70:696c:6100::/40")}}
 	for i, a := range c.addresses {
 		far := other.addresses[i]
-		all = append(all, pipeline.Sender{Port: 2, Address: a, VNI: 7, Identity: 70},
+		all = append(
+			all,
+			pipeline.Sender{Port: 2, Address: a, VNI: 7, Identity: 70},
 			pipeline.Forward{VNI: 7, To: netip.PrefixFrom(a, a.BitLen()), Port: 2},
-			pipeline.Forward{VNI: 7, To: netip.PrefixFrom(far, far.BitLen()), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(node)})
+			pipeline.Forward{
+				VNI:  7,
+				To:   netip.PrefixFrom(far, far.BitLen()),
+				Port: pipeline.VXLAN,
+				VTEP: pipeline.VTEP(node),
+			},
+		)
 	}
 	return all
 }
@@ -74,8 +92,8 @@ func twoNodes(t *testing.T) (one, two *bed) {
 	return one, two
 }
 
-// TestTwoNodes has containers of two nodes, each with an Open vSwitch, talk by their own kernels' TCP, also after Open vSwitch has
-// forgotten the node's MAC.
+// TestTwoNodes has containers of two nodes, each with an Open vSwitch, talk by their own kernels' TCP, also after Open
+// vSwitch has forgotten the node's MAC.
 func TestTwoNodes(t *testing.T) {
 	one, two := twoNodes(t)
 	a := one.contain(t, netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("fd10:0:0:1::2"))
@@ -93,8 +111,8 @@ func TestTwoNodes(t *testing.T) {
 	transfer(t, a, b, b.addresses[0])
 }
 
-// TestOpenedAgain has a switch opened again and again, as each start of an agent does, while containers of two nodes send each other one packet after another:
-// none is lost.
+// TestOpenedAgain has a switch opened again and again, as each start of an agent does, while containers of two nodes
+// send each other one packet after another: none is lost.
 func TestOpenedAgain(t *testing.T) {
 	one, two := twoNodes(t)
 	a, b := one.contain(t, netip.MustParseAddr("fd10:0:0:1::2")), two.contain(t, netip.MustParseAddr("fd10:0:0:2::2"))
@@ -102,7 +120,12 @@ func TestOpenedAgain(t *testing.T) {
 	must(t, two.s.Apply(limit(t), nil, b.entries(a, packettest.Here)))
 	sent := make(chan packet.PingResult)
 	go func() {
-		r, err := packet.Ping(limit(t), a.ns, b.addresses[0], packet.PingOptions{Count: 5000, Interval: 500 * time.Microsecond})
+		r, err := packet.Ping(
+			limit(t),
+			a.ns,
+			b.addresses[0],
+			packet.PingOptions{Count: 5000, Interval: 500 * time.Microsecond},
+		)
 		if err != nil {
 			t.Error(err)
 		}
@@ -164,8 +187,8 @@ func transfer(t *testing.T, from, to container, address netip.Addr) {
 	must(t, <-echoed)
 }
 
-// TestKernelVXLAN has a container talk with another node whose VXLAN is the kernel's, which leaves checksums and segments to whoever sends its
-// packets on: what comes out is what its group policy extension is for.
+// TestKernelVXLAN has a container talk with another node whose VXLAN is the kernel's, which leaves checksums and
+// segments to whoever sends its packets on: what comes out is what its group policy extension is for.
 func TestKernelVXLAN(t *testing.T) {
 	one, two := newNode(t, packettest.Here), newNode(t, packettest.There)
 	join(t, "eth0", one.node, two.node, uplinkMAC, fabricMAC)

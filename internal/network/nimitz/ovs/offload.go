@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// NoOffload has what sends by a device, in the namespace of the thread, fill in checksums and cut segments itself: Open vSwitch in user space takes
-// packets as they are.
+// NoOffload has what sends by a device, in the namespace of the thread, fill in checksums and cut segments itself: Open
+// vSwitch in user space takes packets as they are.
 func NoOffload(device string) error { return offload(device, 0) }
 
 func offload(device string, on uint32) error {
@@ -53,7 +53,8 @@ func (s *Switch) relieve(is pipeline.Device) error {
 	if err == nil {
 		inner, err = inside.LinkByName(is.Inside)
 	}
-	if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && inner.Attrs().ParentIndex != outer.Attrs().Index {
+	if errors.As(err, new(netlink.LinkNotFoundError)) ||
+		err == nil && inner.Attrs().ParentIndex != outer.Attrs().Index {
 		return nil // another has its place
 	}
 	if err != nil {

@@ -38,11 +38,13 @@ type Config struct {
 	Taps     Taps             // the node's own programs on containers' devices; nil where there are none
 	Others   []netip.Prefix   // sources of containers that another network gives, whose packets those programs judge
 	Datapath Datapath         // Userspace unless it says Kernel
-	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer the more it has.
+	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer
+	// the more it has.
 	LooseDeletes bool
 }
 
-// Taps is told whose packets the switch has already when programs on the device see them. It drops of what the switch gives the device what that cannot tell.
+// Taps is told whose packets the switch has already when programs on the device see them. It drops of what the switch
+// gives the device what that cannot tell.
 type Taps interface {
 	Plug(ctx context.Context, port pipeline.Port, device pipeline.Device) error
 	Unplug(ctx context.Context, port pipeline.Port) error
@@ -58,8 +60,8 @@ type Switch struct {
 	reliant map[pipeline.Port]pipeline.Device
 }
 
-// Open makes what a node's switch is made of, as far as it is missing: bridges, the VXLAN port, the way to the node's stack, and
-// the flows that are always there. Entries and ports of a former run stay; ports whose device is gone go.
+// Open makes what a node's switch is made of, as far as it is missing: bridges, the VXLAN port, the way to the node's
+// stack, and the flows that are always there. Entries and ports of a former run stay; ports whose device is gone go.
 func Open(ctx context.Context, config Config) (*Switch, error) {
 	config.Datapath = cmp.Or(config.Datapath, Userspace)
 	s := &Switch{config: config, reliant: map[pipeline.Port]pipeline.Device{}}
@@ -88,7 +90,13 @@ func (s *Switch) open(ctx context.Context) (err error) {
 			return err
 		}
 		udp, extensions := s.tunnelPort()
-		tunnel := map[string]string{"remote_ip": "flow", "local_ip": pipeline.VTEP(s.config.Node).String(), "key": "flow", "csum": "true", "dst_port": strconv.Itoa(udp)}
+		tunnel := map[string]string{
+			"remote_ip": "flow",
+			"local_ip":  pipeline.VTEP(s.config.Node).String(),
+			"key":       "flow",
+			"csum":      "true",
+			"dst_port":  strconv.Itoa(udp),
+		}
 		maps.Copy(tunnel, extensions)
 		err := d.ensureBridge(ctx, bridgeName, s.config.Datapath, nil, device{
 			name: vxlanName, kind: "vxlan", of: pipeline.VXLAN.String(), ofport: ofportVXLAN, options: tunnel,
@@ -134,8 +142,8 @@ func Remove(ctx context.Context, config Config) error {
 	})
 }
 
-// Plug makes a device a port, and may be repeated. Open vSwitch in user space fills in no checksums and cuts no segments: the
-// container's side is told to do both itself.
+// Plug makes a device a port, and may be repeated. Open vSwitch in user space fills in no checksums and cuts no
+// segments: the container's side is told to do both itself.
 func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Device) error {
 	name := is.Name
 	of, err := ofport(port)
@@ -175,7 +183,10 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Devic
 			return err
 		}
 		if is := all[name]; is.ofport != int(of) {
-			return errors.Join(fmt.Errorf("ovs-vswitchd gave it port %d in the place of %d: %s", is.ofport, of, is.wrong), d.removePort(ctx, name))
+			return errors.Join(
+				fmt.Errorf("ovs-vswitchd gave it port %d in the place of %d: %s", is.ofport, of, is.wrong),
+				d.removePort(ctx, name),
+			)
 		}
 		return nil
 	})
@@ -287,12 +298,19 @@ func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Devi
 	err = s.withDatabase(ctx, func(d *database) error {
 		all, err := d.interfaces(ctx, where("name", is.Name))
 		if err == nil && (all[is.Name].of != port.String() || all[is.Name].ofport != int(of)) {
-			err = fmt.Errorf("device %s is not %v of the switch: %s", is.Name, port, cmp.Or(all[is.Name].wrong, "it is none of its ports"))
+			err = fmt.Errorf(
+				"device %s is not %v of the switch: %s",
+				is.Name,
+				port,
+				cmp.Or(all[is.Name].wrong, "it is none of its ports"),
+			)
 		}
 		return err
 	})
 	if err == nil {
-		err = s.config.Netns.Do(func() error { _, err := netlink.LinkByName(is.Name); return err }) // a port stays when its device goes
+		err = s.config.Netns.Do(
+			func() error { _, err := netlink.LinkByName(is.Name); return err },
+		) // a port stays when its device goes
 	}
 	if err == nil && s.config.Taps != nil {
 		err = s.config.Taps.Check(ctx, is)
@@ -310,7 +328,10 @@ func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Devi
 			if err != nil {
 				return err
 			}
-			if !slices.ContainsFunc(found, func(f openflow.Flow) bool { is, err := parse(f); return err == nil && is == e }) {
+			if !slices.ContainsFunc(
+				found,
+				func(f openflow.Flow) bool { is, err := parse(f); return err == nil && is == e },
+			) {
 				return fmt.Errorf("the switch does not have %v", e)
 			}
 		}
@@ -404,7 +425,9 @@ func (s *Switch) Lacks() []string {
 
 // PolicyError implements nimitz.Unpoliced.
 func (s *Switch) PolicyError() error {
-	return errors.New("Open vSwitch carries its packets, which judges none: start the agent with --nimitz ebpf on nodes that are to have containers of tenants with policies")
+	return errors.New(
+		"Open vSwitch carries its packets, which judges none: start the agent with --nimitz ebpf on nodes that are to have containers of tenants with policies",
+	)
 }
 
 // Drops counts the packets that were dropped, by reason.

@@ -48,7 +48,8 @@ func (b *bed) has(t *testing.T, want []pipeline.Entry) {
 	}
 }
 
-// TestEntries puts entries in, changes and removes them, all or nothing, and reads them back; it removes loosely too, where prefixes lie in each other.
+// TestEntries puts entries in, changes and removes them, all or nothing, and reads them back; it removes loosely too,
+// where prefixes lie in each other.
 func TestEntries(t *testing.T) {
 	b := newBed(t)
 	all := entries()
@@ -60,7 +61,8 @@ func TestEntries(t *testing.T) {
 		b.has(t, all)
 
 		bad := pipeline.Forward{VNI: 7, To: all[0].(pipeline.Peer).Nodes, Port: lastContainer + 1}
-		if err := b.s.Apply(limit(t), all, []pipeline.Entry{bad}); err == nil || !strings.Contains(err.Error(), bad.String()[:20]) && !strings.Contains(err.Error(), "ports") {
+		if err := b.s.Apply(limit(t), all, []pipeline.Entry{bad}); err == nil ||
+			!strings.Contains(err.Error(), bad.String()[:20]) && !strings.Contains(err.Error(), "ports") {
 			t.Errorf("a port that cannot be: %v", err)
 		}
 		b.has(t, all)
@@ -80,7 +82,8 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// TestReopened finds entries and ports after the agent has gone and come back; a port whose device went meanwhile is gone.
+// TestReopened finds entries and ports after the agent has gone and come back; a port whose device went meanwhile is
+// gone.
 func TestReopened(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -132,7 +135,8 @@ func TestReopened(t *testing.T) {
 	b.has(t, nil)
 }
 
-// TestOffload: containers that stay when they leave the switch have the kernel fill in checksums again; who has come in the place of one is left alone.
+// TestOffload: containers that stay when they leave the switch have the kernel fill in checksums again; who has come in
+// the place of one is left alone.
 func TestOffload(t *testing.T) {
 	b := newBed(t)
 	b.link(t, "c2", nil, nil)
@@ -187,7 +191,11 @@ func TestPackets(t *testing.T) {
 	cases := packettest.Cases()
 	i := slices.IndexFunc(cases, func(c packettest.Case) bool { return c.From == 2 && judge(c).Drop == 0 })
 	before := fmt.Sprint(b.drops(t, limit(t)))
-	others := packet.Packet{Source: b.config.Others[0].Addr().Next(), Destination: netip.MustParseAddr("fd10:0:0:2::2"), Body: packet.UDP{}}
+	others := packet.Packet{
+		Source:      b.config.Others[0].Addr().Next(),
+		Destination: netip.MustParseAddr("fd10:0:0:2::2"),
+		Body:        packet.UDP{},
+	}
 	must(t, ends[2].Send(others.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 	b.meet(t, cases[i], ends)
 	if after := fmt.Sprint(b.drops(t, limit(t))); after != before {
@@ -203,7 +211,11 @@ func errorCases() []packettest.Case {
 	at := func(name string, from pipeline.Port, src, dst string, kind uint8, drop dropreason.Reason) packettest.Case {
 		return packettest.Case{
 			Name: name, Table: pipeline.Table{Entries: packettest.Entries()}, From: from, Drop: drop,
-			Packet: packet.Packet{Source: netip.MustParseAddr(src), Destination: netip.MustParseAddr(dst), Body: packet.ICMP{Type: kind, Payload: make([]byte, 48)}},
+			Packet: packet.Packet{
+				Source:      netip.MustParseAddr(src),
+				Destination: netip.MustParseAddr(dst),
+				Body:        packet.ICMP{Type: kind, Payload: make([]byte, 48)},
+			},
 		}
 	}
 	own, far, virtual, gateway := "fd10:0:0:1::2", "fd10:0:0:2::2", "fd64:0:0:1::2", "fd64:0:0:1::1"
@@ -228,8 +240,16 @@ func linkCases() (all []packettest.Case) {
 		{netip.MustParseAddr("ff02::1:ff00:1"), packet.ICMP{Type: 135, Payload: make([]byte, 16)}, dropreason.NdIgnored},
 		{netip.MustParseAddr("ff02::16"), packet.ICMP{Type: 143, Payload: make([]byte, 20)}, dropreason.MldIgnored},
 	} {
-		all = append(all, packettest.Case{Name: fmt.Sprintf("%v for type %d to %v", c.why, c.body.Type, c.to), Table: pipeline.Table{Entries: packettest.Entries()},
-			From: 2, Packet: packet.Packet{Source: own, Destination: c.to, Body: c.body}, Drop: c.why})
+		all = append(
+			all,
+			packettest.Case{
+				Name:   fmt.Sprintf("%v for type %d to %v", c.why, c.body.Type, c.to),
+				Table:  pipeline.Table{Entries: packettest.Entries()},
+				From:   2,
+				Packet: packet.Packet{Source: own, Destination: c.to, Body: c.body},
+				Drop:   c.why,
+			},
+		)
 	}
 	return all
 }
@@ -237,7 +257,8 @@ func linkCases() (all []packettest.Case) {
 // judge is what the pipeline says, but for what this switch drops because it cannot do it.
 func judge(c packettest.Case) packettest.Result {
 	want := c.Want()
-	if want.Drop != 0 || len(c.Packet.Extensions) == 0 || !want.Src.Is4() || want.Src == c.Packet.Source && want.Dst == c.Packet.Destination {
+	if want.Drop != 0 || len(c.Packet.Extensions) == 0 || !want.Src.Is4() ||
+		want.Src == c.Packet.Source && want.Dst == c.Packet.Destination {
 		return want
 	}
 	if _, later := c.Packet.Body.(packet.Raw); later {
@@ -297,7 +318,8 @@ func (b *bed) tunnelled(t *testing.T, frame []byte, want packettest.Result) []by
 	if !ok || len(udp.Payload) < 8 {
 		t.Fatalf("not VXLAN: %+v", outer)
 	}
-	if outer.Source != pipeline.VTEP(packettest.Here) || outer.Destination != want.VTEP || udp.DestinationPort != outerUDP {
+	if outer.Source != pipeline.VTEP(packettest.Here) || outer.Destination != want.VTEP ||
+		udp.DestinationPort != outerUDP {
 		t.Errorf("from %v to %v, port %d", outer.Source, outer.Destination, udp.DestinationPort)
 	}
 	if !packet.ChecksumOK(frame[14:]) {
@@ -322,7 +344,8 @@ var (
 	_ nimitz.Lacking = (*Switch)(nil)
 )
 
-// TestRestarted has Open vSwitch end and come back with nothing but its ports, and the switch works when it was opened and given its entries again.
+// TestRestarted has Open vSwitch end and come back with nothing but its ports, and the switch works when it was opened
+// and given its entries again.
 func TestRestarted(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -347,7 +370,8 @@ func TestRestarted(t *testing.T) {
 	}
 }
 
-// TestBundle has the bridge refuse one of many flows: it says which and why, and none is made. Another is still made by the same connection.
+// TestBundle has the bridge refuse one of many flows: it says which and why, and none is made. Another is still made by
+// the same connection.
 func TestBundle(t *testing.T) {
 	b := newBed(t)
 	good := openflow.Flow{Table: 9, Cookie: 5, Match: []openflow.Value{ip4.is()}}
@@ -373,7 +397,8 @@ func TestBundle(t *testing.T) {
 				t.Errorf("of a refused bundle there are %v, %v", flows, err)
 			}
 			must(t, conn.Apply(limit(t), []openflow.Change{{Flow: good}}))
-			if flows, err := conn.Flows(limit(t), 5, ^uint64(0)); err != nil || len(flows) != 1 || flows[0].String() != good.String() {
+			if flows, err := conn.Flows(limit(t), 5, ^uint64(0)); err != nil || len(flows) != 1 ||
+				flows[0].String() != good.String() {
 				t.Errorf("made %v, %v", flows, err)
 			}
 			must(t, conn.Apply(limit(t), []openflow.Change{{Command: openflow.Delete, Flow: good}}))

@@ -17,7 +17,11 @@ import (
 // vxlanFrame is a tunnelled packet with the two flag bytes and the policy as given.
 func vxlanFrame(from, to netip.Addr, flags, policy uint16) []byte {
 	head := []byte{byte(flags >> 8), byte(flags), byte(policy >> 8), byte(policy), 0, 0, 7, 0}
-	p := packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: 5000, DestinationPort: outerUDP, Payload: append(head, "inside"...)}}
+	p := packet.Packet{
+		Source:      from,
+		Destination: to,
+		Body:        packet.UDP{SourcePort: 5000, DestinationPort: outerUDP, Payload: append(head, "inside"...)},
+	}
 	return p.Frame(hostMAC, bridgeMAC)
 }
 
@@ -28,7 +32,8 @@ func with(a netip.Addr, at int, v byte) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// TestPolicy moves the identity between the address and the field, checksum included, and hides nothing that a stranger has in his address.
+// TestPolicy moves the identity between the address and the field, checksum included, and hides nothing that a stranger
+// has in his address.
 func TestPolicy(t *testing.T) {
 	const mark, netfilters = 0xab001001, 0xe000
 	s := &Switch{config: Config{Mark: mark}}
@@ -38,8 +43,22 @@ func TestPolicy(t *testing.T) {
 	here, there := pipeline.VTEP(packettest.Here), pipeline.VTEP(packettest.There)
 	carries := func(a netip.Addr) netip.Addr { return with(with(a, identityByte, 0x12), identityByte+1, 0x34) }
 	noSum := func(frame []byte) []byte { frame[60], frame[61] = 0, 0; return frame }
-	other := packet.Packet{Source: here, Destination: carries(there), Body: packet.UDP{SourcePort: 1, DestinationPort: 53, Payload: make([]byte, 20)}}.Frame(hostMAC, bridgeMAC)
-	short := packet.Packet{Source: here, Destination: carries(there), Body: packet.UDP{SourcePort: 1, DestinationPort: outerUDP}}.Frame(hostMAC, bridgeMAC)
+	other := packet.Packet{
+		Source:      here,
+		Destination: carries(there),
+		Body:        packet.UDP{SourcePort: 1, DestinationPort: 53, Payload: make([]byte, 20)},
+	}.Frame(
+		hostMAC,
+		bridgeMAC,
+	)
+	short := packet.Packet{
+		Source:      here,
+		Destination: carries(there),
+		Body:        packet.UDP{SourcePort: 1, DestinationPort: outerUDP},
+	}.Frame(
+		hostMAC,
+		bridgeMAC,
+	)
 	stranger := netip.AddrFrom16([16]byte{0xfd, 0x70, 0x69, 0x6c, 0x61, 0, 0, 2, 0xff, 0xff, 0, 0, 0x12, 0x34, 0, 2})
 	for _, c := range []struct {
 		name    string
@@ -67,7 +86,12 @@ func TestPolicy(t *testing.T) {
 		if !strings.Contains(c.name, "of a process") {
 			binary.NativeEndian.PutUint32(context[36:], 2) // ingress_ifindex
 		}
-		run := &ebpf.RunOptions{Data: c.in, DataOut: make([]byte, len(c.in)+64), Context: context[:], ContextOut: make([]byte, len(context))}
+		run := &ebpf.RunOptions{
+			Data:       c.in,
+			DataOut:    make([]byte, len(c.in)+64),
+			Context:    context[:],
+			ContextOut: make([]byte, len(context)),
+		}
 		verdict, err := c.program.Run(run)
 		must(t, err)
 		if verdict != 0 || !bytes.Equal(run.DataOut, c.out) {

@@ -19,12 +19,18 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestRegions has containers of a tenant in two regions talk by both Edge Switches, all four with an Open vSwitch: each hop has other tunnel addresses,
-// and behind the last the VNI is that of the other region (§3.1; NM6). TCP tells that their data came whole.
+// TestRegions has containers of a tenant in two regions talk by both Edge Switches, all four with an Open vSwitch: each
+// hop has other tunnel addresses, and behind the last the VNI is that of the other region (§3.1; NM6). TCP tells that
+// their data came whole.
 func TestRegions(t *testing.T) {
 	p := netip.MustParsePrefix
 	east := p("fd71:696c:6100::/40")
-	way := []*bed{newNode(t, packettest.Here), newNode(t, packettest.There), newNode(t, p("fd71:696c:6100:1::/64")), newNode(t, p("fd71:696c:6100:2::/64"))}
+	way := []*bed{
+		newNode(t, packettest.Here),
+		newNode(t, packettest.There),
+		newNode(t, p("fd71:696c:6100:1::/64")),
+		newNode(t, p("fd71:696c:6100:2::/64")),
+	}
 	way[2].config.Region, way[3].config.Region = east, east
 	connect(t, way)
 	var captures []*packet.Capture
@@ -58,7 +64,9 @@ func TestRegions(t *testing.T) {
 	}
 	// Without its other Edge Switch a region is not led there any more.
 	must(t, way[1].s.Apply(limit(t), []pipeline.Entry{pipeline.Peer{Nodes: way[2].config.Node}}, nil))
-	if routes, err := way[1].s.control(limit(t), "ovs/route/show"); err != nil || !strings.Contains(routes, way[1].config.Region.String()) || strings.Contains(routes, way[2].config.Node.String()+" dev "+underlayName) {
+	if routes, err := way[1].s.control(limit(t), "ovs/route/show"); err != nil ||
+		!strings.Contains(routes, way[1].config.Region.String()) ||
+		strings.Contains(routes, way[2].config.Node.String()+" dev "+underlayName) {
 		t.Errorf("routes of Open vSwitch: %s, %v", routes, err)
 	}
 }
@@ -82,7 +90,17 @@ func connect(t *testing.T, nodes []*bed) {
 	for i, b := range nodes {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.Index, attrs.MasterIndex = fmt.Sprint("to", i), 2000+i, fabric.Attrs().Index
-		must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: mac(i), PeerNamespace: netlink.NsFd(b.node.FD())}))
+		must(
+			t,
+			h.LinkAdd(
+				&netlink.Veth{
+					LinkAttrs:        attrs,
+					PeerName:         "eth0",
+					PeerHardwareAddr: mac(i),
+					PeerNamespace:    netlink.NsFd(b.node.FD()),
+				},
+			),
+		)
 		inside, err := b.node.Netlink()
 		must(t, err)
 		defer inside.Close()
@@ -98,20 +116,35 @@ func connect(t *testing.T, nodes []*bed) {
 			if j != i {
 				hop := netip.MustParseAddr(fmt.Sprintf("fe80::1:%d", j))
 				neighbour(t, inside, eth0, hop, mac(j))
-				must(t, inside.RouteReplace(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: ipNet(other.config.Node), Gw: hop.AsSlice()}))
+				must(
+					t,
+					inside.RouteReplace(
+						&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: ipNet(other.config.Node), Gw: hop.AsSlice()},
+					),
+				)
 			}
 		}
 	}
 }
 
 // edge is the entries of an Edge Switch between the container of a node of its region and that of another region.
-func (b *bed) edge(vni pipeline.VNI, near container, node *bed, theirs pipeline.VNI, far container, peer *bed) []pipeline.Entry {
+func (b *bed) edge(
+	vni pipeline.VNI,
+	near container,
+	node *bed,
+	theirs pipeline.VNI,
+	far container,
+	peer *bed,
+) []pipeline.Entry {
 	all := []pipeline.Entry{pipeline.Peer{Nodes: b.config.Region}, pipeline.Peer{Nodes: peer.config.Node}}
 	for i, a := range near.addresses {
 		here, there := netip.PrefixFrom(a, a.BitLen()), netip.PrefixFrom(far.addresses[i], a.BitLen())
-		all = append(all, pipeline.Forward{VNI: vni, To: here, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(node.config.Node)},
+		all = append(
+			all,
+			pipeline.Forward{VNI: vni, To: here, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(node.config.Node)},
 			pipeline.Forward{VNI: vni, To: there, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(peer.config.Node)},
-			pipeline.Foreign{Edge: peer.config.Node, Theirs: theirs, Source: there, VNI: vni})
+			pipeline.Foreign{Edge: peer.config.Node, Theirs: theirs, Source: there, VNI: vni},
+		)
 	}
 	return all
 }
@@ -133,7 +166,8 @@ func renumbered(all []pipeline.Entry, vni pipeline.VNI, region netip.Prefix) []p
 	return all
 }
 
-// tunnels are those that a node took packets from until as many as are known were seen: by whom, in which VNI, with which identity.
+// tunnels are those that a node took packets from until as many as are known were seen: by whom, in which VNI, with
+// which identity.
 func tunnels(ctx context.Context, c *packet.Capture, known int) []string {
 	seen := map[string]bool{}
 	for len(seen) < known {

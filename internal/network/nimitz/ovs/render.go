@@ -12,7 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/openflow"
 )
 
-// Tables are the pipeline's stages in their order. NAT has three, because a packet may meet an entry of each of its kinds.
+// Tables are the pipeline's stages in their order. NAT has three, because a packet may meet an entry of each of its
+// kinds.
 const (
 	tableDecap uint8 = iota
 	tableRegister
@@ -245,7 +246,8 @@ func renderForward(f *openflow.Flow, region netip.Prefix, e pipeline.Forward) er
 
 func inPort(of uint32) openflow.Value { return openflow.InPort.Number(uint64(of)) }
 
-// vteps matches what was encapsulated by a node of a prefix: its /64, and the address's last half, but for the bits of the identity.
+// vteps matches what was encapsulated by a node of a prefix: its /64, and the address's last half, but for the bits of
+// the identity.
 func vteps(nodes netip.Prefix) openflow.Value {
 	mask := make([]byte, 16)
 	for bit := range nodes.Bits() {
@@ -271,13 +273,17 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 		}
 	case sender:
 		return pipeline.Sender{
-			Port: portOf(get[openflow.InPort].Uint()), Address: either(get, openflow.IPv4Src, openflow.IPv6Src).AsAddress(),
+			Port: portOf(
+				get[openflow.InPort].Uint(),
+			), Address: either(get, openflow.IPv4Src, openflow.IPv6Src).AsAddress(),
 			VNI: pipeline.VNI(written(f, regVNI).Uint()), Identity: uint16(written(f, regIdentity).Uint()),
 		}, nil
 	case dnat:
 		return pipeline.DNAT{
 			VNI: pipeline.VNI(get[regVNI].Uint()), Virtual: either(get, openflow.IPv4Dst, openflow.IPv6Dst).AsAddress(),
-			RealVNI: pipeline.VNI(written(f, regVNI).Uint()), Real: written(f, openflow.IPv4Dst, openflow.IPv6Dst).AsAddress(),
+			RealVNI: pipeline.VNI(
+				written(f, regVNI).Uint(),
+			), Real: written(f, openflow.IPv4Dst, openflow.IPv6Dst).AsAddress(),
 		}, nil
 	case snat:
 		return pipeline.SNAT{
@@ -299,7 +305,9 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 	case forward:
 		if to := destination(get); to.IsValid() {
 			return pipeline.Forward{
-				VNI: pipeline.VNI(get[regVNI].Uint()), To: to, Port: portOf(written(f, regTo).Uint()), VTEP: written(f, openflow.TunnelDst6).AsAddress(),
+				VNI: pipeline.VNI(
+					get[regVNI].Uint(),
+				), To: to, Port: portOf(written(f, regTo).Uint()), VTEP: written(f, openflow.TunnelDst6).AsAddress(),
 				Outside: written(f, regOutside).Uint() == 1,
 			}, nil
 		}

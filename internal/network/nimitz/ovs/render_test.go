@@ -11,12 +11,24 @@ import (
 // entries are all kinds, at the ends of what they may hold.
 func entries() []pipeline.Entry {
 	a, p := netip.MustParseAddr, netip.MustParsePrefix
-	return append(packettest.Entries(),
-		pipeline.Peer{Nodes: p("fd00::/8")}, pipeline.Peer{Nodes: p("fd01:2:3:4::/64")},
+	return append(
+		packettest.Entries(),
+		pipeline.Peer{Nodes: p("fd00::/8")},
+		pipeline.Peer{Nodes: p("fd01:2:3:4::/64")},
 		pipeline.Sender{Port: pipeline.Gateway, Address: a("10.1.1.1"), VNI: pipeline.MaxVNI, Identity: 0xffff},
 		pipeline.Sender{Port: lastContainer, Address: a("fd10::1"), VNI: 1},
-		pipeline.NorthSouth{VNI: 9, To: p("0.0.0.0/0")}, pipeline.NorthSouth{VNI: 9, To: p("::/0")}, pipeline.NorthSouth{VNI: pipeline.MaxVNI, To: p("2001:db8::/33")},
-		pipeline.Forward{VNI: 9, To: p("0.0.0.0/0"), Port: pipeline.Gateway}, pipeline.Forward{VNI: pipeline.Any, To: p("::/0")},
+		pipeline.NorthSouth{
+			VNI: 9,
+			To:  p("0.0.0.0/0"),
+		},
+		pipeline.NorthSouth{VNI: 9, To: p("::/0")},
+		pipeline.NorthSouth{VNI: pipeline.MaxVNI, To: p("2001:db8::/33")},
+		pipeline.Forward{
+			VNI:  9,
+			To:   p("0.0.0.0/0"),
+			Port: pipeline.Gateway,
+		},
+		pipeline.Forward{VNI: pipeline.Any, To: p("::/0")},
 		pipeline.Forward{VNI: 9, To: p("fd10::/127"), Port: lastContainer},
 		pipeline.Foreign{Edge: p("fd01:2:3:4::/64"), Theirs: pipeline.MaxVNI, Source: p("0.0.0.0/0"), VNI: 9},
 		pipeline.Foreign{Edge: p("fd01:2:3:4::/64"), Theirs: 1, Source: p("fd10::/127"), VNI: pipeline.MaxVNI},

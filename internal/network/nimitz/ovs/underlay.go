@@ -17,9 +17,10 @@ import (
 	"pilaster.io/pilaster/internal/openflow"
 )
 
-// The tunnels' way, between the VXLAN port and the node's stack. Open vSwitch sends what it encapsulates through the bridge whose device has
-// the tunnel's address, and takes back what that bridge sends to its device. The device itself carries nothing and stays down: the
-// node's routes lead the VTEP's packets to the bridge by a pair of devices, and those from it are forwarded as any.
+// The tunnels' way, between the VXLAN port and the node's stack. Open vSwitch sends what it encapsulates through the
+// bridge whose device has the tunnel's address, and takes back what that bridge sends to its device. The device itself
+// carries nothing and stays down: the node's routes lead the VTEP's packets to the bridge by a pair of devices, and
+// those from it are forwarded as any.
 const (
 	underlayName = pipeline.Underlay // the bridge and its device
 	hostSide     = pipeline.NodeSide
@@ -27,7 +28,8 @@ const (
 	portUnderlay = 1
 
 	outerUDP = 4789
-	// innerUDP is VXLAN's port between the two bridges. Open vSwitch 3.1 refuses a second look at a port with the well-known number and extensions.
+	// innerUDP is VXLAN's port between the two bridges. Open vSwitch 3.1 refuses a second look at a port with the
+	// well-known number and extensions.
 	innerUDP = 14789
 	// hostPart is of the address that the node's stack has on its side, by which the bridge finds it.
 	hostPart = 3
@@ -95,15 +97,32 @@ func (s *Switch) pair(h *netlink.Handle) error {
 		netns.Retry(func() error { return h.LinkSetUp(bridge) }),
 		netns.Retry(func() error { return h.LinkSetUp(host) }),
 		h.AddrReplace(host, &netlink.Addr{IPNet: single(s.hostAddress()), Flags: unix.IFA_F_NODAD}),
-		h.NeighSet(&netlink.Neigh{LinkIndex: host.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: bridgeLink.AsSlice(), HardwareAddr: bridgeMAC}),
-		netns.PutRoute(h, &netlink.Route{LinkIndex: host.Attrs().Index, Dst: single(vtep), Gw: bridgeLink.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}),
+		h.NeighSet(
+			&netlink.Neigh{
+				LinkIndex:    host.Attrs().Index,
+				Family:       unix.AF_INET6,
+				State:        netlink.NUD_PERMANENT,
+				IP:           bridgeLink.AsSlice(),
+				HardwareAddr: bridgeMAC,
+			},
+		),
+		netns.PutRoute(
+			h,
+			&netlink.Route{
+				LinkIndex: host.Attrs().Index,
+				Dst:       single(vtep),
+				Gw:        bridgeLink.AsSlice(),
+				Flags:     int(netlink.FLAG_ONLINK),
+			},
+		),
 		s.config.Netns.Do(func() error { return NoOffload(hostSide) }),
 		s.policy(h, host),
 	)
 }
 
-// sysctls keep the node's stack off the bridge's port, and have it forward between the other side and the uplink: those alone where the kernel can
-// (6.17), because a node that forwards everywhere loses a default route that it learns from routers.
+// sysctls keep the node's stack off the bridge's port, and have it forward between the other side and the uplink: those
+// alone where the kernel can (6.17), because a node that forwards everywhere loses a default route that it learns from
+// routers.
 func (s *Switch) sysctls() error {
 	const conf = "/proc/sys/net/ipv6/conf/"
 	return s.config.Netns.Do(func() error {
@@ -113,11 +132,18 @@ func (s *Switch) sysctls() error {
 			return err
 		}
 		if strings.TrimSpace(string(all)) == "0" {
-			settings = append(settings, [2]string{hostSide + "/force_forwarding", "1"}, [2]string{s.config.Uplink + "/force_forwarding", "1"})
+			settings = append(
+				settings,
+				[2]string{hostSide + "/force_forwarding", "1"},
+				[2]string{s.config.Uplink + "/force_forwarding", "1"},
+			)
 		}
 		for _, set := range settings {
 			if err := os.WriteFile(conf+set[0], []byte(set[1]), 0); err != nil {
-				return fmt.Errorf("%w; kernels before 6.17 need net.ipv6.conf.all.forwarding=1, which is yours to set", err)
+				return fmt.Errorf(
+					"%w; kernels before 6.17 need net.ipv6.conf.all.forwarding=1, which is yours to set",
+					err,
+				)
 			}
 		}
 		return nil
@@ -128,7 +154,8 @@ func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// address gives the bridge's device the VTEP's address for Open vSwitch to see, and keeps the node's stack from taking that for its own.
+// address gives the bridge's device the VTEP's address for Open vSwitch to see, and keeps the node's stack from taking
+// that for its own.
 func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 	tap, err := h.LinkByName(underlayName)
 	if err != nil {
@@ -169,7 +196,8 @@ func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 			if !open {
 				return errors.New("the kernel tells of no more routes")
 			}
-			if u.Type != unix.RTM_NEWROUTE || u.LinkIndex != tap.Attrs().Index || u.Route.Type != unix.RTN_LOCAL || !u.Dst.IP.Equal(own.IP) {
+			if u.Type != unix.RTM_NEWROUTE || u.LinkIndex != tap.Attrs().Index || u.Route.Type != unix.RTN_LOCAL ||
+				!u.Dst.IP.Equal(own.IP) {
 				continue
 			}
 			return netns.DeleteRoute(h, &u.Route)
@@ -180,10 +208,20 @@ func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 // underlayFlows let tunnels by, and what finds the node's MAC; nothing else passes.
 func underlayFlows() []openflow.Change {
 	udp := func(port uint32, to uint64) []openflow.Value {
-		return []openflow.Value{inPort(port), ip6.is(), openflow.IPProto.Number(unix.IPPROTO_UDP), openflow.UDPDst.Number(to)}
+		return []openflow.Value{
+			inPort(port),
+			ip6.is(),
+			openflow.IPProto.Number(unix.IPPROTO_UDP),
+			openflow.UDPDst.Number(to),
+		}
 	}
 	neighbour := func(port uint32, kind uint64) []openflow.Value {
-		return []openflow.Value{inPort(port), ip6.is(), openflow.IPProto.Number(unix.IPPROTO_ICMPV6), openflow.ICMPv6Type.Number(kind)}
+		return []openflow.Value{
+			inPort(port),
+			ip6.is(),
+			openflow.IPProto.Number(unix.IPPROTO_ICMPV6),
+			openflow.ICMPv6Type.Number(kind),
+		}
 	}
 	var all []openflow.Change
 	for _, f := range []openflow.Flow{
@@ -227,8 +265,8 @@ func (s *Switch) takesTunnels(ctx context.Context) (bool, error) {
 	return strings.Contains(ports, fmt.Sprintf("ipv6(dst=%v,", pipeline.VTEP(s.config.Node))), err
 }
 
-// route leads Open vSwitch to VTEPs in a prefix, which its own look at the node's routes cannot: those name the uplink, which is no bridge's. One that is
-// as it should be is left alone: until it is there again, tunnels would be lost.
+// route leads Open vSwitch to VTEPs in a prefix, which its own look at the node's routes cannot: those name the uplink,
+// which is no bridge's. One that is as it should be is left alone: until it is there again, tunnels would be lost.
 func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
 	p := to.Masked().String()
 	if !there {
@@ -240,7 +278,17 @@ func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
 	}
 	// Asked before, ovs-vswitchd has heard by then what the kernel told of routes before.
 	all, err := s.control(ctx, "ovs/route/show")
-	if err != nil || strings.Contains(all, fmt.Sprintf("User: %s dev %s GW %v SRC %v\n", p, underlayName, s.hostAddress(), pipeline.VTEP(s.config.Node))) {
+	if err != nil ||
+		strings.Contains(
+			all,
+			fmt.Sprintf(
+				"User: %s dev %s GW %v SRC %v\n",
+				p,
+				underlayName,
+				s.hostAddress(),
+				pipeline.VTEP(s.config.Node),
+			),
+		) {
 		return err
 	}
 	_, err = s.control(ctx, "ovs/route/add", p, underlayName, s.hostAddress().String())

@@ -85,10 +85,22 @@ func parseWork(said string) (w Work, err error) {
 
 // Since is what came after.
 func (w Work) Since(earlier Work) Work {
-	return Work{w.Packets - earlier.Packets, w.Passes - earlier.Passes, w.Exact - earlier.Exact, w.Megaflow - earlier.Megaflow, w.Upcalls - earlier.Upcalls}
+	return Work{
+		w.Packets - earlier.Packets,
+		w.Passes - earlier.Passes,
+		w.Exact - earlier.Exact,
+		w.Megaflow - earlier.Megaflow,
+		w.Upcalls - earlier.Upcalls,
+	}
 }
 
 // Plus is of two.
 func (w Work) Plus(other Work) Work {
-	return Work{w.Packets + other.Packets, w.Passes + other.Passes, w.Exact + other.Exact, w.Megaflow + other.Megaflow, w.Upcalls + other.Upcalls}
+	return Work{
+		w.Packets + other.Packets,
+		w.Passes + other.Passes,
+		w.Exact + other.Exact,
+		w.Megaflow + other.Megaflow,
+		w.Upcalls + other.Upcalls,
+	}
 }

@@ -14,7 +14,8 @@ pmd thread numa_id 0 core_id 1:
   packets received: 1
   smc hits: 1
 `
-	if w, err := parseWork(said); err != nil || w != (Work{Packets: 100, Passes: 148, Exact: 3, Megaflow: 141, Upcalls: 4}) {
+	if w, err := parseWork(said); err != nil ||
+		w != (Work{Packets: 100, Passes: 148, Exact: 3, Megaflow: 141, Upcalls: 4}) {
 		t.Errorf("%+v, %v", w, err)
 	}
 	for _, wrong := range []string{"", "main thread:\n  packets received: many\n"} {

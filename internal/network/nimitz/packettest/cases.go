@@ -10,7 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// Here is the node of the switch under test, There another, Abroad and Farther other regions' Edge Switches, Stranger of another cluster.
+// Here is the node of the switch under test, There another, Abroad and Farther other regions' Edge Switches, Stranger
+// of another cluster.
 var (
 	Region   = netip.MustParsePrefix("fd70:696c:6100::/40")
 	Here     = netip.MustParsePrefix("fd70:696c:6100:1::/64")
@@ -49,17 +50,25 @@ func worlds() []world {
 	a, p := netip.MustParseAddr, netip.MustParsePrefix
 	return []world{{
 		name: "IPv4",
-		own:  a("10.0.1.2"), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"), there: p("10.0.2.0/24"),
+		own: a(
+			"10.0.1.2",
+		), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"), there: p("10.0.2.0/24"),
 		service: a("10.9.9.9"), storage: a("192.0.2.9"), outside: a("192.0.2.1"), shared: a("198.51.100.9"),
-		gateway: a("100.64.1.1"), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), virtual8: a("100.64.1.8"), leads: a("100.64.1.3"), abroad: a("10.1.3.4"), farther: a("10.2.3.4"),
+		gateway: a(
+			"100.64.1.1",
+		), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), virtual8: a("100.64.1.8"), leads: a("100.64.1.3"), abroad: a("10.1.3.4"), farther: a("10.2.3.4"),
 		request:  packet.ICMP{Type: packet.EchoRequest4, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
 		groups:   []netip.Addr{a("224.0.0.1"), a("239.255.255.250"), a("255.255.255.255")},
 		forLinks: []uint8{5, 9},
 	}, {
 		name: "IPv6",
-		own:  a("fd10:0:0:1::2"), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"), there: p("fd10:0:0:2::/64"),
+		own: a(
+			"fd10:0:0:1::2",
+		), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"), there: p("fd10:0:0:2::/64"),
 		service: a("fd10:9::9"), storage: a("2001:db8:9::9"), outside: a("2001:db8:9::1"), shared: a("2001:db8:8::9"),
-		gateway: a("fd64:0:0:1::1"), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), virtual8: a("fd64:0:0:1::8"), leads: a("fd64:0:0:1::3"), abroad: a("fd11::3:4"), farther: a("fd12::3:4"),
+		gateway: a(
+			"fd64:0:0:1::1",
+		), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), virtual8: a("fd64:0:0:1::8"), leads: a("fd64:0:0:1::3"), abroad: a("fd11::3:4"), farther: a("fd12::3:4"),
 		request:  packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
 		groups:   []netip.Addr{a("ff02::1"), a("ff0e::1234")},
 		forLinks: []uint8{134, 136, 137},
@@ -93,14 +102,32 @@ func (w world) entries() []pipeline.Entry {
 	}
 	return slices.Concat([]pipeline.Entry{
 		sender(2, w.own, 7, 70), sender(3, w.own, 8, 80), sender(4, w.beside, 7, 0),
-		pipeline.NorthSouth{VNI: 7, To: one(w.storage)}, pipeline.NorthSouth{VNI: 7, To: one(w.gateway)}, pipeline.NorthSouth{VNI: 7, To: one(w.shared)},
+		pipeline.NorthSouth{
+			VNI: 7,
+			To:  one(w.storage),
+		}, pipeline.NorthSouth{VNI: 7, To: one(w.gateway)}, pipeline.NorthSouth{VNI: 7, To: one(w.shared)},
 		forward(7, one(w.shared), pipeline.Gateway), forward(8, one(w.shared), pipeline.VXLAN),
-		pipeline.DNAT{VNI: pipeline.GatewayVNI, Virtual: w.virtual8, RealVNI: 8, Real: w.own}, pipeline.SNAT{VNI: 8, Real: w.own, Virtual: w.virtual8},
+		pipeline.DNAT{
+			VNI:     pipeline.GatewayVNI,
+			Virtual: w.virtual8,
+			RealVNI: 8,
+			Real:    w.own,
+		}, pipeline.SNAT{VNI: 8, Real: w.own, Virtual: w.virtual8},
 		forward(7, w.overlay, 0), forward(8, w.overlay, 0),
 		forward(7, one(w.own), 2), forward(8, one(w.own), 3), forward(7, one(w.beside), 4),
 		forward(7, w.there, pipeline.VXLAN), forward(8, w.there, pipeline.VXLAN),
-		forward(pipeline.Any, one(w.storage), pipeline.Gateway), forward(pipeline.Any, one(w.gateway), pipeline.Gateway),
-		pipeline.Forward{VNI: pipeline.Any, To: one(w.gateway2), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(There), Outside: true},
+		forward(
+			pipeline.Any,
+			one(w.storage),
+			pipeline.Gateway,
+		), forward(pipeline.Any, one(w.gateway), pipeline.Gateway),
+		pipeline.Forward{
+			VNI:     pipeline.Any,
+			To:      one(w.gateway2),
+			Port:    pipeline.VXLAN,
+			VTEP:    pipeline.VTEP(There),
+			Outside: true,
+		},
 	}, virtual(7, w.service, w.storage), virtual(pipeline.GatewayVNI, w.virtual, w.own), virtual(pipeline.GatewayVNI, w.leads, w.far), region(w.abroad, Abroad, 8), region(w.farther, Farther, 9))
 }
 
@@ -139,13 +166,31 @@ type body struct {
 // bodies are what NAT has to set right.
 func (w world) bodies() []body {
 	return []body{
-		{"TCP", packet.Packet{Body: packet.TCP{SourcePort: 1000, DestinationPort: 80, Sequence: 7, Flags: packet.SYN, Window: 512, Payload: []byte("odd")}}},
+		{
+			"TCP",
+			packet.Packet{
+				Body: packet.TCP{
+					SourcePort:      1000,
+					DestinationPort: 80,
+					Sequence:        7,
+					Flags:           packet.SYN,
+					Window:          512,
+					Payload:         []byte("odd"),
+				},
+			},
+		},
 		{"UDP", packet.Packet{Body: packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("odd")}}},
-		{"UDP without a checksum", packet.Packet{Body: packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{0, 1, 0, 2, 0, 10, 0, 0, 1, 2}}}},
+		{
+			"UDP without a checksum",
+			packet.Packet{Body: packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{0, 1, 0, 2, 0, 10, 0, 0, 1, 2}}},
+		},
 		{"ICMP", packet.Packet{Body: w.request}},
 		{"another protocol", packet.Packet{Body: packet.Raw{Proto: 50, Data: []byte("whatever is in it")}}},
-		{"a first fragment", packet.Packet{Body: packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("12345678")},
-			Extensions: []packet.Extension{packet.Fragment(0, true, 9)}}},
+		{
+			"a first fragment",
+			packet.Packet{Body: packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("12345678")},
+				Extensions: []packet.Extension{packet.Fragment(0, true, 9)}},
+		},
 		{"a later fragment", packet.Packet{Body: packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("12345678")},
 			Extensions: []packet.Extension{packet.Fragment(16, false, 9)}}},
 	}
@@ -192,7 +237,14 @@ func (w world) ways() []Case {
 // forgeries are what nodes and other regions have no right to send to an Edge Switch.
 func (w world) forgeries() []Case {
 	by := func(name string, outer netip.Addr, vni pipeline.VNI, source, destination netip.Addr) Case {
-		return Case{Name: name, From: pipeline.VXLAN, Outer: outer, VNI: vni, Identity: 99, Packet: packet.Packet{Source: source, Destination: destination, Body: gram}}
+		return Case{
+			Name:     name,
+			From:     pipeline.VXLAN,
+			Outer:    outer,
+			VNI:      vni,
+			Identity: 99,
+			Packet:   packet.Packet{Source: source, Destination: destination, Body: gram},
+		}
 	}
 	there, abroad := pipeline.VTEP(There), pipeline.VTEP(Abroad)
 	return []Case{

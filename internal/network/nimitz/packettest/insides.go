@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// insides are packets that every table lets by, and that are dropped for what is behind their addresses, or are not: to a container from beside it and
-// from another node, and to the gateway.
+// insides are packets that every table lets by, and that are dropped for what is behind their addresses, or are not: to
+// a container from beside it and from another node, and to the gateway.
 func (w world) insides() (all []Case) {
 	for _, way := range []struct {
 		name         string
@@ -21,7 +21,12 @@ func (w world) insides() (all []Case) {
 		{"same node", 4, w.beside, w.own, true}, {"arrives", pipeline.VXLAN, w.far, w.own, true}, {"to the service", 2, w.own, w.service, false},
 	} {
 		add := func(name string, why dropreason.Reason, body packet.Body, extensions ...packet.Extension) *Case {
-			c := Case{Name: name + ", " + way.name, From: way.from, Drop: why, Packet: packet.Packet{Source: way.src, Destination: way.dst, Body: body, Extensions: extensions}}
+			c := Case{
+				Name:   name + ", " + way.name,
+				From:   way.from,
+				Drop:   why,
+				Packet: packet.Packet{Source: way.src, Destination: way.dst, Body: body, Extensions: extensions},
+			}
 			if way.from == pipeline.VXLAN {
 				c.Outer, c.VNI, c.Identity = pipeline.VTEP(There), 7, 71
 			}
@@ -41,7 +46,10 @@ func (w world) insides() (all []Case) {
 			continue
 		}
 		quoting := func(src, dst netip.Addr) packet.ICMP {
-			e := packet.ICMP{Type: packet.TimeExceeded, Payload: packet.Packet{Source: src, Destination: dst, Body: gram}.Marshal()}
+			e := packet.ICMP{
+				Type:    packet.TimeExceeded,
+				Payload: packet.Packet{Source: src, Destination: dst, Body: gram}.Marshal(),
+			}
 			if src.Is4() {
 				e.Type = packet.TimeExceeded4
 			}

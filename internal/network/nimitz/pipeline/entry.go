@@ -5,7 +5,8 @@ import (
 	"net/netip"
 )
 
-// Stage is one of the pipeline's that have entries, in their order. The fifth, encap, has none: what it does stands in those of forwarding.
+// Stage is one of the pipeline's that have entries, in their order. The fifth, encap, has none: what it does stands in
+// those of forwarding.
 type Stage uint8
 
 const (
@@ -57,12 +58,12 @@ type Entry interface {
 	String() string
 }
 
-// Peer, in Decap, is nodes that encapsulated packets are taken from: all whose /64 lies in the prefix, each at its VTEP's address (VTEP).
-// One entry is a whole region.
+// Peer, in Decap, is nodes that encapsulated packets are taken from: all whose /64 lies in the prefix, each at its
+// VTEP's address (VTEP). One entry is a whole region.
 type Peer struct{ Nodes netip.Prefix }
 
-// Sender, in Register, is a container that may send: by its port, with this source. Its packets are the VNI's, and carry the identity in
-// VXLAN's group policy field.
+// Sender, in Register, is a container that may send: by its port, with this source. Its packets are the VNI's, and
+// carry the identity in VXLAN's group policy field.
 type Sender struct {
 	Port     Port
 	Address  netip.Addr
@@ -70,8 +71,9 @@ type Sender struct {
 	Identity uint16
 }
 
-// Foreign, in Register, is a tenant's containers in another region, whose nodes are behind its Edge Switch (§3.1, cross-region traffic): that sends
-// with the VNI that the tenant has there, for these sources alone. Their identities are that region's too, and are nobody's here.
+// Foreign, in Register, is a tenant's containers in another region, whose nodes are behind its Edge Switch (§3.1,
+// cross-region traffic): that sends with the VNI that the tenant has there, for these sources alone. Their identities
+// are that region's too, and are nobody's here.
 type Foreign struct {
 	Edge   netip.Prefix // of the other region: its /64
 	Theirs VNI
@@ -79,15 +81,15 @@ type Foreign struct {
 	VNI    VNI // of the tenant here
 }
 
-// NorthSouth, in NAT, is addresses outside a tenant's overlay, which this node's gateway leads to: what goes there, and what comes from the gateway, is
-// translated. To another tenant the same addresses may be its own containers'.
+// NorthSouth, in NAT, is addresses outside a tenant's overlay, which this node's gateway leads to: what goes there, and
+// what comes from the gateway, is translated. To another tenant the same addresses may be its own containers'.
 type NorthSouth struct {
 	VNI VNI
 	To  netip.Prefix
 }
 
-// DNAT, in NAT, gives north-south packets another destination and the VNI that it is in. A service's virtual address becomes the
-// real one (from a container), a container's virtual address the container's (from the gateway).
+// DNAT, in NAT, gives north-south packets another destination and the VNI that it is in. A service's virtual address
+// becomes the real one (from a container), a container's virtual address the container's (from the gateway).
 type DNAT struct {
 	VNI     VNI // GatewayVNI or a tenant's
 	Virtual netip.Addr
@@ -102,7 +104,8 @@ type SNAT struct {
 	Virtual netip.Addr
 }
 
-// Forward, in Forwarding, says where packets to a prefix go. The longest prefix of the packet's own VNI decides, then the longest of Any.
+// Forward, in Forwarding, says where packets to a prefix go. The longest prefix of the packet's own VNI decides, then
+// the longest of Any.
 type Forward struct {
 	VNI  VNI // or Any
 	To   netip.Prefix

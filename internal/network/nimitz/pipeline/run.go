@@ -25,9 +25,11 @@ type Verdict struct {
 	Src, Dst netip.Addr // after NAT
 }
 
-// Table holds a node's entries. It finds them by scanning: it is the judge of switches, and what explains their decisions, never one itself.
+// Table holds a node's entries. It finds them by scanning: it is the judge of switches, and what explains their
+// decisions, never one itself.
 type Table struct {
-	// Region is where the nodes of this one's are. A peer elsewhere is another region's Edge Switch, and then so is this node (§3.1; NM6).
+	// Region is where the nodes of this one's are. A peer elsewhere is another region's Edge Switch, and then so is
+	// this node (§3.1; NM6).
 	Region  netip.Prefix
 	Entries []Entry
 }
@@ -121,7 +123,8 @@ func (r *run) forward(from Port) (Verdict, []Entry) {
 	switch {
 	case best.Port == 0:
 		return r.drop(dropreason.NoEndpoint)
-	case best.Port == VXLAN && from == VXLAN && r.abroad != r.table.Region.Contains(best.VTEP), best.Port == Gateway && from == Gateway:
+	case best.Port == VXLAN && from == VXLAN && r.abroad != r.table.Region.Contains(best.VTEP),
+		best.Port == Gateway && from == Gateway:
 		return r.drop(dropreason.NoRoute) // never back to where it came from, be that this region or others
 	case best.Port == Gateway && !r.translated:
 		return r.drop(dropreason.Untranslated) // an address of the overlay means nothing there, or somebody else
@@ -132,7 +135,8 @@ func (r *run) forward(from Port) (Verdict, []Entry) {
 
 func (r *run) longest(vni VNI) (best Forward, found bool) {
 	for _, e := range r.table.Entries {
-		if f, ok := e.(Forward); ok && f.VNI == vni && f.To.Contains(r.Dst) && (!found || f.To.Bits() > best.To.Bits()) {
+		if f, ok := e.(Forward); ok && f.VNI == vni && f.To.Contains(r.Dst) &&
+			(!found || f.To.Bits() > best.To.Bits()) {
 			best, found = f, true
 		}
 	}

@@ -15,8 +15,8 @@ var (
 	region = prefix("fd70:696c:6100::/40")
 )
 
-// Tenants 7 and 8 have the same addresses. On each node are 10.0.N.2 of both, ports 2 and 3; of 7 it may be reached from
-// outside at 100.64.N.2. 100.64.N.1 is node N's gateway; storage at 192.0.2.9 is 10.9.9.9 to tenant 7.
+// Tenants 7 and 8 have the same addresses. On each node are 10.0.N.2 of both, ports 2 and 3; of 7 it may be reached
+// from outside at 100.64.N.2. 100.64.N.1 is node N's gateway; storage at 192.0.2.9 is 10.9.9.9 to tenant 7.
 func table(here, there byte, remote netip.Prefix) Table {
 	at := func(n ...byte) netip.Addr { return netip.AddrFrom4([4]byte(n)) }
 	cidr := func(n byte) netip.Prefix { return netip.PrefixFrom(at(10, 0, n, 0), 24) }
@@ -30,7 +30,12 @@ func table(here, there byte, remote netip.Prefix) Table {
 		SNAT{7, addr("192.0.2.9"), addr("10.9.9.9")},
 		DNAT{GatewayVNI, at(100, 64, here, 2), 7, at(10, 0, here, 2)},
 		SNAT{7, at(10, 0, here, 2), at(100, 64, here, 2)},
-		DNAT{GatewayVNI, at(100, 64, here, 3), 7, at(10, 0, there, 2)}, // a service's address here leads to the container there
+		DNAT{
+			GatewayVNI,
+			at(100, 64, here, 3),
+			7,
+			at(10, 0, there, 2),
+		}, // a service's address here leads to the container there
 		SNAT{7, at(10, 0, there, 2), at(100, 64, here, 3)},
 		Forward{7, prefix("10.0.0.0/16"), 0, netip.Addr{}, false},
 		Forward{8, prefix("10.0.0.0/16"), 0, netip.Addr{}, false},
@@ -47,7 +52,17 @@ func table(here, there byte, remote netip.Prefix) Table {
 // TestTraffic is the traffic types of NIMITZ §3.1 and appendix A, hop by hop, and what must not get through (NM1).
 func TestTraffic(t *testing.T) {
 	one, two := table(1, 2, n2), table(2, 1, n1)
-	c1, c2, storage, virtual, client := addr("10.0.1.2"), addr("10.0.2.2"), addr("192.0.2.9"), addr("10.9.9.9"), addr("100.64.1.1")
+	c1, c2, storage, virtual, client := addr(
+		"10.0.1.2",
+	), addr(
+		"10.0.2.2",
+	), addr(
+		"192.0.2.9",
+	), addr(
+		"10.9.9.9",
+	), addr(
+		"100.64.1.1",
+	)
 	v1, v2 := VTEP(n1), VTEP(n2)
 	none := netip.Addr{}
 	for _, c := range []struct {
@@ -92,17 +107,28 @@ var (
 	third = prefix("fd90:0:0:1::/64")
 )
 
-// edge is node 1's table where that is the Edge Switch, which knows where all of the tenants are: tenant 7 is in the other regions too, as 8 and as 9.
+// edge is node 1's table where that is the Edge Switch, which knows where all of the tenants are: tenant 7 is in the
+// other regions too, as 8 and as 9.
 func edge() Table {
 	t := table(1, 2, n2)
-	t.Entries = append(t.Entries,
-		Peer{peer}, Foreign{peer, 8, prefix("10.1.0.0/16"), 7}, Forward{7, prefix("10.1.0.0/16"), VXLAN, VTEP(peer), false},
-		Peer{third}, Foreign{third, 9, prefix("10.2.0.0/16"), 7}, Forward{7, prefix("10.2.0.0/16"), VXLAN, VTEP(third), false},
+	t.Entries = append(
+		t.Entries,
+		Peer{
+			peer,
+		},
+		Foreign{peer, 8, prefix("10.1.0.0/16"), 7},
+		Forward{7, prefix("10.1.0.0/16"), VXLAN, VTEP(peer), false},
+		Peer{
+			third,
+		},
+		Foreign{third, 9, prefix("10.2.0.0/16"), 7},
+		Forward{7, prefix("10.2.0.0/16"), VXLAN, VTEP(third), false},
 	)
 	return t
 }
 
-// TestRegions is cross-region traffic at an Edge Switch, and what a node or a region that somebody has broken into could send to it (NM6).
+// TestRegions is cross-region traffic at an Edge Switch, and what a node or a region that somebody has broken into
+// could send to it (NM6).
 func TestRegions(t *testing.T) {
 	here, there, farther := addr("10.0.2.2"), addr("10.1.3.4"), addr("10.2.3.4")
 	v2, by, by3 := VTEP(n2), VTEP(peer), VTEP(third)

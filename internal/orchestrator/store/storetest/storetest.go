@@ -75,11 +75,30 @@ func Debian(t *testing.T) store.External {
 // startDebian returns what is closed once the process has ended.
 func startDebian(t *testing.T, external store.External, dir, client, peer string, log *os.File) <-chan struct{} {
 	t.Helper()
-	cmd := exec.Command("/usr/bin/etcd", "--name", "test", "--data-dir", filepath.Join(dir, "data"),
-		"--listen-client-urls", "https://"+client, "--advertise-client-urls", "https://"+client,
-		"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer, "--initial-cluster", "test=http://"+peer,
-		"--cert-file", filepath.Join(dir, "server.pem"), "--key-file", filepath.Join(dir, "server.key"),
-		"--client-cert-auth", "--trusted-ca-file", external.CA)
+	cmd := exec.Command(
+		"/usr/bin/etcd",
+		"--name",
+		"test",
+		"--data-dir",
+		filepath.Join(dir, "data"),
+		"--listen-client-urls",
+		"https://"+client,
+		"--advertise-client-urls",
+		"https://"+client,
+		"--listen-peer-urls",
+		"http://"+peer,
+		"--initial-advertise-peer-urls",
+		"http://"+peer,
+		"--initial-cluster",
+		"test=http://"+peer,
+		"--cert-file",
+		filepath.Join(dir, "server.pem"),
+		"--key-file",
+		filepath.Join(dir, "server.key"),
+		"--client-cert-auth",
+		"--trusted-ca-file",
+		external.CA,
+	)
 	if err := log.Truncate(0); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +148,8 @@ func answered(t *testing.T, e store.External, exited <-chan struct{}, log string
 	return false
 }
 
-// freeAddress was free a moment ago. Its port is not one that the kernel gives to clients, of which tests that run beside have thousands.
+// freeAddress was free a moment ago. Its port is not one that the kernel gives to clients, of which tests that run
+// beside have thousands.
 func freeAddress(t *testing.T) string {
 	for range 1000 {
 		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10000+mathrand.IntN(20000)))
@@ -145,7 +165,11 @@ func freeAddress(t *testing.T) string {
 // certify writes an authority, and certificates for the server and for its client.
 func certify(t *testing.T, dir string) store.External {
 	t.Helper()
-	e := store.External{CA: filepath.Join(dir, "ca.pem"), Cert: filepath.Join(dir, "client.pem"), Key: filepath.Join(dir, "client.key")}
+	e := store.External{
+		CA:   filepath.Join(dir, "ca.pem"),
+		Cert: filepath.Join(dir, "client.pem"),
+		Key:  filepath.Join(dir, "client.key"),
+	}
 	now := time.Now()
 	authority, err := pki.NewAuthority()
 	if err != nil {
