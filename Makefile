@@ -95,7 +95,7 @@ lint: deps ## gofmt, vet, staticcheck, clang warnings, clang-format
 	go vet ./...
 	go tool staticcheck ./...
 	@for f in bpf/*.bpf.c; do echo "$(CLANG) -Wall -Werror $$f"; \
-	    $(CLANG) -target bpf -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror "$$f"; done
+	    $(CLANG) -target bpf -Ibpf -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror "$$f"; done
 	git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/vmlinux.h' | xargs $(CLANG:clang%=clang-format%) --dry-run -Werror
 
 generate: deps ## protobuf, eBPF objects, drop reasons and the command reference anew, and who made them

@@ -3,27 +3,17 @@
  * devices until it has let one through in each direction; what it did with those is done from then on by one program
  * a node: where they leave the container, and where they come in by the uplink. Nothing here drops a packet: what
  * the cache does not know, or had better not judge, takes the network's own way. */
-#include "context.h"
+#include "common/context.h"
+#include "common/proto.h"
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#define ETH_P_IPV6   0x86dd
-#define ETH_HLEN     14
-#define ETH_ALEN     6
-#define PACKET_HOST  0
-#define NULL	     ((void *)0)
-
-#define NEXTHDR_ICMP 58
 #define ECHO_REQUEST 128
 #define ECHO_REPLY   129
 
 /* Byte of an IPv6 header with the end of its traffic class, whose last bits tell of congestion (RFC 3168). */
 #define ECN_BYTE      1
 #define ECN_MASK      0x30
-
-#define TCP_FLAGS     13
-#define TCP_SYN	      0x02
-#define TCP_ACK	      0x10
 
 #define VXLAN_HAS_VNI 0x08000000
 

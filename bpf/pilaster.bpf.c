@@ -4,10 +4,10 @@
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 
-#include "container.h"
-#include "nimitz.h"
-#include "nimitz_tapped.h"
-#include "uplink.h"
+#include "hooks/container.h"
+#include "hooks/uplink.h"
+#include "net/nimitz/ovs_port.h"
+#include "net/nimitz/stages.h"
 
 SEC("tc")
 int pil_container(struct __sk_buff *skb)

@@ -2,16 +2,12 @@
 /* VXLAN's group policy field for Open vSwitch in user space, which neither writes nor reads it and drops what has it.
  * It has the identity in the address of the other node's VTEP instead, whose bytes there are zero on the fabric: these
  * programs, where its packets meet the node's stack, move it. They stop nothing. */
-#include "context.h"
-#include "tunnel.h"
+#include "common/context.h"
+#include "common/proto.h"
+#include "common/tunnel.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-
-#define TC_ACT_OK  0
-#define ETH_P_IPV6 0x86dd
-#define UDP	   17
-#define VXLAN	   4789
 
 /* Of a frame. */
 #define NEXT_HEADER 20
@@ -76,8 +72,8 @@ static __always_inline void put(struct __sk_buff *skb, int at, __u16 is, __u16 v
 
 static __always_inline bool tunnels(struct __sk_buff *skb)
 {
-	return skb->protocol == bpf_htons(ETH_P_IPV6) && get(skb, NEXT_HEADER) >> 8 == UDP &&
-	       get(skb, UDP_PORT) == VXLAN;
+	return skb->protocol == bpf_htons(ETH_P_IPV6) && get(skb, NEXT_HEADER) >> 8 == NEXTHDR_UDP &&
+	       get(skb, UDP_PORT) == UDP_VXLAN;
 }
 
 /* From Open vSwitch. */

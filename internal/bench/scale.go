@@ -31,7 +31,7 @@ type ScaleOptions struct {
 // endpointsATenant is how many endpoints share a tenant.
 const endpointsATenant = 10
 
-// flowSlots is how many decisions the cache of one CPU holds: FLOW_SLOTS of bpf/flow.h.
+// flowSlots is how many decisions the cache of one CPU holds: FLOW_SLOTS of bpf/net/netpila/flow.h.
 const flowSlots = 4096
 
 // QuickScale takes about half a minute.

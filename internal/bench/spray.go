@@ -122,5 +122,5 @@ func (m *scaleMeter) neighbours(h *scaleHook, keys, burst int) (sprayed, usual *
 	return sprayed, usual, nil
 }
 
-// paths is how many a pair has: PATHS of bpf/flow.h.
+// paths is how many a pair has: PATHS of bpf/net/netpila/flow.h.
 const paths = 8

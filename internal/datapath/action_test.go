@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// Of bpf/session.h.
+// Of bpf/policy/ct.h.
 const (
 	wayTX, wayRX = 0, 1
 

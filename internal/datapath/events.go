@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// hooks are the names of bpf/event.h's enum hook.
+// hooks are the names of bpf/common/event.h's enum hook.
 var hooks = map[uint32]string{1: "container", 2: "uplink-in", 3: "uplink-out", 4: "node", 5: "edge-in", 6: "edge-out", 7: "tunnel", 8: "gateway", 9: "switch"}
 
 // Events delivers drops as the programs report them. One reader at a time: a ring has one end.

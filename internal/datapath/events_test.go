@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// eventBurst is of bpf/event.h.
+// eventBurst is of bpf/common/event.h.
 const eventBurst = 32
 
 // eventBench drops packets for one reason, on one CPU, and reads what is said of it.

@@ -19,7 +19,7 @@ import (
 )
 
 // onUplink marks the number of a container behind a macvlan, which is no ifindex but its namespace's cookie;
-// bpf/device.h has the same.
+// bpf/common/device.h has the same.
 const onUplink = 1 << 31
 
 // macvlan is a device of the container's alone, on top of the uplink; our programs are the uplink's. In private

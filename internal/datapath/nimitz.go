@@ -14,10 +14,10 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// networkNimitz is the second network's place in pil_networks (bpf/tables.h).
+// networkNimitz is the second network's place in pil_networks (bpf/net/netpila/tables.h).
 const networkNimitz = uint32(0)
 
-// Nimitz is the second network's switch on eBPF: bpf/nimitz.h's stages around a VXLAN device of the kernel. Its tables,
+// Nimitz is the second network's switch on eBPF: bpf/net/nimitz/stages.h's stages around a VXLAN device of the kernel. Its tables,
 // like all, outlive the process.
 type Nimitz struct {
 	d *Datapath

@@ -32,7 +32,7 @@ func deviceID(l netlink.Link) (endpoint.ID, bool) {
 }
 
 // The pair is a wire for two, so the MACs need not differ between endpoints; constant ones tell a
-// container nothing. bpf/packet.h has the same two.
+// container nothing. bpf/common/packet.h has the same two.
 var (
 	gatewayMAC   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
 	containerMAC = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}

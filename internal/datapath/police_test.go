@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// Numbers of rules in these tests, and the actions of bpf/rules.h above them.
+// Numbers of rules in these tests, and the actions of bpf/policy/rules.h above them.
 const (
 	ruleWeb = iota + 1
 	ruleNothing

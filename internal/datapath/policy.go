@@ -25,7 +25,7 @@ const (
 	MaxMaxSessions = placesPerBucket << 20
 )
 
-// placesPerBucket is bpf/sessions.h's BUCKET_ENTRIES.
+// placesPerBucket is bpf/policy/ct_table.h's BUCKET_ENTRIES.
 const placesPerBucket = len(pilasterSessionBucket{}.Entries)
 
 // sessionBuckets is a power of 2, for the programs to find one by a mask.

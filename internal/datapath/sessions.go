@@ -15,14 +15,14 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Bits of bpf/session.h's enum seen.
+// Bits of bpf/policy/ct.h's enum seen.
 const (
 	seenEstablished = 1 << 2
 	seenFins        = 1<<3 | 1<<4
 	seenReset       = 1 << 5
 )
 
-// sessionUsers is the number of endpoints by which bpf/sessions.h counts, behind the sum, which has the 0 that is nobody's.
+// sessionUsers is the number of endpoints by which bpf/policy/ct_table.h counts, behind the sum, which has the 0 that is nobody's.
 func (d *Datapath) sessionUsers() int { return 1 + d.config.MaxEndpoints }
 
 // countUsers counts anew who has how many places: one of the two tables may be new, or have been another build's. What comes and goes meanwhile

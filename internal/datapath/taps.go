@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// networkTapped is of devices that a switch reads itself (bpf/tables.h).
+// networkTapped is of devices that a switch reads itself (bpf/net/netpila/tables.h).
 const networkTapped = uint32(0xff)
 
 // OVSPorts are the devices whose packets a switch outside the packet path has already when they meet its programs, which let go without a word of what

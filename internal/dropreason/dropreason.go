@@ -4,7 +4,7 @@ package dropreason
 
 import "fmt"
 
-//go:generate go run ./gen reasons.txt ../../bpf/reason.h reasons_gen.go ../../docs/reference/drop-reasons.md
+//go:generate go run ./gen reasons.txt ../../bpf/common/reason.h reasons_gen.go ../../docs/reference/drop-reasons.md
 
 // Reason is a number of the list; 0 is no reason.
 type Reason uint32

@@ -6,4 +6,4 @@
 // that network: whoever makes one clears the cache (OC3 asks for more: nothing may be learnt meanwhile).
 package oncache
 
-//go:generate go tool bpf2go -no-global-types -cc clang-16 -strip llvm-strip-16 -target bpfel -go-package oncache oncache ../../bpf/oncache.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3
+//go:generate go tool bpf2go -no-global-types -cc clang-16 -strip llvm-strip-16 -target bpfel -go-package oncache oncache ../../bpf/oncache.bpf.c -- -I../../bpf -O2 -g -Wall -Werror -mcpu=v3

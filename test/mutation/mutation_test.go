@@ -33,22 +33,55 @@ type mutation struct {
 	cases []string
 }
 
-// table has the mutations of each file.
-func table() map[string][]mutation {
-	return map[string][]mutation{
-		"container.h": container(), "node.h": node(), "uplink.h": uplink(), "edge.h": edge(), "packet.h": packet(),
-		"forward.h": forward(), "flow.h": flow(), "device.h": device(), "guard.h": guard(), "crypto.h": crypto(), "tables.h": tables(),
-		"answer.h": answer(), "event.h": event(), "nimitz.h": nimitz(), "nimitz_nat.h": nimitzNAT(), "nimitz_gateway.h": nimitzGateway(), "nimitz_answer.h": nimitzAnswer(),
-		"nimitz_tapped.h": nimitzTapped(), "tunnel.h": tunnel(), "police.h": police(), "rules.h": rules(), "session.h": session(), "sessions.h": sessions(),
-		"nimitz_police.h": nimitzPolice(),
+// table has the mutations of each file. A list may be of several files: each of its mutations is of the first one that
+// has the old text.
+func table(t *testing.T) map[string][]mutation {
+	t.Helper()
+	byFile := map[string][]mutation{}
+	add := func(list []mutation, files ...string) {
+		for _, m := range list {
+			file := files[0]
+			for _, f := range files {
+				if strings.Contains(read(t, f), m.old) {
+					file = f
+					break
+				}
+			}
+			byFile[file] = append(byFile[file], m)
+		}
 	}
+	add(packet(), "common/packet.h", "common/csum.h")
+	add(device(), "common/device.h")
+	add(event(), "common/event.h")
+	add(answer(), "common/icmp_error.h", "net/netpila/icmp.h")
+	add(tunnel(), "common/tunnel.h")
+	add(session(), "policy/ct.h")
+	add(sessions(), "policy/ct_table.h")
+	add(police(), "policy/policy.h", "net/netpila/policy.h")
+	add(rules(), "policy/rules.h")
+	add(crypto(), "net/netpila/crypto.h")
+	add(flow(), "net/netpila/flow.h")
+	add(forward(), "net/netpila/forward.h", "common/rewrite.h")
+	add(tables(), "net/netpila/tables.h")
+	add(nimitz(), "net/nimitz/stages.h")
+	add(nimitzAnswer(), "net/nimitz/icmp.h", "common/icmp_error.h")
+	add(nimitzGateway(), "net/nimitz/gateway.h")
+	add(nimitzNAT(), "net/nimitz/nat.h", "common/packet4.h")
+	add(nimitzPolice(), "net/nimitz/policy.h")
+	add(nimitzTapped(), "net/nimitz/ovs_port.h")
+	add(container(), "hooks/container.h", "net/netpila/resolve.h")
+	add(edge(), "hooks/host_if.h", "common/border.h")
+	add(guard(), "hooks/macvlan_backstop.h")
+	add(node(), "hooks/node.h")
+	add(uplink(), "hooks/uplink.h")
+	return byFile
 }
 
 // few are tried when nobody asks for all.
 func few() []string {
 	return []string{
-		"container.h/source", "uplink.h/own source", "edge.h/strangers as the node", "packet.h/routing header",
-		"forward.h/quoted destination", "flow.h/source", "crypto.h/keys", "nimitz.h/tunnel addresses alone",
+		"hooks/container.h/source", "hooks/uplink.h/own source", "common/border.h/strangers as the node", "common/packet.h/routing header",
+		"net/netpila/forward.h/quoted destination", "net/netpila/flow.h/source", "net/netpila/crypto.h/keys", "net/nimitz/stages.h/tunnel addresses alone",
 	}
 }
 
@@ -57,7 +90,7 @@ func TestEveryCheckHasItsAttack(t *testing.T) {
 	binary := linkAttacks(t)
 	slots := make(chan struct{}, 2) // a run is a compiler and two nodes
 	tests := map[string]bool{}
-	for file, mutations := range table() {
+	for file, mutations := range table(t) {
 		for _, m := range mutations {
 			name := file + "/" + m.name
 			if !all && !slices.Contains(few(), name) {
@@ -73,7 +106,7 @@ func TestEveryCheckHasItsAttack(t *testing.T) {
 		}
 	}
 	t.Run("none", func(t *testing.T) {
-		overlay := compile(t, "flow.h", read(t, "flow.h"))
+		overlay := compile(t, "net/netpila/flow.h", read(t, "net/netpila/flow.h"))
 		used := "^(" + strings.Join(slices.Sorted(maps.Keys(tests)), "|") + ")$"
 		if out, err := attack(t, binary, overlay, used); err != nil {
 			t.Fatalf("the tests fail without a mutation: %v\n%s", err, out)
@@ -141,11 +174,11 @@ func compile(t *testing.T, file, text string) (overlay string) {
 	must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 
 	generate := generateCommand(t)
-	source := slices.Index(generate, "../../bpf/pilaster.bpf.c")
-	if source < 0 {
+	source, include := slices.Index(generate, "../../bpf/pilaster.bpf.c"), slices.Index(generate, "-I../../bpf")
+	if source < 0 || include < 0 {
 		t.Fatalf("go generate compiles something else: %q", generate)
 	}
-	generate[source] = filepath.Join(dir, "pilaster.bpf.c")
+	generate[source], generate[include] = filepath.Join(dir, "pilaster.bpf.c"), "-I"+dir
 	out := t.TempDir()
 	generate = slices.Insert(generate, slices.Index(generate, "bpf2go")+1, "-output-dir", out)
 	run := exec.CommandContext(t.Context(), generate[0], generate[1:]...)
@@ -204,7 +237,7 @@ func generateCommand(t *testing.T) []string {
 // no packet gets there.
 func TestTableIsComplete(t *testing.T) {
 	reason := regexp.MustCompile(`\bREASON_\w+`)
-	mutations, unreachable := table(), unreachable()
+	mutations, unreachable := table(t), unreachable()
 	names, seen := sourceFiles(t), 0
 	for _, name := range slices.Concat(slices.Collect(maps.Keys(mutations)), slices.Collect(maps.Keys(unreachable))) {
 		if !slices.Contains(names, name) {

@@ -18,7 +18,7 @@ func node() []mutation {
 		},
 		{
 			name:  "connections anew",
-			old:   "if ((flags & (FLAG_SYN | FLAG_ACK)) == FLAG_SYN)\n\t\t\treturn REASON_TO_NODE;",
+			old:   "if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)\n\t\t\treturn REASON_TO_NODE;",
 			new:   "",
 			test:  "TestToNode",
 			cases: []string{"connection where one is"},

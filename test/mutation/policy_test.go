@@ -42,7 +42,7 @@ func session() []mutation {
 		{name: "what is adopted", old: "m->pickup && is_midstream(m)", new: "m->pickup", test: "TestActionAdopts", cases: []string{"a connection is begun", "a datagram", "an error about nothing", "an end of it",
 			"an answer to what was begun before", "answered", "neither may begin", "none may begin it now", "the other's may begin it now", "a new one in its place, which may not"}},
 		{name: "what is adopted is not begun", old: " || state->seen & PICKED_UP))", new: "))", test: "TestActionAdopts", cases: []string{"a new one in its place, which may not"}},
-		{name: "ends begin nothing", old: "if (fresh && m->proto == IPPROTO_TCP_ && m->flags & (TCP_RST | TCP_FIN))\n\t\treturn o;", test: test, cases: []string{"an end of nothing begins nothing, packet 0", "an end of nothing begins nothing, packet 1", "an end of nothing begins nothing, packet 2"}},
+		{name: "ends begin nothing", old: "if (fresh && m->proto == NEXTHDR_TCP && m->flags & (TCP_RST | TCP_FIN))\n\t\treturn o;", test: test, cases: []string{"an end of nothing begins nothing, packet 0", "an end of nothing begins nothing, packet 1", "an end of nothing begins nothing, packet 2"}},
 		{name: "who lives", old: " || (fresh && known && !is_closed(state))", test: test, cases: []string{"another SYN from there ends nothing, packet 3", "another SYN from there ends nothing, packet 4"}},
 		{name: "answered answers", old: "&& seen & SEEN_RESPONDER)\n\t\tseen |= ESTABLISHED;", new: ")\n\t\tseen |= ESTABLISHED;", test: test, cases: []string{"of the middle, by its own way, packet 1", "of the middle, by its own way, packet 2"}},
 		{name: "ports used again", old: "is_closed(state) || m->dir", new: "m->dir", test: test, cases: []string{"its ports are used again from here, packet 4"}},

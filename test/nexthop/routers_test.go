@@ -16,7 +16,7 @@ import (
 // half; then the next packet sent through the neighbour table, at most a hop's life later, starts the
 // delay, and the probes follow.
 const (
-	hopLife   = time.Second // bpf/flow.h
+	hopLife   = time.Second // bpf/net/netpila/flow.h
 	reachable = 500 * time.Millisecond
 	delay     = time.Second
 	probes    = 3

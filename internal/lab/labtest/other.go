@@ -109,10 +109,11 @@ func generate(datapath, c, out string) error {
 	line, _, _ := strings.Cut(rest, "\n")
 	command := strings.Fields(line)
 	tool, source := slices.Index(command, "bpf2go"), slices.Index(command, "../../bpf/pilaster.bpf.c")
-	if tool < 0 || source < 0 {
+	include := slices.Index(command, "-I../../bpf")
+	if tool < 0 || source < 0 || include < 0 {
 		return fmt.Errorf("%s/doc.go generates by another command: %q", datapath, command)
 	}
-	command[source] = filepath.Join(c, "pilaster.bpf.c")
+	command[source], command[include] = filepath.Join(c, "pilaster.bpf.c"), "-I"+c
 	command = slices.Insert(command, tool+1, "-output-dir", out)
 	run := exec.Command(command[0], command[1:]...)
 	run.Dir = datapath

@@ -9,4 +9,4 @@
 // programs stand before it on containers' devices, and could not tell a device that is the switch's from one whose packets would leak into the stack.
 package ovs
 
-//go:generate go tool bpf2go -no-global-types -cc clang-16 -strip llvm-strip-16 -target bpfel -go-package ovs policy ../../../../bpf/policy.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3
+//go:generate go tool bpf2go -no-global-types -cc clang-16 -strip llvm-strip-16 -target bpfel -go-package ovs policy ../../../../bpf/policy.bpf.c -- -I../../../../bpf -O2 -g -Wall -Werror -mcpu=v3

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The 128 bits: node 64 | tenant id 24 | app 16 | index 24 (NETPILA §6.1). */
+#pragma once
+#include "common/context.h"
+#include <bpf/bpf_endian.h>
+
+/* Both halves stay in network byte order, so that comparing and copying cost nothing. */
+struct addr {
+	__u64 hi, lo;
+};
+_Static_assert(sizeof(struct addr) == 16, "an address is 16 bytes");
+
+#define FIRST_RESERVED_APP 0xff00
+
+/* Masks and prefixes are the first 8 bytes of the address, as they lie in memory;
+ * both prefixes are at most 64 bits long. */
+CONSTANT __u64 base_prefix = 0, base_mask = 0;
+CONSTANT __u64 private_prefix = 0, private_mask = 0;
+CONSTANT __u64 own_node = 0; /* the /64 routed to this node */
+
+static __always_inline bool same_addr(const struct addr *a, const struct addr *b)
+{
+	return a->lo == b->lo && a->hi == b->hi;
+}
+
+static __always_inline bool in_base(const struct addr *a)
+{
+	return (a->hi & base_mask) == base_prefix;
+}
+
+static __always_inline bool in_private(const struct addr *a)
+{
+	return (a->hi & private_mask) == private_prefix;
+}
+
+static __always_inline __u32 tenant_id(const struct addr *plain)
+{
+	return bpf_be64_to_cpu(plain->lo) >> 40;
+}
+
+static __always_inline __u16 app_id(const struct addr *plain)
+{
+	return bpf_be64_to_cpu(plain->lo) >> 24;
+}

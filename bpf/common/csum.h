@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Internet checksums (RFC 1071), and how they change with the addresses (RFC 1624). */
+#pragma once
+#include "common/address.h"
+#include "common/proto.h"
+#include <bpf/bpf_helpers.h>
+
+static __always_inline __u32 csum_add(__u32 a, __u32 b)
+{
+	__u64 sum = (__u64)a + b;
+
+	return sum + (sum >> 32);
+}
+
+static __always_inline __u32 csum_diff_addr(struct addr *from, struct addr *to)
+{
+	return bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
+}
+
+static __always_inline __u16 csum_fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+static __always_inline __u32 l4_csum_offset(__u8 proto)
+{
+	switch (proto) {
+	case NEXTHDR_TCP:
+		return 16;
+	case NEXTHDR_UDP:
+	case NEXTHDR_UDPLITE:
+	case NEXTHDR_DCCP:
+		return 6;
+	case NEXTHDR_ICMP:
+		return 2;
+	}
+	return 0; /* no pseudo header in its checksum, or no checksum */
+}

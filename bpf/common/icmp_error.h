@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the node itself says to a container about a packet that goes no further (RFC 4443). */
+#pragma once
+#include "common/event.h"
+#include "common/packet4.h"
+
+#define ICMPV6_TOO_BIG	     2
+#define ICMPV6_TIME_EXCEEDED 3
+
+#define ICMP_ERROR_HOPS	     64
+#define IPV6_MIN_MTU	     1280 /* an error is no longer than any link can take */
+#define ICMP_ERROR_HLEN	     (IPV6_HLEN + ICMPV6_HLEN)
+#define QUOTE_MAX	     (IPV6_MIN_MTU - ICMP_ERROR_HLEN)
+
+struct icmp6_error {
+	struct eth_ip6 frame;
+	__u8 type, code;
+	__u16 checksum;
+	__be32 mtu; /* of packet too big, else 0 */
+} __attribute__((packed, aligned(2)));
+_Static_assert(sizeof(struct icmp6_error) == ETH_HLEN + ICMP_ERROR_HLEN, "Ethernet, IPv6 and ICMPv6 headers");
+
+/* A container hears ICMP_ERROR_BURST errors one by one, enough for a traceroute that asks all at once, and
+ * then one in 10 ms. Devices that share a slot share its pace; two CPUs may count one answer as none. */
+#define ICMP_ERROR_INTERVAL 10000000ULL
+#define ICMP_ERROR_BURST    32
+#define ICMP_ERROR_SLOTS    1024
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64); /* when the next answer would be due at one in ICMP_ERROR_INTERVAL */
+	__uint(max_entries, ICMP_ERROR_SLOTS);
+} pil_icmp_rate SEC(".maps");
+
+static __always_inline bool icmp_error_allowed(__u32 device)
+{
+	__u32 slot = device % ICMP_ERROR_SLOTS;
+	__u64 *pace = bpf_map_lookup_elem(&pil_icmp_rate, &slot), now = bpf_ktime_get_ns(), due;
+
+	if (!pace)
+		return false;
+	due = *pace < now ? now : *pace;
+	if (due - now > ICMP_ERROR_BURST * ICMP_ERROR_INTERVAL)
+		return false;
+	*pace = due + ICMP_ERROR_INTERVAL;
+	return true;
+}
+
+#define SUM_CHUNK 64
+
+/* csum_payload adds the bytes from at to end, at most IPV6_MIN_MTU of them, to a checksum. */
+__noinline __u32 csum_payload(struct __sk_buff *skb, __u32 at, __u32 end, __u32 sum)
+{
+	for (int i = 0; i < IPV6_MIN_MTU / SUM_CHUNK; i++) {
+		__u8 chunk[SUM_CHUNK] = {};
+		__u32 n = end - at;
+
+		asm volatile("" : "+r"(n)); /* the verifier must see the tests of the very value it is to bound */
+		if (!n)
+			break;
+		if (n > sizeof(chunk))
+			n = sizeof(chunk);
+		if (bpf_skb_load_bytes(skb, at, chunk, n))
+			break;
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)chunk, sizeof(chunk), sum);
+		at += n;
+	}
+	return sum;
+}
+
+/* An ICMP error is never sent about a frame for several receivers (RFC 4443 §2.4, RFC 1812 §4.3.2.7). */
+static __always_inline bool for_one_receiver(struct __sk_buff *skb)
+{
+	return skb->pkt_type != PACKET_BROADCAST && skb->pkt_type != PACKET_MULTICAST;
+}
+
+/* Nobody answers an error, nor what was sent to many (RFC 4443 §2.4). A later fragment of ICMPv6 may be
+ * part of an error. */
+static __always_inline bool icmp_error_wanted(struct __sk_buff *skb, const struct packet *p)
+{
+	if (is_error(p) || (p->proto == NEXTHDR_ICMP && !p->l4))
+		return false;
+	return for_one_receiver(skb);
+}
+
+/* trim_to_quote takes the packet away but for the beginning that is quoted, and makes room before it. Both helpers take
+ * away what only makes sense of the packet it was, such as its segments. It returns how much is quoted, or 0. */
+static __always_inline __u32 trim_to_quote(struct __sk_buff *skb, __u32 most, __u32 room)
+{
+	__u32 length = skb->len - ETH_HLEN;
+
+	if (length > most)
+		length = most;
+	if (bpf_skb_change_tail(skb, ETH_HLEN + length, 0) || bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_MAC, 0))
+		return 0;
+	return length;
+}
+
+/* return_to_sender gives an error, in the packet's place, to who sent that. */
+static __always_inline int return_to_sender(struct __sk_buff *skb, __u32 device)
+{
+	bpf_skb_change_type(skb, PACKET_HOST);
+	skb->mark = 0;
+	skb->tstamp = 0;
+	return to_container(skb, device, on_way_in(skb, device), false);
+}
+
+/* icmp_error_build makes of a packet the ICMPv6 error about itself, which has addresses, type and MTU already and is to
+ * quote what was sent, as it was sent. */
+static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device, struct icmp6_error *a)
+{
+	__u32 length = trim_to_quote(skb, QUOTE_MAX, ICMP_ERROR_HLEN), sum;
+
+	if (!length)
+		return TC_ACT_SHOT;
+	length += ICMPV6_HLEN;
+	mac_of(device, a->frame.eth.h_dest);
+	__builtin_memcpy(a->frame.eth.h_source, gateway_mac, ETH_ALEN);
+	a->frame.eth.h_proto = bpf_htons(ETH_P_IPV6);
+	a->frame.priority_version = 6 << 4;
+	a->frame.payload_len = bpf_htons(length);
+	a->frame.nexthdr = NEXTHDR_ICMP;
+	a->frame.hop_limit = ICMP_ERROR_HOPS;
+	sum = bpf_htons(length) + bpf_htons(NEXTHDR_ICMP); /* in the pseudo header, with the addresses */
+	sum = bpf_csum_diff(NULL, 0, (__be32 *)src_of(&a->frame), 2 * sizeof(struct addr), sum);
+	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a->type, ICMPV6_HLEN, sum);
+	sum = csum_payload(skb, sizeof(*a), sizeof(*a) + length - ICMPV6_HLEN, sum);
+	a->checksum = ~csum_fold(sum);
+	if (bpf_skb_store_bytes(skb, 0, a, sizeof(*a), 0))
+		return TC_ACT_SHOT;
+	return return_to_sender(skb, device);
+}
+
+#define ICMP4_UNREACHABLE	   3
+#define ICMP4_FRAGMENTATION_NEEDED 4
+#define ICMP4_TIME_EXCEEDED	   11
+
+/* An error is no longer than any host takes (RFC 1812 §4.3.2.3). */
+#define ICMP4_ERROR_HLEN (20 + 8)
+#define QUOTE4_MAX	 (576 - ICMP4_ERROR_HLEN)
+
+struct icmp4_error {
+	struct eth_ip4 frame;
+	__u8 type, code;
+	__u16 checksum;
+	__be16 unused, mtu;
+} __attribute__((packed, aligned(2)));
+_Static_assert(sizeof(struct icmp4_error) == ETH_HLEN + ICMP4_ERROR_HLEN, "Ethernet, IPv4 and ICMP headers");
+
+/* Of a later fragment nobody is told anything (RFC 1812 §4.3.2.7). */
+static __always_inline bool icmp4_error_wanted(struct __sk_buff *skb, const struct packet *p)
+{
+	return p->l4 && !is_error4(p) && for_one_receiver(skb);
+}
+
+static __always_inline int icmp4_error_build(struct __sk_buff *skb, __u32 device, __be32 from, __be32 to, __u32 mtu)
+{
+	__u32 length = trim_to_quote(skb, QUOTE4_MAX, ICMP4_ERROR_HLEN), sum;
+	struct icmp4_error a = {};
+
+	if (!length)
+		return TC_ACT_SHOT;
+	mac_of(device, a.frame.eth.h_dest);
+	__builtin_memcpy(a.frame.eth.h_source, gateway_mac, ETH_ALEN);
+	a.frame.eth.h_proto = bpf_htons(ETH_P_IP);
+	a.frame.version_length = 0x45;
+	a.frame.length = bpf_htons(ICMP4_ERROR_HLEN + length);
+	a.frame.ttl = ICMP_ERROR_HOPS;
+	a.frame.proto = PROTO_ICMP4;
+	a.frame.src = from;
+	a.frame.dst = to;
+	a.frame.check = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&a.frame.version_length, 20, 0));
+	a.type = mtu ? ICMP4_UNREACHABLE : ICMP4_TIME_EXCEEDED;
+	a.code = mtu ? ICMP4_FRAGMENTATION_NEEDED : 0;
+	a.mtu = bpf_htons(mtu);
+	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a.type, 8, 0);
+	sum = csum_payload(skb, sizeof(a), sizeof(a) + length, sum);
+	a.checksum = ~csum_fold(sum);
+	if (bpf_skb_store_bytes(skb, 0, &a, sizeof(a), 0))
+		return TC_ACT_SHOT;
+	return return_to_sender(skb, device);
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From a container: NETPILA §6.1's first table, with the drops of §6.2. */
+#pragma once
+#include "hooks/node.h"
+#include "net/netpila/resolve.h"
+
+/* A switch that reads a container's device itself judges and counts what it reads, but for what claims a source that
+ * only we give: that it leaves to us. */
+static __always_inline bool claims_netpila_src(const struct flow_key *key)
+{
+	return in_private(&key->src) || in_base(&key->src);
+}
+
+/* drop_from_container drops what no network takes, and counts it unless a switch does: also, whoever sends it, what is
+ * for the link or for many. */
+static __always_inline int drop_from_container(struct __sk_buff *skb, const struct flow_key *key, int why)
+{
+	bool linkwide = why >= REASON_ND_FORBIDDEN && why <= REASON_MULTICAST;
+	struct dev_ep *its = bpf_map_lookup_elem(&pil_ports_v1, &key->device);
+
+	if (its && its->network == NETWORK_OVS && (linkwide || !claims_netpila_src(key)))
+		return TC_ACT_SHOT;
+	return drop(skb, why, HOOK_CONTAINER);
+}
+
+/* to_other_network hands over what no source of ours sends, for its own program to judge. */
+static __always_inline int to_other_network(struct __sk_buff *skb, const struct flow_key *key, int why)
+{
+	struct dev_ep *its = bpf_map_lookup_elem(&pil_ports_v1, &key->device);
+
+	if (!its)
+		return drop(skb, why, HOOK_CONTAINER);
+	if (its->network == NETWORK_OVS)
+		return claims_netpila_src(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;
+	bpf_tail_call(skb, &pil_networks_v1, its->network);
+	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
+}
+
+static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
+					       const struct flow_key *key, struct flow *f)
+{
+	struct addr next_hop = {}, wanted = key->dst, *hop = NULL;
+	enum flow_egress egress = EGRESS_NEIGHBOUR;
+	struct tenant *own;
+	struct ep_src *from;
+	int why;
+
+	from = bpf_map_lookup_elem(&pil_sources_v2, &key->src);
+	if (!from || from->ifindex != key->device)
+		return to_other_network(skb, key, REASON_SRC_NOT_OWN);
+	own = bpf_map_lookup_elem(&pil_tenants_v2, &from->tenant_id);
+	if (!own)
+		return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);
+	if (same_addr(&key->dst, &own->gateway))
+		return to_node(skb, h, p, key, f);
+	why = resolve(own, &wanted);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+
+	f->egress = 0; /* the slot holds nothing until all of it is written */
+	f->key = *key;
+	f->src = from->plain;
+	f->dst = wanted;
+	f->policy_ep[TX] = has_policies(from->tenant_id) ? from->endpoint : 0;
+	f->policy_ep[RX] = 0;
+	if (wanted.hi == own_node) {
+		struct ep_dst *to = bpf_map_lookup_elem(&pil_locals_v1, &wanted.lo);
+
+		if (!to)
+			return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
+		/* Both addresses read the same to every container of the tenant: nothing to translate. */
+		f->translate = 0;
+		if (f->policy_ep[TX])
+			f->policy_ep[RX] = to->endpoint;
+		send_to(f, to->ifindex);
+		egress = f->egress = EGRESS_LOCAL;
+	} else {
+		f->translate = !same_addr(&f->src, &f->key.src);
+		f->checksum = csum_add(from->checksum, csum_diff_addr(&f->key.dst, &f->dst));
+		why = find_next_hop(skb, p, f, &next_hop);
+		if (why == REASON_TOO_BIG) /* which a router asks after the hops */
+			return icmp_error_send(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);
+		if (why)
+			return drop(skb, why, HOOK_CONTAINER);
+		if (f->egress == EGRESS_UPLINK)
+			hop = &next_hop;
+	}
+	return forward(skb, h, p, f, egress, hop, HOOK_CONTAINER);
+}
+
+static __always_inline int from_container(struct __sk_buff *skb)
+{
+	struct flow_key key = {.generation = generation(), .device = device_of(skb)};
+	struct packet p = {};
+	struct eth_ip6 *h;
+	struct flow *f;
+	int why;
+
+	/* A tag would leave with the packet and reach another network. */
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
+		return to_other_network(skb, &key, REASON_NOT_IP6);
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop_from_container(skb, &key, REASON_MALFORMED);
+	/* On its way out a frame is called what the sending socket calls it. */
+	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
+		return drop_from_container(skb, &key, REASON_NOT_IP6);
+	key.src = *src_of(h);
+	key.dst = *dst_of(h);
+	key.path = path_of(h);
+	why = parse(skb, h, &p);
+	if (!why && *(__u8 *)&key.dst == 0xff)
+		why = REASON_MULTICAST;
+	if (why)
+		return drop_from_container(skb, &key, why);
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+
+	f = flow_slot(&key);
+	if (!f)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	if (likely(flow_matches(f, &key))) {
+		if (f->egress == EGRESS_LOCAL)
+			return forward(skb, h, &p, f, EGRESS_LOCAL, NULL, HOOK_CONTAINER);
+		if (likely(f->expires > bpf_jiffies64()))
+			return forward(skb, h, &p, f, EGRESS_UPLINK, NULL, HOOK_CONTAINER);
+	}
+	return from_container_slow(skb, h, &p, &key, f);
+}

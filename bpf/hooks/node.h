@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Between this node's own stack and its containers: the node reaches them, as a guest among its tenant's
+ * containers, and they answer. A container can begin nothing. */
+#pragma once
+#include "common/border.h"
+#include "net/netpila/forward.h"
+#include "net/netpila/resolve.h"
+
+#define ICMPV6_REPLY  129
+#define CURRENT_NETNS ((__u64)-1)
+
+/* check_reply drops what is no answer to something the node began. The sockets of the node tell: one that a
+ * container could have had made does not exist, because what would make it is dropped here. */
+static __always_inline int check_reply(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key)
+{
+	struct bpf_sock_tuple t = {};
+	struct addr node = node_address();
+	struct bpf_sock *socket;
+	__u8 flags = 0;
+	bool answer;
+
+	if (p->proto == NEXTHDR_ICMP && p->l4)
+		return is_error(p) || p->icmp_type == ICMPV6_REPLY ? 0 : REASON_TO_NODE;
+	/* A later fragment does not say what it answers. */
+	if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
+		return REASON_TO_NODE;
+	if (bpf_skb_load_bytes(skb, p->l4, &t.ipv6.sport, 2 * sizeof(t.ipv6.sport)))
+		return REASON_MALFORMED;
+	__builtin_memcpy(t.ipv6.saddr, &key->src, sizeof(key->src));
+	__builtin_memcpy(t.ipv6.daddr, &node, sizeof(node));
+	if (p->proto == NEXTHDR_TCP) {
+		if (bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags)))
+			return REASON_MALFORMED;
+		/* The kernel lets one begin a connection anew where an old one has just ended. */
+		if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+			return REASON_TO_NODE;
+		socket = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
+		if (!socket)
+			return REASON_TO_NODE;
+		answer = socket->state != BPF_TCP_LISTEN;
+	} else {
+		socket = bpf_sk_lookup_udp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
+		if (!socket)
+			return REASON_TO_NODE;
+		answer = socket->state == BPF_TCP_ESTABLISHED; /* connected: to this container's port */
+	}
+	bpf_sk_release(socket);
+	return answer ? 0 : REASON_TO_NODE;
+}
+
+/* to_node delivers a container's answer. Each is looked at, so the slot is used and left empty. */
+static __always_inline int to_node(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
+				   const struct flow_key *key, struct flow *f)
+{
+	int why = check_reply(skb, p, key);
+
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+	f->egress = 0;
+	f->key = *key;
+	f->src = key->src;
+	f->dst = node_address();
+	f->translate = 1;
+	f->policy_ep[TX] = f->policy_ep[RX] =
+		0; /* what a node and its own containers say to each other always passes */
+	f->checksum = csum_diff_addr(&f->key.dst, &f->dst);
+	send_to(f, node_ifindex);
+	return forward(skb, h, p, f, EGRESS_DEVICE, NULL, HOOK_CONTAINER);
+}
+
+static __always_inline int from_node_slow(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
+					  const struct flow_key *key, struct flow *f)
+{
+	struct addr node = node_address();
+	struct tenant *its;
+	struct ep_src *to;
+
+	if (!same_addr(&key->src, &node))
+		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);
+	to = bpf_map_lookup_elem(&pil_sources_v2, &key->dst);
+	if (!to)
+		return drop(skb, REASON_NO_ENDPOINT, HOOK_NODE);
+	its = bpf_map_lookup_elem(&pil_tenants_v2, &to->tenant_id);
+	if (!its)
+		return drop(skb, REASON_NO_KEY, HOOK_NODE);
+	f->egress = 0; /* the slot holds nothing until all of it is written */
+	f->key = *key;
+	f->src = its->gateway;
+	f->dst = key->dst;
+	f->translate = 1;
+	f->policy_ep[TX] = f->policy_ep[RX] = 0;
+	f->checksum = csum_diff_addr(&f->key.src, &f->src);
+	send_to(f, to->ifindex);
+	f->egress = EGRESS_DEVICE;
+	return forward(skb, h, p, f, EGRESS_DEVICE, NULL, HOOK_NODE);
+}
+
+static __always_inline int from_node(struct __sk_buff *skb)
+{
+	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
+	struct packet p = {};
+	struct eth_ip6 *h;
+	struct flow *f;
+	int why;
+
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
+		return drop(skb, REASON_NOT_IP6, HOOK_NODE);
+	/* What came in by a device is not the node's, whatever it says. */
+	if (skb->ingress_ifindex)
+		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_NODE);
+	key.src = *src_of(h);
+	key.dst = *dst_of(h);
+	why = parse(skb, h, &p);
+	if (why)
+		return drop(skb, why, HOOK_NODE);
+	h = eth_ip6_of(skb);
+	f = flow_slot(&key);
+	if (!h || !f)
+		return drop(skb, REASON_MALFORMED, HOOK_NODE);
+	if (likely(flow_matches(f, &key)))
+		return forward(skb, h, &p, f, EGRESS_DEVICE, NULL, HOOK_NODE);
+	return from_node_slow(skb, h, &p, &key, f);
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* ICMPv6 errors to a container of NETPILA about a packet that the node does not forward. */
+#pragma once
+#include "common/icmp_error.h"
+#include "net/netpila/flow.h"
+
+/* icmp_error_send drops a container's packet and sends the error about it, which comes from the node as the container's
+ * tenant sees it. */
+__noinline int icmp_error_send(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 reason)
+{
+	struct icmp6_error a = {.type = ICMPV6_TIME_EXCEEDED};
+	struct tenant *own;
+	__u32 id;
+
+	drop(skb, reason, HOOK_CONTAINER);
+	if (!p || !f || !icmp_error_wanted(skb, p) || !icmp_error_allowed(f->key.device))
+		return TC_ACT_SHOT;
+	id = tenant_id(&f->src);
+	own = bpf_map_lookup_elem(&pil_tenants_v2, &id);
+	if (!own)
+		return TC_ACT_SHOT;
+	a.frame.src = own->gateway;
+	a.frame.dst = f->key.src;
+	if (reason == REASON_TOO_BIG) {
+		a.type = ICMPV6_TOO_BIG;
+		a.mtu = bpf_htonl(f->mtu);
+	}
+	return icmp_error_build(skb, f->key.device, &a);
+}

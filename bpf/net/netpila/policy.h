@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Policy for endpoints of NETPILA, whose addresses say tenant and app. */
+#pragma once
+#include "net/netpila/flow.h"
+#include "policy/policy.h"
+
+/* Both ends of a packet by canonical addresses, as the endpoint at one end of its flow sees them: of what came from the
+ * fabric those it came with, of others those it goes with. */
+static __always_inline const struct addr *flow_end(const struct flow *f, bool source, __u32 hook)
+{
+	if (hook == HOOK_UPLINK_IN)
+		return source ? &f->key.src : &f->key.dst;
+	return source ? &f->src : &f->dst;
+}
+
+/* policy_enforce does so for an endpoint that is told by addresses. */
+__noinline int policy_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 dir,
+			      __u32 hook)
+{
+	const struct addr *local, *remote;
+	struct session_key *key;
+	struct pol_scratch *d;
+	__u32 zero = 0;
+
+	if (!p || !f)
+		return TC_ACT_SHOT;
+	local = flow_end(f, dir == TX, hook);
+	remote = flow_end(f, dir != TX, hook);
+	if (policy_fast_hit(skb, p, sizeof(struct eth_ip6), local, remote, f->policy_ep[dir & 1], 0, dir))
+		return 0;
+	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
+	if (!d)
+		return TC_ACT_SHOT;
+	key = &d->ct.key;
+	key->local = *local;
+	key->remote = *remote;
+	key->endpoint = f->policy_ep[dir & 1];
+	key->tenant = tenant_id(&key->local);
+	key->zero[0] = key->zero[1] = key->zero[2] = 0;
+	d->ct.pkt.dir = dir;
+	d->mode = ENFORCE_BY_ADDR;
+	d->apps = 0;
+	return policy_check(skb, p, d, hook);
+}

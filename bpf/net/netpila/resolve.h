@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From the destination address that a container wrote to a plaintext address, and from there to a next hop. */
+#pragma once
+#include "net/netpila/crypto.h"
+#include "net/netpila/forward.h"
+#include "net/netpila/tables.h"
+
+/* Leads to the node's stack. */
+volatile const __u32 node_ifindex;
+
+/* decrypt tries the keys of the tenant's ids. A made-up or foreign ciphertext turns into noise under each;
+ * 2^-64 of that has our base prefix and the id whose key it was. */
+static __always_inline int decrypt(const struct tenant *own, struct addr *dst)
+{
+	for (int i = 0; i < MAX_TENANT_IDS; i++) {
+		struct addr plain = *dst;
+		__u32 id = own->ids[i];
+		int why;
+
+		if (!id)
+			break;
+		why = crypt(id, &plain, DECRYPT);
+		if (why)
+			return why;
+		if (!in_base(&plain))
+			continue;
+		*dst = plain;
+		/* Whoever knows the key can encrypt any address under it; only the id's own are given out. */
+		if (tenant_id(&plain) == id)
+			return 0;
+		return tenant_id(&plain) ? REASON_TENANT_MISMATCH : REASON_TO_NODE;
+	}
+	return REASON_DST_UNDECRYPTABLE;
+}
+
+/* resolve turns the destination a container wrote into a plaintext address of its own tenant. */
+static __always_inline int resolve(const struct tenant *own, struct addr *dst)
+{
+	int why;
+
+	if (own->clear) {
+		if (!in_base(dst))
+			return REASON_DST_NOT_PRIVATE;
+		if (!tenant_id(dst))
+			return REASON_TO_NODE;
+		if (!has_id(own, tenant_id(dst)))
+			return REASON_TENANT_MISMATCH;
+	} else {
+		if (!in_private(dst))
+			return REASON_DST_NOT_PRIVATE;
+		why = decrypt(own, dst);
+		if (why)
+			return why;
+	}
+	return app_id(dst) >= FIRST_RESERVED_APP ? REASON_APP_RESERVED : 0;
+}
+
+/* find_next_hop asks the FIB as a router would, for a packet that came by a device that forwards. It
+ * names the next hop if that is known to live. This lookup does not pass over a router that has failed; the
+ * host stack's does, and takes the next best: then the choice is left to it. */
+static __always_inline int find_next_hop(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+					 struct addr *next_hop)
+{
+	struct bpf_fib_lookup fib = {.family = AF_INET6, .ifindex = node_ifindex, .flowinfo = bpf_htonl(f->key.path)};
+	__u32 length = wire_length(skb, p);
+	long found;
+
+	__builtin_memcpy(fib.ipv6_src, &f->src, sizeof(f->src));
+	__builtin_memcpy(fib.ipv6_dst, &f->dst, sizeof(f->dst));
+	fib.tot_len = length > 0xffff ? 0xffff : length;
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	f->mtu = fib.mtu_result; /* without a neighbour that is still our length, which does fit */
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return REASON_TOO_BIG;
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return REASON_NO_ROUTE;
+	if (fib.ifindex != uplink_ifindex)
+		return REASON_NO_ROUTE;
+	f->ifindex = fib.ifindex;
+	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return 0;
+	__builtin_memcpy(next_hop, fib.ipv6_dst, sizeof(*next_hop));
+	__builtin_memcpy(f->dmac, fib.dmac, ETH_ALEN);
+	__builtin_memcpy(f->smac, fib.smac, ETH_ALEN);
+	f->expires = bpf_jiffies64() + NEXT_HOP_LIFE;
+	f->egress = EGRESS_UPLINK;
+	return 0;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the node says to a container of the second network about a packet that goes no further, as the next hop that it
+ * has inside. */
+#pragma once
+#include "common/icmp_error.h"
+#include "net/nimitz/nat.h"
+
+/* The gateways of internal/network/nimitz. */
+#define GATEWAY_4 bpf_htonl(0xa9fe0101) /* 169.254.1.1 */
+static const struct addr gateway_6 = {.hi = bpf_cpu_to_be64(0xfe80000000000000), .lo = bpf_cpu_to_be64(1)};
+
+static __always_inline int icmp6_error_build(struct __sk_buff *skb, __u32 device, const struct addr *to, __u32 mtu)
+{
+	struct icmp6_error a = {.type = mtu ? ICMPV6_TOO_BIG : ICMPV6_TIME_EXCEEDED, .mtu = bpf_htonl(mtu)};
+
+	a.frame.src = gateway_6;
+	a.frame.dst = *to;
+	return icmp_error_build(skb, device, &a);
+}
+
+/* nimitz_icmp_error drops a container's packet, which nobody has changed yet, and sends the error about it. */
+__slowpath int nimitz_icmp_error(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j)
+{
+	__u32 device;
+
+	if (!p || !j)
+		return TC_ACT_SHOT;
+	drop(skb, j->why, HOOK_CONTAINER);
+	device = device_of(skb);
+	if (j->why == REASON_NO_ROUTE ||
+	    !(j->family == FAMILY_4 ? icmp4_error_wanted(skb, p) : icmp_error_wanted(skb, p)) ||
+	    !icmp_error_allowed(device))
+		return TC_ACT_SHOT;
+	if (j->family == FAMILY_4)
+		return icmp4_error_build(skb, device, GATEWAY_4, ip4_unmapped(&j->orig_src), j->mtu);
+	return icmp6_error_build(skb, device, &j->orig_src, j->mtu);
+}

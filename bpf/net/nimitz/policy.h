@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Policies and sessions of the second network, whose addresses say no app. What its sender is, a packet says in the
+ * tunnel; what its receiver is, that one's node alone knows. So a packet between containers is judged where it leaves
+ * the tunnel, by the rules of both ends, and where it enters it the session is remembered: what comes back is judged
+ * here, as what answers it. Who is outside has no rules and no app, so what goes there is judged where it begins, and
+ * nodes that only carry it have nothing to know. */
+#pragma once
+#include "net/nimitz/nat.h"
+#include "policy/policy.h"
+
+static __noinline struct sender *lookup_receiver(const struct pkt_ctx *j, __u32 port)
+{
+	struct sender_key key = {.source = j->dst, .port = port, .scope = scope_of(j->family, 0)};
+
+	return bpf_map_lookup_elem(&nim_senders_v1, &key);
+}
+
+/* nimitz_policy_end lets a packet pass the end that is on the desk (0), or drops it and says so. */
+static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
+					__u32 hook)
+{
+	const struct session_key *k = &d->ct.key;
+	__u32 dir = d->ct.pkt.dir;
+
+	if (p->ip4 ? policy_fast_hit(skb, p, sizeof(struct eth_ip4), &k->local, &k->remote, k->endpoint, d->apps, dir)
+		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps, dir))
+		return 0;
+	return policy_check(skb, p, d, hook);
+}
+
+/* set_session puts an end of a packet onto the desk. */
+static __always_inline void set_session(struct pol_scratch *d, const struct addr *local, const struct addr *remote,
+					__u32 endpoint, __u32 vni)
+{
+	struct session_key *key = &d->ct.key;
+
+	key->local = *local;
+	key->remote = *remote;
+	key->endpoint = endpoint;
+	key->tenant = vni;
+	key->zero[0] = key->zero[1] = key->zero[2] = 0;
+}
+
+/* nimitz_policy lets a packet pass those of its ends that are here (0). Its source and VNI are those before NAT, by
+ * which rules know an end. */
+static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
+					 const struct addr *from, __u32 vni, const struct route *r)
+{
+	__u32 zero = 0, identity = j->identity & GBP_IDENTITY;
+	struct pol_scratch *d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
+
+	if (!d)
+		return TC_ACT_SHOT;
+	if (j->from < FIRST_DEVICE && has_policies(vni)) {
+		bool leaves = r->port == PORT_GATEWAY || r->outside;
+
+		set_session(d, from, &j->dst, j->from, vni);
+		d->ct.pkt.dir = TX;
+		d->mode = leaves ? ENFORCE_BY_APP : ENFORCE_REMOTE;
+		d->apps = leaves ? identity << 16 | APP_OUTSIDE : APPS_REMOTE;
+		if (nimitz_policy_end(skb, p, d, j->hook))
+			return TC_ACT_SHOT;
+	}
+	if (r->port < FIRST_DEVICE && has_policies(j->vni)) {
+		struct sender *receiver = lookup_receiver(j, r->port);
+		/* Another tenant's app says nothing here. */
+		__u32 app = vni == j->vni ? identity : APP_OUTSIDE;
+
+		if (!receiver) /* it is just coming or going */
+			return drop(skb, REASON_NO_ENDPOINT, j->hook);
+		set_session(d, &j->dst, from, r->port, j->vni);
+		d->ct.pkt.dir = RX;
+		d->mode = ENFORCE_BY_APP;
+		d->apps = (receiver->identity & GBP_IDENTITY) << 16 | app;
+		if (nimitz_policy_end(skb, p, d, j->hook))
+			return TC_ACT_SHOT;
+	}
+	return 0;
+}

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The stage of policy and sessions: whether a packet may pass, for an endpoint whose tenant has policies. No other
+ * packet comes here. */
+#pragma once
+#include "common/event.h"
+#include "common/packet4.h"
+#include "policy/ct_table.h"
+#include "policy/rules.h"
+
+/* What rules said of a session, and until when its packets need nothing more: direct-mapped, each CPU's own, like flows
+ * (flow.h), and apart from them. Each packet of a session that is established is one line of the data cache. */
+#define VERDICT_SLOTS 4096
+
+struct verdict {
+	struct session_key key;
+	__u32 generation; /* of the rules */
+	__u32 apps;	  /* of both ends, where no address says them */
+	__u64 until;	  /* jiffies; 0: each packet is looked at */
+	struct pre_actions pre;
+	__u8 rest[44];
+};
+_Static_assert(sizeof(struct verdict) == 128, "two lines of the data cache, of which most packets need the first");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE); /* is_tcp_syn with a page, so that no slot straddles lines */
+	__type(key, __u32);
+	__type(value, struct verdict);
+	__uint(max_entries, VERDICT_SLOTS); /* times the CPUs, set at load */
+} pil_verdicts SEC(".maps");
+
+/* How long an established session passes unseen, in jiffies: 0.1 to 1 s, of which its life is many. */
+#define VERDICT_TTL 100
+
+static __always_inline struct verdict *verdict_slot(const struct addr *local, const struct addr *remote, __u32 ports)
+{
+	__u64 h = (local->lo ^ remote->hi) * 0x9e3779b97f4a7c15ULL;
+	__u32 slot;
+
+	h = (h ^ remote->lo ^ ports) * 0xc2b2ae3d27d4eb4fULL;
+	slot = bpf_get_smp_processor_id() * VERDICT_SLOTS + (h >> 52);
+	_Static_assert(VERDICT_SLOTS == 1 << 12, "the slot is the top 12 bits");
+	return bpf_map_lookup_elem(&pil_verdicts, &slot);
+}
+
+/* Later fragments do not say what session they are of: they go where the first one went. */
+#define FRAGMENT_LIFE 30000000000ULL /* ns; a receiver waits 60 s for the rest (RFC 8200 §4.5), and any sender less */
+
+struct fragment_key {
+	struct addr local, remote;
+	__u32 id;
+	__u32 endpoint;
+	__u32 dir;
+	__u32 zero;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct fragment_key);
+	__type(value, __u64); /* until when, CLOCK_MONOTONIC, ns */
+	__uint(max_entries, 8192);
+} pil_fragments_v1 SEC(".maps");
+
+/* How an end of a packet is judged. */
+enum enforce_mode {
+	ENFORCE_BY_ADDR, /* by the end's own rules: both apps stand in the addresses */
+	ENFORCE_BY_APP,	 /* by the rules of both ends */
+	ENFORCE_REMOTE,	 /* nothing is judged here, and what is seen is remembered for what comes back */
+};
+#define APPS_REMOTE 0xffffffff
+
+/* What is too large for the stack. Programs run with softirqs off, so a CPU's is never shared. */
+struct pol_scratch {
+	struct ct_ctx ct;
+	struct flow_tuple tuple;
+	struct fragment_key fragment;
+	__u32 quotes_fragment; /* 1: an error about a later fragment, which fragment tells */
+	__u32 mode;
+	__u32 apps; /* of ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
+	struct pre_actions pre;
+	struct flow_tuple peer_tuple; /* as the peer sees it, and what its rules say */
+	struct pre_actions peer_pre;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct pol_scratch);
+	__uint(max_entries, 1);
+} pil_pol_scratch SEC(".maps");
+
+static __always_inline bool is_echo(__u8 proto, __u8 type)
+{
+	return proto == NEXTHDR_ICMP ? type == 128 || type == 129 : type == 8 || type == 0;
+}
+
+/* read_ports tells what a session is known by beside its addresses: source, then destination. */
+static __always_inline int read_ports(struct __sk_buff *skb, __u8 proto, __u32 l4, __be16 *ports)
+{
+	__u8 type = 0;
+
+	switch (proto) {
+	case NEXTHDR_TCP:
+	case NEXTHDR_UDP:
+	case NEXTHDR_UDPLITE:
+	case NEXTHDR_SCTP:
+	case NEXTHDR_DCCP:
+		return bpf_skb_load_bytes(skb, l4, ports, 2 * sizeof(*ports));
+	case NEXTHDR_ICMP:
+	case PROTO_ICMP4:
+		if (bpf_skb_load_bytes(skb, l4, &type, sizeof(type)))
+			return -1;
+		if (!is_echo(proto, type))
+			return 0;
+		if (bpf_skb_load_bytes(skb, l4 + 4, ports, sizeof(*ports)))
+			return -1;
+		ports[1] = ports[0];
+	}
+	return 0;
+}
+
+/* read_quoted_ports does so of the packet that an error is about, which went the other way. Its addresses are the
+ * error's own: that is checked elsewhere. Of a later fragment only its packet can be told. */
+static __noinline int read_quoted_ports(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
+					__be16 *ports)
+{
+	struct packet q = {.l4 = p->l4 + ICMPV6_HLEN + IPV6_HLEN, .end = p->end};
+	__be16 sent[2] = {};
+
+	if (p->ip4) {
+		if (find_transport4(skb, p->l4 + ICMPV6_HLEN, &q))
+			return -1;
+	} else if (bpf_skb_load_bytes(skb, p->l4 + ICMPV6_HLEN + 6, &q.proto, sizeof(q.proto)) ||
+		   find_transport(skb, &q)) {
+		return -1;
+	}
+	if (!q.l4) {
+		d->quotes_fragment = 1;
+		d->fragment.id = q.fragment;
+		d->fragment.dir = RX - d->fragment.dir;
+		return q.proto;
+	}
+	if (q.l4 + TRANSPORT_MIN > q.end || read_ports(skb, q.proto, q.l4, sent))
+		return -1;
+	ports[0] = sent[1];
+	ports[1] = sent[0];
+	return q.proto;
+}
+
+/* policy_lookup_peer adds what the rules of the other end say: what one begins, they have begin there. */
+static __always_inline void policy_lookup_peer(struct pol_scratch *d)
+{
+	d->peer_tuple.local = d->tuple.remote;
+	d->peer_tuple.remote = d->tuple.local;
+	d->peer_tuple.tenant = d->tuple.tenant;
+	d->peer_tuple.local_app = d->tuple.remote_app;
+	d->peer_tuple.remote_app = d->tuple.local_app;
+	d->peer_tuple.local_port = d->tuple.remote_port;
+	d->peer_tuple.remote_port = d->tuple.local_port;
+	d->peer_tuple.proto = d->tuple.proto;
+	policy_lookup(&d->peer_tuple, &d->peer_pre);
+	for (int dir = TX; dir <= RX; dir++) {
+		if (d->pre.verdicts[dir] != ACCEPT)
+			continue;
+		if (!d->pre.audits[dir])
+			d->pre.audits[dir] = d->peer_pre.audits[RX - dir];
+		if (d->peer_pre.verdicts[RX - dir] == ACCEPT)
+			continue;
+		d->pre.verdicts[dir] = DENY;
+		d->pre.rules[dir] = d->peer_pre.rules[RX - dir];
+	}
+}
+
+/* policy_lookup_session finds the pre-actions of a session. It is a function for the sake of the stack. */
+static __noinline void policy_lookup_session(struct pol_scratch *d)
+{
+	struct session_key *key = &d->ct.key;
+	struct flow_tuple *e = &d->tuple;
+
+	e->local = key->local;
+	e->remote = key->remote;
+	e->tenant = key->tenant;
+	e->local_port = key->local_port;
+	e->remote_port = key->remote_port;
+	e->proto = key->proto;
+	if (d->mode == ENFORCE_BY_ADDR) {
+		e->local_app = current_app(&e->local, app_id(&e->local));
+		e->remote_app = current_app(&e->remote, app_id(&e->remote));
+		policy_lookup(e, &d->pre);
+		return;
+	}
+	e->local_app = d->apps >> 16;
+	e->remote_app = d->apps & 0xffff;
+	policy_lookup(e, &d->pre);
+	if (e->remote_app != APP_OUTSIDE && e->remote_app < FIRST_RESERVED_APP)
+		policy_lookup_peer(d);
+}
+
+/* get_pre_actions asks the rules, or remembers what they said. */
+static __always_inline void get_pre_actions(struct verdict *v, struct pol_scratch *d, __u32 generation)
+{
+	bool known = v->generation == generation && same_session(&v->key, &d->ct.key);
+
+	if (known && v->apps == d->apps) {
+		d->pre = v->pre;
+		return;
+	}
+	if (d->mode == ENFORCE_REMOTE) {
+		__builtin_memset(&d->pre, 0, sizeof(d->pre));
+		d->pre.verdicts[TX] = d->pre.verdicts[RX] = ACCEPT;
+		if (known)
+			return; /* what rules said of the packets that come back stays */
+	} else {
+		policy_lookup_session(d);
+	}
+	v->until = 0;
+	v->generation = generation;
+	v->apps = d->apps;
+	v->pre = d->pre;
+	v->key = d->ct.key;
+}
+
+static __always_inline void fragment_add(struct fragment_key *f)
+{
+	__u64 until = bpf_ktime_get_coarse_ns() + FRAGMENT_LIFE;
+
+	bpf_map_update_elem(&pil_fragments_v1, f, &until, BPF_ANY);
+}
+
+static __always_inline bool fragment_known(const struct fragment_key *f)
+{
+	__u64 *until = bpf_map_lookup_elem(&pil_fragments_v1, f);
+
+	return until && *until > bpf_ktime_get_coarse_ns();
+}
+
+static __always_inline void count_rule(__be32 rule)
+{
+	__u32 number = bpf_ntohl(rule);
+	__u64 *packets = bpf_map_lookup_elem(&pol_hits_v1, &number);
+
+	if (packets)
+		++*packets;
+}
+
+/* ct_verdict is for a packet that the cache does not let pass. It says why it is dropped, by what rule, or 0. */
+__noinline int ct_verdict(struct verdict *v, struct pol_scratch *d, __be32 *rule)
+{
+	struct ct_result *o;
+	__be32 audit;
+
+	if (!v || !d || !rule)
+		return REASON_SESSION_LIMIT;
+	o = &d->ct.result;
+	v->until = 0;
+	d->ct.now = bpf_ktime_get_coarse_ns();
+	if (!ct_update(&d->ct, &d->pre))
+		return REASON_SESSION_LIMIT;
+	*rule = d->pre.rules[o->dir & 1];
+	if (o->verdict != ACCEPT) {
+		count_rule(*rule);
+		return REASON_POLICY_DENIED;
+	}
+	audit = d->pre.audits[o->dir & 1];
+	if (audit)
+		count_rule(audit);
+	else if (o->state.seen & ESTABLISHED && !is_closed(&o->state) && v->apps == d->apps)
+		v->until = bpf_jiffies64() + VERDICT_TTL;
+	return 0;
+}
+
+/* endpoint_ports is both ports as a session has them, the endpoint's first. */
+static __always_inline __u32 endpoint_ports(__u32 ports, __u32 dir)
+{
+	return dir == TX ? ports : ports << 16 | ports >> 16;
+}
+
+static __always_inline __u32 ports_of(const struct session_key *k)
+{
+	return *(const __u32 *)&k->local_port;
+}
+
+/* policy_fast_hit is the fast path: a packet in the middle of a session that is established, and was a moment ago. Its
+ * transport header is at a constant place. */
+static __always_inline bool policy_fast_hit(struct __sk_buff *skb, const struct packet *p, __u32 at,
+					    const struct addr *local, const struct addr *remote, __u32 endpoint,
+					    __u32 apps, __u32 dir)
+{
+	__u8 *l4 = CTX_POINTER(skb, data) + at, *end = CTX_POINTER(skb, data_end);
+	struct verdict *v;
+	__u32 ports;
+
+	if (p->l4 != at || p->fragment || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP) ||
+	    l4 + sizeof(ports) > end)
+		return false;
+	if (p->proto == NEXTHDR_TCP && (l4 + TCP_FLAGS + 1 > end || l4[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST)))
+		return false;
+	ports = endpoint_ports(*(__u32 *)l4, dir);
+	v = verdict_slot(local, remote, ports);
+	return v && v->until > bpf_jiffies64() && v->generation == policy_generation() &&
+	       same_addr(&v->key.local, local) && same_addr(&v->key.remote, remote) && ports_of(&v->key) == ports &&
+	       v->key.endpoint == endpoint && v->key.proto == p->proto && (v->apps == apps || apps == APPS_REMOTE);
+}
+
+/* ct_parse tells which session a packet is of, and what of it counts for that. It says why there is none, or 0. */
+static __noinline int ct_parse(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d)
+{
+	struct session_key *key = &d->ct.key;
+	struct pkt_info *m = &d->ct.pkt;
+	__be16 ports[2] = {};
+
+	m->proto = p->proto;
+	m->flags = m->error = m->pickup = 0;
+	if (p->ip4 ? is_error4(p) : is_error(p)) {
+		int quoted = read_quoted_ports(skb, p, d, ports);
+
+		if (quoted < 0)
+			return REASON_ICMP_QUOTE;
+		m->proto = quoted;
+		m->error = 1;
+	} else if (read_ports(skb, p->proto, p->l4, ports)) {
+		return REASON_MALFORMED;
+	}
+	if (m->proto == NEXTHDR_TCP && !m->error)
+		bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &m->flags, sizeof(m->flags));
+	key->proto = m->proto;
+	key->local_port = m->dir == TX ? ports[0] : ports[1];
+	key->remote_port = m->dir == TX ? ports[1] : ports[0];
+	d->ct.slot = ct_slot_of(key);
+	return 0;
+}
+
+/* policy_slow is for all other packets. It says why one is dropped, and by what rule, or 0. */
+static __always_inline int policy_slow(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
+				       __be32 *rule)
+{
+	const struct session_key *key = &d->ct.key;
+	__u32 generation = policy_generation();
+	struct verdict *v;
+	int why;
+
+	d->fragment.local = key->local;
+	d->fragment.remote = key->remote;
+	d->fragment.id = p->fragment;
+	d->fragment.endpoint = key->endpoint;
+	d->fragment.dir = d->ct.pkt.dir;
+	d->fragment.zero = 0;
+	d->quotes_fragment = 0;
+	why = p->l4 ? ct_parse(skb, p, d) : 0;
+	if (why)
+		return why;
+	if (!p->l4 || d->quotes_fragment)
+		return d->mode == ENFORCE_REMOTE || fragment_known(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN;
+	v = verdict_slot(&key->local, &key->remote, ports_of(key));
+	if (!v)
+		return REASON_SESSION_LIMIT;
+	get_pre_actions(v, d, generation);
+	return ct_verdict(v, d, rule);
+}
+
+/* policy_check lets a packet pass (0), or drops it and says so. */
+static __always_inline int policy_check(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
+					__u32 hook)
+{
+	__be32 rule = 0;
+	int why = policy_slow(skb, p, d, &rule);
+
+	if (why)
+		return drop_by(skb, why, hook, bpf_ntohl(rule));
+	if (p->fragment && !d->quotes_fragment)
+		fragment_add(&d->fragment);
+	return 0;
+}
