@@ -25,8 +25,8 @@ func hello(name string, to net.Addr) string {
 	return fmt.Sprintf("%-*s", helloSize, name+" "+seen.String())
 }
 
-// converse sends and gets back 2 MiB over TCP, a datagram, and echoes small and big. It tells who answers, and as whom one is seen.
-func (n north) converse(from string, to netip.Addr) (seen netip.Addr, by string, err error) {
+// stream sends 2 MiB over TCP and a datagram, and reads them back. It returns who answers and which source it sees.
+func (n north) stream(from string, to netip.Addr) (seen netip.Addr, by string, err error) {
 	ns, err := n.Namespace(from)
 	if err != nil {
 		return seen, "", err
@@ -43,15 +43,24 @@ func (n north) converse(from string, to netip.Addr) (seen netip.Addr, by string,
 	if err := comesBack(conn, 2<<20); err != nil {
 		return seen, by, err
 	}
-	if err := datagram(n.ctx, ns, to, n.port, by); err != nil {
-		return seen, by, err
+	return seen, by, datagram(n.ctx, ns, to, n.port, by)
+}
+
+// echoes sends small and big ones, each of which must come back. No stream may run beside them: the user-space data
+// path of Open vSwitch reads packets from sockets with the kernel's default buffer (net.core.rmem_default, 208 KiB).
+// Streams fill it when ovs-vswitchd waits for a processor, and the kernel drops what comes next. TCP sends that again.
+func (n north) echoes(from string, to netip.Addr) error {
+	ns, err := n.Namespace(from)
+	if err != nil {
+		return err
 	}
+	defer ns.Close()
 	const fragments = 4000
-	// What is longer than a tunnel takes, the gateway tells whoever sends it from outside: the first to him is lost.
+	// The gateway sends an error to an outside sender of what is longer than a tunnel takes: that first packet is lost.
 	for range 10 {
 		r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Timeout: time.Second, Size: fragments})
 		if err != nil {
-			return seen, by, err
+			return err
 		}
 		if r.Received > 0 {
 			break
@@ -60,10 +69,10 @@ func (n north) converse(from string, to netip.Addr) (seen netip.Addr, by string,
 	for _, size := range []int{56, 1300, fragments} {
 		r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Count: 2, Timeout: 10 * time.Second, Size: size})
 		if err != nil || r.Received != r.Sent {
-			return seen, by, errors.Join(err, fmt.Errorf("%d of %d echoes of %d bytes came back", r.Received, r.Sent, size))
+			return errors.Join(err, fmt.Errorf("%d of %d echoes of %d bytes came back", r.Received, r.Sent, size))
 		}
 	}
-	return seen, by, nil
+	return nil
 }
 
 func dial(ctx context.Context, ns *netns.Namespace, network string, to netip.Addr, port uint16) (conn net.Conn, err error) {

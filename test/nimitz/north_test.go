@@ -105,26 +105,42 @@ func (n north) provide() map[string]netip.Addr {
 	return published
 }
 
-// toServices has all containers speak to the host at once, which sees the gateways of their nodes.
+// toServices has all containers send to the host at once, which sees the gateways of their nodes: streams, and then
+// echoes.
 func (n north) toServices() {
-	var all sync.WaitGroup
+	var streams, echoes sync.WaitGroup
 	for of, name := range services {
 		for i, node := range []string{"n1", "n2"} {
 			from := fmt.Sprint(of, i+1)
-			all.Go(func() {
-				if seen, by, err := n.converse(from, name); err != nil || by != outside || seen.String() != n.gateway(node).Own {
-					n.Errorf("%s to its service: %s answers, who sees %v: %v", from, by, seen, err)
+			streams.Go(func() {
+				if seen, by, err := n.stream(from, name); err != nil || by != outside || seen.String() != n.gateway(node).Own {
+					n.Errorf("%s to its service: %s answers, and sees %v: %v", from, by, seen, err)
 				}
 			})
 		}
 	}
-	all.Wait()
+	streams.Wait()
+	for of, name := range services {
+		for i := range 2 {
+			from := fmt.Sprint(of, i+1)
+			echoes.Go(func() {
+				if err := n.echoes(from, name); err != nil {
+					n.Errorf("%s to its service: %v", from, err)
+				}
+			})
+		}
+	}
+	echoes.Wait()
 }
 
-// toPublished has the host speak to a container, which sees the gateway.
+// toPublished has the host send to a container, which sees the gateway.
 func (n north) toPublished(name string, at netip.Addr) {
-	if seen, by, err := n.converse(outside, at); err != nil || by != name || seen.String() != n.gateway("n1").Virtual {
-		n.Errorf("the published %s at %v: %s answers, who sees %v: %v", name, at, by, seen, err)
+	seen, by, err := n.stream(outside, at)
+	if err == nil {
+		err = n.echoes(outside, at)
+	}
+	if err != nil || by != name || seen.String() != n.gateway("n1").Virtual {
+		n.Errorf("the published %s at %v: %s answers, and sees %v: %v", name, at, by, seen, err)
 	}
 }
 
@@ -144,11 +160,12 @@ func (n north) strangers(published map[string]netip.Addr) {
 	}
 }
 
-// killed has connections and echoes go on while the agents are killed, with nobody to ask.
+// killed has connections and echoes go on while the agents are killed and no orchestrator runs. The connections carry
+// their bytes when all echoes have ended (echoes says why).
 func (n north) killed(published map[string]netip.Addr) {
 	ways := map[string]netip.Addr{"green1": services["green"], "gold2": services["gold"]}
 	must(n.T, n.Stop(n.ctx, lab.Orchestrator))
-	var all sync.WaitGroup
+	var echoes, streams sync.WaitGroup
 	watch := func(from string, to netip.Addr) {
 		ns, err := n.Namespace(from)
 		must(n.T, err)
@@ -156,12 +173,15 @@ func (n north) killed(published map[string]netip.Addr) {
 		must(n.T, err)
 		_, _, err = greeting(conn)
 		must(n.T, err)
-		all.Go(func() {
+		echoes.Add(1)
+		streams.Go(func() {
 			defer ns.Close()
 			r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Count: 60, Interval: 25 * time.Millisecond})
 			if err != nil || r.Sent != 60 || r.Received != r.Sent {
 				n.Errorf("%d of %d echoes of %s came back from %v while agents were killed: %v", r.Received, r.Sent, from, to, err)
 			}
+			echoes.Done()
+			echoes.Wait()
 			defer conn.Close()
 			if err := comesBack(conn, 64<<10); err != nil {
 				n.Errorf("the connection of %s to %v: %v", from, to, err)
@@ -178,9 +198,13 @@ func (n north) killed(published map[string]netip.Addr) {
 		_, err := n.Kill(n.ctx, lab.AgentProcess(node))
 		must(n.T, err)
 	}
-	all.Wait()
+	streams.Wait()
 	for from, to := range ways {
-		if _, _, err := n.converse(from, to); err != nil {
+		_, _, err := n.stream(from, to)
+		if err == nil {
+			err = n.echoes(from, to)
+		}
+		if err != nil {
 			n.Errorf("%s after agents were killed: %v", from, err)
 		}
 	}
