@@ -56,7 +56,7 @@ test: ## what a change must pass, as root: lint, generated files as committed, e
 	@$(MAKE) bench FORM=smoke
 
 # Labs mostly wait, and these run longest: go test starts packages in this order, three at once.
-slowest := ./test/nimitz ./internal/datapath ./test/policies ./test/operations ./internal/bench ./test/survive \
+slowest := ./test/nimitz ./internal/datapath ./test/policies ./test/ops ./internal/bench ./test/restart \
     ./internal/orchestrator/store ./test/mutation ./test/fuzz
 
 tests: export PILASTER_TEST_BINARY := $(CURDIR)/bin/pilaster
@@ -126,22 +126,22 @@ soak: ## a lab under churn, kills, rotations, flaps, resets and attacks against 
 	$(call suite,SOAK=$(PILASTER_SOAK)) env $(if $(SEED),PILASTER_SOAK_SEED=$(SEED)) $(go_test) -timeout 0 ./test/soak
 
 restart: export PILASTER_TEST_DEVICE   := veth
-restart: export PILASTER_SURVIVE_KILLS := $(or $(KILLS),100)
-restart: export PILASTER_SURVIVE_SYNS  := 1000000
+restart: export PILASTER_RESTART_KILLS := $(or $(KILLS),100)
+restart: export PILASTER_RESTART_SYNS  := 1000000
 restart: ## KILLS=100 of agents under traffic, upgrades, damaged state; a million half-open connections
 	@$(as_root)
 	@$(MAKE) build
-	$(call suite,KILLS=$(PILASTER_SURVIVE_KILLS)) $(go_test) -timeout 0 -skip '^TestChurn$$' ./test/survive
+	$(call suite,KILLS=$(PILASTER_RESTART_KILLS)) $(go_test) -timeout 0 -skip '^TestChurn$$' ./test/restart
 
 # On a machine with nothing else to do: it judges times too, and those behind macvlans have stricter limits.
-churn: export PILASTER_SURVIVE_CONTAINERS := $(or $(CONTAINERS),1000)
-churn: export PILASTER_SURVIVE_ROUNDS     := $(or $(ROUNDS),20)
-churn: export PILASTER_SURVIVE_LIMITS     := 1
+churn: export PILASTER_RESTART_CONTAINERS := $(or $(CONTAINERS),1000)
+churn: export PILASTER_RESTART_ROUNDS     := $(or $(ROUNDS),20)
+churn: export PILASTER_RESTART_LIMITS     := 1
 churn: ## CONTAINERS=1000 on a node, ROUNDS=20 times, behind veths and behind macvlans
 	@$(as_root)
 	@$(MAKE) build
-	$(call suite,CONTAINERS=$(PILASTER_SURVIVE_CONTAINERS) ROUNDS=$(PILASTER_SURVIVE_ROUNDS)) bash -ec \
-	    'for device in veth macvlan; do PILASTER_TEST_DEVICE=$$device $(go_test) -timeout 0 -run "^TestChurn$$" ./test/survive; done'
+	$(call suite,CONTAINERS=$(PILASTER_RESTART_CONTAINERS) ROUNDS=$(PILASTER_RESTART_ROUNDS)) bash -ec \
+	    'for device in veth macvlan; do PILASTER_TEST_DEVICE=$$device $(go_test) -timeout 0 -run "^TestChurn$$" ./test/restart; done'
 
 survive: ## restart and churn
 	@$(MAKE) restart
@@ -152,8 +152,8 @@ macvlan: export PILASTER_SOAK := 1m
 macvlan: ## the suites of containers behind macvlans, and a minute of soak
 	@$(as_root)
 	@$(MAKE) deps build
-	$(call suite) bash -o pipefail -ec '$(go_test) -timeout 15m ./internal/datapath ./test/survive ./test/cni ./test/attack \
-	    ./test/operations ./test/wire ./test/nexthop ./test/soak | awk -f .ci/test-output.awk'
+	$(call suite) bash -o pipefail -ec '$(go_test) -timeout 15m ./internal/datapath ./test/restart ./test/cni ./test/attack \
+	    ./test/ops ./test/wire ./test/routing ./test/soak | awk -f .ci/test-output.awk'
 
 # FORM=smoke is a part of make test; it has one boot for TestBudget too, which does not ask for a device. Pods are left
 # out: containerd's overlays cannot lie on the machine's root, which is one.
@@ -163,7 +163,7 @@ ifeq ($(FORM),smoke)
 	@$(MAKE) vm CPUS=1 RUN='^Test(Budget|TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$'
 else
 	@$(MAKE) build
-	$(call suite) $(MAKE) vm CPUS=1 PKG='./internal/datapath ./internal/bench ./test/attack ./test/operations ./test/cni' \
+	$(call suite) $(MAKE) vm CPUS=1 PKG='./internal/datapath ./internal/bench ./test/attack ./test/ops ./test/cni' \
 	    SKIP='TestBudget|TestMacvlan[^K]|TestScale|TestPods'
 endif
 
@@ -173,17 +173,17 @@ policies: ## all cases of cyclonus and 10,000 by chance in the kernel's tables, 
 	@$(MAKE) build
 	$(call suite) bash -ec '$(go_test) -timeout 30m -run "^TestPoliciesInKernel$$" ./internal/datapath; $(go_test) -timeout 30m ./test/policies'
 
-routing: export PILASTER_NEXTHOP_LONG := 1
+routing: export PILASTER_ROUTING_LONG := 1
 routing: ## routers that die in every way, and advertisements of 30 s
 	@$(as_root)
 	@$(MAKE) build
-	$(call suite) $(go_test) -timeout 30m ./test/nexthop
+	$(call suite) $(go_test) -timeout 30m ./test/routing
 
 chaos: export PILASTER_CHAOS_CHANGES := $(or $(CHANGES),10000)
 chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and etcd are killed, stopped and cut off
 	@$(as_root)
 	@$(MAKE) deps build
-	$(call suite,CHANGES=$(PILASTER_CHAOS_CHANGES)) $(go_test) -timeout 0 ./test/registrations
+	$(call suite,CHANGES=$(PILASTER_CHAOS_CHANGES)) $(go_test) -timeout 0 ./test/chaos
 
 # KERNEL is a Debian package; PKG are packages as `go test` names them, RUN and SKIP their tests; what they write is gone with the
 # machine, but in the folder WRITE. No KVM is needed; ACCEL=kvm uses it. Without it, two CPUs now and then stumble over code

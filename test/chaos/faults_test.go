@@ -1,0 +1,153 @@
+package chaos_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// fault is one kind of what can happen to a machine, to some of a set of them, and how it ends.
+type fault struct {
+	name  string
+	to    []*process
+	all   bool // at once; otherwise one of them is chosen
+	begin func(*process) (happened bool, err error)
+	end   func(*process) error
+}
+
+func kill(p *process) (bool, error) { return p.kill() }
+func revive(p *process) error       { p.revive(); return nil }
+func stop(p *process) (bool, error) { return p.stop() }
+func resume(p *process) error       { return p.resume() }
+func heal(side string) func(*process) error {
+	return func(p *process) error { return p.host.heal(side) }
+}
+
+func cut(side string) func(*process) (bool, error) {
+	return func(p *process) (bool, error) {
+		err := p.host.cut(side)
+		return err == nil, err
+	}
+}
+
+// storeFaults leave a majority of etcd, but for one kind.
+func storeFaults(etcd []*process) []fault {
+	return []fault{
+		{"etcd member killed", etcd, false, kill, revive},
+		{"etcd member stopped", etcd, false, stop, resume},
+		{"etcd member cut off", etcd, false, cut(storeSide), heal(storeSide)},
+		{"all of etcd killed", etcd, true, kill, revive},
+		{"all of etcd cut apart", etcd, true, cut(storeSide), heal(storeSide)},
+	}
+}
+
+func orchestratorFaults(all []*process) []fault {
+	return []fault{
+		{"orchestrator killed", all, false, kill, revive},
+		{"orchestrator stopped", all, false, stop, resume},
+		{"orchestrator cut off from etcd", all, false, cut(storeSide), heal(storeSide)},
+		{"orchestrator cut off from nodes", all, false, cut(nodeSide), heal(nodeSide)},
+		{"all orchestrators killed", all, true, kill, revive},
+	}
+}
+
+// tally counts what happened.
+type tally struct {
+	mu    sync.Mutex
+	count map[string]int
+}
+
+func (c *tally) add(name string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.count[name] += n
+}
+
+func (c *tally) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(c.count)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, c.count[name]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Most faults are short. The long ones outlast every deadline in an orchestrator, so that what it had
+// decided before is carried out, or not, long after everybody has given up on it.
+const (
+	shortest = 100 * time.Millisecond
+	longest  = time.Second
+	outlast  = 11 * time.Second
+	rest     = time.Second // at most, between two faults; in a long run four times as long
+)
+
+// inject lets all kinds happen again and again, in an order that the seed decides, until ctx ends; once,
+// called after each time through all kinds, may be nil. With long, one fault in eight outlasts deadlines.
+func inject(ctx context.Context, t *testing.T, r *rand.Rand, kinds []fault, long bool, counts *tally, once func()) {
+	for ctx.Err() == nil {
+		for _, i := range r.Perm(len(kinds)) {
+			f, one := kinds[i], r.IntN(len(kinds[i].to))
+			length := shortest + upTo(r, longest-shortest)
+			if outlasts := r.IntN(8) == 0; long && outlasts {
+				length = outlast
+			}
+			pause := upTo(r, rest)
+			if long {
+				pause *= 4
+			}
+			if !sleep(ctx, pause) {
+				return
+			}
+			victims := f.to
+			if !f.all {
+				victims = f.to[one : one+1]
+			}
+			if err := f.happen(ctx, victims, length, counts); err != nil {
+				t.Errorf("%s: %v", f.name, err)
+				return
+			}
+		}
+		if once != nil {
+			once()
+			once = nil
+		}
+	}
+}
+
+func upTo(r *rand.Rand, below time.Duration) time.Duration {
+	return time.Duration(r.Int64N(int64(below)))
+}
+
+func (f fault) happen(ctx context.Context, victims []*process, length time.Duration, counts *tally) (err error) {
+	happened := false
+	for _, p := range victims {
+		did, failed := f.begin(p)
+		happened = happened || did
+		err = errors.Join(err, failed)
+	}
+	if happened {
+		counts.add(f.name, 1)
+	}
+	sleep(ctx, length) // its length is the fault
+	for _, p := range victims {
+		err = errors.Join(err, f.end(p))
+	}
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

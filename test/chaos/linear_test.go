@@ -1,0 +1,106 @@
+package chaos_test
+
+import (
+	"slices"
+	"time"
+)
+
+// call is what one client did to one thing, as a step of the thing's state: it happened at one moment
+// between asked and answered, or, when nobody knows, at one moment after asked or never.
+type call[S comparable] struct {
+	asked, answered time.Duration
+	unknown         bool
+	kind            string            // calls of one kind have one step; for unknown ones only
+	step            func(S) (S, bool) // the state it leads to; false where its answer would have been another
+}
+
+// linearizable reports whether the calls can have happened one after the other, from the first state to a
+// state that last accepts. It is Wing and Gong's search, in which nothing is tried twice, what leaves the
+// state as it is happens as soon as it can, and of unknown calls of a kind the first asked happens first:
+// none of that takes an order away that another one would not replace.
+func linearizable[S comparable](calls []call[S], first S, last func(S) bool) bool {
+	s := search[S]{calls: calls, done: make([]byte, (len(calls)+7)/8), tried: map[string]map[S]bool{}, last: last}
+	slices.SortFunc(s.calls, func(a, b call[S]) int { return int(a.asked - b.asked) })
+	for _, c := range calls {
+		if !c.unknown {
+			s.open++
+		}
+	}
+	return s.from(first)
+}
+
+type search[S comparable] struct {
+	calls []call[S]
+	done  []byte // a bit for each call
+	open  int    // answered calls that are not done
+	tried map[string]map[S]bool
+	last  func(S) bool
+}
+
+func (s *search[S]) from(state S) bool {
+	if s.open == 0 && s.last(state) {
+		return true
+	}
+	seen := s.tried[string(s.done)]
+	if seen == nil {
+		seen = map[S]bool{}
+		s.tried[string(s.done)] = seen
+	}
+	if seen[state] {
+		return false
+	}
+	seen[state] = true
+
+	// Nothing that was asked after another's answer can come before it.
+	soonest := time.Duration(1<<63 - 1)
+	for i, c := range s.calls {
+		if !c.unknown && !s.has(i) {
+			soonest = min(soonest, c.answered)
+		}
+	}
+	var may []int
+	waiting := map[string]bool{} // kinds of unknown calls
+	for i, c := range s.calls {
+		if c.asked > soonest {
+			break
+		}
+		if s.has(i) || c.unknown && waiting[c.kind] {
+			continue
+		}
+		if c.unknown {
+			waiting[c.kind] = true
+		}
+		next, ok := c.step(state)
+		switch {
+		case ok && next != state:
+			may = append(may, i)
+		case ok && !c.unknown:
+			return s.try(i, next)
+		}
+	}
+	for _, i := range may {
+		if next, _ := s.calls[i].step(state); s.try(i, next) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *search[S]) try(i int, next S) bool {
+	s.flip(i)
+	defer s.flip(i)
+	return s.from(next)
+}
+
+func (s *search[S]) has(i int) bool { return s.done[i/8]&(1<<(i%8)) != 0 }
+
+func (s *search[S]) flip(i int) {
+	s.done[i/8] ^= 1 << (i % 8)
+	switch {
+	case s.calls[i].unknown:
+	case s.has(i):
+		s.open--
+	default:
+		s.open++
+	}
+}

@@ -1,0 +1,135 @@
+package ops_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/lab/labtest"
+)
+
+// A step is a command of a guide, the machine that it is typed on (empty where a guide has one machine), and its output there.
+type step struct{ machine, command, shown string }
+
+var prompt = regexp.MustCompile(`^(n[0-9])?\$ (.*)`)
+
+// unfinished reports whether a command goes on in the next line: behind a backslash, or inside of quotes.
+func unfinished(command string) bool {
+	return strings.HasSuffix(command, `\`) || strings.Count(command, "'")%2 == 1
+}
+
+// guide reads what a guide has one do: blocks of yaml that begin with "# NAME.yaml" are files, and blocks of console are commands behind "$ ", with
+// what they show. In that "…" is whatever there is, and runs of spaces are as wide as they need to be; "(exit status 1)" is how the command ends, which
+// else succeeds.
+func guide(t *testing.T, path string) (files map[string]string, steps []step) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	files = map[string]string{}
+	for _, block := range regexp.MustCompile("(?ms)^```(yaml|console)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		if name, isFile := strings.CutPrefix(block[2], "# "); block[1] == "yaml" && isFile {
+			name, _, _ = strings.Cut(name, "\n")
+			files[name] = block[2]
+		}
+		if block[1] != "console" {
+			continue
+		}
+		for line := range strings.Lines(block[2]) {
+			last := len(steps) - 1
+			switch m := prompt.FindStringSubmatch(strings.TrimSpace(line)); {
+			case m != nil:
+				steps = append(steps, step{machine: m[1], command: m[2]})
+			case last >= 0 && steps[last].shown == "" && unfinished(steps[last].command):
+				steps[last].command += "\n" + strings.TrimSpace(line)
+			case last >= 0:
+				steps[last].shown += line
+			}
+		}
+	}
+	return files, steps
+}
+
+// fits tells whether a command has shown what the guide says.
+func (s step) fits(output string) bool {
+	var lines []string
+	for line := range strings.Lines(s.shown) {
+		words := strings.Fields(line)
+		for i, w := range words {
+			words[i] = strings.ReplaceAll(regexp.QuoteMeta(w), "…", ".*")
+		}
+		lines = append(lines, `\s*`+strings.Join(words, `\s+`)+`\s*`)
+	}
+	return regexp.MustCompile("^" + strings.Join(lines, "\n") + "$").MatchString(strings.TrimSuffix(output, "\n"))
+}
+
+// TestPolicyGuide does what docs/howto/policy.md says, and compares what it shows.
+func TestPolicyGuide(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	ctx := labtest.Context(t)
+	files, steps := guide(t, "../../docs/howto/policy.md")
+	dir, name := t.TempDir(), labtest.Name(t)
+	for file, text := range files {
+		must(t, os.WriteFile(filepath.Join(dir, file), []byte(strings.Replace(text, "name: shop\n", "name: "+name+"\n", 1)), 0o600))
+	}
+	root := filepath.Join("/run", name) // short enough for a socket's path
+	env := append(os.Environ(), "PATH="+filepath.Dir(labtest.Binary(t))+":"+os.Getenv("PATH"), "PILASTER_LAB_ROOT="+root)
+	run := func(ctx context.Context, command string) (string, error) {
+		var out, complaint bytes.Buffer
+		cmd := exec.CommandContext(ctx, "bash", "-c", command)
+		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, &out, &complaint
+		err := cmd.Run()
+		if exit := new(exec.ExitError); errors.As(err, &exit) {
+			out.WriteString("(" + exit.Error() + ")\n")
+			err = nil
+		}
+		if complaint.Len() > 0 {
+			t.Logf("%s", &complaint)
+		}
+		return out.String(), err
+	}
+	t.Cleanup(func() {
+		if t.Failed() { // else the guide has done it
+			_, _ = run(context.Background(), "pilaster lab down "+name)
+		}
+		os.RemoveAll(root)
+	})
+	variables := ""
+	for _, s := range steps {
+		if regexp.MustCompile(`^[A-Z]+=`).MatchString(s.command) {
+			variables += s.command + "; "
+			continue
+		}
+		out, err := run(ctx, variables+strings.ReplaceAll(s.command, "shop-", name+"-")) // containers' ids begin with the lab's name
+		must(t, err)
+		out = strings.ReplaceAll(out, name, "shop")
+		if !s.fits(out) {
+			t.Fatalf("$ %s\n%s\nthe guide shows\n%s", s.command, out, s.shown)
+		}
+	}
+	if len(files) < 2 || len(steps) < 20 {
+		t.Errorf("the guide has %d files and %d commands", len(files), len(steps))
+	}
+}
+
+// What a guide shows is not just anything.
+func TestGuideIsCompared(t *testing.T) {
+	for _, c := range []struct {
+		shown, output string
+		fits          bool
+	}{
+		{"", "", true}, {"", "more\n", false}, {"a  b\n", "a b\n", true}, {"a b\n", "a b\nc\n", false}, {"a … c\n", "a b b c\n", true}, {"a … c\n", "a b\n", false},
+		{"x\n(exit status 1)\n", "x\n(exit status 1)\n", true}, {"x\n", "x\n(exit status 1)\n", false}, {"1 (of 2)\n", "1 (of 3)\n", false}, {"a\nb\n", "a\n", false},
+	} {
+		if (step{shown: c.shown}).fits(c.output) != c.fits {
+			t.Errorf("%q, shown as %q, fits: %v", c.output, c.shown, !c.fits)
+		}
+	}
+}

@@ -1,0 +1,39 @@
+package restart_test
+
+import (
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+)
+
+// TestBothKilled kills an orchestrator and an agent that was connected to it. The store still counts the agent's stream
+// as open, and yet the agent that takes over is let in: it asks for an app that nobody knows.
+func TestBothKilled(t *testing.T) {
+	l := labtest.New(t, lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}})
+	ctx := t.Context()
+	for connected := false; !connected; time.Sleep(10 * time.Millisecond) {
+		got, err := l.Operator().GetNode(ctx, connect.NewRequest(&pilasterv1.GetNodeRequest{Name: "n1"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		connected = got.Msg.Node.Connected
+	}
+	for _, do := range []func() error{
+		func() error { return l.Slay(ctx, lab.Orchestrator) },
+		func() error { return l.Slay(ctx, lab.AgentProcess("n1")) },
+		func() error { return l.Start(ctx, lab.Orchestrator) },
+		func() error { return l.Start(ctx, lab.AgentProcess("n1")) },
+		func() error {
+			return l.AddContainer(ctx, lab.Container{Name: "c", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "new"}})
+		},
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

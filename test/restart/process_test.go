@@ -1,0 +1,80 @@
+package restart_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/lab"
+)
+
+func agentPID(ctx context.Context, t *testing.T, l *lab.Lab, node string) int {
+	t.Helper()
+	states, err := l.Processes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(states, func(s lab.ProcessState) bool { return s.Name == lab.AgentProcess(node) })
+	if i < 0 || states[i].PID == 0 {
+		t.Fatalf("no agent runs on %s: %+v", node, states)
+	}
+	return states[i].PID
+}
+
+// peakMemory is VmHWM in bytes.
+func peakMemory(pid int) (int, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
+			return kb << 10, err
+		}
+	}
+	return 0, fmt.Errorf("process %d has no VmHWM", pid)
+}
+
+// tick is the unit of CPU time in /proc/PID/stat.
+const tick = 10 * time.Millisecond
+
+// cpuTime is what all threads of a process have used, ended ones included.
+func cpuTime(pid int) (time.Duration, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The name in parentheses may hold anything; utime and stime are the 12th and 13th after it.
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("/proc/%d/stat: %q", pid, b)
+	}
+	user, err := strconv.Atoi(fields[11])
+	if err != nil {
+		return 0, err
+	}
+	system, err := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * tick, err
+}
+
+// mapMemory is what the kernel keeps for the maps that a process has open, in bytes.
+func mapMemory(pid int) (sum int, err error) {
+	objects, err := kernelObjects(pid)
+	if err != nil {
+		return 0, err
+	}
+	seen := map[string]bool{}
+	for _, o := range objects {
+		if strings.HasPrefix(o.name, "map ") && !seen[o.name] {
+			sum += o.memlock
+		}
+		seen[o.name] = true
+	}
+	return sum, nil
+}

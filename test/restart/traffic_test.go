@@ -1,0 +1,212 @@
+package restart_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/lab"
+)
+
+const (
+	interval  = time.Millisecond // between datagrams
+	perFlow   = 10               // datagrams: a new flow every 10 ms
+	firstPort = 10000
+	lastPort  = 60000
+	port      = 9
+	buffer    = 256 << 20 // bytes the receiver may be late by: nothing is lost in its socket
+
+	// maxLate is for how long a sender that was not scheduled makes up: a larger burst would not
+	// fit the kernel's backlog of 1,000 packets a CPU.
+	maxLate = 100 * time.Millisecond
+
+	// arrival is how long the last datagrams may be on their way.
+	arrival = 10 * time.Second
+)
+
+// stream is numbered datagrams from one container to another.
+type stream struct {
+	from, to string
+	ended    chan error // of the sender
+	done     chan struct{}
+	conn     *net.UDPConn
+
+	sent  []time.Time // when, by number; the sender's until it has ended
+	noise uint64      // datagrams to nobody, one a flow; the sender's too
+
+	mu       sync.Mutex
+	received []int // how often, by number
+	distinct int
+	want     int           // 0: not known yet
+	complete chan struct{} // closed once distinct is want
+}
+
+// startStream sends until ctx ends.
+func startStream(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) *stream {
+	t.Helper()
+	s := &stream{from: from, to: to, ended: make(chan error, 1), done: make(chan struct{}), complete: make(chan struct{})}
+	address, err := l.Address(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := l.Namespace(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	destination, err := l.Namespace(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer destination.Close()
+	if err := destination.Do(func() (err error) { s.conn, err = listen(address); return err }); err != nil {
+		t.Fatal(err)
+	}
+	go s.receive()
+	t.Cleanup(func() {
+		s.conn.Close()
+		<-s.done
+	})
+	go func() {
+		defer source.Close()
+		s.ended <- source.Do(func() error { return s.send(ctx, address) })
+	}()
+	return s
+}
+
+func listen(at netip.Addr) (*net.UDPConn, error) {
+	conn, err := net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, port)))
+	if err != nil {
+		return nil, err
+	}
+	raw, err := conn.SyscallConn()
+	if err == nil {
+		e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) })
+		err = errors.Join(e, err)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// send is on a thread of its own inside the sender's namespace.
+func (s *stream) send(ctx context.Context, address netip.Addr) error {
+	to := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
+	nobody := &unix.SockaddrInet6{Port: port, Addr: netip.MustParseAddr("fc12::1").As16()}
+	fd, from := -1, firstPort
+	defer func() { unix.Close(fd) }()
+	next := time.Now()
+	for ; ctx.Err() == nil; time.Sleep(time.Until(next)) {
+		if len(s.sent)%perFlow == 0 {
+			unix.Close(fd)
+			var err error
+			if fd, err = openFlow(from); err != nil {
+				return fmt.Errorf("flow from port %d: %w", from, err)
+			}
+			if from++; from > lastPort {
+				from = firstPort
+			}
+			if err := unix.Sendto(fd, nil, 0, nobody); err != nil {
+				return fmt.Errorf("datagram to nobody: %w", err)
+			}
+			s.noise++
+		}
+		if err := unix.Sendto(fd, binary.BigEndian.AppendUint64(nil, uint64(len(s.sent))), 0, to); err != nil {
+			return fmt.Errorf("datagram %d: %w", len(s.sent), err)
+		}
+		now := time.Now()
+		s.sent = append(s.sent, now)
+		if next = next.Add(interval); now.Sub(next) > maxLate {
+			next = now
+		}
+	}
+	return nil
+}
+
+func openFlow(from int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet6{Port: from}); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// receive reads until the socket is closed.
+func (s *stream) receive() {
+	defer close(s.done)
+	b := make([]byte, 64)
+	for {
+		n, err := s.conn.Read(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil && n == 8 {
+			s.note(int(binary.BigEndian.Uint64(b)))
+		}
+	}
+}
+
+func (s *stream) note(number int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.received) <= number {
+		s.received = append(s.received, 0)
+	}
+	if s.received[number]++; s.received[number] == 1 {
+		if s.distinct++; s.distinct == s.want {
+			close(s.complete)
+		}
+	}
+}
+
+// finish waits for what was sent and wants each datagram to have come once. The context of
+// startStream has ended.
+func (s *stream) finish(t *testing.T, start time.Time) {
+	t.Helper()
+	if err := <-s.ended; err != nil {
+		t.Errorf("%s to %s: %v", s.from, s.to, err)
+	}
+	n := len(s.sent)
+	s.mu.Lock()
+	if s.want = n; s.distinct == n {
+		close(s.complete)
+	}
+	s.mu.Unlock()
+	select {
+	case <-s.complete:
+	case <-time.After(arrival):
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.Logf("%s to %s: %d datagrams sent, %d received, %d flows, %.0f/s", s.from, s.to, n, s.distinct, (n+perFlow-1)/perFlow,
+		float64(n)/s.sent[n-1].Sub(s.sent[0]).Seconds())
+	var wrong []string
+	for number := range max(n, len(s.received)) {
+		times := 0
+		if number < len(s.received) {
+			times = s.received[number]
+		}
+		switch {
+		case number >= n:
+			wrong = append(wrong, fmt.Sprintf("datagram %d was never sent and came", number))
+		case times != 1:
+			wrong = append(wrong, fmt.Sprintf("datagram %d, sent at %v, came %d times", number, s.sent[number].Sub(start).Round(time.Millisecond), times))
+		}
+	}
+	if len(wrong) > 0 {
+		t.Errorf("%s to %s: %d datagrams were lost, doubled or made up; the first and the last:\n%s\n%s", s.from, s.to, len(wrong), wrong[0], wrong[len(wrong)-1])
+	}
+}

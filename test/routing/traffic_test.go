@@ -1,0 +1,231 @@
+package routing_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/lab"
+)
+
+const (
+	interval      = 3 * time.Millisecond // between datagrams
+	firstPort     = 20000                // of the first flow; the others follow
+	firstListener = 9000
+
+	// calm is how long datagrams must keep coming before something is broken and after it was overcome:
+	// longer than a next hop is believed.
+	calm = 1100 * time.Millisecond
+
+	// slack is what a busy machine may take longer.
+	slack = 3 * time.Second
+)
+
+// traffic is numbered datagrams from one container to another, in turn on several flows: sockets, each
+// with its port and its flow label.
+type traffic struct {
+	name   string
+	source netip.Addr // as the fabric sees it
+	flows  int
+	conn   *net.UDPConn
+
+	mu      sync.Mutex
+	sent    []time.Time // when, by number
+	came    []bool      // by number
+	last    []int       // by flow, the highest number that came
+	changed chan struct{}
+	failed  error
+}
+
+// startTraffic sends to a port until the test ends.
+func startTraffic(t *testing.T, l *lab.Lab, from, to string, port, flows int) *traffic {
+	t.Helper()
+	sender, err := l.Container(from)
+	must(t, err)
+	s := &traffic{name: from + " to " + to, source: sender.Plaintext, flows: flows, last: make([]int, flows), changed: make(chan struct{}, 1)}
+	address, err := l.Address(to)
+	must(t, err)
+	source, err := l.Namespace(from)
+	must(t, err)
+	destination, err := l.Namespace(to)
+	must(t, err)
+	defer destination.Close()
+	must(t, destination.Do(func() (err error) {
+		s.conn, err = net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(address, uint16(port))))
+		return err
+	}))
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(s.receive)
+	running.Go(func() {
+		defer source.Close()
+		if err := source.Do(func() error { return s.send(ctx, &unix.SockaddrInet6{Port: port, Addr: address.As16()}) }); err != nil {
+			s.mu.Lock()
+			s.failed = err
+			s.mu.Unlock()
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		s.conn.Close()
+		running.Wait()
+	})
+	return s
+}
+
+func (s *traffic) send(ctx context.Context, to unix.Sockaddr) error {
+	sockets := make([]int, s.flows)
+	for i := range sockets {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.Bind(fd, &unix.SockaddrInet6{Port: firstPort + i}); err != nil {
+			return err
+		}
+		sockets[i] = fd
+	}
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for number := 0; ctx.Err() == nil; number++ {
+		s.mu.Lock()
+		s.sent, s.came = append(s.sent, time.Now()), append(s.came, false)
+		s.mu.Unlock()
+		if err := unix.Sendto(sockets[number%s.flows], binary.BigEndian.AppendUint64(nil, uint64(number)), 0, to); err != nil {
+			return fmt.Errorf("datagram %d: %w", number, err)
+		}
+		<-tick.C
+	}
+	return nil
+}
+
+func (s *traffic) receive() {
+	b := make([]byte, 64)
+	for {
+		n, err := s.conn.Read(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil || n != 8 {
+			continue
+		}
+		number := int(binary.BigEndian.Uint64(b))
+		s.mu.Lock()
+		if number < len(s.came) {
+			s.came[number] = true
+			s.last[number%s.flows] = max(s.last[number%s.flows], number)
+		}
+		s.mu.Unlock()
+		select {
+		case s.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// delivers waits until every flow has delivered a datagram that was sent at since or later, and fails if
+// that takes longer than most.
+func (s *traffic) delivers(t *testing.T, since time.Time, most time.Duration) {
+	t.Helper()
+	limit := time.NewTimer(time.Until(since.Add(most)))
+	defer limit.Stop()
+	for {
+		silent, err := s.silent(since)
+		must(t, err)
+		if silent < 0 {
+			return
+		}
+		select {
+		case <-s.changed:
+		case <-limit.C:
+			t.Fatalf("%s: flow %d delivered nothing that was sent in the last %v", s.name, silent, time.Since(since).Round(time.Millisecond))
+		}
+	}
+}
+
+// silent is the first flow that has delivered nothing of what it sent since then, or -1.
+func (s *traffic) silent(since time.Time) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for flow, number := range s.last {
+		if number >= len(s.sent) || s.sent[number].Before(since) {
+			return flow, s.failed
+		}
+	}
+	return -1, s.failed
+}
+
+func (s *traffic) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sent)
+}
+
+// flowsCalmly wants everything sent from now on for a while to arrive.
+func (s *traffic) flowsCalmly(t *testing.T) {
+	t.Helper()
+	start := time.Now()
+	s.delivers(t, start.Add(calm), calm+slack)
+	if lost := s.lost(start, start.Add(calm)); len(lost) > 0 {
+		t.Errorf("%s: %d datagrams were lost though nothing happened, the first %v after all was well", s.name, len(lost), lost[0].at.Sub(start).Round(time.Millisecond))
+	}
+}
+
+// flow is one of a traffic's, by the address it comes from and its number.
+type flow struct {
+	source netip.Addr
+	number int
+}
+
+func (f flow) String() string { return fmt.Sprintf("flow %d of %v", f.number, f.source) }
+
+type loss struct {
+	flow flow
+	at   time.Time
+}
+
+// lost are the datagrams sent in a time of which later ones have come, and which have not.
+func (s *traffic) lost(from, to time.Time) (all []loss) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for number, at := range s.sent {
+		if i := number % s.flows; !at.Before(from) && at.Before(to) && !s.came[number] && number < s.last[i] {
+			all = append(all, loss{flow{s.source, i}, at})
+		}
+	}
+	return all
+}
+
+// overcomes waits until nothing was lost for a while after an event. What was lost until then was sent
+// between start, which is just before the event, and start+most. It returns the flows that lost something.
+func (s *traffic) overcomes(t *testing.T, event string, start time.Time, most time.Duration) (losers map[flow]bool) {
+	t.Helper()
+	most += slack
+	last := start
+	for from := start; ; from = last.Add(1) {
+		s.delivers(t, from.Add(calm), most+calm+slack)
+		lost := s.lost(from, from.Add(calm))
+		if len(lost) == 0 {
+			break
+		}
+		if last = lost[len(lost)-1].at; last.Sub(start) > most {
+			t.Fatalf("%s: %s: a datagram of %v was lost %v after it, more than %v", event, s.name, lost[len(lost)-1].flow, last.Sub(start), most)
+		}
+	}
+	losers = map[flow]bool{}
+	all := s.lost(start.Add(-calm), last.Add(1))
+	for _, l := range all {
+		losers[l.flow] = true
+	}
+	t.Logf("%s: %s: lost %d datagrams of %d flows in %v; allowed are %v", event, s.name, len(all), len(losers), last.Sub(start).Round(time.Millisecond), most)
+	return losers
+}
