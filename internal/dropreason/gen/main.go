@@ -47,6 +47,10 @@ func read(path string) ([]reason, error) {
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		line := strings.TrimSpace(lines.Text())
+		if strings.HasPrefix(lines.Text(), " ") && len(all) > 0 { // the text of the last reason goes on
+			all[len(all)-1].text += " " + line
+			continue
+		}
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
@@ -104,12 +108,14 @@ func page(all []reason) ([]byte, error) {
 		"both": "from a container, or at its destination's node",
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "<!-- %s -->\n# Why a packet was dropped\n\n", notice)
+	fmt.Fprintf(&b, "<!-- %s -->\n# Drop reasons\n\n", notice)
 	fmt.Fprintf(
 		&b,
-		"Every drop has one of these reasons. `pilaster status` counts them, `pilaster monitor --type drop` shows them as they happen.\n\n",
+		"Every dropped packet has one of these reasons. `pilaster status` counts them, and\n"+
+			"`pilaster monitor --type drop` shows each drop with its reason, hook and endpoint.\n"+
+			"[Troubleshooting](../howto/troubleshooting.md) starts from symptoms.\n\n",
 	)
-	fmt.Fprintf(&b, "| reason | the packet came | what it means, what to do |\n| --- | --- | --- |\n")
+	fmt.Fprintf(&b, "| reason | the packet came | meaning, and what to do |\n| --- | --- | --- |\n")
 	for _, r := range all {
 		side, ok := sides[r.side]
 		if !ok {
