@@ -1,0 +1,70 @@
+package cli
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	// sourcePath is a file or folder of the source in a page.
+	sourcePath = regexp.MustCompile("`((?:api|bpf|cmd|deploy|internal|test)/[A-Za-z0-9_./*-]+)`")
+	// placed is an identifier, and the file that has it: `name` (`file`).
+	placed = regexp.MustCompile("`([A-Za-z_][A-Za-z0-9_.]*)`\\s+\\((?:both\\s+)?`([A-Za-z0-9_./-]+\\.(?:h|c|go))`")
+)
+
+// TestArchitecture checks that the map of the code and the explanations name files that exist, and that functions are
+// in the files that ARCHITECTURE.md names for them.
+func TestArchitecture(t *testing.T) {
+	must := func(t *testing.T, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	root := filepath.Join("..", "..")
+	var sources []string
+	for _, folder := range []string{"bpf", "cmd", "internal"} {
+		must(t, filepath.WalkDir(filepath.Join(root, folder), func(path string, _ fs.DirEntry, err error) error {
+			if ext := filepath.Ext(path); ext == ".go" || ext == ".h" || ext == ".c" {
+				sources = append(sources, path)
+			}
+			return err
+		}))
+	}
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "explanation", "*.md"))
+	must(t, err)
+	paths, names := 0, 0
+	for _, page := range append(pages, filepath.Join(root, "ARCHITECTURE.md")) {
+		b, err := os.ReadFile(page)
+		must(t, err)
+		for _, m := range sourcePath.FindAllStringSubmatch(string(b), -1) {
+			paths++
+			if found, err := filepath.Glob(filepath.Join(root, m[1])); (err != nil || found == nil) && !strings.Contains(m[1], "NAME") {
+				t.Errorf("%s names %s, which does not exist", page, m[1])
+			}
+		}
+		for _, m := range placed.FindAllStringSubmatch(string(b), -1) {
+			names++
+			name := regexp.MustCompile(`\b` + m[1][strings.LastIndex(m[1], ".")+1:] + `\b`)
+			if !slices.ContainsFunc(sources, func(path string) bool {
+				if !strings.HasSuffix(path, "/"+m[2]) {
+					return false
+				}
+				text, err := os.ReadFile(path)
+				must(t, err)
+				return name.Match(text)
+			}) {
+				t.Errorf("%s says that %s is in %s, where it is not", page, m[1], m[2])
+			}
+		}
+	}
+	if paths < 50 || names < 20 {
+		t.Errorf("only %d paths and %d names with their files were found", paths, names)
+	}
+	t.Logf("%d paths, %d names with their files", paths, names)
+}
