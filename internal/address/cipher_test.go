@@ -151,6 +151,9 @@ func TestDrawTakesTheFirstThatServes(t *testing.T) {
 
 // A walk over every index finds as many addresses as Usable promises, then says it is done.
 func TestDrawFindsWhatThePlanPromises(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	for _, private := range []string{"fc00::/8", "8000::/10"} {
 		t.Run(private, func(t *testing.T) {
 			plan := DefaultPlan()

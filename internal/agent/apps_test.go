@@ -49,6 +49,9 @@ func meanings(t *testing.T, nodes ...*member) {
 // Labels come and go at two nodes, more than a tenant may have apps. Those of containers that live keep theirs; the
 // others end, also at a node that knew of them alone; and while a node is away nothing ends.
 func TestAppsEnd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	c := &cluster{t: t, dir: t.TempDir(), apps: 24}
 	c.start("[::1]:0", 0)
 	t.Cleanup(func() { c.Close() })

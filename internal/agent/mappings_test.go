@@ -71,6 +71,9 @@ func at(prefix string, node int) string { return prefix + " " + fmt.Sprintf(vtep
 // Nodes that host a tenant hear where its subnets are, and of no other tenant's; each keeps its own also with nobody to
 // ask.
 func TestSubnetsOfNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	c := newCluster(t)
 	green, lime := c.createNimitz("green", 24), c.createNimitz("lime", 24)
@@ -122,6 +125,9 @@ func TestSubnetsOfNodes(t *testing.T) {
 
 // Without subnets every address has a mapping, and goes with its endpoint, though nobody heard of it at the time.
 func TestAddressesOneByOne(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	c := newCluster(t)
 	green := c.createNimitz("green", 0)

@@ -19,6 +19,9 @@ import (
 // newNetns is a network namespace for one test.
 func newNetns(t *testing.T) *netns.Namespace {
 	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	ns, err := netns.Create(filepath.Join(t.TempDir(), "netns", "c1"))
 	if err != nil {
 		t.Fatal(err)

@@ -106,6 +106,9 @@ func TestEarlierOrchestratorIsNamed(t *testing.T) {
 // An orchestrator tells of policies in more messages than one, of which the last alone has the revision. An agent that
 // knows of none goes on.
 func TestPoliciesArePassedOver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	c := newCluster(t)
 	c.createTenant("blue")
 	dir, driver := t.TempDir(), newFakeDriver()

@@ -15,6 +15,9 @@ import (
 )
 
 func TestBenchRefuses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	if code := exitCode(fmt.Errorf("bench: %w", bench.ErrNoFigures)); code != ExitUsage {
 		t.Errorf("metrics that no scenario has: exit %d", code)
 	}
@@ -47,6 +50,9 @@ func TestBenchRefuses(t *testing.T) {
 }
 
 func TestBenchBuildsRefuses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	for line, says := range map[string]string{
 		"":                              "the arguments do not fit",
 		"/bin/sh x":                     "the arguments do not fit",
@@ -91,6 +97,9 @@ func TestReportPlace(t *testing.T) {
 
 // What this kernel cannot do is no scenario here: named, it is refused and nothing is measured; it is not offered.
 func TestBenchLeavesOut(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	lacks := datapath.HasNetkit()
 	_, offers, _ := run(t, "", "__complete", "bench", "datapath", "--scenarios", "")
 	for _, name := range []string{"bound-netkit", "netpila-netkit"} {
@@ -144,6 +153,9 @@ func TestBenchCompletion(t *testing.T) {
 }
 
 func TestBenchCleanUpRefuses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	for line, says := range map[string]string{
 		"--installed=": "say whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed 2000,200001": "choose 2000 to 200000",
 		"--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
@@ -163,6 +175,9 @@ func TestBenchCleanUpRefuses(t *testing.T) {
 }
 
 func TestBenchEntriesRefuses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	for line, says := range map[string]string{
 		"--nodes 5": "choose two sizes or more", "--nodes 5,5": "choose two sizes or more", "--nodes 0,5": "of 1 to 4000", "--nodes 1,4001": "of 1 to 4000", "--nodes=": "say whole numbers",
 		"--switches hub": `no switch "hub"; say some of [ebpf ovs]`, "--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",

@@ -34,6 +34,9 @@ func startRegion(t *testing.T, name, base string) (use, join func()) {
 }
 
 func TestRegionCommands(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	west, westEdge := startRegion(t, "west", "fd70:696c:6100::/40")
 	east, eastEdge := startRegion(t, "east", "fd70:696c:6200::/40")
 	east()

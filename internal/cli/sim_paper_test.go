@@ -34,6 +34,9 @@ func TestSimPaperMistakes(t *testing.T) {
 // TestSimPaperFails: without Open vSwitch nothing is run; with one that does not start, the figure that fails is named,
 // and the other is there.
 func TestSimPaperFails(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	programs := t.TempDir()
 	t.Setenv("PATH", programs)
 	code, out, errs := run(t, "", "sim", "paper", "--only", "fig10,fig12")

@@ -22,6 +22,9 @@ func scenario(t *testing.T, text string) string {
 }
 
 func TestSimRun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "sim")
 	if err != nil {
@@ -54,6 +57,9 @@ func TestSimRun(t *testing.T) {
 }
 
 func TestSimMistakes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	small := scenario(t, "{nodes: 2, containersPerNode: 1, limits: {messages: 3}}")
 	for _, c := range []struct {
@@ -78,6 +84,9 @@ func TestSimMistakes(t *testing.T) {
 
 // TestSimInterrupted: what was done until then is shown and marked.
 func TestSimInterrupted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	ctx, interrupt := context.WithCancel(t.Context())
 	var out, errs bytes.Buffer

@@ -361,6 +361,9 @@ func TestMonitorLines(t *testing.T) {
 }
 
 func TestAgentUsage(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	base := []string{
 		"agent",
 		"--orchestrator",
@@ -435,6 +438,9 @@ func TestAgentWithoutItsTokenFile(t *testing.T) {
 // In a mount namespace of its own, without the machine's bpffs, an agent would take the network from containers when it
 // ends.
 func TestAgentWithABPFFSOfItsOwn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	flags := []string{"--uplink", "lo", "--bpffs", filepath.Join(t.TempDir(), "bpf")}
 	err := netns.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {

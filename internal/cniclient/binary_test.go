@@ -189,6 +189,9 @@ func TestDescribe(t *testing.T) {
 // An agent that takes a call and never answers, or has no room for one, is waited for as long as is said, however many
 // signals come meanwhile.
 func TestPatience(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	const link, seconds = "-X pilaster.io/pilaster/internal/cniclient.patience=1", time.Second
 	dir := t.TempDir()
 	without, with := filepath.Join(dir, "without"), filepath.Join(dir, "with")

@@ -39,6 +39,9 @@ func draw(t testing.TB, s *Store) address.Index {
 // NP1, §6.1: no index is in two hands, whatever crashes: a store that is opened again knows only
 // what was on disk.
 func TestNoIndexIsGivenTwice(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	for seed := range uint64(8) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		dir, c := t.TempDir(), newClock()
@@ -190,6 +193,9 @@ func TestTornLastLineOfTheReleaseLog(t *testing.T) {
 
 // A full disk takes part of a line. The lines after it, when there is room again, must be lines of their own.
 func TestReleaseLogOnAFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	dir, c := t.TempDir(), newClock()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
 		t.Fatal(err)

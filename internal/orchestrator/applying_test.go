@@ -285,6 +285,9 @@ func TestBlocksOfWhatContainersSee(t *testing.T) {
 
 // TestLongPoliciesAreFollowed: what is longer than one message comes in several, over a real connection.
 func TestLongPoliciesAreFollowed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	s := start(t, testConfig(t))
 	createTenant(t, s, "blue")

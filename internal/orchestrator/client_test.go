@@ -74,6 +74,9 @@ func transport(t *testing.T, s *Server, n pki.Node) *http.Transport {
 
 // Who is slow is not waited for, whoever it is; a stream may be as slow as it likes between messages.
 func TestSlowClients(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	c := testConfig(t)
 	c.patience = 2 * time.Second
 	s := start(t, c)

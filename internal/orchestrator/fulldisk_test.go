@@ -22,6 +22,9 @@ import (
 // A disk that fills up ends the orchestrator, which says so; every tenant that was acknowledged is
 // there when there is room again.
 func TestFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	t.Parallel()
 	c := testConfig(t)
 	disk := t.TempDir()

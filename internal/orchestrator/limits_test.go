@@ -28,6 +28,9 @@ func wantRefusals(t *testing.T, s *Server, limit string, want int) {
 }
 
 func TestSizeOfRequests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	s := start(t, testConfig(t))
 	n1 := registered(t, s, testNode(1))
@@ -211,6 +214,9 @@ func TestCallsOfOneNode(t *testing.T) {
 
 // Messages of a stream that come too fast wait, and are heard.
 func TestMessagesOfOneNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	s := start(t, testConfig(t))
 	f := follow(t, registered(t, s, testNode(1)), hosting())
@@ -314,6 +320,9 @@ func TestStrangers(t *testing.T) {
 }
 
 func TestConnections(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	c := testConfig(t)
 	c.Limits.Connections = 16 // two of strangers: to join, and to register

@@ -124,6 +124,9 @@ func (w *wire) copy(to, from net.Conn) {
 
 // Two machines from one disk: the first goes on, the second is refused, at each orchestrator.
 func TestClonedDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	etcd := storetest.Debian(t)
 	var both [2]*Server
@@ -199,6 +202,9 @@ func TestClonedDisk(t *testing.T) {
 
 // Who has a node's key and stays connected is put out by another orchestrator, at once and for good.
 func TestStolenKeyIsTakenBack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	etcd := storetest.Debian(t)
 	var both [2]*Server
@@ -232,6 +238,9 @@ func TestStolenKeyIsTakenBack(t *testing.T) {
 
 // An orchestrator that is cut off from the store ends its streams when the store lets other machines in.
 func TestOrchestratorIsCutOff(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	etcd := storetest.Debian(t)
 	w := newWire(t, strings.TrimPrefix(etcd.Endpoints[0], "https://"))

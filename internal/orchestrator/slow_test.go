@@ -232,6 +232,9 @@ func (a *asked) until(what string, is func() bool) {
 
 // An etcd that is late by more than a call may take costs time and clear errors, and nothing that was acknowledged.
 func TestSlowStore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	etcd, external := startSlowEtcd(t)
 	config := testConfig(t)

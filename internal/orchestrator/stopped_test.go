@@ -111,6 +111,9 @@ const (
 // Two orchestrators on one etcd, one of them stopped in the middle of its work until all its
 // deadlines have passed, and woken: whatever it had decided by then must not happen.
 func TestTwoOrchestratorsOneStopped(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	etcd := storetest.Debian(t)
 	c := &crowd{t: t, both: []*process{startProcess(t, etcd, Limits{}), startProcess(t, etcd, Limits{})},

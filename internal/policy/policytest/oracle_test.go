@@ -34,6 +34,9 @@ func TestGeneratedCasesOfCyclonus(t *testing.T) {
 
 // TestRandomPoliciesAgainstCyclonus: a thousand sets of policies and pods by chance, 80,000 packets among them.
 func TestRandomPoliciesAgainstCyclonus(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	const sets, traffics = 1_000, 80
 	r := rand.New(rand.NewPCG(7, 7))
 	var n tally
