@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A cache over any VXLAN network of IPv6 (the idea of ONCache, NSDI '25). A flow's packets pass the network's own
- * devices until it has let one through in each direction; what it did with those is done from then on by one program
- * a node: where they leave the container, and where they come in by the uplink. Nothing here drops a packet: what
- * the cache does not know, or had better not judge, takes the network's own way. */
+/* A cache for any VXLAN network with IPv6 (the idea of ONCache, NSDI '25). The packets of a flow pass the network's own
+ * devices until it has let one through in each direction. From then on one program per direction does the same work:
+ * where packets leave the container, and where they enter by the uplink. These programs drop nothing: packets on a
+ * cache miss, and those that need a decision, pass the network itself. */
 #include "common/context.h"
 #include "common/proto.h"
 #include <bpf/bpf_endian.h>
@@ -11,28 +11,28 @@
 #define ECHO_REQUEST 128
 #define ECHO_REPLY   129
 
-/* Byte of an IPv6 header with the end of its traffic class, whose last bits tell of congestion (RFC 3168). */
+/* Byte of an IPv6 header with the ECN bits (RFC 3168). */
 #define ECN_BYTE      1
 #define ECN_MASK      0x30
 
 #define VXLAN_HAS_VNI 0x08000000
 
-/* Marks of packets on the network's own way, to be learnt from where it ends. Crossing into or out of a container
- * takes them off, so nobody else can set one. */
+/* Marks of packets on the network's own path, from which its last hook learns. The kernel clears marks when a packet
+ * enters or leaves a container, so containers cannot set them. */
 #define LEARN_OUT 0x6f6e6301
 #define LEARN_IN  0x6f6e6302
 
-/* The overlay: this node's end of the tunnel. */
+/* this node's end of the tunnel */
 volatile const struct in6_addr tunnel_address;
 volatile const __u32 tunnel_vni;
 volatile const __u16 tunnel_port;
 
-/* The kernel's struct is its VXLAN module's own, so programs cannot count on it. */
+/* The kernel's struct is private to its VXLAN module, so programs cannot rely on it. */
 struct vxlan {
 	__be32 flags, vni;
 };
 
-/* What a packet carries in the tunnel before its own IPv6 header, as lengths. */
+/* The headers of the tunnel before the inner IPv6 header, as lengths. */
 struct outer {
 	struct ethhdr eth;
 	__u8 ip[sizeof(struct ipv6hdr)];
@@ -46,12 +46,12 @@ _Static_assert(sizeof(struct outer) == 84, "Ethernet, IPv6, UDP, VXLAN, Ethernet
 #define OUTER_UDP   offsetof(struct outer, udp)
 #define OUTER_VXLAN offsetof(struct outer, vxlan)
 
-/* A container has an Ethernet header of its own, whose place the outer one takes. */
+/* The outer Ethernet header takes the place of the container's own. */
 #define ROOM (sizeof(struct outer) - ETH_HLEN)
 
-/* How to a container elsewhere; the key is its address. */
+/* Egress entry: the headers to a container on another node; the key is its address. */
 struct egress {
-	__u64 headers[10]; /* the outer ones as the network wrote them */
+	__u64 headers[10]; /* outer headers as the network wrote them */
 	__u32 last_header;
 	__u32 uplink;
 };
@@ -64,9 +64,9 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } once_egress SEC(".maps");
 
-/* How to a container here; the key is its address. */
+/* Ingress entry: the way to a container of this node; the key is its address. */
 struct ingress {
-	__u32 device; /* the node's side of its veth */
+	__u32 device; /* the node's end of its veth */
 	__u8 macs[2 * ETH_ALEN];
 } __attribute__((aligned(8)));
 _Static_assert(sizeof(struct ingress) == 16, "no implicit padding");
@@ -78,19 +78,19 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } once_ingress SEC(".maps");
 
-/* A connection, whichever way a packet of it goes. */
+/* A connection; the key is the same in both directions. */
 struct once_flow {
 	struct in6_addr local, remote;
-	__be16 local_port, remote_port; /* of ICMPv6 echoes both are the identifier */
+	__be16 local_port, remote_port; /* for ICMPv6 echo both are the identifier */
 	__u32 proto;
 };
 _Static_assert(sizeof(struct once_flow) == 40, "no implicit padding");
 
-/* What the network has let through. A connection counts as established when both are set, which is what
- * connection tracking calls by that name. */
+/* The directions that the network has let through. A connection with both is established in the sense of connection
+ * tracking. */
 struct verdict {
 	__u32 out;
-	__u32 device; /* of the container that it let the packets in to: its own alone go out */
+	__u32 device; /* device of the container that the network let packets in to; only that one may use the cache */
 };
 _Static_assert(sizeof(struct verdict) == 8, "no implicit padding");
 
@@ -109,7 +109,7 @@ static __always_inline bool same_address(const struct in6_addr *a, volatile cons
 	return true;
 }
 
-/* readable makes as much of a packet readable in place as there is of it, up to need bytes. */
+/* readable makes up to need bytes of a packet readable in place, or all of it if it is shorter. */
 static __always_inline void readable(struct __sk_buff *skb, __u32 need)
 {
 	__u32 there = CTX_POINTER(skb, data_end) - CTX_POINTER(skb, data);
@@ -118,12 +118,12 @@ static __always_inline void readable(struct __sk_buff *skb, __u32 need)
 		bpf_skb_pull_data(skb, skb->len < need ? skb->len : need);
 }
 
-/* The most that the programs read of a packet from its IPv6 header on. */
+/* The programs read at most this much from the inner IPv6 header on. */
 #define INNER_MOST (sizeof(struct ipv6hdr) + TCP_FLAGS + 1)
 
 enum kind {
-	OTHER, /* for the network alone */
-	FIRST, /* asks for a connection */
+	OTHER, /* only for the network */
+	FIRST, /* opens a connection */
 	NEXT,
 };
 
@@ -150,7 +150,7 @@ static __always_inline enum kind ports_of(const struct ipv6hdr *ip, const void *
 		*source = *target = *(__be16 *)(l4 + 4);
 		return NEXT;
 	}
-	return OTHER; /* fragments too, and what has options */
+	return OTHER; /* also fragments and packets with extension headers */
 }
 
 static __always_inline enum kind outward(const struct ipv6hdr *ip, const void *end, struct once_flow *f)
@@ -169,8 +169,8 @@ static __always_inline enum kind inward(const struct ipv6hdr *ip, const void *en
 	return ports_of(ip, end, &f->remote_port, &f->local_port);
 }
 
-/* established finds what is known of a flow that may pass by the cache. Who asks for a connection begins a new one,
- * which the network has to judge, whatever it said of the last with these ports. */
+/* established returns the entry of a flow that may use the cache. A SYN opens a new connection, so the network has to
+ * decide, whatever it decided for the last one with these ports. */
 static __always_inline struct verdict *established(const struct once_flow *f, enum kind kind)
 {
 	struct verdict *v = bpf_map_lookup_elem(&once_filter, f);
@@ -182,7 +182,7 @@ static __always_inline struct verdict *established(const struct once_flow *f, en
 	return v && v->out && v->device ? v : NULL;
 }
 
-/* learn sends a packet by the network's own way. Where a flow lacks anything, both of its directions do so: a
+/* learn sends a packet by the network's own path. If one direction of a flow lacks an entry, both go there, because a
  * network that tracks connections has to see both. */
 static __always_inline int learn(struct __sk_buff *skb, __u32 mark)
 {
@@ -204,14 +204,14 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct egres
 	__u64 *to;
 	void *data;
 
-	/* As the kernel's tunnels do, so that devices take segments apart behind us. */
+	/* As the kernel's tunnels do it, so that the device can segment the packet. */
 	if (bpf_skb_adjust_room(skb, ROOM, BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
 					(__u64)ETH_HLEN << BPF_ADJ_ROOM_ENCAP_L2_SHIFT | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
 		return learn(skb, LEARN_OUT);
 	data = CTX_POINTER(skb, data);
 	if (data + sizeof(struct outer) > CTX_POINTER(skb, data_end))
-		return TCX_DROP; /* cannot be: there is room now */
+		return TCX_DROP; /* cannot happen: there is room now */
 	to = data;
 	for (int i = 0; i < 10; i++)
 		to[i] = e->headers[i];
@@ -225,7 +225,7 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct egres
 	return bpf_redirect(e->uplink, 0);
 }
 
-/* On what a container sends, at the node's side of its veth. */
+/* A container's packets, at the node's end of its veth. */
 SEC("tc")
 int once_out(struct __sk_buff *skb)
 {
@@ -246,7 +246,7 @@ int once_out(struct __sk_buff *skb)
 	if ((void *)(ip + 1) > end)
 		return TCX_NEXT;
 	kind = outward(ip, end, &f);
-	/* The network knows what to say where a hop limit runs out or a length is too much for a header. */
+	/* The network sends the ICMP errors for an expired hop limit or a packet that is too long. */
 	if (kind == OTHER || ip->hop_limit <= 2 || skb->len > 0xffff - ROOM)
 		return TCX_NEXT;
 	ecn = ((__u8 *)ip)[ECN_BYTE] & ECN_MASK;
@@ -259,7 +259,7 @@ int once_out(struct __sk_buff *skb)
 	return encapsulate(skb, e, ecn);
 }
 
-/* tunnelled is the IPv6 header inside of a packet of the overlay, NULL of any other. */
+/* tunnelled returns the inner IPv6 header of a packet of the overlay, NULL for any other packet. */
 static __always_inline struct ipv6hdr *tunnelled(struct __sk_buff *skb, bool out, void **end)
 {
 	struct vxlan *vxlan;
@@ -292,13 +292,13 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct ingre
 		return learn(skb, LEARN_IN);
 	data = CTX_POINTER(skb, data);
 	if (data + ETH_HLEN > CTX_POINTER(skb, data_end))
-		return TCX_DROP; /* cannot be: the outer Ethernet header stays */
+		return TCX_DROP; /* cannot happen: the outer Ethernet header stays */
 	__builtin_memcpy(data, c->macs, sizeof(c->macs));
 	skb->tstamp = 0;
 	return bpf_redirect_peer(c->device, 0);
 }
 
-/* On what comes in by the uplink. */
+/* Packets that enter by the uplink. */
 SEC("tc")
 int once_in(struct __sk_buff *skb)
 {
@@ -316,7 +316,7 @@ int once_in(struct __sk_buff *skb)
 		return TCX_NEXT;
 	outer = (void *)ip - sizeof(struct outer) + OUTER_IP;
 	kind = inward(ip, end, &f);
-	/* A router that was congested marks the outer header; the network knows what to make of that (RFC 6040). */
+	/* A congested router marks the outer header; the network handles that (RFC 6040). */
 	if (kind == OTHER || ip->hop_limit <= 1 || (((__u8 *)outer)[ECN_BYTE] & ECN_MASK) == ECN_MASK)
 		return TCX_NEXT;
 	v = established(&f, kind);
@@ -328,14 +328,14 @@ int once_in(struct __sk_buff *skb)
 	return decapsulate(skb, c);
 }
 
-/* forget_packet clears what of outer headers is of the packet alone. */
+/* forget_packet clears the fields of outer headers that differ from packet to packet. */
 static __always_inline void forget_packet(struct ipv6hdr *ip, struct udphdr *udp)
 {
 	((__u8 *)ip)[ECN_BYTE] &= ~ECN_MASK;
 	ip->payload_len = udp->len = udp->source = 0;
 }
 
-/* differ compares entries: most often nothing has changed, and a write costs more. */
+/* differ compares entries: a write costs more, and most often nothing has changed. */
 static __always_inline bool differ(const void *a, const void *b, int size)
 {
 	const __u64 *x = a, *y = b;
@@ -346,7 +346,7 @@ static __always_inline bool differ(const void *a, const void *b, int size)
 	return false;
 }
 
-/* On what leaves by the uplink: the network has let it out. */
+/* Packets that leave by the uplink: the network has let them out. */
 SEC("tc")
 int once_learn_out(struct __sk_buff *skb)
 {
@@ -362,7 +362,7 @@ int once_learn_out(struct __sk_buff *skb)
 	ip = tunnelled(skb, true, &end);
 	if (!ip || outward(ip, end, &f) == OTHER)
 		return TCX_NEXT;
-	/* Headers are used again as they are, so they may not have a sum over what follows. */
+	/* The headers are used for other packets, so they must not have a checksum over the payload. */
 	udp = (void *)ip - sizeof(struct outer) + OUTER_UDP;
 	if (udp->check || bpf_skb_load_bytes(skb, 0, e.headers, sizeof(struct outer)))
 		return TCX_NEXT;
@@ -378,7 +378,7 @@ int once_learn_out(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* On what the node gives a container, at its side of the veth: the network has let it in. */
+/* Packets to a container, at the node's end of its veth: the network has let them in. */
 SEC("tc")
 int once_learn_in(struct __sk_buff *skb)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Entry points of the packet path. What they do is in one header per concern:
- * container.h, node.h, uplink.h, edge.h and nimitz.h decide, flow.h remembers, forward.h sends. */
+/* Entry points of the packet path, one per hook. What they do is in folders: hooks/ decides per hook, net/ has the
+ * networks, policy/ sessions and rules, common/ parsing, drops and devices. A packet from a container:
+ * hooks/container.h -> net/netpila/flow.h (hit) or resolve.h (miss) -> net/netpila/forward.h. */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 
@@ -93,7 +94,7 @@ int pil_tapped(struct __sk_buff *skb)
 	return ovs_port_egress(skb);
 }
 
-/* Giving a tenant id its key, and trying the cipher: run by the agent, never by a packet. */
+/* Sets the key of a tenant id. The agent runs it, never a packet. */
 struct key_request {
 	__u32 tenant_id;
 	__u8 key[16];
@@ -127,13 +128,13 @@ int pil_set_key(struct key_request *request)
 	return 0;
 }
 
-/* What rules say of a session that does not have to exist; asked by people, never by a packet. The question is behind
- * an Ethernet header, as a program that may use all tables wants one, and the answer in its place. */
+/* The pre-actions that the rules give for any 5-tuple. The agent runs it for `policy why`, never a packet. The request
+ * is behind an Ethernet header, because only a program for packets may use all tables; the result replaces it. */
 struct why_request {
-	struct flow_tuple tuple; /* with the apps that the addresses say */
+	struct flow_tuple tuple; /* with the apps that the addresses contain */
 	struct pre_actions pre;
 };
-const struct why_request *unused_why_request __attribute__((unused)); /* for BTF */
+const struct why_request *unused_why_request __attribute__((unused)); /* keeps the type in BTF */
 
 SEC("tc")
 int pil_why(struct __sk_buff *skb)
@@ -147,7 +148,7 @@ int pil_why(struct __sk_buff *skb)
 	return policy_lookup(&r.tuple, &r.pre) || bpf_skb_store_bytes(skb, ETH_HLEN, &r, sizeof(r), 0);
 }
 
-/* The decision alone, for tests. */
+/* The decision of policy/ct.h alone, for tests. */
 struct action_request {
 	struct pkt_info pkt;
 	struct session_state state;
@@ -173,7 +174,7 @@ int pil_try_cipher(struct __sk_buff *skb)
 	struct addr a;
 	int why;
 
-	/* Destination: plaintext in, ciphertext out; the tenant id is in the plaintext. */
+	/* Destination: plaintext in; source: ciphertext out. The plaintext contains the tenant id. */
 	if (!h)
 		return REASON_MALFORMED;
 	a = *dst_of(h);

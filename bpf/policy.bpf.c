@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* VXLAN's group policy field for Open vSwitch in user space, which neither writes nor reads it and drops what has it.
- * It has the identity in the address of the other node's VTEP instead, whose bytes there are zero on the fabric: these
- * programs, where its packets meet the node's stack, move it. They stop nothing. */
+/* The group policy field of VXLAN for Open vSwitch in user space, which neither writes nor reads it and drops packets
+ * that have it. The switch instead keeps the identity in bytes of the peer VTEP's address that are zero on the fabric.
+ * These programs move it, where the switch's packets meet the node's stack. They drop nothing. */
 #include "common/context.h"
 #include "common/proto.h"
 #include "common/tunnel.h"
@@ -9,18 +9,18 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* Of a frame. */
+/* Offsets in a frame. */
 #define NEXT_HEADER 20
 #define SOURCE	    22
 #define DESTINATION 38
 #define UDP_HEADER  54
 #define UDP_PORT    56
 #define UDP_SUM	    60
-#define FLAGS	    62 /* the two bytes that have them, and before the two of the policy */
+#define FLAGS	    62 /* two bytes with the flags, before the two of the policy */
 #define POLICY	    64
 
-/* Of an address. */
-#define HALF	   8 /* of it, where an interface identifier begins */
+/* Offsets in an address. */
+#define HALF	   8 /* the interface identifier */
 #define IDENTITY   12
 
 #define HAS_VNI	   0x0800
@@ -34,9 +34,9 @@ static __always_inline __u16 get(struct __sk_buff *skb, int at)
 	return bpf_ntohs(v);
 }
 
-/* is_left tells of a tunnel whose checksum, UDP's, a device is still to fill in: until then the field is the sum of the
- * pseudo-header alone. One around a packet whose own checksum is left has its own already: the kernel knows what that
- * of the packet will come to (LCO). Segments to be cut have none yet. */
+/* is_left reports whether a device still has to fill in the tunnel's UDP checksum: until then the field holds only the
+ * sum of the pseudo header. A tunnel around a packet whose own checksum is pending already has its own, because the
+ * kernel can compute it in advance (LCO). Packets to be segmented have none yet. */
 static __always_inline bool is_left(struct __sk_buff *skb)
 {
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
@@ -52,8 +52,8 @@ static __always_inline void set(struct __sk_buff *skb, int at, __u16 value)
 	bpf_skb_store_bytes(skb, at, &v, sizeof(v), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* A checksum of zero stays: there is none. The kernel's helper takes every checksum that is left for this one, so one
- * that is whole is kept so here (RFC 1624). */
+/* A zero checksum means none, and stays. The kernel's helper treats every pending checksum as this one, so a complete
+ * one is updated here (RFC 1624). */
 static __always_inline void put(struct __sk_buff *skb, int at, __u16 is, __u16 value, __u64 pseudo)
 {
 	__u32 sum = get(skb, UDP_SUM);
@@ -76,7 +76,7 @@ static __always_inline bool tunnels(struct __sk_buff *skb)
 	       get(skb, UDP_PORT) == UDP_VXLAN;
 }
 
-/* From Open vSwitch. */
+/* Packets from Open vSwitch. */
 SEC("tc")
 int pil_policy_out(struct __sk_buff *skb)
 {
@@ -91,15 +91,15 @@ int pil_policy_out(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* To Open vSwitch. */
+/* Packets to Open vSwitch. */
 SEC("tc")
 int pil_policy_in(struct __sk_buff *skb)
 {
 	if (tunnels(skb)) {
 		__u16 flags = get(skb, FLAGS), policy = get(skb, POLICY), host = get(skb, SOURCE + IDENTITY);
 
-		/* No VTEP has anything there. Neither that nor what a process of the node sends must be taken for one:
-		 * it gets what is not hidden from the switch. */
+		/* No VTEP has a value there. A packet that does, and one that a process of the node sends, must not
+		 * look like a VTEP's. It gets a source that the switch does not know, and the switch drops it. */
 		if (host || !is_known_tunnel(skb) || was_made_here(skb))
 			put(skb, SOURCE + HALF, get(skb, SOURCE + HALF), 0xffff, BPF_F_PSEUDO_HDR);
 		put(skb, SOURCE + IDENTITY, host, flags & HAS_POLICY ? policy : 0, BPF_F_PSEUDO_HDR);

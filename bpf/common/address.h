@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The 128 bits: node 64 | tenant id 24 | app 16 | index 24 (NETPILA §6.1). */
+/* NETPILA addresses (§6.1): node prefix 64 bits | tenant id 24 | app 16 | index 24. This header compares addresses and
+ * reads their fields; every other header uses it. */
 #pragma once
 #include "common/context.h"
 #include <bpf/bpf_endian.h>
@@ -12,11 +13,10 @@ _Static_assert(sizeof(struct addr) == 16, "an address is 16 bytes");
 
 #define FIRST_RESERVED_APP 0xff00
 
-/* Masks and prefixes are the first 8 bytes of the address, as they lie in memory;
- * both prefixes are at most 64 bits long. */
+/* Prefixes and masks of at most 64 bits. They hold the first 8 bytes of an address as they lie in memory. */
 CONSTANT __u64 base_prefix = 0, base_mask = 0;
 CONSTANT __u64 private_prefix = 0, private_mask = 0;
-CONSTANT __u64 own_node = 0; /* the /64 routed to this node */
+CONSTANT __u64 own_node = 0; /* the /64 that the fabric routes to this node */
 
 static __always_inline bool same_addr(const struct addr *a, const struct addr *b)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Reading the context of a program. */
+/* Access to the context of a program, and to constants that user space sets at load. */
 #pragma once
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 
-#define CHECKSUM_PARTIAL 3 /* a device is still to fill it in */
+#define CHECKSUM_PARTIAL 3 /* a device fills in the checksum later */
 
 void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
-/* The compiler likes to keep the address of a context field in a register; the verifier takes only a
- * constant offset, so the load is written out. */
+/* The compiler likes to keep the address of a context field in a register, but the verifier accepts only a constant
+ * offset. So the load is written in assembly. */
 #define CTX_POINTER(skb, field)                                                                                        \
 	({                                                                                                             \
 		void *p;                                                                                               \
@@ -19,6 +19,6 @@ void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 		p;                                                                                                     \
 	})
 
-/* What is set once at load, all on one line of the data cache; initialised, or a compiler puts them in another order.
- */
+/* Constants that user space sets at load. One section puts them on one cache line. They are initialised, because the
+ * compiler would otherwise reorder them. */
 #define CONSTANT volatile const __attribute__((section(".rodata.node")))

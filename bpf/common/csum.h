@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Internet checksums (RFC 1071), and how they change with the addresses (RFC 1624). */
+/* Internet checksums (RFC 1071) and their incremental update (RFC 1624). */
 #pragma once
 #include "common/address.h"
 #include "common/proto.h"
@@ -35,5 +35,5 @@ static __always_inline __u32 l4_csum_offset(__u8 proto)
 	case NEXTHDR_ICMP:
 		return 2;
 	}
-	return 0; /* no pseudo header in its checksum, or no checksum */
+	return 0; /* the checksum has no pseudo header, or there is no checksum */
 }

@@ -1,31 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* How a container is joined to the node. One behind a veth has a device here, whose ifindex is its number in
- * all tables. One behind a macvlan has none: what it sends meets our program on the uplink's egress, what is for
- * it goes on from the uplink's ingress by its MAC. Its number is made of its network namespace's cookie. One behind a
- * netkit is as one behind a veth, but that our program runs as the container sends. */
+/* The device kinds that connect a container to the node, and how to hand a packet to each. All tables identify a
+ * container's device by a number.
+ *
+ * veth: the number is the ifindex of the device on the node. netkit: the same, but our program runs while the container
+ * sends.
+ *
+ * macvlan: the node has no device. Packets from the container reach our program on the uplink's egress hook; packets to
+ * it leave the uplink's ingress hook with the container's MAC. The number is derived from the network namespace cookie.
+ */
 #pragma once
 #include "common/packet.h"
 
 #define ON_UPLINK    0x80000000u /* set in the number of a container behind a macvlan */
 #define SKB_DST_MASK (~1UL)
 
-CONSTANT __u64 node_cookie = 0; /* of its network namespace */
+CONSTANT __u64 node_cookie = 0; /* network namespace cookie of the node */
 CONSTANT __u32 uplink_ifindex = 0;
-/* Tells our packets from the host stack's on the way out, where they came in by a device, and from the fabric's on
- * the way in; the same for all programs of a node. */
+/* Marks packets that our programs have accepted, so that the uplink's programs recognise them. On egress it counts only
+ * if the packet entered the node by a device; the fabric cannot set it. All programs of a node use the same value. */
 CONSTANT __u32 packet_mark = 0;
-/* Tells what we have judged and what came in by no device: what a container behind a netkit sends, and what one behind
- * a macvlan sent and the neighbour table brings to us again. The latter can set a mark itself, so it is a secret of the
- * node that is never put on what a container receives. */
+/* Marks accepted packets that entered by no device: those of a container behind a netkit, and those of a container
+ * behind a macvlan that come back from the neighbour table. A macvlan container can set marks itself, so this value is
+ * a secret of the node. It is never left on a packet that a container receives. */
 CONSTANT __u32 accept_mark = 0;
-/* Containers may be behind macvlans. */
+/* the node accepts containers behind macvlans */
 CONSTANT bool macvlan = false;
 
 void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
 
-/* Whose packet it is that leaves by the uplink: the namespace of the device it was routed by, or of the socket it
- * was written to as a frame. A sender can change neither; 0 if there is neither. (Not the socket first: that of the
- * kernel's own ICMP is of another namespace once the packet has waited for a neighbour.) Null pointers read as zeros
+/* Returns the cookie of the network namespace that sends a packet by the uplink: of the device that routed it, else of
+ * the socket that wrote it as a frame, else 0. A sender can change neither. The route comes first, because the kernel's
+ * own ICMP socket is in another namespace after the packet has waited for a neighbour. Null pointers read as zeros
  * here. */
 static __always_inline __u64 namespace_of(struct __sk_buff *skb)
 {
@@ -39,7 +44,7 @@ static __always_inline __u64 namespace_of(struct __sk_buff *skb)
 	return cookie || !socket ? cookie : socket->__sk_common.skc_net.net->net_cookie;
 }
 
-/* The number of the container that a packet comes from. */
+/* Returns the number of the container that sent a packet. */
 static __always_inline __u32 device_of(struct __sk_buff *skb)
 {
 	__u64 cookie;
@@ -47,17 +52,17 @@ static __always_inline __u32 device_of(struct __sk_buff *skb)
 	if (!macvlan || skb->ifindex != uplink_ifindex)
 		return skb->ifindex;
 	cookie = namespace_of(skb);
-	return cookie < ON_UPLINK ? ON_UPLINK | cookie : ON_UPLINK; /* which no container has */
+	return cookie < ON_UPLINK ? ON_UPLINK | cookie : ON_UPLINK; /* no container has this number */
 }
 
-/* on_way_in tells a hook that packets come in by from those on the way out: the uplink's egress, where a macvlan's
- * packets meet us, and a netkit's, that a packet gets to from the container's own stack. */
+/* on_way_in reports whether the hook is one for incoming packets. It is not on the uplink's egress (a macvlan's
+ * packets) and on a netkit, where the program runs in the container's own transmit path. */
 static __always_inline bool on_way_in(struct __sk_buff *skb, __u32 device)
 {
 	return !(device & ON_UPLINK) && skb->ingress_ifindex;
 }
 
-/* The first two bytes of the MACs of containers behind macvlans, and of nobody else's; their number follows. */
+/* The first two bytes of the MACs of containers behind macvlans; the container's number follows. */
 static const __u8 macvlan_mac[2] = {0x06, 0x70};
 
 static __always_inline void mac_of(__u32 device, __u8 *mac)
@@ -72,15 +77,16 @@ static __always_inline void mac_of(__u32 device, __u8 *mac)
 	__builtin_memcpy(mac + sizeof(macvlan_mac), &number, sizeof(number));
 }
 
-/* pass lets a container's packet by. The guards of guard.h, behind us on the uplink, need not look at it again. */
+/* pass lets a container's packet continue. With macvlans it skips the backstop programs (macvlan_backstop.h) that
+ * follow on the uplink. */
 static __always_inline int pass(struct __sk_buff *skb)
 {
 	skb->mark = 0;
 	return macvlan ? TCX_PASS : TCX_NEXT;
 }
 
-/* to_macvlan hands a packet whose MACs are written to the container it is for. The macvlan takes it from what comes in
- * by the uplink: here, where the program on that hook is the one that calls. */
+/* to_macvlan delivers a packet, whose MACs are already written, to a container behind a macvlan. The macvlan receives
+ * it as input of the uplink. here: the caller is the program on that ingress hook. */
 static __always_inline int to_macvlan(struct __sk_buff *skb, bool here)
 {
 	if (here)
@@ -89,8 +95,8 @@ static __always_inline int to_macvlan(struct __sk_buff *skb, bool here)
 	return bpf_redirect(uplink_ifindex, BPF_F_INGRESS);
 }
 
-/* to_container hands it over by whatever kind of device, or to another device of the node. Into a namespace at once
- * leads only from a hook on the way in. */
+/* to_container delivers a packet to a container behind any device kind, or to another device of the node. at_once
+ * enters the container's namespace directly, which works only on a hook for incoming packets. */
 static __always_inline int to_container(struct __sk_buff *skb, __u32 device, bool at_once, bool here)
 {
 	if (device & ON_UPLINK)

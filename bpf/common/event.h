@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Counting drops exactly and reporting them as far as there is room. */
+/* Drop counters, which are exact, and drop events, which are rate limited. Every drop in the packet path ends here, so
+ * that none is silent. */
 #pragma once
 #include "common/device.h"
 
@@ -17,8 +18,8 @@ enum hook {
 
 struct drop_event {
 	__u64 time;  /* CLOCK_MONOTONIC, ns */
-	__u64 count; /* drops this event stands for: those of the same reason and CPU since the last one */
-	__u64 lost;  /* drops whose event found no room, ever, on this CPU and for this reason */
+	__u64 count; /* drops since the last event of this reason and CPU */
+	__u64 lost;  /* drops of this reason and CPU that found the ring buffer full, since load */
 	struct addr src, dst;
 	__u32 reason;
 	__u32 hook;
@@ -26,17 +27,17 @@ struct drop_event {
 	__u32 length;
 	__be16 sport, dport;
 	__u8 proto;
-	__u8 version; /* of IP: 6, 4, or 0 where there are no addresses */
+	__u8 version; /* IP version: 6, 4, or 0 without addresses */
 	__u8 zero[2];
-	__u32 rule; /* of a policy that decided it, or 0 */
+	__u32 rule; /* policy rule that decided, or 0 */
 	__u32 zeros;
 };
 _Static_assert(sizeof(struct drop_event) == 88, "no implicit padding");
-/* bpf2go makes Go's type from BTF, which keeps only what is referred to. */
+/* bpf2go generates Go types from BTF, which keeps only types that something refers to. */
 const struct drop_event *unused_drop_event __attribute__((unused));
 
 struct drop_state {
-	__u64 packets; /* exact, and first in every layout: later builds go on adding it up */
+	__u64 packets; /* exact; first in every layout, because later builds continue the count */
 	__u64 pace;    /* when the next event would be due at one in EVENT_INTERVAL */
 	__u64 pending; /* drops since the last event */
 	__u64 lost;
@@ -46,7 +47,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32); /* enum reason */
 	__type(value, struct drop_state);
-	__uint(max_entries, 256); /* room for reasons of later versions: the map outlives an upgrade */
+	__uint(max_entries, 256); /* room for reasons of later versions: the map survives an upgrade */
 } pil_drops_v1 SEC(".maps");
 
 struct {
@@ -54,12 +55,12 @@ struct {
 	__uint(max_entries, 256 * 1024);
 } pil_events_v2 SEC(".maps");
 
-/* Each reason and CPU may report EVENT_BURST drops one by one; a flood is one event in 10 ms, which says
- * how many packets it stands for. */
+/* Each reason and CPU may report EVENT_BURST drops one by one. After that it reports one event in 10 ms, with the
+ * number of packets that it stands for. */
 #define EVENT_INTERVAL 10000000ULL
 #define EVENT_BURST    32
 
-/* describe says from whom to whom a packet is, as far as it does itself. */
+/* describe fills in the addresses and ports of a packet, as far as its headers have them. */
 static __always_inline void describe(struct __sk_buff *skb, struct drop_event *event, __u32 at)
 {
 	struct eth_ip6 header = {};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the node itself says to a container about a packet that goes no further (RFC 4443). */
+/* Builds ICMP and ICMPv6 errors (RFC 792, RFC 4443) about a packet that the node does not forward, in place of that
+ * packet. The networks decide when to send one and from which source: net/netpila/icmp.h, net/nimitz/icmp.h. */
 #pragma once
 #include "common/event.h"
 #include "common/packet4.h"
@@ -8,7 +9,7 @@
 #define ICMPV6_TIME_EXCEEDED 3
 
 #define ICMP_ERROR_HOPS	     64
-#define IPV6_MIN_MTU	     1280 /* an error is no longer than any link can take */
+#define IPV6_MIN_MTU	     1280 /* an error fits into the smallest MTU of IPv6 */
 #define ICMP_ERROR_HLEN	     (IPV6_HLEN + ICMPV6_HLEN)
 #define QUOTE_MAX	     (IPV6_MIN_MTU - ICMP_ERROR_HLEN)
 
@@ -16,12 +17,12 @@ struct icmp6_error {
 	struct eth_ip6 frame;
 	__u8 type, code;
 	__u16 checksum;
-	__be32 mtu; /* of packet too big, else 0 */
+	__be32 mtu; /* of Packet Too Big, else 0 */
 } __attribute__((packed, aligned(2)));
 _Static_assert(sizeof(struct icmp6_error) == ETH_HLEN + ICMP_ERROR_HLEN, "Ethernet, IPv6 and ICMPv6 headers");
 
-/* A container hears ICMP_ERROR_BURST errors one by one, enough for a traceroute that asks all at once, and
- * then one in 10 ms. Devices that share a slot share its pace; two CPUs may count one answer as none. */
+/* Rate limit: a device receives ICMP_ERROR_BURST errors at once, enough for a parallel traceroute, and then one in 10
+ * ms. Devices that share a slot share its limit. Two CPUs may rarely both miss each other's error. */
 #define ICMP_ERROR_INTERVAL 10000000ULL
 #define ICMP_ERROR_BURST    32
 #define ICMP_ERROR_SLOTS    1024
@@ -29,7 +30,7 @@ _Static_assert(sizeof(struct icmp6_error) == ETH_HLEN + ICMP_ERROR_HLEN, "Ethern
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, __u64); /* when the next answer would be due at one in ICMP_ERROR_INTERVAL */
+	__type(value, __u64); /* when the next error would be due at one in ICMP_ERROR_INTERVAL */
 	__uint(max_entries, ICMP_ERROR_SLOTS);
 } pil_icmp_rate SEC(".maps");
 
@@ -49,14 +50,14 @@ static __always_inline bool icmp_error_allowed(__u32 device)
 
 #define SUM_CHUNK 64
 
-/* csum_payload adds the bytes from at to end, at most IPV6_MIN_MTU of them, to a checksum. */
+/* csum_payload adds the bytes from at to end (at most IPV6_MIN_MTU) to a checksum. */
 __noinline __u32 csum_payload(struct __sk_buff *skb, __u32 at, __u32 end, __u32 sum)
 {
 	for (int i = 0; i < IPV6_MIN_MTU / SUM_CHUNK; i++) {
 		__u8 chunk[SUM_CHUNK] = {};
 		__u32 n = end - at;
 
-		asm volatile("" : "+r"(n)); /* the verifier must see the tests of the very value it is to bound */
+		asm volatile("" : "+r"(n)); /* the verifier must see the checks on the same value that it bounds */
 		if (!n)
 			break;
 		if (n > sizeof(chunk))
@@ -69,14 +70,13 @@ __noinline __u32 csum_payload(struct __sk_buff *skb, __u32 at, __u32 end, __u32 
 	return sum;
 }
 
-/* An ICMP error is never sent about a frame for several receivers (RFC 4443 §2.4, RFC 1812 §4.3.2.7). */
+/* No ICMP error is sent about a frame for several receivers (RFC 4443 §2.4, RFC 1812 §4.3.2.7). */
 static __always_inline bool for_one_receiver(struct __sk_buff *skb)
 {
 	return skb->pkt_type != PACKET_BROADCAST && skb->pkt_type != PACKET_MULTICAST;
 }
 
-/* Nobody answers an error, nor what was sent to many (RFC 4443 §2.4). A later fragment of ICMPv6 may be
- * part of an error. */
+/* No ICMP error is sent about an ICMP error (RFC 4443 §2.4). A later fragment of ICMPv6 may be part of one. */
 static __always_inline bool icmp_error_wanted(struct __sk_buff *skb, const struct packet *p)
 {
 	if (is_error(p) || (p->proto == NEXTHDR_ICMP && !p->l4))
@@ -84,8 +84,9 @@ static __always_inline bool icmp_error_wanted(struct __sk_buff *skb, const struc
 	return for_one_receiver(skb);
 }
 
-/* trim_to_quote takes the packet away but for the beginning that is quoted, and makes room before it. Both helpers take
- * away what only makes sense of the packet it was, such as its segments. It returns how much is quoted, or 0. */
+/* trim_to_quote cuts the packet to the part that the error quotes and makes room for headers before it. Both helpers
+ * also reset what only fits the old packet, such as its segmentation. It returns the length of the quote, or 0 on
+ * failure. */
 static __always_inline __u32 trim_to_quote(struct __sk_buff *skb, __u32 most, __u32 room)
 {
 	__u32 length = skb->len - ETH_HLEN;
@@ -97,7 +98,7 @@ static __always_inline __u32 trim_to_quote(struct __sk_buff *skb, __u32 most, __
 	return length;
 }
 
-/* return_to_sender gives an error, in the packet's place, to who sent that. */
+/* return_to_sender delivers the error, which has replaced the packet, to the device that sent the packet. */
 static __always_inline int return_to_sender(struct __sk_buff *skb, __u32 device)
 {
 	bpf_skb_change_type(skb, PACKET_HOST);
@@ -106,8 +107,8 @@ static __always_inline int return_to_sender(struct __sk_buff *skb, __u32 device)
 	return to_container(skb, device, on_way_in(skb, device), false);
 }
 
-/* icmp_error_build makes of a packet the ICMPv6 error about itself, which has addresses, type and MTU already and is to
- * quote what was sent, as it was sent. */
+/* icmp_error_build turns a packet into the ICMPv6 error about itself. Addresses, type and MTU are set; the packet must
+ * still be as the container sent it, because the error quotes it. */
 static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device, struct icmp6_error *a)
 {
 	__u32 length = trim_to_quote(skb, QUOTE_MAX, ICMP_ERROR_HLEN), sum;
@@ -122,7 +123,7 @@ static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device,
 	a->frame.payload_len = bpf_htons(length);
 	a->frame.nexthdr = NEXTHDR_ICMP;
 	a->frame.hop_limit = ICMP_ERROR_HOPS;
-	sum = bpf_htons(length) + bpf_htons(NEXTHDR_ICMP); /* in the pseudo header, with the addresses */
+	sum = bpf_htons(length) + bpf_htons(NEXTHDR_ICMP); /* pseudo header; the addresses follow */
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)src_of(&a->frame), 2 * sizeof(struct addr), sum);
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a->type, ICMPV6_HLEN, sum);
 	sum = csum_payload(skb, sizeof(*a), sizeof(*a) + length - ICMPV6_HLEN, sum);
@@ -136,7 +137,7 @@ static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device,
 #define ICMP4_FRAGMENTATION_NEEDED 4
 #define ICMP4_TIME_EXCEEDED	   11
 
-/* An error is no longer than any host takes (RFC 1812 §4.3.2.3). */
+/* Every IPv4 host accepts an error of 576 bytes (RFC 1812 §4.3.2.3). */
 #define ICMP4_ERROR_HLEN (20 + 8)
 #define QUOTE4_MAX	 (576 - ICMP4_ERROR_HLEN)
 
@@ -148,7 +149,7 @@ struct icmp4_error {
 } __attribute__((packed, aligned(2)));
 _Static_assert(sizeof(struct icmp4_error) == ETH_HLEN + ICMP4_ERROR_HLEN, "Ethernet, IPv4 and ICMP headers");
 
-/* Of a later fragment nobody is told anything (RFC 1812 §4.3.2.7). */
+/* No error is sent about a later fragment (RFC 1812 §4.3.2.7). */
 static __always_inline bool icmp4_error_wanted(struct __sk_buff *skb, const struct packet *p)
 {
 	return p->l4 && !is_error4(p) && for_one_receiver(skb);

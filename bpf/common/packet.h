@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Finding the transport header, and refusing what could slip past the checks on the way there. */
+/* Parses Ethernet and IPv6 headers up to the transport header. Every program starts here. It drops packets whose
+ * headers could bypass later checks: routing headers, home-address options, tiny fragments, wrong lengths, neighbour
+ * discovery. */
 #pragma once
 #include "common/address.h"
 #include "common/context.h"
@@ -9,22 +11,22 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-/* What few packets need lies behind what all need, so that those pass few lines of the instruction cache: the
- * programs' own time is mostly spent on waiting for them. */
+/* Rarely used code goes behind the common path, so that most packets touch few lines of the instruction cache: the
+ * programs spend most of their time waiting for it. */
 #define likely(x)  __builtin_expect(!!(x), 1)
 #define __slowpath __noinline __attribute__((cold, section(".text")))
 
-/* RFC 8200 knows six kinds of header before the transport's; nobody sends each twice. */
+/* RFC 8200 has six kinds of extension header, and no real packet repeats each of them. */
 #define MAX_HEADERS 8
 #define MAX_OPTIONS 16
 
-/* Devices between a node and a container are a wire for two; constant MACs hide where a packet came from. */
+/* The link between a node and a container has only two ends. Constant MACs do not reveal where a packet came from. */
 static const __u8 gateway_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x01};
 static const __u8 container_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x02};
 
 struct eth_ip6 {
 	struct ethhdr eth;
-	__u8 priority_version; /* version is the high nibble */
+	__u8 priority_version; /* the version is the upper 4 bits */
 	__u8 flow[3];
 	__be16 payload_len;
 	__u8 nexthdr;
@@ -43,7 +45,7 @@ struct eth_ip4 {
 } __attribute__((packed, aligned(2)));
 _Static_assert(sizeof(struct eth_ip4) == ETH_HLEN + 20, "Ethernet and IPv4 headers");
 
-/* ip4_mapped writes an address of IPv4 as IPv6 does (RFC 4291 §2.5.5.2). */
+/* ip4_mapped returns an IPv4 address as an IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2). */
 static __always_inline struct addr ip4_mapped(__be32 ip4)
 {
 	struct addr a = {.lo = (__u64)ip4 << 32 | bpf_htonl(0xffff)};
@@ -51,8 +53,8 @@ static __always_inline struct addr ip4_mapped(__be32 ip4)
 	return a;
 }
 
-/* Addresses lie at odd places in a frame. The kernel reads packets by words wherever they lie, and so may programs;
- * put together of two bytes each, as a compiler would, they were half the instructions of the fast path. */
+/* Addresses in a frame are not aligned to 8 bytes. The kernel supports unaligned loads and so may programs. Loads of
+ * two bytes, as the compiler would emit them, were half of the instructions of the fast path. */
 static __always_inline struct addr *src_of(struct eth_ip6 *h)
 {
 	return (void *)h + offsetof(struct eth_ip6, src);
@@ -65,16 +67,17 @@ static __always_inline struct addr *dst_of(struct eth_ip6 *h)
 
 struct packet {
 	__u32 l4;      /* offset of the transport header; 0 in a later fragment */
-	__u32 end;     /* offset behind the last byte the IPv6 header speaks for */
-	__u32 pending; /* offset from which a device is still to sum up a checksum; 0 if none is */
+	__u32 end;     /* offset of the first byte behind the IP packet */
+	__u32 pending; /* offset from which a device still has to compute a checksum; 0 if none */
 	__u8 proto;
 	__u8 icmp_type; /* if proto is ICMPv6, or ICMP in IPv4 */
-	__u8 ip4;	/* 1: it is of IPv4 */
+	__u8 ip4;	/* 1: the packet is IPv4 */
 	__u8 zero;
-	__u32 fragment; /* identification of the packet it is a part of; 0 if it is whole, or is called so */
+	__u32 fragment; /* fragment identification; 0 if the packet is not a fragment */
 };
 
-/* fragment4 is a packet's identification as IPv6's programs know it; IPv4 has one for each protocol (RFC 791). */
+/* fragment4 maps an IPv4 identification to the 32 bits that IPv6 uses. IPv4 has one number space per protocol (RFC
+ * 791). */
 static __always_inline __u32 fragment4(__u8 proto, __be16 id)
 {
 	return 1u << 31 | proto << 16 | id;
@@ -87,8 +90,8 @@ static __always_inline bool has_ethernet(struct __sk_buff *skb)
 	return kernel->dev->type == ARPHRD_ETHER;
 }
 
-/* Where the IPv6 header begins: a tunnel's device has none before it. An Ethernet header is as long as it is,
- * whatever a packet socket has made the kernel believe. */
+/* Returns the offset of the IP header: 0 on a tunnel device without Ethernet. With Ethernet it is always 14, because a
+ * packet socket can set another value in the skb. */
 static __always_inline __u32 ip_offset(struct __sk_buff *skb)
 {
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
@@ -96,8 +99,8 @@ static __always_inline __u32 ip_offset(struct __sk_buff *skb)
 	return has_ethernet(skb) ? ETH_HLEN : (__u16)(kernel->network_header - kernel->mac_header);
 }
 
-/* load_headers reads what the packet says itself, for a packet socket may call it anything. Without Ethernet that
- * is the IP header alone. */
+/* load_headers reads the headers from the packet itself, because a packet socket can set any protocol in the skb.
+ * Without Ethernet it reads only the IP header. */
 static __always_inline bool load_headers(struct __sk_buff *skb, struct eth_ip6 *f)
 {
 	if (has_ethernet(skb))
@@ -107,7 +110,7 @@ static __always_inline bool load_headers(struct __sk_buff *skb, struct eth_ip6 *
 	       f->priority_version >> 4 == 6;
 }
 
-/* eth_ip6_of makes the two headers readable and writable in place. Call it again after any helper that may
+/* eth_ip6_of makes Ethernet and IPv6 headers readable and writable in place. Call it again after any helper that may
  * move the packet. */
 static __always_inline struct eth_ip6 *eth_ip6_of(struct __sk_buff *skb)
 {
@@ -124,7 +127,7 @@ static __always_inline struct eth_ip6 *eth_ip6_of(struct __sk_buff *skb)
 	return data;
 }
 
-/* Number 0 is no VLAN: a tag with it says how urgent a frame is (802.1Q), and Linux takes the frame as untagged. */
+/* VLAN id 0 is a priority tag (802.1Q): Linux treats the frame as untagged. */
 static __always_inline bool in_vlan(struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & VLAN_VID;
@@ -135,8 +138,8 @@ static __always_inline bool is_tag(__be16 proto)
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
 }
 
-/* A tag of number 0 in the frame itself is one that Linux takes off behind our programs, here or where the
- * frame arrives; IPv6 may hide there, or in one more. Number and protocol lie where the IPv6 header would begin. */
+/* Linux removes a priority tag behind our programs, here or on the receiving node, so IPv6 could hide behind one or two
+ * of them. VLAN id and inner protocol are where the IPv6 header would begin. */
 static __always_inline bool hides_in_tag(const struct eth_ip6 *f)
 {
 	const __be16 *tag = (const __be16 *)&f->priority_version;
@@ -145,7 +148,8 @@ static __always_inline bool hides_in_tag(const struct eth_ip6 *f)
 	return is_tag(f->eth.h_proto) && !number && (inner == bpf_htons(ETH_P_IPV6) || is_tag(inner));
 }
 
-/* Neighbour discovery and listener reports never cross a node: on a container's link everything is static. */
+/* Neighbour discovery and multicast listener reports never cross a node: a container's link is configured statically.
+ * Forwarding them would let a container change the configuration of others. */
 static __always_inline int check_icmp(__u8 type)
 {
 	switch (type) {
@@ -165,7 +169,7 @@ static __always_inline int check_icmp(__u8 type)
 	return 0;
 }
 
-/* A transport header must be whole in the packet that starts it: no tiny first fragments. */
+/* The packet that starts a transport header must have all of it. Tiny first fragments could bypass checks of ports. */
 static __always_inline int check_transport(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 need = p->proto == NEXTHDR_TCP ? 20 : p->proto == NEXTHDR_DCCP ? 12 : 8;
@@ -184,10 +188,10 @@ static __always_inline int check_transport(struct __sk_buff *skb, struct packet 
 	return 0;
 }
 
-/* The home-address option makes the receiver replace the source we have checked.
+/* Drops a home-address option: the receiver would replace the source address that we have checked.
  *
- * Functions with loops are not static: the verifier then walks each once, whatever calls it, which is
- * 6,000 instructions a program instead of 171,000, and a quarter of a second less at every start. */
+ * Functions with loops are not static, because the verifier then checks each only once for all callers: 6,000
+ * instructions a program instead of 171,000, and 0.25 s less at each start. */
 __slowpath int check_options(struct __sk_buff *skb, __u32 at, __u32 end)
 {
 	for (int i = 0; i < MAX_OPTIONS; i++) {
@@ -210,7 +214,8 @@ __slowpath int check_options(struct __sk_buff *skb, __u32 at, __u32 end)
 	return at >= end ? 0 : REASON_MALFORMED;
 }
 
-/* Follows the chain from a header of kind p->proto at p->l4 to the transport's, which it leaves there. */
+/* find_transport follows the extension headers from the one of kind p->proto at p->l4. It leaves kind and offset of the
+ * transport header there. */
 __slowpath int find_transport(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 header[8];
@@ -235,7 +240,7 @@ __slowpath int find_transport(struct __sk_buff *skb, struct packet *p)
 			length = 8;
 			__builtin_memcpy(&p->fragment, header + 4, sizeof(p->fragment));
 			if (((header[2] << 8 | header[3]) & 0xfff8) != 0) {
-				p->l4 = 0; /* its transport header is in the first fragment */
+				p->l4 = 0; /* the transport header is in the first fragment */
 				p->proto = header[0];
 				return 0;
 			}
@@ -261,9 +266,9 @@ static __always_inline bool is_error(const struct packet *p)
 	return p->proto == NEXTHDR_ICMP && p->l4 && p->icmp_type <= ICMPV6_ERROR_MAX;
 }
 
-/* A device that fills in a checksum writes it after our checks, to a place the sender named: a raw socket
- * could have it written over the addresses. It may be the transport's own field, or, in a tunnel, one of a
- * header inside. */
+/* A device that fills in a checksum writes it after our checks, at an offset that the sender chose: a raw socket could
+ * overwrite the addresses. We accept only the transport's own checksum field, or, in a tunnel, that of an inner header.
+ */
 static __always_inline int check_pending(struct __sk_buff *skb, struct packet *p)
 {
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
@@ -271,7 +276,7 @@ static __always_inline int check_pending(struct __sk_buff *skb, struct packet *p
 
 	if (BPF_CORE_READ_BITFIELD(kernel, ip_summed) != CHECKSUM_PARTIAL)
 		return 0;
-	p->pending = kernel->csum_start - kernel->mac_header; /* both from the head of the buffer */
+	p->pending = kernel->csum_start - kernel->mac_header; /* both are offsets from the head of the buffer */
 	if (p->l4 && p->pending == p->l4 && kernel->csum_offset == field)
 		return 0;
 	if (p->l4 && p->pending >= p->l4 + TRANSPORT_MIN && p->pending < skb->len)
@@ -285,7 +290,7 @@ static __always_inline int parse_headers(struct __sk_buff *skb, const struct eth
 
 	if (f->priority_version >> 4 != 6)
 		return REASON_MALFORMED;
-	/* BIG TCP leaves the length field 0; only the kernel makes packets of segments. */
+	/* BIG TCP sets the length field to 0. Only the kernel makes packets with segments. */
 	p->end = sizeof(*f) + payload;
 	if (!payload && skb->gso_segs)
 		p->end = skb->len;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The headers of IPv4: what packet.h does for IPv6. */
+/* Parses IPv4 headers, as packet.h does for IPv6. Network nimitz and the ICMP errors use it. */
 #pragma once
 #include "common/packet.h"
 
@@ -42,7 +42,7 @@ static __always_inline int check_icmp4(struct __sk_buff *skb, struct packet *p)
 	return 0;
 }
 
-/* Options could lead a packet past the checks (source routes), and nobody needs any. */
+/* Drops IPv4 options: source routes could bypass the checks, and no common sender needs options. */
 static __always_inline int parse4(struct __sk_buff *skb, const struct eth_ip4 *h, struct packet *p)
 {
 	int why;
@@ -52,7 +52,7 @@ static __always_inline int parse4(struct __sk_buff *skb, const struct eth_ip4 *h
 	if ((h->version_length & 15) > 5)
 		return REASON_ROUTING_HEADER;
 	p->end = ETH_HLEN + bpf_ntohs(h->length);
-	if (!h->length && skb->gso_segs) /* BIG TCP, as of IPv6 */
+	if (!h->length && skb->gso_segs) /* BIG TCP, as in IPv6 */
 		p->end = skb->len;
 	if (p->end > skb->len || p->end < sizeof(*h))
 		return REASON_MALFORMED;
@@ -71,7 +71,8 @@ static __always_inline int parse4(struct __sk_buff *skb, const struct eth_ip4 *h
 	return check_pending(skb, p);
 }
 
-/* find_transport4 finds it behind a header of IPv4 that somebody quotes. */
+/* find_transport4 finds the transport header behind an IPv4 header that an ICMP error quotes. Unlike parse4 it accepts
+ * options and checks nothing: the quoted packet passed the checks when it was sent. */
 static __always_inline int find_transport4(struct __sk_buff *skb, __u32 at, struct packet *q)
 {
 	__be16 id;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Numbers of Ethernet, IP, ICMP, UDP and TCP, as the IEEE and IANA assign them. vmlinux.h has no macros. All programs
- * use these. */
+/* Protocol numbers and header layouts of Ethernet, IP, ICMP, UDP and TCP. vmlinux.h has types but no macros. */
 #pragma once
 
 #define NULL		    ((void *)0)
@@ -41,20 +40,20 @@
 #define NEXTHDR_SCTP	    132
 #define NEXTHDR_UDPLITE	    136
 
-#define TRANSPORT_MIN	    8 /* no header that can carry another is shorter */
+#define TRANSPORT_MIN	    8 /* no transport header that can contain another one is shorter */
 
 #define ICMPV6_ERROR_MAX    127
 #define ICMPV6_HLEN	    8
-#define QUOTED_ADDRESSES    (ICMPV6_HLEN + 8) /* where an error has the source and destination it is about */
+#define QUOTED_ADDRESSES    (ICMPV6_HLEN + 8) /* in an error: the quoted source and destination */
 
 #define GSO_BY_FRAGS	    0xffff
-#define JUMBO_OPTION	    8  /* bytes of the header that holds it */
-#define TCP_OFFSET	    12 /* in its header, the byte with its length in words */
+#define JUMBO_OPTION	    8  /* bytes of the hop-by-hop header with the option */
+#define TCP_OFFSET	    12 /* in the TCP header: the byte with its length in words */
 
 #define OPTION_PAD1	    0
 #define OPTION_HOME_ADDRESS 0xc9
 
-#define TCP_FLAGS	    13 /* offset in the TCP header of the byte with the flags */
+#define TCP_FLAGS	    13 /* in the TCP header: the byte with the flags */
 #define TCP_FIN		    0x01
 #define TCP_SYN		    0x02
 #define TCP_RST		    0x04

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From a container: NETPILA §6.1's first table, with the drops of §6.2. */
+/* The hook that packets from a container reach first: NETPILA §6.1's first table and the drops of §6.2. A cached flow
+ * is forwarded at once (forward.h). Otherwise it checks the source, resolves the destination and fills the flow cache.
+ * Packets without a NETPILA source go to the program of the other network. */
 #pragma once
 #include "hooks/node.h"
 #include "net/netpila/resolve.h"
 
-/* A switch that reads a container's device itself judges and counts what it reads, but for what claims a source that
- * only we give: that it leaves to us. */
+/* A switch that reads a container's device itself checks and counts its packets. It leaves those with a NETPILA source
+ * to us. */
 static __always_inline bool claims_netpila_src(const struct flow_key *key)
 {
 	return in_private(&key->src) || in_base(&key->src);
 }
 
-/* drop_from_container drops what no network takes, and counts it unless a switch does: also, whoever sends it, what is
- * for the link or for many. */
+/* drop_from_container drops a packet that is invalid in every network: malformed, neighbour discovery or multicast. It
+ * counts the drop, unless a switch that reads the same device counts it. */
 static __always_inline int drop_from_container(struct __sk_buff *skb, const struct flow_key *key, int why)
 {
 	bool linkwide = why >= REASON_ND_FORBIDDEN && why <= REASON_MULTICAST;
@@ -23,7 +25,8 @@ static __always_inline int drop_from_container(struct __sk_buff *skb, const stru
 	return drop(skb, why, HOOK_CONTAINER);
 }
 
-/* to_other_network hands over what no source of ours sends, for its own program to judge. */
+/* to_other_network hands a packet without a NETPILA source to the program of the endpoint's other network. Without such
+ * a network the source is not the container's own, so the packet is dropped. */
 static __always_inline int to_other_network(struct __sk_buff *skb, const struct flow_key *key, int why)
 {
 	struct dev_ep *its = bpf_map_lookup_elem(&pil_ports_v1, &key->device);
@@ -57,7 +60,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
 
-	f->egress = 0; /* the slot holds nothing until all of it is written */
+	f->egress = 0; /* invalidates the slot until all fields are written */
 	f->key = *key;
 	f->src = from->plain;
 	f->dst = wanted;
@@ -68,7 +71,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth
 
 		if (!to)
 			return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
-		/* Both addresses read the same to every container of the tenant: nothing to translate. */
+		/* all containers of the tenant see the same two addresses: nothing to translate */
 		f->translate = 0;
 		if (f->policy_ep[TX])
 			f->policy_ep[RX] = to->endpoint;
@@ -78,7 +81,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth
 		f->translate = !same_addr(&f->src, &f->key.src);
 		f->checksum = csum_add(from->checksum, csum_diff_addr(&f->key.dst, &f->dst));
 		why = find_next_hop(skb, p, f, &next_hop);
-		if (why == REASON_TOO_BIG) /* which a router asks after the hops */
+		if (why == REASON_TOO_BIG) /* a router checks the hop limit first */
 			return icmp_error_send(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);
 		if (why)
 			return drop(skb, why, HOOK_CONTAINER);
@@ -96,13 +99,13 @@ static __always_inline int from_container(struct __sk_buff *skb)
 	struct flow *f;
 	int why;
 
-	/* A tag would leave with the packet and reach another network. */
+	/* A VLAN tag would leave with the packet and reach another network. */
 	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
 		return to_other_network(skb, &key, REASON_NOT_IP6);
 	h = eth_ip6_of(skb);
 	if (!h)
 		return drop_from_container(skb, &key, REASON_MALFORMED);
-	/* On its way out a frame is called what the sending socket calls it. */
+	/* skb->protocol is what the sending socket claims; the header counts. */
 	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return drop_from_container(skb, &key, REASON_NOT_IP6);
 	key.src = *src_of(h);

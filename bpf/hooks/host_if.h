@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The other interfaces of the node. Nothing of containers comes in or leaves by them, so no packet there may
- * claim to be of one, nor to be the node when it comes in. All else is not ours. Nothing is delivered here. */
+/* All other interfaces of the node (bridges, bonds, physical devices, loopback). No container's packet enters or leaves
+ * by them. So a packet with the source of a container, or an incoming one with the source of this node, is spoofed and
+ * dropped. Everything else passes; nothing is delivered here. */
 #pragma once
 #include "common/border.h"
 #include "common/event.h"
@@ -12,8 +13,9 @@ static __always_inline bool is_vtep(const struct addr *a)
 	return a->lo == VTEP_HOST && (in_base(a) || is_peer(a));
 }
 
-/* spoofs_vtep tells of a packet from a tunnel address, or to one (as which other region's, this node may not know),
- * what nodes would take for another's tunnel: UDP to VXLAN's port, or what may be a fragment of that. */
+/* spoofs_vtep reports whether nodes would accept a packet as another node's tunnel packet: it has a VTEP address (the
+ * destination may be one of a region that this node does not know) and is UDP to the VXLAN port, or may be a fragment
+ * of such a packet. */
 __slowpath int spoofs_vtep(struct __sk_buff *skb, const struct addr *src, const struct addr *dst, __u32 nexthdr)
 {
 	__be16 port = 0;
@@ -26,7 +28,7 @@ __slowpath int spoofs_vtep(struct __sk_buff *skb, const struct addr *src, const 
 	       port == bpf_htons(UDP_VXLAN);
 }
 
-/* Tunnels come in by the uplink alone, and only our own device sends any. */
+/* Tunnel packets enter only by the uplink, and only our own tunnel device sends them. */
 static __always_inline bool is_tunnel(struct __sk_buff *skb, const struct addr *src, const struct addr *dst,
 				      __u8 nexthdr)
 {
@@ -39,7 +41,7 @@ static __always_inline int check_host_if(struct __sk_buff *skb, bool inward, __u
 	struct addr src, dst;
 	int why;
 
-	/* A VLAN has a device of its own, where its frames are looked at. */
+	/* Frames of a VLAN are checked at the VLAN's own device. */
 	if (in_vlan(skb) || !load_headers(skb, &f))
 		return TCX_NEXT;
 	if (hides_in_tag(&f))
@@ -54,8 +56,8 @@ static __always_inline int check_host_if(struct __sk_buff *skb, bool inward, __u
 	return why ? drop(skb, why, hook) : TCX_NEXT;
 }
 
-/* What comes in by the loopback device, the first of every namespace, is what the node's own stack says: by there a
- * process reaches the tunnels' device, and on the way in nothing is past the hook. */
+/* The loopback device is the first one of each namespace. Its input is output of the node's own stack: processes reach
+ * the tunnel device by it, and only the ingress hook sees all of that. */
 #define LOOPBACK 1
 
 static __always_inline int host_if_in(struct __sk_buff *skb)
@@ -64,8 +66,8 @@ static __always_inline int host_if_in(struct __sk_buff *skb)
 						 : check_host_if(skb, skb->ifindex != LOOPBACK, HOOK_EDGE_IN);
 }
 
-/* A bridge or a bond takes away what its ports receive, but for frames to addresses that never pass a bridge (IEEE
- * 802.1Q, table 8-1): those the stack sees at the port, whatever is in them. */
+/* A bridge or bond consumes the frames that its ports receive, except for frames to link-local MACs, which a bridge
+ * never forwards (IEEE 802.1Q, table 8-1). The stack receives those from the port, so they are checked here. */
 static __always_inline int bridge_port_in(struct __sk_buff *skb)
 {
 	static const __u8 reserved[] = {0x01, 0x80, 0xc2, 0x00, 0x00};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Between macvlans and the uplink, behind the programs that decide: a macvlan sends and takes whatever those do not
- * stop, so where one of them is missing these stop all that is of a container. What those let by skips these. */
+/* Backstop between macvlans and the uplink, behind the programs that decide. A macvlan sends and receives all that
+ * those programs do not stop, so if one is missing, this one drops every packet of a container. Packets that those
+ * programs accept skip it (pass in device.h). */
 #pragma once
 #include "common/event.h"
 
@@ -11,8 +12,9 @@ static __always_inline void own_mac(struct __sk_buff *skb, __u8 *mac)
 	bpf_probe_read_kernel(mac, ETH_ALEN, kernel->dev->dev_addr);
 }
 
-/* The kernel's own ARP has neither socket nor route, whosever it is. The node's has the uplink's MAC, which no macvlan
- * may take; a container that sends on what came in by a device of its own could have written that into anything. */
+/* The kernel's ARP packets have neither socket nor route, in every namespace. The node's have the uplink's MAC, which
+ * no macvlan may use. A packet that a container forwards from a device of its own is excluded: the container could have
+ * written that MAC. */
 static __always_inline bool is_node_arp(struct __sk_buff *skb)
 {
 	struct ethhdr *eth = CTX_POINTER(skb, data);
@@ -32,8 +34,9 @@ static __always_inline bool from_node_netns(struct __sk_buff *skb)
 	return space == node_cookie || (!space && is_node_arp(skb));
 }
 
-/* for_macvlan reports whether a frame of the fabric would go straight into a container. Frames for many would, into
- * each, so they get the uplink's MAC: the node's stack has noted already that they are for many. */
+/* for_macvlan reports whether the uplink would deliver a frame from the fabric directly to a container. Broadcast and
+ * multicast frames would reach all of them, so they get the uplink's MAC; the node's stack has already classified them.
+ */
 static __always_inline bool for_macvlan(struct __sk_buff *skb)
 {
 	struct ethhdr *eth = CTX_POINTER(skb, data);

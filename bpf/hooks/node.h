@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Between this node's own stack and its containers: the node reaches them, as a guest among its tenant's
- * containers, and they answer. A container can begin nothing. */
+/* Packets between the node's own stack and its containers. The node reaches them under its alias (a reserved app) in
+ * the container's tenant, and they reply. A container cannot open a connection to the node. */
 #pragma once
 #include "common/border.h"
 #include "net/netpila/forward.h"
@@ -9,8 +9,8 @@
 #define ICMPV6_REPLY  129
 #define CURRENT_NETNS ((__u64)-1)
 
-/* check_reply drops what is no answer to something the node began. The sockets of the node tell: one that a
- * container could have had made does not exist, because what would make it is dropped here. */
+/* check_reply drops a packet that does not belong to a connection that the node opened. The node's sockets are the
+ * evidence: a container cannot cause one to exist, because the packets that would do so are dropped here. */
 static __always_inline int check_reply(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key)
 {
 	struct bpf_sock_tuple t = {};
@@ -21,7 +21,7 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 
 	if (p->proto == NEXTHDR_ICMP && p->l4)
 		return is_error(p) || p->icmp_type == ICMPV6_REPLY ? 0 : REASON_TO_NODE;
-	/* A later fragment does not say what it answers. */
+	/* A later fragment has no ports, so no socket can be found for it. */
 	if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
 		return REASON_TO_NODE;
 	if (bpf_skb_load_bytes(skb, p->l4, &t.ipv6.sport, 2 * sizeof(t.ipv6.sport)))
@@ -31,7 +31,7 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 	if (p->proto == NEXTHDR_TCP) {
 		if (bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags)))
 			return REASON_MALFORMED;
-		/* The kernel lets one begin a connection anew where an old one has just ended. */
+		/* The kernel accepts a SYN for a connection that has just ended. */
 		if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
 			return REASON_TO_NODE;
 		socket = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
@@ -42,13 +42,14 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 		socket = bpf_sk_lookup_udp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
 		if (!socket)
 			return REASON_TO_NODE;
-		answer = socket->state == BPF_TCP_ESTABLISHED; /* connected: to this container's port */
+		answer = socket->state == BPF_TCP_ESTABLISHED; /* connected to this container's port */
 	}
 	bpf_sk_release(socket);
 	return answer ? 0 : REASON_TO_NODE;
 }
 
-/* to_node delivers a container's answer. Each is looked at, so the slot is used and left empty. */
+/* to_node delivers a container's reply to the node. Each packet is checked, so the flow slot is only scratch space and
+ * left invalid. */
 static __always_inline int to_node(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 				   const struct flow_key *key, struct flow *f)
 {
@@ -61,8 +62,7 @@ static __always_inline int to_node(struct __sk_buff *skb, struct eth_ip6 *h, con
 	f->src = key->src;
 	f->dst = node_address();
 	f->translate = 1;
-	f->policy_ep[TX] = f->policy_ep[RX] =
-		0; /* what a node and its own containers say to each other always passes */
+	f->policy_ep[TX] = f->policy_ep[RX] = 0; /* no policy applies between a node and its own containers */
 	f->checksum = csum_diff_addr(&f->key.dst, &f->dst);
 	send_to(f, node_ifindex);
 	return forward(skb, h, p, f, EGRESS_DEVICE, NULL, HOOK_CONTAINER);
@@ -83,7 +83,7 @@ static __always_inline int from_node_slow(struct __sk_buff *skb, struct eth_ip6 
 	its = bpf_map_lookup_elem(&pil_tenants_v2, &to->tenant_id);
 	if (!its)
 		return drop(skb, REASON_NO_KEY, HOOK_NODE);
-	f->egress = 0; /* the slot holds nothing until all of it is written */
+	f->egress = 0; /* invalidates the slot until all fields are written */
 	f->key = *key;
 	f->src = its->gateway;
 	f->dst = key->dst;
@@ -105,7 +105,7 @@ static __always_inline int from_node(struct __sk_buff *skb)
 
 	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
 		return drop(skb, REASON_NOT_IP6, HOOK_NODE);
-	/* What came in by a device is not the node's, whatever it says. */
+	/* A packet that entered by a device is not the node's own, whatever its source. */
 	if (skb->ingress_ifindex)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);
 	h = eth_ip6_of(skb);

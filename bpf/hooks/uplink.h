@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Between the fabric and this node: what is for a container here is delivered or dropped, never passed on;
- * everything else is the node's own business. */
+/* The uplink, between the fabric and this node. Ingress delivers packets for a container here, or drops them, and never
+ * forwards them. Egress lets the packets of our programs pass and checks those of the node's own stack. All other
+ * traffic of the node passes. */
 #pragma once
 #include "hooks/container.h"
 #include "hooks/host_if.h"
 #include "hooks/macvlan_backstop.h"
 #include "net/nimitz/gateway.h"
 
-/* icmp_err_set_peer_src gives an error of the fabric (too big, time exceeded, unreachable) the peer's address as
- * source: the one the container sent to and the error quotes. From there on it is the peer's own error,
- * with every check that implies, and the container does not learn which router it was. */
+/* An ICMP error from the fabric (Packet Too Big, Time Exceeded, Unreachable) has a router's source address.
+ * icmp_err_set_peer_src replaces it by the peer that the quoted packet was sent to. Then the error is checked like one
+ * from the peer, and the container does not learn the router's address. */
 static __always_inline int icmp_err_set_peer_src(struct __sk_buff *skb, const struct packet *p, struct addr *source)
 {
 	struct addr peer = {};
 
 	if (bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES + sizeof(peer), &peer, sizeof(peer)))
 		return REASON_ICMP_QUOTE;
-	/* What this node's containers say to each other never was on the fabric. */
+	/* Traffic between containers of this node never was on the fabric. */
 	if (peer.hi == own_node)
 		return REASON_ICMP_QUOTE;
 	if (fix_checksum(skb, p, csum_diff_addr(source, &peer)) ||
@@ -51,7 +52,7 @@ static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct eth_ip
 			return drop(skb, why, HOOK_UPLINK_IN);
 	}
 
-	f->egress = 0; /* the slot holds nothing until all of it is written */
+	f->egress = 0; /* invalidates the slot until all fields are written */
 	f->key = *key;
 	f->src = source;
 	f->dst = local->address;
@@ -74,7 +75,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 
 	if (macvlan) {
 		if (skb->mark == packet_mark)
-			return pass(skb); /* on its way to a container, as one of our programs has decided */
+			return pass(skb); /* one of our programs has accepted it for a container */
 		if (for_macvlan(skb))
 			return drop(skb, REASON_MAC_OUTSIDE, HOOK_UPLINK_IN);
 	}
@@ -87,19 +88,20 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	if (skb->protocol != bpf_htons(ETH_P_IPV6))
 		return TCX_NEXT;
-	/* Our own /64 is behind us; from the fabric it is a forgery, whomever it is for. */
+	/* Our own /64 is behind this node. A packet from the fabric with such a source is spoofed. */
 	if (src_of(h)->hi == own_node)
 		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);
 	key.src = *src_of(h);
 	key.dst = *dst_of(h);
 	if (key.dst.hi != own_node || !tenant_id(&key.dst)) {
 		why = check_private(&key.src, &key.dst);
-		/* Containers speak to containers; between those of other nodes this one may be a router. */
+		/* Containers send only to containers. This node may be a router between containers of other nodes. */
 		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst))
 			why = REASON_TENANT_TO_NODE;
 		if (!why && is_gateway_addr(&key.dst))
 			return to_gateway(skb);
-		/* What the tunnel's device has of the uplink, and not of a process of this node. */
+		/* The tunnel device accepts packets with this mark: they came by the uplink, not from a process of this
+		 * node. */
 		if (!why && !macvlan && key.dst.hi == own_node && key.dst.lo == VTEP_HOST)
 			skb->mark = tunnel_mark;
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
@@ -113,7 +115,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 			return drop(skb, why, HOOK_UPLINK_IN);
 	}
 	if (skb->vlan_present)
-		bpf_skb_vlan_pop(skb); /* it is beside the frame, and of the uplink alone */
+		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
 	h = eth_ip6_of(skb);
 	f = flow_slot(&key);
 	if (!h || !f)
@@ -123,8 +125,9 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	return from_fabric_slow(skb, h, &p, &key, f);
 }
 
-/* A container's packet that comes by a second time, from the neighbour table, or from a netkit: judged, and still its
- * own, or led by a route of the node where the node chose the next hop. */
+/* is_accepted reports whether a packet with the mark is really a container's. It comes a second time, from the
+ * neighbour table or a netkit. It must still be in its own namespace, or on the node's own route if the node chose the
+ * next hop. */
 static __always_inline bool is_accepted(struct __sk_buff *skb)
 {
 	struct eth_ip6 *h = eth_ip6_of(skb);
@@ -140,9 +143,9 @@ static __always_inline bool is_accepted(struct __sk_buff *skb)
 	return own && (own->ifindex == (ON_UPLINK | cookie) || cookie == node_cookie);
 }
 
-/* Our packets carry the mark, and they came in through a device, which nothing that starts on the node can claim. Or
- * they carry the one that nobody knows who may not change all of this. A container behind a macvlan may set any mark,
- * and have devices of its own that its packets come in by: there it takes more. */
+/* is_ours reports whether our programs have already accepted a packet. It has packet_mark and entered by a device,
+ * which no process of the node can fake, or it has the secret accept_mark. A container behind a macvlan can set any
+ * mark and have devices of its own, so there is_accepted must hold too. */
 static __always_inline bool is_ours(struct __sk_buff *skb)
 {
 	if (macvlan)
@@ -150,7 +153,8 @@ static __always_inline bool is_ours(struct __sk_buff *skb)
 	return skb->mark == accept_mark || (skb->mark == packet_mark && skb->ingress_ifindex);
 }
 
-/* The host's own stack must not speak as a container, nor tell the fabric what only containers see. */
+/* Egress: the node's own stack must not send with the source of a container, nor show private addresses to the fabric.
+ */
 static __always_inline int to_fabric(struct __sk_buff *skb)
 {
 	struct addr src, dst;
@@ -167,7 +171,7 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (hides_in_tag(h))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_OUT);
-	/* The frame's own word: a packet socket may say that it sends IPv4. */
+	/* The header counts: a packet socket can claim that it sends IPv4. */
 	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return TCX_NEXT;
 	src = *src_of(h);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The table of sessions: buckets of a few, each session in that of two which has fewer, so that the table fills almost
- * to the last place before any pair of buckets is full. A place whose time is over is free: nobody has to clean up, and
- * no agent has to live. A full pair gives away what is half open longest, and nothing else. */
+/* The session table. Each session is in the emptier of two buckets, so that the table fills almost completely before
+ * any pair of buckets is full. Expired entries count as free: no agent has to clean up. If a pair is full, its oldest
+ * half-open or closed session is evicted, never an established one. policy.h calls ct_update. */
 #pragma once
 #include "policy/ct.h"
 
-/* An endpoint's side of a conversation, by canonical addresses: those of nodes and the fabric, or of the overlay. */
+/* One endpoint's side of a session, by canonical addresses: those of the fabric, or those of the overlay. */
 struct session_key {
 	struct addr local, remote;
-	__be16 local_port, remote_port; /* of ICMP's echoes both are the identifier */
+	__be16 local_port, remote_port; /* for ICMP echo both are the identifier */
 	__u32 endpoint;
 	__u32 tenant; /* id or VNI */
 	__u8 proto;
@@ -40,20 +40,20 @@ struct {
 } pil_sessions_v1 SEC(".maps");
 
 CONSTANT __u32 session_buckets = 1;
-CONSTANT __u32 session_seed = 0; /* so that nobody can choose whose bucket he fills */
+CONSTANT __u32 session_seed = 0; /* secret, so that no sender can choose the bucket of a session */
 
-/* Until when a tenant's connections may be older than what is remembered of them: its first policies have just come, or
- * the table is new. */
+/* Until when a tenant's connections may be older than the table: its first policies have just been applied, or the
+ * table is new. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);	/* tenant */
+	__type(key, __u32);	/* tenant id or VNI */
 	__type(value, __u64);	/* CLOCK_MONOTONIC, ns */
 	__uint(max_entries, 1); /* set at load */
 } pol_adoptions_v1 SEC(".maps");
 
-/* How many places each endpoint has, by its number, and first their sum: no endpoint is 0. A place is counted for who
- * had it last until somebody takes it or sweeps it. */
+/* Quota: the entries of each endpoint by its number, and under 0 (no endpoint) their sum. An expired entry counts until
+ * it is reused or ct_expire_bucket frees it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -74,8 +74,8 @@ static __always_inline void charge_quota(__u32 owner, __s64 entries)
 		__sync_fetch_and_add(n, entries);
 }
 
-/* over_quota tells of a user that has as many places as are free: it gets no more of those. So one alone gets half of
- * the table, two a third each, and something is always left for who has little. */
+/* over_quota reports whether the endpoint already holds as many session entries as are free. So one endpoint gets at
+ * most half of the table, two get a third each, and there is always room for an endpoint with few. */
 static __always_inline bool over_quota(__u32 owner)
 {
 	__u32 zero = 0;
@@ -85,11 +85,11 @@ static __always_inline bool over_quota(__u32 owner)
 	return !own || !all || *own >= (__s64)session_buckets * BUCKET_ENTRIES - *all;
 }
 
-/* What became of sessions, since ever. */
+/* Counters since load. */
 struct session_counts {
 	__u64 created;
-	__u64 evicted; /* half open, for another's sake */
-	__u64 refused; /* for want of room */
+	__u64 evicted; /* half open or closed, to make room */
+	__u64 refused; /* no room */
 	__u64 zero;
 };
 
@@ -119,7 +119,7 @@ static __always_inline __u64 session_hash(const struct session_key *k)
 	return h ^ h >> 32;
 }
 
-/* Both buckets of a session, and what stands for it there; never 0. */
+/* The two buckets of a session, and its tag there, never 0. */
 struct ct_slot {
 	__u32 first, second, tag;
 };
@@ -134,10 +134,10 @@ static __always_inline struct ct_slot ct_slot_of(const struct session_key *key)
 	return p;
 }
 
-/* Whether a place may be given to a new session. */
+/* Whether a new session may take the entry. */
 enum evict_class {
-	EVICT_FREE,  /* free, or its time is over */
-	EVICT_CHEAP, /* half open, or just ended */
+	EVICT_FREE,  /* free or expired */
+	EVICT_CHEAP, /* half open or closed */
 	EVICT_NEVER,
 };
 
@@ -148,24 +148,25 @@ static __always_inline enum evict_class evict_class_of(__u32 tag, const struct s
 	return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_NEVER : EVICT_CHEAP;
 }
 
-/* A packet at the table, and what it comes to. */
+/* A packet at the table: input and result. */
 struct ct_ctx {
 	struct session_key key;
 	struct ct_slot slot;
 	struct pkt_info pkt;
 	struct ct_result result;
-	__u64 now;     /* CLOCK_MONOTONIC, ns */
-	__u32 entry;   /* found in a bucket. What is read from here the verifier has no idea of: else it would walk all
-			  that follows once for each place */
-	__u32 used[2]; /* places in both buckets */
+	__u64 now;   /* CLOCK_MONOTONIC, ns */
+	__u32 entry; /* index found in a bucket. A value from memory is unknown to the verifier, which would else check
+			all the code that follows once per index */
+	__u32 used[2]; /* entries in use in both buckets */
 	__u32 owner;
 	__u32 over_quota;
-	__u32 evicted_eps[BUCKET_ENTRIES]; /* users whose places were taken; 0: nobody's */
+	__u32 evicted_eps[BUCKET_ENTRIES]; /* endpoints whose entries were taken; 0: none */
 };
 
-/* ct_lookup_bucket looks for a session in a bucket and has action decide with what is there.
+/* ct_lookup_bucket looks for the session in a bucket, calls action with its state, and stores the new state. It returns
+ * whether the bucket has the session.
  *
- * Functions here are not static: the verifier then walks each once. */
+ * Functions here are not static, because the verifier then checks each only once. */
 __noinline int ct_lookup_bucket(struct ct_ctx *t, const struct pre_actions *pre, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
@@ -196,8 +197,8 @@ __noinline int ct_lookup_bucket(struct ct_ctx *t, const struct pre_actions *pre,
 	return at < BUCKET_ENTRIES;
 }
 
-/* ct_insert puts a new session into a bucket, in a place worth no more than most; a crowded user's in one that it has.
- */
+/* ct_insert puts a new session into a bucket: into an entry of at most max_class, or, over quota, into one of the same
+ * endpoint. It returns false if there is none. */
 __noinline int ct_insert(struct ct_ctx *t, __u32 bucket, __u32 max_class)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
@@ -240,7 +241,7 @@ __noinline int ct_insert(struct ct_ctx *t, __u32 bucket, __u32 max_class)
 	return true;
 }
 
-/* ct_expire_bucket has places whose time is over be nobody's. */
+/* ct_expire_bucket frees the expired entries of a bucket. */
 __noinline int ct_expire_bucket(struct ct_ctx *t, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
@@ -265,8 +266,8 @@ __noinline int ct_expire_bucket(struct ct_ctx *t, __u32 bucket)
 	return 0;
 }
 
-/* over_quota_after_expiry tells of a user that it has its share, when what is over no longer counts where it is looked
- * for; nobody may have come by there for long, nor in a bucket that is nowhere near. */
+/* over_quota_after_expiry reports whether the endpoint is over its quota after expired entries have been freed in both
+ * of the session's buckets and in a random one, which packets may not have visited for long. */
 static __always_inline bool over_quota_after_expiry(struct ct_ctx *t)
 {
 	if (!over_quota(t->owner))
@@ -277,7 +278,7 @@ static __always_inline bool over_quota_after_expiry(struct ct_ctx *t)
 	return over_quota(t->owner);
 }
 
-/* may_pick_up tells of a connection that it may be older than what is remembered. */
+/* may_pick_up reports whether an unknown connection may be older than the table. */
 static __always_inline bool may_pick_up(const struct ct_ctx *t)
 {
 	__u32 tenant = t->key.tenant;
@@ -289,7 +290,7 @@ static __always_inline bool may_pick_up(const struct ct_ctx *t)
 	return until && *until > t->now;
 }
 
-/* ct_create has action decide about what is known of nobody, and remembers what becomes of it. */
+/* ct_create calls action without state and inserts the session that results. It returns false if there is no room. */
 __noinline int ct_create(struct ct_ctx *t, const struct pre_actions *pre)
 {
 	struct session_state none = {};
@@ -324,8 +325,8 @@ __noinline int ct_create(struct ct_ctx *t, const struct pre_actions *pre)
 	return false;
 }
 
-/* ct_update has action decide with what is known of the session, and remembers what becomes of it. It reports whether
- * there was room for that. */
+/* ct_update finds or creates the session of a packet, with the decision in t->result. It returns false if there is no
+ * room. */
 static __always_inline bool ct_update(struct ct_ctx *t, const struct pre_actions *pre)
 {
 	return ct_lookup_bucket(t, pre, t->slot.first) || ct_lookup_bucket(t, pre, t->slot.second) || ct_create(t, pre);

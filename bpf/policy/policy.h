@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The stage of policy and sessions: whether a packet may pass, for an endpoint whose tenant has policies. No other
- * packet comes here. */
+/* Policy: whether a packet may pass, for an endpoint whose tenant has policies. The networks call policy_fast_hit and
+ * policy_check; no other packet comes here. A miss of the verdict cache looks up rules (rules.h), updates the session
+ * (ct_table.h) and caches the verdict. */
 #pragma once
 #include "common/event.h"
 #include "common/packet4.h"
 #include "policy/ct_table.h"
 #include "policy/rules.h"
 
-/* What rules said of a session, and until when its packets need nothing more: direct-mapped, each CPU's own, like flows
- * (flow.h), and apart from them. Each packet of a session that is established is one line of the data cache. */
+/* The verdict cache: pre-actions of a session, and how long its packets need no check. Direct-mapped and per CPU as the
+ * flow cache (flow.h). A packet of an established session touches one cache line of it. */
 #define VERDICT_SLOTS 4096
 
 struct verdict {
 	struct session_key key;
 	__u32 generation; /* of the rules */
-	__u32 apps;	  /* of both ends, where no address says them */
-	__u64 until;	  /* jiffies; 0: each packet is looked at */
+	__u32 apps;	  /* of both ends, if the addresses do not contain them */
+	__u64 until;	  /* jiffies; 0: check each packet */
 	struct pre_actions pre;
 	__u8 rest[44];
 };
@@ -23,13 +24,14 @@ _Static_assert(sizeof(struct verdict) == 128, "two lines of the data cache, of w
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE); /* is_tcp_syn with a page, so that no slot straddles lines */
+	__uint(map_flags, BPF_F_MMAPABLE); /* begins at a page, so that no slot straddles cache lines */
 	__type(key, __u32);
 	__type(value, struct verdict);
-	__uint(max_entries, VERDICT_SLOTS); /* times the CPUs, set at load */
+	__uint(max_entries, VERDICT_SLOTS); /* times the number of CPUs, set at load */
 } pil_verdicts SEC(".maps");
 
-/* How long an established session passes unseen, in jiffies: 0.1 to 1 s, of which its life is many. */
+/* How long packets of an established session pass without updating it, in jiffies: 0.1 to 1 s, much less than its
+ * timeout. */
 #define VERDICT_TTL 100
 
 static __always_inline struct verdict *verdict_slot(const struct addr *local, const struct addr *remote, __u32 ports)
@@ -43,8 +45,8 @@ static __always_inline struct verdict *verdict_slot(const struct addr *local, co
 	return bpf_map_lookup_elem(&pil_verdicts, &slot);
 }
 
-/* Later fragments do not say what session they are of: they go where the first one went. */
-#define FRAGMENT_LIFE 30000000000ULL /* ns; a receiver waits 60 s for the rest (RFC 8200 §4.5), and any sender less */
+/* Later fragments have no ports. They get the verdict of the first fragment. */
+#define FRAGMENT_LIFE 30000000000ULL /* ns; receivers wait 60 s for the rest (RFC 8200 §4.5), senders need less */
 
 struct fragment_key {
 	struct addr local, remote;
@@ -57,28 +59,28 @@ struct fragment_key {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct fragment_key);
-	__type(value, __u64); /* until when, CLOCK_MONOTONIC, ns */
+	__type(value, __u64); /* expiry, CLOCK_MONOTONIC, ns */
 	__uint(max_entries, 8192);
 } pil_fragments_v1 SEC(".maps");
 
-/* How an end of a packet is judged. */
+/* How policy applies to one end of a packet. */
 enum enforce_mode {
-	ENFORCE_BY_ADDR, /* by the end's own rules: both apps stand in the addresses */
-	ENFORCE_BY_APP,	 /* by the rules of both ends */
-	ENFORCE_REMOTE,	 /* nothing is judged here, and what is seen is remembered for what comes back */
+	ENFORCE_BY_ADDR, /* the end's own rules; the addresses contain both apps */
+	ENFORCE_BY_APP,	 /* the rules of both ends */
+	ENFORCE_REMOTE,	 /* no rules: another node checks; the session is kept for the replies */
 };
 #define APPS_REMOTE 0xffffffff
 
-/* What is too large for the stack. Programs run with softirqs off, so a CPU's is never shared. */
+/* Data that is too large for the stack. Programs run with softirqs off, so a CPU's copy is never shared. */
 struct pol_scratch {
 	struct ct_ctx ct;
 	struct flow_tuple tuple;
 	struct fragment_key fragment;
-	__u32 quotes_fragment; /* 1: an error about a later fragment, which fragment tells */
+	__u32 quotes_fragment; /* 1: an ICMP error about a later fragment, which the field fragment describes */
 	__u32 mode;
-	__u32 apps; /* of ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
+	__u32 apps; /* for ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
 	struct pre_actions pre;
-	struct flow_tuple peer_tuple; /* as the peer sees it, and what its rules say */
+	struct flow_tuple peer_tuple; /* the tuple as the peer sees it, and what its rules say */
 	struct pre_actions peer_pre;
 };
 
@@ -94,7 +96,7 @@ static __always_inline bool is_echo(__u8 proto, __u8 type)
 	return proto == NEXTHDR_ICMP ? type == 128 || type == 129 : type == 8 || type == 0;
 }
 
-/* read_ports tells what a session is known by beside its addresses: source, then destination. */
+/* read_ports reads the ports that identify a session: source, then destination. */
 static __always_inline int read_ports(struct __sk_buff *skb, __u8 proto, __u32 l4, __be16 *ports)
 {
 	__u8 type = 0;
@@ -119,8 +121,8 @@ static __always_inline int read_ports(struct __sk_buff *skb, __u8 proto, __u32 l
 	return 0;
 }
 
-/* read_quoted_ports does so of the packet that an error is about, which went the other way. Its addresses are the
- * error's own: that is checked elsewhere. Of a later fragment only its packet can be told. */
+/* read_quoted_ports reads the ports of the packet that an error quotes, swapped, because that packet went the other
+ * way. The quoted addresses are checked elsewhere. Of a later fragment it reads the identification. */
 static __noinline int read_quoted_ports(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
 					__be16 *ports)
 {
@@ -147,7 +149,8 @@ static __noinline int read_quoted_ports(struct __sk_buff *skb, const struct pack
 	return q.proto;
 }
 
-/* policy_lookup_peer adds what the rules of the other end say: what one begins, they have begin there. */
+/* policy_lookup_peer adds the verdicts of the peer's rules. What one end opens (TX), the other sees as opened by its
+ * peer (RX). */
 static __always_inline void policy_lookup_peer(struct pol_scratch *d)
 {
 	d->peer_tuple.local = d->tuple.remote;
@@ -171,7 +174,7 @@ static __always_inline void policy_lookup_peer(struct pol_scratch *d)
 	}
 }
 
-/* policy_lookup_session finds the pre-actions of a session. It is a function for the sake of the stack. */
+/* policy_lookup_session finds the pre-actions of a session. It is a function of its own to save stack. */
 static __noinline void policy_lookup_session(struct pol_scratch *d)
 {
 	struct session_key *key = &d->ct.key;
@@ -196,7 +199,7 @@ static __noinline void policy_lookup_session(struct pol_scratch *d)
 		policy_lookup_peer(d);
 }
 
-/* get_pre_actions asks the rules, or remembers what they said. */
+/* get_pre_actions takes the pre-actions from the cache slot, or looks them up and caches them. */
 static __always_inline void get_pre_actions(struct verdict *v, struct pol_scratch *d, __u32 generation)
 {
 	bool known = v->generation == generation && same_session(&v->key, &d->ct.key);
@@ -209,7 +212,7 @@ static __always_inline void get_pre_actions(struct verdict *v, struct pol_scratc
 		__builtin_memset(&d->pre, 0, sizeof(d->pre));
 		d->pre.verdicts[TX] = d->pre.verdicts[RX] = ACCEPT;
 		if (known)
-			return; /* what rules said of the packets that come back stays */
+			return; /* the pre-actions of the replies stay in the cache */
 	} else {
 		policy_lookup_session(d);
 	}
@@ -243,7 +246,8 @@ static __always_inline void count_rule(__be32 rule)
 		++*packets;
 }
 
-/* ct_verdict is for a packet that the cache does not let pass. It says why it is dropped, by what rule, or 0. */
+/* ct_verdict decides about a packet on a miss of the verdict cache. It returns 0, or the reason of the drop and the
+ * rule that denied. The packet is also dropped if the session table has no room: a reply could not be recognised. */
 __noinline int ct_verdict(struct verdict *v, struct pol_scratch *d, __be32 *rule)
 {
 	struct ct_result *o;
@@ -269,7 +273,7 @@ __noinline int ct_verdict(struct verdict *v, struct pol_scratch *d, __be32 *rule
 	return 0;
 }
 
-/* endpoint_ports is both ports as a session has them, the endpoint's first. */
+/* endpoint_ports returns both ports in the order of a session: the endpoint's first. */
 static __always_inline __u32 endpoint_ports(__u32 ports, __u32 dir)
 {
 	return dir == TX ? ports : ports << 16 | ports >> 16;
@@ -280,8 +284,8 @@ static __always_inline __u32 ports_of(const struct session_key *k)
 	return *(const __u32 *)&k->local_port;
 }
 
-/* policy_fast_hit is the fast path: a packet in the middle of a session that is established, and was a moment ago. Its
- * transport header is at a constant place. */
+/* policy_fast_hit is the fast path: TCP or UDP, not a fragment, of a session that was established less than VERDICT_TTL
+ * ago. The transport header is at a constant offset. */
 static __always_inline bool policy_fast_hit(struct __sk_buff *skb, const struct packet *p, __u32 at,
 					    const struct addr *local, const struct addr *remote, __u32 endpoint,
 					    __u32 apps, __u32 dir)
@@ -302,7 +306,8 @@ static __always_inline bool policy_fast_hit(struct __sk_buff *skb, const struct 
 	       v->key.endpoint == endpoint && v->key.proto == p->proto && (v->apps == apps || apps == APPS_REMOTE);
 }
 
-/* ct_parse tells which session a packet is of, and what of it counts for that. It says why there is none, or 0. */
+/* ct_parse finds the session of a packet and the parts that the decision needs. It returns 0 or the reason of the drop.
+ */
 static __noinline int ct_parse(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d)
 {
 	struct session_key *key = &d->ct.key;
@@ -330,7 +335,7 @@ static __noinline int ct_parse(struct __sk_buff *skb, const struct packet *p, st
 	return 0;
 }
 
-/* policy_slow is for all other packets. It says why one is dropped, and by what rule, or 0. */
+/* policy_slow decides about all other packets. It returns 0, or the reason of the drop and the rule that denied. */
 static __always_inline int policy_slow(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
 				       __be32 *rule)
 {
@@ -358,7 +363,7 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	return ct_verdict(v, d, rule);
 }
 
-/* policy_check lets a packet pass (0), or drops it and says so. */
+/* policy_check returns 0 if the packet may pass, else it drops the packet. */
 static __always_inline int policy_check(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
 					__u32 hook)
 {

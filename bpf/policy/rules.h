@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What policies say: from the apps of both ends, which stand in the addresses, to the pre-actions of a session. No rule
- * knows where a container is, and finding one takes the same few lookups however many there are. The tables are what
- * internal/policy makes, an entry each for an entry of it; what sets and tables are called follows from what they hold,
- * so no entry ever changes its meaning. */
+/* Policy rules: finds the pre-actions of a session by the apps of both ends. The cost is a fixed number of lookups,
+ * however many rules there are. internal/policy compiles the tables. Names of sets and tables are hashes of their
+ * content, so no entry ever changes its meaning. */
 #pragma once
 #include "common/proto.h"
 #include "policy/ct.h"
 
-#define APP_ANY	    0xffff /* apps that are not known here */
+#define APP_ANY	    0xffff /* apps that this node does not know */
 #define APP_OUTSIDE 0	   /* a peer that is no container of the tenant */
 
-/* Whom policies select. */
+/* The containers that policies select. */
 struct pol_target_key {
 	__u32 tenant; /* id or VNI */
 	__u32 app;
 };
 
 struct pol_target {
-	__u64 sets[2];	 /* of rules, by way: TX is egress; 0: nothing restricts it */
-	__u64 audits[2]; /* what held if policies in audit were enforced; 0: the same */
+	__u64 sets[2];	 /* rule sets by direction: TX is egress; 0: no restriction */
+	__u64 audits[2]; /* the rule sets if policies in audit mode were enforced; 0: the same */
 };
 
 struct {
@@ -29,7 +28,7 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_subjects_v1 SEC(".maps");
 
-/* What a set says of a peer by its app. */
+/* The rules of a set for a peer with an app. */
 struct app_key {
 	__u64 set;
 	__u32 app;
@@ -38,7 +37,7 @@ struct app_key {
 
 struct app_rules {
 	__u64 table;
-	__u32 cidrs; /* 1: the set also has rules for addresses */
+	__u32 cidrs; /* 1: the set also has rules for address prefixes */
 	__u32 zero;
 };
 
@@ -50,10 +49,10 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_apps_v1 SEC(".maps");
 
-/* And by its address, that of IPv4 written as of IPv6. The value begins with the length of the prefix that was found.
- */
+/* The rules of a set for a peer's address, IPv4-mapped for IPv4. The value begins with the length of the prefix that
+ * was found. */
 struct cidr_key {
-	__u32 bits; /* with the set's */
+	__u32 bits; /* prefix length, set included */
 	__u64 set;
 	struct addr address;
 } __attribute__((packed));
@@ -72,8 +71,8 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_blocks_v1 SEC(".maps");
 
-/* What holds in each tier: an action in the upper two bits, the rule below; and how early a rule of the outer tiers
- * comes. */
+/* A verdict has one word per tier: the action in the upper two bits, the rule number below. The outer tiers also have
+ * the rank of the rule. */
 enum tier {
 	TIER_ADMIN,
 	TIER_NETWORK,
@@ -93,14 +92,14 @@ enum rule_action {
 
 struct rule_verdict {
 	__u32 rules[TIERS];
-	__u16 ranks[2]; /* of Admin and Baseline: the lower is earlier */
+	__u16 ranks[2]; /* of Admin and Baseline; the lower comes first */
 };
 _Static_assert(sizeof(struct rule_verdict) == 16, "no implicit padding");
 
 enum port_scope {
-	SCOPE_PORT,	/* this one */
-	SCOPE_PROTOCOL, /* any other of the protocol */
-	SCOPE_ALL	/* of any other protocol */
+	SCOPE_PORT,	/* this port */
+	SCOPE_PROTOCOL, /* any other port of the protocol */
+	SCOPE_ALL	/* any other protocol */
 };
 
 struct port_key {
@@ -113,7 +112,7 @@ struct port_key {
 
 struct port_rules {
 	struct rule_verdict verdict;
-	__u32 ranges; /* 1: of SCOPE_PROTOCOL, that there are ranges too */
+	__u32 ranges; /* 1: of SCOPE_PROTOCOL, there are also port ranges */
 	__u32 zero;
 };
 
@@ -126,7 +125,7 @@ struct {
 } pol_ports_v1 SEC(".maps");
 
 struct range_key {
-	__u32 bits; /* with those of table and protocol */
+	__u32 bits; /* prefix length, table and protocol included */
 	__u64 table;
 	__u8 proto;
 	__be16 port;
@@ -145,7 +144,7 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_ranges_v1 SEC(".maps");
 
-/* Containers whose identity has changed since they were given their address. */
+/* Containers whose app has changed since their address was allocated. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -154,7 +153,7 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_overrides_v1 SEC(".maps");
 
-/* How many packets a rule has denied, or would have if its policy were not in audit. The agent makes the entries. */
+/* Packets that a rule has denied, or would have if its policy were not in audit mode. The agent creates the entries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -163,7 +162,7 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_hits_v1 SEC(".maps");
 
-/* Counts changes of the tables above, as pil_generation does of the others. */
+/* Counts changes of the tables above, as pil_generation_v1 does for the other tables. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -185,7 +184,7 @@ static __always_inline bool has_policies(__u32 tenant)
 	return bpf_map_lookup_elem(&pol_subjects_v1, &key);
 }
 
-/* current_app is who has an address now; app is what the address itself says. */
+/* current_app returns the current app of an address; app is the one that the address contains. */
 static __always_inline __u32 current_app(const struct addr *a, __u32 app)
 {
 	struct addr key = *a;
@@ -194,7 +193,7 @@ static __always_inline __u32 current_app(const struct addr *a, __u32 app)
 	return other ? *other : app;
 }
 
-/* Both ends of a session, as rules look at them. */
+/* Both ends of a session, as the rules see them. */
 struct flow_tuple {
 	struct addr local, remote;
 	__u32 tenant;
@@ -234,7 +233,8 @@ static __always_inline bool is_final(__u32 rule)
 	return rule >> 30 == RULE_ACCEPT || rule >> 30 == RULE_DENY;
 }
 
-/* first_match is that rule of an outer tier which comes first of those for the peer's app and for its address. */
+/* first_match returns the rule of an outer tier with the lower rank, of those for the peer's app and for its address.
+ */
 static __always_inline __u32 first_match(const struct rule_verdict *app, const struct rule_verdict *cidr,
 					 enum tier tier)
 {
@@ -247,8 +247,8 @@ static __always_inline __u32 first_match(const struct rule_verdict *app, const s
 	return cidr->ranks[i] < app->ranks[i] ? cidr->rules[tier] : app->rules[tier];
 }
 
-/* evaluate_tiers goes through the tiers to the rule that decides, with its action. Rules of the middle tier only ever
- * accept: one that does outweighs that nothing else did. */
+/* evaluate_tiers returns the rule that decides, with its action. Rules of the middle tier only accept, so one match for
+ * app or address is enough there. */
 static __always_inline __u32 evaluate_tiers(const struct rule_verdict *app, const struct rule_verdict *cidr)
 {
 	__u32 rule = first_match(app, cidr, TIER_ADMIN);
@@ -271,8 +271,8 @@ static __noinline struct cidr_rules *lookup_cidr(__u64 set, const struct addr *a
 	return bpf_map_lookup_elem(&pol_blocks_v1, &prefix);
 }
 
-/* policy_lookup_set asks a set about the peer. A table that is missing denies: it is being changed, or somebody has
- * meddled. */
+/* policy_lookup_set evaluates a rule set for the peer. A missing table denies: the tables are being changed, or are
+ * damaged. */
 static __noinline __u32 policy_lookup_set(__u64 set, const struct flow_tuple *e, __be16 port)
 {
 	struct app_key key = {.set = set, .app = e->remote_app < FIRST_RESERVED_APP ? e->remote_app : APP_OUTSIDE};
@@ -311,7 +311,7 @@ static __always_inline struct pol_target *lookup_target(__u32 tenant, __u32 app)
 	return bpf_map_lookup_elem(&pol_subjects_v1, &key);
 }
 
-/* policy_lookup finds the pre-actions of a session. */
+/* policy_lookup finds the pre-actions of a session. It returns 0, or -1 for a bad argument. */
 __noinline int policy_lookup(const struct flow_tuple *e, struct pre_actions *pre)
 {
 	struct pol_target *s;
@@ -322,7 +322,7 @@ __noinline int policy_lookup(const struct flow_tuple *e, struct pre_actions *pre
 	pre->version = PRE_ACTIONS_VERSION;
 	s = lookup_target(e->tenant, e->local_app);
 	for (int dir = TX; dir <= RX; dir++) {
-		__be16 port = dir == TX ? e->remote_port : e->local_port; /* the one that the session is begun to */
+		__be16 port = dir == TX ? e->remote_port : e->local_port; /* the port that the session is opened to */
 		__u32 rule = RULE_ACCEPT << 30;
 
 		if (s && s->sets[dir])

@@ -6,15 +6,19 @@ func attackers() []mutation {
 	const process, node = "TestHostNetworkProcess", "TestAnotherNode"
 	return []mutation{
 		{
-			name:  "a process",
-			old:   "why = check_outward(&src, &dst);",
-			new:   "why = check_outward(&src, &dst) && 0;",
-			test:  process,
-			cases: []string{"another node's container", "own container to a container", "own container to a node", "ciphertext", "guest"},
+			name: "a process",
+			old:  "why = check_outward(&src, &dst);",
+			new:  "why = check_outward(&src, &dst) && 0;",
+			test: process,
+			cases: []string{
+				"another node's container", "own container to a container", "own container to a node", "ciphertext",
+				"guest",
+			},
 		},
 		{
-			name:  "another node as this one",
-			old:   "if (src_of(h)->hi == own_node)\n\t\treturn drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);",
+			name: "another node as this one",
+			old: `if (src_of(h)->hi == own_node)
+		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);`,
 			new:   "",
 			test:  node,
 			cases: []string{"this node", "this node's container", "this node, to the node"},
@@ -26,8 +30,9 @@ func attackers() []mutation {
 			cases: []string{"another tenant's container", "as itself", "its own container, to another tenant"},
 		},
 		{
-			name:  "another node as a guest",
-			old:   "if (app_id(&source) >= FIRST_RESERVED_APP)\n\t\treturn drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);",
+			name: "another node as a guest",
+			old: `if (app_id(&source) >= FIRST_RESERVED_APP)
+		return drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);`,
 			new:   "",
 			test:  node,
 			cases: []string{"guest"},
@@ -54,8 +59,9 @@ func attackers() []mutation {
 			cases: []string{"ciphertext, to the node", "ciphertext, to the underlay"},
 		},
 		{
-			name:  "another node as a router, about what never left",
-			old:   "if (peer.hi == own_node)\n\t\treturn REASON_ICMP_QUOTE;",
+			name: "another node as a router, about what never left",
+			old: `if (peer.hi == own_node)
+		return REASON_ICMP_QUOTE;`,
 			new:   "",
 			test:  node,
 			cases: []string{"as a router, about what never left"},

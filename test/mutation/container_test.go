@@ -3,8 +3,9 @@ package mutation_test
 func container() []mutation {
 	return []mutation{
 		{
-			name:  "what a socket calls its frame",
-			old:   "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn drop_from_container(skb, &key, REASON_NOT_IP6);",
+			name: "what a socket calls its frame",
+			old: `if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
+		return drop_from_container(skb, &key, REASON_NOT_IP6);`,
 			test:  "TestMacvlanSendsAsItself",
 			cases: []string{"a tag that the socket calls IPv6"},
 		},
@@ -16,36 +17,45 @@ func container() []mutation {
 			cases: []string{"from a tenant that was removed"},
 		},
 		{
-			name:  "destination of a clear tenant",
-			old:   "if (own->clear) {\n\t\tif (!in_base(dst))\n\t\t\treturn REASON_DST_NOT_PRIVATE;",
+			name: "destination of a clear tenant",
+			old: `if (own->clear) {
+		if (!in_base(dst))
+			return REASON_DST_NOT_PRIVATE;`,
 			new:   "if (own->clear) {",
 			test:  "TestClearTenantsStayInside",
 			cases: []string{"the internet", "the tenant's id outside the base"},
 		},
 		{
-			name:  "destination of an encrypted tenant",
-			old:   "if (!in_private(dst))\n\t\t\treturn REASON_DST_NOT_PRIVATE;",
+			name: "destination of an encrypted tenant",
+			old: `if (!in_private(dst))
+			return REASON_DST_NOT_PRIVATE;`,
 			new:   "",
 			test:  "TestFromContainer",
 			cases: []string{"a plaintext address", "the internet"},
 		},
 		{
-			name:  "cipher's answer",
-			old:   "why = crypt(id, &plain, DECRYPT);\n\t\tif (why)",
-			new:   "why = crypt(id, &plain, DECRYPT);\n\t\tif (why && 0)",
+			name: "cipher's answer",
+			old: `why = crypt(id, &plain, DECRYPT);
+		if (why)`,
+			new: `why = crypt(id, &plain, DECRYPT);
+		if (why && 0)`,
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"without a key", "with a place for a key and none in it"},
 		},
 		{
-			name:  "decryption",
-			old:   "crypt(id, &plain, DECRYPT)",
-			new:   "crypt(id, &plain, ENCRYPT)",
-			test:  "TestCacheAnswersOnlyItsKey",
-			cases: []string{"a next hop that is too old", "a node without a route, again", "another path", "an entry that was not finished", "from before a change"},
+			name: "decryption",
+			old:  "crypt(id, &plain, DECRYPT)",
+			new:  "crypt(id, &plain, ENCRYPT)",
+			test: "TestCacheAnswersOnlyItsKey",
+			cases: []string{
+				"a next hop that is too old", "a node without a route, again", "another path",
+				"an entry that was not finished", "from before a change",
+			},
 		},
 		{
-			name:  "decrypted base",
-			old:   "if (!in_base(&plain))\n\t\t\tcontinue;",
+			name: "decrypted base",
+			old: `if (!in_base(&plain))
+			continue;`,
 			test:  "TestFromContainer",
 			cases: []string{"foreign base", "made up", "red's ciphertext"},
 		},
@@ -71,14 +81,16 @@ func container() []mutation {
 			cases: []string{"an address under the key of another id"},
 		},
 		{
-			name:  "nodes, for a clear tenant",
-			old:   "if (!tenant_id(dst))\n\t\t\treturn REASON_TO_NODE;",
+			name: "nodes, for a clear tenant",
+			old: `if (!tenant_id(dst))
+			return REASON_TO_NODE;`,
 			test:  "TestClearTenantsStayInside",
 			cases: []string{"a node"},
 		},
 		{
-			name:  "other tenants, for a clear one",
-			old:   "if (!has_id(own, tenant_id(dst)))\n\t\t\treturn REASON_TENANT_MISMATCH;",
+			name: "other tenants, for a clear one",
+			old: `if (!has_id(own, tenant_id(dst)))
+			return REASON_TENANT_MISMATCH;`,
 			test:  "TestClearTenantsStayInside",
 			cases: []string{"another tenant"},
 		},
@@ -90,25 +102,32 @@ func container() []mutation {
 			cases: []string{"reserved app"},
 		},
 		{
-			name:  "other devices of the node",
-			old:   "if (fib.ifindex != uplink_ifindex)\n\t\treturn REASON_NO_ROUTE;",
+			name: "other devices of the node",
+			old: `if (fib.ifindex != uplink_ifindex)
+		return REASON_NO_ROUTE;`,
 			new:   "",
 			test:  "TestOnlyTheUplinkLeadsOut",
 			cases: []string{"through another device"},
 		},
 		{
-			name:  "nodes without a route",
-			old:   "if (why)\n\t\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t\tif (f->egress == EGRESS_UPLINK)",
-			new:   "if (why && 0)\n\t\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t\tif (f->egress == EGRESS_UPLINK)",
+			name: "nodes without a route",
+			old: `if (why)
+			return drop(skb, why, HOOK_CONTAINER);
+		if (f->egress == EGRESS_UPLINK)`,
+			new: `if (why && 0)
+			return drop(skb, why, HOOK_CONTAINER);
+		if (f->egress == EGRESS_UPLINK)`,
 			test:  "TestFromContainer",
 			cases: []string{"a node without a route"},
 		},
 		{
-			name:  "source",
-			old:   "return to_other_network(skb, key, REASON_SRC_NOT_OWN);",
-			new:   "return TCX_NEXT;",
-			test:  "TestFromContainer",
-			cases: []string{"foreign source", "no source", "own plaintext as source", "own source from another device"},
+			name: "source",
+			old:  "return to_other_network(skb, key, REASON_SRC_NOT_OWN);",
+			new:  "return TCX_NEXT;",
+			test: "TestFromContainer",
+			cases: []string{
+				"foreign source", "no source", "own plaintext as source", "own source from another device",
+			},
 		},
 		{
 			name:  "sources of ours behind a switch",
@@ -132,7 +151,7 @@ func container() []mutation {
 		},
 		{
 			name:  "unfinished entries",
-			old:   "f->egress = 0; /* the slot holds nothing until all of it is written */",
+			old:   "f->egress = 0; /* invalidates the slot until all fields are written */",
 			new:   "",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"a node without a route, again"},
@@ -145,9 +164,11 @@ func container() []mutation {
 			cases: []string{"absent here"},
 		},
 		{
-			name:  "other protocols",
-			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn to_other_network(skb, &key, REASON_NOT_IP6);",
-			new:   "if (skb->vlan_present)\n\t\treturn to_other_network(skb, &key, REASON_NOT_IP6);",
+			name: "other protocols",
+			old: `if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
+		return to_other_network(skb, &key, REASON_NOT_IP6);`,
+			new: `if (skb->vlan_present)
+		return to_other_network(skb, &key, REASON_NOT_IP6);`,
 			test:  "TestFromContainer",
 			cases: []string{"ARP"},
 		},
@@ -159,9 +180,15 @@ func container() []mutation {
 			cases: []string{"a tagged frame from a container"},
 		},
 		{
-			name:  "half a header",
-			old:   "\th = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn drop_from_container(skb, &key, REASON_MALFORMED);\n\t/* On its way",
-			new:   "\th = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn TCX_NEXT;\n\t/* On its way",
+			name: "half a header",
+			old: `	h = eth_ip6_of(skb);
+	if (!h)
+		return drop_from_container(skb, &key, REASON_MALFORMED);
+	/* skb->protocol`,
+			new: `	h = eth_ip6_of(skb);
+	if (!h)
+		return TCX_NEXT;
+	/* skb->protocol`,
 			test:  "TestHalfAHeaderStaysIn",
 			cases: []string{"half an IPv6 header"},
 		},
@@ -187,14 +214,16 @@ func container() []mutation {
 			cases: []string{"half a header, in netpila's name"},
 		},
 		{
-			name:  "what a switch reads",
-			old:   "if (its->network == NETWORK_OVS)\n\t\treturn claims_netpila_src(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;",
+			name: "what a switch reads",
+			old: `if (its->network == NETWORK_OVS)
+		return claims_netpila_src(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;`,
 			test:  "TestNimitzPorts",
 			cases: []string{"a switch's", "a switch's, in netpila's name"},
 		},
 		{
-			name:  "multicast",
-			old:   "if (!why && *(__u8 *)&key.dst == 0xff)\n\t\twhy = REASON_MULTICAST;",
+			name: "multicast",
+			old: `if (!why && *(__u8 *)&key.dst == 0xff)
+		why = REASON_MULTICAST;`,
 			new:   "",
 			test:  "TestFromContainer",
 			cases: []string{"multicast"},
@@ -207,8 +236,9 @@ func container() []mutation {
 			cases: []string{"a next hop that is too old"},
 		},
 		{
-			name:  "length",
-			old:   "if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)\n\t\treturn REASON_TOO_BIG;",
+			name: "length",
+			old: `if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return REASON_TOO_BIG;`,
 			test:  "TestAnswers",
 			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes", "1,501 bytes and a hop limit of 1"},
 		},
@@ -220,8 +250,9 @@ func container() []mutation {
 			cases: []string{"1,401 bytes, by a narrow route", "1,500 bytes", "1,501 bytes"},
 		},
 		{
-			name:  "the FIB's word on the length",
-			old:   "if (why == REASON_TOO_BIG) /* which a router asks after the hops */\n\t\t\treturn icmp_error_send(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);",
+			name: "the FIB's word on the length",
+			old: `if (why == REASON_TOO_BIG) /* a router checks the hop limit first */
+			return icmp_error_send(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);`,
 			test:  "TestAnswers",
 			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes", "1,501 bytes and a hop limit of 1"},
 		},

@@ -53,11 +53,15 @@ func edge() []mutation {
 			cases: []string{"another node's container", "ciphertext", "guest", "own container"},
 		},
 		{
-			name:  "strangers as this node's containers",
-			old:   "if (src->hi == own_node && (tenant_id(src) || same_addr(src, &node)))\n\t\treturn REASON_OWN_SOURCE;",
-			new:   "(void)node;",
-			test:  stranger,
-			cases: []string{"container here", "container here, to its sibling", "container here, to the interface", "the node itself"},
+			name: "strangers as this node's containers",
+			old: `if (src->hi == own_node && (tenant_id(src) || same_addr(src, &node)))
+		return REASON_OWN_SOURCE;`,
+			new:  "(void)node;",
+			test: stranger,
+			cases: []string{
+				"container here", "container here, to its sibling", "container here, to the interface",
+				"the node itself",
+			},
 		},
 		{
 			name:  "strangers as the node",
@@ -74,11 +78,15 @@ func edge() []mutation {
 			cases: []string{"a service in our /64, by eth1", "a service in our /64, by tun1"},
 		},
 		{
-			name:  "strangers as other nodes' containers",
-			old:   "if (claims_tenant(src))\n\t\treturn REASON_TENANT_TO_NODE;",
-			new:   "",
-			test:  stranger,
-			cases: []string{"container elsewhere", "container elsewhere, to a container", "container elsewhere, to the interface"},
+			name: "strangers as other nodes' containers",
+			old: `if (claims_tenant(src))
+		return REASON_TENANT_TO_NODE;`,
+			new:  "",
+			test: stranger,
+			cases: []string{
+				"container elsewhere", "container elsewhere, to a container",
+				"container elsewhere, to the interface",
+			},
 		},
 		{
 			name:  "strangers as what containers see",
@@ -93,11 +101,14 @@ func edge() []mutation {
 			new:  "why = inward ? 0 :",
 			test: "TestFromEdge",
 			cases: []string{
-				"a container here, by eth1", "a container here, by tun1", "another node's container, by eth1", "another node's container, by tun1",
-				"another node's container, to a container, by eth1", "another node's container, to a container, by tun1",
-				"another node's container, to the underlay, by eth1", "another node's container, to the underlay, by tun1",
-				"nobody here, by eth1", "nobody here, by tun1", "the node itself, by eth1", "the node itself, by tun1",
-				"to what containers see, by eth1", "to what containers see, by tun1", "what containers see, by eth1", "what containers see, by tun1",
+				"a container here, by eth1", "a container here, by tun1", "another node's container, by eth1",
+				"another node's container, by tun1", "another node's container, to a container, by eth1",
+				"another node's container, to a container, by tun1",
+				"another node's container, to the underlay, by eth1",
+				"another node's container, to the underlay, by tun1", "nobody here, by eth1",
+				"nobody here, by tun1", "the node itself, by eth1", "the node itself, by tun1",
+				"to what containers see, by eth1", "to what containers see, by tun1",
+				"what containers see, by eth1", "what containers see, by tun1",
 			},
 		},
 		{
@@ -108,15 +119,17 @@ func edge() []mutation {
 			cases: []string{"in a VLAN"},
 		},
 		{
-			name:  "several priorities",
-			old:   "if (hides_in_tag(&f))\n\t\treturn drop(skb, REASON_MALFORMED, hook);",
+			name: "several priorities",
+			old: `if (hides_in_tag(&f))
+		return drop(skb, REASON_MALFORMED, hook);`,
 			new:   "",
 			test:  stranger,
 			cases: []string{"behind two priorities"},
 		},
 		{
-			name:  "other protocols",
-			old:   "if (f.eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn TCX_NEXT;",
+			name: "other protocols",
+			old: `if (f.eth.h_proto != bpf_htons(ETH_P_IPV6))
+		return TCX_NEXT;`,
 			new:   "",
 			test:  "TestFromEdge",
 			cases: []string{"IPv4 that reads like our own /64"},
@@ -127,8 +140,9 @@ func edge() []mutation {
 			new:  "return TCX_NEXT;",
 			test: "TestStrangerAtPort",
 			cases: []string{
-				"behind a priority, at the port", "behind two priorities, at the port", "container elsewhere, at the port", "container here, at the port",
-				"the node itself, at the port", "what containers see, at the port",
+				"behind a priority, at the port", "behind two priorities, at the port",
+				"container elsewhere, at the port", "container here, at the port", "the node itself, at the port",
+				"what containers see, at the port",
 			},
 		},
 		{
@@ -136,23 +150,33 @@ func edge() []mutation {
 			old:  "why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;",
 			new:  ";",
 			test: "TestNimitzTunnels",
-			cases: []string{"as a node, out by another interface", "as nobody to a node, out by another interface", "a process to its own node",
-				"a process to its own node, as another", "a process to another address of its own node, as another", "a process that has guessed the mark, to its own node"},
+			cases: []string{
+				"as a node, out by another interface", "as nobody to a node, out by another interface",
+				"a process to its own node", "a process to its own node, as another",
+				"a process to another address of its own node, as another",
+				"a process that has guessed the mark, to its own node",
+			},
 		},
 		{
 			name: "what the stack says to itself",
 			old:  "check_host_if(skb, skb->ifindex != LOOPBACK, ",
 			new:  "check_host_if(skb, true, ",
 			test: "TestNimitzTunnels",
-			cases: []string{"a process to its own node", "a process to its own node, as another", "a process to another address of its own node, as another",
-				"a process that has guessed the mark, to its own node"},
+			cases: []string{
+				"a process to its own node", "a process to its own node, as another",
+				"a process to another address of its own node, as another",
+				"a process that has guessed the mark, to its own node",
+			},
 		},
 		{
-			name:  "tunnel addresses as destinations",
-			old:   "!(is_vtep(src) || is_vtep(dst))",
-			new:   "!is_vtep(src)",
-			test:  "TestNimitzTunnels",
-			cases: []string{"a process to a node, as nobody known", "a process to another region", "as nobody to a node, out by another interface"},
+			name: "tunnel addresses as destinations",
+			old:  "!(is_vtep(src) || is_vtep(dst))",
+			new:  "!is_vtep(src)",
+			test: "TestNimitzTunnels",
+			cases: []string{
+				"a process to a node, as nobody known", "a process to another region",
+				"as nobody to a node, out by another interface",
+			},
 		},
 		{
 			name:  "tunnel addresses of others",
@@ -169,15 +193,17 @@ func edge() []mutation {
 			cases: []string{"a process to a node, in fragments"},
 		},
 		{
-			name:  "other ports",
-			old:   "||\n\t       port == bpf_htons(UDP_VXLAN);",
+			name: "other ports",
+			old: `||
+	       port == bpf_htons(UDP_VXLAN);`,
 			new:   "|| true;",
 			test:  "TestNimitzTunnels",
 			cases: []string{"a process to another port"},
 		},
 		{
-			name:  "frames for others",
-			old:   "skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT\n\t\t\t\t\t\t : ",
+			name: "frames for others",
+			old: `skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT
+						 : `,
 			new:   "",
 			test:  "TestFromEdge",
 			cases: []string{"for another machine on the link"},

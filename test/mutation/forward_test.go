@@ -3,24 +3,30 @@ package mutation_test
 func forward() []mutation {
 	return []mutation{
 		{
-			name:  "quote behind the end",
-			old:   "if (at + sizeof(quoted) > p->end || bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))\n\t\treturn REASON_ICMP_QUOTE;",
-			new:   "if (bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))\n\t\treturn REASON_ICMP_QUOTE;",
+			name: "quote behind the end",
+			old: `if (at + sizeof(quoted) > p->end || bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))
+		return REASON_ICMP_QUOTE;`,
+			new: `if (bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))
+		return REASON_ICMP_QUOTE;`,
 			test:  "TestFromContainer",
 			cases: []string{"an error with its quote behind the end"},
 		},
 		{
-			name:  "quoted source",
-			old:   "if (!same_addr(&quoted[0], &f->key.dst) || !same_addr(&quoted[1], &f->key.src))\n\t\treturn REASON_ICMP_QUOTE;",
-			new:   "if (!same_addr(&quoted[1], &f->key.src))\n\t\treturn REASON_ICMP_QUOTE;",
+			name: "quoted source",
+			old: `if (!same_addr(&quoted[0], &f->key.dst) || !same_addr(&quoted[1], &f->key.src))
+		return REASON_ICMP_QUOTE;`,
+			new: `if (!same_addr(&quoted[1], &f->key.src))
+		return REASON_ICMP_QUOTE;`,
 			test:  "TestFromContainer",
 			cases: []string{"an error about somebody else's packet"},
 		},
 		{
-			name:  "quoted destination",
-			old:   " || !same_addr(&quoted[1], &f->key.src)",
-			test:  "TestFromContainer",
-			cases: []string{"an error about a packet for somebody else", "an error about somebody else's packet, same node"},
+			name: "quoted destination",
+			old:  " || !same_addr(&quoted[1], &f->key.src)",
+			test: "TestFromContainer",
+			cases: []string{
+				"an error about a packet for somebody else", "an error about somebody else's packet, same node",
+			},
 		},
 		{
 			name:  "quoted source, from the fabric",
@@ -36,16 +42,19 @@ func forward() []mutation {
 			cases: []string{"port unreachable"},
 		},
 		{
-			name:  "quotes of what was not let out",
-			old:   "if (find_transport(skb, &q))\n\t\treturn REASON_ICMP_QUOTE;",
+			name: "quotes of what was not let out",
+			old: `if (find_transport(skb, &q))
+		return REASON_ICMP_QUOTE;`,
 			new:   "find_transport(skb, &q);",
 			test:  "TestErrorsOfTheFabric",
 			cases: []string{"about a packet with a routing header"},
 		},
 		{
-			name:  "errors about errors",
-			old:   " || is_error(&q))\n\t\t\treturn REASON_ICMP_QUOTE;",
-			new:   ")\n\t\t\treturn REASON_ICMP_QUOTE;",
+			name: "errors about errors",
+			old: ` || is_error(&q))
+			return REASON_ICMP_QUOTE;`,
+			new: `)
+			return REASON_ICMP_QUOTE;`,
 			test:  "TestErrorsOfTheFabric",
 			cases: []string{"about an error"},
 		},
@@ -64,29 +73,38 @@ func forward() []mutation {
 			cases: []string{"about a TCP segment with a checksum of 0"},
 		},
 		{
-			name:  "errors",
-			old:   "if (is_error(p)) {",
-			new:   "if (is_error(p) && 0) {",
-			test:  "TestFromContainer",
-			cases: []string{"an error about a packet for somebody else", "an error about somebody else's packet", "an error about somebody else's packet, same node", "an error that quotes nothing", "an error with its quote behind the end", "port unreachable"},
+			name: "errors",
+			old:  "if (is_error(p)) {",
+			new:  "if (is_error(p) && 0) {",
+			test: "TestFromContainer",
+			cases: []string{
+				"an error about a packet for somebody else", "an error about somebody else's packet",
+				"an error about somebody else's packet, same node", "an error that quotes nothing",
+				"an error with its quote behind the end", "port unreachable",
+			},
 		},
 		{
-			name:  "hop limit",
-			old:   "if (h->hop_limit <= 1)\n\t\t\treturn icmp_error_send(skb, p, f, REASON_HOP_LIMIT);",
+			name: "hop limit",
+			old: `if (h->hop_limit <= 1)
+			return icmp_error_send(skb, p, f, REASON_HOP_LIMIT);`,
 			test:  "TestFromContainer",
 			cases: []string{"last hop"},
 		},
 		{
-			name:  "length",
-			old:   "if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)\n\t\t\treturn icmp_error_send(skb, p, f, REASON_TOO_BIG);",
+			name: "length",
+			old: `if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)
+			return icmp_error_send(skb, p, f, REASON_TOO_BIG);`,
 			test:  "TestAnswers",
 			cases: []string{"1,401 bytes, from the cache"},
 		},
 		{
-			name:  "segments are shorter than all of them",
-			old:   " && wire_length(skb, p) > f->mtu",
-			test:  "TestLengthOfSegments",
-			cases: []string{"BIG TCP", "TCP", "TCP with options", "TCP with options behind options", "UDP", "a list of packets", "behind options"},
+			name: "segments are shorter than all of them",
+			old:  " && wire_length(skb, p) > f->mtu",
+			test: "TestLengthOfSegments",
+			cases: []string{
+				"BIG TCP", "TCP", "TCP with options", "TCP with options behind options", "UDP", "a list of packets",
+				"behind options",
+			},
 		},
 		{
 			name:  "length of TCP's header",
@@ -144,9 +162,13 @@ func forward() []mutation {
 			cases: []string{"UDP without a checksum"},
 		},
 		{
-			name:  "segments of a tunnel without a checksum",
-			old:   "/* None, as a tunnel may have it (RFC 6935), also for segments that are still to be cut. */",
-			new:   "if (skb->gso_size && p->pending != p->l4)\n\t\treturn csum_fold(csum_add(difference, sum));",
+			name: "segments of a tunnel without a checksum",
+			old: `if (p->proto == NEXTHDR_UDP && !sum)
+		return 0;`,
+			new: `if (skb->gso_size && p->pending != p->l4)
+		return csum_fold(csum_add(difference, sum));
+	if (p->proto == NEXTHDR_UDP && !sum)
+		return 0;`,
 			test:  "TestTunnelOfContainers",
 			cases: []string{"uplink that cuts", "uplink without checksums"},
 		},
@@ -158,15 +180,17 @@ func forward() []mutation {
 			cases: []string{"TCP", "UDP", "UDP behind options"},
 		},
 		{
-			name:  "mark stays on the node",
-			old:   "\t\tskb->mark = 0;\n\t\tskb->tstamp = 0;",
+			name: "mark stays on the node",
+			old: `		skb->mark = 0;
+		skb->tstamp = 0;`,
 			new:   "\t\tskb->tstamp = 0;",
 			test:  "TestFromContainer",
 			cases: []string{"a packet goes to a neighbour with mark 7 and time 0"},
 		},
 		{
-			name:  "time stays on the node",
-			old:   "\t\tskb->tstamp = 0;\n",
+			name: "time stays on the node",
+			old: `		skb->tstamp = 0;
+`,
 			test:  "TestFromContainer",
 			cases: []string{"a packet goes to a neighbour with mark 0 and time 7"},
 		},
@@ -188,13 +212,53 @@ func flow() []mutation {
 			test:  "TestMACsSayNothing",
 			cases: []string{"the answer's Ethernet header"},
 		},
-		{name: "destination", old: "same_addr(&f->key.dst, &key->dst) && ", test: test, cases: []string{"another destination", "a node without a route, again"}},
-		{name: "source", old: "same_addr(&f->key.src, &key->src) && ", test: test, cases: []string{"another source"}},
-		{name: "device", old: "f->key.device == key->device &&", test: test, cases: []string{"another device"}},
-		{name: "generation", old: "f->key.generation == key->generation && ", test: test, cases: []string{"from a container that was removed", "from a tenant that was removed", "from before a change"}},
-		{name: "path", old: "f->key.path == key->path && ", test: test, cases: []string{"another path"}},
-		{name: "no cache", old: "	if (no_flow_cache)\n		return false;\n", test: "TestNoCache", cases: []string{"the same packet without a cache"}},
-		{name: "unfinished entries", old: "f->key.path == key->path && f->egress", new: "f->key.path == key->path", test: test, cases: []string{"an entry that was not finished", "a node without a route, again"}},
+		{
+			name:  "destination",
+			old:   "same_addr(&f->key.dst, &key->dst) && ",
+			test:  test,
+			cases: []string{"another destination", "a node without a route, again"},
+		},
+		{
+			name:  "source",
+			old:   "same_addr(&f->key.src, &key->src) && ",
+			test:  test,
+			cases: []string{"another source"},
+		},
+		{
+			name:  "device",
+			old:   "f->key.device == key->device &&",
+			test:  test,
+			cases: []string{"another device"},
+		},
+		{
+			name: "generation",
+			old:  "f->key.generation == key->generation && ",
+			test: test,
+			cases: []string{
+				"from a container that was removed", "from a tenant that was removed", "from before a change",
+			},
+		},
+		{
+			name:  "path",
+			old:   "f->key.path == key->path && ",
+			test:  test,
+			cases: []string{"another path"},
+		},
+		{
+			name: "no cache",
+			old: `	if (no_flow_cache)
+		return false;
+`,
+			test:  "TestNoCache",
+			cases: []string{"the same packet without a cache"},
+		},
+		{
+			name:  "unfinished entries",
+			old:   "f->key.path == key->path && f->egress",
+			new:   "f->key.path == key->path",
+			test:  test,
+			cases: []string{"an entry that was not finished", "a node without a route, again"},
+		},
 	}
 }
 
@@ -218,16 +282,20 @@ func crypto() []mutation {
 			cases: []string{"the kernel's ecb(aes) turns fd70"},
 		},
 		{
-			name:  "keys",
-			old:   "if (!key || !scratch)\n\t\treturn REASON_NO_KEY;",
-			new:   "if (!key || !scratch)\n\t\treturn 0;",
+			name: "keys",
+			old: `if (!key || !scratch)
+		return REASON_NO_KEY;`,
+			new: `if (!key || !scratch)
+		return 0;`,
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"without a key", "from the fabric without a key"},
 		},
 		{
-			name:  "slots without a key",
-			old:   "if (!ctx)\n\t\treturn REASON_NO_KEY;",
-			new:   "if (!ctx)\n\t\treturn 0;",
+			name: "slots without a key",
+			old: `if (!ctx)
+		return REASON_NO_KEY;`,
+			new: `if (!ctx)
+		return 0;`,
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"with a place for a key and none in it"},
 		},
@@ -244,8 +312,9 @@ func device() []mutation {
 			cases: []string{"forwarded"},
 		},
 		{
-			name:  "mark is taken off",
-			old:   "\tskb->mark = 0;\n\treturn macvlan",
+			name: "mark is taken off",
+			old: `	skb->mark = 0;
+	return macvlan`,
 			new:   "\treturn macvlan",
 			test:  "TestToFabric",
 			cases: []string{"a packet leaves with a mark"},

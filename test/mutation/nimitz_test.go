@@ -11,9 +11,27 @@ func both(names ...string) (all []string) {
 func nimitz() []mutation {
 	const packets, drops, tunnels = "TestNimitzPackets", "TestNimitzDrops", "TestNimitzTunnels"
 	return []mutation{
-		{name: "by the uplink alone", old: "!is_known_tunnel(skb) || ", test: tunnels, cases: []string{"to another address of this node"}},
-		{name: "tunnel addresses alone", old: "from.lo != VTEP_HOST || ", test: packets, cases: both("not from a VTEP", "not the tunnel address of the one abroad")},
-		{name: "nodes of the region", old: " || !is_peer(&from))\n\t\treturn REASON_PEER_UNKNOWN;", new: ")\n\t\treturn REASON_PEER_UNKNOWN;", test: packets, cases: both("from another cluster's VTEP")},
+		{
+			name:  "by the uplink alone",
+			old:   "!is_known_tunnel(skb) || ",
+			test:  tunnels,
+			cases: []string{"to another address of this node"},
+		},
+		{
+			name:  "tunnel addresses alone",
+			old:   "from.lo != VTEP_HOST || ",
+			test:  packets,
+			cases: both("not from a VTEP", "not the tunnel address of the one abroad"),
+		},
+		{
+			name: "nodes of the region",
+			old: ` || !is_peer(&from))
+		return REASON_PEER_UNKNOWN;`,
+			new: `)
+		return REASON_PEER_UNKNOWN;`,
+			test:  packets,
+			cases: both("from another cluster's VTEP"),
+		},
 		{
 			name:  "senders",
 			old:   "return REASON_SRC_NOT_OWN;",
@@ -22,45 +40,65 @@ func nimitz() []mutation {
 			cases: both("another's source", "a source of far away", "a source of the other tenant alone"),
 		},
 		{
-			name:  "hops of IPv4",
-			old:   "if (!h4 || h4->ttl <= 1)\n\t\t\treturn REASON_HOP_LIMIT;",
-			new:   "if (!h4)\n\t\t\treturn REASON_HOP_LIMIT;",
+			name: "hops of IPv4",
+			old: `if (!h4 || h4->ttl <= 1)
+			return REASON_HOP_LIMIT;`,
+			new: `if (!h4)
+			return REASON_HOP_LIMIT;`,
 			test:  packets,
 			cases: []string{"the last hop is not for a tunnel, IPv4"},
 		},
 		{
-			name:  "hops of IPv6",
-			old:   "if (!h || h->hop_limit <= 1)\n\t\treturn REASON_HOP_LIMIT;",
-			new:   "if (!h)\n\t\treturn REASON_HOP_LIMIT;",
+			name: "hops of IPv6",
+			old: `if (!h || h->hop_limit <= 1)
+		return REASON_HOP_LIMIT;`,
+			new: `if (!h)
+		return REASON_HOP_LIMIT;`,
 			test:  packets,
 			cases: []string{"the last hop is not for a tunnel, IPv6"},
 		},
 		{
 			name: "quotes",
-			old:  "if (is_any_error(p, j->family) && !quote_matches(skb, p, j, &from))\n\t\treturn drop(skb, REASON_ICMP_QUOTE, j->hook);",
+			old: `if (is_any_error(p, j->family) && !quote_matches(skb, p, j, &from))
+		return drop(skb, REASON_ICMP_QUOTE, j->hook);`,
 			test: drops,
 			cases: append(both("an error about somebody else's packet", "an error that quotes nothing"),
 				"an error about a packet for somebody else, IPv4"),
 		},
-		{name: "whom routers speak for", old: "j->src = quoted[1];", test: "TestNimitzErrors", cases: both("of a router")},
 		{
-			name:  "length",
-			old:   "if (fits)\n\t\treturn REASON_TOO_BIG;",
+			name:  "whom routers speak for",
+			old:   "j->src = quoted[1];",
+			test:  "TestNimitzErrors",
+			cases: both("of a router"),
+		},
+		{
+			name: "length",
+			old: `if (fits)
+		return REASON_TOO_BIG;`,
 			test:  drops,
 			cases: both("longer than a tunnel takes"),
 		},
-		{name: "a device for tunnels", old: "if (fits < 0)\n\t\treturn REASON_NO_ROUTE;", test: "TestNimitzAnswers", cases: both("without the tunnels' device")},
+		{
+			name: "a device for tunnels",
+			old: `if (fits < 0)
+		return REASON_NO_ROUTE;`,
+			test:  "TestNimitzAnswers",
+			cases: both("without the tunnels' device"),
+		},
 		{
 			name: "a route",
-			old:  "if (!r || !node)\n\t\treturn drop(skb, REASON_NO_ROUTE, j->hook);",
-			new:  "if (!r || !node)\n\t\treturn TCX_NEXT;",
+			old: `if (!r || !node)
+		return drop(skb, REASON_NO_ROUTE, j->hook);`,
+			new: `if (!r || !node)
+		return TCX_NEXT;`,
 			test: packets,
 			cases: both("outside, and no service", "the other tenant to the service", "from the gateway to nothing virtual",
 				"an unknown VNI", "the gateway's VNI", "no VNI"),
 		},
 		{
-			name:  "nobody",
-			old:   "if (r->port == PORT_NONE)\n\t\treturn drop(skb, REASON_NO_ENDPOINT, j->hook);",
+			name: "nobody",
+			old: `if (r->port == PORT_NONE)
+		return drop(skb, REASON_NO_ENDPOINT, j->hook);`,
 			test:  packets,
 			cases: both("nobody is there", "the other tenant to who is beside"),
 		},
@@ -79,23 +117,30 @@ func nimitz() []mutation {
 			cases: both("from abroad to abroad", "from abroad and back"),
 		},
 		{
-			name:  "back to the gateway",
-			old:   "(r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))\n\t\treturn drop(skb, REASON_NO_ROUTE, j->hook);",
-			new:   "(r->port == PORT_GATEWAY && !node->gateway))\n\t\treturn drop(skb, REASON_NO_ROUTE, j->hook);",
+			name: "back to the gateway",
+			old: `(r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
+		return drop(skb, REASON_NO_ROUTE, j->hook);`,
+			new: `(r->port == PORT_GATEWAY && !node->gateway))
+		return drop(skb, REASON_NO_ROUTE, j->hook);`,
 			test:  packets,
 			cases: both("from the gateway back to it"),
 		},
 		{
 			name: "a source for the underlay",
-			old:  "if (r->port == PORT_GATEWAY && !j->translated)\n\t\treturn drop(skb, REASON_UNTRANSLATED, j->hook);",
+			old: `if (r->port == PORT_GATEWAY && !j->translated)
+		return drop(skb, REASON_UNTRANSLATED, j->hook);`,
 			test: packets,
 			cases: both("who has no virtual address to the service", "who has no virtual address to what is outside", "the other tenant to what is outside",
 				"who has no virtual address here to the gateway", "from abroad to a service", "from abroad to the gateway"),
 		},
 		{
 			name: "whom it is outside to",
-			old:  ".scope = scope_of(j->family, j->vni), .address = j->dst};\n\n\t\tif",
-			new:  ".scope = scope_of(j->family, 7), .address = j->dst};\n\n\t\tif",
+			old: `.scope = scope_of(j->family, j->vni), .address = j->dst};
+
+		if`,
+			new: `.scope = scope_of(j->family, 7), .address = j->dst};
+
+		if`,
 			test: packets,
 			cases: append(both("b, to what is another tenant's service, TCP", "b, to what is another tenant's service, UDP",
 				"b, to what is another tenant's service, UDP without a checksum", "b, to what is another tenant's service, ICMP",
@@ -110,8 +155,15 @@ func nimitz() []mutation {
 			cases: both("a VNI of here from abroad", "a VNI of the third region from abroad", "the gateway's VNI from abroad", "a source of here from abroad",
 				"a source of the third region from abroad"),
 		},
-		{name: "identities of others", old: "j->vni = f->vni;\n\tj->identity = 0;", new: "j->vni = f->vni;", test: packets, cases: both("e, arrives, TCP", "e, arrives, UDP",
-			"e, arrives, UDP without a checksum", "e, arrives, ICMP", "e, arrives, another protocol", "e, arrives, a first fragment", "e, arrives, a later fragment")},
+		{
+			name: "identities of others",
+			old: `j->vni = f->vni;
+	j->identity = 0;`,
+			new:  "j->vni = f->vni;",
+			test: packets,
+			cases: both("e, arrives, TCP", "e, arrives, UDP",
+				"e, arrives, UDP without a checksum", "e, arrives, ICMP", "e, arrives, another protocol", "e, arrives, a first fragment", "e, arrives, a later fragment"),
+		},
 		{
 			name:  "whom is told",
 			old:   "return j.why ? nimitz_icmp_error(skb, &p, &j) : why;",
@@ -120,10 +172,13 @@ func nimitz() []mutation {
 			cases: both("out of hops", "a long one out of hops", "longer than a tunnel takes", "longer than a narrow one takes"),
 		},
 		{
-			name:  "many",
-			old:   "if (!why && is_multicast(&j))\n\t\twhy = REASON_MULTICAST;",
-			test:  packets,
-			cases: []string{"to all of 224.0.0.1, IPv4", "to all of 239.255.255.250, IPv4", "to all of 255.255.255.255, IPv4"},
+			name: "many",
+			old: `if (!why && is_multicast(&j))
+		why = REASON_MULTICAST;`,
+			test: packets,
+			cases: []string{
+				"to all of 224.0.0.1, IPv4", "to all of 239.255.255.250, IPv4", "to all of 255.255.255.255, IPv4",
+			},
 		},
 	}
 }
@@ -132,8 +187,9 @@ func nimitzNAT() []mutation {
 	const drops = "TestNimitzDrops"
 	return []mutation{
 		{
-			name:  "half a message",
-			old:   "if (p->l4 + ICMPV6_HLEN > p->end || bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))\n\t\treturn REASON_MALFORMED;",
+			name: "half a message",
+			old: `if (p->l4 + ICMPV6_HLEN > p->end || bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))
+		return REASON_MALFORMED;`,
 			new:   "bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1);",
 			test:  drops,
 			cases: []string{"half an ICMP header"},
@@ -146,36 +202,55 @@ func nimitzNAT() []mutation {
 			cases: []string{"an ICMP redirect", "an ICMP router advertisement"},
 		},
 		{
-			name:  "version and length",
-			old:   "if (h->version_length >> 4 != 4 || (h->version_length & 15) < 5)\n\t\treturn REASON_MALFORMED;",
+			name: "version and length",
+			old: `if (h->version_length >> 4 != 4 || (h->version_length & 15) < 5)
+		return REASON_MALFORMED;`,
 			test:  drops,
 			cases: []string{"a header of 16 bytes", "version 5"},
 		},
-		{name: "options", old: "if ((h->version_length & 15) > 5)\n\t\treturn REASON_ROUTING_HEADER;", test: drops, cases: []string{"options"}},
 		{
-			name:  "length of the packet",
-			old:   "if (p->end > skb->len || p->end < sizeof(*h))\n\t\treturn REASON_MALFORMED;",
+			name: "options",
+			old: `if ((h->version_length & 15) > 5)
+		return REASON_ROUTING_HEADER;`,
+			test:  drops,
+			cases: []string{"options"},
+		},
+		{
+			name: "length of the packet",
+			old: `if (p->end > skb->len || p->end < sizeof(*h))
+		return REASON_MALFORMED;`,
 			test:  drops,
 			cases: []string{"less data than the header says"},
 		},
-		{name: "tags", old: "if (skb->vlan_present)\n\t\treturn REASON_NOT_IP6;", test: drops, cases: []string{"a tag"}},
 		{
-			name:  "half a header of IPv4",
-			old:   "if (!h4)\n\t\treturn REASON_MALFORMED;",
-			new:   "if (!h4)\n\t\treturn REASON_NOT_IP6;",
+			name: "tags",
+			old: `if (skb->vlan_present)
+		return REASON_NOT_IP6;`,
+			test:  drops,
+			cases: []string{"a tag"},
+		},
+		{
+			name: "half a header of IPv4",
+			old: `if (!h4)
+		return REASON_MALFORMED;`,
+			new: `if (!h4)
+		return REASON_NOT_IP6;`,
 			test:  drops,
 			cases: []string{"a frame shorter than a header"},
 		},
 		{
-			name:  "other families",
-			old:   "if (h4->eth.h_proto != bpf_htons(ETH_P_IPV6))\n\t\treturn REASON_NOT_IP6;",
+			name: "other families",
+			old: `if (h4->eth.h_proto != bpf_htons(ETH_P_IPV6))
+		return REASON_NOT_IP6;`,
 			test:  drops,
 			cases: []string{"a frame of neither family"},
 		},
 		{
-			name:  "half a header of IPv6",
-			old:   "if (!h)\n\t\treturn REASON_MALFORMED;",
-			new:   "if (!h)\n\t\treturn REASON_NOT_IP6;",
+			name: "half a header of IPv6",
+			old: `if (!h)
+		return REASON_MALFORMED;`,
+			new: `if (!h)
+		return REASON_NOT_IP6;`,
 			test:  "TestNimitzTunnels",
 			cases: []string{"half an IPv6 header"},
 		},
@@ -194,8 +269,9 @@ func nimitzNAT() []mutation {
 			cases: both("an error about somebody else's packet"),
 		},
 		{
-			name:  "translation of quotes",
-			old:   "if (is_any_error(p, j->family) && translate_quote(skb, p, j, from))\n\t\treturn -1;",
+			name: "translation of quotes",
+			old: `if (is_any_error(p, j->family) && translate_quote(skb, p, j, from))
+		return -1;`,
 			test:  "TestNimitzErrors",
 			cases: both("of a container", "of a service", "of a router"),
 		},
@@ -207,15 +283,26 @@ func nimitzGateway() []mutation {
 	return []mutation{
 		{
 			name: "sources",
-			old:  "if (!is_gateway_addr(&f.src))\n\t\treturn drop(skb, REASON_UNTRANSLATED, HOOK_GATEWAY);",
+			old: `if (!is_gateway_addr(&f.src))
+		return drop(skb, REASON_UNTRANSLATED, HOOK_GATEWAY);`,
 			test: leaks,
 			cases: []string{
-				"a container's virtual address", "a container's overlay address", "the node's address", "a tunnel address",
-				"a container's netpila address", "another gateway's address", "without rules",
+				"a container's virtual address", "a container's overlay address", "the node's address",
+				"a tunnel address", "a container's netpila address", "another gateway's address", "without rules",
 			},
 		},
-		{name: "this node's", old: "a->hi == own_node && ", test: leaks, cases: []string{"another gateway's address"}},
-		{name: "no container's", old: "!tenant_id(a) && ", test: leaks, cases: []string{"a container's netpila address"}},
+		{
+			name:  "this node's",
+			old:   "a->hi == own_node && ",
+			test:  leaks,
+			cases: []string{"another gateway's address"},
+		},
+		{
+			name:  "no container's",
+			old:   "!tenant_id(a) && ",
+			test:  leaks,
+			cases: []string{"a container's netpila address"},
+		},
 		{
 			name:  "none of the node's",
 			old:   " && app_id(a) == GATEWAY_APP",
@@ -223,16 +310,27 @@ func nimitzGateway() []mutation {
 			cases: []string{"the node's address", "a tunnel address"},
 		},
 		{
-			name:  "containers",
-			old:   "if (claims_tenant(&f.dst))\n\t\treturn drop(skb, REASON_TENANT_MISMATCH, HOOK_GATEWAY);",
+			name: "containers",
+			old: `if (claims_tenant(&f.dst))
+		return drop(skb, REASON_TENANT_MISMATCH, HOOK_GATEWAY);`,
 			test:  leaks,
 			cases: []string{"to a container of netpila"},
 		},
-		{name: "the private prefix", old: "why = check_private(&f.src, &f.dst);", new: "why = 0;", test: leaks, cases: []string{"to the private prefix"}},
 		{
-			name:  "whole headers",
-			old:   "h = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_GATEWAY);",
-			new:   "h = eth_ip6_of(skb);\n\tif (!h)\n\t\treturn TCX_NEXT;",
+			name:  "the private prefix",
+			old:   "why = check_private(&f.src, &f.dst);",
+			new:   "why = 0;",
+			test:  leaks,
+			cases: []string{"to the private prefix"},
+		},
+		{
+			name: "whole headers",
+			old: `h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_GATEWAY);`,
+			new: `h = eth_ip6_of(skb);
+	if (!h)
+		return TCX_NEXT;`,
 			test:  leaks,
 			cases: []string{"cut short"},
 		},
@@ -244,8 +342,9 @@ func nimitzGateway() []mutation {
 			cases: []string{"a node without a gateway"},
 		},
 		{
-			name:  "tags and IPv4",
-			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_GATEWAY);",
+			name: "tags and IPv4",
+			old: `if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
+		return drop(skb, REASON_NOT_IP6, HOOK_GATEWAY);`,
 			test:  leaks,
 			cases: []string{"a tag", "IPv4"},
 		},
@@ -261,8 +360,9 @@ func nimitzAnswer() []mutation {
 			cases: []string{"a later fragment out of hops, IPv4", "an error out of hops, IPv4"},
 		},
 		{
-			name:  "what nobody is told of",
-			old:   "j->why == REASON_NO_ROUTE ||\n\t    ",
+			name: "what nobody is told of",
+			old: `j->why == REASON_NO_ROUTE ||
+	    `,
 			test:  "TestNimitzAnswers",
 			cases: both("without the tunnels' device"),
 		},

@@ -10,23 +10,28 @@ func node() []mutation {
 			cases: []string{"echo"},
 		},
 		{
-			name:  "what has no socket",
-			old:   "if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))\n\t\treturn REASON_TO_NODE;",
-			new:   "if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))\n\t\treturn 0;",
+			name: "what has no socket",
+			old: `if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
+		return REASON_TO_NODE;`,
+			new: `if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
+		return 0;`,
 			test:  "TestToNode",
 			cases: []string{"later fragment", "another protocol"},
 		},
 		{
-			name:  "connections anew",
-			old:   "if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)\n\t\t\treturn REASON_TO_NODE;",
+			name: "connections anew",
+			old: `if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+			return REASON_TO_NODE;`,
 			new:   "",
 			test:  "TestToNode",
 			cases: []string{"connection where one is"},
 		},
 		{
-			name:  "segments of no connection",
-			old:   "return REASON_TO_NODE;\n\t\tanswer = socket->state != BPF_TCP_LISTEN;",
-			new:   "return 0;\n\t\tanswer = socket->state != BPF_TCP_LISTEN;",
+			name: "segments of no connection",
+			old: `return REASON_TO_NODE;
+		answer = socket->state != BPF_TCP_LISTEN;`,
+			new: `return 0;
+		answer = socket->state != BPF_TCP_LISTEN;`,
 			test:  "TestToNode",
 			cases: []string{"segment of no connection"},
 		},
@@ -38,11 +43,16 @@ func node() []mutation {
 			cases: []string{"segment for a listener"},
 		},
 		{
-			name:  "datagrams to nobody",
-			old:   "return REASON_TO_NODE;\n\t\tanswer = socket->state == BPF_TCP_ESTABLISHED;",
-			new:   "return 0;\n\t\tanswer = socket->state == BPF_TCP_ESTABLISHED;",
-			test:  "TestToNode",
-			cases: []string{"datagram to a connected socket, from another port", "datagram to nobody", "answer of a container that was not asked"},
+			name: "datagrams to nobody",
+			old: `return REASON_TO_NODE;
+		answer = socket->state == BPF_TCP_ESTABLISHED;`,
+			new: `return 0;
+		answer = socket->state == BPF_TCP_ESTABLISHED;`,
+			test: "TestToNode",
+			cases: []string{
+				"datagram to a connected socket, from another port", "datagram to nobody",
+				"answer of a container that was not asked",
+			},
 		},
 		{
 			name:  "open sockets",
@@ -60,18 +70,26 @@ func node() []mutation {
 		},
 		{
 			name: "what is no answer",
-			old:  "int why = check_reply(skb, p, key);\n\n\tif (why)",
-			new:  "int why = check_reply(skb, p, key);\n\n\tif (why && 0)",
+			old: `int why = check_reply(skb, p, key);
+
+	if (why)`,
+			new: `int why = check_reply(skb, p, key);
+
+	if (why && 0)`,
 			test: "TestToNode",
 			cases: []string{
-				"echo", "connection", "connection where one is", "segment for a listener", "segment of no connection", "later fragment", "another protocol",
-				"datagram to an open socket", "datagram to a connected socket, from another port", "datagram to nobody", "answer of a container that was not asked",
+				"echo", "connection", "connection where one is", "segment for a listener",
+				"segment of no connection", "later fragment", "another protocol", "datagram to an open socket",
+				"datagram to a connected socket, from another port", "datagram to nobody",
+				"answer of a container that was not asked",
 			},
 		},
 		{
-			name:  "other sources of the node",
-			old:   "if (!same_addr(&key->src, &node))\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);",
-			new:   "if (!same_addr(&node, &node))\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);",
+			name: "other sources of the node",
+			old: `if (!same_addr(&key->src, &node))
+		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);`,
+			new: `if (!same_addr(&node, &node))
+		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);`,
 			test:  "TestFromNode",
 			cases: []string{"underlay address", "address of a container", "gateway", "another of the node"},
 		},
@@ -90,23 +108,27 @@ func node() []mutation {
 			cases: []string{"without its tenant"},
 		},
 		{
-			name:  "other protocols",
-			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)\n\t\treturn drop(skb, REASON_NOT_IP6, HOOK_NODE);",
+			name: "other protocols",
+			old: `if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
+		return drop(skb, REASON_NOT_IP6, HOOK_NODE);`,
 			new:   "",
 			test:  "TestFromNode",
 			cases: []string{"IPv4"},
 		},
 		{
-			name:  "what the node forwards",
-			old:   "if (skb->ingress_ifindex)\n\t\treturn drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);",
+			name: "what the node forwards",
+			old: `if (skb->ingress_ifindex)
+		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);`,
 			new:   "",
 			test:  "TestFromNode",
 			cases: []string{"forwarded"},
 		},
 		{
-			name:  "half a header",
-			old:   "if (!h)\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_NODE);",
-			new:   "if (!h)\n\t\treturn TCX_NEXT;",
+			name: "half a header",
+			old: `if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_NODE);`,
+			new: `if (!h)
+		return TCX_NEXT;`,
 			test:  "TestNodeClaimsNobody",
 			cases: []string{"half an IPv6 header"},
 		},

@@ -3,64 +3,120 @@ package mutation_test
 func packet() []mutation {
 	mutations := []mutation{
 		{
-			name:  "listener report, version 2",
-			old:   "\tcase 143:\n\t\treturn REASON_MLD_IGNORED;",
+			name: "listener report, version 2",
+			old: `	case 143:
+		return REASON_MLD_IGNORED;`,
 			new:   "\t\treturn REASON_MLD_IGNORED;",
 			cases: []string{"listener report"},
 		},
-		{name: "listener query", old: "\tcase 130:\n", cases: []string{"listener query"}},
-		{name: "listener report", old: "\tcase 131:\n", cases: []string{"listener report, version 1"}},
-		{name: "listener done", old: "\tcase 132:\n", cases: []string{"listener done"}},
-		{name: "router solicitation", old: "\tcase 133:\n", cases: []string{"router solicitation"}},
 		{
-			name:  "neighbour solicitation",
-			old:   "\tcase 135:\n\t\treturn REASON_ND_IGNORED;",
+			name: "listener query",
+			old: `	case 130:
+`,
+			cases: []string{"listener query"},
+		},
+		{
+			name: "listener report",
+			old: `	case 131:
+`,
+			cases: []string{"listener report, version 1"},
+		},
+		{
+			name: "listener done",
+			old: `	case 132:
+`,
+			cases: []string{"listener done"},
+		},
+		{
+			name: "router solicitation",
+			old: `	case 133:
+`,
+			cases: []string{"router solicitation"},
+		},
+		{
+			name: "neighbour solicitation",
+			old: `	case 135:
+		return REASON_ND_IGNORED;`,
 			new:   "\t\treturn REASON_ND_IGNORED;",
 			cases: []string{"neighbour solicitation"},
 		},
-		{name: "router advertisement", old: "\tcase 134:\n", cases: []string{"router advertisement"}},
-		{name: "neighbour advertisement", old: "\tcase 136:\n", cases: []string{"neighbour advertisement"}},
 		{
-			name:  "redirect",
-			old:   "\tcase 137:\n\t\treturn REASON_ND_FORBIDDEN;",
+			name: "router advertisement",
+			old: `	case 134:
+`,
+			cases: []string{"router advertisement"},
+		},
+		{
+			name: "neighbour advertisement",
+			old: `	case 136:
+`,
+			cases: []string{"neighbour advertisement"},
+		},
+		{
+			name: "redirect",
+			old: `	case 137:
+		return REASON_ND_FORBIDDEN;`,
 			new:   "\t\treturn REASON_ND_FORBIDDEN;",
 			cases: []string{"redirect"},
 		},
-		{name: "length of TCP", old: "p->proto == NEXTHDR_TCP ? 20 :", cases: []string{"a TCP header short of a byte", "half a TCP header, same node"}},
-		{name: "length of DCCP", old: "p->proto == NEXTHDR_DCCP ? 12 :", cases: []string{"half a DCCP header"}},
 		{
-			name:  "length of UDP",
-			old:   "\tcase NEXTHDR_UDP:\n\tcase NEXTHDR_UDPLITE:\n\tcase NEXTHDR_DCCP:\n\t\treturn p->l4 + need > p->end ? REASON_MALFORMED : 0;",
-			new:   "\tcase NEXTHDR_UDPLITE:\n\tcase NEXTHDR_DCCP:\n\t\treturn p->l4 + need > p->end ? REASON_MALFORMED : 0;",
+			name:  "length of TCP",
+			old:   "p->proto == NEXTHDR_TCP ? 20 :",
+			cases: []string{"a TCP header short of a byte", "half a TCP header, same node"},
+		},
+		{
+			name:  "length of DCCP",
+			old:   "p->proto == NEXTHDR_DCCP ? 12 :",
+			cases: []string{"half a DCCP header"},
+		},
+		{
+			name: "length of UDP",
+			old: `	case NEXTHDR_UDP:
+	case NEXTHDR_UDPLITE:
+	case NEXTHDR_DCCP:
+		return p->l4 + need > p->end ? REASON_MALFORMED : 0;`,
+			new: `	case NEXTHDR_UDPLITE:
+	case NEXTHDR_DCCP:
+		return p->l4 + need > p->end ? REASON_MALFORMED : 0;`,
 			cases: []string{"half a UDP header, same node"},
 		},
 		{
-			name:  "length of UDP-Lite",
-			old:   "\tcase NEXTHDR_UDPLITE:\n\tcase NEXTHDR_DCCP:\n\t\treturn p->l4",
-			new:   "\tcase NEXTHDR_DCCP:\n\t\treturn p->l4",
+			name: "length of UDP-Lite",
+			old: `	case NEXTHDR_UDPLITE:
+	case NEXTHDR_DCCP:
+		return p->l4`,
+			new: `	case NEXTHDR_DCCP:
+		return p->l4`,
 			cases: []string{"half a UDP-Lite header, same node"},
 		},
 		{
-			name:  "length of ICMPv6",
-			old:   "if (p->l4 + need > p->end || bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))\n\t\t\treturn REASON_MALFORMED;",
-			new:   "if (bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))\n\t\t\treturn REASON_MALFORMED;",
+			name: "length of ICMPv6",
+			old: `if (p->l4 + need > p->end || bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))
+			return REASON_MALFORMED;`,
+			new: `if (bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))
+			return REASON_MALFORMED;`,
 			cases: []string{"an ICMPv6 header short of a byte"},
 		},
 		{
-			name:  "checksum of UDP-Lite",
-			old:   "\tcase NEXTHDR_UDPLITE:\n\tcase NEXTHDR_DCCP:\n\t\treturn 6;",
-			new:   "\tcase NEXTHDR_DCCP:\n\t\treturn 6;",
+			name: "checksum of UDP-Lite",
+			old: `	case NEXTHDR_UDPLITE:
+	case NEXTHDR_DCCP:
+		return 6;`,
+			new: `	case NEXTHDR_DCCP:
+		return 6;`,
 			cases: []string{"UDP-Lite across"},
 		},
 		{
-			name:  "checksum of DCCP",
-			old:   "\tcase NEXTHDR_DCCP:\n\t\treturn 6;",
+			name: "checksum of DCCP",
+			old: `	case NEXTHDR_DCCP:
+		return 6;`,
 			new:   "\t\treturn 6;",
 			cases: []string{"DCCP across"},
 		},
 		{
-			name:  "home address",
-			old:   "if (option[0] == OPTION_HOME_ADDRESS)\n\t\t\treturn REASON_ROUTING_HEADER;",
+			name: "home address",
+			old: `if (option[0] == OPTION_HOME_ADDRESS)
+			return REASON_ROUTING_HEADER;`,
 			cases: []string{"home address", "home address behind a pad"},
 		},
 		{
@@ -70,9 +126,11 @@ func packet() []mutation {
 			cases: []string{"home address behind a pad"},
 		},
 		{
-			name:  "option without a length",
-			old:   "if (bpf_skb_load_bytes(skb, at, option, 2))\n\t\t\treturn REASON_MALFORMED;",
-			new:   "if (bpf_skb_load_bytes(skb, at, option, 2))\n\t\t\treturn 0;",
+			name: "option without a length",
+			old: `if (bpf_skb_load_bytes(skb, at, option, 2))
+			return REASON_MALFORMED;`,
+			new: `if (bpf_skb_load_bytes(skb, at, option, 2))
+			return 0;`,
 			cases: []string{"an option without its length"},
 		},
 		{
@@ -82,18 +140,45 @@ func packet() []mutation {
 			cases: []string{"home address behind 16 options"},
 		},
 		{
-			name:  "routing header",
-			old:   "if (kind == NEXTHDR_ROUTING)\n\t\t\treturn REASON_ROUTING_HEADER;",
-			cases: []string{"routing header", "routing header behind authentication", "routing header behind options"},
+			name: "routing header",
+			old: `if (kind == NEXTHDR_ROUTING)
+			return REASON_ROUTING_HEADER;`,
+			cases: []string{
+				"routing header", "routing header behind authentication", "routing header behind options",
+			},
 		},
-		{name: "behind hop-by-hop options", old: "kind != NEXTHDR_HOP && ", cases: []string{"an option header longer than the packet", "behind options", "listener report", "routing header behind options"}},
-		{name: "behind destination options", old: "kind != NEXTHDR_DEST && ", cases: []string{"behind options", "home address", "home address behind 16 options", "home address behind a pad", "nine extension headers", "an option without its length"}},
-		{name: "behind a fragment header", old: "kind != NEXTHDR_FRAGMENT && ", cases: []string{"first fragment", "tiny first fragment", "a fragment header behind the end"}},
-		{name: "behind authentication", old: " && kind != NEXTHDR_AUTH", cases: []string{"routing header behind authentication"}},
 		{
-			name:  "headers behind the end",
-			old:   "if (at + sizeof(header) > p->end || bpf_skb_load_bytes(skb, at, header, sizeof(header)))\n\t\t\treturn REASON_MALFORMED;",
-			new:   "if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))\n\t\t\treturn REASON_MALFORMED;",
+			name: "behind hop-by-hop options",
+			old:  "kind != NEXTHDR_HOP && ",
+			cases: []string{
+				"an option header longer than the packet", "behind options", "listener report",
+				"routing header behind options",
+			},
+		},
+		{
+			name: "behind destination options",
+			old:  "kind != NEXTHDR_DEST && ",
+			cases: []string{
+				"behind options", "home address", "home address behind 16 options", "home address behind a pad",
+				"nine extension headers", "an option without its length",
+			},
+		},
+		{
+			name:  "behind a fragment header",
+			old:   "kind != NEXTHDR_FRAGMENT && ",
+			cases: []string{"first fragment", "tiny first fragment", "a fragment header behind the end"},
+		},
+		{
+			name:  "behind authentication",
+			old:   " && kind != NEXTHDR_AUTH",
+			cases: []string{"routing header behind authentication"},
+		},
+		{
+			name: "headers behind the end",
+			old: `if (at + sizeof(header) > p->end || bpf_skb_load_bytes(skb, at, header, sizeof(header)))
+			return REASON_MALFORMED;`,
+			new: `if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
+			return REASON_MALFORMED;`,
 			cases: []string{"a fragment header behind the end"},
 		},
 		{
@@ -103,19 +188,25 @@ func packet() []mutation {
 			cases: []string{"routing header behind authentication"},
 		},
 		{
-			name:  "headers longer than the packet",
-			old:   "if (at + length > p->end)\n\t\t\treturn REASON_MALFORMED;",
+			name: "headers longer than the packet",
+			old: `if (at + length > p->end)
+			return REASON_MALFORMED;`,
 			cases: []string{"an option header longer than the packet"},
 		},
 		{
-			name:  "more headers than are read",
-			old:   "\t\tat += length;\n\t}\n\treturn REASON_MALFORMED;",
-			new:   "\t\tat += length;\n\t}\n\treturn 0;",
+			name: "more headers than are read",
+			old: `		at += length;
+	}
+	return REASON_MALFORMED;`,
+			new: `		at += length;
+	}
+	return 0;`,
 			cases: []string{"nine extension headers"},
 		},
 		{
-			name:  "version",
-			old:   "if (f->priority_version >> 4 != 6)\n\t\treturn REASON_MALFORMED;",
+			name: "version",
+			old: `if (f->priority_version >> 4 != 6)
+		return REASON_MALFORMED;`,
 			cases: []string{"version 4"},
 		},
 		{
@@ -125,8 +216,9 @@ func packet() []mutation {
 			cases: []string{"a length of 0, not of segments", "a fragment header behind the end"},
 		},
 		{
-			name:  "length beyond the packet",
-			old:   "if (p->end > skb->len)\n\t\treturn REASON_MALFORMED;",
+			name: "length beyond the packet",
+			old: `if (p->end > skb->len)
+		return REASON_MALFORMED;`,
 			cases: []string{"less data than the header says"},
 		},
 	}

@@ -3,72 +3,281 @@ package mutation_test
 func police() []mutation {
 	const test = "TestPolice"
 	return []mutation{
-		{name: "room", old: "if (!ct_update(&d->ct, &d->pre))\n\t\treturn REASON_SESSION_LIMIT;", new: "ct_update(&d->ct, &d->pre);", test: "TestSessionsAge", cases: []string{"port 2000"}},
+		{
+			name: "room",
+			old: `if (!ct_update(&d->ct, &d->pre))
+		return REASON_SESSION_LIMIT;`,
+			new:   "ct_update(&d->ct, &d->pre);",
+			test:  "TestSessionsAge",
+			cases: []string{"port 2000"},
+		},
 		{
 			name: "what rules deny",
-			old:  "count_rule(*rule);\n\t\treturn REASON_POLICY_DENIED;",
+			old: `count_rule(*rule);
+		return REASON_POLICY_DENIED;`,
 			new:  "count_rule(*rule);",
 			test: test,
-			cases: []string{"to another port", "of the middle of nothing", "datagram", "echo", "from another port", "another echo's answer", "mail", "an error about what was not",
-				"which begins nothing", "a first fragment that may not", "what follows it", "to the port that was open", "its answer"},
+			cases: []string{
+				"to another port", "of the middle of nothing", "datagram", "echo", "from another port",
+				"another echo's answer", "mail", "an error about what was not", "which begins nothing",
+				"a first fragment that may not", "what follows it", "to the port that was open", "its answer",
+			},
 		},
-		{name: "quotes that lead nowhere", old: "if (quoted < 0)\n\t\t\treturn REASON_ICMP_QUOTE;", test: test, cases: []string{"an error whose quote leads nowhere", "an error that does not say about what"}},
-		{name: "half a port", old: "} else if (read_ports(skb, p->proto, p->l4, ports)) {\n\t\treturn REASON_MALFORMED;\n\t}", new: "} else {\n\t\tread_ports(skb, p->proto, p->l4, ports);\n\t}",
-			test: test, cases: []string{"half a port"}},
-		{name: "fragments", old: "fragment_known(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN", new: "true ? 0 : REASON_FRAGMENT_UNKNOWN", test: test,
-			cases: []string{"a later fragment before the first", "of another packet", "what follows it", "an error about a rest of nothing"}},
-		{name: "whose fragments", old: "d->fragment.id = p->fragment;", new: "d->fragment.id = 1;", test: test, cases: []string{"of another packet", "what follows it", "an error about its rest"}},
-		{name: "quoted fragments", old: "d->quotes_fragment = 1;", test: test, cases: []string{"an error about its rest", "an error about a rest of nothing"}},
-		{name: "quotes of nothing", old: "q.l4 + TRANSPORT_MIN > q.end || ", test: test, cases: []string{"an error that does not say about what"}},
-		{name: "errors are of their session", old: "m->error = 1;", new: "m->error = 0;", test: test, cases: []string{"which begins nothing"}},
-		{name: "changes of rules", old: "bool known = v->generation == generation && ", new: "bool known = ", test: test, cases: []string{"to the port that was open", "its answer"}},
-		{name: "counts of audits", old: "if (audit)\n\t\tcount_rule(audit);", new: "if (audit)\n\t\tasm volatile(\"\");", test: "TestAudit", cases: []string{"0 would-be drops were counted, want 6"}},
+		{
+			name: "quotes that lead nowhere",
+			old: `if (quoted < 0)
+			return REASON_ICMP_QUOTE;`,
+			test:  test,
+			cases: []string{"an error whose quote leads nowhere", "an error that does not say about what"},
+		},
+		{
+			name: "half a port",
+			old: `} else if (read_ports(skb, p->proto, p->l4, ports)) {
+		return REASON_MALFORMED;
+	}`,
+			new: `} else {
+		read_ports(skb, p->proto, p->l4, ports);
+	}`,
+			test:  test,
+			cases: []string{"half a port"},
+		},
+		{
+			name: "fragments",
+			old:  "fragment_known(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN",
+			new:  "true ? 0 : REASON_FRAGMENT_UNKNOWN",
+			test: test,
+			cases: []string{
+				"a later fragment before the first", "of another packet", "what follows it",
+				"an error about a rest of nothing",
+			},
+		},
+		{
+			name:  "whose fragments",
+			old:   "d->fragment.id = p->fragment;",
+			new:   "d->fragment.id = 1;",
+			test:  test,
+			cases: []string{"of another packet", "what follows it", "an error about its rest"},
+		},
+		{
+			name:  "quoted fragments",
+			old:   "d->quotes_fragment = 1;",
+			test:  test,
+			cases: []string{"an error about its rest", "an error about a rest of nothing"},
+		},
+		{
+			name:  "quotes of nothing",
+			old:   "q.l4 + TRANSPORT_MIN > q.end || ",
+			test:  test,
+			cases: []string{"an error that does not say about what"},
+		},
+		{
+			name:  "errors are of their session",
+			old:   "m->error = 1;",
+			new:   "m->error = 0;",
+			test:  test,
+			cases: []string{"which begins nothing"},
+		},
+		{
+			name:  "changes of rules",
+			old:   "bool known = v->generation == generation && ",
+			new:   "bool known = ",
+			test:  test,
+			cases: []string{"to the port that was open", "its answer"},
+		},
+		{
+			name: "counts of audits",
+			old: `if (audit)
+		count_rule(audit);`,
+			new: `if (audit)
+		asm volatile("");`,
+			test:  "TestAudit",
+			cases: []string{"0 would-be drops were counted, want 6"},
+		},
 	}
 }
 
 func rules() []mutation {
 	const missing = "TestMissingRulesDeny"
 	return []mutation{
-		{name: "a set that is missing", old: "if (!by_app)\n\t\treturn RULE_DENY_ALL;", new: "if (!by_app)\n\t\treturn RULE_ACCEPT << 30;", test: missing, cases: []string{"a set"}},
-		{name: "a table that is missing", old: "if (!app)\n\t\treturn RULE_DENY_ALL;", new: "if (!app)\n\t\treturn RULE_ACCEPT << 30;", test: missing, cases: []string{"a table"}},
-		{name: "a table of blocks that is missing", old: "if (!cidr)\n\t\t\t\treturn RULE_DENY_ALL;", test: missing, cases: []string{"a table of blocks"}},
+		{
+			name: "a set that is missing",
+			old: `if (!by_app)
+		return RULE_DENY_ALL;`,
+			new: `if (!by_app)
+		return RULE_ACCEPT << 30;`,
+			test:  missing,
+			cases: []string{"a set"},
+		},
+		{
+			name: "a table that is missing",
+			old: `if (!app)
+		return RULE_DENY_ALL;`,
+			new: `if (!app)
+		return RULE_ACCEPT << 30;`,
+			test:  missing,
+			cases: []string{"a table"},
+		},
+		{
+			name: "a table of blocks that is missing",
+			old: `if (!cidr)
+				return RULE_DENY_ALL;`,
+			test:  missing,
+			cases: []string{"a table of blocks"},
+		},
 	}
 }
 
 func session() []mutation {
 	const test = "TestAction"
 	return []mutation{
-		{name: "errors", old: "if (m->error)\n\t\treturn o;", test: test, cases: []string{"an error about it, packet 3"}},
-		{name: "what is adopted", old: "m->pickup && is_midstream(m)", new: "m->pickup", test: "TestActionAdopts", cases: []string{"a connection is begun", "a datagram", "an error about nothing", "an end of it",
-			"an answer to what was begun before", "answered", "neither may begin", "none may begin it now", "the other's may begin it now", "a new one in its place, which may not"}},
-		{name: "what is adopted is not begun", old: " || state->seen & PICKED_UP))", new: "))", test: "TestActionAdopts", cases: []string{"a new one in its place, which may not"}},
-		{name: "ends begin nothing", old: "if (fresh && m->proto == NEXTHDR_TCP && m->flags & (TCP_RST | TCP_FIN))\n\t\treturn o;", test: test, cases: []string{"an end of nothing begins nothing, packet 0", "an end of nothing begins nothing, packet 1", "an end of nothing begins nothing, packet 2"}},
-		{name: "who lives", old: " || (fresh && known && !is_closed(state))", test: test, cases: []string{"another SYN from there ends nothing, packet 3", "another SYN from there ends nothing, packet 4"}},
-		{name: "answered answers", old: "&& seen & SEEN_RESPONDER)\n\t\tseen |= ESTABLISHED;", new: ")\n\t\tseen |= ESTABLISHED;", test: test, cases: []string{"of the middle, by its own way, packet 1", "of the middle, by its own way, packet 2"}},
-		{name: "ports used again", old: "is_closed(state) || m->dir", new: "m->dir", test: test, cases: []string{"its ports are used again from here, packet 4"}},
+		{
+			name: "errors",
+			old: `if (m->error)
+		return o;`,
+			test:  test,
+			cases: []string{"an error about it, packet 3"},
+		},
+		{
+			name: "what is adopted",
+			old:  "m->pickup && is_midstream(m)",
+			new:  "m->pickup",
+			test: "TestActionAdopts",
+			cases: []string{
+				"a connection is begun", "a datagram", "an error about nothing", "an end of it",
+				"an answer to what was begun before", "answered", "neither may begin", "none may begin it now",
+				"the other's may begin it now", "a new one in its place, which may not",
+			},
+		},
+		{
+			name:  "what is adopted is not begun",
+			old:   " || state->seen & PICKED_UP))",
+			new:   "))",
+			test:  "TestActionAdopts",
+			cases: []string{"a new one in its place, which may not"},
+		},
+		{
+			name: "ends begin nothing",
+			old: `if (fresh && m->proto == NEXTHDR_TCP && m->flags & (TCP_RST | TCP_FIN))
+		return o;`,
+			test: test,
+			cases: []string{
+				"an end of nothing begins nothing, packet 0", "an end of nothing begins nothing, packet 1",
+				"an end of nothing begins nothing, packet 2",
+			},
+		},
+		{
+			name: "who lives",
+			old:  " || (fresh && known && !is_closed(state))",
+			test: test,
+			cases: []string{
+				"another SYN from there ends nothing, packet 3", "another SYN from there ends nothing, packet 4",
+			},
+		},
+		{
+			name: "answered answers",
+			old: `&& seen & SEEN_RESPONDER)
+		seen |= ESTABLISHED;`,
+			new: `)
+		seen |= ESTABLISHED;`,
+			test:  test,
+			cases: []string{"of the middle, by its own way, packet 1", "of the middle, by its own way, packet 2"},
+		},
+		{
+			name:  "ports used again",
+			old:   "is_closed(state) || m->dir",
+			new:   "m->dir",
+			test:  test,
+			cases: []string{"its ports are used again from here, packet 4"},
+		},
 	}
 }
 
 func sessions() []mutation {
 	return []mutation{
-		{name: "time", old: "b->entries[i].until > t->now &&\n\t\t    ", test: "TestSessionsAge", cases: []string{"a session is remembered when its time is over"}},
-		{name: "what stands", old: "return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_NEVER : EVICT_CHEAP;", new: "return EVICT_CHEAP;", test: "TestSessionsAge",
-			cases: []string{"nothing is refused when as much is taken as is free"}},
-		{name: "shares", old: "t->over_quota = over_quota_after_expiry(t);", new: "t->over_quota = 0;", test: "TestNobodyTakesAll", cases: []string{"one alone", "another one's connection 0 of 28 was refused"}},
-		{name: "of whose share", old: "if (t->over_quota && (!b->tags[i] || quota_owner(&b->entries[i].key) != t->owner))\n\t\t\tcontinue;", test: "TestNobodyTakesAll", cases: []string{"one alone", "another one's connection 0 of 28 was refused"}},
-		{name: "what is over is no share", old: "if (!over_quota(t->owner))\n\t\treturn false;", new: "return over_quota(t->owner);", test: "TestNobodyTakesAll", cases: []string{"when all time is over"}},
-		{name: "how long is adopted", old: "return until && *until > t->now;", new: "return until;", test: "TestAdoption", cases: []string{"later"}},
+		{
+			name: "time",
+			old: `b->entries[i].until > t->now &&
+		    `,
+			test:  "TestSessionsAge",
+			cases: []string{"a session is remembered when its time is over"},
+		},
+		{
+			name:  "what stands",
+			old:   "return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_NEVER : EVICT_CHEAP;",
+			new:   "return EVICT_CHEAP;",
+			test:  "TestSessionsAge",
+			cases: []string{"nothing is refused when as much is taken as is free"},
+		},
+		{
+			name:  "shares",
+			old:   "t->over_quota = over_quota_after_expiry(t);",
+			new:   "t->over_quota = 0;",
+			test:  "TestNobodyTakesAll",
+			cases: []string{"one alone", "another one's connection 0 of 28 was refused"},
+		},
+		{
+			name: "of whose share",
+			old: `if (t->over_quota && (!b->tags[i] || quota_owner(&b->entries[i].key) != t->owner))
+			continue;`,
+			test:  "TestNobodyTakesAll",
+			cases: []string{"one alone", "another one's connection 0 of 28 was refused"},
+		},
+		{
+			name: "what is over is no share",
+			old: `if (!over_quota(t->owner))
+		return false;`,
+			new:   "return over_quota(t->owner);",
+			test:  "TestNobodyTakesAll",
+			cases: []string{"when all time is over"},
+		},
+		{
+			name:  "how long is adopted",
+			old:   "return until && *until > t->now;",
+			new:   "return until;",
+			test:  "TestAdoption",
+			cases: []string{"later"},
+		},
 	}
 }
 
 func nimitzPolice() []mutation {
 	const test = "TestNimitzPolice"
 	return []mutation{
-		{name: "who begins", old: "if (j->from < FIRST_DEVICE && has_policies(vni)) {", new: "if (j->from < FIRST_DEVICE && has_policies(vni) && (r->port == PORT_GATEWAY || r->outside)) {", test: test, cases: both("a first fragment", "a later fragment", "an error about what was asked", "an error about its rest", "answered as before", "answered by who may begin nothing", "answered by who may not be asked",
-			"answered from there", "echoed", "mail's answer")},
-		{name: "who only carries", old: "if (j->from < FIRST_DEVICE && has_policies(vni)) {", new: "if ((j->from < FIRST_DEVICE || r->port >= FIRST_DEVICE) && has_policies(vni)) {", test: test, cases: both("another node's outside", "another node's, to another region", "from another region to another node")},
-		{name: "who goes outside by another node", old: "bool leaves = r->port == PORT_GATEWAY || r->outside;", new: "bool leaves = r->port == PORT_GATEWAY;", test: test, cases: both("mail outside by another node", "mail to another region")},
-		{name: "who goes outside by this node", old: "bool leaves = r->port == PORT_GATEWAY || r->outside;", new: "bool leaves = r->outside;", test: test, cases: both("mail to the service")},
-		{name: "who is just coming", old: "return drop(skb, REASON_NO_ENDPOINT, j->hook);", new: "return 0;", test: test, cases: both("to who is just going")},
+		{
+			name: "who begins",
+			old:  "if (j->from < FIRST_DEVICE && has_policies(vni)) {",
+			new:  "if (j->from < FIRST_DEVICE && has_policies(vni) && (r->port == PORT_GATEWAY || r->outside)) {",
+			test: test,
+			cases: both("a first fragment", "a later fragment", "an error about what was asked", "an error about its rest", "answered as before", "answered by who may begin nothing", "answered by who may not be asked",
+				"answered from there", "echoed", "mail's answer"),
+		},
+		{
+			name:  "who only carries",
+			old:   "if (j->from < FIRST_DEVICE && has_policies(vni)) {",
+			new:   "if ((j->from < FIRST_DEVICE || r->port >= FIRST_DEVICE) && has_policies(vni)) {",
+			test:  test,
+			cases: both("another node's outside", "another node's, to another region", "from another region to another node"),
+		},
+		{
+			name:  "who goes outside by another node",
+			old:   "bool leaves = r->port == PORT_GATEWAY || r->outside;",
+			new:   "bool leaves = r->port == PORT_GATEWAY;",
+			test:  test,
+			cases: both("mail outside by another node", "mail to another region"),
+		},
+		{
+			name:  "who goes outside by this node",
+			old:   "bool leaves = r->port == PORT_GATEWAY || r->outside;",
+			new:   "bool leaves = r->outside;",
+			test:  test,
+			cases: both("mail to the service"),
+		},
+		{
+			name:  "who is just coming",
+			old:   "return drop(skb, REASON_NO_ENDPOINT, j->hook);",
+			new:   "return 0;",
+			test:  test,
+			cases: both("to who is just going"),
+		},
 	}
 }

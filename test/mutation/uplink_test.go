@@ -8,7 +8,8 @@ func uplink() []mutation {
 			new:  ";",
 			test: "TestNimitzTunnels",
 			cases: []string{
-				"a process to a node", "a process to a node, in fragments", "a process to a node, as nobody known", "a process to another region", "a process as another region",
+				"a process to a node", "a process to a node, in fragments", "a process to a node, as nobody known",
+				"a process to another region", "a process as another region",
 			},
 		},
 		{
@@ -26,22 +27,26 @@ func uplink() []mutation {
 			cases: []string{"a process that has guessed the mark"},
 		},
 		{
-			name:  "errors without a quote",
-			old:   "sizeof(peer), &peer, sizeof(peer)))\n\t\treturn REASON_ICMP_QUOTE;",
-			new:   "sizeof(peer), &peer, sizeof(peer)) && 0)\n\t\treturn REASON_ICMP_QUOTE;",
+			name: "errors without a quote",
+			old: `sizeof(peer), &peer, sizeof(peer)))
+		return REASON_ICMP_QUOTE;`,
+			new: `sizeof(peer), &peer, sizeof(peer)) && 0)
+		return REASON_ICMP_QUOTE;`,
 			test:  "TestErrorsOfTheFabric",
 			cases: []string{"an error that quotes half a header", "an error that quotes nothing"},
 		},
 		{
-			name:  "errors about what never left",
-			old:   "if (peer.hi == own_node)\n\t\treturn REASON_ICMP_QUOTE;",
+			name: "errors about what never left",
+			old: `if (peer.hi == own_node)
+		return REASON_ICMP_QUOTE;`,
 			new:   "",
 			test:  "TestErrorsOfTheFabric",
 			cases: []string{"an error about a packet that never left"},
 		},
 		{
-			name:  "reserved apps",
-			old:   "if (app_id(&key->dst) >= FIRST_RESERVED_APP)\n\t\treturn drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);",
+			name: "reserved apps",
+			old: `if (app_id(&key->dst) >= FIRST_RESERVED_APP)
+		return drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);`,
 			new:   "",
 			test:  "TestFromFabric",
 			cases: []string{"reserved app"},
@@ -54,9 +59,11 @@ func uplink() []mutation {
 			cases: []string{"no such container", "the container under another app"},
 		},
 		{
-			name:  "base of the source",
-			old:   "if (!to || !in_base(&source) || !has_id(to, from_id))\n\t\treturn drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);",
-			new:   "if (!to || !has_id(to, from_id))\n\t\treturn drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);",
+			name: "base of the source",
+			old: `if (!to || !in_base(&source) || !has_id(to, from_id))
+		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);`,
+			new: `if (!to || !has_id(to, from_id))
+		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);`,
 			test:  "TestFromFabric",
 			cases: []string{"a tenant id outside the base"},
 		},
@@ -67,29 +74,37 @@ func uplink() []mutation {
 			cases: []string{"from another tenant", "from an unknown tenant", "from a node"},
 		},
 		{
-			name:  "reserved apps as source",
-			old:   "if (app_id(&source) >= FIRST_RESERVED_APP)\n\t\treturn drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);",
+			name: "reserved apps as source",
+			old: `if (app_id(&source) >= FIRST_RESERVED_APP)
+		return drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);`,
 			new:   "",
 			test:  "TestFromFabric",
 			cases: []string{"from a reserved app"},
 		},
 		{
-			name:  "cipher's answer",
-			old:   "why = crypt(from_id, &source, ENCRYPT);\n\t\tif (why)",
-			new:   "why = crypt(from_id, &source, ENCRYPT);\n\t\tif (why && 0)",
+			name: "cipher's answer",
+			old: `why = crypt(from_id, &source, ENCRYPT);
+		if (why)`,
+			new: `why = crypt(from_id, &source, ENCRYPT);
+		if (why && 0)`,
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"from the fabric without a key"},
 		},
 		{
-			name:  "encryption",
-			old:   "crypt(from_id, &source, ENCRYPT)",
-			new:   "crypt(from_id, &source, DECRYPT)",
-			test:  "TestErrorsOfTheFabric",
-			cases: []string{"too big", "too big, from the cache", "time exceeded, from a node", "about a packet with options", "about a first fragment", "about a later fragment", "about a TCP segment with a checksum of 0", "about an echo"},
+			name: "encryption",
+			old:  "crypt(from_id, &source, ENCRYPT)",
+			new:  "crypt(from_id, &source, DECRYPT)",
+			test: "TestErrorsOfTheFabric",
+			cases: []string{
+				"too big", "too big, from the cache", "time exceeded, from a node", "about a packet with options",
+				"about a first fragment", "about a later fragment", "about a TCP segment with a checksum of 0",
+				"about an echo",
+			},
 		},
 		{
-			name:  "other protocols",
-			old:   "if (skb->protocol != bpf_htons(ETH_P_IPV6))\n\t\treturn TCX_NEXT;",
+			name: "other protocols",
+			old: `if (skb->protocol != bpf_htons(ETH_P_IPV6))
+		return TCX_NEXT;`,
 			new:   "",
 			test:  "TestFromFabric",
 			cases: []string{"IPv4 that reads like our own /64"},
@@ -117,28 +132,39 @@ func uplink() []mutation {
 		},
 		{
 			name: "containers behind macvlans",
-			old:  "if (macvlan && !from_node_netns(skb))\n\t\treturn from_container(skb);",
+			old: `if (macvlan && !from_node_netns(skb))
+		return from_container(skb);`,
 			test: "TestMacvlanSendsAsItself",
-			cases: []string{"ARP, as the node", "IPv4", "a tag", "a tag that the socket calls IPv6", "after all of it", "as a sibling, with its MAC", "as a sibling, with its own MAC",
-				"as another tenant's, with the secret mark", "as the node", "as the node's underlay", "as the node, with the mark", "as the node, with the secret mark",
-				"dial tcp [fccc", "in plaintext", "in plaintext to a host, with the mark", "to everybody on the link"},
+			cases: []string{
+				"ARP, as the node", "IPv4", "a tag", "a tag that the socket calls IPv6", "after all of it",
+				"as a sibling, with its MAC", "as a sibling, with its own MAC",
+				"as another tenant's, with the secret mark", "as the node", "as the node's underlay",
+				"as the node, with the mark", "as the node, with the secret mark", "dial tcp [fccc", "in plaintext",
+				"in plaintext to a host, with the mark", "to everybody on the link",
+			},
 		},
 		{
-			name:  "frames for macvlans",
-			old:   "if (for_macvlan(skb))\n\t\t\treturn drop(skb, REASON_MAC_OUTSIDE, HOOK_UPLINK_IN);",
+			name: "frames for macvlans",
+			old: `if (for_macvlan(skb))
+			return drop(skb, REASON_MAC_OUTSIDE, HOOK_UPLINK_IN);`,
 			test:  "TestMacvlanHearsTheFabricOnlyThroughUs",
 			cases: []string{"drops for mac-outside", "the container heard"},
 		},
 		{
-			name:  "tags behind tags",
-			old:   "if (hides_in_tag(h))\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);",
-			new:   "",
-			test:  "TestPriorityTags",
-			cases: []string{"a container to the node, tagged twice", "a container to a container, tagged twice", "a container to the node, tagged by a provider"},
+			name: "tags behind tags",
+			old: `if (hides_in_tag(h))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`,
+			new:  "",
+			test: "TestPriorityTags",
+			cases: []string{
+				"a container to the node, tagged twice", "a container to a container, tagged twice",
+				"a container to the node, tagged by a provider",
+			},
 		},
 		{
-			name:  "tags the host sends",
-			old:   "if (hides_in_tag(h))\n\t\treturn drop(skb, REASON_MALFORMED, HOOK_UPLINK_OUT);",
+			name: "tags the host sends",
+			old: `if (hides_in_tag(h))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_OUT);`,
 			new:   "",
 			test:  "TestToFabric",
 			cases: []string{"a tag of VLAN 0", "two tags of VLAN 0"},
@@ -158,28 +184,39 @@ func uplink() []mutation {
 			cases: []string{"for another machine on the link"},
 		},
 		{
-			name:  "own source",
-			old:   "if (src_of(h)->hi == own_node)\n\t\treturn drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);",
-			new:   "",
-			test:  "TestFromFabric",
-			cases: []string{"our own /64 as source", "our own /64 as source, for the node's underlay", "our own node as source"},
+			name: "own source",
+			old: `if (src_of(h)->hi == own_node)
+		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);`,
+			new:  "",
+			test: "TestFromFabric",
+			cases: []string{
+				"our own /64 as source", "our own /64 as source, for the node's underlay", "our own node as source",
+			},
 		},
 		{
 			name: "other destinations",
-			old:  "return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;\n\t}\n\twhy = parse",
-			new:  "if (why)\n\t\t\treturn drop(skb, why, HOOK_UPLINK_IN);\n\t}\n\twhy = parse",
+			old: `return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
+	}
+	why = parse`,
+			new: `if (why)
+			return drop(skb, why, HOOK_UPLINK_IN);
+	}
+	why = parse`,
 			test: "TestFromFabric",
 			cases: []string{
-				"neighbour discovery", "the node's underlay address", "another node", "a container elsewhere, from a container", "the node itself",
+				"neighbour discovery", "the node's underlay address", "another node",
+				"a container elsewhere, from a container", "the node itself",
 				"the node itself, from a host whose address reads like a tenant's", "the node itself, from a node",
 			},
 		},
 		{
-			name:  "ciphertexts that speak to the node",
-			old:   "why = check_private(&key.src, &key.dst);",
-			new:   "why = 0;",
-			test:  "TestFromFabric",
-			cases: []string{"a ciphertext for the node itself", "a ciphertext for the underlay", "for a ciphertext"},
+			name: "ciphertexts that speak to the node",
+			old:  "why = check_private(&key.src, &key.dst);",
+			new:  "why = 0;",
+			test: "TestFromFabric",
+			cases: []string{
+				"a ciphertext for the node itself", "a ciphertext for the underlay", "for a ciphertext",
+			},
 		},
 		{
 			name:  "containers that speak to hosts",
@@ -238,8 +275,10 @@ func uplink() []mutation {
 			cases: []string{"a process that knows the mark"},
 		},
 		{
-			name:  "a mark beside macvlans",
-			old:   "\tif (macvlan)\n\t\treturn skb->mark == accept_mark && is_accepted(skb);\n",
+			name: "a mark beside macvlans",
+			old: `	if (macvlan)
+		return skb->mark == accept_mark && is_accepted(skb);
+`,
 			test:  "TestMacvlanWithoutOwner",
 			cases: []string{"the mark", "the secret mark"},
 		},
@@ -249,16 +288,20 @@ func uplink() []mutation {
 			new:  "return true || (",
 			test: "TestToFabric",
 			cases: []string{
-				"a process with a container's address", "a process that knows the mark", "forwarded from another device", "a ciphertext as source",
-				"a ciphertext as destination", "a tag of VLAN 0", "two tags of VLAN 0", "another node's container",
+				"a process with a container's address", "a process that knows the mark",
+				"forwarded from another device", "a ciphertext as source", "a ciphertext as destination",
+				"a tag of VLAN 0", "two tags of VLAN 0", "another node's container",
 			},
 		},
 		{
-			name:  "the frame's own word",
-			old:   "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))",
-			new:   "if (skb->protocol != bpf_htons(ETH_P_IPV6))",
-			test:  "TestNodeCannotLieAboutTheProtocol",
-			cases: []string{"a container's packet declared as 0x0800", "a container's packet declared as 0x8100", "sent as 0x0800", "sent as 0x8100"},
+			name: "the frame's own word",
+			old:  "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))",
+			new:  "if (skb->protocol != bpf_htons(ETH_P_IPV6))",
+			test: "TestNodeCannotLieAboutTheProtocol",
+			cases: []string{
+				"a container's packet declared as 0x0800", "a container's packet declared as 0x8100",
+				"sent as 0x0800", "sent as 0x8100",
+			},
 		},
 	}...)
 }

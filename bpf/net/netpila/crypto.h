@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* One AES-128 block under a tenant id's key (NETPILA §6.2), by the kernel's own cipher. */
+/* Encrypts and decrypts the low part of an address: one AES-128 block under the key of a tenant id (NETPILA §6.2), by
+ * the kernel's cipher. The slow paths of container.h and uplink.h call it. */
 #pragma once
 #include "common/packet.h"
 #include <bpf/bpf_helpers.h>
@@ -11,7 +12,7 @@ int bpf_crypto_encrypt(struct bpf_crypto_ctx *ctx, const struct bpf_dynptr *src,
 int bpf_crypto_decrypt(struct bpf_crypto_ctx *ctx, const struct bpf_dynptr *src, const struct bpf_dynptr *dst,
 		       const struct bpf_dynptr *iv) __ksym;
 
-/* A map of its own: key contexts cannot be copied, so they must outlive every other layout. */
+/* A map of its own, because key contexts cannot be copied: they must survive a change of every other layout. */
 struct key_context {
 	struct bpf_crypto_ctx __kptr *ctx;
 };
@@ -24,8 +25,8 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_keys_v1 SEC(".maps");
 
-/* The cipher reads and writes dynptrs, and those want map memory. tc programs run with softirqs off, so
- * a slot per CPU is never shared. */
+/* The cipher reads and writes dynptrs, which need map memory. tc programs run with softirqs off, so a slot per CPU is
+ * never shared. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -38,7 +39,7 @@ enum crypt_op {
 	ENCRYPT
 };
 
-/* crypt replaces *a by its translation, or returns a reason and leaves it. */
+/* crypt replaces *a by its encryption or decryption. On failure it returns a reason and leaves *a as it is. */
 static __always_inline int crypt(__u32 id, struct addr *a, enum crypt_op op)
 {
 	struct bpf_dynptr block;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Sending a packet on its way once it is known where it goes. */
+/* Sends a packet as its flow says: applies policy, checks ICMP errors, hop limit and MTU, writes MACs and addresses,
+ * and redirects. The hooks call forward on a cache hit and at the end of the slow path. */
 #pragma once
 #include "common/rewrite.h"
 #include "net/netpila/icmp.h"
 #include "net/netpila/policy.h"
 
-/* The quoted transport checksum must fit the quoted addresses again: else it would tell a container 16 bits
- * of where its packets went. It and the addresses cancel out in the error's own checksum; a quote without
- * one (a later fragment, cut short) changes that instead. A packet whose headers cannot be followed was not
- * let out, and about errors nobody sends errors (RFC 4443 §2.4): that quote would hold another. */
+/* Updates the checksum of the quoted transport header. Otherwise a container would learn 16 bits of the address that
+ * its packets went to. The field and the quoted addresses cancel out in the error's own checksum. A quote without the
+ * field (a later fragment, or cut short) changes the error's checksum instead. Dropped: quotes whose headers cannot be
+ * parsed, which never left a node, and quotes of errors (RFC 4443 §2.4). */
 static __always_inline int translate_quoted_checksum(struct __sk_buff *skb, const struct packet *p, __u32 difference)
 {
 	struct packet q = {.l4 = p->l4 + ICMPV6_HLEN + IPV6_HLEN, .end = p->end};
@@ -30,16 +31,15 @@ static __always_inline int translate_quoted_checksum(struct __sk_buff *skb, cons
 		if (sum || q.proto != NEXTHDR_UDP) {
 			sum = ~csum_fold(csum_add(difference, (__u16)~sum));
 			if (!sum)
-				sum = 0xffff; /* the same number, and for UDP the one that is allowed */
+				sum = 0xffff; /* the same number in ones' complement; UDP allows only this one */
 			return bpf_skb_store_bytes(skb, field, &sum, sizeof(sum), 0) ? REASON_MALFORMED : 0;
 		}
 	}
 	return bpf_l4_csum_replace(skb, p->l4 + 2, 0, difference, 0) ? REASON_MALFORMED : 0;
 }
 
-/* An ICMPv6 error quotes the packet it is about: from the receiver of the error, to its sender. Any other
- * would let a container meddle with conversations it has no part in. The quote is translated like the
- * header. The kernel's own errors between containers always have that form. */
+/* An ICMPv6 error must quote a packet that the receiver of the error sent to its sender. Any other error would let a
+ * container disturb the connections of others, so it is dropped. The quote is translated like the header. */
 __slowpath int check_quote(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
 {
 	struct addr quoted[2];
@@ -61,9 +61,8 @@ __slowpath int check_quote(struct __sk_buff *skb, const struct packet *p, const 
 	return translate_quoted_checksum(skb, p, f->checksum);
 }
 
-/* The longest packet this one becomes on the wire, from the IPv6 header on: it may be many segments that a
- * device takes apart. Their checksums are left to it too, so the header they all repeat ends with the
- * transport's whose checksum is pending. */
+/* Returns the length of the longest packet that this one becomes on the wire, from the IPv6 header on. The device may
+ * cut it into segments that repeat the headers up to and including the transport header whose checksum is pending. */
 __noinline __u32 wire_length(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 size = skb->gso_size, whole = skb->len - ETH_HLEN, none = 0, at, header = 8;
@@ -75,21 +74,21 @@ __noinline __u32 wire_length(struct __sk_buff *skb, const struct packet *p)
 	at = p->pending ? p->pending : p->l4;
 	if (!size || !at)
 		return whole;
-	/* A stream's, which are most: with a hop-by-hop header they would be longer. */
+	/* the common case, a TCP stream; with a hop-by-hop header the segments would be longer */
 	if (at == sizeof(struct eth_ip6) && p->proto == NEXTHDR_TCP) {
 		__u8 *tcp = CTX_POINTER(skb, data) + sizeof(struct eth_ip6);
 
 		if ((void *)(tcp + TCP_OFFSET + 1) <= CTX_POINTER(skb, data_end))
 			return IPV6_HLEN + (tcp[TCP_OFFSET] >> 4 << 2) + size;
 	}
-	/* SCTP's segments are a list of packets, each of its own length. */
+	/* SCTP segments are a list of packets with lengths of their own. */
 	if (size == GSO_BY_FRAGS)
 		return bpf_check_mtu(skb, uplink_ifindex, &none, 0, BPF_MTU_CHK_SEGS) > 0 ? whole : 0;
 	if (at == p->l4 ? p->proto == NEXTHDR_TCP : kernel->csum_offset == 16) {
 		bpf_skb_load_bytes(skb, at + TCP_OFFSET, &octet, sizeof(octet));
 		header = octet >> 4 << 2;
 	}
-	/* BIG TCP's option says how long they are together, and none of them has it. */
+	/* BIG TCP's option has the total length; the segments do not have it. */
 	bpf_skb_load_bytes(skb, offsetof(struct eth_ip6, payload_len), length, sizeof(length));
 	if (!length[0] && !length[1] && length[2] == NEXTHDR_HOP)
 		at -= JUMBO_OPTION;
@@ -106,15 +105,15 @@ static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *ne
 	return bpf_redirect_neigh(f->ifindex, &hop, sizeof(hop), 0);
 }
 
-/* forward writes the packet as the flow says and sends it. next_hop is for EGRESS_NEIGHBOUR
- * only, and NULL leaves it to the kernel's own routing. */
+/* forward writes the packet and sends it as the flow says. next_hop is for EGRESS_NEIGHBOUR only; NULL leaves the
+ * choice to the kernel's routing. */
 static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p, struct flow *f,
 				   enum flow_egress egress, struct addr *next_hop, enum hook hook)
 {
 	bool out = egress != EGRESS_LOCAL && egress != EGRESS_DEVICE;
 
 	if (hook != HOOK_NODE && f->policy_ep[TX] | f->policy_ep[RX]) {
-		/* What goes between two containers of the node passes for each. */
+		/* Between two containers of the node the policies of both apply. */
 		if ((f->policy_ep[TX] && policy_enforce(skb, p, f, TX, hook)) ||
 		    (f->policy_ep[RX] && policy_enforce(skb, p, f, RX, hook)))
 			return TC_ACT_SHOT;
@@ -138,7 +137,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, con
 			return icmp_error_send(skb, p, f, REASON_TOO_BIG);
 		h->hop_limit--;
 	}
-	/* Whatever MAC the sender wrote, the packet is for this container. */
+	/* The packet is for this container, whatever MAC the sender wrote. */
 	if (!out && skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 	if (egress != EGRESS_NEIGHBOUR) {
@@ -153,7 +152,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, con
 		} else {
 			struct addr both[2] = {f->src, f->dst};
 
-			/* No checksum makes up for them here, so a sum over the whole packet changes. */
+			/* without a transport checksum a checksum over the whole packet changes */
 			if (bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), both, sizeof(both),
 						BPF_F_RECOMPUTE_CSUM))
 				return drop(skb, REASON_MALFORMED, hook);
@@ -168,7 +167,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, con
 	if (egress == EGRESS_UPLINK && f->key.device & ON_UPLINK)
 		return pass(skb);
 	skb->mark = !macvlan && on_way_in(skb, f->key.device) ? packet_mark : accept_mark;
-	/* Beside macvlans a mark is not proof enough, and what has been routed by the node's own table is. */
+	/* With macvlans a mark is not enough evidence for to_fabric, but the node's own route is. */
 	if (macvlan && !(f->key.device & ON_UPLINK))
 		return redirect_to_neighbour(f, NULL);
 	if (egress == EGRESS_NEIGHBOUR)

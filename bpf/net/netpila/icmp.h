@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* ICMPv6 errors to a container of NETPILA about a packet that the node does not forward. */
+/* Decides about ICMPv6 errors to a container of NETPILA. The slow path of container.h and forward call icmp_error_send.
+ */
 #pragma once
 #include "common/icmp_error.h"
 #include "net/netpila/flow.h"
 
-/* icmp_error_send drops a container's packet and sends the error about it, which comes from the node as the container's
- * tenant sees it. */
+/* icmp_error_send drops a container's packet and sends the error about it. Its source is the node's alias in the
+ * container's tenant. */
 __noinline int icmp_error_send(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 reason)
 {
 	struct icmp6_error a = {.type = ICMPV6_TIME_EXCEEDED};

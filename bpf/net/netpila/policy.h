@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Policy for endpoints of NETPILA, whose addresses say tenant and app. */
+/* Applies policy to endpoints of NETPILA, whose addresses contain tenant and app. forward calls policy_enforce for each
+ * local end. */
 #pragma once
 #include "net/netpila/flow.h"
 #include "policy/policy.h"
 
-/* Both ends of a packet by canonical addresses, as the endpoint at one end of its flow sees them: of what came from the
- * fabric those it came with, of others those it goes with. */
+/* Returns one end of a packet by its canonical address, as the local endpoint sees it: the received address if the
+ * packet came from the fabric, else the address that it is sent with. */
 static __always_inline const struct addr *flow_end(const struct flow *f, bool source, __u32 hook)
 {
 	if (hook == HOOK_UPLINK_IN)
@@ -13,7 +14,7 @@ static __always_inline const struct addr *flow_end(const struct flow *f, bool so
 	return source ? &f->src : &f->dst;
 }
 
-/* policy_enforce does so for an endpoint that is told by addresses. */
+/* policy_enforce returns 0 if the packet may pass for the endpoint at one end of its flow, else it drops the packet. */
 __noinline int policy_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 dir,
 			      __u32 hook)
 {

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From the destination address that a container wrote to a plaintext address, and from there to a next hop. */
+/* Finds the plaintext address and the next hop for a destination that a container wrote. The slow path of container.h
+ * calls it; the gateway uses find_next_hop. */
 #pragma once
 #include "net/netpila/crypto.h"
 #include "net/netpila/forward.h"
 #include "net/netpila/tables.h"
 
-/* Leads to the node's stack. */
+/* the node's end of the device pair between its stack and the containers */
 volatile const __u32 node_ifindex;
 
-/* decrypt tries the keys of the tenant's ids. A made-up or foreign ciphertext turns into noise under each;
- * 2^-64 of that has our base prefix and the id whose key it was. */
+/* decrypt tries the key of each of the tenant's ids. A forged ciphertext, or one of another tenant, decrypts to noise.
+ * With probability 2^-64 the noise has our base prefix and the id of the key. */
 static __always_inline int decrypt(const struct tenant *own, struct addr *dst)
 {
 	for (int i = 0; i < MAX_TENANT_IDS; i++) {
@@ -25,7 +26,8 @@ static __always_inline int decrypt(const struct tenant *own, struct addr *dst)
 		if (!in_base(&plain))
 			continue;
 		*dst = plain;
-		/* Whoever knows the key can encrypt any address under it; only the id's own are given out. */
+		/* A sender that knows the key can encrypt any address; only addresses of the key's own id are assigned.
+		 */
 		if (tenant_id(&plain) == id)
 			return 0;
 		return tenant_id(&plain) ? REASON_TENANT_MISMATCH : REASON_TO_NODE;
@@ -33,7 +35,8 @@ static __always_inline int decrypt(const struct tenant *own, struct addr *dst)
 	return REASON_DST_UNDECRYPTABLE;
 }
 
-/* resolve turns the destination a container wrote into a plaintext address of its own tenant. */
+/* resolve turns the destination that a container wrote into a plaintext address of its own tenant. It refuses addresses
+ * of other tenants, of nodes and of reserved apps. */
 static __always_inline int resolve(const struct tenant *own, struct addr *dst)
 {
 	int why;
@@ -55,9 +58,9 @@ static __always_inline int resolve(const struct tenant *own, struct addr *dst)
 	return app_id(dst) >= FIRST_RESERVED_APP ? REASON_APP_RESERVED : 0;
 }
 
-/* find_next_hop asks the FIB as a router would, for a packet that came by a device that forwards. It
- * names the next hop if that is known to live. This lookup does not pass over a router that has failed; the
- * host stack's does, and takes the next best: then the choice is left to it. */
+/* find_next_hop asks the FIB as a router would, for a packet from a device that forwards. It returns the next hop only
+ * if the neighbour is reachable. Unlike the stack's lookup, this one does not skip a dead router, so the choice is then
+ * left to the stack. */
 static __always_inline int find_next_hop(struct __sk_buff *skb, const struct packet *p, struct flow *f,
 					 struct addr *next_hop)
 {
@@ -69,7 +72,7 @@ static __always_inline int find_next_hop(struct __sk_buff *skb, const struct pac
 	__builtin_memcpy(fib.ipv6_dst, &f->dst, sizeof(f->dst));
 	fib.tot_len = length > 0xffff ? 0xffff : length;
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	f->mtu = fib.mtu_result; /* without a neighbour that is still our length, which does fit */
+	f->mtu = fib.mtu_result; /* without a neighbour this is still our own length, which fits */
 	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 		return REASON_TOO_BIG;
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)

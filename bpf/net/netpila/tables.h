@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the agent tells the packet path. Entries: two an endpoint, two a tenant id, none for other nodes
- * (NETPILA §6.1, fig 14). A changed layout gets a new name. */
+/* Tables of the packet path that the agent fills: two entries per endpoint and two per tenant id, none for other nodes
+ * (NETPILA §6.1, fig. 14). A changed layout gets a new map name. */
 #pragma once
 #include "common/address.h"
 #include <bpf/bpf_helpers.h>
 
-/* Whose an address is; the key is the address as its container sees it. */
+/* An endpoint as a source; the key is the address as its container sees it. */
 struct ep_src {
 	struct addr plain;
-	__u32 ifindex; /* host side of the container's device: its packets come from there alone */
+	__u32 ifindex; /* the container's device on the node; packets with this source must come from it */
 	__u32 endpoint;
 	__u32 tenant_id;
-	__u32 checksum; /* difference address -> plain */
+	__u32 checksum; /* checksum difference address -> plain */
 };
 _Static_assert(sizeof(struct ep_src) == 32, "no implicit padding");
 
@@ -23,12 +23,12 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_sources_v2 SEC(".maps");
 
-/* Where a packet for an address of this node goes; the key is the low half, the high half is own_node. */
+/* An endpoint as a destination. The key is the low half of its plaintext address; the high half is own_node. */
 struct ep_dst {
 	struct addr address; /* as the container sees it */
 	__u32 ifindex;
 	__u32 endpoint;
-	__u32 checksum; /* difference plain -> address */
+	__u32 checksum; /* checksum difference plain -> address */
 	__u32 zero;
 };
 _Static_assert(sizeof(struct ep_dst) == 32, "no implicit padding");
@@ -41,15 +41,15 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_locals_v1 SEC(".maps");
 
-/* Tenants that live here, found by any of their ids. Two ids belong together when they stand in one such
- * list, whatever their bits are; a tenant has a second id while its key is being replaced. */
+/* Tenants with endpoints here, by each of their ids. Two ids belong to one tenant if they are in the same list. A
+ * tenant has a second id while its key is being rotated. */
 #define MAX_TENANT_IDS 4
 
 struct tenant {
-	__u32 ids[MAX_TENANT_IDS]; /* 0: no more */
-	__u32 clear;		   /* 1: containers see plaintext, nothing is translated */
+	__u32 ids[MAX_TENANT_IDS]; /* 0: end of the list */
+	__u32 clear;		   /* 1: containers see plaintext addresses, nothing is translated */
 	__u32 zero;
-	struct addr gateway; /* this node as containers of the key's id see it: its guest among them */
+	struct addr gateway; /* this node's alias, as containers see it under the key of the id */
 };
 _Static_assert(sizeof(struct tenant) == 40, "no implicit padding");
 
@@ -69,9 +69,9 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_tenants_v2 SEC(".maps");
 
-/* Devices of endpoints that another network serves, alone or beside netpila. */
+/* Devices of endpoints that another network serves, alone or beside NETPILA. */
 struct dev_ep {
-	__u32 endpoint; /* of the endpoint */
+	__u32 endpoint; /* number of the endpoint */
 	__u32 network;
 };
 
@@ -83,11 +83,11 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_ports_v1 SEC(".maps");
 
-/* The programs of networks beside netpila. */
+/* The programs of the networks beside NETPILA. */
 enum network {
 	NETWORK_NIMITZ = 0,
 	NETWORK_COUNT,
-	NETWORK_OVS = 0xff /* none: a switch that reads the device itself has the packet already */
+	NETWORK_OVS = 0xff /* no program: a switch reads the device itself and already has the packet */
 };
 
 struct {
@@ -97,8 +97,8 @@ struct {
 	__uint(max_entries, NETWORK_COUNT);
 } pil_networks_v1 SEC(".maps");
 
-/* Counts changes of the tables above. The agent writes tables first and counts after; a program reads
- * the count once, before any lookup, so that nothing it caches can outlive what it was made from. */
+/* Counts changes of the tables above. The agent writes the tables first and then counts. A program reads the count
+ * once, before any lookup, so no cache entry can outlive the tables that it was made from. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

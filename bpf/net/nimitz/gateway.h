@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Between the fabric and this node's gateway, whose stack is in a namespace of its own: the addresses that services and
- * their clients see have tenant id 0 and an app that no service of the node itself has, so no table names them. */
+/* Packets between the fabric and this node's gateway, whose stack is in a namespace of its own. Services and their
+ * clients see addresses with tenant id 0 and the gateway's reserved app, which no table contains. The uplink's ingress
+ * and the gateway's underlay device call it. */
 #pragma once
 #include "common/border.h"
 #include "net/netpila/resolve.h"
@@ -22,7 +23,7 @@ static __always_inline int set_both_macs(struct __sk_buff *skb)
 	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
-/* to_gateway hands over what the fabric sends to it. */
+/* to_gateway delivers a packet from the fabric to the gateway. */
 static __always_inline int to_gateway(struct __sk_buff *skb)
 {
 	__u32 zero = 0;
@@ -39,8 +40,8 @@ static __always_inline int to_gateway(struct __sk_buff *skb)
 	return bpf_redirect(node->underlay, 0);
 }
 
-/* gateway_to_fabric lets out what has the gateway's own addresses: any other is of a container, or stands for one, and
- * nothing has translated it. */
+/* gateway_to_fabric accepts packets with the gateway's own source addresses. Any other source is one of a container
+ * that NAT has not translated, so the packet is dropped. */
 static __always_inline int gateway_to_fabric(struct __sk_buff *skb)
 {
 	struct addr next_hop;
@@ -57,7 +58,7 @@ static __always_inline int gateway_to_fabric(struct __sk_buff *skb)
 	f.src = *src_of(h);
 	f.dst = *dst_of(h);
 	f.key.path = path_of(h);
-	why = parse(skb, h, &p); /* also what the stack says to nobody */
+	why = parse(skb, h, &p); /* also drops the stack's neighbour discovery and listener reports */
 	if (why)
 		return drop(skb, why, HOOK_GATEWAY);
 	if (!is_gateway_addr(&f.src))

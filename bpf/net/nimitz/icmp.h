@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the node says to a container of the second network about a packet that goes no further, as the next hop that it
- * has inside. */
+/* Decides about ICMP errors to a container of network nimitz. They come from the next hop that the container has
+ * inside. */
 #pragma once
 #include "common/icmp_error.h"
 #include "net/nimitz/nat.h"
 
-/* The gateways of internal/network/nimitz. */
+/* The gateway addresses that internal/network/nimitz configures in containers. */
 #define GATEWAY_4 bpf_htonl(0xa9fe0101) /* 169.254.1.1 */
 static const struct addr gateway_6 = {.hi = bpf_cpu_to_be64(0xfe80000000000000), .lo = bpf_cpu_to_be64(1)};
 
@@ -18,7 +18,8 @@ static __always_inline int icmp6_error_build(struct __sk_buff *skb, __u32 device
 	return icmp_error_build(skb, device, &a);
 }
 
-/* nimitz_icmp_error drops a container's packet, which nobody has changed yet, and sends the error about it. */
+/* nimitz_icmp_error drops a container's packet, which must be unchanged except for its hop limit, and sends the error
+ * about it. */
 __slowpath int nimitz_icmp_error(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j)
 {
 	__u32 device;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The second network's packets: taking apart IPv4 beside IPv6, and giving either other addresses. */
+/* Packets of network nimitz: parses IPv4 and IPv6 into one context and rewrites addresses. */
 #pragma once
 #include "common/packet4.h"
 #include "common/rewrite.h"
@@ -8,22 +8,22 @@
 #define QUOTED_CHECKSUM_4  (ICMPV6_HLEN + 10)
 #define QUOTED_ADDRESSES_4 (ICMPV6_HLEN + 12)
 
-/* A packet on its way through the stages. */
+/* A packet on its way through the stages of stages.h. */
 struct pkt_ctx {
-	struct addr src, dst;		/* as NAT makes them */
-	struct addr orig_src, orig_dst; /* as they came */
+	struct addr src, dst;		/* after NAT */
+	struct addr orig_src, orig_dst; /* as received */
 	__u32 family;
-	__u32 from; /* port */
+	__u32 from; /* port that it came from */
 	__u32 vni;
 	__u32 identity;
 	__u32 hook;
-	__u32 translated;  /* 1: src is one that the underlay may see */
-	__u32 why;	   /* it is dropped: its sender may be told */
-	__u32 mtu;	   /* of the way on, where that is too narrow for it */
-	__u64 remote_edge; /* the /64 of the other region's Edge Switch that it came from, or 0 */
+	__u32 translated;  /* 1: src is valid in the underlay */
+	__u32 why;	   /* reason of a drop that its sender may get an ICMP error about */
+	__u32 mtu;	   /* of the egress device, if the packet is too long for it */
+	__u64 remote_edge; /* the /64 of the other region's Edge Switch that sent it, or 0 */
 };
 
-/* parse_any finds addresses and transport of a frame of either family, or says why not. */
+/* parse_any parses a frame of either IP version and returns 0 or a reason. */
 static __always_inline int parse_any(struct __sk_buff *skb, struct pkt_ctx *j, struct packet *p)
 {
 	struct eth_ip4 *h4;
@@ -34,7 +34,7 @@ static __always_inline int parse_any(struct __sk_buff *skb, struct pkt_ctx *j, s
 	h4 = eth_ip4_of(skb);
 	if (!h4)
 		return REASON_MALFORMED;
-	/* On its way out a frame is called what the sending socket calls it. */
+	/* skb->protocol is what the sending socket claims; the header must agree. */
 	if (h4->eth.h_proto != skb->protocol)
 		return REASON_NOT_IP6;
 	if (h4->eth.h_proto == bpf_htons(ETH_P_IP)) {
@@ -59,11 +59,11 @@ static __always_inline bool is_multicast(const struct pkt_ctx *j)
 	__u8 first = *(__u8 *)&j->dst;
 
 	if (j->family == FAMILY_4)
-		return bpf_ntohl(ip4_unmapped(&j->dst)) >> 28 >= 0xe; /* and all stations */
+		return bpf_ntohl(ip4_unmapped(&j->dst)) >> 28 >= 0xe; /* includes the limited broadcast */
 	return first == 0xff;
 }
 
-/* read_quote finds the addresses that an error quotes, and leaves them where there are none. */
+/* read_quote reads the addresses that an error quotes, and leaves zeros if the error is too short. */
 static __always_inline void read_quote(struct __sk_buff *skb, const struct packet *p, enum family family,
 				       struct addr *quoted)
 {
@@ -90,8 +90,8 @@ static __always_inline bool is_any_error(const struct packet *p, enum family fam
 	return family == FAMILY_4 ? is_error4(p) : is_error(p);
 }
 
-/* An error quotes the packet it is about, which went the other way: any other would let its sender meddle with
- * conversations it has no part in. */
+/* An ICMP error quotes a packet that went in the opposite direction. Any other error would let its sender disturb the
+ * connections of others. */
 static __always_inline bool quote_matches(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
 					  const struct addr *from)
 {
@@ -101,8 +101,8 @@ static __always_inline bool quote_matches(struct __sk_buff *skb, const struct pa
 	return same_addr(&quoted[0], &j->orig_dst) && same_addr(&quoted[1], from);
 }
 
-/* translate_quote has an error quote its packet with the addresses that its receiver knows. The quoted transport's own
- * checksum stays: nobody looks at it. */
+/* translate_quote writes the addresses into the quote that the receiver of the error knows. The quoted transport
+ * checksum stays, because receivers ignore it. */
 static __always_inline int translate_quote(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
 					   struct addr *from)
 {
@@ -114,7 +114,7 @@ static __always_inline int translate_quote(struct __sk_buff *skb, const struct p
 	if (j->family == FAMILY_6)
 		return bpf_skb_store_bytes(skb, p->l4 + QUOTED_ADDRESSES, quoted, sizeof(quoted), 0) ||
 		       bpf_l4_csum_replace(skb, p->l4 + 2, 0, difference, 0);
-	/* The quoted header's checksum makes up for its addresses in the error's. */
+	/* In the error's checksum the quoted header checksum cancels out its addresses. */
 	if (bpf_skb_load_bytes(skb, p->l4 + QUOTED_CHECKSUM_4, &sum, sizeof(sum)))
 		return -1;
 	sum = ~csum_fold(csum_add(difference, (__u16)~sum));
@@ -131,7 +131,8 @@ static __always_inline int translate4(struct __sk_buff *skb, const struct packet
 
 	if (!h)
 		return -1;
-	/* In a sum over the whole packet header and addresses cancel out; the transport's checksum does not. */
+	/* In a checksum over the whole packet the header checksum and the addresses cancel out; the transport checksum
+	 * does not. */
 	h->check = ~csum_fold(csum_add(difference, (__u16)~h->check));
 	h->src = ip4_unmapped(&j->src);
 	h->dst = ip4_unmapped(&j->dst);
@@ -155,8 +156,8 @@ static __always_inline int translate6(struct __sk_buff *skb, const struct packet
 	return cancels ? fix_checksum(skb, p, difference) : 0;
 }
 
-/* translate gives a packet the addresses that NAT has found; from is the source it had before, if it is an error that
- * of whom it speaks for. */
+/* translate writes the addresses that NAT found into a packet. from is the source before NAT; of an ICMP error, the
+ * address that it reports about. */
 __slowpath int translate(struct __sk_buff *skb, const struct packet *p, struct pkt_ctx *j, struct addr *from)
 {
 	__u32 difference;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* To a container or the gateway from a switch that reads their devices itself, and sees neither behind the fixed
- * headers nor what an ICMP error quotes: what the stages of nimitz.h drop for what is there. */
+/* Egress to a container or the gateway, behind a switch that reads their devices itself (Open vSwitch). The switch does
+ * not parse extension headers or what an ICMP error quotes, so this program drops what stages.h would drop for those
+ * reasons. */
 #pragma once
 #include "net/nimitz/nat.h"
 
-/* Netpila's packets go to a container by its device too, and are judged. No other network has such addresses. */
+/* NETPILA's packets reach a container by the same device and have been checked. Only NETPILA uses such addresses. */
 static __always_inline bool is_netpila(const struct pkt_ctx *j)
 {
 	return j->family == FAMILY_6 && (in_private(&j->src) || in_base(&j->src)) &&
@@ -24,5 +25,6 @@ static __always_inline int ovs_port_egress(struct __sk_buff *skb)
 	if (!why)
 		return TCX_NEXT;
 	drop(skb, why, HOOK_SWITCH);
-	return TC_ACT_STOLEN; /* told of a drop, the switch would not send what it has behind this one */
+	return TC_ACT_STOLEN; /* with TC_ACT_SHOT the switch would not send the packets that it has queued behind this
+				 one */
 }

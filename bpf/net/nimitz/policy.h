@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Policies and sessions of the second network, whose addresses say no app. What its sender is, a packet says in the
- * tunnel; what its receiver is, that one's node alone knows. So a packet between containers is judged where it leaves
- * the tunnel, by the rules of both ends, and where it enters it the session is remembered: what comes back is judged
- * here, as what answers it. Who is outside has no rules and no app, so what goes there is judged where it begins, and
- * nodes that only carry it have nothing to know. */
+/* Policy and sessions of network nimitz, whose addresses contain no app. The sender's app is in the tunnel header; only
+ * the receiver's node knows the receiver's app. So a packet between containers is checked where it leaves the tunnel,
+ * by the rules of both ends. The node where it enters the tunnel only keeps the session, to recognise the replies,
+ * which it checks itself. A peer outside of the region has neither rules nor app: packets to it are checked at their
+ * sender, and nodes in transit need no state. */
 #pragma once
 #include "net/nimitz/nat.h"
 #include "policy/policy.h"
@@ -15,7 +15,7 @@ static __noinline struct sender *lookup_receiver(const struct pkt_ctx *j, __u32 
 	return bpf_map_lookup_elem(&nim_senders_v1, &key);
 }
 
-/* nimitz_policy_end lets a packet pass the end that is on the desk (0), or drops it and says so. */
+/* nimitz_policy_end checks the end of a packet that is in the scratch memory. It returns 0 or drops the packet. */
 static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
 					__u32 hook)
 {
@@ -28,7 +28,7 @@ static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct pack
 	return policy_check(skb, p, d, hook);
 }
 
-/* set_session puts an end of a packet onto the desk. */
+/* set_session writes an end of a packet into the scratch memory. */
 static __always_inline void set_session(struct pol_scratch *d, const struct addr *local, const struct addr *remote,
 					__u32 endpoint, __u32 vni)
 {
@@ -41,8 +41,8 @@ static __always_inline void set_session(struct pol_scratch *d, const struct addr
 	key->zero[0] = key->zero[1] = key->zero[2] = 0;
 }
 
-/* nimitz_policy lets a packet pass those of its ends that are here (0). Its source and VNI are those before NAT, by
- * which rules know an end. */
+/* nimitz_policy checks a packet for each of its ends that is on this node. It returns 0 or drops the packet. from and
+ * vni are those before NAT, by which the rules identify an end. */
 static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
 					 const struct addr *from, __u32 vni, const struct route *r)
 {
@@ -63,10 +63,10 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 	}
 	if (r->port < FIRST_DEVICE && has_policies(j->vni)) {
 		struct sender *receiver = lookup_receiver(j, r->port);
-		/* Another tenant's app says nothing here. */
+		/* an app of another tenant means nothing here */
 		__u32 app = vni == j->vni ? identity : APP_OUTSIDE;
 
-		if (!receiver) /* it is just coming or going */
+		if (!receiver) /* the endpoint is just being added or removed */
 			return drop(skb, REASON_NO_ENDPOINT, j->hook);
 		set_session(d, &j->dst, from, r->port, j->vni);
 		d->ct.pkt.dir = RX;

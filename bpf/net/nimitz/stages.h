@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The second network: NIMITZ's five stages (§3.1, fig 5), around a VXLAN device of the kernel that takes from us who is
- * to get a packet and tells us whom one is from. */
+/* Network nimitz: the five stages of NIMITZ (§3.1, fig. 5), decap, register, NAT, forwarding and encap, around a VXLAN
+ * device of the kernel. The tunnel key goes to and comes from that device beside the packet. Three hooks enter: a
+ * container's, the VXLAN device's and the gateway's. */
 #pragma once
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/icmp.h"
@@ -8,16 +9,16 @@
 
 #define TUNNEL_HOPS 64
 
-/* decap takes packets that came by the uplink from the tunnel addresses of nodes, and from nobody else's. The uplink's
- * program marks what is for this node's, but for what claims to be of this node; other interfaces bring none, and the
- * mark stands for them until programs do. */
+/* decap accepts packets that came by the uplink from the tunnel addresses of known nodes. The uplink's program marks
+ * packets to this node's VTEP and drops those that claim this node as their source. Other interfaces drop tunnel
+ * packets, so no other packet has the mark. */
 static __noinline int decap(struct __sk_buff *skb, struct pkt_ctx *j)
 {
 	struct vxlan_metadata policy = {};
 	struct bpf_tunnel_key key = {};
 	struct addr from;
 
-	/* Of what came over IPv4 it tells nothing. */
+	/* leaves the key as it is for a tunnel over IPv4 */
 	bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
 	__builtin_memcpy(&from, key.remote_ipv6, sizeof(from));
 	if (!is_known_tunnel(skb) || from.lo != VTEP_HOST || !is_peer(&from))
@@ -30,7 +31,7 @@ static __noinline int decap(struct __sk_buff *skb, struct pkt_ctx *j)
 	return 0;
 }
 
-/* lookup_sender says whose a container's packet is. */
+/* lookup_sender finds VNI and identity of a container's packet by port and source. */
 static __always_inline int lookup_sender(struct pkt_ctx *j)
 {
 	struct sender_key key = {.source = j->src, .port = j->from, .scope = scope_of(j->family, 0)};
@@ -43,7 +44,7 @@ static __always_inline int lookup_sender(struct pkt_ctx *j)
 	return 0;
 }
 
-/* lookup_remote_sender does for what came from another region, whose VNIs and identities are not ours. */
+/* lookup_remote_sender finds the local VNI of a packet from another region, whose VNIs and identities are not ours. */
 static __always_inline int lookup_remote_sender(struct pkt_ctx *j)
 {
 	struct remote_sender_key key = {
@@ -57,7 +58,8 @@ static __always_inline int lookup_remote_sender(struct pkt_ctx *j)
 	return 0;
 }
 
-/* A service's name is outside too: what it becomes is judged after. */
+/* Destination NAT comes first: the address of a service counts as outside, and the result is checked by policy
+ * afterwards. */
 static __noinline void nat(struct pkt_ctx *j)
 {
 	struct scoped_addr key = {.address = j->dst, .scope = scope_of(j->family, j->vni)};
@@ -93,7 +95,7 @@ static __always_inline struct route *find_route(const struct pkt_ctx *j)
 	return bpf_map_lookup_elem(&nim_forward_v1, &key);
 }
 
-/* dec_ttl is for what goes on to another node, as a router does. */
+/* dec_ttl decrements TTL or hop limit of a packet that goes to another node, as a router does. */
 static __always_inline int dec_ttl(struct __sk_buff *skb, const struct pkt_ctx *j)
 {
 	struct eth_ip4 *h4;
@@ -104,7 +106,7 @@ static __always_inline int dec_ttl(struct __sk_buff *skb, const struct pkt_ctx *
 		if (!h4 || h4->ttl <= 1)
 			return REASON_HOP_LIMIT;
 		h4->ttl--;
-		/* One less in the high byte of a word (RFC 1624). */
+		/* the high byte of a word decreases by one (RFC 1624) */
 		h4->check = ~csum_fold(csum_add((__u16)~h4->check, (__u16)~bpf_htons(0x0100)));
 		return 0;
 	}
@@ -115,7 +117,7 @@ static __always_inline int dec_ttl(struct __sk_buff *skb, const struct pkt_ctx *
 	return 0;
 }
 
-/* encap leaves the rest to the VXLAN device: all it has to know is beside the packet. */
+/* encap sets the tunnel key; the VXLAN device writes the headers. */
 static __always_inline int encap(struct __sk_buff *skb, const struct pkt_ctx *j, const struct addr *vtep)
 {
 	struct bpf_tunnel_key key = {.tunnel_id = j->vni, .tunnel_ttl = TUNNEL_HOPS};
@@ -128,7 +130,8 @@ static __always_inline int encap(struct __sk_buff *skb, const struct pkt_ctx *j,
 	       bpf_skb_set_tunnel_opt(skb, &policy, sizeof(policy));
 }
 
-/* check_egress says why a packet cannot go on by the tunnels' device, before anything of it is changed but its hops. */
+/* check_egress returns the reason why a packet cannot leave by the tunnel device, before it changes anything except the
+ * hop limit. */
 static __always_inline int check_egress(struct __sk_buff *skb, struct pkt_ctx *j, __u32 device)
 {
 	long fits = bpf_check_mtu(skb, device, &j->mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0);
@@ -141,17 +144,16 @@ static __always_inline int check_egress(struct __sk_buff *skb, struct pkt_ctx *j
 	return dec_ttl(skb, j);
 }
 
-/* tunnel_xmit sends a packet to the node of a tunnel address. */
+/* tunnel_xmit sends a packet to the node with a tunnel address. */
 static __noinline int tunnel_xmit(struct __sk_buff *skb, const struct pkt_ctx *j, const struct addr *vtep, __u32 device)
 {
 	if (encap(skb, j, vtep))
 		return drop(skb, REASON_MALFORMED, j->hook);
-	skb->mark = tunnel_mark; /* and whoever sends from the tunnel address without it forges */
+	skb->mark = tunnel_mark; /* without the mark to_fabric drops packets from the tunnel address as spoofed */
 	return bpf_redirect(device, 0);
 }
 
-/* nimitz_forward is the stages that a packet goes through from whichever port, behind the one where it is found whose
- * it is. */
+/* nimitz_forward runs the stages from NAT on, for packets of every port. */
 __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, struct pkt_ctx *j)
 {
 	struct nimitz_node *node;
@@ -170,11 +172,11 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);
-	/* Never back to where it came from, be that this region or others. */
+	/* Never back to where it came from, be that this region or another one. */
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && in_base(&r->vtep) == !j->remote_edge) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
-	/* An address of the overlay means nothing there, or somebody else. */
+	/* In the underlay an address of the overlay means nothing, or another host. */
 	if (r->port == PORT_GATEWAY && !j->translated)
 		return drop(skb, REASON_UNTRANSLATED, j->hook);
 	if (nimitz_policy(skb, p, j, &from, vni, r))
@@ -202,13 +204,13 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 	return to_container(skb, r->ifindex, on_way_in(skb, skb->ifindex), false);
 }
 
-/* finish is for packets of which nobody is told. */
+/* finish counts the drop of a packet that no ICMP error is sent about. */
 static __always_inline int finish(struct __sk_buff *skb, const struct pkt_ctx *j, int verdict)
 {
 	return j->why ? drop(skb, j->why, j->hook) : verdict;
 }
 
-/* From a container, whose hook is netpila's: what that has no source for goes on here. */
+/* Packets from a container that have no NETPILA source; container.h makes a tail call to this program. */
 static __always_inline int nimitz_from_container(struct __sk_buff *skb)
 {
 	struct pkt_ctx j = {.hook = HOOK_CONTAINER};
@@ -244,7 +246,8 @@ static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 	return why ? drop(skb, why, HOOK_TUNNEL) : finish(skb, &j, nimitz_forward(skb, &p, &j));
 }
 
-/* A router's error speaks for whom the packet it quotes was for: the container hears of no other. */
+/* An ICMP error from outside has a router's source. It is replaced by the destination of the quoted packet, the only
+ * address that the container knows. */
 static __noinline void icmp_err_set_src(struct __sk_buff *skb, const struct packet *p, struct pkt_ctx *j)
 {
 	struct addr quoted[2] = {};

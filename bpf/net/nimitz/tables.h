@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the agent tells the second network: the tables of NIMITZ's pipeline (§3.1, fig 5), an entry each for an entry
- * of it. A stage is what internal/network/nimitz/pipeline's Run says. A changed layout gets a new name. */
+/* Tables of network nimitz that the agent fills: one entry for each entry of NIMITZ's pipeline (§3.1, fig. 5). Run in
+ * internal/network/nimitz/pipeline defines what each stage does. A changed layout gets a new map name. */
 #pragma once
 #include "common/address.h"
 #include <bpf/bpf_helpers.h>
 
-#define VTEP_HOST    bpf_cpu_to_be64(2) /* low half of each node's tunnel address, beside the node's own */
-#define GATEWAY_VNI  0xff		/* of what comes from the gateway */
+#define VTEP_HOST    bpf_cpu_to_be64(2) /* low half of each node's tunnel address */
+#define GATEWAY_VNI  0xff		/* of packets from the gateway */
 #define GBP_IDENTITY 0xffff
-#define FIRST_DEVICE 0x10000 /* ports below are endpoints */
+#define FIRST_DEVICE 0x10000 /* ports below are numbers of endpoints */
 
 enum nimitz_port {
 	PORT_NONE = 0,
@@ -16,8 +16,8 @@ enum nimitz_port {
 	PORT_GATEWAY,
 };
 
-/* Addresses of IPv4 are written as of IPv6 (RFC 4291 §2.5.5.2); they are told by what says whose an address is: a
- * family in the high byte, and a VNI. No packet of the one finds an entry of the other. */
+/* IPv4 addresses are written as IPv4-mapped IPv6 (RFC 4291 §2.5.5.2). The scope of a key separates them: IP version in
+ * the high byte, then the VNI. No packet of one version finds an entry of the other. */
 enum family {
 	FAMILY_4 = 4,
 	FAMILY_6 = 6
@@ -28,7 +28,7 @@ static __always_inline __be32 scope_of(enum family family, __u32 vni)
 	return bpf_htonl((__u32)family << 24 | vni);
 }
 
-/* Decap: who encapsulates, by prefixes of their tunnel addresses. */
+/* Decap: nodes that may send tunnel packets, by prefix of their tunnel addresses. */
 struct peer_key {
 	__u32 bits;
 	struct addr node;
@@ -42,11 +42,11 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_peers_v1 SEC(".maps");
 
-/* Register: who may send, by port and source. */
+/* Register: senders by port and source. */
 struct sender_key {
 	struct addr source;
 	__u32 port;
-	__be32 scope; /* the family alone */
+	__be32 scope; /* only the IP version */
 };
 
 struct sender {
@@ -62,10 +62,10 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_senders_v1 SEC(".maps");
 
-/* And who sends from another region: by its Edge Switch, the VNI there and the source. */
+/* Register: senders in other regions, by Edge Switch, VNI there, and source prefix. */
 struct remote_sender_key {
-	__u32 bits;   /* with those before the source */
-	__be32 scope; /* a family and their VNI */
+	__u32 bits;   /* prefix length, fields before the source included */
+	__be32 scope; /* IP version and the remote VNI */
 	__u64 edge;   /* the /64 */
 	struct addr source;
 } __attribute__((packed));
@@ -73,7 +73,7 @@ _Static_assert(sizeof(struct remote_sender_key) == 32, "no padding in a key");
 
 struct remote_sender {
 	__u32 bits;
-	__u32 vni; /* here */
+	__u32 vni; /* the local VNI */
 };
 
 struct {
@@ -84,9 +84,9 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_foreign_v1 SEC(".maps");
 
-/* NAT: what is outside, and both ways of a translation. */
+/* NAT: prefixes that are outside, and both directions of a translation. */
 struct scoped_prefix {
-	__u32 bits; /* with those of the scope */
+	__u32 bits; /* prefix length, scope included */
 	__be32 scope;
 	struct addr address;
 } __attribute__((packed));
@@ -129,14 +129,14 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_snat_v1 SEC(".maps");
 
-/* Forwarding: the longest prefix in the packet's VNI, then in any. What a prefix leads to begins with the prefix's own
- * length, here as above: who asks for a longer one is told a shorter one's. */
+/* Forwarding: the longest prefix in the packet's VNI, then in scope 0. Each value begins with its own prefix length,
+ * because a lookup of an exact prefix can return a shorter one. */
 struct route {
 	__u32 bits;
 	__u32 port;
-	__u32 ifindex;	  /* where it is a container's */
-	__u32 outside;	  /* 1: where it is VXLAN, that no container of the region is there */
-	struct addr vtep; /* where it is VXLAN */
+	__u32 ifindex;	  /* if the port is a container's */
+	__u32 outside;	  /* 1: the port is VXLAN and no container of the region is there */
+	struct addr vtep; /* if the port is VXLAN */
 };
 _Static_assert(sizeof(struct route) == 32, "no implicit padding");
 
@@ -148,7 +148,7 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_forward_v1 SEC(".maps");
 
-/* The devices of the two other ports, and the gateway's other one, 0 where there is none. */
+/* Devices of the VXLAN and gateway ports and of the gateway's underlay; 0: none. */
 struct nimitz_node {
 	__u32 vxlan;
 	__u32 gateway;
