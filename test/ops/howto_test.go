@@ -1,0 +1,132 @@
+package ops_test
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+)
+
+// howTos are pages whose commands run in one lab, in this order, and where they run there. What a page shows is compared.
+var howTos = []struct {
+	page, where string
+	least       int // commands on the page
+	rename      string
+}{
+	{"howto/tenants.md", "orchestrator", 4, ""},
+	{"howto/join-token.md", "orchestrator", 3, ""},
+	{"howto/mtu.md", "n1", 2, ""},
+	{"howto/rotate-key.md", "orchestrator", 1, ""},
+	{"nimitz.md", "orchestrator", 2, "grey"}, // the lab has green
+	{"howto/services.md", "orchestrator", 5, ""},
+	{"howto/migrate.md", "orchestrator", 2, ""},
+	{"howto/backup.md", "orchestrator", 2, ""},
+}
+
+// elsewhere are commands of these pages that run on a node.
+var elsewhere = map[string]string{"pilaster status | grep gateway": "n1"}
+
+// varying are parts of an output that differ between runs, and what stands for them in a comparison.
+var varying = []struct {
+	part *regexp.Regexp
+	by   string
+}{
+	{regexp.MustCompile(`pilaster\.(?:[0-9a-f]{32}\.[0-9a-f]{64}|<32 hexadecimal digits>\.<64 hexadecimal digits>)`), "TOKEN"},
+	{regexp.MustCompile(`[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}`), "UUID"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
+	{regexp.MustCompile(`[0-9a-f]*(?::[0-9a-f]*){2,}(?:/\d+)?`), "ADDRESS"},
+	{regexp.MustCompile(`\d[\d,]*`), "NUMBER"},
+}
+
+// likeness is a text without what differs between runs, and with single spaces.
+func likeness(text string) string {
+	for _, v := range varying {
+		text = v.part.ReplaceAllString(text, v.by)
+	}
+	var lines []string
+	for line := range strings.Lines(text) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// howToSteps reads the commands behind "$ " in all blocks of code of a page, up to what is tried in a lab of its own.
+func howToSteps(t *testing.T, page string) (steps []step) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("../../docs", page))
+	must(t, err)
+	text, _, _ := strings.Cut(string(b), "\n## Try it in a lab\n")
+	for _, block := range regexp.MustCompile("(?ms)^ *```\n(.*?)^ *```$").FindAllStringSubmatch(text, -1) {
+		for line := range strings.Lines(block[1]) {
+			if command, typed := strings.CutPrefix(strings.TrimLeft(line, " "), "$ "); typed {
+				steps = append(steps, step{command: strings.TrimSpace(command)})
+			} else if len(steps) > 0 && strings.HasPrefix(strings.TrimLeft(block[1], " "), "$ ") {
+				steps[len(steps)-1].shown += line
+			}
+		}
+	}
+	return steps
+}
+
+// TestHowTo does in a lab what pages of docs/ say, and compares what they show, except numbers, addresses and times.
+func TestHowTo(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	if labtest.Device() == "macvlan" {
+		t.Skip("macvlans do not carry network nimitz")
+	}
+	ctx := labtest.Context(t)
+	name := labtest.Name(t)
+	labtest.New(t, lab.Spec{
+		Name: name, Nodes: []string{"n1", "n2"},
+		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "green", Network: "nimitz", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}}},
+		Containers: []lab.Container{
+			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"},
+			{Name: "g1", Node: "n1", Tenant: "green"}, {Name: "g2", Node: "n2", Tenant: "green"},
+		},
+	})
+	dir := t.TempDir()
+	for _, h := range howTos {
+		ran := 0
+		for _, s := range howToSteps(t, h.page) {
+			if !strings.HasPrefix(s.command, "pilaster ") { // systemctl, mv
+				continue
+			}
+			ran++
+			command := strings.NewReplacer("/backup/", dir+"/", "/var/lib/pilaster/orchestrator", dir+"/restored").Replace(s.command)
+			shown := s.shown
+			if h.rename != "" {
+				command, shown = strings.ReplaceAll(command, "green", h.rename), strings.ReplaceAll(shown, "green", h.rename)
+			}
+			where := h.where
+			if node, ok := elsewhere[s.command]; ok {
+				where = node
+			}
+			var out, complaint bytes.Buffer
+			cmd := exec.CommandContext(ctx, labtest.Binary(t), "lab", "exec", "--lab", name, where, "--", "bash", "-ec", command)
+			cmd.Stdout, cmd.Stderr = &out, &complaint
+			if err := cmd.Run(); err != nil {
+				t.Errorf("%s: $ %s\n%v: %s%s", h.page, command, err, &out, &complaint)
+				continue
+			}
+			got := strings.NewReplacer(dir+"/restored", "/var/lib/pilaster/orchestrator", dir+"/", "/backup/").Replace(out.String())
+			want := regexp.QuoteMeta(likeness(shown))
+			want = regexp.MustCompile(`(?m)^…$`).ReplaceAllString(want, `(?s:.*)`)
+			want = strings.ReplaceAll(want, "…", ".*")
+			if shown != "" && !regexp.MustCompile("^"+want+"$").MatchString(likeness(got)) {
+				t.Errorf("%s: $ %s\n%s\nthe page shows\n%s", h.page, command, likeness(got), likeness(shown))
+			}
+		}
+		if ran < h.least {
+			t.Errorf("%s has only %d commands", h.page, ran)
+		}
+	}
+}
