@@ -177,7 +177,7 @@ func bindDevice(c *cobra.Command, device *string) {
 		device,
 		"device",
 		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the one of these two; or macvlan, only for containers without CAP_NET_ADMIN",
-		datapath.Choices(),
+		datapath.DeviceChoices(),
 	)
 }
 

@@ -13,7 +13,7 @@ type anatomy struct {
 	source, destination netip.Addr
 	protocol            uint8
 	upper               int  // where the upper layer begins
-	end                 int  // behind the last byte of the packet; the frame may have more
+	end                 int  // after the last byte of the packet; the frame may have more
 	later               bool // a later fragment: what is at upper is not a header
 	diverts             bool // a routing header, or a home-address option
 }

@@ -16,7 +16,7 @@ func BenchmarkAttach(b *testing.B) {
 	b.Run("cls_bpf", func(b *testing.B) {
 		for b.Loop() {
 			must(b, n.detachContainer(c.record))
-			must(b, n.datapath.kind(c.record).attach(c.record))
+			must(b, n.datapath.driver(c.record).attachProgram(c.record))
 		}
 	})
 	b.Run("tcx", func(b *testing.B) {

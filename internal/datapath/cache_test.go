@@ -134,13 +134,13 @@ func (b *progBench) cached(t *testing.T, to netip.Addr, mtu uint16) pilasterFlow
 	must(t, b.datapath.objects.PilGenerationV1.Lookup(uint32(0), &generation))
 	seen := sees(b.b3.Addr())
 	f := pilasterFlow{
-		Src: words(
+		Src: toAddr(
 			b.b1.plain(),
-		), Dst: words(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Egress: wayUplink, Translate: 1, Mtu: mtu,
-		Checksum: difference(seen, to),
+		), Dst: toAddr(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Egress: wayUplink, Translate: 1, Mtu: mtu,
+		Checksum: checksumDiff(seen, to),
 	}
-	f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = words(b.b1.seen()), words(seen), b.b1.ifindex(), generation
-	sum := uint64(f.Checksum) + uint64(difference(b.b1.seen(), b.b1.plain()))
+	f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = toAddr(b.b1.seen()), toAddr(seen), b.b1.ifindex(), generation
+	sum := uint64(f.Checksum) + uint64(checksumDiff(b.b1.seen(), b.b1.plain()))
 	f.Checksum = uint32(sum + sum>>32)
 	return f
 }

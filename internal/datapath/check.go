@@ -16,14 +16,14 @@ import (
 
 // Check compares what exists with the record and names the first difference.
 func (d *Datapath) Check(_ context.Context, r endpoint.Record) error {
-	in, err := openInside(r.Netns)
+	in, err := openContainerNS(r.Netns)
 	if err != nil {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
 	}
 	defer in.Close()
 	for _, check := range []func() error{
-		func() error { return d.kind(r).check(r) },
-		func() error { return d.checkInside(r, in) },
+		func() error { return d.driver(r).check(r) },
+		func() error { return d.checkContainer(r, in) },
 		func() error { return d.checkNodeRoutes(r) },
 	} {
 		if err := check(); err != nil {
@@ -67,8 +67,8 @@ func (d *Datapath) programOn(l netlink.Link, hook uint32) (ebpf.ProgramID, error
 	return 0, nil
 }
 
-func (d *Datapath) checkInside(r endpoint.Record, in *inside) error {
-	container, err := d.kind(r).inside(r, in)
+func (d *Datapath) checkContainer(r endpoint.Record, in *containerNS) error {
+	container, err := d.driver(r).containerLink(r, in)
 	if err != nil {
 		return err
 	}
@@ -82,13 +82,13 @@ func (d *Datapath) checkInside(r endpoint.Record, in *inside) error {
 	if mtu := container.Attrs().MTU; mtu != r.Device.MTU {
 		return fmt.Errorf("link %s in the container has MTU %d, not %d", r.Interface, mtu, r.Device.MTU)
 	}
-	if err := in.withSettings(func(s settings) error { return s.check(r.Interface, containerSettings()) }); err != nil {
+	if err := in.withSysctls(func(s sysctls) error { return s.check(r.Interface, containerSysctls()) }); err != nil {
 		return fmt.Errorf("in the container: %w", err)
 	}
 	return checkContainerNetwork(r, in, container)
 }
 
-func checkContainerNetwork(r endpoint.Record, in *inside, container netlink.Link) error {
+func checkContainerNetwork(r endpoint.Record, in *containerNS, container netlink.Link) error {
 	addresses, err := netns.List(func() ([]netlink.Addr, error) { return in.AddrList(container, unix.AF_UNSPEC) })
 	if err != nil {
 		return fmt.Errorf("list the addresses of %s: %w", r.Interface, err)

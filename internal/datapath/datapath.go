@@ -27,10 +27,10 @@ type Config struct {
 	Plan         address.Plan
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
 	MaxEndpoints int    // 1..65535
-	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
-	MaxMappings  int    // of the second network: forwarding entries, and each of its tables of translations; 0 means nimitz.DefaultMaxMappings
+	MaxTenantIDs int    // entriesOf all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
+	MaxMappings  int    // entriesOf the second network: forwarding entries, and each of its tables of translations; 0 means nimitz.DefaultMaxMappings
 	MaxRules     int    // entries of each table of policies; 0 means DefaultMaxRules
-	MaxSessions  int    // of containers whose tenants have policies; 0 means DefaultMaxSessions
+	MaxSessions  int    // entriesOf containers whose tenants have policies; 0 means DefaultMaxSessions
 	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
 	Device       string // how new containers are joined to the node: one of Choices; "" means the first
 	NoCache      bool   // for measuring only: every packet is a first one
@@ -39,33 +39,33 @@ type Config struct {
 
 // Datapath implements agent.Driver on Linux.
 type Datapath struct {
-	config   Config
-	why      string // this kind of device was chosen; empty where somebody named it
-	log      *slog.Logger
-	node     *netns.Namespace
-	netlink  *netlink.Handle
-	settings settings // of the node
-	uplink   netlink.Link
-	objects  pilasterObjects
-	counted  []*ebpf.Map // drops counted by programs of other layouts
+	config       Config
+	deviceReason string // this kind of device was chosen; empty where somebody named it
+	log          *slog.Logger
+	node         *netns.Namespace
+	netlink      *netlink.Handle
+	sysctls      sysctls // entriesOf the node
+	uplink       netlink.Link
+	objects      pilasterObjects
+	oldCounters  []*ebpf.Map // drops counted by programs of other layouts
 
-	// generation orders changes: tables first, then the count that voids the caches.
-	generation sync.Mutex
+	// generationMu orders changes: tables first, then the count that voids the caches.
+	generationMu sync.Mutex
 
-	policies         sync.Mutex
-	policed          map[string]*dpapi.TenantPolicies // what tenants' containers are policed by, by name: nobody changes it meanwhile
-	held             map[string]*dpapi.TenantPolicies // tenants whose containers are policed by what an earlier process has left, without it
-	arePoliciesKnown bool                             // the kernel's tables hold what policed says, and nothing else
+	policyMu         sync.Mutex
+	tenantPolicies   map[string]*dpapi.TenantPolicies // what tenants' containers are policed by, by name: nobody changes it meanwhile
+	pendingTenants   map[string]*dpapi.TenantPolicies // tenants whose containers are policed by what an earlier process has left, without it
+	policyMapsSynced bool                             // the kernel's tables hold what policed says, and nothing else
 
-	devices  sync.Mutex // held by alone
+	deviceMu sync.Mutex // pending by alone
 	removals *batch.Rounds[removal]
 
-	owners sync.Map // endpoint.ID by the number of its device in the tables, a uint32
-	told   sync.Map // tenant ids that this process has put, which need no endpoint to stay
+	endpointByDevice sync.Map // endpoint.ID by the number of its device in the tables, a uint32
+	knownTenantIDs   sync.Map // tenant ids that this process has put, which need no endpoint to stay
 
-	mark              uint32    // of packets that were judged
+	acceptMark        uint32    // entriesOf packets that were judged
 	nodeNear, nodeFar int       // ifindexes of the pair between the node and its containers
-	taps              *OVSPorts // nil where no switch reads devices itself
+	ovsPorts          *OVSPorts // nil where no switch reads devices itself
 }
 
 var _ dpapi.Driver = (*Datapath)(nil)
@@ -76,7 +76,7 @@ func Open(c Config) (_ *Datapath, err error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	d, err := stand(c)
+	d, err := openNode(c)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func Open(c Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	// The programs know the node's device by its index.
-	for _, step := range []func() error{d.makeNodeDevice, d.load, d.readOwners, d.tryCipher, d.guardPrefix} {
+	for _, step := range []func() error{d.createNodeDevice, d.load, d.loadDeviceOwners, d.verifyCipher, d.blockUnclaimedPrefixes} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -100,7 +100,7 @@ func Open(c Config) (_ *Datapath, err error) {
 // CheckUplink refuses the uplink that Open would refuse, and changes nothing. It needs no prefix, so
 // that a node can ask before it joins.
 func CheckUplink(c Config) error {
-	d, err := stand(c)
+	d, err := openNode(c)
 	if err != nil {
 		return err
 	}
@@ -110,9 +110,9 @@ func CheckUplink(c Config) error {
 // UplinkKind is what an uplink has to be: the programs look for addresses behind an Ethernet header.
 const UplinkKind = "ether"
 
-// stand finds the uplink in the namespace of the calling thread, where nobody else's packet path may be.
-func stand(c Config) (_ *Datapath, err error) {
-	if err := checkKind(c.Device); err != nil {
+// openNode finds the uplink in the namespace of the calling thread, where nobody else's packet path may be.
+func openNode(c Config) (_ *Datapath, err error) {
+	if err := checkDeviceKind(c.Device); err != nil {
 		return nil, err
 	}
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
@@ -120,9 +120,9 @@ func stand(c Config) (_ *Datapath, err error) {
 	c.MaxRules = cmp.Or(c.MaxRules, DefaultMaxRules)
 	c.MaxSessions = cmp.Or(c.MaxSessions, DefaultMaxSessions)
 	d := &Datapath{log: c.Log}
-	c.Device, d.why = Choose(c.Device)
+	c.Device, d.deviceReason = ChooseDevice(c.Device)
 	d.config = c
-	d.removals = batch.New(&d.devices, d.removeAll)
+	d.removals = batch.New(&d.deviceMu, d.removeBatch)
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -134,7 +134,7 @@ func stand(c Config) (_ *Datapath, err error) {
 	if d.netlink, err = d.node.Netlink(); err != nil {
 		return nil, err
 	}
-	if err = d.node.Do(func() (err error) { d.settings, err = openSettings("ipv6", "ipv4"); return err }); err != nil {
+	if err = d.node.Do(func() (err error) { d.sysctls, err = openSysctls("ipv6", "ipv4"); return err }); err != nil {
 		return nil, err
 	}
 	if d.uplink, err = d.netlink.LinkByName(c.Uplink); err != nil {
@@ -147,13 +147,13 @@ func stand(c Config) (_ *Datapath, err error) {
 			kind,
 		)
 	}
-	if err := d.kinds()[c.Device].suits(d.uplink); err != nil {
+	if err := d.drivers()[c.Device].checkUplink(d.uplink); err != nil {
 		return nil, err
 	}
 	if _, err := d.MTU(); err != nil {
 		return nil, fmt.Errorf("%w; nothing was changed", err)
 	}
-	return d, d.aloneOnUplink()
+	return d, d.checkUplinkFree()
 }
 
 func (c Config) validate() error {
@@ -178,9 +178,9 @@ func (c Config) validate() error {
 	return nil
 }
 
-func checkKind(name string) error {
-	if name != "" && !slices.Contains(Choices(), name) {
-		return fmt.Errorf("--device %s is none; nothing was changed: choose %s", name, strings.Join(Choices(), ", "))
+func checkDeviceKind(name string) error {
+	if name != "" && !slices.Contains(DeviceChoices(), name) {
+		return fmt.Errorf("--device %s is none; nothing was changed: choose %s", name, strings.Join(DeviceChoices(), ", "))
 	}
 	return nil
 }
@@ -194,23 +194,23 @@ func (d *Datapath) Close() error {
 	if d.node != nil {
 		errs = append(errs, d.node.Close())
 	}
-	errs = append(errs, d.settings.Close())
-	for _, m := range d.counted {
+	errs = append(errs, d.sysctls.Close())
+	for _, m := range d.oldCounters {
 		errs = append(errs, m.Close())
 	}
 	return errors.Join(append(errs, d.objects.Close())...)
 }
 
 // InvalidateFlows has the programs take nothing that they have cached for true any more, as after every change of a
-// table.
+// pinnedMap.
 func (d *Datapath) InvalidateFlows() error {
-	d.generation.Lock()
-	defer d.generation.Unlock()
-	return d.countUp(d.objects.PilGenerationV1)
+	d.generationMu.Lock()
+	defer d.generationMu.Unlock()
+	return d.bumpGeneration(d.objects.PilGenerationV1)
 }
 
-// countUp is for a map that holds how often others have changed.
-func (d *Datapath) countUp(m *ebpf.Map) error {
+// bumpGeneration is for a map that holds how often others have changed.
+func (d *Datapath) bumpGeneration(m *ebpf.Map) error {
 	var count uint32
 	if err := m.Lookup(uint32(0), &count); err != nil {
 		return fmt.Errorf("read the generation: %w", err)

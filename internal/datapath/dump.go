@@ -70,7 +70,7 @@ type TenantEntry struct {
 func DumpTables(bpffs string) (Tables, error) {
 	t := Tables{Drops: map[string]uint64{}}
 	pinned := func(name string, read func(*ebpf.Map) error) error {
-		pins, _ := filepath.Glob(filepath.Join(bpffs, mapsFolder, name+"*")) // of every size
+		pins, _ := filepath.Glob(filepath.Join(bpffs, mapsFolder, name+"*")) // entriesOf every size
 		if len(pins) == 0 {
 			return fmt.Errorf("%s: %w", name, os.ErrNotExist)
 		}
@@ -83,13 +83,13 @@ func DumpTables(bpffs string) (Tables, error) {
 	}
 	err := errors.Join(
 		pinned(pinLocals, func(m *ebpf.Map) error {
-			return each(m, func(k uint64, v pilasterEpDst) {
+			return forEachEntry(m, func(k uint64, v pilasterEpDst) {
 				low := pilasterAddr{Lo: k}.netip()
 				t.Locals = append(t.Locals, LocalEntry{low.String(), v.Address.netip(), v.Ifindex, v.Endpoint})
 			})
 		}),
 		pinned(pinSources, func(m *ebpf.Map) error {
-			return each(m, func(k pilasterAddr, v pilasterEpSrc) {
+			return forEachEntry(m, func(k pilasterAddr, v pilasterEpSrc) {
 				t.Sources = append(
 					t.Sources,
 					SourceEntry{k.netip(), v.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId},
@@ -97,7 +97,7 @@ func DumpTables(bpffs string) (Tables, error) {
 			})
 		}),
 		pinned(pinTenants, func(m *ebpf.Map) error {
-			return each(m, func(id uint32, v pilasterTenant) {
+			return forEachEntry(m, func(id uint32, v pilasterTenant) {
 				e := TenantEntry{ID: id, Clear: v.Clear != 0, Gateway: v.Gateway.netip()}
 				for _, sibling := range v.Ids {
 					if sibling != 0 {
@@ -113,7 +113,7 @@ func DumpTables(bpffs string) (Tables, error) {
 			return err
 		}),
 		pinned(pinPorts, func(m *ebpf.Map) error {
-			return each(
+			return forEachEntry(
 				m,
 				func(device uint32, p pilasterDevEp) { t.Ports = append(t.Ports, PortEntry{device, p.Endpoint}) },
 			)
@@ -134,9 +134,9 @@ func DumpTables(bpffs string) (Tables, error) {
 			return nil
 		}),
 	)
-	for _, table := range nimitzTables {
+	for _, table := range pipelineMaps {
 		err = errors.Join(err, pinned(table.pin, func(m *ebpf.Map) error {
-			return table.each(m, func(e pipeline.Entry) { t.Nimitz = append(t.Nimitz, e.String()) })
+			return table.forEachEntry(m, func(e pipeline.Entry) { t.Nimitz = append(t.Nimitz, e.String()) })
 		}))
 	}
 	return t, err
@@ -151,8 +151,8 @@ func readPinned(pin string, read func(*ebpf.Map) error) error {
 	return read(m)
 }
 
-// each shows the entries of a hash map. One that goes meanwhile is left out.
-func each[K comparable, V any](m *ebpf.Map, show func(K, V)) error {
+// forEachEntry shows the entries of a hash map. One that goes meanwhile is left out.
+func forEachEntry[K comparable, V any](m *ebpf.Map, show func(K, V)) error {
 	keys, err := mapKeys[K](m)
 	if err != nil {
 		return err
@@ -177,8 +177,8 @@ type Pin struct {
 	Kind       string `json:"kind"` // map, link
 	ID         uint32 `json:"id"`
 	Name       string `json:"name,omitempty"`
-	MaxEntries uint32 `json:"maxEntries,omitempty"` // of a map
-	Bytes      uint64 `json:"bytes,omitempty"`      // of the kernel's memory
+	MaxEntries uint32 `json:"maxEntries,omitempty"` // entriesOf a map
+	Bytes      uint64 `json:"bytes,omitempty"`      // entriesOf the kernel's memory
 	Ifindex    uint32 `json:"ifindex,omitempty"`    // a link is on
 	Program    uint32 `json:"program,omitempty"`    // a link runs
 }
@@ -263,7 +263,7 @@ type Hook struct {
 type HookedProgram struct {
 	Name string `json:"name"`
 	ID   uint32 `json:"id"`
-	Link uint32 `json:"link,omitempty"` // id; 0 where it was attached without one
+	Link uint32 `json:"link,omitempty"` // tenantIDOf; 0 where it was attached without one
 }
 
 // Chain lists the programs at a tcx hook of a device of the namespace the calling thread is in.
@@ -291,7 +291,7 @@ func programName(id ebpf.ProgramID) string {
 }
 
 // DumpHooks lists the tcx hooks of every device, and a netkit's own, where there are programs, and the filters on
-// devices of ours.
+// deviceMu of ours.
 func DumpHooks() ([]Hook, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
@@ -360,7 +360,7 @@ func DumpSysctls(others ...string) (map[string]string, error) {
 			}
 			for _, e := range entries {
 				path := filepath.Join(dir, e.Name())
-				if e.Name() == secretSetting {
+				if e.Name() == secretSysctl {
 					continue
 				}
 				b, err := os.ReadFile(path)
@@ -375,5 +375,5 @@ func DumpSysctls(others ...string) (map[string]string, error) {
 	return all, nil
 }
 
-// secretSetting is what stable addresses of a device are drawn from (RFC 7217).
-const secretSetting = "stable_secret"
+// secretSysctl is what stable addresses of a device are drawn from (RFC 7217).
+const secretSysctl = "stable_secret"

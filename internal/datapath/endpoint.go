@@ -13,22 +13,24 @@ import (
 
 // Attach gives the endpoint's device its program, and the node its routes.
 func (d *Datapath) Attach(r endpoint.Record) error {
-	if err := d.kind(r).attach(r); err != nil {
+	if err := d.driver(r).attachProgram(r); err != nil {
 		return err
 	}
-	d.own(r)
+	d.setEndpointOf(r)
 	return d.addNodeRoutes(r)
 }
 
-// own notes whose a device is, for events.
-func (d *Datapath) own(r endpoint.Record) { d.owners.Store(uint32(r.Device.HostIfindex), r.ID) }
+// setEndpointOf notes whose a device is, for events.
+func (d *Datapath) setEndpointOf(r endpoint.Record) {
+	d.endpointByDevice.Store(uint32(r.Device.HostIfindex), r.ID)
+}
 
 // MissingDevices looks for the devices of active endpoints, and says of those that are gone why they cannot be brought
 // back.
 func (d *Datapath) MissingDevices(records []endpoint.Record) (gone map[endpoint.ID]error, err error) {
 	gone = map[endpoint.ID]error{}
 	var errs []error
-	for id, lost := range d.lost(records) {
+	for id, lost := range d.missing(records) {
 		var notFound netlink.LinkNotFoundError
 		if errors.As(lost, &notFound) || errors.Is(lost, dpapi.ErrNoNamespace) {
 			gone[id] = lost
@@ -61,9 +63,9 @@ func routesTo(r endpoint.Record) []*net.IPNet {
 
 // RemoveDevice takes away routes and device.
 func (d *Datapath) RemoveDevice(_ context.Context, r endpoint.Record) error {
-	if err := d.kind(r).remove(r, routesTo(r)...); err != nil {
+	if err := d.driver(r).remove(r, routesTo(r)...); err != nil {
 		return err
 	}
-	d.owners.CompareAndDelete(uint32(r.Device.HostIfindex), r.ID)
+	d.endpointByDevice.CompareAndDelete(uint32(r.Device.HostIfindex), r.ID)
 	return nil
 }

@@ -17,8 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// hooks are the names of bpf/common/event.h's enum hook.
-var hooks = map[uint32]string{1: "container", 2: "uplink-in", 3: "uplink-out", 4: "node", 5: "edge-in", 6: "edge-out", 7: "tunnel", 8: "gateway", 9: "switch"}
+// hookNames are the names of bpf/common/event.h's enum hook.
+var hookNames = map[uint32]string{1: "container", 2: "uplink-in", 3: "uplink-out", 4: "node", 5: "edge-in", 6: "edge-out", 7: "tunnel", 8: "gateway", 9: "switch"}
 
 // Events delivers drops as the programs report them. One reader at a time: a ring has one end.
 func (d *Datapath) Events(ctx context.Context) (<-chan dpapi.Event, error) {
@@ -65,8 +65,8 @@ func (d *Datapath) decodeEvent(sample []byte) (dpapi.Event, error) {
 		return dpapi.Event{}, err
 	}
 	event := dpapi.Event{
-		Time: wallClock(e.Time), Type: "drop", Reason: dropreason.Reason(e.Reason).String(), Hook: hooks[e.Hook], Count: e.Count,
-		Protocol: e.Proto, SourcePort: swap(e.Sport), DestinationPort: swap(e.Dport),
+		Time: wallClock(e.Time), Type: "drop", Reason: dropreason.Reason(e.Reason).String(), Hook: hookNames[e.Hook], Count: e.Count,
+		Protocol: e.Proto, SourcePort: swapPort(e.Sport), DestinationPort: swapPort(e.Dport),
 		Length: int(e.Length), Endpoint: d.endpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost, Rule: e.Rule,
 	}
 	switch e.Version {
@@ -79,19 +79,19 @@ func (d *Datapath) decodeEvent(sample []byte) (dpapi.Event, error) {
 }
 
 // endpointOf finds whose device a packet came from, whatever source it claims. 0 for the uplink, and for a device that is
-// gone meanwhile.
+// stale meanwhile.
 func (d *Datapath) endpointOf(device uint32) endpoint.ID {
-	id, _ := d.owners.Load(device)
+	id, _ := d.endpointByDevice.Load(device)
 	owner, _ := id.(endpoint.ID)
 	return owner
 }
 
-// readOwners learns them from the tables another process has filled.
-func (d *Datapath) readOwners() error {
-	return d.eachLocal(func(l pilasterEpDst) { d.owners.Store(l.Ifindex, endpoint.ID(l.Endpoint)) })
+// loadDeviceOwners learns them from the tables another process has filled.
+func (d *Datapath) loadDeviceOwners() error {
+	return d.forEachEpDst(func(l pilasterEpDst) { d.endpointByDevice.Store(l.Ifindex, endpoint.ID(l.Endpoint)) })
 }
 
-func swap(port uint16) uint16 {
+func swapPort(port uint16) uint16 {
 	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, port))
 }
 

@@ -47,7 +47,7 @@ func TestHeadersOnTheWire(t *testing.T) {
 	}))
 	defer socket.Close()
 	port := uint16(socket.LocalAddr().(*net.UDPAddr).Port)
-	data := bytes.Repeat([]byte("pilaster"), 15) // behind 8 bytes of header: 128
+	data := bytes.Repeat([]byte("pilaster"), 15) // after 8 bytes of header: 128
 	gram := packet.UDP{SourcePort: 1000, DestinationPort: port, Payload: data}
 	tcp := packet.TCP{SourcePort: 1000, DestinationPort: port, Flags: packet.SYN, Payload: data}
 	with := func(body packet.Body, extensions ...packet.Extension) func(from, to netip.Addr, hops uint8) packet.Packet {

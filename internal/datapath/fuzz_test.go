@@ -19,9 +19,9 @@ import (
 
 // How a fuzzed frame is made into one that gets far: mutation alone would never hit an address.
 const (
-	fitLength   = 1 << iota // of the IPv6 header
-	fitChecksum             // of the transport header
-	fitQuote                // of an ICMPv6 error: the packet it should be about
+	fitLength   = 1 << iota // entriesOf the IPv6 header
+	fitChecksum             // entriesOf the transport header
+	fitQuote                // entriesOf an ICMPv6 error: the packet it should be about
 	fitMAC                  // the receiving device's
 	asSegments              // a packet the kernel has not cut up yet
 	withMark                // that a program of ours leaves
@@ -239,7 +239,7 @@ func FuzzFromContainer(f *testing.F) {
 		case verdictNext:
 			t.Fatalf("nobody is behind us, and it was passed on:\n%x", frame)
 		case answered:
-			if err := b.model.told(from, frame, out); err != nil || ctx.Mark != 0 || ctx.Timestamp != 0 {
+			if err := b.model.checkICMPError(from, frame, out); err != nil || ctx.Mark != 0 || ctx.Timestamp != 0 {
 				t.Fatalf("%v; it was answered with\n%x, mark %#x and time %d", err, out, ctx.Mark, ctx.Timestamp)
 			}
 		case verdictRedirect:

@@ -39,15 +39,15 @@ func (d *Datapath) PlugUnderlay(device string) error {
 }
 
 // plugGateway has a program stand before anything is sent to the device. One that works already Restore moves, as all
-// hooks.
+// hookNames.
 func (d *Datapath) plugGateway(s gatewaySide, device string) (index uint32, err error) {
 	l, err := d.netlink.LinkByName(device)
 	if err != nil {
 		return 0, err
 	}
 	index = uint32(l.Attrs().Index)
-	return index, d.alone(func() error {
-		if err := d.settings.set(device, hostSettings()); err != nil {
+	return index, d.withDeviceLock(func() error {
+		if err := d.sysctls.set(device, hostSysctls()); err != nil {
 			return err
 		}
 		there, err := d.programOn(l, netlink.HANDLE_MIN_INGRESS)
@@ -85,7 +85,7 @@ func (d *Datapath) reattachGateway() error {
 		}
 		l, err := d.netlink.LinkByIndex(int(index))
 		if err == nil {
-			err = d.alone(func() error { return gone(d.attachGateway(s, l)) })
+			err = d.withDeviceLock(func() error { return ignoreGone(d.attachGateway(s, l)) })
 		}
 		var notFound netlink.LinkNotFoundError
 		if err != nil && !errors.As(err, &notFound) {
@@ -130,9 +130,9 @@ func isGateway(name string) bool {
 	return name == pipeline.GatewayDevice || name == pipeline.UnderlayDevice
 }
 
-func leftGateway() (all []network.StaleState, err error) {
+func staleGateway() (all []network.StaleState, err error) {
 	for _, name := range []string{pipeline.GatewayDevice, pipeline.UnderlayDevice} {
-		found, err := leftNamed("pair", name, isVeth)
+		found, err := staleNamed("pair", name, isVeth)
 		if err != nil {
 			return nil, err
 		}

@@ -56,7 +56,7 @@ func (b *progBench) fabricErrors() []progCase {
 		Proto: packet.ProtocolUDP,
 		Data:  make([]byte, 64),
 	}
-	zeroSum := segment // of which the payload makes it so
+	zeroSum := segment // entriesOf which the payload makes it so
 	zeroSum.Payload = []byte{0, 0}
 	sum := packet.Checksum(b1, b3, packet.ProtocolTCP, unsummed(zeroSum))
 	zeroSum.Payload = []byte{byte(sum >> 8), byte(sum)}
@@ -180,7 +180,7 @@ func newRoutedWire(t *testing.T, narrow int) *wire {
 	h, err := router.Netlink()
 	must(t, err)
 	defer h.Close()
-	must(t, withSettings(router, func(s settings) error {
+	must(t, withSettings(router, func(s sysctls) error {
 		return errors.Join(
 			s.set("all", []sysctl{{"ipv6", "forwarding", "1"}}),
 			s.set("default", []sysctl{{"ipv6", "accept_dad", "0"}}),

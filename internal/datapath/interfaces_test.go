@@ -108,16 +108,16 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 			})
 			got[is] = append(got[is], l.Attrs().Name)
 		}
-		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[edge], want) ||
-			!slices.Equal(got[port], ports) ||
-			!slices.Equal(got[loopback], []string{"lo"}) {
+		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[roleEdge], want) ||
+			!slices.Equal(got[rolePort], ports) ||
+			!slices.Equal(got[roleLoopback], []string{"lo"}) {
 			t.Errorf(
 				"uplink %s (%s): guarded are %q with ports %q and %q, want %q with %q and lo",
 				c.uplink.Attrs().Name,
 				c.uplink.Type(),
-				got[edge],
-				got[port],
-				got[loopback],
+				got[roleEdge],
+				got[rolePort],
+				got[roleLoopback],
 				want,
 				ports,
 			)

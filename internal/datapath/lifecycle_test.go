@@ -76,7 +76,7 @@ func TestSeesWhoStandsBeforeIt(t *testing.T) {
 	}
 	says(true, true, "")
 	for _, h := range n.datapath.uplinkHooks() {
-		if h.behind == nil {
+		if h.after == nil {
 			var other link.Link
 			must(t, n.ns.Do(func() (err error) {
 				other, err = link.AttachTCX(link.TCXOptions{

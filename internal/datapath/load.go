@@ -26,21 +26,21 @@ const (
 func (d *Datapath) mapsDir() string  { return filepath.Join(d.config.BPFFS, mapsFolder) }
 func (d *Datapath) linksDir() string { return filepath.Join(d.config.BPFFS, linksFolder) }
 
-// table is a map that is pinned and so outlives this process. All but the counters are filled from
+// pinnedMap is a map that is pinned and so outlives this process. All but the counters are filled from
 // the records at each start, so nothing is lost with a table of another layout.
-type table struct {
-	symbol string // of the map in the object
-	name   string // of the pin, before its size
-	room   int    // entries, by the settings; 0: as many as the object says
+type pinnedMap struct {
+	symbol     string // entriesOf the map in the object
+	name       string // entriesOf the pin, before its size
+	maxEntries int    // entries, by the settings; 0: as many as the object says
 }
 
-// pin is the file name of the pinned map. Two builds share the map if name and size agree: another layout has another
+// pinName is the file name of the pinned map. Two builds share the map if name and size agree: another layout has another
 // name.
-func (t table) pin() string {
-	if t.room == 0 {
+func (t pinnedMap) pinName() string {
+	if t.maxEntries == 0 {
 		return t.name
 	}
-	return fmt.Sprintf("%s_%d", t.name, t.room)
+	return fmt.Sprintf("%s_%d", t.name, t.maxEntries)
 }
 
 // Pin names. Other builds find the maps by these names, whatever the programs call them; they also begin the names that
@@ -78,12 +78,12 @@ const (
 	pinFragments     = "pil_fragments_v1"
 )
 
-// tables are the pinned maps; another one is a line here.
-func (d *Datapath) tables() []table {
-	return []table{
+// pinnedMaps are the pinned maps; another one is a line here.
+func (d *Datapath) pinnedMaps() []pinnedMap {
+	return []pinnedMap{
 		{pilasterMapPilSourcesV2, pinSources, d.config.MaxEndpoints},
 		{pilasterMapPilLocalsV1, pinLocals, d.config.MaxEndpoints},
-		{pilasterMapPilTenantsV2, pinTenants, d.config.MaxTenantIDs + 1}, // tryCipher's, also on a full node
+		{pilasterMapPilTenantsV2, pinTenants, d.config.MaxTenantIDs + 1}, // verifyCipher's, also on a full node
 		{pilasterMapPilKeysV1, pinKeys, d.config.MaxTenantIDs + 1},
 		{pilasterMapPilPortsV1, pinPorts, d.config.MaxEndpoints},
 		{pilasterMapPilNetworksV1, pinNetworks, 0},
@@ -113,7 +113,7 @@ func (d *Datapath) tables() []table {
 		{pilasterMapPolAdoptionsV1, pinPolAdoptions, d.config.MaxRules},
 		{pilasterMapPilSessionsV1, pinSessions, d.sessionBuckets()},
 		{pilasterMapPilSessionCountsV1, pinSessionCounts, 0},
-		{pilasterMapPilSessionUsersV1, pinSessionUsers, d.sessionUsers()},
+		{pilasterMapPilSessionUsersV1, pinSessionUsers, d.quotaEntries()},
 		{pilasterMapPilFragmentsV1, pinFragments, 0},
 	}
 }
@@ -134,11 +134,11 @@ func (d *Datapath) load() error {
 	if err != nil {
 		return fmt.Errorf("read the programs built into this binary: %w", err)
 	}
-	for _, t := range d.tables() {
+	for _, t := range d.pinnedMaps() {
 		m := spec.Maps[t.symbol]
-		m.Name, m.Pinning = t.pin(), ebpf.PinByName
-		if t.room > 0 {
-			m.MaxEntries = uint32(t.room)
+		m.Name, m.Pinning = t.pinName(), ebpf.PinByName
+		if t.maxEntries > 0 {
+			m.MaxEntries = uint32(t.maxEntries)
 		}
 	}
 	cpus, err := ebpf.PossibleCPU()
@@ -150,11 +150,11 @@ func (d *Datapath) load() error {
 	if err := os.MkdirAll(d.mapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)
 	}
-	mark, err := d.judgedMark()
+	mark, err := d.loadAcceptMark()
 	if err != nil {
 		return fmt.Errorf("a mark for packets that were judged: %w", err)
 	}
-	d.mark = mark
+	d.acceptMark = mark
 	var cookie uint64
 	if err := d.node.Do(func() (err error) { cookie, err = netnsCookie(); return err }); err != nil {
 		return fmt.Errorf("the cookie of this network namespace: %w", err)
@@ -162,7 +162,7 @@ func (d *Datapath) load() error {
 	if err := d.setConstants(spec, mark, cookie); err != nil {
 		return err
 	}
-	known := d.knowsSessions()
+	known := d.hasSessionMap()
 	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapsDir()}})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
 		return fmt.Errorf(
@@ -182,37 +182,37 @@ func (d *Datapath) load() error {
 	if err != nil {
 		return fmt.Errorf("load the packet path: %w; use Linux 6.12 or newer, as root", err)
 	}
-	if err := d.inherit(); err != nil {
+	if err := d.migrateMaps(); err != nil {
 		return err
 	}
-	if err := d.takeOverSessions(known); err != nil {
+	if err := d.migrateSessions(known); err != nil {
 		return err
 	}
-	return d.openCounters()
+	return d.openOldCounters()
 }
 
-// inherit takes over what the second network's tables of other sizes hold, whose entries nobody records here: until
+// migrateMaps takes over what the second network's tables of other sizes hold, whose entries nobody records here: until
 // Restore has moved all hooks those are what packets meet, and then they go.
-func (d *Datapath) inherit() error {
+func (d *Datapath) migrateMaps() error {
 	own := map[string]*ebpf.Map{pinPorts: d.objects.PilPortsV1}
-	for _, t := range nimitzTables {
-		own[t.pin] = t.of(&d.objects)
+	for _, t := range pipelineMaps {
+		own[t.pin] = t.mapOf(&d.objects)
 	}
-	for _, t := range d.tables() {
+	for _, t := range d.pinnedMaps() {
 		m := own[t.name]
 		pins, err := filepath.Glob(filepath.Join(d.mapsDir(), t.name+"_*"))
 		if m == nil || err != nil {
 			continue
 		}
 		for _, pin := range pins {
-			if filepath.Base(pin) == t.pin() {
+			if filepath.Base(pin) == t.pinName() {
 				continue
 			}
-			if err := readPinned(pin, func(old *ebpf.Map) error { return copyTable(m, old) }); err != nil {
+			if err := readPinned(pin, func(old *ebpf.Map) error { return copyMap(m, old) }); err != nil {
 				return fmt.Errorf(
 					"%s has entries for which %s has no room: %w; packets flow as before: start with the limit there was",
 					pin,
-					t.pin(),
+					t.pinName(),
 					err,
 				)
 			}
@@ -221,7 +221,7 @@ func (d *Datapath) inherit() error {
 	return nil
 }
 
-func copyTable(to, from *ebpf.Map) error {
+func copyMap(to, from *ebpf.Map) error {
 	keys, values, err := rawEntries(from)
 	for i := range keys {
 		if err == nil {
@@ -261,14 +261,14 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 	return nil
 }
 
-// marksMap is pinned among the tables and holds what no program reads from it: a number that no container may know.
-const marksMap = "pil_mark_v1"
+// markMap is pinned among the tables and holds what no program reads from it: a number that no container may know.
+const markMap = "pil_mark_v1"
 
-// judgedMark is drawn when the packet path is made first.
-func (d *Datapath) judgedMark() (uint32, error) {
+// loadAcceptMark is drawn when the packet path is made first.
+func (d *Datapath) loadAcceptMark() (uint32, error) {
 	m, err := ebpf.NewMapWithOptions(
 		&ebpf.MapSpec{
-			Name:       marksMap,
+			Name:       markMap,
 			Type:       ebpf.Array,
 			KeySize:    4,
 			ValueSize:  4,
@@ -298,7 +298,7 @@ func tunnelMark(secret uint32) uint32 { return secret&pipeline.MarkBits | 1 }
 func prefixWords(p netip.Prefix) (prefix, mask uint64) {
 	ones := netip.MustParseAddr("ffff:ffff:ffff:ffff::")
 	m, _ := ones.Prefix(p.Bits())
-	return words(p.Masked().Addr()).Hi, words(m.Addr()).Hi
+	return toAddr(p.Masked().Addr()).Hi, toAddr(m.Addr()).Hi
 }
 
 // objectVersion names the programs built into this binary: the same on all nodes that run it.
@@ -307,8 +307,8 @@ func objectVersion() string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// tryCipher proves that the kernel's cipher is AES-128 as everyone else computes it.
-func (d *Datapath) tryCipher() error {
+// verifyCipher proves that the kernel's cipher is AES-128 as everyone else computes it.
+func (d *Datapath) verifyCipher() error {
 	const id = uint32(0) // the node's, which has no key: what tenants have is not touched
 	key := address.Key{0: 0x70, 7: 0x69, 15: 0x6c}
 	if err := d.setKey(id, key); err != nil {

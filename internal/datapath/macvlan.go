@@ -26,9 +26,9 @@ const onUplink = 1 << 31
 // mode none of them sends to another.
 type macvlan struct{ *Datapath }
 
-// suits refuses devices that are themselves on top of others in this way: the kernel would put ours beside them, past
+// checkUplink refuses devices that are themselves on top of others in this way: the kernel would put ours beside them, past
 // our programs.
-func (d macvlan) suits(uplink netlink.Link) error {
+func (d macvlan) checkUplink(uplink netlink.Link) error {
 	if kind := uplink.Type(); slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind) {
 		return fmt.Errorf("uplink %s is a %s, and packets of macvlans on it would not pass our programs\n  nothing was changed; use --device veth", uplink.Attrs().Name, kind)
 	}
@@ -41,19 +41,19 @@ func macvlanMAC(number uint32) net.HardwareAddr {
 }
 
 // number tells the container's packets by. Cookies count the namespaces made since boot.
-func (in *inside) number() (uint32, error) {
+func (in *containerNS) number() (uint32, error) {
 	if in.cookie >= onUplink {
 		return 0, fmt.Errorf("this machine has made %d namespaces since it was booted, more than there are numbers for; boot it, or use --device veth", in.cookie)
 	}
 	return onUplink | uint32(in.cookie), nil
 }
 
-func (in *inside) numbered(number uint32) bool {
+func (in *containerNS) hasNumber(number uint32) bool {
 	n, err := in.number()
 	return err == nil && n == number
 }
 
-func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, error) {
+func (d macvlan) create(r endpoint.Record, in *containerNS, mtu int) (endpoint.Device, error) {
 	number, err := in.number()
 	if err != nil {
 		return endpoint.Device{}, err
@@ -66,7 +66,7 @@ func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, 
 		device := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
 		return netns.Retry(func() error { return d.netlink.LinkAdd(device) })
 	}
-	err = d.alone(func() error {
+	err = d.withDeviceLock(func() error {
 		err := add(r.Interface)
 		if !errors.Is(err, os.ErrExist) {
 			return err
@@ -93,7 +93,7 @@ func (d macvlan) make(r endpoint.Record, in *inside, mtu int) (endpoint.Device, 
 }
 
 // rename gives a device its name, or leaves none.
-func (in *inside) rename(from, to string) error {
+func (in *containerNS) rename(from, to string) error {
 	l, err := in.LinkByName(from)
 	if err != nil {
 		return err
@@ -104,38 +104,38 @@ func (in *inside) rename(from, to string) error {
 	return nil
 }
 
-func (d macvlan) attach(endpoint.Record) error { return nil }
+func (d macvlan) attachProgram(endpoint.Record) error { return nil }
 
-// lost looks for all of them at once.
-func (d macvlan) lost(records []endpoint.Record) map[endpoint.ID]error {
-	lost := d.visit(d, records, func(r endpoint.Record, in *inside) error {
-		_, err := d.inside(r, in)
+// missing looks for all of them at once.
+func (d macvlan) missing(records []endpoint.Record) map[endpoint.ID]error {
+	lost := d.forEachNetns(d, records, func(r endpoint.Record, in *containerNS) error {
+		_, err := d.containerLink(r, in)
 		return err
 	})
 	for id, err := range lost {
-		if errors.Is(err, errNowhere) {
+		if errors.Is(err, errNetnsNotFound) {
 			lost[id] = fmt.Errorf("%w: %w", err, dpapi.ErrNoNamespace) // it would be there as long as the device is
 		}
 	}
 	return lost
 }
 
-func (d macvlan) home(r endpoint.Record) (int, error) { return r.Device.HostIfindex, nil }
+func (d macvlan) netnsID(r endpoint.Record) (int, error) { return r.Device.HostIfindex, nil }
 
-func (d macvlan) homeOf(in *inside) (int, error) {
+func (d macvlan) netnsIDOf(in *containerNS) (int, error) {
 	number, err := in.number()
 	return int(number), err
 }
 
-// errNotOurs is of what has taken the place of a container or of its device.
-var errNotOurs = errors.New("it is not what the endpoint was made with")
+// errReplaced is of what has taken the place of a container or of its device.
+var errReplaced = errors.New("it is not what the endpoint was made with")
 
-// errElsewhere is of a container whose frames do not come by the uplink.
-var errElsewhere = errors.New("its macvlan is on another device than the uplink")
+// errOtherUplink is of a container whose frames do not come by the uplink.
+var errOtherUplink = errors.New("its macvlan is on another device than the uplink")
 
-func (d macvlan) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
-	if !in.numbered(uint32(r.Device.HostIfindex)) {
-		return nil, fmt.Errorf("namespace %s: %w", r.Netns, errNotOurs)
+func (d macvlan) containerLink(r endpoint.Record, in *containerNS) (netlink.Link, error) {
+	if !in.hasNumber(uint32(r.Device.HostIfindex)) {
+		return nil, fmt.Errorf("namespace %s: %w", r.Netns, errReplaced)
 	}
 	l, err := d.find(r, in)
 	if err == nil && l.Mode != netlink.MACVLAN_MODE_PRIVATE {
@@ -145,17 +145,17 @@ func (d macvlan) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
 }
 
 // find takes any mode: root inside may have changed it.
-func (d macvlan) find(r endpoint.Record, in *inside) (*netlink.Macvlan, error) {
+func (d macvlan) find(r endpoint.Record, in *containerNS) (*netlink.Macvlan, error) {
 	l, err := in.LinkByName(r.Interface)
 	if err != nil {
 		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
 	}
 	v, ok := l.(*netlink.Macvlan)
 	if !ok {
-		return nil, fmt.Errorf("link %s in %s is no macvlan: %w", r.Interface, r.Netns, errNotOurs)
+		return nil, fmt.Errorf("link %s in %s is no macvlan: %w", r.Interface, r.Netns, errReplaced)
 	}
 	if v.ParentIndex != d.uplink.Attrs().Index {
-		return nil, fmt.Errorf("link %s in %s: %w %s", r.Interface, r.Netns, errElsewhere, d.config.Uplink)
+		return nil, fmt.Errorf("link %s in %s: %w %s", r.Interface, r.Netns, errOtherUplink, d.config.Uplink)
 	}
 	return v, nil
 }
@@ -165,14 +165,14 @@ func (d macvlan) repair(endpoint.Record) error { return nil }
 
 func (d macvlan) setMTU(_ endpoint.Record, _ int, container func() error) error { return container() }
 
-func (d macvlan) narrowed(mtu int) int {
+func (d macvlan) effectiveMTU(mtu int) int {
 	if uplink, err := d.netlink.LinkByIndex(d.uplink.Attrs().Index); err == nil {
 		mtu = min(mtu, uplink.Attrs().MTU)
 	}
 	return mtu
 }
 
-// remove leaves alone what has taken the place of the container or of its device.
+// removeHostDevice leaves alone what has taken the place of the container or of its device.
 func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 	for _, dst := range routes {
 		if err := d.deleteNodeRoute(dst); err != nil {
@@ -183,33 +183,33 @@ func (d macvlan) remove(r endpoint.Record, routes ...*net.IPNet) error {
 	if id := d.endpointOf(uint32(r.Device.HostIfindex)); id != 0 && id != r.ID {
 		return nil
 	}
-	err := d.visit(d, []endpoint.Record{r}, d.removeInside)[r.ID]
-	if errors.Is(err, errNowhere) {
+	err := d.forEachNetns(d, []endpoint.Record{r}, d.removeInside)[r.ID]
+	if errors.Is(err, errNetnsNotFound) {
 		return nil // the device went with it
 	}
 	return err
 }
 
-func (d macvlan) removeInside(r endpoint.Record, in *inside) error {
+func (d macvlan) removeInside(r endpoint.Record, in *containerNS) error {
 	l, err := d.find(r, in)
 	var notFound netlink.LinkNotFoundError
-	if errors.As(err, &notFound) || errors.Is(err, errNotOurs) {
+	if errors.As(err, &notFound) || errors.Is(err, errReplaced) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	// Not alone: the kernel waits for its readers after it has let go of its lock for devices, at once for all who ask.
-	if err := gone(netns.Retry(func() error { return in.LinkDel(l) })); err != nil {
+	if err := ignoreGone(netns.Retry(func() error { return in.LinkDel(l) })); err != nil {
 		return fmt.Errorf("remove device %s in %s: %w", r.Interface, r.Netns, err)
 	}
 	return nil
 }
 
-// carrying finds those with an entry: the programs that judge them are always there.
-func (d macvlan) carrying() ([]endpoint.ID, error) {
+// attachedEndpoints finds those with an entry: the programs that judge them are always there.
+func (d macvlan) attachedEndpoints() ([]endpoint.ID, error) {
 	var ids []endpoint.ID
-	err := d.eachLocal(func(l pilasterEpDst) {
+	err := d.forEachEpDst(func(l pilasterEpDst) {
 		if l.Ifindex&onUplink != 0 {
 			ids = append(ids, endpoint.ID(l.Endpoint))
 		}
@@ -218,10 +218,10 @@ func (d macvlan) carrying() ([]endpoint.ID, error) {
 }
 
 // sweepMacvlans removes those of no endpoint, which an ADD left that a crash cut off: nothing of theirs flows, but
-// without the programs that see to that they would send as they like.
+// attachmentsNotIn the programs that see to that they would send as they like.
 func (d *Datapath) sweepMacvlans(keep []endpoint.Record) error {
 	if _, err := os.Stat(filepath.Join(d.linksDir(), "guard_out")); err != nil && d.config.Device != Macvlan {
-		return nil // there never were any
+		return nil // lookup never were any
 	}
 	known := map[uint32]bool{}
 	for _, r := range keep {
@@ -239,8 +239,8 @@ func (d *Datapath) sweepMacvlans(keep []endpoint.Record) error {
 	})
 }
 
-// leftMacvlans finds those of the calling thread's node.
-func leftMacvlans() ([]network.StaleState, error) {
+// staleMacvlans finds those of the calling thread's node.
+func staleMacvlans() ([]network.StaleState, error) {
 	found, err := findMacvlans()
 	var all []network.StaleState
 	for _, m := range found {
@@ -249,8 +249,8 @@ func leftMacvlans() ([]network.StaleState, error) {
 	return all, err
 }
 
-// found is a device of ours in a namespace that had this path.
-type found struct {
+// staleMacvlan is a device of ours in a namespace that had this path.
+type staleMacvlan struct {
 	path   string
 	number uint32
 	link   netlink.Link
@@ -258,8 +258,8 @@ type found struct {
 
 // findMacvlans looks for those on top of the devices of the calling thread's namespace, wherever they are: no device of the
 // node says in which namespaces.
-func findMacvlans() (all []found, err error) {
-	err = everywhere(func(path string, in *inside) (bool, error) {
+func findMacvlans() (all []staleMacvlan, err error) {
+	err = walkNetns(func(path string, in *containerNS) (bool, error) {
 		there, err := macvlansOf(path, in)
 		all = append(all, there...)
 		return false, err
@@ -267,7 +267,7 @@ func findMacvlans() (all []found, err error) {
 	return all, err
 }
 
-func macvlansOf(path string, in *inside) ([]found, error) {
+func macvlansOf(path string, in *containerNS) ([]staleMacvlan, error) {
 	node, err := netns.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, err
@@ -282,19 +282,19 @@ func macvlansOf(path string, in *inside) ([]found, error) {
 		return nil, nil // none of ours was made there
 	}
 	links, err := netns.List(in.LinkList)
-	var all []found
+	var all []staleMacvlan
 	for _, l := range links {
 		if l.Type() == Macvlan && l.Attrs().NetNsID == here && slices.Equal(l.Attrs().HardwareAddr, macvlanMAC(number)) {
-			all = append(all, found{path, number, l})
+			all = append(all, staleMacvlan{path, number, l})
 		}
 	}
 	return all, err
 }
 
-// remove looks again: the path may lead elsewhere by now.
-func (m found) remove() error {
-	in, err := openInside(m.path)
-	if hasEnded(err) {
+// removeHostDevice looks again: the path may lead elsewhere by now.
+func (m staleMacvlan) remove() error {
+	in, err := openContainerNS(m.path)
+	if isNetnsGone(err) {
 		return nil
 	}
 	if err != nil {
@@ -302,8 +302,8 @@ func (m found) remove() error {
 	}
 	defer in.Close()
 	again, err := macvlansOf(m.path, in)
-	if err != nil || !slices.ContainsFunc(again, func(o found) bool { return o.number == m.number && o.link.Attrs().Index == m.link.Attrs().Index }) {
+	if err != nil || !slices.ContainsFunc(again, func(o staleMacvlan) bool { return o.number == m.number && o.link.Attrs().Index == m.link.Attrs().Index }) {
 		return err
 	}
-	return gone(netns.Retry(func() error { return in.LinkDel(m.link) }))
+	return ignoreGone(netns.Retry(func() error { return in.LinkDel(m.link) }))
 }

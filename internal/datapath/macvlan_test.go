@@ -311,7 +311,7 @@ func TestMacvlanLeftovers(t *testing.T) {
 	stale := kept.record
 	stale.ID, stale.Netns = 77, kept.record.Netns+"-gone"
 	n.reopen(t, n.datapath.config) // which goes on with removals before anything else
-	must(t, n.datapath.kind(stale).remove(stale))
+	must(t, n.datapath.driver(stale).remove(stale))
 	must(t, eth0(kept))
 	must(t, n.datapath.putTenant(blue))
 	mustReach(t, kept, far, "after a stale record")

@@ -181,8 +181,8 @@ func (m model) outward(c *testContainer, in, out []byte, segments bool) (local b
 	return false, w.check(in, out, a)
 }
 
-// told says what is wrong with an answer of the node to a packet from the device of c (RFC 4443 §2.4, §3.2, §3.3).
-func (m model) told(c *testContainer, in, out []byte) error {
+// checkICMPError says what is wrong with an answer of the node to a packet from the device of c (RFC 4443 §2.4, §3.2, §3.3).
+func (m model) checkICMPError(c *testContainer, in, out []byte) error {
 	a, whole := dissect(in, true)
 	if !whole || c == nil || a.source != c.seen() {
 		return fmt.Errorf("it was not the container's own packet")

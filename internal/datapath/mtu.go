@@ -28,8 +28,8 @@ func (d *Datapath) MTU() (int, error) {
 	return mtu, nil
 }
 
-// leavesIPv6 refuses an MTU with which a container would lose its IPv6 addresses.
-func leavesIPv6(r endpoint.Record, mtu int) error {
+// checkIPv6MTU refuses an MTU with which a container would lose its IPv6 addresses.
+func checkIPv6MTU(r endpoint.Record, mtu int) error {
 	if mtu >= ipv6MinMTU {
 		return nil
 	}
@@ -43,20 +43,20 @@ func leavesIPv6(r endpoint.Record, mtu int) error {
 
 // SetMTU changes that of a container's device.
 func (d *Datapath) SetMTU(r endpoint.Record, mtu int) error {
-	if err := leavesIPv6(r, mtu); err != nil {
+	if err := checkIPv6MTU(r, mtu); err != nil {
 		return err
 	}
-	in, err := openInside(r.Netns)
+	in, err := openContainerNS(r.Netns)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	container, err := d.kind(r).inside(r, in)
+	container, err := d.driver(r).containerLink(r, in)
 	if err != nil {
 		return err
 	}
-	return d.alone(func() error {
-		return d.kind(r).setMTU(r, mtu, func() error {
+	return d.withDeviceLock(func() error {
+		return d.driver(r).setMTU(r, mtu, func() error {
 			if err := netns.Retry(func() error { return in.LinkSetMTU(container, mtu) }); err != nil {
 				return fmt.Errorf("link %s in the container: %w", r.Interface, err)
 			}

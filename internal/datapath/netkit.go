@@ -30,9 +30,9 @@ func (d netkit) link(node, container netlink.LinkAttrs) netlink.Link {
 	return n
 }
 
-func (d netkit) available() error {
+func (d netkit) checkKernel() error {
 	if err := HasNetkit(); err != nil {
-		others := slices.DeleteFunc(Choices(), func(kind string) bool { return kind == Netkit })
+		others := slices.DeleteFunc(DeviceChoices(), func(kind string) bool { return kind == Netkit })
 		return fmt.Errorf("%w\n  nothing was changed; choose another --device: %s", err, strings.Join(others, ", "))
 	}
 	return nil
@@ -62,9 +62,9 @@ func HasNetkit() error {
 	return nil
 }
 
-// attach uses no link, which would have to be kept somewhere: what is attached so goes with the device. Somebody else's
+// attachProgram uses no link, which would have to be kept somewhere: what is attached so goes with the device. Somebody else's
 // programs stay.
-func (d netkit) attach(r endpoint.Record) error {
+func (d netkit) attachProgram(r endpoint.Record) error {
 	there, err := d.programAt(r.Device.HostIfindex)
 	if err != nil {
 		return err
@@ -80,14 +80,14 @@ func (d netkit) attach(r endpoint.Record) error {
 		defer old.Close()
 		o.Anchor = link.ReplaceProgram(old)
 	}
-	err = d.alone(func() error { return d.node.Do(func() error { return link.RawAttachProgram(o) }) })
+	err = d.withDeviceLock(func() error { return d.node.Do(func() error { return link.RawAttachProgram(o) }) })
 	if err != nil && !errors.Is(err, os.ErrExist) { // it is this very program that stands there
 		return fmt.Errorf("put the program on %s: %w", r.Device.HostName, err)
 	}
 	return nil
 }
 
-func (d netkit) standing(host netlink.Link) (ebpf.ProgramID, error) {
+func (d netkit) programID(host netlink.Link) (ebpf.ProgramID, error) {
 	return d.programAt(host.Attrs().Index)
 }
 
@@ -99,7 +99,7 @@ func (d netkit) programAt(ifindex int) (id ebpf.ProgramID, err error) {
 			return err
 		}
 		for _, p := range result.Programs {
-			if isNamed(p.ID, pilasterProgPilContainer) {
+			if programHasName(p.ID, pilasterProgPilContainer) {
 				id = p.ID
 				break
 			}

@@ -19,8 +19,8 @@ func TestChooseDevice(t *testing.T) {
 	lo, err := netlink.LinkByName("lo")
 	must(t, err)
 	lacking := HasNetkit()
-	kind, why := Choose(Auto)
-	suits := Suits(Netkit, lo)
+	kind, why := ChooseDevice(Auto)
+	suits := CheckDeviceUplink(Netkit, lo)
 	if lacking == nil {
 		if kind != Netkit || !strings.Contains(why, "has netkit") || suits != nil {
 			t.Errorf("with netkit: %s, %q, %v", kind, why, suits)
@@ -34,11 +34,11 @@ func TestChooseDevice(t *testing.T) {
 		t.Error(lacking)
 	}
 	for choice, want := range map[string]string{"": Veth, Veth: Veth, Macvlan: Macvlan, Netkit: Netkit} {
-		if kind, why := Choose(choice); kind != want || why != "" {
+		if kind, why := ChooseDevice(choice); kind != want || why != "" {
 			t.Errorf("%q means %s, %q", choice, kind, why)
 		}
 	}
-	if err := Suits("bond", lo); err == nil || !strings.Contains(err.Error(), "choose veth, macvlan, netkit, auto") {
+	if err := CheckDeviceUplink("bond", lo); err == nil || !strings.Contains(err.Error(), "choose veth, macvlan, netkit, auto") {
 		t.Errorf("an unknown kind: %v", err)
 	}
 }
@@ -106,7 +106,7 @@ func TestNetkitBesideOthers(t *testing.T) {
 
 // vanishing are ends of a pair that has gone when somebody asks for its program.
 type vanishing struct {
-	ends
+	pairDriver
 	errno error
 }
 
@@ -117,11 +117,11 @@ func (v vanishing) standing(netlink.Link) (ebpf.ProgramID, error) {
 func TestCarryingWhatGoes(t *testing.T) {
 	n := newWireOf(t, paired).nodes[0]
 	n.add(t, blue, 1)
-	own := n.datapath.kinds()[paired].(pair).ends
-	if ids, err := (pair{n.datapath, vanishing{own, unix.ENODEV}}).carrying(); err != nil || len(ids) != 0 {
+	own := n.datapath.drivers()[paired].(pairDevice).pairDriver
+	if ids, err := (pairDevice{n.datapath, vanishing{own, unix.ENODEV}}).attachedEndpoints(); err != nil || len(ids) != 0 {
 		t.Errorf("%v, %v", ids, err)
 	}
-	if _, err := (pair{n.datapath, vanishing{own, unix.EPERM}}).carrying(); !errors.Is(err, unix.EPERM) {
+	if _, err := (pairDevice{n.datapath, vanishing{own, unix.EPERM}}).attachedEndpoints(); !errors.Is(err, unix.EPERM) {
 		t.Errorf("another error: %v", err)
 	}
 }

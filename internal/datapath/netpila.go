@@ -17,15 +17,15 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// netpilaPath is the tables of network netpila: two entries an attachment, two a tenant id.
-type netpilaPath struct{ *Datapath }
+// netpilaMaps is the tables of network netpila: two entries an attachment, two a tenant id.
+type netpilaMaps struct{ *Datapath }
 
 // Netpila is that network's part of the packet path.
-func (d *Datapath) Netpila() network.Dataplane { return netpilaPath{d} }
+func (d *Datapath) Netpila() network.Dataplane { return netpilaMaps{d} }
 
 // PutTenant makes the tenant's ids known, each with all of them beside it, and gives the cipher
 // their keys.
-func (d netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
+func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 	var value pilasterTenant
 	if len(t.IDs) == 0 || len(t.IDs) > len(value.Ids) {
 		return fmt.Errorf(
@@ -57,20 +57,20 @@ func (d netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
 		}
 	}
 	for i, id := range t.IDs {
-		value.Gateway = words(gateways[i])
+		value.Gateway = toAddr(gateways[i])
 		if err := d.objects.PilTenantsV2.Put(uint32(id.ID), value); err != nil {
 			return fmt.Errorf("tenant %s: write id %d: %w", t.Name, id.ID, err)
 		}
-		d.told.Store(uint32(id.ID), true)
+		d.knownTenantIDs.Store(uint32(id.ID), true)
 	}
 	return d.InvalidateFlows()
 }
 
 // DeleteTenant forgets the tenant's ids and keys. One of which there are none leaves what is cached of others as it is.
-func (d netpilaPath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
+func (d netpilaMaps) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	gone := false
 	for _, id := range t.IDs {
-		d.told.Delete(uint32(id.ID))
+		d.knownTenantIDs.Delete(uint32(id.ID))
 		for _, m := range []*ebpf.Map{d.objects.PilTenantsV2, d.objects.PilKeysV1} {
 			err := m.Delete(uint32(id.ID))
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -105,18 +105,18 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 }
 
 // Activate writes the endpoint's entries: from now on packets flow.
-func (d netpilaPath) Activate(ctx context.Context, r endpoint.Record) error {
+func (d netpilaMaps) Activate(ctx context.Context, r endpoint.Record) error {
 	if err := d.writeEntries(r); err != nil {
 		return errors.Join(err, d.Deactivate(ctx, r))
 	}
 	return d.InvalidateFlows()
 }
 
-func (d netpilaPath) writeEntries(r endpoint.Record) error {
+func (d netpilaMaps) writeEntries(r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		err := d.objects.PilLocalsV1.Put(words(a.Plaintext).Lo, localEntry(r, a))
+		err := d.objects.PilLocalsV1.Put(toAddr(a.Plaintext).Lo, epDstEntry(r, a))
 		if err == nil {
-			err = d.objects.PilSourcesV2.Put(words(a.Address), sourceEntry(r, a))
+			err = d.objects.PilSourcesV2.Put(toAddr(a.Address), epSrcEntry(r, a))
 		}
 		if err != nil {
 			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, err)
@@ -125,8 +125,8 @@ func (d netpilaPath) writeEntries(r endpoint.Record) error {
 	return nil
 }
 
-// eachLocal reads the containers' entries.
-func (d *Datapath) eachLocal(f func(pilasterEpDst)) error {
+// forEachEpDst reads the containers' entries.
+func (d *Datapath) forEachEpDst(f func(pilasterEpDst)) error {
 	var key uint64
 	var local pilasterEpDst
 	entries := d.objects.PilLocalsV1.Iterate()
@@ -139,30 +139,30 @@ func (d *Datapath) eachLocal(f func(pilasterEpDst)) error {
 	return nil
 }
 
-func localEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpDst {
+func epDstEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpDst {
 	return pilasterEpDst{
-		Address: words(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
-		Checksum: difference(a.Plaintext, a.Address),
+		Address: toAddr(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
+		Checksum: checksumDiff(a.Plaintext, a.Address),
 	}
 }
 
-func sourceEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpSrc {
+func epSrcEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpSrc {
 	return pilasterEpSrc{
-		Plain: words(
+		Plain: toAddr(
 			a.Plaintext,
 		), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
-		Checksum: difference(a.Address, a.Plaintext),
+		Checksum: checksumDiff(a.Address, a.Plaintext),
 	}
 }
 
 // Deactivate takes the endpoint's entries away: from now on nothing flows.
-func (d netpilaPath) Deactivate(_ context.Context, r endpoint.Record) error {
+func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		err := d.objects.PilSourcesV2.Delete(words(a.Address))
+		err := d.objects.PilSourcesV2.Delete(toAddr(a.Address))
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("endpoint %d: remove its source entry: %w", r.ID, err)
 		}
-		err = d.objects.PilLocalsV1.Delete(words(a.Plaintext).Lo)
+		err = d.objects.PilLocalsV1.Delete(toAddr(a.Plaintext).Lo)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
@@ -171,22 +171,22 @@ func (d netpilaPath) Deactivate(_ context.Context, r endpoint.Record) error {
 }
 
 // Repair fills the tables.
-func (d netpilaPath) Repair(_ context.Context, recorded, found []endpoint.Record) error {
+func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record) error {
 	sources, locals, ids := map[pilasterAddr]bool{}, map[uint64]bool{}, map[uint32]bool{}
 	for _, r := range recorded {
 		ids[uint32(r.TenantID)] = true
 	}
-	if err := d.keepSiblings(ids); err != nil {
+	if err := d.addSiblingIDs(ids); err != nil {
 		return err
 	}
-	d.told.Range(func(id, _ any) bool { ids[id.(uint32)] = true; return true })
+	d.knownTenantIDs.Range(func(id, _ any) bool { ids[id.(uint32)] = true; return true })
 	for _, r := range found {
 		if err := d.writeEntries(r); err != nil {
 			return err
 		}
 		for _, a := range r.Attachments {
-			sources[words(a.Address)] = true
-			locals[words(a.Plaintext).Lo] = true
+			sources[toAddr(a.Address)] = true
+			locals[toAddr(a.Plaintext).Lo] = true
 		}
 	}
 	err := errors.Join(
@@ -201,8 +201,8 @@ func (d netpilaPath) Repair(_ context.Context, recorded, found []endpoint.Record
 	return d.InvalidateFlows()
 }
 
-// keepSiblings adds the other ids of the tenants that own the given ones.
-func (d netpilaPath) keepSiblings(ids map[uint32]bool) error {
+// addSiblingIDs adds the other ids of the tenants that own the given ones.
+func (d netpilaMaps) addSiblingIDs(ids map[uint32]bool) error {
 	for _, id := range slices.Collect(maps.Keys(ids)) {
 		var t pilasterTenant
 		err := d.objects.PilTenantsV2.Lookup(id, &t)
@@ -220,13 +220,13 @@ func (d netpilaPath) keepSiblings(ids map[uint32]bool) error {
 }
 
 // Check compares the endpoint's entries and its tenant's.
-func (d netpilaPath) Check(_ context.Context, r endpoint.Record) error {
+func (d netpilaMaps) Check(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		var local pilasterEpDst
-		if err := d.objects.PilLocalsV1.Lookup(words(a.Plaintext).Lo, &local); err != nil {
+		if err := d.objects.PilLocalsV1.Lookup(toAddr(a.Plaintext).Lo, &local); err != nil {
 			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinLocals, a.Plaintext, err)
 		}
-		if local != localEntry(r, a) {
+		if local != epDstEntry(r, a) {
 			return fmt.Errorf(
 				"endpoint %d: map entry %s of %v says %v on device %d for endpoint %d",
 				r.ID,
@@ -238,10 +238,10 @@ func (d netpilaPath) Check(_ context.Context, r endpoint.Record) error {
 			)
 		}
 		var source pilasterEpSrc
-		if err := d.objects.PilSourcesV2.Lookup(words(a.Address), &source); err != nil {
+		if err := d.objects.PilSourcesV2.Lookup(toAddr(a.Address), &source); err != nil {
 			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinSources, a.Address, err)
 		}
-		if source != sourceEntry(r, a) {
+		if source != epSrcEntry(r, a) {
 			return fmt.Errorf(
 				"endpoint %d: map entry %s of %v says %v on device %d, tenant id %d, endpoint %d",
 				r.ID,
@@ -267,17 +267,17 @@ func (d netpilaPath) Check(_ context.Context, r endpoint.Record) error {
 }
 
 // Entries counts them in the kernel.
-func (d netpilaPath) Entries(context.Context) ([]network.Entries, error) {
+func (d netpilaMaps) Entries(context.Context) ([]network.Entries, error) {
 	var all []network.Entries
 	for _, t := range []struct {
 		name string
 		m    *ebpf.Map
 		used func() (int, error)
 	}{
-		{"locals", d.objects.PilLocalsV1, func() (int, error) { return used[uint64](d.objects.PilLocalsV1) }},
-		{"sources", d.objects.PilSourcesV2, func() (int, error) { return used[pilasterAddr](d.objects.PilSourcesV2) }},
-		{"tenants", d.objects.PilTenantsV2, func() (int, error) { return used[uint32](d.objects.PilTenantsV2) }},
-		{"keys", d.objects.PilKeysV1, func() (int, error) { return used[uint32](d.objects.PilKeysV1) }},
+		{"locals", d.objects.PilLocalsV1, func() (int, error) { return countKeys[uint64](d.objects.PilLocalsV1) }},
+		{"sources", d.objects.PilSourcesV2, func() (int, error) { return countKeys[pilasterAddr](d.objects.PilSourcesV2) }},
+		{"tenants", d.objects.PilTenantsV2, func() (int, error) { return countKeys[uint32](d.objects.PilTenantsV2) }},
+		{"keys", d.objects.PilKeysV1, func() (int, error) { return countKeys[uint32](d.objects.PilKeysV1) }},
 	} {
 		n, err := t.used()
 		if err != nil {
@@ -289,7 +289,7 @@ func (d netpilaPath) Entries(context.Context) ([]network.Entries, error) {
 	return append(all, network.Entries{Table: "flows", Used: flows, Capacity: flows, Cache: true}), nil
 }
 
-func used[K comparable](m *ebpf.Map) (int, error) {
+func countKeys[K comparable](m *ebpf.Map) (int, error) {
 	keys, err := mapKeys[K](m)
 	return len(keys), err
 }

@@ -22,9 +22,9 @@ const networkNimitz = uint32(0)
 type Nimitz struct {
 	d *Datapath
 
-	changes sync.Mutex
-	used    map[*ebpf.Map]int
-	ports   map[pipeline.Port]uint32 // indexes of the containers' devices, and of the gateway's
+	mu    sync.Mutex
+	used  map[*ebpf.Map]int
+	ports map[pipeline.Port]uint32 // indexes of the containers' devices, and of the gateway's
 }
 
 // Nimitz makes the VXLAN device, if it is not there yet, and the switch over it.
@@ -37,7 +37,7 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 	} else if !errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil, fmt.Errorf("find %s: %w", pipeline.NodeSide, err)
 	}
-	if err := d.makeTunnel(); err != nil {
+	if err := d.createTunnel(); err != nil {
 		return nil, err
 	}
 	// Of what works already Restore moves the hooks, once all tables are whole.
@@ -50,22 +50,22 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 		return nil, fmt.Errorf("look for the second network's program: %w", err)
 	}
 	n := &Nimitz{d: d, used: map[*ebpf.Map]int{}, ports: map[pipeline.Port]uint32{}}
-	for _, t := range nimitzTables {
-		keys, _, err := rawEntries(t.of(&d.objects))
+	for _, t := range pipelineMaps {
+		keys, _, err := rawEntries(t.mapOf(&d.objects))
 		if err != nil {
 			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
 		}
-		n.used[t.of(&d.objects)] = len(keys)
+		n.used[t.mapOf(&d.objects)] = len(keys)
 	}
-	err := each(d.objects.PilPortsV1, func(device uint32, p pilasterDevEp) { n.ports[pipeline.Port(p.Endpoint)] = device })
+	err := forEachEntry(d.objects.PilPortsV1, func(device uint32, p pilasterDevEp) { n.ports[pipeline.Port(p.Endpoint)] = device })
 	return n, err
 }
 
 // Plug makes a device a port: what comes out of a container's goes through its own hook, which is there already.
 func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
 	device := is.Name
-	n.changes.Lock()
-	defer n.changes.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if port == pipeline.Gateway {
 		index, err := n.d.plugGateway(overlaySide, device)
 		if err != nil {
@@ -84,7 +84,7 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 		err = errors.New("it is no port to be plugged")
 	default:
 		if old, there := n.ports[port]; there && old != index {
-			if err := gone(n.unplug(port, old)); err != nil {
+			if err := ignoreGone(n.unplug(port, old)); err != nil {
 				return err
 			}
 		}
@@ -99,8 +99,8 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 
 // Unplug has nothing come from the port any more. What entries send to it is lost, so they go first.
 func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
-	n.changes.Lock()
-	defer n.changes.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if port == pipeline.Gateway {
 		delete(n.ports, port)
 		return n.d.setNimitzNode(func(v *pilasterNimitzNode) { v.Gateway = 0 })
@@ -123,9 +123,9 @@ func (n *Nimitz) unplug(port pipeline.Port, index uint32) error {
 // Apply takes entries away and adds others, or leaves all as it was. An entry takes the place of the one with its
 // match in one step; then come those that are new, and last go those that are to go, so no packet meets neither.
 func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
-	n.changes.Lock()
-	defer n.changes.Unlock()
-	c := change{n: n, new: map[*ebpf.Map]int{}}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := pipelineChange{n: n, added: map[*ebpf.Map]int{}}
 	stays := map[any]bool{}
 	for _, e := range add {
 		stays[e.Match()] = true
@@ -141,9 +141,9 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 			return fmt.Errorf("%w; nothing was changed", err)
 		}
 	}
-	for _, t := range nimitzTables {
-		m := t.of(&n.d.objects)
-		if used, more, room := n.used[m], c.new[m], int(m.MaxEntries()); used+more > room {
+	for _, t := range pipelineMaps {
+		m := t.mapOf(&n.d.objects)
+		if used, more, room := n.used[m], c.added[m], int(m.MaxEntries()); used+more > room {
 			return fmt.Errorf("the table of %s has room for %d entries, holds %d and would get %d more; nothing was changed: raise the agent's limit, or let tenants with fewer mappings and services run here",
 				t.name, room, used, more)
 		}
@@ -154,49 +154,49 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 	return nil
 }
 
-// change is one Apply.
-type change struct {
-	n    *Nimitz
-	rows []row
-	done []row // what was there, in the order in which it went
-	new  map[*ebpf.Map]int
+// pipelineChange is one Apply.
+type pipelineChange struct {
+	n       *Nimitz
+	entries []mapEntry
+	undoLog []mapEntry // what was there, in the order in which it went
+	added   map[*ebpf.Map]int
 }
 
-func (c *change) plan(e pipeline.Entry, put bool) error {
-	r, err := c.n.render(e)
+func (c *pipelineChange) plan(e pipeline.Entry, put bool) error {
+	r, err := c.n.encode(e)
 	if err != nil {
 		return fmt.Errorf("%v: %w", e, err)
 	}
-	old, err := r.there()
+	old, err := r.lookup()
 	if err != nil {
 		return err
 	}
 	if put && old == nil {
-		c.new[r.table]++
+		c.added[r.table]++
 	}
 	if !put {
 		r.value = nil
 	}
-	c.rows = append(c.rows, r)
+	c.entries = append(c.entries, r)
 	return nil
 }
 
-func (c *change) write() error {
-	for _, r := range c.rows {
-		old, err := r.there()
+func (c *pipelineChange) write() error {
+	for _, r := range c.entries {
+		old, err := r.lookup()
 		if err != nil {
 			return err
 		}
 		if err := c.put(r, old); err != nil {
 			return err
 		}
-		c.done = append(c.done, row{r.table, r.key, old})
+		c.undoLog = append(c.undoLog, mapEntry{r.table, r.key, old})
 	}
 	return nil
 }
 
 // put makes the table have the row, or no row of its key, and counts.
-func (c *change) put(r row, old []byte) error {
+func (c *pipelineChange) put(r mapEntry, old []byte) error {
 	switch {
 	case r.value != nil:
 		if err := r.table.Put(r.key, r.value); err != nil {
@@ -214,12 +214,12 @@ func (c *change) put(r row, old []byte) error {
 	return nil
 }
 
-func (c *change) undo() error {
+func (c *pipelineChange) undo() error {
 	var errs []error
-	for i := len(c.done) - 1; i >= 0; i-- {
-		now, err := c.done[i].there()
+	for i := len(c.undoLog) - 1; i >= 0; i-- {
+		now, err := c.undoLog[i].lookup()
 		if err == nil {
-			err = c.put(c.done[i], now)
+			err = c.put(c.undoLog[i], now)
 		}
 		errs = append(errs, err)
 	}
@@ -231,8 +231,8 @@ func (c *change) undo() error {
 
 // Check looks up a port and its entries in the kernel.
 func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error {
-	n.changes.Lock()
-	defer n.changes.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	l, err := n.d.netlink.LinkByName(device.Name)
 	if err != nil {
 		return fmt.Errorf("%v: device %s: %w", port, device.Name, err)
@@ -243,11 +243,11 @@ func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.De
 		return fmt.Errorf("device %s is not %v of the switch", device.Name, port)
 	}
 	for _, e := range entries {
-		r, err := n.render(e)
+		r, err := n.encode(e)
 		if err != nil {
 			return fmt.Errorf("%v: %w", e, err)
 		}
-		if there, err := r.there(); err != nil || !bytes.Equal(there, r.value) {
+		if there, err := r.lookup(); err != nil || !bytes.Equal(there, r.value) {
 			return errors.Join(err, fmt.Errorf("the switch does not have %v", e))
 		}
 	}
@@ -255,13 +255,13 @@ func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.De
 }
 
 // SetMTU has the tunnels' device take what leaves by the uplink.
-func (n *Nimitz) SetMTU(mtu int) error { return n.d.fitTunnel(mtu) }
+func (n *Nimitz) SetMTU(mtu int) error { return n.d.setTunnelMTU(mtu) }
 
 // Entries is what the tables hold, read from the kernel.
 func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 	var all []pipeline.Entry
-	for _, t := range nimitzTables {
-		err := t.each(t.of(&n.d.objects), func(e pipeline.Entry) { all = append(all, e) })
+	for _, t := range pipelineMaps {
+		err := t.forEachEntry(t.mapOf(&n.d.objects), func(e pipeline.Entry) { all = append(all, e) })
 		if err != nil {
 			return nil, err
 		}
@@ -272,8 +272,8 @@ func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 // Usage is how full the tables are, read from the kernel.
 func (n *Nimitz) Usage() ([]network.Entries, error) {
 	var all []network.Entries
-	for _, t := range nimitzTables {
-		m := t.of(&n.d.objects)
+	for _, t := range pipelineMaps {
+		m := t.mapOf(&n.d.objects)
 		keys, _, err := rawEntries(m)
 		if err != nil {
 			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
@@ -283,11 +283,11 @@ func (n *Nimitz) Usage() ([]network.Entries, error) {
 	return all, nil
 }
 
-func (t nimitzTable) each(m *ebpf.Map, show func(pipeline.Entry)) error {
+func (t pipelineMap) forEachEntry(m *ebpf.Map, show func(pipeline.Entry)) error {
 	keys, values, err := rawEntries(m)
 	for i := range keys {
 		var e pipeline.Entry
-		if e, err = t.read(keys[i], values[i]); err != nil {
+		if e, err = t.decode(keys[i], values[i]); err != nil {
 			break
 		}
 		show(e)

@@ -42,11 +42,11 @@ func TestNimitzOthersDevices(t *testing.T) {
 		must(t, err)
 		eth0, err := h.LinkByName("eth0")
 		must(t, err)
-		if ours := l.Attrs().Name == pipeline.NodeSide; (roleOf(l, eth0, h.LinkByIndex) == apart) != ours {
+		if ours := l.Attrs().Name == pipeline.NodeSide; (roleOf(l, eth0, h.LinkByIndex) == roleNone) != ours {
 			t.Errorf("%s: packets are let by there", c.name)
 		}
 		must(t, n.ns.Do(func() error {
-			left, err := leftTunnel()
+			left, err := staleTunnel()
 			if len(left) != 0 {
 				t.Errorf("%s: a reset would remove it", c.name)
 			}

@@ -114,7 +114,7 @@ func TestNimitzErrors(t *testing.T) {
 		family                                         string
 		own, service, storage, virtual, router, beside netip.Addr
 		error                                          packet.ICMP
-		checksum                                       int // of the quoted UDP header
+		checksum                                       int // entriesOf the quoted UDP header
 	}{
 		{"IPv4", own4, service4, netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("100.64.1.2"), netip.MustParseAddr("203.0.113.1"), beside4,
 			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded, Rest: [4]byte{0, 0, 5, 20}}, 20 + 6},
@@ -269,7 +269,7 @@ func TestNimitzTunnels(t *testing.T) {
 			t.Errorf("%s: counted %v, want one for %v", c.name, got, c.why)
 		}
 	}
-	mark := int(tunnelMark(b.datapath.mark))
+	mark := int(tunnelMark(b.datapath.acceptMark))
 	before := b.drops(t)
 	send(self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, mark)
 	b.dropped(t, "a process that has guessed the mark", before, dropreason.TunnelForged)

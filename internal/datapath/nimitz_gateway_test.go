@@ -32,14 +32,14 @@ type underlayWire struct {
 	host     *netns.Namespace
 	hostAddr netip.Addr
 	gateways [2]*gateway.Gateway
-	paths    [2]string // of the gateways' namespaces
+	paths    [2]string // entriesOf the gateways' namespaces
 }
 
 func newUnderlayWire(t testing.TB) *underlayWire {
 	t.Helper()
 	w := &underlayWire{nimitzWire: &nimitzWire{wire: &wire{}}, host: namespace(t, "host")}
 	router := namespace(t, "router")
-	must(t, withSettings(router, func(s settings) error {
+	must(t, withSettings(router, func(s sysctls) error {
 		return s.set("all", []sysctl{{"ipv6", "forwarding", "1"}})
 	}))
 	for i := range w.nodes {
@@ -112,7 +112,7 @@ func joinRouter(t testing.TB, router, ns *netns.Namespace, number int, behind ne
 			t,
 			withSettings(
 				end.ns,
-				func(s settings) error { return s.set(end.name, []sysctl{{"ipv6", "accept_dad", "0"}}) },
+				func(s sysctls) error { return s.set(end.name, []sysctl{{"ipv6", "accept_dad", "0"}}) },
 			),
 		)
 		l, err := end.h.LinkByName(end.name)

@@ -144,7 +144,7 @@ func untunnel(frame []byte) (o outer, inner []byte, err error) {
 	return o, gram.Payload[8:], nil
 }
 
-// counted are the reasons of what was dropped since, without those that count by themselves.
+// sumCounter are the reasons of what was dropped since, without those that count by themselves.
 func (n *testNode) counted(t testing.TB, before map[string]uint64) map[string]uint64 {
 	t.Helper()
 	now := n.drops(t)
@@ -329,18 +329,18 @@ func TestNimitzIsFull(t *testing.T) {
 	must(t, b.nimitz.Apply(t.Context(), nil, []pipeline.Entry{peer(room)}))
 
 	// What fails on the way is taken back: the kernel refuses a full table itself.
-	var rows []row
+	var rows []mapEntry
 	for _, e := range []pipeline.Entry{forward, peer(room + 1)} {
-		r, err := b.nimitz.render(e)
+		r, err := b.nimitz.encode(e)
 		must(t, err)
 		rows = append(rows, r)
 	}
 	before, err := b.nimitz.Entries(t.Context())
 	must(t, err)
-	gone, err := b.nimitz.render(packettest.Entries()[3])
+	gone, err := b.nimitz.encode(packettest.Entries()[3])
 	must(t, err)
 	gone.value = nil
-	c := change{n: b.nimitz, rows: append([]row{gone}, rows...)}
+	c := pipelineChange{n: b.nimitz, entries: append([]mapEntry{gone}, rows...)}
 	if err := c.write(); err == nil {
 		t.Error("a full table takes one more")
 	}
@@ -389,7 +389,7 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 		return b.datapath.Netpila().Repair(t.Context(), found, found)
 	})
 	must(t, err)
-	must(t, each(b.datapath.objects.PilPortsV1, func(_ uint32, p pilasterDevEp) {
+	must(t, forEachEntry(b.datapath.objects.PilPortsV1, func(_ uint32, p pilasterDevEp) {
 		if p.Endpoint == 2 {
 			t.Errorf("port %d is of a container that has gone", p.Endpoint)
 		}

@@ -27,8 +27,8 @@ const (
 	nodeMTU = 65535
 )
 
-// makeNodeDevice makes the pair, or sets right the one that is there.
-func (d *Datapath) makeNodeDevice() error {
+// createNodeDevice makes the pair, or sets right the one that is there.
+func (d *Datapath) createNodeDevice() error {
 	near, far, err := d.nodePair()
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (d *Datapath) setUpNodeDevice(near, far netlink.Link) error {
 }
 
 func (d *Datapath) setNodeDevice() error {
-	return errors.Join(d.settings.set(nodeDevice, nodeSettings()), d.settings.set(nodeFar, farSettings()))
+	return errors.Join(d.sysctls.set(nodeDevice, nodeSysctls()), d.sysctls.set(nodeFar, farSysctls()))
 }
 
 // attachNode puts the node's program where its packets to containers leave the stack.
@@ -150,7 +150,7 @@ func (d *Datapath) addNodeRoutes(r endpoint.Record) error {
 
 func (d *Datapath) deleteNodeRoute(dst *net.IPNet) error {
 	err := netns.DeleteRoute(d.netlink, &netlink.Route{LinkIndex: d.nodeNear, Dst: dst})
-	if gone(err) != nil {
+	if ignoreGone(err) != nil {
 		return fmt.Errorf("remove the route %v by %s: %w", dst, nodeDevice, err)
 	}
 	return nil

@@ -38,41 +38,41 @@ var (
 	containerMAC = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}
 )
 
-// pair is two devices, one of them on the node, and our program between them.
-type pair struct {
+// pairDevice is two devices, one of them on the node, and our program between them.
+type pairDevice struct {
 	*Datapath
-	ends
+	pairDriver
 }
 
-// ends is what pairs differ in.
-type ends interface {
-	// available says why this kernel has no such pair.
-	available() error
+// pairDriver is what pairs differ in.
+type pairDriver interface {
+	// checkKernel says why this kernel has no such pair.
+	checkKernel() error
 	// link is the pair for the kernel to make.
 	link(node, container netlink.LinkAttrs) netlink.Link
-	// attach lets what the container sends meet our program, or swaps an older one for it in one step.
-	attach(r endpoint.Record) error
-	// standing is the id of the program in the place of ours; 0 without one.
-	standing(host netlink.Link) (ebpf.ProgramID, error)
+	// attachProgram lets what the container sends meet our program, or swaps an older one for it in one step.
+	attachProgram(r endpoint.Record) error
+	// programID is the id of the program in the place of ours; 0 without one.
+	programID(host netlink.Link) (ebpf.ProgramID, error)
 }
 
-func (d pair) suits(netlink.Link) error { return d.available() }
+func (d pairDevice) checkUplink(netlink.Link) error { return d.checkKernel() }
 
-// make makes the pair, its container side born in the container's namespace: moving it there later
+// create makes the pair, its container side born in the container's namespace: moving it there later
 // would cost 30 times as much.
-func (d pair) make(r endpoint.Record, in *inside, mtu int) (_ endpoint.Device, err error) {
+func (d pairDevice) create(r endpoint.Record, in *containerNS, mtu int) (_ endpoint.Device, err error) {
 	name := deviceName(r.ID)
 	node, container := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
 	node.Name, node.MTU, node.HardwareAddr = name, mtu, gatewayMAC
 	container.Name, container.MTU, container.HardwareAddr, container.Namespace = r.Interface, mtu, containerMAC, netlink.NsFd(in.netns.FD())
 	pair := d.link(node, container)
 	add := func() error {
-		return d.alone(func() error { return netns.Retry(func() error { return d.netlink.LinkAdd(pair) }) })
+		return d.withDeviceLock(func() error { return netns.Retry(func() error { return d.netlink.LinkAdd(pair) }) })
 	}
 	err = add()
 	if errors.Is(err, os.ErrExist) {
 		// A device of that name is what a crash left of an endpoint that has no record.
-		if err = d.Datapath.remove(name); err == nil {
+		if err = d.Datapath.removeHostDevice(name); err == nil {
 			err = add()
 		}
 	}
@@ -84,7 +84,7 @@ func (d pair) make(r endpoint.Record, in *inside, mtu int) (_ endpoint.Device, e
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.Datapath.remove(name))
+			err = errors.Join(err, d.Datapath.removeHostDevice(name))
 		}
 	}()
 	if pair.Attrs().Index == 0 { // LinkAdd looks it up, and does not say that it failed
@@ -94,7 +94,7 @@ func (d pair) make(r endpoint.Record, in *inside, mtu int) (_ endpoint.Device, e
 		Kind: pair.Type(), HostName: name, HostIfindex: pair.Attrs().Index,
 		HostMAC: gatewayMAC, ContainerMAC: containerMAC, MTU: mtu,
 	}
-	if err := d.alone(func() error { return d.setUpHostSide(r, pair) }); err != nil {
+	if err := d.withDeviceLock(func() error { return d.setUpHostSide(r, pair) }); err != nil {
 		return endpoint.Device{}, fmt.Errorf("host side: %w", err)
 	}
 	return r.Device, nil
@@ -104,8 +104,8 @@ func hasDevice(r endpoint.Record, err error) error {
 	return fmt.Errorf("the namespace has a device %s already; remove it or name another interface: %w", r.Interface, err)
 }
 
-func (d pair) setUpHostSide(r endpoint.Record, host netlink.Link) error {
-	if err := d.settings.set(r.Device.HostName, hostSettings()); err != nil {
+func (d pairDevice) setUpHostSide(r endpoint.Record, host netlink.Link) error {
+	if err := d.sysctls.set(r.Device.HostName, hostSysctls()); err != nil {
 		return err
 	}
 	if err := setMTU(d.netlink, host, r.Device.MTU); err != nil {
@@ -119,7 +119,7 @@ func (d pair) setUpHostSide(r endpoint.Record, host netlink.Link) error {
 
 // hostSide finds the endpoint's device. After a reboot its index may be any other device's, even the
 // uplink's.
-func (d pair) hostSide(r endpoint.Record) (netlink.Link, error) {
+func (d pairDevice) hostSide(r endpoint.Record) (netlink.Link, error) {
 	host, err := d.netlink.LinkByName(r.Device.HostName)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", r.Device.HostName, err)
@@ -130,7 +130,7 @@ func (d pair) hostSide(r endpoint.Record) (netlink.Link, error) {
 	return host, nil
 }
 
-func (d pair) lost(records []endpoint.Record) map[endpoint.ID]error {
+func (d pairDevice) missing(records []endpoint.Record) map[endpoint.ID]error {
 	lost := map[endpoint.ID]error{}
 	for _, r := range records {
 		_, err := d.hostSide(r)
@@ -145,7 +145,7 @@ func (d pair) lost(records []endpoint.Record) map[endpoint.ID]error {
 	return lost
 }
 
-func (d pair) home(r endpoint.Record) (int, error) {
+func (d pairDevice) netnsID(r endpoint.Record) (int, error) {
 	host, err := d.hostSide(r)
 	if err != nil {
 		return 0, err
@@ -156,9 +156,11 @@ func (d pair) home(r endpoint.Record) (int, error) {
 	return host.Attrs().NetNsID, nil
 }
 
-func (d pair) homeOf(in *inside) (int, error) { return d.netlink.GetNetNsIdByFd(in.netns.FD()) }
+func (d pairDevice) netnsIDOf(in *containerNS) (int, error) {
+	return d.netlink.GetNetNsIdByFd(in.netns.FD())
+}
 
-func (d pair) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
+func (d pairDevice) containerLink(r endpoint.Record, in *containerNS) (netlink.Link, error) {
 	host, err := d.hostSide(r)
 	if err != nil {
 		return nil, err
@@ -173,7 +175,7 @@ func (d pair) inside(r endpoint.Record, in *inside) (netlink.Link, error) {
 	return container, nil
 }
 
-func (d pair) check(r endpoint.Record) error {
+func (d pairDevice) check(r endpoint.Record) error {
 	host, err := d.hostSide(r)
 	if err != nil {
 		return err
@@ -187,27 +189,27 @@ func (d pair) check(r endpoint.Record) error {
 	if mtu := host.Attrs().MTU; mtu != r.Device.MTU {
 		return fmt.Errorf("link %s has MTU %d, not %d", r.Device.HostName, mtu, r.Device.MTU)
 	}
-	if err := d.settings.check(r.Device.HostName, hostSettings()); err != nil {
+	if err := d.sysctls.check(r.Device.HostName, hostSysctls()); err != nil {
 		return err
 	}
-	there, err := d.standing(host)
+	there, err := d.programID(host)
 	if err != nil {
 		return err
 	}
 	return sameProgram(there, host, d.objects.PilContainer, pilasterProgPilContainer)
 }
 
-func (d pair) repair(r endpoint.Record) error {
+func (d pairDevice) repair(r endpoint.Record) error {
 	host, err := d.hostSide(r)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.setUpHostSide(r, host), d.attach(r))
+	return errors.Join(d.setUpHostSide(r, host), d.attachProgram(r))
 }
 
 // setMTU changes the side first that sends: the node's side takes no packet longer than its own MTU, and
 // says nothing of it.
-func (d pair) setMTU(r endpoint.Record, mtu int, container func() error) error {
+func (d pairDevice) setMTU(r endpoint.Record, mtu int, container func() error) error {
 	host, err := d.hostSide(r)
 	if err != nil {
 		return err
@@ -228,14 +230,14 @@ func (d pair) setMTU(r endpoint.Record, mtu int, container func() error) error {
 	return second()
 }
 
-func (d pair) narrowed(mtu int) int { return mtu }
+func (d pairDevice) effectiveMTU(mtu int) int { return mtu }
 
-func (d pair) remove(r endpoint.Record, routes ...*net.IPNet) error {
-	return d.Datapath.remove(deviceName(r.ID), routes...)
+func (d pairDevice) remove(r endpoint.Record, routes ...*net.IPNet) error {
+	return d.Datapath.removeHostDevice(deviceName(r.ID), routes...)
 }
 
-// carrying finds the devices that have a program. One may go while it is asked for.
-func (d pair) carrying() ([]endpoint.ID, error) {
+// attachedEndpoints finds the devices that have a program. One may go while it is asked for.
+func (d pairDevice) attachedEndpoints() ([]endpoint.ID, error) {
 	links, err := netns.List(d.netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
@@ -246,8 +248,8 @@ func (d pair) carrying() ([]endpoint.ID, error) {
 		if !ours || l.Type() != d.link(netlink.LinkAttrs{}, netlink.LinkAttrs{}).Type() {
 			continue
 		}
-		program, err := d.standing(l)
-		if err := gone(err); err != nil {
+		program, err := d.programID(l)
+		if err := ignoreGone(err); err != nil {
 			return nil, err
 		}
 		if program != 0 {

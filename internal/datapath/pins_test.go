@@ -8,7 +8,7 @@ import (
 // TestPinNames: the pins keep the names by which other builds find them.
 func TestPinNames(t *testing.T) {
 	var got []string
-	for _, table := range (&Datapath{}).tables() {
+	for _, table := range (&Datapath{}).pinnedMaps() {
 		got = append(got, table.name)
 	}
 	slices.Sort(got)

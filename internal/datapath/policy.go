@@ -19,31 +19,31 @@ import (
 // Limits of policies and sessions, unless the configuration says others.
 const (
 	DefaultMaxRules    = 1 << 18
-	DefaultMaxSessions = placesPerBucket << 15 // 16 MiB
+	DefaultMaxSessions = slotsPerBucket << 15 // 16 MiB
 
 	MaxMaxRules    = 1 << 22
-	MaxMaxSessions = placesPerBucket << 20
+	MaxMaxSessions = slotsPerBucket << 20
 )
 
-// placesPerBucket is bpf/policy/ct_table.h's BUCKET_ENTRIES.
-const placesPerBucket = len(pilasterSessionBucket{}.Entries)
+// slotsPerBucket is bpf/policy/ct_table.h's BUCKET_ENTRIES.
+const slotsPerBucket = len(pilasterSessionBucket{}.Entries)
 
 // sessionBuckets is a power of 2, for the programs to find one by a mask.
 func (d *Datapath) sessionBuckets() int {
-	return 1 << bits.Len(uint((d.config.MaxSessions-1)/placesPerBucket))
+	return 1 << bits.Len(uint((d.config.MaxSessions-1)/slotsPerBucket))
 }
 
 // RestorePolicies has containers policed by what these tenants' policies say; those of the tenants that are held, by what the kernel has of them, until their
-// policies are set. Where that is nothing, they are isolated. Nobody else is policed; or it is refused, and all is as it was.
+// policyMu are set. Where that is nothing, they are isolated. Nobody else is policed; or it is refused, and all is as it was.
 func (d *Datapath) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
-	d.policies.Lock()
-	defer d.policies.Unlock()
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
 	all, holding := map[string]*dpapi.TenantPolicies{}, map[string]*dpapi.TenantPolicies{}
 	for _, t := range tenants {
 		all[t.Tenant] = &t
 	}
 	for _, t := range held {
-		has, err := d.polices(t.IDs)
+		has, err := d.hasPolicies(t.IDs)
 		if err != nil {
 			return fmt.Errorf("tenant %s: %w", t.Tenant, err)
 		}
@@ -54,22 +54,22 @@ func (d *Datapath) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
 			all[t.Tenant] = &t
 		}
 	}
-	if err := d.police(policyChange{others: slices.Collect(maps.Values(all)), held: idsOf(holding)}); err != nil {
+	if err := d.applyPolicies(policyChange{others: slices.Collect(maps.Values(all)), pending: idsOf(holding)}); err != nil {
 		return err
 	}
-	d.policed, d.held = all, holding
+	d.tenantPolicies, d.pendingTenants = all, holding
 	return nil
 }
 
-// polices tells whether the kernel has policies for some of these ids. Those in tables of another size it cannot hold: packets meet the new ones soon.
-func (d *Datapath) polices(ids []address.TenantID) (is bool, err error) {
-	if is, err = leads(d.objects.PolSubjectsV1, ids); is || err != nil {
+// hasPolicies tells whether the kernel has policies for some of these ids. Those in tables of another size it cannot hold: packets meet the new ones soon.
+func (d *Datapath) hasPolicies(ids []address.TenantID) (is bool, err error) {
+	if is, err = hasTarget(d.objects.PolSubjectsV1, ids); is || err != nil {
 		return is, err
 	}
 	pins, err := filepath.Glob(filepath.Join(d.mapsDir(), pinPolSubjects+"_*"))
 	for _, pin := range pins {
 		if err == nil && !is {
-			err = readPinned(pin, func(m *ebpf.Map) (err error) { is, err = leads(m, ids); return err })
+			err = readPinned(pin, func(m *ebpf.Map) (err error) { is, err = hasTarget(m, ids); return err })
 		}
 	}
 	if is {
@@ -78,7 +78,7 @@ func (d *Datapath) polices(ids []address.TenantID) (is bool, err error) {
 	return false, err
 }
 
-func leads(subjects *ebpf.Map, ids []address.TenantID) (bool, error) {
+func hasTarget(subjects *ebpf.Map, ids []address.TenantID) (bool, error) {
 	for _, id := range ids {
 		err := subjects.Lookup(pilasterPolTargetKey{Tenant: uint32(id), App: uint32(policy.AnyApp)}, new(pilasterPolTarget))
 		if !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -100,79 +100,79 @@ func idsOf(tenants map[string]*dpapi.TenantPolicies) map[uint32]bool {
 
 // SetPolicies has a tenant's containers policed by what its policies say now, and others as before; or it is refused, and all is as it was.
 func (d *Datapath) SetPolicies(next dpapi.TenantPolicies) error {
-	d.policies.Lock()
-	defer d.policies.Unlock()
-	holding := maps.Clone(d.held)
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
+	holding := maps.Clone(d.pendingTenants)
 	delete(holding, next.Tenant)
-	c := policyChange{next: next, known: d.arePoliciesKnown, held: idsOf(holding)}
-	for name, t := range d.policed {
+	c := policyChange{next: next, synced: d.policyMapsSynced, pending: idsOf(holding)}
+	for name, t := range d.tenantPolicies {
 		if name == next.Tenant {
 			c.had = *t
 		} else {
 			c.others = append(c.others, t)
 		}
 	}
-	if err := d.police(c); err != nil {
+	if err := d.applyPolicies(c); err != nil {
 		return err
 	}
-	d.held = holding
-	if d.policed == nil {
-		d.policed = map[string]*dpapi.TenantPolicies{}
+	d.pendingTenants = holding
+	if d.tenantPolicies == nil {
+		d.tenantPolicies = map[string]*dpapi.TenantPolicies{}
 	}
-	if d.policed[next.Tenant] = &next; len(next.Tables.Subjects)+len(next.Overrides) == 0 {
-		delete(d.policed, next.Tenant)
+	if d.tenantPolicies[next.Tenant] = &next; len(next.Tables.Subjects)+len(next.Overrides) == 0 {
+		delete(d.tenantPolicies, next.Tenant)
 	}
 	return nil
 }
 
-// police changes the tables. What sets and tables hold never changes under their names, so they come first; then containers are led to them one by one, and
+// applyPolicies changes the tables. What sets and tables hold never changes under their names, so they come first; then containers are led to them one by one, and
 // what nobody is led to any more goes. Established sessions that the new rules let pass are not touched.
-func (d *Datapath) police(c policyChange) error {
-	subjects, overrides, rules, err := d.rulingTables().compare(c)
+func (d *Datapath) applyPolicies(c policyChange) error {
+	subjects, overrides, rules, err := d.policyMaps().compare(c)
 	if err != nil {
 		return err
 	}
-	for _, table := range append([]tableChange{subjects, overrides}, rules...) {
-		if err := table.fit(c.next.Tenant, d.config.MaxRules); err != nil {
+	for _, table := range append([]mapChange{subjects, overrides}, rules...) {
+		if err := table.checkCapacity(c.next.Tenant, d.config.MaxRules); err != nil {
 			return err
 		}
 	}
-	d.arePoliciesKnown = false // until all is done
-	begin, end := withPolicies(slices.Values(subjects.added.keys)), withPolicies(slices.Values(subjects.gone))
-	err = d.adopt(begin)
+	d.policyMapsSynced = false // until all is done
+	begin, end := tenantsWithPolicies(slices.Values(subjects.added.keys)), tenantsWithPolicies(slices.Values(subjects.stale))
+	err = d.startPickup(begin)
 	for _, table := range rules {
 		err = errors.Join(err, table.write())
 	}
 	if err != nil {
 		return fmt.Errorf("write policies: %w; those from before hold", err)
 	}
-	err = errors.Join(overrides.write(), subjects.write(), subjects.clean(), overrides.clean())
-	err = errors.Join(err, d.countUp(d.objects.PolGenerationV1)) // also after an error: some are led anew
-	if !c.known || len(begin)+len(end) > 0 {
+	err = errors.Join(overrides.write(), subjects.write(), subjects.deleteStale(), overrides.deleteStale())
+	err = errors.Join(err, d.bumpGeneration(d.objects.PolGenerationV1)) // also after an error: some are led anew
+	if !c.synced || len(begin)+len(end) > 0 {
 		err = errors.Join(err, d.InvalidateFlows()) // flows say whether their tenants have policies; a try that failed half-way has not had them say so
 	}
 	if err != nil {
 		return fmt.Errorf("lead containers to their policies: %w; some are under the new ones, the others under those from before", err)
 	}
 	for _, table := range slices.Backward(rules) {
-		err = errors.Join(err, table.clean())
+		err = errors.Join(err, table.deleteStale())
 	}
-	if err = errors.Join(err, removeAll(d.objects.PolAdoptionsV1, slices.Collect(maps.Keys(end)))); err != nil {
+	if err = errors.Join(err, deleteKeys(d.objects.PolAdoptionsV1, slices.Collect(maps.Keys(end)))); err != nil {
 		return fmt.Errorf("remove policies that nobody needs any more: %w; the new ones hold", err)
 	}
-	d.arePoliciesKnown = len(c.held) == 0
+	d.policyMapsSynced = len(c.pending) == 0
 	return nil
 }
 
 // PolicyEntries counts what was written last, and what two tenants share twice; nothing where that did not succeed.
 func (d *Datapath) PolicyEntries() (all []dpapi.Entries) {
-	d.policies.Lock()
-	defer d.policies.Unlock()
-	if !d.arePoliciesKnown {
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
+	if !d.policyMapsSynced {
 		return nil
 	}
-	for _, table := range d.rulingTables().all() {
-		all = append(all, table.shows(slices.Collect(maps.Values(d.policed)), d.config.MaxRules))
+	for _, table := range d.policyMaps().all() {
+		all = append(all, table.usage(slices.Collect(maps.Values(d.tenantPolicies)), d.config.MaxRules))
 	}
 	return all
 }
@@ -193,7 +193,7 @@ func (d *Datapath) RuleHits() (map[uint32]uint64, error) {
 
 // LookupPolicy asks the program that packets meet.
 func (d *Datapath) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
-	r := pilasterWhyRequest{Tuple: pilasterFlowTuple{Local: words(q.Local), Remote: words(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
+	r := pilasterWhyRequest{Tuple: pilasterFlowTuple{Local: toAddr(q.Local), Remote: toAddr(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
 		LocalPort: networkOrder(q.LocalPort), RemotePort: networkOrder(q.RemotePort), Proto: q.Protocol}}
 	// The question and its answer pass as a packet, behind an Ethernet header.
 	frame, err := binary.Append(make([]byte, ethernetHeader), binary.NativeEndian, r)

@@ -76,7 +76,7 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 				q.Allowed,
 			)
 		}
-		verdicts[oneIf(q.Allowed)]++
+		verdicts[boolToUint32(q.Allowed)]++
 	}
 	return verdicts
 }
@@ -84,13 +84,13 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 // differ says where the kernel's tables are not as these tenants' policies are.
 func (b policyBench) differ(t *testing.T, tenants ...dpapi.TenantPolicies) string {
 	t.Helper()
-	r := b.datapath.rulingTables()
+	r := b.datapath.policyMaps()
 	return strings.Join(
 		slices.Concat(
-			differs(t, r.subjects, tenants),
+			differs(t, r.targets, tenants),
 			differs(t, r.overrides, tenants),
 			differs(t, r.apps, tenants),
-			differs(t, r.blocks, tenants),
+			differs(t, r.cidrs, tenants),
 			differs(t, r.ports, tenants),
 			differs(t, r.ranges, tenants),
 			differs(t, r.hits, tenants),
@@ -101,14 +101,14 @@ func (b policyBench) differ(t *testing.T, tenants ...dpapi.TenantPolicies) strin
 
 func differs[K comparable, V any, Key, Value comparable](
 	t *testing.T,
-	r *ruled[K, V, Key, Value],
+	r *mapSync[K, V, Key, Value],
 	tenants []dpapi.TenantPolicies,
 ) []string {
 	t.Helper()
 	has, want := map[Key]Value{}, map[Key]Value{}
 	must(t, r.read(r.kernel, has))
 	for _, of := range tenants {
-		for k, v := range r.of(&of) {
+		for k, v := range r.entriesOf(&of) {
 			key, value := r.entry(k, v)
 			want[key] = value
 		}
@@ -334,7 +334,7 @@ func TestTooManyPolicies(t *testing.T) {
 	refused("policies need 101 entries for ports, and the node has room for 100; nothing was changed", p, other)
 	p = rules("a", 1000, 100)
 	must(t, restore(p)) // all others beside those that are in force until then
-	for i := range 50 { // of a process that was killed
+	for i := range 50 { // entriesOf a process that was killed
 		must(t, b.datapath.objects.PolPortsV1.Put(pilasterPortKey{Table: uint64(i + 1)}, pilasterPortRules{}))
 	}
 	refused(
@@ -397,7 +397,7 @@ func TestNoTenantTakesAll(t *testing.T) {
 func TestHeldPolicies(t *testing.T) {
 	b := newPolicyBench(t)
 	at := func(p dpapi.TenantPolicies) dpapi.TenantPolicies {
-		a := netip.AddrFrom16([16]byte{0: 0xfd, 10: p.Tenant[0]}) // of its id
+		a := netip.AddrFrom16([16]byte{0: 0xfd, 10: p.Tenant[0]}) // entriesOf its id
 		p.Overrides = map[netip.Addr]address.AppID{a: 1}
 		return p
 	}

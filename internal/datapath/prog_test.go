@@ -295,7 +295,7 @@ func (b *progBench) fromContainer() []progCase {
 			reason: "no-route",
 		},
 		{name: "multicast", frame: b.frame(b.sent(netip.MustParseAddr("ff02::1"), gram)), reason: "multicast"},
-		{name: "last hop", frame: b.frame(last), reason: "hop-limit", out: b.told(packet.TimeExceeded, 0, last)},
+		{name: "last hop", frame: b.frame(last), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, last)},
 		{name: "last hop, same node", frame: b.frame(lastHere), out: lastHere},
 		{
 			name:   "router advertisement",

@@ -26,7 +26,7 @@ const (
 	goodFrames   = 12 // the first of fromContainer; half of the random ones are made of them
 )
 
-// place is where frames of b1 may come out.
+// position is where frames of b1 may come out.
 type place struct {
 	capture *packet.Capture
 	address netip.Addr // as b1 sees it

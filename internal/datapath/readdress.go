@@ -24,7 +24,7 @@ func (d *Datapath) Readdress(ctx context.Context, was, is endpoint.Record) error
 
 // CanReaddress looks for what the container has that Readdress would cut off.
 func (d *Datapath) CanReaddress(was, is endpoint.Record) error {
-	in, _, err := d.openFree(was, is)
+	in, _, err := d.openForReaddress(was, is)
 	if err != nil {
 		return fmt.Errorf("endpoint %d: %w", is.ID, err)
 	}
@@ -32,15 +32,15 @@ func (d *Datapath) CanReaddress(was, is endpoint.Record) error {
 	return nil
 }
 
-// openFree opens the inside of a container that may have what one record has more than another.
-func (d *Datapath) openFree(was, is endpoint.Record) (*inside, netlink.Link, error) {
-	in, err := openInside(is.Netns)
+// openForReaddress opens the inside of a container that may have what one record has more than another.
+func (d *Datapath) openForReaddress(was, is endpoint.Record) (*containerNS, netlink.Link, error) {
+	in, err := openContainerNS(is.Netns)
 	if err != nil {
 		return nil, nil, err
 	}
-	container, err := d.kind(is).inside(is, in)
+	container, err := d.driver(is).containerLink(is, in)
 	if err == nil {
-		err = in.routesAreFree(without(is, was), container)
+		err = in.routesAreFree(attachmentsNotIn(is, was), container)
 	}
 	if err != nil {
 		in.Close()
@@ -50,14 +50,16 @@ func (d *Datapath) openFree(was, is endpoint.Record) (*inside, netlink.Link, err
 }
 
 func (d *Datapath) readdress(ctx context.Context, was, is endpoint.Record) error {
-	in, container, err := d.openFree(was, is)
+	in, container, err := d.openForReaddress(was, is)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
 	more, less := is, was
-	more.Attachments, less.Attachments = without(is, was), without(was, is)
-	if err := d.alone(func() error { return in.change(more.Attachments, less.Attachments, is.Attachments, container) }); err != nil {
+	more.Attachments, less.Attachments = attachmentsNotIn(is, was), attachmentsNotIn(was, is)
+	if err := d.withDeviceLock(func() error {
+		return in.replaceAttachments(more.Attachments, less.Attachments, is.Attachments, container)
+	}); err != nil {
 		return fmt.Errorf("container side: %w", err)
 	}
 	if err := d.addNodeRoutes(more); err != nil {
@@ -73,8 +75,8 @@ func (d *Datapath) readdress(ctx context.Context, was, is endpoint.Record) error
 	return in.waitForAddresses(ctx, more)
 }
 
-// without is the attachments of the one that the other does not have.
-func without(r, other endpoint.Record) []endpoint.Attachment {
+// attachmentsNotIn is the attachments of the one that the other does not have.
+func attachmentsNotIn(r, other endpoint.Record) []endpoint.Attachment {
 	has := func(a endpoint.Attachment) bool {
 		return slices.ContainsFunc(
 			other.Attachments,
@@ -84,7 +86,7 @@ func without(r, other endpoint.Record) []endpoint.Attachment {
 	return slices.DeleteFunc(slices.Clone(r.Attachments), has)
 }
 
-func (in *inside) change(more, less, stay []endpoint.Attachment, container netlink.Link) error {
+func (in *containerNS) replaceAttachments(more, less, stay []endpoint.Attachment, container netlink.Link) error {
 	for _, step := range in.attach(more, container) {
 		if err := netns.Retry(step); err != nil {
 			return err
@@ -92,7 +94,7 @@ func (in *inside) change(more, less, stay []endpoint.Attachment, container netli
 	}
 	var errs []error
 	for _, step := range in.detach(less, stay, container) {
-		if err := gone(netns.Retry(step)); !errors.Is(err, unix.ENOENT) { // who lives there may have been faster
+		if err := ignoreGone(netns.Retry(step)); !errors.Is(err, unix.ENOENT) { // who lives there may have been faster
 			errs = append(errs, err)
 		}
 	}

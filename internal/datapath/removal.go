@@ -12,10 +12,10 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// dyingGroup is the link group that devices of ours are put into to be removed together: the kernel
+// removalGroup is the link group that devices of ours are put into to be removed together: the kernel
 // waits for its readers once a removal, however many devices go with it. It is not to be in use by
 // anybody else, hence no small number.
-const dyingGroup = 0x70696c
+const removalGroup = 0x70696c
 
 // removal is of a device of ours, and of the routes by which the node reaches it.
 type removal struct {
@@ -23,21 +23,21 @@ type removal struct {
 	routes []*net.IPNet
 }
 
-// remove goes together with what is to be removed at the same time: each by itself would wait at the kernel's one lock
+// removeHostDevice goes together with what is to be removed at the same time: each by itself would wait at the kernel's one lock
 // for devices, time and again, until the others are through.
-func (d *Datapath) remove(device string, routes ...*net.IPNet) error {
+func (d *Datapath) removeHostDevice(device string, routes ...*net.IPNet) error {
 	return d.removals.Do(removal{device, routes})
 }
 
-// removeAll is called by one at a time, alone with the devices. One that is gone already is no error: it went with its
+// deleteKeys is called by one at a time, alone with the devices. One that is gone already is no error: it went with its
 // container's namespace.
-func (d *Datapath) removeAll(all []removal) []error {
+func (d *Datapath) removeBatch(all []removal) []error {
 	errs := make([]error, len(all))
 	var found []int
 	var links []netlink.Link
 	for i, r := range all {
 		var link netlink.Link
-		if link, errs[i] = d.unroute(r); link != nil {
+		if link, errs[i] = d.prepareRemoval(r); link != nil {
 			found, links = append(found, i), append(links, link)
 		}
 	}
@@ -49,8 +49,8 @@ func (d *Datapath) removeAll(all []removal) []error {
 	return errs
 }
 
-// unroute removes the routes and finds the device, or nil.
-func (d *Datapath) unroute(r removal) (netlink.Link, error) {
+// prepareRemoval removes the routes and finds the device, or nil.
+func (d *Datapath) prepareRemoval(r removal) (netlink.Link, error) {
 	for _, dst := range r.routes {
 		if err := d.deleteNodeRoute(dst); err != nil {
 			return nil, err
@@ -75,7 +75,7 @@ func (d *Datapath) removeLinks(links []netlink.Link) []error {
 	}
 	marked := 0
 	for i, link := range links {
-		if errs[i] = netns.Retry(func() error { return d.netlink.LinkSetGroup(link, dyingGroup) }); errs[i] == nil {
+		if errs[i] = netns.Retry(func() error { return d.netlink.LinkSetGroup(link, removalGroup) }); errs[i] == nil {
 			marked++
 		}
 	}
@@ -92,12 +92,12 @@ func (d *Datapath) removeLinks(links []netlink.Link) []error {
 	return errs
 }
 
-// deleteGroup removes what is in dyingGroup.
+// deleteGroup removes what is in removalGroup.
 func (d *Datapath) deleteGroup() error {
 	return d.node.Do(func() error {
 		request := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 		request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-		request.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(dyingGroup)))
+		request.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(removalGroup)))
 		_, err := request.Execute(unix.NETLINK_ROUTE, 0)
 		return err
 	})

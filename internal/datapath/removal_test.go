@@ -19,7 +19,7 @@ func (n *testNode) removeTogether(t testing.TB, records []endpoint.Record) error
 	t.Helper()
 	errs := make([]error, len(records))
 	var group sync.WaitGroup
-	must(t, n.datapath.alone(func() error {
+	must(t, n.datapath.withDeviceLock(func() error {
 		for i, r := range records {
 			group.Go(func() { errs[i] = n.datapath.removeEndpoint(t.Context(), r) })
 		}
@@ -117,11 +117,11 @@ func BenchmarkRemoveMacvlans(b *testing.B) {
 	must(b, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink", TxQLen: -1}, PeerName: "fabric"}))
 	uplink, err := h.LinkByName("uplink")
 	must(b, err)
-	var inside [100]*inside
+	var inside [100]*containerNS
 	for i := range inside {
 		ns, err := netns.Create(filepath.Join(b.TempDir(), "container"))
 		must(b, err)
-		inside[i], err = openInside(ns.Path())
+		inside[i], err = openContainerNS(ns.Path())
 		must(b, err)
 		b.Cleanup(func() { must(b, errors.Join(inside[i].Close(), ns.Close(), netns.Remove(ns.Path()))) })
 	}

@@ -9,20 +9,20 @@ import (
 // repair puts right what differs on the two sides of endpoints' devices. What cannot be put right is
 // said, and leaves the endpoint as it is: CHECK names it too.
 func (d *Datapath) repair(records []endpoint.Record) {
-	for k, records := range d.byKind(records) {
+	for k, records := range d.byDriver(records) {
 		logs := map[endpoint.ID]*slog.Logger{}
 		for i, r := range records {
 			// The record gets it from what follows the uplink's MTU.
-			r.Device.MTU = k.narrowed(r.Device.MTU)
+			r.Device.MTU = k.effectiveMTU(r.Device.MTU)
 			records[i] = r
 			logs[r.ID] = d.log.With("endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod)
-			compare(logs[r.ID], func() error { return k.check(r) }, func() error { return k.repair(r) })
+			checkAndRepair(logs[r.ID], func() error { return k.check(r) }, func() error { return k.repair(r) })
 		}
-		unseen := d.visit(k, records, func(r endpoint.Record, in *inside) error {
-			compare(
+		unseen := d.forEachNetns(k, records, func(r endpoint.Record, in *containerNS) error {
+			checkAndRepair(
 				logs[r.ID],
-				func() error { return d.checkInside(r, in) },
-				func() error { return d.setUpInside(r, in) },
+				func() error { return d.checkContainer(r, in) },
+				func() error { return d.setUpContainer(r, in) },
 			)
 			return nil
 		})
@@ -32,7 +32,7 @@ func (d *Datapath) repair(records []endpoint.Record) {
 	}
 }
 
-func compare(log *slog.Logger, check, repair func() error) {
+func checkAndRepair(log *slog.Logger, check, repair func() error) {
 	difference := check()
 	if difference == nil {
 		return

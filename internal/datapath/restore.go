@@ -16,7 +16,7 @@ import (
 )
 
 // Restore takes the packet path over from whichever build left it. The order is what makes that safe
-// at any moment, also when it is cut off and begun again by either build: all tables are whole before
+// inNetns any moment, also when it is cut off and begun again by either build: all tables are whole before
 // the first hook is moved to programs that read them, each hook goes from a program to a program (but
 // for guards where no macvlan is left, which are taken off), what one hook sends the next lets by, and
 // the tables of other builds go after the last hook has left them. Until then those are not written,
@@ -26,7 +26,7 @@ func (d *Datapath) Restore(
 	keep []endpoint.Record,
 	fill func(found []endpoint.Record) error,
 ) (lost map[endpoint.ID]error, err error) {
-	if err := CanAttach(d.config.Device, keep); err != nil {
+	if err := CheckDeviceKinds(d.config.Device, keep); err != nil {
 		return nil, err
 	}
 	if err := d.sweepMacvlans(keep); err != nil {
@@ -36,9 +36,9 @@ func (d *Datapath) Restore(
 		slices.Clone(keep),
 		func(r endpoint.Record) bool { return !r.Lives() },
 	) // others' removal is tried again
-	lost = d.lost(living)
+	lost = d.missing(living)
 	for _, err := range lost {
-		if errors.Is(err, errElsewhere) {
+		if errors.Is(err, errOtherUplink) {
 			return nil, fmt.Errorf(
 				"%w; packets flow as before: start with the uplink it was made on until such containers have gone",
 				err,
@@ -46,9 +46,9 @@ func (d *Datapath) Restore(
 		}
 	}
 	found := slices.DeleteFunc(living, func(r endpoint.Record) bool { return lost[r.ID] != nil })
-	d.owners.Clear()
+	d.endpointByDevice.Clear()
 	for _, r := range found {
-		d.own(r)
+		d.setEndpointOf(r)
 	}
 	if err := fill(found); err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func (d *Datapath) Restore(
 			return nil, err
 		}
 	}
-	for _, move := range d.moves(found, lost) {
+	for _, move := range d.attachSteps(found, lost) {
 		if err := move(); err != nil {
 			return nil, err
 		}
@@ -76,15 +76,15 @@ func (d *Datapath) Restore(
 	return lost, nil
 }
 
-// moves are of the hooks that packets of containers pass, in order; lost gets those that could not be moved. What a
+// attachSteps are of the hooks that packets of containers pass, in order; lost gets those that could not be moved. What a
 // container's program sends beside macvlans, with the secret mark and by the node's own route, the uplink's let by on
 // any node. What one sends where there are none, only the uplink's let by that know of none, and no guard does. So on
 // the way to macvlans the containers' go first, and on the way back the guards, which have nothing left to stop, and
 // the uplink's. Only what waits for a neighbour's MAC all the way to macvlans is lost.
-func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []func() error {
+func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]error) []func() error {
 	containers := func() error {
 		for _, r := range found {
-			if err := d.kind(r).attach(r); err != nil {
+			if err := d.driver(r).attachProgram(r); err != nil {
 				lost[r.ID] = err
 			}
 		}
@@ -93,14 +93,14 @@ func (d *Datapath) moves(found []endpoint.Record, lost map[endpoint.ID]error) []
 	if d.config.Device == Macvlan {
 		return []func() error{d.attachNimitz, containers, d.attachNode, d.attachUplink}
 	}
-	return []func() error{d.attachNimitz, d.reattachGateway, d.detachGuards, d.attachUplink, containers, d.attachNode}
+	return []func() error{d.attachNimitz, d.reattachGateway, d.detachBackstop, d.attachUplink, containers, d.attachNode}
 }
 
-// CanAttach refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans
-// without the programs that judge them.
-func CanAttach(kind string, keep []endpoint.Record) error {
+// CheckDeviceKinds refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans
+// attachmentsNotIn the programs that judge them.
+func CheckDeviceKinds(kind string, keep []endpoint.Record) error {
 	for _, r := range keep {
-		if new(Datapath).kind(r) == nil {
+		if new(Datapath).driver(r) == nil {
 			return fmt.Errorf(
 				"endpoint %d has a device of kind %q, which this build does not know; packets flow as before: start the build that made it",
 				r.ID,
@@ -119,19 +119,19 @@ func CanAttach(kind string, keep []endpoint.Record) error {
 	return nil
 }
 
-func (d *Datapath) byKind(records []endpoint.Record) map[kind][]endpoint.Record {
-	all := map[kind][]endpoint.Record{}
+func (d *Datapath) byDriver(records []endpoint.Record) map[deviceDriver][]endpoint.Record {
+	all := map[deviceDriver][]endpoint.Record{}
 	for _, r := range records {
-		all[d.kind(r)] = append(all[d.kind(r)], r)
+		all[d.driver(r)] = append(all[d.driver(r)], r)
 	}
 	return all
 }
 
-// lost says why endpoints cannot be brought back, of those that cannot.
-func (d *Datapath) lost(records []endpoint.Record) map[endpoint.ID]error {
+// missing says why endpoints cannot be brought back, of those that cannot.
+func (d *Datapath) missing(records []endpoint.Record) map[endpoint.ID]error {
 	lost := map[endpoint.ID]error{}
-	for k, records := range d.byKind(records) {
-		for id, err := range k.lost(records) {
+	for k, records := range d.byDriver(records) {
+		for id, err := range k.missing(records) {
 			lost[id] = fmt.Errorf("endpoint %d: %w", id, err)
 		}
 	}
@@ -157,7 +157,7 @@ func (d *Datapath) sweepDevices(keep []endpoint.Record) error {
 		name := l.Attrs().Name
 		if _, ours := deviceID(l); ours && !known[name] {
 			d.log.Warn("device of no endpoint is removed", "device", name)
-			errs = append(errs, d.remove(name))
+			errs = append(errs, d.removeHostDevice(name))
 		}
 	}
 	return errors.Join(errs...)
@@ -165,9 +165,9 @@ func (d *Datapath) sweepDevices(keep []endpoint.Record) error {
 
 // sweepMaps removes what other builds and settings pinned, except counters.
 func (d *Datapath) sweepMaps() error {
-	tables := map[string]bool{marksMap: true}
-	for _, t := range d.tables() {
-		tables[t.pin()] = true
+	tables := map[string]bool{markMap: true}
+	for _, t := range d.pinnedMaps() {
+		tables[t.pinName()] = true
 	}
 	return d.sweepFolder(
 		d.mapsDir(),
@@ -182,7 +182,7 @@ func (d *Datapath) sweepLinks(hooks []hook) error {
 	for _, h := range hooks {
 		pins[h.pin] = true
 	}
-	return d.sweepFolder(d.linksDir(), detach, func(name string) bool { return pins[name] })
+	return d.sweepFolder(d.linksDir(), detachLink, func(name string) bool { return pins[name] })
 }
 
 func (d *Datapath) sweepFolder(dir string, remove func(string) error, wanted func(name string) bool) error {

@@ -62,11 +62,11 @@ type broken struct {
 func (b *broken) datapath() *Datapath { return b.node.datapath }
 
 func (b *broken) setInside(name, value string) error {
-	return withSettings(b.ns, func(s settings) error { return s.set("eth0", []sysctl{{"ipv6", name, value}}) })
+	return withSettings(b.ns, func(s sysctls) error { return s.set("eth0", []sysctl{{"ipv6", name, value}}) })
 }
 
 func (b *broken) setHost(family, name, value string) error {
-	return b.datapath().settings.set(b.record.Device.HostName, []sysctl{{family, name, value}})
+	return b.datapath().sysctls.set(b.record.Device.HostName, []sysctl{{family, name, value}})
 }
 
 func breakages() []breakage {
@@ -117,20 +117,20 @@ func breakages() []breakage {
 			func(b *broken) error { return b.inside.LinkSetHardwareAddr(b.eth0, gatewayMAC) },
 		},
 		{"local entry", "map entry pil_locals", func(b *broken) error {
-			return b.datapath().objects.PilLocalsV1.Delete(words(b.plain()).Lo)
+			return b.datapath().objects.PilLocalsV1.Delete(toAddr(b.plain()).Lo)
 		}},
 		{"altered local entry", "map entry pil_locals", func(b *broken) error {
-			other := localEntry(b.record, b.record.Attachments[0])
+			other := epDstEntry(b.record, b.record.Attachments[0])
 			other.Checksum++
-			return b.datapath().objects.PilLocalsV1.Put(words(b.plain()).Lo, other)
+			return b.datapath().objects.PilLocalsV1.Put(toAddr(b.plain()).Lo, other)
 		}},
 		{"source entry", "map entry pil_sources", func(b *broken) error {
-			return b.datapath().objects.PilSourcesV2.Delete(words(b.seen()))
+			return b.datapath().objects.PilSourcesV2.Delete(toAddr(b.seen()))
 		}},
 		{"altered source entry", "map entry pil_sources", func(b *broken) error {
-			other := sourceEntry(b.record, b.record.Attachments[0])
+			other := epSrcEntry(b.record, b.record.Attachments[0])
 			other.TenantId++
-			return b.datapath().objects.PilSourcesV2.Put(words(b.seen()), other)
+			return b.datapath().objects.PilSourcesV2.Put(toAddr(b.seen()), other)
 		}},
 		{
 			"node's route",
@@ -215,7 +215,7 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 		})
 	}
 	// The kernel notices a carrier, and makes an address local, some time after it was told.
-	in, err := openInside(c.record.Netns)
+	in, err := openContainerNS(c.record.Netns)
 	must(t, err)
 	defer in.Close()
 	must(t, errors.Join(in.waitForCarrier(t.Context(), c.record), in.waitForAddresses(t.Context(), c.record)))
@@ -263,7 +263,7 @@ func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
 	must(t, n.datapath.putTenant(blue))
 	n.restore(t, c)
 	if text := said.String(); !strings.Contains(text, "container's side was not compared") ||
-		!strings.Contains(text, errNowhere.Error()) {
+		!strings.Contains(text, errNetnsNotFound.Error()) {
 		t.Errorf("the log has %q", text)
 	}
 }
@@ -307,7 +307,7 @@ func TestRestoreSweeps(t *testing.T) {
 	must(t, n.datapath.removeEndpoint(t.Context(), gone.record))
 
 	must(t, n.datapath.putTenant(red))
-	n.datapath.told.Clear() // by a process before
+	n.datapath.knownTenantIDs.Clear() // by a process before
 	must(t, n.datapath.Netpila().Activate(t.Context(), removed.record))
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = deviceName(77)
@@ -354,7 +354,7 @@ func TestRestoreSweeps(t *testing.T) {
 	}
 	hooks := n.datapath.uplinkHooks()
 	must(t, n.ns.Do(func() error {
-		got, err := onHook(hooks[1])
+		got, err := queryHook(hooks[1])
 		if err == nil && len(got.Programs) != len(hooks)/2 {
 			t.Errorf("on the uplink stand %+v", got.Programs)
 		}
@@ -382,7 +382,7 @@ func TestRestoreSweeps(t *testing.T) {
 }
 
 // TestRestoreGuessesNothing: a device that carries a container is told from a stray one, and an endpoint
-// without a device from one whose namespace is gone too.
+// attachmentsNotIn a device from one whose namespace is gone too.
 func TestRestoreGuessesNothing(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -471,7 +471,7 @@ func TestTryingTheCipherTouchesNoTenant(t *testing.T) {
 		IDs:        []tenant.ID{{ID: address.MaxTenantID, Key: address.Key{1}}},
 	}
 	must(t, n.datapath.putTenant(last))
-	must(t, n.datapath.tryCipher())
+	must(t, n.datapath.verifyCipher())
 	for _, table := range []struct {
 		name string
 		key  uint32

@@ -22,20 +22,20 @@ const (
 	seenReset       = 1 << 5
 )
 
-// sessionUsers is the number of endpoints by which bpf/policy/ct_table.h counts, behind the sum, which has the 0 that is nobody's.
-func (d *Datapath) sessionUsers() int { return 1 + d.config.MaxEndpoints }
+// quotaEntries is the number of endpoints by which bpf/policy/ct_table.h counts, behind the sum, which has the 0 that is nobody's.
+func (d *Datapath) quotaEntries() int { return 1 + d.config.MaxEndpoints }
 
-// countUsers counts anew who has how many places: one of the two tables may be new, or have been another build's. What comes and goes meanwhile
+// recountQuota counts anew who has how many places: one of the two tables may be new, or have been another build's. What comes and goes meanwhile
 // may be counted wrong, until the next start.
-func (d *Datapath) countUsers() error {
+func (d *Datapath) recountQuota() error {
 	m := d.objects.PilSessionUsersV1
 	users, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
-	err := eachBucket(d.objects.PilSessionsV1, func(b *pilasterSessionBucket) {
+	err := forEachBucket(d.objects.PilSessionsV1, func(b *pilasterSessionBucket) {
 		for i, tag := range b.Tags {
 			if user := b.Entries[i].Key.Endpoint; tag != 0 && int(user) < len(counts) {
 				counts[user]++
 			}
-			counts[0] += int64(oneIf(tag != 0))
+			counts[0] += int64(boolToUint32(tag != 0))
 		}
 	})
 	if err != nil {
@@ -50,37 +50,37 @@ func (d *Datapath) countUsers() error {
 	return nil
 }
 
-// adoption is how long connections of a tenant may be older than what is remembered of them.
-const adoption = time.Minute
+// pickupTime is how long connections of a tenant may be older than what is remembered of them.
+const pickupTime = time.Minute
 
-// adopt has connections pass that were there before the tenants' first policies, or before the table of sessions: who began them nobody knows, so
+// startPickup has connections pass that were there before the tenants' first policies, or before the table of sessions: who began them nobody knows, so
 // either end's rules do.
-func (d *Datapath) adopt(tenants map[uint32]bool) error {
+func (d *Datapath) startPickup(tenants map[uint32]bool) error {
 	now, err := monotonic()
 	for id := range tenants {
 		if err == nil {
-			err = d.objects.PolAdoptionsV1.Put(id, now+uint64(adoption))
+			err = d.objects.PolAdoptionsV1.Put(id, now+uint64(pickupTime))
 		}
 	}
 	return err
 }
 
-// knowsSessions tells whether there is a table of sessions of this size already.
-func (d *Datapath) knowsSessions() bool {
-	_, err := os.Lstat(filepath.Join(d.mapsDir(), table{pilasterMapPilSessionsV1, pinSessions, d.sessionBuckets()}.pin()))
+// hasSessionMap tells whether there is a table of sessions of this size already.
+func (d *Datapath) hasSessionMap() bool {
+	_, err := os.Lstat(filepath.Join(d.mapsDir(), pinnedMap{pilasterMapPilSessionsV1, pinSessions, d.sessionBuckets()}.pinName()))
 	return err == nil
 }
 
-// takeOverSessions is for a table that was there before, or for what a table of another size remembered.
-func (d *Datapath) takeOverSessions(known bool) error {
-	if err := d.countUsers(); err != nil || known {
+// migrateSessions is for a table that was there before, or for what a table of another size remembered.
+func (d *Datapath) migrateSessions(known bool) error {
+	if err := d.recountQuota(); err != nil || known {
 		return err
 	}
 	subjects := map[pilasterPolTargetKey]pilasterPolTarget{}
-	if err := read(d.objects.PolSubjectsV1, subjects); err != nil {
+	if err := readEntries(d.objects.PolSubjectsV1, subjects); err != nil {
 		return err
 	}
-	return d.adopt(withPolicies(maps.Keys(subjects)))
+	return d.startPickup(tenantsWithPolicies(maps.Keys(subjects)))
 }
 
 // monotonic is CLOCK_MONOTONIC in ns, as programs read it.
@@ -92,23 +92,23 @@ func monotonic() (uint64, error) {
 	return uint64(clock.Nano()), nil
 }
 
-// bucketsAtOnce are read by one system call.
-const bucketsAtOnce = 256
+// bucketBatch are read by one system call.
+const bucketBatch = 256
 
 // Sessions reads the whole table, bucket by bucket while packets go on: what begins or ends meanwhile may be counted or not.
 func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	m := d.objects.PilSessionsV1
-	s := dpapi.Sessions{Capacity: int(m.MaxEntries()) * placesPerBucket}
+	s := dpapi.Sessions{Capacity: int(m.MaxEntries()) * slotsPerBucket}
 	now, err := monotonic()
 	if err != nil {
 		return s, err
 	}
 	users := map[endpoint.ID]int{}
-	err = eachBucket(m, func(b *pilasterSessionBucket) {
+	err = forEachBucket(m, func(b *pilasterSessionBucket) {
 		for i, tag := range b.Tags {
 			if place := &b.Entries[i]; tag != 0 && place.Until > now {
 				s.Used++
-				s.HalfOpen += int(oneIf(isHalfOpen(place.State.Seen)))
+				s.HalfOpen += int(boolToUint32(isHalfOpen(place.State.Seen)))
 				users[endpoint.ID(place.Key.Endpoint)]++
 			}
 		}
@@ -136,8 +136,8 @@ func isHalfOpen(seen uint8) bool {
 	return seen&seenEstablished == 0 || seen&seenReset != 0 || seen&seenFins == seenFins
 }
 
-func eachBucket(m *ebpf.Map, do func(*pilasterSessionBucket)) error {
-	keys, buckets := make([]uint32, bucketsAtOnce), make([]pilasterSessionBucket, bucketsAtOnce)
+func forEachBucket(m *ebpf.Map, do func(*pilasterSessionBucket)) error {
+	keys, buckets := make([]uint32, bucketBatch), make([]pilasterSessionBucket, bucketBatch)
 	var cursor ebpf.MapBatchCursor
 	for {
 		n, err := m.BatchLookup(&cursor, keys, buckets, &ebpf.BatchOptions{ElemFlags: uint64(ebpf.LookupLock)})

@@ -55,7 +55,7 @@ func ports(first uint16, n int) (all []uint16) {
 
 // TestHalfOpenGoFirst: a flood of half-open connections takes no place from what is established (NZ11, §7.3).
 func TestHalfOpenGoFirst(t *testing.T) {
-	const room, stand, flood = 64 * placesPerBucket, 16, 4000
+	const room, stand, flood = 64 * slotsPerBucket, 16, 4000
 	b := newSessionBench(t, room)
 	standing := ports(1000, stand)
 	for _, port := range standing {
@@ -99,7 +99,7 @@ func (b *progBench) flood(t *testing.T, n int) (refused int) {
 // TestNobodyTakesAll: an endpoint has no more of the table than is left free, so that another finds room however much
 // it begins.
 func TestNobodyTakesAll(t *testing.T) {
-	const room = 16 * placesPerBucket
+	const room = 16 * slotsPerBucket
 	b := newSessionBench(t, room)
 	for _, port := range ports(1000, 2*room) {
 		b.begin(t, port, true)
@@ -141,7 +141,7 @@ func TestNobodyTakesAll(t *testing.T) {
 
 // TestEstablishedStay: who has all that he may have is refused more, and nothing is given away that stands.
 func TestEstablishedStay(t *testing.T) {
-	const room = 16 * placesPerBucket
+	const room = 16 * slotsPerBucket
 	b := newSessionBench(t, room)
 	var standing []uint16
 	refused := 0
@@ -171,7 +171,7 @@ func TestEstablishedStay(t *testing.T) {
 
 // TestSessionsAreCounted: what the table holds is read with who has most of it.
 func TestSessionsAreCounted(t *testing.T) {
-	b := newSessionBench(t, 16*placesPerBucket)
+	b := newSessionBench(t, 16*slotsPerBucket)
 	for _, port := range ports(1000, 5) {
 		b.begin(t, port, true)
 	}
@@ -179,7 +179,7 @@ func TestSessionsAreCounted(t *testing.T) {
 		b.begin(t, port, false)
 	}
 	want := dpapi.Sessions{
-		Capacity: 16 * placesPerBucket,
+		Capacity: 16 * slotsPerBucket,
 		Used:     8,
 		HalfOpen: 3,
 		Begun:    8,
@@ -198,8 +198,8 @@ func TestSessionsAreCounted(t *testing.T) {
 
 // TestSessionsAge: a session's place is free when its time is over, and nobody has to do anything for that.
 func TestSessionsAge(t *testing.T) {
-	b := newSessionBench(t, placesPerBucket)
-	for _, port := range ports(1000, (placesPerBucket+1)/2) {
+	b := newSessionBench(t, slotsPerBucket)
+	for _, port := range ports(1000, (slotsPerBucket+1)/2) {
 		if b.begin(t, port, true) {
 			t.Fatalf("port %d was refused", port)
 		}

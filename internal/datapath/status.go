@@ -20,16 +20,16 @@ func (d *Datapath) Status() (s dpapi.Status, err error) {
 }
 
 func (d *Datapath) status() (dpapi.Status, error) {
-	missing, notFirst, err := d.problems(d.uplinkHooks())
+	missing, notFirst, err := d.hookProblems(d.uplinkHooks())
 	if err != nil {
 		return dpapi.Status{}, err
 	}
-	guarded, unguarded, err := d.guarded()
+	guarded, unguarded, err := d.guardedInterfaces()
 	if err != nil {
 		return dpapi.Status{}, err
 	}
 	var cutOff []string
-	for _, find := range []func() ([]string, error){d.nodeProblems, d.tunnelProblems, d.gatewayProblems, d.taps.problems} {
+	for _, find := range []func() ([]string, error){d.nodeProblems, d.tunnelProblems, d.gatewayProblems, d.ovsPorts.problems} {
 		found, err := find()
 		if err != nil {
 			return dpapi.Status{}, err
@@ -46,7 +46,7 @@ func (d *Datapath) status() (dpapi.Status, error) {
 	}
 	return dpapi.Status{
 		DeviceKind:   d.config.Device,
-		DeviceWhy:    d.why,
+		DeviceWhy:    d.deviceReason,
 		Programs:     objectVersion(),
 		Healthy:      len(missing) == 0,
 		FirstInChain: len(missing) == 0 && len(notFirst) == 0,
@@ -61,8 +61,8 @@ func (d *Datapath) drops() ([]dpapi.Drops, error) {
 	var all []dpapi.Drops
 	for _, r := range dropreason.All() {
 		sum := dpapi.Drops{Reason: r.String()}
-		for _, m := range slices.Concat(d.counted, []*ebpf.Map{d.objects.PilDropsV1}) {
-			n, err := counted(m, r)
+		for _, m := range slices.Concat(d.oldCounters, []*ebpf.Map{d.objects.PilDropsV1}) {
+			n, err := sumCounter(m, r)
 			if err != nil {
 				return nil, fmt.Errorf("read the drops for %s: %w", r, err)
 			}
@@ -73,9 +73,9 @@ func (d *Datapath) drops() ([]dpapi.Drops, error) {
 	return all, nil
 }
 
-// counted reads a map of counters by what all layouts of it share: the key is the reason, and the first
+// sumCounter reads a map of counters by what all layouts of it share: the key is the reason, and the first
 // word of a CPU's value counts packets.
-func counted(m *ebpf.Map, r dropreason.Reason) (packets uint64, err error) {
+func sumCounter(m *ebpf.Map, r dropreason.Reason) (packets uint64, err error) {
 	values, err := m.LookupBytes(uint32(r)) // nil: a layout without this reason
 	size := int(m.ValueSize()+7) &^ 7
 	for ; len(values) >= size; values = values[size:] {
@@ -84,9 +84,9 @@ func counted(m *ebpf.Map, r dropreason.Reason) (packets uint64, err error) {
 	return packets, err
 }
 
-// openCounters opens the counters of other layouts, which stay: programs may count there until the
+// openOldCounters opens the counters of other layouts, which stay: programs may count there until the
 // last hook has moved, and their sum must never go back.
-func (d *Datapath) openCounters() error {
+func (d *Datapath) openOldCounters() error {
 	pins, err := filepath.Glob(filepath.Join(d.mapsDir(), countersPrefix+"*"))
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func (d *Datapath) openCounters() error {
 		if err != nil {
 			return fmt.Errorf("open the counters %s: %w", pin, err)
 		}
-		d.counted = append(d.counted, m)
+		d.oldCounters = append(d.oldCounters, m)
 	}
 	return nil
 }

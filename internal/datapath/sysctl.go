@@ -13,9 +13,9 @@ import (
 // sysctl is a setting of one device.
 type sysctl struct{ family, name, value string }
 
-// hostSettings are of the host side. The stack takes nothing from it, so that a missing program drops.
+// hostSysctls are of the host side. The stack takes nothing from it, so that a missing program drops.
 // IPv4 cannot be disabled, but no source can be right on a device without routes, and ARP can.
-func hostSettings() []sysctl {
+func hostSysctls() []sysctl {
 	return []sysctl{
 		{"ipv6", "disable_ipv6", "1"},
 		{"ipv6", "forwarding", "1"}, // bpf_fib_lookup routes only for devices that forward
@@ -24,9 +24,9 @@ func hostSettings() []sysctl {
 	}
 }
 
-// containerSettings are all it takes to be silent. Without a link-local address, and without ARP, the kernel solicits
+// containerSysctls are all it takes to be silent. Without a link-local address, and without ARP, the kernel solicits
 // nobody and doubts no address; and a router speaks from a link-local address, which no program lets in.
-func containerSettings() []sysctl {
+func containerSysctls() []sysctl {
 	return []sysctl{
 		{"ipv6", "disable_ipv6", "0"},
 		{"ipv6", "addr_gen_mode", noLinkLocal},
@@ -35,8 +35,8 @@ func containerSettings() []sysctl {
 
 const noLinkLocal = "1"
 
-// nodeSettings are of the near end of the node's device, and farSettings of its far end, where nobody listens.
-func nodeSettings() []sysctl {
+// nodeSysctls are of the near end of the node's device, and farSysctls of its far end, where nobody listens.
+func nodeSysctls() []sysctl {
 	return []sysctl{
 		{"ipv6", "addr_gen_mode", noLinkLocal},
 		{"ipv6", "accept_ra", "0"},
@@ -48,8 +48,8 @@ func nodeSettings() []sysctl {
 	}
 }
 
-// farSettings tell of all our devices: who writes to net.*.conf.all overwrites theirs and these.
-func farSettings() []sysctl {
+// farSysctls tell of all our devices: who writes to net.*.conf.all overwrites theirs and these.
+func farSysctls() []sysctl {
 	return []sysctl{
 		{"ipv6", "disable_ipv6", "1"},
 		{"ipv6", "forwarding", "1"},
@@ -58,13 +58,13 @@ func farSettings() []sysctl {
 	}
 }
 
-// settings are the folders of the calling thread's namespace with the settings of its devices, by family. The kernel
+// sysctls are the folders of the calling thread's namespace with the settings of its devices, by family. The kernel
 // finds the folder of one namespace by passing those of all others, so they are found once, and for a container only if
 // need be.
-type settings map[string]*os.Root
+type sysctls map[string]*os.Root
 
-func openSettings(families ...string) (settings, error) {
-	s := settings{}
+func openSysctls(families ...string) (sysctls, error) {
+	s := sysctls{}
 	for _, family := range families {
 		root, err := os.OpenRoot(filepath.Join("/proc/sys/net", family, "conf"))
 		if err != nil {
@@ -75,7 +75,7 @@ func openSettings(families ...string) (settings, error) {
 	return s, nil
 }
 
-func (s settings) Close() error {
+func (s sysctls) Close() error {
 	var errs []error
 	for _, root := range s {
 		errs = append(errs, root.Close())
@@ -84,7 +84,7 @@ func (s settings) Close() error {
 }
 
 // set writes settings of a device.
-func (s settings) set(device string, values []sysctl) error {
+func (s sysctls) set(device string, values []sysctl) error {
 	for _, v := range values {
 		root := s[v.family]
 		path := filepath.Join(device, v.name)
@@ -96,7 +96,7 @@ func (s settings) set(device string, values []sysctl) error {
 }
 
 // check names the first setting that is not as set.
-func (s settings) check(device string, values []sysctl) error {
+func (s sysctls) check(device string, values []sysctl) error {
 	for _, v := range values {
 		root := s[v.family]
 		path := filepath.Join(device, v.name)
@@ -114,7 +114,7 @@ func (s settings) check(device string, values []sysctl) error {
 // ReconcileSettings sets our devices again after somebody has set all devices of the machine: without forwarding
 // the FIB names no way for containers, with IPv6 a device without a program is a way into the node.
 func (d *Datapath) ReconcileSettings() error {
-	difference := d.settings.check(nodeFar, farSettings())
+	difference := d.sysctls.check(nodeFar, farSysctls())
 	if difference == nil {
 		return nil
 	}
@@ -127,13 +127,13 @@ func (d *Datapath) ReconcileSettings() error {
 		if _, ours := deviceID(l); !ours && !isTunnel(l) && !isGateway(name) {
 			continue
 		}
-		err := d.alone(func() error { return d.settings.set(name, hostSettings()) })
+		err := d.withDeviceLock(func() error { return d.sysctls.set(name, hostSysctls()) })
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // else it went meanwhile
 			return err
 		}
 	}
 	// Last, so that what failed is tried again.
-	if err = d.alone(d.setNodeDevice); err == nil {
+	if err = d.withDeviceLock(d.setNodeDevice); err == nil {
 		d.log.Warn("somebody set all devices of the machine; ours are as they were again", "difference", difference)
 	}
 	return err

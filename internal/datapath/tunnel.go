@@ -20,8 +20,8 @@ import (
 // goes, and are told where it came from.
 const tunnelDevice = "pilvxlan"
 
-// makeTunnel makes the device where there is none, sets its MTU and gives the node its tunnel address.
-func (d *Datapath) makeTunnel() error {
+// createTunnel makes the device where there is none, sets its MTU and gives the node its tunnel address.
+func (d *Datapath) createTunnel() error {
 	tunnel, err := d.findTunnel()
 	if err != nil {
 		return err
@@ -52,7 +52,7 @@ func (d *Datapath) makeTunnel() error {
 	}
 	mtu, err := d.MTU()
 	if err == nil {
-		err = d.fitTunnel(mtu)
+		err = d.setTunnelMTU(mtu)
 	}
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (d *Datapath) makeTunnel() error {
 	}
 	self := vtepAddress(d.config.NodePrefix)
 	for _, step := range []func() error{
-		func() error { return d.settings.set(tunnelDevice, hostSettings()) },
+		func() error { return d.sysctls.set(tunnelDevice, hostSysctls()) },
 		func() error { return d.netlink.LinkSetARPOff(tunnel) },
 		func() error { return d.netlink.AddrReplace(lo, self) },
 	} {
@@ -74,13 +74,13 @@ func (d *Datapath) makeTunnel() error {
 	return nil
 }
 
-// fitTunnel has the device, where there is one, take what leaves by the uplink.
-func (d *Datapath) fitTunnel(mtu int) error {
+// setTunnelMTU has the device, where there is one, take what leaves by the uplink.
+func (d *Datapath) setTunnelMTU(mtu int) error {
 	tunnel, err := d.findTunnel()
 	if err != nil || tunnel == nil {
 		return err
 	}
-	if err := setMTU(d.netlink, tunnel, mtu-pipeline.Overhead); gone(err) != nil {
+	if err := setMTU(d.netlink, tunnel, mtu-pipeline.Overhead); ignoreGone(err) != nil {
 		return fmt.Errorf("MTU of %s: %w", tunnelDevice, err)
 	}
 	return nil
@@ -139,7 +139,7 @@ func (d *Datapath) attachNimitz() error {
 		func() error { return netns.Retry(func() error { return d.netlink.LinkSetUp(tunnel) }) },
 	}
 	for _, step := range steps {
-		if err := d.alone(step); err != nil {
+		if err := d.withDeviceLock(step); err != nil {
 			return fmt.Errorf("attach the second network: %w", err)
 		}
 	}

@@ -24,44 +24,44 @@ type hook struct {
 	device  netlink.Link
 	attach  ebpf.AttachType
 	program *ebpf.Program
-	behind  *ebpf.Program // stands first, and this one behind it
+	after   *ebpf.Program // stands first, and this one behind it
 }
 
 func (d *Datapath) uplinkHooks() []hook {
 	if d.config.Device != Macvlan {
-		return d.judges()
+		return d.filterHooks()
 	}
-	return append(d.judges(), d.guards()...)
+	return append(d.filterHooks(), d.backstopHooks()...)
 }
 
-// judges stand first on the uplink.
-func (d *Datapath) judges() []hook {
+// filterHooks stand first on the uplink.
+func (d *Datapath) filterHooks() []hook {
 	return []hook{
 		{"uplink_in", "uplink_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilUplinkIn, nil},
 		{"uplink_out", "uplink_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilUplinkOut, nil},
 	}
 }
 
-// guards stand behind them, beside macvlans.
-func (d *Datapath) guards() []hook {
+// backstopHooks stand behind them, beside macvlans.
+func (d *Datapath) backstopHooks() []hook {
 	return []hook{
 		{"guard_in", "guard_in", d.uplink, ebpf.AttachTCXIngress, d.objects.PilGuardIn, d.objects.PilUplinkIn},
 		{"guard_out", "guard_out", d.uplink, ebpf.AttachTCXEgress, d.objects.PilGuardOut, d.objects.PilUplinkOut},
 	}
 }
 
-func (d *Datapath) detachGuards() error {
-	for _, h := range d.guards() {
-		if err := d.takeOff(h.pin); err != nil {
+func (d *Datapath) detachBackstop() error {
+	for _, h := range d.backstopHooks() {
+		if err := d.detachPin(h.pin); err != nil {
 			return fmt.Errorf("take %s off %s: %w", h.name, h.device.Attrs().Name, err)
 		}
 	}
 	return nil
 }
 
-// takeOff detaches the program that a pin holds, if there is one.
-func (d *Datapath) takeOff(pin string) error {
-	err := detach(filepath.Join(d.linksDir(), pin))
+// detachPin detaches the program that a pin holds, if there is one.
+func (d *Datapath) detachPin(pin string) error {
+	err := detachLink(filepath.Join(d.linksDir(), pin))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -86,16 +86,16 @@ func (d *Datapath) attachHooks(hooks []hook) error {
 	return nil
 }
 
-// aloneOnUplink refuses an uplink that carries a packet path with pins elsewhere: its devices
+// checkUplinkFree refuses an uplink that carries a packet path with pins elsewhere: its devices
 // would look like nobody's, and be swept away with the network of their containers.
-func (d *Datapath) aloneOnUplink() error {
-	for _, h := range d.judges() { // their programs are not loaded yet
+func (d *Datapath) checkUplinkFree() error {
+	for _, h := range d.filterHooks() { // their programs are not loaded yet
 		var result *link.QueryResult
-		if d.node.Do(func() (err error) { result, err = onHook(h); return err }) != nil {
+		if d.node.Do(func() (err error) { result, err = queryHook(h); return err }) != nil {
 			return nil // a kernel without tcx: load says what is missing
 		}
 		for _, p := range result.Programs {
-			if isNamed(p.ID, pilasterProgPilUplinkIn, pilasterProgPilUplinkOut) && !d.isOurLink(h, p) {
+			if programHasName(p.ID, pilasterProgPilUplinkIn, pilasterProgPilUplinkOut) && !d.isOurLink(h, p) {
 				return fmt.Errorf(
 					"%s carries the packet path of another agent, whose pins are not in %s; nothing was changed: "+
 						"use the --bpffs and --state-dir that agent was started with, or take it apart with `pilaster node reset`",
@@ -108,8 +108,8 @@ func (d *Datapath) aloneOnUplink() error {
 	return nil
 }
 
-// isNamed tells programs by their names, whichever build loaded them.
-func isNamed(id ebpf.ProgramID, names ...string) bool {
+// programHasName tells programs by their names, whichever build loaded them.
+func programHasName(id ebpf.ProgramID, names ...string) bool {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return false // detached meanwhile
@@ -119,8 +119,8 @@ func isNamed(id ebpf.ProgramID, names ...string) bool {
 	return err == nil && slices.Contains(names, info.Name)
 }
 
-// onHook lists what stands at a hook of the calling thread's namespace, first to last.
-func onHook(h hook) (*link.QueryResult, error) {
+// queryHook lists what stands at a hook of the calling thread's namespace, first to last.
+func queryHook(h hook) (*link.QueryResult, error) {
 	return link.QueryPrograms(link.QueryOptions{Target: h.device.Attrs().Index, Attach: h.attach})
 }
 
@@ -128,7 +128,7 @@ func (d *Datapath) attachHook(h hook) error {
 	pin := filepath.Join(d.linksDir(), h.pin)
 	if old, err := link.LoadPinnedLink(pin, nil); err == nil {
 		defer old.Close()
-		place, err := d.place(h)
+		place, err := d.position(h)
 		if err != nil {
 			return err
 		}
@@ -136,15 +136,15 @@ func (d *Datapath) attachHook(h hook) error {
 			return old.Update(h.program)
 		}
 		// The device the link belonged to is gone, and the link with it, or it is in another namespace.
-		if err := detach(pin); err != nil {
+		if err := detachLink(pin); err != nil {
 			return err
 		}
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	anchor := link.Head()
-	if h.behind != nil {
-		anchor = link.AfterProgram(h.behind)
+	if h.after != nil {
+		anchor = link.AfterProgram(h.after)
 	}
 	l, err := link.AttachTCX(
 		link.TCXOptions{Interface: h.device.Attrs().Index, Program: h.program, Attach: h.attach, Anchor: anchor},
@@ -156,9 +156,9 @@ func (d *Datapath) attachHook(h hook) error {
 	return l.Pin(pin)
 }
 
-// place is how many programs stand before ours at a hook of the calling thread's namespace; -1 where ours is not there.
-func (d *Datapath) place(h hook) (int, error) {
-	result, err := onHook(h)
+// position is how many programs stand before ours at a hook of the calling thread's namespace; -1 where ours is not there.
+func (d *Datapath) position(h hook) (int, error) {
+	result, err := queryHook(h)
 	if err != nil {
 		return 0, fmt.Errorf("ask %s for its programs: %w", h.device.Attrs().Name, err)
 	}
@@ -170,11 +170,11 @@ func (d *Datapath) place(h hook) (int, error) {
 	return -1, nil
 }
 
-// problems says what is wrong with our place at hooks of the calling thread's namespace: a program missing, or not
-// first.
-func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error) {
+// hookProblems says what is wrong with our place at hooks of the calling thread's namespace: a program missing, or not
+// lookupFirst.
+func (d *Datapath) hookProblems(hooks []hook) (missing, notFirst []string, err error) {
 	for _, h := range hooks {
-		place, err := d.place(h)
+		place, err := d.position(h)
 		device := h.device.Attrs().Name
 		switch {
 		case err != nil:
@@ -184,7 +184,7 @@ func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error
 				missing,
 				fmt.Sprintf("program %s is not on %s; restart the agent to attach it", h.name, device),
 			)
-		case place == 0 && h.behind != nil:
+		case place == 0 && h.after != nil:
 			missing = append(
 				missing,
 				fmt.Sprintf(
@@ -193,7 +193,7 @@ func (d *Datapath) problems(hooks []hook) (missing, notFirst []string, err error
 					device,
 				),
 			)
-		case place > 0 && h.behind == nil:
+		case place > 0 && h.after == nil:
 			notFirst = append(
 				notFirst,
 				fmt.Sprintf(
@@ -219,9 +219,9 @@ func (d *Datapath) isOurLink(h hook, p link.AttachedProgram) bool {
 	return err == nil && ok && id == info.ID
 }
 
-// guardPrefix gives the node its own address, prefix::1, and makes the rest of its /64 unreachable, and
+// blockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64 unreachable, and
 // the private prefix: what no program takes, and what no container has, must not find the default route.
-func (d *Datapath) guardPrefix() error {
+func (d *Datapath) blockUnclaimedPrefixes() error {
 	lo, err := d.netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("lo: %w", err)
@@ -231,7 +231,7 @@ func (d *Datapath) guardPrefix() error {
 		return fmt.Errorf("give lo the node address %v: %w", self.IPNet, err)
 	}
 	for _, p := range []netip.Prefix{d.config.NodePrefix, d.config.Plan.Private} {
-		if err := netns.PutRoute(d.netlink, guardRoute(p)); err != nil {
+		if err := netns.PutRoute(d.netlink, unreachableRoute(p)); err != nil {
 			return fmt.Errorf("make the rest of %v unreachable: %w", p, err)
 		}
 	}
@@ -242,6 +242,6 @@ func nodeAddress(prefix netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{IPNet: hostNet(prefix.Addr().Next()), Flags: unix.IFA_F_NODAD}
 }
 
-func guardRoute(prefix netip.Prefix) *netlink.Route {
+func unreachableRoute(prefix netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: ipNet(prefix), Type: unix.RTN_UNREACHABLE, Protocol: unix.RTPROT_STATIC, Priority: 4096}
 }

@@ -16,7 +16,7 @@ import (
 // veth has the program where packets come out of it.
 type veth struct{ *Datapath }
 
-func (d veth) available() error { return nil }
+func (d veth) checkKernel() error { return nil }
 
 func (d veth) link(node, container netlink.LinkAttrs) netlink.Link {
 	v := netlink.NewVeth(node)
@@ -24,10 +24,10 @@ func (d veth) link(node, container netlink.LinkAttrs) netlink.Link {
 	return v
 }
 
-// attach uses a cls_bpf filter, which takes 0.1 ms where a tcx link takes 11 ms, under the lock every other device
+// attachProgram uses a cls_bpf filter, which takes 0.1 ms where a tcx link takes 11 ms, under the lock every other device
 // operation waits for.
-func (d veth) attach(r endpoint.Record) error {
-	return d.alone(func() error {
+func (d veth) attachProgram(r endpoint.Record) error {
+	return d.withDeviceLock(func() error {
 		return AttachFilter(
 			d.netlink,
 			r.Device.HostIfindex,
@@ -39,7 +39,7 @@ func (d veth) attach(r endpoint.Record) error {
 	})
 }
 
-func (d veth) standing(host netlink.Link) (ebpf.ProgramID, error) {
+func (d veth) programID(host netlink.Link) (ebpf.ProgramID, error) {
 	return d.programOn(host, netlink.HANDLE_MIN_INGRESS)
 }
 

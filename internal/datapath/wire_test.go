@@ -86,7 +86,7 @@ func must(t testing.TB, err error) {
 }
 
 // joined is how the containers of these tests are joined to their nodes: PILASTER_TEST_DEVICE, or the default.
-var joined = cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), Kinds()[0])
+var joined = cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), DeviceKinds()[0])
 
 // paired is joined for tests of containers that have a device on the node.
 var paired = cmp.Or(map[string]string{Netkit: Netkit}[joined], Veth)
@@ -142,7 +142,7 @@ func (n *testNode) configure(t testing.TB, peer *testNode) {
 	must(t, err)
 	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(n.underlay, 64)), Flags: unix.IFA_F_NODAD}))
 	// Neighbour discovery is silent while the link-local address is still being checked.
-	must(t, withSettings(n.ns, func(s settings) error { return s.set("eth0", []sysctl{{"ipv6", "accept_dad", "0"}}) }))
+	must(t, withSettings(n.ns, func(s sysctls) error { return s.set("eth0", []sysctl{{"ipv6", "accept_dad", "0"}}) }))
 	must(t, h.LinkSetUp(eth0))
 	must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(peer.prefix), Gw: peer.underlay.AsSlice()}))
 }
@@ -443,9 +443,9 @@ func sendUDP(to netip.Addr, payload []byte) error {
 	return unix.Sendto(fd, payload, 0, &unix.SockaddrInet6{Port: 9, Addr: to.As16()})
 }
 
-func withSettings(ns *netns.Namespace, f func(settings) error) error {
+func withSettings(ns *netns.Namespace, f func(sysctls) error) error {
 	return ns.Do(func() error {
-		s, err := openSettings("ipv6")
+		s, err := openSysctls("ipv6")
 		if err != nil {
 			return err
 		}

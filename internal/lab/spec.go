@@ -140,8 +140,8 @@ func (s Spec) Validate() error {
 	if len(s.Regions) > 0 && len(s.Nodes) > 0 {
 		v.fail("$.nodes", "a lab with regions has its nodes in these")
 	}
-	if s.Device != "" && !slices.Contains(datapath.Choices(), s.Device) {
-		v.fail("$.device", "device %q: say %s", s.Device, strings.Join(datapath.Choices(), ", "))
+	if s.Device != "" && !slices.Contains(datapath.DeviceChoices(), s.Device) {
+		v.fail("$.device", "device %q: say %s", s.Device, strings.Join(datapath.DeviceChoices(), ", "))
 	}
 	if !slices.Contains([]string{"", EBPF, OVS}, s.Nimitz) {
 		v.fail("$.nimitz", "nimitz %q: say %s or %s", s.Nimitz, EBPF, OVS)

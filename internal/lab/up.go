@@ -34,8 +34,8 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	}
 	// What the kernel lacks, each agent would find out by itself, late. The uplinks, which veth pairs are, suit every
 	// kind.
-	kind, _ := datapath.Choose(spec.Device)
-	if err := datapath.Suits(kind, &netlink.Veth{}); err != nil {
+	kind, _ := datapath.ChooseDevice(spec.Device)
+	if err := datapath.CheckDeviceUplink(kind, &netlink.Veth{}); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
 	}
 	binary, err := filepath.Abs(o.Binary)

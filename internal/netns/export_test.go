@@ -1,3 +1,3 @@
 package netns
 
-var Deleted = deleted
+var RetryDelete = retryDelete

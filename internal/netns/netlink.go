@@ -73,17 +73,17 @@ func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 	return Retry(func() error { return h.RouteReplace(route) })
 }
 
-// certain is how often a route must be told not to be there.
-const certain = 3
+// deleteAttempts is how often a route must be told not to be there.
+const deleteAttempts = 3
 
 // DeleteRoute deletes a route. Where there is none it returns ESRCH, asked more than once: looking for a route, the
 // kernel takes no lock, and misses one whose place in its tree is being moved for the sake of another.
 func DeleteRoute(h *netlink.Handle, route *netlink.Route) error {
-	return deleted(func() error { return h.RouteDel(route) })
+	return retryDelete(func() error { return h.RouteDel(route) })
 }
 
-func deleted(remove func() error) (err error) {
-	for range certain {
+func retryDelete(remove func() error) (err error) {
+	for range deleteAttempts {
 		if err = Retry(remove); !errors.Is(err, unix.ESRCH) {
 			break
 		}

@@ -16,12 +16,12 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// elsewhere is a source that no fabric routes to one of its nodes (RFC 6666).
-var elsewhere = netip.MustParseAddr("100::1")
+// foreignSource is a source that no fabric routes to one of its nodes (RFC 6666).
+var foreignSource = netip.MustParseAddr("100::1")
 
 const (
-	probeRounds   = 3
-	probePatience = time.Second
+	probeRounds  = 3
+	probeTimeout = time.Second
 )
 
 // fabric finds out what a node can of the fabric: it hands its router a packet for its own prefix, which
@@ -63,11 +63,11 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 	}
 	route = ok("a packet for %v, handed to the router, came back", prefix)
 	if forged {
-		return route, warn(urpf, "the fabric forwards what this machine sends as %v, which is not its own", elsewhere)
+		return route, warn(urpf, "the fabric forwards what this machine sends as %v, which is not its own", foreignSource)
 	}
 	return route, ok(
 		"a packet sent as %v, which is not this machine's own, did not come back; a true one did",
-		elsewhere,
+		foreignSource,
 	)
 }
 
@@ -91,7 +91,7 @@ func routerMAC(ctx context.Context, uplink netlink.Link, plan address.Plan) (net
 	if err != nil || len(routes) == 0 || routes[0].LinkIndex != uplink.Attrs().Index || routes[0].Gw == nil {
 		return nil, fmt.Errorf("no router leads to other nodes in %v", plan.Base)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*probePatience)
+	ctx, cancel := context.WithTimeout(ctx, 2*probeTimeout)
 	defer cancel()
 	for {
 		neighbours, err := netns.List(func() ([]netlink.Neigh, error) {
@@ -143,12 +143,12 @@ func probe(
 	defer out.Close()
 	label := rand.Uint32N(1 << 20) // routers keep it, and so it tells ours from others
 	for range probeRounds {
-		for _, from := range []netip.Addr{elsewhere, source} {
+		for _, from := range []netip.Addr{foreignSource, source} {
 			if err := out.Send(packet.Packet{Source: from, Destination: target, FlowLabel: label}.Frame(router, out.MAC())); err != nil {
 				return false, false, err
 			}
 		}
-		wait, cancel := context.WithTimeout(ctx, probePatience)
+		wait, cancel := context.WithTimeout(ctx, probeTimeout)
 		for {
 			got, err := capture.Next(wait)
 			if err != nil {
@@ -158,7 +158,7 @@ func probe(
 			if err != nil || p.FlowLabel != label || p.Destination != target {
 				continue
 			}
-			forged = forged || p.Source == elsewhere
+			forged = forged || p.Source == foreignSource
 			if p.Source == source {
 				cancel()
 				return true, forged, nil

@@ -56,8 +56,8 @@ func findUplink(name string) (netlink.Link, Result) {
 }
 
 func device(uplink netlink.Link, choice string, there []endpoint.Record) Result {
-	kind, why := datapath.Choose(choice)
-	if err := cmp.Or(datapath.Suits(kind, uplink), datapath.CanAttach(kind, there)); err != nil {
+	kind, why := datapath.ChooseDevice(choice)
+	if err := cmp.Or(datapath.CheckDeviceUplink(kind, uplink), datapath.CheckDeviceKinds(kind, there)); err != nil {
 		return failed(err, "use --device veth")
 	}
 	if i := slices.IndexFunc(there, onNimitz); i >= 0 && kind == datapath.Macvlan {
@@ -223,7 +223,7 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 // otherInterfaces names those that the agent is going to guard. That something there has the private prefix, which
 // would be cut off, the check of that prefix says.
 func otherInterfaces(uplink netlink.Link) Result {
-	edge, err := datapath.Edge(&netlink.Handle{}, uplink)
+	edge, err := datapath.HostInterfaces(&netlink.Handle{}, uplink)
 	if err != nil {
 		return unknown(err)
 	}

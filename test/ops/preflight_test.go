@@ -164,7 +164,7 @@ func (c *candidate) only(t *testing.T, name, state, says string, checks []check)
 func TestPreflightChoosesTheDevice(t *testing.T) {
 	c, args := newCandidate(t)
 	ctx := labtest.Context(t)
-	kind, why := datapath.Choose(datapath.Auto)
+	kind, why := datapath.ChooseDevice(datapath.Auto)
 	netkit := check{Check: "device", State: "ok", Says: "containers get netkit devices"}
 	if err := datapath.HasNetkit(); err != nil {
 		netkit = check{Check: "device", State: "fail", Says: err.Error(), Do: "choose another --device: veth, macvlan, auto"}

@@ -77,7 +77,7 @@ func Open(ctx context.Context, c Config) (*Gateway, error) {
 
 // outlives refuses a namespace whose mount the machine does not see. Where that cannot be told, nothing is said.
 func outlives(ns *netns.Namespace) error {
-	if kept, err := ns.Kept(); err != nil || kept {
+	if kept, err := ns.IsPersistent(); err != nil || kept {
 		return nil
 	}
 	return fmt.Errorf("the gateway's namespace at %s would end with the agent, whose mounts the machine does not see; "+

@@ -13,19 +13,19 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// edgeHooks are where packets are checked on an interface beside the uplink. Its index is in the pin's name,
+// hostIfHooks are where packets are checked on an interface beside the uplink. Its index is in the pin's name,
 // because a device may have any name, and another tomorrow.
-func (d *Datapath) edgeHooks(l netlink.Link) []hook {
+func (d *Datapath) hostIfHooks(l netlink.Link) []hook {
 	pin := func(name string) string { return fmt.Sprintf("%s_%d", name, l.Attrs().Index) }
 	switch roleOf(l, d.uplink, d.netlink.LinkByIndex) {
-	case edge:
+	case roleEdge:
 		return []hook{
 			{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.objects.PilEdgeIn, nil},
 			{"edge_out", pin("edge_out"), l, ebpf.AttachTCXEgress, d.objects.PilEdgeOut, nil},
 		}
-	case loopback:
+	case roleLoopback:
 		return []hook{{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.objects.PilEdgeIn, nil}}
-	case port:
+	case rolePort:
 		return []hook{{"port_in", pin("port_in"), l, ebpf.AttachTCXIngress, d.objects.PilPortIn, nil}}
 	}
 	return nil
@@ -35,19 +35,19 @@ func (d *Datapath) edgeHooks(l netlink.Link) []hook {
 type role int
 
 const (
-	apart    role = iota // packets of the stack do not come by here, or those of containers do
-	edge                 // packets can reach the stack, or leave it
-	port                 // a member of a bridge, a bond or the like, which the stack sees in its place; almost
-	loopback             // what the stack says to itself
+	roleNone     role = iota // packets of the stack do not come by here, or those of containers do
+	roleEdge                 // packets can reach the stack, or leave it
+	rolePort                 // a member of a bridge, a bond or the like, which the stack sees in its place; almost
+	roleLoopback             // what the stack says to itself
 )
 
-// Edge lists the interfaces beside the uplink by which packets can reach the node's stack or leave it.
-func Edge(h *netlink.Handle, uplink netlink.Link) ([]netlink.Link, error) {
+// HostInterfaces lists the interfaces beside the uplink by which packets can reach the node's stack or leave it.
+func HostInterfaces(h *netlink.Handle, uplink netlink.Link) ([]netlink.Link, error) {
 	links, err := netns.List(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
-	return slices.DeleteFunc(links, func(l netlink.Link) bool { return roleOf(l, uplink, h.LinkByIndex) != edge }), nil
+	return slices.DeleteFunc(links, func(l netlink.Link) bool { return roleOf(l, uplink, h.LinkByIndex) != roleEdge }), nil
 }
 
 func roleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) role {
@@ -63,34 +63,34 @@ func roleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) rol
 		a.Name == pipeline.SwitchSide,
 		a.Name == uplink.Attrs().Name,
 		a.Index == uplink.Attrs().Index:
-		return apart // there stand others of our programs
+		return roleNone // lookup stand others of our programs
 	case a.Flags&net.FlagLoopback != 0:
-		return loopback
+		return roleLoopback
 	case l.Type() == "ifb", a.EncapType == "can", a.EncapType == "netlink":
-		return apart // leads nowhere, or carries no IP
+		return roleNone // hasTarget nowhere, or carries no IP
 	case a.MasterIndex != 0:
 		// A VRF takes packets from its members' hooks.
 		if master, err := byIndex(a.MasterIndex); err == nil && master.Type() != "vrf" {
-			return port // of the uplink too: its containers' frames have other addresses
+			return rolePort // entriesOf the uplink too: its containers' frames have other addresses
 		}
 	}
-	if carries(a.Index, uplink, byIndex) {
-		return apart
+	if isUnderUplink(a.Index, uplink, byIndex) {
+		return roleNone
 	}
-	return edge
+	return roleEdge
 }
 
-// wrap are the kinds of device that put a tag or a header of their own around what leaves by a lower one.
-var wrap = []string{"vlan", "vxlan", "geneve", "gretap", "ip6gretap", "macsec"}
+// encapsulatingKinds are the kinds of device that put a tag or a header of their own around what leaves by a lower one.
+var encapsulatingKinds = []string{"vlan", "vxlan", "geneve", "gretap", "ip6gretap", "macsec"}
 
-// carries reports whether the uplink's frames leave by a lower device as they are: there our packets look like
+// isUnderUplink reports whether the uplink's frames leave by a lower device as they are: there our packets look like
 // anybody's.
-func carries(index int, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) bool {
+func isUnderUplink(index int, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) bool {
 	const deepest = 8 // MAX_NEST_DEV of the kernel
 	for l, depth := uplink, 0; depth < deepest; depth++ {
 		a := l.Attrs()
 		elsewhere := a.NetNsID >= 0
-		if a.ParentIndex == 0 || elsewhere || slices.Contains(wrap, l.Type()) {
+		if a.ParentIndex == 0 || elsewhere || slices.Contains(encapsulatingKinds, l.Type()) {
 			return false
 		}
 		if a.ParentIndex == index {
@@ -108,7 +108,7 @@ func carries(index int, uplink netlink.Link, byIndex func(int) (netlink.Link, er
 // where they do not belong any more: an interface that has gone, into another namespace too, or to a master.
 func (d *Datapath) GuardInterfaces(changed netlink.Link) error {
 	if changed == nil {
-		return d.guardAll()
+		return d.guardAllInterfaces()
 	}
 	if _, container := deviceID(changed); container {
 		return nil // most changes of a busy node
@@ -122,7 +122,7 @@ func (d *Datapath) GuardInterfaces(changed netlink.Link) error {
 	}
 	var wanted []hook
 	if err == nil {
-		wanted = d.edgeHooks(l)
+		wanted = d.hostIfHooks(l)
 	}
 	var errs []error
 	for _, name := range []string{"edge_in", "edge_out", "port_in"} {
@@ -130,14 +130,14 @@ func (d *Datapath) GuardInterfaces(changed netlink.Link) error {
 		if slices.ContainsFunc(wanted, func(h hook) bool { return h.pin == pin }) {
 			continue
 		}
-		if err := d.takeOff(pin); err != nil {
+		if err := d.detachPin(pin); err != nil {
 			errs = append(errs, fmt.Errorf("take %s off %s: %w", name, changed.Attrs().Name, err))
 		}
 	}
-	return errors.Join(append(errs, gone(d.attachHooks(wanted)))...)
+	return errors.Join(append(errs, ignoreGone(d.attachHooks(wanted)))...)
 }
 
-func (d *Datapath) guardAll() error {
+func (d *Datapath) guardAllInterfaces() error {
 	links, err := netns.List(d.netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
@@ -145,24 +145,24 @@ func (d *Datapath) guardAll() error {
 	var errs []error
 	all := d.uplinkHooks()
 	for _, l := range links {
-		hooks := d.edgeHooks(l)
-		errs = append(errs, gone(d.attachHooks(hooks)))
+		hooks := d.hostIfHooks(l)
+		errs = append(errs, ignoreGone(d.attachHooks(hooks)))
 		all = append(all, hooks...)
 	}
 	return errors.Join(append(errs, d.sweepLinks(all))...)
 }
 
-// guarded lists the interfaces where packets are checked, without ports, and says what is wrong with others.
-func (d *Datapath) guarded() (devices, problems []string, err error) {
+// guardedInterfaces lists the interfaces where packets are checked, without ports, and says what is wrong with others.
+func (d *Datapath) guardedInterfaces() (devices, problems []string, err error) {
 	links, err := netns.List(d.netlink.LinkList)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list devices: %w", err)
 	}
 	for _, l := range links {
-		hooks := d.edgeHooks(l)
-		missing, notFirst, err := d.problems(hooks)
+		hooks := d.hostIfHooks(l)
+		missing, notFirst, err := d.hookProblems(hooks)
 		if err != nil {
-			if gone(err) == nil {
+			if ignoreGone(err) == nil {
 				continue
 			}
 			return nil, nil, err

@@ -37,7 +37,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 	lo, err := h.LinkByName("lo")
 	must(t, err)
 	guard, alone := netip.MustParsePrefix("2001:db8:1::/64"), netip.MustParsePrefix("2001:db8:2::/64")
-	must(t, h.RouteAdd(guardRoute(guard)))
+	must(t, h.RouteAdd(unreachableRoute(guard)))
 	must(t, h.AddrAdd(lo, nodeAddress(alone)))
 
 	must(t, n.ns.Do(func() error {
@@ -58,7 +58,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 	if _, err := os.Stat(foreign); err != nil {
 		t.Error(err)
 	}
-	must(t, h.RouteDel(guardRoute(guard)))
+	must(t, h.RouteDel(unreachableRoute(guard)))
 	must(t, h.AddrDel(lo, nodeAddress(alone)))
 	// Half of it was taken by someone else: the node's own prefix is enough to find the rest.
 	must(t, h.AddrAdd(lo, nodeAddress(n.prefix)))
@@ -96,11 +96,11 @@ func TestBPFFSWhereNoneIsMounted(t *testing.T) {
 		}
 		// Another's pins would go with the mount.
 		must(t, os.Mkdir("/sys/fs/bpf/foreign", 0o700))
-		if all, err := leftPins(dir); err != nil || kinds(all) != "folder" {
+		if all, err := stalePins(dir); err != nil || kinds(all) != "folder" {
 			t.Errorf("found %s, %v", kinds(all), err)
 		}
 		must(t, os.Remove("/sys/fs/bpf/foreign"))
-		all, err := leftPins(dir)
+		all, err := stalePins(dir)
 		must(t, err)
 		if kinds(all) != "folder mount" {
 			t.Errorf("found %s", kinds(all))
@@ -121,13 +121,13 @@ func TestLeftoversOnABPFFSOfOthers(t *testing.T) {
 	must(t, unix.Mount("bpf", dir, "bpf", 0, ""))
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	must(t, os.Mkdir(filepath.Join(dir, mapsFolder), 0o700))
-	all, err := leftPins(dir)
+	all, err := stalePins(dir)
 	if err != nil || kinds(all) != "folder" || all[0].Name != filepath.Join(dir, mapsFolder) {
 		t.Errorf("left: %v, %v", all, err)
 	}
 	inside := filepath.Join(dir, "pilaster")
 	must(t, os.Mkdir(inside, 0o700))
-	if all, err := leftPins(inside); err != nil || kinds(all) != "folder" || all[0].Name != inside {
+	if all, err := stalePins(inside); err != nil || kinds(all) != "folder" || all[0].Name != inside {
 		t.Errorf("left of a folder in it: %v, %v", all, err)
 	}
 }

@@ -187,7 +187,7 @@ func TestHostNetworkProcess(t *testing.T) {
 }
 
 // TestAnotherNode: one that was broken into, without a program on its way out, is believed about its own containers
-// alone, and only towards theirs.
+// withDeviceLock, and only towards theirs.
 func TestAnotherNode(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -233,11 +233,11 @@ func TestAnotherNode(t *testing.T) {
 			t.Errorf("%s: %d drops for %s, want 1", a.name, got, a.why)
 		}
 	}
-	peer.restore(t, far, farRed) // behind macvlans they need the program too
+	peer.restore(t, far, farRed) // after macvlans they need the program too
 	mustReach(t, far, c, "after all of it")
 }
 
-// detach takes a program off the uplink.
+// detachLink takes a program off the uplink.
 func (n *testNode) detach(t *testing.T, hook string) {
 	t.Helper()
 	l, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), hook), nil)

@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// networkTapped is of devices that a switch reads itself (bpf/net/netpila/tables.h).
-const networkTapped = uint32(0xff)
+// networkOVS is of devices that a switch reads itself (bpf/net/netpila/tables.h).
+const networkOVS = uint32(0xff)
 
 // OVSPorts are the devices whose packets a switch outside the packet path has already when they meet its programs, which let go without a word of what
 // is no network's of their own. What the switch gives them meets a program on the way out, which drops what the switch cannot tell.
@@ -36,12 +36,12 @@ func (d *Datapath) OVSPorts() (*OVSPorts, error) {
 		return nil, errors.Join(err, fmt.Errorf("%s is here: this node's tunnels are eBPF's; nothing was changed: start the agent with --nimitz ebpf, or move the containers away and run `pilaster node reset`", tunnelDevice))
 	}
 	t := &OVSPorts{d: d, devices: map[pipeline.Port]uint32{}}
-	d.taps = t
-	return t, each(d.objects.PilPortsV1, func(device uint32, p pilasterDevEp) { t.devices[pipeline.Port(p.Endpoint)] = device })
+	d.ovsPorts = t
+	return t, forEachEntry(d.objects.PilPortsV1, func(device uint32, p pilasterDevEp) { t.devices[pipeline.Port(p.Endpoint)] = device })
 }
 
 // Mark is what tells the programs on the uplink that a tunnel is the node's own.
-func (t *OVSPorts) Mark() uint32 { return tunnelMark(t.d.mark) }
+func (t *OVSPorts) Mark() uint32 { return tunnelMark(t.d.acceptMark) }
 
 // Plug notes that the switch reads a device. It may be repeated.
 func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
@@ -52,7 +52,7 @@ func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Devic
 		return fmt.Errorf("%v: device %s: %w", port, is.Name, err)
 	}
 	if port == pipeline.Gateway { // the node's stack is to take nothing from it
-		err := t.d.alone(func() error { return errors.Join(t.d.settings.set(is.Name, hostSettings()), t.attach(l)) })
+		err := t.d.withDeviceLock(func() error { return errors.Join(t.d.sysctls.set(is.Name, hostSysctls()), t.attach(l)) })
 		t.devices[port] = uint32(l.Attrs().Index)
 		return err
 	}
@@ -65,10 +65,10 @@ func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Devic
 			return err
 		}
 	}
-	if err := t.d.alone(func() error { return t.attach(l) }); err != nil {
+	if err := t.d.withDeviceLock(func() error { return t.attach(l) }); err != nil {
 		return fmt.Errorf("%v: %w", port, err)
 	}
-	if err := t.d.objects.PilPortsV1.Put(index, pilasterDevEp{Endpoint: uint32(port), Network: networkTapped}); err != nil {
+	if err := t.d.objects.PilPortsV1.Put(index, pilasterDevEp{Endpoint: uint32(port), Network: networkOVS}); err != nil {
 		return fmt.Errorf("make %s %v: %w", is.Name, port, err)
 	}
 	t.devices[port] = index
@@ -89,12 +89,12 @@ func (t *OVSPorts) detach(device int) error {
 	}
 	there, err := t.d.programOn(l, netlink.HANDLE_MIN_EGRESS)
 	if err != nil || there == 0 {
-		return gone(err)
+		return ignoreGone(err)
 	}
-	return t.d.alone(func() error { return gone(detachFilter(t.d.netlink, device, netlink.HANDLE_MIN_EGRESS)) })
+	return t.d.withDeviceLock(func() error { return ignoreGone(detachFilter(t.d.netlink, device, netlink.HANDLE_MIN_EGRESS)) })
 }
 
-// problems says which devices lack their program, and are there.
+// hookProblems says which devices lack their program, and are there.
 func (t *OVSPorts) problems() ([]string, error) {
 	if t == nil {
 		return nil, nil

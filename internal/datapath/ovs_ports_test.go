@@ -18,7 +18,7 @@ import (
 func TestTapped(t *testing.T) {
 	b := newNimitzBench(t)
 	taps := &OVSPorts{d: b.datapath, devices: map[pipeline.Port]uint32{}}
-	b.datapath.taps = taps
+	b.datapath.ovsPorts = taps
 	device := b.records[0].Device.HostName
 	must(t, b.nimitz.Unplug(t.Context(), 2))
 	must(t, b.nimitz.Unplug(t.Context(), pipeline.Gateway))

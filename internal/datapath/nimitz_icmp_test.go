@@ -39,7 +39,7 @@ func TestNimitzAnswers(t *testing.T) {
 				Body:        packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, bytes-w.header)},
 			}
 		}
-		// told is the error about a packet.
+		// checkICMPError is the error about a packet.
 		told := func(e packet.ICMP, mtu int, about packet.Packet) packet.Packet {
 			quoted := about.Marshal()
 			e.Payload = quoted[:min(len(quoted), w.quote)]
@@ -62,7 +62,7 @@ func TestNimitzAnswers(t *testing.T) {
 		unreachable.Payload = packet.Packet{Source: w.far, Destination: w.own, Body: packet.UDP{}}.Marshal()
 		for _, c := range []struct {
 			name   string
-			mtu    int // of what leaves by the uplink
+			mtu    int // entriesOf what leaves by the uplink
 			sent   packet.Packet
 			why    dropreason.Reason
 			answer packet.Packet // none where it has no source

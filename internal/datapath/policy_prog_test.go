@@ -25,7 +25,7 @@ const (
 	appAny  = 0xffff
 )
 
-// policed gives blue's tenant policies: for apps 1 and 2, b1's and b2's, as given; others are free.
+// tenantPolicies gives blue's tenant policies: for apps 1 and 2, b1's and b2's, as given; others are free.
 func policed(t *testing.T, b *progBench, own pilasterPolTarget) {
 	t.Helper()
 	o := &b.datapath.objects
@@ -36,7 +36,7 @@ func policed(t *testing.T, b *progBench, own pilasterPolTarget) {
 	b.generation(t)
 }
 
-// generation voids what was decided, as a change of policy does.
+// generationMu voids what was decided, as a change of policy does.
 func (b *progBench) generation(t *testing.T) {
 	t.Helper()
 	must(t, b.datapath.InvalidateFlows())
@@ -205,7 +205,7 @@ func TestAdoption(t *testing.T) {
 	// Over, or by an agent that finds policies in force.
 	must(t, b.datapath.objects.PolAdoptionsV1.Put(uint32(1), uint64(1)))
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
-	b.datapath.arePoliciesKnown = false
+	b.datapath.policyMapsSynced = false
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
 	b.reopen(t, b.datapath.config)
 	b.restore(t, b.b1, b.b2, b.r1)

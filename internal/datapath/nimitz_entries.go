@@ -13,15 +13,15 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// row is an entry of the pipeline as a table has it. Without a value it is none.
-type row struct {
+// mapEntry is an entry of the pipeline as a table has it. Without a value it is none.
+type mapEntry struct {
 	table      *ebpf.Map
 	key, value []byte
 }
 
-// there is the value that the table has for the row's key, nil without one. Of a prefix the kernel tells what it finds
+// lookup is the value that the table has for the row's key, nil without one. Of a prefix the kernel tells what it finds
 // for it, so values of prefixes begin with their own lengths, as keys do.
-func (r row) there() ([]byte, error) {
+func (r mapEntry) lookup() ([]byte, error) {
 	value, err := r.table.LookupBytes(r.key)
 	if err != nil {
 		return nil, fmt.Errorf("look into %v: %w", r.table, err)
@@ -32,23 +32,23 @@ func (r row) there() ([]byte, error) {
 	return value, nil
 }
 
-// nimitzTable is one of the pipeline's. Its name for people is that of its entries.
-type nimitzTable struct {
-	name string
-	pin  string
-	of   func(*pilasterObjects) *ebpf.Map
-	read func(key, value []byte) (pipeline.Entry, error)
+// pipelineMap is one of the pipeline's. Its name for people is that of its entries.
+type pipelineMap struct {
+	name   string
+	pin    string
+	mapOf  func(*pilasterObjects) *ebpf.Map
+	decode func(key, value []byte) (pipeline.Entry, error)
 }
 
-// nimitzTables are the pipeline's, in the order of its stages.
-var nimitzTables = []nimitzTable{
-	{"peers", pinNimPeers, func(o *pilasterObjects) *ebpf.Map { return o.NimPeersV1 }, readPeer},
-	{"senders", pinNimSenders, func(o *pilasterObjects) *ebpf.Map { return o.NimSendersV1 }, readSender},
-	{"foreign", pinNimForeign, func(o *pilasterObjects) *ebpf.Map { return o.NimForeignV1 }, readForeign},
-	{"outside", pinNimOutside, func(o *pilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, readOutside},
-	{"dnat", pinNimDnat, func(o *pilasterObjects) *ebpf.Map { return o.NimDnatV1 }, readDNAT},
-	{"snat", pinNimSnat, func(o *pilasterObjects) *ebpf.Map { return o.NimSnatV1 }, readSNAT},
-	{"forwarding", pinNimForward, func(o *pilasterObjects) *ebpf.Map { return o.NimForwardV1 }, readForward},
+// pipelineMaps are the pipeline's, in the order of its stages.
+var pipelineMaps = []pipelineMap{
+	{"peers", pinNimPeers, func(o *pilasterObjects) *ebpf.Map { return o.NimPeersV1 }, decodePeer},
+	{"senders", pinNimSenders, func(o *pilasterObjects) *ebpf.Map { return o.NimSendersV1 }, decodeSender},
+	{"foreign", pinNimForeign, func(o *pilasterObjects) *ebpf.Map { return o.NimForeignV1 }, decodeForeign},
+	{"outside", pinNimOutside, func(o *pilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, decodeOutside},
+	{"dnat", pinNimDnat, func(o *pilasterObjects) *ebpf.Map { return o.NimDnatV1 }, decodeDNAT},
+	{"snat", pinNimSnat, func(o *pilasterObjects) *ebpf.Map { return o.NimSnatV1 }, decodeSNAT},
+	{"forwarding", pinNimForward, func(o *pilasterObjects) *ebpf.Map { return o.NimForwardV1 }, decodeForward},
 }
 
 // scopeOf is the bpf programs': a family and a VNI.
@@ -79,95 +79,95 @@ func prefixKey(p netip.Prefix, vni pipeline.VNI) pilasterScopedPrefix {
 	return pilasterScopedPrefix{
 		Bits:    uint32(scopeBits + bits),
 		Scope:   scopeOf(p.Addr(), vni),
-		Address: words(p.Masked().Addr()),
+		Address: toAddr(p.Masked().Addr()),
 	}
 }
 
 func addrKey(a netip.Addr, vni pipeline.VNI) pilasterScopedAddr {
-	return pilasterScopedAddr{Address: words(a), Scope: scopeOf(a, vni)}
+	return pilasterScopedAddr{Address: toAddr(a), Scope: scopeOf(a, vni)}
 }
 
-// render makes the row of an entry, or says what is wrong with it.
-func (n *Nimitz) render(e pipeline.Entry) (row, error) {
+// encode makes the row of an entry, or says what is wrong with it.
+func (n *Nimitz) encode(e pipeline.Entry) (mapEntry, error) {
 	o := &n.d.objects
 	switch e := e.(type) {
 	case pipeline.Peer:
 		if !e.Nodes.IsValid() || !e.Nodes.Addr().Is6() {
-			return row{}, errors.New("nodes have prefixes of IPv6")
+			return mapEntry{}, errors.New("nodes have prefixes of IPv6")
 		}
 		bits := uint32(e.Nodes.Bits())
-		return newRow(o.NimPeersV1, pilasterPeerKey{Bits: bits, Node: words(e.Nodes.Masked().Addr())}, bits), nil
+		return newMapEntry(o.NimPeersV1, pilasterPeerKey{Bits: bits, Node: toAddr(e.Nodes.Masked().Addr())}, bits), nil
 	case pipeline.Sender:
 		if err := valid(e.VNI, e.Address); err != nil {
-			return row{}, err
+			return mapEntry{}, err
 		}
-		key := pilasterSenderKey{Source: words(e.Address), Port: uint32(e.Port), Scope: scopeOf(e.Address, 0)}
-		return newRow(o.NimSendersV1, key, pilasterSender{Vni: uint32(e.VNI), Identity: uint32(e.Identity)}), nil
+		key := pilasterSenderKey{Source: toAddr(e.Address), Port: uint32(e.Port), Scope: scopeOf(e.Address, 0)}
+		return newMapEntry(o.NimSendersV1, key, pilasterSender{Vni: uint32(e.VNI), Identity: uint32(e.Identity)}), nil
 	case pipeline.Foreign:
-		return renderForeign(o.NimForeignV1, e)
+		return encodeForeign(o.NimForeignV1, e)
 	case pipeline.NorthSouth:
 		if err := valid(e.VNI, e.To.Addr()); err != nil {
-			return row{}, err
+			return mapEntry{}, err
 		}
 		key := prefixKey(e.To, e.VNI)
-		return newRow(o.NimOutsideV1, key, key.Bits), nil
+		return newMapEntry(o.NimOutsideV1, key, key.Bits), nil
 	case pipeline.DNAT:
-		return translationRow(o.NimDnatV1, e.VNI, e.Virtual, e.RealVNI, e.Real)
+		return translationEntry(o.NimDnatV1, e.VNI, e.Virtual, e.RealVNI, e.Real)
 	case pipeline.SNAT:
-		return translationRow(o.NimSnatV1, e.VNI, e.Real, e.VNI, e.Virtual)
+		return translationEntry(o.NimSnatV1, e.VNI, e.Real, e.VNI, e.Virtual)
 	case pipeline.Forward:
-		return n.renderForward(e)
+		return n.encodeForward(e)
 	}
-	return row{}, fmt.Errorf("an entry of type %T, which this build does not know", e)
+	return mapEntry{}, fmt.Errorf("an entry of type %T, which this build does not know", e)
 }
 
-func renderForeign(m *ebpf.Map, e pipeline.Foreign) (row, error) {
+func encodeForeign(m *ebpf.Map, e pipeline.Foreign) (mapEntry, error) {
 	if err := errors.Join(valid(e.Theirs, e.Source.Addr()), valid(e.VNI, e.Source.Addr())); err != nil {
-		return row{}, err
+		return mapEntry{}, err
 	}
 	if !e.Edge.Addr().Is6() || e.Edge.Bits() != address.NodeBits {
-		return row{}, fmt.Errorf("%v is no node's prefix", e.Edge)
+		return mapEntry{}, fmt.Errorf("%v is no node's prefix", e.Edge)
 	}
 	source := prefixKey(e.Source, e.Theirs)
 	key := pilasterRemoteSenderKey{
 		Bits:   address.NodeBits + source.Bits,
 		Scope:  source.Scope,
-		Edge:   words(e.Edge.Addr()).Hi,
+		Edge:   toAddr(e.Edge.Addr()).Hi,
 		Source: source.Address,
 	}
-	return newRow(m, key, pilasterRemoteSender{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
+	return newMapEntry(m, key, pilasterRemoteSender{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
 }
 
-func (n *Nimitz) renderForward(e pipeline.Forward) (row, error) {
+func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 	if err := valid(e.VNI, e.To.Addr()); err != nil {
-		return row{}, err
+		return mapEntry{}, err
 	}
 	key := prefixKey(e.To, e.VNI)
 	value := pilasterRoute{Bits: key.Bits, Port: uint32(e.Port)}
 	switch {
 	case e.Port == pipeline.VXLAN:
 		if !pipeline.IsVTEP(e.VTEP) {
-			return row{}, fmt.Errorf("%v is no node's tunnel address", e.VTEP)
+			return mapEntry{}, fmt.Errorf("%v is no node's tunnel address", e.VTEP)
 		}
-		value.Vtep, value.Outside = words(e.VTEP), oneIf(e.Outside)
+		value.Vtep, value.Outside = toAddr(e.VTEP), boolToUint32(e.Outside)
 	case e.Port != 0 && e.Port != pipeline.Gateway:
 		index, there := n.ports[e.Port]
 		if !there {
-			return row{}, errors.New("the port has no device yet: plug it first")
+			return mapEntry{}, errors.New("the port has no device yet: plug it first")
 		}
 		value.Ifindex = index
 	}
-	return newRow(n.d.objects.NimForwardV1, key, value), nil
+	return newMapEntry(n.d.objects.NimForwardV1, key, value), nil
 }
 
-func translationRow(m *ebpf.Map, vni pipeline.VNI, from netip.Addr, toVNI pipeline.VNI, to netip.Addr) (row, error) {
+func translationEntry(m *ebpf.Map, vni pipeline.VNI, from netip.Addr, toVNI pipeline.VNI, to netip.Addr) (mapEntry, error) {
 	if err := errors.Join(valid(vni, from), valid(toVNI, to)); err != nil {
-		return row{}, err
+		return mapEntry{}, err
 	}
 	if from.Is4() != to.Is4() {
-		return row{}, errors.New("one address is of IPv4 and the other of IPv6")
+		return mapEntry{}, errors.New("one address is of IPv4 and the other of IPv6")
 	}
-	return newRow(m, addrKey(from, vni), pilasterTranslation{Address: words(to), Vni: uint32(toVNI)}), nil
+	return newMapEntry(m, addrKey(from, vni), pilasterTranslation{Address: toAddr(to), Vni: uint32(toVNI)}), nil
 }
 
 func valid(vni pipeline.VNI, a netip.Addr) error {
@@ -180,12 +180,12 @@ func valid(vni pipeline.VNI, a netip.Addr) error {
 	return nil
 }
 
-func newRow(m *ebpf.Map, key, value any) row {
-	return row{m, packed(key), packed(value)}
+func newMapEntry(m *ebpf.Map, key, value any) mapEntry {
+	return mapEntry{m, marshal(key), marshal(value)}
 }
 
-// packed is a value as the programs have it, which is without padding.
-func packed(v any) []byte {
+// marshal is a value as the programs have it, which is without padding.
+func marshal(v any) []byte {
 	b, err := binary.Append(nil, binary.NativeEndian, v)
 	if err != nil {
 		panic(err) // only of a type that has no fixed size
@@ -193,7 +193,7 @@ func packed(v any) []byte {
 	return b
 }
 
-func unpacked[T any](b []byte) (v T, err error) {
+func unmarshal[T any](b []byte) (v T, err error) {
 	_, err = binary.Decode(b, binary.NativeEndian, &v)
 	return v, err
 }
@@ -215,14 +215,14 @@ func rawEntries(m *ebpf.Map) (keys, values [][]byte, err error) {
 
 // Those below undo render.
 
-func readPeer(key, _ []byte) (pipeline.Entry, error) {
-	k, err := unpacked[pilasterPeerKey](key)
+func decodePeer(key, _ []byte) (pipeline.Entry, error) {
+	k, err := unmarshal[pilasterPeerKey](key)
 	return pipeline.Peer{Nodes: netip.PrefixFrom(k.Node.netip(), int(k.Bits))}, err
 }
 
-func readSender(key, value []byte) (pipeline.Entry, error) {
-	k, err := unpacked[pilasterSenderKey](key)
-	v, err2 := unpacked[pilasterSender](value)
+func decodeSender(key, value []byte) (pipeline.Entry, error) {
+	k, err := unmarshal[pilasterSenderKey](key)
+	v, err2 := unmarshal[pilasterSender](value)
 	return pipeline.Sender{
 		Port: pipeline.Port(
 			k.Port,
@@ -230,9 +230,9 @@ func readSender(key, value []byte) (pipeline.Entry, error) {
 	}, errors.Join(err, err2)
 }
 
-func readForeign(key, value []byte) (pipeline.Entry, error) {
-	k, err := unpacked[pilasterRemoteSenderKey](key)
-	v, err2 := unpacked[pilasterRemoteSender](value)
+func decodeForeign(key, value []byte) (pipeline.Entry, error) {
+	k, err := unmarshal[pilasterRemoteSenderKey](key)
+	v, err2 := unmarshal[pilasterRemoteSender](value)
 	theirs, source := pilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source}.prefix()
 	edge := netip.PrefixFrom(pilasterAddr{Hi: k.Edge}.netip(), address.NodeBits)
 	return pipeline.Foreign{
@@ -246,30 +246,30 @@ func readForeign(key, value []byte) (pipeline.Entry, error) {
 		)
 }
 
-func readOutside(key, _ []byte) (pipeline.Entry, error) {
-	k, err := unpacked[pilasterScopedPrefix](key)
+func decodeOutside(key, _ []byte) (pipeline.Entry, error) {
+	k, err := unmarshal[pilasterScopedPrefix](key)
 	vni, to := k.prefix()
 	return pipeline.NorthSouth{VNI: vni, To: to}, err
 }
 
-func readDNAT(key, value []byte) (pipeline.Entry, error) {
-	k, err := unpacked[pilasterScopedAddr](key)
-	v, err2 := unpacked[pilasterTranslation](value)
+func decodeDNAT(key, value []byte) (pipeline.Entry, error) {
+	k, err := unmarshal[pilasterScopedAddr](key)
+	v, err2 := unmarshal[pilasterTranslation](value)
 	_, vni := scopeFrom(k.Scope)
 	return pipeline.DNAT{
 		VNI: vni, Virtual: unscoped(k.Address, k.Scope), RealVNI: pipeline.VNI(v.Vni), Real: unscoped(v.Address, k.Scope),
 	}, errors.Join(err, err2)
 }
 
-func readSNAT(key, value []byte) (pipeline.Entry, error) {
-	e, err := readDNAT(key, value)
+func decodeSNAT(key, value []byte) (pipeline.Entry, error) {
+	e, err := decodeDNAT(key, value)
 	d := e.(pipeline.DNAT)
 	return pipeline.SNAT{VNI: d.VNI, Real: d.Virtual, Virtual: d.Real}, err
 }
 
-func readForward(key, value []byte) (pipeline.Entry, error) {
-	k, err := unpacked[pilasterScopedPrefix](key)
-	v, err2 := unpacked[pilasterRoute](value)
+func decodeForward(key, value []byte) (pipeline.Entry, error) {
+	k, err := unmarshal[pilasterScopedPrefix](key)
+	v, err2 := unmarshal[pilasterRoute](value)
 	vni, to := k.prefix()
 	f := pipeline.Forward{VNI: vni, To: to, Port: pipeline.Port(v.Port)}
 	if f.Port == pipeline.VXLAN {

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// words is an address as the programs hold it: two halves in network byte order.
-func words(a netip.Addr) pilasterAddr {
+// toAddr is an address as the programs hold it: two halves in network byte order.
+func toAddr(a netip.Addr) pilasterAddr {
 	b := a.As16()
 	return pilasterAddr{Hi: binary.NativeEndian.Uint64(b[:8]), Lo: binary.NativeEndian.Uint64(b[8:])}
 }
@@ -19,9 +19,9 @@ func (a pilasterAddr) netip() netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// difference is what a checksum over from must change by to become one over to, as
+// checksumDiff is what a checksum over from must change by to become one over to, as
 // bpf_csum_diff computes it (RFC 1624).
-func difference(from, to netip.Addr) uint32 {
+func checksumDiff(from, to netip.Addr) uint32 {
 	var sum uint64
 	f, t := from.As16(), to.As16()
 	for i := 0; i < 16; i += 4 {

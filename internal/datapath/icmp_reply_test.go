@@ -20,7 +20,7 @@ import (
 const (
 	answerLength = 40 + 8 // what an error has before its quote
 	quoteMax     = 1280 - answerLength
-	answerBurst  = 32 // of bpf/common/icmp_error.h
+	answerBurst  = 32 // entriesOf bpf/common/icmp_error.h
 )
 
 // gateway is the node as the container sees it.
@@ -31,8 +31,8 @@ func (c *testContainer) gateway(t testing.TB, of tenant.Tenant) netip.Addr {
 	return guest.Address
 }
 
-// told is what b1 hears from the node about a packet it sent.
-func (b *progBench) told(kind uint8, mtu uint32, about packet.Packet) packet.Packet {
+// checkICMPError is what b1 hears from the node about a packet it sent.
+func (b *progBench) icmpFromNode(kind uint8, mtu uint32, about packet.Packet) packet.Packet {
 	return packet.Packet{Source: b.b1Gateway, Destination: b.b1.seen(), Body: errorAbout(kind, mtu, about.Marshal())}
 }
 
@@ -65,16 +65,16 @@ func TestAnswers(t *testing.T) {
 	tooLong := b.sent(far, long(1501))
 	tooFar := hops(tooLong)
 	for _, c := range []progCase{
-		{name: "1,501 bytes and a hop limit of 1", frame: b.frame(tooFar), reason: "hop-limit", out: b.told(packet.TimeExceeded, 0, tooFar)},
-		{name: "a hop limit of 1", frame: b.frame(udp), reason: "hop-limit", out: b.told(packet.TimeExceeded, 0, udp)},
+		{name: "1,501 bytes and a hop limit of 1", frame: b.frame(tooFar), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, tooFar)},
+		{name: "a hop limit of 1", frame: b.frame(udp), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, udp)},
 		{name: "a hop limit of 0", frame: used, reason: "hop-limit",
 			out: packet.Packet{Source: b.b1Gateway, Destination: b.b1.seen(), Body: errorAbout(packet.TimeExceeded, 0, quoted)}},
-		{name: "a later fragment", frame: b.frame(later), reason: "hop-limit", out: b.told(packet.TimeExceeded, 0, later)},
+		{name: "a later fragment", frame: b.frame(later), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, later)},
 		{name: "an error", frame: b.frame(unreachable), reason: "hop-limit"},
 		{name: "a later fragment, perhaps of an error", frame: b.frame(laterICMP), reason: "hop-limit"},
 		{name: "to all stations", frame: udp.Frame(everyone, containerMAC), reason: "hop-limit"},
 		{name: "to a group of stations", frame: udp.Frame(group, containerMAC), reason: "hop-limit"},
-		{name: "1,501 bytes", frame: b.frame(tooLong), reason: "too-big", out: b.told(packet.PacketTooBig, 1500, tooLong)},
+		{name: "1,501 bytes", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig, 1500, tooLong)},
 		{name: "1,500 bytes", frame: b.frame(b.sent(far, long(1500))),
 			out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: long(1500)}},
 		{name: "1,501 bytes, same node", frame: b.frame(b.sent(b.b2.seen(), long(1501))), out: b.sent(b.b2.seen(), long(1501))},
@@ -85,7 +85,7 @@ func TestAnswers(t *testing.T) {
 	b.fillCache(t, b.cached(t, b.b3.Addr(), 1400))
 	tooLong = b.sent(far, long(1401))
 	for _, c := range []progCase{
-		{name: "1,401 bytes, from the cache", frame: b.frame(tooLong), reason: "too-big", out: b.told(packet.PacketTooBig, 1400, tooLong)},
+		{name: "1,401 bytes, from the cache", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig, 1400, tooLong)},
 		{name: "1,400 bytes, from the cache", frame: b.frame(b.sent(far, long(1400))),
 			out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: long(1400)}},
 	} {
@@ -98,7 +98,7 @@ func TestAnswers(t *testing.T) {
 	defer h.Close()
 	must(t, h.RouteReplace(&netlink.Route{Dst: ipNet(b.far.prefix), Gw: b.far.underlay.AsSlice(), MTU: 1400, MTULock: true}))
 	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
-		name: "1,401 bytes, by a narrow route", frame: b.frame(tooLong), reason: "too-big", out: b.told(packet.PacketTooBig, 1400, tooLong)})
+		name: "1,401 bytes, by a narrow route", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig, 1400, tooLong)})
 
 	clear := b.add(t, plain, 1)
 	other := address.Plain{Node: b.far.prefix, Tenant: plain.Current().ID, App: 1, Index: 1}.Addr()

@@ -9,77 +9,77 @@ import (
 	"pilaster.io/pilaster/internal/dpapi"
 )
 
-// rulingTable is one of the kernel's tables of policies.
-type rulingTable interface {
-	change(policyChange) (tableChange, error)
-	// shows is how many entries of it these tenants have.
-	shows(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries
+// policyMap is one of the kernel's tables of policies.
+type policyMap interface {
+	change(policyChange) (mapChange, error)
+	// usage is how many entries of it these tenants have.
+	usage(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries
 }
 
-// tableChange makes a table what it is to be.
-type tableChange interface {
-	fit(tenant string, room int) error // refuses what there is no room for
-	write() error                      // what it is to hold, beside what it held
-	clean() error                      // takes away what it is to hold no more
+// mapChange makes a table what it is to be.
+type mapChange interface {
+	checkCapacity(tenant string, room int) error // refuses what there is no room for
+	write() error                                // what it is to hold, beside what it held
+	deleteStale() error                          // takes away what it is to hold no more
 }
 
 // policyChange is of one tenant's policies, or of none's where the tables are to hold what the others have.
 type policyChange struct {
 	had, next dpapi.TenantPolicies
 	others    []*dpapi.TenantPolicies
-	held      map[uint32]bool // ids of further tenants, whose entries stay as they are; of rules, names do not say whose they are
-	known     bool            // the tables hold what the others have and what this one had, and nothing else
+	pending   map[uint32]bool // ids of further tenants, whose entries stay as they are; of rules, names do not say whose they are
+	synced    bool            // the tables hold what the others have and what this one had, and nothing else
 }
 
-// ruled is such a table: an entry for an entry of a tenant's own map. It is made from that whenever it is asked for, so
+// mapSync is such a table: an entry for an entry of a tenant's own map. It is made from that whenever it is asked for, so
 // that nothing is kept twice.
-type ruled[K comparable, V any, Key, Value comparable] struct {
+type mapSync[K comparable, V any, Key, Value comparable] struct {
 	name, what string // for people
 	kernel     *ebpf.Map
-	of         func(*dpapi.TenantPolicies) map[K]V
-	size       func(*dpapi.TenantPolicies) int // of that
+	entriesOf  func(*dpapi.TenantPolicies) map[K]V
+	size       func(*dpapi.TenantPolicies) int // entriesOf that
 	entry      func(K, V) (Key, Value)
 	mayShare   func(a, b *dpapi.TenantPolicies) bool // whether two tenants may have entries in common; nil: no two have
-	id         func(Key) uint32                      // whose an entry is; nil: it does not say
+	tenantIDOf func(Key) uint32                      // whose an entry is; nil: it does not say
 	read       func(*ebpf.Map, map[Key]Value) error
 	write      func(*ebpf.Map, []Key, []Value) error
 }
 
-func newRuled[K comparable, V any, Key, Value comparable](
+func newMapSync[K comparable, V any, Key, Value comparable](
 	name, what string,
 	m *ebpf.Map,
 	of func(*dpapi.TenantPolicies) map[K]V,
 	entry func(K, V) (Key, Value),
-) *ruled[K, V, Key, Value] {
-	return &ruled[K, V, Key, Value]{
-		name:   name,
-		what:   what,
-		kernel: m,
-		of:     of,
-		size:   func(t *dpapi.TenantPolicies) int { return len(of(t)) },
-		entry:  entry,
-		read:   read[Key, Value],
-		write:  write[Key, Value],
+) *mapSync[K, V, Key, Value] {
+	return &mapSync[K, V, Key, Value]{
+		name:      name,
+		what:      what,
+		kernel:    m,
+		entriesOf: of,
+		size:      func(t *dpapi.TenantPolicies) int { return len(of(t)) },
+		entry:     entry,
+		read:      readEntries[Key, Value],
+		write:     writeEntries[Key, Value],
 	}
 }
 
-func (r *ruled[K, V, Key, Value]) shows(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries {
+func (r *mapSync[K, V, Key, Value]) usage(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries {
 	return dpapi.Entries{Table: r.name, Used: r.count(tenants), Capacity: room}
 }
 
 // count takes what two tenants share for an entry of either.
-func (r *ruled[K, V, Key, Value]) count(tenants []*dpapi.TenantPolicies) (n int) {
+func (r *mapSync[K, V, Key, Value]) count(tenants []*dpapi.TenantPolicies) (n int) {
 	for _, t := range tenants {
 		n += r.size(t)
 	}
 	return n
 }
 
-func (r *ruled[K, V, Key, Value]) change(c policyChange) (tableChange, error) { return r.compare(c) }
+func (r *mapSync[K, V, Key, Value]) change(c policyChange) (mapChange, error) { return r.compare(c) }
 
-// compare says how the table is to change. The kernel is read only where it is not known what it holds.
-func (r *ruled[K, V, Key, Value]) compare(c policyChange) (*tableDifference[Key, Value], error) {
-	d := &tableDifference[Key, Value]{
+// checkAndRepair says how the table is to change. The kernel is read only where it is not known what it holds.
+func (r *mapSync[K, V, Key, Value]) compare(c policyChange) (*mapDiff[Key, Value], error) {
+	d := &mapDiff[Key, Value]{
 		what:   r.what,
 		kernel: r.kernel,
 		put:    r.write,
@@ -87,20 +87,20 @@ func (r *ruled[K, V, Key, Value]) compare(c policyChange) (*tableDifference[Key,
 		next:   r.size(&c.next),
 		others: r.count(c.others),
 	}
-	if c.known {
-		r.fromTenant(c, d)
+	if c.synced {
+		r.diffTenant(c, d)
 		return d, nil
 	}
-	return d, r.fromKernel(c, d)
+	return d, r.diffKernel(c, d)
 }
 
-// fromTenant looks at one tenant's entries alone, but where another one may have the same.
-func (r *ruled[K, V, Key, Value]) fromTenant(c policyChange, d *tableDifference[Key, Value]) {
-	had, next := r.of(&c.had), r.of(&c.next)
+// diffTenant looks at one tenant's entries alone, but where another one may have the same.
+func (r *mapSync[K, V, Key, Value]) diffTenant(c policyChange, d *mapDiff[Key, Value]) {
+	had, next := r.entriesOf(&c.had), r.entriesOf(&c.next)
 	var theirs []map[K]V
 	for _, o := range c.others {
 		if r.mayShare != nil && (r.mayShare(&c.had, o) || r.mayShare(&c.next, o)) {
-			theirs = append(theirs, r.of(o))
+			theirs = append(theirs, r.entriesOf(o))
 		}
 	}
 	d.before = d.had + d.others
@@ -108,7 +108,7 @@ func (r *ruled[K, V, Key, Value]) fromTenant(c policyChange, d *tableDifference[
 		key, value := r.entry(k, v)
 		old, there := had[k]
 		if !there {
-			old, there = first(theirs, k)
+			old, there = lookupFirst(theirs, k)
 		}
 		if !there {
 			d.added.add(key, value)
@@ -121,15 +121,15 @@ func (r *ruled[K, V, Key, Value]) fromTenant(c policyChange, d *tableDifference[
 			continue
 		}
 		key, is := r.entry(k, v)
-		if other, stays := first(theirs, k); !stays {
-			d.gone = append(d.gone, key)
+		if other, stays := lookupFirst(theirs, k); !stays {
+			d.stale = append(d.stale, key)
 		} else if _, value := r.entry(k, other); is != value {
 			d.changed.add(key, value)
 		}
 	}
 }
 
-func first[K comparable, V any](in []map[K]V, k K) (v V, found bool) {
+func lookupFirst[K comparable, V any](in []map[K]V, k K) (v V, found bool) {
 	for _, m := range in {
 		if v, found = m[k]; found {
 			return v, true
@@ -138,15 +138,15 @@ func first[K comparable, V any](in []map[K]V, k K) (v V, found bool) {
 	return v, false
 }
 
-// fromKernel looks at all of them.
-func (r *ruled[K, V, Key, Value]) fromKernel(c policyChange, d *tableDifference[Key, Value]) error {
+// diffKernel looks at all of them.
+func (r *mapSync[K, V, Key, Value]) diffKernel(c policyChange, d *mapDiff[Key, Value]) error {
 	tenants, had := append([]*dpapi.TenantPolicies{&c.next}, c.others...), map[Key]Value{}
 	if err := r.read(r.kernel, had); err != nil {
 		return err
 	}
 	d.before = len(had)
 	for _, t := range tenants {
-		for k, v := range r.of(t) {
+		for k, v := range r.entriesOf(t) {
 			key, value := r.entry(k, v)
 			if is, there := had[key]; !there {
 				d.added.add(key, value)
@@ -157,31 +157,31 @@ func (r *ruled[K, V, Key, Value]) fromKernel(c policyChange, d *tableDifference[
 		}
 	}
 	for _, t := range tenants {
-		for k, v := range r.of(t) {
+		for k, v := range r.entriesOf(t) {
 			key, _ := r.entry(k, v)
 			delete(had, key)
 		}
 	}
-	stays := r.held(c)
+	stays := r.isPending(c)
 	for key := range had {
 		if !stays(key) {
-			d.gone = append(d.gone, key)
+			d.stale = append(d.stale, key)
 		}
 	}
 	return nil
 }
 
-// held tells of an entry that nobody has any more whether it may be of those who are held.
-func (r *ruled[K, V, Key, Value]) held(c policyChange) func(Key) bool {
-	if len(c.held) == 0 {
+// pending tells of an entry that nobody has any more whether it may be of those who are held.
+func (r *mapSync[K, V, Key, Value]) isPending(c policyChange) func(Key) bool {
+	if len(c.pending) == 0 {
 		return func(Key) bool { return false }
 	}
-	if r.id != nil {
-		return func(key Key) bool { return c.held[r.id(key)] }
+	if r.tenantIDOf != nil {
+		return func(key Key) bool { return c.pending[r.tenantIDOf(key)] }
 	}
 	own := map[Key]bool{}
 	if r.mayShare == nil {
-		for k, v := range r.of(&c.had) {
+		for k, v := range r.entriesOf(&c.had) {
 			key, _ := r.entry(k, v)
 			own[key] = true
 		}
@@ -189,14 +189,14 @@ func (r *ruled[K, V, Key, Value]) held(c policyChange) func(Key) bool {
 	return func(key Key) bool { return !own[key] }
 }
 
-// tableDifference is what a table lacks, and has beside.
-type tableDifference[Key, Value any] struct {
+// mapDiff is what a table lacks, and has beside.
+type mapDiff[Key, Value any] struct {
 	what   string
 	kernel *ebpf.Map
 	put    func(*ebpf.Map, []Key, []Value) error
 
 	added, changed entries[Key, Value]
-	gone           []Key
+	stale          []Key
 
 	before            int // entries of the table
 	had, next, others int // and of those the tenant's that changes, then and now, and other tenants'
@@ -211,10 +211,10 @@ func (e *entries[Key, Value]) add(k Key, v Value) {
 	e.keys, e.values = append(e.keys, k), append(e.values, v)
 }
 
-// fit refuses what there is no room for, and a tenant that wants more than it leaves free: so one alone gets half of
+// checkCapacity refuses what there is no room for, and a tenant that wants more than it leaves free: so one alone gets half of
 // the room, and something is always left for who has little. Who has got more keeps it. The tables have twice that
-// room, so that what is in force until then has its own.
-func (d *tableDifference[Key, Value]) fit(tenant string, room int) error {
+// maxEntries, so that what is in force until then has its own.
+func (d *mapDiff[Key, Value]) checkCapacity(tenant string, room int) error {
 	if free := room - d.others - d.next; d.next > d.had && d.next > free {
 		return fmt.Errorf(
 			"policies of tenant %s need %d entries for %s, and a tenant gets no more of the node's %d than it leaves free, of which others have %d; nothing was changed: start the agent with a higher --max-rules, or have the tenant's policies say less",
@@ -226,7 +226,7 @@ func (d *tableDifference[Key, Value]) fit(tenant string, room int) error {
 		)
 	}
 	most := d.before + len(d.added.keys)
-	if n := most - len(d.gone); n > room {
+	if n := most - len(d.stale); n > room {
 		return fmt.Errorf(
 			"policies need %d entries for %s, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or have policies say less",
 			n,
@@ -245,8 +245,8 @@ func (d *tableDifference[Key, Value]) fit(tenant string, room int) error {
 	return nil
 }
 
-func (d *tableDifference[Key, Value]) write() error {
+func (d *mapDiff[Key, Value]) write() error {
 	return errors.Join(d.put(d.kernel, d.added.keys, d.added.values), d.put(d.kernel, d.changed.keys, d.changed.values))
 }
 
-func (d *tableDifference[Key, Value]) clean() error { return removeAll(d.kernel, d.gone) }
+func (d *mapDiff[Key, Value]) deleteStale() error { return deleteKeys(d.kernel, d.stale) }

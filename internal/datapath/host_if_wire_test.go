@@ -170,7 +170,7 @@ func TestOrdinaryTrafficBySecondNIC(t *testing.T) {
 	n, peer := w.nodes[0], w.nodes[1]
 	s, stranger := n.guardedNIC(t, peer)
 	n.forwards(t)
-	must(t, withSettings(n.ns, func(s settings) error { return s.set("eth1", []sysctl{{"ipv6", "forwarding", "1"}}) }))
+	must(t, withSettings(n.ns, func(s sysctls) error { return s.set("eth1", []sysctl{{"ipv6", "forwarding", "1"}}) }))
 	h, err := peer.ns.Netlink()
 	must(t, err)
 	defer h.Close()

@@ -35,7 +35,7 @@ func TestMacvlanKindsLoseNothing(t *testing.T) {
 			begin(kind)
 			keep, lost := []endpoint.Record{c.record}, map[endpoint.ID]error{}
 			must(t, n.datapath.Netpila().Repair(t.Context(), keep, keep))
-			for i, move := range n.datapath.moves(keep, lost) {
+			for i, move := range n.datapath.attachSteps(keep, lost) {
 				must(t, move())
 				mustReach(t, c, far, fmt.Sprintf("to %s, move %d", kind, i))
 			}

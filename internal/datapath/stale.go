@@ -30,9 +30,9 @@ func StaleState(prefix netip.Prefix, bpffs string) ([]network.StaleState, error)
 	bpffs = filepath.Clean(bpffs)
 	var all []network.StaleState
 	for _, find := range []func() ([]network.StaleState, error){
-		leftDevices, leftMacvlans, leftNodeDevice, leftTunnel, leftGateway,
-		func() ([]network.StaleState, error) { return leftPins(bpffs) },
-		func() ([]network.StaleState, error) { return leftPrefixes(prefix) },
+		staleDevices, staleMacvlans, staleNodeDevice, staleTunnel, staleGateway,
+		func() ([]network.StaleState, error) { return stalePins(bpffs) },
+		func() ([]network.StaleState, error) { return stalePrefixes(prefix) },
 	} {
 		found, err := find()
 		if err != nil {
@@ -43,7 +43,7 @@ func StaleState(prefix netip.Prefix, bpffs string) ([]network.StaleState, error)
 	return all, nil
 }
 
-func leftDevices() ([]network.StaleState, error) {
+func staleDevices() ([]network.StaleState, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
@@ -52,22 +52,22 @@ func leftDevices() ([]network.StaleState, error) {
 	for _, l := range links {
 		if _, ours := deviceID(l); ours {
 			all = append(all, network.StaleState{Kind: network.StateDevice, Name: l.Attrs().Name, Remove: func() error {
-				return gone(netns.Retry(func() error { return netlink.LinkDel(l) }))
+				return ignoreGone(netns.Retry(func() error { return netlink.LinkDel(l) }))
 			}})
 		}
 	}
 	return all, nil
 }
 
-// leftNodeDevice finds the pair between the node and its containers. Its routes go with it.
-func leftNodeDevice() ([]network.StaleState, error) { return leftNamed("pair", nodeDevice, isVeth) }
+// staleNodeDevice finds the pair between the node and its containers. Its routes go with it.
+func staleNodeDevice() ([]network.StaleState, error) { return staleNamed("pair", nodeDevice, isVeth) }
 
-// leftTunnel finds the second network's device.
-func leftTunnel() ([]network.StaleState, error) { return leftNamed("tunnel", tunnelDevice, isTunnel) }
+// staleTunnel finds the second network's device.
+func staleTunnel() ([]network.StaleState, error) { return staleNamed("tunnel", tunnelDevice, isTunnel) }
 
 func isVeth(l netlink.Link) bool { return l.Type() == "veth" }
 
-func leftNamed(kind, name string, ours func(netlink.Link) bool) ([]network.StaleState, error) {
+func staleNamed(kind, name string, ours func(netlink.Link) bool) ([]network.StaleState, error) {
 	l, err := netlink.LinkByName(name)
 	var notFound netlink.LinkNotFoundError
 	if errors.As(err, &notFound) || err == nil && !ours(l) {
@@ -77,12 +77,12 @@ func leftNamed(kind, name string, ours func(netlink.Link) bool) ([]network.Stale
 		return nil, fmt.Errorf("find %s: %w", name, err)
 	}
 	return []network.StaleState{{Kind: kind, Name: name, Remove: func() error {
-		return gone(netns.Retry(func() error { return netlink.LinkDel(l) }))
+		return ignoreGone(netns.Retry(func() error { return netlink.LinkDel(l) }))
 	}}}, nil
 }
 
-// leftPins finds pins, their folders, and the bpffs where that is ours.
-func leftPins(bpffs string) ([]network.StaleState, error) {
+// stalePins finds pins, their folders, and the bpffs where that is ours.
+func stalePins(bpffs string) ([]network.StaleState, error) {
 	var pins, folders []network.StaleState
 	for _, sub := range []string{linksFolder, mapsFolder} {
 		err := filepath.WalkDir(filepath.Join(bpffs, sub), func(path string, entry fs.DirEntry, err error) error {
@@ -92,14 +92,14 @@ func leftPins(bpffs string) ([]network.StaleState, error) {
 			case err != nil:
 				return err
 			case entry.IsDir():
-				folders = append(folders, leftFile("folder", path))
+				folders = append(folders, staleFile("folder", path))
 			case sub == linksFolder:
 				pins = append(
 					pins,
-					network.StaleState{Kind: "link", Name: path, Remove: func() error { return detach(path) }},
+					network.StaleState{Kind: "link", Name: path, Remove: func() error { return detachLink(path) }},
 				)
 			default:
-				pins = append(pins, leftFile(strings.TrimSuffix(sub, "s"), path))
+				pins = append(pins, staleFile(strings.TrimSuffix(sub, "s"), path))
 			}
 			return nil
 		})
@@ -108,13 +108,13 @@ func leftPins(bpffs string) ([]network.StaleState, error) {
 		}
 	}
 	slices.Reverse(folders) // the deepest first
-	place, err := leftPlace(bpffs)
+	place, err := stalePinFolder(bpffs)
 	return slices.Concat(pins, folders, place), err
 }
 
-// leftPlace is the folder of pins itself, and the bpffs we mounted for it. Neither is ours alone
+// stalePinFolder is the folder of pins itself, and the bpffs we mounted for it. Neither is ours alone
 // while others keep something there.
-func leftPlace(bpffs string) ([]network.StaleState, error) {
+func stalePinFolder(bpffs string) ([]network.StaleState, error) {
 	if _, err := os.Lstat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -132,14 +132,14 @@ func leftPlace(bpffs string) ([]network.StaleState, error) {
 		if isMountPoint(bpffs) {
 			return nil, nil // mounted by somebody else, whose folder it is
 		}
-		return []network.StaleState{leftFile("folder", bpffs)}, nil
+		return []network.StaleState{staleFile("folder", bpffs)}, nil
 	case bpffs:
-		return []network.StaleState{unmount, leftFile("folder", bpffs)}, nil
+		return []network.StaleState{unmount, staleFile("folder", bpffs)}, nil
 	}
 	if alone, err = holdsOnly(mount, filepath.Base(bpffs)); err != nil || !alone {
-		return []network.StaleState{leftFile("folder", bpffs)}, err
+		return []network.StaleState{staleFile("folder", bpffs)}, err
 	}
-	return []network.StaleState{leftFile("folder", bpffs), unmount}, nil
+	return []network.StaleState{staleFile("folder", bpffs), unmount}, nil
 }
 
 func isMountPoint(dir string) bool {
@@ -157,22 +157,22 @@ func holdsOnly(dir string, names ...string) (bool, error) {
 	return !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(names, e.Name()) }), nil
 }
 
-// detach ends a pinned link at once. Removing its pin alone would leave that to the kernel's leisure.
-func detach(pin string) error {
+// detachLink ends a pinned link at once. Removing its pin alone would leave that to the kernel's leisure.
+func detachLink(pin string) error {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	if err := gone(l.Detach()); err != nil {
+	if err := ignoreGone(l.Detach()); err != nil {
 		return err
 	}
 	return l.Unpin()
 }
 
-// leftPrefixes finds node addresses and the routes behind them: the node's own, and those of a
+// stalePrefixes finds node addresses and the routes behind them: the node's own, and those of a
 // prefix it held before, which nobody else makes in this pair.
-func leftPrefixes(own netip.Prefix) ([]network.StaleState, error) {
+func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("lo: %w", err)
@@ -196,30 +196,30 @@ func leftPrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	var private []network.StaleState
 	for _, r := range routes {
 		switch p := prefixOf(r.Dst); {
-		case !p.IsValid() || !isGuard(r):
+		case !p.IsValid() || !isUnreachableRoute(r):
 		case p.Bits() == address.NodeBits:
 			guarded[p] = true
 		case p.Bits() >= address.MinPrivateBits && p.Bits() <= address.MaxPrivateBits:
-			private = append(private, leftRoute(p))
+			private = append(private, staleRoute(p))
 		}
 	}
 	var all []network.StaleState
 	for p := range guarded {
 		if p != own && hasAddress[p] {
-			all = append(all, leftAddress(lo, nodeAddress(p)), leftRoute(p))
+			all = append(all, staleAddress(lo, nodeAddress(p)), staleRoute(p))
 			if hasTunnel[p] {
-				all = append(all, leftAddress(lo, vtepAddress(p)))
+				all = append(all, staleAddress(lo, vtepAddress(p)))
 			}
 		}
 	}
 	if hasAddress[own] {
-		all = append(all, leftAddress(lo, nodeAddress(own)))
+		all = append(all, staleAddress(lo, nodeAddress(own)))
 	}
 	if hasTunnel[own] {
-		all = append(all, leftAddress(lo, vtepAddress(own)))
+		all = append(all, staleAddress(lo, vtepAddress(own)))
 	}
 	if guarded[own] {
-		all = append(all, leftRoute(own))
+		all = append(all, staleRoute(own))
 	}
 	if len(all) == 0 {
 		return nil, nil // where no node is, a guard of the private prefix is somebody else's
@@ -227,29 +227,29 @@ func leftPrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	return append(private, all...), nil
 }
 
-func isGuard(r netlink.Route) bool {
-	g := guardRoute(netip.Prefix{})
+func isUnreachableRoute(r netlink.Route) bool {
+	g := unreachableRoute(netip.Prefix{})
 	return r.Type == g.Type && r.Protocol == g.Protocol && r.Priority == g.Priority
 }
 
-func leftAddress(lo netlink.Link, a *netlink.Addr) network.StaleState {
+func staleAddress(lo netlink.Link, a *netlink.Addr) network.StaleState {
 	return network.StaleState{Kind: "address", Name: fmt.Sprintf("%v on lo", a.IPNet), Remove: func() error {
-		return gone(netns.Retry(func() error { return netlink.AddrDel(lo, a) }))
+		return ignoreGone(netns.Retry(func() error { return netlink.AddrDel(lo, a) }))
 	}}
 }
 
-func leftRoute(prefix netip.Prefix) network.StaleState {
+func staleRoute(prefix netip.Prefix) network.StaleState {
 	return network.StaleState{Kind: "route", Name: fmt.Sprintf("unreachable %v", prefix), Remove: func() error {
-		return gone(netns.DeleteRoute(&netlink.Handle{}, guardRoute(prefix)))
+		return ignoreGone(netns.DeleteRoute(&netlink.Handle{}, unreachableRoute(prefix)))
 	}}
 }
 
-func leftFile(kind, path string) network.StaleState {
+func staleFile(kind, path string) network.StaleState {
 	return network.StaleState{Kind: kind, Name: path, Remove: func() error { return os.Remove(path) }}
 }
 
-// gone takes for success that somebody was faster.
-func gone(err error) error {
+// stale takes for success that somebody was faster.
+func ignoreGone(err error) error {
 	for _, e := range []error{unix.ENODEV, unix.ESRCH, unix.EADDRNOTAVAIL, unix.ENOLINK} {
 		if errors.Is(err, e) {
 			return nil

@@ -44,9 +44,9 @@ func Others() ([]string, error) {
 	return paths, nil
 }
 
-// Kept tells whether the machine's first process sees a mount of the namespace: what only this process sees ends with
+// IsPersistent tells whether the machine's first process sees a mount of the namespace: what only this process sees ends with
 // it. An error means that it cannot be told.
-func (n *Namespace) Kept() (bool, error) {
+func (n *Namespace) IsPersistent() (bool, error) {
 	inode, err := n.Inode()
 	if err != nil {
 		return false, err

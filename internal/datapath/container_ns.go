@@ -19,16 +19,16 @@ import (
 // carrierTimeout is far above the second that the kernel's link watch takes at most.
 const carrierTimeout = 10 * time.Second
 
-// inside is a container's namespace while we work in it. What is done there goes by its handle, from any thread: to
+// containerNS is a container's namespace while we work in it. What is done there goes by its handle, from any thread: to
 // enter it is most of the cost.
-type inside struct {
+type containerNS struct {
 	*netlink.Handle
 	netns  *netns.Namespace
-	cookie uint64 // of the namespace, as long as the machine runs
+	cookie uint64 // entriesOf the namespace, as long as the machine runs
 }
 
-func openInside(path string) (_ *inside, err error) {
-	in := &inside{}
+func openContainerNS(path string) (_ *containerNS, err error) {
+	in := &containerNS{}
 	if in.netns, err = netns.Open(path); err != nil {
 		return nil, err
 	}
@@ -55,26 +55,26 @@ func netnsCookie() (uint64, error) {
 	return unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }
 
-func (in *inside) Close() error {
+func (in *containerNS) Close() error {
 	if in.Handle != nil {
 		in.Handle.Close()
 	}
 	return in.netns.Close()
 }
 
-// withSettings opens those of the container's devices for f.
-func (in *inside) withSettings(f func(settings) error) error {
-	var s settings
-	if err := in.netns.Do(func() (err error) { s, err = openSettings("ipv6"); return err }); err != nil {
+// withSysctls opens those of the container's devices for f.
+func (in *containerNS) withSysctls(f func(sysctls) error) error {
+	var s sysctls
+	if err := in.netns.Do(func() (err error) { s, err = openSysctls("ipv6"); return err }); err != nil {
 		return err
 	}
 	return errors.Join(f(s), s.Close())
 }
 
-// setUpInside gives the container its address and the one way out. Nothing in it is
+// setUpContainer gives the container its address and the one way out. Nothing in it is
 // resolved, solicited or advertised.
-func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
-	container, err := d.kind(r).inside(r, in)
+func (d *Datapath) setUpContainer(r endpoint.Record, in *containerNS) error {
+	container, err := d.driver(r).containerLink(r, in)
 	if err != nil {
 		return err
 	}
@@ -96,8 +96,8 @@ func (d *Datapath) setUpInside(r endpoint.Record, in *inside) error {
 	return nil
 }
 
-// attach is the steps that give the container what belongs to attachments.
-func (in *inside) attach(attachments []endpoint.Attachment, container netlink.Link) (steps []func() error) {
+// attachProgram is the steps that give the container what belongs to attachments.
+func (in *containerNS) attach(attachments []endpoint.Attachment, container netlink.Link) (steps []func() error) {
 	for _, a := range attachments {
 		steps = append(steps,
 			func() error { return in.setAddress(container, a) },
@@ -110,8 +110,8 @@ func (in *inside) attach(attachments []endpoint.Attachment, container netlink.Li
 	return steps
 }
 
-// detach is those that take it away, but for the next hop of others that stay.
-func (in *inside) detach(attachments, stay []endpoint.Attachment, container netlink.Link) (steps []func() error) {
+// detachLink is those that take it away, but for the next hop of others that stay.
+func (in *containerNS) detach(attachments, stay []endpoint.Attachment, container netlink.Link) (steps []func() error) {
 	for _, a := range attachments {
 		for _, route := range containerRoutes(container, a) {
 			steps = append(steps, func() error { return netns.DeleteRoute(in.Handle, &route) })
@@ -125,12 +125,12 @@ func (in *inside) detach(attachments, stay []endpoint.Attachment, container netl
 }
 
 // setAddress enables IPv6 where the runtime, or who lives there, has disabled it.
-func (in *inside) setAddress(container netlink.Link, a endpoint.Attachment) error {
+func (in *containerNS) setAddress(container netlink.Link, a endpoint.Attachment) error {
 	set := func() error { return in.AddrReplace(container, containerAddress(a)) }
 	err := set()
 	if errors.Is(err, unix.EACCES) {
-		enable := func(s settings) error { return s.set(container.Attrs().Name, containerSettings()) }
-		if err = in.withSettings(enable); err == nil {
+		enable := func(s sysctls) error { return s.set(container.Attrs().Name, containerSysctls()) }
+		if err = in.withSysctls(enable); err == nil {
 			err = set()
 		}
 	}
@@ -138,7 +138,7 @@ func (in *inside) setAddress(container netlink.Link, a endpoint.Attachment) erro
 }
 
 // routesAreFree refuses routes that another device of the container has: it would lose them to this one.
-func (in *inside) routesAreFree(attachments []endpoint.Attachment, container netlink.Link) error {
+func (in *containerNS) routesAreFree(attachments []endpoint.Attachment, container netlink.Link) error {
 	there, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(nil, unix.AF_UNSPEC) })
 	if err != nil {
 		return fmt.Errorf("list the container's routes: %w", err)
@@ -161,7 +161,7 @@ func (in *inside) routesAreFree(attachments []endpoint.Attachment, container net
 }
 
 // waitForCarrier is mostly over at once: the kernel looks at the carrier of a pair while we go on.
-func (in *inside) waitForCarrier(ctx context.Context, r endpoint.Record) error {
+func (in *containerNS) waitForCarrier(ctx context.Context, r endpoint.Record) error {
 	if l, err := in.LinkByName(r.Interface); err == nil && l.Attrs().OperState == netlink.OperUp {
 		return nil
 	}
@@ -170,7 +170,7 @@ func (in *inside) waitForCarrier(ctx context.Context, r endpoint.Record) error {
 
 // waitForAddresses waits until the container takes packets for its addresses: the kernel makes an
 // address local in a work queue of its own, after it has answered that the address is there.
-func (in *inside) waitForAddresses(ctx context.Context, r endpoint.Record) error {
+func (in *containerNS) waitForAddresses(ctx context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		for {
 			routes, err := in.RouteGet(a.Address.AsSlice())

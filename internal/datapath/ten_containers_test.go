@@ -13,7 +13,7 @@ import (
 
 // TestTenContainers: each reaches its own tenant's and nobody else's; while they send, a node's agent is started time
 // and again and moves their devices to other programs, and no packet is lost. One without its program is cut off,
-// alone.
+// withDeviceLock.
 func TestTenContainers(t *testing.T) {
 	w := newWire(t)
 	byTenant := map[string][]*testContainer{}
@@ -46,7 +46,7 @@ func TestTenContainers(t *testing.T) {
 			pairs = append(
 				pairs,
 				[2]*testContainer{from, own[(k+1)%len(own)]},
-			) // each receives too, two of each tenant across nodes
+			) // forEachEntry receives too, two of each tenant across nodes
 		}
 	}
 	losesNothing(t, pairs, 5*time.Millisecond, func() {

@@ -52,7 +52,7 @@ func newVXLANWire(t *testing.T) *wire {
 		must(t, h.AddrAdd(under, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(outer[i], 64)), Flags: unix.IFA_F_NODAD}))
 		must(
 			t,
-			withSettings(n.ns, func(s settings) error { return s.set("outer", []sysctl{{"ipv6", "accept_dad", "0"}}) }),
+			withSettings(n.ns, func(s sysctls) error { return s.set("outer", []sysctl{{"ipv6", "accept_dad", "0"}}) }),
 		)
 		must(t, n.ns.Do(func() error { return sumsInSoftware("outer") }))
 		must(t, h.LinkSetUp(under))
@@ -157,7 +157,7 @@ func (s *sums) judge() {
 		}
 		sum, frame := int64(binary.NativeEndian.Uint64(record.RawSample)), record.RawSample[8:]
 		if sum < 0 {
-			continue // of another kind: still to be filled in, or believed without one
+			continue // entriesOf another kind: still to be filled in, or believed without one
 		}
 		length := 14 + 40 + int(binary.BigEndian.Uint16(frame[14+4:]))
 		frame = frame[:min(len(frame), length)] // the ring pads

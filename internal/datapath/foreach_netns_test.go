@@ -20,7 +20,7 @@ func TestNoNamespaceIsPassedOverInSilence(t *testing.T) {
 	defer ns.Close()
 	for _, why := range []error{os.ErrNotExist, os.ErrPermission, netns.ErrNone} {
 		fails := fmt.Errorf("list its links: %w", why)
-		err := everywhere(func(at string, _ *inside) (bool, error) {
+		err := walkNetns(func(at string, _ *containerNS) (bool, error) {
 			if at == path {
 				return false, fails
 			}
