@@ -14,7 +14,8 @@ func main() {
 	for _, v := range syscall.Environ() {
 		call.Variable(v)
 	}
-	call.Kernel = syscall.Syscall6 // which tells the scheduler: it would interrupt a raw one that waits, again and again
+	// which tells the scheduler: it would interrupt a raw one that waits, again and again
+	call.Kernel = syscall.Syscall6
 	syscall.Exit(run())
 }
 

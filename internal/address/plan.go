@@ -86,7 +86,8 @@ func (p Plan) Validate() error {
 	}
 	if p.Usable() < MinUsable {
 		return fmt.Errorf(
-			"private prefix %v leaves %d addresses for each node, tenant id and app, fewer than %d; use a /10 or shorter",
+			"private prefix %v leaves %d addresses for each node, tenant id and app, fewer than %d; use a /10 or "+
+				"shorter",
 			p.Private,
 			p.Usable(),
 			MinUsable,

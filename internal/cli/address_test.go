@@ -23,7 +23,8 @@ func TestAddress(t *testing.T) {
 			"error: --key: key has 2 characters; it must be 32 hexadecimal digits\n"},
 		{"one bad address prints none", "", []string{"encrypt", "--key", key, plain, "fe80::1%eth0"}, ExitUsage, "",
 			"error: \"fe80::1%eth0\" has a zone; addresses of Pilaster are the same on every interface\n"},
-		{"bad input", "nonsense\n", []string{"decrypt", "--key", key}, ExitUsage, "", "error: \"nonsense\" is not an IPv6 address\n"},
+		{"bad input", "nonsense\n", []string{"decrypt", "--key", key}, ExitUsage, "", "error: \"nonsense\" is not an " +
+			"IPv6 address\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			code, stdout, stderr := run(t, c.stdin, append([]string{"address"}, c.args...)...)

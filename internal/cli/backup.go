@@ -115,27 +115,31 @@ that was restored from the same file before.`,
 				)
 				fmt.Fprintf(
 					w,
-					"The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has one brings it along.\n",
+					"The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has "+
+						"one brings it along.\n",
 					skip,
 				)
 				if len(v.Regions) > 0 {
 					fmt.Fprintf(
 						w,
-						"It is joined again to %s, as it was: delete with `pilaster region delete` what was deleted since.\n",
+						"It is joined again to %s, as it was: delete with `pilaster region delete` what was deleted "+
+							"since.\n",
 						strings.Join(v.Regions, ", "),
 					)
 				}
 				if len(v.Ruled) > 0 {
 					fmt.Fprintf(
 						w,
-						"Policies of %s are as they were: apply with `pilaster policy apply` what was changed since, and delete what was deleted.\n",
+						"Policies of %s are as they were: apply with `pilaster policy apply` what was changed since, "+
+							"and delete what was deleted.\n",
 						strings.Join(v.Ruled, ", "),
 					)
 				}
 				if v.Edge != "" {
 					fmt.Fprintf(
 						w,
-						"Node %s is its Edge Switch: if another has taken its place since, that one is refused until `pilaster node delete %s --force`.\n",
+						"Node %s is its Edge Switch: if another has taken its place since, that one is refused until "+
+							"`pilaster node delete %s --force`.\n",
 						v.Edge,
 						v.Edge,
 					)
@@ -145,7 +149,8 @@ that was restored from the same file before.`,
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", "", "the data directory to make: empty or not there")
 	cmd.Flags().
-		Uint64Var(&skip, "skip", store.DefaultSkip, "how many of each kind to leave out, at least as many as were handed out since the backup")
+		Uint64Var(&skip, "skip", store.DefaultSkip, "how many of each kind to leave out, at least as many as were "+
+			"handed out since the backup")
 	_ = cmd.MarkFlagRequired("data-dir")
 	out.bind(cmd)
 	embeddedOnly(cmd, "restore it with `etcdutl snapshot restore`")

@@ -98,7 +98,8 @@ func exitCode(err error) int {
 func message(err error) string {
 	var remote *connect.Error
 	if errors.As(err, &remote) && remote.Code() == connect.CodeUnimplemented {
-		return "the daemon does not know this command, so it is older; nothing was changed; upgrade it, or use the pilaster of its build"
+		return "the daemon does not know this command, so it is older; nothing was changed; upgrade it, or use the " +
+			"pilaster of its build"
 	}
 	return unixrpc.Words(err)
 }

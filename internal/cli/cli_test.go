@@ -53,8 +53,11 @@ func TestExitCodes(t *testing.T) {
 		{"bench scale --peers x", ExitUsage, `--peers "x": say whole numbers`},
 		{"tenant rotate-key blue --wait soon", ExitUsage, `--wait "soon": say a duration`},
 		{"tenant create blue -o yaml --orchestrator-socket /nonexistent/o.sock", ExitUsage, "text or json"},
-		{"explain fd70::1 --agent-socket /nonexistent/agent.sock", ExitUnreachable, "nobody answers on /nonexistent/agent.sock (connect: no such file or directory)\n  run this where an agent runs; if that is here"},
-		{"tenant list --orchestrator-socket /nonexistent/o.sock", ExitUnreachable, "where an orchestrator runs; if that is here, see that it does, or name its socket with --orchestrator-socket"},
+		{"explain fd70::1 --agent-socket /nonexistent/agent.sock", ExitUnreachable, "nobody answers on " +
+			"/nonexistent/agent.sock (connect: no such file or directory)\n  run this where an agent runs; if that " +
+			"is here"},
+		{"tenant list --orchestrator-socket /nonexistent/o.sock", ExitUnreachable, "where an orchestrator runs; if " +
+			"that is here, see that it does, or name its socket with --orchestrator-socket"},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.says) || (errs == "") != (code == ExitDone) {

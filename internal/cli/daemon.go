@@ -215,7 +215,8 @@ func (s *daemonSocket) bounded() connect.Option {
 				err = &exitError{
 					ExitUnreachable,
 					fmt.Errorf(
-						"nobody answered on %s within %v; the daemon hangs, or is busy and may still do what was asked: look at its log, ask again, or allow more with --%s",
+						"nobody answered on %s within %v; the daemon hangs, or is busy and may still do what was "+
+							"asked: look at its log, ask again, or allow more with --%s",
 						s.path,
 						limit,
 						timeoutFlag,

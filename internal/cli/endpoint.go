@@ -132,16 +132,17 @@ that its runtime gives it. What a label in the container's runtime says is not c
 
 // endpointView is an endpoint as people and scripts see it.
 type endpointView struct {
-	ID           uint32            `json:"id"`
-	ContainerID  string            `json:"containerId"`
-	Interface    string            `json:"interface"`
-	Pod          string            `json:"pod,omitempty"`
-	Netns        string            `json:"netns"`
-	CNINetwork   string            `json:"cniNetwork,omitempty"`
-	Tenant       string            `json:"tenant"`
-	TenantID     uint32            `json:"tenantId"`
-	App          uint32            `json:"app"`              // that its addresses say
-	AppNow       uint32            `json:"appNow,omitempty"` // by which policies judge it, since its labels have changed
+	ID          uint32 `json:"id"`
+	ContainerID string `json:"containerId"`
+	Interface   string `json:"interface"`
+	Pod         string `json:"pod,omitempty"`
+	Netns       string `json:"netns"`
+	CNINetwork  string `json:"cniNetwork,omitempty"`
+	Tenant      string `json:"tenant"`
+	TenantID    uint32 `json:"tenantId"`
+	App         uint32 `json:"app"` // that its addresses say
+	// by which policies judge it, since its labels have changed
+	AppNow       uint32            `json:"appNow,omitempty"`
 	Labels       map[string]string `json:"labels"`
 	State        string            `json:"state"`
 	Attachments  []attachmentView  `json:"attachments"`

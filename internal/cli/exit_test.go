@@ -13,7 +13,8 @@ func TestLikeMistakes(t *testing.T) {
 	west, westEdge := startRegion(t, "west", "fd70:696c:6100::/40")
 	west()
 	westEdge()
-	for _, line := range []string{"green --network nimitz --cidr fd12:3456::/48", "lime --network nimitz --cidr 10.0.0.0/16", "blue"} {
+	for _, line := range []string{"green --network nimitz --cidr fd12:3456::/48", "lime --network nimitz --cidr " +
+		"10.0.0.0/16", "blue"} {
 		if r := command(t, append([]string{"tenant", "create"}, strings.Fields(line)...)...); r.code != ExitDone {
 			t.Fatal(r)
 		}
@@ -46,10 +47,14 @@ func TestLikeMistakes(t *testing.T) {
 			"region import " + east + " --tenant=", "bench nic --figure=", "bench nic --matrix=", "bench nic --matrix " + east + " --job=", "bench nic --record=", "bench nic --record " + dir + "/m --ovs-run-dir=",
 			"bench entries --nodes=", "bench entries --switches=", "bench clean-up --installed=",
 			// What has no sense.
-			"tenant create red --network ila", "tenant create red --network nimitz", "tenant create red --network nimitz --cidr x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits 16",
+			"tenant create red --network ila", "tenant create red --network nimitz", "tenant create red --network " +
+				"nimitz --cidr x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits 16",
 			"tenant create red --network nimitz --cidr 100.64.0.0/16", "tenant migrate green", "tenant migrate green --to ila", "tenant migrate green --finish --addressing clear", "tenant migrate green --to netpila --wait -1s", "tenant rotate-key blue --wait -1s", "tenant migrate green --to netpila --wait x",
-			"service create x --tenant green --virtual x --real 2001:db8::a", "service create x --tenant green --virtual fd09::8 --real 10.0.0.1", "service create x --tenant green --virtual fd12:3456::9 --real 2001:db8::a", "service create x --tenant green --virtual ff02::1 --real 2001:db8::a",
-			"publication create x --tenant green --container x --node e1", "publication create x --tenant green --container fd99::1 --node e1",
+			"service create x --tenant green --virtual x --real 2001:db8::a", "service create x --tenant green " +
+				"--virtual fd09::8 --real 10.0.0.1", "service create x --tenant green --virtual fd12:3456::9 --real " +
+				"2001:db8::a", "service create x --tenant green --virtual ff02::1 --real 2001:db8::a",
+			"publication create x --tenant green --container x --node e1", "publication create x --tenant green " +
+				"--container fd99::1 --node e1",
 			"region import " + dir + "/none", "region import " + dir, "region import " + file("east", "fe80::", "green", "fd13::/48"), "region import " + file("east", "fd70:696c:6200::", "green", "x"),
 			"bench nic --figure 9", "bench nic --seed -1", "bench nic --for 3s", "bench nic -o xml", "bench nic --matrix " + east, "bench nic --matrix " + dir + "/none", "bench nic --record " + dir + "/none/m", "bench nic -o /proc/none",
 			"bench entries --nodes 1", "bench entries --nodes x", "bench entries --switches vpp", "bench entries --quick --full", "bench entries -o /proc/none",
@@ -60,12 +65,15 @@ func TestLikeMistakes(t *testing.T) {
 		ExitFailed: {
 			// What there is not.
 			"tenant get none", "tenant migrate none --to netpila", "tenant migrate none --finish", "service create x --tenant none " + service, "service delete none --tenant green", "service list --tenant none",
-			"publication create x --tenant none " + publication, "publication create x --tenant green --container fd12:3456::6 --node none", "publication delete none --tenant green", "publication list --tenant none",
+			"publication create x --tenant none " + publication, "publication create x --tenant green --container " +
+				"fd12:3456::6 --node none", "publication delete none --tenant green", "publication list --tenant none",
 			"region delete none", "region import " + east + " --tenant none", "bench nic --record " + dir + "/m --ovs-run-dir " + dir + "/none",
 			// What there is already, or is otherwise.
 			"tenant create green --network nimitz --cidr 10.0.0.0/16", "tenant migrate blue --to netpila", "tenant migrate green --finish",
-			"service create db --tenant green " + service, "service create x --tenant green --virtual fd09::7 --real 2001:db8::a", "service create x --tenant blue " + service, "service create x --tenant lime " + service,
-			"publication create db --tenant green " + publication, "publication create x --tenant green --container fd12:3456::5 --node e1", "publication create x --tenant blue " + publication, "publication create x --tenant lime " + publication,
+			"service create db --tenant green " + service, "service create x --tenant green --virtual fd09::7 --real " +
+				"2001:db8::a", "service create x --tenant blue " + service, "service create x --tenant lime " + service,
+			"publication create db --tenant green " + publication, "publication create x --tenant green --container " +
+				"fd12:3456::5 --node e1", "publication create x --tenant blue " + publication, "publication create x --tenant lime " + publication,
 			"region import " + file("east", "fd70:696c:6100::", "green", "fd13::/48"), "region import " + file("east", "fd70:696c:6200::", "green", "fd12:3456::/56"), "bench nic --record " + east,
 		},
 	} {

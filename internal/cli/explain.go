@@ -20,17 +20,19 @@ import (
 
 // explanation is one address taken apart; what is not known is left out.
 type explanation struct {
-	Address     netip.Addr            `json:"address"`
-	Kind        string                `json:"kind"` // plaintext, ciphertext, overlay, service, gateway or foreign
-	Plan        explainedPlan         `json:"plan"`
-	Plaintext   *netip.Addr           `json:"plaintext,omitempty"`
-	Node        *explainedNode        `json:"node,omitempty"`
-	Tenant      *explainedTenant      `json:"tenant,omitempty"`
-	App         *explainedApp         `json:"app,omitempty"`
-	Index       *address.Index        `json:"index,omitempty"`
-	Endpoint    *explainedHere        `json:"endpoint,omitempty"`
-	Overlays    []explainedOverlay    `json:"overlays,omitempty"` // as hosted tenants of network nimitz have the address
-	Services    []explainedService    `json:"services,omitempty"` // of hosted tenants of network nimitz, whose containers have the address for them
+	Address   netip.Addr       `json:"address"`
+	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, service, gateway or foreign
+	Plan      explainedPlan    `json:"plan"`
+	Plaintext *netip.Addr      `json:"plaintext,omitempty"`
+	Node      *explainedNode   `json:"node,omitempty"`
+	Tenant    *explainedTenant `json:"tenant,omitempty"`
+	App       *explainedApp    `json:"app,omitempty"`
+	Index     *address.Index   `json:"index,omitempty"`
+	Endpoint  *explainedHere   `json:"endpoint,omitempty"`
+	// as hosted tenants of network nimitz have the address
+	Overlays []explainedOverlay `json:"overlays,omitempty"`
+	// of hosted tenants of network nimitz, whose containers have the address for them
+	Services    []explainedService    `json:"services,omitempty"`
 	Publication *explainedPublication `json:"publication,omitempty"`
 	Unknown     string                `json:"unknown,omitempty"` // why names are missing
 }

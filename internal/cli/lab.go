@@ -277,8 +277,9 @@ func newLabExec(env Env, flags *labFlags) *cobra.Command {
 		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator", or the name of a
 region) or on the fabric ("router"). It ends with the command's status. There, pilaster is the lab's own, and finds
 the lab's daemons and their folders by its environment.`,
-		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab exec router -- ip -6 route",
-		Args:    cobra.MinimumNArgs(2),
+		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab " +
+			"exec router -- ip -6 route",
+		Args: cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			l, err := flags.open()
 			if err != nil {

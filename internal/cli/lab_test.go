@@ -31,7 +31,8 @@ func TestLabMistakes(t *testing.T) {
 	}
 	if lacks := datapath.HasNetkit(); lacks != nil {
 		code, _, errs := run(t, "", "lab", "up", "-f", netkit, "--lab-root", root)
-		if want := "error: lab netkit: " + lacks.Error() + "\n  nothing was changed; choose another --device: veth, macvlan, auto\n"; code != ExitFailed ||
+		if want := "error: lab netkit: " + lacks.Error() + "\n  nothing was changed; choose another --device: veth, " +
+			"macvlan, auto\n"; code != ExitFailed ||
 			errs != want {
 			t.Errorf("netkit on a kernel without it: exit %d, %q; want %q", code, errs, want)
 		}
@@ -111,7 +112,10 @@ func TestLabStatusWhileATenantMoves(t *testing.T) {
 	text := out.String()
 	if !strings.Contains(text, "\t10.0.0.2, fc00::7\tencapsulated, fd70::7\t") ||
 		strings.Contains(text, "n1 does not answer") ||
-		!strings.Contains(text, "the agent of n2 does not answer: what its containers have is shown as it was known\n") {
+		!strings.Contains(
+			text,
+			"the agent of n2 does not answer: what its containers have is shown as it was known\n",
+		) {
 		t.Errorf("%s", text)
 	}
 }

@@ -132,8 +132,9 @@ With --finish the addresses of nimitz go, from containers, nodes and cluster, an
 end. It is refused while a node has not done the first step; a node that is away does it when it is back.
 
 Either step may be repeated: it goes on waiting for nodes.`,
-		Example: "  pilaster tenant migrate green --to netpila\n  pilaster tenant migrate green --to netpila --addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
-		Args:    cobra.ExactArgs(1),
+		Example: "  pilaster tenant migrate green --to netpila\n  pilaster tenant migrate green --to netpila " +
+			"--addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := migration(args[0], to, addressing, finish, force)
 			if err != nil {
@@ -150,7 +151,8 @@ Either step may be repeated: it goes on waiting for nodes.`,
 				}
 				fmt.Fprintf(
 					w,
-					"tenant %s: %s\nwhen nothing uses the addresses of network %s any more: pilaster tenant migrate %s --finish\n",
+					"tenant %s: %s\nwhen nothing uses the addresses of network %s any more: pilaster tenant migrate "+
+						"%s --finish\n",
 					v.Name,
 					v.Leaving.describe(v.Network),
 					v.Leaving.Network,
@@ -180,7 +182,8 @@ Either step may be repeated: it goes on waiting for nodes.`,
 		&force,
 		"force",
 		false,
-		"with --finish: though some containers have no other address yet; they are without a network until their node is back",
+		"with --finish: though some containers have no other address yet; they are without a network until their "+
+			"node is back",
 	)
 	f.Var((*atMost)(&wait), "wait", "how long nodes may take")
 	return cmd
@@ -243,7 +246,8 @@ func migrate(
 		}
 		if time.Now().After(end) {
 			return v, fmt.Errorf(
-				"tenant %s: not all nodes are done: %s\n  nothing is lost: bring nodes back that are away, delete those that are gone for good, and repeat the command to wait on",
+				"tenant %s: not all nodes are done: %s\n  nothing is lost: bring nodes back that are away, delete "+
+					"those that are gone for good, and repeat the command to wait on",
 				v.Name,
 				strings.Join(late, "; "),
 			)

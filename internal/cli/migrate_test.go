@@ -88,7 +88,8 @@ func TestTenantMigrate(t *testing.T) {
 	}
 	r := command(t, "tenant", "get", "green")
 	for _, words := range []string{
-		"leaving nimitz 2 of 3 endpoints have addresses of network netpila too", "not yet n1 (2 of 3: endpoint 7: it has a route)", "addressing clear", "cidr 10.0.0.0/16",
+		"leaving nimitz 2 of 3 endpoints have addresses of network netpila too", "not yet n1 (2 of 3: endpoint 7: it " +
+			"has a route)", "addressing clear", "cidr 10.0.0.0/16",
 	} {
 		if !strings.Contains(strings.Join(strings.Fields(r.stdout), " "), words) {
 			t.Errorf("tenant get has no %q:\n%s", words, r.stdout)
@@ -123,7 +124,8 @@ func TestTenantMigrate(t *testing.T) {
 		strings.Contains(r.stdout, "overlays") {
 		t.Errorf("finished: %+v", r)
 	}
-	if r := command(t, "tenant", "migrate", "green", "--finish"); r.stdout != "tenant green is on network netpila alone\n" {
+	if r := command(t, "tenant", "migrate", "green", "--finish"); r.stdout != "tenant green is on network netpila "+
+		"alone\n" {
 		t.Errorf("finished again: %+v", r)
 	}
 	for flag, want := range map[string]string{"--to": "netpila", "--addressing": "clear"} {

@@ -19,9 +19,12 @@ func newMonitorCommand(env Env) *cobra.Command {
 	var socket agentSocket
 	var types []string
 	c := &cobra.Command{
-		Use:     "monitor",
-		Short:   "Print what happens to packets on this node, one line an event",
-		Long:    "Print what happens to packets on this node, one line an event, until interrupted. Events stand for several packets when\nthere are many; the counters of \"pilaster status\" are exact. What an Open vSwitch\ndrops (switch nimitz: ovs in \"pilaster status\") is counted there alone, but for what a program drops behind it.",
+		Use:   "monitor",
+		Short: "Print what happens to packets on this node, one line an event",
+		Long: "Print what happens to packets on this node, one line an event, until interrupted. Events stand for " +
+			"several packets when\nthere are many; the counters of \"pilaster status\" are exact. What an Open " +
+			"vSwitch\ndrops (switch nimitz: ovs in \"pilaster status\") is counted there alone, but for what a " +
+			"program drops behind it.",
 		Example: "  pilaster monitor --type drop\n  pilaster monitor -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

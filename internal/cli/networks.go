@@ -44,22 +44,26 @@ func (n *networkFlags) bind(c *cobra.Command) {
 		c,
 		&n.nimitz,
 		"nimitz",
-		"what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, an Open vSwitch that runs already",
+		"what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, "+
+			"an Open vSwitch that runs already",
 		nimitzSwitches,
 	)
 	bindOVSRunDir(c, &n.ovsRunDir)
 	bindGatewayNetns(c, &n.gatewayNetns)
 	c.Flags().
-		BoolVar(&n.looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as NIMITZ did: slower the more there are")
+		BoolVar(&n.looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as "+
+			"NIMITZ did: slower the more there are")
 	c.Flags().
-		IntVar(&n.maxMappings, "max-mappings", nimitz.DefaultMaxMappings, "subnets and addresses of tenants on network nimitz that this node knows the place of, its own containers included")
+		IntVar(&n.maxMappings, "max-mappings", nimitz.DefaultMaxMappings, "subnets and addresses of tenants on "+
+			"network nimitz that this node knows the place of, its own containers included")
 }
 
 // check refuses what does not go together.
 func (n *networkFlags) check(edge bool, device string) error {
 	if device == datapath.Macvlan && n.nimitz != nimitzNone {
 		return usage(
-			"--device %s does not go with --nimitz %s: network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; say --device %s or %s",
+			"--device %s does not go with --nimitz %s: network nimitz sends what containers do by their devices on "+
+				"the node, and behind macvlans they have none; say --device %s or %s",
 			device,
 			n.nimitz,
 			datapath.Veth,
@@ -171,7 +175,8 @@ func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (n
 // bindGatewayNetns adds the flag that says where the gateway of network nimitz is.
 func bindGatewayNetns(c *cobra.Command, path *string) {
 	c.Flags().
-		StringVar(path, "gateway-netns", "", "file of the namespace that the gateway of network nimitz is in; one is made where there is none (default: \"gateway\" in --run-dir)")
+		StringVar(path, "gateway-netns", "", "file of the namespace that the gateway of network nimitz is in; one is "+
+			"made where there is none (default: \"gateway\" in --run-dir)")
 	_ = c.MarkFlagFilename("gateway-netns")
 }
 
@@ -182,7 +187,8 @@ func openGateway(ctx context.Context, path *datapath.Datapath, netns string, on 
 	block, ok := on.Plan.GatewayBlock(on.Prefix, false)
 	if !ok {
 		return nil, fmt.Errorf(
-			"the cluster's gateway prefix of IPv6, %v, has no block of virtual addresses for node %v; it was fixed at the orchestrator's first start: let nodes with lower numbers be gateways",
+			"the cluster's gateway prefix of IPv6, %v, has no block of virtual addresses for node %v; it was fixed "+
+				"at the orchestrator's first start: let nodes with lower numbers be gateways",
 			on.Plan.Gateway6,
 			on.Prefix,
 		)

@@ -169,7 +169,8 @@ An Edge Switch goes on passing what it can between regions until it is reset (pi
 			if edge {
 				fmt.Fprintln(
 					env.Stdout,
-					"It was this region's Edge Switch and does not hear of it: it goes on until it is reset (`pilaster node reset` there) or powered off.",
+					"It was this region's Edge Switch and does not hear of it: it goes on until it is reset "+
+						"(`pilaster node reset` there) or powered off.",
 				)
 			}
 			return nil
@@ -178,6 +179,7 @@ An Edge Switch goes on passing what it can between regions until it is reset (pi
 	socket.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.nodes)
 	cmd.Flags().
-		BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every right of the node; and what its gateway publishes")
+		BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every "+
+			"right of the node; and what its gateway publishes")
 	return cmd
 }

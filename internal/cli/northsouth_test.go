@@ -29,7 +29,8 @@ func TestServicesAndPublications(t *testing.T) {
 		"--real",
 		"2001:db8::9",
 	}
-	if r := command(t, storage...); r.stdout != "service storage of tenant green created: containers reach 2001:db8::9 at fd09::7\n" {
+	if r := command(t, storage...); r.stdout != "service storage of tenant green created: containers reach "+
+		"2001:db8::9 at fd09::7\n" {
 		t.Errorf("created %+v", r)
 	}
 	web := []string{"publication", "create", "web", "--tenant", "green", "--container", "fd12:3456::5", "--node", "n1"}
@@ -37,7 +38,8 @@ func TestServicesAndPublications(t *testing.T) {
 	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Gateway: true})); err != nil {
 		t.Fatal(err)
 	}
-	if r := command(t, web...); r.stdout != "publication web of tenant green created: clients reach fd12:3456::5 at fd70:696c:6100:1:0:ff:0:2, by node n1\n" {
+	if r := command(t, web...); r.stdout != "publication web of tenant green created: clients reach fd12:3456::5 at "+
+		"fd70:696c:6100:1:0:ff:0:2, by node n1\n" {
 		t.Errorf("created %+v", r)
 	}
 	files := serviceView{"lime", "files", "fd09::8", "2001:db8::9"}
@@ -53,8 +55,10 @@ func TestServicesAndPublications(t *testing.T) {
 		code       int
 		says, args string
 	}{
-		{ExitUsage, `--real "192.0.2.9" is not an IPv6 address`, "service create db --tenant green --virtual fd09::8 --real 192.0.2.9"},
-		{ExitUsage, `--virtual "x" is not an IPv6 address`, "service create db --tenant green --virtual x --real 2001:db8::a"},
+		{ExitUsage, `--real "192.0.2.9" is not an IPv6 address`, "service create db --tenant green --virtual fd09::8 " +
+			"--real 192.0.2.9"},
+		{ExitUsage, `--virtual "x" is not an IPv6 address`, "service create db --tenant green --virtual x --real " +
+			"2001:db8::a"},
 		{ExitUsage, "required flag", "service create db --tenant green --virtual fd09::8"},
 		{ExitUsage, "own CIDR fd12:3456::/48, whose addresses are containers'; nothing was changed", "service create db --tenant green --virtual fd12:3456::8 --real 2001:db8::a"},
 		{ExitFailed, "a service storage already", strings.Join(storage, " ")},
@@ -62,9 +66,11 @@ func TestServicesAndPublications(t *testing.T) {
 		{ExitFailed, `no tenant "red"`, "service list --tenant red"},
 		{ExitFailed, `no service "db"`, "service delete db --tenant green"},
 		{ExitUsage, "required flag", "service delete storage"},
-		{ExitUsage, `--container "10.0.0.5" is not an IPv6 address`, "publication create db --tenant green --container 10.0.0.5 --node n1"},
+		{ExitUsage, `--container "10.0.0.5" is not an IPv6 address`, "publication create db --tenant green " +
+			"--container 10.0.0.5 --node n1"},
 		{ExitUsage, "required flag", "publication create db --tenant green --container fd12:3456::5"},
-		{ExitUsage, "not in the tenant's CIDR", "publication create db --tenant green --container fd12:3457::5 --node n1"},
+		{ExitUsage, "not in the tenant's CIDR", "publication create db --tenant green --container fd12:3457::5 " +
+			"--node n1"},
 		{ExitFailed, `no node "n2"`, "publication create db --tenant green --container fd12:3456::5 --node n2"},
 		{ExitFailed, "a publication web already", strings.Join(web, " ")},
 		{ExitFailed, `no tenant "red"`, "publication list --tenant red"},
@@ -75,10 +81,12 @@ func TestServicesAndPublications(t *testing.T) {
 		refused(t, c.code, c.says, strings.Fields(c.args)...)
 	}
 
-	if r := command(t, "service", "list"); r.stdout != "TENANT   NAME      VIRTUAL   REAL\ngreen    storage   fd09::7   2001:db8::9\nlime     files     fd09::8   2001:db8::9\n" {
+	if r := command(t, "service", "list"); r.stdout != "TENANT   NAME      VIRTUAL   REAL\ngreen    storage   "+
+		"fd09::7   2001:db8::9\nlime     files     fd09::8   2001:db8::9\n" {
 		t.Errorf("listed %+v", r)
 	}
-	if r := command(t, "publication", "list", "--tenant", "lime"); r.stdout != "TENANT   NAME   CONTAINER      NODE   UNDERLAY\nlime     api    fd12:3456::5   n1     fd70:696c:6100:1:0:ff:0:3\n" {
+	if r := command(t, "publication", "list", "--tenant", "lime"); r.stdout != "TENANT   NAME   CONTAINER      NODE  "+
+		" UNDERLAY\nlime     api    fd12:3456::5   n1     fd70:696c:6100:1:0:ff:0:3\n" {
 		t.Errorf("listed %+v", r)
 	}
 	if v := ask[[]serviceView](t, "service", "list", "--tenant", "lime"); !reflect.DeepEqual(v, []serviceView{files}) {

@@ -106,7 +106,8 @@ replaces.`,
 		&c.Limits.Lists,
 		"list-rate",
 		0,
-		"queries a second that nodes together may make for where the subnets or containers of one tenant of network nimitz are, 500 a query; those over it try again (0: no limit)",
+		"queries a second that nodes together may make for where the subnets or containers of one tenant of network "+
+			"nimitz are, 500 a query; those over it try again (0: no limit)",
 	)
 	f.StringVar(&etcd, "etcd", "", "endpoints of an etcd cluster, instead of the embedded one")
 	f.StringVar(&c.Etcd.CA, "etcd-ca", "", "file with the authority of that etcd")
@@ -129,7 +130,8 @@ replaces.`,
 		"gateway-prefix",
 		nil,
 		fmt.Sprintf(
-			"prefixes of virtual addresses, one of each family, of which nodes with tenants of network nimitz have a /%d and a /%d each; fixed at the first start (default %v,%v)",
+			"prefixes of virtual addresses, one of each family, of which nodes with tenants of network nimitz have a "+
+				"/%d and a /%d each; fixed at the first start (default %v,%v)",
 			address.GatewayBits4,
 			address.GatewayBits6,
 			plan.Gateway4,

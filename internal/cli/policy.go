@@ -80,7 +80,8 @@ func policyNamed(text string) (*pilasterv1.Policy, error) {
 		}
 	}
 	return nil, usage(
-		"%.100q names no policy: say networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or clusternetworkpolicy/NAME",
+		"%.100q names no policy: say networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or "+
+			"clusternetworkpolicy/NAME",
 		text,
 	)
 }
@@ -169,8 +170,10 @@ The first policy of a tenant that is not in audit is refused while nodes host th
 policies, where everything would pass in silence, and nodes where Open vSwitch carries the tenant's packets, which cut its containers off.
 They are named. From then on such nodes get no container of the tenant. Refused is also what needs more room than a node has as it is installed. --force
 applies it all the same.`,
-		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy apply -f web.yaml -f db.yaml --tenant blue --dry-run\n  kubectl get networkpolicy -A -o yaml | pilaster policy apply -f - --tenant blue",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy apply -f web.yaml -f db.yaml " +
+			"--tenant blue --dry-run\n  kubectl get networkpolicy -A -o yaml | pilaster policy apply -f - --tenant " +
+			"blue",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			documents, err := files.read(env)
 			if err != nil {
@@ -207,14 +210,16 @@ applies it all the same.`,
 	out.bind(cmd)
 	files.bind(
 		cmd,
-		"file with policies in YAML or JSON, several with lines \"---\" between them; - is standard input; may be repeated",
+		"file with policies in YAML or JSON, several with lines \"---\" between them; - is standard input; may be "+
+			"repeated",
 	)
 	_ = cmd.MarkFlagRequired("filename")
 	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would change, and change nothing")
 	cmd.Flags().
-		BoolVar(&force, "force", false, "though nodes that host the tenant, or as they are installed, would not enforce it")
+		BoolVar(&force, "force", false, "though nodes that host the tenant, or as they are installed, would not "+
+			"enforce it")
 	return cmd
 }
 
@@ -248,7 +253,8 @@ func newPolicyList(env Env) *cobra.Command {
 			for _, h := range resp.Msg.Unenforced {
 				fmt.Fprintf(
 					env.Stderr,
-					"warning: tenant %s: node %s does not have the policies in force as they were applied (those from before hold, or its containers are isolated), and adds no container of it: %s\n",
+					"warning: tenant %s: node %s does not have the policies in force as they were applied (those "+
+						"from before hold, or its containers are isolated), and adds no container of it: %s\n",
 					h.Tenant,
 					h.Node,
 					h.Unenforced,
@@ -287,8 +293,9 @@ func newPolicyGet(env Env) *cobra.Command {
 
 NAME is as lists have it: networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or clusternetworkpolicy/NAME; netpol and
 cnp are short for these.`,
-		Example: "  pilaster policy get networkpolicy/shop/web --tenant blue\n  pilaster policy get netpol/shop/web --tenant blue -o yaml",
-		Args:    cobra.ExactArgs(1),
+		Example: "  pilaster policy get networkpolicy/shop/web --tenant blue\n  pilaster policy get netpol/shop/web " +
+			"--tenant blue -o yaml",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			wanted, err := policyNamed(args[0])
 			if err != nil {
@@ -346,12 +353,14 @@ func newPolicyDelete(env Env) *cobra.Command {
 		Long: `End policies, all that are named or none. A container that no policy selects any more may speak with everybody again.
 
 NAME is as for policy get. With -f it is the policies that the files have, whatever else stands in them.`,
-		Example: "  pilaster policy delete networkpolicy/shop/web clusternetworkpolicy/base --tenant blue\n  pilaster policy delete -f web.yaml --tenant blue",
-		Args:    cobra.ArbitraryArgs,
+		Example: "  pilaster policy delete networkpolicy/shop/web clusternetworkpolicy/base --tenant blue\n  " +
+			"pilaster policy delete -f web.yaml --tenant blue",
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (len(args) > 0) == (len(files.names) > 0) {
 				return usage(
-					"say which policies: by name, or with -f by the files that they were applied from; nothing was changed",
+					"say which policies: by name, or with -f by the files that they were applied from; nothing was " +
+						"changed",
 				)
 			}
 			req := &pilasterv1.DeletePoliciesRequest{Tenant: tenant}

@@ -92,7 +92,8 @@ func TestPolicyCommands(t *testing.T) {
 		{ExitUsage, "say which policies", "policy delete --tenant blue"},
 		{ExitUsage, "say which policies", "policy delete cnp/base --tenant blue -f " + web},
 		{ExitUsage, "names no policy", "policy delete base --tenant blue"},
-		{ExitFailed, "no policy clusternetworkpolicy/none; nothing was changed", "policy delete cnp/base cnp/none --tenant blue"},
+		{ExitFailed, "no policy clusternetworkpolicy/none; nothing was changed", "policy delete cnp/base cnp/none " +
+			"--tenant blue"},
 	} {
 		refused(t, c.code, c.says, strings.Fields(c.args)...)
 	}

@@ -33,8 +33,9 @@ outside the overlay reach one container, wherever it is.
 
 The gateway may be any node's. Its connections pass that node and end with it. The container sees the gateway and not the
 client. Gateways are of IPv6.`,
-		Example: "  pilaster publication create web --tenant green --container fd12:3456::5 --node n1\n  pilaster publication list",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster publication create web --tenant green --container fd12:3456::5 --node n1\n  pilaster " +
+			"publication list",
+		Args: cobra.NoArgs,
 	}
 	cmd.AddCommand(newPublicationCreate(env), newPublicationList(env), newPublicationDelete(env))
 	return cmd

@@ -33,7 +33,8 @@ type regionTenantView struct {
 	CIDRs []string `json:"cidrs"`
 
 	Created time.Time `json:"created,omitzero"` // tells it from others of its name
-	Here    string    `json:"here,omitempty"`   // of another region's, but in what is exported: what there is of the tenant in this one
+	// of another region's, but in what is exported: what there is of the tenant in this one
+	Here string `json:"here,omitempty"`
 }
 
 // regionsView is what list shows.
@@ -91,8 +92,9 @@ func newRegionCommand(env Env) *cobra.Command {
 A region is an orchestrator with its nodes. Tenants with the same name in two regions are one tenant, with CIDRs that
 do not overlap. Its packets go from a node to its region's Edge Switch (pilaster agent --edge), to the other region's, and
 on to the container's node. Each orchestrator keeps what the other exported; import again what has changed since.`,
-		Example: "  pilaster region export > west.json     # in region west\n  pilaster region import west.json       # in region east, and the other way round\n  pilaster region list",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster region export > west.json     # in region west\n  pilaster region import west.json      " +
+			" # in region east, and the other way round\n  pilaster region list",
+		Args: cobra.NoArgs,
 	}
 	cmd.AddCommand(newRegionExport(env), newRegionImport(env), newRegionList(env), newRegionDelete(env))
 	return cmd
@@ -159,8 +161,9 @@ that there are now.
 Tenants that are not here yet are joined when they are made, also one that is deleted again and made anew before the next
 import. Any other that was deleted and made anew since an import, here or there, is another tenant: it is joined when an import
 names it by --tenant, or takes --all, and until then an import without them is refused.`,
-		Example: "  pilaster region import east.json\n  pilaster region import east.json --tenant blue --tenant red\n  pilaster region import east.json --all",
-		Args:    cobra.ExactArgs(1),
+		Example: "  pilaster region import east.json\n  pilaster region import east.json --tenant blue --tenant " +
+			"red\n  pilaster region import east.json --all",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("tenant") && len(tenants) == 0 {
 				return usage("--tenant is empty; leave it out, or name some")
@@ -189,7 +192,8 @@ names it by --tenant, or takes --all, and until then an import without them is r
 	socket.bind(cmd)
 	out.bind(cmd)
 	cmd.Flags().
-		StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default those of the import before; all the first time)")
+		StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default those of the import before; all "+
+			"the first time)")
 	cmd.Flags().BoolVar(&all, "all", false, "all of its tenants, whatever was taken before")
 	cmd.MarkFlagsMutuallyExclusive("tenant", "all")
 	_ = cmd.RegisterFlagCompletionFunc(
@@ -218,7 +222,8 @@ func readRegion(env Env, file string) (v regionView, err error) {
 	}
 	if v.Version < 1 || v.Version > regionVersion {
 		return v, usage(
-			"%s has version %d of the format, and this program knows 1 to %d; nothing was changed: use the pilaster that wrote it",
+			"%s has version %d of the format, and this program knows 1 to %d; nothing was changed: use the pilaster "+
+				"that wrote it",
 			file,
 			v.Version,
 			regionVersion,
@@ -328,7 +333,8 @@ An Edge Switch that is away does not hear of it: it goes on passing packets of b
 				if n.Edge && !n.Connected {
 					fmt.Fprintf(
 						env.Stdout,
-						"Edge Switch %s is away and has not heard of it: it goes on until it is back, or is reset (`pilaster node reset` there) or powered off\n",
+						"Edge Switch %s is away and has not heard of it: it goes on until it is back, or is reset "+
+							"(`pilaster node reset` there) or powered off\n",
 						n.Name,
 					)
 				}

@@ -40,7 +40,8 @@ func TestRegionCommands(t *testing.T) {
 	west, westEdge := startRegion(t, "west", "fd70:696c:6100::/40")
 	east, eastEdge := startRegion(t, "east", "fd70:696c:6200::/40")
 	east()
-	if r := command(t, "region", "list"); r.stdout != "REGION        BASE PREFIX           EDGE   TENANTS\neast (here)   fd70:696c:6200::/40   none   none\n" {
+	if r := command(t, "region", "list"); r.stdout != "REGION        BASE PREFIX           EDGE   TENANTS\neast "+
+		"(here)   fd70:696c:6200::/40   none   none\n" {
 		t.Errorf("alone: %+v", r)
 	}
 	refused(t, ExitFailed, "no Edge Switch", "region", "export")
@@ -49,8 +50,10 @@ func TestRegionCommands(t *testing.T) {
 		command(t, append([]string{"tenant", "create", "--network", "nimitz"}, strings.Fields(line)...)...)
 	}
 	command(t, "tenant", "create", "green") // of netpila: no other region's concern
-	if r := command(t, "region", "export", "-o", "text"); r.stdout != "region        east\nbase prefix   fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
-		"tenant        blue    VNI 2   10.1.0.0/16\ntenant        other   VNI 1   10.8.0.0/16\ntenant        red     VNI 3   10.1.0.0/16\n" {
+	if r := command(t, "region", "export", "-o", "text"); r.stdout != "region        east\nbase prefix   "+
+		"fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
+		"tenant        blue    VNI 2   10.1.0.0/16\ntenant        other   VNI 1   10.8.0.0/16\ntenant        red     "+
+		"VNI 3   10.1.0.0/16\n" {
 		t.Errorf("exported %+v", r)
 	}
 	export := command(t, "region", "export")
@@ -85,7 +88,8 @@ func TestRegionCommands(t *testing.T) {
 
 	if r := command(t, "region", "import", file); r.code != ExitDone ||
 		r.stdout != "region        east\nbase prefix   fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
-			"tenant        blue    VNI 2   10.1.0.0/16   joined\ntenant        other   VNI 1   10.8.0.0/16   not in this region\ntenant        red     VNI 3   10.1.0.0/16   on network netpila here, not joined\n" {
+			"tenant        blue    VNI 2   10.1.0.0/16   joined\ntenant        other   VNI 1   10.8.0.0/16   not in "+
+			"this region\ntenant        red     VNI 3   10.1.0.0/16   on network netpila here, not joined\n" {
 		t.Errorf("imported %+v", r)
 	}
 	if r := command(t, "region", "list"); !strings.Contains(

@@ -78,7 +78,8 @@ func reset(env Env, o resetOptions) (err error) {
 	}
 	if attached := attached(remains, kernel); len(attached) > 0 && !o.force {
 		return fmt.Errorf(
-			"containers are attached to this node: %s\n  nothing was changed; remove them first, or use --force: they lose their network for good",
+			"containers are attached to this node: %s\n  nothing was changed; remove them first, or use --force: "+
+				"they lose their network for good",
 			strings.Join(attached, ", "),
 		)
 	}

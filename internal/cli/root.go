@@ -30,7 +30,8 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 	root.SetFlagErrorFunc(badFlag)
 	wait := patience(10 * time.Second)
 	root.PersistentFlags().
-		Var(&wait, timeoutFlag, "how long an agent or orchestrator may take to answer a call; streams take as long as they last")
+		Var(&wait, timeoutFlag, "how long an agent or orchestrator may take to answer a call; streams take as long "+
+			"as they last")
 	_ = root.RegisterFlagCompletionFunc(timeoutFlag, cobra.NoFileCompletions)
 	root.AddCommand(newAddressCommand(env))
 	root.AddCommand(newBenchCommand(env))

@@ -151,7 +151,8 @@ the old id, and the command may be repeated: it finds the rotation that is under
 	out.bind(cmd)
 	cmd.Flags().Var((*atMost)(&wait), "wait", "how long nodes may take to accept the new id")
 	cmd.Flags().
-		BoolVar(&force, "force", false, "then use it although some have not; nodes that do not know it cannot talk with new containers until they are back")
+		BoolVar(&force, "force", false, "then use it although some have not; nodes that do not know it cannot talk "+
+			"with new containers until they are back")
 	return cmd
 }
 
@@ -191,7 +192,9 @@ func rotateKey(
 		case late:
 			if !force {
 				return v, fmt.Errorf(
-					"id %d of tenant %s is accepted, but not yet by %s; new containers are drawn from the id before it until it is\n  nothing is lost: bring the nodes back, delete them if they are gone for good, or repeat the command, with --force to do without them",
+					"id %d of tenant %s is accepted, but not yet by %s; new containers are drawn from the id before "+
+						"it until it is\n  nothing is lost: bring the nodes back, delete them if they are gone for "+
+						"good, or repeat the command, with --force to do without them",
 					id,
 					name,
 					strings.Join(v.IDs[i].Lacking, ", "),

@@ -86,7 +86,8 @@ func TestTenantTextOfPoliciesThatAreNotInForce(t *testing.T) {
 	if printTenant(&out, v); strings.Count(out.String(), "policies\t") != 1 ||
 		!strings.Contains(
 			out.String(),
-			"policies\tn2\tnot in force there as they were applied (those before are, or containers are isolated): no room\n",
+			"policies\tn2\tnot in force there as they were applied (those before are, or containers are isolated): "+
+				"no room\n",
 		) {
 		t.Errorf("%q", out.String())
 	}

@@ -33,8 +33,9 @@ func newServiceCommand(env Env) *cobra.Command {
 
 A tenant's containers reach a service at a virtual address of the tenant's choice, and no other tenant's do. Every node's gateway
 translates both addresses, so the service sees the node's gateway. Services are of IPv6.`,
-		Example: "  pilaster service create storage --tenant green --virtual fd09::7 --real 2001:db8::9\n  pilaster service list",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster service create storage --tenant green --virtual fd09::7 --real 2001:db8::9\n  pilaster " +
+			"service list",
+		Args: cobra.NoArgs,
 	}
 	cmd.AddCommand(newServiceCreate(env), newServiceList(env), newServiceDelete(env))
 	return cmd

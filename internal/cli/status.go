@@ -21,9 +21,10 @@ func newStatusCommand(env Env) *cobra.Command {
 	var out output
 	var socket agentSocket
 	c := &cobra.Command{
-		Use:     "status",
-		Short:   "Show how this node is",
-		Long:    "Show how this node is, as its agent tells it. The exit status is 1 when no endpoint would be added now.",
+		Use:   "status",
+		Short: "Show how this node is",
+		Long: "Show how this node is, as its agent tells it. The exit status is 1 when no endpoint would be added " +
+			"now.",
 		Example: "  pilaster status\n  pilaster status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -332,7 +332,9 @@ since       2026-11-01T12:00:00Z
 func TestMonitorLines(t *testing.T) {
 	socket := serve(t, &witness{})
 	code, out, errs := run(t, "", "monitor", "--type", "drop", "--agent-socket", socket)
-	want := "2026-11-01T12:00:00.000Z  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at container of endpoint 3 default/web-0  ×1,200  by NetworkPolicy shop/web ingress[0]  (5 events lost before)\n"
+	want := "2026-11-01T12:00:00.000Z  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at " +
+		"container of endpoint 3 default/web-0  ×1,200  by NetworkPolicy shop/web ingress[0]  (5 events lost " +
+		"before)\n"
 	if out != want || code != ExitUnreachable || !strings.Contains(errs, "stopping") {
 		t.Errorf("exit %d, %s\n%s\nwant\n%s", code, errs, out, want)
 	}
@@ -344,7 +346,8 @@ func TestMonitorLines(t *testing.T) {
 		Length: 28,
 		Count:  1,
 	}
-	if got, want := other.line(), "2026-11-01T12:00:00.000Z  drop  not-ip6             not IP  28 bytes  at container  ×1"; got != want {
+	if got, want := other.line(), "2026-11-01T12:00:00.000Z  drop  not-ip6             not IP  28 bytes  at "+
+		"container  ×1"; got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
 	_, out, _ = run(t, "", "monitor", "-o", "json", "--agent-socket", socket)

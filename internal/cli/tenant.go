@@ -30,7 +30,8 @@ type tenantView struct {
 	AppNumbers *appNumbersView   `json:"appNumbers,omitempty"`
 	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: those that host it
 	Leaving    *leavingView      `json:"leaving,omitempty"`
-	Unenforced []unenforcedView  `json:"unenforced,omitzero"` // of tenant get: nodes where its policies are not in force as they were applied last
+	// of tenant get: nodes where its policies are not in force as they were applied last
+	Unenforced []unenforcedView `json:"unenforced,omitzero"`
 }
 
 type unenforcedView struct {
@@ -283,7 +284,8 @@ func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, er
 	case tenant.Netpila:
 		if len(c.cidrs) > 0 || len(c.nodeBits) > 0 || c.noNodeCIDRs {
 			return nil, usage(
-				"--cidr, --node-bits and --no-node-cidrs are for --network nimitz; on netpila addresses follow from the node",
+				"--cidr, --node-bits and --no-node-cidrs are for --network nimitz; on netpila addresses follow from " +
+					"the node",
 			)
 		}
 	case tenant.Nimitz:

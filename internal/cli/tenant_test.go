@@ -83,7 +83,8 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		t.Errorf("created %+v", r)
 	}
 	r := command(t, "tenant", "get", "green")
-	for _, line := range []string{"network      nimitz\n", "addressing   own\n", "cidr         10.0.0.0/16      1 of 256 node subnets /24 given\n", "cidr         fd12:3456::/48   1 of 4294967296 node subnets /80 given\n"} {
+	for _, line := range []string{"network      nimitz\n", "addressing   own\n", "cidr         10.0.0.0/16      1 of " +
+		"256 node subnets /24 given\n", "cidr         fd12:3456::/48   1 of 4294967296 node subnets /80 given\n"} {
 		if !strings.Contains(r.stdout, line) {
 			t.Errorf("tenant get has no line %q:\n%s", line, r.stdout)
 		}
@@ -92,7 +93,8 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		t.Errorf("tenant get: %+v", v)
 	}
 	r = command(t, "tenant", "list")
-	for _, words := range []string{"green   nimitz    own          10.0.0.0/16 (1/256), fd12:3456::/48 (1/4294967296)    1 ", "lime    nimitz    own          10.0.0.0/16 (0/65534) ", "blue    netpila   encrypted    - "} {
+	for _, words := range []string{"green   nimitz    own          10.0.0.0/16 (1/256), fd12:3456::/48 " +
+		"(1/4294967296)    1 ", "lime    nimitz    own          10.0.0.0/16 (0/65534) ", "blue    netpila   encrypted    - "} {
 		if !strings.Contains(r.stdout, words) {
 			t.Errorf("tenant list has no %q:\n%s", words, r.stdout)
 		}

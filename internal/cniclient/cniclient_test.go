@@ -139,8 +139,9 @@ func TestKnownWithoutAnAgent(t *testing.T) {
 
 func TestSocketsThatCannotBe(t *testing.T) {
 	for config, want := range map[string]string{
-		config("agent.sock"):                                                         `"agent.sock" is not an absolute path`,
-		config("/" + strings.Repeat("x", 107)):                                       "has more than the 107 bytes that the path of a socket has at most",
+		config("agent.sock"): `"agent.sock" is not an absolute path`,
+		config("/" + strings.Repeat("x", 107)): "has more than the 107 bytes " +
+			"that the path of a socket has at most",
 		strings.Replace(config("/run/x"), "agentSocket", "agentsocket", 1):           `the key "agentsocket", which is written agentSocket`,
 		strings.Replace(config("/run/x"), "agentSocket", "\\u0041GENTSOCKET", 1):     `the key "AGENTSOCKET"`,
 		strings.Replace(config("/run/x"), "agentSocket", "agent\u017foc\u212aET", 1): "the key \"agent\u017foc\u212aET\"",

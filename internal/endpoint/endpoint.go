@@ -40,9 +40,10 @@ type Record struct {
 	Labels      map[string]string `json:"labels,omitempty"` // identity labels make the app
 	State       State             `json:"state"`
 	Attachments []Attachment      `json:"attachments"`
-	Left        []netip.Addr      `json:"left,omitempty"` // had before its tenant moved to another network; its runtime believes in them
-	Device      Device            `json:"device"`
-	Created     time.Time         `json:"created"`
+	// had before its tenant moved to another network; its runtime believes in them
+	Left    []netip.Addr `json:"left,omitempty"`
+	Device  Device       `json:"device"`
+	Created time.Time    `json:"created"`
 }
 
 // Lives reports whether the endpoint is one the runtime has and has not deleted.
@@ -99,8 +100,9 @@ func (r Record) Overhead() int {
 // Attachment is one network's part of an endpoint: an address, of either family, and what it leads to. A network may
 // give several.
 type Attachment struct {
-	Network   string         `json:"network"`            // "netpila"
-	Plaintext netip.Addr     `json:"plaintext,omitzero"` // what nodes and the fabric see, in a network where they see containers
+	Network string `json:"network"` // "netpila"
+	// what nodes and the fabric see, in a network where they see containers
+	Plaintext netip.Addr     `json:"plaintext,omitzero"`
 	Address   netip.Addr     `json:"address"`            // what the container sees
 	Gateway   netip.Addr     `json:"gateway"`            // link-local next hop of the routes, a static neighbour
 	Routes    []netip.Prefix `json:"routes"`             // what the container reaches through the gateway

@@ -28,8 +28,9 @@ type Config struct {
 	Token    string // text of the join token; may be empty once the node has joined
 	StateDir string // where the certificate is kept, in a file of mode 0600
 	NodeName string
-	NodeUUID string                              // lower-case, with dashes
-	Instance string                              // of the calling machine, which tells it from one with a copy of its disk; empty means a new one
+	NodeUUID string // lower-case, with dashes
+	// of the calling machine, which tells it from one with a copy of its disk; empty means a new one
+	Instance string
 	Heard    func(procedure string, message any) // called with each message of the orchestrator's; nil for none
 	Log      *slog.Logger
 
@@ -129,12 +130,14 @@ func (c Config) membership(ctx context.Context) (*member, error) {
 		return nil, err
 	case token != nil && m.caSum() != token.CA:
 		return nil, fmt.Errorf(
-			"this node joined another cluster than the join token's; its state in %s was left as it was: empty it to join the new cluster",
+			"this node joined another cluster than the join token's; its state in %s was left as it was: empty it to "+
+				"join the new cluster",
 			c.StateDir,
 		)
 	case !m.is(c.NodeName, c.NodeUUID):
 		return nil, fmt.Errorf(
-			"this node joined as %s, not as %s (%s); its state in %s was left as it was: keep the name, or delete the node and empty that directory",
+			"this node joined as %s, not as %s (%s); its state in %s was left as it was: keep the name, or delete "+
+				"the node and empty that directory",
 			m.cert.Subject.CommonName,
 			c.NodeName,
 			c.NodeUUID,
@@ -145,7 +148,8 @@ func (c Config) membership(ctx context.Context) (*member, error) {
 	}
 	if token == nil {
 		return nil, errors.New(
-			"this node has no certificate and no join token to buy one; copy the orchestrator's join-token file to this node and name it with --token-file",
+			"this node has no certificate and no join token to buy one; copy the orchestrator's join-token file to " +
+				"this node and name it with --token-file",
 		)
 	}
 	return c.join(ctx, *token)

@@ -130,7 +130,8 @@ func load(dir string) (*member, error) {
 // unusable says what to do: nothing but this file is needed to prove who the node is.
 func unusable(path string, err error) error {
 	return fmt.Errorf(
-		"%s cannot be used: %w\n  nothing was changed; restore the file, or move it away and give --token-file to join again under the same name",
+		"%s cannot be used: %w\n  nothing was changed; restore the file, or move it away and give --token-file to "+
+			"join again under the same name",
 		path,
 		err,
 	)

@@ -57,7 +57,8 @@ func (t Token) authority(chain []*x509.Certificate) (*x509.Certificate, error) {
 		}
 	}
 	return nil, errors.New(
-		"the server does not belong to the cluster of this join token; take the token from the join-token file in this orchestrator's data folder, or name the right orchestrator",
+		"the server does not belong to the cluster of this join token; take the token from the join-token file in " +
+			"this orchestrator's data folder, or name the right orchestrator",
 	)
 }
 

@@ -17,9 +17,10 @@ import (
 // ContainerStatus is a container that is up, as its agent told of it last.
 type ContainerStatus struct {
 	Container
-	App         uint32       `json:"app"`
-	Address     netip.Addr   `json:"address"`   // what the container sees; the first of its attachments'
-	Plaintext   netip.Addr   `json:"plaintext"` // what nodes and the fabric see; not valid where its networks show them no address
+	App     uint32     `json:"app"`
+	Address netip.Addr `json:"address"` // what the container sees; the first of its attachments'
+	// what nodes and the fabric see; not valid where its networks show them no address
+	Plaintext   netip.Addr   `json:"plaintext"`
 	Attachments []Attachment `json:"attachments"`
 }
 

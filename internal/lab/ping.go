@@ -16,13 +16,14 @@ import (
 
 // Echo is what came of pinging one container or node from another.
 type Echo struct {
-	From     string     `json:"from"`
-	To       string     `json:"to"`
-	Address  netip.Addr `json:"address"`
-	Own      string     `json:"own,omitempty"` // who has the address for From, where To is another tenant's: tenants may overlap. Nothing is sent
-	Sent     int        `json:"sent"`
-	Received int        `json:"received"`
-	RTTUs    *float64   `json:"rttUs"` // median in µs; null where nothing came back
+	From    string     `json:"from"`
+	To      string     `json:"to"`
+	Address netip.Addr `json:"address"`
+	// who has the address for From, where To is another tenant's: tenants may overlap. Nothing is sent
+	Own      string   `json:"own,omitempty"`
+	Sent     int      `json:"sent"`
+	Received int      `json:"received"`
+	RTTUs    *float64 `json:"rttUs"` // median in µs; null where nothing came back
 }
 
 // Reached reports whether any answer came.

@@ -18,10 +18,10 @@ import (
 // Region is an orchestrator with nodes of its own, and an Edge Switch by which tenants of network nimitz reach those of
 // other regions.
 type Region struct {
-	Name       string       `yaml:"name" json:"name"`
+	Name       string       `yaml:"name"       json:"name"`
 	BasePrefix netip.Prefix `yaml:"basePrefix" json:"basePrefix"`
-	Nodes      []string     `yaml:"nodes" json:"nodes"`
-	Edge       string       `yaml:"edge" json:"edge"` // a node more, without containers
+	Nodes      []string     `yaml:"nodes"      json:"nodes"`
+	Edge       string       `yaml:"edge"       json:"edge"` // a node more, without containers
 }
 
 // regions of a lab: where none are named it is one of its nodes, with no other to reach.

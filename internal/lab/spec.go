@@ -17,19 +17,22 @@ import (
 
 // Names of the two namespaces every lab has beside those of its nodes and containers.
 const (
-	Router       = "router"       // the fabric
-	Orchestrator = "orchestrator" // where the orchestrator runs; in a lab with regions each one's is called as the region
+	Router = "router" // the fabric
+	// where the orchestrator runs; in a lab with regions each one's is called as the region
+	Orchestrator = "orchestrator"
 )
 
 // Spec says what a lab consists of.
 type Spec struct {
-	Name       string      `yaml:"name" json:"name"`
-	Nodes      []string    `yaml:"nodes" json:"nodes"`
-	Regions    []Region    `yaml:"regions" json:"regions,omitempty"` // instead of nodes
-	Device     string      `yaml:"device" json:"device,omitempty"`   // how containers are joined to their nodes; empty means veth
-	Nimitz     string      `yaml:"nimitz" json:"nimitz,omitempty"`   // what carries network nimitz on the nodes; empty means ebpf where a tenant is on it
-	Switches   Switches    `yaml:"switches" json:"switches,omitempty"`
-	Tenants    []Tenant    `yaml:"tenants" json:"tenants"`
+	Name    string   `yaml:"name"       json:"name"`
+	Nodes   []string `yaml:"nodes"      json:"nodes"`
+	Regions []Region `yaml:"regions"    json:"regions,omitempty"` // instead of nodes
+	// how containers are joined to their nodes; empty means veth
+	Device string `yaml:"device"     json:"device,omitempty"`
+	// what carries network nimitz on the nodes; empty means ebpf where a tenant is on it
+	Nimitz     string      `yaml:"nimitz"     json:"nimitz,omitempty"`
+	Switches   Switches    `yaml:"switches"   json:"switches,omitempty"`
+	Tenants    []Tenant    `yaml:"tenants"    json:"tenants"`
 	Containers []Container `yaml:"containers" json:"containers"`
 }
 
@@ -39,13 +42,16 @@ type Switches map[string]string
 // Tenant is one tenant of a lab, on netpila where no network is named; there Addressing is encrypted when empty. On
 // nimitz it has addresses of its own, and each node gets a subnet of them.
 type Tenant struct {
-	Name        string                    `yaml:"name" json:"name"`
-	Network     string                    `yaml:"network" json:"network,omitempty"`
-	Addressing  tenant.Addressing         `yaml:"addressing" json:"addressing,omitempty"`
-	CIDRs       []netip.Prefix            `yaml:"cidrs" json:"cidrs,omitempty"`
-	Regions     map[string][]netip.Prefix `yaml:"regions" json:"regions,omitempty"`         // CIDRs by region, where the lab has any
-	NodeBits    NodeBits                  `yaml:"nodeBits" json:"nodeBits,omitzero"`        // length of each node's subnet
-	NoNodeCIDRs bool                      `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"` // addresses are given one by one
+	Name       string            `yaml:"name"        json:"name"`
+	Network    string            `yaml:"network"     json:"network,omitempty"`
+	Addressing tenant.Addressing `yaml:"addressing"  json:"addressing,omitempty"`
+	CIDRs      []netip.Prefix    `yaml:"cidrs"       json:"cidrs,omitempty"`
+	// CIDRs by region, where the lab has any
+	Regions map[string][]netip.Prefix `yaml:"regions"     json:"regions,omitempty"`
+	// length of each node's subnet
+	NodeBits NodeBits `yaml:"nodeBits"    json:"nodeBits,omitzero"`
+	// addresses are given one by one
+	NoNodeCIDRs bool `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"`
 }
 
 // NodeBits are by family; 0 is the usual length.
@@ -86,15 +92,15 @@ func (s Spec) nimitz(node string) string {
 
 // Container is a namespace on a node, attached to a tenant's network by the CNI plugin.
 type Container struct {
-	Name   string            `yaml:"name" json:"name"`
-	Node   string            `yaml:"node" json:"node"`
+	Name   string            `yaml:"name"   json:"name"`
+	Node   string            `yaml:"node"   json:"node"`
 	Tenant string            `yaml:"tenant" json:"tenant"`
 	Labels map[string]string `yaml:"labels" json:"labels,omitempty"`
 
 	// What policies select by beside labels.
-	Namespace       string            `yaml:"namespace" json:"namespace,omitempty"`
+	Namespace       string            `yaml:"namespace"       json:"namespace,omitempty"`
 	NamespaceLabels map[string]string `yaml:"namespaceLabels" json:"namespaceLabels,omitempty"`
-	Ports           map[string]string `yaml:"ports" json:"ports,omitempty"` // http: 80/TCP
+	Ports           map[string]string `yaml:"ports"           json:"ports,omitempty"` // http: 80/TCP
 }
 
 // identity is its labels with all that policies select by.
@@ -150,7 +156,8 @@ func (s Spec) Validate() error {
 		slices.ContainsFunc(s.AllNodes(), func(node string) bool { return s.nimitz(node) != "" }) {
 		v.fail(
 			"$.device",
-			"device %s does not go with network %s, nor with regions: behind macvlans containers have no devices on the node; say %s or %s",
+			"device %s does not go with network %s, nor with regions: behind macvlans containers have no devices on "+
+				"the node; say %s or %s",
 			s.Device,
 			tenant.Nimitz,
 			datapath.Veth,

@@ -68,14 +68,20 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1), `lab.yaml:4: network "carpathia": say netpila or nimitz`},
 		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1), `lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz; on netpila addresses follow from the node`},
 		{"nimitz without CIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz", 1), `lab.yaml:4: a tenant of network nimitz has a range of addresses of its own: write it as cidrs: [10.0.0.0/16], or one of each family`},
-		{"two CIDRs of a family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16, 10.1.0.0/16]", 1), `lab.yaml:4: 10.0.0.0/16 and 10.1.0.0/16 are of one family; a tenant has one CIDR of each at most`},
+		{"two CIDRs of a family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+			"[10.0.0.0/16, 10.1.0.0/16]", 1), `lab.yaml:4: 10.0.0.0/16 and 10.1.0.0/16 are of one family; a tenant has one CIDR of each at most`},
 		{"addressing on nimitz", strings.Replace(good, "name: red,", "name: red, network: nimitz, cidrs: [10.0.0.0/16],", 1), `lab.yaml:4: addressing is for network netpila; on nimitz containers have addresses of the tenant's own`},
 		{"node bits on netpila", strings.Replace(good, "name: blue", "name: blue, nodeBits: {ipv4: 26}", 1), `lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz`},
-		{"node bits without room", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 16}", 1), `lab.yaml:4: node bits 16 leave no room in CIDR 10.0.0.0/16`},
-		{"node bits below none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: -1}", 1), `lab.yaml:4: node bits -1 leave no room`},
-		{"node bits without such a CIDR", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv6: 96}", 1), `lab.yaml:4: nodeBits of a family that tenant blue has no CIDR of`},
-		{"node bits and none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 26}, noNodeCIDRs: true", 1), `lab.yaml:4: nodeBits and noNodeCIDRs exclude each other`},
-		{"node bits of no family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ip: 26}", 1), `lab.yaml:4: unknown key "ip": the keys here are ipv4, ipv6`},
+		{"node bits without room", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+			"[10.0.0.0/16], nodeBits: {ipv4: 16}", 1), `lab.yaml:4: node bits 16 leave no room in CIDR 10.0.0.0/16`},
+		{"node bits below none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+			"[10.0.0.0/16], nodeBits: {ipv4: -1}", 1), `lab.yaml:4: node bits -1 leave no room`},
+		{"node bits without such a CIDR", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+			"[10.0.0.0/16], nodeBits: {ipv6: 96}", 1), `lab.yaml:4: nodeBits of a family that tenant blue has no CIDR of`},
+		{"node bits and none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+			"[10.0.0.0/16], nodeBits: {ipv4: 26}, noNodeCIDRs: true", 1), `lab.yaml:4: nodeBits and noNodeCIDRs exclude each other`},
+		{"node bits of no family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+			"[10.0.0.0/16], nodeBits: {ip: 26}", 1), `lab.yaml:4: unknown key "ip": the keys here are ipv4, ipv6`},
 		{"a switch of no node", good + "switches:\n  n3: ovs\n", `lab.yaml:11: no node is called "n3"`},
 		{"a switch that there is not", good + "switches:\n  n1: ebpf\n  n2: vpp\n", `lab.yaml:12: switch "vpp" of node n2: say ebpf or ovs`},
 		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1), `lab.yaml:9: unknown key "tennant": the keys here are name, node, tenant, labels, namespace, namespaceLabels, ports`},
@@ -96,7 +102,8 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"names of ports", strings.Replace(good, "app: web}", "app: web}, ports: {HTTP: 80}", 1), `lab.yaml:6: "HTTP" is no name of a port`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
 		{"device", good + "device: bond\n", `lab.yaml:10: device "bond": say veth, macvlan, netkit, auto`},
-		{"macvlans and nimitz", good + "device: macvlan\nnimitz: ebpf\n", "lab.yaml:10: device macvlan does not go with network nimitz"},
+		{"macvlans and nimitz", good + "device: macvlan\nnimitz: ebpf\n", "lab.yaml:10: device macvlan does not go " +
+			"with network nimitz"},
 		{"empty device", good + "device: \"\"\n", `lab.yaml:10: device is empty: say veth, macvlan, netkit, auto, or leave it out`},
 		{"no device", good + "device:\n", `lab.yaml:10: device is empty`},
 		{"list of devices", good + "device: [veth]\n", `lab.yaml:10: device: a list where a single word is expected`},

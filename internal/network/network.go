@@ -121,9 +121,10 @@ type GatewayProvider interface {
 
 // Gateway is what people see of one.
 type Gateway struct {
-	Own, Virtual           netip.Addr // its addresses: services see the one, published containers the other; zero where there is no gateway
-	Services, Publications int        // that it leads to: of the tenants here, and those published at it
-	Missing                string     // why there is none
+	// its addresses: services see the one, published containers the other; zero where there is no gateway
+	Own, Virtual           netip.Addr
+	Services, Publications int    // that it leads to: of the tenants here, and those published at it
+	Missing                string // why there is none
 }
 
 // StateDevice is the kind of a container's device: its container lives.

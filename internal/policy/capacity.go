@@ -61,7 +61,8 @@ func Fit(
 	for i, at := range places {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf(
-				"whether nodes have room for the policies was not found out in time: %w; apply fewer at once, or with a higher --timeout",
+				"whether nodes have room for the policies was not found out in time: %w; apply fewer at once, or "+
+					"with a higher --timeout",
 				err,
 			)
 		}

@@ -72,7 +72,8 @@ func podSelector(s metav1.LabelSelector, path *field.Path) (Selector, field.Erro
 				field.Invalid(
 					path,
 					r.Key,
-					"pods of one workload differ in it, so it is in no identity: select by a label that the workload's pods have in common",
+					"pods of one workload differ in it, so it is in no identity: select by a label that the "+
+						"workload's pods have in common",
 				),
 			)
 		}

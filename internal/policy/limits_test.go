@@ -46,7 +46,8 @@ func TestWhatTakesTooLongIsRefused(t *testing.T) {
 			},
 		)
 	}
-	for want, r := range map[string]Rule{"4,097 ranges of ports": rule, "blocks lie within each other more than 4,194,304 times": many} {
+	for want, r := range map[string]Rule{"4,097 ranges of ports": rule, "blocks lie within each other more than " +
+		"4,194,304 times": many} {
 		p := Policy{Name: "a", Rules: [2][]Rule{{r}}}
 		if _, err := Compile("acme", []Policy{p}, nil, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

@@ -98,7 +98,8 @@ func (r ruleReader) read(
 				field.Forbidden(
 					path.Child("port"),
 					fmt.Sprintf(
-						"%q: addresses of an ipBlock have no names of ports: write its number, or a rule without ipBlock",
+						"%q: addresses of an ipBlock have no names of ports: write its number, or a rule without "+
+							"ipBlock",
 						read.Name,
 					),
 				),

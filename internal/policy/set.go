@@ -230,7 +230,8 @@ func (c *compiler) fits() error {
 	for what, n := range map[string]int{"peers": len(c.rows), "blocks": len(t.Blocks), "ports": len(t.Ports), "ranges of ports": len(t.Ranges)} {
 		if n > c.most {
 			return fmt.Errorf(
-				"they need %s of %s on a node, more than %s: write fewer or simpler rules, or give nodes a higher --max-rules and apply them with --force",
+				"they need %s of %s on a node, more than %s: write fewer or simpler rules, or give nodes a higher "+
+					"--max-rules and apply them with --force",
 				humanize.Of(n, "entry", "entries"),
 				what,
 				humanize.Grouped(c.most),

@@ -149,7 +149,8 @@ func Canonical(labels map[string]string) string {
 // Limits of what a label set may hold; those of Kubernetes for one label, behind the longest prefix that says whose it
 // is.
 const (
-	maxLabels     = 64                                       // of the container, and as many of its namespace and of its ports
+	// of the container, and as many of its namespace and of its ports
+	maxLabels     = 64
 	maxLabelKey   = len(namespaceLabelPrefix) + 253 + 1 + 63 // DNS subdomain, "/", name
 	maxLabelValue = 63
 )

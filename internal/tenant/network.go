@@ -21,9 +21,12 @@ func Networks() []string { return []string{Netpila, Nimitz} }
 // asks for these.
 type Traits struct {
 	Addressings []Addressing // what containers may see; the first unless another is chosen
-	Overlays    bool         // ranges of addresses of their own, beside which there may be services, publications and other regions
-	JudgedThere bool         // a packet between containers is judged by the rules of both where it arrives: no address says who is at the other end
-	To          string       // the network that they may move to; mostly empty
+	// ranges of addresses of their own, beside which there may be services, publications and other regions
+	Overlays bool
+	// a packet between containers is judged by the rules of both where it arrives: no address says who is at the other
+	// end
+	JudgedThere bool
+	To          string // the network that they may move to; mostly empty
 }
 
 // TraitsOf are those of a network's tenants; false for one that this build does not know. No name means the default.

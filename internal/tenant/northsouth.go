@@ -190,7 +190,8 @@ func (t Tenant) checkPublications(plan address.Plan) error {
 		// At a gateway a container has one virtual address, from which it answers.
 		if other := of[place{p.Container, p.Gateway}]; other != "" {
 			return unfit(
-				"publications %s and %s of tenant %s are both of container %v at the gateway of %v, where a container is published once; use another node's gateway",
+				"publications %s and %s of tenant %s are both of container %v at the gateway of %v, where a "+
+					"container is published once; use another node's gateway",
 				other,
 				p.Name,
 				t.Name,
@@ -214,7 +215,8 @@ func (t Tenant) checkPublication(plan address.Plan, p Publication) error {
 	}
 	if _, ok := plan.GatewayBlock(p.Gateway, false); !ok {
 		return unfit(
-			"node %v has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; use the gateway of a node with a lower prefix",
+			"node %v has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; use the "+
+				"gateway of a node with a lower prefix",
 			p.Gateway,
 			plan.NodeNumber(p.Gateway),
 			plan.Gateway6,

@@ -57,7 +57,8 @@ func TestCheckNorthSouth(t *testing.T) {
 		{nil, tooManyPublished, "256 at most"},
 		{[]Service{storage, service("storage", "fd09::8", "2001:db8::a")}, nil, "two services storage"},
 		{[]Service{service("Storage", "fd09::7", "2001:db8::9")}, nil, "service name"},
-		{[]Service{storage, service("db", "fd09::7", "2001:db8::a")}, nil, "storage and db of tenant blue both have fd09::7"},
+		{[]Service{storage, service("db", "fd09::7", "2001:db8::a")}, nil, "storage and db of tenant blue both have " +
+			"fd09::7"},
 		{[]Service{storage, service("db", "fd09::8", "2001:db8::9")}, nil, "both have 2001:db8::9"},
 		{[]Service{storage, service("db", "2001:db8::9", "2001:db8::a")}, nil, "both have 2001:db8::9"},
 		{[]Service{service("self", "fd09::7", "fd09::7")}, nil, "both its virtual and its real"},
@@ -74,7 +75,8 @@ func TestCheckNorthSouth(t *testing.T) {
 		{[]Service{service("private", "fd09::7", "fc00::9")}, nil, "private prefix"},
 		{[]Service{service("own", "fd12:3456::7", "2001:db8::9")}, nil, "own CIDR fd12:3456::/48"},
 		{[]Service{service("own", "fd09::7", "fd12:3456::7")}, nil, "own CIDR fd12:3456::/48"},
-		{[]Service{service("east", "fd12:9999::7", "2001:db8::9")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
+		{[]Service{service("east", "fd12:9999::7", "2001:db8::9")}, nil, "the tenant's CIDR fd12:9999::/48 in region " +
+			"east"},
 		{[]Service{service("east", "fd09::7", "fd12:9999::7")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
 		{[]Service{service("behind", "fd09::7", "fd70:696c:6100:1::5")}, nil, ""},
 		{[]Service{service("base", "fd70:696c:6100:1::1", "2001:db8::9")}, nil, "in the base prefix"},
@@ -84,7 +86,8 @@ func TestCheckNorthSouth(t *testing.T) {
 		{nil, []Publication{publication("", "fd12:3456::6", node1, 3)}, "publication name"},
 		{nil, []Publication{web, publication("api", "fd12:3456::6", node1, 2)}, "web and api of tenant blue both have"},
 		{nil, []Publication{web, publication("api", "fd12:3456::5", node2, 2)}, ""},
-		{nil, []Publication{web, publication("api", "fd12:3456::5", node1, 3)}, "web and api of tenant blue are both of container fd12:3456::5 at the gateway of fd70:696c:6100:1::/64"},
+		{nil, []Publication{web, publication("api", "fd12:3456::5", node1, 3)}, "web and api of tenant blue are both " +
+			"of container fd12:3456::5 at the gateway of fd70:696c:6100:1::/64"},
 		{nil, []Publication{publication("v4", "10.0.0.5", node1, 2)}, "IPv6 alone"},
 		{nil, []Publication{publication("far", "fd12:3457::5", node1, 2)}, "not in the tenant's CIDR fd12:3456::/48"},
 		{nil, []Publication{publication("node", "fd12:3456::5", netip.MustParsePrefix("fd70:696c:6200:1::/64"), 2)}, "no node's prefix"},

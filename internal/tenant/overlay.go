@@ -90,7 +90,8 @@ func (o Overlay) check(plan address.Plan) error {
 	if most := o.CIDR.Addr().BitLen() - minSubnetBits; o.NodeBits != 0 &&
 		(o.NodeBits <= o.CIDR.Bits() || o.NodeBits > most) {
 		return fmt.Errorf(
-			"node bits %d leave no room in CIDR %v: a node's subnet is longer than it, and a /%d at most; choose others, or have addresses given one by one",
+			"node bits %d leave no room in CIDR %v: a node's subnet is longer than it, and a /%d at most; choose "+
+				"others, or have addresses given one by one",
 			o.NodeBits,
 			o.CIDR,
 			most,

@@ -50,7 +50,8 @@ type Tenant struct {
 // Equal compares all of it.
 func (t Tenant) Equal(other Tenant) bool {
 	return t.Name == other.Name && t.Network == other.Network && t.Leaving == other.Leaving && t.Addressing == other.Addressing &&
-		t.Changes == other.Changes && t.Created.Equal(other.Created) && slices.Equal(t.IDs, other.IDs) && slices.Equal(t.Overlays, other.Overlays) &&
+		t.Changes == other.Changes && t.Created.Equal(other.Created) && slices.Equal(t.IDs, other.IDs) &&
+		slices.Equal(t.Overlays, other.Overlays) &&
 		slices.Equal(t.Services, other.Services) &&
 		slices.Equal(t.Publications, other.Publications) &&
 		slices.EqualFunc(t.Regions, other.Regions, Region.Equal)

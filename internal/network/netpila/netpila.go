@@ -73,7 +73,8 @@ func (n *Network) Prepare(
 	}
 	if errors.Is(err, endpoint.ErrExhausted) {
 		return nil, fmt.Errorf(
-			"tenant %s app %d: %w\n  nothing was changed; `pilaster tenant rotate-key %s` gives the tenant an id with fresh addresses; until then use another node, or labels that make another app",
+			"tenant %s app %d: %w\n  nothing was changed; `pilaster tenant rotate-key %s` gives the tenant an id "+
+				"with fresh addresses; until then use another node, or labels that make another app",
 			t.Name,
 			app,
 			err,

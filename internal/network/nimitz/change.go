@@ -89,7 +89,8 @@ func (n *Network) fits(more int) error {
 		}
 	}
 	return fmt.Errorf(
-		"%w: this node has no room for %d more mappings: %d of %d are in use, %d of them by tenant %s, the largest user\n  nothing was changed; use another node, raise --max-mappings, or give tenants node CIDRs",
+		"%w: this node has no room for %d more mappings: %d of %d are in use, %d of them by tenant %s, the largest "+
+			"user\n  nothing was changed; use another node, raise --max-mappings, or give tenants node CIDRs",
 		endpoint.ErrExhausted,
 		more,
 		n.forwards,

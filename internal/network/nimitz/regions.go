@@ -18,7 +18,8 @@ func (n *Network) checkRegions(t tenant.Tenant) error {
 	for _, r := range t.Regions {
 		if !n.config.Plan.ContainsNode(r.Edge) || n.config.Plan.Base.Overlaps(r.PeerEdge) {
 			return fmt.Errorf(
-				"tenant %s, region %s: the Edge Switch of this region is to be in %v, which %v is not, and the other, %v, elsewhere; nothing was changed",
+				"tenant %s, region %s: the Edge Switch of this region is to be in %v, which %v is not, and the "+
+					"other, %v, elsewhere; nothing was changed",
 				t.Name,
 				r.Name,
 				n.config.Plan.Base,

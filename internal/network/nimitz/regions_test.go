@@ -127,14 +127,21 @@ func TestCrossRegion(t *testing.T) {
 	for i := range r.near.Attachments {
 		near, far := r.near.Attachments[i].Address, r.far.Attachments[i].Address
 		hops, at, out := r.send(r.west.nodes[0], pipeline.Port(r.near.ID), near, far)
-		if want := []hop{{r.west.edge().prefix, 7, 1}, {r.east.edge().prefix, 7, 1}, {r.east.nodes[0].prefix, 12, 0}}; !slices.Equal(hops, want) ||
-			at != r.east.nodes[0] || out.Drop != 0 ||
+		if want := []hop{{r.west.edge().prefix, 7, 1}, {r.east.edge().prefix, 7, 1}, {r.east.nodes[0].prefix, 12, 0}}; !slices.Equal(
+			hops,
+			want,
+		) ||
+			at != r.east.nodes[0] ||
+			out.Drop != 0 ||
 			out.To != pipeline.Port(r.far.ID) ||
 			out.Src != near {
 			t.Errorf("from %v to %v: %v, then %+v; want %v", near, far, hops, out, want)
 		}
 		hops, at, out = r.send(r.east.nodes[0], pipeline.Port(r.far.ID), far, near)
-		if want := []hop{{r.east.edge().prefix, 12, 2}, {r.west.edge().prefix, 12, 2}, {r.west.nodes[0].prefix, 7, 0}}; !slices.Equal(hops, want) ||
+		if want := []hop{{r.east.edge().prefix, 12, 2}, {r.west.edge().prefix, 12, 2}, {r.west.nodes[0].prefix, 7, 0}}; !slices.Equal(
+			hops,
+			want,
+		) ||
 			at != r.west.nodes[0] ||
 			out.Drop != 0 ||
 			out.To != pipeline.Port(r.near.ID) {

@@ -81,7 +81,8 @@ func outlives(ns *netns.Namespace) error {
 		return nil
 	}
 	return fmt.Errorf("the gateway's namespace at %s would end with the agent, whose mounts the machine does not see; "+
-		"make one on the machine, with `ip netns add pilaster-gateway`, and name it with --gateway-netns /run/netns/pilaster-gateway", ns.Path())
+		"make one on the machine, with `ip netns add pilaster-gateway`, and name it with --gateway-netns "+
+		"/run/netns/pilaster-gateway", ns.Path())
 }
 
 // Close leaves the gateway at work.

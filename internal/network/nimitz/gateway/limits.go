@@ -54,7 +54,8 @@ func (g *Gateway) limit(there []*nftables.Table) error {
 	}
 	if err := nft.Flush(); err != nil {
 		return fmt.Errorf(
-			"limit the gateway's connections by source: %w; the kernel needs nftables that count connections (CONFIG_NFT_CONNLIMIT)",
+			"limit the gateway's connections by source: %w; the kernel needs nftables that count connections "+
+				"(CONFIG_NFT_CONNLIMIT)",
 			err,
 		)
 	}

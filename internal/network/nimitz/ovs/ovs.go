@@ -29,15 +29,16 @@ const (
 
 // Config is of the switch of a node.
 type Config struct {
-	RunDir   string           // of Open vSwitch, where its sockets are: /run/openvswitch
-	Netns    *netns.Namespace // of the node; Open vSwitch runs in it
-	Uplink   string           // the node's device to the fabric
-	Node     netip.Prefix     // its /64
-	Region   netip.Prefix     // where those of all its nodes are
-	Mark     uint32           // of tunnels to and from the uplink, where programs stand that know their own by it: some of pipeline.MarkBits
-	Taps     Taps             // the node's own programs on containers' devices; nil where there are none
-	Others   []netip.Prefix   // sources of containers that another network gives, whose packets those programs judge
-	Datapath Datapath         // Userspace unless it says Kernel
+	RunDir string           // of Open vSwitch, where its sockets are: /run/openvswitch
+	Netns  *netns.Namespace // of the node; Open vSwitch runs in it
+	Uplink string           // the node's device to the fabric
+	Node   netip.Prefix     // its /64
+	Region netip.Prefix     // where those of all its nodes are
+	// of tunnels to and from the uplink, where programs stand that know their own by it: some of pipeline.MarkBits
+	Mark     uint32
+	Taps     Taps           // the node's own programs on containers' devices; nil where there are none
+	Others   []netip.Prefix // sources of containers that another network gives, whose packets those programs judge
+	Datapath Datapath       // Userspace unless it says Kernel
 	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer
 	// the more it has.
 	LooseDeletes bool
@@ -417,16 +418,20 @@ func (s *Switch) Entries(ctx context.Context) ([]pipeline.Entry, error) {
 // Lacks implements nimitz.Lacking.
 func (s *Switch) Lacks() []string {
 	return []string{
-		"containers on Open vSwitch are not told of packets out of hops or too long: traceroute does not show their node",
-		"ICMP errors about packets of services and publications are dropped (icmp-quote): a link behind the gateway that is narrower than the uplink is not noticed",
-		"no policies are enforced: containers of tenants that have some are refused, and those that are here already are cut off",
+		"containers on Open vSwitch are not told of packets out of hops or too long: traceroute does not show their " +
+			"node",
+		"ICMP errors about packets of services and publications are dropped (icmp-quote): a link behind the gateway " +
+			"that is narrower than the uplink is not noticed",
+		"no policies are enforced: containers of tenants that have some are refused, and those that are here already " +
+			"are cut off",
 	}
 }
 
 // PolicyError implements nimitz.Unpoliced.
 func (s *Switch) PolicyError() error {
 	return errors.New(
-		"Open vSwitch carries its packets, which judges none: start the agent with --nimitz ebpf on nodes that are to have containers of tenants with policies",
+		"Open vSwitch carries its packets, which judges none: start the agent with --nimitz ebpf on nodes that are " +
+			"to have containers of tenants with policies",
 	)
 }
 

@@ -379,9 +379,11 @@ func TestBundle(t *testing.T) {
 		bad  openflow.Flow
 		says string
 	}{
-		{openflow.Flow{Table: 9, Actions: []openflow.Action{openflow.DecTTL{}}}, "add flow of table 9, priority 0: : dec_ttl: bad action: the match does not fit it"},
+		{openflow.Flow{Table: 9, Actions: []openflow.Action{openflow.DecTTL{}}}, "add flow of table 9, priority 0: : " +
+			"dec_ttl: bad action: the match does not fit it"},
 		{openflow.Flow{Table: 9, Match: []openflow.Value{openflow.IPProto.Number(6)}}, "add flow of table 9, priority 0: ip_proto=0x6: drop: bad match: a field that it depends on is missing"},
-		{openflow.Flow{Table: 9, Goto: 3}, "add flow of table 9, priority 0: : goto 3: bad instruction: no such table to go to"},
+		{openflow.Flow{Table: 9, Goto: 3}, "add flow of table 9, priority 0: : goto 3: bad instruction: no such " +
+			"table to go to"},
 	} {
 		must(t, b.s.withBridge(limit(t), bridgeName, func(conn *openflow.Conn) error {
 			changes := make([]openflow.Change, 3000) // more than a socket holds of their errors

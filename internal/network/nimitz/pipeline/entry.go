@@ -112,7 +112,9 @@ type Forward struct {
 	Port Port       // a container's, VXLAN or Gateway; 0 means nobody: the prefix is the tenant's, and nobody is there
 	VTEP netip.Addr // of the node, where the port is VXLAN
 
-	Outside bool // where the port is VXLAN: the node is a way out of the region, or to what is no container. So policies judge at once what goes there
+	// where the port is VXLAN: the node is a way out of the region, or to what is no container. So policies judge at
+	// once what goes there
+	Outside bool
 }
 
 func (Peer) Stage() Stage       { return Decap }
