@@ -13,8 +13,10 @@ func TestAddress(t *testing.T) {
 	}{
 		{"encrypt", "", []string{"encrypt", "--key", key, plain}, ExitDone, cipher + "\n", ""},
 		{"decrypt", "", []string{"decrypt", "--key", key, cipher}, ExitDone, plain + "\n", ""},
-		{"two, one a line", "", []string{"decrypt", "--key", key, cipher, cipher}, ExitDone, plain + "\n" + plain + "\n", ""},
-		{"standard input", plain + "\n\n" + plain, []string{"encrypt", "--key", key}, ExitDone, cipher + "\n" + cipher + "\n", ""},
+		{"two, one a line", "", []string{"decrypt", "--key", key, cipher, cipher}, ExitDone, plain + "\n" + plain +
+			"\n", ""},
+		{"standard input", plain + "\n\n" + plain, []string{"encrypt", "--key", key}, ExitDone, cipher + "\n" + cipher +
+			"\n", ""},
 		{"nothing at all", "", []string{"encrypt", "--key", key}, ExitDone, "", ""},
 		{"json", "", []string{"encrypt", "--key", key, "-o", "json", plain}, ExitDone,
 			"[\n  {\n    \"ciphertext\": \"" + cipher + "\",\n    \"plaintext\": \"" + plain + "\"\n  }\n]\n", ""},

@@ -66,11 +66,14 @@ and refuses to start without, because what it mounts there ends with it.`,
 				return err
 			}
 			config := datapath.Config{
-				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs, MTUReserve: mtuReserve,
-				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: device, Log: o.Log,
+				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs,
+				MTUReserve:  mtuReserve,
+				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: device,
+				Log: o.Log,
 			}
 			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
-			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config), networks.ready(c.Context())); err != nil {
+			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config),
+				networks.ready(c.Context())); err != nil {
 				return err
 			}
 			var path *datapath.Datapath

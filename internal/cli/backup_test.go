@@ -26,7 +26,8 @@ func TestOrchestratorBackupRestore(t *testing.T) {
 
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
 	command(t, "tenant", "create", "blue")
-	if code, _, err := run(t, webPolicy+"---\n"+basePolicy, "policy", "apply", "-f", "-", "--tenant", "blue"); code != ExitDone {
+	if code, _, err := run(t, webPolicy+"---\n"+basePolicy, "policy", "apply", "-f", "-", "--tenant",
+		"blue"); code != ExitDone {
 		t.Fatal(err)
 	}
 	made := ask[backupView](t, "orchestrator", "backup", file, "--data-dir", data)

@@ -38,9 +38,12 @@ func TestExitCodes(t *testing.T) {
 		{"explain --nonsense", ExitUsage, "; see pilaster explain --help"},
 		{"preflight", ExitUsage, `"uplink" not set; see pilaster preflight --help`},
 		{"preflight --uplink lo --token-file x", ExitUsage, "missing [orchestrator]; see pilaster preflight --help"},
-		{"preflight --uplink lo --orchestrator https://[::1]:1 --token-file /nonexistent", ExitUsage, "--token-file: open /nonexistent: no such file or directory; nothing was checked"},
-		{"preflight --uplink lo --device foo", ExitUsage, `invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
-		{"agent --device foo", ExitUsage, `invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
+		{"preflight --uplink lo --orchestrator https://[::1]:1 --token-file /nonexistent", ExitUsage,
+			"--token-file: open /nonexistent: no such file or directory; nothing was checked"},
+		{"preflight --uplink lo --device foo", ExitUsage,
+			`invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
+		{"agent --device foo", ExitUsage,
+			`invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
 		{"preflight --base-prefix x", ExitUsage, `--base-prefix "x": say a prefix such as`},
 		{"preflight --mtu-reserve x", ExitUsage, `--mtu-reserve "x": say a whole number`},
 		{"orchestrator restore x --skip -1", ExitUsage, `--skip "-1": say a whole number, 0 or more`},
@@ -69,7 +72,8 @@ func TestExitCodes(t *testing.T) {
 // Names of files are offered where a command takes one, and nowhere else.
 func TestCompletionOfArguments(t *testing.T) {
 	for line, files := range map[string]bool{
-		"tenant get": false, "node delete": false, "endpoint get": false, "explain": false, "orchestrator backup": true, "sysdump": true, "sim run": true,
+		"tenant get": false, "node delete": false, "endpoint get": false, "explain": false, "orchestrator backup": true,
+		"sysdump": true, "sim run": true,
 	} {
 		_, out, _ := run(t, "", append(append([]string{"__complete"}, strings.Fields(line)...), "")...)
 		if strings.Contains(out, ":0\n") != files || strings.Contains(out, ":4\n") == files {

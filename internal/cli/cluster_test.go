@@ -33,7 +33,8 @@ func joinNode(t *testing.T, s *orchestrator.Server, name string, as *pilasterv1.
 	client, err := join.Dial(t.Context(), join.Config{
 		URL: "https://" + s.Addr().
 			String(),
-		Token: s.Token(), StateDir: t.TempDir(), NodeName: name, NodeUUID: "00000000-0000-4000-8000-000000000001", Log: slog.New(slog.DiscardHandler),
+		Token: s.Token(), StateDir: t.TempDir(), NodeName: name, NodeUUID: "00000000-0000-4000-8000-000000000001",
+		Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -136,7 +136,8 @@ func TestDocsCommands(t *testing.T) {
 	if typed < minTyped || mentioned < minMentions {
 		t.Errorf("only %d commands in code blocks and %d in text were found", typed, mentioned)
 	}
-	for _, wrong := range []string{"pilaster nonsense", "pilaster status --nonsense", "pilaster explain", "pilaster agent --uplink eth0", "pilaster tenant nonsense"} {
+	for _, wrong := range []string{"pilaster nonsense", "pilaster status --nonsense", "pilaster explain",
+		"pilaster agent --uplink eth0", "pilaster tenant nonsense"} {
 		if understood(wrong, false) == nil {
 			t.Errorf("%q was taken for a command", wrong)
 		}
@@ -236,7 +237,8 @@ func TestDocsPaths(t *testing.T) {
 			return nil
 		}
 		switch ext := filepath.Ext(path); {
-		case slices.Contains([]string{".go", ".html", ".txt", ".h", ".c", ".proto", ".service", ".md"}, ext) && d.Name() != "CHANGELOG.md":
+		case slices.Contains([]string{".go", ".html", ".txt", ".h", ".c", ".proto", ".service", ".md"},
+			ext) && d.Name() != "CHANGELOG.md":
 		case d.Name() == "Makefile":
 		default:
 			return nil

@@ -165,10 +165,14 @@ type attachmentView struct {
 
 func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 	v := endpointView{
-		ID: e.GetId(), ContainerID: e.GetContainerId(), Interface: e.GetInterface(), Pod: e.GetPod(), Netns: e.GetNetns(),
-		CNINetwork: e.GetCniNetwork(), Tenant: e.GetTenant(), TenantID: e.GetTenantId(), App: e.GetApp(), AppNow: e.GetAppNow(), Labels: e.GetLabels(),
-		State: e.GetState(), DeviceKind: e.GetDeviceKind(), HostDevice: e.GetHostDevice(), HostIfindex: e.GetHostIfindex(), ContainerMAC: e.GetContainerMac(),
-		MTU: e.GetMtu(), Created: timeText(e.GetCreated()), NodeAddress: e.GetNodeAddress(), Attachments: []attachmentView{},
+		ID: e.GetId(), ContainerID: e.GetContainerId(), Interface: e.GetInterface(), Pod: e.GetPod(),
+		Netns:      e.GetNetns(),
+		CNINetwork: e.GetCniNetwork(), Tenant: e.GetTenant(), TenantID: e.GetTenantId(), App: e.GetApp(),
+		AppNow: e.GetAppNow(), Labels: e.GetLabels(),
+		State: e.GetState(), DeviceKind: e.GetDeviceKind(), HostDevice: e.GetHostDevice(),
+		HostIfindex: e.GetHostIfindex(), ContainerMAC: e.GetContainerMac(),
+		MTU: e.GetMtu(), Created: timeText(e.GetCreated()), NodeAddress: e.GetNodeAddress(),
+		Attachments: []attachmentView{},
 	}
 	if v.Labels == nil {
 		v.Labels = map[string]string{}

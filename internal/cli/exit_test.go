@@ -19,7 +19,8 @@ func TestLikeMistakes(t *testing.T) {
 			t.Fatal(r)
 		}
 	}
-	for _, line := range []string{"service create db --tenant green --virtual fd09::7 --real 2001:db8::9", "publication create db --tenant green --container fd12:3456::5 --node e1"} {
+	for _, line := range []string{"service create db --tenant green --virtual fd09::7 --real 2001:db8::9",
+		"publication create db --tenant green --container fd12:3456::5 --node e1"} {
 		if r := command(t, strings.Fields(line)...); r.code != ExitDone {
 			t.Fatal(r)
 		}
@@ -27,7 +28,8 @@ func TestLikeMistakes(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, base, tenant, cidr string) string {
 		path := filepath.Join(dir, strings.NewReplacer("/", "_", ":", "_").Replace(name+base+tenant+cidr))
-		text := `{"version":1,"name":"` + name + `","basePrefix":"` + base + `/40","edge":"` + base[:len(base)-1] + `1::/64","tenants":[{"name":"` + tenant + `","vni":7,"cidrs":["` + cidr + `"]}]}`
+		text := `{"version":1,"name":"` + name + `","basePrefix":"` + base + `/40","edge":"` + base[:len(base)-1] +
+			`1::/64","tenants":[{"name":"` + tenant + `","vni":7,"cidrs":["` + cidr + `"]}]}`
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -38,43 +40,71 @@ func TestLikeMistakes(t *testing.T) {
 	for code, lines := range map[int][]string{
 		ExitUsage: {
 			// Names that nobody can have, whatever is to be done with them.
-			"tenant create Green --network nimitz --cidr 10.0.0.0/16", "tenant get Green", "tenant delete Green", "tenant migrate Green --to netpila", "tenant migrate Green --finish", "tenant rotate-key Green",
-			"service create Db --tenant green " + service, "service create x --tenant Green " + service, "service delete Db --tenant green", "service delete db --tenant Green", "service list --tenant Green",
-			"publication create Db --tenant green " + publication, "publication create x --tenant Green " + publication, "publication delete Db --tenant green", "publication delete db --tenant Green", "publication list --tenant Green",
-			"region import " + file("East", "fd70:696c:6200::", "green", "fd13::/48"), "region import " + file("east", "fd70:696c:6200::", "Green", "fd13::/48"), "region import " + east + " --tenant Green", "region delete East",
+			"tenant create Green --network nimitz --cidr 10.0.0.0/16", "tenant get Green", "tenant delete Green",
+			"tenant migrate Green --to netpila", "tenant migrate Green --finish", "tenant rotate-key Green",
+			"service create Db --tenant green " + service, "service create x --tenant Green " + service,
+			"service delete Db --tenant green", "service delete db --tenant Green", "service list --tenant Green",
+			"publication create Db --tenant green " + publication, "publication create x --tenant Green " + publication,
+			"publication delete Db --tenant green", "publication delete db --tenant Green",
+			"publication list --tenant Green",
+			"region import " + file("East", "fd70:696c:6200::", "green", "fd13::/48"), "region import " +
+				file("east", "fd70:696c:6200::", "Green", "fd13::/48"), "region import " + east + " --tenant Green",
+			"region delete East",
 			// What is empty, as a script's variable may be.
-			"tenant create red --network nimitz --cidr=", "service list --tenant=", "service create x --tenant= " + service, "service delete db --tenant=", "publication list --tenant=", "publication create x --tenant green --container fd12:3456::6 --node=",
-			"region import " + east + " --tenant=", "bench nic --figure=", "bench nic --matrix=", "bench nic --matrix " + east + " --job=", "bench nic --record=", "bench nic --record " + dir + "/m --ovs-run-dir=",
+			"tenant create red --network nimitz --cidr=", "service list --tenant=", "service create x --tenant= " +
+				service, "service delete db --tenant=", "publication list --tenant=",
+			"publication create x --tenant green --container fd12:3456::6 --node=",
+			"region import " + east + " --tenant=", "bench nic --figure=", "bench nic --matrix=",
+			"bench nic --matrix " + east + " --job=", "bench nic --record=", "bench nic --record " + dir +
+				"/m --ovs-run-dir=",
 			"bench entries --nodes=", "bench entries --switches=", "bench clean-up --installed=",
 			// What has no sense.
 			"tenant create red --network ila", "tenant create red --network nimitz", "tenant create red --network " +
-				"nimitz --cidr x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits 16",
-			"tenant create red --network nimitz --cidr 100.64.0.0/16", "tenant migrate green", "tenant migrate green --to ila", "tenant migrate green --finish --addressing clear", "tenant migrate green --to netpila --wait -1s", "tenant rotate-key blue --wait -1s", "tenant migrate green --to netpila --wait x",
+				"nimitz --cidr x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits x",
+			"tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits 16",
+			"tenant create red --network nimitz --cidr 100.64.0.0/16", "tenant migrate green",
+			"tenant migrate green --to ila", "tenant migrate green --finish --addressing clear",
+			"tenant migrate green --to netpila --wait -1s", "tenant rotate-key blue --wait -1s",
+			"tenant migrate green --to netpila --wait x",
 			"service create x --tenant green --virtual x --real 2001:db8::a", "service create x --tenant green " +
 				"--virtual fd09::8 --real 10.0.0.1", "service create x --tenant green --virtual fd12:3456::9 --real " +
 				"2001:db8::a", "service create x --tenant green --virtual ff02::1 --real 2001:db8::a",
 			"publication create x --tenant green --container x --node e1", "publication create x --tenant green " +
 				"--container fd99::1 --node e1",
-			"region import " + dir + "/none", "region import " + dir, "region import " + file("east", "fe80::", "green", "fd13::/48"), "region import " + file("east", "fd70:696c:6200::", "green", "x"),
-			"bench nic --figure 9", "bench nic --seed -1", "bench nic --for 3s", "bench nic -o xml", "bench nic --matrix " + east, "bench nic --matrix " + dir + "/none", "bench nic --record " + dir + "/none/m", "bench nic -o /proc/none",
-			"bench entries --nodes 1", "bench entries --nodes x", "bench entries --switches vpp", "bench entries --quick --full", "bench entries -o /proc/none",
-			"bench clean-up --installed 1", "bench clean-up --installed x", "bench clean-up --quick --full", "bench clean-up -o /proc/none",
+			"region import " + dir + "/none", "region import " + dir, "region import " +
+				file("east", "fe80::", "green", "fd13::/48"), "region import " +
+				file("east", "fd70:696c:6200::", "green", "x"),
+			"bench nic --figure 9", "bench nic --seed -1", "bench nic --for 3s", "bench nic -o xml",
+			"bench nic --matrix " + east, "bench nic --matrix " + dir + "/none", "bench nic --record " + dir +
+				"/none/m", "bench nic -o /proc/none",
+			"bench entries --nodes 1", "bench entries --nodes x", "bench entries --switches vpp",
+			"bench entries --quick --full", "bench entries -o /proc/none",
+			"bench clean-up --installed 1", "bench clean-up --installed x", "bench clean-up --quick --full",
+			"bench clean-up -o /proc/none",
 			// Arguments that are too many or too few.
-			"tenant create", "tenant migrate", "service create " + service, "service delete", "service list x", "publication delete", "publication list x", "region export x", "region import", "region delete", "region list x", "bench nic x", "bench entries x", "bench clean-up x",
+			"tenant create", "tenant migrate", "service create " + service, "service delete", "service list x",
+			"publication delete", "publication list x", "region export x", "region import", "region delete",
+			"region list x", "bench nic x", "bench entries x", "bench clean-up x",
 		},
 		ExitFailed: {
 			// What there is not.
-			"tenant get none", "tenant migrate none --to netpila", "tenant migrate none --finish", "service create x --tenant none " + service, "service delete none --tenant green", "service list --tenant none",
+			"tenant get none", "tenant migrate none --to netpila", "tenant migrate none --finish",
+			"service create x --tenant none " + service, "service delete none --tenant green",
+			"service list --tenant none",
 			"publication create x --tenant none " + publication, "publication create x --tenant green --container " +
 				"fd12:3456::6 --node none", "publication delete none --tenant green", "publication list --tenant none",
-			"region delete none", "region import " + east + " --tenant none", "bench nic --record " + dir + "/m --ovs-run-dir " + dir + "/none",
+			"region delete none", "region import " + east + " --tenant none", "bench nic --record " + dir +
+				"/m --ovs-run-dir " + dir + "/none",
 			// What there is already, or is otherwise.
-			"tenant create green --network nimitz --cidr 10.0.0.0/16", "tenant migrate blue --to netpila", "tenant migrate green --finish",
+			"tenant create green --network nimitz --cidr 10.0.0.0/16", "tenant migrate blue --to netpila",
+			"tenant migrate green --finish",
 			"service create db --tenant green " + service, "service create x --tenant green --virtual fd09::7 --real " +
 				"2001:db8::a", "service create x --tenant blue " + service, "service create x --tenant lime " + service,
 			"publication create db --tenant green " + publication, "publication create x --tenant green --container " +
-				"fd12:3456::5 --node e1", "publication create x --tenant blue " + publication, "publication create x --tenant lime " + publication,
-			"region import " + file("east", "fd70:696c:6100::", "green", "fd13::/48"), "region import " + file("east", "fd70:696c:6200::", "green", "fd12:3456::/56"), "bench nic --record " + east,
+				"fd12:3456::5 --node e1", "publication create x --tenant blue " + publication,
+			"publication create x --tenant lime " + publication,
+			"region import " + file("east", "fd70:696c:6100::", "green", "fd13::/48"), "region import " +
+				file("east", "fd70:696c:6200::", "green", "fd12:3456::/56"), "bench nic --record " + east,
 		},
 	} {
 		for _, line := range lines {
@@ -86,8 +116,12 @@ func TestLikeMistakes(t *testing.T) {
 	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", filepath.Join(dir, "none"))
 	for _, line := range []string{
-		"tenant create red --network nimitz --cidr 10.0.0.0/16", "tenant migrate green --to netpila", "tenant migrate green --finish", "service create x --tenant green " + service, "service list", "service delete db --tenant green",
-		"publication create x --tenant green " + publication, "publication list", "publication delete db --tenant green", "region export", "region import " + east, "region list", "region delete east",
+		"tenant create red --network nimitz --cidr 10.0.0.0/16", "tenant migrate green --to netpila",
+		"tenant migrate green --finish", "service create x --tenant green " + service, "service list",
+		"service delete db --tenant green",
+		"publication create x --tenant green " + publication, "publication list",
+		"publication delete db --tenant green", "region export", "region import " + east, "region list",
+		"region delete east",
 	} {
 		refused(t, ExitUnreachable, "", strings.Fields(line)...)
 	}

@@ -255,7 +255,8 @@ func TestExplainJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e.Kind != "ciphertext" || e.Plaintext.String() != "fd70:696c:6100:1:0:100:100:3bc" || e.Node.Number != 1 ||
-		e.Tenant.Name != "blue" || (*e.App.Labels)["app"] != "web" || *e.Index != 0x3bc || e.Endpoint.Pod != "shop/front" {
+		e.Tenant.Name != "blue" || (*e.App.Labels)["app"] != "web" || *e.Index != 0x3bc ||
+		e.Endpoint.Pod != "shop/front" {
 		t.Errorf("explained as %s", stdout)
 	}
 }
@@ -264,7 +265,8 @@ func TestExplainRefuses(t *testing.T) {
 	t.Setenv("PILASTER_AGENT_SOCKET", "/nonexistent/agent.sock")
 	for _, args := range [][]string{
 		{"nonsense"}, {"::ffff:192.0.2.1"}, {"fe80::1%eth0"},
-		{"fd70::1", "--base-prefix", "nonsense"}, {"fd70::1", "--base-prefix", "10.0.0.0/8"}, {"fd70::1", "--private-prefix", "fc00::/12"},
+		{"fd70::1", "--base-prefix", "nonsense"}, {"fd70::1", "--base-prefix", "10.0.0.0/8"},
+		{"fd70::1", "--private-prefix", "fc00::/12"},
 	} {
 		if code, stdout, _ := run(t, "", append([]string{"explain"}, args...)...); code != ExitUsage || stdout != "" {
 			t.Errorf("explain %v: exit %d, stdout %q", args, code, stdout)

@@ -24,7 +24,8 @@ func TestTenantMigrate(t *testing.T) {
 		}
 	}
 	says(nil)
-	for v := ask[tenantView](t, "tenant", "get", "green"); len(v.Nodes) == 0; v = ask[tenantView](t, "tenant", "get", "green") {
+	for v := ask[tenantView](t, "tenant", "get", "green"); len(v.Nodes) == 0; v = ask[tenantView](t, "tenant", "get",
+		"green") {
 	}
 
 	for says, args := range map[string]string{
@@ -84,7 +85,8 @@ func TestTenantMigrate(t *testing.T) {
 		"--finish",
 	)
 	says(&pilasterv1.Moving{Endpoints: 3, Moved: 2, Problem: "endpoint 7: it has a route"})
-	for v := ask[tenantView](t, "tenant", "get", "green"); v.Leaving.Moved != 2; v = ask[tenantView](t, "tenant", "get", "green") {
+	for v := ask[tenantView](t, "tenant", "get", "green"); v.Leaving.Moved != 2; v = ask[tenantView](t, "tenant", "get",
+		"green") {
 	}
 	r := command(t, "tenant", "get", "green")
 	for _, words := range []string{

@@ -88,8 +88,10 @@ func viewEvent(m *pilasterv1.MonitorResponse) eventView {
 			AsTime().
 			Format(time.RFC3339Nano),
 		Type: m.GetType(), Reason: m.GetReason(), Count: m.GetCount(), Hook: m.GetHook(),
-		Source: m.GetSource(), Destination: m.GetDestination(), Protocol: m.GetProtocol(), SourcePort: m.GetSourcePort(), DestinationPort: m.GetDestinationPort(),
-		Length: m.GetLength(), EndpointID: m.GetEndpointId(), Endpoint: m.GetEndpoint(), Tenant: m.GetTenant(), Ifindex: m.GetIfindex(), LostEvents: m.GetLostEvents(),
+		Source: m.GetSource(), Destination: m.GetDestination(), Protocol: m.GetProtocol(),
+		SourcePort: m.GetSourcePort(), DestinationPort: m.GetDestinationPort(),
+		Length: m.GetLength(), EndpointID: m.GetEndpointId(), Endpoint: m.GetEndpoint(), Tenant: m.GetTenant(),
+		Ifindex: m.GetIfindex(), LostEvents: m.GetLostEvents(),
 		Policy: m.GetRule().GetPolicy(), Rule: m.GetRule().GetRule(),
 	}
 }

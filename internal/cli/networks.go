@@ -133,7 +133,9 @@ func (n *networkFlags) openNimitz(
 	if n.nimitz == nimitzEBPF {
 		c.Switch, err = path.Nimitz()
 	} else {
-		c.Switch, err = openOVS(ctx, path, ovs.Config{RunDir: n.ovsRunDir, Uplink: o.Uplink, Node: on.Prefix, Region: on.Plan.Base, Others: []netip.Prefix{on.Plan.Base, on.Plan.Private}, LooseDeletes: n.looseDeletes})
+		c.Switch, err = openOVS(ctx, path,
+			ovs.Config{RunDir: n.ovsRunDir, Uplink: o.Uplink, Node: on.Prefix, Region: on.Plan.Base,
+				Others: []netip.Prefix{on.Plan.Base, on.Plan.Private}, LooseDeletes: n.looseDeletes})
 	}
 	if err != nil {
 		return nil, err

@@ -33,7 +33,8 @@ func viewNode(n *pilasterv1.Node) nodeView {
 		Name: n.Name, UUID: n.Uuid, Prefix: n.Prefix, State: "away",
 		UplinkAddresses: append(
 			[]string{},
-			n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge, Gateway: n.Gateway,
+			n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge,
+		Gateway:  n.Gateway,
 		Enforces: append([]string{}, n.Enforces...),
 	}
 	if n.Connected {
@@ -159,10 +160,12 @@ An Edge Switch goes on passing what it can between regions until it is reset (pi
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			edge := false
-			if is, err := socket.client().GetNode(cmd.Context(), connect.NewRequest(&pilasterv1.GetNodeRequest{Name: args[0]})); err == nil {
+			if is, err := socket.client().GetNode(cmd.Context(),
+				connect.NewRequest(&pilasterv1.GetNodeRequest{Name: args[0]})); err == nil {
 				edge = is.Msg.Node.Edge
 			}
-			if _, err := socket.client().DeleteNode(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: args[0], Force: force})); err != nil {
+			if _, err := socket.client().DeleteNode(cmd.Context(),
+				connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: args[0], Force: force})); err != nil {
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "node %s deleted\n", args[0])

@@ -43,11 +43,13 @@ func TestServicesAndPublications(t *testing.T) {
 		t.Errorf("created %+v", r)
 	}
 	files := serviceView{"lime", "files", "fd09::8", "2001:db8::9"}
-	if v := ask[serviceView](t, "service", "create", "files", "--tenant", "lime", "--virtual", "fd09::8", "--real", "2001:db8::9"); v != files {
+	if v := ask[serviceView](t, "service", "create", "files", "--tenant", "lime", "--virtual", "fd09::8", "--real",
+		"2001:db8::9"); v != files {
 		t.Errorf("created %+v", v)
 	}
 	api := publicationView{"lime", "api", "fd12:3456::5", "n1", "fd70:696c:6100:1:0:ff:0:3"}
-	if v := ask[publicationView](t, "publication", "create", "api", "--tenant", "lime", "--container", "fd12:3456::5", "--node", "n1"); v != api {
+	if v := ask[publicationView](t, "publication", "create", "api", "--tenant", "lime", "--container", "fd12:3456::5",
+		"--node", "n1"); v != api {
 		t.Errorf("created %+v", v)
 	}
 
@@ -60,7 +62,8 @@ func TestServicesAndPublications(t *testing.T) {
 		{ExitUsage, `--virtual "x" is not an IPv6 address`, "service create db --tenant green --virtual x --real " +
 			"2001:db8::a"},
 		{ExitUsage, "required flag", "service create db --tenant green --virtual fd09::8"},
-		{ExitUsage, "own CIDR fd12:3456::/48, whose addresses are containers'; nothing was changed", "service create db --tenant green --virtual fd12:3456::8 --real 2001:db8::a"},
+		{ExitUsage, "own CIDR fd12:3456::/48, whose addresses are containers'; nothing was changed",
+			"service create db --tenant green --virtual fd12:3456::8 --real 2001:db8::a"},
 		{ExitFailed, "a service storage already", strings.Join(storage, " ")},
 		{ExitFailed, "on network netpila", "service create db --tenant blue --virtual fd09::8 --real 2001:db8::a"},
 		{ExitFailed, `no tenant "red"`, "service list --tenant red"},
@@ -113,7 +116,8 @@ func TestServicesAndPublications(t *testing.T) {
 		t.Errorf("lime is %+v", v)
 	}
 	for line, says := range map[string]string{
-		"service delete --tenant green": "storage\n:", "publication delete --tenant lime": "api\n:", "service create db --tenant": "blue\ngreen\nlime\n", "publication create db --node": "n1\n",
+		"service delete --tenant green": "storage\n:", "publication delete --tenant lime": "api\n:",
+		"service create db --tenant": "blue\ngreen\nlime\n", "publication create db --node": "n1\n",
 		"service create db --real": ":", // and no names of files
 	} {
 		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
@@ -124,10 +128,12 @@ func TestServicesAndPublications(t *testing.T) {
 		}
 	}
 
-	if r := command(t, "service", "delete", "storage", "--tenant", "green"); r.stdout != "service storage of tenant green deleted\n" {
+	if r := command(t, "service", "delete", "storage", "--tenant",
+		"green"); r.stdout != "service storage of tenant green deleted\n" {
 		t.Errorf("deleted %+v", r)
 	}
-	if v := ask[publicationView](t, "publication", "delete", "web", "--tenant", "green"); v != (publicationView{Tenant: "green", Name: "web"}) {
+	if v := ask[publicationView](t, "publication", "delete", "web", "--tenant",
+		"green"); v != (publicationView{Tenant: "green", Name: "web"}) {
 		t.Errorf("deleted %+v", v)
 	}
 	command(t, "node", "delete", "n1", "--force")

@@ -66,7 +66,8 @@ func TestOperatorCommands(t *testing.T) {
 		blue.IDs[0].Key != "" {
 		t.Errorf("created %+v", blue)
 	}
-	if r := command(t, "tenant", "create", "red", "--addressing", "clear"); r.stdout != "tenant red created: id 2, clear\n" {
+	if r := command(t, "tenant", "create", "red", "--addressing",
+		"clear"); r.stdout != "tenant red created: id 2, clear\n" {
 		t.Errorf("created %+v", r)
 	}
 	refused(t, ExitFailed, "tenant blue exists already", "tenant", "create", "blue")
@@ -102,7 +103,9 @@ func TestOperatorCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(client.Close)
-		if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2", "2001:db8::2"}, Enforces: []string{"netpila"}})); err != nil {
+		if _, err := client.Register(t.Context(),
+			connect.NewRequest(&pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2", "2001:db8::2"},
+				Enforces: []string{"netpila"}})); err != nil {
 			t.Fatal(err)
 		}
 		return client
@@ -115,7 +118,9 @@ func TestOperatorCommands(t *testing.T) {
 	if _, err := stream.Receive(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}})); err != nil {
+	if _, err := client.Resolve(t.Context(),
+		connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue",
+			Labels: map[string]string{"app": "web"}})); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := stream.Receive(); err != nil { // the app: this orchestrator knows it, and who hosts blue
@@ -146,7 +151,8 @@ func TestOperatorCommands(t *testing.T) {
 		{"n1\n:4\n", "node get"}, {"n1\n:4\n", "node delete"}, {":4\n", "node get n1"},
 		{"blue\n", "tenant get"}, {"blue\n", "tenant delete"}, {"blue\n", "tenant rotate-key"},
 	} {
-		if r := command(t, append(append([]string{"__complete"}, strings.Fields(c.line)...), "")...); !strings.HasPrefix(
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(c.line)...),
+			"")...); !strings.HasPrefix(
 			r.stdout,
 			c.says,
 		) {

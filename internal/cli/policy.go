@@ -180,7 +180,9 @@ applies it all the same.`,
 				return err
 			}
 			resp, err := socket.client().
-				ApplyPolicies(cmd.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents, DryRun: dryRun, Force: force}))
+				ApplyPolicies(cmd.Context(),
+					connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents,
+						DryRun: dryRun, Force: force}))
 			if err != nil {
 				return files.named(err)
 			}

@@ -50,10 +50,13 @@ func TestPolicyCommands(t *testing.T) {
 	if v := ask[[]policyView](t, "policy", "list"); len(v) != 0 {
 		t.Errorf("after a dry run there are %+v", v)
 	}
-	if r := command(t, "policy", "apply", "-f", web, "--tenant", "blue"); r.stdout != "networkpolicy/shop/web created\n" {
+	if r := command(t, "policy", "apply", "-f", web, "--tenant",
+		"blue"); r.stdout != "networkpolicy/shop/web created\n" {
 		t.Errorf("applied %+v", r)
 	}
-	if code, out, err := run(t, strings.Replace(webPolicy, "podSelector: {}", "namespaceSelector: {}", 1)+"---\n"+basePolicy, "policy", "apply", "-f", "-", "--tenant", "blue"); code != ExitDone ||
+	if code, out, err := run(t,
+		strings.Replace(webPolicy, "podSelector: {}", "namespaceSelector: {}", 1)+"---\n"+basePolicy, "policy", "apply",
+		"-f", "-", "--tenant", "blue"); code != ExitDone ||
 		out != "networkpolicy/shop/web configured\nclusternetworkpolicy/base created\n" {
 		t.Errorf("applied: %d, %s%s", code, out, err)
 	}
@@ -73,10 +76,14 @@ func TestPolicyCommands(t *testing.T) {
 		{ExitUsage, "required flag", "policy apply --tenant blue"},
 		{ExitUsage, "nothing was changed", "policy apply --tenant blue -f " + dir + "/none"},
 		{ExitUsage, "no document", "policy apply --tenant blue -f " + file("empty.yaml", "# nothing\n---\n")},
-		{ExitUsage, "pod.yaml, document 1: ", "policy apply --tenant blue -f " + web + " -f " + file("pod.yaml", "kind: Pod")},
-		{ExitUsage, "two.yaml, document 2: ", "policy apply --tenant blue -f " + web + " -f " + file("two.yaml", basePolicy+"---\nkind: Pod") + " -f " + base},
+		{ExitUsage, "pod.yaml, document 1: ", "policy apply --tenant blue -f " + web + " -f " +
+			file("pod.yaml", "kind: Pod")},
+		{ExitUsage, "two.yaml, document 2: ", "policy apply --tenant blue -f " + web + " -f " +
+			file("two.yaml", basePolicy+"---\nkind: Pod") + " -f " + base},
 		{ExitUsage, ": document 2: ", "policy apply --tenant blue -f " + file("one.yaml", basePolicy+"---\nkind: Pod")},
-		{ExitUsage, "web.yaml, document 1: networkpolicy/shop/web is there twice, first in " + dir + "/two.yaml, document 2;", "policy apply --tenant blue -f " + base + " -f " + file("two.yaml", "kind: List\napiVersion: v1\nitems: []\n---\n"+webPolicy) + " -f " + web},
+		{ExitUsage, "web.yaml, document 1: networkpolicy/shop/web is there twice, first in " + dir +
+			"/two.yaml, document 2;", "policy apply --tenant blue -f " + base + " -f " +
+			file("two.yaml", "kind: List\napiVersion: v1\nitems: []\n---\n"+webPolicy) + " -f " + web},
 		{ExitUsage, "tenant name", "policy apply --tenant Blue -f " + web},
 		{ExitUsage, "it is empty", "policy apply --tenant= -f " + web},
 		{ExitFailed, `no tenant "green"`, "policy apply --tenant green -f " + web},
@@ -150,7 +157,8 @@ func TestPolicyCommands(t *testing.T) {
 		}
 	}
 
-	if r := command(t, "policy", "delete", "-f", web, "--tenant", "blue"); r.stdout != "networkpolicy/shop/web deleted\n" {
+	if r := command(t, "policy", "delete", "-f", web, "--tenant",
+		"blue"); r.stdout != "networkpolicy/shop/web deleted\n" {
 		t.Errorf("deleted %+v", r)
 	}
 	if v := ask[[]goneView](t, "policy", "delete", "cnp/base", "--tenant", "blue"); len(v) != 1 ||
@@ -161,7 +169,8 @@ func TestPolicyCommands(t *testing.T) {
 		t.Errorf("left are %+v", v)
 	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
-	for _, line := range []string{"policy list", "policy apply --tenant blue -f " + web, "policy get netpol/shop/web --tenant blue", "policy delete netpol/shop/web --tenant blue"} {
+	for _, line := range []string{"policy list", "policy apply --tenant blue -f " + web,
+		"policy get netpol/shop/web --tenant blue", "policy delete netpol/shop/web --tenant blue"} {
 		refused(t, ExitUnreachable, "/nonexistent", strings.Fields(line)...)
 	}
 }
@@ -175,19 +184,22 @@ func TestPolicyHits(t *testing.T) {
 		err != "" {
 		t.Errorf("%d\n%s%swant\n%s", code, out, err, want)
 	}
-	if _, out, _ := run(t, "", "policy", "hits", "--tenant", "red", "-o", "json", "--agent-socket", socket); out != "[]\n" {
+	if _, out, _ := run(t, "", "policy", "hits", "--tenant", "red", "-o", "json", "--agent-socket",
+		socket); out != "[]\n" {
 		t.Errorf("of a tenant without any: %s", out)
 	}
 }
 
 func TestEndpointLabel(t *testing.T) {
 	socket := serve(t, &witness{})
-	if code, out, err := run(t, "", "endpoint", "label", "default/web-0", "tier=front", "app-", "--agent-socket", socket); code != ExitDone ||
+	if code, out, err := run(t, "", "endpoint", "label", "default/web-0", "tier=front", "app-", "--agent-socket",
+		socket); code != ExitDone ||
 		out != "endpoint 3 default/web-0: app 5, tier=front\n" {
 		t.Errorf("%d, %s%s", code, out, err)
 	}
 	for _, args := range [][]string{{"3"}, {"3", "tier"}, {"3", "-"}, {"3", "a=b", "a=c"}} {
-		if code, out, _ := run(t, "", append([]string{"endpoint", "label", "--agent-socket", socket}, args...)...); code != ExitUsage ||
+		if code, out, _ := run(t, "",
+			append([]string{"endpoint", "label", "--agent-socket", socket}, args...)...); code != ExitUsage ||
 			out != "" {
 			t.Errorf("%v: %d, %s", args, code, out)
 		}

@@ -133,7 +133,8 @@ func newPublicationDelete(env Env) *cobra.Command {
 		Example: "  pilaster publication delete web --tenant green",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := socket.client().DeletePublication(cmd.Context(), connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: tenant, Name: args[0]})); err != nil {
+			if _, err := socket.client().DeletePublication(cmd.Context(),
+				connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: tenant, Name: args[0]})); err != nil {
 				return err
 			}
 			return out.print(env.Stdout, publicationView{Tenant: tenant, Name: args[0]}, func(w io.Writer) {

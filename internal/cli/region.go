@@ -173,7 +173,8 @@ names it by --tenant, or takes --all, and until then an import without them is r
 				return err
 			}
 			resp, err := socket.client().
-				ImportRegion(cmd.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: v.proto(), Tenants: tenants, All: all}))
+				ImportRegion(cmd.Context(),
+					connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: v.proto(), Tenants: tenants, All: all}))
 			if err != nil {
 				return err
 			}
@@ -325,7 +326,8 @@ An Edge Switch that is away does not hear of it: it goes on passing packets of b
 			if err != nil {
 				return err
 			}
-			if _, err := socket.client().DeleteRegion(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteRegionRequest{Name: args[0]})); err != nil {
+			if _, err := socket.client().DeleteRegion(cmd.Context(),
+				connect.NewRequest(&pilasterv1.DeleteRegionRequest{Name: args[0]})); err != nil {
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "region %s deleted\n", args[0])

@@ -30,7 +30,10 @@ func startRegion(t *testing.T, name, base string) (use, join func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	return func() { t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir)) }, func() { joinNode(t, s, "e1", &pilasterv1.RegisterRequest{Edge: true, Gateway: true}) }
+	return func() { t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir)) }, func() {
+		joinNode(t, s, "e1",
+			&pilasterv1.RegisterRequest{Edge: true, Gateway: true})
+	}
 }
 
 func TestRegionCommands(t *testing.T) {
@@ -72,8 +75,10 @@ func TestRegionCommands(t *testing.T) {
 	westEdge()
 	broken := filepath.Join(t.TempDir(), "broken.json")
 	for text, says := range map[string]string{
-		"": "is not what `pilaster region export` writes; nothing was changed", "{}": "is not what", `{"version": 1, "nmae": "x"}`: "is not what",
-		`{"version": 3}`: "version 3 of the format", `{"version": 1}`: "region name", strings.Replace(export.stdout, "10.8.0.0/16", "10.8.0.1/16", 1): "not a prefix",
+		"": "is not what `pilaster region export` writes; nothing was changed", "{}": "is not what",
+		`{"version": 1, "nmae": "x"}`: "is not what",
+		`{"version": 3}`:              "version 3 of the format", `{"version": 1}`: "region name",
+		strings.Replace(export.stdout, "10.8.0.0/16", "10.8.0.1/16", 1): "not a prefix",
 	} {
 		if err := os.WriteFile(broken, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -103,7 +108,8 @@ func TestRegionCommands(t *testing.T) {
 		t.Errorf("listed %+v", v)
 	}
 	v := ask[tenantView](t, "tenant", "get", "blue")
-	if want := []elsewhereView{{"east", []string{"10.1.0.0/16"}, "fd70:696c:6100:1::/64", "fd70:696c:6200:1::/64", 2}}; !reflect.DeepEqual(
+	if want := []elsewhereView{{"east", []string{"10.1.0.0/16"}, "fd70:696c:6100:1::/64", "fd70:696c:6200:1::/64",
+		2}}; !reflect.DeepEqual(
 		v.Regions,
 		want,
 	) {
@@ -119,7 +125,8 @@ func TestRegionCommands(t *testing.T) {
 		t.Error("nobody is told that e1 is the Edge Switch")
 	}
 	refused(t, ExitFailed, "e1 is the Edge Switch", "node", "delete", "e1")
-	if code, stdout, stderr := run(t, export.stdout, "region", "import", "-", "--tenant", "blue", "-o", "json"); code != ExitDone ||
+	if code, stdout, stderr := run(t, export.stdout, "region", "import", "-", "--tenant", "blue", "-o",
+		"json"); code != ExitDone ||
 		strings.Contains(stdout, `"name": "red"`) ||
 		!strings.Contains(stdout, `"here": "joined"`) {
 		t.Errorf("from standard input: %d, %s%s", code, stdout, stderr)
@@ -205,7 +212,8 @@ func testRestoredRegions(t *testing.T, data string) {
 	file := filepath.Join(dir, "backup")
 	command(t, "orchestrator", "backup", file, "--data-dir", data)
 	r := command(t, "orchestrator", "restore", file, "--data-dir", filepath.Join(dir, "text"))
-	for _, says := range []string{"joined again to east, as it was", "Node e1 is its Edge Switch", "node delete e1 --force"} {
+	for _, says := range []string{"joined again to east, as it was", "Node e1 is its Edge Switch",
+		"node delete e1 --force"} {
 		if !strings.Contains(r.stdout, says) {
 			t.Errorf("restored %+v, which does not say %q", r, says)
 		}

@@ -67,7 +67,8 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 func badFlag(c *cobra.Command, err error) error {
 	var bad *pflag.InvalidValueError
 	if errors.As(err, &bad) { // pflag has no name for the type of a TextVar; ours are prefixes
-		takes := map[string]string{"int": "a whole number", "intSlice": "whole numbers with commas between them", "uint64": "a whole number, 0 or more", "duration": "a duration such as 10s or 1m",
+		takes := map[string]string{"int": "a whole number", "intSlice": "whole numbers with commas between them",
+			"uint64": "a whole number, 0 or more", "duration": "a duration such as 10s or 1m",
 			"": "a prefix such as fd70:696c:6100::/40"}[bad.GetFlag().Value.Type()]
 		if takes != "" {
 			return usage("--%s %q: say %s", bad.GetFlag().Name, bad.GetValue(), takes)

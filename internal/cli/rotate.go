@@ -200,7 +200,8 @@ func rotateKey(
 					strings.Join(v.IDs[i].Lacking, ", "),
 				)
 			}
-			if _, err := client.RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name, Force: id})); err != nil {
+			if _, err := client.RotateKey(ctx,
+				connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name, Force: id})); err != nil {
 				return v, err
 			}
 			continue

@@ -21,7 +21,8 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 		}
 	}
 	says(1, []uint32{1}, []uint32{1})
-	for v := ask[tenantView](t, "tenant", "get", "blue"); len(v.IDs[0].Lacking) > 0; v = ask[tenantView](t, "tenant", "get", "blue") {
+	for v := ask[tenantView](t, "tenant", "get", "blue"); len(v.IDs[0].Lacking) > 0; v = ask[tenantView](t, "tenant",
+		"get", "blue") {
 	}
 	refused(t, ExitFailed, "no tenant \"none\"", "tenant", "rotate-key", "none")
 	done := make(chan tenantView)
@@ -56,7 +57,8 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 	if _, err := stream.Receive(); err != nil {
 		t.Fatal(err)
 	}
-	for v := ask[tenantView](t, "tenant", "get", "blue", "--show-key"); len(v.IDs) != 1; v = ask[tenantView](t, "tenant", "get", "blue", "--show-key") {
+	for v := ask[tenantView](t, "tenant", "get", "blue", "--show-key"); len(v.IDs) != 1; v = ask[tenantView](t,
+		"tenant", "get", "blue", "--show-key") {
 		if len(v.IDs[0].Key) != 32 || v.IDs[0].Key == v.IDs[1].Key {
 			t.Fatalf("keys: %+v", v)
 		}

@@ -168,7 +168,8 @@ func newServiceDelete(env Env) *cobra.Command {
 		Example: "  pilaster service delete storage --tenant green",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := socket.client().DeleteService(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteServiceRequest{Tenant: tenant, Name: args[0]})); err != nil {
+			if _, err := socket.client().DeleteService(cmd.Context(),
+				connect.NewRequest(&pilasterv1.DeleteServiceRequest{Tenant: tenant, Name: args[0]})); err != nil {
 				return err
 			}
 			return out.print(env.Stdout, serviceView{Tenant: tenant, Name: args[0]}, func(w io.Writer) {

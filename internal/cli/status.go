@@ -206,7 +206,8 @@ func (v statusView) text(w io.Writer, now time.Time) {
 	if v.Node.Prefix == "" {
 		row("node", v.Node.Name, "not ready", "no prefix yet")
 	} else {
-		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"), fmt.Sprintf("%s on %s, pilaster %s", v.Node.Prefix, v.Node.Uplink, v.Version))
+		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"),
+			fmt.Sprintf("%s on %s, pilaster %s", v.Node.Prefix, v.Node.Uplink, v.Version))
 	}
 	if v.Node.Edge {
 		row("edge", "", "open", "between this region and others; no containers")

@@ -35,9 +35,11 @@ func theEndpoint() *pilasterv1.Endpoint {
 	return &pilasterv1.Endpoint{
 		Id: 3, ContainerId: "c0ffee", Interface: "eth0", Pod: "default/web-0", Netns: "/run/netns/x", CniNetwork: "pil",
 		Tenant: "blue", TenantId: 1, App: 2, Labels: map[string]string{"app": "web"}, State: "active",
-		NodeAddress: "fc00::99", DeviceKind: "veth", HostDevice: "pil3", HostIfindex: 9, ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
+		NodeAddress: "fc00::99", DeviceKind: "veth", HostDevice: "pil3", HostIfindex: 9,
+		ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
 		Attachments: []*pilasterv1.Attachment{{
-			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1", Routes: []string{"fc00::/8"},
+			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1",
+			Routes: []string{"fc00::/8"},
 		}, {Network: "nimitz", Address: "10.0.3.7", Gateway: "169.254.1.1", Routes: []string{"0.0.0.0/0"}}},
 	}
 }
@@ -74,8 +76,10 @@ func (w *witness) Monitor(
 	err := s.Send(&pilasterv1.MonitorResponse{
 		Time: timestamppb.New(
 			noon,
-		), Type: "drop", Reason: "src-not-own", Count: 1200, Hook: "container", Source: "fc00::9", Destination: "fc00::8",
-		Protocol: 17, SourcePort: 4000, DestinationPort: 53, Length: 80, EndpointId: 3, Endpoint: "default/web-0", Ifindex: 9, LostEvents: 5,
+		), Type: "drop", Reason: "src-not-own", Count: 1200, Hook: "container", Source: "fc00::9",
+		Destination: "fc00::8",
+		Protocol:    17, SourcePort: 4000, DestinationPort: 53, Length: 80, EndpointId: 3, Endpoint: "default/web-0",
+		Ifindex: 9, LostEvents: 5,
 		Rule: &pilasterv1.RuleName{Policy: "NetworkPolicy shop/web", Rule: "NetworkPolicy shop/web ingress[0]"},
 	})
 	return errors.Join(err, connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")))
@@ -131,7 +135,8 @@ func theStatus() *pilasterv1.StatusResponse {
 					Table:    "locals",
 					Used:     2,
 					Capacity: 4096,
-				}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024}, {Table: "nimitz-nat", Used: 1},
+				}, {Table: "flows", Used: 8192, Capacity: 8192, Cache: true}, {Table: "nimitz-register", Used: 1024},
+				{Table: "nimitz-nat", Used: 1},
 			},
 		},
 		Gateway: &pilasterv1.Gateway{

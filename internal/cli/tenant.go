@@ -354,7 +354,8 @@ func newTenantGet(env Env) *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			resp, err := socket.client().
-				GetTenant(cmd.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: args[0], ShowKey: showKey}))
+				GetTenant(cmd.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: args[0],
+					ShowKey: showKey}))
 			if err != nil {
 				return err
 			}
@@ -481,7 +482,8 @@ func newTenantDelete(env Env) *cobra.Command {
 		Example: "  pilaster tenant delete blue",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := socket.client().DeleteTenant(cmd.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: args[0]})); err != nil {
+			if _, err := socket.client().DeleteTenant(cmd.Context(),
+				connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: args[0]})); err != nil {
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "tenant %s deleted\n", args[0])

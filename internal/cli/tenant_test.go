@@ -12,7 +12,8 @@ import (
 
 func TestTenantsOfNetworkNimitz(t *testing.T) {
 	s := startOrchestrator(t)
-	if r := command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16", "--cidr", "fd12:3456::/48"); r.stdout != "tenant green created: id 1, network nimitz, 10.0.0.0/16 (a /24 each node), fd12:3456::/48 (a /80 each node)\n" {
+	if r := command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16", "--cidr",
+		"fd12:3456::/48"); r.stdout != "tenant green created: id 1, network nimitz, 10.0.0.0/16 (a /24 each node), fd12:3456::/48 (a /80 each node)\n" {
 		t.Errorf("created %+v", r)
 	}
 	lime := ask[tenantView](
@@ -72,10 +73,12 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 	refused(t, ExitFailed, "no key to rotate", "tenant", "rotate-key", "green")
 
 	client := joinNode(t, s, "n1", &pilasterv1.RegisterRequest{})
-	if _, err := client.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "green"})); err != nil {
+	if _, err := client.Resolve(t.Context(),
+		connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "green"})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Allocate(t.Context(), connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green"})); err != nil {
+	if _, err := client.Allocate(t.Context(),
+		connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green"})); err != nil {
 		t.Fatal(err)
 	}
 	// The command below waits for what it has changed, and so for that.

@@ -121,7 +121,9 @@ func askWhy(args []string) (v whyView, err error) {
 
 func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerApp uint16) error {
 	resp, err := s.client().
-		Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: v.Source.String(), Destination: v.Destination.String(), Protocol: uint32(v.Protocol), Port: uint32(v.Port), Tenant: tenant, PeerApp: uint32(peerApp)}))
+		Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: v.Source.String(),
+			Destination: v.Destination.String(), Protocol: uint32(v.Protocol), Port: uint32(v.Port), Tenant: tenant,
+			PeerApp: uint32(peerApp)}))
 	if err != nil {
 		return err
 	}

@@ -205,7 +205,8 @@ func TestPatience(t *testing.T) {
 	}
 	defer l.Close()
 	for _, c := range []struct{ binary, socket, at string }{
-		{without, silent, "read"}, {with, silent, "read"}, {without, crowded(t), "connect"}, {with, crowded(t), "connect"},
+		{without, silent, "read"}, {with, silent, "read"}, {without, crowded(t), "connect"},
+		{with, crowded(t), "connect"},
 	} {
 		var out strings.Builder
 		cmd := exec.Command(c.binary)
@@ -278,7 +279,8 @@ func TestFilesThatDoNotBlock(t *testing.T) {
 	}))
 	for _, binary := range binaries {
 		var stdin, stdout [2]int
-		if err := errors.Join(syscall.Pipe2(stdin[:], syscall.O_NONBLOCK|syscall.O_CLOEXEC), syscall.Pipe2(stdout[:], syscall.O_NONBLOCK|syscall.O_CLOEXEC)); err != nil {
+		if err := errors.Join(syscall.Pipe2(stdin[:], syscall.O_NONBLOCK|syscall.O_CLOEXEC),
+			syscall.Pipe2(stdout[:], syscall.O_NONBLOCK|syscall.O_CLOEXEC)); err != nil {
 			t.Fatal(err)
 		}
 		in, inEnd := os.NewFile(uintptr(stdin[0]), "in"), os.NewFile(uintptr(stdin[1]), "in")

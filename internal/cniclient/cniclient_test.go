@@ -142,10 +142,12 @@ func TestSocketsThatCannotBe(t *testing.T) {
 		config("agent.sock"): `"agent.sock" is not an absolute path`,
 		config("/" + strings.Repeat("x", 107)): "has more than the 107 bytes " +
 			"that the path of a socket has at most",
-		strings.Replace(config("/run/x"), "agentSocket", "agentsocket", 1):           `the key "agentsocket", which is written agentSocket`,
-		strings.Replace(config("/run/x"), "agentSocket", "\\u0041GENTSOCKET", 1):     `the key "AGENTSOCKET"`,
-		strings.Replace(config("/run/x"), "agentSocket", "agent\u017foc\u212aET", 1): "the key \"agent\u017foc\u212aET\"",
-		`{"AgentSocket":null,` + config("/run/x")[1:]:                                `the key "AgentSocket"`,
+		strings.Replace(config("/run/x"), "agentSocket", "agentsocket",
+			1): `the key "agentsocket", which is written agentSocket`,
+		strings.Replace(config("/run/x"), "agentSocket", "\\u0041GENTSOCKET", 1): `the key "AGENTSOCKET"`,
+		strings.Replace(config("/run/x"), "agentSocket", "agent\u017foc\u212aET",
+			1): "the key \"agent\u017foc\u212aET\"",
+		`{"AgentSocket":null,` + config("/run/x")[1:]: `the key "AgentSocket"`,
 	} {
 		for _, verb := range verbs {
 			if _, refused := run(t, verb, config); refused == nil || refused.Code != types.ErrInvalidNetworkConfig ||
@@ -233,7 +235,8 @@ func TestStrangeAnswers(t *testing.T) {
 
 func TestEscapesInTheSocket(t *testing.T) {
 	for text, want := range map[string]string{
-		`\u00e4\u00C4`: "äÄ", `\ud83d\ude00`: "😀", `\ud83d`: "\ufffd", `\ud83dx`: "\ufffdx", `\ud83d\u0041`: "\ufffdA", `\b\f\n\r\t\/\\\"`: "\b\f\n\r\t/\\\"",
+		`\u00e4\u00C4`: "äÄ", `\ud83d\ude00`: "😀", `\ud83d`: "\ufffd", `\ud83dx`: "\ufffdx", `\ud83d\u0041`: "\ufffdA",
+		`\b\f\n\r\t\/\\\"`: "\b\f\n\r\t/\\\"",
 	} {
 		var judge string
 		if err := json.Unmarshal([]byte(`"`+text+`"`), &judge); err != nil || judge != want {

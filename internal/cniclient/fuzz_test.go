@@ -14,9 +14,12 @@ import (
 func FuzzSocket(f *testing.F) {
 	const good = `{"name":"pil","agentSocket":"/run/a.sock","args":{"agentSocket":"/nested","list":["agentSocket",{"agentSocket":"/deep"}]}}`
 	for _, text := range []string{
-		good, `{}`, `null`, `"agentSocket"`, `["agentSocket","/x"]`, `{"agentSocket":null}`, `{"agentSocket":5,"agentSocket":"/b"}`,
-		`{"agentSocket":["/x"],"x":"\""}`, ` { "x\\" : "\\" , "agent\u0053ocket" : "\/run\/\u0031\n" } `, `{"agentSocket":{"agentSocket":"/x"}}`,
-		`{"x":"agentSocket","y":"agentSocket:"}`, `{"agentSocket":"/x","agentSocket":"/y"}`, `{"agentSocket":"`, `{"agentSocket"`, `{"agentSocket":"\u12`,
+		good, `{}`, `null`, `"agentSocket"`, `["agentSocket","/x"]`, `{"agentSocket":null}`,
+		`{"agentSocket":5,"agentSocket":"/b"}`,
+		`{"agentSocket":["/x"],"x":"\""}`, ` { "x\\" : "\\" , "agent\u0053ocket" : "\/run\/\u0031\n" } `,
+		`{"agentSocket":{"agentSocket":"/x"}}`,
+		`{"x":"agentSocket","y":"agentSocket:"}`, `{"agentSocket":"/x","agentSocket":"/y"}`, `{"agentSocket":"`,
+		`{"agentSocket"`, `{"agentSocket":"\u12`,
 	} {
 		f.Add([]byte(text), fuzzmutate.Nothing)
 	}

@@ -119,7 +119,8 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 	labels = place.With(labels)
 	if name == "" {
 		return "", nil, errors.New(
-			`no tenant is given; set "tenant" in the network configuration, or the annotation ` + tenantAnnotation + " on the pod",
+			`no tenant is given; set "tenant" in the network configuration, or the annotation ` + tenantAnnotation +
+				" on the pod",
 		)
 	}
 	if err := tenant.CheckName(name); err != nil {

@@ -35,13 +35,16 @@ func TestPrecedence(t *testing.T) {
 		{"annotations over all", conf(fileTenant, fileLabels, argsList, annotations), "annotation", "from=annotation"},
 		{"annotations alone", conf(annotations), "annotation", "from=annotation"},
 		{"annotated tenant, labels of args", conf(fileTenant, fileLabels, argsList,
-			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/tenant":"annotation"}}`), "annotation", "from=args"},
+			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/tenant":"annotation"}}`), "annotation",
+			"from=args"},
 		{"annotated labels, tenant of the file", conf(fileTenant, fileLabels,
-			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"a=b, c=d"}}`), "file", "a=b,c=d"},
+			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"a=b, c=d"}}`), "file",
+			"a=b,c=d"},
 		{"annotated to have no labels", conf(fileTenant, fileLabels,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":""}}`), "file", ""},
 		{"args with an empty list", conf(fileTenant, fileLabels, `"args":{"cni":{"labels":[]}}`), "file", ""},
-		{"args without labels", conf(fileTenant, fileLabels, `"args":{"cni":{"ips":["10.0.0.1"]}}`), "file", "from=file"},
+		{"args without labels", conf(fileTenant, fileLabels, `"args":{"cni":{"ips":["10.0.0.1"]}}`), "file",
+			"from=file"},
 		{"annotations of others", conf(fileTenant, fileLabels,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"example.org/x":"y"}}`), "file", "from=file"},
 	} {
@@ -74,14 +77,18 @@ func TestNamespace(t *testing.T) {
 		)
 	}
 	for _, c := range []struct{ stdin, args, labels string }{
-		{conf(fileTenant, fileLabels), "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=a", "from=file,io.kubernetes.pod.namespace=shop"},
+		{conf(fileTenant, fileLabels), "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=a",
+			"from=file,io.kubernetes.pod.namespace=shop"},
 		{conf(fileTenant, fileLabels), "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a", "from=file"},
-		{conf(fileTenant, `"labels":{"io.kubernetes.pod.namespace":"other"}`), "K8S_POD_NAMESPACE=shop", "io.kubernetes.pod.namespace=shop"},
+		{conf(fileTenant, `"labels":{"io.kubernetes.pod.namespace":"other"}`), "K8S_POD_NAMESPACE=shop",
+			"io.kubernetes.pod.namespace=shop"},
 		{conf(fileTenant, `"labels":{"io.kubernetes.pod.namespace":"shop"}`), "", "io.kubernetes.pod.namespace=shop"},
-		{annotated("a=b"), "K8S_POD_NAMESPACE=shop", "a=b,io.kubernetes.pod.namespace=shop,io.kubernetes.pod.port.http=80-TCP"},
+		{annotated("a=b"), "K8S_POD_NAMESPACE=shop",
+			"a=b,io.kubernetes.pod.namespace=shop,io.kubernetes.pod.port.http=80-TCP"},
 		{annotated("io.kubernetes.pod.namespace=other"), "K8S_POD_NAMESPACE=shop", ""},
 		{annotated("io.kubernetes.pod.namespace.labels.division=x"), "K8S_POD_NAMESPACE=shop", ""},
-		{annotated("io.kubernetes.pod.namespace=other"), "", "io.kubernetes.pod.namespace=other,io.kubernetes.pod.port.http=80-TCP"},
+		{annotated("io.kubernetes.pod.namespace=other"), "",
+			"io.kubernetes.pod.namespace=other,io.kubernetes.pod.port.http=80-TCP"},
 	} {
 		config, err := ParseConfig([]byte(c.stdin), c.args)
 		if err != nil {
@@ -109,16 +116,20 @@ func TestBadConfigurations(t *testing.T) {
 		}
 	}
 	for want, stdin := range map[string]string{
-		"no tenant is given":     conf(),
-		"tenant name":            conf(`"tenant":"Not_A_Name"`),
-		"label key":              conf(fileTenant, `"labels":{"a b":"c"}`),
-		"value":                  conf(fileTenant, `"labels":{"a":"`+strings.Repeat("x", 64)+`"}`),
-		"are 64 at most":         conf(fileTenant, manyLabels()),
-		"args.cni.labels":        conf(fileTenant, `"args":{"cni":{"labels":7}}`),
-		"key \"a\" twice":        conf(fileTenant, `"args":{"cni":{"labels":[{"key":"a","value":"b"},{"key":"a","value":"c"}]}}`),
-		"annotation pilaster.io": conf(fileTenant, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"web"}}`),
-		"is not NAME=80/TCP":     conf(fileTenant, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/ports":"80"}}`),
-		"is given twice":         conf(fileTenant, `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"a=b,a=c"}}`),
+		"no tenant is given": conf(),
+		"tenant name":        conf(`"tenant":"Not_A_Name"`),
+		"label key":          conf(fileTenant, `"labels":{"a b":"c"}`),
+		"value":              conf(fileTenant, `"labels":{"a":"`+strings.Repeat("x", 64)+`"}`),
+		"are 64 at most":     conf(fileTenant, manyLabels()),
+		"args.cni.labels":    conf(fileTenant, `"args":{"cni":{"labels":7}}`),
+		"key \"a\" twice": conf(fileTenant,
+			`"args":{"cni":{"labels":[{"key":"a","value":"b"},{"key":"a","value":"c"}]}}`),
+		"annotation pilaster.io": conf(fileTenant,
+			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"web"}}`),
+		"is not NAME=80/TCP": conf(fileTenant,
+			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/ports":"80"}}`),
+		"is given twice": conf(fileTenant,
+			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"a=b,a=c"}}`),
 	} {
 		// A DEL reads no more than this, and must succeed.
 		c, err := ParseConfig([]byte(stdin), "")
@@ -165,7 +176,8 @@ func FuzzParseConfig(f *testing.F) {
 	for _, s := range []string{
 		conf(), conf(fileTenant, fileLabels, argsList, annotations), conf(argsObject),
 		conf(`"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"fc00::1/128","interface":0}],"interfaces":[{"name":"eth0","sandbox":"/x"}]}`),
-		conf(`"prevResult":{"ips":[{"address":"fc00::1/128","interface":-1}]}`), conf(`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]`),
+		conf(`"prevResult":{"ips":[{"address":"fc00::1/128","interface":-1}]}`),
+		conf(`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]`),
 	} {
 		f.Add([]byte(s), "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b")
 	}

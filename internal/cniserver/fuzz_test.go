@@ -46,7 +46,8 @@ func FuzzResult(f *testing.F) {
 
 // FuzzCall: whatever is posted to /cni, what goes on is a call that can be acted upon.
 func FuzzCall(f *testing.F) {
-	for _, body := range []string{said("ADD", conf(fileTenant)), said("GC", conf()), said("DEL", conf(), "CNI_NETNS=", "CNI_CONTAINERID=a"), said("VERSION", ""), "\x00"} {
+	for _, body := range []string{said("ADD", conf(fileTenant)), said("GC", conf()),
+		said("DEL", conf(), "CNI_NETNS=", "CNI_CONTAINERID=a"), said("VERSION", ""), "\x00"} {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -125,7 +125,8 @@ func TestStatusOfAnEdgeSwitch(t *testing.T) {
 	for _, edge := range []bool{false, true} {
 		a := &fakeAgent{status: &pilasterv1.StatusResponse{Ready: true, Node: &pilasterv1.Node{Edge: edge}}}
 		_, err := ask(t, a, said("STATUS", conf()))
-		if refused := err != nil && cniCode(t, err) == codeNotAvailable && strings.Contains(err.Error(), "Edge Switch"); refused != edge ||
+		if refused := err != nil && cniCode(t, err) == codeNotAvailable &&
+			strings.Contains(err.Error(), "Edge Switch"); refused != edge ||
 			(err != nil) != edge {
 			t.Errorf("edge %v: %v", edge, err)
 		}
@@ -167,22 +168,31 @@ func TestCallsThatAreRefused(t *testing.T) {
 		body, says string
 		code       uint
 	}{
-		"nothing":               {"", "cut off", types.ErrDecodingFailure},
-		"no end of variables":   {"CNI_COMMAND=ADD\x00", "cut off", types.ErrDecodingFailure},
-		"unknown verb":          {said("MOVE", full), `unknown CNI_COMMAND: "MOVE"`, types.ErrInvalidEnvironmentVariables},
-		"no container":          {said("ADD", full, "CNI_CONTAINERID="), "[CNI_CONTAINERID] missing", types.ErrInvalidEnvironmentVariables},
-		"two missing":           {said("CHECK", full, "CNI_NETNS=", "CNI_IFNAME="), "[CNI_NETNS,CNI_IFNAME] missing", types.ErrInvalidEnvironmentVariables},
-		"a path as a container": {said("DEL", full, "CNI_CONTAINERID=../x"), "containerID", types.ErrInvalidEnvironmentVariables},
-		"a path as a device":    {said("DEL", full, "CNI_IFNAME=a/b"), "interface name", types.ErrInvalidEnvironmentVariables},
-		"no JSON":               {said("DEL", "{"), "network configuration", types.ErrDecodingFailure},
-		"no name":               {said("DEL", `{"cniVersion":"1.0.0"}`), "network name", types.ErrInvalidNetworkConfig},
-		"a name with a slash":   {said("DEL", `{"cniVersion":"1.0.0","name":"a/b"}`), "network name", types.ErrInvalidNetworkConfig},
-		"a later version":       {said("ADD", strings.Replace(full, "1.1.0", "1.2.0", 1)), "incompatible", types.ErrIncompatibleCNIVersion},
-		"no version":            {said("ADD", `{"name":"a"}`), "incompatible", types.ErrIncompatibleCNIVersion},
-		"GC before it was":      {said("GC", strings.Replace(full, "1.1.0", "1.0.0", 1)), "GC needs", types.ErrIncompatibleCNIVersion},
-		"STATUS before it was":  {said("STATUS", strings.Replace(full, "1.1.0", "1.0.0", 1)), "STATUS needs", types.ErrIncompatibleCNIVersion},
-		"a tenant as a number":  {said("DEL", conf(`"tenant":5`)), "configuration", types.ErrInvalidNetworkConfig},
-		"ADD without a tenant":  {said("ADD", conf()), "configuration", types.ErrInvalidNetworkConfig},
+		"nothing":             {"", "cut off", types.ErrDecodingFailure},
+		"no end of variables": {"CNI_COMMAND=ADD\x00", "cut off", types.ErrDecodingFailure},
+		"unknown verb": {said("MOVE", full), `unknown CNI_COMMAND: "MOVE"`,
+			types.ErrInvalidEnvironmentVariables},
+		"no container": {said("ADD", full, "CNI_CONTAINERID="), "[CNI_CONTAINERID] missing",
+			types.ErrInvalidEnvironmentVariables},
+		"two missing": {said("CHECK", full, "CNI_NETNS=", "CNI_IFNAME="), "[CNI_NETNS,CNI_IFNAME] missing",
+			types.ErrInvalidEnvironmentVariables},
+		"a path as a container": {said("DEL", full, "CNI_CONTAINERID=../x"), "containerID",
+			types.ErrInvalidEnvironmentVariables},
+		"a path as a device": {said("DEL", full, "CNI_IFNAME=a/b"), "interface name",
+			types.ErrInvalidEnvironmentVariables},
+		"no JSON": {said("DEL", "{"), "network configuration", types.ErrDecodingFailure},
+		"no name": {said("DEL", `{"cniVersion":"1.0.0"}`), "network name", types.ErrInvalidNetworkConfig},
+		"a name with a slash": {said("DEL", `{"cniVersion":"1.0.0","name":"a/b"}`), "network name",
+			types.ErrInvalidNetworkConfig},
+		"a later version": {said("ADD", strings.Replace(full, "1.1.0", "1.2.0", 1)), "incompatible",
+			types.ErrIncompatibleCNIVersion},
+		"no version": {said("ADD", `{"name":"a"}`), "incompatible", types.ErrIncompatibleCNIVersion},
+		"GC before it was": {said("GC", strings.Replace(full, "1.1.0", "1.0.0", 1)), "GC needs",
+			types.ErrIncompatibleCNIVersion},
+		"STATUS before it was": {said("STATUS", strings.Replace(full, "1.1.0", "1.0.0", 1)), "STATUS needs",
+			types.ErrIncompatibleCNIVersion},
+		"a tenant as a number": {said("DEL", conf(`"tenant":5`)), "configuration", types.ErrInvalidNetworkConfig},
+		"ADD without a tenant": {said("ADD", conf()), "configuration", types.ErrInvalidNetworkConfig},
 	} {
 		_, err := ask(t, nil, c.body) // whoever asks no agent breaks
 		if got := cniCode(t, err); got != c.code || !strings.Contains(err.Error(), c.says) {
@@ -215,7 +225,8 @@ func TestResultInTheAskedVersion(t *testing.T) {
 
 func TestGarbageListInBothSpellings(t *testing.T) {
 	a := &fakeAgent{}
-	for _, list := range []string{`"cni.dev/valid-attachments":[{"containerID":"x","ifname":"eth0"}]`, `"cni.dev/attachments":[{"containerID":"x","ifname":"eth0"}]`} {
+	for _, list := range []string{`"cni.dev/valid-attachments":[{"containerID":"x","ifname":"eth0"}]`,
+		`"cni.dev/attachments":[{"containerID":"x","ifname":"eth0"}]`} {
 		if _, err := ask(t, a, said("GC", conf(list))); err != nil {
 			t.Fatal(err)
 		}
@@ -224,7 +235,8 @@ func TestGarbageListInBothSpellings(t *testing.T) {
 			t.Errorf("%s became %v", list, g)
 		}
 	}
-	if _, err := ask(t, a, said("GC", conf(`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"x"}]`))); err != nil ||
+	if _, err := ask(t, a, said("GC",
+		conf(`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"x"}]`))); err != nil ||
 		len(a.garbage.Valid) != 0 {
 		t.Errorf("an empty list became %v, %v", a.garbage, err)
 	}

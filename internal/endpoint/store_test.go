@@ -43,11 +43,13 @@ func record(id ID, i address.Index) Record {
 		Index:  i,
 	}.Addr()
 	return Record{
-		ID: id, ContainerID: "c" + string(rune('a'+id)), Interface: "eth0", Netns: "/run/netns/x", CNINetwork: "net", Pod: "ns/p",
+		ID: id, ContainerID: "c" + string(rune('a'+id)), Interface: "eth0", Netns: "/run/netns/x", CNINetwork: "net",
+		Pod:    "ns/p",
 		Tenant: "blue", TenantID: key.Tenant, App: key.App, Labels: map[string]string{"app": "web"}, State: Active,
 		Attachments: []Attachment{{
-			Network: "netpila", Plaintext: plain, Address: netip.MustParseAddr("fc00::1"), Gateway: netip.MustParseAddr("fe80::1"),
-			Routes: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
+			Network: "netpila", Plaintext: plain, Address: netip.MustParseAddr("fc00::1"),
+			Gateway: netip.MustParseAddr("fe80::1"),
+			Routes:  []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
 		}},
 		Device: Device{
 			"veth",
@@ -188,7 +190,8 @@ func TestOtherNetworksRecords(t *testing.T) {
 }
 
 func TestAddressesInSubnets(t *testing.T) {
-	for _, s := range []string{"10.0.3.0/24", "10.0.0.0/8", "10.0.3.240/28", "255.255.255.0/24", "2001:db8:0:7::/64", "fd00:1::ff00/120"} {
+	for _, s := range []string{"10.0.3.0/24", "10.0.0.0/8", "10.0.3.240/28", "255.255.255.0/24", "2001:db8:0:7::/64",
+		"fd00:1::ff00/120"} {
 		subnet := netip.MustParsePrefix(s)
 		for _, i := range []address.Index{0, 1, 15, 16, 255, 256, 65535, address.MaxIndex} {
 			a, ok := AddressIn(subnet, i)
@@ -221,7 +224,8 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 			})
 		},
 		"record with a state of its own": func(t *testing.T, dir string) string {
-			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return strings.Replace(b, `"active"`, `"asleep"`, 1) })
+			return rewrite(t, filepath.Join(dir, "endpoints/1.json"),
+				func(b string) string { return strings.Replace(b, `"active"`, `"asleep"`, 1) })
 		},
 		"record under another id": func(t *testing.T, dir string) string {
 			to := filepath.Join(dir, "endpoints/9.json")
@@ -245,10 +249,12 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"), func(string) string { return "" })
 		},
 		"cursor below a record": func(t *testing.T, dir string) string {
-			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"), func(string) string { return `{"version": 1, "reserved": 0}` })
+			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"),
+				func(string) string { return `{"version": 1, "reserved": 0}` })
 		},
 		"cursor beyond the last index": func(t *testing.T, dir string) string {
-			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"), func(string) string { return `{"version": 1, "reserved": 16777216}` })
+			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"),
+				func(string) string { return `{"version": 1, "reserved": 16777216}` })
 		},
 		"cursor gone, record there": func(t *testing.T, dir string) string {
 			return remove(t, filepath.Join(dir, "cursors/7-3.json"))
@@ -264,7 +270,8 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 			return rewrite(t, filepath.Join(dir, "cursors/7-3.released"), func(b string) string { return "zz\n" + b })
 		},
 		"release of an index never drawn": func(t *testing.T, dir string) string {
-			return rewrite(t, filepath.Join(dir, "cursors/7-3.released"), func(b string) string { return "16777215 2026-11-01T00:00:00Z\n" + b })
+			return rewrite(t, filepath.Join(dir, "cursors/7-3.released"),
+				func(b string) string { return "16777215 2026-11-01T00:00:00Z\n" + b })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

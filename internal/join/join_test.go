@@ -27,7 +27,8 @@ func TestToken(t *testing.T) {
 		t.Errorf("read %v", token)
 	}
 	for _, bad := range []string{
-		"", "pilaster", "pilaster..", strings.ToUpper(goodToken), goodToken[1:], goodToken + "00", goodToken[:len(goodToken)-2],
+		"", "pilaster", "pilaster..", strings.ToUpper(goodToken), goodToken[1:], goodToken + "00",
+		goodToken[:len(goodToken)-2],
 		strings.Replace(goodToken, "0f.", "0g.", 1), goodToken + ".00", strings.Replace(goodToken, ".", " ", 1),
 	} {
 		if _, err := ParseToken(bad); err == nil {

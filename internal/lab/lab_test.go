@@ -189,7 +189,8 @@ func TestLab(t *testing.T) {
 			strings.Count(out, "datapath/pins.json           ok\n") != 1 {
 			t.Errorf("sysdump on n1: %s", out)
 		}
-		if out := said(lab.Orchestrator, "orchestrator", "backup", filepath.Join(t.TempDir(), "backup")); !strings.Contains(
+		if out := said(lab.Orchestrator, "orchestrator", "backup",
+			filepath.Join(t.TempDir(), "backup")); !strings.Contains(
 			out,
 			"records of cluster",
 		) {
@@ -277,7 +278,8 @@ func TestLab(t *testing.T) {
 					(p.PID != pid || !p.Ready || p.Restarts != 1 || p.LastExit != "signal: killed") {
 					t.Errorf("%+v, new pid %d", p, pid)
 				}
-				if i := slices.IndexFunc(before, func(b lab.ProcessState) bool { return b.Name == p.Name }); p.Name != process &&
+				if i := slices.IndexFunc(before,
+					func(b lab.ProcessState) bool { return b.Name == p.Name }); p.Name != process &&
 					before[i] != p {
 					t.Errorf("%+v is not what it was: %+v", p, before[i])
 				}

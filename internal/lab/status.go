@@ -120,8 +120,9 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	}
 	for _, c := range l.Containers() {
 		out := ContainerOutput{
-			Name: c.Name, Node: c.Node, Tenant: c.Tenant, App: c.App, Addresses: c.Addresses(), Attachments: c.Attachments,
-			Netns: l.folder.netns(c.Name), PID: processes[containerProcess(c.Name)].PID,
+			Name: c.Name, Node: c.Node, Tenant: c.Tenant, App: c.App, Addresses: c.Addresses(),
+			Attachments: c.Attachments,
+			Netns:       l.folder.netns(c.Name), PID: processes[containerProcess(c.Name)].PID,
 		}
 		if c.Plaintext.IsValid() {
 			out.Plaintext = c.Plaintext.String()

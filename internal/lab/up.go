@@ -238,7 +238,8 @@ func (l *Lab) agentProcess(node string) Process {
 	return Process{
 		Name: AgentProcess(node), Netns: l.folder.netns(node), Log: l.folder.log(AgentProcess(node)),
 		Argv: append([]string{
-			l.state.Binary, "agent", "--orchestrator", "https://" + orchestratorListen(number), "--token-file", l.folder.token(region.Name),
+			l.state.Binary, "agent", "--orchestrator", "https://" + orchestratorListen(number), "--token-file",
+			l.folder.token(region.Name),
 			"--uplink", Uplink, "--node-name", node, "--run-dir", l.folder.nodeRun(node),
 			"--state-dir", l.folder.nodeState(node), "--bpffs", l.folder.nodeBPF(node),
 		}, arguments...),

@@ -29,12 +29,15 @@ var errorTypes = map[uint16]errorType{
 		},
 	},
 	1: {"bad request", map[uint16]string{
-		0: "version", 1: "type", 2: "multipart type", 3: "experimenter", 4: "experimenter's type", 5: "permission denied", 6: "length", 9: "no such table",
+		0: "version", 1: "type", 2: "multipart type", 3: "experimenter", 4: "experimenter's type",
+		5: "permission denied", 6: "length", 9: "no such table",
 		13: "multipart too long",
 	}},
 	2: {"bad action", map[uint16]string{
-		0: "unknown type", 1: "length", 2: "unknown experimenter", 3: "unknown type of the experimenter", 4: "no such port", 5: "bad argument", 6: "permission denied",
-		7: "too many actions", 10: "the match does not fit it", 13: "field unknown or not to be set", 14: "length of the field", 15: "value of the field",
+		0: "unknown type", 1: "length", 2: "unknown experimenter", 3: "unknown type of the experimenter",
+		4: "no such port", 5: "bad argument", 6: "permission denied",
+		7: "too many actions", 10: "the match does not fit it", 13: "field unknown or not to be set",
+		14: "length of the field", 15: "value of the field",
 	}},
 	3: {
 		"bad instruction",
@@ -47,16 +50,20 @@ var errorTypes = map[uint16]errorType{
 		},
 	},
 	4: {"bad match", map[uint16]string{
-		0: "unknown type", 1: "length", 4: "address mask", 6: "unknown field", 7: "value", 8: "mask", 9: "a field that it depends on is missing", 10: "a field is there twice",
+		0: "unknown type", 1: "length", 4: "address mask", 6: "unknown field", 7: "value", 8: "mask",
+		9: "a field that it depends on is missing", 10: "a field is there twice",
 		11: "permission denied",
 	}},
 	5: {"flow not changed", map[uint16]string{
-		0: "for an unknown reason", 1: "the table is full", 2: "no such table", 3: "it overlaps another", 4: "permission denied", 5: "timeout", 6: "unknown command", 7: "unknown flags",
+		0: "for an unknown reason", 1: "the table is full", 2: "no such table", 3: "it overlaps another",
+		4: "permission denied", 5: "timeout", 6: "unknown command", 7: "unknown flags",
 	}},
 	13: {"multipart request", nil},
 	17: {"bundle", map[uint16]string{
-		0: "for an unknown reason", 1: "permission denied", 2: "no such bundle", 3: "its number is in use", 4: "it is closed", 5: "too many bundles", 6: "length",
-		7: "a change in it cannot be made", 8: "too many messages in it", 9: "a message is not of its transaction", 10: "flags", 11: "length of a message in it", 12: "out of time", 13: "another bundle is open",
+		0: "for an unknown reason", 1: "permission denied", 2: "no such bundle", 3: "its number is in use",
+		4: "it is closed", 5: "too many bundles", 6: "length",
+		7: "a change in it cannot be made", 8: "too many messages in it", 9: "a message is not of its transaction",
+		10: "flags", 11: "length of a message in it", 12: "out of time", 13: "another bundle is open",
 	}},
 }
 

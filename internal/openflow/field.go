@@ -50,9 +50,12 @@ var (
 )
 
 var fieldNames = map[Field]string{
-	InPort: "in_port", EthDst: "eth_dst", EthSrc: "eth_src", EthType: "eth_type", IPProto: "ip_proto", IPv4Src: "ip_src", IPv4Dst: "ip_dst",
-	UDPSrc: "udp_src", UDPDst: "udp_dst", IPv6Src: "ipv6_src", IPv6Dst: "ipv6_dst", ICMPv4Type: "icmpv4_type", ICMPv6Type: "icmpv6_type", TunnelID: "tun_id", TTL: "nw_ttl", Fragment: "ip_frag",
-	TunnelSrc6: "tun_ipv6_src", TunnelDst6: "tun_ipv6_dst", TunnelGBP: "tun_gbp_id", PacketMark: "pkt_mark", inPort16: "in_port",
+	InPort: "in_port", EthDst: "eth_dst", EthSrc: "eth_src", EthType: "eth_type", IPProto: "ip_proto",
+	IPv4Src: "ip_src", IPv4Dst: "ip_dst",
+	UDPSrc: "udp_src", UDPDst: "udp_dst", IPv6Src: "ipv6_src", IPv6Dst: "ipv6_dst", ICMPv4Type: "icmpv4_type",
+	ICMPv6Type: "icmpv6_type", TunnelID: "tun_id", TTL: "nw_ttl", Fragment: "ip_frag",
+	TunnelSrc6: "tun_ipv6_src", TunnelDst6: "tun_ipv6_dst", TunnelGBP: "tun_gbp_id", PacketMark: "pkt_mark",
+	inPort16: "in_port",
 }
 
 // LaterFragment is Fragment of one that has no transport header.

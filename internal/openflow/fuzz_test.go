@@ -109,7 +109,8 @@ func FuzzReply(f *testing.F) {
 
 // TestPrefix has the length of a prefix come back from its mask, and no other mask taken for one.
 func TestPrefix(t *testing.T) {
-	for _, text := range []string{"10.0.0.0/1", "10.128.0.0/9", "10.1.1.1/32", "fd00::/8", "fd00::/127", "fd00::1/128"} {
+	for _, text := range []string{"10.0.0.0/1", "10.128.0.0/9", "10.1.1.1/32", "fd00::/8", "fd00::/127",
+		"fd00::1/128"} {
 		p := netip.MustParsePrefix(text).Masked()
 		field := IPv6Dst
 		if p.Addr().Is4() {

@@ -128,7 +128,8 @@ func (c *Capture) Lost() (uint64, error) {
 	var failed error
 	err = conn.Control(func(fd uintptr) {
 		var stats *unix.TpacketStats
-		if stats, failed = unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS); failed == nil {
+		if stats, failed = unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET,
+			unix.PACKET_STATISTICS); failed == nil {
 			c.lost += uint64(stats.Drops) // reading resets it
 		}
 	})

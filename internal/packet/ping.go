@@ -147,7 +147,8 @@ func (p *pinger) echo(seq uint16) (time.Duration, bool, error) {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		case err != nil:
 			return 0, false, fmt.Errorf("receive: %w", err)
-		case n == p.header+len(p.request) && p.buffer[p.header] == p.reply && bytes.Equal(p.buffer[p.header+4:n], p.request[4:]):
+		case n == p.header+len(p.request) && p.buffer[p.header] == p.reply && bytes.Equal(p.buffer[p.header+4:n],
+			p.request[4:]):
 			return rtt, true, nil
 		}
 	}

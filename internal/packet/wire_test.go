@@ -204,7 +204,8 @@ func TestPing(t *testing.T) {
 			t.Errorf("RTT %v", rtt)
 		}
 	}
-	if r, err := packet.Ping(shortly(t), a, netip.MustParseAddr("127.0.0.1"), packet.PingOptions{Count: 2, Size: 1400}); err != nil ||
+	if r, err := packet.Ping(shortly(t), a, netip.MustParseAddr("127.0.0.1"),
+		packet.PingOptions{Count: 2, Size: 1400}); err != nil ||
 		r.Received != 2 {
 		t.Errorf("IPv4: %+v, %v", r, err)
 	}

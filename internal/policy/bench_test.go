@@ -46,7 +46,8 @@ func largeTenant() (policies []policy.Policy, apps map[address.AppID]map[string]
 		port, number := tenant.NamedPort("http", uint16(8000+i%10), "TCP")
 		apps[address.AppID(i+1)] = map[string]string{
 			"app": fmt.Sprintf("app-%d", i%perNamespace), "tier": fmt.Sprintf("tier-%d", i%3),
-			tenant.NamespaceKey: ns, tenant.NamespaceLabelKey("division"): fmt.Sprintf("division-%d", i/perNamespace%7), port: number,
+			tenant.NamespaceKey: ns, tenant.NamespaceLabelKey("division"): fmt.Sprintf("division-%d", i/perNamespace%7),
+			port: number,
 		}
 		if len(subjects) < 50 && i%19 == 0 {
 			subjects = append(subjects, address.AppID(i+1))
@@ -58,8 +59,9 @@ func largeTenant() (policies []policy.Policy, apps map[address.AppID]map[string]
 	for i := range 4990 {
 		ns := fmt.Sprintf("team-%d", i%namespaces)
 		p := policy.Policy{
-			Tier: policy.NetworkPolicy, Namespace: ns, Name: fmt.Sprintf("policy-%d", i), Isolates: [2]bool{true, i%2 == 0},
-			Subject: policy.Pods{Namespace: ns, Labels: is("app", fmt.Sprintf("app-%d", r.IntN(perNamespace)))},
+			Tier: policy.NetworkPolicy, Namespace: ns, Name: fmt.Sprintf("policy-%d", i),
+			Isolates: [2]bool{true, i%2 == 0},
+			Subject:  policy.Pods{Namespace: ns, Labels: is("app", fmt.Sprintf("app-%d", r.IntN(perNamespace)))},
 		}
 		for range 2 {
 			p.Rules[policy.Ingress] = append(p.Rules[policy.Ingress], policy.Rule{

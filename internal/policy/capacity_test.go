@@ -62,16 +62,19 @@ func TestFit(t *testing.T) {
 		together bool
 		want     string // of the error; empty for none
 	}{
-		"each for itself":             {each, all, false, ""},
-		"all of them":                 {each, all, true, "entries of blocks on a node, more than 1,000"},
-		"one that is too large":       {[]Policy{selecting("p", "a3", room+1)}, all, false, "the policies that select app 4 (app=a3,"},
-		"one that selects nobody yet": {[]Policy{selecting("p", "a20", room+1), selecting("q", "a20", 1)}, all, false, "NetworkPolicy shop/p: they need"},
-		"two together":                {[]Policy{selecting("p", "a3", room-10), each[3]}, all, false, ""},
+		"each for itself": {each, all, false, ""},
+		"all of them":     {each, all, true, "entries of blocks on a node, more than 1,000"},
+		"one that is too large": {[]Policy{selecting("p", "a3", room+1)}, all, false,
+			"the policies that select app 4 (app=a3,"},
+		"one that selects nobody yet": {[]Policy{selecting("p", "a20", room+1), selecting("q", "a20", 1)}, all, false,
+			"NetworkPolicy shop/p: they need"},
+		"two together": {[]Policy{selecting("p", "a3", room-10), each[3]}, all, false, ""},
 		"one that has not changed": {[]Policy{selecting("p", "a3", room+1), selecting("q", "a4", 1)},
 			func(p *Policy) bool { return p.Name == "q" }, false, ""},
 		"a small one beside it": {[]Policy{selecting("p", "a3", room+1), selecting("q", "a3", 1)},
 			func(p *Policy) bool { return p.Name == "q" }, false, "the policies that select app 4"},
-		"everybody's": {[]Policy{{Tier: Admin, Name: "p", Subject: Pods{}, Rules: [2][]Rule{{withRanges(5000)}}}}, all, false, "the policies that select all containers: 5,000 ranges of ports"},
+		"everybody's": {[]Policy{{Tier: Admin, Name: "p", Subject: Pods{}, Rules: [2][]Rule{{withRanges(5000)}}}}, all,
+			false, "the policies that select all containers: 5,000 ranges of ports"},
 	} {
 		err := Fit(t.Context(), "blue", c.policies, c.changed, apps, c.together, room)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {

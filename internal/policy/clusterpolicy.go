@@ -182,7 +182,9 @@ func clusterPeer(r *Rule, peer v1alpha2.ClusterNetworkPolicyEgressPeer, path *fi
 }
 
 func clusterPort(p v1alpha2.ClusterNetworkPolicyProtocol, path *field.Path) (port Port, wrong field.ErrorList) {
-	if wrong = exactlyOne(path, map[string]bool{"tcp": p.TCP != nil, "udp": p.UDP != nil, "sctp": p.SCTP != nil, "destinationNamedPort": p.DestinationNamedPort != ""}); len(
+	if wrong = exactlyOne(path,
+		map[string]bool{"tcp": p.TCP != nil, "udp": p.UDP != nil, "sctp": p.SCTP != nil,
+			"destinationNamedPort": p.DestinationNamedPort != ""}); len(
 		wrong,
 	) > 0 {
 		return port, wrong
@@ -203,7 +205,8 @@ func clusterPort(p v1alpha2.ClusterNetworkPolicyProtocol, path *field.Path) (por
 	if destination == nil {
 		return port, field.ErrorList{field.Required(path, "for all ports of it, write the range 1 to 65535")}
 	}
-	if wrong = exactlyOne(path, map[string]bool{"number": destination.Number != 0, "range": destination.Range != nil}); len(
+	if wrong = exactlyOne(path,
+		map[string]bool{"number": destination.Number != 0, "range": destination.Range != nil}); len(
 		wrong,
 	) > 0 {
 		return port, wrong

@@ -56,7 +56,8 @@ type Index struct {
 func NewIndex(apps map[address.AppID]map[string]string) *Index {
 	ix := &Index{
 		apps: slices.Sorted(maps.Keys(apps)), words: (len(apps) + 2 + 63) / 64,
-		pods: map[string]values{}, namespaces: map[string]values{}, names: values{}, ports: map[string]map[tenant.Port]appSet{},
+		pods: map[string]values{}, namespaces: map[string]values{}, names: values{},
+		ports: map[string]map[tenant.Port]appSet{},
 	}
 	ix.known, ix.everyone, ix.stranger = ix.empty(), ix.empty(), ix.empty()
 	ix.stranger.add(ix.unknown())

@@ -111,7 +111,8 @@ func (r ruleReader) read(
 
 func (r ruleReader) peer(rule *Rule, peer networkingv1.NetworkPolicyPeer, path *field.Path) (wrong field.ErrorList) {
 	pods := peer.PodSelector != nil || peer.NamespaceSelector != nil
-	if wrong := exactlyOne(path, map[string]bool{"ipBlock": peer.IPBlock != nil, "podSelector or namespaceSelector": pods}); len(
+	if wrong := exactlyOne(path,
+		map[string]bool{"ipBlock": peer.IPBlock != nil, "podSelector or namespaceSelector": pods}); len(
 		wrong,
 	) > 0 {
 		return wrong

@@ -217,7 +217,8 @@ func (d dice) policies() (policies []policy.Policy) {
 			p.Subject = policy.Pods{Namespace: p.Namespace, Labels: d.selector("app", "tier")}
 		} else {
 			p.Priority = d.IntN(4)
-			p.Subject = policy.Pods{Namespaces: d.selector("team", "kubernetes.io/metadata.name"), Labels: d.selector("app", "tier")}
+			p.Subject = policy.Pods{Namespaces: d.selector("team", "kubernetes.io/metadata.name"),
+				Labels: d.selector("app", "tier")}
 		}
 		for direction := range p.Rules {
 			if p.Tier == policy.NetworkPolicy && !p.Isolates[direction] {
@@ -262,7 +263,8 @@ func (d dice) rule(p policy.Policy, name string) policy.Rule {
 				),
 			),
 		}
-		for _, e := range []string{"10.1.0.0/17", "10.1.2.0/24", "10.1.2.64/26", "fd00:1::/33", "fd00::/15", "10.1.2.0/25"} {
+		for _, e := range []string{"10.1.0.0/17", "10.1.2.0/24", "10.1.2.64/26", "fd00:1::/33", "fd00::/15",
+			"10.1.2.0/25"} {
 			if e := netip.MustParsePrefix(e); d.IntN(2) == 0 && b.Prefix.Bits() < e.Bits() &&
 				b.Prefix.Contains(e.Addr()) {
 				b.Except = append(b.Except, e)
@@ -330,7 +332,8 @@ func (d dice) ask(tables policy.Tables, apps map[address.AppID]map[string]string
 			d,
 			policy.Ingress,
 			policy.Egress,
-		), addr: d.addr(), protocol: pick[uint8](d, policy.TCP, policy.TCP, policy.UDP, policy.SCTP, 58), port: d.port(),
+		), addr: d.addr(), protocol: pick[uint8](d, policy.TCP, policy.TCP, policy.UDP, policy.SCTP, 58),
+		port: d.port(),
 	}
 	if p.protocol == 58 {
 		p.port = 0

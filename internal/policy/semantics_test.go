@@ -59,9 +59,11 @@ const noRule = "none"
 
 func head(kind, name string) string {
 	if kind == "NetworkPolicy" {
-		return "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {namespace: shop, name: " + name + "}, spec: "
+		return "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {namespace: shop, name: " + name +
+			"}, spec: "
 	}
-	return "{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: " + name + "}, spec: "
+	return "{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: " + name +
+		"}, spec: "
 }
 
 func np(name, spec string) string { return head("NetworkPolicy", name) + spec + "}\n---\n" }
@@ -84,34 +86,44 @@ func TestSemantics(t *testing.T) {
 			{unknown, in, ops, "", "80/TCP", true, noRule},
 		}},
 		"a namespace's policy selects in that namespace alone": {np("a", "{podSelector: {}}"), []row{
-			{web, in, ops, "", "80/TCP", false, "isolates"}, {db, in, ops, "", "80/TCP", false, "isolates"}, {ops, in, web, "", "80/TCP", true, ""}, {bare, in, web, "", "80/TCP", true, ""},
+			{web, in, ops, "", "80/TCP", false, "isolates"}, {db, in, ops, "", "80/TCP", false, "isolates"},
+			{ops, in, web, "", "80/TCP", true, ""}, {bare, in, web, "", "80/TCP", true, ""},
 		}},
 		"rules of egress without policyTypes isolate both ways": {np("a", "{podSelector: {}, egress: [{}]}"), []row{
-			{web, in, ops, "", "80/TCP", false, "isolates in ingress"}, {web, out, ops, "", "80/TCP", true, "egress[0]"},
+			{web, in, ops, "", "80/TCP", false, "isolates in ingress"},
+			{web, out, ops, "", "80/TCP", true, "egress[0]"},
 		}},
 		"policyTypes Egress leaves ingress alone, and its rules": {np("a", "{podSelector: {}, policyTypes: [Egress], "+
 			"ingress: [{from: [{podSelector: {}}]}]}"), []row{
-			{web, in, ops, "", "80/TCP", true, noRule}, {web, in, db, "", "80/TCP", true, noRule}, {web, out, ops, "", "80/TCP", false, "isolates in egress"},
+			{web, in, ops, "", "80/TCP", true, noRule}, {web, in, db, "", "80/TCP", true, noRule},
+			{web, out, ops, "", "80/TCP", false, "isolates in egress"},
 		}},
-		"rules add up": {np("a", "{podSelector: {}, ingress: [{from: [{podSelector: {matchLabels: {app: db}}}]}]}") + np("b", "{podSelector: {matchLabels: {app: web}}, ingress: [{ports: [{port: 443}]}]}"), []row{
-			{web, in, db, "", "80/TCP", true, "shop/a ingress[0]"}, {web, in, ops, "", "443/TCP", true, "shop/b ingress[0]"}, {web, in, ops, "", "80/TCP", false, "shop/a isolates"},
+		"rules add up": {np("a", "{podSelector: {}, ingress: [{from: [{podSelector: {matchLabels: {app: db}}}]}]}") +
+			np("b", "{podSelector: {matchLabels: {app: web}}, ingress: [{ports: [{port: 443}]}]}"), []row{
+			{web, in, db, "", "80/TCP", true, "shop/a ingress[0]"},
+			{web, in, ops, "", "443/TCP", true, "shop/b ingress[0]"},
+			{web, in, ops, "", "80/TCP", false, "shop/a isolates"},
 		}},
 		"podSelector alone means the policy's namespace": {np("a", "{podSelector: {}, ingress: [{from: "+
 			"[{podSelector: {}}]}]}"), []row{
-			{web, in, db, "", "80/TCP", true, "ingress[0]"}, {web, in, ops, "", "80/TCP", false, ""}, {web, in, bare, "", "80/TCP", false, ""}, {web, in, unknown, "", "80/TCP", false, ""},
+			{web, in, db, "", "80/TCP", true, "ingress[0]"}, {web, in, ops, "", "80/TCP", false, ""},
+			{web, in, bare, "", "80/TCP", false, ""}, {web, in, unknown, "", "80/TCP", false, ""},
 		}},
 		"both selectors of one peer, or two peers": {np("a", "{podSelector: {}, ingress: [{from: "+
 			"[{namespaceSelector: {matchLabels: {division: sales}}, podSelector: {matchLabels: {app: db}}}, "+
 			"{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}]}"), []row{
-			{web, in, db, "", "80/TCP", true, ""}, {db, in, web, "", "80/TCP", false, ""}, {web, in, ops, "", "80/TCP", true, ""}, {web, in, bare, "", "80/TCP", false, ""},
+			{web, in, db, "", "80/TCP", true, ""}, {db, in, web, "", "80/TCP", false, ""},
+			{web, in, ops, "", "80/TCP", true, ""}, {web, in, bare, "", "80/TCP", false, ""},
 		}},
 		"who is not known matches where all are selected": {np("a", "{podSelector: {}, ingress: [{from: "+
 			"[{namespaceSelector: {}}]}]}"), []row{
-			{web, in, unknown, "", "80/TCP", true, "ingress[0]"}, {web, in, policy.Outside, "", "80/TCP", false, ""}, {web, in, address.GatewayApp, "", "80/TCP", false, ""},
+			{web, in, unknown, "", "80/TCP", true, "ingress[0]"}, {web, in, policy.Outside, "", "80/TCP", false, ""},
+			{web, in, address.GatewayApp, "", "80/TCP", false, ""},
 		}},
 		"a selector that is not empty is not for who is not known": {np("a", "{podSelector: {}, ingress: [{from: "+
 			"[{namespaceSelector: {matchExpressions: [{key: division, operator: DoesNotExist}]}}]}]}"), []row{
-			{web, in, unknown, "", "80/TCP", false, ""}, {web, in, ops, "", "80/TCP", true, ""}, {web, in, db, "", "80/TCP", false, ""},
+			{web, in, unknown, "", "80/TCP", false, ""}, {web, in, ops, "", "80/TCP", true, ""},
+			{web, in, db, "", "80/TCP", false, ""},
 		}},
 		"NotIn matches where there is no such label": {np("a", "{podSelector: {}, ingress: [{from: "+
 			"[{namespaceSelector: {}, podSelector: {matchExpressions: [{key: tier, operator: NotIn, values: "+
@@ -119,69 +131,103 @@ func TestSemantics(t *testing.T) {
 			{db, in, web, "", "80/TCP", false, ""}, {web, in, db, "", "80/TCP", true, ""},
 		}},
 		"no peers: everyone, also outside": {np("a", "{podSelector: {}, ingress: [{ports: [{port: 80}]}]}"), []row{
-			{web, in, policy.Outside, "", "80/TCP", true, ""}, {web, in, unknown, "", "80/TCP", true, ""}, {web, in, ops, "", "80/UDP", false, ""}, {web, in, ops, "", "0/58", false, ""},
+			{web, in, policy.Outside, "", "80/TCP", true, ""}, {web, in, unknown, "", "80/TCP", true, ""},
+			{web, in, ops, "", "80/UDP", false, ""}, {web, in, ops, "", "0/58", false, ""},
 		}},
 		"ports": {np("a", "{podSelector: {}, ingress: [{ports: [{port: 80}, {protocol: UDP}, {port: 1000, endPort: "+
 			"2000}, {port: 1500, endPort: 1500, protocol: SCTP}]}]}"), []row{
-			{web, in, ops, "", "80/TCP", true, ""}, {web, in, ops, "", "81/TCP", false, ""}, {web, in, ops, "", "7/UDP", true, ""}, {web, in, ops, "", "999/TCP", false, ""}, {web, in, ops, "", "1000/TCP", true, ""},
-			{web, in, ops, "", "2000/TCP", true, ""}, {web, in, ops, "", "2001/TCP", false, ""}, {web, in, ops, "", "1500/SCTP", true, ""}, {web, in, ops, "", "1501/SCTP", false, ""},
+			{web, in, ops, "", "80/TCP", true, ""}, {web, in, ops, "", "81/TCP", false, ""},
+			{web, in, ops, "", "7/UDP", true, ""}, {web, in, ops, "", "999/TCP", false, ""},
+			{web, in, ops, "", "1000/TCP", true, ""},
+			{web, in, ops, "", "2000/TCP", true, ""}, {web, in, ops, "", "2001/TCP", false, ""},
+			{web, in, ops, "", "1500/SCTP", true, ""}, {web, in, ops, "", "1501/SCTP", false, ""},
 		}},
-		"a port's name on ingress is the subject's": {np("a", "{podSelector: {}, ingress: [{ports: [{port: http}]}]}"), []row{
-			{web, in, ops, "", "80/TCP", true, ""}, {web, in, ops, "", "8080/TCP", false, ""}, {db, in, ops, "", "8080/TCP", true, ""}, {db, in, ops, "", "80/TCP", false, ""}, {db, in, ops, "", "8080/UDP", false, ""},
-		}},
+		"a port's name on ingress is the subject's": {np("a", "{podSelector: {}, ingress: [{ports: [{port: http}]}]}"),
+			[]row{
+				{web, in, ops, "", "80/TCP", true, ""}, {web, in, ops, "", "8080/TCP", false, ""},
+				{db, in, ops, "", "8080/TCP", true, ""}, {db, in, ops, "", "80/TCP", false, ""},
+				{db, in, ops, "", "8080/UDP", false, ""},
+			}},
 		"a port's name on egress is the peer's": {np("a", "{podSelector: {}, policyTypes: [Egress], egress: [{ports: "+
 			"[{port: http}]}]}"), []row{
-			{web, out, db, "", "8080/TCP", true, ""}, {web, out, db, "", "80/TCP", false, ""}, {db, out, web, "", "80/TCP", true, ""}, {db, out, ops, "", "80/TCP", false, ""}, {db, out, unknown, "", "80/TCP", false, ""}, {db, out, policy.Outside, "", "80/TCP", false, ""},
+			{web, out, db, "", "8080/TCP", true, ""}, {web, out, db, "", "80/TCP", false, ""},
+			{db, out, web, "", "80/TCP", true, ""}, {db, out, ops, "", "80/TCP", false, ""},
+			{db, out, unknown, "", "80/TCP", false, ""}, {db, out, policy.Outside, "", "80/TCP", false, ""},
 		}},
 		"blocks are addresses, whoever has them": {np("a", "{podSelector: {}, policyTypes: [Egress], egress: [{to: "+
 			"[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {ipBlock: {cidr: 10.1.2.0/24}}]}]}"), []row{
-			{web, out, policy.Outside, "10.0.0.1", "80/TCP", true, ""}, {web, out, policy.Outside, "10.1.0.1", "80/TCP", false, ""}, {web, out, policy.Outside, "10.1.2.1", "80/TCP", true, ""},
+			{web, out, policy.Outside, "10.0.0.1", "80/TCP", true, ""},
+			{web, out, policy.Outside, "10.1.0.1", "80/TCP", false, ""},
+			{web, out, policy.Outside, "10.1.2.1", "80/TCP", true, ""},
 			{web, out, db, "10.0.0.1", "80/TCP", true, ""}, {web, out, unknown, "11.0.0.1", "80/TCP", false, ""},
 		}},
 		"a block of IPv6 is not for IPv4": {np("a", "{podSelector: {}, policyTypes: [Egress], egress: [{to: "+
 			"[{ipBlock: {cidr: '::/0'}}]}]}"), []row{
-			{web, out, policy.Outside, "fd00::1", "80/TCP", true, ""}, {web, out, policy.Outside, "10.0.0.1", "80/TCP", false, ""},
+			{web, out, policy.Outside, "fd00::1", "80/TCP", true, ""},
+			{web, out, policy.Outside, "10.0.0.1", "80/TCP", false, ""},
 		}},
-		"Admin goes before NetworkPolicies, by priority": {cnp("late", "{tier: Admin, priority: 5, "+everyone+", ingress: [{action: Accept, from: [{namespaces: {}}]}]}") +
+		"Admin goes before NetworkPolicies, by priority": {cnp("late",
+			"{tier: Admin, priority: 5, "+everyone+", ingress: [{action: Accept, from: [{namespaces: {}}]}]}") +
 			cnp("early", "{tier: Admin, priority: 1, "+everyone+", ingress: [{name: no ops, action: Deny, from: "+
-				"[{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}]}") + np("a", "{podSelector: {}}"), []row{
-			{web, in, ops, "", "80/TCP", false, `early ingress[0] "no ops"`}, {web, in, db, "", "80/TCP", true, "late ingress[0]"}, {web, in, policy.Outside, "", "80/TCP", false, "shop/a isolates"}, {web, out, ops, "", "80/TCP", true, ""},
+				"[{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}]}") +
+			np("a", "{podSelector: {}}"), []row{
+			{web, in, ops, "", "80/TCP", false, `early ingress[0] "no ops"`},
+			{web, in, db, "", "80/TCP", true, "late ingress[0]"},
+			{web, in, policy.Outside, "", "80/TCP", false, "shop/a isolates"}, {web, out, ops, "", "80/TCP", true, ""},
 			{unknown, in, ops, "", "80/TCP", false, "early"},
 		}},
 		"who is not known is denied where a rule that may select it denies": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}]}"), []row{
-			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"}, {web, in, unknown, "", "81/TCP", true, noRule}, {web, in, db, "", "80/TCP", true, noRule}, {web, in, policy.Outside, "", "80/TCP", true, noRule},
+			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"},
+			{web, in, unknown, "", "81/TCP", true, noRule}, {web, in, db, "", "80/TCP", true, noRule},
+			{web, in, policy.Outside, "", "80/TCP", true, noRule},
 		}},
 		"and where a rule may pass it to one that denies": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Pass, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}, {action: Accept, from: [{namespaces: {}}]}]}") + np("b", "{podSelector: {}}"), []row{
-			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"}, {web, in, ops, "", "80/TCP", false, "shop/b isolates"}, {web, in, db, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[1]"},
+			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"},
+			{web, in, ops, "", "80/TCP", false, "shop/b isolates"},
+			{web, in, db, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[1]"},
 		}},
 		"but not where one before accepts everyone": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Accept, from: [{namespaces: {}}]}, {action: Deny, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}]}"), []row{
 			{web, in, unknown, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[0]"},
 		}},
 		"who is not known may call any port by a name that is denied": {cnp("a", "{tier: Baseline, priority: 1, "+everyone+", egress: [{action: Deny, to: [{namespaces: {}}], protocols: [{destinationNamedPort: http}]}]}"), []row{
-			{web, out, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a egress[0]"}, {web, out, unknown, "", "0/58", true, noRule}, {web, out, db, "", "80/TCP", true, noRule}, {web, out, db, "", "8080/TCP", false, ""},
+			{web, out, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a egress[0]"},
+			{web, out, unknown, "", "0/58", true, noRule}, {web, out, db, "", "80/TCP", true, noRule},
+			{web, out, db, "", "8080/TCP", false, ""},
 		}},
-		"of the same priority, the name decides": {cnp("b", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {}}]}]}") +
-			cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Accept, from: [{namespaces: {}}]}]}"), []row{{web, in, ops, "", "80/TCP", true, "ClusterNetworkPolicy a"}}},
+		"of the same priority, the name decides": {cnp("b",
+			"{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {}}]}]}") +
+			cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Accept, from: [{namespaces: {}}]}]}"),
+			[]row{{web, in, ops, "", "80/TCP", true, "ClusterNetworkPolicy a"}}},
 		"Pass leaves the tier": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Pass, from: "+
 			"[{namespaces: {}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}, {action: Deny, from: "+
 			"[{namespaces: {}}]}]}") +
 			cnp("b", "{tier: Baseline, priority: 1, "+everyone+", ingress: [{action: Pass, from: [{namespaces: "+
 				"{matchLabels: {division: sales}}}]}, {action: Deny, from: [{namespaces: {}}]}]}"), []row{
-			{web, in, ops, "", "81/TCP", false, "ClusterNetworkPolicy a ingress[1]"}, {web, in, ops, "", "80/TCP", false, "ClusterNetworkPolicy b ingress[1]"}, {web, in, db, "", "80/TCP", true, ""},
+			{web, in, ops, "", "81/TCP", false, "ClusterNetworkPolicy a ingress[1]"},
+			{web, in, ops, "", "80/TCP", false, "ClusterNetworkPolicy b ingress[1]"},
+			{web, in, db, "", "80/TCP", true, ""},
 		}},
-		"Baseline is not asked where a NetworkPolicy isolates": {cnp("b", "{tier: Baseline, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {}}]}]}") + np("a", "{podSelector: {matchLabels: {app: web}}, ingress: [{}]}"), []row{
-			{web, in, ops, "", "80/TCP", true, "shop/a ingress[0]"}, {db, in, ops, "", "80/TCP", false, "ClusterNetworkPolicy b"},
+		"Baseline is not asked where a NetworkPolicy isolates": {cnp("b",
+			"{tier: Baseline, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {}}]}]}") +
+			np("a", "{podSelector: {matchLabels: {app: web}}, ingress: [{}]}"), []row{
+			{web, in, ops, "", "80/TCP", true, "shop/a ingress[0]"},
+			{db, in, ops, "", "80/TCP", false, "ClusterNetworkPolicy b"},
 		}},
 		"rules by address and by label are one order": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", egress: [{action: Accept, to: [{networks: [10.0.0.0/8]}]}, {action: Deny, to: [{namespaces: {}}, {networks: [0.0.0.0/0, '::/0']}]}]}"), []row{
-			{web, out, db, "10.0.0.1", "80/TCP", true, "egress[0]"}, {web, out, db, "11.0.0.1", "80/TCP", false, "egress[1]"}, {web, out, policy.Outside, "10.0.0.1", "80/TCP", true, "egress[0]"}, {web, out, policy.Outside, "fd00::1", "80/TCP", false, "egress[1]"},
+			{web, out, db, "10.0.0.1", "80/TCP", true, "egress[0]"},
+			{web, out, db, "11.0.0.1", "80/TCP", false, "egress[1]"},
+			{web, out, policy.Outside, "10.0.0.1", "80/TCP", true, "egress[0]"},
+			{web, out, policy.Outside, "fd00::1", "80/TCP", false, "egress[1]"},
 		}},
 		"destinationNamedPort is of any protocol": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {}}], protocols: [{destinationNamedPort: http}]}]}"), []row{
-			{web, in, ops, "", "80/TCP", false, ""}, {web, in, ops, "", "8080/TCP", true, ""}, {ops, in, web, "", "80/TCP", true, ""},
+			{web, in, ops, "", "80/TCP", false, ""}, {web, in, ops, "", "8080/TCP", true, ""},
+			{ops, in, web, "", "80/TCP", true, ""},
 		}},
 		"a subject by pods in namespaces": {cnp("a", "{tier: Admin, priority: 1, subject: {pods: {namespaceSelector: "+
 			"{matchLabels: {division: sales}}, podSelector: {matchLabels: {app: db}}}}, ingress: [{action: Deny, "+
 			"from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: web}}}}]}]}"), []row{
-			{db, in, web, "", "80/TCP", false, ""}, {db, in, ops, "", "80/TCP", true, ""}, {web, in, web, "", "80/TCP", true, ""},
+			{db, in, web, "", "80/TCP", false, ""}, {db, in, ops, "", "80/TCP", true, ""},
+			{web, in, web, "", "80/TCP", true, ""},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -290,11 +336,13 @@ func TestCompileRefuses(t *testing.T) {
 		subjects []address.AppID
 		apps     map[address.AppID]map[string]string
 	}{
-		"ClusterNetworkPolicy a twice":          {[]policy.Policy{{Name: "a"}, {Name: "a", Tier: policy.Baseline}}, nil, apps},
+		"ClusterNetworkPolicy a twice": {[]policy.Policy{{Name: "a"}, {Name: "a", Tier: policy.Baseline}}, nil,
+			apps},
 		"app 77 of tenant acme is on this node": {[]policy.Policy{{Name: "a"}}, []address.AppID{77}, apps},
-		"65280 is not the number of an app":     {[]policy.Policy{{Name: "a"}}, nil, map[address.AppID]map[string]string{address.GatewayApp: {}}},
-		"more than 65,536 rules":                {[]policy.Policy{all, more}, nil, apps},
-		"100,001 policies, more than 100,000":   {make([]policy.Policy, policy.MaxPolicies+1), nil, apps},
+		"65280 is not the number of an app": {[]policy.Policy{{Name: "a"}}, nil,
+			map[address.AppID]map[string]string{address.GatewayApp: {}}},
+		"more than 65,536 rules":              {[]policy.Policy{all, more}, nil, apps},
+		"100,001 policies, more than 100,000": {make([]policy.Policy, policy.MaxPolicies+1), nil, apps},
 	} {
 		if _, err := policy.Compile("acme", c.policies, c.apps, c.subjects); err == nil ||
 			!strings.Contains(err.Error(), want) {
@@ -333,7 +381,8 @@ func TestManyRulesOfOneApp(t *testing.T) {
 		t.Fatal(err)
 	}
 	for port, want := range map[uint16]bool{100: true, 101: false} {
-		if d := tables.Decide(policy.AnyApp, policy.Ingress, 1, netip.IPv6Loopback(), policy.TCP, port); d.Allowed != want {
+		if d := tables.Decide(policy.AnyApp, policy.Ingress, 1, netip.IPv6Loopback(), policy.TCP,
+			port); d.Allowed != want {
 			t.Errorf("port %d is allowed: %v", port, d.Allowed)
 		}
 	}
@@ -350,7 +399,8 @@ func TestHoldUnknown(t *testing.T) {
 		"of what goes":  {np("a", "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]}"), true},
 		"a rule, which accepts": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", egress: [{action: Accept, to: "+
 			"[{namespaces: {}}]}]}"), true},
-		"in audit": {strings.Replace(np("a", "{podSelector: {}, policyTypes: [Egress]}"), "name: a", `name: a, annotations: {pilaster.io/audit: "true"}`, 1), false},
+		"in audit": {strings.Replace(np("a", "{podSelector: {}, policyTypes: [Egress]}"), "name: a",
+			`name: a, annotations: {pilaster.io/audit: "true"}`, 1), false},
 	} {
 		parsed, err := policy.Parse([]byte(c.policies))
 		if err != nil {

@@ -227,7 +227,8 @@ func (c *compiler) identify(what string, content []byte) (id ID, isNew bool, err
 // fits refuses what no node would have room for, before it takes this one's memory.
 func (c *compiler) fits() error {
 	t := c.tables
-	for what, n := range map[string]int{"peers": len(c.rows), "blocks": len(t.Blocks), "ports": len(t.Ports), "ranges of ports": len(t.Ranges)} {
+	for what, n := range map[string]int{"peers": len(c.rows), "blocks": len(t.Blocks), "ports": len(t.Ports),
+		"ranges of ports": len(t.Ranges)} {
 		if n > c.most {
 			return fmt.Errorf(
 				"they need %s of %s on a node, more than %s: write fewer or simpler rules, or give nodes a higher "+

@@ -45,7 +45,8 @@ func TestIdentityLabelsLeaveOutWhatTellsPodsApart(t *testing.T) {
 func TestReadIdentity(t *testing.T) {
 	port, value := NamedPort("http", 80, "TCP")
 	got := ReadIdentity(map[string]string{
-		"app": "web", NamespaceKey: "shop", NamespaceLabelKey("team"): "a", NamespaceLabelKey("kubernetes.io/metadata.name"): "a lie",
+		"app": "web", NamespaceKey: "shop", NamespaceLabelKey("team"): "a",
+		NamespaceLabelKey("kubernetes.io/metadata.name"): "a lie",
 		port: value, "io.kubernetes.pod.port.none": "0-TCP", "io.kubernetes.pod.port.much": "65536-TCP",
 	})
 	want := Identity{
@@ -88,7 +89,8 @@ func TestCheckLabelsCountsByWhose(t *testing.T) {
 	if err := CheckLabels(labels); err != nil {
 		t.Errorf("as many as there may be: %v", err)
 	}
-	for key, whose := range map[string]string{"own": "of a container are 64", NamespaceLabelKey("team"): "of a namespace", "io.kubernetes.pod.port.p": "named ports"} {
+	for key, whose := range map[string]string{"own": "of a container are 64",
+		NamespaceLabelKey("team"): "of a namespace", "io.kubernetes.pod.port.p": "named ports"} {
 		labels[key] = "1-TCP"
 		if err := CheckLabels(labels); err == nil || !strings.Contains(err.Error(), whose) {
 			t.Errorf("one more, %s: %v", key, err)
@@ -99,7 +101,8 @@ func TestCheckLabelsCountsByWhose(t *testing.T) {
 
 // A name of a port that says no port is refused where it is given, for a policy that names it would select nobody.
 func TestCheckLabelsReadsPorts(t *testing.T) {
-	for value, ok := range map[string]bool{"80-TCP": true, "65535-SCTP": true, "http": false, "80": false, "80-tcp": false, "0-TCP": false, "65536-UDP": false, "80-ICMP": false} {
+	for value, ok := range map[string]bool{"80-TCP": true, "65535-SCTP": true, "http": false, "80": false,
+		"80-tcp": false, "0-TCP": false, "65536-UDP": false, "80-ICMP": false} {
 		err := CheckLabels(map[string]string{portPrefix + "http": value})
 		if (err == nil) != ok || !ok && !strings.Contains(err.Error(), "as in 80-TCP") {
 			t.Errorf("%s: %v", value, err)
@@ -108,7 +111,8 @@ func TestCheckLabelsReadsPorts(t *testing.T) {
 }
 
 func TestIsPodLabel(t *testing.T) {
-	for key, want := range map[string]bool{"app": true, "pod-template-hash": false, NamespaceKey: false, NamespaceLabelKey("team"): false, "io.kubernetes.pod.port.http": false} {
+	for key, want := range map[string]bool{"app": true, "pod-template-hash": false, NamespaceKey: false,
+		NamespaceLabelKey("team"): false, "io.kubernetes.pod.port.http": false} {
 		if got := IsPodLabel(key); got != want {
 			t.Errorf("%s: %v, want %v", key, got, want)
 		}

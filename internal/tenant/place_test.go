@@ -37,7 +37,8 @@ func TestParsePorts(t *testing.T) {
 	if got, err = ParsePorts(" "); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
-	for _, bad := range []string{"http", "=80", "http=0", "http=65536", "http=80/tcp", "http=80/", "HTTP=80", "a=1,a=2", "-a=1", "a234567890123456=1", "a b=1", ","} {
+	for _, bad := range []string{"http", "=80", "http=0", "http=65536", "http=80/tcp", "http=80/", "HTTP=80", "a=1,a=2",
+		"-a=1", "a234567890123456=1", "a b=1", ","} {
 		if got, err := ParsePorts(bad); err == nil {
 			t.Errorf("%q: %v", bad, got)
 		}

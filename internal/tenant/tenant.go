@@ -49,7 +49,8 @@ type Tenant struct {
 
 // Equal compares all of it.
 func (t Tenant) Equal(other Tenant) bool {
-	return t.Name == other.Name && t.Network == other.Network && t.Leaving == other.Leaving && t.Addressing == other.Addressing &&
+	return t.Name == other.Name && t.Network == other.Network && t.Leaving == other.Leaving &&
+		t.Addressing == other.Addressing &&
 		t.Changes == other.Changes && t.Created.Equal(other.Created) && slices.Equal(t.IDs, other.IDs) &&
 		slices.Equal(t.Overlays, other.Overlays) &&
 		slices.Equal(t.Services, other.Services) &&

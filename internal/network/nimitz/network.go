@@ -170,7 +170,8 @@ func attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Attachment {
 		all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	}
 	return endpoint.Attachment{
-		Network: Name, Address: addr, Gateway: gateways[addr.Is4()], Routes: []netip.Prefix{all}, Subnet: subnet, Overhead: pipeline.Overhead,
+		Network: Name, Address: addr, Gateway: gateways[addr.Is4()], Routes: []netip.Prefix{all}, Subnet: subnet,
+		Overhead: pipeline.Overhead,
 	}
 }
 

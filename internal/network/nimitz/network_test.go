@@ -28,7 +28,8 @@ func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *
 	for _, n := range c.nodes {
 		if pipeline.VTEP(n.prefix) == out.VTEP {
 			out, _ = n.sw.table().
-				Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: out.VNI, Identity: out.Identity, Src: out.Src, Dst: out.Dst})
+				Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: out.VNI,
+					Identity: out.Identity, Src: out.Src, Dst: out.Dst})
 			return n, out
 		}
 	}
@@ -76,7 +77,8 @@ func (c *cluster) reach() {
 			switch {
 			case !arrives && out.Drop == 0:
 				c.t.Fatalf("from %v of %s to %v, which is not its tenant's: %+v", from.a, from.r.Tenant, dst, out)
-			case arrives && (n != to.n || out.Drop != 0 || out.To != pipeline.Port(to.r.ID) || out.Identity != uint16(from.r.App)):
+			case arrives && (n != to.n || out.Drop != 0 || out.To != pipeline.Port(to.r.ID) ||
+				out.Identity != uint16(from.r.App)):
 				c.t.Fatalf(
 					"from %v of %s on %v to %v on %v: %+v",
 					from.a,
@@ -307,11 +309,14 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 			[]network.Mapping{{Tenant: blue.Name, To: moved(2).To}},
 		),
 	)
-	if f := n.sw.has[pipeline.Forward{VNI: 7, To: moved(3).To}]; f != (pipeline.Forward{VNI: 7, To: moved(3).To, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(plan.Node(3))}) {
+	if f := n.sw.has[pipeline.Forward{VNI: 7, To: moved(3).To}]; f != (pipeline.Forward{VNI: 7, To: moved(3).To,
+		Port: pipeline.VXLAN, VTEP: pipeline.VTEP(plan.Node(3))}) {
 		t.Errorf("moved from node 2 to 3: %v", f)
 	}
 	n.must(n.Apply(t.Context(), blue.Name, nil, []network.Mapping{moved(3)}))
-	if err := n.Replace(t.Context(), "elsewhere", []network.Mapping{{Tenant: "elsewhere", To: netip.MustParsePrefix("10.0.3.0/24"), Node: plan.Node(2)}}); err != nil ||
+	if err := n.Replace(t.Context(), "elsewhere",
+		[]network.Mapping{{Tenant: "elsewhere", To: netip.MustParsePrefix("10.0.3.0/24"),
+			Node: plan.Node(2)}}); err != nil ||
 		len(n.sw.has) != before {
 		t.Errorf("a tenant that is not here: %v", err)
 	}
@@ -332,7 +337,8 @@ func TestFullNodeRefuses(t *testing.T) {
 		!strings.Contains(err.Error(), "6 of 6 are in use, 4 of them by tenant t8") {
 		t.Errorf("a full node: %v", err)
 	}
-	if i := n.config.Indexes.(memory)[endpoint.CursorKey{Tenant: 7, Subnet: netip.MustParsePrefix("10.0.0.0/24")}]; i.next != 2 {
+	if i := n.config.Indexes.(memory)[endpoint.CursorKey{Tenant: 7,
+		Subnet: netip.MustParsePrefix("10.0.0.0/24")}]; i.next != 2 {
 		t.Errorf("an address was taken: next is %d", i.next)
 	}
 	n.start(n.config.Indexes)
@@ -340,7 +346,8 @@ func TestFullNodeRefuses(t *testing.T) {
 	if _, err := n.tryAdd(c.tenants[0], 1); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("a full node that started anew: %v", err)
 	}
-	if err := n.Replace(t.Context(), "t7", []network.Mapping{{Tenant: "t7", To: netip.MustParsePrefix("10.0.9.0/24"), Node: plan.Node(2)}}); !errors.Is(
+	if err := n.Replace(t.Context(), "t7",
+		[]network.Mapping{{Tenant: "t7", To: netip.MustParsePrefix("10.0.9.0/24"), Node: plan.Node(2)}}); !errors.Is(
 		err,
 		endpoint.ErrExhausted,
 	) {
@@ -397,7 +404,10 @@ func TestRefusals(t *testing.T) {
 	for name, spoil := range map[string]func(*endpoint.Record, *endpoint.Attachment){
 		"the gateway's VNI": func(r *endpoint.Record, _ *endpoint.Attachment) { r.TenantID = 0xff },
 		"a plaintext":       func(_ *endpoint.Record, a *endpoint.Attachment) { a.Plaintext = plan.Node(1).Addr() },
-		"another gateway":   func(_ *endpoint.Record, a *endpoint.Attachment) { a.Gateway = netip.MustParseAddr("10.0.0.1") },
+		"another gateway": func(_ *endpoint.Record,
+			a *endpoint.Attachment) {
+			a.Gateway = netip.MustParseAddr("10.0.0.1")
+		},
 		"index 0": func(_ *endpoint.Record, a *endpoint.Attachment) {
 			a.Subnet = netip.PrefixFrom(a.Address, 32)
 		},

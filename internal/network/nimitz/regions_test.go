@@ -127,7 +127,8 @@ func TestCrossRegion(t *testing.T) {
 	for i := range r.near.Attachments {
 		near, far := r.near.Attachments[i].Address, r.far.Attachments[i].Address
 		hops, at, out := r.send(r.west.nodes[0], pipeline.Port(r.near.ID), near, far)
-		if want := []hop{{r.west.edge().prefix, 7, 1}, {r.east.edge().prefix, 7, 1}, {r.east.nodes[0].prefix, 12, 0}}; !slices.Equal(
+		if want := []hop{{r.west.edge().prefix, 7, 1}, {r.east.edge().prefix, 7, 1},
+			{r.east.nodes[0].prefix, 12, 0}}; !slices.Equal(
 			hops,
 			want,
 		) ||
@@ -138,7 +139,8 @@ func TestCrossRegion(t *testing.T) {
 			t.Errorf("from %v to %v: %v, then %+v; want %v", near, far, hops, out, want)
 		}
 		hops, at, out = r.send(r.east.nodes[0], pipeline.Port(r.far.ID), far, near)
-		if want := []hop{{r.east.edge().prefix, 12, 2}, {r.west.edge().prefix, 12, 2}, {r.west.nodes[0].prefix, 7, 0}}; !slices.Equal(
+		if want := []hop{{r.east.edge().prefix, 12, 2}, {r.west.edge().prefix, 12, 2},
+			{r.west.nodes[0].prefix, 7, 0}}; !slices.Equal(
 			hops,
 			want,
 		) ||
@@ -151,7 +153,8 @@ func TestCrossRegion(t *testing.T) {
 	// A tenant whose number there is another's.
 	for _, of := range r.west.nodes[0].record {
 		if of.Tenant != "t7" {
-			if hops, _, out := r.send(r.west.nodes[0], pipeline.Port(of.ID), of.Attachments[0].Address, r.far.Attachments[0].Address); out.Drop == 0 ||
+			if hops, _, out := r.send(r.west.nodes[0], pipeline.Port(of.ID), of.Attachments[0].Address,
+				r.far.Attachments[0].Address); out.Drop == 0 ||
 				len(hops) != 0 {
 				t.Errorf("tenant %s reaches another's container in the other region: %v, %+v", of.Tenant, hops, out)
 			}

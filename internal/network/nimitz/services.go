@@ -99,7 +99,8 @@ func (n *Network) renew(h *hosted) {
 		if _, here := h.here[p.Container]; n.at(p) {
 			put(outside(h, client)...)
 		} else if here && p.Gateway != n.config.Node {
-			put(pipeline.Forward{VNI: h.vni, To: client, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(p.Gateway), Outside: true})
+			put(pipeline.Forward{VNI: h.vni, To: client, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(p.Gateway),
+				Outside: true})
 		}
 	}
 	for _, r := range h.regions {

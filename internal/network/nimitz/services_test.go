@@ -122,7 +122,8 @@ func (s *northSouth) published(t *testing.T, gateway *node, p tenant.Publication
 	}
 	hop := func(at, from *node, v pipeline.Verdict) pipeline.Verdict {
 		out, _ := at.sw.table().
-			Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: v.VNI, Src: v.Src, Dst: v.Dst})
+			Run(pipeline.Packet{From: pipeline.VXLAN, Outer: pipeline.VTEP(from.prefix), VNI: v.VNI, Src: v.Src,
+				Dst: v.Dst})
 		return out
 	}
 	in := gateway.run(pipeline.Gateway, client, v)
@@ -323,8 +324,14 @@ func TestServicesThatCannotBeAreRefused(t *testing.T) {
 	n := s.nodes[0]
 	before := n.sw.applied
 	for want, spoil := range map[string]func(seven, eight *tenant.Tenant){
-		"in the tenant's own CIDR":    func(_, eight *tenant.Tenant) { eight.Services[0].Virtual = netip.MustParseAddr("fd00:1::99") },
-		"tenants t7 and t8 both have": func(seven, eight *tenant.Tenant) { eight.Publications = seven.Publications[:1] },
+		"in the tenant's own CIDR": func(_,
+			eight *tenant.Tenant) {
+			eight.Services[0].Virtual = netip.MustParseAddr("fd00:1::99")
+		},
+		"tenants t7 and t8 both have": func(seven,
+			eight *tenant.Tenant) {
+			eight.Publications = seven.Publications[:1]
+		},
 	} {
 		seven, eight := s.tenants[0], s.tenants[1]
 		eight.Services = slices.Clone(eight.Services)

@@ -21,7 +21,8 @@ func (g *Gateway) Keep(_ context.Context, published map[netip.Addr]netip.Addr, u
 		return err
 	}
 	defer h.Close()
-	if _, err := h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET6, withdrawn{g.config, published, used}); err != nil {
+	if _, err := h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET6,
+		withdrawn{g.config, published, used}); err != nil {
 		return fmt.Errorf("end the gateway's connections by addresses that were withdrawn: %w", err)
 	}
 	return nil

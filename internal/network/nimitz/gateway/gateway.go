@@ -167,7 +167,8 @@ func (g *Gateway) setUp(ctx context.Context) error {
 			func() error { return node.LinkSetUp(near) },
 			func() error { return inside.LinkSetUp(far) },
 			func() error {
-				return inside.AddrReplace(far, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(side.addr, 128)), Flags: unix.IFA_F_NODAD})
+				return inside.AddrReplace(far,
+					&netlink.Addr{IPNet: ipNet(netip.PrefixFrom(side.addr, 128)), Flags: unix.IFA_F_NODAD})
 			},
 			func() error {
 				return inside.RouteReplace(&netlink.Route{LinkIndex: far.Attrs().Index, Dst: ipNet(side.route)})
@@ -270,7 +271,8 @@ func (g *Gateway) waitUp(ctx context.Context) error {
 // address that nobody gave them.
 func setRouter() error {
 	for _, s := range [][2]string{
-		{"default/addr_gen_mode", "1"}, {"default/accept_ra", "0"}, {"default/accept_dad", "0"}, {"all/forwarding", "1"},
+		{"default/addr_gen_mode", "1"}, {"default/accept_ra", "0"}, {"default/accept_dad", "0"},
+		{"all/forwarding", "1"},
 	} {
 		if err := os.WriteFile(filepath.Join("/proc/sys/net/ipv6/conf", s[0]), []byte(s[1]), 0); err != nil {
 			return fmt.Errorf("set %s: %w", s[0], err)

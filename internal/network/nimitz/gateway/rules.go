@@ -132,7 +132,8 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 
 	drop, accept := nftables.ChainPolicyDrop, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
 	through := nft.AddChain(&nftables.Chain{
-		Table: table, Name: "through", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop,
+		Table: table, Name: "through", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+		Priority: nftables.ChainPriorityFilter, Policy: &drop,
 	})
 	// A source that the switch did not translate is no container's of this node.
 	add(through, from(overlay), to(underlay), load(source), within(c.Block), valid(), accept)
@@ -146,7 +147,8 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATUS, destinationTranslated, expr.CmpOpNeq), accept)
 	// The stack itself speaks to nobody.
 	nft.AddChain(&nftables.Chain{
-		Table: table, Name: "here", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter, Policy: &drop,
+		Table: table, Name: "here", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput,
+		Priority: nftables.ChainPriorityFilter, Policy: &drop,
 	})
 	if err := nft.Flush(); err != nil {
 		return fmt.Errorf("replace the gateway's rules: %w; they are as they were", err)

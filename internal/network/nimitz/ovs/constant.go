@@ -14,7 +14,8 @@ const noEndpoint = dropreason.NoEndpoint
 
 // reasons are those that this switch drops packets for.
 var reasons = []dropreason.Reason{
-	dropreason.NotIp6, dropreason.SrcNotOwn, dropreason.NoEndpoint, dropreason.Multicast, dropreason.HopLimit, dropreason.NoRoute, dropreason.PeerUnknown,
+	dropreason.NotIp6, dropreason.SrcNotOwn, dropreason.NoEndpoint, dropreason.Multicast, dropreason.HopLimit,
+	dropreason.NoRoute, dropreason.PeerUnknown,
 	dropreason.LaterFragment, dropreason.Untranslated, dropreason.ForeignUnknown,
 	dropreason.NdIgnored, dropreason.NdForbidden, dropreason.MldIgnored, dropreason.IcmpQuote,
 }
@@ -102,7 +103,8 @@ func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 			)
 		}
 	}
-	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
+	for _, group := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"),
+		netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8")} {
 		all = append(
 			all,
 			dropped(

@@ -48,7 +48,8 @@ func (d *Daemons) start(ctx context.Context, ns *netns.Namespace) error {
 		}
 	}
 	// With --detach a daemon's first process ends when the daemon is ready.
-	if err := d.run(ctx, ns, databaseName, db, "--remote=punix:"+socket, "--pidfile", "--detach", "--log-file"); err != nil {
+	if err := d.run(ctx, ns, databaseName, db, "--remote=punix:"+socket, "--pidfile", "--detach",
+		"--log-file"); err != nil {
 		return err
 	}
 	// ovs-vswitchd is ready when it has read the configuration's one row, which must be there for that.

@@ -80,7 +80,9 @@ func (d *database) root(ctx context.Context) (ovsdb.Row, error) {
 		if err != nil || len(rows) == 1 {
 			return append(rows, nil)[0], err
 		}
-		if _, err := d.transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot, Row: ovsdb.Row{"system_type": "pilaster"}}); err != nil {
+		if _, err := d.transact(ctx,
+			ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot,
+				Row: ovsdb.Row{"system_type": "pilaster"}}); err != nil {
 			return nil, err
 		}
 	}
@@ -234,7 +236,8 @@ func (d *database) ensureBridge(
 	ops = append(
 		ops,
 		ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableBridge, UUIDName: "b", Row: ovsdb.Row{
-			"name": name, "ports": all, "datapath_type": string(datapath), "fail_mode": "secure", "other_config": options(config), "external_ids": ids(name),
+			"name": name, "ports": all, "datapath_type": string(datapath), "fail_mode": "secure",
+			"other_config": options(config), "external_ids": ids(name),
 			"protocols": ovsdb.OvsSet{GoSet: []any{"OpenFlow14"}},
 		}},
 		ovsdb.Operation{

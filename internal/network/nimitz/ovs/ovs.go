@@ -177,7 +177,8 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Devic
 				return fmt.Errorf("%s is the port of %s already; nothing was changed: unplug it first", other, is.of)
 			}
 		}
-		if err := d.change(ctx, addPort(where("name", bridgeName), device{name: name, of: port.String(), ofport: of})...); err != nil {
+		if err := d.change(ctx, addPort(where("name", bridgeName),
+			device{name: name, of: port.String(), ofport: of})...); err != nil {
 			return err
 		}
 		if all, err = d.interfaces(ctx); err != nil {

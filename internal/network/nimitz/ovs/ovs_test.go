@@ -237,7 +237,8 @@ func linkCases() (all []packettest.Case) {
 		why  dropreason.Reason
 	}{
 		{netip.MustParseAddr("fd10:0:0:2::2"), packet.ICMP{Type: 133, Payload: make([]byte, 8)}, dropreason.NdIgnored},
-		{netip.MustParseAddr("ff02::1:ff00:1"), packet.ICMP{Type: 135, Payload: make([]byte, 16)}, dropreason.NdIgnored},
+		{netip.MustParseAddr("ff02::1:ff00:1"), packet.ICMP{Type: 135, Payload: make([]byte, 16)},
+			dropreason.NdIgnored},
 		{netip.MustParseAddr("ff02::16"), packet.ICMP{Type: 143, Payload: make([]byte, 20)}, dropreason.MldIgnored},
 	} {
 		all = append(
@@ -381,7 +382,8 @@ func TestBundle(t *testing.T) {
 	}{
 		{openflow.Flow{Table: 9, Actions: []openflow.Action{openflow.DecTTL{}}}, "add flow of table 9, priority 0: : " +
 			"dec_ttl: bad action: the match does not fit it"},
-		{openflow.Flow{Table: 9, Match: []openflow.Value{openflow.IPProto.Number(6)}}, "add flow of table 9, priority 0: ip_proto=0x6: drop: bad match: a field that it depends on is missing"},
+		{openflow.Flow{Table: 9, Match: []openflow.Value{openflow.IPProto.Number(6)}},
+			"add flow of table 9, priority 0: ip_proto=0x6: drop: bad match: a field that it depends on is missing"},
 		{openflow.Flow{Table: 9, Goto: 3}, "add flow of table 9, priority 0: : goto 3: bad instruction: no such " +
 			"table to go to"},
 	} {

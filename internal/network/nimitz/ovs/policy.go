@@ -29,7 +29,8 @@ func (s *Switch) loadPolicy() (*policyObjects, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, value := range map[string]uint32{policyVarTunnelMark: s.config.Mark, policyVarTunnelBits: pipeline.MarkBits} {
+	for name, value := range map[string]uint32{policyVarTunnelMark: s.config.Mark,
+		policyVarTunnelBits: pipeline.MarkBits} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, err
 		}

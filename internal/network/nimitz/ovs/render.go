@@ -180,7 +180,8 @@ func render(region netip.Prefix, e pipeline.Entry) (openflow.Flow, error) {
 			return f, fmt.Errorf("%v: it is no node's prefix", e)
 		}
 		k, f.Table, f.Goto = foreign, tableRegister, tableDNAT
-		f.Match = append([]openflow.Value{inPort(ofportVXLAN), vteps(e.Edge), openflow.TunnelID.Number(uint64(e.Theirs))}, familyOf(e.Source.Addr()).from(e.Source)...)
+		f.Match = append([]openflow.Value{inPort(ofportVXLAN), vteps(e.Edge),
+			openflow.TunnelID.Number(uint64(e.Theirs))}, familyOf(e.Source.Addr()).from(e.Source)...)
 		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.VNI))), set(regFrom.Number(fromAbroad))}
 	case pipeline.DNAT:
 		if e.Virtual.Is4() != e.Real.Is4() {
@@ -189,7 +190,8 @@ func render(region netip.Prefix, e pipeline.Entry) (openflow.Flow, error) {
 		own := familyOf(e.Virtual)
 		k, f.Table, f.Goto = dnat, tableDNAT, tableNorthSouth
 		f.Match = []openflow.Value{regVNI.Number(uint64(e.VNI)), own.is(), own.dst.Address(e.Virtual)}
-		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.RealVNI))), set(own.dst.Address(e.Real)), set(regNAT.Number(1))}
+		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.RealVNI))), set(own.dst.Address(e.Real)),
+			set(regNAT.Number(1))}
 	case pipeline.NorthSouth:
 		k, f.Table, f.Goto = northSouth, tableNorthSouth, tableSNAT
 		f.Match = append([]openflow.Value{regVNI.Number(uint64(e.VNI))}, familyOf(e.To.Addr()).to(e.To)...)
@@ -266,7 +268,8 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 	switch kindOf(f.Cookie) {
 	case peer:
 		bits := 0
-		for mask := get[openflow.TunnelSrc6].Mask; bits < 64 && len(mask) == 16 && mask[bits/8]&(0x80>>(bits%8)) != 0; bits++ {
+		for mask := get[openflow.TunnelSrc6].Mask; bits < 64 && len(mask) == 16 &&
+			mask[bits/8]&(0x80>>(bits%8)) != 0; bits++ {
 		}
 		if nodes, err := get[openflow.TunnelSrc6].AsAddress().Prefix(bits); err == nil {
 			return pipeline.Peer{Nodes: nodes}, nil
@@ -294,8 +297,9 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 		edge, err := get[openflow.TunnelSrc6].AsAddress().Prefix(address.NodeBits)
 		if err == nil {
 			return pipeline.Foreign{
-				Edge: edge, Theirs: pipeline.VNI(get[openflow.TunnelID].Uint()), Source: prefixIn(get, openflow.IPv4Src, openflow.IPv6Src),
-				VNI: pipeline.VNI(written(f, regVNI).Uint()),
+				Edge: edge, Theirs: pipeline.VNI(get[openflow.TunnelID].Uint()),
+				Source: prefixIn(get, openflow.IPv4Src, openflow.IPv6Src),
+				VNI:    pipeline.VNI(written(f, regVNI).Uint()),
 			}, nil
 		}
 	case northSouth:

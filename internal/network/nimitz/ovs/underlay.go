@@ -185,7 +185,8 @@ func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 	}
 	// The prefix is the node's, so that the address is found to be the source for what goes by hostAddress.
 	own := &net.IPNet{IP: vtep.AsSlice(), Mask: net.CIDRMask(64, 128)}
-	if err := h.AddrAdd(tap, &netlink.Addr{IPNet: own, Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}); err != nil {
+	if err := h.AddrAdd(tap, &netlink.Addr{IPNet: own,
+		Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}); err != nil {
 		return err
 	}
 	for {
@@ -225,8 +226,10 @@ func underlayFlows() []openflow.Change {
 	}
 	var all []openflow.Change
 	for _, f := range []openflow.Flow{
-		{Match: udp(portUnderlay, outerUDP), Actions: []openflow.Action{set(openflow.UDPDst.Number(innerUDP)), openflow.Output(openflow.LocalPort)}},
-		{Match: udp(openflow.LocalPort, innerUDP), Actions: []openflow.Action{set(openflow.UDPDst.Number(outerUDP)), openflow.Output(portUnderlay)}},
+		{Match: udp(portUnderlay, outerUDP),
+			Actions: []openflow.Action{set(openflow.UDPDst.Number(innerUDP)), openflow.Output(openflow.LocalPort)}},
+		{Match: udp(openflow.LocalPort, innerUDP),
+			Actions: []openflow.Action{set(openflow.UDPDst.Number(outerUDP)), openflow.Output(portUnderlay)}},
 		{Match: neighbour(openflow.LocalPort, 135), Actions: []openflow.Action{openflow.Output(portUnderlay)}},
 		{Match: neighbour(portUnderlay, 136), Actions: []openflow.Action{openflow.Output(openflow.LocalPort)}},
 	} {

@@ -52,11 +52,13 @@ func worlds() []world {
 		name: "IPv4",
 		own: a(
 			"10.0.1.2",
-		), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"), there: p("10.0.2.0/24"),
+		), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"),
+		there:   p("10.0.2.0/24"),
 		service: a("10.9.9.9"), storage: a("192.0.2.9"), outside: a("192.0.2.1"), shared: a("198.51.100.9"),
 		gateway: a(
 			"100.64.1.1",
-		), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), virtual8: a("100.64.1.8"), leads: a("100.64.1.3"), abroad: a("10.1.3.4"), farther: a("10.2.3.4"),
+		), gateway2: a("100.64.2.1"), virtual: a("100.64.1.2"), virtual8: a("100.64.1.8"), leads: a("100.64.1.3"),
+		abroad: a("10.1.3.4"), farther: a("10.2.3.4"),
 		request:  packet.ICMP{Type: packet.EchoRequest4, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
 		groups:   []netip.Addr{a("224.0.0.1"), a("239.255.255.250"), a("255.255.255.255")},
 		forLinks: []uint8{5, 9},
@@ -64,11 +66,13 @@ func worlds() []world {
 		name: "IPv6",
 		own: a(
 			"fd10:0:0:1::2",
-		), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"), there: p("fd10:0:0:2::/64"),
+		), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"),
+		there:   p("fd10:0:0:2::/64"),
 		service: a("fd10:9::9"), storage: a("2001:db8:9::9"), outside: a("2001:db8:9::1"), shared: a("2001:db8:8::9"),
 		gateway: a(
 			"fd64:0:0:1::1",
-		), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), virtual8: a("fd64:0:0:1::8"), leads: a("fd64:0:0:1::3"), abroad: a("fd11::3:4"), farther: a("fd12::3:4"),
+		), gateway2: a("fd64:0:0:2::1"), virtual: a("fd64:0:0:1::2"), virtual8: a("fd64:0:0:1::8"),
+		leads: a("fd64:0:0:1::3"), abroad: a("fd11::3:4"), farther: a("fd12::3:4"),
 		request:  packet.ICMP{Type: packet.EchoRequest, Rest: packet.Echo(1, 2), Payload: []byte("odd")},
 		groups:   []netip.Addr{a("ff02::1"), a("ff0e::1234")},
 		forLinks: []uint8{134, 136, 137},

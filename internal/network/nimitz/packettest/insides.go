@@ -18,7 +18,8 @@ func (w world) insides() (all []Case) {
 		src, dst     netip.Addr
 		untranslated bool
 	}{
-		{"same node", 4, w.beside, w.own, true}, {"arrives", pipeline.VXLAN, w.far, w.own, true}, {"to the service", 2, w.own, w.service, false},
+		{"same node", 4, w.beside, w.own, true}, {"arrives", pipeline.VXLAN, w.far, w.own, true},
+		{"to the service", 2, w.own, w.service, false},
 	} {
 		add := func(name string, why dropreason.Reason, body packet.Body, extensions ...packet.Extension) *Case {
 			c := Case{
@@ -39,8 +40,10 @@ func (w world) insides() (all []Case) {
 			c := add("options", dropreason.RoutingHeader, gram)
 			c.Frame = withOptions(c.In())
 		} else {
-			add("a routing header", dropreason.RoutingHeader, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})
-			add("a home address", dropreason.RoutingHeader, gram, packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{0xc9, 16}, make([]byte, 20)...)})
+			add("a routing header", dropreason.RoutingHeader, gram,
+				packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})
+			add("a home address", dropreason.RoutingHeader, gram,
+				packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{0xc9, 16}, make([]byte, 20)...)})
 		}
 		if !way.untranslated { // what becomes of errors then is each switch's own
 			continue

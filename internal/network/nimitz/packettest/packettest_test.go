@@ -30,7 +30,9 @@ func TestCases(t *testing.T) {
 			t.Errorf("nothing goes to %v", port)
 		}
 	}
-	for _, why := range []dropreason.Reason{dropreason.NotIp6, dropreason.SrcNotOwn, dropreason.NoEndpoint, dropreason.NoRoute, dropreason.PeerUnknown, dropreason.ForeignUnknown, dropreason.Multicast, dropreason.HopLimit, dropreason.Untranslated, dropreason.NdForbidden,
+	for _, why := range []dropreason.Reason{dropreason.NotIp6, dropreason.SrcNotOwn, dropreason.NoEndpoint,
+		dropreason.NoRoute, dropreason.PeerUnknown, dropreason.ForeignUnknown, dropreason.Multicast,
+		dropreason.HopLimit, dropreason.Untranslated, dropreason.NdForbidden,
 		dropreason.RoutingHeader, dropreason.Malformed, dropreason.IcmpQuote} {
 		if reasons[why] == 0 {
 			t.Errorf("nothing is dropped for %v", why)
