@@ -98,7 +98,8 @@ and refuses to start without, because what it mounts there ends with it.`,
 		&maxSessions,
 		"max-sessions",
 		datapath.DefaultMaxSessions,
-		"sessions of containers under policies that the node remembers, 73 bytes each from the start; a power of 2 of sevens is used",
+		"sessions of containers under policies that the node remembers, 73 bytes each from the start; a power of 2 "+
+			"of sevens is used",
 	)
 	f.StringVar(&o.OrchestratorURL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token; it may go when the node has joined")
@@ -132,7 +133,8 @@ and refuses to start without, because what it mounts there ends with it.`,
 		&o.Edge,
 		"edge",
 		false,
-		"be the Edge Switch of this region, by which tenants on network nimitz reach other regions; it takes no containers",
+		"be the Edge Switch of this region, by which tenants on network nimitz reach other regions; it takes no "+
+			"containers",
 	)
 	f.StringVar(
 		&o.MetricsListen,
@@ -179,7 +181,8 @@ func bindDevice(c *cobra.Command, device *string) {
 		c,
 		device,
 		"device",
-		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the one of these two; or macvlan, only for containers without CAP_NET_ADMIN",
+		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the "+
+			"one of these two; or macvlan, only for containers without CAP_NET_ADMIN",
 		datapath.DeviceChoices(),
 	)
 }
@@ -214,7 +217,8 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 		if err != nil &&
 			!(errors.Is(err, fs.ErrNotExist) && join.Joined(o.StateDir)) { // a node that has joined needs none
 			return fmt.Errorf(
-				"--token-file: %w\n  nothing was changed; copy the orchestrator's join-token file there: this node has no certificate yet",
+				"--token-file: %w\n  nothing was changed; copy the orchestrator's join-token file there: this node "+
+					"has no certificate yet",
 				err,
 			)
 		}

@@ -13,7 +13,8 @@ import (
 func TestTenantsOfNetworkNimitz(t *testing.T) {
 	s := startOrchestrator(t)
 	if r := command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16", "--cidr",
-		"fd12:3456::/48"); r.stdout != "tenant green created: id 1, network nimitz, 10.0.0.0/16 (a /24 each node), fd12:3456::/48 (a /80 each node)\n" {
+		"fd12:3456::/48"); r.stdout != "tenant green created: id 1, network nimitz, 10.0.0.0/16 (a /24 each node), "+
+		"fd12:3456::/48 (a /80 each node)\n" {
 		t.Errorf("created %+v", r)
 	}
 	lime := ask[tenantView](
