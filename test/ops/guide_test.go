@@ -14,7 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// A step is a command of a guide, the machine that it is typed on (empty where a guide has one machine), and its output there.
+// A step is a command of a guide, the machine that it is typed on (empty where a guide has one machine), and its
+// output there.
 type step struct{ machine, command, shown string }
 
 var prompt = regexp.MustCompile(`^(n[0-9])?\$ (.*)`)
@@ -24,15 +25,16 @@ func unfinished(command string) bool {
 	return strings.HasSuffix(command, `\`) || strings.Count(command, "'")%2 == 1
 }
 
-// guide reads what a guide has one do: blocks of yaml that begin with "# NAME.yaml" are files, and blocks of console are commands behind "$ ", with
-// what they show. In that "…" is whatever there is, and runs of spaces are as wide as they need to be; "(exit status 1)" is how the command ends, which
-// else succeeds.
+// guide reads what a guide has one do: blocks of yaml that begin with "# NAME.yaml" are files, and blocks of
+// console are commands behind "$ ", with what they show. In that "…" is whatever there is, and runs of spaces are
+// as wide as they need to be; "(exit status 1)" is how the command ends, which else succeeds.
 func guide(t *testing.T, path string) (files map[string]string, steps []step) {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	must(t, err)
 	files = map[string]string{}
-	for _, block := range regexp.MustCompile("(?ms)^```(yaml|console)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+	blocks := regexp.MustCompile("(?ms)^```(yaml|console)\n(.*?)^```$")
+	for _, block := range blocks.FindAllStringSubmatch(string(text), -1) {
 		if name, isFile := strings.CutPrefix(block[2], "# "); block[1] == "yaml" && isFile {
 			name, _, _ = strings.Cut(name, "\n")
 			files[name] = block[2]
@@ -69,15 +71,29 @@ func (s step) fits(output string) bool {
 }
 
 // TestPolicyGuide does what docs/howto/policy.md says, and compares what it shows.
-func TestPolicyGuide(t *testing.T) {
+func TestPolicyGuide(t *testing.T) { follow(t, "../../docs/howto/policy.md", "shop", 2, 20) }
+
+// TestRegionsGuide does what docs/howto/regions.md has one try in a lab, and compares what it shows.
+func TestRegionsGuide(t *testing.T) {
+	if labtest.Device() == "macvlan" {
+		t.Skip("macvlans do not carry network nimitz")
+	}
+	follow(t, "../../docs/howto/regions.md", "two", 1, 9)
+}
+
+// follow does what a guide with a lab of its own says, and compares what it shows. The guide calls the lab as
+// given; here it has a name of the test's.
+func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
 	ctx := labtest.Context(t)
-	files, steps := guide(t, "../../docs/howto/policy.md")
+	files, steps := guide(t, page)
 	dir, name := t.TempDir(), labtest.Name(t)
 	for file, text := range files {
-		must(t, os.WriteFile(filepath.Join(dir, file), []byte(strings.Replace(text, "name: shop\n", "name: "+name+"\n", 1)), 0o600))
+		text = strings.Replace(text, "name: "+called+"\n", "name: "+name+"\n", 1)
+		must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 	}
 	root := filepath.Join("/run", name) // short enough for a socket's path
 	env := append(os.Environ(), "PATH="+filepath.Dir(labtest.Binary(t))+":"+os.Getenv("PATH"), "PILASTER_LAB_ROOT="+root)
@@ -107,14 +123,15 @@ func TestPolicyGuide(t *testing.T) {
 			variables += s.command + "; "
 			continue
 		}
-		out, err := run(ctx, variables+strings.ReplaceAll(s.command, "shop-", name+"-")) // containers' ids begin with the lab's name
+		// Ids of containers begin with the lab's name.
+		out, err := run(ctx, variables+strings.ReplaceAll(s.command, called+"-", name+"-"))
 		must(t, err)
-		out = strings.ReplaceAll(out, name, "shop")
+		out = strings.ReplaceAll(out, name, called)
 		if !s.fits(out) {
 			t.Fatalf("$ %s\n%s\nthe guide shows\n%s", s.command, out, s.shown)
 		}
 	}
-	if len(files) < 2 || len(steps) < 20 {
+	if len(files) < leastFiles || len(steps) < leastSteps {
 		t.Errorf("the guide has %d files and %d commands", len(files), len(steps))
 	}
 }
@@ -125,8 +142,10 @@ func TestGuideIsCompared(t *testing.T) {
 		shown, output string
 		fits          bool
 	}{
-		{"", "", true}, {"", "more\n", false}, {"a  b\n", "a b\n", true}, {"a b\n", "a b\nc\n", false}, {"a … c\n", "a b b c\n", true}, {"a … c\n", "a b\n", false},
-		{"x\n(exit status 1)\n", "x\n(exit status 1)\n", true}, {"x\n", "x\n(exit status 1)\n", false}, {"1 (of 2)\n", "1 (of 3)\n", false}, {"a\nb\n", "a\n", false},
+		{"", "", true}, {"", "more\n", false}, {"a  b\n", "a b\n", true}, {"a b\n", "a b\nc\n", false},
+		{"a … c\n", "a b b c\n", true}, {"a … c\n", "a b\n", false},
+		{"x\n(exit status 1)\n", "x\n(exit status 1)\n", true}, {"x\n", "x\n(exit status 1)\n", false},
+		{"1 (of 2)\n", "1 (of 3)\n", false}, {"a\nb\n", "a\n", false},
 	} {
 		if (step{shown: c.shown}).fits(c.output) != c.fits {
 			t.Errorf("%q, shown as %q, fits: %v", c.output, c.shown, !c.fits)

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// howTos are pages whose commands run in one lab, in this order, and where they run there. What a page shows is compared.
+// howTos are pages whose commands run in one lab, in this order, and where they run there.
 var howTos = []struct {
 	page, where string
 	least       int // commands on the page
@@ -38,7 +38,8 @@ var varying = []struct {
 	part *regexp.Regexp
 	by   string
 }{
-	{regexp.MustCompile(`pilaster\.(?:[0-9a-f]{32}\.[0-9a-f]{64}|<32 hexadecimal digits>\.<64 hexadecimal digits>)`), "TOKEN"},
+	{regexp.MustCompile(`pilaster\.[0-9a-f]{32}\.[0-9a-f]{64}`), "TOKEN"},
+	{regexp.MustCompile(`pilaster\.<32 hexadecimal digits>\.<64 hexadecimal digits>`), "TOKEN"},
 	{regexp.MustCompile(`[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}`), "UUID"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
 	{regexp.MustCompile(`[0-9a-f]*(?::[0-9a-f]*){2,}(?:/\d+)?`), "ADDRESS"},
@@ -85,15 +86,16 @@ func TestHowTo(t *testing.T) {
 	}
 	ctx := labtest.Context(t)
 	name := labtest.Name(t)
+	cidrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}
 	labtest.New(t, lab.Spec{
 		Name: name, Nodes: []string{"n1", "n2"},
-		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "green", Network: "nimitz", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}}},
+		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "green", Network: "nimitz", CIDRs: cidrs}},
 		Containers: []lab.Container{
 			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"},
 			{Name: "g1", Node: "n1", Tenant: "green"}, {Name: "g2", Node: "n2", Tenant: "green"},
 		},
 	})
-	dir := t.TempDir()
+	dir, dataDir := t.TempDir(), "/var/lib/pilaster/orchestrator"
 	for _, h := range howTos {
 		ran := 0
 		for _, s := range howToSteps(t, h.page) {
@@ -101,23 +103,25 @@ func TestHowTo(t *testing.T) {
 				continue
 			}
 			ran++
-			command := strings.NewReplacer("/backup/", dir+"/", "/var/lib/pilaster/orchestrator", dir+"/restored").Replace(s.command)
+			command := strings.NewReplacer("/backup/", dir+"/", dataDir, dir+"/restored").Replace(s.command)
 			shown := s.shown
 			if h.rename != "" {
-				command, shown = strings.ReplaceAll(command, "green", h.rename), strings.ReplaceAll(shown, "green", h.rename)
+				command = strings.ReplaceAll(command, "green", h.rename)
+				shown = strings.ReplaceAll(shown, "green", h.rename)
 			}
 			where := h.where
 			if node, ok := elsewhere[s.command]; ok {
 				where = node
 			}
 			var out, complaint bytes.Buffer
-			cmd := exec.CommandContext(ctx, labtest.Binary(t), "lab", "exec", "--lab", name, where, "--", "bash", "-ec", command)
+			cmd := exec.CommandContext(ctx, labtest.Binary(t),
+				"lab", "exec", "--lab", name, where, "--", "bash", "-ec", command)
 			cmd.Stdout, cmd.Stderr = &out, &complaint
 			if err := cmd.Run(); err != nil {
 				t.Errorf("%s: $ %s\n%v: %s%s", h.page, command, err, &out, &complaint)
 				continue
 			}
-			got := strings.NewReplacer(dir+"/restored", "/var/lib/pilaster/orchestrator", dir+"/", "/backup/").Replace(out.String())
+			got := strings.NewReplacer(dir+"/restored", dataDir, dir+"/", "/backup/").Replace(out.String())
 			want := regexp.QuoteMeta(likeness(shown))
 			want = regexp.MustCompile(`(?m)^…$`).ReplaceAllString(want, `(?s:.*)`)
 			want = strings.ReplaceAll(want, "…", ".*")
