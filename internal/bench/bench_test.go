@@ -264,7 +264,7 @@ func TestGenerateRefuses(t *testing.T) {
 func TestCompare(t *testing.T) {
 	o := tiny(t)
 	o.Window = 300 * time.Millisecond
-	all, err := Compare(t.Context(), o)
+	all, err := CheckGenerator(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,8 +50,8 @@ func FullEntries() EntriesOptions {
 	}
 }
 
-// MostEntryNodes bounds what a run takes: 320,000 mappings without node CIDRs.
-const MostEntryNodes = 4000
+// MaxEntryNodes bounds what a run takes: 320,000 mappings without node CIDRs.
+const MaxEntryNodes = 4000
 
 // Entries fills the switch of a node as its agent does, beside nodes of which the cluster only tells, and reads it
 // (NM2, NM3).

@@ -52,7 +52,7 @@ func (w *wire) entriesBed(ctx context.Context, kind string, m *member, mappings 
 		return nil, err
 	}
 	b.network = nimitz.New(nimitz.Config{
-		Plan: address.DefaultPlan(), Node: b.node.prefix, Indexes: m, Cluster: m, Switch: b.sw, Gateway: nowhere{}, MaxMappings: mappings + spare,
+		Plan: address.DefaultPlan(), Node: b.node.prefix, Indexes: m, Cluster: m, Switch: b.sw, Gateway: nullGateway{}, MaxMappings: mappings + spare,
 	})
 	if err := b.network.PutTenant(ctx, m.tenant); err != nil {
 		return nil, err
@@ -112,13 +112,13 @@ func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err erro
 
 const gatewayDevice = "gateway"
 
-// nowhere is a gateway that leads to nothing: entries do not tell.
-type nowhere struct{}
+// nullGateway is a gateway that leads to nothing: entries do not tell.
+type nullGateway struct{}
 
-func (nowhere) Device() pipeline.Device                                  { return pipeline.Device{Name: gatewayDevice} }
-func (nowhere) Addresses() (own, virtual netip.Addr)                     { return }
-func (nowhere) SetMTU(int) error                                         { return nil }
-func (nowhere) Publish(context.Context, map[netip.Addr]netip.Addr) error { return nil }
-func (nowhere) Keep(context.Context, map[netip.Addr]netip.Addr, map[netip.Addr]bool) error {
+func (nullGateway) Device() pipeline.Device                                  { return pipeline.Device{Name: gatewayDevice} }
+func (nullGateway) Addresses() (own, virtual netip.Addr)                     { return }
+func (nullGateway) SetMTU(int) error                                         { return nil }
+func (nullGateway) Publish(context.Context, map[netip.Addr]netip.Addr) error { return nil }
+func (nullGateway) Keep(context.Context, map[netip.Addr]netip.Addr, map[netip.Addr]bool) error {
 	return nil
 }

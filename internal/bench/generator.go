@@ -36,8 +36,8 @@ type answer struct {
 	First, Next []float64 `json:",omitempty"`
 }
 
-// patience is how long either side waits for the other before it gives up.
-const patience = 5 * time.Second
+// dialTimeout is how long either side waits for the other before it gives up.
+const dialTimeout = 5 * time.Second
 
 // traffic is what the two sides of a metric do. Both return once the client is done.
 type traffic struct {

@@ -67,7 +67,7 @@ func nimitzOVS(w *wire) (Pair, error) {
 }
 
 func (n *node) openOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), peerPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), peerTimeout)
 	defer cancel()
 	// Kernels before 6.17 cannot forward between two devices alone.
 	if err := n.ns.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }); err != nil {

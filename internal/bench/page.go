@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-//go:embed buildspage.html cleanuppage.html entriespage.html page.html scalepage.html
+//go:embed comparepage.html entriespage.html flowdeletepage.html page.html scalepage.html
 var pages embed.FS
 
 var pageTemplates = plot.Pages(pages)

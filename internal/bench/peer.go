@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// peerPatience is how long a peer may take to build its network, or to take it down.
-const peerPatience = 2 * time.Minute
+// peerTimeout is how long a peer may take to build its network, or to take it down.
+const peerTimeout = 2 * time.Minute
 
 // Peer is a scenario that somebody's command builds: it is called with "up" and joins two containers by whatever
 // network it likes, over two nodes of ours; and with "down" to take that away. See docs/howto/benchmark-peer.md.
@@ -63,7 +63,7 @@ func (w *wire) vacant() (p Pair, env []string, err error) {
 
 // runPeer is what the command printed.
 func runPeer(command, verb string, env []string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), peerPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), peerTimeout)
 	defer cancel()
 	c := exec.CommandContext(ctx, command, verb)
 	c.Env = append(os.Environ(), env...)

@@ -94,7 +94,7 @@ func (r *run) profile(ctx context.Context, sampled *sampler, names symbols, all 
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.Warmup+r.Window+4*patience)
+	ctx, cancel := context.WithTimeout(ctx, r.Warmup+r.Window+4*dialTimeout)
 	defer cancel()
 	// Before the client begins: it waits for nobody.
 	if err := sampled.start(); err != nil {

@@ -196,9 +196,9 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	return r.measure(ctx, started)
 }
 
-// heardWithin is how soon a signal is heard of here that has ended a process of ours, as it may where it went to all at
+// interruptDelay is how soon a signal is heard of here that has ended a process of ours, as it may where it went to all at
 // once.
-const heardWithin = 200 * time.Millisecond
+const interruptDelay = 200 * time.Millisecond
 
 // stopped tells an interruption, instead of what it broke.
 func stopped(ctx context.Context, err error) error {
@@ -207,7 +207,7 @@ func stopped(ctx context.Context, err error) error {
 	}
 	select {
 	case <-ctx.Done():
-	case <-time.After(heardWithin):
+	case <-time.After(interruptDelay):
 		return err
 	}
 	return fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))

@@ -19,7 +19,7 @@ import (
 
 // sample runs one server and one client to its end.
 func (o Options) sample(ctx context.Context, p Pair, m Metric) (answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*patience)
+	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*dialTimeout)
 	defer cancel()
 	s, err := o.begin(ctx, p, m)
 	if err != nil {
@@ -34,7 +34,7 @@ func (o Options) sample(ctx context.Context, p Pair, m Metric) (answer, error) {
 // first trial to the last all have the same neighbours.
 func (r *run) inTurns(ctx context.Context, m Metric, windows int) ([]answer, error) {
 	warmup, window := time.Duration(windows*len(r.pairs))*r.Warmup, time.Duration(windows*len(r.pairs))*r.Window
-	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*patience)
+	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*dialTimeout)
 	defer cancel()
 	sessions, all := make([]*session, len(r.pairs)), make([]answer, len(r.pairs))
 	each := func(do func(i int) error) error {

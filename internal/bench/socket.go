@@ -39,7 +39,7 @@ func patientSocket(kind int) (socket, error) {
 	if kind == unix.SOCK_STREAM {
 		err = unix.SetsockoptInt(int(s), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // inherited by accept
 	}
-	if err := errors.Join(err, s.wait(patience)); err != nil {
+	if err := errors.Join(err, s.wait(dialTimeout)); err != nil {
 		return 0, fmt.Errorf("set up the socket: %w", err)
 	}
 	return s, nil

@@ -80,7 +80,7 @@ func TestStopped(t *testing.T) {
 	cancel()
 	o := tiny(t)
 	_, ran := Run(ctx, o)
-	_, compared := Compare(ctx, o)
+	_, compared := CheckGenerator(ctx, o)
 	for _, err := range []error{ran, compared} {
 		if err == nil || !strings.HasPrefix(err.Error(), "interrupted: ") {
 			t.Error(err)

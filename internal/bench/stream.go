@@ -91,7 +91,7 @@ func (f *flows) each(use func(int, socket) error) error {
 	if len(f.polled) == 1 {
 		return use(0, socket(f.polled[0].Fd))
 	}
-	n, err := unix.Poll(f.polled, int(patience.Milliseconds()))
+	n, err := unix.Poll(f.polled, int(dialTimeout.Milliseconds()))
 	if errors.Is(err, unix.EINTR) {
 		return nil
 	}

@@ -192,7 +192,7 @@ func (s socket) ask(what byte, block int) error {
 	}
 	question, reply := make([]byte, block), make([]byte, block)
 	question[0] = what
-	for range int(patience / echoWait) {
+	for range int(dialTimeout / echoWait) {
 		if _, err := s.write(question); err != nil {
 			return err
 		}
@@ -201,7 +201,7 @@ func (s socket) ask(what byte, block int) error {
 			_, err = s.read(reply)
 		}
 		if !errors.Is(err, unix.EAGAIN) {
-			return errors.Join(err, s.wait(patience))
+			return errors.Join(err, s.wait(dialTimeout))
 		}
 	}
 	return errors.New("the server does not answer")

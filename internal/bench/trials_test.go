@@ -98,7 +98,7 @@ func TestServerWaitsForItsTrial(t *testing.T) {
 	server, client := sockets[0], sockets[1]
 	bound := unix.Bind(server, &unix.SockaddrInet6{Addr: netip.IPv6Loopback().As16()})
 	at, err := unix.Getsockname(server)
-	if err := errors.Join(bound, err, socket(server).wait(time.Millisecond), socket(client).wait(patience), unix.Connect(client, at)); err != nil {
+	if err := errors.Join(bound, err, socket(server).wait(time.Millisecond), socket(client).wait(dialTimeout), unix.Connect(client, at)); err != nil {
 		t.Fatal(err)
 	}
 	m, _ := metricByName("FIRST_RTT")

@@ -111,11 +111,11 @@ type Agreement struct {
 	Samples [2][]float64 `json:"samples"`
 }
 
-// alike is what the ratio of two generators has to be: neither does quite the same work between two packets.
-var alike = Gate{AtLeast: 0.8, AtMost: 1.25}
+// generatorGate is what the ratio of two generators has to be: neither does quite the same work between two packets.
+var generatorGate = Gate{AtLeast: 0.8, AtMost: 1.25}
 
-// alikeTooWide is the interval from which on a comparison tells nothing.
-const alikeTooWide = 0.25
+// generatorTooWide is the interval from which on a comparison tells nothing.
+const generatorTooWide = 0.25
 
 // FewestRounds is what an interval needs: of fewer samples all are on one side of the median more than once in 20
 // times.
@@ -139,8 +139,8 @@ func (a Agreements) Agree() bool {
 	return !slices.ContainsFunc(a, func(x Agreement) bool { return x.Verdict != Passed })
 }
 
-// Compare measures node to node with our generator and with others, in turn, with the options of a run.
-func Compare(ctx context.Context, o Options) (_ Agreements, err error) {
+// CheckGenerator measures node to node with our generator and with others, in turn, with the options of a run.
+func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 	release, err := claim(o.Dir)
 	if err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func Compare(ctx context.Context, o Options) (_ Agreements, err error) {
 		ratio := bootstrap(ratios(ours, theirs), random)
 		all = append(all, Agreement{
 			Metric: m.Name, Tool: t.client("")[0], Unit: m.Unit, Ours: median(ours), Theirs: median(theirs),
-			Ratio: ratio, Verdict: alike.judge(ratio, alikeTooWide),
+			Ratio: ratio, Verdict: generatorGate.judge(ratio, generatorTooWide),
 			Samples: [2][]float64{ours, theirs},
 		})
 	}
@@ -196,7 +196,7 @@ func Compare(ctx context.Context, o Options) (_ Agreements, err error) {
 
 // run has a tool measure once. Its server does not say when it listens, so the client is tried again.
 func (o Options) run(ctx context.Context, t tool, p Pair) (float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, 4*patience)
+	ctx, cancel := context.WithTimeout(ctx, 4*dialTimeout)
 	defer cancel()
 	server := t.server(p.Target.String())
 	s := exec.CommandContext(ctx, server[0], server[1:]...)
@@ -251,7 +251,7 @@ func (a Agreements) Table(w io.Writer) {
 		case TooNoisy:
 			verdict += " to tell"
 		case TooLow, TooHigh:
-			verdict += fmt.Sprintf(": not between %.2f and %.2f", alike.AtLeast, alike.AtMost)
+			verdict += fmt.Sprintf(": not between %.2f and %.2f", generatorGate.AtLeast, generatorGate.AtMost)
 		}
 		fmt.Fprintf(
 			w,

@@ -30,10 +30,12 @@ func newBenchCommand(env Env) *cobra.Command {
 	}
 	c.AddCommand(
 		newBenchDatapathCommand(env),
-		newBenchBuildsCommand(env),
+		newBenchCompareCommand(env),
+		formerly("builds", newBenchCompareCommand(env)),
 		newBenchPolicyCommand(env),
 		newBenchScaleCommand(env),
-		newBenchCleanUpCommand(env),
+		newBenchFlowDeleteCommand(env),
+		formerly("clean-up", newBenchFlowDeleteCommand(env)),
 		newBenchEntriesCommand(env),
 		newBenchNICCommand(env),
 		newBenchCheckCommand(env),
@@ -45,6 +47,13 @@ func newBenchCommand(env Env) *cobra.Command {
 			RunE:   func(*cobra.Command, []string) error { return bench.Generate(env.Stdin, env.Stdout) },
 		},
 	)
+	return c
+}
+
+// formerly keeps the name that a command had in the previous release. The help does not list it.
+func formerly(name string, c *cobra.Command) *cobra.Command {
+	_, arguments, _ := strings.Cut(c.Use, " ")
+	c.Use, c.Hidden = strings.TrimSpace(name+" "+arguments), true
 	return c
 }
 
@@ -76,10 +85,10 @@ a --free run. Run it on a machine that does nothing else. docs/reference/benchma
 			case smoke:
 				o = bench.Smoke()
 			}
-			if err := narrow(&o, scenarios, metrics); err != nil {
+			if err := selectRun(&o, scenarios, metrics); err != nil {
 				return err
 			}
-			if err := invite(&o, peers); err != nil {
+			if err := addPeers(&o, peers); err != nil {
 				return err
 			}
 			if err := requireRoot("bench"); err != nil {
@@ -153,8 +162,8 @@ func listed(known []string) cobra.CompletionFunc {
 	}
 }
 
-// narrow takes the named scenarios and metrics instead of the form's.
-func narrow(o *bench.Options, scenarios, metrics []string) (err error) {
+// selectRun takes the named scenarios and metrics instead of the form's.
+func selectRun(o *bench.Options, scenarios, metrics []string) (err error) {
 	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
 		if names != nil && len(names) == 0 {
 			return usage("--%s is empty; leave it out for those of the form, or name some", flag)
@@ -203,8 +212,8 @@ func reportBench(ctx context.Context, env Env, o bench.Options, free bool, to re
 	return nil
 }
 
-// invite adds peers, which come after our own scenarios.
-func invite(o *bench.Options, peers []string) error {
+// addPeers adds peers, which come after our own scenarios.
+func addPeers(o *bench.Options, peers []string) error {
 	for _, peer := range peers {
 		name, command, found := strings.Cut(peer, "=")
 		if !found || command == "" || !peerName.MatchString(name) {
@@ -286,7 +295,7 @@ ratio's interval is wider than a quarter and holds one of these, so that nobody 
 			if err := prepare(&run, env); err != nil {
 				return err
 			}
-			all, err := bench.Compare(c.Context(), run)
+			all, err := bench.CheckGenerator(c.Context(), run)
 			if err != nil {
 				return err
 			}

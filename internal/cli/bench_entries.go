@@ -33,8 +33,8 @@ A folder given with -o gets report.json, and report.html with plots.`,
 			if c.Flags().Changed("nodes") {
 				slices.Sort(nodes)
 				o.Nodes = slices.Compact(nodes)
-				if len(o.Nodes) < 2 || o.Nodes[0] < 1 || o.Nodes[len(o.Nodes)-1] > bench.MostEntryNodes {
-					return usage("--nodes %v: choose two sizes or more, of 1 to %d", nodes, bench.MostEntryNodes)
+				if len(o.Nodes) < 2 || o.Nodes[0] < 1 || o.Nodes[len(o.Nodes)-1] > bench.MaxEntryNodes {
+					return usage("--nodes %v: choose two sizes or more, of 1 to %d", nodes, bench.MaxEntryNodes)
 				}
 			}
 			if c.Flags().Changed("switches") {

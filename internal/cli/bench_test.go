@@ -49,7 +49,7 @@ func TestBenchRefuses(t *testing.T) {
 	}
 }
 
-func TestBenchBuildsRefuses(t *testing.T) {
+func TestBenchCompareRefuses(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -68,12 +68,12 @@ func TestBenchBuildsRefuses(t *testing.T) {
 		"/bin/sh -o xml":                "say text, json or a folder",
 		"/bin/sh --output /dev/null/x":  "nothing was measured",
 	} {
-		code, out, errs := run(t, "", append([]string{"bench", "builds"}, strings.Fields(line)...)...)
+		code, out, errs := run(t, "", append([]string{"bench", "compare"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("bench builds %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("bench compare %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
 	}
-	if _, offers, _ := run(t, "", "__complete", "bench", "builds", "/bin/sh", "--metrics", "UDP_RR,"); !strings.Contains(
+	if _, offers, _ := run(t, "", "__complete", "bench", "compare", "/bin/sh", "--metrics", "UDP_RR,"); !strings.Contains(
 		offers,
 		"UDP_RR,UDP_PPS\n",
 	) {
@@ -152,7 +152,22 @@ func TestBenchCompletion(t *testing.T) {
 	}
 }
 
-func TestBenchCleanUpRefuses(t *testing.T) {
+// The names of the previous release run the same commands, and the help does not list them.
+func TestBenchFormerNames(t *testing.T) {
+	_, help, _ := run(t, "", "bench", "--help")
+	for former, name := range map[string]string{"builds": "compare", "clean-up": "flow-delete"} {
+		code, _, errs := run(t, "", "bench", former, "--nothing")
+		wantCode, _, want := run(t, "", "bench", name, "--nothing")
+		if code != wantCode || errs != strings.ReplaceAll(want, "bench "+name, "bench "+former) {
+			t.Errorf("bench %s: exit %d, stderr %q; bench %s: exit %d, %q", former, code, errs, name, wantCode, want)
+		}
+		if strings.Contains(help, "\n  "+former) || !strings.Contains(help, "\n  "+name) {
+			t.Errorf("help: %q", help)
+		}
+	}
+}
+
+func TestBenchFlowDeleteRefuses(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -160,13 +175,13 @@ func TestBenchCleanUpRefuses(t *testing.T) {
 		"--installed=": "say whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed 2000,200001": "choose 2000 to 200000",
 		"--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
 	} {
-		code, out, errs := run(t, "", append([]string{"bench", "clean-up"}, strings.Fields(line)...)...)
+		code, out, errs := run(t, "", append([]string{"bench", "flow-delete"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("bench clean-up %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("bench flow-delete %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
 	}
 	t.Setenv("PATH", "/nonexistent")
-	code, out, errs := run(t, "", "bench", "clean-up")
+	code, out, errs := run(t, "", "bench", "flow-delete")
 	if code != ExitFailed ||
 		!strings.Contains(errs, "install Open vSwitch (Debian: openvswitch-switch); nothing was measured") ||
 		out != "" {

@@ -57,7 +57,7 @@ func TestLikeMistakes(t *testing.T) {
 			"region import " + east + " --tenant=", "bench nic --figure=", "bench nic --matrix=",
 			"bench nic --matrix " + east + " --job=", "bench nic --record=", "bench nic --record " + dir +
 				"/m --ovs-run-dir=",
-			"bench entries --nodes=", "bench entries --switches=", "bench clean-up --installed=",
+			"bench entries --nodes=", "bench entries --switches=", "bench flow-delete --installed=",
 			// What has no sense.
 			"tenant create red --network ila", "tenant create red --network nimitz", "tenant create red --network " +
 				"nimitz --cidr x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits x",
@@ -79,12 +79,12 @@ func TestLikeMistakes(t *testing.T) {
 				"/none/m", "bench nic -o /proc/none",
 			"bench entries --nodes 1", "bench entries --nodes x", "bench entries --switches vpp",
 			"bench entries --quick --full", "bench entries -o /proc/none",
-			"bench clean-up --installed 1", "bench clean-up --installed x", "bench clean-up --quick --full",
-			"bench clean-up -o /proc/none",
+			"bench flow-delete --installed 1", "bench flow-delete --installed x", "bench flow-delete --quick --full",
+			"bench flow-delete -o /proc/none",
 			// Arguments that are too many or too few.
 			"tenant create", "tenant migrate", "service create " + service, "service delete", "service list x",
 			"publication delete", "publication list x", "region export x", "region import", "region delete",
-			"region list x", "bench nic x", "bench entries x", "bench clean-up x",
+			"region list x", "bench nic x", "bench entries x", "bench flow-delete x",
 		},
 		ExitFailed: {
 			// What there is not.

@@ -60,7 +60,7 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 				in := bufio.NewReader(env.Stdin)
 				options.Before = func(event string) error {
 					fmt.Fprintf(env.Stderr, "next is: %s; press Enter\n", event)
-					return entered(c.Context(), in)
+					return awaitEnter(c.Context(), in)
 				}
 			}
 			if plot != "" {
@@ -70,7 +70,7 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 			}
 			r, err := runSim(c.Context(), env, s, options, dir, profile)
 			if r != nil {
-				if failed := errors.Join(o.print(env.Stdout, r, r.Text), drawn(r, plot)); failed != nil {
+				if failed := errors.Join(o.print(env.Stdout, r, r.Text), writeSimPage(r, plot)); failed != nil {
 					return failed
 				}
 			}
@@ -99,8 +99,8 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 	return c
 }
 
-// entered waits for a line, or for an interrupt; then who reads it ends with the process.
-func entered(ctx context.Context, in *bufio.Reader) error {
+// awaitEnter waits for a line, or for an interrupt; then who reads it ends with the process.
+func awaitEnter(ctx context.Context, in *bufio.Reader) error {
 	line := make(chan struct{})
 	go func() {
 		defer close(line)
@@ -122,8 +122,8 @@ func checkDataDir(dir string) error {
 	return nil
 }
 
-// drawn writes the page, if there is to be one.
-func drawn(r *sim.Result, path string) error {
+// writeSimPage writes the page, if there is to be one.
+func writeSimPage(r *sim.Result, path string) error {
 	if path == "" {
 		return nil
 	}

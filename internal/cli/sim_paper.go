@@ -154,9 +154,9 @@ func paperMeasures(env Env, dir string) paper.Measures {
 				"",
 			)
 		},
-		CleanUp: func(ctx context.Context, o bench.CleanUpOptions) (*bench.CleanUpReport, error) {
+		FlowDelete: func(ctx context.Context, o bench.FlowDeleteOptions) (*bench.FlowDeleteReport, error) {
 			o.Dir, o.Seed, o.Progress = benchDir, uint64(time.Now().UnixNano()), every("sample")
-			return bench.CleanUp(ctx, o)
+			return bench.FlowDelete(ctx, o)
 		},
 		Entries: func(ctx context.Context, o bench.EntriesOptions) (*bench.EntriesReport, error) {
 			o.Dir, o.Progress = benchDir, every("cluster")

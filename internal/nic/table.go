@@ -12,13 +12,13 @@ type Table struct {
 	Entries int // of all stages
 	flows   []Megaflow
 	handles map[Megaflow]Handle
-	nobody  map[Megaflow]bool
+	unforwarded  map[Megaflow]bool
 	lengths []int // of prefixes, longest first
 }
 
 // NewTable takes a node's entries.
 func NewTable(entries []pipeline.Entry) *Table {
-	t := &Table{Entries: len(entries), handles: map[Megaflow]Handle{}, nobody: map[Megaflow]bool{}}
+	t := &Table{Entries: len(entries), handles: map[Megaflow]Handle{}, unforwarded: map[Megaflow]bool{}}
 	for _, e := range entries {
 		f, ok := e.(pipeline.Forward)
 		if !ok {
@@ -29,7 +29,7 @@ func NewTable(entries []pipeline.Entry) *Table {
 			t.lengths = append(t.lengths, f.To.Bits())
 		}
 		if f.Port == 0 {
-			t.nobody[m] = true
+			t.unforwarded[m] = true
 			continue
 		}
 		t.handles[m] = Handle(len(t.flows))
@@ -51,7 +51,7 @@ func (t *Table) Lookup(vni pipeline.VNI, to netip.Addr) (Handle, bool) {
 			if h, found := t.handles[Megaflow{v, p}]; found {
 				return h, true
 			}
-			if t.nobody[Megaflow{v, p}] {
+			if t.unforwarded[Megaflow{v, p}] {
 				return 0, false
 			}
 		}

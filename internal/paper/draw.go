@@ -21,9 +21,9 @@ type Form struct {
 	Netpila    []int           // nodes that grow by a tenth; two sizes at least
 	Nimitz     []int           // the same
 	Containers int             // of each of these nodes
-	Installed  []int           // entries before each batch of a clean-up: multiples of the batch, all from the first on
+	Installed  []int           // entries before each batch of a deletion: multiples of the batch, all from the first on
 	Batch      int
-	Rounds     int      // of a clean-up
+	Rounds     int      // of a deletion
 	Switches   []string // that entries are read from
 	Jobs       []Job
 	Datapath   int // rounds
@@ -57,7 +57,7 @@ var delays = []time.Duration{
 // batches are sizes from one batch to as many.
 func batches(n int) (all []int) {
 	for i := range n {
-		all = append(all, (i+1)*cleanUpBatch)
+		all = append(all, (i+1)*deleteBatch)
 	}
 	return all
 }
@@ -68,7 +68,7 @@ func Quick() Form {
 		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 1000}, Containers: paperContainers,
 		Installed: batches(
 			5,
-		), Batch: cleanUpBatch, Rounds: 3, Switches: bench.EntrySwitches, Jobs: jobs(100), Datapath: 8,
+		), Batch: deleteBatch, Rounds: 3, Switches: bench.EntrySwitches, Jobs: jobs(100), Datapath: 8,
 	}
 }
 
@@ -90,10 +90,10 @@ func Full() Form {
 
 // Measures are where figures come from.
 type Measures struct {
-	Sim      func(context.Context, sim.Scenario) (*sim.Result, error)
-	CleanUp  func(context.Context, bench.CleanUpOptions) (*bench.CleanUpReport, error)
-	Entries  func(context.Context, bench.EntriesOptions) (*bench.EntriesReport, error)
-	Datapath func(context.Context, bench.Options) (*bench.Report, error)
+	Sim        func(context.Context, sim.Scenario) (*sim.Result, error)
+	FlowDelete func(context.Context, bench.FlowDeleteOptions) (*bench.FlowDeleteReport, error)
+	Entries    func(context.Context, bench.EntriesOptions) (*bench.EntriesReport, error)
+	Datapath   func(context.Context, bench.Options) (*bench.Report, error)
 }
 
 // Options say what is drawn and with what.
@@ -240,7 +240,7 @@ type run struct {
 	Options
 	of       string // the figure that is drawn
 	job      *nic.Offloads
-	cleanUp  *bench.CleanUpReport
+	deleted  *bench.FlowDeleteReport
 	clusters map[string]*sim.Result
 }
 

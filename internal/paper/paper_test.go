@@ -69,9 +69,9 @@ func real(t *testing.T) Measures {
 			}
 			return sim.Run(ctx, s, sim.Options{Dir: own, Log: slog.New(slog.DiscardHandler)})
 		},
-		CleanUp: func(ctx context.Context, o bench.CleanUpOptions) (*bench.CleanUpReport, error) {
+		FlowDelete: func(ctx context.Context, o bench.FlowDeleteOptions) (*bench.FlowDeleteReport, error) {
 			o.Dir, o.Progress = filepath.Join(dir, "c"), func(int, int) {}
-			return bench.CleanUp(ctx, o)
+			return bench.FlowDelete(ctx, o)
 		},
 		Entries: func(ctx context.Context, o bench.EntriesOptions) (*bench.EntriesReport, error) {
 			o.Dir, o.Progress = filepath.Join(dir, "e"), func(int, int) {}
@@ -280,7 +280,7 @@ func checkSums(t *testing.T, batches, whole Figure) {
 // TestFailure: a figure whose measurement fails is named, on the page too, and keeps no other from being drawn.
 func TestFailure(t *testing.T) {
 	m := Measures{
-		CleanUp: func(context.Context, bench.CleanUpOptions) (*bench.CleanUpReport, error) {
+		FlowDelete: func(context.Context, bench.FlowDeleteOptions) (*bench.FlowDeleteReport, error) {
 			return nil, errors.New("the switch ended")
 		},
 		Sim: func(_ context.Context, s sim.Scenario) (*sim.Result, error) {
@@ -377,7 +377,7 @@ func TestForms(t *testing.T) {
 		before = f
 	}
 	if !slices.Contains(before.Nimitz, paperNodes) || !slices.Contains(before.Netpila, paperFarthest) ||
-		slices.Max(before.Installed) != cleanUpMost {
+		slices.Max(before.Installed) != deleteMost {
 		t.Errorf("the full form is %+v", before)
 	}
 }

@@ -10,31 +10,31 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What §4.1 says of a clean-up.
+// What §4.1 says of a deletion.
 const (
-	cleanUpBatch  = 2000
-	cleanUpMost   = 50_000
-	cleanUpGrowth = 28
+	deleteBatch  = 2000
+	deleteMost   = 50_000
+	deleteGrowth = 28
 )
 
-// deletions measures a clean-up once for both figures.
-func (r *run) deletions(ctx context.Context) (*bench.CleanUpReport, error) {
-	if r.cleanUp == nil {
+// deletions measures a deletion once for both figures.
+func (r *run) deletions(ctx context.Context) (*bench.FlowDeleteReport, error) {
+	if r.deleted == nil {
 		r.say("deletions of %s entries", humanize.Grouped(r.Form.Batch))
-		report, err := r.Measure.CleanUp(
+		report, err := r.Measure.FlowDelete(
 			ctx,
-			bench.CleanUpOptions{Installed: r.Form.Installed, Batch: r.Form.Batch, Rounds: r.Form.Rounds},
+			bench.FlowDeleteOptions{Installed: r.Form.Installed, Batch: r.Form.Batch, Rounds: r.Form.Rounds},
 		)
 		if err != nil {
 			return nil, err
 		}
-		r.cleanUp = report
+		r.deleted = report
 	}
-	return r.cleanUp, nil
+	return r.deleted, nil
 }
 
-// costs describes a figure of a clean-up, and has its batches.
-func (r *run) costs(ctx context.Context, f *Figure) (report *bench.CleanUpReport, last bench.CleanUpCost, err error) {
+// costs describes a figure of a deletion, and has its batches.
+func (r *run) costs(ctx context.Context, f *Figure) (report *bench.FlowDeleteReport, last bench.FlowDeleteCost, err error) {
 	if report, err = r.deletions(ctx); err != nil {
 		return report, last, err
 	}
@@ -60,8 +60,8 @@ func ms(i bench.Interval) string {
 	return fmt.Sprintf("%.1f ms (%.1f–%.1f)", i.Median, i.Low, i.High)
 }
 
-func looseOf(c bench.CleanUpCost) float64  { return c.Loose.Median }
-func strictOf(c bench.CleanUpCost) float64 { return c.Strict.Median }
+func looseOf(c bench.FlowDeleteCost) float64  { return c.Loose.Median }
+func strictOf(c bench.FlowDeleteCost) float64 { return c.Strict.Median }
 
 func (r *run) fig10(ctx context.Context, f *Figure) error {
 	report, last, err := r.costs(ctx, f)
@@ -69,7 +69,7 @@ func (r *run) fig10(ctx context.Context, f *Figure) error {
 		return err
 	}
 	first := report.Results[0]
-	growth := func(of func(bench.CleanUpCost) float64) (points [][2]float64) {
+	growth := func(of func(bench.FlowDeleteCost) float64) (points [][2]float64) {
 		for _, c := range report.Results {
 			points = append(points, [2]float64{float64(c.Installed), of(c) / of(first)})
 		}
@@ -116,7 +116,7 @@ func (r *run) fig10(ctx context.Context, f *Figure) error {
 			Series: []Series{
 				{Name: "loose", Of: ours, Points: growth(looseOf)},
 				{Name: "strict", Of: ours, Points: growth(strictOf)},
-				read("§4.1", "28 × at 50,000", [2]float64{cleanUpMost, cleanUpGrowth}),
+				read("§4.1", "28 × at 50,000", [2]float64{deleteMost, deleteGrowth}),
 			},
 		},
 	}
@@ -128,9 +128,9 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 	if err != nil {
 		return err
 	}
-	// A clean-up deletes batch after batch, each out of what the ones before have left: those are the sizes that were
+	// A deletion deletes batch after batch, each out of what the ones before have left: those are the sizes that were
 	// measured.
-	sum := func(of func(bench.CleanUpCost) float64) (points [][2]float64) {
+	sum := func(of func(bench.FlowDeleteCost) float64) (points [][2]float64) {
 		total := 0.0
 		for _, c := range report.Results {
 			total += of(c) / 1000
@@ -176,8 +176,8 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 			marked(
 				"§4.1",
 				"50,000 containers",
-				[2]float64{cleanUpMost, least},
-				[2]float64{cleanUpMost, max(all(loose), all(strict))},
+				[2]float64{deleteMost, least},
+				[2]float64{deleteMost, max(all(loose), all(strict))},
 			),
 		}},
 	}

@@ -28,7 +28,7 @@ type Options struct {
 	Settled  func() error       // called when all has happened and everything is still there; nil for none
 	Patience time.Duration      // how long the orchestrator may take to hear what agents have done last; 0 means 30 s
 
-	Guest     Guest // nil for none; with one, nobody looks at what must hold: it is of the simulated nodes alone
+	Probe     Probe // nil for none; with one, nobody looks at what must hold: it is of the simulated nodes alone
 	Followers int   // nodes that follow the orchestrator; agents of the others end when they have their containers; 0 means all follow
 }
 
@@ -73,7 +73,7 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		NotReal:    isNotReal,
 	}
 	err = w.playAll(ctx, r, o)
-	if err == nil && o.Guest == nil {
+	if err == nil && o.Probe == nil {
 		r.Addresses = w.sum
 		r.Entries, err = w.entries(ctx)
 	}
@@ -117,8 +117,8 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 	if err := w.open(ctx); err != nil {
 		return err
 	}
-	if o.Guest != nil {
-		if err := o.Guest.Join(ctx, w.cluster()); err != nil {
+	if o.Probe != nil {
+		if err := o.Probe.Join(ctx, w.cluster()); err != nil {
 			return err
 		}
 	}
@@ -164,8 +164,8 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 		} else if limit := s.Within; limit > 0 && stage.Ready > limit.Seconds() {
 			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s, and %v is its limit", stage.Event, stage.Ready, limit))
 		}
-		if o.Guest != nil {
-			if err := o.Guest.After(ctx, stage); err != nil {
+		if o.Probe != nil {
+			if err := o.Probe.After(ctx, stage); err != nil {
 				return err
 			}
 			continue

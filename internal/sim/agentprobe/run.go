@@ -64,10 +64,10 @@ func follow(ctx context.Context, o Options, line *Line) error {
 	}
 	defer os.RemoveAll(dir)
 	tell := func(what string) { o.Progress(line.Network + ": " + what) }
-	g := &guest{Options: o, line: line, tell: tell, began: time.Now(), warm: make(chan struct{})}
+	g := &probe{Options: o, line: line, tell: tell, began: time.Now(), warm: make(chan struct{})}
 	options := sim.Options{
 		Dir: dir, Log: o.Log, Every: tellEvery, Progress: func(p sim.Progress) { tell(p.String()) },
-		Guest: g, Settled: func() error { return g.leave(ctx) },
+		Probe: g, Settled: func() error { return g.leave(ctx) },
 	}
 	if line.Network == tenant.Nimitz {
 		options.Followers = o.Followers

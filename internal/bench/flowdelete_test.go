@@ -8,17 +8,17 @@ import (
 	"testing"
 )
 
-// TestCleanUp deletes a batch out of few and of many entries (NM8): loosely it takes the longer the more there are,
+// TestFlowDelete deletes a batch out of few and of many entries (NM8): loosely it takes the longer the more there are,
 // which shows that what is measured is a search; strictly it does not. The bounds leave room for a machine that does
 // other things.
-func TestCleanUp(t *testing.T) {
+func TestFlowDelete(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "clean")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	steps := 0
-	r, err := CleanUp(t.Context(), CleanUpOptions{
+	r, err := FlowDelete(t.Context(), FlowDeleteOptions{
 		Installed: []int{
 			500,
 			10_000,

@@ -13,19 +13,19 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// BuildsReport is what `pilaster bench builds` found.
-type BuildsReport struct {
-	Started time.Time      `json:"started"`
-	Seconds float64        `json:"seconds"`
-	Machine Machine        `json:"machine"`
-	This    Build          `json:"this"`
-	Other   Build          `json:"other"`
-	Pairs   int            `json:"pairs"`
-	AtLeast float64        `json:"atLeast"` // of speeds
-	TooWide float64        `json:"tooWide"` // an interval with AtLeast in it that tells nothing
-	Seed    uint64         `json:"seed"`
-	Results []BuildsResult `json:"results"`
-	Pass    bool           `json:"pass"`
+// CompareReport is what `pilaster bench compare` found.
+type CompareReport struct {
+	Started time.Time       `json:"started"`
+	Seconds float64         `json:"seconds"`
+	Machine Machine         `json:"machine"`
+	This    Build           `json:"this"`
+	Other   Build           `json:"other"`
+	Pairs   int             `json:"pairs"`
+	AtLeast float64         `json:"atLeast"` // of speeds
+	TooWide float64         `json:"tooWide"` // an interval with AtLeast in it that tells nothing
+	Seed    uint64          `json:"seed"`
+	Results []CompareResult `json:"results"`
+	Pass    bool            `json:"pass"`
 }
 
 // Build is a program, and of which source it is.
@@ -34,8 +34,8 @@ type Build struct {
 	Version string `json:"version,omitempty"`
 }
 
-// BuildsResult is one metric of one scenario, or all its speeds together.
-type BuildsResult struct {
+// CompareResult is one metric of one scenario, or all its speeds together.
+type CompareResult struct {
 	Scenario string `json:"scenario"`
 	Metric   string `json:"metric"`
 	Unit     string `json:"unit"`
@@ -54,10 +54,10 @@ type BuildsResult struct {
 const together = "all speeds"
 
 // judge makes results of runs, and asks of speeds what was asked.
-func (r *BuildsReport) judge(o BuildsOptions, this, other []*Report) error {
+func (r *CompareReport) judge(o CompareOptions, this, other []*Report) error {
 	draw := Settings{Seed: r.Seed}
 	for _, scenario := range o.Scenarios {
-		all := BuildsResult{
+		all := CompareResult{
 			Scenario: scenario,
 			Metric:   together,
 			This:     slices.Repeat([]float64{1}, len(this)),
@@ -65,7 +65,7 @@ func (r *BuildsReport) judge(o BuildsOptions, this, other []*Report) error {
 		}
 		speeds := 0
 		for _, metric := range o.Metrics {
-			x := BuildsResult{Scenario: scenario, Metric: metric}
+			x := CompareResult{Scenario: scenario, Metric: metric}
 			var err error
 			if x.This, err = x.samples(this); err != nil {
 				return fmt.Errorf("%s: %w", r.This.Program, err)
@@ -110,7 +110,7 @@ func (r *BuildsReport) judge(o BuildsOptions, this, other []*Report) error {
 }
 
 // samples are the runs' medians of the metric; of it they also tell the unit, and whether less is better.
-func (x *BuildsResult) samples(runs []*Report) ([]float64, error) {
+func (x *CompareResult) samples(runs []*Report) ([]float64, error) {
 	var all []float64
 	for _, run := range runs {
 		found := run.find(x.Scenario, x.Metric)
@@ -124,11 +124,11 @@ func (x *BuildsResult) samples(runs []*Report) ([]float64, error) {
 }
 
 // gate is what is asked of each speed.
-func (r *BuildsReport) gate() Gate { return Gate{AtLeast: r.AtLeast} }
+func (r *CompareReport) gate() Gate { return Gate{AtLeast: r.AtLeast} }
 
-var buildsHead = []string{"scenario", "metric", "this", "other", "this of other", "95 %", "verdict"}
+var compareHead = []string{"scenario", "metric", "this", "other", "this of other", "95 %", "verdict"}
 
-func (r *BuildsReport) rows() (rows [][]string) {
+func (r *CompareReport) rows() (rows [][]string) {
 	for _, x := range r.Results {
 		verdict := "–"
 		if x.Verdict != "" {
@@ -151,7 +151,7 @@ func (r *BuildsReport) rows() (rows [][]string) {
 }
 
 // text is the median as people read it.
-func (x BuildsResult) text(samples []float64) string {
+func (x CompareResult) text(samples []float64) string {
 	if x.Unit == "" {
 		return ""
 	}
@@ -162,7 +162,7 @@ func (b Build) String() string {
 	return fmt.Sprintf("%s (%s)", b.Program, cmp.Or(b.Version, "of what source it does not say"))
 }
 
-func (r *BuildsReport) how() string {
+func (r *CompareReport) how() string {
 	return fmt.Sprintf(
 		"%s of runs, in random order within a pair; ratios are of the same pair",
 		humanize.Of(r.Pairs, "pair", "pairs"),
@@ -170,15 +170,15 @@ func (r *BuildsReport) how() string {
 }
 
 // Table writes the results for a person; columns are separated by tabs.
-func (r *BuildsReport) Table(w io.Writer) {
+func (r *CompareReport) Table(w io.Writer) {
 	fmt.Fprintf(w, "this:  %v\nother: %v\n%s; Linux %s\n\n", r.This, r.Other, r.how(), r.Machine.Kernel)
-	for _, row := range append([][]string{buildsHead}, r.rows()...) {
+	for _, row := range append([][]string{compareHead}, r.rows()...) {
 		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
 }
 
 // Page writes the report as one HTML file that needs no other.
-func (r *BuildsReport) Page(w io.Writer) error {
+func (r *CompareReport) Page(w io.Writer) error {
 	var bars []plot.Bar
 	for _, x := range r.Results {
 		bars = append(
@@ -191,8 +191,8 @@ func (r *BuildsReport) Page(w io.Writer) error {
 			},
 		)
 	}
-	return pageTemplates.ExecuteTemplate(w, "buildspage.html", struct {
-		*BuildsReport
+	return pageTemplates.ExecuteTemplate(w, "comparepage.html", struct {
+		*CompareReport
 		When, How string
 		Sections  []plot.Section
 	}{r, r.Started.Format(time.RFC3339), r.how(), []plot.Section{{
@@ -203,6 +203,6 @@ func (r *BuildsReport) Page(w io.Writer) error {
 			scaleNames,
 			true,
 			bars,
-		), Head: buildsHead, Rows: r.rows(),
+		), Head: compareHead, Rows: r.rows(),
 	}}})
 }

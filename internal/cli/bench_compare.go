@@ -12,11 +12,11 @@ import (
 	"pilaster.io/pilaster/internal/bench"
 )
 
-func newBenchBuildsCommand(env Env) *cobra.Command {
-	o := bench.BuildsOptions{Scenarios: []string{"netpila"}, Metrics: bench.BuildsMetrics, Pairs: 32, AtLeast: 0.97}
+func newBenchCompareCommand(env Env) *cobra.Command {
+	o := bench.CompareOptions{Scenarios: []string{"netpila"}, Metrics: bench.CompareMetrics, Pairs: 32, AtLeast: 0.97}
 	var to reportPlace
 	c := &cobra.Command{
-		Use:   "builds OTHER",
+		Use:   "compare OTHER",
 		Short: "Compare the datapath of this program with that of another build",
 		Long: `Have this program and another build of it measure the datapath, in pairs of short runs and in random order within a pair,
 and say how much of the other's speed this one has: the median over the pairs, with its 95 % interval.
@@ -24,13 +24,13 @@ and say how much of the other's speed this one has: the median over the pairs, w
 It fails where a speed is below what is asked (--at-least), and where what is asked lies in an interval that is too wide to
 tell. Of times, as of the programs themselves (PROGRAM_OUT, PROGRAM_IN), nothing is asked. It takes about five minutes; run it
 on a machine that does nothing else. docs/results/compare.md explains the method, docs/reference/benchmarks.md scenarios and metrics.`,
-		Example: "  pilaster bench builds ./pilaster-before -o results\n  pilaster bench builds ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS --pairs 60",
+		Example: "  pilaster bench compare ./pilaster-before -o results\n  pilaster bench compare ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS --pairs 60",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if o.Other, err = exec.LookPath(args[0]); err != nil {
 				return usage("%s: %w; name a build of this program as a path", args[0], err)
 			}
-			if err := checkBuilds(&o); err != nil {
+			if err := checkCompare(&o); err != nil {
 				return err
 			}
 			if err := requireRoot("bench"); err != nil {
@@ -50,7 +50,7 @@ on a machine that does nothing else. docs/results/compare.md explains the method
 				left := time.Since(started).Seconds() / float64(done) * float64(of-done)
 				fmt.Fprintf(env.Stderr, "run %d of %d, about %.0f s to go\n", done, of, left)
 			}
-			report, err := bench.Builds(c.Context(), o)
+			report, err := bench.CompareBuilds(c.Context(), o)
 			if err != nil {
 				return err
 			}
@@ -77,10 +77,10 @@ on a machine that does nothing else. docs/results/compare.md explains the method
 	return c
 }
 
-// checkBuilds refuses what the runs would, before the first, and names each scenario and metric once.
-func checkBuilds(o *bench.BuildsOptions) error {
+// checkCompare refuses what the runs would, before the first, and names each scenario and metric once.
+func checkCompare(o *bench.CompareOptions) error {
 	var run bench.Options
-	if err := narrow(&run, o.Scenarios, o.Metrics); err != nil {
+	if err := selectRun(&run, o.Scenarios, o.Metrics); err != nil {
 		return err
 	}
 	o.Scenarios, o.Metrics = bench.Names(run.Scenarios), bench.Names(run.Metrics)

@@ -21,8 +21,8 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// guest is the real agent in the simulated cluster.
-type guest struct {
+// probe is the real agent in the simulated cluster.
+type probe struct {
 	Options
 	line   *Line
 	tell   func(string)
@@ -37,7 +37,7 @@ type guest struct {
 const node = "agent"
 
 // Join brings the agent up and gives it its containers.
-func (g *guest) Join(ctx context.Context, c sim.Cluster) (err error) {
+func (g *probe) Join(ctx context.Context, c sim.Cluster) (err error) {
 	spec := lab.Spec{Name: g.Name, Nodes: []string{node}}
 	var arguments []string
 	if g.line.Network == tenant.Nimitz {
@@ -69,7 +69,7 @@ func (g *guest) Join(ctx context.Context, c sim.Cluster) (err error) {
 const downTime = time.Minute
 
 // leave takes the agent away while the orchestrator is still there.
-func (g *guest) leave(ctx context.Context) error {
+func (g *probe) leave(ctx context.Context) error {
 	if g.lab == nil {
 		return nil
 	}
@@ -79,7 +79,7 @@ func (g *guest) leave(ctx context.Context) error {
 }
 
 // After measures the agent, the first time when it is warm.
-func (g *guest) After(ctx context.Context, s sim.Stage) error {
+func (g *probe) After(ctx context.Context, s sim.Stage) error {
 	select {
 	case <-g.warm:
 	case <-ctx.Done():
@@ -104,7 +104,7 @@ func (g *guest) After(ctx context.Context, s sim.Stage) error {
 }
 
 // same makes sure that all was measured of one process.
-func (g *guest) same(ctx context.Context) error {
+func (g *probe) same(ctx context.Context) error {
 	all, err := g.lab.Processes(ctx)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ const (
 )
 
 // quiet waits until the agent has done what the orchestrator has said.
-func (g *guest) quiet(ctx context.Context) (said, error) {
+func (g *probe) quiet(ctx context.Context) (said, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, errors.New("the agent does not come to rest"))
 	defer cancel()
 	tick := time.NewTicker(lookEvery)
@@ -162,14 +162,14 @@ func (g *guest) quiet(ctx context.Context) (said, error) {
 }
 
 // ask reads the agent's metrics.
-func (g *guest) ask(ctx context.Context) (s said, err error) {
+func (g *probe) ask(ctx context.Context) (s said, err error) {
 	return s, g.get(ctx, "/metrics", func(body io.Reader) (err error) {
 		s, err = parse(body)
 		return err
 	})
 }
 
-func (g *guest) get(ctx context.Context, path string, read func(io.Reader) error) error {
+func (g *probe) get(ctx context.Context, path string, read func(io.Reader) error) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, unixrpc.URL+path, nil)
 	if err != nil {
 		return err

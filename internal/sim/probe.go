@@ -6,15 +6,15 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// Guest is nodes of somebody else's in a simulated cluster.
-type Guest interface {
+// Probe adds real nodes to a simulated cluster.
+type Probe interface {
 	// Join is called once, when there is an orchestrator that knows the tenants, and no node.
 	Join(context.Context, Cluster) error
 	// After is called after each stage, when all is quiet.
 	After(context.Context, Stage) error
 }
 
-// Cluster is what a guest joins.
+// Cluster is what a probe joins.
 type Cluster struct {
 	Orchestrator *orchestrator.Server
 	Socket       string // the operator's

@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/version"
 )
 
-// BuildsOptions are how two builds of this program are compared.
-type BuildsOptions struct {
+// CompareOptions are how two builds of this program are compared.
+type CompareOptions struct {
 	This, Other string // programs
 	Scenarios   []string
 	Metrics     []string
@@ -30,19 +30,19 @@ type BuildsOptions struct {
 	Progress func(done, of int)
 }
 
-// BuildsMetrics are what a comparison of builds takes unless told otherwise: the main speeds, and our programs' own
+// CompareMetrics are what a comparison of builds takes unless told otherwise: the main speeds, and our programs' own
 // time.
-var BuildsMetrics = []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "PROGRAM_OUT", "PROGRAM_IN"}
+var CompareMetrics = []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "PROGRAM_OUT", "PROGRAM_IN"}
 
-// buildsStop is how long a run that was interrupted has to take its namespaces away.
-const buildsStop = 20 * time.Second
+// interruptTimeout is how long a run that was interrupted has to take its namespaces away.
+const interruptTimeout = 20 * time.Second
 
-// Builds has both programs measure the datapath, in pairs and within a pair in random order. A run is of the smoke
+// CompareBuilds has both programs measure the datapath, in pairs and within a pair in random order. A run is of the smoke
 // form, so that two that are compared are seconds apart, and there are many of them.
-func Builds(ctx context.Context, o BuildsOptions) (_ *BuildsReport, err error) {
+func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err error) {
 	defer func() { err = stopped(ctx, err) }()
 	random := rand.New(rand.NewPCG(o.Seed, 0))
-	r := &BuildsReport{
+	r := &CompareReport{
 		Started: time.Now().
 			UTC().
 			Truncate(time.Second),
@@ -56,7 +56,7 @@ func Builds(ctx context.Context, o BuildsOptions) (_ *BuildsReport, err error) {
 	var runs [2][]*Report
 	for pair := range o.Pairs {
 		for i, which := range random.Perm(len(programs)) {
-			got, err := buildsRun(ctx, programs[which], o)
+			got, err := runBuild(ctx, programs[which], o)
 			if err != nil {
 				return nil, fmt.Errorf("pair %d, %s: %w", pair+1, programs[which], err)
 			}
@@ -68,13 +68,13 @@ func Builds(ctx context.Context, o BuildsOptions) (_ *BuildsReport, err error) {
 	return r, r.judge(o, runs[0], runs[1])
 }
 
-// buildsRun is one run of a program. It ends with 1 also where a gate of the form was missed, which is nothing to us:
+// runBuild is one run of a program. It ends with 1 also where a gate of the form was missed, which is nothing to us:
 // its report counts.
-func buildsRun(ctx context.Context, program string, o BuildsOptions) (*Report, error) {
+func runBuild(ctx context.Context, program string, o CompareOptions) (*Report, error) {
 	c := exec.CommandContext(ctx, program, "bench", "datapath", "--smoke",
 		"--scenarios", strings.Join(o.Scenarios, ","), "--metrics", strings.Join(o.Metrics, ","), "-o", "json")
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
-	c.WaitDelay = buildsStop
+	c.WaitDelay = interruptTimeout
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	err := c.Run()

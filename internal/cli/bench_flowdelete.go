@@ -10,29 +10,29 @@ import (
 	"pilaster.io/pilaster/internal/bench"
 )
 
-func newBenchCleanUpCommand(env Env) *cobra.Command {
+func newBenchFlowDeleteCommand(env Env) *cobra.Command {
 	var quick, full bool
 	var installed []int
 	var to reportPlace
 	c := &cobra.Command{
-		Use:   "clean-up",
+		Use:   "flow-delete",
 		Short: "Measure what it takes Open vSwitch to delete entries",
 		Long: `Measure how long Open vSwitch takes to delete 2,000 of NIMITZ's entries, by how many it has: loosely, which has it
 search them all and is what NIMITZ met at scale, and strictly, as pilaster does unless told otherwise. The switch is one
 of its own, in a network namespace. docs/results/flow-delete.md says how to read it.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on a machine that does nothing else.`,
-		Example: "  pilaster bench clean-up --quick -o results\n  pilaster bench clean-up --installed 2000,100000 -o json",
+		Example: "  pilaster bench flow-delete --quick -o results\n  pilaster bench flow-delete --installed 2000,100000 -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o := bench.QuickCleanUp()
+			o := bench.QuickFlowDelete()
 			if full {
-				o = bench.FullCleanUp()
+				o = bench.FullFlowDelete()
 			}
 			if c.Flags().Changed("installed") {
 				for _, n := range installed {
-					if n < o.Batch || n > bench.MostCleanUp {
-						return usage("--installed %d: choose %d to %d", n, o.Batch, bench.MostCleanUp)
+					if n < o.Batch || n > bench.MaxFlowDelete {
+						return usage("--installed %d: choose %d to %d", n, o.Batch, bench.MaxFlowDelete)
 					}
 				}
 				slices.Sort(installed)
@@ -51,7 +51,7 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			defer giveUp()
 			o.Dir, o.Seed = benchDir, uint64(time.Now().UnixNano())
 			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "sample %d of %d\n", done, of) }
-			report, err := bench.CleanUp(c.Context(), o)
+			report, err := bench.FlowDelete(c.Context(), o)
 			if err != nil {
 				return err
 			}

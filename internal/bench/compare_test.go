@@ -74,15 +74,15 @@ func told(rr, pps, ns float64) Report {
 	}}
 }
 
-func comparison(this, other string) BuildsOptions {
-	return BuildsOptions{
+func comparison(this, other string) CompareOptions {
+	return CompareOptions{
 		This: this, Other: other, Scenarios: []string{"netpila"}, Metrics: []string{"TCP_RR", "UDP_PPS", "PROGRAM_OUT"},
 		Pairs: FewestRounds, AtLeast: 0.97, Seed: 1, Progress: func(int, int) {},
 	}
 }
 
 // A build is as fast as itself, by runs that really are made.
-func TestBuildsOfOneProgram(t *testing.T) {
+func TestCompareOfOneProgram(t *testing.T) {
 	t.Setenv(datapathEnv, filepath.Join(t.TempDir(), "bench"))
 	o := comparison(os.Args[0], os.Args[0])
 	o.Metrics, o.Pairs, o.AtLeast = []string{"UDP_RR"}, 1, 0.05 // the machine may do anything else meanwhile
@@ -92,7 +92,7 @@ func TestBuildsOfOneProgram(t *testing.T) {
 			t.Errorf("run %d of %d after %d", done, of, runs)
 		}
 	}
-	r, err := Builds(t.Context(), o)
+	r, err := CompareBuilds(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestBuildsOfOneProgram(t *testing.T) {
 
 // A slower build is found out, in one speed or in all; a bar within a wide interval is no pass, and of times nothing is
 // asked.
-func TestBuildsByVerdict(t *testing.T) {
+func TestCompareByVerdict(t *testing.T) {
 	before := told(1000, 200, 100)
 	for name, c := range map[string]struct {
 		this         []Report
@@ -120,7 +120,7 @@ func TestBuildsByVerdict(t *testing.T) {
 		"both now so, now so":     {[]Report{told(900, 220, 100), told(1100, 180, 100)}, TooNoisy, TooNoisy, Passed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, err := Builds(t.Context(), comparison(standIn(t, c.this...), standIn(t, before)))
+			r, err := CompareBuilds(t.Context(), comparison(standIn(t, c.this...), standIn(t, before)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func TestBuildsByVerdict(t *testing.T) {
 
 // A build that has no report, or not of what was asked, fails the comparison with what it said; who interrupts is told
 // that.
-func TestBuildsWithoutReport(t *testing.T) {
+func TestCompareWithoutReport(t *testing.T) {
 	good := standIn(t, told(1000, 200, 100))
 	lacks := told(1000, 200, 100)
 	lacks.Results = lacks.Results[:2]
@@ -159,7 +159,7 @@ func TestBuildsWithoutReport(t *testing.T) {
 		program(t, "#!/bin/sh\necho '{}'\n"):                                               "no report of bench datapath",
 		program(t, "no program"):                                                           "exec format error",
 	} {
-		r, err := Builds(t.Context(), comparison(good, other))
+		r, err := CompareBuilds(t.Context(), comparison(good, other))
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), other) {
 			t.Errorf("%v, %+v, want %q", err, r, says)
 		}
@@ -167,7 +167,7 @@ func TestBuildsWithoutReport(t *testing.T) {
 }
 
 // Who interrupts a comparison is told that, and the run of the moment may take away what it made.
-func TestBuildsInterrupted(t *testing.T) {
+func TestCompareInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	began, left := filepath.Join(dir, "began"), filepath.Join(dir, "left")
 	if err := unix.Mkfifo(began, 0o600); err != nil {
@@ -182,7 +182,7 @@ func TestBuildsInterrupted(t *testing.T) {
 		_, err := os.ReadFile(began)
 		interrupt(errors.Join(errors.New("that is enough"), err))
 	}()
-	_, err := Builds(ctx, comparison(build, build))
+	_, err := CompareBuilds(ctx, comparison(build, build))
 	if err == nil || !strings.Contains(err.Error(), "interrupted: that is enough; nothing was kept") {
 		t.Error(err)
 	}

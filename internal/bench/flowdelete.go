@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// CleanUpOptions say how many entries a switch has, of which a batch is deleted.
-type CleanUpOptions struct {
+// FlowDeleteOptions say how many entries a switch has, of which a batch is deleted.
+type FlowDeleteOptions struct {
 	Installed []int // each at least Batch
 	Batch     int
 	Rounds    int // samples of each figure
@@ -28,21 +28,21 @@ type CleanUpOptions struct {
 	Progress  func(done, of int)
 }
 
-// cleanUpBatch is the paper's (§4, fig 10).
-const cleanUpBatch = 2000
+// flowDeleteBatch is the paper's (§4, fig 10).
+const flowDeleteBatch = 2000
 
-// QuickCleanUp takes about a minute.
-func QuickCleanUp() CleanUpOptions {
-	return CleanUpOptions{Installed: []int{2000, 5000, 10_000}, Batch: cleanUpBatch, Rounds: 5}
+// QuickFlowDelete takes about a minute.
+func QuickFlowDelete() FlowDeleteOptions {
+	return FlowDeleteOptions{Installed: []int{2000, 5000, 10_000}, Batch: flowDeleteBatch, Rounds: 5}
 }
 
-// FullCleanUp goes as far as the paper's figure.
-func FullCleanUp() CleanUpOptions {
-	return CleanUpOptions{Installed: []int{2000, 5000, 10_000, 20_000, 50_000}, Batch: cleanUpBatch, Rounds: 5}
+// FullFlowDelete goes as far as the paper's figure.
+func FullFlowDelete() FlowDeleteOptions {
+	return FlowDeleteOptions{Installed: []int{2000, 5000, 10_000, 20_000, 50_000}, Batch: flowDeleteBatch, Rounds: 5}
 }
 
-// MostCleanUp is the most entries that a run takes.
-const MostCleanUp = 200_000
+// MaxFlowDelete is the most entries that a run takes.
+const MaxFlowDelete = 200_000
 
 // OVSMissing says what keeps this machine from running Open vSwitch, if anything does.
 func OVSMissing() error {
@@ -54,9 +54,9 @@ func OVSMissing() error {
 	return nil
 }
 
-// CleanUp measures how long Open vSwitch takes to delete a batch of entries, loosely as in NIMITZ (NM8, fig 10) and
+// FlowDelete measures how long Open vSwitch takes to delete a batch of entries, loosely as in NIMITZ (NM8, fig 10) and
 // strictly.
-func CleanUp(ctx context.Context, o CleanUpOptions) (_ *CleanUpReport, err error) {
+func FlowDelete(ctx context.Context, o FlowDeleteOptions) (_ *FlowDeleteReport, err error) {
 	started := time.Now()
 	release, err := claim(o.Dir)
 	if err != nil {
@@ -64,11 +64,11 @@ func CleanUp(ctx context.Context, o CleanUpOptions) (_ *CleanUpReport, err error
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	defer func() { err = stopped(ctx, err) }()
-	m := &cleanUp{CleanUpOptions: o, random: rand.New(rand.NewPCG(o.Seed, 0)), samples: map[int][2][]float64{}}
+	m := &flowDelete{FlowDeleteOptions: o, random: rand.New(rand.NewPCG(o.Seed, 0)), samples: map[int][2][]float64{}}
 	if err := m.run(ctx); err != nil {
 		return nil, err
 	}
-	r := &CleanUpReport{
+	r := &FlowDeleteReport{
 		Started: started.UTC().Truncate(time.Second),
 		Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
 		Batch:   o.Batch, Rounds: o.Rounds, Seed: o.Seed, Switch: m.version,
@@ -77,7 +77,7 @@ func CleanUp(ctx context.Context, o CleanUpOptions) (_ *CleanUpReport, err error
 		s := m.samples[n]
 		r.Results = append(
 			r.Results,
-			CleanUpCost{Installed: n, Loose: bootstrap(s[loose], m.random), Strict: bootstrap(s[strict], m.random)},
+			FlowDeleteCost{Installed: n, Loose: bootstrap(s[loose], m.random), Strict: bootstrap(s[strict], m.random)},
 		)
 	}
 	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
@@ -90,17 +90,17 @@ const (
 	strict
 )
 
-// cleanUp is one run.
-type cleanUp struct {
-	CleanUpOptions
+// flowDelete is one run.
+type flowDelete struct {
+	FlowDeleteOptions
 	random  *rand.Rand
 	version string
 	ways    [2]*ovs.Switch
 	samples map[int][2][]float64 // ms by entries installed and way
 }
 
-func (m *cleanUp) run(ctx context.Context) (err error) {
-	dir := filepath.Join(m.Dir, "clean-up")
+func (m *flowDelete) run(ctx context.Context) (err error) {
+	dir := filepath.Join(m.Dir, "flow-delete")
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	ns, err := netns.Create(filepath.Join(dir, "node"))
 	if err != nil {
@@ -129,8 +129,8 @@ func (m *cleanUp) run(ctx context.Context) (err error) {
 	return m.rounds(ctx)
 }
 
-func (m *cleanUp) rounds(ctx context.Context) error {
-	entries := cleanUpEntries(slices.Max(m.Installed))
+func (m *flowDelete) rounds(ctx context.Context) error {
+	entries := flowDeleteEntries(slices.Max(m.Installed))
 	installed, done := 0, 0
 	for round := range m.Rounds {
 		// Upwards and downwards in turn, so that no size always comes after the same one.
@@ -156,7 +156,7 @@ func (m *cleanUp) rounds(ctx context.Context) error {
 }
 
 // resize has the switch hold the first n entries.
-func (m *cleanUp) resize(ctx context.Context, entries []pipeline.Entry, installed *int, n int) error {
+func (m *flowDelete) resize(ctx context.Context, entries []pipeline.Entry, installed *int, n int) error {
 	var remove, add []pipeline.Entry
 	if n > *installed {
 		add = entries[*installed:n]
@@ -168,7 +168,7 @@ func (m *cleanUp) resize(ctx context.Context, entries []pipeline.Entry, installe
 }
 
 // sample deletes a batch that lies anywhere among the entries, and puts it back.
-func (m *cleanUp) sample(ctx context.Context, entries []pipeline.Entry, way int) error {
+func (m *flowDelete) sample(ctx context.Context, entries []pipeline.Entry, way int) error {
 	batch := make([]pipeline.Entry, m.Batch)
 	for i, at := range m.random.Perm(len(entries))[:m.Batch] {
 		batch[i] = entries[at]
@@ -191,8 +191,8 @@ func (m *cleanUp) sample(ctx context.Context, entries []pipeline.Entry, way int)
 	return m.ways[strict].Apply(ctx, nil, batch)
 }
 
-// cleanUpEntries are of one job without node CIDRs: a mapping a container, eight containers a node.
-func cleanUpEntries(n int) []pipeline.Entry {
+// flowDeleteEntries are of one job without node CIDRs: a mapping a container, eight containers a node.
+func flowDeleteEntries(n int) []pipeline.Entry {
 	entries := make([]pipeline.Entry, n)
 	for i := range entries {
 		container := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
