@@ -9,11 +9,11 @@ import (
 
 // Table is a switch's software table as offloading sees it.
 type Table struct {
-	Entries int // of all stages
-	flows   []Megaflow
-	handles map[Megaflow]Handle
-	unforwarded  map[Megaflow]bool
-	lengths []int // of prefixes, longest first
+	Entries     int // of all stages
+	flows       []Megaflow
+	handles     map[Megaflow]Handle
+	unforwarded map[Megaflow]bool
+	lengths     []int // of prefixes, longest first
 }
 
 // NewTable takes a node's entries.
