@@ -221,6 +221,22 @@ func TestDocsReferences(t *testing.T) {
 	}
 }
 
+// TestDocsIndex checks that docs/README.md links to every page that a person wrote.
+func TestDocsIndex(t *testing.T) {
+	texts := pages(t)
+	docs := filepath.Join("..", "..", "docs")
+	index := filepath.Join(docs, "README.md")
+	linked := map[string]bool{index: true}
+	for _, m := range target.FindAllStringSubmatch(texts[index], -1) {
+		linked[filepath.Join(docs, m[1])] = true
+	}
+	for path := range texts {
+		if strings.HasPrefix(path, docs+"/") && written(path) == 1 && !linked[path] {
+			t.Errorf("docs/README.md has no link to %s", path)
+		}
+	}
+}
+
 // TestDocsPaths checks that pages which sources name (help texts, errors, reports, units) exist.
 func TestDocsPaths(t *testing.T) {
 	root := filepath.Join("..", "..")

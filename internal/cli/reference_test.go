@@ -90,6 +90,16 @@ func referencePages(root *cobra.Command) map[string][]byte {
 		var page bytes.Buffer
 		fmt.Fprintf(&page, "%s# %s\n", referenceNotice, c.CommandPath())
 		writeCommand(&page, c)
+		for _, sub := range c.Commands() {
+			if documented(sub) {
+				fmt.Fprintf(&page, "\n## %s\n", sub.CommandPath())
+				writeCommand(&page, sub)
+			}
+		}
+		if bytes.Count(page.Bytes(), []byte("\n")) > longestPage {
+			splitPage(pages, c)
+			continue
+		}
 		pages[c.Name()+".md"] = page.Bytes()
 	}
 	index.WriteString("\nEvery command takes these flags too:\n")
@@ -98,10 +108,30 @@ func referencePages(root *cobra.Command) map[string][]byte {
 	return pages
 }
 
-func writeCommand(b *bytes.Buffer, c *cobra.Command) {
-	if c.HasParent() && c.Parent().HasParent() {
-		fmt.Fprintf(b, "\n## %s\n", c.CommandPath())
+// longestPage is the most lines of a family's page. The commands of a longer one get pages of their own.
+const longestPage = 200
+
+func splitPage(pages map[string][]byte, c *cobra.Command) {
+	var page bytes.Buffer
+	fmt.Fprintf(&page, "%s# %s\n", referenceNotice, c.CommandPath())
+	writeCommand(&page, c)
+	page.WriteString("\n| command | does |\n| --- | --- |\n")
+	for _, sub := range c.Commands() {
+		if !documented(sub) {
+			continue
+		}
+		name := c.Name() + "-" + sub.Name() + ".md"
+		fmt.Fprintf(&page, "| [`%s`](%s) | %s |\n", sub.CommandPath(), name, cell(sub.Short))
+		var own bytes.Buffer
+		fmt.Fprintf(&own, "%s# %s\n", referenceNotice, sub.CommandPath())
+		writeCommand(&own, sub)
+		pages[name] = own.Bytes()
 	}
+	pages[c.Name()+".md"] = page.Bytes()
+}
+
+// writeCommand writes what follows a command's heading, and its commands if they have no part of their own.
+func writeCommand(b *bytes.Buffer, c *cobra.Command) {
 	long := c.Long
 	if long == "" {
 		long = strings.TrimSuffix(c.Short, ".") + "."
@@ -116,8 +146,12 @@ func writeCommand(b *bytes.Buffer, c *cobra.Command) {
 	if c.HasParent() && c.Parent().HasParent() && c.Parent().PersistentFlags().HasAvailableFlags() {
 		fmt.Fprintf(b, "\nThe flags of `%s` apply too.\n", c.Parent().CommandPath())
 	}
+	if !c.HasParent() || !c.Parent().HasParent() {
+		return // the caller goes on with its commands
+	}
 	for _, sub := range c.Commands() {
 		if documented(sub) {
+			fmt.Fprintf(b, "\n## %s\n", sub.CommandPath())
 			writeCommand(b, sub)
 		}
 	}
