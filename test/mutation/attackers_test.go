@@ -1,12 +1,12 @@
 package mutation_test
 
-// attackers are the checks of the uplink as those meet them who are outside, on a wire of two nodes: a process of the
-// node, and a node that was broken into.
+// attackers are the checks of the uplink against attackers outside of containers, on a wire between two nodes: a
+// process of the node, and a compromised node.
 func attackers() []mutation {
 	const process, node = "TestHostNetworkProcess", "TestAnotherNode"
 	return []mutation{
 		{
-			name: "a process",
+			name: "local process",
 			old:  "why = check_outward(&src, &dst);",
 			new:  "why = check_outward(&src, &dst) && 0;",
 			test: process,
@@ -30,7 +30,7 @@ func attackers() []mutation {
 			cases: []string{"another tenant's container", "as itself", "its own container, to another tenant"},
 		},
 		{
-			name: "another node as a guest",
+			name: "another node as its alias",
 			old: `if (app_id(&source) >= FIRST_RESERVED_APP)
 		return drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);`,
 			new:   "",
@@ -38,7 +38,7 @@ func attackers() []mutation {
 			cases: []string{"guest"},
 		},
 		{
-			name:  "another node to nobody",
+			name:  "another node to a missing endpoint",
 			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);",
 			new:   "return TCX_NEXT;",
 			test:  node,
@@ -59,7 +59,7 @@ func attackers() []mutation {
 			cases: []string{"ciphertext, to the node", "ciphertext, to the underlay"},
 		},
 		{
-			name: "another node as a router, about what never left",
+			name: "another node as a router, about local traffic",
 			old: `if (peer.hi == own_node)
 		return REASON_ICMP_QUOTE;`,
 			new:   "",

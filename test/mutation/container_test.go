@@ -3,7 +3,7 @@ package mutation_test
 func container() []mutation {
 	return []mutation{
 		{
-			name: "what a socket calls its frame",
+			name: "protocol that a socket claims",
 			old: `if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
 		return drop_from_container(skb, &key, REASON_NOT_IP6);`,
 			test:  "TestMacvlanSendsAsItself",
@@ -34,7 +34,7 @@ func container() []mutation {
 			cases: []string{"a plaintext address", "the internet"},
 		},
 		{
-			name: "cipher's answer",
+			name: "error of the cipher",
 			old: `why = crypt(id, &plain, DECRYPT);
 		if (why)`,
 			new: `why = crypt(id, &plain, DECRYPT);
@@ -130,7 +130,7 @@ func container() []mutation {
 			},
 		},
 		{
-			name:  "sources of ours behind a switch",
+			name:  "NETPILA sources behind a switch",
 			old:   "return claims_netpila_src(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;",
 			new:   "return TC_ACT_SHOT;",
 			test:  "TestNimitzPorts",
@@ -150,7 +150,7 @@ func container() []mutation {
 			cases: []string{"foreign source", "own source from another device"},
 		},
 		{
-			name:  "unfinished entries",
+			name:  "unfinished cache entries",
 			old:   "f->egress = 0; /* invalidates the slot until all fields are written */",
 			new:   "",
 			test:  "TestCacheAnswersOnlyItsKey",
@@ -180,7 +180,7 @@ func container() []mutation {
 			cases: []string{"a tagged frame from a container"},
 		},
 		{
-			name: "half a header",
+			name: "truncated header",
 			old: `	h = eth_ip6_of(skb);
 	if (!h)
 		return drop_from_container(skb, &key, REASON_MALFORMED);
@@ -193,28 +193,28 @@ func container() []mutation {
 			cases: []string{"half an IPv6 header"},
 		},
 		{
-			name:  "what a switch counts",
+			name:  "drops that a switch counts",
 			old:   "its && its->network == NETWORK_OVS && (",
 			new:   "its && its->network == NETWORK_COUNT && (",
 			test:  "TestNimitzPorts",
 			cases: []string{"a switch's", "half a header, in netpila's name"},
 		},
 		{
-			name:  "what a switch leaves to us",
+			name:  "packets that a switch leaves to us",
 			old:   "(linkwide || !claims_netpila_src(key))",
 			new:   "(linkwide || key)",
 			test:  "TestNimitzPorts",
 			cases: []string{"half a header, in netpila's name"},
 		},
 		{
-			name:  "what a switch counts, whoever sends it",
+			name:  "drops that a switch counts, any source",
 			old:   "linkwide = why >= REASON_ND_FORBIDDEN && why <= REASON_MULTICAST",
 			new:   "linkwide = false",
 			test:  "TestNimitzPorts",
 			cases: []string{"half a header, in netpila's name"},
 		},
 		{
-			name: "what a switch reads",
+			name: "devices that a switch reads",
 			old: `if (its->network == NETWORK_OVS)
 		return claims_netpila_src(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;`,
 			test:  "TestNimitzPorts",
@@ -250,14 +250,14 @@ func container() []mutation {
 			cases: []string{"1,401 bytes, by a narrow route", "1,500 bytes", "1,501 bytes"},
 		},
 		{
-			name: "the FIB's word on the length",
+			name: "MTU from the FIB",
 			old: `if (why == REASON_TOO_BIG) /* a router checks the hop limit first */
 			return icmp_error_send(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);`,
 			test:  "TestAnswers",
 			cases: []string{"1,401 bytes, by a narrow route", "1,501 bytes", "1,501 bytes and a hop limit of 1"},
 		},
 		{
-			name:  "hops before the length",
+			name:  "hop limit before MTU",
 			old:   "h->hop_limit <= 1 ? REASON_HOP_LIMIT : why",
 			new:   "why",
 			test:  "TestAnswers",

@@ -17,19 +17,19 @@ func event() []mutation {
 			cases: []string{"counters"},
 		},
 		{
-			name:  "drops an event stands for",
+			name:  "drops per event",
 			old:   "state->pending++;",
 			test:  sums,
 			cases: []string{"sum"},
 		},
 		{
-			name:  "drops told",
+			name:  "pending drops reset",
 			old:   "state->pending = 0;",
 			test:  sums,
 			cases: []string{"sum"},
 		},
 		{
-			name:  "pace",
+			name:  "rate limit",
 			old:   "state->pace += EVENT_INTERVAL;",
 			test:  sums,
 			cases: []string{"pace"},
@@ -48,7 +48,7 @@ func event() []mutation {
 			cases: []string{"lost"},
 		},
 		{
-			name:  "lost events told",
+			name:  "lost events reported",
 			old:   "event->lost = state->lost;",
 			new:   "event->lost = 0;",
 			test:  losses,
@@ -61,13 +61,13 @@ func event() []mutation {
 			cases: []string{"ARP", "IPv4", "tagged"},
 		},
 		{
-			name:  "what is called IPv4",
+			name:  "frame claimed as IPv4",
 			old:   " && h4->version_length >> 4 == 4",
 			test:  others,
 			cases: []string{"IPv4"},
 		},
 		{
-			name:  "what is not called IPv4",
+			name:  "IPv4 frame claimed as something else",
 			old:   "h4->eth.h_proto == bpf_htons(ETH_P_IP) && h4->version_length >> 4 == 4",
 			new:   "h4->version_length >> 4 == 6",
 			test:  others,

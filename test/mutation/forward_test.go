@@ -3,7 +3,7 @@ package mutation_test
 func forward() []mutation {
 	return []mutation{
 		{
-			name: "quote behind the end",
+			name: "quote beyond the packet",
 			old: `if (at + sizeof(quoted) > p->end || bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))
 		return REASON_ICMP_QUOTE;`,
 			new: `if (bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))
@@ -42,7 +42,7 @@ func forward() []mutation {
 			cases: []string{"port unreachable"},
 		},
 		{
-			name: "quotes of what was not let out",
+			name: "quotes of packets that cannot be parsed",
 			old: `if (find_transport(skb, &q))
 		return REASON_ICMP_QUOTE;`,
 			new:   "find_transport(skb, &q);",
@@ -98,7 +98,7 @@ func forward() []mutation {
 			cases: []string{"1,401 bytes, from the cache"},
 		},
 		{
-			name: "segments are shorter than all of them",
+			name: "length of segments",
 			old:  " && wire_length(skb, p) > f->mtu",
 			test: "TestLengthOfSegments",
 			cases: []string{
@@ -114,28 +114,28 @@ func forward() []mutation {
 			cases: []string{"TCP with options, a byte more"},
 		},
 		{
-			name:  "length of TCP's header behind others",
+			name:  "length of TCP's header behind extension headers",
 			old:   "header = octet >> 4 << 2;",
 			new:   "header = 20;",
 			test:  "TestLengthOfSegments",
 			cases: []string{"TCP with options behind options, a byte more"},
 		},
 		{
-			name:  "BIG TCP's option stays here",
+			name:  "BIG TCP option",
 			old:   "at -= JUMBO_OPTION;",
 			new:   ";",
 			test:  "TestLengthOfSegments",
 			cases: []string{"BIG TCP"},
 		},
 		{
-			name:  "lists of packets",
+			name:  "SCTP segments",
 			old:   "if (size == GSO_BY_FRAGS)",
 			new:   "if (0)",
 			test:  "TestLengthOfSegments",
 			cases: []string{"a list of packets"},
 		},
 		{
-			name:  "hop limit falls",
+			name:  "hop limit decremented",
 			old:   "h->hop_limit--;",
 			test:  "TestTimeExceeded",
 			cases: []string{"the container saw"},
@@ -173,14 +173,14 @@ func forward() []mutation {
 			cases: []string{"uplink that cuts", "uplink without checksums"},
 		},
 		{
-			name:  "unfinished checksums",
+			name:  "pending checksums",
 			old:   "if (p->pending && (p->pending == p->l4 || skb->gso_size))",
 			new:   "if (0)",
 			test:  "TestChecksumsLeftToADevice",
 			cases: []string{"TCP", "UDP", "UDP behind options"},
 		},
 		{
-			name: "mark stays on the node",
+			name: "mark cleared",
 			old: `		skb->mark = 0;
 		skb->tstamp = 0;`,
 			new:   "\t\tskb->tstamp = 0;",
@@ -188,7 +188,7 @@ func forward() []mutation {
 			cases: []string{"a packet goes to a neighbour with mark 7 and time 0"},
 		},
 		{
-			name: "time stays on the node",
+			name: "timestamp cleared",
 			old: `		skb->tstamp = 0;
 `,
 			test:  "TestFromContainer",
@@ -253,7 +253,7 @@ func flow() []mutation {
 			cases: []string{"the same packet without a cache"},
 		},
 		{
-			name:  "unfinished entries",
+			name:  "unfinished cache entries",
 			old:   "f->key.path == key->path && f->egress",
 			new:   "f->key.path == key->path",
 			test:  test,
@@ -264,7 +264,7 @@ func flow() []mutation {
 
 func tables() []mutation {
 	return []mutation{{
-		name:  "id 0 belongs to nobody",
+		name:  "tenant id 0",
 		old:   "return id != 0;",
 		new:   "return true;",
 		test:  "TestFromFabric",
@@ -305,14 +305,14 @@ func crypto() []mutation {
 func device() []mutation {
 	return []mutation{
 		{
-			name:  "a container's packets that came in by a device are on the way out",
+			name:  "direction of forwarded packets of a container",
 			old:   "return !(device & ON_UPLINK) && skb->ingress_ifindex;",
 			new:   "return skb->ingress_ifindex;",
 			test:  "TestMacvlanForwards",
 			cases: []string{"forwarded"},
 		},
 		{
-			name: "mark is taken off",
+			name: "mark cleared on the uplink",
 			old: `	skb->mark = 0;
 	return macvlan`,
 			new:   "\treturn macvlan",
@@ -322,7 +322,7 @@ func device() []mutation {
 	}
 }
 
-func guard() []mutation {
+func macvlanBackstop() []mutation {
 	return []mutation{
 		{
 			name:  "the node's ARP by its MAC",
@@ -332,14 +332,14 @@ func guard() []mutation {
 			cases: []string{"drops of the ARP of a container", "ARP on the wire"},
 		},
 		{
-			name:  "what nobody judged, to a container",
+			name:  "backstop, to a container",
 			old:   "return for_macvlan(skb) ? drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN) : TCX_NEXT;",
 			new:   "return TCX_NEXT;",
 			test:  "TestMacvlanHearsTheFabricOnlyThroughUs",
 			cases: []string{"drops for no-program", "the container heard"},
 		},
 		{
-			name:  "what nobody judged, from a container",
+			name:  "backstop, from a container",
 			old:   "return from_node_netns(skb) ? TCX_NEXT : drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_OUT);",
 			new:   "return TCX_NEXT;",
 			test:  "TestMacvlanWithoutItsJudge",

@@ -1,7 +1,7 @@
-// Package mutation_test takes every check of the datapath away, one at a time, and holds the tests of
-// internal/datapath to it: those for that check must fail, and no other case of the same test. MUTATION=all
-// does so for every entry of the table, and without it a few are tried. Likewise every fuzz target has to find a bug
-// that is planted for it, and a small simulation faults of what hands out addresses or tells of them.
+// Package mutation_test removes the checks of bpf/ one at a time and runs the tests of internal/datapath: the cases for
+// that check must fail, and no other case of the same test. MUTATION=all does so for every entry of the table; without
+// it a few are run. Likewise every fuzz target must find a bug that is planted for it, and a small simulation must
+// notice faults in the allocation and the distribution of addresses.
 package mutation_test
 
 import (
@@ -23,13 +23,12 @@ const (
 	datapath = "../../internal/datapath"
 )
 
-// A mutation is one check taken away, or one turned around.
+// A mutation removes or inverts one check.
 type mutation struct {
 	name     string
 	old, new string // the source has old exactly once
 	test     string // of internal/datapath
-	// What the test then complains of: the names of its cases, in any order, and nothing else. That
-	// the program loads and everything else still holds is part of it.
+	// The names of the cases that must fail, in any order. The program must still load and no other case may fail.
 	cases []string
 }
 
@@ -53,35 +52,36 @@ func table(t *testing.T) map[string][]mutation {
 	add(packet(), "common/packet.h", "common/csum.h")
 	add(device(), "common/device.h")
 	add(event(), "common/event.h")
-	add(answer(), "common/icmp_error.h", "net/netpila/icmp.h")
+	add(icmpError(), "common/icmp_error.h", "net/netpila/icmp.h")
 	add(tunnel(), "common/tunnel.h")
-	add(session(), "policy/ct.h")
-	add(sessions(), "policy/ct_table.h")
-	add(police(), "policy/policy.h", "net/netpila/policy.h")
+	add(conntrack(), "policy/ct.h")
+	add(conntrackTable(), "policy/ct_table.h")
+	add(policyCheck(), "policy/policy.h", "net/netpila/policy.h")
 	add(rules(), "policy/rules.h")
 	add(crypto(), "net/netpila/crypto.h")
 	add(flow(), "net/netpila/flow.h")
 	add(forward(), "net/netpila/forward.h", "common/rewrite.h")
 	add(tables(), "net/netpila/tables.h")
 	add(nimitz(), "net/nimitz/stages.h")
-	add(nimitzAnswer(), "net/nimitz/icmp.h", "common/icmp_error.h")
+	add(nimitzICMP(), "net/nimitz/icmp.h", "common/icmp_error.h")
 	add(nimitzGateway(), "net/nimitz/gateway.h")
 	add(nimitzNAT(), "net/nimitz/nat.h", "common/packet4.h")
-	add(nimitzPolice(), "net/nimitz/policy.h")
-	add(nimitzTapped(), "net/nimitz/ovs_port.h")
+	add(nimitzPolicy(), "net/nimitz/policy.h")
+	add(nimitzOVSPort(), "net/nimitz/ovs_port.h")
 	add(container(), "hooks/container.h", "net/netpila/resolve.h")
-	add(edge(), "hooks/host_if.h", "common/border.h")
-	add(guard(), "hooks/macvlan_backstop.h")
+	add(hostIf(), "hooks/host_if.h", "common/border.h")
+	add(macvlanBackstop(), "hooks/macvlan_backstop.h")
 	add(node(), "hooks/node.h")
 	add(uplink(), "hooks/uplink.h")
 	return byFile
 }
 
-// few are tried when nobody asks for all.
+// few are the mutations of a run without MUTATION=all.
 func few() []string {
 	return []string{
-		"hooks/container.h/source", "hooks/uplink.h/own source", "common/border.h/strangers as the node", "common/packet.h/routing header",
-		"net/netpila/forward.h/quoted destination", "net/netpila/flow.h/source", "net/netpila/crypto.h/keys", "net/nimitz/stages.h/tunnel addresses alone",
+		"hooks/container.h/source", "hooks/uplink.h/own source", "common/border.h/spoofed node address",
+		"common/packet.h/routing header", "net/netpila/forward.h/quoted destination", "net/netpila/flow.h/source",
+		"net/netpila/crypto.h/keys", "net/nimitz/stages.h/tunnel addresses alone",
 	}
 }
 
@@ -189,7 +189,8 @@ func compile(t *testing.T, file, text string) (overlay string) {
 
 	object, err := filepath.Abs(filepath.Join(datapath, "pilaster_bpfel.o"))
 	must(t, err)
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {object: filepath.Join(out, "pilaster_bpfel.o")}})
+	made := filepath.Join(out, "pilaster_bpfel.o")
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {object: made}})
 	must(t, err)
 	overlay = filepath.Join(out, "overlay.json")
 	must(t, os.WriteFile(overlay, replace, 0o600))

@@ -1,6 +1,6 @@
 package mutation_test
 
-// both are cases of both families.
+// both returns each case for IPv4 and for IPv6.
 func both(names ...string) (all []string) {
 	for _, n := range names {
 		all = append(all, n+", IPv4", n+", IPv6")
@@ -12,7 +12,7 @@ func nimitz() []mutation {
 	const packets, drops, tunnels = "TestNimitzPackets", "TestNimitzDrops", "TestNimitzTunnels"
 	return []mutation{
 		{
-			name:  "by the uplink alone",
+			name:  "only by the uplink",
 			old:   "!is_known_tunnel(skb) || ",
 			test:  tunnels,
 			cases: []string{"to another address of this node"},
@@ -40,7 +40,7 @@ func nimitz() []mutation {
 			cases: both("another's source", "a source of far away", "a source of the other tenant alone"),
 		},
 		{
-			name: "hops of IPv4",
+			name: "TTL of IPv4",
 			old: `if (!h4 || h4->ttl <= 1)
 			return REASON_HOP_LIMIT;`,
 			new: `if (!h4)
@@ -49,7 +49,7 @@ func nimitz() []mutation {
 			cases: []string{"the last hop is not for a tunnel, IPv4"},
 		},
 		{
-			name: "hops of IPv6",
+			name: "hop limit of IPv6",
 			old: `if (!h || h->hop_limit <= 1)
 		return REASON_HOP_LIMIT;`,
 			new: `if (!h)
@@ -66,7 +66,7 @@ func nimitz() []mutation {
 				"an error about a packet for somebody else, IPv4"),
 		},
 		{
-			name:  "whom routers speak for",
+			name:  "source of a router's error",
 			old:   "j->src = quoted[1];",
 			test:  "TestNimitzErrors",
 			cases: both("of a router"),
@@ -86,31 +86,33 @@ func nimitz() []mutation {
 			cases: both("without the tunnels' device"),
 		},
 		{
-			name: "a route",
+			name: "route",
 			old: `if (!r || !node)
 		return drop(skb, REASON_NO_ROUTE, j->hook);`,
 			new: `if (!r || !node)
 		return TCX_NEXT;`,
 			test: packets,
-			cases: both("outside, and no service", "the other tenant to the service", "from the gateway to nothing virtual",
-				"an unknown VNI", "the gateway's VNI", "no VNI"),
+			cases: both(
+				"outside, and no service", "the other tenant to the service", "from the gateway to nothing virtual",
+				"an unknown VNI", "the gateway's VNI", "no VNI",
+			),
 		},
 		{
-			name: "nobody",
+			name: "no port",
 			old: `if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);`,
 			test:  packets,
 			cases: both("nobody is there", "the other tenant to who is beside"),
 		},
 		{
-			name:  "a transit",
+			name:  "transit packets",
 			old:   "in_base(&r->vtep) == !j->remote_edge)",
 			new:   "!in_base(&r->vtep) && j->remote_edge)",
 			test:  packets,
 			cases: both("a node passes nothing on"),
 		},
 		{
-			name:  "a transit between others",
+			name:  "transit between other nodes",
 			old:   "in_base(&r->vtep) == !j->remote_edge)",
 			new:   "in_base(&r->vtep) && !j->remote_edge)",
 			test:  packets,
@@ -130,11 +132,14 @@ func nimitz() []mutation {
 			old: `if (r->port == PORT_GATEWAY && !j->translated)
 		return drop(skb, REASON_UNTRANSLATED, j->hook);`,
 			test: packets,
-			cases: both("who has no virtual address to the service", "who has no virtual address to what is outside", "the other tenant to what is outside",
-				"who has no virtual address here to the gateway", "from abroad to a service", "from abroad to the gateway"),
+			cases: both(
+				"who has no virtual address to the service", "who has no virtual address to what is outside",
+				"the other tenant to what is outside", "who has no virtual address here to the gateway",
+				"from abroad to a service", "from abroad to the gateway",
+			),
 		},
 		{
-			name: "whom it is outside to",
+			name: "scope of outside prefixes",
 			old: `.scope = scope_of(j->family, j->vni), .address = j->dst};
 
 		if`,
@@ -142,37 +147,51 @@ func nimitz() []mutation {
 
 		if`,
 			test: packets,
-			cases: append(both("b, to what is another tenant's service, TCP", "b, to what is another tenant's service, UDP",
-				"b, to what is another tenant's service, UDP without a checksum", "b, to what is another tenant's service, ICMP",
-				"b, to what is another tenant's service, another protocol", "b, to what is another tenant's service, a first fragment",
-				"b, to what is another tenant's service, a later fragment"), both("the other tenant to what is outside")...),
+			cases: append(both(
+				"b, to what is another tenant's service, TCP", "b, to what is another tenant's service, UDP",
+				"b, to what is another tenant's service, UDP without a checksum",
+				"b, to what is another tenant's service, ICMP",
+				"b, to what is another tenant's service, another protocol",
+				"b, to what is another tenant's service, a first fragment",
+				"b, to what is another tenant's service, a later fragment",
+			), both(
+				"the other tenant to what is outside",
+			)...),
 		},
 		{
-			name: "what is foreign",
+			name: "foreign ciphertext",
 			old:  "return REASON_FOREIGN_UNKNOWN;",
 			new:  "return 0;",
 			test: packets,
-			cases: both("a VNI of here from abroad", "a VNI of the third region from abroad", "the gateway's VNI from abroad", "a source of here from abroad",
-				"a source of the third region from abroad"),
+			cases: both(
+				"a VNI of here from abroad", "a VNI of the third region from abroad",
+				"the gateway's VNI from abroad", "a source of here from abroad",
+				"a source of the third region from abroad",
+			),
 		},
 		{
-			name: "identities of others",
+			name: "identities of other tenants",
 			old: `j->vni = f->vni;
 	j->identity = 0;`,
 			new:  "j->vni = f->vni;",
 			test: packets,
-			cases: both("e, arrives, TCP", "e, arrives, UDP",
-				"e, arrives, UDP without a checksum", "e, arrives, ICMP", "e, arrives, another protocol", "e, arrives, a first fragment", "e, arrives, a later fragment"),
+			cases: both(
+				"e, arrives, TCP", "e, arrives, UDP", "e, arrives, UDP without a checksum", "e, arrives, ICMP",
+				"e, arrives, another protocol", "e, arrives, a first fragment", "e, arrives, a later fragment",
+			),
 		},
 		{
-			name:  "whom is told",
-			old:   "return j.why ? nimitz_icmp_error(skb, &p, &j) : why;",
-			new:   "return j.why ? drop(skb, j.why, HOOK_CONTAINER) : why;",
-			test:  "TestNimitzAnswers",
-			cases: both("out of hops", "a long one out of hops", "longer than a tunnel takes", "longer than a narrow one takes"),
+			name: "errors that are not sent",
+			old:  "return j.why ? nimitz_icmp_error(skb, &p, &j) : why;",
+			new:  "return j.why ? drop(skb, j.why, HOOK_CONTAINER) : why;",
+			test: "TestNimitzAnswers",
+			cases: both(
+				"out of hops", "a long one out of hops", "longer than a tunnel takes",
+				"longer than a narrow one takes",
+			),
 		},
 		{
-			name: "many",
+			name: "multicast destination",
 			old: `if (!why && is_multicast(&j))
 		why = REASON_MULTICAST;`,
 			test: packets,
@@ -187,7 +206,7 @@ func nimitzNAT() []mutation {
 	const drops = "TestNimitzDrops"
 	return []mutation{
 		{
-			name: "half a message",
+			name: "truncated ICMP message",
 			old: `if (p->l4 + ICMPV6_HLEN > p->end || bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1))
 		return REASON_MALFORMED;`,
 			new:   "bpf_skb_load_bytes(skb, p->l4, &p->icmp_type, 1);",
@@ -230,7 +249,7 @@ func nimitzNAT() []mutation {
 			cases: []string{"a tag"},
 		},
 		{
-			name: "half a header of IPv4",
+			name: "truncated header of IPv4",
 			old: `if (!h4)
 		return REASON_MALFORMED;`,
 			new: `if (!h4)
@@ -246,7 +265,7 @@ func nimitzNAT() []mutation {
 			cases: []string{"a frame of neither family"},
 		},
 		{
-			name: "half a header of IPv6",
+			name: "truncated header of IPv6",
 			old: `if (!h)
 		return REASON_MALFORMED;`,
 			new: `if (!h)
@@ -292,19 +311,19 @@ func nimitzGateway() []mutation {
 			},
 		},
 		{
-			name:  "this node's",
+			name:  "this node's tunnel packets",
 			old:   "a->hi == own_node && ",
 			test:  leaks,
 			cases: []string{"another gateway's address"},
 		},
 		{
-			name:  "no container's",
+			name:  "not a container's address",
 			old:   "!tenant_id(a) && ",
 			test:  leaks,
 			cases: []string{"a container's netpila address"},
 		},
 		{
-			name:  "none of the node's",
+			name:  "not an address of the node",
 			old:   " && app_id(a) == GATEWAY_APP",
 			test:  leaks,
 			cases: []string{"the node's address", "a tunnel address"},
@@ -351,7 +370,7 @@ func nimitzGateway() []mutation {
 	}
 }
 
-func nimitzAnswer() []mutation {
+func nimitzICMP() []mutation {
 	return []mutation{
 		{
 			name:  "errors and fragments of IPv4",
@@ -360,7 +379,7 @@ func nimitzAnswer() []mutation {
 			cases: []string{"a later fragment out of hops, IPv4", "an error out of hops, IPv4"},
 		},
 		{
-			name: "what nobody is told of",
+			name: "drops without an error",
 			old: `j->why == REASON_NO_ROUTE ||
 	    `,
 			test:  "TestNimitzAnswers",
@@ -379,7 +398,7 @@ func nimitzAnswer() []mutation {
 func tunnel() []mutation {
 	return []mutation{
 		{
-			name:  "marks of netfilter's",
+			name:  "mark bits of netfilter",
 			old:   "(skb->mark & tunnel_bits) == tunnel_mark",
 			new:   "skb->mark == tunnel_mark",
 			test:  "TestNimitzMarks",

@@ -10,7 +10,7 @@ func node() []mutation {
 			cases: []string{"echo"},
 		},
 		{
-			name: "what has no socket",
+			name: "no socket",
 			old: `if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
 		return REASON_TO_NODE;`,
 			new: `if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
@@ -19,7 +19,7 @@ func node() []mutation {
 			cases: []string{"later fragment", "another protocol"},
 		},
 		{
-			name: "connections anew",
+			name: "new connections on old ports",
 			old: `if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
 			return REASON_TO_NODE;`,
 			new:   "",
@@ -27,7 +27,7 @@ func node() []mutation {
 			cases: []string{"connection where one is"},
 		},
 		{
-			name: "segments of no connection",
+			name: "segments outside of a connection",
 			old: `return REASON_TO_NODE;
 		answer = socket->state != BPF_TCP_LISTEN;`,
 			new: `return 0;
@@ -43,7 +43,7 @@ func node() []mutation {
 			cases: []string{"segment for a listener"},
 		},
 		{
-			name: "datagrams to nobody",
+			name: "datagrams without a socket",
 			old: `return REASON_TO_NODE;
 		answer = socket->state == BPF_TCP_ESTABLISHED;`,
 			new: `return 0;
@@ -62,14 +62,14 @@ func node() []mutation {
 			cases: []string{"datagram to an open socket"},
 		},
 		{
-			name:  "what sockets tell",
+			name:  "state of sockets",
 			old:   "return answer ? 0 : REASON_TO_NODE;",
 			new:   "return answer ? 0 : 0;",
 			test:  "TestToNode",
 			cases: []string{"segment for a listener", "datagram to an open socket"},
 		},
 		{
-			name: "what is no answer",
+			name: "not a reply",
 			old: `int why = check_reply(skb, p, key);
 
 	if (why)`,
@@ -116,7 +116,7 @@ func node() []mutation {
 			cases: []string{"IPv4"},
 		},
 		{
-			name: "what the node forwards",
+			name: "forwarded packets",
 			old: `if (skb->ingress_ifindex)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_NODE);`,
 			new:   "",
@@ -124,7 +124,7 @@ func node() []mutation {
 			cases: []string{"forwarded"},
 		},
 		{
-			name: "half a header",
+			name: "truncated header",
 			old: `if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_NODE);`,
 			new: `if (!h)

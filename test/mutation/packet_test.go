@@ -134,7 +134,7 @@ func packet() []mutation {
 			cases: []string{"an option without its length"},
 		},
 		{
-			name:  "more options than are read",
+			name:  "too many options",
 			old:   "return at >= end ? 0 : REASON_MALFORMED;",
 			new:   "return 0;",
 			cases: []string{"home address behind 16 options"},
@@ -174,7 +174,7 @@ func packet() []mutation {
 			cases: []string{"routing header behind authentication"},
 		},
 		{
-			name: "headers behind the end",
+			name: "headers beyond the packet",
 			old: `if (at + sizeof(header) > p->end || bpf_skb_load_bytes(skb, at, header, sizeof(header)))
 			return REASON_MALFORMED;`,
 			new: `if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
@@ -194,7 +194,7 @@ func packet() []mutation {
 			cases: []string{"an option header longer than the packet"},
 		},
 		{
-			name: "more headers than are read",
+			name: "too many extension headers",
 			old: `		at += length;
 	}
 	return REASON_MALFORMED;`,
@@ -232,8 +232,11 @@ func packet() []mutation {
 			old:  "return skb->vlan_present && skb->vlan_tci & VLAN_VID;",
 			new:  "return skb->vlan_present;",
 			test: "TestPriorityTags",
-			cases: []string{"a container to the node", "a container to a container", "this node", "this node's container", "ciphertext",
-				"a container to the node, tagged twice", "a container to a container, tagged twice", "a container to the node, tagged by a provider"},
+			cases: []string{
+				"a container to the node", "a container to a container", "this node", "this node's container",
+				"ciphertext", "a container to the node, tagged twice", "a container to a container, tagged twice",
+				"a container to the node, tagged by a provider",
+			},
 		},
 		mutation{
 			name:  "a provider's tags",
@@ -271,28 +274,36 @@ func packet() []mutation {
 			cases: []string{"two tags of VLAN 0"},
 		},
 		mutation{
-			name:  "where a device may write",
-			old:   "p->pending < skb->len)\n\t\treturn 0;\n\treturn REASON_MALFORMED;",
-			new:   "p->pending < skb->len)\n\t\treturn 0;\n\treturn 0;",
-			test:  pending,
-			cases: []string{"a checksum over the a later fragment", "a checksum over the an option", "a checksum over the just behind the ports", "a checksum over the next header", "a checksum over the ports", "a checksum over the source, from behind it", "a checksum over the tenant id of the source", "a checksum over the type of an ICMPv6 message"},
+			name: "checksum offset",
+			old:  "p->pending < skb->len)\n\t\treturn 0;\n\treturn REASON_MALFORMED;",
+			new:  "p->pending < skb->len)\n\t\treturn 0;\n\treturn 0;",
+			test: pending,
+			cases: []string{
+				"a checksum over the a later fragment", "a checksum over the an option",
+				"a checksum over the just behind the ports", "a checksum over the next header",
+				"a checksum over the ports", "a checksum over the source, from behind it",
+				"a checksum over the tenant id of the source", "a checksum over the type of an ICMPv6 message",
+			},
 		},
 		mutation{
-			name:  "which field a device may write",
+			name:  "checksum field",
 			old:   "kernel->csum_offset == field",
 			new:   "field",
 			test:  pending,
 			cases: []string{"a checksum over the ports", "a checksum over the type of an ICMPv6 message"},
 		},
 		mutation{
-			name:  "tunnels begin behind the transport header",
-			old:   "p->l4 && p->pending >= p->l4 + TRANSPORT_MIN",
-			new:   "p->l4 && p->pending >= p->l4",
-			test:  pending,
-			cases: []string{"a checksum over the just behind the ports", "a checksum over the ports", "a checksum over the type of an ICMPv6 message"},
+			name: "tunnels begin behind the transport header",
+			old:  "p->l4 && p->pending >= p->l4 + TRANSPORT_MIN",
+			new:  "p->l4 && p->pending >= p->l4",
+			test: pending,
+			cases: []string{
+				"a checksum over the just behind the ports", "a checksum over the ports",
+				"a checksum over the type of an ICMPv6 message",
+			},
 		},
 		mutation{
-			name:  "later fragments have no tunnel",
+			name:  "later fragments of tunnels",
 			old:   "p->l4 && p->pending >= p->l4 + TRANSPORT_MIN",
 			new:   "p->pending >= p->l4 + TRANSPORT_MIN",
 			test:  pending,

@@ -1,10 +1,10 @@
 package mutation_test
 
-func police() []mutation {
+func policyCheck() []mutation {
 	const test = "TestPolice"
 	return []mutation{
 		{
-			name: "room",
+			name: "room in the session table",
 			old: `if (!ct_update(&d->ct, &d->pre))
 		return REASON_SESSION_LIMIT;`,
 			new:   "ct_update(&d->ct, &d->pre);",
@@ -12,7 +12,7 @@ func police() []mutation {
 			cases: []string{"port 2000"},
 		},
 		{
-			name: "what rules deny",
+			name: "denied by a rule",
 			old: `count_rule(*rule);
 		return REASON_POLICY_DENIED;`,
 			new:  "count_rule(*rule);",
@@ -24,14 +24,14 @@ func police() []mutation {
 			},
 		},
 		{
-			name: "quotes that lead nowhere",
+			name: "quotes that cannot be parsed",
 			old: `if (quoted < 0)
 			return REASON_ICMP_QUOTE;`,
 			test:  test,
 			cases: []string{"an error whose quote leads nowhere", "an error that does not say about what"},
 		},
 		{
-			name: "half a port",
+			name: "truncated ports",
 			old: `} else if (read_ports(skb, p->proto, p->l4, ports)) {
 		return REASON_MALFORMED;
 	}`,
@@ -52,7 +52,7 @@ func police() []mutation {
 			},
 		},
 		{
-			name:  "whose fragments",
+			name:  "identification of fragments",
 			old:   "d->fragment.id = p->fragment;",
 			new:   "d->fragment.id = 1;",
 			test:  test,
@@ -65,13 +65,13 @@ func police() []mutation {
 			cases: []string{"an error about its rest", "an error about a rest of nothing"},
 		},
 		{
-			name:  "quotes of nothing",
+			name:  "quotes without a transport header",
 			old:   "q.l4 + TRANSPORT_MIN > q.end || ",
 			test:  test,
 			cases: []string{"an error that does not say about what"},
 		},
 		{
-			name:  "errors are of their session",
+			name:  "session of an error",
 			old:   "m->error = 1;",
 			new:   "m->error = 0;",
 			test:  test,
@@ -100,7 +100,7 @@ func rules() []mutation {
 	const missing = "TestMissingRulesDeny"
 	return []mutation{
 		{
-			name: "a set that is missing",
+			name: "a missing set",
 			old: `if (!by_app)
 		return RULE_DENY_ALL;`,
 			new: `if (!by_app)
@@ -109,7 +109,7 @@ func rules() []mutation {
 			cases: []string{"a set"},
 		},
 		{
-			name: "a table that is missing",
+			name: "a missing table",
 			old: `if (!app)
 		return RULE_DENY_ALL;`,
 			new: `if (!app)
@@ -118,7 +118,7 @@ func rules() []mutation {
 			cases: []string{"a table"},
 		},
 		{
-			name: "a table of blocks that is missing",
+			name: "a missing table of prefixes",
 			old: `if (!cidr)
 				return RULE_DENY_ALL;`,
 			test:  missing,
@@ -127,7 +127,7 @@ func rules() []mutation {
 	}
 }
 
-func session() []mutation {
+func conntrack() []mutation {
 	const test = "TestAction"
 	return []mutation{
 		{
@@ -138,7 +138,7 @@ func session() []mutation {
 			cases: []string{"an error about it, packet 3"},
 		},
 		{
-			name: "what is adopted",
+			name: "pickup",
 			old:  "m->pickup && is_midstream(m)",
 			new:  "m->pickup",
 			test: "TestActionAdopts",
@@ -149,14 +149,14 @@ func session() []mutation {
 			},
 		},
 		{
-			name:  "what is adopted is not begun",
+			name:  "SYN on a picked-up session",
 			old:   " || state->seen & PICKED_UP))",
 			new:   "))",
 			test:  "TestActionAdopts",
 			cases: []string{"a new one in its place, which may not"},
 		},
 		{
-			name: "ends begin nothing",
+			name: "FIN and RST create no session",
 			old: `if (fresh && m->proto == NEXTHDR_TCP && m->flags & (TCP_RST | TCP_FIN))
 		return o;`,
 			test: test,
@@ -166,7 +166,7 @@ func session() []mutation {
 			},
 		},
 		{
-			name: "who lives",
+			name: "live session on SYN",
 			old:  " || (fresh && known && !is_closed(state))",
 			test: test,
 			cases: []string{
@@ -174,7 +174,7 @@ func session() []mutation {
 			},
 		},
 		{
-			name: "answered answers",
+			name: "end of the handshake",
 			old: `&& seen & SEEN_RESPONDER)
 		seen |= ESTABLISHED;`,
 			new: `)
@@ -183,7 +183,7 @@ func session() []mutation {
 			cases: []string{"of the middle, by its own way, packet 1", "of the middle, by its own way, packet 2"},
 		},
 		{
-			name:  "ports used again",
+			name:  "reused ports",
 			old:   "is_closed(state) || m->dir",
 			new:   "m->dir",
 			test:  test,
@@ -192,7 +192,7 @@ func session() []mutation {
 	}
 }
 
-func sessions() []mutation {
+func conntrackTable() []mutation {
 	return []mutation{
 		{
 			name: "time",
@@ -202,28 +202,28 @@ func sessions() []mutation {
 			cases: []string{"a session is remembered when its time is over"},
 		},
 		{
-			name:  "what stands",
+			name:  "established sessions",
 			old:   "return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_NEVER : EVICT_CHEAP;",
 			new:   "return EVICT_CHEAP;",
 			test:  "TestSessionsAge",
 			cases: []string{"nothing is refused when as much is taken as is free"},
 		},
 		{
-			name:  "shares",
+			name:  "quota",
 			old:   "t->over_quota = over_quota_after_expiry(t);",
 			new:   "t->over_quota = 0;",
 			test:  "TestNobodyTakesAll",
 			cases: []string{"one alone", "another one's connection 0 of 28 was refused"},
 		},
 		{
-			name: "of whose share",
+			name: "entries of the same endpoint",
 			old: `if (t->over_quota && (!b->tags[i] || quota_owner(&b->entries[i].key) != t->owner))
 			continue;`,
 			test:  "TestNobodyTakesAll",
 			cases: []string{"one alone", "another one's connection 0 of 28 was refused"},
 		},
 		{
-			name: "what is over is no share",
+			name: "expired entries in the quota",
 			old: `if (!over_quota(t->owner))
 		return false;`,
 			new:   "return over_quota(t->owner);",
@@ -231,7 +231,7 @@ func sessions() []mutation {
 			cases: []string{"when all time is over"},
 		},
 		{
-			name:  "how long is adopted",
+			name:  "end of pickup",
 			old:   "return until && *until > t->now;",
 			new:   "return until;",
 			test:  "TestAdoption",
@@ -240,40 +240,46 @@ func sessions() []mutation {
 	}
 }
 
-func nimitzPolice() []mutation {
+func nimitzPolicy() []mutation {
 	const test = "TestNimitzPolice"
 	return []mutation{
 		{
-			name: "who begins",
+			name: "initiator",
 			old:  "if (j->from < FIRST_DEVICE && has_policies(vni)) {",
 			new:  "if (j->from < FIRST_DEVICE && has_policies(vni) && (r->port == PORT_GATEWAY || r->outside)) {",
 			test: test,
-			cases: both("a first fragment", "a later fragment", "an error about what was asked", "an error about its rest", "answered as before", "answered by who may begin nothing", "answered by who may not be asked",
-				"answered from there", "echoed", "mail's answer"),
+			cases: both(
+				"a first fragment", "a later fragment", "an error about what was asked", "an error about its rest",
+				"answered as before", "answered by who may begin nothing", "answered by who may not be asked",
+				"answered from there", "echoed", "mail's answer",
+			),
 		},
 		{
-			name:  "who only carries",
-			old:   "if (j->from < FIRST_DEVICE && has_policies(vni)) {",
-			new:   "if ((j->from < FIRST_DEVICE || r->port >= FIRST_DEVICE) && has_policies(vni)) {",
-			test:  test,
-			cases: both("another node's outside", "another node's, to another region", "from another region to another node"),
+			name: "transit",
+			old:  "if (j->from < FIRST_DEVICE && has_policies(vni)) {",
+			new:  "if ((j->from < FIRST_DEVICE || r->port >= FIRST_DEVICE) && has_policies(vni)) {",
+			test: test,
+			cases: both(
+				"another node's outside", "another node's, to another region",
+				"from another region to another node",
+			),
 		},
 		{
-			name:  "who goes outside by another node",
+			name:  "egress by another node's gateway",
 			old:   "bool leaves = r->port == PORT_GATEWAY || r->outside;",
 			new:   "bool leaves = r->port == PORT_GATEWAY;",
 			test:  test,
 			cases: both("mail outside by another node", "mail to another region"),
 		},
 		{
-			name:  "who goes outside by this node",
+			name:  "egress by this node's gateway",
 			old:   "bool leaves = r->port == PORT_GATEWAY || r->outside;",
 			new:   "bool leaves = r->outside;",
 			test:  test,
 			cases: both("mail to the service"),
 		},
 		{
-			name:  "who is just coming",
+			name:  "endpoint being added",
 			old:   "return drop(skb, REASON_NO_ENDPOINT, j->hook);",
 			new:   "return 0;",
 			test:  test,

@@ -3,7 +3,7 @@ package mutation_test
 func uplink() []mutation {
 	return append(attackers(), []mutation{
 		{
-			name: "tunnels of the node's processes",
+			name: "tunnel packets of processes",
 			old:  "why = REASON_TUNNEL_FORGED;",
 			new:  ";",
 			test: "TestNimitzTunnels",
@@ -13,14 +13,14 @@ func uplink() []mutation {
 			},
 		},
 		{
-			name:  "whom tunnels are for",
+			name:  "receivers of tunnel packets",
 			old:   "key.dst.hi == own_node && key.dst.lo == VTEP_HOST)",
 			new:   "key.dst.hi == own_node)",
 			test:  "TestNimitzTunnels",
 			cases: []string{"to another address of this node"},
 		},
 		{
-			name:  "who has guessed the mark",
+			name:  "processes with the mark",
 			old:   "was_made_here(skb) || ",
 			new:   "",
 			test:  "TestNimitzTunnels",
@@ -36,7 +36,7 @@ func uplink() []mutation {
 			cases: []string{"an error that quotes half a header", "an error that quotes nothing"},
 		},
 		{
-			name: "errors about what never left",
+			name: "errors about local traffic",
 			old: `if (peer.hi == own_node)
 		return REASON_ICMP_QUOTE;`,
 			new:   "",
@@ -82,7 +82,7 @@ func uplink() []mutation {
 			cases: []string{"from a reserved app"},
 		},
 		{
-			name: "cipher's answer",
+			name: "error of the cipher",
 			old: `why = crypt(from_id, &source, ENCRYPT);
 		if (why)`,
 			new: `why = crypt(from_id, &source, ENCRYPT);
@@ -117,14 +117,14 @@ func uplink() []mutation {
 			cases: []string{"in the container"},
 		},
 		{
-			name:  "a container's packet is its own the second time",
+			name:  "owner of a packet on its second pass",
 			old:   "own->ifindex == (ON_UPLINK | cookie)",
 			new:   "own->ifindex & ON_UPLINK",
 			test:  "TestMacvlanSendsAsItself",
 			cases: []string{"as another tenant's, with the secret mark", "leaked"},
 		},
 		{
-			name:  "packets led by the node's route",
+			name:  "packets on the node's route",
 			old:   "cookie == node_cookie",
 			new:   "cookie == ~node_cookie",
 			test:  "TestMacvlanKinds",
@@ -162,7 +162,7 @@ func uplink() []mutation {
 			},
 		},
 		{
-			name: "tags the host sends",
+			name: "tags that the host sends",
 			old: `if (hides_in_tag(h))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_OUT);`,
 			new:   "",
@@ -177,7 +177,7 @@ func uplink() []mutation {
 			cases: []string{"a container to a container"},
 		},
 		{
-			name:  "frames for others",
+			name:  "frames for other hosts",
 			old:   " || skb->pkt_type == PACKET_OTHERHOST",
 			new:   "",
 			test:  "TestFromFabric",
@@ -210,7 +210,7 @@ func uplink() []mutation {
 			},
 		},
 		{
-			name: "ciphertexts that speak to the node",
+			name: "ciphertexts to the node",
 			old:  "why = check_private(&key.src, &key.dst);",
 			new:  "why = 0;",
 			test: "TestFromFabric",
@@ -219,42 +219,42 @@ func uplink() []mutation {
 			},
 		},
 		{
-			name:  "containers that speak to hosts",
+			name:  "containers to hosts",
 			old:   "why = REASON_TENANT_TO_NODE;",
 			new:   ";",
 			test:  "TestFromFabric",
 			cases: []string{"the node itself, from a container", "the node's underlay address, from a container"},
 		},
 		{
-			name:  "containers that speak to containers elsewhere",
+			name:  "containers to remote containers",
 			old:   "claims_tenant(&key.src) && !claims_tenant(&key.dst)",
 			new:   "claims_tenant(&key.src)",
 			test:  "TestFromFabric",
 			cases: []string{"a container elsewhere, from a container"},
 		},
 		{
-			name:  "hosts that speak to the node",
+			name:  "hosts to the node",
 			old:   "claims_tenant(&key.src) && !claims",
 			new:   "tenant_id(&key.src) && !claims",
 			test:  "TestFromFabric",
 			cases: []string{"the node itself, from a host whose address reads like a tenant's"},
 		},
 		{
-			name:  "nodes that speak to the node",
+			name:  "tenants of other nodes to the node",
 			old:   "claims_tenant(&key.src) && !claims",
 			new:   "in_base(&key.src) && !claims",
 			test:  "TestFromFabric",
 			cases: []string{"the node itself, from a node"},
 		},
 		{
-			name:  "only errors speak for a peer",
+			name:  "only errors get the peer's source",
 			old:   "if (is_error(&p) && !claims_tenant",
 			new:   "if (!claims_tenant",
 			test:  "TestErrorsOfTheFabric",
 			cases: []string{"an echo of a router"},
 		},
 		{
-			name:  "only the fabric speaks for a peer",
+			name:  "router errors only from the fabric",
 			old:   "if (is_error(&p) && !claims_tenant(&key.src))",
 			new:   "if (is_error(&p))",
 			test:  "TestErrorsOfTheFabric",
@@ -275,7 +275,7 @@ func uplink() []mutation {
 			cases: []string{"a process that knows the mark"},
 		},
 		{
-			name: "a mark beside macvlans",
+			name: "mark with macvlans",
 			old: `	if (macvlan)
 		return skb->mark == accept_mark && is_accepted(skb);
 `,
@@ -283,7 +283,7 @@ func uplink() []mutation {
 			cases: []string{"the mark", "the secret mark"},
 		},
 		{
-			name: "the secret of a netkit's packets",
+			name: "secret mark of a netkit's packets",
 			old:  "return skb->mark == accept_mark || (",
 			new:  "return true || (",
 			test: "TestToFabric",
@@ -294,7 +294,7 @@ func uplink() []mutation {
 			},
 		},
 		{
-			name: "the frame's own word",
+			name: "protocol in the header",
 			old:  "if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))",
 			new:  "if (skb->protocol != bpf_htons(ETH_P_IPV6))",
 			test: "TestNodeCannotLieAboutTheProtocol",

@@ -57,7 +57,7 @@ func makeOther(tree string) (string, error) {
 		return "", err
 	}
 
-	replace := map[string]string{filepath.Join(tree, "internal", "version", "version.go"): filepath.Join(folder, "version.go")}
+	replace := map[string]string{versionFile(tree): filepath.Join(folder, "version.go")}
 	err = filepath.WalkDir(generated, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
@@ -87,6 +87,8 @@ func makeOther(tree string) (string, error) {
 	return binary, os.Symlink(filepath.Join(tree, "bin", "pilaster-cni"), filepath.Join(folder, "pilaster-cni"))
 }
 
+func versionFile(tree string) string { return filepath.Join(tree, "internal", "version", "version.go") }
+
 // otherSources writes the changed sources into a folder: those of bpf/ and internal/datapath, and version.go.
 func otherSources(tree, folder string) error {
 	r := &rewriter{changed: map[*regexp.Regexp]int{}}
@@ -94,7 +96,7 @@ func otherSources(tree, folder string) error {
 	return errors.Join(
 		r.rewriteTree(filepath.Join(tree, "bpf"), c, []string{".c", ".h"}, 29, r.otherC),
 		r.rewriteTree(filepath.Join(tree, "internal", "datapath"), datapath, []string{".go"}, 25, r.otherGo),
-		rewrite(filepath.Join(tree, "internal", "version", "version.go"), filepath.Join(folder, "version.go"), r.otherVersion),
+		rewrite(versionFile(tree), filepath.Join(folder, "version.go"), r.otherVersion),
 		r.check(),
 	)
 }
@@ -128,7 +130,8 @@ func generate(datapath, c, out string) error {
 func (r *rewriter) rewriteTree(from, to string, extensions []string, least int, change func(string) string) error {
 	files := 0
 	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !slices.Contains(extensions, filepath.Ext(path)) || strings.HasSuffix(path, "_test.go") {
+		if err != nil || entry.IsDir() || strings.HasSuffix(path, "_test.go") ||
+			!slices.Contains(extensions, filepath.Ext(path)) {
 			return err
 		}
 		files++
@@ -142,7 +145,8 @@ func (r *rewriter) rewriteTree(from, to string, extensions []string, least int, 
 		return rewrite(path, filepath.Join(to, name), change)
 	})
 	if err == nil && files < least {
-		err = fmt.Errorf("%s has %d source files, expected %d or more; OtherBinary must know where they are", from, files, least)
+		err = fmt.Errorf("%s has %d source files, expected %d or more; OtherBinary must know where they are",
+			from, files, least)
 	}
 	return err
 }
@@ -240,5 +244,7 @@ func (r *rewriter) otherNames(maps *regexp.Regexp, text, version string) string 
 }
 
 func (r *rewriter) otherVersion(text string) string {
-	return r.replace(release, text, func([]string) string { return "return text + " + strconv.Quote(OtherVersion) + "\n" })
+	return r.replace(release, text, func([]string) string {
+		return "return text + " + strconv.Quote(OtherVersion) + "\n"
+	})
 }

@@ -2,7 +2,7 @@ package mutation_test
 
 import "slices"
 
-func nimitzTapped() []mutation {
+func nimitzOVSPort() []mutation {
 	const test = "TestTapped"
 	toBoth := func(names ...string) (all []string) {
 		for _, n := range names {
@@ -10,12 +10,17 @@ func nimitzTapped() []mutation {
 		}
 		return all
 	}
-	broken := toBoth("a routing header", "options", "half a TCP header, IPv4", "half a UDP header, IPv6", "half an ICMP header, IPv6", "longer than it is")
-	quotes := toBoth("an error about somebody else's packet, IPv4", "an error about a packet for somebody else, IPv6", "an error that quotes nothing, IPv6",
-		"to netpila", "from netpila")
+	broken := toBoth(
+		"a routing header", "options", "half a TCP header, IPv4", "half a UDP header, IPv6",
+		"half an ICMP header, IPv6", "longer than it is",
+	)
+	quotes := toBoth(
+		"an error about somebody else's packet, IPv4", "an error about a packet for somebody else, IPv6",
+		"an error that quotes nothing, IPv6", "to netpila", "from netpila",
+	)
 	return []mutation{
 		{
-			name: "what is behind the fixed headers",
+			name: "extension headers",
 			old: `if (!why)
 		return TCX_NEXT;`,
 			new: `if (why != REASON_ICMP_QUOTE)
@@ -31,28 +36,28 @@ func nimitzTapped() []mutation {
 			cases: quotes,
 		},
 		{
-			name: "netpila's own",
+			name: "addresses of NETPILA",
 			old: `if (is_netpila(&j))
 		return TCX_NEXT;`,
 			test:  test,
 			cases: toBoth("netpila's", "netpila's the other way"),
 		},
 		{
-			name: "to netpila",
+			name: "destination of NETPILA",
 			old: `(in_private(&j->src) || in_base(&j->src)) &&
 	       `,
 			test:  test,
 			cases: toBoth("to netpila"),
 		},
 		{
-			name: "from netpila",
+			name: "source of NETPILA",
 			old: ` &&
 	       (in_private(&j->dst) || in_base(&j->dst))`,
 			test:  test,
 			cases: toBoth("from netpila"),
 		},
 		{
-			name:  "a quiet drop",
+			name:  "drop without an event",
 			old:   "return TC_ACT_STOLEN;",
 			new:   "return TC_ACT_SHOT;",
 			test:  test,

@@ -1,6 +1,6 @@
 package mutation_test
 
-func edge() []mutation {
+func hostIf() []mutation {
 	const stranger, process = "TestStranger", "TestProcessBySecondNIC"
 	return []mutation{
 		{
@@ -32,28 +32,28 @@ func edge() []mutation {
 			cases: []string{"for a ciphertext"},
 		},
 		{
-			name:  "the host as a container",
+			name:  "host as a container",
 			old:   "claims_tenant(src) ? REASON_HOST_CLAIMS_TENANT : check_private(src, dst)",
 			new:   "check_private(src, dst)",
 			test:  process,
 			cases: []string{"another node's container", "own container"},
 		},
 		{
-			name:  "the host as what containers see",
+			name:  "host with the private prefix",
 			old:   "claims_tenant(src) ? REASON_HOST_CLAIMS_TENANT : check_private(src, dst)",
 			new:   "claims_tenant(src) ? REASON_HOST_CLAIMS_TENANT : 0",
 			test:  process,
 			cases: []string{"ciphertext", "guest"},
 		},
 		{
-			name:  "the host by other interfaces",
+			name:  "host by other interfaces",
 			old:   ": check_outward(&src, &dst);",
 			new:   ": 0;",
 			test:  process,
 			cases: []string{"another node's container", "ciphertext", "guest", "own container"},
 		},
 		{
-			name: "strangers as this node's containers",
+			name: "spoofed containers of this node",
 			old: `if (src->hi == own_node && (tenant_id(src) || same_addr(src, &node)))
 		return REASON_OWN_SOURCE;`,
 			new:  "(void)node;",
@@ -64,7 +64,7 @@ func edge() []mutation {
 			},
 		},
 		{
-			name:  "strangers as the node",
+			name:  "spoofed node address",
 			old:   "(tenant_id(src) || same_addr(src, &node))",
 			new:   "(tenant_id(src) || !same_addr(&node, &node))",
 			test:  stranger,
@@ -78,7 +78,7 @@ func edge() []mutation {
 			cases: []string{"a service in our /64, by eth1", "a service in our /64, by tun1"},
 		},
 		{
-			name: "strangers as other nodes' containers",
+			name: "spoofed containers of other nodes",
 			old: `if (claims_tenant(src))
 		return REASON_TENANT_TO_NODE;`,
 			new:  "",
@@ -89,14 +89,14 @@ func edge() []mutation {
 			},
 		},
 		{
-			name:  "strangers as what containers see",
+			name:  "spoofed private prefix",
 			old:   "\treturn check_private(src, dst);",
 			new:   "\treturn 0;",
 			test:  stranger,
 			cases: []string{"answer of a container", "behind a priority", "to a container"},
 		},
 		{
-			name: "strangers",
+			name: "spoofed sources",
 			old:  "why = inward ? check_inward(&src, &dst) :",
 			new:  "why = inward ? 0 :",
 			test: "TestFromEdge",
@@ -135,7 +135,7 @@ func edge() []mutation {
 			cases: []string{"IPv4 that reads like our own /64"},
 		},
 		{
-			name: "what a bridge leaves to the stack",
+			name: "link-local frames at a bridge port",
 			old:  "return check_host_if(skb, true, HOOK_EDGE_IN);",
 			new:  "return TCX_NEXT;",
 			test: "TestStrangerAtPort",
@@ -146,7 +146,7 @@ func edge() []mutation {
 			},
 		},
 		{
-			name: "tunnels beside the uplink",
+			name: "tunnel packets on other interfaces",
 			old:  "why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;",
 			new:  ";",
 			test: "TestNimitzTunnels",
@@ -158,7 +158,7 @@ func edge() []mutation {
 			},
 		},
 		{
-			name: "what the stack says to itself",
+			name: "loopback",
 			old:  "check_host_if(skb, skb->ifindex != LOOPBACK, ",
 			new:  "check_host_if(skb, true, ",
 			test: "TestNimitzTunnels",
@@ -201,7 +201,7 @@ func edge() []mutation {
 			cases: []string{"a process to another port"},
 		},
 		{
-			name: "frames for others",
+			name: "frames for other hosts",
 			old: `skb->pkt_type == PACKET_OTHERHOST ? TCX_NEXT
 						 : `,
 			new:   "",

@@ -1,11 +1,11 @@
 package mutation_test
 
-func answer() []mutation {
+func icmpError() []mutation {
 	const test = "TestAnswers"
 	tooBig := []string{"1,401 bytes, by a narrow route", "1,401 bytes, from the cache", "1,501 bytes"}
 	return []mutation{
 		{
-			name: "pace",
+			name: "rate limit",
 			old: `if (due - now > ICMP_ERROR_BURST * ICMP_ERROR_INTERVAL)
 		return false;`,
 			test:  "TestAnswersAreFew",
