@@ -62,7 +62,7 @@ func (b *progBench) fromEdge() []progCase {
 
 		{name: "a container here", frame: from(b.b1.plain(), node), reason: "own-source"},
 		{
-			name:   "nobody here",
+			name:   "no container here",
 			frame:  from(ours(func(p *address.Plain) { p.Index++ }), b.far.underlay),
 			reason: "own-source",
 		},

@@ -64,7 +64,7 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 		{"as the node, with the secret mark", secret, from(n.address(), peer.address(), n.mac(t)), "src-not-own"},
 		{"IPv4", raw, packet.Frame(router, own, packet.EtherTypeIPv4, make([]byte, 40)), "not-ip6"},
 		{"ARP, as the node", raw, packet.Frame(everybody, n.mac(t), packet.EtherTypeARP, make([]byte, 60)), "not-ip6"},
-		{"to everybody on the link", raw, packet.Packet{Source: c.seen(), Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(everybody, own), "multicast"},
+		{"to all hosts on the link", raw, packet.Packet{Source: c.seen(), Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(everybody, own), "multicast"},
 		{"a tag that the socket calls IPv6", called, tag(from(c.seen(), far.seen(), own)), "not-ip6"},
 		{"a tag", raw, tag(from(c.seen(), far.seen(), own)), "not-ip6"},
 	} {
@@ -199,7 +199,7 @@ func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 				must(t, raw.Send(f))
 			}
 			if seen := drain(t, inside, c); len(seen) != 1 {
-				t.Errorf("the container heard: %x", seen[0].Frame)
+				t.Errorf("the container received: %x", seen[0].Frame)
 			}
 			if got := n.drops(t)[why]; got != 3 {
 				t.Errorf("drops for %s: %d, want 3", why, got)

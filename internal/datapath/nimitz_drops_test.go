@@ -79,9 +79,9 @@ func TestNimitzDrops(t *testing.T) {
 			Extensions: []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}}), dropreason.RoutingHeader},
 		{"port unreachable, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote4))), 0},
 		{"port unreachable, IPv6", sent(to(gram6, far6, icmp(packet.DestinationUnreachable, quote6))), 0},
-		{"an error about somebody else's packet, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote(beside4, own4)))), dropreason.IcmpQuote},
-		{"an error about a packet for somebody else, IPv4", sent(to(gram4, far4, icmp(packet.TimeExceeded4, quote(far4, beside4)))), dropreason.IcmpQuote},
-		{"an error about somebody else's packet, IPv6", sent(to(gram6, far6, icmp(packet.TimeExceeded, quote(own6, own6)))), dropreason.IcmpQuote},
+		{"an error about another sender's packet, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote(beside4, own4)))), dropreason.IcmpQuote},
+		{"an error about a packet for another receiver, IPv4", sent(to(gram4, far4, icmp(packet.TimeExceeded4, quote(far4, beside4)))), dropreason.IcmpQuote},
+		{"an error about another sender's packet, IPv6", sent(to(gram6, far6, icmp(packet.TimeExceeded, quote(own6, own6)))), dropreason.IcmpQuote},
 		{"an error that quotes nothing, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, nil))), dropreason.IcmpQuote},
 		{"an error that quotes nothing, IPv6", sent(to(gram6, far6, icmp(packet.PacketTooBig, nil))), dropreason.IcmpQuote},
 		{"as long as may be", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1430-28)})), 0},
@@ -146,8 +146,8 @@ func TestNimitzErrors(t *testing.T) {
 			{"of a container, " + w.family, 2, about(w.own, w.service, inward), pipeline.Gateway, told(w.virtual, w.storage, inward)},
 			{"of a service, " + w.family, pipeline.Gateway, about(w.storage, w.virtual, outward), 2, told(w.service, w.own, outward)},
 			{"of a router, " + w.family, pipeline.Gateway, about(w.router, w.virtual, outward), 2, told(w.service, w.own, outward)},
-			{"of a router about somebody else's packet, " + w.family, pipeline.Gateway, about(w.router, w.virtual, quote(w.beside, w.storage)), 0, packet.Packet{}},
-			{"of a container for somebody else, " + w.family, 2, about(w.own, w.service, quote(w.storage, w.own)), 0, packet.Packet{}},
+			{"of a router about another sender's packet, " + w.family, pipeline.Gateway, about(w.router, w.virtual, quote(w.beside, w.storage)), 0, packet.Packet{}},
+			{"of a container for another receiver, " + w.family, 2, about(w.own, w.service, quote(w.storage, w.own)), 0, packet.Packet{}},
 			{"of a container to somebody else, " + w.family, 2, about(w.own, w.service, quote(w.service, w.virtual)), 0, packet.Packet{}},
 		} {
 			before := b.drops(t)
@@ -206,7 +206,7 @@ func TestNimitzTunnels(t *testing.T) {
 		{"half an IPv6 header", b.inject[pipeline.Gateway], packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 30)), dropreason.Malformed},
 		{"as a node, out by another interface", out, with(func(*outer) {}), dropreason.TunnelForged},
 		{"a node, by another interface", second, with(func(*outer) {}), dropreason.PeerUnknown},
-		{"as nobody to a node, out by another interface", out, with(func(o *outer) { o.from, o.to = stranger, peer }), dropreason.TunnelForged},
+		{"from an unknown address to a node, out by another interface", out, with(func(o *outer) { o.from, o.to = stranger, peer }), dropreason.TunnelForged},
 		{"another region, by another interface", second, with(func(o *outer) { o.from = abroad }), dropreason.PeerUnknown},
 	} {
 		before := b.drops(t)
@@ -253,7 +253,7 @@ func TestNimitzTunnels(t *testing.T) {
 	}{
 		{"a process to a node", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, dropreason.TunnelForged},
 		{"a process to a node, in fragments", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 2000, dropreason.TunnelForged},
-		{"a process to a node, as nobody known", stranger, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process to a node, from an unknown address", stranger, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, dropreason.TunnelForged},
 		{"a process to another region", b.prefix.Addr().Next(), netip.AddrPortFrom(abroad, pipeline.UDPPort), 0, dropreason.TunnelForged},
 		{"a process as another region", abroad, netip.AddrPortFrom(b.far.underlay, pipeline.UDPPort), 0, dropreason.TunnelForged},
 		{"a process to its own node", self, netip.AddrPortFrom(self, pipeline.UDPPort), 0, dropreason.TunnelForged},

@@ -159,7 +159,7 @@ func TestToNode(t *testing.T) {
 		{name: "segment of no connection", frame: frame(stream(its+1, mine, packet.ACK)), reason: "to-node"},
 		{name: "datagram to an open socket", frame: frame(datagram(1000, port(open.LocalAddr()))), reason: "to-node"},
 		{name: "datagram to a connected socket, from another port", frame: frame(datagram(service+1, asker)), reason: "to-node"},
-		{name: "datagram to nobody", frame: frame(gram), reason: "to-node"},
+		{name: "datagram without a socket", frame: frame(gram), reason: "to-node"},
 		{name: "later fragment", frame: frame(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)), reason: "to-node"},
 		{name: "another protocol", frame: frame(packet.Raw{Proto: 132, Data: make([]byte, 12)}), reason: "to-node"},
 		{name: "error about a packet of others", frame: frame(about(b.b2.seen(), b.b1.seen())), reason: "icmp-quote"},

@@ -100,12 +100,12 @@ func TestTapped(t *testing.T) {
 		{"an error, IPv4", given(with(gram4, quoting(packet.Unreachable4, own4, far4))), 0},
 		{"an error, IPv6", given(with(gram6, quoting(packet.DestinationUnreachable, own6, far6))), 0},
 		{
-			"an error about somebody else's packet, IPv4",
+			"an error about another sender's packet, IPv4",
 			given(with(gram4, quoting(packet.Unreachable4, beside4, far4))),
 			dropreason.IcmpQuote,
 		},
 		{
-			"an error about a packet for somebody else, IPv6",
+			"an error about a packet for another receiver, IPv6",
 			given(with(gram6, quoting(packet.TimeExceeded, own6, router))),
 			dropreason.IcmpQuote,
 		},

@@ -327,17 +327,17 @@ func (b *progBench) fromContainer() []progCase {
 			reason: "mld-ignored",
 		},
 		{
-			name:   "an error about somebody else's packet",
+			name:   "an error about another sender's packet",
 			frame:  b.frame(b.sent(far, unreachable(quote(b.b2.seen(), b.b1.seen())))),
 			reason: "icmp-quote",
 		},
 		{
-			name:   "an error about somebody else's packet, same node",
+			name:   "an error about another sender's packet, same node",
 			frame:  b.frame(b.sent(b.b2.seen(), unreachable(quote(b.b2.seen(), far)))),
 			reason: "icmp-quote",
 		},
 		{
-			name:   "an error about a packet for somebody else",
+			name:   "an error about a packet for another receiver",
 			frame:  b.frame(b.sent(far, unreachable(quote(far, b.b2.seen())))),
 			reason: "icmp-quote",
 		},

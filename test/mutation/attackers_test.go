@@ -42,7 +42,7 @@ func attackers() []mutation {
 			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);",
 			new:   "return TCX_NEXT;",
 			test:  node,
-			cases: []string{"its own container, to nobody"},
+			cases: []string{"its own container, to a missing container"},
 		},
 		{
 			name:  "another node's containers to the node",

@@ -1,7 +1,12 @@
 package mutation_test
 
 func event() []mutation {
-	const sums, losses, words, others = "TestEventsAddUp", "TestEventsAreLost", "TestEventsSayWhich", "TestEventsOfOtherFrames"
+	const (
+		sums   = "TestEventsAddUp"
+		losses = "TestEventsAreLost"
+		words  = "TestEventsSayWhich"
+		others = "TestEventsOfOtherFrames"
+	)
 	return []mutation{
 		{
 			name:  "rules",

@@ -18,14 +18,14 @@ func forward() []mutation {
 			new: `if (!same_addr(&quoted[1], &f->key.src))
 		return REASON_ICMP_QUOTE;`,
 			test:  "TestFromContainer",
-			cases: []string{"an error about somebody else's packet"},
+			cases: []string{"an error about another sender's packet"},
 		},
 		{
 			name: "quoted destination",
 			old:  " || !same_addr(&quoted[1], &f->key.src)",
 			test: "TestFromContainer",
 			cases: []string{
-				"an error about a packet for somebody else", "an error about somebody else's packet, same node",
+				"an error about a packet for another receiver", "an error about another sender's packet, same node",
 			},
 		},
 		{
@@ -78,8 +78,8 @@ func forward() []mutation {
 			new:  "if (is_error(p) && 0) {",
 			test: "TestFromContainer",
 			cases: []string{
-				"an error about a packet for somebody else", "an error about somebody else's packet",
-				"an error about somebody else's packet, same node", "an error that quotes nothing",
+				"an error about a packet for another receiver", "an error about another sender's packet",
+				"an error about another sender's packet, same node", "an error that quotes nothing",
 				"an error with its quote behind the end", "port unreachable",
 			},
 		},
@@ -336,7 +336,7 @@ func macvlanBackstop() []mutation {
 			old:   "return for_macvlan(skb) ? drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN) : TCX_NEXT;",
 			new:   "return TCX_NEXT;",
 			test:  "TestMacvlanHearsTheFabricOnlyThroughUs",
-			cases: []string{"drops for no-program", "the container heard"},
+			cases: []string{"drops for no-program", "the container received"},
 		},
 		{
 			name:  "backstop, from a container",

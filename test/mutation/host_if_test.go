@@ -105,8 +105,8 @@ func hostIf() []mutation {
 				"another node's container, by tun1", "another node's container, to a container, by eth1",
 				"another node's container, to a container, by tun1",
 				"another node's container, to the underlay, by eth1",
-				"another node's container, to the underlay, by tun1", "nobody here, by eth1",
-				"nobody here, by tun1", "the node itself, by eth1", "the node itself, by tun1",
+				"another node's container, to the underlay, by tun1", "no container here, by eth1",
+				"no container here, by tun1", "the node itself, by eth1", "the node itself, by tun1",
 				"to what containers see, by eth1", "to what containers see, by tun1",
 				"what containers see, by eth1", "what containers see, by tun1",
 			},
@@ -151,7 +151,7 @@ func hostIf() []mutation {
 			new:  ";",
 			test: "TestNimitzTunnels",
 			cases: []string{
-				"as a node, out by another interface", "as nobody to a node, out by another interface",
+				"as a node, out by another interface", "from an unknown address to a node, out by another interface",
 				"a process to its own node", "a process to its own node, as another",
 				"a process to another address of its own node, as another",
 				"a process that has guessed the mark, to its own node",
@@ -174,8 +174,8 @@ func hostIf() []mutation {
 			new:  "!is_vtep(src)",
 			test: "TestNimitzTunnels",
 			cases: []string{
-				"a process to a node, as nobody known", "a process to another region",
-				"as nobody to a node, out by another interface",
+				"a process to a node, from an unknown address", "a process to another region",
+				"from an unknown address to a node, out by another interface",
 			},
 		},
 		{

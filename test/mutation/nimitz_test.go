@@ -62,8 +62,8 @@ func nimitz() []mutation {
 			old: `if (is_any_error(p, j->family) && !quote_matches(skb, p, j, &from))
 		return drop(skb, REASON_ICMP_QUOTE, j->hook);`,
 			test: drops,
-			cases: append(both("an error about somebody else's packet", "an error that quotes nothing"),
-				"an error about a packet for somebody else, IPv4"),
+			cases: append(both("an error about another sender's packet", "an error that quotes nothing"),
+				"an error about a packet for another receiver, IPv4"),
 		},
 		{
 			name:  "source of a router's error",
@@ -102,7 +102,7 @@ func nimitz() []mutation {
 			old: `if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);`,
 			test:  packets,
-			cases: both("nobody is there", "the other tenant to who is beside"),
+			cases: both("no container is there", "the other tenant to who is beside"),
 		},
 		{
 			name:  "transit packets",
@@ -278,14 +278,14 @@ func nimitzNAT() []mutation {
 			old:   "same_addr(&quoted[0], &j->orig_dst) && same_addr(&quoted[1], from)",
 			new:   "same_addr(&quoted[0], &j->orig_dst)",
 			test:  drops,
-			cases: []string{"an error about a packet for somebody else, IPv4"},
+			cases: []string{"an error about a packet for another receiver, IPv4"},
 		},
 		{
 			name:  "quoted source",
 			old:   "return same_addr(&quoted[0], &j->orig_dst) &&",
 			new:   "return",
 			test:  drops,
-			cases: both("an error about somebody else's packet"),
+			cases: both("an error about another sender's packet"),
 		},
 		{
 			name: "translation of quotes",

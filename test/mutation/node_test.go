@@ -50,7 +50,7 @@ func node() []mutation {
 		answer = socket->state == BPF_TCP_ESTABLISHED;`,
 			test: "TestToNode",
 			cases: []string{
-				"datagram to a connected socket, from another port", "datagram to nobody",
+				"datagram to a connected socket, from another port", "datagram without a socket",
 				"answer of a container that was not asked",
 			},
 		},
@@ -80,7 +80,7 @@ func node() []mutation {
 			cases: []string{
 				"echo", "connection", "connection where one is", "segment for a listener",
 				"segment of no connection", "later fragment", "another protocol", "datagram to an open socket",
-				"datagram to a connected socket, from another port", "datagram to nobody",
+				"datagram to a connected socket, from another port", "datagram without a socket",
 				"answer of a container that was not asked",
 			},
 		},

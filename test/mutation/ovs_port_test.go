@@ -15,7 +15,7 @@ func nimitzOVSPort() []mutation {
 		"half an ICMP header, IPv6", "longer than it is",
 	)
 	quotes := toBoth(
-		"an error about somebody else's packet, IPv4", "an error about a packet for somebody else, IPv6",
+		"an error about another sender's packet, IPv4", "an error about a packet for another receiver, IPv6",
 		"an error that quotes nothing, IPv6", "to netpila", "from netpila",
 	)
 	return []mutation{

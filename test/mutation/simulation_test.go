@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// A fault is planted in the allocation or the distribution of addresses. A small simulation must notice it: an invariant
-// fails.
+// A fault is planted in the allocation or the distribution of addresses. A small simulation must notice it, because an
+// invariant fails.
 type fault struct {
 	name           string
 	file, old, new string

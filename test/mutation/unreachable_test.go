@@ -85,7 +85,7 @@ func unreachable() map[string]map[string]string {
 		},
 		"net/nimitz/nat.h": {
 			`if (h4->eth.h_proto != skb->protocol)
-		return REASON_NOT_IP6;`: "the kernel derives the protocol of frames from a veth or a tunnel; behind a netkit the sender chooses it",
+		return REASON_NOT_IP6;`: "only behind a netkit may the sender choose the protocol of a frame",
 		},
 		"net/netpila/crypto.h": {
 			`if (err)

@@ -8,7 +8,7 @@ func uplink() []mutation {
 			new:  ";",
 			test: "TestNimitzTunnels",
 			cases: []string{
-				"a process to a node", "a process to a node, in fragments", "a process to a node, as nobody known",
+				"a process to a node", "a process to a node, in fragments", "a process to a node, from an unknown address",
 				"a process to another region", "a process as another region",
 			},
 		},
@@ -140,7 +140,7 @@ func uplink() []mutation {
 				"as a sibling, with its MAC", "as a sibling, with its own MAC",
 				"as another tenant's, with the secret mark", "as the node", "as the node's underlay",
 				"as the node, with the mark", "as the node, with the secret mark", "dial tcp [fccc", "in plaintext",
-				"in plaintext to a host, with the mark", "to everybody on the link",
+				"in plaintext to a host, with the mark", "to all hosts on the link",
 			},
 		},
 		{
@@ -148,7 +148,7 @@ func uplink() []mutation {
 			old: `if (for_macvlan(skb))
 			return drop(skb, REASON_MAC_OUTSIDE, HOOK_UPLINK_IN);`,
 			test:  "TestMacvlanHearsTheFabricOnlyThroughUs",
-			cases: []string{"drops for mac-outside", "the container heard"},
+			cases: []string{"drops for mac-outside", "the container received"},
 		},
 		{
 			name: "tags behind tags",
