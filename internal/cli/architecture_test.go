@@ -13,6 +13,8 @@ import (
 var (
 	// sourcePath is a file or folder of the source in a page.
 	sourcePath = regexp.MustCompile("`((?:api|bpf|cmd|deploy|internal|test)/[A-Za-z0-9_./*-]+)`")
+	// sourceName is a file without its folder.
+	sourceName = regexp.MustCompile("`([a-z0-9_]+\\.(?:c|h|go))`")
 	// placed is an identifier, and the file that has it: `name` (`file`).
 	placed = regexp.MustCompile("`([A-Za-z_][A-Za-z0-9_.]*)`\\s+\\((?:both\\s+)?`([A-Za-z0-9_./-]+\\.(?:h|c|go))`")
 )
@@ -44,7 +46,15 @@ func TestArchitecture(t *testing.T) {
 		must(t, err)
 		for _, m := range sourcePath.FindAllStringSubmatch(string(b), -1) {
 			paths++
-			if found, err := filepath.Glob(filepath.Join(root, m[1])); (err != nil || found == nil) && !strings.Contains(m[1], "NAME") {
+			found, err := filepath.Glob(filepath.Join(root, m[1]))
+			must(t, err)
+			if found == nil && !strings.Contains(m[1], "NAME") {
+				t.Errorf("%s names %s, which does not exist", page, m[1])
+			}
+		}
+		for _, m := range sourceName.FindAllStringSubmatch(string(b), -1) {
+			paths++
+			if !slices.ContainsFunc(sources, func(path string) bool { return filepath.Base(path) == m[1] }) {
 				t.Errorf("%s names %s, which does not exist", page, m[1])
 			}
 		}
