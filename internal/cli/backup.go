@@ -103,7 +103,7 @@ that was restored from the same file before.`,
 				return err
 			}
 			v := viewBackup(args[0], dataDir, is.BackupHeader)
-			v.Skip, v.Regions, v.Edge, v.Ruled = &skip, is.Regions, is.Edge, is.Ruled
+			v.Skip, v.Regions, v.Edge, v.Ruled = &skip, is.Regions, is.Edge, is.WithPolicies
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(
 					w,

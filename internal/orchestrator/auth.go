@@ -20,10 +20,10 @@ type contextKey int
 
 const (
 	callerKey contextKey = iota
-	formerKey
+	expiredKey
 	instanceKey
 	controllerKey
-	guestKey
+	connKey
 	bodyKey
 )
 
@@ -41,7 +41,7 @@ func verifyNode(authority *pki.Authority) func(tls.ConnectionState) error {
 // authenticate lets through who shows a node's certificate, and anybody to the calls that need
 // none, within their limits. A certificate that ran out, or is not valid yet, is good for its own renewal
 // and nothing else.
-func authenticate(now func() time.Time, guard *guard, next http.Handler) http.Handler {
+func authenticate(now func() time.Time, guard *callLimiter, next http.Handler) http.Handler {
 	open := map[string]bool{
 		pilasterv1connect.NodeServiceJoinProcedure: true, // needs the join token
 		"/healthz": true,
@@ -51,10 +51,10 @@ func authenticate(now func() time.Time, guard *guard, next http.Handler) http.Ha
 		ctx := context.WithValue(r.Context(), controllerKey, http.NewResponseController(w))
 		ctx = context.WithValue(ctx, instanceKey, r.Header.Get(join.InstanceHeader))
 		by := client{from: source(r.RemoteAddr)}
-		node, err := shown(r.TLS, now())
+		node, err := peerNode(r.TLS, now())
 		switch {
 		case err == nil:
-			if err := guestOf(ctx).is(node); err != nil {
+			if err := connOf(ctx).identify(node); err != nil {
 				w.Header().Set("Connection", "close")
 				refuse(w, r, err)
 				return
@@ -62,7 +62,7 @@ func authenticate(now func() time.Time, guard *guard, next http.Handler) http.Ha
 			ctx, by = context.WithValue(ctx, callerKey, node), client{node: node}
 		case open[r.URL.Path]:
 		case node != pki.Node{} && r.URL.Path == pilasterv1connect.NodeServiceRenewProcedure:
-			ctx, by = context.WithValue(ctx, formerKey, node), client{node: node}
+			ctx, by = context.WithValue(ctx, expiredKey, node), client{node: node}
 		default:
 			refuse(w, r, connect.NewError(connect.CodeUnauthenticated, err))
 			return
@@ -73,7 +73,7 @@ func authenticate(now func() time.Time, guard *guard, next http.Handler) http.Ha
 			return
 		}
 		defer done()
-		body := guard.bound(r, by)
+		body := guard.limitBody(r, by)
 		r = r.WithContext(context.WithValue(ctx, bodyKey, body))
 		r.Body = body
 		next.ServeHTTP(w, r)
@@ -95,8 +95,8 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	http.Error(w, unixrpc.Words(err), status)
 }
 
-// shown is whose certificate was shown, with an error where it is not valid now.
-func shown(state *tls.ConnectionState, now time.Time) (pki.Node, error) {
+// peerNode is whose certificate was shown, with an error where it is not valid now.
+func peerNode(state *tls.ConnectionState, now time.Time) (pki.Node, error) {
 	none := errors.New("this call needs a node certificate; join first")
 	if state == nil || len(state.PeerCertificates) == 0 {
 		return pki.Node{}, none
@@ -121,9 +121,9 @@ func caller(ctx context.Context) (pki.Node, bool) {
 	return n, ok
 }
 
-// former is the node that the caller was while its certificate was valid. Only Renew has one.
-func former(ctx context.Context) (pki.Node, bool) {
-	n, ok := ctx.Value(formerKey).(pki.Node)
+// expiredCaller is the node that the caller was while its certificate was valid. Only Renew has one.
+func expiredCaller(ctx context.Context) (pki.Node, bool) {
+	n, ok := ctx.Value(expiredKey).(pki.Node)
 	return n, ok
 }
 

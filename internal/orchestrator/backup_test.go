@@ -92,7 +92,7 @@ func TestBackupAndRestore(t *testing.T) {
 	for i := range 45 { // 3 records each: more than a transaction holds
 		resolve(t, n1, "red", testNode(i).Name)
 	}
-	await(t, s, func() bool { return len(s.model.apps["red"]) == 45 && len(s.model.hosting) == 2 })
+	await(t, s, func() bool { return len(s.cache.apps["red"]) == 45 && len(s.cache.hosting) == 2 })
 	want, cluster, token := everything(t, s), s.store.Cluster(), s.Token()
 	running := backup(t, c)
 	n1.Close()
@@ -124,7 +124,7 @@ func TestBackupAndRestore(t *testing.T) {
 
 func await(t *testing.T, s *Server, condition func() bool) {
 	t.Helper()
-	if err := s.model.await(t.Context(), condition); err != nil {
+	if err := s.cache.await(t.Context(), condition); err != nil {
 		t.Fatal(err)
 	}
 }

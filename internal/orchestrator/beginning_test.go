@@ -15,7 +15,7 @@ import (
 func TestBeginning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := 0
-		g := newGuard(DefaultLimits, func(string) { refused++ })
+		g := newCallLimiter(DefaultLimits, func(string) { refused++ })
 		var begun []func()
 		for range beginningAtOnce {
 			done, err := g.begin(t.Context())

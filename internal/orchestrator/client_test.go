@@ -186,10 +186,10 @@ func TestSlowClients(t *testing.T) {
 }
 
 // calls is how many go on.
-func (g *guard) calls() (sum int) {
+func (g *callLimiter) calls() (sum int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, is := range g.going {
+	for _, is := range g.running {
 		sum += is
 	}
 	return sum
@@ -203,7 +203,7 @@ func TestCallsAtOnce(t *testing.T) {
 	going := func(n int) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-			sum := s.guard.calls()
+			sum := s.limiter.calls()
 			if sum == n {
 				return
 			}

@@ -25,7 +25,7 @@ const (
 	staleAfter = 10 * time.Second
 )
 
-func (h *health) keep(ctx context.Context, s *store.Store) {
+func (h *health) run(ctx context.Context, s *store.Store) {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
 	for {

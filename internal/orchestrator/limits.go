@@ -122,8 +122,8 @@ var limitWords = []string{
 	limitBeginning,
 }
 
-// guard refuses calls for which their caller has no allowance left, before anything of them is read.
-type guard struct {
+// limiter refuses calls for which their caller has no allowance left, before anything of them is read.
+type callLimiter struct {
 	rates    map[string]*rates[client] // by procedure
 	messages *rates[client]
 	refused  func(limit string)
@@ -132,8 +132,8 @@ type guard struct {
 	stopping  chan struct{} // closed when none begins any more
 	stopOnce  sync.Once
 
-	mu    sync.Mutex
-	going map[call]int
+	mu      sync.Mutex
+	running map[call]int
 }
 
 // call is a procedure and who makes it.
@@ -155,22 +155,22 @@ func (c client) String() string {
 	return c.from.String()
 }
 
-// lists bounds how often nodes ask for a tenant's mappings, if anything does.
-func lists(l Limits) *rates[string] {
+// listRates bounds how often nodes ask for a tenant's mappings, if anything does.
+func listRates(l Limits) *rates[string] {
 	if l.Lists == 0 {
 		return nil
 	}
 	return newRates[string](l.Lists, l.Lists)
 }
 
-func newGuard(l Limits, refused func(string)) *guard {
-	g := &guard{
+func newCallLimiter(l Limits, refused func(string)) *callLimiter {
+	g := &callLimiter{
 		rates:     map[string]*rates[client]{},
 		messages:  newRates[client](messageRate, 10*messageRate),
 		refused:   refused,
 		beginning: make(chan struct{}, beginningAtOnce),
 		stopping:  make(chan struct{}),
-		going:     map[call]int{},
+		running:   map[call]int{},
 	}
 	for procedure, may := range allowances {
 		g.rates[procedure] = newRates[client](cmp.Or(may.rate, l.Joins), 10*cmp.Or(may.rate, l.Joins))
@@ -179,7 +179,7 @@ func newGuard(l Limits, refused func(string)) *guard {
 }
 
 // admit takes a place for the call until done.
-func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
+func (g *callLimiter) admit(r *http.Request, by client) (done func(), err error) {
 	may, ok := allowances[r.URL.Path]
 	if !ok {
 		return func() {}, nil // answered at once, and the body is not read
@@ -196,13 +196,13 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 			)
 		}
 	}
-	if err := g.often(r, by); err != nil {
+	if err := g.checkRate(r, by); err != nil {
 		return nil, err
 	}
 	c := call{r.URL.Path, by}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.going[c] >= may.atOnce {
+	if g.running[c] >= may.atOnce {
 		return nil, g.refuse(
 			limitAtOnce,
 			connect.CodeUnavailable,
@@ -212,15 +212,15 @@ func (g *guard) admit(r *http.Request, by client) (done func(), err error) {
 			c.procedure,
 		)
 	}
-	g.going[c]++
+	g.running[c]++
 	return func() { g.end(c) }, nil
 }
 
 // stop has no stream begin any more.
-func (g *guard) stop() { g.stopOnce.Do(func() { close(g.stopping) }) }
+func (g *callLimiter) stop() { g.stopOnce.Do(func() { close(g.stopping) }) }
 
 // begin waits for a place for a stream that begins, and has it until it has begun.
-func (g *guard) begin(ctx context.Context) (begun func(), err error) {
+func (g *callLimiter) begin(ctx context.Context) (begun func(), err error) {
 	timer := time.NewTimer(beginWait)
 	defer timer.Stop()
 	select {
@@ -239,8 +239,8 @@ func (g *guard) begin(ctx context.Context) (begun func(), err error) {
 	}
 }
 
-// often refuses who calls too often.
-func (g *guard) often(r *http.Request, by client) error {
+// checkRate refuses who calls too often.
+func (g *callLimiter) checkRate(r *http.Request, by client) error {
 	calls := g.rates[r.URL.Path]
 	if r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure {
 		if from := source(r.RemoteAddr); !calls.allow(client{from: from}) {
@@ -259,13 +259,13 @@ func (g *guard) often(r *http.Request, by client) error {
 	return nil
 }
 
-func (g *guard) end(c call) {
+func (g *callLimiter) end(c call) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	less(g.going, c)
+	decrement(g.running, c)
 }
 
-func (g *guard) refuse(limit string, code connect.Code, format string, args ...any) error {
+func (g *callLimiter) refuse(limit string, code connect.Code, format string, args ...any) error {
 	g.refused(limit)
 	return connect.NewError(code, fmt.Errorf(format, args...))
 }
@@ -273,12 +273,12 @@ func (g *guard) refuse(limit string, code connect.Code, format string, args ...a
 // body bounds what is read of a call between two calls of next: all of it, or a message of a stream.
 type body struct {
 	io.ReadCloser
-	guard     *guard
+	limiter   *callLimiter
 	by        client
 	max, left int64
 }
 
-func (g *guard) bound(r *http.Request, by client) *body {
+func (g *callLimiter) limitBody(r *http.Request, by client) *body {
 	// A message comes with up to five bytes of framing.
 	max := allowances[r.URL.Path].bytes + 5
 	return &body{r.Body, g, by, max, max}
@@ -289,7 +289,7 @@ func (b *body) Read(p []byte) (int, error) {
 		// It may be the end.
 		n, err := b.ReadCloser.Read(make([]byte, 1))
 		if n > 0 {
-			err = b.guard.refuse(
+			err = b.limiter.refuse(
 				limitRequest,
 				connect.CodeResourceExhausted,
 				"a request of this kind may have %d bytes, and this one has more; nothing was changed: have the node host fewer tenants, or see what it runs",
@@ -306,7 +306,7 @@ func (b *body) Read(p []byte) (int, error) {
 // next lets a stream have another message, as long as the one before, when its node has not had too many.
 func (b *body) next(ctx context.Context) error {
 	b.left = b.max
-	return b.guard.messages.of(b.by).Wait(ctx)
+	return b.limiter.messages.of(b.by).Wait(ctx)
 }
 
 func nextMessage(ctx context.Context) error {

@@ -91,10 +91,10 @@ func TestSizeOfAnswers(t *testing.T) {
 	createTenant(t, s, "blue")
 	f := follow(t, n1, hosting("blue"))
 	f.next(t)
-	s.model.mu.Lock()
-	revision := s.model.revision
-	s.model.mu.Unlock()
-	s.model.apply(
+	s.cache.mu.Lock()
+	revision := s.cache.revision
+	s.cache.mu.Unlock()
+	s.cache.apply(
 		store.Batch{
 			Revision: revision,
 			Events: []store.Event{
@@ -271,7 +271,7 @@ func knock(t *testing.T, s *Server) net.Conn {
 	return c
 }
 
-func (d *door) await(t *testing.T, all, strangers int) {
+func (d *connLimiter) await(t *testing.T, all, strangers int) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		d.mu.Lock()
@@ -301,12 +301,12 @@ func TestStrangers(t *testing.T) {
 	s := start(t, c)
 	f := follow(t, registered(t, s, testNode(1)), hosting())
 	f.next(t)
-	s.door.await(t, 1, 0)
+	s.connLimiter.await(t, 1, 0)
 	var silent []net.Conn
 	for range 4 {
 		silent = append(silent, knock(t, s))
 	}
-	s.door.await(t, 5, 4)
+	s.connLimiter.await(t, 5, 4)
 	shut(t, s)
 	wantRefusals(t, s, limitStrangers, 1)
 	createTenant(t, s, "blue")
@@ -315,7 +315,7 @@ func TestStrangers(t *testing.T) {
 	for _, c := range silent {
 		c.Close()
 	}
-	s.door.await(t, 1, 0)
+	s.connLimiter.await(t, 1, 0)
 	registered(t, s, testNode(2))
 }
 
@@ -329,10 +329,10 @@ func TestConnections(t *testing.T) {
 	s := start(t, c)
 	for n := range 15 {
 		registered(t, s, testNode(n+1))
-		s.door.await(t, n+1, 0)
+		s.connLimiter.await(t, n+1, 0)
 	}
 	knock(t, s)
-	s.door.await(t, 16, 1)
+	s.connLimiter.await(t, 16, 1)
 	shut(t, s)
 	wantRefusals(t, s, limitConnections, 1)
 }
@@ -341,7 +341,7 @@ func TestConnectionsOfOneNode(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	registered(t, s, testNode(1)).Close()
-	s.door.await(t, 0, 0)
+	s.connLimiter.await(t, 0, 0)
 	register := func(tr *http.Transport) error {
 		_, err := pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: tr}, s.url()).
 			Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
@@ -355,12 +355,12 @@ func TestConnectionsOfOneNode(t *testing.T) {
 		}
 		all = append(all, tr)
 	}
-	s.door.await(t, maxNodeConnections, 0)
+	s.connLimiter.await(t, maxNodeConnections, 0)
 	err := register(transport(t, s, testNode(1)))
 	wantCode(t, err, connect.CodeUnavailable)
 	wantText(t, err, "node n1 has 16 connections")
 	wantRefusals(t, s, limitNodeConnections, 1)
-	s.door.await(t, maxNodeConnections, 0) // the refused one was ended
+	s.connLimiter.await(t, maxNodeConnections, 0) // the refused one was ended
 	if err := register(all[0]); err != nil {
 		t.Errorf("one of the sixteen: %v", err)
 	}
@@ -391,14 +391,14 @@ func (a addr) String() string { return string(a) }
 // source; strangers leave them room.
 func TestDefaultsSuit100000Nodes(t *testing.T) {
 	refused := map[string]int{}
-	d := newDoor(
+	d := newConnLimiter(
 		Limits{}.orDefault(),
 		func(limit string) { refused[limit]++ },
 		slog.New(slog.NewTextHandler(io.Discard, nil)),
 	)
-	enter := func(from string) *guest {
+	enter := func(from string) *limitedConn {
 		c := conn{from: addr(from)}
-		g, limit := d.enter(c)
+		g, limit := d.admit(c)
 		if limit != "" {
 			d.refuse(c, limit)
 		}
@@ -410,15 +410,15 @@ func TestDefaultsSuit100000Nodes(t *testing.T) {
 	if d.strangers != 25_000 || refused[limitStrangers] != 5_000 {
 		t.Fatalf("%d strangers, refused %v", d.strangers, refused)
 	}
-	d = newDoor(Limits{}.orDefault(), func(limit string) { refused[limit]++ }, slog.New(slog.DiscardHandler))
+	d = newConnLimiter(Limits{}.orDefault(), func(limit string) { refused[limit]++ }, slog.New(slog.DiscardHandler))
 	clear(refused)
-	var guests []*guest
+	var guests []*limitedConn
 	for i := range 200_000 {
 		g := enter("192.0.2.1:1")
 		if g == nil {
 			t.Fatalf("connection %d is refused: %v", i, refused)
 		}
-		if err := g.is(testNode(i % 100_000)); err != nil {
+		if err := g.identify(testNode(i % 100_000)); err != nil {
 			t.Fatal(err)
 		}
 		guests = append(guests, g)

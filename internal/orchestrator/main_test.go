@@ -171,7 +171,7 @@ func (s stream) next(t *testing.T) *pilasterv1.FollowResponse {
 	}
 }
 
-// ended waits for the end of the stream and checks why.
+// endedApps waits for the end of the stream and checks why.
 func (s stream) ended(t *testing.T, want connect.Code) {
 	t.Helper()
 	for {

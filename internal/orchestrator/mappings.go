@@ -26,7 +26,7 @@ func (s *nodeService) Allocate(
 	if err != nil {
 		return nil, err
 	}
-	if err := s.model.room(node.Name, 1); err != nil {
+	if err := s.cache.room(node.Name, 1); err != nil {
 		return nil, err
 	}
 	given, err := s.store.Allocate(ctx, node, req.Msg.Tenant, req.Msg.Key)
@@ -68,7 +68,7 @@ func (s *nodeService) ListMappings(
 		return nil, err
 	}
 	if s.lists != nil && !s.lists.allow(name) {
-		err := s.guard.refuse(
+		err := s.limiter.refuse(
 			limitLists,
 			connect.CodeResourceExhausted,
 			"nodes ask for mappings of tenant %s more than %d times a second; nothing was changed: ask again, or allow more with the orchestrator's --list-rate",
@@ -83,7 +83,7 @@ func (s *nodeService) ListMappings(
 	if req.Msg.AfterRevision != 0 {
 		return s.changedMappings(ctx, node, req.Msg)
 	}
-	page, ok := s.model.page(name, req.Msg.PageToken)
+	page, ok := s.cache.page(name, req.Msg.PageToken)
 	if !ok {
 		if page, err = s.store.ListMappings(ctx, name, req.Msg.PageToken); err != nil {
 			return nil, err
@@ -98,7 +98,7 @@ func (s *nodeService) ListMappings(
 }
 
 // changedMappings tells what has changed after a revision, up to all that this orchestrator has changed before it was
-// asked.
+// tenants.
 func (s *nodeService) changedMappings(
 	ctx context.Context,
 	node pki.Node,
@@ -114,10 +114,10 @@ func (s *nodeService) changedMappings(
 		)
 	}
 	made := s.store.Revision()
-	if err := s.model.await(ctx, func() bool { return s.model.revision >= made }); err != nil {
+	if err := s.cache.await(ctx, func() bool { return s.cache.revision >= made }); err != nil {
 		return nil, err
 	}
-	resp, ok := s.model.changed(node.Name, req.Tenant, req.AfterRevision)
+	resp, ok := s.cache.changed(node.Name, req.Tenant, req.AfterRevision)
 	if !ok {
 		return nil, connect.NewError(
 			connect.CodeAborted,
@@ -125,8 +125,8 @@ func (s *nodeService) changedMappings(
 				"what changed of tenant %s after revision %d is not known here, where the last %d changes are, of at most %d records; begin with the first page of its mappings",
 				req.Tenant,
 				req.AfterRevision,
-				maxPast,
-				maxPastEvents,
+				maxHistory,
+				maxHistoryCost,
 			),
 		)
 	}
@@ -135,7 +135,7 @@ func (s *nodeService) changedMappings(
 
 // changed is what of a tenant's mappings is another since a revision, or false when that is not remembered. Of each
 // prefix the last counts.
-func (m *model) changed(node, tenant string, after int64) (*pilasterv1.ListMappingsResponse, bool) {
+func (m *cache) changed(node, tenant string, after int64) (*pilasterv1.ListMappingsResponse, bool) {
 	m.mu.RLock()
 	past, revision, ok := m.since(after)
 	m.mu.RUnlock()
@@ -173,10 +173,10 @@ func visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
 func (s *nodeService) hosting(ctx context.Context, n pki.Node, tenant string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if s.model.awaitNode(
+	if s.cache.awaitNode(
 		ctx,
 		n.Name,
-		func() bool { return s.model.hostedBy[n.Name][tenant] || s.model.carries(n.Name)[tenant] },
+		func() bool { return s.cache.hostedBy[n.Name][tenant] || s.cache.transitTenants(n.Name)[tenant] },
 	) != nil {
 		return connect.NewError(
 			connect.CodePermissionDenied,

@@ -182,9 +182,9 @@ func TestAddressesOfOneNode(t *testing.T) {
 	resolve(t, n2, "green", "web")
 	own := &pilasterv1.Mapping{Tenant: "green", To: allocate(t, n1, "green", "c1/eth0"), Key: "c1/eth0"}
 	has := func(n int) {
-		s.model.mu.Lock()
-		defer s.model.mu.Unlock()
-		s.model.given.byNode["n1"] = n
+		s.cache.mu.Lock()
+		defer s.cache.mu.Unlock()
+		s.cache.allocations.byNode["n1"] = n
 	}
 	holds := func(c *join.Client, m ...*pilasterv1.Mapping) error {
 		_, err := c.Register(
@@ -193,7 +193,7 @@ func TestAddressesOfOneNode(t *testing.T) {
 		)
 		return err
 	}
-	if err := s.model.await(t.Context(), func() bool { return s.model.given.byNode["n1"] == 1 }); err != nil {
+	if err := s.cache.await(t.Context(), func() bool { return s.cache.allocations.byNode["n1"] == 1 }); err != nil {
 		t.Fatal(err)
 	}
 	has(maxMappings)
@@ -214,7 +214,7 @@ func TestAddressesOfOneNode(t *testing.T) {
 
 // Mappings are counted by who has them, also when they go to another or are told twice.
 func TestGivenByNode(t *testing.T) {
-	g := newGiven()
+	g := newAllocations()
 	for i, c := range []struct {
 		to, node string // no node: it goes
 		want     string
@@ -232,8 +232,8 @@ func TestGivenByNode(t *testing.T) {
 			t.Errorf("step %d: %s, want %s", i, got, c.want)
 		}
 	}
-	if len(g.to) != 0 {
-		t.Errorf("left %v", g.to)
+	if len(g.byTenant) != 0 {
+		t.Errorf("left %v", g.byTenant)
 	}
 }
 

@@ -82,7 +82,7 @@ func (m *metrics) countMessages(procedure, direction, event string, n, bytes int
 }
 
 // observe adds what is read from the model and the store when asked.
-func (m *metrics) observe(model *model, s *store.Store) {
+func (m *metrics) observe(model *cache, s *store.Store) {
 	gauge := func(name, help string, value func(size) int64) {
 		m.registry.MustRegister(
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilaster_orchestrator_" + name, Help: help},
@@ -105,9 +105,9 @@ func (m *metrics) observe(model *model, s *store.Store) {
 		func(s size) int64 { return int64(s.retiringApps) },
 	)
 	gauge(
-		"apps_resting",
-		"Numbers of ended apps that nobody gets for some minutes, of all tenants.",
-		func(s size) int64 { return int64(s.restingApps) },
+		"app_ids_quarantined",
+		"Quarantined ids of ended apps, of all tenants.",
+		func(s size) int64 { return int64(s.quarantinedApps) },
 	)
 	gauge("policies", "Policies of all tenants.", func(s size) int64 { return int64(s.policies) })
 	gauge(
@@ -116,7 +116,7 @@ func (m *metrics) observe(model *model, s *store.Store) {
 		func(s size) int64 { return s.revision },
 	)
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilaster_orchestrator_changes_waiting", Help: "Changes that wait for the store.",
+		Name: "pilaster_orchestrator_store_queue_length", Help: "Changes that wait for the store.",
 	}, func() float64 { return float64(s.Waiting()) }))
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "pilaster_orchestrator_store_conflicts_total", Help: "Changes decided anew because another orchestrator was first.",

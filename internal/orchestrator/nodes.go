@@ -28,7 +28,7 @@ import (
 // A stream that is told nothing else hears how far it is: so often, and where there are very many, all together so many
 // times a second, which is each of 100,000 every 50 s. No agent waits for it: that the other end is there it asks by
 // HTTP/2's pings. It is where the node's next stream resumes, so one that breaks within that time costs no snapshot as
-// long as no more than maxPast changes came meanwhile, 80 in a second of 100,000 streams.
+// long as no more than maxHistory changes came meanwhile, 80 in a second of 100,000 streams.
 const (
 	heartbeatEvery = 5 * time.Second
 	heartbeatRate  = 2000
@@ -53,12 +53,12 @@ const (
 // nodeService serves agents. A node acts as itself only: who it is comes from its certificate.
 type nodeService struct {
 	store   *store.Store
-	model   *model
+	cache   *cache
 	token   *tokenFile
 	timeout time.Duration // for one message of a stream to be written, or the first to be read
 	now     func() time.Time
 	log     *slog.Logger
-	guard   *guard
+	limiter *callLimiter
 	lists   *rates[string]              // of mappings, by tenant; nil where there is no limit
 	later   func(func(context.Context)) // does something that outlasts the call
 }
@@ -91,7 +91,7 @@ func (s *nodeService) Renew(
 	node, valid := caller(ctx)
 	admit := func() error { return s.store.Admit(ctx, node) }
 	if !valid {
-		node, _ = former(ctx)
+		node, _ = expiredCaller(ctx)
 		s.awaitPredecessor(ctx, node, instance(ctx))
 		admit = func() error { return s.store.Readmit(ctx, node, instance(ctx)) }
 	}
@@ -141,13 +141,13 @@ func (s *nodeService) Register(
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	if node := s.model.registered(r); node != nil {
+	if node := s.cache.registered(r); node != nil {
 		return connect.NewResponse(
 			&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID},
 		), nil
 	}
-	if n := s.model.claims(r.Node.Name, r.Mappings); n > 0 {
-		if err := s.model.room(r.Node.Name, n); err != nil {
+	if n := s.cache.claims(r.Node.Name, r.Mappings); n > 0 {
+		if err := s.cache.room(r.Node.Name, n); err != nil {
 			return nil, err
 		}
 	}
@@ -260,7 +260,7 @@ func (s *nodeService) Resolve(
 		return nil, err
 	}
 	return connect.NewResponse(
-		&pilasterv1.ResolveResponse{Tenant: s.model.told(tenant), App: app, HasPolicies: ruled},
+		&pilasterv1.ResolveResponse{Tenant: s.cache.withRegions(tenant), App: app, HasPolicies: ruled},
 	), nil
 }
 
@@ -271,7 +271,7 @@ func (s *nodeService) acting(ctx context.Context) (pki.Node, error) {
 		return node, err
 	}
 	s.awaitPredecessor(ctx, node, instance(ctx))
-	return node, s.model.session(node.Name).Admit(node.Name, instance(ctx))
+	return node, s.cache.session(node.Name).Admit(node.Name, instance(ctx))
 }
 
 // registered waits a moment for a node that registered with another orchestrator just now.
@@ -279,7 +279,7 @@ func (s *nodeService) registered(ctx context.Context) error {
 	n, _ := caller(ctx)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if err := s.model.awaitNode(ctx, n.Name, func() bool { return s.model.knows(n) }); err != nil {
+	if err := s.cache.awaitNode(ctx, n.Name, func() bool { return s.cache.knows(n) }); err != nil {
 		return connect.NewError(
 			connect.CodeFailedPrecondition,
 			fmt.Errorf("node %s is not registered; register first", n.Name),
@@ -309,14 +309,14 @@ func (s *nodeService) Follow(
 	defer end(nil)
 	node, _ := caller(ctx)
 	s.awaitPredecessor(ctx, node, instance(ctx))
-	begun, err := s.guard.begin(ctx)
+	begun, err := s.limiter.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer begun()
-	session := store.Session{Orchestrator: s.model.self, Instance: instance(ctx), Stream: join.NewUUID()}
+	session := store.Session{Orchestrator: s.cache.self, Instance: instance(ctx), Stream: join.NewUUID()}
 	defer func() {
-		if !s.model.stopped() { // then all sessions end at once
+		if !s.cache.stopped() { // then all sessions end at once
 			s.later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
 		}
 	}()
@@ -325,8 +325,8 @@ func (s *nodeService) Follow(
 	if err != nil {
 		return err
 	}
-	f := s.model.follow(node, session, first, end)
-	defer s.model.unfollow(f)
+	f := s.cache.subscribe(node, session, first, end)
+	defer s.cache.unsubscribe(f)
 
 	requests := make(chan *pilasterv1.FollowRequest)
 	reading := make(chan struct{})
@@ -345,17 +345,17 @@ func (s *nodeService) Follow(
 	if err := s.host(ctx, f, again); err != nil {
 		return err
 	}
-	return s.tell(ctx, f, stream, requests)
+	return s.writeStream(ctx, f, stream, requests)
 }
 
-// tell writes the stream until it ends, and says why it did.
-func (s *nodeService) tell(
+// writeStream writes the stream until it ends, and says why it did.
+func (s *nodeService) writeStream(
 	ctx context.Context,
-	f *follower,
+	f *subscriber,
 	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
 	requests <-chan *pilasterv1.FollowRequest,
 ) error {
-	heartbeat := time.NewTimer(s.model.heartbeatEvery())
+	heartbeat := time.NewTimer(s.cache.heartbeatEvery())
 	defer heartbeat.Stop()
 	var told time.Time // something else, last: it says as well how far the stream is
 	for {
@@ -374,12 +374,12 @@ func (s *nodeService) tell(
 		case <-f.queue.filled:
 			next = f.queue.next()
 		case <-heartbeat.C:
-			every := s.model.heartbeatEvery()
+			every := s.cache.heartbeatEvery()
 			if left := time.Until(told.Add(every)); left > 0 {
 				heartbeat.Reset(left)
 				continue
 			}
-			next = s.model.heartbeat(f)
+			next = s.cache.heartbeat(f)
 			heartbeat.Reset(every)
 		}
 		if next == nil {
@@ -398,12 +398,12 @@ func (s *nodeService) tell(
 
 func (s *nodeService) send(
 	ctx context.Context,
-	f *follower,
+	f *subscriber,
 	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
 	r *pilasterv1.FollowResponse,
 ) error {
 	if size := proto.Size(r); size > maxAnswer {
-		return s.guard.refuse(
+		return s.limiter.refuse(
 			limitAnswer,
 			connect.CodeResourceExhausted,
 			"what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants",
@@ -415,7 +415,7 @@ func (s *nodeService) send(
 	deadlines.SetWriteDeadline(began.Add(s.timeout))
 	if err := stream.Send(r); err != nil {
 		if time.Since(began) >= s.timeout {
-			s.model.stalled(f, s.timeout)
+			s.cache.stalled(f, s.timeout)
 			s.log.Warn(
 				"a node reads nothing; its stream is ended, and begins with what it missed when it follows again",
 				"node",
@@ -430,13 +430,13 @@ func (s *nodeService) send(
 }
 
 // host makes the stream carry these tenants, and notes in the store what the node says of them.
-func (s *nodeService) host(ctx context.Context, f *follower, req *pilasterv1.FollowRequest) error {
-	add, remove := s.model.rehost(f, req)
+func (s *nodeService) host(ctx context.Context, f *subscriber, req *pilasterv1.FollowRequest) error {
+	add, remove := s.cache.rehost(f, req)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	noted, err := s.store.Hosts(ctx, f.node, req.Sequence, add, remove)
-	s.model.unnote(f, noted.Overtaken)
-	if err == nil && s.model.refuse(f, add, noted.Refused) {
+	noted, err := s.store.RecordHosting(ctx, f.node, req.Sequence, add, remove)
+	s.cache.forgetRecorded(f, noted.Overtaken)
+	if err == nil && s.cache.refuse(f, add, noted.Refused) {
 		s.log.Warn(
 			"what a node says of labels of its containers was refused in part; its status says what",
 			"node",

@@ -38,7 +38,7 @@ func (s *operatorService) ListServices(
 	req *connect.Request[pilasterv1.ListServicesRequest],
 ) (*connect.Response[pilasterv1.ListServicesResponse], error) {
 	var resp pilasterv1.ListServicesResponse
-	tenants, err := s.asked(req.Msg.Tenant)
+	tenants, err := s.tenants(req.Msg.Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (s *operatorService) ListPublications(
 	req *connect.Request[pilasterv1.ListPublicationsRequest],
 ) (*connect.Response[pilasterv1.ListPublicationsResponse], error) {
 	var resp pilasterv1.ListPublicationsResponse
-	tenants, err := s.asked(req.Msg.Tenant)
+	tenants, err := s.tenants(req.Msg.Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -115,11 +115,11 @@ func (s *operatorService) DeletePublication(
 	return connect.NewResponse(&pilasterv1.DeletePublicationResponse{}), nil
 }
 
-// asked is the tenant of a name, or all where there is none.
-func (s *operatorService) asked(name string) ([]*pilasterv1.Tenant, error) {
+// tenants is the tenant of a name, or all where there is none.
+func (s *operatorService) tenants(name string) ([]*pilasterv1.Tenant, error) {
 	if name == "" {
-		return s.model.allTenants(), nil
+		return s.cache.allTenants(), nil
 	}
-	t, _, _, err := s.known(name)
+	t, _, _, err := s.tenant(name)
 	return []*pilasterv1.Tenant{t}, err
 }

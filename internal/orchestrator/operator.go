@@ -17,10 +17,10 @@ import (
 )
 
 // operatorService serves people on the unix socket. Changes return when this orchestrator's
-// model has them, so that the next question finds them.
+// cache has them, so that the next question finds them.
 type operatorService struct {
 	store   *store.Store
-	model   *model
+	cache   *cache
 	token   *tokenFile
 	version string
 	where   string // the store, in words
@@ -34,7 +34,7 @@ type operatorService struct {
 // await waits for the revision and not for what changed, which somebody else may have changed back.
 func (s *operatorService) await(ctx context.Context) {
 	revision := s.store.Revision()
-	s.model.await(ctx, func() bool { return s.model.revision >= revision })
+	s.cache.await(ctx, func() bool { return s.cache.revision >= revision })
 }
 
 func (s *operatorService) CreateTenant(
@@ -64,7 +64,7 @@ func (s *operatorService) GetTenant(
 	_ context.Context,
 	req *connect.Request[pilasterv1.GetTenantRequest],
 ) (*connect.Response[pilasterv1.GetTenantResponse], error) {
-	tenant, apps, hosting, err := s.known(req.Msg.Name)
+	tenant, apps, hosting, err := s.tenant(req.Msg.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -72,16 +72,16 @@ func (s *operatorService) GetTenant(
 		tenant = withoutKeys(tenant)
 	}
 	return connect.NewResponse(&pilasterv1.GetTenantResponse{
-		Tenant: tenant, Apps: apps, Hosting: hosting, MaxApps: uint32(s.store.MaxApps()), RestingApps: uint32(s.model.resting(req.Msg.Name)),
+		Tenant: tenant, Apps: apps, Hosting: hosting, MaxApps: uint32(s.store.MaxApps()), RestingApps: uint32(s.cache.quarantined(req.Msg.Name)),
 	}), nil
 }
 
-// known is a tenant that there is.
-func (s *operatorService) known(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*pilasterv1.Hosting, error) {
+// tenant is a tenant that there is.
+func (s *operatorService) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*pilasterv1.Hosting, error) {
 	if err := tenant.CheckName(name); err != nil {
 		return nil, nil, nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	t, apps, hosting := s.model.tenant(name)
+	t, apps, hosting := s.cache.tenant(name)
 	if t == nil {
 		return nil, nil, nil, connect.NewError(
 			connect.CodeNotFound,
@@ -96,10 +96,10 @@ func (s *operatorService) ListTenants(
 	*connect.Request[pilasterv1.ListTenantsRequest],
 ) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
 	var resp pilasterv1.ListTenantsResponse
-	for _, t := range s.model.allTenants() {
+	for _, t := range s.cache.allTenants() {
 		resp.Tenants = append(resp.Tenants, withoutKeys(t))
 		if t.Leaving != "" {
-			_, _, hosting := s.model.tenant(t.Name)
+			_, _, hosting := s.cache.tenant(t.Name)
 			resp.Hosting = append(resp.Hosting, hosting...)
 		}
 	}
@@ -139,8 +139,8 @@ func (s *operatorService) RotateKey(
 	if err != nil {
 		return nil, err
 	}
-	s.model.await(ctx, func() bool {
-		now := s.model.tenants[tenant.Name]
+	s.cache.await(ctx, func() bool {
+		now := s.cache.tenants[tenant.Name]
 		return now == nil || now.Changes >= tenant.Changes
 	})
 	return connect.NewResponse(
@@ -170,21 +170,21 @@ func (s *operatorService) GetNode(
 	_ context.Context,
 	req *connect.Request[pilasterv1.GetNodeRequest],
 ) (*connect.Response[pilasterv1.GetNodeResponse], error) {
-	node := s.model.node(req.Msg.Name)
+	node := s.cache.node(req.Msg.Name)
 	if node == nil {
 		return nil, connect.NewError(
 			connect.CodeNotFound,
 			fmt.Errorf("there is no node %q; `pilaster node list` shows those there are", req.Msg.Name),
 		)
 	}
-	return connect.NewResponse(&pilasterv1.GetNodeResponse{Node: node, Tenants: s.model.tenantsOf(node.Name)}), nil
+	return connect.NewResponse(&pilasterv1.GetNodeResponse{Node: node, Tenants: s.cache.tenantsOf(node.Name)}), nil
 }
 
 func (s *operatorService) ListNodes(
 	context.Context,
 	*connect.Request[pilasterv1.ListNodesRequest],
 ) (*connect.Response[pilasterv1.ListNodesResponse], error) {
-	return connect.NewResponse(&pilasterv1.ListNodesResponse{Nodes: s.model.allNodes()}), nil
+	return connect.NewResponse(&pilasterv1.ListNodesResponse{Nodes: s.cache.allNodes()}), nil
 }
 
 func (s *operatorService) DeleteNode(
@@ -192,9 +192,9 @@ func (s *operatorService) DeleteNode(
 	req *connect.Request[pilasterv1.DeleteNodeRequest],
 ) (*connect.Response[pilasterv1.DeleteNodeResponse], error) {
 	name := req.Msg.Name
-	if node := s.model.node(name); !req.Msg.Force && node != nil &&
+	if node := s.cache.node(name); !req.Msg.Force && node != nil &&
 		!node.Connected { // the end of its stream may not be noted yet
-		s.model.awaitSession(ctx, name, store.Session.None)
+		s.cache.awaitSession(ctx, name, store.Session.None)
 	}
 	if err := s.store.DeleteNode(ctx, name, req.Msg.Force); err != nil {
 		return nil, err
@@ -207,7 +207,7 @@ func (s *operatorService) ClusterStatus(
 	context.Context,
 	*connect.Request[pilasterv1.ClusterStatusRequest],
 ) (*connect.Response[pilasterv1.ClusterStatusResponse], error) {
-	size := s.model.size()
+	size := s.cache.size()
 	return connect.NewResponse(&pilasterv1.ClusterStatusResponse{
 		ClusterUuid:    s.store.Cluster().UUID,
 		Plan:           plan(s.store.Cluster().Plan),

@@ -16,10 +16,10 @@ import (
 // policies are what decides which containers of a tenant may speak: its policies, and which containers are of another
 // app than their addresses say. Nodes that host the tenant are told, and no others.
 type policies struct {
-	of        map[string]map[policyName]*pilasterv1.Policy // by tenant
-	read      map[string]map[policyName]policy.Policy      // the same, but for those that this build cannot read
-	overrides map[string]map[string]*pilasterv1.Override   // by tenant, address
-	overrode  *[]store.Event                               // of overrides, in the batch at hand
+	of               map[string]map[policyName]*pilasterv1.Policy // by tenant
+	read             map[string]map[policyName]policy.Policy      // the same, but for those that this build cannot read
+	overrides        map[string]map[string]*pilasterv1.Override   // by tenant, address
+	changedOverrides *[]store.Event                               // of overrides, in the batch at hand
 }
 
 type policyName struct{ kind, namespace, name string }
@@ -71,7 +71,7 @@ func (p policies) override(was, is *pilasterv1.Hosting) {
 			p.overrides[is.Tenant] = map[string]*pilasterv1.Override{}
 		}
 		p.overrides[is.Tenant][o.Address] = o
-		*p.overrode = append(*p.overrode, store.Event{Override: o})
+		*p.changedOverrides = append(*p.changedOverrides, store.Event{Override: o})
 	}
 	for _, o := range was.GetOverrides() {
 		if said[o.Address] {
@@ -80,21 +80,21 @@ func (p policies) override(was, is *pilasterv1.Hosting) {
 		if delete(p.overrides[is.Tenant], o.Address); len(p.overrides[is.Tenant]) == 0 {
 			delete(p.overrides, is.Tenant)
 		}
-		*p.overrode = append(
-			*p.overrode,
+		*p.changedOverrides = append(
+			*p.changedOverrides,
 			store.Event{EndedOverride: &pilasterv1.Override{Tenant: is.Tenant, Address: o.Address}},
 		)
 	}
 }
 
-// news takes what has changed of overrides.
-func (p policies) news() []store.Event {
-	news := *p.overrode
-	*p.overrode = nil
+// takeOverrides takes what has changed of overrides.
+func (p policies) takeOverrides() []store.Event {
+	news := *p.changedOverrides
+	*p.changedOverrides = nil
 	return news
 }
 
-func newsOfPolicy(e store.Event) string {
+func policyTenantOf(e store.Event) string {
 	return cmp.Or(e.Policy.GetTenant(), e.EndedPolicy.GetTenant(), e.Override.GetTenant(), e.EndedOverride.GetTenant())
 }
 
@@ -105,9 +105,9 @@ func (p policies) addWhole(d *pilasterv1.Delta, tenant string) {
 	d.WholePolicies = append(d.WholePolicies, tenant)
 }
 
-// policy adds an event, if it is of policies that the node is told of.
-func (f *follower) policy(d *pilasterv1.Delta, e store.Event) bool {
-	if !f.hosted[newsOfPolicy(e)] {
+// appendPolicy adds an event, if it is of policies that the node is told of.
+func (f *subscriber) policy(d *pilasterv1.Delta, e store.Event) bool {
+	if !f.hosted[policyTenantOf(e)] {
 		return false
 	}
 	switch {
@@ -123,9 +123,9 @@ func (f *follower) policy(d *pilasterv1.Delta, e store.Event) bool {
 	return true
 }
 
-// burden is how much of what is remembered for streams events are: a policy may be as long as hundreds of other
+// eventCost is how much of what is remembered for streams events are: a policy may be as long as hundreds of other
 // records.
-func burden(events []store.Event) int {
+func eventCost(events []store.Event) int {
 	n := len(events)
 	for _, e := range events {
 		n += len(e.Policy.GetDocument()) / 512

@@ -71,7 +71,7 @@ func ruled(r *pilasterv1.FollowResponse) string {
 	return strings.Join(words, ", ")
 }
 
-func wantRuled(t *testing.T, f *follower, messages ...string) {
+func wantRuled(t *testing.T, f *subscriber, messages ...string) {
 	t.Helper()
 	for _, want := range messages {
 		if f.queue.len() == 0 {
@@ -85,7 +85,7 @@ func wantRuled(t *testing.T, f *follower, messages ...string) {
 	}
 }
 
-func (m *model) happens(events ...store.Event) {
+func (m *cache) happens(events ...store.Event) {
 	m.apply(store.Batch{Revision: m.revision + 1, Events: events})
 }
 
@@ -146,7 +146,7 @@ func TestPoliciesResume(t *testing.T) {
 		{"with a tenant it does not know", 13, "blue red", []string{"red"}, []string{"*red, +red/c=1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := m.follow(
+			f := m.subscribe(
 				testNode(1),
 				store.Session{},
 				&pilasterv1.FollowRequest{
@@ -195,7 +195,7 @@ func TestOverridesAreNotedOnce(t *testing.T) {
 	)
 	said.Node = ""
 	first := &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{said}}
-	f := m.follow(testNode(1), store.Session{}, first, func(error) {})
+	f := m.subscribe(testNode(1), store.Session{}, first, func(error) {})
 	if add, _ := m.rehost(f, first); len(add) != 0 {
 		t.Errorf("what is noted is noted again: %v", add)
 	}
@@ -212,7 +212,7 @@ func TestOverridesAreNotedOnce(t *testing.T) {
 func TestResumeAfterLongPolicies(t *testing.T) {
 	m, _ := newTestModel()
 	long := strings.Repeat("x", maxDocument)
-	const fit = maxPastEvents / (maxDocument/512 + 1)
+	const fit = maxHistoryCost / (maxDocument/512 + 1)
 	for range fit {
 		m.happens(policyEvent("red", "a", long))
 	}
@@ -315,7 +315,7 @@ func TestParts(t *testing.T) {
 // Each change is a message to each node that hosts the tenant, and none to others, whether the tenant has policies or
 // not.
 func TestMessagesOfPolicies(t *testing.T) {
-	m := newModel("self", func(string) {})
+	m := newCache("self", func(string) {})
 	var events []store.Event
 	const nodes, hosts = 20, 7
 	for i := range nodes {
@@ -333,13 +333,13 @@ func TestMessagesOfPolicies(t *testing.T) {
 			),
 		},
 	)
-	var streams []*follower
+	var streams []*subscriber
 	for i := range nodes {
 		tenant := "red"
 		if i < hosts {
 			tenant = "blue"
 		}
-		f := m.follow(
+		f := m.subscribe(
 			testNode(i),
 			store.Session{},
 			&pilasterv1.FollowRequest{HostedTenants: []string{tenant}},
@@ -377,17 +377,17 @@ func TestMessagesOfPolicies(t *testing.T) {
 // Many streams have the same message; whatever happens, it says what each of them would be told by itself.
 func TestSharedMessages(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	m := newModel("self", func(string) {})
+	m := newCache("self", func(string) {})
 	events := []store.Event{{Tenant: &pilasterv1.Tenant{Name: "blue"}}, {Tenant: &pilasterv1.Tenant{Name: "red"}}}
 	const nodes = 12
 	for i := range nodes {
 		events = append(events, store.Event{Node: &pilasterv1.Node{Name: testNode(i).Name, Uuid: testNode(i).UUID}})
 	}
 	m.apply(store.Batch{Revision: 10, Whole: true, Events: events})
-	var streams []*follower
+	var streams []*subscriber
 	for i := range nodes {
 		hosts := [][]string{{"blue"}, {"red"}, {"blue", "red"}, nil}[i%4]
-		f := m.follow(
+		f := m.subscribe(
 			testNode(i),
 			store.Session{},
 			&pilasterv1.FollowRequest{HostedTenants: hosts, WithoutMappings: i >= nodes/2},
@@ -396,7 +396,7 @@ func TestSharedMessages(t *testing.T) {
 		f.queue.next() // the snapshot
 		streams = append(streams, f)
 	}
-	m.hear(streams[3], nil, map[string]bool{"blue": true})
+	m.setTenants(streams[3], nil, map[string]bool{"blue": true})
 	shared := 0
 	for revision := int64(11); revision < 1000; revision++ {
 		b := store.Batch{Revision: revision}

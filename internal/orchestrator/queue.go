@@ -9,7 +9,7 @@ import (
 // maxQueue is how many changes may wait for a node before its stream is ended.
 const maxQueue = 256
 
-// queue is what waits for one node. It has a lock of its own: of the thousands of streams that one change wakes, none
+// enqueue is what waits for one node. It has a lock of its own: of the thousands of streams that one change wakes, none
 // waits for the model, nor the model for them.
 type queue struct {
 	mu      sync.Mutex

@@ -27,16 +27,16 @@ func newRegion(r *pilasterv1.Region) region {
 	return region{r, tenants}
 }
 
-// derive completes events with what follows from others: where else tenants are. It may change for all of them with a
+// deriveRegions completes events with what follows from others: where else tenants are. It may change for all of them with a
 // region, or where the Edge Switch is another.
-func (m *model) derive(events []store.Event, all bool) []store.Event {
+func (m *cache) deriveRegions(events []store.Event, all bool) []store.Event {
 	at := map[string]int{} // of tenants in events
 	for i, e := range events {
 		if e.Tenant != nil {
 			at[e.Tenant.Name] = i
 		}
 		if e.Tenant != nil || e.DeletedTenant != "" {
-			m.renewed[m.edge] = true
+			m.changedNodes[m.edge] = true
 		}
 		all = all || e.Region != nil || e.DeletedRegion != ""
 	}
@@ -46,7 +46,7 @@ func (m *model) derive(events []store.Event, all bool) []store.Event {
 	}
 	for _, name := range touched {
 		t := m.tenants[name]
-		regions := m.elsewhere(t)
+		regions := m.regionsOf(t)
 		if t == nil ||
 			slices.EqualFunc(
 				t.Regions,
@@ -55,7 +55,7 @@ func (m *model) derive(events []store.Event, all bool) []store.Event {
 			) {
 			continue
 		}
-		m.renewed[m.edge] = true
+		m.changedNodes[m.edge] = true
 		t = proto.CloneOf(t)
 		t.Regions = regions
 		m.tenants[name] = t
@@ -68,10 +68,10 @@ func (m *model) derive(events []store.Event, all bool) []store.Event {
 	return events
 }
 
-// elsewhere is what a tenant's nodes must know of other regions: nothing while there is no Edge Switch.
-func (m *model) elsewhere(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantRegion) {
+// regionsOf is what a tenant's nodes must know of other regions: nothing while there is no Edge Switch.
+func (m *cache) regionsOf(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantRegion) {
 	edge := m.nodes[m.edge]
-	if edge == nil || !overlaid(t) {
+	if edge == nil || !hasOverlays(t) {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.regions)) {
@@ -93,26 +93,26 @@ func (m *model) elsewhere(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantReg
 	return regions
 }
 
-// overlaid tells whether a tenant has addresses of its own, which other regions may know: also while it leaves network
+// hasOverlays tells whether a tenant has addresses of its own, which other regions may know: also while it leaves network
 // nimitz.
-func overlaid(t *pilasterv1.Tenant) bool { return len(t.GetOverlays()) > 0 }
+func hasOverlays(t *pilasterv1.Tenant) bool { return len(t.GetOverlays()) > 0 }
 
-// told is a tenant, read from the store, as nodes are told of it.
-func (m *model) told(t *pilasterv1.Tenant) *pilasterv1.Tenant {
+// withRegions is a tenant, read from the store, as nodes are told of it.
+func (m *cache) withRegions(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	t.Regions = m.elsewhere(t)
+	t.Regions = m.regionsOf(t)
 	return t
 }
 
 // region is this one: with an edge where there is an Edge Switch.
-func (m *model) region(name string, base string) *pilasterv1.Region {
+func (m *cache) region(name string, base string) *pilasterv1.Region {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	r := &pilasterv1.Region{Name: name, BasePrefix: base, Edge: m.nodes[m.edge].GetPrefix()}
 	for _, name := range slices.Sorted(maps.Keys(m.tenants)) {
 		t := m.tenants[name]
-		if !overlaid(t) {
+		if !hasOverlays(t) {
 			continue
 		}
 		there := &pilasterv1.Region_Tenant{Name: name, Vni: t.Ids[0].Id, Created: t.Created}
@@ -125,7 +125,7 @@ func (m *model) region(name string, base string) *pilasterv1.Region {
 }
 
 // otherRegions is sorted by name.
-func (m *model) otherRegions() (all []*pilasterv1.Region) {
+func (m *cache) otherRegions() (all []*pilasterv1.Region) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for _, name := range slices.Sorted(maps.Keys(m.regions)) {
@@ -134,12 +134,12 @@ func (m *model) otherRegions() (all []*pilasterv1.Region) {
 	return all
 }
 
-func (s *operatorService) own() *pilasterv1.Region {
-	return s.model.region(s.region, s.store.Cluster().Plan.Base.String())
+func (s *operatorService) ownRegion() *pilasterv1.Region {
+	return s.cache.region(s.region, s.store.Cluster().Plan.Base.String())
 }
 
-// named refuses where this region has no name: others would not know what to call it.
-func (s *operatorService) named() error {
+// checkNamed refuses where this region has no name: others would not know what to call it.
+func (s *operatorService) checkNamed() error {
 	if s.region == "" {
 		return connect.NewError(
 			connect.CodeFailedPrecondition,
@@ -153,10 +153,10 @@ func (s *operatorService) ExportRegion(
 	context.Context,
 	*connect.Request[pilasterv1.ExportRegionRequest],
 ) (*connect.Response[pilasterv1.ExportRegionResponse], error) {
-	if err := s.named(); err != nil {
+	if err := s.checkNamed(); err != nil {
 		return nil, err
 	}
-	own := s.own()
+	own := s.ownRegion()
 	if own.Edge == "" {
 		return nil, connect.NewError(
 			connect.CodeFailedPrecondition,
@@ -173,7 +173,7 @@ func (s *operatorService) ImportRegion(
 	ctx context.Context,
 	req *connect.Request[pilasterv1.ImportRegionRequest],
 ) (*connect.Response[pilasterv1.ImportRegionResponse], error) {
-	if err := s.named(); err != nil {
+	if err := s.checkNamed(); err != nil {
 		return nil, err
 	}
 	kept, err := s.store.ImportRegion(ctx, s.region, req.Msg.Region, req.Msg.Tenants, req.Msg.All)
@@ -188,7 +188,7 @@ func (s *operatorService) ListRegions(
 	context.Context,
 	*connect.Request[pilasterv1.ListRegionsRequest],
 ) (*connect.Response[pilasterv1.ListRegionsResponse], error) {
-	return connect.NewResponse(&pilasterv1.ListRegionsResponse{Own: s.own(), Regions: s.model.otherRegions()}), nil
+	return connect.NewResponse(&pilasterv1.ListRegionsResponse{Own: s.ownRegion(), Regions: s.cache.otherRegions()}), nil
 }
 
 func (s *operatorService) DeleteRegion(

@@ -12,9 +12,9 @@ import (
 
 // registered is the record of a node that says nothing of itself but what the store has, as the model knows it:
 // thousands that come back at once need not wait for the store to find that out. It is nil where the store has to
-// judge. What the model has not heard of yet, such as that the node was deleted, the store says when the node's stream
+// checkStream. What the model has not heard of yet, such as that the node was deleted, the store says when the node's stream
 // begins.
-func (m *model) registered(r store.Registration) *pilasterv1.Node {
+func (m *cache) registered(r store.Registration) *pilasterv1.Node {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	n := m.nodes[r.Node.Name]
@@ -42,7 +42,7 @@ func (m *model) registered(r store.Registration) *pilasterv1.Node {
 		}
 	}
 	for _, held := range r.Mappings {
-		if known := m.given.find(held); held.Key != "" || known.GetKey() != "" ||
+		if known := m.allocations.find(held); held.Key != "" || known.GetKey() != "" ||
 			known.GetName() != n.Name { // whose endpoint has an address only the store knows
 			return nil
 		}
@@ -51,7 +51,7 @@ func (m *model) registered(r store.Registration) *pilasterv1.Node {
 }
 
 // knowsTenant tells whether a tenant is, with all ids, as a node holds it.
-func (m *model) knowsTenant(held *pilasterv1.Tenant) bool {
+func (m *cache) knowsTenant(held *pilasterv1.Tenant) bool {
 	known := m.tenants[held.Name]
 	if known == nil || held.Changes > known.Changes || held.Network != known.Network ||
 		held.Addressing != known.Addressing ||

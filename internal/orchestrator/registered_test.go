@@ -15,7 +15,7 @@ import (
 func TestRegisteredByTheModel(t *testing.T) {
 	made := timestamppb.New(time.Unix(1, 0))
 	is := testNode(1)
-	m := newModel("self", func(string) {})
+	m := newCache("self", func(string) {})
 	m.apply(store.Batch{Revision: 10, Whole: true, Events: []store.Event{
 		{
 			Node: &pilasterv1.Node{
@@ -140,7 +140,7 @@ func TestAlreadyNoted(t *testing.T) {
 				Hosting:       []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}}},
 				Sequence:      6,
 			}
-			f := m.follow(testNode(1), store.Session{}, first, func(error) {})
+			f := m.subscribe(testNode(1), store.Session{}, first, func(error) {})
 			if add, remove := m.rehost(f, first); len(remove) > 0 || (len(add) > 0) != c.again {
 				t.Errorf("add %v, remove %v", add, remove)
 			}

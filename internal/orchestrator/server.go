@@ -51,20 +51,20 @@ func Socket(runDir string) string { return filepath.Join(runDir, "orchestrator.s
 
 // Server is a running orchestrator.
 type Server struct {
-	config    Config
-	store     *store.Store
-	model     *model
-	token     *tokenFile
-	metrics   *metrics
-	pinged    health
-	door      *door
-	guard     *guard
-	nodes     net.Listener
-	handler   http.Handler   // for nodes
-	within    sync.WaitGroup // calls of nodes within this process
-	servers   []*http.Server
-	closeEtcd func()
-	failed    chan error
+	config      Config
+	store       *store.Store
+	cache       *cache
+	token       *tokenFile
+	metrics     *metrics
+	pinged      health
+	connLimiter *connLimiter
+	limiter     *callLimiter
+	nodes       net.Listener
+	handler     http.Handler   // for nodes
+	within      sync.WaitGroup // calls of nodes within this process
+	servers     []*http.Server
+	closeEtcd   func()
+	failed      chan error
 
 	running    sync.WaitGroup
 	background context.Context // of what runs
@@ -114,7 +114,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	}
 	c.patience = cmp.Or(c.patience, callTimeout)
 	s := &Server{config: c, metrics: newMetrics(c.Version), failed: make(chan error, 8), closeEtcd: func() {}}
-	s.model = newModel(join.NewUUID(), s.metrics.countDropped)
+	s.cache = newCache(join.NewUUID(), s.metrics.countDropped)
 	background, stop := context.WithCancel(context.Background())
 	s.background, s.stop = background, stop
 	defer func() {
@@ -139,14 +139,14 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if _, err := s.token.write(ctx); err != nil {
 		return nil, err
 	}
-	s.metrics.observe(s.model, s.store)
+	s.metrics.observe(s.cache, s.store)
 	s.running.Go(func() { s.store.Watch(background, s.apply) })
-	s.running.Go(func() { s.token.keep(background, c.Log) })
-	s.running.Go(func() { s.pinged.keep(background, s.store) })
-	s.running.Go(func() { s.settle(background) })
-	s.running.Go(func() { s.askApps(background) })
-	s.running.Go(func() { s.store.KeepSessions(background, s.model.restart) })
-	if err := s.model.await(ctx, func() bool { return s.model.revision != 0 }); err != nil {
+	s.running.Go(func() { s.token.run(background, c.Log) })
+	s.running.Go(func() { s.pinged.run(background, s.store) })
+	s.running.Go(func() { s.reconcile(background) })
+	s.running.Go(func() { s.retireApps(background) })
+	s.running.Go(func() { s.store.KeepSessions(background, s.cache.restart) })
+	if err := s.cache.await(ctx, func() bool { return s.cache.revision != 0 }); err != nil {
 		return nil, fmt.Errorf("the store was not read in time: %w", err)
 	}
 	return s, s.serve()
@@ -197,7 +197,7 @@ func (s *Server) serve() error {
 			limits.Connections,
 		)
 	}
-	s.door = newDoor(limits, s.metrics.countRefused, s.config.Log)
+	s.connLimiter = newConnLimiter(limits, s.metrics.countRefused, s.config.Log)
 	options := connect.WithHandlerOptions(
 		connect.WithInterceptors(calls{s.metrics.countCall, s.metrics.countMessage}),
 		connect.WithCompressMinBytes(minCompressed),
@@ -214,13 +214,13 @@ func (s *Server) serve() error {
 	}
 	mux := http.NewServeMux()
 	health(mux)
-	s.guard = newGuard(limits, s.metrics.countRefused)
+	s.limiter = newCallLimiter(limits, s.metrics.countRefused)
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, model: s.model, token: s.token, timeout: s.config.patience, now: s.config.Now, log: s.config.Log,
-		guard: s.guard, lists: lists(limits), later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
+		store: s.store, cache: s.cache, token: s.token, timeout: s.config.patience, now: s.config.Now, log: s.config.Log,
+		limiter: s.limiter, lists: listRates(limits), later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options))
 	s.nodes = nodes
-	s.handler = authenticate(s.config.Now, s.guard, mux)
+	s.handler = authenticate(s.config.Now, s.limiter, mux)
 	s.ServeNodes(nodes)
 
 	operator, err := unixrpc.Listen(Socket(s.config.RunDir))
@@ -232,7 +232,7 @@ func (s *Server) serve() error {
 	mux.Handle("/metrics", s.metrics.handler())
 	mux.HandleFunc("/debug/goroutines", debugserver.Goroutines)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&operatorService{
-		store: s.store, model: s.model, token: s.token, version: s.config.Version, where: s.where(), listen: s.Addr().String(), region: s.config.Region, started: time.Now(),
+		store: s.store, cache: s.cache, token: s.token, version: s.config.Version, where: s.where(), listen: s.Addr().String(), region: s.config.Region, started: time.Now(),
 	}, options, connect.WithReadMaxBytes(16<<20)))
 	s.start(operator, false, unixrpc.Server(mux))
 
@@ -245,7 +245,7 @@ func (s *Server) serve() error {
 	}
 	mux = http.NewServeMux()
 	mux.Handle("/metrics", s.metrics.handler())
-	s.start(doorListener{metrics, s.door}, false, s.patient(&http.Server{Handler: mux}))
+	s.start(limitedListener{metrics, s.connLimiter}, false, s.patient(&http.Server{Handler: mux}))
 	return nil
 }
 
@@ -259,9 +259,9 @@ func (s *Server) ServeNodes(l net.Listener) {
 		hosts:     s.hosts(l.Addr()),
 		now:       s.config.Now,
 	}
-	s.start(doorListener{l, s.door}, true, s.patient(&http.Server{
+	s.start(limitedListener{l, s.connLimiter}, true, s.patient(&http.Server{
 		Handler:     s.handler,
-		ConnContext: withGuest,
+		ConnContext: withConn,
 		Protocols:   &both,
 		TLSConfig: &tls.Config{
 			MinVersion:       tls.VersionTLS13,
@@ -321,15 +321,15 @@ func (s *Server) Gatherer() prometheus.Gatherer { return s.metrics.registry }
 func (s *Server) Token() string { return s.token.current().String() }
 
 func (s *Server) apply(b store.Batch) {
-	s.model.apply(b)
-	s.token.hear(b)
+	s.cache.apply(b)
+	s.token.handleEvent(b)
 }
 
 // Close ends all streams with a reason, serving, and then the store.
 func (s *Server) Close() {
-	s.model.stop()
-	if s.guard != nil {
-		s.guard.stop()
+	s.cache.stop()
+	if s.limiter != nil {
+		s.limiter.stop()
 	}
 	for _, h := range s.servers {
 		if inTime(h.Shutdown) != nil {

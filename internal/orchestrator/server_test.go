@@ -123,7 +123,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	defer func() { stop(); <-watching }()
 	mux := http.NewServeMux()
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, model: m, timeout: time.Second, log: s.config.Log, guard: newGuard(DefaultLimits, func(string) {}), later: func(func(context.Context)) {},
+		store: s.store, cache: m, timeout: time.Second, log: s.config.Log, limiter: newCallLimiter(DefaultLimits, func(string) {}), later: func(func(context.Context)) {},
 	}))
 	returned := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "s")
@@ -154,7 +154,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	big := map[string]string{"app": fmt.Sprintf("%x", noise)}
 	for revision := int64(12); ; revision++ {
 		m.mu.Lock()
-		f := m.followers[testNode(1).Name]
+		f := m.subscribers[testNode(1).Name]
 		keepsUp := f == nil || f.queue.len() == 0
 		m.mu.Unlock()
 		if keepsUp { // so that it is not ended because of its queue
@@ -188,8 +188,8 @@ func TestChangeUndoneAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newModel("self", func(string) {})
-	s := &operatorService{store: st, model: m}
+	m := newCache("self", func(string) {})
+	s := &operatorService{store: st, cache: m}
 	m.apply(store.Batch{Whole: true, Revision: 1 << 20}) // later than what follows: it is made and gone
 	ctx, cancel := context.WithTimeout(t.Context(), callTimeout)
 	defer cancel()

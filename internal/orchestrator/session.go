@@ -12,17 +12,17 @@ import (
 )
 
 // maxLag is how long the end of a stream may take to be seen by every orchestrator; for so long nobody
-// is refused because of it.
+// identify refused because of it.
 const maxLag = 5 * time.Second
 
-func (m *model) session(node string) store.Session {
+func (m *cache) session(node string) store.Session {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.sessions[node]
 }
 
 // awaitSession waits a moment until the session of a node is as it should be.
-func (m *model) awaitSession(ctx context.Context, node string, should func(store.Session) bool) error {
+func (m *cache) awaitSession(ctx context.Context, node string, should func(store.Session) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, m.lag)
 	defer cancel()
 	return m.awaitNode(ctx, node, func() bool { return should(m.sessions[node]) })
@@ -31,7 +31,7 @@ func (m *model) awaitSession(ctx context.Context, node string, should func(store
 // awaitPredecessor gives the stream of a machine before it booted, or was copied, the time to end. What is
 // then so is for the store to judge.
 func (s *nodeService) awaitPredecessor(ctx context.Context, n pki.Node, instance string) {
-	s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is.None() || is.Instance == instance })
+	s.cache.awaitSession(ctx, n.Name, func(is store.Session) bool { return is.None() || is.Instance == instance })
 }
 
 // connect notes the caller's new stream in the store, and returns when the model knows of it: whatever session it hears
@@ -42,7 +42,7 @@ func (s *nodeService) connect(ctx context.Context, n pki.Node, session store.Ses
 	if err := s.store.Connect(ctx, n, session); err != nil {
 		return err
 	}
-	if s.model.awaitSession(ctx, n.Name, func(is store.Session) bool { return is == session }) != nil {
+	if s.cache.awaitSession(ctx, n.Name, func(is store.Session) bool { return is == session }) != nil {
 		return connect.NewError(
 			connect.CodeAborted,
 			errors.New("this stream was replaced before it began; follow again"),

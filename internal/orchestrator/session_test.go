@@ -134,7 +134,7 @@ func TestClonedDisk(t *testing.T) {
 		c := testConfig(t)
 		c.Etcd = etcd
 		both[i] = start(t, c)
-		both[i].model.lag = time.Second
+		both[i].cache.lag = time.Second
 	}
 	m := newMachine(t, 1)
 	first := m.boot(t, both[0], "")
@@ -183,7 +183,7 @@ func TestClonedDisk(t *testing.T) {
 	g.next(t)
 	f.ended(t, connect.CodeAborted)
 	for i, s := range both {
-		if err := s.model.await(t.Context(), func() bool { return s.model.connected("n1") }); err != nil {
+		if err := s.cache.await(t.Context(), func() bool { return s.cache.connected("n1") }); err != nil {
 			t.Errorf("orchestrator %d: %v", i, err)
 		}
 	}
@@ -192,7 +192,7 @@ func TestClonedDisk(t *testing.T) {
 	g.ended(t, connect.CodeUnavailable)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if err := both[0].model.await(ctx, func() bool { return !both[0].model.connected("n1") }); err != nil {
+	if err := both[0].cache.await(ctx, func() bool { return !both[0].cache.connected("n1") }); err != nil {
 		t.Error("n1 still counts as connected at an orchestrator that stopped")
 	}
 	if _, err := operator(both[0].config.RunDir).DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"})); err != nil {
@@ -231,7 +231,7 @@ func TestStolenKeyIsTakenBack(t *testing.T) {
 	if _, err := people.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "blue"})); err != nil {
 		t.Errorf("the tenant that the thief said it hosts: %v", err)
 	}
-	if nodes := both[1].model.allNodes(); len(nodes) != 0 {
+	if nodes := both[1].cache.allNodes(); len(nodes) != 0 {
 		t.Errorf("left: %v", nodes)
 	}
 }
@@ -269,7 +269,7 @@ func TestOrchestratorIsCutOff(t *testing.T) {
 	}()
 	session := func(is bool) {
 		t.Helper()
-		if err := other.model.await(ctx, func() bool { return other.model.sessions["n1"].None() != is }); err != nil {
+		if err := other.cache.await(ctx, func() bool { return other.cache.sessions["n1"].None() != is }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -298,11 +298,11 @@ func TestStopEndsSessions(t *testing.T) {
 	c.DataDir, c.RunDir, c.patience = t.TempDir(), t.TempDir(), time.Minute
 	s, stop := startAndStop(t, c)
 	registered(t, s, testNode(1)).Close()
-	if err := s.store.Connect(t.Context(), testNode(1), store.Session{Orchestrator: s.model.self, Instance: "i", Stream: "1"}); err != nil {
+	if err := s.store.Connect(t.Context(), testNode(1), store.Session{Orchestrator: s.cache.self, Instance: "i", Stream: "1"}); err != nil {
 		t.Fatal(err)
 	}
 	ended := hang(t.Context(), t, transport(t, s, testNode(1)), s.url()+pilasterv1connect.NodeServiceRegisterProcedure)
-	for s.guard.calls() == 0 {
+	for s.limiter.calls() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	stop()
@@ -337,7 +337,7 @@ func TestReconnectBeforeTheOldStreamIsDead(t *testing.T) {
 	f := follow(t, before, hosting())
 	f.next(t)
 	close(w.cut)
-	old := s.model.followers["n1"]
+	old := s.cache.subscribers["n1"]
 
 	began := time.Now()
 	after := moveTo(t, before, m, s)
@@ -349,9 +349,9 @@ func TestReconnectBeforeTheOldStreamIsDead(t *testing.T) {
 	if took := time.Since(began); took >= maxLag {
 		t.Errorf("took %v: it waited for the old stream to die", took)
 	}
-	s.model.mu.Lock()
-	now := s.model.followers["n1"]
-	s.model.mu.Unlock()
+	s.cache.mu.Lock()
+	now := s.cache.subscribers["n1"]
+	s.cache.mu.Unlock()
 	if now == old || now == nil {
 		t.Error("the old stream is still the node's")
 	}
@@ -391,7 +391,7 @@ func TestSessionsOfOthers(t *testing.T) {
 	}
 	session(11, mine)
 	_, end := context.WithCancelCause(t.Context())
-	m.follow(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
+	m.subscribe(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
 	session(12, mine)
 	if !m.node("n1").Connected || ended["replaced"] != 0 {
 		t.Error("its own session ended the stream")
@@ -401,7 +401,7 @@ func TestSessionsOfOthers(t *testing.T) {
 		t.Errorf("the store may let another machine in; ended %v", ended)
 	}
 	session(13, mine)
-	m.follow(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
+	m.subscribe(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
 	session(14, store.Session{Orchestrator: "other", Instance: "i", Stream: "2"})
 	if ended["replaced"] != 1 || !m.node("n1").Connected {
 		t.Errorf("ended %v", ended)
@@ -414,11 +414,11 @@ func TestSessionsOfOthers(t *testing.T) {
 	if m.node("n1").Connected {
 		t.Error("this orchestrator knows that it has no such stream")
 	}
-	of := m.follow(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
+	of := m.subscribe(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
 	if m.node("n1").Connected || of.queue.len() != 0 || ended["replaced"] != 2 {
 		t.Errorf("a stream that was replaced before it began; ended %v", ended)
 	}
-	if len(m.past) != 0 {
+	if len(m.history) != 0 {
 		t.Error("sessions are remembered for streams that resume")
 	}
 }

@@ -124,11 +124,11 @@ func (s *slowEtcd) pass(_ any, in grpc.ServerStream) error {
 			return err
 		}
 		time.Sleep(back)
-		in.SendMsg(&message) // to nobody, perhaps
+		in.SendMsg(&message) // byTenant nobody, perhaps
 	}
 }
 
-// asked is what clients of a slow store did and were told.
+// tenants is what clients of a slow store did and were told.
 type asked struct {
 	t       *testing.T
 	s       *Server

@@ -46,8 +46,8 @@ func (f *tokenFile) write(ctx context.Context) (join.Token, error) {
 
 func (f *tokenFile) current() join.Token { return *f.token.Load() }
 
-// hear is told of every batch and never waits.
-func (f *tokenFile) hear(b store.Batch) {
+// handleEvent is told of every batch and never waits.
+func (f *tokenFile) handleEvent(b store.Batch) {
 	if !b.Cluster {
 		return
 	}
@@ -57,7 +57,7 @@ func (f *tokenFile) hear(b store.Batch) {
 	}
 }
 
-func (f *tokenFile) keep(ctx context.Context, log *slog.Logger) {
+func (f *tokenFile) run(ctx context.Context, log *slog.Logger) {
 	for {
 		select {
 		case <-f.changed:

@@ -79,7 +79,7 @@ func saidBy(s *orchestrator.Server) (r said, err error) {
 		switch f.GetName() {
 		case "pilaster_orchestrator_nodes_connected":
 			r.streams = int64(f.GetMetric()[0].GetGauge().GetValue())
-		case "pilaster_orchestrator_changes_waiting":
+		case "pilaster_orchestrator_store_queue_length":
 			r.waiting = int64(f.GetMetric()[0].GetGauge().GetValue())
 		}
 		for _, m := range f.GetMetric() {

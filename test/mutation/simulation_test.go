@@ -34,16 +34,16 @@ func faults() []fault {
 			"TestEvents", "one prefix for two nodes", true,
 		},
 		{
-			"mappings not sent", "internal/orchestrator/follower.go",
-			"case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.asking:",
-			`case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.asking && f.node.Name != "n3":`,
+			"mappings not sent", "internal/orchestrator/subscriber.go",
+			"case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings:",
+			`case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings && f.node.Name != "n3":`,
 			"TestNimitz", "a node does not know where a tenant is", false,
 		},
 		{
-			"snapshots twice", "internal/orchestrator/follower.go",
-			"m.queue(f, m.snapshot(f))",
-			`m.queue(f, m.snapshot(f))
-		m.queue(f, m.snapshot(f))`,
+			"snapshots twice", "internal/orchestrator/subscriber.go",
+			"m.enqueue(f, m.snapshot(f))",
+			`m.enqueue(f, m.snapshot(f))
+		m.enqueue(f, m.snapshot(f))`,
 			"TestEvents", "snapshots, and it is about", false,
 		},
 		{"indexes twice", "internal/endpoint/cursor.go",

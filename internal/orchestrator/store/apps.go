@@ -36,26 +36,26 @@ const MaxApps = int(address.FirstReservedApp) - 1
 const MaxRound = 512
 
 // LimitApps has tenants have no more apps than that. It comes before all else.
-func (s *Store) LimitApps(most int) { s.maxApps = most }
+func (s *Store) LimitApps(most int) { s.appLimit = most }
 
 // MaxApps is what a tenant may have here.
-func (s *Store) MaxApps() int { return s.maxApps }
+func (s *Store) MaxApps() int { return s.appLimit }
 
-// IsCrowded tells whether a tenant with so many apps needs to have some end.
-func (s *Store) IsCrowded(apps int) bool { return apps >= s.maxApps-s.maxApps/4 }
+// NearAppLimit tells whether a tenant with so many apps needs to have some end.
+func (s *Store) NearAppLimit(apps int) bool { return apps >= s.appLimit-s.appLimit/4 }
 
-// AskApps begins a round about the next apps of a tenant, if it has many and there is no round.
-func (s *Store) AskApps(ctx context.Context, name string) error {
+// BeginAppRound begins a round about the next apps of a tenant, if it has many and there is no round.
+func (s *Store) BeginAppRound(ctx context.Context, name string) error {
 	return s.change(ctx, func(t *txn) error {
 		of := new(pilasterv1.Tenant)
 		if exists, err := t.load(dirTenants+name, of); err != nil || !exists || of.RetiringApps != nil {
 			return err
 		}
 		taken, err := t.numbers(dirAppIDs + name + "/")
-		if err != nil || !s.IsCrowded(len(taken)) {
+		if err != nil || !s.NearAppLimit(len(taken)) {
 			return err
 		}
-		next, err := t.mark(dirAskMarks + name)
+		next, err := t.mark(dirRoundMarks + name)
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (s *Store) AskApps(ctx context.Context, name string) error {
 		i, _ := slices.BinarySearch(all, uint32(next))
 		some := slices.Concat(all[i:], all[:i])
 		some = some[:min(len(some), MaxRound)]
-		t.setMark(dirAskMarks+name, uint64(some[len(some)-1])+1)
+		t.setMark(dirRoundMarks+name, uint64(some[len(some)-1])+1)
 		of.RetiringApps = &pilasterv1.RetiringApps{Round: newRound(), Apps: some}
 		return t.saveChanged(of)
 	})
@@ -87,9 +87,9 @@ func Unanswered(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []string {
 	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return h.HeardRound != round })
 }
 
-// settleApps takes the step that is due in a tenant's round. As long as there is more the tenant's record stays as it
+// reconcileApps takes the step that is due in a tenant's round. As long as there is more the tenant's record stays as it
 // was.
-func (s *Store) settleApps(t *txn, of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) (more bool, err error) {
+func (s *Store) reconcileApps(t *txn, of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) (more bool, err error) {
 	kept := map[uint32]bool{}
 	for _, h := range hosting {
 		for _, app := range h.KeepsApps {
@@ -118,13 +118,13 @@ func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool
 	if err := t.fetch(claims...); err != nil {
 		return false, err
 	}
-	t.atOnce = true
+	t.indivisible = true
 	for i, app := range apps {
 		hash := t.readings[claims[i]].value
 		switch w := t.weight(); {
 		case hash == "": // it went before
 			continue
-		case w.writes+8 > s.changes.together:
+		case w.writes+8 > s.committer.maxBatch:
 			return true, nil
 		}
 		record := dirApps + name + "/" + hash
@@ -134,7 +134,7 @@ func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool
 			}
 			continue
 		}
-		if err := s.rest(t, appRestKey(name, app), hash); err != nil {
+		if err := s.quarantine(t, appQuarantineKey(name, app), hash); err != nil {
 			return false, err
 		}
 		t.delete(record)
@@ -179,11 +179,11 @@ func (s *Store) freeApp(t *txn, of *pilasterv1.Tenant) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	count := uint64(s.maxApps)
+	count := uint64(s.appLimit)
 	number := func(i uint64) uint32 { return uint32((mark-1+i)%count) + 1 }
 	var keys []string
 	for i := range min(appsAhead, count) {
-		keys = append(keys, appIDKey(of.Name, number(i)), appRestKey(of.Name, number(i)))
+		keys = append(keys, appIDKey(of.Name, number(i)), appQuarantineKey(of.Name, number(i)))
 	}
 	if err := t.fetch(keys...); err != nil {
 		return 0, err
@@ -198,7 +198,7 @@ func (s *Store) freeApp(t *txn, of *pilasterv1.Tenant) (uint32, error) {
 
 // isFree has the commit fail if a number is free and is not any more then.
 func (t *txn) isFree(of *pilasterv1.Tenant, app uint32) (bool, error) {
-	for _, key := range []string{appIDKey(of.Name, app), appRestKey(of.Name, app)} {
+	for _, key := range []string{appIDKey(of.Name, app), appQuarantineKey(of.Name, app)} {
 		if value, err := t.get(key); err != nil || value != "" {
 			return false, err
 		}
@@ -214,11 +214,11 @@ func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uin
 	if err != nil {
 		return 0, err
 	}
-	resting, err := t.numbers(dirAppRests + of.Name + "/")
+	resting, err := t.numbers(dirAppQuarantine + of.Name + "/")
 	if err != nil {
 		return 0, err
 	}
-	for i := range uint64(s.maxApps) {
+	for i := range uint64(s.appLimit) {
 		if app := number(i); !taken[app] && !resting[app] {
 			if free, err := t.isFree(of, app); err != nil || free {
 				return app, err
@@ -242,9 +242,9 @@ func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uin
 		Full,
 		"all %d apps of tenant %s are taken, one for each set of identity labels that containers have, or had until a moment ago; nothing was changed: "+
 			"remove containers, or have fewer different sets of labels, and try again in %d minutes%s, or use another tenant; `pilaster tenant get %s` shows them",
-		s.maxApps,
+		s.appLimit,
 		of.Name,
-		restTTL/60+1,
+		quarantineTTL/60+1,
 		waits,
 		of.Name,
 	)
@@ -289,7 +289,9 @@ func (t *txn) putApp(app *pilasterv1.App, hash string, mark uint64) error {
 
 func appIDKey(name string, id uint32) string { return fmt.Sprintf("%s%s/%d", dirAppIDs, name, id) }
 
-func appRestKey(name string, id uint32) string { return fmt.Sprintf("%s%s/%d", dirAppRests, name, id) }
+func appQuarantineKey(name string, id uint32) string {
+	return fmt.Sprintf("%s%s/%d", dirAppQuarantine, name, id)
+}
 
 func hashLabels(labels map[string]string) (string, error) {
 	if err := tenant.CheckLabels(labels); err != nil {

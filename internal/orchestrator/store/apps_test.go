@@ -78,21 +78,21 @@ func (b *appsBed) says(n int, round uint64, keeps ...uint32) {
 		HeardRound: round,
 		KeepsApps:  keeps,
 	}
-	if _, err := b.Hosts(b.t.Context(), node(n), b.at, []*pilasterv1.Hosting{said}, nil); err != nil {
+	if _, err := b.RecordHosting(b.t.Context(), node(n), b.at, []*pilasterv1.Hosting{said}, nil); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
 func (b *appsBed) settle() {
 	b.t.Helper()
-	if err := b.Settle(b.t.Context(), "blue"); err != nil {
+	if err := b.Reconcile(b.t.Context(), "blue"); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
 func (b *appsBed) ask() {
 	b.t.Helper()
-	if err := b.AskApps(b.t.Context(), "blue"); err != nil {
+	if err := b.BeginAppRound(b.t.Context(), "blue"); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -114,7 +114,7 @@ func (b *appsBed) want(forgotten bool, apps ...uint32) {
 	}
 }
 
-// rested has all that rests be free, as it is after restTTL.
+// rested has all that rests be free, as it is after quarantineTTL.
 func (b *appsBed) rested() {
 	b.t.Helper()
 	if _, err := b.etcd.Delete(b.t.Context(), "/pilaster/1/resting-apps/", clientv3.WithPrefix()); err != nil {
@@ -229,7 +229,7 @@ func testAppsOfAwayNodes(t *testing.T, etcd *clientv3.Client) {
 	b.settle()
 	b.want(true, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 	b.hears(1)
-	if _, err := b.Hosts(t.Context(), node(2), b.at+1, nil, []string{"blue"}); err != nil { // its last container has gone
+	if _, err := b.RecordHosting(t.Context(), node(2), b.at+1, nil, []string{"blue"}); err != nil { // its last container has gone
 		t.Fatal(err)
 	}
 	b.settle()

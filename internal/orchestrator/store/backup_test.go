@@ -139,7 +139,7 @@ func TestRestoreOfPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := store.Restore(t.Context(), file, to, 1, log)
-	if err != nil || fmt.Sprint(r.Ruled) != "[blue red]" {
+	if err != nil || fmt.Sprint(r.WithPolicies) != "[blue red]" {
 		t.Fatalf("restored is %+v, %v", r, err)
 	}
 	is := records(to, func(*store.Store) {})

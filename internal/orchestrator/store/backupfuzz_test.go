@@ -128,7 +128,7 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 		}
 	}
 	gone := func(key string) bool {
-		return strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting)
+		return strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirQuarantine)
 	}
 	for key, value := range is {
 		if gone(key) {

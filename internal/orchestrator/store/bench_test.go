@@ -13,7 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// atOnce is how many nodes' calls wait for the store together.
+// indivisible is how many nodes' calls wait for the store together.
 const atOnce = 512
 
 // BenchmarkNodes is what the store does for each node that comes: with `-benchtime 100000x` for as many nodes, on a
@@ -52,7 +52,7 @@ func BenchmarkNodes(b *testing.B) {
 		}},
 		{"connect", func(ctx context.Context, n int) error { return s.Connect(ctx, node(n), session(n)) }},
 		{"report", func(ctx context.Context, n int) error {
-			_, err := s.Hosts(ctx, node(n), 2, []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}}}, nil)
+			_, err := s.RecordHosting(ctx, node(n), 2, []*pilasterv1.Hosting{{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}}}, nil)
 			return err
 		}},
 		{"register again", func(ctx context.Context, n int) error {

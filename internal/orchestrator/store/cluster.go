@@ -63,11 +63,11 @@ func (r clusterRecord) plan() address.Plan {
 // the cluster has, or the default in a new one; others must be what the cluster has.
 func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *slog.Logger) (*Store, error) {
 	s := &Store{
-		etcd:    etcd,
-		log:     log,
-		maxApps: MaxApps,
-		rewound: make(chan struct{}, 1),
-		changes: changes{most: maxWaiting, together: mostTogether(etcd)},
+		etcd:      etcd,
+		log:       log,
+		appLimit:  MaxApps,
+		rewound:   make(chan struct{}, 1),
+		committer: committer{maxWaiting: maxWaiting, maxBatch: maxBatchOf(etcd)},
 	}
 	var r clusterRecord
 	err := s.change(ctx, func(t *txn) error {

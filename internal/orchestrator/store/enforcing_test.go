@@ -46,7 +46,7 @@ func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 	leave := func(n int, name string) {
 		t.Helper()
 		sequence++
-		if _, err := s.Hosts(ctx, node(n), sequence, nil, []string{name}); err != nil {
+		if _, err := s.RecordHosting(ctx, node(n), sequence, nil, []string{name}); err != nil {
 			t.Fatal(err)
 		}
 	}

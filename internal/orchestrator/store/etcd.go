@@ -125,7 +125,7 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	c.ListenPeerUrls = nil // one member has no peers
 	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
 	c.QuotaBackendBytes = quota
-	c.MaxTxnOps = maxTogether
+	c.MaxTxnOps = maxEmbeddedOps
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	c.TickMs, c.ElectionMs = 50, 250 // alone it need not wait for others' votes
 	// It keeps what it has committed since its last snapshot in memory, for members that come late, and reads it all

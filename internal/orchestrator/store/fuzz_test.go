@@ -45,7 +45,7 @@ func FuzzEvent(f *testing.F) {
 			raw.Type, raw.Kv.Value = mvccpb.DELETE, nil
 		}
 		var b Batch
-		if err := b.add(raw); err != nil {
+		if err := b.decode(raw); err != nil {
 			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) &&
 				!strings.HasPrefix(key, dirApps) &&
 				!strings.HasPrefix(key, dirHosting) &&

@@ -56,7 +56,7 @@ func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, togethe
 	c.KV, c.Lease = g, etcd.Lease
 	s, err := Open(t.Context(), c, noPlan, discard)
 	must(t, err)
-	s.changes.together = mostTogether(etcd)
+	s.committer.maxBatch = maxBatchOf(etcd)
 	g.gate = make(chan struct{}, 100)
 	return s, g, func(calls ...func() error) []error {
 		t.Helper()
@@ -163,7 +163,7 @@ func testTogether(t *testing.T, etcd *clientv3.Client) {
 // One that would have to wait behind too many is refused at once, and those that wait are made.
 func testTooManyWait(t *testing.T, etcd *clientv3.Client) {
 	s, g, _ := openGated(t, etcd)
-	s.changes.most = 2
+	s.committer.maxWaiting = 2
 	put := func(key string) error {
 		return s.change(t.Context(), func(t *txn) error { t.put(root+"test/"+key, "x"); return nil })
 	}

@@ -13,21 +13,21 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Noted is what became of what a node said.
-type Noted struct {
+// HostingResult is what became of what a node said.
+type HostingResult struct {
 	Overtaken []string           // tenants of which a later message was noted already: they stay as they were
 	Refused   map[string][]error // overrides that were left out, by tenant
 }
 
-// Hosts notes what a node says of some tenants it hosts, in the message with the sequence number,
+// RecordHosting notes what a node says of some tenants it hosts, in the message with the sequence number,
 // and that it hosts some others no more. Tenants that do not exist are passed over.
-func (s *Store) Hosts(
+func (s *Store) RecordHosting(
 	ctx context.Context,
 	n pki.Node,
 	sequence uint64,
 	add []*pilasterv1.Hosting,
 	remove []string,
-) (noted Noted, err error) {
+) (noted HostingResult, err error) {
 	if len(add)+len(remove) == 0 {
 		return noted, nil
 	}
@@ -38,23 +38,23 @@ func (s *Store) Hosts(
 	for _, tenant := range remove {
 		keys = append(keys, hostingKey(tenant, n.Name), dirTenants+tenant)
 	}
-	err = s.changeInTurn(ctx, func(t *txn) (err error) {
+	err = s.changeQueued(ctx, func(t *txn) (err error) {
 		if err := t.fetch(keys...); err != nil {
 			return err
 		}
-		noted, err = s.hosts(t, n, sequence, add, remove)
+		noted, err = s.recordHosting(t, n, sequence, add, remove)
 		return err
 	}, weight{}, keys...)
 	return noted, err
 }
 
-func (s *Store) hosts(
+func (s *Store) recordHosting(
 	t *txn,
 	n pki.Node,
 	sequence uint64,
 	add []*pilasterv1.Hosting,
 	remove []string,
-) (is Noted, err error) {
+) (is HostingResult, err error) {
 	record, err := t.member(n)
 	if err != nil {
 		return is, err
@@ -166,10 +166,10 @@ func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Over
 	return nil
 }
 
-// expect makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the current one. It
+// beginHosting makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the current one. It
 // is refused where it would not enforce the tenant's policies. What is noted of a node that hosts it already stays, and
 // messages older than this no longer count.
-func (t *txn) expect(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
+func (t *txn) beginHosting(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
 	record, err := t.member(n)
 	if err != nil {
 		return err

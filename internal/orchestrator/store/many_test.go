@@ -60,7 +60,7 @@ func testManyInFewRequests(t *testing.T, etcd *clientv3.Client) {
 	}
 	for what, call := range map[string]func() error{
 		"register": func() error { _, err := s.Register(ctx, r); return err },
-		"report":   func() error { _, err := s.Hosts(ctx, node(1), 2, hosted, nil); return err },
+		"report":   func() error { _, err := s.RecordHosting(ctx, node(1), 2, hosted, nil); return err },
 	} {
 		before := count.requests.Load()
 		if err := call(); err != nil {

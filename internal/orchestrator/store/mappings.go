@@ -14,7 +14,7 @@ import (
 )
 
 // What is given of a nimitz tenant's overlays, to a node or to an endpoint of it, is a mapping. It stays until the node
-// hosts the tenant no more, or gives it back, or is deleted; an address that goes then rests. Numbers go upward and
+// recordHosting the tenant no more, or gives it back, or is deleted; an address that goes then rests. Numbers go upward and
 // round.
 
 // maxKey is how long an endpoint's key may be, in bytes.
@@ -50,7 +50,7 @@ func checkAllocation(name, key string) error {
 }
 
 func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]netip.Prefix, error) {
-	if err := t.fetch(append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), givenKey(name, n.Name, key))...); err != nil {
+	if err := t.fetch(append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), allocationKey(name, n.Name, key))...); err != nil {
 		return nil, err
 	}
 	record, err := t.member(n)
@@ -106,13 +106,13 @@ func (s *Store) complete(
 	overlays []tenant.Overlay,
 	from hints,
 ) ([]netip.Prefix, error) {
-	has, err := t.given(name, n.Name, key)
+	has, err := t.allocated(name, n.Name, key)
 	if err != nil {
 		return nil, err
 	}
 	var rested []netip.Prefix
 	if key == "" && has == nil { // an endpoint never comes back
-		if rested, err = t.restedOf(name, n); err != nil {
+		if rested, err = t.quarantinedOf(name, n); err != nil {
 			return nil, err
 		}
 	}
@@ -125,7 +125,7 @@ func (s *Store) complete(
 		if err := s.checkGateway(record, o); err != nil {
 			return nil, err
 		}
-		to, err := t.take(name, o, rested, from)
+		to, err := t.allocatePrefix(name, o, rested, from)
 		if err != nil {
 			return nil, err
 		}
@@ -134,7 +134,7 @@ func (s *Store) complete(
 	if added == nil {
 		return all, nil
 	}
-	return all, t.give(record, name, key, all, added)
+	return all, t.recordAllocation(record, name, key, all, added)
 }
 
 // checkGateway refuses a node that has no virtual addresses.
@@ -196,10 +196,10 @@ func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 	return tenant.ParseOverlays(found.Overlays)
 }
 
-// give writes what is given to a key, all of it, and the mappings of what is new; those last, because who finds one
+// recordAllocation writes what is given to a key, all of it, and the mappings of what is new; those last, because who finds one
 // finds the rest.
-func (t *txn) give(node *pilasterv1.Node, name, key string, all, added []netip.Prefix) error {
-	t.put(givenKey(name, node.Name, key), joinPrefixes(all))
+func (t *txn) recordAllocation(node *pilasterv1.Node, name, key string, all, added []netip.Prefix) error {
+	t.put(allocationKey(name, node.Name, key), joinPrefixes(all))
 	for _, to := range added {
 		if err := t.save(mappingKey(name, to), &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: key}); err != nil {
 			return err
@@ -208,9 +208,9 @@ func (t *txn) give(node *pilasterv1.Node, name, key string, all, added []netip.P
 	return nil
 }
 
-// given is what a key has, nil for nothing.
-func (t *txn) given(name, node, key string) ([]netip.Prefix, error) {
-	value, err := t.get(givenKey(name, node, key))
+// allocated is what a key has, nil for nothing.
+func (t *txn) allocated(name, node, key string) ([]netip.Prefix, error) {
+	value, err := t.get(allocationKey(name, node, key))
 	if err != nil || value == "" {
 		return nil, err
 	}
@@ -229,7 +229,7 @@ func (s *Store) Free(ctx context.Context, n pki.Node, name, key string) error {
 		if _, err := t.member(n); err != nil {
 			return err
 		}
-		return s.release(t, n, name, givenKey(name, n.Name, key))
+		return s.release(t, n, name, allocationKey(name, n.Name, key))
 	})
 }
 
@@ -238,7 +238,7 @@ func (s *Store) releaseAll(t *txn, n pki.Node, name string) error {
 	if overlays, err := t.overlays(name); err != nil || overlays == nil {
 		return err
 	}
-	dir := givenDir(name, n.Name)
+	dir := allocationDir(name, n.Name)
 	keys, err := t.names(dir)
 	if err != nil {
 		return err
@@ -262,7 +262,7 @@ func (s *Store) release(t *txn, n pki.Node, name, key string) error {
 		return err
 	}
 	for _, to := range prefixes {
-		if err := s.retire(t, n, name, to); err != nil {
+		if err := s.quarantineMapping(t, n, name, to); err != nil {
 			return err
 		}
 	}
@@ -270,13 +270,13 @@ func (s *Store) release(t *txn, n pki.Node, name, key string) error {
 	return nil
 }
 
-func (s *Store) retire(t *txn, n pki.Node, name string, to netip.Prefix) error {
+func (s *Store) quarantineMapping(t *txn, n pki.Node, name string, to netip.Prefix) error {
 	t.delete(mappingKey(name, to))
-	return s.rest(t, restingKey(name, to), n.UUID)
+	return s.quarantine(t, quarantineKey(name, to), n.UUID)
 }
 
-// recallMapping takes in what a node says that it was given.
-func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv1.Mapping) error {
+// reclaimMapping takes in what a node says that it was given.
+func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv1.Mapping) error {
 	if err := checkAllocation(held.Tenant, held.Key); err != nil {
 		return err
 	}
@@ -326,16 +326,16 @@ func (s *Store) recallMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *p
 		)
 	case is.Name != "":
 		// It was another endpoint's of this node, which is gone.
-		if err := s.release(t, n, held.Tenant, givenKey(held.Tenant, node.Name, is.Key)); err != nil {
+		if err := s.release(t, n, held.Tenant, allocationKey(held.Tenant, node.Name, is.Key)); err != nil {
 			return err
 		}
 	}
-	return s.claim(t, node, n, held, overlays[i], to)
+	return s.claimMapping(t, node, n, held, overlays[i], to)
 }
 
-// claim has a node have what it says. Of an overlay it has one subnet, and what the store had instead rests; of an
+// claimMapping has a node have what it says. Of an overlay it has one subnet, and what the store had instead rests; of an
 // endpoint what it says may be older than what the same key was given since, which stays until the endpoint goes.
-func (s *Store) claim(
+func (s *Store) claimMapping(
 	t *txn,
 	node *pilasterv1.Node,
 	n pki.Node,
@@ -343,7 +343,7 @@ func (s *Store) claim(
 	o tenant.Overlay,
 	to netip.Prefix,
 ) error {
-	has, err := t.given(held.Tenant, node.Name, held.Key)
+	has, err := t.allocated(held.Tenant, node.Name, held.Key)
 	if err != nil {
 		return err
 	}
@@ -354,7 +354,7 @@ func (s *Store) claim(
 		}
 		if held.Key != "" || !o.CIDR.Contains(p.Addr()) {
 			claimed = append(claimed, p)
-		} else if err := s.retire(t, n, held.Tenant, p); err != nil {
+		} else if err := s.quarantineMapping(t, n, held.Tenant, p); err != nil {
 			return err
 		}
 	}
@@ -375,16 +375,16 @@ func (s *Store) claim(
 			return err
 		}
 	}
-	return t.give(node, held.Tenant, held.Key, claimed, []netip.Prefix{to})
+	return t.recordAllocation(node, held.Tenant, held.Key, claimed, []netip.Prefix{to})
 }
 
-func givenDir(tenant, node string) string { return dirGiven + tenant + "/" + node + "/" }
+func allocationDir(tenant, node string) string { return dirAllocations + tenant + "/" + node + "/" }
 
-func givenKey(tenant, node, key string) string {
+func allocationKey(tenant, node, key string) string {
 	if key == "" {
-		return givenDir(tenant, node) + ofNode
+		return allocationDir(tenant, node) + ofNode
 	}
-	return givenDir(tenant, node) + fmt.Sprintf("%x", sha256.Sum256([]byte(key)))
+	return allocationDir(tenant, node) + fmt.Sprintf("%x", sha256.Sum256([]byte(key)))
 }
 
 func overlayMark(tenant string, o tenant.Overlay) string {

@@ -38,7 +38,7 @@ func nimitz(t *testing.T, s *store.Store, name string, cidrs ...string) *pilaste
 	return made
 }
 
-// hosts has registered nodes ask for a tenant, so that they host it.
+// recordHosting has registered nodes ask for a tenant, so that they host it.
 func hosts(t *testing.T, s *store.Store, name string, nodes ...int) {
 	t.Helper()
 	for _, n := range nodes {
@@ -124,7 +124,7 @@ func testSubnets(t *testing.T, etcd *clientv3.Client) {
 	}
 
 	// With its last container's tenant a node gives its subnets back, and no other node gets them for a while; it does.
-	if _, err := s.Hosts(ctx, node(2), 2, nil, []string{"green"}); err != nil {
+	if _, err := s.RecordHosting(ctx, node(2), 2, nil, []string{"green"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := mapped(t, s, "green"); len(got) != 6 {
@@ -137,7 +137,7 @@ func testSubnets(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("when it is back it has %s", got)
 	}
 	// A message that was overtaken takes nothing.
-	if _, err := s.Hosts(ctx, node(2), 0, nil, []string{"green"}); err != nil || len(mapped(t, s, "green")) != 8 {
+	if _, err := s.RecordHosting(ctx, node(2), 0, nil, []string{"green"}); err != nil || len(mapped(t, s, "green")) != 8 {
 		t.Errorf("an old message left %v, %v", mapped(t, s, "green"), err)
 	}
 	// A node that is gone gives all back; a new one of its name is another machine.
@@ -191,13 +191,13 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("after the rest it is %s", got)
 	}
 	// With the tenant a node gives back everything.
-	if _, err := s.Hosts(ctx, node(1), 2, nil, []string{"green"}); err != nil {
+	if _, err := s.RecordHosting(ctx, node(1), 2, nil, []string{"green"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := mapped(t, s, "green"); !slices.Equal(got, []string{"10.0.0.3/32 n2", "fd12:3456::3/128 n2"}) {
 		t.Errorf("then mappings are %v", got)
 	}
-	if _, err := s.Hosts(ctx, node(2), 2, nil, []string{"green"}); err != nil {
+	if _, err := s.RecordHosting(ctx, node(2), 2, nil, []string{"green"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.DeleteTenant(ctx, "green"); err != nil {

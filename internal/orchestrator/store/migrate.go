@@ -150,7 +150,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 				name,
 			)
 		}
-		for _, dir := range []string{dirMappings, dirGiven, dirResting, dirOverlayMarks} {
+		for _, dir := range []string{dirMappings, dirAllocations, dirQuarantine, dirOverlayMarks} {
 			t.deleteAll(dir + name + "/")
 		}
 		found.Leaving, found.Overlays = "", nil

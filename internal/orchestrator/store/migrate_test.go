@@ -19,7 +19,7 @@ func TestMigrate(t *testing.T) {
 	subnet := allocate(t, s, 1, "green", "")
 	says := func(n int, sequence uint64, m *pilasterv1.Moving) {
 		t.Helper()
-		if _, err := s.Hosts(ctx, node(n), sequence, []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}, Moving: m}}, nil); err != nil {
+		if _, err := s.RecordHosting(ctx, node(n), sequence, []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}, Moving: m}}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

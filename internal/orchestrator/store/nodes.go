@@ -41,8 +41,8 @@ type Registration struct {
 // makes the id up, and raising the mark to it would waste everything below. What is claimed is passed over anyway.
 const maxJump = 1 << 16
 
-// maxRecalled is how many tenant ids a node may have in its life claimed and passed over.
-const maxRecalled = 2 * maxJump
+// maxReclaimed is how many tenant ids a node may have in its life claimed and passed over.
+const maxReclaimed = 2 * maxJump
 
 // maxAppJump is the same of an app, of which a tenant has 65,279.
 const maxAppJump = 1 << 12
@@ -151,7 +151,7 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 		if node, err = s.register(t, r); err != nil {
 			return err
 		}
-		return s.recall(t, node, r)
+		return s.reclaim(t, node, r)
 	}
 	probably := weight{} // it is back, like many others perhaps
 	if !r.Prefix.IsValid() {
@@ -161,7 +161,7 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 			bytes:    1024,
 		} // like many others it is new: its record, its UUID, its prefix and the mark
 	}
-	err := s.changeInTurn(ctx, decide, probably, keys...)
+	err := s.changeQueued(ctx, decide, probably, keys...)
 	return node, err
 }
 
@@ -176,7 +176,7 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	fresh := node == nil
 	switch {
 	case fresh:
-		prefix, err := s.takePrefix(t, r)
+		prefix, err := s.allocateNodePrefix(t, r)
 		if err != nil {
 			return nil, err
 		}
@@ -187,7 +187,7 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 			Registered: timestamppb.New(time.Now()),
 		}
 		if node.Edge = r.Edge; node.Edge {
-			if err := t.becomeEdge(node.Name); err != nil {
+			if err := t.setEdge(node.Name); err != nil {
 				return nil, err
 			}
 		}
@@ -223,8 +223,8 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	return node, t.save(dirNodes+node.Name, node)
 }
 
-// takePrefix claims the prefix a new node wants, or the next free one.
-func (s *Store) takePrefix(t *txn, r Registration) (netip.Prefix, error) {
+// allocateNodePrefix claims the prefix a new node wants, or the next free one.
+func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error) {
 	mark, err := t.mark(keyPrefixMark)
 	if err != nil {
 		return netip.Prefix{}, err
@@ -303,7 +303,7 @@ func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 		if err := s.deleteNode(t, name, force); err != nil {
 			return err
 		}
-		if !t.weight().fits(t.most) {
+		if !t.weight().fits(t.maxOps) {
 			return errParts
 		}
 		return nil
@@ -336,7 +336,7 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 	} else if session != "" && !force {
 		return nil, false, refuse(Refused, "node %s is connected; it was left as it was: stop its agent first, or take --force when that is not in your power", name)
 	}
-	if err := t.leaveEdge(name, force); err != nil {
+	if err := t.unsetEdge(name, force); err != nil {
 		return nil, false, err
 	}
 	was, err := t.get(dirDeleted + node.Uuid)
@@ -344,7 +344,7 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 		return nil, false, err
 	}
 	t.put(dirDeleted+node.Uuid, name)
-	return node, was != "", t.endPublished(name, force)
+	return node, was != "", t.deletePublished(name, force)
 }
 
 // deleteNode forgets one. It may take several transactions once the node is shut out.

@@ -20,7 +20,7 @@ import (
 
 // Services and publications are in their tenant's record. Beyond it there is a mark for each gateway: indexes of
 // publications go upward and are never given again, because a gateway that is away may lead to what it published
-// before.
+// groupWrites.
 
 // CreateService gives something on the underlay an address that the tenant's containers reach it by.
 func (s *Store) CreateService(ctx context.Context, name string, is tenant.Service) (*pilasterv1.Service, error) {
@@ -349,7 +349,7 @@ func (t *txn) adoptIndexes() error {
 			if err != nil {
 				return fmt.Errorf("the store's %s%s is not readable: %w", dir, name, err)
 			}
-			if err := t.recallPublished(node, uint32(i)); err != nil {
+			if err := t.reclaimPublished(node, uint32(i)); err != nil {
 				return err
 			}
 		}
@@ -364,8 +364,8 @@ func (t *txn) adoptIndexes() error {
 	return nil
 }
 
-// endPublished ends what a node's gateway publishes, where that is meant.
-func (t *txn) endPublished(node string, meant bool) error {
+// deletePublished ends what a node's gateway publishes, where that is meant.
+func (t *txn) deletePublished(node string, meant bool) error {
 	tenants, err := t.publishing(node)
 	if err != nil {
 		return err
@@ -394,9 +394,9 @@ func (t *txn) endPublished(node string, meant bool) error {
 	return nil
 }
 
-// recallPublished passes over what a node's gateway has published, up to an index. Where the store knows of it nothing
-// changes.
-func (t *txn) recallPublished(node string, to uint32) error {
+// reclaimPublished passes over what a node's gateway has published, up to an index. Where the store knows of it nothing
+// committer.
+func (t *txn) reclaimPublished(node string, to uint32) error {
 	if to == 0 {
 		return nil
 	}

@@ -49,7 +49,7 @@ func now(t *testing.T, s *store.Store, name string) *pilasterv1.Tenant {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Hosts(t.Context(), node(99), 2, nil, []string{name}); err != nil {
+	if _, err := s.RecordHosting(t.Context(), node(99), 2, nil, []string{name}); err != nil {
 		t.Fatal(err)
 	}
 	return found

@@ -155,8 +155,8 @@ func mappingKey(tenant string, to netip.Prefix) string {
 	return dirMappings + tenant + "/" + prefixName(to)
 }
 
-func restingKey(tenant string, to netip.Prefix) string {
-	return dirResting + tenant + "/" + prefixName(to)
+func quarantineKey(tenant string, to netip.Prefix) string {
+	return dirQuarantine + tenant + "/" + prefixName(to)
 }
 
 // decodeMapping also takes the key alone, of one that is gone.

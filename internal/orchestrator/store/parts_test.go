@@ -38,7 +38,7 @@ func openCrashing(t *testing.T, etcd *clientv3.Client, transactions int) *Store 
 	c.KV, c.Lease = &crashing{etcd.KV, transactions}, etcd.Lease
 	s, err := Open(t.Context(), c, noPlan, discard)
 	must(t, err)
-	s.changes.together = mostTogether(etcd)
+	s.committer.maxBatch = maxBatchOf(etcd)
 	return s
 }
 
@@ -129,7 +129,7 @@ func testHalfDeletion(t *testing.T, etcd *clientv3.Client) {
 		}
 		txn.put(root+"test", "was "+was)
 		if tries++; tries == 2 { // the first decision never waits for its turn
-			if _, err := other.Hosts(ctx, n, 1, nil, tenants); err == nil {
+			if _, err := other.RecordHosting(ctx, n, 1, nil, tenants); err == nil {
 				t.Error("the deletion was made in one transaction")
 			}
 		}
@@ -163,7 +163,7 @@ func testDeletionAmongChanges(t *testing.T, etcd *clientv3.Client) {
 	for i, tenants := range [][]string{{"t0"}, manyNames(maxOps)} {
 		n := pki.Node{Name: fmt.Sprint("n", i), UUID: fmt.Sprintf("00000000-0000-4000-8000-%012d", i)}
 		hostsMany(t, s, n, tenants...)
-		if _, err := s.Hosts(ctx, n, 1, nil, tenants[1:]); err != nil {
+		if _, err := s.RecordHosting(ctx, n, 1, nil, tenants[1:]); err != nil {
 			t.Fatal(err)
 		}
 		between := &meddling{KV: etcd.KV, t: t}
@@ -171,7 +171,7 @@ func testDeletionAmongChanges(t *testing.T, etcd *clientv3.Client) {
 		c.KV, c.Lease = between, etcd.Lease
 		meddled, err := Open(ctx, c, noPlan, discard)
 		must(t, err)
-		meddled.changes.together = mostTogether(etcd)
+		meddled.committer.maxBatch = maxBatchOf(etcd)
 		between.times = 0
 		if err := meddled.DeleteNode(ctx, n.Name, false); err != nil {
 			t.Errorf("one of %d tenants hosted: %v", len(tenants), err)

@@ -183,7 +183,7 @@ func (s *Store) changePolicies(
 		return 0, err
 	}
 	// Each is compared, beside the tenant, what else is in its directory and who hosts it.
-	if most := s.changes.together - 3; len(policies) > most {
+	if most := s.committer.maxBatch - 3; len(policies) > most {
 		return 0, refuse(
 			Full,
 			"%d policies, and the store changes %d at once; nothing was changed: do it in several steps, in an order in which each is right by itself",
@@ -215,8 +215,8 @@ func (s *Store) changePolicies(
 		if err := decide(of, t); err != nil {
 			return err
 		}
-		t.atOnce = true
-		if w := t.weight(); !w.fits(s.changes.together) {
+		t.indivisible = true
+		if w := t.weight(); !w.fits(s.committer.maxBatch) {
 			return refuse(
 				Full,
 				"the policies have %d KiB together, and the store changes %d KiB at once; nothing was changed: do it in several steps, in an order in which each is right by itself",
@@ -225,7 +225,7 @@ func (s *Store) changePolicies(
 			)
 		}
 		if dryRun {
-			t.writes, t.at = nil, map[string]int{}
+			t.writes, t.index = nil, map[string]int{}
 		}
 		return nil
 	})

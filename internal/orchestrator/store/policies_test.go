@@ -231,7 +231,7 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 	sequence := uint64(0)
 	say := func(n int, name string, overrides ...*pilasterv1.Override) error {
 		sequence++
-		is, err := s.Hosts(
+		is, err := s.RecordHosting(
 			t.Context(),
 			node(n),
 			sequence,

@@ -77,7 +77,7 @@ func (s *Store) ImportRegion(
 }
 
 // chosen is a region with those of its tenants that are wanted of it: those named, or of a region that was imported
-// before those that it had.
+// groupWrites those that it had.
 func chosen(r, before *pilasterv1.Region, only []string, all bool) (*pilasterv1.Region, error) {
 	for _, name := range only {
 		if err := checkTenant(name); err != nil {
@@ -390,8 +390,8 @@ func (s *Store) DeleteRegion(ctx context.Context, name string) error {
 	})
 }
 
-// becomeEdge makes a new node the region's Edge Switch.
-func (t *txn) becomeEdge(name string) error {
+// setEdge makes a new node the region's Edge Switch.
+func (t *txn) setEdge(name string) error {
 	is, err := t.get(keyEdge)
 	if err != nil {
 		return err
@@ -408,8 +408,8 @@ func (t *txn) becomeEdge(name string) error {
 	return nil
 }
 
-// leaveEdge ends what a node that goes was as the Edge Switch; regions are reached by none then.
-func (t *txn) leaveEdge(name string, force bool) error {
+// unsetEdge ends what a node that goes was as the Edge Switch; regions are reached by none then.
+func (t *txn) unsetEdge(name string, force bool) error {
 	is, err := t.get(keyEdge)
 	if err != nil || is != name {
 		return err

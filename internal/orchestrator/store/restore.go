@@ -30,12 +30,12 @@ const DefaultSkip = 1024
 // unfinished is the folder in a data directory in which a restore works. It never counts.
 const unfinished = ".restoring"
 
-// Restored is what a restored cluster believes of regions and policies until somebody says otherwise.
-type Restored struct {
+// RestoreResult is what a restored cluster believes of regions and policies until somebody says otherwise.
+type RestoreResult struct {
 	BackupHeader
-	Regions []string // the others, as they were
-	Edge    string   // the node that was the Edge Switch; empty for none
-	Ruled   []string // tenants with policies
+	Regions      []string // the others, as they were
+	Edge         string   // the node that was the Edge Switch; empty for none
+	WithPolicies []string // tenants with policies
 }
 
 // Restore makes the embedded etcd of a new data directory out of a backup.
@@ -44,22 +44,22 @@ type Restored struct {
 // tenant are not handed out: a node that has one of them and is away finds it free when it comes back,
 // and Register takes it in. And revisions begin above all there were, so that no node goes on
 // from one that means something else now.
-func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.Logger) (is Restored, err error) {
+func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.Logger) (is RestoreResult, err error) {
 	header, records, err := ReadBackup(file)
 	if err != nil {
 		return is, err
 	}
-	is = Restored{BackupHeader: header, Edge: records[keyEdge]}
+	is = RestoreResult{BackupHeader: header, Edge: records[keyEdge]}
 	for _, key := range slices.Sorted(maps.Keys(records)) {
 		if name, ok := strings.CutPrefix(key, dirRegions); ok {
 			is.Regions = append(is.Regions, name)
 		}
 		if name, ok := strings.CutPrefix(key, dirPolicies); ok {
 			name, _, _ = strings.Cut(name, "/")
-			is.Ruled = append(is.Ruled, name)
+			is.WithPolicies = append(is.WithPolicies, name)
 		}
 	}
-	is.Ruled = slices.Compact(is.Ruled)
+	is.WithPolicies = slices.Compact(is.WithPolicies)
 	if err := skipAhead(records, skip, revisionsFrom(header)); err != nil {
 		return is, fmt.Errorf("%w\n  nothing was changed", err)
 	}
@@ -164,8 +164,8 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		}
 	}
 	for key := range records {
-		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirResting) ||
-			strings.HasPrefix(key, dirAppRests) { // of then, and no lease to end them
+		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirQuarantine) ||
+			strings.HasPrefix(key, dirAppQuarantine) { // of then, and no lease to end them
 			delete(records, key)
 		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {

@@ -101,7 +101,7 @@ func (s Session) Admit(node, instance string) error {
 
 // Connect notes that a registered node has a stream, in place of one that the same machine had before.
 func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
-	return s.changeInTurn(ctx, func(t *txn) error {
+	return s.changeQueued(ctx, func(t *txn) error {
 		if _, err := t.member(n); err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
 
 // Disconnect notes that the stream has ended, unless another one took its place.
 func (s *Store) Disconnect(ctx context.Context, node string, from Session) error {
-	return s.changeInTurn(ctx, func(t *txn) error {
+	return s.changeQueued(ctx, func(t *txn) error {
 		if is, err := t.get(dirSessions + node); err != nil || is != from.String() {
 			return err
 		}

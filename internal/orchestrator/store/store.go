@@ -15,31 +15,31 @@ import (
 const root = "/pilaster/1/"
 
 const (
-	keyCluster      = root + "cluster"
-	dirNodes        = root + "nodes/"
-	dirUUIDs        = root + "uuids/"
-	dirDeleted      = root + "deleted/"
-	dirRecalled     = root + "recalled/"
-	dirPrefixes     = root + "prefixes/"
-	dirTenants      = root + "tenants/"
-	dirTenantIDs    = root + "tenant-ids/"
-	dirApps         = root + "apps/"
-	dirAppIDs       = root + "app-ids/"
-	dirAppRests     = root + "resting-apps/"
-	dirHosting      = root + "hosting/"
-	dirSessions     = root + "sessions/"
-	dirMappings     = root + "mappings/"
-	dirGiven        = root + "given/"
-	dirResting      = root + "resting/"
-	keyEdge         = root + "edge"
-	dirRegions      = root + "regions/"
-	dirPolicies     = root + "policies/"
-	keyDeletions    = root + "deletions"
-	keyPrefixMark   = root + "marks/prefix"
-	keyTenantMark   = root + "marks/tenant"
-	dirAppMarks     = root + "marks/app/"
-	dirAskMarks     = root + "marks/asked-app/"
-	dirOverlayMarks = root + "marks/overlay/"
+	keyCluster       = root + "cluster"
+	dirNodes         = root + "nodes/"
+	dirUUIDs         = root + "uuids/"
+	dirDeleted       = root + "deleted/"
+	dirReclaimed     = root + "recalled/"
+	dirPrefixes      = root + "prefixes/"
+	dirTenants       = root + "tenants/"
+	dirTenantIDs     = root + "tenant-ids/"
+	dirApps          = root + "apps/"
+	dirAppIDs        = root + "app-ids/"
+	dirAppQuarantine = root + "resting-apps/"
+	dirHosting       = root + "hosting/"
+	dirSessions      = root + "sessions/"
+	dirMappings      = root + "mappings/"
+	dirAllocations   = root + "given/"
+	dirQuarantine    = root + "resting/"
+	keyEdge          = root + "edge"
+	dirRegions       = root + "regions/"
+	dirPolicies      = root + "policies/"
+	keyDeletions     = root + "deletions"
+	keyPrefixMark    = root + "marks/prefix"
+	keyTenantMark    = root + "marks/tenant"
+	dirAppMarks      = root + "marks/app/"
+	dirRoundMarks    = root + "marks/asked-app/"
+	dirOverlayMarks  = root + "marks/overlay/"
 
 	dirPublishedMarks = root + "marks/published/"
 	dirPublished      = root + "published/" // of earlier builds, as the next
@@ -50,17 +50,17 @@ const (
 
 // Store hands out prefixes, ids, keys and apps. Its methods may be called by many.
 type Store struct {
-	etcd      *clientv3.Client
-	log       *slog.Logger
-	changes   changes
-	cluster   Cluster
-	lease     atomic.Int64 // that sessions live under
-	resting   atomic.Pointer[restLease]
-	maxApps   int // of a tenant
-	conflicts atomic.Uint64
-	committed atomic.Int64  // etcd's revision of the last change
-	watched   atomic.Int64  // etcd's revision up to which Watch has told
-	rewound   chan struct{} // a reading was of an earlier one
+	etcd            *clientv3.Client
+	log             *slog.Logger
+	committer       committer
+	cluster         Cluster
+	lease           atomic.Int64 // that sessions live under
+	quarantineLease atomic.Pointer[quarantineLease]
+	appLimit        int // of a tenant
+	conflicts       atomic.Uint64
+	committed       atomic.Int64  // etcd's revision of the last change
+	watched         atomic.Int64  // etcd's revision up to which Watch has told
+	rewound         chan struct{} // a reading was of an earlier one
 }
 
 // Cluster is what Open found or made.

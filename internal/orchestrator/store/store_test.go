@@ -68,7 +68,7 @@ func testSleeper(t *testing.T, etcd *clientv3.Client) {
 	sleeper, awake := opened(t, etcd), opened(t, etcd)
 	var took []uint32
 	err := sleeper.change(ctx, func(txn *txn) error {
-		id, err := txn.takeTenantID("slow")
+		id, err := txn.allocateTenantID("slow")
 		took = append(took, id)
 		if err == nil && len(took) == 2 { // the first decision never waits for its turn
 			_, err = awake.CreateTenant(ctx, "fast", 0)
@@ -101,7 +101,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 			return err
 		}
 		if tries++; tries == 2 { // the first decision never waits for its turn
-			_, err := other.Hosts(ctx, n, 1, []*pilasterv1.Hosting{{Tenant: "blue"}}, nil)
+			_, err := other.RecordHosting(ctx, n, 1, []*pilasterv1.Hosting{{Tenant: "blue"}}, nil)
 			return err
 		}
 		return nil
@@ -115,7 +115,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	}
 
 	// Nor does a node go and leave behind what it begins to host meanwhile.
-	if _, err := s.Hosts(ctx, n, 1, nil, []string{"blue"}); err != nil {
+	if _, err := s.RecordHosting(ctx, n, 1, nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
 	tries = 0
@@ -124,7 +124,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 			return err
 		}
 		if tries++; tries == 2 {
-			_, err := other.Hosts(ctx, n, 1, []*pilasterv1.Hosting{{Tenant: "blue"}}, nil)
+			_, err := other.RecordHosting(ctx, n, 1, []*pilasterv1.Hosting{{Tenant: "blue"}}, nil)
 			return err
 		}
 		return nil
@@ -228,7 +228,7 @@ func testOthersBetween(t *testing.T, etcd *clientv3.Client) {
 			return err
 		default:
 		}
-		for i := range s.changes.together + 1 { // more than is made together with another
+		for i := range s.committer.maxBatch + 1 { // more than is made together with another
 			txn.put(fmt.Sprint(root, "test/", tries%2, "/", i), "x")
 		}
 		if tries == most {
@@ -264,7 +264,7 @@ func testCompacted(t *testing.T, etcd *clientv3.Client) {
 				return err
 			}
 		}
-		_, err := txn.takeTenantID("red")
+		_, err := txn.allocateTenantID("red")
 		return err
 	})
 	if err != nil || tries != 3 {

@@ -108,7 +108,7 @@ func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pil
 	return made, nil
 }
 
-func (t *txn) takeTenantID(owner string) (uint32, error) {
+func (t *txn) allocateTenantID(owner string) (uint32, error) {
 	n, err := t.mark(keyTenantMark)
 	if err != nil {
 		return 0, err
@@ -157,8 +157,8 @@ func (t *txn) deleteTenant(name string) error {
 	t.deleteAll(dirApps + name + "/")
 	t.deleteAll(dirAppIDs + name + "/")
 	t.delete(dirAppMarks + name)
-	t.delete(dirAskMarks + name)
-	for _, dir := range []string{dirAppRests, dirPolicies, dirMappings, dirGiven, dirResting, dirOverlayMarks} {
+	t.delete(dirRoundMarks + name)
+	for _, dir := range []string{dirAppQuarantine, dirPolicies, dirMappings, dirAllocations, dirQuarantine, dirOverlayMarks} {
 		t.deleteAll(dir + name + "/")
 	}
 	return nil
@@ -190,7 +190,7 @@ func (s *Store) Resolve(
 		} else if !exists {
 			return refuse(NotFound, "there is no tenant %q; make it with `pilaster tenant create %s`", name, name)
 		}
-		if err := t.expect(n, sequence, found); err != nil {
+		if err := t.beginHosting(n, sequence, found); err != nil {
 			return err
 		}
 		if exists, err := t.load(dirApps+name+"/"+hash, app); err != nil {

@@ -92,17 +92,17 @@ func testHosting(t *testing.T, etcd *clientv3.Client) {
 			t.Fatal(err)
 		}
 	}
-	_, err := s.Hosts(ctx, node(1), 1, said(names[0]), nil)
+	_, err := s.RecordHosting(ctx, node(1), 1, said(names[0]), nil)
 	refused(t, err, store.Refused, "not registered")
 	register(t, s, 1)
 	register(t, s, 2)
 	for n := range 2 {
-		if _, err := s.Hosts(ctx, node(n+1), 1, said(append(names, "no-such-tenant")...), nil); err != nil {
+		if _, err := s.RecordHosting(ctx, node(n+1), 1, said(append(names, "no-such-tenant")...), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	refused(t, s.DeleteTenant(ctx, "t0"), store.Refused, "n1, n2")
-	if _, err := s.Hosts(ctx, node(1), 2, nil, names[:1]); err != nil {
+	if _, err := s.RecordHosting(ctx, node(1), 2, nil, names[:1]); err != nil {
 		t.Fatal(err)
 	}
 	refused(t, s.DeleteTenant(ctx, "t0"), store.Refused, "on n2;")

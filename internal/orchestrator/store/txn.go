@@ -18,19 +18,19 @@ import (
 // txn is one change being decided, or several: it reads a single revision of the store, what those before it in a group
 // wrote and what it wrote itself, and collects writes, which happen only if nothing it has read changed since.
 type txn struct {
-	ctx      context.Context
-	etcd     *clientv3.Client
-	group    *txn  // those before it
-	revision int64 // all reads are of this one; 0 before the first; of the change when it was made
-	writes   []clientv3.Op
-	at       map[string]int // of writes, by key
-	readings map[string]reading
-	compared map[string]bool // keys that must not have changed at the commit
-	listed   map[string]bool // directories into which nothing must have come then
-	sweeps   bool            // whole directories are among what it deletes: it has a transaction to itself
-	atOnce   bool            // it fits into one transaction, and is not made in parts
-	leans    bool            // on what those before it wrote
-	most     int             // writes, and comparisons, that etcd takes
+	ctx          context.Context
+	etcd         *clientv3.Client
+	group        *txn  // those before it
+	revision     int64 // all reads are of this one; 0 before the first; of the change when it was made
+	writes       []clientv3.Op
+	index        map[string]int // of writes, by key
+	readings     map[string]reading
+	compared     map[string]bool // keys that must not have changed at the commit
+	listed       map[string]bool // directories into which nothing must have come then
+	deletesRange bool            // readAll directories are among what it deletes: it has a transaction to itself
+	indivisible  bool            // it fits into one transaction, and is not made in parts
+	readsGroup   bool            // on what those before it wrote
+	maxOps       int             // writes, and comparisons, that etcd takes
 }
 
 // reading is what a key has, and since which revision; both are zero when it is not there.
@@ -43,8 +43,8 @@ func newTxn(ctx context.Context, etcd *clientv3.Client) *txn {
 	return &txn{
 		ctx:      ctx,
 		etcd:     etcd,
-		most:     maxOps,
-		at:       map[string]int{},
+		maxOps:   maxOps,
+		index:    map[string]int{},
 		readings: map[string]reading{},
 		compared: map[string]bool{},
 		listed:   map[string]bool{},
@@ -62,7 +62,7 @@ func (g *txn) next(ctx context.Context) *txn {
 func (g *txn) join(t *txn) {
 	maps.Copy(g.compared, t.compared)
 	maps.Copy(g.listed, t.listed)
-	g.atOnce = g.atOnce || t.atOnce
+	g.indivisible = g.indivisible || t.indivisible
 	for _, op := range t.writes {
 		if op.RangeBytes() != nil {
 			g.writes = append(g.writes, op)
@@ -75,13 +75,13 @@ func (g *txn) join(t *txn) {
 // maxOps is what etcd takes in one transaction unless its operator allows more.
 const maxOps = 128
 
-// maxTogether is what our own etcd takes. So many changes together are made with one write to the disk.
-const maxTogether = 1024
+// maxEmbeddedOps is what our own etcd takes. So many changes together are made with one write to the disk.
+const maxEmbeddedOps = 1024
 
-// mostTogether is what an etcd takes of changes that are made together.
-func mostTogether(etcd *clientv3.Client) int {
+// maxBatchOf is what an etcd takes of changes that are made together.
+func maxBatchOf(etcd *clientv3.Client) int {
 	if len(etcd.Endpoints()) == 0 { // it is in this process
-		return maxTogether
+		return maxEmbeddedOps
 	}
 	return maxOps
 }
@@ -111,10 +111,10 @@ func (w weight) fits(most int) bool {
 
 // commit makes the first writes, as many as a transaction takes, and none if what they were decided on has changed.
 func (t *txn) commit(ctx context.Context) (made int, err error) {
-	writes := t.writes[:min(len(t.writes), t.most)]
+	writes := t.writes[:min(len(t.writes), t.maxOps)]
 	ops := writes
 	if slices.ContainsFunc(writes, clientv3.Op.IsDelete) {
-		writes = writes[:min(len(writes), t.most-1)]
+		writes = writes[:min(len(writes), t.maxOps-1)]
 		ops = append([]clientv3.Op{clientv3.OpPut(keyDeletions, "")}, writes...)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -131,7 +131,7 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 	unchanged := func(dir string) clientv3.Cmp {
 		return clientv3.Compare(clientv3.ModRevision(dir), "<", t.revision+1).WithPrefix()
 	}
-	if t.weight().compares > t.most {
+	if t.weight().compares > t.maxOps {
 		// More than can be named: then nothing at all may have come, changed or gone.
 		return []clientv3.Cmp{unchanged(root)}
 	}
@@ -149,7 +149,7 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 var errLater = errors.New("this has to be decided when what is before it has been made")
 
 func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	if op := clientv3.OpGet(key, opts...); t.before(op.KeyBytes(), op.RangeBytes()) != nil {
+	if op := clientv3.OpGet(key, opts...); t.groupWrites(op.KeyBytes(), op.RangeBytes()) != nil {
 		return nil, errLater
 	}
 	if t.revision != 0 {
@@ -169,8 +169,8 @@ func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 	return resp, nil
 }
 
-// before is what those before it wrote into a range. It leans on that.
-func (t *txn) before(from, end []byte) (keys []string) {
+// groupWrites is what those before it wrote into a range. It leans on that.
+func (t *txn) groupWrites(from, end []byte) (keys []string) {
 	if t.group == nil {
 		return nil
 	}
@@ -179,7 +179,7 @@ func (t *txn) before(from, end []byte) (keys []string) {
 			keys = append(keys, string(key))
 		}
 	}
-	t.leans = t.leans || keys != nil
+	t.readsGroup = t.readsGroup || keys != nil
 	return keys
 }
 
@@ -240,12 +240,12 @@ func readingOf(kvs []*mvccpb.KeyValue) reading {
 
 // get returns "" for a key that is not there.
 func (t *txn) get(key string) (string, error) {
-	if i, ok := t.at[key]; ok {
+	if i, ok := t.index[key]; ok {
 		return string(t.writes[i].ValueBytes()), nil
 	}
 	if t.group != nil {
-		if i, ok := t.group.at[key]; ok {
-			t.leans = true
+		if i, ok := t.group.index[key]; ok {
+			t.readsGroup = true
 			return string(t.group.writes[i].ValueBytes()), nil
 		}
 	}
@@ -297,11 +297,11 @@ func (t *txn) put(key, value string) { t.write(key, clientv3.OpPut(key, value)) 
 
 // write takes the place of an earlier write to the key: etcd refuses two in a transaction.
 func (t *txn) write(key string, op clientv3.Op) {
-	if i, ok := t.at[key]; ok {
+	if i, ok := t.index[key]; ok {
 		t.writes[i] = op
 		return
 	}
-	t.at[key] = len(t.writes)
+	t.index[key] = len(t.writes)
 	t.writes = append(t.writes, op)
 }
 
@@ -318,7 +318,7 @@ func (t *txn) delete(key string) { t.write(key, clientv3.OpDelete(key)) }
 
 func (t *txn) deleteAll(dir string) {
 	t.writes = append(t.writes, clientv3.OpDelete(dir, clientv3.WithPrefix()))
-	t.sweeps = true
+	t.deletesRange = true
 }
 
 func decode(key string, value []byte, m proto.Message) error {

@@ -25,23 +25,23 @@ type Batch struct {
 
 // Event is one record that is new, changed or gone. Exactly one of its fields is set.
 type Event struct {
-	Node          *pilasterv1.Node
-	DeletedNode   string
-	Tenant        *pilasterv1.Tenant
-	DeletedTenant string // its apps went with it
-	App           *pilasterv1.App
-	EndedApp      *pilasterv1.App // with tenant and id only, as the next
-	RestingApp    *pilasterv1.App
-	RestedApp     *pilasterv1.App // its number is free
-	Hosting       *pilasterv1.Hosting
-	EndedHosting  *pilasterv1.Hosting
-	Session       *NodeSession
-	Mapping       *pilasterv1.Mapping
-	EndedMapping  *pilasterv1.Mapping // with tenant and prefix only
-	Region        *pilasterv1.Region
-	DeletedRegion string
-	Policy        *pilasterv1.Policy
-	EndedPolicy   *pilasterv1.Policy // with tenant, kind, namespace and name only
+	Node           *pilasterv1.Node
+	DeletedNode    string
+	Tenant         *pilasterv1.Tenant
+	DeletedTenant  string // its apps went with it
+	App            *pilasterv1.App
+	EndedApp       *pilasterv1.App // with tenant and id only, as the next
+	QuarantinedApp *pilasterv1.App
+	FreedApp       *pilasterv1.App // its number is free
+	Hosting        *pilasterv1.Hosting
+	EndedHosting   *pilasterv1.Hosting
+	Session        *NodeSession
+	Mapping        *pilasterv1.Mapping
+	EndedMapping   *pilasterv1.Mapping // with tenant and prefix only
+	Region         *pilasterv1.Region
+	DeletedRegion  string
+	Policy         *pilasterv1.Policy
+	EndedPolicy    *pilasterv1.Policy // with tenant, kind, namespace and name only
 
 	// Of what a node's Hosting has of it; Watch tells that alone.
 	Override      *pilasterv1.Override
@@ -77,14 +77,14 @@ func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 }
 
 // errRewound is that of a watch in a history that etcd no longer has. By itself etcd would say nothing until it
-// has as many revisions again, and then go on from there.
+// isWaiting as many revisions again, and then go on from there.
 var errRewound = errors.New(
 	"etcd has an earlier revision than before: it was restored from a snapshot; everything is read anew",
 )
 
 func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) error {
 	if *revision == 0 {
-		whole, err := s.whole(ctx)
+		whole, err := s.readAll(ctx)
 		if err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 			if err := resp.Err(); err != nil {
 				return err
 			}
-			batches, err := split(resp.Events)
+			batches, err := splitByRevision(resp.Events)
 			if err != nil {
 				return err
 			}
@@ -125,9 +125,9 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 	}
 }
 
-// whole reads everything and then decodes it with all processors: a restart of an orchestrator with 100,000 nodes is
+// readAll reads everything and then decodes it with all processors: a restart of an orchestrator with 100,000 nodes is
 // mostly that.
-func (s *Store) whole(ctx context.Context) (b Batch, err error) {
+func (s *Store) readAll(ctx context.Context) (b Batch, err error) {
 	b.Whole = true
 	var all []*mvccpb.KeyValue
 	b.Revision, err = each(ctx, s.etcd, func(kv *mvccpb.KeyValue) error {
@@ -142,7 +142,7 @@ func (s *Store) whole(ctx context.Context) (b Batch, err error) {
 	for i := range parts {
 		g.Go(func() error {
 			for _, kv := range all[len(all)*i/len(parts) : len(all)*(i+1)/len(parts)] {
-				if err := parts[i].add(&clientv3.Event{Type: mvccpb.PUT, Kv: kv}); err != nil {
+				if err := parts[i].decode(&clientv3.Event{Type: mvccpb.PUT, Kv: kv}); err != nil {
 					return err
 				}
 			}
@@ -156,14 +156,14 @@ func (s *Store) whole(ctx context.Context) (b Batch, err error) {
 	return b, err
 }
 
-// split groups events by the transaction that made them.
-func split(events []*clientv3.Event) ([]Batch, error) {
+// splitByRevision groups events by the transaction that made them.
+func splitByRevision(events []*clientv3.Event) ([]Batch, error) {
 	var batches []Batch
 	for _, e := range events {
 		if n := len(batches); n == 0 || batches[n-1].Revision != e.Kv.ModRevision {
 			batches = append(batches, Batch{Revision: e.Kv.ModRevision})
 		}
-		if err := batches[len(batches)-1].add(e); err != nil {
+		if err := batches[len(batches)-1].decode(e); err != nil {
 			return nil, err
 		}
 	}
@@ -180,8 +180,8 @@ func (b *Batch) countFrom(from int64) {
 	}
 }
 
-// add decodes an event; keys that only allocation needs are none.
-func (b *Batch) add(raw *clientv3.Event) (err error) {
+// decode decodes an event; keys that only allocation needs are none.
+func (b *Batch) decode(raw *clientv3.Event) (err error) {
 	key, gone := string(raw.Kv.Key), raw.Type == clientv3.EventTypeDelete
 	var e Event
 	if name, ok := strings.CutPrefix(key, dirNodes); ok {
@@ -203,12 +203,12 @@ func (b *Batch) add(raw *clientv3.Event) (err error) {
 		err = decode(key, raw.Kv.Value, e.App)
 	} else if strings.HasPrefix(key, dirAppIDs) && gone {
 		e.EndedApp, err = parseApp(key, dirAppIDs)
-	} else if strings.HasPrefix(key, dirAppRests) {
-		to := &e.RestingApp
+	} else if strings.HasPrefix(key, dirAppQuarantine) {
+		to := &e.QuarantinedApp
 		if gone {
-			to = &e.RestedApp
+			to = &e.FreedApp
 		}
-		*to, err = parseApp(key, dirAppRests)
+		*to, err = parseApp(key, dirAppQuarantine)
 	} else if strings.HasPrefix(key, dirHosting) {
 		to := &e.Hosting
 		if gone {

@@ -16,9 +16,9 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// door counts connections and closes at once those beyond a limit. Who comes is a stranger until it
+// limiter counts connections and closes at once those beyond a limit. Who comes is a stranger until it
 // shows a node's certificate in a call; strangers have an eighth of all places, so that nodes find theirs.
-type door struct {
+type connLimiter struct {
 	limits  Limits
 	refused func(limit string)
 	log     *slog.Logger
@@ -31,41 +31,41 @@ type door struct {
 	nodes     map[pki.Node]int
 }
 
-func newDoor(l Limits, refused func(string), log *slog.Logger) *door {
-	return &door{limits: l, refused: refused, log: log, seldom: rate.Sometimes{First: 1, Interval: time.Minute},
+func newConnLimiter(l Limits, refused func(string), log *slog.Logger) *connLimiter {
+	return &connLimiter{limits: l, refused: refused, log: log, seldom: rate.Sometimes{First: 1, Interval: time.Minute},
 		sources: map[netip.Prefix]int{}, nodes: map[pki.Node]int{}}
 }
 
-// guest is a connection that was let in.
-type guest struct {
+// limitedConn is a connection that was let in.
+type limitedConn struct {
 	net.Conn
-	door  *door
-	from  netip.Prefix
-	known pki.Node // none while it is a stranger
-	gone  bool
+	limiter *connLimiter
+	from    netip.Prefix
+	known   pki.Node // none while it is a stranger
+	gone    bool
 }
 
-type doorListener struct {
+type limitedListener struct {
 	net.Listener
-	door *door
+	limiter *connLimiter
 }
 
-func (l doorListener) Accept() (net.Conn, error) {
+func (l limitedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		if g, limit := l.door.enter(c); limit == "" {
+		if g, limit := l.limiter.admit(c); limit == "" {
 			return g, nil
 		} else {
-			l.door.refuse(c, limit)
+			l.limiter.refuse(c, limit)
 		}
 	}
 }
 
 // refuse can say nothing to who has not begun to speak TLS.
-func (d *door) refuse(c net.Conn, limit string) {
+func (d *connLimiter) refuse(c net.Conn, limit string) {
 	d.refused(limit)
 	c.Close()
 	d.seldom.Do(func() {
@@ -79,8 +79,8 @@ func (d *door) refuse(c net.Conn, limit string) {
 	})
 }
 
-func (d *door) enter(c net.Conn) (_ *guest, limit string) {
-	g := &guest{Conn: c, door: d, from: source(c.RemoteAddr().String())}
+func (d *connLimiter) admit(c net.Conn) (_ *limitedConn, limit string) {
+	g := &limitedConn{Conn: c, limiter: d, from: source(c.RemoteAddr().String())}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
@@ -95,12 +95,12 @@ func (d *door) enter(c net.Conn) (_ *guest, limit string) {
 	return g, ""
 }
 
-// is makes a stranger a node, unless that has connections enough. A call within the process has come by none.
-func (g *guest) is(n pki.Node) error {
+// identify makes a stranger a node, unless that has connections enough. A call within the process has come by none.
+func (g *limitedConn) identify(n pki.Node) error {
 	if g == nil {
 		return nil
 	}
-	d := g.door
+	d := g.limiter
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if g.gone || g.known == n {
@@ -117,50 +117,50 @@ func (g *guest) is(n pki.Node) error {
 			),
 		)
 	}
-	d.leave(g)
+	d.uncount(g)
 	g.known = n
 	d.nodes[n]++
 	return nil
 }
 
-// leave forgets what a guest was counted as.
-func (d *door) leave(g *guest) {
+// uncount forgets what a guest was counted as.
+func (d *connLimiter) uncount(g *limitedConn) {
 	if g.known != (pki.Node{}) {
-		less(d.nodes, g.known)
+		decrement(d.nodes, g.known)
 		return
 	}
 	d.strangers--
-	less(d.sources, g.from)
+	decrement(d.sources, g.from)
 }
 
-func less[K comparable](count map[K]int, k K) {
+func decrement[K comparable](count map[K]int, k K) {
 	if count[k]--; count[k] == 0 {
 		delete(count, k)
 	}
 }
 
-func (g *guest) Close() error {
-	d := g.door
+func (g *limitedConn) Close() error {
+	d := g.limiter
 	d.mu.Lock()
 	if !g.gone {
 		g.gone = true
 		d.all--
-		d.leave(g)
+		d.uncount(g)
 	}
 	d.mu.Unlock()
 	return g.Conn.Close()
 }
 
-// withGuest is for http.Server.ConnContext.
-func withGuest(ctx context.Context, c net.Conn) context.Context {
+// withConn is for http.Server.ConnContext.
+func withConn(ctx context.Context, c net.Conn) context.Context {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}
-	return context.WithValue(ctx, guestKey, c)
+	return context.WithValue(ctx, connKey, c)
 }
 
-// guestOf is the connection that a call came by, nil for none.
-func guestOf(ctx context.Context) *guest {
-	g, _ := ctx.Value(guestKey).(*guest)
+// connOf is the connection that a call came by, nil for none.
+func connOf(ctx context.Context) *limitedConn {
+	g, _ := ctx.Value(connKey).(*limitedConn)
 	return g
 }

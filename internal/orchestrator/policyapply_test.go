@@ -225,7 +225,7 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if all := s.model.policiesOf("blue"); len(all) != 1 || all[0].Name != "a" {
+	if all := s.cache.policiesOf("blue"); len(all) != 1 || all[0].Name != "a" {
 		t.Errorf("the tenant has %d policies", len(all))
 	}
 	if got := apply(t, s, "blue", netpol("a", "")); got != "a configured" {
@@ -244,7 +244,7 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 	if _, err := s.store.ApplyPolicies(t.Context(), "blue", read, store.Applying{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.model.await(t.Context(), func() bool { return s.model.policies.of["blue"][nameOf(read[0])].GetDocument() == read[0].Document }); err != nil {
+	if err := s.cache.await(t.Context(), func() bool { return s.cache.policies.of["blue"][nameOf(read[0])].GetDocument() == read[0].Document }); err != nil {
 		t.Fatal(err)
 	}
 	if got := apply(t, s, "blue", first...); got != "a unchanged" {
@@ -377,11 +377,11 @@ func TestOverrides(t *testing.T) {
 	f2.send(t, say(13))
 	untaken(0, "")
 	var wrong []*pilasterv1.Override
-	for range mostRefused + 3 {
+	for range maxReasons + 3 {
 		wrong = append(wrong, &pilasterv1.Override{Address: own, App: 9})
 	}
 	f2.send(t, say(14, wrong...))
-	untaken(mostRefused+1, "; and 3 more")
+	untaken(maxReasons+1, "; and 3 more")
 	f2.send(t, hosting())
 	untaken(0, "")
 
@@ -399,7 +399,7 @@ func TestWarnings(t *testing.T) {
 	s := start(t, testConfig(t))
 	createTenant(t, s, "blue")
 	resolve(t, registered(t, s, testNode(1)), "blue", "web")
-	if err := s.model.await(t.Context(), func() bool { return len(s.model.apps["blue"]) == 1 }); err != nil {
+	if err := s.cache.await(t.Context(), func() bool { return len(s.cache.apps["blue"]) == 1 }); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ document, want string }{
@@ -447,7 +447,7 @@ func TestUnenforced(t *testing.T) {
 			},
 		)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		if err := s.model.await(ctx, func() bool { return s.model.hosting["blue"]["n1"].GetUnenforced() == words }); err != nil {
+		if err := s.cache.await(ctx, func() bool { return s.cache.hosting["blue"]["n1"].GetUnenforced() == words }); err != nil {
 			t.Fatalf("%q is not noted: %v", words, err)
 		}
 		cancel()

@@ -6,23 +6,23 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// waiting is who waits for something to change: all that wait for the same are woken by one channel.
-type waiting struct {
+// waiter is who waits for something to change: all that wait for the same are woken by one channel.
+type waiter struct {
 	changed chan struct{} // closed at the change
-	many    int
+	count   int
 }
 
 // anything is what those wait for who do not wait for news of a node.
 const anything = ""
 
 // await waits until the condition, evaluated with the model locked, holds.
-func (m *model) await(ctx context.Context, condition func() bool) error {
+func (m *cache) await(ctx context.Context, condition func() bool) error {
 	return m.awaitNode(ctx, anything, condition)
 }
 
 // awaitNode is await for a condition that changes only with what is known of a node: many wait at once, each for its
-// own.
-func (m *model) awaitNode(ctx context.Context, node string, condition func() bool) error {
+// ownRegion.
+func (m *cache) awaitNode(ctx context.Context, node string, condition func() bool) error {
 	for {
 		m.mu.RLock()
 		holds := condition()
@@ -35,20 +35,20 @@ func (m *model) awaitNode(ctx context.Context, node string, condition func() boo
 			m.mu.Unlock()
 			return nil
 		}
-		w := m.waiting[node]
+		w := m.waiters[node]
 		if w == nil {
-			w = &waiting{changed: make(chan struct{})}
-			m.waiting[node] = w
+			w = &waiter{changed: make(chan struct{})}
+			m.waiters[node] = w
 		}
-		w.many++
+		w.count++
 		m.mu.Unlock()
 		select {
 		case <-w.changed:
 		case <-ctx.Done():
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			if w.many--; w.many == 0 && m.waiting[node] == w {
-				delete(m.waiting, node)
+			if w.count--; w.count == 0 && m.waiters[node] == w {
+				delete(m.waiters, node)
 			}
 			return ctx.Err()
 		}
@@ -56,34 +56,34 @@ func (m *model) awaitNode(ctx context.Context, node string, condition func() boo
 }
 
 // wake wakes who waits for any of these changes; nodes are those of which the record or what they carry is another.
-func (m *model) wake(b store.Batch, nodes map[string]bool) {
+func (m *cache) wake(b store.Batch, nodes map[string]bool) {
 	if b.Whole {
-		for node := range m.waiting {
-			m.wakeOne(node)
+		for node := range m.waiters {
+			m.wakeNode(node)
 		}
 		return
 	}
-	m.wakeOne(anything)
+	m.wakeNode(anything)
 	for node := range nodes {
-		m.wakeOne(node)
+		m.wakeNode(node)
 	}
 	for _, e := range b.Events {
 		switch {
 		case e.DeletedNode != "":
-			m.wakeOne(e.DeletedNode)
+			m.wakeNode(e.DeletedNode)
 		case e.Session != nil:
-			m.wakeOne(e.Session.Node)
+			m.wakeNode(e.Session.Node)
 		case e.Hosting != nil:
-			m.wakeOne(e.Hosting.Node)
+			m.wakeNode(e.Hosting.Node)
 		case e.EndedHosting != nil:
-			m.wakeOne(e.EndedHosting.Node)
+			m.wakeNode(e.EndedHosting.Node)
 		}
 	}
 }
 
-func (m *model) wakeOne(node string) {
-	if w := m.waiting[node]; w != nil {
+func (m *cache) wakeNode(node string) {
+	if w := m.waiters[node]; w != nil {
 		close(w.changed)
-		delete(m.waiting, node)
+		delete(m.waiters, node)
 	}
 }

@@ -18,21 +18,21 @@ import (
 // another, and are made by one: each sees what those before it wrote. What it would be by itself, it is: a refused one
 // leaves nothing behind, and one that etcd does not take spoils no other.
 
-// changes are those that wait.
-type changes struct {
-	mu       sync.Mutex
-	waiting  []*request
-	most     int  // how many may
-	together int  // writes, and comparisons, that are made by one transaction
-	going    bool // makeAll runs
+// committer are those that wait.
+type committer struct {
+	mu         sync.Mutex
+	waiting    []*request
+	maxWaiting int  // how many may
+	maxBatch   int  // writes, and comparisons, that are made by one transaction
+	running    bool // commitLoop runs
 }
 
 // request is a change that waits for its turn.
 type request struct {
 	ctx    context.Context
 	decide func(*txn) error
-	reads  []string // at first
-	weight weight   // at first
+	reads  []string // index first
+	weight weight   // index first
 	answer chan error
 
 	taken bool // it is being decided and made; of the lock of changes
@@ -49,9 +49,9 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	err := decide(t)
 	s.noticeRewound(t.revision, watched)
 	if !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
-		return err // most calls find everything as it should be, and need not wait for a turn
+		return err // maxOps calls find everything as it should be, and need not wait for a turn
 	}
-	return s.make(&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()})
+	return s.submit(&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()})
 }
 
 // noticeRewound has everything read anew where a revision was read that is older than what was heard of before: reads
@@ -66,25 +66,25 @@ func (s *Store) noticeRewound(read, watched int64) {
 	}
 }
 
-// changeInTurn is change without the first decision, where it is judged by few keys. It is for what many nodes ask at
+// changeQueued is change without the first decision, where it is judged by few keys. It is for what many nodes ask at
 // once and mostly has to be written, or is found as it should be: reading for all that wait costs less than for each,
 // and who waits longest is served first. It takes what is written at most, and what is read.
-func (s *Store) changeInTurn(ctx context.Context, decide func(*txn) error, w weight, reads ...string) error {
+func (s *Store) changeQueued(ctx context.Context, decide func(*txn) error, w weight, reads ...string) error {
 	if len(reads) > maxOps {
 		return s.change(ctx, decide)
 	}
-	return s.make(&request{ctx: ctx, decide: decide, reads: reads, weight: w})
+	return s.submit(&request{ctx: ctx, decide: decide, reads: reads, weight: w})
 }
 
-// make has a change made in its turn.
-func (s *Store) make(r *request) error {
+// submit has a change made in its turn.
+func (s *Store) submit(r *request) error {
 	r.answer = make(chan error, 1)
-	s.enter(r)
+	s.enqueue(r)
 	select {
 	case err := <-r.answer:
 		return err
 	case <-r.ctx.Done():
-		if s.changes.has(r) {
+		if s.committer.isWaiting(r) {
 			return unavailable(r.ctx.Err()) // and when it is taken it is not decided
 		}
 		return <-r.answer
@@ -94,65 +94,65 @@ func (s *Store) make(r *request) error {
 // maxWaiting is how many changes may wait: more than can be made within the time that their callers have.
 const maxWaiting = 1 << 15
 
-func (s *Store) enter(r *request) {
-	q := &s.changes
+func (s *Store) enqueue(r *request) {
+	q := &s.committer
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) >= q.most {
+	if len(q.waiting) >= q.maxWaiting {
 		r.answer <- refuse(Unavailable, "%d changes wait for the store already; nothing was changed: try again", len(q.waiting))
 		return
 	}
 	q.waiting = append(q.waiting, r)
-	if !q.going {
-		q.going = true
-		go s.makeAll() // whoever waits waits for it
+	if !q.running {
+		q.running = true
+		go s.commitLoop() // whoever waits waits for it
 	}
 }
 
 // Waiting is how many changes wait for the store.
 func (s *Store) Waiting() int {
-	s.changes.mu.Lock()
-	defer s.changes.mu.Unlock()
-	return len(s.changes.waiting)
+	s.committer.mu.Lock()
+	defer s.committer.mu.Unlock()
+	return len(s.committer.waiting)
 }
 
-// has tells whether a change still waits.
-func (q *changes) has(r *request) bool {
+// isWaiting tells whether a change still waits.
+func (q *committer) isWaiting(r *request) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return !r.taken
 }
 
-// makeAll makes changes until none waits.
-func (s *Store) makeAll() {
+// commitLoop makes changes until none waits.
+func (s *Store) commitLoop() {
 	for {
-		some := s.changes.take()
+		some := s.committer.takeBatch()
 		if some == nil {
 			return
 		}
-		s.changes.giveBack(s.makeSome(some))
+		s.committer.requeueFront(s.commitBatch(some))
 	}
 }
 
-// take takes as many as probably fit into one transaction.
-func (q *changes) take() (some []*request) {
+// allocatePrefix takes as many as probably fit into one transaction.
+func (q *committer) takeBatch() (some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var all weight
 	for ; len(q.waiting) > 0; q.waiting = q.waiting[1:] {
 		r := q.waiting[0]
-		if all = all.and(r.weight); len(some) > 0 && !all.fits(q.together) || len(some) == q.together {
+		if all = all.and(r.weight); len(some) > 0 && !all.fits(q.maxBatch) || len(some) == q.maxBatch {
 			break
 		}
 		r.taken = true
 		some = append(some, r)
 	}
-	q.going = some != nil
+	q.running = some != nil
 	return some
 }
 
-// giveBack has some be the next.
-func (q *changes) giveBack(some []*request) {
+// requeueFront has some be the next.
+func (q *committer) requeueFront(some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, r := range some {
@@ -161,8 +161,8 @@ func (q *changes) giveBack(some []*request) {
 	q.waiting = slices.Insert(q.waiting, 0, some...)
 }
 
-// goLast has a change of many parts go on when those that wait have had their turn.
-func (q *changes) goLast(some []*request) {
+// requeueBack has a change of many parts go on when those that wait have had their turn.
+func (q *committer) requeueBack(some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, r := range some {
@@ -171,30 +171,30 @@ func (q *changes) goLast(some []*request) {
 	q.waiting = append(q.waiting, some...)
 }
 
-// makeSome decides changes and makes them, and returns those that have to be decided in another transaction.
-func (s *Store) makeSome(some []*request) (later []*request) {
-	ctx, done := whileAnyWaits(some)
+// commitBatch decides changes and makes them, and returns those that have to be decided in another transaction.
+func (s *Store) commitBatch(some []*request) (later []*request) {
+	ctx, done := joinContexts(some)
 	defer done()
 	for len(some) > 0 {
 		g := newTxn(ctx, s.etcd)
-		d := s.decideAll(g, some)
+		d := s.decideBatch(g, some)
 		later = slices.Concat(d.later, later)
-		some = d.anew
+		some = d.retry
 		if len(g.writes) == 0 {
 			continue
 		}
-		if len(d.decided) > 1 || g.atOnce {
-			g.most = s.changes.together
+		if len(d.decided) > 1 || g.indivisible {
+			g.maxOps = s.committer.maxBatch
 		}
 		made, err := g.commit(ctx)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound) && len(d.decided) > 1:
 			// Nothing was changed, because of one of them.
 			for _, one := range d.decided {
-				s.makeSome([]*request{one.request})
+				s.commitBatch([]*request{one.request})
 			}
 		case err != nil:
-			s.resting.Store(nil) // perhaps etcd knows it no more
+			s.quarantineLease.Store(nil) // perhaps etcd knows it no more
 			for _, one := range d.decided {
 				one.answer <- unavailable(err)
 			}
@@ -204,7 +204,7 @@ func (s *Store) makeSome(some []*request) (later []*request) {
 		default:
 			s.committed.Store(g.revision)
 			if made < len(g.writes) { // then it was alone
-				s.changes.goLast(d.requests())
+				s.committer.requeueBack(d.requests())
 				return later
 			}
 			for _, one := range d.decided {
@@ -215,8 +215,8 @@ func (s *Store) makeSome(some []*request) (later []*request) {
 	return later
 }
 
-// whileAnyWaits ends with the last of their contexts.
-func whileAnyWaits(some []*request) (ctx context.Context, done func()) {
+// joinContexts ends with the last of their contexts.
+func joinContexts(some []*request) (ctx context.Context, done func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var left atomic.Int64
 	left.Store(int64(len(some)))
@@ -239,7 +239,7 @@ func whileAnyWaits(some []*request) (ctx context.Context, done func()) {
 // decisions are what became of changes before the commit; who is in none of them was answered.
 type decisions struct {
 	decided []decided  // by the commit
-	anew    []*request // to be decided again at once
+	retry   []*request // to be decided again at once
 	later   []*request // after the commit
 }
 
@@ -273,8 +273,8 @@ func (s *Store) decide(r *request, t *txn) (err error) {
 	return r.decide(t)
 }
 
-// waitingStill answers those whose time is over: nothing is read for them.
-func waitingStill(some []*request) (still []*request) {
+// dropExpired answers those whose time is over: nothing is read for them.
+func dropExpired(some []*request) (still []*request) {
 	for _, r := range some {
 		if err := r.ctx.Err(); err != nil {
 			r.answer <- unavailable(err)
@@ -285,8 +285,8 @@ func waitingStill(some []*request) (still []*request) {
 	return still
 }
 
-func (s *Store) decideAll(g *txn, some []*request) (d decisions) {
-	some = waitingStill(some)
+func (s *Store) decideBatch(g *txn, some []*request) (d decisions) {
+	some = dropExpired(some)
 	var reads []string
 	for _, r := range some {
 		reads = append(reads, r.reads...)
@@ -294,7 +294,7 @@ func (s *Store) decideAll(g *txn, some []*request) (d decisions) {
 	watched := s.watched.Load()
 	defer func() { s.noticeRewound(g.revision, watched) }()
 	if err := g.fetch(reads...); errors.Is(err, rpctypes.ErrCompacted) {
-		return decisions{anew: some}
+		return decisions{retry: some}
 	} else if err != nil {
 		for _, r := range some {
 			r.answer <- err
@@ -312,20 +312,20 @@ func (s *Store) decideAll(g *txn, some []*request) (d decisions) {
 		if err != nil {
 			t.writes = nil
 		}
-		commits := len(t.writes) > 0 || t.leans
+		commits := len(t.writes) > 0 || t.readsGroup
 		switch {
 		case errors.Is(err, rpctypes.ErrCompacted):
 			// It slept so long that the revision it reads is gone.
 			*g = *newTxn(g.ctx, g.etcd)
-			return decisions{anew: append(d.requests(), some[i:]...)}
+			return decisions{retry: append(d.requests(), some[i:]...)}
 		case errors.Is(err, errLater),
-			commits && len(g.writes) > 0 && (t.sweeps || !g.weight().and(t.weight()).fits(s.changes.together)):
+			commits && len(g.writes) > 0 && (t.deletesRange || !g.weight().and(t.weight()).fits(s.committer.maxBatch)):
 			d.later = some[i:]
 			return d
 		case commits:
 			g.join(t)
 			d.decided = append(d.decided, decided{r, err})
-			if t.sweeps { // those after it would not see what that takes away
+			if t.deletesRange { // those after it would not see what that takes away
 				d.later = some[i+1:]
 				return d
 			}

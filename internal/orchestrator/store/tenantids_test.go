@@ -83,7 +83,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	}
 	want := func(ids string) {
 		t.Helper()
-		if err := s.Settle(ctx, "blue"); err != nil {
+		if err := s.Reconcile(ctx, "blue"); err != nil {
 			t.Fatal(err)
 		}
 		if got := list(now().Ids); got != ids {
@@ -92,7 +92,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	}
 	report := func(n int, sequence uint64, accepts, holds []uint32) []string {
 		t.Helper()
-		is, err := s.Hosts(
+		is, err := s.RecordHosting(
 			ctx,
 			node(n),
 			sequence,
@@ -139,7 +139,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	if late := report(1, 4, u{2}, u{2}); len(late) != 1 {
 		t.Errorf("an overtaken report was taken: %v", late)
 	}
-	if _, err := s.Hosts(ctx, node(1), 5, nil, []string{"blue"}); err != nil {
+	if _, err := s.RecordHosting(ctx, node(1), 5, nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
 	report(2, 3, u{1, 2}, u{2})
@@ -167,7 +167,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 		for n := range 2 {
 			report(n+1, uint64(12+i), append(u{2, 3, 4}, id), append(u{2, 3, 4}, id))
 		}
-		if err := s.Settle(ctx, "blue"); err != nil {
+		if err := s.Reconcile(ctx, "blue"); err != nil {
 			t.Fatal(err)
 		}
 	}

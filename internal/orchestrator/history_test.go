@@ -174,7 +174,7 @@ func TestChanged(t *testing.T) {
 	if r, _ := m.changed("n3", "green", 11); inWords(r) != "10.0.0.1/32 n4, 10.0.0.2/32 n3 k" {
 		t.Errorf("n3 is told %q of its own", inWords(r))
 	}
-	for i := range int64(maxPast) {
+	for i := range int64(maxHistory) {
 		m.apply(
 			store.Batch{Revision: 15 + i, Events: []store.Event{has(fmt.Sprintf("10.1.%d.%d/32", i/256, i%256), "n1")}},
 		)
@@ -182,7 +182,7 @@ func TestChanged(t *testing.T) {
 	if _, ok := m.changed("n1", "green", 13); ok {
 		t.Error("something of it is forgotten, and it is told")
 	}
-	if r, ok := m.changed("n1", "green", 14); !ok || len(r.Mappings) != maxPast {
+	if r, ok := m.changed("n1", "green", 14); !ok || len(r.Mappings) != maxHistory {
 		t.Errorf("%d mappings, %v", len(r.GetMappings()), ok)
 	}
 }

@@ -15,80 +15,80 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// follower is one node's stream. Everything in it but its queue belongs to the model's lock.
-type follower struct {
-	node    pki.Node
-	session store.Session
-	hosted  map[string]bool                // whose news the node has, as it asked for
-	carried map[string]bool                // and those that it must have
-	asking  bool                           // for mappings: it is not told of them
-	noted   map[string]*pilasterv1.Hosting // what this stream has had noted in the store
-	refused map[string][]error             // of that, what was not taken
-	queue   queue
-	end     context.CancelCauseFunc
+// subscriber is one node's stream. Everything in it but its queue belongs to the model's lock.
+type subscriber struct {
+	node          pki.Node
+	session       store.Session
+	hosted        map[string]bool                // whose news the node has, as it asked for
+	transit       map[string]bool                // and those that it must have
+	pullsMappings bool                           // for mappings: it is not told of them
+	recorded      map[string]*pilasterv1.Hosting // what this stream has had noted in the store
+	refused       map[string][]error             // of that, what was not taken
+	queue         queue
+	end           context.CancelCauseFunc
 }
 
-// follow starts a stream by its first message: its queue begins with what the node has missed
+// subscribe starts a stream by its first message: its queue begins with what the node has missed
 // since the revision it knows, or with a snapshot. A stream that the node had before is ended.
-func (m *model) follow(
+func (m *cache) subscribe(
 	n pki.Node,
 	session store.Session,
 	first *pilasterv1.FollowRequest,
 	end context.CancelCauseFunc,
-) *follower {
+) *subscriber {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := &follower{node: n, session: session, asking: first.WithoutMappings, queue: newQueue(), end: end}
-	if !m.judge(f) {
+	f := &subscriber{node: n, session: session, pullsMappings: first.WithoutMappings, queue: newQueue(), end: end}
+	if !m.checkStream(f) {
 		return f
 	}
-	if old := m.followers[n.Name]; old != nil {
+	if old := m.subscribers[n.Name]; old != nil {
 		m.endReplaced(old)
 	}
-	m.followers[n.Name] = f
-	m.hear(f, set(first.HostedTenants), set(first.CarriedTenants))
-	f.noted = m.alreadyNoted(f, first)
+	m.subscribers[n.Name] = f
+	m.setTenants(f, set(first.HostedTenants), set(first.CarriedTenants))
+	f.recorded = m.alreadyRecorded(f, first)
 	if missed, ok := m.missed(f, first); ok {
 		for _, r := range missed {
-			m.queue(f, r) // never more than fit; see missed
+			m.enqueue(f, r) // never more than fit; see missed
 		}
 	} else {
-		m.queue(f, m.snapshot(f))
+		m.enqueue(f, m.snapshot(f))
 	}
 	return f
 }
 
-func (m *model) unfollow(f *follower) {
+func (m *cache) unsubscribe(f *subscriber) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.forget(f)
+	m.drop(f)
 }
 
-// forget has a stream that has ended told nothing any more.
-func (m *model) forget(f *follower) {
-	if m.followers[f.node.Name] == f {
-		m.hear(f, nil, nil)
-		delete(m.followers, f.node.Name)
+// drop has a stream that has ended told nothing any more.
+func (m *cache) drop(f *subscriber) {
+	if m.subscribers[f.node.Name] == f {
+		m.setTenants(f, nil, nil)
+		delete(m.subscribers, f.node.Name)
 	}
 }
 
-// hear has a stream carry news of these tenants from now on, and of no others.
-func (m *model) hear(f *follower, hosted, carried map[string]bool) {
-	if m.followers[f.node.Name] != f {
+// handleEvent has a stream carry news of these tenants from now on, and of no others.
+func (m *cache) setTenants(f *subscriber, hosted, carried map[string]bool) {
+	if m.subscribers[f.node.Name] != f {
 		return // it has ended
 	}
-	for _, had := range []map[string]bool{f.hosted, f.carried} {
+	for _, had := range []map[string]bool{f.hosted, f.transit} {
 		for tenant := range had {
-			remove(m.hearing, tenant, f)
-			remove(m.mapping, tenant, f)
+			remove(m.byTenant, tenant, f)
+			remove(m.byMappings, tenant, f)
 		}
 	}
-	f.hosted, f.carried = hosted, carried
+	f.hosted, f.transit = hosted, carried
 	for _, has := range []map[string]bool{hosted, carried} {
 		for tenant := range has {
-			add(m.hearing, tenant, f)
-			if !f.asking {
-				add(m.mapping, tenant, f)
+			add(m.byTenant, tenant, f)
+			if !f.pullsMappings {
+				add(m.byMappings, tenant, f)
 			}
 		}
 	}
@@ -96,7 +96,7 @@ func (m *model) hear(f *follower, hosted, carried map[string]bool) {
 
 // missed is what happened since the revision that the node knows, or false when a snapshot tells
 // it better.
-func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilasterv1.FollowResponse, bool) {
+func (m *cache) missed(f *subscriber, first *pilasterv1.FollowRequest) ([]*pilasterv1.FollowResponse, bool) {
 	past, _, ok := m.since(first.ResumeRevision)
 	if !ok {
 		return nil, false
@@ -107,14 +107,14 @@ func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilaste
 			missed = append(missed, response(b.Revision, d))
 		}
 		for _, e := range b.Events {
-			if f.carried[e.DeletedTenant] { // made anew, it comes whole
-				carried := maps.Clone(f.carried)
+			if f.transit[e.DeletedTenant] { // made anew, it comes whole
+				carried := maps.Clone(f.transit)
 				delete(carried, e.DeletedTenant)
-				m.hear(f, f.hosted, carried)
+				m.setTenants(f, f.hosted, carried)
 			}
 		}
 	}
-	rest, whole := &pilasterv1.Delta{Node: m.own(f)}, set(m.carry(f))
+	rest, whole := &pilasterv1.Delta{Node: m.ownRecord(f)}, set(m.refreshTransit(f))
 	for _, tenant := range first.IncompleteTenants {
 		whole[tenant] = f.has(tenant)
 	}
@@ -127,10 +127,10 @@ func (m *model) missed(f *follower, first *pilasterv1.FollowRequest) ([]*pilaste
 	return missed, len(missed) <= maxQueue/2
 }
 
-func (m *model) snapshot(f *follower) *pilasterv1.FollowResponse {
+func (m *cache) snapshot(f *subscriber) *pilasterv1.FollowResponse {
 	var d pilasterv1.Delta
-	m.hear(f, f.hosted, nil)
-	whole := set(m.carry(f))
+	m.setTenants(f, f.hosted, nil)
+	whole := set(m.refreshTransit(f))
 	maps.Copy(whole, f.hosted)
 	for tenant := range whole {
 		m.addWhole(&d, tenant, f.hosted[tenant])
@@ -138,7 +138,7 @@ func (m *model) snapshot(f *follower) *pilasterv1.FollowResponse {
 	return &pilasterv1.FollowResponse{
 		Revision: m.revision,
 		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{
-			Node: m.own(
+			Node: m.ownRecord(
 				f,
 			), Tenants: d.Tenants, Apps: d.Apps, Policies: d.Policies, Overrides: d.Overrides, WholePolicies: d.WholePolicies,
 		}},
@@ -146,7 +146,7 @@ func (m *model) snapshot(f *follower) *pilasterv1.FollowResponse {
 }
 
 // addWhole adds all of a tenant; of one that is only carried, without what its containers may do.
-func (m *model) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
+func (m *cache) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
 	if t := m.tenants[tenant]; t != nil {
 		d.Tenants = append(d.Tenants, t)
 		d.Apps = append(d.Apps, m.appsOf(tenant)...)
@@ -158,16 +158,16 @@ func (m *model) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
 }
 
 // rehost changes which tenants a stream carries. Those new to it or to the node come whole. What must be
-// noted in the store is returned: what the model knows may be older than what this stream had
-// noted a moment ago.
-func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilasterv1.Hosting, remove []string) {
+// recorded in the store is returned: what the model knows may be older than what this stream had
+// recorded a moment ago.
+func (m *cache) rehost(f *subscriber, req *pilasterv1.FollowRequest) (add []*pilasterv1.Hosting, remove []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now, incomplete, resolving := set(req.HostedTenants), set(req.IncompleteTenants), set(req.ResolvingTenants)
-	said := saidOf(req)
+	said := reportedHosting(req)
 	var d pilasterv1.Delta
 	for tenant := range now {
-		if !proto.Equal(f.noted[tenant], said[tenant]) {
+		if !proto.Equal(f.recorded[tenant], said[tenant]) {
 			add = append(add, said[tenant])
 		}
 		if !f.hosted[tenant] || incomplete[tenant] {
@@ -175,7 +175,7 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 		}
 	}
 	for tenant := range incomplete {
-		if f.carried[tenant] && !now[tenant] {
+		if f.transit[tenant] && !now[tenant] {
 			m.addWhole(&d, tenant, false)
 		}
 	}
@@ -185,28 +185,28 @@ func (m *model) rehost(f *follower, req *pilasterv1.FollowRequest) (add []*pilas
 			remove = append(remove, tenant)
 		}
 	}
-	for tenant := range f.noted {
+	for tenant := range f.recorded {
 		if !now[tenant] && !resolving[tenant] && !hosts[tenant] {
 			remove = append(remove, tenant)
 		}
 	}
 	for tenant := range resolving {
 		if said[tenant] == nil {
-			said[tenant] = &pilasterv1.Hosting{} // to be taken back when it is not hosted in the end
+			said[tenant] = &pilasterv1.Hosting{} // byTenant be taken back when it is not hosted in the end
 		}
 	}
-	f.noted = said
-	m.hear(f, now, f.carried)
+	f.recorded = said
+	m.setTenants(f, now, f.transit)
 	if len(d.Tenants) > 0 {
-		m.queue(f, response(m.revision, &d))
+		m.enqueue(f, response(m.revision, &d))
 	}
 	return add, remove
 }
 
-// alreadyNoted is what the store has of what a stream says at its beginning. The model knows it: it has heard of the
+// alreadyRecorded is what the store has of what a stream says at its beginning. The model knows it: it has heard of the
 // stream's session, and nobody else has noted anything of the node since that was written. Of a tenant that changes its
 // ids or retires apps, and of what a later message said, the store judges.
-func (m *model) alreadyNoted(f *follower, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
+func (m *cache) alreadyRecorded(f *subscriber, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	noted := map[string]*pilasterv1.Hosting{}
 	for _, name := range first.HostedTenants {
 		t, h := m.tenants[name], m.hosting[name][f.node.Name]
@@ -227,8 +227,8 @@ func (m *model) alreadyNoted(f *follower, first *pilasterv1.FollowRequest) map[s
 	return noted
 }
 
-// saidOf is what a node says of each tenant it hosts.
-func saidOf(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
+// reportedHosting is what a node says of each tenant it hosts.
+func reportedHosting(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	said := map[string]*pilasterv1.Hosting{}
 	for _, tenant := range req.HostedTenants {
 		said[tenant] = &pilasterv1.Hosting{Tenant: tenant}
@@ -241,25 +241,25 @@ func saidOf(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	return said
 }
 
-// unnote has what a stream said of tenants noted again when it says it the next time.
-func (m *model) unnote(f *follower, tenants []string) {
+// forgetRecorded has what a stream said of tenants noted again when it says it the next time.
+func (m *cache) forgetRecorded(f *subscriber, tenants []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, tenant := range tenants {
-		delete(f.noted, tenant)
+		delete(f.recorded, tenant)
 	}
 }
 
-// mostRefused is how many reasons a node is told.
-const mostRefused = 16
+// maxReasons is how many reasons a node is told.
+const maxReasons = 16
 
 // refuse takes note of what was not taken of what a node has said of tenants, and tells the node where that has
 // changed.
-func (m *model) refuse(f *follower, said []*pilasterv1.Hosting, refused map[string][]error) (changed bool) {
+func (m *cache) refuse(f *subscriber, said []*pilasterv1.Hosting, refused map[string][]error) (changed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for tenant := range f.refused {
-		if f.noted[tenant] == nil {
+		if f.recorded[tenant] == nil {
 			delete(f.refused, tenant)
 			changed = true
 		}
@@ -280,13 +280,13 @@ func (m *model) refuse(f *follower, said []*pilasterv1.Hosting, refused map[stri
 		}
 		changed = true
 	}
-	if !changed || m.followers[f.node.Name] != f {
+	if !changed || m.subscribers[f.node.Name] != f {
 		return false
 	}
 	reasons, left := []string{}, 0
 	for _, tenant := range slices.Sorted(maps.Keys(f.refused)) {
 		for _, err := range f.refused[tenant] {
-			if len(reasons) < mostRefused {
+			if len(reasons) < maxReasons {
 				reasons = append(reasons, err.Error())
 			} else {
 				left++
@@ -296,7 +296,7 @@ func (m *model) refuse(f *follower, said []*pilasterv1.Hosting, refused map[stri
 	if left > 0 {
 		reasons = append(reasons, fmt.Sprintf("and %d more", left))
 	}
-	m.queue(
+	m.enqueue(
 		f,
 		&pilasterv1.FollowResponse{
 			Refusals: &pilasterv1.Refusals{Reasons: reasons},
@@ -320,40 +320,40 @@ func common(b store.Batch) (*pilasterv1.FollowResponse, string) {
 	if len(b.Events) == 0 {
 		return nil, ""
 	}
-	tenant := newsOf(b.Events[0])
+	tenant := tenantOf(b.Events[0])
 	for _, e := range b.Events {
-		if newsOf(e) != tenant || e.Mapping != nil || e.EndedMapping != nil {
+		if tenantOf(e) != tenant || e.Mapping != nil || e.EndedMapping != nil {
 			return nil, ""
 		}
 	}
-	d, _ := (&follower{hosted: map[string]bool{tenant: true}}).delta(b)
+	d, _ := (&subscriber{hosted: map[string]bool{tenant: true}}).delta(b)
 	return response(b.Revision, d), tenant
 }
 
 // feed queues what a batch means to a stream.
-func (m *model) feed(f *follower, b store.Batch) {
+func (m *cache) feed(f *subscriber, b store.Batch) {
 	d, found := f.delta(b)
-	if m.renewed[f.node.Name] {
-		d.Node, found = m.own(f), true
-		for _, tenant := range m.carry(f) {
+	if m.changedNodes[f.node.Name] {
+		d.Node, found = m.ownRecord(f), true
+		for _, tenant := range m.refreshTransit(f) {
 			m.addWhole(d, tenant, f.hosted[tenant])
 		}
 	}
 	if found {
-		m.queue(f, response(b.Revision, d))
+		m.enqueue(f, response(b.Revision, d))
 	}
 }
 
-// queue has a message wait for a node. Nothing else has it yet.
-func (m *model) queue(f *follower, r *pilasterv1.FollowResponse) {
+// enqueue has a message wait for a node. Nothing else has it yet.
+func (m *cache) enqueue(f *subscriber, r *pilasterv1.FollowResponse) {
 	r.SpreadMs, r.WithPolicies = m.spread(), true
 	m.queueShared(f, r)
 }
 
 // queueShared is for a message that is as it is to be, and others may have.
-func (m *model) queueShared(f *follower, r *pilasterv1.FollowResponse) {
+func (m *cache) queueShared(f *subscriber, r *pilasterv1.FollowResponse) {
 	if !f.queue.put(r) {
-		m.endOne(
+		m.endStream(
 			f,
 			connect.CodeResourceExhausted,
 			"slow",
@@ -362,14 +362,14 @@ func (m *model) queueShared(f *follower, r *pilasterv1.FollowResponse) {
 	}
 }
 
-func (m *model) heartbeatEvery() time.Duration {
+func (m *cache) heartbeatEvery() time.Duration {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return max(heartbeatEvery, time.Duration(m.share())*time.Second/heartbeatRate)
 }
 
 // heartbeat carries the revision up to which the stream has told everything, if it has.
-func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
+func (m *cache) heartbeat(f *subscriber) *pilasterv1.FollowResponse {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if f.queue.len() > 0 {
@@ -385,11 +385,11 @@ func (m *model) heartbeat(f *follower) *pilasterv1.FollowResponse {
 
 // spread is how long all that follow here together take to follow anew, in milliseconds: so far apart they are asked to
 // come.
-func (m *model) spread() uint32 { return uint32(m.share() * 1000 / reconnectRate) }
+func (m *cache) spread() uint32 { return uint32(m.share() * 1000 / reconnectRate) }
 
 // share is how many nodes follow here, or are about to after a restart: where several orchestrators have streams, each
 // has its part of all.
-func (m *model) share() int {
+func (m *cache) share() int {
 	orchestrators := len(m.serving)
 	if m.serving[m.self] == 0 {
 		orchestrators++
@@ -397,19 +397,19 @@ func (m *model) share() int {
 	return (len(m.nodes) + orchestrators - 1) / orchestrators
 }
 
-// endOne ends a stream with a reason for the node, and one word of it for the counter.
-func (m *model) endOne(f *follower, code connect.Code, word, reason string) {
+// endStream ends a stream with a reason for the node, and one word of it for the counter.
+func (m *cache) endStream(f *subscriber, code connect.Code, word, reason string) {
 	f.end(connect.NewError(code, fmt.Errorf("%s", reason)))
-	m.forget(f)
+	m.drop(f)
 	m.dropped(word)
 }
 
 // stalled ends a stream of which nothing was read for so long.
-func (m *model) stalled(f *follower, long time.Duration) {
+func (m *cache) stalled(f *subscriber, long time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.followers[f.node.Name] == f {
-		m.endOne(
+	if m.subscribers[f.node.Name] == f {
+		m.endStream(
 			f,
 			connect.CodeResourceExhausted,
 			"stalled",
@@ -418,14 +418,14 @@ func (m *model) stalled(f *follower, long time.Duration) {
 	}
 }
 
-func (m *model) endReplaced(f *follower) {
-	m.endOne(f, connect.CodeAborted, "replaced", "the node opened another stream")
+func (m *cache) endReplaced(f *subscriber) {
+	m.endStream(f, connect.CodeAborted, "replaced", "the node opened another stream")
 }
 
 const storeForgot = "the store forgot this stream; follow again"
 
-// judge ends the stream of a node that was deleted, or whose session is over: then another machine may be let in.
-func (m *model) judge(f *follower) (good bool) {
+// checkStream ends the stream of a node that was deleted, or whose session is over: then another machine may be let in.
+func (m *cache) checkStream(f *subscriber) (good bool) {
 	if f == nil {
 		return false
 	}
@@ -433,57 +433,57 @@ func (m *model) judge(f *follower) (good bool) {
 	case m.stopping:
 		m.endStopping(f)
 	case !m.knows(f.node):
-		m.endOne(f, connect.CodeFailedPrecondition, "deleted", fmt.Sprintf("node %s was deleted", f.node.Name))
+		m.endStream(f, connect.CodeFailedPrecondition, "deleted", fmt.Sprintf("node %s was deleted", f.node.Name))
 	case session == f.session:
 		return true
 	case session.None():
-		m.endOne(f, connect.CodeAborted, "restart", storeForgot)
+		m.endStream(f, connect.CodeAborted, "restart", storeForgot)
 	default:
 		m.endReplaced(f)
 	}
 	return false
 }
 
-func (m *model) endAll(code connect.Code, word, reason string) {
-	for _, f := range m.followers {
-		m.endOne(f, code, word, reason)
+func (m *cache) endStreams(code connect.Code, word, reason string) {
+	for _, f := range m.subscribers {
+		m.endStream(f, code, word, reason)
 	}
 }
 
 // restart ends all streams, which nodes open anew.
-func (m *model) restart() {
+func (m *cache) restart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.endAll(connect.CodeAborted, "restart", storeForgot)
+	m.endStreams(connect.CodeAborted, "restart", storeForgot)
 }
 
 const isStopping = "the orchestrator is stopping"
 
 // stop ends all streams, also those that are about to begin.
-func (m *model) stop() {
+func (m *cache) stop() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.stopping = true
-	for _, f := range m.followers {
+	for _, f := range m.subscribers {
 		m.endStopping(f)
 	}
 }
 
-func (m *model) endStopping(f *follower) {
-	m.endOne(f, connect.CodeUnavailable, "stop", isStopping)
+func (m *cache) endStopping(f *subscriber) {
+	m.endStream(f, connect.CodeUnavailable, "stop", isStopping)
 }
 
-func (m *model) stopped() bool {
+func (m *cache) stopped() bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.stopping
 }
 
 // has tells whether the stream has news of a tenant.
-func (f *follower) has(tenant string) bool { return f.hosted[tenant] || f.carried[tenant] }
+func (f *subscriber) has(tenant string) bool { return f.hosted[tenant] || f.transit[tenant] }
 
 // delta is the part of a batch that is of the node's tenants, and whether there is any.
-func (f *follower) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
+func (f *subscriber) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 	d = new(pilasterv1.Delta)
 	for _, e := range b.Events {
 		switch {
@@ -493,9 +493,9 @@ func (f *follower) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 			d.DeletedTenants = append(d.DeletedTenants, e.DeletedTenant)
 		case e.App != nil && f.has(e.App.Tenant):
 			d.Apps = append(d.Apps, e.App)
-		case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.asking:
+		case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings:
 			d.Mappings = append(d.Mappings, visible(e.Mapping, f.node.Name))
-		case e.EndedMapping != nil && f.has(e.EndedMapping.Tenant) && !f.asking:
+		case e.EndedMapping != nil && f.has(e.EndedMapping.Tenant) && !f.pullsMappings:
 			d.EndedMappings = append(d.EndedMappings, e.EndedMapping)
 		default:
 			if !f.policy(d, e) {

@@ -33,7 +33,7 @@ func (s *operatorService) ApplyPolicies(
 		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w; nothing was changed", err))
 	}
 	defer unlock()
-	warnings, err := s.fit(ctx, req.Msg.Tenant, policies, req.Msg.Force)
+	warnings, err := s.checkPolicies(ctx, req.Msg.Tenant, policies, req.Msg.Force)
 	if err != nil {
 		return nil, err
 	}
@@ -59,15 +59,15 @@ func (s *operatorService) ApplyPolicies(
 	return connect.NewResponse(&resp), nil
 }
 
-// fit refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be
+// checkPolicies refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be
 // as its writer means it. Of a tenant that is not there the store says so.
-func (s *operatorService) fit(
+func (s *operatorService) checkPolicies(
 	ctx context.Context,
 	name string,
 	news []*pilasterv1.Policy,
 	force bool,
 ) (warnings [][]string, err error) {
-	all, apps, t := s.model.policing(name)
+	all, apps, t := s.cache.policyInputs(name)
 	changed, labels := map[string]bool{}, policy.LabelsOf(apps)
 	for _, p := range news {
 		read, err := policy.ParseKept(p.Kind, []byte(p.Document))
@@ -77,7 +77,7 @@ func (s *operatorService) fit(
 				fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err),
 			)
 		}
-		if !s.model.keeps(name, p) { // what it has already is not asked of it again
+		if !s.cache.hasPolicy(name, p) { // what it has already is not asked of it again
 			if err := seenBy(t, s.store.Cluster().Plan.Private, &read); err != nil {
 				return nil, connect.NewError(connect.CodeInvalidArgument, err)
 			}
@@ -164,9 +164,9 @@ func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 	return nil
 }
 
-// policing is what nodes compile a tenant's policies from: these, the labels of its apps, and what of the tenant says
+// policyInputs is what nodes compile a tenant's policies from: these, the labels of its apps, and what of the tenant says
 // how nodes judge.
-func (m *model) policing(
+func (m *cache) policyInputs(
 	name string,
 ) (all map[policyName]policy.Policy, apps map[address.AppID]map[string]string, of tenant.Tenant) {
 	m.mu.RLock()
@@ -185,8 +185,8 @@ func (m *model) policing(
 	return all, apps, of
 }
 
-// keeps tells whether a tenant has just this policy.
-func (m *model) keeps(tenant string, p *pilasterv1.Policy) bool {
+// hasPolicy tells whether a tenant has just this policy.
+func (m *cache) hasPolicy(tenant string, p *pilasterv1.Policy) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	had := m.policies.of[tenant][nameOf(p)]
@@ -211,22 +211,22 @@ func (s *operatorService) ListPolicies(
 	_ context.Context,
 	req *connect.Request[pilasterv1.ListPoliciesRequest],
 ) (*connect.Response[pilasterv1.ListPoliciesResponse], error) {
-	tenants, err := s.asked(req.Msg.Tenant)
+	tenants, err := s.tenants(req.Msg.Tenant)
 	if err != nil {
 		return nil, err
 	}
 	var resp pilasterv1.ListPoliciesResponse
 	for _, t := range tenants {
-		for _, p := range s.model.policiesOf(t.Name) {
+		for _, p := range s.cache.policiesOf(t.Name) {
 			resp.Policies = append(resp.Policies, brief(p))
 		}
-		resp.Unenforced = append(resp.Unenforced, s.model.unenforced(t.Name)...)
+		resp.Unenforced = append(resp.Unenforced, s.cache.unenforced(t.Name)...)
 	}
 	return connect.NewResponse(&resp), nil
 }
 
 // policiesOf is sorted by kind, namespace and name.
-func (m *model) policiesOf(tenant string) (all []*pilasterv1.Policy) {
+func (m *cache) policiesOf(tenant string) (all []*pilasterv1.Policy) {
 	m.mu.RLock()
 	for _, p := range m.policies.of[tenant] {
 		all = append(all, p)
@@ -239,7 +239,7 @@ func (m *model) policiesOf(tenant string) (all []*pilasterv1.Policy) {
 }
 
 // unenforced is where a tenant's policies are not in force as they were applied last, by node, and why.
-func (m *model) unenforced(tenant string) (all []*pilasterv1.Hosting) {
+func (m *cache) unenforced(tenant string) (all []*pilasterv1.Hosting) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for node, h := range m.hosting[tenant] {
@@ -256,12 +256,12 @@ func (s *operatorService) GetPolicy(
 	req *connect.Request[pilasterv1.GetPolicyRequest],
 ) (*connect.Response[pilasterv1.GetPolicyResponse], error) {
 	wanted := req.Msg.GetPolicy()
-	if _, _, _, err := s.known(wanted.GetTenant()); err != nil {
+	if _, _, _, err := s.tenant(wanted.GetTenant()); err != nil {
 		return nil, err
 	}
-	s.model.mu.RLock()
-	found := s.model.policies.of[wanted.Tenant][nameOf(wanted)]
-	s.model.mu.RUnlock()
+	s.cache.mu.RLock()
+	found := s.cache.policies.of[wanted.Tenant][nameOf(wanted)]
+	s.cache.mu.RUnlock()
 	if found == nil {
 		return nil, connect.NewError(
 			connect.CodeNotFound,

@@ -91,8 +91,8 @@ func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilaster
 	return found, nil
 }
 
-// Settle takes the steps that are due for a tenant's ids and its retiring apps. One that is gone has none.
-func (s *Store) Settle(ctx context.Context, name string) error {
+// Reconcile takes the steps that are due for a tenant's ids and its retiring apps. One that is gone has none.
+func (s *Store) Reconcile(ctx context.Context, name string) error {
 	for {
 		more := false
 		err := s.change(ctx, func(t *txn) error {
@@ -109,7 +109,7 @@ func (s *Store) Settle(ctx context.Context, name string) error {
 				found.Ids = ids
 			}
 			if apps {
-				if more, err = s.settleApps(t, found, hosting); err != nil {
+				if more, err = s.reconcileApps(t, found, hosting); err != nil {
 					return err
 				}
 			}
@@ -177,7 +177,7 @@ func (t *txn) loadTenant(name string, to *pilasterv1.Tenant) error {
 
 // newTenantID claims an id and draws its key.
 func (t *txn) newTenantID(owner string) (*pilasterv1.TenantId, error) {
-	id, err := t.takeTenantID(owner)
+	id, err := t.allocateTenantID(owner)
 	if err != nil {
 		return nil, err
 	}

@@ -109,7 +109,7 @@ func testRecallMappings(t *testing.T, etcd *clientv3.Client) {
 	if err := holding(s, 4, "green", "10.0.9.0/24", ""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Hosts(t.Context(), node(4), 5, nil, []string{"green"}); err != nil {
+	if _, err := s.RecordHosting(t.Context(), node(4), 5, nil, []string{"green"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := mapped(t, s, "green"); slices.Contains(got, "10.0.9.0/24 n4") {
@@ -130,7 +130,7 @@ func TestRestoreLeavesOutOverlays(t *testing.T) {
 	for n := range 3 {
 		allocate(t, s, n+1, "green", "")
 	}
-	if _, err := s.Hosts(t.Context(), node(3), 2, nil, []string{"green"}); err != nil {
+	if _, err := s.RecordHosting(t.Context(), node(3), 2, nil, []string{"green"}); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "backup")

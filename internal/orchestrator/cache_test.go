@@ -14,9 +14,9 @@ import (
 )
 
 // newTestModel has node n1, tenants blue (hosted by n1) and red, at revision 10.
-func newTestModel() (*model, map[string]int) {
+func newTestModel() (*cache, map[string]int) {
 	ended := map[string]int{}
-	m := newModel("self", func(reason string) { ended[reason]++ })
+	m := newCache("self", func(reason string) { ended[reason]++ })
 	n := testNode(1)
 	m.apply(store.Batch{Revision: 10, Whole: true, Events: []store.Event{
 		{Node: &pilasterv1.Node{Name: n.Name, Uuid: n.UUID}},
@@ -26,7 +26,7 @@ func newTestModel() (*model, map[string]int) {
 	return m, ended
 }
 
-func app(m *model, revision int64, tenant string) {
+func app(m *cache, revision int64, tenant string) {
 	m.apply(
 		store.Batch{
 			Revision: revision,
@@ -35,9 +35,9 @@ func app(m *model, revision int64, tenant string) {
 	)
 }
 
-func testFollow(m *model, resume int64, hosted ...string) (*follower, context.Context) {
+func testFollow(m *cache, resume int64, hosted ...string) (*subscriber, context.Context) {
 	ctx, end := context.WithCancelCause(context.Background())
-	return m.follow(
+	return m.subscribe(
 		testNode(1),
 		store.Session{},
 		&pilasterv1.FollowRequest{HostedTenants: hosted, ResumeRevision: resume},
@@ -69,7 +69,7 @@ func TestResume(t *testing.T) {
 			app(m, 11, "blue")
 			app(m, 12, "red")
 			app(m, 13, "blue")
-			f := m.follow(
+			f := m.subscribe(
 				testNode(1),
 				store.Session{},
 				&pilasterv1.FollowRequest{
@@ -107,13 +107,13 @@ func TestResume(t *testing.T) {
 
 func TestResumeAfterTooMuch(t *testing.T) {
 	m, _ := newTestModel()
-	for i := range int64(maxPast) {
+	for i := range int64(maxHistory) {
 		app(m, 11+i, "red")
 	}
 	if f, _ := testFollow(m, 10, "blue"); f.queue.next().GetDelta() == nil {
 		t.Error("everything since is remembered, yet a snapshot came")
 	}
-	app(m, 11+maxPast, "red")
+	app(m, 11+maxHistory, "red")
 	if f, _ := testFollow(m, 10, "blue"); f.queue.next().GetSnapshot() == nil {
 		t.Error("one change is forgotten, yet no snapshot came")
 	}
@@ -126,7 +126,7 @@ func TestResumeAfterTooMuch(t *testing.T) {
 func TestResumeAfterManyRecords(t *testing.T) {
 	m, _ := newTestModel()
 	const each = 1 << 10
-	for i := range int64(maxPastEvents/each + 1) {
+	for i := range int64(maxHistoryCost/each + 1) {
 		m.apply(
 			store.Batch{
 				Revision: 11 + i,
@@ -208,8 +208,8 @@ func TestOneStreamANode(t *testing.T) {
 	m, _ := newTestModel()
 	old, oldCtx := testFollow(m, 0, "blue")
 	now, nowCtx := testFollow(m, 0, "blue")
-	m.unfollow(old) // as its handler does at last
-	if oldCtx.Err() == nil || nowCtx.Err() != nil || m.followers["n1"] != now {
+	m.unsubscribe(old) // as its handler does at last
+	if oldCtx.Err() == nil || nowCtx.Err() != nil || m.subscribers["n1"] != now {
 		t.Error("the newer stream is not the one that stays")
 	}
 }
@@ -277,7 +277,7 @@ func TestReportsLeaveWhatIsAskedFor(t *testing.T) {
 			t.Errorf("report %d: add %v, remove %v; want %d and %d", i, add, remove, c.add, c.remove)
 		}
 	}
-	m.unnote(f, []string{"red"})
+	m.forgetRecorded(f, []string{"red"})
 	if add, _ := m.rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}}); len(add) != 1 ||
 		add[0].Tenant != "red" {
 		t.Errorf("an overtaken report is repeated as %v", add)

@@ -49,7 +49,7 @@ func TestOnlyThoseConcernedAreWoken(t *testing.T) {
 	} { // before it waits each looks twice: among those that only look, and then with nobody beside it
 		t.Errorf("they looked %v times", looked)
 	}
-	if m.many() != 0 || len(m.waiting) != 0 {
+	if m.many() != 0 || len(m.waiters) != 0 {
 		t.Errorf("%d wait still", m.many())
 	}
 	for name, e := range map[string]store.Event{
@@ -69,12 +69,12 @@ func TestOnlyThoseConcernedAreWoken(t *testing.T) {
 	}
 }
 
-// many is how many wait.
-func (m *model) many() (n int) {
+// count is how many wait.
+func (m *cache) many() (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, w := range m.waiting {
-		n += w.many
+	for _, w := range m.waiters {
+		n += w.count
 	}
 	return n
 }
@@ -82,7 +82,7 @@ func (m *model) many() (n int) {
 // However streams, tenants and what nodes carry come, change and go: told of a tenant is exactly who has its news.
 func TestHearingIsWhatFollowersHave(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	m := newModel("self", func(string) {})
+	m := newCache("self", func(string) {})
 	tenants, revision := []string{"blue", "red", "green"}, int64(10)
 	var events []store.Event
 	for n := range 3 {
@@ -97,7 +97,7 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 		}
 		return names
 	}
-	var all []*follower // also those that have ended
+	var all []*subscriber // also those that have ended
 	told := 0
 	for range 3000 {
 		node, name := testNode(r.IntN(3)), tenants[r.IntN(3)]
@@ -106,7 +106,7 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 		case 0:
 			all = append(
 				all,
-				m.follow(
+				m.subscribe(
 					node,
 					store.Session{},
 					&pilasterv1.FollowRequest{
@@ -123,7 +123,7 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 			}
 		case 2:
 			if len(all) > 0 {
-				m.unfollow(all[r.IntN(len(all))])
+				m.unsubscribe(all[r.IntN(len(all))])
 			}
 		case 3:
 			e = store.Event{App: &pilasterv1.App{Tenant: name, Id: 1}}
@@ -138,15 +138,15 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 				for f.queue.next() != nil { // so that none is ended for its queue
 				}
 			}
-			hears := map[*follower]bool{}
-			for _, f := range m.followers {
-				hears[f] = f.has(newsOf(e)) || m.carries(f.node.Name)[name]
+			hears := map[*subscriber]bool{}
+			for _, f := range m.subscribers {
+				hears[f] = f.has(tenantOf(e)) || m.transitTenants(f.node.Name)[name]
 			}
 			revision++
 			m.apply(store.Batch{Revision: revision, Events: []store.Event{e}})
 			for _, f := range all {
 				want := 0
-				if hears[f] || m.followers[f.node.Name] == f && m.carries(f.node.Name)[name] { // from now on
+				if hears[f] || m.subscribers[f.node.Name] == f && m.transitTenants(f.node.Name)[name] { // from now on
 					want = 1
 				}
 				if f.queue.len() != want {
@@ -155,16 +155,16 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 				told += f.queue.len()
 			}
 		}
-		want := map[string]map[*follower]bool{}
-		for _, f := range m.followers {
+		want := map[string]map[*subscriber]bool{}
+		for _, f := range m.subscribers {
 			for _, name := range tenants {
 				if f.has(name) {
 					add(want, name, f)
 				}
 			}
 		}
-		if fmt.Sprint(want) != fmt.Sprint(m.hearing) {
-			t.Fatalf("told are %v, want %v", m.hearing, want)
+		if fmt.Sprint(want) != fmt.Sprint(m.byTenant) {
+			t.Fatalf("told are %v, want %v", m.byTenant, want)
 		}
 	}
 	if told == 0 {

@@ -12,7 +12,7 @@ import (
 )
 
 // publishes has a tenant published by the gateways of nodes.
-func publishes(m *model, revision int64, tenant string, nodes ...string) {
+func publishes(m *cache, revision int64, tenant string, nodes ...string) {
 	t := &pilasterv1.Tenant{Name: tenant, Changes: uint64(revision)}
 	for i, node := range nodes {
 		t.Publications = append(t.Publications, &pilasterv1.Publication{Name: fmt.Sprint("p", i), Node: node})
@@ -22,7 +22,7 @@ func publishes(m *model, revision int64, tenant string, nodes ...string) {
 
 // heard is the next message of a stream in a few words: what the node carries where its record came, tenants, which of
 // these are whole, apps, deleted ones.
-func heard(f *follower) string {
+func heard(f *subscriber) string {
 	if f.queue.len() == 0 {
 		return "nothing"
 	}
@@ -45,7 +45,7 @@ func heard(f *follower) string {
 	return fmt.Sprintf("%s%v%v%d%v", carries, names, whole, len(apps), r.GetDelta().GetDeletedTenants())
 }
 
-func want(t *testing.T, f *follower, messages ...string) {
+func want(t *testing.T, f *subscriber, messages ...string) {
 	t.Helper()
 	for _, want := range append(messages, "nothing") {
 		if got := heard(f); got != want {
@@ -111,7 +111,7 @@ func TestCarriedResumes(t *testing.T) {
 		{"with more", 13, []string{"red", "green", "blue"}, []string{"[green red][][]0[]"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := m.follow(
+			f := m.subscribe(
 				testNode(1),
 				store.Session{},
 				&pilasterv1.FollowRequest{ResumeRevision: c.resume, CarriedTenants: c.carried},
@@ -121,12 +121,12 @@ func TestCarriedResumes(t *testing.T) {
 			app(m, m.revision+1, "red")
 			want(t, f, "-[][]1[]")
 			m.apps["red"] = map[uint32]*pilasterv1.App{12: {Tenant: "red", Id: 12}}
-			m.past, m.revision = m.past[:3], 13
+			m.history, m.revision = m.history[:3], 13
 		})
 	}
 	m.apply(store.Batch{Revision: 20, Events: []store.Event{{DeletedTenant: "red"}}})
 	publishes(m, 21, "red", "n1")
-	f := m.follow(
+	f := m.subscribe(
 		testNode(1),
 		store.Session{},
 		&pilasterv1.FollowRequest{ResumeRevision: 13, CarriedTenants: []string{"red", "green"}},

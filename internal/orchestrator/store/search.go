@@ -12,7 +12,7 @@ import (
 
 // What is taken of an overlay lies in the store in the order of its numbers, so a page of names tells of at least as
 // many numbers whether they are. Of an overlay with hardly anything free many pages may have to be read: that is done
-// before the turn, in which the search begins where it ended then.
+// groupWrites the turn, in which the search begins where it ended then.
 
 // hints are the numbers that were free when they were last looked for, by CIDR.
 type hints map[netip.Prefix]uint64
@@ -23,14 +23,14 @@ const (
 	namesPage = 4096
 )
 
-// take finds what nobody has and nobody had a moment ago: of what rests for the one who asks, else the next.
-func (t *txn) take(name string, o tenant.Overlay, rested []netip.Prefix, from hints) (netip.Prefix, error) {
+// allocatePrefix finds what nobody has and nobody had a moment ago: of what rests for the one who asks, else the next.
+func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefix, from hints) (netip.Prefix, error) {
 	for _, to := range rested {
 		if _, ok := o.Contains(to); !ok {
 			continue
 		}
 		if value, err := t.get(mappingKey(name, to)); err != nil || value == "" {
-			t.delete(restingKey(name, to))
+			t.delete(quarantineKey(name, to))
 			return to, err
 		}
 	}
@@ -67,7 +67,7 @@ func (t *txn) take(name string, o tenant.Overlay, rested []netip.Prefix, from hi
 		count,
 		o.CIDR,
 		name,
-		restTTL/60,
+		quarantineTTL/60,
 	)
 }
 
@@ -77,13 +77,13 @@ func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, foun
 	limit := int64(firstPage)
 	for _, part := range [][2]uint64{{from, count}, {0, from}} {
 		for at := part[0]; at < part[1]; limit = namesPage {
-			taken, judged, err := t.taken(name, o, at, part[1], limit)
+			taken, judged, err := t.takenPrefixes(name, o, at, part[1], limit)
 			if err != nil {
 				return 0, false, err
 			}
 			for ; at < judged; at++ {
 				if to := o.At(first + at); !taken[to] {
-					return at, true, t.vacant(mappingKey(name, to), restingKey(name, to))
+					return at, true, t.vacant(mappingKey(name, to), quarantineKey(name, to))
 				}
 			}
 		}
@@ -91,9 +91,9 @@ func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, foun
 	return 0, false, nil
 }
 
-// taken is what somebody has, or had a moment ago, of the numbers from one on to before another, and up to which it
+// takenPrefixes is what somebody has, or had a moment ago, of the numbers from one on to before another, and up to which it
 // says so of all.
-func (t *txn) taken(
+func (t *txn) takenPrefixes(
 	name string,
 	o tenant.Overlay,
 	at, end uint64,
@@ -101,7 +101,7 @@ func (t *txn) taken(
 ) (taken map[netip.Prefix]bool, judged uint64, err error) {
 	first, _ := o.Given()
 	var gets []clientv3.Op
-	for _, key := range []func(string, netip.Prefix) string{mappingKey, restingKey} {
+	for _, key := range []func(string, netip.Prefix) string{mappingKey, quarantineKey} {
 		gets = append(
 			gets,
 			clientv3.OpGet(key(name, o.At(first+at)), clientv3.WithRange(key(name, o.At(first+end-1))+"\x00"),
@@ -117,8 +117,8 @@ func (t *txn) taken(
 		return nil, 0, unavailable(err)
 	}
 	taken, judged = map[netip.Prefix]bool{}, end
-	for i, dir := range []string{dirMappings + name + "/", dirResting + name + "/"} {
-		for _, key := range t.before([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) { // at once given or resting
+	for i, dir := range []string{dirMappings + name + "/", dirQuarantine + name + "/"} {
+		for _, key := range t.groupWrites([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) { // index once given or resting
 			to, err := parsePrefixName(strings.TrimPrefix(key, dir))
 			if err != nil {
 				return nil, 0, err

@@ -49,7 +49,7 @@ func testRecall(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// recall is a node that registers and holds these.
+// reclaim is a node that registers and holds these.
 func recall(s *store.Store, tenants []*pilasterv1.Tenant, apps []*pilasterv1.App) error {
 	_, err := s.Register(context.Background(), store.Registration{Node: node(77), Tenants: tenants, Apps: apps})
 	return err

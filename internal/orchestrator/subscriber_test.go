@@ -64,7 +64,7 @@ func TestFollow(t *testing.T) {
 	}
 	hosts := func(tenant string, want int) {
 		t.Helper()
-		if err := s.model.await(t.Context(), func() bool { return len(s.model.hosting[tenant]) == want }); err != nil {
+		if err := s.cache.await(t.Context(), func() bool { return len(s.cache.hosting[tenant]) == want }); err != nil {
 			t.Fatalf("%d nodes never hosted %s", want, tenant)
 		}
 	}
@@ -111,7 +111,7 @@ func TestFollow(t *testing.T) {
 		t.Errorf("node get: %v, %v", got, err)
 	}
 	// As when this orchestrator was away from the store for so long that its sessions are forgotten.
-	if err := s.store.Disconnect(t.Context(), "n1", s.model.followers["n1"].session); err != nil {
+	if err := s.store.Disconnect(t.Context(), "n1", s.cache.subscribers["n1"].session); err != nil {
 		t.Fatal(err)
 	}
 	again.ended(t, connect.CodeAborted)

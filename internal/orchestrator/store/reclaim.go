@@ -32,31 +32,31 @@ func (r Registration) heldKeys() (keys []string) {
 	}
 	for _, held := range r.Mappings {
 		if to, err := netip.ParsePrefix(held.To); err == nil {
-			keys = append(keys, mappingKey(held.Tenant, to), givenKey(held.Tenant, r.Node.Name, held.Key))
+			keys = append(keys, mappingKey(held.Tenant, to), allocationKey(held.Tenant, r.Node.Name, held.Key))
 		}
 	}
 	return keys
 }
 
-// recall takes in what a node already uses. Where the store has forgotten it, because it was
+// reclaim takes in what a node already uses. Where the store has forgotten it, because it was
 // restored from a backup, claims and marks are raised so that it is not handed out again; where the
 // store says otherwise, the node is refused.
-func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
+func (s *Store) reclaim(t *txn, node *pilasterv1.Node, r Registration) error {
 	for _, held := range r.Tenants {
-		if err := t.recallTenant(r.Node, held); err != nil {
+		if err := t.reclaimTenant(r.Node, held); err != nil {
 			return err
 		}
 	}
-	if err := t.recallPublished(node.Name, r.Published); err != nil {
+	if err := t.reclaimPublished(node.Name, r.Published); err != nil {
 		return err
 	}
 	for _, held := range r.Apps {
-		if err := t.recallApp(held); err != nil {
+		if err := t.reclaimApp(held); err != nil {
 			return err
 		}
 	}
 	for _, held := range r.Mappings {
-		if err := s.recallMapping(t, node, r.Node, held); err != nil {
+		if err := s.reclaimMapping(t, node, r.Node, held); err != nil {
 			return err
 		}
 	}
@@ -65,7 +65,7 @@ func (s *Store) recall(t *txn, node *pilasterv1.Node, r Registration) error {
 
 const heldAdvice = "the store was probably restored from a backup or replaced; nothing more was taken in: restore a newer one, or remove this node's containers of the tenant"
 
-func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
+func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if err := checkTenant(held.Name); err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (t *txn) recallTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		}
 	}
 	if claimed > 0 {
-		if err := t.spend(n, claimed+raised-mark); err != nil {
+		if err := t.chargeReclaimed(n, claimed+raised-mark); err != nil {
 			return err
 		}
 		t.setMark(keyTenantMark, raised)
@@ -173,15 +173,15 @@ func seenAs(a pilasterv1.Addressing) string {
 	return "encrypted"
 }
 
-// spend notes how many tenant ids nobody else gets because of what a node says. There is an end to them, and an end to
+// chargeReclaimed notes how many tenant ids nobody else gets because of what a node says. There is an end to them, and an end to
 // what a node can have held.
-func (t *txn) spend(n pki.Node, ids uint64) error {
-	key := dirRecalled + n.UUID
+func (t *txn) chargeReclaimed(n pki.Node, ids uint64) error {
+	key := dirReclaimed + n.UUID
 	spent, err := t.mark(key)
 	if err != nil {
 		return err
 	}
-	if spent+ids > maxRecalled {
+	if spent+ids > maxReclaimed {
 		return refuse(
 			Refused,
 			"node %s says again and again that it holds tenant ids which this cluster does not know, more than a node can have; nothing more was taken in: see what it runs, and run `pilaster node delete %s`",
@@ -193,7 +193,7 @@ func (t *txn) spend(n pki.Node, ids uint64) error {
 	return nil
 }
 
-func (t *txn) recallApp(held *pilasterv1.App) error {
+func (t *txn) reclaimApp(held *pilasterv1.App) error {
 	if err := checkTenant(held.Tenant); err != nil {
 		return err
 	}

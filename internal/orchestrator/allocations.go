@@ -13,48 +13,50 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// given is what nodes have of tenants' overlays.
-type given struct {
-	to     map[string]*mapped // by tenant
-	byNode map[string]int
+// allocations is what nodes have of tenants' overlays.
+type allocations struct {
+	byTenant map[string]*tenantMappings // by tenant
+	byNode   map[string]int
 }
 
-// mapped is what is given of one tenant's.
-type mapped struct {
+// tenantMappings is what is given of one tenant's.
+type tenantMappings struct {
 	mappings map[string]*pilasterv1.Mapping // by prefix
 	changed  int64                          // at this revision, the last time
 	listing  *store.Listing                 // of since then; nil until somebody asks
 }
 
-func newGiven() given { return given{to: map[string]*mapped{}, byNode: map[string]int{}} }
+func newAllocations() allocations {
+	return allocations{byTenant: map[string]*tenantMappings{}, byNode: map[string]int{}}
+}
 
-func (g given) add(m *pilasterv1.Mapping, revision int64) {
+func (g allocations) add(m *pilasterv1.Mapping, revision int64) {
 	g.remove(m, revision)
-	of := g.to[m.Tenant]
+	of := g.byTenant[m.Tenant]
 	if of == nil {
-		of = &mapped{mappings: map[string]*pilasterv1.Mapping{}}
-		g.to[m.Tenant] = of
+		of = &tenantMappings{mappings: map[string]*pilasterv1.Mapping{}}
+		g.byTenant[m.Tenant] = of
 	}
 	of.mappings[m.To] = m
 	of.changed, of.listing = revision, nil
 	g.byNode[m.Name]++
 }
 
-func (g given) remove(m *pilasterv1.Mapping, revision int64) {
-	of := g.to[m.Tenant]
+func (g allocations) remove(m *pilasterv1.Mapping, revision int64) {
+	of := g.byTenant[m.Tenant]
 	if of == nil || of.mappings[m.To] == nil {
 		return
 	}
-	less(g.byNode, of.mappings[m.To].Name)
+	decrement(g.byNode, of.mappings[m.To].Name)
 	of.changed, of.listing = revision, nil
 	if delete(of.mappings, m.To); len(of.mappings) == 0 {
-		delete(g.to, m.Tenant)
+		delete(g.byTenant, m.Tenant)
 	}
 }
 
 // find is what is known of a prefix, nil where nobody has it.
-func (g given) find(m *pilasterv1.Mapping) *pilasterv1.Mapping {
-	if of := g.to[m.Tenant]; of != nil {
+func (g allocations) find(m *pilasterv1.Mapping) *pilasterv1.Mapping {
+	if of := g.byTenant[m.Tenant]; of != nil {
 		return of.mappings[m.To]
 	}
 	return nil
@@ -62,7 +64,7 @@ func (g given) find(m *pilasterv1.Mapping) *pilasterv1.Mapping {
 
 // page is a page after the first, as long as nothing of the tenant's has changed since that; false where it has to be
 // read from the store. Many nodes list at a time, and the store would decode each page for each of them.
-func (m *model) page(tenant, token string) (store.Page, bool) {
+func (m *cache) page(tenant, token string) (store.Page, bool) {
 	after, err := store.ParsePageToken(token)
 	if err != nil {
 		return store.Page{}, false
@@ -83,10 +85,10 @@ func (m *model) page(tenant, token string) (store.Page, bool) {
 
 // listed is all that is given of a tenant's, nil where nobody has made it yet; or false where it was given after a
 // revision.
-func (m *model) listed(tenant string, revision int64) (*store.Listing, bool) {
+func (m *cache) listed(tenant string, revision int64) (*store.Listing, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	of := m.given.to[tenant]
+	of := m.allocations.byTenant[tenant]
 	if of == nil || of.changed > revision || m.revision < revision {
 		return nil, false
 	}
@@ -94,9 +96,9 @@ func (m *model) listed(tenant string, revision int64) (*store.Listing, bool) {
 }
 
 // list makes it, sorted, while the model does other things: nil where it has changed meanwhile.
-func (m *model) list(tenant string) *store.Listing {
+func (m *cache) list(tenant string) *store.Listing {
 	m.mu.RLock()
-	of := m.given.to[tenant]
+	of := m.allocations.byTenant[tenant]
 	if of == nil {
 		m.mu.RUnlock()
 		return nil
@@ -114,10 +116,10 @@ func (m *model) list(tenant string) *store.Listing {
 }
 
 // room refuses a node that would have more than it can have endpoints for.
-func (m *model) room(node string, more int) error {
+func (m *cache) room(node string, more int) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	has := m.given.byNode[node]
+	has := m.allocations.byNode[node]
 	if has+more <= maxMappings {
 		return nil
 	}
@@ -133,11 +135,11 @@ func (m *model) room(node string, more int) error {
 }
 
 // claims is how much of what a node says that it holds would be new.
-func (m *model) claims(node string, held []*pilasterv1.Mapping) (n int) {
+func (m *cache) claims(node string, held []*pilasterv1.Mapping) (n int) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for _, h := range held {
-		if m.given.find(h).GetName() != node {
+		if m.allocations.find(h).GetName() != node {
 			n++
 		}
 	}
@@ -145,12 +147,12 @@ func (m *model) claims(node string, held []*pilasterv1.Mapping) (n int) {
 }
 
 // counted is a tenant with how much of its overlays is given; one without overlays as it is.
-func (g given) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
+func (g allocations) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	if t == nil || len(t.Overlays) == 0 {
 		return t
 	}
 	t = proto.CloneOf(t)
-	of := g.to[t.Name]
+	of := g.byTenant[t.Name]
 	if of == nil {
 		return t
 	}
