@@ -41,7 +41,7 @@ go_test := go test -v -count=1 -vet=off -ldflags=-w
 
 # Seconds of each package and test. .ci/test-times makes the table dist/test-times.txt of them.
 times  := dist/test-times.raw
-judged := | awk -v times=$(times) -f .ci/test-output.awk
+judged := | awk -f .ci/test-output.awk -v times=$(times)
 
 check: ## without root, with go's cache: lint, generated files as committed, short tests of packages that need no kernel
 	@$(MAKE) lint generated
@@ -65,8 +65,11 @@ tests: ## every test, as root; a skipped test is a failed one; the slowest are i
 	@$(MAKE) build
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
-	    $(go_test) -p 3 -timeout 15m $(slowest) ./... $(judged); \
-	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(judged)
+	    $(go_test) -p 3 -timeout 15m -skip '$(judges_times)' $(slowest) ./... $(judged); \
+	    $(go_test) ./test/policies -run '$(judges_times)' $(judged) -v least=1; \
+	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(judged) -v least=5
+# It wants the machine for itself.
+judges_times := ^TestChangeToEnforcement$$
 few_macvlans := ^Test(WhoReachesWhom|MissingProgramDrops|SeesWhoStandsBeforeIt|CheckNamesAndRestoreRepairs|AnotherNode)$$
 
 long: ## all suites, one after the other: hours, on a machine with nothing else to do; each appends a line to test/LEDGER.md
@@ -160,7 +163,7 @@ macvlan: ## the suites of containers behind macvlans, and a minute of soak
 netkit: export PILASTER_TEST_DEVICE := netkit
 netkit: ## the suites of containers behind netkits, on Linux 6.12 in a virtual machine: 20 minutes; FORM=smoke, and the budget of programs: one
 ifeq ($(FORM),smoke)
-	@$(MAKE) vm CPUS=1 RUN='^Test(Budget|TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$'
+	@$(MAKE) vm CPUS=1 RUN='^Test(Budget|TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$' | awk -v least=5 -f .ci/test-output.awk
 else
 	@$(MAKE) build
 	$(call suite) $(MAKE) vm CPUS=1 PKG='./internal/datapath ./internal/bench ./test/attack ./test/ops ./test/cni' \

@@ -1,9 +1,11 @@
 # Reads `go test -v ./...`: prints the closing line of a package that passed and everything of one
 # that did not. A test skipped where all of them can run is a failure. With -v times=FILE it appends
-# a line for every package and test to FILE: seconds, "package" or "test", name.
+# a line for every package and test to FILE: seconds, "package" or "test", name. Fewer tests than -v least=N are a
+# failure: a pattern that names them is out of date.
 function seconds(text) { gsub(/[^0-9.]/, "", text); return text + 0 }
 { package = package $0 "\n" }
 /^ *--- SKIP: / { skips = 1 }
+/^--- (PASS|FAIL): / { ran++ }
 times && /^--- (PASS|FAIL): .* \([0-9.]+s\)$/ { tests[count++] = seconds($NF) "\ttest\t%s " $3 }
 /^(ok  |\?   )\t/ {
     if (skips) {
@@ -20,5 +22,9 @@ times && /^--- (PASS|FAIL): .* \([0-9.]+s\)$/ { tests[count++] = seconds($NF) "\
 }
 END {
     printf "%s", package # "FAIL" alone, or what go test said before it broke off
+    if (ran < least) {
+        printf "FAIL: ran %d tests, not %d\n", ran, least
+        failed = 1
+    }
     exit failed
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,6 +32,12 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 		if err := os.WriteFile(filepath.Join(tree, name), []byte(strings.ReplaceAll(text, "FUNC", "func")), 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// Once, or each of the targets, which start together, would compile the standard library for fuzzing.
+	compile := exec.CommandContext(t.Context(), "go", "test", "-c", "-fuzz", ".", "-o", os.DevNull, "./internal/x")
+	compile.Dir = tree
+	if said, err := compile.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", compile.Args, err, said)
 	}
 	found, err := targets(tree, "")
 	if err != nil || len(found) != 3 {
