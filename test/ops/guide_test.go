@@ -75,9 +75,6 @@ func TestPolicyGuide(t *testing.T) { follow(t, "../../docs/howto/policy.md", "sh
 
 // TestRegionsGuide does what docs/howto/regions.md has one try in a lab, and compares what it shows.
 func TestRegionsGuide(t *testing.T) {
-	if labtest.Device() == "macvlan" {
-		t.Skip("macvlans do not carry network nimitz")
-	}
 	follow(t, "../../docs/howto/regions.md", "two", 1, 9)
 }
 
