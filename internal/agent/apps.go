@@ -11,7 +11,7 @@ import (
 // The numbers of a tenant's apps are few, so those that nobody uses go to other labels. The cluster asks about some,
 // and this node says which of them its containers have; of the others it makes no container before the cluster has
 // given it the app again. Then it is told to forget those that no node has. It says so when they are not in its memory,
-// on its disk and in the packet path any more.
+// installedOn its disk and in the packet path any more.
 
 // Retiring are apps that the cluster asks about, or has forgotten.
 type Retiring struct {
@@ -57,38 +57,38 @@ func (t *Tenants) claim(name string, identity map[string]string) (app address.Ap
 	return app, true
 }
 
-// claimAgain counts an app that a container has as used also when it has it no more, until disclaim. 0 is none.
-func (t *Tenants) claimAgain(name string, app address.AppID) {
+// claimApp counts an app that a container has as used also when it has it no more, until disclaim. 0 is none.
+func (t *Tenants) claimApp(name string, app address.AppID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.claimed[appOf{name, app}]++
 }
 
-func (t *Tenants) disclaim(name string, app address.AppID) {
+func (t *Tenants) unclaim(name string, app address.AppID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	of := appOf{name, app}
 	if t.claimed[of]--; t.claimed[of] == 0 {
 		delete(t.claimed, of)
 	}
-	t.tellUses(name)
+	t.signalUses(name)
 }
 
 // uses tells of which apps of a tenant there are containers here, or are about to be. The caller holds the lock.
 func (t *Tenants) uses(name string) func(address.AppID) bool {
-	used := t.used(name)
+	used := t.usedApps(name)
 	return func(app address.AppID) bool { return used[app] || t.claimed[appOf{name, app}] > 0 }
 }
 
-// tellUses has the cluster know of which apps there are containers, if it wants to. The caller holds the lock.
-func (t *Tenants) tellUses(name string) {
+// signalUses has the cluster know of which apps there are containers, if it wants to. The caller holds the lock.
+func (t *Tenants) signalUses(name string) {
 	if h := t.m[name]; h != nil && len(h.Retiring.Apps) > 0 {
 		t.signal()
 	}
 }
 
-// keeps are the retiring apps of a tenant that this node does not do without. The caller holds the lock.
-func (t *Tenants) keeps(name string) (apps []uint32) {
+// retained are the retiring apps of a tenant that this node does not do without. The caller holds the lock.
+func (t *Tenants) retained(name string) (apps []uint32) {
 	h := t.m[name]
 	if len(h.Retiring.Apps) == 0 {
 		return nil
@@ -122,12 +122,12 @@ func (t *Tenants) forgetApps(h *hosted) {
 	h.Apps = slices.DeleteFunc(slices.Clone(h.Apps), func(a App) bool { return gone[a.ID] })
 }
 
-// heed notes that this node goes by a round that the stream has told, and all before it: it is on disk, and in force.
-func (t *Tenants) heed(name string, round uint64) {
+// ackRound notes that this node goes by a round that the stream has told, and all before it: it is on disk, and in force.
+func (t *Tenants) ackRound(name string, round uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h := t.m[name]; h != nil && round != 0 && round == h.Retiring.Round && round != h.heard && !h.unsaved {
-		h.heard = round
+	if h := t.m[name]; h != nil && round != 0 && round == h.Retiring.Round && round != h.ackedRound && !h.unsaved {
+		h.ackedRound = round
 		t.signal()
 	}
 }

@@ -30,7 +30,7 @@ type cluster struct {
 	*orchestrator.Server
 	dir   string
 	op    pilasterv1connect.OperatorServiceClient
-	ahead atomic.Int64 // of its clock, in nanoseconds
+	ahead atomic.Int64 // apply its clock, in nanoseconds
 	apps  int          // that a tenant may have; 0: as many as there are numbers
 }
 

@@ -147,8 +147,8 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	return out, nil
 }
 
-// knownFromProto sorts tenants and apps by tenant. Apps may come without their tenant.
-func knownFromProto(
+// statesFromProto sorts tenants and apps by tenant. Apps may come without their tenant.
+func statesFromProto(
 	tenants []*pilasterv1.Tenant,
 	apps []*pilasterv1.App,
 	whole func(tenant string) bool,

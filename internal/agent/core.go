@@ -61,8 +61,8 @@ type Core struct {
 	ids    map[endpoint.ID]bool // in use, records being made included
 	lastID endpoint.ID
 
-	due   signal               // endpoints may not be on the networks that they are to be on
-	moved map[endpoint.ID]bool // of those that are on more than one: all of it works, as this process has seen
+	migrationDue wakeup               // endpoints may not be on the networks that they are to be on
+	migrated     map[endpoint.ID]bool // apply those that are on more than one: all of it works, as this process has seen
 }
 
 // Config is what a Core is made of.
@@ -75,9 +75,9 @@ type Config struct {
 	Resolver     Resolver
 	Tried        <-chan struct{} // closed once the cluster was heard, or cannot be; nil where nobody is waited for
 	Plan         address.Plan
-	Edge         bool             // takes no endpoints
+	Edge         bool             // checkRoom no endpoints
 	MaxEndpoints int              // 0 means DefaultMaxEndpoints
-	MaxTenantIDs int              // of all hosted tenants together; 0 means DefaultMaxTenantIDs
+	MaxTenantIDs int              // apply all hosted tenants together; 0 means DefaultMaxTenantIDs
 	Now          func() time.Time // nil means time.Now
 	Log          *slog.Logger
 }
@@ -87,10 +87,10 @@ func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver, tried: c.Tried,
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
-		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), moved: map[endpoint.ID]bool{}, due: newSignal(),
+		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{}, migrationDue: newWakeup(),
 	}
-	c.Tenants.overrides = core.overrides
-	c.Tenants.used = core.usedApps
+	c.Tenants.appOverrides = core.overrides
+	c.Tenants.usedApps = core.usedApps
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
 		return nil, fmt.Errorf("%d endpoints: a node takes 1 to %d", core.max, endpoint.MaxID)
@@ -103,7 +103,7 @@ func New(c Config) (*Core, error) {
 		if err := core.validate(r); err != nil {
 			return nil, err
 		}
-		if err := c.Tenants.adopt(r); err != nil {
+		if err := c.Tenants.countRecord(r); err != nil {
 			return nil, err
 		}
 	}
@@ -178,19 +178,19 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		}
 	}
 	// First of all: a full node asks nobody, and makes nothing it would have to undo.
-	id, err := c.takeID()
+	id, err := c.allocateID()
 	if err != nil {
 		return endpoint.Record{}, err
 	}
 	t, app, err := c.acquire(ctx, q.Tenant, tenant.IdentityLabels(q.Labels))
 	if err != nil {
-		c.giveID(id)
+		c.releaseID(id)
 		return endpoint.Record{}, err
 	}
-	defer c.tenants.disclaim(q.Tenant, app)
+	defer c.tenants.unclaim(q.Tenant, app)
 	r, err := c.prepare(ctx, q, id, t, app)
 	if err != nil {
-		c.giveID(id)
+		c.releaseID(id)
 		c.release(ctx, q.Tenant, t.Current().ID)
 		return endpoint.Record{}, err
 	}
@@ -201,7 +201,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		return endpoint.Record{}, errors.Join(err, c.remove(undo, r))
 	}
 	c.awaitList(ctx, r.Tenant)
-	c.lookAt(r) // its tenant may have moved meanwhile
+	c.signalMigration(r) // its tenant may have moved meanwhile
 	c.log.Info(
 		"endpoint added",
 		"endpoint",
@@ -233,7 +233,7 @@ func (c *Core) prepare(
 		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: q.Labels,
 		State: endpoint.Preparing, Created: c.now().UTC(),
 	}
-	if r.Attachments, err = c.attach(ctx, t, app, r); err != nil {
+	if r.Attachments, err = c.prepareAttachments(ctx, t, app, r); err != nil {
 		return endpoint.Record{}, err
 	}
 	if err := c.store.Hold(r); err != nil {
@@ -258,21 +258,21 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 		return err
 	}
 	*r = active
-	if err := c.police(active); err != nil {
+	if err := c.enforceFor(active); err != nil {
 		return err
 	}
 	if err := c.driver.Attach(active); err != nil {
 		return err
 	}
-	return c.eachNetwork(active, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
+	return c.forNetworksOf(active, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
 }
 
 func (c *Core) deactivate(ctx context.Context, r endpoint.Record) error {
-	return c.eachNetwork(r, func(n Network, r endpoint.Record) error { return n.Deactivate(ctx, r) })
+	return c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Deactivate(ctx, r) })
 }
 
 func (c *Core) releaseAddresses(ctx context.Context, r endpoint.Record) error {
-	return c.eachNetwork(r, func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
+	return c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
 }
 
 // Delete removes an endpoint; one that is not there is gone already.
@@ -314,13 +314,13 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 	if err := c.store.Delete(r.ID); err != nil {
 		return err
 	}
-	c.giveID(r.ID)
+	c.releaseID(r.ID)
 	if r.AppNow != 0 {
 		c.tenants.signal()
 	}
 	c.release(ctx, r.Tenant, r.TenantID)
-	c.unpolice(r.Tenant)
-	c.lookAt(r)
+	c.retryPolicies(r.Tenant)
+	c.signalMigration(r)
 	return nil
 }
 
@@ -383,7 +383,7 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	// Of one that is lost this says what is gone.
 	err = c.driver.Check(ctx, r)
 	if err == nil {
-		err = c.eachNetwork(r, func(n Network, r endpoint.Record) error { return n.Check(ctx, r) })
+		err = c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Check(ctx, r) })
 	}
 	if err != nil {
 		return refuse(ErrCheck, "%w", err)
@@ -394,12 +394,12 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	return nil
 }
 
-// takeID finds a free id, going round so that one just given back is the last to be taken, also by the next process.
-func (c *Core) takeID() (endpoint.ID, error) {
+// allocateID finds a free id, going round so that one just given back is the last to be taken, also by the next process.
+func (c *Core) allocateID() (endpoint.ID, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.ids) >= c.max {
-		return 0, c.tenants.full(limitEndpoints, len(c.ids), c.max)
+		return 0, c.tenants.limitError(limitEndpoints, len(c.ids), c.max)
 	}
 	for {
 		c.lastID = c.lastID%endpoint.ID(c.max) + 1
@@ -417,9 +417,9 @@ func (c *Core) takeID() (endpoint.ID, error) {
 	}
 }
 
-func (c *Core) giveID(id endpoint.ID) {
+func (c *Core) releaseID(id endpoint.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.ids, id)
-	delete(c.moved, id)
+	delete(c.migrated, id)
 }

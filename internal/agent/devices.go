@@ -12,19 +12,19 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// followDevices keeps the endpoints' MTU that of the uplink, the node's other interfaces guarded, and notices endpoints
+// watchDevices keeps the endpoints' MTU that of the uplink, the node's other interfaces guarded, and notices endpoints
 // whose devices go, until ctx ends. A subscription ends when the kernel has more to tell than its buffer holds; then it
 // begins anew.
-func followDevices(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
+func watchDevices(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
 	for ctx.Err() == nil {
-		if err := followDevicesOnce(ctx, uplink, core, log); err != nil {
+		if err := watchDevicesOnce(ctx, uplink, core, log); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func followDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
+func watchDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	links := make(chan netlink.LinkUpdate)
 	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
@@ -47,7 +47,7 @@ func followDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog
 		}
 	}
 	lose := func(suspected func(endpoint.Record) bool) {
-		if err := core.lose(ctx, suspected); err != nil && ctx.Err() == nil {
+		if err := core.markLost(ctx, suspected); err != nil && ctx.Err() == nil {
 			log.Error("endpoints without a device keep their entries", "error", err)
 		}
 	}
@@ -62,7 +62,7 @@ func followDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog
 		open := true
 		select {
 		case <-tick.C:
-			lose(withoutNews)
+			lose(netnsGone)
 			continue
 		case u, open = <-links:
 		}

@@ -45,7 +45,7 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- ns.Do(func() error { return followDevices(ctx, "eth0", b.Core, slog.New(slog.DiscardHandler)) })
+		ended <- ns.Do(func() error { return watchDevices(ctx, "eth0", b.Core, slog.New(slog.DiscardHandler)) })
 	}()
 	defer func() {
 		cancel()
@@ -106,7 +106,7 @@ func TestDeviceThatGoesByDelete(t *testing.T) {
 	b.driver.during = func(call string, _ endpoint.Record) {
 		switch call {
 		case "Remove":
-			go func() { done <- b.lose(t.Context(), onDevice(r.Device.HostName)) }()
+			go func() { done <- b.markLost(t.Context(), onDevice(r.Device.HostName)) }()
 		case "Lose":
 			t.Error("it was taken for lost")
 		}

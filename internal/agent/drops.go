@@ -22,7 +22,7 @@ type dropWindow struct {
 	samples []map[string]uint64 // oldest first, at most samplesKept
 }
 
-// run samples counters at every tick until ctx ends, and says when something begins or
+// startFrees samples counters at every tick until ctx ends, and says when something begins or
 // ceases to be wrong with the packet path, after it was set again.
 func (w *dropWindow) run(
 	ctx context.Context,
@@ -40,7 +40,7 @@ func (w *dropWindow) run(
 			log.Warn("the packet path cannot be read", "error", err)
 		} else {
 			w.add(s.Drops)
-			tellNews(known, s.Problems, log)
+			logProblems(known, s.Problems, log)
 			known = s.Problems
 		}
 		select {
@@ -82,7 +82,7 @@ func (w *dropWindow) since(d dpapi.Drops) uint64 {
 	return d.Packets - before
 }
 
-func tellNews(known, problems []string, log *slog.Logger) {
+func logProblems(known, problems []string, log *slog.Logger) {
 	for _, p := range problems {
 		if !slices.Contains(known, p) {
 			log.Error("the packet path is not as it should be", "problem", p)

@@ -36,7 +36,7 @@ func TestWhatIsWrongIsLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
 	var known []string
 	for _, problems := range [][]string{nil, {"not first"}, {"not first", "link is gone"}, {"link is gone"}, nil, nil} {
-		tellNews(known, problems, slog.New(slog.NewTextHandler(&log, nil)))
+		logProblems(known, problems, slog.New(slog.NewTextHandler(&log, nil)))
 		known = problems
 	}
 	for _, p := range []string{"not first", "link is gone"} {

@@ -68,7 +68,7 @@ func TestEdgeSwitch(t *testing.T) {
 }
 
 // TestRegionsBesideResolve: an answer to what a first container of an app asks leaves regions alone that the stream has
-// told, however late it is; of a tenant that is new here it brings them.
+// migrationReport, however late it is; of a tenant that is new here it brings them.
 func TestRegionsBesideResolve(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
@@ -86,14 +86,14 @@ func TestRegionsBesideResolve(t *testing.T) {
 		green.Regions = regions
 		return green
 	}
-	for i, step := range []struct{ told, answered, want []tenant.Region }{
+	for i, step := range []struct{ streamed, answered, want []tenant.Region }{
 		{nil, []tenant.Region{east}, []tenant.Region{east}},
 		{[]tenant.Region{moved}, []tenant.Region{east}, []tenant.Region{moved}},
 		{[]tenant.Region{}, []tenant.Region{moved}, nil},
 		{[]tenant.Region{east}, nil, []tenant.Region{east}},
 	} {
-		if step.told != nil {
-			if err := b.Apply(ctx, []TenantState{{Tenant: of(step.told...), Whole: true}}, nil); err != nil {
+		if step.streamed != nil {
+			if err := b.Apply(ctx, []TenantState{{Tenant: of(step.streamed...), Whole: true}}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

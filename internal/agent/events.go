@@ -15,11 +15,11 @@ const (
 )
 
 // eventHub hands what the packet path reports to everyone who watches. The packet path has one
-// reader; a slow watcher loses events of its own and is told how many.
+// streamMappings; a slow watcher loses events of its own and is told how many.
 type eventHub struct {
-	mu       sync.Mutex
-	watchers map[*watcher]bool
-	past     []dpapi.Event // oldest first
+	mu           sync.Mutex
+	watchers     map[*watcher]bool
+	recentEvents []dpapi.Event // oldest first
 }
 
 type watcher struct {
@@ -27,7 +27,7 @@ type watcher struct {
 	lost   uint64
 }
 
-// run reads the driver's events until ctx ends.
+// startFrees reads the driver's events until ctx ends.
 func (h *eventHub) run(ctx context.Context, d dpapi.Driver, log *slog.Logger) error {
 	events, err := d.Events(ctx)
 	if err != nil {
@@ -45,10 +45,10 @@ func (h *eventHub) run(ctx context.Context, d dpapi.Driver, log *slog.Logger) er
 func (h *eventHub) publish(e dpapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.past) == eventsKept {
-		h.past = append(h.past[:0], h.past[eventsKept/2:]...)
+	if len(h.recentEvents) == eventsKept {
+		h.recentEvents = append(h.recentEvents[:0], h.recentEvents[eventsKept/2:]...)
 	}
-	h.past = append(h.past, e)
+	h.recentEvents = append(h.recentEvents, e)
 	for w := range h.watchers {
 		mine := e
 		mine.Lost += w.lost
@@ -65,7 +65,7 @@ func (h *eventHub) publish(e dpapi.Event) {
 func (h *eventHub) recent() []dpapi.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.Clone(h.past)
+	return slices.Clone(h.recentEvents)
 }
 
 // watch delivers events until stop is called.

@@ -155,15 +155,15 @@ func FuzzDiskState(f *testing.F) {
 		}
 		for _, id := range h.Tenant.IDs {
 			if strings.Contains(strings.ToLower(string(said)), id.Key.String()) &&
-				!strings.Contains(h.said(), id.Key.String()) {
+				!strings.Contains(h.state(), id.Key.String()) {
 				t.Fatalf("a key is told: %s", said)
 			}
 		}
 	})
 }
 
-// said is what of a tenant may be told, in which somebody may have written a key.
-func (h *hosted) said() string {
+// report is what of a tenant may be told, in which somebody may have written a key.
+func (h *hosted) state() string {
 	text, _ := json.Marshal([]any{h.Tenant.Name, h.Apps})
 	return strings.ToLower(string(text))
 }
@@ -196,7 +196,7 @@ func FuzzKnown(f *testing.F) {
 			return
 		}
 		checkNews(t, said)
-		list, err := knownFromProto(said.Tenants, said.Apps, func(string) bool { return true })
+		list, err := statesFromProto(said.Tenants, said.Apps, func(string) bool { return true })
 		if err != nil {
 			return
 		}
@@ -214,7 +214,7 @@ func FuzzKnown(f *testing.F) {
 			checkIDs(t, k.Tenant.IDs)
 			h := newHosted(TenantState{Tenant: tenant.Tenant{Name: k.Tenant.Name, IDs: []tenant.ID{had}, Changes: 1}})
 			h.endpoints[had.ID] = 1
-			if err := h.learnIDs(k); err == nil {
+			if err := h.mergeIDs(k); err == nil {
 				checkIDs(t, h.Tenant.IDs)
 				if id, _ := keyOf(h.Tenant.IDs, had.ID); id.Key != had.Key || !h.Tenant.Has(had.ID) {
 					t.Fatalf("the id of an endpoint is gone, or has another key: %+v", h.Tenant.IDs)
@@ -230,7 +230,7 @@ func FuzzKnown(f *testing.F) {
 // checkNews: of mappings too, all that is taken can be used.
 func checkNews(t *testing.T, said *pilasterv1.Delta) {
 	t.Helper()
-	by, err := newsOf(&pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: said}})
+	by, err := mappingUpdates(&pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: said}})
 	if err != nil {
 		return
 	}

@@ -17,14 +17,14 @@ import (
 // maxRelabelled containers of a node may be of another app than their addresses say: as many as the orchestrator takes.
 const maxRelabelled = 4096
 
-// Relabelling changes labels of a container that lives.
-type Relabelling struct {
+// LabelChange changes labels of a container that lives.
+type LabelChange struct {
 	Set    map[string]string
 	Remove []string
 }
 
-// of is the labels as they are to be.
-func (q Relabelling) of(labels map[string]string) (map[string]string, error) {
+// apply is the labels as they are to be.
+func (q LabelChange) apply(labels map[string]string) (map[string]string, error) {
 	if len(q.Set)+len(q.Remove) == 0 {
 		return nil, refuse(ErrInvalid, "no label is to be set or removed")
 	}
@@ -48,7 +48,7 @@ func (q Relabelling) of(labels map[string]string) (map[string]string, error) {
 // Label changes labels of the endpoint that Find finds. Its address says the app of those it began with; from then on
 // policies judge it by that of its new ones: here when this returns, and on the other nodes that host the tenant when
 // they have heard it.
-func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (endpoint.Record, error) {
+func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (endpoint.Record, error) {
 	found, err := c.Find(endpointKey)
 	if err != nil {
 		return endpoint.Record{}, err
@@ -63,7 +63,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (en
 		return endpoint.Record{}, refuse(ErrNotFound, "endpoint %d has just gone", found.ID)
 	}
 	is := was
-	if is.Labels, err = q.of(was.Labels); err != nil {
+	if is.Labels, err = q.apply(was.Labels); err != nil {
 		return endpoint.Record{}, err
 	}
 	identity := tenant.IdentityLabels(is.Labels)
@@ -75,13 +75,13 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (en
 		return endpoint.Record{}, err
 	}
 	defer c.release(ctx, was.Tenant, t.Current().ID)
-	defer c.tenants.disclaim(was.Tenant, app)
-	c.tenants.claimAgain(was.Tenant, was.AppNow) // it may have to have it back
-	defer c.tenants.disclaim(was.Tenant, was.AppNow)
+	defer c.tenants.unclaim(was.Tenant, app)
+	c.tenants.claimApp(was.Tenant, was.AppNow) // it may have to have it back
+	defer c.tenants.unclaim(was.Tenant, was.AppNow)
 	if is.AppNow = app; app == was.App {
 		is.AppNow = 0
 	}
-	if err := c.mayRelabel(is); err != nil {
+	if err := c.checkRelabel(is); err != nil {
 		return endpoint.Record{}, err
 	}
 	if err := c.store.Put(is); err != nil {
@@ -89,14 +89,14 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (en
 	}
 	err = c.renewPolicies(was.Tenant)
 	if err == nil {
-		err = c.tellApp(ctx, is)
+		err = c.activateApp(ctx, is)
 	}
 	if err != nil {
 		err = refuse(ErrUnavailable, "%w\n  its labels are as they were", err)
 		if undo := c.store.Put(was); undo != nil {
 			return endpoint.Record{}, undo
 		}
-		return endpoint.Record{}, errors.Join(err, c.renewPolicies(was.Tenant), c.tellApp(ctx, was))
+		return endpoint.Record{}, errors.Join(err, c.renewPolicies(was.Tenant), c.activateApp(ctx, was))
 	}
 	c.tenants.signal()
 	c.log.Info(
@@ -115,8 +115,8 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q Relabelling) (en
 	return is, nil
 }
 
-// tellApp has networks whose packets say the app themselves say what it is now. Rules of it are in force before.
-func (c *Core) tellApp(ctx context.Context, r endpoint.Record) error {
+// activateApp has networks whose packets say the app themselves say what it is now. Rules of it are in force before.
+func (c *Core) activateApp(ctx context.Context, r endpoint.Record) error {
 	if r.State != endpoint.Active {
 		return nil
 	}
@@ -129,7 +129,7 @@ func (c *Core) tellApp(ctx context.Context, r endpoint.Record) error {
 	return errors.Join(errs...)
 }
 
-func (c *Core) mayRelabel(is endpoint.Record) error {
+func (c *Core) checkRelabel(is endpoint.Record) error {
 	if is.AppNow == 0 {
 		return nil
 	}
@@ -149,7 +149,7 @@ func (c *Core) mayRelabel(is endpoint.Record) error {
 	return nil
 }
 
-// overrides are what the cluster is to know of containers here that are of another app than their addresses say, by
+// appOverrides are what the cluster is to know of containers here that are of another app than their addresses say, by
 // tenant.
 func (c *Core) overrides() map[string][]*pilasterv1.Override {
 	all := map[string][]*pilasterv1.Override{}
@@ -177,7 +177,7 @@ func (s *Service) LabelEndpoint(
 	if err != nil {
 		return nil, err
 	}
-	r, err := core.Label(ctx, req.Msg.Key, Relabelling{req.Msg.Set, req.Msg.Remove})
+	r, err := core.Label(ctx, req.Msg.Key, LabelChange{req.Msg.Set, req.Msg.Remove})
 	if err != nil {
 		return nil, toConnect(err)
 	}

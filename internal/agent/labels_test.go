@@ -29,12 +29,12 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	b := newBed(t)
 	r := b.add("c1")
 	b.add("c2")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	if !b.lets(2, 2) || b.lets(1, 1) {
 		t.Fatal("the policy is not in force")
 	}
 	drain(b.tenants.Changed())
-	is, err := b.Label(t.Context(), "default/c1", Relabelling{Set: map[string]string{"app": "db"}})
+	is, err := b.Label(t.Context(), "default/c1", LabelChange{Set: map[string]string{"app": "db"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,17 +60,17 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	b.reopen()
 	check("after a start")
 	// What the cluster says of containers of this node is older than what the node knows.
-	b.hear(PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
 	check("after an old word")
 
-	if is, err = b.Label(t.Context(), own.String(), Relabelling{Set: map[string]string{"app": "web"}}); err != nil ||
+	if is, err = b.Label(t.Context(), own.String(), LabelChange{Set: map[string]string{"app": "web"}}); err != nil ||
 		is.AppNow != 0 {
 		t.Fatalf("back: %+v, %v", is, err)
 	}
 	if said := b.overridden(); len(said) != 0 || len(b.driver.policies["blue"].Overrides) != 0 {
 		t.Errorf("its labels are as they were, and it says %v, %v", said, b.driver.policies["blue"].Overrides)
 	}
-	if is, err = b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil ||
+	if is, err = b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil ||
 		len(is.Labels) != 1 ||
 		is.AppNow != 2 {
 		t.Fatalf("once more: %+v, %v", is, err)
@@ -101,29 +101,29 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	b.add("c1")
 	for _, c := range []struct {
 		name string
-		q    Relabelling
+		q    LabelChange
 		kind error
 	}{
-		{"nothing", Relabelling{}, ErrInvalid},
-		{"a key that is none", Relabelling{Set: map[string]string{"a b": "c"}}, ErrInvalid},
-		{"both", Relabelling{Set: map[string]string{"a": "c"}, Remove: []string{"a"}}, ErrInvalid},
+		{"nothing", LabelChange{}, ErrInvalid},
+		{"a key that is none", LabelChange{Set: map[string]string{"a b": "c"}}, ErrInvalid},
+		{"both", LabelChange{Set: map[string]string{"a": "c"}, Remove: []string{"a"}}, ErrInvalid},
 	} {
 		if _, err := b.Label(t.Context(), "1", c.q); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	if _, err := b.Label(t.Context(), "9", Relabelling{Set: map[string]string{"a": "b"}}); !errors.Is(
+	if _, err := b.Label(t.Context(), "9", LabelChange{Set: map[string]string{"a": "b"}}); !errors.Is(
 		err,
 		ErrNotFound,
 	) {
 		t.Errorf("of no endpoint: %v", err)
 	}
 	b.orchestrator.err = refuse(ErrUnavailable, "away")
-	if is, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"pod-template-hash": "x"}}); err != nil ||
+	if is, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"pod-template-hash": "x"}}); err != nil ||
 		is.Labels["pod-template-hash"] != "x" {
 		t.Errorf("a label that makes no identity needs the orchestrator: %v", err)
 	}
-	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "new"}}); !errors.Is(
+	if _, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": "new"}}); !errors.Is(
 		err,
 		ErrUnavailable,
 	) {
@@ -131,9 +131,9 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	}
 	b.orchestrator.err = nil
 
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	b.driver.fail["SetPolicies"] = errFake
-	if _, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": "db"}}); !errors.Is(
+	if _, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": "db"}}); !errors.Is(
 		err,
 		ErrUnavailable,
 	) {
@@ -159,9 +159,9 @@ func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 		}
 		return all
 	}
-	b.hear(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
 	label := func(app string) error {
-		_, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": app}})
+		_, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": app}})
 		return err
 	}
 	if err := label("db"); err != nil {
@@ -223,7 +223,7 @@ func TestUntakenLabelsAreSeen(t *testing.T) {
 		t.Errorf("%d problems are seen after all was taken", n)
 	}
 	hears("node n1 says that a")
-	link.lost(errors.New("the stream broke"), 0)
+	link.markDisconnected(errors.New("the stream broke"), 0)
 	if n := problems(); n != 0 {
 		t.Errorf("%d problems of a stream that has ended", n)
 	}
@@ -234,10 +234,10 @@ func TestUntakenLabelsAreSeen(t *testing.T) {
 func TestLabelsOfAContainerThatMoves(t *testing.T) {
 	b := newBedThatMoves(t)
 	label := func(app string) error {
-		_, err := b.Label(t.Context(), "1", Relabelling{Set: map[string]string{"app": app}})
+		_, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": app}})
 		return err
 	}
-	b.hear(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
 	if err := label("db"); err != nil {
 		t.Fatal(err)
 	}

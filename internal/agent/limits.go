@@ -55,8 +55,8 @@ func (t *Tenants) limit(name string, used, capacity int) Limit {
 	return l
 }
 
-// full is the refusal of one more.
-func (t *Tenants) full(name string, used, capacity int) error {
+// limitError is the refusal of one more.
+func (t *Tenants) limitError(name string, used, capacity int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.limit(name, used, capacity).refusal()
@@ -97,25 +97,25 @@ func (t *Tenants) idsOf(name string) []tenant.ID {
 	return nil
 }
 
-// room refuses a tenant more ids than fit beside those of the others. What it has already stays.
+// checkIDs refuses a tenant more ids than fit beside those of the others. What it has already stays.
 // The caller holds the lock.
-func (t *Tenants) room(name string, wants int) error {
+func (t *Tenants) checkIDs(name string, wants int) error {
 	if wants > len(t.idsOf(name)) && t.ids(name)+wants > t.maxIDs {
 		return t.limit(limitTenantIDs, t.ids(""), t.maxIDs).refusal()
 	}
 	return nil
 }
 
-// takes refuses a tenant that is new to a full node, before anybody is asked about it.
-func (t *Tenants) takes(name string) error {
+// checkRoom refuses a tenant that is new to a full node, before anybody is asked about it.
+func (t *Tenants) checkRoom(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.room(name, max(1, len(t.idsOf(name))))
+	return t.checkIDs(name, max(1, len(t.idsOf(name))))
 }
 
-// refuse notes that news of a tenant could not be taken; the cluster is asked for them again with
+// noteRefused notes that news of a tenant could not be taken; the cluster is asked for them again with
 // the next report, which follows when a tenant has gone.
-func (t *Tenants) refuse(name string, err error) {
+func (t *Tenants) noteRefused(name string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
@@ -127,12 +127,12 @@ func (t *Tenants) refuse(name string, err error) {
 				err,
 			)
 		}
-		h.Whole, h.asked = false, false
+		h.Whole, h.requested = false, false
 	}
 }
 
-// refusals are what refuse noted.
-func (t *Tenants) refusals() []string {
+// refusedProblems are what refuse noted.
+func (t *Tenants) refusedProblems() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []string

@@ -13,7 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// refused wants an ADD to name the limit and what to do, and to have asked and changed nothing.
+// lastErr wants an ADD to name the limit and what to do, and to have asked and changed nothing.
 func (b *bed) refused(q AddRequest, says ...string) {
 	b.t.Helper()
 	calls, asked, records, names := len(b.driver.calls), b.orchestrator.calls, b.Endpoints(), b.tenants.Names()
@@ -113,11 +113,11 @@ func TestNoRoomForANewKey(t *testing.T) {
 		if err := b.Apply(t.Context(), []TenantState{{Tenant: rotated, Whole: true}, {Tenant: b.orchestrator.tenants["red"], Apps: app, Whole: true}}, nil); err != nil {
 			t.Fatal(err)
 		}
-		b.hear(PolicyUpdate{Tenant: "blue", Whole: true})
-		b.hear(PolicyUpdate{Tenant: "red", Whole: true})
+		b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true})
+		b.applyPolicies(PolicyUpdate{Tenant: "red", Whole: true})
 	}
 	apply()
-	if problems := b.tenants.refusals(); len(problems) != 1 ||
+	if problems := b.tenants.refusedProblems(); len(problems) != 1 ||
 		!strings.Contains(problems[0], "tenant blue has an id this node did not take") {
 		t.Errorf("problems %q", problems)
 	}
@@ -134,7 +134,7 @@ func TestNoRoomForANewKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply()
-	if problems := b.tenants.refusals(); len(problems) != 0 || len(b.driver.ids("blue")) != 2 {
+	if problems := b.tenants.refusedProblems(); len(problems) != 0 || len(b.driver.ids("blue")) != 2 {
 		t.Errorf("with room again: problems %q, ids %v", problems, b.driver.ids("blue"))
 	}
 }

@@ -22,18 +22,18 @@ import (
 // Link is the agent's connection to the orchestrator. Without it everything this node knows
 // goes on working.
 type Link struct {
-	config  LinkConfig
-	dialing keyLocks                    // joining twice at once would buy two certificates
-	uplink  []netip.Addr                // as last registered; of the one registration that goes on
-	known   *pilasterv1.RegisterRequest // what this node would have said again after Register; nil once more was said
+	config           LinkConfig
+	dialing          keyLocks                    // joining twice at once would buy two certificates
+	uplink           []netip.Addr                // as last registered; of the one registration that goes on
+	lastRegistration *pilasterv1.RegisterRequest // what this node would have said again after Register; nil once more was said
 
-	mu      sync.Mutex
-	client  pilasterv1connect.NodeServiceClient // nil before the first success
-	status  LinkStatus
-	apart   time.Duration       // see spread
-	unfreed map[allocation]bool // what could not be given back yet, or may have been given
-	run     func()              // begins to; nil while there is no stream
-	freeing bool                // it goes on
+	mu           sync.Mutex
+	client       pilasterv1connect.NodeServiceClient // nil before the first success
+	status       LinkStatus
+	spreadWanted time.Duration       // see spread
+	pendingFrees map[allocation]bool // what could not be given back yet, or may have been given
+	startFrees   func()              // begins to; nil while there is no stream
+	freeing      bool                // it goes on
 
 	tried     chan struct{} // closed by the first stream, or when there is none
 	firstTime sync.Once
@@ -45,7 +45,7 @@ type LinkConfig struct {
 	Version         string
 	Node            *Node
 	Tenants         *Tenants
-	Endpoints       func() []endpoint.Record // of this node, those at least that have addresses from the cluster
+	Endpoints       func() []endpoint.Record // apply this node, those at least that have addresses from the cluster
 	WantedPrefix    netip.Prefix             // brought by the operator; may be zero
 	Edge            bool                     // the node is an Edge Switch
 	Gateway         func() bool              // whether the node has one, as far as it knows yet; nil means no
@@ -69,7 +69,7 @@ type LinkStatus struct {
 	LastError string
 	Refused   bool // by an orchestrator that knows this node: LastError says why
 
-	Untaken []string // what it has not taken of what this node says of its containers, and why
+	NotTaken []string // what it has not taken of what this node says of its containers, and why
 }
 
 func NewLink(c LinkConfig) *Link {
@@ -77,10 +77,10 @@ func NewLink(c LinkConfig) *Link {
 		c.Wait = backoff
 	}
 	return &Link{
-		config:  c,
-		unfreed: map[allocation]bool{},
-		tried:   make(chan struct{}),
-		status:  LinkStatus{Since: time.Now(), LastError: "not connected yet"},
+		config:       c,
+		pendingFrees: map[allocation]bool{},
+		tried:        make(chan struct{}),
+		status:       LinkStatus{Since: time.Now(), LastError: "not connected yet"},
 	}
 }
 
@@ -96,7 +96,7 @@ func (l *Link) Status() LinkStatus {
 }
 
 // backoff waits half a second after the first failure and up to half a minute after many, with jitter, and with as much
-// of it as an orchestrator wants: one that comes back must not meet every agent at once.
+// apply it as an orchestrator wants: one that comes back must not meet every agent at once.
 func backoff(ctx context.Context, n int, spread time.Duration) error {
 	least, jitter := pauseBefore(n, spread)
 	timer := time.NewTimer(least + rand.N(jitter))
@@ -135,7 +135,7 @@ func retriable(err error) bool {
 	return false
 }
 
-// refused tells whether trying again helps only after somebody has done something: the node was
+// lastErr tells whether trying again helps only after somebody has done something: the node was
 // deleted, what it holds is not what the cluster knows, or its identity is used by another machine. The
 // last may be the stream of this machine before it booted: for half a minute, of six tries, it is taken for that.
 func refused(err error, n int) bool {
@@ -190,18 +190,18 @@ func (l *Link) dialled() pilasterv1connect.NodeServiceClient {
 func (l *Link) spread() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.apart
+	return l.spreadWanted
 }
 
-// lost notes why the link is not there.
-func (l *Link) lost(err error, n int) {
+// markDisconnected notes why the link is not there.
+func (l *Link) markDisconnected(err error, n int) {
 	defer l.hasTried()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.status.Connected {
 		l.status.Connected, l.status.Since = false, time.Now()
 	}
-	l.status.LastError, l.status.Untaken = unixrpc.Words(err), nil // the next stream says it again
+	l.status.LastError, l.status.NotTaken = unixrpc.Words(err), nil // the next stream says it again
 	l.status.Refused = refused(err, n)
 	l.config.Log.Warn(
 		"no connection to the orchestrator",
@@ -216,7 +216,7 @@ func (l *Link) lost(err error, n int) {
 
 // Run keeps the link up until ctx ends.
 func (l *Link) Run(ctx context.Context, core *Core) {
-	lists := newLists(l, core)
+	lists := newMappingSync(l, core)
 	for n := 0; ; n++ {
 		heard, err := l.follow(ctx, core, lists)
 		if ctx.Err() != nil {
@@ -225,7 +225,7 @@ func (l *Link) Run(ctx context.Context, core *Core) {
 		if heard {
 			n = 0
 		}
-		l.lost(err, n)
+		l.markDisconnected(err, n)
 		spread := l.spread()
 		if connect.CodeOf(
 			err,
@@ -239,8 +239,8 @@ func (l *Link) Run(ctx context.Context, core *Core) {
 }
 
 // follow registers and reads the stream until it breaks; heard means that it once worked.
-func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool, err error) {
-	client, err := l.reach(ctx)
+func (l *Link) follow(ctx context.Context, core *Core, lists *mappingSync) (heard bool, err error) {
+	client, err := l.registeredClient(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -257,12 +257,12 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 	}
 	defer func() {
 		end(nil)
-		l.whileLinked(nil)
+		l.setFreeRunner(nil)
 		reports.Wait()
 		stream.CloseResponse()
 	}()
-	reader := &reader{lists: lists, client: client, running: &reports, end: end}
-	policing := &policing{link: l, core: core, running: &reports, end: end}
+	reader := &streamMappings{mappingSync: lists, client: client, running: &reports, end: end}
+	policing := &policyQueue{link: l, core: core, running: &reports, end: end}
 	var begun *pilasterv1.FollowResponse // an event that comes in several messages, as far as it has
 	for {
 		event, err := stream.Receive()
@@ -272,30 +272,30 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *lists) (heard bool
 		if err != nil {
 			return heard, fmt.Errorf("following the orchestrator: %w", err)
 		}
-		if event, begun = joined(begun, event); event == nil {
+		if event, begun = reassemble(begun, event); event == nil {
 			continue
 		}
-		if heard && isOfPolicies(event) {
-			if err := policing.hear(ctx, event); err != nil {
+		if heard && isPolicyOnly(event) {
+			if err := policing.handleEvent(ctx, event); err != nil {
 				return heard, err
 			}
 			continue
 		}
-		if err := policing.rest(ctx); err != nil {
+		if err := policing.wait(ctx); err != nil {
 			return heard, err
 		}
-		changed, err := newsOf(event)
+		changed, err := mappingUpdates(event)
 		if err != nil {
 			return heard, fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
 		}
 		if err := l.apply(ctx, core, event); err != nil {
 			return heard, err
 		}
-		reader.hear(ctx, event, changed)
+		reader.handleEvent(ctx, event, changed)
 		if !heard {
 			heard = true
 			l.hasTried()
-			l.whileLinked(func() { reports.Go(func() { l.freeLate(ctx, core) }) })
+			l.setFreeRunner(func() { reports.Go(func() { l.retryFrees(ctx, core) }) })
 			l.config.Log.Info("connected to the orchestrator", "url", l.config.URL, "revision", event.Revision)
 		}
 	}
@@ -360,7 +360,7 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 		own, tenants, apps, deleted = e.Delta.Node, e.Delta.Tenants, e.Delta.Apps, e.Delta.DeletedTenants
 		whole = func(tenant string) bool { return slices.Contains(e.Delta.WholeTenants, tenant) }
 	}
-	news, err := knownFromProto(tenants, apps, whole)
+	news, err := statesFromProto(tenants, apps, whole)
 	if err != nil {
 		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
 	}
@@ -379,12 +379,12 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 			return err
 		}
 	}
-	l.follows(event)
+	l.markApplied(event)
 	return nil
 }
 
-// follows notes that what an event said has been done.
-func (l *Link) follows(event *pilasterv1.FollowResponse) {
+// markApplied notes that what an event said has been done.
+func (l *Link) markApplied(event *pilasterv1.FollowResponse) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.status.Connected {
@@ -392,12 +392,12 @@ func (l *Link) follows(event *pilasterv1.FollowResponse) {
 		l.status.Refused = false
 	}
 	if event.Refusals != nil {
-		l.status.Untaken = event.Refusals.Reasons
+		l.status.NotTaken = event.Refusals.Reasons
 	}
-	l.apart = time.Duration(event.SpreadMs) * time.Millisecond
+	l.spreadWanted = time.Duration(event.SpreadMs) * time.Millisecond
 	if event.Revision > 0 {
 		if !event.WithPolicies {
-			l.config.Tenants.distrust()
+			l.config.Tenants.requestPolicies()
 		}
 		l.status.Revision = event.Revision
 	}

@@ -29,7 +29,7 @@ type fakeCluster struct {
 	mu         sync.Mutex
 	registered []*pilasterv1.RegisterRequest
 	answer     *pilasterv1.RegisterResponse
-	refusals   []error // of Register, one a call, before it answers
+	refusals   []error // apply Register, one a call, before it answers
 	during     func(*pilasterv1.RegisterRequest)
 	resolve    func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error)
 
@@ -182,7 +182,7 @@ func newLinkBed(t *testing.T) *linkBed {
 	return b
 }
 
-// run keeps the link of a core up until stop is called.
+// startFrees keeps the link of a core up until stop is called.
 func (b *linkBed) run(core *bed) (stop func()) {
 	b.link.config.Tenants = core.tenants
 	ctx, cancel := context.WithCancel(core.t.Context())
@@ -334,7 +334,7 @@ func TestRegisterSaysWhatIsThen(t *testing.T) {
 			said[fmt.Sprintf("c%d/eth0", heldPage+2)],
 		)
 	}
-	if late := b.link.late(t.Context()); !slices.Equal(late, []allocation{{"green", "c3/eth0"}}) {
+	if late := b.link.pendingNow(t.Context()); !slices.Equal(late, []allocation{{"green", "c3/eth0"}}) {
 		t.Errorf("%v is given back", late)
 	}
 }
@@ -462,7 +462,7 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 	go func() { b.cluster.events <- nil }()
 	for req := range b.cluster.hosted {
 		if req.ResumeRevision == 0 {
-			continue // of the stream before
+			continue // apply the stream before
 		}
 		if req.ResumeRevision < 5 || len(req.HostedTenants) != 0 {
 			t.Errorf("resumed with %v", req)
@@ -475,7 +475,7 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 }
 
 // What was not told whole is asked for, in particular a tenant that was forgotten and learnt anew,
-// of which the orchestrator may have seen no change.
+// apply which the orchestrator may have seen no change.
 func TestReportsSayWhatIsIncomplete(t *testing.T) {
 	b := newLinkBed(t)
 	core := newBed(t)
@@ -549,7 +549,7 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		}
 	}
 	b := newLinkBed(t)
-	if _, err := b.tenants.learn(TenantState{Tenant: newFakeOrchestrator().tenants["blue"]}); err != nil {
+	if _, err := b.tenants.merge(TenantState{Tenant: newFakeOrchestrator().tenants["blue"]}); err != nil {
 		t.Fatal(err)
 	}
 	b.server.Close()
@@ -589,7 +589,7 @@ func TestRefusals(t *testing.T) {
 		refused bool
 	}{{deleted, 0, true}, {taken, 0, false}, {taken, 4, false}, {taken, 5, true}, {away, 9, false}, {errFake, 9, false}} {
 		b := newLinkBed(t)
-		b.link.lost(fmt.Errorf("registering: %w", c.err), c.n)
+		b.link.markDisconnected(fmt.Errorf("registering: %w", c.err), c.n)
 		if why := b.link.problem(); (why != nil) != c.refused ||
 			why != nil && !strings.Contains(why.Error(), unixrpc.Words(c.err)) {
 			t.Errorf("%v after %d failures: %v", c.err, c.n, why)

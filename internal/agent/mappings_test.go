@@ -69,7 +69,7 @@ const vtep = "fd70:696c:6100:%d::2"
 func at(prefix string, node int) string { return prefix + " " + fmt.Sprintf(vtep, node) }
 
 // Nodes that host a tenant hear where its subnets are, and of no other tenant's; each keeps its own also with nobody to
-// ask.
+// resolveTenant.
 func TestSubnetsOfNodes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -206,24 +206,24 @@ func mappingsTo(tos ...string) (all []network.Mapping) {
 // What comes while a list is read is told after it, and what the list has already is not told again.
 func TestListThenChanges(t *testing.T) {
 	r := &recorder{}
-	m := &mapped{tenant: "green", to: mappers{r}}
+	m := &mappingList{tenant: "green", sinks: mappingSinks{r}}
 	ctx := t.Context()
-	for _, n := range []news{
+	for _, n := range []mappingUpdate{
 		{revision: 9, remove: mappingsTo("10.0.1.0/24")}, // in the list, which has it again
 		{revision: 11, add: mappingsTo("10.0.3.0/24"), remove: mappingsTo("10.0.2.0/24")},
 	} {
-		if err := m.hear(ctx, n); err != nil {
+		if err := m.handleUpdate(ctx, n); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if len(r.said) != 0 {
 		t.Errorf("before the list: %v", r.said)
 	}
-	if err := m.tell(ctx, mappingsTo("10.0.1.0/24", "10.0.2.0/24"), 10); err != nil {
+	if err := m.replaceAll(ctx, mappingsTo("10.0.1.0/24", "10.0.2.0/24"), 10); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []news{{revision: 10, remove: mappingsTo("10.0.1.0/24")}, {revision: 12, remove: mappingsTo("10.0.3.0/24")}} {
-		if err := m.hear(ctx, n); err != nil {
+	for _, n := range []mappingUpdate{{revision: 10, remove: mappingsTo("10.0.1.0/24")}, {revision: 12, remove: mappingsTo("10.0.3.0/24")}} {
+		if err := m.handleUpdate(ctx, n); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -231,8 +231,8 @@ func TestListThenChanges(t *testing.T) {
 		t.Errorf("told %q, want %q", r.said, want)
 	}
 
-	m, r.fail = &mapped{tenant: "green", to: mappers{r}}, errFake
-	if err := m.tell(ctx, nil, 10); !errors.Is(err, errFake) || m.listed {
+	m, r.fail = &mappingList{tenant: "green", sinks: mappingSinks{r}}, errFake
+	if err := m.replaceAll(ctx, nil, 10); !errors.Is(err, errFake) || m.listed {
 		t.Errorf("a list that was not taken counts as told: %v", err)
 	}
 }
@@ -240,19 +240,19 @@ func TestListThenChanges(t *testing.T) {
 // during is a network that is told something while it takes a list.
 type during struct {
 	*recorder
-	m *mapped
+	m *mappingList
 }
 
 func (d during) Replace(ctx context.Context, name string, all []network.Mapping) error {
-	d.m.hear(ctx, news{revision: 20, add: mappingsTo("10.0.7.0/24")})
+	d.m.handleUpdate(ctx, mappingUpdate{revision: 20, add: mappingsTo("10.0.7.0/24")})
 	return d.recorder.Replace(ctx, name, all)
 }
 
 func TestChangeWhileAListIsTaken(t *testing.T) {
 	d := during{recorder: &recorder{}}
-	d.m = &mapped{tenant: "green", to: nil}
-	d.m.to = mappers{d}
-	if err := d.m.tell(t.Context(), mappingsTo("10.0.1.0/24"), 10); err != nil {
+	d.m = &mappingList{tenant: "green", sinks: nil}
+	d.m.sinks = mappingSinks{d}
+	if err := d.m.replaceAll(t.Context(), mappingsTo("10.0.1.0/24"), 10); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"all 10.0.1.0/24", "+10.0.7.0/24 -"}; !slices.Equal(d.said, want) || !d.m.listed {
@@ -264,7 +264,7 @@ func TestChangeWhileAListIsTaken(t *testing.T) {
 func newLister(
 	t *testing.T,
 	answer func(n int, token string) (*pilasterv1.ListMappingsResponse, error),
-) (*reader, *recorder) {
+) (*streamMappings, *recorder) {
 	b, core := newLinkBed(t), newBed(t)
 	calls := 0
 	b.cluster.list = func(req *pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
@@ -273,7 +273,7 @@ func newLister(
 	}
 	green := tenant.Tenant{Name: "green", Network: tenant.Nimitz, Addressing: tenant.Own, IDs: []tenant.ID{{ID: 7}},
 		Overlays: []tenant.Overlay{{CIDR: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}}}
-	if _, err := core.tenants.learn(TenantState{Tenant: green}); err != nil {
+	if _, err := core.tenants.merge(TenantState{Tenant: green}); err != nil {
 		t.Fatal(err)
 	}
 	if err := core.tenants.setSubnets("green", []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}); err != nil {
@@ -284,8 +284,8 @@ func newLister(
 		t.Fatal(err)
 	}
 	r := &recorder{}
-	l := newLists(b.link, core.Core)
-	return &reader{lists: l, client: client}, r
+	l := newMappingSync(b.link, core.Core)
+	return &streamMappings{mappingSync: l, client: client}, r
 }
 
 func page(revision int64, next string, tos ...string) *pilasterv1.ListMappingsResponse {
@@ -318,7 +318,7 @@ func TestListsThatAreNotTold(t *testing.T) {
 			}
 			return c.pages[n-1], nil
 		})
-		m := &mapped{tenant: "green", to: mappers{told}}
+		m := &mappingList{tenant: "green", sinks: mappingSinks{told}}
 		if err := reader.listOnce(t.Context(), m); err == nil || !strings.Contains(err.Error(), c.words) ||
 			len(told.said) != 0 ||
 			m.listed {
@@ -335,7 +335,7 @@ func TestListThatLacks(t *testing.T) {
 		return page(5, "", "10.0.2.0/24"), nil
 	})
 	reader.link.config.Wait = func(_ context.Context, n int, _ time.Duration) error {
-		if n > 2*maxLacking {
+		if n > 2*maxIncomplete {
 			return errFake
 		}
 		return nil
@@ -344,10 +344,10 @@ func TestListThatLacks(t *testing.T) {
 	var running sync.WaitGroup
 	reader.end, reader.running = end, &running
 	reader.mu.Lock()
-	reader.list(ctx, "green", mappers{told})
+	reader.list(ctx, "green", mappingSinks{told})
 	reader.mu.Unlock()
 	running.Wait()
-	if err := context.Cause(ctx); !errors.Is(err, errLacks) || tries != maxLacking || len(told.said) != 0 {
+	if err := context.Cause(ctx); !errors.Is(err, errIncomplete) || tries != maxIncomplete || len(told.said) != 0 {
 		t.Errorf("after %d tries the stream ended with %v, told %q", tries, err, told.said)
 	}
 }
@@ -388,10 +388,10 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 		}
 	}
 	delta := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{}}}
-	hears := func(on, leaving string, event *pilasterv1.FollowResponse, changed map[string]news) {
+	hears := func(on, leaving string, event *pilasterv1.FollowResponse, changed map[string]mappingUpdate) {
 		of := &reader.core.tenants.m["green"].Tenant
 		of.Network, of.Leaving = on, leaving
-		reader.hear(t.Context(), event, changed)
+		reader.handleEvent(t.Context(), event, changed)
 	}
 	all, more := "all 10.0.1.0/24", "+10.0.7.0/24 -"
 	hears(
@@ -407,7 +407,7 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 	says("on the first", []string{all}, nil)
 	hears("second", "first", delta, nil)
 	says("leaving it", []string{all, all}, []string{all})
-	hears("second", "first", delta, map[string]news{"green": {revision: 6, add: mappingsTo("10.0.7.0/24")}})
+	hears("second", "first", delta, map[string]mappingUpdate{"green": {revision: 6, add: mappingsTo("10.0.7.0/24")}})
 	says("at a change", []string{all, all, more}, []string{all, more})
 	hears("second", "", delta, nil)
 	says("having left", []string{all, all, more}, []string{all, more, all})
@@ -415,9 +415,9 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 
 // While there is no list only so much waits for it; then all is asked for again.
 func TestChangesThatWaitHaveAnEnd(t *testing.T) {
-	m := &mapped{tenant: "green", to: mappers{&recorder{}}}
-	for i := range maxWaiting + 1 {
-		if err := m.hear(t.Context(), news{revision: int64(i)}); (err != nil) != (i == maxWaiting) {
+	m := &mappingList{tenant: "green", sinks: mappingSinks{&recorder{}}}
+	for i := range maxPending + 1 {
+		if err := m.handleUpdate(t.Context(), mappingUpdate{revision: int64(i)}); (err != nil) != (i == maxPending) {
 			t.Fatalf("change %d: %v", i, err)
 		}
 	}
@@ -441,7 +441,7 @@ func TestListWaits(t *testing.T) {
 		}
 		return page(5, "", "10.0.2.0/24"), nil
 	})
-	if err := reader.listOnce(t.Context(), &mapped{tenant: "green", to: mappers{told}}); err != nil {
+	if err := reader.listOnce(t.Context(), &mappingList{tenant: "green", sinks: mappingSinks{told}}); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"all 10.0.1.0/24,10.0.2.0/24"}; !slices.Equal(told.said, want) || len(asked) != 3 ||
@@ -478,8 +478,8 @@ func TestFreeLater(t *testing.T) {
 	eventually(t, func() error {
 		b.link.mu.Lock()
 		defer b.link.mu.Unlock()
-		if len(b.link.unfreed) != 0 {
-			return fmt.Errorf("%v waits", b.link.unfreed)
+		if len(b.link.pendingFrees) != 0 {
+			return fmt.Errorf("%v waits", b.link.pendingFrees)
 		}
 		return nil
 	})
@@ -541,8 +541,8 @@ func TestFreeThatIsRefused(t *testing.T) {
 		if err := b.link.Free(t.Context(), "green", key); err != nil {
 			t.Fatal(err)
 		}
-		if slices.Contains(b.link.late(t.Context()), allocation{"green", key}) != again {
-			t.Errorf("%v: %v waits", code, b.link.late(t.Context()))
+		if slices.Contains(b.link.pendingNow(t.Context()), allocation{"green", key}) != again {
+			t.Errorf("%v: %v waits", code, b.link.pendingNow(t.Context()))
 		}
 	}
 }
@@ -553,7 +553,7 @@ func TestFreeOfNobodys(t *testing.T) {
 	var freed []string
 	b.cluster.free = func(req *pilasterv1.FreeRequest) error { freed = append(freed, req.Key); return nil }
 	b.link.freeUnused(t.Context(), core.Core, "green", "nobodys")
-	if late := b.link.late(t.Context()); !slices.Equal(freed, []string{"nobodys"}) || len(late) > 0 {
+	if late := b.link.pendingNow(t.Context()); !slices.Equal(freed, []string{"nobodys"}) || len(late) > 0 {
 		t.Errorf("freed %q, and %v waits", freed, late)
 	}
 }
@@ -583,7 +583,7 @@ func TestListsOneAfterTheOther(t *testing.T) {
 	reader.running = &running
 	list := func(n int32) {
 		reader.mu.Lock()
-		reader.list(t.Context(), "green", mappers{to})
+		reader.list(t.Context(), "green", mappingSinks{to})
 		reader.mu.Unlock()
 		eventually(t, func() error {
 			if got := pages.Load(); got < n {

@@ -10,7 +10,7 @@ import (
 )
 
 // FollowMTU gives every endpoint, and the networks' gateways, the MTU of the packet path. One that cannot be changed
-// keeps what it has; the packet path tells its container when a packet is too big.
+// retained what it has; the packet path tells its container when a packet is too big.
 func (c *Core) FollowMTU(ctx context.Context) error {
 	mtu, err := c.driver.MTU()
 	if err != nil {
@@ -39,8 +39,8 @@ func (c *Core) setMTU(ctx context.Context, containerID, iface string, mtu int) e
 	return c.changeMTU(&r, mtu)
 }
 
-// fit gives an endpoint the MTU that is left beside what its networks put before packets. The caller holds its lock.
-func (c *Core) fit(r *endpoint.Record) error {
+// fitMTU gives an endpoint the MTU that is left beside what its networks put before packets. The caller holds its lock.
+func (c *Core) fitMTU(r *endpoint.Record) error {
 	mtu, err := c.driver.MTU()
 	if err != nil || r.Device.MTU == mtu-r.Overhead() {
 		return err

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerKey is under which a connection's context holds the caller's process id.
-type peerKey struct{}
+// callerKey is under which a connection's context holds the caller's process id.
+type callerKey struct{}
 
 // withPeer notes who called: the kernel tells the process id of a unix socket's other end.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
@@ -30,7 +30,7 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 		err != nil {
 		return ctx
 	}
-	return context.WithValue(ctx, peerKey{}, int(cred.Pid))
+	return context.WithValue(ctx, callerKey{}, int(cred.Pid))
 }
 
 // openNetns opens a network namespace as the calling process sees the path: a runtime may have
@@ -57,7 +57,7 @@ func openNetns(ctx context.Context, path string) (*os.File, error) {
 var errNoPeer = errors.New("the caller's process is not known")
 
 func openAsPeer(ctx context.Context, path string) (*os.File, error) {
-	pid, ok := ctx.Value(peerKey{}).(int)
+	pid, ok := ctx.Value(callerKey{}).(int)
 	if !ok || pid == 0 {
 		return nil, errNoPeer
 	}

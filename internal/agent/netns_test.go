@@ -97,7 +97,7 @@ func TestNetnsIsOpenedAsTheCallerSeesIt(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "run")); err == nil {
 		t.Fatal("this process sees the caller's mount")
 	}
-	caller := context.WithValue(t.Context(), peerKey{}, child.Process.Pid)
+	caller := context.WithValue(t.Context(), callerKey{}, child.Process.Pid)
 	for _, path := range []string{"run/c1", "there/c1"} {
 		f, err := openNetns(caller, filepath.Join(dir, path))
 		if err != nil {

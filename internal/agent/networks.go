@@ -22,8 +22,8 @@ type Network = network.Network
 // networkOf is the name of the network that new endpoints of a tenant get.
 func networkOf(t tenant.Tenant) string { return cmp.Or(t.Network, tenant.Netpila) }
 
-// attach takes addresses for an endpoint.
-func (c *Core) attach(
+// prepareAttachments takes addresses for an endpoint.
+func (c *Core) prepareAttachments(
 	ctx context.Context,
 	t tenant.Tenant,
 	app address.AppID,
@@ -31,7 +31,7 @@ func (c *Core) attach(
 ) ([]endpoint.Attachment, error) {
 	n, ok := c.networks[networkOf(t)]
 	if !ok {
-		return nil, c.withoutNetwork(t)
+		return nil, c.missingNetwork(t)
 	}
 	a, err := n.Prepare(ctx, t, app, r)
 	if errors.Is(err, endpoint.ErrExhausted) {
@@ -40,26 +40,26 @@ func (c *Core) attach(
 	return a, err
 }
 
-func (c *Core) withoutNetwork(t tenant.Tenant) error {
+func (c *Core) missingNetwork(t tenant.Tenant) error {
 	return refuse(
 		ErrUnavailable,
 		"tenant %s is on network %s, which this node does not have\n  nothing was changed; %s, or use another node",
 		t.Name,
 		t.Network,
-		c.howToHave(t.Network),
+		c.howToEnable(t.Network),
 	)
 }
 
-func (c *Core) howToHave(network string) string {
+func (c *Core) howToEnable(network string) string {
 	if with, ok := c.absent[network]; ok {
 		return "start the agent with " + with
 	}
 	return "start a build of the agent that has it"
 }
 
-// eachNetwork has every network that an endpoint has attachments of do something with its part of the record, also when
+// forNetworksOf has every network that an endpoint has attachments of do something with its part of the record, also when
 // one fails.
-func (c *Core) eachNetwork(r endpoint.Record, do func(Network, endpoint.Record) error) error {
+func (c *Core) forNetworksOf(r endpoint.Record, do func(Network, endpoint.Record) error) error {
 	var errs []error
 	for _, name := range r.Networks() {
 		errs = append(errs, do(c.networks[name], r.On(name)))
@@ -67,8 +67,8 @@ func (c *Core) eachNetwork(r endpoint.Record, do func(Network, endpoint.Record) 
 	return errors.Join(errs...)
 }
 
-// allNetworks has every network do something, in the order of their names.
-func (c *Core) allNetworks(do func(name string, n Network) error) error {
+// forAllNetworks has every network do something, in the order of their names.
+func (c *Core) forAllNetworks(do func(name string, n Network) error) error {
 	for _, name := range slices.Sorted(maps.Keys(c.networks)) {
 		if err := do(name, c.networks[name]); err != nil {
 			return err
@@ -93,9 +93,9 @@ func (c *Core) networksOf(t tenant.Tenant) []string {
 	return slices.Compact(names)
 }
 
-// putTenant makes a tenant known to networks, and has those forget it that are not among them any more.
-func (c *Core) putTenant(ctx context.Context, t tenant.Tenant, wanted []string, had tenant.Tenant, on []string) error {
-	return c.allNetworks(func(name string, n Network) error {
+// putOnNetworks makes a tenant known to networks, and has those forget it that are not among them any more.
+func (c *Core) putOnNetworks(ctx context.Context, t tenant.Tenant, wanted []string, had tenant.Tenant, on []string) error {
+	return c.forAllNetworks(func(name string, n Network) error {
 		switch {
 		case slices.Contains(wanted, name):
 			return n.PutTenant(ctx, t)
@@ -113,7 +113,7 @@ func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
 		return s, err
 	}
 	s.Drops, s.Switches = slices.Clone(s.Drops), map[string]string{}
-	err = c.allNetworks(func(name string, n Network) error {
+	err = c.forAllNetworks(func(name string, n Network) error {
 		if by, ok := n.(network.SwitchInfo); ok {
 			s.Switches[name], s.Without = by.Switch(), append(s.Without, by.Lacks()...)
 		}
@@ -139,7 +139,7 @@ func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
 
 // eachGateway does something with each network that has a way to the underlay.
 func (c *Core) eachGateway(do func(network.GatewayProvider) error) error {
-	return c.allNetworks(func(_ string, n Network) error {
+	return c.forAllNetworks(func(_ string, n Network) error {
 		if outward, ok := n.(network.GatewayProvider); ok {
 			return do(outward)
 		}
@@ -154,17 +154,17 @@ func hasGateway(n Network) bool {
 }
 
 func (c *Core) deleteTenant(ctx context.Context, t tenant.Tenant) error {
-	return c.allNetworks(func(_ string, n Network) error { return n.DeleteTenant(ctx, t) })
+	return c.forAllNetworks(func(_ string, n Network) error { return n.DeleteTenant(ctx, t) })
 }
 
 // repair fills every network's tables.
 func (c *Core) repair(ctx context.Context, recorded, found []endpoint.Record) error {
-	return c.allNetworks(
+	return c.forAllNetworks(
 		func(name string, n Network) error { return n.Repair(ctx, on(name, recorded), on(name, found)) },
 	)
 }
 
-// on is the records with attachments of a network, reduced to these.
+// installedOn is the records with attachments of a network, reduced to these.
 func on(name string, records []endpoint.Record) []endpoint.Record {
 	var some []endpoint.Record
 	for _, r := range records {
@@ -184,7 +184,7 @@ func (c *Core) validate(r endpoint.Record) error {
 				"endpoint %d is on network %s, which this node does not have\n  packets flow as before; %s, or remove such containers first",
 				r.ID,
 				name,
-				c.howToHave(name),
+				c.howToEnable(name),
 			)
 		}
 		if err := n.Validate(r.On(name)); err != nil {
@@ -197,7 +197,7 @@ func (c *Core) validate(r endpoint.Record) error {
 // Entries says how full the networks' tables are.
 func (c *Core) Entries(ctx context.Context) ([]dpapi.Entries, error) {
 	var all []dpapi.Entries
-	err := c.allNetworks(func(name string, n Network) error {
+	err := c.forAllNetworks(func(name string, n Network) error {
 		entries, err := n.Entries(ctx)
 		if err != nil {
 			return fmt.Errorf("network %s: %w", name, err)

@@ -26,7 +26,7 @@ type fakeSwitch struct {
 	ports   map[pipeline.Port]string
 	fail    error
 	given   byte
-	subnets []netip.Prefix // of the node
+	subnets []netip.Prefix // apply the node
 	during  func(call string)
 	mtu     int
 	dropped map[dropreason.Reason]uint64
@@ -171,7 +171,7 @@ func TestNetworksSideBySide(t *testing.T) {
 		green.Device.MTU != 1500-pipeline.Overhead {
 		t.Errorf("record %+v", green)
 	}
-	here := b.Explain(netip.MustParseAddr("10.0.3.1")).Overlaid
+	here := b.Explain(netip.MustParseAddr("10.0.3.1")).Overlays
 	if len(here) != 1 || here[0].Tenant != "green" || !here[0].CIDR.Contains(green.Attachments[0].Address) ||
 		here[0].Endpoint == nil ||
 		here[0].Endpoint.ID != green.ID {
@@ -186,7 +186,7 @@ func TestNetworksSideBySide(t *testing.T) {
 		got[0].Name != "host" {
 		t.Errorf("a service is explained as %+v", got)
 	}
-	if none := b.Explain(netip.MustParseAddr("192.0.2.1")).Overlaid; len(none) > 0 {
+	if none := b.Explain(netip.MustParseAddr("192.0.2.1")).Overlays; len(none) > 0 {
 		t.Errorf("a foreign address is explained as %+v", none)
 	}
 	check := func() {

@@ -29,7 +29,7 @@ type Node struct {
 
 const (
 	nodeFileName     = "node.json"
-	gatewaysFileName = "gateways.json" // apart: builds that know no gateway prefixes read node.json too
+	gatewaysFileName = "gateways.json" // spreadWanted: builds that know no gateway prefixes read node.json too
 )
 
 // stateVersion is that of the agent's own files, raised when what they hold changes. A build that knows
@@ -41,7 +41,7 @@ type nodeFile struct {
 	Name    string       `json:"name"`
 	UUID    string       `json:"uuid"`
 	Cluster *clusterFile `json:"cluster,omitempty"` // nil before the first registration
-	Starts  uint32       `json:"starts,omitempty"`  // of the agent, counted
+	Starts  uint32       `json:"starts,omitempty"`  // apply the agent, counted
 }
 
 // clusterFile is what registration fixed for good.
@@ -107,7 +107,7 @@ func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
 	)
 }
 
-// lost refuses to become another node over what belongs to the one before.
+// markDisconnected refuses to become another node over what belongs to the one before.
 func (n *Node) lost(dir string) error {
 	witness := ""
 	err := n.disk.Walk(dir, func(path string, entry fs.DirEntry) {

@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// found is a prefix this node has, and the device it has it on.
-type found struct {
+// localPrefix is a prefix this node has, and the device it has it on.
+type localPrefix struct {
 	prefix netip.Prefix
 	device string
 }
@@ -24,7 +24,7 @@ type found struct {
 // checkOverlap refuses a private prefix that the node uses otherwise: containers could not reach
 // what is there, and the node would take containers for it. A default route covers everything
 // and means nothing.
-func checkOverlap(private netip.Prefix, present []found) error {
+func checkOverlap(private netip.Prefix, present []localPrefix) error {
 	for _, f := range present {
 		if f.prefix.Bits() > 0 && f.prefix.Overlaps(private) {
 			return fmt.Errorf(
@@ -38,9 +38,9 @@ func checkOverlap(private netip.Prefix, present []found) error {
 	return nil
 }
 
-// present lists the IPv6 prefixes of the node's addresses and routes, of every table. Routes
+// localPrefixes lists the IPv6 prefixes of the node's addresses and routes, of every table. Routes
 // that only refuse are left out, and those to its containers.
-func present() ([]found, error) {
+func localPrefixes() ([]localPrefix, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("devices: %w", err)
@@ -63,16 +63,16 @@ func present() ([]found, error) {
 	if err != nil {
 		return nil, fmt.Errorf("routes: %w", err)
 	}
-	var all []found
+	var all []localPrefix
 	for _, a := range addrs {
 		if p := prefixOf(a.IPNet); p.IsValid() {
-			all = append(all, found{p, names[a.LinkIndex]})
+			all = append(all, localPrefix{p, names[a.LinkIndex]})
 		}
 	}
 	for _, r := range routes {
 		refuses := r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
 		if p := prefixOf(r.Dst); p.IsValid() && !refuses && names[r.LinkIndex] != dpapi.NodeDevice {
-			all = append(all, found{p, names[r.LinkIndex]})
+			all = append(all, localPrefix{p, names[r.LinkIndex]})
 		}
 	}
 	return all, nil
@@ -81,7 +81,7 @@ func present() ([]found, error) {
 // overlapWatch keeps looking after the start, because devices come later.
 type overlapWatch struct {
 	private netip.Prefix
-	changed chan<- struct{} // told, with room for one, when addresses have changed; may be nil
+	changed chan<- struct{} // migrationReport, with room for one, when addresses have changed; may be nil
 	mu      sync.Mutex
 	err     error
 }
@@ -93,7 +93,7 @@ func (w *overlapWatch) problem() error {
 }
 
 func (w *overlapWatch) check() error {
-	all, err := present()
+	all, err := localPrefixes()
 	if err != nil {
 		return fmt.Errorf("reading what this node has: %w", err)
 	}
@@ -104,7 +104,7 @@ func (w *overlapWatch) check() error {
 	return err
 }
 
-// run checks again whenever an address or a route has changed, until ctx ends. A subscription
+// startFrees checks again whenever an address or a route has changed, until ctx ends. A subscription
 // ends when the kernel has more to tell than its buffer holds; then it begins anew.
 func (w *overlapWatch) run(ctx context.Context, log *slog.Logger) error {
 	for {
@@ -135,7 +135,7 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 		}
 	}()
 	w.recheck(log) // what came before anybody listened
-	w.tell()
+	w.signal()
 	own := 0 // index of NodeDevice once it has been seen: the kernel gives none twice
 	for {
 		var dst *net.IPNet
@@ -146,7 +146,7 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 				return nil
 			}
 			dst = &u.LinkAddress
-			w.tell()
+			w.signal()
 		case u, ok := <-routes:
 			if !ok {
 				return nil
@@ -165,8 +165,8 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// tell never waits: who has not listened yet will see all changes at once.
-func (w *overlapWatch) tell() {
+// signal never waits: who has not listened yet will see all changes at once.
+func (w *overlapWatch) signal() {
 	select {
 	case w.changed <- struct{}{}:
 	default:

@@ -13,9 +13,9 @@ import (
 
 func TestOverlap(t *testing.T) {
 	private := netip.MustParsePrefix("fc00::/8")
-	all := func(prefixes ...string) (list []found) {
+	all := func(prefixes ...string) (list []localPrefix) {
 		for _, p := range prefixes {
-			list = append(list, found{netip.MustParsePrefix(p), "br-kind"})
+			list = append(list, localPrefix{netip.MustParsePrefix(p), "br-kind"})
 		}
 		return list
 	}
@@ -31,8 +31,8 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// heard is a log that a test waits on.
-type heard chan string // of messages
+// ackedRound is a log that a test waits on.
+type heard chan string // apply messages
 
 func (h heard) Enabled(_ context.Context, l slog.Level) bool  { return l >= slog.LevelInfo }
 func (h heard) Handle(_ context.Context, r slog.Record) error { h <- r.Message; return nil }

@@ -24,11 +24,11 @@ type policies struct {
 	disk statefile.Disk
 	dir  string
 
-	mu sync.Mutex // held while they are compiled and given to the packet path: what was heard last wins
-	m  map[string]*policed
+	mu sync.Mutex // heldPrefixes while they are compiled and given to the packet path: what was heard last wins
+	m  map[string]*tenantPolicy
 
-	shown atomic.Pointer[map[string]shown] // for those who ask, and do not wait for that
-	times policyTimes
+	published atomic.Pointer[map[string]policyView] // for those who ask, and do not wait for that
+	times     policyTimes
 }
 
 // policyName tells a tenant's policies apart.
@@ -44,36 +44,36 @@ type Document struct {
 
 func (d Document) name() policyName { return policyName{d.Kind, d.Namespace, d.Name} }
 
-// policed is a tenant with policies, or of which it is known that it has none.
-type policed struct {
-	documents map[policyName]Document
-	parsed    map[policyName]policy.Policy
-	unread    map[policyName]error // why those of the documents are not among these
-	overrides map[netip.Addr]address.AppID
-	told      chan struct{} // closed once all of it was heard
-	expected  bool          // there are some: no container is added before they are told
-	unkept    bool          // the disk has not all of it: what could not be enforced does not go there, for no start would succeed with it
+// hasPolicies is a tenant with policies, or of which it is known that it has none.
+type tenantPolicy struct {
+	documents   map[policyName]Document
+	parsed      map[policyName]policy.Policy
+	parseErrors map[policyName]error // why those of the documents are not among these
+	overrides   map[netip.Addr]address.AppID
+	synced      chan struct{} // closed once all of it was heard
+	awaited     bool          // there are some: no container is added before they are told
+	unsaved     bool          // the disk has not all of it: what could not be enforced does not go there, for no start would succeed with it
 
-	inForce dpapi.TenantPolicies
-	made    surroundings // that the tables were made for
-	refused error        // why what was heard last is not in force
+	enforced dpapi.TenantPolicies
+	inputs   compileInputs // that the tables were made for
+	lastErr  error         // why what was heard last is not in force
 
-	index   *policy.Index // of indexed, the apps that were last compiled for
+	index   *policy.Index // apply indexed, the apps that were last compiled for
 	indexed map[address.AppID]map[string]string
 }
 
-// surroundings are what a tenant's tables are made for beside its policies.
-type surroundings struct {
+// compileInputs are what a tenant's tables are made for beside its policies.
+type compileInputs struct {
 	ids       []address.TenantID
 	apps      map[address.AppID]map[string]string
-	subjects  []address.AppID // of containers here, or all apps
+	subjects  []address.AppID // apply containers here, or all apps
 	overrides map[netip.Addr]address.AppID
 
-	judgesOthers bool // what others' containers send is judged here
+	atDestination bool // what others' containers send is judged here
 }
 
-func (s surroundings) equal(o surroundings) bool {
-	return s.judgesOthers == o.judgesOthers && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
+func (s compileInputs) equal(o compileInputs) bool {
+	return s.atDestination == o.atDestination && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
 		maps.Equal(s.overrides, o.overrides) &&
 		sameApps(s.apps, o.apps)
 }
@@ -82,25 +82,25 @@ func sameApps(a, b map[address.AppID]map[string]string) bool {
 	return maps.EqualFunc(a, b, func(a, b map[string]string) bool { return maps.Equal(a, b) })
 }
 
-func newPoliced() *policed {
-	return &policed{
-		documents: map[policyName]Document{},
-		parsed:    map[policyName]policy.Policy{},
-		unread:    map[policyName]error{},
-		overrides: map[netip.Addr]address.AppID{},
-		told:      make(chan struct{}),
+func newTenantPolicy() *tenantPolicy {
+	return &tenantPolicy{
+		documents:   map[policyName]Document{},
+		parsed:      map[policyName]policy.Policy{},
+		parseErrors: map[policyName]error{},
+		overrides:   map[netip.Addr]address.AppID{},
+		synced:      make(chan struct{}),
 	}
 }
 
 // isBlank tells that there is nothing to enforce.
-func (p *policed) isBlank() bool { return len(p.documents)+len(p.overrides) == 0 }
+func (p *tenantPolicy) isBlank() bool { return len(p.documents)+len(p.overrides) == 0 }
 
-// isDone tells that what was heard is in force and on disk.
-func (p *policed) isDone() bool { return p.refused == nil && !p.unkept }
+// isSettled tells that what was heard is in force and on disk.
+func (p *tenantPolicy) isSettled() bool { return p.lastErr == nil && !p.unsaved }
 
-func (p *policed) isTold() bool {
+func (p *tenantPolicy) isSynced() bool {
 	select {
-	case <-p.told:
+	case <-p.synced:
 		return true
 	default:
 		return false
@@ -109,22 +109,22 @@ func (p *policed) isTold() bool {
 
 // PolicyUpdate is what the orchestrator says of policies and of containers whose app is another one now.
 type PolicyUpdate struct {
-	Tenant    string
-	Heard     time.Time
-	Whole     bool // nothing else holds
-	Documents []Document
-	Ended     []Document // by name
-	Overrides map[netip.Addr]address.AppID
-	Back      []netip.Addr // are of the app again that they say
+	Tenant         string
+	Received       time.Time
+	Whole          bool // nothing else holds
+	Documents      []Document
+	Removed        []Document // by name
+	Overrides      map[netip.Addr]address.AppID
+	EndedOverrides []netip.Addr // are of the app again that they say
 }
 
-// hear takes note of the news, and tells whether they change anything. What this build cannot read is kept as that: to
-// forget it would let by what it forbids.
-func (p *policed) hear(n PolicyUpdate) (changed bool) {
+// applyPolicies takes note of the news, and tells whether they change anything. What this build cannot read is kept as that: to
+// removeTenant it would let by what it forbids.
+func (p *tenantPolicy) apply(n PolicyUpdate) (changed bool) {
 	if n.Whole {
-		n.Ended, n.Back = p.besides(n)
+		n.Removed, n.EndedOverrides = p.missingFrom(n)
 	}
-	for _, d := range n.Ended {
+	for _, d := range n.Removed {
 		if _, had := p.documents[d.name()]; had {
 			p.forget(d.name())
 			changed = true
@@ -139,11 +139,11 @@ func (p *policed) hear(n PolicyUpdate) (changed bool) {
 		if parsed, err := d.parse(); err == nil {
 			p.parsed[d.name()] = parsed
 		} else {
-			p.unread[d.name()] = err
+			p.parseErrors[d.name()] = err
 		}
 		changed = true
 	}
-	for _, a := range n.Back {
+	for _, a := range n.EndedOverrides {
 		if _, had := p.overrides[a]; had {
 			delete(p.overrides, a)
 			changed = true
@@ -155,12 +155,12 @@ func (p *policed) hear(n PolicyUpdate) (changed bool) {
 			changed = true
 		}
 	}
-	p.unkept = p.unkept || changed
+	p.unsaved = p.unsaved || changed
 	return changed
 }
 
-// besides is what was heard before and is not among the news, which are all that holds.
-func (p *policed) besides(n PolicyUpdate) (documents []Document, overrides []netip.Addr) {
+// missingFrom is what was heard before and is not among the news, which are all that holds.
+func (p *tenantPolicy) missingFrom(n PolicyUpdate) (documents []Document, overrides []netip.Addr) {
 	said := make(map[policyName]bool, len(n.Documents))
 	for _, d := range n.Documents {
 		said[d.name()] = true
@@ -178,10 +178,10 @@ func (p *policed) besides(n PolicyUpdate) (documents []Document, overrides []net
 	return documents, overrides
 }
 
-func (p *policed) forget(name policyName) {
+func (p *tenantPolicy) forget(name policyName) {
 	delete(p.documents, name)
 	delete(p.parsed, name)
-	delete(p.unread, name)
+	delete(p.parseErrors, name)
 }
 
 func (d Document) parse() (policy.Policy, error) {
@@ -209,27 +209,27 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyUpdate) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	p := c.policies.of(n.Tenant)
-	if p.hear(n) || !p.isDone() { // nothing is new of most tenants, which have none, and of what a snapshot repeats
+	if p.apply(n) || !p.isSettled() { // nothing is new of most tenants, which have none, and of what a snapshot repeats
 		if err := c.enforce(n.Tenant); err != nil {
 			return err
 		}
-		if p.refused == nil {
-			c.policies.times.enforced(n.Heard)
+		if p.lastErr == nil {
+			c.policies.times.enforced(n.Received)
 		}
 	}
-	if n.Whole && !p.isTold() {
-		close(p.told)
+	if n.Whole && !p.isSynced() {
+		close(p.synced)
 	}
 	if n.Whole {
-		c.tenants.setTold(n.Tenant, true)
+		c.tenants.setSynced(n.Tenant, true)
 	}
 	return nil
 }
 
-// keepPolicies writes them. What the tenant's own file says of them is there last, and goes first.
-func (c *Core) keepPolicies(name string, p *policed) error {
+// savePolicies writes them. What the tenant's own file says of them is there last, and goes first.
+func (c *Core) savePolicies(name string, p *tenantPolicy) error {
 	if p.isBlank() {
-		if err := c.tenants.setPoliced(name, false); err != nil {
+		if err := c.tenants.setHasPolicies(name, false); err != nil {
 			return err
 		}
 		return c.policies.remove(name)
@@ -237,13 +237,13 @@ func (c *Core) keepPolicies(name string, p *policed) error {
 	if err := c.policies.write(name, p); err != nil {
 		return err
 	}
-	return c.tenants.setPoliced(name, true)
+	return c.tenants.setHasPolicies(name, true)
 }
 
-// of is what is known of a tenant's policies, or that nothing is.
-func (p *policies) of(name string) *policed {
+// apply is what is known of a tenant's policies, or that nothing is.
+func (p *policies) of(name string) *tenantPolicy {
 	if p.m[name] == nil {
-		p.m[name] = newPoliced()
+		p.m[name] = newTenantPolicy()
 	}
 	return p.m[name]
 }
@@ -253,7 +253,7 @@ func (p *policies) of(name string) *policed {
 // policies' lock.
 func (c *Core) enforce(name string) error {
 	p := c.policies.m[name]
-	defer c.policies.show()
+	defer c.policies.publish()
 	next, around, err := c.compile(name, p)
 	if err == nil && next.Restricts() {
 		err = c.seal(name, true)
@@ -265,33 +265,33 @@ func (c *Core) enforce(name string) error {
 		err = c.seal(name, false)
 	}
 	if err != nil {
-		c.refusePolicies(name, p, err)
-		return nil // to hear the same again would not help
+		c.noteRefused(name, p, err)
+		return nil // sinks hear the same again would not help
 	}
-	p.inForce, p.made, p.refused = next, around, nil
-	c.tenants.setUnenforced(name, nil)
-	if !p.unkept {
+	p.enforced, p.inputs, p.lastErr = next, around, nil
+	c.tenants.setPolicyProblem(name, nil)
+	if !p.unsaved {
 		return nil
 	}
-	if err := c.keepPolicies(name, p); err != nil {
+	if err := c.savePolicies(name, p); err != nil {
 		return err
 	}
-	p.unkept = false
+	p.unsaved = false
 	return nil
 }
 
-// refusePolicies notes that what was heard last is not in force.
-func (c *Core) refusePolicies(name string, p *policed, why error) {
-	p.refused = why
-	c.tenants.setUnenforced(name, why)
+// noteRefused notes that what was heard last is not in force.
+func (c *Core) noteRefused(name string, p *tenantPolicy, why error) {
+	p.lastErr = why
+	c.tenants.setPolicyProblem(name, why)
 	c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", why)
 }
 
-func (c *Core) compile(name string, p *policed) (next dpapi.TenantPolicies, around surroundings, err error) {
-	for _, err := range p.unread {
+func (c *Core) compile(name string, p *tenantPolicy) (next dpapi.TenantPolicies, around compileInputs, err error) {
+	for _, err := range p.parseErrors {
 		return next, around, err
 	}
-	if around, err = c.surroundings(name, p); err != nil {
+	if around, err = c.compileInputs(name, p); err != nil {
 		return next, around, err
 	}
 	defer c.policies.times.compiled(time.Now())
@@ -300,14 +300,14 @@ func (c *Core) compile(name string, p *policed) (next dpapi.TenantPolicies, arou
 		p.index, p.indexed = policy.NewIndex(around.apps), around.apps
 	}
 	all := slices.Collect(maps.Values(p.parsed))
-	if next.Tables, err = p.index.Compile(name, all, around.subjects); around.judgesOthers {
+	if next.Tables, err = p.index.Compile(name, all, around.subjects); around.atDestination {
 		next.Tables.HoldUnknown(all)
 	}
 	return next, around, err
 }
 
-// surroundings are those of now.
-func (c *Core) surroundings(name string, p *policed) (s surroundings, err error) {
+// compileInputs are those of now.
+func (c *Core) compileInputs(name string, p *tenantPolicy) (s compileInputs, err error) {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
 		return s, fmt.Errorf("tenant %s is not known here", name)
@@ -324,13 +324,13 @@ func (c *Core) surroundings(name string, p *policed) (s surroundings, err error)
 			continue
 		}
 		s.subjects = append(s.subjects, cmp.Or(r.AppNow, r.App))
-		for _, a := range r.Attachments { // of containers here the node itself knows best
+		for _, a := range r.Attachments { // apply containers here the node itself knows best
 			if delete(s.overrides, a.Plaintext); r.AppNow != 0 && a.Plaintext.IsValid() {
 				s.overrides[a.Plaintext] = r.AppNow
 			}
 		}
 	}
-	if s.judgesOthers = known.Tenant.JudgedThere(); s.judgesOthers {
+	if s.atDestination = known.Tenant.JudgedThere(); s.atDestination {
 		s.subjects = slices.AppendSeq(s.subjects, maps.Keys(s.apps))
 	}
 	slices.Sort(s.subjects)
@@ -338,8 +338,8 @@ func (c *Core) surroundings(name string, p *policed) (s surroundings, err error)
 	return s, nil
 }
 
-// mayRestrict tells whether a policy that is not in audit was heard.
-func (p *policed) mayRestrict() bool {
+// couldRestrict tells whether a policy that is not in audit was heard.
+func (p *tenantPolicy) couldRestrict() bool {
 	for _, read := range p.parsed {
 		if !read.Audit {
 			return true
@@ -354,21 +354,21 @@ func (c *Core) renewPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	p := c.policies.m[name]
-	if p == nil || p.isBlank() && p.isDone() {
+	if p == nil || p.isBlank() && p.isSettled() {
 		return nil
 	}
-	if around, err := c.surroundings(name, p); err == nil && p.isDone() && around.equal(p.made) {
+	if around, err := c.compileInputs(name, p); err == nil && p.isSettled() && around.equal(p.inputs) {
 		return nil
 	}
 	if err := c.enforce(name); err != nil {
 		return err
 	}
-	return p.refused
+	return p.lastErr
 }
 
-// police has a new endpoint's policies in force before anything flows: only the first container of an app, or of a
+// enforceFor has a new endpoint's policies in force before anything flows: only the first container of an app, or of a
 // tenant id, needs anything for that.
-func (c *Core) police(r endpoint.Record) error {
+func (c *Core) enforceFor(r endpoint.Record) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	p := c.policies.m[r.Tenant]
@@ -377,14 +377,14 @@ func (c *Core) police(r endpoint.Record) error {
 	}
 	var err error
 	// The id may be one that came with the answer to another ADD, which has not got so far.
-	_, ready := slices.BinarySearch(p.made.subjects, r.App)
-	if ready = ready && slices.Contains(p.inForce.IDs, r.TenantID); p.refused != nil || !ready && len(p.parsed) > 0 {
+	_, ready := slices.BinarySearch(p.inputs.subjects, r.App)
+	if ready = ready && slices.Contains(p.enforced.IDs, r.TenantID); p.lastErr != nil || !ready && len(p.parsed) > 0 {
 		if err = c.enforce(r.Tenant); err == nil {
-			err = p.refused
+			err = p.lastErr
 		}
 	}
-	if err == nil && p.inForce.Restricts() {
-		err = c.unpoliced(r.Tenant, r.Networks())
+	if err == nil && p.enforced.Restricts() {
+		err = c.checkGuards(r.Tenant, r.Networks())
 	}
 	if err != nil {
 		return refuse(
@@ -397,11 +397,11 @@ func (c *Core) police(r endpoint.Record) error {
 	return nil
 }
 
-// unpolice is for an endpoint that has gone: policies that there was no room for may have it now.
-func (c *Core) unpolice(name string) {
+// retryPolicies is for an endpoint that has gone: policies that there was no room for may have it now.
+func (c *Core) retryPolicies(name string) {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
-	if p := c.policies.m[name]; p == nil || p.refused == nil {
+	if p := c.policies.m[name]; p == nil || p.lastErr == nil {
 		return
 	}
 	if err := c.enforce(name); err != nil {
@@ -417,7 +417,7 @@ const policiesWait = 5 * time.Second
 func (c *Core) expectPolicies(name string) {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
-	c.policies.of(name).expected = true
+	c.policies.of(name).awaited = true
 }
 
 // awaitPolicies waits until all policies of a tenant that has some were heard. Those that came while this agent was not
@@ -434,11 +434,11 @@ func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 	c.policies.mu.Lock()
 	p := c.policies.m[name]
 	c.policies.mu.Unlock()
-	if p == nil || !p.expected {
+	if p == nil || !p.awaited {
 		return nil
 	}
 	select {
-	case <-p.told:
+	case <-p.synced:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -457,17 +457,17 @@ func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 func (c *Core) forgetPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
-	c.tenants.setTold(name, false)
-	c.tenants.setUnenforced(name, nil)
+	c.tenants.setSynced(name, false)
+	c.tenants.setPolicyProblem(name, nil)
 	p := c.policies.m[name]
 	if p == nil {
 		return nil
 	}
-	if p.isTold() {
-		p.told = make(chan struct{})
+	if p.isSynced() {
+		p.synced = make(chan struct{})
 	}
-	if p.refused != nil || p.inForce.Selects() ||
-		len(p.inForce.Overrides) > 0 { // what was refused may be in force in part
+	if p.lastErr != nil || p.enforced.Selects() ||
+		len(p.enforced.Overrides) > 0 { // what was refused may be in force in part
 		if err := c.driver.SetPolicies(dpapi.TenantPolicies{Tenant: name}); err != nil {
 			return err
 		}
@@ -475,11 +475,11 @@ func (c *Core) forgetPolicies(name string) error {
 			return err
 		}
 	}
-	if err := c.keepPolicies(name, newPoliced()); err != nil {
+	if err := c.savePolicies(name, newTenantPolicy()); err != nil {
 		return err
 	}
 	delete(c.policies.m, name)
-	c.policies.show()
+	c.policies.publish()
 	return nil
 }
 
@@ -489,9 +489,9 @@ func (c *Core) forgetPolicies(name string) error {
 func (c *Core) startPolicies() error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
-	defer c.policies.show()
+	defer c.policies.publish()
 	for _, name := range c.tenants.Names() {
-		if c.tenants.isPoliced(name) && c.policies.m[name] == nil {
+		if c.tenants.hasPolicies(name) && c.policies.m[name] == nil {
 			return &statefile.CorruptError{
 				Path: c.policies.path(name),
 				Err:  fmt.Errorf("it is missing, and tenant %s has policies", name),
@@ -501,7 +501,7 @@ func (c *Core) startPolicies() error {
 	var all, held []dpapi.TenantPolicies
 	for name, p := range c.policies.m {
 		if !c.tenants.isHosted(name) {
-			if err := c.keepPolicies(name, newPoliced()); err != nil {
+			if err := c.savePolicies(name, newTenantPolicy()); err != nil {
 				return err
 			}
 			delete(c.policies.m, name)
@@ -510,10 +510,10 @@ func (c *Core) startPolicies() error {
 		next, around, err := c.compile(name, p)
 		sealed := next.Restricts()
 		if err != nil {
-			sealed, held = p.mayRestrict(), append(held, dpapi.TenantPolicies{Tenant: name, IDs: around.ids})
-			c.refusePolicies(name, p, err)
+			sealed, held = p.couldRestrict(), append(held, dpapi.TenantPolicies{Tenant: name, IDs: around.ids})
+			c.noteRefused(name, p, err)
 		} else {
-			all, p.inForce, p.made = append(all, next), next, around
+			all, p.enforced, p.inputs = append(all, next), next, around
 		}
 		if err := c.seal(name, sealed); err != nil {
 			return err
@@ -529,7 +529,7 @@ func (c *Core) startPolicies() error {
 	}
 	for _, t := range all {
 		p := c.policies.m[t.Tenant]
-		p.inForce, p.made = dpapi.TenantPolicies{}, surroundings{}
+		p.enforced, p.inputs = dpapi.TenantPolicies{}, compileInputs{}
 		if err := c.enforce(t.Tenant); err != nil {
 			return err
 		}

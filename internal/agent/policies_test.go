@@ -28,7 +28,7 @@ func document(name, text string) Document {
 	return Document{Kind: "NetworkPolicy", Namespace: "default", Name: name, Text: text}
 }
 
-func (b *bed) hear(n PolicyUpdate) {
+func (b *bed) applyPolicies(n PolicyUpdate) {
 	b.t.Helper()
 	if err := b.ApplyPolicies(b.t.Context(), n); err != nil {
 		b.t.Fatal(err)
@@ -51,7 +51,7 @@ func (b *bed) lets(from, to address.AppID) bool {
 
 func TestPoliciesAreInForce(t *testing.T) {
 	b := newBed(t)
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if b.driver.policies["blue"].Tables.Subjects != nil {
 		t.Error("policies of a tenant that does not live here came in force")
 	}
@@ -59,11 +59,11 @@ func TestPoliciesAreInForce(t *testing.T) {
 	if !b.lets(1, 1) {
 		t.Error("a tenant without policies is policed")
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if b.lets(1, 1) {
 		t.Error("a policy is not in force")
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("web", webFromDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Documents: []Document{document("web", webFromDB)}})
 	if b.lets(2, 1) {
 		t.Error("an app that is not known matches a selector")
 	}
@@ -79,7 +79,7 @@ func TestPoliciesAreInForce(t *testing.T) {
 		t.Error("policies are not in force after a start")
 	}
 
-	b.hear(
+	b.applyPolicies(
 		PolicyUpdate{
 			Tenant:    "blue",
 			Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2},
@@ -88,18 +88,18 @@ func TestPoliciesAreInForce(t *testing.T) {
 	if b.driver.policies["blue"].Overrides[netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")] != 2 {
 		t.Error("an override is not in force")
 	}
-	b.hear(
+	b.applyPolicies(
 		PolicyUpdate{
-			Tenant: "blue",
-			Ended:  []Document{document("deny", ""), document("web", "")},
-			Back:   []netip.Addr{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")},
+			Tenant:         "blue",
+			Removed:        []Document{document("deny", ""), document("web", "")},
+			EndedOverrides: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")},
 		},
 	)
 	if !b.lets(1, 1) || len(b.driver.policies["blue"].Overrides) != 0 {
 		t.Error("policies that have ended are in force")
 	}
 
-	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -113,29 +113,29 @@ func TestPoliciesAreInForce(t *testing.T) {
 func TestPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	for _, c := range []struct {
-		name string
-		news PolicyUpdate
-		fail error
+		name   string
+		update PolicyUpdate
+		fail   error
 	}{
 		{"of a newer kind", PolicyUpdate{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}}, nil},
 		{"too many", PolicyUpdate{Tenant: "blue", Documents: []Document{document("web", webFromDB)}}, errors.New("no room")},
 	} {
 		b.driver.fail["SetPolicies"] = c.fail
-		b.hear(c.news)
+		b.applyPolicies(c.update)
 		if b.lets(1, 1) {
 			t.Errorf("%s: what was before is not in force", c.name)
 		}
-		if problems := b.unenforced(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue") {
+		if problems := b.policyProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue") {
 			t.Errorf("%s: problems %q", c.name, problems)
 		}
 		if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
 			t.Errorf("%s: an endpoint was added: %v", c.name, err)
 		}
 		b.driver.fail["SetPolicies"] = nil
-		b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
-		if problems := b.unenforced(); len(problems) != 0 {
+		b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+		if problems := b.policyProblems(); len(problems) != 0 {
 			t.Errorf("%s: problems when all is well again: %q", c.name, problems)
 		}
 	}
@@ -162,7 +162,7 @@ func TestFirstContainerWaitsForPolicies(t *testing.T) {
 		}
 		return nil
 	})
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if err := <-added; err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func TestPoliciesAreNotLost(t *testing.T) {
 	if strings.Contains(text(), "policed") {
 		t.Error("a tenant without policies cannot be read by older builds")
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if !strings.Contains(text(), `"policed"`) {
 		t.Error("older builds would start and enforce nothing")
 	}
@@ -209,7 +209,7 @@ func TestPoliciesAreNotLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reopen()
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true})
 	if _, err := os.Stat(file); strings.Contains(text(), "policed") || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("policies that have ended are still there: %v", err)
 	}
@@ -219,15 +219,15 @@ func TestPoliciesAreNotLost(t *testing.T) {
 func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
-	b.hear(
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.applyPolicies(
 		PolicyUpdate{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}},
 	)
-	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
 	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if problems := b.unenforced(); len(problems) != 1 || !strings.Contains(problems[0], "Firewall") {
+	if problems := b.policyProblems(); len(problems) != 1 || !strings.Contains(problems[0], "Firewall") {
 		t.Errorf("what cannot be read is forgotten with the next news: %q", problems)
 	}
 	said := func() string {
@@ -241,8 +241,8 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("an endpoint was added: %v", err)
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{{Kind: "Firewall", Name: "f"}}})
-	if problems := b.unenforced(); len(problems) != 0 || !b.lets(2, 1) {
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Removed: []Document{{Kind: "Firewall", Name: "f"}}})
+	if problems := b.policyProblems(); len(problems) != 0 || !b.lets(2, 1) {
 		t.Errorf("it has ended, and the others are not in force: %q", problems)
 	}
 	if s := said(); s != "" {
@@ -250,7 +250,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	}
 
 	b.driver.fail["SetPolicies"] = errFake
-	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{document("web", "")}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Removed: []Document{document("web", "")}})
 	b.driver.fail["SetPolicies"] = nil
 	b.add("c2")
 	if b.lets(2, 1) {
@@ -267,7 +267,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	b.driver.fail["RestorePolicies"], b.driver.fail["SetPolicies"] = errFake, errFake
 	b.driver.during = func(call string, _ endpoint.Record) {
 		if call == "RestorePolicies" { // the second try is of none but those that are held
@@ -278,7 +278,7 @@ func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	if b.lets(1, 1) {
 		t.Error("what was in force holds no more")
 	}
-	if problems := b.unenforced(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue") {
+	if problems := b.policyProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue") {
 		t.Errorf("problems %q", problems)
 	}
 	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) || !errors.Is(err, errFake) {
@@ -286,8 +286,8 @@ func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	}
 	b.driver.fail["SetPolicies"] = nil
 	b.add("c2")
-	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{document("deny", "")}})
-	if problems := b.unenforced(); len(problems) != 0 || !b.lets(1, 1) {
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Removed: []Document{document("deny", "")}})
+	if problems := b.policyProblems(); len(problems) != 0 || !b.lets(1, 1) {
 		t.Errorf("all is well again: %q", problems)
 	}
 }
@@ -296,7 +296,7 @@ func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 func TestRoomForPolicies(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	b.driver.during = func(call string, _ endpoint.Record) {
 		b.driver.fail["SetPolicies"] = nil
 		if len(b.Endpoints()) > 1 {
@@ -308,7 +308,7 @@ func TestRoomForPolicies(t *testing.T) {
 	if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) || !errors.Is(err, errFake) {
 		t.Fatalf("added: %v", err)
 	}
-	if problems := b.unenforced(); len(problems) != 0 {
+	if problems := b.policyProblems(); len(problems) != 0 {
 		t.Errorf("problems without that container: %q", problems)
 	}
 }
@@ -317,8 +317,8 @@ func TestRoomForPolicies(t *testing.T) {
 func TestFirstPolicyOfATenant(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true})
-	b.hear(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
 	b.orchestrator.policies["blue"] = true
 	ctx, cancel := context.WithTimeout(t.Context(), policiesWait/2)
 	defer cancel()
@@ -336,7 +336,7 @@ func TestPoliciesOfACarriedTenant(t *testing.T) {
 	if err := b.SetTransit(t.Context(), []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +356,7 @@ func TestPoliciesOfACarriedTenant(t *testing.T) {
 func TestPoliciesOfANewID(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	rotated := b.orchestrator.tenants["blue"]
 	rotated.IDs, rotated.Changes = []tenant.ID{
 		{ID: 1, Key: blueKey, OnlyAccepted: true},
@@ -382,11 +382,11 @@ func TestPoliciesOfANewID(t *testing.T) {
 func TestPoliciesOfADeletedTenant(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if err := b.Apply(t.Context(), nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Ended: []Document{document("deny", "")}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Removed: []Document{document("deny", "")}})
 	if b.lets(1, 1) {
 		t.Error("its containers may do what they might not")
 	}
@@ -402,10 +402,10 @@ func TestPoliciesThatAreInForceAlready(t *testing.T) {
 		Documents: []Document{document("web", webFromDB)},
 		Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2},
 	}
-	b.hear(whole)
+	b.applyPolicies(whole)
 	b.reopen()
 	b.driver.calls = nil
-	b.hear(whole)
+	b.applyPolicies(whole)
 	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{1, map[string]string{"app": "web"}}}, Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -413,7 +413,7 @@ func TestPoliciesThatAreInForceAlready(t *testing.T) {
 		t.Error("it was all done again")
 	}
 	whole.Overrides = nil
-	b.hear(whole)
+	b.applyPolicies(whole)
 	if len(b.driver.policies["blue"].Overrides) != 0 {
 		t.Error("an override that has ended is in force")
 	}
@@ -440,7 +440,7 @@ func TestPoliciesAreAskedFor(t *testing.T) {
 	incomplete("")
 	b.add("c1")
 	incomplete("blue")
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true})
 	incomplete("")
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
@@ -477,7 +477,7 @@ func TestPoliciesThatWerePassedOver(t *testing.T) {
 		tell(nil)
 		for said := range b.cluster.hosted {
 			if said.ResumeRevision != revision {
-				continue // of the stream before
+				continue // apply the stream before
 			}
 			if !slices.Equal(said.IncompleteTenants, incomplete) {
 				t.Errorf("after revision %d asked is for %q, want %q", revision, said.IncompleteTenants, incomplete)
@@ -498,7 +498,7 @@ func TestPoliciesThatWerePassedOver(t *testing.T) {
 	beginsWith()
 	hears(6, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
 	beginsWith()
-	hears(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // of an older one
+	hears(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // apply an older one
 	hears(8, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
 	beginsWith("blue")
 	hears(9, whole())
@@ -527,7 +527,7 @@ func TestEachContainerWaitsForPolicies(t *testing.T) {
 	if len(b.Endpoints()) != 0 {
 		t.Errorf("before the policies are known there are %v", b.Endpoints())
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	if err := <-added; err != nil {
 		t.Error(err)
 	}
@@ -552,7 +552,7 @@ func TestContainersWaitForTheFirstStream(t *testing.T) {
 	if n := len(b.Endpoints()); n != 1 {
 		t.Fatalf("%d endpoints", n)
 	}
-	b.hear(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("deny", denyAll)}})
 	close(tried)
 	b.add("c2")
 }

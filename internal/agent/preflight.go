@@ -11,7 +11,7 @@ import (
 // CheckPrivate refuses what the agent refuses at its start: a private prefix that this node, which
 // the calling thread is on, uses otherwise.
 func CheckPrivate(private netip.Prefix) error {
-	all, err := present()
+	all, err := localPrefixes()
 	if err != nil {
 		return err
 	}
@@ -21,7 +21,7 @@ func CheckPrivate(private netip.Prefix) error {
 // CheckBase refuses a base prefix of which this node has a part elsewhere than on the fabric. On
 // the uplink lie the routes to other nodes, on lo the node's own address, and beside Open vSwitch those of its tunnels.
 func CheckBase(base netip.Prefix, uplink string) error {
-	all, err := present()
+	all, err := localPrefixes()
 	if err != nil {
 		return err
 	}

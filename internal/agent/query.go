@@ -60,14 +60,14 @@ type Explanation struct {
 	Tenant    string     // empty when no such tenant lives here
 	App       *App
 	Endpoint  *endpoint.Record
-	Overlaid  []Overlaid
+	Overlays  []OverlayMatch
 	Published *tenant.Publication
 	Publisher string // the tenant of Published
 	Services  []TenantService
 }
 
-// Overlaid is a tenant that has an address in a CIDR of its own.
-type Overlaid struct {
+// Overlays is a tenant that has an address in a CIDR of its own.
+type OverlayMatch struct {
 	Tenant   string
 	CIDR     netip.Prefix
 	Region   string           // empty in this node's
@@ -82,10 +82,10 @@ type TenantService struct {
 
 // Explain takes an address apart, opening ciphertexts with the keys of hosted tenants.
 func (c *Core) Explain(addr netip.Addr) Explanation {
-	e := Explanation{Overlaid: c.overlaid(addr), Services: explainServices(c.tenants.All(), addr)}
+	e := Explanation{Overlays: c.overlayMatches(addr), Services: explainServices(c.tenants.All(), addr)}
 	if c.plan.Base.Contains(addr) {
 		e.Plaintext = addr
-	} else if e.Plaintext = c.open(addr); !e.Plaintext.IsValid() {
+	} else if e.Plaintext = c.decrypt(addr); !e.Plaintext.IsValid() {
 		return e
 	}
 	p := address.Split(e.Plaintext)
@@ -119,15 +119,15 @@ func explainServices(tenants []TenantState, addr netip.Addr) (all []TenantServic
 	return all
 }
 
-// overlaid are the tenants here that have the address in their CIDRs. What it is to one says nothing of what it is to
+// overlayMatches are the tenants here that have the address in their CIDRs. What it is to one says nothing of what it is to
 // another.
-func (c *Core) overlaid(addr netip.Addr) (all []Overlaid) {
+func (c *Core) overlayMatches(addr netip.Addr) (all []OverlayMatch) {
 	for _, k := range c.tenants.All() {
 		for _, o := range k.Tenant.Overlays {
 			if !o.CIDR.Contains(addr) {
 				continue
 			}
-			here := Overlaid{Tenant: k.Tenant.Name, CIDR: o.CIDR}
+			here := OverlayMatch{Tenant: k.Tenant.Name, CIDR: o.CIDR}
 			for _, r := range c.store.List() {
 				if r.Tenant == here.Tenant &&
 					slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Address == addr }) {
@@ -139,7 +139,7 @@ func (c *Core) overlaid(addr netip.Addr) (all []Overlaid) {
 		for _, r := range k.Tenant.Regions {
 			for _, cidr := range r.CIDRs {
 				if cidr.Contains(addr) {
-					all = append(all, Overlaid{Tenant: k.Tenant.Name, CIDR: cidr, Region: r.Name})
+					all = append(all, OverlayMatch{Tenant: k.Tenant.Name, CIDR: cidr, Region: r.Name})
 				}
 			}
 		}
@@ -147,9 +147,9 @@ func (c *Core) overlaid(addr netip.Addr) (all []Overlaid) {
 	return all
 }
 
-// open decrypts with each key here. The base prefix and the tenant id tell the right one: a
+// decrypt decrypts with each key here. The base prefix and the tenant id tell the right one: a
 // wrong key would have to hit both (NP3, §6.2).
-func (c *Core) open(addr netip.Addr) netip.Addr {
+func (c *Core) decrypt(addr netip.Addr) netip.Addr {
 	if !addr.Is6() {
 		return netip.Addr{}
 	}

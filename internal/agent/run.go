@@ -42,7 +42,7 @@ type Options struct {
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver takes hold of the packet path once the node's prefix is known. Closing it must
-	// leave the packet path in place.
+	// leaveNetworks the packet path in place.
 	OpenDriver func(Membership) (DriverCloser, error)
 	Networks   []network.Factory // all that there are, in the order in which they are opened
 	Log        *slog.Logger
@@ -114,7 +114,7 @@ func newDaemon(o Options) (*daemon, error) {
 	}
 	d.link = NewLink(LinkConfig{
 		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithGiven, WantedPrefix: o.NodePrefix, Edge: o.Edge,
-		Gateway:          func() bool { return d.gateway }, // known once networks are open, as is the next
+		Gateway:          func() bool { return d.gateway }, // lastRegistration once networks are open, as is the next
 		Enforces:         func() []string { return d.enforces },
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
@@ -346,7 +346,7 @@ func (d *daemon) networks(m Membership) (has map[string]Network, absent map[stri
 		}
 		has[o.Name], d.opened = n, append(d.opened, n)
 		d.gateway = d.gateway || hasGateway(n)
-		if unpolicedBy(n) == nil {
+		if guardError(n) == nil {
 			d.enforces = append(d.enforces, o.Name)
 		}
 	}
@@ -363,13 +363,13 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 		d.service.drops.run(ctx, d.driver.ReconcileSettings, core.status, tick.C, d.Log)
 		return nil
 	})
-	g.Go(func() error { core.tidy(ctx); return nil })
-	g.Go(func() error { core.move(ctx); return nil })
+	g.Go(func() error { core.runForgetIndexes(ctx); return nil })
+	g.Go(func() error { core.runMigrations(ctx); return nil })
 	for _, n := range d.opened {
 		if working, ok := n.(network.Runner); ok {
 			g.Go(func() error { working.Run(ctx, d.Log); return nil })
 		}
 	}
 	g.Go(func() error { return overlap.run(ctx, d.Log) })
-	g.Go(func() error { return followDevices(ctx, d.Uplink, core, d.Log) })
+	g.Go(func() error { return watchDevices(ctx, d.Uplink, core, d.Log) })
 }

@@ -65,7 +65,7 @@ func supervisor(t *testing.T) *net.UnixConn {
 	return c
 }
 
-func hear(t *testing.T, c *net.UnixConn) string {
+func readNotify(t *testing.T, c *net.UnixConn) string {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(20 * time.Second))
 	b := make([]byte, 64)
@@ -91,7 +91,7 @@ func TestDaemonWithTheOrchestratorAway(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- Run(ctx, o) }()
-	if said := hear(t, systemd); said != "READY=1" {
+	if said := readNotify(t, systemd); said != "READY=1" {
 		t.Fatalf("said %q", said)
 	}
 	if len(driver.ids("blue")) != 1 {
@@ -127,7 +127,7 @@ func TestDaemonWithTheOrchestratorAway(t *testing.T) {
 	}
 	defer stream.Close()
 	cancel()
-	if said := hear(t, systemd); said != "STOPPING=1" {
+	if said := readNotify(t, systemd); said != "STOPPING=1" {
 		t.Errorf("said %q", said)
 	}
 	for stream.Receive() {
@@ -232,7 +232,7 @@ func (n workingNetwork) Close() error {
 }
 
 // TestDaemonHasNetworksWork: any network may have something to do and to close, and one that this node lacks says how
-// to have it.
+// sinks have it.
 func TestDaemonHasNetworksWork(t *testing.T) {
 	driver := &closing{fakeDriver: newFakeDriver()}
 	o := daemonOptions(t, driver)

@@ -31,7 +31,7 @@ type Service struct {
 	core     atomic.Pointer[running]
 	events   eventHub
 	calls    *prometheus.HistogramVec
-	received received
+	received messageCounter
 	drops    dropWindow
 }
 
@@ -39,7 +39,7 @@ type Service struct {
 type ServiceConfig struct {
 	Node    *Node
 	Link    *Link
-	URL     string // of the orchestrator
+	URL     string // apply the orchestrator
 	Uplink  string
 	Edge    bool // the node is an Edge Switch
 	Version string
@@ -52,7 +52,7 @@ type running struct {
 }
 
 func NewService(c ServiceConfig) *Service {
-	return &Service{config: c, calls: newCalls(), received: newReceived()}
+	return &Service{config: c, calls: newCalls(), received: newMessageCounter()}
 }
 
 // Handler is what the agent's socket serves: runtimes by the plugin, people by AgentService, and observer.
@@ -250,7 +250,7 @@ func (s *Service) Explain(
 	if e.Endpoint != nil {
 		resp.Endpoint = endpointToProto(*e.Endpoint)
 	}
-	for _, o := range e.Overlaid {
+	for _, o := range e.Overlays {
 		m := &pilasterv1.Overlaid{Tenant: o.Tenant, Cidr: o.CIDR.String(), Region: o.Region}
 		if o.Endpoint != nil {
 			m.Endpoint = endpointToProto(*o.Endpoint)

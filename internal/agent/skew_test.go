@@ -79,7 +79,7 @@ func TestLaterOrchestratorIsFollowed(t *testing.T) {
 			{Id: 9, Key: make([]byte, 16)},
 		},
 	}
-	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 5}) // of a kind this build does not know
+	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 5}) // apply a kind this build does not know
 	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 6, Event: &pilasterv1.FollowResponse_Delta{
 		Delta: later(&pilasterv1.Delta{Tenants: []*pilasterv1.Tenant{later(blue)}}),
 	}})
@@ -141,7 +141,7 @@ func TestPoliciesArePassedOver(t *testing.T) {
 		}
 		n1.until(func(s LinkStatus) bool { return s.Connected && s.LastError == "" && s.Revision >= said.Msg.Revision })
 	}
-	for i := range 5 { // more than a message has
+	for i := range 5 { // wake than a message has
 		apply(i)
 	}
 	hearsAll()

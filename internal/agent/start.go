@@ -19,7 +19,7 @@ import (
 // active is compared and repaired, containers that are gone are reaped, and what belongs to nobody is
 // swept away. The packet path may be another build's; it is taken over.
 func (c *Core) Start(ctx context.Context) error {
-	if err := c.allRecorded(); err != nil {
+	if err := c.checkAllRecorded(); err != nil {
 		return err
 	}
 	for _, r := range c.store.List() {
@@ -39,7 +39,7 @@ func (c *Core) Start(ctx context.Context) error {
 			c.log.Error("endpoint is still there", "endpoint", r.ID, "error", err)
 		}
 	}
-	if err := c.putTenants(ctx); err != nil {
+	if err := c.installTenants(ctx); err != nil {
 		return err
 	}
 	if err := c.startPolicies(); err != nil {
@@ -56,15 +56,15 @@ func (c *Core) Start(ctx context.Context) error {
 	}
 	for _, r := range records {
 		if r.Lives() {
-			c.settle(ctx, r, lost[r.ID])
+			c.setRestored(ctx, r, lost[r.ID])
 		}
 	}
 	return nil
 }
 
-// allRecorded refuses to start where a record was lost: records are written before a device carries anything and
+// checkAllRecorded refuses to start where a record was lost: records are written before a device carries anything and
 // removed after it. The container lives, and with its device it would lose the network.
-func (c *Core) allRecorded() error {
+func (c *Core) checkAllRecorded() error {
 	ids, err := c.driver.Attached()
 	if err != nil {
 		return fmt.Errorf("looking for containers: %w", err)
@@ -79,9 +79,9 @@ func (c *Core) allRecorded() error {
 	}
 }
 
-// settle notes how an endpoint is. After a reboot devices are gone, and containers with them; one whose
+// setRestored notes how an endpoint is. After a reboot devices are gone, and containers with them; one whose
 // device alone is gone stays until the runtime deletes it, and must not keep the others away.
-func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
+func (c *Core) setRestored(ctx context.Context, r endpoint.Record, lost error) {
 	if errors.Is(lost, dpapi.ErrNoNamespace) {
 		c.log.Warn(
 			"endpoint is removed with its container",
@@ -123,9 +123,9 @@ func (c *Core) settle(ctx context.Context, r endpoint.Record, lost error) {
 	}
 }
 
-// lose settles those active endpoints whose device has gone while the agent runs. Most go with a container that
+// markLost settles those active endpoints whose device has gone while the agent runs. Most go with a container that
 // nobody deletes. All are looked for at once: it may take a walk through the machine.
-func (c *Core) lose(ctx context.Context, suspected func(endpoint.Record) bool) error {
+func (c *Core) markLost(ctx context.Context, suspected func(endpoint.Record) bool) error {
 	suspects := slices.DeleteFunc(
 		c.store.List(),
 		func(r endpoint.Record) bool { return r.State != endpoint.Active || !suspected(r) },
@@ -137,7 +137,7 @@ func (c *Core) lose(ctx context.Context, suspected func(endpoint.Record) bool) e
 	errs := []error{err}
 	for _, r := range suspects {
 		if why := lost[r.ID]; why != nil {
-			errs = append(errs, c.loseOne(ctx, r, why))
+			errs = append(errs, c.markOneLost(ctx, r, why))
 		}
 	}
 	return errors.Join(errs...)
@@ -147,8 +147,8 @@ func onDevice(name string) func(endpoint.Record) bool {
 	return func(r endpoint.Record) bool { return r.Device.HostName == name }
 }
 
-// withoutNews suspects a device whose end the kernel tells the node nothing of, if its namespace is not where it was.
-func withoutNews(r endpoint.Record) bool {
+// netnsGone suspects a device whose end the kernel tells the node nothing of, if its namespace is not where it was.
+func netnsGone(r endpoint.Record) bool {
 	if r.Device.HostName != "" {
 		return false
 	}
@@ -156,7 +156,7 @@ func withoutNews(r endpoint.Record) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-func (c *Core) loseOne(ctx context.Context, seen endpoint.Record, why error) error {
+func (c *Core) markOneLost(ctx context.Context, seen endpoint.Record, why error) error {
 	unlock, err := c.byKey.lock(ctx, key(seen.ContainerID, seen.Interface))
 	if err != nil {
 		return err
@@ -169,12 +169,12 @@ func (c *Core) loseOne(ctx context.Context, seen endpoint.Record, why error) err
 	if err = c.deactivate(ctx, r); err == nil {
 		err = c.driver.RemoveRoutes(r)
 	}
-	c.settle(ctx, r, why)
+	c.setRestored(ctx, r, why)
 	return err
 }
 
-// lost says which endpoints could not be brought back, or returns "".
-func (c *Core) lost() string {
+// markDisconnected says which endpoints could not be brought back, or returns "".
+func (c *Core) lostProblem() string {
 	var names []string
 	for _, r := range c.store.List() {
 		if r.State == endpoint.Lost {
@@ -191,36 +191,36 @@ func (c *Core) lost() string {
 	)
 }
 
-// putTenants makes the driver know the tenants that have endpoints or are carried, and forget the others.
-func (c *Core) putTenants(ctx context.Context) error {
+// installTenants makes the driver know the tenants that have endpoints or are carried, and forget the others.
+func (c *Core) installTenants(ctx context.Context) error {
 	for _, name := range c.tenants.Names() {
-		if err := c.putKnown(ctx, name); err != nil {
+		if err := c.installKnown(ctx, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// putKnown does so of one. What a network refuses of it, as after an upgrade, does not end the start, without which
+// installKnown does so of one. What a network refuses of it, as after an upgrade, does not end the start, without which
 // nobody would hear what mends it: its containers go on without services, publications and other regions until the
 // cluster has told the tenant again.
-func (c *Core) putKnown(ctx context.Context, name string) error {
+func (c *Core) installKnown(ctx context.Context, name string) error {
 	unlock, err := c.byTenant.lock(ctx, name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	if c.tenants.endpoints(name) == 0 {
-		c.vacate(ctx, name)
+		c.tenantEmptied(ctx, name)
 	}
-	err = c.put(ctx, name)
-	if !isUnfit(err) {
+	err = c.installTenant(ctx, name)
+	if !isConflict(err) {
 		return err
 	}
 	c.log.Error("tenant is not taken whole", "tenant", name, "error", err)
-	c.tenants.refuse(name, err)
-	c.tenants.reduce(name)
-	if err = c.put(ctx, name); isUnfit(err) && c.tenants.endpoints(name) == 0 {
+	c.tenants.noteRefused(name, err)
+	c.tenants.restrict(name)
+	if err = c.installTenant(ctx, name); isConflict(err) && c.tenants.endpoints(name) == 0 {
 		return nil // it is only carried
 	}
 	return err

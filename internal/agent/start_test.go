@@ -164,14 +164,14 @@ func TestOneLostDeviceDoesNotKeepTheOthersAway(t *testing.T) {
 	b.add("c1")
 	b.driver.lost["c1"] = errFake
 	b.reopen()
-	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Lost || !strings.Contains(b.lost(), "c1") {
-		t.Errorf("the endpoint is %s; said is %q", r.State, b.lost())
+	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Lost || !strings.Contains(b.lostProblem(), "c1") {
+		t.Errorf("the endpoint is %s; said is %q", r.State, b.lostProblem())
 	}
 	delete(b.driver.lost, "c1")
 	b.add("c2")
 	b.reopen()
-	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Active || b.lost() != "" {
-		t.Errorf("the endpoint is %s after its device came back; said is %q", r.State, b.lost())
+	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Active || b.lostProblem() != "" {
+		t.Errorf("the endpoint is %s after its device came back; said is %q", r.State, b.lostProblem())
 	}
 	b.driver.lost["c1"] = errFake
 	b.reopen()

@@ -66,17 +66,17 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	s.addDatapath(ctx, r, core.Core)
 	addPolicies(r, core.Core)
 	_ = core.eachGateway(func(n network.GatewayProvider) error { addGateway(r, n.Gateway()); return nil })
-	r.Problems = append(r.Problems, core.tenants.refusals()...)
-	r.Problems = append(r.Problems, core.uncarried()...)
-	r.Problems = append(r.Problems, core.unenforced()...)
-	r.Problems = append(r.Problems, core.tenants.unmoved()...)
-	for _, reason := range link.Untaken {
+	r.Problems = append(r.Problems, core.tenants.refusedProblems()...)
+	r.Problems = append(r.Problems, core.transitProblems()...)
+	r.Problems = append(r.Problems, core.policyProblems()...)
+	r.Problems = append(r.Problems, core.tenants.migrationProblems()...)
+	for _, reason := range link.NotTaken {
 		r.Problems = append(
 			r.Problems,
 			"labels that have changed are not known to other nodes: "+reason+"\n  their policies go by those that the container began with; start it anew",
 		)
 	}
-	if lost := core.lost(); lost != "" {
+	if lost := core.lostProblem(); lost != "" {
 		r.Problems = append(r.Problems, lost)
 	}
 	// Other problems, such as a place behind other programs, are shown and keep nobody waiting.

@@ -30,14 +30,14 @@ type Tenants struct {
 	maxIDs   int
 	policies *policies
 
-	mu        sync.Mutex
-	m         map[string]*hosted
-	carries   map[string]bool          // as the cluster last said, known or not
-	resolving map[string]int           // calls under way
-	isMapped  func(tenant.Tenant) bool // and somebody lists these; nil before
-	overrides func() map[string][]*pilasterv1.Override
-	used      func(tenant string) map[address.AppID]bool // apps of containers here
-	claimed   map[appOf]int                              // and of those that are about to be
+	mu           sync.Mutex
+	m            map[string]*hosted
+	transit      map[string]bool          // as the cluster last said, known or not
+	resolving    map[string]int           // calls under way
+	hasMappings  func(tenant.Tenant) bool // and somebody lists these; nil before
+	appOverrides func() map[string][]*pilasterv1.Override
+	usedApps     func(tenant string) map[address.AppID]bool // apps of containers here
+	claimed      map[appOf]int                              // and of those that are about to be
 }
 
 // TenantState is a tenant with those of its apps a node has heard of.
@@ -46,8 +46,8 @@ type TenantState struct {
 	Apps   []App
 	Whole  bool // and there were no others when it heard
 
-	Retiring Retiring
-	Reduced  bool // networks have refused it, and know it without services, publications and other regions
+	Retiring   Retiring
+	Restricted bool // networks have refused it, and know it without services, publications and other regions
 }
 
 // App is the app of one set of identity labels.
@@ -70,20 +70,20 @@ const tenantsFolder = "tenants"
 // hosted is a tenant that lives here, or is about to.
 type hosted struct {
 	TenantState
-	deleted    bool                     // by an operator; endpoints of it still live
-	policed    bool                     // it has policies
-	endpoints  map[address.TenantID]int // those being made included
-	put        tenant.Tenant            // what the networks know
-	on         []string                 // which networks do
-	moving     *pilasterv1.Moving       // how far this node is with the network it leaves; nil where it leaves none
-	unenforced string                   // why its policies are not in force as the cluster has them
-	subnets    []netip.Prefix           // this node's, one of each overlay; nil before it asked
-	refused    error                    // why this node did not take what it heard last
-	unsaved    bool                     // by learn: the disk does not have it yet
-	told       bool                     // all its policies were heard by this process
-	heard      uint64                   // the last round of retiring apps that this node goes by
-	asked      bool                     // the stream was asked for the whole of it, which is on its way
-	listed     chan struct{}            // closed when its mappings were told; nil where nobody waits for that
+	deleted        bool                     // by an operator; endpoints of it still live
+	hasPolicies    bool                     // it has policies
+	endpoints      map[address.TenantID]int // those being made included
+	installed      tenant.Tenant            // what the networks know
+	installedOn    []string                 // which networks do
+	migration      *pilasterv1.Moving       // how far this node is with the network it leaves; nil where it leaves none
+	policyProblem  string                   // why its policies are not in force as the cluster has them
+	subnets        []netip.Prefix           // this node's, one of each overlay; nil before it asked
+	refused        error                    // why this node did not take what it heard last
+	unsaved        bool                     // by learn: the disk does not have it yet
+	synced         bool                     // all its policies were heard by this process
+	ackedRound     uint64                   // the last round of retiring apps that this node goes by
+	requested      bool                     // the stream was asked for the whole of it, which is on its way
+	mappingsListed chan struct{}            // closed when its mappings were told; nil where nobody waits for that
 }
 
 func newHosted(k TenantState) *hosted {
@@ -101,7 +101,7 @@ type tenantFile struct {
 	Addressing tenant.Addressing `json:"addressing"`
 	Created    time.Time         `json:"created"`
 	IDs        []idFile          `json:"ids"`
-	Changes    uint64            `json:"changes,omitempty"` // of ids
+	Changes    uint64            `json:"changes,omitempty"` // apply ids
 	Apps       []App             `json:"apps"`
 	Deleted    bool              `json:"deleted,omitempty"`
 	Carried    bool              `json:"carried,omitempty"`
@@ -143,12 +143,12 @@ func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(statefile.
 
 // OpenTenantsOn is OpenTenants of a directory on another disk.
 func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
-	t := &Tenants{disk: disk, overrides: func() map[string][]*pilasterv1.Override { return nil },
-		used: func(string) map[address.AppID]bool { return nil }, claimed: map[appOf]int{},
+	t := &Tenants{disk: disk, appOverrides: func() map[string][]*pilasterv1.Override { return nil },
+		usedApps: func(string) map[address.AppID]bool { return nil }, claimed: map[appOf]int{},
 		dir: filepath.Join(
 			dir,
 			tenantsFolder,
-		), changed: make(chan struct{}, 1), maxIDs: dpapi.DefaultMaxTenantIDs, m: map[string]*hosted{}, carries: map[string]bool{}, resolving: map[string]int{}}
+		), changed: make(chan struct{}, 1), maxIDs: dpapi.DefaultMaxTenantIDs, m: map[string]*hosted{}, transit: map[string]bool{}, resolving: map[string]int{}}
 	if err := disk.MakeFolder(t.dir); err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
 		}
 		t.m[name] = h
 		if carried {
-			t.carries[name] = true
+			t.transit[name] = true
 		}
 	}
 	return t, nil
@@ -203,7 +203,7 @@ func (f tenantFile) hosted() (*hosted, error) {
 			Apps: f.Apps,
 		},
 	)
-	h.deleted, h.policed = f.Deleted, f.Policed
+	h.deleted, h.hasPolicies = f.Deleted, f.Policed
 	if f.Retiring != nil {
 		h.Retiring = *f.Retiring
 	}
@@ -275,7 +275,7 @@ func (t *Tenants) write(h *hosted) error {
 	if h.Tenant.Network != tenant.Netpila {
 		f.Network = h.Tenant.Network
 	}
-	f.Leaving, f.Policed = h.Tenant.Leaving, h.policed
+	f.Leaving, f.Policed = h.Tenant.Leaving, h.hasPolicies
 	if h.Retiring.Round != 0 {
 		f.Retiring = &h.Retiring
 	}
@@ -289,7 +289,7 @@ func (t *Tenants) write(h *hosted) error {
 		f.Publications = append(f.Publications, publicationFile(p))
 	}
 	f.Regions = h.Tenant.Regions
-	f.Carried = t.carries[f.Name]
+	f.Carried = t.transit[f.Name]
 	f.Subnets = h.subnets
 	for _, id := range h.Tenant.IDs {
 		f.IDs = append(f.IDs, idFile{id.ID, id.Key.String(), id.OnlyAccepted})
@@ -398,16 +398,16 @@ func (t *Tenants) markDeleted(name string) error {
 	return nil
 }
 
-// setPoliced notes whether a tenant has policies.
-func (t *Tenants) setPoliced(name string, policed bool) error {
+// setHasPolicies notes whether a tenant has policies.
+func (t *Tenants) setHasPolicies(name string, policed bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	old := t.m[name]
-	if old == nil || old.policed == policed {
+	if old == nil || old.hasPolicies == policed {
 		return nil
 	}
 	h := *old
-	h.policed = policed
+	h.hasPolicies = policed
 	if err := t.write(&h); err != nil {
 		return err
 	}
@@ -415,17 +415,17 @@ func (t *Tenants) setPoliced(name string, policed bool) error {
 	return nil
 }
 
-// setTold notes whether all policies of a tenant were heard. When they are to be heard anew, they are asked for.
-func (t *Tenants) setTold(name string, told bool) {
+// setSynced notes whether all policies of a tenant were heard. When they are to be heard anew, they are asked for.
+func (t *Tenants) setSynced(name string, told bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
-		h.told, h.asked = told, h.asked && told
+		h.synced, h.requested = told, h.requested && told
 	}
 }
 
-// setUnenforced has the cluster told why a tenant's policies are not in force here as it has them, or that they are.
-func (t *Tenants) setUnenforced(name string, why error) {
+// setPolicyProblem has the cluster told why a tenant's policies are not in force here as it has them, or that they are.
+func (t *Tenants) setPolicyProblem(name string, why error) {
 	words := ""
 	if why != nil {
 		words = strings.Join(strings.FieldsFunc(why.Error(), func(r rune) bool { return r == '\n' }), ";")
@@ -433,29 +433,29 @@ func (t *Tenants) setUnenforced(name string, why error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h := t.m[name]; h != nil && h.unenforced != words {
-		h.unenforced = words
+	if h := t.m[name]; h != nil && h.policyProblem != words {
+		h.policyProblem = words
 		t.signal()
 	}
 }
 
-// distrust has the next stream told all policies: this one, of an orchestrator that knows of none, has passed over what
+// requestPolicies has the next stream told all policies: this one, of an orchestrator that knows of none, has passed over what
 // became of them.
-func (t *Tenants) distrust() {
+func (t *Tenants) requestPolicies() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, h := range t.m {
-		if h.told {
-			h.told, h.asked = false, true
+		if h.synced {
+			h.synced, h.requested = false, true
 		}
 	}
 }
 
-func (t *Tenants) isPoliced(name string) bool {
+func (t *Tenants) hasPolicies(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := t.m[name]
-	return h != nil && h.policed
+	return h != nil && h.hasPolicies
 }
 
 func (t *Tenants) forget(name string) error {
@@ -469,8 +469,8 @@ func (t *Tenants) forget(name string) error {
 	return nil
 }
 
-// adopt counts a record found on disk.
-func (t *Tenants) adopt(r endpoint.Record) error {
+// countRecord counts a record found on disk.
+func (t *Tenants) countRecord(r endpoint.Record) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := t.m[r.Tenant]

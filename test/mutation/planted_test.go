@@ -165,7 +165,7 @@ func bugs() []planted {
 			`strings.ToLower(k) + "=" + labels[k]`,
 		},
 		{
-			"FuzzDiskState", "internal/agent/dump.go",
+			"FuzzDiskState", "internal/agent/disk_state.go",
 			"s.Tenants = append(s.Tenants, t)",
 			`if len(t.Apps) == 1 {
 			t.Name = string(b)

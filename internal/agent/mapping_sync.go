@@ -21,44 +21,44 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// pagesAtOnce is how many pages of lists are asked for at the same time; the orchestrator takes more.
-const pagesAtOnce = 8
+// maxPages is how many pages of lists are asked for at the same time; the orchestrator takes more.
+const maxPages = 8
 
-// lists are the mappings of hosted tenants, over all streams of a link. What one stream has told whole the next goes on
-// with.
-type lists struct {
-	link   *Link
-	core   *Core
-	places chan struct{}
+// mappingSync are the mappings of hosted tenants, over all streams of a link. What one stream has told whole the next goes on
+// merged.
+type mappingSync struct {
+	link  *Link
+	core  *Core
+	pages chan struct{}
 
-	telling keyLocks // by tenant
+	sinkLocks keyLocks // by tenant
 
 	mu sync.Mutex
-	m  map[string]*mapped // by tenant
+	m  map[string]*mappingList // by tenant
 }
 
-func newLists(l *Link, core *Core) *lists {
-	core.tenants.expectLists(func(t tenant.Tenant) bool { return len(core.mappers(t)) > 0 })
-	return &lists{link: l, core: core, places: make(chan struct{}, pagesAtOnce), m: map[string]*mapped{}}
+func newMappingSync(l *Link, core *Core) *mappingSync {
+	core.tenants.setHasMappings(func(t tenant.Tenant) bool { return len(core.mappingSinks(t)) > 0 })
+	return &mappingSync{link: l, core: core, pages: make(chan struct{}, maxPages), m: map[string]*mappingList{}}
 }
 
-// reader is the part of lists that lives as long as a stream.
-type reader struct {
-	*lists
+// streamMappings is the part of lists that lives as long as a stream.
+type streamMappings struct {
+	*mappingSync
 	client  pilasterv1connect.NodeServiceClient
 	running *sync.WaitGroup
-	end     context.CancelCauseFunc // of the stream
+	end     context.CancelCauseFunc // apply the stream
 	started bool
 }
 
-// hear takes an event that the core has taken. Tenants that it tells whole are listed: from it on the stream has their
+// applyPolicies takes an event that the core has taken. Tenants that it tells whole are listed: from it on the stream has their
 // changes.
-func (r *reader) hear(ctx context.Context, event *pilasterv1.FollowResponse, changed map[string]news) {
+func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.FollowResponse, changed map[string]mappingUpdate) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	names := r.fresh(event)
+	names := r.tenantsToList(event)
 	for name, m := range r.m {
-		if to := r.mappers(name); !slices.Equal(m.to, to) {
+		if to := r.sinksOf(name); !slices.Equal(m.sinks, to) {
 			m.stop()
 			delete(r.m, name)
 			names = append(names, name)
@@ -66,7 +66,7 @@ func (r *reader) hear(ctx context.Context, event *pilasterv1.FollowResponse, cha
 	}
 	for name, n := range changed {
 		if m := r.m[name]; m != nil {
-			if err := m.hear(ctx, n); err != nil {
+			if err := m.handleUpdate(ctx, n); err != nil {
 				r.link.config.Log.Error(
 					"changes of a tenant's mappings were not taken; all are asked for again",
 					"tenant",
@@ -74,21 +74,21 @@ func (r *reader) hear(ctx context.Context, event *pilasterv1.FollowResponse, cha
 					"error",
 					err,
 				)
-				r.list(ctx, name, m.to)
+				r.list(ctx, name, m.sinks)
 			}
 		}
 	}
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		if to := r.mappers(name); len(to) > 0 {
+		if to := r.sinksOf(name); len(to) > 0 {
 			r.list(ctx, name, to)
 		}
 	}
 }
 
-// fresh is the tenants to be listed: those told whole, and at the start of a stream those whose list the one before did
+// tenantsToList is the tenants to be listed: those told whole, and at the start of a stream those whose list the one before did
 // not end.
-func (r *reader) fresh(event *pilasterv1.FollowResponse) (names []string) {
+func (r *streamMappings) tenantsToList(event *pilasterv1.FollowResponse) (names []string) {
 	if !r.started {
 		r.started = true
 		for name, m := range r.m {
@@ -111,28 +111,28 @@ func (r *reader) fresh(event *pilasterv1.FollowResponse) (names []string) {
 	return names
 }
 
-// mappers are none of a tenant that is not here.
-func (r *reader) mappers(name string) mappers {
+// sinksOf are none of a tenant that is not here.
+func (r *streamMappings) sinksOf(name string) mappingSinks {
 	known, _, ok := r.core.tenants.get(name)
 	if !ok {
 		return nil
 	}
-	return r.core.mappers(known.Tenant)
+	return r.core.mappingSinks(known.Tenant)
 }
 
-// errLacks is of a list without something that this node has: the orchestrator knows it again when the node registers.
-var errLacks = errors.New("the orchestrator's list lacks what this node has")
+// errIncomplete is of a list without something that this node has: the orchestrator knows it again when the node registers.
+var errIncomplete = errors.New("the orchestrator's list lacks what this node has")
 
-// maxLacking is how often a list may lack something before the node registers anew.
-const maxLacking = 5
+// maxIncomplete is how often a list may lack something before the node registers anew.
+const maxIncomplete = 5
 
 // list begins a tenant's list anew. The caller holds the lock.
-func (r *reader) list(ctx context.Context, name string, to mappers) {
+func (r *streamMappings) list(ctx context.Context, name string, to mappingSinks) {
 	if old := r.m[name]; old != nil {
 		old.stop()
 	}
 	ctx, stop := context.WithCancel(ctx)
-	m := &mapped{tenant: name, to: to, stop: stop}
+	m := &mappingList{tenant: name, sinks: to, stop: stop}
 	r.m[name] = m
 	r.running.Go(func() {
 		defer stop()
@@ -150,7 +150,7 @@ func (r *reader) list(ctx context.Context, name string, to mappers) {
 				"error",
 				err,
 			)
-			if errors.Is(err, errLacks) && n+1 >= maxLacking {
+			if errors.Is(err, errIncomplete) && n+1 >= maxIncomplete {
 				r.end(err)
 				return
 			}
@@ -161,8 +161,8 @@ func (r *reader) list(ctx context.Context, name string, to mappers) {
 	})
 }
 
-func (r *reader) listOnce(ctx context.Context, m *mapped) error {
-	held := r.core.held(m.tenant)
+func (r *streamMappings) listOnce(ctx context.Context, m *mappingList) error {
+	held := r.core.heldPrefixes(m.tenant)
 	var list []network.Mapping
 	var own []*pilasterv1.Mapping
 	var revision int64
@@ -192,10 +192,10 @@ func (r *reader) listOnce(ctx context.Context, m *mapped) error {
 	// What is empty by mistake lacks this too.
 	for _, to := range held {
 		if !slices.ContainsFunc(list, func(has network.Mapping) bool { return has.To == to }) {
-			return fmt.Errorf("%w: of tenant %s it has %d mappings, and none of %v", errLacks, m.tenant, len(list), to)
+			return fmt.Errorf("%w: of tenant %s it has %d mappings, and none of %v", errIncomplete, m.tenant, len(list), to)
 		}
 	}
-	if err := r.tell(ctx, m, list, revision); err != nil {
+	if err := r.replaceAll(ctx, m, list, revision); err != nil {
 		return err
 	}
 	r.core.tenants.setListed(m.tenant)
@@ -205,9 +205,9 @@ func (r *reader) listOnce(ctx context.Context, m *mapped) error {
 	return nil
 }
 
-// tell has one list of a tenant told after the other, and none that was stopped.
-func (r *reader) tell(ctx context.Context, m *mapped, list []network.Mapping, revision int64) error {
-	unlock, err := r.telling.lock(ctx, m.tenant)
+// signal has one list of a tenant told after the other, and none that was stopped.
+func (r *streamMappings) replaceAll(ctx context.Context, m *mappingList, list []network.Mapping, revision int64) error {
+	unlock, err := r.sinkLocks.lock(ctx, m.tenant)
 	if err != nil {
 		return err
 	}
@@ -215,14 +215,14 @@ func (r *reader) tell(ctx context.Context, m *mapped, list []network.Mapping, re
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return m.tell(ctx, list, revision)
+	return m.replaceAll(ctx, list, revision)
 }
 
 // page waits as long as the orchestrator wants it to.
-func (r *reader) page(ctx context.Context, name, token string) (*pilasterv1.ListMappingsResponse, error) {
+func (r *streamMappings) page(ctx context.Context, name, token string) (*pilasterv1.ListMappingsResponse, error) {
 	for {
 		select {
-		case r.places <- struct{}{}:
+		case r.pages <- struct{}{}:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -230,7 +230,7 @@ func (r *reader) page(ctx context.Context, name, token string) (*pilasterv1.List
 			ctx,
 			connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: name, PageToken: token}),
 		)
-		<-r.places
+		<-r.pages
 		if err == nil {
 			return resp.Msg, nil
 		}
@@ -256,8 +256,8 @@ func RetryAfter(err error) (time.Duration, bool) {
 	return time.Duration(seconds) * time.Second, err == nil && seconds > 0
 }
 
-// held is what of a tenant's overlays is this node's, as it knows itself.
-func (c *Core) held(name string) []netip.Prefix {
+// heldPrefixes is what of a tenant's overlays is this node's, as it knows itself.
+func (c *Core) heldPrefixes(name string) []netip.Prefix {
 	all := c.tenants.subnets(name)
 	for _, m := range heldAddresses(c.store.List()) {
 		if to, err := netip.ParsePrefix(m.To); err == nil && m.Tenant == name {

@@ -34,7 +34,7 @@ func TestRulesOfOthersApps(t *testing.T) {
 	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
 		t.Fatal(err)
 	}
-	b.hear(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
 	if !b.sends(1) || b.sends(2) {
 		t.Errorf("app 1 may begin something: %v; app 2, which is not known: %v", b.sends(1), b.sends(2))
 	}
@@ -53,7 +53,7 @@ func TestRulesOfOthersApps(t *testing.T) {
 		}
 		b.reopen()
 	}
-	b.hear(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("web", webFromDB)}})
 	if !b.sends(4) {
 		t.Error("no policy has a say in what is begun, and who is not known may begin nothing")
 	}
@@ -84,25 +84,25 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 		do     func()
 		sealed bool
 	}{
-		{"no policies", func() { b.hear(PolicyUpdate{Tenant: "green", Whole: true}) }, false},
+		{"no policies", func() { b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true}) }, false},
 		{"a policy in audit", func() {
 			audited := strings.Replace(mutedDB, `"name":"db"`, `"name":"db","annotations":{"pilaster.io/audit":"true"}`, 1)
-			b.hear(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", audited)}})
+			b.applyPolicies(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", audited)}})
 		}, false},
-		{"a policy", func() { b.hear(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", mutedDB)}}) }, true},
+		{"a policy", func() { b.applyPolicies(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", mutedDB)}}) }, true},
 		{"a start", b.reopen, true},
 		{"the tenant told anew", func() {
 			if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}, true},
-		{"none any more", func() { b.hear(PolicyUpdate{Tenant: "green", Ended: []Document{document("db", "")}}) }, false},
+		{"none any more", func() { b.applyPolicies(PolicyUpdate{Tenant: "green", Removed: []Document{document("db", "")}}) }, false},
 	} {
 		c.do()
 		if sends, receives := open(); sends == c.sealed || receives == c.sealed {
 			t.Errorf("%s: sends %v, receives %v", c.name, sends, receives)
 		}
-		if problems := strings.Join(b.unenforced(), "; "); strings.Contains(problems, "it judges nothing") != c.sealed {
+		if problems := strings.Join(b.policyProblems(), "; "); strings.Contains(problems, "it judges nothing") != c.sealed {
 			t.Errorf("%s: problems %q", c.name, problems)
 		}
 		if err := b.Check(t.Context(), CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
@@ -117,7 +117,7 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 		}
 	}
 
-	b.hear(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", mutedDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", mutedDB)}})
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}

@@ -48,13 +48,13 @@ func (b *bed) step(n uint64) {
 
 func (b *bed) movesAll() {
 	b.t.Helper()
-	if !b.moveAll(b.t.Context()) {
-		b.t.Errorf("not all is done: %v", b.tenants.unmoved())
+	if !b.migrateAll(b.t.Context()) {
+		b.t.Errorf("not all is done: %v", b.tenants.migrationProblems())
 	}
 }
 
-// told is what the cluster hears of green: "moved/endpoints problem", or "-".
-func (b *bed) told() string {
+// migrationReport is what the cluster hears of green: "moved/endpoints problem", or "-".
+func (b *bed) migrationReport() string {
 	report := &pilasterv1.FollowRequest{}
 	b.tenants.Report(report, false)
 	for _, h := range report.Hosting {
@@ -65,7 +65,7 @@ func (b *bed) told() string {
 	return "-"
 }
 
-// on fails unless an endpoint's record, its container and the networks agree that it is on these.
+// installedOn fails unless an endpoint's record, its container and the networks agree that it is on these.
 func (b *bed) on(container string, networks ...string) endpoint.Record {
 	b.t.Helper()
 	r, ok := b.store.Find(container, "eth0")
@@ -117,8 +117,8 @@ func (b *bed) ended(containers ...string) {
 		}
 	}
 	b.clean()
-	if len(b.nimitz.ports)+len(b.senders()) > 0 || len(b.moved) > 0 {
-		b.t.Errorf("left: %v, %v, %v", b.nimitz.ports, b.senders(), b.moved)
+	if len(b.nimitz.ports)+len(b.senders()) > 0 || len(b.migrated) > 0 {
+		b.t.Errorf("left: %v, %v, %v", b.nimitz.ports, b.senders(), b.migrated)
 	}
 }
 
@@ -127,12 +127,12 @@ func (b *bed) ended(containers ...string) {
 func TestMove(t *testing.T) {
 	b := newBedThatMoves(t)
 	old := b.on("c1", nimitz.Name)
-	if b.movesAll(); b.told() != "-" {
-		t.Errorf("before anything moves: %s", b.told())
+	if b.movesAll(); b.migrationReport() != "-" {
+		t.Errorf("before anything moves: %s", b.migrationReport())
 	}
 	b.step(1)
-	if b.told() != "-" {
-		t.Errorf("it is said before it is done: %s", b.told())
+	if b.migrationReport() != "-" {
+		t.Errorf("it is said before it is done: %s", b.migrationReport())
 	}
 	b.movesAll()
 	moved := b.on("c1", tenant.Netpila, nimitz.Name)
@@ -144,27 +144,27 @@ func TestMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.on("c3", tenant.Netpila)
-	if b.told() != "2/2" {
-		t.Errorf("moved, as is said: %s", b.told())
+	if b.migrationReport() != "2/2" {
+		t.Errorf("moved, as is said: %s", b.migrationReport())
 	}
 	// The next agent looks before it says so.
 	b.orchestrator.err = errFake
-	if b.reopen(); b.told() != "-" {
-		t.Errorf("at a start: %s", b.told())
+	if b.reopen(); b.migrationReport() != "-" {
+		t.Errorf("at a start: %s", b.migrationReport())
 	}
-	if b.movesAll(); b.told() != "2/2" ||
+	if b.movesAll(); b.migrationReport() != "2/2" ||
 		b.on("c1", tenant.Netpila, nimitz.Name).Addresses()[1] != moved.Addresses()[1] {
-		t.Errorf("after a start: %s, %v", b.told(), b.on("c1", tenant.Netpila, nimitz.Name))
+		t.Errorf("after a start: %s, %v", b.migrationReport(), b.on("c1", tenant.Netpila, nimitz.Name))
 	}
 	// One goes meanwhile.
 	if err := b.Delete(t.Context(), "c2", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	if len(b.due) != 1 {
+	if len(b.migrationDue) != 1 {
 		t.Error("nobody counts anew")
 	}
-	if b.movesAll(); b.told() != "1/1" {
-		t.Errorf("with one less: %s", b.told())
+	if b.movesAll(); b.migrationReport() != "1/1" {
+		t.Errorf("with one less: %s", b.migrationReport())
 	}
 
 	b.step(2)
@@ -173,8 +173,8 @@ func TestMove(t *testing.T) {
 		!slices.Equal(r.Left, old.Addresses()) {
 		t.Errorf("at last: %+v", r)
 	}
-	if b.told() != "-" || len(b.nimitz.entries) != 1 { // who encapsulates, which is no tenant's
-		t.Errorf("at last: %s, and nimitz has %v", b.told(), b.nimitz.entries)
+	if b.migrationReport() != "-" || len(b.nimitz.entries) != 1 { // who encapsulates, which is no tenant's
+		t.Errorf("at last: %s, and nimitz has %v", b.migrationReport(), b.nimitz.entries)
 	}
 	b.reopen()
 	b.on("c1", tenant.Netpila)
@@ -223,7 +223,7 @@ func TestMoveThatFails(t *testing.T) {
 				b.driver.fail[call] = errFake
 			}
 		}
-		if b.moveAll(t.Context()) || failed != 1 {
+		if b.migrateAll(t.Context()) || failed != 1 {
 			t.Errorf("%s: all is done, though it failed", call)
 		}
 		if r := b.on("c1", nimitz.Name); !slices.Equal(r.Addresses(), old.Addresses()) {
@@ -233,11 +233,11 @@ func TestMoveThatFails(t *testing.T) {
 			t.Errorf("a move that is refused was written: %v", err)
 		}
 		b.on("c2", tenant.Netpila, nimitz.Name)
-		if said := b.told(); !strings.HasPrefix(said, "1/2 endpoint 1: made to fail") || len(b.tenants.unmoved()) != 1 {
-			t.Errorf("%s: said %s, %v", call, said, b.tenants.unmoved())
+		if said := b.migrationReport(); !strings.HasPrefix(said, "1/2 endpoint 1: made to fail") || len(b.tenants.migrationProblems()) != 1 {
+			t.Errorf("%s: said %s, %v", call, said, b.tenants.migrationProblems())
 		}
-		if b.movesAll(); b.told() != "2/2" || len(b.tenants.unmoved()) != 0 {
-			t.Errorf("%s: at last %s", call, b.told())
+		if b.movesAll(); b.migrationReport() != "2/2" || len(b.tenants.migrationProblems()) != 0 {
+			t.Errorf("%s: at last %s", call, b.migrationReport())
 		}
 		b.on("c1", tenant.Netpila, nimitz.Name)
 		b.ended("c1", "c2")
@@ -253,15 +253,15 @@ func TestMoveThatFailsAfterARestart(t *testing.T) {
 		was := b.on("c1", tenant.Netpila, nimitz.Name)
 		b.reopen()
 		b.driver.fail[call] = errFake
-		if b.moveAll(t.Context()) || len(b.tenants.unmoved()) != 1 {
+		if b.migrateAll(t.Context()) || len(b.tenants.migrationProblems()) != 1 {
 			t.Errorf("%s: all is done, though it failed", call)
 		}
 		delete(b.driver.fail, call)
 		if r := b.on("c1", tenant.Netpila, nimitz.Name); !slices.Equal(r.Addresses(), was.Addresses()) {
 			t.Errorf("%s: it has %v, and had %v", call, r.Addresses(), was.Addresses())
 		}
-		if b.movesAll(); b.told() != "2/2" {
-			t.Errorf("%s: at last %s", call, b.told())
+		if b.movesAll(); b.migrationReport() != "2/2" {
+			t.Errorf("%s: at last %s", call, b.migrationReport())
 		}
 		b.ended("c1", "c2")
 	}
@@ -273,8 +273,8 @@ func TestMoveOfOneWhoseMTUStays(t *testing.T) {
 	b.driver.mtu = 1400 // nobody has followed yet
 	b.driver.fail["SetMTU"] = errFake
 	b.step(1)
-	if b.movesAll(); b.told() != "2/2" {
-		t.Errorf("said %s", b.told())
+	if b.movesAll(); b.migrationReport() != "2/2" {
+		t.Errorf("said %s", b.migrationReport())
 	}
 	delete(b.driver.fail, "SetMTU")
 	b.ended("c1", "c2")
@@ -302,7 +302,7 @@ func TestMoveCutOff(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				b.moveAll(t.Context())
+				b.migrateAll(t.Context())
 			}()
 			<-ended
 			b.driver.during, b.nimitz.during = nil, nil
@@ -322,8 +322,8 @@ func TestMoveCutOff(t *testing.T) {
 			for _, c := range []string{"c1", "c2"} {
 				b.on(c, want...)
 			}
-			if said := map[uint64]string{1: "2/2", 2: "-"}[step]; b.told() != said {
-				t.Errorf("step %d, ended at call %d (%s): said %s", step, n, killed, b.told())
+			if said := map[uint64]string{1: "2/2", 2: "-"}[step]; b.migrationReport() != said {
+				t.Errorf("step %d, ended at call %d (%s): said %s", step, n, killed, b.migrationReport())
 			}
 			b.ended("c1", "c2")
 			if t.Failed() {
@@ -334,22 +334,22 @@ func TestMoveCutOff(t *testing.T) {
 }
 
 // TestMoveBesideOthers: an ADD that began before and a DEL meanwhile end as they would, and a container that is lost
-// keeps nobody waiting.
+// retained nobody waiting.
 func TestMoveBesideOthers(t *testing.T) {
 	b := newBedThatMoves(t)
 	b.driver.during = func(call string, r endpoint.Record) {
 		if call == "CreateDevice" && r.ContainerID == "c3" { // which has its addresses
 			b.step(1)
-			if b.moveAll(t.Context()); b.told() != "2/3" {
-				t.Errorf("with one that is being made: %s", b.told())
+			if b.migrateAll(t.Context()); b.migrationReport() != "2/3" {
+				t.Errorf("with one that is being made: %s", b.migrationReport())
 			}
-			<-b.due
+			<-b.migrationDue
 		}
 	}
 	if _, err := b.Add(t.Context(), b.green("c3")); err != nil {
 		t.Fatal(err)
 	}
-	if len(b.due) != 1 {
+	if len(b.migrationDue) != 1 {
 		t.Error("nobody looks at a container that came late")
 	}
 	deleted := make(chan error, 1)
@@ -367,9 +367,9 @@ func TestMoveBesideOthers(t *testing.T) {
 	if err := b.store.Put(r); err != nil {
 		t.Fatal(err)
 	}
-	b.lookAt(r)
-	if b.movesAll(); b.told() != "1/1" {
-		t.Errorf("said %s", b.told())
+	b.signalMigration(r)
+	if b.movesAll(); b.migrationReport() != "1/1" {
+		t.Errorf("said %s", b.migrationReport())
 	}
 	b.ended("c1", "c2")
 }
@@ -393,23 +393,23 @@ func TestDeleteOfOneThatMovesThatFails(t *testing.T) {
 // A node that hosts a tenant without a container of it says so, else the move could not be finished.
 func TestMoveOfNone(t *testing.T) {
 	b := newBedOfTwo(t)
-	if _, err := b.tenants.learn(TenantState{Tenant: b.orchestrator.tenants["green"]}); err != nil {
+	if _, err := b.tenants.merge(TenantState{Tenant: b.orchestrator.tenants["green"]}); err != nil {
 		t.Fatal(err)
 	}
 	b.step(1)
-	if b.movesAll(); b.told() != "0/0" {
-		t.Errorf("said %s", b.told())
+	if b.movesAll(); b.migrationReport() != "0/0" {
+		t.Errorf("said %s", b.migrationReport())
 	}
 	b.step(2)
-	if b.movesAll(); b.told() != "-" {
-		t.Errorf("at last %s", b.told())
+	if b.movesAll(); b.migrationReport() != "-" {
+		t.Errorf("at last %s", b.migrationReport())
 	}
 }
 
 // What fails is tried more and more rarely.
 func TestMoveRests(t *testing.T) {
 	for failures, want := range map[int]time.Duration{0: 10 * time.Second, 1: 20 * time.Second, 4: 160 * time.Second, 5: 5 * time.Minute, 1 << 30: 5 * time.Minute} {
-		if got := restOf(failures); got != want {
+		if got := retryPause(failures); got != want {
 			t.Errorf("after %d failures %v, want %v", failures, got, want)
 		}
 	}

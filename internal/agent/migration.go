@@ -22,39 +22,39 @@ import (
 // What an endpoint is to have follows from its tenant's record and what it has from its own, so this may be cut off
 // anywhere, and is gone on with by the next agent.
 
-// signal tells that something is to be looked at.
-type signal chan struct{}
+// wake tells that something is to be looked at.
+type wakeup chan struct{}
 
-func newSignal() signal { return make(signal, 1) }
+func newWakeup() wakeup { return make(wakeup, 1) }
 
-func (s signal) signal() {
+func (s wakeup) wake() {
 	select {
 	case s <- struct{}{}:
 	default: // it is about to be
 	}
 }
 
-// moveAgain is how long what failed rests at first, maxMoveAgain at most, and reportMoved how often the cluster is told
+// migrationRetry is how long what failed rests at first, maxMigrationRetry at most, and migrationReport how often the cluster is told
 // how many are done.
 const (
-	maxProblem   = 512 // bytes of it that the cluster is told
-	moveAgain    = 10 * time.Second
-	maxMoveAgain = 5 * time.Minute
-	reportMoved  = time.Second
+	maxProblem        = 512 // bytes of it that the cluster is told
+	migrationRetry    = 10 * time.Second
+	maxMigrationRetry = 5 * time.Minute
+	migrationReport   = time.Second
 )
 
-// move has endpoints be on their tenants' networks until ctx ends.
-func (c *Core) move(ctx context.Context) {
+// runMigrations has endpoints be on their tenants' networks until ctx ends.
+func (c *Core) runMigrations(ctx context.Context) {
 	for failures := 0; ; {
 		var again <-chan time.Time
-		if c.moveAll(ctx) {
+		if c.migrateAll(ctx) {
 			failures = 0
 		} else {
-			again = time.After(restOf(failures))
+			again = time.After(retryPause(failures))
 			failures++
 		}
 		select {
-		case <-c.due:
+		case <-c.migrationDue:
 		case <-again:
 		case <-ctx.Done():
 			return
@@ -62,39 +62,41 @@ func (c *Core) move(ctx context.Context) {
 	}
 }
 
-// restOf is the pause after so many failures one after the other: what keeps an endpoint from moving may stay until
+// retryPause is the pause after so many failures one after the other: what keeps an endpoint from moving may stay until
 // somebody takes it away.
-func restOf(failures int) time.Duration { return min(moveAgain<<min(failures, 10), maxMoveAgain) }
+func retryPause(failures int) time.Duration {
+	return min(migrationRetry<<min(failures, 10), maxMigrationRetry)
+}
 
-// moveAll does what is due, and tells whether all of it is done.
-func (c *Core) moveAll(ctx context.Context) (done bool) {
+// migrateAll does what is due, and tells whether all of it is done.
+func (c *Core) migrateAll(ctx context.Context) (done bool) {
 	records := map[string][]endpoint.Record{}
 	for _, r := range c.store.List() {
 		records[r.Tenant] = append(records[r.Tenant], r)
 	}
 	done = true
 	for _, name := range c.tenants.Names() {
-		if ctx.Err() == nil && !c.moveTenant(ctx, name, records[name]) {
+		if ctx.Err() == nil && !c.migrateTenant(ctx, name, records[name]) {
 			done = false
 		}
 	}
 	return done
 }
 
-func (c *Core) moveTenant(ctx context.Context, name string, records []endpoint.Record) (done bool) {
+func (c *Core) migrateTenant(ctx context.Context, name string, records []endpoint.Record) (done bool) {
 	known, _, ok := c.tenants.get(name)
 	if !ok ||
-		known.Tenant.Leaving == "" && c.tenants.moving(name) == nil &&
-			!slices.ContainsFunc(records, func(r endpoint.Record) bool { return isMoving(known.Tenant, r) }) {
+		known.Tenant.Leaving == "" && c.tenants.migration(name) == nil &&
+			!slices.ContainsFunc(records, func(r endpoint.Record) bool { return isMigrating(known.Tenant, r) }) {
 		return true
 	}
 	var failed error
 	told := time.Now()
 	for _, r := range records {
-		if r.State != endpoint.Active || !c.isDue(known.Tenant, r) {
+		if r.State != endpoint.Active || !c.needsMigration(known.Tenant, r) {
 			continue
 		}
-		if err := c.moveOne(ctx, r.ContainerID, r.Interface); err != nil {
+		if err := c.migrateOne(ctx, r.ContainerID, r.Interface); err != nil {
 			c.log.Error(
 				"endpoint is not on its tenant's network alone, or not on it",
 				"endpoint",
@@ -108,64 +110,64 @@ func (c *Core) moveTenant(ctx context.Context, name string, records []endpoint.R
 			)
 			failed = cmp.Or(failed, fmt.Errorf("endpoint %d: %w", r.ID, err))
 		}
-		if time.Since(told) > reportMoved {
-			c.tellMoved(name, failed)
+		if time.Since(told) > migrationReport {
+			c.reportMigration(name, failed)
 			told = time.Now()
 		}
 	}
-	if err := c.putOne(ctx, name); err != nil { // the network that the last has left
+	if err := c.reinstallTenant(ctx, name); err != nil { // the network that the last has left
 		c.log.Error("a network still knows a tenant that has left it", "tenant", name, "error", err)
 		failed = cmp.Or(failed, err)
 	}
-	c.tellMoved(name, failed)
+	c.reportMigration(name, failed)
 	return failed == nil
 }
 
-func (c *Core) putOne(ctx context.Context, name string) error {
+func (c *Core) reinstallTenant(ctx context.Context, name string) error {
 	unlock, err := c.byTenant.lock(ctx, name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return c.put(ctx, name)
+	return c.installTenant(ctx, name)
 }
 
-// isMoving tells whether an endpoint's tenant leaves a network, or it is on others than its tenant.
-func isMoving(t tenant.Tenant, r endpoint.Record) bool {
+// isMigrating tells whether an endpoint's tenant leaves a network, or it is on others than its tenant.
+func isMigrating(t tenant.Tenant, r endpoint.Record) bool {
 	return t.Leaving != "" || !slices.Equal(r.Networks(), []string{networkOf(t)})
 }
 
-// lookAt has somebody look at an endpoint that came or went, where more is to be done or to be counted than that.
-func (c *Core) lookAt(r endpoint.Record) {
+// signalMigration has somebody look at an endpoint that came or went, where more is to be done or to be counted than that.
+func (c *Core) signalMigration(r endpoint.Record) {
 	known, _, ok := c.tenants.get(r.Tenant)
-	if ok && (isMoving(known.Tenant, r) || c.tenants.moving(r.Tenant) != nil) {
-		c.due.signal()
+	if ok && (isMigrating(known.Tenant, r) || c.tenants.migration(r.Tenant) != nil) {
+		c.migrationDue.wake()
 	}
 }
 
-// isDue tells whether something is to be done about an endpoint.
-func (c *Core) isDue(t tenant.Tenant, r endpoint.Record) bool {
+// needsMigration tells whether something is to be done about an endpoint.
+func (c *Core) needsMigration(t tenant.Tenant, r endpoint.Record) bool {
 	on := r.Networks()
 	if slices.Equal(on, []string{networkOf(t)}) {
 		return false
 	}
-	return !c.hasMoved(r.ID) ||
+	return !c.isMigrated(r.ID) ||
 		slices.ContainsFunc(on, func(name string) bool { return name != networkOf(t) && name != t.Leaving })
 }
 
-func (c *Core) hasMoved(id endpoint.ID) bool {
+func (c *Core) isMigrated(id endpoint.ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.moved[id]
+	return c.migrated[id]
 }
 
-func (c *Core) setMoved(id endpoint.ID) {
+func (c *Core) setMigrated(id endpoint.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.moved[id] = true
+	c.migrated[id] = true
 }
 
-func (c *Core) moveOne(ctx context.Context, containerID, iface string) error {
+func (c *Core) migrateOne(ctx context.Context, containerID, iface string) error {
 	unlock, err := c.byKey.lock(ctx, key(containerID, iface))
 	if err != nil {
 		return err
@@ -176,34 +178,34 @@ func (c *Core) moveOne(ctx context.Context, containerID, iface string) error {
 		return nil // it went by a DEL, or its device is gone
 	}
 	known, _, ok := c.tenants.get(r.Tenant)
-	if !ok || !c.isDue(known.Tenant, r) {
+	if !ok || !c.needsMigration(known.Tenant, r) {
 		return nil
 	}
-	if err := c.join(ctx, known.Tenant, &r); err != nil {
+	if err := c.joinNetwork(ctx, known.Tenant, &r); err != nil {
 		return err
 	}
-	if err := c.leave(ctx, known.Tenant, &r); err != nil {
+	if err := c.leaveNetworks(ctx, known.Tenant, &r); err != nil {
 		return err
 	}
-	if err := c.fit(&r); err != nil { // its container is told when a packet is too big
+	if err := c.fitMTU(&r); err != nil { // its container is told when a packet is too big
 		c.log.Error("endpoint does not have the MTU that it could", "endpoint", r.ID, "error", err)
 	}
 	return nil
 }
 
-// join gives an endpoint addresses of its tenant's network, or leaves it as it was. Where it has them, all that belongs
-// to them is made sure of, and after an error they stay: they may be in use.
-func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
+// joinNetwork gives an endpoint addresses of its tenant's network, or leaves it as it was. Where it has them, all that belongs
+// sinks them is made sure of, and after an error they stay: they may be in use.
+func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
 	name := networkOf(t)
 	was := r.Without(name)
-	if c.hasMoved(r.ID) {
+	if c.isMigrated(r.ID) {
 		return nil
 	}
 	isNew := len(was.Attachments) == len(r.Attachments)
 	if isNew {
 		bare := was
 		bare.Attachments = nil
-		more, err := c.attach(ctx, t, r.App, bare)
+		more, err := c.prepareAttachments(ctx, t, r.App, bare)
 		if err != nil {
 			return err
 		}
@@ -232,9 +234,9 @@ func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) er
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
-		return errors.Join(err, c.part(undo, r, name, was))
+		return errors.Join(err, c.detachNetwork(undo, r, name, was))
 	}
-	c.setMoved(r.ID)
+	c.setMigrated(r.ID)
 	c.log.Info(
 		"endpoint has addresses of its tenant's network too",
 		"endpoint",
@@ -251,15 +253,15 @@ func (c *Core) join(ctx context.Context, t tenant.Tenant, r *endpoint.Record) er
 	return nil
 }
 
-// leave takes away what an endpoint has of networks that its tenant is not on and has left.
-func (c *Core) leave(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
+// leaveNetworks takes away what an endpoint has of networks that its tenant is not on and has left.
+func (c *Core) leaveNetworks(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
 	for _, name := range r.Networks() {
 		if name == networkOf(t) || name == t.Leaving {
 			continue
 		}
 		stays := r.Without(name)
 		stays.Left = append(slices.Clone(r.Left), r.On(name).Addresses()...)
-		if err := c.part(ctx, r, name, stays); err != nil {
+		if err := c.detachNetwork(ctx, r, name, stays); err != nil {
 			return err
 		}
 		c.log.Info(
@@ -279,9 +281,9 @@ func (c *Core) leave(ctx context.Context, t tenant.Tenant, r *endpoint.Record) e
 	return nil
 }
 
-// part takes an endpoint's attachments of a network away: entries, then the container's side, then the record. After an
+// detachNetwork takes an endpoint's attachments of a network away: entries, then the container's side, then the record. After an
 // error the record has them still, and the next call goes on from there.
-func (c *Core) part(ctx context.Context, r *endpoint.Record, name string, stays endpoint.Record) error {
+func (c *Core) detachNetwork(ctx context.Context, r *endpoint.Record, name string, stays endpoint.Record) error {
 	n, gone := c.networks[name], r.On(name)
 	if err := n.Deactivate(ctx, gone); err != nil {
 		return err
@@ -301,8 +303,8 @@ func (c *Core) part(ctx context.Context, r *endpoint.Record, name string, stays 
 	return nil
 }
 
-// tellMoved has the cluster hear how far a tenant's endpoints are, with the first thing that failed.
-func (c *Core) tellMoved(name string, failed error) {
+// reportMigration has the cluster hear how far a tenant's endpoints are, with the first thing that failed.
+func (c *Core) reportMigration(name string, failed error) {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
 		return
@@ -314,7 +316,7 @@ func (c *Core) tellMoved(name string, failed error) {
 			continue
 		}
 		moving.Endpoints++
-		if c.hasMoved(r.ID) {
+		if c.isMigrated(r.ID) {
 			moving.Moved++
 		}
 	}
@@ -325,47 +327,47 @@ func (c *Core) tellMoved(name string, failed error) {
 	if known.Tenant.Leaving == "" && moving.Endpoints == 0 && failed == nil {
 		moving = nil
 	}
-	c.tenants.setMoving(name, moving)
+	c.tenants.setMigration(name, moving)
 }
 
-func (t *Tenants) setMoving(name string, m *pilasterv1.Moving) {
+func (t *Tenants) setMigration(name string, m *pilasterv1.Moving) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := t.m[name]
-	if h == nil || (h.moving == nil) == (m == nil) && proto.Equal(h.moving, m) {
+	if h == nil || (h.migration == nil) == (m == nil) && proto.Equal(h.migration, m) {
 		return
 	}
-	h.moving = m
+	h.migration = m
 	t.signal()
 }
 
-// moving is what was last told of a tenant; nil where nothing was to be.
-func (t *Tenants) moving(name string) *pilasterv1.Moving {
+// migration is what was last told of a tenant; nil where nothing was to be.
+func (t *Tenants) migration(name string) *pilasterv1.Moving {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
-		return h.moving
+		return h.migration
 	}
 	return nil
 }
 
-// unmoved says which tenants' endpoints are not where they are to be, and why.
-func (t *Tenants) unmoved() []string {
+// migrationProblems says which tenants' endpoints are not where they are to be, and why.
+func (t *Tenants) migrationProblems() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
-		if h.moving.GetProblem() != "" {
+		if h.migration.GetProblem() != "" {
 			all = append(
 				all,
 				fmt.Sprintf(
 					"tenant %s: %d of %d endpoints that are to move to network %s have addresses there; trying again: %s",
 					name,
-					h.moving.Moved,
-					h.moving.Endpoints,
+					h.migration.Moved,
+					h.migration.Endpoints,
 					networkOf(h.Tenant),
-					h.moving.Problem,
+					h.migration.Problem,
 				),
 			)
 		}

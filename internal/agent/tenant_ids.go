@@ -13,9 +13,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// learnIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on and
+// mergeIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on and
 // which apps retire. Ids that endpoints here have stay, whatever it says.
-func (h *hosted) learnIDs(k TenantState) error {
+func (h *hosted) mergeIDs(k TenantState) error {
 	news := k.Tenant
 	if len(news.IDs) == 0 || news.Changes < h.Tenant.Changes {
 		return nil
@@ -50,11 +50,11 @@ func (h *hosted) holds(id tenant.ID) bool {
 	return h.endpoints[id.ID] > 0 || id == h.Tenant.Current()
 }
 
-// tidyEvery is how often this node looks for what it keeps of ids that it has no more.
-const tidyEvery = time.Minute
+// forgetIndexesEvery is how often this node looks for what it keeps of ids that it has no more.
+const forgetIndexesEvery = time.Minute
 
-func (c *Core) tidy(ctx context.Context) {
-	tick := time.NewTicker(tidyEvery)
+func (c *Core) runForgetIndexes(ctx context.Context) {
+	tick := time.NewTicker(forgetIndexesEvery)
 	defer tick.Stop()
 	for {
 		if err := c.forgetIndexes(); err != nil {
@@ -63,7 +63,7 @@ func (c *Core) tidy(ctx context.Context) {
 				"error",
 				err,
 				"next_try",
-				tidyEvery,
+				forgetIndexesEvery,
 			)
 		}
 		select {
@@ -90,16 +90,16 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	to.HostedTenants = nil
-	overrides := t.overrides()
+	overrides := t.appOverrides()
 	to.ResolvingTenants = slices.Sorted(maps.Keys(t.resolving))
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
-		whole := h.Whole && (h.told || !t.hosts(name))
-		if !whole && (newStream || !h.asked) {
-			h.asked = true
+		whole := h.Whole && (h.synced || !t.hosts(name))
+		if !whole && (newStream || !h.requested) {
+			h.requested = true
 			to.IncompleteTenants = append(to.IncompleteTenants, name)
 		}
-		if newStream && h.Whole && t.carries[name] {
+		if newStream && h.Whole && t.transit[name] {
 			to.CarriedTenants = append(to.CarriedTenants, name)
 		}
 		if !t.hosts(name) {
@@ -108,13 +108,13 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 		to.HostedTenants = append(to.HostedTenants, name)
 		said := &pilasterv1.Hosting{
 			Tenant:     name,
-			Moving:     h.moving,
+			Moving:     h.migration,
 			Overrides:  overrides[name],
-			HeardRound: h.heard,
-			KeepsApps:  t.keeps(name),
-			Unenforced: h.unenforced,
+			HeardRound: h.ackedRound,
+			KeepsApps:  t.retained(name),
+			Unenforced: h.policyProblem,
 		}
-		for _, id := range h.put.IDs {
+		for _, id := range h.installed.IDs {
 			said.Accepts = append(said.Accepts, uint32(id.ID))
 		}
 		for _, id := range h.Tenant.IDs {
@@ -126,8 +126,8 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	}
 }
 
-// resolve marks a tenant as one that is asked for, until done is called.
-func (t *Tenants) resolve(name string) (done func()) {
+// markResolving marks a tenant as one that is asked for, until done is called.
+func (t *Tenants) markResolving(name string) (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.resolving[name]++
@@ -141,7 +141,7 @@ func (t *Tenants) resolve(name string) (done func()) {
 	}
 }
 
-// held is what this node, of this prefix, uses, without keys.
+// heldPrefixes is what this node, of this prefix, uses, without keys.
 func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,7 +156,7 @@ func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
 			}
 		}
 		if !t.hosts(name) {
-			held.Tenants = append(held.Tenants, heldCarried(said))
+			held.Tenants = append(held.Tenants, heldTransit(said))
 			continue
 		}
 		for _, id := range h.Tenant.IDs {
@@ -183,7 +183,7 @@ func (t *Tenants) count(name string, id address.TenantID, by int) int {
 		t.signal()
 	}
 	if by < 0 {
-		t.tellUses(name)
+		t.signalUses(name)
 	}
 	return h.count()
 }
@@ -204,16 +204,16 @@ func (h *hosted) count() (n int) {
 	return n
 }
 
-// put is what networks know of a tenant, and which.
-func (t *Tenants) put(name string) (tenant.Tenant, []string) {
+// installTenant is what networks know of a tenant, and which.
+func (t *Tenants) installed(name string) (tenant.Tenant, []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.m[name].put, t.m[name].on
+	return t.m[name].installed, t.m[name].installedOn
 }
 
-func (t *Tenants) setPut(name string, put tenant.Tenant, on []string) {
+func (t *Tenants) setInstalled(name string, put tenant.Tenant, on []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.m[name].put, t.m[name].on = put, on
+	t.m[name].installed, t.m[name].installedOn = put, on
 	t.signal()
 }

@@ -129,14 +129,14 @@ func TestCarried(t *testing.T) {
 
 	b.nimitz = nil
 	b.reopen()
-	if problems := b.uncarried(); len(problems) != 1 ||
+	if problems := b.transitProblems(); len(problems) != 1 ||
 		!strings.Contains(problems[0], "green is published at this node, which does not have network nimitz") {
 		t.Errorf("problems %q", problems)
 	}
 	must(b.SetTransit(ctx, nil))
 	b.clean()
-	if fmt.Sprint(b.uncarried()) != "[]" {
-		t.Errorf("problems %q", b.uncarried())
+	if fmt.Sprint(b.transitProblems()) != "[]" {
+		t.Errorf("problems %q", b.transitProblems())
 	}
 }
 

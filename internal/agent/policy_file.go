@@ -28,7 +28,7 @@ func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 	p := &policies{
 		disk:  disk,
 		dir:   filepath.Join(dir, policiesFolder),
-		m:     map[string]*policed{},
+		m:     map[string]*tenantPolicy{},
 		times: newPolicyTimes(),
 	}
 	if err := disk.MakeFolder(p.dir); err != nil {
@@ -43,13 +43,13 @@ func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 		if err := disk.Read(p.path(name), stateVersion, &f); err != nil {
 			return nil, err
 		}
-		told := newPoliced()
-		told.hear(PolicyUpdate{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
-		for _, err := range told.unread {
+		told := newTenantPolicy()
+		told.apply(PolicyUpdate{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
+		for _, err := range told.parseErrors {
 			return nil, &statefile.CorruptError{Path: p.path(name), Err: err}
 		}
-		told.unkept = false
-		close(told.told)
+		told.unsaved = false
+		close(told.synced)
 		p.m[name] = told
 	}
 	return p, nil
@@ -58,7 +58,7 @@ func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 func (p *policies) path(name string) string { return filepath.Join(p.dir, name+".json") }
 
 // write keeps what was heard. That a tenant has no policies is not kept: that nothing is on disk says the same.
-func (p *policies) write(name string, of *policed) error {
+func (p *policies) write(name string, of *tenantPolicy) error {
 	documents := slices.SortedFunc(maps.Values(of.documents), func(a, b Document) int {
 		return strings.Compare(a.Kind+"/"+a.Namespace+"/"+a.Name, b.Kind+"/"+b.Namespace+"/"+b.Name)
 	})

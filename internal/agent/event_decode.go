@@ -13,9 +13,9 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// joined puts an event together that comes in several messages: the first may be a snapshot, the others are deltas, and
+// reassemble puts an event together that comes in several messages: the first may be a snapshot, the others are deltas, and
 // the last has the revision. whole is nil as long as more is to come.
-func joined(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1.FollowResponse) {
+func reassemble(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1.FollowResponse) {
 	if begun == nil {
 		if next.More {
 			return nil, next
@@ -49,7 +49,7 @@ func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]Pol
 	by := map[string]*PolicyUpdate{}
 	of := func(tenant string) *PolicyUpdate {
 		if by[tenant] == nil {
-			by[tenant] = &PolicyUpdate{Tenant: tenant, Heard: heard, Overrides: map[netip.Addr]address.AppID{}}
+			by[tenant] = &PolicyUpdate{Tenant: tenant, Received: heard, Overrides: map[netip.Addr]address.AppID{}}
 		}
 		return by[tenant]
 	}
@@ -62,7 +62,7 @@ func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]Pol
 	}
 	for _, p := range d.GetEndedPolicies() {
 		n := of(p.Tenant)
-		n.Ended = append(n.Ended, Document{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
+		n.Removed = append(n.Removed, Document{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
 	}
 	for _, o := range d.GetOverrides() {
 		a, err := netip.ParseAddr(o.Address)
@@ -76,7 +76,7 @@ func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]Pol
 		if err != nil {
 			return nil, fmt.Errorf("an override of %q ends", o.Address)
 		}
-		of(o.Tenant).Back = append(of(o.Tenant).Back, a)
+		of(o.Tenant).EndedOverrides = append(of(o.Tenant).EndedOverrides, a)
 	}
 	all := make([]PolicyUpdate, 0, len(by))
 	for _, n := range by {

@@ -20,24 +20,24 @@ import (
 
 // Reason is what this node's policies say of a connection at one of its ends.
 type Reason struct {
-	Direction policy.Direction
-	Tenant    string
-	Endpoint  *endpoint.Record // nil where it is not here
-	Peer      netip.Addr       // canonical, or as tenants of network nimitz have it
-	Policed   bool             // the tenant has policies at all
-	Own, Far  address.AppID
-	Allowed   bool
-	Strangers bool             // the ends are of two tenants, which never speak
-	By, Audit *policy.RuleName // what decided, and what would have denied if it were not in audit; nil where nothing did
+	Direction   policy.Direction
+	Tenant      string
+	Endpoint    *endpoint.Record // nil where it is not here
+	Peer        netip.Addr       // canonical, or as tenants of network nimitz have it
+	HasPolicies bool             // the tenant has policies at all
+	Own, Far    address.AppID
+	Allowed     bool
+	CrossTenant bool             // the ends are of two tenants, which never speak
+	By, Audit   *policy.RuleName // what decided, and what would have denied if it were not in audit; nil where nothing did
 }
 
 // Connection is one that may not exist.
 type Connection struct {
 	Source, Destination netip.Addr
 	Protocol            uint8
-	Port                uint16        // of the destination
-	Tenant              string        // of network nimitz, where containers of several here have the addresses
-	PeerApp             address.AppID // of that network: of the end that is not here
+	Port                uint16        // apply the destination
+	Tenant              string        // apply network nimitz, where containers of several here have the addresses
+	PeerApp             address.AppID // apply that network: of the end that is not here
 }
 
 // LookupPolicy says of a connection what becomes of it at those of its ends that are here: none, one or both.
@@ -55,7 +55,7 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 				unknown,
 			)
 		}
-		return c.whyOverlaid(of, from.Overlaid, to.Overlaid)
+		return c.whyOverlay(of, from.Overlays, to.Overlays)
 	}
 	sameTenant := func(a, b Explanation) bool {
 		return a.Tenant != "" && a.Tenant == b.Tenant ||
@@ -75,13 +75,13 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 			all = append(
 				all,
 				Reason{
-					Direction: direction,
-					Tenant:    own.Endpoint.Tenant,
-					Endpoint:  own.Endpoint,
-					Peer:      far.Plaintext,
-					Own:       here.App,
-					Far:       there.App,
-					Strangers: true,
+					Direction:   direction,
+					Tenant:      own.Endpoint.Tenant,
+					Endpoint:    own.Endpoint,
+					Peer:        far.Plaintext,
+					Own:         here.App,
+					Far:         there.App,
+					CrossTenant: true,
 				},
 			)
 			continue
@@ -107,9 +107,9 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 	return all, nil
 }
 
-// whyOverlaid is Why for network nimitz, whose addresses say no app. Its nodes have the rules of all apps of a tenant
+// whyOverlay is Why for network nimitz, whose addresses say no app. Its nodes have the rules of all apps of a tenant
 // that is here, so both directions are told.
-func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error) {
+func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, error) {
 	here := map[string]*endpoint.Record{} // by tenant, one end
 	for _, o := range slices.Concat(from, to) {
 		if o.Endpoint != nil && (of.Tenant == "" || of.Tenant == o.Tenant) {
@@ -132,8 +132,8 @@ func (c *Core) whyOverlaid(of Connection, from, to []Overlaid) ([]Reason, error)
 	}
 	name := names[0]
 	apps, records := [2]address.AppID{}, [2]*endpoint.Record{}
-	for i, those := range [2][]Overlaid{from, to} {
-		at := slices.IndexFunc(those, func(o Overlaid) bool { return o.Tenant == name && o.Region == "" })
+	for i, those := range [2][]OverlayMatch{from, to} {
+		at := slices.IndexFunc(those, func(o OverlayMatch) bool { return o.Tenant == name && o.Region == "" })
 		switch {
 		case at < 0:
 			apps[i] = policy.Outside
@@ -193,7 +193,7 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 	}
 	return Reason{
 		Direction: direction, Tenant: tenant, Peer: q.Remote, Own: answer.LocalApp, Far: answer.RemoteApp, Allowed: answer.Allowed[direction],
-		Policed: c.policies.inSight()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]), Audit: c.ruleName(tenant, answer.Audits[direction]),
+		HasPolicies: c.policies.view()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]), Audit: c.ruleName(tenant, answer.Audits[direction]),
 	}, nil
 }
 
@@ -242,8 +242,8 @@ func (s *Service) Why(
 			Direction: r.Direction.String(),
 			Tenant:    r.Tenant,
 			Peer:      r.Peer.String(),
-			Policed:   r.Policed,
-			Strangers: r.Strangers,
+			Policed:   r.HasPolicies,
+			Strangers: r.CrossTenant,
 			App: uint32(
 				r.Own,
 			),

@@ -16,36 +16,36 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// shown is what people see of a tenant's policies.
-type shown struct {
+// published is what people see of a tenant's policies.
+type policyView struct {
 	dpapi.TenantPolicies
-	refused error
+	lastErr error
 }
 
-// show has those who ask see what is in force now.
-func (p *policies) show() {
-	all := map[string]shown{}
+// publish has those who ask see what is in force now.
+func (p *policies) publish() {
+	all := map[string]policyView{}
 	for name, t := range p.m {
-		if t.inForce.Selects() || t.refused != nil {
-			all[name] = shown{t.inForce, t.refused}
+		if t.enforced.Selects() || t.lastErr != nil {
+			all[name] = policyView{t.enforced, t.lastErr}
 		}
 	}
-	p.shown.Store(&all)
+	p.published.Store(&all)
 }
 
-// inSight is what show has last shown.
-func (p *policies) inSight() map[string]shown {
-	if all := p.shown.Load(); all != nil {
+// view is what show has last shown.
+func (p *policies) view() map[string]policyView {
+	if all := p.published.Load(); all != nil {
 		return *all
 	}
 	return nil
 }
 
-// unenforced says of which tenants the policies are not in force as they were heard last.
-func (c *Core) unenforced() (problems []string) {
-	all := c.policies.inSight()
+// policyProblem says of which tenants the policies are not in force as they were heard last.
+func (c *Core) policyProblems() (problems []string) {
+	all := c.policies.view()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if err := all[name].refused; err != nil {
+		if err := all[name].lastErr; err != nil {
 			problems = append(
 				problems,
 				fmt.Sprintf(
@@ -55,15 +55,15 @@ func (c *Core) unenforced() (problems []string) {
 				),
 			)
 		}
-		problems = append(problems, c.sealedOff(name, all[name].TenantPolicies)...)
+		problems = append(problems, c.sealProblems(name, all[name].TenantPolicies)...)
 	}
 	return problems
 }
 
 // ruleName says what a number of a rule stands for, for an endpoint of a tenant; nil where nothing is known of it any
-// more.
+// wake.
 func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
-	if name, known := c.policies.inSight()[tenant].Tables.Names[number]; known && number != 0 {
+	if name, known := c.policies.view()[tenant].Tables.Names[number]; known && number != 0 {
 		return &name
 	}
 	return nil
@@ -78,7 +78,7 @@ func (c *Core) ruleOf(e dpapi.Event) *policy.RuleName {
 		return c.ruleName(r.Tenant, e.Rule)
 	}
 	var found []*policy.RuleName
-	for tenant := range c.policies.inSight() {
+	for tenant := range c.policies.view() {
 		if name := c.ruleName(tenant, e.Rule); name != nil {
 			found = append(found, name)
 		}
@@ -103,7 +103,7 @@ func (c *Core) RuleHits(tenant string) ([]RuleHits, error) {
 		return nil, err
 	}
 	var all []RuleHits
-	for name, t := range c.policies.inSight() {
+	for name, t := range c.policies.view() {
 		if tenant != "" && name != tenant {
 			continue
 		}
@@ -144,7 +144,7 @@ func hitsToProto(hits []RuleHits) (all []*pilasterv1.RuleHits) {
 // addPolicies tells of policies, where there are any.
 func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
 	p := &pilasterv1.Policies{}
-	for _, t := range core.policies.inSight() {
+	for _, t := range core.policies.view() {
 		if t.Selects() {
 			p.Tenants++
 			p.Rules += uint32(len(t.Tables.Names))

@@ -16,11 +16,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// mappers are the networks that are told a tenant's mappings: of the one that it is on and the one that it leaves those
+// sinksOf are the networks that are told a tenant's mappings: of the one that it is on and the one that it leaves those
 // that keep any.
-type mappers []network.MappingSink
+type mappingSinks []network.MappingSink
 
-func (c *Core) mappers(t tenant.Tenant) (all mappers) {
+func (c *Core) mappingSinks(t tenant.Tenant) (all mappingSinks) {
 	for _, name := range []string{networkOf(t), t.Leaving} {
 		if m, ok := c.networks[name].(network.MappingSink); ok {
 			all = append(all, m)
@@ -29,7 +29,7 @@ func (c *Core) mappers(t tenant.Tenant) (all mappers) {
 	return all
 }
 
-func (all mappers) Replace(ctx context.Context, tenant string, list []network.Mapping) error {
+func (all mappingSinks) Replace(ctx context.Context, tenant string, list []network.Mapping) error {
 	var errs []error
 	for _, m := range all {
 		errs = append(errs, m.Replace(ctx, tenant, list))
@@ -37,7 +37,7 @@ func (all mappers) Replace(ctx context.Context, tenant string, list []network.Ma
 	return errors.Join(errs...)
 }
 
-func (all mappers) Apply(ctx context.Context, tenant string, add, remove []network.Mapping) error {
+func (all mappingSinks) Apply(ctx context.Context, tenant string, add, remove []network.Mapping) error {
 	var errs []error
 	for _, m := range all {
 		errs = append(errs, m.Apply(ctx, tenant, add, remove))
@@ -45,80 +45,80 @@ func (all mappers) Apply(ctx context.Context, tenant string, add, remove []netwo
 	return errors.Join(errs...)
 }
 
-// news is what happened to a tenant's mappings at one revision of the store.
-type news struct {
+// mappingUpdate is what happened to a tenant's mappings at one revision of the store.
+type mappingUpdate struct {
 	revision    int64
 	add, remove []network.Mapping
 }
 
-// mapped is one tenant's mappings on their way from the orchestrator to its networks: a list, and what changes after
+// mappingList is one tenant's mappings on their way from the orchestrator to its networks: a list, and what changes after
 // it.
-type mapped struct {
+type mappingList struct {
 	tenant string
-	to     mappers
-	stop   context.CancelFunc // of the goroutine that lists
+	sinks  mappingSinks
+	stop   context.CancelFunc // apply the goroutine that lists
 
 	mu       sync.Mutex
 	listed   bool
-	revision int64  // of the list
-	waiting  []news // that came before the list was told
+	revision int64           // apply the list
+	pending  []mappingUpdate // that came before the list was told
 }
 
-// maxWaiting is how many changes are kept while a list does not come.
-const maxWaiting = 1 << 14
+// maxPending is how many changes are kept while a list does not come.
+const maxPending = 1 << 14
 
-// hear tells a change, or keeps it until the list is told.
-func (m *mapped) hear(ctx context.Context, n news) error {
+// applyPolicies tells a change, or keeps it until the list is told.
+func (m *mappingList) handleUpdate(ctx context.Context, n mappingUpdate) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.listed {
-		if len(m.waiting) == maxWaiting {
-			return fmt.Errorf("%d changes wait for a list of tenant %s, and no more can", maxWaiting, m.tenant)
+		if len(m.pending) == maxPending {
+			return fmt.Errorf("%d changes wait for a list of tenant %s, and no more can", maxPending, m.tenant)
 		}
-		m.waiting = append(m.waiting, n)
+		m.pending = append(m.pending, n)
 		return nil
 	}
 	if n.revision <= m.revision {
 		return nil // it is in the list, which another orchestrator may have given
 	}
-	return m.to.Apply(ctx, m.tenant, n.add, n.remove)
+	return m.sinks.Apply(ctx, m.tenant, n.add, n.remove)
 }
 
-// tell tells a list of one revision, and then what came while it was read and told: what is older is in it.
-func (m *mapped) tell(ctx context.Context, list []network.Mapping, revision int64) error {
+// signal tells a list of one revision, and then what came while it was read and told: what is older is in it.
+func (m *mappingList) replaceAll(ctx context.Context, list []network.Mapping, revision int64) error {
 	first := true
 	for {
-		waiting, listed := m.take(first, revision)
-		waiting = slices.DeleteFunc(waiting, func(n news) bool { return n.revision <= revision })
+		waiting, listed := m.drainPending(first, revision)
+		waiting = slices.DeleteFunc(waiting, func(n mappingUpdate) bool { return n.revision <= revision })
 		if listed {
 			return nil
 		}
 		if first {
-			if err := m.to.Replace(ctx, m.tenant, with(list, waiting)); err != nil {
+			if err := m.sinks.Replace(ctx, m.tenant, merged(list, waiting)); err != nil {
 				return err
 			}
 			first = false
 			continue
 		}
 		for _, n := range waiting {
-			if err := m.to.Apply(ctx, m.tenant, n.add, n.remove); err != nil {
+			if err := m.sinks.Apply(ctx, m.tenant, n.add, n.remove); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// take is what waits; when that is nothing, and the list has been told, changes need not wait any more.
-func (m *mapped) take(first bool, revision int64) (waiting []news, listed bool) {
+// drainPending is what waits; when that is nothing, and the list has been told, changes need not wait any more.
+func (m *mappingList) drainPending(first bool, revision int64) (waiting []mappingUpdate, listed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	waiting, m.waiting = m.waiting, nil
+	waiting, m.pending = m.pending, nil
 	m.listed, m.revision = !first && len(waiting) == 0, revision
 	return waiting, m.listed
 }
 
-// with is a list after changes.
-func with(list []network.Mapping, changes []news) []network.Mapping {
+// merged is a list after changes.
+func merged(list []network.Mapping, changes []mappingUpdate) []network.Mapping {
 	if len(changes) == 0 {
 		return list
 	}
@@ -127,12 +127,12 @@ func with(list []network.Mapping, changes []news) []network.Mapping {
 		all[has.To] = has
 	}
 	for _, n := range changes {
-		n.into(all)
+		n.applyTo(all)
 	}
 	return slices.Collect(maps.Values(all))
 }
 
-func (n news) into(all map[netip.Prefix]network.Mapping) {
+func (n mappingUpdate) applyTo(all map[netip.Prefix]network.Mapping) {
 	for _, gone := range n.remove {
 		delete(all, gone.To)
 	}
@@ -141,9 +141,9 @@ func (n news) into(all map[netip.Prefix]network.Mapping) {
 	}
 }
 
-// newsOf sorts an event's mappings by tenant.
-func newsOf(event *pilasterv1.FollowResponse) (map[string]news, error) {
-	by := map[string]news{}
+// mappingUpdates sorts an event's mappings by tenant.
+func mappingUpdates(event *pilasterv1.FollowResponse) (map[string]mappingUpdate, error) {
+	by := map[string]mappingUpdate{}
 	for _, m := range event.GetDelta().GetMappings() {
 		has, err := MappingFromProto(m)
 		if err != nil {
@@ -186,19 +186,19 @@ func MappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
 // there are dropped before.
 const listWait = 5 * time.Second
 
-// expectLists has ADDs of such tenants wait.
-func (t *Tenants) expectLists(isMapped func(tenant.Tenant) bool) {
+// setHasMappings has ADDs of such tenants wait.
+func (t *Tenants) setHasMappings(isMapped func(tenant.Tenant) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.isMapped = isMapped
+	t.hasMappings = isMapped
 }
 
 func (t *Tenants) setListed(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h := t.m[name]; h != nil && h.listed != nil {
-		close(h.listed)
-		h.listed = nil
+	if h := t.m[name]; h != nil && h.mappingsListed != nil {
+		close(h.mappingsListed)
+		h.mappingsListed = nil
 	}
 }
 
@@ -208,7 +208,7 @@ func (c *Core) awaitList(ctx context.Context, name string) {
 	h := c.tenants.m[name]
 	var listed <-chan struct{}
 	if h != nil {
-		listed = h.listed
+		listed = h.mappingsListed
 	}
 	c.tenants.mu.Unlock()
 	if listed == nil {

@@ -32,12 +32,12 @@ func said(name, text string) *pilasterv1.Policy {
 }
 
 // policingBed is of a node with a container of tenant blue; end is called with why the stream ended.
-func policingBed(t *testing.T, end func(error)) (*policing, *bed) {
+func policingBed(t *testing.T, end func(error)) (*policyQueue, *bed) {
 	b, core := newLinkBed(t), newBed(t)
 	b.link.config.Tenants = core.tenants
 	core.add("c1")
-	core.hear(PolicyUpdate{Tenant: "blue", Whole: true})
-	return &policing{link: b.link, core: core.Core, running: new(sync.WaitGroup), end: end}, core
+	core.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true})
+	return &policyQueue{link: b.link, core: core.Core, running: new(sync.WaitGroup), end: end}, core
 }
 
 // TestPoliciesThatWait: what comes while policies are compiled is in force by one compile more, and until then the
@@ -60,7 +60,7 @@ func TestPoliciesThatWait(t *testing.T) {
 	}
 	hear := func(r *pilasterv1.FollowResponse) {
 		t.Helper()
-		if err := p.hear(ctx, r); err != nil {
+		if err := p.handleEvent(ctx, r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,7 +81,7 @@ func TestPoliciesThatWait(t *testing.T) {
 		t.Errorf("the node says that it has revision %d, and nothing is in force", at)
 	}
 	close(release)
-	if err := p.rest(ctx); err != nil {
+	if err := p.wait(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if at := p.link.Status().Revision; compiled != 2 || at != 56 {
@@ -92,7 +92,7 @@ func TestPoliciesThatWait(t *testing.T) {
 		t.Errorf("it has %v", has)
 	}
 	hear(policyEvent(57, &pilasterv1.Delta{EndedPolicies: []*pilasterv1.Policy{said("p50", "")}}))
-	if err := p.rest(ctx); err != nil || len(core.policies.m["blue"].documents) != 0 || p.link.Status().Revision != 57 {
+	if err := p.wait(ctx); err != nil || len(core.policies.m["blue"].documents) != 0 || p.link.Status().Revision != 57 {
 		t.Errorf("after a rest: %v, %v", err, core.policies.m["blue"].documents)
 	}
 }
@@ -105,14 +105,14 @@ func TestPoliciesThatAreNotKept(t *testing.T) {
 	if err := os.RemoveAll(core.policies.dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.hear(ctx, policyEvent(6, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("deny", denyAll)}})); err != nil {
+	if err := p.handleEvent(ctx, policyEvent(6, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("deny", denyAll)}})); err != nil {
 		t.Fatal(err)
 	}
 	p.running.Wait()
 	if why == nil || p.link.Status().Revision != 0 {
 		t.Errorf("the stream ended with %v, at revision %d", why, p.link.Status().Revision)
 	}
-	if err := p.rest(ctx); err != why {
+	if err := p.wait(ctx); err != why {
 		t.Errorf("who waits hears %v", err)
 	}
 }
@@ -130,10 +130,10 @@ func TestIsOfPolicies(t *testing.T) {
 	besides := map[protoreflect.Name]bool{"delta": true, "revision": true, "spread_ms": true, "with_policies": true}
 	some := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{{Tenant: "blue"}}}
 	for f := range fieldsOf(&pilasterv1.Delta{}) {
-		if alone := (&pilasterv1.Delta{}); isOfPolicies(policyEvent(1, set(alone, f))) != mayWait[f.Name()] {
+		if alone := (&pilasterv1.Delta{}); isPolicyOnly(policyEvent(1, set(alone, f))) != mayWait[f.Name()] {
 			t.Errorf("%s alone may wait: %v", f.Name(), !mayWait[f.Name()])
 		}
-		if both := proto.CloneOf(some); isOfPolicies(policyEvent(1, set(both, f))) != mayWait[f.Name()] {
+		if both := proto.CloneOf(some); isPolicyOnly(policyEvent(1, set(both, f))) != mayWait[f.Name()] {
 			t.Errorf("%s beside policies may wait: %v", f.Name(), !mayWait[f.Name()])
 		}
 	}
@@ -141,11 +141,11 @@ func TestIsOfPolicies(t *testing.T) {
 		if f.Name() == "delta" {
 			continue
 		}
-		if event := policyEvent(1, proto.CloneOf(some)); isOfPolicies(set(event, f)) != besides[f.Name()] {
+		if event := policyEvent(1, proto.CloneOf(some)); isPolicyOnly(set(event, f)) != besides[f.Name()] {
 			t.Errorf("policies in a message with %s may wait: %v", f.Name(), !besides[f.Name()])
 		}
 	}
-	if isOfPolicies(policyEvent(1, &pilasterv1.Delta{})) {
+	if isPolicyOnly(policyEvent(1, &pilasterv1.Delta{})) {
 		t.Error("an event without anything may wait")
 	}
 }
@@ -200,20 +200,20 @@ func TestTogether(t *testing.T) {
 		return some
 	}
 	for range 2000 {
-		is, one := newPoliced(), newPoliced()
+		is, one := newTenantPolicy(), newTenantPolicy()
 		begun := PolicyUpdate{
 			Documents: names(),
 			Overrides: map[netip.Addr]address.AppID{netip.AddrFrom4([4]byte{0: 1}): 9},
 		}
-		is.hear(begun)
-		one.hear(begun)
+		is.apply(begun)
+		one.apply(begun)
 		var news []PolicyUpdate
 		for range 1 + r.IntN(5) {
 			n := PolicyUpdate{
 				Tenant:    "blue",
 				Whole:     r.IntN(6) == 0,
 				Documents: names(),
-				Ended:     names(),
+				Removed:   names(),
 				Overrides: map[netip.Addr]address.AppID{},
 			}
 			for i := range byte(3) {
@@ -221,13 +221,13 @@ func TestTogether(t *testing.T) {
 				case 0:
 					n.Overrides[a] = address.AppID(1 + r.IntN(9))
 				case 1:
-					n.Back = append(n.Back, a)
+					n.EndedOverrides = append(n.EndedOverrides, a)
 				}
 			}
 			had := maps.Clone(one.documents)
 			hadOverrides := maps.Clone(one.overrides)
 			news = append(news, n)
-			if changed := one.hear(n); !changed &&
+			if changed := one.apply(n); !changed &&
 				(!maps.Equal(had, one.documents) || !maps.Equal(hadOverrides, one.overrides)) {
 				t.Fatalf(
 					"%+v changes nothing of %v, %v: now %v, %v",
@@ -239,12 +239,12 @@ func TestTogether(t *testing.T) {
 				)
 			}
 		}
-		all := byTenant(news)
+		all := mergeByTenant(news)
 		if len(all) != 1 {
 			t.Fatalf("%d of one tenant", len(all))
 		}
-		if is.hear(all[0]); !maps.Equal(is.documents, one.documents) || !maps.Equal(is.overrides, one.overrides) ||
-			len(is.unread) != len(one.unread) ||
+		if is.apply(all[0]); !maps.Equal(is.documents, one.documents) || !maps.Equal(is.overrides, one.overrides) ||
+			len(is.parseErrors) != len(one.parseErrors) ||
 			len(is.parsed) != len(one.parsed) {
 			t.Fatalf(
 				"of %+v: together %v, %v; one after the other %v, %v",

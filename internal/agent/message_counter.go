@@ -8,18 +8,18 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 )
 
-// received counts what the orchestrator has said to this node.
-type received struct{ messages, bytes *prometheus.CounterVec }
+// messageCounter counts what the orchestrator has said to this node.
+type messageCounter struct{ messages, bytes *prometheus.CounterVec }
 
 // What messages of the stream carry; a call's answer carries what its procedure says.
 const (
 	eventSnapshot  = "snapshot"
 	eventDelta     = "delta"
 	eventHeartbeat = "heartbeat"
-	eventOther     = "other" // of a newer orchestrator
+	eventOther     = "other" // apply a newer orchestrator
 )
 
-func newReceived() received {
+func newMessageCounter() messageCounter {
 	counter := func(name, help string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(
 			prometheus.CounterOpts{Name: "pilaster_agent_" + name, Help: help},
@@ -30,7 +30,7 @@ func newReceived() received {
 		}
 		return c
 	}
-	return received{
+	return messageCounter{
 		counter(
 			"received_messages_total",
 			"Messages from the orchestrator, by procedure, and on the stream by what they carry.",
@@ -39,7 +39,7 @@ func newReceived() received {
 	}
 }
 
-func (r received) count(procedure string, message any) {
+func (r messageCounter) count(procedure string, message any) {
 	event := ""
 	if f, ok := message.(*pilasterv1.FollowResponse); ok {
 		switch f.Event.(type) {

@@ -52,7 +52,7 @@ func TestReachRegistersWhatIsNew(t *testing.T) {
 			b.link.config.UplinkAddresses = uplinks("::", errors.New("there is none"))
 		}, 0, true},
 		{"the second stream", 0, func(t *testing.T, b *linkBed) {
-			if _, err := b.link.reach(t.Context()); err != nil {
+			if _, err := b.link.registeredClient(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}, 1, false},
@@ -66,7 +66,7 @@ func TestReachRegistersWhatIsNew(t *testing.T) {
 			}
 			c.change(t, b)
 			before := len(b.cluster.registered)
-			client, err := b.link.reach(t.Context())
+			client, err := b.link.registeredClient(t.Context())
 			if n := len(b.cluster.registered) - before; n != c.more || (err != nil) != c.fails ||
 				(client == nil) != c.fails {
 				t.Errorf("%d registrations and %v; want %d", n, err, c.more)
@@ -74,7 +74,7 @@ func TestReachRegistersWhatIsNew(t *testing.T) {
 		})
 	}
 	b := newLinkBed(t)
-	if _, err := b.link.reach(t.Context()); err != nil || len(b.cluster.registered) != 1 {
+	if _, err := b.link.registeredClient(t.Context()); err != nil || len(b.cluster.registered) != 1 {
 		t.Errorf("of a node that has not registered: %d registrations, %v", len(b.cluster.registered), err)
 	}
 }

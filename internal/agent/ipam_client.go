@@ -59,9 +59,9 @@ func (l *Link) allocate(ctx context.Context, name, key string) ([]netip.Prefix, 
 	}
 	if err != nil {
 		if key != "" && retriable(err) {
-			l.setUnfreed(name, key, true) // it may have been given all the same
+			l.setPendingFree(name, key, true) // it may have been given all the same
 		}
-		return nil, l.unhelpful(err, fmt.Sprintf("addresses of tenant %s are given by the orchestrator", name))
+		return nil, l.resolveError(err, fmt.Sprintf("addresses of tenant %s are given by the orchestrator", name))
 	}
 	var prefixes []netip.Prefix
 	for _, text := range resp.Msg.Prefixes {
@@ -80,7 +80,7 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 	if err == nil {
 		return nil
 	}
-	if hopeless(err) {
+	if permanent(err) {
 		l.config.Log.Error(
 			"addresses are not given back: the orchestrator refuses, and is not asked again",
 			"tenant",
@@ -92,7 +92,7 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 		)
 		return nil
 	}
-	l.setUnfreed(name, key, true)
+	l.setPendingFree(name, key, true)
 	l.config.Log.Warn(
 		"addresses are not given back yet; trying again while there is a connection to the orchestrator",
 		"tenant",
@@ -105,8 +105,8 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 	return nil
 }
 
-// hopeless errors are those of what is asked, which stay.
-func hopeless(err error) bool {
+// permanent errors are those of what is asked, which stay.
+func permanent(err error) bool {
 	var remote *connect.Error
 	if !errors.As(err, &remote) {
 		return false
@@ -130,9 +130,9 @@ func (l *Link) free(ctx context.Context, name, key string) error {
 
 // freeUnused gives back what an endpoint had, unless there is one again with its key.
 func (l *Link) freeUnused(ctx context.Context, core *Core, name, key string) {
-	l.setUnfreed(name, key, false)
+	l.setPendingFree(name, key, false)
 	if err := core.ifUnused(ctx, key, func() error { return l.Free(ctx, name, key) }); err != nil {
-		l.setUnfreed(name, key, true)
+		l.setPendingFree(name, key, true)
 		l.config.Log.Warn(
 			"addresses that no endpoint has are not given back yet",
 			"tenant",
@@ -145,49 +145,49 @@ func (l *Link) freeUnused(ctx context.Context, core *Core, name, key string) {
 	}
 }
 
-func (l *Link) setUnfreed(name, key string, is bool) {
+func (l *Link) setPendingFree(name, key string, is bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !is {
-		delete(l.unfreed, allocation{name, key})
+		delete(l.pendingFrees, allocation{name, key})
 		return
 	}
-	l.unfreed[allocation{name, key}] = true
-	l.freeSoon()
+	l.pendingFrees[allocation{name, key}] = true
+	l.startPendingFrees()
 }
 
-// whileLinked says how to run what gives back late, until there is no stream any more, and nil then. A node has nothing
-// to give back but after a fault: nobody waits for that.
-func (l *Link) whileLinked(run func()) {
+// setFreeRunner says how to run what gives back late, until there is no stream any more, and nil then. A node has nothing
+// sinks give back but after a fault: nobody waits for that.
+func (l *Link) setFreeRunner(run func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.run = run; run != nil && len(l.unfreed) > 0 {
-		l.freeSoon()
+	if l.startFrees = run; run != nil && len(l.pendingFrees) > 0 {
+		l.startPendingFrees()
 	}
 }
 
-// freeSoon needs the lock.
-func (l *Link) freeSoon() {
-	if l.run != nil && !l.freeing {
+// startPendingFrees needs the lock.
+func (l *Link) startPendingFrees() {
+	if l.startFrees != nil && !l.freeing {
 		l.freeing = true
-		l.run()
+		l.startFrees()
 	}
 }
 
-// freesAtOnce is how many are given back at the same time.
-const freesAtOnce = 4
+// maxFrees is how many are given back at the same time.
+const maxFrees = 4
 
-// freeLate gives back what could not be before, until nothing is left or ctx ends.
-func (l *Link) freeLate(ctx context.Context, core *Core) {
+// retryFrees gives back what could not be before, until nothing is left or ctx ends.
+func (l *Link) retryFrees(ctx context.Context, core *Core) {
 	for n := 0; ; n++ {
-		late := l.late(ctx)
+		late := l.pendingNow(ctx)
 		if len(late) == 0 {
 			return
 		}
 		if l.config.Wait(ctx, n, 0) != nil {
 			continue // ctx has ended
 		}
-		places := make(chan struct{}, freesAtOnce)
+		places := make(chan struct{}, maxFrees)
 		var frees sync.WaitGroup
 		for _, a := range late {
 			places <- struct{}{}
@@ -200,12 +200,12 @@ func (l *Link) freeLate(ctx context.Context, core *Core) {
 	}
 }
 
-// late is what is to be given back; nothing once ctx has ended. Whoever is told of nothing is done.
-func (l *Link) late(ctx context.Context) (late []allocation) {
+// pendingNow is what is to be given back; nothing once ctx has ended. Whoever is told of nothing is done.
+func (l *Link) pendingNow(ctx context.Context) (late []allocation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if ctx.Err() == nil {
-		late = slices.Collect(maps.Keys(l.unfreed))
+		late = slices.Collect(maps.Keys(l.pendingFrees))
 	}
 	l.freeing = len(late) > 0
 	return late

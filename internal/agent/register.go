@@ -23,12 +23,12 @@ func (l *Link) Register(ctx context.Context) error {
 	for n := 0; ; n++ {
 		_, err := l.register(ctx)
 		if err == nil {
-			l.known, _ = l.registration(l.uplink, map[holding]bool{})
+			l.lastRegistration, _ = l.registration(l.uplink, map[heldMapping]bool{})
 		}
 		if err == nil || !retriable(err) {
 			return err
 		}
-		l.lost(err, n)
+		l.markDisconnected(err, n)
 		if err := l.config.Wait(ctx, n, 0); err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	if err != nil {
 		return nil, fmt.Errorf("addresses of the uplink: %w", err)
 	}
-	said := map[holding]bool{}
+	said := map[heldMapping]bool{}
 	defer l.freeGone(said)
 	for more := true; more; {
 		var req *pilasterv1.RegisterRequest
@@ -77,11 +77,11 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	return client, nil
 }
 
-// reach gives a client to follow with. The stream begins with a registration, unless Register was the last that was
-// said and this node would say the same again.
-func (l *Link) reach(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
-	known := l.known
-	l.known = nil
+// registeredClient gives a client to follow with. The stream begins with a registration, unless Register was the last that was
+// report and this node would say the same again.
+func (l *Link) registeredClient(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
+	known := l.lastRegistration
+	l.lastRegistration = nil
 	if known == nil {
 		return l.register(ctx)
 	}
@@ -89,30 +89,30 @@ func (l *Link) reach(ctx context.Context) (pilasterv1connect.NodeServiceClient, 
 	if err != nil {
 		return nil, fmt.Errorf("addresses of the uplink: %w", err)
 	}
-	if now, more := l.registration(addrs, map[holding]bool{}); more || !proto.Equal(now, known) {
+	if now, more := l.registration(addrs, map[heldMapping]bool{}); more || !proto.Equal(now, known) {
 		return l.register(ctx)
 	}
 	return l.dial(ctx)
 }
 
-// holding is what the cluster gave, as this node said it.
-type holding struct{ tenant, key, to string }
+// heldMapping is what the cluster gave, as this node said it.
+type heldMapping struct{ tenant, key, to string }
 
-func holdingOf(m *pilasterv1.Mapping) holding { return holding{m.Tenant, m.Key, m.To} }
+func heldMappingOf(m *pilasterv1.Mapping) heldMapping { return heldMapping{m.Tenant, m.Key, m.To} }
 
 // registration is what this node says of itself, with a page of what it holds now and has not said: it registers until
 // there is no more.
-func (l *Link) registration(uplinks []netip.Addr, said map[holding]bool) (req *pilasterv1.RegisterRequest, more bool) {
+func (l *Link) registration(uplinks []netip.Addr, said map[heldMapping]bool) (req *pilasterv1.RegisterRequest, more bool) {
 	has, joined := l.config.Node.Membership()
 	held := l.config.Tenants.held(has.Prefix)
 	mappings := append(held.Mappings, heldAddresses(l.config.Endpoints())...)
-	mappings = slices.DeleteFunc(mappings, func(m *pilasterv1.Mapping) bool { return said[holdingOf(m)] })
+	mappings = slices.DeleteFunc(mappings, func(m *pilasterv1.Mapping) bool { return said[heldMappingOf(m)] })
 	if len(said) > 0 {
 		held = &pilasterv1.Held{}
 	}
 	held.Mappings = mappings[:min(len(mappings), heldPage)]
 	for _, m := range held.Mappings {
-		said[holdingOf(m)] = true
+		said[heldMappingOf(m)] = true
 	}
 	req = &pilasterv1.RegisterRequest{
 		Version: l.config.Version,
@@ -136,13 +136,13 @@ func (l *Link) registration(uplinks []netip.Addr, said map[holding]bool) (req *p
 
 // freeGone gives back what endpoints had that went while it was said: it may have been said after they had given it
 // back.
-func (l *Link) freeGone(said map[holding]bool) {
+func (l *Link) freeGone(said map[heldMapping]bool) {
 	for _, m := range heldAddresses(l.config.Endpoints()) {
-		delete(said, holdingOf(m))
+		delete(said, heldMappingOf(m))
 	}
 	for m := range said {
 		if m.key != "" {
-			l.setUnfreed(m.tenant, m.key, true)
+			l.setPendingFree(m.tenant, m.key, true)
 		}
 	}
 }

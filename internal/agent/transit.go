@@ -17,16 +17,16 @@ import (
 // SetTransit takes what the cluster says of that. What the node has no more reason to know it forgets, also what it
 // failed to forget before; what is new to it follows from the cluster.
 func (c *Core) SetTransit(ctx context.Context, names []string) error {
-	errs := []error{c.tenants.carry(names)}
+	errs := []error{c.tenants.setTransit(names)}
 	for _, name := range c.tenants.Names() {
 		if !c.tenants.needed(name) {
-			errs = append(errs, c.forgetUnneeded(ctx, name))
+			errs = append(errs, c.removeUnneeded(ctx, name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (c *Core) forgetUnneeded(ctx context.Context, name string) error {
+func (c *Core) removeUnneeded(ctx context.Context, name string) error {
 	unlock, err := c.byTenant.lock(ctx, name)
 	if err != nil {
 		return err
@@ -35,26 +35,26 @@ func (c *Core) forgetUnneeded(ctx context.Context, name string) error {
 	if c.tenants.needed(name) {
 		return nil // since a moment ago
 	}
-	return c.forget(ctx, name)
+	return c.removeTenant(ctx, name)
 }
 
-// vacate goes on without endpoints of a tenant: forgets it, unless it is carried. The caller holds the tenant's lock.
-func (c *Core) vacate(ctx context.Context, name string) {
+// tenantEmptied goes on without endpoints of a tenant: forgets it, unless it is carried. The caller holds the tenant's lock.
+func (c *Core) tenantEmptied(ctx context.Context, name string) {
 	if !c.tenants.needed(name) {
-		_ = c.forget(ctx, name) // it is logged, and tried again
+		_ = c.removeTenant(ctx, name) // it is logged, and tried again
 		return
 	}
 	if err := c.forgetPolicies(name); err != nil {
 		c.log.Error("policies of a tenant without endpoints stay", "tenant", name, "error", err)
 	}
-	if err := c.tenants.unhost(name); err != nil {
+	if err := c.tenants.dropHosted(name); err != nil {
 		c.log.Error("subnets of a tenant without endpoints stay on disk", "tenant", name, "error", err)
 	}
 }
 
-// uncarried says which carried tenants this node does nothing for.
-func (c *Core) uncarried() (problems []string) {
-	for _, name := range c.tenants.carriedNames() {
+// transitProblems says which carried tenants this node does nothing for.
+func (c *Core) transitProblems() (problems []string) {
+	for _, name := range c.tenants.transitNames() {
 		known, _, ok := c.tenants.get(name)
 		on := networkOf(known.Tenant)
 		if _, has := c.networks[on]; ok && !has {
@@ -64,7 +64,7 @@ func (c *Core) uncarried() (problems []string) {
 					"tenant %s is published at this node, which does not have network %s\n  %s, or publish it at another node",
 					name,
 					on,
-					c.howToHave(on),
+					c.howToEnable(on),
 				),
 			)
 		}
@@ -72,22 +72,22 @@ func (c *Core) uncarried() (problems []string) {
 	return problems
 }
 
-// carry takes note of what this node carries.
-func (t *Tenants) carry(names []string) error {
+// setTransit takes note of what this node carries.
+func (t *Tenants) setTransit(names []string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := map[string]bool{}
 	for _, name := range names {
 		now[name] = true
 	}
-	was := t.carries
-	t.carries = now
+	was := t.transit
+	t.transit = now
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		if was[name] == now[name] {
 			continue
 		}
 		if err := t.write(t.m[name]); err != nil {
-			t.carries = was
+			t.transit = was
 			return err
 		}
 		t.signal()
@@ -95,22 +95,22 @@ func (t *Tenants) carry(names []string) error {
 	return nil
 }
 
-func (t *Tenants) carriedNames() []string {
+func (t *Tenants) transitNames() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Sorted(maps.Keys(t.carries))
+	return slices.Sorted(maps.Keys(t.transit))
 }
 
-func (t *Tenants) isCarried(name string) bool {
+func (t *Tenants) isTransit(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.carries[name]
+	return t.transit[name]
 }
 
 // hosts tells whether a tenant lives here, or is about to; one that is only carried does not. The caller holds the
 // lock.
 func (t *Tenants) hosts(name string) bool {
-	return t.m[name] != nil && (t.m[name].count() > 0 || !t.carries[name])
+	return t.m[name] != nil && (t.m[name].count() > 0 || !t.transit[name])
 }
 
 func (t *Tenants) isHosted(name string) bool {
@@ -123,11 +123,11 @@ func (t *Tenants) isHosted(name string) bool {
 func (t *Tenants) needed(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.carries[name] || t.m[name] != nil && t.m[name].count() > 0
+	return t.transit[name] || t.m[name] != nil && t.m[name].count() > 0
 }
 
-// unhost forgets what the node had of a tenant's overlays and knew of its apps: that goes with its last endpoint.
-func (t *Tenants) unhost(name string) error {
+// dropHosted forgets what the node had of a tenant's overlays and knew of its apps: that goes with its last endpoint.
+func (t *Tenants) dropHosted(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.m[name] == nil || t.m[name].subnets == nil && len(t.m[name].Apps) == 0 {
@@ -142,8 +142,8 @@ func (t *Tenants) unhost(name string) error {
 	return nil
 }
 
-// heldCarried is what the node says of a tenant that it only carries: nothing that needs to be as the cluster has it.
-func heldCarried(said *pilasterv1.Tenant) *pilasterv1.Tenant {
+// heldTransit is what the node says of a tenant that it only carries: nothing that needs to be as the cluster has it.
+func heldTransit(said *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return &pilasterv1.Tenant{
 		Name:       said.Name,
 		Network:    said.Network,

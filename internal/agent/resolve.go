@@ -33,11 +33,11 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 			return resolved(resp.Msg)
 		}
 	}
-	return Resolved{}, l.unhelpful(err, l.missing(name, identity))
+	return Resolved{}, l.resolveError(err, l.missingState(name, identity))
 }
 
-// unhelpful is what an ADD says of an error of the orchestrator, without which it lacks something.
-func (l *Link) unhelpful(err error, lacking string) error {
+// resolveError is what an ADD says of an error of the orchestrator, without which it lacks something.
+func (l *Link) resolveError(err error, lacking string) error {
 	var remote *connect.Error
 	if errors.As(err, &remote) {
 		switch remote.Code() {
@@ -58,8 +58,8 @@ func (l *Link) unhelpful(err error, lacking string) error {
 	)
 }
 
-// missing names what this node would have to know.
-func (l *Link) missing(name string, identity map[string]string) string {
+// missingState names what this node would have to know.
+func (l *Link) missingState(name string, identity map[string]string) string {
 	if _, _, known := l.config.Tenants.get(name); known {
 		return fmt.Sprintf(
 			"this node does not know the app of labels %q in tenant %s",

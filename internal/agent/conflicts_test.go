@@ -43,7 +43,7 @@ func TestRefusedByItsNetwork(t *testing.T) {
 		Whole:  true,
 	}
 	must(b.Apply(ctx, []TenantState{b.lime(1), web}, nil))
-	if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant lime") ||
+	if problems := b.tenants.refusedProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant lime") ||
 		!strings.Contains(problems[0], "tenants green and lime both have fd70:696c:6100:1:0:ff:0:2") {
 		t.Errorf("problems %q", problems)
 	}
@@ -54,7 +54,7 @@ func TestRefusedByItsNetwork(t *testing.T) {
 		t.Errorf("it asks for %v", r.IncompleteTenants)
 	}
 	b.reopen()
-	if problems := b.tenants.refusals(); len(problems) != 1 {
+	if problems := b.tenants.refusedProblems(); len(problems) != 1 {
 		t.Errorf("after a start: problems %q", problems)
 	}
 	must(b.Apply(ctx, []TenantState{b.lime(1)}, nil))
@@ -63,7 +63,7 @@ func TestRefusedByItsNetwork(t *testing.T) {
 	without := b.published(2, made)
 	without.Tenant.Publications = nil
 	must(b.Apply(ctx, []TenantState{b.lime(1), without}, nil))
-	if problems := b.tenants.refusals(); len(problems) > 0 {
+	if problems := b.tenants.refusedProblems(); len(problems) > 0 {
 		t.Errorf("problems %q", problems)
 	}
 	b.reopen()
@@ -97,7 +97,7 @@ func TestNoRoomForMore(t *testing.T) {
 	if err := b.Apply(ctx, []TenantState{{Tenant: larger, Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if problems := b.tenants.refusals(); len(problems) != 1 ||
+	if problems := b.tenants.refusedProblems(); len(problems) != 1 ||
 		!strings.Contains(problems[0], "no room for 4 more mappings") {
 		t.Errorf("problems %q", problems)
 	}
@@ -118,8 +118,8 @@ func TestNoRoomForMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reopen()
-	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Regions) != 1 || len(b.tenants.refusals()) > 0 {
-		t.Errorf("green is %+v, problems %q", k.Tenant, b.tenants.refusals())
+	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Regions) != 1 || len(b.tenants.refusedProblems()) > 0 {
+		t.Errorf("green is %+v, problems %q", k.Tenant, b.tenants.refusedProblems())
 	}
 }
 
@@ -147,7 +147,7 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 	}
 	for range 2 {
 		b.reopen()
-		if problems := b.tenants.refusals(); len(problems) != 1 || !strings.Contains(problems[0], "tenant green") ||
+		if problems := b.tenants.refusedProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant green") ||
 			!strings.Contains(problems[0], "own CIDR") {
 			t.Errorf("problems %q", problems)
 		}
@@ -175,7 +175,7 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reopen()
-	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Services) != 1 || len(b.tenants.refusals()) > 0 {
-		t.Errorf("told again, green is %+v, problems %q", k.Tenant, b.tenants.refusals())
+	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Services) != 1 || len(b.tenants.refusedProblems()) > 0 {
+		t.Errorf("told again, green is %+v, problems %q", k.Tenant, b.tenants.refusedProblems())
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// learn adds what is given to what is known of the tenant, and returns what was. What it adds to one known before, save
+// merge adds what is given to what is known of the tenant, and returns what was. What it adds to one known before, save
 // writes.
-func (t *Tenants) learn(k TenantState) (before TenantState, err error) {
+func (t *Tenants) merge(k TenantState) (before TenantState, err error) {
 	if err := tenant.CheckName(k.Tenant.Name); err != nil {
 		return before, err
 	}
@@ -16,7 +16,7 @@ func (t *Tenants) learn(k TenantState) (before TenantState, err error) {
 	defer t.mu.Unlock()
 	old := t.m[k.Tenant.Name]
 	if old == nil {
-		if err := t.room(k.Tenant.Name, len(k.Tenant.IDs)); err != nil {
+		if err := t.checkIDs(k.Tenant.Name, len(k.Tenant.IDs)); err != nil {
 			return before, err
 		}
 		h := newHosted(k)
@@ -24,8 +24,8 @@ func (t *Tenants) learn(k TenantState) (before TenantState, err error) {
 		if err := t.write(h); err != nil {
 			return before, err
 		}
-		if t.isMapped != nil && t.isMapped(k.Tenant) {
-			h.listed = make(chan struct{})
+		if t.hasMappings != nil && t.hasMappings(k.Tenant) {
+			h.mappingsListed = make(chan struct{})
 		}
 		t.m[k.Tenant.Name] = h
 		t.signal()
@@ -40,39 +40,39 @@ func (t *Tenants) learn(k TenantState) (before TenantState, err error) {
 		)
 	}
 	h := *old
-	if err := h.learnIDs(k); err != nil {
+	if err := h.mergeIDs(k); err != nil {
 		return before, err
 	}
 	h.Apps = mergeApps(old.Apps, k.Apps)
 	grown := len(h.Apps) > len(old.Apps)
 	t.forgetApps(&h)
-	if err := t.room(k.Tenant.Name, len(h.Tenant.IDs)); err != nil {
+	if err := t.checkIDs(k.Tenant.Name, len(h.Tenant.IDs)); err != nil {
 		return before, err
 	}
-	h.Whole, h.Reduced, h.refused = old.Whole || k.Whole, false, nil // wholeness is not kept on disk
+	h.Whole, h.Restricted, h.refused = old.Whole || k.Whole, false, nil // wholeness is not kept on disk
 	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || !h.Retiring.equal(old.Retiring) || grown ||
 		len(h.Apps) != len(old.Apps)
 	t.m[k.Tenant.Name] = &h
 	return old.TenantState, nil
 }
 
-// unlearn has a tenant be what it was before, if it was known; the apps it has learnt meanwhile stay.
-func (t *Tenants) unlearn(before TenantState) {
+// rollback has a tenant be what it was before, if it was known; the apps it has learnt meanwhile stay.
+func (t *Tenants) rollback(before TenantState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if now := t.m[before.Tenant.Name]; now != nil {
 		h := *now
-		h.Tenant, h.Retiring, h.Reduced = before.Tenant, before.Retiring, before.Reduced
+		h.Tenant, h.Retiring, h.Restricted = before.Tenant, before.Retiring, before.Restricted
 		t.m[before.Tenant.Name] = &h
 	}
 }
 
-// reduce has networks know of a tenant nothing that they may refuse, until something of it is learnt.
-func (t *Tenants) reduce(name string) {
+// restrict has networks know of a tenant nothing that they may refuse, until something of it is learnt.
+func (t *Tenants) restrict(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := *t.m[name]
-	h.Reduced = true
+	h.Restricted = true
 	t.m[name] = &h
 }
 

@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// heardIDs makes the node hear of blue's ids; one after a plus is only accepted.
-func (b *bed) heardIDs(changes uint64, ids ...int) error {
+// applyIDs makes the node hear of blue's ids; one after a plus is only accepted.
+func (b *bed) applyIDs(changes uint64, ids ...int) error {
 	blue := b.orchestrator.tenants["blue"]
 	blue.IDs, blue.Changes = nil, changes
 	for _, id := range ids {
@@ -27,8 +27,8 @@ func (b *bed) heardIDs(changes uint64, ids ...int) error {
 	return b.Apply(b.t.Context(), []TenantState{{Tenant: blue}}, nil)
 }
 
-// said is what the node reports of blue: accepted, held.
-func (b *bed) said() string {
+// report is what the node reports of blue: accepted, held.
+func (b *bed) idsReported() string {
 	var report pilasterv1.FollowRequest
 	b.tenants.Report(&report, true)
 	for _, h := range report.Hosting {
@@ -52,38 +52,38 @@ func TestIdsComeAndGo(t *testing.T) {
 	says := func(want string) {
 		t.Helper()
 		for range 2 {
-			if got := b.said(); got != want {
+			if got := b.idsReported(); got != want {
 				t.Errorf("the node says %s, want %s", got, want)
 			}
 			b.reopen()
 		}
 	}
-	must(b.heardIDs(1, 1))
+	must(b.applyIDs(1, 1))
 	says("nothing")
 	old := b.add("old")
 	says("[1] [1]")
-	must(b.heardIDs(2, 1, -8))
+	must(b.applyIDs(2, 1, -8))
 	says("[1 8] [1]")
 	if r := b.add("between"); r.TenantID != 1 {
 		t.Errorf("drawn from id %d, which is only accepted", r.TenantID)
 	}
-	must(b.heardIDs(3, 1, 8))
+	must(b.applyIDs(3, 1, 8))
 	says("[1 8] [1 8]")
 	if r := b.add("new"); r.TenantID != 8 {
 		t.Errorf("drawn from id %d, not from the current one", r.TenantID)
 	}
-	must(b.heardIDs(2, 1, -8)) // overtaken on its way
+	must(b.applyIDs(2, 1, -8)) // overtaken on its way
 	says("[1 8] [1 8]")
 	must(b.Delete(t.Context(), "between", "eth0"))
 	says("[1 8] [1 8]")
 	must(b.Delete(t.Context(), "old", "eth0"))
 	says("[1 8] [8]")
-	must(b.heardIDs(4, 8))
+	must(b.applyIDs(4, 8))
 	says("[8] [8]")
 	if ids := b.driver.ids("blue"); len(ids) != 1 || ids[0].ID != 8 {
 		t.Errorf("the kernel has %v", ids)
 	}
-	must(b.heardIDs(3, 1, 8)) // overtaken: a retired key does not come back
+	must(b.applyIDs(3, 1, 8)) // overtaken: a retired key does not come back
 	says("[8] [8]")
 	if r := b.add("last"); r.TenantID != 8 || old.TenantID != 1 {
 		t.Errorf("drawn from id %d", r.TenantID)
@@ -118,10 +118,10 @@ func TestIdsComeAndGo(t *testing.T) {
 func TestIdsInUseStay(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	if err := b.heardIDs(5, 8); err != nil {
+	if err := b.applyIDs(5, 8); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.said(); got != "[1 8] [1 8]" {
+	if got := b.idsReported(); got != "[1 8] [1 8]" {
 		t.Errorf("the node says %s", got)
 	}
 	b.orchestrator.tenants["blue"] = tenant.Tenant{Name: "blue"}
@@ -136,7 +136,7 @@ func TestIdsInUseStay(t *testing.T) {
 func TestRetiredIdIsTakenAwayAgain(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
-	if err := b.heardIDs(2, 1, 8); err != nil {
+	if err := b.applyIDs(2, 1, 8); err != nil {
 		t.Fatal(err)
 	}
 	b.add("c2")
@@ -144,11 +144,11 @@ func TestRetiredIdIsTakenAwayAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.driver.fail["DeleteTenant"] = errFake
-	if err := b.heardIDs(3, 8); err == nil {
+	if err := b.applyIDs(3, 8); err == nil {
 		t.Error("a key stays in the kernel and nobody is told")
 	}
 	delete(b.driver.fail, "DeleteTenant")
-	if err := b.heardIDs(3, 8); err != nil {
+	if err := b.applyIDs(3, 8); err != nil {
 		t.Fatal(err)
 	}
 	if ids := b.driver.ids("blue"); len(ids) != 1 || ids[0].ID != 8 {
@@ -164,7 +164,7 @@ func TestReportsSayWhatIsAskedFor(t *testing.T) {
 		b.tenants.Report(&r, true)
 		return fmt.Sprint(r.HostedTenants, r.ResolvingTenants)
 	}
-	first, second := b.tenants.resolve("blue"), b.tenants.resolve("blue")
+	first, second := b.tenants.markResolving("blue"), b.tenants.markResolving("blue")
 	first()
 	if got := report(); got != "[] [blue]" {
 		t.Errorf("reported %s", got)
@@ -236,7 +236,7 @@ func TestAsksOnceForTheWhole(t *testing.T) {
 			t.Errorf("report %d asks for %v, want %v", i, got, c.want)
 		}
 	}
-	b.tenants.refuse("blue", errors.New("full"))
+	b.tenants.noteRefused("blue", errors.New("full"))
 	if got := asked(false); !slices.Equal(got, []string{"blue"}) {
 		t.Errorf("after it refused the answer, the node asks for %v", got)
 	}

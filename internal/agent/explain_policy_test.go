@@ -19,7 +19,7 @@ func TestWhyOfStrangers(t *testing.T) {
 	other.Tenant++
 	for _, c := range []Connection{{Source: own, Destination: other.Addr()}, {Source: other.Addr(), Destination: own}} {
 		reasons, err := b.Why(c)
-		if err != nil || len(reasons) != 1 || reasons[0].Allowed || !reasons[0].Strangers {
+		if err != nil || len(reasons) != 1 || reasons[0].Allowed || !reasons[0].CrossTenant {
 			t.Errorf("%v to %v: %+v, %v", c.Source, c.Destination, reasons, err)
 		}
 	}
@@ -27,7 +27,7 @@ func TestWhyOfStrangers(t *testing.T) {
 	same.Node = netip.MustParsePrefix("fd70:696c:6100:77::/64")
 	if reasons, err := b.Why(Connection{Source: same.Addr(), Destination: own}); err != nil || len(reasons) != 1 ||
 		!reasons[0].Allowed ||
-		reasons[0].Strangers {
+		reasons[0].CrossTenant {
 		t.Errorf("of one tenant: %+v, %v", reasons, err)
 	}
 	for _, c := range []Connection{{Source: own, Destination: netip.IPv6Loopback()}, {Source: netip.IPv6Loopback(), Destination: own}} {
@@ -55,7 +55,7 @@ func TestWhyOnNimitz(t *testing.T) {
 	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: apps}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.hear(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
 	ask := func(q Connection) string {
 		q.Protocol, q.Port = policy.TCP, 80
 		reasons, err := b.Why(q)

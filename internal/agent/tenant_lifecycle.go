@@ -20,44 +20,44 @@ func (c *Core) acquire(
 	name string,
 	identity map[string]string,
 ) (tenant.Tenant, address.AppID, error) {
-	t, app, ok, err := c.hold(ctx, name, identity, nil)
+	t, app, ok, err := c.acquireKnown(ctx, name, identity, nil)
 	if !ok && err == nil {
-		t, app, err = c.ask(ctx, name, identity)
+		t, app, err = c.resolveTenant(ctx, name, identity)
 	}
 	if err != nil {
 		return t, app, err
 	}
 	if err := c.awaitPolicies(ctx, name); err != nil {
-		c.tenants.disclaim(name, app)
+		c.tenants.unclaim(name, app)
 		c.release(ctx, name, t.Current().ID)
 		return tenant.Tenant{}, 0, err
 	}
 	return t, app, nil
 }
 
-// askAgain is how often the cluster is asked for an app of which the stream tells, while the answer comes, that it may
+// maxResolves is how often the cluster is asked for an app of which the stream tells, while the answer comes, that it may
 // be another's by now.
-const askAgain = 5
+const maxResolves = 5
 
-// ask is hold of what the orchestrator knows.
-func (c *Core) ask(
+// resolveTenant is hold of what the orchestrator knows.
+func (c *Core) resolveTenant(
 	ctx context.Context,
 	name string,
 	identity map[string]string,
 ) (t tenant.Tenant, app address.AppID, err error) {
-	if err := c.tenants.takes(name); err != nil {
+	if err := c.tenants.checkRoom(name); err != nil {
 		return t, 0, err
 	}
-	defer c.tenants.resolve(name)()
+	defer c.tenants.markResolving(name)()
 	var answer Resolved
-	for range askAgain {
+	for range maxResolves {
 		if answer, err = c.resolver.Resolve(ctx, name, identity); err != nil {
 			return t, 0, err
 		}
 		if err := checkResolved(answer.Tenant, answer.App, name); err != nil {
 			return t, 0, err
 		}
-		t, app, ok, err := c.hold(ctx, name, identity, &answer)
+		t, app, ok, err := c.acquireKnown(ctx, name, identity, &answer)
 		if ok || err != nil {
 			return t, app, err
 		}
@@ -70,9 +70,9 @@ func (c *Core) ask(
 	)
 }
 
-// hold counts one more endpoint of the tenant when tenant and app are known, after learning what
+// acquireKnown counts one more endpoint of the tenant when tenant and app are known, after learning what
 // is given.
-func (c *Core) hold(
+func (c *Core) acquireKnown(
 	ctx context.Context,
 	name string,
 	identity map[string]string,
@@ -97,9 +97,9 @@ func (c *Core) hold(
 			}
 			learnt.Tenant.Regions = known.Tenant.Regions
 		}
-		if err := c.take(ctx, learnt); err != nil {
+		if err := c.mergeTenant(ctx, learnt); err != nil {
 			if c.tenants.endpoints(name) == 0 {
-				c.vacate(ctx, name)
+				c.tenantEmptied(ctx, name)
 			}
 			return t, 0, false, err
 		}
@@ -109,15 +109,15 @@ func (c *Core) hold(
 		return t, 0, false, refuse(ErrNotFound, "tenant %s was deleted; endpoints of it still live on this node", name)
 	}
 	if !ok || answer == nil && !c.tenants.isHosted(name) {
-		return t, 0, false, nil // of one that is only carried the cluster has to know first that it comes to live here
+		return t, 0, false, nil // apply one that is only carried the cluster has to know first that it comes to live here
 	}
 	if app, ok = c.tenants.claim(name, identity); !ok {
 		return t, 0, false, nil
 	}
-	if err := c.put(ctx, name); err != nil {
-		c.tenants.disclaim(name, app)
+	if err := c.installTenant(ctx, name); err != nil {
+		c.tenants.unclaim(name, app)
 		if c.tenants.endpoints(name) == 0 {
-			c.vacate(ctx, name)
+			c.tenantEmptied(ctx, name)
 		}
 		return t, 0, false, err
 	}
@@ -128,38 +128,38 @@ func (c *Core) hold(
 	return known.Tenant, app, true, nil
 }
 
-// take learns what is given of a tenant. Of what networks refuse a tenant known before stays as it was, and so it does
-// on disk, whose turn comes after them: containers of it are brought back with that at a start. The caller holds the
+// drainPending learns what is given of a tenant. Of what networks refuse a tenant known before stays as it was, and so it does
+// installedOn disk, whose turn comes after them: containers of it are brought back with that at a start. The caller holds the
 // tenant's lock.
-func (c *Core) take(ctx context.Context, k TenantState) error {
-	before, err := c.tenants.learn(k)
+func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
+	before, err := c.tenants.merge(k)
 	if err != nil {
 		return err
 	}
-	if err := c.put(ctx, k.Tenant.Name); err != nil {
-		if isUnfit(err) {
-			c.tenants.unlearn(before)
+	if err := c.installTenant(ctx, k.Tenant.Name); err != nil {
+		if isConflict(err) {
+			c.tenants.rollback(before)
 		}
 		return err
 	}
 	return c.tenants.save(k.Tenant.Name)
 }
 
-// isUnfit tells whether a tenant is refused for what it is, and the others are as well as they were.
-func isUnfit(err error) bool {
+// isConflict tells whether a tenant is refused for what it is, and the others are as well as they were.
+func isConflict(err error) bool {
 	return errors.Is(err, ErrExhausted) || errors.Is(err, network.ErrConflict) || errors.Is(err, endpoint.ErrExhausted)
 }
 
-// put makes the tenant's networks know the tenant. The caller holds the tenant's lock.
-func (c *Core) put(ctx context.Context, name string) error {
+// installTenant makes the tenant's networks know the tenant. The caller holds the tenant's lock.
+func (c *Core) installTenant(ctx context.Context, name string) error {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
 		return nil
 	}
-	if known.Reduced {
+	if known.Restricted {
 		known.Tenant = known.Tenant.WithoutNorthSouth()
 	}
-	had, on := c.tenants.put(name)
+	had, on := c.tenants.installed(name)
 	had.Changes = known.Tenant.Changes // which also counts what networks do not know of
 	same := had.Equal(known.Tenant)
 	if same && len(on) == 1 {
@@ -169,7 +169,7 @@ func (c *Core) put(ctx context.Context, name string) error {
 	if same && slices.Equal(on, wanted) {
 		return nil
 	}
-	if err := c.putTenant(ctx, known.Tenant, wanted, had, on); err != nil {
+	if err := c.putOnNetworks(ctx, known.Tenant, wanted, had, on); err != nil {
 		return fmt.Errorf("making tenant %s known to the packet path: %w", name, err)
 	}
 	// Retired ids go when no list names them any more.
@@ -180,7 +180,7 @@ func (c *Core) put(ctx context.Context, name string) error {
 			return fmt.Errorf("taking retired ids of tenant %s from the packet path: %w", name, err)
 		}
 	}
-	c.tenants.setPut(name, known.Tenant, wanted)
+	c.tenants.setInstalled(name, known.Tenant, wanted)
 	return nil
 }
 
@@ -192,19 +192,19 @@ func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 	}
 	defer unlock()
 	if c.tenants.count(name, id, -1) == 0 {
-		c.vacate(ctx, name)
+		c.tenantEmptied(ctx, name)
 	}
 }
 
-// forget drops a tenant without endpoints. What fails is tried again when the node's record is told next, at the latest
+// removeTenant drops a tenant without endpoints. What fails is tried again when the node's record is told next, at the latest
 // after the stream has broken, or at the next start, or is made good by the tenant's next endpoint. The caller holds
 // the tenant's lock.
-func (c *Core) forget(ctx context.Context, name string) error {
+func (c *Core) removeTenant(ctx context.Context, name string) error {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
 		return nil
 	}
-	c.tenants.setPut(name, tenant.Tenant{}, nil)
+	c.tenants.setInstalled(name, tenant.Tenant{}, nil)
 	err := c.deleteTenant(ctx, known.Tenant)
 	if err == nil {
 		err = c.forgetPolicies(name)
@@ -220,12 +220,12 @@ func (c *Core) forget(ctx context.Context, name string) error {
 }
 
 // Apply takes what the orchestrator tells of hosted and carried tenants. Tenants that are neither any
-// more are left out. Nothing is removed because something does not mention it.
+// wake are left out. Nothing is removed because something does not mention it.
 func (c *Core) Apply(ctx context.Context, news []TenantState, deleted []string) error {
 	for len(news) > 0 {
 		var unfit []TenantState
 		for _, k := range news {
-			if err := c.applyOne(ctx, k); isUnfit(err) {
+			if err := c.applyOne(ctx, k); isConflict(err) {
 				unfit = append(unfit, k)
 			} else if err != nil {
 				return err
@@ -251,33 +251,33 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	}
 	defer unlock()
 	before, _, known := c.tenants.get(k.Tenant.Name)
-	if !known && (!c.tenants.isCarried(k.Tenant.Name) || len(k.Tenant.IDs) == 0) {
+	if !known && (!c.tenants.isTransit(k.Tenant.Name) || len(k.Tenant.IDs) == 0) {
 		return nil
 	}
 	if known && !c.tenants.isHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 &&
 		!k.Tenant.Created.Equal(before.Tenant.Created) {
-		if err := c.forget(ctx, k.Tenant.Name); err != nil { // it is another, and nothing here is the old one's
+		if err := c.removeTenant(ctx, k.Tenant.Name); err != nil { // it is another, and nothing here is the old one's
 			return err
 		}
 	}
 	if !c.tenants.isHosted(k.Tenant.Name) {
 		k.Apps = nil // nobody waits for it to have forgotten one: it is told all when the tenant comes to live here
 	}
-	if err := c.take(ctx, k); err != nil {
-		if isUnfit(err) {
+	if err := c.mergeTenant(ctx, k); err != nil {
+		if isConflict(err) {
 			c.log.Error("tenant is not taken as the cluster has it", "tenant", k.Tenant.Name, "error", err)
-			c.tenants.refuse(k.Tenant.Name, err)
+			c.tenants.noteRefused(k.Tenant.Name, err)
 		}
 		return err
 	}
 	if err := c.renewPolicies(k.Tenant.Name); err != nil {
 		c.log.Error("policies are not in force for all that is known", "error", err)
 	} else {
-		c.tenants.heed(k.Tenant.Name, k.Retiring.Round)
+		c.tenants.ackRound(k.Tenant.Name, k.Retiring.Round)
 	}
 	if after, _, _ := c.tenants.get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
 		after.Tenant.Leaving != before.Tenant.Leaving {
-		c.due.signal()
+		c.migrationDue.wake()
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func TestRulesAreNamed(t *testing.T) {
 		"Egress",
 		1,
 	)
-	b.hear(
+	b.applyPolicies(
 		PolicyUpdate{
 			Tenant:    "blue",
 			Whole:     true,
