@@ -97,7 +97,8 @@ func newBed(t *testing.T, spec lab.Spec, sentinels [][2]string) *bed {
 		if of.Network == tenant.Nimitz {
 			continue
 		}
-		got, err := b.Operator().GetTenant(b.ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: of.Name, ShowKey: true}))
+		got, err := b.Operator().GetTenant(b.ctx,
+			connect.NewRequest(&pilasterv1.GetTenantRequest{Name: of.Name, ShowKey: true}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +218,8 @@ func (b *bed) try(t *testing.T, a attack) {
 	}
 	want = judged(want)
 	after := judged(b.drops(t))
-	for deadline := time.Now().Add(patience); b.late() && !maps.Equal(after, want) && time.Now().Before(deadline); after = judged(b.drops(t)) {
+	for deadline := time.Now().Add(patience); b.late() && !maps.Equal(after, want) &&
+		time.Now().Before(deadline); after = judged(b.drops(t)) {
 		time.Sleep(tryAgain)
 	}
 	for _, key := range slices.Sorted(maps.Keys(after)) {
@@ -227,7 +229,8 @@ func (b *bed) try(t *testing.T, a attack) {
 	}
 }
 
-// late tells whether counts come after the packets: an Open vSwitch that is asked for what it has counted leaves out the flows that it looks at meanwhile.
+// late tells whether counts come after the packets: an Open vSwitch that is asked for what it has counted leaves out
+// the flows that it looks at meanwhile.
 func (b *bed) late() bool { return b.spec.Nimitz == lab.OVS }
 
 // drops reads the counters of every node: "n1 dst-undecryptable".
@@ -275,8 +278,9 @@ func (b *bed) send(t *testing.T, a attack) (packet.Sentinel, error) {
 	var last [][]byte
 	for _, s := range b.sentinels {
 		// An answer that nobody asked for: no kernel says anything to it.
-		last = append(last, toGateway(packet.Packet{Source: b.container(t, s[0]).Address, Destination: b.container(t, s[1]).Address,
-			Body: packet.ICMP{Type: packet.EchoReply, Payload: sentinel[:]}}.Marshal()))
+		last = append(last, toGateway(packet.Packet{Source: b.container(t, s[0]).Address,
+			Destination: b.container(t, s[1]).Address,
+			Body:        packet.ICMP{Type: packet.EchoReply, Payload: sentinel[:]}}.Marshal()))
 	}
 	return sentinel, netns.OnThread(func() error {
 		var cpu unix.CPUSet

@@ -147,11 +147,15 @@ func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 			address.Plain{Node: n1, Tenant: blue, App: address.FirstReservedApp, Index: unused},
 			address.Plain{Node: n2, Tenant: blue, App: 0xffff, Index: unused}),
 		try("absent here", dropreason.NoEndpoint, "n1", 0,
-			address.Plain{Node: n1, Tenant: blue, App: app, Index: unused}, address.Plain{Node: n1, Tenant: blue, App: 0x1234, Index: 1}),
+			address.Plain{Node: n1, Tenant: blue, App: app, Index: unused},
+			address.Plain{Node: n1, Tenant: blue, App: 0x1234, Index: 1}),
 		try("absent there", dropreason.NoEndpoint, "n2", 2,
-			address.Plain{Node: n2, Tenant: blue, App: app, Index: unused}, address.Plain{Node: n2, Tenant: blue, App: 0x1234, Index: 1}),
-		from("released here", "mallory", dropreason.NoEndpoint, "n1", 0, datagram(self.Address, b.released["gone1"].Address)),
-		from("released there", "mallory", dropreason.NoEndpoint, "n2", 2, datagram(self.Address, b.released["gone2"].Address)),
+			address.Plain{Node: n2, Tenant: blue, App: app, Index: unused},
+			address.Plain{Node: n2, Tenant: blue, App: 0x1234, Index: 1}),
+		from("released here", "mallory", dropreason.NoEndpoint, "n1", 0,
+			datagram(self.Address, b.released["gone1"].Address)),
+		from("released there", "mallory", dropreason.NoEndpoint, "n2", 2,
+			datagram(self.Address, b.released["gone2"].Address)),
 	}
 }
 
@@ -168,11 +172,13 @@ func (b *bed) ciphertexts(t *testing.T) []attack {
 		flood.frames = append(flood.frames, toGateway(datagram(self.Address, netip.AddrFrom16(to)).Marshal()))
 	}
 	var outside []packet.Packet
-	for _, to := range []string{"::", "::1", "fe80::1", "2001:db8:70:2::2", "2001:4860:4860::8888", "fd00::1", "fe00::1"} {
+	for _, to := range []string{"::", "::1", "fe80::1", "2001:db8:70:2::2", "2001:4860:4860::8888", "fd00::1",
+		"fe00::1"} {
 		outside = append(outside, datagram(self.Address, netip.MustParseAddr(to)))
 	}
 	for _, to := range []netip.Addr{
-		self.Plaintext, b.container(t, "b2").Plaintext, b.container(t, "r2").Plaintext, b.prefix(t, "n1").Addr().Next(), b.prefix(t, "n2").Addr().Next(),
+		self.Plaintext, b.container(t, "b2").Plaintext, b.container(t, "r2").Plaintext, b.prefix(t, "n1").Addr().Next(),
+		b.prefix(t, "n2").Addr().Next(),
 	} {
 		outside = append(outside, datagram(self.Address, to))
 	}
@@ -182,7 +188,8 @@ func (b *bed) ciphertexts(t *testing.T) []attack {
 		flood,
 		from("no ciphertext at all", "mallory", dropreason.DstNotPrivate, "n1", 0, outside...),
 		from("multicast", "mallory", dropreason.Multicast, "n1", 0,
-			datagram(self.Address, netip.MustParseAddr("ff02::1")), datagram(self.Address, netip.MustParseAddr("ff05::1:3"))),
+			datagram(self.Address, netip.MustParseAddr("ff02::1")),
+			datagram(self.Address, netip.MustParseAddr("ff05::1:3"))),
 	}
 }
 
@@ -191,8 +198,10 @@ func (b *bed) sources(t *testing.T) []attack {
 	self, b1, b2 := b.container(t, "mallory"), b.container(t, "b1"), b.container(t, "b2")
 	var foreign []packet.Packet
 	for _, source := range []netip.Addr{
-		b1.Address, b2.Address, b.container(t, "r1").Address, b.released["gone1"].Address, self.Plaintext, b1.Plaintext, self.Address.Next(),
-		netip.IPv6Unspecified(), netip.IPv6Loopback(), netip.MustParseAddr("fe80::1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("ff02::1"),
+		b1.Address, b2.Address, b.container(t, "r1").Address, b.released["gone1"].Address, self.Plaintext, b1.Plaintext,
+		self.Address.Next(),
+		netip.IPv6Unspecified(), netip.IPv6Loopback(), netip.MustParseAddr("fe80::1"),
+		netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("ff02::1"),
 	} {
 		foreign = append(foreign, datagram(source, b1.Address), datagram(source, b2.Address))
 	}
@@ -254,23 +263,28 @@ func (b *bed) headers(t *testing.T) []attack {
 			for _, source := range []netip.Addr{self.Address, netip.MustParseAddr("fe80::2")} {
 				target := b1.Address.As16()
 				all = append(all, packet.Packet{Source: source, Destination: to, HopLimit: 255,
-					Body: packet.ICMP{Type: kind, Rest: [4]byte{0xe0}, Payload: append(target[:], 2, 1, 2, 3, 4, 5, 6, 7)}})
+					Body: packet.ICMP{Type: kind, Rest: [4]byte{0xe0},
+						Payload: append(target[:], 2, 1, 2, 3, 4, 5, 6, 7)}})
 			}
 		}
 		return all
 	}
 	everywhere := []netip.Addr{b1.Address, b2.Address, netip.MustParseAddr("fe80::1"), netip.MustParseAddr("ff02::1")}
 	report := packet.Packet{Source: self.Address, Destination: netip.MustParseAddr("ff02::16"), HopLimit: 1,
-		Extensions: []packet.Extension{{Type: packet.HopByHop, Data: []byte{5, 2, 0, 0, 1, 0}}}, Body: packet.ICMP{Type: 143}}
+		Extensions: []packet.Extension{{Type: packet.HopByHop,
+			Data: []byte{5, 2, 0, 0, 1, 0}}}, Body: packet.ICMP{Type: 143}}
 	spent := datagram(self.Address, b2.Address)
 	spent.HopLimit = 1
 	all := []attack{
 		from("routing headers and home address", "mallory", dropreason.RoutingHeader, "n1", 0, routing...),
-		from("router advertisement", "mallory", dropreason.NdForbidden, "n1", 0, discovery(packet.RouterAdvertisement, everywhere...)...),
-		from("neighbour advertisement", "mallory", dropreason.NdForbidden, "n1", 0, discovery(packet.NeighborAdvertisement, everywhere...)...),
+		from("router advertisement", "mallory", dropreason.NdForbidden, "n1", 0,
+			discovery(packet.RouterAdvertisement, everywhere...)...),
+		from("neighbour advertisement", "mallory", dropreason.NdForbidden, "n1", 0,
+			discovery(packet.NeighborAdvertisement, everywhere...)...),
 		from("redirect", "mallory", dropreason.NdForbidden, "n1", 0, discovery(137, everywhere...)...),
 		from("solicitations", "mallory", dropreason.NdIgnored, "n1", 0,
-			append(discovery(packet.RouterSolicitation, everywhere...), discovery(packet.NeighborSolicitation, everywhere...)...)...),
+			append(discovery(packet.RouterSolicitation, everywhere...),
+				discovery(packet.NeighborSolicitation, everywhere...)...)...),
 		from("listener report", "mallory", dropreason.MldIgnored, "n1", 0, report),
 		from("hop limit", "mallory", dropreason.HopLimit, "n1", 0, spent),
 		from("error about a packet of others", "mallory", dropreason.IcmpQuote, "n1", 0,
@@ -291,7 +305,8 @@ func (b *bed) headers(t *testing.T) []attack {
 }
 
 func quoting(from, to netip.Addr, quote []byte) packet.Packet {
-	return packet.Packet{Source: from, Destination: to, Body: packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: quote}}
+	return packet.Packet{Source: from, Destination: to,
+		Body: packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: quote}}
 }
 
 func routingHeader(kind byte, via netip.Addr) packet.Extension {
@@ -323,14 +338,16 @@ func (b *bed) malformed(t *testing.T) []attack {
 // cutShort are packets from one to another with a whole IPv6 header and something wrong behind it.
 func cutShort(from, to netip.Addr) [][]byte {
 	cut := func(protocol uint8, n int, e ...packet.Extension) []byte {
-		return packet.Packet{Source: from, Destination: to, Extensions: e, Body: packet.Raw{Proto: protocol, Data: make([]byte, n)}}.Marshal()
+		return packet.Packet{Source: from, Destination: to, Extensions: e,
+			Body: packet.Raw{Proto: protocol, Data: make([]byte, n)}}.Marshal()
 	}
 	whole := datagram(from, to).Marshal()
 	beyond, none, version := slices.Clone(whole), slices.Clone(whole), slices.Clone(whole)
 	binary.BigEndian.PutUint16(beyond[4:], uint16(len(whole)-40+1))
 	binary.BigEndian.PutUint16(none[4:], 0)
 	version[0] = 0x40
-	long := cut(packet.NoNextHeader, 8, packet.Extension{Type: packet.DestinationOptions, Data: []byte{1, 4, 0, 0, 0, 0}})
+	long := cut(packet.NoNextHeader, 8,
+		packet.Extension{Type: packet.DestinationOptions, Data: []byte{1, 4, 0, 0, 0, 0}})
 	long[41] = 200 // length of the destination options
 	first := packet.Fragment(0, true, 7)
 	return [][]byte{

@@ -51,20 +51,25 @@ func (b *bed) fabric(t *testing.T) []attack {
 
 	all := []attack{
 		try("own /64 from outside", dropreason.OwnSource,
-			datagram(b2.Plaintext, b2.Plaintext), datagram(r2.Plaintext, b2.Plaintext), datagram(n2.Addr().Next(), b2.Plaintext),
+			datagram(b2.Plaintext, b2.Plaintext), datagram(r2.Plaintext, b2.Plaintext),
+			datagram(n2.Addr().Next(), b2.Plaintext),
 			datagram(plain(n2, blue, 1, unused), n2.Addr().Next())),
 		try("forged source of another tenant", dropreason.TenantMismatch,
 			datagram(r1.Plaintext, b2.Plaintext), datagram(b1.Plaintext, r2.Plaintext),
 			datagram(plain(n1, b.tenants["green"].id, 1, 1), b2.Plaintext)),
 		try("source that is no container", dropreason.TenantMismatch,
-			datagram(n1.Addr().Next(), b2.Plaintext), datagram(stranger, b2.Plaintext), datagram(strangerAsBlue, b2.Plaintext),
+			datagram(n1.Addr().Next(), b2.Plaintext), datagram(stranger, b2.Plaintext),
+			datagram(strangerAsBlue, b2.Plaintext),
 			datagram(b1.Address, b2.Plaintext)),
 		try("reserved app", dropreason.AppReserved,
-			datagram(b1.Plaintext, plain(n2, blue, address.FirstReservedApp, 1)), datagram(plain(n1, blue, 0xffff, 1), b2.Plaintext)),
+			datagram(b1.Plaintext, plain(n2, blue, address.FirstReservedApp, 1)),
+			datagram(plain(n1, blue, 0xffff, 1), b2.Plaintext)),
 		try("absent and released", dropreason.NoEndpoint,
-			datagram(b1.Plaintext, plain(n2, blue, address.AppID(b2.App), unused)), datagram(b1.Plaintext, b.released["gone2"].Plaintext),
+			datagram(b1.Plaintext, plain(n2, blue, address.AppID(b2.App), unused)),
+			datagram(b1.Plaintext, b.released["gone2"].Plaintext),
 			datagram(b1.Plaintext, plain(n2, address.MaxTenantID, 1, 1))),
-		try("container to node or host", dropreason.TenantToNode, datagram(b1.Plaintext, n2.Addr().Next()), datagram(b1.Plaintext, n2.Addr()),
+		try("container to node or host", dropreason.TenantToNode, datagram(b1.Plaintext, n2.Addr().Next()),
+			datagram(b1.Plaintext, n2.Addr()),
 			datagram(b1.Plaintext, stranger)),
 		try("routing header", dropreason.RoutingHeader, viaRouter),
 		try("neighbour advertisement", dropreason.NdForbidden, advertisement),
@@ -74,12 +79,15 @@ func (b *bed) fabric(t *testing.T) []attack {
 			quoting(b1.Plaintext, b2.Plaintext, datagram(b1.Plaintext, b2.Plaintext).Marshal())),
 		raw("cut short", dropreason.Malformed, cutShort(b1.Plaintext, b2.Plaintext)...),
 		try("ciphertext on the fabric", dropreason.PrivateOutside,
-			datagram(b1.Plaintext, b2.Address), datagram(b1.Address, b2.Address), datagram(b1.Address, n2.Addr().Next())),
+			datagram(b1.Plaintext, b2.Address), datagram(b1.Address, b2.Address),
+			datagram(b1.Address, n2.Addr().Next())),
 	}
 	if labtest.Device() == datapath.Macvlan {
-		guess := attack{name: "a container's MAC", from: onRouter + "n2", why: dropreason.MacOutside, at: "n2", ports: 1}
+		guess := attack{name: "a container's MAC", from: onRouter + "n2", why: dropreason.MacOutside, at: "n2",
+			ports: 1}
 		for range many {
-			guess.frames = append(guess.frames, datagram(b1.Plaintext, b2.Plaintext).Frame(b.inject["b2"].MAC(), b.inject[onRouter+"n2"].MAC()))
+			guess.frames = append(guess.frames,
+				datagram(b1.Plaintext, b2.Plaintext).Frame(b.inject["b2"].MAC(), b.inject[onRouter+"n2"].MAC()))
 		}
 		all = append(all, guess)
 	}
@@ -89,7 +97,8 @@ func (b *bed) fabric(t *testing.T) []attack {
 // nodes are attacks by processes on a node and by machines that are none.
 func (b *bed) nodes(t *testing.T) []attack {
 	b1, b2, r2, n2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r2"), b.prefix(t, "n2")
-	out := func(name, sender, receiver string, why dropreason.Reason, at string, ports int, packets ...packet.Packet) attack {
+	out := func(name, sender, receiver string, why dropreason.Reason, at string, ports int,
+		packets ...packet.Packet) attack {
 		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
 		for _, p := range packets {
 			for range many {
@@ -101,10 +110,14 @@ func (b *bed) nodes(t *testing.T) []attack {
 	underlay := netip.MustParseAddr("2001:db8:70::2") // the outsider's own
 	return []attack{
 		out("process claims a container's address", onNode+"n3", onRouter+"n3", dropreason.HostClaimsTenant, "n3", 0,
-			datagram(b1.Plaintext, b2.Plaintext), datagram(b.container(t, "b3").Plaintext, b2.Plaintext), datagram(r2.Plaintext, b2.Plaintext)),
-		out("process speaks to a ciphertext, and as one", onNode+"n3", onRouter+"n3", dropreason.PrivateOutside, "n3", 0,
-			datagram(b.prefix(t, "n3").Addr().Next(), b2.Address), datagram(b.container(t, "b3").Address, n2.Addr().Next())),
-		out("outsider claims a container's address", outsider, onRouter+outsider, 0, "", 0, datagram(b1.Plaintext, b2.Plaintext)),
+			datagram(b1.Plaintext, b2.Plaintext), datagram(b.container(t, "b3").Plaintext, b2.Plaintext),
+			datagram(r2.Plaintext, b2.Plaintext)),
+		out("process speaks to a ciphertext, and as one", onNode+"n3", onRouter+"n3", dropreason.PrivateOutside, "n3",
+			0,
+			datagram(b.prefix(t, "n3").Addr().Next(), b2.Address),
+			datagram(b.container(t, "b3").Address, n2.Addr().Next())),
+		out("outsider claims a container's address", outsider, onRouter+outsider, 0, "", 0,
+			datagram(b1.Plaintext, b2.Plaintext)),
 		out("outsider speaks to a container", outsider, onRouter+outsider, dropreason.TenantMismatch, "n2", 1,
 			datagram(underlay, b2.Plaintext), datagram(underlay, r2.Plaintext)),
 	}

@@ -60,7 +60,8 @@ func (b *bed) startMonitors(t *testing.T) map[string]monitor {
 // awaitMonitor has a container send listener reports, which are dropped, until one is shown.
 func (b *bed) awaitMonitor(t *testing.T, m monitor, sender string) {
 	t.Helper()
-	report := toGateway(packet.Packet{Source: b.container(t, sender).Address, Destination: b.container(t, "b3").Address, Body: packet.ICMP{Type: 143}}.Marshal())
+	report := toGateway(packet.Packet{Source: b.container(t, sender).Address, Destination: b.container(t, "b3").Address,
+		Body: packet.ICMP{Type: 143}}.Marshal())
 	again := time.NewTicker(tryAgain)
 	defer again.Stop()
 	for {

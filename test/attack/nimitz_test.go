@@ -35,7 +35,8 @@ func addNimitz(spec lab.Spec) lab.Spec {
 		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: name, Network: tenant.Nimitz,
 			CIDRs: []netip.Prefix{netip.MustParsePrefix("fd12::/48"), netip.MustParsePrefix("10.12.0.0/16")}})
 		for i, node := range []string{"n1", "n2"} {
-			spec.Containers = append(spec.Containers, lab.Container{Name: name[:1] + string('1'+rune(i)), Node: node, Tenant: name})
+			spec.Containers = append(spec.Containers,
+				lab.Container{Name: name[:1] + string('1'+rune(i)), Node: node, Tenant: name})
 		}
 	}
 	return spec
@@ -48,7 +49,8 @@ var storage = netip.MustParseAddr("2001:db8:70::99")
 func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 	t.Helper()
 	service := &pilasterv1.Service{Tenant: name, Name: "storage", Virtual: "fd09::7", Real: storage.String()}
-	if _, err := b.Operator().CreateService(b.ctx, connect.NewRequest(&pilasterv1.CreateServiceRequest{Service: service})); err != nil {
+	if _, err := b.Operator().CreateService(b.ctx,
+		connect.NewRequest(&pilasterv1.CreateServiceRequest{Service: service})); err != nil {
 		t.Fatal(err)
 	}
 	for _, node := range nodes {
@@ -65,10 +67,13 @@ func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 	}
 }
 
-// nimitz are packets of containers on network nimitz that reach out of it, and VXLAN that nobody but nodes may send (NIMITZ §3.1).
+// nimitz are packets of containers on network nimitz that reach out of it, and VXLAN that nobody but nodes may send
+// (NIMITZ §3.1).
 func (b *bed) nimitz(t *testing.T) []attack {
-	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t, "n1"), b.prefix(t, "n2"), b.prefix(t, "n3")
-	at6, at4, unused6, unused4 := v1.Address, v1.Addresses()[1], netip.MustParseAddr("fd12::ffff:0:1"), netip.MustParseAddr("10.12.250.1")
+	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t,
+		"n1"), b.prefix(t, "n2"), b.prefix(t, "n3")
+	at6, at4 := v1.Address, v1.Addresses()[1]
+	unused6, unused4 := netip.MustParseAddr("fd12::ffff:0:1"), netip.MustParseAddr("10.12.250.1")
 	inside := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
 		a := attack{name: name, from: "v1", why: why, at: "n1"}
 		for _, p := range packets {
@@ -86,13 +91,15 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	b.serve(t, "violet", "n1", "n2")
 	carry := func(from, to netip.Addr, vni uint32, inner packet.Packet) packet.Packet {
 		payload := append(binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8), inner.Frame(container, gateway)...)
-		return packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: 50000, DestinationPort: 4789, Payload: payload}}
+		return packet.Packet{Source: from, Destination: to,
+			Body: packet.UDP{SourcePort: 50000, DestinationPort: 4789, Payload: payload}}
 	}
 	// tunnel is what a node of the source would send to the container.
 	tunnel := func(from, to netip.Addr, vni uint32) packet.Packet {
 		return carry(from, to, vni, datagram(at6, v2.Address))
 	}
-	wire := func(name, sender, receiver string, why dropreason.Reason, at string, ports int, packets ...packet.Packet) attack {
+	wire := func(name, sender, receiver string, why dropreason.Reason, at string, ports int,
+		packets ...packet.Packet) attack {
 		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
 		for _, p := range packets {
 			for range many {
@@ -111,30 +118,43 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	half := datagram(at4, v2.Addresses()[1])
 	half.Body = packet.Raw{Proto: packet.ProtocolTCP, Data: make([]byte, 12)}
 	return []attack{
-		inside("another source", dropreason.SrcNotOwn, datagram(v2.Address, v2.Address), datagram(v2.Addresses()[1], v2.Addresses()[1]),
+		inside("another source", dropreason.SrcNotOwn, datagram(v2.Address, v2.Address),
+			datagram(v2.Addresses()[1], v2.Addresses()[1]),
 			datagram(unused6, v2.Address), datagram(pipeline.VTEP(n1), v2.Address)),
 		inside("nobody is there", dropreason.NoEndpoint, datagram(at6, unused6), datagram(at4, unused4)),
-		inside("another network", dropreason.NoRoute, datagram(at6, b1.Address), datagram(at6, b1.Plaintext), datagram(at6, n2.Addr().Next()),
+		inside("another network", dropreason.NoRoute, datagram(at6, b1.Address), datagram(at6, b1.Plaintext),
+			datagram(at6, n2.Addr().Next()),
 			datagram(at6, netip.MustParseAddr("2001:db8:70::2")), datagram(at4, netip.MustParseAddr("192.0.2.1"))),
 		inside("VXLAN of its own", dropreason.NoRoute, tunnel(at6, to, vni)),
-		inside("many", dropreason.Multicast, datagram(at6, netip.MustParseAddr("ff02::1")), datagram(at4, netip.MustParseAddr("224.0.0.1")), datagram(at4, netip.MustParseAddr("255.255.255.255"))),
-		from("a container of netpila to one of nimitz", "mallory", dropreason.DstNotPrivate, "n1", 0, datagram(b.container(t, "mallory").Address, at6)),
-		fabric("VXLAN of a stranger", dropreason.PeerUnknown, tunnel(netip.MustParseAddr("fd00::2"), to, vni), tunnel(n1.Addr().Next(), to, vni)),
+		inside("many", dropreason.Multicast, datagram(at6, netip.MustParseAddr("ff02::1")),
+			datagram(at4, netip.MustParseAddr("224.0.0.1")), datagram(at4, netip.MustParseAddr("255.255.255.255"))),
+		from("a container of netpila to one of nimitz", "mallory", dropreason.DstNotPrivate, "n1", 0,
+			datagram(b.container(t, "mallory").Address, at6)),
+		fabric("VXLAN of a stranger", dropreason.PeerUnknown, tunnel(netip.MustParseAddr("fd00::2"), to, vni),
+			tunnel(n1.Addr().Next(), to, vni)),
 		fabric("VXLAN as this node", dropreason.OwnSource, tunnel(to, to, vni)),
-		fabric("VXLAN in a VNI that is nobody's", dropreason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242), tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
-		fabric("VXLAN to a service, from who has no name there", dropreason.Untranslated, carry(pipeline.VTEP(n1), to, vni, datagram(at6, storage))),
-		fabric("VXLAN of a node that looks at no headers, with a routing header inside", dropreason.RoutingHeader, carry(pipeline.VTEP(n1), to, vni, routed)),
-		fabric("VXLAN of a node that looks at no headers, with half a header inside", dropreason.Malformed, carry(pipeline.VTEP(n1), to, vni, half)),
-		fabric("VXLAN of a node that looks at no quotes, with an error about somebody else's packet", dropreason.IcmpQuote, carry(pipeline.VTEP(n1), to, vni, meddling)),
-		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", dropreason.TunnelForged, "n3", 0, tunnel(pipeline.VTEP(n3), to, vni)),
+		fabric("VXLAN in a VNI that is nobody's", dropreason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242),
+			tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
+		fabric("VXLAN to a service, from who has no name there", dropreason.Untranslated,
+			carry(pipeline.VTEP(n1), to, vni, datagram(at6, storage))),
+		fabric("VXLAN of a node that looks at no headers, with a routing header inside", dropreason.RoutingHeader,
+			carry(pipeline.VTEP(n1), to, vni, routed)),
+		fabric("VXLAN of a node that looks at no headers, with half a header inside", dropreason.Malformed,
+			carry(pipeline.VTEP(n1), to, vni, half)),
+		fabric("VXLAN of a node that looks at no quotes, with an error about somebody else's packet",
+			dropreason.IcmpQuote, carry(pipeline.VTEP(n1), to, vni, meddling)),
+		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", dropreason.TunnelForged, "n3", 0,
+			tunnel(pipeline.VTEP(n3), to, vni)),
 	}
 }
 
 // onOVS is the same tenants on nodes whose switch is an Open vSwitch, beside some of netpila; v1 and a1 are on n1.
 func onOVS() lab.Spec {
 	spec := lab.Spec{
-		Nodes: []string{"n1", "n2", "n3"}, Nimitz: lab.OVS, Device: datapath.Veth, Tenants: []lab.Tenant{{Name: "blue"}},
-		Containers: []lab.Container{{Name: "mallory", Node: "n1", Tenant: "blue"}, {Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b3", Node: "n3", Tenant: "blue"}},
+		Nodes: []string{"n1", "n2", "n3"}, Nimitz: lab.OVS, Device: datapath.Veth,
+		Tenants: []lab.Tenant{{Name: "blue"}},
+		Containers: []lab.Container{{Name: "mallory", Node: "n1", Tenant: "blue"},
+			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b3", Node: "n3", Tenant: "blue"}},
 	}
 	return addNimitz(spec)
 }

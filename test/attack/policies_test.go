@@ -28,20 +28,23 @@ spec:
 
 // policies are packets that a policy forbids, and parts of packets that do not say what they are.
 func (b *bed) policies(t *testing.T) {
-	if _, err := b.Operator().ApplyPolicies(b.ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{forbid}})); err != nil {
+	if _, err := b.Operator().ApplyPolicies(b.ctx,
+		connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{forbid}})); err != nil {
 		t.Fatal(err)
 	}
 	self, far, near := b.container(t, "mallory").Address, b.container(t, "b2").Address, b.container(t, "b1").Address
 	datagrams := []packet.Packet{datagram(self, far), datagram(self, near)}
 	for i := range datagrams {
-		datagrams[i].Body = packet.UDP{SourcePort: 7, DestinationPort: forbidden, Payload: []byte("nobody must see this")}
+		datagrams[i].Body = packet.UDP{SourcePort: 7, DestinationPort: forbidden,
+			Payload: []byte("nobody must see this")}
 	}
 	b.untilHeard(t, "n1")
 	b.try(t, from("what a policy forbids", "mallory", dropreason.PolicyDenied, "n1", 0, datagrams...))
 
 	var parts []packet.Packet
 	for _, p := range datagrams {
-		p.Body, p.Extensions = packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("nobody must see this....")}, []packet.Extension{packet.Fragment(64, false, 9)}
+		p.Body, p.Extensions = packet.Raw{Proto: packet.ProtocolUDP,
+			Data: []byte("nobody must see this....")}, []packet.Extension{packet.Fragment(64, false, 9)}
 		parts = append(parts, p)
 	}
 	b.try(t, from("a part of nothing", "mallory", dropreason.FragmentUnknown, "n1", 0, parts...))

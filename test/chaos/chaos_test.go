@@ -48,7 +48,8 @@ func TestChaos(t *testing.T) {
 	for i, some := range kinds {
 		go func() {
 			defer func() { arms <- struct{}{} }()
-			inject(injecting, t, rand.New(rand.NewPCG(uint64(seed), uint64(i))), some, long, counts, func() { all <- struct{}{} })
+			inject(injecting, t, rand.New(rand.NewPCG(uint64(seed), uint64(i))), some, long, counts,
+				func() { all <- struct{}{} })
 		}()
 	}
 	for range kinds {
@@ -126,9 +127,11 @@ func report(t *testing.T, log []entry, f final, faults *tally, changes int, took
 			changed++
 		}
 	}
-	t.Logf("%d calls by %d clients in %v: %d changes acknowledged; %v", len(log), concurrent, took.Round(time.Second), changed, calls)
+	t.Logf("%d calls by %d clients in %v: %d changes acknowledged; %v", len(log), concurrent, took.Round(time.Second),
+		changed, calls)
 	t.Logf("faults: %v", faults)
-	t.Logf("the store has %d nodes, %d deleted ones, %d prefixes, %d tenants and %d tenant ids", len(f.nodes), len(f.deleted), len(f.prefixes), len(f.tenants), len(f.tenantIDs))
+	t.Logf("the store has %d nodes, %d deleted ones, %d prefixes, %d tenants and %d tenant ids", len(f.nodes),
+		len(f.deleted), len(f.prefixes), len(f.tenants), len(f.tenantIDs))
 	if changed < changes {
 		t.Errorf("%d changes, want %d", changed, changes)
 	}

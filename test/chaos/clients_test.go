@@ -160,9 +160,11 @@ func (all *clients) run(number int) error {
 	}
 	defer f.Close()
 	buffer := bufio.NewWriter(f)
-	c := &client{clients: all, number: number, random: rand.New(rand.NewPCG(all.Seed, uint64(number))), log: json.NewEncoder(buffer)}
+	c := &client{clients: all, number: number, random: rand.New(rand.NewPCG(all.Seed, uint64(number))),
+		log: json.NewEncoder(buffer)}
 	for _, p := range c.Places {
-		c.people = append(c.people, pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(orchestrator.Socket(p.RunDir)), unixrpc.URL))
+		c.people = append(c.people,
+			pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(orchestrator.Socket(p.RunDir)), unixrpc.URL))
 	}
 	c.settle()
 	for !c.ending.Load() || c.changed.Load() < c.Changes {
@@ -256,7 +258,8 @@ func outcome(err error) string {
 		return done
 	}
 	switch connect.CodeOf(err) {
-	case connect.CodeNotFound, connect.CodeAlreadyExists, connect.CodeFailedPrecondition, connect.CodeResourceExhausted, connect.CodeInvalidArgument:
+	case connect.CodeNotFound, connect.CodeAlreadyExists, connect.CodeFailedPrecondition,
+		connect.CodeResourceExhausted, connect.CodeInvalidArgument:
 		return refused
 	}
 	return unknown
@@ -279,22 +282,26 @@ func (c *client) register(name string, number, rival, place int, wanted string) 
 		panic(err)
 	}
 	var nodes []*join.Client
-	e := c.record(entry{Ask: register, Name: name, Of: rival, Wanted: wanted, Place: place}, func(ctx context.Context, e *entry) error {
-		node, err := join.Dial(ctx, config(place))
-		if err != nil {
-			return err
-		}
-		defer node.Close()
-		resp, err := node.Register(ctx, connect.NewRequest(&pilasterv1.RegisterRequest{WantedPrefix: wanted, Version: "chaos", Gateway: true, Enforces: []string{"netpila", "nimitz"}}))
-		if err != nil {
-			return err
-		}
-		e.Prefix = resp.Msg.Node.Prefix
-		if _, err := netip.ParsePrefix(e.Prefix); err != nil || resp.Msg.Node.Name != name || resp.Msg.Node.Uuid != id {
-			panic(fmt.Sprintf("registered as %s %s, and answered as %v", name, id, resp.Msg.Node))
-		}
-		return nil
-	})
+	e := c.record(entry{Ask: register, Name: name, Of: rival, Wanted: wanted, Place: place},
+		func(ctx context.Context, e *entry) error {
+			node, err := join.Dial(ctx, config(place))
+			if err != nil {
+				return err
+			}
+			defer node.Close()
+			resp, err := node.Register(ctx,
+				connect.NewRequest(&pilasterv1.RegisterRequest{WantedPrefix: wanted, Version: "chaos", Gateway: true,
+					Enforces: []string{"netpila", "nimitz"}}))
+			if err != nil {
+				return err
+			}
+			e.Prefix = resp.Msg.Node.Prefix
+			if _, err := netip.ParsePrefix(e.Prefix); err != nil || resp.Msg.Node.Name != name ||
+				resp.Msg.Node.Uuid != id {
+				panic(fmt.Sprintf("registered as %s %s, and answered as %v", name, id, resp.Msg.Node))
+			}
+			return nil
+		})
 	if e.Outcome != done {
 		return e, nil
 	}
@@ -309,14 +316,16 @@ func (c *client) register(name string, number, rival, place int, wanted string) 
 }
 
 func (c *client) resolve(name, label string, place int) entry {
-	return c.record(entry{Ask: resolve, Name: name, Label: label, Place: place}, func(ctx context.Context, e *entry) error {
-		resp, err := c.nodes[place].Resolve(ctx, connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: name, Labels: map[string]string{"app": label}}))
-		if err == nil {
-			ids := resp.Msg.Tenant.Ids
-			e.ID, e.App = ids[len(ids)-1].Id, resp.Msg.App.Id
-		}
-		return err
-	})
+	return c.record(entry{Ask: resolve, Name: name, Label: label, Place: place},
+		func(ctx context.Context, e *entry) error {
+			resp, err := c.nodes[place].Resolve(ctx,
+				connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: name, Labels: map[string]string{"app": label}}))
+			if err == nil {
+				ids := resp.Msg.Tenant.Ids
+				e.ID, e.App = ids[len(ids)-1].Id, resp.Msg.App.Id
+			}
+			return err
+		})
 }
 
 // operate makes a call of a person.
@@ -342,24 +351,30 @@ func (c *client) operateOn(ask, name, label string, place int) entry {
 			_, err = people.DeleteTenant(ctx, connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: name}))
 		case rotate:
 			var resp *connect.Response[pilasterv1.RotateKeyResponse]
-			if resp, err = people.RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name})); err == nil {
+			if resp, err = people.RotateKey(ctx,
+				connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: name})); err == nil {
 				e.ID = resp.Msg.Id
 			}
 		case publish:
 			var resp *connect.Response[pilasterv1.CreatePublicationResponse]
 			wanted := &pilasterv1.Publication{Tenant: name, Name: "web", Container: "fd12:3456::5", Node: "own0"}
-			if resp, err = people.CreatePublication(ctx, connect.NewRequest(&pilasterv1.CreatePublicationRequest{Publication: wanted})); err == nil {
+			if resp, err = people.CreatePublication(ctx,
+				connect.NewRequest(&pilasterv1.CreatePublicationRequest{Publication: wanted})); err == nil {
 				e.Underlay = resp.Msg.Publication.Underlay
 			}
 		case withdraw:
-			_, err = people.DeletePublication(ctx, connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: name, Name: "web"}))
+			_, err = people.DeletePublication(ctx,
+				connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: name, Name: "web"}))
 		case rule:
 			var resp *connect.Response[pilasterv1.ApplyPoliciesResponse]
-			if resp, err = people.ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: name, Documents: ruledBy(label)})); err == nil {
+			if resp, err = people.ApplyPolicies(ctx,
+				connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: name,
+					Documents: ruledBy(label)})); err == nil {
 				e.Change = changesOf(resp.Msg.Policies)
 			}
 		case unrule:
-			_, err = people.DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: name, Documents: ruledBy("")}))
+			_, err = people.DeletePolicies(ctx,
+				connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: name, Documents: ruledBy("")}))
 		case remove:
 			_, err = people.DeleteNode(ctx, connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: name}))
 		}

@@ -1,10 +1,10 @@
-// Package chaos_test kills, stops and cuts off orchestrators and the etcd cluster behind
-// them, at random, while clients join nodes, make and delete tenants, rotate keys, publish containers, apply policies and resolve labels. Each
-// client writes down what it asked and what it was answered. Afterwards these logs are
-// held against what etcd has: nothing was handed out twice, and nothing that was answered is lost.
+// Package chaos_test kills, stops and cuts off orchestrators and the etcd cluster behind them, at random, while clients
+// join nodes, make and delete tenants, rotate keys, publish containers, apply policies and resolve labels. Each client
+// writes down what it asked and what it was answered. Afterwards these logs are held against what etcd has: nothing was
+// handed out twice, and nothing that was answered is lost.
 //
-// Alone the test makes a short run; `make chaos` makes the long one by PILASTER_CHAOS_CHANGES.
-// PILASTER_CHAOS_SEED repeats the choices of a run, though not its timing.
+// Alone the test makes a short run; `make chaos` makes the long one by PILASTER_CHAOS_CHANGES. PILASTER_CHAOS_SEED
+// repeats the choices of a run, though not its timing.
 package chaos_test
 
 import (

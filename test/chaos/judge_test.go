@@ -139,8 +139,10 @@ func (j *judgement) store(log []entry) {
 				j.say("lost: id %d of tenant %s belongs to %q in the store", e.ID, e.Name, j.tenantIDs[e.ID])
 			}
 		case resolve:
-			if t := j.tenants[e.Name]; e.Outcome == done && t != nil && t.Ids[0].Id == e.ID && j.apps[e.Name][e.Label] != e.App {
-				j.say("lost: app %d of tenant %s for label %s is %d in the store", e.App, e.Name, e.Label, j.apps[e.Name][e.Label])
+			if t := j.tenants[e.Name]; e.Outcome == done && t != nil && t.Ids[0].Id == e.ID &&
+				j.apps[e.Name][e.Label] != e.App {
+				j.say("lost: app %d of tenant %s for label %s is %d in the store", e.App, e.Name, e.Label,
+					j.apps[e.Name][e.Label])
 			}
 		}
 	}
@@ -181,7 +183,8 @@ func (j *judgement) nodeHistory(name string, log []entry) {
 		if e.Outcome == refused && e.Wanted != "" {
 			continue // perhaps for the prefix's sake, which another node has
 		}
-		calls = append(calls, call[nodeState]{e.Asked, e.Answered, e.Outcome == unknown, fmt.Sprint(e.Ask, e.Of), e.node})
+		calls = append(calls, call[nodeState]{e.Asked, e.Answered, e.Outcome == unknown, fmt.Sprint(e.Ask, e.Of),
+			e.node})
 	}
 	var end nodeState
 	for rival := range rivals {
@@ -234,7 +237,8 @@ func (j *judgement) keyHistory(name string, log []entry) {
 	case t == nil && last != 0:
 		j.say("lost: tenant %s, which was never deleted:%s", name, history(log))
 	case made > 1 || t != nil && t.Ids[len(t.Ids)-1].Id < last:
-		j.say("tenant %s was made %d times and given id %d, and the store has %v:%s", name, made, last, t.Ids, history(log))
+		j.say("tenant %s was made %d times and given id %d, and the store has %v:%s", name, made, last, t.Ids,
+			history(log))
 	}
 }
 
@@ -270,10 +274,12 @@ func (j *judgement) tenantHistory(name string, log []entry) {
 		if e.Ask == resolve && e.Outcome == refused && e.Code != "not_found" {
 			continue // it was the node that was not known there yet
 		}
-		calls = append(calls, call[tenantState]{e.Asked, e.Answered, e.Outcome == unknown, e.Ask, func(s tenantState) (tenantState, bool) { return e.tenant(s, untold) }})
+		calls = append(calls, call[tenantState]{e.Asked, e.Answered, e.Outcome == unknown, e.Ask,
+			func(s tenantState) (tenantState, bool) { return e.tenant(s, untold) }})
 	}
 	if len(untold) > lost {
-		j.say("tenant %s had ids %v that nobody was told, but only %d of the calls that make it were not answered", name, untold, lost)
+		j.say("tenant %s had ids %v that nobody was told, but only %d of the calls that make it were not answered",
+			name, untold, lost)
 	}
 	var end tenantState
 	if t := j.tenants[name]; t != nil {
@@ -285,7 +291,8 @@ func (j *judgement) tenantHistory(name string, log []entry) {
 		}
 	}
 	if !linearizable(calls, tenantState{}, func(s tenantState) bool { return s == end }) {
-		j.say("no order of the calls about tenant %s gives their answers, ids %v that nobody was told, and %+v in the end:%s", name, untold, end, history(log))
+		j.say("no order of the calls about tenant %s gives their answers, ids %v that nobody was told, and %+v in "+
+			"the end:%s", name, untold, end, history(log))
 	}
 }
 
@@ -299,7 +306,8 @@ func (e entry) tenant(s tenantState, untold []uint32) (tenantState, bool) {
 		return tenantState{untold[i], untold[i], false}, true
 	case e.Ask == create:
 		skipped := slices.ContainsFunc(untold, func(id uint32) bool { return id > s.highest && id < e.ID })
-		return step(e, s, tenantState{e.ID, e.ID, false}, s.is == 0 && (e.Outcome == refused || e.ID > s.highest && !skipped))
+		return step(e, s, tenantState{e.ID, e.ID, false}, s.is == 0 &&
+			(e.Outcome == refused || e.ID > s.highest && !skipped))
 	case e.Ask == destroy:
 		if e.Code == "failed_precondition" {
 			return s, s.is != 0 && s.hosted
@@ -313,7 +321,8 @@ func (e entry) tenant(s tenantState, untold []uint32) (tenantState, bool) {
 func history(log []entry) (text string) {
 	slices.SortFunc(log, func(a, b entry) int { return int(a.Asked - b.Asked) })
 	for _, e := range log {
-		text += fmt.Sprintf("\n  %9.4f–%9.4f s  client %d at %d: %s %s%s: %s %s", e.Asked.Seconds(), e.Answered.Seconds(), e.Client, e.Place, e.Ask, e.Name,
+		text += fmt.Sprintf("\n  %9.4f–%9.4f s  client %d at %d: %s %s%s: %s %s", e.Asked.Seconds(),
+			e.Answered.Seconds(), e.Client, e.Place, e.Ask, e.Name,
 			map[bool]string{true: fmt.Sprint(" as machine ", e.Of)}[e.Ask == register], e.Outcome, e.Error)
 		if e.ID != 0 {
 			text += fmt.Sprintf("id %d", e.ID)

@@ -34,7 +34,8 @@ func app(tenant string, id uint32, label string, number uint32) entry {
 
 // store has a tenant of each name with its id, and whoever else had an id.
 func stored(tenants map[string]uint32, had map[uint32]string) final {
-	f := final{tenants: map[string]*pilasterv1.Tenant{}, tenantIDs: map[uint32]string{}, apps: map[string]map[string]uint32{}}
+	f := final{tenants: map[string]*pilasterv1.Tenant{}, tenantIDs: map[uint32]string{},
+		apps: map[string]map[string]uint32{}}
 	for id, name := range had {
 		f.tenantIDs[id] = name
 	}
@@ -63,7 +64,8 @@ func shown(tenant, underlay string) entry {
 func storedPublished(others ...string) final {
 	f := stored(map[string]uint32{"p1": 1}, map[uint32]string{2: "p2"})
 	for _, name := range append(others, "p1") {
-		f.tenants[name] = &pilasterv1.Tenant{Name: name, Ids: []*pilasterv1.TenantId{{Id: uint32(name[1] - '0')}}, Publications: []*pilasterv1.Publication{{Node: "own0", Underlay: "u2"}}}
+		f.tenants[name] = &pilasterv1.Tenant{Name: name, Ids: []*pilasterv1.TenantId{{Id: uint32(name[1] - '0')}},
+			Publications: []*pilasterv1.Publication{{Node: "own0", Underlay: "u2"}}}
 	}
 	return f
 }
@@ -89,47 +91,77 @@ func TestJudge(t *testing.T) {
 		final
 		says string // empty: nothing is wrong
 	}{
-		{"made, deleted, made again", log(made("t1", 1), gone("t1"), made("t1", 2)), stored(ids{"t1": 2}, had{1: "t1"}), ""},
+		{"made, deleted, made again", log(made("t1", 1), gone("t1"), made("t1", 2)), stored(ids{"t1": 2}, had{1: "t1"}),
+			""},
 		{"id given twice", log(made("t1", 1), made("t2", 1)), stored(ids{"t1": 1}, nil), "tenant id 1 was given"},
-		{"id given again later", log(made("t1", 1), gone("t1"), made("t1", 1)), stored(ids{"t1": 1}, nil), "tenant id 1 was given"},
+		{"id given again later", log(made("t1", 1), gone("t1"), made("t1", 1)), stored(ids{"t1": 1}, nil),
+			"tenant id 1 was given"},
 		{"acknowledged tenant lost", log(made("t1", 1)), stored(nil, had{1: "t1"}), "no order"},
 		{"acknowledged deletion lost", log(made("t1", 1), gone("t1")), stored(ids{"t1": 1}, nil), "no order"},
 		{"claim lost", log(made("t1", 1), gone("t1")), stored(nil, nil), "lost: id 1"},
-		{"refused because it exists, yet it did not", log(no(create, "t1", "already_exists")), stored(nil, nil), "no order"},
+		{"refused because it exists, yet it did not", log(no(create, "t1", "already_exists")), stored(nil, nil),
+			"no order"},
 		{"unknown, and it happened", log(lost(create, "t1"), gone("t1")), stored(nil, had{1: "t1"}), ""},
-		{"unknown, and it did not happen", log(lost(create, "t1"), no(destroy, "t1", "not_found")), stored(nil, nil), ""},
-		{"unknown, and it happened late", log(lost(create, "t1"), no(destroy, "t1", "not_found"), gone("t1")), stored(nil, had{1: "t1"}), ""},
-		{"unknown, and it happened twice", log(lost(create, "t1"), gone("t1"), gone("t1")), stored(nil, had{1: "t1", 2: "t1"}), "only 1 of the calls"},
-		{"unknown deletion, and it was there again", log(made("t1", 1), lost(destroy, "t1"), no(destroy, "t1", "not_found"), no(create, "t1", "already_exists")), stored(ids{"t1": 1}, nil), "no order"},
-		{"deleted although a node hosts it", log(made("t1", 1), app("t1", 1, "a", 1), gone("t1")), stored(nil, had{1: "t1"}), "no order"},
-		{"not deleted although no node hosts it", log(made("t1", 1), no(destroy, "t1", "failed_precondition")), stored(ids{"t1": 1}, nil), "no order"},
-		{"key given to two", log(made("k1", 1), made("k2", 2), given("k1", 3), given("k2", 3)), stored(ids{"k1": 3, "k2": 2}, had{1: "k1"}), "tenant id 3 was given"},
+		{"unknown, and it did not happen", log(lost(create, "t1"), no(destroy, "t1", "not_found")), stored(nil, nil),
+			""},
+		{"unknown, and it happened late", log(lost(create, "t1"), no(destroy, "t1", "not_found"), gone("t1")),
+			stored(nil, had{1: "t1"}), ""},
+		{"unknown, and it happened twice", log(lost(create, "t1"), gone("t1"), gone("t1")),
+			stored(nil, had{1: "t1", 2: "t1"}), "only 1 of the calls"},
+		{"unknown deletion, and it was there again",
+			log(made("t1", 1), lost(destroy, "t1"), no(destroy, "t1", "not_found"), no(create, "t1", "already_exists")),
+			stored(ids{"t1": 1}, nil), "no order"},
+		{"deleted although a node hosts it", log(made("t1", 1), app("t1", 1, "a", 1), gone("t1")),
+			stored(nil, had{1: "t1"}), "no order"},
+		{"not deleted although no node hosts it", log(made("t1", 1), no(destroy, "t1", "failed_precondition")),
+			stored(ids{"t1": 1}, nil), "no order"},
+		{"key given to two", log(made("k1", 1), made("k2", 2), given("k1", 3), given("k2", 3)),
+			stored(ids{"k1": 3, "k2": 2}, had{1: "k1"}), "tenant id 3 was given"},
 		{"key lost", log(made("k1", 1), given("k1", 2)), stored(ids{"k1": 1}, had{2: "k1"}), "given id 2"},
 		{"key", log(made("k1", 1), given("k1", 2)), stored(ids{"k1": 2}, had{1: "k1"}), ""},
-		{"app given twice", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "b", 1), gone("t1")), stored(nil, had{1: "t1"}), "app (of tenant id)"},
+		{"app given twice", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "b", 1), gone("t1")),
+			stored(nil, had{1: "t1"}), "app (of tenant id)"},
 		{"app lost", log(made("t1", 1), app("t1", 1, "a", 1)), stored(ids{"t1": 1}, nil), "lost: app 1"},
-		{"app changed", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "a", 2), gone("t1")), stored(nil, had{1: "t1"}), "different apps"},
+		{"app changed", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "a", 2), gone("t1")),
+			stored(nil, had{1: "t1"}), "different apps"},
 		{"published", log(made("p1", 1), shown("p1", "u2")), storedPublished(), ""},
-		{"published, ended, published", log(made("p1", 1), shown("p1", "u2"), entry{Ask: withdraw, Name: "p1", Outcome: done}, shown("p1", "u3")), storedPublished(), ""},
-		{"ended with its tenant", log(made("p2", 2), shown("p2", "u2"), gone("p2"), no(withdraw, "p2", "not_found")), stored(nil, had{2: "p2"}), ""},
+		{"published, ended, published",
+			log(made("p1", 1), shown("p1", "u2"), entry{Ask: withdraw, Name: "p1", Outcome: done}, shown("p1", "u3")),
+			storedPublished(), ""},
+		{"ended with its tenant", log(made("p2", 2), shown("p2", "u2"), gone("p2"), no(withdraw, "p2", "not_found")),
+			stored(nil, had{2: "p2"}), ""},
 		{"published twice", log(made("p1", 1), shown("p1", "u2"), shown("p1", "u3")), storedPublished(), "no order"},
 		{"publication lost", log(made("p2", 2), shown("p2", "u2")), stored(ids{"p2": 2}, nil), "no order"},
-		{"address given again", log(made("p1", 1), shown("p1", "u2"), made("p2", 2), shown("p2", "u2"), gone("p2")), storedPublished(), "address u2 was given"},
-		{"address of two", log(made("p1", 1), made("p2", 2), shown("p1", "u2"), lost(publish, "p2")), storedPublished("p2"), "address u2 was given"},
-		{"ruled", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "unchanged"), ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
-		{"ruled, ended, ruled", log(made("r1", 1), ruled("r1", "0", "created"), entry{Ask: unrule, Name: "r1", Outcome: done}, no(unrule, "r1", "not_found"), ruled("r1", "0", "created")), storedRuled("0", "0"), ""},
-		{"rules of an answer that nobody heard", log(made("r1", 1), entry{Ask: rule, Name: "r1", Label: "2", Outcome: unknown}, ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
-		{"rules in half", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")), storedRuled("0", "1"), "applied together are"},
-		{"rules lost", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")), storedRuled("0", "0"), "no order"},
-		{"rules there again", log(made("r1", 1), ruled("r1", "0", "created"), entry{Ask: unrule, Name: "r1", Outcome: done}), storedRuled("0", "0"), "no order"},
-		{"rules changed that were not", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "configured")), storedRuled("0", "0"), "no order"},
-		{"rules outlast their tenant", log(made("r1", 1), ruled("r1", "0", "created"), gone("r1"), made("r1", 2), ruled("r1", "1", "configured")), storedRuled("1", "1"), "no order"},
+		{"address given again", log(made("p1", 1), shown("p1", "u2"), made("p2", 2), shown("p2", "u2"), gone("p2")),
+			storedPublished(), "address u2 was given"},
+		{"address of two", log(made("p1", 1), made("p2", 2), shown("p1", "u2"), lost(publish, "p2")),
+			storedPublished("p2"), "address u2 was given"},
+		{"ruled", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "unchanged"),
+			ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
+		{"ruled, ended, ruled", log(made("r1", 1), ruled("r1", "0", "created"),
+			entry{Ask: unrule, Name: "r1", Outcome: done}, no(unrule, "r1", "not_found"), ruled("r1", "0", "created")),
+			storedRuled("0", "0"), ""},
+		{"rules of an answer that nobody heard",
+			log(made("r1", 1), entry{Ask: rule, Name: "r1", Label: "2", Outcome: unknown},
+				ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
+		{"rules in half", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")),
+			storedRuled("0", "1"), "applied together are"},
+		{"rules lost", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")),
+			storedRuled("0", "0"), "no order"},
+		{"rules there again", log(made("r1", 1), ruled("r1", "0", "created"),
+			entry{Ask: unrule, Name: "r1", Outcome: done}), storedRuled("0", "0"), "no order"},
+		{"rules changed that were not", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "configured")),
+			storedRuled("0", "0"), "no order"},
+		{"rules outlast their tenant",
+			log(made("r1", 1), ruled("r1", "0", "created"), gone("r1"), made("r1", 2), ruled("r1", "1", "configured")),
+			storedRuled("1", "1"), "no order"},
 		{"node", log(node(0, "n1", "p"), node(0, "n1", "p")), storedNode("p"), ""},
 		{"prefix given twice", log(node(0, "n1", "p"), node(0, "n2", "p")), storedNode("p"), "prefix p was given"},
 		{"prefix changed", log(node(0, "n1", "q"), node(0, "n1", "p")), storedNode("p"), "more than one prefix"},
 		{"node lost", log(node(0, "n1", "p")), final{prefixes: map[string]string{"p": machine(1, 0)}}, "no order"},
 		{"name given to two machines", log(node(0, "n1", "p"), node(1, "n1", "q")), storedNode("p"), "no order"},
-		{"deleted, and back", log(node(0, "n1", "p"), entry{Ask: remove, Name: "n1", Outcome: done}, node(0, "n1", "p")), storedNode("p"), "no order"},
+		{"deleted, and back", log(node(0, "n1", "p"), entry{Ask: remove, Name: "n1", Outcome: done},
+			node(0, "n1", "p")), storedNode("p"), "no order"},
 		{"nobody asked for it", log(no(remove, "n1", "not_found")), storedNode("p"), "nobody asked for"},
 	} {
 		wrong := strings.Join(judge(c.log, c.final), "\n")

@@ -189,16 +189,19 @@ func startOrchestrators(t *testing.T, n *network, etcd []*process) (all []*proce
 		dir := t.TempDir()
 		c := orchestrator.Config{
 			DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"),
-			Listen: fmt.Sprintf("[%s]:%d", h.address(nodeSide), nodePort), Etcd: store.External{Endpoints: endpoints(etcd)},
+			Listen: fmt.Sprintf("[%s]:%d", h.address(nodeSide), nodePort),
+			Etcd:   store.External{Endpoints: endpoints(etcd)},
 		}
 		text, err := json.Marshal(c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &process{host: h, log: filepath.Join(dir, "log"), argv: []string{os.Args[0]}, env: asOrchestrator + "=" + string(text)}
+		p := &process{host: h, log: filepath.Join(dir, "log"), argv: []string{os.Args[0]}, env: asOrchestrator + "=" +
+			string(text)}
 		p.keep(t)
 		all = append(all, p)
-		where = append(where, place{URL: h.endpoint("https", nodeSide, nodePort), RunDir: c.RunDir, TokenFile: filepath.Join(c.DataDir, "join-token")})
+		where = append(where, place{URL: h.endpoint("https", nodeSide, nodePort), RunDir: c.RunDir,
+			TokenFile: filepath.Join(c.DataDir, "join-token")})
 	}
 	return all, where
 }

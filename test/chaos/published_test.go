@@ -16,7 +16,8 @@ func (j *judgement) publishedHistory(name string, log []entry) {
 	t := j.tenants[name]
 	end := publishedState{t != nil, len(t.GetPublications()) > 0}
 	if !linearizable(calls, publishedState{}, func(s publishedState) bool { return s == end }) {
-		j.say("no order of the calls about tenant %s gives their answers and %+v in the end:%s", name, end, history(log))
+		j.say("no order of the calls about tenant %s gives their answers and %+v in the end:%s", name, end,
+			history(log))
 	}
 }
 

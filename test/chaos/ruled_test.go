@@ -16,7 +16,8 @@ const values = 3 // different ones
 // ruledBy are the documents of all policies with a value.
 func ruledBy(value string) (documents []string) {
 	for _, name := range ruling {
-		documents = append(documents, fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: %s, labels: {value: v%s}}, spec: {podSelector: {}}}", name, value))
+		documents = append(documents, fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: "+
+			"{name: %s, labels: {value: v%s}}, spec: {podSelector: {}}}", name, value))
 	}
 	return documents
 }
@@ -61,7 +62,8 @@ func (j *judgement) ruledHistory(name string, log []entry) {
 		}
 	}
 	if !linearizable(calls, ruledState{}, func(s ruledState) bool { return s == end }) {
-		j.say("no order of the calls about tenant %s gives their answers and %+v in the end:%s", name, end, history(log))
+		j.say("no order of the calls about tenant %s gives their answers and %+v in the end:%s", name, end,
+			history(log))
 	}
 }
 

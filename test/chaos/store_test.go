@@ -25,15 +25,16 @@ import (
 // dialFrom makes a client whose connections start on the host.
 func dialFrom(t *testing.T, h *host, endpoint string) *clientv3.Client {
 	t.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop(), DialOptions: []grpc.DialOption{
-		grpc.WithContextDialer(func(ctx context.Context, address string) (c net.Conn, err error) {
-			err = h.ns.Do(func() error {
-				c, err = new(net.Dialer).DialContext(ctx, "tcp", address)
-				return err
-			})
-			return c, err
-		}),
-	}})
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{
+			grpc.WithContextDialer(func(ctx context.Context, address string) (c net.Conn, err error) {
+				err = h.ns.Do(func() error {
+					c, err = new(net.Dialer).DialContext(ctx, "tcp", address)
+					return err
+				})
+				return c, err
+			}),
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,8 +81,10 @@ func readFinal(t *testing.T, etcd *clientv3.Client) final {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := final{nodes: map[string]*pilasterv1.Node{}, tenants: map[string]*pilasterv1.Tenant{}, apps: map[string]map[string]uint32{},
-		uuids: map[string]string{}, deleted: map[string]string{}, prefixes: map[string]string{}, tenantIDs: map[uint32]string{}, hosted: map[string]bool{}, policies: map[string]map[string]string{}}
+	f := final{nodes: map[string]*pilasterv1.Node{}, tenants: map[string]*pilasterv1.Tenant{},
+		apps:  map[string]map[string]uint32{},
+		uuids: map[string]string{}, deleted: map[string]string{}, prefixes: map[string]string{},
+		tenantIDs: map[uint32]string{}, hosted: map[string]bool{}, policies: map[string]map[string]string{}}
 	for _, kv := range resp.Kvs {
 		if err := f.add(string(kv.Key), kv.Value); err != nil {
 			t.Errorf("%s: %v", kv.Key, err)
@@ -128,7 +131,8 @@ func (f *final) add(key string, value []byte) error {
 		f.hosted[tenant] = true
 	case "policies":
 		words, p := strings.Split(name, "/"), new(pilasterv1.Policy)
-		if err := protojson.Unmarshal(value, p); err != nil || len(words) != 4 || words[1] != "NetworkPolicy" || words[2] != "default" {
+		if err := protojson.Unmarshal(value, p); err != nil || len(words) != 4 || words[1] != "NetworkPolicy" ||
+			words[2] != "default" {
 			return fmt.Errorf("is no policy that anybody applied: %v, %v", p, err)
 		}
 		if f.policies[words[0]] == nil {
@@ -195,6 +199,7 @@ func compare(t *testing.T, p place, f final) {
 		t.Errorf("orchestrator %s shows %d policies, and the store has %d more", p.URL, len(policies.Msg.Policies), has)
 	}
 	if len(nodes.Msg.Nodes) != len(f.nodes) || len(tenants.Msg.Tenants) != len(f.tenants) {
-		t.Errorf("orchestrator %s shows %d nodes and %d tenants, and the store has %d and %d", p.URL, len(nodes.Msg.Nodes), len(tenants.Msg.Tenants), len(f.nodes), len(f.tenants))
+		t.Errorf("orchestrator %s shows %d nodes and %d tenants, and the store has %d and %d", p.URL,
+			len(nodes.Msg.Nodes), len(tenants.Msg.Tenants), len(f.nodes), len(f.tenants))
 	}
 }

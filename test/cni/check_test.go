@@ -33,7 +33,8 @@ func (v victim) attachment() *pilasterv1.Attachment { return v.endpoint.Attachme
 
 func (v victim) gateway() netlink.Neigh {
 	return netlink.Neigh{
-		LinkIndex: v.device.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: net.ParseIP(v.attachment().Gateway),
+		LinkIndex: v.device.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT,
+		IP: net.ParseIP(v.attachment().Gateway),
 	}
 }
 
@@ -98,7 +99,8 @@ var breakages = []breakage{
 		a := netip.MustParseAddr(v.attachment().Address).As16()
 		return v.forget("pil_sources_v2", a[:])
 	}, "map entry pil_sources_v2 of fc"},
-	{"tenant entry", func(v victim) error { return v.forgetTenant("pil_tenants_v2") }, "map entry pil_tenants_v2 of tenant id "},
+	{"tenant entry", func(v victim) error { return v.forgetTenant("pil_tenants_v2") },
+		"map entry pil_tenants_v2 of tenant id "},
 	{"key entry", func(v victim) error { return v.forgetTenant("pil_keys_v1") }, "map entry pil_keys_v1 of tenant id "},
 	{"node's route", func(v victim) error {
 		a := netip.MustParseAddr(v.attachment().Address)
@@ -116,13 +118,15 @@ var breakagesOf = map[string][]breakage{
 	datapath.Veth: append(ofPair, breakage{
 		"program", func(v victim) error {
 			return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
-				LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+				LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
+				Protocol: unix.ETH_P_ALL,
 			}})
 		}, "program pil_container is not on {}",
 	}),
 	datapath.Netkit: ofPair,
 	datapath.Macvlan: {
-		{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link eth0 in the container: Link not found"},
+		{"link", func(v victim) error { return v.inside.LinkDel(v.device) },
+			"link eth0 in the container: Link not found"},
 		{"another mode", func(v victim) error {
 			attrs := netlink.NewLinkAttrs()
 			attrs.Index, attrs.Name = v.device.Attrs().Index, v.device.Attrs().Name
@@ -144,7 +148,8 @@ func testCheck(t *testing.T, n *node) {
 		t.Run(b.name, func(t *testing.T) {
 			ctx := labtest.Context(t)
 			ns := n.container(t, "c1")
-			v := victim{endpoint: tool.add(ctx, t, ns), inside: handle(t, ns), host: handle(t, outside), maps: filepath.Join(n.lab.BPF(n.name), "maps")}
+			v := victim{endpoint: tool.add(ctx, t, ns), inside: handle(t, ns), host: handle(t, outside),
+				maps: filepath.Join(n.lab.BPF(n.name), "maps")}
 			var err error
 			if v.device, err = v.inside.LinkByName(lab.Interface); err != nil {
 				t.Fatal(err)

@@ -195,15 +195,21 @@ func testPrecedence(t *testing.T, n *node) {
 	}{
 		{"file", nil, nil, "blue", "map[app:file io.kubernetes.pod.namespace:shop]"},
 		{"args before the file", args, nil, "blue", "map[app:args io.kubernetes.pod.namespace:shop]"},
-		{"annotations before all", args, map[string]string{"pilaster.io/tenant": "red", "pilaster.io/labels": "app=annotation,tier=x"}, "red", "map[app:annotation io.kubernetes.pod.namespace:shop tier:x]"},
-		{"only the tenant annotated", args, map[string]string{"pilaster.io/tenant": "red"}, "red", "map[app:args io.kubernetes.pod.namespace:shop]"},
-		{"only labels annotated", args, map[string]string{"pilaster.io/labels": "app=annotation"}, "blue", "map[app:annotation io.kubernetes.pod.namespace:shop]"},
-		{"other annotations", nil, map[string]string{"example.com/tenant": "red"}, "blue", "map[app:file io.kubernetes.pod.namespace:shop]"},
+		{"annotations before all", args,
+			map[string]string{"pilaster.io/tenant": "red", "pilaster.io/labels": "app=annotation,tier=x"}, "red",
+			"map[app:annotation io.kubernetes.pod.namespace:shop tier:x]"},
+		{"only the tenant annotated", args, map[string]string{"pilaster.io/tenant": "red"}, "red",
+			"map[app:args io.kubernetes.pod.namespace:shop]"},
+		{"only labels annotated", args, map[string]string{"pilaster.io/labels": "app=annotation"}, "blue",
+			"map[app:annotation io.kubernetes.pod.namespace:shop]"},
+		{"other annotations", nil, map[string]string{"example.com/tenant": "red"}, "blue",
+			"map[app:file io.kubernetes.pod.namespace:shop]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx := labtest.Context(t)
 			plugin := map[string]any{
-				"tenant": "blue", "labels": map[string]string{"app": "file"}, "capabilities": map[string]bool{capability: true},
+				"tenant": "blue", "labels": map[string]string{"app": "file"},
+				"capabilities": map[string]bool{capability: true},
 			}
 			if c.args != nil {
 				plugin["args"] = c.args
@@ -220,7 +226,8 @@ func testPrecedence(t *testing.T, n *node) {
 			tool.env = append(tool.env, "CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
 			e := tool.add(ctx, t, ns)
 			if e.Tenant != c.tenant || fmt.Sprint(e.Labels) != c.labels || e.Pod != "shop/web-0" {
-				t.Errorf("tenant %s, labels %v, pod %s; want %s, %s, shop/web-0", e.Tenant, e.Labels, e.Pod, c.tenant, c.labels)
+				t.Errorf("tenant %s, labels %v, pod %s; want %s, %s, shop/web-0", e.Tenant, e.Labels, e.Pod, c.tenant,
+					c.labels)
 			}
 			tool.must(ctx, t, "del", ns)
 			n.empty(ctx, t)

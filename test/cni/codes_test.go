@@ -59,7 +59,8 @@ func (w network) del(ctx context.Context, id string, ns *netns.Namespace) error 
 func (w network) gc(ctx context.Context, valid ...string) error {
 	args := &libcni.GCArgs{}
 	for _, id := range valid {
-		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: lab.Interface})
+		args.ValidAttachments = append(args.ValidAttachments,
+			types.GCAttachment{ContainerID: id, IfName: lab.Interface})
 	}
 	return w.GCNetworkList(ctx, w.list, args)
 }
@@ -84,7 +85,8 @@ func testCodes(t *testing.T, n *node) {
 		t.Errorf("VERSION: %v, %v", info, err)
 	}
 	hasCode(t, "ADD to an unknown tenant", n.network(t, "codes", in("nobody")).add(ctx, "c1", ns), 101, `"nobody"`)
-	hasCode(t, "ADD without a tenant", n.network(t, "codes", in("")).add(ctx, "c1", ns), types.ErrInvalidNetworkConfig, "pilaster.io/tenant")
+	hasCode(t, "ADD without a tenant", n.network(t, "codes", in("")).add(ctx, "c1", ns), types.ErrInvalidNetworkConfig,
+		"pilaster.io/tenant")
 	n.empty(ctx, t)
 
 	if err := w.add(ctx, "c1", ns); err != nil {
@@ -136,10 +138,12 @@ func testAlone(t *testing.T, n *node) {
 	if err := n.lab.Stop(ctx, lab.Orchestrator); err != nil {
 		t.Fatal(err)
 	}
-	hasCode(t, "a tenant new to the node", n.network(t, "alone", in("red")).add(ctx, "c2", other), types.ErrTryAgainLater, "red")
+	hasCode(t, "a tenant new to the node", n.network(t, "alone", in("red")).add(ctx, "c2", other),
+		types.ErrTryAgainLater, "red")
 	labels := n.network(t, "alone", map[string]any{"tenant": "blue", "labels": map[string]string{"app": "new"}})
 	hasCode(t, "labels new to the node", labels.add(ctx, "c2", other), types.ErrTryAgainLater, "app=new")
-	for _, err := range []error{w.status(ctx), w.add(ctx, "c2", other), w.check(ctx, "c2", other), w.del(ctx, "c2", other)} {
+	for _, err := range []error{w.status(ctx), w.add(ctx, "c2", other), w.check(ctx, "c2", other),
+		w.del(ctx, "c2", other)} {
 		if err != nil {
 			t.Error(err)
 		}
@@ -147,7 +151,8 @@ func testAlone(t *testing.T, n *node) {
 	if err := n.lab.Start(ctx, lab.Orchestrator); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(labels.add(ctx, "c2", other), labels.del(ctx, "c2", other), w.del(ctx, "c1", ns)); err != nil {
+	if err := errors.Join(labels.add(ctx, "c2", other), labels.del(ctx, "c2", other),
+		w.del(ctx, "c1", ns)); err != nil {
 		t.Error(err)
 	}
 	n.empty(ctx, t)
@@ -166,13 +171,16 @@ func TestFullNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	devices, metrics := n.devices(t), n.metrics(t)
-	hasCode(t, "ADD to a full node", w.add(ctx, "c2", second), 102, "1 of 1 endpoints are in use, 1 of them by tenant blue")
+	hasCode(t, "ADD to a full node", w.add(ctx, "c2", second), 102,
+		"1 of 1 endpoints are in use, 1 of them by tenant blue")
 	labels := n.network(t, "full", map[string]any{"tenant": "blue", "labels": map[string]string{"app": "new"}})
 	hasCode(t, "ADD to a full node, of an app it does not know", labels.add(ctx, "c2", second), 102, "--max-endpoints")
 	if d := links(t, second); len(d) != 1 || !slices.Equal(n.devices(t), devices) || n.metrics(t) != metrics {
-		t.Errorf("the refused container has %d devices, the node %v; its tables\n%swere\n%s", len(d), n.devices(t), n.metrics(t), metrics)
+		t.Errorf("the refused container has %d devices, the node %v; its tables\n%swere\n%s", len(d), n.devices(t),
+			n.metrics(t), metrics)
 	}
-	if want := "pilaster_table_largest_tenant_entries{table=\"endpoints\",tenant=\"blue\"} 1\n"; !strings.Contains(metrics, want) {
+	want := "pilaster_table_largest_tenant_entries{table=\"endpoints\",tenant=\"blue\"} 1\n"
+	if !strings.Contains(metrics, want) {
 		t.Errorf("no %q in\n%s", want, metrics)
 	}
 	if err := w.check(ctx, "c1", first); err != nil {
@@ -187,7 +195,8 @@ func TestFullNode(t *testing.T) {
 	if err := w.del(ctx, "c2", second); err != nil {
 		t.Fatal(err)
 	}
-	if apps, err := n.lab.Operator().GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"})); err != nil || len(apps.Msg.Apps) != 1 {
+	if apps, err := n.lab.Operator().GetTenant(ctx,
+		connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"})); err != nil || len(apps.Msg.Apps) != 1 {
 		t.Errorf("the cluster heard of a refused container: %v, %v", apps, err)
 	}
 	n.empty(ctx, t)

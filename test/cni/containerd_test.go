@@ -113,7 +113,8 @@ func startContainerd(t *testing.T, n *node, archive string, network []byte) *con
 
 	socket := filepath.Join(n.folder, "cri.sock")
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1, MaxDelay: 20 * time.Millisecond}}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond,
+			Multiplier: 1, MaxDelay: 20 * time.Millisecond}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +132,8 @@ func startContainerd(t *testing.T, n *node, archive string, network []byte) *con
 		}
 		return nil
 	})
-	out, err := exec.CommandContext(running, "ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", archive).CombinedOutput()
+	out, err := exec.CommandContext(running, "ctr", "--address", socket, "--namespace", "k8s.io", "images", "import",
+		archive).CombinedOutput()
 	if err != nil {
 		t.Fatalf("import the image: %v: %s", err, out)
 	}
@@ -240,7 +242,8 @@ func (p *pod) remove(ctx context.Context) error {
 
 // exec runs a busybox applet in the pod's container and returns what it prints.
 func (p *pod) exec(ctx context.Context, applet ...string) (string, error) {
-	r, err := p.runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: p.container, Cmd: append([]string{"/bin/busybox"}, applet...), Timeout: 10})
+	r, err := p.runtime.ExecSync(ctx,
+		&cri.ExecSyncRequest{ContainerId: p.container, Cmd: append([]string{"/bin/busybox"}, applet...), Timeout: 10})
 	if err != nil {
 		return "", err
 	}

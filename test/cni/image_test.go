@@ -28,17 +28,20 @@ func writeImage(t *testing.T) string {
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH, "os": runtime.GOOS,
 		"config": map[string]any{"Entrypoint": []string{"/bin/busybox", "sleep", "1000000"}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+		"rootfs": map[string]any{"type": "layers",
+			"diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{image}, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{image},
+		"Layers": []string{"layer.tar"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "image.tar")
-	b := archive(t, file{"manifest.json", 0o644, manifest}, file{"config.json", 0o644, config}, file{"layer.tar", 0o644, layer})
+	b := archive(t, file{"manifest.json", 0o644, manifest}, file{"config.json", 0o644, config},
+		file{"layer.tar", 0o644, layer})
 	if err := os.WriteFile(path, b, 0o644); err != nil {
 		t.Fatal(err)
 	}

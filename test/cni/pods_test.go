@@ -29,7 +29,8 @@ func TestPods(t *testing.T) {
 	n2 := startContainerd(t, newNode(t, l, "n2"), archive, network)
 
 	// web says its name to who connects. client is annotated with nothing: blue is in the file.
-	web := n1.run(ctx, t, n1.podConfig("web", map[string]string{"pilaster.io/tenant": "blue", "pilaster.io/labels": "app=web"}),
+	web := n1.run(ctx, t, n1.podConfig("web",
+		map[string]string{"pilaster.io/tenant": "blue", "pilaster.io/labels": "app=web"}),
 		"/bin/busybox", "nc", "-ll", "-p", "80", "-e", "/bin/busybox", "hostname")
 	client := n2.run(ctx, t, n2.podConfig("client", nil))
 	stranger := n2.run(ctx, t, n2.podConfig("stranger", map[string]string{"pilaster.io/tenant": "red"}))
@@ -41,7 +42,8 @@ func TestPods(t *testing.T) {
 
 	t.Run("the agent knows pods by name", func(t *testing.T) {
 		got := endpointList(ctx, t, l, "n1")
-		if len(got) != 1 || got[0].Pod != "shop/web" || got[0].Tenant != "blue" || got[0].Labels["app"] != "web" || got[0].Attachments[0].Address != address {
+		if len(got) != 1 || got[0].Pod != "shop/web" || got[0].Tenant != "blue" || got[0].Labels["app"] != "web" ||
+			got[0].Attachments[0].Address != address {
 			t.Errorf("endpoint list on n1: %+v, the runtime says %s", got, address)
 		}
 		var pods []string
@@ -95,7 +97,8 @@ func TestPods(t *testing.T) {
 
 	t.Run("a pod that cannot be attached leaves nothing", func(t *testing.T) {
 		before := endpointList(ctx, t, l, "n1")
-		_, err := n1.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: n1.podConfig("lost", map[string]string{"pilaster.io/tenant": "nobody"})})
+		_, err := n1.runtime.RunPodSandbox(ctx,
+			&cri.RunPodSandboxRequest{Config: n1.podConfig("lost", map[string]string{"pilaster.io/tenant": "nobody"})})
 		if err == nil || !strings.Contains(err.Error(), "nobody") {
 			t.Errorf("a pod of an unknown tenant: %v", err)
 		}
@@ -117,7 +120,8 @@ func TestPods(t *testing.T) {
 		for _, c := range []*containerd{n1, n2} {
 			c.empty(ctx, t)
 			// Where containerd keeps the namespaces of pods, and libcni what it must not forget.
-			for _, dir := range []string{fmt.Sprintf("/proc/%d/root/run/netns", c.pid), filepath.Join(c.folder, "cni", "results")} {
+			for _, dir := range []string{fmt.Sprintf("/proc/%d/root/run/netns", c.pid),
+				filepath.Join(c.folder, "cni", "results")} {
 				if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 					t.Errorf("%s of %s: %v, %v", dir, c.name, left, err)
 				}

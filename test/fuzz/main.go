@@ -37,7 +37,8 @@ func main() {
 	defer stop()
 	found, err := targets(".", *only)
 	if err != nil || len(found) == 0 || *parallel < 1 {
-		fmt.Fprintf(os.Stderr, "error: nothing to run: %d targets match %q, %d at once: %v\n", len(found), *only, *parallel, err)
+		fmt.Fprintf(os.Stderr, "error: nothing to run: %d targets match %q, %d at once: %v\n", len(found), *only,
+			*parallel, err)
 		os.Exit(2)
 	}
 	if failed := runAll(ctx, found, *each, *parallel, os.Stdout); failed > 0 {
@@ -164,8 +165,10 @@ func report(all []*target, out io.Writer) (failed int) {
 	fmt.Fprintln(out)
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "TARGET\tIN\tTIME\tINPUTS\tNEW\tRESULT")
-	for _, t := range slices.SortedFunc(slices.Values(all), func(a, b *target) int { return strings.Compare(a.folder+a.name, b.folder+b.name) }) {
-		fmt.Fprintf(table, "%s\t%s\t%v\t%d\t%d\t%s\n", t.name, t.folder, t.took.Round(time.Second), t.runs, t.news, t.verdict())
+	for _, t := range slices.SortedFunc(slices.Values(all),
+		func(a, b *target) int { return strings.Compare(a.folder+a.name, b.folder+b.name) }) {
+		fmt.Fprintf(table, "%s\t%s\t%v\t%d\t%d\t%s\n", t.name, t.folder, t.took.Round(time.Second), t.runs, t.news,
+			t.verdict())
 	}
 	table.Flush()
 	fmt.Fprintf(out, "%d targets, %d failed\n", len(all), failed)

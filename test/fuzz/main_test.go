@@ -29,7 +29,8 @@ FUNC FuzzFinds(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { if n
 FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fatal("seed") }) }
 `,
 	} {
-		if err := os.WriteFile(filepath.Join(tree, name), []byte(strings.ReplaceAll(text, "FUNC", "func")), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(tree, name), []byte(strings.ReplaceAll(text, "FUNC", "func")),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -66,7 +67,8 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 
 // A worker that is at an input when the time is up has found nothing; one that has is told all the same.
 func TestTimeIsUp(t *testing.T) {
-	const said = "fuzz: elapsed: 10s, execs: 900 (90/sec), new interesting: 3 (total: 9)\n--- FAIL: FuzzCall (10.46s)\n    context deadline exceeded\nFAIL\n"
+	const said = "fuzz: elapsed: 10s, execs: 900 (90/sec), new interesting: 3 (total: 9)\n--- FAIL: FuzzCall " +
+		"(10.46s)\n    context deadline exceeded\nFAIL\n"
 	for want, text := range map[string]string{
 		"clean":             said,
 		"FAILED by x/found": strings.Replace(said, "FAIL\n", "    Failing input written to found\nFAIL\n", 1),
@@ -82,7 +84,8 @@ func TestTimeIsUp(t *testing.T) {
 
 // Where the time is up before anything new was tried, the table says so.
 func TestTimeForKnownInputsOnly(t *testing.T) {
-	short := &target{said: []byte("fuzz: elapsed: 0s, gathering baseline coverage: 0/86 completed\nfuzz: elapsed: 2s, gathering baseline coverage: 80/86 completed\nPASS\n")}
+	short := &target{said: []byte("fuzz: elapsed: 0s, gathering baseline coverage: 0/86 completed\nfuzz: elapsed: " +
+		"2s, gathering baseline coverage: 80/86 completed\nPASS\n")}
 	short.read()
 	if got := short.verdict(); short.err != nil || !strings.Contains(got, "80/86") {
 		t.Errorf("%s, %v", got, short.err)

@@ -18,11 +18,12 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestOpenVSwitchAgain kills ovs-vswitchd, whose flows go with it: the agent, which runs on, gives the next one all of them. What the switch reads is
-// no drop of the node's own programs.
+// TestOpenVSwitchAgain kills ovs-vswitchd, whose flows go with it: the agent, which runs on, gives the next one all of
+// them. What the switch reads is no drop of the node's own programs.
 func TestOpenVSwitchAgain(t *testing.T) {
 	spec := overlapping()
-	spec.Nimitz, spec.Tenants = lab.OVS, []lab.Tenant{{Name: "green", Network: tenant.Nimitz, CIDRs: spec.Tenants[0].CIDRs}}
+	spec.Nimitz, spec.Tenants = lab.OVS, []lab.Tenant{{Name: "green", Network: tenant.Nimitz,
+		CIDRs: spec.Tenants[0].CIDRs}}
 	spec.Containers = spec.Containers[:3]
 	l := labtest.New(t, spec)
 	ctx := labtest.Context(t)
@@ -60,8 +61,8 @@ func TestOpenVSwitchAgain(t *testing.T) {
 	}
 }
 
-// unrouted has an agent start again, and fails where it writes a route: Open vSwitch reads all of them again when one changes, and for that moment has
-// none for its tunnels.
+// unrouted has an agent start again, and fails where it writes a route: Open vSwitch reads all of them again when one
+// changes, and for that moment has none for its tunnels.
 func unrouted(ctx context.Context, t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ns, err := l.Namespace("n1")

@@ -11,14 +11,17 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestEqualAddresses: an echo to an address that another tenant's container has too proves nothing, and lab ping says so.
+// TestEqualAddresses: an echo to an address that another tenant's container has too proves nothing, and lab ping says
+// so.
 func TestEqualAddresses(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
-		Nodes:   []string{"n1", "n2"},
-		Tenants: []lab.Tenant{{Name: "blue", Network: "nimitz", CIDRs: []netip.Prefix{ten}}, {Name: "red", Network: "nimitz", CIDRs: []netip.Prefix{ten}}},
+		Nodes: []string{"n1", "n2"},
+		Tenants: []lab.Tenant{{Name: "blue", Network: "nimitz", CIDRs: []netip.Prefix{ten}},
+			{Name: "red", Network: "nimitz", CIDRs: []netip.Prefix{ten}}},
 		Containers: []lab.Container{
 			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"},
-			{Name: "r1", Node: "n1", Tenant: "red"}, {Name: "r2", Node: "n2", Tenant: "red"}, {Name: "r3", Node: "n2", Tenant: "red"},
+			{Name: "r1", Node: "n1", Tenant: "red"}, {Name: "r2", Node: "n2", Tenant: "red"},
+			{Name: "r3", Node: "n2", Tenant: "red"},
 		},
 	})
 	address := map[string]netip.Addr{}
@@ -30,7 +33,8 @@ func TestEqualAddresses(t *testing.T) {
 	}
 	ping := func(args ...string) (int, string) {
 		var out bytes.Buffer
-		cmd := exec.CommandContext(labtest.Context(t), labtest.Binary(t), append([]string{"lab", "ping", "--lab", l.Name()}, args...)...)
+		cmd := exec.CommandContext(labtest.Context(t), labtest.Binary(t),
+			append([]string{"lab", "ping", "--lab", l.Name()}, args...)...)
 		cmd.Stdout, cmd.Stderr = &out, &out
 		status, ran := lab.ExitStatus(cmd.Run())
 		if !ran {
@@ -42,7 +46,8 @@ func TestEqualAddresses(t *testing.T) {
 	if status, out := ping(); status != 0 || !strings.Contains(out, "\n10 of 10 as they must be\nown: ") {
 		t.Errorf("exit %d\n%s", status, out)
 	}
-	if status, out := ping("b1", "r2"); status != 1 || out != "b1 → r2: for b1 "+address["r2"].String()+" is b2 in tenant blue, nothing sent\n" {
+	if status, out := ping("b1", "r2"); status != 1 ||
+		out != "b1 → r2: for b1 "+address["r2"].String()+" is b2 in tenant blue, nothing sent\n" {
 		t.Errorf("exit %d\n%s", status, out)
 	}
 	if status, out := ping("r2", "b2"); status != 1 || !strings.Contains(out, "is r2 in tenant red") {

@@ -28,8 +28,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestMigrate moves a tenant with running containers to netpila, while agents and the orchestrator are killed and containers come and go. Connections
-// on the old addresses go on until the move is finished; then the new ones are all there is, between all, and no tenant has met another.
+// TestMigrate moves a tenant with running containers to netpila, while agents and the orchestrator are killed and
+// containers come and go. Connections on the old addresses go on until the move is finished; then the new ones are all
+// there is, between all, and no tenant has met another.
 func TestMigrate(t *testing.T) {
 	for _, on := range []string{lab.EBPF, lab.OVS} {
 		t.Run(on, func(t *testing.T) {
@@ -37,10 +38,12 @@ func TestMigrate(t *testing.T) {
 			spec := overlapping()
 			spec.Name, spec.Nimitz = fmt.Sprintf("tm%s-%d", on, os.Getpid()), on
 			spec.Tenants = slices.DeleteFunc(spec.Tenants, func(t lab.Tenant) bool { return t.Name == "grey" })
-			spec.Containers = slices.DeleteFunc(spec.Containers, func(c lab.Container) bool { return c.Tenant == "grey" })
+			spec.Containers = slices.DeleteFunc(spec.Containers,
+				func(c lab.Container) bool { return c.Tenant == "grey" })
 			spec.Containers = append(spec.Containers, lab.Container{Name: "green5", Node: "n1", Tenant: "green"})
 			spec.Tenants[0].NoNodeCIDRs = on == lab.OVS
-			m := &migration{Lab: labtest.New(t, spec), T: t, ctx: labtest.Context(t), known: map[string]*pilasterv1.Endpoint{}}
+			m := &migration{Lab: labtest.New(t, spec), T: t, ctx: labtest.Context(t),
+				known: map[string]*pilasterv1.Endpoint{}}
 			m.run()
 		})
 	}
@@ -64,7 +67,8 @@ func (m *migration) run() {
 	m.kill(lab.Orchestrator)
 	for _, when := range []string{"begun", "agents were killed in the middle of it"} {
 		m.await(when, map[string][2]uint32{"n1": {2, 3}, "n2": {1, 1}})
-		for name, want := range map[string][]string{"green1": {tenant.Netpila, tenant.Nimitz}, "green2": {tenant.Nimitz}, "green3": {tenant.Netpila, tenant.Nimitz}} {
+		for name, want := range map[string][]string{"green1": {tenant.Netpila, tenant.Nimitz},
+			"green2": {tenant.Nimitz}, "green3": {tenant.Netpila, tenant.Nimitz}} {
 			if got := m.networks(name); !slices.Equal(got, want) {
 				m.Errorf("%s: %s is on %v, want %v", when, name, got, want)
 			}
@@ -80,7 +84,8 @@ func (m *migration) run() {
 	m.reach("when all have moved")
 	m.undropped(before)
 	m.shown("while it moves", "green1", "green3")
-	for name, want := range map[string][]string{"green1": {tenant.Netpila, tenant.Nimitz}, "green4": {tenant.Netpila}, "gold1": {tenant.Nimitz}, "blue1": {tenant.Netpila}} {
+	for name, want := range map[string][]string{"green1": {tenant.Netpila, tenant.Nimitz}, "green4": {tenant.Netpila},
+		"gold1": {tenant.Nimitz}, "blue1": {tenant.Netpila}} {
 		if got := m.networks(name); !slices.Equal(got, want) {
 			m.Errorf("%s is on %v, want %v", name, got, want)
 		}
@@ -181,7 +186,8 @@ func (m *migration) endpoint(name string) *pilasterv1.Endpoint {
 	m.Helper()
 	c, err := m.Container(name)
 	must(m.T, err)
-	got, err := m.Agent(c.Node).GetEndpoint(m.ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: m.ContainerID(name)}))
+	got, err := m.Agent(c.Node).GetEndpoint(m.ctx,
+		connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: m.ContainerID(name)}))
 	must(m.T, err)
 	return got.Msg.Endpoint
 }
@@ -246,7 +252,8 @@ func (m *migration) reach(when string) {
 	}
 }
 
-// isolated has green reach its own, and nobody else any of its addresses, nor it theirs: asking as themselves, or as one of green.
+// isolated has green reach its own, and nobody else any of its addresses, nor it theirs: asking as themselves, or as
+// one of green.
 func (m *migration) isolated(when string) {
 	m.Helper()
 	m.reach(when)
@@ -322,7 +329,8 @@ func (m *migration) forge(from string, as, to netip.Addr) packet.Sentinel {
 	gateway, err := m.Gateway(from)
 	must(m.T, err)
 	s := packet.NewSentinel()
-	must(m.T, in.Send(packet.Packet{Source: as, Destination: to, HopLimit: 64, Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: s[:]}}.Frame(gateway, in.MAC())))
+	must(m.T, in.Send(packet.Packet{Source: as, Destination: to, HopLimit: 64,
+		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: s[:]}}.Frame(gateway, in.MAC())))
 	return s
 }
 
@@ -354,7 +362,8 @@ func (m *migration) shown(when, from, to string) {
 	m.Helper()
 	pilaster := func(into any, args ...string) {
 		m.Helper()
-		out, err := exec.CommandContext(m.ctx, labtest.Binary(m.T), append(args, "--lab", m.Name(), "-o", "json")...).Output()
+		out, err := exec.CommandContext(m.ctx, labtest.Binary(m.T),
+			append(args, "--lab", m.Name(), "-o", "json")...).Output()
 		if err == nil {
 			err = json.Unmarshal(out, into)
 		}
@@ -371,7 +380,8 @@ func (m *migration) shown(when, from, to string) {
 			has, plain = append(has, netip.MustParseAddr(a.Address)), cmp.Or(plain, a.Plaintext)
 		}
 		if !slices.Equal(c.Addresses, has) || c.Plaintext != plain {
-			m.Errorf("%s: lab status has %v and %q of %s, which has %v and %q", when, c.Addresses, c.Plaintext, c.Name, has, plain)
+			m.Errorf("%s: lab status has %v and %q of %s, which has %v and %q", when, c.Addresses, c.Plaintext, c.Name,
+				has, plain)
 		}
 	}
 	var echoes []lab.Echo
@@ -380,12 +390,14 @@ func (m *migration) shown(when, from, to string) {
 		m.Errorf("%s: %s is on %v; lab ping: %+v", when, to, m.networks(to), echoes)
 	}
 	for _, e := range echoes {
-		if !slices.Contains(m.addresses(to, tenant.Netpila), e.Address) && !slices.Contains(m.addresses(to, tenant.Nimitz), e.Address) || !e.Reached() {
+		if !slices.Contains(m.addresses(to, tenant.Netpila), e.Address) &&
+			!slices.Contains(m.addresses(to, tenant.Nimitz), e.Address) || !e.Reached() {
 			m.Errorf("%s: lab ping: %+v", when, e)
 		}
 	}
 	// By name: /etc/hosts is of now too.
-	out, err := exec.CommandContext(m.ctx, labtest.Binary(m.T), "lab", "exec", "--lab", m.Name(), from, "--", "getent", "ahostsv6", to).CombinedOutput()
+	out, err := exec.CommandContext(m.ctx, labtest.Binary(m.T), "lab", "exec", "--lab", m.Name(), from, "--", "getent",
+		"ahostsv6", to).CombinedOutput()
 	if want := m.addresses(to, tenant.Netpila)[0].String(); err != nil || !strings.Contains(string(out), want) {
 		m.Errorf("%s: %s knows %s as %s, %v; want %s", when, from, to, out, err, want)
 	}

@@ -1,5 +1,5 @@
-// Package nimitz_test has tenants of network nimitz in a lab beside one of netpila (NIMITZ §3; NM1, NM3): they reach their own and nobody else,
-// whatever addresses they share, and go on without agent and orchestrator.
+// Package nimitz_test has tenants of network nimitz in a lab beside one of netpila (NIMITZ §3; NM1, NM3): they reach
+// their own and nobody else, whatever addresses they share, and go on without agent and orchestrator.
 package nimitz_test
 
 import (
@@ -22,13 +22,16 @@ var ten = netip.MustParsePrefix("10.0.0.0/16")
 var spec = lab.Spec{
 	Nodes: []string{"n1", "n2"},
 	Tenants: []lab.Tenant{
-		{Name: "blue", Network: "nimitz", CIDRs: []netip.Prefix{ten, netip.MustParsePrefix("fd12:3456::/48")}, NodeBits: lab.NodeBits{IPv4: 26, IPv6: 96}},
+		{Name: "blue", Network: "nimitz", CIDRs: []netip.Prefix{ten, netip.MustParsePrefix("fd12:3456::/48")},
+			NodeBits: lab.NodeBits{IPv4: 26, IPv6: 96}},
 		{Name: "red", Network: "nimitz", CIDRs: []netip.Prefix{ten}, NoNodeCIDRs: true},
 		{Name: "green"},
 	},
 	Containers: []lab.Container{
-		{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"}, {Name: "b3", Node: "n1", Tenant: "blue"},
-		{Name: "r1", Node: "n1", Tenant: "red"}, {Name: "r2", Node: "n2", Tenant: "red"}, {Name: "r3", Node: "n2", Tenant: "red"},
+		{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"},
+		{Name: "b3", Node: "n1", Tenant: "blue"},
+		{Name: "r1", Node: "n1", Tenant: "red"}, {Name: "r2", Node: "n2", Tenant: "red"},
+		{Name: "r3", Node: "n2", Tenant: "red"},
 		{Name: "g1", Node: "n1", Tenant: "green"}, {Name: "g2", Node: "n2", Tenant: "green"},
 	},
 }
@@ -69,7 +72,8 @@ func (b bed) entries(node string) map[string]uint32 {
 	return used
 }
 
-// on n1: an address of each family for b1 and b3 each, one for r1; the CIDRs; n2's subnets of blue, and the addresses of r2 and r3.
+// on n1: an address of each family for b1 and b3 each, one for r1; the CIDRs; n2's subnets of blue, and the addresses
+// of r2 and r3.
 const (
 	senders  = 2*2 + 1
 	forwards = senders + 3 + 2 + 2
@@ -77,8 +81,10 @@ const (
 
 func (b bed) counted(when string) {
 	b.Helper()
-	if e := b.entries("n1"); e["register"] != senders || e["forwarding"] != forwards || e["decap"] != 1 || e["locals"] != 1 || e["tenants"] != 1 {
-		b.Errorf("%s: n1 has %v; want %d senders and %d forwarding entries, and one container and tenant on netpila", when, e, senders, forwards)
+	if e := b.entries("n1"); e["register"] != senders || e["forwarding"] != forwards || e["decap"] != 1 ||
+		e["locals"] != 1 || e["tenants"] != 1 {
+		b.Errorf("%s: n1 has %v; want %d senders and %d forwarding entries, and one container and tenant on netpila",
+			when, e, senders, forwards)
 	}
 }
 
@@ -97,7 +103,8 @@ func TestTenantsSideBySide(t *testing.T) {
 	b.isolated("at first")
 	b.counted("at first")
 
-	// Who sends meanwhile loses nothing: the agent is not on the way, and what it does not know at its start the switch does.
+	// Who sends meanwhile loses nothing: the agent is not on the way, and what it does not know at its start the switch
+	// does.
 	lost := make(chan packet.PingResult, 1)
 	ns, err := b.Namespace("b1")
 	if err != nil {
@@ -132,7 +139,8 @@ func TestTenantsSideBySide(t *testing.T) {
 	if err := b.AddContainer(ctx, lab.Container{Name: "b4", Node: "n1", Tenant: "blue"}); err != nil {
 		t.Error(err)
 	}
-	if err := b.AddContainer(ctx, lab.Container{Name: "r4", Node: "n1", Tenant: "red"}); err == nil || !strings.Contains(err.Error(), "orchestrator") {
+	if err := b.AddContainer(ctx, lab.Container{Name: "r4", Node: "n1", Tenant: "red"}); err == nil ||
+		!strings.Contains(err.Error(), "orchestrator") {
 		t.Errorf("an address without an orchestrator: %v", err)
 	}
 	if err := b.Start(ctx, lab.Orchestrator); err != nil {

@@ -75,9 +75,11 @@ func (n north) echoes(from string, to netip.Addr) error {
 	return nil
 }
 
-func dial(ctx context.Context, ns *netns.Namespace, network string, to netip.Addr, port uint16) (conn net.Conn, err error) {
+func dial(ctx context.Context, ns *netns.Namespace, network string, to netip.Addr, port uint16) (conn net.Conn,
+	err error) {
 	err = ns.Do(func() (err error) {
-		conn, err = (&net.Dialer{Timeout: 20 * time.Second}).DialContext(ctx, network, netip.AddrPortFrom(to, port).String())
+		conn, err = (&net.Dialer{Timeout: 20 * time.Second}).DialContext(ctx, network,
+			netip.AddrPortFrom(to, port).String())
 		return err
 	})
 	if err == nil {

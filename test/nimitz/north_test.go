@@ -28,8 +28,8 @@ const outside = lab.Orchestrator
 // Each tenant's own name for the host outside.
 var services = map[string]netip.Addr{"green": netip.MustParseAddr("fd09::7"), "gold": netip.MustParseAddr("fd09::8")}
 
-// north is a lab of two tenants with the same addresses, whose containers call the host outside each by a name of their own; n1's gateway publishes
-// green's, of both nodes.
+// north is a lab of two tenants with the same addresses, whose containers call the host outside each by a name of their
+// own; n1's gateway publishes green's, of both nodes.
 type north struct {
 	*testing.T
 	*lab.Lab
@@ -38,7 +38,8 @@ type north struct {
 	port uint16 // of echo, everywhere
 }
 
-// TestNorthSouth is traffic (c) and (d) (NIMITZ §3.1, appendix A), with each switch on both nodes, and with one of each.
+// TestNorthSouth is traffic (c) and (d) (NIMITZ §3.1, appendix A), with each switch on both nodes, and with one of
+// each.
 func TestNorthSouth(t *testing.T) {
 	for _, on := range pairs {
 		t.Run(on[0]+"-"+on[1], func(t *testing.T) {
@@ -49,10 +50,13 @@ func TestNorthSouth(t *testing.T) {
 }
 
 func newNorth(t *testing.T, on [2]string) north {
-	spec := lab.Spec{Name: fmt.Sprintf("n%s-%s-%d", on[0], on[1], os.Getpid()), Nodes: []string{"n1", "n2"}, Switches: lab.Switches{"n1": on[0], "n2": on[1]}}
+	spec := lab.Spec{Name: fmt.Sprintf("n%s-%s-%d", on[0], on[1], os.Getpid()), Nodes: []string{"n1", "n2"},
+		Switches: lab.Switches{"n1": on[0], "n2": on[1]}}
 	for _, name := range slices.Sorted(maps.Keys(services)) {
-		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: name, Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}})
-		spec.Containers = append(spec.Containers, lab.Container{Name: name + "1", Node: "n1", Tenant: name}, lab.Container{Name: name + "2", Node: "n2", Tenant: name})
+		spec.Tenants = append(spec.Tenants,
+			lab.Tenant{Name: name, Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}})
+		spec.Containers = append(spec.Containers, lab.Container{Name: name + "1", Node: "n1", Tenant: name},
+			lab.Container{Name: name + "2", Node: "n2", Tenant: name})
 	}
 	n := north{T: t, Lab: labtest.New(t, spec), ctx: labtest.Context(t), port: 7}
 	n.host = n.serve(outside)
@@ -78,7 +82,8 @@ func (n north) provide() map[string]netip.Addr {
 	n.Helper()
 	for _, of := range slices.Sorted(maps.Keys(services)) {
 		_, err := n.Operator().CreateService(n.ctx, connect.NewRequest(&pilasterv1.CreateServiceRequest{
-			Service: &pilasterv1.Service{Tenant: of, Name: "host", Virtual: services[of].String(), Real: n.host.String()},
+			Service: &pilasterv1.Service{Tenant: of, Name: "host", Virtual: services[of].String(),
+				Real: n.host.String()},
 		}))
 		must(n.T, err)
 	}
@@ -113,7 +118,8 @@ func (n north) toServices() {
 		for i, node := range []string{"n1", "n2"} {
 			from := fmt.Sprint(of, i+1)
 			streams.Go(func() {
-				if seen, by, err := n.stream(from, name); err != nil || by != outside || seen.String() != n.gateway(node).Own {
+				if seen, by, err := n.stream(from, name); err != nil || by != outside ||
+					seen.String() != n.gateway(node).Own {
 					n.Errorf("%s to its service: %s answers, and sees %v: %v", from, by, seen, err)
 				}
 			})
@@ -150,8 +156,10 @@ func (n north) strangers(published map[string]netip.Addr) {
 		from string
 		to   netip.Addr
 	}{
-		{"green1", services["gold"]}, {"gold1", services["green"]}, {"gold2", services["green"]}, {"gold1", published["green2"]}, {"gold2", published["green1"]},
-		{"gold1", netip.MustParseAddr(n.gateway("n1").Virtual)}, {outside, netip.MustParseAddr(n.gateway("n1").Own)}, {outside, netip.MustParseAddr(n.gateway("n2").Own)},
+		{"green1", services["gold"]}, {"gold1", services["green"]}, {"gold2", services["green"]},
+		{"gold1", published["green2"]}, {"gold2", published["green1"]},
+		{"gold1", netip.MustParseAddr(n.gateway("n1").Virtual)}, {outside, netip.MustParseAddr(n.gateway("n1").Own)},
+		{outside, netip.MustParseAddr(n.gateway("n2").Own)},
 		{outside, tenant.UnderlayAddress(n.prefix("n1"), 99)},
 	} {
 		if n.pings(c.from, c.to, 200*time.Millisecond) > 0 {
@@ -178,7 +186,8 @@ func (n north) killed(published map[string]netip.Addr) {
 			defer ns.Close()
 			r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Count: 60, Interval: 25 * time.Millisecond})
 			if err != nil || r.Sent != 60 || r.Received != r.Sent {
-				n.Errorf("%d of %d echoes of %s came back from %v while agents were killed: %v", r.Received, r.Sent, from, to, err)
+				n.Errorf("%d of %d echoes of %s came back from %v while agents were killed: %v", r.Received, r.Sent,
+					from, to, err)
 			}
 			echoes.Done()
 			echoes.Wait()
@@ -220,14 +229,16 @@ func (n north) killed(published map[string]netip.Addr) {
 // ended: what is deleted leads nowhere, and leaves nothing.
 func (n north) ended(published map[string]netip.Addr) {
 	for name, at := range published {
-		_, err := n.Operator().DeletePublication(n.ctx, connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: "green", Name: name}))
+		_, err := n.Operator().DeletePublication(n.ctx,
+			connect.NewRequest(&pilasterv1.DeletePublicationRequest{Tenant: "green", Name: name}))
 		must(n.T, err)
 		for n.pings(outside, at, 100*time.Millisecond) > 0 {
 			pause(n.ctx, n.T)
 		}
 	}
 	for _, of := range []string{"green", "gold"} {
-		_, err := n.Operator().DeleteService(n.ctx, connect.NewRequest(&pilasterv1.DeleteServiceRequest{Tenant: of, Name: "host"}))
+		_, err := n.Operator().DeleteService(n.ctx,
+			connect.NewRequest(&pilasterv1.DeleteServiceRequest{Tenant: of, Name: "host"}))
 		must(n.T, err)
 		for n.pings(of+"1", services[of], 100*time.Millisecond) > 0 {
 			pause(n.ctx, n.T)

@@ -17,15 +17,18 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
+const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},
+	"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
 
-// TestPoliciesOnOpenVSwitch: a node whose switch enforces none cuts off what it has of a tenant that gets some, though its agent is killed, and takes no more,
-// until the tenant has none.
+// TestPoliciesOnOpenVSwitch: a node whose switch enforces none cuts off what it has of a tenant that gets some, though
+// its agent is killed, and takes no more, until the tenant has none.
 func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
-		Name: fmt.Sprintf("tpolicy-ovs-%d", os.Getpid()), Nodes: []string{"n1", "n2"}, Switches: lab.Switches{"n1": lab.EBPF, "n2": lab.OVS},
-		Tenants:    []lab.Tenant{{Name: "green", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}}},
-		Containers: []lab.Container{{Name: "web", Node: "n1", Tenant: "green"}, {Name: "front", Node: "n1", Tenant: "green"}, {Name: "far", Node: "n2", Tenant: "green"}},
+		Name: fmt.Sprintf("tpolicy-ovs-%d", os.Getpid()), Nodes: []string{"n1", "n2"},
+		Switches: lab.Switches{"n1": lab.EBPF, "n2": lab.OVS},
+		Tenants:  []lab.Tenant{{Name: "green", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}}},
+		Containers: []lab.Container{{Name: "web", Node: "n1", Tenant: "green"},
+			{Name: "front", Node: "n1", Tenant: "green"}, {Name: "far", Node: "n2", Tenant: "green"}},
 	})
 	ctx := labtest.Context(t)
 	reaches := func(when, from, to string, want bool) {
@@ -43,7 +46,8 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	}
 	reaches("without policies", "web", "far", true)
 	apply := &pilasterv1.ApplyPoliciesRequest{Tenant: "green", Documents: []string{mutedDB}}
-	if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(apply)); err == nil || !strings.Contains(err.Error(), "n2 (build") {
+	if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(apply)); err == nil ||
+		!strings.Contains(err.Error(), "n2 (build") {
 		t.Errorf("policies of a tenant on such a node: %v", err)
 	}
 	apply.Force = true
@@ -55,10 +59,12 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	_, err = l.Kill(ctx, lab.AgentProcess("n2"))
 	must(t, err)
 	reaches("with a policy, its agent killed", "far", "web", false)
-	if err := l.AddContainer(ctx, lab.Container{Name: "more", Node: "n2", Tenant: "green"}); err == nil || !strings.Contains(err.Error(), "Open vSwitch carries its packets") {
+	if err := l.AddContainer(ctx, lab.Container{Name: "more", Node: "n2", Tenant: "green"}); err == nil ||
+		!strings.Contains(err.Error(), "Open vSwitch carries its packets") {
 		t.Errorf("another container: %v", err)
 	}
-	must(t, l.AddContainer(ctx, lab.Container{Name: "db", Node: "n1", Tenant: "green", Labels: map[string]string{"app": "db"}}))
+	must(t, l.AddContainer(ctx,
+		lab.Container{Name: "db", Node: "n1", Tenant: "green", Labels: map[string]string{"app": "db"}}))
 	reaches("with a policy", "db", "web", false)
 	reaches("with a policy", "web", "db", true)
 	why := func(from, to string, peerApp uint32) ([]*pilasterv1.Reason, error) {
@@ -66,14 +72,17 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 		must(t, err)
 		destination, err := l.Container(to)
 		must(t, err)
-		resp, err := l.Agent("n1").Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: source.Address.String(), Destination: destination.Address.String(), Protocol: 6, Port: 80, PeerApp: peerApp}))
+		resp, err := l.Agent("n1").Why(ctx,
+			connect.NewRequest(&pilasterv1.WhyRequest{Source: source.Address.String(),
+				Destination: destination.Address.String(), Protocol: 6, Port: 80, PeerApp: peerApp}))
 		if err != nil {
 			return nil, err
 		}
 		return resp.Msg.Reasons, nil
 	}
 	asked, err := why("db", "web", 0)
-	if must(t, err); len(asked) != 2 || asked[0].Allowed || asked[0].Rule.GetPolicy() != "NetworkPolicy default/db" || !asked[1].Allowed {
+	if must(t, err); len(asked) != 2 || asked[0].Allowed || asked[0].Rule.GetPolicy() != "NetworkPolicy default/db" ||
+		!asked[1].Allowed {
 		t.Errorf("why db does not reach web: %v", asked)
 	}
 	if _, err := why("web", "far", 0); err == nil || !strings.Contains(err.Error(), "--peer-app") {
@@ -83,7 +92,9 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	if must(t, err); len(asked) != 2 || asked[0].Allowed || asked[0].Endpoint != nil || !asked[1].Allowed {
 		t.Errorf("why far would not reach web: %v", asked)
 	}
-	_, err = l.Operator().DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "green", Policies: []*pilasterv1.Policy{{Kind: "NetworkPolicy", Namespace: "default", Name: "db"}}}))
+	_, err = l.Operator().DeletePolicies(ctx,
+		connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "green",
+			Policies: []*pilasterv1.Policy{{Kind: "NetworkPolicy", Namespace: "default", Name: "db"}}}))
 	must(t, err)
 	reaches("without policies any more", "web", "far", true)
 	reaches("without policies any more", "db", "far", true)

@@ -21,8 +21,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Two regions. Green and gold have the same addresses in both, green with node subnets and gold without; blue is on netpila. What is only in the east
-// makes the ids of tenants, their VNIs, others there.
+// Two regions. Green and gold have the same addresses in both, green with node subnets and gold without; blue is on
+// netpila. What is only in the east makes the ids of tenants, their VNIs, others there.
 func regional() lab.Spec {
 	cidrs := map[string][]netip.Prefix{
 		"west": {netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:1::/48")},
@@ -30,25 +30,29 @@ func regional() lab.Spec {
 	}
 	return lab.Spec{
 		Regions: []lab.Region{
-			{Name: "west", BasePrefix: netip.MustParsePrefix("fd70:696c:6100::/40"), Nodes: []string{"w1", "w2"}, Edge: "we"},
+			{Name: "west", BasePrefix: netip.MustParsePrefix("fd70:696c:6100::/40"), Nodes: []string{"w1", "w2"},
+				Edge: "we"},
 			{Name: "east", BasePrefix: netip.MustParsePrefix("fd70:696c:6200::/40"), Nodes: []string{"e1"}, Edge: "ee"},
 		},
 		Tenants: []lab.Tenant{
-			{Name: "eastern", Network: tenant.Nimitz, Regions: map[string][]netip.Prefix{"east": {netip.MustParsePrefix("10.9.0.0/16")}}},
+			{Name: "eastern", Network: tenant.Nimitz,
+				Regions: map[string][]netip.Prefix{"east": {netip.MustParsePrefix("10.9.0.0/16")}}},
 			{Name: "green", Network: tenant.Nimitz, Regions: cidrs},
 			{Name: "gold", Network: tenant.Nimitz, Regions: cidrs, NoNodeCIDRs: true},
 			{Name: "blue"},
 		},
 		Containers: []lab.Container{
-			{Name: "green-w1", Node: "w1", Tenant: "green"}, {Name: "green-w2", Node: "w2", Tenant: "green"}, {Name: "green-e1", Node: "e1", Tenant: "green"},
+			{Name: "green-w1", Node: "w1", Tenant: "green"}, {Name: "green-w2", Node: "w2", Tenant: "green"},
+			{Name: "green-e1", Node: "e1", Tenant: "green"},
 			{Name: "gold-w1", Node: "w1", Tenant: "gold"}, {Name: "gold-e1", Node: "e1", Tenant: "gold"},
 			{Name: "blue-w1", Node: "w1", Tenant: "blue"}, {Name: "blue-w2", Node: "w2", Tenant: "blue"},
 		},
 	}
 }
 
-// TestRegions has tenants in two regions, each with its own orchestrator and Edge Switch (NIMITZ §3.1, cross-region traffic; NM6): their own containers
-// reach each other, others' with the same addresses do not; whoever keeps them is not on the way.
+// TestRegions has tenants in two regions, each with its own orchestrator and Edge Switch (NIMITZ §3.1, cross-region
+// traffic; NM6): their own containers reach each other, others' with the same addresses do not; whoever keeps them is
+// not on the way.
 func TestRegions(t *testing.T) {
 	for _, on := range []struct{ nodes, edges string }{{lab.EBPF, lab.EBPF}, {lab.OVS, lab.OVS}, {lab.EBPF, lab.OVS}} {
 		t.Run(on.nodes+"-"+on.edges, func(t *testing.T) {
@@ -70,7 +74,8 @@ func TestRegions(t *testing.T) {
 func vnis(t *testing.T, l *lab.Lab) {
 	ids := map[uint32]bool{}
 	for _, region := range []string{"west", "east"} {
-		got, err := l.OperatorOf(region).GetTenant(labtest.Context(t), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "green"}))
+		got, err := l.OperatorOf(region).GetTenant(labtest.Context(t),
+			connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "green"}))
 		must(t, err)
 		ids[got.Msg.Tenant.Ids[0].Id] = true
 	}
@@ -134,7 +139,8 @@ func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
 	return err
 }
 
-// unkept kills agents, of the Edge Switches too, while there is no orchestrator. Who sends meanwhile loses nothing, and what they find is as it was.
+// unkept kills agents, of the Edge Switches too, while there is no orchestrator. Who sends meanwhile loses nothing, and
+// what they find is as it was.
 func unkept(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	for _, region := range []string{"west", "east"} {
@@ -190,7 +196,8 @@ func ping(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) packet
 	return r
 }
 
-// apartAndJoined takes one region from the other, and brings it back: nodes follow, of that tenant and of those beside it.
+// apartAndJoined takes one region from the other, and brings it back: nodes follow, of that tenant and of those beside
+// it.
 func apartAndJoined(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	to := address(t, l, "green-e1")
@@ -208,7 +215,8 @@ func apartAndJoined(t *testing.T, l *lab.Lab) {
 	reaches(false)
 	exported, err := l.OperatorOf("east").ExportRegion(ctx, connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
 	must(t, err)
-	_, err = west.ImportRegion(ctx, connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported.Msg.Region, Tenants: []string{"green"}}))
+	_, err = west.ImportRegion(ctx,
+		connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported.Msg.Region, Tenants: []string{"green"}}))
 	must(t, err)
 	reaches(true)
 	if _, answered := echo(ctx, t, l, "gold-w1", address(t, l, "gold-e1"), 200*time.Millisecond); answered {

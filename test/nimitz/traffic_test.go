@@ -1,5 +1,5 @@
-// Package nimitz_test has tenants of network nimitz in labs, with the real daemons: what reaches whom, and what the wire carries
-// (NIMITZ §3.1).
+// Package nimitz_test has tenants of network nimitz in labs, with the real daemons: what reaches whom, and what the
+// wire carries (NIMITZ §3.1).
 package nimitz_test
 
 import (
@@ -38,7 +38,8 @@ func overlapping() lab.Spec {
 	}
 	for _, t := range spec.Tenants {
 		for _, at := range []struct{ name, node string }{{"1", "n1"}, {"2", "n1"}, {"3", "n2"}} {
-			spec.Containers = append(spec.Containers, lab.Container{Name: t.Name + at.name, Node: at.node, Tenant: t.Name})
+			spec.Containers = append(spec.Containers,
+				lab.Container{Name: t.Name + at.name, Node: at.node, Tenant: t.Name})
 		}
 	}
 	return spec
@@ -82,9 +83,9 @@ type sent struct {
 	answered bool
 }
 
-// TestEastWest sends echoes from every container to each address of every other: those of its own tenant, on its node (a) and on another
-// (b), get and answer them, and none of another tenant's sees one, though it has the same address (NM1). TCP gets through too, by which segments and
-// checksums are left to devices that there are none of.
+// TestEastWest sends echoes from every container to each address of every other: those of its own tenant, on its node
+// (a) and on another (b), get and answer them, and none of another tenant's sees one, though it has the same address
+// (NM1). TCP gets through too, by which segments and checksums are left to devices that there are none of.
 func TestEastWest(t *testing.T) {
 	onEach(t, func(t *testing.T, l *lab.Lab) {
 		eastWest(t, l)
@@ -138,7 +139,8 @@ func eastWest(t *testing.T, l *lab.Lab) {
 			// Another tenant's address may be one of its own as well.
 			must := e.from.Tenant == to.Tenant && slices.Contains(to.Addresses(), e.address)
 			if got != must || must && !e.answered {
-				t.Errorf("%s to %v, as %s has it: %s sees it: %v, it is answered: %v", e.from.Name, e.address, e.to.Name, to.Name, got, e.answered)
+				t.Errorf("%s to %v, as %s has it: %s sees it: %v, it is answered: %v", e.from.Name, e.address,
+					e.to.Name, to.Name, got, e.answered)
 			}
 		}
 	}
@@ -154,7 +156,8 @@ func mate(l *lab.Lab, c lab.ContainerStatus) string {
 	panic("a tenant with one container")
 }
 
-func echo(ctx context.Context, t *testing.T, l *lab.Lab, from string, to netip.Addr, timeout time.Duration) (packet.Sentinel, bool) {
+func echo(ctx context.Context, t *testing.T, l *lab.Lab, from string, to netip.Addr,
+	timeout time.Duration) (packet.Sentinel, bool) {
 	t.Helper()
 	ns, err := l.Namespace(from)
 	must(t, err)

@@ -22,8 +22,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestWire has tshark read what two tenants with the same addresses put on the fabric: VXLAN over IPv6 between the nodes' VTEPs, the
-// tenant's id as VNI, the sender's identity as group policy (NM2, §3.1). Nothing of it is on the fabric otherwise.
+// TestWire has tshark read what two tenants with the same addresses put on the fabric: VXLAN over IPv6 between the
+// nodes' VTEPs, the tenant's id as VNI, the sender's identity as group policy (NM2, §3.1). Nothing of it is on the
+// fabric otherwise.
 func TestWire(t *testing.T) { onEach(t, onTheWire) }
 
 func onTheWire(t *testing.T, l *lab.Lab) {
@@ -47,7 +48,8 @@ func onTheWire(t *testing.T, l *lab.Lab) {
 			if _, answered := echo(ctx, t, l, from.Name, a, 5*time.Second); !answered {
 				t.Fatalf("%s does not reach %v", from.Name, a)
 			}
-			want = append(want, fmt.Sprint(vtep(t, l, "n1"), vtep(t, l, "n2"), got.Msg.Tenant.Ids[0].Id, from.App, from.Addresses()[i], a))
+			want = append(want, fmt.Sprint(vtep(t, l, "n1"), vtep(t, l, "n2"), got.Msg.Tenant.Ids[0].Id, from.App,
+				from.Addresses()[i], a))
 		}
 	}
 	last, answered := echo(ctx, t, l, "blue1", address(t, l, "blue3"), 5*time.Second)
@@ -81,7 +83,8 @@ func address(t *testing.T, l *lab.Lab, name string) netip.Addr {
 	return a
 }
 
-// decode has tshark say of each frame: UDP port, "request" where it is an echo request, outer addresses, VNI, group policy, inner addresses.
+// decode has tshark say of each frame: UDP port, "request" where it is an echo request, outer addresses, VNI, group
+// policy, inner addresses.
 func decode(t *testing.T, frames []packet.Captured) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "n2.pcap")
@@ -96,7 +99,8 @@ func decode(t *testing.T, frames []packet.Captured) []string {
 	}
 	must(t, os.WriteFile(file, b.Bytes(), 0o600))
 	args := []string{"-n", "-r", file, "-T", "fields", "-E", "separator=|", "-E", "aggregator=,"}
-	for _, field := range []string{"udp.dstport", "vxlan.vni", "vxlan.gbp", "ipv6.src", "ipv6.dst", "ip.src", "ip.dst", "icmp.type", "icmpv6.type"} {
+	for _, field := range []string{"udp.dstport", "vxlan.vni", "vxlan.gbp", "ipv6.src", "ipv6.dst", "ip.src", "ip.dst",
+		"icmp.type", "icmpv6.type"} {
 		args = append(args, "-e", field)
 	}
 	out, err := exec.Command("tshark", args...).Output()

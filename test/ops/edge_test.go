@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestInterfacesAreFollowed: an interface is guarded as soon as it comes, and stays so when the agent has gone; of what has
-// changed meanwhile the next start knows.
+// TestInterfacesAreFollowed: an interface is guarded as soon as it comes, and stays so when the agent has gone; of what
+// has changed meanwhile the next start knows.
 func TestInterfacesAreFollowed(t *testing.T) {
 	n := newNode(t, false)
 	ctx := labtest.Context(t)
@@ -34,7 +34,8 @@ func TestInterfacesAreFollowed(t *testing.T) {
 	raw, err := packet.NewInjector(n.ns, "nic0")
 	must(t, err)
 	defer raw.Close()
-	forged := packet.Packet{Source: b1.Plaintext, Destination: b1.Plaintext, Body: packet.UDP{SourcePort: 1, DestinationPort: 9}}.Frame(raw.MAC(), raw.MAC())
+	forged := packet.Packet{Source: b1.Plaintext, Destination: b1.Plaintext,
+		Body: packet.UDP{SourcePort: 1, DestinationPort: 9}}.Frame(raw.MAC(), raw.MAC())
 	if err := raw.Send(forged); !errors.Is(err, unix.ENOBUFS) {
 		t.Errorf("without an agent a process sent as a container: %v", err)
 	}

@@ -93,7 +93,8 @@ func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {
 		must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 	}
 	root := filepath.Join("/run", name) // short enough for a socket's path
-	env := append(os.Environ(), "PATH="+filepath.Dir(labtest.Binary(t))+":"+os.Getenv("PATH"), "PILASTER_LAB_ROOT="+root)
+	env := append(os.Environ(), "PATH="+filepath.Dir(labtest.Binary(t))+":"+os.Getenv("PATH"),
+		"PILASTER_LAB_ROOT="+root)
 	run := func(ctx context.Context, command string) (string, error) {
 		var out, complaint bytes.Buffer
 		cmd := exec.CommandContext(ctx, "bash", "-c", command)

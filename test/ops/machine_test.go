@@ -30,7 +30,8 @@ func look(ctx context.Context, t *testing.T, ns *netns.Namespace, folders ...str
 	t.Helper()
 	m := machine{}
 	for _, command := range []string{
-		"ip -d link", "ip -d addr", "ip -4 route show table all", "ip -6 route show table all", "ip -4 rule", "ip -6 rule", "tc qdisc", "ip -6 netconf",
+		"ip -d link", "ip -d addr", "ip -4 route show table all", "ip -6 route show table all", "ip -4 rule",
+		"ip -6 rule", "tc qdisc", "ip -6 netconf",
 	} {
 		m[command] = say(ctx, t, ns, command)
 	}

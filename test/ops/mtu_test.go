@@ -104,7 +104,8 @@ func awaitMTU(ctx context.Context, t *testing.T, l *lab.Lab, want int) {
 			return
 		}
 		if time.Since(since) > 20*time.Second {
-			t.Fatalf("MTU %d is said, %d is the node's side, %d the container's; not %d", said.MTU, host, container, want)
+			t.Fatalf("MTU %d is said, %d is the node's side, %d the container's; not %d", said.MTU, host, container,
+				want)
 		}
 		pause(ctx, t)
 	}

@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestNetworksOfOthers: where kind or Docker has a network in the private prefix, the agent does not start and says what
-// to do; one that runs takes no new endpoint, and keeps those it has.
+// TestNetworksOfOthers: where kind or Docker has a network in the private prefix, the agent does not start and says
+// what to do; one that runs takes no new endpoint, and keeps those it has.
 func TestNetworksOfOthers(t *testing.T) {
 	n := newNode(t, false)
 	ctx := labtest.Context(t)
@@ -23,9 +23,12 @@ func TestNetworksOfOthers(t *testing.T) {
 		doing = "take that off this node, or set up the cluster with another --private-prefix"
 	)
 	for name, network := range map[string]struct{ add, del string }{
-		"a bridge":        {"ip addr add fc00:f853:ccd:e793::1/64 dev br-kind nodad", "ip addr del fc00:f853:ccd:e793::1/64 dev br-kind"},
-		"a route":         {"ip route add fc00:f853:ccd:e793::/64 dev br-kind", "ip -6 route del fc00:f853:ccd:e793::/64 dev br-kind"},
-		"another's table": {"ip -6 route add fc00:f853:ccd:e793::/64 dev br-kind table 77", "ip -6 route del fc00:f853:ccd:e793::/64 dev br-kind table 77"},
+		"a bridge": {"ip addr add fc00:f853:ccd:e793::1/64 dev br-kind nodad",
+			"ip addr del fc00:f853:ccd:e793::1/64 dev br-kind"},
+		"a route": {"ip route add fc00:f853:ccd:e793::/64 dev br-kind",
+			"ip -6 route del fc00:f853:ccd:e793::/64 dev br-kind"},
+		"another's table": {"ip -6 route add fc00:f853:ccd:e793::/64 dev br-kind table 77",
+			"ip -6 route del fc00:f853:ccd:e793::/64 dev br-kind table 77"},
 	} {
 		say(ctx, t, n.ns, "ip link add br-kind type bridge")
 		say(ctx, t, n.ns, "ip link set br-kind up")
@@ -33,7 +36,8 @@ func TestNetworksOfOthers(t *testing.T) {
 		for !strings.Contains(problems(ctx, t, n.Lab), says) {
 			pause(ctx, t)
 		}
-		if status, err := n.Agent("n1").Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{})); err != nil || status.Msg.Ready {
+		if status, err := n.Agent("n1").Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{})); err != nil ||
+			status.Msg.Ready {
 			t.Errorf("%s: the agent takes endpoints: %v, %v", name, status, err)
 		}
 		must(t, n.Stop(ctx, lab.AgentProcess("n1")))
@@ -41,7 +45,8 @@ func TestNetworksOfOthers(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), doing) {
 			t.Errorf("%s: the agent starts with %v", name, err)
 		}
-		if echo, err := n.Ping(ctx, "b1", "b2", packet.PingOptions{Count: 3, Timeout: 3 * time.Second}); err != nil || !echo.Reached() {
+		if echo, err := n.Ping(ctx, "b1", "b2", packet.PingOptions{Count: 3, Timeout: 3 * time.Second}); err != nil ||
+			!echo.Reached() {
 			t.Errorf("%s: containers that live: %+v, %v", name, echo, err)
 		}
 		say(ctx, t, n.ns, network.del)

@@ -67,13 +67,15 @@ func TestPreflightChangesNothing(t *testing.T) {
 	var unchecked []string
 	for _, one := range checks {
 		switch {
-		case one.State == "todo" && one.Do != "" && strings.HasPrefix(one.Says, "not checked: this machine has no prefix"):
+		case one.State == "todo" && one.Do != "" && strings.HasPrefix(one.Says,
+			"not checked: this machine has no prefix"):
 			unchecked = append(unchecked, one.Check)
 		case one.State != "ok" || one.Says == "" || one.Do != "":
 			t.Errorf("%+v", one)
 		}
 	}
-	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 19 || !slices.Equal(unchecked, want) {
+	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 19 ||
+		!slices.Equal(unchecked, want) {
 		t.Errorf("exit %d of %d checks", status, len(checks))
 	}
 	for _, d := range before.differences(look(ctx, t, c.ns, c.tmp)) {
@@ -95,27 +97,40 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 	}{
 		{check: "uplink", state: "fail", says: "nothing0", args: []string{"--uplink", "nothing0"}},
 		{check: "uplink", state: "fail", says: "IPv6 switched off",
-			spoil: "ip link add v0 type veth peer name v1\nip link set v1 up\nip link set v0 up\nv0/disable_ipv6=1", mend: "ip link del v0",
-			args: []string{"--uplink", "v0"}, also: "way to nodes"},
-		{check: "uplink", state: "fail", says: "v0 is down", spoil: "ip link add v0 type veth peer name v1", mend: "ip link del v0", args: []string{"--uplink", "v0"}, also: "way to nodes"},
-		{check: "uplink", state: "fail", says: "lo is no Ethernet device", args: []string{"--uplink", "lo"}, also: "way to nodes"},
+			spoil: "ip link add v0 type veth peer name v1\nip link set v1 up\nip link set v0 up\nv0/disable_ipv6=1",
+			mend:  "ip link del v0",
+			args:  []string{"--uplink", "v0"}, also: "way to nodes"},
+		{check: "uplink", state: "fail", says: "v0 is down", spoil: "ip link add v0 type veth peer name v1",
+			mend: "ip link del v0", args: []string{"--uplink", "v0"}, also: "way to nodes"},
+		{check: "uplink", state: "fail", says: "lo is no Ethernet device", args: []string{"--uplink", "lo"},
+			also: "way to nodes"},
 		{check: "mtu", state: "fail", says: "under IPv6's 1280", args: []string{"--mtu-reserve", "300"}},
 		{check: "mtu", state: "warn", says: "announces 1400", spoil: "eth0/mtu=1400", mend: "eth0/mtu=1500"},
-		{check: "mtu", state: "todo", says: "containers get 9000 bytes; not checked", spoil: "ip link set eth0 mtu 9000", mend: "ip link set eth0 mtu 1500"},
-		{check: "device", state: "warn", says: "containers get macvlans on eth0", args: []string{"--device", "macvlan"}},
-		{check: "device", state: "fail", says: "uplink m0 is a macvlan", spoil: "ip link add m0 link eth0 type macvlan\nip link set m0 up", mend: "ip link del m0",
+		{check: "mtu", state: "todo", says: "containers get 9000 bytes; not checked",
+			spoil: "ip link set eth0 mtu 9000", mend: "ip link set eth0 mtu 1500"},
+		{check: "device", state: "warn", says: "containers get macvlans on eth0",
+			args: []string{"--device", "macvlan"}},
+		{check: "device", state: "fail", says: "uplink m0 is a macvlan",
+			spoil: "ip link add m0 link eth0 type macvlan\nip link set m0 up", mend: "ip link del m0",
 			args: []string{"--uplink", "m0", "--device", "macvlan"}, also: "way to nodes"},
 		{check: "private prefix", state: "fail", says: "fc00:f853:ccd:e793::/64 on lo",
 			spoil: "ip addr add fc00:f853:ccd:e793::1/64 dev lo", mend: "ip addr del fc00:f853:ccd:e793::1/64 dev lo"},
 		{check: "base prefix", state: "fail", says: "fd70:696c:6109::/64 on v0",
-			spoil: "ip link add v0 type veth peer name v1\nip link set v1 up\nip link set v0 up\nip addr add fd70:696c:6109::1/64 dev v0 nodad", mend: "ip link del v0"},
-		{check: "way to nodes", state: "warn", says: "no route leads", spoil: "ip -6 route del default", mend: "ip -6 route add default via 2001:db8:70::1"},
-		{check: "way to nodes", state: "warn", says: "leave by lo", spoil: "ip -6 route add local fd70:696c:6100::/40 dev lo", mend: "ip -6 route del local fd70:696c:6100::/40 dev lo"},
+			spoil: "ip link add v0 type veth peer name v1\nip link set v1 up\nip link set v0 up\nip addr add " +
+				"fd70:696c:6109::1/64 dev v0 nodad", mend: "ip link del v0"},
+		{check: "way to nodes", state: "warn", says: "no route leads", spoil: "ip -6 route del default",
+			mend: "ip -6 route add default via 2001:db8:70::1"},
+		{check: "way to nodes", state: "warn", says: "leave by lo",
+			spoil: "ip -6 route add local fd70:696c:6100::/40 dev lo",
+			mend:  "ip -6 route del local fd70:696c:6100::/40 dev lo"},
 		{check: "router advertisements", state: "fail", says: "it will end",
-			spoil: "ip -6 route add default via 2001:db8:70::1 proto ra metric 2048\neth0/forwarding=1\neth0/accept_ra=1",
-			mend:  "ip -6 route del default metric 2048\neth0/forwarding=0\neth0/accept_ra=0"},
-		{check: "orchestrator", state: "fail", says: "does not belong to the cluster", args: []string{"--token-file", other}},
-		{check: "orchestrator", state: "fail", says: "connection refused", args: []string{"--orchestrator", "https://[::1]:9"}},
+			spoil: "ip -6 route add default via 2001:db8:70::1 proto ra metric " +
+				"2048\neth0/forwarding=1\neth0/accept_ra=1",
+			mend: "ip -6 route del default metric 2048\neth0/forwarding=0\neth0/accept_ra=0"},
+		{check: "orchestrator", state: "fail", says: "does not belong to the cluster",
+			args: []string{"--token-file", other}},
+		{check: "orchestrator", state: "fail", says: "connection refused",
+			args: []string{"--orchestrator", "https://[::1]:9"}},
 		{check: "orchestrator", state: "fail", says: "https://host:port", args: []string{"--orchestrator", "[::1]:9"}},
 	} {
 		t.Run(spoil.says, func(t *testing.T) {
@@ -167,7 +182,8 @@ func TestPreflightChoosesTheDevice(t *testing.T) {
 	kind, why := datapath.ChooseDevice(datapath.Auto)
 	netkit := check{Check: "device", State: "ok", Says: "containers get netkit devices"}
 	if err := datapath.HasNetkit(); err != nil {
-		netkit = check{Check: "device", State: "fail", Says: err.Error(), Do: "choose another --device: veth, macvlan, auto"}
+		netkit = check{Check: "device", State: "fail", Says: err.Error(),
+			Do: "choose another --device: veth, macvlan, auto"}
 	}
 	for device, want := range map[string]check{
 		datapath.Auto:   {Check: "device", State: "ok", Says: "containers get " + kind + " devices: " + why},
@@ -180,20 +196,23 @@ func TestPreflightChoosesTheDevice(t *testing.T) {
 	}
 }
 
-// TestPreflightOfAnotherDevice: a node may be given another kind, but for one that leaves containers behind macvlans unjudged.
+// TestPreflightOfAnotherDevice: a node may be given another kind, but for one that leaves containers behind macvlans
+// unjudged.
 func TestPreflightOfAnotherDevice(t *testing.T) {
 	ctx := labtest.Context(t)
 	for _, has := range []string{datapath.Veth, datapath.Macvlan} {
 		t.Run(has, func(t *testing.T) {
 			c := &candidate{tmp: t.TempDir(), Lab: labtest.New(t, lab.Spec{
-				Nodes: []string{name}, Device: has, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}},
+				Nodes: []string{name}, Device: has, Tenants: []lab.Tenant{{Name: "blue"}},
+				Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}},
 			})}
 			var err error
 			c.ns, err = c.Namespace(name)
 			must(t, err)
 			defer c.ns.Close()
 			device := func(kind string) check {
-				_, checks := c.preflight(ctx, t, "--uplink", lab.Uplink, "--bpffs", c.BPF(name), "--state-dir", filepath.Join(c.Folder(), "nodes", name, "state"), "--device", kind)
+				_, checks := c.preflight(ctx, t, "--uplink", lab.Uplink, "--bpffs", c.BPF(name), "--state-dir",
+					filepath.Join(c.Folder(), "nodes", name, "state"), "--device", kind)
 				return checks[slices.IndexFunc(checks, func(one check) bool { return one.Check == "device" })]
 			}
 			want := func(kind, state, says string) {
@@ -208,13 +227,15 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 			}
 			if has == datapath.Veth {
 				want(datapath.Veth, "ok", "containers get veth devices")
-				want(datapath.Macvlan, "warn", "containers get macvlans on eth0; the agent that is here has another --device, and may be started again with this one: containers that are there keep theirs")
+				want(datapath.Macvlan, "warn", "containers get macvlans on eth0; the agent that is here has another "+
+					"--device, and may be started again with this one: containers that are there keep theirs")
 				return
 			}
 			want(datapath.Macvlan, "warn", "containers get macvlans on eth0")
 			want(datapath.Veth, "fail", "endpoints with a macvlan: 1, the first of them endpoint 1")
 			must(t, c.RemoveContainer(ctx, "b1"))
-			want(datapath.Veth, "ok", "containers get veth devices; the agent that is here has --device macvlan, and may be started again with this one")
+			want(datapath.Veth, "ok", "containers get veth devices; the agent that is here has --device macvlan, and "+
+				"may be started again with this one")
 		})
 	}
 }
@@ -222,14 +243,17 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 // TestPreflightBesideOpenVSwitch: what the agent put on the node is no part of the base prefix elsewhere.
 func TestPreflightBesideOpenVSwitch(t *testing.T) {
 	ctx := labtest.Context(t)
-	c := &candidate{tmp: t.TempDir(), Lab: labtest.New(t, lab.Spec{Nodes: []string{name}, Device: datapath.Veth, Nimitz: lab.OVS,
-		Tenants:    []lab.Tenant{{Name: "blue", Network: "nimitz", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}},
-		Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}}})}
+	c := &candidate{tmp: t.TempDir(),
+		Lab: labtest.New(t, lab.Spec{Nodes: []string{name}, Device: datapath.Veth, Nimitz: lab.OVS,
+			Tenants: []lab.Tenant{{Name: "blue", Network: "nimitz",
+				CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}},
+			Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}}})}
 	var err error
 	c.ns, err = c.Namespace(name)
 	must(t, err)
 	defer c.ns.Close()
-	args := []string{"--uplink", lab.Uplink, "--bpffs", c.BPF(name), "--state-dir", filepath.Join(c.Folder(), "nodes", name, "state")}
+	args := []string{"--uplink", lab.Uplink, "--bpffs", c.BPF(name), "--state-dir",
+		filepath.Join(c.Folder(), "nodes", name, "state")}
 	status, checks := c.preflight(ctx, t, args...)
 	at := slices.IndexFunc(checks, func(one check) bool { return one.Check == "base prefix" })
 	if status != 0 || at < 0 || checks[at].State != "ok" {
@@ -255,12 +279,14 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	c.commands(ctx, t, "ip link add v0 type veth peer name v1\nip link add br0 type bridge\nip link set v1 master br0")
 	_, checks = c.preflight(ctx, t, args...)
 	at := slices.IndexFunc(checks, func(one check) bool { return one.Check == "other interfaces" })
-	if at < 0 || checks[at].State != "ok" || !strings.Contains(checks[at].Says, "v0") || !strings.Contains(checks[at].Says, "br0") || strings.Contains(checks[at].Says, "v1") {
+	if at < 0 || checks[at].State != "ok" || !strings.Contains(checks[at].Says, "v0") ||
+		!strings.Contains(checks[at].Says, "br0") || strings.Contains(checks[at].Says, "v1") {
 		t.Errorf("%+v", checks)
 	}
 	c.commands(ctx, t, "ip link del v0\nip link del br0")
 
-	xdp, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	xdp, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
 	must(t, err)
 	defer xdp.Close()
 	h, err := c.ns.Netlink()
@@ -279,7 +305,8 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	_, checks = node.preflight(ctx, t, args...)
 	c.only(t, "other programs", "fail", "of another agent, whose pins are not in /sys/fs/bpf/pilaster", checks)
 	args = append(args, "--bpffs", c.BPF(name), "--state-dir", filepath.Join(c.Folder(), "nodes", name, "state"))
-	if status, checks := node.preflight(ctx, t, args...); status != 0 || slices.ContainsFunc(checks, func(one check) bool { return one.State != "ok" }) {
+	if status, checks := node.preflight(ctx, t, args...); status != 0 ||
+		slices.ContainsFunc(checks, func(one check) bool { return one.State != "ok" }) {
 		t.Errorf("a node whose agent runs: exit %d\n%+v", status, checks)
 	}
 	node.asksTheFabric(ctx, t, args)
@@ -318,7 +345,8 @@ func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []stri
 // attach puts a program that lets everything pass first on a namespace's uplink.
 func attach(t *testing.T, ns *netns.Namespace, name string) (l link.Link) {
 	t.Helper()
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
 	must(t, err)
 	defer p.Close()
 	h, err := ns.Netlink()
@@ -327,7 +355,8 @@ func attach(t *testing.T, ns *netns.Namespace, name string) (l link.Link) {
 	eth0, err := h.LinkByName(lab.Uplink)
 	must(t, err)
 	must(t, ns.Do(func() (err error) {
-		l, err = link.AttachTCX(link.TCXOptions{Interface: eth0.Attrs().Index, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		l, err = link.AttachTCX(link.TCXOptions{Interface: eth0.Attrs().Index, Program: p,
+			Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 		return err
 	}))
 	return l
@@ -343,7 +372,8 @@ func TestPreflightOfAnyone(t *testing.T) {
 	cmd := exec.CommandContext(labtest.Context(t), binary, "preflight", "--uplink", "lo")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
-	if status, _ := lab.ExitStatus(err); status != 1 || !strings.Contains(string(out), "fail   privileges") || !strings.Contains(string(out), "not tried; see privileges") {
+	if status, _ := lab.ExitStatus(err); status != 1 || !strings.Contains(string(out), "fail   privileges") ||
+		!strings.Contains(string(out), "not tried; see privileges") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
@@ -366,10 +396,13 @@ func TestSecondAgentIsRefusedBeforeItJoins(t *testing.T) {
 	defer ns.Close()
 	var complaint bytes.Buffer
 	state := filepath.Join(t.TempDir(), "state")
-	cmd := exec.CommandContext(ctx, labtest.Binary(t), append([]string{"agent", "--node-name", "second", "--state-dir", state, "--run-dir", t.TempDir(),
-		"--bpffs", filepath.Join(t.TempDir(), "bpf")}, args...)...)
+	cmd := exec.CommandContext(ctx, labtest.Binary(t),
+		append([]string{"agent", "--node-name", "second", "--state-dir", state, "--run-dir", t.TempDir(),
+			"--bpffs", filepath.Join(t.TempDir(), "bpf")}, args...)...)
 	cmd.Stderr = &complaint
-	if status, ok := lab.ExitStatus(ns.Run(cmd)); !ok || status != 1 || !strings.Contains(complaint.String(), "of another agent") || !strings.Contains(complaint.String(), "nothing was changed") {
+	if status, ok := lab.ExitStatus(ns.Run(cmd)); !ok || status != 1 ||
+		!strings.Contains(complaint.String(), "of another agent") ||
+		!strings.Contains(complaint.String(), "nothing was changed") {
 		t.Errorf("exit %d\n%s", status, &complaint)
 	}
 	if is := nodes(); !slices.Equal(is, before) {

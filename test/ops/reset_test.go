@@ -78,7 +78,8 @@ func newNode(t *testing.T, mounted bool) *node {
 func (n *node) reset(t *testing.T, stdin string, args ...string) (status int, out, complaint string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(labtest.Context(t), labtest.Binary(t), append(append([]string{"node", "reset"}, n.flags...), args...)...)
+	cmd := exec.CommandContext(labtest.Context(t), labtest.Binary(t),
+		append(append([]string{"node", "reset"}, n.flags...), args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	status, ok := lab.ExitStatus(n.ns.Run(cmd))
 	if !ok {
@@ -132,7 +133,8 @@ func TestResetLeavesTheMachineAsItWasFound(t *testing.T) {
 			for id := range maps {
 				vanishes(t, "map", func() error { m, err := ebpf.NewMapFromID(id); m.Close(); return err })
 			}
-			if status, out, complaint := n.reset(t, ""); status != 0 || out != "nothing of the agent is on this machine\n" {
+			if status, out, complaint := n.reset(t, ""); status != 0 ||
+				out != "nothing of the agent is on this machine\n" {
 				t.Errorf("a second reset: exit %d\n%s%s", status, out, complaint)
 			}
 			n.joinsAgain(ctx, t)
@@ -145,13 +147,15 @@ func (n *node) live(ctx context.Context, t *testing.T) {
 	t.Helper()
 	_, err := n.Operator().RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: "blue"}))
 	must(t, err)
-	must(t, n.AddContainer(ctx, lab.Container{Name: "b3", Node: name, Tenant: "blue", Labels: map[string]string{"app": "late"}}))
+	must(t, n.AddContainer(ctx,
+		lab.Container{Name: "b3", Node: name, Tenant: "blue", Labels: map[string]string{"app": "late"}}))
 	must(t, n.RemoveContainer(ctx, "b3"))
 	say(ctx, t, n.ns, "ip link set eth0 mtu 1400")
 	_, err = n.Kill(ctx, lab.AgentProcess(name))
 	must(t, err)
 	say(ctx, t, n.ns, "ip link set eth0 mtu 1500")
-	if status, d, complaint := n.sysdump(ctx, t, filepath.Join(t.TempDir(), "before.tar.gz")); status != 0 || d.Failed != 0 {
+	if status, d, complaint := n.sysdump(ctx, t, filepath.Join(t.TempDir(), "before.tar.gz")); status != 0 ||
+		d.Failed != 0 {
 		t.Errorf("sysdump: exit %d\n%s", status, complaint)
 	}
 }
@@ -163,7 +167,8 @@ func (n *node) joinsAgain(ctx context.Context, t *testing.T) {
 	must(t, err)
 	must(t, n.Start(ctx, lab.AgentProcess(name)))
 	must(t, n.Stop(ctx, lab.AgentProcess(name)))
-	if status, out, complaint := n.reset(t, "yes\n"); status != 0 || !strings.Contains(out, "removed   route     unreachable ") {
+	if status, out, complaint := n.reset(t, "yes\n"); status != 0 ||
+		!strings.Contains(out, "removed   route     unreachable ") {
 		t.Errorf("reset without containers: exit %d\n%s%s", status, out, complaint)
 	}
 	for _, d := range n.pristine.differences(look(ctx, t, n.ns, n.folders...)) {

@@ -121,20 +121,27 @@ func TestLeaksAreFound(t *testing.T) {
 	must(t, err)
 	longer := append(append([]byte("ab"), secret...), "after it"...)
 	for name, text := range map[string]string{
-		"raw": string(longer), "hex": fmt.Sprintf("%X", longer), "hex of pairs": fmt.Sprintf("% x", secret), "array": string(array), "Go's": fmt.Sprint(secret), "Go's syntax": fmt.Sprintf("%#v", secret),
-		"base64": base64.StdEncoding.EncodeToString(longer), "URL": base64.RawURLEncoding.EncodeToString(longer[1:]), "URL at 0": base64.URLEncoding.EncodeToString(longer[2:]),
-		"word": fmt.Sprint(binary.NativeEndian.Uint64(secret[8:])), "address": netip.AddrFrom16([16]byte(secret)).String(),
+		"raw": string(longer), "hex": fmt.Sprintf("%X", longer), "hex of pairs": fmt.Sprintf("% x", secret),
+		"array": string(array), "Go's": fmt.Sprint(secret), "Go's syntax": fmt.Sprintf("%#v", secret),
+		"base64": base64.StdEncoding.EncodeToString(longer), "URL": base64.RawURLEncoding.EncodeToString(longer[1:]),
+		"URL at 0": base64.URLEncoding.EncodeToString(longer[2:]),
+		"word":     fmt.Sprint(binary.NativeEndian.Uint64(secret[8:])),
+		"address":  netip.AddrFrom16([16]byte(secret)).String(),
 	} {
-		if len(leaks(map[string][]byte{"x": []byte("before " + text + " after")}, map[string][]byte{"key": secret})) == 0 {
+		if len(leaks(map[string][]byte{"x": []byte("before " + text + " after")},
+			map[string][]byte{"key": secret})) == 0 {
 			t.Errorf("%s is not found in %q", name, text)
 		}
 	}
 	mark := secret[:4]
 	for _, text := range []any{
-		mark, string(mark), fmt.Sprintf("%#v", mark), binary.LittleEndian.Uint32(mark), int32(binary.LittleEndian.Uint32(mark)), fmt.Sprintf("% x", mark),
-		fmt.Sprintf("%#x", binary.LittleEndian.Uint32(mark)), fmt.Sprintf("%x", mark), base64.StdEncoding.EncodeToString(mark),
+		mark, string(mark), fmt.Sprintf("%#v", mark), binary.LittleEndian.Uint32(mark),
+		int32(binary.LittleEndian.Uint32(mark)), fmt.Sprintf("% x", mark),
+		fmt.Sprintf("%#x", binary.LittleEndian.Uint32(mark)), fmt.Sprintf("%x", mark),
+		base64.StdEncoding.EncodeToString(mark),
 	} {
-		if len(leaks(map[string][]byte{"x": fmt.Appendf(nil, "before %v after", text)}, map[string][]byte{"mark": mark})) == 0 {
+		if len(leaks(map[string][]byte{"x": fmt.Appendf(nil, "before %v after", text)},
+			map[string][]byte{"mark": mark})) == 0 {
 			t.Errorf("%v is not found", text)
 		}
 	}
@@ -144,7 +151,8 @@ func TestLeaksAreFound(t *testing.T) {
 func (n *node) secrets(ctx context.Context, t *testing.T) map[string][]byte {
 	t.Helper()
 	all := map[string][]byte{}
-	resp, err := n.Operator().GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue", ShowKey: true}))
+	resp, err := n.Operator().GetTenant(ctx,
+		connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue", ShowKey: true}))
 	must(t, err)
 	all["blue's key"] = resp.Msg.Tenant.Ids[0].Key
 	text, err := os.ReadFile(n.TokenFile())
@@ -188,8 +196,10 @@ func (n *node) sysdump(ctx context.Context, t *testing.T, file string) (status i
 	t.Helper()
 	var out, errs bytes.Buffer
 	args := []string{
-		"sysdump", file, "-o", "json", "--state-dir", n.folders[0], "--bpffs", n.bpffs, "--agent-socket", n.AgentSocket(name),
-		"--orchestrator-socket", filepath.Join(n.Folder(), "orchestrator", "run", "orchestrator.sock"), "--log", filepath.Join(n.Folder(), "log", lab.AgentProcess(name)+".log"),
+		"sysdump", file, "-o", "json", "--state-dir", n.folders[0], "--bpffs", n.bpffs, "--agent-socket",
+		n.AgentSocket(name),
+		"--orchestrator-socket", filepath.Join(n.Folder(), "orchestrator", "run", "orchestrator.sock"), "--log",
+		filepath.Join(n.Folder(), "log", lab.AgentProcess(name)+".log"),
 	}
 	cmd := exec.CommandContext(ctx, labtest.Binary(t), args...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -243,13 +253,19 @@ func TestSysdump(t *testing.T) {
 		device, program = "pilaster1", "pil_guard_out" // b1 has none on the node
 	}
 	for part, says := range map[string]string{
-		"agent/status.json": `"ready":true`, "agent/endpoints.json": b1.Address.String(), "agent/drops.json": "dst-undecryptable",
-		"agent/metrics.txt": "pilaster_agent_ready1", "agent/goroutines.txt": "agent.run", "agent/log.txt": "agentisready",
+		"agent/status.json": `"ready":true`, "agent/endpoints.json": b1.Address.String(),
+		"agent/drops.json":  "dst-undecryptable",
+		"agent/metrics.txt": "pilaster_agent_ready1", "agent/goroutines.txt": "agent.run",
+		"agent/log.txt":    "agentisready",
 		"agent/state.json": b1.Plaintext.String(), "agent/certificates.json": name,
-		"datapath/tables.json": b1.Plaintext.String(), "datapath/pins.json": "pil_locals_v1", "datapath/hooks.json": program,
-		"network/links.txt": device + "@", "network/routes.txt": "unreachable", "network/sysctls.json": "conf/" + device + `/forwarding":"1"`,
-		"orchestrator/tenants.json": "blue", "orchestrator/nodes.json": name, "orchestrator/goroutines.txt": "orchestrator.",
-		"preflight.json": "privileges", "machine/uname.txt": "linux", "version.json": "go1.", "index.json": "agent/status.json",
+		"datapath/tables.json": b1.Plaintext.String(), "datapath/pins.json": "pil_locals_v1",
+		"datapath/hooks.json": program,
+		"network/links.txt":   device + "@", "network/routes.txt": "unreachable", "network/sysctls.json": "conf/" +
+			device + `/forwarding":"1"`,
+		"orchestrator/tenants.json": "blue", "orchestrator/nodes.json": name,
+		"orchestrator/goroutines.txt": "orchestrator.",
+		"preflight.json":              "privileges", "machine/uname.txt": "linux", "version.json": "go1.",
+		"index.json": "agent/status.json",
 	} {
 		if !strings.Contains(plain(string(alive[part])), strings.ToLower(says)) {
 			t.Errorf("%s does not say %q:\n%s", part, says, alive[part])
@@ -269,7 +285,8 @@ func TestSysdump(t *testing.T) {
 
 	before, err := os.ReadFile(file)
 	must(t, err)
-	if status, _, complaint := n.sysdump(ctx, t, file); status != 1 || !strings.Contains(complaint, "nothing was written") {
+	if status, _, complaint := n.sysdump(ctx, t, file); status != 1 ||
+		!strings.Contains(complaint, "nothing was written") {
 		t.Errorf("over a file: exit %d, %s", status, complaint)
 	}
 	if after, err := os.ReadFile(file); err != nil || !bytes.Equal(before, after) {
@@ -284,12 +301,15 @@ func TestSysdump(t *testing.T) {
 	for _, p := range d.Parts {
 		if p.Error != "" {
 			failed = append(failed, p.Part)
-			if !strings.HasPrefix(strings.TrimPrefix(p.Error, "unavailable: "), "nobody answers on "+n.AgentSocket(name)) || !strings.Contains(complaint, p.Part) || !bytes.Contains(dead["index.json"], []byte(p.Part)) {
+			if !strings.HasPrefix(strings.TrimPrefix(p.Error, "unavailable: "),
+				"nobody answers on "+n.AgentSocket(name)) || !strings.Contains(complaint, p.Part) ||
+				!bytes.Contains(dead["index.json"], []byte(p.Part)) {
 				t.Errorf("%+v", p)
 			}
 		}
 	}
-	if want := []string{"agent/status.json", "agent/endpoints.json", "agent/drops.json", "agent/metrics.txt", "agent/goroutines.txt"}; status != 0 || !slices.Equal(failed, want) {
+	if want := []string{"agent/status.json", "agent/endpoints.json", "agent/drops.json", "agent/metrics.txt",
+		"agent/goroutines.txt"}; status != 0 || !slices.Equal(failed, want) {
 		t.Errorf("without an agent: exit %d, incomplete %q", status, failed)
 	}
 	for _, part := range []string{"agent/state.json", "datapath/tables.json"} {
@@ -318,13 +338,16 @@ func documented(t *testing.T, pages ...[]byte) {
 	}
 	// What nobody counted yet has no line, nor has what is of policies where there are none.
 	for _, later := range []string{
-		"pilaster_orchestrator_streams_ended_total counter", "pilaster_policy_denied_packets_total counter", "pilaster_sessions gauge",
-		"pilaster_sessions_capacity gauge", "pilaster_sessions_largest_endpoint gauge", "pilaster_sessions_total counter",
+		"pilaster_orchestrator_streams_ended_total counter", "pilaster_policy_denied_packets_total counter",
+		"pilaster_sessions gauge",
+		"pilaster_sessions_capacity gauge", "pilaster_sessions_largest_endpoint gauge",
+		"pilaster_sessions_total counter",
 	} {
 		says[later] = says[later] || told[later]
 	}
 	if len(says) < 15 || !maps.Equal(told, says) {
-		t.Errorf("docs/reference/metrics.md has\n%q, the daemons\n%q", slices.Sorted(maps.Keys(told)), slices.Sorted(maps.Keys(says)))
+		t.Errorf("docs/reference/metrics.md has\n%q, the daemons\n%q", slices.Sorted(maps.Keys(told)),
+			slices.Sorted(maps.Keys(says)))
 	}
 }
 
@@ -346,7 +369,8 @@ func (n *node) drop(ctx context.Context, t *testing.T) {
 		}))
 		resp, err := n.Agent(name).RecentEvents(ctx, connect.NewRequest(&pilasterv1.RecentEventsRequest{}))
 		must(t, err)
-		if slices.ContainsFunc(resp.Msg.Events, func(e *pilasterv1.MonitorResponse) bool { return e.Reason == "dst-undecryptable" }) {
+		if slices.ContainsFunc(resp.Msg.Events,
+			func(e *pilasterv1.MonitorResponse) bool { return e.Reason == "dst-undecryptable" }) {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)

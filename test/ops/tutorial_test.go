@@ -16,8 +16,9 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestTutorial runs what docs/tutorial/two-machines.md says for one machine, and compares the output. It happens in namespaces of the test's
-// own for mounts, processes and network, so the tutorial's paths and names are the ones that a reader has, and all of it ends with the test.
+// TestTutorial runs what docs/tutorial/two-machines.md says for one machine, and compares the output. It happens in
+// namespaces of the test's own for mounts, processes and network, so the tutorial's paths and names are the ones that a
+// reader has, and all of it ends with the test.
 func TestTutorial(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -28,7 +29,8 @@ func TestTutorial(t *testing.T) {
 		t.Fatalf("the tutorial has %d commands", len(steps))
 	}
 	bin := t.TempDir()
-	for name, target := range map[string]string{"pilaster": labtest.Binary(t), "pilaster-cni": labtest.Binary(t) + "-cni", "ping": "/usr/bin/busybox"} {
+	for name, target := range map[string]string{"pilaster": labtest.Binary(t), "pilaster-cni": labtest.Binary(t) +
+		"-cni", "ping": "/usr/bin/busybox"} {
 		must(t, os.Symlink(target, filepath.Join(bin, name)))
 	}
 	inside := enclosed(ctx, t)
@@ -50,7 +52,8 @@ func TestTutorial(t *testing.T) {
 		}
 		script := s.command
 		if s.machine != "" {
-			script = fmt.Sprintf("%smachine %s <<'COMMAND'\n%s%s\nCOMMAND\n", functions, s.machine, variables[s.machine], s.command)
+			script = fmt.Sprintf("%smachine %s <<'COMMAND'\n%s%s\nCOMMAND\n", functions, s.machine,
+				variables[s.machine], s.command)
 		}
 		// Daemons need a moment: what only looks is repeated until it shows what the tutorial says.
 		for started := time.Now(); ; time.Sleep(100 * time.Millisecond) {
@@ -67,11 +70,14 @@ func TestTutorial(t *testing.T) {
 	}
 }
 
-// enclosed returns a function that runs a script of bash in namespaces of their own. What scripts leave behind ends with the test.
+// enclosed returns a function that runs a script of bash in namespaces of their own. What scripts leave behind ends
+// with the test.
 func enclosed(ctx context.Context, t *testing.T) func(context.Context, string) (string, error) {
 	t.Helper()
-	const prepare = "for d in /run /var/lib; do mount -t tmpfs none $d; done; mount -t bpf none /sys/fs/bpf; mkdir /run/reader; echo ready; exec sleep infinity"
-	init := exec.Command("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "bash", "-c", prepare)
+	const prepare = "for d in /run /var/lib; do mount -t tmpfs none $d; done; mount -t bpf none /sys/fs/bpf; mkdir " +
+		"/run/reader; echo ready; exec sleep infinity"
+	init := exec.Command("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc",
+		"--propagation", "private", "bash", "-c", prepare)
 	init.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	ready, err := init.StdoutPipe()
 	must(t, err)
@@ -86,7 +92,8 @@ func enclosed(ctx context.Context, t *testing.T) func(context.Context, string) (
 	must(t, err)
 	return func(ctx context.Context, script string) (string, error) {
 		var out bytes.Buffer
-		cmd := exec.CommandContext(ctx, "nsenter", "--target="+strings.TrimSpace(string(first)), "--mount", "--pid", "--net", "bash", "-c", "cd /run/reader\n"+script)
+		cmd := exec.CommandContext(ctx, "nsenter", "--target="+strings.TrimSpace(string(first)), "--mount", "--pid",
+			"--net", "bash", "-c", "cd /run/reader\n"+script)
 		cmd.Stdout, cmd.Stderr = &out, &out
 		err := cmd.Run()
 		return out.String(), err

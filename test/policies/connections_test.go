@@ -20,8 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// Connections run from all of the first to all of the others, which are on the other node. Each of the others has a process a port, and each of the first as many:
-// a process may not have more than 20,000 files.
+// Connections run from all of the first to all of the others, which are on the other node. Each of the others has a
+// process a port, and each of the first as many: a process may not have more than 20,000 files.
 var (
 	diallers = []string{"xa", "xc", "yb", "za"}
 	listened = []string{"xb", "ya", "yc", "zb"}
@@ -39,8 +39,9 @@ type churn struct {
 	killEvery            int // changes an agent is killed
 }
 
-// TestConnectionsOutlivePolicies: connections between processes on two nodes, while policies come, change and go, none of which forbids them, and agents are killed.
-// Each word on them arrives and comes back, no packet of anybody is dropped, and both nodes go on remembering each connection; until one policy does forbid them.
+// TestConnectionsOutlivePolicies: connections between processes on two nodes, while policies come, change and go, none
+// of which forbids them, and agents are killed. Each word on them arrives and comes back, no packet of anybody is
+// dropped, and both nodes go on remembering each connection; until one policy does forbid them.
 func TestConnectionsOutlivePolicies(t *testing.T) {
 	size := churn{connections: 2_048, changes: 12, killEvery: 6}
 	if long() {
@@ -48,7 +49,8 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	l := labtest.New(t, podsOn(lab.Tenant{}), func(o *lab.Options) { o.AgentArgs = []string{"--max-sessions", fmt.Sprint(4 * size.connections)} })
+	l := labtest.New(t, podsOn(lab.Tenant{}),
+		func(o *lab.Options) { o.AgentArgs = []string{"--max-sessions", fmt.Sprint(4 * size.connections)} })
 	// All who listen are under policies from the start, and so are all who dial.
 	apply(ctx, t, l, 0, []string{allowed("ingress", 80, 81), allowed("egress", 80, 81)})
 	c := dial(t, l, size.connections)
@@ -76,10 +78,13 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	if now := drops(ctx, t, l); !slices.EqualFunc(dropped, now, maps.Equal) {
 		t.Errorf("nodes dropped %v, and before policies changed %v", now, dropped)
 	}
-	t.Logf("%d connections of %d processes; %d changes of policies in %v, and %d kills of agents; %d words came and went meanwhile; sessions %v",
-		size.connections, len(c.dialled)+len(c.accepted), size.changes, took.Round(time.Millisecond), size.changes/size.killEvery, words, remembered)
+	t.Logf("%d connections of %d processes; %d changes of policies in %v, and %d kills of agents; %d words came and "+
+		"went meanwhile; sessions %v",
+		size.connections, len(c.dialled)+len(c.accepted), size.changes, took.Round(time.Millisecond),
+		size.changes/size.killEvery, words, remembered)
 
-	// That this is not blind: neither to a node that forgets, nor to a policy that forbids what the other one remembers.
+	// That this is not blind: neither to a node that forgets, nor to a policy that forbids what the other one
+	// remembers.
 	forget(t, l, nodes[0])
 	if _, err := c.remembered(ctx, l, remembered); err == nil {
 		t.Error("a node that forgot all connections is not noticed")
@@ -99,18 +104,21 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	}
 }
 
-// documents are the policies at a change. All of them let the connections pass: some name their ends and other ports beside theirs, and some cut off another container,
-// by name and by block.
+// documents are the policies at a change. All of them let the connections pass: some name their ends and other ports
+// beside theirs, and some cut off another container, by name and by block.
 func (s churn) documents(change int) []string {
 	documents := []string{allowed("ingress", 80, 81, 1000+change), allowed("egress", 80, 81)}
 	if change%4 < 2 {
-		documents = append(documents, fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "other", "namespace": "z"},
-			"spec": {"podSelector": {"matchLabels": {"pod": "c"}}, "policyTypes": ["Ingress", "Egress"], "egress": [{"to": [{"ipBlock": {"cidr": "10.%d.0.0/16"}}]}]}}`, change%256))
+		documents = append(documents, fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+			"metadata": {"name": "other", "namespace": "z"},
+			"spec": {"podSelector": {"matchLabels": {"pod": "c"}}, "policyTypes": ["Ingress", "Egress"],
+				"egress": [{"to": [{"ipBlock": {"cidr": "10.%d.0.0/16"}}]}]}}`, change%256))
 	}
 	return documents
 }
 
-// run has policies change at a steady rate, whether or not nodes have heard of the change before, and kills the agents in turn.
+// run has policies change at a steady rate, whether or not nodes have heard of the change before, and kills the agents
+// in turn.
 func (s churn) run(ctx context.Context, l *lab.Lab) error {
 	var kills sync.WaitGroup
 	killed := make([]error, s.changes)
@@ -119,12 +127,15 @@ func (s churn) run(ctx context.Context, l *lab.Lab) error {
 	defer ticks.Stop()
 	for i := range s.changes {
 		<-ticks.C
-		if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: s.documents(i)})); err != nil {
+		if _, err := l.Operator().ApplyPolicies(ctx,
+			connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue",
+				Documents: s.documents(i)})); err != nil {
 			return err
 		}
 		if i%4 == 2 {
 			other := []*pilasterv1.Policy{{Kind: "NetworkPolicy", Namespace: "z", Name: "other"}}
-			if _, err := l.Operator().DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: other})); err != nil {
+			if _, err := l.Operator().DeletePolicies(ctx,
+				connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: other})); err != nil {
 				return err
 			}
 		}
@@ -150,9 +161,11 @@ func allowed(direction string, ports ...int) string {
 		list += fmt.Sprintf(`{"tcp": {"destinationPort": {"number": %d}}}`, port)
 	}
 	peers := `[{"namespaces": {}}]`
-	return fmt.Sprintf(`{"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy", "metadata": {"name": %q},
+	return fmt.Sprintf(`{"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
+		"metadata": {"name": %q},
 		"spec": {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, %q: [
-			{"action": "Accept", %q: %s, "protocols": [%s]}, {"action": "Deny", %q: %s}]}}`, direction, direction, who, peers, list, who, peers)
+			{"action": "Accept", %q: %s, "protocols": [%s]},
+				{"action": "Deny", %q: %s}]}}`, direction, direction, who, peers, list, who, peers)
 }
 
 // connections are established ones, by the processes that have their ends.
@@ -200,7 +213,8 @@ func dial(t *testing.T, l *lab.Lab, count int) *connections {
 	return c
 }
 
-// talk wants a word on a share of the connections to arrive and to come back, and all of them to be open at both of their ends. It tells how many words.
+// talk wants a word on a share of the connections to arrive and to come back, and all of them to be open at both of
+// their ends. It tells how many words.
 func (c *connections) talk(t *testing.T, when string, share float64) int {
 	t.Helper()
 	said, err := c.accepted.each("Say", share)
@@ -222,8 +236,10 @@ func (c *connections) talk(t *testing.T, when string, share float64) int {
 	return said
 }
 
-// remembered wants each node to have each connection in its table of sessions, established, and neither to have begun, evicted or refused any since before.
-func (c *connections) remembered(ctx context.Context, l *lab.Lab, before []*pilasterv1.Sessions) (all []*pilasterv1.Sessions, err error) {
+// remembered wants each node to have each connection in its table of sessions, established, and neither to have begun,
+// evicted or refused any since before.
+func (c *connections) remembered(ctx context.Context, l *lab.Lab,
+	before []*pilasterv1.Sessions) (all []*pilasterv1.Sessions, err error) {
 	for i, node := range nodes {
 		status, failed := l.Agent(node).Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 		if failed != nil {
@@ -233,7 +249,8 @@ func (c *connections) remembered(ctx context.Context, l *lab.Lab, before []*pila
 		if int(s.GetUsed()-s.GetHalfOpen()) != c.count {
 			err = errors.Join(err, fmt.Errorf("%s remembers %v, and there are %d connections", node, s, c.count))
 		}
-		if before != nil && (s.Begun != before[i].Begun || s.Evicted != before[i].Evicted || s.Refused != before[i].Refused) {
+		if before != nil && (s.Begun != before[i].Begun || s.Evicted != before[i].Evicted ||
+			s.Refused != before[i].Refused) {
 			err = errors.Join(err, fmt.Errorf("%s: %v, and before %v", node, s, before[i]))
 		}
 		all = append(all, s)
@@ -241,7 +258,8 @@ func (c *connections) remembered(ctx context.Context, l *lab.Lab, before []*pila
 	return all, err
 }
 
-func (c *connections) mustBeRemembered(ctx context.Context, t *testing.T, l *lab.Lab, before []*pilasterv1.Sessions) []*pilasterv1.Sessions {
+func (c *connections) mustBeRemembered(ctx context.Context, t *testing.T, l *lab.Lab,
+	before []*pilasterv1.Sessions) []*pilasterv1.Sessions {
 	t.Helper()
 	all, err := c.remembered(ctx, l, before)
 	if err != nil {

@@ -28,18 +28,22 @@ var networks = []struct {
 }{
 	{"netpila", lab.Tenant{}, []int{128}},
 	{"netpila-clear", lab.Tenant{Addressing: "clear"}, []int{128}},
-	{"nimitz", lab.Tenant{Network: "nimitz", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}}, []int{32, 128}},
+	{"nimitz", lab.Tenant{Network: "nimitz",
+		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}},
+		[]int{32, 128}},
 }
 
-// TestPacketsAgainstCyclonus: in all cases of cyclonus that change policies alone, packets of TCP and UDP arrive, and are answered, where its
-// matcher says so, and nowhere else. The long run has them all on each network; else each network has others.
+// TestPacketsAgainstCyclonus: in all cases of cyclonus that change policies alone, packets of TCP and UDP arrive, and
+// are answered, where its matcher says so, and nowhere else. The long run has them all on each network; else each
+// network has others.
 func TestPacketsAgainstCyclonus(t *testing.T) {
 	part := 0
 	for _, network := range networks {
 		t.Run(network.name, func(t *testing.T) {
 			l := labtest.New(t, podsOn(network.tenant))
 			for _, bits := range network.families {
-				t.Run(fmt.Sprintf("IPv%d", map[int]int{32: 4, 128: 6}[bits]), func(t *testing.T) { compare(t, l, bits, part) })
+				t.Run(fmt.Sprintf("IPv%d", map[int]int{32: 4, 128: 6}[bits]),
+					func(t *testing.T) { compare(t, l, bits, part) })
 				part++
 			}
 		})
@@ -51,7 +55,8 @@ const parts = 4
 
 var nodes = []string{"n1", "n2"}
 
-// podsOn are the pods of cyclonus on two nodes, those of each of its namespaces on both, and beside them a tenant without policies.
+// podsOn are the pods of cyclonus on two nodes, those of each of its namespaces on both, and beside them a tenant
+// without policies.
 func podsOn(network lab.Tenant) lab.Spec {
 	of := func(name string) lab.Tenant {
 		network.Name = name
@@ -60,7 +65,8 @@ func podsOn(network lab.Tenant) lab.Spec {
 	s := lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{of("blue"), of("calm")}}
 	pods := policytest.Pods()
 	for i, name := range slices.Sorted(maps.Keys(pods)) {
-		s.Containers = append(s.Containers, lab.Container{Name: name, Node: s.Nodes[i%2], Tenant: "blue", Labels: pods[name]})
+		s.Containers = append(s.Containers,
+			lab.Container{Name: name, Node: s.Nodes[i%2], Tenant: "blue", Labels: pods[name]})
 	}
 	for i, name := range calm {
 		s.Containers = append(s.Containers, lab.Container{Name: name, Node: s.Nodes[i%2], Tenant: "calm"})
@@ -122,21 +128,25 @@ func compare(t *testing.T, l *lab.Lab, bits, part int) {
 			}
 			if want := (arrived{probe.Arrives, probe.Arrives}); came[k] != want {
 				wrong++
-				many[fmt.Sprintf("from %s, protocol %d, should %v, %v", probe.From, probe.Protocol, probe.Arrives, came[k])]++
+				many[fmt.Sprintf("from %s, protocol %d, should %v, %v", probe.From, probe.Protocol, probe.Arrives,
+					came[k])]++
 			}
 		}
 		if len(many) > 0 {
-			t.Errorf("%s (%d): %v; before %v, after %v\n%s", trial.Name, i, many, dropped, drops(ctx, t, l), trial.Documents)
+			t.Errorf("%s (%d): %v; before %v, after %v\n%s", trial.Name, i, many, dropped, drops(ctx, t, l),
+				trial.Documents)
 		}
 	}
-	t.Logf("%d cases, %d packets and their answers, %d of them allowed; %d as cyclonus does not say; %v, %v of it until policies were in force", len(trials), count, arrive, wrong, time.Since(begun), applying)
+	t.Logf("%d cases, %d packets and their answers, %d of them allowed; %d as cyclonus does not say; %v, %v of it "+
+		"until policies were in force", len(trials), count, arrive, wrong, time.Since(begun), applying)
 	if all < 200 || count < 10_000 || arrive < count/10 || arrive > count*9/10 {
 		t.Error("that says too little")
 	}
 }
 
-// apply has the tenant's policies be these and no others, and waits until they are in force on both nodes. One that selects nobody is always another one, so
-// that there is a change whose revision the nodes can be asked for; it comes last.
+// apply has the tenant's policies be these and no others, and waits until they are in force on both nodes. One that
+// selects nobody is always another one, so that there is a change whose revision the nodes can be asked for; it comes
+// last.
 func apply(ctx context.Context, t *testing.T, l *lab.Lab, number int, documents []string) {
 	t.Helper()
 	wanted := map[[2]string]bool{{nowhere, marker}: true}
@@ -147,15 +157,20 @@ func apply(ctx context.Context, t *testing.T, l *lab.Lab, number int, documents 
 		}
 		wanted[[2]string{parsed[0].Namespace, parsed[0].Name}] = true
 	}
-	surplus := slices.DeleteFunc(policiesOf(ctx, t, l), func(p *pilasterv1.Policy) bool { return wanted[[2]string{p.Namespace, p.Name}] })
+	surplus := slices.DeleteFunc(policiesOf(ctx, t, l),
+		func(p *pilasterv1.Policy) bool { return wanted[[2]string{p.Namespace, p.Name}] })
 	if len(surplus) > 0 {
-		if _, err := l.Operator().DeletePolicies(ctx, connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: surplus})); err != nil {
+		if _, err := l.Operator().DeletePolicies(ctx,
+			connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: surplus})); err != nil {
 			t.Fatal(err)
 		}
 	}
-	last := fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": %q, "namespace": %q},
+	last := fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": %q,
+		"namespace": %q},
 		"spec": {"podSelector": {}, "ingress": [{"ports": [{"port": %d}]}]}}`, marker, nowhere, number+1)
-	if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: append(slices.Clone(documents), last)})); err != nil {
+	if _, err := l.Operator().ApplyPolicies(ctx,
+		connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue",
+			Documents: append(slices.Clone(documents), last)})); err != nil {
 		t.Fatal(err)
 	}
 	newest := slices.MaxFunc(policiesOf(ctx, t, l), newer)

@@ -30,18 +30,21 @@ const (
 	series   = 4
 )
 
-// TestChangeToEnforcement: 99 of 100 changes of a policy judge packets on both nodes within 100 ms after they were committed. It takes the time that packets show, and beside it what
-// the agents count from the orchestrator's message on.
+// TestChangeToEnforcement: 99 of 100 changes of a policy judge packets on both nodes within 100 ms after they were
+// committed. It takes the time that packets show, and beside it what the agents count from the orchestrator's message
+// on.
 //
-// Whatever else runs on the machine can only make a change slower, for a while: so one of four series has to be in time, and all are told, with how long
-// tasks waited for a processor and how late who sends the packets was. A change that takes too long by itself does so in each of them.
+// Whatever else runs on the machine can only make a change slower, for a while: so one of four series has to be in
+// time, and all are told, with how long tasks waited for a processor and how late who sends the packets was. A change
+// that takes too long by itself does so in each of them.
 func TestChangeToEnforcement(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{
 		{Name: "p1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "p1"}},
 		{Name: "p2", Node: "n2", Tenant: "blue", Labels: map[string]string{"app": "p2"}},
 	}})
 	ctx := labtest.Context(t)
-	p := newProber(t, l, []string{"p1", "p2"}, nil, func(c lab.ContainerStatus) netip.Addr { return c.Attachments[0].Address })
+	p := newProber(t, l, []string{"p1", "p2"}, nil,
+		func(c lab.ContainerStatus) netip.Addr { return c.Attachments[0].Address })
 	documents := []string{accept("always", serverPorts[1]), accept("sometimes", serverPorts[0])}
 	for i := range standing {
 		documents = append(documents, accept(fmt.Sprintf("standing-%d", i), uint16(1000+i)))
@@ -73,9 +76,13 @@ func TestChangeToEnforcement(t *testing.T) {
 		agents := now.since(counted)
 		counted = now
 		p99, agents99 := percentile(fromCommit, 99), agents.percentile(99)
-		t.Logf("%d changes in %v: to the first packets judged by them on both nodes, from the commit P50 %v, P99 %v, at most %v; from the call P50 %v, P99 %v; agents, from the message P50 ≤ %g s, P99 ≤ %g s; "+
-			"tasks waited for a processor in %.0f %% of the time, packets up to %v", changes, took.Round(time.Millisecond), percentile(fromCommit, 50), p99, slices.Max(fromCommit), percentile(fromCall, 50), percentile(fromCall, 99),
-			agents.percentile(50), agents99, 100*(pressure(t)-waited).Seconds()/took.Seconds(), time.Duration(w.late.Load()))
+		t.Logf("%d changes in %v: to the first packets judged by them on both nodes, from the commit P50 %v, P99 %v, "+
+			"at most %v; from the call P50 %v, P99 %v; agents, from the message P50 ≤ %g s, P99 ≤ %g s; "+
+			"tasks waited for a processor in %.0f %% of the time, packets up to %v", changes,
+			took.Round(time.Millisecond), percentile(fromCommit, 50), p99, slices.Max(fromCommit),
+			percentile(fromCall, 50), percentile(fromCall, 99),
+			agents.percentile(50), agents99, 100*(pressure(t)-waited).Seconds()/took.Seconds(),
+			time.Duration(w.late.Load()))
 		if p99 <= within && agents99 <= within.Seconds() {
 			return
 		}
@@ -92,7 +99,8 @@ func accept(name string, port uint16) string {
 
 func changeTo(ctx context.Context, t *testing.T, l *lab.Lab, documents ...string) {
 	t.Helper()
-	if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: documents})); err != nil {
+	if _, err := l.Operator().ApplyPolicies(ctx,
+		connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: documents})); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -119,8 +127,8 @@ type turn struct {
 	at   time.Time
 }
 
-// watch sends two datagrams on each flow every millisecond, of which policies always accept the second. All happens on one CPU, as prober says: when the second is there
-// the first has arrived as well, or was dropped.
+// watch sends two datagrams on each flow every millisecond, of which policies always accept the second. All happens on
+// one CPU, as prober says: when the second is there the first has arrived as well, or was dropped.
 func watch(ctx context.Context, t *testing.T, p *prober, flows []flow) *watched {
 	w := &watched{flows: flows, turned: make(chan turn, 4*len(flows))}
 	ctx, stop := context.WithCancel(ctx)
@@ -173,7 +181,8 @@ func (w *watched) run(ctx context.Context, p *prober) error {
 // passes tells whether a datagram arrives, by one behind it that does.
 func (p *prober) passes(f flow) (bool, error) {
 	for _, port := range serverPorts {
-		if err := unix.Sendto(p.clients[f.from], p.letter(0), 0, p.place(end{f.to, port})); err != nil && !errors.Is(err, unix.ENOBUFS) {
+		if err := unix.Sendto(p.clients[f.from], p.letter(0), 0, p.place(end{f.to, port})); err != nil &&
+			!errors.Is(err, unix.ENOBUFS) {
 			return false, fmt.Errorf("%s to %s: %w", f.from, f.to, err)
 		}
 	}
@@ -182,7 +191,8 @@ func (p *prober) passes(f flow) (bool, error) {
 		fd := p.servers[end{f.to, serverPorts[i]}].datagrams
 		if i == 1 {
 			if err := readable(fd); err != nil {
-				return false, fmt.Errorf("%s to %s, port %d, which is always accepted: %w", f.from, f.to, serverPorts[i], err)
+				return false, fmt.Errorf("%s to %s, port %d, which is always accepted: %w", f.from, f.to,
+					serverPorts[i], err)
 			}
 		}
 		if err := p.read(fd, func(int, []byte, unix.Sockaddr) error { came[i]++; return nil }); err != nil {
@@ -233,8 +243,8 @@ type atMost struct {
 	many    int
 }
 
-// enforced is what all agents say of the time from the orchestrator's message to its policies being in the packet path, and on disk: which may be later than
-// packets show, so it waits for the last of so many times.
+// enforced is what all agents say of the time from the orchestrator's message to its policies being in the packet path,
+// and on disk: which may be later than packets show, so it waits for the last of so many times.
 func enforced(ctx context.Context, t *testing.T, l *lab.Lab, times int) histogram {
 	t.Helper()
 	for again := time.Tick(time.Millisecond); ; {
@@ -260,7 +270,8 @@ func scrape(t *testing.T, l *lab.Lab) (sum histogram) {
 		i := 0
 		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 			var b atMost
-			if _, err := fmt.Sscanf(lines.Text(), `pilaster_policy_enforce_duration_seconds_bucket{le="%g"} %d`, &b.seconds, &b.many); err != nil {
+			if _, err := fmt.Sscanf(lines.Text(), `pilaster_policy_enforce_duration_seconds_bucket{le="%g"} %d`,
+				&b.seconds, &b.many); err != nil {
 				continue
 			}
 			if i == len(sum) {
@@ -301,7 +312,8 @@ func pressure(t *testing.T) time.Duration {
 	}
 	var avg10, avg60, avg300 float64
 	var total int64
-	if _, err := fmt.Sscanf(string(b), "some avg10=%g avg60=%g avg300=%g total=%d", &avg10, &avg60, &avg300, &total); err != nil {
+	if _, err := fmt.Sscanf(string(b), "some avg10=%g avg60=%g avg300=%g total=%d", &avg10, &avg60, &avg300,
+		&total); err != nil {
 		t.Fatalf("%s: %v", b, err)
 	}
 	return time.Duration(total) * time.Microsecond

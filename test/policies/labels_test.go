@@ -14,14 +14,15 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-const webFromFront = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},
+const webFromFront = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web"},
+	"spec":{"podSelector":{"matchLabels":{"app":"web"}},
 	"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"front"}}}]}]}}`
 
 // labelled is how long other nodes may take to judge a container by its new labels.
 const labelled = 100 * time.Millisecond
 
-// TestLabelsOnOtherNodes: what a container's labels are from now on, another node that hosts the tenant judges it by at once, whatever becomes of the agent
-// that has said so, and no longer than the container lives.
+// TestLabelsOnOtherNodes: what a container's labels are from now on, another node that hosts the tenant judges it by at
+// once, whatever becomes of the agent that has said so, and no longer than the container lives.
 func TestLabelsOnOtherNodes(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{
 		{Name: "web", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
@@ -42,7 +43,9 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 	// allows asks the kernel of web's node.
 	allows := func() bool {
 		t.Helper()
-		resp, err := l.Agent("n1").Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: guest.Plaintext.String(), Destination: web.Plaintext.String(), Protocol: 6, Port: 80}))
+		resp, err := l.Agent("n1").Why(ctx,
+			connect.NewRequest(&pilasterv1.WhyRequest{Source: guest.Plaintext.String(),
+				Destination: web.Plaintext.String(), Protocol: 6, Port: 80}))
 		must(err)
 		if len(resp.Msg.Reasons) != 1 {
 			t.Fatalf("n1 says %v", resp.Msg)
@@ -62,10 +65,13 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 	}
 	label := func(app string) {
 		t.Helper()
-		_, err := l.Agent("n2").LabelEndpoint(ctx, connect.NewRequest(&pilasterv1.LabelEndpointRequest{Key: l.ContainerID("guest"), Set: map[string]string{"app": app}}))
+		_, err := l.Agent("n2").LabelEndpoint(ctx,
+			connect.NewRequest(&pilasterv1.LabelEndpointRequest{Key: l.ContainerID("guest"),
+				Set: map[string]string{"app": app}}))
 		must(err)
 	}
-	_, err = l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{webFromFront}}))
+	_, err = l.Operator().ApplyPolicies(ctx,
+		connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{webFromFront}}))
 	must(err)
 	until("there is a policy", false)
 
@@ -77,7 +83,8 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 		took = append(took, until("guest is itself", false))
 	}
 	slices.Sort(took)
-	t.Logf("from the label to the other node's kernel: median %v, most %v of %d", took[len(took)/2], took[len(took)-1], len(took))
+	t.Logf("from the label to the other node's kernel: median %v, most %v of %d", took[len(took)/2], took[len(took)-1],
+		len(took))
 	if median := took[len(took)/2]; median > labelled {
 		t.Errorf("mostly another node takes %v", median)
 	}

@@ -28,12 +28,14 @@ const (
 	maxStart = 2 * time.Second // until it is ready, from its own disk
 )
 
-// TestManyPolicies: a node with 50 containers, no two of which are alike, in a tenant with 5,000 policies, all of which select some of them. What the agent
-// needs while they come and to start with them from its own disk is bounded; no orchestrator is there then.
+// TestManyPolicies: a node with 50 containers, no two of which are alike, in a tenant with 5,000 policies, all of which
+// select some of them. What the agent needs while they come and to start with them from its own disk is bounded; no
+// orchestrator is there then.
 func TestManyPolicies(t *testing.T) {
 	spec := lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}}
 	for i := range manyPods {
-		spec.Containers = append(spec.Containers, lab.Container{Name: fmt.Sprint("pod", i), Node: "n1", Tenant: "blue", Labels: manyLabels(i)})
+		spec.Containers = append(spec.Containers,
+			lab.Container{Name: fmt.Sprint("pod", i), Node: "n1", Tenant: "blue", Labels: manyLabels(i)})
 	}
 	l, ctx := labtest.New(t, spec), labtest.Context(t)
 	begun := time.Now()
@@ -43,7 +45,8 @@ func TestManyPolicies(t *testing.T) {
 		documents = append(documents, manyDocument(r, i))
 	}
 	for some := range slices.Chunk(documents, atOnce) {
-		if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: some})); err != nil {
+		if _, err := l.Operator().ApplyPolicies(ctx,
+			connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: some})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -55,7 +58,8 @@ func TestManyPolicies(t *testing.T) {
 	newest := slices.MaxFunc(all, newer)
 	untilInForce(ctx, t, l, "n1", newest.Revision)
 	t.Logf("%d policies accepted within %v, in force after %v", manyPolicies, accepted, time.Since(begun))
-	peak(ctx, t, l, "while policies came", long()) // how far the collection of garbage is behind depends on who else wants the CPUs
+	// how far the collection of garbage is behind depends on who else wants the CPUs
+	peak(ctx, t, l, "while policies came", long())
 
 	if err := l.Stop(ctx, lab.Orchestrator); err != nil {
 		t.Fatal(err)
@@ -87,25 +91,31 @@ func manyLabels(i int) map[string]string {
 	namespace, app := i/5, i%5
 	port, number := tenant.NamedPort("http", uint16(8000+i%10), "TCP")
 	return map[string]string{
-		"app": fmt.Sprint("app-", app), "tier": fmt.Sprint("tier-", i%3), tenant.NamespaceKey: fmt.Sprint("team-", namespace),
+		"app": fmt.Sprint("app-", app), "tier": fmt.Sprint("tier-", i%3),
+		tenant.NamespaceKey:                  fmt.Sprint("team-", namespace),
 		tenant.NamespaceLabelKey("division"): fmt.Sprint("division-", namespace%7), port: number,
 	}
 }
 
-// manyDocument is one as in the benchmark of package policy: who may come by labels, to ranges of ports and to one; half of them also say whom to go to, by
-// the name of a port and by blocks.
+// manyDocument is one as in the benchmark of package policy: who may come by labels, to ranges of ports and to one;
+// half of them also say whom to go to, by the name of a port and by blocks.
 func manyDocument(r *rand.Rand, i int) string {
 	rule := func() string {
-		return fmt.Sprintf(`{"from": [{"podSelector": {"matchLabels": {"tier": "tier-%d"}}}, {"namespaceSelector": {"matchLabels": {"division": "division-%d"}}}],
-			"ports": [{"port": 8000, "endPort": %d}, {"port": 53, "protocol": "UDP"}]}`, r.IntN(3), r.IntN(7), 8000+r.IntN(100))
+		return fmt.Sprintf(`{"from": [{"podSelector": {"matchLabels": {"tier": "tier-%d"}}},
+			{"namespaceSelector": {"matchLabels": {"division": "division-%d"}}}],
+			"ports": [{"port": 8000, "endPort": %d}, {"port": 53,
+				"protocol": "UDP"}]}`, r.IntN(3), r.IntN(7), 8000+r.IntN(100))
 	}
 	egress := ""
 	if i%2 == 0 {
-		egress = fmt.Sprintf(`, "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}, {"to": [{"namespaceSelector": {"matchLabels": {"division": "division-1"}}}], "ports": [{"port": "http"}]},
+		egress = fmt.Sprintf(`, "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]},
+			{"to": [{"namespaceSelector": {"matchLabels": {"division": "division-1"}}}], "ports": [{"port": "http"}]},
 			{"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.%d.0.0/16"]}}]}]`, r.IntN(256))
 	}
-	return fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "policy-%d", "namespace": "team-%d"},
-		"spec": {"podSelector": {"matchLabels": {"app": "app-%d"}}, "ingress": [%s, %s]%s}}`, i, i%10, r.IntN(5), rule(), rule(), egress)
+	return fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+		"metadata": {"name": "policy-%d", "namespace": "team-%d"},
+		"spec": {"podSelector": {"matchLabels": {"app": "app-%d"}},
+			"ingress": [%s, %s]%s}}`, i, i%10, r.IntN(5), rule(), rule(), egress)
 }
 
 // agentFile reads what the kernel says of the agent's process.

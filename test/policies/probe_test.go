@@ -25,9 +25,10 @@ const (
 
 var serverPorts = []uint16{80, 81}
 
-// prober sends packets between pods and tells what arrived. It does not wait for what does not come: all of it happens on one CPU, whose queues are first in,
-// first out, so that whatever was sent before a sentinel has arrived or was dropped when the sentinel is there. Sentinels run between all containers of a
-// tenant without policies, which has two on each node.
+// prober sends packets between pods and tells what arrived. It does not wait for what does not come: all of it happens
+// on one CPU, whose queues are first in, first out, so that whatever was sent before a sentinel has arrived or was
+// dropped when the sentinel is there. Sentinels run between all containers of a tenant without policies, which has two
+// on each node.
 type prober struct {
 	addresses map[string]netip.Addr // that containers send to
 	spaces    map[string]*netns.Namespace
@@ -48,7 +49,8 @@ type server struct{ datagrams, connections int }
 // newProber listens on the pods' ports.
 func newProber(t *testing.T, l *lab.Lab, pods, others []string, address func(lab.ContainerStatus) netip.Addr) *prober {
 	t.Helper()
-	p := &prober{addresses: map[string]netip.Addr{}, spaces: map[string]*netns.Namespace{}, clients: map[string]int{}, servers: map[end]server{}, sentinels: map[string]int{}}
+	p := &prober{addresses: map[string]netip.Addr{}, spaces: map[string]*netns.Namespace{}, clients: map[string]int{},
+		servers: map[end]server{}, sentinels: map[string]int{}}
 	t.Cleanup(p.close)
 	for _, name := range slices.Concat(pods, others) {
 		c, err := l.Container(name)
@@ -165,12 +167,15 @@ func (p *prober) tryHere(probes []policytest.Probe) ([]arrived, error) {
 		}
 		to := p.place(end{probe.To, probe.Port})
 		if sockets[i] = -1; probe.Protocol == policy.UDP {
-			if err := unix.Sendto(p.clients[probe.From], p.letter(i), 0, to); err != nil && !errors.Is(err, unix.ENOBUFS) { // dropped on the way out
+			// dropped on the way out
+			if err := unix.Sendto(p.clients[probe.From], p.letter(i), 0, to); err != nil &&
+				!errors.Is(err, unix.ENOBUFS) {
 				return nil, fmt.Errorf("%s to %s: %w", probe.From, probe.To, err)
 			}
 			continue
 		}
-		fd, err := unix.Socket(family(p.addresses[probe.From]), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		fd, err := unix.Socket(family(p.addresses[probe.From]), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+			0)
 		if err != nil {
 			return nil, err
 		}
@@ -180,7 +185,8 @@ func (p *prober) tryHere(probes []policytest.Probe) ([]arrived, error) {
 			return nil, fmt.Errorf("%s to %s: %w", probe.From, probe.To, err)
 		}
 	}
-	// The first time everything has come where it was to, and the second time its answer. What is missing then was not dropped by a policy, or is late.
+	// The first time everything has come where it was to, and the second time its answer. What is missing then was not
+	// dropped by a policy, or is late.
 	begun := time.Now()
 	for range 2 {
 		if err := p.settle(); err != nil {

@@ -40,8 +40,9 @@ type pipe struct {
 	io.WriteCloser
 }
 
-// A Talker has one end of each of some connections, and says on demand something on those that it accepted. Who dialled says the same again: so the first word is that of the
-// one who may begin nothing, and passes by what is remembered alone.
+// A Talker has one end of each of some connections, and says on demand something on those that it accepted. Who dialled
+// says the same again: so the first word is that of the one who may begin nothing, and passes by what is remembered
+// alone.
 type Talker struct {
 	listener net.Listener
 	accepted chan error

@@ -29,7 +29,8 @@ func TestBothKilled(t *testing.T) {
 		func() error { return l.Start(ctx, lab.Orchestrator) },
 		func() error { return l.Start(ctx, lab.AgentProcess("n1")) },
 		func() error {
-			return l.AddContainer(ctx, lab.Container{Name: "c", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "new"}})
+			return l.AddContainer(ctx,
+				lab.Container{Name: "c", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "new"}})
 		},
 	} {
 		if err := do(); err != nil {

@@ -18,7 +18,8 @@ type builds struct {
 func newBuilds(t *testing.T) *builds {
 	t.Helper()
 	folder := t.TempDir()
-	b := &builds{binary: filepath.Join(folder, "pilaster"), targets: [2]string{labtest.Binary(t), labtest.OtherBinary(t)}}
+	b := &builds{binary: filepath.Join(folder, "pilaster"),
+		targets: [2]string{labtest.Binary(t), labtest.OtherBinary(t)}}
 	plugin := filepath.Join(filepath.Dir(b.targets[0]), "pilaster-cni")
 	if err := os.Symlink(plugin, filepath.Join(folder, "pilaster-cni")); err != nil {
 		t.Fatal(err)

@@ -28,10 +28,11 @@ type pace struct {
 	goneInAll    time.Duration // of a hundred DELs that begin together, until the last has ended
 }
 
-// paceOf a kind of device, on the machine of docs/results/scale.md in its slow hours: that says what was aimed at, 20 and 60 ms for an ADD behind a
-// macvlan and 100 for the DELs, and what the kernel and the processes alone take.
+// paceOf a kind of device, on the machine of docs/results/scale.md in its slow hours: that says what was aimed at, 20
+// and 60 ms for an ADD behind a macvlan and 100 for the DELs, and what the kernel and the processes alone take.
 func paceOf(device string) pace {
-	p := pace{one: 20 * time.Millisecond, ten: 60 * time.Millisecond, slowest: 90 * time.Millisecond, goneInAll: 300 * time.Millisecond}
+	p := pace{one: 20 * time.Millisecond, ten: 60 * time.Millisecond, slowest: 90 * time.Millisecond,
+		goneInAll: 300 * time.Millisecond}
 	if device == datapath.Macvlan {
 		p.ten, p.slowest = 40*time.Millisecond, 80*time.Millisecond
 	}
@@ -93,7 +94,8 @@ func TestChurn(t *testing.T) {
 		}
 		start = time.Now()
 		do("DEL", 0, containers, inFlight)
-		t.Logf("round %d: %d containers added in %v, removed in %v", round+1, containers, added.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
+		t.Logf("round %d: %d containers added in %v, removed in %v", round+1, containers, added.Round(time.Millisecond),
+			time.Since(start).Round(time.Millisecond))
 	}
 	before.same(ctx, t, holds)
 }
@@ -108,7 +110,8 @@ func ownTime() time.Duration {
 }
 
 // measure adds more containers to those that are there and says what that takes.
-func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int, do func(verb string, from, to, inFlight int) ([]time.Duration, time.Duration), more int) {
+func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int,
+	do func(verb string, from, to, inFlight int) ([]time.Duration, time.Duration), more int) {
 	t.Helper()
 	agent := agentPID(ctx, t, l, node)
 	used := func() time.Duration {
@@ -124,10 +127,13 @@ func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int, do f
 		walls, plugins := do("ADD", containers, containers+more, n)
 		agents, beside := used()-before, ownTime()-beside
 		medians[n], slowest[n] = median(walls), percentile(walls, 99)
-		t.Logf("ADD with %d containers there, %d in flight: median %v, P99 %v, slowest of %d %v; CPU an ADD: plugin %v, agent %v, this test %v",
-			containers, n, medians[n], slowest[n], more, walls[len(walls)-1], plugins/time.Duration(more), agents/time.Duration(more), beside/time.Duration(more))
+		t.Logf("ADD with %d containers there, %d in flight: median %v, P99 %v, slowest of %d %v; CPU an ADD: plugin "+
+			"%v, agent %v, this test %v",
+			containers, n, medians[n], slowest[n], more, walls[len(walls)-1],
+			plugins/time.Duration(more), agents/time.Duration(more), beside/time.Duration(more))
 		walls, _ = do("DEL", containers, containers+more, n)
-		t.Logf("DEL with %d containers there, %d in flight: median %v, P99 %v", containers, n, median(walls), percentile(walls, 99))
+		t.Logf("DEL with %d containers there, %d in flight: median %v, P99 %v", containers, n, median(walls),
+			percentile(walls, 99))
 	}
 	do("ADD", containers, containers+more, inFlight)
 	before, start := used(), time.Now()
@@ -147,7 +153,8 @@ func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int, do f
 	if peak > maxMemory {
 		t.Errorf("the agent took %d KiB, the limit is %d", peak>>10, maxMemory>>10)
 	}
-	if err := paceOf(labtest.Device()).exceeded(pace{medians[1], medians[inFlight], slowest[inFlight], inAll}); judgesTimes() && err != nil {
+	if err := paceOf(labtest.Device()).exceeded(pace{medians[1], medians[inFlight], slowest[inFlight],
+		inAll}); judgesTimes() && err != nil {
 		t.Error(err)
 	}
 }

@@ -49,7 +49,8 @@ func TestKills(t *testing.T) {
 			{Name: "right", Node: "n2", Tenant: "blue"},
 		},
 	}, func(o *lab.Options) { o.Binary = builds.binary })
-	k := &killer{T: t, lab: l, builds: builds, running: map[string]int{}, random: rand.New(rand.NewPCG(seed, 0)), start: time.Now()}
+	k := &killer{T: t, lab: l, builds: builds, running: map[string]int{}, random: rand.New(rand.NewPCG(seed, 0)),
+		start: time.Now()}
 	sending, stop := context.WithCancel(t.Context())
 	defer stop()
 	streams := []*stream{
@@ -79,7 +80,8 @@ func TestKills(t *testing.T) {
 		s.finish(t, k.start)
 		k.counted(nodes[i], s.noise)
 	}
-	t.Logf("%d kills; they cut %d ADDs and %d DELs off; %d starts were of another build than the one before, and %d of those were cut off",
+	t.Logf("%d kills; they cut %d ADDs and %d DELs off; %d starts were of another build than the one before, and %d "+
+		"of those were cut off",
 		k.kills, k.cutAdds, k.cutDels, k.upgrades, k.cutUpgrades)
 	if kills >= 50 && (k.cutAdds == 0 || k.cutDels == 0 || k.cutUpgrades == 0) {
 		t.Error("no ADD, no DEL or no upgrade was cut off: the kills come at the wrong time")
@@ -154,7 +156,8 @@ func (k *killer) duringUpgrade(node string) {
 func (k *killer) taken(node string) bool {
 	states, err := k.lab.Processes(k.Context())
 	k.must(err)
-	return slices.ContainsFunc(states, func(s lab.ProcessState) bool { return s.Name == lab.AgentProcess(node) && s.Ready })
+	return slices.ContainsFunc(states,
+		func(s lab.ProcessState) bool { return s.Name == lab.AgentProcess(node) && s.Ready })
 }
 
 // duringAdd kills an agent while a container comes. Where the ADD fails, a runtime calls DEL.
@@ -296,7 +299,8 @@ func (k *killer) onlyOne(node string) {
 
 func (k *killer) next(node string) lab.Container {
 	k.names++
-	return lab.Container{Name: fmt.Sprint("c", k.names), Node: node, Tenant: "blue", Labels: map[string]string{"app": "web"}}
+	return lab.Container{Name: fmt.Sprint("c", k.names), Node: node, Tenant: "blue",
+		Labels: map[string]string{"app": "web"}}
 }
 
 func (k *killer) must(err error) {

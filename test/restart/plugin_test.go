@@ -99,7 +99,8 @@ func (p *plugin) run(ctx context.Context, verb string, i int) (wall, cpu time.Du
 		"CNI_NETNS=" + p.netns(i), "CNI_IFNAME=" + lab.Interface, "CNI_PATH=" + filepath.Dir(p.binary),
 	}
 	start := time.Now()
-	process, err := os.StartProcess(p.binary, []string{p.binary}, &os.ProcAttr{Env: environment, Files: []*os.File{stdin, out, out}})
+	process, err := os.StartProcess(p.binary, []string{p.binary},
+		&os.ProcAttr{Env: environment, Files: []*os.File{stdin, out, out}})
 	out.Close()
 	if err != nil {
 		return 0, 0, err
@@ -118,7 +119,8 @@ func (p *plugin) run(ctx context.Context, verb string, i int) (wall, cpu time.Du
 
 // each runs the verb for the containers from..to-1, so many at a time, and returns the times
 // sorted and the CPU time of all the plugins.
-func (p *plugin) each(ctx context.Context, verb string, from, to, inFlight int) (walls []time.Duration, cpu time.Duration, err error) {
+func (p *plugin) each(ctx context.Context, verb string, from, to, inFlight int) (walls []time.Duration,
+	cpu time.Duration, err error) {
 	walls = make([]time.Duration, to-from)
 	var sum atomic.Int64
 	group, ctx := errgroup.WithContext(ctx)

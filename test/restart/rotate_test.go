@@ -71,7 +71,8 @@ func TestRotation(t *testing.T) {
 		}
 		// Between new ones; from new to old and from old to new, in turns across nodes and on one.
 		old := []string{"c0", "d0"}[turn-1]
-		streams = append(streams, startStream(sending, t, l, a, b), startStream(sending, t, l, b, old), startStream(sending, t, l, old, a))
+		streams = append(streams, startStream(sending, t, l, a, b), startStream(sending, t, l, b, old),
+			startStream(sending, t, l, old, a))
 		_, err := l.Crash(r.Context(), lab.AgentProcess("n1"))
 		r.must(err)
 		r.ready("n1")
@@ -110,7 +111,8 @@ type rotator struct{ *killer }
 // rotate asks until it is answered: the orchestrator may be dead.
 func (r *rotator) rotate() uint32 {
 	for {
-		resp, err := r.lab.Operator().RotateKey(r.Context(), connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: "blue"}))
+		resp, err := r.lab.Operator().RotateKey(r.Context(),
+			connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: "blue"}))
 		if err == nil {
 			return resp.Msg.Id
 		}
@@ -132,7 +134,8 @@ func (r *rotator) pause() {
 
 func (r *rotator) blue() *pilasterv1.GetTenantResponse {
 	for {
-		resp, err := r.lab.Operator().GetTenant(r.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue", ShowKey: true}))
+		resp, err := r.lab.Operator().GetTenant(r.Context(),
+			connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue", ShowKey: true}))
 		if err == nil {
 			return resp.Msg
 		}
@@ -157,7 +160,8 @@ func (r *rotator) settled(is func(*pilasterv1.GetTenantResponse) bool) {
 }
 
 func (r *rotator) endpoint(name, node string) *pilasterv1.Endpoint {
-	got, err := r.lab.Agent(node).GetEndpoint(r.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: r.lab.ContainerID(name)}))
+	got, err := r.lab.Agent(node).GetEndpoint(r.Context(),
+		connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: r.lab.ContainerID(name)}))
 	r.must(err)
 	return got.Msg.Endpoint
 }
@@ -204,7 +208,8 @@ func (r *rotator) forged(old lab.ContainerStatus) {
 	defer uplink.Close()
 	before := r.drops()
 	const forgeries = 20
-	p := packet.Packet{Source: old.Plaintext, Destination: to.Plaintext, HopLimit: 64, Body: packet.UDP{SourcePort: 1, DestinationPort: port, Payload: []byte("forged")}}
+	p := packet.Packet{Source: old.Plaintext, Destination: to.Plaintext, HopLimit: 64,
+		Body: packet.UDP{SourcePort: 1, DestinationPort: port, Payload: []byte("forged")}}
 	for range forgeries {
 		r.must(wire.Send(p.Frame(uplink.MAC(), wire.MAC())))
 	}

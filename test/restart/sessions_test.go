@@ -48,8 +48,9 @@ spec:
   - ports: [{port: %d}]
 `
 
-// TestSessions: connections through policies go on whatever comes: PILASTER_RESTART_SYNS others that are begun on both of their nodes and stay half open,
-// in tables that have no room for so many; policies that do not concern them; agents that are killed, and are of another build then.
+// TestSessions: connections through policies go on whatever comes: PILASTER_RESTART_SYNS others that are begun on both
+// of their nodes and stay half open, in tables that have no room for so many; policies that do not concern them; agents
+// that are killed, and are of another build then.
 func TestSessions(t *testing.T) {
 	syns := setting(t, "PILASTER_RESTART_SYNS", 100_000)
 	builds := newBuilds(t)
@@ -82,7 +83,8 @@ func TestSessions(t *testing.T) {
 		got := s.status(node).GetPolicies().GetSessions()
 		t.Logf("%s: %v", node, got)
 		if got.Evicted < uint64(syns/10) || got.Used > got.Capacity*6/10 {
-			t.Errorf("%s: %v: want most of %d half-open connections evicted, and no more of them than there is room left", node, got, syns)
+			t.Errorf("%s: %v: want most of %d half-open connections evicted, and no more of them than there is room "+
+				"left", node, got, syns)
 		}
 	}
 
@@ -102,8 +104,10 @@ func TestSessions(t *testing.T) {
 	s.exchange("with agents of another build")
 	// A table that were lost would have them begin anew, and count from nothing.
 	for _, node := range nodes {
-		if now := s.status(node).GetPolicies().GetSessions().GetBegun(); now < begun[node] || now >= begun[node]+connections {
-			t.Errorf("%s: %d sessions were begun, %d before the agents were killed: want those that there are to go on", node, now, begun[node])
+		if now := s.status(node).GetPolicies().GetSessions().GetBegun(); now < begun[node] ||
+			now >= begun[node]+connections {
+			t.Errorf("%s: %d sessions were begun, %d before the agents were killed: want those that there are to go on",
+				node, now, begun[node])
 		}
 	}
 	s.isolation()
@@ -134,9 +138,11 @@ func (s *sessions) status(node string) *pilasterv1.StatusResponse {
 // apply returns when both nodes have the policy.
 func (s *sessions) apply(document string) {
 	s.Helper()
-	_, err := s.lab.Operator().ApplyPolicies(s.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{document}}))
+	_, err := s.lab.Operator().ApplyPolicies(s.Context(),
+		connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{document}}))
 	s.must(err)
-	list, err := s.lab.Operator().ListPolicies(s.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: "blue"}))
+	list, err := s.lab.Operator().ListPolicies(s.Context(),
+		connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: "blue"}))
 	s.must(err)
 	for _, p := range list.Msg.Policies {
 		for _, node := range []string{"n1", "n2"} {
@@ -241,7 +247,8 @@ func (s *sessions) flood(syns int) <-chan error {
 		defer close(done)
 		done <- out.Burst(syns, func(k int) []byte {
 			return packet.Packet{Source: from.Address, Destination: to, HopLimit: 64, Body: packet.TCP{
-				SourcePort: uint16(10000 + k%perSilent), DestinationPort: uint16(silent + k/perSilent), Flags: packet.SYN, Window: 1000,
+				SourcePort: uint16(10000 + k%perSilent), DestinationPort: uint16(silent + k/perSilent),
+				Flags: packet.SYN, Window: 1000,
 			}}.Frame(gateway, out.MAC())
 		})
 	}()

@@ -195,7 +195,8 @@ func (s *state) refuses(pattern string, d damage) {
 	s.must(d.do(path))
 	spoilt := s.files()
 	said := s.says()
-	for _, want := range []string{path, d.said, "nothing was changed", "restore the file", "packets of containers flow as before"} {
+	for _, want := range []string{path, d.said, "nothing was changed", "restore the file",
+		"packets of containers flow as before"} {
 		if !strings.Contains(said, want) {
 			s.Errorf("it does not say %q: %s", want, said)
 		}
@@ -211,7 +212,8 @@ func (s *state) readOnly() {
 	s.must(unix.Mount(s.folder, s.folder, "", unix.MS_BIND, ""))
 	defer unix.Unmount(s.folder, unix.MNT_DETACH)
 	s.must(unix.Mount("", s.folder, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	if said := s.says(); !strings.Contains(said, s.folder) || !strings.Contains(said, "read-only file system") || !strings.Contains(said, "writable") {
+	if said := s.says(); !strings.Contains(said, s.folder) || !strings.Contains(said, "read-only file system") ||
+		!strings.Contains(said, "writable") {
 		s.Errorf("it says %s", said)
 	}
 }
@@ -256,7 +258,8 @@ func (s *state) full() {
 	}
 
 	s.must(s.lab.Start(s.Context(), lab.AgentProcess("n1")))
-	if err := s.lab.AddContainer(s.Context(), s.container()); err == nil || !strings.Contains(err.Error(), "make room on the disk of "+s.folder) {
+	if err := s.lab.AddContainer(s.Context(), s.container()); err == nil ||
+		!strings.Contains(err.Error(), "make room on the disk of "+s.folder) {
 		s.Errorf("ADD: %v", err)
 	}
 	s.must(s.lab.RemoveContainer(s.Context(), goes.Name))

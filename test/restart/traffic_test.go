@@ -52,7 +52,8 @@ type stream struct {
 // startStream sends until ctx ends.
 func startStream(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) *stream {
 	t.Helper()
-	s := &stream{from: from, to: to, ended: make(chan error, 1), done: make(chan struct{}), complete: make(chan struct{})}
+	s := &stream{from: from, to: to, ended: make(chan error, 1), done: make(chan struct{}),
+		complete: make(chan struct{})}
 	address, err := l.Address(to)
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +89,10 @@ func listen(at netip.Addr) (*net.UDPConn, error) {
 	}
 	raw, err := conn.SyscallConn()
 	if err == nil {
-		e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) })
+		e := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE,
+				buffer)
+		})
 		err = errors.Join(e, err)
 	}
 	if err != nil {
@@ -191,7 +195,8 @@ func (s *stream) finish(t *testing.T, start time.Time) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t.Logf("%s to %s: %d datagrams sent, %d received, %d flows, %.0f/s", s.from, s.to, n, s.distinct, (n+perFlow-1)/perFlow,
+	t.Logf("%s to %s: %d datagrams sent, %d received, %d flows, %.0f/s", s.from, s.to, n, s.distinct,
+		(n+perFlow-1)/perFlow,
 		float64(n)/s.sent[n-1].Sub(s.sent[0]).Seconds())
 	var wrong []string
 	for number := range max(n, len(s.received)) {
@@ -203,10 +208,12 @@ func (s *stream) finish(t *testing.T, start time.Time) {
 		case number >= n:
 			wrong = append(wrong, fmt.Sprintf("datagram %d was never sent and came", number))
 		case times != 1:
-			wrong = append(wrong, fmt.Sprintf("datagram %d, sent at %v, came %d times", number, s.sent[number].Sub(start).Round(time.Millisecond), times))
+			wrong = append(wrong, fmt.Sprintf("datagram %d, sent at %v, came %d times", number,
+				s.sent[number].Sub(start).Round(time.Millisecond), times))
 		}
 	}
 	if len(wrong) > 0 {
-		t.Errorf("%s to %s: %d datagrams were lost, doubled or made up; the first and the last:\n%s\n%s", s.from, s.to, len(wrong), wrong[0], wrong[len(wrong)-1])
+		t.Errorf("%s to %s: %d datagrams were lost, doubled or made up; the first and the last:\n%s\n%s", s.from, s.to,
+			len(wrong), wrong[0], wrong[len(wrong)-1])
 	}
 }

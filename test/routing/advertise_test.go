@@ -84,8 +84,8 @@ func (r *router) linkLocal(t *testing.T) netip.Addr {
 	return netip.Addr{}
 }
 
-// TestAdvertisedRoute: a node that lives by router advertisements keeps its default route for as long as
-// they come, goes over to another router when the first says that it is none any more, and, in the long run, when it dies.
+// TestAdvertisedRoute: a node that lives by router advertisements keeps its default route for as long as they come,
+// goes over to another router when the first says that it is none any more, and, in the long run, when it dies.
 func TestAdvertisedRoute(t *testing.T) {
 	t.Parallel()
 	lifetime := 3 * time.Second

@@ -51,7 +51,8 @@ func (p place) down(t *testing.T, device string) {
 func (p place) give(t *testing.T, device string, a netip.Addr) {
 	t.Helper()
 	retry(t, func() error {
-		return p.AddrReplace(p.link(t, device), &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, 64)), Flags: unix.IFA_F_NODAD})
+		return p.AddrReplace(p.link(t, device),
+			&netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, 64)), Flags: unix.IFA_F_NODAD})
 	})
 }
 
@@ -192,7 +193,8 @@ func connect(t *testing.T, outer place, name string, index int, inner place, pee
 	t.Helper()
 	retry(t, func() error {
 		return outer.LinkAdd(&netlink.Veth{
-			LinkAttrs: netlink.LinkAttrs{Name: name, Index: index}, PeerName: peer, PeerNamespace: netlink.NsFd(inner.ns.FD()),
+			LinkAttrs: netlink.LinkAttrs{Name: name, Index: index}, PeerName: peer,
+			PeerNamespace: netlink.NsFd(inner.ns.FD()),
 		})
 	})
 }
@@ -220,8 +222,10 @@ func (f *fabric) returns(t *testing.T, r *router) {
 	f.wire.up(t, r.name)
 	f.wire.ready(t, r.name)
 	r.ready(t, "lan")
-	neighbour := &netlink.Neigh{LinkIndex: f.node.link(t, lab.Uplink).Attrs().Index, Family: unix.AF_INET6, IP: r.address.AsSlice()}
-	if err := netns.Retry(func() error { return f.node.NeighDel(neighbour) }); err != nil && !errors.Is(err, unix.ENOENT) {
+	neighbour := &netlink.Neigh{LinkIndex: f.node.link(t, lab.Uplink).Attrs().Index, Family: unix.AF_INET6,
+		IP: r.address.AsSlice()}
+	if err := netns.Retry(func() error { return f.node.NeighDel(neighbour) }); err != nil &&
+		!errors.Is(err, unix.ENOENT) {
 		t.Fatal(err)
 	}
 }
@@ -230,9 +234,11 @@ func (f *fabric) returns(t *testing.T, r *router) {
 // commands are told apart by a semicolon.
 func (f *fabric) ip(t *testing.T, commands string) {
 	t.Helper()
-	routers := strings.NewReplacer("R1", f.routers[0].address.String()+" dev eth0", "R2", f.routers[1].address.String()+" dev eth0")
+	routers := strings.NewReplacer("R1", f.routers[0].address.String()+" dev eth0", "R2",
+		f.routers[1].address.String()+" dev eth0")
 	for command := range strings.SplitSeq(commands, "; ") {
-		_, err := f.lab.Output(t.Context(), "n1", append([]string{"ip"}, strings.Fields(routers.Replace(command))...)...)
+		_, err := f.lab.Output(t.Context(), "n1",
+			append([]string{"ip"}, strings.Fields(routers.Replace(command))...)...)
 		must(t, err)
 	}
 }

@@ -26,8 +26,9 @@ const (
 )
 
 var nudSettings = map[string]string{
-	"base_reachable_time_ms": fmt.Sprint(reachable.Milliseconds()), "delay_first_probe_time": fmt.Sprint(delay.Seconds()),
-	"ucast_solicit": fmt.Sprint(probes), "retrans_time_ms": fmt.Sprint(retrans.Milliseconds()),
+	"base_reachable_time_ms": fmt.Sprint(reachable.Milliseconds()),
+	"delay_first_probe_time": fmt.Sprint(delay.Seconds()),
+	"ucast_solicit":          fmt.Sprint(probes), "retrans_time_ms": fmt.Sprint(retrans.Milliseconds()),
 }
 
 const flows = 8 // of each container
@@ -76,7 +77,8 @@ type death struct {
 func TestDeadEqualRouter(t *testing.T) {
 	t.Parallel()
 	const equal = "-6 route add default nexthop via R1 nexthop via R2"
-	const group = "nexthop add id 1 via R1; nexthop add id 2 via R2; nexthop add id 3 group 1/2; -6 route add default nhid 3"
+	const group = "nexthop add id 1 via R1; nexthop add id 2 via R2; nexthop add id 3 group 1/2; -6 route add " +
+		"default nhid 3"
 	f, all := start(t, 3)
 	for _, d := range []death{
 		{"one of two equal routers died", equal, "", nud + hopLife, false},

@@ -50,7 +50,8 @@ func startTraffic(t *testing.T, l *lab.Lab, from, to string, port, flows int) *t
 	t.Helper()
 	sender, err := l.Container(from)
 	must(t, err)
-	s := &traffic{name: from + " to " + to, source: sender.Plaintext, flows: flows, last: make([]int, flows), changed: make(chan struct{}, 1)}
+	s := &traffic{name: from + " to " + to, source: sender.Plaintext, flows: flows, last: make([]int, flows),
+		changed: make(chan struct{}, 1)}
 	address, err := l.Address(to)
 	must(t, err)
 	source, err := l.Namespace(from)
@@ -67,7 +68,10 @@ func startTraffic(t *testing.T, l *lab.Lab, from, to string, port, flows int) *t
 	running.Go(s.receive)
 	running.Go(func() {
 		defer source.Close()
-		if err := source.Do(func() error { return s.send(ctx, &unix.SockaddrInet6{Port: port, Addr: address.As16()}) }); err != nil {
+		if err := source.Do(func() error {
+			return s.send(ctx,
+				&unix.SockaddrInet6{Port: port, Addr: address.As16()})
+		}); err != nil {
 			s.mu.Lock()
 			s.failed = err
 			s.mu.Unlock()
@@ -100,7 +104,8 @@ func (s *traffic) send(ctx context.Context, to unix.Sockaddr) error {
 		s.mu.Lock()
 		s.sent, s.came = append(s.sent, time.Now()), append(s.came, false)
 		s.mu.Unlock()
-		if err := unix.Sendto(sockets[number%s.flows], binary.BigEndian.AppendUint64(nil, uint64(number)), 0, to); err != nil {
+		if err := unix.Sendto(sockets[number%s.flows], binary.BigEndian.AppendUint64(nil, uint64(number)), 0,
+			to); err != nil {
 			return fmt.Errorf("datagram %d: %w", number, err)
 		}
 		<-tick.C
@@ -147,7 +152,8 @@ func (s *traffic) delivers(t *testing.T, since time.Time, most time.Duration) {
 		select {
 		case <-s.changed:
 		case <-limit.C:
-			t.Fatalf("%s: flow %d delivered nothing that was sent in the last %v", s.name, silent, time.Since(since).Round(time.Millisecond))
+			t.Fatalf("%s: flow %d delivered nothing that was sent in the last %v", s.name, silent,
+				time.Since(since).Round(time.Millisecond))
 		}
 	}
 }
@@ -176,7 +182,8 @@ func (s *traffic) flowsCalmly(t *testing.T) {
 	start := time.Now()
 	s.delivers(t, start.Add(calm), calm+slack)
 	if lost := s.lost(start, start.Add(calm)); len(lost) > 0 {
-		t.Errorf("%s: %d datagrams were lost though nothing happened, the first %v after all was well", s.name, len(lost), lost[0].at.Sub(start).Round(time.Millisecond))
+		t.Errorf("%s: %d datagrams were lost though nothing happened, the first %v after all was well", s.name,
+			len(lost), lost[0].at.Sub(start).Round(time.Millisecond))
 	}
 }
 
@@ -218,7 +225,8 @@ func (s *traffic) overcomes(t *testing.T, event string, start time.Time, most ti
 			break
 		}
 		if last = lost[len(lost)-1].at; last.Sub(start) > most {
-			t.Fatalf("%s: %s: a datagram of %v was lost %v after it, more than %v", event, s.name, lost[len(lost)-1].flow, last.Sub(start), most)
+			t.Fatalf("%s: %s: a datagram of %v was lost %v after it, more than %v", event, s.name,
+				lost[len(lost)-1].flow, last.Sub(start), most)
 		}
 	}
 	losers = map[flow]bool{}
@@ -226,6 +234,7 @@ func (s *traffic) overcomes(t *testing.T, event string, start time.Time, most ti
 	for _, l := range all {
 		losers[l.flow] = true
 	}
-	t.Logf("%s: %s: lost %d datagrams of %d flows in %v; allowed are %v", event, s.name, len(all), len(losers), last.Sub(start).Round(time.Millisecond), most)
+	t.Logf("%s: %s: lost %d datagrams of %d flows in %v; allowed are %v", event, s.name, len(all), len(losers),
+		last.Sub(start).Round(time.Millisecond), most)
 	return losers
 }

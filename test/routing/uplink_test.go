@@ -81,7 +81,10 @@ func loseSome(t *testing.T, all []*traffic) {
 // addresses are n1's on its uplink, but for the link-local one.
 func (f *fabric) addresses(t *testing.T) (global []netlink.Addr) {
 	t.Helper()
-	all, err := netns.List(func() ([]netlink.Addr, error) { return f.node.AddrList(f.node.link(t, lab.Uplink), unix.AF_INET6) })
+	all, err := netns.List(func() ([]netlink.Addr,
+		error) {
+		return f.node.AddrList(f.node.link(t, lab.Uplink), unix.AF_INET6)
+	})
 	must(t, err)
 	for _, a := range all {
 		if a.Scope == int(netlink.SCOPE_UNIVERSE) {
@@ -117,7 +120,8 @@ func TestUplinkShrinks(t *testing.T) {
 	if labtest.Device() == datapath.Macvlan {
 		knows = []string{"ip", "link", "show", lab.Interface} // the kernel narrows it with its uplink
 	}
-	if says, err := f.lab.Output(t.Context(), "c0", knows...); err != nil || !strings.Contains(says, fmt.Sprint("mtu ", after)) {
+	if says, err := f.lab.Output(t.Context(), "c0", knows...); err != nil ||
+		!strings.Contains(says, fmt.Sprint("mtu ", after)) {
 		t.Errorf("the container does not know that %d is the longest: %q, %v", after, says, err)
 	}
 }

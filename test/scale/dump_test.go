@@ -110,7 +110,8 @@ func (s *state) addPins(dir string) (pinned map[ebpf.MapID]bool, err error) {
 		}
 		id, _ := info.ID()
 		pinned[id] = true
-		s.elements["size of map "+name] = fmt.Sprintf("%v, %d × (%d + %d) bytes", m.Type(), m.MaxEntries(), m.KeySize(), m.ValueSize())
+		s.elements["size of map "+name] = fmt.Sprintf("%v, %d × (%d + %d) bytes", m.Type(), m.MaxEntries(), m.KeySize(),
+			m.ValueSize())
 		if m.Type() == ebpf.RingBuf {
 			return nil // a queue of events, which its reader empties
 		}
@@ -207,7 +208,8 @@ func (s *state) addUnpinnedMap(id ebpf.MapID) error {
 		s.elements["size of unpinned map "+info.Name] = fmt.Sprintf("%v of %d bytes", m.Type(), m.ValueSize())
 		return nil
 	}
-	return fmt.Errorf("the program uses map %s of %d entries, which is neither pinned nor one of the caches", info.Name, m.MaxEntries())
+	return fmt.Errorf("the program uses map %s of %d entries, which is neither pinned nor one of the caches", info.Name,
+		m.MaxEntries())
 }
 
 // addNetwork reads devices, addresses, routes, rules and neighbours.
@@ -241,7 +243,8 @@ func (s *state) addNetwork(l *lab.Lab, node string) error {
 		s.elements[fmt.Sprintf("address %v on %s", a.IPNet, names[a.LinkIndex])] = "is there"
 	}
 	routes, err := netns.List(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
+			netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return err

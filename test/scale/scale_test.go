@@ -29,13 +29,15 @@ func peer(i int) string { return fmt.Sprintf("p%d", i) }
 
 // on is the n-th container of a node; all are alike.
 func on(node string, n int) lab.Container {
-	return lab.Container{Name: fmt.Sprintf("%s-c%d", node, n), Node: node, Tenant: "blue", Labels: map[string]string{"app": "web"}}
+	return lab.Container{Name: fmt.Sprintf("%s-c%d", node, n), Node: node, Tenant: "blue",
+		Labels: map[string]string{"app": "web"}}
 }
 
 // TestPeers lets a growing number of nodes talk to one, whose kernel must keep the same elements
 // throughout, byte for byte.
 func TestPeers(t *testing.T) {
-	spec := lab.Spec{Nodes: []string{hub}, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{on(hub, 1), on(hub, 2)}}
+	spec := lab.Spec{Nodes: []string{hub}, Tenants: []lab.Tenant{{Name: "blue"}},
+		Containers: []lab.Container{on(hub, 1), on(hub, 2)}}
 	for i := range peers {
 		spec.Nodes = append(spec.Nodes, peer(i+1))
 	}
@@ -58,7 +60,8 @@ func TestPeers(t *testing.T) {
 			t.Errorf("%d peers have talked, yet the cache went from %d to %d slots", n, slots, now.slots)
 		}
 		slots = now.slots
-		t.Logf("%2d peers: %d elements in pinned maps, %d routes, %d neighbours; apart from them %d of %d cache slots in use",
+		t.Logf("%2d peers: %d elements in pinned maps, %d routes, %d neighbours; apart from them %d of %d cache "+
+			"slots in use",
 			n, now.count("map "), now.count("route "), now.count("neighbour "), now.slots, now.capacity)
 	}
 
@@ -81,7 +84,8 @@ func TestPeers(t *testing.T) {
 	}
 	more := dump(ctx, t, l, hub)
 	for kind, want := range map[string]int{
-		"map pil_sources": 1, "map pil_locals": 1, "map ": 2, "device ": 1, "address ": 0, "route ": 1, "rule ": 0, "neighbour ": 0,
+		"map pil_sources": 1, "map pil_locals": 1, "map ": 2, "device ": 1, "address ": 0, "route ": 1, "rule ": 0,
+		"neighbour ": 0,
 	} {
 		if got := more.count(kind) - alone.count(kind); got != want {
 			t.Errorf("one container here added %d of %q, wanted %d", got, kind, want)

@@ -20,8 +20,10 @@ func (s *soak) attack() {
 		return
 	}
 	victim := s.up[s.pick(everyone)]
-	p := packet.Packet{Source: victim.Plaintext, Destination: victim.Plaintext, Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("forged")}}
-	elsewhere := netip.MustParsePrefix(s.prefix(s.pick(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == victim.Node }))))
+	p := packet.Packet{Source: victim.Plaintext, Destination: victim.Plaintext,
+		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("forged")}}
+	elsewhere := netip.MustParsePrefix(s.prefix(s.pick(slices.DeleteFunc(slices.Clone(nodes),
+		func(n string) bool { return n == victim.Node }))))
 	from := func(tenant uint32) netip.Addr {
 		return address.Plain{Node: elsewhere, Tenant: address.TenantID(tenant), App: 1, Index: 1}.Addr()
 	}

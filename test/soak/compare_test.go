@@ -101,7 +101,8 @@ func (s *soak) compareReleased() {
 	for name, a := range s.released {
 		// A container of another addressing has no route there, which is as good.
 		r, err := packet.Ping(s.Context(), ns, a, packet.PingOptions{Timeout: 50 * time.Millisecond})
-		s.answered("released address", err == nil && r.Received > 0, false, "%s asks %v, which %s gave back", asking[0], a, name)
+		s.answered("released address", err == nil && r.Received > 0, false, "%s asks %v, which %s gave back", asking[0],
+			a, name)
 	}
 }
 
@@ -123,7 +124,8 @@ func (s *soak) compareIDs() {
 				}
 			}
 			if accepted || !slices.Equal(ids, s.live[name]) {
-				return fmt.Sprintf("%s has ids %v, the last only accepted: %v; the model says %v", name, ids, accepted, s.live[name])
+				return fmt.Sprintf("%s has ids %v, the last only accepted: %v; the model says %v", name, ids, accepted,
+					s.live[name])
 			}
 			return s.heard(name, now.Hosting)
 		})
@@ -146,7 +148,8 @@ func (s *soak) heard(tenant string, hosting []*pilasterv1.Hosting) string {
 			continue
 		}
 		if !slices.Contains(h.Holds, s.current[tenant]) || !slices.Equal(h.Accepts, s.live[tenant]) {
-			return fmt.Sprintf("%s accepts %v and holds %v of %s, the model says %v and at least %d", h.Node, h.Accepts, h.Holds, tenant, s.live[tenant], s.current[tenant])
+			return fmt.Sprintf("%s accepts %v and holds %v of %s, the model says %v and at least %d", h.Node, h.Accepts,
+				h.Holds, tenant, s.live[tenant], s.current[tenant])
 		}
 	}
 	for node, is := range hosts {
@@ -177,7 +180,8 @@ func (s *soak) compareEntries() {
 		for _, e := range status.Msg.Datapath.Entries {
 			used[e.Table] = e.Used
 		}
-		for table, want := range map[string]int{"endpoints": here, "sources": here, "locals": here, "tenants": ids, "keys": keys} {
+		for table, want := range map[string]int{"endpoints": here, "sources": here, "locals": here, "tenants": ids,
+			"keys": keys} {
 			s.answered("entries", used[table], want, "%s of %s; it has %v", table, node, used)
 		}
 	}

@@ -34,7 +34,8 @@ func (s *soak) add(c lab.Container) {
 	s.must(s.lab.AddContainer(s.Context(), c))
 	status, err := s.lab.Container(c.Name)
 	s.must(err)
-	got, err := s.lab.Agent(c.Node).GetEndpoint(s.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: s.lab.ContainerID(c.Name)}))
+	got, err := s.lab.Agent(c.Node).GetEndpoint(s.Context(),
+		connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: s.lab.ContainerID(c.Name)}))
 	s.must(err)
 	s.did("add", "%s of %s on %s", c.Name, c.Tenant, c.Node)
 	s.answered("id of a new container", got.Msg.Endpoint.TenantId, s.current[c.Tenant], "%+v", status)
@@ -97,7 +98,8 @@ func (s *soak) newID(tenant string) uint32 {
 	resp, err := s.lab.Operator().RotateKey(s.Context(), connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: tenant}))
 	if len(s.live[tenant]) == 4 {
 		s.did("rotate refused", "%s", tenant)
-		s.answered("refusal", err != nil && strings.Contains(err.Error(), "has 4 ids"), true, "rotate %s with ids %v: %v", tenant, s.live[tenant], err)
+		s.answered("refusal", err != nil && strings.Contains(err.Error(), "has 4 ids"), true,
+			"rotate %s with ids %v: %v", tenant, s.live[tenant], err)
 		return 0
 	}
 	s.must(err)
@@ -109,7 +111,8 @@ func (s *soak) newID(tenant string) uint32 {
 func (s *soak) exhaust() {
 	tenant := s.pick(tenants)
 	for {
-		if others := s.names(func(c *container) bool { return c.Tenant != tenant }); len(s.up) == containers && len(others) > 0 {
+		if others := s.names(func(c *container) bool { return c.Tenant != tenant }); len(s.up) == containers &&
+			len(others) > 0 {
 			s.remove(others[0])
 		}
 		for i := range containers {
@@ -164,7 +167,8 @@ func (s *soak) flap() {
 	s.compareReach()
 	s.command(node, "ip", "link", "set", lab.Uplink, "up")
 	link := 1 + slices.Index(nodes, node)
-	s.command(node, "ip", "-6", "addr", "replace", fmt.Sprintf("2001:db8:70:%x::2/64", link), "dev", lab.Uplink, "nodad")
+	s.command(node, "ip", "-6", "addr", "replace", fmt.Sprintf("2001:db8:70:%x::2/64", link), "dev", lab.Uplink,
+		"nodad")
 	s.command(node, "ip", "-6", "route", "replace", "default", "via", fmt.Sprintf("2001:db8:70:%x::1", link))
 	s.heal(node)
 }
@@ -198,7 +202,8 @@ func (s *soak) during(node string) {
 	tenant := s.pick(tenants)
 	var announced uint32
 	if len(s.live[tenant]) < 4 {
-		resp, err := s.lab.Operator().RotateKey(s.Context(), connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: tenant}))
+		resp, err := s.lab.Operator().RotateKey(s.Context(),
+			connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: tenant}))
 		s.must(err)
 		announced = resp.Msg.Id
 		s.did("rotate", "%s to %d", tenant, announced)
@@ -271,12 +276,14 @@ func (s *soak) reset() {
 	ns, err := s.lab.Namespace(node)
 	s.must(err)
 	defer ns.Close()
-	out, err := resetCommand(ns, s.binary, "--state-dir", filepath.Join(folder, "state"), "--run-dir", filepath.Join(folder, "run"), "--bpffs", s.lab.BPF(node))
+	out, err := resetCommand(ns, s.binary, "--state-dir", filepath.Join(folder, "state"), "--run-dir",
+		filepath.Join(folder, "run"), "--bpffs", s.lab.BPF(node))
 	if err != nil {
 		s.Fatalf("reset of %s: %v\n%s", node, err, out)
 	}
 	s.eventually(func() string { // its stream may not have ended yet
-		_, err := s.lab.Operator().DeleteNode(s.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: node}))
+		_, err := s.lab.Operator().DeleteNode(s.Context(),
+			connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: node}))
 		if err != nil {
 			return err.Error()
 		}

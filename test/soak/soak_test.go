@@ -164,7 +164,8 @@ func (s *soak) answered(kind string, got, want any, format string, args ...any) 
 var kinds = []string{
 	"add", "remove", "kill agent", "kill orchestrator", "rotate", "rotate refused", "rotate held up", "id retired",
 	"flap", "cut off", "partition", "reset",
-	"attack: another tenant", "attack: retired id", "attack: own prefix", "attack: released address", "attack: stolen source",
+	"attack: another tenant", "attack: retired id", "attack: own prefix", "attack: released address",
+	"attack: stolen source",
 }
 
 // report says what was done, however it ended, and after a failure how to do it again.
@@ -176,10 +177,12 @@ func (s *soak) report(length time.Duration) {
 		}
 		return cmp.Or(strings.Join(words, ", "), "none")
 	}
-	s.Logf("SEED=%d, %v; events: %s; answers checked: %s; disagreements: %d", s.seed, time.Since(s.start).Round(time.Second), count(s.events), count(s.answers), s.disagreements)
+	s.Logf("SEED=%d, %v; events: %s; answers checked: %s; disagreements: %d", s.seed,
+		time.Since(s.start).Round(time.Second), count(s.events), count(s.answers), s.disagreements)
 	if s.Failed() {
 		// A longer run makes the same events first.
-		s.Logf("the last events:\n%s\nthe same events again: make soak SOAK=%v SEED=%d", strings.Join(s.history, "\n"), max(length, time.Since(s.start).Round(time.Second)), s.seed)
+		s.Logf("the last events:\n%s\nthe same events again: make soak SOAK=%v SEED=%d", strings.Join(s.history, "\n"),
+			max(length, time.Since(s.start).Round(time.Second)), s.seed)
 	}
 }
 

@@ -116,7 +116,8 @@ func enterFiles(j job) error {
 			return err
 		}
 	}
-	if err := mount("root", "/root", "overlay", 0, "lowerdir=/files,upperdir=/own/upper,workdir=/own/work"); err != nil {
+	if err := mount("root", "/root", "overlay", 0,
+		"lowerdir=/files,upperdir=/own/upper,workdir=/own/work"); err != nil {
 		return err
 	}
 	// What is mounted in the files is not theirs: mounts below come from this kernel.
@@ -130,7 +131,8 @@ func enterFiles(j job) error {
 		return err
 	}
 	for _, m := range []struct{ path, kind string }{
-		{"/dev", "devtmpfs"}, {"/dev/pts", "devpts"}, {"/dev/shm", "tmpfs"}, {"/proc", "proc"}, {"/sys", "sysfs"}, {"/run", "tmpfs"},
+		{"/dev", "devtmpfs"}, {"/dev/pts", "devpts"}, {"/dev/shm", "tmpfs"}, {"/proc", "proc"}, {"/sys", "sysfs"},
+		{"/run", "tmpfs"},
 		{"/sys/fs/bpf", "bpf"}, {"/sys/fs/cgroup", "cgroup2"}, {"/sys/kernel/tracing", "tracefs"},
 	} {
 		if err := mount(m.kind, m.path, m.kind, 0, ""); err != nil {
@@ -210,7 +212,8 @@ func runCommand(j job) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	process, err := os.StartProcess(j.Command[0], j.Command, &os.ProcAttr{Dir: j.Dir, Env: j.Env, Files: []*os.File{null, os.Stdout, os.Stderr}})
+	process, err := os.StartProcess(j.Command[0], j.Command,
+		&os.ProcAttr{Dir: j.Dir, Env: j.Env, Files: []*os.File{null, os.Stdout, os.Stderr}})
 	if err != nil {
 		return 0, err
 	}

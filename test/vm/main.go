@@ -81,7 +81,8 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 		if write, err = filepath.Abs(write); err != nil {
 			return 0, err
 		}
-		machine = append(machine, "-fsdev", "local,id=write,security_model=none,path="+write, "-device", "virtio-9p-pci,fsdev=write,mount_tag=write")
+		machine = append(machine, "-fsdev", "local,id=write,security_model=none,path="+write, "-device",
+			"virtio-9p-pci,fsdev=write,mount_tag=write")
 	}
 	initramfs, messages := filepath.Join(work, "initramfs"), filepath.Join(work, "messages")
 	modules := filepath.Join(kernel, "lib", "modules")

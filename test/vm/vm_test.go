@@ -17,7 +17,8 @@ kernel/fs/netfs/netfs.ko.xz:
 kernel/fs/fat/fat.ko.xz:
 `)
 	got := loadOrder(index, "virtio_pci", "9pnet_virtio", "9p")
-	want := []string{"kernel/fs/netfs/netfs.ko.xz", "kernel/net/9p/9pnet.ko.xz", "kernel/net/9p/9pnet-virtio.ko.xz", "kernel/fs/9p/9p.ko.xz"}
+	want := []string{"kernel/fs/netfs/netfs.ko.xz", "kernel/net/9p/9pnet.ko.xz", "kernel/net/9p/9pnet-virtio.ko.xz",
+		"kernel/fs/9p/9p.ko.xz"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}

@@ -180,7 +180,8 @@ const (
 
 var fields = []string{
 	"frame.number", "frame.len", "frame.interface_name", "frame.protocols", "ipv6.src", "ipv6.dst", "ipv6.plen",
-	"tcp.checksum.status", "udp.checksum.status", "icmpv6.checksum.status", "tcp.checksum", "udp.checksum", "icmpv6.type",
+	"tcp.checksum.status", "udp.checksum.status", "icmpv6.checksum.status", "tcp.checksum", "udp.checksum",
+	"icmpv6.type",
 }
 
 func (r recording) tshark(t *testing.T, args ...string) []string {

@@ -120,7 +120,8 @@ func (b *bed) judgeFrames(t *testing.T, name string, frames []packet.Captured) {
 	raw := fmt.Sprintf("raw %v", b.judge.base)
 	switch {
 	case b.Clear(c.Tenant) && found[raw] != len(frames):
-		t.Errorf("%s is clear, yet only %d of %d frames have plaintext: the search is blind", name, found[raw], len(frames))
+		t.Errorf("%s is clear, yet only %d of %d frames have plaintext: the search is blind", name, found[raw],
+			len(frames))
 	case !b.Clear(c.Tenant) && len(found) > 0:
 		t.Errorf("%s: %v in %d frames", name, found, len(frames))
 	}
@@ -199,7 +200,8 @@ func (b *bed) testListings(t *testing.T) {
 		}
 		if !b.Clear(c.Tenant) {
 			for _, what := range []string{"ip -d addr", "netlink addresses", "/proc/net/if_inet6"} {
-				if !bytes.Contains(listings[what], c.Address.AsSlice()) && !strings.Contains(string(listings[what]), c.Address.String()) &&
+				if !bytes.Contains(listings[what], c.Address.AsSlice()) &&
+					!strings.Contains(string(listings[what]), c.Address.String()) &&
 					!strings.Contains(string(listings[what]), colonless(c.Address)) {
 					t.Errorf("%s: %s does not show %v: it was read elsewhere", c.Name, what, c.Address)
 				}
@@ -220,8 +222,10 @@ func (b *bed) testListings(t *testing.T) {
 func (b *bed) listings(container string) (map[string][]byte, error) {
 	all := map[string][]byte{}
 	for _, command := range []string{
-		"ip -d addr", "ip -d -s link", "ip -6 route show table all", "ip -6 route show cache", "ip -6 neigh", "ip -6 neigh show proxy",
-		"ip -6 rule", "ip -6 maddr", "ip -6 netconf", "ip -6 addrlabel", "ip -6 tunnel", "ip nexthop", "ss -tuanpe", "ss -m -i -a", "tc -s qdisc",
+		"ip -d addr", "ip -d -s link", "ip -6 route show table all", "ip -6 route show cache", "ip -6 neigh",
+		"ip -6 neigh show proxy",
+		"ip -6 rule", "ip -6 maddr", "ip -6 netconf", "ip -6 addrlabel", "ip -6 tunnel", "ip nexthop", "ss -tuanpe",
+		"ss -m -i -a", "tc -s qdisc",
 	} {
 		out, err := b.Output(b.ctx, container, strings.Fields(command)...)
 		if err != nil {
@@ -231,8 +235,9 @@ func (b *bed) listings(container string) (map[string][]byte, error) {
 	}
 	err := b.hosts[container].ns.Do(func() error {
 		for what, kind := range map[string]int{
-			"links": unix.RTM_GETLINK, "addresses": unix.RTM_GETADDR, "routes": unix.RTM_GETROUTE, "neighbours": unix.RTM_GETNEIGH,
-			"rules": unix.RTM_GETRULE, "multicast": unix.RTM_GETMULTICAST, "configuration": unix.RTM_GETNETCONF,
+			"links": unix.RTM_GETLINK, "addresses": unix.RTM_GETADDR, "routes": unix.RTM_GETROUTE,
+			"neighbours": unix.RTM_GETNEIGH,
+			"rules":      unix.RTM_GETRULE, "multicast": unix.RTM_GETMULTICAST, "configuration": unix.RTM_GETNETCONF,
 		} {
 			request := nl.NewNetlinkRequest(kind, unix.NLM_F_DUMP)
 			request.AddData(nl.NewIfInfomsg(map[bool]int{true: unix.AF_UNSPEC, false: unix.AF_INET6}[what == "links"]))

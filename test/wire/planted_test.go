@@ -34,7 +34,8 @@ func (b *bed) testPlanted(t *testing.T) {
 	}
 	b1, b2, r3 := find("b1"), find("b2"), find("r3")
 	udp := func(from, to netip.Addr, payload []byte) packet.Packet {
-		return packet.Packet{Source: from, Destination: to, Body: packet.UDP{SourcePort: openPort, DestinationPort: openPort, Payload: payload}}
+		return packet.Packet{Source: from, Destination: to,
+			Body: packet.UDP{SourcePort: openPort, DestinationPort: openPort, Payload: payload}}
 	}
 	secret := b2.Address.As16()
 	sound := udp(b1.Plaintext, b2.Plaintext, pattern(40))
@@ -51,10 +52,14 @@ func (b *bed) testPlanted(t *testing.T) {
 	}{
 		{"ciphertext as destination", udp(b1.Plaintext, b2.Address, nil).Marshal(), "ciphertext"},
 		{"ciphertext as source", udp(b1.Address, b2.Plaintext, nil).Marshal(), "ciphertext"},
-		{"ciphertext in a payload", udp(b1.Plaintext, b2.Plaintext, slices.Concat(pattern(7), secret[:])).Marshal(), "ciphertext"},
-		{"half a ciphertext", udp(b1.Plaintext, b2.Plaintext, slices.Concat(pattern(3), secret[8:])).Marshal(), "ciphertext"},
-		{"IPv6 in IPv6", packet.Packet{Source: b1.Plaintext, Destination: b2.Plaintext, Body: packet.Raw{Proto: 41, Data: sound.Marshal()}}.Marshal(), "not plain"},
-		{"VXLAN", packet.Packet{Source: b1.Plaintext, Destination: b2.Plaintext, Body: packet.UDP{SourcePort: 40000, DestinationPort: 4789, Payload: vxlan}}.Marshal(), "not plain"},
+		{"ciphertext in a payload", udp(b1.Plaintext, b2.Plaintext, slices.Concat(pattern(7), secret[:])).Marshal(),
+			"ciphertext"},
+		{"half a ciphertext", udp(b1.Plaintext, b2.Plaintext, slices.Concat(pattern(3), secret[8:])).Marshal(),
+			"ciphertext"},
+		{"IPv6 in IPv6", packet.Packet{Source: b1.Plaintext, Destination: b2.Plaintext,
+			Body: packet.Raw{Proto: 41, Data: sound.Marshal()}}.Marshal(), "not plain"},
+		{"VXLAN", packet.Packet{Source: b1.Plaintext, Destination: b2.Plaintext,
+			Body: packet.UDP{SourcePort: 40000, DestinationPort: 4789, Payload: vxlan}}.Marshal(), "not plain"},
 		{"wrong checksum", badSum, "checksum"},
 		{"wrong port", sound.Marshal(), "on a port of neither node"},
 		{"two tenants", udp(b1.Plaintext, r3.Plaintext, nil).Marshal(), "two tenants"},

@@ -134,7 +134,10 @@ func datagrams(ctx context.Context, a, b host) error {
 	if err != nil {
 		return err
 	}
-	if err2 := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, segmentSize) }); err != nil || err2 != nil {
+	if err2 := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT,
+			segmentSize)
+	}); err != nil || err2 != nil {
 		return errors.Join(err, err2)
 	}
 	if _, err := c.Write(pattern(manySegments * segmentSize)); err != nil {
@@ -170,7 +173,10 @@ func portUnreachable(_ context.Context, a, b host) error {
 	if err != nil {
 		return err
 	}
-	if err2 := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_RECVERR, 1) }); err != nil || err2 != nil {
+	if err2 := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_RECVERR,
+			1)
+	}); err != nil || err2 != nil {
 		return errors.Join(err, err2)
 	}
 	_ = c.SetDeadline(time.Now().Add(patience))
@@ -189,7 +195,8 @@ func portUnreachable(_ context.Context, a, b host) error {
 		return fmt.Errorf("error queue: %w", errors.Join(err, err2))
 	}
 	if to != b.address || offender != b.address {
-		return fmt.Errorf("error queue: sent to %v, refused by %v; the container knows only %v", to, offender, b.address)
+		return fmt.Errorf("error queue: sent to %v, refused by %v; the container knows only %v", to, offender,
+			b.address)
 	}
 	return nil
 }
@@ -265,7 +272,8 @@ func setOffload(h host, on uint32) error {
 			_     [16]byte // the kernel copies a whole struct ifreq
 		}{value: unsafe.Pointer(&value)}
 		copy(request.name[:], "eth0")
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL,
+			uintptr(unsafe.Pointer(&request))); errno != 0 {
 			return fmt.Errorf("checksum offload of %s to %d: %w", h.name, on, errno)
 		}
 		return nil

@@ -110,7 +110,8 @@ func TestWire(t *testing.T) {
 // and compares it with where the container really is.
 func (b *bed) testAddresses(t *testing.T) {
 	for _, c := range b.Containers() {
-		text, err := b.Output(b.ctx, lab.Orchestrator, labtest.Binary(t), "tenant", "get", c.Tenant, "--show-key", "-o", "json")
+		text, err := b.Output(b.ctx, lab.Orchestrator, labtest.Binary(t), "tenant", "get", c.Tenant, "--show-key", "-o",
+			"json")
 		if err != nil {
 			t.Fatal(err)
 		}
