@@ -102,7 +102,7 @@ func nimitz() []mutation {
 			old: `if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);`,
 			test:  packets,
-			cases: both("no container is there", "the other tenant to who is beside"),
+			cases: both("no container is there", "from abroad to a missing container", "the other tenant to who is beside"),
 		},
 		{
 			name:  "transit packets",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Encrypts and decrypts the low part of an address: one AES-128 block under the key of a tenant id (NETPILA §6.2), by
- * the kernel's cipher. The slow paths of container.h and uplink.h call it. */
+/* Encrypts and decrypts an address, which is one AES-128 block, under the key of a tenant id (NETPILA §6.2), by the
+ * kernel's cipher. The slow paths of container.h and uplink.h call it. */
 #pragma once
 #include "common/packet.h"
 #include <bpf/bpf_helpers.h>
