@@ -229,7 +229,7 @@ func (b *bed) try(t *testing.T, a attack) {
 	}
 }
 
-// late tells whether counts come after the packets: an Open vSwitch that is asked for what it has counted leaves out
+// late reports whether counts come after the packets: an Open vSwitch that is asked for what it has counted leaves out
 // the flows that it looks at meanwhile.
 func (b *bed) late() bool { return b.spec.Nimitz == lab.OVS }
 
@@ -277,7 +277,7 @@ func (b *bed) send(t *testing.T, a attack) (packet.Sentinel, error) {
 	sentinel := packet.NewSentinel()
 	var last [][]byte
 	for _, s := range b.sentinels {
-		// An answer that nobody asked for: no kernel says anything to it.
+		// An answer without a request: no kernel replies to it.
 		last = append(last, toGateway(packet.Packet{Source: b.container(t, s[0]).Address,
 			Destination: b.container(t, s[1]).Address,
 			Body:        packet.ICMP{Type: packet.EchoReply, Payload: sentinel[:]}}.Marshal()))
@@ -304,7 +304,7 @@ func (b *bed) sendFrames(a attack) error {
 	if !strings.HasPrefix(a.from, onNode) {
 		return b.inject[a.from].Burst(len(a.frames), func(k int) []byte { return a.frames[k] })
 	}
-	// Dropped on the way out, which the sender is told.
+	// Dropped on the way out: the sender gets an error.
 	for _, f := range a.frames {
 		if err := b.inject[a.from].Send(f); !errors.Is(err, unix.ENOBUFS) {
 			return fmt.Errorf("not refused: %w", err)

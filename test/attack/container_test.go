@@ -91,7 +91,7 @@ func toGateway(ip []byte) []byte {
 
 func datagram(from, to netip.Addr) packet.Packet {
 	return packet.Packet{Source: from, Destination: to,
-		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("nobody must see this")}}
+		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("this must not arrive")}}
 }
 
 // from is an attack that sends one packet, many times, out of a container.

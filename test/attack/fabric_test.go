@@ -112,13 +112,13 @@ func (b *bed) nodes(t *testing.T) []attack {
 		out("process claims a container's address", onNode+"n3", onRouter+"n3", dropreason.HostClaimsTenant, "n3", 0,
 			datagram(b1.Plaintext, b2.Plaintext), datagram(b.container(t, "b3").Plaintext, b2.Plaintext),
 			datagram(r2.Plaintext, b2.Plaintext)),
-		out("process speaks to a ciphertext, and as one", onNode+"n3", onRouter+"n3", dropreason.PrivateOutside, "n3",
+		out("process sends to a ciphertext, and as one", onNode+"n3", onRouter+"n3", dropreason.PrivateOutside, "n3",
 			0,
 			datagram(b.prefix(t, "n3").Addr().Next(), b2.Address),
 			datagram(b.container(t, "b3").Address, n2.Addr().Next())),
 		out("outsider claims a container's address", outsider, onRouter+outsider, 0, "", 0,
 			datagram(b1.Plaintext, b2.Plaintext)),
-		out("outsider speaks to a container", outsider, onRouter+outsider, dropreason.TenantMismatch, "n2", 1,
+		out("outsider sends to a container", outsider, onRouter+outsider, dropreason.TenantMismatch, "n2", 1,
 			datagram(underlay, b2.Plaintext), datagram(underlay, r2.Plaintext)),
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// hasNimitz tells whether the nodes carry network nimitz: behind macvlans they do not.
+// hasNimitz reports whether the nodes carry network nimitz: behind macvlans they do not.
 func hasNimitz() bool { return labtest.Device() != datapath.Macvlan }
 
 // withNimitz adds its tenants, where nodes carry it.
@@ -42,7 +42,7 @@ func addNimitz(spec lab.Spec) lab.Spec {
 	return spec
 }
 
-// storage is a service's address on the underlay, where nobody is.
+// storage is a service's address on the underlay, where no host is.
 var storage = netip.MustParseAddr("2001:db8:70::99")
 
 // serve has a tenant reach storage, and returns when nodes know.
@@ -67,7 +67,7 @@ func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 	}
 }
 
-// nimitz are packets of containers on network nimitz that reach out of it, and VXLAN that nobody but nodes may send
+// nimitz are packets of containers on network nimitz that reach out of it, and VXLAN that only nodes may send
 // (NIMITZ §3.1).
 func (b *bed) nimitz(t *testing.T) []attack {
 	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t,
@@ -121,7 +121,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		inside("another source", dropreason.SrcNotOwn, datagram(v2.Address, v2.Address),
 			datagram(v2.Addresses()[1], v2.Addresses()[1]),
 			datagram(unused6, v2.Address), datagram(pipeline.VTEP(n1), v2.Address)),
-		inside("nobody is there", dropreason.NoEndpoint, datagram(at6, unused6), datagram(at4, unused4)),
+		inside("no container is there", dropreason.NoEndpoint, datagram(at6, unused6), datagram(at4, unused4)),
 		inside("another network", dropreason.NoRoute, datagram(at6, b1.Address), datagram(at6, b1.Plaintext),
 			datagram(at6, n2.Addr().Next()),
 			datagram(at6, netip.MustParseAddr("2001:db8:70::2")), datagram(at4, netip.MustParseAddr("192.0.2.1"))),
@@ -133,7 +133,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		fabric("VXLAN of a stranger", dropreason.PeerUnknown, tunnel(netip.MustParseAddr("fd00::2"), to, vni),
 			tunnel(n1.Addr().Next(), to, vni)),
 		fabric("VXLAN as this node", dropreason.OwnSource, tunnel(to, to, vni)),
-		fabric("VXLAN in a VNI that is nobody's", dropreason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242),
+		fabric("VXLAN in a VNI of no tenant", dropreason.NoRoute, tunnel(pipeline.VTEP(n1), to, 4242),
 			tunnel(pipeline.VTEP(n1), to, uint32(pipeline.GatewayVNI))),
 		fabric("VXLAN to a service, from who has no name there", dropreason.Untranslated,
 			carry(pipeline.VTEP(n1), to, vni, datagram(at6, storage))),
@@ -141,7 +141,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 			carry(pipeline.VTEP(n1), to, vni, routed)),
 		fabric("VXLAN of a node that looks at no headers, with half a header inside", dropreason.Malformed,
 			carry(pipeline.VTEP(n1), to, vni, half)),
-		fabric("VXLAN of a node that looks at no quotes, with an error about somebody else's packet",
+		fabric("VXLAN of a node that looks at no quotes, with an error about another endpoint's packet",
 			dropreason.IcmpQuote, carry(pipeline.VTEP(n1), to, vni, meddling)),
 		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", dropreason.TunnelForged, "n3", 0,
 			tunnel(pipeline.VTEP(n3), to, vni)),

@@ -36,22 +36,22 @@ func (b *bed) policies(t *testing.T) {
 	datagrams := []packet.Packet{datagram(self, far), datagram(self, near)}
 	for i := range datagrams {
 		datagrams[i].Body = packet.UDP{SourcePort: 7, DestinationPort: forbidden,
-			Payload: []byte("nobody must see this")}
+			Payload: []byte("this must not arrive")}
 	}
-	b.untilHeard(t, "n1")
+	b.untilReceived(t, "n1")
 	b.try(t, from("what a policy forbids", "mallory", dropreason.PolicyDenied, "n1", 0, datagrams...))
 
 	var parts []packet.Packet
 	for _, p := range datagrams {
 		p.Body, p.Extensions = packet.Raw{Proto: packet.ProtocolUDP,
-			Data: []byte("nobody must see this....")}, []packet.Extension{packet.Fragment(64, false, 9)}
+			Data: []byte("this must not arrive....")}, []packet.Extension{packet.Fragment(64, false, 9)}
 		parts = append(parts, p)
 	}
 	b.try(t, from("a part of nothing", "mallory", dropreason.FragmentUnknown, "n1", 0, parts...))
 }
 
-// untilHeard waits until a node has heard of all policies.
-func (b *bed) untilHeard(t *testing.T, node string) {
+// untilReceived waits until a node has received all policies.
+func (b *bed) untilReceived(t *testing.T, node string) {
 	t.Helper()
 	list, err := b.Operator().ListPolicies(b.ctx, connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: "blue"}))
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 // place is how an orchestrator is reached.
 type place struct{ URL, RunDir, TokenFile string }
 
-// work is what the process with all clients is told. They work until they were answered so many
+// work is the job of the process with all clients. They work until they were answered so many
 // times that something was changed, and their standard input has ended.
 type work struct {
 	Places  []place
@@ -53,7 +53,7 @@ const (
 	unrule   = "delete policies"
 )
 
-// Outcomes of a call. A refusal changed nothing; what came of a call without an answer nobody knows.
+// Outcomes of a call. A refusal changed nothing; what came of a call without an answer is unknown.
 const (
 	done    = "done"
 	refused = "refused"
@@ -90,7 +90,7 @@ const (
 	patience  = 3 * time.Second // of a client; an orchestrator works on for up to 10 s
 	labels    = 5               // different ones a tenant
 	wishes    = 12              // prefixes that nodes wish for at a time, about where the next free ones are
-	ownNumber = 1 << 20         // of the first machine that nobody else is
+	ownNumber = 1 << 20         // of the first machine that no other client is
 )
 
 func machine(name, rival int) string { return storetest.UUID(name*rivals + rival) }
@@ -173,7 +173,7 @@ func (all *clients) run(number int) error {
 	return buffer.Flush()
 }
 
-// settle joins as a node that nobody else wants to be, for the calls that only a node may make.
+// settle joins as a node that no other client joins as, for the calls that only a node may make.
 func (c *client) settle() {
 	for c.nodes == nil {
 		c.nodes = c.join(fmt.Sprintf("own%d", c.number), ownNumber+c.number, 0, c.random.IntN(len(c.Places)), "")
@@ -306,7 +306,7 @@ func (c *client) register(name string, number, rival, place int, wanted string) 
 		return e, nil
 	}
 	for i := range c.Places {
-		node, err := join.Dial(context.Background(), config(i)) // calls nobody: the certificate is there
+		node, err := join.Dial(context.Background(), config(i)) // makes no call: the certificate is there
 		if err != nil {
 			panic(err)
 		}

@@ -81,7 +81,7 @@ func (c *tally) String() string {
 }
 
 // Most faults are short. The long ones outlast every deadline in an orchestrator, so that what it had
-// decided before is carried out, or not, long after everybody has given up on it.
+// decided before is executed, or not, long after all callers have given up on it.
 const (
 	shortest = 100 * time.Millisecond
 	longest  = time.Second

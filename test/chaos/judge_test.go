@@ -111,14 +111,14 @@ func (j *judgement) unique(log []entry) {
 			hold(j, addresses, e.Underlay, fmt.Sprint("call ", i), "address")
 		}
 	}
-	for name, t := range j.tenants { // also those of calls that nobody heard of again
+	for name, t := range j.tenants { // also those of calls without an answer
 		for _, p := range t.Publications {
 			hold(j, published, p.Underlay, name, "address")
 		}
 	}
 }
 
-// store looks for what was acknowledged and is not there, and for what nobody asked for.
+// store looks for what was acknowledged and is not there, and for what no client asked for.
 func (j *judgement) store(log []entry) {
 	asked := map[string]bool{}
 	for _, e := range log {
@@ -132,7 +132,7 @@ func (j *judgement) store(log []entry) {
 				j.say("lost: prefix %s of %s (%s) belongs to %q in the store", e.Prefix, e.Name, e.uuid(), owner)
 			}
 			if n := j.nodes[e.Name]; n != nil && n.Uuid == e.uuid() && n.Prefix != e.Prefix {
-				j.say("node %s was told %s, and the store says %s", e.Name, e.Prefix, n.Prefix)
+				j.say("node %s got %s, and the store says %s", e.Name, e.Prefix, n.Prefix)
 			}
 		case create, rotate:
 			if e.Outcome == done && j.tenantIDs[e.ID] != e.Name {
@@ -150,7 +150,7 @@ func (j *judgement) store(log []entry) {
 	for name, n := range j.nodes {
 		hold(j, held, n.Prefix, name, "prefix (in the store)")
 		if !asked[n.Uuid+" "+name] {
-			j.say("the store has node %s (%s), which nobody asked for", name, n.Uuid)
+			j.say("the store has node %s (%s), which no client asked for", name, n.Uuid)
 		}
 		if j.uuids[n.Uuid] != name || j.prefixes[n.Prefix] != n.Uuid || j.deleted[n.Uuid] != "" {
 			j.say("node %s (%s, %s) is not what the rest of the store says: UUID of %q, prefix of %q, deleted as %q",
@@ -250,16 +250,16 @@ type tenantState struct {
 }
 
 func (j *judgement) tenantHistory(name string, log []entry) {
-	// Ids of the name that no client was told: each is of a create without an answer.
-	told := map[uint32]bool{}
+	// Ids of the name that no client got: each is of a create without an answer.
+	got := map[uint32]bool{}
 	for _, e := range log {
 		if e.Ask == create {
-			told[e.ID] = true
+			got[e.ID] = true
 		}
 	}
 	var untold []uint32
 	for id, owner := range j.tenantIDs {
-		if owner == name && !told[id] {
+		if owner == name && !got[id] {
 			untold = append(untold, id)
 		}
 	}
@@ -278,7 +278,7 @@ func (j *judgement) tenantHistory(name string, log []entry) {
 			func(s tenantState) (tenantState, bool) { return e.tenant(s, untold) }})
 	}
 	if len(untold) > lost {
-		j.say("tenant %s had ids %v that nobody was told, but only %d of the calls that make it were not answered",
+		j.say("tenant %s had ids %v that no client got, but only %d of the calls that make it were not answered",
 			name, untold, lost)
 	}
 	var end tenantState
@@ -291,7 +291,7 @@ func (j *judgement) tenantHistory(name string, log []entry) {
 		}
 	}
 	if !linearizable(calls, tenantState{}, func(s tenantState) bool { return s == end }) {
-		j.say("no order of the calls about tenant %s gives their answers, ids %v that nobody was told, and %+v in "+
+		j.say("no order of the calls about tenant %s gives their answers, ids %v that no client got, and %+v in "+
 			"the end:%s", name, untold, end, history(log))
 	}
 }

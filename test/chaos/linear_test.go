@@ -6,7 +6,7 @@ import (
 )
 
 // call is what one client did to one thing, as a step of the thing's state: it happened at one moment
-// between asked and answered, or, when nobody knows, at one moment after asked or never.
+// between asked and answered, or, when that is unknown, at one moment after asked or never.
 type call[S comparable] struct {
 	asked, answered time.Duration
 	unknown         bool

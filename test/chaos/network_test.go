@@ -132,7 +132,7 @@ func (h *host) endpoint(scheme, side string, port int) string {
 	return fmt.Sprintf("%s://[%s]:%d", scheme, h.address(side), port)
 }
 
-// cut takes the host's cable out of the switch: what either side sends is gone, and nobody is told.
+// cut takes the host's cable out of the switch: what either side sends is lost without an error.
 func (h *host) cut(side string) error {
 	return h.plug(side, h.network.handle.LinkSetNoMaster)
 }

@@ -32,7 +32,7 @@ func app(tenant string, id uint32, label string, number uint32) entry {
 	return entry{Ask: resolve, Name: tenant, Label: label, Outcome: done, ID: id, App: number}
 }
 
-// store has a tenant of each name with its id, and whoever else had an id.
+// store has a tenant of each name with its id, and whatever else had an id.
 func stored(tenants map[string]uint32, had map[uint32]string) final {
 	f := final{tenants: map[string]*pilasterv1.Tenant{}, tenantIDs: map[uint32]string{},
 		apps: map[string]map[string]uint32{}}
@@ -141,7 +141,7 @@ func TestJudge(t *testing.T) {
 		{"ruled, ended, ruled", log(made("r1", 1), ruled("r1", "0", "created"),
 			entry{Ask: unrule, Name: "r1", Outcome: done}, no(unrule, "r1", "not_found"), ruled("r1", "0", "created")),
 			storedRuled("0", "0"), ""},
-		{"rules of an answer that nobody heard",
+		{"rules of a lost answer",
 			log(made("r1", 1), entry{Ask: rule, Name: "r1", Label: "2", Outcome: unknown},
 				ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
 		{"rules in half", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")),
@@ -162,7 +162,7 @@ func TestJudge(t *testing.T) {
 		{"name given to two machines", log(node(0, "n1", "p"), node(1, "n1", "q")), storedNode("p"), "no order"},
 		{"deleted, and back", log(node(0, "n1", "p"), entry{Ask: remove, Name: "n1", Outcome: done},
 			node(0, "n1", "p")), storedNode("p"), "no order"},
-		{"nobody asked for it", log(no(remove, "n1", "not_found")), storedNode("p"), "nobody asked for"},
+		{"no client asked for it", log(no(remove, "n1", "not_found")), storedNode("p"), "no client asked for"},
 	} {
 		wrong := strings.Join(judge(c.log, c.final), "\n")
 		if c.says == "" && wrong != "" || !strings.Contains(wrong, c.says) {

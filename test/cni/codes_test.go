@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// network is a network configuration in the hands of libcni, which tells codes of errors.
+// network is a network configuration in the hands of libcni, which returns the codes of errors.
 type network struct {
 	*libcni.CNIConfig
 	list *libcni.NetworkConfigList
@@ -128,7 +128,7 @@ func testCodes(t *testing.T, n *node) {
 	}
 }
 
-// testAlone adds containers while nobody can be asked: what the node knows is enough.
+// testAlone adds containers while no orchestrator runs: what the node knows is enough.
 func testAlone(t *testing.T, n *node) {
 	ctx := labtest.Context(t)
 	w, ns, other := n.network(t, "alone", in("blue")), n.container(t, "c1"), n.container(t, "c2")
@@ -197,7 +197,7 @@ func TestFullNode(t *testing.T) {
 	}
 	if apps, err := n.lab.Operator().GetTenant(ctx,
 		connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"})); err != nil || len(apps.Msg.Apps) != 1 {
-		t.Errorf("the cluster heard of a refused container: %v, %v", apps, err)
+		t.Errorf("the cluster knows of a refused container: %v, %v", apps, err)
 	}
 	n.empty(ctx, t)
 }

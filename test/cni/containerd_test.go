@@ -148,7 +148,7 @@ func startContainerd(t *testing.T, n *node, archive string, network []byte) *con
 	return c
 }
 
-// poll repeats what containerd tells nobody about until it succeeds.
+// poll repeats what containerd sends no event for, until it succeeds.
 func poll(ctx context.Context, t *testing.T, try func() error) {
 	t.Helper()
 	again := time.NewTicker(20 * time.Millisecond)

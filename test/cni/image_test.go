@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// image is the only one there is: busybox, which sleeps unless told otherwise. It serves as the
+// image is the only one there is: busybox, which sleeps without another command. It serves as the
 // sandbox's as well.
 const image = "pilaster.test/busybox:1"
 

@@ -85,7 +85,7 @@ func TestPods(t *testing.T) {
 		}
 		sent := uint64(2)
 		if labtest.Device() != datapath.Veth {
-			sent = 1 // the sender is told, and gives up
+			sent = 1 // the sender gets an error, and gives up
 		}
 		if rose := undecryptable(ctx, t, l, "n2") - before; rose != sent {
 			t.Errorf("%d packets were dropped as dst-undecryptable, of %d", rose, sent)

@@ -49,7 +49,7 @@ func main() {
 // target is one fuzz target, and what came of it.
 type target struct {
 	folder, name string
-	runs, news   uint64 // inputs tried, and those of them kept because they reached something new
+	runs, kept   uint64 // inputs tried, and those of them kept because they reached something new
 	known        string // how many of the inputs kept before it got through, where the time was up then
 	took         time.Duration
 	input        string // the file that made it fail
@@ -115,7 +115,7 @@ var (
 	progress = regexp.MustCompile(`(?m)^fuzz: elapsed: .*execs: (\d+) .*new interesting: (\d+) `)
 	written  = regexp.MustCompile(`(?m)^ *Failing input written to (\S+)`)
 	baseline = regexp.MustCompile(`(?m)^fuzz: elapsed: .*baseline coverage: (\d+/\d+) completed$`)
-	// What go says, and fails with, where a worker was still at an input when the time was up: it found nothing.
+	// What go prints, and fails with, where a worker was still at an input when the time was up: it found nothing.
 	timeIsUp = regexp.MustCompile(`(?m)^--- FAIL: \w+ \([\d.]+s\)\n +context deadline exceeded\n`)
 	seedFail = regexp.MustCompile(`(?m)^ *failure while testing seed corpus entry: (\S+)`)
 )
@@ -125,7 +125,7 @@ func (t *target) read() {
 	if lines := progress.FindAllSubmatch(t.said, -1); lines != nil {
 		last := lines[len(lines)-1]
 		t.runs, _ = strconv.ParseUint(string(last[1]), 10, 64)
-		t.news, _ = strconv.ParseUint(string(last[2]), 10, 64)
+		t.kept, _ = strconv.ParseUint(string(last[2]), 10, 64)
 	}
 	if m := written.FindSubmatch(t.said); m != nil {
 		t.input = filepath.Join(t.folder, string(m[1]))
@@ -167,7 +167,7 @@ func report(all []*target, out io.Writer) (failed int) {
 	fmt.Fprintln(table, "TARGET\tIN\tTIME\tINPUTS\tNEW\tRESULT")
 	for _, t := range slices.SortedFunc(slices.Values(all),
 		func(a, b *target) int { return strings.Compare(a.folder+a.name, b.folder+b.name) }) {
-		fmt.Fprintf(table, "%s\t%s\t%v\t%d\t%d\t%s\n", t.name, t.folder, t.took.Round(time.Second), t.runs, t.news,
+		fmt.Fprintf(table, "%s\t%s\t%v\t%d\t%d\t%s\n", t.name, t.folder, t.took.Round(time.Second), t.runs, t.kept,
 			t.verdict())
 	}
 	table.Flush()

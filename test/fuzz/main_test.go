@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// The table tells a target that finds something from one that does not, counts, and says where the input lies.
+// The table distinguishes a target that finds something from one that does not, counts, and says where the input lies.
 func TestTargetsAreRunAndJudged(t *testing.T) {
 	tree := t.TempDir()
 	folder := filepath.Join(tree, "internal", "x")
@@ -65,7 +65,7 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 	}
 }
 
-// A worker that is at an input when the time is up has found nothing; one that has is told all the same.
+// A worker that is at an input when the time is up has found nothing; one that has is reported all the same.
 func TestTimeIsUp(t *testing.T) {
 	const said = "fuzz: elapsed: 10s, execs: 900 (90/sec), new interesting: 3 (total: 9)\n--- FAIL: FuzzCall " +
 		"(10.46s)\n    context deadline exceeded\nFAIL\n"

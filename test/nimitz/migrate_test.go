@@ -60,7 +60,7 @@ func (m *migration) run() {
 	old := m.talk("green1", "green3", tenant.Nimitz, 0)
 	old6 := m.talk("green2", "green3", tenant.Nimitz, 1)
 	m.mustTalk(old, old6)
-	before := m.told()
+	before := m.dropped()
 
 	unblock := m.block("green2")
 	m.step(&pilasterv1.MigrateTenantRequest{Name: "green", To: tenant.Netpila})
@@ -252,8 +252,8 @@ func (m *migration) reach(when string) {
 	}
 }
 
-// isolated has green reach its own, and nobody else any of its addresses, nor it theirs: asking as themselves, or as
-// one of green.
+// isolated has green reach its own, and no other container any of its addresses, nor it theirs: asking as themselves,
+// or as one of green.
 func (m *migration) isolated(when string) {
 	m.Helper()
 	m.reach(when)
@@ -268,7 +268,7 @@ func (m *migration) isolated(when string) {
 		defer capture.Close()
 		captures, watched = append(captures, capture), append(watched, c.Name)
 	}
-	before := m.told()
+	before := m.dropped()
 	sent := map[packet.Sentinel]string{}
 	for _, from := range m.Containers() {
 		for _, to := range m.Containers() {
@@ -285,8 +285,8 @@ func (m *migration) isolated(when string) {
 			}
 		}
 	}
-	if m.told()["src-not-own"] == before["src-not-own"] {
-		m.Errorf("%s: nobody counts what containers send in others' names", when)
+	if m.dropped()["src-not-own"] == before["src-not-own"] {
+		m.Errorf("%s: no node counts what containers send in others' names", when)
 	}
 	for i, name := range watched {
 		last, _ := echo(m.ctx, m.T, m.Lab, m.mate(name), m.some(name), 5*time.Second)
@@ -317,7 +317,7 @@ func (m *migration) mate(name string) string {
 // peer is an address of netpila that a container's mate has.
 func (m *migration) peer(c lab.ContainerStatus) netip.Addr { return m.some(m.mate(c.Name)) }
 
-// forge sends a datagram from a container in somebody else's name.
+// forge sends a datagram from a container with another's source.
 func (m *migration) forge(from string, as, to netip.Addr) packet.Sentinel {
 	m.Helper()
 	ns, err := m.Namespace(from)
@@ -334,8 +334,8 @@ func (m *migration) forge(from string, as, to netip.Addr) packet.Sentinel {
 	return s
 }
 
-// told is what both nodes' programs have dropped, by reason.
-func (m *migration) told() map[string]uint64 {
+// dropped is what both nodes' programs have dropped, by reason.
+func (m *migration) dropped() map[string]uint64 {
 	all := map[string]uint64{}
 	for _, node := range []string{"n1", "n2"} {
 		drops, err := m.Drops(m.ctx, node)
@@ -350,7 +350,7 @@ func (m *migration) told() map[string]uint64 {
 // undropped fails where anything was dropped but what containers' kernels say of themselves.
 func (m *migration) undropped(before map[string]uint64) {
 	m.Helper()
-	for why, n := range m.told() {
+	for why, n := range m.dropped() {
 		if why != "multicast" && why != "mld-ignored" && n > before[why] {
 			m.Errorf("the nodes' programs count %d of %s", n-before[why], why)
 		}
@@ -412,7 +412,7 @@ type talk struct {
 
 func (c *talk) String() string { return c.what }
 
-// goesOn tells whether there are ten more answers before the time is over.
+// goesOn reports whether there are ten more answers before the time is over.
 func (c *talk) goesOn(within time.Duration) bool {
 	from := c.answers.Load()
 	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(time.Millisecond) {

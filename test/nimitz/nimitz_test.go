@@ -1,5 +1,5 @@
 // Package nimitz_test has tenants of network nimitz in a lab beside one of netpila (NIMITZ §3; NM1, NM3): they reach
-// their own and nobody else, whatever addresses they share, and go on without agent and orchestrator.
+// their own and no others, whatever addresses they share, and go on without agent and orchestrator.
 package nimitz_test
 
 import (

@@ -300,7 +300,8 @@ func (n north) pings(from string, to netip.Addr, timeout time.Duration) int {
 	return 0
 }
 
-// serve has somebody answer connections and datagrams: first with his name and whom he sees, then with what is sent.
+// serve answers connections and datagrams of a namespace: first with its name and the source it sees, then with what
+// is sent.
 func (n north) serve(name string) netip.Addr {
 	n.Helper()
 	ns, err := n.Namespace(name)

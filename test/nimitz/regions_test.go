@@ -51,8 +51,8 @@ func regional() lab.Spec {
 }
 
 // TestRegions has tenants in two regions, each with its own orchestrator and Edge Switch (NIMITZ §3.1, cross-region
-// traffic; NM6): their own containers reach each other, others' with the same addresses do not; whoever keeps them is
-// not on the way.
+// traffic; NM6): their own containers reach each other, others' with the same addresses do not; the one that keeps them
+// is not on the way.
 func TestRegions(t *testing.T) {
 	for _, on := range []struct{ nodes, edges string }{{lab.EBPF, lab.EBPF}, {lab.OVS, lab.OVS}, {lab.EBPF, lab.OVS}} {
 		t.Run(on.nodes+"-"+on.edges, func(t *testing.T) {

@@ -57,7 +57,7 @@ func guide(t *testing.T, path string) (files map[string]string, steps []step) {
 	return files, steps
 }
 
-// fits tells whether a command has shown what the guide says.
+// fits reports whether a command has shown what the guide says.
 func (s step) fits(output string) bool {
 	var lines []string
 	for line := range strings.Lines(s.shown) {

@@ -322,36 +322,36 @@ func TestSysdump(t *testing.T) {
 	}
 }
 
-// documented compares what daemons tell with what the guide tells.
+// documented compares the daemons' metrics with the guide's.
 func documented(t *testing.T, pages ...[]byte) {
 	t.Helper()
 	guide, err := os.ReadFile("../../docs/reference/metrics.md")
 	must(t, err)
-	told, says := map[string]bool{}, map[string]bool{}
+	shown, says := map[string]bool{}, map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(pilaster_[a-z_]+)` \\| ([a-z]+)").FindAllSubmatch(guide, -1) {
-		told[fmt.Sprintf("%s %s", m[1], m[2])] = true
+		shown[fmt.Sprintf("%s %s", m[1], m[2])] = true
 	}
 	for _, page := range pages {
 		for _, m := range regexp.MustCompile("(?m)^# TYPE (pilaster_[a-z_]+ [a-z]+)$").FindAllSubmatch(page, -1) {
 			says[string(m[1])] = true
 		}
 	}
-	// What nobody counted yet has no line, nor has what is of policies where there are none.
+	// What no daemon counted yet has no line, nor has what is of policies where there are none.
 	for _, later := range []string{
 		"pilaster_orchestrator_streams_ended_total counter", "pilaster_policy_denied_packets_total counter",
 		"pilaster_sessions gauge",
 		"pilaster_sessions_capacity gauge", "pilaster_sessions_largest_endpoint gauge",
 		"pilaster_sessions_total counter",
 	} {
-		says[later] = says[later] || told[later]
+		says[later] = says[later] || shown[later]
 	}
-	if len(says) < 15 || !maps.Equal(told, says) {
-		t.Errorf("docs/reference/metrics.md has\n%q, the daemons\n%q", slices.Sorted(maps.Keys(told)),
+	if len(says) < 15 || !maps.Equal(shown, says) {
+		t.Errorf("docs/reference/metrics.md has\n%q, the daemons\n%q", slices.Sorted(maps.Keys(shown)),
 			slices.Sorted(maps.Keys(says)))
 	}
 }
 
-// drop sends what must be dropped and waits until the agent has heard of it.
+// drop sends what must be dropped and waits until the agent has counted it.
 func (n *node) drop(ctx context.Context, t *testing.T) {
 	t.Helper()
 	b1, err := n.Namespace("b1")

@@ -99,8 +99,8 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 		}
 		denied = drops(ctx, t, l)[1]["policy-denied"]
 	}
-	if heard, err := c.accepted.each("Hear", 100*time.Millisecond); err != nil || heard > 0 {
-		t.Errorf("%d of %d connections that are forbidden carry something: %v", heard, size.connections, err)
+	if arrived, err := c.accepted.each("Arrived", 100*time.Millisecond); err != nil || arrived > 0 {
+		t.Errorf("%d of %d connections that are forbidden carry something: %v", arrived, size.connections, err)
 	}
 }
 
@@ -117,7 +117,7 @@ func (s churn) documents(change int) []string {
 	return documents
 }
 
-// run has policies change at a steady rate, whether or not nodes have heard of the change before, and kills the agents
+// run has policies change at a steady rate, whether or not nodes have received the change before, and kills the agents
 // in turn.
 func (s churn) run(ctx context.Context, l *lab.Lab) error {
 	var kills sync.WaitGroup
@@ -214,16 +214,16 @@ func dial(t *testing.T, l *lab.Lab, count int) *connections {
 }
 
 // talk wants a word on a share of the connections to arrive and to come back, and all of them to be open at both of
-// their ends. It tells how many words.
+// their ends. It returns how many words.
 func (c *connections) talk(t *testing.T, when string, share float64) int {
 	t.Helper()
 	said, err := c.accepted.each("Say", share)
 	if err != nil {
 		t.Fatalf("%s: %v", when, err)
 	}
-	heard, err := c.accepted.each("Hear", patience)
-	if err != nil || heard != said {
-		t.Errorf("%s: %d of %d words came back: %v", when, heard, said, err)
+	arrived, err := c.accepted.each("Arrived", patience)
+	if err != nil || arrived != said {
+		t.Errorf("%s: %d of %d words came back: %v", when, arrived, said, err)
 	}
 	for _, ends := range []talkers{c.dialled, c.accepted} {
 		if open, err := ends.each("Open", 0); err != nil || open != c.count {

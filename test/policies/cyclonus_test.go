@@ -145,7 +145,7 @@ func compare(t *testing.T, l *lab.Lab, bits, part int) {
 }
 
 // apply has the tenant's policies be these and no others, and waits until they are in force on both nodes. One that
-// selects nobody is always another one, so that there is a change whose revision the nodes can be asked for; it comes
+// selects no pod is always another one, so that there is a change whose revision the nodes can be asked for; it comes
 // last.
 func apply(ctx context.Context, t *testing.T, l *lab.Lab, number int, documents []string) {
 	t.Helper()
@@ -190,7 +190,7 @@ func policiesOf(ctx context.Context, t *testing.T, l *lab.Lab) []*pilasterv1.Pol
 	return list.Msg.Policies
 }
 
-// What a policy is called that selects nobody, and where it is.
+// What a policy is called that selects no pod, and where it is.
 const (
 	marker  = "marker"
 	nowhere = "nowhere"
@@ -213,7 +213,7 @@ func untilInForce(ctx context.Context, t *testing.T, l *lab.Lab, node string, re
 		select {
 		case <-again:
 		case <-ctx.Done():
-			t.Fatalf("%s has not heard of revision %d", node, revision)
+			t.Fatalf("%s has not received revision %d", node, revision)
 		}
 	}
 }

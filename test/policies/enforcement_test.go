@@ -35,7 +35,7 @@ const (
 // on.
 //
 // Whatever else runs on the machine can only make a change slower, for a while: so one of four series has to be in
-// time, and all are told, with how long tasks waited for a processor and how late who sends the packets was. A change
+// time, and all are logged, with how long tasks waited for a processor and how late who sends the packets was. A change
 // that takes too long by itself does so in each of them.
 func TestChangeToEnforcement(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{
@@ -68,15 +68,16 @@ func TestChangeToEnforcement(t *testing.T) {
 			call := time.Now()
 			changeTo(ctx, t, l, accept("sometimes", port))
 			committed := time.Now()
-			judged := w.await(t, open)
-			fromCall, fromCommit = append(fromCall, judged.Sub(call)), append(fromCommit, max(0, judged.Sub(committed)))
+			enforced := w.await(t, open)
+			fromCall, fromCommit = append(fromCall, enforced.Sub(call)), append(fromCommit,
+				max(0, enforced.Sub(committed)))
 		}
 		took := time.Since(begun)
 		now := enforced(ctx, t, l, counted.count()+changes*len(nodes))
 		agents := now.since(counted)
 		counted = now
 		p99, agents99 := percentile(fromCommit, 99), agents.percentile(99)
-		t.Logf("%d changes in %v: to the first packets judged by them on both nodes, from the commit P50 %v, P99 %v, "+
+		t.Logf("%d changes in %v: to the first packets that they decide on both nodes, from the commit P50 %v, P99 %v, "+
 			"at most %v; from the call P50 %v, P99 %v; agents, from the message P50 ≤ %g s, P99 ≤ %g s; "+
 			"tasks waited for a processor in %.0f %% of the time, packets up to %v", changes,
 			took.Round(time.Millisecond), percentile(fromCommit, 50), p99, slices.Max(fromCommit),
@@ -178,7 +179,7 @@ func (w *watched) run(ctx context.Context, p *prober) error {
 	}
 }
 
-// passes tells whether a datagram arrives, by one behind it that does.
+// passes reports whether a datagram arrives, by one behind it that does.
 func (p *prober) passes(f flow) (bool, error) {
 	for _, port := range serverPorts {
 		if err := unix.Sendto(p.clients[f.from], p.letter(0), 0, p.place(end{f.to, port})); err != nil &&
@@ -216,7 +217,7 @@ func readable(fd int) error {
 	}
 }
 
-// await waits until each flow has turned, once, and tells when the last had.
+// await waits until each flow has turned, once, and returns when the last had.
 func (w *watched) await(t *testing.T, open bool) (last time.Time) {
 	t.Helper()
 	left := slices.Clone(w.flows)
@@ -282,7 +283,7 @@ func scrape(t *testing.T, l *lab.Lab) (sum histogram) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusOK || i == 0 {
-			t.Fatalf("%s tells no times: %s", node, resp.Status)
+			t.Fatalf("%s reports no times: %s", node, resp.Status)
 		}
 	}
 	return sum

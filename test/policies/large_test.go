@@ -134,7 +134,7 @@ func agentFile(ctx context.Context, t *testing.T, l *lab.Lab, name string) strin
 }
 
 // peak wants the memory of the agent to have been bounded until now.
-func peak(ctx context.Context, t *testing.T, l *lab.Lab, when string, judged bool) {
+func peak(ctx context.Context, t *testing.T, l *lab.Lab, when string, limited bool) {
 	t.Helper()
 	_, rest, found := strings.Cut(agentFile(ctx, t, l, "status"), "VmHWM:")
 	kb, err := strconv.Atoi(strings.TrimSpace(strings.Split(rest, "kB")[0]))
@@ -142,7 +142,7 @@ func peak(ctx context.Context, t *testing.T, l *lab.Lab, when string, judged boo
 		t.Fatalf("its memory: %v", err)
 	}
 	t.Logf("%s: at most %d MiB", when, kb>>10)
-	if kb<<10 > maxPeak && judged {
+	if kb<<10 > maxPeak && limited {
 		t.Errorf("%s the agent had %d MiB, of %d at most", when, kb>>10, maxPeak>>20)
 	}
 }

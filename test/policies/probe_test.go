@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	clientPort   = 5000 // the same in all trials: a flow that was allowed is judged anew
+	clientPort   = 5000 // the same in all trials: a flow that was allowed gets a new verdict
 	sentinelPort = 7
 	patience     = 5 * time.Second // for what is to arrive
 )
 
 var serverPorts = []uint16{80, 81}
 
-// prober sends packets between pods and tells what arrived. It does not wait for what does not come: all of it happens
-// on one CPU, whose queues are first in, first out, so that whatever was sent before a sentinel has arrived or was
-// dropped when the sentinel is there. Sentinels run between all containers of a tenant without policies, which has two
-// on each node.
+// prober sends packets between pods and returns what arrived. It does not wait for what does not come: all of it
+// happens on one CPU, whose queues are first in, first out, so that whatever was sent before a sentinel has arrived or
+// was dropped when the sentinel is there. Sentinels run between all containers of a tenant without policies, which has
+// two on each node.
 type prober struct {
 	addresses map[string]netip.Addr // that containers send to
 	spaces    map[string]*netns.Namespace

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	server := rpc.NewServer()
-	if err := server.Register(&Talker{accepted: make(chan error), heard: make(chan int)}); err != nil {
+	if err := server.Register(&Talker{accepted: make(chan error), arrived: make(chan int)}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -46,7 +46,7 @@ type pipe struct {
 type Talker struct {
 	listener net.Listener
 	accepted chan error
-	heard    chan int // connections, as their words come back
+	arrived  chan int // connections, as their words come back
 	waits    int      // for so many of them
 
 	open   atomic.Int64
@@ -81,7 +81,7 @@ func (t *Talker) acceptAll() {
 	for {
 		c, err := t.listener.Accept()
 		if err == nil {
-			err = t.keep(c, t.hear)
+			err = t.keep(c, t.receive)
 		}
 		t.accepted <- err
 	}
@@ -149,7 +149,7 @@ func repeat(c *talk) error {
 			c.number = number
 		}
 		if string(b) != string(c.word()) {
-			return fmt.Errorf("%x is heard, and not %x", b, c.word())
+			return fmt.Errorf("%x arrives, and not %x", b, c.word())
 		}
 		if _, err := c.Write(b); err != nil {
 			return err
@@ -157,8 +157,8 @@ func repeat(c *talk) error {
 	}
 }
 
-// hear wants every word back.
-func (t *Talker) hear(c *talk) error {
+// receive wants every word back.
+func (t *Talker) receive(c *talk) error {
 	for b := make([]byte, wordLength); ; {
 		if _, err := io.ReadFull(c, b); err != nil {
 			return err
@@ -166,11 +166,11 @@ func (t *Talker) hear(c *talk) error {
 		if string(b) != string(c.word()) {
 			return fmt.Errorf("%x comes back of %x", b, c.word())
 		}
-		t.heard <- 1
+		t.arrived <- 1
 	}
 }
 
-// Say says a word on a share of the connections, chosen by chance, and tells how many those are.
+// Say says a word on a share of the connections, chosen by chance, and returns how many those are.
 func (t *Talker) Say(share float64, said *int) error {
 	for _, c := range t.ends {
 		if rand.Float64() >= share {
@@ -186,12 +186,12 @@ func (t *Talker) Say(share float64, said *int) error {
 	return nil
 }
 
-// Hear tells how many of the words have come back, when all have, or none has for so long.
-func (t *Talker) Hear(patience time.Duration, heard *int) error {
-	for patient := time.NewTimer(patience); *heard < t.waits; patient.Reset(patience) {
+// Arrived returns how many of the words have come back, when all have, or none has for so long.
+func (t *Talker) Arrived(patience time.Duration, arrived *int) error {
+	for patient := time.NewTimer(patience); *arrived < t.waits; patient.Reset(patience) {
 		select {
-		case n := <-t.heard:
-			*heard += n
+		case n := <-t.arrived:
+			*arrived += n
 		case <-patient.C:
 			return nil
 		}
@@ -213,7 +213,7 @@ type talkers []*rpc.Client
 // start starts another one.
 func (all *talkers) start(t *testing.T, l *lab.Lab, container string) *rpc.Client {
 	t.Helper()
-	cmd := exec.Command(os.Args[0]) // it ends when nobody can tell it anything any more
+	cmd := exec.Command(os.Args[0]) // it ends when its standard input ends
 	cmd.Env, cmd.Stderr = append(os.Environ(), talkerEnv+"=1"), os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // TestBothKilled kills an orchestrator and an agent that was connected to it. The store still counts the agent's stream
-// as open, and yet the agent that takes over is let in: it asks for an app that nobody knows.
+// as open, and yet the agent that takes over is let in: it asks for an unknown app.
 func TestBothKilled(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}})
 	ctx := t.Context()

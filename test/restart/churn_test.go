@@ -20,7 +20,7 @@ const inFlight = 10
 
 const maxMemory = 64 << 20
 
-// pace is what calls of the plugin may take at a node with a thousand containers. A short run among other tests tells
+// pace is what calls of the plugin may take at a node with a thousand containers. A short run among other tests says
 // nothing about times, so `make churn` alone judges these.
 type pace struct {
 	one          time.Duration // median of an ADD, one at a time

@@ -3,7 +3,7 @@
 //
 // Alone the tests make short runs; `make restart` and `make churn` make the long ones by the environment:
 // PILASTER_RESTART_KILLS, PILASTER_RESTART_CONTAINERS, PILASTER_RESTART_ROUNDS and PILASTER_RESTART_SYNS. With
-// PILASTER_RESTART_LIMITS times are judged, which needs a machine with nothing else to do.
+// PILASTER_RESTART_LIMITS times have limits, which needs a machine with nothing else to do.
 package restart_test
 
 import (

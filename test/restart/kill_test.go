@@ -29,7 +29,7 @@ const youth = 500 * time.Millisecond
 // TestKills kills the agents of two nodes PILASTER_RESTART_KILLS times, with the choices of
 // PILASTER_RESTART_SEED: while they start, in the middle of ADD and DEL, and of taking over from another
 // build, whose tables are laid out otherwise. Two containers send each other numbered datagrams all the
-// while, and none is lost; what they send to nobody is counted, each once.
+// while, and none is lost; what they send to no container is counted, each once.
 func TestKills(t *testing.T) {
 	kills := setting(t, "PILASTER_RESTART_KILLS", 8)
 	seed := uint64(rand.Uint32())
@@ -230,7 +230,7 @@ func (k *killer) ready(node string) {
 	}
 }
 
-// counted wants each datagram to nobody to be counted once, whichever build dropped it.
+// counted wants each datagram to no container to be counted once, whichever build dropped it.
 func (k *killer) counted(node string, sent uint64) {
 	const reason = "dst-undecryptable"
 	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))

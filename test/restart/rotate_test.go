@@ -90,7 +90,7 @@ func TestRotation(t *testing.T) {
 	if ids := r.blue().Tenant.Ids; len(ids) != 3 {
 		t.Errorf("b0 lives, and the ids are %v", ids)
 	}
-	// Its node is away with it: nobody may say that it is gone.
+	// Its node is away with it: no node may report that it is gone.
 	r.must(l.Stop(r.Context(), lab.AgentProcess("n2")))
 	if ids := r.blue().Tenant.Ids; len(ids) != 3 {
 		t.Errorf("the node of b0 is away, and the ids are %v", ids)

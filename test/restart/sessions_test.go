@@ -202,22 +202,22 @@ func (s *sessions) exchange(when string) {
 	said := binary.BigEndian.AppendUint64(nil, s.rounds)
 	deadline := time.Now().Add(10 * time.Second)
 	pass := func(from, to net.Conn) error {
-		heard := make([]byte, len(said))
+		got := make([]byte, len(said))
 		_, err := from.Write(said)
 		if err == nil {
 			err = to.SetReadDeadline(deadline)
 		}
 		if err == nil {
-			_, err = io.ReadFull(to, heard)
+			_, err = io.ReadFull(to, got)
 		}
-		if err == nil && string(heard) != string(said) {
-			err = fmt.Errorf("%x was said, %x is heard", said, heard)
+		if err == nil && string(got) != string(said) {
+			err = fmt.Errorf("%x was said, %x arrives", said, got)
 		}
 		return err
 	}
 	for i := range s.servers {
 		if err := pass(s.servers[i], s.clients[i]); err != nil {
-			s.Fatalf("%s, connection %d: the server speaks: %v", when, i, err)
+			s.Fatalf("%s, connection %d: the server sends: %v", when, i, err)
 		}
 		if err := pass(s.clients[i], s.servers[i]); err != nil {
 			s.Fatalf("%s, connection %d: the client answers: %v", when, i, err)
@@ -225,7 +225,7 @@ func (s *sessions) exchange(when string) {
 	}
 }
 
-// flood has the flooder begin connections that nobody answers.
+// flood has the flooder begin connections that no server answers.
 func (s *sessions) flood(syns int) <-chan error {
 	s.Helper()
 	from, err := s.lab.Container("flooder")
@@ -255,7 +255,7 @@ func (s *sessions) flood(syns int) <-chan error {
 	return done
 }
 
-// listenInSilence listens, and has its queue be full with one connection: nobody answers others.
+// listenInSilence listens, and has its queue be full with one connection: it answers no others.
 func (s *sessions) listenInSilence(at netip.AddrPort) {
 	s.Helper()
 	s.in("server", func() error {

@@ -40,7 +40,7 @@ type stream struct {
 	conn     *net.UDPConn
 
 	sent  []time.Time // when, by number; the sender's until it has ended
-	noise uint64      // datagrams to nobody, one a flow; the sender's too
+	noise uint64      // datagrams to no container, one a flow; the sender's too
 
 	mu       sync.Mutex
 	received []int // how often, by number
@@ -105,7 +105,7 @@ func listen(at netip.Addr) (*net.UDPConn, error) {
 // send is on a thread of its own inside the sender's namespace.
 func (s *stream) send(ctx context.Context, address netip.Addr) error {
 	to := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
-	nobody := &unix.SockaddrInet6{Port: port, Addr: netip.MustParseAddr("fc12::1").As16()}
+	nowhere := &unix.SockaddrInet6{Port: port, Addr: netip.MustParseAddr("fc12::1").As16()}
 	fd, from := -1, firstPort
 	defer func() { unix.Close(fd) }()
 	next := time.Now()
@@ -119,8 +119,8 @@ func (s *stream) send(ctx context.Context, address netip.Addr) error {
 			if from++; from > lastPort {
 				from = firstPort
 			}
-			if err := unix.Sendto(fd, nil, 0, nobody); err != nil {
-				return fmt.Errorf("datagram to nobody: %w", err)
+			if err := unix.Sendto(fd, nil, 0, nowhere); err != nil {
+				return fmt.Errorf("datagram to no container: %w", err)
 			}
 			s.noise++
 		}

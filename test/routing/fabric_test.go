@@ -213,7 +213,7 @@ func (f *fabric) back(t *testing.T, r *router) {
 	f.core.route(t, &netlink.Route{LinkIndex: link, Dst: ipNet(f.prefix(t)), Gw: r.wan.AsSlice()})
 }
 
-// dies takes a router off the switch without a word. Nobody's link goes down but its own.
+// dies takes a router off the switch without a word. No link goes down but its own.
 func (f *fabric) dies(t *testing.T, r *router) { f.wire.down(t, r.name) }
 
 // returns plugs a router in again, and the node forgets what it knows of it.
@@ -231,7 +231,7 @@ func (f *fabric) returns(t *testing.T, r *router) {
 }
 
 // ip runs iproute2 on n1, as people and routing daemons' hooks do; R1 and R2 stand for the routers. Several
-// commands are told apart by a semicolon.
+// commands are separated by a semicolon.
 func (f *fabric) ip(t *testing.T, commands string) {
 	t.Helper()
 	routers := strings.NewReplacer("R1", f.routers[0].address.String()+" dev eth0", "R2",

@@ -64,7 +64,7 @@ func overcome(t *testing.T, all []*traffic, event string, since time.Time, most 
 	return losers
 }
 
-// death is a router that dies, with the routes of the node before and, where a routing daemon hears of it, after.
+// death is a router that dies, with the routes of the node before and, where a routing daemon notices it, after.
 type death struct {
 	name          string
 	before, after string
@@ -73,7 +73,7 @@ type death struct {
 }
 
 // TestDeadEqualRouter: flows spread over equal routers, each on one of them. When a router dies, those on the
-// other lose nothing, and its own go on over the other as soon as the kernel has noticed, or has been told.
+// other lose nothing, and its own go on over the other as soon as the kernel has noticed, or was notified.
 func TestDeadEqualRouter(t *testing.T) {
 	t.Parallel()
 	const equal = "-6 route add default nexthop via R1 nexthop via R2"
@@ -162,7 +162,7 @@ func (d death) of(t *testing.T, f *fabric, all []*traffic) (on map[flow]string) 
 	}
 	losers := overcome(t, all, d.name, since, d.most)
 	for at, router := range on {
-		// Who is told at once may have lost nothing.
+		// A sender that is notified at once may have lost nothing.
 		if router != r1.name && losers[at] || router == r1.name && !losers[at] && d.after == "" {
 			t.Errorf("%s: %v was on %s; that it lost something: %v", d.name, at, router, losers[at])
 		}
@@ -208,7 +208,7 @@ func (f *fabric) paths(t *testing.T, all []*traffic) map[flow]string {
 	return on
 }
 
-// sentinel sends a frame to a router that tells that all before it have come.
+// sentinel sends a frame to a router, which shows that all before it have come.
 func (f *fabric) sentinel(t *testing.T, router string) func(packet.Captured) bool {
 	t.Helper()
 	i, err := packet.NewInjector(f.wire.ns, router)

@@ -94,7 +94,7 @@ func (f *fabric) addresses(t *testing.T) (global []netlink.Addr) {
 	return global
 }
 
-// TestUplinkShrinks: small packets do not notice. The sender of a packet that no longer fits hears of it from
+// TestUplinkShrinks: small packets do not notice. The sender of a packet that no longer fits gets an error from
 // its node, and what it sends after that arrives.
 func TestUplinkShrinks(t *testing.T) {
 	t.Parallel()

@@ -122,7 +122,7 @@ func (s *state) addPins(dir string) (pinned map[ebpf.MapID]bool, err error) {
 	return pinned, err
 }
 
-// eachElement tells a map's elements; a value per CPU comes as all of them behind each other.
+// eachElement lists a map's elements; a value per CPU comes as all of them behind each other.
 func eachElement(m *ebpf.Map, f func(key, value []byte)) error {
 	var key, value []byte
 	var values [][]byte

@@ -65,7 +65,7 @@ func TestPeers(t *testing.T) {
 			n, now.count("map "), now.count("route "), now.count("neighbour "), now.slots, now.capacity)
 	}
 
-	// More containers where the tenant is known already: nobody says a word.
+	// More containers where the tenant is known already: no message is sent.
 	before := said(ctx, t, l)
 	for i := range peers {
 		if err := l.AddContainer(ctx, on(peer(i+1), 2)); err != nil {
@@ -94,7 +94,7 @@ func TestPeers(t *testing.T) {
 }
 
 // addFirst adds a node's first container and has it talk with those of the hub. The node asks for
-// the tenant and is told; no other hears of it.
+// the tenant and gets an event; no other node does.
 func addFirst(ctx context.Context, t *testing.T, l *lab.Lab, node string) {
 	t.Helper()
 	before := said(ctx, t, l)
@@ -106,9 +106,9 @@ func addFirst(ctx context.Context, t *testing.T, l *lab.Lab, node string) {
 		talk(ctx, t, l, here, c.Name)
 		talk(ctx, t, l, c.Name, here)
 	}
-	told := waitTold(ctx, t, l, before)
-	if told.deltas != before.deltas+1 || told.snapshots != before.snapshots || told.resolved != before.resolved+1 {
-		t.Errorf("the first container on %s: %+v, before %+v, wanted one call and one delta", node, told, before)
+	after := waitSent(ctx, t, l, before)
+	if after.deltas != before.deltas+1 || after.snapshots != before.snapshots || after.resolved != before.resolved+1 {
+		t.Errorf("the first container on %s: %+v, before %+v, wanted one call and one delta", node, after, before)
 	}
 }
 
@@ -120,7 +120,7 @@ func talk(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) {
 	}
 }
 
-// words is what the orchestrator has been asked, has noted and has told nodes since it started;
+// words is what the orchestrator has been asked, has noted and has sent to nodes since it started;
 // heartbeats apart.
 type words struct {
 	resolved, snapshots, deltas int
@@ -145,9 +145,9 @@ func said(ctx context.Context, t *testing.T, l *lab.Lab) words {
 // poll is how often a metric is read that must rise.
 const poll = 10 * time.Millisecond
 
-// waitTold waits until another delta was sent and the store has noted which node hosts the tenant:
+// waitSent waits until another delta was sent and the store has noted which node hosts the tenant:
 // an ADD waits for neither.
-func waitTold(ctx context.Context, t *testing.T, l *lab.Lab, before words) words {
+func waitSent(ctx context.Context, t *testing.T, l *lab.Lab, before words) words {
 	t.Helper()
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
@@ -159,7 +159,7 @@ func waitTold(ctx context.Context, t *testing.T, l *lab.Lab, before words) words
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("nobody was told: %+v, before %+v", now, before)
+			t.Fatalf("no event was sent: %+v, before %+v", now, before)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 const forgeries = 20 // frames an attack
 
-// attack sends what nobody may send; each frame is counted under the reason it must be dropped for.
+// attack sends what no container may send; each frame is counted under the reason it must be dropped for.
 func (s *soak) attack() {
 	everyone := s.names(func(*container) bool { return true })
 	if len(everyone) == 0 {

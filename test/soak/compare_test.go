@@ -26,8 +26,8 @@ func (s *soak) compare() {
 // reaches is the model of the packet path: containers of one tenant answer each other, and no
 // others, unless the fabric does not carry one of their nodes and they are on two.
 func (s *soak) reaches(a, b *container) bool {
-	carried := !slices.Contains(s.unheard, a.Node) && !slices.Contains(s.unheard, b.Node)
-	return a.Tenant == b.Tenant && (a.Node == b.Node && !s.still(a.Node) || carried)
+	connected := !slices.Contains(s.unheard, a.Node) && !slices.Contains(s.unheard, b.Node)
+	return a.Tenant == b.Tenant && (a.Node == b.Node && !s.still(a.Node) || connected)
 }
 
 // still reports whether a node's containers can send nothing: macvlans are down with their uplink.
@@ -89,7 +89,7 @@ func (s *soak) compareNodes() {
 	}
 }
 
-// compareReleased pings addresses that were given back. They rest for longer than a round takes.
+// compareReleased pings addresses that were released. They are quarantined for longer than a round takes.
 func (s *soak) compareReleased() {
 	asking := s.names(func(*container) bool { return true })
 	if len(asking) == 0 {
@@ -127,14 +127,14 @@ func (s *soak) compareIDs() {
 				return fmt.Sprintf("%s has ids %v, the last only accepted: %v; the model says %v", name, ids, accepted,
 					s.live[name])
 			}
-			return s.heard(name, now.Hosting)
+			return s.informed(name, now.Hosting)
 		})
 		s.answers["ids of a tenant"]++
 	}
 }
 
-// heard says who that can does not know yet what to accept or to draw from.
-func (s *soak) heard(tenant string, hosting []*pilasterv1.Hosting) string {
+// informed says who that can does not know yet what to accept or to draw from.
+func (s *soak) informed(tenant string, hosting []*pilasterv1.Hosting) string {
 	hosts := map[string]bool{}
 	for _, c := range s.up {
 		hosts[c.Node] = hosts[c.Node] || c.Tenant == tenant

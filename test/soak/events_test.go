@@ -133,7 +133,7 @@ func (s *soak) exhaust() {
 	}
 }
 
-// heldUp wants an id not to be drawn from while a node that hosts the tenant cannot hear of it.
+// heldUp wants an id not to be allocated from while a node that hosts the tenant cannot receive it.
 func (s *soak) heldUp(tenant string, id uint32) bool {
 	hosts := s.names(func(c *container) bool { return c.Tenant == tenant && slices.Contains(s.away, c.Node) })
 	if len(hosts) == 0 {
@@ -230,7 +230,7 @@ func (s *soak) during(node string) {
 	}
 }
 
-// heal waits until a node is carried again in both directions.
+// heal waits until a node is connected again in both directions.
 func (s *soak) heal(node string) {
 	s.unheard, s.away, s.down = nil, nil, nil
 	ns, err := s.lab.Namespace(node)

@@ -48,7 +48,7 @@ type soak struct {
 	up       map[string]*container
 	released map[string]netip.Addr // by name, what the last container of it was called by its tenant
 	gone     map[string]grave      // by name, what it was
-	current  map[string]uint32     // by tenant, the id that is drawn from
+	current  map[string]uint32     // by tenant, the id that addresses are allocated from
 	live     map[string][]uint32   // by tenant, ids in the order made
 	retired  map[string][]uint32
 	unheard  []string // nodes that the fabric does not carry

@@ -35,11 +35,11 @@ func serve() (status int, err error) {
 		return 0, err
 	}
 	var j job
-	told, err := os.ReadFile("/job")
+	text, err := os.ReadFile("/job")
 	if err != nil {
 		return 0, err
 	}
-	if err := json.Unmarshal(told, &j); err != nil {
+	if err := json.Unmarshal(text, &j); err != nil {
 		return 0, err
 	}
 	if err := loadModules("/modules"); err != nil {

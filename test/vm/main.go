@@ -102,7 +102,7 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 		"-serial", "file:"+messages, "-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output")...)
 	var complaints bytes.Buffer
 	qemu.Stdout, qemu.Stderr = os.Stdout, &complaints
-	// Whoever stops this program, as `go test` does after its own time limit, stops the machine.
+	// A process that stops this program, as `go test` does after its own time limit, stops the machine.
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err = qemu.Run()
 	var exit *exec.ExitError

@@ -107,7 +107,7 @@ func (c *capture) await(ctx context.Context, t *testing.T) {
 	from := c.size()
 	for _, p := range c.ports {
 		sentinel := packet.NewSentinel()
-		// Nobody listens there; the error that comes back is sound as well.
+		// No process listens there; the error that comes back is sound as well.
 		frame := packet.Packet{Source: p.router, Destination: p.far,
 			Body: packet.UDP{SourcePort: sentinelPort, DestinationPort: sentinelPort, Payload: sentinel[:]}}
 		for due := true; !c.contains(sentinel, from); {

@@ -130,7 +130,7 @@ func (b *bed) judgeFrames(t *testing.T, name string, frames []packet.Captured) {
 // gateway is the MAC that every container has its frames from; a real one would tell nodes apart.
 const gateway = "02:70:69:6c:00:01"
 
-// mac is a container's own: the same everywhere, or made of a number that tells nothing of the node.
+// mac is a container's own: the same everywhere, or made of a number that shows nothing of the node.
 func (b *bed) mac(t *testing.T, container string) (mac string) {
 	t.Helper()
 	if labtest.Device() != datapath.Macvlan {
@@ -150,7 +150,7 @@ func (b *bed) mac(t *testing.T, container string) (mac string) {
 	return mac
 }
 
-// sendSentinel sends a datagram from a socket to another container; nobody listens there.
+// sendSentinel sends a datagram from a socket to another container; no process listens there.
 func (b *bed) sendSentinel(t *testing.T, from, to host) packet.Sentinel {
 	t.Helper()
 	sentinel := packet.NewSentinel()
@@ -165,7 +165,7 @@ func (b *bed) sendSentinel(t *testing.T, from, to host) packet.Sentinel {
 	return sentinel
 }
 
-// testListings reads what the kernel tells a container: commands, netlink, /proc/net, /proc/sys/net,
+// testListings reads what the kernel shows a container: commands, netlink, /proc/net, /proc/sys/net,
 // while connections are open. A clear tenant's container shows that each listing would tell.
 func (b *bed) testListings(t *testing.T) {
 	for _, p := range pairs {
@@ -183,7 +183,7 @@ func (b *bed) testListings(t *testing.T) {
 			defer c.Close()
 		}
 	}
-	told := map[string]bool{}
+	shown := map[string]bool{}
 	for _, c := range b.Containers() {
 		listings, err := b.listings(c.Name)
 		if err != nil {
@@ -193,7 +193,7 @@ func (b *bed) testListings(t *testing.T) {
 			found := b.evidence(text)
 			switch {
 			case b.Clear(c.Tenant) && len(found) > 0:
-				told[what] = true
+				shown[what] = true
 			case !b.Clear(c.Tenant) && len(found) > 0:
 				t.Errorf("%s: %s shows %v", c.Name, what, found)
 			}
@@ -212,7 +212,7 @@ func (b *bed) testListings(t *testing.T) {
 		"ip -d addr", "ip -6 route show table all", "ss -tuanpe", "netlink addresses", "netlink routes",
 		"/proc/net/if_inet6", "/proc/net/ipv6_route", "/proc/net/tcp6", "/proc/net/udp6",
 	} {
-		if !told[what] {
+		if !shown[what] {
 			t.Errorf("%s shows no plaintext in a clear container either: the search is blind", what)
 		}
 	}

@@ -77,9 +77,9 @@ func (j judge) fault(f frame, offload bool) string {
 	from, to := j.places[f.source[0]], j.places[f.destination[0]]
 	switch {
 	case from == place{}:
-		return fmt.Sprintf("source %v is nobody's", f.source[0])
+		return fmt.Sprintf("source %v is no container's", f.source[0])
 	case to == place{}:
-		return fmt.Sprintf("destination %v is nobody's", f.destination[0])
+		return fmt.Sprintf("destination %v is no container's", f.destination[0])
 	case from.tenant != to.tenant:
 		return "two tenants"
 	case from.port == to.port:

@@ -63,7 +63,7 @@ func (b *bed) testPlanted(t *testing.T) {
 		{"wrong checksum", badSum, "checksum"},
 		{"wrong port", sound.Marshal(), "on a port of neither node"},
 		{"two tenants", udp(b1.Plaintext, r3.Plaintext, nil).Marshal(), "two tenants"},
-		{"unknown source", udp(b1.Plaintext.Next(), b2.Plaintext, nil).Marshal(), "is nobody's"},
+		{"unknown source", udp(b1.Plaintext.Next(), b2.Plaintext, nil).Marshal(), "is no container's"},
 	}
 	c := startCapture(b.ctx, t, b.router, b.ports)
 	for _, p := range planted {

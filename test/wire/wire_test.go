@@ -244,11 +244,11 @@ func (b *bed) wantKinds(t *testing.T, frames []frame, offload bool) {
 			}
 		}
 	}
-	t.Logf("%d packets of containers judged, %d frames in all", total, len(frames))
+	t.Logf("%d packets of containers checked, %d frames in all", total, len(frames))
 }
 
 // testDrops finds that nothing was dropped so far: all that was sent was meant to arrive, and a
-// container that nobody attacks from sends nothing of its own.
+// container without attacks sends nothing of its own.
 func (b *bed) testDrops(t *testing.T) {
 	for _, node := range nodes {
 		drops, err := b.Drops(b.ctx, node)
