@@ -275,7 +275,7 @@ func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
 			continue
 		}
 		for _, a := range r.Attachments {
-			if _, _, drawn := r.Drawn(a); !drawn {
+			if _, _, drawn := r.AllocatedIndex(a); !drawn {
 				all = append(
 					all,
 					&pilasterv1.Mapping{

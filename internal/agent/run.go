@@ -113,8 +113,8 @@ func newDaemon(o Options) (*daemon, error) {
 		return nil, stateError(err)
 	}
 	d.link = NewLink(LinkConfig{
-		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithGiven, WantedPrefix: o.NodePrefix, Edge: o.Edge,
-		Gateway:          func() bool { return d.gateway }, // lastRegistration once networks are open, as is the next
+		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithClusterAddresses, WantedPrefix: o.NodePrefix, Edge: o.Edge,
+		Gateway:          func() bool { return d.gateway }, // known once networks are open, as is the next
 		Enforces:         func() []string { return d.enforces },
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,

@@ -102,13 +102,13 @@ func TestIdsComeAndGo(t *testing.T) {
 	if got := cursors(); got != "[1-1.json 8-1.json]" {
 		t.Errorf("before they have rested: %s", got)
 	}
-	b.now = b.now.Add(endpoint.MinRest)
+	b.now = b.now.Add(endpoint.MinQuarantine)
 	if got := cursors(); got != "[8-1.json]" {
 		t.Errorf("of ids 1 and 8: %s", got)
 	}
 	must(b.Delete(t.Context(), "new", "eth0"))
 	must(b.Delete(t.Context(), "last", "eth0"))
-	b.now = b.now.Add(endpoint.MinRest)
+	b.now = b.now.Add(endpoint.MinQuarantine)
 	if got := cursors(); got != "[]" {
 		t.Errorf("without the tenant: %s", got)
 	}

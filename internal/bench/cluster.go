@@ -87,7 +87,7 @@ func (m *member) Allocate(context.Context, string, string) ([]netip.Addr, error)
 
 func (m *member) Free(context.Context, string, string) error { return nil }
 
-func (m *member) DrawIndex(
+func (m *member) AllocateIndex(
 	_ endpoint.CursorKey,
 	find func(address.Index) (address.Index, error),
 ) (address.Index, error) {

@@ -18,18 +18,18 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// MinRest is how long an index rests after release: long enough for peers' caches, retries and
-// open connections to forget who had it.
-const MinRest = 5 * time.Minute
+// MinQuarantine is how long a released index is quarantined: long enough for the caches, retries and open connections of
+// peers that used the address to end.
+const MinQuarantine = 5 * time.Minute
 
-// reserveAhead is how many indexes beyond the one just drawn are marked used on disk, so that
-// the next draws need no write. A crash loses them until the cursor has come to its end.
+// reserveAhead is how many indexes beyond the last allocated one are marked as used on disk, so that the next
+// allocations need no write. A crash loses them until the cursor wraps.
 const reserveAhead = 4096
 
-// compactAbove is how many lines of the release log may be void before it is written anew.
+// compactAbove is how many lines of the release log may be void before the log is rewritten.
 const compactAbove = 1024
 
-// CursorKey is what indexes are drawn under: an app, or a subnet.
+// CursorKey identifies a cursor: indexes are allocated per app, or per subnet.
 type CursorKey struct {
 	Tenant address.TenantID
 	App    address.AppID
@@ -56,8 +56,9 @@ func parseCursorKey(name string) (key CursorKey, ok bool) {
 	return key, err == nil && key.String() == name
 }
 
-// Drawn is which index of which cursor an attachment's address is; false for one that was not drawn on this node.
-func (r Record) Drawn(a Attachment) (CursorKey, address.Index, bool) {
+// AllocatedIndex returns the cursor and the index that an attachment's address was allocated from. It returns false for an
+// address that was not allocated on this node.
+func (r Record) AllocatedIndex(a Attachment) (CursorKey, address.Index, bool) {
 	switch {
 	case a.Subnet.IsValid():
 		return CursorKey{Tenant: r.TenantID, Subnet: a.Subnet}, indexIn(a.Subnet, a.Address), true
@@ -68,7 +69,7 @@ func (r Record) Drawn(a Attachment) (CursorKey, address.Index, bool) {
 	return CursorKey{}, 0, false
 }
 
-// AddressIn is the address that an index means in a subnet, if there is one.
+// AddressIn returns the address with an index in a subnet, if there is one.
 func AddressIn(subnet netip.Prefix, i address.Index) (netip.Addr, bool) {
 	b := subnet.Masked().Addr().AsSlice()
 	for at := len(b) - 1; i > 0 && at >= 0; at, i = at-1, i>>8 {
@@ -80,7 +81,7 @@ func AddressIn(subnet netip.Prefix, i address.Index) (netip.Addr, bool) {
 	return a, subnet.Contains(a)
 }
 
-// indexIn undoes AddressIn.
+// indexIn is the inverse of AddressIn.
 func indexIn(subnet netip.Prefix, a netip.Addr) address.Index {
 	first, b := subnet.Masked().Addr().AsSlice(), a.AsSlice()
 	var i address.Index
@@ -90,25 +91,25 @@ func indexIn(subnet netip.Prefix, a netip.Addr) address.Index {
 	return i
 }
 
-// ErrExhausted means that every index is in use or resting.
-var ErrExhausted = errors.New("every address of this node is in use or resting")
+// ErrExhausted means that every index is in use or quarantined.
+var ErrExhausted = errors.New("every address of this node is in use or quarantined")
 
-// cursor hands out the indexes of one key: upward first, and when the end is reached the one
-// that was released first, once it has rested.
+// cursor allocates the indexes of one key: upward first; at the end, the index that was released first, once its
+// quarantine is over.
 type cursor struct {
 	disk statefile.Disk
 	path string           // without suffix
 	log  statefile.Syncer // of the release log
 
-	mu       sync.Mutex
-	gone     bool          // forgotten: the key has another cursor, or none
-	used     time.Time     // an index was last drawn or given back, or all of it was read
-	next     address.Index // the first never tried, but for those taken
-	taken    map[address.Index]bool
-	top      address.Index // of those
-	reserved address.Index // on disk: all up to here may be in use
-	resting  []released    // oldest first
-	lines    int           // in the release log, void ones included
+	mu          sync.Mutex
+	gone        bool          // removed: the key has another cursor, or none
+	used        time.Time     // when an index was last allocated or released, or the cursor was read from disk
+	next        address.Index // the first index never allocated, apart from those in taken
+	taken       map[address.Index]bool
+	top         address.Index // the largest of taken
+	reserved    address.Index // on disk: all indexes up to here may be in use
+	quarantined []released    // oldest first
+	lines       int           // in the release log, void ones included
 }
 
 const cursorVersion = 1
@@ -123,10 +124,11 @@ type released struct {
 	at    time.Time
 }
 
-// DrawIndex finds an index that no endpoint of the key holds. find returns the first usable
-// index from the given one on, or address.ErrExhausted. The index is on disk as used before
-// DrawIndex returns; whoever does not put it into a record gives it back by ReleaseIndex.
-func (s *Store) DrawIndex(key CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error) {
+// AllocateIndex allocates an index that no endpoint of the key holds. find returns the first usable index from the given
+// one on, or address.ErrExhausted. The index is marked as used on disk before AllocateIndex returns; a caller that does not
+// put it into a record must call ReleaseIndex.
+func (s *Store) AllocateIndex(key CursorKey, find func(from address.Index) (address.Index, error)) (address.Index,
+	error) {
 	c := s.lockCursor(key)
 	defer c.mu.Unlock()
 	c.used = s.now()
@@ -151,19 +153,19 @@ func (s *Store) DrawIndex(key CursorKey, find func(from address.Index) (address.
 		}
 		c.next = address.MaxIndex + 1
 	}
-	if len(c.resting) == 0 {
+	if len(c.quarantined) == 0 {
 		return 0, ErrExhausted
 	}
-	oldest := c.resting[0]
+	oldest := c.quarantined[0]
 	if wait := s.rest - s.now().Sub(oldest.at); wait > 0 {
-		return 0, fmt.Errorf("%w; one has rested in %v", ErrExhausted, wait.Round(time.Second))
+		return 0, fmt.Errorf("%w; the quarantine of the next one ends in %v", ErrExhausted, wait.Round(time.Second))
 	}
-	// The log keeps its line: the record that is written next voids it.
-	c.resting = c.resting[1:]
+	// The log keeps its line: the record that is written next makes it void.
+	c.quarantined = c.quarantined[1:]
 	return oldest.index, nil
 }
 
-// ReleaseIndex gives an index back to rest. It is written before the record that held it goes.
+// ReleaseIndex releases an index into quarantine. It is written to disk before the record that held it is removed.
 func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
 	c := s.lockCursor(key)
 	err := c.release(i, s.now())
@@ -171,19 +173,19 @@ func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
 	if err != nil {
 		return err
 	}
-	return c.log.Sync() // while it rests, nobody forgets it
+	return c.log.Sync() // Forget does not remove a cursor with quarantined indexes.
 }
 
 func (c *cursor) release(i address.Index, now time.Time) error {
 	c.used = now
 	r := released{i, now}
-	for _, old := range c.resting {
+	for _, old := range c.quarantined {
 		if old.index == i {
 			return nil // a repeated call
 		}
 	}
-	c.resting = append(c.resting, r)
-	if c.lines > 2*len(c.resting)+compactAbove {
+	c.quarantined = append(c.quarantined, r)
+	if c.lines > 2*len(c.quarantined)+compactAbove {
 		return c.compact()
 	}
 	if err := c.disk.Append(c.path+".released", r.line(), 0o600); err != nil {
@@ -203,7 +205,7 @@ func newCursor(disk statefile.Disk, path string, reserved address.Index) *cursor
 	}
 }
 
-// lockCursor finds or makes the key's cursor, for one at a time, who unlocks it.
+// lockCursor finds or creates the key's cursor and locks it; the caller unlocks it.
 func (s *Store) lockCursor(key CursorKey) *cursor {
 	for {
 		c := s.cursor(key)
@@ -226,8 +228,8 @@ func (s *Store) cursor(key CursorKey) *cursor {
 	return c
 }
 
-// Forget removes the cursors of tenant ids that this node has no more, once every index has rested: an id may
-// come back with its tenant. Only who draws from such a cursor waits for the disk.
+// Forget removes the cursors of tenant ids that this node no longer has, once no index is quarantined any more: an id
+// may come back with its tenant. Only callers that use such a cursor wait for the disk.
 func (s *Store) Forget(has func(address.TenantID) bool) error {
 	var errs []error
 	for key, c := range s.unused(has) {
@@ -238,7 +240,7 @@ func (s *Store) Forget(has func(address.TenantID) bool) error {
 	return errors.Join(errs...)
 }
 
-// unused are the cursors of keys without records. One that is drawn from meanwhile has been used just now.
+// unused returns the cursors of keys without records. A cursor that allocates meanwhile has just been used.
 func (s *Store) unused(has func(address.TenantID) bool) map[CursorKey]*cursor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -253,7 +255,7 @@ func (s *Store) forget(key CursorKey, c *cursor) error {
 	if c.gone || s.now().Sub(c.used) < s.rest {
 		return nil
 	}
-	// The log first: without its cursor it would say that the cursor was lost.
+	// The log first: a log without its cursor file is read as a lost cursor.
 	for _, suffix := range []string{".released", ".json"} {
 		if err := s.disk.Remove(c.path + suffix); err != nil {
 			return err
@@ -266,7 +268,7 @@ func (s *Store) forget(key CursorKey, c *cursor) error {
 	return nil
 }
 
-// reserve makes sure that the disk says i is used.
+// reserve makes sure that i is marked as used on disk.
 func (c *cursor) reserve(i address.Index) error {
 	if i <= c.reserved {
 		return nil
@@ -296,16 +298,16 @@ func (r released) line() string {
 	return fmt.Sprintf("%d %s\n", r.index, r.at.UTC().Format(time.RFC3339))
 }
 
-// compact writes the release log anew, without void lines.
+// compact rewrites the release log without void lines.
 func (c *cursor) compact() error {
 	var b bytes.Buffer
-	for _, r := range c.resting {
+	for _, r := range c.quarantined {
 		b.WriteString(r.line())
 	}
 	if err := c.disk.WriteBytes(c.path+".released", b.Bytes(), 0o600); err != nil {
 		return err
 	}
-	c.lines = len(c.resting)
+	c.lines = len(c.quarantined)
 	return nil
 }
 
@@ -347,7 +349,7 @@ func (s *Store) loadCursors() error {
 		if !slices.Contains(names, name) {
 			return &statefile.CorruptError{
 				Path: filepath.Join(dir, name+".json"),
-				Err:  errors.New("it is missing, though indexes of it were drawn"),
+				Err:  errors.New("it is missing, though indexes of it were allocated"),
 			}
 		}
 	}
@@ -377,14 +379,14 @@ func loadCursor(disk statefile.Disk, path string, live map[address.Index]bool) (
 	return c, c.loadReleased(live)
 }
 
-// again begins anew with what is neither in use nor resting: a subnet is too small to lose what was reserved. That has
-// no record, so nothing was ever sent to it, or it is in the log.
+// again restarts the cursor with what is neither in use nor quarantined: a subnet is too small to lose reserved
+// indexes. A reserved index without a record was never used by a container, or it is in the log.
 func (c *cursor) again(live map[address.Index]bool) {
 	c.next, c.taken = 1, maps.Clone(live)
 	if c.taken == nil {
 		c.taken = map[address.Index]bool{}
 	}
-	for _, r := range c.resting {
+	for _, r := range c.quarantined {
 		c.taken[r.index] = true
 	}
 	for i := range c.taken {
@@ -392,8 +394,8 @@ func (c *cursor) again(live map[address.Index]bool) {
 	}
 }
 
-// loadReleased reads the release log. A last line without its end is a write that a crash cut
-// off; it was never acknowledged. An index that was released twice rests since the last time.
+// loadReleased reads the release log. A last line without a line end is a write that a crash cut off; it was never
+// acknowledged. An index that was released twice is quarantined from the second release on.
 func (c *cursor) loadReleased(live map[address.Index]bool) error {
 	path := c.path + ".released"
 	b, err := c.disk.ReadFile(path)
@@ -416,11 +418,11 @@ func (c *cursor) loadReleased(live map[address.Index]bool) error {
 	}
 	for n, r := range lines {
 		if last[r.index] == n && !live[r.index] {
-			c.resting = append(c.resting, r)
+			c.quarantined = append(c.quarantined, r)
 		}
 	}
 	c.lines = len(lines)
-	if whole < len(b) || c.lines > len(c.resting) {
+	if whole < len(b) || c.lines > len(c.quarantined) {
 		return c.compact()
 	}
 	return nil
@@ -437,7 +439,7 @@ func parseReleased(line string, reserved address.Index) (released, error) {
 		return r, err
 	}
 	if r.index == 0 || r.index > reserved {
-		return r, fmt.Errorf("index %d was never drawn", r.index)
+		return r, fmt.Errorf("index %d was never allocated", r.index)
 	}
 	r.at = t
 	if r.line() != line {

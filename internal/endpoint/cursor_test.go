@@ -29,15 +29,15 @@ func sparse(last address.Index) func(address.Index) (address.Index, error) {
 
 func draw(t testing.TB, s *Store) address.Index {
 	t.Helper()
-	i, err := s.DrawIndex(key, every)
+	i, err := s.AllocateIndex(key, every)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return i
 }
 
-// NP1, §6.1: no index is in two hands, whatever crashes: a store that is opened again knows only
-// what was on disk.
+// NP1, §6.1: no index has two holders, whenever the agent crashes: a store that is opened again knows only what was on
+// disk.
 func TestNoIndexIsGivenTwice(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -46,29 +46,30 @@ func TestNoIndexIsGivenTwice(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		dir, c := t.TempDir(), newClock()
 		s := open(t, dir, c)
-		held := map[address.Index]ID{}              // drawn, in a record
+		held := map[address.Index]ID{}              // allocated, and in a record
 		releasedAt := map[address.Index]time.Time{} // by the last ReleaseIndex that returned
 		var nextID ID
 		find := sparse(64 * 200)
 		for range 300 {
 			switch n := rng.IntN(100); {
 			case n < 50:
-				i, err := s.DrawIndex(key, find)
+				i, err := s.AllocateIndex(key, find)
 				if errors.Is(err, ErrExhausted) {
-					c.advance(MinRest / 2)
+					c.advance(MinQuarantine / 2)
 					continue
 				}
 				if err != nil {
 					t.Fatal(err)
 				}
 				if id, taken := held[i]; taken {
-					t.Fatalf("seed %d: index %d drawn again while endpoint %d holds it", seed, i, id)
+					t.Fatalf("seed %d: index %d allocated again while endpoint %d holds it", seed, i, id)
 				}
-				if at, ok := releasedAt[i]; ok && c.t.Sub(at) < MinRest {
-					t.Fatalf("seed %d: index %d drawn again after %v", seed, i, c.t.Sub(at))
+				if at, ok := releasedAt[i]; ok && c.t.Sub(at) < MinQuarantine {
+					t.Fatalf("seed %d: index %d allocated again after %v", seed, i, c.t.Sub(at))
 				}
 				if n < 5 {
-					continue // crash or failure before a record: the index may be lost, not doubled
+					// A crash or failure before the record was written: the index may be lost, never allocated twice.
+					continue
 				}
 				nextID++
 				if err := s.Put(record(nextID, i)); err != nil {
@@ -101,7 +102,7 @@ func TestNoIndexIsGivenTwice(t *testing.T) {
 				}
 				s = open(t, dir, c)
 			default:
-				c.advance(time.Duration(rng.IntN(int(MinRest))))
+				c.advance(time.Duration(rng.IntN(int(MinQuarantine))))
 			}
 		}
 	}
@@ -112,8 +113,8 @@ func TestOldestReleasedComesFirstAndOnlyAfterItsRest(t *testing.T) {
 	s := open(t, dir, c)
 	find := sparse(64 * 3)
 	for want := address.Index(64); want <= 192; want += 64 {
-		if i, err := s.DrawIndex(key, find); err != nil || i != want {
-			t.Fatalf("drew %d, %v; want %d", i, err, want)
+		if i, err := s.AllocateIndex(key, find); err != nil || i != want {
+			t.Fatalf("allocated %d, %v; want %d", i, err, want)
 		}
 	}
 	for _, i := range []address.Index{128, 64, 192} {
@@ -122,18 +123,18 @@ func TestOldestReleasedComesFirstAndOnlyAfterItsRest(t *testing.T) {
 		}
 		c.advance(time.Minute)
 	}
-	if _, err := s.DrawIndex(key, find); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "2m0s") {
+	if _, err := s.AllocateIndex(key, find); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "2m0s") {
 		t.Fatalf("while all rest: %v; want exhausted, 2m0s to go", err)
 	}
 	c.advance(2 * time.Minute)
 	s = open(t, dir, c) // the order is on disk too
 	for _, want := range []address.Index{128, 64, 192} {
-		if i, err := s.DrawIndex(key, find); err != nil || i != want {
-			t.Fatalf("drew %d, %v; want %d, the oldest released", i, err, want)
+		if i, err := s.AllocateIndex(key, find); err != nil || i != want {
+			t.Fatalf("allocated %d, %v; want %d, the oldest released", i, err, want)
 		}
 		c.advance(time.Minute)
 	}
-	if _, err := s.DrawIndex(key, find); !errors.Is(err, ErrExhausted) {
+	if _, err := s.AllocateIndex(key, find); !errors.Is(err, ErrExhausted) {
 		t.Fatalf("with all in use: %v", err)
 	}
 }
@@ -160,11 +161,11 @@ func TestCloseGivesBackWhatWasReserved(t *testing.T) {
 	}
 	s = open(t, dir, c)
 	if i := draw(t, s); i != last+1 {
-		t.Fatalf("after a clean stop drew %d, want %d", i, last+1)
+		t.Fatalf("after a clean stop allocated %d, want %d", i, last+1)
 	}
 	s = open(t, dir, c) // as after a crash
 	if i := draw(t, s); i != last+2+reserveAhead {
-		t.Fatalf("after a crash drew %d, want %d, beyond the reserved block", i, last+2+reserveAhead)
+		t.Fatalf("after a crash allocated %d, want %d, beyond the reserved block", i, last+2+reserveAhead)
 	}
 }
 
@@ -202,13 +203,13 @@ func TestReleaseLogOnAFullDisk(t *testing.T) {
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	s := open(t, dir, c)
-	var drawn []address.Index
+	var allocated []address.Index
 	for range 1000 {
-		drawn = append(drawn, draw(t, s))
+		allocated = append(allocated, draw(t, s))
 	}
 	released := 0
 	release := func() error {
-		err := s.ReleaseIndex(key, drawn[released])
+		err := s.ReleaseIndex(key, allocated[released])
 		released++
 		return err
 	}
@@ -242,14 +243,14 @@ func TestReleaseLogStaysShort(t *testing.T) {
 	find := sparse(64)
 	path := filepath.Join(dir, "cursors/7-3.released")
 	for range compactAbove + 100 {
-		i, err := s.DrawIndex(key, find)
+		i, err := s.AllocateIndex(key, find)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := s.ReleaseIndex(key, i); err != nil {
 			t.Fatal(err)
 		}
-		c.advance(MinRest)
+		c.advance(MinQuarantine)
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -270,13 +271,13 @@ func TestDrawsSideBySide(t *testing.T) {
 		k := CursorKey{Tenant: 7, App: address.AppID(n % 2)}
 		wg.Go(func() {
 			for range each {
-				i, err := s.DrawIndex(k, every)
+				i, err := s.AllocateIndex(k, every)
 				mu.Lock()
 				if seen[k] == nil {
 					seen[k] = map[address.Index]bool{}
 				}
 				if err != nil || seen[k][i] {
-					t.Errorf("%v: drew %d, %v; drawn before %v", k, i, err, seen[k][i])
+					t.Errorf("%v: allocated %d, %v; allocated before %v", k, i, err, seen[k][i])
 				}
 				seen[k][i] = true
 				mu.Unlock()

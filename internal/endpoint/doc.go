@@ -1,4 +1,3 @@
-// Package endpoint is a container's attachment point on a node: its record, the states it goes
-// through, the cursors from which indexes are drawn, and how all of it is kept on disk. It
-// touches no kernel object; see package datapath for that.
+// Package endpoint holds a container's attachment point on a node: its record, its states, the cursors that allocate
+// indexes, and the files of all three. It touches no kernel object; package datapath does.
 package endpoint

@@ -28,7 +28,7 @@ func cursorFiles(t *testing.T, dir string) []string {
 	return files
 }
 
-// What is kept of an id goes when this node has neither the id nor an index that has not rested.
+// The files of a tenant id are removed when this node has neither the id nor a quarantined index of it.
 func TestCursorsOfIDsThatAreGone(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
@@ -46,7 +46,7 @@ func TestCursorsOfIDsThatAreGone(t *testing.T) {
 			t.Fatalf("%s: the cursor is gone", why)
 		}
 	}
-	c.advance(2 * MinRest)
+	c.advance(2 * MinQuarantine)
 	stays("in use")
 	if err := s.ReleaseIndex(key, i); err != nil {
 		t.Fatal(err)
@@ -54,15 +54,15 @@ func TestCursorsOfIDsThatAreGone(t *testing.T) {
 	if err := s.Delete(1); err != nil {
 		t.Fatal(err)
 	}
-	c.advance(MinRest - 1)
+	c.advance(MinQuarantine - 1)
 	stays("just released")
-	c.advance(2 * MinRest)
+	c.advance(2 * MinQuarantine)
 	stays("the node has the id", key.Tenant)
 
-	c.advance(2 * MinRest)
-	s = open(t, dir, c) // nobody knows what was drawn before
+	c.advance(2 * MinQuarantine)
+	s = open(t, dir, c) // the allocated indexes are no longer known
 	stays("just read")
-	c.advance(MinRest)
+	c.advance(MinQuarantine)
 	forget(t, s)
 	if left := cursorFiles(t, dir); len(left) > 0 {
 		t.Errorf("left: %v", left)
@@ -73,7 +73,7 @@ func TestCursorsOfIDsThatAreGone(t *testing.T) {
 	}
 }
 
-// What cannot be removed leaves what can be read, and goes later.
+// A failed removal leaves readable files, which are removed later.
 func TestForgottenHalf(t *testing.T) {
 	for _, suffix := range []string{".released", ".json"} {
 		dir, c := t.TempDir(), newClock()
@@ -81,8 +81,8 @@ func TestForgottenHalf(t *testing.T) {
 		if err := s.ReleaseIndex(key, draw(t, s)); err != nil {
 			t.Fatal(err)
 		}
-		c.advance(MinRest)
-		// A folder that holds something cannot be removed.
+		c.advance(MinQuarantine)
+		// A folder that is not empty cannot be removed.
 		file := filepath.Join(dir, cursorsFolder, key.String()+suffix)
 		if err := os.Rename(file, file+".kept"); err != nil {
 			t.Fatal(err)
@@ -98,7 +98,7 @@ func TestForgottenHalf(t *testing.T) {
 			t.Fatal(err)
 		}
 		s = open(t, dir, c)
-		c.advance(MinRest)
+		c.advance(MinQuarantine)
 		forget(t, s)
 		if left := cursorFiles(t, dir); len(left) > 0 {
 			t.Errorf("%s: left %v", suffix, left)
@@ -106,26 +106,26 @@ func TestForgottenHalf(t *testing.T) {
 	}
 }
 
-// Indexes that are drawn while their cursor is forgotten are different all the same.
+// Indexes that are allocated while their cursor is removed differ all the same.
 func TestForgetMeanwhile(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
-	s, err := OpenStore(StoreConfig{Dir: dir, Now: c.now, Rest: 1}) // all is rested soon
+	s, err := OpenStore(StoreConfig{Dir: dir, Now: c.now, Quarantine: 1}) // every quarantine ends at once
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 50 {
-		var drawn sync.WaitGroup
+		var allocated sync.WaitGroup
 		var indexes [4]address.Index
 		for n := range indexes {
-			drawn.Go(func() {
+			allocated.Go(func() {
 				var err error
-				if indexes[n], err = s.DrawIndex(key, every); err != nil && !errors.Is(err, ErrExhausted) {
+				if indexes[n], err = s.AllocateIndex(key, every); err != nil && !errors.Is(err, ErrExhausted) {
 					t.Error(err)
 				}
 			})
 		}
 		forget(t, s)
-		drawn.Wait()
+		allocated.Wait()
 		slices.Sort(indexes[:])
 		if len(slices.Compact(slices.Clone(indexes[:]))) < len(indexes) {
 			t.Fatalf("given twice: %v", indexes)
@@ -134,18 +134,18 @@ func TestForgetMeanwhile(t *testing.T) {
 	}
 }
 
-// While one cursor is forgotten, which may wait for a slow disk, nobody else waits.
+// While one cursor is removed, which may wait for a slow disk, callers of other cursors do not wait.
 func TestForgetLetsOthersGoOn(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
 	draw(t, s)
-	c.advance(MinRest)
-	slow := s.lockCursor(key) // as the one who waits for the disk has it
+	c.advance(MinQuarantine)
+	slow := s.lockCursor(key) // as a caller that waits for the disk holds it
 	forgotten := make(chan struct{})
 	go func() { defer close(forgotten); forget(t, s) }()
 	others := make(chan error, 1)
 	go func() {
-		_, err := s.DrawIndex(CursorKey{Tenant: key.Tenant + 1, App: key.App}, every)
+		_, err := s.AllocateIndex(CursorKey{Tenant: key.Tenant + 1, App: key.App}, every)
 		others <- errors.Join(err, s.Put(record(7, 7)))
 	}()
 	select {

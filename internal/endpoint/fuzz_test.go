@@ -17,8 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// FuzzCursor: of what lies on disk, no index is given out that may be in use, and no line of the log is
-// passed over in silence.
+// FuzzCursor: whatever is on disk, no index that may be in use is allocated, and no line of the log is ignored
+// silently.
 func FuzzCursor(f *testing.F) {
 	log := "3 2026-11-01T00:00:00Z\n4 2026-11-01T00:00:01Z\n3 2026-11-01T00:05:00Z\n"
 	for _, s := range []string{log, log[:len(log)-4], "", "0 2026-11-01T00:00:00Z\n", "9 2026-11-01T00:00:00Z\n",
@@ -44,26 +44,25 @@ func FuzzCursor(f *testing.F) {
 			last[string(index)] = string(line)
 		}
 		delete(last, fmt.Sprint(inUse))
-		if len(c.resting) != len(last) {
-			t.Fatalf("%d indexes rest, the log says %v", len(c.resting), last)
+		if len(c.quarantined) != len(last) {
+			t.Fatalf("%d indexes rest, the log says %v", len(c.quarantined), last)
 		}
-		for _, r := range c.resting {
+		for _, r := range c.quarantined {
 			if last[fmt.Sprint(r.index)] != r.line() || r.index == 0 || r.index > c.reserved {
-				t.Fatalf("%+v rests, the log says %v", r, last)
+				t.Fatalf("%+v is quarantined, the log says %v", r, last)
 			}
 		}
 		if c.next != c.reserved+1 || c.next > address.MaxIndex+1 || address.Index(inUse) >= c.next {
 			t.Fatalf("next is %d, reserved %d, in use %d", c.next, c.reserved, inUse)
 		}
 		again, err := loadCursor(statefile.Disk{}, path, live)
-		if err != nil || fmt.Sprint(again.resting) != fmt.Sprint(c.resting) {
+		if err != nil || fmt.Sprint(again.quarantined) != fmt.Sprint(c.quarantined) {
 			t.Fatalf("a second start has %+v, %v; the first had %+v", again, err, c)
 		}
 	})
 }
 
-// FuzzDecodeRecord: a record that is accepted says what the file says, leaves nothing to guess, and is the same when
-// written again.
+// FuzzDecodeRecord: an accepted record equals the file's content, is complete, and is the same when written again.
 func FuzzDecodeRecord(f *testing.F) {
 	var good []string
 	for _, r := range []Record{record(1, 5), record(MaxID, address.MaxIndex)} {
@@ -117,7 +116,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	})
 }
 
-// checkRecord holds what later steps rely on.
+// checkRecord checks what callers of DecodeRecord rely on.
 func checkRecord(t *testing.T, r Record) {
 	t.Helper()
 	if r.ID < 1 || r.ID > 65535 || r.TenantID < 1 || r.TenantID > 1<<24-1 || r.App >= 0xff00 ||
@@ -140,7 +139,7 @@ func checkRecord(t *testing.T, r Record) {
 // digits are those of a MAC in any of its forms.
 func digits(mac string) string { return strings.NewReplacer(":", "", "-", "", ".", "").Replace(mac) }
 
-// normal makes empty and missing lists the same, which JSON does not tell apart.
+// normal makes empty and missing lists equal, which JSON does not distinguish.
 func normal(r Record) Record {
 	if len(r.Labels) == 0 {
 		r.Labels = nil

@@ -5,12 +5,12 @@ import (
 	"path/filepath"
 )
 
-// Peek reads the records below a store's directory one by one and changes nothing, by path. A
-// record that cannot be used is nil.
+// Peek reads the records below a store's directory one by one, by path, and changes nothing. The value of an unusable
+// record is nil.
 func Peek(dir string) map[string]*Record {
 	var paths []string
 	for _, suffix := range []string{recordSuffix, markedSuffix} {
-		// The pattern is a good one: there is no other error.
+		// Glob fails only for a malformed pattern, and this one is well formed.
 		more, _ := filepath.Glob(filepath.Join(dir, recordsFolder, "*"+suffix))
 		paths = append(paths, more...)
 	}

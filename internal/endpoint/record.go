@@ -13,13 +13,13 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// Versions of the file, raised when its meaning changes. A record that says no more than the first could is written as
-// one, so that older builds read it.
+// Versions of the file, raised when its meaning changes. A record that uses nothing newer than version 1 is written as
+// version 1, so that older builds read it.
 const (
 	firstVersion  = 1
 	withNetworks  = 2 // attachments without a plaintext, of IPv4, with a subnet or an overhead
 	withLeft      = 3 // addresses left
-	recordVersion = 4 // another app than addresses say
+	recordVersion = 4 // an app that differs from the one in the addresses
 )
 
 func (r Record) version() int {
@@ -37,14 +37,13 @@ func (r Record) version() int {
 	return firstVersion
 }
 
-// recordFile is one record as it lies on disk.
+// recordFile is the format of a record on disk.
 type recordFile struct {
 	Version  int    `json:"version"`
 	Endpoint Record `json:"endpoint"`
 }
 
-// DecodeRecord reads a record file's content and refuses anything a later step would have to
-// guess about.
+// DecodeRecord reads a record file's content and refuses incomplete or ambiguous records.
 func DecodeRecord(b []byte) (Record, error) {
 	var f recordFile
 	if err := statefile.DecodeSince(b, firstVersion, recordVersion, &f); err != nil {
@@ -81,10 +80,10 @@ func (r Record) validate() error {
 	return nil
 }
 
-// maxOverhead is far above what any network puts before a packet, and far below any MTU.
+// maxOverhead is far above the outer headers of any network, and far below any MTU.
 const maxOverhead = 512
 
-// validate refuses what no network can have made; its own looks closer.
+// validate refuses what no network can have made; the attachment's own network checks more.
 func (a Attachment) validate() error {
 	switch {
 	case a.Network == "" || !isPlain(a.Address) || !isPlain(a.Gateway) || a.Address.Is4() != a.Gateway.Is4(),
@@ -103,13 +102,13 @@ func (a Attachment) validate() error {
 	return nil
 }
 
-// isPlain reports whether an address is whole and means the same on every interface.
+// isPlain reports whether an address is valid, not IPv4-mapped, and has no zone.
 func isPlain(a netip.Addr) bool { return a.IsValid() && !a.Is4In6() && a.Zone() == "" }
 
-// firstKind is that of a device whose file names none.
+// firstKind is the kind of a device whose file names none.
 const firstKind = "veth"
 
-// deviceFile is a Device with its MACs as people write them.
+// deviceFile is a Device with its MACs as text.
 type deviceFile struct {
 	Kind         string `json:"kind,omitempty"`
 	HostName     string `json:"hostName"`
@@ -122,7 +121,7 @@ type deviceFile struct {
 func (d Device) MarshalJSON() ([]byte, error) {
 	kind := d.Kind
 	if kind == firstKind {
-		kind = "" // which builds read that know no other
+		kind = "" // readable also by builds that know no other kind
 	}
 	return json.Marshal(deviceFile{kind, d.HostName, d.HostIfindex, d.HostMAC.String(), d.ContainerMAC.String(), d.MTU})
 }

@@ -22,16 +22,16 @@ const (
 	cursorsFolder = "cursors"
 )
 
-// Folders are those that a store makes in its directory.
+// Folders returns the names of the folders that a store creates in its directory.
 func Folders() []string { return []string{recordsFolder, cursorsFolder} }
 
 // Store keeps records and index cursors below one directory:
 //
 //	endpoints/<id>.json                  one record each
-//	endpoints/<id>.deleting              the record of one whose removal has begun
-//	last-id                              the id that was taken last
-//	cursors/<tenant id>-<app>.json       up to where indexes may have been used; <app> may be a subnet, as in 7-10.0.3.0_24
-//	cursors/<tenant id>-<app>.released   one line for each index given back
+//	endpoints/<id>.deleting              the record of an endpoint whose removal has begun
+//	last-id                              the id that was allocated last
+//	cursors/<tenant id>-<app>.json       indexes up to here may have been used; <app> may be a subnet: 7-10.0.3.0_24
+//	cursors/<tenant id>-<app>.released   one line for each released index
 //
 // Memory and disk agree whenever no call is running. All methods may be called concurrently; calls about one endpoint
 // must be made one after the other.
@@ -39,36 +39,36 @@ type Store struct {
 	dir   string
 	disk  statefile.Disk
 	files statefile.Folder // of the records
-	last  statefile.Open   // the id taken last
+	last  statefile.Open   // the id allocated last
 	rest  time.Duration
 	now   func() time.Time
 
-	mu      sync.Mutex // may be taken with a cursor's held, not the other way around
+	mu      sync.Mutex // may be locked while a cursor is locked, not the other way around
 	records map[ID]Record
 	ids     map[interfaceOf]ID // of those records
-	given   map[ID]bool        // those with an address that was not drawn on this node
+	given   map[ID]bool        // endpoints with an address that was not allocated on this node
 	cursors map[CursorKey]*cursor
 }
 
 // interfaceOf names one interface of one container.
 type interfaceOf struct{ container, name string }
 
-// StoreConfig says where the store is and what it takes from outside.
+// StoreConfig configures a Store.
 type StoreConfig struct {
-	Dir  string
-	Disk statefile.Disk   // that the directory is on
-	Rest time.Duration    // how long an index rests before it is used again; 0 means MinRest
-	Now  func() time.Time // nil means time.Now
+	Dir        string
+	Disk       statefile.Disk   // the file system of Dir
+	Quarantine time.Duration    // how long an index is quarantined before it is used again; 0 means MinQuarantine
+	Now        func() time.Time // nil means time.Now
 }
 
-// OpenStore reads everything below the directory, which the caller has locked. A file that does
-// not say what it should is a *durable.CorruptError.
+// OpenStore reads everything below the directory, which the caller has locked. A damaged file is a
+// *statefile.CorruptError.
 func OpenStore(c StoreConfig) (*Store, error) {
 	s := &Store{
 		dir:     c.Dir,
 		disk:    c.Disk,
 		files:   c.Disk.NewFolder(filepath.Join(c.Dir, recordsFolder)),
-		rest:    cmp.Or(c.Rest, MinRest),
+		rest:    cmp.Or(c.Quarantine, MinQuarantine),
 		now:     c.Now,
 		records: map[ID]Record{},
 		ids:     map[interfaceOf]ID{},
@@ -96,17 +96,17 @@ func OpenStore(c StoreConfig) (*Store, error) {
 	return s, nil
 }
 
-// LastIDFile is not waited for to be on disk, and may hold anything after a crash of the machine: that also ends
-// whatever ids were used for.
+// LastIDFile is not synced to disk and may hold anything after a crash of the machine. Such a crash also ends whatever
+// the ids were used for.
 const LastIDFile = "last-id"
 
-// NoteLastID keeps the id that was taken last, for the next process.
+// NoteLastID stores the id that was allocated last, for the next process.
 func (s *Store) NoteLastID(id ID) error {
 	_, err := s.last.WriteAt(fmt.Appendf(nil, "%5d\n", id), 0)
 	return err
 }
 
-// LastID is the one noted last; 0 where that is not known.
+// LastID returns the id noted last; 0 if it is unknown.
 func (s *Store) LastID() ID {
 	b := make([]byte, 6)
 	if _, err := s.last.ReadAt(b, 0); err != nil {
@@ -135,7 +135,7 @@ func (s *Store) loadRecords() error {
 	return nil
 }
 
-// loadRecord reads a file and notes whose its addresses are.
+// loadRecord reads a file and notes the owner of its addresses.
 func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 	path := s.files.Path(name + suffix)
 	b, err := s.disk.ReadFile(path)
@@ -151,13 +151,14 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 	}
 	if suffix == markedSuffix {
 		if _, again := s.records[r.ID]; again {
-			// An older build, which passes over marked records, has given the id to another endpoint.
+			// An older build, which ignores marked records, has reused the id for another endpoint.
 			return s.files.Remove(name + suffix)
 		}
 		r.State = Deleting
 	}
 	for _, a := range r.Attachments {
-		// What nodes see is one endpoint's on the node; what containers see, one's in the tenant.
+		// A plaintext address belongs to one endpoint of the node, a container's own address to one endpoint of the
+		// tenant.
 		whose := fmt.Sprint(a.Network, " ", a.Plaintext)
 		if !a.Plaintext.IsValid() {
 			whose = fmt.Sprint(a.Network, " ", r.TenantID, " ", a.Address)
@@ -174,13 +175,13 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 	return nil
 }
 
-// keep is called with the lock held, or before anybody else knows the store.
+// keep is called with the lock held, or before OpenStore has returned the store.
 func (s *Store) keep(r Record) {
 	s.records[r.ID] = r
 	s.ids[interfaceOf{r.ContainerID, r.Interface}] = r.ID
 	if delete(s.given, r.ID); slices.ContainsFunc(
 		r.Attachments,
-		func(a Attachment) bool { _, _, drawn := r.Drawn(a); return !drawn },
+		func(a Attachment) bool { _, _, allocated := r.AllocatedIndex(a); return !allocated },
 	) {
 		s.given[r.ID] = true
 	}
@@ -194,10 +195,10 @@ const (
 func recordName(id ID) string { return strconv.Itoa(int(id)) + recordSuffix }
 func markedName(id ID) string { return strconv.Itoa(int(id)) + markedSuffix }
 
-// RecordPath is the file of an endpoint's record.
+// RecordPath returns the path of an endpoint's record.
 func (s *Store) RecordPath(id ID) string { return s.files.Path(recordName(id)) }
 
-// Hold keeps a record that is being made. It is not on disk, so a crash forgets it.
+// Hold keeps a record in memory while its endpoint is being prepared. It is not on disk, so a crash loses it.
 func (s *Store) Hold(r Record) error {
 	if err := r.validate(); err != nil {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
@@ -219,8 +220,8 @@ func (s *Store) Put(r Record) error {
 	return s.Hold(r)
 }
 
-// Mark says that the endpoint's removal has begun, for whoever goes on after a crash of this process. After one of the
-// machine there is nothing to remove, so the disk is not waited for, and a full one is no hindrance.
+// Mark notes that the endpoint's removal has begun, for the next process after a crash of this one. After a crash of
+// the machine there is nothing to remove; so Mark does not wait for the disk, and succeeds on a full one.
 func (s *Store) Mark(r Record) error {
 	r.State = Deleting
 	if err := s.Hold(r); err != nil {
@@ -233,7 +234,7 @@ func (s *Store) Mark(r Record) error {
 	return err
 }
 
-// Delete forgets the record. Its indexes must have been released before.
+// Delete removes the record. Its indexes must have been released before.
 func (s *Store) Delete(id ID) error {
 	if err := s.files.Remove(recordName(id), markedName(id)); err != nil {
 		return fmt.Errorf("removing endpoint %d: %w", id, err)
@@ -249,7 +250,7 @@ func (s *Store) Delete(id ID) error {
 	return nil
 }
 
-// Get is the record with this id.
+// Get returns the record with this id.
 func (s *Store) Get(id ID) (Record, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,15 +258,15 @@ func (s *Store) Get(id ID) (Record, bool) {
 	return r, ok
 }
 
-// List is all records, by id.
+// List returns all records, by id.
 func (s *Store) List() []Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.SortedFunc(maps.Values(s.records), func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// WithGiven is the records, by id, with an address that was not drawn on this node.
-func (s *Store) WithGiven() (some []Record) {
+// WithClusterAddresses returns the records, by id, with an address that was not allocated on this node.
+func (s *Store) WithClusterAddresses() (some []Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id := range s.given {
@@ -275,7 +276,7 @@ func (s *Store) WithGiven() (some []Record) {
 	return some
 }
 
-// Find is the record of one interface of one container.
+// Find returns the record of one interface of one container.
 func (s *Store) Find(containerID, iface string) (Record, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -283,7 +284,7 @@ func (s *Store) Find(containerID, iface string) (Record, bool) {
 	return s.records[id], ok
 }
 
-// Close gives back the indexes that were reserved and not used. Nothing may be drawn afterwards.
+// Close releases the indexes that were reserved and not used. The store must not be used afterwards.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	cursors := slices.Collect(maps.Values(s.cursors))
@@ -295,13 +296,13 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// live is every index that a record holds, by cursor.
+// live returns every index that a record holds, by cursor.
 func (s *Store) live() map[CursorKey]map[address.Index]bool {
 	live := map[CursorKey]map[address.Index]bool{}
 	for _, r := range s.records {
 		for _, a := range r.Attachments {
-			key, i, drawn := r.Drawn(a)
-			if !drawn {
+			key, i, allocated := r.AllocatedIndex(a)
+			if !allocated {
 				continue
 			}
 			if live[key] == nil {

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// clock is a time that moves when told.
+// clock is a time that the test moves.
 type clock struct{ t time.Time }
 
 func (c *clock) now() time.Time          { return c.t }
@@ -123,14 +123,14 @@ func TestPutRefusesWhatCouldNotBeRead(t *testing.T) {
 	}
 }
 
-// TestOtherNetworksRecords: attachments of either family, drawn from a subnet of the node or given by the cluster, and
+// TestOtherNetworksRecords: attachments of either family, allocated from a subnet of the node or by the cluster, and
 // those of two tenants that have the same address.
 func TestOtherNetworksRecords(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
 	subnet := netip.MustParsePrefix("10.0.3.0/24")
 	of := CursorKey{Tenant: 7, Subnet: subnet}
-	first, err := s.DrawIndex(of, every)
+	first, err := s.AllocateIndex(of, every)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,10 +172,10 @@ func TestOtherNetworksRecords(t *testing.T) {
 	if got := s.List(); !reflect.DeepEqual(got, []Record{r, other}) {
 		t.Fatalf("read back\n%+v, want\n%+v", got, []Record{r, other})
 	}
-	if key, i, drawn := r.Drawn(r.Attachments[0]); key != of || i != first || !drawn {
+	if key, i, allocated := r.AllocatedIndex(r.Attachments[0]); key != of || i != first || !allocated {
 		t.Errorf("%v is index %d of %v", addr, i, key)
 	}
-	if second, err := s.DrawIndex(of, every); err != nil || second <= first {
+	if second, err := s.AllocateIndex(of, every); err != nil || second <= first {
 		t.Errorf("index %d after %d, %v", second, first, err)
 	}
 	other.TenantID--
@@ -259,7 +259,7 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 		"cursor gone, record there": func(t *testing.T, dir string) string {
 			return remove(t, filepath.Join(dir, "cursors/7-3.json"))
 		},
-		"cursor of nobody": func(t *testing.T, dir string) string {
+		"cursor of no key": func(t *testing.T, dir string) string {
 			path := filepath.Join(dir, "cursors/blue.json")
 			if err := os.WriteFile(path, []byte(`{"version": 1, "reserved": 5}`), 0o600); err != nil {
 				t.Fatal(err)
@@ -269,7 +269,7 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 		"release log spoilt in the middle": func(t *testing.T, dir string) string {
 			return rewrite(t, filepath.Join(dir, "cursors/7-3.released"), func(b string) string { return "zz\n" + b })
 		},
-		"release of an index never drawn": func(t *testing.T, dir string) string {
+		"release of an index never allocated": func(t *testing.T, dir string) string {
 			return rewrite(t, filepath.Join(dir, "cursors/7-3.released"),
 				func(b string) string { return "16777215 2026-11-01T00:00:00Z\n" + b })
 		},
@@ -328,7 +328,7 @@ func remove(t *testing.T, path string) string {
 	return path
 }
 
-// A removal that has begun is known to the next process, and changes nothing that an older build reads wrongly.
+// The next process knows of a removal that has begun, and an older build reads nothing wrongly.
 func TestMark(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
@@ -352,7 +352,7 @@ func TestMark(t *testing.T) {
 		t.Errorf("after a crash it is %+v, %v", got, ok)
 	}
 	second := record(1, draw(t, again))
-	if err := again.Put(second); err != nil { // as an older build, which passes over the mark
+	if err := again.Put(second); err != nil { // as an older build does, which ignores the mark
 		t.Fatal(err)
 	}
 	if got, _ := open(t, dir, c).Get(1); got.State != Active {

@@ -8,7 +8,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// A crash loses no address of a subnet, a start gives none twice, and what was released rests whatever happens.
+// A crash loses no address of a subnet, a start allocates none twice, and every released address is quarantined.
 func TestSubnetOverStarts(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	of := CursorKey{Tenant: 7, Subnet: netip.MustParsePrefix("10.0.3.0/29")}
@@ -23,9 +23,9 @@ func TestSubnetOverStarts(t *testing.T) {
 	put := func(want int) {
 		t.Helper()
 		for range want {
-			i, err := s.DrawIndex(of, within)
+			i, err := s.AllocateIndex(of, within)
 			if err != nil || has[i] != 0 {
-				t.Fatalf("drew %d, %v, beside %v", i, err, has)
+				t.Fatalf("allocated %d, %v, beside %v", i, err, has)
 			}
 			a, _ := AddressIn(of.Subnet, i)
 			r := record(ID(len(has)+1), 1)
@@ -40,7 +40,7 @@ func TestSubnetOverStarts(t *testing.T) {
 		}
 	}
 	put(2)
-	if _, err := s.DrawIndex(of, within); err != nil { // of an ADD that a crash cuts off
+	if _, err := s.AllocateIndex(of, within); err != nil { // of an ADD that a crash cuts off
 		t.Fatal(err)
 	}
 	s = open(t, dir, c) // after a crash
@@ -55,12 +55,12 @@ func TestSubnetOverStarts(t *testing.T) {
 		s = open(t, dir, c)
 	}
 	put(2)
-	if i, err := s.DrawIndex(of, within); !errors.Is(err, ErrExhausted) {
-		t.Errorf("drew %d, %v, beside %v, while one rests", i, err, has)
+	if i, err := s.AllocateIndex(of, within); !errors.Is(err, ErrExhausted) {
+		t.Errorf("allocated %d, %v, beside %v, while one is quarantined", i, err, has)
 	}
 	s = open(t, dir, c)
-	c.advance(MinRest)
-	if i, err := s.DrawIndex(of, within); i != 2 || err != nil {
-		t.Errorf("drew %d, %v after its rest", i, err)
+	c.advance(MinQuarantine)
+	if i, err := s.AllocateIndex(of, within); i != 2 || err != nil {
+		t.Errorf("allocated %d, %v after its rest", i, err)
 	}
 }

@@ -36,7 +36,7 @@ type Node struct {
 
 // Indexes keeps what was drawn; *endpoint.Store does it on disk.
 type Indexes interface {
-	DrawIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
+	AllocateIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
 	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
 }
 

@@ -120,7 +120,7 @@ func (n *node) open(ctx context.Context, w *world) error {
 	n.clients, n.caller = w.clients, newCaller(pki.Node{Name: n.name, UUID: n.who.UUID()}, n.instance, time.Now())
 	ctx = n.as(ctx)
 	n.link = agent.NewLink(agent.LinkConfig{
-		URL: w.url, Version: w.version, Node: n.who, Tenants: tenants, Endpoints: n.store.WithGiven,
+		URL: w.url, Version: w.version, Node: n.who, Tenants: tenants, Endpoints: n.store.WithClusterAddresses,
 		Enforces:        func() []string { return []string{nimitz.Name, netpila.Name} },
 		UplinkAddresses: func() ([]netip.Addr, error) { return w.uplink, nil },
 		WithoutMappings: n.asks,

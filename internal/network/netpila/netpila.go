@@ -58,12 +58,12 @@ func (n *Network) Prepare(
 
 	var err error
 	if t.Addressing == tenant.Clear {
-		plain.Index, err = n.indexes.DrawIndex(key, firstIndex)
+		plain.Index, err = n.indexes.AllocateIndex(key, firstIndex)
 		a.Address = plain.Addr()
 		a.Routes = []netip.Prefix{n.plan.Base}
 	} else {
 		cipher := address.NewCipher(id.Key)
-		plain.Index, err = n.indexes.DrawIndex(key, func(from address.Index) (address.Index, error) {
+		plain.Index, err = n.indexes.AllocateIndex(key, func(from address.Index) (address.Index, error) {
 			plain.Index = from
 			found, _, err := cipher.Draw(n.plan.Private, plain)
 			return found.Index, err
@@ -99,7 +99,7 @@ func firstIndex(from address.Index) (address.Index, error) {
 // Release lets the address rest until a later endpoint may have it.
 func (n *Network) Release(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		if key, i, drawn := r.Drawn(a); drawn {
+		if key, i, drawn := r.AllocatedIndex(a); drawn {
 			if err := n.indexes.ReleaseIndex(key, i); err != nil {
 				return err
 			}

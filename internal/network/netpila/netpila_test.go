@@ -23,7 +23,7 @@ type memory struct {
 	released []address.Index
 }
 
-func (m *memory) DrawIndex(
+func (m *memory) AllocateIndex(
 	key endpoint.CursorKey,
 	find func(address.Index) (address.Index, error),
 ) (address.Index, error) {

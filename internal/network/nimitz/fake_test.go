@@ -112,7 +112,7 @@ type memory map[endpoint.CursorKey]*struct {
 	resting []address.Index
 }
 
-func (m memory) DrawIndex(
+func (m memory) AllocateIndex(
 	key endpoint.CursorKey,
 	find func(address.Index) (address.Index, error),
 ) (address.Index, error) {

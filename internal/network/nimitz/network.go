@@ -130,7 +130,7 @@ func (n *Network) draw(ctx context.Context, t tenant.Tenant, r endpoint.Record) 
 		return nil, err
 	}
 	for _, subnet := range subnets {
-		i, err := n.config.Indexes.DrawIndex(
+		i, err := n.config.Indexes.AllocateIndex(
 			endpoint.CursorKey{Tenant: r.TenantID, Subnet: subnet},
 			func(from address.Index) (address.Index, error) {
 				return usable(subnet, from)
@@ -191,7 +191,7 @@ func (n *Network) Release(ctx context.Context, r endpoint.Record) error {
 	var errs []error
 	given := false
 	for _, a := range r.Attachments {
-		if key, i, drawn := r.Drawn(a); drawn {
+		if key, i, drawn := r.AllocatedIndex(a); drawn {
 			errs = append(errs, n.config.Indexes.ReleaseIndex(key, i))
 		} else {
 			given = true
@@ -209,7 +209,7 @@ func (n *Network) Validate(r endpoint.Record) error {
 		return fmt.Errorf("tenant id %d is the gateway's", vni)
 	}
 	for _, a := range r.Attachments {
-		_, i, drawn := r.Drawn(a)
+		_, i, drawn := r.AllocatedIndex(a)
 		if a.Plaintext.IsValid() || a.Gateway != gateways[a.Address.Is4()] || drawn && i == 0 {
 			return fmt.Errorf("attachment %+v is none of network %s", a, Name)
 		}
