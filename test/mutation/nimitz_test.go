@@ -101,8 +101,10 @@ func nimitz() []mutation {
 			name: "no port",
 			old: `if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);`,
-			test:  packets,
-			cases: both("no container is there", "from abroad to a missing container", "the other tenant to who is beside"),
+			test: packets,
+			cases: both(
+				"no container is there", "from abroad to a missing container", "the other tenant to who is beside",
+			),
 		},
 		{
 			name:  "transit packets",

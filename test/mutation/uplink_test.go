@@ -8,7 +8,8 @@ func uplink() []mutation {
 			new:  ";",
 			test: "TestNimitzTunnels",
 			cases: []string{
-				"a process to a node", "a process to a node, in fragments", "a process to a node, from an unknown address",
+				"a process to a node", "a process to a node, in fragments",
+				"a process to a node, from an unknown address",
 				"a process to another region", "a process as another region",
 			},
 		},
