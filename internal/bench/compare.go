@@ -11,7 +11,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"time"
 
@@ -43,13 +42,8 @@ func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err
 	defer func() { err = stopped(ctx, err) }()
 	random := rand.New(rand.NewPCG(o.Seed, 0))
 	r := &CompareReport{
-		Started: time.Now().
-			UTC().
-			Truncate(time.Second),
-		Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
-		This: identify(
-			o.This,
-		), Other: identify(o.Other), Pairs: o.Pairs, AtLeast: o.AtLeast, TooWide: Quick().TooWide, Seed: o.Seed,
+		This: identify(o.This), Other: identify(o.Other), Pairs: o.Pairs, AtLeast: o.AtLeast, TooWide: Quick().TooWide,
+		Seed: o.Seed,
 	}
 	started := time.Now()
 	programs := [2]string{o.This, o.Other}
@@ -64,7 +58,7 @@ func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err
 			o.Progress(2*pair+i+1, 2*o.Pairs)
 		}
 	}
-	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
+	r.Header = newHeader(started)
 	return r, r.judge(o, runs[0], runs[1])
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
 // runAsBuild is the test binary as a build of the program that runs "bench datapath", in a form that takes no time.
@@ -136,8 +138,8 @@ func TestCompareByVerdict(t *testing.T) {
 			if err := r.Page(&page); err != nil {
 				t.Fatal(err)
 			}
-			checkPage(t, page.String(), 1)
-			for _, row := range r.rows() {
+			plottest.CheckPage(t, page.String(), 1)
+			for _, row := range r.table().Rows {
 				if verdict := row[len(row)-1]; !strings.Contains(table.String(), verdict) ||
 					!strings.Contains(page.String(), verdict) {
 					t.Errorf("%q is not told", verdict)

@@ -6,8 +6,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strings"
-	"time"
 
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
@@ -15,9 +13,7 @@ import (
 
 // CompareReport is what `pilaster bench compare` found.
 type CompareReport struct {
-	Started time.Time       `json:"started"`
-	Seconds float64         `json:"seconds"`
-	Machine Machine         `json:"machine"`
+	Header
 	This    Build           `json:"this"`
 	Other   Build           `json:"other"`
 	Pairs   int             `json:"pairs"`
@@ -88,13 +84,8 @@ func (r *CompareReport) judge(o CompareOptions, this, other []*Report) error {
 			continue
 		}
 		for pair := range this {
-			all.This[pair], all.Other[pair] = math.Pow(
-				all.This[pair],
-				1/float64(speeds),
-			), math.Pow(
-				all.Other[pair],
-				1/float64(speeds),
-			)
+			all.This[pair] = math.Pow(all.This[pair], 1/float64(speeds))
+			all.Other[pair] = math.Pow(all.Other[pair], 1/float64(speeds))
 		}
 		all.Ratio = draw.interval(ratios(all.This, all.Other))
 		r.Results = append(r.Results, all)
@@ -126,31 +117,22 @@ func (x *CompareResult) samples(runs []*Report) ([]float64, error) {
 // gate is what is asked of each speed.
 func (r *CompareReport) gate() Gate { return Gate{AtLeast: r.AtLeast} }
 
-var compareHead = []string{"scenario", "metric", "this", "other", "this of other", "95 %", "verdict"}
-
-func (r *CompareReport) rows() (rows [][]string) {
+// table has a line for each result.
+func (r *CompareReport) table() *plot.Table {
+	t := &plot.Table{Head: []string{"scenario", "metric", "this", "other", "this of other", "95 %", "verdict"}}
 	for _, x := range r.Results {
 		verdict := "–"
 		if x.Verdict != "" {
 			verdict = Check{Gate: r.gate(), Verdict: x.Verdict}.verdict()
 		}
-		rows = append(
-			rows,
-			[]string{
-				x.Scenario,
-				x.Metric,
-				x.text(x.This),
-				x.text(x.Other),
-				precise(x.Ratio.Median),
-				x.Ratio.String(),
-				verdict,
-			},
-		)
+		t.Rows = append(t.Rows, []string{
+			x.Scenario, x.Metric, x.text(x.This), x.text(x.Other), precise(x.Ratio.Median), x.Ratio.String(), verdict,
+		})
 	}
-	return rows
+	return t
 }
 
-// text is the median as people read it.
+// text is the median with its unit.
 func (x CompareResult) text(samples []float64) string {
 	if x.Unit == "" {
 		return ""
@@ -159,7 +141,7 @@ func (x CompareResult) text(samples []float64) string {
 }
 
 func (b Build) String() string {
-	return fmt.Sprintf("%s (%s)", b.Program, cmp.Or(b.Version, "of what source it does not say"))
+	return fmt.Sprintf("%s (%s)", b.Program, cmp.Or(b.Version, "the program does not state its version"))
 }
 
 func (r *CompareReport) how() string {
@@ -169,40 +151,36 @@ func (r *CompareReport) how() string {
 	)
 }
 
-// Table writes the results for a person; columns are separated by tabs.
+// Table writes the results for a terminal; columns are separated by tabs.
 func (r *CompareReport) Table(w io.Writer) {
 	fmt.Fprintf(w, "this:  %v\nother: %v\n%s; Linux %s\n\n", r.This, r.Other, r.how(), r.Machine.Kernel)
-	for _, row := range append([][]string{compareHead}, r.rows()...) {
-		fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
+	r.table().Text(w, "")
 }
 
-// Page writes the report as one HTML file that needs no other.
+// Page writes the report as one HTML file.
 func (r *CompareReport) Page(w io.Writer) error {
+	const title = "this build of the other"
 	var bars []plot.Bar
 	for _, x := range r.Results {
-		bars = append(
-			bars,
-			plot.Bar{
-				Name:   x.Scenario + " " + x.Metric,
-				Class:  "ours",
-				Figure: precise(x.Ratio.Median),
-				At:     plot.Span(x.Ratio),
-			},
-		)
+		bars = append(bars, plot.Bar{
+			Name: x.Scenario + " " + x.Metric, Class: "ours", Figure: precise(x.Ratio.Median), At: plot.Span(x.Ratio),
+		})
 	}
-	return pageTemplates.ExecuteTemplate(w, "comparepage.html", struct {
-		*CompareReport
-		When, How string
-		Sections  []plot.Section
-	}{r, r.Started.Format(time.RFC3339), r.how(), []plot.Section{{
-		Title: "this build of the other", About: "Medians of the pairs' ratios. Of speeds more than 1 is faster; of times (RTT, PROGRAM), of which nothing is asked, it is slower.",
-		Bars: plot.NewBars(
-			"this build of the other",
-			"times",
-			scaleNames,
-			true,
-			bars,
-		), Head: compareHead, Rows: r.rows(),
-	}}})
+	s := plot.Section{
+		Title: title,
+		Notes: []plot.Note{{Text: "Medians of the pairs' ratios. A speed is faster above 1. A time (RTT, PROGRAM) is slower " +
+			"above 1; no gate applies to times."}},
+		Bars:  plot.NewBars(title, "times", nameWidth, true, bars),
+		Table: r.table(),
+	}
+	return r.page(w, plot.Page{
+		Title:   "two builds",
+		Heading: "Two builds",
+		Notes: []plot.Note{
+			{Class: "what", Lead: "This:", Text: r.This.String()},
+			{Class: "what", Lead: "Other:", Text: r.Other.String()},
+			{Text: r.how() + ". " + barNote},
+		},
+		Sections: []plot.Section{s},
+	}, "docs/results/compare.md explains them.")
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"time"
 
@@ -63,14 +62,7 @@ func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	defer func() { err = stopped(ctx, err) }()
-	r := &EntriesReport{
-		Started: started.UTC().Truncate(time.Second), Simulated: simulated,
-		Machine: Machine{
-			Kernel: kernel(),
-			Arch:   runtime.GOARCH,
-			CPUs:   runtime.NumCPU(),
-		}, Density: o.Density, Services: o.Services,
-	}
+	r := &EntriesReport{Simulated: simulated, Density: o.Density, Services: o.Services}
 	done := 0
 	step := func() {
 		done++
@@ -87,7 +79,7 @@ func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error
 	}
 	r.Grows = r.grows()
 	r.Pass = !slices.ContainsFunc(r.Grows, func(g Growth) bool { return g.OffSum != 0 })
-	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
+	r.Header = newHeader(started)
 	return r, nil
 }
 
@@ -105,7 +97,7 @@ func (o EntriesOptions) count(
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
 	c := newCluster(nodeCIDRs, o.Density)
-	b, err := w.entriesBed(ctx, kind, &member{cluster: c}, slices.Max(o.Nodes)*o.Density)
+	b, err := newEntriesBed(ctx, w, kind, &member{cluster: c}, slices.Max(o.Nodes)*o.Density)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
 // A real switch of either kind has entries for nodes, containers and services, and for no pair of them (NM2); what
@@ -49,7 +51,7 @@ func TestEntries(t *testing.T) {
 	if err := r.Page(&page); err != nil {
 		t.Fatal(err)
 	}
-	checkPage(t, page.String(), 2)
+	plottest.CheckPage(t, page.String(), 2)
 	text, err := json.Marshal(r)
 	if err != nil || !strings.Contains(string(text), `"offTheSum":0`) {
 		t.Errorf("%v, %s", err, text)

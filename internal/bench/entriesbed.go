@@ -27,8 +27,8 @@ type entriesBed struct {
 	records []endpoint.Record
 }
 
-// entriesBed has room for so many mappings.
-func (w *wire) entriesBed(ctx context.Context, kind string, m *member, mappings int) (*entriesBed, error) {
+// newEntriesBed makes a bed with room for that many mappings.
+func newEntriesBed(ctx context.Context, w *wire, kind string, m *member, mappings int) (*entriesBed, error) {
 	b := &entriesBed{node: w.nodes[0], member: m}
 	var err error
 	if b.beyond, err = w.namespace("beyond"); err != nil {

@@ -5,30 +5,27 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strings"
-	"time"
 
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// simulated is said wherever figures are.
-const simulated = "a simulated cluster: one node with a real switch, filled as its agent fills it; the others are told of and do not exist"
+// simulated stands beside all figures.
+const simulated = "a simulated cluster: one node with a real switch, filled as its agent fills it; " +
+	"the other nodes exist only as mappings"
 
-// EntriesReport is what `pilaster bench entries` found.
+// EntriesReport is the result of `pilaster bench entries`.
 type EntriesReport struct {
-	Simulated string          `json:"nature"`
-	Started   time.Time       `json:"started"`
-	Seconds   float64         `json:"seconds"`
-	Machine   Machine         `json:"machine"`
-	Density   int             `json:"containersOfANode"`
-	Services  int             `json:"services"`
-	Samples   []EntriesSample `json:"samples"`
-	Grows     []Growth        `json:"growth"`
-	Pass      bool            `json:"pass"` // nothing grows with a product
+	Simulated string `json:"nature"`
+	Header
+	Density  int             `json:"containersOfANode"`
+	Services int             `json:"services"`
+	Samples  []EntriesSample `json:"samples"`
+	Grows    []Growth        `json:"growth"`
+	Pass     bool            `json:"pass"` // nothing grows with a product
 }
 
-// EntriesSample is what was read from a switch.
+// EntriesSample is one reading of a switch.
 type EntriesSample struct {
 	Switch     string `json:"switch"`
 	NodeCIDRs  bool   `json:"nodeCIDRs"`
@@ -38,19 +35,19 @@ type EntriesSample struct {
 	Stages     Counts `json:"entries"`
 }
 
-// Growth is how many entries a switch has for each of what there is, by differences between samples.
+// Growth is how many entries a switch has for each node, container and service, by differences between samples.
 type Growth struct {
 	Switch    string  `json:"switch"`
 	NodeCIDRs bool    `json:"nodeCIDRs"`
 	Node      float64 `json:"perNode"`      // each other one
 	Container float64 `json:"perContainer"` // each on this node, of a tenant with services
 	Service   float64 `json:"perService"`
-	// OffSum is the most that any sample is off the sum of these. Where any two of nodes, containers and services had
-	// entries for each pair, that would be their product.
+	// OffSum is the largest difference between a sample and the sum of these. Entries for each pair of any two of
+	// nodes, containers and services would add their product to it.
 	OffSum float64 `json:"offTheSum"`
 }
 
-// of are the samples of a switch and form, and its smallest and largest sizes.
+// of returns the samples of a switch and form, and the sizes of the cluster in ascending order.
 func (r *EntriesReport) of(kind string, nodeCIDRs bool) (at func(nodes, containers, services int) Counts, nodes []int) {
 	all := map[[3]int]Counts{}
 	for _, s := range r.Samples {
@@ -60,12 +57,12 @@ func (r *EntriesReport) of(kind string, nodeCIDRs bool) (at func(nodes, containe
 		}
 	}
 	slices.Sort(nodes)
-	return func(nodes, containers, services int) Counts { return all[[3]int{nodes, containers, services}] }, slices.Compact(
-		nodes,
-	)
+	at = func(nodes, containers, services int) Counts { return all[[3]int{nodes, containers, services}] }
+	return at, slices.Compact(nodes)
 }
 
-// grows tells of each switch and form, from its smallest sample and those that differ from it in one thing.
+// grows computes the growth of each switch and form from its smallest sample and those that differ from it in one
+// thing.
 func (r *EntriesReport) grows() (all []Growth) {
 	for _, kind := range EntrySwitches {
 		for _, nodeCIDRs := range []bool{true, false} {
@@ -82,15 +79,8 @@ func (r *EntriesReport) grows() (all []Growth) {
 			g.Service = each(at(first, 1, r.Services).All(), r.Services-1)
 			for _, s := range r.Samples {
 				if s.Switch == kind && s.NodeCIDRs == nodeCIDRs {
-					sum := float64(
-						least,
-					) + g.Node*float64(
-						s.Nodes-first,
-					) + g.Container*float64(
-						s.Containers-1,
-					) + g.Service*float64(
-						s.Services-1,
-					)
+					sum := float64(least) + g.Node*float64(s.Nodes-first) + g.Container*float64(s.Containers-1) +
+						g.Service*float64(s.Services-1)
 					g.OffSum = max(g.OffSum, math.Abs(float64(s.Stages.All())-sum))
 				}
 			}
@@ -107,8 +97,11 @@ func form(nodeCIDRs bool) string {
 	return "without node CIDRs"
 }
 
-// sizes have a line for each size of the cluster, with all containers and services there.
-func (r *EntriesReport) sizes(kind string) (rows [][]string) {
+// sizes has a line for each size of the cluster, with all containers and services there.
+func (r *EntriesReport) sizes(kind string) *plot.Table {
+	t := &plot.Table{Head: []string{
+		"nodes", "containers", "to other nodes, with CIDRs", "without", "times", "all entries, with CIDRs", "without", "times",
+	}}
 	with, nodes := r.of(kind, true)
 	without, _ := r.of(kind, false)
 	for _, n := range nodes {
@@ -117,80 +110,50 @@ func (r *EntriesReport) sizes(kind string) (rows [][]string) {
 		if a.Remote > 0 {
 			saved = fmt.Sprintf("%.4g", float64(b.Remote)/float64(a.Remote))
 		}
-		rows = append(rows, []string{
-			humanize.Grouped(
-				n,
-			), humanize.Grouped(n * r.Density), humanize.Grouped(a.Remote), humanize.Grouped(b.Remote), saved,
-			humanize.Grouped(
-				a.All(),
-			), humanize.Grouped(b.All()), fmt.Sprintf("%.1f", float64(b.All())/float64(a.All())),
+		t.Rows = append(t.Rows, []string{
+			humanize.Grouped(n), humanize.Grouped(n * r.Density),
+			humanize.Grouped(a.Remote), humanize.Grouped(b.Remote), saved,
+			humanize.Grouped(a.All()), humanize.Grouped(b.All()), fmt.Sprintf("%.1f", float64(b.All())/float64(a.All())),
 		})
 	}
-	return rows
+	return t
 }
 
-var (
-	entriesHead = []string{
-		"nodes",
-		"containers",
-		"to other nodes, with CIDRs",
-		"without",
-		"times",
-		"all entries, with CIDRs",
-		"without",
-		"times",
-	}
-	growthHead = []string{"switch", "node CIDRs", "each node", "each container here", "each service", "off the sum"}
-)
-
-func (r *EntriesReport) growthRows() (rows [][]string) {
+// growth has a line for each switch and form.
+func (r *EntriesReport) growth() *plot.Table {
+	t := &plot.Table{Head: []string{
+		"switch", "node CIDRs", "each node", "each container here", "each service", "off the sum",
+	}}
+	number := func(v float64) string { return fmt.Sprintf("%.4g", v) }
 	for _, g := range r.Grows {
-		number := func(v float64) string { return fmt.Sprintf("%.4g", v) }
-		rows = append(
-			rows,
-			[]string{
-				g.Switch,
-				form(g.NodeCIDRs),
-				number(g.Node),
-				number(g.Container),
-				number(g.Service),
-				number(g.OffSum),
-			},
-		)
+		t.Rows = append(t.Rows, []string{
+			g.Switch, form(g.NodeCIDRs), number(g.Node), number(g.Container), number(g.Service), number(g.OffSum),
+		})
 	}
-	return rows
+	return t
 }
 
 func (r *EntriesReport) verdict() string {
 	if r.Pass {
 		return "Entries are a sum of what nodes, containers and services have each: no product of two is among them."
 	}
-	return "Entries are more than what nodes, containers and services have each: something is there for pairs of them."
+	return "Entries are more than what nodes, containers and services have each: pairs of them have entries of their own."
 }
 
 func (r *EntriesReport) how() string {
-	return fmt.Sprintf(
-		"%s; %s a node, %s",
-		r.Simulated,
-		humanize.Of(r.Density, "container", "containers"),
-		humanize.Of(r.Services, "service", "services"),
-	)
+	return fmt.Sprintf("%s; %s a node, %s", r.Simulated,
+		humanize.Of(r.Density, "container", "containers"), humanize.Of(r.Services, "service", "services"))
 }
 
-// Table writes the results for a person; columns are separated by tabs.
+// Table writes the results for a terminal; columns are separated by tabs.
 func (r *EntriesReport) Table(w io.Writer) {
 	fmt.Fprintf(w, "%s; Linux %s\n", r.how(), r.Machine.Kernel)
-	table := func(head []string, rows [][]string) {
-		for _, row := range append([][]string{head}, rows...) {
-			fmt.Fprintf(w, "  %s\n", strings.Join(row, "\t"))
-		}
-	}
 	for _, kind := range r.switches() {
 		fmt.Fprintf(w, "\nentries read from %s\n", kind)
-		table(entriesHead, r.sizes(kind))
+		r.sizes(kind).Text(w, "  ")
 	}
 	fmt.Fprint(w, "\nentries for each, by differences\n")
-	table(growthHead, r.growthRows())
+	r.growth().Text(w, "  ")
 	fmt.Fprintf(w, "\n%s\n", r.verdict())
 }
 
@@ -201,7 +164,7 @@ func (r *EntriesReport) switches() (all []string) {
 	return slices.Compact(all)
 }
 
-// Page writes the report as one HTML file that needs no other.
+// Page writes the report as one HTML file.
 func (r *EntriesReport) Page(w io.Writer) error {
 	var sections []plot.Section
 	for _, kind := range r.switches() {
@@ -215,17 +178,22 @@ func (r *EntriesReport) Page(w io.Writer) error {
 			p.Lines = append(p.Lines, l)
 		}
 		sections = append(sections, plot.Section{
-			Title: kind, About: "Read from the switch, all stages. NIMITZ §3.2 (NM3): up to 80 times fewer entries with a CIDR for each node.",
-			Lines: []*plot.Lines{plot.NewLines("Simulated cluster:", p)}, Head: entriesHead, Rows: r.sizes(kind),
+			Title: kind,
+			Notes: []plot.Note{{Text: "Read from the switch, all stages. " +
+				"NIMITZ §3.2 (NM3): up to 80 times fewer entries with a CIDR for each node."}},
+			Lines: []*plot.Lines{plot.NewLines("Simulated cluster:", p)}, Table: r.sizes(kind),
 		})
 	}
 	sections = append(sections, plot.Section{
-		Title: "what one more adds", About: "By differences between samples. NIMITZ §3.1 (NM2): O(service) + O(container) + O(node), and not their product. " + r.verdict(),
-		Head: growthHead, Rows: r.growthRows(),
+		Title: "what one more adds",
+		Notes: []plot.Note{{Text: "By differences between samples. NIMITZ §3.1 (NM2): O(service) + O(container) + O(node), " +
+			"and not their product. " + r.verdict()}},
+		Table: r.growth(),
 	})
-	return pageTemplates.ExecuteTemplate(w, "entriespage.html", struct {
-		*EntriesReport
-		When, How string
-		Sections  []plot.Section
-	}{r, r.Started.Format(time.RFC3339), r.how(), sections})
+	return r.page(w, plot.Page{
+		Title:    "entries of a NIMITZ node",
+		Heading:  "Entries of a NIMITZ node",
+		Notes:    []plot.Note{{Class: "what", Lead: "Real switches, a simulated cluster.", Text: r.how() + "."}},
+		Sections: sections,
+	}, "docs/results/entries.md explains them.")
 }

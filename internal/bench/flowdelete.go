@@ -7,9 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"time"
 
@@ -44,16 +42,6 @@ func FullFlowDelete() FlowDeleteOptions {
 // MaxFlowDelete is the most entries that a run takes.
 const MaxFlowDelete = 200_000
 
-// OVSMissing says what keeps this machine from running Open vSwitch, if anything does.
-func OVSMissing() error {
-	for _, name := range []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd"} {
-		if _, err := exec.LookPath(name); err != nil {
-			return fmt.Errorf("%w; install Open vSwitch (Debian: openvswitch-switch)", err)
-		}
-	}
-	return nil
-}
-
 // FlowDelete measures how long Open vSwitch takes to delete a batch of entries, loosely as in NIMITZ (NM8, fig 10) and
 // strictly.
 func FlowDelete(ctx context.Context, o FlowDeleteOptions) (_ *FlowDeleteReport, err error) {
@@ -69,9 +57,7 @@ func FlowDelete(ctx context.Context, o FlowDeleteOptions) (_ *FlowDeleteReport, 
 		return nil, err
 	}
 	r := &FlowDeleteReport{
-		Started: started.UTC().Truncate(time.Second),
-		Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
-		Batch:   o.Batch, Rounds: o.Rounds, Seed: o.Seed, Switch: m.version,
+		Batch: o.Batch, Rounds: o.Rounds, Seed: o.Seed, Switch: m.version,
 	}
 	for _, n := range o.Installed {
 		s := m.samples[n]
@@ -80,7 +66,7 @@ func FlowDelete(ctx context.Context, o FlowDeleteOptions) (_ *FlowDeleteReport, 
 			FlowDeleteCost{Installed: n, Loose: bootstrap(s[loose], m.random), Strict: bootstrap(s[strict], m.random)},
 		)
 	}
-	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
+	r.Header = newHeader(started)
 	return r, nil
 }
 

@@ -3,18 +3,15 @@ package bench
 import (
 	"fmt"
 	"io"
-	"time"
 
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// FlowDeleteReport is what `pilaster bench flow-delete` found. Times are of one transaction that deletes the batch, in ms,
-// medians with 95 % intervals.
+// FlowDeleteReport is the result of `pilaster bench flow-delete`. Times are of one transaction that deletes the batch,
+// in ms, medians with 95 % intervals.
 type FlowDeleteReport struct {
-	Started time.Time        `json:"started"`
-	Seconds float64          `json:"seconds"`
-	Machine Machine          `json:"machine"`
+	Header
 	Switch  string           `json:"switch"`
 	Batch   int              `json:"batch"`
 	Rounds  int              `json:"rounds"`
@@ -22,120 +19,96 @@ type FlowDeleteReport struct {
 	Results []FlowDeleteCost `json:"results"`
 }
 
-// FlowDeleteCost is with that many entries installed.
+// FlowDeleteCost is the cost with that many entries installed.
 type FlowDeleteCost struct {
 	Installed int      `json:"installed"`
 	Loose     Interval `json:"looseMs"`
 	Strict    Interval `json:"strictMs"`
 }
 
-// growth is how many times as long it takes as with the fewest entries.
+// growth is the time as a multiple of the time with the fewest entries.
 func (r *FlowDeleteReport) growth(c FlowDeleteCost) (loose, strict float64) {
 	return c.Loose.Median / r.Results[0].Loose.Median, c.Strict.Median / r.Results[0].Strict.Median
 }
 
-var flowDeleteHead = []string{"installed", "loose, ms", "growth", "strict, ms", "growth", "loose to strict"}
-
-func (r *FlowDeleteReport) rows() (rows [][]string) {
+// table has a line for each number of entries.
+func (r *FlowDeleteReport) table() *plot.Table {
+	t := &plot.Table{Head: []string{"installed", "loose, ms", "growth", "strict, ms", "growth", "loose to strict"}}
+	times := func(f float64) string { return fmt.Sprintf("%.1f", f) }
 	for _, c := range r.Results {
 		loose, strict := r.growth(c)
-		times := func(f float64) string { return fmt.Sprintf("%.1f", f) }
-		rows = append(
-			rows,
-			[]string{
-				humanize.Grouped(c.Installed),
-				spread(c.Loose),
-				times(loose),
-				tenths(c.Strict),
-				times(strict),
-				times(c.Loose.Median / c.Strict.Median),
-			},
-		)
+		t.Rows = append(t.Rows, []string{
+			humanize.Grouped(c.Installed), spread(c.Loose), times(loose), tenths(c.Strict), times(strict),
+			times(c.Loose.Median / c.Strict.Median),
+		})
 	}
-	return rows
+	return t
 }
 
-func tenths(i Interval) string { return fmt.Sprintf("%.1f (%.1f–%.1f)", i.Median, i.Low, i.High) }
-
-// Table writes the results for a person; columns are separated by tabs.
+// Table writes the results for a terminal; columns are separated by tabs.
 func (r *FlowDeleteReport) Table(w io.Writer) {
 	fmt.Fprintf(w, "deleting %s of the installed entries of %s: median (95 %%); %s, Linux %s\n\n",
 		humanize.Grouped(r.Batch), r.Switch, humanize.Of(r.Rounds, "round", "rounds"), r.Machine.Kernel)
-	for _, row := range append([][]string{flowDeleteHead}, r.rows()...) {
-		for _, cell := range row {
-			fmt.Fprintf(w, "  %s\t", cell)
-		}
-		fmt.Fprintln(w)
-	}
+	r.table().Text(w, "  ")
 }
 
-// Page writes the report as one HTML file that needs no other.
+// Page writes the report as one HTML file.
 func (r *FlowDeleteReport) Page(w io.Writer) error {
-	sections := []plot.Section{
-		r.section(
-			"loose",
-			"The switch searches all its entries for what matches each deletion, as in NIMITZ §4, fig 10: the time grows with what is installed.",
-			"theirs",
-			func(c FlowDeleteCost) Interval { return c.Loose },
-		),
-		r.section(
-			"strict",
-			"Each deletion names its entry by match and priority, which is a look-up: the time does not follow what is installed.",
-			"ours",
-			func(c FlowDeleteCost) Interval { return c.Strict },
-		),
-	}
-	both := []plot.Bar{}
+	var both []plot.Bar
 	for _, c := range r.Results {
 		loose, strict := r.growth(c)
 		name := humanize.Of(c.Installed, "entry", "entries")
-		both = append(
-			both,
-			plot.Bar{
-				Name:   "loose · " + name,
-				Class:  "theirs",
-				Figure: fmt.Sprintf("%.1f ×", loose),
-				At:     plot.Span(scaled(c.Loose, r.Results[0].Loose.Median)),
-			},
-			plot.Bar{
-				Name:   "strict · " + name,
-				Class:  "ours",
-				Figure: fmt.Sprintf("%.1f ×", strict),
-				At:     plot.Span(scaled(c.Strict, r.Results[0].Strict.Median)),
-			},
-		)
+		both = append(both,
+			growthBar("loose · "+name, "theirs", loose, c.Loose, r.Results[0].Loose),
+			growthBar("strict · "+name, "ours", strict, c.Strict, r.Results[0].Strict))
 	}
-	sections = append([]plot.Section{{
-		Title: "growth", About: "Each way's time as a multiple of its own with the fewest entries. The paper's is 28 × at 50,000, with hardware to clean up too.",
-		Bars: plot.NewBars("growth", "times", scaleNames, true, both), Head: flowDeleteHead, Rows: r.rows(),
-	}}, sections...)
-	return pageTemplates.ExecuteTemplate(w, "flowdeletepage.html", struct {
-		*FlowDeleteReport
-		When     string
-		Deleted  string
-		Sections []plot.Section
-	}{r, r.Started.Format(time.RFC3339), humanize.Grouped(r.Batch), sections})
+	return r.page(w, plot.Page{
+		Title:   "time Open vSwitch takes to delete entries",
+		Heading: "Time Open vSwitch takes to delete entries",
+		Notes: []plot.Note{
+			{Class: "what", Lead: humanize.Grouped(r.Batch) + " entries", Text: "are deleted in one transaction, out of as many " +
+				"as each line says, and installed again."},
+			{Text: fmt.Sprintf("%d rounds, both ways in turn. %s", r.Rounds, barNote)},
+		},
+		Sections: []plot.Section{
+			{
+				Title: "growth",
+				Notes: []plot.Note{{Text: "The time of each way as a multiple of its own time with the fewest entries. " +
+					"The paper reports 28 × at 50,000, where hardware entries are deleted too."}},
+				Bars: plot.NewBars("growth", "times", nameWidth, true, both), Table: r.table(),
+			},
+			r.section("loose", "theirs", func(c FlowDeleteCost) Interval { return c.Loose },
+				"For each deletion the switch searches all its entries for matches, as in NIMITZ §4, fig 10: "+
+					"the time grows with the number of installed entries."),
+			r.section("strict", "ours", func(c FlowDeleteCost) Interval { return c.Strict },
+				"Each deletion names its entry by match and priority, so the switch looks it up: "+
+					"the time does not depend on the number of installed entries."),
+		},
+	}, "docs/results/flow-delete.md explains them.", r.Switch)
 }
 
-func scaled(i Interval, by float64) Interval { return Interval{i.Median / by, i.Low / by, i.High / by} }
+func growthBar(name, class string, growth float64, of, least Interval) plot.Bar {
+	by := least.Median
+	return plot.Bar{
+		Name: name, Class: class, Figure: fmt.Sprintf("%.1f ×", growth),
+		At: plot.Span{Median: of.Median / by, Low: of.Low / by, High: of.High / by},
+	}
+}
 
-// section has one way in ms.
-func (r *FlowDeleteReport) section(title, about, class string, of func(FlowDeleteCost) Interval) plot.Section {
-	s := plot.Section{Title: title, About: about, Head: []string{"installed", "ms"}}
+// section shows one way in ms.
+func (r *FlowDeleteReport) section(title, class string, of func(FlowDeleteCost) Interval, about string) plot.Section {
+	t := &plot.Table{Head: []string{"installed", "ms"}}
 	var bars []plot.Bar
 	for _, c := range r.Results {
 		at := of(c)
-		bars = append(
-			bars,
-			plot.Bar{
-				Name:   humanize.Of(c.Installed, "entry", "entries"),
-				Class:  class,
-				Figure: fmt.Sprintf("%.0f ms", at.Median),
-				At:     plot.Span(at),
-			},
-		)
-		s.Rows = append(s.Rows, []string{humanize.Grouped(c.Installed), tenths(at)})
+		bars = append(bars, plot.Bar{
+			Name: humanize.Of(c.Installed, "entry", "entries"), Class: class,
+			Figure: fmt.Sprintf("%.0f ms", at.Median), At: plot.Span(at),
+		})
+		t.Rows = append(t.Rows, []string{humanize.Grouped(c.Installed), tenths(at)})
 	}
-	s.Bars = plot.NewBars(title+" deletions", "ms", scaleNames, false, bars)
-	return s
+	return plot.Section{
+		Title: title, Notes: []plot.Note{{Text: about}}, Table: t,
+		Bars: plot.NewBars(title+" deletions", "ms", nameWidth, false, bars),
+	}
 }

@@ -2,10 +2,13 @@ package bench
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // idle is how long CPUs have done nothing since boot. The kernel counts that exactly and shows it in
@@ -39,4 +42,18 @@ func idleTime(cpu int) (idle, error) {
 		return idle{}, fmt.Errorf("/proc/stat knows no CPU %d", cpu)
 	}
 	return sum, nil
+}
+
+// LastCPU is the highest CPU this process may use: the lowest takes most interrupts.
+func LastCPU() (int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return 0, fmt.Errorf("which CPUs there are: %w", err)
+	}
+	for cpu := len(set)*64 - 1; cpu >= 0; cpu-- {
+		if set.IsSet(cpu) {
+			return cpu, nil
+		}
+	}
+	return 0, errors.New("no CPU to run on")
 }

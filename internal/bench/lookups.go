@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
@@ -128,18 +127,13 @@ func (r *run) lookups(ctx context.Context, rules int, by string) (err error) {
 		if err := unix.SchedSetaffinity(0, &set); err != nil {
 			return fmt.Errorf("pin to CPU %d: %w", r.CPU, err)
 		}
-		m := &scaleMeter{
-			ScaleOptions: ScaleOptions{Rounds: r.Lookups.Rounds, Packets: r.Lookups.Packets},
-			ctx:          ctx,
-			random:       rand.New(rand.NewPCG(r.Seed, 2)),
-			bed:          bed,
-		}
+		m := &meter{bed: bed, count: r.Lookups.Rounds, ctx: ctx, random: rand.New(rand.NewPCG(r.Seed, 2))}
 		for i, size := range r.Lookups.Bytes {
 			for _, session := range sessionsOf(rules) {
 				if !r.Lookups.measures(i, by, session) {
 					continue
 				}
-				ns, err := m.uncached(peers[0], size, session)
+				ns, err := r.Lookups.uncached(m, peers[0], size, session)
 				if err != nil {
 					return fmt.Errorf("%d bytes, session %s: %w", size, session, err)
 				}
@@ -181,7 +175,7 @@ func rulesBy(by string, n int, peer netip.Addr) (policy.Policy, map[address.AppI
 }
 
 // uncached is for packets none of which finds a decision in a cache, of one session or of more than there is room for.
-func (m *scaleMeter) uncached(p scalePeer, size int, session string) (Interval, error) {
+func (l Lookups) uncached(m *meter, p scalePeer, size int, session string) (Interval, error) {
 	hook := m.bed.hook("uplink-in")
 	all := make([]frame, 1)
 	if session == isBegun {
@@ -195,7 +189,7 @@ func (m *scaleMeter) uncached(p scalePeer, size int, session string) (Interval, 
 		return Interval{}, err
 	}
 	f.size = size
-	ns, err := m.samples(func() (float64, error) { return f.program(m.Packets, forwarded) })
+	ns, err := m.samples(func() (float64, error) { return f.program(l.Packets, forwarded) })
 	return ns, errors.Join(err, f.Close())
 }
 
@@ -238,68 +232,47 @@ func (r *Report) checkLookups(l Lookups) {
 	}
 }
 
-var lookupsHead = []string{"rules", "by", "session", "bytes", "ns", "95 %", "a second"}
-
-func (c LookupCost) cells() []string {
-	return []string{
-		humanize.Grouped(c.Rules),
-		c.By,
-		c.Session,
-		humanize.Grouped(c.Bytes),
-		fmt.Sprintf("%.0f", c.Ns.Median),
-		fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High),
-		figure(1e9 / c.Ns.Median),
-	}
-}
-
-const aboutLookups = "Packets into a container, on one CPU, for which no decision is cached: the rules are asked, and the last of them decides. Their session is found, or it is begun in a table that is full, in another's place. " +
-	"With 0 rules the tenant has no policies, and nothing is remembered. The kernel runs the program alone (BPF_PROG_TEST_RUN): no NIC, no driver"
-
-const lookupsInPapers = "Nezha table A1 (NZ10): on a SmartNIC, 6.61 million a second with no rule and 5.42 with 1,000 (−18 %), of 64 bytes; 5.99 and 4.76 of 512"
-
-func (r *Report) lookupsTable(w io.Writer) {
-	if len(r.Lookups) == 0 {
-		return
-	}
-	fmt.Fprintf(w, "\npackets for which rules are asked, the program alone\n")
-	writeRow(w, lookupsHead)
+// lookupsTable has a line for each figure.
+func (r *Report) lookupsTable() *plot.Table {
+	t := &plot.Table{Head: []string{"rules", "by", "session", "bytes", "ns", "95 %", "a second"}}
 	for _, c := range r.Lookups {
-		writeRow(w, c.cells())
+		t.Rows = append(t.Rows, []string{
+			humanize.Grouped(c.Rules), c.By, c.Session, humanize.Grouped(c.Bytes),
+			fmt.Sprintf("%.0f", c.Ns.Median), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), figure(1e9 / c.Ns.Median),
+		})
 	}
+	return t
 }
 
-// lookupsSections is one section, where there were any.
+const aboutLookups = "Packets into a container, on one CPU, for which no decision is cached: the program looks up the " +
+	"rules, and the last of them decides. The packet's session exists, or the program creates it in a full table, where " +
+	"it evicts another one. With 0 rules the tenant has no policies and no sessions. " +
+	"The kernel runs the program alone (BPF_PROG_TEST_RUN): no NIC, no driver"
+
+const lookupsInPapers = "Nezha table A1 (NZ10): on a SmartNIC, 6.61 million a second with no rule and 5.42 with 1,000 " +
+	"(−18 %), of 64 bytes; 5.99 and 4.76 of 512"
+
+// lookupsSections is one section, or none if nothing was measured.
 func (r *Report) lookupsSections() []plot.Section {
 	if len(r.Lookups) == 0 {
 		return nil
 	}
-	s := plot.Section{
-		Title: "rules asked, by their number and the size of packets",
-		About: aboutLookups + ". In the papers: " + lookupsInPapers + ".",
-		Head:  lookupsHead,
-	}
 	var bars []plot.Bar
 	for _, c := range r.Lookups {
-		s.Rows = append(s.Rows, c.cells())
-		name, class := fmt.Sprintf(
-			"%s by %s · session %s",
-			humanize.Of(c.Rules, "rule", "rules"),
-			c.By,
-			c.Session,
-		), "ours"
+		name, class := humanize.Of(c.Rules, "rule", "rules")+" by "+c.By+" · session "+c.Session, "ours"
 		if c.Rules == 0 {
 			name, class = "no policies", "bound"
 		}
-		bars = append(
-			bars,
-			plot.Bar{
-				Name:   fmt.Sprintf("%s · %d bytes", name, c.Bytes),
-				Class:  class,
-				Figure: fmt.Sprintf("%.0f ns", c.Ns.Median),
-				At:     plot.Span(c.Ns),
-			},
-		)
+		bars = append(bars, plot.Bar{
+			Name: fmt.Sprintf("%s · %d bytes", name, c.Bytes), Class: class, Figure: fmt.Sprintf("%.0f ns", c.Ns.Median),
+			At: plot.Span(c.Ns),
+		})
 	}
-	s.Bars = plot.NewBars(s.Title, "ns a packet", 330, false, bars)
-	return []plot.Section{s}
+	const title = "rule lookups, by number of rules and size of packets"
+	return []plot.Section{{
+		Title: title,
+		Notes: []plot.Note{{Text: aboutLookups + ". In the papers: " + lookupsInPapers + "."}},
+		Bars:  plot.NewBars(title, "ns a packet", 330, false, bars),
+		Table: r.lookupsTable(),
+	}}
 }

@@ -134,3 +134,11 @@ func metricByName(name string) (Metric, bool) {
 	}
 	return all[i], true
 }
+
+// direction is a packet's, as a node sees it.
+type direction int
+
+const (
+	out direction = 1 + iota
+	in
+)

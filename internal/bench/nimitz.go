@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 
 	"pilaster.io/pilaster/internal/address"
@@ -156,4 +157,14 @@ func (n *node) addNimitz(
 		return nil, a, fmt.Errorf("a container on network %s: %w", nimitz.Name, err)
 	}
 	return c, record.Attachments[0].Address, nil
+}
+
+// OVSMissing says what keeps this machine from running Open vSwitch, if anything does.
+func OVSMissing() error {
+	for _, name := range []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd"} {
+		if _, err := exec.LookPath(name); err != nil {
+			return fmt.Errorf("%w; install Open vSwitch (Debian: openvswitch-switch)", err)
+		}
+	}
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
 // short is a folder where sockets can lie.
@@ -237,7 +238,7 @@ func TestProfiles(t *testing.T) {
 	if err := r.Page(&page); err != nil {
 		t.Fatal(err)
 	}
-	checkPage(t, page.String(), 2+2+3)
+	plottest.CheckPage(t, page.String(), 2+2+3)
 	for _, want := range []string{"by that of", "Open vSwitch, in user space", "upcalls"} {
 		if !strings.Contains(table.String(), want) || !strings.Contains(page.String(), want) {
 			t.Errorf("%q is not told:\n%s", want, &table)
@@ -294,5 +295,5 @@ func TestBeside(t *testing.T) {
 	if err := r.Page(&page); err != nil || !strings.Contains(page.String(), "NP11") {
 		t.Errorf("the page does not name the claim: %v", err)
 	}
-	checkPage(t, page.String(), 3)
+	plottest.CheckPage(t, page.String(), 3)
 }

@@ -1,95 +1,130 @@
 package bench
 
 import (
-	"embed"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"pilaster.io/pilaster/internal/plot"
 )
 
-//go:embed comparepage.html entriespage.html flowdeletepage.html page.html scalepage.html
-var pages embed.FS
+const (
+	inThePapers = "In the papers:"
+	here        = "Here: a software datapath between namespaces."
+)
 
-var pageTemplates = plot.Pages(pages)
-
-// Page writes the report as one HTML file that needs no other.
+// Page writes the report as one HTML file.
 func (r *Report) Page(w io.Writer) error {
-	page := struct {
-		*Report
-		How, When  string
-		Checks     []checkRow
-		Failed     int
-		Plots      []metricPlot
-		Sections   []plot.Section
-		Unjudged   []string
-		EmptyClock string
-	}{
-		Report: r, How: r.Settings.text(r.Machine), When: r.Started.Format(time.RFC3339),
-		Sections:   slices.Concat(r.besideSections(), r.lookupsSections(), r.profileSections()),
-		Unjudged:   r.unjudged(),
-		EmptyClock: fmt.Sprintf("%.0f", r.EmptyProgramNs),
-	}
-	for _, c := range r.Checks {
-		row := checkRow{Check: c, Of: c.of(), Beside: c.beside(), Is: precise(c.Got.Median), Text: c.verdict()}
-		if row.Passed = c.Verdict == Passed; !row.Passed {
-			page.Failed++
-		}
-		page.Checks = append(page.Checks, row)
-	}
+	sections := []plot.Section{r.checkSection()}
 	for _, name := range r.metrics() {
 		m, _ := metricByName(name)
-		page.Plots = append(page.Plots, r.plot(m))
+		sections = append(sections, r.metricSection(m))
 	}
-	return pageTemplates.ExecuteTemplate(w, "page.html", page)
+	sections = slices.Concat(
+		sections, r.besideSections(), r.lookupsSections(), r.profileSections(), r.programSections())
+	var foot []plot.Note
+	for _, line := range r.unjudged() {
+		foot = append(foot, plot.Note{Text: "not checked: " + line})
+	}
+	for _, why := range r.LeftOut {
+		foot = append(foot, plot.Note{Text: "left out: " + why})
+	}
+	if r.Lost > 0 {
+		foot = append(foot, plot.Note{Text: fmt.Sprintf("%d datagrams were lost.", r.Lost)})
+	}
+	return r.page(w, plot.Page{
+		Title:   "packet paths measured",
+		Heading: "Packet paths measured",
+		Notes: []plot.Note{
+			{Class: "what", Lead: "A software datapath between network namespaces of one machine.",
+				Text: "There is no wire and no NIC. Ratios within this run are comparable; its figures are not comparable with " +
+					"those of another machine, nor with those of the papers, which measured servers on a wire."},
+			{Text: r.Settings.text(r.Machine) + ". " + barNote},
+		},
+		Sections: sections, Foot: foot,
+	}, "docs/reference/benchmarks.md explains scenarios, metrics and method.", "form "+r.Settings.Form)
 }
 
-type checkRow struct {
-	Check
-	Of, Beside, Is, Text string
-	Passed               bool
+// checkSection shows all gates.
+func (r *Report) checkSection() plot.Section {
+	s := plot.Section{ID: "gates", Title: "Gates"}
+	t := r.checkTable()
+	switch failed := len(t.Bad); {
+	case len(r.Checks) == 0:
+		s.Notes = []plot.Note{{Text: "No gate applies to these scenarios and metrics."}}
+		return s
+	case r.Pass:
+		s.Notes = []plot.Note{{Text: "All gates passed."}}
+	case failed > 0:
+		s.Notes = []plot.Note{{Class: "bad", Text: fmt.Sprintf("%d of %d not reached.", failed, len(r.Checks))}}
+	default:
+		s.Notes = []plot.Note{{Class: "bad", Text: "Not all gates were checked."}}
+	}
+	t.Caption = "Each ratio is taken within a round; the gate applies to the median over the rounds, or to the whole interval"
+	s.Table = t
+	return s
 }
 
-// metricPlot is a metric's picture and its table.
-type metricPlot struct {
-	Metric
-	Bars *plot.Bars
-	Rows []resultRow
-}
-
-// resultRow is a result as people read it.
-type resultRow struct {
-	Result
-	Figure, Ratio, Interval, CPU string
-}
-
-// plot shows ratios to the reference where there are any, and figures where not.
-func (r *Report) plot(m Metric) metricPlot {
-	p := metricPlot{Metric: m}
+// metricSection shows ratios to the reference if there are any, and figures if not.
+func (r *Report) metricSection(m Metric) plot.Section {
 	axis, relative := m.Unit, r.find(r.Reference, m.Name) != nil
 	if relative {
 		axis = "of " + r.Reference
 	}
+	better := "More is better."
+	if m.Less {
+		better = "Less is better."
+	}
+	t := &plot.Table{
+		Caption: fmt.Sprintf("%s, medians of %d rounds", m.Name, r.Settings.Rounds),
+		Head:    []string{"scenario", "median", "of " + r.Reference, "95 %", "CPU time", "what it is"},
+		Wrap:    true,
+	}
 	var bars []plot.Bar
 	for _, x := range r.of(m.Name) {
-		row := resultRow{Result: x, Figure: figure(x.Median) + " " + x.Unit, CPU: x.cpu()}
-		b := plot.Bar{Name: x.Scenario, Class: class(x.Scenario), Figure: row.Figure, At: plot.Span(x.Spread)}
+		b := plot.Bar{
+			Name: x.Scenario, Class: class(x.Scenario), Figure: figure(x.Median) + " " + x.Unit, At: plot.Span(x.Spread),
+		}
 		if relative {
 			b.At = plot.Span(*x.Ratio)
 		}
+		ratio, interval := "", ""
 		if x.Ratio != nil {
-			row.Ratio, row.Interval = precise(x.Ratio.Median), x.Ratio.String()
+			ratio, interval = precise(x.Ratio.Median), x.Ratio.String()
 		}
-		p.Rows, bars = append(p.Rows, row), append(bars, b)
+		bars = append(bars, b)
+		t.Rows = append(t.Rows, []string{x.Scenario, b.Figure, ratio, interval, x.cpu(), x.About})
 	}
-	p.Bars = plot.NewBars(m.Name+" by scenario", axis, 150, relative, bars)
-	return p
+	return plot.Section{
+		ID: m.Name, Title: m.Name,
+		Notes: []plot.Note{
+			{Text: m.About + ". " + better},
+			{Class: "paper", Lead: inThePapers, Text: m.Figure + ". " + here},
+		},
+		Bars:  plot.NewBars(m.Name+" by scenario", axis, 150, relative, bars),
+		Table: t,
+	}
 }
 
-// class is the colour of a scenario; its name tells as much.
+// programSections is one section, or none if no program of ours was measured.
+func (r *Report) programSections() []plot.Section {
+	if len(r.Programs) == 0 {
+		return nil
+	}
+	t := &plot.Table{Caption: "ns a run, under UDP_RR", Head: []string{"program", "scenario", "median", "95 %"}}
+	for _, p := range r.Programs {
+		t.Rows = append(t.Rows, []string{p.Name, p.Scenario, fmt.Sprintf("%.0f", p.Ns.Median), p.Ns.String()})
+	}
+	return []plot.Section{{
+		ID: "programs", Title: "Our programs, each by itself", Table: t,
+		Notes: []plot.Note{{Class: "paper", Lead: inThePapers,
+			Text: "ONCache's table of the CPU time of each part of the path; NETPILA §6.2. Here: the kernel's BPF statistics, " +
+				fmt.Sprintf("beyond the %.0f ns of a program that does nothing, which are the clock's.", r.EmptyProgramNs)}},
+	}}
+}
+
+// class is the colour of a scenario, which follows from its name.
 func class(scenario string) string {
 	switch {
 	case strings.HasPrefix(scenario, "netpila"):

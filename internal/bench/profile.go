@@ -55,7 +55,7 @@ type profile struct {
 type spot struct{ place, function string }
 
 // profiled tells whether the run asks where a scenario's time goes: what forwards is ours or a process.
-func (p Pair) profiled() bool { return p.Runs != nil || len(p.Processes) > 0 }
+func profiled(p Pair) bool { return p.Runs != nil || len(p.Processes) > 0 }
 
 // measureProfile samples the CPU of client and server, in a phase of its own.
 func (r *run) measureProfile(ctx context.Context) (err error) {
@@ -76,7 +76,7 @@ func (r *run) measureProfile(ctx context.Context) (err error) {
 	r.profiles = make([]*profile, len(r.pairs))
 	for round := range r.Rounds {
 		for _, i := range r.random.Perm(len(r.pairs)) {
-			if !r.pairs[i].profiled() {
+			if !profiled(r.pairs[i]) {
 				continue
 			}
 			if err := r.profile(ctx, s, names, all, i, traffic); err != nil {
@@ -90,7 +90,7 @@ func (r *run) measureProfile(ctx context.Context) (err error) {
 
 func (r *run) profile(ctx context.Context, sampled *sampler, names symbols, all workers, scenario int, m Metric) error {
 	pair := r.pairs[scenario]
-	before, err := pair.worked(ctx)
+	before, err := worked(ctx, pair)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (r *run) profile(ctx context.Context, sampled *sampler, names symbols, all 
 	if err := cmp.Or(err, err2); err != nil {
 		return err
 	}
-	after, err := pair.worked(ctx)
+	after, err := worked(ctx, pair)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (p *profile) count(samples []instant, got answer, w workers, names symbols)
 }
 
 // worked is what the pair's Open vSwitches have done so far.
-func (p Pair) worked(ctx context.Context) (sum ovs.Work, err error) {
+func worked(ctx context.Context, p Pair) (sum ovs.Work, err error) {
 	if p.Work == nil {
 		return sum, nil
 	}

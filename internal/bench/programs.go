@@ -13,14 +13,6 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 )
 
-// direction is a packet's, as a node sees it.
-type direction int
-
-const (
-	out direction = 1 + iota
-	in
-)
-
 func directionOf(program string) direction {
 	if strings.HasSuffix(program, "_in") {
 		return in

@@ -1,22 +1,16 @@
 package bench
 
 import (
-	"bytes"
 	"maps"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Report is a whole run, samples included, so that anyone can do the sums again.
 type Report struct {
-	Started  time.Time `json:"started"`
-	Seconds  float64   `json:"seconds"`
-	Machine  Machine   `json:"machine"`
-	Settings Settings  `json:"settings"`
+	Header
+	Settings Settings `json:"settings"`
 	// Reference is the scenario that ratios are of.
 	Reference string `json:"reference"`
 	// LeftOut are scenarios that the kernel cannot do, and why.
@@ -37,12 +31,6 @@ type Report struct {
 	// Lost datagrams had no echo in 100 ms; each costs UDP_RR that much.
 	Lost int  `json:"lost"`
 	Pass bool `json:"pass"` // all checks, and none is missing that the run should have
-}
-
-type Machine struct {
-	Kernel string `json:"kernel"`
-	Arch   string `json:"arch"`
-	CPUs   int    `json:"cpus"`
 }
 
 type Settings struct {
@@ -91,9 +79,7 @@ func (s Settings) interval(samples []float64) Interval {
 // report makes the report of what was taken.
 func (r *run) report(started time.Time) *Report {
 	p := &Report{
-		Started: started.UTC().Truncate(time.Second),
-		Seconds: time.Since(started).Round(100 * time.Millisecond).Seconds(),
-		Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
+		Header: newHeader(started),
 		Settings: Settings{
 			Form: r.Form, Rounds: r.Rounds, WarmupMs: r.Warmup.Milliseconds(), WindowMs: r.Window.Milliseconds(),
 			CPU: r.CPU, Congestion: congestion, Seed: r.Seed, TooWide: r.TooWide,
@@ -132,14 +118,6 @@ func (r *run) report(started time.Time) *Report {
 	return p
 }
 
-func ratios(of, to []float64) []float64 {
-	r := make([]float64, min(len(of), len(to)))
-	for i := range r {
-		r[i] = of[i] / to[i]
-	}
-	return r
-}
-
 // find is nil where the run has no such result.
 func (r *Report) find(scenario, metric string) *Result {
 	i := slices.IndexFunc(r.Results, func(x Result) bool { return x.Scenario == scenario && x.Metric == metric })
@@ -167,12 +145,4 @@ func (r *Report) metrics() []string {
 // of are the results of a metric.
 func (r *Report) of(metric string) []Result {
 	return slices.DeleteFunc(slices.Clone(r.Results), func(x Result) bool { return x.Metric != metric })
-}
-
-func kernel() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "unknown"
-	}
-	return string(u.Release[:bytes.IndexByte(u.Release[:], 0)])
 }

@@ -5,16 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
-
-	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
 // Options are how a run is made.
@@ -196,23 +191,6 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	return r.measure(ctx, started)
 }
 
-// interruptDelay is how soon a signal is heard of here that has ended a process of ours, as it may where it went to all at
-// once.
-const interruptDelay = 200 * time.Millisecond
-
-// stopped tells an interruption, instead of what it broke.
-func stopped(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(interruptDelay):
-		return err
-	}
-	return fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))
-}
-
 func (r *run) build(s Scenario) error {
 	w, err := newWire(filepath.Join(r.Dir, s.Name))
 	if err != nil {
@@ -243,7 +221,7 @@ func (r *run) close() error {
 func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 	ofPrograms := slices.ContainsFunc(r.Metrics, func(m Metric) bool { return m.programs != 0 })
 	programs := ofPrograms && slices.ContainsFunc(r.pairs, func(p Pair) bool { return p.Runs != nil })
-	profiles := ofPrograms && r.CPU != Free && slices.ContainsFunc(r.pairs, Pair.profiled)
+	profiles := ofPrograms && r.CPU != Free && slices.ContainsFunc(r.pairs, profiled)
 	for m := range r.Metrics {
 		if r.leads(m) {
 			r.steps += r.Rounds
@@ -352,44 +330,4 @@ func (r *run) leads(m int) bool {
 func (r *run) step(round int, metric string, many int) {
 	r.done += many
 	r.Progress(Step{Round: round + 1, Metric: metric, Part: float64(r.done) / float64(r.steps)})
-}
-
-// claim makes a folder this run's own, and clears away what a run that was killed left in it.
-func claim(dir string) (release func() error, err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("a folder for namespaces: %w", err)
-	}
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, fmt.Errorf("a folder for namespaces: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w; is another bench running? Two at once would measure each other", dir, err)
-	}
-	wires, err := filepath.Glob(filepath.Join(dir, "*"))
-	for _, wire := range wires {
-		err = errors.Join(err, clearWire(wire))
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("clear away what an earlier bench left: %w", err)
-	}
-	return func() error { return errors.Join(os.Remove(dir), f.Close()) }, nil
-}
-
-func clearWire(dir string) error {
-	mounts, err := filepath.Glob(filepath.Join(dir, "*"))
-	for _, folder := range mounts { // where daemons may be at work
-		if strings.HasSuffix(folder, "ovs") {
-			err = errors.Join(err, ovs.StopIn(folder))
-		}
-	}
-	for _, mount := range mounts {
-		err = errors.Join(err, unmount(mount))
-	}
-	if err != nil {
-		return err
-	}
-	return os.RemoveAll(dir)
 }

@@ -238,17 +238,3 @@ func (g *generator) kill() {
 		g.cmd.Wait()
 	}
 }
-
-// LastCPU is the highest CPU this process may use: the lowest takes most interrupts.
-func LastCPU() (int, error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, fmt.Errorf("which CPUs there are: %w", err)
-	}
-	for cpu := len(set)*64 - 1; cpu >= 0; cpu-- {
-		if set.IsSet(cpu) {
-			return cpu, nil
-		}
-	}
-	return 0, errors.New("no CPU to run on")
-}

@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,30 +59,26 @@ func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	defer func() { err = stopped(ctx, err) }()
-	m := &scaleMeter{ScaleOptions: o, ctx: ctx, random: rand.New(rand.NewPCG(o.Seed, 0))}
+	m := &scaleMeter{ScaleOptions: o, meter: &meter{count: o.Rounds, ctx: ctx, random: rand.New(rand.NewPCG(o.Seed, 0))}}
 	steps := len(o.Endpoints) * (2*(1+len(o.Peers)) + len(o.Keys) + 1)
 	m.step = func() { m.done++; o.Progress(m.done, steps) }
 	r := &ScaleReport{
-		Started: started.UTC().Truncate(time.Second),
-		Machine: Machine{Kernel: kernel(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()},
-		Rounds:  o.Rounds, Packets: o.Packets, CPU: o.CPU, Seed: o.Seed, Slots: flowSlots,
+		Rounds: o.Rounds, Packets: o.Packets, CPU: o.CPU, Seed: o.Seed, Slots: flowSlots,
 	}
 	for _, endpoints := range o.Endpoints {
 		if err := m.measure(endpoints, r); err != nil {
 			return nil, fmt.Errorf("%s: %w", humanize.Of(endpoints, "endpoint", "endpoints"), err)
 		}
 	}
-	r.Seconds = time.Since(started).Round(100 * time.Millisecond).Seconds()
+	r.Header = newHeader(started)
 	return r, nil
 }
 
 type scaleMeter struct {
 	ScaleOptions
-	ctx    context.Context
-	random *rand.Rand
-	bed    *scaleBed
-	done   int
-	step   func()
+	*meter
+	done int
+	step func()
 }
 
 // measure makes a node of that many endpoints and takes all its figures.
@@ -167,39 +162,4 @@ func (m *scaleMeter) conversation(h *scaleHook, peers []scalePeer, never bool) (
 		return newFrames(h, all, m.bed.voids)
 	}
 	return newFrames(h, all)
-}
-
-// samples takes Rounds of them after one that fills the cache. Each packet must have gone on.
-func (m *scaleMeter) samples(take func() (float64, error)) (Interval, error) {
-	before, err := m.drops()
-	if err != nil {
-		return Interval{}, err
-	}
-	all := make([]float64, 0, m.Rounds)
-	for i := range m.Rounds + 1 {
-		if err := m.ctx.Err(); err != nil {
-			return Interval{}, err
-		}
-		ns, err := take()
-		if err != nil {
-			return Interval{}, err
-		}
-		if i > 0 {
-			all = append(all, ns)
-		}
-	}
-	after, err := m.drops()
-	if err == nil && after != before {
-		err = fmt.Errorf("%d packets were dropped that should have gone on", after-before)
-	}
-	return bootstrap(all, m.random), err
-}
-
-// drops counts them all.
-func (m *scaleMeter) drops() (n uint64, err error) {
-	s, err := m.bed.datapath.Status()
-	for _, d := range s.Drops {
-		n += d.Packets
-	}
-	return n, err
 }

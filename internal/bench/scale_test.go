@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"text/tabwriter"
+
+	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
 func tinyScale(t *testing.T) ScaleOptions {
@@ -187,11 +189,11 @@ func TestScalePage(t *testing.T) {
 	if err := r.Page(&page); err != nil {
 		t.Fatal(err)
 	}
-	checkPage(t, page.String(), 3)
+	plottest.CheckPage(t, page.String(), 3)
 	for _, want := range []string{
 		"<h2>container</h2>", "<h2>uplink-in</h2>", "10 peers · 1,000 endpoints", "cache void · 1 endpoint",
-		"<td>100,000 peers</td><td>1,000</td><td>100</td><td>910 (909–911)</td><td>96 %</td>", "<td>cache void</td><td>1</td><td>0</td><td>1200 (1199–1201)</td><td>100 %</td>",
-		"made-up addresses · 1 endpoint", "<td>1</td><td>4,096 keys</td><td>62 (61–63)</td><td>501 (500–502)</td><td>63 %</td><td>903 (902–904)</td>",
+		"<th scope=\"row\">100,000 peers</th><td>1,000</td><td>100</td><td>910 (909–911)</td><td>96 %</td>", "<th scope=\"row\">cache void</th><td>1</td><td>0</td><td>1200 (1199–1201)</td><td>100 %</td>",
+		"made-up addresses · 1 endpoint", "<th scope=\"row\">1</th><td>4,096 keys</td><td>62 (61–63)</td><td>501 (500–502)</td><td>63 %</td><td>903 (902–904)</td>",
 	} {
 		if !strings.Contains(page.String(), want) {
 			t.Errorf("the page lacks %q", want)

@@ -42,3 +42,12 @@ func median(samples []float64) float64 {
 	}
 	return (s[half-1] + s[half]) / 2
 }
+
+// ratios are by pairs of samples.
+func ratios(of, to []float64) []float64 {
+	r := make([]float64, min(len(of), len(to)))
+	for i := range r {
+		r[i] = of[i] / to[i]
+	}
+	return r
+}

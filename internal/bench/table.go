@@ -3,49 +3,51 @@ package bench
 import (
 	"fmt"
 	"io"
+
+	"pilaster.io/pilaster/internal/plot"
 )
 
-// Table writes the results for a person; columns are separated by tabs.
+// Table writes the results for a terminal; columns are separated by tabs.
 func (r *Report) Table(w io.Writer) {
 	fmt.Fprintf(w, "%s\n\n", r.Settings.text(r.Machine))
 	fmt.Fprintf(w, "metric\tscenario\tmedian\tof %s\t95 %%\tCPU time\n", r.Reference)
 	for _, metric := range r.metrics() {
 		for _, x := range r.of(metric) {
-			fmt.Fprintf(
-				w,
-				"%s\t%s\t%s %s\t%s\t%s\n",
-				x.Metric,
-				x.Scenario,
-				figure(x.Median),
-				x.Unit,
-				x.ratio(r.Reference),
-				x.cpu(),
-			)
+			fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%s\n",
+				x.Metric, x.Scenario, figure(x.Median), x.Unit, x.ratio(r.Reference), x.cpu())
 		}
 	}
-	r.besideTable(w)
-	r.lookupsTable(w)
-	r.profileTable(w)
+	if len(r.Beside) > 0 {
+		fmt.Fprintln(w)
+		besideTable(r.Beside).Text(w, "")
+	}
+	if len(r.Lookups) > 0 {
+		fmt.Fprint(w, "\npackets that need a lookup of the rules, the program alone\n")
+		r.lookupsTable().Text(w, "")
+	}
+	if len(r.Profiles) > 0 {
+		fmt.Fprintln(w)
+		r.profileTable().Text(w, "")
+	}
+	for _, p := range r.Profiles {
+		if p.Work != nil {
+			fmt.Fprintf(w, "\n%s: %s\n", p.Scenario, p.Work)
+		}
+	}
 	if len(r.Programs) > 0 {
-		fmt.Fprintf(
-			w,
-			"\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n",
-			r.EmptyProgramNs,
-		)
+		fmt.Fprintf(w, "\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n", r.EmptyProgramNs)
 		for _, p := range r.Programs {
 			fmt.Fprintf(w, "%s\t%s\t%.0f\t\t%.0f–%.0f\t\n", p.Name, p.Scenario, p.Ns.Median, p.Ns.Low, p.Ns.High)
 		}
 	}
 	if len(r.Checks) == 0 {
-		fmt.Fprint(w, "\nnothing is asked of these scenarios and metrics\n")
+		fmt.Fprint(w, "\nno gate applies to these scenarios and metrics\n")
 	} else {
-		fmt.Fprint(w, "\nasked of\tbeside\tmetric\tis\t95 %\tverdict\n")
-		for _, c := range r.Checks {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.of(), c.beside(), c.Metric, precise(c.Got.Median), c.Got, c.verdict())
-		}
+		fmt.Fprintln(w)
+		r.checkTable().Text(w, "")
 	}
 	for _, line := range r.unjudged() {
-		fmt.Fprintf(w, "\nnot judged: %s", line)
+		fmt.Fprintf(w, "\nnot checked: %s", line)
 	}
 	if len(r.NotJudged) > 0 {
 		fmt.Fprintln(w)
@@ -56,6 +58,20 @@ func (r *Report) Table(w io.Writer) {
 	if r.Lost > 0 {
 		fmt.Fprintf(w, "\n%d datagrams were lost\n", r.Lost)
 	}
+}
+
+// checkTable has a line for each gate.
+func (r *Report) checkTable() *plot.Table {
+	t := &plot.Table{Head: []string{"gate on", "beside", "metric", "is", "95 %", "verdict"}}
+	for i, c := range r.Checks {
+		t.Rows = append(t.Rows, []string{
+			c.of(), c.beside(), c.Metric, precise(c.Got.Median), c.Got.String(), c.verdict(),
+		})
+		if c.Verdict != Passed {
+			t.Bad = append(t.Bad, i)
+		}
+	}
+	return t
 }
 
 // text is how the run was made.
@@ -86,16 +102,6 @@ func (x Result) cpu() string {
 	return fmt.Sprintf("%.2f µs/%s", x.CPUMicros, x.Counted)
 }
 
-func (i Interval) String() string { return precise(i.Low) + "–" + precise(i.High) }
-
-// precise is a ratio, or a figure that is judged by itself.
-func precise(v float64) string {
-	if v < 10 {
-		return fmt.Sprintf("%.3f", v)
-	}
-	return fmt.Sprintf("%.1f", v)
-}
-
 func (c Check) of() string {
 	if c.Best {
 		return c.Scenario + " (best device)"
@@ -117,16 +123,4 @@ func (c Check) verdict() string {
 	default:
 		return string(c.Verdict) + ": " + c.wants()
 	}
-}
-
-// figure is a number as people read it: "135,012" and "41.2".
-func figure(v float64) string {
-	if v < 1000 {
-		return fmt.Sprintf("%.1f", v)
-	}
-	s := fmt.Sprintf("%.0f", v)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }

@@ -1,33 +1,52 @@
 package nic
 
 import (
-	"embed"
+	"fmt"
 	"io"
 
 	"pilaster.io/pilaster/internal/plot"
 )
 
-//go:embed page.html
-var pages embed.FS
-
-var page = plot.Pages(pages).Lookup("page.html")
-
-// Page writes the report as one HTML file that needs no other.
+// Page writes the report as one HTML file.
 func (r *Report) Page(w io.Writer) error {
-	type section struct {
-		Figure
-		Charts []*plot.Lines
+	const title = "a model of NIMITZ's offloading"
+	page := plot.Page{
+		Title:   title,
+		Heading: "A model of NIMITZ's offloading",
+		Notes: []plot.Note{
+			{Class: "what", Lead: r.Nature},
+			{Class: "soft", Text: fmt.Sprintf(
+				"Seed %d; the same seed gives the same figures. The paper is NIMITZ §3.3 and §4.2.", r.Seed)},
+		},
+		Foot: []plot.Note{{Class: "soft", Text: "All points are in report.json beside this file. " +
+			"docs/results/nic.md explains the model."}},
 	}
-	var sections []section
 	for _, f := range r.Figures {
-		s := section{Figure: f}
-		for _, p := range f.Plots {
-			s.Charts = append(s.Charts, plot.NewLines("Model, no measurement:", p))
-		}
-		sections = append(sections, s)
+		page.Sections = append(page.Sections, f.section())
 	}
-	return page.Execute(w, struct {
-		*Report
-		Sections []section
-	}{r, sections})
+	t := &plot.Table{Head: []string{"parameter", "value", "origin", "why"}, Wrap: true}
+	for _, p := range r.Parameters {
+		t.Rows = append(t.Rows, []string{p.Name, p.Value, p.Origin, p.Why})
+	}
+	page.Sections = append(page.Sections, plot.Section{ID: "parameters", Title: "What the model assumes", Table: t})
+	return page.Write(w)
+}
+
+func (f Figure) section() plot.Section {
+	t := &plot.Table{
+		Caption: fmt.Sprintf("Model, figure %d. Given: by the paper. Fitted: to its figure. "+
+			"Follows: from what was given, fitted and assumed", f.Number),
+		Head: []string{"what", "model", "paper", "kind"},
+	}
+	for _, x := range f.Findings {
+		t.Rows = append(t.Rows, []string{x.What, x.Text(), x.Paper, x.Kind})
+	}
+	s := plot.Section{
+		ID: fmt.Sprintf("f%d", f.Number), Title: fmt.Sprintf("Figure %d by the model: %s", f.Number, f.Title),
+		Notes: []plot.Note{{Text: f.About}}, Table: t,
+	}
+	for _, p := range f.Plots {
+		s.Lines = append(s.Lines, plot.NewLines("Model, no measurement:", p))
+	}
+	return s
 }

@@ -143,7 +143,7 @@ func (f Figure) TSV(w io.Writer) {
 	}
 }
 
-// Table writes the figure for a person; columns are separated by tabs.
+// Table writes the figure for a terminal; columns are separated by tabs.
 func (f Figure) Table(w io.Writer) {
 	fmt.Fprintf(w, "\n%s: %s (%s; %s)\n", f.ID, f.Title, f.Nature, f.Claims)
 	if f.Failed != "" {
@@ -151,8 +151,13 @@ func (f Figure) Table(w io.Writer) {
 		return
 	}
 	fmt.Fprintf(w, "  sizes: %s\n  %s\n  %s\n", f.Sizes, f.Ran, f.Differs)
-	fmt.Fprintln(w, "  WHAT\tHERE\tPAPER\tWHERE")
+	f.table().Text(w, "  ")
+}
+
+func (f Figure) table() *plot.Table {
+	t := &plot.Table{Head: []string{"WHAT", "HERE", "PAPER", "WHERE"}}
 	for _, r := range f.Rows {
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", r.What, cmp.Or(r.Here, "–"), cmp.Or(r.Paper, "–"), r.Where)
+		t.Rows = append(t.Rows, []string{r.What, cmp.Or(r.Here, "–"), cmp.Or(r.Paper, "–"), r.Where})
 	}
+	return t
 }

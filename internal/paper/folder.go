@@ -2,20 +2,15 @@ package paper
 
 import (
 	"bytes"
-	"embed"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"pilaster.io/pilaster/internal/plot"
 )
-
-//go:embed page.html
-var pages embed.FS
-
-var page = plot.Pages(pages).Lookup("page.html")
 
 // PageName is the page's file.
 const PageName = "index.html"
@@ -88,20 +83,61 @@ func (d Folder) figures() (all []Figure, err error) {
 	return all, nil
 }
 
-// Page writes figures as one HTML file that needs no other.
+// Page writes figures as one HTML file.
 func Page(w io.Writer, figures []Figure) error {
+	page := plot.Page{
+		Title:   "figures of the NETPILA and NIMITZ paper, plotted again",
+		Heading: "Figures of the NETPILA and NIMITZ paper, plotted again",
+		Notes: []plot.Note{{Class: "what", Text: "What was measured ran on the kernel and the switches of one machine. " +
+			"What is simulated has the real orchestrator and agents in one process. A model has no NIC and no packets. " +
+			"The paper's values were read off its text, with the section, and never off a figure: they are a cross or a line " +
+			"named paper. A line named sum is the paper's own arithmetic (§4.1) at other sizes."}},
+		Foot: []plot.Note{{Class: "soft", Text: "docs/results/paper.md explains this page."}},
+	}
+	has := map[string]bool{}
+	for _, f := range figures {
+		has[f.ID] = true
+		link := plot.Link{To: f.ID, Text: fmt.Sprintf("%s (%s)", f.Title, f.Nature)}
+		if f.Failed != "" {
+			link.Bad = "failed"
+		}
+		page.Contents = append(page.Contents, link)
+		page.Sections = append(page.Sections, f.section())
+	}
 	var missing []string
 	for _, d := range definitions {
-		has := false
-		for _, f := range figures {
-			has = has || f.ID == d.id
-		}
-		if !has {
+		if !has[d.id] {
 			missing = append(missing, d.id)
 		}
 	}
-	return page.Execute(w, struct {
-		Figures []Figure
-		Missing []string
-	}{figures, missing})
+	if len(missing) > 0 {
+		page.Notes = append(page.Notes, plot.Note{Class: "soft", Text: "Not plotted: " + strings.Join(missing, ", ") + "."})
+	}
+	return page.Write(w)
+}
+
+func (f Figure) section() plot.Section {
+	s := plot.Section{
+		ID: f.ID, Title: f.ID + ": " + f.Title,
+		Notes: []plot.Note{{Class: "soft", Text: fmt.Sprintf("%s · %s · %v · %.1f s", f.Claims, f.Nature, f.Origin, f.Seconds)}},
+	}
+	if f.Failed != "" {
+		s.Notes = append(s.Notes, plot.Note{Class: "bad", Text: "It failed: " + f.Failed})
+		return s
+	}
+	s.Notes = append(s.Notes,
+		plot.Note{Lead: "Sizes:", Text: f.Sizes + "."},
+		plot.Note{Lead: "What was run:", Text: f.Ran},
+		plot.Note{Lead: "Why ours differs:", Text: f.Differs})
+	s.Lines = f.Charts()
+	s.Table = f.table()
+	s.Table.Caption = fmt.Sprintf(
+		"%s, %s. Paper: read off the text. –: not measured here, or not in the text", f.ID, f.Nature)
+	points := "All points"
+	if len(f.Panels) == 0 {
+		points = "The same rows"
+	}
+	s.After = []plot.Note{{Class: "soft", Text: fmt.Sprintf(
+		"%s are in %s.tsv, and with the scenario in %s.json, beside this file.", points, f.ID, f.ID)}}
+	return s
 }

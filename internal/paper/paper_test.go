@@ -297,7 +297,7 @@ func TestFailure(t *testing.T) {
 		t.Errorf("figures %+v", all)
 	}
 	page, _ := os.ReadFile(filepath.Join(string(to), PageName))
-	for _, want := range []string{"It failed: the switch ended", "Not drawn: fig11, fig12, fig16, fig17, fig18, table1."} {
+	for _, want := range []string{"It failed: the switch ended", "Not plotted: fig11, fig12, fig16, fig17, fig18, table1."} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page lacks %q", want)
 		}

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"embed"
 	"fmt"
 	"io"
 	"strings"
@@ -11,22 +10,34 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-//go:embed page.html
-var pageFiles embed.FS
-
-var page = plot.Pages(pageFiles).Lookup("page.html")
-
-// Page writes how the events went as one HTML file that needs no other.
+// Page writes how the events went as one HTML file.
 func (r *Result) Page(w io.Writer, now time.Time) error {
-	var sections []plot.Section
-	for _, s := range r.Stages {
-		sections = append(sections, s.section())
+	page := plot.Page{
+		Title:   "simulation " + r.Scenario.Name,
+		Heading: "Simulation " + r.Scenario.Name,
+		Facts: []string{
+			now.Format(time.RFC3339), "network " + r.Scenario.Network, fmt.Sprint("seed ", r.Scenario.Seed),
+			fmt.Sprint(r.CPUs, " CPUs"),
+		},
+		Notes: []plot.Note{{Class: "what", Lead: "A simulation in one process.", Text: fmt.Sprintf(
+			"Real: %s. Not real: %s.", strings.Join(r.Real, "; "), strings.Join(r.NotReal, "; "))}},
+		Foot: []plot.Note{{Class: "soft", Text: "pilaster sim run -o json prints all figures. " +
+			"docs/reference/simulation.md explains them."}},
 	}
-	return page.ExecuteTemplate(w, "page.html", struct {
-		*Result
-		When, Is, IsNot string
-		Sections        []plot.Section
-	}{r, now.Format(time.RFC3339), strings.Join(r.Real, "; "), strings.Join(r.NotReal, "; "), sections})
+	bad := func(text string) { page.Notes = append(page.Notes, plot.Note{Class: "bad", Text: text}) }
+	if r.Error != "" {
+		bad(r.Error + "; the figures below are of the part that was done")
+	}
+	for _, v := range r.Violations {
+		bad("violated: " + v)
+	}
+	for _, v := range r.Exceeded {
+		bad("exceeded: " + v)
+	}
+	for _, s := range r.Stages {
+		page.Sections = append(page.Sections, s.section())
+	}
+	return page.Write(w)
 }
 
 func (s Stage) section() plot.Section {
@@ -41,70 +52,46 @@ func (s Stage) section() plot.Section {
 		l := plot.Line{Name: name}
 		for i, at := range s.Samples[1:] {
 			before := s.Samples[i]
-			l.Points = append(
-				l.Points,
-				[2]float64{at.At, float64(count(at)-count(before)) / max(at.At-before.At, 0.001)},
-			)
+			perSecond := float64(count(at)-count(before)) / max(at.At-before.At, 0.001)
+			l.Points = append(l.Points, [2]float64{at.At, perSecond})
 		}
 		return l
 	}
 	over := func(title, y string, lines ...plot.Line) *plot.Lines {
 		return plot.NewLines("", plot.Plot{Title: title, X: "seconds", Y: y, Lines: lines})
 	}
-	about := fmt.Sprintf(
-		"%s afterwards. Everything was done after %.1f s, and every node followed after %.1f s.",
-		humanize.Of(s.Nodes, "node", "nodes"),
-		s.Acted,
-		s.Ready,
-	)
+	about := fmt.Sprintf("%s afterwards. The event was done after %.1f s, and all nodes followed after %.1f s.",
+		humanize.Of(s.Nodes, "node", "nodes"), s.Acted, s.Ready)
 	if s.Unfinished {
-		about = fmt.Sprintf(
-			"%s by then. The run ended during it, after %.1f s.",
-			humanize.Of(s.Nodes, "node", "nodes"),
-			s.Ready,
-		)
+		about = fmt.Sprintf("%s by then. The run ended during the event, after %.1f s.",
+			humanize.Of(s.Nodes, "node", "nodes"), s.Ready)
 	}
 	var lines []*plot.Lines
 	if p := s.Policies; p != nil && p.Changes > 0 {
-		about += fmt.Sprintf(
-			" A policy was changed %d times: %d nodes that host its tenant were told %d to %d messages each, and the %d others %d together.",
-			p.Changes,
-			p.Hosts,
-			p.Least,
-			p.Most,
-			p.Others,
-			p.Astray,
-		)
-		lines = append(lines, p.drawn())
+		about += fmt.Sprintf(" A policy was changed %d times: %d nodes that host its tenant received %d to %d messages each, "+
+			"and the %d others %d in all.", p.Changes, p.Hosts, p.Least, p.Most, p.Others, p.Astray)
+		lines = append(lines, p.lines())
 	}
+	lines = append(lines,
+		over("nodes that follow the orchestrator", "streams",
+			line("streams", func(s Sample) float64 { return float64(s.Streams) })),
+		over("calls of nodes", "a second",
+			rate("calls", func(s Sample) int64 { return s.Calls }),
+			rate("of them, without an orchestrator", func(s Sample) int64 { return s.Missed }),
+			rate("registrations answered", func(s Sample) int64 { return s.Registered }),
+			rate("snapshots", func(s Sample) int64 { return s.Snapshots })),
+		over("changes in the store's queue", "changes",
+			line("waiting", func(s Sample) float64 { return float64(s.Waiting) })),
+		over("memory", "MiB", line("heap, with garbage", func(s Sample) float64 { return float64(s.Heap >> 20) })))
 	return plot.Section{
-		Title: s.title(),
-		About: about,
-		Lines: append(
-			lines,
-			over(
-				"nodes that follow the orchestrator",
-				"streams",
-				line("streams", func(s Sample) float64 { return float64(s.Streams) }),
-			),
-			over("what nodes ask", "a second",
-				rate("calls", func(s Sample) int64 { return s.Calls }),
-				rate("of them, nobody was there", func(s Sample) int64 { return s.Missed }),
-				rate("registrations answered", func(s Sample) int64 { return s.Registered }),
-				rate("snapshots", func(s Sample) int64 { return s.Snapshots })),
-			over(
-				"changes that wait for the store",
-				"changes",
-				line("waiting", func(s Sample) float64 { return float64(s.Waiting) }),
-			),
-			over("memory", "MiB", line("heap, with garbage", func(s Sample) float64 { return float64(s.Heap >> 20) })),
-		),
-		Head: []string{"messages", "bytes", "snapshots", "processor seconds", "resident"},
-		Rows: [][]string{{
-			humanize.Grouped(
-				int(s.Total.Messages),
-			), humanize.Grouped(int(s.Total.Bytes)), humanize.Grouped(int(s.Counts[snapshots].Messages)),
-			fmt.Sprintf("%.1f", s.CPU), fmt.Sprintf("%d MiB", s.Resident>>20),
-		}},
+		Title: s.title(), Notes: []plot.Note{{Text: about}}, Lines: lines,
+		Table: &plot.Table{
+			Head: []string{"messages", "bytes", "snapshots", "processor seconds", "resident"},
+			Rows: [][]string{{
+				humanize.Grouped(int(s.Total.Messages)), humanize.Grouped(int(s.Total.Bytes)),
+				humanize.Grouped(int(s.Counts[snapshots].Messages)),
+				fmt.Sprintf("%.1f", s.CPU), fmt.Sprintf("%d MiB", s.Resident>>20),
+			}},
+		},
 	}
 }

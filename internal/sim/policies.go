@@ -176,8 +176,8 @@ func (p *Policies) text(w io.Writer) {
 	)
 }
 
-// drawn is how soon changes were in force.
-func (p *Policies) drawn() *plot.Lines {
+// lines is how soon changes were in force.
+func (p *Policies) lines() *plot.Lines {
 	return plot.NewLines(
 		"",
 		plot.Plot{

@@ -1,7 +1,6 @@
 package agentprobe
 
 import (
-	"embed"
 	"fmt"
 	"io"
 	"math"
@@ -208,28 +207,27 @@ func (l Line) row(i int) []string {
 
 func mib(bytes int64) string { return fmt.Sprintf("%.2f MiB", float64(bytes)/(1<<20)) }
 
-//go:embed page.html
-var pages embed.FS
-
-// Page writes the report as one HTML file that needs no other.
+// Page writes the report as one HTML file.
 func (r *Report) Page(w io.Writer) error {
 	plots := []plot.Plot{
-		{Title: "live heap of the agent", Y: "MiB"}, {Title: "resident memory of the agent", Y: "MiB"},
-		{
-			Title: "received since it has its containers, without heartbeats",
-			Y:     "KiB",
-		}, {Title: "entries of its packet path", Y: "entries"},
+		{Title: "live heap of the agent", Y: "MiB"},
+		{Title: "resident memory of the agent", Y: "MiB"},
+		{Title: "received since it has its containers, without heartbeats", Y: "KiB"},
+		{Title: "entries of its packet path", Y: "entries"},
 	}
-	var rows [][]string
+	t := &plot.Table{Head: append([]string{"NETWORK"}, head...)}
 	for _, l := range r.Lines {
 		points := make([][][2]float64, len(plots))
 		received := int64(0)
 		for i, p := range l.Points {
 			received += p.Received.Bytes
-			for j, y := range []float64{float64(p.Memory.Heap) / (1 << 20), float64(p.Memory.Resident) / (1 << 20), float64(received) / (1 << 10), float64(p.entries())} {
+			for j, y := range []float64{
+				float64(p.Memory.Heap) / (1 << 20), float64(p.Memory.Resident) / (1 << 20), float64(received) / (1 << 10),
+				float64(p.entries()),
+			} {
 				points[j] = append(points[j], [2]float64{float64(p.Nodes), y})
 			}
-			rows = append(rows, append([]string{l.Network}, l.row(i)...))
+			t.Rows = append(t.Rows, append([]string{l.Network}, l.row(i)...))
 		}
 		for j := range plots {
 			plots[j].Lines = append(plots[j].Lines, plot.Line{Name: l.Network, Points: points[j]})
@@ -237,17 +235,33 @@ func (r *Report) Page(w io.Writer) error {
 	}
 	s := plot.Section{
 		Title: "beside a cluster that grows",
-		About: "The same agent with the same containers; the axis is how many simulated nodes there are.",
-		Head:  append([]string{"NETWORK"}, head...),
-		Rows:  rows,
+		Notes: []plot.Note{{Text: "The same agent with the same containers; the axis is the number of simulated nodes."}},
+		Table: t,
 	}
 	for _, p := range plots {
 		p.X = "simulated nodes"
 		s.Lines = append(s.Lines, plot.NewLines("", p))
 	}
-	return plot.Pages(pages).ExecuteTemplate(w, "page.html", struct {
-		*Report
-		When     string
-		Sections []plot.Section
-	}{r, r.Started.Format(time.RFC3339), []plot.Section{s}})
+	followers := "all of them follow the orchestrator."
+	if r.Followers > 0 {
+		followers = fmt.Sprintf("%d of them follow the orchestrator; the others keep their first state and send nothing.", r.Followers)
+	}
+	when := r.Started.Format(time.RFC3339)
+	page := plot.Page{
+		Title:   "what an agent keeps as its cluster grows, " + when,
+		Heading: "What an agent keeps as its cluster grows",
+		Facts: []string{when, fmt.Sprintf("%.0f s", r.Seconds), fmt.Sprintf(
+			"%d containers of the agent, %d of each simulated node", r.Containers, r.NodeContainers)},
+		Notes: []plot.Note{{Class: "what", Lead: "The agent is real,", Text: "with containers and a packet path in the kernel, " +
+			"and follows a real orchestrator by TLS. The other nodes are simulated. On nimitz " + followers}},
+		Sections: []plot.Section{s},
+		Foot: []plot.Note{{Class: "soft", Text: "All figures are in report.json beside this file. " +
+			"docs/reference/simulation.md explains their limits."}},
+	}
+	for _, l := range r.Lines {
+		for _, not := range l.NotFlat {
+			page.Notes = append(page.Notes, plot.Note{Class: "bad", Text: "not flat: " + not})
+		}
+	}
+	return page.Write(w)
 }
