@@ -83,16 +83,19 @@ type sent struct {
 	answered bool
 }
 
-// TestEastWest sends echoes from every container to each address of every other: those of its own tenant, on its node
-// (a) and on another (b), get and answer them, and none of another tenant's sees one, though it has the same address
-// (NM1). TCP gets through too, by which segments and checksums are left to devices that there are none of.
-func TestEastWest(t *testing.T) {
+// TestSwitches has a lab for each pair of switches, for tests that change nothing in it.
+func TestSwitches(t *testing.T) {
 	onEach(t, func(t *testing.T, l *lab.Lab) {
-		eastWest(t, l)
-		transfers(t, l, [][2]string{{"green1", "green2"}, {"green1", "green3"}, {"grey3", "grey1"}})
+		t.Run("wire", func(t *testing.T) { onTheWire(t, l) })
+		t.Run("east-west", func(t *testing.T) { eastWest(t, l) })
+		t.Run("transfers", func(t *testing.T) {
+			transfers(t, l, [][2]string{{"green1", "green2"}, {"green1", "green3"}, {"grey3", "grey1"}})
+		})
 	})
 }
 
+// eastWest sends echoes from every container to each address of every other: those of its own tenant, on its node (a)
+// and on another (b), get and answer them, and none of another tenant's sees one, though it has the same address (NM1).
 func eastWest(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	captures := map[string]*packet.Capture{}

@@ -22,11 +22,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestWire has tshark read what two tenants with the same addresses put on the fabric: VXLAN over IPv6 between the
+// onTheWire has tshark read what two tenants with the same addresses put on the fabric: VXLAN over IPv6 between the
 // nodes' VTEPs, the tenant's id as VNI, the sender's identity as group policy (NM2, §3.1). Nothing of it is on the
 // fabric otherwise.
-func TestWire(t *testing.T) { onEach(t, onTheWire) }
-
 func onTheWire(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	router, err := l.Namespace(lab.Router)
