@@ -330,7 +330,7 @@ func (c *Core) compileInputs(name string, p *tenantPolicy) (s compileInputs, err
 			}
 		}
 	}
-	if s.atDestination = known.Tenant.JudgedThere(); s.atDestination {
+	if s.atDestination = known.Tenant.PolicyAtReceiver(); s.atDestination {
 		s.subjects = slices.AppendSeq(s.subjects, maps.Keys(s.apps))
 	}
 	slices.Sort(s.subjects)

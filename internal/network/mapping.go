@@ -5,31 +5,31 @@ import (
 	"net/netip"
 )
 
-// Mapping says which node a subnet or an address of a tenant is on.
+// Mapping maps a subnet or an address of a tenant to the node it is on.
 type Mapping struct {
 	Tenant string
 	To     netip.Prefix
 	Node   netip.Prefix // its /64
 }
 
-// MappingSink is a network whose nodes keep where each subnet or address of a tenant is. It is told of hosted tenants
-// only, and of one tenant one thing at a time. What an error kept from being done is told again, whole.
+// MappingSink is a network whose nodes store where each subnet or address of a tenant is. The agent sends it updates of
+// hosted tenants only, one at a time per tenant. After an error the agent sends the whole list again.
 type MappingSink interface {
-	// Replace tells all that there are, this node's own too. Until the first time nothing is known, and what the packet
-	// path has from before stays.
+	// Replace sets the whole list, this node's own subnets included. Before the first call the list is unknown, and the
+	// packet path keeps what it had.
 	Replace(ctx context.Context, tenant string, all []Mapping) error
-	// Apply tells what has changed since. Of what goes only tenant and prefix are set.
+	// Apply adds and removes mappings. Of removed ones only tenant and prefix are set.
 	Apply(ctx context.Context, tenant string, add, remove []Mapping) error
 }
 
-// Cluster gives out addresses that tenants have as their own.
+// Cluster allocates the addresses that are a tenant's own.
 type Cluster interface {
-	// NodeCIDRs are this node's subnets of a tenant's overlays, in their order. The first time takes a message, later
-	// ones none.
+	// NodeCIDRs returns this node's subnets of a tenant's overlays, in their order. The first call sends a request to
+	// the orchestrator, later ones do not.
 	NodeCIDRs(ctx context.Context, tenant string) ([]netip.Prefix, error)
-	// Allocate gives an endpoint an address of each overlay of a tenant without node CIDRs. The same key gets the same
-	// ones again. It is "container id/interface".
+	// Allocate gives an endpoint an address of each overlay of a tenant without node CIDRs. The key is "container
+	// id/interface"; the same key gets the same addresses again.
 	Allocate(ctx context.Context, tenant, key string) ([]netip.Addr, error)
-	// Free gives them back.
+	// Free releases them.
 	Free(ctx context.Context, tenant, key string) error
 }

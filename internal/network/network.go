@@ -1,6 +1,6 @@
-// Package network is what the agent asks of a network: one way to give containers addresses and to carry their packets.
-// Several run side by side on a node, each in its own folder below; a tenant chooses one, and an endpoint may have
-// attachments of more.
+// Package network is the interface between the agent and a network: one way to give containers addresses and to deliver
+// their packets. Several networks run side by side on a node, each in its own folder below; a tenant chooses one, and
+// an endpoint may have attachments of more.
 package network
 
 import (
@@ -15,18 +15,18 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// ErrConflict means that a tenant cannot be beside what the node has already. Others are as well as before.
+// ErrConflict means that a tenant conflicts with what the node already has. Other tenants are not affected.
 var ErrConflict = errors.New("this node cannot take it")
 
-// Factory is how a node has a network.
+// Factory opens a network on a node.
 type Factory struct {
 	Name string
-	// Open takes hold of it, after the driver; nil means that this node does without.
+	// Open is called after the driver was opened; nil means that this node does not have the network.
 	Open func(Node) (Network, error)
-	With string // what the agent is to be started with to have it
+	With string // the flag that turns the network on
 }
 
-// Node is what a network is given of the node that it is on.
+// Node describes the node to a network.
 type Node struct {
 	Plan    address.Plan
 	Prefix  netip.Prefix // its /64
@@ -34,57 +34,57 @@ type Node struct {
 	Cluster Cluster
 }
 
-// Indexes keeps what was drawn; *endpoint.Store does it on disk.
+// Indexes allocates indexes and stores which are in use; *endpoint.Store does it on disk.
 type Indexes interface {
 	AllocateIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
 	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
 }
 
-// Network is one of them on one node. It is given records with attachments of its own only. Calls about one endpoint
-// come one after the other, and every call but Prepare may be repeated: the second one finds nothing to do. What more
-// the agent asks of some is in Mapped, Dropping, GatewayProvider and Working; one that holds something open is an
-// io.Closer, and closing it leaves in place what carries packets.
+// Network is one network on one node. It receives records with its own attachments only. Calls about one endpoint come
+// one after the other, and every call except Prepare may be repeated: the second one finds nothing to do. Optional
+// interfaces are MappingSink, DropCounter, SwitchInfo, PolicyGuard, GatewayProvider and Runner. A network that holds
+// resources is an io.Closer; Close leaves in place what packets need.
 type Network interface {
 	Addresses
 	Dataplane
 }
 
-// Addresses are what a network gives to endpoints.
+// Addresses allocates and releases the addresses of endpoints.
 type Addresses interface {
-	// Prepare takes addresses for an endpoint that has everything but attachments and a device. An error that wraps
-	// endpoint.ErrExhausted means that there are no more.
+	// Prepare allocates addresses for an endpoint that has everything but attachments and a device. An error that wraps
+	// endpoint.ErrExhausted means that there are none left.
 	Prepare(ctx context.Context, t tenant.Tenant, app address.AppID, r endpoint.Record) ([]endpoint.Attachment, error)
-	// Release gives an endpoint's addresses back.
+	// Release releases an endpoint's addresses.
 	Release(ctx context.Context, r endpoint.Record) error
-	// Validate refuses a record from the disk whose attachments the network cannot have made.
+	// Validate refuses a record from disk whose attachments this network cannot have made.
 	Validate(r endpoint.Record) error
 }
 
-// Dataplane is a network's part of the packet path: its tables. The devices and hooks are the driver's.
+// Dataplane is a network's part of the packet path: its tables. The driver owns devices and hooks.
 type Dataplane interface {
-	// PutTenant makes a tenant of this node known, or what has changed of it. ErrConflict and endpoint.ErrExhausted
-	// mean that it was left as it was.
+	// PutTenant adds a tenant to this node, or updates it. On ErrConflict and endpoint.ErrExhausted the tenant stays as
+	// it was.
 	PutTenant(ctx context.Context, t tenant.Tenant) error
-	// DeleteTenant forgets a tenant that has no endpoint here any more, or those of its ids that are given.
+	// DeleteTenant removes a tenant that has no endpoint here any more, or only those of its ids that t has.
 	DeleteTenant(ctx context.Context, t tenant.Tenant) error
 
-	// Activate lets packets flow from and to an endpoint, whose device is there.
+	// Activate lets packets flow from and to an endpoint, whose device exists.
 	Activate(ctx context.Context, r endpoint.Record) error
-	// Deactivate ends that. The device may be gone.
+	// Deactivate is the inverse of Activate. The device may be gone.
 	Deactivate(ctx context.Context, r endpoint.Record) error
-	// Check names the first difference between a record and what is there.
+	// Check names the first difference between a record and the tables.
 	Check(ctx context.Context, r endpoint.Record) error
-	// Repair makes the tables hold the endpoints found and nothing else, with the tenants of all that are recorded or
-	// were put, and loses no packet. It comes once, at the start, after all tenants were put; what is put before need
-	// not take effect until then.
+	// Repair makes the tables hold exactly the endpoints found, with the tenants of all endpoints that are recorded or
+	// were put, and loses no packet. The agent calls it once, at its start, after it has put all tenants; what is put
+	// before need not take effect until then.
 	Repair(ctx context.Context, recorded, found []endpoint.Record) error
-	// Entries says how full the tables are, read from where packets meet them.
+	// Entries returns how full the tables are, read from the kernel or the switch.
 	Entries(ctx context.Context) ([]Entries, error)
 }
 
-// Runner is a network that has something to do beside calls.
+// Runner is a network with background work.
 type Runner interface {
-	// Run does it until ctx ends. It begins after Repair.
+	// Run works until ctx ends. The agent calls it after Repair.
 	Run(ctx context.Context, log *slog.Logger)
 }
 
@@ -94,50 +94,51 @@ type DropCounter interface {
 	Drops(ctx context.Context) (map[dropreason.Reason]uint64, error)
 }
 
-// SwitchInfo is a network that one switch or another carries.
+// SwitchInfo is a network that can use different switches.
 type SwitchInfo interface {
-	// Switch is what this node has: "ebpf".
+	// Switch names this node's switch: "ebpf", "ovs".
 	Switch() string
-	// Lacks says what containers here do without, a line each.
+	// Lacks lists what containers here do not have with this switch, a line each.
 	Lacks() []string
 }
 
-// PolicyError is a network that may be unable to enforce policies on this node.
+// PolicyGuard is a network that may be unable to enforce policies on this node.
 type PolicyGuard interface {
-	// PolicyError says why, nil where they are enforced.
+	// PolicyError says why this node cannot enforce policies; nil means that it can.
 	PolicyError() error
-	// Seal has none of a tenant's containers here send or receive, or lets them again. It may come before the tenant is
-	// known, and before Repair.
+	// Seal blocks all packets from and to a tenant's containers here, or unblocks them. It may be called before the
+	// tenant is put, and before Repair.
 	Seal(ctx context.Context, tenant string, sealed bool) error
 }
 
-// GatewayProvider is a network with a gateway: the way between its containers and hosts that have no part in it.
+// GatewayProvider is a network with a gateway between its containers and hosts outside of the network.
 type GatewayProvider interface {
-	// Gateway is how this node's is.
+	// Gateway describes this node's gateway.
 	Gateway() Gateway
-	// FollowMTU fits it, and what else the network has of devices, to what may leave by the uplink now, in bytes.
+	// FollowMTU sets the MTUs of the gateway and of the network's other devices after the uplink's MTU, in bytes,
+	// changed.
 	FollowMTU(mtu int) error
 }
 
-// Gateway is what people see of one.
+// Gateway is the status of a gateway.
 type Gateway struct {
-	// its addresses: services see the one, published containers the other; zero where there is no gateway
+	// services see Own, published containers see Virtual; zero where there is no gateway
 	Own, Virtual           netip.Addr
-	Services, Publications int    // that it leads to: of the tenants here, and those published at it
-	Missing                string // why there is none
+	Services, Publications int // services of the tenants here, and publications at this gateway
+	Missing                string // why there is no gateway
 }
 
-// StateDevice is the kind of a container's device: its container lives.
+// StateDevice is the kind of a container's device: the container still runs.
 const StateDevice = "device"
 
-// StaleState is one thing that an agent has left on a node where it does not run.
+// StaleState is one object that an agent left on a node where no agent runs.
 type StaleState struct {
 	Kind   string // "device", "route", "file", …
 	Name   string
 	Remove func() error
 }
 
-// Entries is how full one table is. Cache tables hold nothing that cannot be computed again.
+// Entries is how full one table is. A cache table holds only what can be computed again.
 type Entries struct {
 	Table          string
 	Used, Capacity int

@@ -119,7 +119,7 @@ func (s *operatorService) checkPolicies(
 		slices.Collect(maps.Values(all)),
 		func(p *policy.Policy) bool { return changed[p.String()] },
 		apps,
-		t.JudgedThere(),
+		t.PolicyAtReceiver(),
 		room,
 	)
 	if err != nil {

@@ -7,14 +7,14 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Guest is a foreign peer among a tenant's containers.
+// Guest is the alias address of a foreign peer among a tenant's containers.
 type Guest struct {
 	Plaintext netip.Addr
 	Address   netip.Addr // what containers see; the plaintext where the tenant is clear
 }
 
-// Gateway is the node as its containers of one of the tenant's ids see it: the first index of
-// the reserved app that serves, so that whoever knows node, plan and key knows it too.
+// Gateway returns the address by which containers of one of the tenant's ids see the node: the first usable index of
+// the reserved app. It follows from node, plan and key.
 func (t Tenant) Gateway(plan address.Plan, node netip.Prefix, id ID) (Guest, error) {
 	plain := address.Plain{Node: node, Tenant: id.ID, App: address.GatewayApp, Index: 1}
 	if t.Addressing == Clear {

@@ -8,14 +8,13 @@ import (
 	"strings"
 )
 
-// Labels that tell the pods of one workload apart, or that the machinery of Kubernetes adds, do
-// not make an identity: each pod would become an app of its own. The list is that of Cilium's
-// defaults ("Limiting Identity-Relevant Labels"): a key is left out by the shortest prefix that
-// matches, unless a longer prefix keeps it.
+// Labels that distinguish the pods of one workload, or that Kubernetes adds itself, are not part of the identity: each
+// pod would become an app of its own. The list is that of Cilium's defaults ("Limiting Identity-Relevant Labels"): the
+// shortest prefix that matches excludes a key, unless a longer prefix includes it.
 var (
 	keptPrefixes = []string{
 		"app.kubernetes.io",
-		NamespaceKey, // and the labels of the namespace, which begin so
+		NamespaceKey, // and the labels of the namespace, which have this prefix
 		portPrefix,
 	}
 	leftOutPrefixes = []string{
@@ -36,12 +35,12 @@ var (
 	}
 )
 
-// An identity says all of a container that policy selects by, also what Kubernetes has in other places than the pod's
-// labels.
+// An identity has everything of a container that a policy can select by, also what Kubernetes keeps outside of the
+// pod's labels.
 const (
 	// NamespaceKey is the label with the name of a container's namespace.
 	NamespaceKey = "io.kubernetes.pod.namespace"
-	// DefaultNamespace is where a container without that label is.
+	// DefaultNamespace is the namespace of a container without that label.
 	DefaultNamespace = "default"
 	// namespaceNameKey is a label that each namespace has: its name.
 	namespaceNameKey     = "kubernetes.io/metadata.name"
@@ -49,29 +48,29 @@ const (
 	portPrefix           = "io.kubernetes.pod.port."
 )
 
-// NamespaceLabelKey is the key in an identity of a label of the container's namespace.
+// NamespaceLabelKey returns the key, in an identity, of a label of the container's namespace.
 func NamespaceLabelKey(key string) string { return namespaceLabelPrefix + key }
 
-// NamedPort is the label in an identity that a container calls a port so: 80-TCP.
+// NamedPort returns the label, in an identity, of a named port; its value is like 80-TCP.
 func NamedPort(name string, port uint16, protocol string) (key, value string) {
 	return portPrefix + name, fmt.Sprintf("%d-%s", port, protocol)
 }
 
-// Port is a port of a container that has a name; the protocol is as Kubernetes writes it: TCP, UDP, SCTP.
+// Port is a named port of a container; the protocol is as Kubernetes writes it: TCP, UDP, SCTP.
 type Port struct {
 	Number   uint16
 	Protocol string
 }
 
-// Identity is what the labels of an identity say, by what has them.
+// Identity holds the labels of an identity by their origin.
 type Identity struct {
-	Pod             map[string]string // its own labels
+	Pod             map[string]string // the container's own labels
 	Namespace       string
-	NamespaceLabels map[string]string // with that of its name
+	NamespaceLabels map[string]string // the namespace's labels, that of its name included
 	Ports           map[string]Port   // by name
 }
 
-// ReadIdentity takes the labels of an identity apart. A port that cannot be read has no name.
+// ReadIdentity sorts the labels of an identity. It ignores a malformed port.
 func ReadIdentity(labels map[string]string) Identity {
 	id := Identity{
 		Pod:             map[string]string{},
@@ -96,7 +95,7 @@ func ReadIdentity(labels map[string]string) Identity {
 	return id
 }
 
-// readPort takes apart what NamedPort has written.
+// readPort parses what NamedPort has written.
 func readPort(value string) (Port, bool) {
 	number, protocol, _ := strings.Cut(value, "-")
 	n, err := strconv.ParseUint(number, 10, 16)
@@ -107,12 +106,13 @@ func readPort(value string) (Port, bool) {
 			(protocol == "TCP" || protocol == "UDP" || protocol == "SCTP")
 }
 
-// IsPodLabel tells whether policy may select pods by a key: not those by which an identity says something else.
+// IsPodLabel reports whether policies may select pods by a key. Keys that an identity uses for namespaces and ports are
+// not pod labels.
 func IsPodLabel(key string) bool {
 	return IsIdentity(key) && !strings.HasPrefix(key, NamespaceKey) && !strings.HasPrefix(key, portPrefix)
 }
 
-// IdentityLabels are the labels that make a container's app.
+// IdentityLabels returns the labels that determine a container's app.
 func IdentityLabels(labels map[string]string) map[string]string {
 	identity := make(map[string]string, len(labels))
 	for k, v := range labels {
@@ -123,7 +123,7 @@ func IdentityLabels(labels map[string]string) map[string]string {
 	return identity
 }
 
-// IsIdentity tells whether labels of a key make a container's app, so that policy can select by them.
+// IsIdentity reports whether labels with this key are part of the identity, so that policies can select by them.
 func IsIdentity(key string) bool {
 	hasPrefix := func(p string) bool { return strings.HasPrefix(key, p) }
 	if slices.ContainsFunc(keptPrefixes, hasPrefix) {
@@ -133,8 +133,8 @@ func IsIdentity(key string) bool {
 	return !slices.ContainsFunc(leftOutPrefixes, hasPrefix) && !strings.HasSuffix(domain, "beta.kubernetes.io")
 }
 
-// Canonical writes a label set in one way only: "app=web,tier=front", sorted by key. Two sets
-// are the same identity exactly when these are equal.
+// Canonical writes a label set in canonical form: "app=web,tier=front", sorted by key. Two sets are the same identity
+// exactly when these are equal.
 func Canonical(labels map[string]string) string {
 	var b strings.Builder
 	for i, k := range slices.Sorted(maps.Keys(labels)) {
@@ -146,8 +146,7 @@ func Canonical(labels map[string]string) string {
 	return b.String()
 }
 
-// Limits of what a label set may hold; those of Kubernetes for one label, behind the longest prefix that says whose it
-// is.
+// Limits of a label set; those of one label are Kubernetes's, after the longest prefix for its origin.
 const (
 	// of the container, and as many of its namespace and of its ports
 	maxLabels     = 64
@@ -155,7 +154,7 @@ const (
 	maxLabelValue = 63
 )
 
-// CheckLabels refuses what could not be written in canonical form or passed on unharmed.
+// CheckLabels refuses labels that have no canonical form or that cannot be transmitted unchanged.
 func CheckLabels(labels map[string]string) error {
 	count := map[string]int{}
 	for k, v := range labels {
@@ -192,7 +191,7 @@ func notInValue(r rune) bool {
 }
 func notInKey(r rune) bool { return r != '/' && notInValue(r) }
 
-// ParseLabels reads what Canonical writes; spaces around keys and values are left out.
+// ParseLabels parses what Canonical writes; it trims spaces around keys and values.
 func ParseLabels(s string) (map[string]string, error) {
 	labels := map[string]string{}
 	if strings.TrimSpace(s) == "" {

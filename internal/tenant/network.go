@@ -14,44 +14,44 @@ const (
 	Nimitz  = "nimitz"
 )
 
-// Networks are all of them, the default first.
+// Networks returns all of them, the default first.
 func Networks() []string { return []string{Netpila, Nimitz} }
 
-// Traits are what a network's tenants have. Whatever treats tenants of one network in another way than those of another
-// asks for these.
+// Traits are the capabilities of a network's tenants. Code that treats tenants of one network differently uses these
+// and not the network's name.
 type Traits struct {
-	Addressings []Addressing // what containers may see; the first unless another is chosen
-	// ranges of addresses of their own, beside which there may be services, publications and other regions
+	Addressings []Addressing // what containers may see; the first is the default
+	// address ranges of the tenant's own, a precondition of services, publications and other regions
 	Overlays bool
-	// a packet between containers is judged by the rules of both where it arrives: no address says who is at the other
-	// end
-	JudgedThere bool
-	To          string // the network that they may move to; mostly empty
+	// where a packet between containers arrives, the node applies the egress and ingress policies of both ends: no
+	// address names the app of the other end
+	PolicyAtReceiver bool
+	To          string // the network that they may migrate to; mostly empty
 }
 
-// TraitsOf are those of a network's tenants; false for one that this build does not know. No name means the default.
+// TraitsOf returns the traits of a network; false for one that this build does not know. No name means the default.
 func TraitsOf(network string) (Traits, bool) {
 	switch cmp.Or(network, Netpila) {
 	case Netpila:
 		return Traits{Addressings: []Addressing{Encrypted, Clear}}, true
 	case Nimitz:
-		return Traits{Addressings: []Addressing{Own}, Overlays: true, JudgedThere: true, To: Netpila}, true
+		return Traits{Addressings: []Addressing{Own}, Overlays: true, PolicyAtReceiver: true, To: Netpila}, true
 	}
 	return Traits{}, false
 }
 
-// JudgedThere tells whether nodes judge what others' containers of the tenant begin, and so need the rules of all its
-// apps.
-func (t Tenant) JudgedThere() bool {
+// PolicyAtReceiver reports whether nodes apply the policies of remote containers too, and so need those of all apps of the
+// tenant.
+func (t Tenant) PolicyAtReceiver() bool {
 	on, _ := TraitsOf(t.Network)
 	leaves := Traits{}
 	if t.Leaving != "" {
 		leaves, _ = TraitsOf(t.Leaving)
 	}
-	return on.JudgedThere || leaves.JudgedThere
+	return on.PolicyAtReceiver || leaves.PolicyAtReceiver
 }
 
-// CheckNetwork refuses a tenant whose containers this build could not give addresses.
+// CheckNetwork refuses a tenant for whose containers this build cannot allocate addresses.
 func (t Tenant) CheckNetwork() error {
 	on, known := TraitsOf(t.Network)
 	leaves := Traits{}
@@ -73,5 +73,5 @@ func (t Tenant) CheckNetwork() error {
 	case len(t.Overlays) == 0:
 		return nil
 	}
-	return CheckOverlays(address.Plan{}, t.Overlays) // what of the plan they may not have, the orchestrator knows
+	return CheckOverlays(address.Plan{}, t.Overlays) // The orchestrator also checks the overlays against the plan.
 }

@@ -8,12 +8,12 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Service is something on the underlay that containers of a tenant with overlays reach at an address of the tenant's
-// own choice (NIMITZ §3.1, traffic (c)).
+// Service is a host on the underlay that containers of a tenant with overlays reach at an address that the tenant chose
+// (NIMITZ §3.1, traffic (c)).
 type Service struct {
 	Name    string
-	Virtual netip.Addr // as containers have it
-	Real    netip.Addr // as the underlay has it
+	Virtual netip.Addr // the address that containers use
+	Real    netip.Addr // the address on the underlay
 }
 
 // Publication is a container that the underlay reaches at an address of a node's gateway (NIMITZ appendix A, traffic
@@ -22,10 +22,10 @@ type Publication struct {
 	Name      string
 	Container netip.Addr
 	Gateway   netip.Prefix // the /64 of the node
-	Underlay  netip.Addr   // UnderlayAddress of an index that nothing else at the gateway has or had
+	Underlay  netip.Addr // UnderlayAddress of an index that is allocated once per gateway and never again
 }
 
-// What a tenant may have: each is told to every node that hosts it, in one record.
+// Limits of one tenant: its record goes to every node that hosts it.
 const (
 	MaxServices     = 256
 	MaxPublications = 256
@@ -34,17 +34,17 @@ const (
 // FirstPublished is the lowest index of a publication; the one below is the gateway's own.
 const FirstPublished address.Index = 2
 
-// UnderlayAddress is one of a gateway's on the underlay. The first is that by which services see containers; others are
-// for publications. They have tenant id 0 and an app that nothing else of the node has, so packets for them need no
-// table to be told from the node's own.
+// UnderlayAddress returns one of a gateway's addresses on the underlay. Services see containers under the first; the
+// others are for publications. They have tenant id 0 and an app that nothing else on the node has, so the packet path
+// recognises packets for them without a table.
 func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
 	return address.Plain{Node: node, App: address.GatewayApp, Index: i}.Addr()
 }
 
-// NodeAddress is by what a node speaks to its containers.
+// NodeAddress is the address from which a node sends to its containers.
 func NodeAddress(node netip.Prefix) netip.Addr { return address.Plain{Node: node, Index: 1}.Addr() }
 
-// Index undoes UnderlayAddress. False where the address is no publication's at the gateway.
+// Index is the inverse of UnderlayAddress. It returns false where the address is not one of the gateway's publications.
 func (p Publication) Index() (address.Index, bool) {
 	if !p.Gateway.IsValid() || !p.Gateway.Contains(p.Underlay) {
 		return 0, false
@@ -53,12 +53,12 @@ func (p Publication) Index() (address.Index, bool) {
 	return a.Index, a.Tenant == 0 && a.App == address.GatewayApp && a.Index >= FirstPublished
 }
 
-// Unfit is a refusal for what there is already, and not for what was asked.
+// Unfit is an error whose cause is the existing state and not the request.
 type Unfit struct{ error }
 
 func unfit(format string, args ...any) error { return Unfit{fmt.Errorf(format, args...)} }
 
-// CheckNorthSouth refuses services and publications that could take a packet that is another's.
+// CheckNorthSouth refuses services and publications whose addresses conflict with others.
 func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 	if len(t.Services)+len(t.Publications) == 0 {
 		return nil
@@ -84,17 +84,17 @@ func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 	return t.checkPublications(plan)
 }
 
-// WithoutNorthSouth is the tenant with nothing that CheckNorthSouth looks at, other regions included.
+// WithoutNorthSouth returns the tenant without services, publications and other regions.
 func (t Tenant) WithoutNorthSouth() Tenant {
 	t.Services, t.Publications, t.Regions = nil, nil, nil
 	return t
 }
 
-// CheckServiceName and CheckPublicationName are CheckName for them.
+// CheckServiceName and CheckPublicationName refuse names that are not a DNS label.
 func CheckServiceName(name string) error     { return checkName("service", name) }
 func CheckPublicationName(name string) error { return checkName("publication", name) }
 
-// overlay6 is the tenant's IPv6 CIDR, if it has one.
+// overlay6 returns the tenant's IPv6 CIDR, if it has one.
 func (t Tenant) overlay6() netip.Prefix {
 	for _, o := range t.Overlays {
 		if o.CIDR.Addr().Is6() {
@@ -233,7 +233,7 @@ func (t Tenant) checkPublication(plan address.Plan, p Publication) error {
 	return nil
 }
 
-// ParseServices reads them as messages have them; what they may be, CheckNorthSouth says.
+// ParseServices parses services from protobuf messages; CheckNorthSouth checks them.
 func ParseServices[S interface {
 	GetName() string
 	GetVirtual() string
@@ -252,7 +252,7 @@ func ParseServices[S interface {
 	return services, nil
 }
 
-// ParsePublications is the same of publications.
+// ParsePublications parses publications from protobuf messages; CheckNorthSouth checks them.
 func ParsePublications[P interface {
 	GetName() string
 	GetContainer() string

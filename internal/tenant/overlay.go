@@ -8,14 +8,13 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Lengths of a node's subnet unless one is chosen: 254 addresses in IPv4, and of each /48 more subnets than there are
-// nodes.
+// Default lengths of a node's subnet: 254 addresses in IPv4, and in IPv6 more subnets of each /48 than there are nodes.
 const (
 	DefaultNodeBits4 = 24
 	DefaultNodeBits6 = 80
 )
 
-// DefaultNodeBits is the one of a CIDR's family.
+// DefaultNodeBits returns the default for a CIDR's family.
 func DefaultNodeBits(cidr netip.Prefix) int {
 	if cidr.Addr().Is4() {
 		return DefaultNodeBits4
@@ -23,13 +22,13 @@ func DefaultNodeBits(cidr netip.Prefix) int {
 	return DefaultNodeBits6
 }
 
-// maxGiven bounds how many subnets or addresses of one overlay are told apart.
+// maxGiven bounds how many subnets or addresses of one overlay can be allocated.
 const maxGiven = 1 << 32
 
-// A node's subnet has addresses for containers beside its first and its last.
+// The first and the last address of a node's subnet are not allocated to containers.
 const minSubnetBits = 2
 
-// CheckOverlays refuses ranges that a tenant cannot have, or that would be mistaken for others of the cluster.
+// CheckOverlays refuses ranges that a tenant cannot have, or that conflict with other ranges of the cluster.
 func CheckOverlays(plan address.Plan, overlays []Overlay) error {
 	if len(overlays) == 0 {
 		return errors.New(
@@ -107,7 +106,7 @@ func (o Overlay) check(plan address.Plan) error {
 	return nil
 }
 
-// Bits is the length of what is given of an overlay: to nodes, or one by one.
+// Bits is the prefix length of one allocation: a node's subnet, or a single address.
 func (o Overlay) Bits() int {
 	if o.NodeBits != 0 {
 		return o.NodeBits
@@ -115,8 +114,8 @@ func (o Overlay) Bits() int {
 	return o.CIDR.Addr().BitLen()
 }
 
-// Given is the first number of what may be given, and how many there are: of a CIDR without node subnets neither its
-// own address nor, in IPv4, that of broadcasts.
+// Given returns the first number that may be allocated, and how many there are. Of a CIDR without node subnets neither
+// its own address nor, in IPv4, the broadcast address is allocated.
 func (o Overlay) Given() (first, count uint64) {
 	count = maxGiven
 	if bits := o.Bits() - o.CIDR.Bits(); bits < 32 {
@@ -132,7 +131,7 @@ func (o Overlay) Given() (first, count uint64) {
 	}
 }
 
-// Contains tells whether a prefix is one that may be given, and its number.
+// Contains reports whether a prefix may be allocated, and its number.
 func (o Overlay) Contains(given netip.Prefix) (n uint64, ok bool) {
 	if given.Bits() != o.Bits() || given != given.Masked() || !o.CIDR.Contains(given.Addr()) {
 		return 0, false
@@ -142,10 +141,10 @@ func (o Overlay) Contains(given netip.Prefix) (n uint64, ok bool) {
 	return n, n >= first && n-first < count
 }
 
-// At undoes Contains.
+// At is the inverse of Contains.
 func (o Overlay) At(n uint64) netip.Prefix { return address.Subnet(o.CIDR, o.Bits(), n) }
 
-// ParseOverlays reads them as messages have them; what they may be, CheckOverlays says.
+// ParseOverlays parses overlays from protobuf messages; CheckOverlays checks them.
 func ParseOverlays[O interface {
 	GetCidr() string
 	GetNodeBits() uint32

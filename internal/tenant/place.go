@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Place is what an identity says of a container beside the container's own labels.
+// Place is what an identity holds of a container beside the container's own labels.
 type Place struct {
-	Namespace       string // empty: what the labels say, or else DefaultNamespace
+	Namespace       string // empty: the namespace label, or else DefaultNamespace
 	NamespaceLabels map[string]string
 	Ports           map[string]Port // by name
 }
 
-// With is labels and what the place adds to them. Where it names a namespace, labels do not: of whoever wrote a
-// container's labels nobody knows whether they may speak for another one.
+// With returns labels together with those of the place. Where the place names a namespace, it overrides the namespace
+// labels: the author of a container's labels need not have authority over another namespace.
 func (p Place) With(labels map[string]string) map[string]string {
 	all := maps.Clone(labels)
 	if all == nil {
@@ -25,7 +25,7 @@ func (p Place) With(labels map[string]string) map[string]string {
 	if p.Namespace != "" {
 		delete(all, NamespaceKey)
 	}
-	if p.Namespace != "" && p.Namespace != DefaultNamespace { // which an identity without that label is of
+	if p.Namespace != "" && p.Namespace != DefaultNamespace { // an identity without that label has DefaultNamespace
 		all[NamespaceKey] = p.Namespace
 	}
 	for k, v := range p.NamespaceLabels {
@@ -38,7 +38,7 @@ func (p Place) With(labels map[string]string) map[string]string {
 	return all
 }
 
-// SaysNamespace tells which label speaks of a namespace, or of its labels; "" where none does.
+// SaysNamespace returns the first label that names a namespace or one of its labels; "" if there is none.
 func SaysNamespace(labels map[string]string) string {
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		if k == NamespaceKey || strings.HasPrefix(k, namespaceLabelPrefix) {
@@ -48,7 +48,7 @@ func SaysNamespace(labels map[string]string) string {
 	return ""
 }
 
-// ParsePort reads 80/TCP; 80 alone is TCP's.
+// ParsePort parses 80/TCP; 80 alone means TCP.
 func ParsePort(text string) (Port, error) {
 	number, protocol, given := strings.Cut(text, "/")
 	n, err := strconv.ParseUint(number, 10, 16)
@@ -61,7 +61,7 @@ func ParsePort(text string) (Port, error) {
 	return Port{uint16(n), protocol}, nil
 }
 
-// ParsePorts reads "http=80/TCP,dns=53/UDP".
+// ParsePorts parses "http=80/TCP,dns=53/UDP".
 func ParsePorts(text string) (map[string]Port, error) {
 	ports := map[string]Port{}
 	if strings.TrimSpace(text) == "" {
@@ -84,7 +84,7 @@ func ParsePorts(text string) (map[string]Port, error) {
 	return ports, nil
 }
 
-// CheckPortName refuses what Kubernetes takes for no name of a port.
+// CheckPortName refuses what Kubernetes does not accept as a port name.
 func CheckPortName(name string) error {
 	fits := func(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' }
 	if name == "" || len(name) > 15 || strings.Trim(name, "-") != name ||

@@ -11,16 +11,16 @@ import (
 // MaxRegions is how many other regions a region may know.
 const MaxRegions = 64
 
-// Region is another region in which a tenant of this one is too (NIMITZ §3.1, cross-region traffic).
+// Region is another region in which the tenant exists (NIMITZ §3.1, cross-region traffic).
 type Region struct {
 	Name     string           `json:"name"`
-	CIDRs    []netip.Prefix   `json:"cidrs"`    // the tenant's there; they overlap none of its own
+	CIDRs    []netip.Prefix   `json:"cidrs"` // the tenant's CIDRs there; they do not overlap its own
 	Edge     netip.Prefix     `json:"edge"`     // /64 of this region's Edge Switch
-	PeerEdge netip.Prefix     `json:"peerEdge"` // and of the other's
-	PeerVNI  address.TenantID `json:"peerVni"`  // the tenant's there
+	PeerEdge netip.Prefix     `json:"peerEdge"` // /64 of the other region's Edge Switch
+	PeerVNI  address.TenantID `json:"peerVni"` // the tenant's VNI there
 }
 
-// ParseRegions reads them as messages have them.
+// ParseRegions parses regions from protobuf messages.
 func ParseRegions[R interface {
 	GetName() string
 	GetCidrs() []string
@@ -48,14 +48,14 @@ func ParseRegions[R interface {
 	return regions, nil
 }
 
-// Equal compares all of it.
+// Equal compares all fields.
 func (r Region) Equal(other Region) bool {
 	return r.Name == other.Name && slices.Equal(r.CIDRs, other.CIDRs) && r.Edge == other.Edge &&
 		r.PeerEdge == other.PeerEdge &&
 		r.PeerVNI == other.PeerVNI
 }
 
-// Check refuses what no orchestrator can have said.
+// Check refuses regions that an orchestrator never sends.
 func (r Region) Check() error {
 	if err := CheckRegionName(r.Name); err != nil {
 		return err
@@ -79,10 +79,10 @@ func (r Region) Check() error {
 	return nil
 }
 
-// CheckRegionName refuses names that could not be a DNS label or a file name.
+// CheckRegionName refuses names that are not a DNS label.
 func CheckRegionName(name string) error { return checkName("region", name) }
 
-// ParsePrefixes reads prefixes without host bits.
+// ParsePrefixes parses prefixes without host bits.
 func ParsePrefixes(texts []string) ([]netip.Prefix, error) {
 	var prefixes []netip.Prefix
 	for _, text := range texts {

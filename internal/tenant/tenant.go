@@ -1,5 +1,5 @@
-// Package tenant is what a node knows of a tenant: its name, how it is addressed, its ids and
-// keys, and which labels make a container's identity. It does no I/O.
+// Package tenant holds what a node knows of a tenant: its name, its addressing, its ids and keys, and which labels are
+// part of a container's identity. It does no I/O.
 package tenant
 
 import (
@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Addressing says what a tenant's containers see.
+// Addressing is the kind of address that a tenant's containers see.
 type Addressing string
 
 const (
@@ -21,33 +21,34 @@ const (
 	Own       Addressing = "own"       // an address of the tenant's overlays
 )
 
-// Overlay is a range of addresses that is a tenant's own; other tenants may have the same.
+// Overlay is an address range of a tenant's own; other tenants may use the same range.
 type Overlay struct {
 	CIDR netip.Prefix
-	// NodeBits is the length of the subnet of it that each node gets (NIMITZ §3.2); 0 means none: addresses are given
-	// one by one.
+	// NodeBits is the prefix length of each node's subnet of the range (NIMITZ §3.2); 0 means that addresses are
+	// allocated one by one.
 	NodeBits int
 }
 
-// Tenant owns one or more ids. Two addresses belong together when their ids map to the same
-// tenant, never because their bits are equal.
+// Tenant owns one or more ids. Two addresses belong to one tenant when their ids map to the same tenant, never because
+// their bits are equal.
 type Tenant struct {
 	Name       string
 	Network    string    // one of Networks
-	Leaving    string    // another of them, while its containers have addresses of both; mostly empty
-	Overlays   []Overlay // where it is on a network with them, or leaves one: one, or one of each family
-	Regions    []Region  // in which it is too
+	// another network, while the tenant migrates and its containers have addresses of both; mostly empty
+	Leaving    string
+	Overlays   []Overlay // one, or one of each family, where its network or the one it leaves has overlays
+	Regions    []Region // other regions with this tenant
 	Addressing Addressing
-	IDs        []ID      // in the order made; not all of them are OnlyAccepted
-	Changes    uint64    // of ids, services and publications, counted: of two records the one with more is newer
-	Created    time.Time // in UTC; tells it from another that had the same name
+	IDs        []ID // in the order of their creation; at least one is not OnlyAccepted
+	Changes    uint64 // counts changes of ids, services and publications: of two records the one with more is newer
+	Created    time.Time // in UTC; distinguishes it from an earlier tenant of the same name
 
-	// Of a tenant with overlays; see CheckNorthSouth.
+	// Only with overlays; see CheckNorthSouth.
 	Services     []Service
 	Publications []Publication
 }
 
-// Equal compares all of it.
+// Equal compares all fields.
 func (t Tenant) Equal(other Tenant) bool {
 	return t.Name == other.Name && t.Network == other.Network && t.Leaving == other.Leaving &&
 		t.Addressing == other.Addressing &&
@@ -58,17 +59,17 @@ func (t Tenant) Equal(other Tenant) bool {
 		slices.EqualFunc(t.Regions, other.Regions, Region.Equal)
 }
 
-// MaxIDs is how many ids a tenant may have at a time: as many as the packet path tries.
+// MaxIDs is how many ids a tenant may have at a time; the packet path tries all of them.
 const MaxIDs = 4
 
-// ID is one 24-bit tenant id and the key that belongs to it.
+// ID is a 24-bit tenant id and its key.
 type ID struct {
 	ID           address.TenantID
 	Key          address.Key
-	OnlyAccepted bool // packets are taken and nothing is drawn: not all nodes know it yet
+	OnlyAccepted bool // packets are accepted, but no address is allocated under it: not all nodes know it yet
 }
 
-// Current is the id new containers draw from.
+// Current returns the id under which addresses of new containers are allocated.
 func (t Tenant) Current() ID {
 	for _, id := range slices.Backward(t.IDs) {
 		if !id.OnlyAccepted {
@@ -78,7 +79,7 @@ func (t Tenant) Current() ID {
 	return ID{}
 }
 
-// Of is one of its ids, with the key; zero where it has no such id.
+// Of returns one of its ids, with the key; zero where it has no such id.
 func (t Tenant) Of(id address.TenantID) ID {
 	for _, own := range t.IDs {
 		if own.ID == id {
@@ -93,7 +94,7 @@ func (t Tenant) Has(id address.TenantID) bool {
 	return slices.ContainsFunc(t.IDs, func(own ID) bool { return own.ID == id })
 }
 
-// CheckName refuses names that could not be a DNS label or a file name.
+// CheckName refuses names that are not a DNS label.
 func CheckName(name string) error { return checkName("tenant", name) }
 
 func checkName(of, name string) error {

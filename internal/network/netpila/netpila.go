@@ -1,6 +1,5 @@
-// Package netpila is the Go side of the default network (NETPILA §6): it gives an endpoint an
-// address that says where the container is, and nobody else has to be told. The packet path is
-// in package datapath.
+// Package netpila is the Go side of the default network (NETPILA §6): it allocates an address that says where the
+// container is, so no other node needs an update. The packet path is in package datapath.
 package netpila
 
 import (
@@ -15,10 +14,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Name is that of the network in attachments.
+// Name is the network's name in attachments.
 const Name = tenant.Netpila
 
-// Network draws addresses for the endpoints of one node.
+// Network allocates addresses for the endpoints of one node.
 type Network struct {
 	network.Dataplane
 	plan    address.Plan
@@ -26,7 +25,7 @@ type Network struct {
 	indexes network.Indexes
 }
 
-// New is the network of the node that owns the /64. It refuses a prefix outside the plan.
+// New returns the network of the node that owns the /64. It refuses a prefix outside the plan.
 func New(plan address.Plan, node netip.Prefix, indexes network.Indexes, path network.Dataplane) (*Network, error) {
 	if err := plan.Validate(); err != nil {
 		return nil, err
@@ -37,8 +36,8 @@ func New(plan address.Plan, node netip.Prefix, indexes network.Indexes, path net
 	return &Network{path, plan, node, indexes}, nil
 }
 
-// Prepare draws an address of the endpoint's tenant id. It takes no message to
-// anybody (NP1, §6.1). The address is given back by Release.
+// Prepare allocates an address under the endpoint's tenant id. It sends no message (NP1, §6.1). Release releases the
+// address.
 func (n *Network) Prepare(
 	_ context.Context,
 	t tenant.Tenant,
@@ -88,7 +87,7 @@ func (n *Network) Prepare(
 	return []endpoint.Attachment{a}, nil
 }
 
-// firstIndex takes every index: a clear address need not lie anywhere but on the node.
+// firstIndex accepts every index: a clear address need not lie in the private prefix.
 func firstIndex(from address.Index) (address.Index, error) {
 	if from > address.MaxIndex {
 		return 0, address.ErrExhausted
@@ -96,7 +95,7 @@ func firstIndex(from address.Index) (address.Index, error) {
 	return from, nil
 }
 
-// Release lets the address rest until a later endpoint may have it.
+// Release puts the address into quarantine.
 func (n *Network) Release(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		if key, i, drawn := r.AllocatedIndex(a); drawn {
@@ -108,7 +107,7 @@ func (n *Network) Release(_ context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// Validate refuses a plaintext that does not say whose it is.
+// Validate refuses a plaintext address that does not name this node, the tenant id and the app.
 func (n *Network) Validate(r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		if !a.Address.Is6() || !a.Plaintext.IsValid() {
