@@ -124,7 +124,7 @@ type GatewayProvider interface {
 type Gateway struct {
 	// services see Own, published containers see Virtual; zero where there is no gateway
 	Own, Virtual           netip.Addr
-	Services, Publications int // services of the tenants here, and publications at this gateway
+	Services, Publications int    // services of the tenants here, and publications at this gateway
 	Missing                string // why there is no gateway
 }
 

@@ -99,7 +99,7 @@ func TestCheckLabelsCountsByWhose(t *testing.T) {
 	}
 }
 
-// A name of a port that says no port is refused where it is given, for a policy that names it would select nobody.
+// A name of a port that says no port is refused where it is given, for a policy that names it would select no container.
 func TestCheckLabelsReadsPorts(t *testing.T) {
 	for value, ok := range map[string]bool{"80-TCP": true, "65535-SCTP": true, "http": false, "80": false,
 		"80-tcp": false, "0-TCP": false, "65536-UDP": false, "80-ICMP": false} {

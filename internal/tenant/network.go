@@ -26,7 +26,7 @@ type Traits struct {
 	// where a packet between containers arrives, the node applies the egress and ingress policies of both ends: no
 	// address names the app of the other end
 	PolicyAtReceiver bool
-	To          string // the network that they may migrate to; mostly empty
+	To               string // the network that they may migrate to; mostly empty
 }
 
 // TraitsOf returns the traits of a network; false for one that this build does not know. No name means the default.

@@ -22,7 +22,7 @@ type Publication struct {
 	Name      string
 	Container netip.Addr
 	Gateway   netip.Prefix // the /64 of the node
-	Underlay  netip.Addr // UnderlayAddress of an index that is allocated once per gateway and never again
+	Underlay  netip.Addr   // UnderlayAddress of an index that is allocated once per gateway and never again
 }
 
 // Limits of one tenant: its record goes to every node that hosts it.

@@ -14,10 +14,10 @@ const MaxRegions = 64
 // Region is another region in which the tenant exists (NIMITZ §3.1, cross-region traffic).
 type Region struct {
 	Name     string           `json:"name"`
-	CIDRs    []netip.Prefix   `json:"cidrs"` // the tenant's CIDRs there; they do not overlap its own
+	CIDRs    []netip.Prefix   `json:"cidrs"`    // the tenant's CIDRs there; they do not overlap its own
 	Edge     netip.Prefix     `json:"edge"`     // /64 of this region's Edge Switch
 	PeerEdge netip.Prefix     `json:"peerEdge"` // /64 of the other region's Edge Switch
-	PeerVNI  address.TenantID `json:"peerVni"` // the tenant's VNI there
+	PeerVNI  address.TenantID `json:"peerVni"`  // the tenant's VNI there
 }
 
 // ParseRegions parses regions from protobuf messages.

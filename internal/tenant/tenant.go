@@ -32,15 +32,15 @@ type Overlay struct {
 // Tenant owns one or more ids. Two addresses belong to one tenant when their ids map to the same tenant, never because
 // their bits are equal.
 type Tenant struct {
-	Name       string
-	Network    string    // one of Networks
+	Name    string
+	Network string // one of Networks
 	// another network, while the tenant migrates and its containers have addresses of both; mostly empty
 	Leaving    string
 	Overlays   []Overlay // one, or one of each family, where its network or the one it leaves has overlays
-	Regions    []Region // other regions with this tenant
+	Regions    []Region  // other regions with this tenant
 	Addressing Addressing
-	IDs        []ID // in the order of their creation; at least one is not OnlyAccepted
-	Changes    uint64 // counts changes of ids, services and publications: of two records the one with more is newer
+	IDs        []ID      // in the order of their creation; at least one is not OnlyAccepted
+	Changes    uint64    // counts changes of ids, services and publications: of two records the one with more is newer
 	Created    time.Time // in UTC; distinguishes it from an earlier tenant of the same name
 
 	// Only with overlays; see CheckNorthSouth.
