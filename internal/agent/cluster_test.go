@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
@@ -49,7 +50,7 @@ func (c *cluster) start(listen string, listRate int) {
 	s, err := orchestrator.Start(c.t.Context(), orchestrator.Config{
 		DataDir: filepath.Join(c.dir, "data"), RunDir: c.dir, Listen: listen, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) },
-		Limits: orchestrator.Limits{Lists: listRate, Apps: c.apps},
+		Limits: admission.Limits{Lists: listRate, Apps: c.apps},
 	})
 	if err != nil {
 		c.t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -83,7 +84,7 @@ replaces.`,
 		"",
 		"address for Prometheus, without TLS (always on the operator's socket)",
 	)
-	c.Limits = orchestrator.DefaultLimits
+	c.Limits = admission.DefaultLimits
 	f.IntVar(
 		&c.Limits.Connections,
 		"max-connections",

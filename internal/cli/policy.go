@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -122,7 +122,7 @@ func (f *documentFiles) read(env Env) (documents []string, err error) {
 		if err != nil {
 			return nil, usage("%w; nothing was changed", err)
 		}
-		some := orchestrator.SplitDocuments(string(text))
+		some := rpc.SplitDocuments(string(text))
 		documents = append(documents, some...)
 		f.of = append(f.of, slices.Repeat([]int{i}, len(some))...)
 	}

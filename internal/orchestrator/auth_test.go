@@ -83,7 +83,7 @@ func TestWhoMayCall(t *testing.T) {
 			wantCode(t, err, c.want)
 		})
 	}
-	if nodes := s.cache.allNodes(); len(nodes) != 0 {
+	if nodes := s.cache.AllNodes(); len(nodes) != 0 {
 		t.Errorf("one of them registered: %v", nodes)
 	}
 

@@ -92,7 +92,7 @@ func TestBackupAndRestore(t *testing.T) {
 	for i := range 45 { // 3 records each: more than a transaction holds
 		resolve(t, n1, "red", testNode(i).Name)
 	}
-	await(t, s, func() bool { return len(s.cache.apps["red"]) == 45 && len(s.cache.hosting) == 2 })
+	await(t, s, func() bool { return len(s.cache.Apps["red"]) == 45 && len(s.cache.Hosting) == 2 })
 	want, cluster, token := everything(t, s), s.store.Cluster(), s.Token()
 	running := backup(t, c)
 	n1.Close()
@@ -124,7 +124,7 @@ func TestBackupAndRestore(t *testing.T) {
 
 func await(t *testing.T, s *Server, condition func() bool) {
 	t.Helper()
-	if err := s.cache.await(t.Context(), condition); err != nil {
+	if err := s.cache.Await(t.Context(), condition); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -145,9 +145,13 @@ func (a away) register(t *testing.T, s *Server) error {
 		t.Fatal(err)
 	}
 	defer client.Close()
+	tenant := proto.CloneOf(a.tenant)
+	for _, id := range tenant.Ids {
+		id.Key = nil
+	}
 	resp, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
 		Version: "test", WantedPrefix: a.prefix, ClusterUuid: s.store.Cluster().UUID,
-		Held: &pilasterv1.Held{Tenants: []*pilasterv1.Tenant{withoutKeys(a.tenant)}, Apps: []*pilasterv1.App{a.app}},
+		Held: &pilasterv1.Held{Tenants: []*pilasterv1.Tenant{tenant}, Apps: []*pilasterv1.App{a.app}},
 	}))
 	if err == nil && resp.Msg.Node.Prefix != a.prefix {
 		t.Errorf("it had %s and is given %s", a.prefix, resp.Msg.Node.Prefix)

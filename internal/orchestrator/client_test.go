@@ -15,6 +15,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
@@ -62,7 +63,7 @@ func hang(ctx context.Context, t *testing.T, tr *http.Transport, url string) <-c
 		ended <- resp.Header.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Status")
 	}()
 	t.Cleanup(func() { more.Close() })
-	go more.Write([]byte{0, 0, 0, 0, 200}) // bytes to come
+	go more.Write([]byte{0, 0, 0, 0, 200}) // Bytes to come
 	return ended
 }
 
@@ -164,7 +165,7 @@ func TestSlowClients(t *testing.T) {
 		t.Run("long header", func(t *testing.T) {
 			t.Parallel()
 			req, _ := http.NewRequest(http.MethodGet, s.url()+"/healthz", nil)
-			req.Header.Set("X", strings.Repeat("x", 2*maxHeader))
+			req.Header.Set("X", strings.Repeat("x", 2*admission.MaxHeader))
 			resp, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: tlsOf(t, s, pki.Node{}, "http/1.1")}}).Do(
 				req,
 			)
@@ -185,16 +186,6 @@ func TestSlowClients(t *testing.T) {
 	}
 }
 
-// calls is how many go on.
-func (g *callLimiter) calls() (sum int) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, is := range g.running {
-		sum += is
-	}
-	return sum
-}
-
 // What one caller may do at once is not taken from others.
 func TestCallsAtOnce(t *testing.T) {
 	t.Parallel()
@@ -203,7 +194,7 @@ func TestCallsAtOnce(t *testing.T) {
 	going := func(n int) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-			sum := s.limiter.calls()
+			sum := s.limiter.Running()
 			if sum == n {
 				return
 			}
@@ -228,7 +219,7 @@ func TestCallsAtOnce(t *testing.T) {
 	defer cancel()
 	begin := func(n pki.Node, procedure string) {
 		tr := transport(t, s, n)
-		for range allowances[procedure].atOnce {
+		for range admission.Allowances[procedure].AtOnce {
 			hang(ctx, t, tr, s.url()+procedure)
 		}
 	}

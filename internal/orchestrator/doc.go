@@ -2,7 +2,7 @@
 // keys, apps) and tells each agent what concerns it: its own node and the tenants it hosts.
 //
 // What is handed out is decided in package store, by transactions. One watch of the store feeds a
-// cache in memory, and the model feeds the agents' streams, so the changes of every
+// Cache in memory, and the model feeds the agents' streams, so the changes of every
 // orchestrator on the same store reach all of them. Which agents are connected is known in
 // memory only.
 //

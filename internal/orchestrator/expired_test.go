@@ -48,7 +48,7 @@ func stateWith(t *testing.T, s *Server, n pki.Node, made time.Time) string {
 	return dir
 }
 
-// tenant registers a node that goes away again.
+// Tenant registers a node that goes away again.
 func known(t *testing.T, s *Server, n pki.Node) {
 	t.Helper()
 	registered(t, s, n).Close()
@@ -119,7 +119,7 @@ func TestOutdatedCertificateIsGoodForItsRenewalOnly(t *testing.T) {
 func TestOutdatedCertificateIsNotRenewed(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
-	s.cache.lag = time.Second
+	s.cache.Lag = time.Second
 	long := time.Now().Add(-10 * pki.NodeLife)
 
 	t.Run("never registered", func(t *testing.T) {

@@ -88,7 +88,7 @@ func TestFullDisk(t *testing.T) {
 	c.Log = testConfig(t).Log
 	s := start(t, c)
 	for _, name := range acknowledged {
-		if tenant, _, _ := s.cache.tenant(name); tenant == nil {
+		if tenant, _, _ := s.cache.Tenant(name); tenant == nil {
 			t.Errorf("lost: tenant %s of %d that were acknowledged", name, len(acknowledged))
 		}
 	}

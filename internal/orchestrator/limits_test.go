@@ -2,9 +2,6 @@ package orchestrator
 
 import (
 	"fmt"
-	"io"
-	"log/slog"
-	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -16,6 +13,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
@@ -45,7 +43,7 @@ func TestSizeOfRequests(t *testing.T) {
 		connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: strings.Repeat("x", 64<<10+100)}),
 	)
 	wantCode(t, err, connect.CodeResourceExhausted)
-	wantRefusals(t, s, limitRequest, 2)
+	wantRefusals(t, s, admission.LimitRequest, 2)
 
 	// Each message of a stream may be as long as the first; one that only says to be longer is ended, too.
 	long := func(n int) *pilasterv1.FollowRequest {
@@ -62,7 +60,7 @@ func TestSizeOfRequests(t *testing.T) {
 	}
 	f.Send(long(16 << 20))
 	f.ended(t, connect.CodeResourceExhausted)
-	wantRefusals(t, s, limitRequest, 3)
+	wantRefusals(t, s, admission.LimitRequest, 3)
 }
 
 // What is compressed may be a thousand times as long.
@@ -81,7 +79,7 @@ func TestCompressedRequests(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	wantRefusals(t, s, limitCompressed, 3)
+	wantRefusals(t, s, admission.LimitCompressed, 3)
 }
 
 func TestSizeOfAnswers(t *testing.T) {
@@ -91,10 +89,10 @@ func TestSizeOfAnswers(t *testing.T) {
 	createTenant(t, s, "blue")
 	f := follow(t, n1, hosting("blue"))
 	f.next(t)
-	s.cache.mu.Lock()
-	revision := s.cache.revision
-	s.cache.mu.Unlock()
-	s.cache.apply(
+	s.cache.Mu.Lock()
+	revision := s.cache.Revision
+	s.cache.Mu.Unlock()
+	s.cache.Apply(
 		store.Batch{
 			Revision: revision,
 			Events: []store.Event{
@@ -102,7 +100,7 @@ func TestSizeOfAnswers(t *testing.T) {
 					App: &pilasterv1.App{
 						Tenant: "blue",
 						Id:     1,
-						Labels: map[string]string{"app": strings.Repeat("x", maxAnswer)},
+						Labels: map[string]string{"app": strings.Repeat("x", admission.MaxAnswer)},
 					},
 				},
 			},
@@ -114,7 +112,7 @@ func TestSizeOfAnswers(t *testing.T) {
 	}
 	wantCode(t, err, connect.CodeResourceExhausted)
 	wantText(t, err, "host fewer tenants")
-	wantRefusals(t, s, limitAnswer, 1)
+	wantRefusals(t, s, admission.LimitAnswer, 1)
 }
 
 func TestJoinsOfOneSource(t *testing.T) {
@@ -137,7 +135,7 @@ func TestJoinsOfOneSource(t *testing.T) {
 		t.Fatalf("after %d tries: %v", admitted, err)
 	}
 	wantText(t, err, "::/64 tries to join more than 1 times a second")
-	wantRefusals(t, s, limitJoins, 1)
+	wantRefusals(t, s, admission.LimitJoins, 1)
 	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{})); err != nil {
 		t.Errorf("a node of the same source: %v", err)
 	}
@@ -145,32 +143,6 @@ func TestJoinsOfOneSource(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("it is refused for ever")
 		}
-	}
-}
-
-func TestRatesForget(t *testing.T) {
-	r, now := newRates[client](1, 10), time.Now()
-	r.now = func() time.Time { return now }
-	allow := func(i int) bool {
-		return r.allow(client{from: source(fmt.Sprintf("[2001:db8:%x:%x::1]:1", i>>16, i&0xffff))})
-	}
-	for i := range maxClients {
-		allow(i)
-	}
-	for range 10 {
-		if !allow(maxClients) {
-			t.Fatal("refused early")
-		}
-	}
-	if allow(maxClients+1) || len(r.by) != maxClients {
-		t.Errorf("%d sources are told apart; the others share", len(r.by))
-	}
-	if !allow(1) {
-		t.Error("one that is told apart pays for the others")
-	}
-	now = now.Add(1100 * time.Millisecond)
-	if !allow(maxClients+2) || len(r.by) > 10 {
-		t.Errorf("%d sources are remembered for nothing", len(r.by))
 	}
 }
 
@@ -183,7 +155,7 @@ func TestCallsOfOneNode(t *testing.T) {
 		_, err := n.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
 		return err
 	}
-	rate, calls := allowances[pilasterv1connect.NodeServiceRegisterProcedure].rate, 1
+	rate, calls := admission.Allowances[pilasterv1connect.NodeServiceRegisterProcedure].Rate, 1
 	began := time.Now()
 	err := register(n1)
 	for ; err == nil; err = register(n1) {
@@ -196,7 +168,7 @@ func TestCallsOfOneNode(t *testing.T) {
 	}
 	wantCode(t, err, connect.CodeUnavailable)
 	wantText(t, err, "node n1 calls /pilaster.v1.NodeService/Register more than 10 times a second")
-	wantRefusals(t, s, limitRate, 1)
+	wantRefusals(t, s, admission.LimitRate, 1)
 	if err := register(n2); err != nil {
 		t.Errorf("another node: %v", err)
 	}
@@ -222,28 +194,17 @@ func TestMessagesOfOneNode(t *testing.T) {
 	f := follow(t, registered(t, s, testNode(1)), hosting())
 	f.next(t)
 	createTenant(t, s, "blue")
-	const excess = 3 * messageRate
+	const excess = 3 * admission.MessageRate
 	began := time.Now()
-	for range 10*messageRate + excess {
+	for range 10*admission.MessageRate + excess {
 		f.send(t, hosting())
 	}
 	f.send(t, hosting("blue"))
 	if d := f.next(t).GetDelta(); len(d.GetTenants()) != 1 {
 		t.Errorf("the last message was answered with %v", d)
 	}
-	if took := time.Since(began); took < excess/messageRate*time.Second-time.Second/2 {
-		t.Errorf("%d messages were heard in %v", 10*messageRate+excess, took)
-	}
-}
-
-func TestSource(t *testing.T) {
-	for remote, want := range map[string]string{
-		"[2001:db8:1:2:3::4]:5": "2001:db8:1:2::/64", "[::ffff:192.0.2.1]:5": "192.0.2.1/32", "192.0.2.1:5": "192.0.2.1/32",
-		"[fe80::1%eth0]:5": "fe80::/64", "@": "invalid Prefix",
-	} {
-		if got := source(remote).String(); got != want {
-			t.Errorf("%s: %s, want %s", remote, got, want)
-		}
+	if took := time.Since(began); took < excess/admission.MessageRate*time.Second-time.Second/2 {
+		t.Errorf("%d messages were heard in %v", 10*admission.MessageRate+excess, took)
 	}
 }
 
@@ -271,12 +232,10 @@ func knock(t *testing.T, s *Server) net.Conn {
 	return c
 }
 
-func (d *connLimiter) await(t *testing.T, all, strangers int) {
+func awaitConns(t *testing.T, s *Server, all, strangers int) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		d.mu.Lock()
-		isAll, isStrangers, sources := d.all, d.strangers, len(d.sources)
-		d.mu.Unlock()
+		isAll, isStrangers, sources := s.connLimiter.Counts()
 		if isAll == all && isStrangers == strangers && (sources == 0) == (strangers == 0) {
 			return
 		}
@@ -301,21 +260,21 @@ func TestStrangers(t *testing.T) {
 	s := start(t, c)
 	f := follow(t, registered(t, s, testNode(1)), hosting())
 	f.next(t)
-	s.connLimiter.await(t, 1, 0)
+	awaitConns(t, s, 1, 0)
 	var silent []net.Conn
 	for range 4 {
 		silent = append(silent, knock(t, s))
 	}
-	s.connLimiter.await(t, 5, 4)
+	awaitConns(t, s, 5, 4)
 	shut(t, s)
-	wantRefusals(t, s, limitStrangers, 1)
+	wantRefusals(t, s, admission.LimitStrangers, 1)
 	createTenant(t, s, "blue")
 	f.send(t, hosting("blue"))
 	f.next(t) // who is known has its connection
 	for _, c := range silent {
 		c.Close()
 	}
-	s.connLimiter.await(t, 1, 0)
+	awaitConns(t, s, 1, 0)
 	registered(t, s, testNode(2))
 }
 
@@ -329,38 +288,38 @@ func TestConnections(t *testing.T) {
 	s := start(t, c)
 	for n := range 15 {
 		registered(t, s, testNode(n+1))
-		s.connLimiter.await(t, n+1, 0)
+		awaitConns(t, s, n+1, 0)
 	}
 	knock(t, s)
-	s.connLimiter.await(t, 16, 1)
+	awaitConns(t, s, 16, 1)
 	shut(t, s)
-	wantRefusals(t, s, limitConnections, 1)
+	wantRefusals(t, s, admission.LimitConnections, 1)
 }
 
 func TestConnectionsOfOneNode(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	registered(t, s, testNode(1)).Close()
-	s.connLimiter.await(t, 0, 0)
+	awaitConns(t, s, 0, 0)
 	register := func(tr *http.Transport) error {
 		_, err := pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: tr}, s.url()).
 			Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
 		return err
 	}
 	var all []*http.Transport
-	for range maxNodeConnections {
+	for range admission.MaxNodeConnections {
 		tr := transport(t, s, testNode(1))
 		if err := register(tr); err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, tr)
 	}
-	s.connLimiter.await(t, maxNodeConnections, 0)
+	awaitConns(t, s, admission.MaxNodeConnections, 0)
 	err := register(transport(t, s, testNode(1)))
 	wantCode(t, err, connect.CodeUnavailable)
 	wantText(t, err, "node n1 has 16 connections")
-	wantRefusals(t, s, limitNodeConnections, 1)
-	s.connLimiter.await(t, maxNodeConnections, 0) // the refused one was ended
+	wantRefusals(t, s, admission.LimitNodeConnections, 1)
+	awaitConns(t, s, admission.MaxNodeConnections, 0) // the refused one was ended
 	if err := register(all[0]); err != nil {
 		t.Errorf("one of the sixteen: %v", err)
 	}
@@ -370,84 +329,5 @@ func TestConnectionsOfOneNode(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("there is room again, and it is not given")
 		}
-	}
-}
-
-// conn is a connection that only comes from somewhere.
-type conn struct {
-	net.Conn
-	from net.Addr
-}
-
-func (c conn) RemoteAddr() net.Addr { return c.from }
-func (c conn) Close() error         { return nil }
-
-type addr string
-
-func (addr) Network() string  { return "tcp" }
-func (a addr) String() string { return string(a) }
-
-// Each of 100,000 nodes has a connection, and another while it renews its certificate, also from one
-// source; strangers leave them room.
-func TestDefaultsSuit100000Nodes(t *testing.T) {
-	refused := map[string]int{}
-	d := newConnLimiter(
-		Limits{}.orDefault(),
-		func(limit string) { refused[limit]++ },
-		slog.New(slog.NewTextHandler(io.Discard, nil)),
-	)
-	enter := func(from string) *limitedConn {
-		c := conn{from: addr(from)}
-		g, limit := d.admit(c)
-		if limit != "" {
-			d.refuse(c, limit)
-		}
-		return g
-	}
-	for i := range 30_000 {
-		enter(fmt.Sprintf("[2001:db8:%x::1]:1", i))
-	}
-	if d.strangers != 25_000 || refused[limitStrangers] != 5_000 {
-		t.Fatalf("%d strangers, refused %v", d.strangers, refused)
-	}
-	d = newConnLimiter(Limits{}.orDefault(), func(limit string) { refused[limit]++ }, slog.New(slog.DiscardHandler))
-	clear(refused)
-	var guests []*limitedConn
-	for i := range 200_000 {
-		g := enter("192.0.2.1:1")
-		if g == nil {
-			t.Fatalf("connection %d is refused: %v", i, refused)
-		}
-		if err := g.identify(testNode(i % 100_000)); err != nil {
-			t.Fatal(err)
-		}
-		guests = append(guests, g)
-	}
-	if enter("192.0.2.2:1") != nil || refused[limitConnections] != 1 {
-		t.Errorf("refused %v", refused)
-	}
-	for _, g := range guests {
-		g.Close()
-		g.Close()
-	}
-	if d.all != 0 || d.strangers != 0 || len(d.sources) != 0 || len(d.nodes) != 0 {
-		t.Errorf(
-			"left over: %d connections, %d strangers, %d sources, %d nodes",
-			d.all,
-			d.strangers,
-			len(d.sources),
-			len(d.nodes),
-		)
-	}
-}
-
-func TestConnectionsWithinFiles(t *testing.T) {
-	few, err := Limits{Connections: math.MaxInt}.withinFiles()
-	if err != nil || few.Connections == math.MaxInt || few.Connections < 100 {
-		t.Errorf("%+v, %v", few, err)
-	}
-	if same, err := (Limits{Connections: 7, Joins: 8}).withinFiles(); err != nil ||
-		same != (Limits{Connections: 7, Joins: 8}) {
-		t.Errorf("%+v, %v", same, err)
 	}
 }

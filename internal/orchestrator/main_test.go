@@ -88,7 +88,7 @@ func dial(t *testing.T, s *Server, n pki.Node) *join.Client {
 	return c
 }
 
-// registered joins and registers.
+// Registered joins and registers.
 func registered(t *testing.T, s *Server, n pki.Node) *join.Client {
 	t.Helper()
 	c := dial(t, s, n)
@@ -157,7 +157,7 @@ func (s stream) send(t *testing.T, req *pilasterv1.FollowRequest) {
 	}
 }
 
-// next is the next event that is no mere heartbeat.
+// Next is the next event that is no mere heartbeat.
 func (s stream) next(t *testing.T) *pilasterv1.FollowResponse {
 	t.Helper()
 	for {

@@ -9,6 +9,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -165,7 +167,7 @@ func TestMappings(t *testing.T) {
 	_, err = n1.Register(
 		t.Context(),
 		connect.NewRequest(
-			&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Mappings: make([]*pilasterv1.Mapping, maxMappings+1)}},
+			&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Mappings: make([]*pilasterv1.Mapping, cache.MaxMappings+1)}},
 		),
 	)
 	wantCode(t, err, connect.CodeInvalidArgument)
@@ -182,9 +184,9 @@ func TestAddressesOfOneNode(t *testing.T) {
 	resolve(t, n2, "green", "web")
 	own := &pilasterv1.Mapping{Tenant: "green", To: allocate(t, n1, "green", "c1/eth0"), Key: "c1/eth0"}
 	has := func(n int) {
-		s.cache.mu.Lock()
-		defer s.cache.mu.Unlock()
-		s.cache.allocations.byNode["n1"] = n
+		s.cache.Mu.Lock()
+		defer s.cache.Mu.Unlock()
+		s.cache.Allocations.ByNode["n1"] = n
 	}
 	holds := func(c *join.Client, m ...*pilasterv1.Mapping) error {
 		_, err := c.Register(
@@ -193,10 +195,10 @@ func TestAddressesOfOneNode(t *testing.T) {
 		)
 		return err
 	}
-	if err := s.cache.await(t.Context(), func() bool { return s.cache.allocations.byNode["n1"] == 1 }); err != nil {
+	if err := s.cache.Await(t.Context(), func() bool { return s.cache.Allocations.ByNode["n1"] == 1 }); err != nil {
 		t.Fatal(err)
 	}
-	has(maxMappings)
+	has(cache.MaxMappings)
 	_, err := n1.Allocate(t.Context(), connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green", Key: "c2/eth0"}))
 	for what, err := range map[string]error{"asked": err, "said": holds(n1, own, &pilasterv1.Mapping{Tenant: "green", To: "10.0.7.0/32", Key: "c7/eth0"})} {
 		if wantCode(t, err, connect.CodeResourceExhausted); err != nil &&
@@ -208,33 +210,8 @@ func TestAddressesOfOneNode(t *testing.T) {
 		t.Errorf("what it has: %v", err)
 	}
 	allocate(t, n2, "green", "c2/eth0")
-	has(maxMappings - 1)
+	has(cache.MaxMappings - 1)
 	allocate(t, n1, "green", "c2/eth0")
-}
-
-// Mappings are counted by who has them, also when they go to another or are told twice.
-func TestGivenByNode(t *testing.T) {
-	g := newAllocations()
-	for i, c := range []struct {
-		to, node string // no node: it goes
-		want     string
-	}{
-		{"10.0.0.1/32", "n1", "map[n1:1]"}, {"10.0.0.2/32", "n1", "map[n1:2]"}, {"10.0.0.2/32", "n1", "map[n1:2]"}, {"10.0.0.2/32", "n2", "map[n1:1 n2:1]"},
-		{"10.0.0.3/32", "", "map[n1:1 n2:1]"}, {"10.0.0.1/32", "", "map[n2:1]"}, {"10.0.0.2/32", "", "map[]"},
-	} {
-		m := &pilasterv1.Mapping{Tenant: "green", To: c.to, Name: c.node}
-		if c.node == "" {
-			g.remove(m, int64(i))
-		} else {
-			g.add(m, int64(i))
-		}
-		if got := fmt.Sprint(g.byNode); got != c.want {
-			t.Errorf("step %d: %s, want %s", i, got, c.want)
-		}
-	}
-	if len(g.byTenant) != 0 {
-		t.Errorf("left %v", g.byTenant)
-	}
 }
 
 // Of each tenant nodes together may ask only so often; who comes too late is told when to come again, and is counted.
@@ -267,7 +244,7 @@ func TestListRate(t *testing.T) {
 	if refused == 0 {
 		t.Error("12 queries at once are not too many")
 	}
-	wantRefusals(t, s, limitLists, refused)
+	wantRefusals(t, s, admission.LimitLists, refused)
 	if _, err := list(t, nodes[0], "lime"); err != nil {
 		t.Errorf("of the other tenant: %v", err)
 	}

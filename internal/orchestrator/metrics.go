@@ -9,6 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
@@ -43,11 +46,11 @@ func newMetrics(version string) *metrics {
 			Name: "pilaster_orchestrator_refused_total", Help: "Connections and calls refused because of a limit, by limit.",
 		}, []string{"limit"}),
 	}
-	for _, limit := range limitWords {
+	for _, limit := range admission.LimitWords {
 		m.refused.WithLabelValues(limit)
 	}
-	for _, event := range []string{eventSnapshot, eventDelta, eventHeartbeat} {
-		m.countMessages(pilasterv1connect.NodeServiceFollowProcedure, sent, event, 0, 0) // there from the start, at 0
+	for _, event := range []string{rpc.EventSnapshot, rpc.EventDelta, rpc.EventHeartbeat} {
+		m.countMessages(pilasterv1connect.NodeServiceFollowProcedure, rpc.Sent, event, 0, 0) // there from the start, at 0
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pilaster_build_info", Help: "1, labelled by the version of this orchestrator.",
@@ -82,38 +85,38 @@ func (m *metrics) countMessages(procedure, direction, event string, n, bytes int
 }
 
 // observe adds what is read from the model and the store when asked.
-func (m *metrics) observe(model *cache, s *store.Store) {
-	gauge := func(name, help string, value func(size) int64) {
+func (m *metrics) observe(model *cache.Cache, s *store.Store) {
+	gauge := func(name, help string, value func(cache.Counts) int64) {
 		m.registry.MustRegister(
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilaster_orchestrator_" + name, Help: help},
-				func() float64 { return float64(value(model.size())) }),
+				func() float64 { return float64(value(model.Size())) }),
 		)
 	}
-	gauge("nodes", "Registered nodes.", func(s size) int64 { return int64(s.nodes) })
+	gauge("nodes", "Registered nodes.", func(s cache.Counts) int64 { return int64(s.Nodes) })
 	gauge(
 		"nodes_connected",
 		"Nodes with a stream to this orchestrator.",
-		func(s size) int64 { return int64(s.streams) },
+		func(s cache.Counts) int64 { return int64(s.Streams) },
 	)
-	gauge("tenants", "Tenants.", func(s size) int64 { return int64(s.tenants) })
-	gauge("apps", "Apps of all tenants.", func(s size) int64 { return int64(s.apps) })
-	gauge("apps_most", "Apps of the tenant that has most.", func(s size) int64 { return int64(s.mostApps) })
-	gauge("apps_max", "Apps that a tenant may have.", func(size) int64 { return int64(s.MaxApps()) })
+	gauge("tenants", "Tenants.", func(s cache.Counts) int64 { return int64(s.Tenants) })
+	gauge("apps", "Apps of all tenants.", func(s cache.Counts) int64 { return int64(s.Apps) })
+	gauge("apps_most", "Apps of the tenant that has most.", func(s cache.Counts) int64 { return int64(s.MostApps) })
+	gauge("apps_max", "Apps that a tenant may have.", func(cache.Counts) int64 { return int64(s.MaxApps()) })
 	gauge(
 		"apps_retiring",
 		"Apps that nodes are asked about, of all tenants: those that none has end.",
-		func(s size) int64 { return int64(s.retiringApps) },
+		func(s cache.Counts) int64 { return int64(s.RetiringApps) },
 	)
 	gauge(
 		"app_ids_quarantined",
 		"Quarantined ids of ended apps, of all tenants.",
-		func(s size) int64 { return int64(s.quarantinedApps) },
+		func(s cache.Counts) int64 { return int64(s.QuarantinedApps) },
 	)
-	gauge("policies", "Policies of all tenants.", func(s size) int64 { return int64(s.policies) })
+	gauge("policies", "Policies of all tenants.", func(s cache.Counts) int64 { return int64(s.Policies) })
 	gauge(
 		"revision",
 		"Revision of the store that this orchestrator has seen.",
-		func(s size) int64 { return s.revision },
+		func(s cache.Counts) int64 { return s.Revision },
 	)
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilaster_orchestrator_store_queue_length", Help: "Changes that wait for the store.",

@@ -3,8 +3,6 @@ package orchestrator
 import (
 	"context"
 	"fmt"
-	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +12,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/orchestrator/store"
-	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -38,7 +37,10 @@ func apply(t *testing.T, s *Server, tenant string, documents ...string) string {
 		is, err := operator(
 			s.config.RunDir,
 		).GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: p.Policy}))
-		if err != nil || !proto.Equal(brief(is.Msg.Policy), p.Policy) || p.Policy.Revision == 0 {
+		if err == nil {
+			is.Msg.Policy.Document = ""
+		}
+		if err != nil || !proto.Equal(is.Msg.Policy, p.Policy) || p.Policy.Revision == 0 {
 			t.Errorf("answered was %v, and it is %v, %v", p.Policy, is, err)
 		}
 		said = append(said, p.Policy.Name+" "+strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_")))
@@ -225,7 +227,7 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if all := s.cache.policiesOf("blue"); len(all) != 1 || all[0].Name != "a" {
+	if all := s.cache.PoliciesOf("blue"); len(all) != 1 || all[0].Name != "a" {
 		t.Errorf("the tenant has %d policies", len(all))
 	}
 	if got := apply(t, s, "blue", netpol("a", "")); got != "a configured" {
@@ -237,14 +239,16 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 
 	// What it has already stays so, though no node could enforce it since the tenant has other apps.
 	first := []string{netpol("a", ranges(1))}
-	read, err := readPolicies(first)
+	read, err := rpc.ReadPolicies(first)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.store.ApplyPolicies(t.Context(), "blue", read, store.Applying{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.cache.await(t.Context(), func() bool { return s.cache.policies.of["blue"][nameOf(read[0])].GetDocument() == read[0].Document }); err != nil {
+	if err := s.cache.Await(t.Context(), func() bool {
+		return s.cache.Policies.Of["blue"][cache.PolicyNameOf(read[0])].GetDocument() == read[0].Document
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if got := apply(t, s, "blue", first...); got != "a unchanged" {
@@ -252,28 +256,8 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 	}
 }
 
-// TestBlocksOfWhatContainersSee: blocks are of plaintext, and one among enciphered addresses would select other
-// containers than its writer means.
-func TestBlocksOfWhatContainersSee(t *testing.T) {
-	private := netip.MustParsePrefix("fc00::/8")
-	for block, refused := range map[string]bool{
-		`{cidr: "fc22::7/128"}`: true, `{cidr: "fc00::/8"}`: true, `{cidr: "::/0", except: ["fc22::7/128"]}`: true,
-		`{cidr: "::/0"}`: false, `{cidr: "fc00::/7"}`: false, `{cidr: "fd70:696c:6100:2::/64"}`: false, `{cidr: "10.0.0.0/8"}`: false,
-	} {
-		for _, rule := range []string{"  ingress: [{from: [{ipBlock: %s}]}]\n", "  egress: [{to: [{ipBlock: %s}]}]\n"} {
-			p, err := policy.Parse([]byte(netpol("a", fmt.Sprintf(rule, block))))
-			if err != nil {
-				t.Fatal(err)
-			}
-			err = seenBy(tenant.Tenant{Name: "blue", Addressing: tenant.Encrypted}, private, &p[0])
-			if (err != nil) != refused || refused && !strings.Contains(err.Error(), "NetworkPolicy shop/a: fc") {
-				t.Errorf("%s: %v", block, err)
-			}
-			if err := seenBy(tenant.Tenant{Name: "blue", Addressing: tenant.Clear}, private, &p[0]); err != nil {
-				t.Errorf("%s of a tenant that sees plaintext: %v", block, err)
-			}
-		}
-	}
+// TestBlocksAreRefused: the call refuses such a block.
+func TestBlocksAreRefused(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	createTenant(t, s, "blue")
@@ -291,7 +275,7 @@ func TestLongPoliciesAreFollowed(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	createTenant(t, s, "blue")
-	long := "annotations: {x: " + strings.Repeat("x", maxDocument*9/10) + "}, namespace"
+	long := "annotations: {x: " + strings.Repeat("x", rpc.MaxDocument*9/10) + "}, namespace"
 	const each, times = 15, 10
 	for i := range times {
 		var documents []string
@@ -377,16 +361,16 @@ func TestOverrides(t *testing.T) {
 	f2.send(t, say(13))
 	untaken(0, "")
 	var wrong []*pilasterv1.Override
-	for range maxReasons + 3 {
+	for range cache.MaxReasons + 3 {
 		wrong = append(wrong, &pilasterv1.Override{Address: own, App: 9})
 	}
 	f2.send(t, say(14, wrong...))
-	untaken(maxReasons+1, "; and 3 more")
+	untaken(cache.MaxReasons+1, "; and 3 more")
 	f2.send(t, hosting())
 	untaken(0, "")
 
 	var many []*pilasterv1.Override
-	for range maxOverrides + 1 {
+	for range rpc.MaxOverrides + 1 {
 		many = append(many, &pilasterv1.Override{Address: own, App: 9})
 	}
 	f1.send(t, say(15, many...))
@@ -399,7 +383,7 @@ func TestWarnings(t *testing.T) {
 	s := start(t, testConfig(t))
 	createTenant(t, s, "blue")
 	resolve(t, registered(t, s, testNode(1)), "blue", "web")
-	if err := s.cache.await(t.Context(), func() bool { return len(s.cache.apps["blue"]) == 1 }); err != nil {
+	if err := s.cache.Await(t.Context(), func() bool { return len(s.cache.Apps["blue"]) == 1 }); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ document, want string }{
@@ -447,7 +431,7 @@ func TestUnenforced(t *testing.T) {
 			},
 		)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		if err := s.cache.await(ctx, func() bool { return s.cache.hosting["blue"]["n1"].GetUnenforced() == words }); err != nil {
+		if err := s.cache.Await(ctx, func() bool { return s.cache.Hosting["blue"]["n1"].GetUnenforced() == words }); err != nil {
 			t.Fatalf("%q is not noted: %v", words, err)
 		}
 		cancel()
@@ -471,102 +455,8 @@ func TestUnenforced(t *testing.T) {
 		&pilasterv1.FollowRequest{
 			HostedTenants: []string{"blue"},
 			Sequence:      12,
-			Hosting:       []*pilasterv1.Hosting{{Tenant: "blue", Unenforced: strings.Repeat("x", maxProblem+1)}},
+			Hosting:       []*pilasterv1.Hosting{{Tenant: "blue", Unenforced: strings.Repeat("x", rpc.MaxProblem+1)}},
 		},
 	)
 	f.ended(t, connect.CodeInvalidArgument)
-}
-
-func TestSplitDocuments(t *testing.T) {
-	for _, c := range []struct {
-		text string
-		want []string
-	}{
-		{"", nil},
-		{"a: 1", []string{"a: 1"}},
-		{"---\na: 1\n---\n", []string{"\na: 1\n"}},
-		{"# a\n\n---\r\nb: 1\n--- # c\nd: 1\n---", []string{"\r\nb: 1\n", " # c\nd: 1\n"}},
-		{"a: |\n  ---\n---x: 1\n---\nb: 1\n", []string{"a: |\n  ---\n---x: 1\n", "\nb: 1\n"}},
-		{"--- {a: 1}\n--- {b: 1}", []string{" {a: 1}\n", " {b: 1}"}},
-	} {
-		if got := SplitDocuments(c.text); !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%q is %q, want %q", c.text, got, c.want)
-		}
-	}
-}
-
-func TestDocumentsAreRead(t *testing.T) {
-	const cluster = "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nspec: {tier: Baseline, priority: 1, subject: {namespaces: {}}}\nmetadata:\n  name: base\n"
-	for name, c := range map[string]struct {
-		documents []string
-		want      string // the policies, or the words of a refusal
-	}{
-		"YAML":         {[]string{netpol("a", "")}, "networkpolicy/shop/a"},
-		"JSON":         {[]string{`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"a"},"spec":{}}`}, "networkpolicy/default/a"},
-		"cluster-wide": {[]string{cluster}, "clusternetworkpolicy/base"},
-		"several":      {[]string{netpol("a", ""), cluster}, "networkpolicy/shop/a clusternetworkpolicy/base"},
-		"a list":       {[]string{"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}\n- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: b}}"}, "networkpolicy/default/a networkpolicy/default/b"},
-		"in audit":     {[]string{strings.Replace(netpol("a", ""), "namespace", `annotations: {pilaster.io/audit: "true"}, namespace`, 1)}, "networkpolicy/shop/a(audit)"},
-
-		"nothing":              {nil, "no document"},
-		"no YAML":              {[]string{"a: ["}, "document 1: "},
-		"no object":            {[]string{netpol("a", ""), "[]"}, "document 2: it is no object"},
-		"another kind":         {[]string{"apiVersion: v1\nkind: Pod"}, `document 1: kind "Pod" of apiVersion "v1": write kind NetworkPolicy`},
-		"another version":      {[]string{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: ClusterNetworkPolicy"}, "write kind NetworkPolicy of networking.k8s.io/v1"},
-		"no name":              {[]string{netpol(`""`, "")}, "metadata.name"},
-		"no name to have":      {[]string{netpol("A/b", "")}, "metadata.name"},
-		"in no namespace":      {[]string{strings.Replace(netpol("a", ""), "shop", "a/b", 1)}, "metadata.namespace"},
-		"in a namespace":       {[]string{cluster + "  namespace: shop\n"}, "metadata.namespace"},
-		"twice":                {[]string{netpol("a", ""), netpol("b", ""), netpol("a", "")}, "document 3: networkpolicy/shop/a is there twice, first in document 1"},
-		"an audit of nothing":  {[]string{strings.Replace(netpol("a", ""), "namespace", `annotations: {pilaster.io/audit: "yes"}, namespace`, 1)}, "pilaster.io/audit"},
-		"a number as a name":   {[]string{netpol("7", "")}, "document 1: metadata.name: a number"},
-		"metadata in capitals": {[]string{`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","Metadata":{"name":"a"}}`}, `unknown field "Metadata"`},
-		"too many rules":       {[]string{netpol("a", "  ingress: ["+strings.Repeat("{},", maxRules)+"{}]\n")}, "1001 rules"},
-		"too long":             {[]string{strings.Replace(netpol("a", ""), "namespace", "annotations: {x: "+strings.Repeat("x", maxDocument)+"}, namespace", 1)}, "a policy may have 65536"},
-		"several in one":       {[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: it is 2 documents"},
-		"nothing in one":       {[]string{netpol("a", ""), "# nothing\n"}, "document 2: nothing is in it"},
-		"an end":               {[]string{netpol("a", "") + "... \nkind: Pod\n"}, "document 1: its line ... ends it"},
-		"a list in a list":     {[]string{"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}]}]"}, "within a list"},
-		"in a list":            {[]string{"apiVersion: v1\nkind: List\nitems: [{kind: Pod}]"}, "document 1: item 1: "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			all, err := readPolicies(c.documents)
-			var words []string
-			for _, p := range all {
-				audit := ""
-				if p.Audit {
-					audit = "(audit)"
-				}
-				words = append(words, store.PolicyName(p)+audit)
-				if again, err := readPolicies([]string{p.Document}); err != nil || len(again) != 1 ||
-					!proto.Equal(again[0], p) {
-					t.Errorf("%v, as it is kept, is read as %v, %v", p, again, err)
-				}
-			}
-			if err != nil {
-				if words = []string{err.Error()}; !strings.Contains(err.Error(), "nothing was changed") {
-					t.Errorf("%v: it does not say what was changed", err)
-				}
-			}
-			if got := strings.Join(words, " "); err == nil && got != c.want || !strings.Contains(got, c.want) {
-				t.Errorf("read as %.500s, want %s", got, c.want)
-			}
-		})
-	}
-}
-
-// TestDocumentsAreCanonical: a document is kept in one way, however it is written, and without what a cluster of
-// Kubernetes has added to it.
-func TestDocumentsAreCanonical(t *testing.T) {
-	const want = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"labels":{"a":"b"},"name":"a","namespace":"default"},"spec":{"egress":[{"ports":[{"endPort":90,"port":80}]}]}}`
-	for _, text := range []string{
-		want,
-		"kind: NetworkPolicy\napiVersion: networking.k8s.io/v1\nspec: {egress: [{ports: [{port: 80, endPort: 90}]}]}\nmetadata: {name: a, labels: {a: b}} # a comment\n",
-		strings.Replace(strings.Replace(want, `"name":"a"`, `"name":"a","uid":"u","resourceVersion":"7","generation":1,"creationTimestamp":null,"managedFields":[{}],"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}"}`, 1), `"spec"`, `"status":{},"spec"`, 1),
-	} {
-		all, err := readPolicies([]string{text})
-		if err != nil || len(all) != 1 || all[0].Document != want {
-			t.Errorf("%s\nis kept as\n%v, %v", text, all, err)
-		}
-	}
 }

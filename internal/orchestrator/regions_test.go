@@ -129,7 +129,7 @@ func TestRegions(t *testing.T) {
 	if err != nil || len(got.Msg.Tenant.Regions) != 1 {
 		t.Errorf("people see %v, %v", got, err)
 	}
-	if red, _, _ := west.cache.tenant("red"); len(red.Regions) != 0 {
+	if red, _, _ := west.cache.Tenant("red"); len(red.Regions) != 0 {
 		t.Errorf("red, which was left out, has %v", red.Regions)
 	}
 	n2 := registered(t, west, testNode(2))
@@ -174,7 +174,7 @@ func TestRegions(t *testing.T) {
 	// Made anew it is another, until somebody says that it is meant.
 	createNimitz(t, west, "red", &pilasterv1.Overlay{Cidr: "10.0.0.0/16", NodeBits: 24})
 	carries("red made anew", nil, "blue", "other")
-	if red, _, _ := west.cache.tenant("red"); len(red.Regions) != 0 {
+	if red, _, _ := west.cache.Tenant("red"); len(red.Regions) != 0 {
 		t.Errorf("red, made anew, has %v", red.Regions)
 	}
 	_, err = people.ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: there}))
@@ -186,7 +186,7 @@ func TestRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	carries("red deleted again", nil, "blue", "other")
-	if other, _, _ := west.cache.tenant("other"); len(other.Regions) != 1 || other.Regions[0].PeerVni != 1 {
+	if other, _, _ := west.cache.Tenant("other"); len(other.Regions) != 1 || other.Regions[0].PeerVni != 1 {
 		t.Errorf("other has %v", other.Regions)
 	}
 
@@ -216,7 +216,7 @@ func TestRegionsRestored(t *testing.T) {
 	east, _ := startRegion(t, "east", "fd70:696c:6200::/40", "blue", "10.1.0.0/16")
 	imported(t, west, exported(t, east))
 	again := restored(t, backup(t, west.config), 10)
-	blue, _, _ := again.cache.tenant("blue")
+	blue, _, _ := again.cache.Tenant("blue")
 	if len(blue.Regions) != 1 || blue.Regions[0].Name != "east" || blue.Regions[0].Edge != "fd70:696c:6100:1::/64" {
 		t.Errorf("blue has %v", blue.Regions)
 	}

@@ -23,6 +23,9 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/debugserver"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/sdnotify"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -30,20 +33,20 @@ import (
 
 // Config is what an orchestrator is told at its start.
 type Config struct {
-	DataDir       string         // join token, and the embedded etcd
-	RunDir        string         // the operator's socket
-	Listen        string         // address for nodes, with TLS
-	Advertise     []string       // more host names and addresses for the certificate
-	MetricsListen string         // address for Prometheus, without TLS; empty means none
-	Etcd          store.External // no endpoints means embedded
-	Plan          address.Plan   // zero prefixes mean what the cluster has
-	Region        string         // what other regions call this one; empty where there are none
-	Limits        Limits         // of what nodes and strangers may take
+	DataDir       string           // join token, and the embedded etcd
+	RunDir        string           // the operator's socket
+	Listen        string           // address for nodes, with TLS
+	Advertise     []string         // more host names and addresses for the certificate
+	MetricsListen string           // address for Prometheus, without TLS; empty means none
+	Etcd          store.External   // no endpoints means embedded
+	Plan          address.Plan     // zero prefixes mean what the cluster has
+	Region        string           // what other regions call this one; empty where there are none
+	Limits        admission.Limits // Of what nodes and strangers may take
 	Version       string
 	Log           *slog.Logger
 
 	Now      func() time.Time `json:"-"` // by which certificates are made and judged; nil means time.Now
-	patience time.Duration    // for a request, or one message of a stream; 0 means callTimeout
+	patience time.Duration    // for a request, or one message of a stream; 0 means admission.CallTimeout
 }
 
 // Socket is the operator's socket in a run directory.
@@ -53,21 +56,21 @@ func Socket(runDir string) string { return filepath.Join(runDir, "orchestrator.s
 type Server struct {
 	config      Config
 	store       *store.Store
-	cache       *cache
-	token       *tokenFile
+	cache       *cache.Cache
+	token       *admission.TokenFile
 	metrics     *metrics
 	pinged      health
-	connLimiter *connLimiter
-	limiter     *callLimiter
+	connLimiter *admission.ConnLimiter
+	limiter     *admission.CallLimiter
 	nodes       net.Listener
 	handler     http.Handler   // for nodes
-	within      sync.WaitGroup // calls of nodes within this process
+	within      sync.WaitGroup // CallInterceptor of nodes within this process
 	servers     []*http.Server
 	closeEtcd   func()
 	failed      chan error
 
 	running    sync.WaitGroup
-	background context.Context // of what runs
+	background context.Context // Of what runs
 	stop       context.CancelFunc
 }
 
@@ -112,9 +115,9 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	c.patience = cmp.Or(c.patience, callTimeout)
+	c.patience = cmp.Or(c.patience, admission.CallTimeout)
 	s := &Server{config: c, metrics: newMetrics(c.Version), failed: make(chan error, 8), closeEtcd: func() {}}
-	s.cache = newCache(join.NewUUID(), s.metrics.countDropped)
+	s.cache = cache.New(join.NewUUID(), s.metrics.countDropped)
 	background, stop := context.WithCancel(context.Background())
 	s.background, s.stop = background, stop
 	defer func() {
@@ -134,19 +137,19 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if s.store, err = store.Open(ctx, etcd, c.Plan, c.Log); err != nil {
 		return nil, err
 	}
-	s.store.LimitApps(c.Limits.orDefault().Apps)
-	s.token = newTokenFile(s.store, c.DataDir)
-	if _, err := s.token.write(ctx); err != nil {
+	s.store.LimitApps(c.Limits.WithDefaults().Apps)
+	s.token = admission.NewTokenFile(s.store, c.DataDir)
+	if _, err := s.token.Write(ctx); err != nil {
 		return nil, err
 	}
 	s.metrics.observe(s.cache, s.store)
 	s.running.Go(func() { s.store.Watch(background, s.apply) })
-	s.running.Go(func() { s.token.run(background, c.Log) })
+	s.running.Go(func() { s.token.Run(background, c.Log) })
 	s.running.Go(func() { s.pinged.run(background, s.store) })
 	s.running.Go(func() { s.reconcile(background) })
 	s.running.Go(func() { s.retireApps(background) })
-	s.running.Go(func() { s.store.KeepSessions(background, s.cache.restart) })
-	if err := s.cache.await(ctx, func() bool { return s.cache.revision != 0 }); err != nil {
+	s.running.Go(func() { s.store.KeepSessions(background, s.cache.Restart) })
+	if err := s.cache.Await(ctx, func() bool { return s.cache.Revision != 0 }); err != nil {
 		return nil, fmt.Errorf("the store was not read in time: %w", err)
 	}
 	return s, s.serve()
@@ -184,11 +187,11 @@ func (s *Server) where() string {
 }
 
 func (s *Server) serve() error {
-	limits, err := s.config.Limits.orDefault().withinFiles()
+	limits, err := s.config.Limits.WithDefaults().WithinFiles()
 	if err != nil {
 		return err
 	}
-	if want := s.config.Limits.orDefault().Connections; limits.Connections < want {
+	if want := s.config.Limits.WithDefaults().Connections; limits.Connections < want {
 		s.config.Log.Warn(
 			"this process may not open files enough for --max-connections; raise its limit (LimitNOFILE of the unit)",
 			"wanted",
@@ -197,11 +200,11 @@ func (s *Server) serve() error {
 			limits.Connections,
 		)
 	}
-	s.connLimiter = newConnLimiter(limits, s.metrics.countRefused, s.config.Log)
+	s.connLimiter = admission.NewConnLimiter(limits, s.metrics.countRefused, s.config.Log)
 	options := connect.WithHandlerOptions(
-		connect.WithInterceptors(calls{s.metrics.countCall, s.metrics.countMessage}),
-		connect.WithCompressMinBytes(minCompressed),
-		fastGzip(),
+		connect.WithInterceptors(rpc.CallInterceptor{Count: s.metrics.countCall, CountMessage: s.metrics.countMessage}),
+		connect.WithCompressMinBytes(admission.MinCompressed),
+		rpc.FastGzip(),
 	)
 	health := func(mux *http.ServeMux) {
 		mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -214,13 +217,13 @@ func (s *Server) serve() error {
 	}
 	mux := http.NewServeMux()
 	health(mux)
-	s.limiter = newCallLimiter(limits, s.metrics.countRefused)
-	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, cache: s.cache, token: s.token, timeout: s.config.patience, now: s.config.Now, log: s.config.Log,
-		limiter: s.limiter, lists: listRates(limits), later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
+	s.limiter = admission.NewCallLimiter(limits, s.metrics.countRefused)
+	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&rpc.NodeService{
+		Store: s.store, Cache: s.cache, Token: s.token, Timeout: s.config.patience, Now: s.config.Now, Log: s.config.Log,
+		Limiter: s.limiter, Lists: admission.ListRates(limits), Later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options))
 	s.nodes = nodes
-	s.handler = authenticate(s.config.Now, s.limiter, mux)
+	s.handler = admission.Authenticate(s.config.Now, s.limiter, mux)
 	s.ServeNodes(nodes)
 
 	operator, err := unixrpc.Listen(Socket(s.config.RunDir))
@@ -231,8 +234,8 @@ func (s *Server) serve() error {
 	health(mux)
 	mux.Handle("/metrics", s.metrics.handler())
 	mux.HandleFunc("/debug/goroutines", debugserver.Goroutines)
-	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&operatorService{
-		store: s.store, cache: s.cache, token: s.token, version: s.config.Version, where: s.where(), listen: s.Addr().String(), region: s.config.Region, started: time.Now(),
+	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&rpc.OperatorService{
+		Store: s.store, Cache: s.cache, Token: s.token, Version: s.config.Version, Where: s.where(), Listen: s.Addr().String(), RegionName: s.config.Region, Started: time.Now(),
 	}, options, connect.WithReadMaxBytes(16<<20)))
 	s.start(operator, false, unixrpc.Server(mux))
 
@@ -245,7 +248,7 @@ func (s *Server) serve() error {
 	}
 	mux = http.NewServeMux()
 	mux.Handle("/metrics", s.metrics.handler())
-	s.start(limitedListener{metrics, s.connLimiter}, false, s.patient(&http.Server{Handler: mux}))
+	s.start(admission.LimitedListener{Listener: metrics, Limiter: s.connLimiter}, false, s.patient(&http.Server{Handler: mux}))
 	return nil
 }
 
@@ -259,15 +262,15 @@ func (s *Server) ServeNodes(l net.Listener) {
 		hosts:     s.hosts(l.Addr()),
 		now:       s.config.Now,
 	}
-	s.start(limitedListener{l, s.connLimiter}, true, s.patient(&http.Server{
+	s.start(admission.LimitedListener{Listener: l, Limiter: s.connLimiter}, true, s.patient(&http.Server{
 		Handler:     s.handler,
-		ConnContext: withConn,
+		ConnContext: admission.WithConn,
 		Protocols:   &both,
 		TLSConfig: &tls.Config{
 			MinVersion:       tls.VersionTLS13,
-			ClientAuth:       tls.RequestClientCert, // verifyNode verifies it
+			ClientAuth:       tls.RequestClientCert, // VerifyNode verifies it
 			ClientCAs:        certificate.authority.Pool(),
-			VerifyConnection: verifyNode(certificate.authority),
+			VerifyConnection: admission.VerifyNode(certificate.authority),
 			GetCertificate:   certificate.get,
 		},
 		HTTP2: &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout, WriteByteTimeout: pingTimeout},
@@ -280,7 +283,7 @@ func (s *Server) patient(h *http.Server) *http.Server {
 	h.ReadTimeout = s.config.patience
 	h.WriteTimeout = 2 * s.config.patience // from the end of the header, so the call is in it
 	h.IdleTimeout = 2 * s.config.patience
-	h.MaxHeaderBytes = maxHeader
+	h.MaxHeaderBytes = admission.MaxHeader
 	return h
 }
 
@@ -318,18 +321,18 @@ func (s *Server) NodeHandler() http.Handler {
 func (s *Server) Gatherer() prometheus.Gatherer { return s.metrics.registry }
 
 // Token is the text of the join token, as the file has it.
-func (s *Server) Token() string { return s.token.current().String() }
+func (s *Server) Token() string { return s.token.Current().String() }
 
 func (s *Server) apply(b store.Batch) {
-	s.cache.apply(b)
-	s.token.handleEvent(b)
+	s.cache.Apply(b)
+	s.token.HandleBatch(b)
 }
 
 // Close ends all streams with a reason, serving, and then the store.
 func (s *Server) Close() {
-	s.cache.stop()
+	s.cache.Stop()
 	if s.limiter != nil {
-		s.limiter.stop()
+		s.limiter.Stop()
 	}
 	for _, h := range s.servers {
 		if inTime(h.Shutdown) != nil {

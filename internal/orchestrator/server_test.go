@@ -20,6 +20,9 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -106,7 +109,14 @@ func TestReadyOnlyWhileTheStoreAnswers(t *testing.T) {
 func TestNodeThatReadsNothing(t *testing.T) {
 	s := start(t, testConfig(t))
 	registered(t, s, testNode(1))
-	m, ended := newTestModel()
+	ended := map[string]int{}
+	m := cache.New("self", func(reason string) { ended[reason]++ })
+	n1 := testNode(1)
+	m.Apply(store.Batch{Revision: 10, Whole: true, Events: []store.Event{
+		{Node: &pilasterv1.Node{Name: n1.Name, Uuid: n1.UUID}},
+		{Tenant: &pilasterv1.Tenant{Name: "blue"}}, {Tenant: &pilasterv1.Tenant{Name: "red"}},
+		{Hosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n1"}},
+	}})
 	stopped, stop := context.WithCancel(t.Context())
 	defer stop()
 	watching := make(chan struct{})
@@ -115,15 +125,15 @@ func TestNodeThatReadsNothing(t *testing.T) {
 		s.store.Watch(stopped, func(b store.Batch) {
 			for _, e := range b.Events {
 				if e.Session != nil {
-					m.apply(store.Batch{Revision: 11, Events: []store.Event{e}})
+					m.Apply(store.Batch{Revision: 11, Events: []store.Event{e}})
 				}
 			}
 		})
 	}()
 	defer func() { stop(); <-watching }()
 	mux := http.NewServeMux()
-	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&nodeService{
-		store: s.store, cache: m, timeout: time.Second, log: s.config.Log, limiter: newCallLimiter(DefaultLimits, func(string) {}), later: func(func(context.Context)) {},
+	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&rpc.NodeService{
+		Store: s.store, Cache: m, Timeout: time.Second, Log: s.config.Log, Limiter: admission.NewCallLimiter(admission.DefaultLimits, func(string) {}), Later: func(func(context.Context)) {},
 	}))
 	returned := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "s")
@@ -132,8 +142,8 @@ func TestNodeThatReadsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := unixrpc.Server(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := context.WithValue(r.Context(), callerKey, testNode(1))
-		ctx = context.WithValue(ctx, controllerKey, http.NewResponseController(w))
+		ctx := admission.WithCaller(r.Context(), testNode(1))
+		ctx = admission.WithController(ctx, http.NewResponseController(w))
 		mux.ServeHTTP(w, r.WithContext(ctx))
 		close(returned)
 	}))
@@ -153,12 +163,12 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	rand.Read(noise)
 	big := map[string]string{"app": fmt.Sprintf("%x", noise)}
 	for revision := int64(12); ; revision++ {
-		m.mu.Lock()
-		f := m.subscribers[testNode(1).Name]
-		keepsUp := f == nil || f.queue.len() == 0
-		m.mu.Unlock()
+		m.Mu.Lock()
+		f := m.Subscribers[testNode(1).Name]
+		keepsUp := f == nil || f.Queue.Len() == 0
+		m.Mu.Unlock()
 		if keepsUp { // so that it is not ended because of its queue
-			m.apply(
+			m.Apply(
 				store.Batch{
 					Revision: revision,
 					Events:   []store.Event{{App: &pilasterv1.App{Tenant: "blue", Id: 1, Labels: big}}},
@@ -188,10 +198,10 @@ func TestChangeUndoneAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newCache("self", func(string) {})
-	s := &operatorService{store: st, cache: m}
-	m.apply(store.Batch{Whole: true, Revision: 1 << 20}) // later than what follows: it is made and gone
-	ctx, cancel := context.WithTimeout(t.Context(), callTimeout)
+	m := cache.New("self", func(string) {})
+	s := &rpc.OperatorService{Store: st, Cache: m}
+	m.Apply(store.Batch{Whole: true, Revision: 1 << 20}) // Later than what follows: it is made and gone
+	ctx, cancel := context.WithTimeout(t.Context(), admission.CallTimeout)
 	defer cancel()
 	if _, err := s.CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "blue"})); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
@@ -134,7 +135,7 @@ func TestClonedDisk(t *testing.T) {
 		c := testConfig(t)
 		c.Etcd = etcd
 		both[i] = start(t, c)
-		both[i].cache.lag = time.Second
+		both[i].cache.Lag = time.Second
 	}
 	m := newMachine(t, 1)
 	first := m.boot(t, both[0], "")
@@ -183,7 +184,7 @@ func TestClonedDisk(t *testing.T) {
 	g.next(t)
 	f.ended(t, connect.CodeAborted)
 	for i, s := range both {
-		if err := s.cache.await(t.Context(), func() bool { return s.cache.connected("n1") }); err != nil {
+		if err := s.cache.Await(t.Context(), func() bool { return s.cache.Connected("n1") }); err != nil {
 			t.Errorf("orchestrator %d: %v", i, err)
 		}
 	}
@@ -192,7 +193,7 @@ func TestClonedDisk(t *testing.T) {
 	g.ended(t, connect.CodeUnavailable)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if err := both[0].cache.await(ctx, func() bool { return !both[0].cache.connected("n1") }); err != nil {
+	if err := both[0].cache.Await(ctx, func() bool { return !both[0].cache.Connected("n1") }); err != nil {
 		t.Error("n1 still counts as connected at an orchestrator that stopped")
 	}
 	if _, err := operator(both[0].config.RunDir).DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"})); err != nil {
@@ -231,7 +232,7 @@ func TestStolenKeyIsTakenBack(t *testing.T) {
 	if _, err := people.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "blue"})); err != nil {
 		t.Errorf("the tenant that the thief said it hosts: %v", err)
 	}
-	if nodes := both[1].cache.allNodes(); len(nodes) != 0 {
+	if nodes := both[1].cache.AllNodes(); len(nodes) != 0 {
 		t.Errorf("left: %v", nodes)
 	}
 }
@@ -269,7 +270,7 @@ func TestOrchestratorIsCutOff(t *testing.T) {
 	}()
 	session := func(is bool) {
 		t.Helper()
-		if err := other.cache.await(ctx, func() bool { return other.cache.sessions["n1"].None() != is }); err != nil {
+		if err := other.cache.Await(ctx, func() bool { return other.cache.Sessions["n1"].None() != is }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -298,11 +299,11 @@ func TestStopEndsSessions(t *testing.T) {
 	c.DataDir, c.RunDir, c.patience = t.TempDir(), t.TempDir(), time.Minute
 	s, stop := startAndStop(t, c)
 	registered(t, s, testNode(1)).Close()
-	if err := s.store.Connect(t.Context(), testNode(1), store.Session{Orchestrator: s.cache.self, Instance: "i", Stream: "1"}); err != nil {
+	if err := s.store.Connect(t.Context(), testNode(1), store.Session{Orchestrator: s.cache.Self, Instance: "i", Stream: "1"}); err != nil {
 		t.Fatal(err)
 	}
 	ended := hang(t.Context(), t, transport(t, s, testNode(1)), s.url()+pilasterv1connect.NodeServiceRegisterProcedure)
-	for s.limiter.calls() == 0 {
+	for s.limiter.Running() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	stop()
@@ -337,7 +338,7 @@ func TestReconnectBeforeTheOldStreamIsDead(t *testing.T) {
 	f := follow(t, before, hosting())
 	f.next(t)
 	close(w.cut)
-	old := s.cache.subscribers["n1"]
+	old := s.cache.Subscribers["n1"]
 
 	began := time.Now()
 	after := moveTo(t, before, m, s)
@@ -346,12 +347,12 @@ func TestReconnectBeforeTheOldStreamIsDead(t *testing.T) {
 	}
 	g := follow(t, after, hosting())
 	g.next(t)
-	if took := time.Since(began); took >= maxLag {
+	if took := time.Since(began); took >= cache.MaxLag {
 		t.Errorf("took %v: it waited for the old stream to die", took)
 	}
-	s.cache.mu.Lock()
-	now := s.cache.subscribers["n1"]
-	s.cache.mu.Unlock()
+	s.cache.Mu.Lock()
+	now := s.cache.Subscribers["n1"]
+	s.cache.Mu.Unlock()
 	if now == old || now == nil {
 		t.Error("the old stream is still the node's")
 	}
@@ -374,51 +375,5 @@ func TestRestartedAgentGetsIn(t *testing.T) {
 		}
 		follow(t, c, hosting()).next(t)
 		w.closeAll()
-	}
-}
-
-// A stream lasts as long as its session in the store.
-func TestSessionsOfOthers(t *testing.T) {
-	m, ended := newTestModel()
-	mine := store.Session{Orchestrator: "self", Instance: "i", Stream: "1"}
-	session := func(revision int64, s store.Session) {
-		m.apply(
-			store.Batch{
-				Revision: revision,
-				Events:   []store.Event{{Session: &store.NodeSession{Node: "n1", Session: s}}},
-			},
-		)
-	}
-	session(11, mine)
-	_, end := context.WithCancelCause(t.Context())
-	m.subscribe(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
-	session(12, mine)
-	if !m.node("n1").Connected || ended["replaced"] != 0 {
-		t.Error("its own session ended the stream")
-	}
-	session(13, store.Session{})
-	if ended["restart"] != 1 || m.node("n1").Connected {
-		t.Errorf("the store may let another machine in; ended %v", ended)
-	}
-	session(13, mine)
-	m.subscribe(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
-	session(14, store.Session{Orchestrator: "other", Instance: "i", Stream: "2"})
-	if ended["replaced"] != 1 || !m.node("n1").Connected {
-		t.Errorf("ended %v", ended)
-	}
-	session(15, store.Session{})
-	if m.node("n1").Connected {
-		t.Error("connected to nobody")
-	}
-	session(16, store.Session{Orchestrator: "self", Instance: "i", Stream: "3"}) // of a stream that has ended here
-	if m.node("n1").Connected {
-		t.Error("this orchestrator knows that it has no such stream")
-	}
-	of := m.subscribe(testNode(1), mine, &pilasterv1.FollowRequest{}, end)
-	if m.node("n1").Connected || of.queue.len() != 0 || ended["replaced"] != 2 {
-		t.Errorf("a stream that was replaced before it began; ended %v", ended)
-	}
-	if len(m.history) != 0 {
-		t.Error("sessions are remembered for streams that resume")
 	}
 }

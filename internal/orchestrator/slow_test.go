@@ -21,6 +21,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -128,13 +129,13 @@ func (s *slowEtcd) pass(_ any, in grpc.ServerStream) error {
 	}
 }
 
-// tenants is what clients of a slow store did and were told.
+// Tenants is what clients of a slow store did and were told.
 type asked struct {
 	t       *testing.T
 	s       *Server
 	mu      sync.Mutex
-	told    map[string]string // tenant or node: id or prefix
-	unknown atomic.Int32      // calls without an outcome
+	told    map[string]string // Tenant or node: id or prefix
+	unknown atomic.Int32      // CallInterceptor without an outcome
 }
 
 // insist asks until the store answers, and refuses any error but the one that says so in time.
@@ -145,7 +146,7 @@ func (a *asked) insist(ctx context.Context, what string, ask func(context.Contex
 		if ctx.Err() != nil {
 			return false
 		}
-		if took := time.Since(began); took > 2*callTimeout {
+		if took := time.Since(began); took > 2*admission.CallTimeout {
 			a.t.Errorf("%s was answered after %v", what, took)
 		}
 		if err == nil {

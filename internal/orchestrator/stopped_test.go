@@ -23,6 +23,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 	"pilaster.io/pilaster/internal/sdnotify"
@@ -37,7 +38,7 @@ type process struct {
 }
 
 // startProcess returns when it says that it is ready.
-func startProcess(t testing.TB, etcd store.External, limits Limits) *process {
+func startProcess(t testing.TB, etcd store.External, limits admission.Limits) *process {
 	t.Helper()
 	p := &process{Config: testConfig(t)}
 	p.Etcd, p.Limits, p.Log = etcd, limits, nil
@@ -96,7 +97,7 @@ type crowd struct {
 	prefixes   map[string]string // prefix: node
 	tenants    map[uint32]string // id: tenant
 	apps       map[uint32]string // id: label
-	late       atomic.Int32      // calls that got no answer in time
+	late       atomic.Int32      // CallInterceptor that got no answer in time
 	registered atomic.Int32
 }
 
@@ -104,8 +105,8 @@ const (
 	clients       = 64
 	registrations = 1000
 	stopAfter     = 150              // registrations
-	stopFor       = 11 * time.Second // longer than any deadline in an orchestrator: see callTimeout
-	patience      = time.Second      // of a client with a call
+	stopFor       = 11 * time.Second // longer than any deadline in an orchestrator: see admission.CallTimeout
+	patience      = time.Second      // Of a client with a call
 )
 
 // Two orchestrators on one etcd, one of them stopped in the middle of its work until all its
@@ -116,7 +117,7 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 	}
 	t.Parallel()
 	etcd := storetest.Debian(t)
-	c := &crowd{t: t, both: []*process{startProcess(t, etcd, Limits{}), startProcess(t, etcd, Limits{})},
+	c := &crowd{t: t, both: []*process{startProcess(t, etcd, admission.Limits{}), startProcess(t, etcd, admission.Limits{})},
 		prefixes: map[string]string{}, tenants: map[uint32]string{}, apps: map[uint32]string{}}
 	token, err := os.ReadFile(filepath.Join(c.both[0].DataDir, "join-token"))
 	if err != nil {
@@ -196,7 +197,7 @@ func (c *crowd) stop(p *process) {
 	p.cmd.Process.Signal(syscall.SIGCONT)
 }
 
-// node is a client's life: join, register, resolve labels, and as an operator make a tenant. It turns to
+// Node is a client's life: join, register, resolve labels, and as an operator make a tenant. It turns to
 // the other orchestrator when one does not answer, and repeats what it asked.
 func (c *crowd) node(ctx context.Context, n int) {
 	id := testNode(n)

@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -64,7 +65,7 @@ func TestFollow(t *testing.T) {
 	}
 	hosts := func(tenant string, want int) {
 		t.Helper()
-		if err := s.cache.await(t.Context(), func() bool { return len(s.cache.hosting[tenant]) == want }); err != nil {
+		if err := s.cache.Await(t.Context(), func() bool { return len(s.cache.Hosting[tenant]) == want }); err != nil {
 			t.Fatalf("%d nodes never hosted %s", want, tenant)
 		}
 	}
@@ -111,7 +112,7 @@ func TestFollow(t *testing.T) {
 		t.Errorf("node get: %v, %v", got, err)
 	}
 	// As when this orchestrator was away from the store for so long that its sessions are forgotten.
-	if err := s.store.Disconnect(t.Context(), "n1", s.cache.subscribers["n1"].session); err != nil {
+	if err := s.store.Disconnect(t.Context(), "n1", s.cache.Subscribers["n1"].Session); err != nil {
 		t.Fatal(err)
 	}
 	again.ended(t, connect.CodeAborted)
@@ -171,11 +172,11 @@ func TestRegisterRefuses(t *testing.T) {
 		"another cluster": {&pilasterv1.RegisterRequest{ClusterUuid: "x"}, connect.CodeFailedPrecondition},
 		"no prefix":       {&pilasterv1.RegisterRequest{WantedPrefix: "x"}, connect.CodeInvalidArgument},
 		"foreign prefix":  {&pilasterv1.RegisterRequest{WantedPrefix: "2001:db8::/64"}, connect.CodeInvalidArgument},
-		"long version":    {&pilasterv1.RegisterRequest{Version: strings.Repeat("x", maxVersion+1)}, connect.CodeInvalidArgument},
-		"many addresses":  {&pilasterv1.RegisterRequest{UplinkAddresses: slices.Repeat([]string{"2001:db8::2"}, maxUplinks+1)}, connect.CodeInvalidArgument},
+		"long version":    {&pilasterv1.RegisterRequest{Version: strings.Repeat("x", rpc.MaxVersion+1)}, connect.CodeInvalidArgument},
+		"many addresses":  {&pilasterv1.RegisterRequest{UplinkAddresses: slices.Repeat([]string{"2001:db8::2"}, rpc.MaxUplinks+1)}, connect.CodeInvalidArgument},
 		"no address":      {&pilasterv1.RegisterRequest{UplinkAddresses: []string{"x"}}, connect.CodeInvalidArgument},
-		"many tenants":    {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Tenants: slices.Repeat([]*pilasterv1.Tenant{{Name: "blue"}}, maxTenants+1)}}, connect.CodeInvalidArgument},
-		"many apps":       {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Apps: slices.Repeat([]*pilasterv1.App{{Tenant: "blue", Id: 1}}, maxApps+1)}}, connect.CodeInvalidArgument},
+		"many tenants":    {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Tenants: slices.Repeat([]*pilasterv1.Tenant{{Name: "blue"}}, rpc.MaxTenants+1)}}, connect.CodeInvalidArgument},
+		"many apps":       {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Apps: slices.Repeat([]*pilasterv1.App{{Tenant: "blue", Id: 1}}, rpc.MaxApps+1)}}, connect.CodeInvalidArgument},
 		"many ids": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
 			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: many}}}}, connect.CodeInvalidArgument},
 		"held app": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{

@@ -21,7 +21,7 @@ func TestTokenIsRotated(t *testing.T) {
 	here, there := testConfig(t), testConfig(t)
 	here.Etcd, there.Etcd = etcd, etcd
 	a, b := start(t, here), start(t, there)
-	before, old := a.Token(), b.token.current()
+	before, old := a.Token(), b.token.Current()
 	if before != b.Token() {
 		t.Fatal("two tokens of one cluster")
 	}
@@ -57,7 +57,7 @@ func TestTokenIsRotated(t *testing.T) {
 	}
 	for s, told := range map[*Server]bool{a: true, b: false} {
 		if !told { // it has not heard yet
-			s.token.token.Store(&old)
+			s.token.Known.Store(&old)
 		}
 		err := try(s, 2, before)
 		wantCode(t, err, connect.CodeUnauthenticated)

@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -121,7 +122,7 @@ func (w *world) startOrchestrator(ctx context.Context) error {
 			w.dir,
 			"data",
 		), RunDir: w.dir, Listen: "127.0.0.1:0", Plan: address.DefaultPlan(), Version: w.version,
-		Limits: orchestrator.Limits{Connections: 64, Lists: w.scenario.ListRate}, Log: w.log, // nobody connects
+		Limits: admission.Limits{Connections: 64, Lists: w.scenario.ListRate}, Log: w.log, // nobody connects
 	})
 	if err != nil {
 		return fmt.Errorf("start the orchestrator: %w", err)

@@ -34,13 +34,13 @@ func faults() []fault {
 			"TestEvents", "one prefix for two nodes", true,
 		},
 		{
-			"mappings not sent", "internal/orchestrator/subscriber.go",
+			"mappings not sent", "internal/orchestrator/cache/subscriber.go",
 			"case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings:",
-			`case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings && f.node.Name != "n3":`,
+			`case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings && f.Node.Name != "n3":`,
 			"TestNimitz", "a node does not know where a tenant is", false,
 		},
 		{
-			"snapshots twice", "internal/orchestrator/subscriber.go",
+			"snapshots twice", "internal/orchestrator/cache/subscriber.go",
 			"m.enqueue(f, m.snapshot(f))",
 			`m.enqueue(f, m.snapshot(f))
 		m.enqueue(f, m.snapshot(f))`,

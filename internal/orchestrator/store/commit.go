@@ -21,7 +21,7 @@ import (
 // committer are those that wait.
 type committer struct {
 	mu         sync.Mutex
-	waiting    []*request
+	queue      []*request
 	maxWaiting int  // how many may
 	maxBatch   int  // writes, and comparisons, that are made by one transaction
 	running    bool // commitLoop runs
@@ -98,11 +98,11 @@ func (s *Store) enqueue(r *request) {
 	q := &s.committer
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) >= q.maxWaiting {
-		r.answer <- refuse(Unavailable, "%d changes wait for the store already; nothing was changed: try again", len(q.waiting))
+	if len(q.queue) >= q.maxWaiting {
+		r.answer <- refuse(Unavailable, "%d changes wait for the store already; nothing was changed: try again", len(q.queue))
 		return
 	}
-	q.waiting = append(q.waiting, r)
+	q.queue = append(q.queue, r)
 	if !q.running {
 		q.running = true
 		go s.commitLoop() // whoever waits waits for it
@@ -113,7 +113,7 @@ func (s *Store) enqueue(r *request) {
 func (s *Store) Waiting() int {
 	s.committer.mu.Lock()
 	defer s.committer.mu.Unlock()
-	return len(s.committer.waiting)
+	return len(s.committer.queue)
 }
 
 // isWaiting tells whether a change still waits.
@@ -139,8 +139,8 @@ func (q *committer) takeBatch() (some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var all weight
-	for ; len(q.waiting) > 0; q.waiting = q.waiting[1:] {
-		r := q.waiting[0]
+	for ; len(q.queue) > 0; q.queue = q.queue[1:] {
+		r := q.queue[0]
 		if all = all.and(r.weight); len(some) > 0 && !all.fits(q.maxBatch) || len(some) == q.maxBatch {
 			break
 		}
@@ -158,7 +158,7 @@ func (q *committer) requeueFront(some []*request) {
 	for _, r := range some {
 		r.taken = false
 	}
-	q.waiting = slices.Insert(q.waiting, 0, some...)
+	q.queue = slices.Insert(q.queue, 0, some...)
 }
 
 // requeueBack has a change of many parts go on when those that wait have had their turn.
@@ -168,7 +168,7 @@ func (q *committer) requeueBack(some []*request) {
 	for _, r := range some {
 		r.taken = false
 	}
-	q.waiting = append(q.waiting, some...)
+	q.queue = append(q.queue, some...)
 }
 
 // commitBatch decides changes and makes them, and returns those that have to be decided in another transaction.

@@ -1,0 +1,173 @@
+package admission
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/time/rate"
+
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+// Limiter counts connections and closes at once those beyond a limit. Who comes is a stranger until it
+// shows a node's certificate in a call; strangers have an eighth of all places, so that nodes find theirs.
+type ConnLimiter struct {
+	limits  Limits
+	refused func(limit string)
+	log     *slog.Logger
+	seldom  rate.Sometimes
+
+	mu        sync.Mutex
+	all       int
+	strangers int
+	sources   map[netip.Prefix]int // strangers
+	nodes     map[pki.Node]int
+}
+
+func NewConnLimiter(l Limits, refused func(string), log *slog.Logger) *ConnLimiter {
+	return &ConnLimiter{limits: l, refused: refused, log: log, seldom: rate.Sometimes{First: 1, Interval: time.Minute},
+		sources: map[netip.Prefix]int{}, nodes: map[pki.Node]int{}}
+}
+
+// limitedConn is a connection that was let in.
+type limitedConn struct {
+	net.Conn
+	limiter *ConnLimiter
+	from    netip.Prefix
+	known   pki.Node // none while it is a stranger
+	gone    bool
+}
+
+type LimitedListener struct {
+	net.Listener
+	Limiter *ConnLimiter
+}
+
+func (l LimitedListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if g, limit := l.Limiter.admit(c); limit == "" {
+			return g, nil
+		} else {
+			l.Limiter.refuse(c, limit)
+		}
+	}
+}
+
+// Refuse can say nothing to who has not begun to speak TLS.
+func (d *ConnLimiter) refuse(c net.Conn, limit string) {
+	d.refused(limit)
+	c.Close()
+	d.seldom.Do(func() {
+		d.log.Warn(
+			"connections are refused; more are allowed with --max-connections and --max-strangers",
+			"limit",
+			limit,
+			"last_from",
+			c.RemoteAddr(),
+		)
+	})
+}
+
+func (d *ConnLimiter) admit(c net.Conn) (_ *limitedConn, limit string) {
+	g := &limitedConn{Conn: c, limiter: d, from: source(c.RemoteAddr().String())}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.all >= d.limits.Connections:
+		return nil, LimitConnections
+	case d.strangers >= max(1, d.limits.Connections/8), d.sources[g.from] >= d.limits.Strangers:
+		return nil, LimitStrangers
+	}
+	d.all++
+	d.strangers++
+	d.sources[g.from]++
+	return g, ""
+}
+
+// identify makes a stranger a node, unless that has connections enough. A call within the process has come by none.
+func (g *limitedConn) identify(n pki.Node) error {
+	if g == nil {
+		return nil
+	}
+	d := g.limiter
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if g.gone || g.known == n {
+		return nil
+	}
+	if d.nodes[n] >= MaxNodeConnections {
+		d.refused(LimitNodeConnections)
+		return connect.NewError(
+			connect.CodeUnavailable,
+			fmt.Errorf(
+				"node %s has %d connections, as many as it may, and this one is ended; nothing was changed: see what else calls with this node's certificate",
+				n.Name,
+				MaxNodeConnections,
+			),
+		)
+	}
+	d.uncount(g)
+	g.known = n
+	d.nodes[n]++
+	return nil
+}
+
+// uncount forgets what a guest was counted as.
+func (d *ConnLimiter) uncount(g *limitedConn) {
+	if g.known != (pki.Node{}) {
+		decrement(d.nodes, g.known)
+		return
+	}
+	d.strangers--
+	decrement(d.sources, g.from)
+}
+
+func decrement[K comparable](count map[K]int, k K) {
+	if count[k]--; count[k] == 0 {
+		delete(count, k)
+	}
+}
+
+func (g *limitedConn) Close() error {
+	d := g.limiter
+	d.mu.Lock()
+	if !g.gone {
+		g.gone = true
+		d.all--
+		d.uncount(g)
+	}
+	d.mu.Unlock()
+	return g.Conn.Close()
+}
+
+// WithConn is for http.Server.ConnContext.
+func WithConn(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	return context.WithValue(ctx, connKey, c)
+}
+
+// connOf is the connection that a call came by, nil for none.
+func connOf(ctx context.Context) *limitedConn {
+	g, _ := ctx.Value(connKey).(*limitedConn)
+	return g
+}
+
+// Counts are the open connections, those of them without a verified node certificate, and the sources of the latter.
+func (d *ConnLimiter) Counts() (all, strangers, sources int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.all, d.strangers, len(d.sources)
+}

@@ -1,0 +1,330 @@
+package admission
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// Limits are what an operator may set of what clients may take. Zero means the default.
+type Limits struct {
+	Connections int // Of nodes and strangers together
+	Strangers   int // connections of one source that have not shown a node's certificate
+	Joins       int // tries of one source to join, a second; ten times as many at once
+	Lists       int // queries for mappings of one tenant, a second; 0 means any number
+	Apps        int // Of one tenant
+}
+
+// DefaultLimits suit 100,000 nodes, each with the connection it has and one that replaces it.
+var DefaultLimits = Limits{Connections: 200_000, Strangers: 256, Joins: 100, Apps: store.MaxApps}
+
+func (l Limits) WithDefaults() Limits {
+	return Limits{
+		Connections: cmp.Or(l.Connections, DefaultLimits.Connections),
+		Strangers:   cmp.Or(l.Strangers, DefaultLimits.Strangers),
+		Joins:       cmp.Or(l.Joins, DefaultLimits.Joins),
+		Lists:       l.Lists,
+		Apps:        cmp.Or(l.Apps, DefaultLimits.Apps),
+	}
+}
+
+// WithinFiles leaves an eighth of the files this process may open to the store and the rest.
+func (l Limits) WithinFiles() (Limits, error) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return l, err
+	}
+	if room := files.Cur - files.Cur/8; room < uint64(l.Connections) {
+		l.Connections = int(room)
+	}
+	return l, nil
+}
+
+// CallTimeout is the time limit of every call that is not a stream.
+const CallTimeout = 10 * time.Second
+
+const (
+	MaxNodeConnections = 16       // Of one node; it needs two while its certificate is renewed
+	MaxHeader          = 32 << 10 // Bytes
+	MaxAnswer          = 64 << 20 // Bytes of one message to a node
+	MinCompressed      = 1 << 10  // Bytes of one: most are so small that compressed they would be longer, and take 20 µs more
+)
+
+// Allowance is what one caller may have of a procedure: a node, or the source of who has no certificate.
+type Allowance struct {
+	AtOnce int   // CallInterceptor or streams
+	Bytes  int64 // Of a request, or of each message of a stream
+	Rate   int   // CallInterceptor a second, ten times as many in a burst; 0 of Joins: Limits have it
+}
+
+// Allowances have room for a node that hosts 65,535 tenants, and after a restart asks for what all its containers need
+// at once, and registers once for every 2,048 addresses it holds. Agents register and follow again with growing pauses.
+var Allowances = map[string]Allowance{
+	pilasterv1connect.NodeServiceJoinProcedure:         {64, 64 << 10, 0}, // has about 500 bytes
+	pilasterv1connect.NodeServiceRenewProcedure:        {4, 64 << 10, 5},
+	pilasterv1connect.NodeServiceRegisterProcedure:     {4, 8 << 20, 10},
+	pilasterv1connect.NodeServiceResolveProcedure:      {256, 64 << 10, 500},
+	pilasterv1connect.NodeServiceFollowProcedure:       {4, 16 << 20, 5},
+	pilasterv1connect.NodeServiceAllocateProcedure:     {256, 64 << 10, 500},
+	pilasterv1connect.NodeServiceFreeProcedure:         {256, 64 << 10, 500},
+	pilasterv1connect.NodeServiceListMappingsProcedure: {16, 64 << 10, 500},
+}
+
+// Streams begin by a change of the store each. So many do at once, which is enough to keep the store busy: with
+// thousands, what the store itself runs would wait behind them for a processor. The others wait for their turn, in the
+// order in which they came: one that waits costs what it will cost once it has begun, and one that is sent away costs a
+// registration and a stream more.
+const (
+	beginningAtOnce = 256
+	beginWait       = 30 * time.Second
+)
+
+// MessageRate is how many messages of its streams a node is heard a second, ten times as many in a burst; the rest
+// waits.
+const MessageRate = 100
+
+// Words for the counter of refusals, one a limit.
+const (
+	LimitConnections     = "connections"
+	LimitStrangers       = "strangers"
+	LimitNodeConnections = "node-connections"
+	limitAtOnce          = "calls"
+	LimitJoins           = "joins"
+	LimitRate            = "rate"
+	LimitRequest         = "request-size"
+	LimitAnswer          = "answer-size"
+	LimitCompressed      = "compressed"
+	LimitLists           = "list-rate"
+	limitBeginning       = "beginning"
+)
+
+var LimitWords = []string{
+	LimitConnections,
+	LimitStrangers,
+	LimitNodeConnections,
+	limitAtOnce,
+	LimitJoins,
+	LimitRate,
+	LimitRequest,
+	LimitAnswer,
+	LimitCompressed,
+	LimitLists,
+	limitBeginning,
+}
+
+// Limiter refuses calls for which their caller has no allowance left, before anything of them is read.
+type CallLimiter struct {
+	rates    map[string]*Rates[client] // by procedure
+	messages *Rates[client]
+	refused  func(limit string)
+
+	beginning chan struct{} // has a place for each stream that begins
+	stopping  chan struct{} // closed when none begins any more
+	stopOnce  sync.Once
+
+	mu      sync.Mutex
+	running map[call]int
+}
+
+// call is a procedure and who makes it.
+type call struct {
+	procedure string
+	by        client
+}
+
+// client is a node wherever it calls from, or the source of a stranger.
+type client struct {
+	node pki.Node
+	from netip.Prefix
+}
+
+func (c client) String() string {
+	if c.node != (pki.Node{}) {
+		return "node " + c.node.Name
+	}
+	return c.from.String()
+}
+
+// ListRates bounds how often nodes ask for a tenant's mappings, if anything does.
+func ListRates(l Limits) *Rates[string] {
+	if l.Lists == 0 {
+		return nil
+	}
+	return newRates[string](l.Lists, l.Lists)
+}
+
+func NewCallLimiter(l Limits, refused func(string)) *CallLimiter {
+	g := &CallLimiter{
+		rates:     map[string]*Rates[client]{},
+		messages:  newRates[client](MessageRate, 10*MessageRate),
+		refused:   refused,
+		beginning: make(chan struct{}, beginningAtOnce),
+		stopping:  make(chan struct{}),
+		running:   map[call]int{},
+	}
+	for procedure, may := range Allowances {
+		g.rates[procedure] = newRates[client](cmp.Or(may.Rate, l.Joins), 10*cmp.Or(may.Rate, l.Joins))
+	}
+	return g
+}
+
+// Admit takes a place for the call until done.
+func (g *CallLimiter) admit(r *http.Request, by client) (done func(), err error) {
+	may, ok := Allowances[r.URL.Path]
+	if !ok {
+		return func() {}, nil // answered at once, and the body is not read
+	}
+	// A few bytes may become very many.
+	for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
+		if e := r.Header.Get(header); e != "" && e != "identity" {
+			return nil, g.Refuse(
+				LimitCompressed,
+				connect.CodeUnimplemented,
+				"requests are not taken compressed (%s: %s); nothing was changed: send it as it is",
+				header,
+				e,
+			)
+		}
+	}
+	if err := g.checkRate(r, by); err != nil {
+		return nil, err
+	}
+	c := call{r.URL.Path, by}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.running[c] >= may.AtOnce {
+		return nil, g.Refuse(
+			limitAtOnce,
+			connect.CodeUnavailable,
+			"%v has %d calls of %s going on, as many as it may; nothing was changed: try again when one has ended",
+			by,
+			may.AtOnce,
+			c.procedure,
+		)
+	}
+	g.running[c]++
+	return func() { g.end(c) }, nil
+}
+
+// Stop has no stream begin any more.
+func (g *CallLimiter) Stop() { g.stopOnce.Do(func() { close(g.stopping) }) }
+
+// Begin waits for a place for a stream that begins, and has it until it has begun.
+func (g *CallLimiter) Begin(ctx context.Context) (begun func(), err error) {
+	timer := time.NewTimer(beginWait)
+	defer timer.Stop()
+	select {
+	case g.beginning <- struct{}{}:
+		return sync.OnceFunc(func() { <-g.beginning }), nil
+	case <-g.stopping:
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the orchestrator is stopping"))
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-timer.C:
+		return nil, g.Refuse(
+			limitBeginning,
+			connect.CodeUnavailable,
+			"too many nodes begin to follow at this moment; nothing was changed: try again",
+		)
+	}
+}
+
+// checkRate refuses who calls too often.
+func (g *CallLimiter) checkRate(r *http.Request, by client) error {
+	calls := g.rates[r.URL.Path]
+	if r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure {
+		if from := source(r.RemoteAddr); !calls.Allow(client{from: from}) {
+			return g.Refuse(
+				LimitJoins,
+				connect.CodeUnavailable,
+				"%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or allow more with the orchestrator's --max-joins",
+				from,
+				calls.PerSecond,
+			)
+		}
+	} else if !calls.Allow(by) {
+		return g.Refuse(LimitRate, connect.CodeUnavailable, "%v calls %s more than %d times a second; nothing was changed: try again in a few seconds, or see what runs with its certificate",
+			by, r.URL.Path, calls.PerSecond)
+	}
+	return nil
+}
+
+func (g *CallLimiter) end(c call) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	decrement(g.running, c)
+}
+
+func (g *CallLimiter) Refuse(limit string, code connect.Code, format string, args ...any) error {
+	g.refused(limit)
+	return connect.NewError(code, fmt.Errorf(format, args...))
+}
+
+// body bounds what is read of a call between two calls of next: all of it, or a message of a stream.
+type body struct {
+	io.ReadCloser
+	limiter   *CallLimiter
+	by        client
+	max, left int64
+}
+
+func (g *CallLimiter) limitBody(r *http.Request, by client) *body {
+	// A message comes with up to five bytes of framing.
+	max := Allowances[r.URL.Path].Bytes + 5
+	return &body{r.Body, g, by, max, max}
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	if b.left == 0 && len(p) > 0 {
+		// It may be the end.
+		n, err := b.ReadCloser.Read(make([]byte, 1))
+		if n > 0 {
+			err = b.limiter.Refuse(
+				LimitRequest,
+				connect.CodeResourceExhausted,
+				"a request of this kind may have %d bytes, and this one has more; nothing was changed: have the node host fewer tenants, or see what it runs",
+				b.max-5,
+			)
+		}
+		return 0, err
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+// Next lets a stream have another message, as long as the one before, when its node has not had too many.
+func (b *body) next(ctx context.Context) error {
+	b.left = b.max
+	return b.limiter.messages.of(b.by).Wait(ctx)
+}
+
+func NextMessage(ctx context.Context) error {
+	if b, ok := ctx.Value(bodyKey).(*body); ok {
+		return b.next(ctx)
+	}
+	return nil
+}
+
+// Running is the number of calls and streams that are in progress.
+func (g *CallLimiter) Running() (sum int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, n := range g.running {
+		sum += n
+	}
+	return sum
+}

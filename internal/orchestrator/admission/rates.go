@@ -1,0 +1,74 @@
+package admission
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// maxClients is how many clients are told apart at once: more than there are nodes.
+const maxClients = 1 << 17
+
+// Rates bounds how often something may be done by or for each of K.
+type Rates[K comparable] struct {
+	PerSecond int // a second
+	burst     int // at once
+	now       func() time.Time
+	mu        sync.Mutex
+	by        map[K]*rate.Limiter
+	swept     time.Time
+	others    *rate.Limiter // Of clients that there are too many of
+}
+
+func newRates[K comparable](perSecond, atOnce int) *Rates[K] {
+	r := &Rates[K]{PerSecond: perSecond, burst: atOnce, now: time.Now, by: map[K]*rate.Limiter{}}
+	r.others = r.limiter()
+	return r
+}
+
+func (r *Rates[K]) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(r.PerSecond), r.burst) }
+
+func (r *Rates[K]) Allow(c K) bool { return r.of(c).AllowN(r.now(), 1) }
+
+func (r *Rates[K]) of(c K) *rate.Limiter {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.by[c]
+	if l == nil {
+		if l = r.others; r.room() {
+			l = r.limiter()
+			r.by[c] = l
+		}
+	}
+	return l
+}
+
+// CheckRoom forgets whom forgetting changes nothing for, when there are too many.
+func (r *Rates[K]) room() bool {
+	if now := r.now(); len(r.by) >= maxClients && now.Sub(r.swept) > time.Second {
+		r.swept = now
+		for c, l := range r.by {
+			if l.TokensAt(now) >= float64(l.Burst()) {
+				delete(r.by, c)
+			}
+		}
+	}
+	return len(r.by) < maxClients
+}
+
+// source is what one stranger can be thought to have: an address, or an IPv6 network of a link.
+func source(remote string) netip.Prefix {
+	p, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	a := p.Addr().Unmap().WithZone("")
+	bits := 64
+	if a.Is4() {
+		bits = 32
+	}
+	from, _ := a.Prefix(bits)
+	return from
+}

@@ -1,0 +1,131 @@
+package admission
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+)
+
+func TestRatesForget(t *testing.T) {
+	r, now := newRates[client](1, 10), time.Now()
+	r.now = func() time.Time { return now }
+	allow := func(i int) bool {
+		return r.Allow(client{from: source(fmt.Sprintf("[2001:db8:%x:%x::1]:1", i>>16, i&0xffff))})
+	}
+	for i := range maxClients {
+		allow(i)
+	}
+	for range 10 {
+		if !allow(maxClients) {
+			t.Fatal("refused early")
+		}
+	}
+	if allow(maxClients+1) || len(r.by) != maxClients {
+		t.Errorf("%d sources are told apart; the others share", len(r.by))
+	}
+	if !allow(1) {
+		t.Error("one that is told apart pays for the others")
+	}
+	now = now.Add(1100 * time.Millisecond)
+	if !allow(maxClients+2) || len(r.by) > 10 {
+		t.Errorf("%d sources are remembered for nothing", len(r.by))
+	}
+}
+
+func TestSource(t *testing.T) {
+	for remote, want := range map[string]string{
+		"[2001:db8:1:2:3::4]:5": "2001:db8:1:2::/64", "[::ffff:192.0.2.1]:5": "192.0.2.1/32", "192.0.2.1:5": "192.0.2.1/32",
+		"[fe80::1%eth0]:5": "fe80::/64", "@": "invalid Prefix",
+	} {
+		if got := source(remote).String(); got != want {
+			t.Errorf("%s: %s, want %s", remote, got, want)
+		}
+	}
+}
+
+func TestConnectionsWithinFiles(t *testing.T) {
+	few, err := Limits{Connections: math.MaxInt}.WithinFiles()
+	if err != nil || few.Connections == math.MaxInt || few.Connections < 100 {
+		t.Errorf("%+v, %v", few, err)
+	}
+	if same, err := (Limits{Connections: 7, Joins: 8}).WithinFiles(); err != nil ||
+		same != (Limits{Connections: 7, Joins: 8}) {
+		t.Errorf("%+v, %v", same, err)
+	}
+}
+
+// conn is a connection that only comes from somewhere.
+type conn struct {
+	net.Conn
+	from net.Addr
+}
+
+func (c conn) RemoteAddr() net.Addr { return c.from }
+
+func (c conn) Close() error { return nil }
+
+type addr string
+
+func (addr) Network() string { return "tcp" }
+
+func (a addr) String() string { return string(a) }
+
+// Each of 100,000 nodes has a connection, and another while it renews its certificate, also from one
+// source; strangers leave them room.
+func TestDefaultsSuit100000Nodes(t *testing.T) {
+	refused := map[string]int{}
+	d := NewConnLimiter(
+		Limits{}.WithDefaults(),
+		func(limit string) { refused[limit]++ },
+		slog.New(slog.NewTextHandler(io.Discard, nil)),
+	)
+	enter := func(from string) *limitedConn {
+		c := conn{from: addr(from)}
+		g, limit := d.admit(c)
+		if limit != "" {
+			d.refuse(c, limit)
+		}
+		return g
+	}
+	for i := range 30_000 {
+		enter(fmt.Sprintf("[2001:db8:%x::1]:1", i))
+	}
+	if d.strangers != 25_000 || refused[LimitStrangers] != 5_000 {
+		t.Fatalf("%d strangers, refused %v", d.strangers, refused)
+	}
+	d = NewConnLimiter(Limits{}.WithDefaults(), func(limit string) { refused[limit]++ }, slog.New(slog.DiscardHandler))
+	clear(refused)
+	var guests []*limitedConn
+	for i := range 200_000 {
+		g := enter("192.0.2.1:1")
+		if g == nil {
+			t.Fatalf("connection %d is refused: %v", i, refused)
+		}
+		if err := g.identify(pki.Node{Name: fmt.Sprint(i % 100_000)}); err != nil {
+			t.Fatal(err)
+		}
+		guests = append(guests, g)
+	}
+	if enter("192.0.2.2:1") != nil || refused[LimitConnections] != 1 {
+		t.Errorf("refused %v", refused)
+	}
+	for _, g := range guests {
+		g.Close()
+		g.Close()
+	}
+	if d.all != 0 || d.strangers != 0 || len(d.sources) != 0 || len(d.nodes) != 0 {
+		t.Errorf(
+			"left over: %d connections, %d strangers, %d sources, %d nodes",
+			d.all,
+			d.strangers,
+			len(d.sources),
+			len(d.nodes),
+		)
+	}
+}

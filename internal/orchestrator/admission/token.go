@@ -1,0 +1,116 @@
+package admission
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/statefile"
+)
+
+// TokenFile keeps the file join-token as the store has the token, whoever rotates it.
+type TokenFile struct {
+	store   *store.Store
+	path    string
+	changed chan struct{} // CheckRoom for one
+
+	writing sync.Mutex
+	Known   atomic.Pointer[join.Token] // the last token read; the file follows it
+}
+
+func NewTokenFile(s *store.Store, dataDir string) *TokenFile {
+	return &TokenFile{store: s, path: filepath.Join(dataDir, "join-token"), changed: make(chan struct{}, 1)}
+}
+
+// Write is done by one at a time, so that the last to write has read last.
+func (f *TokenFile) Write(ctx context.Context) (join.Token, error) {
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	token, err := f.store.Token(ctx)
+	if err != nil {
+		return token, err
+	}
+	f.Known.Store(&token)
+	return token, statefile.WriteBytes(f.path, []byte(token.String()+"\n"), 0o600)
+}
+
+func (f *TokenFile) Current() join.Token { return *f.Known.Load() }
+
+// HandleBatch is told of every batch and never waits.
+func (f *TokenFile) HandleBatch(b store.Batch) {
+	if !b.Cluster {
+		return
+	}
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (f *TokenFile) Run(ctx context.Context, log *slog.Logger) {
+	for {
+		select {
+		case <-f.changed:
+		case <-ctx.Done():
+			return
+		}
+		for {
+			once, cancel := context.WithTimeout(ctx, CallTimeout)
+			_, err := f.Write(once)
+			cancel()
+			if err == nil || ctx.Err() != nil {
+				break
+			}
+			log.Warn("the join token in the file may be an old one; trying again", "file", f.path, "error", err)
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// Rotate returns when no orchestrator takes the old token and the file here has the new one.
+func (f *TokenFile) Rotate(ctx context.Context) (join.Token, error) {
+	if _, err := f.store.RotateToken(ctx); err != nil {
+		return join.Token{}, err
+	}
+	token, err := f.Write(ctx)
+	if err != nil {
+		return token, fmt.Errorf(
+			"the join token is another and the old one is refused, but %s may still have the old one: %w\n  `pilaster orchestrator token show` shows the new one",
+			f.path,
+			err,
+		)
+	}
+	return token, nil
+}
+
+// Admit refuses strangers from memory, and asks the store whether a token is still the cluster's:
+// another orchestrator may have rotated it just now.
+func (f *TokenFile) Admit(ctx context.Context, secret []byte) error {
+	same := func(t join.Token) bool { return subtle.ConstantTimeCompare(secret, t.Secret[:]) == 1 }
+	if same(f.Current()) {
+		now, err := f.store.Token(ctx)
+		if err != nil || same(now) {
+			return err
+		}
+	}
+	return connect.NewError(
+		connect.CodeUnauthenticated,
+		errors.New(
+			"the join token is not this cluster's, or was rotated; `pilaster orchestrator token show`, where the orchestrator runs, shows the one to take",
+		),
+	)
+}

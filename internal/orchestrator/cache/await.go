@@ -1,0 +1,89 @@
+package cache
+
+import (
+	"context"
+
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// waiter is who waits for something to change: all that wait for the same are woken by one channel.
+type waiter struct {
+	changed chan struct{} // closed at the change
+	count   int
+}
+
+// anything is what those wait for who do not wait for news of a node.
+const anything = ""
+
+// Await waits until the condition, evaluated with the model locked, holds.
+func (m *Cache) Await(ctx context.Context, condition func() bool) error {
+	return m.AwaitNode(ctx, anything, condition)
+}
+
+// AwaitNode is await for a condition that changes only with what is known of a node: many wait at once, each for its
+// ownRegion.
+func (m *Cache) AwaitNode(ctx context.Context, node string, condition func() bool) error {
+	for {
+		m.Mu.RLock()
+		holds := condition()
+		m.Mu.RUnlock()
+		if holds {
+			return nil
+		}
+		m.Mu.Lock()
+		if condition() { // by now
+			m.Mu.Unlock()
+			return nil
+		}
+		w := m.waiters[node]
+		if w == nil {
+			w = &waiter{changed: make(chan struct{})}
+			m.waiters[node] = w
+		}
+		w.count++
+		m.Mu.Unlock()
+		select {
+		case <-w.changed:
+		case <-ctx.Done():
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
+			if w.count--; w.count == 0 && m.waiters[node] == w {
+				delete(m.waiters, node)
+			}
+			return ctx.Err()
+		}
+	}
+}
+
+// wake wakes who waits for any of these changes; nodes are those of which the record or what they carry is another.
+func (m *Cache) wake(b store.Batch, nodes map[string]bool) {
+	if b.Whole {
+		for node := range m.waiters {
+			m.wakeNode(node)
+		}
+		return
+	}
+	m.wakeNode(anything)
+	for node := range nodes {
+		m.wakeNode(node)
+	}
+	for _, e := range b.Events {
+		switch {
+		case e.DeletedNode != "":
+			m.wakeNode(e.DeletedNode)
+		case e.Session != nil:
+			m.wakeNode(e.Session.Node)
+		case e.Hosting != nil:
+			m.wakeNode(e.Hosting.Node)
+		case e.EndedHosting != nil:
+			m.wakeNode(e.EndedHosting.Node)
+		}
+	}
+}
+
+func (m *Cache) wakeNode(node string) {
+	if w := m.waiters[node]; w != nil {
+		close(w.changed)
+		delete(m.waiters, node)
+	}
+}

@@ -1,0 +1,417 @@
+package cache
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// What a stream may have missed and still be resumed: so many changes, of so many records together.
+const (
+	MaxHistory     = 4096
+	MaxHistoryCost = 1 << 16
+)
+
+// Cache is the store's state in memory, and the streams fed from it. Records in it are shared
+// and never written to.
+type Cache struct {
+	Mu              sync.RWMutex       // thousands look at once when all nodes come back; what the store tells must not wait behind them
+	waiters         map[string]*waiter // by node, and for anything
+	Revision        int64              // 0 until the store has been read
+	Nodes           map[string]*pilasterv1.Node
+	Tenants         map[string]*pilasterv1.Tenant
+	Apps            map[string]map[uint32]*pilasterv1.App     // by tenant
+	quarantinedApps map[string]map[uint32]bool                // by tenant: numbers of ended ones
+	endedApps       map[string]int                            // by tenant: how many apps have since this process began
+	Hosting         map[string]map[string]*pilasterv1.Hosting // Tenant, node
+	HostedBy        map[string]map[string]bool                // Node, tenant
+	Unreconciled    map[string]bool                           // Tenants whose ids may be due for a step
+	Allocations     allocations
+	Policies        policies
+	regions         map[string]region          // the others
+	edge            string                     // the node that is the Edge Switch
+	transit         map[string]map[string]bool // Node, tenant: see carriers
+	changedNodes    map[string]bool            // Nodes of which that or the record may have changed in the batch at hand
+	Sessions        map[string]store.Session   // by node, of all orchestrators
+	serving         map[string]int             // how many each orchestrator has
+	Self            string                     // this orchestrator in a session
+	Lag             time.Duration              // MaxLag
+
+	history      []store.Batch // all news after the revision forgotten, oldest first
+	historyCost  int           // in them; see burden
+	compactedRev int64
+
+	stopping    bool
+	Subscribers map[string]*Subscriber          // by node
+	byTenant    map[string]map[*Subscriber]bool // by tenant: who has news of it
+	byMappings  map[string]map[*Subscriber]bool // and who of these also of its mappings
+	dropped     func(reason string)             // counts streams ended by us
+
+	listing sync.Mutex // Of who sorts what is given of a tenant
+}
+
+func New(self string, dropped func(reason string)) *Cache {
+	return &Cache{
+		Self:         self,
+		Lag:          MaxLag,
+		waiters:      map[string]*waiter{},
+		Unreconciled: map[string]bool{},
+		changedNodes: map[string]bool{},
+		Subscribers:  map[string]*Subscriber{},
+		byTenant:     map[string]map[*Subscriber]bool{},
+		byMappings:   map[string]map[*Subscriber]bool{},
+		dropped:      dropped,
+	}
+}
+
+// Apply is for store.Watch.
+func (m *Cache) Apply(b store.Batch) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if b.Whole {
+		m.Nodes = map[string]*pilasterv1.Node{}
+		m.Tenants = map[string]*pilasterv1.Tenant{}
+		m.Apps, m.quarantinedApps, m.endedApps = map[string]map[uint32]*pilasterv1.App{}, map[string]map[uint32]bool{}, map[string]int{}
+		m.Hosting = map[string]map[string]*pilasterv1.Hosting{}
+		m.HostedBy = map[string]map[string]bool{}
+		m.transit = map[string]map[string]bool{}
+		m.Allocations, m.Policies = newAllocations(), newPolicies()
+		m.regions, m.edge = map[string]region{}, ""
+		m.Sessions, m.serving = map[string]store.Session{}, map[string]int{}
+		m.history, m.historyCost, m.compactedRev = nil, 0, b.Revision
+		// What happened in between is not known, so each stream starts over.
+		m.endStreams(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
+	}
+	edge := m.Nodes[m.edge]
+	for _, e := range b.Events {
+		m.applyEvent(e, b.Revision)
+	}
+	b.Events = append(m.deriveRegions(b.Events, edge != m.Nodes[m.edge]), m.Policies.takeOverrides()...)
+	for _, e := range b.Events { // Now that all of it is known
+		m.checkStream(m.Subscribers[e.DeletedNode])
+		if e.Session != nil {
+			m.checkStream(m.Subscribers[e.Session.Node])
+		}
+	}
+	m.Revision = b.Revision
+	if !b.Whole {
+		m.broadcast(
+			store.Batch{
+				Revision: b.Revision,
+				Events: slices.DeleteFunc(
+					slices.Clone(b.Events),
+					func(e store.Event) bool { return tenantOf(e) == "" },
+				),
+			},
+		)
+	}
+	m.wake(b, m.changedNodes)
+	m.changedNodes = map[string]bool{} // emptied it would stay as large as after all was read
+}
+
+// writeStream remembers news and feeds them to those they are for.
+func (m *Cache) broadcast(news store.Batch) {
+	if len(news.Events) > 0 {
+		m.history = append(m.history, news)
+		for m.historyCost += eventCost(news.Events); len(m.history) > MaxHistory || m.historyCost > MaxHistoryCost; m.history = m.history[1:] {
+			m.compactedRev = m.history[0].Revision
+			m.historyCost -= eventCost(m.history[0].Events)
+		}
+	}
+	to := map[*Subscriber]bool{}
+	for _, e := range news.Events {
+		hearing := m.byTenant
+		if e.Mapping != nil || e.EndedMapping != nil {
+			hearing = m.byMappings
+		}
+		maps.Copy(to, hearing[tenantOf(e)])
+	}
+	for node := range m.changedNodes {
+		if f := m.Subscribers[node]; f != nil {
+			to[f] = true
+		}
+	}
+	all, tenant := common(news)
+	if all != nil {
+		all.SpreadMs, all.WithPolicies = m.spread(), true
+	}
+	for f := range to {
+		if all != nil && f.hosted[tenant] && !m.changedNodes[f.Node.Name] {
+			m.queueShared(f, all)
+		} else {
+			m.feed(f, news)
+		}
+	}
+}
+
+// since is the news after a revision, and the revision up to which they are told, or false where that is not known: it
+// identify forgotten, or another orchestrator's that has read further. The batches may be read without the lock.
+func (m *Cache) since(revision int64) (past []store.Batch, now int64, ok bool) {
+	if revision < m.compactedRev || revision > m.Revision || revision == 0 {
+		return nil, 0, false
+	}
+	i, _ := slices.BinarySearchFunc(
+		m.history,
+		revision+1,
+		func(b store.Batch, revision int64) int { return cmp.Compare(b.Revision, revision) },
+	)
+	return m.history[i:], m.Revision, true
+}
+
+// tenantOf is the tenant of which an event is news to nodes; empty for none.
+func tenantOf(e store.Event) string {
+	switch {
+	case e.Tenant != nil:
+		return e.Tenant.Name
+	case e.DeletedTenant != "":
+		return e.DeletedTenant
+	case e.App != nil:
+		return e.App.Tenant
+	case e.Mapping != nil:
+		return e.Mapping.Tenant
+	case e.EndedMapping != nil:
+		return e.EndedMapping.Tenant
+	}
+	return policyTenantOf(e)
+}
+
+func (m *Cache) applyEvent(e store.Event, revision int64) {
+	switch {
+	case e.Node != nil:
+		m.Nodes[e.Node.Name] = e.Node
+		m.changedNodes[e.Node.Name] = true
+		if e.Node.Edge {
+			m.edge = e.Node.Name
+		}
+	case e.DeletedNode != "":
+		delete(m.Nodes, e.DeletedNode)
+		if m.edge == e.DeletedNode {
+			m.edge = ""
+		}
+	case e.Tenant != nil:
+		m.updateTransit(m.Tenants[e.Tenant.Name], e.Tenant)
+		m.Tenants[e.Tenant.Name] = e.Tenant
+		m.markUnreconciled(e.Tenant.Name)
+	case e.DeletedTenant != "":
+		m.updateTransit(m.Tenants[e.DeletedTenant], nil)
+		delete(m.Tenants, e.DeletedTenant)
+		delete(m.Apps, e.DeletedTenant)
+		delete(m.endedApps, e.DeletedTenant)
+		m.Policies.removeAll(e.DeletedTenant)
+	case e.App != nil:
+		apps := m.Apps[e.App.Tenant]
+		if apps == nil {
+			apps = map[uint32]*pilasterv1.App{}
+			m.Apps[e.App.Tenant] = apps
+		}
+		apps[e.App.Id] = e.App
+	case e.EndedApp != nil:
+		if apps := m.Apps[e.EndedApp.Tenant]; apps != nil {
+			delete(apps, e.EndedApp.Id)
+			m.endedApps[e.EndedApp.Tenant]++
+		}
+	case e.QuarantinedApp != nil:
+		add(m.quarantinedApps, e.QuarantinedApp.Tenant, e.QuarantinedApp.Id)
+	case e.FreedApp != nil:
+		remove(m.quarantinedApps, e.FreedApp.Tenant, e.FreedApp.Id)
+	case e.Hosting != nil:
+		nodes := m.Hosting[e.Hosting.Tenant]
+		if nodes == nil {
+			nodes = map[string]*pilasterv1.Hosting{}
+			m.Hosting[e.Hosting.Tenant] = nodes
+		}
+		m.Policies.override(nodes[e.Hosting.Node], e.Hosting)
+		nodes[e.Hosting.Node] = e.Hosting
+		add(m.HostedBy, e.Hosting.Node, e.Hosting.Tenant)
+		m.markUnreconciled(e.Hosting.Tenant)
+	case e.EndedHosting != nil:
+		nodes := m.Hosting[e.EndedHosting.Tenant]
+		m.Policies.override(nodes[e.EndedHosting.Node], e.EndedHosting)
+		if delete(nodes, e.EndedHosting.Node); len(nodes) == 0 {
+			delete(m.Hosting, e.EndedHosting.Tenant)
+		}
+		remove(m.HostedBy, e.EndedHosting.Node, e.EndedHosting.Tenant)
+		m.markUnreconciled(e.EndedHosting.Tenant)
+	case e.Mapping != nil:
+		m.Allocations.add(e.Mapping, revision)
+	case e.EndedMapping != nil:
+		m.Allocations.remove(e.EndedMapping, revision)
+	case e.Policy != nil:
+		m.Policies.add(e.Policy)
+	case e.EndedPolicy != nil:
+		m.Policies.remove(e.EndedPolicy)
+	case e.Region != nil:
+		m.regions[e.Region.Name] = newRegion(e.Region)
+	case e.DeletedRegion != "":
+		delete(m.regions, e.DeletedRegion)
+	case e.Session != nil:
+		if had, ok := m.Sessions[e.Session.Node]; ok {
+			decrement(m.serving, had.Orchestrator)
+			delete(m.Sessions, e.Session.Node)
+		}
+		if !e.Session.None() {
+			m.Sessions[e.Session.Node] = e.Session.Session
+			m.serving[e.Session.Orchestrator]++
+		}
+	}
+}
+
+// add and remove keep an index: what belongs to what.
+func add[K, V comparable](index map[K]map[V]bool, k K, v V) {
+	if index[k] == nil {
+		index[k] = map[V]bool{}
+	}
+	index[k][v] = true
+}
+
+func remove[K, V comparable](index map[K]map[V]bool, k K, v V) {
+	if delete(index[k], v); len(index[k]) == 0 {
+		delete(index, k)
+	}
+}
+
+// Knows reports whether the node is registered. The model must be locked.
+func (m *Cache) Knows(n pki.Node) bool {
+	record := m.Nodes[n.Name]
+	return record != nil && record.Uuid == n.UUID
+}
+
+// Node returns a copy that says whether the node is connected, or nil.
+func (m *Cache) Node(name string) *pilasterv1.Node {
+	m.Mu.RLock()
+	record, connected := m.Nodes[name], m.Connected(name)
+	m.Mu.RUnlock()
+	if record == nil {
+		return nil
+	}
+	record = proto.CloneOf(record)
+	record.Connected = connected
+	return record
+}
+
+// Connected believes itself of its own streams, and the store of those of other orchestrators.
+func (m *Cache) Connected(name string) bool {
+	return m.Subscribers[name] != nil || m.isElsewhere(m.Sessions[name])
+}
+
+func (m *Cache) isElsewhere(s store.Session) bool { return !s.None() && s.Orchestrator != m.Self }
+
+// decrement reduces a count, and removes it at zero.
+func decrement[K comparable](count map[K]int, k K) {
+	if count[k]--; count[k] == 0 {
+		delete(count, k)
+	}
+}
+
+// copies are of records that the model has, each of a node, and say whether it is connected; by the nodes' names. There
+// may be so many that others must not wait for the copying.
+func copies[R proto.Message](m *Cache, has func() []R, node func(R) string, say func(r R, connected bool)) []R {
+	m.Mu.RLock()
+	all := has()
+	connected := make([]bool, len(all))
+	for i, r := range all {
+		connected[i] = m.Connected(node(r))
+	}
+	m.Mu.RUnlock()
+	for i, r := range all {
+		all[i] = proto.CloneOf(r)
+		say(all[i], connected[i])
+	}
+	slices.SortFunc(all, func(a, b R) int { return cmp.Compare(node(a), node(b)) })
+	return all
+}
+
+// AllNodes is sorted by name.
+func (m *Cache) AllNodes() []*pilasterv1.Node {
+	return copies(m, func() []*pilasterv1.Node { return slices.Collect(maps.Values(m.Nodes)) },
+		(*pilasterv1.Node).GetName, func(n *pilasterv1.Node, connected bool) { n.Connected = connected })
+}
+
+// TenantsOf lists the tenants a node hosts.
+func (m *Cache) TenantsOf(node string) []string {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	return slices.Sorted(maps.Keys(m.HostedBy[node]))
+}
+
+// Tenant returns the tenant, nil if there is none, its apps by id and what the nodes that host it say, by node.
+func (m *Cache) Tenant(name string) (t *pilasterv1.Tenant, apps []*pilasterv1.App, hosting []*pilasterv1.Hosting) {
+	hosting = copies(m, func() []*pilasterv1.Hosting {
+		t, apps = m.Allocations.counted(m.Tenants[name]), m.appsOf(name)
+		return m.hostingOf(name)
+	}, (*pilasterv1.Hosting).GetNode, func(h *pilasterv1.Hosting, connected bool) { h.Connected = connected })
+	return t, apps, hosting
+}
+
+// Quarantined is how many numbers of a tenant's ended apps are not free yet.
+func (m *Cache) Quarantined(tenant string) int {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	return len(m.quarantinedApps[tenant])
+}
+
+func (m *Cache) hostingOf(tenant string) []*pilasterv1.Hosting {
+	return slices.Collect(maps.Values(m.Hosting[tenant]))
+}
+
+// AllTenants is sorted by name.
+func (m *Cache) AllTenants() []*pilasterv1.Tenant {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	var all []*pilasterv1.Tenant
+	for _, name := range slices.Sorted(maps.Keys(m.Tenants)) {
+		all = append(all, m.Allocations.counted(m.Tenants[name]))
+	}
+	return all
+}
+
+func (m *Cache) appsOf(tenant string) []*pilasterv1.App {
+	var apps []*pilasterv1.App
+	for _, id := range slices.Sorted(maps.Keys(m.Apps[tenant])) {
+		apps = append(apps, m.Apps[tenant][id])
+	}
+	return apps
+}
+
+// Size is what there is to count.
+type Counts struct {
+	Revision                                 int64
+	Nodes, Connected, Streams, Tenants, Apps int
+	Policies                                 int
+	MostApps, RetiringApps, QuarantinedApps  int
+}
+
+func (m *Cache) Size() Counts {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	s := Counts{
+		Revision:  m.Revision,
+		Nodes:     len(m.Nodes),
+		Connected: len(m.Subscribers) + len(m.Sessions) - m.serving[m.Self],
+		Streams:   len(m.Subscribers),
+		Tenants:   len(m.Tenants),
+	}
+	for _, apps := range m.Apps {
+		s.Apps += len(apps)
+		s.MostApps = max(s.MostApps, len(apps))
+	}
+	for _, t := range m.Tenants {
+		s.RetiringApps += len(t.GetRetiringApps().GetApps())
+	}
+	for _, rests := range m.quarantinedApps {
+		s.QuarantinedApps += len(rests)
+	}
+	for _, policies := range m.Policies.Of {
+		s.Policies += len(policies)
+	}
+	return s
+}

@@ -1,0 +1,190 @@
+package cache
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Policies are what decides which containers of a tenant may speak: its policies, and which containers are of another
+// app than their addresses say. Nodes that host the tenant are told, and no others.
+type policies struct {
+	Of               map[string]map[PolicyName]*pilasterv1.Policy // by tenant
+	read             map[string]map[PolicyName]policy.Policy      // the same, but for those that this build cannot read
+	overrides        map[string]map[string]*pilasterv1.Override   // by tenant, address
+	changedOverrides *[]store.Event                               // Of overrides, in the batch at hand
+}
+
+type PolicyName struct{ kind, namespace, name string }
+
+func PolicyNameOf(p *pilasterv1.Policy) PolicyName { return PolicyName{p.Kind, p.Namespace, p.Name} }
+
+func newPolicies() policies {
+	return policies{
+		map[string]map[PolicyName]*pilasterv1.Policy{},
+		map[string]map[PolicyName]policy.Policy{},
+		map[string]map[string]*pilasterv1.Override{},
+		new([]store.Event),
+	}
+}
+
+func (p policies) add(is *pilasterv1.Policy) {
+	if p.Of[is.Tenant] == nil {
+		p.Of[is.Tenant], p.read[is.Tenant] = map[PolicyName]*pilasterv1.Policy{}, map[PolicyName]policy.Policy{}
+	}
+	p.Of[is.Tenant][PolicyNameOf(is)] = is
+	delete(p.read[is.Tenant], PolicyNameOf(is))
+	if read, err := policy.ParseKept(is.Kind, []byte(is.Document)); err == nil { // Of another build's, nodes say what they make of it
+		p.read[is.Tenant][PolicyNameOf(is)] = read
+	}
+}
+
+func (p policies) remove(was *pilasterv1.Policy) {
+	delete(p.read[was.Tenant], PolicyNameOf(was))
+	if delete(p.Of[was.Tenant], PolicyNameOf(was)); len(p.Of[was.Tenant]) == 0 {
+		p.removeAll(was.Tenant)
+	}
+}
+
+func (p policies) removeAll(tenant string) {
+	delete(p.Of, tenant)
+	delete(p.read, tenant)
+}
+
+// override takes note of what a node says of its containers, as it was and as it is. No other node has these addresses.
+func (p policies) override(was, is *pilasterv1.Hosting) {
+	said := map[string]bool{}
+	for _, o := range is.Overrides {
+		said[o.Address] = true
+		o = &pilasterv1.Override{Tenant: is.Tenant, Address: o.Address, App: o.App}
+		if proto.Equal(p.overrides[is.Tenant][o.Address], o) {
+			continue
+		}
+		if p.overrides[is.Tenant] == nil {
+			p.overrides[is.Tenant] = map[string]*pilasterv1.Override{}
+		}
+		p.overrides[is.Tenant][o.Address] = o
+		*p.changedOverrides = append(*p.changedOverrides, store.Event{Override: o})
+	}
+	for _, o := range was.GetOverrides() {
+		if said[o.Address] {
+			continue
+		}
+		if delete(p.overrides[is.Tenant], o.Address); len(p.overrides[is.Tenant]) == 0 {
+			delete(p.overrides, is.Tenant)
+		}
+		*p.changedOverrides = append(
+			*p.changedOverrides,
+			store.Event{EndedOverride: &pilasterv1.Override{Tenant: is.Tenant, Address: o.Address}},
+		)
+	}
+}
+
+// takeOverrides takes what has changed of overrides.
+func (p policies) takeOverrides() []store.Event {
+	news := *p.changedOverrides
+	*p.changedOverrides = nil
+	return news
+}
+
+func policyTenantOf(e store.Event) string {
+	return cmp.Or(e.Policy.GetTenant(), e.EndedPolicy.GetTenant(), e.Override.GetTenant(), e.EndedOverride.GetTenant())
+}
+
+// addWhole adds all of a tenant's.
+func (p policies) addWhole(d *pilasterv1.Delta, tenant string) {
+	d.Policies = slices.AppendSeq(d.Policies, maps.Values(p.Of[tenant]))
+	d.Overrides = slices.AppendSeq(d.Overrides, maps.Values(p.overrides[tenant]))
+	d.WholePolicies = append(d.WholePolicies, tenant)
+}
+
+// appendPolicy adds an event, if it is of policies that the node is told of.
+func (f *Subscriber) policy(d *pilasterv1.Delta, e store.Event) bool {
+	if !f.hosted[policyTenantOf(e)] {
+		return false
+	}
+	switch {
+	case e.Policy != nil:
+		d.Policies = append(d.Policies, e.Policy)
+	case e.EndedPolicy != nil:
+		d.EndedPolicies = append(d.EndedPolicies, e.EndedPolicy)
+	case e.Override != nil:
+		d.Overrides = append(d.Overrides, e.Override)
+	case e.EndedOverride != nil:
+		d.EndedOverrides = append(d.EndedOverrides, e.EndedOverride)
+	}
+	return true
+}
+
+// eventCost is how much of what is remembered for streams events are: a policy may be as long as hundreds of other
+// records.
+func eventCost(events []store.Event) int {
+	n := len(events)
+	for _, e := range events {
+		n += len(e.Policy.GetDocument()) / 512
+	}
+	return n
+}
+
+// PolicyInputs is what nodes compile a tenant's policies from: these, the labels of its apps, and what of the tenant says
+// how nodes judge.
+func (m *Cache) PolicyInputs(
+	name string,
+) (all map[PolicyName]policy.Policy, apps map[address.AppID]map[string]string, of tenant.Tenant) {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	all, apps = map[PolicyName]policy.Policy{}, map[address.AppID]map[string]string{}
+	maps.Copy(all, m.Policies.read[name])
+	for id, app := range m.Apps[name] {
+		apps[address.AppID(id)] = app.Labels
+	}
+	if t := m.Tenants[name]; t != nil {
+		of = tenant.Tenant{Name: name, Network: t.Network, Leaving: t.Leaving, Addressing: tenant.Own}
+		if t.Addressing <= pilasterv1.Addressing_ADDRESSING_ENCRYPTED {
+			of.Addressing = tenant.Encrypted
+		}
+	}
+	return all, apps, of
+}
+
+// HasPolicy tells whether a tenant has just this policy.
+func (m *Cache) HasPolicy(tenant string, p *pilasterv1.Policy) bool {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	had := m.Policies.Of[tenant][PolicyNameOf(p)]
+	return had != nil && had.Document == p.Document
+}
+
+// PoliciesOf is sorted by kind, namespace and name.
+func (m *Cache) PoliciesOf(tenant string) (all []*pilasterv1.Policy) {
+	m.Mu.RLock()
+	for _, p := range m.Policies.Of[tenant] {
+		all = append(all, p)
+	}
+	m.Mu.RUnlock()
+	slices.SortFunc(all, func(a, b *pilasterv1.Policy) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// Unenforced is where a tenant's policies are not in force as they were applied last, by node, and why.
+func (m *Cache) Unenforced(tenant string) (all []*pilasterv1.Hosting) {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	for node, h := range m.Hosting[tenant] {
+		if h.Unenforced != "" {
+			all = append(all, &pilasterv1.Hosting{Tenant: tenant, Node: node, Unenforced: h.Unenforced})
+		}
+	}
+	slices.SortFunc(all, func(a, b *pilasterv1.Hosting) int { return cmp.Compare(a.Node, b.Node) })
+	return all
+}

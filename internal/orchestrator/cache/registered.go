@@ -1,0 +1,67 @@
+package cache
+
+import (
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// Registered is the record of a node that says nothing of itself but what the store has, as the model knows it:
+// thousands that come back at once need not wait for the store to find that out. It is nil where the store has to
+// checkStream. What the model has not heard of yet, such as that the node was deleted, the store says when the node's stream
+// begins.
+func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	n := m.Nodes[r.Node.Name]
+	if n == nil || n.Uuid != r.Node.UUID || r.Prefix.String() != n.Prefix ||
+		m.Sessions[r.Node.Name].Admit(r.Node.Name, r.Instance) != nil {
+		return nil
+	}
+	uplinks := make([]string, len(r.Uplinks))
+	for i, a := range r.Uplinks {
+		uplinks[i] = a.String()
+	}
+	if n.Version != r.Version || n.Edge != r.Edge || n.Gateway != r.Gateway || !slices.Equal(n.Enforces, r.Enforces) ||
+		r.Published != 0 ||
+		!slices.Equal(n.UplinkAddresses, uplinks) {
+		return nil
+	}
+	for _, held := range r.Tenants {
+		if !m.knowsTenant(held) {
+			return nil
+		}
+	}
+	for _, held := range r.Apps {
+		if known := m.Apps[held.Tenant][held.Id]; known == nil || !maps.Equal(known.Labels, held.Labels) {
+			return nil
+		}
+	}
+	for _, held := range r.Mappings {
+		if known := m.Allocations.find(held); held.Key != "" || known.GetKey() != "" ||
+			known.GetName() != n.Name { // whose endpoint has an address only the store knows
+			return nil
+		}
+	}
+	return n
+}
+
+// knowsTenant tells whether a tenant is, with all ids, as a node holds it.
+func (m *Cache) knowsTenant(held *pilasterv1.Tenant) bool {
+	known := m.Tenants[held.Name]
+	if known == nil || held.Changes > known.Changes || held.Network != known.Network ||
+		held.Addressing != known.Addressing ||
+		held.Created != nil && !proto.Equal(held.Created, known.Created) {
+		return false
+	}
+	for _, id := range held.Ids {
+		if !slices.ContainsFunc(known.Ids, func(k *pilasterv1.TenantId) bool { return k.Id == id.Id }) {
+			return false
+		}
+	}
+	return true
+}

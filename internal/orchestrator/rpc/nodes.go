@@ -1,0 +1,525 @@
+package rpc
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// What a node says of itself and its tenants is kept in the store.
+const (
+	MaxVersion = 256 // Bytes
+	MaxUplinks = 64
+	MaxProblem = 1024    // Bytes
+	MaxTenants = 65_535  // as ids in a packet path
+	MaxApps    = 1 << 18 // Of all its tenants
+
+	MaxOverrides = 4096 // Of containers of all its tenants
+)
+
+// NodeService serves agents. A node acts as itself only: who it is comes from its certificate.
+type NodeService struct {
+	Store   *store.Store
+	Cache   *cache.Cache
+	Token   *admission.TokenFile
+	Timeout time.Duration // for one message of a stream to be written, or the first to be read
+	Now     func() time.Time
+	Log     *slog.Logger
+	Limiter *admission.CallLimiter
+	Lists   *admission.Rates[string]    // Of mappings, by tenant; nil where there is no limit
+	Later   func(func(context.Context)) // does something that outlasts the call
+}
+
+func (s *NodeService) Join(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.JoinRequest],
+) (*connect.Response[pilasterv1.JoinResponse], error) {
+	secret, _ := hex.DecodeString(req.Msg.Secret)
+	if err := s.Token.Admit(ctx, secret); err != nil {
+		return nil, err
+	}
+	node := pki.Node{Name: req.Msg.NodeName, UUID: req.Msg.NodeUuid}
+	if err := s.Store.Admit(ctx, node); err != nil {
+		return nil, err
+	}
+	certificate, err := s.certify(node, req.Msg.Csr)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(
+		&pilasterv1.JoinResponse{Certificate: certificate, Ca: s.Store.Cluster().Authority.Certificate()},
+	), nil
+}
+
+func (s *NodeService) Renew(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.RenewRequest],
+) (*connect.Response[pilasterv1.RenewResponse], error) {
+	node, valid := admission.Caller(ctx)
+	admit := func() error { return s.Store.Admit(ctx, node) }
+	if !valid {
+		node, _ = admission.ExpiredCaller(ctx)
+		s.awaitPredecessor(ctx, node, admission.Instance(ctx))
+		admit = func() error { return s.Store.Readmit(ctx, node, admission.Instance(ctx)) }
+	}
+	if err := admit(); err != nil {
+		return nil, err
+	}
+	certificate, err := s.certify(node, req.Msg.Csr)
+	if err != nil {
+		return nil, err
+	}
+	if !valid {
+		s.Log.Warn(
+			"a node came back with a certificate that is not valid now, and has a new one",
+			"node",
+			node.Name,
+			"uuid",
+			node.UUID,
+		)
+	}
+	return connect.NewResponse(&pilasterv1.RenewResponse{Certificate: certificate}), nil
+}
+
+func (s *NodeService) certify(n pki.Node, csr []byte) ([]byte, error) {
+	certificate, err := s.Store.Cluster().Authority.SignNode(csr, n, s.Now())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	return certificate, nil
+}
+
+func (s *NodeService) Register(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.RegisterRequest],
+) (*connect.Response[pilasterv1.RegisterResponse], error) {
+	cluster := s.Store.Cluster()
+	if pinned := req.Msg.ClusterUuid; pinned != "" && pinned != cluster.UUID {
+		return nil, connect.NewError(
+			connect.CodeFailedPrecondition,
+			fmt.Errorf(
+				"this node belongs to cluster %s, and this is cluster %s; nothing was changed: name the right orchestrator, or empty the node's state directory to join this one",
+				pinned,
+				cluster.UUID,
+			),
+		)
+	}
+	r, err := registration(ctx, req.Msg)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if node := s.Cache.Registered(r); node != nil {
+		return connect.NewResponse(
+			&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID},
+		), nil
+	}
+	if n := s.Cache.Claims(r.Node.Name, r.Mappings); n > 0 {
+		if err := s.Cache.CheckRoom(r.Node.Name, n); err != nil {
+			return nil, err
+		}
+	}
+	s.awaitPredecessor(ctx, r.Node, r.Instance)
+	node, err := s.Store.Register(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(
+		&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID},
+	), nil
+}
+
+func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.Registration, err error) {
+	r.Node, _ = admission.Caller(ctx)
+	r.Instance = admission.Instance(ctx)
+	if len(m.Version) > MaxVersion || len(m.UplinkAddresses) > MaxUplinks {
+		return r, fmt.Errorf(
+			"a version of %d bytes and %d uplink addresses; at most %d and %d are kept",
+			len(m.Version),
+			len(m.UplinkAddresses),
+			MaxVersion,
+			MaxUplinks,
+		)
+	}
+	if err := checkHeld(m.Held); err != nil {
+		return r, err
+	}
+	for _, network := range m.Enforces {
+		if _, known := tenant.TraitsOf(network); !known {
+			continue // a later build has one more
+		}
+		r.Enforces = append(r.Enforces, network)
+	}
+	slices.Sort(r.Enforces)
+	r.Enforces = slices.Compact(r.Enforces)
+	r.Edge, r.Gateway, r.Published = m.Edge, m.Gateway, m.Held.GetPublished()
+	r.Version, r.Tenants, r.Apps, r.Mappings = printable(
+		m.Version,
+	), m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
+	if m.WantedPrefix != "" {
+		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
+			return r, fmt.Errorf("node prefix: %w", err)
+		}
+	}
+	for _, text := range m.UplinkAddresses {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return r, fmt.Errorf("uplink address: %w", err)
+		}
+		r.Uplinks = append(r.Uplinks, a)
+	}
+	return r, nil
+}
+
+func checkHeld(held *pilasterv1.Held) error {
+	if tenants, apps := len(held.GetTenants()), len(held.GetApps()); tenants > MaxTenants || apps > MaxApps {
+		return fmt.Errorf(
+			"the node holds %s with %s, and a node may have %d with %d; nothing was changed: have it host fewer tenants",
+			humanize.Of(tenants, "tenant", "tenants"),
+			humanize.Of(apps, "app", "apps"),
+			MaxTenants,
+			MaxApps,
+		)
+	}
+	if mappings := len(held.GetMappings()); mappings > cache.MaxMappings {
+		return fmt.Errorf(
+			"the node holds %d addresses and subnets of tenants, and a node may have %d; nothing was changed: remove containers from it",
+			mappings,
+			cache.MaxMappings,
+		)
+	}
+	for _, t := range held.GetTenants() {
+		if len(t.Ids) > tenant.MaxIDs {
+			return fmt.Errorf(
+				"the node holds %d ids of a tenant, and a tenant has %d at most; nothing was changed",
+				len(t.Ids),
+				tenant.MaxIDs,
+			)
+		}
+	}
+	return nil
+}
+
+func plan(p address.Plan) *pilasterv1.Plan {
+	out := &pilasterv1.Plan{BasePrefix: p.Base.String(), PrivatePrefix: p.Private.String()}
+	for _, gateway := range []netip.Prefix{p.Gateway4, p.Gateway6} {
+		if gateway.IsValid() {
+			out.GatewayPrefixes = append(out.GatewayPrefixes, gateway.String())
+		}
+	}
+	return out
+}
+
+func (s *NodeService) Resolve(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ResolveRequest],
+) (*connect.Response[pilasterv1.ResolveResponse], error) {
+	node, err := s.acting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tenant, app, err := s.Store.Resolve(ctx, node, req.Msg.Sequence, req.Msg.Tenant, req.Msg.Labels)
+	if err != nil {
+		return nil, err
+	}
+	// The model may not have heard yet of what another orchestrator has made.
+	ruled, err := s.Store.HasPolicies(ctx, tenant.Name)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(
+		&pilasterv1.ResolveResponse{Tenant: s.Cache.WithRegions(tenant), App: app, HasPolicies: ruled},
+	), nil
+}
+
+// acting is the caller, a registered node, if no other machine is connected as it.
+func (s *NodeService) acting(ctx context.Context) (pki.Node, error) {
+	node, _ := admission.Caller(ctx)
+	if err := s.registered(ctx); err != nil {
+		return node, err
+	}
+	s.awaitPredecessor(ctx, node, admission.Instance(ctx))
+	return node, s.Cache.Session(node.Name).Admit(node.Name, admission.Instance(ctx))
+}
+
+// Registered waits a moment for a node that registered with another orchestrator just now.
+func (s *NodeService) registered(ctx context.Context) error {
+	n, _ := admission.Caller(ctx)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if err := s.Cache.AwaitNode(ctx, n.Name, func() bool { return s.Cache.Knows(n) }); err != nil {
+		return connect.NewError(
+			connect.CodeFailedPrecondition,
+			fmt.Errorf("node %s is not registered; register first", n.Name),
+		)
+	}
+	return nil
+}
+
+func (s *NodeService) Follow(
+	ctx context.Context,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+) error {
+	if err := s.registered(ctx); err != nil {
+		return err
+	}
+	deadlines := admission.Controller(ctx)
+	deadlines.SetReadDeadline(time.Now().Add(s.Timeout))
+	first, err := stream.Receive()
+	if err != nil {
+		return err
+	}
+	deadlines.SetReadDeadline(time.Time{})
+	if err := checkHosted(first); err != nil {
+		return err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	node, _ := admission.Caller(ctx)
+	s.awaitPredecessor(ctx, node, admission.Instance(ctx))
+	begun, err := s.Limiter.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer begun()
+	session := store.Session{Orchestrator: s.Cache.Self, Instance: admission.Instance(ctx), Stream: join.NewUUID()}
+	defer func() {
+		if !s.Cache.Stopped() { // then all sessions end at once
+			s.Later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
+		}
+	}()
+	err = s.connect(ctx, node, session)
+	begun() // only now: were the next to begin before the model had heard of this one, the model would lag behind for longer than streams wait for it
+	if err != nil {
+		return err
+	}
+	f := s.Cache.Subscribe(node, session, first, end)
+	defer s.Cache.Unsubscribe(f)
+
+	requests := make(chan *pilasterv1.FollowRequest)
+	reading := make(chan struct{})
+	go func() {
+		defer close(reading)
+		end(receive(ctx, stream, requests))
+	}()
+	defer func() {
+		end(nil)
+		deadlines.SetReadDeadline(time.Now()) // wakes the reader
+		<-reading
+	}()
+	// The queue holds already what is incomplete.
+	again := proto.CloneOf(first)
+	again.IncompleteTenants = nil
+	if err := s.host(ctx, f, again); err != nil {
+		return err
+	}
+	return s.writeStream(ctx, f, stream, requests)
+}
+
+// writeStream writes the stream until it ends, and says why it did.
+func (s *NodeService) writeStream(
+	ctx context.Context,
+	f *cache.Subscriber,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+	requests <-chan *pilasterv1.FollowRequest,
+) error {
+	heartbeat := time.NewTimer(s.Cache.HeartbeatEvery())
+	defer heartbeat.Stop()
+	var told time.Time // something else, last: it says as well how far the stream is
+	for {
+		var next *pilasterv1.FollowResponse
+		select {
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(cause, io.EOF) {
+				return cause
+			}
+			return nil // the node has no more to say
+		case req := <-requests:
+			if err := s.host(ctx, f, req); err != nil {
+				return err
+			}
+			continue
+		case <-f.Queue.Filled:
+			next = f.Queue.Next()
+		case <-heartbeat.C:
+			every := s.Cache.HeartbeatEvery()
+			if left := time.Until(told.Add(every)); left > 0 {
+				heartbeat.Reset(left)
+				continue
+			}
+			next = s.Cache.Heartbeat(f)
+			heartbeat.Reset(every)
+		}
+		if next == nil {
+			continue
+		}
+		for _, part := range cache.Parts(next) {
+			if err := s.send(ctx, f, stream, part); err != nil {
+				return err
+			}
+		}
+		if next.GetHeartbeat() == nil {
+			told = time.Now()
+		}
+	}
+}
+
+func (s *NodeService) send(
+	ctx context.Context,
+	f *cache.Subscriber,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+	r *pilasterv1.FollowResponse,
+) error {
+	if size := proto.Size(r); size > admission.MaxAnswer {
+		return s.Limiter.Refuse(
+			admission.LimitAnswer,
+			connect.CodeResourceExhausted,
+			"what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants",
+			size,
+			admission.MaxAnswer,
+		)
+	}
+	deadlines, began := admission.Controller(ctx), time.Now()
+	deadlines.SetWriteDeadline(began.Add(s.Timeout))
+	if err := stream.Send(r); err != nil {
+		if time.Since(began) >= s.Timeout {
+			s.Cache.Stalled(f, s.Timeout)
+			s.Log.Warn(
+				"a node reads nothing; its stream is ended, and begins with what it missed when it follows again",
+				"node",
+				f.Node.Name,
+			)
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	deadlines.SetWriteDeadline(time.Time{})
+	return nil
+}
+
+// host makes the stream carry these tenants, and notes in the store what the node says of them.
+func (s *NodeService) host(ctx context.Context, f *cache.Subscriber, req *pilasterv1.FollowRequest) error {
+	add, remove := s.Cache.Rehost(f, req)
+	ctx, cancel := context.WithTimeout(ctx, admission.CallTimeout)
+	defer cancel()
+	noted, err := s.Store.RecordHosting(ctx, f.Node, req.Sequence, add, remove)
+	s.Cache.ForgetRecorded(f, noted.Overtaken)
+	if err == nil && s.Cache.Refuse(f, add, noted.Refused) {
+		s.Log.Warn(
+			"what a node says of labels of its containers was refused in part; its status says what",
+			"node",
+			f.Node.Name,
+		)
+	}
+	return err
+}
+
+func receive(
+	ctx context.Context,
+	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
+	to chan<- *pilasterv1.FollowRequest,
+) error {
+	for {
+		if err := admission.NextMessage(ctx); err != nil {
+			return err
+		}
+		req, err := stream.Receive()
+		if err != nil {
+			return err
+		}
+		if err := checkHosted(req); err != nil {
+			return err
+		}
+		select {
+		case to <- req:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// printable is a node's words on one line and without what a terminal obeys, as people are shown them.
+func printable(words string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, words)
+}
+
+// checkHosted refuses what no node of ours says.
+func checkHosted(req *pilasterv1.FollowRequest) error {
+	for _, name := range slices.Concat(req.HostedTenants, req.CarriedTenants) {
+		if err := tenant.CheckName(name); err != nil {
+			return connect.NewError(connect.CodeInvalidArgument, err)
+		}
+	}
+	overrides := 0
+	for _, h := range req.Hosting {
+		if h.Unenforced = printable(h.Unenforced); h.Moving != nil {
+			h.Moving.Problem = printable(h.Moving.Problem)
+		}
+		overrides += len(h.Overrides)
+		if n := max(len(h.GetMoving().GetProblem()), len(h.Unenforced)); n > MaxProblem {
+			return connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf("a problem of %d bytes, and %d are kept; nothing was changed", n, MaxProblem),
+			)
+		}
+		if len(h.Accepts) > tenant.MaxIDs || len(h.Holds) > tenant.MaxIDs {
+			return connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf(
+					"the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was changed",
+					len(h.Accepts),
+					len(h.Holds),
+					tenant.MaxIDs,
+				),
+			)
+		}
+	}
+	for _, h := range req.Hosting {
+		if n := len(h.KeepsApps); n > store.MaxRound {
+			return connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf(
+					"the node keeps %d retiring apps of a tenant, and there are %d at most; nothing was changed",
+					n,
+					store.MaxRound,
+				),
+			)
+		}
+	}
+	if overrides > MaxOverrides {
+		return connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf(
+				"%d containers of the node are of another app than their addresses say, and a node may have %d; nothing was changed: start those anew whose labels have changed",
+				overrides,
+				MaxOverrides,
+			),
+		)
+	}
+	return nil
+}

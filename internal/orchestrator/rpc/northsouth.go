@@ -1,0 +1,125 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+func (s *OperatorService) CreateService(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.CreateServiceRequest],
+) (*connect.Response[pilasterv1.CreateServiceResponse], error) {
+	wanted := req.Msg.GetService()
+	services, err := tenant.ParseServices([]*pilasterv1.Service{wanted})
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%w; nothing was changed", err))
+	}
+	made, err := s.Store.CreateService(ctx, wanted.GetTenant(), services[0])
+	if err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	made = proto.CloneOf(made)
+	made.Tenant = wanted.GetTenant()
+	return connect.NewResponse(&pilasterv1.CreateServiceResponse{Service: made}), nil
+}
+
+func (s *OperatorService) ListServices(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ListServicesRequest],
+) (*connect.Response[pilasterv1.ListServicesResponse], error) {
+	var resp pilasterv1.ListServicesResponse
+	tenants, err := s.tenants(req.Msg.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tenants {
+		for _, is := range slices.SortedFunc(slices.Values(t.Services), func(a, b *pilasterv1.Service) int { return cmp.Compare(a.Name, b.Name) }) {
+			is = proto.CloneOf(is)
+			is.Tenant = t.Name
+			resp.Services = append(resp.Services, is)
+		}
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+func (s *OperatorService) DeleteService(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeleteServiceRequest],
+) (*connect.Response[pilasterv1.DeleteServiceResponse], error) {
+	if err := s.Store.DeleteService(ctx, req.Msg.Tenant, req.Msg.Name); err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	return connect.NewResponse(&pilasterv1.DeleteServiceResponse{}), nil
+}
+
+func (s *OperatorService) CreatePublication(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.CreatePublicationRequest],
+) (*connect.Response[pilasterv1.CreatePublicationResponse], error) {
+	wanted := req.Msg.GetPublication()
+	container, err := netip.ParseAddr(wanted.GetContainer())
+	if err != nil {
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("%.80q is not the address of a container; nothing was changed", wanted.GetContainer()),
+		)
+	}
+	made, err := s.Store.CreatePublication(ctx, wanted.GetTenant(), wanted.GetName(), container, wanted.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	made = proto.CloneOf(made)
+	made.Tenant = wanted.GetTenant()
+	return connect.NewResponse(&pilasterv1.CreatePublicationResponse{Publication: made}), nil
+}
+
+func (s *OperatorService) ListPublications(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ListPublicationsRequest],
+) (*connect.Response[pilasterv1.ListPublicationsResponse], error) {
+	var resp pilasterv1.ListPublicationsResponse
+	tenants, err := s.tenants(req.Msg.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tenants {
+		for _, p := range slices.SortedFunc(slices.Values(t.Publications), func(a, b *pilasterv1.Publication) int { return cmp.Compare(a.Name, b.Name) }) {
+			p = proto.CloneOf(p)
+			p.Tenant = t.Name
+			resp.Publications = append(resp.Publications, p)
+		}
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+func (s *OperatorService) DeletePublication(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeletePublicationRequest],
+) (*connect.Response[pilasterv1.DeletePublicationResponse], error) {
+	if err := s.Store.DeletePublication(ctx, req.Msg.Tenant, req.Msg.Name); err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	return connect.NewResponse(&pilasterv1.DeletePublicationResponse{}), nil
+}
+
+// Tenants is the tenant of a name, or all where there is none.
+func (s *OperatorService) tenants(name string) ([]*pilasterv1.Tenant, error) {
+	if name == "" {
+		return s.Cache.AllTenants(), nil
+	}
+	t, _, _, err := s.tenant(name)
+	return []*pilasterv1.Tenant{t}, err
+}

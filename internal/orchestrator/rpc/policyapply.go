@@ -1,0 +1,252 @@
+package rpc
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+func (s *OperatorService) ApplyPolicies(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ApplyPoliciesRequest],
+) (*connect.Response[pilasterv1.ApplyPoliciesResponse], error) {
+	policies, err := ReadPolicies(req.Msg.Documents)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	unlock, err := s.applying.Lock(ctx, req.Msg.Tenant)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w; nothing was changed", err))
+	}
+	defer unlock()
+	warnings, err := s.checkPolicies(ctx, req.Msg.Tenant, policies, req.Msg.Force)
+	if err != nil {
+		return nil, err
+	}
+	applied, err := s.Store.ApplyPolicies(
+		ctx,
+		req.Msg.Tenant,
+		policies,
+		store.Applying{DryRun: req.Msg.DryRun, Force: req.Msg.Force},
+	)
+	if err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	var resp pilasterv1.ApplyPoliciesResponse
+	for i, is := range applied {
+		p := brief(policies[i])
+		p.Tenant, p.Changed, p.Revision = req.Msg.Tenant, is.Changed, is.Revision
+		resp.Policies = append(
+			resp.Policies,
+			&pilasterv1.AppliedPolicy{Policy: p, Change: is.Change, Warnings: warnings[i]},
+		)
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+// checkPolicies refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be
+// as its writer means it. Of a tenant that is not there the store says so.
+func (s *OperatorService) checkPolicies(
+	ctx context.Context,
+	name string,
+	news []*pilasterv1.Policy,
+	force bool,
+) (warnings [][]string, err error) {
+	all, apps, t := s.Cache.PolicyInputs(name)
+	changed, labels := map[string]bool{}, policy.LabelsOf(apps)
+	for _, p := range news {
+		read, err := policy.ParseKept(p.Kind, []byte(p.Document))
+		if err != nil {
+			return nil, connect.NewError(
+				connect.CodeInternal,
+				fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err),
+			)
+		}
+		if !s.Cache.HasPolicy(name, p) { // what it has already is not asked of it again
+			if err := seenBy(t, s.Store.Cluster().Plan.Private, &read); err != nil {
+				return nil, connect.NewError(connect.CodeInvalidArgument, err)
+			}
+			all[cache.PolicyNameOf(p)] = read
+			changed[read.String()] = true
+		}
+		var about []string
+		if keys := labels.Unheard(&read); len(apps) > 0 && len(keys) > 0 {
+			about = append(
+				about,
+				fmt.Sprintf(
+					"it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/howto/policy.md",
+					strings.Join(keys, ", "),
+					name,
+				),
+			)
+		}
+		if lacksSpec(p.Document) {
+			about = append(
+				about,
+				fmt.Sprintf(
+					"it has no spec, and so selects all containers of namespace %s and lets nothing in: delete it if that is not meant",
+					p.Namespace,
+				),
+			)
+		}
+		warnings = append(warnings, about)
+	}
+	if len(changed) == 0 {
+		return warnings, nil
+	}
+	room := policy.Room
+	if force { // the nodes may have been given more
+		room = math.MaxInt
+	}
+	err = policy.Fit(
+		ctx,
+		name,
+		slices.Collect(maps.Values(all)),
+		func(p *policy.Policy) bool { return changed[p.String()] },
+		apps,
+		t.PolicyAtReceiver(),
+		room,
+	)
+	if err != nil {
+		return nil, connect.NewError(
+			connect.CodeResourceExhausted,
+			fmt.Errorf("nodes as they are installed could not enforce them: %w; nothing was changed", err),
+		)
+	}
+	return warnings, nil
+}
+
+// lacksSpec tells whether a document leaves out all that it is to say, as Kubernetes allows of a NetworkPolicy.
+func lacksSpec(document string) bool {
+	var is struct {
+		Spec json.RawMessage `json:"spec"`
+	}
+	return json.Unmarshal([]byte(document), &is) == nil && (len(is.Spec) == 0 || string(is.Spec) == "null")
+}
+
+// seenBy refuses blocks of addresses as a tenant's containers see each other, which are enciphered: what lies beside
+// one of them means other containers, and rules are asked for plaintext.
+func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
+	if t.Addressing != tenant.Encrypted {
+		return nil
+	}
+	for _, rules := range p.Rules {
+		for _, r := range rules {
+			for _, b := range r.Blocks {
+				for _, prefix := range append([]netip.Prefix{b.Prefix}, b.Except...) {
+					if prefix.Bits() >= private.Bits() && private.Contains(prefix.Addr()) {
+						return fmt.Errorf(
+							"%s: %v is among the addresses that containers of tenant %s see, and blocks are compared with the plaintext behind them: select containers by labels, or say addresses of nodes and containers as `pilaster explain` shows them (plaintext); nothing was changed",
+							p,
+							prefix,
+							t.Name,
+						)
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// brief is a policy without its document.
+func brief(p *pilasterv1.Policy) *pilasterv1.Policy {
+	return &pilasterv1.Policy{
+		Tenant:    p.Tenant,
+		Kind:      p.Kind,
+		Namespace: p.Namespace,
+		Name:      p.Name,
+		Audit:     p.Audit,
+		Rules:     p.Rules,
+		Changed:   p.Changed,
+		Revision:  p.Revision,
+	}
+}
+
+func (s *OperatorService) ListPolicies(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ListPoliciesRequest],
+) (*connect.Response[pilasterv1.ListPoliciesResponse], error) {
+	tenants, err := s.tenants(req.Msg.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	var resp pilasterv1.ListPoliciesResponse
+	for _, t := range tenants {
+		for _, p := range s.Cache.PoliciesOf(t.Name) {
+			resp.Policies = append(resp.Policies, brief(p))
+		}
+		resp.Unenforced = append(resp.Unenforced, s.Cache.Unenforced(t.Name)...)
+	}
+	return connect.NewResponse(&resp), nil
+}
+
+func (s *OperatorService) GetPolicy(
+	_ context.Context,
+	req *connect.Request[pilasterv1.GetPolicyRequest],
+) (*connect.Response[pilasterv1.GetPolicyResponse], error) {
+	wanted := req.Msg.GetPolicy()
+	if _, _, _, err := s.tenant(wanted.GetTenant()); err != nil {
+		return nil, err
+	}
+	s.Cache.Mu.RLock()
+	found := s.Cache.Policies.Of[wanted.Tenant][cache.PolicyNameOf(wanted)]
+	s.Cache.Mu.RUnlock()
+	if found == nil {
+		return nil, connect.NewError(
+			connect.CodeNotFound,
+			fmt.Errorf(
+				"tenant %s has no policy %.300s; `pilaster policy list --tenant %s` shows those it has",
+				wanted.Tenant,
+				store.PolicyName(wanted),
+				wanted.Tenant,
+			),
+		)
+	}
+	return connect.NewResponse(&pilasterv1.GetPolicyResponse{Policy: found}), nil
+}
+
+func (s *OperatorService) DeletePolicies(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.DeletePoliciesRequest],
+) (*connect.Response[pilasterv1.DeletePoliciesResponse], error) {
+	wanted := req.Msg.Policies
+	switch {
+	case (len(wanted) > 0) == (len(req.Msg.Documents) > 0):
+		return nil, connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf("say which policies, either by name or by documents; nothing was changed"),
+		)
+	case len(wanted) == 0:
+		var err error
+		if wanted, err = ReadPolicies(req.Msg.Documents); err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+	}
+	if err := s.Store.DeletePolicies(ctx, req.Msg.Tenant, wanted); err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	var resp pilasterv1.DeletePoliciesResponse
+	for _, p := range wanted {
+		resp.Policies = append(
+			resp.Policies,
+			&pilasterv1.Policy{Tenant: req.Msg.Tenant, Kind: p.Kind, Namespace: p.Namespace, Name: p.Name},
+		)
+	}
+	return connect.NewResponse(&resp), nil
+}

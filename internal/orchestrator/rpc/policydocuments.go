@@ -1,0 +1,184 @@
+package rpc
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/policy"
+)
+
+// What a policy may have.
+const (
+	MaxDocument = 64 << 10 // Bytes, as it is kept
+	maxRules    = 1000
+)
+
+// appliedAnnotation is kubectl's copy of what was applied.
+const appliedAnnotation = "kubectl.kubernetes.io/last-applied-configuration"
+
+// SplitDocuments parts YAML at its lines "---", and leaves out what has comments alone.
+func SplitDocuments(text string) (documents []string) {
+	var document strings.Builder
+	says := false
+	end := func() {
+		if says {
+			documents = append(documents, document.String())
+		}
+		document.Reset()
+		says = false
+	}
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, "---"); ok && strings.TrimLeft(rest, " \t\r\n") != rest ||
+			line == "---" {
+			end()
+			line = rest
+		}
+		document.WriteString(line)
+		trimmed := strings.TrimSpace(line)
+		says = says || trimmed != "" && trimmed[0] != '#'
+	}
+	end()
+	return documents
+}
+
+// whole refuses text of which only the beginning would be read.
+func whole(text string) error {
+	switch n := len(SplitDocuments(text)); {
+	case n == 0:
+		return errors.New("nothing is in it")
+	case n > 1:
+		return fmt.Errorf("it is %d documents, and each comes by itself", n)
+	}
+	for line := range strings.Lines(text) {
+		if strings.TrimRight(line, " \t\r\n") == "..." {
+			return errors.New("its line ... ends it, and what follows would not be read: divide documents by lines ---")
+		}
+	}
+	return nil
+}
+
+// ReadPolicies reads documents as people write them, which may be lists. An error names the document by its number.
+func ReadPolicies(documents []string) (all []*pilasterv1.Policy, err error) {
+	seen := map[cache.PolicyName]int{}
+	for i, text := range documents {
+		read, err := readDocument(text)
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w; nothing was changed", i+1, err)
+		}
+		for _, p := range read {
+			if first, twice := seen[cache.PolicyNameOf(p)]; twice {
+				return nil, fmt.Errorf(
+					"document %d: %s is there twice, first in document %d; nothing was changed",
+					i+1,
+					store.PolicyName(p),
+					first,
+				)
+			}
+			seen[cache.PolicyNameOf(p)] = i + 1
+		}
+		all = append(all, read...)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no document has a policy; nothing was changed")
+	}
+	return all, nil
+}
+
+func readDocument(text string) ([]*pilasterv1.Policy, error) {
+	if err := whole(text); err != nil {
+		return nil, err
+	}
+	asJSON, err := yaml.YAMLToJSONStrict([]byte(text))
+	if err != nil {
+		return nil, errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	var is struct {
+		Kind  string            `json:"kind"`
+		Items []json.RawMessage `json:"items"`
+	}
+	if json.Unmarshal(asJSON, &is) != nil || !strings.HasSuffix(is.Kind, "List") {
+		p, err := readPolicy(asJSON)
+		return []*pilasterv1.Policy{p}, err
+	}
+	var all []*pilasterv1.Policy
+	for i, item := range is.Items {
+		p, err := readPolicy(item)
+		if err != nil {
+			return nil, fmt.Errorf("item %d: %w", i+1, err)
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// readPolicy reads one document. What is kept of it is what was read: JSON with sorted keys, with its namespace, and
+// without what a cluster of Kubernetes has added to it.
+func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
+	var document map[string]any
+	decoder := json.NewDecoder(bytes.NewReader(asJSON))
+	decoder.UseNumber()
+	if err := decoder.Decode(&document); err != nil {
+		return nil, errors.New("it is no object with apiVersion, kind, metadata and spec")
+	}
+	if kind, _ := document["kind"].(string); strings.HasSuffix(kind, "List") {
+		return nil, errors.New("a list without items, or within a list: write its items by themselves")
+	}
+	metadata := clean(document)
+	text, err := json.Marshal(document)
+	if err != nil {
+		return nil, err
+	}
+	read, err := policy.Parse(text)
+	if err != nil {
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "document 1: "))
+	}
+	is := read[0]
+	p := &pilasterv1.Policy{
+		Kind:      document["kind"].(string),
+		Namespace: is.Namespace,
+		Name:      is.Name,
+		Audit:     is.Audit,
+		Rules:     uint32(len(is.Rules[policy.Ingress]) + len(is.Rules[policy.Egress])),
+	}
+	if p.Namespace != "" {
+		metadata["namespace"] = p.Namespace
+	}
+	if text, err = json.Marshal(document); err != nil {
+		return nil, err
+	}
+	if p.Document = string(text); len(text) > MaxDocument || p.Rules > maxRules {
+		return nil, fmt.Errorf(
+			"%s: it has %d bytes as JSON and %d rules, and a policy may have %d and %d: make several of it, of which each selects the same",
+			store.PolicyName(p),
+			len(text),
+			p.Rules,
+			MaxDocument,
+			maxRules,
+		)
+	}
+	return p, nil
+}
+
+// clean takes away what a cluster of Kubernetes adds to a document, and returns its metadata.
+func clean(document map[string]any) map[string]any {
+	delete(document, "status")
+	metadata, _ := document["metadata"].(map[string]any)
+	for _, added := range []string{"creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"} {
+		delete(metadata, added)
+	}
+	if annotations, ok := metadata["annotations"].(map[string]any); ok {
+		delete(annotations, appliedAnnotation)
+		if len(annotations) == 0 {
+			delete(metadata, "annotations")
+		}
+	}
+	return metadata
+}
