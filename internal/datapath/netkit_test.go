@@ -110,7 +110,7 @@ type vanishing struct {
 	errno error
 }
 
-func (v vanishing) standing(netlink.Link) (ebpf.ProgramID, error) {
+func (v vanishing) programID(netlink.Link) (ebpf.ProgramID, error) {
 	return 0, fmt.Errorf("program: %w", v.errno)
 }
 
