@@ -14,14 +14,14 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What is wanted changes first, and then the switch, by the difference of the two. So whatever a failed change has left
-// is made good by the next one about the same entries.
+// A change sets the wanted entries first, and then applies the difference to the switch. So the next change of the same
+// entries repairs what a failed change has left.
 
-// change makes the switch have what is wanted of some of a tenant's matches. The caller holds the lock, as in all of
-// these.
+// change makes the switch hold the wanted entries for some of a tenant's matches. The caller holds the lock, as for all
+// functions in this file.
 func (n *Network) change(ctx context.Context, h *hosted, matches []any) error {
 	if !n.repaired {
-		return nil // which does all at once
+		return nil // Repair installs everything at once.
 	}
 	remove, add := h.difference(matches)
 	if err := n.apply(ctx, remove, add); err != nil {
@@ -61,7 +61,7 @@ func (h *hosted) have(remove, add []pipeline.Entry) {
 	}
 }
 
-// apply refuses what would not fit before anything is changed.
+// apply refuses what would exceed a limit before it changes anything.
 func (n *Network) apply(ctx context.Context, remove, add []pipeline.Entry) error {
 	if len(remove)+len(add) == 0 {
 		return nil
@@ -77,7 +77,7 @@ func (n *Network) apply(ctx context.Context, remove, add []pipeline.Entry) error
 	return nil
 }
 
-// fits refuses more forwarding entries than there is room for. What is there already may stay.
+// fits returns an error if more forwarding entries exceed the limit. Installed entries may stay.
 func (n *Network) fits(more int) error {
 	if more <= 0 || n.forwards+more <= n.config.MaxMappings {
 		return nil
@@ -100,14 +100,15 @@ func (n *Network) fits(more int) error {
 	)
 }
 
-// room refuses an endpoint that would not fit, before it takes addresses.
+// room returns an error if the entries of an endpoint's addresses exceed the limit, before it allocates addresses.
 func (n *Network) room(addresses int) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.fits(addresses)
 }
 
-// PutTenant has all of the tenant's addresses lead to nobody until somebody is there.
+// PutTenant installs entries that drop packets to all of the tenant's addresses until mappings or containers replace
+// them.
 func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -122,8 +123,8 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	}
 	was := *h
 	h.set(t)
-	err := n.settle(ctx, h)
-	if errors.Is(err, endpoint.ErrExhausted) { // before the switch was told anything
+	err := n.reconcile(ctx, h)
+	if errors.Is(err, endpoint.ErrExhausted) { // before the switch was changed
 		if *h = was; !known {
 			delete(n.tenants, t.Name)
 		}
@@ -133,7 +134,7 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	return err
 }
 
-// DeleteTenant forgets the tenant, if the id that is its VNI is among those given.
+// DeleteTenant removes the tenant, if t has the id that is its VNI.
 func (n *Network) DeleteTenant(ctx context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -144,14 +145,14 @@ func (n *Network) DeleteTenant(ctx context.Context, t tenant.Tenant) error {
 	gone := newHosted()
 	gone.installed = h.installed
 	delete(n.tenants, t.Name)
-	if err := n.settle(ctx, gone); err != nil {
+	if err := n.reconcile(ctx, gone); err != nil {
 		n.tenants[t.Name] = h
 		return err
 	}
 	return nil
 }
 
-// Replace tells where all of a tenant is. One that is not here is passed over.
+// Replace sets all mappings of a tenant. It ignores a tenant that is not hosted here.
 func (n *Network) Replace(ctx context.Context, name string, all []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -165,11 +166,11 @@ func (n *Network) Replace(ctx context.Context, name string, all []network.Mappin
 	matches := h.allMatches()
 	clear(h.remote)
 	n.place(h, all)
-	h.heard = true
+	h.synced = true
 	return n.change(ctx, h, append(matches, h.allMatches()...))
 }
 
-// Apply tells what has changed of that: what goes, by prefix alone, before what comes.
+// Apply changes the mappings: removals, by prefix alone, before additions.
 func (n *Network) Apply(ctx context.Context, name string, add, remove []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -177,7 +178,7 @@ func (n *Network) Apply(ctx context.Context, name string, add, remove []network.
 	if !ok {
 		return nil
 	}
-	if !h.heard {
+	if !h.synced {
 		return fmt.Errorf("tenant %s: a change of mappings of which none were told; nothing was changed", name)
 	}
 	if err := n.check(h, add); err != nil {
@@ -195,7 +196,7 @@ func (n *Network) Apply(ctx context.Context, name string, add, remove []network.
 	return n.change(ctx, h, matches)
 }
 
-// place notes what is on other nodes. What is on this one, its containers tell.
+// place stores the mappings to other nodes. This node's own come from its containers.
 func (n *Network) place(h *hosted, all []network.Mapping) {
 	for _, m := range all {
 		if m.Node != n.config.Node {
@@ -206,7 +207,7 @@ func (n *Network) place(h *hosted, all []network.Mapping) {
 	}
 }
 
-// check refuses mappings of what is not the tenant's, and to what is no node.
+// check refuses mappings of prefixes that are not the tenant's, and to what is not a node.
 func (n *Network) check(h *hosted, all []network.Mapping) error {
 	for _, m := range all {
 		if !h.has(m.To) || !n.config.Plan.ContainsNode(m.Node) {
@@ -221,8 +222,8 @@ func (n *Network) check(h *hosted, all []network.Mapping) error {
 	return nil
 }
 
-// Repair makes the switch have what is wanted and nothing else. Until the cluster tells more, what it has of other
-// nodes is believed: so a restart loses no packet, also with the cluster away.
+// Repair makes the switch hold the wanted entries and no others. Until the first mappings come from the cluster it
+// keeps the entries for other nodes: so a restart loses no packet, also while the orchestrator is away.
 func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -243,14 +244,14 @@ func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error 
 		return err
 	}
 	n.repaired = true
-	if err := n.settle(ctx, slices.Collect(maps.Values(n.tenants))...); err != nil {
+	if err := n.reconcile(ctx, slices.Collect(maps.Values(n.tenants))...); err != nil {
 		n.repaired = false
 		return err
 	}
 	return nil
 }
 
-// Run tells a switch that forgets all that it had, each time, until ctx ends.
+// Run reinstalls all entries each time that the switch has lost them, until ctx ends.
 func (n *Network) Run(ctx context.Context, log *slog.Logger) {
 	s, ok := n.config.Switch.(Forgetful)
 	for ok && s.Forgets(ctx) == nil {
@@ -272,12 +273,12 @@ func (n *Network) refill(ctx context.Context) error {
 	return n.config.Switch.Apply(ctx, nil, all)
 }
 
-// adopt takes note of what the switch has, each tenant of its own.
+// adopt takes the switch's entries over, each into its tenant.
 func (n *Network) adopt(there []pipeline.Entry) {
 	byVNI := map[pipeline.VNI]*hosted{}
 	for _, h := range append(slices.Collect(maps.Values(n.tenants)), n.region) {
 		clear(h.installed)
-		byVNI[h.vni] = h // the region's is none
+		byVNI[h.vni] = h // The region's entries have no VNI.
 	}
 	for _, e := range there {
 		of := n.region
@@ -302,7 +303,7 @@ func (n *Network) adopt(there []pipeline.Entry) {
 	}
 }
 
-// plug makes the devices of the endpoints found ports, and those of no others.
+// plug makes ports of the devices of the endpoints found, and of no others.
 func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endpoint.Record) error {
 	ports := map[pipeline.Port]bool{}
 	for _, r := range found {

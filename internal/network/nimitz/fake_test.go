@@ -367,7 +367,7 @@ func (c *cluster) take(name string, n *node, key string) {
 
 func (c *cluster) tell(name string, add, remove []network.Mapping) error {
 	for _, n := range c.nodes {
-		if h := n.tenants[name]; h == nil || !h.heard {
+		if h := n.tenants[name]; h == nil || !h.synced {
 			continue
 		}
 		if err := n.Apply(c.t.Context(), name, add, remove); err != nil {

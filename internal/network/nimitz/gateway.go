@@ -10,23 +10,23 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Gateway is this node's.
+// Gateway is this node's gateway.
 type Gateway interface {
-	// Device is its end at the switch.
+	// Device returns its device at the switch.
 	Device() pipeline.Device
-	// Addresses are its own: the one that services see, and the one that published containers do.
+	// Addresses returns its addresses: the source that services see, and the source that published containers see.
 	Addresses() (own, virtual netip.Addr)
-	// SetMTU fits it to what may leave by the uplink, in bytes.
+	// SetMTU sets its MTUs after the uplink's MTU, in bytes, changed.
 	SetMTU(mtu int) error
-	// Publish has what is sent to addresses on the underlay go to these virtual ones, and nothing else.
+	// Publish translates packets to these addresses on the underlay to these virtual ones, and no others.
 	Publish(ctx context.Context, virtual map[netip.Addr]netip.Addr) error
-	// Keep ends all connections but those by what is published, and from virtual addresses that are used.
+	// Keep ends all connections except those to published addresses, and from virtual addresses that are in use.
 	Keep(ctx context.Context, published map[netip.Addr]netip.Addr, used map[netip.Addr]bool) error
 }
 
 var _ network.GatewayProvider = (*Network)(nil)
 
-// plugGateway makes the gateway a port, or has none.
+// plugGateway makes the gateway a port, or removes that port where there is no gateway.
 func (n *Network) plugGateway(ctx context.Context) error {
 	if n.config.Gateway == nil {
 		return n.config.Switch.Unplug(ctx, pipeline.Gateway)
@@ -37,7 +37,7 @@ func (n *Network) plugGateway(ctx context.Context) error {
 	return nil
 }
 
-// Gateway is how this node's is.
+// Gateway describes this node's gateway.
 func (n *Network) Gateway() (g network.Gateway) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -60,7 +60,7 @@ func (n *Network) Gateway() (g network.Gateway) {
 	return g
 }
 
-// FollowMTU fits the tunnels and the gateway to what may leave by the uplink.
+// FollowMTU sets the MTUs of the tunnels and the gateway after the uplink's MTU, in bytes, changed.
 func (n *Network) FollowMTU(mtu int) error {
 	err := n.config.Switch.SetMTU(mtu)
 	if n.config.Gateway != nil {

@@ -11,24 +11,25 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// hosted is a tenant that lives here: where all of it is, and what the switch has of that.
+// hosted is a tenant that this node hosts: its mappings, its containers here, and the entries that the switch has of
+// it.
 type hosted struct {
 	name     string
 	vni      pipeline.VNI
 	overlays []netip.Prefix
 	here     map[netip.Addr]port
-	remote   map[netip.Prefix]netip.Prefix // the node of each subnet or address that is on another one
-	heard    bool                          // the cluster has told all of them
-	sealed   bool                          // its containers here neither send nor receive
+	remote   map[netip.Prefix]netip.Prefix // by subnet or address on another node: that node
+	synced   bool                          // the cluster has sent all mappings
+	sealed   bool                          // its containers here may neither send nor receive
 
 	services  []tenant.Service
 	published []tenant.Publication
 	regions   []tenant.Region
-	beyond    map[any]pipeline.Entry // what these come to, by match
+	beyond    map[any]pipeline.Entry // the entries of services, publications and regions, by match
 	installed map[any]pipeline.Entry // by match
 }
 
-// port is a container's, and what it is to others.
+// port is a container's port and its addresses.
 type port struct {
 	pipeline.Port
 	app address.AppID
@@ -43,7 +44,7 @@ func newHosted() *hosted {
 	}
 }
 
-// set takes the tenant as it is now. Its VNI is the oldest of its ids, which stays when it gets more.
+// set stores the tenant as it is now. Its VNI is its oldest id, which stays when it gets more.
 func (h *hosted) set(t tenant.Tenant) {
 	h.name, h.vni, h.overlays = t.Name, pipeline.VNI(t.IDs[0].ID), nil
 	for _, o := range t.Overlays {
@@ -70,7 +71,7 @@ func (h *hosted) remove(r endpoint.Record) {
 	}
 }
 
-// matches are what entries of an endpoint are found by.
+// matches returns the matches of an endpoint's entries.
 func (h *hosted) matches(r endpoint.Record) []any {
 	var all []any
 	for _, a := range r.Attachments {
@@ -79,7 +80,7 @@ func (h *hosted) matches(r endpoint.Record) []any {
 	return all
 }
 
-// translations are what entries of an endpoint's virtual addresses are found by.
+// translations returns the matches of the entries of an endpoint's virtual addresses.
 func (h *hosted) translations(r endpoint.Record) (all []any) {
 	for _, a := range r.Attachments {
 		match := pipeline.SNAT{VNI: h.vni, Real: a.Address}.Match()
@@ -90,7 +91,7 @@ func (h *hosted) translations(r endpoint.Record) (all []any) {
 	return all
 }
 
-// allMatches are what entries of the tenant are found by, those that are there and those that are wanted.
+// allMatches returns the matches of the tenant's entries, installed or wanted.
 func (h *hosted) allMatches() []any {
 	var all []any
 	for match := range h.installed {
@@ -121,8 +122,8 @@ func (h *hosted) forwardMatch(to netip.Prefix) any {
 	return pipeline.Forward{VNI: h.vni, To: to}.Match()
 }
 
-// wanted is the entry that a match is to have, nil for none. A container here comes before what the cluster last said
-// of its address, and in what is left of the tenant's CIDRs is nobody.
+// wanted returns the entry that a match should have, nil for none. A container here takes precedence over the cluster's
+// mapping of its address; the rest of the tenant's CIDRs leads to no port.
 func (h *hosted) wanted(match any) pipeline.Entry {
 	if e, ok := h.beyond[match]; ok {
 		return e
@@ -134,7 +135,7 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 		}
 	case pipeline.Forward:
 		if m.VNI != h.vni {
-			return nil // it was another
+			return nil // the entry of a former container
 		}
 		if p, ok := h.here[m.To.Addr()]; ok && m.To.IsSingleIP() {
 			if !h.sealed {
@@ -153,17 +154,17 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 	return nil
 }
 
-// has tells whether something of the tenant's overlays can be given to a node.
+// has reports whether a prefix can be an allocation of the tenant's overlays.
 func (h *hosted) has(to netip.Prefix) bool {
 	return to == to.Masked() && slices.ContainsFunc(h.overlays, func(cidr netip.Prefix) bool {
 		return cidr.Contains(to.Addr()) && to.Bits() > cidr.Bits()
 	})
 }
 
-// adopt believes what the switch has from before, until the cluster tells.
+// adopt takes over an entry of the switch until the cluster sends mappings.
 func (h *hosted) adopt(e pipeline.Entry) {
 	h.installed[e.Match()] = e
-	if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && !h.heard && h.has(f.To) &&
+	if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && !h.synced && h.has(f.To) &&
 		pipeline.IsVTEP(f.VTEP) {
 		h.remote[f.To] = netip.PrefixFrom(f.VTEP, address.NodeBits).Masked()
 	}

@@ -17,36 +17,36 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// DefaultMaxMappings is how many forwarding entries a node takes unless told otherwise: room for the containers of its
-// tenants, wherever those are, where nodes have no subnets.
+// DefaultMaxMappings is the default limit of forwarding entries on a node: enough for all containers of its tenants, on
+// whatever node, where nodes have no subnets.
 const DefaultMaxMappings = 65536
 
-// Config is what a Network is made of.
+// Config configures a Network.
 type Config struct {
 	Plan        address.Plan
-	Node        netip.Prefix // this one's /64
+	Node        netip.Prefix // this node's /64
 	Indexes     network.Indexes
 	Cluster     network.Cluster
 	Switch      Switch
-	Kind        string  // of the switch, as people choose it
+	Kind        string  // of the switch, as in the agent's flag
 	Gateway     Gateway // nil for none
-	NoGateway   error   // why
-	Edge        bool    // this is an Edge Switch
-	MaxMappings int     // forwarding entries
+	NoGateway   error   // why there is none
+	Edge        bool    // this node is an Edge Switch
+	MaxMappings int     // limit of forwarding entries
 }
 
 // Network is NIMITZ on one node.
 type Network struct {
 	config Config
 
-	mu        sync.Mutex // held through a change of the switch, so that they come one after the other
+	mu        sync.Mutex // held while the switch is changed, so that changes come one after the other
 	tenants   map[string]*hosted
-	sealed    map[string]bool           // tenants that policies could not be enforced of
-	region    *hosted                   // what is no tenant's
-	published map[netip.Addr]netip.Addr // what the gateway was last told; nil before
-	used      map[netip.Addr]bool       // of virtual addresses
-	forwards  int                       // entries that the switch has
-	repaired  bool                      // so that they are known
+	sealed    map[string]bool           // tenants whose policies this node cannot enforce
+	region    *hosted                   // entries that belong to no tenant
+	published map[netip.Addr]netip.Addr // the last call of Gateway.Publish; nil before the first
+	used      map[netip.Addr]bool       // virtual addresses in use
+	forwards  int                       // forwarding entries that the switch has
+	repaired  bool                      // Repair has run, so forwards is known
 }
 
 var (
@@ -59,13 +59,13 @@ var (
 	_ io.Closer           = (*Network)(nil)
 )
 
-// New is the network of a node. Nothing reaches the switch before Repair.
+// New returns the network of a node. It changes nothing in the switch before Repair.
 func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
 	return &Network{config: c, tenants: map[string]*hosted{}, sealed: map[string]bool{}, region: newHosted()}
 }
 
-// Close lets go of gateway and switch, which stay as they are.
+// Close closes gateway and switch; their devices, rules and entries stay.
 func (n *Network) Close() error {
 	var errs []error
 	for _, held := range []any{n.config.Gateway, n.config.Switch} {
@@ -76,11 +76,11 @@ func (n *Network) Close() error {
 	return errors.Join(errs...)
 }
 
-// gateways is each family's next hop inside a container. It is a static neighbour, so nobody asks for it.
+// gateways is each family's next hop inside a container, a static neighbour.
 var gateways = map[bool]netip.Addr{true: netip.MustParseAddr("169.254.1.1"), false: netip.MustParseAddr("fe80::1")}
 
-// Prepare takes an address of each overlay: from this node's subnets where the tenant has node CIDRs, which costs no
-// message once they are known, or else from the cluster.
+// Prepare allocates an address of each overlay: from this node's subnets where the tenant has node CIDRs, which takes
+// no message once they are known, otherwise from the cluster.
 func (n *Network) Prepare(
 	ctx context.Context,
 	t tenant.Tenant,
@@ -94,7 +94,7 @@ func (n *Network) Prepare(
 		return nil, err
 	}
 	if len(t.Overlays) > 0 && t.Overlays[0].NodeBits != 0 {
-		all, err = n.draw(ctx, t, r)
+		all, err = n.allocateFromSubnets(ctx, t, r)
 	} else {
 		all, err = n.allocate(ctx, t, r)
 	}
@@ -123,8 +123,9 @@ func (n *Network) Prepare(
 	return all, nil
 }
 
-// draw returns what it has drawn also beside an error.
-func (n *Network) draw(ctx context.Context, t tenant.Tenant, r endpoint.Record) (all []endpoint.Attachment, err error) {
+// allocateFromSubnets returns what it has allocated, also beside an error.
+func (n *Network) allocateFromSubnets(ctx context.Context, t tenant.Tenant, r endpoint.Record) (all []endpoint.Attachment,
+	err error) {
 	subnets, err := n.config.Cluster.NodeCIDRs(ctx, t.Name)
 	if err != nil {
 		return nil, err
@@ -161,7 +162,7 @@ func (n *Network) allocate(
 	return all, err
 }
 
-// clusterKey is what the cluster knows an endpoint's addresses by.
+// clusterKey identifies an endpoint's addresses in the cluster.
 func clusterKey(r endpoint.Record) string { return r.ContainerID + "/" + r.Interface }
 
 func attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Attachment {
@@ -175,8 +176,8 @@ func attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Attachment {
 	}
 }
 
-// usable is the first index from the given one on that a container may have: neither the subnet's own address nor, in
-// IPv4, its last.
+// usable returns the first index from the given one on that a container may have: neither the subnet's own address nor,
+// in IPv4, its last.
 func usable(subnet netip.Prefix, from address.Index) (address.Index, error) {
 	from = max(from, 1)
 	addr, ok := endpoint.AddressIn(subnet, from)
@@ -186,7 +187,7 @@ func usable(subnet netip.Prefix, from address.Index) (address.Index, error) {
 	return from, nil
 }
 
-// Release lets drawn addresses rest and gives the cluster's back.
+// Release puts addresses of this node's subnets into quarantine and releases the cluster's.
 func (n *Network) Release(ctx context.Context, r endpoint.Record) error {
 	var errs []error
 	given := false
@@ -203,7 +204,7 @@ func (n *Network) Release(ctx context.Context, r endpoint.Record) error {
 	return errors.Join(errs...)
 }
 
-// Validate refuses what Prepare cannot have made.
+// Validate refuses attachments that Prepare cannot have made.
 func (n *Network) Validate(r endpoint.Record) error {
 	if vni := pipeline.VNI(r.TenantID); vni == pipeline.GatewayVNI {
 		return fmt.Errorf("tenant id %d is the gateway's", vni)
@@ -217,7 +218,7 @@ func (n *Network) Validate(r endpoint.Record) error {
 	return nil
 }
 
-// Activate makes the device a port and lets it send and receive.
+// Activate makes the device a port and installs the endpoint's entries.
 func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -236,7 +237,7 @@ func deviceOf(r endpoint.Record) pipeline.Device {
 	return pipeline.Device{Name: r.Device.HostName, Netns: r.Netns, Inside: r.Interface}
 }
 
-// Deactivate takes its entries away, then the port.
+// Deactivate removes the endpoint's entries, then the port.
 func (n *Network) Deactivate(ctx context.Context, r endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -278,8 +279,8 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// Drops are those of a switch and of a gateway that the driver does not count. Beside an error are those that could be
-// read.
+// Drops counts drops of the switch and the gateway that the driver does not count. Beside an error it returns those
+// that it could read.
 func (n *Network) Drops(ctx context.Context) (map[dropreason.Reason]uint64, error) {
 	all := map[dropreason.Reason]uint64{}
 	var errs []error
@@ -295,10 +296,10 @@ func (n *Network) Drops(ctx context.Context) (map[dropreason.Reason]uint64, erro
 	return all, errors.Join(errs...)
 }
 
-// Switch is the kind of it.
+// Switch returns the kind of the switch.
 func (n *Network) Switch() string { return n.config.Kind }
 
-// PolicyError is what the switch says.
+// PolicyError asks the switch.
 func (n *Network) PolicyError() error {
 	if s, ok := n.config.Switch.(PolicyGuard); ok {
 		return s.PolicyError()
@@ -306,7 +307,7 @@ func (n *Network) PolicyError() error {
 	return nil
 }
 
-// Seal takes from the switch that a tenant's containers here may send, and leads what is sent to them to nobody.
+// Seal removes the entries by which a tenant's containers here may send, and drops packets to them.
 func (n *Network) Seal(ctx context.Context, name string, sealed bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -321,7 +322,7 @@ func (n *Network) Seal(ctx context.Context, name string, sealed bool) error {
 	return n.change(ctx, h, h.allMatches())
 }
 
-// Lacks is what the switch does.
+// Lacks asks the switch.
 func (n *Network) Lacks() []string {
 	if s, ok := n.config.Switch.(Lacking); ok {
 		return s.Lacks()
@@ -329,7 +330,7 @@ func (n *Network) Lacks() []string {
 	return nil
 }
 
-// Entries counts what each stage of the switch has.
+// Entries counts the entries of each stage of the switch.
 func (n *Network) Entries(ctx context.Context) ([]network.Entries, error) {
 	there, err := n.config.Switch.Entries(ctx)
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package nimitz is the Go side of the paper's first network (NIMITZ §3): tenants have addresses of their own, VXLAN
-// carries their packets between nodes, and every node keeps where each of a tenant's subnets or containers is. Package
-// pipeline says what becomes of a packet.
+// takes their packets between nodes, and every node stores where each of a tenant's subnets or containers is. Package
+// pipeline defines how a packet is processed.
 package nimitz
 
 import (
@@ -9,32 +9,32 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Name is that of the network in attachments.
+// Name is the network's name in attachments.
 const Name = "nimitz"
 
-// Switch renders the pipeline's entries and moves packets by them.
+// Switch renders the pipeline's entries and forwards packets by them.
 type Switch interface {
-	// Plug makes a device a port, and may be repeated.
+	// Plug makes a device a port. It may be repeated.
 	Plug(ctx context.Context, port pipeline.Port, device pipeline.Device) error
 	Unplug(ctx context.Context, port pipeline.Port) error
-	// Apply takes entries away and adds others, all or nothing.
+	// Apply removes entries and adds others, all or nothing.
 	Apply(ctx context.Context, remove, add []pipeline.Entry) error
-	// Check names the first of a port's entries that the switch does not have, or why the device is not the port; it
-	// reads no others.
+	// Check names the first of a port's entries that the switch does not have, or why the device is not the port. It
+	// reads no other entries.
 	Check(ctx context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error
-	// SetMTU fits what carries tunnels to what may leave by the uplink, in bytes.
+	// SetMTU sets the MTU of the tunnel devices after the uplink's MTU, in bytes, changed.
 	SetMTU(mtu int) error
-	// Entries is what the switch holds, read from it.
+	// Entries returns the entries of the switch, read from it.
 	Entries(ctx context.Context) ([]pipeline.Entry, error)
 }
 
-// Lacking is a switch that gives containers less than another.
+// Lacking is a switch without some features.
 type Lacking interface {
-	// Lacks says what they do without, a line each.
+	// Lacks lists the missing features, a line each.
 	Lacks() []string
 }
 
-// PolicyError is a switch that enforces no policies.
+// PolicyGuard is a switch that cannot enforce policies.
 type PolicyGuard interface {
 	// PolicyError says why.
 	PolicyError() error
@@ -42,7 +42,7 @@ type PolicyGuard interface {
 
 // Forgetful is a switch that can lose its entries while the agent runs.
 type Forgetful interface {
-	// Forgets returns when that may have happened and it is ready to be told them again, or with an error when ctx has
+	// Forgets returns nil when the switch may have lost its entries and accepts them again, or an error when ctx has
 	// ended.
 	Forgets(ctx context.Context) error
 }

@@ -9,7 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// checkRegions refuses what would lead a tenant's own addresses out of the region, or take nodes for other regions.
+// checkRegions refuses regions that would route a tenant's own addresses out of the region, or that confuse nodes with
+// other regions.
 func (n *Network) checkRegions(t tenant.Tenant) error {
 	var cidrs []netip.Prefix
 	for _, o := range t.Overlays {
@@ -43,12 +44,12 @@ func (n *Network) checkRegions(t tenant.Tenant) error {
 	return nil
 }
 
-// regional is the way to a tenant's containers in another region: by the Edge Switch of this one, and from there by the
-// other's, from which alone theirs are taken.
+// regional returns the entries for a tenant's containers in another region: packets go through the Edge Switch of this
+// region to the other region's, and only packets from that one are accepted.
 func (n *Network) regional(h *hosted, r tenant.Region) (all []pipeline.Entry) {
 	here := r.Edge == n.config.Node
 	if here && !n.config.Edge {
-		return nil // it was one
+		return nil // this node is the Edge Switch
 	}
 	to := r.Edge
 	if here {

@@ -12,7 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// checkNorthSouth refuses what could take a packet that is another's. No two tenants have one address on the underlay.
+// checkNorthSouth refuses services and publications whose addresses conflict with others. No two tenants have the same
+// address on the underlay.
 func (n *Network) checkNorthSouth(t tenant.Tenant) error {
 	err := t.CheckNorthSouth(n.config.Plan)
 	for _, h := range n.tenants {
@@ -29,13 +30,13 @@ func (n *Network) checkNorthSouth(t tenant.Tenant) error {
 	return nil
 }
 
-// at tells whether a publication is at this node's gateway, and there is one.
+// at reports whether a publication is at this node's gateway, and the gateway exists.
 func (n *Network) at(p tenant.Publication) bool {
 	return n.config.Gateway != nil && p.Gateway == n.config.Node
 }
 
-// virtual is this node's virtual address of a container that is published here. One of this node has the same for
-// services, so that it keeps its connections when it is published.
+// virtual returns this node's virtual address of a container that is published here. A container of this node has the
+// same one for services, so that it keeps its connections when it is published.
 func (n *Network) virtual(h *hosted, p tenant.Publication) netip.Addr {
 	block, _ := n.config.Plan.GatewayBlock(n.config.Node, false)
 	if own, here := h.here[p.Container]; here {
@@ -45,8 +46,8 @@ func (n *Network) virtual(h *hosted, p tenant.Publication) netip.Addr {
 	return PublishedAddress(block, i)
 }
 
-// virtuals is that of each of a tenant's containers that need one: those here, where it has services, and those
-// anywhere that are published here.
+// virtuals returns the virtual address of each of a tenant's containers that needs one: containers here, if the tenant
+// has services, and containers anywhere that are published here.
 func (n *Network) virtuals(h *hosted) map[netip.Addr]netip.Addr {
 	all := map[netip.Addr]netip.Addr{}
 	for _, p := range h.published {
@@ -66,8 +67,8 @@ func (n *Network) virtuals(h *hosted) map[netip.Addr]netip.Addr {
 	return all
 }
 
-// renew notes what services, containers and other regions come to: of a tenant, entries as many as services, its
-// containers here, publications of these or at this node's gateway, and CIDRs in other regions.
+// renew computes the wanted entries of services, containers and other regions: as many as services, containers here,
+// publications of these or at this node's gateway, and CIDRs in other regions.
 func (n *Network) renew(h *hosted) {
 	if h == n.region {
 		return
@@ -94,7 +95,7 @@ func (n *Network) renew(h *hosted) {
 		)
 	}
 	for _, p := range h.published {
-		// Clients look like the gateway, so that answers come back to the one that knows them.
+		// Clients have the gateway's address, so that answers come back to the gateway that knows the connection.
 		client := n.client(p.Gateway)
 		if _, here := h.here[p.Container]; n.at(p) {
 			put(outside(h, client)...)
@@ -108,7 +109,7 @@ func (n *Network) renew(h *hosted) {
 	}
 }
 
-// outside has the gateway be a tenant's way to addresses.
+// outside returns the entries that make the gateway a tenant's next hop for a prefix.
 func outside(h *hosted, to netip.Prefix) []pipeline.Entry {
 	return []pipeline.Entry{
 		pipeline.NorthSouth{VNI: h.vni, To: to},
@@ -116,13 +117,13 @@ func outside(h *hosted, to netip.Prefix) []pipeline.Entry {
 	}
 }
 
-// client is what clients of a node's gateway look like.
+// client returns the source address of clients of a node's gateway.
 func (n *Network) client(node netip.Prefix) netip.Prefix {
 	block, _ := n.config.Plan.GatewayBlock(node, false)
 	return host(GatewayAddress(block))
 }
 
-// renewRegion notes what is no tenant's: whom packets are taken from.
+// renewRegion computes the wanted entries that belong to no tenant: the peers.
 func (n *Network) renewRegion() {
 	clear(n.region.beyond)
 	peer := pipeline.Peer{Nodes: n.config.Plan.Base}
@@ -137,8 +138,8 @@ func (n *Network) renewRegion() {
 	}
 }
 
-// publish tells the gateway what it leads to, where that is news to it, and which connections end with what was
-// withdrawn: an address may be given anew.
+// publish sends the gateway its publications where they have changed, and ends the connections of withdrawn ones,
+// because an address may be allocated again.
 func (n *Network) publish(ctx context.Context) error {
 	if n.config.Gateway == nil {
 		return nil
@@ -168,7 +169,7 @@ func (n *Network) publish(ctx context.Context) error {
 	}
 	if withdrawn {
 		if err := n.config.Gateway.Keep(ctx, all, used); err != nil {
-			n.published = nil // again, the next time
+			n.published = nil // Publish is called again the next time.
 			return err
 		}
 	}
@@ -176,7 +177,7 @@ func (n *Network) publish(ctx context.Context) error {
 	return nil
 }
 
-// update makes the switch have what a container that has come or gone changes, by what its entries are found by.
+// update applies the changes of a container that was added or removed to the switch, by the matches of its entries.
 func (n *Network) update(ctx context.Context, h *hosted, matches []any) error {
 	matches = slices.AppendSeq(matches, maps.Keys(h.beyond))
 	n.renew(h)
@@ -186,15 +187,15 @@ func (n *Network) update(ctx context.Context, h *hosted, matches []any) error {
 	return n.publish(ctx)
 }
 
-// settle makes the switch have all that is wanted of tenants, and of what is no tenant's, in one step. The caller holds
-// the lock.
-func (n *Network) settle(ctx context.Context, all ...*hosted) error {
+// reconcile applies everything that is wanted of tenants, and the entries that belong to no tenant, in one step. The
+// caller holds the lock.
+func (n *Network) reconcile(ctx context.Context, all ...*hosted) error {
 	for _, h := range all {
 		n.renew(h)
 	}
 	n.renewRegion()
 	if !n.repaired {
-		return nil // which does all at once
+		return nil // Repair installs everything at once.
 	}
 	all = append(all, n.region)
 	var remove, add []pipeline.Entry

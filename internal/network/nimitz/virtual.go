@@ -8,8 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Addresses of a gateway follow from numbers that are kept anyway, so no table gives them out and none has to be kept
-// for them: a container's virtual one from its endpoint's id, which rests as long as the others last, and a
+// Addresses of a gateway follow from numbers that are stored anyway, so they need neither allocation nor storage: a
+// container's virtual address from its endpoint id, which is quarantined as long as other addresses, and a
 // publication's from its address on the underlay. In a block of 48 bits:
 //
 //	0 … 0 | 1           the gateway's own
@@ -28,15 +28,16 @@ func inBlock(block netip.Prefix, kind byte, number uint32) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// GatewayAddress is the virtual address of the gateway itself, which containers see clients by.
+// GatewayAddress returns the virtual address of the gateway itself, which containers see as the source of clients.
 func GatewayAddress(block netip.Prefix) netip.Addr { return inBlock(block, 0, 1) }
 
-// ContainerAddress is that of a container here.
+// ContainerAddress returns the virtual address of a container on this node.
 func ContainerAddress(block netip.Prefix, id endpoint.ID) netip.Addr {
 	return inBlock(block, container, uint32(id))
 }
 
-// PublishedAddress is that of a container elsewhere which is published at an index of tenant.UnderlayAddress.
+// PublishedAddress returns the virtual address of a container elsewhere which is published at an index of
+// tenant.UnderlayAddress.
 func PublishedAddress(block netip.Prefix, i address.Index) netip.Addr {
 	return inBlock(block, published, uint32(i))
 }

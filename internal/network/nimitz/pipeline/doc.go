@@ -1,13 +1,13 @@
-// Package pipeline is NIMITZ's five-stage packet pipeline as data (NIMITZ §3.1, fig 5; NM2): stages, the entries that
-// each may have, and Run, which says what becomes of a packet. It is pure: a switch renders the entries (eBPF maps,
-// Open vSwitch flows), and whatever it does must be what Run says.
+// Package pipeline is NIMITZ's five-stage packet pipeline as data (NIMITZ §3.1, fig 5; NM2): stages, the entries of
+// each stage, and Run, the reference implementation. It is pure: a switch renders the entries (eBPF maps, Open vSwitch
+// flows), and its verdicts must equal those of Run.
 //
-//	Decap       whom encapsulated packets are taken from
-//	Register    whose a packet is: the VNI register and the identity
+//	Decap       which nodes encapsulated packets are accepted from
+//	Register    which tenant a packet belongs to: the VNI register and the identity
 //	NAT         between the tenants' addresses and the underlay's
-//	Forwarding  to a container here, a node, the gateway or nobody
+//	Forwarding  to a container here, a node, the gateway, or drop
 //	Encap       VXLAN to that node; it has no entries, for the forwarding entry names the node
 //
-// Entries are as many as containers here, plus services, plus nodes (or remote containers, where a node has no CIDR);
-// never a product of two.
+// The number of entries is that of the containers here, plus services, plus nodes (or remote containers, where a node
+// has no CIDR); never a product of two.
 package pipeline

@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// Stage is one of the pipeline's that have entries, in their order. The fifth, encap, has none: what it does stands in
-// those of forwarding.
+// Stage is a stage with entries, in the order of the pipeline. The fifth, encap, has none: the forwarding entry names
+// the VTEP.
 type Stage uint8
 
 const (
@@ -16,7 +16,7 @@ const (
 	Forwarding
 )
 
-// Stages is all, in order.
+// Stages lists all stages, in order.
 var Stages = []Stage{Decap, Register, NAT, Forwarding}
 
 func (s Stage) String() string {
@@ -28,7 +28,7 @@ type VNI uint32
 
 const (
 	Any        VNI = 0    // in a forwarding entry: all VNIs
-	GatewayVNI VNI = 0xff // of what comes from the gateway; no tenant has it (§3.1)
+	GatewayVNI VNI = 0xff // VNI of packets from the gateway; no tenant has it (§3.1)
 	MaxVNI     VNI = 1<<24 - 1
 )
 
@@ -50,19 +50,19 @@ func (p Port) String() string {
 	return fmt.Sprintf("container %d", uint32(p))
 }
 
-// Entry is a line of a table. Values of the types below are compared with ==.
+// Entry is an entry of a table. Values of the types below are compared with ==.
 type Entry interface {
 	Stage() Stage
-	// Match is what the entry is found by: no table has two entries of one match.
+	// Match is the key of the entry: no table has two entries with the same match.
 	Match() any
 	String() string
 }
 
-// Peer, in Decap, is nodes that encapsulated packets are taken from: all whose /64 lies in the prefix, each at its
-// VTEP's address (VTEP). One entry is a whole region.
+// Peer, in Decap, is a prefix of nodes from which encapsulated packets are accepted: all whose /64 lies in the prefix,
+// each from its VTEP address (VTEP). One entry covers a region.
 type Peer struct{ Nodes netip.Prefix }
 
-// Sender, in Register, is a container that may send: by its port, with this source. Its packets are the VNI's, and
+// Sender, in Register, is a container that may send: from its port, with this source. Its packets get the VNI, and
 // carry the identity in VXLAN's group policy field.
 type Sender struct {
 	Port     Port
@@ -71,25 +71,25 @@ type Sender struct {
 	Identity uint16
 }
 
-// Foreign, in Register, is a tenant's containers in another region, whose nodes are behind its Edge Switch (§3.1,
-// cross-region traffic): that sends with the VNI that the tenant has there, for these sources alone. Their identities
-// are that region's too, and are nobody's here.
+// Foreign, in Register, is a tenant's containers in another region, behind that region's Edge Switch (§3.1,
+// cross-region traffic): the Edge Switch sends with the VNI that the tenant has there, and only these sources are
+// accepted. Their identities are the other region's, so they mean nothing here.
 type Foreign struct {
-	Edge   netip.Prefix // of the other region: its /64
+	Edge   netip.Prefix // the /64 of the other region's Edge Switch
 	Theirs VNI
 	Source netip.Prefix
-	VNI    VNI // of the tenant here
+	VNI    VNI // the tenant's VNI here
 }
 
-// NorthSouth, in NAT, is addresses outside a tenant's overlay, which this node's gateway leads to: what goes there, and
-// what comes from the gateway, is translated. To another tenant the same addresses may be its own containers'.
+// NorthSouth, in NAT, is a prefix outside a tenant's overlay that is reached by this node's gateway: packets to it, and
+// packets from the gateway, are translated. For another tenant the same addresses may be its own containers'.
 type NorthSouth struct {
 	VNI VNI
 	To  netip.Prefix
 }
 
-// DNAT, in NAT, gives north-south packets another destination and the VNI that it is in. A service's virtual address
-// becomes the real one (from a container), a container's virtual address the container's (from the gateway).
+// DNAT, in NAT, replaces the destination of north-south packets and sets the VNI of the new one. A service's virtual
+// address becomes the real one (from a container), a container's virtual address the container's (from the gateway).
 type DNAT struct {
 	VNI     VNI // GatewayVNI or a tenant's
 	Virtual netip.Addr
@@ -97,23 +97,24 @@ type DNAT struct {
 	Real    netip.Addr
 }
 
-// SNAT, in NAT, gives north-south packets another source: the way back of a DNAT, looked up after it.
+// SNAT, in NAT, replaces the source of north-south packets: the reverse of a DNAT, looked up after it.
 type SNAT struct {
 	VNI     VNI
 	Real    netip.Addr
 	Virtual netip.Addr
 }
 
-// Forward, in Forwarding, says where packets to a prefix go. The longest prefix of the packet's own VNI decides, then
-// the longest of Any.
+// Forward, in Forwarding, maps a prefix to a port. The longest prefix of the packet's own VNI wins, then the longest of
+// Any.
 type Forward struct {
-	VNI  VNI // or Any
-	To   netip.Prefix
-	Port Port       // a container's, VXLAN or Gateway; 0 means nobody: the prefix is the tenant's, and nobody is there
+	VNI VNI // or Any
+	To  netip.Prefix
+	// a container's, VXLAN or Gateway; 0 means drop: the prefix is the tenant's, and no container is there
+	Port Port
 	VTEP netip.Addr // of the node, where the port is VXLAN
 
-	// where the port is VXLAN: the node is a way out of the region, or to what is no container. So policies judge at
-	// once what goes there
+	// where the port is VXLAN: the node leads out of the region, or to hosts that are not containers. This node then
+	// applies the policies of such packets, because the other node does not
 	Outside bool
 }
 
@@ -152,7 +153,7 @@ func (e Forward) String() string {
 	to := e.Port.String()
 	switch e.Port {
 	case 0:
-		to = "nobody"
+		to = "no port"
 	case VXLAN:
 		to = fmt.Sprintf("node at %v", e.VTEP)
 		if e.Outside {
@@ -166,20 +167,20 @@ func (e Forward) String() string {
 	return fmt.Sprintf("forwarding: %v %s: %s", e.To, vni, to)
 }
 
-// vtepHost is the last 64 bits of each node's VTEP: tenant id 0 in its /64, beside the node itself.
+// vtepHost is the last 64 bits of each node's VTEP address: tenant id 0 in its /64, distinct from the node itself.
 const vtepHost = 2
 
-// VTEP is where a node takes VXLAN: its address follows from its prefix, so no table has to name it.
+// VTEP returns the address at which a node receives VXLAN. It follows from the node's prefix, so no table stores it.
 func VTEP(node netip.Prefix) netip.Addr {
 	b := node.Masked().Addr().As16()
 	b[15] = vtepHost
 	return netip.AddrFrom16(b)
 }
 
-// IsVTEP tells whether an address is that of a node's VTEP.
+// IsVTEP reports whether an address is a node's VTEP address.
 func IsVTEP(a netip.Addr) bool { return a.Is6() && a == VTEP(netip.PrefixFrom(a, 64)) }
 
-// Count is how many entries each stage has.
+// Count returns the number of entries of each stage.
 func Count(entries []Entry) map[Stage]int {
 	n := map[Stage]int{}
 	for _, e := range entries {

@@ -6,18 +6,18 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 )
 
-// Packet is what the pipeline looks at.
+// Packet has the fields of a packet that the pipeline uses.
 type Packet struct {
 	From     Port
-	Outer    netip.Addr // who encapsulated it; only from VXLAN, as are the next two
+	Outer    netip.Addr // the sender of the tunnel packet; set only where Port is VXLAN, as are the next two
 	VNI      VNI
 	Identity uint16
 	Src, Dst netip.Addr
 }
 
-// Verdict is what becomes of a packet.
+// Verdict is the pipeline's decision on a packet.
 type Verdict struct {
-	Drop     dropreason.Reason // or one of the ports below
+	Drop     dropreason.Reason // 0 where To is set
 	To       Port
 	VTEP     netip.Addr // where To is VXLAN
 	VNI      VNI        // the register when it left the pipeline
@@ -25,16 +25,16 @@ type Verdict struct {
 	Src, Dst netip.Addr // after NAT
 }
 
-// Table holds a node's entries. It finds them by scanning: it is the judge of switches, and what explains their
-// decisions, never one itself.
+// Table holds a node's entries. It scans them: it is the oracle that switches are compared with, and explains their
+// decisions; it never forwards packets itself.
 type Table struct {
-	// Region is where the nodes of this one's are. A peer elsewhere is another region's Edge Switch, and then so is
-	// this node (§3.1; NM6).
+	// Region is the prefix of all nodes of this region. A peer outside of it is another region's Edge Switch, and then
+	// this node is one too (§3.1; NM6).
 	Region  netip.Prefix
 	Entries []Entry
 }
 
-// Run takes a packet through the stages, and tells which entries it met.
+// Run processes a packet, and returns the entries that it matched.
 func (t Table) Run(p Packet) (Verdict, []Entry) {
 	r := run{table: t, Verdict: Verdict{VNI: p.VNI, Identity: p.Identity, Src: p.Src, Dst: p.Dst}}
 	switch p.From {
@@ -69,17 +69,17 @@ func (t Table) Run(p Packet) (Verdict, []Entry) {
 	return r.forward(p.From)
 }
 
-// run is one packet's way.
+// run is the state of one packet in the pipeline.
 type run struct {
 	Verdict
 	table  Table
-	abroad bool // it came from another region
+	abroad bool // the packet came from another region
 	trace  []Entry
-	// translated: it has a source that the underlay may see.
+	// translated: its source is valid on the underlay.
 	translated bool
 }
 
-// met looks for the entry of a type that a condition holds for, and notes it.
+// met looks up the entry of a type for which a condition holds, and records it.
 func met[E Entry](r *run, is func(E) bool) bool {
 	for _, e := range r.table.Entries {
 		if own, ok := e.(E); ok && is(own) {
@@ -91,7 +91,7 @@ func met[E Entry](r *run, is func(E) bool) bool {
 }
 
 func (r *run) nat(from Port) {
-	// A service's virtual address is outside too: what it becomes is judged after.
+	// A service's virtual address is north-south too; the lookups below use the translated address.
 	met(r, func(e DNAT) bool {
 		is := e.VNI == r.VNI && e.Virtual == r.Dst
 		if is {
@@ -125,9 +125,10 @@ func (r *run) forward(from Port) (Verdict, []Entry) {
 		return r.drop(dropreason.NoEndpoint)
 	case best.Port == VXLAN && from == VXLAN && r.abroad != r.table.Region.Contains(best.VTEP),
 		best.Port == Gateway && from == Gateway:
-		return r.drop(dropreason.NoRoute) // never back to where it came from, be that this region or others
+		// A packet never leaves by the way it came: this region's tunnels, or other regions'.
+		return r.drop(dropreason.NoRoute)
 	case best.Port == Gateway && !r.translated:
-		return r.drop(dropreason.Untranslated) // an address of the overlay means nothing there, or somebody else
+		return r.drop(dropreason.Untranslated) // An overlay address has no meaning on the underlay, or another one.
 	}
 	r.To, r.VTEP = best.Port, best.VTEP
 	return r.Verdict, r.trace
