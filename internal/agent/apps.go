@@ -8,14 +8,14 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// The numbers of a tenant's apps are few, so those that nobody uses go to other labels. The cluster asks about some,
-// and this node says which of them its containers have; of the others it makes no container before the cluster has
-// given it the app again. Then it is told to forget those that no node has. It says so when they are not in its memory,
-// installedOn its disk and in the packet path any more.
+// App ids of a tenant are scarce, so the orchestrator reclaims unused ones for other label sets. It sends a list of
+// retiring apps; the node reports which of them its containers use, and creates no container of the others until the
+// orchestrator assigns the app again. The orchestrator then sends the apps that no node uses as forgotten. The node
+// acknowledges them once they are gone from its memory, its disk and the packet path.
 
-// Retiring are apps that the cluster asks about, or has forgotten.
+// Retiring lists apps that the orchestrator wants to reclaim, or has reclaimed.
 type Retiring struct {
-	Round     uint64          `json:"round"` // another one for each list
+	Round     uint64          `json:"round"` // number of the list
 	Apps      []address.AppID `json:"apps"`
 	Forgotten bool            `json:"forgotten,omitempty"`
 }
@@ -35,14 +35,15 @@ func retiringFromProto(r *pilasterv1.RetiringApps) Retiring {
 	return out
 }
 
-// appOf is an app of a tenant.
+// appOf identifies an app within a tenant.
 type appOf struct {
 	tenant string
 	app    address.AppID
 }
 
-// claim finds the app of labels for a container, which counts as one of it until disclaim, when its record does. Of an
-// app that is asked about there must be another already, or the cluster may have been told that there is none.
+// claim finds the app of a label set for a new container. The app counts as used until unclaim; by then the container's
+// record counts it. A retiring app is returned only if it is already in use here: the node may have reported that it is
+// unused.
 func (t *Tenants) claim(name string, identity map[string]string) (app address.AppID, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -57,13 +58,14 @@ func (t *Tenants) claim(name string, identity map[string]string) (app address.Ap
 	return app, true
 }
 
-// claimApp counts an app that a container has as used also when it has it no more, until disclaim. 0 is none.
+// claimApp counts an app as used until unclaim, even if its container gets another app meanwhile. App 0 means none.
 func (t *Tenants) claimApp(name string, app address.AppID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.claimed[appOf{name, app}]++
 }
 
+// unclaim ends one claim of an app.
 func (t *Tenants) unclaim(name string, app address.AppID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,20 +76,21 @@ func (t *Tenants) unclaim(name string, app address.AppID) {
 	t.signalUses(name)
 }
 
-// uses tells of which apps of a tenant there are containers here, or are about to be. The caller holds the lock.
+// uses returns a function that reports whether containers here have an app or are about to get it. The caller holds the
+// lock.
 func (t *Tenants) uses(name string) func(address.AppID) bool {
 	used := t.usedApps(name)
 	return func(app address.AppID) bool { return used[app] || t.claimed[appOf{name, app}] > 0 }
 }
 
-// signalUses has the cluster know of which apps there are containers, if it wants to. The caller holds the lock.
+// signalUses triggers a report if the orchestrator waits for the used apps of the tenant. The caller holds the lock.
 func (t *Tenants) signalUses(name string) {
 	if h := t.m[name]; h != nil && len(h.Retiring.Apps) > 0 {
 		t.signal()
 	}
 }
 
-// retained are the retiring apps of a tenant that this node does not do without. The caller holds the lock.
+// retained returns the retiring apps that this node still needs. The caller holds the lock.
 func (t *Tenants) retained(name string) (apps []uint32) {
 	h := t.m[name]
 	if len(h.Retiring.Apps) == 0 {
@@ -109,8 +112,7 @@ func (t *Tenants) retained(name string) (apps []uint32) {
 	return apps
 }
 
-// forgetApps takes those out of a tenant's apps that are to be forgotten, but for those that containers here have. The
-// caller holds the lock.
+// forgetApps removes forgotten apps from a tenant, except those that containers here use. The caller holds the lock.
 func (t *Tenants) forgetApps(h *hosted) {
 	if !h.Retiring.Forgotten {
 		return
@@ -122,7 +124,7 @@ func (t *Tenants) forgetApps(h *hosted) {
 	h.Apps = slices.DeleteFunc(slices.Clone(h.Apps), func(a App) bool { return gone[a.ID] })
 }
 
-// ackRound notes that this node goes by a round that the stream has told, and all before it: it is on disk, and in force.
+// ackRound acknowledges a round of retiring apps once it is on disk and in force. It includes all earlier rounds.
 func (t *Tenants) ackRound(name string, round uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,8 +134,7 @@ func (t *Tenants) ackRound(name string, round uint64) {
 	}
 }
 
-// mergeApps adds those of which the number is new: one that is known goes to other labels only after this node has
-// forgotten it.
+// mergeApps adds the apps whose id is new. A known id gets other labels only after this node has forgotten it.
 func mergeApps(old, news []App) []App {
 	if len(news) == 0 {
 		return old
@@ -151,8 +152,8 @@ func mergeApps(old, news []App) []App {
 	return merged
 }
 
-// usedApps are those of a tenant's containers here: the app that an address says is used as long as there is the
-// address.
+// usedApps returns the apps of a tenant's containers here. The app in a container's address counts as used as long as
+// the address exists.
 func (c *Core) usedApps(name string) map[address.AppID]bool {
 	used := map[address.AppID]bool{}
 	for _, r := range c.store.List() {

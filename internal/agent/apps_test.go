@@ -157,7 +157,7 @@ func TestAnswersOutliveTheAgent(t *testing.T) {
 		var said pilasterv1.FollowRequest
 		b.tenants.Report(&said, true)
 		if h := said.Hosting[0]; h.HeardRound != round || !slices.Equal(h.KeepsApps, keeps) {
-			t.Errorf("it says it has heard of %d and keeps %v, want %d, %v", h.HeardRound, h.KeepsApps, round, keeps)
+			t.Errorf("it reports round %d and keeps %v, want %d, %v", h.HeardRound, h.KeepsApps, round, keeps)
 		}
 	}
 	hear := func(r Retiring) {

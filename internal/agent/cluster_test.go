@@ -31,7 +31,7 @@ type cluster struct {
 	*orchestrator.Server
 	dir   string
 	op    pilasterv1connect.OperatorServiceClient
-	ahead atomic.Int64 // apply its clock, in nanoseconds
+	ahead atomic.Int64 // of its clock, in nanoseconds
 	apps  int          // that a tenant may have; 0: as many as there are numbers
 }
 
@@ -109,7 +109,8 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 			return join.Dial(ctx, join.Config{
 				URL: "https://" + c.Addr().
 					String(),
-				Token: c.Token(), StateDir: dir, NodeName: name, NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),
+				Token: c.Token(), StateDir: dir, NodeName: name, NodeUUID: node.UUID(),
+				Log: slog.New(slog.DiscardHandler),
 			})
 		},
 		Log: slog.New(slog.DiscardHandler),
@@ -135,7 +136,8 @@ func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 		},
 	)
 	if m.Core, err = New(Config{
-		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: network, nimitz.Name: overlay}, Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
+		Store: store, Tenants: tenants, Networks: map[string]Network{netpila.Name: network, nimitz.Name: overlay},
+		Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)
 	}
@@ -275,7 +277,8 @@ func TestReplacedNode(t *testing.T) {
 	_, err = join.Dial(t.Context(), join.Config{
 		URL: "https://" + c.Addr().
 			String(),
-		Token: c.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: node.UUID(), Log: slog.New(slog.DiscardHandler),
+		Token: c.Token(), StateDir: t.TempDir(), NodeName: "n1", NodeUUID: node.UUID(),
+		Log: slog.New(slog.DiscardHandler),
 	})
 	if err == nil || !strings.Contains(err.Error(), "pilaster node delete n1") ||
 		!strings.Contains(err.Error(), n1.link.config.Node.UUID()) {

@@ -20,8 +20,8 @@ func (b *bed) lime(changes uint64) TenantState {
 	return lime
 }
 
-// TestRefusedByItsNetwork: a tenant that a network cannot take stays as it was, on disk too, is shown, and keeps nobody
-// else waiting.
+// TestRefusedByItsNetwork: a tenant update that a network rejects changes nothing, also not on disk; it is shown as a
+// problem and does not block other tenants.
 func TestRefusedByItsNetwork(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
@@ -35,7 +35,7 @@ func TestRefusedByItsNetwork(t *testing.T) {
 	must(b.SetTransit(ctx, []string{"green", "lime"}))
 	must(b.Apply(ctx, []TenantState{b.published(1, made)}, nil))
 
-	// What green has, lime cannot have too: others are heard, and a start is as good as any.
+	// A prefix of green conflicts for lime: updates of other tenants are applied, and a restart works.
 	b.add("c1")
 	web := TenantState{
 		Tenant: b.orchestrator.tenants["blue"],
@@ -147,7 +147,8 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 	}
 	for range 2 {
 		b.reopen()
-		if problems := b.tenants.refusedProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant green") ||
+		if problems := b.tenants.refusedProblems(); len(problems) != 1 ||
+			!strings.Contains(problems[0], "tenant green") ||
 			!strings.Contains(problems[0], "own CIDR") {
 			t.Errorf("problems %q", problems)
 		}
@@ -176,6 +177,6 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 	}
 	b.reopen()
 	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Services) != 1 || len(b.tenants.refusedProblems()) > 0 {
-		t.Errorf("told again, green is %+v, problems %q", k.Tenant, b.tenants.refusedProblems())
+		t.Errorf("after another update green is %+v, problems %q", k.Tenant, b.tenants.refusedProblems())
 	}
 }

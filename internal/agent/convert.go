@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// codes says how a refusal travels.
+// codes maps the kinds of refusals to status codes.
 var codes = []struct {
 	kind error
 	code connect.Code
@@ -49,7 +49,7 @@ func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
 		ContainerMac: r.Device.ContainerMAC.String(), Mtu: uint32(r.Device.MTU),
 		Created: timestamppb.New(r.Created), CniNetwork: r.CNINetwork,
 	}
-	if e.HostDevice != "" { // else the number is the packet path's own
+	if e.HostDevice != "" { // otherwise the index is internal to the packet path
 		e.HostIfindex = uint32(r.Device.HostIfindex)
 	}
 	for _, a := range r.Attachments {
@@ -79,7 +79,8 @@ func appToProto(tenant string, a App) *pilasterv1.App {
 
 func appFromProto(a *pilasterv1.App) (App, error) {
 	if a.GetId() == 0 || a.GetId() >= uint32(address.FirstReservedApp) {
-		return App{}, fmt.Errorf("app %#x of tenant %s never belongs to a container", a.GetId(), a.GetTenant())
+		return App{}, fmt.Errorf("app %#x of tenant %s is not in the range of containers' apps", a.GetId(),
+			a.GetTenant())
 	}
 	return App{address.AppID(a.GetId()), a.GetLabels()}, nil
 }
@@ -103,7 +104,7 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 		out.Addressing = tenant.Own
 	default:
 		return out, fmt.Errorf(
-			"tenant %s has addressing %d, which this build does not know; upgrade the agent",
+			"tenant %s has addressing %d, which this build does not support; upgrade the agent",
 			t.GetName(),
 			a,
 		)
@@ -127,7 +128,7 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	for _, id := range t.GetIds() {
 		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {
 			return out, fmt.Errorf(
-				"tenant %s: id %d with a key of %d bytes cannot be used",
+				"tenant %s: id %d with a key of %d bytes is invalid",
 				t.GetName(),
 				id.Id,
 				len(id.Key),
@@ -142,12 +143,12 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 		)
 	}
 	if out.Current().ID == 0 {
-		return out, fmt.Errorf("tenant %s has no id to draw from", t.GetName())
+		return out, fmt.Errorf("tenant %s has no current id", t.GetName())
 	}
 	return out, nil
 }
 
-// statesFromProto sorts tenants and apps by tenant. Apps may come without their tenant.
+// statesFromProto groups tenants and apps by tenant. Apps may arrive without their tenant.
 func statesFromProto(
 	tenants []*pilasterv1.Tenant,
 	apps []*pilasterv1.App,
@@ -186,7 +187,7 @@ func statesFromProto(
 	return list, nil
 }
 
-// tenantToProto leaves the ids out.
+// tenantToProto converts a tenant without its ids.
 func tenantToProto(t tenant.Tenant) *pilasterv1.Tenant {
 	out := &pilasterv1.Tenant{
 		Name:       t.Name,

@@ -19,26 +19,25 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// removeTimeout bounds the undoing of an ADD whose caller may have gone.
+// removeTimeout limits the rollback of an ADD, which may outlive the call.
 const removeTimeout = 30 * time.Second
 
-// Resolver asks the cluster for what this node does not know: a tenant, or the app of a label
-// set. Its errors are refusals of kind ErrNotFound, ErrExhausted, ErrInvalid, ErrUnavailable or ErrNever.
+// Resolver asks the orchestrator for a tenant or for the app of a label set. Its errors are refusals of kind
+// ErrNotFound, ErrExhausted, ErrInvalid, ErrUnavailable or ErrNever.
 type Resolver interface {
 	Resolve(ctx context.Context, name string, identity map[string]string) (Resolved, error)
 }
 
-// Resolved is what the cluster answers.
+// Resolved is the orchestrator's answer.
 type Resolved struct {
 	Tenant   tenant.Tenant
 	App      address.AppID
-	Policies bool // the tenant has some, and the stream tells them
+	Policies bool // the tenant has policies; they arrive on the stream
 	Retiring Retiring
 }
 
-// Core is the agent without sockets, streams and kernel: what it decides it writes to the store
-// and through the driver. All methods may be called concurrently; calls about the same container
-// and interface wait for each other.
+// Core is the agent without sockets, streams and kernel access: it writes its decisions to the store and through the
+// driver. All methods are safe for concurrent use; calls for the same container and interface are serialised.
 type Core struct {
 	store    *endpoint.Store
 	tenants  *Tenants
@@ -58,42 +57,45 @@ type Core struct {
 	byTenant keyLocks
 
 	mu     sync.Mutex
-	ids    map[endpoint.ID]bool // in use, records being made included
+	ids    map[endpoint.ID]bool // in use, including endpoints being created
 	lastID endpoint.ID
 
-	migrationDue wakeup               // endpoints may not be on the networks that they are to be on
-	migrated     map[endpoint.ID]bool // apply those that are on more than one: all of it works, as this process has seen
+	migrationDue wakeup               // endpoints may have to migrate
+	migrated     map[endpoint.ID]bool // endpoints on two networks whose new attachment this process has verified
 }
 
-// Config is what a Core is made of.
+// Config has the parts and limits of a Core.
 type Config struct {
-	Store        *endpoint.Store
-	Tenants      *Tenants
-	Networks     map[string]Network // by name
-	Absent       map[string]string  // what the agent is to be started with for a network that it may lack, by name
-	Driver       dpapi.Driver
-	Resolver     Resolver
-	Tried        <-chan struct{} // closed once the cluster was heard, or cannot be; nil where nobody is waited for
+	Store    *endpoint.Store
+	Tenants  *Tenants
+	Networks map[string]Network // by name
+	Absent   map[string]string  // by name of a network that this node lacks: the option that enables it
+	Driver   dpapi.Driver
+	Resolver Resolver
+	// closed after the first contact with the orchestrator succeeded or failed; nil: do not wait
+	Tried        <-chan struct{}
 	Plan         address.Plan
-	Edge         bool             // checkRoom no endpoints
+	Edge         bool             // the node is an Edge Switch and rejects endpoints
 	MaxEndpoints int              // 0 means DefaultMaxEndpoints
-	MaxTenantIDs int              // apply all hosted tenants together; 0 means DefaultMaxTenantIDs
+	MaxTenantIDs int              // sum over hosted tenants; 0 means DefaultMaxTenantIDs
 	Now          func() time.Time // nil means time.Now
 	Log          *slog.Logger
 }
 
-// New is a core that knows what store and tenants hold. Start must come before anything else.
+// New returns a core with the state of store and tenants. Call Start before any other method.
 func New(c Config) (*Core, error) {
 	core := &Core{
-		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent, driver: c.Driver, resolver: c.Resolver, tried: c.Tried,
+		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent,
+		driver: c.Driver, resolver: c.Resolver, tried: c.Tried,
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
-		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{}, migrationDue: newWakeup(),
+		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
+		migrationDue: newWakeup(),
 	}
 	c.Tenants.appOverrides = core.overrides
 	c.Tenants.usedApps = core.usedApps
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
-		return nil, fmt.Errorf("%d endpoints: a node takes 1 to %d", core.max, endpoint.MaxID)
+		return nil, fmt.Errorf("%d endpoints: choose 1 to %d", core.max, endpoint.MaxID)
 	}
 	if core.now == nil {
 		core.now = time.Now
@@ -110,13 +112,13 @@ func New(c Config) (*Core, error) {
 	return core, nil
 }
 
-// AddRequest asks for an endpoint.
+// AddRequest describes the endpoint to create.
 type AddRequest struct {
 	ContainerID, Interface string
-	Netns                  string // path, as the caller sees it; kept in the record
-	OpenNetns              string // path this process can open; empty means Netns
+	Netns                  string // path in the caller's mount namespace; stored in the record
+	OpenNetns              string // path that this process can open; empty means Netns
 	Tenant                 string
-	Labels                 map[string]string // kept: not to be written to any more
+	Labels                 map[string]string // stored: the caller must not modify them
 	Pod                    string
 	CNINetwork             string
 }
@@ -125,14 +127,16 @@ func (q AddRequest) validate() error {
 	switch {
 	case q.ContainerID == "":
 		return refuse(ErrInvalid, "container id is missing")
-	case q.Interface == "" || len(q.Interface) > 15 || strings.ContainsAny(q.Interface, "/ \t\n:%") || q.Interface == "." || q.Interface == "..":
-		return refuse(ErrInvalid, "interface %q cannot be the name of a device", q.Interface)
+	case q.Interface == "" || len(q.Interface) > 15 || strings.ContainsAny(q.Interface,
+		"/ \t\n:%") || q.Interface == "." || q.Interface == "..":
+		return refuse(ErrInvalid, "interface %q is not a valid device name", q.Interface)
 	case !filepath.IsAbs(q.Netns):
 		return refuse(ErrInvalid, "netns %q is not an absolute path", q.Netns)
 	case q.Tenant == "":
 		return refuse(
 			ErrInvalid,
-			"no tenant is given\n  set \"tenant\" in the CNI configuration, or the annotation pilaster.io/tenant on the pod",
+			"the tenant is missing\n  set \"tenant\" in the CNI configuration, or the annotation pilaster.io/tenant "+
+				"on the pod",
 		)
 	}
 	if err := tenant.CheckName(q.Tenant); err != nil {
@@ -146,7 +150,7 @@ func (q AddRequest) validate() error {
 
 func key(containerID, iface string) string { return containerID + "/" + iface }
 
-// Add makes an endpoint and returns it active, or leaves nothing behind.
+// Add creates an endpoint and returns it active. After an error nothing of it remains.
 func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	if err := q.validate(); err != nil {
 		return endpoint.Record{}, err
@@ -154,7 +158,8 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	if c.edge {
 		return endpoint.Record{}, refuse(
 			ErrNever,
-			"this node is an Edge Switch, which carries packets between regions and takes no containers\n  nothing was changed; use another node of the region",
+			"this node is an Edge Switch, which forwards packets between regions and runs no containers\n  nothing "+
+				"was changed; use another node of the region",
 		)
 	}
 	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
@@ -167,7 +172,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		if r.State != endpoint.Deleting {
 			return endpoint.Record{}, refuse(
 				ErrExists,
-				"container %s has interface %s already, as endpoint %d\n  nothing was changed; DEL it first",
+				"container %s already has interface %s, as endpoint %d\n  nothing was changed; DEL it first",
 				q.ContainerID,
 				q.Interface,
 				r.ID,
@@ -177,7 +182,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 			return endpoint.Record{}, err
 		}
 	}
-	// First of all: a full node asks nobody, and makes nothing it would have to undo.
+	// First: a full node sends no request and has nothing to roll back.
 	id, err := c.allocateID()
 	if err != nil {
 		return endpoint.Record{}, err
@@ -195,13 +200,13 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		return endpoint.Record{}, err
 	}
 	if err := c.build(ctx, &r, q); err != nil {
-		// The caller may have gone; what was begun is undone all the same.
+		// The rollback runs even if the caller has cancelled.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
 		return endpoint.Record{}, errors.Join(err, c.remove(undo, r))
 	}
 	c.awaitList(ctx, r.Tenant)
-	c.signalMigration(r) // its tenant may have moved meanwhile
+	c.signalMigration(r) // its tenant may have migrated meanwhile
 	c.log.Info(
 		"endpoint added",
 		"endpoint",
@@ -220,7 +225,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	return r, nil
 }
 
-// prepare takes addresses and holds the record, or takes nothing.
+// prepare allocates addresses and holds the record. After an error nothing is allocated.
 func (c *Core) prepare(
 	ctx context.Context,
 	q AddRequest,
@@ -242,7 +247,7 @@ func (c *Core) prepare(
 	return r, nil
 }
 
-// build makes the record's endpoint real.
+// build creates the device, writes the record and activates the endpoint.
 func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) error {
 	inside := *r
 	inside.Netns = cmp.Or(q.OpenNetns, q.Netns)
@@ -253,7 +258,7 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 	r.Device = d
 	active := *r
 	active.State, active.Netns = endpoint.Active, q.Netns
-	// On disk before anything flows. What a crash leaves without a record is a device that carries nothing.
+	// The record is on disk before packets flow: after a crash, a device without a record has never carried a packet.
 	if err := c.store.Put(active); err != nil {
 		return err
 	}
@@ -275,7 +280,7 @@ func (c *Core) releaseAddresses(ctx context.Context, r endpoint.Record) error {
 	return c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
 }
 
-// Delete removes an endpoint; one that is not there is gone already.
+// Delete removes an endpoint; it succeeds if there is none.
 func (c *Core) Delete(ctx context.Context, containerID, iface string) error {
 	unlock, err := c.byKey.lock(ctx, key(containerID, iface))
 	if err != nil {
@@ -293,23 +298,23 @@ func (c *Core) Delete(ctx context.Context, containerID, iface string) error {
 	return nil
 }
 
-// remove takes an endpoint away, in whatever state it is. After an error the record says
-// deleting, and the next call goes on from there.
+// remove removes an endpoint in any state. After an error the record is in state deleting, and the next call continues.
 func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 	if err := c.store.Mark(r); err != nil {
-		// The mark only serves a crash in the lines below; it must not keep containers from going.
-		c.log.Warn("endpoint is removed without a mark on disk", "endpoint", r.ID, "error", err)
+		// The mark matters only if the agent crashes below; without it the removal still continues.
+		c.log.Warn("writing the deleting mark of an endpoint failed; it is removed anyway", "endpoint", r.ID, "error",
+			err)
 	}
 	err := c.deactivate(ctx, r)
 	if err == nil {
 		err = c.driver.RemoveDevice(ctx, r)
 	}
 	if err != nil {
-		return fmt.Errorf("%w\n  endpoint %d stays until a repeated DEL succeeds", err, r.ID)
+		return fmt.Errorf("%w\n  endpoint %d remains until a repeated DEL succeeds", err, r.ID)
 	}
 	if err := c.releaseAddresses(ctx, r); err != nil {
-		// They are lost for now, never given out twice.
-		c.log.Warn("addresses are not noted as released", "addresses", r.Addresses(), "error", err)
+		// The addresses leak for now; they are never allocated twice.
+		c.log.Warn("releasing addresses failed", "addresses", r.Addresses(), "error", err)
 	}
 	if err := c.store.Delete(r.ID); err != nil {
 		return err
@@ -324,8 +329,8 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// CollectGarbage removes the endpoints of a CNI network that are not valid, and tells which.
-// Endpoints that are just being made are left alone: the list cannot know them yet.
+// CollectGarbage removes the endpoints of a CNI network that are not valid and returns them. It skips endpoints that
+// are being created: the caller's list cannot contain them yet.
 func (c *Core) CollectGarbage(
 	ctx context.Context,
 	network string,
@@ -346,15 +351,14 @@ func (c *Core) CollectGarbage(
 	return removed, errors.Join(errs...)
 }
 
-// CheckRequest is what the runtime believes of an endpoint.
+// CheckRequest is what the runtime expects of an endpoint.
 type CheckRequest struct {
 	ContainerID, Interface string
 	Netns, OpenNetns       string
-	Addresses              []netip.Prefix // empty means nothing is claimed
+	Addresses              []netip.Prefix // empty: not checked
 }
 
-// Check compares an endpoint with its record and the caller's belief and names the first
-// difference.
+// Check compares an endpoint with its record and with the request, and reports the first difference.
 func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
 	if err != nil {
@@ -369,7 +373,7 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 		return refuse(ErrCheck, "endpoint %d is %s", r.ID, r.State)
 	}
 	if q.Netns != r.Netns {
-		return refuse(ErrCheck, "netns: endpoint %d was made in %s, not in %s", r.ID, r.Netns, q.Netns)
+		return refuse(ErrCheck, "netns: endpoint %d was created in %s, not in %s", r.ID, r.Netns, q.Netns)
 	}
 	for _, claimed := range q.Addresses {
 		own := func(a netip.Addr) bool { return claimed == netip.PrefixFrom(a, a.BitLen()) }
@@ -380,7 +384,7 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	if q.OpenNetns != "" {
 		r.Netns = q.OpenNetns
 	}
-	// Of one that is lost this says what is gone.
+	// For a lost endpoint the error says what is missing.
 	err = c.driver.Check(ctx, r)
 	if err == nil {
 		err = c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Check(ctx, r) })
@@ -389,12 +393,12 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 		return refuse(ErrCheck, "%w", err)
 	}
 	if r.State != endpoint.Active {
-		return refuse(ErrCheck, "endpoint %d is %s; delete the container and make it anew", r.ID, r.State)
+		return refuse(ErrCheck, "endpoint %d is %s; delete the container and create it again", r.ID, r.State)
 	}
 	return nil
 }
 
-// allocateID finds a free id, going round so that one just given back is the last to be taken, also by the next process.
+// allocateID returns a free id. It goes round, so that the id released last is reused last, also after a restart.
 func (c *Core) allocateID() (endpoint.ID, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -407,7 +411,8 @@ func (c *Core) allocateID() (endpoint.ID, error) {
 			c.ids[c.lastID] = true
 			if err := c.store.NoteLastID(c.lastID); err != nil {
 				c.log.Warn(
-					"the id taken last is not noted; after a start one that was just given back may be taken",
+					"writing the last allocated endpoint id failed; after a restart a recently released id may be "+
+						"reused",
 					"error",
 					err,
 				)

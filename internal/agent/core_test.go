@@ -206,7 +206,7 @@ func TestLastEndpointForgetsTheTenant(t *testing.T) {
 		select {
 		case <-b.tenants.Changed():
 		default:
-			t.Error("nobody was told that the hosted tenants changed")
+			t.Error("no signal that the hosted tenants changed")
 		}
 		return b.tenants.Names()
 	}
@@ -233,8 +233,7 @@ func TestLastEndpointForgetsTheTenant(t *testing.T) {
 	}
 }
 
-// An id that has just been freed rests until all others have been taken, also over a start: the gateway may know
-// connections by it.
+// A released id is the last to be allocated again, also after a restart: the gateway may have connections with it.
 func TestFreedIDsRestOverAStart(t *testing.T) {
 	b := newBed(t)
 	for _, container := range []string{"c1", "c2", "c3"} {
@@ -320,7 +319,8 @@ func TestGarbageLeavesRunningAddsAlone(t *testing.T) {
 	b := newBed(t)
 	b.driver.during = func(call string, _ endpoint.Record) {
 		if call == "CreateDevice" {
-			if removed, err := b.CollectGarbage(t.Context(), "pilaster", func(string, string) bool { return false }); err != nil ||
+			if removed, err := b.CollectGarbage(t.Context(), "pilaster",
+				func(string, string) bool { return false }); err != nil ||
 				len(removed) > 0 {
 				t.Errorf("removed %v, %v", removed, err)
 			}
@@ -355,7 +355,7 @@ func TestCheckNamesTheDifference(t *testing.T) {
 		!strings.Contains(err.Error(), "route fc00::/8") {
 		t.Errorf("kernel's difference: %v", err)
 	}
-	good.ContainerID = "nobody"
+	good.ContainerID = "unknown"
 	if err := b.Check(t.Context(), good); !errors.Is(err, ErrNotFound) {
 		t.Errorf("unknown container: %v", err)
 	}

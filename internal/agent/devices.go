@@ -12,9 +12,9 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// watchDevices keeps the endpoints' MTU that of the uplink, the node's other interfaces guarded, and notices endpoints
-// whose devices go, until ctx ends. A subscription ends when the kernel has more to tell than its buffer holds; then it
-// begins anew.
+// watchDevices runs until ctx ends. It keeps the endpoints' MTU equal to the uplink's, attaches guards to the node's
+// other interfaces, and detects endpoints whose devices are gone. A netlink subscription ends when its buffer
+// overflows; it is then opened again.
 func watchDevices(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
 	for ctx.Err() == nil {
 		if err := watchDevicesOnce(ctx, uplink, core, log); err != nil {
@@ -33,25 +33,25 @@ func watchDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog.
 	}
 	defer func() {
 		cancel()
-		for range links { // it ends once it has noticed
+		for range links { // drains until the subscription closes the channel
 		}
 	}()
 	follow := func() {
 		if err := core.FollowMTU(ctx); err != nil && ctx.Err() == nil {
-			log.Error("endpoints do not have the uplink's MTU", "uplink", uplink, "error", err)
+			log.Error("setting the endpoints' MTU failed", "uplink", uplink, "error", err)
 		}
 	}
 	guard := func(changed netlink.Link) {
 		if err := core.driver.GuardInterfaces(changed); err != nil && ctx.Err() == nil {
-			log.Error("an interface beside the uplink is not guarded", "error", err)
+			log.Error("attaching the guard to an interface failed", "error", err)
 		}
 	}
 	lose := func(suspected func(endpoint.Record) bool) {
 		if err := core.markLost(ctx, suspected); err != nil && ctx.Err() == nil {
-			log.Error("endpoints without a device keep their entries", "error", err)
+			log.Error("removing entries of endpoints without a device failed", "error", err)
 		}
 	}
-	follow() // what came before anybody listened
+	follow() // changes before the subscription
 	guard(nil)
 	lose(func(endpoint.Record) bool { return true })
 	known := 0

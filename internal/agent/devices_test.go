@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// A device that goes while the agent runs, or went before it listened, is noticed: nobody may ever send a DEL.
+// The agent detects devices that go away while it runs, or did before it subscribed: a DEL may never arrive.
 func TestDevicesThatGoAreNoticed(t *testing.T) {
 	ns := newNetns(t)
 	h, err := ns.Netlink()
@@ -61,7 +61,7 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 				t.Fatalf("%s was looked at, not %s", got, want)
 			}
 		case <-time.After(20 * time.Second):
-			t.Fatalf("nobody looked at %s", want)
+			t.Fatalf("no check of %s", want)
 		}
 	}
 	wait("c1 c2 c3 c4") // at first, all, and at once
@@ -98,7 +98,7 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	}
 }
 
-// Whoever deletes a container is not disturbed: its device goes too.
+// A device that goes away by a DEL does not disturb the DEL.
 func TestDeviceThatGoesByDelete(t *testing.T) {
 	b := newBed(t)
 	r := b.add("c1")

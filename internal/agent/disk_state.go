@@ -14,13 +14,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// DiskState is what a state directory holds, read file by file whether an agent runs or not. It has
-// no room for keys.
+// DiskState is the content of a state directory, read file by file, whether or not an agent runs. It has no field for
+// keys.
 type DiskState struct {
 	Node      nodeFile                    `json:"node"`
 	Tenants   []DiskTenant                `json:"tenants"`
 	Policies  map[string]policyFile       `json:"policies,omitempty"` // by tenant
-	Endpoints map[string]*endpoint.Record `json:"endpoints"`          // by path; null where a record cannot be used
+	Endpoints map[string]*endpoint.Record `json:"endpoints"`          // by path; null if a record is invalid
 }
 
 // DiskTenant is a tenant's file without its keys.
@@ -36,7 +36,7 @@ type DiskTenant struct {
 	Policed bool  `json:"policed,omitempty"`
 }
 
-// ReadDiskState reads what it can; the error names each file it could not use.
+// ReadDiskState reads as much as possible; the error names each file that it could not use.
 func ReadDiskState(dir string) (DiskState, error) {
 	s := DiskState{Endpoints: endpoint.Peek(dir)}
 	errs := []error{statefile.Read(filepath.Join(dir, nodeFileName), stateVersion, &s.Node)}
@@ -56,7 +56,7 @@ func ReadDiskState(dir string) (DiskState, error) {
 		s.Tenants = append(s.Tenants, t)
 	}
 	policed, err := statefile.Names(filepath.Join(dir, policiesFolder), ".json")
-	if !errors.Is(err, os.ErrNotExist) { // an older build's
+	if !errors.Is(err, os.ErrNotExist) { // written by an older build
 		errs = append(errs, err)
 	}
 	s.Policies = map[string]policyFile{}

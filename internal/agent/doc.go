@@ -1,4 +1,4 @@
-// Package agent is one node's agent: it keeps the endpoints of this node, follows the tenants
-// that live here, and serves the CNI plugin and people on a unix socket. It is never on the
-// packet path: what it decides it writes through a Driver, and packets go on without it.
+// Package agent is the agent of one node: it manages the node's endpoints, follows the tenants hosted here, and serves
+// the CNI plugin and operators on a unix socket. It is not on the packet path: it writes its decisions through a
+// Driver, and packets flow without it.
 package agent

@@ -10,20 +10,20 @@ import (
 	"time"
 )
 
-// Drops of the last minute are told from samples taken this often.
+// Drops of the last minute are computed from samples at this interval.
 const (
 	sampleEvery = 5 * time.Second
 	samplesKept = int(time.Minute / sampleEvery)
 )
 
-// dropWindow remembers the drop counters of the last minute.
+// dropWindow keeps samples of the drop counters over the last minute.
 type dropWindow struct {
 	mu      sync.Mutex
 	samples []map[string]uint64 // oldest first, at most samplesKept
 }
 
-// startFrees samples counters at every tick until ctx ends, and says when something begins or
-// ceases to be wrong with the packet path, after it was set again.
+// run samples the counters at every tick until ctx ends. At each tick it also reconciles device settings and logs
+// problems of the packet path that appeared or disappeared.
 func (w *dropWindow) run(
 	ctx context.Context,
 	keepSettings func() error,
@@ -34,10 +34,10 @@ func (w *dropWindow) run(
 	var known []string
 	for {
 		if err := keepSettings(); err != nil {
-			log.Warn("devices are not set as they should be", "error", err)
+			log.Warn("reconciling device settings failed", "error", err)
 		}
 		if s, err := status(ctx); err != nil {
-			log.Warn("the packet path cannot be read", "error", err)
+			log.Warn("reading the state of the packet path failed", "error", err)
 		} else {
 			w.add(s.Drops)
 			logProblems(known, s.Problems, log)
@@ -59,7 +59,7 @@ func (w *dropWindow) add(drops []dpapi.Drops) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if n := len(w.samples); n > 0 && maps.Equal(sample, w.samples[n-1]) {
-		sample = w.samples[n-1] // a quiet minute takes no more memory than a moment
+		sample = w.samples[n-1] // equal samples share memory
 	}
 	if len(w.samples) == samplesKept {
 		w.samples = w.samples[1:]
@@ -67,8 +67,7 @@ func (w *dropWindow) add(drops []dpapi.Drops) {
 	w.samples = append(w.samples, sample)
 }
 
-// since is how far a counter has risen within the window. What was counted before the first
-// sample was not dropped in the last minute as far as anyone knows.
+// since returns how much a counter has increased within the window. Drops before the first sample do not count.
 func (w *dropWindow) since(d dpapi.Drops) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,12 +84,12 @@ func (w *dropWindow) since(d dpapi.Drops) uint64 {
 func logProblems(known, problems []string, log *slog.Logger) {
 	for _, p := range problems {
 		if !slices.Contains(known, p) {
-			log.Error("the packet path is not as it should be", "problem", p)
+			log.Error("the packet path has a problem", "problem", p)
 		}
 	}
 	for _, p := range known {
 		if !slices.Contains(problems, p) {
-			log.Info("the packet path is right again", "problem", p)
+			log.Info("a problem of the packet path is resolved", "problem", p)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestSettingsAreKept: at each tick, before anybody is told what is wrong.
+// TestSettingsAreKept: settings are reconciled at each tick, before problems are logged.
 func TestSettingsAreKept(t *testing.T) {
 	d, ticks := newFakeDriver(), make(chan time.Time)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -41,8 +41,8 @@ func TestWhatIsWrongIsLoggedOnce(t *testing.T) {
 	}
 	for _, p := range []string{"not first", "link is gone"} {
 		for _, want := range []string{
-			`level=ERROR msg="the packet path is not as it should be" problem="` + p + `"`,
-			`level=INFO msg="the packet path is right again" problem="` + p + `"`,
+			`level=ERROR msg="the packet path has a problem" problem="` + p + `"`,
+			`level=INFO msg="a problem of the packet path is resolved" problem="` + p + `"`,
 		} {
 			if n := strings.Count(log.String(), want); n != 1 {
 				t.Errorf("%d times %s in\n%s", n, want, log.String())

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestEdgeSwitch: it takes no containers, and leads tenants that it carries to other regions, also after a start with
-// nobody to ask. What is none any more leads nobody there.
+// TestEdgeSwitch: an Edge Switch refuses containers and forwards transit tenants to other regions, also after a start
+// without the orchestrator. A node that is no Edge Switch any more does not.
 func TestEdgeSwitch(t *testing.T) {
 	b := newBedOfTwo(t)
 	b.edge = true
@@ -105,7 +105,7 @@ func TestRegionsBesideResolve(t *testing.T) {
 			t.Fatal(err)
 		}
 		if b.orchestrator.calls == asked {
-			t.Error("nobody was asked")
+			t.Error("no request was sent")
 		}
 		if known, _, _ := b.tenants.get("green"); !known.Tenant.Equal(of(step.want...)) {
 			t.Errorf("step %d: regions %v, want %v", i, known.Tenant.Regions, step.want)
@@ -117,8 +117,9 @@ func TestRegionsBesideResolve(t *testing.T) {
 func TestRegionsOfMessages(t *testing.T) {
 	said := func() *pilasterv1.Tenant {
 		return &pilasterv1.Tenant{
-			Name: "green", Network: tenant.Nimitz, Addressing: pilasterv1.Addressing_ADDRESSING_OWN, Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16"}},
-			Ids: []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}},
+			Name: "green", Network: tenant.Nimitz, Addressing: pilasterv1.Addressing_ADDRESSING_OWN,
+			Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16"}},
+			Ids:      []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}},
 			Regions: []*pilasterv1.TenantRegion{
 				{
 					Name:     "east",

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// What a refusal means to the caller. Match with errors.Is.
+// Kinds of refusals. Match with errors.Is.
 var (
 	ErrInvalid     = errors.New("invalid request")
 	ErrNotFound    = errors.New("not found")
@@ -16,7 +16,7 @@ var (
 	ErrCheck       = errors.New("check failed")
 )
 
-// refusal is an error of one of the kinds above that speaks for itself.
+// refusal is an error of one of the kinds above whose text does not repeat the kind.
 type refusal struct{ kind, err error }
 
 func (r *refusal) Error() string   { return r.err.Error() }

@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// reassemble puts an event together that comes in several messages: the first may be a snapshot, the others are deltas, and
-// the last has the revision. whole is nil as long as more is to come.
+// reassemble joins an event that comes in several messages: the first may be a snapshot, the others are deltas, and the
+// last has the revision. whole is nil until the last message.
 func reassemble(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1.FollowResponse) {
 	if begun == nil {
 		if next.More {
@@ -40,7 +40,7 @@ func reassemble(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1
 	return begun, nil
 }
 
-// policiesFromProto is what an event says of policies, by tenant.
+// policiesFromProto returns the policy updates of an event, by tenant.
 func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]PolicyUpdate, error) {
 	d := event.GetDelta()
 	if s := event.GetSnapshot(); s != nil {
@@ -67,14 +67,14 @@ func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]Pol
 	for _, o := range d.GetOverrides() {
 		a, err := netip.ParseAddr(o.Address)
 		if err != nil || o.App == 0 || o.App >= uint32(address.FirstReservedApp) {
-			return nil, fmt.Errorf("an override of %q by app %#x", o.Address, o.App)
+			return nil, fmt.Errorf("override of address %q with app %#x is invalid", o.Address, o.App)
 		}
 		of(o.Tenant).Overrides[a] = address.AppID(o.App)
 	}
 	for _, o := range d.GetEndedOverrides() {
 		a, err := netip.ParseAddr(o.Address)
 		if err != nil {
-			return nil, fmt.Errorf("an override of %q ends", o.Address)
+			return nil, fmt.Errorf("ended override of address %q is invalid", o.Address)
 		}
 		of(o.Tenant).EndedOverrides = append(of(o.Tenant).EndedOverrides, a)
 	}

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	eventsAhead = 256 // may wait for one slow reader before it loses some
-	eventsKept  = 512 // or half as many, for those who come after
+	eventsAhead = 256 // events queued for one watcher before it loses some
+	eventsKept  = 512 // recent events kept; at least half as many
 )
 
-// eventHub hands what the packet path reports to everyone who watches. The packet path has one
-// streamMappings; a slow watcher loses events of its own and is told how many.
+// eventHub distributes events of the packet path to all watchers. The packet path has one reader; a slow watcher loses
+// only its own events and receives their number.
 type eventHub struct {
 	mu           sync.Mutex
 	watchers     map[*watcher]bool
@@ -27,7 +27,7 @@ type watcher struct {
 	lost   uint64
 }
 
-// startFrees reads the driver's events until ctx ends.
+// run reads the driver's events until ctx ends.
 func (h *eventHub) run(ctx context.Context, d dpapi.Driver, log *slog.Logger) error {
 	events, err := d.Events(ctx)
 	if err != nil {
@@ -37,7 +37,7 @@ func (h *eventHub) run(ctx context.Context, d dpapi.Driver, log *slog.Logger) er
 		h.publish(e)
 	}
 	if ctx.Err() == nil {
-		log.Error("the packet path reports no more events; its counters go on")
+		log.Error("events of the packet path ended; counters still work")
 	}
 	return nil
 }
@@ -61,14 +61,14 @@ func (h *eventHub) publish(e dpapi.Event) {
 	}
 }
 
-// recent are the last events, oldest first.
+// recent returns the last events, oldest first.
 func (h *eventHub) recent() []dpapi.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.recentEvents)
 }
 
-// watch delivers events until stop is called.
+// watch returns a channel of events that is fed until stop is called.
 func (h *eventHub) watch() (events <-chan dpapi.Event, stop func()) {
 	w := &watcher{events: make(chan dpapi.Event, eventsAhead)}
 	h.mu.Lock()

@@ -29,7 +29,8 @@ func TestMonitor(t *testing.T) {
 	b.driver.events <- dpapi.Event{Time: at, Type: "trace", Reason: "unwanted"}
 	b.driver.events <- dpapi.Event{
 		Time: at, Type: "drop", Reason: "src-not-own", Hook: "container", Count: 3, Endpoint: 1, Lost: 2, Length: 80,
-		Source: netip.MustParseAddr("fc00::1"), Destination: netip.MustParseAddr("fc00::2"), Protocol: 17, SourcePort: 1, DestinationPort: 2,
+		Source: netip.MustParseAddr("fc00::1"), Destination: netip.MustParseAddr("fc00::2"), Protocol: 17,
+		SourcePort: 1, DestinationPort: 2,
 	}
 	if !stream.Receive() {
 		t.Fatal(stream.Err())
@@ -47,7 +48,7 @@ func TestMonitor(t *testing.T) {
 	}
 }
 
-// A slow watcher loses events of its own and is told how many; the others lose none.
+// A slow watcher loses only its own events and receives their number; the others lose none.
 func TestSlowWatcherIsTold(t *testing.T) {
 	var h eventHub
 	slow, stop := h.watch()
@@ -62,7 +63,7 @@ func TestSlowWatcherIsTold(t *testing.T) {
 	}
 	h.publish(dpapi.Event{Lost: 1})
 	if e := <-slow; e.Lost != 11 {
-		t.Errorf("told of %d lost events, want 11", e.Lost)
+		t.Errorf("%d lost events reported, want 11", e.Lost)
 	}
 }
 

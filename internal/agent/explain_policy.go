@@ -18,29 +18,29 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// Reason is what this node's policies say of a connection at one of its ends.
+// Reason is the verdict of this node's policies for one direction of a connection.
 type Reason struct {
 	Direction   policy.Direction
 	Tenant      string
-	Endpoint    *endpoint.Record // nil where it is not here
-	Peer        netip.Addr       // canonical, or as tenants of network nimitz have it
-	HasPolicies bool             // the tenant has policies at all
+	Endpoint    *endpoint.Record // nil if it is not on this node
+	Peer        netip.Addr       // canonical, or as in the tenant's overlay (network nimitz)
+	HasPolicies bool             // the tenant has policies
 	Own, Far    address.AppID
 	Allowed     bool
-	CrossTenant bool             // the ends are of two tenants, which never speak
-	By, Audit   *policy.RuleName // what decided, and what would have denied if it were not in audit; nil where nothing did
+	CrossTenant bool             // the endpoints belong to two tenants, which cannot connect
+	By, Audit   *policy.RuleName // the deciding rule, and the audit rule that would have denied; nil if none
 }
 
-// Connection is one that may not exist.
+// Connection is the connection to explain; it need not exist.
 type Connection struct {
 	Source, Destination netip.Addr
 	Protocol            uint8
-	Port                uint16        // apply the destination
-	Tenant              string        // apply network nimitz, where containers of several here have the addresses
-	PeerApp             address.AppID // apply that network: of the end that is not here
+	Port                uint16        // of the destination
+	Tenant              string        // network nimitz only: needed if several tenants here use the addresses
+	PeerApp             address.AppID // network nimitz only: app of the peer that is not on this node
 }
 
-// LookupPolicy says of a connection what becomes of it at those of its ends that are here: none, one or both.
+// Why returns the verdicts for a connection at each of its endpoints that is on this node: none, one or two.
 func (c *Core) Why(of Connection) ([]Reason, error) {
 	from, to := c.Explain(of.Source), c.Explain(of.Destination)
 	if !from.Plaintext.IsValid() || !to.Plaintext.IsValid() {
@@ -51,7 +51,8 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 			}
 			return nil, refuse(
 				ErrNever,
-				"%v is no container's address that this node can read, and containers of network netpila speak to those of their tenant alone",
+				"this node cannot resolve %v to a container, and containers of network netpila connect only within "+
+					"their tenant",
 				unknown,
 			)
 		}
@@ -107,10 +108,10 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 	return all, nil
 }
 
-// whyOverlay is Why for network nimitz, whose addresses say no app. Its nodes have the rules of all apps of a tenant
-// that is here, so both directions are told.
+// whyOverlay is Why for network nimitz, whose addresses do not contain the app. Its nodes have the rules of all apps of
+// a hosted tenant, so the result has both directions.
 func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, error) {
-	here := map[string]*endpoint.Record{} // by tenant, one end
+	here := map[string]*endpoint.Record{} // by tenant, one of the two endpoints
 	for _, o := range slices.Concat(from, to) {
 		if o.Endpoint != nil && (of.Tenant == "" || of.Tenant == o.Tenant) {
 			here[o.Tenant] = o.Endpoint
@@ -120,7 +121,7 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 	if len(names) > 1 {
 		return nil, refuse(
 			ErrNever,
-			"containers of tenants %s here have %v or %v; say which tenant is meant: --tenant %s",
+			"containers of tenants %s on this node use %v or %v; select one, for example --tenant %s",
 			strings.Join(names, ", "),
 			of.Source,
 			of.Destination,
@@ -143,7 +144,8 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 		case of.PeerApp == 0:
 			return nil, refuse(
 				ErrNever,
-				"%v is not on this node, and addresses of network nimitz say no app; say which with --peer-app: `pilaster endpoint list` shows it on its node",
+				"%v is not on this node, and addresses of network nimitz do not contain the app; set --peer-app to "+
+					"the app that `pilaster endpoint list` shows on its node",
 				[2]netip.Addr{of.Source, of.Destination}[i],
 			)
 		default:
@@ -152,13 +154,13 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 	}
 	known, _, _ := c.tenants.get(name)
 	if !slices.ContainsFunc(known.Apps, func(a App) bool { return a.ID == of.PeerApp }) && of.PeerApp != 0 {
-		return nil, refuse(ErrNever, "tenant %s has no app %d that this node knows", name, of.PeerApp)
+		return nil, refuse(ErrNever, "tenant %s has no app %d known to this node", name, of.PeerApp)
 	}
 	var all []Reason
 	for i, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
 		ends := [2]netip.Addr{of.Source, of.Destination}
 		if apps[i] == policy.Outside {
-			continue // nobody's rules
+			continue // no rules apply outside the tenant
 		}
 		r, err := c.why(
 			of,
@@ -192,8 +194,10 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 		return Reason{}, err
 	}
 	return Reason{
-		Direction: direction, Tenant: tenant, Peer: q.Remote, Own: answer.LocalApp, Far: answer.RemoteApp, Allowed: answer.Allowed[direction],
-		HasPolicies: c.policies.view()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]), Audit: c.ruleName(tenant, answer.Audits[direction]),
+		Direction: direction, Tenant: tenant, Peer: q.Remote, Own: answer.LocalApp, Far: answer.RemoteApp,
+		Allowed:     answer.Allowed[direction],
+		HasPolicies: c.policies.view()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]),
+		Audit: c.ruleName(tenant, answer.Audits[direction]),
 	}, nil
 }
 
@@ -214,7 +218,7 @@ func (s *Service) Why(
 	if req.Msg.Protocol > 255 || req.Msg.Port > 65535 {
 		return nil, connect.NewError(
 			connect.CodeInvalidArgument,
-			fmt.Errorf("protocol %d, port %d: there is no such", req.Msg.Protocol, req.Msg.Port),
+			fmt.Errorf("protocol %d, port %d: out of range", req.Msg.Protocol, req.Msg.Port),
 		)
 	}
 	if req.Msg.PeerApp >= uint32(address.FirstReservedApp) {

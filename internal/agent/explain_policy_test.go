@@ -11,7 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// TestWhyOfStrangers: two tenants never speak, whatever their policies say, and an address that says nothing is named.
+// TestWhyOfStrangers: two tenants never connect, whatever their policies are, and the error names an address that
+// cannot be resolved.
 func TestWhyOfStrangers(t *testing.T) {
 	b := newBed(t)
 	own := b.add("c1").Attachments[0].Plaintext
@@ -30,15 +31,17 @@ func TestWhyOfStrangers(t *testing.T) {
 		reasons[0].CrossTenant {
 		t.Errorf("of one tenant: %+v, %v", reasons, err)
 	}
-	for _, c := range []Connection{{Source: own, Destination: netip.IPv6Loopback()}, {Source: netip.IPv6Loopback(), Destination: own}} {
+	for _, c := range []Connection{{Source: own, Destination: netip.IPv6Loopback()},
+		{Source: netip.IPv6Loopback(), Destination: own}} {
 		if _, err := b.Why(c); !errors.Is(err, ErrNever) ||
-			!strings.Contains(err.Error(), "::1 is no container's address") {
+			!strings.Contains(err.Error(), "cannot resolve ::1 to a container") {
 			t.Errorf("%v to %v: %v", c.Source, c.Destination, err)
 		}
 	}
 }
 
-// TestWhyOnNimitz: addresses say neither tenant nor app there, so who asks does, and is told of both ends.
+// TestWhyOnNimitz: addresses contain neither tenant nor app there, so the request names them; the answer has both
+// directions.
 func TestWhyOnNimitz(t *testing.T) {
 	b := newBedOfTwo(t)
 	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
@@ -52,7 +55,8 @@ func TestWhyOnNimitz(t *testing.T) {
 		"192.0.2.1",
 	)
 	apps := []App{{2, map[string]string{"app": "db"}}, {3, map[string]string{"app": "cache"}}}
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: apps}}, nil); err != nil {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: apps}},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
@@ -79,15 +83,21 @@ func TestWhyOnNimitz(t *testing.T) {
 		of   Connection
 		want string
 	}{
-		"to one that is not here":      {Connection{Source: own, Destination: other, PeerApp: 2}, "egress true 1-2 true <nil>; ingress false 2-1 true <nil>"},
-		"from one that is not here":    {Connection{Source: other, Destination: own, PeerApp: 2}, "egress false 2-1 false " + db + "; ingress true 1-2 true <nil>"},
-		"from one that may":            {Connection{Source: other, Destination: own, PeerApp: 3, Tenant: "green"}, "egress false 3-1 true <nil>; ingress true 1-3 true <nil>"},
-		"to the outside":               {Connection{Source: own, Destination: outside}, "egress true 1-0 true <nil>"},
-		"of another tenant":            {Connection{Source: own, Destination: outside, Tenant: "blue"}, ""},
-		"neither is here":              {Connection{Source: other, Destination: outside}, ""},
-		"an app that is not said":      {Connection{Source: own, Destination: other}, "10.0.9.9 is not on this node, and addresses of network nimitz say no app; say which with --peer-app"},
-		"an app that there is not":     {Connection{Source: own, Destination: other, PeerApp: 77}, "tenant green has no app 77"},
-		"an address of either network": {Connection{Source: own, Destination: netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")}, "egress true 1-0 true <nil>"},
+		"to one that is not here": {Connection{Source: own, Destination: other, PeerApp: 2},
+			"egress true 1-2 true <nil>; ingress false 2-1 true <nil>"},
+		"from one that is not here": {Connection{Source: other, Destination: own, PeerApp: 2},
+			"egress false 2-1 false " + db + "; ingress true 1-2 true <nil>"},
+		"from one that may": {Connection{Source: other, Destination: own, PeerApp: 3, Tenant: "green"},
+			"egress false 3-1 true <nil>; ingress true 1-3 true <nil>"},
+		"to the outside":    {Connection{Source: own, Destination: outside}, "egress true 1-0 true <nil>"},
+		"of another tenant": {Connection{Source: own, Destination: outside, Tenant: "blue"}, ""},
+		"neither is here":   {Connection{Source: other, Destination: outside}, ""},
+		"an app that is not said": {Connection{Source: own, Destination: other},
+			"10.0.9.9 is not on this node, and addresses of network nimitz do not contain the app; set --peer-app"},
+		"an app that there is not": {Connection{Source: own, Destination: other, PeerApp: 77},
+			"tenant green has no app 77"},
+		"an address of either network": {Connection{Source: own,
+			Destination: netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")}, "egress true 1-0 true <nil>"},
 	} {
 		if got := ask(c.of); got != c.want && !(strings.HasPrefix(got, c.want) && c.want != "") {
 			t.Errorf("%s: %s, want %s", name, got, c.want)

@@ -31,7 +31,7 @@ var (
 	blueKey    = address.Key{1}
 )
 
-// fakeDriver is a kernel that remembers what it was told and fails where it is told to.
+// fakeDriver is a kernel that records its calls and fails at the calls in fail.
 type fakeDriver struct {
 	mu       sync.Mutex
 	tenants  map[string]tenant.Tenant
@@ -54,8 +54,11 @@ type fakeDriver struct {
 
 func newFakeDriver() *fakeDriver {
 	return &fakeDriver{
-		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{}, active: map[endpoint.ID]endpoint.Record{},
-		policies: map[string]dpapi.TenantPolicies{}, fail: map[string]error{}, lost: map[string]error{}, events: make(chan dpapi.Event), vxlan: newFakeSwitch(), mtu: 1500, status: dpapi.Status{Healthy: true, FirstInChain: true},
+		tenants: map[string]tenant.Tenant{}, devices: map[endpoint.ID]endpoint.Record{},
+		active:   map[endpoint.ID]endpoint.Record{},
+		policies: map[string]dpapi.TenantPolicies{}, fail: map[string]error{}, lost: map[string]error{},
+		events: make(chan dpapi.Event), vxlan: newFakeSwitch(), mtu: 1500,
+		status: dpapi.Status{Healthy: true, FirstInChain: true},
 	}
 }
 
@@ -458,8 +461,10 @@ func (b *bed) tryReopen() error {
 		)
 	}
 	b.Core, err = New(Config{
-		Store: store, Tenants: tenants, Networks: networks, Absent: map[string]string{nimitz.Name: "--some switch"}, Driver: b.driver, Resolver: b.orchestrator,
-		Plan: address.DefaultPlan(), Edge: b.edge, MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs, Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
+		Store: store, Tenants: tenants, Networks: networks, Absent: map[string]string{nimitz.Name: "--some switch"},
+		Driver: b.driver, Resolver: b.orchestrator,
+		Plan: address.DefaultPlan(), Edge: b.edge, MaxEndpoints: b.max, MaxTenantIDs: b.maxIDs,
+		Now: func() time.Time { return b.now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
@@ -470,7 +475,8 @@ func (b *bed) tryReopen() error {
 func (b *bed) request(container string) AddRequest {
 	return AddRequest{
 		ContainerID: container, Interface: "eth0", Netns: "/run/netns/" + container, OpenNetns: "/proc/self/fd/9",
-		Tenant: "blue", Labels: map[string]string{"app": "web", "pod-template-hash": container}, Pod: "default/" + container, CNINetwork: "pilaster",
+		Tenant: "blue", Labels: map[string]string{"app": "web", "pod-template-hash": container}, Pod: "default/" +
+			container, CNINetwork: "pilaster",
 	}
 }
 

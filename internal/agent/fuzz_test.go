@@ -22,9 +22,14 @@ const fuzzKey, otherKey = "000102030405060708090a0b0c0d0e0f", "f0010203040506070
 
 // tenantFiles are good ones, at the limits of what they may hold.
 var tenantFiles = []string{
-	`{"version":1,"name":"blue","addressing":"encrypted","created":"2026-11-01T00:00:00Z","changes":3,"ids":[{"id":1,"key":"` + fuzzKey + `"},{"id":2,"key":"` + otherKey + `","onlyAccepted":true}],"apps":[{"id":1,"labels":{"app":"web"}},{"id":65279,"labels":{}}]}`,
-	`{"version":1,"name":"blue","addressing":"clear","ids":[{"id":16777215,"key":"` + fuzzKey + `"}],"apps":null,"deleted":true}`,
-	`{"version":1,"name":"blue","network":"nimitz","overlays":[{"cidr":"10.0.0.0/16","nodeBits":24},{"cidr":"fd12:3456::/48","nodeBits":80}],"nodeSubnets":["10.0.3.0/24","fd12:3456:0:0:3::/80"],"addressing":"own","ids":[{"id":7,"key":"` + fuzzKey + `"}],"apps":null}`,
+	`{"version":1,"name":"blue","addressing":"encrypted","created":"2026-11-01T00:00:00Z","changes":3,` +
+		`"ids":[{"id":1,"key":"` + fuzzKey + `"},{"id":2,"key":"` + otherKey + `","onlyAccepted":true}],` +
+		`"apps":[{"id":1,"labels":{"app":"web"}},{"id":65279,"labels":{}}]}`,
+	`{"version":1,"name":"blue","addressing":"clear","ids":[{"id":16777215,"key":"` + fuzzKey +
+		`"}],"apps":null,"deleted":true}`,
+	`{"version":1,"name":"blue","network":"nimitz","overlays":[{"cidr":"10.0.0.0/16","nodeBits":24},` +
+		`{"cidr":"fd12:3456::/48","nodeBits":80}],"nodeSubnets":["10.0.3.0/24","fd12:3456:0:0:3::/80"],` +
+		`"addressing":"own","ids":[{"id":7,"key":"` + fuzzKey + `"}],"apps":null}`,
 }
 
 // FuzzTenantFile: a tenant that is accepted from disk is usable, is what the file says, and is the same when written
@@ -101,8 +106,10 @@ func FuzzTenantFile(f *testing.F) {
 func FuzzNodeFile(f *testing.F) {
 	files := []string{
 		`{"version":1,"name":"n1","uuid":"u1"}`,
-		`{"version":1,"name":"n1","uuid":"u1","starts":4294967294,"cluster":{"uuid":"c","prefix":"fd70:696c:6100:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
-		`{"version":1,"name":"n1","uuid":"u1","cluster":{"uuid":"c","prefix":"fd70:696c:6200:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
+		`{"version":1,"name":"n1","uuid":"u1","starts":4294967294,"cluster":{"uuid":"c",` +
+			`"prefix":"fd70:696c:6100:1::/64","basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
+		`{"version":1,"name":"n1","uuid":"u1","cluster":{"uuid":"c","prefix":"fd70:696c:6200:1::/64",` +
+			`"basePrefix":"fd70:696c:6100::/40","privatePrefix":"fc00::/8"}}`,
 		`{"version":2,"name":"n1","uuid":"u1"}`, ``,
 	}
 	for _, text := range files {
@@ -131,7 +138,7 @@ func FuzzNodeFile(f *testing.F) {
 	})
 }
 
-// FuzzDiskState: what is told of a state directory, for people far away, has no key in it.
+// FuzzDiskState: the output for a state directory, which operators send to others, contains no key.
 func FuzzDiskState(f *testing.F) {
 	for _, text := range tenantFiles {
 		f.Add([]byte(text), fuzzmutate.Nothing)
@@ -151,18 +158,18 @@ func FuzzDiskState(f *testing.F) {
 		said, err := json.Marshal(s)
 		if err != nil || len(s.Tenants) != 1 || len(s.Tenants[0].IDs) != len(h.Tenant.IDs) ||
 			len(s.Tenants[0].Apps) != len(h.Apps) {
-			t.Fatalf("of %+v is told %s, %v", h, said, err)
+			t.Fatalf("of %+v the output is %s, %v", h, said, err)
 		}
 		for _, id := range h.Tenant.IDs {
 			if strings.Contains(strings.ToLower(string(said)), id.Key.String()) &&
 				!strings.Contains(h.state(), id.Key.String()) {
-				t.Fatalf("a key is told: %s", said)
+				t.Fatalf("the output has a key: %s", said)
 			}
 		}
 	})
 }
 
-// report is what of a tenant may be told, in which somebody may have written a key.
+// state is what the agent sends of a tenant, in which an operator may have written a key.
 func (h *hosted) state() string {
 	text, _ := json.Marshal([]any{h.Tenant.Name, h.Apps})
 	return strings.ToLower(string(text))
@@ -174,13 +181,21 @@ func FuzzKnown(f *testing.F) {
 	var deltas []string
 	for _, said := range []*pilasterv1.Delta{
 		{
-			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 7, Key: make([]byte, 16)}, {Id: 8, Key: make([]byte, 16), OnlyAccepted: true}}, Changes: 2}},
-			Apps:    []*pilasterv1.App{{Tenant: "blue", Id: 65279, Labels: map[string]string{"app": "web"}}, {Tenant: "red", Id: 1}},
+			Tenants: []*pilasterv1.Tenant{{Name: "blue",
+				Ids: []*pilasterv1.TenantId{{Id: 7, Key: make([]byte, 16)},
+					{Id: 8, Key: make([]byte, 16), OnlyAccepted: true}}, Changes: 2}},
+			Apps: []*pilasterv1.App{{Tenant: "blue", Id: 65279, Labels: map[string]string{"app": "web"}},
+				{Tenant: "red", Id: 1}},
 		},
-		{Tenants: []*pilasterv1.Tenant{{Name: "blue", Addressing: pilasterv1.Addressing_ADDRESSING_CLEAR, Ids: []*pilasterv1.TenantId{{Id: 16777215, Key: make([]byte, 16)}}, Changes: 9}}},
-		{Tenants: []*pilasterv1.Tenant{{Name: "green", Network: "nimitz", Addressing: pilasterv1.Addressing_ADDRESSING_OWN, Ids: []*pilasterv1.TenantId{{Id: 9, Key: make([]byte, 16)}},
-			Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: 24}}}}, Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: "10.0.3.0/24", Node: "fd70:696c:6100:1::/64"}}},
-		{Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 8, Key: make([]byte, 16)}, {Id: 8, Key: make([]byte, 16)}}}}},
+		{Tenants: []*pilasterv1.Tenant{{Name: "blue", Addressing: pilasterv1.Addressing_ADDRESSING_CLEAR,
+			Ids: []*pilasterv1.TenantId{{Id: 16777215, Key: make([]byte, 16)}}, Changes: 9}}},
+		{Tenants: []*pilasterv1.Tenant{{Name: "green", Network: "nimitz",
+			Addressing: pilasterv1.Addressing_ADDRESSING_OWN,
+			Ids:        []*pilasterv1.TenantId{{Id: 9, Key: make([]byte, 16)}},
+			Overlays:   []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: 24}}}},
+			Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: "10.0.3.0/24", Node: "fd70:696c:6100:1::/64"}}},
+		{Tenants: []*pilasterv1.Tenant{{Name: "blue",
+			Ids: []*pilasterv1.TenantId{{Id: 8, Key: make([]byte, 16)}, {Id: 8, Key: make([]byte, 16)}}}}},
 	} {
 		text, err := protojson.Marshal(said)
 		if err != nil {
@@ -230,7 +245,8 @@ func FuzzKnown(f *testing.F) {
 // checkNews: of mappings too, all that is taken can be used.
 func checkNews(t *testing.T, said *pilasterv1.Delta) {
 	t.Helper()
-	by, err := mappingUpdates(&pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: said}})
+	by, err := mappingUpdates(&pilasterv1.FollowResponse{Revision: 5,
+		Event: &pilasterv1.FollowResponse_Delta{Delta: said}})
 	if err != nil {
 		return
 	}
@@ -265,7 +281,7 @@ func keyOf(ids []tenant.ID, want address.TenantID) (tenant.ID, bool) {
 	return tenant.ID{}, false
 }
 
-// checkIDs: one can be drawn from, and each has one key.
+// checkIDs: there is a current id, and each id has one key.
 func checkIDs(t *testing.T, ids []tenant.ID) {
 	t.Helper()
 	seen, draws := map[address.TenantID]bool{}, false

@@ -10,9 +10,9 @@ import (
 // instanceFile is its name in the run directory.
 const instanceFile = "instance"
 
-// instance names this machine to the orchestrator, until it boots. An agent that takes over from one that was killed
-// goes by the same name, and is let in though the orchestrator has not noticed the end of the stream before. It must
-// not come with a copy of the disk: hence the run directory, which is in memory.
+// instance returns an identifier of this machine that lasts until it boots. An agent that replaces a killed one uses
+// the same identifier, so the orchestrator accepts it before it has noticed the end of the previous stream. The
+// identifier must not be copied with the disk; therefore it is in the run directory, which is in memory.
 func instance(runDir string) (string, error) {
 	path := filepath.Join(runDir, instanceFile)
 	if held, err := os.ReadFile(path); err == nil && join.IsUUID(string(held)) {

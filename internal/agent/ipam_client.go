@@ -18,10 +18,10 @@ import (
 
 var _ network.Cluster = (*Link)(nil)
 
-// allocation is what an endpoint had of a tenant.
+// allocation identifies the addresses of one endpoint of a tenant.
 type allocation struct{ tenant, key string }
 
-// NodeCIDRs implements network.Cluster. What was given once is kept with the tenant.
+// NodeCIDRs implements network.Cluster. The answer is stored with the tenant.
 func (l *Link) NodeCIDRs(ctx context.Context, name string) ([]netip.Prefix, error) {
 	if has := l.config.Tenants.subnets(name); len(has) > 0 {
 		return has, nil
@@ -42,7 +42,7 @@ func (l *Link) Allocate(ctx context.Context, name, key string) ([]netip.Addr, er
 	var addrs []netip.Addr
 	for _, p := range prefixes {
 		if !p.IsSingleIP() {
-			return nil, fmt.Errorf("the orchestrator gave %v of tenant %s for one endpoint", p, name)
+			return nil, fmt.Errorf("the orchestrator allocated %v of tenant %s for one endpoint", p, name)
 		}
 		addrs = append(addrs, p.Addr())
 	}
@@ -59,9 +59,9 @@ func (l *Link) allocate(ctx context.Context, name, key string) ([]netip.Prefix, 
 	}
 	if err != nil {
 		if key != "" && retriable(err) {
-			l.setPendingFree(name, key, true) // it may have been given all the same
+			l.setPendingFree(name, key, true) // the orchestrator may have allocated it nevertheless
 		}
-		return nil, l.resolveError(err, fmt.Sprintf("addresses of tenant %s are given by the orchestrator", name))
+		return nil, l.resolveError(err, fmt.Sprintf("the orchestrator allocates addresses of tenant %s", name))
 	}
 	var prefixes []netip.Prefix
 	for _, text := range resp.Msg.Prefixes {
@@ -74,7 +74,8 @@ func (l *Link) allocate(ctx context.Context, name, key string) ([]netip.Prefix, 
 	return prefixes, nil
 }
 
-// Free implements network.Cluster. What does not succeed is done later, so that containers can go.
+// Free implements network.Cluster. A failed release is retried later, so that the removal of the container can
+// continue.
 func (l *Link) Free(ctx context.Context, name, key string) error {
 	err := l.free(ctx, name, key)
 	if err == nil {
@@ -82,7 +83,7 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 	}
 	if permanent(err) {
 		l.config.Log.Error(
-			"addresses are not given back: the orchestrator refuses, and is not asked again",
+			"the orchestrator refused to release addresses; no retry",
 			"tenant",
 			name,
 			"endpoint",
@@ -94,7 +95,7 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 	}
 	l.setPendingFree(name, key, true)
 	l.config.Log.Warn(
-		"addresses are not given back yet; trying again while there is a connection to the orchestrator",
+		"releasing addresses failed; retrying while connected to the orchestrator",
 		"tenant",
 		name,
 		"endpoint",
@@ -105,7 +106,7 @@ func (l *Link) Free(ctx context.Context, name, key string) error {
 	return nil
 }
 
-// permanent errors are those of what is asked, which stay.
+// permanent reports whether a retry of the same request cannot succeed.
 func permanent(err error) bool {
 	var remote *connect.Error
 	if !errors.As(err, &remote) {
@@ -128,13 +129,13 @@ func (l *Link) free(ctx context.Context, name, key string) error {
 	return err
 }
 
-// freeUnused gives back what an endpoint had, unless there is one again with its key.
+// freeUnused releases the addresses of an endpoint key, unless an endpoint uses the key again.
 func (l *Link) freeUnused(ctx context.Context, core *Core, name, key string) {
 	l.setPendingFree(name, key, false)
 	if err := core.ifUnused(ctx, key, func() error { return l.Free(ctx, name, key) }); err != nil {
 		l.setPendingFree(name, key, true)
 		l.config.Log.Warn(
-			"addresses that no endpoint has are not given back yet",
+			"releasing addresses of a removed endpoint failed",
 			"tenant",
 			name,
 			"endpoint",
@@ -156,8 +157,8 @@ func (l *Link) setPendingFree(name, key string, is bool) {
 	l.startPendingFrees()
 }
 
-// setFreeRunner says how to run what gives back late, until there is no stream any more, and nil then. A node has nothing
-// sinks give back but after a fault: nobody waits for that.
+// setFreeRunner sets the function that starts retryFrees while a stream is open; nil when it ends. A node has pending
+// releases only after a failure, so no goroutine waits for them.
 func (l *Link) setFreeRunner(run func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,7 +167,7 @@ func (l *Link) setFreeRunner(run func()) {
 	}
 }
 
-// startPendingFrees needs the lock.
+// startPendingFrees starts retryFrees unless it runs. The caller holds the lock.
 func (l *Link) startPendingFrees() {
 	if l.startFrees != nil && !l.freeing {
 		l.freeing = true
@@ -174,10 +175,10 @@ func (l *Link) startPendingFrees() {
 	}
 }
 
-// maxFrees is how many are given back at the same time.
+// maxFrees is the number of concurrent releases.
 const maxFrees = 4
 
-// retryFrees gives back what could not be before, until nothing is left or ctx ends.
+// retryFrees releases the pending addresses until none is left or ctx ends.
 func (l *Link) retryFrees(ctx context.Context, core *Core) {
 	for n := 0; ; n++ {
 		late := l.pendingNow(ctx)
@@ -200,7 +201,7 @@ func (l *Link) retryFrees(ctx context.Context, core *Core) {
 	}
 }
 
-// pendingNow is what is to be given back; nothing once ctx has ended. Whoever is told of nothing is done.
+// pendingNow returns the pending releases; none once ctx has ended. If it returns none, the retry loop ends.
 func (l *Link) pendingNow(ctx context.Context) (late []allocation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

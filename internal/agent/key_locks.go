@@ -6,6 +6,7 @@ import (
 	"pilaster.io/pilaster/internal/keymutex"
 )
 
+// keyLocks are per-key locks whose errors are refusals.
 type keyLocks struct{ keymutex.Locks }
 
 // lock waits for the key or for ctx to end.

@@ -14,19 +14,20 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// maxRelabelled containers of a node may be of another app than their addresses say: as many as the orchestrator takes.
+// maxRelabelled is how many containers of a node may have another app than the one in their addresses. The orchestrator
+// has the same limit.
 const maxRelabelled = 4096
 
-// LabelChange changes labels of a container that lives.
+// LabelChange sets and removes labels of a running container.
 type LabelChange struct {
 	Set    map[string]string
 	Remove []string
 }
 
-// apply is the labels as they are to be.
+// apply returns the labels after the change.
 func (q LabelChange) apply(labels map[string]string) (map[string]string, error) {
 	if len(q.Set)+len(q.Remove) == 0 {
-		return nil, refuse(ErrInvalid, "no label is to be set or removed")
+		return nil, refuse(ErrInvalid, "no label to set or remove")
 	}
 	next := maps.Clone(labels)
 	if next == nil {
@@ -34,7 +35,7 @@ func (q LabelChange) apply(labels map[string]string) (map[string]string, error) 
 	}
 	for _, k := range q.Remove {
 		if _, both := q.Set[k]; both {
-			return nil, refuse(ErrInvalid, "label %s is to be set and to be removed; nothing was changed", k)
+			return nil, refuse(ErrInvalid, "label %s is both set and removed; nothing was changed", k)
 		}
 		delete(next, k)
 	}
@@ -45,9 +46,9 @@ func (q LabelChange) apply(labels map[string]string) (map[string]string, error) 
 	return next, nil
 }
 
-// Label changes labels of the endpoint that Find finds. Its address says the app of those it began with; from then on
-// policies judge it by that of its new ones: here when this returns, and on the other nodes that host the tenant when
-// they have heard it.
+// Label changes labels of the endpoint that Find returns. The address keeps the app of the initial labels; policies use
+// the app of the new labels: on this node when Label returns, on other nodes that host the tenant when they receive the
+// update.
 func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (endpoint.Record, error) {
 	found, err := c.Find(endpointKey)
 	if err != nil {
@@ -68,7 +69,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	}
 	identity := tenant.IdentityLabels(is.Labels)
 	if maps.Equal(identity, tenant.IdentityLabels(was.Labels)) {
-		return is, c.store.Put(is) // nothing goes by the others
+		return is, c.store.Put(is) // other labels do not affect policies
 	}
 	t, app, err := c.acquire(ctx, was.Tenant, identity)
 	if err != nil {
@@ -76,7 +77,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	}
 	defer c.release(ctx, was.Tenant, t.Current().ID)
 	defer c.tenants.unclaim(was.Tenant, app)
-	c.tenants.claimApp(was.Tenant, was.AppNow) // it may have to have it back
+	c.tenants.claimApp(was.Tenant, was.AppNow) // a rollback may need it
 	defer c.tenants.unclaim(was.Tenant, was.AppNow)
 	if is.AppNow = app; app == was.App {
 		is.AppNow = 0
@@ -92,7 +93,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 		err = c.activateApp(ctx, is)
 	}
 	if err != nil {
-		err = refuse(ErrUnavailable, "%w\n  its labels are as they were", err)
+		err = refuse(ErrUnavailable, "%w\n  the labels are unchanged", err)
 		if undo := c.store.Put(was); undo != nil {
 			return endpoint.Record{}, undo
 		}
@@ -100,7 +101,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	}
 	c.tenants.signal()
 	c.log.Info(
-		"endpoint has other labels",
+		"labels of an endpoint changed",
 		"endpoint",
 		is.ID,
 		"container",
@@ -115,7 +116,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	return is, nil
 }
 
-// activateApp has networks whose packets say the app themselves say what it is now. Rules of it are in force before.
+// activateApp notifies networks whose packets contain the app. The rules of the app are already in force.
 func (c *Core) activateApp(ctx context.Context, r endpoint.Record) error {
 	if r.State != endpoint.Active {
 		return nil
@@ -142,15 +143,16 @@ func (c *Core) checkRelabel(is endpoint.Record) error {
 	if n >= maxRelabelled {
 		return refuse(
 			ErrExhausted,
-			"%d containers of this node have other labels than they began with, which is the most a node may have\n  nothing was changed; start some of them anew",
+			"%d containers of this node have changed labels, which is the maximum per node\n  nothing was changed; "+
+				"recreate some of them",
 			n,
 		)
 	}
 	return nil
 }
 
-// appOverrides are what the cluster is to know of containers here that are of another app than their addresses say, by
-// tenant.
+// overrides returns, by tenant, the containers here whose app differs from the one in their addresses, for the
+// orchestrator.
 func (c *Core) overrides() map[string][]*pilasterv1.Override {
 	all := map[string][]*pilasterv1.Override{}
 	for _, r := range c.store.List() {

@@ -23,8 +23,8 @@ func (b *bed) overridden() []*pilasterv1.Override {
 	return r.Hosting[0].Overrides
 }
 
-// TestLabelsOfALiveContainer: its address stays, policies go by its new labels here, the cluster is told, and a start
-// knows it.
+// TestLabelsOfALiveContainer: its address stays, policies on this node use the new labels, the orchestrator is
+// notified, and a restart keeps them.
 func TestLabelsOfALiveContainer(t *testing.T) {
 	b := newBed(t)
 	r := b.add("c1")
@@ -55,7 +55,7 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	select {
 	case <-b.tenants.Changed():
 	default:
-		t.Error("nobody is told")
+		t.Error("no notification")
 	}
 	b.reopen()
 	check("after a start")
@@ -70,7 +70,8 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	if said := b.overridden(); len(said) != 0 || len(b.driver.policies["blue"].Overrides) != 0 {
 		t.Errorf("its labels are as they were, and it says %v, %v", said, b.driver.policies["blue"].Overrides)
 	}
-	if is, err = b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil ||
+	if is, err = b.Label(t.Context(), "1",
+		LabelChange{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil ||
 		len(is.Labels) != 1 ||
 		is.AppNow != 2 {
 		t.Fatalf("once more: %+v, %v", is, err)
@@ -85,7 +86,7 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	select {
 	case <-b.tenants.Changed():
 	default:
-		t.Error("nobody is told that the container is gone")
+		t.Error("no notification that the container is gone")
 	}
 }
 
@@ -119,7 +120,8 @@ func TestLabelsThatAreRefused(t *testing.T) {
 		t.Errorf("of no endpoint: %v", err)
 	}
 	b.orchestrator.err = refuse(ErrUnavailable, "away")
-	if is, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"pod-template-hash": "x"}}); err != nil ||
+	if is, err := b.Label(t.Context(), "1",
+		LabelChange{Set: map[string]string{"pod-template-hash": "x"}}); err != nil ||
 		is.Labels["pod-template-hash"] != "x" {
 		t.Errorf("a label that makes no identity needs the orchestrator: %v", err)
 	}
@@ -127,7 +129,7 @@ func TestLabelsThatAreRefused(t *testing.T) {
 		err,
 		ErrUnavailable,
 	) {
-		t.Errorf("of an app that nobody knows: %v", err)
+		t.Errorf("of an unknown app: %v", err)
 	}
 	b.orchestrator.err = nil
 
@@ -145,7 +147,7 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestLabelsWhereThePacketSaysTheApp: no other node has to be told then.
+// TestLabelsWhereThePacketSaysTheApp: other nodes need no notification then.
 func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 	b := newBedOfTwo(t)
 	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
@@ -229,8 +231,8 @@ func TestUntakenLabelsAreSeen(t *testing.T) {
 	}
 }
 
-// TestLabelsOfAContainerThatMoves: the address that it is given says the app it began with, and what is judged by that
-// is told what it is now before packets have it; and what a network refuses of its labels nobody goes by.
+// TestLabelsOfAContainerThatMoves: its new address contains the initial app, and the policy tables have the current app
+// before packets use the address; labels that a network rejects have no effect.
 func TestLabelsOfAContainerThatMoves(t *testing.T) {
 	b := newBedThatMoves(t)
 	label := func(app string) error {
@@ -258,7 +260,7 @@ func TestLabelsOfAContainerThatMoves(t *testing.T) {
 	b.driver.during = nil
 	if !slices.Equal(first, []address.AppID{2}) || !slices.Equal(inForce(), []address.AppID{2}) {
 		t.Errorf(
-			"packets are judged by apps %v when it has the address, and %v then; want 2, as which it was labelled",
+			"policy is applied to apps %v when it has the address, and %v then; want 2, as which it was labelled",
 			first,
 			inForce(),
 		)
@@ -269,6 +271,6 @@ func TestLabelsOfAContainerThatMoves(t *testing.T) {
 	}
 	b.nimitz.fail = nil
 	if r, _ := b.Find("1"); r.AppNow != 2 || !slices.Equal(inForce(), []address.AppID{2}) {
-		t.Errorf("it is %+v, and is judged by apps %v", r, inForce())
+		t.Errorf("it is %+v, and policy is applied to apps %v", r, inForce())
 	}
 }

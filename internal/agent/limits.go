@@ -10,24 +10,24 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Limits of a node, as messages and metrics call them. The tables of the packet path are made as
-// large, so that an ADD is refused before it has begun, and never by a table.
+// Limits of a node, as named in messages and metrics. The tables of the packet path have the same size, so an ADD is
+// refused before it changes anything, never by a full table.
 const (
 	limitEndpoints = "endpoints"
 	limitTenantIDs = "tenant-ids"
 )
 
-// flags raise the limits.
+// flags are the options that raise the limits.
 var flags = map[string]string{limitEndpoints: "--max-endpoints", limitTenantIDs: "--max-tenant-ids"}
 
-// Limit is how much a node takes of something, and who has most of it.
+// Limit is the use of one resource of a node, with its largest user.
 type Limit struct {
 	dpapi.Entries
-	Largest     string // tenant; empty where nobody has any
+	Largest     string // tenant; empty if no tenant uses any
 	LargestUsed int
 }
 
-// Limits of this node, and their use.
+// Limits returns the limits of this node and their use.
 func (c *Core) Limits() []Limit {
 	c.mu.Lock()
 	endpoints := len(c.ids)
@@ -40,7 +40,7 @@ func (c *Core) Limits() []Limit {
 	}
 }
 
-// limit finds the largest user; of equals the first by name. The caller holds the lock.
+// limit finds the largest user; among equals the first by name. The caller holds the lock.
 func (t *Tenants) limit(name string, used, capacity int) Limit {
 	l := Limit{Entries: dpapi.Entries{Table: name, Used: used, Capacity: capacity}}
 	for _, tenant := range slices.Sorted(maps.Keys(t.m)) {
@@ -55,7 +55,7 @@ func (t *Tenants) limit(name string, used, capacity int) Limit {
 	return l
 }
 
-// limitError is the refusal of one more.
+// limitError is the refusal when a limit is reached.
 func (t *Tenants) limitError(name string, used, capacity int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -69,7 +69,8 @@ func (l Limit) refusal() error {
 	}
 	return refuse(
 		ErrExhausted,
-		"this node has no room: %d of %d %s are in use%s\n  nothing was changed; use another node, remove containers, or raise %s",
+		"this node is full: %d of %d %s are in use%s\n  nothing was changed; use another node, remove containers, or "+
+			"raise %s",
 		l.Used,
 		l.Capacity,
 		l.Table,
@@ -78,7 +79,7 @@ func (l Limit) refusal() error {
 	)
 }
 
-// ids counts those of all tenants but one. The caller holds the lock.
+// ids counts the ids of all tenants except one. The caller holds the lock.
 func (t *Tenants) ids(but string) int {
 	n := 0
 	for name, h := range t.m {
@@ -89,7 +90,7 @@ func (t *Tenants) ids(but string) int {
 	return n
 }
 
-// idsOf are what a tenant has here. The caller holds the lock.
+// idsOf returns the ids of a tenant that this node accepts. The caller holds the lock.
 func (t *Tenants) idsOf(name string) []tenant.ID {
 	if h := t.m[name]; h != nil {
 		return h.Tenant.IDs
@@ -97,7 +98,7 @@ func (t *Tenants) idsOf(name string) []tenant.ID {
 	return nil
 }
 
-// checkIDs refuses a tenant more ids than fit beside those of the others. What it has already stays.
+// checkIDs refuses a tenant more ids than the limit allows beside those of other tenants. Ids that it already has stay.
 // The caller holds the lock.
 func (t *Tenants) checkIDs(name string, wants int) error {
 	if wants > len(t.idsOf(name)) && t.ids(name)+wants > t.maxIDs {
@@ -106,23 +107,23 @@ func (t *Tenants) checkIDs(name string, wants int) error {
 	return nil
 }
 
-// checkRoom refuses a tenant that is new to a full node, before anybody is asked about it.
+// checkRoom refuses a new tenant on a full node, before a request is sent for it.
 func (t *Tenants) checkRoom(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.checkIDs(name, max(1, len(t.idsOf(name))))
 }
 
-// noteRefused notes that news of a tenant could not be taken; the cluster is asked for them again with
-// the next report, which follows when a tenant has gone.
+// noteRefused records that an update of a tenant was not applied. The next report, at the latest when a tenant has
+// gone, requests the tenant's state again.
 func (t *Tenants) noteRefused(name string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
-		h.refused = fmt.Errorf("tenant %s is not here as the cluster has it: %w", name, err)
+		h.refused = fmt.Errorf("the last update of tenant %s is not applied on this node: %w", name, err)
 		if errors.Is(err, ErrExhausted) {
 			h.refused = fmt.Errorf(
-				"tenant %s has an id this node did not take, so nothing is drawn from it unless it is forced: %w",
+				"tenant %s has an id that this node could not add, so containers do not use it unless forced: %w",
 				name,
 				err,
 			)
@@ -131,7 +132,7 @@ func (t *Tenants) noteRefused(name string, err error) {
 	}
 }
 
-// refusedProblems are what refuse noted.
+// refusedProblems returns the errors that noteRefused recorded.
 func (t *Tenants) refusedProblems() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// lastErr wants an ADD to name the limit and what to do, and to have asked and changed nothing.
+// refused wants an ADD to name the limit and what to do, and to send and change nothing.
 func (b *bed) refused(q AddRequest, says ...string) {
 	b.t.Helper()
 	calls, asked, records, names := len(b.driver.calls), b.orchestrator.calls, b.Endpoints(), b.tenants.Names()
@@ -53,7 +53,7 @@ func TestFullOfEndpoints(t *testing.T) {
 		ids[b.add(fmt.Sprint("c", n+1)).ID] = true
 	}
 	b.refused(b.request("c3"), "3 of 3 endpoints", "2 of them by tenant blue", "--max-endpoints", "nothing was changed")
-	unknown := b.request("c3") // whoever is asked about it would make an app
+	unknown := b.request("c3") // a request for it would create an app
 	unknown.Labels = map[string]string{"app": "new"}
 	b.refused(unknown, "3 of 3 endpoints")
 	if len(ids) != 3 {
@@ -94,7 +94,8 @@ func TestFullOfTenantIDs(t *testing.T) {
 	b.add("c4") // no new id is needed
 }
 
-// A tenant whose new id has no room keeps what it has, others are heard, and the cluster is asked again.
+// A tenant whose new id exceeds the limit keeps its ids, other updates are applied, and the node requests the tenant
+// again.
 func TestNoRoomForANewKey(t *testing.T) {
 	b := newBed(t)
 	b.maxIDs = 2
@@ -110,7 +111,9 @@ func TestNoRoomForANewKey(t *testing.T) {
 	app := []App{{ID: 77, Labels: map[string]string{"app": "x"}}}
 	apply := func() {
 		t.Helper()
-		if err := b.Apply(t.Context(), []TenantState{{Tenant: rotated, Whole: true}, {Tenant: b.orchestrator.tenants["red"], Apps: app, Whole: true}}, nil); err != nil {
+		if err := b.Apply(t.Context(),
+			[]TenantState{{Tenant: rotated, Whole: true},
+				{Tenant: b.orchestrator.tenants["red"], Apps: app, Whole: true}}, nil); err != nil {
 			t.Fatal(err)
 		}
 		b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true})
@@ -118,7 +121,7 @@ func TestNoRoomForANewKey(t *testing.T) {
 	}
 	apply()
 	if problems := b.tenants.refusedProblems(); len(problems) != 1 ||
-		!strings.Contains(problems[0], "tenant blue has an id this node did not take") {
+		!strings.Contains(problems[0], "tenant blue has an id that this node could not add") {
 		t.Errorf("problems %q", problems)
 	}
 	if k, _, _ := b.tenants.get("red"); len(k.Apps) != 2 || len(b.driver.ids("blue")) != 1 {

@@ -19,57 +19,58 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Link is the agent's connection to the orchestrator. Without it everything this node knows
-// goes on working.
+// Link is the agent's connection to the orchestrator. Without it, everything that this node knows keeps working.
 type Link struct {
 	config           LinkConfig
-	dialing          keyLocks                    // joining twice at once would buy two certificates
-	uplink           []netip.Addr                // as last registered; of the one registration that goes on
-	lastRegistration *pilasterv1.RegisterRequest // what this node would have said again after Register; nil once more was said
+	dialing          keyLocks                    // two concurrent joins would issue two certificates
+	uplink           []netip.Addr                // as last registered; used only by the registering goroutine
+	lastRegistration *pilasterv1.RegisterRequest // the last registration if it is still valid; nil after a later one
 
 	mu           sync.Mutex
 	client       pilasterv1connect.NodeServiceClient // nil before the first success
 	status       LinkStatus
-	spreadWanted time.Duration       // see spread
-	pendingFrees map[allocation]bool // what could not be given back yet, or may have been given
-	startFrees   func()              // begins to; nil while there is no stream
-	freeing      bool                // it goes on
+	spreadWanted time.Duration // see spread
+	// addresses to release: a release failed, or an allocation may have succeeded unseen
+	pendingFrees map[allocation]bool
+	startFrees   func() // starts retryFrees; nil while there is no stream
+	freeing      bool   // retryFrees runs
 
-	tried     chan struct{} // closed by the first stream, or when there is none
+	tried     chan struct{} // closed after the first stream was opened or failed
 	firstTime sync.Once
 }
 
-// LinkConfig is what a Link is made of.
+// LinkConfig has the parts and options of a Link.
 type LinkConfig struct {
-	URL             string
-	Version         string
-	Node            *Node
-	Tenants         *Tenants
-	Endpoints       func() []endpoint.Record // apply this node, those at least that have addresses from the cluster
-	WantedPrefix    netip.Prefix             // brought by the operator; may be zero
-	Edge            bool                     // the node is an Edge Switch
-	Gateway         func() bool              // whether the node has one, as far as it knows yet; nil means no
-	Enforces        func() []string          // networks on which it enforces policies, as far as it knows yet; nil means none
+	URL     string
+	Version string
+	Node    *Node
+	Tenants *Tenants
+	// of this node, at least those with addresses that the orchestrator allocated
+	Endpoints       func() []endpoint.Record
+	WantedPrefix    netip.Prefix    // brought by the operator; may be zero
+	Edge            bool            // the node is an Edge Switch
+	Gateway         func() bool     // whether the node has a gateway, as known so far; nil means no
+	Enforces        func() []string // networks that enforce policies, as known so far; nil means none
 	UplinkAddresses func() ([]netip.Addr, error)
-	// AddressesChanged tells that they may be others than before; nil where they never are.
+	// AddressesChanged receives a value when they may have changed; nil if they never change.
 	AddressesChanged <-chan struct{}
-	WithoutMappings  bool // the stream is not to tell how mappings change: somebody asks
-	// Dial gives a client that authenticates as the node, after joining where it has to.
+	WithoutMappings  bool // do not stream changes of mappings: the caller queries them
+	// Dial returns a client that authenticates as the node. It joins first if needed.
 	Dial func(context.Context) (pilasterv1connect.NodeServiceClient, error)
-	// Wait pauses before try number n (from 0), for up to spread longer; nil means a jittered, growing pause.
+	// Wait pauses before retry n (from 0), up to spread longer; nil means a backoff with jitter.
 	Wait func(ctx context.Context, n int, spread time.Duration) error
 	Log  *slog.Logger
 }
 
-// LinkStatus is how the link is now.
+// LinkStatus is the current state of the link.
 type LinkStatus struct {
 	Connected bool
 	Since     time.Time
 	Revision  int64
 	LastError string
-	Refused   bool // by an orchestrator that knows this node: LastError says why
+	Refused   bool // the orchestrator knows this node and rejects it: LastError has the reason
 
-	NotTaken []string // what it has not taken of what this node says of its containers, and why
+	NotTaken []string // parts of this node's reports that the orchestrator rejected, with the reason
 }
 
 func NewLink(c LinkConfig) *Link {
@@ -84,7 +85,7 @@ func NewLink(c LinkConfig) *Link {
 	}
 }
 
-// Tried is closed once the orchestrator has told what this node is to know, or cannot be reached.
+// Tried is closed once the first event is applied, or the orchestrator cannot be reached.
 func (l *Link) Tried() <-chan struct{} { return l.tried }
 
 func (l *Link) hasTried() { l.firstTime.Do(func() { close(l.tried) }) }
@@ -95,8 +96,8 @@ func (l *Link) Status() LinkStatus {
 	return l.status
 }
 
-// backoff waits half a second after the first failure and up to half a minute after many, with jitter, and with as much
-// apply it as an orchestrator wants: one that comes back must not meet every agent at once.
+// backoff waits half a second after the first failure and up to half a minute after many, with jitter. spread adds
+// jitter: a restarted orchestrator must not receive all agents at once.
 func backoff(ctx context.Context, n int, spread time.Duration) error {
 	least, jitter := pauseBefore(n, spread)
 	timer := time.NewTimer(least + rand.N(jitter))
@@ -114,10 +115,10 @@ func pauseBefore(n int, spread time.Duration) (least, jitter time.Duration) {
 	return half, max(half, min(spread, maxSpread))
 }
 
-// maxSpread is more than any cluster needs to be heard.
+// maxSpread is more than any cluster needs to reconnect.
 const maxSpread = 5 * time.Minute
 
-// retriable errors are those of a peer that is away or busy.
+// retriable reports whether the error is of a peer that is away or busy.
 func retriable(err error) bool {
 	var remote *connect.Error
 	if !errors.As(err, &remote) {
@@ -135,9 +136,9 @@ func retriable(err error) bool {
 	return false
 }
 
-// lastErr tells whether trying again helps only after somebody has done something: the node was
-// deleted, what it holds is not what the cluster knows, or its identity is used by another machine. The
-// last may be the stream of this machine before it booted: for half a minute, of six tries, it is taken for that.
+// refused reports whether a retry helps only after an operator has acted: the node was deleted, its state contradicts
+// the cluster's, or another machine uses its identity. The last may also be the stream of this machine before a reboot;
+// for half a minute, six tries, it counts as that.
 func refused(err error, n int) bool {
 	var remote *connect.Error
 	if !errors.As(err, &remote) {
@@ -146,12 +147,13 @@ func refused(err error, n int) bool {
 	return remote.Code() == connect.CodeFailedPrecondition || remote.Code() == connect.CodeAlreadyExists && n >= 5
 }
 
-// problem says why this node takes no new endpoints. Without an orchestrator it does; one that the
-// cluster refuses may have lost its addresses to others.
+// problem returns why this node accepts no new endpoints, or nil. Without an orchestrator it does accept them; a node
+// that the cluster rejects may have lost its addresses to others.
 func (l *Link) problem() error {
 	if s := l.Status(); s.Refused {
 		return fmt.Errorf(
-			"the orchestrator refuses this node: %s\n  no endpoint is added; those there are keep working and can be removed",
+			"the orchestrator rejects this node: %s\n  no endpoint is added; existing ones keep working and can be "+
+				"removed",
 			s.LastError,
 		)
 	}
@@ -186,14 +188,14 @@ func (l *Link) dialled() pilasterv1connect.NodeServiceClient {
 	return l.client
 }
 
-// spread is how far apart the orchestrator wants nodes to call when their streams have broken.
+// spread is the period over which the orchestrator wants nodes to reconnect.
 func (l *Link) spread() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.spreadWanted
 }
 
-// markDisconnected notes why the link is not there.
+// markDisconnected records why the link is down.
 func (l *Link) markDisconnected(err error, n int) {
 	defer l.hasTried()
 	l.mu.Lock()
@@ -201,7 +203,7 @@ func (l *Link) markDisconnected(err error, n int) {
 	if l.status.Connected {
 		l.status.Connected, l.status.Since = false, time.Now()
 	}
-	l.status.LastError, l.status.NotTaken = unixrpc.Words(err), nil // the next stream says it again
+	l.status.LastError, l.status.NotTaken = unixrpc.Words(err), nil // the next stream repeats it
 	l.status.Refused = refused(err, n)
 	l.config.Log.Warn(
 		"no connection to the orchestrator",
@@ -218,18 +220,18 @@ func (l *Link) markDisconnected(err error, n int) {
 func (l *Link) Run(ctx context.Context, core *Core) {
 	lists := newMappingSync(l, core)
 	for n := 0; ; n++ {
-		heard, err := l.follow(ctx, core, lists)
+		connected, err := l.follow(ctx, core, lists)
 		if ctx.Err() != nil {
 			return
 		}
-		if heard {
+		if connected {
 			n = 0
 		}
 		l.markDisconnected(err, n)
 		spread := l.spread()
 		if connect.CodeOf(
 			err,
-		) == connect.CodeResourceExhausted { // so ends the stream of one node that is too slow, and the others' go on
+		) == connect.CodeResourceExhausted { // only the stream of this slow node ended
 			spread = 0
 		}
 		if l.config.Wait(ctx, n, spread) != nil {
@@ -238,8 +240,8 @@ func (l *Link) Run(ctx context.Context, core *Core) {
 	}
 }
 
-// follow registers and reads the stream until it breaks; heard means that it once worked.
-func (l *Link) follow(ctx context.Context, core *Core, lists *mappingSync) (heard bool, err error) {
+// follow registers and reads the stream until it breaks; connected means that the stream delivered an event.
+func (l *Link) follow(ctx context.Context, core *Core, lists *mappingSync) (connected bool, err error) {
 	client, err := l.registeredClient(ctx)
 	if err != nil {
 		return false, err
@@ -263,37 +265,37 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *mappingSync) (hear
 	}()
 	reader := &streamMappings{mappingSync: lists, client: client, running: &reports, end: end}
 	policing := &policyQueue{link: l, core: core, running: &reports, end: end}
-	var begun *pilasterv1.FollowResponse // an event that comes in several messages, as far as it has
+	var begun *pilasterv1.FollowResponse // the messages so far of an event in several messages
 	for {
 		event, err := stream.Receive()
 		if cause := context.Cause(ctx); cause != nil {
-			return heard, cause
+			return connected, cause
 		}
 		if err != nil {
-			return heard, fmt.Errorf("following the orchestrator: %w", err)
+			return connected, fmt.Errorf("following the orchestrator: %w", err)
 		}
 		if event, begun = reassemble(begun, event); event == nil {
 			continue
 		}
-		if heard && isPolicyOnly(event) {
+		if connected && isPolicyOnly(event) {
 			if err := policing.handleEvent(ctx, event); err != nil {
-				return heard, err
+				return connected, err
 			}
 			continue
 		}
 		if err := policing.wait(ctx); err != nil {
-			return heard, err
+			return connected, err
 		}
 		changed, err := mappingUpdates(event)
 		if err != nil {
-			return heard, fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
+			return connected, fmt.Errorf("an event of the orchestrator is invalid: %w", err)
 		}
 		if err := l.apply(ctx, core, event); err != nil {
-			return heard, err
+			return connected, err
 		}
 		reader.handleEvent(ctx, event, changed)
-		if !heard {
-			heard = true
+		if !connected {
+			connected = true
 			l.hasTried()
 			l.setFreeRunner(func() { reports.Go(func() { l.retryFrees(ctx, core) }) })
 			l.config.Log.Info("connected to the orchestrator", "url", l.config.URL, "revision", event.Revision)
@@ -301,7 +303,7 @@ func (l *Link) follow(ctx context.Context, core *Core, lists *mappingSync) (hear
 	}
 }
 
-// reportHosted tells what this node hosts now and whenever it has changed.
+// reportHosted sends the hosted tenants now and after each change.
 func (l *Link) reportHosted(
 	ctx context.Context,
 	stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
@@ -315,7 +317,7 @@ func (l *Link) reportHosted(
 		}
 		l.config.Tenants.Report(report, first)
 		if err := stream.Send(report); err != nil {
-			return // Receive tells the reason
+			return // Receive returns the reason
 		}
 		select {
 		case <-l.config.Tenants.Changed():
@@ -326,8 +328,8 @@ func (l *Link) reportHosted(
 	}
 }
 
-// reportUplink registers anew whenever the uplink has other addresses: the fabric's routes lead to them.
-// While there is no uplink they stay as they were.
+// reportUplink registers again when the addresses of the uplink change: the fabric's routes use them. While there is no
+// uplink, the registered addresses stay.
 func (l *Link) reportUplink(ctx context.Context) error {
 	for {
 		select {
@@ -342,13 +344,13 @@ func (l *Link) reportUplink(ctx context.Context) error {
 		if _, err := l.register(ctx); err != nil {
 			return err
 		}
-		l.config.Log.Info("the orchestrator knows the new addresses of the uplink", "addresses", addrs)
+		l.config.Log.Info("registered new addresses of the uplink", "addresses", addrs)
 	}
 }
 
 func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowResponse) error {
-	heard := time.Now()
-	var own *pilasterv1.Node // nil where nothing is new of it
+	connected := time.Now()
+	var own *pilasterv1.Node // nil if unchanged
 	var tenants []*pilasterv1.Tenant
 	var apps []*pilasterv1.App
 	var deleted []string
@@ -362,17 +364,17 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 	}
 	news, err := statesFromProto(tenants, apps, whole)
 	if err != nil {
-		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
+		return fmt.Errorf("an event of the orchestrator is invalid: %w", err)
 	}
 	if own != nil {
 		err = core.SetTransit(ctx, own.Carries)
 	}
-	policies, err2 := policiesFromProto(event, heard)
+	policies, err2 := policiesFromProto(event, connected)
 	if err2 != nil {
-		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err2)
+		return fmt.Errorf("an event of the orchestrator is invalid: %w", err2)
 	}
 	if err := errors.Join(err, core.Apply(ctx, news, deleted)); err != nil {
-		return err // the next stream tells all of it again
+		return err // the next stream repeats the event
 	}
 	for _, p := range policies {
 		if err := core.ApplyPolicies(ctx, p); err != nil {
@@ -383,7 +385,7 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 	return nil
 }
 
-// markApplied notes that what an event said has been done.
+// markApplied records that an event was applied.
 func (l *Link) markApplied(event *pilasterv1.FollowResponse) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -29,7 +29,7 @@ type fakeCluster struct {
 	mu         sync.Mutex
 	registered []*pilasterv1.RegisterRequest
 	answer     *pilasterv1.RegisterResponse
-	refusals   []error // apply Register, one a call, before it answers
+	refusals   []error // of Register, one a call, before it answers
 	during     func(*pilasterv1.RegisterRequest)
 	resolve    func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error)
 
@@ -171,7 +171,8 @@ func newLinkBed(t *testing.T) *linkBed {
 		t.Fatal(err)
 	}
 	b.link = NewLink(LinkConfig{
-		URL: b.server.URL, Version: "v1", Node: b.node, Tenants: b.tenants, Endpoints: func() []endpoint.Record { return nil }, WantedPrefix: nodePrefix,
+		URL: b.server.URL, Version: "v1", Node: b.node, Tenants: b.tenants,
+		Endpoints: func() []endpoint.Record { return nil }, WantedPrefix: nodePrefix,
 		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
 		Dial: func(context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return pilasterv1connect.NewNodeServiceClient(b.server.Client(), b.server.URL), nil
@@ -288,13 +289,13 @@ func TestRegisterRefusedAfterAPage(t *testing.T) {
 		}
 	}
 	if err := b.link.Register(t.Context()); err == nil ||
-		!strings.Contains(err.Error(), "has taken in 2048 and not the next 3: ") {
+		!strings.Contains(err.Error(), "accepted 2048 of its addresses and subnets, but not the next 3: ") {
 		t.Errorf("refused with %v", err)
 	}
 }
 
-// What endpoints give back while the node registers is not claimed after them; what was said by then is given back
-// again.
+// Addresses that endpoints release during a registration are not registered afterwards; those registered before are
+// released again.
 func TestRegisterSaysWhatIsThen(t *testing.T) {
 	b := newLinkBed(t)
 	var has []endpoint.Record
@@ -335,7 +336,7 @@ func TestRegisterSaysWhatIsThen(t *testing.T) {
 		)
 	}
 	if late := b.link.pendingNow(t.Context()); !slices.Equal(late, []allocation{{"green", "c3/eth0"}}) {
-		t.Errorf("%v is given back", late)
+		t.Errorf("%v is released", late)
 	}
 }
 
@@ -429,11 +430,13 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 	reported := make(chan []string)
 	go func() { reported <- report() }()
 	// An empty snapshot deletes nothing; a delta brings a new id and an app.
-	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{}}}
-	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
-		Tenants: []*pilasterv1.Tenant{blue, {Name: "green", Ids: blue.Ids}},
-		Apps:    []*pilasterv1.App{{Tenant: "blue", Id: 40, Labels: map[string]string{"app": "db"}}},
-	}}}
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4,
+		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{}}}
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 5,
+		Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+			Tenants: []*pilasterv1.Tenant{blue, {Name: "green", Ids: blue.Ids}},
+			Apps:    []*pilasterv1.App{{Tenant: "blue", Id: 40, Labels: map[string]string{"app": "db"}}},
+		}}}
 	core.orchestrator.err = errFake
 	q := core.request("c2")
 	q.Labels = map[string]string{"app": "db"}
@@ -442,7 +445,7 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 	}
 	r, err := core.Add(t.Context(), q)
 	if err != nil || r.App != 40 || r.TenantID != 8 {
-		t.Fatalf("with what the stream told: app %d, tenant id %d, %v", r.App, r.TenantID, err)
+		t.Fatalf("with the state from the stream: app %d, tenant id %d, %v", r.App, r.TenantID, err)
 	}
 	if _, _, known := core.tenants.get("green"); known {
 		t.Error("a tenant that does not live here was learnt")
@@ -462,7 +465,7 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 	go func() { b.cluster.events <- nil }()
 	for req := range b.cluster.hosted {
 		if req.ResumeRevision == 0 {
-			continue // apply the stream before
+			continue // of the stream before
 		}
 		if req.ResumeRevision < 5 || len(req.HostedTenants) != 0 {
 			t.Errorf("resumed with %v", req)
@@ -474,8 +477,8 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 	}
 }
 
-// What was not told whole is asked for, in particular a tenant that was forgotten and learnt anew,
-// apply which the orchestrator may have seen no change.
+// Incomplete tenants are requested, in particular one that was removed and added again, of which the orchestrator may
+// have seen no change.
 func TestReportsSayWhatIsIncomplete(t *testing.T) {
 	b := newLinkBed(t)
 	core := newBed(t)
@@ -563,12 +566,16 @@ func TestUnusableAnswersAreRefused(t *testing.T) {
 	key := make([]byte, 16)
 	app := &pilasterv1.App{Id: 1}
 	for name, r := range map[string]*pilasterv1.ResolveResponse{
-		"empty":                       {},
-		"no id":                       {Tenant: &pilasterv1.Tenant{Name: "blue"}, App: app},
-		"short key":                   {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: key[:8]}}}, App: app},
-		"tenant id 0":                 {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 0, Key: key}}}, App: app},
-		"addressing of a later build": {Tenant: &pilasterv1.Tenant{Name: "blue", Addressing: 7, Ids: []*pilasterv1.TenantId{{Id: 1, Key: key}}}, App: app},
-		"reserved app":                {Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: key}}}, App: &pilasterv1.App{Id: 0xff00}},
+		"empty": {},
+		"no id": {Tenant: &pilasterv1.Tenant{Name: "blue"}, App: app},
+		"short key": {Tenant: &pilasterv1.Tenant{Name: "blue",
+			Ids: []*pilasterv1.TenantId{{Id: 1, Key: key[:8]}}}, App: app},
+		"tenant id 0": {Tenant: &pilasterv1.Tenant{Name: "blue",
+			Ids: []*pilasterv1.TenantId{{Id: 0, Key: key}}}, App: app},
+		"addressing of a later build": {Tenant: &pilasterv1.Tenant{Name: "blue", Addressing: 7,
+			Ids: []*pilasterv1.TenantId{{Id: 1, Key: key}}}, App: app},
+		"reserved app": {Tenant: &pilasterv1.Tenant{Name: "blue",
+			Ids: []*pilasterv1.TenantId{{Id: 1, Key: key}}}, App: &pilasterv1.App{Id: 0xff00}},
 	} {
 		b := newLinkBed(t)
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return r, nil }
@@ -587,7 +594,8 @@ func TestRefusals(t *testing.T) {
 		err     error
 		n       int
 		refused bool
-	}{{deleted, 0, true}, {taken, 0, false}, {taken, 4, false}, {taken, 5, true}, {away, 9, false}, {errFake, 9, false}} {
+	}{{deleted, 0, true}, {taken, 0, false}, {taken, 4, false}, {taken, 5, true}, {away, 9, false}, {errFake, 9,
+		false}} {
 		b := newLinkBed(t)
 		b.link.markDisconnected(fmt.Errorf("registering: %w", c.err), c.n)
 		if why := b.link.problem(); (why != nil) != c.refused ||
@@ -618,7 +626,7 @@ func TestTried(t *testing.T) {
 		}
 	}()
 	if tried(heard) {
-		t.Error("before anything was heard")
+		t.Error("before the first event")
 	}
 	deny := &pilasterv1.Policy{
 		Tenant:    "blue",
@@ -627,10 +635,12 @@ func TestTried(t *testing.T) {
 		Name:      "deny",
 		Document:  denyAll,
 	}
-	heard.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{Policies: []*pilasterv1.Policy{deny}, WholePolicies: []string{"blue"}}}}
+	heard.cluster.events <- &pilasterv1.FollowResponse{Revision: 4,
+		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{Policies: []*pilasterv1.Policy{deny},
+			WholePolicies: []string{"blue"}}}}
 	<-heard.link.Tried()
 	if core.driver.policies["blue"].Tables.Subjects == nil {
-		t.Error("what was heard is not in force")
+		t.Error("the received policies are not in force")
 	}
 	away := newLinkBed(t)
 	away.cluster.refusals = []error{connect.NewError(connect.CodeUnavailable, errors.New("no leader"))}

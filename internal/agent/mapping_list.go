@@ -16,8 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// sinksOf are the networks that are told a tenant's mappings: of the one that it is on and the one that it leaves those
-// that keep any.
+// sinksOf are the networks that receive a tenant's mappings: its own and the one that it leaves, if they use mappings.
 type mappingSinks []network.MappingSink
 
 func (c *Core) mappingSinks(t tenant.Tenant) (all mappingSinks) {
@@ -45,46 +44,46 @@ func (all mappingSinks) Apply(ctx context.Context, tenant string, add, remove []
 	return errors.Join(errs...)
 }
 
-// mappingUpdate is what happened to a tenant's mappings at one revision of the store.
+// mappingUpdate is the change of a tenant's mappings at one store revision.
 type mappingUpdate struct {
 	revision    int64
 	add, remove []network.Mapping
 }
 
-// mappingList is one tenant's mappings on their way from the orchestrator to its networks: a list, and what changes after
-// it.
+// mappingList delivers one tenant's mappings from the orchestrator to its networks: a list, then changes.
 type mappingList struct {
 	tenant string
 	sinks  mappingSinks
-	stop   context.CancelFunc // apply the goroutine that lists
+	stop   context.CancelFunc // ends the listing goroutine
 
 	mu       sync.Mutex
 	listed   bool
-	revision int64           // apply the list
-	pending  []mappingUpdate // that came before the list was told
+	revision int64           // of the list
+	pending  []mappingUpdate // received before the list was delivered
 }
 
-// maxPending is how many changes are kept while a list does not come.
+// maxPending is the number of changes kept while a list is outstanding.
 const maxPending = 1 << 14
 
-// applyPolicies tells a change, or keeps it until the list is told.
+// handleUpdate delivers a change, or keeps it until the list is delivered.
 func (m *mappingList) handleUpdate(ctx context.Context, n mappingUpdate) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.listed {
 		if len(m.pending) == maxPending {
-			return fmt.Errorf("%d changes wait for a list of tenant %s, and no more can", maxPending, m.tenant)
+			return fmt.Errorf("%d changes are pending for the list of tenant %s, which is the maximum", maxPending,
+				m.tenant)
 		}
 		m.pending = append(m.pending, n)
 		return nil
 	}
 	if n.revision <= m.revision {
-		return nil // it is in the list, which another orchestrator may have given
+		return nil // the list, which may come from another replica, contains it
 	}
 	return m.sinks.Apply(ctx, m.tenant, n.add, n.remove)
 }
 
-// signal tells a list of one revision, and then what came while it was read and told: what is older is in it.
+// replaceAll delivers a list of one revision, then the pending changes with a later revision.
 func (m *mappingList) replaceAll(ctx context.Context, list []network.Mapping, revision int64) error {
 	first := true
 	for {
@@ -108,7 +107,8 @@ func (m *mappingList) replaceAll(ctx context.Context, list []network.Mapping, re
 	}
 }
 
-// drainPending is what waits; when that is nothing, and the list has been told, changes need not wait any more.
+// drainPending returns the pending changes. If there are none and the list was delivered, later changes are delivered
+// directly.
 func (m *mappingList) drainPending(first bool, revision int64) (waiting []mappingUpdate, listed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -117,7 +117,7 @@ func (m *mappingList) drainPending(first bool, revision int64) (waiting []mappin
 	return waiting, m.listed
 }
 
-// merged is a list after changes.
+// merged is a list with changes applied.
 func merged(list []network.Mapping, changes []mappingUpdate) []network.Mapping {
 	if len(changes) == 0 {
 		return list
@@ -141,7 +141,7 @@ func (n mappingUpdate) applyTo(all map[netip.Prefix]network.Mapping) {
 	}
 }
 
-// mappingUpdates sorts an event's mappings by tenant.
+// mappingUpdates groups an event's mappings by tenant.
 func mappingUpdates(event *pilasterv1.FollowResponse) (map[string]mappingUpdate, error) {
 	by := map[string]mappingUpdate{}
 	for _, m := range event.GetDelta().GetMappings() {
@@ -169,24 +169,24 @@ func mappingUpdates(event *pilasterv1.FollowResponse) (map[string]mappingUpdate,
 	return by, nil
 }
 
-// MappingFromProto reads what the orchestrator says of where a subnet or an address is.
+// MappingFromProto decodes the mapping of a subnet or an address to its node.
 func MappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
 	to, err := netip.ParsePrefix(m.To)
 	if err != nil || to != to.Masked() || to.Addr().Is4In6() {
-		return network.Mapping{}, fmt.Errorf("tenant %s has a mapping of %q, which is no prefix", m.Tenant, m.To)
+		return network.Mapping{}, fmt.Errorf("tenant %s has a mapping of %q, which is not a prefix", m.Tenant, m.To)
 	}
 	node, err := netip.ParsePrefix(m.Node)
 	if err != nil || node != node.Masked() || node.Bits() != address.NodeBits || !node.Addr().Is6() {
-		return network.Mapping{}, fmt.Errorf("tenant %s has %v on %q, which is no node", m.Tenant, to, m.Node)
+		return network.Mapping{}, fmt.Errorf("tenant %s has %v on %q, which is not a node prefix", m.Tenant, to, m.Node)
 	}
 	return network.Mapping{Tenant: m.Tenant, To: to, Node: node}, nil
 }
 
-// listWait is how long an ADD of a tenant that was not hosted here waits for where the rest of the tenant is: packets
-// there are dropped before.
+// listWait is how long an ADD of a newly hosted tenant waits for the tenant's mappings: until they arrive, packets to
+// other nodes are dropped.
 const listWait = 5 * time.Second
 
-// setHasMappings has ADDs of such tenants wait.
+// setHasMappings sets which tenants have mappings; ADDs of newly hosted ones then wait for the first list.
 func (t *Tenants) setHasMappings(isMapped func(tenant.Tenant) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -202,7 +202,7 @@ func (t *Tenants) setListed(name string) {
 	}
 }
 
-// awaitList waits a moment for the first list of a tenant's mappings since this node hosts it.
+// awaitList waits up to listWait for the first list of mappings of a newly hosted tenant.
 func (c *Core) awaitList(ctx context.Context, name string) {
 	c.tenants.mu.Lock()
 	h := c.tenants.m[name]
@@ -219,7 +219,8 @@ func (c *Core) awaitList(ctx context.Context, name string) {
 	case <-ctx.Done():
 	case <-time.After(listWait):
 		c.log.Warn(
-			"an endpoint is there before this node knows where the rest of its tenant is; packets to that are dropped until it does",
+			"an endpoint is active before the mappings of its tenant arrived; packets to other nodes are dropped "+
+				"until then",
 			"tenant",
 			name,
 			"waited",

@@ -21,11 +21,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// maxPages is how many pages of lists are asked for at the same time; the orchestrator takes more.
+// maxPages is the number of concurrent page requests; the orchestrator allows more.
 const maxPages = 8
 
-// mappingSync are the mappings of hosted tenants, over all streams of a link. What one stream has told whole the next goes on
-// merged.
+// mappingSync keeps the mappings of hosted tenants over all streams of a link. A list that one stream completed stays
+// valid for the next.
 type mappingSync struct {
 	link  *Link
 	core  *Core
@@ -42,18 +42,19 @@ func newMappingSync(l *Link, core *Core) *mappingSync {
 	return &mappingSync{link: l, core: core, pages: make(chan struct{}, maxPages), m: map[string]*mappingList{}}
 }
 
-// streamMappings is the part of lists that lives as long as a stream.
+// streamMappings is the part of mappingSync that lives as long as a stream.
 type streamMappings struct {
 	*mappingSync
 	client  pilasterv1connect.NodeServiceClient
 	running *sync.WaitGroup
-	end     context.CancelCauseFunc // apply the stream
+	end     context.CancelCauseFunc // of the stream
 	started bool
 }
 
-// applyPolicies takes an event that the core has taken. Tenants that it tells whole are listed: from it on the stream has their
-// changes.
-func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.FollowResponse, changed map[string]mappingUpdate) {
+// handleEvent processes an event after the core has applied it. It lists tenants that the event contains whole: from
+// then on the stream delivers their changes.
+func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.FollowResponse,
+	changed map[string]mappingUpdate) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	names := r.tenantsToList(event)
@@ -68,7 +69,7 @@ func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.Foll
 		if m := r.m[name]; m != nil {
 			if err := m.handleUpdate(ctx, n); err != nil {
 				r.link.config.Log.Error(
-					"changes of a tenant's mappings were not taken; all are asked for again",
+					"applying changes of a tenant's mappings failed; listing all again",
 					"tenant",
 					name,
 					"error",
@@ -86,8 +87,8 @@ func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.Foll
 	}
 }
 
-// tenantsToList is the tenants to be listed: those told whole, and at the start of a stream those whose list the one before did
-// not end.
+// tenantsToList returns the tenants to list: those that the event contains whole, and at the start of a stream those
+// whose list the previous stream did not finish.
 func (r *streamMappings) tenantsToList(event *pilasterv1.FollowResponse) (names []string) {
 	if !r.started {
 		r.started = true
@@ -111,7 +112,7 @@ func (r *streamMappings) tenantsToList(event *pilasterv1.FollowResponse) (names 
 	return names
 }
 
-// sinksOf are none of a tenant that is not here.
+// sinksOf returns no sinks for an unknown tenant.
 func (r *streamMappings) sinksOf(name string) mappingSinks {
 	known, _, ok := r.core.tenants.get(name)
 	if !ok {
@@ -120,13 +121,14 @@ func (r *streamMappings) sinksOf(name string) mappingSinks {
 	return r.core.mappingSinks(known.Tenant)
 }
 
-// errIncomplete is of a list without something that this node has: the orchestrator knows it again when the node registers.
-var errIncomplete = errors.New("the orchestrator's list lacks what this node has")
+// errIncomplete means that a list lacks an allocation of this node. The orchestrator learns it again when the node
+// registers.
+var errIncomplete = errors.New("the orchestrator's list lacks an allocation of this node")
 
-// maxIncomplete is how often a list may lack something before the node registers anew.
+// maxIncomplete is how many incomplete lists the node accepts before it registers again.
 const maxIncomplete = 5
 
-// list begins a tenant's list anew. The caller holds the lock.
+// list starts listing a tenant. The caller holds the lock.
 func (r *streamMappings) list(ctx context.Context, name string, to mappingSinks) {
 	if old := r.m[name]; old != nil {
 		old.stop()
@@ -142,7 +144,7 @@ func (r *streamMappings) list(ctx context.Context, name string, to mappingSinks)
 				return
 			}
 			r.link.config.Log.Warn(
-				"mappings of a tenant are not known; what this node knows of them stays, and they are asked for again",
+				"listing the mappings of a tenant failed; the known ones stay; retrying",
 				"tenant",
 				name,
 				"failures",
@@ -172,7 +174,8 @@ func (r *streamMappings) listOnce(ctx context.Context, m *mappingList) error {
 			return err
 		}
 		if revision != 0 && page.Revision != revision {
-			return fmt.Errorf("a list of tenant %s goes on at revision %d from %d", m.tenant, page.Revision, revision)
+			return fmt.Errorf("a page of tenant %s has revision %d, the first page had %d", m.tenant, page.Revision,
+				revision)
 		}
 		for _, said := range page.Mappings {
 			has, err := MappingFromProto(said)
@@ -189,10 +192,10 @@ func (r *streamMappings) listOnce(ctx context.Context, m *mappingList) error {
 			break
 		}
 	}
-	// What is empty by mistake lacks this too.
+	// This also detects a list that is empty by mistake.
 	for _, to := range held {
 		if !slices.ContainsFunc(list, func(has network.Mapping) bool { return has.To == to }) {
-			return fmt.Errorf("%w: of tenant %s it has %d mappings, and none of %v", errIncomplete, m.tenant, len(list), to)
+			return fmt.Errorf("%w: of tenant %s it has %d mappings, but not %v", errIncomplete, m.tenant, len(list), to)
 		}
 	}
 	if err := r.replaceAll(ctx, m, list, revision); err != nil {
@@ -205,7 +208,7 @@ func (r *streamMappings) listOnce(ctx context.Context, m *mappingList) error {
 	return nil
 }
 
-// signal has one list of a tenant told after the other, and none that was stopped.
+// replaceAll delivers the lists of a tenant one after the other, and none of a cancelled listing.
 func (r *streamMappings) replaceAll(ctx context.Context, m *mappingList, list []network.Mapping, revision int64) error {
 	unlock, err := r.sinkLocks.lock(ctx, m.tenant)
 	if err != nil {
@@ -218,7 +221,7 @@ func (r *streamMappings) replaceAll(ctx context.Context, m *mappingList, list []
 	return m.replaceAll(ctx, list, revision)
 }
 
-// page waits as long as the orchestrator wants it to.
+// page requests one page. If the orchestrator limits the rate, it waits as long as the answer says.
 func (r *streamMappings) page(ctx context.Context, name, token string) (*pilasterv1.ListMappingsResponse, error) {
 	for {
 		select {
@@ -239,14 +242,14 @@ func (r *streamMappings) page(ctx context.Context, name, token string) (*pilaste
 			return nil, err
 		}
 		select {
-		case <-time.After(pause + rand.N(pause)): // not all nodes at once
+		case <-time.After(pause + rand.N(pause)): // spreads the retries of the nodes
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 }
 
-// RetryAfter is when the orchestrator wants to be asked again, where a query for mappings was one too many.
+// RetryAfter returns the pause that the orchestrator requested when it rate-limited a query for mappings.
 func RetryAfter(err error) (time.Duration, bool) {
 	var remote *connect.Error
 	if !errors.As(err, &remote) || remote.Code() != connect.CodeResourceExhausted {
@@ -256,7 +259,7 @@ func RetryAfter(err error) (time.Duration, bool) {
 	return time.Duration(seconds) * time.Second, err == nil && seconds > 0
 }
 
-// heldPrefixes is what of a tenant's overlays is this node's, as it knows itself.
+// heldPrefixes returns this node's subnets and addresses in a tenant's overlays, from local state.
 func (c *Core) heldPrefixes(name string) []netip.Prefix {
 	all := c.tenants.subnets(name)
 	for _, m := range heldAddresses(c.store.List()) {
@@ -267,7 +270,7 @@ func (c *Core) heldPrefixes(name string) []netip.Prefix {
 	return all
 }
 
-// heldAddresses are those that the cluster gave to endpoints one by one, and that they do not give back now.
+// heldAddresses returns the addresses that the orchestrator allocated to single endpoints, except those being released.
 func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
 	var all []*pilasterv1.Mapping
 	for _, r := range records {
@@ -290,14 +293,14 @@ func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
 	return all
 }
 
-// ifUnused does something while no endpoint has a key, and none is being made.
+// ifUnused calls do while no endpoint has the key, and none is being created with it.
 func (c *Core) ifUnused(ctx context.Context, key string, do func() error) error {
 	unlock, err := c.byKey.lock(ctx, key)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if i := strings.LastIndexByte(key, '/'); i >= 0 { // others are no endpoint's
+	if i := strings.LastIndexByte(key, '/'); i >= 0 { // other keys belong to no endpoint
 		if _, used := c.store.Find(key[:i], key[i+1:]); used {
 			return nil
 		}

@@ -32,7 +32,7 @@ func (c *cluster) createNimitz(name string, nodeBits uint32) uint32 {
 	return resp.Msg.Tenant.Ids[0].Id
 }
 
-// given is how much of a tenant nodes have, as people are told.
+// given is the number of allocations of a tenant, as shown to operators.
 func (c *cluster) given(name string) uint64 {
 	c.t.Helper()
 	resp, err := c.op.GetTenant(c.t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
@@ -68,8 +68,8 @@ const vtep = "fd70:696c:6100:%d::2"
 
 func at(prefix string, node int) string { return prefix + " " + fmt.Sprintf(vtep, node) }
 
-// Nodes that host a tenant hear where its subnets are, and of no other tenant's; each keeps its own also with nobody to
-// resolveTenant.
+// Nodes that host a tenant receive the mappings of its subnets, and of no other tenant's; each keeps its own also
+// without the orchestrator.
 func TestSubnetsOfNodes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -104,10 +104,10 @@ func TestSubnetsOfNodes(t *testing.T) {
 	c.Close()
 	n1 = c.boot(dirs[0], "n1", drivers[0])
 	if a := n1.addOf("green", "c3").Attachments[0]; a.Subnet.String() != "10.0.1.0/24" {
-		t.Errorf("a container with nobody to ask has %+v", a)
+		t.Errorf("without the orchestrator a container has %+v", a)
 	}
 	if got := n1.driver.vxlan.remote(green); got != at("10.0.2.0/24", 2) {
-		t.Errorf("with nobody to ask the switch leads to %q", got)
+		t.Errorf("without the orchestrator the switch leads to %q", got)
 	}
 	c.start(listen, 0)
 	n1.until(connected)
@@ -123,7 +123,7 @@ func TestSubnetsOfNodes(t *testing.T) {
 	n2.leads(green, at("10.0.1.0/24", 1))
 }
 
-// Without subnets every address has a mapping, and goes with its endpoint, though nobody heard of it at the time.
+// Without subnets every address has a mapping, which goes with its endpoint, also if the orchestrator was away then.
 func TestAddressesOneByOne(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -148,7 +148,7 @@ func TestAddressesOneByOne(t *testing.T) {
 	listen := c.Addr().String()
 	c.Close()
 	n1.until(func(s LinkStatus) bool { return !s.Connected })
-	if err := n1.Delete(t.Context(), "c2", "eth0"); err != nil { // nobody to tell
+	if err := n1.Delete(t.Context(), "c2", "eth0"); err != nil { // no orchestrator
 		t.Fatal(err)
 	}
 	c.start(listen, 0)
@@ -171,7 +171,7 @@ func TestAddressesOneByOne(t *testing.T) {
 	}
 }
 
-// recorder is a network that writes down what it is told.
+// recorder is a network that records the mappings it receives.
 type recorder struct {
 	said []string
 	fail error
@@ -203,7 +203,7 @@ func mappingsTo(tos ...string) (all []network.Mapping) {
 	return all
 }
 
-// What comes while a list is read is told after it, and what the list has already is not told again.
+// Changes that arrive while a list is read are delivered after it, except those that the list contains.
 func TestListThenChanges(t *testing.T) {
 	r := &recorder{}
 	m := &mappingList{tenant: "green", sinks: mappingSinks{r}}
@@ -222,22 +222,23 @@ func TestListThenChanges(t *testing.T) {
 	if err := m.replaceAll(ctx, mappingsTo("10.0.1.0/24", "10.0.2.0/24"), 10); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []mappingUpdate{{revision: 10, remove: mappingsTo("10.0.1.0/24")}, {revision: 12, remove: mappingsTo("10.0.3.0/24")}} {
+	for _, n := range []mappingUpdate{{revision: 10, remove: mappingsTo("10.0.1.0/24")},
+		{revision: 12, remove: mappingsTo("10.0.3.0/24")}} {
 		if err := m.handleUpdate(ctx, n); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if want := []string{"all 10.0.1.0/24,10.0.3.0/24", "+ -10.0.3.0/24"}; !slices.Equal(r.said, want) {
-		t.Errorf("told %q, want %q", r.said, want)
+		t.Errorf("received %q, want %q", r.said, want)
 	}
 
 	m, r.fail = &mappingList{tenant: "green", sinks: mappingSinks{r}}, errFake
 	if err := m.replaceAll(ctx, nil, 10); !errors.Is(err, errFake) || m.listed {
-		t.Errorf("a list that was not taken counts as told: %v", err)
+		t.Errorf("a list that was not accepted counts as delivered: %v", err)
 	}
 }
 
-// during is a network that is told something while it takes a list.
+// during is a network to which a change is sent while it processes a list.
 type during struct {
 	*recorder
 	m *mappingList
@@ -256,7 +257,7 @@ func TestChangeWhileAListIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := []string{"all 10.0.1.0/24", "+10.0.7.0/24 -"}; !slices.Equal(d.said, want) || !d.m.listed {
-		t.Errorf("told %q, want %q", d.said, want)
+		t.Errorf("received %q, want %q", d.said, want)
 	}
 }
 
@@ -296,7 +297,7 @@ func page(revision int64, next string, tos ...string) *pilasterv1.ListMappingsRe
 	return p
 }
 
-// A list that is not whole, or lacks what the node knows to be there, is not told: nothing is removed by mistake.
+// A list that is incomplete, or lacks an allocation of the node, is not delivered: nothing is removed by mistake.
 func TestListsThatAreNotTold(t *testing.T) {
 	away := connect.NewError(connect.CodeUnavailable, errFake)
 	for name, c := range map[string]struct {
@@ -304,12 +305,17 @@ func TestListsThatAreNotTold(t *testing.T) {
 		err   error // after them
 		words string
 	}{
-		"empty":                      {[]*pilasterv1.ListMappingsResponse{page(5, "")}, nil, "none of 10.0.1.0/24"},
-		"without this node's":        {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.2.0/24")}, nil, "none of 10.0.1.0/24"},
-		"broken off":                 {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24")}, away, errFake.Error()},
-		"of two revisions":           {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24"), page(6, "", "10.0.2.0/24")}, nil, "revision 6"},
-		"with what is no prefix":     {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2")}, nil, "no prefix"},
-		"with bits beside a prefix":  {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2.1/24")}, nil, "no prefix"},
+		"empty": {[]*pilasterv1.ListMappingsResponse{page(5, "")}, nil, "not 10.0.1.0/24"},
+		"without this node's": {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.2.0/24")}, nil,
+			"not 10.0.1.0/24"},
+		"broken off": {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24")}, away,
+			errFake.Error()},
+		"of two revisions": {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24"),
+			page(6, "", "10.0.2.0/24")}, nil, "revision 6"},
+		"with what is no prefix": {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2")}, nil,
+			"not a prefix"},
+		"with bits beside a prefix": {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2.1/24")},
+			nil, "not a prefix"},
 		"refused, and not for a bit": {nil, connect.NewError(connect.CodeResourceExhausted, errFake), errFake.Error()},
 	} {
 		reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
@@ -322,7 +328,7 @@ func TestListsThatAreNotTold(t *testing.T) {
 		if err := reader.listOnce(t.Context(), m); err == nil || !strings.Contains(err.Error(), c.words) ||
 			len(told.said) != 0 ||
 			m.listed {
-			t.Errorf("%s: %v, told %q", name, err, told.said)
+			t.Errorf("%s: %v, received %q", name, err, told.said)
 		}
 	}
 }
@@ -348,7 +354,7 @@ func TestListThatLacks(t *testing.T) {
 	reader.mu.Unlock()
 	running.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, errIncomplete) || tries != maxIncomplete || len(told.said) != 0 {
-		t.Errorf("after %d tries the stream ended with %v, told %q", tries, err, told.said)
+		t.Errorf("after %d tries the stream ended with %v, received %q", tries, err, told.said)
 	}
 }
 
@@ -358,7 +364,7 @@ type mappedNetwork struct {
 	*recorder
 }
 
-// Every network of a tenant that keeps mappings is told them, and one that comes to it is told all.
+// Every network of a tenant that uses mappings receives them, and a network added later receives all.
 func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 	reader, _ := newLister(t, func(int, string) (*pilasterv1.ListMappingsResponse, error) {
 		return page(5, "", "10.0.1.0/24"), nil
@@ -378,7 +384,7 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 		running.Wait()
 		if !slices.Equal(first.said, firsts) || !slices.Equal(second.said, seconds) {
 			t.Errorf(
-				"%s: the first was told %q, the second %q; want %q, %q",
+				"%s: the first received %q, the second %q; want %q, %q",
 				step,
 				first.said,
 				second.said,
@@ -446,11 +452,11 @@ func TestListWaits(t *testing.T) {
 	}
 	if want := []string{"all 10.0.1.0/24,10.0.2.0/24"}; !slices.Equal(told.said, want) || len(asked) != 3 ||
 		asked[2].Sub(asked[1]) < time.Second {
-		t.Errorf("told %q after queries at %v", told.said, asked)
+		t.Errorf("received %q after queries at %v", told.said, asked)
 	}
 }
 
-// What could not be given back is when there is a stream again, unless an endpoint has it by then.
+// Failed releases are repeated when there is a stream again, unless an endpoint has the address by then.
 func TestFreeLater(t *testing.T) {
 	b, core := newLinkBed(t), newBed(t)
 	freed := make(chan string, 10)
@@ -488,8 +494,8 @@ func TestFreeLater(t *testing.T) {
 	}
 }
 
-// While there is a stream, what could not be given back is tried again, and so is what was perhaps given to an ADD that
-// did not hear of it.
+// While there is a stream, failed releases are retried, and so are releases of addresses that may have been allocated
+// for an ADD that received no answer.
 func TestFreeAgain(t *testing.T) {
 	b, core := newLinkBed(t), newBed(t)
 	late := connect.NewError(connect.CodeDeadlineExceeded, errFake)
@@ -534,7 +540,8 @@ func TestFreeAgain(t *testing.T) {
 func TestFreeThatIsRefused(t *testing.T) {
 	b := newLinkBed(t)
 	for code, again := range map[connect.Code]bool{
-		connect.CodeInvalidArgument: false, connect.CodeFailedPrecondition: false, connect.CodeUnavailable: true, connect.CodeResourceExhausted: true,
+		connect.CodeInvalidArgument: false, connect.CodeFailedPrecondition: false, connect.CodeUnavailable: true,
+		connect.CodeResourceExhausted: true,
 	} {
 		b.cluster.free = func(*pilasterv1.FreeRequest) error { return connect.NewError(code, errFake) }
 		key := code.String() + "/eth0"
@@ -547,7 +554,7 @@ func TestFreeThatIsRefused(t *testing.T) {
 	}
 }
 
-// A key that is no endpoint's is given back too, once: nobody here has it.
+// An allocation whose key belongs to no endpoint is released too, once.
 func TestFreeOfNobodys(t *testing.T) {
 	b, core := newLinkBed(t), newBed(t)
 	var freed []string
@@ -571,7 +578,7 @@ func (s *slow) Replace(ctx context.Context, name string, all []network.Mapping) 
 	return err
 }
 
-// A list that was stopped is not told beside the one that took its place, nor after it.
+// A cancelled list is not delivered while or after its replacement is.
 func TestListsOneAfterTheOther(t *testing.T) {
 	var pages atomic.Int32
 	reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
@@ -595,7 +602,7 @@ func TestListsOneAfterTheOther(t *testing.T) {
 	list(1)
 	<-to.begun
 	list(2)                           // waits for the first, and is stopped
-	time.Sleep(20 * time.Millisecond) // in which it would be told beside it
+	time.Sleep(20 * time.Millisecond) // in which it would be delivered at the same time
 	list(3)
 	close(to.end)
 	running.Wait()
@@ -603,7 +610,7 @@ func TestListsOneAfterTheOther(t *testing.T) {
 		told.said,
 		want,
 	) {
-		t.Errorf("told %q, want %q", told.said, want)
+		t.Errorf("received %q, want %q", told.said, want)
 	}
 }
 
@@ -641,15 +648,16 @@ func TestFirstAddWaitsForTheList(t *testing.T) {
 	for _, id := range core.orchestrator.tenants["green"].IDs {
 		green.Ids = append(green.Ids, &pilasterv1.TenantId{Id: uint32(id.ID), Key: id.Key[:]})
 	}
-	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 5, Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
-		Tenants: []*pilasterv1.Tenant{green}, WholeTenants: []string{"green"}}}}
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 5,
+		Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+			Tenants: []*pilasterv1.Tenant{green}, WholeTenants: []string{"green"}}}}
 	began := time.Now()
 	if err := <-done; err != nil || time.Since(began) > listWait {
 		t.Errorf("the ADD: %v after %v", err, time.Since(began))
 	}
 }
 
-// What the cluster gave is what was not drawn here, whichever network has it.
+// Addresses that the orchestrator allocated are those that were not chosen here, on any network.
 func TestHeldAddresses(t *testing.T) {
 	given, drawn := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.1")
 	held := heldAddresses(

@@ -6,8 +6,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// merge adds what is given to what is known of the tenant, and returns what was. What it adds to one known before, save
-// writes.
+// merge adds state to a tenant, or adds the tenant, and returns the state before. Of a tenant that was known, save
+// writes the result to disk.
 func (t *Tenants) merge(k TenantState) (before TenantState, err error) {
 	if err := tenant.CheckName(k.Tenant.Name); err != nil {
 		return before, err
@@ -33,7 +33,8 @@ func (t *Tenants) merge(k TenantState) (before TenantState, err error) {
 	}
 	if had, has := old.Tenant.Created, k.Tenant.Created; !has.IsZero() && !has.Equal(had) {
 		return before, fmt.Errorf(
-			"tenant %s of this node was made at %v, but the cluster's was made at %v\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store",
+			"tenant %s of this node was created at %v, the cluster's at %v\n  nothing was changed; remove this "+
+				"node's containers of the tenant, or restore a newer backup of the cluster's store",
 			k.Tenant.Name,
 			had,
 			has,
@@ -49,14 +50,14 @@ func (t *Tenants) merge(k TenantState) (before TenantState, err error) {
 	if err := t.checkIDs(k.Tenant.Name, len(h.Tenant.IDs)); err != nil {
 		return before, err
 	}
-	h.Whole, h.Restricted, h.refused = old.Whole || k.Whole, false, nil // wholeness is not kept on disk
+	h.Whole, h.Restricted, h.refused = old.Whole || k.Whole, false, nil // Whole is not on disk
 	h.unsaved = old.unsaved || !h.Tenant.Equal(old.Tenant) || !h.Retiring.equal(old.Retiring) || grown ||
 		len(h.Apps) != len(old.Apps)
 	t.m[k.Tenant.Name] = &h
 	return old.TenantState, nil
 }
 
-// rollback has a tenant be what it was before, if it was known; the apps it has learnt meanwhile stay.
+// rollback restores the previous state of a known tenant; apps merged meanwhile stay.
 func (t *Tenants) rollback(before TenantState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,7 +68,7 @@ func (t *Tenants) rollback(before TenantState) {
 	}
 }
 
-// restrict has networks know of a tenant nothing that they may refuse, until something of it is learnt.
+// restrict hides from networks what they may reject of a tenant, until the next merge.
 func (t *Tenants) restrict(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,7 +77,7 @@ func (t *Tenants) restrict(name string) {
 	t.m[name] = &h
 }
 
-// save writes what was learnt.
+// save writes a merged tenant to disk.
 func (t *Tenants) save(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

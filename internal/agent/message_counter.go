@@ -8,15 +8,15 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 )
 
-// messageCounter counts what the orchestrator has said to this node.
+// messageCounter counts messages of the orchestrator to this node.
 type messageCounter struct{ messages, bytes *prometheus.CounterVec }
 
-// What messages of the stream carry; a call's answer carries what its procedure says.
+// Kinds of messages on the stream; for other calls the procedure is enough.
 const (
 	eventSnapshot  = "snapshot"
 	eventDelta     = "delta"
 	eventHeartbeat = "heartbeat"
-	eventOther     = "other" // apply a newer orchestrator
+	eventOther     = "other" // sent by a newer orchestrator
 )
 
 func newMessageCounter() messageCounter {
@@ -26,14 +26,14 @@ func newMessageCounter() messageCounter {
 			[]string{"procedure", "event"},
 		)
 		for _, event := range []string{eventSnapshot, eventDelta, eventHeartbeat} {
-			c.WithLabelValues(pilasterv1connect.NodeServiceFollowProcedure, event) // there from the start, at 0
+			c.WithLabelValues(pilasterv1connect.NodeServiceFollowProcedure, event) // present from the start, at 0
 		}
 		return c
 	}
 	return messageCounter{
 		counter(
 			"received_messages_total",
-			"Messages from the orchestrator, by procedure, and on the stream by what they carry.",
+			"Messages from the orchestrator, by procedure, and on the stream by kind of event.",
 		),
 		counter("received_message_bytes_total", "Bytes of these messages, without framing, headers and TLS."),
 	}

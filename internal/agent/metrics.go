@@ -16,12 +16,12 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// metric names what one number is; values are read when somebody asks.
+// metric describes one metric; values are read at each scrape.
 func metric(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("pilaster_"+name, help, labels, nil)
 }
 
-// collector tells the service's status as metrics.
+// collector exports the service's status as metrics.
 type collector struct {
 	service                           *Service
 	ready, tenants, connected, rev    *prometheus.Desc
@@ -36,49 +36,50 @@ func newCollector(s *Service) *collector {
 		service: s,
 		build: metric(
 			"build_info",
-			"1, labelled by the versions of this agent and of the programs that packets meet.",
+			"1, labelled with the versions of this agent and of the attached programs.",
 			"version",
 			"programs",
 			"goversion",
 		),
-		ready:     metric("agent_ready", "1 when an endpoint would be added now."),
+		ready:     metric("agent_ready", "1 if an ADD would be accepted now."),
 		tenants:   metric("tenants_hosted", "Tenants with endpoints on this node."),
 		connected: metric("orchestrator_connected", "1 while the stream from the orchestrator is open."),
 		rev:       metric("orchestrator_revision", "Revision of the last event from the orchestrator."),
-		health:    metric("datapath_healthy", "1 while every program is where it should be."),
-		first:     metric("datapath_first_in_chain", "1 while no other program stands before ours on the uplink."),
+		health:    metric("datapath_healthy", "1 while every program is attached in its place."),
+		first:     metric("datapath_tcx_first", "1 while our programs are the first on the uplink."),
 		entries: metric(
 			"table_entries",
-			"Used entries: endpoints and tenant-ids, by which an ADD is refused, and the kernel's tables.",
+			"Used entries: endpoints and tenant-ids, which limit ADDs, and tables of the packet path.",
 			"table",
 		),
 		capacity: metric("table_capacity", "Entries a table can hold.", "table"),
 		largest: metric(
 			"table_largest_tenant_entries",
-			"Entries of the tenant that uses most of a table.",
+			"Entries of the tenant with the most entries in a table.",
 			"table",
 			"tenant",
 		),
 		drops:   metric("datapath_drops_total", "Packets dropped, by reason.", "reason"),
-		policed: metric("policed_tenants", "Tenants with endpoints on this node and policies in the packet path."),
+		policed: metric("policy_tenants", "Tenants with endpoints on this node and policies in the packet path."),
 		rules:   metric("policy_rules", "Rules of policies in the packet path."),
 		denied: metric(
 			"policy_denied_packets_total",
-			"Packets that policies have denied here; of mode audit: that would have been, and passed.",
+			"Packets that policies denied on this node; mode audit: packets that passed and would have been denied.",
 			"tenant",
 			"policy",
 			"mode",
 		),
 		sessions: metric(
 			"sessions",
-			"Sessions that are remembered, by state: half-open ones give way when others need room.",
+			"Tracked sessions, by state; half-open ones are evicted when others need room.",
 			"state",
 		),
-		room: metric("sessions_capacity", "Sessions there is room for."),
-		most: metric("sessions_largest_endpoint", "Sessions of the endpoint that has most.", "endpoint", "name"),
+		room: metric("sessions_capacity", "Capacity of the session table."),
+		most: metric("sessions_largest_endpoint", "Sessions of the endpoint with the most sessions.", "endpoint",
+			"name"),
 		sessionEnds: metric(
 			"sessions_total",
-			"Sessions by what became of them: begun, evicted while half open, refused for want of room.",
+			"Sessions by event: begun, evicted while half open, refused because the table was full.",
 			"event",
 		),
 	}
@@ -106,9 +107,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	for _, e := range s.Datapath.GetEntries() {
-		if !e.Cache { // always full, and refuses nothing
+		if !e.Cache { // a full cache refuses nothing
 			gauge(c.entries, float64(e.Used), e.Table)
-			if e.Capacity > 0 { // others grow as they have to
+			if e.Capacity > 0 { // others grow on demand
 				gauge(c.capacity, float64(e.Capacity), e.Table)
 			}
 		}
@@ -175,8 +176,8 @@ func number(b bool) float64 {
 	return 0
 }
 
-// ObserveHandler serves /metrics, /healthz (the agent runs) and /readyz (an endpoint would be
-// added now; otherwise 503 and why not).
+// ObserveHandler serves /metrics, /healthz (the agent runs) and /readyz (an ADD would be accepted now; otherwise 503
+// with the reasons).
 func (s *Service) ObserveHandler() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -207,12 +208,13 @@ func (s *Service) ObserveHandler() http.Handler {
 
 func newCalls() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "pilaster_agent_call_duration_seconds", Help: "Calls of the CNI plugin and of people, by procedure and code.",
+		Name:    "pilaster_agent_call_duration_seconds",
+		Help:    "Calls of the CNI plugin and of operators, by procedure and code.",
 		Buckets: []float64{.002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30},
 	}, []string{"procedure", "code"})
 }
 
-// Timed measures calls; streams last as long as somebody watches.
+// Timed measures unary calls; the duration of a stream is up to its client.
 func (s *Service) Timed() connect.Interceptor {
 	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
@@ -227,7 +229,7 @@ func (s *Service) Timed() connect.Interceptor {
 	})
 }
 
-// timedCNI measures a call of the plugin.
+// timedCNI measures a call of the CNI plugin.
 func (s *Service) timedCNI(verb string, refused uint, took time.Duration) {
 	code := "ok"
 	if refused != 0 {

@@ -17,12 +17,12 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// An endpoint has attachments of the network that its tenant is on, and while the tenant leaves another those of that
-// too. When the tenant moves, endpoints that run are given the ones and, when the move is finished, lose the others.
-// What an endpoint is to have follows from its tenant's record and what it has from its own, so this may be cut off
-// anywhere, and is gone on with by the next agent.
+// An endpoint has attachments of its tenant's network and, while the tenant migrates, also of the network that it
+// leaves. During a migration running endpoints get attachments of the new network, and lose those of the old one at its
+// end. The tenant's record has the desired state and the endpoint's record the actual one, so a migration can stop
+// anywhere, and the next agent continues it.
 
-// wake tells that something is to be looked at.
+// wakeup signals pending work; signals coalesce.
 type wakeup chan struct{}
 
 func newWakeup() wakeup { return make(wakeup, 1) }
@@ -30,20 +30,20 @@ func newWakeup() wakeup { return make(wakeup, 1) }
 func (s wakeup) wake() {
 	select {
 	case s <- struct{}{}:
-	default: // it is about to be
+	default: // a signal is pending
 	}
 }
 
-// migrationRetry is how long what failed rests at first, maxMigrationRetry at most, and migrationReport how often the cluster is told
-// how many are done.
+// migrationRetry is the first pause after a failure, maxMigrationRetry the longest, and migrationReport the interval of
+// progress reports to the orchestrator.
 const (
-	maxProblem        = 512 // bytes of it that the cluster is told
+	maxProblem        = 512 // bytes of an error in a report
 	migrationRetry    = 10 * time.Second
 	maxMigrationRetry = 5 * time.Minute
 	migrationReport   = time.Second
 )
 
-// runMigrations has endpoints be on their tenants' networks until ctx ends.
+// runMigrations keeps endpoints on their tenants' networks until ctx ends.
 func (c *Core) runMigrations(ctx context.Context) {
 	for failures := 0; ; {
 		var again <-chan time.Time
@@ -62,13 +62,12 @@ func (c *Core) runMigrations(ctx context.Context) {
 	}
 }
 
-// retryPause is the pause after so many failures one after the other: what keeps an endpoint from moving may stay until
-// somebody takes it away.
+// retryPause is the pause after a number of consecutive failures: the cause may stay until an operator removes it.
 func retryPause(failures int) time.Duration {
 	return min(migrationRetry<<min(failures, 10), maxMigrationRetry)
 }
 
-// migrateAll does what is due, and tells whether all of it is done.
+// migrateAll migrates every endpoint that needs it, and reports whether all are done.
 func (c *Core) migrateAll(ctx context.Context) (done bool) {
 	records := map[string][]endpoint.Record{}
 	for _, r := range c.store.List() {
@@ -98,7 +97,7 @@ func (c *Core) migrateTenant(ctx context.Context, name string, records []endpoin
 		}
 		if err := c.migrateOne(ctx, r.ContainerID, r.Interface); err != nil {
 			c.log.Error(
-				"endpoint is not on its tenant's network alone, or not on it",
+				"migrating an endpoint failed",
 				"endpoint",
 				r.ID,
 				"container",
@@ -115,8 +114,9 @@ func (c *Core) migrateTenant(ctx context.Context, name string, records []endpoin
 			told = time.Now()
 		}
 	}
-	if err := c.reinstallTenant(ctx, name); err != nil { // the network that the last has left
-		c.log.Error("a network still knows a tenant that has left it", "tenant", name, "error", err)
+	// removes the tenant from the network that the last endpoint has left
+	if err := c.reinstallTenant(ctx, name); err != nil {
+		c.log.Error("removing a tenant from the network that it has left failed", "tenant", name, "error", err)
 		failed = cmp.Or(failed, err)
 	}
 	c.reportMigration(name, failed)
@@ -132,12 +132,12 @@ func (c *Core) reinstallTenant(ctx context.Context, name string) error {
 	return c.installTenant(ctx, name)
 }
 
-// isMigrating tells whether an endpoint's tenant leaves a network, or it is on others than its tenant.
+// isMigrating reports whether an endpoint's tenant leaves a network, or its networks differ from its tenant's.
 func isMigrating(t tenant.Tenant, r endpoint.Record) bool {
 	return t.Leaving != "" || !slices.Equal(r.Networks(), []string{networkOf(t)})
 }
 
-// signalMigration has somebody look at an endpoint that came or went, where more is to be done or to be counted than that.
+// signalMigration wakes the migration loop for an added or removed endpoint if its tenant migrates.
 func (c *Core) signalMigration(r endpoint.Record) {
 	known, _, ok := c.tenants.get(r.Tenant)
 	if ok && (isMigrating(known.Tenant, r) || c.tenants.migration(r.Tenant) != nil) {
@@ -145,7 +145,7 @@ func (c *Core) signalMigration(r endpoint.Record) {
 	}
 }
 
-// needsMigration tells whether something is to be done about an endpoint.
+// needsMigration reports whether an endpoint has to join or leave a network.
 func (c *Core) needsMigration(t tenant.Tenant, r endpoint.Record) bool {
 	on := r.Networks()
 	if slices.Equal(on, []string{networkOf(t)}) {
@@ -175,7 +175,7 @@ func (c *Core) migrateOne(ctx context.Context, containerID, iface string) error 
 	defer unlock()
 	r, ok := c.store.Find(containerID, iface)
 	if !ok || r.State != endpoint.Active {
-		return nil // it went by a DEL, or its device is gone
+		return nil // a DEL removed it, or its device is gone
 	}
 	known, _, ok := c.tenants.get(r.Tenant)
 	if !ok || !c.needsMigration(known.Tenant, r) {
@@ -187,14 +187,14 @@ func (c *Core) migrateOne(ctx context.Context, containerID, iface string) error 
 	if err := c.leaveNetworks(ctx, known.Tenant, &r); err != nil {
 		return err
 	}
-	if err := c.fitMTU(&r); err != nil { // its container is told when a packet is too big
-		c.log.Error("endpoint does not have the MTU that it could", "endpoint", r.ID, "error", err)
+	if err := c.fitMTU(&r); err != nil { // the packet path sends ICMP Packet Too Big meanwhile
+		c.log.Error("setting the MTU of an endpoint failed", "endpoint", r.ID, "error", err)
 	}
 	return nil
 }
 
-// joinNetwork gives an endpoint addresses of its tenant's network, or leaves it as it was. Where it has them, all that belongs
-// sinks them is made sure of, and after an error they stay: they may be in use.
+// joinNetwork gives an endpoint addresses of its tenant's network, or leaves it unchanged. If it already has them, all
+// their state is verified; after an error they stay, because they may be in use.
 func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
 	name := networkOf(t)
 	was := r.Without(name)
@@ -211,7 +211,8 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 		}
 		both := was
 		both.Attachments = append(slices.Clone(was.Attachments), more...)
-		// On disk before anything of it is there; but what the container forbids would be written again and again.
+		// The record is on disk before the kernel changes. CanReaddress comes first: a container that forbids the
+		// change would cause a write at every retry.
 		if err = c.driver.CanReaddress(was, both); err == nil {
 			err = c.store.Put(both)
 		}
@@ -220,7 +221,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 		}
 		*r = both
 	}
-	// Of one whose labels have changed since, the new address says too little.
+	// After a label change the new address contains the wrong app.
 	err := c.renewPolicies(r.Tenant)
 	if err == nil {
 		err = c.driver.Readdress(ctx, was, *r)
@@ -238,7 +239,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 	}
 	c.setMigrated(r.ID)
 	c.log.Info(
-		"endpoint has addresses of its tenant's network too",
+		"endpoint joined its tenant's network",
 		"endpoint",
 		r.ID,
 		"container",
@@ -253,7 +254,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 	return nil
 }
 
-// leaveNetworks takes away what an endpoint has of networks that its tenant is not on and has left.
+// leaveNetworks removes an endpoint's attachments of networks that its tenant has left.
 func (c *Core) leaveNetworks(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
 	for _, name := range r.Networks() {
 		if name == networkOf(t) || name == t.Leaving {
@@ -265,7 +266,7 @@ func (c *Core) leaveNetworks(ctx context.Context, t tenant.Tenant, r *endpoint.R
 			return err
 		}
 		c.log.Info(
-			"endpoint has left a network",
+			"endpoint left a network",
 			"endpoint",
 			r.ID,
 			"container",
@@ -281,8 +282,8 @@ func (c *Core) leaveNetworks(ctx context.Context, t tenant.Tenant, r *endpoint.R
 	return nil
 }
 
-// detachNetwork takes an endpoint's attachments of a network away: entries, then the container's side, then the record. After an
-// error the record has them still, and the next call goes on from there.
+// detachNetwork removes an endpoint's attachments of a network: first entries, then the container's addresses, then the
+// record. After an error the record still has them, and the next call continues.
 func (c *Core) detachNetwork(ctx context.Context, r *endpoint.Record, name string, stays endpoint.Record) error {
 	n, gone := c.networks[name], r.On(name)
 	if err := n.Deactivate(ctx, gone); err != nil {
@@ -303,7 +304,7 @@ func (c *Core) detachNetwork(ctx context.Context, r *endpoint.Record, name strin
 	return nil
 }
 
-// reportMigration has the cluster hear how far a tenant's endpoints are, with the first thing that failed.
+// reportMigration updates a tenant's migration progress for the orchestrator, with the first failure.
 func (c *Core) reportMigration(name string, failed error) {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
@@ -341,7 +342,7 @@ func (t *Tenants) setMigration(name string, m *pilasterv1.Moving) {
 	t.signal()
 }
 
-// migration is what was last told of a tenant; nil where nothing was to be.
+// migration is the last reported progress of a tenant; nil if there is none.
 func (t *Tenants) migration(name string) *pilasterv1.Moving {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -351,7 +352,7 @@ func (t *Tenants) migration(name string) *pilasterv1.Moving {
 	return nil
 }
 
-// migrationProblems says which tenants' endpoints are not where they are to be, and why.
+// migrationProblems describes failed migrations, by tenant.
 func (t *Tenants) migrationProblems() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -362,7 +363,7 @@ func (t *Tenants) migrationProblems() []string {
 			all = append(
 				all,
 				fmt.Sprintf(
-					"tenant %s: %d of %d endpoints that are to move to network %s have addresses there; trying again: %s",
+					"tenant %s: %d of %d endpoints have migrated to network %s; retrying: %s",
 					name,
 					h.migration.Moved,
 					h.migration.Endpoints,

@@ -30,7 +30,7 @@ func newBedThatMoves(t *testing.T) *bed {
 	return b
 }
 
-// step has this node hear of the first step of green's move, or of the second.
+// step delivers the first step of green's migration to this node, or the second.
 func (b *bed) step(n uint64) {
 	b.t.Helper()
 	b.orchestrator.mu.Lock()
@@ -53,7 +53,7 @@ func (b *bed) movesAll() {
 	}
 }
 
-// migrationReport is what the cluster hears of green: "moved/endpoints problem", or "-".
+// migrationReport is what the node reports of green: "moved/endpoints problem", or "-".
 func (b *bed) migrationReport() string {
 	report := &pilasterv1.FollowRequest{}
 	b.tenants.Report(report, false)
@@ -65,7 +65,7 @@ func (b *bed) migrationReport() string {
 	return "-"
 }
 
-// installedOn fails unless an endpoint's record, its container and the networks agree that it is on these.
+// on fails unless an endpoint's record, its container and the networks agree that it is on these.
 func (b *bed) on(container string, networks ...string) endpoint.Record {
 	b.t.Helper()
 	r, ok := b.store.Find(container, "eth0")
@@ -161,7 +161,7 @@ func TestMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(b.migrationDue) != 1 {
-		t.Error("nobody counts anew")
+		t.Error("no new count is due")
 	}
 	if b.movesAll(); b.migrationReport() != "1/1" {
 		t.Errorf("with one less: %s", b.migrationReport())
@@ -181,8 +181,8 @@ func TestMove(t *testing.T) {
 	b.ended("c1", "c3")
 }
 
-// TestMoveOfOneThatHearsLate: who hears of the end only does both, in the order in which a container always has a
-// network.
+// TestMoveOfOneThatHearsLate: a node that receives only the end does both steps, in the order in which a container
+// always has a network.
 func TestMoveOfOneThatHearsLate(t *testing.T) {
 	b := newBedThatMoves(t)
 	b.step(2)
@@ -233,7 +233,8 @@ func TestMoveThatFails(t *testing.T) {
 			t.Errorf("a move that is refused was written: %v", err)
 		}
 		b.on("c2", tenant.Netpila, nimitz.Name)
-		if said := b.migrationReport(); !strings.HasPrefix(said, "1/2 endpoint 1: made to fail") || len(b.tenants.migrationProblems()) != 1 {
+		if said := b.migrationReport(); !strings.HasPrefix(said, "1/2 endpoint 1: made to fail") ||
+			len(b.tenants.migrationProblems()) != 1 {
 			t.Errorf("%s: said %s, %v", call, said, b.tenants.migrationProblems())
 		}
 		if b.movesAll(); b.migrationReport() != "2/2" || len(b.tenants.migrationProblems()) != 0 {
@@ -267,10 +268,10 @@ func TestMoveThatFailsAfterARestart(t *testing.T) {
 	}
 }
 
-// An MTU that is not the best keeps nobody from moving.
+// A failure to change the MTU does not block a migration.
 func TestMoveOfOneWhoseMTUStays(t *testing.T) {
 	b := newBedThatMoves(t)
-	b.driver.mtu = 1400 // nobody has followed yet
+	b.driver.mtu = 1400 // FollowMTU has not run yet
 	b.driver.fail["SetMTU"] = errFake
 	b.step(1)
 	if b.movesAll(); b.migrationReport() != "2/2" {
@@ -334,7 +335,7 @@ func TestMoveCutOff(t *testing.T) {
 }
 
 // TestMoveBesideOthers: an ADD that began before and a DEL meanwhile end as they would, and a container that is lost
-// retained nobody waiting.
+// does not block.
 func TestMoveBesideOthers(t *testing.T) {
 	b := newBedThatMoves(t)
 	b.driver.during = func(call string, r endpoint.Record) {
@@ -350,7 +351,7 @@ func TestMoveBesideOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(b.migrationDue) != 1 {
-		t.Error("nobody looks at a container that came late")
+		t.Error("no migration is due for a container that came late")
 	}
 	deleted := make(chan error, 1)
 	b.driver.during = func(call string, r endpoint.Record) {
@@ -408,14 +409,15 @@ func TestMoveOfNone(t *testing.T) {
 
 // What fails is tried more and more rarely.
 func TestMoveRests(t *testing.T) {
-	for failures, want := range map[int]time.Duration{0: 10 * time.Second, 1: 20 * time.Second, 4: 160 * time.Second, 5: 5 * time.Minute, 1 << 30: 5 * time.Minute} {
+	for failures, want := range map[int]time.Duration{0: 10 * time.Second, 1: 20 * time.Second, 4: 160 * time.Second,
+		5: 5 * time.Minute, 1 << 30: 5 * time.Minute} {
 		if got := retryPause(failures); got != want {
 			t.Errorf("after %d failures %v, want %v", failures, got, want)
 		}
 	}
 }
 
-// A node that is told to go back does not, and one that is told what it cannot know says so.
+// A node does not go back to the old network, and reports an unknown network as an error.
 func TestMoveIsNotTakenBack(t *testing.T) {
 	b := newBedThatMoves(t)
 	green := b.orchestrator.tenants["green"]
@@ -427,8 +429,10 @@ func TestMoveIsNotTakenBack(t *testing.T) {
 	b.movesAll()
 	b.on("c1", tenant.Netpila, nimitz.Name)
 	for _, p := range []*pilasterv1.Tenant{
-		{Name: "green", Network: "netpila", Leaving: "later"}, {Name: "green", Network: "nimitz", Leaving: "nimitz", Addressing: 3},
-		{Name: "green", Network: "netpila", Leaving: "nimitz"}, {Name: "green", Network: "netpila", Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16"}}},
+		{Name: "green", Network: "netpila", Leaving: "later"},
+		{Name: "green", Network: "nimitz", Leaving: "nimitz", Addressing: 3},
+		{Name: "green", Network: "netpila", Leaving: "nimitz"},
+		{Name: "green", Network: "netpila", Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16"}}},
 	} {
 		p.Ids = []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}}
 		if _, err := tenantFromProto(p); err == nil || !strings.Contains(err.Error(), "upgrade the agent") {

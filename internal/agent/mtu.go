@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// FollowMTU gives every endpoint, and the networks' gateways, the MTU of the packet path. One that cannot be changed
-// retained what it has; the packet path tells its container when a packet is too big.
+// FollowMTU sets the MTU of the packet path on every endpoint and on the networks' gateways. An endpoint that cannot be
+// changed keeps its MTU; the packet path sends ICMP Packet Too Big to its container.
 func (c *Core) FollowMTU(ctx context.Context) error {
 	mtu, err := c.driver.MTU()
 	if err != nil {
@@ -18,7 +18,7 @@ func (c *Core) FollowMTU(ctx context.Context) error {
 	}
 	errs := []error{c.eachGateway(func(n network.GatewayProvider) error { return n.FollowMTU(mtu) })}
 	for _, r := range c.store.List() {
-		// One that is being made may have asked for the MTU before it changed; its lock is waited for.
+		// An endpoint being created may have read the old MTU; setMTU waits for its lock.
 		if own := mtu - r.Overhead(); r.State != endpoint.Active || r.Device.MTU != own {
 			errs = append(errs, c.setMTU(ctx, r.ContainerID, r.Interface, own))
 		}
@@ -39,7 +39,8 @@ func (c *Core) setMTU(ctx context.Context, containerID, iface string, mtu int) e
 	return c.changeMTU(&r, mtu)
 }
 
-// fitMTU gives an endpoint the MTU that is left beside what its networks put before packets. The caller holds its lock.
+// fitMTU sets an endpoint's MTU to that of the packet path minus the overhead of its networks. The caller holds its
+// lock.
 func (c *Core) fitMTU(r *endpoint.Record) error {
 	mtu, err := c.driver.MTU()
 	if err != nil || r.Device.MTU == mtu-r.Overhead() {
@@ -55,8 +56,8 @@ func (c *Core) changeMTU(r *endpoint.Record, mtu int) error {
 	}
 	r.Device.MTU = mtu
 	if err := c.store.Put(*r); err != nil {
-		return fmt.Errorf("endpoint %d has an MTU of %d and is shown with %d: %w", r.ID, mtu, was, err)
+		return fmt.Errorf("endpoint %d has MTU %d, but its record still has %d: %w", r.ID, mtu, was, err)
 	}
-	c.log.Info("endpoint has another MTU", "endpoint", r.ID, "container", r.ContainerID, "was", was, "mtu", mtu)
+	c.log.Info("MTU of an endpoint changed", "endpoint", r.ID, "container", r.ContainerID, "was", was, "mtu", mtu)
 	return nil
 }

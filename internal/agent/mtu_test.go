@@ -49,7 +49,7 @@ func TestEndpointsFollowTheMTU(t *testing.T) {
 	}
 }
 
-// TestMTUChangesDuringAnAdd: whoever asked too early is changed afterwards.
+// TestMTUChangesDuringAnAdd: an endpoint created with the old MTU is changed afterwards.
 func TestMTUChangesDuringAnAdd(t *testing.T) {
 	b := newBed(t)
 	done := make(chan error, 1)

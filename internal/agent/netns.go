@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// callerKey is under which a connection's context holds the caller's process id.
+// callerKey is the context key of the caller's process id.
 type callerKey struct{}
 
-// withPeer notes who called: the kernel tells the process id of a unix socket's other end.
+// withPeer adds the caller's process id, from SO_PEERCRED, to a connection's context.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
 	unixConn, ok := c.(*net.UnixConn)
 	if !ok {
@@ -26,16 +26,19 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 		return ctx
 	}
 	var cred *unix.Ucred
-	if ctlErr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); ctlErr != nil ||
+	if ctlErr := raw.Control(func(fd uintptr) {
+		cred,
+			err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); ctlErr != nil ||
 		err != nil {
 		return ctx
 	}
 	return context.WithValue(ctx, callerKey{}, int(cred.Pid))
 }
 
-// openNetns opens a network namespace as the calling process sees the path: a runtime may have
-// mounted it where this process does not look. While the file is open the namespace can be
-// entered by "/proc/self/fd/N", even after the caller has gone.
+// openNetns opens a network namespace at a path as the calling process sees it: a runtime may have mounted it where
+// this process does not see it. While the file is open, the namespace can be entered by "/proc/self/fd/N", even after
+// the caller has exited.
 func openNetns(ctx context.Context, path string) (*os.File, error) {
 	if !filepath.IsAbs(path) {
 		return nil, refuse(ErrInvalid, "netns %q is not an absolute path", path)
@@ -44,7 +47,7 @@ func openNetns(ctx context.Context, path string) (*os.File, error) {
 	if err != nil {
 		var own error
 		if f, own = os.Open(path); own != nil {
-			return nil, refuse(ErrInvalid, "netns %s cannot be opened: %w", path, errors.Join(err, own))
+			return nil, refuse(ErrInvalid, "opening netns %s: %w", path, errors.Join(err, own))
 		}
 	}
 	if err := checkNetns(f); err != nil {
@@ -54,7 +57,7 @@ func openNetns(ctx context.Context, path string) (*os.File, error) {
 	return f, nil
 }
 
-var errNoPeer = errors.New("the caller's process is not known")
+var errNoPeer = errors.New("the caller's process is unknown")
 
 func openAsPeer(ctx context.Context, path string) (*os.File, error) {
 	pid, ok := ctx.Value(callerKey{}).(int)
@@ -67,7 +70,7 @@ func openAsPeer(ctx context.Context, path string) (*os.File, error) {
 		return nil, fmt.Errorf("%s: %w", root, err)
 	}
 	defer unix.Close(dir)
-	// Links such as /var/run must lead to the caller's /run, not to ours.
+	// Symbolic links such as /var/run must resolve to the caller's /run, not to ours.
 	fd, err := unix.Openat2(
 		dir,
 		path,
@@ -83,7 +86,7 @@ func openAsPeer(ctx context.Context, path string) (*os.File, error) {
 	return nil, fmt.Errorf("as process %d sees it: %w", pid, err)
 }
 
-// checkNetns refuses what is no network namespace, and the node's own.
+// checkNetns refuses files that are not network namespaces, and the node's own namespace.
 func checkNetns(f *os.File) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
@@ -93,7 +96,7 @@ func checkNetns(f *os.File) error {
 		return errors.New("it is not a namespace")
 	}
 	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
-		return errors.New("it is a namespace, but not of the network")
+		return errors.New("it is a namespace, but not a network namespace")
 	}
 	var there, here unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &there); err != nil {
@@ -103,7 +106,7 @@ func checkNetns(f *os.File) error {
 		return err
 	}
 	if there.Dev == here.Dev && there.Ino == here.Ino {
-		return errors.New("it is the node's own; a container needs one of its own")
+		return errors.New("it is the node's own namespace; a container needs its own")
 	}
 	return nil
 }

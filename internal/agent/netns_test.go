@@ -54,7 +54,7 @@ func TestAddRefusesWhatIsNoContainersNamespace(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"/proc/self/ns/net":  "node's own",
-		"/proc/self/ns/uts":  "not of the network",
+		"/proc/self/ns/uts":  "not a network namespace",
 		file:                 "not a namespace",
 		file + "-not-there":  "cannot be opened",
 		"run/netns/relative": "absolute",
@@ -76,7 +76,8 @@ func TestNetnsIsOpenedAsTheCallerSeesIt(t *testing.T) {
 	dir := t.TempDir()
 	// The child mounts the namespace where this process sees an empty folder; /there leads to it
 	// by a link, as /var/run does.
-	script := `mount -t tmpfs none "$1" && mkdir "$1/run" && touch "$1/run/c1" && mount --bind "$2" "$1/run/c1" && ln -s "$1/run" "$1/there" && echo ready && read _`
+	script := `mount -t tmpfs none "$1" && mkdir "$1/run" && touch "$1/run/c1" && ` +
+		`mount --bind "$2" "$1/run/c1" && ln -s "$1/run" "$1/there" && echo ready && read _`
 	child := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", dir, real)
 	in, err := child.StdinPipe()
 	if err != nil {

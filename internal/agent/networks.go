@@ -16,13 +16,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Network is one way to give containers addresses and to carry their packets.
+// Network allocates addresses for containers and forwards their packets.
 type Network = network.Network
 
-// networkOf is the name of the network that new endpoints of a tenant get.
+// networkOf is the name of the network for new endpoints of a tenant.
 func networkOf(t tenant.Tenant) string { return cmp.Or(t.Network, tenant.Netpila) }
 
-// prepareAttachments takes addresses for an endpoint.
+// prepareAttachments allocates addresses for an endpoint on its tenant's network.
 func (c *Core) prepareAttachments(
 	ctx context.Context,
 	t tenant.Tenant,
@@ -57,8 +57,8 @@ func (c *Core) howToEnable(network string) string {
 	return "start a build of the agent that has it"
 }
 
-// forNetworksOf has every network that an endpoint has attachments of do something with its part of the record, also when
-// one fails.
+// forNetworksOf calls do for each network that an endpoint is attached to, with that network's part of the record. An
+// error does not stop it.
 func (c *Core) forNetworksOf(r endpoint.Record, do func(Network, endpoint.Record) error) error {
 	var errs []error
 	for _, name := range r.Networks() {
@@ -67,7 +67,7 @@ func (c *Core) forNetworksOf(r endpoint.Record, do func(Network, endpoint.Record
 	return errors.Join(errs...)
 }
 
-// forAllNetworks has every network do something, in the order of their names.
+// forAllNetworks calls do for every network, in the order of their names, until an error.
 func (c *Core) forAllNetworks(do func(name string, n Network) error) error {
 	for _, name := range slices.Sorted(maps.Keys(c.networks)) {
 		if err := do(name, c.networks[name]); err != nil {
@@ -77,7 +77,7 @@ func (c *Core) forAllNetworks(do func(name string, n Network) error) error {
 	return nil
 }
 
-// networksOf are those that are to know a tenant: the one it is on, the one it leaves, and those that endpoints here
+// networksOf returns the networks that must know a tenant: its own, the one it leaves, and those that endpoints here
 // have addresses of.
 func (c *Core) networksOf(t tenant.Tenant) []string {
 	names := []string{networkOf(t)}
@@ -93,8 +93,9 @@ func (c *Core) networksOf(t tenant.Tenant) []string {
 	return slices.Compact(names)
 }
 
-// putOnNetworks makes a tenant known to networks, and has those forget it that are not among them any more.
-func (c *Core) putOnNetworks(ctx context.Context, t tenant.Tenant, wanted []string, had tenant.Tenant, on []string) error {
+// putOnNetworks adds a tenant to the wanted networks and removes it from the others that know it.
+func (c *Core) putOnNetworks(ctx context.Context, t tenant.Tenant, wanted []string, had tenant.Tenant,
+	on []string) error {
 	return c.forAllNetworks(func(name string, n Network) error {
 		switch {
 		case slices.Contains(wanted, name):
@@ -106,7 +107,7 @@ func (c *Core) putOnNetworks(ctx context.Context, t tenant.Tenant, wanted []stri
 	})
 }
 
-// status is the driver's, with what switches of networks have dropped beside it.
+// status is the driver's status plus drops and capabilities of the networks' switches.
 func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
 	s, err := c.driver.Status()
 	if err != nil {
@@ -123,7 +124,8 @@ func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
 		}
 		dropped, err := switched.Drops(ctx)
 		if err != nil {
-			s.Problems = append(s.Problems, fmt.Sprintf("what network %s dropped cannot be read: %v", name, err))
+			s.Problems = append(s.Problems,
+				fmt.Sprintf("reading the drop counters of network %s failed: %v", name, err))
 		}
 		counts := map[string]uint64{}
 		for why, packets := range dropped {
@@ -137,7 +139,7 @@ func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
 	return s, err
 }
 
-// eachGateway does something with each network that has a way to the underlay.
+// eachGateway calls do for each network that has a gateway to the underlay.
 func (c *Core) eachGateway(do func(network.GatewayProvider) error) error {
 	return c.forAllNetworks(func(_ string, n Network) error {
 		if outward, ok := n.(network.GatewayProvider); ok {
@@ -147,7 +149,7 @@ func (c *Core) eachGateway(do func(network.GatewayProvider) error) error {
 	})
 }
 
-// hasGateway tells whether a network has a way to the underlay that works.
+// hasGateway reports whether a network has a working gateway to the underlay.
 func hasGateway(n Network) bool {
 	outward, ok := n.(network.GatewayProvider)
 	return ok && outward.Gateway().Missing == ""
@@ -157,14 +159,14 @@ func (c *Core) deleteTenant(ctx context.Context, t tenant.Tenant) error {
 	return c.forAllNetworks(func(_ string, n Network) error { return n.DeleteTenant(ctx, t) })
 }
 
-// repair fills every network's tables.
+// repair fills the tables of every network.
 func (c *Core) repair(ctx context.Context, recorded, found []endpoint.Record) error {
 	return c.forAllNetworks(
 		func(name string, n Network) error { return n.Repair(ctx, on(name, recorded), on(name, found)) },
 	)
 }
 
-// installedOn is the records with attachments of a network, reduced to these.
+// on returns the records with attachments of a network, reduced to that network.
 func on(name string, records []endpoint.Record) []endpoint.Record {
 	var some []endpoint.Record
 	for _, r := range records {
@@ -175,13 +177,14 @@ func on(name string, records []endpoint.Record) []endpoint.Record {
 	return some
 }
 
-// validate refuses a record from the disk that its networks cannot have made, or whose network this node does not have.
+// validate refuses a record from disk that is invalid for its networks, or whose network this node lacks.
 func (c *Core) validate(r endpoint.Record) error {
 	for _, name := range r.Networks() {
 		n, ok := c.networks[name]
 		if !ok {
 			return fmt.Errorf(
-				"endpoint %d is on network %s, which this node does not have\n  packets flow as before; %s, or remove such containers first",
+				"endpoint %d is on network %s, which this node does not have\n  packets flow as before; %s, or "+
+					"remove such containers first",
 				r.ID,
 				name,
 				c.howToEnable(name),
@@ -194,7 +197,7 @@ func (c *Core) validate(r endpoint.Record) error {
 	return nil
 }
 
-// Entries says how full the networks' tables are.
+// Entries returns the use of the networks' tables.
 func (c *Core) Entries(ctx context.Context) ([]dpapi.Entries, error) {
 	var all []dpapi.Entries
 	err := c.forAllNetworks(func(name string, n Network) error {

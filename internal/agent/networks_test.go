@@ -19,14 +19,14 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// fakeSwitch keeps what it is told, and is its own cluster.
+// fakeSwitch records the entries it receives, and is its own cluster.
 type fakeSwitch struct {
 	mu      sync.Mutex
 	entries map[any]pipeline.Entry
 	ports   map[pipeline.Port]string
 	fail    error
 	given   byte
-	subnets []netip.Prefix // apply the node
+	subnets []netip.Prefix // of the node
 	during  func(call string)
 	mtu     int
 	dropped map[dropreason.Reason]uint64
@@ -198,7 +198,8 @@ func TestNetworksSideBySide(t *testing.T) {
 			len(b.nimitz.entries) != 4 {
 			t.Errorf("nimitz has %v and %v", b.nimitz.ports, b.nimitz.entries)
 		}
-		for _, q := range []CheckRequest{{ContainerID: "c1"}, {ContainerID: "c2", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.3.1/32")}}} {
+		for _, q := range []CheckRequest{{ContainerID: "c1"},
+			{ContainerID: "c2", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.3.1/32")}}} {
 			q.Interface, q.Netns = "eth0", "/run/netns/"+q.ContainerID
 			if err := b.Check(t.Context(), q); err != nil {
 				t.Error(err)
@@ -240,7 +241,8 @@ func TestNetworkThatIsNotHere(t *testing.T) {
 	if err := b.tryReopen(); err == nil ||
 		!strings.Contains(
 			err.Error(),
-			"endpoint 1 is on network nimitz, which this node does not have\n  packets flow as before; start the agent with --some switch, or",
+			"endpoint 1 is on network nimitz, which this node does not have\n  packets flow as before; start the "+
+				"agent with --some switch, or",
 		) ||
 		len(b.driver.calls) != calls {
 		t.Errorf("started with an endpoint on it: %v, %v", err, b.driver.calls[calls:])
@@ -255,7 +257,8 @@ func TestNetworkThatIsNotHere(t *testing.T) {
 	if _, err := b.Add(t.Context(), b.green("c2")); !errors.Is(err, ErrUnavailable) ||
 		!strings.Contains(
 			err.Error(),
-			"tenant green is on network nimitz, which this node does not have\n  nothing was changed; start the agent with --some switch, or",
+			"tenant green is on network nimitz, which this node does not have\n  nothing was changed; start the "+
+				"agent with --some switch, or",
 		) {
 		t.Errorf("an ADD: %v", err)
 	}
@@ -322,7 +325,7 @@ func TestDropsOfSwitches(t *testing.T) {
 	}
 	b.nimitz.fail = errFake
 	if s, err := b.status(t.Context()); err != nil || len(s.Problems) != 1 ||
-		!strings.Contains(s.Problems[0], "what network nimitz dropped cannot be read") {
+		!strings.Contains(s.Problems[0], "reading the drop counters of network nimitz failed") {
 		t.Errorf("problems %v, %v", s.Problems, err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// Node is who this node is, kept on disk: it lasts as long as the state directory.
+// Node is the identity of this node; it lasts as long as the state directory.
 type Node struct {
 	disk statefile.Disk
 	path string
@@ -32,8 +32,8 @@ const (
 	gatewaysFileName = "gateways.json" // spreadWanted: builds that know no gateway prefixes read node.json too
 )
 
-// stateVersion is that of the agent's own files, raised when what they hold changes. A build that knows
-// a lower one then refuses them: there is no going back to it without another disk.
+// stateVersion is the format version of the agent's files, raised with incompatible changes. A build with a lower
+// version refuses the files, so a downgrade needs an empty state directory.
 const stateVersion = 1
 
 type nodeFile struct {
@@ -41,10 +41,10 @@ type nodeFile struct {
 	Name    string       `json:"name"`
 	UUID    string       `json:"uuid"`
 	Cluster *clusterFile `json:"cluster,omitempty"` // nil before the first registration
-	Starts  uint32       `json:"starts,omitempty"`  // apply the agent, counted
+	Starts  uint32       `json:"starts,omitempty"`  // number of starts of the agent
 }
 
-// clusterFile is what registration fixed for good.
+// clusterFile is fixed by the first registration.
 type clusterFile struct {
 	UUID    string       `json:"uuid"`
 	Prefix  netip.Prefix `json:"prefix"`
@@ -52,25 +52,25 @@ type clusterFile struct {
 	Private netip.Prefix `json:"privatePrefix"`
 }
 
-// gatewaysFile is the rest of the plan. A node that joined before there was one has none until it registers again.
+// gatewaysFile is the rest of the plan. A node that joined before gateway prefixes existed has none until it registers
+// again.
 type gatewaysFile struct {
 	Version int          `json:"version"`
 	V4      netip.Prefix `json:"v4,omitzero"`
 	V6      netip.Prefix `json:"v6,omitzero"`
 }
 
-// Membership is what registration fixed for good: which cluster this is, its use of the
-// addresses, and this node's /64.
+// Membership is fixed by the first registration: the cluster, its address plan, and this node's /64.
 type Membership struct {
 	ClusterUUID string
 	Prefix      netip.Prefix
 	Plan        address.Plan
 }
 
-// OpenNode reads <dir>/node.json, or makes a new UUID, and writes it with one start more.
+// OpenNode reads <dir>/node.json, or creates it with a new UUID, and increments its number of starts.
 func OpenNode(dir, name string) (*Node, error) { return OpenNodeOn(statefile.Disk{}, dir, name) }
 
-// OpenNodeOn is OpenNode of a directory on another disk.
+// OpenNodeOn is OpenNode on another disk.
 func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
 	n := &Node{disk: disk, path: filepath.Join(dir, nodeFileName)}
 	err := disk.Read(n.path, stateVersion, &n.file)
@@ -90,24 +90,25 @@ func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
 		return nil, err
 	}
 	renamed := n.file.Name != name
-	if !renamed || n.file.Cluster == nil { // the name was not taken, or may not have been
+	if !renamed || n.file.Cluster == nil { // the name is not registered yet, as far as known
 		n.file.Name = name
 		n.file.Starts++
 		if err := disk.Write(n.path, n.file, 0o600); err != nil && (fresh || renamed) {
 			return nil, err
 		}
-		// Otherwise the number serves two starts. A full disk must not keep the agent away.
+		// Otherwise two starts share a number: a full disk must not prevent a start.
 		return n, nil
 	}
 	return nil, fmt.Errorf(
-		"%s belongs to node %s, not to %s\n  nothing was changed; keep the name, or delete the node and use an empty --state-dir",
+		"%s belongs to node %s, not to %s\n  nothing was changed; keep the name, or delete the node and use an empty "+
+			"--state-dir",
 		dir,
 		n.file.Name,
 		name,
 	)
 }
 
-// markDisconnected refuses to become another node over what belongs to the one before.
+// lost refuses to create a new identity if the directory has state of a previous one.
 func (n *Node) lost(dir string) error {
 	witness := ""
 	err := n.disk.Walk(dir, func(path string, entry fs.DirEntry) {
@@ -121,7 +122,7 @@ func (n *Node) lost(dir string) error {
 	return err
 }
 
-// topOf is the name in dir of the file or folder that path is or is in.
+// topOf is the first path element of path below dir.
 func topOf(dir, path string) string {
 	below, _ := filepath.Rel(dir, path)
 	top, _, _ := strings.Cut(below, string(filepath.Separator))
@@ -174,7 +175,7 @@ func (m Membership) validate() error {
 	return nil
 }
 
-// Sequence numbers what this node tells the orchestrator: later is higher, also after a restart.
+// Sequence numbers this node's messages to the orchestrator. The numbers increase, also across restarts.
 func (n *Node) Sequence() uint64 {
 	return uint64(n.file.Starts)<<32 | uint64(n.messages.Add(1))
 }
@@ -182,7 +183,7 @@ func (n *Node) Sequence() uint64 {
 func (n *Node) Name() string { return n.file.Name }
 func (n *Node) UUID() string { return n.file.UUID }
 
-// Membership is false before the first registration.
+// Membership returns false before the first registration.
 func (n *Node) Membership() (Membership, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -192,32 +193,33 @@ func (n *Node) Membership() (Membership, bool) {
 	return n.membership(), true
 }
 
-// membership is that of a node that has joined. The caller holds the lock.
+// membership is the Membership of a joined node. The caller holds the lock.
 func (n *Node) membership() Membership {
 	m := n.file.Cluster.membership()
 	m.Plan.Gateway4, m.Plan.Gateway6 = n.gateways.V4, n.gateways.V6
 	return m
 }
 
-// Join pins what registration said, the first time, and refuses anything else later.
+// Join stores the first registration's answer, and refuses a different answer later.
 func (n *Node) Join(m Membership) error {
 	if err := m.validate(); err != nil {
-		return fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+		return fmt.Errorf("the orchestrator's answer is invalid: %w", err)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	told, has := &m.Plan, n.gateways
-	if !told.Gateway4.IsValid() && !told.Gateway6.IsValid() { // an older orchestrator says nothing
+	if !told.Gateway4.IsValid() && !told.Gateway6.IsValid() { // an older orchestrator does not send them
 		told.Gateway4, told.Gateway6 = has.V4, has.V6
 	}
 	if n.file.Cluster != nil {
 		held := n.membership()
-		if has.Version == 0 { // not told before
+		if has.Version == 0 { // not received before
 			held.Plan.Gateway4, held.Plan.Gateway6 = told.Gateway4, told.Gateway6
 		}
 		if held != m {
 			return fmt.Errorf(
-				"the orchestrator says cluster %s, prefix %v, plan %v; this node holds %s, %v, %v\n  nothing was changed and containers keep what they have; use the right orchestrator, or restore its data",
+				"the orchestrator answers cluster %s, prefix %v, plan %v; this node has %s, %v, %v\n  nothing was "+
+					"changed and containers keep their addresses; use the right orchestrator, or restore its data",
 				m.ClusterUUID,
 				m.Prefix,
 				m.Plan,
@@ -239,7 +241,7 @@ func (n *Node) Join(m Membership) error {
 	return nil
 }
 
-// joinGateways comes before the rest: what is not joined yet is pinned by nothing.
+// joinGateways stores the gateway prefixes before the membership: until that is stored, nothing is fixed.
 func (n *Node) joinGateways(m Membership) error {
 	told := gatewaysFile{stateVersion, m.Plan.Gateway4, m.Plan.Gateway6}
 	if told == n.gateways || !told.V4.IsValid() && !told.V6.IsValid() {

@@ -15,20 +15,20 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// localPrefix is a prefix this node has, and the device it has it on.
+// localPrefix is a prefix of this node's addresses or routes, with its device.
 type localPrefix struct {
 	prefix netip.Prefix
 	device string
 }
 
-// checkOverlap refuses a private prefix that the node uses otherwise: containers could not reach
-// what is there, and the node would take containers for it. A default route covers everything
-// and means nothing.
+// checkOverlap refuses a private prefix that the node uses for something else: containers could not reach it, and the
+// node would treat its addresses as containers. A default route overlaps everything and is ignored.
 func checkOverlap(private netip.Prefix, present []localPrefix) error {
 	for _, f := range present {
 		if f.prefix.Bits() > 0 && f.prefix.Overlaps(private) {
 			return fmt.Errorf(
-				"private prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --private-prefix, for example fc80::/9",
+				"private prefix %v overlaps %v on %s\n  nothing was changed; remove that from this node, or set up "+
+					"the cluster with another --private-prefix, for example fc80::/9",
 				private,
 				f.prefix,
 				f.device,
@@ -38,8 +38,8 @@ func checkOverlap(private netip.Prefix, present []localPrefix) error {
 	return nil
 }
 
-// localPrefixes lists the IPv6 prefixes of the node's addresses and routes, of every table. Routes
-// that only refuse are left out, and those to its containers.
+// localPrefixes lists the IPv6 prefixes of the node's addresses and routes in every table, except unreachable,
+// blackhole and prohibit routes and routes to its containers.
 func localPrefixes() ([]localPrefix, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
@@ -78,7 +78,7 @@ func localPrefixes() ([]localPrefix, error) {
 	return all, nil
 }
 
-// overlapWatch keeps looking after the start, because devices come later.
+// overlapWatch repeats the check after the start, because devices can appear later.
 type overlapWatch struct {
 	private netip.Prefix
 	changed chan<- struct{} // migrationReport, with room for one, when addresses have changed; may be nil
@@ -95,7 +95,7 @@ func (w *overlapWatch) problem() error {
 func (w *overlapWatch) check() error {
 	all, err := localPrefixes()
 	if err != nil {
-		return fmt.Errorf("reading what this node has: %w", err)
+		return fmt.Errorf("reading the prefixes of this node: %w", err)
 	}
 	err = checkOverlap(w.private, all)
 	w.mu.Lock()
@@ -104,18 +104,18 @@ func (w *overlapWatch) check() error {
 	return err
 }
 
-// startFrees checks again whenever an address or a route has changed, until ctx ends. A subscription
-// ends when the kernel has more to tell than its buffer holds; then it begins anew.
+// run checks again after each change of an address or a route until ctx ends. A netlink subscription ends when its
+// buffer overflows; it is then opened again.
 func (w *overlapWatch) run(ctx context.Context, log *slog.Logger) error {
 	for {
 		if err := w.watch(ctx, log); err != nil || ctx.Err() != nil {
 			return err
 		}
-		log.Debug("changes of addresses or routes were missed; all are read again")
+		log.Debug("netlink subscription overflowed; all addresses and routes are read again")
 	}
 }
 
-// watch is one subscription.
+// watch runs one subscription.
 func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	addrs, routes := make(chan netlink.AddrUpdate), make(chan netlink.RouteUpdate)
@@ -129,14 +129,14 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 	}
 	defer func() {
 		cancel()
-		for range addrs { // both end once they have noticed
+		for range addrs { // both are drained until the subscriptions close them
 		}
 		for range routes {
 		}
 	}()
-	w.recheck(log) // what came before anybody listened
+	w.recheck(log) // changes before the subscription
 	w.signal()
-	own := 0 // index of NodeDevice once it has been seen: the kernel gives none twice
+	own := 0 // index of NodeDevice once seen: the kernel does not reuse indexes
 	for {
 		var dst *net.IPNet
 		device := 0
@@ -153,7 +153,7 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 			}
 			dst, device = u.Dst, u.LinkIndex
 		}
-		// A busy node changes routes all the time; only these few mean something here.
+		// A busy node changes routes all the time; few of them matter here.
 		if p := prefixOf(dst); !p.IsValid() || !p.Overlaps(w.private) || device != 0 && device == own {
 			continue
 		}
@@ -165,7 +165,7 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// signal never waits: who has not listened yet will see all changes at once.
+// signal does not block: one pending value covers all changes.
 func (w *overlapWatch) signal() {
 	select {
 	case w.changed <- struct{}{}:
@@ -176,13 +176,13 @@ func (w *overlapWatch) signal() {
 func (w *overlapWatch) recheck(log *slog.Logger) {
 	before := w.problem()
 	if err := w.check(); err != nil && before == nil {
-		log.Error("no endpoint is added any more", "error", err)
+		log.Error("a prefix of this node overlaps the private prefix; no endpoint is added", "error", err)
 	} else if err == nil && before != nil {
-		log.Info("private prefix is free again; endpoints are added")
+		log.Info("the overlap with the private prefix is gone; endpoints are added again")
 	}
 }
 
-// prefixOf is the zero Prefix for a default route and for IPv4.
+// prefixOf returns the zero Prefix for a default route and for IPv4.
 func prefixOf(n *net.IPNet) netip.Prefix {
 	if n == nil {
 		return netip.Prefix{}

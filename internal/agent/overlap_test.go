@@ -19,7 +19,8 @@ func TestOverlap(t *testing.T) {
 		}
 		return list
 	}
-	if err := checkOverlap(private, all("::/0", "fe80::/64", "fd70:696c:6100:1::1/128", "2001:db8::/32", "ff00::/8")); err != nil {
+	if err := checkOverlap(private,
+		all("::/0", "fe80::/64", "fd70:696c:6100:1::1/128", "2001:db8::/32", "ff00::/8")); err != nil {
 		t.Errorf("nothing of it overlaps: %v", err)
 	}
 	for _, p := range []string{"fc00:f853:ccd:e793::/64", "fc00::/7", "fc00::/8", "fcff::1/128"} {
@@ -31,13 +32,13 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// ackedRound is a log that a test waits on.
-type heard chan string // apply messages
+// logHandler sends log messages to a test.
+type logHandler chan string // of messages
 
-func (h heard) Enabled(_ context.Context, l slog.Level) bool  { return l >= slog.LevelInfo }
-func (h heard) Handle(_ context.Context, r slog.Record) error { h <- r.Message; return nil }
-func (h heard) WithAttrs([]slog.Attr) slog.Handler            { return h }
-func (h heard) WithGroup(string) slog.Handler                 { return h }
+func (h logHandler) Enabled(_ context.Context, l slog.Level) bool  { return l >= slog.LevelInfo }
+func (h logHandler) Handle(_ context.Context, r slog.Record) error { h <- r.Message; return nil }
+func (h logHandler) WithAttrs([]slog.Attr) slog.Handler            { return h }
+func (h logHandler) WithGroup(string) slog.Handler                 { return h }
 
 // On a real node: at the start, and when an address comes and goes later.
 func TestOverlapOfARealNode(t *testing.T) {
@@ -62,7 +63,7 @@ func TestOverlapOfARealNode(t *testing.T) {
 	}
 	w := &overlapWatch{private: netip.MustParsePrefix("fc00::/8")}
 	ctx, cancel := context.WithCancel(t.Context())
-	log, ended := make(heard, 1), make(chan error, 1)
+	log, ended := make(logHandler, 1), make(chan error, 1)
 	go func() {
 		ended <- ns.Do(func() error { return w.run(ctx, slog.New(log)) })
 	}()
@@ -92,7 +93,7 @@ func TestOverlapOfARealNode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if said := <-log; !strings.Contains(said, "free again") || w.problem() != nil {
+	if said := <-log; !strings.Contains(said, "is gone") || w.problem() != nil {
 		t.Errorf("said %q, problem %v", said, w.problem())
 	}
 	cancel()
@@ -101,7 +102,7 @@ func TestOverlapOfARealNode(t *testing.T) {
 	}
 }
 
-// Each change of an address is told of, whatever device it is on, and so is the beginning.
+// Each change of an address is signalled, whatever device it is on, and so is the start.
 func TestChangesOfAddressesAreTold(t *testing.T) {
 	ns := newNetns(t)
 	handle, err := ns.Netlink()
@@ -132,7 +133,7 @@ func TestChangesOfAddressesAreTold(t *testing.T) {
 		select {
 		case <-changed:
 		case <-time.After(20 * time.Second):
-			t.Fatalf("change %d was not told of", i)
+			t.Fatalf("change %d was not signalled", i)
 		}
 	}
 	cancel()

@@ -18,23 +18,23 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// policies are what this node knows of the policies of tenants that live here. They are on disk, so that a start
-// without the orchestrator has them in force before any container's packet.
+// policies are the policies of hosted tenants. They are on disk, so that a start without the orchestrator enforces them
+// before the first packet of a container.
 type policies struct {
 	disk statefile.Disk
 	dir  string
 
-	mu sync.Mutex // heldPrefixes while they are compiled and given to the packet path: what was heard last wins
+	mu sync.Mutex // held during compilation and installation, so that the last update wins
 	m  map[string]*tenantPolicy
 
-	published atomic.Pointer[map[string]policyView] // for those who ask, and do not wait for that
+	published atomic.Pointer[map[string]policyView] // read without waiting for a compilation
 	times     policyTimes
 }
 
-// policyName tells a tenant's policies apart.
+// policyName identifies a policy within a tenant.
 type policyName struct{ Kind, Namespace, Name string }
 
-// Document is a policy as a person wrote it.
+// Document is a policy as its author wrote it.
 type Document struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace,omitempty"`
@@ -44,32 +44,33 @@ type Document struct {
 
 func (d Document) name() policyName { return policyName{d.Kind, d.Namespace, d.Name} }
 
-// hasPolicies is a tenant with policies, or of which it is known that it has none.
+// tenantPolicy is the policy state of one tenant; it may be empty.
 type tenantPolicy struct {
 	documents   map[policyName]Document
 	parsed      map[policyName]policy.Policy
-	parseErrors map[policyName]error // why those of the documents are not among these
+	parseErrors map[policyName]error // of the documents that could not be parsed
 	overrides   map[netip.Addr]address.AppID
-	synced      chan struct{} // closed once all of it was heard
-	awaited     bool          // there are some: no container is added before they are told
-	unsaved     bool          // the disk has not all of it: what could not be enforced does not go there, for no start would succeed with it
+	synced      chan struct{} // closed once all policies of the tenant were received
+	awaited     bool          // the tenant has policies: ADDs wait until they are received
+	// the disk lacks the last update: only enforceable policies are stored, so that every start succeeds
+	unsaved bool
 
 	enforced dpapi.TenantPolicies
-	inputs   compileInputs // that the tables were made for
-	lastErr  error         // why what was heard last is not in force
+	inputs   compileInputs // of the last successful compilation
+	lastErr  error         // why the last update is not in force; nil if it is
 
-	index   *policy.Index // apply indexed, the apps that were last compiled for
+	index   *policy.Index // built for the apps in indexed
 	indexed map[address.AppID]map[string]string
 }
 
-// compileInputs are what a tenant's tables are made for beside its policies.
+// compileInputs are the inputs of a compilation besides the policies.
 type compileInputs struct {
 	ids       []address.TenantID
 	apps      map[address.AppID]map[string]string
-	subjects  []address.AppID // apply containers here, or all apps
+	subjects  []address.AppID // of containers here, or all apps if atDestination
 	overrides map[netip.Addr]address.AppID
 
-	atDestination bool // what others' containers send is judged here
+	atDestination bool // policy is applied at the destination, also to packets of other nodes' containers
 }
 
 func (s compileInputs) equal(o compileInputs) bool {
@@ -92,10 +93,10 @@ func newTenantPolicy() *tenantPolicy {
 	}
 }
 
-// isBlank tells that there is nothing to enforce.
+// isBlank reports that there is nothing to enforce.
 func (p *tenantPolicy) isBlank() bool { return len(p.documents)+len(p.overrides) == 0 }
 
-// isSettled tells that what was heard is in force and on disk.
+// isSettled reports that the last update is in force and on disk.
 func (p *tenantPolicy) isSettled() bool { return p.lastErr == nil && !p.unsaved }
 
 func (p *tenantPolicy) isSynced() bool {
@@ -107,19 +108,19 @@ func (p *tenantPolicy) isSynced() bool {
 	}
 }
 
-// PolicyUpdate is what the orchestrator says of policies and of containers whose app is another one now.
+// PolicyUpdate is an update of a tenant's policies and app overrides.
 type PolicyUpdate struct {
 	Tenant         string
 	Received       time.Time
-	Whole          bool // nothing else holds
+	Whole          bool // the update is complete: all other policies and overrides are removed
 	Documents      []Document
-	Removed        []Document // by name
+	Removed        []Document // only the names are set
 	Overrides      map[netip.Addr]address.AppID
-	EndedOverrides []netip.Addr // are of the app again that they say
+	EndedOverrides []netip.Addr // containers whose app is again the one in their address
 }
 
-// applyPolicies takes note of the news, and tells whether they change anything. What this build cannot read is kept as that: to
-// removeTenant it would let by what it forbids.
+// apply applies an update and reports whether it changes anything. It keeps documents that this build cannot parse:
+// dropping them would allow what they deny.
 func (p *tenantPolicy) apply(n PolicyUpdate) (changed bool) {
 	if n.Whole {
 		n.Removed, n.EndedOverrides = p.missingFrom(n)
@@ -159,7 +160,7 @@ func (p *tenantPolicy) apply(n PolicyUpdate) (changed bool) {
 	return changed
 }
 
-// missingFrom is what was heard before and is not among the news, which are all that holds.
+// missingFrom returns the known documents and overrides that a complete update does not contain.
 func (p *tenantPolicy) missingFrom(n PolicyUpdate) (documents []Document, overrides []netip.Addr) {
 	said := make(map[policyName]bool, len(n.Documents))
 	for _, d := range n.Documents {
@@ -192,8 +193,9 @@ func (d Document) parse() (policy.Policy, error) {
 	return parsed, nil
 }
 
-// ApplyPolicies has what was heard in force. What cannot be enforced leaves what was, and is tried again with whatever
-// is heard next and for each container of the tenant, which is not added before.
+// ApplyPolicies applies a policy update. The agent keeps the last received policies even if it could not enforce them,
+// and retries on the next update or ADD; until then the previous ones stay in force and no container of the tenant is
+// added.
 func (c *Core) ApplyPolicies(ctx context.Context, n PolicyUpdate) error {
 	unlock, err := c.byTenant.lock(ctx, n.Tenant)
 	if err != nil {
@@ -201,15 +203,15 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyUpdate) error {
 	}
 	defer unlock()
 	if !c.tenants.isHosted(n.Tenant) {
-		return nil // any more
+		return nil // not hosted any more
 	}
 	if _, deleted, _ := c.tenants.get(n.Tenant); deleted {
-		return nil // its policies went with it, and its containers that still live stay under them
+		return nil // its last policies stay in force for its remaining containers
 	}
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	p := c.policies.of(n.Tenant)
-	if p.apply(n) || !p.isSettled() { // nothing is new of most tenants, which have none, and of what a snapshot repeats
+	if p.apply(n) || !p.isSettled() { // nothing changes for most tenants of a snapshot
 		if err := c.enforce(n.Tenant); err != nil {
 			return err
 		}
@@ -226,7 +228,7 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyUpdate) error {
 	return nil
 }
 
-// savePolicies writes them. What the tenant's own file says of them is there last, and goes first.
+// savePolicies writes the policies to disk. The flag in the tenant's own file is set last and cleared first.
 func (c *Core) savePolicies(name string, p *tenantPolicy) error {
 	if p.isBlank() {
 		if err := c.tenants.setHasPolicies(name, false); err != nil {
@@ -240,7 +242,7 @@ func (c *Core) savePolicies(name string, p *tenantPolicy) error {
 	return c.tenants.setHasPolicies(name, true)
 }
 
-// apply is what is known of a tenant's policies, or that nothing is.
+// of returns the policies of a tenant; it creates an empty entry.
 func (p *policies) of(name string) *tenantPolicy {
 	if p.m[name] == nil {
 		p.m[name] = newTenantPolicy()
@@ -248,9 +250,9 @@ func (p *policies) of(name string) *tenantPolicy {
 	return p.m[name]
 }
 
-// enforce compiles what is known of a tenant's policies for the containers that are here, gives it to the packet path,
-// and keeps it. If that is refused, what was before holds, and the error is the disk's alone. The caller holds the
-// policies' lock.
+// enforce compiles a tenant's policies for the containers on this node, installs them in the packet path, and stores
+// them. If the packet path refuses them, the previous ones stay in force and the refusal is recorded; the returned
+// error is of the disk only. The caller holds the policies' lock.
 func (c *Core) enforce(name string) error {
 	p := c.policies.m[name]
 	defer c.policies.publish()
@@ -266,7 +268,7 @@ func (c *Core) enforce(name string) error {
 	}
 	if err != nil {
 		c.noteRefused(name, p, err)
-		return nil // sinks hear the same again would not help
+		return nil // a new stream with the same policies would not help
 	}
 	p.enforced, p.inputs, p.lastErr = next, around, nil
 	c.tenants.setPolicyProblem(name, nil)
@@ -280,11 +282,11 @@ func (c *Core) enforce(name string) error {
 	return nil
 }
 
-// noteRefused notes that what was heard last is not in force.
+// noteRefused records that the last update is not in force.
 func (c *Core) noteRefused(name string, p *tenantPolicy, why error) {
 	p.lastErr = why
 	c.tenants.setPolicyProblem(name, why)
-	c.log.Error("policies are not in force as the cluster has them", "tenant", name, "error", why)
+	c.log.Error("the last policy update is not in force", "tenant", name, "error", why)
 }
 
 func (c *Core) compile(name string, p *tenantPolicy) (next dpapi.TenantPolicies, around compileInputs, err error) {
@@ -306,11 +308,11 @@ func (c *Core) compile(name string, p *tenantPolicy) (next dpapi.TenantPolicies,
 	return next, around, err
 }
 
-// compileInputs are those of now.
+// compileInputs returns the current inputs.
 func (c *Core) compileInputs(name string, p *tenantPolicy) (s compileInputs, err error) {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
-		return s, fmt.Errorf("tenant %s is not known here", name)
+		return s, fmt.Errorf("this node does not know tenant %s", name)
 	}
 	s.apps, s.overrides = map[address.AppID]map[string]string{}, maps.Clone(p.overrides)
 	for _, a := range known.Apps {
@@ -324,7 +326,7 @@ func (c *Core) compileInputs(name string, p *tenantPolicy) (s compileInputs, err
 			continue
 		}
 		s.subjects = append(s.subjects, cmp.Or(r.AppNow, r.App))
-		for _, a := range r.Attachments { // apply containers here the node itself knows best
+		for _, a := range r.Attachments { // for containers here local state is newer
 			if delete(s.overrides, a.Plaintext); r.AppNow != 0 && a.Plaintext.IsValid() {
 				s.overrides[a.Plaintext] = r.AppNow
 			}
@@ -338,7 +340,7 @@ func (c *Core) compileInputs(name string, p *tenantPolicy) (s compileInputs, err
 	return s, nil
 }
 
-// couldRestrict tells whether a policy that is not in audit was heard.
+// couldRestrict reports whether a policy that is not in audit mode was received.
 func (p *tenantPolicy) couldRestrict() bool {
 	for _, read := range p.parsed {
 		if !read.Audit {
@@ -348,8 +350,8 @@ func (p *tenantPolicy) couldRestrict() bool {
 	return false
 }
 
-// renewPolicies has a tenant's policies in force for all that is known of the tenant now: ids, apps and containers. One
-// without costs nothing.
+// renewPolicies enforces a tenant's policies for its current ids, apps and containers. It does nothing for tenants
+// without policies.
 func (c *Core) renewPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -366,8 +368,8 @@ func (c *Core) renewPolicies(name string) error {
 	return p.lastErr
 }
 
-// enforceFor has a new endpoint's policies in force before anything flows: only the first container of an app, or of a
-// tenant id, needs anything for that.
+// enforceFor enforces the policies for a new endpoint before its packets flow. Only the first container of an app or of
+// a tenant id needs a compilation.
 func (c *Core) enforceFor(r endpoint.Record) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -376,7 +378,7 @@ func (c *Core) enforceFor(r endpoint.Record) error {
 		return nil
 	}
 	var err error
-	// The id may be one that came with the answer to another ADD, which has not got so far.
+	// The id may have arrived with the answer to another ADD that has not reached this point.
 	_, ready := slices.BinarySearch(p.inputs.subjects, r.App)
 	if ready = ready && slices.Contains(p.enforced.IDs, r.TenantID); p.lastErr != nil || !ready && len(p.parsed) > 0 {
 		if err = c.enforce(r.Tenant); err == nil {
@@ -389,7 +391,8 @@ func (c *Core) enforceFor(r endpoint.Record) error {
 	if err != nil {
 		return refuse(
 			ErrUnavailable,
-			"the policies of tenant %s cannot be enforced on this node: %w\n  nothing was changed; mend them, or use another node",
+			"the policies of tenant %s cannot be enforced on this node: %w\n  nothing was changed; correct them, or "+
+				"use another node",
 			r.Tenant,
 			err,
 		)
@@ -397,7 +400,7 @@ func (c *Core) enforceFor(r endpoint.Record) error {
 	return nil
 }
 
-// retryPolicies is for an endpoint that has gone: policies that there was no room for may have it now.
+// retryPolicies retries refused policies after an endpoint has gone, which may have made room.
 func (c *Core) retryPolicies(name string) {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -405,30 +408,30 @@ func (c *Core) retryPolicies(name string) {
 		return
 	}
 	if err := c.enforce(name); err != nil {
-		c.log.Error("policies are not kept on disk", "tenant", name, "error", err)
+		c.log.Error("writing policies to disk failed", "tenant", name, "error", err)
 	}
 }
 
-// policiesWait is how long an ADD waits for the policies of a tenant that is new to the node.
+// policiesWait is how long an ADD waits for the policies of a newly hosted tenant.
 const policiesWait = 5 * time.Second
 
-// expectPolicies has every container of a tenant wait for them, also those that ask nobody. The caller holds the
-// tenant's lock, and counts a container next.
+// expectPolicies makes every ADD of a tenant wait for its policies, also ADDs that need no request to the orchestrator.
+// The caller holds the tenant's lock, and counts a container next.
 func (c *Core) expectPolicies(name string) {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
 	c.policies.of(name).awaited = true
 }
 
-// awaitPolicies waits until all policies of a tenant that has some were heard. Those that came while this agent was not
-// running it knows only then.
+// awaitPolicies waits until all policies of a tenant with policies are received. Policies that changed while the agent
+// did not run are known only then.
 func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 	if c.tried != nil {
 		select {
 		case <-c.tried:
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(policiesWait): // an orchestrator that says nothing is as good as one that is away: what is on disk holds
+		case <-time.After(policiesWait): // like an orchestrator that cannot be reached: the policies on disk apply
 		}
 	}
 	c.policies.mu.Lock()
@@ -445,15 +448,16 @@ func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 	case <-time.After(policiesWait):
 		return refuse(
 			ErrUnavailable,
-			"the policies of tenant %s have not come within %v\n  nothing was changed; try again when the orchestrator can be reached",
+			"the policies of tenant %s did not arrive within %v\n  nothing was changed; try again when the "+
+				"orchestrator can be reached",
 			name,
 			policiesWait,
 		)
 	}
 }
 
-// forgetPolicies takes a tenant's away with its last endpoint: of one that lives here no more nothing is heard, and
-// what was heard may be old by the time it comes back.
+// forgetPolicies removes the policies of a tenant with its last endpoint: the node receives no further updates, so they
+// could be outdated when the tenant returns.
 func (c *Core) forgetPolicies(name string) error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -467,7 +471,7 @@ func (c *Core) forgetPolicies(name string) error {
 		p.synced = make(chan struct{})
 	}
 	if p.lastErr != nil || p.enforced.Selects() ||
-		len(p.enforced.Overrides) > 0 { // what was refused may be in force in part
+		len(p.enforced.Overrides) > 0 { // refused policies may be in force in part
 		if err := c.driver.SetPolicies(dpapi.TenantPolicies{Tenant: name}); err != nil {
 			return err
 		}
@@ -483,9 +487,9 @@ func (c *Core) forgetPolicies(name string) error {
 	return nil
 }
 
-// startPolicies has those from the disk in force, all at once: until then what the kernel has holds. It comes before
-// endpoints are brought back. A tenant whose policies cannot be enforced, as its apps may have become more since they
-// were, does not keep the others from theirs: what the kernel has of them holds on.
+// startPolicies installs the policies from disk, all at once; until then the kernel's previous policies apply. It runs
+// before endpoints are restored. If a tenant's policies cannot be enforced, for example because it has more apps now,
+// the kernel's previous policies of that tenant stay, and those of the others are installed.
 func (c *Core) startPolicies() error {
 	c.policies.mu.Lock()
 	defer c.policies.mu.Unlock()
@@ -494,7 +498,7 @@ func (c *Core) startPolicies() error {
 		if c.tenants.hasPolicies(name) && c.policies.m[name] == nil {
 			return &statefile.CorruptError{
 				Path: c.policies.path(name),
-				Err:  fmt.Errorf("it is missing, and tenant %s has policies", name),
+				Err:  fmt.Errorf("it is missing, but tenant %s has policies", name),
 			}
 		}
 	}
@@ -523,7 +527,7 @@ func (c *Core) startPolicies() error {
 	if err == nil || len(all) == 0 {
 		return err
 	}
-	c.log.Warn("policies are brought back of one tenant after the other", "error", err)
+	c.log.Warn("restoring all policies at once failed; restoring them tenant by tenant", "error", err)
 	if err := c.driver.RestorePolicies(nil, append(held, all...)); err != nil {
 		return err
 	}

@@ -19,9 +19,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-const denyAll = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"deny"},"spec":{"podSelector":{},"policyTypes":["Ingress"]}}`
+const denyAll = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"deny"},` +
+	`"spec":{"podSelector":{},"policyTypes":["Ingress"]}}`
 
-const webFromDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},
+const webFromDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web"},` +
+	`"spec":{"podSelector":{"matchLabels":{"app":"web"}},
 	"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"db"}}}]}]}}`
 
 func document(name, text string) Document {
@@ -67,7 +69,9 @@ func TestPoliciesAreInForce(t *testing.T) {
 	if b.lets(2, 1) {
 		t.Error("an app that is not known matches a selector")
 	}
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+	if err := b.Apply(t.Context(),
+		[]TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	if !b.lets(2, 1) || b.lets(1, 1) {
@@ -109,7 +113,8 @@ func TestPoliciesAreInForce(t *testing.T) {
 	}
 }
 
-// What cannot be enforced leaves what was, is told, and keeps containers away that would not be policed as they should.
+// Policies that cannot be enforced leave the previous ones in force, are reported, and block ADDs of containers they
+// would not cover.
 func TestPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
@@ -119,8 +124,10 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 		update PolicyUpdate
 		fail   error
 	}{
-		{"of a newer kind", PolicyUpdate{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}}, nil},
-		{"too many", PolicyUpdate{Tenant: "blue", Documents: []Document{document("web", webFromDB)}}, errors.New("no room")},
+		{"of a newer kind", PolicyUpdate{Tenant: "blue",
+			Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}}, nil},
+		{"too many", PolicyUpdate{Tenant: "blue", Documents: []Document{document("web", webFromDB)}},
+			errors.New("no room")},
 	} {
 		b.driver.fail["SetPolicies"] = c.fail
 		b.applyPolicies(c.update)
@@ -215,7 +222,7 @@ func TestPoliciesAreNotLost(t *testing.T) {
 	}
 }
 
-// What could not be enforced is not forgotten: with the next news it is in force, too.
+// Policies that could not be enforced are kept and retried with the next update.
 func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
@@ -224,11 +231,13 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 		PolicyUpdate{Tenant: "blue", Documents: []Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}},
 	)
 	b.applyPolicies(PolicyUpdate{Tenant: "blue", Documents: []Document{document("deny", denyAll)}})
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+	if err := b.Apply(t.Context(),
+		[]TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{2, map[string]string{"app": "db"}}}}},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	if problems := b.policyProblems(); len(problems) != 1 || !strings.Contains(problems[0], "Firewall") {
-		t.Errorf("what cannot be read is forgotten with the next news: %q", problems)
+		t.Errorf("policies that cannot be parsed are dropped by the next update: %q", problems)
 	}
 	said := func() string {
 		var report pilasterv1.FollowRequest
@@ -236,7 +245,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 		return report.Hosting[0].Unenforced
 	}
 	if s := said(); !strings.Contains(s, "Firewall") {
-		t.Errorf("the cluster is told %q", s)
+		t.Errorf("the node reports %q", s)
 	}
 	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("an endpoint was added: %v", err)
@@ -246,7 +255,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 		t.Errorf("it has ended, and the others are not in force: %q", problems)
 	}
 	if s := said(); s != "" {
-		t.Errorf("it has ended, and the cluster is told %q", s)
+		t.Errorf("the problem is resolved, but the node reports %q", s)
 	}
 
 	b.driver.fail["SetPolicies"] = errFake
@@ -262,8 +271,8 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	}
 }
 
-// A tenant whose policies cannot be in force when the agent starts keeps nobody else from starting: what was in force
-// holds, and no container of it is added.
+// A tenant whose policies cannot be enforced at the start does not block other tenants: its previous policies stay in
+// force, and no container of it is added.
 func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
@@ -329,7 +338,7 @@ func TestFirstPolicyOfATenant(t *testing.T) {
 	}
 }
 
-// Nothing is heard of the policies of a tenant that is carried alone: its next container waits for those of then.
+// A node receives no policies of a transit tenant without endpoints: its next container waits for the current ones.
 func TestPoliciesOfACarriedTenant(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
@@ -341,7 +350,7 @@ func TestPoliciesOfACarriedTenant(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !b.tenants.needed("blue") {
-		t.Fatal("it is not carried")
+		t.Fatal("it is not a transit tenant")
 	}
 	b.orchestrator.policies["blue"] = true
 	ctx, cancel := context.WithCancel(t.Context())
@@ -366,7 +375,7 @@ func TestPoliciesOfANewID(t *testing.T) {
 	b.driver.fail["CreateDevice"] = errFake
 	q := b.request("c2")
 	q.Labels = map[string]string{"app": "other"}
-	if _, err := b.Add(t.Context(), q); !errors.Is(err, errFake) { // but its answer has told the id
+	if _, err := b.Add(t.Context(), q); !errors.Is(err, errFake) { // but its answer has added the id
 		t.Fatal(err)
 	}
 	b.driver.fail["CreateDevice"] = nil
@@ -406,7 +415,9 @@ func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	b.reopen()
 	b.driver.calls = nil
 	b.applyPolicies(whole)
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{1, map[string]string{"app": "web"}}}, Whole: true}}, nil); err != nil {
+	if err := b.Apply(t.Context(),
+		[]TenantState{{Tenant: b.orchestrator.tenants["blue"], Apps: []App{{1, map[string]string{"app": "web"}}},
+			Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if slices.Contains(b.driver.calls, "SetPolicies") {
@@ -419,8 +430,8 @@ func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	}
 }
 
-// What is told of a tenant while it is carried alone has no policies: they are asked for when it comes to live here,
-// also where the stream resumes.
+// Updates of a transit tenant contain no policies: they are requested when the node hosts the tenant, also if the
+// stream resumes.
 func TestPoliciesAreAskedFor(t *testing.T) {
 	b := newBed(t)
 	incomplete := func(want string) {
@@ -434,7 +445,8 @@ func TestPoliciesAreAskedFor(t *testing.T) {
 	if err := b.SetTransit(t.Context(), []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Whole: true}}, nil); err != nil {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["blue"], Whole: true}},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	incomplete("")
@@ -477,7 +489,7 @@ func TestPoliciesThatWerePassedOver(t *testing.T) {
 		tell(nil)
 		for said := range b.cluster.hosted {
 			if said.ResumeRevision != revision {
-				continue // apply the stream before
+				continue // of the stream before
 			}
 			if !slices.Equal(said.IncompleteTenants, incomplete) {
 				t.Errorf("after revision %d asked is for %q, want %q", revision, said.IncompleteTenants, incomplete)
@@ -498,14 +510,14 @@ func TestPoliciesThatWerePassedOver(t *testing.T) {
 	beginsWith()
 	hears(6, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
 	beginsWith()
-	hears(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // apply an older one
+	hears(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // of an older one
 	hears(8, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
 	beginsWith("blue")
 	hears(9, whole())
 	beginsWith()
 }
 
-// A container for which nobody needs to be asked waits as well, while those before it do.
+// A container that needs no request waits as well while earlier ones do.
 func TestEachContainerWaitsForPolicies(t *testing.T) {
 	b := newBed(t)
 	b.orchestrator.policies["blue"] = true
@@ -537,8 +549,8 @@ func TestEachContainerWaitsForPolicies(t *testing.T) {
 	}
 }
 
-// TestContainersWaitForTheFirstStream: what became of policies while the agent was away it hears then, and no container
-// begins before.
+// TestContainersWaitForTheFirstStream: the agent receives policy changes of its absence on the first stream, and adds
+// no container before.
 func TestContainersWaitForTheFirstStream(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")
@@ -547,7 +559,7 @@ func TestContainersWaitForTheFirstStream(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := b.Add(ctx, b.request("c2")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("added before anything was heard: %v", err)
+		t.Fatalf("added before the first event: %v", err)
 	}
 	if n := len(b.Endpoints()); n != 1 {
 		t.Fatalf("%d endpoints", n)

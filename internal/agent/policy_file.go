@@ -16,14 +16,14 @@ import (
 
 const policiesFolder = "policies"
 
-// policyFile is what is known of a tenant's policies, as it lies on disk.
+// policyFile is the file with a tenant's policies.
 type policyFile struct {
 	Version   int                          `json:"version"`
 	Documents []Document                   `json:"documents"`
 	Overrides map[netip.Addr]address.AppID `json:"overrides,omitempty"`
 }
 
-// openPolicies reads what is known from <dir>/policies.
+// openPolicies reads <dir>/policies.
 func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 	p := &policies{
 		disk:  disk,
@@ -57,7 +57,7 @@ func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 
 func (p *policies) path(name string) string { return filepath.Join(p.dir, name+".json") }
 
-// write keeps what was heard. That a tenant has no policies is not kept: that nothing is on disk says the same.
+// write stores a tenant's policies. A tenant without policies has no file.
 func (p *policies) write(name string, of *tenantPolicy) error {
 	documents := slices.SortedFunc(maps.Values(of.documents), func(a, b Document) int {
 		return strings.Compare(a.Kind+"/"+a.Namespace+"/"+a.Name, b.Kind+"/"+b.Namespace+"/"+b.Name)
@@ -74,8 +74,8 @@ func (p *policies) write(name string, of *tenantPolicy) error {
 
 func (p *policies) remove(name string) error { return p.disk.Remove(p.path(name)) }
 
-// encodePolicies makes a policyFile. It may have megabytes and is written anew at each change, so it is put together in
-// one buffer that is large enough.
+// encodePolicies encodes a policyFile. The file can have megabytes and is rewritten at each change, so it is built in
+// one buffer of sufficient size.
 func encodePolicies(documents []Document, overrides map[netip.Addr]address.AppID) ([]byte, error) {
 	rest, err := json.Marshal(policyFile{Version: stateVersion, Documents: []Document{}, Overrides: overrides})
 	if err != nil {
@@ -85,7 +85,7 @@ func encodePolicies(documents []Document, overrides map[netip.Addr]address.AppID
 	at := bytes.Index(rest, []byte(empty)) + len(empty)
 	size := len(rest)
 	for _, d := range documents {
-		size += len(d.Text) + len(d.Text)/4 + 200 // what is escaped in it, and the names
+		size += len(d.Text) + len(d.Text)/4 + 200 // escapes and names
 	}
 	b := append(make([]byte, 0, size), rest[:at]...)
 	for i, d := range documents {

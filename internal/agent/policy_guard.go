@@ -8,20 +8,20 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// seal has none of a tenant's containers here send or receive by networks that could not police it, or lets them again.
+// seal isolates a tenant's containers on networks that cannot enforce its policies, or ends that.
 func (c *Core) seal(name string, sealed bool) error {
 	return c.forAllNetworks(func(_ string, n Network) error {
 		u, ok := n.(network.PolicyGuard)
 		if !ok || u.PolicyError() == nil {
 			return nil
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), removeTimeout) // whoever asked may have gone
+		ctx, cancel := context.WithTimeout(context.Background(), removeTimeout) // the caller may have cancelled
 		defer cancel()
 		return u.Seal(ctx, name, sealed)
 	})
 }
 
-// guardError says why a network enforces no policies here, nil where it does.
+// guardError returns why a network enforces no policies on this node, or nil.
 func guardError(n Network) error {
 	if u, ok := n.(network.PolicyGuard); ok {
 		return u.PolicyError()
@@ -29,7 +29,7 @@ func guardError(n Network) error {
 	return nil
 }
 
-// checkGuards says why some of these networks enforce no policies of a tenant here, nil where they all do.
+// checkGuards returns why one of these networks enforces no policies of a tenant on this node, or nil.
 func (c *Core) checkGuards(name string, networks []string) error {
 	for _, on := range networks {
 		if why := guardError(c.networks[on]); why != nil {
@@ -39,7 +39,7 @@ func (c *Core) checkGuards(name string, networks []string) error {
 	return nil
 }
 
-// sealProblems says which tenants' containers here are cut off for that.
+// sealProblems describes tenants whose containers here are isolated for that reason.
 func (c *Core) sealProblems(name string, t dpapi.TenantPolicies) []string {
 	known, _, ok := c.tenants.get(name)
 	if !ok || !t.Restricts() {
@@ -48,7 +48,8 @@ func (c *Core) sealProblems(name string, t dpapi.TenantPolicies) []string {
 	if err := c.checkGuards(name, c.networksOf(known.Tenant)); err != nil {
 		return []string{
 			fmt.Sprintf(
-				"%v\n  its containers here neither send nor receive by it, and none is added: delete its policies, or move its containers to other nodes",
+				"%v\n  its containers on this node are isolated from it, and none is added: delete its policies, or "+
+					"move its containers to other nodes",
 				err,
 			),
 		}

@@ -11,7 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
+const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},` +
+	`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
 
 // sends tells whether what the packet path was given lets an app of green begin something.
 func (b *bed) sends(app address.AppID) bool {
@@ -27,8 +28,8 @@ func (b *bed) sends(app address.AppID) bool {
 	).Allowed
 }
 
-// TestRulesOfOthersApps: where what others send is judged, a node has the rules of all apps, and one that it does not
-// know begins nothing.
+// TestRulesOfOthersApps: if policy is applied at the destination, a node has the rules of all apps, and connections of
+// unknown apps are denied.
 func TestRulesOfOthersApps(t *testing.T) {
 	b := newBedOfTwo(t)
 	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
@@ -39,7 +40,8 @@ func TestRulesOfOthersApps(t *testing.T) {
 		t.Errorf("app 1 may begin something: %v; app 2, which is not known: %v", b.sends(1), b.sends(2))
 	}
 	apps := []App{{2, map[string]string{"app": "db"}}, {3, map[string]string{"app": "cache"}}}
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: apps}}, nil); err != nil {
+	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: apps}},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -86,26 +88,37 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 	}{
 		{"no policies", func() { b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true}) }, false},
 		{"a policy in audit", func() {
-			audited := strings.Replace(mutedDB, `"name":"db"`, `"name":"db","annotations":{"pilaster.io/audit":"true"}`, 1)
+			audited := strings.Replace(mutedDB, `"name":"db"`, `"name":"db","annotations":{"pilaster.io/audit":"true"}`,
+				1)
 			b.applyPolicies(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", audited)}})
 		}, false},
-		{"a policy", func() { b.applyPolicies(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", mutedDB)}}) }, true},
+		{"a policy", func() {
+			b.applyPolicies(PolicyUpdate{Tenant: "green",
+				Documents: []Document{document("db", mutedDB)}})
+		}, true},
 		{"a start", b.reopen, true},
-		{"the tenant told anew", func() {
-			if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+		{"the tenant updated", func() {
+			if err := b.Apply(t.Context(),
+				[]TenantState{{Tenant: b.orchestrator.tenants["green"],
+					Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}, true},
-		{"none any more", func() { b.applyPolicies(PolicyUpdate{Tenant: "green", Removed: []Document{document("db", "")}}) }, false},
+		{"none any more", func() {
+			b.applyPolicies(PolicyUpdate{Tenant: "green",
+				Removed: []Document{document("db", "")}})
+		}, false},
 	} {
 		c.do()
 		if sends, receives := open(); sends == c.sealed || receives == c.sealed {
 			t.Errorf("%s: sends %v, receives %v", c.name, sends, receives)
 		}
-		if problems := strings.Join(b.policyProblems(), "; "); strings.Contains(problems, "it judges nothing") != c.sealed {
+		if problems := strings.Join(b.policyProblems(), "; "); strings.Contains(problems,
+			"it judges nothing") != c.sealed {
 			t.Errorf("%s: problems %q", c.name, problems)
 		}
-		if err := b.Check(t.Context(), CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
+		if err := b.Check(t.Context(),
+			CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if _, err := b.Add(t.Context(), b.green("c2")); c.sealed != errors.Is(err, ErrUnavailable) ||

@@ -14,28 +14,28 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// policyQueue has what a stream says of policies in force while the stream is read on: what comes during one compile
-// waits, and the next one takes all of it.
+// policyQueue enforces policy updates of a stream while the stream is read on: updates that arrive during a compilation
+// wait, and the next compilation includes all of them.
 type policyQueue struct {
 	link    *Link
 	core    *Core
 	running *sync.WaitGroup
-	end     context.CancelCauseFunc // apply the stream
+	end     context.CancelCauseFunc // of the stream
 
 	mu      sync.Mutex
 	waiting []PolicyUpdate
-	size    int                        // apply the messages that these came in, in bytes
-	last    *pilasterv1.FollowResponse // apply these messages, without what it says of policies
-	idle    chan struct{}              // closed when nothing waits and all is in force; nil since then
-	wake    chan struct{}              // wakes who has them in force; nil as long as there was none, so that a stream without policies costs nothing
+	size    int                        // bytes of the waiting messages
+	last    *pilasterv1.FollowResponse // the last of these messages, without its policies
+	idle    chan struct{}              // closed when all updates are in force; nil if none is pending
+	// wakes the goroutine run; nil before the first update, so that a stream without policies has no goroutine
+	wake chan struct{}
 }
 
-// maxUnenforced is how many bytes of messages wait at most: as much as the largest message has, or a stream in its
-// windows.
+// maxUnenforced is the maximum of waiting bytes: the size of the largest message, or of a stream's flow-control window.
 const maxUnenforced = 4 << 20
 
-// isPolicyOnly tells whether an event says something of policies and of nothing else: nothing else depends on when that
-// is in force.
+// isPolicyOnly reports whether an event contains policy updates and nothing else: nothing else depends on when they are
+// in force.
 func isPolicyOnly(event *pilasterv1.FollowResponse) bool {
 	d := event.GetDelta()
 	if d == nil || event.More || event.Refusals != nil {
@@ -58,7 +58,7 @@ func isPolicyOnly(event *pilasterv1.FollowResponse) bool {
 		len(d.Policies)+len(d.EndedPolicies)+len(d.Overrides)+len(d.EndedOverrides)+len(d.WholePolicies) > 0
 }
 
-// applyPolicies takes an event that is of policies alone. It returns before these are in force, unless very much waits.
+// handleEvent queues an event with only policy updates. It returns before they are in force, unless the queue is full.
 func (p *policyQueue) handleEvent(ctx context.Context, event *pilasterv1.FollowResponse) error {
 	news, err := policiesFromProto(event, time.Now())
 	if err != nil {
@@ -98,7 +98,7 @@ func (p *policyQueue) isFull(more int) bool {
 	return p.size > 0 && p.size+more > maxUnenforced
 }
 
-// wait waits until all that was heard is in force.
+// wait returns once all queued updates are in force.
 func (p *policyQueue) wait(ctx context.Context) error {
 	p.mu.Lock()
 	rested := p.idle
@@ -114,7 +114,8 @@ func (p *policyQueue) wait(ctx context.Context) error {
 	}
 }
 
-// run goes on as long as the stream. What could not be kept ends that; the next one tells it again.
+// run enforces queued updates until the stream ends. An update that cannot be stored ends the stream; the next one
+// repeats it.
 func (p *policyQueue) run(ctx context.Context) {
 	for {
 		select {
@@ -145,7 +146,7 @@ func (p *policyQueue) take() ([]PolicyUpdate, *pilasterv1.FollowResponse) {
 	return news, last
 }
 
-// mergeByTenant puts together what is of one tenant, in the order in which it was said.
+// mergeByTenant merges updates of the same tenant, in order.
 func mergeByTenant(news []PolicyUpdate) (all []PolicyUpdate) {
 	of := map[string][]PolicyUpdate{}
 	var names []string
@@ -161,13 +162,13 @@ func mergeByTenant(news []PolicyUpdate) (all []PolicyUpdate) {
 	return all
 }
 
-// mergeUpdates is what several say of one tenant one after the other.
+// mergeUpdates merges successive updates of one tenant.
 func mergeUpdates(news []PolicyUpdate) PolicyUpdate {
 	if len(news) == 1 {
 		return news[0]
 	}
-	documents := map[policyName]*Document{} // nil for one that has ended
-	apps := map[netip.Addr]address.AppID{}  // 0 for that of the address
+	documents := map[policyName]*Document{} // nil for a removed one
+	apps := map[netip.Addr]address.AppID{}  // 0 for the app in the address
 	all := PolicyUpdate{Tenant: news[0].Tenant, Received: news[0].Received, Overrides: map[netip.Addr]address.AppID{}}
 	for _, n := range news {
 		if n.Whole {

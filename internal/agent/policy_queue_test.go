@@ -40,8 +40,8 @@ func policingBed(t *testing.T, end func(error)) (*policyQueue, *bed) {
 	return &policyQueue{link: b.link, core: core.Core, running: new(sync.WaitGroup), end: end}, core
 }
 
-// TestPoliciesThatWait: what comes while policies are compiled is in force by one compile more, and until then the
-// stream counts as having told nothing of it.
+// TestPoliciesThatWait: updates that arrive during a compilation are in force after one more, and until then the
+// stream's revision does not include them.
 func TestPoliciesThatWait(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	p, core := policingBed(t, func(err error) { t.Error(err) })
@@ -105,7 +105,8 @@ func TestPoliciesThatAreNotKept(t *testing.T) {
 	if err := os.RemoveAll(core.policies.dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.handleEvent(ctx, policyEvent(6, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("deny", denyAll)}})); err != nil {
+	if err := p.handleEvent(ctx,
+		policyEvent(6, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("deny", denyAll)}})); err != nil {
 		t.Fatal(err)
 	}
 	p.running.Wait()
@@ -113,7 +114,7 @@ func TestPoliciesThatAreNotKept(t *testing.T) {
 		t.Errorf("the stream ended with %v, at revision %d", why, p.link.Status().Revision)
 	}
 	if err := p.wait(ctx); err != why {
-		t.Errorf("who waits hears %v", err)
+		t.Errorf("wait returns %v", err)
 	}
 }
 
@@ -188,7 +189,7 @@ func set[M proto.Message](m M, f protoreflect.FieldDescriptor) M {
 	return m
 }
 
-// TestTogether: news that are put together say what they say one after the other.
+// TestTogether: merged updates have the effect of the single updates in order.
 func TestTogether(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	names := func() (some []Document) {

@@ -16,13 +16,13 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// published is what people see of a tenant's policies.
+// policyView is a tenant's policy state for status requests.
 type policyView struct {
 	dpapi.TenantPolicies
 	lastErr error
 }
 
-// publish has those who ask see what is in force now.
+// publish makes the current policy state visible to view.
 func (p *policies) publish() {
 	all := map[string]policyView{}
 	for name, t := range p.m {
@@ -33,7 +33,7 @@ func (p *policies) publish() {
 	p.published.Store(&all)
 }
 
-// view is what show has last shown.
+// view returns the state of the last publish.
 func (p *policies) view() map[string]policyView {
 	if all := p.published.Load(); all != nil {
 		return *all
@@ -41,7 +41,7 @@ func (p *policies) view() map[string]policyView {
 	return nil
 }
 
-// policyProblem says of which tenants the policies are not in force as they were heard last.
+// policyProblems names the tenants whose last policy update is not in force.
 func (c *Core) policyProblems() (problems []string) {
 	all := c.policies.view()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -49,7 +49,8 @@ func (c *Core) policyProblems() (problems []string) {
 			problems = append(
 				problems,
 				fmt.Sprintf(
-					"the policies of tenant %s are not in force as the cluster has them: %v\n  those from before hold, and no container of it is added here; mend them with `pilaster policy apply`",
+					"the last policy update of tenant %s is not in force: %v\n  the previous policies apply, and no "+
+						"container of it is added here; correct them with `pilaster policy apply`",
 					name,
 					err,
 				),
@@ -60,8 +61,7 @@ func (c *Core) policyProblems() (problems []string) {
 	return problems
 }
 
-// ruleName says what a number of a rule stands for, for an endpoint of a tenant; nil where nothing is known of it any
-// wake.
+// ruleName returns the rule with a number in a tenant's policies; nil if it is gone.
 func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
 	if name, known := c.policies.view()[tenant].Tables.Names[number]; known && number != 0 {
 		return &name
@@ -69,7 +69,7 @@ func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
 	return nil
 }
 
-// ruleOf says by which rule of a policy a packet was dropped; nil where by none.
+// ruleOf returns the policy rule that dropped a packet; nil if no rule did.
 func (c *Core) ruleOf(e dpapi.Event) *policy.RuleName {
 	if e.Rule == 0 {
 		return nil
@@ -84,19 +84,20 @@ func (c *Core) ruleOf(e dpapi.Event) *policy.RuleName {
 		}
 	}
 	if len(found) != 1 {
-		return nil // since then it has gone, or two tenants have the number
+		return nil // the rule has gone, or two tenants have the number
 	}
 	return found[0]
 }
 
-// RuleHits is how many packets a rule has denied on this node, or would have if its policy were not in audit.
+// RuleHits counts the packets that a rule denied on this node, or would have denied if its policy were not in audit
+// mode.
 type RuleHits struct {
 	Tenant  string
 	Rule    policy.RuleName
 	Packets uint64
 }
 
-// RuleHits are those of the rules that have denied any, in order; of one tenant, or of all where none is named.
+// RuleHits returns the rules with hits, in order; of one tenant, or of all if tenant is empty.
 func (c *Core) RuleHits(tenant string) ([]RuleHits, error) {
 	counted, err := c.driver.RuleHits()
 	if err != nil {
@@ -141,7 +142,7 @@ func hitsToProto(hits []RuleHits) (all []*pilasterv1.RuleHits) {
 	return all
 }
 
-// addPolicies tells of policies, where there are any.
+// addPolicies adds the policy status, if there are policies.
 func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
 	p := &pilasterv1.Policies{}
 	for _, t := range core.policies.view() {
@@ -156,7 +157,7 @@ func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
 	r.Policies = p
 	hits, err := core.RuleHits("")
 	if err != nil {
-		r.Problems = append(r.Problems, "what policies have denied cannot be read: "+err.Error())
+		r.Problems = append(r.Problems, "reading the hits of policy rules failed: "+err.Error())
 	}
 	p.Hits = hitsToProto(hits)
 	for _, e := range core.driver.PolicyEntries() {
@@ -164,7 +165,7 @@ func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
 	}
 	s, err := core.driver.Sessions()
 	if err != nil {
-		r.Problems = append(r.Problems, "the sessions of the packet path cannot be read: "+err.Error())
+		r.Problems = append(r.Problems, "reading the sessions of the packet path failed: "+err.Error())
 		return
 	}
 	largest, _ := core.nameOf(s.Largest)
@@ -181,7 +182,7 @@ func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
 	}
 }
 
-// policyTimes is how long it takes to have policies in force.
+// policyTimes measures compilation and enforcement.
 type policyTimes struct{ compile, enforce prometheus.Histogram }
 
 func newPolicyTimes() policyTimes {
@@ -192,8 +193,8 @@ func newPolicyTimes() policyTimes {
 		)
 	}
 	return policyTimes{
-		of("compile_duration", "Compiling a tenant's policies for the containers that are here."),
-		of("enforce_duration", "From the orchestrator's message to its policies being in the packet path."),
+		of("compile_duration", "Compiling a tenant's policies for the containers on this node."),
+		of("enforce_duration", "From the orchestrator's message until its policies are in the packet path."),
 	}
 }
 

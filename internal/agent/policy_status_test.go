@@ -78,7 +78,8 @@ func TestRulesAreNamed(t *testing.T) {
 		h[1].Packets != 3 {
 		t.Errorf("hits %v", h)
 	}
-	if resp, err = b.client.ListRuleHits(t.Context(), connect.NewRequest(&pilasterv1.ListRuleHitsRequest{Tenant: "red"})); err != nil ||
+	if resp, err = b.client.ListRuleHits(t.Context(),
+		connect.NewRequest(&pilasterv1.ListRuleHitsRequest{Tenant: "red"})); err != nil ||
 		len(resp.Msg.Hits) != 0 {
 		t.Errorf("of another tenant %v, %v", resp, err)
 	}
@@ -93,11 +94,14 @@ func TestRulesAreNamed(t *testing.T) {
 	b.service.ObserveHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	metrics, _ := io.ReadAll(w.Body)
 	for _, line := range []string{
-		`pilaster_policed_tenants 1`, `pilaster_table_entries{table="policy-ports"} 7`, `pilaster_table_capacity{table="policy-ports"} 100`,
+		`pilaster_policy_tenants 1`, `pilaster_table_entries{table="policy-ports"} 7`,
+		`pilaster_table_capacity{table="policy-ports"} 100`,
 		`pilaster_policy_denied_packets_total{mode="enforce",policy="NetworkPolicy default/web",tenant="blue"} 3`,
 		`pilaster_policy_denied_packets_total{mode="audit",policy="NetworkPolicy default/tried",tenant="blue"} 5`,
-		`pilaster_sessions{state="half-open"} 4`, `pilaster_sessions{state="established"} 6`, `pilaster_sessions_capacity 700`,
-		`pilaster_sessions_largest_endpoint{endpoint="1",name="default/c1"} 8`, `pilaster_sessions_total{event="evicted"} 2`,
+		`pilaster_sessions{state="half-open"} 4`, `pilaster_sessions{state="established"} 6`,
+		`pilaster_sessions_capacity 700`,
+		`pilaster_sessions_largest_endpoint{endpoint="1",name="default/c1"} 8`,
+		`pilaster_sessions_total{event="evicted"} 2`,
 		`pilaster_policy_compile_duration_seconds_count 1`,
 	} {
 		if !strings.Contains(string(metrics), line+"\n") {

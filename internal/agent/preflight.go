@@ -8,8 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// CheckPrivate refuses what the agent refuses at its start: a private prefix that this node, which
-// the calling thread is on, uses otherwise.
+// CheckPrivate refuses a private prefix as the agent does at its start: if the network namespace of the calling thread
+// uses it for something else.
 func CheckPrivate(private netip.Prefix) error {
 	all, err := localPrefixes()
 	if err != nil {
@@ -18,8 +18,8 @@ func CheckPrivate(private netip.Prefix) error {
 	return checkOverlap(private, all)
 }
 
-// CheckBase refuses a base prefix of which this node has a part elsewhere than on the fabric. On
-// the uplink lie the routes to other nodes, on lo the node's own address, and beside Open vSwitch those of its tunnels.
+// CheckBase refuses a base prefix of which this node has a part elsewhere than on the fabric: the uplink has the routes
+// to other nodes, lo the node's own address, and Open vSwitch its tunnels.
 func CheckBase(base netip.Prefix, uplink string) error {
 	all, err := localPrefixes()
 	if err != nil {
@@ -29,7 +29,8 @@ func CheckBase(base netip.Prefix, uplink string) error {
 		if f.prefix.Bits() > 0 && f.prefix.Overlaps(base) && f.device != uplink && f.device != "lo" &&
 			!strings.HasPrefix(f.device, pipeline.Underlay) {
 			return fmt.Errorf(
-				"base prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the cluster with another --base-prefix",
+				"base prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the "+
+					"cluster with another --base-prefix",
 				base,
 				f.prefix,
 				f.device,

@@ -10,11 +10,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Endpoints are all records, by id.
+// Endpoints returns all records, by id.
 func (c *Core) Endpoints() []endpoint.Record { return c.store.List() }
 
-// Find is the endpoint with this id, container id, pod or address. A container with more than
-// one interface is refused: say which by id.
+// Find returns the endpoint with this id, container id, pod or address. It refuses a container with several interfaces:
+// select one by id.
 func (c *Core) Find(key string) (endpoint.Record, error) {
 	id, _ := strconv.ParseUint(key, 10, 16)
 	addr, _ := netip.ParseAddr(key)
@@ -39,10 +39,10 @@ func (c *Core) Find(key string) (endpoint.Record, error) {
 	case 1:
 		return found[0], nil
 	}
-	return endpoint.Record{}, refuse(ErrInvalid, "%q has %d endpoints; say which by its id", key, len(found))
+	return endpoint.Record{}, refuse(ErrInvalid, "%q has %d endpoints; select one by its id", key, len(found))
 }
 
-// nodeSeenBy is this node's address among the peers of an endpoint.
+// nodeSeenBy returns the alias address of this node among an endpoint's peers.
 func (c *Core) nodeSeenBy(r endpoint.Record) (netip.Addr, bool) {
 	known, _, _ := c.tenants.get(r.Tenant)
 	i := slices.IndexFunc(known.Tenant.IDs, func(id tenant.ID) bool { return id.ID == r.TenantID })
@@ -50,14 +50,14 @@ func (c *Core) nodeSeenBy(r endpoint.Record) (netip.Addr, bool) {
 	if i < 0 || seen < 0 {
 		return netip.Addr{}, false
 	}
-	guest, err := known.Tenant.Gateway(c.plan, address.Split(r.Attachments[seen].Plaintext).Node, known.Tenant.IDs[i])
-	return guest.Address, err == nil
+	alias, err := known.Tenant.Gateway(c.plan, address.Split(r.Attachments[seen].Plaintext).Node, known.Tenant.IDs[i])
+	return alias.Address, err == nil
 }
 
-// Explanation is what this node knows of an address.
+// Explanation is this node's knowledge of an address.
 type Explanation struct {
-	Plaintext netip.Addr // zero when it is a ciphertext no key here opens
-	Tenant    string     // empty when no such tenant lives here
+	Plaintext netip.Addr // zero if it is a ciphertext that no key on this node decrypts
+	Tenant    string     // empty if the tenant is not known here
 	App       *App
 	Endpoint  *endpoint.Record
 	Overlays  []OverlayMatch
@@ -66,21 +66,21 @@ type Explanation struct {
 	Services  []TenantService
 }
 
-// Overlays is a tenant that has an address in a CIDR of its own.
+// OverlayMatch is a tenant with an overlay CIDR that contains the address.
 type OverlayMatch struct {
 	Tenant   string
 	CIDR     netip.Prefix
-	Region   string           // empty in this node's
-	Endpoint *endpoint.Record // when it is here
+	Region   string           // empty for this node's region
+	Endpoint *endpoint.Record // if it is on this node
 }
 
-// TenantService is a service with its tenant, which alone has its virtual address.
+// TenantService is a service and its tenant; the virtual address is valid only within that tenant.
 type TenantService struct {
 	Tenant string
 	tenant.Service
 }
 
-// Explain takes an address apart, opening ciphertexts with the keys of hosted tenants.
+// Explain analyses an address. It decrypts ciphertexts with the keys of the known tenants.
 func (c *Core) Explain(addr netip.Addr) Explanation {
 	e := Explanation{Overlays: c.overlayMatches(addr), Services: explainServices(c.tenants.All(), addr)}
 	if c.plan.Base.Contains(addr) {
@@ -90,7 +90,8 @@ func (c *Core) Explain(addr netip.Addr) Explanation {
 	}
 	p := address.Split(e.Plaintext)
 	for _, k := range c.tenants.All() {
-		if i := slices.IndexFunc(k.Tenant.Publications, func(p tenant.Publication) bool { return p.Underlay == addr }); i >= 0 {
+		if i := slices.IndexFunc(k.Tenant.Publications,
+			func(p tenant.Publication) bool { return p.Underlay == addr }); i >= 0 {
 			e.Published, e.Publisher = &k.Tenant.Publications[i], k.Tenant.Name
 		}
 		if !slices.ContainsFunc(k.Tenant.IDs, func(id tenant.ID) bool { return id.ID == p.Tenant }) {
@@ -107,7 +108,7 @@ func (c *Core) Explain(addr netip.Addr) Explanation {
 	return e
 }
 
-// explainServices are those that tenants' containers have the address for.
+// explainServices returns the services with this virtual address.
 func explainServices(tenants []TenantState, addr netip.Addr) (all []TenantService) {
 	for _, k := range tenants {
 		for _, s := range k.Tenant.Services {
@@ -119,8 +120,8 @@ func explainServices(tenants []TenantState, addr netip.Addr) (all []TenantServic
 	return all
 }
 
-// overlayMatches are the tenants here that have the address in their CIDRs. What it is to one says nothing of what it is to
-// another.
+// overlayMatches returns the known tenants with the address in their CIDRs. Overlays of different tenants are
+// independent.
 func (c *Core) overlayMatches(addr netip.Addr) (all []OverlayMatch) {
 	for _, k := range c.tenants.All() {
 		for _, o := range k.Tenant.Overlays {
@@ -147,8 +148,8 @@ func (c *Core) overlayMatches(addr netip.Addr) (all []OverlayMatch) {
 	return all
 }
 
-// decrypt decrypts with each key here. The base prefix and the tenant id tell the right one: a
-// wrong key would have to hit both (NP3, §6.2).
+// decrypt tries each key. The base prefix and the tenant id identify the right one: a wrong key would have to match
+// both (NP3, §6.2).
 func (c *Core) decrypt(addr netip.Addr) netip.Addr {
 	if !addr.Is6() {
 		return netip.Addr{}

@@ -13,12 +13,11 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 )
 
-// heldPage is how many addresses and subnets this node says at a time that it holds: as many as the orchestrator takes
-// in within a moment, also when its store has forgotten them. It registers once for each page.
+// heldPage is the number of addresses and subnets per registration: as many as the orchestrator processes quickly, even
+// if its store has lost them. The node registers once per page.
 const heldPage = 2048
 
-// Register makes the node known to the orchestrator, trying until it answers. It returns an
-// error when trying again would not help, or when ctx ends.
+// Register registers the node, with retries. It returns an error if a retry would not help, or when ctx ends.
 func (l *Link) Register(ctx context.Context) error {
 	for n := 0; ; n++ {
 		_, err := l.register(ctx)
@@ -53,7 +52,7 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 		resp, err := client.Register(ctx, connect.NewRequest(req))
 		if err != nil && before > 0 {
 			return nil, fmt.Errorf(
-				"registering this node, of whose addresses and subnets the cluster has taken in %d and not the next %d: %w",
+				"registering this node: the cluster accepted %d of its addresses and subnets, but not the next %d: %w",
 				before,
 				len(said)-before,
 				err,
@@ -77,8 +76,8 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	return client, nil
 }
 
-// registeredClient gives a client to follow with. The stream begins with a registration, unless Register was the last that was
-// report and this node would say the same again.
+// registeredClient returns a client for the stream. It registers first, unless Register ran last and the registration
+// would be the same.
 func (l *Link) registeredClient(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 	known := l.lastRegistration
 	l.lastRegistration = nil
@@ -95,14 +94,15 @@ func (l *Link) registeredClient(ctx context.Context) (pilasterv1connect.NodeServ
 	return l.dial(ctx)
 }
 
-// heldMapping is what the cluster gave, as this node said it.
+// heldMapping identifies an allocation that this node reported.
 type heldMapping struct{ tenant, key, to string }
 
 func heldMappingOf(m *pilasterv1.Mapping) heldMapping { return heldMapping{m.Tenant, m.Key, m.To} }
 
-// registration is what this node says of itself, with a page of what it holds now and has not said: it registers until
-// there is no more.
-func (l *Link) registration(uplinks []netip.Addr, said map[heldMapping]bool) (req *pilasterv1.RegisterRequest, more bool) {
+// registration returns the next registration, with a page of the held mappings that said does not contain yet. more
+// reports that another page follows.
+func (l *Link) registration(uplinks []netip.Addr, said map[heldMapping]bool) (req *pilasterv1.RegisterRequest,
+	more bool) {
 	has, joined := l.config.Node.Membership()
 	held := l.config.Tenants.held(has.Prefix)
 	mappings := append(held.Mappings, heldAddresses(l.config.Endpoints())...)
@@ -134,8 +134,8 @@ func (l *Link) registration(uplinks []netip.Addr, said map[heldMapping]bool) (re
 	return req, len(mappings) > heldPage
 }
 
-// freeGone gives back what endpoints had that went while it was said: it may have been said after they had given it
-// back.
+// freeGone schedules the release of addresses whose endpoint went away during the registration: they may have been
+// registered after their release.
 func (l *Link) freeGone(said map[heldMapping]bool) {
 	for _, m := range heldAddresses(l.config.Endpoints()) {
 		delete(said, heldMappingOf(m))

@@ -43,8 +43,12 @@ func TestReachRegistersWhatIsNew(t *testing.T) {
 		{"another endpoint", 3, func(t *testing.T, b *linkBed) { b.link.config.Endpoints = holding(4) }, 1, false},
 		{"an endpoint less", 3, func(t *testing.T, b *linkBed) { b.link.config.Endpoints = holding(2) }, 1, false},
 		{"more than a page", heldPage + 1, func(*testing.T, *linkBed) {}, 2, false},
-		{"another uplink", 0, func(t *testing.T, b *linkBed) { b.link.config.UplinkAddresses = uplinks("2001:db8::3", nil) }, 1, false},
-		{"a gateway", 0, func(t *testing.T, b *linkBed) { b.link.config.Gateway = func() bool { return true } }, 1, false},
+		{"another uplink", 0, func(t *testing.T,
+			b *linkBed) {
+			b.link.config.UplinkAddresses = uplinks("2001:db8::3", nil)
+		}, 1, false},
+		{"a gateway", 0, func(t *testing.T, b *linkBed) { b.link.config.Gateway = func() bool { return true } }, 1,
+			false},
 		{"policies enforced", 0, func(t *testing.T, b *linkBed) {
 			b.link.config.Enforces = func() []string { return []string{"netpila"} }
 		}, 1, false},

@@ -13,10 +13,10 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// resolveTimeout is how long an ADD waits for the orchestrator before it says try again.
+// resolveTimeout is how long an ADD waits for an answer of the orchestrator.
 const resolveTimeout = 5 * time.Second
 
-// Resolve implements Resolver by one call.
+// Resolve implements Resolver.
 func (l *Link) Resolve(ctx context.Context, name string, identity map[string]string) (Resolved, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
@@ -36,7 +36,7 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 	return Resolved{}, l.resolveError(err, l.missingState(name, identity))
 }
 
-// resolveError is what an ADD says of an error of the orchestrator, without which it lacks something.
+// resolveError is the refusal of an ADD that needs something from the orchestrator.
 func (l *Link) resolveError(err error, lacking string) error {
 	var remote *connect.Error
 	if errors.As(err, &remote) {
@@ -51,14 +51,14 @@ func (l *Link) resolveError(err error, lacking string) error {
 	}
 	return refuse(
 		ErrUnavailable,
-		"%s, and the orchestrator at %s did not help: %s\n  nothing was changed; try again when it does",
+		"%s, and the request to the orchestrator at %s failed: %s\n  nothing was changed; try again when it answers",
 		lacking,
 		l.config.URL,
 		unixrpc.Words(err),
 	)
 }
 
-// missingState names what this node would have to know.
+// missingState names what this node does not know.
 func (l *Link) missingState(name string, identity map[string]string) string {
 	if _, _, known := l.config.Tenants.get(name); known {
 		return fmt.Sprintf(

@@ -28,33 +28,32 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Options are those of the daemon.
+// Options configure the daemon.
 type Options struct {
 	OrchestratorURL  string
-	Token            string // text of the join token; may be empty once joined
+	Token            string // join token; may be empty once joined
 	NodeName         string
-	NodePrefix       netip.Prefix // brought by the operator; may be zero
+	NodePrefix       netip.Prefix // chosen by the operator; may be zero
 	Uplink           string
 	RunDir, StateDir string
 	MaxEndpoints     int
 	MaxTenantIDs     int
-	Edge             bool   // this node is an Edge Switch: it takes no containers
+	Edge             bool   // this node is an Edge Switch: it runs no containers
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
-	// OpenDriver takes hold of the packet path once the node's prefix is known. Closing it must
-	// leaveNetworks the packet path in place.
+	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
 	OpenDriver func(Membership) (DriverCloser, error)
-	Networks   []network.Factory // all that there are, in the order in which they are opened
+	Networks   []network.Factory // all known networks, in the order in which they are opened
 	Log        *slog.Logger
 }
 
-// DriverCloser is a Driver that holds something open.
+// DriverCloser is a Driver that must be closed.
 type DriverCloser interface {
 	dpapi.Driver
 	io.Closer
 }
 
-// Run is the agent daemon until ctx ends. What it leaves behind carries packets without it.
+// Run runs the agent daemon until ctx ends. The packet path continues without it.
 func Run(ctx context.Context, o Options) (err error) {
 	d, err := newDaemon(o)
 	if err != nil {
@@ -81,7 +80,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	return g.Wait()
 }
 
-// daemon is what Run wires together.
+// daemon has the parts that Run connects.
 type daemon struct {
 	Options
 	lock    *os.File
@@ -91,12 +90,12 @@ type daemon struct {
 	link    *Link
 	service *Service
 	joined  chan *join.Client
-	changed chan struct{} // addresses of this node
+	changed chan struct{} // receives a value when addresses of this node changed
 	driver  DriverCloser
 	opened  []Network // in that order
-	gateway bool      // one of them has a gateway that works: asked once, as a network may wait for its switch
+	gateway bool      // one of them has a working gateway; queried once, because a network may wait for its switch
 
-	enforces []string // names of those that enforce policies
+	enforces []string // names of networks that enforce policies
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -113,8 +112,9 @@ func newDaemon(o Options) (*daemon, error) {
 		return nil, stateError(err)
 	}
 	d.link = NewLink(LinkConfig{
-		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithClusterAddresses, WantedPrefix: o.NodePrefix, Edge: o.Edge,
-		Gateway:          func() bool { return d.gateway }, // known once networks are open, as is the next
+		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithClusterAddresses,
+		WantedPrefix: o.NodePrefix, Edge: o.Edge,
+		Gateway:          func() bool { return d.gateway }, // known once networks are open, like Enforces
 		Enforces:         func() []string { return d.enforces },
 		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
@@ -132,12 +132,13 @@ func newDaemon(o Options) (*daemon, error) {
 	return d, nil
 }
 
-// stateError adds what corruption means for the node.
+// stateError adds to an error of corrupt state what it means for the node.
 func stateError(err error) error {
 	var corrupt *statefile.CorruptError
 	if errors.As(err, &corrupt) {
 		return fmt.Errorf(
-			"%w\n  packets of containers flow as before; where there is nothing to restore, move the containers away and run `pilaster node reset`",
+			"%w\n  packets of containers flow as before; restore the file from a backup, or drain the node and run "+
+				"`pilaster node reset`",
 			err,
 		)
 	}
@@ -150,7 +151,8 @@ func (d *daemon) load() (err error) {
 	}
 	if m, ok := d.node.Membership(); ok && d.NodePrefix.IsValid() && d.NodePrefix != m.Prefix {
 		return fmt.Errorf(
-			"--node-prefix %v is not %v, which this node holds\n  nothing was changed; leave the flag out, or delete the node and use an empty --state-dir",
+			"--node-prefix %v differs from %v, the prefix of this node\n  nothing was changed; omit the flag, or "+
+				"delete the node and use an empty --state-dir",
 			d.NodePrefix,
 			m.Prefix,
 		)
@@ -164,11 +166,12 @@ func (d *daemon) load() (err error) {
 	return d.fits()
 }
 
-// fits refuses settings that have no room for what is there, before the packet path is opened with them.
+// fits refuses settings that are too small for the existing state, before the packet path is opened with them.
 func (d *daemon) fits() error {
 	if has := d.store.List(); d.Edge && len(has) > 0 {
 		return fmt.Errorf(
-			"--edge: an Edge Switch takes no containers, and this node has %s, such as %s of container %s\n  nothing was changed and packets flow as before; start the agent without --edge, or use another node",
+			"--edge: an Edge Switch runs no containers, but this node has %s, such as %s of container %s\n  nothing "+
+				"was changed and packets flow as before; start the agent without --edge, or use another node",
 			humanize.Of(len(has), "endpoint", "endpoints"),
 			has[0].Interface,
 			has[0].ContainerID,
@@ -187,7 +190,8 @@ func (d *daemon) fits() error {
 	} {
 		if c.has > c.max {
 			return fmt.Errorf(
-				"%s %d is less than the %d %s of this node\n  nothing was changed and packets flow as before; allow at least as many, or remove containers first",
+				"%s %d is less than the %d %s of this node\n  nothing was changed and packets flow as before; allow "+
+					"at least as many, or remove containers first",
 				c.flag,
 				c.max,
 				c.has,
@@ -211,15 +215,16 @@ func (d *daemon) close() error {
 	return errors.Join(append(errs, d.store.Close(), d.lock.Close())...)
 }
 
-// dial joins where needed.
+// dial returns a client of the orchestrator; it joins first if needed.
 func (d *daemon) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 	instance, err := instance(d.RunDir)
 	if err != nil {
 		return nil, err
 	}
 	c, err := join.Dial(ctx, join.Config{
-		URL: d.OrchestratorURL, Token: d.Token, StateDir: d.StateDir, NodeName: d.node.Name(), NodeUUID: d.node.UUID(), Instance: instance,
-		Heard: d.service.received.count, Log: d.Log,
+		URL: d.OrchestratorURL, Token: d.Token, StateDir: d.StateDir, NodeName: d.node.Name(), NodeUUID: d.node.UUID(),
+		Instance: instance,
+		Heard:    d.service.received.count, Log: d.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -240,10 +245,10 @@ func (d *daemon) keepCertificate(ctx context.Context) error {
 	return nil
 }
 
-// agentSocket is its name in the run directory.
+// agentSocket is the name of the agent's socket in the run directory.
 const agentSocket = "agent.sock"
 
-// serve answers on the agent's socket, at first only with what it waits for.
+// serve serves the agent's socket; until the core is ready, answers say what the agent waits for.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	observer := d.service.ObserveHandler()
 	socket, err := unixrpc.Listen(filepath.Join(d.RunDir, agentSocket))
@@ -264,8 +269,8 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	return nil
 }
 
-// serve runs a server in the group. When ctx ends, calls under way end too: an ADD is undone,
-// anything else can be repeated.
+// serve runs a server in the group. When ctx ends, running calls are cancelled: an ADD is rolled back, other calls can
+// be repeated.
 func serve(ctx context.Context, g *errgroup.Group, s *http.Server, l net.Listener) {
 	s.BaseContext = func(net.Listener) context.Context { return ctx }
 	g.Go(func() error {
@@ -285,8 +290,8 @@ func serve(ctx context.Context, g *errgroup.Group, s *http.Server, l net.Listene
 	})
 }
 
-// start brings the core up, at once where the node knows its prefix, else when the orchestrator
-// has told it, and keeps it supplied.
+// start starts the core, at once if the node knows its prefix, otherwise after the registration, and starts its
+// background tasks.
 func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	_, member := d.node.Membership()
 	if !member {
@@ -301,20 +306,23 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	driver, err := d.OpenDriver(m)
 	if err != nil {
-		return err // beside which stands a driver that must not be closed
+		return err // the driver that came with it is not valid and must not be closed
 	}
 	d.driver = driver
 	networks, absent, err := d.networks(m)
 	if err != nil {
 		return err
 	}
-	if !member { // it said nothing of them yet: a tenant with policies would be refused to its first container
+	// the first registration did not name the networks that enforce policies: containers of tenants with policies would
+	// be refused
+	if !member {
 		if err := d.link.Register(ctx); err != nil {
 			return err
 		}
 	}
 	core, err := New(Config{
-		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link, Tried: d.link.Tried(), Edge: d.Edge,
+		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
+		Tried: d.link.Tried(), Edge: d.Edge,
 		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -326,13 +334,14 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	d.service.Serve(core, func() error { return cmp.Or(overlap.problem(), d.link.problem()) })
 	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))
 	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
-		d.Log.Warn("the supervisor was not told", "error", err)
+		d.Log.Warn("notifying the service manager failed", "error", err)
 	}
 	d.supply(ctx, g, core, overlap)
 	return nil
 }
 
-// networks opens those that this node has, and says of the others how to have them; both by name.
+// networks opens the networks that this node has, and returns for the others the option that enables them; both by
+// name.
 func (d *daemon) networks(m Membership) (has map[string]Network, absent map[string]string, err error) {
 	has, absent = map[string]Network{}, map[string]string{}
 	for _, o := range d.Networks {
@@ -353,7 +362,7 @@ func (d *daemon) networks(m Membership) (has map[string]Network, absent map[stri
 	return has, absent, nil
 }
 
-// supply starts what goes on beside the core.
+// supply starts the background tasks.
 func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, overlap *overlapWatch) {
 	g.Go(func() error { d.link.Run(ctx, core); return nil })
 	g.Go(func() error { return d.service.events.run(ctx, d.driver, d.Log) })

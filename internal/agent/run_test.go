@@ -52,7 +52,7 @@ func daemonOptions(t *testing.T, d *closing) Options {
 	return o
 }
 
-// supervisor is what systemd is to a daemon: it hears READY=1.
+// supervisor receives READY=1 as systemd does.
 func supervisor(t *testing.T) *net.UnixConn {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -133,7 +133,7 @@ func TestDaemonWithTheOrchestratorAway(t *testing.T) {
 	for stream.Receive() {
 	}
 	if connect.CodeOf(stream.Err()) != connect.CodeUnavailable {
-		t.Errorf("the watcher was told %v", stream.Err())
+		t.Errorf("the watcher received %v", stream.Err())
 	}
 	if err := <-ended; err != nil {
 		t.Errorf("ended with %v", err)
@@ -176,7 +176,7 @@ func TestNodeMayBeRenamedUntilItHasRegistered(t *testing.T) {
 	}
 }
 
-// The first start, and nobody answers: the socket says what the node waits for.
+// At the first start without the orchestrator, answers on the socket say what the node waits for.
 func TestDaemonWaitsForItsPrefix(t *testing.T) {
 	o := daemonOptions(t, nil)
 	o.StateDir = t.TempDir()
@@ -232,7 +232,7 @@ func (n workingNetwork) Close() error {
 }
 
 // TestDaemonHasNetworksWork: any network may have something to do and to close, and one that this node lacks says how
-// sinks have it.
+// to have it.
 func TestDaemonHasNetworksWork(t *testing.T) {
 	driver := &closing{fakeDriver: newFakeDriver()}
 	o := daemonOptions(t, driver)
@@ -334,13 +334,18 @@ func TestRunSaysWhyThePacketPathIsRefused(t *testing.T) {
 // Less room than is in use is refused before the packet path is touched.
 func TestDaemonRefusesLessRoomThanIsInUse(t *testing.T) {
 	for flag, set := range map[string]func(*Options){
-		"--max-endpoints 1 is less than the 2":                                      func(o *Options) { o.MaxEndpoints = 1 },
-		"--max-tenant-ids 1 is less than the 2":                                     func(o *Options) { o.MaxTenantIDs = 1 },
-		"--edge: an Edge Switch takes no containers, and this node has 2 endpoints": func(o *Options) { o.Edge = true },
+		"--max-endpoints 1 is less than the 2":  func(o *Options) { o.MaxEndpoints = 1 },
+		"--max-tenant-ids 1 is less than the 2": func(o *Options) { o.MaxTenantIDs = 1 },
+		"--edge: an Edge Switch runs no containers, " +
+			"but this node has 2 endpoints": func(o *Options) { o.Edge = true },
 	} {
 		driver := &closing{fakeDriver: newFakeDriver()}
 		o := daemonOptions(t, driver)
-		o.OpenDriver = func(Membership) (DriverCloser, error) { t.Error("the packet path was opened"); return driver, nil }
+		o.OpenDriver = func(Membership) (DriverCloser, error) {
+			t.Error("the packet path was opened")
+			return driver,
+				nil
+		}
 		earlier := newBed(t)
 		earlier.add("c1")
 		red := earlier.request("c2")

@@ -24,8 +24,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Service is AgentService in front of a Core. Until the core is there it answers that it waits,
-// and for what.
+// Service implements AgentService on a Core. Until the core is ready, its answers say what the agent waits for.
 type Service struct {
 	config   ServiceConfig
 	core     atomic.Pointer[running]
@@ -35,27 +34,27 @@ type Service struct {
 	drops    dropWindow
 }
 
-// ServiceConfig is what a Service tells besides what the core knows.
+// ServiceConfig has the parts of a Service besides the core.
 type ServiceConfig struct {
 	Node    *Node
 	Link    *Link
-	URL     string // apply the orchestrator
+	URL     string // of the orchestrator
 	Uplink  string
 	Edge    bool // the node is an Edge Switch
 	Version string
 }
 
-// running is what exists once the node has its prefix.
+// running exists once the node has its prefix.
 type running struct {
 	*Core
-	blocked func() error // why no ADD may be taken now, or nil
+	blocked func() error // returns why ADDs are refused now, or nil
 }
 
 func NewService(c ServiceConfig) *Service {
 	return &Service{config: c, calls: newCalls(), received: newMessageCounter()}
 }
 
-// Handler is what the agent's socket serves: runtimes by the plugin, people by AgentService, and observer.
+// Handler serves the agent's socket: the CNI plugin, AgentService, and observer.
 func (s *Service) Handler(observer http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/cni", cniserver.Handler(s, s.timedCNI))
@@ -66,8 +65,7 @@ func (s *Service) Handler(observer http.Handler) http.Handler {
 	return mux
 }
 
-// Serve lets calls through to the core. blocked tells what forbids new endpoints; nil means
-// nothing ever does.
+// Serve makes calls reach the core. blocked returns why new endpoints are refused; nil means never.
 func (s *Service) Serve(core *Core, blocked func() error) {
 	if blocked == nil {
 		blocked = func() error { return nil }
@@ -87,13 +85,14 @@ func (s *Service) waiting() string {
 		return "the agent is starting; try again in a moment"
 	}
 	return fmt.Sprintf(
-		"this node has no prefix yet: the orchestrator at %s has not answered (%s)\n  start it, or correct --orchestrator",
+		"this node has no prefix yet: the orchestrator at %s has not answered (%s)\n  start it, or correct "+
+			"--orchestrator",
 		s.config.URL,
 		s.config.Link.Status().LastError,
 	)
 }
 
-// fdPath is how the namespace is opened again while the file is open.
+// fdPath is a path to reopen the namespace while the file is open.
 func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 func (s *Service) AddEndpoint(
@@ -151,7 +150,7 @@ func (s *Service) CheckEndpoint(
 		if err != nil {
 			return nil, connect.NewError(
 				connect.CodeInvalidArgument,
-				fmt.Errorf("address %q is not of the form fc00::1/128", a),
+				fmt.Errorf("address %q does not have the form fc00::1/128", a),
 			)
 		}
 		q.Addresses = append(q.Addresses, p)
@@ -179,7 +178,7 @@ func (s *Service) CollectGarbage(
 	if req.Msg.CniNetwork == "" {
 		return nil, connect.NewError(
 			connect.CodeInvalidArgument,
-			fmt.Errorf("no CNI network is named; nothing was removed"),
+			fmt.Errorf("the CNI network is missing; nothing was removed"),
 		)
 	}
 	valid := make(map[string]bool, len(req.Msg.Valid))
@@ -280,7 +279,7 @@ func (s *Service) Monitor(
 	}
 	events, stop := s.events.watch()
 	defer stop()
-	// The headers say that from now on nothing is missed.
+	// The headers tell the client that no event after them is missed.
 	if err := stream.Send(nil); err != nil {
 		return err
 	}
@@ -297,7 +296,7 @@ func (s *Service) Monitor(
 			return connect.NewError(
 				connect.CodeUnavailable,
 				errors.New("the agent is stopping"),
-			) // or nobody listens any more
+			) // or the client has gone
 		}
 	}
 }
@@ -317,7 +316,7 @@ func (s *Service) RecentEvents(
 	return connect.NewResponse(resp), nil
 }
 
-// nameOf is what people call an endpoint: its pod, or else its container. Both are empty of one that is not here.
+// nameOf returns an endpoint's pod, or else its container, and its tenant. Both are empty if it is not here.
 func (c *Core) nameOf(id endpoint.ID) (name, tenant string) {
 	r, _ := c.store.Get(id)
 	return cmp.Or(r.Pod, r.ContainerID), r.Tenant
@@ -330,8 +329,9 @@ func (c *Core) eventToProto(e dpapi.Event) *pilasterv1.MonitorResponse {
 		Protocol: uint32(e.Protocol), SourcePort: uint32(e.SourcePort), DestinationPort: uint32(e.DestinationPort),
 		Length: uint32(
 			e.Length,
-		), EndpointId: uint32(e.Endpoint), Endpoint: name, Tenant: tenant, Ifindex: uint32(e.Ifindex), LostEvents: e.Lost,
-		Rule: ruleToProto(c.ruleOf(e)),
+		), EndpointId: uint32(e.Endpoint), Endpoint: name, Tenant: tenant, Ifindex: uint32(e.Ifindex),
+		LostEvents: e.Lost,
+		Rule:       ruleToProto(c.ruleOf(e)),
 	}
 	if e.Source.IsValid() {
 		m.Source = e.Source.String()

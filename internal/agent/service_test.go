@@ -77,7 +77,8 @@ func (b *serviceBed) cniIn(verb, container, netns, extra string) (string, error)
 		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + container, "CNI_NETNS=" + netns, "CNI_IFNAME=eth0",
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}
-	config := `{"cniVersion":"1.1.0","name":"pilaster","type":"pilaster-cni","tenant":"blue","labels":{"app":"web"},"agentSocket":"` + b.socket + `"` + extra + `}`
+	config := `{"cniVersion":"1.1.0","name":"pilaster","type":"pilaster-cni","tenant":"blue",` +
+		`"labels":{"app":"web"},"agentSocket":"` + b.socket + `"` + extra + `}`
 	c := &cniclient.Call{Kernel: syscall.Syscall6}
 	for _, v := range env {
 		c.Variable(v)
@@ -191,7 +192,7 @@ func TestPluginAgainstTheAgent(t *testing.T) {
 		t.Errorf("CHECK of a broken neighbour: %v", err)
 	}
 	if _, err := b.cni("CHECK", "c9", prev); code(err) != types.ErrUnknownContainer {
-		t.Errorf("CHECK of nobody: %v", err)
+		t.Errorf("CHECK of an unknown container: %v", err)
 	}
 
 	blocked = errors.New("private prefix overlaps")
@@ -213,7 +214,7 @@ func TestPluginAgainstTheAgent(t *testing.T) {
 		}
 	}
 	if _, err := b.cni("DEL", "never", ""); err != nil {
-		t.Errorf("DEL of nobody: %v", err)
+		t.Errorf("DEL of an unknown container: %v", err)
 	}
 	if _, err := b.cni("ADD", "c3", ""); err != nil {
 		t.Fatal(err)
@@ -271,9 +272,12 @@ func TestStatusTellsAll(t *testing.T) {
 	}
 	_, metrics := get("/metrics")
 	for _, want := range []string{
-		`pilaster_table_entries{table="endpoints"} 1`, `pilaster_table_capacity{table="endpoints"} 4096`, `pilaster_table_entries{table="locals"} 1`,
-		`pilaster_table_largest_tenant_entries{table="tenant-ids",tenant="blue"} 1`, `pilaster_datapath_drops_total{reason="src-not-own"} 7`,
-		`pilaster_agent_call_duration_seconds_count{code="ok",procedure="/pilaster.v1.AgentService/Status"} 2`, `pilaster_build_info{goversion="` + runtime.Version() + `",programs="p1",version="v1"} 1`,
+		`pilaster_table_entries{table="endpoints"} 1`, `pilaster_table_capacity{table="endpoints"} 4096`,
+		`pilaster_table_entries{table="locals"} 1`,
+		`pilaster_table_largest_tenant_entries{table="tenant-ids",tenant="blue"} 1`,
+		`pilaster_datapath_drops_total{reason="src-not-own"} 7`,
+		`pilaster_agent_call_duration_seconds_count{code="ok",procedure="/pilaster.v1.AgentService/Status"} 2`,
+		`pilaster_build_info{goversion="` + runtime.Version() + `",programs="p1",version="v1"} 1`,
 	} {
 		if !strings.Contains(metrics, want+"\n") {
 			t.Errorf("/metrics lacks %s", want)
@@ -286,7 +290,7 @@ func TestStatusTellsAll(t *testing.T) {
 	if s := status(); !s.Ready || s.Datapath.FirstInChain || len(s.Problems) != 1 {
 		t.Errorf("behind another program: %v", s)
 	}
-	if _, metrics := get("/metrics"); !strings.Contains(metrics, "pilaster_datapath_first_in_chain 0\n") {
+	if _, metrics := get("/metrics"); !strings.Contains(metrics, "pilaster_datapath_tcx_first 0\n") {
 		t.Error("/metrics does not say that another program stands before ours")
 	}
 	b.driver.status.Problems, b.driver.status.Healthy = []string{"the uplink has no program"}, false
@@ -321,13 +325,14 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	if e := ask("fc00::1"); e.Plaintext != "" || e.Tenant != "" || e.Endpoint != nil {
-		t.Errorf("a ciphertext of nobody: %v", e)
+		t.Errorf("a ciphertext of no tenant: %v", e)
 	}
 	if e := ask("fd70:696c:6100:9:0:500:100:1"); e.Plaintext == "" || e.Tenant != "" || e.App != nil ||
 		e.Endpoint != nil {
 		t.Errorf("a plaintext of a tenant that is not here: %v", e)
 	}
-	if _, err := b.client.Explain(t.Context(), connect.NewRequest(&pilasterv1.ExplainRequest{Address: "::ffff:1.2.3.4"})); connect.CodeOf(
+	if _, err := b.client.Explain(t.Context(),
+		connect.NewRequest(&pilasterv1.ExplainRequest{Address: "::ffff:1.2.3.4"})); connect.CodeOf(
 		err,
 	) != connect.CodeInvalidArgument {
 		t.Errorf("an IPv4-mapped address: %v", err)
@@ -345,7 +350,8 @@ func TestGetEndpoint(t *testing.T) {
 	}
 	for key, want := range map[string]connect.Code{
 		"1": 0, r.Attachments[0].Address.String(): 0, r.Attachments[0].Plaintext.String(): 0,
-		"c1": connect.CodeInvalidArgument, "default/c1": connect.CodeInvalidArgument, "": connect.CodeNotFound, "c9": connect.CodeNotFound,
+		"c1": connect.CodeInvalidArgument, "default/c1": connect.CodeInvalidArgument, "": connect.CodeNotFound,
+		"c9": connect.CodeNotFound,
 	} {
 		resp, err := b.client.GetEndpoint(t.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: key}))
 		if want == 0 && (err != nil || resp.Msg.Endpoint.Id != 1) || want != 0 && connect.CodeOf(err) != want {

@@ -79,7 +79,7 @@ func TestLaterOrchestratorIsFollowed(t *testing.T) {
 			{Id: 9, Key: make([]byte, 16)},
 		},
 	}
-	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 5}) // apply a kind this build does not know
+	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 5}) // of a kind this build does not know
 	b.cluster.events <- later(&pilasterv1.FollowResponse{Revision: 6, Event: &pilasterv1.FollowResponse_Delta{
 		Delta: later(&pilasterv1.Delta{Tenants: []*pilasterv1.Tenant{later(blue)}}),
 	}})
@@ -103,8 +103,8 @@ func TestEarlierOrchestratorIsNamed(t *testing.T) {
 	}
 }
 
-// An orchestrator tells of policies in more messages than one, of which the last alone has the revision. An agent that
-// knows of none goes on.
+// An orchestrator sends policies in several messages, of which only the last has the revision. An agent without
+// policies continues.
 func TestPoliciesArePassedOver(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -122,7 +122,8 @@ func TestPoliciesArePassedOver(t *testing.T) {
 			req.Documents = append(
 				req.Documents,
 				fmt.Sprintf(
-					"{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p%d-%d, annotations: {x: %s}}, spec: {podSelector: {}}}",
+					"{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p%d-%d, annotations: "+
+						"{x: %s}}, spec: {podSelector: {}}}",
 					i,
 					j,
 					strings.Repeat("x", 60<<10),
@@ -141,7 +142,7 @@ func TestPoliciesArePassedOver(t *testing.T) {
 		}
 		n1.until(func(s LinkStatus) bool { return s.Connected && s.LastError == "" && s.Revision >= said.Msg.Revision })
 	}
-	for i := range 5 { // wake than a message has
+	for i := range 5 { // more than a message has
 		apply(i)
 	}
 	hearsAll()

@@ -31,11 +31,17 @@ func TestComesBackWithinTheSpread(t *testing.T) {
 	b := newLinkBed(t)
 	core := newBed(t)
 	spreads := make(chan time.Duration, 1)
-	b.link.config.Wait = func(ctx context.Context, _ int, spread time.Duration) error { spreads <- spread; return ctx.Err() }
+	b.link.config.Wait = func(ctx context.Context, _ int,
+		spread time.Duration) error {
+		spreads <- spread
+		return ctx.Err()
+	}
 	defer b.run(core)()
 	<-b.cluster.hosted
-	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{}}, SpreadMs: 1000}
-	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Heartbeat{}, SpreadMs: 2500}
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4,
+		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{}}, SpreadMs: 1000}
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Heartbeat{},
+		SpreadMs: 2500}
 	b.cluster.events <- nil
 	if got := <-spreads; got != 2500*time.Millisecond {
 		t.Errorf("it waits up to %v longer", got)

@@ -17,17 +17,16 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// StaleState is what an agent that does not run has left on disk. Until it is closed no agent can
-// start over it.
+// StaleState is what an agent that does not run has left on disk. Until it is closed, no agent can start there.
 type StaleState struct {
-	Prefix    netip.Prefix         // the node's; zero where it is not known
-	Endpoints []string             // what DEL was not called for, as people know it
+	Prefix    netip.Prefix         // of the node; zero if unknown
+	Endpoints []string             // endpoints without a DEL, as operators name them
 	Files     []network.StaleState // in the order in which they can be removed
 	lock      *os.File
 }
 
-// FindStaleState reads what is there and changes nothing. It fails where an agent runs. Before what it finds goes what
-// networks have left, which may lie in the same folders.
+// FindStaleState lists the state and changes nothing. It fails if an agent runs. before lists what networks have left,
+// which is removed first and may be in the same folders.
 func FindStaleState(stateDir, runDir string, before []network.StaleState) (_ *StaleState, err error) {
 	socket := filepath.Join(runDir, agentSocket)
 	if c, err := net.DialTimeout("unix", socket, time.Second); err == nil {
@@ -48,7 +47,7 @@ func FindStaleState(stateDir, runDir string, before []network.StaleState) (_ *St
 		if err := r.read(stateDir); err != nil {
 			return nil, err
 		}
-		// Once more, with the lock's file.
+		// Again, now with the lock file.
 		if state, err = find(stateDir, isState, before); err != nil {
 			return nil, err
 		}
@@ -75,8 +74,8 @@ func isState(name string) bool {
 		statefile.IsUnfinished(name)
 }
 
-// find lists what of a folder is ours, and the folder itself where it holds nothing else but what goes before: an
-// orchestrator's socket and data may lie beside.
+// find lists our files in a folder, and the folder itself if it contains nothing else except what before lists: an
+// orchestrator's socket and data may be in it.
 func find(dir string, ours func(name string) bool, before []network.StaleState) ([]network.StaleState, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -110,7 +109,7 @@ func leftAt(path string, folder bool) network.StaleState {
 	return network.StaleState{Kind: "file", Name: path, Remove: func() error { return os.Remove(path) }}
 }
 
-// read takes the lock and learns what it can: a reset must also work where files are damaged.
+// read takes the lock and reads as much as possible: a reset must also work with damaged files.
 func (r *StaleState) read(stateDir string) (err error) {
 	if r.lock, err = statefile.Lock(stateDir); err != nil {
 		return err
@@ -121,7 +120,7 @@ func (r *StaleState) read(stateDir string) (err error) {
 	}
 	for path, record := range endpoint.Peek(stateDir) {
 		if record == nil {
-			r.Endpoints = append(r.Endpoints, "the one in "+path+", which cannot be read")
+			r.Endpoints = append(r.Endpoints, "the one in "+path+", which is unreadable")
 			continue
 		}
 		name := "container " + record.ContainerID
@@ -134,7 +133,7 @@ func (r *StaleState) read(stateDir string) (err error) {
 	return nil
 }
 
-// Close lets agents start again.
+// Close allows agents to start again.
 func (r *StaleState) Close() error {
 	if r.lock == nil {
 		return nil

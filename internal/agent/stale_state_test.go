@@ -24,7 +24,7 @@ func writeFile(t *testing.T, content string, elem ...string) {
 }
 
 // An orchestrator on the same machine keeps its data and its socket; damaged files are no reason
-// sinks leave anything.
+// to leave anything.
 func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	state, run := t.TempDir(), t.TempDir()
 	writeFile(t, "{", state, nodeFileName)

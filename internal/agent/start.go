@@ -15,9 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// Start makes the kernel agree with the records: what was half made or half removed goes, what was
-// active is compared and repaired, containers that are gone are reaped, and what belongs to nobody is
-// swept away. The packet path may be another build's; it is taken over.
+// Start reconciles the kernel with the records: it removes unfinished endpoints, repairs active ones, removes those
+// whose container is gone, and sweeps unknown state. The packet path may be of another build; it is taken over.
 func (c *Core) Start(ctx context.Context) error {
 	if err := c.checkAllRecorded(); err != nil {
 		return err
@@ -27,7 +26,7 @@ func (c *Core) Start(ctx context.Context) error {
 			continue
 		}
 		c.log.Info(
-			"endpoint was left unfinished and is removed",
+			"removing an unfinished endpoint",
 			"endpoint",
 			r.ID,
 			"state",
@@ -36,7 +35,7 @@ func (c *Core) Start(ctx context.Context) error {
 			r.ContainerID,
 		)
 		if err := c.remove(ctx, r); err != nil {
-			c.log.Error("endpoint is still there", "endpoint", r.ID, "error", err)
+			c.log.Error("removing an endpoint failed", "endpoint", r.ID, "error", err)
 		}
 	}
 	if err := c.installTenants(ctx); err != nil {
@@ -62,12 +61,12 @@ func (c *Core) Start(ctx context.Context) error {
 	return nil
 }
 
-// checkAllRecorded refuses to start where a record was lost: records are written before a device carries anything and
-// removed after it. The container lives, and with its device it would lose the network.
+// checkAllRecorded refuses to start if a record was lost: a record is written before its device has traffic and removed
+// after it. The container still runs, and without its device it would lose the network.
 func (c *Core) checkAllRecorded() error {
 	ids, err := c.driver.Attached()
 	if err != nil {
-		return fmt.Errorf("looking for containers: %w", err)
+		return fmt.Errorf("listing devices of containers: %w", err)
 	}
 	ids = slices.DeleteFunc(ids, func(id endpoint.ID) bool { _, ok := c.store.Get(id); return ok })
 	if len(ids) == 0 {
@@ -75,16 +74,16 @@ func (c *Core) checkAllRecorded() error {
 	}
 	return &statefile.CorruptError{
 		Path: c.store.RecordPath(ids[0]),
-		Err:  fmt.Errorf("it is missing, though devices of endpoints without a record carry packets: %v", ids),
+		Err:  fmt.Errorf("it is missing, but endpoints without a record have devices with traffic: %v", ids),
 	}
 }
 
-// setRestored notes how an endpoint is. After a reboot devices are gone, and containers with them; one whose
-// device alone is gone stays until the runtime deletes it, and must not keep the others away.
+// setRestored records the state of an endpoint after a restore. After a reboot devices and containers are gone. If only
+// the device is gone, the endpoint stays lost until the runtime deletes it; it does not block the others.
 func (c *Core) setRestored(ctx context.Context, r endpoint.Record, lost error) {
 	if errors.Is(lost, dpapi.ErrNoNamespace) {
 		c.log.Warn(
-			"endpoint is removed with its container",
+			"removing an endpoint whose container is gone",
 			"endpoint",
 			r.ID,
 			"container",
@@ -95,7 +94,7 @@ func (c *Core) setRestored(ctx context.Context, r endpoint.Record, lost error) {
 			lost,
 		)
 		if err := c.remove(ctx, r); err != nil {
-			c.log.Error("endpoint is still there", "endpoint", r.ID, "error", err)
+			c.log.Error("removing an endpoint failed", "endpoint", r.ID, "error", err)
 		}
 		return
 	}
@@ -103,7 +102,7 @@ func (c *Core) setRestored(ctx context.Context, r endpoint.Record, lost error) {
 	r.State = endpoint.Active
 	if lost != nil {
 		c.log.Error(
-			"endpoint could not be brought back",
+			"restoring an endpoint failed",
 			"endpoint",
 			r.ID,
 			"container",
@@ -119,12 +118,12 @@ func (c *Core) setRestored(ctx context.Context, r endpoint.Record, lost error) {
 		return
 	}
 	if err := c.store.Put(r); err != nil {
-		c.log.Error("endpoint is not shown as it is", "endpoint", r.ID, "state", r.State, "error", err)
+		c.log.Error("writing the state of an endpoint failed", "endpoint", r.ID, "state", r.State, "error", err)
 	}
 }
 
-// markLost settles those active endpoints whose device has gone while the agent runs. Most go with a container that
-// nobody deletes. All are looked for at once: it may take a walk through the machine.
+// markLost marks active endpoints whose device has gone while the agent runs. Most of them go with a container for
+// which no DEL comes. All are checked together, because a check may scan all namespaces of the machine.
 func (c *Core) markLost(ctx context.Context, suspected func(endpoint.Record) bool) error {
 	suspects := slices.DeleteFunc(
 		c.store.List(),
@@ -147,7 +146,7 @@ func onDevice(name string) func(endpoint.Record) bool {
 	return func(r endpoint.Record) bool { return r.Device.HostName == name }
 }
 
-// netnsGone suspects a device whose end the kernel tells the node nothing of, if its namespace is not where it was.
+// netnsGone suspects an endpoint whose device sends the node no netlink events, if its namespace path is gone.
 func netnsGone(r endpoint.Record) bool {
 	if r.Device.HostName != "" {
 		return false
@@ -164,7 +163,7 @@ func (c *Core) markOneLost(ctx context.Context, seen endpoint.Record, why error)
 	defer unlock()
 	r, ok := c.store.Find(seen.ContainerID, seen.Interface)
 	if !ok || r.State != endpoint.Active || r.ID != seen.ID || r.Device.HostIfindex != seen.Device.HostIfindex {
-		return nil // it went by a DEL
+		return nil // a DEL removed it
 	}
 	if err = c.deactivate(ctx, r); err == nil {
 		err = c.driver.RemoveRoutes(r)
@@ -173,7 +172,7 @@ func (c *Core) markOneLost(ctx context.Context, seen endpoint.Record, why error)
 	return err
 }
 
-// markDisconnected says which endpoints could not be brought back, or returns "".
+// lostProblem names the endpoints that could not be restored, or returns "".
 func (c *Core) lostProblem() string {
 	var names []string
 	for _, r := range c.store.List() {
@@ -185,13 +184,13 @@ func (c *Core) lostProblem() string {
 		return ""
 	}
 	return fmt.Sprintf(
-		"the devices of %s are gone: %s; their containers have no network until the runtime deletes them and makes them anew",
+		"the devices of %s are gone: %s; their containers have no network until the runtime recreates them",
 		humanize.Of(len(names), "endpoint", "endpoints"),
 		strings.Join(names, ", "),
 	)
 }
 
-// installTenants makes the driver know the tenants that have endpoints or are carried, and forget the others.
+// installTenants installs the tenants that have endpoints or are transit tenants, and removes the others.
 func (c *Core) installTenants(ctx context.Context) error {
 	for _, name := range c.tenants.Names() {
 		if err := c.installKnown(ctx, name); err != nil {
@@ -201,9 +200,9 @@ func (c *Core) installTenants(ctx context.Context) error {
 	return nil
 }
 
-// installKnown does so of one. What a network refuses of it, as after an upgrade, does not end the start, without which
-// nobody would hear what mends it: its containers go on without services, publications and other regions until the
-// cluster has told the tenant again.
+// installKnown does so for one tenant. If a network rejects it, for example after an upgrade, the start continues, so
+// that a correction can arrive: its containers run without services, publications and other regions until the next
+// update of the tenant.
 func (c *Core) installKnown(ctx context.Context, name string) error {
 	unlock, err := c.byTenant.lock(ctx, name)
 	if err != nil {
@@ -217,11 +216,12 @@ func (c *Core) installKnown(ctx context.Context, name string) error {
 	if !isConflict(err) {
 		return err
 	}
-	c.log.Error("tenant is not taken whole", "tenant", name, "error", err)
+	c.log.Error("a network rejects a tenant; it is installed without services, publications and other regions",
+		"tenant", name, "error", err)
 	c.tenants.noteRefused(name, err)
 	c.tenants.restrict(name)
 	if err = c.installTenant(ctx, name); isConflict(err) && c.tenants.endpoints(name) == 0 {
-		return nil // it is only carried
+		return nil // it is only a transit tenant
 	}
 	return err
 }

@@ -62,7 +62,8 @@ func TestFailedRemovalIsTakenUpAgain(t *testing.T) {
 
 // Crash between steps: a new process knows the disk and finds the kernel as the old one left it.
 func TestCrashAtEachStep(t *testing.T) {
-	for _, at := range []string{"PutTenant", "CreateDevice", "Attach", "Activate", "Deactivate", "Remove", "DeleteTenant"} {
+	for _, at := range []string{"PutTenant", "CreateDevice", "Attach", "Activate", "Deactivate", "Remove",
+		"DeleteTenant"} {
 		t.Run(at, func(t *testing.T) {
 			b := newBed(t)
 			// The image of the disk at the moment of the crash; the old process goes on with
@@ -95,13 +96,13 @@ func TestCrashAtEachStep(t *testing.T) {
 			b.driver.tenants["blue"] = b.orchestrator.tenants["blue"]
 			b.reopen()
 			if at == "Attach" || at == "Activate" {
-				// Nobody was told of it, and the runtime deletes what it was not told of.
+				// The runtime received no answer, and deletes such endpoints.
 				if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 					t.Fatal(err)
 				}
 			}
 			b.clean()
-			// Before the address was drawn there is nothing that could be given again.
+			// Before the address was allocated, none can be reused.
 			if again := b.add("c1"); again.Attachments[0].Plaintext == r.Attachments[0].Plaintext && at != "PutTenant" {
 				t.Errorf("address %v was given again after the crash", r.Attachments[0].Plaintext)
 			}
@@ -120,7 +121,8 @@ func TestRecordsAreTheirNetworks(t *testing.T) {
 	}
 	for says, change := range map[string][2]string{
 		"is not of tenant id 1 and app 2": {`"app": 1,`, `"app": 2,`},
-		"is on network strange, which this node does not have\n  packets flow as before; start a build of the agent that has it": {`"netpila"`, `"strange"`},
+		"is on network strange, which this node does not have\n  packets flow as before; start a build of the agent " +
+			"that has it": {`"netpila"`, `"strange"`},
 	} {
 		changed := strings.Replace(string(sound), change[0], change[1], 1)
 		if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
@@ -139,8 +141,9 @@ func TestRecordsAreTheirNetworks(t *testing.T) {
 func TestRestartBringsActiveEndpointsBack(t *testing.T) {
 	b := newBed(t)
 	r1, r2 := b.add("c1"), b.add("c2")
-	b.driver.devices[77] = endpoint.Record{ID: 77} // nobody's
-	b.driver.active, b.driver.tenants, b.driver.calls = map[endpoint.ID]endpoint.Record{}, map[string]tenant.Tenant{}, nil
+	b.driver.devices[77] = endpoint.Record{ID: 77} // of no endpoint
+	b.driver.active, b.driver.tenants = map[endpoint.ID]endpoint.Record{}, map[string]tenant.Tenant{}
+	b.driver.calls = nil
 	b.reopen()
 	if want := []string{"PutTenant", "RestorePolicies", "Restore", "Repair"}; !slices.Equal(b.driver.calls, want) {
 		t.Errorf("calls %v, want %v", b.driver.calls, want)
@@ -149,7 +152,7 @@ func TestRestartBringsActiveEndpointsBack(t *testing.T) {
 		t.Errorf("active %v", b.driver.active)
 	}
 	if _, left := b.driver.devices[77]; left {
-		t.Error("a device of nobody was kept")
+		t.Error("a device of no endpoint was kept")
 	}
 	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrExists) {
 		t.Errorf("ADD of %v after the restart: %v", r2.ID, err)
@@ -180,7 +183,7 @@ func TestOneLostDeviceDoesNotKeepTheOthersAway(t *testing.T) {
 	}
 }
 
-// A container that ended while no agent ran, or with the machine, is nobody's any more.
+// Endpoints of containers that ended while no agent ran, or with the machine, are removed.
 func TestContainersWithoutNamespaceAreReaped(t *testing.T) {
 	b := newBed(t)
 	gone := b.add("c1")

@@ -55,7 +55,8 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	r.Endpoints = uint32(len(core.Endpoints()))
 	for _, l := range core.Limits() {
 		r.Limits = append(r.Limits, &pilasterv1.Limit{
-			Name: l.Table, Used: uint32(l.Used), Capacity: uint32(l.Capacity), LargestTenant: l.Largest, LargestUsed: uint32(l.LargestUsed),
+			Name: l.Table, Used: uint32(l.Used), Capacity: uint32(l.Capacity), LargestTenant: l.Largest,
+			LargestUsed: uint32(l.LargestUsed),
 		})
 	}
 	r.Tenants = uint32(len(core.tenants.Names()))
@@ -73,18 +74,19 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	for _, reason := range link.NotTaken {
 		r.Problems = append(
 			r.Problems,
-			"labels that have changed are not known to other nodes: "+reason+"\n  their policies go by those that the container began with; start it anew",
+			"changed labels are not known to other nodes: "+reason+"\n  their policies use the container's initial "+
+				"labels; recreate it",
 		)
 	}
 	if lost := core.lostProblem(); lost != "" {
 		r.Problems = append(r.Problems, lost)
 	}
-	// Other problems, such as a place behind other programs, are shown and keep nobody waiting.
+	// Other problems, such as a position behind other programs, are shown and do not affect readiness.
 	r.Ready = blocked == nil && r.Datapath.GetHealthy()
 	return r
 }
 
-// addGateway tells of a gateway. Without one the node is as ready as any: only services are out of reach.
+// addGateway adds the gateway status. A node without a gateway is ready; only services cannot be reached.
 func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
 	r.Gateway = &pilasterv1.Gateway{
 		Services:     uint32(g.Services),
@@ -99,7 +101,7 @@ func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
 		r.Problems = append(
 			r.Problems,
 			fmt.Sprintf(
-				"this node has no gateway, so %s and %s of its tenants cannot be reached by it: %s",
+				"this node has no gateway, so %s and %s of its tenants cannot be reached through it: %s",
 				humanize.Of(
 					g.Services,
 					"service",
@@ -115,17 +117,18 @@ func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
 func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse, core *Core) {
 	status, err := core.status(ctx)
 	if err != nil {
-		r.Problems = append(r.Problems, "the packet path cannot be read: "+err.Error())
+		r.Problems = append(r.Problems, "reading the state of the packet path failed: "+err.Error())
 		return
 	}
 	r.Problems = append(r.Problems, status.Problems...)
 	r.Datapath = &pilasterv1.DatapathStatus{
-		DeviceKind: status.DeviceKind, Programs: status.Programs, Healthy: status.Healthy, FirstInChain: status.FirstInChain,
-		Guarded: status.Guarded, DeviceWhy: status.DeviceWhy, Without: status.Without, Switches: status.Switches,
+		DeviceKind: status.DeviceKind, Programs: status.Programs, Healthy: status.Healthy,
+		FirstInChain: status.FirstInChain,
+		Guarded:      status.Guarded, DeviceWhy: status.DeviceWhy, Without: status.Without, Switches: status.Switches,
 	}
 	entries, err := core.Entries(ctx)
 	if err != nil {
-		r.Problems = append(r.Problems, "the tables of the packet path cannot be read: "+err.Error())
+		r.Problems = append(r.Problems, "reading the tables of the packet path failed: "+err.Error())
 	}
 	for _, e := range entries {
 		r.Datapath.Entries = append(r.Datapath.Entries, entriesToProto(e))

@@ -13,19 +13,20 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// mergeIDs takes a list of ids that is not older than the one known, and with it which network the tenant is on and
-// which apps retire. Ids that endpoints here have stay, whatever it says.
+// mergeIDs merges a list of ids, unless it is older than the known one, together with the tenant's networks, overlays
+// and retiring apps. Ids that endpoints here use always stay.
 func (h *hosted) mergeIDs(k TenantState) error {
-	news := k.Tenant
-	if len(news.IDs) == 0 || news.Changes < h.Tenant.Changes {
+	update := k.Tenant
+	if len(update.IDs) == 0 || update.Changes < h.Tenant.Changes {
 		return nil
 	}
-	ids := slices.Clone(news.IDs)
+	ids := slices.Clone(update.IDs)
 	for _, had := range h.Tenant.IDs {
 		i := slices.IndexFunc(ids, func(id tenant.ID) bool { return id.ID == had.ID })
 		if i >= 0 && ids[i].Key != had.Key {
 			return fmt.Errorf(
-				"tenant %s: id %d has one key here and another in the cluster\n  nothing was changed; remove this node's containers of the tenant, or restore the cluster's newer store",
+				"tenant %s: id %d has one key here and another in the cluster\n  nothing was changed; remove this "+
+					"node's containers of the tenant, or restore a newer backup of the cluster's store",
 				h.Tenant.Name,
 				had.ID,
 			)
@@ -34,23 +35,24 @@ func (h *hosted) mergeIDs(k TenantState) error {
 			ids = slices.Insert(ids, 0, had)
 		}
 	}
-	h.Tenant.IDs, h.Tenant.Changes, h.Retiring = ids, news.Changes, k.Retiring
-	h.Tenant.Network, h.Tenant.Leaving, h.Tenant.Addressing, h.Tenant.Overlays = news.Network, news.Leaving, news.Addressing, news.Overlays
-	h.Tenant.Services, h.Tenant.Publications = news.Services, news.Publications
-	h.Tenant.Regions = news.Regions
-	if len(news.Overlays) == 0 {
+	h.Tenant.IDs, h.Tenant.Changes, h.Retiring = ids, update.Changes, k.Retiring
+	h.Tenant.Network, h.Tenant.Leaving = update.Network, update.Leaving
+	h.Tenant.Addressing, h.Tenant.Overlays = update.Addressing, update.Overlays
+	h.Tenant.Services, h.Tenant.Publications = update.Services, update.Publications
+	h.Tenant.Regions = update.Regions
+	if len(update.Overlays) == 0 {
 		h.subnets = nil
 	}
 	return nil
 }
 
-// holds are the ids of the tenant's endpoints here, and the one that the next is drawn from: that
-// asks nobody.
+// holds reports whether endpoints here use the id, or the next endpoint will: allocation from the current id needs no
+// request.
 func (h *hosted) holds(id tenant.ID) bool {
 	return h.endpoints[id.ID] > 0 || id == h.Tenant.Current()
 }
 
-// forgetIndexesEvery is how often this node looks for what it keeps of ids that it has no more.
+// forgetIndexesEvery is the interval at which the node removes state of tenant ids that it does not have any more.
 const forgetIndexesEvery = time.Minute
 
 func (c *Core) runForgetIndexes(ctx context.Context) {
@@ -59,7 +61,7 @@ func (c *Core) runForgetIndexes(ctx context.Context) {
 	for {
 		if err := c.forgetIndexes(); err != nil {
 			c.log.Warn(
-				"cursors of tenant ids that are not here any more stay on disk; trying again",
+				"removing index cursors of retired tenant ids failed; retrying",
 				"error",
 				err,
 				"next_try",
@@ -74,7 +76,7 @@ func (c *Core) runForgetIndexes(ctx context.Context) {
 	}
 }
 
-// forgetIndexes takes what was kept of retired ids, and of tenants that are gone, off the disk.
+// forgetIndexes removes state of retired ids and removed tenants from disk.
 func (c *Core) forgetIndexes() error {
 	has := map[address.TenantID]bool{}
 	for _, known := range c.tenants.All() {
@@ -85,7 +87,7 @@ func (c *Core) forgetIndexes() error {
 	return c.store.Forget(func(id address.TenantID) bool { return has[id] })
 }
 
-// Report fills in what a node says of its tenants on its stream; on a new one nothing has been asked for.
+// Report fills in what a node reports of its tenants on its stream; on a new stream nothing has been requested yet.
 func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,7 +128,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	}
 }
 
-// markResolving marks a tenant as one that is asked for, until done is called.
+// markResolving marks a tenant as being resolved until done is called.
 func (t *Tenants) markResolving(name string) (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -137,11 +139,11 @@ func (t *Tenants) markResolving(name string) (done func()) {
 		if t.resolving[name]--; t.resolving[name] == 0 {
 			delete(t.resolving, name)
 		}
-		t.signal() // the store has noted more than the last report said
+		t.signal() // the orchestrator's store has the resolved tenant, the last report did not
 	}
 }
 
-// heldPrefixes is what this node, of this prefix, uses, without keys.
+// held is what this node, with this prefix, uses, without keys.
 func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,7 +175,7 @@ func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
 	return held
 }
 
-// count changes how many endpoints an id of a tenant has and returns how many the tenant has.
+// count changes the number of endpoints of a tenant's id and returns the number of the tenant.
 func (t *Tenants) count(name string, id address.TenantID, by int) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -204,7 +206,7 @@ func (h *hosted) count() (n int) {
 	return n
 }
 
-// installTenant is what networks know of a tenant, and which.
+// installed returns what networks know of a tenant, and which networks.
 func (t *Tenants) installed(name string) (tenant.Tenant, []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// applyIDs makes the node hear of blue's ids; one after a plus is only accepted.
+// applyIDs delivers blue's ids to the node; one after a plus is only accepted.
 func (b *bed) applyIDs(changes uint64, ids ...int) error {
 	blue := b.orchestrator.tenants["blue"]
 	blue.IDs, blue.Changes = nil, changes
@@ -27,7 +27,7 @@ func (b *bed) applyIDs(changes uint64, ids ...int) error {
 	return b.Apply(b.t.Context(), []TenantState{{Tenant: blue}}, nil)
 }
 
-// report is what the node reports of blue: accepted, held.
+// idsReported is what the node reports of blue: accepted, held.
 func (b *bed) idsReported() string {
 	var report pilasterv1.FollowRequest
 	b.tenants.Report(&report, true)
@@ -39,8 +39,8 @@ func (b *bed) idsReported() string {
 	return "nothing"
 }
 
-// A new id is accepted, then drawn from; the old one is held as long as its containers live, over
-// restarts too, and goes when the cluster has retired it.
+// A new id is accepted, then used for new endpoints; the old one is held as long as it has containers, also after
+// restarts, and is removed when the cluster has retired it.
 func TestIdsComeAndGo(t *testing.T) {
 	b := newBed(t)
 	must := func(err error) {
@@ -65,12 +65,12 @@ func TestIdsComeAndGo(t *testing.T) {
 	must(b.applyIDs(2, 1, -8))
 	says("[1 8] [1]")
 	if r := b.add("between"); r.TenantID != 1 {
-		t.Errorf("drawn from id %d, which is only accepted", r.TenantID)
+		t.Errorf("allocated from id %d, which is only accepted", r.TenantID)
 	}
 	must(b.applyIDs(3, 1, 8))
 	says("[1 8] [1 8]")
 	if r := b.add("new"); r.TenantID != 8 {
-		t.Errorf("drawn from id %d, not from the current one", r.TenantID)
+		t.Errorf("allocated from id %d, not from the current one", r.TenantID)
 	}
 	must(b.applyIDs(2, 1, -8)) // overtaken on its way
 	says("[1 8] [1 8]")
@@ -86,10 +86,10 @@ func TestIdsComeAndGo(t *testing.T) {
 	must(b.applyIDs(3, 1, 8)) // overtaken: a retired key does not come back
 	says("[8] [8]")
 	if r := b.add("last"); r.TenantID != 8 || old.TenantID != 1 {
-		t.Errorf("drawn from id %d", r.TenantID)
+		t.Errorf("allocated from id %d", r.TenantID)
 	}
 
-	// Nor does the disk keep where its addresses were drawn, once they have rested.
+	// The disk does not keep its cursor after the quarantine of its addresses.
 	cursors := func() string {
 		must(b.forgetIndexes())
 		files, err := filepath.Glob(filepath.Join(b.dir, "cursors", "*.json"))
@@ -100,7 +100,7 @@ func TestIdsComeAndGo(t *testing.T) {
 		return fmt.Sprint(files)
 	}
 	if got := cursors(); got != "[1-1.json 8-1.json]" {
-		t.Errorf("before they have rested: %s", got)
+		t.Errorf("during the quarantine: %s", got)
 	}
 	b.now = b.now.Add(endpoint.MinQuarantine)
 	if got := cursors(); got != "[8-1.json]" {
@@ -145,7 +145,7 @@ func TestRetiredIdIsTakenAwayAgain(t *testing.T) {
 	}
 	b.driver.fail["DeleteTenant"] = errFake
 	if err := b.applyIDs(3, 8); err == nil {
-		t.Error("a key stays in the kernel and nobody is told")
+		t.Error("a key stays in the kernel without an error")
 	}
 	delete(b.driver.fail, "DeleteTenant")
 	if err := b.applyIDs(3, 8); err != nil {
@@ -202,7 +202,8 @@ func TestSequenceGrowsOverRestarts(t *testing.T) {
 // A node that has no address left under an id says what helps, and it does.
 func TestRotationGivesFreshAddresses(t *testing.T) {
 	b := newBed(t)
-	if err := statefile.Write(filepath.Join(b.dir, "cursors", "1-1.json"), map[string]address.Index{"version": 1, "reserved": address.MaxIndex}, 0o600); err != nil {
+	if err := statefile.Write(filepath.Join(b.dir, "cursors", "1-1.json"),
+		map[string]address.Index{"version": 1, "reserved": address.MaxIndex}, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b.reopen()
@@ -215,7 +216,7 @@ func TestRotationGivesFreshAddresses(t *testing.T) {
 	blue.IDs = append(blue.IDs, tenant.ID{ID: 8, Key: address.Key{8}})
 	b.orchestrator.tenants["blue"] = blue
 	if r := b.add("c1"); r.TenantID != 8 {
-		t.Errorf("drawn from id %d", r.TenantID)
+		t.Errorf("allocated from id %d", r.TenantID)
 	}
 }
 

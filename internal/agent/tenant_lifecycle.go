@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// acquire finds tenant and app of a new endpoint and makes its network know the tenant, which
-// stays until release. The app counts as used until disclaim. What this node knows costs no message.
+// acquire finds the tenant and app of a new endpoint and installs the tenant on its network until release. The app
+// counts as used until unclaim. A tenant and app that this node knows need no request.
 func (c *Core) acquire(
 	ctx context.Context,
 	name string,
@@ -35,11 +35,11 @@ func (c *Core) acquire(
 	return t, app, nil
 }
 
-// maxResolves is how often the cluster is asked for an app of which the stream tells, while the answer comes, that it may
-// be another's by now.
+// maxResolves limits the requests for an app if the stream reports, while an answer is on its way, that the app may be
+// retired.
 const maxResolves = 5
 
-// resolveTenant is hold of what the orchestrator knows.
+// resolveTenant is acquireKnown after a request to the orchestrator.
 func (c *Core) resolveTenant(
 	ctx context.Context,
 	name string,
@@ -63,15 +63,15 @@ func (c *Core) resolveTenant(
 		}
 	}
 	return t, 0, fmt.Errorf(
-		"the orchestrator gave tenant %s app %d for labels %q, but this node knows that app by others",
+		"the orchestrator answered app %[2]d of tenant %[1]s for labels %[3]q, but this node knows that app with "+
+			"other labels",
 		name,
 		answer.App,
 		tenant.Canonical(identity),
 	)
 }
 
-// acquireKnown counts one more endpoint of the tenant when tenant and app are known, after learning what
-// is given.
+// acquireKnown merges the answer, if any, and counts one more endpoint of the tenant if tenant and app are known then.
 func (c *Core) acquireKnown(
 	ctx context.Context,
 	name string,
@@ -89,11 +89,10 @@ func (c *Core) acquireKnown(
 			Retiring: answer.Retiring,
 			Apps:     []App{{answer.App, maps.Clone(identity)}},
 		}
-		// Changes does not count regions, so that this answer may be older than what the stream has told, and tells, of
-		// them.
+		// Changes does not count regions, so this answer may have older regions than the stream.
 		if known, _, ok := c.tenants.get(name); ok {
 			if known.Tenant.Created.Equal(answer.Tenant.Created) && known.Tenant.Changes > answer.Tenant.Changes {
-				return t, 0, false, nil // overtaken: the app may have retired since
+				return t, 0, false, nil // outdated: the app may have retired meanwhile
 			}
 			learnt.Tenant.Regions = known.Tenant.Regions
 		}
@@ -106,10 +105,10 @@ func (c *Core) acquireKnown(
 	}
 	known, deleted, ok := c.tenants.get(name)
 	if deleted {
-		return t, 0, false, refuse(ErrNotFound, "tenant %s was deleted; endpoints of it still live on this node", name)
+		return t, 0, false, refuse(ErrNotFound, "tenant %s was deleted; this node still has endpoints of it", name)
 	}
 	if !ok || answer == nil && !c.tenants.isHosted(name) {
-		return t, 0, false, nil // apply one that is only carried the cluster has to know first that it comes to live here
+		return t, 0, false, nil // for a transit tenant the orchestrator first has to learn that this node hosts it
 	}
 	if app, ok = c.tenants.claim(name, identity); !ok {
 		return t, 0, false, nil
@@ -128,9 +127,9 @@ func (c *Core) acquireKnown(
 	return known.Tenant, app, true, nil
 }
 
-// drainPending learns what is given of a tenant. Of what networks refuse a tenant known before stays as it was, and so it does
-// installedOn disk, whose turn comes after them: containers of it are brought back with that at a start. The caller holds the
-// tenant's lock.
+// mergeTenant merges an update of a tenant and installs it on the networks. If a network rejects it, a tenant that was
+// known stays as it was, also on disk, which is written last: a start restores its containers with that state. The
+// caller holds the tenant's lock.
 func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 	before, err := c.tenants.merge(k)
 	if err != nil {
@@ -145,12 +144,12 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 	return c.tenants.save(k.Tenant.Name)
 }
 
-// isConflict tells whether a tenant is refused for what it is, and the others are as well as they were.
+// isConflict reports whether a tenant itself is the reason of the refusal, so that other tenants are not affected.
 func isConflict(err error) bool {
 	return errors.Is(err, ErrExhausted) || errors.Is(err, network.ErrConflict) || errors.Is(err, endpoint.ErrExhausted)
 }
 
-// installTenant makes the tenant's networks know the tenant. The caller holds the tenant's lock.
+// installTenant installs the tenant on its networks. The caller holds the tenant's lock.
 func (c *Core) installTenant(ctx context.Context, name string) error {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
@@ -160,31 +159,31 @@ func (c *Core) installTenant(ctx context.Context, name string) error {
 		known.Tenant = known.Tenant.WithoutNorthSouth()
 	}
 	had, on := c.tenants.installed(name)
-	had.Changes = known.Tenant.Changes // which also counts what networks do not know of
+	had.Changes = known.Tenant.Changes // which also counts changes that do not concern networks
 	same := had.Equal(known.Tenant)
 	if same && len(on) == 1 {
-		return nil // the one it is on
+		return nil // only its own network
 	}
 	wanted := c.networksOf(known.Tenant)
 	if same && slices.Equal(on, wanted) {
 		return nil
 	}
 	if err := c.putOnNetworks(ctx, known.Tenant, wanted, had, on); err != nil {
-		return fmt.Errorf("making tenant %s known to the packet path: %w", name, err)
+		return fmt.Errorf("installing tenant %s in the packet path: %w", name, err)
 	}
-	// Retired ids go when no list names them any more.
+	// Retired ids are removed once no list contains them.
 	retired := known.Tenant
 	retired.IDs = slices.DeleteFunc(slices.Clone(had.IDs), func(id tenant.ID) bool { return known.Tenant.Has(id.ID) })
 	if len(retired.IDs) > 0 {
 		if err := c.deleteTenant(ctx, retired); err != nil {
-			return fmt.Errorf("taking retired ids of tenant %s from the packet path: %w", name, err)
+			return fmt.Errorf("removing retired ids of tenant %s from the packet path: %w", name, err)
 		}
 	}
 	c.tenants.setInstalled(name, known.Tenant, wanted)
 	return nil
 }
 
-// release counts one endpoint of the tenant's id less; with the tenant's last one this node forgets it.
+// release counts one endpoint less of the tenant's id; after the last one the node removes the tenant.
 func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 	unlock, err := c.byTenant.lock(context.WithoutCancel(ctx), name)
 	if err != nil {
@@ -196,9 +195,9 @@ func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 	}
 }
 
-// removeTenant drops a tenant without endpoints. What fails is tried again when the node's record is told next, at the latest
-// after the stream has broken, or at the next start, or is made good by the tenant's next endpoint. The caller holds
-// the tenant's lock.
+// removeTenant removes a tenant without endpoints. A failure is retried with the next update of the node's record, at
+// the latest after a reconnect or restart, or is superseded by the tenant's next endpoint. The caller holds the
+// tenant's lock.
 func (c *Core) removeTenant(ctx context.Context, name string) error {
 	known, _, ok := c.tenants.get(name)
 	if !ok {
@@ -213,14 +212,14 @@ func (c *Core) removeTenant(ctx context.Context, name string) error {
 		err = c.tenants.forget(name)
 	}
 	if err != nil {
-		c.log.Error("tenant without endpoints stays", "tenant", name, "error", err)
-		return fmt.Errorf("forgetting tenant %s: %w", name, err)
+		c.log.Error("removing a tenant without endpoints failed", "tenant", name, "error", err)
+		return fmt.Errorf("removing tenant %s: %w", name, err)
 	}
 	return nil
 }
 
-// Apply takes what the orchestrator tells of hosted and carried tenants. Tenants that are neither any
-// wake are left out. Nothing is removed because something does not mention it.
+// Apply applies the orchestrator's updates of hosted and transit tenants, and ignores those of other tenants. A tenant
+// missing from an update is not removed.
 func (c *Core) Apply(ctx context.Context, news []TenantState, deleted []string) error {
 	for len(news) > 0 {
 		var unfit []TenantState
@@ -232,7 +231,7 @@ func (c *Core) Apply(ctx context.Context, news []TenantState, deleted []string) 
 			}
 		}
 		if len(unfit) == len(news) {
-			break // the others need to be heard; of those that were, none made room
+			break // none of the applied updates made room for the rest
 		}
 		news = unfit
 	}
@@ -256,22 +255,23 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	}
 	if known && !c.tenants.isHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 &&
 		!k.Tenant.Created.Equal(before.Tenant.Created) {
-		if err := c.removeTenant(ctx, k.Tenant.Name); err != nil { // it is another, and nothing here is the old one's
+		// a new tenant with this name; nothing here belongs to the old one
+		if err := c.removeTenant(ctx, k.Tenant.Name); err != nil {
 			return err
 		}
 	}
 	if !c.tenants.isHosted(k.Tenant.Name) {
-		k.Apps = nil // nobody waits for it to have forgotten one: it is told all when the tenant comes to live here
+		k.Apps = nil // transit tenants need no apps: the node receives all when it hosts the tenant
 	}
 	if err := c.mergeTenant(ctx, k); err != nil {
 		if isConflict(err) {
-			c.log.Error("tenant is not taken as the cluster has it", "tenant", k.Tenant.Name, "error", err)
+			c.log.Error("an update of a tenant is not applied", "tenant", k.Tenant.Name, "error", err)
 			c.tenants.noteRefused(k.Tenant.Name, err)
 		}
 		return err
 	}
 	if err := c.renewPolicies(k.Tenant.Name); err != nil {
-		c.log.Error("policies are not in force for all that is known", "error", err)
+		c.log.Error("renewing policies failed", "error", err)
 	} else {
 		c.tenants.ackRound(k.Tenant.Name, k.Retiring.Round)
 	}
@@ -285,7 +285,7 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 func checkResolved(t tenant.Tenant, app address.AppID, name string) error {
 	if t.Name != name || len(t.IDs) == 0 || app == 0 || app >= address.FirstReservedApp {
 		return fmt.Errorf(
-			"the orchestrator's answer for tenant %s cannot be used: name %q, %d ids, app %#x",
+			"the orchestrator's answer for tenant %s is invalid: name %q, %d ids, app %#x",
 			name,
 			t.Name,
 			len(t.IDs),

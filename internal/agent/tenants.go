@@ -20,9 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Tenants is what this node knows of the tenants that live here, keys included, kept on disk so
-// that endpoints are added with the orchestrator away. Its methods are for the Core, which
-// holds the tenant's lock around what belongs together.
+// Tenants is this node's state of its tenants, keys included. It is on disk, so that endpoints can be added without the
+// orchestrator. Its methods are for the Core, which holds the tenant's lock around related calls.
 type Tenants struct {
 	disk     statefile.Disk
 	dir      string
@@ -32,22 +31,22 @@ type Tenants struct {
 
 	mu           sync.Mutex
 	m            map[string]*hosted
-	transit      map[string]bool          // as the cluster last said, known or not
-	resolving    map[string]int           // calls under way
-	hasMappings  func(tenant.Tenant) bool // and somebody lists these; nil before
+	transit      map[string]bool          // transit tenants of the last update, known or not
+	resolving    map[string]int           // running calls to Resolve, by tenant
+	hasMappings  func(tenant.Tenant) bool // reports whether mappings of the tenant are listed; nil before the link runs
 	appOverrides func() map[string][]*pilasterv1.Override
 	usedApps     func(tenant string) map[address.AppID]bool // apps of containers here
-	claimed      map[appOf]int                              // and of those that are about to be
+	claimed      map[appOf]int                              // apps of containers being created
 }
 
-// TenantState is a tenant with those of its apps a node has heard of.
+// TenantState is a tenant with the apps that a node has received.
 type TenantState struct {
 	Tenant tenant.Tenant
 	Apps   []App
-	Whole  bool // and there were no others when it heard
+	Whole  bool // Apps was complete when it was received
 
 	Retiring   Retiring
-	Restricted bool // networks have refused it, and know it without services, publications and other regions
+	Restricted bool // networks rejected it, and have it without services, publications and other regions
 }
 
 // App is the app of one set of identity labels.
@@ -67,30 +66,30 @@ func (k TenantState) app(identity map[string]string) (address.AppID, bool) {
 
 const tenantsFolder = "tenants"
 
-// hosted is a tenant that lives here, or is about to.
+// hosted is a tenant that has endpoints here, is about to, or is a transit tenant.
 type hosted struct {
 	TenantState
-	deleted        bool                     // by an operator; endpoints of it still live
+	deleted        bool                     // by an operator; endpoints of it remain
 	hasPolicies    bool                     // it has policies
-	endpoints      map[address.TenantID]int // those being made included
-	installed      tenant.Tenant            // what the networks know
-	installedOn    []string                 // which networks do
-	migration      *pilasterv1.Moving       // how far this node is with the network it leaves; nil where it leaves none
-	policyProblem  string                   // why its policies are not in force as the cluster has them
-	subnets        []netip.Prefix           // this node's, one of each overlay; nil before it asked
-	refused        error                    // why this node did not take what it heard last
-	unsaved        bool                     // by learn: the disk does not have it yet
-	synced         bool                     // all its policies were heard by this process
-	ackedRound     uint64                   // the last round of retiring apps that this node goes by
-	requested      bool                     // the stream was asked for the whole of it, which is on its way
-	mappingsListed chan struct{}            // closed when its mappings were told; nil where nobody waits for that
+	endpoints      map[address.TenantID]int // by id, including endpoints being created
+	installed      tenant.Tenant            // as installed on networks
+	installedOn    []string                 // those networks
+	migration      *pilasterv1.Moving       // progress of the migration to another network; nil if there is none
+	policyProblem  string                   // why its last policy update is not in force
+	subnets        []netip.Prefix           // this node's, one for each overlay; nil before they are allocated
+	refused        error                    // why the last update was not applied
+	unsaved        bool                     // merged, but not on disk yet
+	synced         bool                     // this process received all its policies
+	ackedRound     uint64                   // the last acknowledged round of retiring apps
+	requested      bool                     // the whole state was requested on the stream
+	mappingsListed chan struct{}            // closed when its mappings were delivered; nil if no ADD has to wait
 }
 
 func newHosted(k TenantState) *hosted {
 	return &hosted{TenantState: k, endpoints: map[address.TenantID]int{}}
 }
 
-// tenantFile is one tenant as it lies on disk, readable by its owner alone.
+// tenantFile is the file of one tenant, readable only by its owner.
 type tenantFile struct {
 	Version    int               `json:"version"`
 	Name       string            `json:"name"`
@@ -105,7 +104,7 @@ type tenantFile struct {
 	Apps       []App             `json:"apps"`
 	Deleted    bool              `json:"deleted,omitempty"`
 	Carried    bool              `json:"carried,omitempty"`
-	Policed    bool              `json:"policed,omitempty"` // so that a build which enforces no policies refuses to start
+	Policed    bool              `json:"policed,omitempty"` // a build that enforces no policies then refuses to start
 	Retiring   *Retiring         `json:"retiring,omitempty"`
 
 	Services     []serviceFile     `json:"services,omitempty"`
@@ -138,17 +137,23 @@ type overlayFile struct {
 	NodeBits int          `json:"nodeBits,omitempty"`
 }
 
-// OpenTenants reads what is known from <dir>/tenants.
+// OpenTenants reads <dir>/tenants.
 func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(statefile.Disk{}, dir) }
 
-// OpenTenantsOn is OpenTenants of a directory on another disk.
+// OpenTenantsOn is OpenTenants on another disk.
 func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
-	t := &Tenants{disk: disk, appOverrides: func() map[string][]*pilasterv1.Override { return nil },
-		usedApps: func(string) map[address.AppID]bool { return nil }, claimed: map[appOf]int{},
-		dir: filepath.Join(
-			dir,
-			tenantsFolder,
-		), changed: make(chan struct{}, 1), maxIDs: dpapi.DefaultMaxTenantIDs, m: map[string]*hosted{}, transit: map[string]bool{}, resolving: map[string]int{}}
+	t := &Tenants{
+		disk:         disk,
+		dir:          filepath.Join(dir, tenantsFolder),
+		changed:      make(chan struct{}, 1),
+		maxIDs:       dpapi.DefaultMaxTenantIDs,
+		m:            map[string]*hosted{},
+		transit:      map[string]bool{},
+		resolving:    map[string]int{},
+		claimed:      map[appOf]int{},
+		appOverrides: func() map[string][]*pilasterv1.Override { return nil },
+		usedApps:     func(string) map[address.AppID]bool { return nil },
+	}
 	if err := disk.MakeFolder(t.dir); err != nil {
 		return nil, err
 	}
@@ -163,7 +168,7 @@ func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
 	for _, name := range names {
 		h, carried, err := readTenant(disk, t.path(name))
 		if err == nil && h.Tenant.Name != name {
-			err = &statefile.CorruptError{Path: t.path(name), Err: fmt.Errorf("it holds tenant %s", h.Tenant.Name)}
+			err = &statefile.CorruptError{Path: t.path(name), Err: fmt.Errorf("it contains tenant %s", h.Tenant.Name)}
 		}
 		if err != nil {
 			return nil, err
@@ -243,20 +248,20 @@ func (f tenantFile) hosted() (*hosted, error) {
 			return nil, fmt.Errorf("tenant id %d is not in 1..%d", id.ID, address.MaxTenantID)
 		}
 		if h.Tenant.Has(id.ID) {
-			return nil, fmt.Errorf("tenant id %d is there twice", id.ID)
+			return nil, fmt.Errorf("tenant id %d occurs twice", id.ID)
 		}
 		h.Tenant.IDs = append(h.Tenant.IDs, tenant.ID{ID: id.ID, Key: k, OnlyAccepted: id.OnlyAccepted})
 	}
 	if h.Tenant.Current().ID == 0 {
-		return nil, errors.New("it has no tenant id to draw from")
+		return nil, errors.New("it has no current tenant id")
 	}
 	for i, a := range f.Apps {
 		if a.ID == 0 || a.ID >= address.FirstReservedApp {
-			return nil, fmt.Errorf("app %#x never belongs to a container", a.ID)
+			return nil, fmt.Errorf("app %#x is not in the range of containers' apps", a.ID)
 		}
 		same := func(other App) bool { return other.ID == a.ID || maps.Equal(other.Labels, a.Labels) }
 		if slices.ContainsFunc(f.Apps[:i], same) {
-			return nil, fmt.Errorf("app %#x or its labels are there twice", a.ID)
+			return nil, fmt.Errorf("app %#x or its labels occur twice", a.ID)
 		}
 	}
 	return h, nil
@@ -300,20 +305,20 @@ func (t *Tenants) write(h *hosted) error {
 	return nil
 }
 
-// checkSubnets refuses what cannot be a node's: one subnet of each overlay, in their order.
+// checkSubnets refuses invalid subnets of a node: there must be one for each overlay, in their order.
 func checkSubnets(t tenant.Tenant, subnets []netip.Prefix) error {
 	if len(subnets) != len(t.Overlays) {
-		return fmt.Errorf("%d subnets of a node are not one of each of %d CIDRs", len(subnets), len(t.Overlays))
+		return fmt.Errorf("%d subnets of a node for %d CIDRs; want one for each", len(subnets), len(t.Overlays))
 	}
 	for i, o := range t.Overlays {
 		if _, ok := o.Contains(subnets[i]); !ok || o.NodeBits == 0 {
-			return fmt.Errorf("%v is no subnet of a node in %v", subnets[i], o.CIDR)
+			return fmt.Errorf("%v is not a node's subnet in %v", subnets[i], o.CIDR)
 		}
 	}
 	return nil
 }
 
-// subnets are this node's of a tenant; none before it asked.
+// subnets returns this node's subnets of a tenant; none before they are allocated.
 func (t *Tenants) subnets(name string) []netip.Prefix {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -323,7 +328,7 @@ func (t *Tenants) subnets(name string) []netip.Prefix {
 	return nil
 }
 
-// setSubnets keeps them as long as the tenant is hosted.
+// setSubnets stores the subnets for as long as the tenant is hosted.
 func (t *Tenants) setSubnets(name string, subnets []netip.Prefix) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -332,7 +337,7 @@ func (t *Tenants) setSubnets(name string, subnets []netip.Prefix) error {
 	}
 	h := *t.m[name]
 	if err := checkSubnets(h.Tenant, subnets); err != nil {
-		return fmt.Errorf("the orchestrator's answer for tenant %s cannot be used: %w", name, err)
+		return fmt.Errorf("the orchestrator's answer for tenant %s is invalid: %w", name, err)
 	}
 	h.subnets = subnets
 	if err := t.write(&h); err != nil {
@@ -342,14 +347,14 @@ func (t *Tenants) setSubnets(name string, subnets []netip.Prefix) error {
 	return nil
 }
 
-// Names of the hosted tenants, in order.
+// Names returns the known tenants, in order.
 func (t *Tenants) Names() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Sorted(maps.Keys(t.m))
 }
 
-// All that is known, by name.
+// All returns the state of all known tenants, by name.
 func (t *Tenants) All() []TenantState {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -361,14 +366,13 @@ func (t *Tenants) All() []TenantState {
 	return all
 }
 
-// Changed is signalled after the set of hosted tenants, or of the ids this node accepts or holds,
-// has changed.
+// Changed receives a value after a change of the state that Report reports.
 func (t *Tenants) Changed() <-chan struct{} { return t.changed }
 
 func (t *Tenants) signal() {
 	select {
 	case t.changed <- struct{}{}:
-	default: // a signal is waiting already
+	default: // a signal is pending
 	}
 }
 
@@ -398,7 +402,7 @@ func (t *Tenants) markDeleted(name string) error {
 	return nil
 }
 
-// setHasPolicies notes whether a tenant has policies.
+// setHasPolicies stores whether a tenant has policies.
 func (t *Tenants) setHasPolicies(name string, policed bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -415,7 +419,7 @@ func (t *Tenants) setHasPolicies(name string, policed bool) error {
 	return nil
 }
 
-// setSynced notes whether all policies of a tenant were heard. When they are to be heard anew, they are asked for.
+// setSynced sets whether all policies of a tenant were received. Setting it to false requests them again.
 func (t *Tenants) setSynced(name string, told bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -424,7 +428,8 @@ func (t *Tenants) setSynced(name string, told bool) {
 	}
 }
 
-// setPolicyProblem has the cluster told why a tenant's policies are not in force here as it has them, or that they are.
+// setPolicyProblem reports to the orchestrator why a tenant's last policy update is not in force here, or, with nil,
+// that it is.
 func (t *Tenants) setPolicyProblem(name string, why error) {
 	words := ""
 	if why != nil {
@@ -439,8 +444,8 @@ func (t *Tenants) setPolicyProblem(name string, why error) {
 	}
 }
 
-// requestPolicies has the next stream told all policies: this one, of an orchestrator that knows of none, has passed over what
-// became of them.
+// requestPolicies makes the next stream request all policies: this stream, of an orchestrator without policies, has
+// skipped their updates.
 func (t *Tenants) requestPolicies() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -469,7 +474,7 @@ func (t *Tenants) forget(name string) error {
 	return nil
 }
 
-// countRecord counts a record found on disk.
+// countRecord counts an endpoint whose record was found on disk.
 func (t *Tenants) countRecord(r endpoint.Record) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -477,7 +482,7 @@ func (t *Tenants) countRecord(r endpoint.Record) error {
 	if h == nil || !h.Tenant.Has(r.TenantID) {
 		return &statefile.CorruptError{
 			Path: t.path(r.Tenant),
-			Err:  fmt.Errorf("endpoint %d is of tenant %s, id %d, which is missing", r.ID, r.Tenant, r.TenantID),
+			Err:  fmt.Errorf("endpoint %d belongs to tenant %s, id %d, which is missing", r.ID, r.Tenant, r.TenantID),
 		}
 	}
 	h.endpoints[r.TenantID]++

@@ -24,11 +24,11 @@ func TestTenantMadeAnewIsRefused(t *testing.T) {
 	blue.Created = made.Add(time.Hour)
 	blue.IDs = append(blue.IDs, tenant.ID{ID: 9})
 	if err := b.Apply(t.Context(), []TenantState{{Tenant: blue}}, nil); err == nil ||
-		!strings.Contains(err.Error(), "made at") {
+		!strings.Contains(err.Error(), "created at") {
 		t.Errorf("another blue was taken: %v", err)
 	}
 	if len(b.driver.ids("blue")) != 1 {
-		t.Errorf("the kernel was told: %v", b.driver.ids("blue"))
+		t.Errorf("the kernel has: %v", b.driver.ids("blue"))
 	}
 }
 

@@ -10,12 +10,12 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// A node carries tenants that it must know also without an endpoint of them, such as those that its gateway publishes.
-// Which these are comes with the node's own record, and lies in the tenants' files: a start without an orchestrator
-// knows them.
+// Transit tenants are tenants that a node must know without having endpoints of them, for example because its gateway
+// publishes their addresses. The list comes with the node's own record and is stored in the tenants' files, so that a
+// start without the orchestrator knows it.
 
-// SetTransit takes what the cluster says of that. What the node has no more reason to know it forgets, also what it
-// failed to forget before; what is new to it follows from the cluster.
+// SetTransit sets the list of transit tenants. It removes every tenant that the node no longer needs, also those that
+// it failed to remove before. State of new transit tenants follows on the stream.
 func (c *Core) SetTransit(ctx context.Context, names []string) error {
 	errs := []error{c.tenants.setTransit(names)}
 	for _, name := range c.tenants.Names() {
@@ -33,26 +33,27 @@ func (c *Core) removeUnneeded(ctx context.Context, name string) error {
 	}
 	defer unlock()
 	if c.tenants.needed(name) {
-		return nil // since a moment ago
+		return nil // it became needed meanwhile
 	}
 	return c.removeTenant(ctx, name)
 }
 
-// tenantEmptied goes on without endpoints of a tenant: forgets it, unless it is carried. The caller holds the tenant's lock.
+// tenantEmptied handles a tenant without endpoints: it removes the tenant, unless it is a transit tenant. The caller
+// holds the tenant's lock.
 func (c *Core) tenantEmptied(ctx context.Context, name string) {
 	if !c.tenants.needed(name) {
-		_ = c.removeTenant(ctx, name) // it is logged, and tried again
+		_ = c.removeTenant(ctx, name) // which logs the error; a later call retries
 		return
 	}
 	if err := c.forgetPolicies(name); err != nil {
-		c.log.Error("policies of a tenant without endpoints stay", "tenant", name, "error", err)
+		c.log.Error("removing the policies of a tenant without endpoints failed", "tenant", name, "error", err)
 	}
 	if err := c.tenants.dropHosted(name); err != nil {
-		c.log.Error("subnets of a tenant without endpoints stay on disk", "tenant", name, "error", err)
+		c.log.Error("removing the subnets of a tenant without endpoints failed", "tenant", name, "error", err)
 	}
 }
 
-// transitProblems says which carried tenants this node does nothing for.
+// transitProblems names the transit tenants that this node cannot serve.
 func (c *Core) transitProblems() (problems []string) {
 	for _, name := range c.tenants.transitNames() {
 		known, _, ok := c.tenants.get(name)
@@ -61,7 +62,8 @@ func (c *Core) transitProblems() (problems []string) {
 			problems = append(
 				problems,
 				fmt.Sprintf(
-					"tenant %s is published at this node, which does not have network %s\n  %s, or publish it at another node",
+					"tenant %s is published at this node, which does not have network %s\n  %s, or publish it at "+
+						"another node",
 					name,
 					on,
 					c.howToEnable(on),
@@ -72,7 +74,7 @@ func (c *Core) transitProblems() (problems []string) {
 	return problems
 }
 
-// setTransit takes note of what this node carries.
+// setTransit replaces the list of transit tenants.
 func (t *Tenants) setTransit(names []string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,8 +109,8 @@ func (t *Tenants) isTransit(name string) bool {
 	return t.transit[name]
 }
 
-// hosts tells whether a tenant lives here, or is about to; one that is only carried does not. The caller holds the
-// lock.
+// hosts reports whether a tenant has endpoints here, or is about to get one; a transit tenant without endpoints is not
+// hosted. The caller holds the lock.
 func (t *Tenants) hosts(name string) bool {
 	return t.m[name] != nil && (t.m[name].count() > 0 || !t.transit[name])
 }
@@ -119,14 +121,14 @@ func (t *Tenants) isHosted(name string) bool {
 	return t.hosts(name)
 }
 
-// needed tells whether there is a reason to know a tenant.
+// needed reports whether this node has a reason to know a tenant.
 func (t *Tenants) needed(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.transit[name] || t.m[name] != nil && t.m[name].count() > 0
 }
 
-// dropHosted forgets what the node had of a tenant's overlays and knew of its apps: that goes with its last endpoint.
+// dropHosted drops the node's subnets and apps of a tenant after its last endpoint has gone.
 func (t *Tenants) dropHosted(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -142,7 +144,8 @@ func (t *Tenants) dropHosted(name string) error {
 	return nil
 }
 
-// heldTransit is what the node says of a tenant that it only carries: nothing that needs to be as the cluster has it.
+// heldTransit is what the node registers for a transit tenant without endpoints: only fields that may differ from the
+// cluster's.
 func heldTransit(said *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return &pilasterv1.Tenant{
 		Name:       said.Name,

@@ -23,7 +23,8 @@ func (b *bed) published(changes uint64, made time.Time) TenantState {
 	)
 	green.Changes, green.Created = changes, made
 	green.Publications = []tenant.Publication{{
-		Name: "web", Container: netip.MustParseAddr("fd12:1::9"), Gateway: nodePrefix, Underlay: tenant.UnderlayAddress(nodePrefix, 2),
+		Name: "web", Container: netip.MustParseAddr("fd12:1::9"), Gateway: nodePrefix,
+		Underlay: tenant.UnderlayAddress(nodePrefix, 2),
 	}}
 	green.Services = []tenant.Service{
 		{Name: "storage", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8::9")},
@@ -37,8 +38,8 @@ func (b *bed) report(first bool) *pilasterv1.FollowRequest {
 	return &r
 }
 
-// TestCarried: a tenant without an endpoint here is known as long as the node's record says that it carries it, also
-// over a restart with nobody to ask; it is not hosted, and the first endpoint asks as of any tenant.
+// TestCarried: a tenant without an endpoint is known while the node's record lists it as a transit tenant, also after a
+// restart without the orchestrator; it is not hosted, and its first endpoint sends a request like that of any tenant.
 func TestCarried(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
@@ -106,7 +107,7 @@ func TestCarried(t *testing.T) {
 	_, err := b.Add(ctx, b.green("c1"))
 	must(err)
 	if b.orchestrator.calls != asked+1 {
-		t.Error("nobody was asked")
+		t.Error("no request was sent")
 	}
 	must(b.tenants.setSubnets("green", b.nimitz.subnets))
 	if r := b.report(false); !slices.Equal(r.HostedTenants, []string{"green"}) {
@@ -140,7 +141,7 @@ func TestCarried(t *testing.T) {
 	}
 }
 
-// TestCarriedNoMore: what could not be forgotten is, the next time that the node's record is told.
+// TestCarriedNoMore: a failed removal is repeated with the next update of the node's record.
 func TestCarriedNoMore(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()

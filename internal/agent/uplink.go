@@ -10,9 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// uplinkAddresses are the next hops the fabric can use, best first: global addresses that last,
-// then the link-local one. At boot they may still be tentative; almost always they come to last. Our
-// own prefix is no way to itself.
+// uplinkAddresses returns the next hops for the fabric, best first: permanent global addresses, then the link-local
+// one. At boot they may be tentative; usually they become permanent. Addresses in the node's own prefix are excluded.
 func (d *daemon) uplinkAddresses() ([]netip.Addr, error) {
 	link, err := netlink.LinkByName(d.Uplink)
 	if err != nil {

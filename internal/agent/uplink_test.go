@@ -72,7 +72,7 @@ func TestOtherUplinkAddressesAreRegistered(t *testing.T) {
 	defer b.run(newBed(t))()
 	<-b.cluster.hosted
 	changed <- struct{}{} // something else on this node
-	changed <- struct{}{} // ackedRound when the first was dealt with
+	changed <- struct{}{} // received when the first was processed
 	become("2001:db8::3")
 	changed <- struct{}{}
 	want := []string{"2001:db8::2", "2001:db8::3"}

@@ -3,8 +3,8 @@ package batch
 
 import "sync"
 
-// Rounds are rounds of a work, one at a time. Whoever comes while one is on goes into the next, for the one that is on
-// may have passed what they need.
+// Rounds run a work in rounds, one at a time. Callers that arrive during a round join the next one, because the running
+// round may have passed what they need.
 type Rounds[T any] struct {
 	one  sync.Locker // held by the round that is on
 	work func(all []T) []error

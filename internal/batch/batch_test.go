@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Who asks while a round is on goes into the next one, all together, and hears of their own error.
+// Callers that arrive during a round share the next one, and each gets its own error.
 func TestRounds(t *testing.T) {
 	started, goOn := make(chan []int), make(chan struct{})
 	r := New(new(sync.Mutex), func(all []int) []error {

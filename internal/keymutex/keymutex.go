@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Locks are a lock for each key that somebody holds or waits for. The zero value is ready.
+// Locks has a lock for each key that a caller holds or waits for. The zero value is ready.
 type Locks struct {
 	mu    sync.Mutex
 	locks map[string]*keyLock

@@ -20,7 +20,7 @@ func TestNetworksOfOthers(t *testing.T) {
 	ctx := labtest.Context(t)
 	const (
 		says  = "private prefix fc00::/8 overlaps fc00:f853:ccd:e793::/64 on br-kind"
-		doing = "take that off this node, or set up the cluster with another --private-prefix"
+		doing = "remove that from this node, or set up the cluster with another --private-prefix"
 	)
 	for name, network := range map[string]struct{ add, del string }{
 		"a bridge": {"ip addr add fc00:f853:ccd:e793::1/64 dev br-kind nodad",
