@@ -56,7 +56,7 @@ func TestAddRefusesWhatIsNoContainersNamespace(t *testing.T) {
 		"/proc/self/ns/net":  "node's own",
 		"/proc/self/ns/uts":  "not a network namespace",
 		file:                 "not a namespace",
-		file + "-not-there":  "cannot be opened",
+		file + "-not-there":  "opening netns",
 		"run/netns/relative": "absolute",
 		"":                   "absolute",
 	} {
