@@ -25,8 +25,8 @@ var (
 	linkOnly  = regexp.MustCompile(`^\s*(?:[-*] )?(?:!?\[[^\]]*\])\([^)]*\)[.,]?\s*$`)
 )
 
-// checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL, lines of
-// "go:generate" or "go:build" and struct tags may be longer.
+// checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL, lines
+// of "go:generate" or "go:build" and struct tags may be longer.
 func checkWidth(f file) (found []finding) {
 	fenced := false
 	for i, line := range f.lines() {
