@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -152,7 +152,7 @@ func (n *node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) 
 func (n *node) filter(device string, body ...asm.Instruction) error {
 	return n.load(body, func(p *ebpf.Program) error {
 		return onDevice(n.ns, device, func(h *netlink.Handle, d netlink.Link) error {
-			return datapath.AttachFilter(h, d.Attrs().Index, device, netlink.HANDLE_MIN_INGRESS, p, "floor")
+			return host.AttachFilter(h, d.Attrs().Index, device, netlink.HANDLE_MIN_INGRESS, p, "floor")
 		})
 	})
 }

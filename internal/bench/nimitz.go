@@ -95,7 +95,7 @@ func (w *wire) onNimitz(open func(*node, *datapath.Datapath) (nimitz.Switch, err
 	c := newCluster(true, 1)
 	var ends []*netns.Namespace
 	for i, n := range w.nodes {
-		d, err := n.openDatapath(variant{device: datapath.Veth})
+		d, err := n.openDatapath(variant{device: endpoint.Veth})
 		if err != nil {
 			return p, err
 		}

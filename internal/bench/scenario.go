@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
@@ -67,7 +69,7 @@ func Scenarios() []Scenario {
 			Name:  "bound-netkit",
 			About: "bound-veth with netkit for the containers' pairs, where the kernel has it",
 			Build: boundNetkit,
-			Lacks: datapath.HasNetkit,
+			Lacks: device.HasNetkit,
 		},
 		{
 			Name:  "floor-veth",
@@ -88,13 +90,13 @@ func Scenarios() []Scenario {
 		{
 			Name:  "netpila-macvlan",
 			About: "netpila with containers on macvlan devices",
-			Build: netpila(variant{device: datapath.Macvlan}),
+			Build: netpila(variant{device: endpoint.Macvlan}),
 		},
 		{
 			Name:  "netpila-netkit",
 			About: "netpila with containers on netkit devices, where the kernel has them",
-			Build: netpila(variant{device: datapath.Netkit}),
-			Lacks: datapath.HasNetkit,
+			Build: netpila(variant{device: endpoint.Netkit}),
+			Lacks: device.HasNetkit,
 		},
 		{
 			Name:  "netpila-clear",
@@ -126,7 +128,7 @@ func Scenarios() []Scenario {
 		{
 			Name:  "netpila-local-macvlan",
 			About: "the same on macvlan devices",
-			Build: netpila(variant{local: true, device: datapath.Macvlan}),
+			Build: netpila(variant{local: true, device: endpoint.Macvlan}),
 		},
 	}, ruleScenarios()...)
 }

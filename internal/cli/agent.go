@@ -18,6 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/join"
 )
@@ -29,7 +31,7 @@ const garbage = 25
 func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
 	var networks networkFlags
-	var tokenFile, nodePrefix, bpffs, device string
+	var tokenFile, nodePrefix, bpffs, dev string
 	var mtuReserve, maxRules, maxSessions int
 	c := &cobra.Command{
 		Use:   "agent",
@@ -46,7 +48,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 			}
 			o.Version = programVersion()
 			o.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
-			if err := networks.check(o.Edge, device); err != nil {
+			if err := networks.check(o.Edge, dev); err != nil {
 				return err
 			}
 			if mtuReserve < 0 {
@@ -68,11 +70,11 @@ and refuses to start without, because what it mounts there ends with it.`,
 			config := datapath.Config{
 				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs,
 				MTUReserve:  mtuReserve,
-				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: device,
+				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
 				Log: o.Log,
 			}
 			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
-			if err := cmp.Or(datapath.CheckBPFFS(bpffs), datapath.CheckUplink(config),
+			if err := cmp.Or(host.CheckBPFFS(bpffs), datapath.CheckUplink(config),
 				networks.ready(c.Context())); err != nil {
 				return err
 			}
@@ -127,7 +129,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 		"ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key",
 	)
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
-	bindDevice(c, &device)
+	bindDevice(c, &dev)
 	networks.bind(c)
 	f.BoolVar(
 		&o.Edge,
@@ -176,14 +178,14 @@ func bindChoice(c *cobra.Command, to *string, name, usage string, of []string) {
 }
 
 // bindDevice adds the flag that says how new containers are joined to the node.
-func bindDevice(c *cobra.Command, device *string) {
+func bindDevice(c *cobra.Command, dev *string) {
 	bindChoice(
 		c,
-		device,
+		dev,
 		"device",
 		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the "+
 			"one of these two; or macvlan, only for containers without CAP_NET_ADMIN",
-		datapath.DeviceChoices(),
+		device.DeviceChoices(),
 	)
 }
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/bench"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/nic"
 )
 
@@ -100,7 +100,7 @@ func TestBenchLeavesOut(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	lacks := datapath.HasNetkit()
+	lacks := device.HasNetkit()
 	_, offers, _ := run(t, "", "__complete", "bench", "datapath", "--scenarios", "")
 	for _, name := range []string{"bound-netkit", "netpila-netkit"} {
 		if strings.Contains("\n"+offers, "\n"+name+"\n") != (lacks == nil) {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/lab"
 )
 
@@ -29,7 +29,7 @@ func TestLabMistakes(t *testing.T) {
 	if err := os.WriteFile(netkit, []byte("nodes: [n1]\ndevice: netkit\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if lacks := datapath.HasNetkit(); lacks != nil {
+	if lacks := device.HasNetkit(); lacks != nil {
 		code, _, errs := run(t, "", "lab", "up", "-f", netkit, "--lab-root", root)
 		if want := "error: lab netkit: " + lacks.Error() + "\n  nothing was changed; choose another --device: veth, " +
 			"macvlan, auto\n"; code != ExitFailed ||

@@ -13,6 +13,7 @@ import (
 
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
@@ -60,14 +61,14 @@ func (n *networkFlags) bind(c *cobra.Command) {
 
 // check refuses what does not go together.
 func (n *networkFlags) check(edge bool, device string) error {
-	if device == datapath.Macvlan && n.nimitz != nimitzNone {
+	if device == endpoint.Macvlan && n.nimitz != nimitzNone {
 		return usage(
 			"--device %s does not go with --nimitz %s: network nimitz sends what containers do by their devices on "+
 				"the node, and behind macvlans they have none; say --device %s or %s",
 			device,
 			n.nimitz,
-			datapath.Veth,
-			datapath.Netkit,
+			endpoint.Veth,
+			endpoint.Netkit,
 		)
 	}
 	if edge && n.nimitz == nimitzNone {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -78,7 +79,7 @@ func TestAction(t *testing.T) {
 		{"an error about it", tcp, true, false, after(arrival{wayRX, 0, true, true, wayTX, 0}, arrival{wayRX, ack, false, true, wayTX, lives})},
 		{"an error about nothing", tcp, true, false, []arrival{{wayRX, 0, true, false, wayRX, 0}}},
 	} {
-		request := pilasterActionRequest{}
+		request := bpfobj.PilasterActionRequest{}
 		request.Pre.Version = 1
 		request.Pre.Verdicts = [2]uint8{flag(c.out), flag(c.in)}
 		for i, a := range c.arrivals {
@@ -88,10 +89,10 @@ func TestAction(t *testing.T) {
 }
 
 // arrive has a packet come to what the packets before it have left.
-func (b *progBench) arrive(t *testing.T, name string, request *pilasterActionRequest, proto uint8, a arrival) {
+func (b *progBench) arrive(t *testing.T, name string, request *bpfobj.PilasterActionRequest, proto uint8, a arrival) {
 	t.Helper()
 	request.Pkt.Dir, request.Pkt.Proto, request.Pkt.Flags, request.Pkt.Error = a.way, proto, uint8(a.flags), flag(a.error)
-	b.ask(t, b.datapath.objects.PilTryAction, request)
+	b.ask(t, b.datapath.Objects.PilTryAction, request)
 	o := request.Result
 	if passes := o.Verdict == 1; passes != a.passes || o.Dir != a.by {
 		t.Errorf("%s: passes %v by what way %d may begin; want %v by %d", name, passes, o.Dir, a.passes, a.by)
@@ -140,7 +141,7 @@ func TestActionAdopts(t *testing.T) {
 			{"none may begin it now", false, false, arrival{wayRX, ack, false, false, wayRX, 0}},
 		},
 	} {
-		request := pilasterActionRequest{}
+		request := bpfobj.PilasterActionRequest{}
 		request.Pre.Version = 1
 		for _, s := range steps {
 			request.Pkt.Pickup = 1

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -147,7 +148,7 @@ func TestModelKnowsItsPackets(t *testing.T) {
 		{"later fragment", []packet.Extension{packet.Fragment(8, false, 1)}, 48, false, true},
 	} {
 		b.Extensions, b.Body = c.extensions, gram
-		a, ok := dissect(b.Frame(gatewayMAC, containerMAC), false)
+		a, ok := dissect(b.Frame(host.GatewayMAC, host.ContainerMAC), false)
 		if !ok || a.upper != c.upper || a.diverts != c.diverts || a.later != c.later ||
 			a.protocol != packet.ProtocolUDP {
 			t.Errorf("%s: %+v, %v", c.name, a, ok)

@@ -16,14 +16,14 @@ func BenchmarkAttach(b *testing.B) {
 	b.Run("cls_bpf", func(b *testing.B) {
 		for b.Loop() {
 			must(b, n.detachContainer(c.record))
-			must(b, n.datapath.driver(c.record).attachProgram(c.record))
+			must(b, n.datapath.Driver(c.record).AttachProgram(c.record))
 		}
 	})
 	b.Run("tcx", func(b *testing.B) {
 		must(b, n.ns.Do(func() error {
 			for b.Loop() {
 				l, err := link.AttachTCX(link.TCXOptions{
-					Interface: c.record.Device.HostIfindex, Program: n.datapath.objects.PilContainer, Attach: ebpf.AttachTCXIngress,
+					Interface: c.record.Device.HostIfindex, Program: n.datapath.Objects.PilContainer, Attach: ebpf.AttachTCXIngress,
 				})
 				if err != nil {
 					return err

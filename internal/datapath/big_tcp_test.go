@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -86,7 +87,7 @@ func TestBigTCP(t *testing.T) {
 	}
 	fromFabric := countLong(t, b.node.ns, "eth0")
 	fromContainer := fromFabric
-	if joined == Veth { // nothing comes in by the node's side of the others
+	if joined == endpoint.Veth { // nothing comes in by the node's side of the others
 		fromContainer = countLong(t, a.node.ns, a.record.Device.HostName)
 	}
 	for range 8 {

@@ -8,20 +8,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/netns"
 )
 
 // TestPrivateBPFFSIsRefused: pins in a mount namespace that nobody else is in end with the agent.
 func TestPrivateBPFFSIsRefused(t *testing.T) {
 	shared, unmounted := bpffs(t), filepath.Join(t.TempDir(), "not", "yet")
-	must(t, mountBPFFS(shared))
+	must(t, host.MountBPFFS(shared))
 	outlives := func(dir, what string) {
-		if err := CheckBPFFS(dir); err != nil {
+		if err := host.CheckBPFFS(dir); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	ends := func(dir, what string) {
-		if err := CheckBPFFS(dir); err == nil || !strings.Contains(err.Error(), dir) ||
+		if err := host.CheckBPFFS(dir); err == nil || !strings.Contains(err.Error(), dir) ||
 			!strings.Contains(err.Error(), "mount bpffs on the machine") {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -40,7 +41,7 @@ func TestPrivateBPFFSIsRefused(t *testing.T) {
 			t.Errorf("asking made %s: %v", unmounted, err)
 		}
 		alone := filepath.Join(t.TempDir(), "bpf")
-		must(t, mountBPFFS(alone))
+		must(t, host.MountBPFFS(alone))
 		ends(alone, "one of its own")
 		return nil
 	}))

@@ -20,7 +20,7 @@ func TestStrangerAtPort(t *testing.T) {
 	n, peer := w.nodes[0], w.nodes[1]
 	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
 	s := n.secondNIC(t)
-	h := n.datapath.netlink
+	h := n.datapath.Netlink
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br0"
 	must(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))

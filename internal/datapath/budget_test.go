@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/endpoint"
 )
 
 // cost is what one program asks of a kernel.
@@ -217,17 +219,14 @@ const oncacheObject = "../oncache/oncache_bpfel.o"
 // measureCosts loads the programs as load does for macvlans, which is most of them, and those of the other object, and
 // reads what the verifier says of each.
 func measureCosts(t *testing.T) map[string]cost {
-	spec, err := loadPilaster()
+	spec, err := bpfobj.LoadSpec()
 	must(t, err)
-	d := &Datapath{
-		config: Config{
-			Device:     Macvlan,
-			NodePrefix: netip.MustParsePrefix("fd70:696c:6100:1::/64"),
-			Plan:       address.DefaultPlan(),
-		},
-		uplink:  &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 100}},
-		nodeFar: 101,
-	}
+	d := newDatapath(Config{
+		Device:     endpoint.Macvlan,
+		NodePrefix: netip.MustParsePrefix("fd70:696c:6100:1::/64"),
+		Plan:       address.DefaultPlan(),
+	})
+	d.Uplink, d.NodeFar = &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 100}}, 101
 	must(t, d.setConstants(spec, 1, 1))
 	costs := costsOf(t, spec)
 	spec, err = ebpf.LoadCollectionSpec(oncacheObject)

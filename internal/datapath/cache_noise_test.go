@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 )
 
 // TestNoiseTakesNoSlot: a container that makes up addresses takes nobody's place in the cache, because a slot is
@@ -25,7 +27,7 @@ func TestNoiseTakesNoSlot(t *testing.T) {
 			binary.BigEndian.PutUint32(to[1:], random.Uint32())
 			binary.BigEndian.PutUint64(to[8:], random.Uint64())
 			frame := b.frame(b.sent(netip.AddrFrom16(to), gram))
-			verdict, err := b.datapath.objects.PilContainer.Run(
+			verdict, err := b.datapath.Objects.PilContainer.Run(
 				&ebpf.RunOptions{Data: frame, Context: skb{Ifindex: b.b1.ifindex()}},
 			)
 			if err != nil {
@@ -41,9 +43,9 @@ func TestNoiseTakesNoSlot(t *testing.T) {
 		t.Errorf("%d of %d were dropped for it", dropped, packets)
 	}
 	taken := 0
-	for slot := range b.datapath.objects.PilFlows.MaxEntries() {
-		var now pilasterFlow
-		must(t, b.datapath.objects.PilFlows.Lookup(slot, &now))
+	for slot := range b.datapath.Objects.PilFlows.MaxEntries() {
+		var now bpfobj.PilasterFlow
+		must(t, b.datapath.Objects.PilFlows.Lookup(slot, &now))
 		if now != established {
 			taken++
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -49,10 +50,12 @@ func newVXLANWire(t *testing.T) *wire {
 		defer h.Close()
 		under, err := h.LinkByName("outer")
 		must(t, err)
-		must(t, h.AddrAdd(under, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(outer[i], 64)), Flags: unix.IFA_F_NODAD}))
+		must(t, h.AddrAdd(under, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(outer[i], 64)), Flags: unix.IFA_F_NODAD}))
 		must(
 			t,
-			withSettings(n.ns, func(s sysctls) error { return s.set("outer", []sysctl{{"ipv6", "accept_dad", "0"}}) }),
+			withSettings(n.ns, func(s host.Sysctls) error {
+				return s.Set("outer", []host.Sysctl{{Family: "ipv6", Name: "accept_dad", Value: "0"}})
+			}),
 		)
 		must(t, n.ns.Do(func() error { return sumsInSoftware("outer") }))
 		must(t, h.LinkSetUp(under))

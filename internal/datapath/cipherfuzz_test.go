@@ -38,7 +38,7 @@ func FuzzKernelCipher(f *testing.F) {
 		plain := netip.AddrFrom16([16]byte(want))
 
 		out := make([]byte, len(frame))
-		result, err := b.datapath.objects.PilTryCipher.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
+		result, err := b.datapath.Objects.PilTryCipher.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
 		must(t, err)
 		if c := ciphers[id]; c != nil {
 			seen := c.Encrypt(plain).As16()

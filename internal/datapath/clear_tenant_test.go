@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -30,7 +31,7 @@ func TestClearTenantsStayInside(t *testing.T) {
 		{"a node", "to-node", b.far.prefix.Addr().Next()},
 		{"a reserved app", "app-reserved", far(func(a *address.Plain) { a.App = 0xff00 })},
 	} {
-		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: p.ifindex()}, progCase{
+		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: p.ifindex()}, progCase{
 			name: c.name, reason: c.reason, frame: b.frame(packet.Packet{Source: p.seen(), Destination: c.to, Body: echo}),
 		})
 	}
@@ -50,8 +51,8 @@ func TestOnlyTheUplinkLeadsOut(t *testing.T) {
 	must(t, h.LinkSetUp(other))
 	elsewhere := b.b3
 	elsewhere.Node = netip.MustParsePrefix("fd70:696c:6100:98::/64")
-	must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(elsewhere.Node), LinkIndex: other.Attrs().Index}))
-	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
+	must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(elsewhere.Node), LinkIndex: other.Attrs().Index}))
+	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
 		name: "through another device", frame: b.frame(b.sent(sees(drawn(elsewhere).Addr()), echo)), reason: "no-route",
 	})
 }

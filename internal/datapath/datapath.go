@@ -6,15 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
-	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/batch"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/datapath/policymap"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
@@ -37,35 +37,16 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// Datapath implements agent.Driver on Linux.
+// Datapath implements dpapi.Driver on Linux.
 type Datapath struct {
+	*device.Devices
+	*policymap.Policies
+
 	config       Config
-	deviceReason string // this kind of device was chosen; empty where somebody named it
-	log          *slog.Logger
-	node         *netns.Namespace
-	netlink      *netlink.Handle
-	sysctls      sysctls // entriesOf the node
-	uplink       netlink.Link
-	objects      pilasterObjects
-	oldCounters  []*ebpf.Map // drops counted by programs of other layouts
+	deviceReason string      // why Auto chose this kind of device; empty if the kind was named
+	oldCounters  []*ebpf.Map // drop counters of other layouts
 
-	// generationMu orders changes: tables first, then the count that voids the caches.
-	generationMu sync.Mutex
-
-	policyMu         sync.Mutex
-	tenantPolicies   map[string]*dpapi.TenantPolicies // what tenants' containers are policed by, by name: nobody changes it meanwhile
-	pendingTenants   map[string]*dpapi.TenantPolicies // tenants whose containers are policed by what an earlier process has left, without it
-	policyMapsSynced bool                             // the kernel's tables hold what policed says, and nothing else
-
-	deviceMu sync.Mutex // pending by alone
-	removals *batch.Rounds[removal]
-
-	endpointByDevice sync.Map // endpoint.ID by the number of its device in the tables, a uint32
-	knownTenantIDs   sync.Map // tenant ids that this process has put, which need no endpoint to stay
-
-	acceptMark        uint32    // entriesOf packets that were judged
-	nodeNear, nodeFar int       // ifindexes of the pair between the node and its containers
-	ovsPorts          *OVSPorts // nil where no switch reads devices itself
+	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
 }
 
 var _ dpapi.Driver = (*Datapath)(nil)
@@ -85,11 +66,11 @@ func Open(c Config) (_ *Datapath, err error) {
 			d.Close()
 		}
 	}()
-	if err := mountBPFFS(c.BPFFS); err != nil {
+	if err := host.MountBPFFS(c.BPFFS); err != nil {
 		return nil, err
 	}
 	// The programs know the node's device by its index.
-	for _, step := range []func() error{d.createNodeDevice, d.load, d.loadDeviceOwners, d.verifyCipher, d.blockUnclaimedPrefixes} {
+	for _, step := range []func() error{d.CreateNodeDevice, d.load, d.LoadDeviceOwners, d.verifyCipher, d.BlockUnclaimedPrefixes} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -112,48 +93,58 @@ const UplinkKind = "ether"
 
 // openNode finds the uplink in the namespace of the calling thread, where nobody else's packet path may be.
 func openNode(c Config) (_ *Datapath, err error) {
-	if err := checkDeviceKind(c.Device); err != nil {
+	if err := device.CheckDeviceKind(c.Device); err != nil {
 		return nil, err
 	}
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
 	c.MaxMappings = cmp.Or(c.MaxMappings, nimitz.DefaultMaxMappings)
 	c.MaxRules = cmp.Or(c.MaxRules, DefaultMaxRules)
 	c.MaxSessions = cmp.Or(c.MaxSessions, DefaultMaxSessions)
-	d := &Datapath{log: c.Log}
-	c.Device, d.deviceReason = ChooseDevice(c.Device)
-	d.config = c
-	d.removals = batch.New(&d.deviceMu, d.removeBatch)
+	d := newDatapath(c)
 	defer func() {
 		if err != nil {
 			d.Close()
 		}
 	}()
-	if d.node, err = netns.Open("/proc/thread-self/ns/net"); err != nil {
+	if d.Node, err = netns.Open("/proc/thread-self/ns/net"); err != nil {
 		return nil, err
 	}
-	if d.netlink, err = d.node.Netlink(); err != nil {
+	if d.Netlink, err = d.Node.Netlink(); err != nil {
 		return nil, err
 	}
-	if err = d.node.Do(func() (err error) { d.sysctls, err = openSysctls("ipv6", "ipv4"); return err }); err != nil {
+	if err = d.Node.Do(func() (err error) { d.Sysctls, err = host.OpenSysctls("ipv6", "ipv4"); return err }); err != nil {
 		return nil, err
 	}
-	if d.uplink, err = d.netlink.LinkByName(c.Uplink); err != nil {
+	if d.Uplink, err = d.Netlink.LinkByName(c.Uplink); err != nil {
 		return nil, fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", c.Uplink, err)
 	}
-	if kind := d.uplink.Attrs().EncapType; kind != UplinkKind {
+	if kind := d.Uplink.Attrs().EncapType; kind != UplinkKind {
 		return nil, fmt.Errorf(
 			"uplink %s is no Ethernet device (%s); nothing was changed; name the device to the fabric with --uplink",
 			c.Uplink,
 			kind,
 		)
 	}
-	if err := d.drivers()[c.Device].checkUplink(d.uplink); err != nil {
+	if err := d.Drivers()[c.Device].CheckUplink(d.Uplink); err != nil {
 		return nil, err
 	}
 	if _, err := d.MTU(); err != nil {
 		return nil, fmt.Errorf("%w; nothing was changed", err)
 	}
-	return d, d.checkUplinkFree()
+	return d, d.CheckUplinkFree()
+}
+
+// newDatapath puts the parts of a data path together. It opens nothing.
+func newDatapath(c Config) *Datapath {
+	var reason string
+	c.Device, reason = device.ChooseDevice(c.Device)
+	hostLink := &host.Host{
+		Log: c.Log, UplinkName: c.Uplink, DeviceKind: c.Device, BPFFS: c.BPFFS, NodePrefix: c.NodePrefix, Plan: c.Plan,
+		MTUReserve: c.MTUReserve,
+	}
+	return &Datapath{
+		Devices: device.NewDevices(&hook.Hooks{Host: hostLink}), Policies: policymap.NewPolicies(hostLink, c.MaxRules), config: c, deviceReason: reason,
+	}
 }
 
 func (c Config) validate() error {
@@ -178,45 +169,27 @@ func (c Config) validate() error {
 	return nil
 }
 
-func checkDeviceKind(name string) error {
-	if name != "" && !slices.Contains(DeviceChoices(), name) {
-		return fmt.Errorf("--device %s is none; nothing was changed: choose %s", name, strings.Join(DeviceChoices(), ", "))
-	}
-	return nil
-}
-
 // Close lets go of the packet path and leaves it working.
 func (d *Datapath) Close() error {
-	if d.netlink != nil {
-		d.netlink.Close()
+	if d.Netlink != nil {
+		d.Netlink.Close()
 	}
 	var errs []error
-	if d.node != nil {
-		errs = append(errs, d.node.Close())
+	if d.Node != nil {
+		errs = append(errs, d.Node.Close())
 	}
-	errs = append(errs, d.sysctls.Close())
+	errs = append(errs, d.Sysctls.Close())
 	for _, m := range d.oldCounters {
 		errs = append(errs, m.Close())
 	}
-	return errors.Join(append(errs, d.objects.Close())...)
+	return errors.Join(append(errs, d.Objects.Close())...)
 }
 
-// InvalidateFlows has the programs take nothing that they have cached for true any more, as after every change of a
-// pinnedMap.
-func (d *Datapath) InvalidateFlows() error {
-	d.generationMu.Lock()
-	defer d.generationMu.Unlock()
-	return d.bumpGeneration(d.objects.PilGenerationV1)
-}
+// Limits of policies and sessions, unless the configuration says others.
+const (
+	DefaultMaxRules    = 1 << 18
+	DefaultMaxSessions = slotsPerBucket << 15 // 16 MiB
 
-// bumpGeneration is for a map that holds how often others have changed.
-func (d *Datapath) bumpGeneration(m *ebpf.Map) error {
-	var count uint32
-	if err := m.Lookup(uint32(0), &count); err != nil {
-		return fmt.Errorf("read the generation: %w", err)
-	}
-	if err := m.Put(uint32(0), count+1); err != nil {
-		return fmt.Errorf("count the generation: %w", err)
-	}
-	return nil
-}
+	MaxMaxRules    = 1 << 22
+	MaxMaxSessions = slotsPerBucket << 20
+)

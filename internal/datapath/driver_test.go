@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -27,11 +28,11 @@ func TestMacvlanKindsLoseNothing(t *testing.T) {
 		must(t, n.datapath.putTenant(blue))
 	}
 	losesNothing(t, [][2]*testContainer{{c, far}, {far, c}}, time.Millisecond, func() {
-		for _, kind := range []string{Macvlan, paired, Macvlan, paired} {
+		for _, kind := range []string{endpoint.Macvlan, paired, endpoint.Macvlan, paired} {
 			begin(kind)
 			n.restore(t, c)
 		}
-		for _, kind := range []string{Macvlan, paired} { // and again, slowly
+		for _, kind := range []string{endpoint.Macvlan, paired} { // and again, slowly
 			begin(kind)
 			keep, lost := []endpoint.Record{c.record}, map[endpoint.ID]error{}
 			must(t, n.datapath.Netpila().Repair(t.Context(), keep, keep))
@@ -56,7 +57,7 @@ func TestMacvlanForwards(t *testing.T) {
 	n := w.nodes[0]
 	sibling := n.add(t, blue, 1)
 	config := n.datapath.config
-	config.Device = Macvlan
+	config.Device = endpoint.Macvlan
 	n.reopen(t, config)
 	must(t, n.datapath.putTenant(blue))
 	n.restore(t, sibling)
@@ -88,7 +89,7 @@ func TestMacvlanForwards(t *testing.T) {
 		injector(
 			t,
 			behind,
-		).Send(packet.Packet{Source: c.seen(), Destination: sibling.seen(), Body: gram}.Frame(inner.Attrs().HardwareAddr, containerMAC)),
+		).Send(packet.Packet{Source: c.seen(), Destination: sibling.seen(), Body: gram}.Frame(inner.Attrs().HardwareAddr, host.ContainerMAC)),
 	)
 	if got := drain(t, heard, sibling); len(got) != 2 { // and what drain sends
 		t.Errorf("forwarded: %d packets arrived, want 2: %v", len(got), n.drops(t))

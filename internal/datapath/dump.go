@@ -15,6 +15,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -70,35 +73,35 @@ type TenantEntry struct {
 func DumpTables(bpffs string) (Tables, error) {
 	t := Tables{Drops: map[string]uint64{}}
 	pinned := func(name string, read func(*ebpf.Map) error) error {
-		pins, _ := filepath.Glob(filepath.Join(bpffs, mapsFolder, name+"*")) // entriesOf every size
+		pins, _ := filepath.Glob(filepath.Join(bpffs, bpfobj.MapsFolder, name+"*")) // entriesOf every size
 		if len(pins) == 0 {
 			return fmt.Errorf("%s: %w", name, os.ErrNotExist)
 		}
 		for _, pin := range pins {
-			if err := readPinned(pin, read); err != nil {
+			if err := bpfobj.ReadPinned(pin, read); err != nil {
 				return fmt.Errorf("%s: %w", pin, err)
 			}
 		}
 		return nil
 	}
 	err := errors.Join(
-		pinned(pinLocals, func(m *ebpf.Map) error {
-			return forEachEntry(m, func(k uint64, v pilasterEpDst) {
-				low := pilasterAddr{Lo: k}.netip()
-				t.Locals = append(t.Locals, LocalEntry{low.String(), v.Address.netip(), v.Ifindex, v.Endpoint})
+		pinned(bpfobj.PinLocals, func(m *ebpf.Map) error {
+			return bpfobj.ForEachEntry(m, func(k uint64, v bpfobj.PilasterEpDst) {
+				low := bpfobj.PilasterAddr{Lo: k}.Addr()
+				t.Locals = append(t.Locals, LocalEntry{low.String(), v.Address.Addr(), v.Ifindex, v.Endpoint})
 			})
 		}),
-		pinned(pinSources, func(m *ebpf.Map) error {
-			return forEachEntry(m, func(k pilasterAddr, v pilasterEpSrc) {
+		pinned(bpfobj.PinSources, func(m *ebpf.Map) error {
+			return bpfobj.ForEachEntry(m, func(k bpfobj.PilasterAddr, v bpfobj.PilasterEpSrc) {
 				t.Sources = append(
 					t.Sources,
-					SourceEntry{k.netip(), v.Ifindex, v.Plain.netip(), v.Endpoint, v.TenantId},
+					SourceEntry{k.Addr(), v.Ifindex, v.Plain.Addr(), v.Endpoint, v.TenantId},
 				)
 			})
 		}),
-		pinned(pinTenants, func(m *ebpf.Map) error {
-			return forEachEntry(m, func(id uint32, v pilasterTenant) {
-				e := TenantEntry{ID: id, Clear: v.Clear != 0, Gateway: v.Gateway.netip()}
+		pinned(bpfobj.PinTenants, func(m *ebpf.Map) error {
+			return bpfobj.ForEachEntry(m, func(id uint32, v bpfobj.PilasterTenant) {
+				e := TenantEntry{ID: id, Clear: v.Clear != 0, Gateway: v.Gateway.Addr()}
 				for _, sibling := range v.Ids {
 					if sibling != 0 {
 						e.IDs = append(e.IDs, sibling)
@@ -107,21 +110,21 @@ func DumpTables(bpffs string) (Tables, error) {
 				t.Tenants = append(t.Tenants, e)
 			})
 		}),
-		pinned(pinKeys, func(m *ebpf.Map) error {
-			ids, err := mapKeys[uint32](m)
+		pinned(bpfobj.PinKeys, func(m *ebpf.Map) error {
+			ids, err := bpfobj.MapKeys[uint32](m)
 			t.Keys = append(t.Keys, ids...)
 			return err
 		}),
-		pinned(pinPorts, func(m *ebpf.Map) error {
-			return forEachEntry(
+		pinned(bpfobj.PinPorts, func(m *ebpf.Map) error {
+			return bpfobj.ForEachEntry(
 				m,
-				func(device uint32, p pilasterDevEp) { t.Ports = append(t.Ports, PortEntry{device, p.Endpoint}) },
+				func(device uint32, p bpfobj.PilasterDevEp) { t.Ports = append(t.Ports, PortEntry{device, p.Endpoint}) },
 			)
 		}),
-		pinned(pinGeneration, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
-		pinned(pinDrops, func(m *ebpf.Map) error {
+		pinned(bpfobj.PinGeneration, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
+		pinned(bpfobj.PinDrops, func(m *ebpf.Map) error {
 			for _, r := range dropreason.All() {
-				var states []pilasterDropState
+				var states []bpfobj.PilasterDropState
 				if err := m.Lookup(uint32(r), &states); err != nil {
 					return err
 				}
@@ -140,35 +143,6 @@ func DumpTables(bpffs string) (Tables, error) {
 		}))
 	}
 	return t, err
-}
-
-func readPinned(pin string, read func(*ebpf.Map) error) error {
-	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	return read(m)
-}
-
-// forEachEntry shows the entries of a hash map. One that goes meanwhile is left out.
-func forEachEntry[K comparable, V any](m *ebpf.Map, show func(K, V)) error {
-	keys, err := mapKeys[K](m)
-	if err != nil {
-		return err
-	}
-	for _, k := range keys {
-		var v V
-		err := m.Lookup(k, &v)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		show(k, v)
-	}
-	return nil
 }
 
 // Pin is something pinned below a folder.
@@ -192,7 +166,7 @@ func (p Pin) OnUplink() bool {
 func DumpPins(bpffs string) ([]Pin, error) {
 	var all []Pin
 	var errs []error
-	for folder, read := range map[string]func(path string) (Pin, error){mapsFolder: readMap, linksFolder: readLink} {
+	for folder, read := range map[string]func(path string) (Pin, error){bpfobj.MapsFolder: readMap, bpfobj.LinksFolder: readLink} {
 		errs = append(
 			errs,
 			filepath.WalkDir(filepath.Join(bpffs, folder), func(path string, e fs.DirEntry, err error) error {
@@ -267,9 +241,9 @@ type HookedProgram struct {
 }
 
 // Chain lists the programs at a tcx hook of a device of the namespace the calling thread is in.
-func Chain(device netlink.Link, hook ebpf.AttachType) (Hook, error) {
-	h := Hook{Device: device.Attrs().Name, Hook: hook.String(), Programs: []HookedProgram{}}
-	result, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: hook})
+func Chain(device netlink.Link, attachPoint ebpf.AttachType) (Hook, error) {
+	h := Hook{Device: device.Attrs().Name, Hook: attachPoint.String(), Programs: []HookedProgram{}}
+	result, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: attachPoint})
 	if err != nil {
 		return h, err
 	}
@@ -304,8 +278,8 @@ func DumpHooks() ([]Hook, error) {
 		if n, ok := l.(*netlink.Netkit); ok && n.IsPrimary() { // the other side is asked here too
 			hooks = append(hooks, ebpf.AttachNetkitPrimary, ebpf.AttachNetkitPeer)
 		}
-		for _, hook := range hooks {
-			h, err := Chain(l, hook)
+		for _, attachPoint := range hooks {
+			h, err := Chain(l, attachPoint)
 			errs = append(errs, err)
 			if len(h.Programs) > 0 {
 				all = append(all, h)
@@ -321,12 +295,12 @@ func DumpHooks() ([]Hook, error) {
 }
 
 func isOurs(l netlink.Link) bool {
-	_, container := deviceID(l)
-	return container || l.Attrs().Name == nodeDevice || l.Attrs().Name == nodeFar
+	_, container := host.DeviceID(l)
+	return container || l.Attrs().Name == hook.NodeDevice || l.Attrs().Name == hook.NodeFar
 }
 
-func filters(l netlink.Link, hook string, parent uint32) (Hook, error) {
-	h := Hook{Device: l.Attrs().Name, Hook: hook, Programs: []HookedProgram{}}
+func filters(l netlink.Link, attachPoint string, parent uint32) (Hook, error) {
+	h := Hook{Device: l.Attrs().Name, Hook: attachPoint, Programs: []HookedProgram{}}
 	list, err := netns.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, parent) })
 	if err != nil {
 		return h, fmt.Errorf("filters of %s: %w", h.Device, err)

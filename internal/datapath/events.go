@@ -12,9 +12,9 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
-	"pilaster.io/pilaster/internal/endpoint"
 )
 
 // hookNames are the names of bpf/common/event.h's enum hook.
@@ -22,7 +22,7 @@ var hookNames = map[uint32]string{1: "container", 2: "uplink-in", 3: "uplink-out
 
 // Events delivers drops as the programs report them. One reader at a time: a ring has one end.
 func (d *Datapath) Events(ctx context.Context) (<-chan dpapi.Event, error) {
-	reader, err := ringbuf.NewReader(d.objects.PilEventsV2)
+	reader, err := ringbuf.NewReader(d.Objects.PilEventsV2)
 	if err != nil {
 		return nil, fmt.Errorf("read the events: %w", err)
 	}
@@ -38,12 +38,12 @@ func (d *Datapath) Events(ctx context.Context) (<-chan dpapi.Event, error) {
 				return
 			}
 			if err != nil {
-				d.log.Warn("an event could not be read", "error", err)
+				d.Log.Warn("an event could not be read", "error", err)
 				continue
 			}
 			event, err := d.decodeEvent(record.RawSample)
 			if err != nil {
-				d.log.Warn("an event was not understood", "error", err)
+				d.Log.Warn("an event was not understood", "error", err)
 				continue
 			}
 			select {
@@ -57,7 +57,7 @@ func (d *Datapath) Events(ctx context.Context) (<-chan dpapi.Event, error) {
 }
 
 func (d *Datapath) decodeEvent(sample []byte) (dpapi.Event, error) {
-	var e pilasterDropEvent
+	var e bpfobj.PilasterDropEvent
 	if len(sample) < int(unsafe.Sizeof(e)) {
 		return dpapi.Event{}, fmt.Errorf("an event of %d bytes, not %d", len(sample), unsafe.Sizeof(e))
 	}
@@ -67,28 +67,15 @@ func (d *Datapath) decodeEvent(sample []byte) (dpapi.Event, error) {
 	event := dpapi.Event{
 		Time: wallClock(e.Time), Type: "drop", Reason: dropreason.Reason(e.Reason).String(), Hook: hookNames[e.Hook], Count: e.Count,
 		Protocol: e.Proto, SourcePort: swapPort(e.Sport), DestinationPort: swapPort(e.Dport),
-		Length: int(e.Length), Endpoint: d.endpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost, Rule: e.Rule,
+		Length: int(e.Length), Endpoint: d.EndpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost, Rule: e.Rule,
 	}
 	switch e.Version {
 	case 4:
-		event.Source, event.Destination = e.Src.netip().Unmap(), e.Dst.netip().Unmap()
+		event.Source, event.Destination = e.Src.Addr().Unmap(), e.Dst.Addr().Unmap()
 	case 6:
-		event.Source, event.Destination = e.Src.netip(), e.Dst.netip()
+		event.Source, event.Destination = e.Src.Addr(), e.Dst.Addr()
 	}
 	return event, nil
-}
-
-// endpointOf finds whose device a packet came from, whatever source it claims. 0 for the uplink, and for a device that is
-// stale meanwhile.
-func (d *Datapath) endpointOf(device uint32) endpoint.ID {
-	id, _ := d.endpointByDevice.Load(device)
-	owner, _ := id.(endpoint.ID)
-	return owner
-}
-
-// loadDeviceOwners learns them from the tables another process has filled.
-func (d *Datapath) loadDeviceOwners() error {
-	return d.forEachEpDst(func(l pilasterEpDst) { d.endpointByDevice.Store(l.Ifindex, endpoint.ID(l.Endpoint)) })
 }
 
 func swapPort(port uint16) uint16 {

@@ -7,6 +7,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/packet"
@@ -24,7 +26,7 @@ type eventBench struct {
 func newEventBench(t *testing.T) eventBench {
 	b := newProgBench(t)
 	keepOrder(t)
-	ring, err := ringbuf.NewReader(b.datapath.objects.PilEventsV2)
+	ring, err := ringbuf.NewReader(b.datapath.Objects.PilEventsV2)
 	must(t, err)
 	t.Cleanup(func() { ring.Close() })
 	return eventBench{b, ring}
@@ -34,17 +36,17 @@ func newEventBench(t *testing.T) eventBench {
 func (b eventBench) drop(t *testing.T, n int, body packet.Body) {
 	t.Helper()
 	frame := b.frame(packet.Packet{Source: b.far.underlay, Destination: b.b1.seen(), Body: body})
-	verdict, err := b.datapath.objects.PilContainer.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(n)})
+	verdict, err := b.datapath.Objects.PilContainer.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(n)})
 	if must(t, err); verdict != verdictDrop {
 		t.Fatalf("verdict %d, not a drop", verdict)
 	}
 }
 
 // state is what the program keeps of the reason; nothing else counts there.
-func (b eventBench) state(t *testing.T) (sum pilasterDropState) {
+func (b eventBench) state(t *testing.T) (sum bpfobj.PilasterDropState) {
 	t.Helper()
-	var all []pilasterDropState
-	must(t, b.datapath.objects.PilDropsV1.Lookup(uint32(dropreason.SrcNotOwn), &all))
+	var all []bpfobj.PilasterDropState
+	must(t, b.datapath.Objects.PilDropsV1.Lookup(uint32(dropreason.SrcNotOwn), &all))
 	for _, s := range all {
 		sum.Packets, sum.Pending, sum.Lost = sum.Packets+s.Packets, sum.Pending+s.Pending, sum.Lost+s.Lost
 	}
@@ -54,12 +56,12 @@ func (b eventBench) state(t *testing.T) (sum pilasterDropState) {
 // later has the time pass that events are held back for.
 func (b eventBench) later(t *testing.T) {
 	t.Helper()
-	var all []pilasterDropState
-	must(t, b.datapath.objects.PilDropsV1.Lookup(uint32(dropreason.SrcNotOwn), &all))
+	var all []bpfobj.PilasterDropState
+	must(t, b.datapath.Objects.PilDropsV1.Lookup(uint32(dropreason.SrcNotOwn), &all))
 	for i := range all {
 		all[i].Pace = 0
 	}
-	must(t, b.datapath.objects.PilDropsV1.Put(uint32(dropreason.SrcNotOwn), all))
+	must(t, b.datapath.Objects.PilDropsV1.Put(uint32(dropreason.SrcNotOwn), all))
 }
 
 // events are those that nobody has read.
@@ -154,7 +156,7 @@ func TestEventsOfIPv4(t *testing.T) {
 	of := func(body packet.Body, change func(header []byte)) []byte {
 		p := empty
 		p.Body = body
-		frame := p.Frame(containerMAC, gatewayMAC)
+		frame := p.Frame(host.ContainerMAC, host.GatewayMAC)
 		change(frame[14:])
 		return frame
 	}
@@ -171,7 +173,7 @@ func TestEventsOfIPv4(t *testing.T) {
 		{"a first fragment of IPv4", of(gram, func(h []byte) { h[6] = 0x20 }), 1000, 53},
 		{"options of IPv4", of(packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{1, 1, 1, 1, 1000 >> 8, 1000 & 0xff, 0, 53, 0, 8, 0, 0}}, func(h []byte) { h[0] = 0x46 }), 1000, 53},
 	} {
-		if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
+		if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
 			t.Fatalf("%s: verdict %d, not a drop", c.name, verdict)
 		}
 		e := b.next(t, dropreason.NotIp6)
@@ -198,11 +200,11 @@ func TestEventsOfOtherFrames(t *testing.T) {
 	b := newEventBench(t)
 	looksLikeIt := b.frame(packet.Packet{Source: b.b1.seen(), Destination: b.b2.seen(), Body: gram})
 	for name, frame := range map[string][]byte{
-		"ARP":    packet.Frame(containerMAC, gatewayMAC, 0x0806, looksLikeIt[14:]),
-		"IPv4":   packet.Frame(containerMAC, gatewayMAC, packet.EtherTypeIPv4, looksLikeIt[14:]),
+		"ARP":    packet.Frame(host.ContainerMAC, host.GatewayMAC, 0x0806, looksLikeIt[14:]),
+		"IPv4":   packet.Frame(host.ContainerMAC, host.GatewayMAC, packet.EtherTypeIPv4, looksLikeIt[14:]),
 		"tagged": tag(looksLikeIt),
 	} {
-		if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
+		if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
 			t.Fatalf("%s: verdict %d, not a drop", name, verdict)
 		}
 		e := b.next(t, dropreason.NotIp6)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -20,7 +21,7 @@ func TestNoNamespaceIsPassedOverInSilence(t *testing.T) {
 	defer ns.Close()
 	for _, why := range []error{os.ErrNotExist, os.ErrPermission, netns.ErrNone} {
 		fails := fmt.Errorf("list its links: %w", why)
-		err := walkNetns(func(at string, _ *containerNS) (bool, error) {
+		err := device.WalkNetns(func(at string, _ *device.ContainerNS) (bool, error) {
 			if at == path {
 				return false, fails
 			}

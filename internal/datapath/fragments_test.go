@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -102,7 +103,7 @@ func TestHeadersOnTheWire(t *testing.T) {
 		mark := []byte(fmt.Sprint("after ", c.name))
 		for _, p := range append(inside, packet.Packet{Source: a.seen(), Destination: b.seen(),
 			Body: packet.UDP{SourcePort: 1000, DestinationPort: port, Payload: mark}}) {
-			must(t, send.Send(p.Frame(gatewayMAC, containerMAC)))
+			must(t, send.Send(p.Frame(host.GatewayMAC, host.ContainerMAC)))
 		}
 
 		seen, err := a.until(t, fabric, mark)

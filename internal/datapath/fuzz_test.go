@@ -8,10 +8,10 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
@@ -215,7 +215,7 @@ func frames(cases []progCase) (all [][]byte) {
 // to a device and true segments do not fit into a run of a program: TestAnyFrameOfAContainer sends those.
 func FuzzFromContainer(f *testing.F) {
 	b := newFuzzBench(f)
-	b.program = b.datapath.objects.PilContainer
+	b.program = b.datapath.Objects.PilContainer
 	mark := b.mark(f)
 	seed(f, frames(b.fromContainer())...)
 	seed(f, b.frame(b.sent(sees(b.b3.Addr()), long(1501))))
@@ -258,7 +258,7 @@ func FuzzFromContainer(f *testing.F) {
 // and all that is not for containers goes on as it came.
 func FuzzFromFabric(f *testing.F) {
 	b := newFuzzBench(f)
-	b.program = b.datapath.objects.PilUplinkIn
+	b.program = b.datapath.Objects.PilUplinkIn
 	seed(f, frames(b.fromFabric())...)
 	seed(f, frames(b.fabricErrors())...)
 	f.Fuzz(func(t *testing.T, frame []byte, _, source, destination, how byte) {
@@ -320,10 +320,10 @@ func toStation(frame, mac []byte) bool { return frame[0]&1 != 0 || bytes.Equal(f
 // FuzzToFabric: the host's own stack never leaves as a container or to one, and is otherwise free.
 func FuzzToFabric(f *testing.F) {
 	b := newFuzzBench(f)
-	b.program = b.datapath.objects.PilUplinkOut
+	b.program = b.datapath.Objects.PilUplinkOut
 	mark := b.mark(f)
 	for _, source := range []netip.Addr{b.prefix.Addr().Next(), b.underlay, b.b1.plain(), b.b3.Addr(), b.b1.seen()} {
-		frame := packet.Packet{Source: source, Destination: b.b3.Addr(), Body: echo}.Frame(containerMAC, b.uplinkMAC)
+		frame := packet.Packet{Source: source, Destination: b.b3.Addr(), Body: echo}.Frame(host.ContainerMAC, b.uplinkMAC)
 		for _, how := range []byte{0, withMark, fromDevice, withMark | fromDevice} {
 			f.Add(frame, byte(0), byte(0), byte(0), how)
 		}
@@ -398,19 +398,6 @@ func FuzzDecodeEvent(f *testing.F) {
 				sample[72:],
 			) || e.DestinationPort != port(sample[74:]) || e.Protocol != sample[76] || e.Rule != word(sample[80:]) {
 			t.Fatalf("%x became %+v", sample, e)
-		}
-	})
-}
-
-// FuzzDeviceID: a device is an endpoint's exactly when it has the name we would give it.
-func FuzzDeviceID(f *testing.F) {
-	for _, name := range []string{"pil1", "pil65535", "pil65536", "pil007", "pil", "pil-1", "eth0"} {
-		f.Add(name)
-	}
-	f.Fuzz(func(t *testing.T, name string) {
-		link := netlink.NewVeth(netlink.LinkAttrs{Name: name})
-		if id, ours := deviceID(link); ours && deviceName(id) != name {
-			t.Errorf("%q is taken for endpoint %d", name, id)
 		}
 	})
 }

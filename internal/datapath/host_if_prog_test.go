@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -21,11 +22,11 @@ func (b *progBench) edgeDevices(t testing.TB) map[string]uint32 {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "eth1"
-	must(t, b.datapath.netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth2"}))
+	must(t, b.datapath.Netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth2"}))
 	b.tun(t, "tun1")
 	all := map[string]uint32{}
 	for _, name := range []string{"eth1", "tun1"} {
-		l, err := b.datapath.netlink.LinkByName(name)
+		l, err := b.datapath.Netlink.LinkByName(name)
 		must(t, err)
 		all[name] = uint32(l.Attrs().Index)
 	}
@@ -36,7 +37,7 @@ func (b *progBench) edgeDevices(t testing.TB) map[string]uint32 {
 func (b *progBench) fromEdge() []progCase {
 	stranger, node := netip.MustParseAddr("2001:db8:99::2"), b.address()
 	from := func(source, to netip.Addr) []byte {
-		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(everybody, containerMAC)
+		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(everybody, host.ContainerMAC)
 	}
 	ours := func(change func(*address.Plain)) netip.Addr { return changed(b.b1.plain(), change) }
 	service := ours(func(p *address.Plain) { p.Tenant, p.App, p.Index = 0, 0, 53 })
@@ -55,7 +56,7 @@ func (b *progBench) fromEdge() []progCase {
 				Body:        packet.ICMP{Type: packet.NeighborSolicitation},
 			}.Frame(
 				everybody,
-				containerMAC,
+				host.ContainerMAC,
 			),
 			next: true,
 		},
@@ -87,7 +88,7 @@ func (b *progBench) fromEdge() []progCase {
 func (b *progBench) toEdge() []progCase {
 	stranger := netip.MustParseAddr("2001:db8:99::2")
 	to := func(source, to netip.Addr) []byte {
-		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(containerMAC, b.uplinkMAC)
+		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(host.ContainerMAC, b.uplinkMAC)
 	}
 	return []progCase{
 		{name: "the node", frame: to(b.address(), stranger), next: true},
@@ -108,7 +109,7 @@ func TestFromEdge(t *testing.T) {
 	for device, index := range devices {
 		for _, c := range b.fromEdge() {
 			c.name += ", by " + device
-			b.check(t, b.datapath.objects.PilEdgeIn, skb{Ifindex: index}, c)
+			b.check(t, b.datapath.Objects.PilEdgeIn, skb{Ifindex: index}, c)
 		}
 	}
 	own := b.fromEdge()[7].frame
@@ -117,11 +118,11 @@ func TestFromEdge(t *testing.T) {
 		device string
 		progCase
 	}{
-		{"eth1", progCase{name: "IPv4 that reads like our own /64", frame: packet.Frame(everybody, containerMAC, packet.EtherTypeIPv4, own[14:]), next: true}},
-		{"eth1", progCase{name: "for another machine on the link", frame: append(bytes.Clone(gatewayMAC), own[6:]...), next: true}},
+		{"eth1", progCase{name: "IPv4 that reads like our own /64", frame: packet.Frame(everybody, host.ContainerMAC, packet.EtherTypeIPv4, own[14:]), next: true}},
+		{"eth1", progCase{name: "for another machine on the link", frame: append(bytes.Clone(host.GatewayMAC), own[6:]...), next: true}},
 		{"tun1", progCase{name: "IPv4 without Ethernet that reads like our own /64", frame: version, next: true}},
 	} {
-		b.check(t, b.datapath.objects.PilEdgeIn, skb{Ifindex: devices[c.device]}, c.progCase)
+		b.check(t, b.datapath.Objects.PilEdgeIn, skb{Ifindex: devices[c.device]}, c.progCase)
 	}
 }
 
@@ -132,17 +133,17 @@ func TestFromPort(t *testing.T) {
 	for _, c := range b.fromEdge() {
 		forward := c
 		forward.name, forward.reason, forward.next = c.name+", through the bridge", "", true
-		b.check(t, b.datapath.objects.PilPortIn, skb{Ifindex: index}, forward)
+		b.check(t, b.datapath.Objects.PilPortIn, skb{Ifindex: index}, forward)
 		for _, last := range []byte{0x00, 0x0f} {
 			c := c
 			c.name = fmt.Sprintf("%s, to reserved address %x", c.name, last)
 			c.frame = append(append(bytes.Clone(lldp[:5]), last), c.frame[6:]...)
-			b.check(t, b.datapath.objects.PilPortIn, skb{Ifindex: index}, c)
+			b.check(t, b.datapath.Objects.PilPortIn, skb{Ifindex: index}, c)
 		}
 		forward.name, forward.frame = c.name+", to an address that is not reserved", append(
 			append(bytes.Clone(lldp[:5]), 0x10),
 			c.frame[6:]...)
-		b.check(t, b.datapath.objects.PilPortIn, skb{Ifindex: index}, forward)
+		b.check(t, b.datapath.Objects.PilPortIn, skb{Ifindex: index}, forward)
 	}
 }
 
@@ -153,11 +154,11 @@ func TestToEdge(t *testing.T) {
 	for device, index := range b.edgeDevices(t) {
 		for _, c := range b.toEdge() {
 			c.name += ", by " + device
-			b.check(t, b.datapath.objects.PilEdgeOut, skb{Ifindex: index}, c)
+			b.check(t, b.datapath.Objects.PilEdgeOut, skb{Ifindex: index}, c)
 			c.name += ", marked"
 			b.check(
 				t,
-				b.datapath.objects.PilEdgeOut,
+				b.datapath.Objects.PilEdgeOut,
 				skb{Ifindex: index, IngressIfindex: b.b1.ifindex(), Mark: b.mark(t)},
 				c,
 			)
@@ -168,7 +169,7 @@ func TestToEdge(t *testing.T) {
 // FuzzFromEdge: whatever comes in by another interface, it claims no container and not the node, and all else goes on.
 func FuzzFromEdge(f *testing.F) {
 	b := newFuzzBench(f)
-	b.program = b.datapath.objects.PilEdgeIn
+	b.program = b.datapath.Objects.PilEdgeIn
 	b.fuzzEdge(f, b.fromEdge(), func(frame []byte) bool { return frame[0]&1 != 0 }, b.forgedInward)
 }
 
@@ -180,7 +181,7 @@ func (b *fuzzBench) forgedInward(source, destination netip.Addr) bool {
 // FuzzFromPort: at a bridge's port that goes for the frames that no bridge takes, and all others are the bridge's.
 func FuzzFromPort(f *testing.F) {
 	b := newFuzzBench(f)
-	b.program = b.datapath.objects.PilPortIn
+	b.program = b.datapath.Objects.PilPortIn
 	cases := b.fromEdge()
 	for i, c := range cases {
 		cases[i].frame = append(bytes.Clone(lldp[:6]), c.frame[6:]...)
@@ -196,7 +197,7 @@ func FuzzFromPort(f *testing.F) {
 // FuzzToEdge: the host's own stack leaves by no interface as a container or to one.
 func FuzzToEdge(f *testing.F) {
 	b := newFuzzBench(f)
-	b.program = b.datapath.objects.PilEdgeOut
+	b.program = b.datapath.Objects.PilEdgeOut
 	b.fuzzEdge(f, b.toEdge(), func([]byte) bool { return true }, func(source, destination netip.Addr) bool {
 		return claimsTenant(source) || onlyInside(source) || onlyInside(destination)
 	})

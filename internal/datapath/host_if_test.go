@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -32,7 +34,7 @@ func (n *testNode) secondNIC(t *testing.T) side {
 	attrs.Name, attrs.Index = "eth1", 200
 	pair := netlink.NewVeth(attrs)
 	pair.PeerName, pair.PeerNamespace = "eth0", netlink.NsFd(stranger.FD())
-	must(t, n.datapath.netlink.LinkAdd(pair))
+	must(t, n.datapath.Netlink.LinkAdd(pair))
 	h, err := stranger.Netlink()
 	must(t, err)
 	defer h.Close()
@@ -44,16 +46,16 @@ func (n *testNode) secondNIC(t *testing.T) side {
 
 func (n *testNode) up(t *testing.T, device, address string) net.HardwareAddr {
 	t.Helper()
-	l, err := n.datapath.netlink.LinkByName(device)
+	l, err := n.datapath.Netlink.LinkByName(device)
 	must(t, err)
 	must(
 		t,
-		n.datapath.netlink.AddrAdd(
+		n.datapath.Netlink.AddrAdd(
 			l,
-			&netlink.Addr{IPNet: ipNet(netip.PrefixFrom(netip.MustParseAddr(address), 64)), Flags: unix.IFA_F_NODAD},
+			&netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(netip.MustParseAddr(address), 64)), Flags: unix.IFA_F_NODAD},
 		),
 	)
-	must(t, n.datapath.netlink.LinkSetUp(l))
+	must(t, n.datapath.Netlink.LinkSetUp(l))
 	must(t, n.ns.WaitUp(t.Context(), device))
 	return l.Attrs().HardwareAddr
 }
@@ -73,8 +75,8 @@ func (n *testNode) defaultRoute(t *testing.T, via *testNode) {
 	t.Helper()
 	must(
 		t,
-		n.datapath.netlink.RouteAdd(
-			&netlink.Route{Dst: ipNet(netip.MustParsePrefix("::/0")), Gw: via.underlay.AsSlice()},
+		n.datapath.Netlink.RouteAdd(
+			&netlink.Route{Dst: host.IPNet(netip.MustParsePrefix("::/0")), Gw: via.underlay.AsSlice()},
 		),
 	)
 }
@@ -240,7 +242,7 @@ func TestAnotherNode(t *testing.T) {
 // detachLink takes a program off the uplink.
 func (n *testNode) detach(t *testing.T, hook string) {
 	t.Helper()
-	l, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), hook), nil)
+	l, err := link.LoadPinnedLink(filepath.Join(n.datapath.LinksDir(), hook), nil)
 	must(t, err)
 	must(t, l.Detach())
 	must(t, l.Close())
@@ -257,7 +259,7 @@ func (n *testNode) under() *testContainer {
 // they should not. A program that is missing on the way out of the node leaks nothing of the others.
 func TestEachProgramMissing(t *testing.T) {
 	hooks := map[string]bool{"uplink_in": false, "uplink_out": true} // whether packets go on without it
-	if joined == Macvlan {
+	if joined == endpoint.Macvlan {
 		hooks = map[string]bool{"uplink_in": false, "uplink_out": false, "guard_in": true, "guard_out": true}
 	}
 	for hook, goesOn := range hooks {

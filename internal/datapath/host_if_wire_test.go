@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
@@ -36,10 +37,10 @@ func (n *testNode) guardedNIC(t *testing.T, peer *testNode) (side, *testContaine
 	must(t, err)
 	must(
 		t,
-		h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(strangerAddress, 64)), Flags: unix.IFA_F_NODAD}),
+		h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(strangerAddress, 64)), Flags: unix.IFA_F_NODAD}),
 	)
 	for _, to := range []netip.Prefix{n.prefix, netip.PrefixFrom(peer.underlay, 128)} {
-		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: netip.MustParseAddr("2001:db8:99::1").AsSlice()}))
+		must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(to), Gw: netip.MustParseAddr("2001:db8:99::1").AsSlice()}))
 	}
 	must(t, s.ns.WaitUp(t.Context(), s.device))
 	stranger := n.self()
@@ -135,10 +136,10 @@ func TestProcessBySecondNIC(t *testing.T) {
 	raw, err := packet.NewInjector(n.ns, "eth1")
 	must(t, err)
 	defer raw.Close()
-	eth1, err := n.datapath.netlink.LinkByName("eth1")
+	eth1, err := n.datapath.Netlink.LinkByName("eth1")
 	must(t, err)
 	// So that nothing waits until the neighbour is found.
-	must(t, n.datapath.netlink.NeighSet(&netlink.Neigh{
+	must(t, n.datapath.Netlink.NeighSet(&netlink.Neigh{
 		LinkIndex: eth1.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: strangerAddress.AsSlice(), HardwareAddr: s.to,
 	}))
 	for _, a := range []struct {
@@ -170,11 +171,13 @@ func TestOrdinaryTrafficBySecondNIC(t *testing.T) {
 	n, peer := w.nodes[0], w.nodes[1]
 	s, stranger := n.guardedNIC(t, peer)
 	n.forwards(t)
-	must(t, withSettings(n.ns, func(s sysctls) error { return s.set("eth1", []sysctl{{"ipv6", "forwarding", "1"}}) }))
+	must(t, withSettings(n.ns, func(s host.Sysctls) error {
+		return s.Set("eth1", []host.Sysctl{{Family: "ipv6", Name: "forwarding", Value: "1"}})
+	}))
 	h, err := peer.ns.Netlink()
 	must(t, err)
 	defer h.Close()
-	must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(netip.PrefixFrom(strangerAddress, 128)), Gw: n.underlay.AsSlice()}))
+	must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(netip.PrefixFrom(strangerAddress, 128)), Gw: n.underlay.AsSlice()}))
 	before := n.drops(t)
 	for name, pair := range map[string][2]*testContainer{
 		"to the node": {stranger, n.self()}, "from the node": {n.self(), stranger}, "through the node": {stranger, peer.under()}, "back through the node": {peer.under(), stranger},
@@ -207,16 +210,16 @@ func (n *testNode) tun(t testing.TB, name string) *os.File {
 	}))
 	file := os.NewFile(uintptr(fd), name)
 	t.Cleanup(func() { file.Close() })
-	l, err := n.datapath.netlink.LinkByName(name)
+	l, err := n.datapath.Netlink.LinkByName(name)
 	must(t, err)
 	must(
 		t,
-		n.datapath.netlink.AddrAdd(
+		n.datapath.Netlink.AddrAdd(
 			l,
-			&netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("2001:db8:98::/64")), Flags: unix.IFA_F_NODAD},
+			&netlink.Addr{IPNet: host.IPNet(netip.MustParsePrefix("2001:db8:98::/64")), Flags: unix.IFA_F_NODAD},
 		),
 	)
-	must(t, n.datapath.netlink.LinkSetUp(l))
+	must(t, n.datapath.Netlink.LinkSetUp(l))
 	return file
 }
 
@@ -315,7 +318,7 @@ func programs(t *testing.T, ns *netns.Namespace, device string) (all []string) {
 
 func (n *testNode) edgePins(t *testing.T) int {
 	t.Helper()
-	pins, err := filepath.Glob(filepath.Join(n.datapath.linksDir(), "*_[0-9]*"))
+	pins, err := filepath.Glob(filepath.Join(n.datapath.LinksDir(), "*_[0-9]*"))
 	must(t, err)
 	return len(pins)
 }
@@ -356,10 +359,10 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 			}
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = "eth1"
-			must(t, d().netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth2"}))
-			eth1, err := d().netlink.LinkByName("eth1")
+			must(t, d().Netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth2"}))
+			eth1, err := d().Netlink.LinkByName("eth1")
 			must(t, err)
-			eth2, err := d().netlink.LinkByName("eth2")
+			eth2, err := d().Netlink.LinkByName("eth2")
 			must(t, err)
 			if status, err := d().Status(); err != nil || !status.Healthy ||
 				!says(status, "program edge_in is not on eth1") ||
@@ -374,25 +377,25 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 			}
 
 			attrs.Name = "br0"
-			must(t, d().netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
-			br0, err := d().netlink.LinkByName("br0")
+			must(t, d().Netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+			br0, err := d().Netlink.LinkByName("br0")
 			must(t, err)
-			must(t, d().netlink.LinkSetMaster(eth1, br0))
+			must(t, d().Netlink.LinkSetMaster(eth1, br0))
 			take(br0)
 			take(eth1)
 			expect("a bridge and its port", 1, "br0", "eth2")
-			must(t, d().netlink.LinkSetNoMaster(eth1))
-			must(t, d().netlink.LinkSetName(eth1, "other"))
+			must(t, d().Netlink.LinkSetNoMaster(eth1))
+			must(t, d().Netlink.LinkSetName(eth1, "other"))
 			take(eth1)
 			expect("a port no more", 0, "br0", "eth2", "other")
-			must(t, d().netlink.LinkSetNsFd(eth2, elsewhere.FD()))
+			must(t, d().Netlink.LinkSetNsFd(eth2, elsewhere.FD()))
 			take(eth2)
 			expect("one in another namespace", 0, "br0", "other")
 			if got := programs(t, elsewhere, "eth2"); len(got) > 0 {
 				t.Errorf("it keeps %q", got)
 			}
-			must(t, d().netlink.LinkDel(eth1))
-			must(t, d().netlink.LinkDel(br0))
+			must(t, d().Netlink.LinkDel(eth1))
+			must(t, d().Netlink.LinkDel(br0))
 			take(eth1)
 			take(br0)
 			expect("none left", 0)
@@ -416,7 +419,7 @@ func TestEdgeProgramsOfOthers(t *testing.T) {
 		other, err := link.AttachTCX(
 			link.TCXOptions{
 				Interface: eth1.Index,
-				Program:   n.datapath.objects.PilTryCipher,
+				Program:   n.datapath.Objects.PilTryCipher,
 				Attach:    ebpf.AttachTCXIngress,
 				Anchor:    link.Head(),
 			},

@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -72,14 +75,14 @@ func TestAnswers(t *testing.T) {
 		{name: "a later fragment", frame: b.frame(later), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, later)},
 		{name: "an error", frame: b.frame(unreachable), reason: "hop-limit"},
 		{name: "a later fragment, perhaps of an error", frame: b.frame(laterICMP), reason: "hop-limit"},
-		{name: "to all stations", frame: udp.Frame(everyone, containerMAC), reason: "hop-limit"},
-		{name: "to a group of stations", frame: udp.Frame(group, containerMAC), reason: "hop-limit"},
+		{name: "to all stations", frame: udp.Frame(everyone, host.ContainerMAC), reason: "hop-limit"},
+		{name: "to a group of stations", frame: udp.Frame(group, host.ContainerMAC), reason: "hop-limit"},
 		{name: "1,501 bytes", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig, 1500, tooLong)},
 		{name: "1,500 bytes", frame: b.frame(b.sent(far, long(1500))),
 			out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: long(1500)}},
 		{name: "1,501 bytes, same node", frame: b.frame(b.sent(b.b2.seen(), long(1501))), out: b.sent(b.b2.seen(), long(1501))},
 	} {
-		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
+		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
 
 	b.fillCache(t, b.cached(t, b.b3.Addr(), 1400))
@@ -89,21 +92,21 @@ func TestAnswers(t *testing.T) {
 		{name: "1,400 bytes, from the cache", frame: b.frame(b.sent(far, long(1400))),
 			out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: long(1400)}},
 	} {
-		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
+		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
 
-	b.fillCache(t, pilasterFlow{})
+	b.fillCache(t, bpfobj.PilasterFlow{})
 	h, err := b.ns.Netlink()
 	must(t, err)
 	defer h.Close()
-	must(t, h.RouteReplace(&netlink.Route{Dst: ipNet(b.far.prefix), Gw: b.far.underlay.AsSlice(), MTU: 1400, MTULock: true}))
-	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
+	must(t, h.RouteReplace(&netlink.Route{Dst: host.IPNet(b.far.prefix), Gw: b.far.underlay.AsSlice(), MTU: 1400, MTULock: true}))
+	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
 		name: "1,401 bytes, by a narrow route", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig, 1400, tooLong)})
 
 	clear := b.add(t, plain, 1)
 	other := address.Plain{Node: b.far.prefix, Tenant: plain.Current().ID, App: 1, Index: 1}.Addr()
 	sent := packet.Packet{Source: clear.seen(), Destination: other, HopLimit: 1, Body: gram}
-	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: clear.ifindex()}, progCase{
+	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: clear.ifindex()}, progCase{
 		name: "in a clear tenant", frame: b.frame(sent), reason: "hop-limit",
 		out: packet.Packet{Source: clear.gateway(t, plain), Destination: clear.seen(), Body: errorAbout(packet.TimeExceeded, 0, sent.Marshal())},
 	})
@@ -138,7 +141,7 @@ func TestLengthOfSegments(t *testing.T) {
 		{"BIG TCP, a byte more", big, 1441, false},
 		{"a list of packets", b.frame(b.sent(far, packet.Raw{Proto: 132, Data: data})), math.MaxUint16, true},
 	} {
-		verdict, _, reasons := b.run(t, b.datapath.objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex(), Segments: 3, SegmentSize: c.size})
+		verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex(), Segments: 3, SegmentSize: c.size})
 		if c.fits != (reasons["too-big"] == 0) || verdict != verdictRedirect {
 			t.Errorf("%s: segments of %d bytes: verdict %d, counted %v", c.name, c.size, verdict, reasons)
 		}
@@ -150,13 +153,13 @@ func TestAnswersAreFew(t *testing.T) {
 	b := newProgBench(t)
 	last := b.frame(packet.Packet{Source: b.b1.seen(), Destination: sees(b.b3.Addr()), HopLimit: 1, Body: gram})
 	pace := func(due uint64) {
-		for slot := range b.datapath.objects.PilIcmpRate.MaxEntries() {
-			must(t, b.datapath.objects.PilIcmpRate.Put(slot, due))
+		for slot := range b.datapath.Objects.PilIcmpRate.MaxEntries() {
+			must(t, b.datapath.Objects.PilIcmpRate.Put(slot, due))
 		}
 	}
 	answers := func() (n int) {
 		for range 2 * answerBurst {
-			if verdict, _, _ := b.run(t, b.datapath.objects.PilContainer, last, skb{Ifindex: b.b1.ifindex()}); verdict == verdictRedirect {
+			if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, last, skb{Ifindex: b.b1.ifindex()}); verdict == verdictRedirect {
 				n++
 			}
 		}
@@ -248,7 +251,7 @@ func TestUplinkNarrowerThanContainers(t *testing.T) {
 	}
 	transfer(t, a, b, 1<<20)
 	want := 1300
-	if joined == Macvlan {
+	if joined == endpoint.Macvlan {
 		want = 0 // the kernel lets no macvlan be wider than its uplink, so nobody need be told
 	}
 	if mtu := pathMTU(t, a.ns, b.seen()); mtu != want {

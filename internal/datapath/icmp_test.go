@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -30,7 +31,7 @@ func (b *progBench) fabricErrors() []progCase {
 		return packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{2: 5, 3: 0}, Payload: quoted}
 	}
 	from := func(source netip.Addr, body packet.Body) []byte {
-		return packet.Packet{Source: source, Destination: b.b1.plain(), Body: body}.Frame(b.uplinkMAC, containerMAC)
+		return packet.Packet{Source: source, Destination: b.b1.plain(), Body: body}.Frame(b.uplinkMAC, host.ContainerMAC)
 	}
 	b1, b3 := b.b1.plain(), b.b3.Addr()
 	inside := packet.Packet{Source: sees(b3), Destination: b.b1.seen()}
@@ -153,7 +154,7 @@ func (b *progBench) fabricErrors() []progCase {
 			frame:  from(router, tooBig(quote(b1, sees(b3)))),
 			reason: "tenant-mismatch",
 		},
-		{name: "an error for nobody", frame: absent.Frame(b.uplinkMAC, containerMAC), reason: "no-endpoint"},
+		{name: "an error for nobody", frame: absent.Frame(b.uplinkMAC, host.ContainerMAC), reason: "no-endpoint"},
 	}
 }
 
@@ -168,7 +169,7 @@ func unsummed(body packet.Body) []byte {
 func TestErrorsOfTheFabric(t *testing.T) {
 	b := newProgBench(t)
 	for _, c := range b.fabricErrors() {
-		b.check(t, b.datapath.objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, c)
+		b.check(t, b.datapath.Objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, c)
 	}
 }
 
@@ -180,10 +181,10 @@ func newRoutedWire(t *testing.T, narrow int) *wire {
 	h, err := router.Netlink()
 	must(t, err)
 	defer h.Close()
-	must(t, withSettings(router, func(s sysctls) error {
+	must(t, withSettings(router, func(s host.Sysctls) error {
 		return errors.Join(
-			s.set("all", []sysctl{{"ipv6", "forwarding", "1"}}),
-			s.set("default", []sysctl{{"ipv6", "accept_dad", "0"}}),
+			s.Set("all", []host.Sysctl{{Family: "ipv6", Name: "forwarding", Value: "1"}}),
+			s.Set("default", []host.Sysctl{{Family: "ipv6", Name: "accept_dad", Value: "0"}}),
 		)
 	}))
 	for i, mtu := range []int{1500, narrow} {
@@ -201,10 +202,10 @@ func newRoutedWire(t *testing.T, narrow int) *wire {
 		gateway := n.underlay.Prev()
 		port, err := h.LinkByName(attrs.Name)
 		must(t, err)
-		must(t, h.AddrAdd(port, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(gateway, 64)), Flags: unix.IFA_F_NODAD}))
+		must(t, h.AddrAdd(port, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(gateway, 64)), Flags: unix.IFA_F_NODAD}))
 		must(t, h.LinkSetUp(port))
 		n.configure(t, &testNode{prefix: netip.MustParsePrefix("::/0"), underlay: gateway})
-		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(n.prefix), Gw: n.underlay.AsSlice()}))
+		must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(n.prefix), Gw: n.underlay.AsSlice()}))
 		must(t, n.ns.WaitUp(t.Context(), "eth0"))
 		must(t, router.WaitUp(t.Context(), attrs.Name))
 		n.open(t, joined)
@@ -246,7 +247,7 @@ func TestTimeExceeded(t *testing.T) {
 	inA := capture(t, a.ns)
 	send := injector(t, a.ns)
 	sent := packet.Packet{Source: a.seen(), Destination: b.seen(), HopLimit: 2, Body: gram}
-	must(t, send.Send(sent.Frame(gatewayMAC, containerMAC)))
+	must(t, send.Send(sent.Frame(host.GatewayMAC, host.ContainerMAC)))
 
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/datapath/hook"
 )
 
 // aLink is one as the kernel describes it.
@@ -79,7 +81,7 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 			"veth",
 			0,
 			0,
-		), make(36, "pil007", "veth", 0, 0), make(37, nodeDevice, "veth", 38, 0), make(38, nodeFar, "veth", 37, 0), make(40, "eth0", "device", 0, 0),
+		), make(36, "pil007", "veth", 0, 0), make(37, hook.NodeDevice, "veth", 38, 0), make(38, hook.NodeFar, "veth", 37, 0), make(40, "eth0", "device", 0, 0),
 	}
 	always := []string{"eth1", "docker0", "cali1", "tun0", "wg0", "vrf0", "eth2", "bond0", "lost", "pil007"}
 	ports := []string{"veth1", "eth3"}
@@ -95,10 +97,10 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 		{make(54, "up", "veth", 40, 0, elsewhere), []string{"eth0"}},
 		{make(55, "up", "veth", 55, 0), []string{"eth0"}},
 	} {
-		got := map[role][]string{}
+		got := map[hook.Role][]string{}
 		all := append(slices.Clone(others), c.uplink)
 		for _, l := range all {
-			is := roleOf(l, c.uplink, func(index int) (netlink.Link, error) {
+			is := hook.RoleOf(l, c.uplink, func(index int) (netlink.Link, error) {
 				for _, l := range all {
 					if l.Attrs().Index == index {
 						return l, nil
@@ -108,16 +110,16 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 			})
 			got[is] = append(got[is], l.Attrs().Name)
 		}
-		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[roleEdge], want) ||
-			!slices.Equal(got[rolePort], ports) ||
-			!slices.Equal(got[roleLoopback], []string{"lo"}) {
+		if want := append(slices.Clone(always), c.want...); !slices.Equal(got[hook.RoleEdge], want) ||
+			!slices.Equal(got[hook.RolePort], ports) ||
+			!slices.Equal(got[hook.RoleLoopback], []string{"lo"}) {
 			t.Errorf(
 				"uplink %s (%s): guarded are %q with ports %q and %q, want %q with %q and lo",
 				c.uplink.Attrs().Name,
 				c.uplink.Type(),
-				got[roleEdge],
-				got[rolePort],
-				got[roleLoopback],
+				got[hook.RoleEdge],
+				got[hook.RolePort],
+				got[hook.RoleLoopback],
 				want,
 				ports,
 			)

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
@@ -75,24 +76,24 @@ func TestSeesWhoStandsBeforeIt(t *testing.T) {
 		}
 	}
 	says(true, true, "")
-	for _, h := range n.datapath.uplinkHooks() {
-		if h.after == nil {
+	for _, h := range n.datapath.UplinkHooks() {
+		if h.After == nil {
 			var other link.Link
 			must(t, n.ns.Do(func() (err error) {
 				other, err = link.AttachTCX(link.TCXOptions{
-					Interface: n.datapath.uplink.Attrs().Index, Program: n.datapath.objects.PilTryCipher, Attach: h.attach, Anchor: link.Head(),
+					Interface: n.datapath.Uplink.Attrs().Index, Program: n.datapath.Objects.PilTryCipher, Attach: h.Attach, Anchor: link.Head(),
 				})
 				return err
 			}))
-			says(true, false, "1 other program stands before "+h.name)
+			says(true, false, "1 other program stands before "+h.Name)
 			must(t, other.Close())
 			says(true, true, "")
 		}
-		ours, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), h.name), nil)
+		ours, err := link.LoadPinnedLink(filepath.Join(n.datapath.LinksDir(), h.Name), nil)
 		must(t, err)
 		must(t, ours.Detach())
 		must(t, ours.Close())
-		says(false, false, "program "+h.name+" is not on eth0")
+		says(false, false, "program "+h.Name+" is not on eth0")
 		n.restore(t)
 		says(true, true, "")
 	}
@@ -168,7 +169,7 @@ func TestMissingProgramDrops(t *testing.T) {
 	must(t, n1.datapath.activate(a.record))
 	mustReach(t, a, b, "attached again")
 
-	l, err := link.LoadPinnedLink(filepath.Join(n2.datapath.linksDir(), "uplink_in"), nil)
+	l, err := link.LoadPinnedLink(filepath.Join(n2.datapath.LinksDir(), "uplink_in"), nil)
 	must(t, err)
 	must(t, l.Unpin())
 	must(t, l.Close())
@@ -186,7 +187,7 @@ func TestMissingProgramDrops(t *testing.T) {
 
 // TestMissingProgramDropsIPv4: nor does the stack of a node that forwards IPv4 listen to a container.
 func TestMissingProgramDropsIPv4(t *testing.T) {
-	w := newWireOf(t, Veth)
+	w := newWireOf(t, endpoint.Veth)
 	n := w.nodes[0]
 	a := n.add(t, blue, 1)
 	own := netip.MustParseAddrPort("192.0.2.1:9")
@@ -195,11 +196,11 @@ func TestMissingProgramDropsIPv4(t *testing.T) {
 		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 			return err
 		}
-		eth0, err := n.datapath.netlink.LinkByName("eth0")
+		eth0, err := n.datapath.Netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}
-		if err := n.datapath.netlink.AddrAdd(eth0, &netlink.Addr{IPNet: hostNet(own.Addr())}); err != nil {
+		if err := n.datapath.Netlink.AddrAdd(eth0, &netlink.Addr{IPNet: host.HostNet(own.Addr())}); err != nil {
 			return err
 		}
 		service, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(own))
@@ -213,7 +214,7 @@ func TestMissingProgramDropsIPv4(t *testing.T) {
 	defer onHost.Close()
 	raw := injector(t, a.ns)
 	// UDP from 192.0.2.2, which nobody has, and the question who has the node's address.
-	must(t, raw.Send(packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv4, []byte{
+	must(t, raw.Send(packet.Frame(host.GatewayMAC, host.ContainerMAC, packet.EtherTypeIPv4, []byte{
 		0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0xf6, 0xc9, 192, 0, 2, 2, 192, 0, 2, 1,
 		0, 7, 0, 9, 0, 12, 0, 0, 'e', 'v', 'i', 'l',
 	})))
@@ -222,15 +223,15 @@ func TestMissingProgramDropsIPv4(t *testing.T) {
 		raw.Send(
 			packet.Frame(
 				net.HardwareAddr{255, 255, 255, 255, 255, 255},
-				containerMAC,
+				host.ContainerMAC,
 				packet.EtherTypeARP,
 				append(append(
-					[]byte{0, 1, 8, 0, 6, 4, 0, 1}, containerMAC...), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 192, 0, 2, 1),
+					[]byte{0, 1, 8, 0, 6, 4, 0, 1}, host.ContainerMAC...), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 192, 0, 2, 1),
 			),
 		),
 	)
 	for _, c := range sentinelAfter(t, onHost, func(s packet.Sentinel) {
-		must(t, raw.Send(packet.Frame(gatewayMAC, containerMAC, 0x88b5, s[:])))
+		must(t, raw.Send(packet.Frame(host.GatewayMAC, host.ContainerMAC, 0x88b5, s[:])))
 	}) {
 		if c.Outgoing {
 			t.Errorf("the node answered: %x", c.Frame)
@@ -268,25 +269,25 @@ func sentinelAfter(t *testing.T, c *packet.Capture, send func(packet.Sentinel)) 
 // sends it one, past which nothing can be waiting.
 func drain(t *testing.T, c *packet.Capture, to *testContainer) []packet.Captured {
 	t.Helper()
-	if to.record.Device.Kind == Macvlan {
+	if to.record.Device.Kind == endpoint.Macvlan {
 		return sentinelAfter(t, c, func(s packet.Sentinel) {
 			must(t, to.node.ns.Do(func() error { return sendUDP(to.seen(), s[:]) }))
 		})
 	}
-	host, err := packet.NewInjector(to.node.ns, to.record.Device.HostName)
+	hostLink, err := packet.NewInjector(to.node.ns, to.record.Device.HostName)
 	must(t, err)
-	defer host.Close()
+	defer hostLink.Close()
 	return sentinelAfter(t, c, func(s packet.Sentinel) {
 		must(
 			t,
-			host.Send(
+			hostLink.Send(
 				packet.Packet{
 					Source:      to.seen(),
 					Destination: to.seen(),
 					Body:        packet.Raw{Proto: 253, Data: s[:]},
 				}.Frame(
-					containerMAC,
-					gatewayMAC,
+					host.ContainerMAC,
+					host.GatewayMAC,
 				),
 			),
 		)
@@ -294,14 +295,14 @@ func drain(t *testing.T, c *packet.Capture, to *testContainer) []packet.Captured
 }
 
 func (n *testNode) detachContainer(r endpoint.Record) error {
-	if r.Device.Kind == Netkit {
+	if r.Device.Kind == endpoint.Netkit {
 		return n.ns.Do(func() error {
 			return link.RawDetachProgram(link.RawDetachProgramOptions{
-				Target: r.Device.HostIfindex, Program: n.datapath.objects.PilContainer, Attach: ebpf.AttachNetkitPeer,
+				Target: r.Device.HostIfindex, Program: n.datapath.Objects.PilContainer, Attach: ebpf.AttachNetkitPeer,
 			})
 		})
 	}
-	return n.datapath.netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+	return n.datapath.Netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: r.Device.HostIfindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}})
 }
@@ -317,8 +318,8 @@ func TestRefuses(t *testing.T) {
 		!strings.Contains(err.Error(), "has a device eth0 already") {
 		t.Errorf("a second eth0: %v", err)
 	}
-	if _, err := n.datapath.netlink.LinkByName(deviceName(again.ID)); err == nil {
-		t.Errorf("%s is left", deviceName(again.ID))
+	if _, err := n.datapath.Netlink.LinkByName(host.DeviceName(again.ID)); err == nil {
+		t.Errorf("%s is left", host.DeviceName(again.ID))
 	}
 	// Another interface of the same container, of whatever tenant, would take the routes of the first.
 	again.Interface = "net1"
@@ -326,8 +327,8 @@ func TestRefuses(t *testing.T) {
 		!strings.Contains(err.Error(), "has a route fc00::/8 by its device") {
 		t.Errorf("a second interface: %v", err)
 	}
-	if _, err := n.datapath.netlink.LinkByName(deviceName(again.ID)); err == nil {
-		t.Errorf("%s is left", deviceName(again.ID))
+	if _, err := n.datapath.Netlink.LinkByName(host.DeviceName(again.ID)); err == nil {
+		t.Errorf("%s is left", host.DeviceName(again.ID))
 	}
 	must(t, n.datapath.checkEndpoint(t.Context(), taken.record))
 	if err := n.datapath.putTenant(tenant.Tenant{Name: "nobody"}); err == nil {
@@ -367,7 +368,7 @@ func TestEventsNameTheDrop(t *testing.T) {
 	spoof := injector(t, r.ns)
 	must(
 		t,
-		spoof.Send(packet.Packet{Source: a.seen(), Destination: a.seen(), Body: echo}.Frame(gatewayMAC, containerMAC)),
+		spoof.Send(packet.Packet{Source: a.seen(), Destination: a.seen(), Body: echo}.Frame(host.GatewayMAC, host.ContainerMAC)),
 	)
 	must(t, a.ns.Do(func() error { return sendUDP(r.seen(), []byte("hello")) }))
 	for e := range events {
@@ -413,7 +414,7 @@ func TestDeviceThatIsGone(t *testing.T) {
 		all, err := n.datapath.MissingDevices([]endpoint.Record{r, sibling.record})
 		lost := all[r.ID]
 		// Behind a macvlan the namespace is found wherever it is.
-		noNamespace := r.Netns == dead.Netns && joined != Macvlan
+		noNamespace := r.Netns == dead.Netns && joined != endpoint.Macvlan
 		if errors.Is(lost, dpapi.ErrNoNamespace) != noNamespace || lost == nil || len(all) != 1 || err != nil {
 			t.Errorf("%s: %v, %v", r.Netns, all, err)
 		}

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -14,17 +13,12 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
-
-// Folders of pins.
-const (
-	mapsFolder  = "maps"
-	linksFolder = "links"
-)
-
-func (d *Datapath) mapsDir() string  { return filepath.Join(d.config.BPFFS, mapsFolder) }
-func (d *Datapath) linksDir() string { return filepath.Join(d.config.BPFFS, linksFolder) }
 
 // pinnedMap is a map that is pinned and so outlives this process. All but the counters are filled from
 // the records at each start, so nothing is lost with a table of another layout.
@@ -43,78 +37,43 @@ func (t pinnedMap) pinName() string {
 	return fmt.Sprintf("%s_%d", t.name, t.maxEntries)
 }
 
-// Pin names. Other builds find the maps by these names, whatever the programs call them; they also begin the names that
-// the kernel shows. A changed layout gets a new name with a higher version.
-const (
-	pinSources       = "pil_sources_v2"
-	pinLocals        = "pil_locals_v1"
-	pinTenants       = "pil_tenants_v2"
-	pinKeys          = "pil_keys_v1"
-	pinPorts         = "pil_ports_v1"
-	pinNetworks      = "pil_networks_v1"
-	pinNimNode       = "nim_node_v1"
-	pinNimPeers      = "nim_peers_v1"
-	pinNimSenders    = "nim_senders_v1"
-	pinNimForeign    = "nim_foreign_v1"
-	pinNimOutside    = "nim_outside_v1"
-	pinNimDnat       = "nim_dnat_v1"
-	pinNimSnat       = "nim_snat_v1"
-	pinNimForward    = "nim_forward_v1"
-	pinGeneration    = "pil_generation_v1"
-	pinDrops         = "pil_drops_v1"
-	pinEvents        = "pil_events_v2"
-	pinPolSubjects   = "pol_subjects_v1"
-	pinPolApps       = "pol_apps_v1"
-	pinPolBlocks     = "pol_blocks_v1"
-	pinPolPorts      = "pol_ports_v1"
-	pinPolRanges     = "pol_ranges_v1"
-	pinPolOverrides  = "pol_overrides_v1"
-	pinPolHits       = "pol_hits_v1"
-	pinPolGeneration = "pol_generation_v1"
-	pinPolAdoptions  = "pol_adoptions_v1"
-	pinSessions      = "pil_sessions_v1"
-	pinSessionCounts = "pil_session_counts_v1"
-	pinSessionUsers  = "pil_session_users_v1"
-	pinFragments     = "pil_fragments_v1"
-)
-
 // pinnedMaps are the pinned maps; another one is a line here.
 func (d *Datapath) pinnedMaps() []pinnedMap {
 	return []pinnedMap{
-		{pilasterMapPilSourcesV2, pinSources, d.config.MaxEndpoints},
-		{pilasterMapPilLocalsV1, pinLocals, d.config.MaxEndpoints},
-		{pilasterMapPilTenantsV2, pinTenants, d.config.MaxTenantIDs + 1}, // verifyCipher's, also on a full node
-		{pilasterMapPilKeysV1, pinKeys, d.config.MaxTenantIDs + 1},
-		{pilasterMapPilPortsV1, pinPorts, d.config.MaxEndpoints},
-		{pilasterMapPilNetworksV1, pinNetworks, 0},
-		{pilasterMapNimNodeV1, pinNimNode, 0},
-		{pilasterMapNimPeersV1, pinNimPeers, maxPeers},
-		{pilasterMapNimSendersV1, pinNimSenders, 2 * d.config.MaxEndpoints}, // an address of each family
-		{pilasterMapNimForeignV1, pinNimForeign, d.config.MaxMappings},
-		{pilasterMapNimOutsideV1, pinNimOutside, d.config.MaxMappings},
-		{pilasterMapNimDnatV1, pinNimDnat, d.config.MaxMappings},
-		{pilasterMapNimSnatV1, pinNimSnat, d.config.MaxMappings},
-		{pilasterMapNimForwardV1, pinNimForward, d.config.MaxMappings},
-		{pilasterMapPilGenerationV1, pinGeneration, 0},
-		{pilasterMapPilDropsV1, pinDrops, 0},
-		{pilasterMapPilEventsV2, pinEvents, 0},
+		{bpfobj.PilasterMapPilSourcesV2, bpfobj.PinSources, d.config.MaxEndpoints},
+		{bpfobj.PilasterMapPilLocalsV1, bpfobj.PinLocals, d.config.MaxEndpoints},
+		{bpfobj.PilasterMapPilTenantsV2, bpfobj.PinTenants, d.config.MaxTenantIDs + 1}, // verifyCipher's, also on a full node
+		{bpfobj.PilasterMapPilKeysV1, bpfobj.PinKeys, d.config.MaxTenantIDs + 1},
+		{bpfobj.PilasterMapPilPortsV1, bpfobj.PinPorts, d.config.MaxEndpoints},
+		{bpfobj.PilasterMapPilNetworksV1, bpfobj.PinNetworks, 0},
+		{bpfobj.PilasterMapNimNodeV1, bpfobj.PinNimNode, 0},
+		{bpfobj.PilasterMapNimPeersV1, bpfobj.PinNimPeers, maxPeers},
+		{bpfobj.PilasterMapNimSendersV1, bpfobj.PinNimSenders, 2 * d.config.MaxEndpoints}, // an address of each family
+		{bpfobj.PilasterMapNimForeignV1, bpfobj.PinNimForeign, d.config.MaxMappings},
+		{bpfobj.PilasterMapNimOutsideV1, bpfobj.PinNimOutside, d.config.MaxMappings},
+		{bpfobj.PilasterMapNimDnatV1, bpfobj.PinNimDnat, d.config.MaxMappings},
+		{bpfobj.PilasterMapNimSnatV1, bpfobj.PinNimSnat, d.config.MaxMappings},
+		{bpfobj.PilasterMapNimForwardV1, bpfobj.PinNimForward, d.config.MaxMappings},
+		{bpfobj.PilasterMapPilGenerationV1, bpfobj.PinGeneration, 0},
+		{bpfobj.PilasterMapPilDropsV1, bpfobj.PinDrops, 0},
+		{bpfobj.PilasterMapPilEventsV2, bpfobj.PinEvents, 0},
 		{
-			pilasterMapPolSubjectsV1,
-			pinPolSubjects,
+			bpfobj.PilasterMapPolSubjectsV1,
+			bpfobj.PinPolSubjects,
 			2 * d.config.MaxRules,
 		}, // what is in force has its room until the next is
-		{pilasterMapPolAppsV1, pinPolApps, 2 * d.config.MaxRules},
-		{pilasterMapPolBlocksV1, pinPolBlocks, 2 * d.config.MaxRules},
-		{pilasterMapPolPortsV1, pinPolPorts, 2 * d.config.MaxRules},
-		{pilasterMapPolRangesV1, pinPolRanges, 2 * d.config.MaxRules},
-		{pilasterMapPolOverridesV1, pinPolOverrides, 2 * d.config.MaxRules},
-		{pilasterMapPolHitsV1, pinPolHits, 2 * d.config.MaxRules},
-		{pilasterMapPolGenerationV1, pinPolGeneration, 0},
-		{pilasterMapPolAdoptionsV1, pinPolAdoptions, d.config.MaxRules},
-		{pilasterMapPilSessionsV1, pinSessions, d.sessionBuckets()},
-		{pilasterMapPilSessionCountsV1, pinSessionCounts, 0},
-		{pilasterMapPilSessionUsersV1, pinSessionUsers, d.quotaEntries()},
-		{pilasterMapPilFragmentsV1, pinFragments, 0},
+		{bpfobj.PilasterMapPolAppsV1, bpfobj.PinPolApps, 2 * d.config.MaxRules},
+		{bpfobj.PilasterMapPolBlocksV1, bpfobj.PinPolBlocks, 2 * d.config.MaxRules},
+		{bpfobj.PilasterMapPolPortsV1, bpfobj.PinPolPorts, 2 * d.config.MaxRules},
+		{bpfobj.PilasterMapPolRangesV1, bpfobj.PinPolRanges, 2 * d.config.MaxRules},
+		{bpfobj.PilasterMapPolOverridesV1, bpfobj.PinPolOverrides, 2 * d.config.MaxRules},
+		{bpfobj.PilasterMapPolHitsV1, bpfobj.PinPolHits, 2 * d.config.MaxRules},
+		{bpfobj.PilasterMapPolGenerationV1, bpfobj.PinPolGeneration, 0},
+		{bpfobj.PilasterMapPolAdoptionsV1, bpfobj.PinPolAdoptions, d.config.MaxRules},
+		{bpfobj.PilasterMapPilSessionsV1, bpfobj.PinSessions, d.sessionBuckets()},
+		{bpfobj.PilasterMapPilSessionCountsV1, bpfobj.PinSessionCounts, 0},
+		{bpfobj.PilasterMapPilSessionUsersV1, bpfobj.PinSessionUsers, d.quotaEntries()},
+		{bpfobj.PilasterMapPilFragmentsV1, bpfobj.PinFragments, 0},
 	}
 }
 
@@ -130,9 +89,9 @@ func (d *Datapath) load() error {
 			err,
 		)
 	}
-	spec, err := loadPilaster()
+	spec, err := bpfobj.LoadSpec()
 	if err != nil {
-		return fmt.Errorf("read the programs built into this binary: %w", err)
+		return err
 	}
 	for _, t := range d.pinnedMaps() {
 		m := spec.Maps[t.symbol]
@@ -145,29 +104,29 @@ func (d *Datapath) load() error {
 	if err != nil {
 		return err
 	}
-	spec.Maps[pilasterMapPilFlows].MaxEntries *= uint32(cpus)
-	spec.Maps[pilasterMapPilVerdicts].MaxEntries *= uint32(cpus)
-	if err := os.MkdirAll(d.mapsDir(), 0o700); err != nil {
+	spec.Maps[bpfobj.PilasterMapPilFlows].MaxEntries *= uint32(cpus)
+	spec.Maps[bpfobj.PilasterMapPilVerdicts].MaxEntries *= uint32(cpus)
+	if err := os.MkdirAll(d.MapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)
 	}
 	mark, err := d.loadAcceptMark()
 	if err != nil {
 		return fmt.Errorf("a mark for packets that were judged: %w", err)
 	}
-	d.acceptMark = mark
+	d.AcceptMark = mark
 	var cookie uint64
-	if err := d.node.Do(func() (err error) { cookie, err = netnsCookie(); return err }); err != nil {
+	if err := d.Node.Do(func() (err error) { cookie, err = device.NetnsCookie(); return err }); err != nil {
 		return fmt.Errorf("the cookie of this network namespace: %w", err)
 	}
 	if err := d.setConstants(spec, mark, cookie); err != nil {
 		return err
 	}
 	known := d.hasSessionMap()
-	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapsDir()}})
+	err = spec.LoadAndAssign(&d.Objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.MapsDir()}})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
 		return fmt.Errorf(
 			"a map pinned in %s has another layout under the same name: %w; packets flow as before; start the build that made it",
-			d.mapsDir(),
+			d.MapsDir(),
 			err,
 		)
 	}
@@ -194,13 +153,13 @@ func (d *Datapath) load() error {
 // migrateMaps takes over what the second network's tables of other sizes hold, whose entries nobody records here: until
 // Restore has moved all hooks those are what packets meet, and then they go.
 func (d *Datapath) migrateMaps() error {
-	own := map[string]*ebpf.Map{pinPorts: d.objects.PilPortsV1}
+	own := map[string]*ebpf.Map{bpfobj.PinPorts: d.Objects.PilPortsV1}
 	for _, t := range pipelineMaps {
-		own[t.pin] = t.mapOf(&d.objects)
+		own[t.pin] = t.mapOf(&d.Objects)
 	}
 	for _, t := range d.pinnedMaps() {
 		m := own[t.name]
-		pins, err := filepath.Glob(filepath.Join(d.mapsDir(), t.name+"_*"))
+		pins, err := filepath.Glob(filepath.Join(d.MapsDir(), t.name+"_*"))
 		if m == nil || err != nil {
 			continue
 		}
@@ -208,7 +167,7 @@ func (d *Datapath) migrateMaps() error {
 			if filepath.Base(pin) == t.pinName() {
 				continue
 			}
-			if err := readPinned(pin, func(old *ebpf.Map) error { return copyMap(m, old) }); err != nil {
+			if err := bpfobj.ReadPinned(pin, func(old *ebpf.Map) error { return copyMap(m, old) }); err != nil {
 				return fmt.Errorf(
 					"%s has entries for which %s has no room: %w; packets flow as before: start with the limit there was",
 					pin,
@@ -222,7 +181,7 @@ func (d *Datapath) migrateMaps() error {
 }
 
 func copyMap(to, from *ebpf.Map) error {
-	keys, values, err := rawEntries(from)
+	keys, values, err := bpfobj.RawEntries(from)
 	for i := range keys {
 		if err == nil {
 			err = to.Put(keys[i], values[i])
@@ -238,21 +197,21 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 	own, _ := prefixWords(d.config.NodePrefix)
 	sum := sha256.Sum256([]byte("pilaster packet mark " + d.config.NodePrefix.String()))
 	for name, value := range map[string]any{
-		pilasterVarBasePrefix: base, pilasterVarBaseMask: baseMask,
-		pilasterVarPrivatePrefix: private, pilasterVarPrivateMask: privateMask,
-		pilasterVarOwnNode:       own,
-		pilasterVarUplinkIfindex: uint32(d.uplink.Attrs().Index),
-		pilasterVarNodeIfindex:   uint32(d.nodeFar),
-		pilasterVarNoFlowCache:   d.config.NoCache,
+		bpfobj.PilasterVarBasePrefix: base, bpfobj.PilasterVarBaseMask: baseMask,
+		bpfobj.PilasterVarPrivatePrefix: private, bpfobj.PilasterVarPrivateMask: privateMask,
+		bpfobj.PilasterVarOwnNode:       own,
+		bpfobj.PilasterVarUplinkIfindex: uint32(d.Uplink.Attrs().Index),
+		bpfobj.PilasterVarNodeIfindex:   uint32(d.NodeFar),
+		bpfobj.PilasterVarNoFlowCache:   d.config.NoCache,
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
-		pilasterVarPacketMark:     uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
-		pilasterVarAcceptMark:     mark,
-		pilasterVarTunnelMark:     tunnelMark(mark),
-		pilasterVarTunnelBits:     uint32(pipeline.MarkBits),
-		pilasterVarMacvlan:        d.config.Device == Macvlan,
-		pilasterVarNodeCookie:     cookie,
-		pilasterVarSessionBuckets: uint32(d.sessionBuckets()),
-		pilasterVarSessionSeed:    mark,
+		bpfobj.PilasterVarPacketMark:     uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
+		bpfobj.PilasterVarAcceptMark:     mark,
+		bpfobj.PilasterVarTunnelMark:     hook.TunnelMark(mark),
+		bpfobj.PilasterVarTunnelBits:     uint32(pipeline.MarkBits),
+		bpfobj.PilasterVarMacvlan:        d.config.Device == endpoint.Macvlan,
+		bpfobj.PilasterVarNodeCookie:     cookie,
+		bpfobj.PilasterVarSessionBuckets: uint32(d.sessionBuckets()),
+		bpfobj.PilasterVarSessionSeed:    mark,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
@@ -275,7 +234,7 @@ func (d *Datapath) loadAcceptMark() (uint32, error) {
 			MaxEntries: 1,
 			Pinning:    ebpf.PinByName,
 		},
-		ebpf.MapOptions{PinPath: d.mapsDir()},
+		ebpf.MapOptions{PinPath: d.MapsDir()},
 	)
 	if err != nil {
 		return 0, err
@@ -291,20 +250,11 @@ func (d *Datapath) loadAcceptMark() (uint32, error) {
 	return mark, m.Put(uint32(0), mark)
 }
 
-// tunnelMark is never 0, which is what packets have that nobody marks.
-func tunnelMark(secret uint32) uint32 { return secret&pipeline.MarkBits | 1 }
-
 // prefixWords is a prefix of at most 64 bits, and its mask, as the programs compare them.
 func prefixWords(p netip.Prefix) (prefix, mask uint64) {
 	ones := netip.MustParseAddr("ffff:ffff:ffff:ffff::")
 	m, _ := ones.Prefix(p.Bits())
-	return toAddr(p.Masked().Addr()).Hi, toAddr(m.Addr()).Hi
-}
-
-// objectVersion names the programs built into this binary: the same on all nodes that run it.
-func objectVersion() string {
-	sum := sha256.Sum256(_PilasterBytes)
-	return hex.EncodeToString(sum[:6])
+	return bpfobj.ToAddr(p.Masked().Addr()).Hi, bpfobj.ToAddr(m.Addr()).Hi
 }
 
 // verifyCipher proves that the kernel's cipher is AES-128 as everyone else computes it.
@@ -314,14 +264,14 @@ func (d *Datapath) verifyCipher() error {
 	if err := d.setKey(id, key); err != nil {
 		return err
 	}
-	defer d.objects.PilKeysV1.Delete(id)
+	defer d.Objects.PilKeysV1.Delete(id)
 
 	plain := address.Plain{Node: d.config.NodePrefix, Tenant: address.TenantID(id), App: 1, Index: 1}.Addr()
 	frame := make([]byte, 14+40)
 	frame[12], frame[13], frame[14] = 0x86, 0xdd, 0x60
 	copy(frame[14+24:], plain.AsSlice())
 	out := make([]byte, len(frame))
-	result, err := d.objects.PilTryCipher.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
+	result, err := d.Objects.PilTryCipher.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
 	if err != nil || result != 0 {
 		return fmt.Errorf(
 			"the kernel does not run its cipher in a packet program (result %d): %w",

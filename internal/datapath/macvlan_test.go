@@ -17,6 +17,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -26,14 +28,14 @@ import (
 // TestMacvlanSendsAsItself: a container with raw sockets shares the uplink with its node and has the frame in its hand;
 // whatever it writes there, it is known by its namespace.
 func TestMacvlanSendsAsItself(t *testing.T) {
-	w := newWireOf(t, Macvlan)
+	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
 	c, sibling, far := n.add(t, blue, 1), n.add(t, blue, 1), peer.add(t, blue, 1)
 	raw, marked, secret := injector(t, c.ns), injector(t, c.ns), injector(t, c.ns)
 	var mark uint32
-	must(t, n.datapath.objects.PacketMark.Get(&mark))
+	must(t, n.datapath.Objects.PacketMark.Get(&mark))
 	must(t, marked.Mark(mark))
-	must(t, n.datapath.objects.AcceptMark.Get(&mark)) // if one day a container guesses it
+	must(t, n.datapath.Objects.AcceptMark.Get(&mark)) // if one day a container guesses it
 	must(t, secret.Mark(mark))
 	red1, red2 := n.add(t, red, 1), peer.add(t, red, 1)
 	called := injector(t, c.ns)
@@ -89,7 +91,7 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 // TestMacvlanWithoutOwner: a container that rules its own network can send back frames that no socket wrote and no
 // route led, which came in by a device of its own and have any mark: they are nobody's, and stay.
 func TestMacvlanWithoutOwner(t *testing.T) {
-	w := newWireOf(t, Macvlan)
+	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
 	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
 	mustReach(t, far, c, "before")
@@ -99,8 +101,8 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 	eth0, err := h.LinkByName("eth0")
 	must(t, err)
 	var known, secret uint32
-	must(t, n.datapath.objects.PacketMark.Get(&known))
-	must(t, n.datapath.objects.AcceptMark.Get(&secret)) // if one day a container guesses it
+	must(t, n.datapath.Objects.PacketMark.Get(&known))
+	must(t, n.datapath.Objects.AcceptMark.Get(&secret)) // if one day a container guesses it
 	for name, mark := range map[string]uint32{"no mark": 0, "the mark": known, "the secret mark": secret} {
 		const markOffset = 8 // in struct __sk_buff
 		reflect, err := ebpf.NewProgram(
@@ -134,7 +136,7 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 // TestMacvlanKeepsItsARP: who rules the network of a container can have its kernel tell the link of an IPv4 address.
 // Nobody owns such a frame, and the node's own has no other sign than its MAC.
 func TestMacvlanKeepsItsARP(t *testing.T) {
-	w := newWireOf(t, Macvlan)
+	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
 	c := n.add(t, blue, 1)
 	onWire := capture(t, peer.ns)
@@ -146,7 +148,7 @@ func TestMacvlanKeepsItsARP(t *testing.T) {
 		eth0, err := h.LinkByName("eth0")
 		must(t, err)
 		must(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/eth0/arp_notify", []byte("1"), 0) }))
-		must(t, errors.Join(h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(ip))}), also(h, eth0)))
+		must(t, errors.Join(h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.MustParsePrefix(ip))}), also(h, eth0)))
 	}
 	before := n.drops(t)["not-ip6"]
 	tell(c.ns, "192.0.2.1/24", func(h *netlink.Handle, eth0 netlink.Link) error {
@@ -174,7 +176,7 @@ func TestMacvlanKeepsItsARP(t *testing.T) {
 func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 	for _, without := range []string{"", "uplink_in", "guard_in"} {
 		t.Run("without "+without, func(t *testing.T) {
-			w := newWireOf(t, Macvlan)
+			w := newWireOf(t, endpoint.Macvlan)
 			n, peer := w.nodes[0], w.nodes[1]
 			c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
 			if without != "" {
@@ -220,7 +222,7 @@ func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 
 // TestMacvlanRefusals: replies of the kernel that no socket sends find their way too.
 func TestMacvlanRefusals(t *testing.T) {
-	w := newWireOf(t, Macvlan)
+	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
 	c, sibling, far := n.add(t, blue, 1), n.add(t, blue, 1), peer.add(t, blue, 1)
 	for name, from := range map[string]*testContainer{"another node's container": far, "a sibling": sibling} {
@@ -241,7 +243,7 @@ func TestMacvlanKinds(t *testing.T) {
 	n, peer := w.nodes[0], w.nodes[1]
 	old, far := n.add(t, blue, 1), peer.add(t, blue, 1)
 	config := n.datapath.config
-	config.Device = Macvlan
+	config.Device = endpoint.Macvlan
 	n.reopen(t, config)
 	must(t, n.datapath.putTenant(blue))
 	n.restore(t, old)
@@ -255,7 +257,7 @@ func TestMacvlanKinds(t *testing.T) {
 		t.Errorf("packets are carried for %v, %v", ids, err)
 	}
 
-	config.Device = Veth
+	config.Device = endpoint.Veth
 	n.reopen(t, config)
 	if _, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{old.record, fresh.record}); err == nil ||
 		!strings.Contains(err.Error(), "--device macvlan") {
@@ -271,12 +273,12 @@ func TestMacvlanKinds(t *testing.T) {
 	must(t, n.ns.Do(func() error {
 		return netlink.LinkAdd(
 			&netlink.Macvlan{
-				LinkAttrs: netlink.LinkAttrs{Name: "upper", ParentIndex: n.datapath.uplink.Attrs().Index},
+				LinkAttrs: netlink.LinkAttrs{Name: "upper", ParentIndex: n.datapath.Uplink.Attrs().Index},
 				Mode:      netlink.MACVLAN_MODE_BRIDGE,
 			},
 		)
 	}))
-	config.Device, config.Uplink = Macvlan, "upper"
+	config.Device, config.Uplink = endpoint.Macvlan, "upper"
 	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil ||
 		!strings.Contains(err.Error(), "would not pass our programs") {
 		t.Errorf("an uplink that is a macvlan: %v", err)
@@ -285,7 +287,7 @@ func TestMacvlanKinds(t *testing.T) {
 
 // TestMacvlanMACs: nobody else's, and the programs compute the same.
 func TestMacvlanMACs(t *testing.T) {
-	if got, want := macvlanMAC(onUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3, 4}); !bytes.Equal(
+	if got, want := device.MacvlanMAC(device.OnUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3, 4}); !bytes.Equal(
 		got,
 		want,
 	) {
@@ -296,7 +298,7 @@ func TestMacvlanMACs(t *testing.T) {
 // TestMacvlanLeftovers: what a cut off ADD left is taken away at the next start, before the programs that see to it go;
 // what has a record, or is in the way of a number that came again, is not.
 func TestMacvlanLeftovers(t *testing.T) {
-	w := newWireOf(t, Macvlan)
+	w := newWireOf(t, endpoint.Macvlan)
 	n := w.nodes[0]
 	kept, far := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	half := n.create(t, blue, 1)
@@ -311,7 +313,7 @@ func TestMacvlanLeftovers(t *testing.T) {
 	stale := kept.record
 	stale.ID, stale.Netns = 77, kept.record.Netns+"-gone"
 	n.reopen(t, n.datapath.config) // which goes on with removals before anything else
-	must(t, n.datapath.driver(stale).remove(stale))
+	must(t, n.datapath.Driver(stale).Remove(stale))
 	must(t, eth0(kept))
 	must(t, n.datapath.putTenant(blue))
 	mustReach(t, kept, far, "after a stale record")
@@ -343,7 +345,7 @@ func TestMacvlanLeftovers(t *testing.T) {
 // TestMacvlansElsewhere: containers are found where the agent does not see the paths of their namespaces, all in one
 // walk, and told from those that are gone.
 func TestMacvlansElsewhere(t *testing.T) {
-	w := newWireOf(t, Macvlan)
+	w := newWireOf(t, endpoint.Macvlan)
 	n := w.nodes[0]
 	seen, hidden, hidden2, unplugged, gone := n.add(
 		t,
@@ -367,8 +369,8 @@ func TestMacvlansElsewhere(t *testing.T) {
 		1,
 	)
 	unplugged.unplug(t)
-	gone.record.Device.HostIfindex = onUplink | 0x7fffffff // nobody's
-	stale := hidden.record                                 // from before the machine was booted, whose number is another's now
+	gone.record.Device.HostIfindex = device.OnUplink | 0x7fffffff // nobody's
+	stale := hidden.record                                        // from before the machine was booted, whose number is another's now
 	stale.ID, stale.Interface = 77, "eth7"
 	stale.Netns += "-elsewhere"
 	records := []endpoint.Record{seen.record, stale}
@@ -391,7 +393,7 @@ func TestMacvlansElsewhere(t *testing.T) {
 // TestMacvlanWithoutItsJudge: where the program is gone that judges what containers send, nothing of it leaves, and the
 // node goes on.
 func TestMacvlanWithoutItsJudge(t *testing.T) {
-	w := newWireOf(t, Macvlan)
+	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
 	c, far := n.add(t, blue, 1), peer.add(t, blue, 1)
 	mustReach(t, c, far, "before")

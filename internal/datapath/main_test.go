@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 )
 
 // TestMain has the tests load the object that PILASTER_TEST_OBJECT names in place of the committed one: test/mutation
@@ -15,7 +17,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintf(os.Stderr, "read PILASTER_TEST_OBJECT: %v\n", err)
 			os.Exit(2)
 		}
-		_PilasterBytes = object
+		bpfobj.Replace(object)
 	}
 	os.Exit(m.Run())
 }

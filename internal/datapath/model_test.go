@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -204,7 +205,7 @@ func (m model) checkICMPError(c *testContainer, in, out []byte) error {
 		return fmt.Errorf("it was short enough and had hops left")
 	}
 	want := packet.Packet{Source: m.gateway(c), Destination: c.seen(), Body: errorAbout(kind, mtu, in[ipv6At:])}
-	if want := want.Frame(containerMAC, gatewayMAC); !bytes.Equal(want, out) {
+	if want := want.Frame(host.ContainerMAC, host.GatewayMAC); !bytes.Equal(want, out) {
 		return fmt.Errorf("the answer should be\n%x", want)
 	}
 	return nil
@@ -253,7 +254,7 @@ func claimsTenant(a netip.Addr) bool {
 func onlyInside(a netip.Addr) bool { return address.DefaultPlan().Private.Contains(a) }
 
 func joinMACs(err error, out []byte) error {
-	if err == nil && !bytes.HasPrefix(out, packet.Frame(containerMAC, gatewayMAC, packet.EtherTypeIPv6, nil)) {
+	if err == nil && !bytes.HasPrefix(out, packet.Frame(host.ContainerMAC, host.GatewayMAC, packet.EtherTypeIPv6, nil)) {
 		return fmt.Errorf("it reached a container with MACs %x", out[:12])
 	}
 	return err

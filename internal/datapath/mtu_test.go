@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/endpoint"
 )
 
 // TestUplinkTooNarrow: containers under IPv6's least MTU would lose their addresses.
@@ -60,7 +62,7 @@ func TestMTUOfAnotherNamespace(t *testing.T) {
 		t.Error(err)
 	}
 	for _, device := range []string{"eth0", cmp.Or(r.Device.HostName, "eth0")} {
-		link, err := n.datapath.netlink.LinkByName(device)
+		link, err := n.datapath.Netlink.LinkByName(device)
 		must(t, err)
 		if got := link.Attrs().MTU; got != 1500 {
 			t.Errorf("%s has an MTU of %d", device, got)
@@ -71,7 +73,7 @@ func TestMTUOfAnotherNamespace(t *testing.T) {
 // TestMTUOfADeadAgent: an uplink that was narrowed meanwhile is no reason to complain about containers, or to change
 // them: whoever follows its MTU does that.
 func TestMTUOfADeadAgent(t *testing.T) {
-	for _, kind := range []string{Macvlan, joined} {
+	for _, kind := range []string{endpoint.Macvlan, joined} {
 		n := newWireOf(t, kind).nodes[0]
 		c := n.add(t, blue, 1)
 		n.setUplink(t, func(h *netlink.Handle, eth0 netlink.Link) error { return h.LinkSetMTU(eth0, 1400) })

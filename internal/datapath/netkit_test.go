@@ -12,43 +12,46 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/endpoint"
 )
 
 // TestChooseDevice: what is there decides, and the choice says so; what is not there is refused.
 func TestChooseDevice(t *testing.T) {
 	lo, err := netlink.LinkByName("lo")
 	must(t, err)
-	lacking := HasNetkit()
-	kind, why := ChooseDevice(Auto)
-	suits := CheckDeviceUplink(Netkit, lo)
+	lacking := device.HasNetkit()
+	kind, why := device.ChooseDevice(device.Auto)
+	suits := device.CheckDeviceUplink(endpoint.Netkit, lo)
 	if lacking == nil {
-		if kind != Netkit || !strings.Contains(why, "has netkit") || suits != nil {
+		if kind != endpoint.Netkit || !strings.Contains(why, "has netkit") || suits != nil {
 			t.Errorf("with netkit: %s, %q, %v", kind, why, suits)
 		}
-	} else if kind != Veth || why != lacking.Error() || suits == nil || !strings.Contains(why, "this kernel has no netkit (CONFIG_NETKIT") {
+	} else if kind != endpoint.Veth || why != lacking.Error() || suits == nil || !strings.Contains(why, "this kernel has no netkit (CONFIG_NETKIT") {
 		t.Errorf("without netkit: %s, %q, %v", kind, why, suits)
 	} else if !strings.HasSuffix(suits.Error(), "\n  nothing was changed; choose another --device: veth, macvlan, auto") {
 		t.Errorf("refused, and what else there is: %v", suits)
 	}
-	if joined == Netkit && lacking != nil {
+	if joined == endpoint.Netkit && lacking != nil {
 		t.Error(lacking)
 	}
-	for choice, want := range map[string]string{"": Veth, Veth: Veth, Macvlan: Macvlan, Netkit: Netkit} {
-		if kind, why := ChooseDevice(choice); kind != want || why != "" {
+	for choice, want := range map[string]string{"": endpoint.Veth, endpoint.Veth: endpoint.Veth, endpoint.Macvlan: endpoint.Macvlan, endpoint.Netkit: endpoint.Netkit} {
+		if kind, why := device.ChooseDevice(choice); kind != want || why != "" {
 			t.Errorf("%q means %s, %q", choice, kind, why)
 		}
 	}
-	if err := CheckDeviceUplink("bond", lo); err == nil || !strings.Contains(err.Error(), "choose veth, macvlan, netkit, auto") {
+	if err := device.CheckDeviceUplink("bond", lo); err == nil || !strings.Contains(err.Error(), "choose veth, macvlan, netkit, auto") {
 		t.Errorf("an unknown kind: %v", err)
 	}
 }
 
 // TestNetkitBesideOthers: somebody else's program at the same hook stays, and ours is told from it.
 func TestNetkitBesideOthers(t *testing.T) {
-	if joined != Netkit {
+	if joined != endpoint.Netkit {
 		return // few kernels have it
 	}
-	w := newWireOf(t, Netkit)
+	w := newWireOf(t, endpoint.Netkit)
 	n := w.nodes[0]
 	c, far := n.add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	at := func() (ids []ebpf.ProgramID) {
@@ -106,22 +109,22 @@ func TestNetkitBesideOthers(t *testing.T) {
 
 // vanishing are ends of a pair that has gone when somebody asks for its program.
 type vanishing struct {
-	pairDriver
+	device.PairDriver
 	errno error
 }
 
-func (v vanishing) programID(netlink.Link) (ebpf.ProgramID, error) {
+func (v vanishing) ProgramID(netlink.Link) (ebpf.ProgramID, error) {
 	return 0, fmt.Errorf("program: %w", v.errno)
 }
 
 func TestCarryingWhatGoes(t *testing.T) {
 	n := newWireOf(t, paired).nodes[0]
 	n.add(t, blue, 1)
-	own := n.datapath.drivers()[paired].(pairDevice).pairDriver
-	if ids, err := (pairDevice{n.datapath, vanishing{own, unix.ENODEV}}).attachedEndpoints(); err != nil || len(ids) != 0 {
+	own := n.datapath.Drivers()[paired].(device.PairDevice).PairDriver
+	if ids, err := (device.PairDevice{Devices: n.datapath.Devices, PairDriver: vanishing{own, unix.ENODEV}}).AttachedEndpoints(); err != nil || len(ids) != 0 {
 		t.Errorf("%v, %v", ids, err)
 	}
-	if _, err := (pairDevice{n.datapath, vanishing{own, unix.EPERM}}).attachedEndpoints(); !errors.Is(err, unix.EPERM) {
+	if _, err := (device.PairDevice{Devices: n.datapath.Devices, PairDriver: vanishing{own, unix.EPERM}}).AttachedEndpoints(); !errors.Is(err, unix.EPERM) {
 		t.Errorf("another error: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
@@ -26,7 +27,7 @@ func (d *Datapath) Netpila() network.Dataplane { return netpilaMaps{d} }
 // PutTenant makes the tenant's ids known, each with all of them beside it, and gives the cipher
 // their keys.
 func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
-	var value pilasterTenant
+	var value bpfobj.PilasterTenant
 	if len(t.IDs) == 0 || len(t.IDs) > len(value.Ids) {
 		return fmt.Errorf(
 			"tenant %s has %d ids, and a node takes 1 to %d of a tenant; nothing was changed: let the containers of the oldest end",
@@ -57,8 +58,8 @@ func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 		}
 	}
 	for i, id := range t.IDs {
-		value.Gateway = toAddr(gateways[i])
-		if err := d.objects.PilTenantsV2.Put(uint32(id.ID), value); err != nil {
+		value.Gateway = bpfobj.ToAddr(gateways[i])
+		if err := d.Objects.PilTenantsV2.Put(uint32(id.ID), value); err != nil {
 			return fmt.Errorf("tenant %s: write id %d: %w", t.Name, id.ID, err)
 		}
 		d.knownTenantIDs.Store(uint32(id.ID), true)
@@ -71,7 +72,7 @@ func (d netpilaMaps) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	gone := false
 	for _, id := range t.IDs {
 		d.knownTenantIDs.Delete(uint32(id.ID))
-		for _, m := range []*ebpf.Map{d.objects.PilTenantsV2, d.objects.PilKeysV1} {
+		for _, m := range []*ebpf.Map{d.Objects.PilTenantsV2, d.Objects.PilKeysV1} {
 			err := m.Delete(uint32(id.ID))
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return errors.Join(fmt.Errorf("tenant %s: remove id %d: %w", t.Name, id.ID, err), d.InvalidateFlows())
@@ -86,12 +87,12 @@ func (d netpilaMaps) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 }
 
 func (d *Datapath) setKey(id uint32, key address.Key) error {
-	err := d.objects.PilKeysV1.Update(id, make([]byte, d.objects.PilKeysV1.ValueSize()), ebpf.UpdateNoExist)
+	err := d.Objects.PilKeysV1.Update(id, make([]byte, d.Objects.PilKeysV1.ValueSize()), ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return fmt.Errorf("room for the key of tenant id %d: %w", id, err)
 	}
-	request := pilasterKeyRequest{TenantId: id, Key: key}
-	if _, err := d.objects.PilSetKey.Run(&ebpf.RunOptions{Context: &request, ContextOut: &request}); err != nil {
+	request := bpfobj.PilasterKeyRequest{TenantId: id, Key: key}
+	if _, err := d.Objects.PilSetKey.Run(&ebpf.RunOptions{Context: &request, ContextOut: &request}); err != nil {
 		return fmt.Errorf("give the kernel the key of tenant id %d: %w", id, err)
 	}
 	if request.Error != 0 {
@@ -114,9 +115,9 @@ func (d netpilaMaps) Activate(ctx context.Context, r endpoint.Record) error {
 
 func (d netpilaMaps) writeEntries(r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		err := d.objects.PilLocalsV1.Put(toAddr(a.Plaintext).Lo, epDstEntry(r, a))
+		err := d.Objects.PilLocalsV1.Put(bpfobj.ToAddr(a.Plaintext).Lo, epDstEntry(r, a))
 		if err == nil {
-			err = d.objects.PilSourcesV2.Put(toAddr(a.Address), epSrcEntry(r, a))
+			err = d.Objects.PilSourcesV2.Put(bpfobj.ToAddr(a.Address), epSrcEntry(r, a))
 		}
 		if err != nil {
 			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, err)
@@ -125,44 +126,30 @@ func (d netpilaMaps) writeEntries(r endpoint.Record) error {
 	return nil
 }
 
-// forEachEpDst reads the containers' entries.
-func (d *Datapath) forEachEpDst(f func(pilasterEpDst)) error {
-	var key uint64
-	var local pilasterEpDst
-	entries := d.objects.PilLocalsV1.Iterate()
-	for entries.Next(&key, &local) {
-		f(local)
-	}
-	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return fmt.Errorf("list the containers' entries: %w", err)
-	}
-	return nil
-}
-
-func epDstEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpDst {
-	return pilasterEpDst{
-		Address: toAddr(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
-		Checksum: checksumDiff(a.Plaintext, a.Address),
+func epDstEntry(r endpoint.Record, a endpoint.Attachment) bpfobj.PilasterEpDst {
+	return bpfobj.PilasterEpDst{
+		Address: bpfobj.ToAddr(a.Address), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID),
+		Checksum: bpfobj.ChecksumDiff(a.Plaintext, a.Address),
 	}
 }
 
-func epSrcEntry(r endpoint.Record, a endpoint.Attachment) pilasterEpSrc {
-	return pilasterEpSrc{
-		Plain: toAddr(
+func epSrcEntry(r endpoint.Record, a endpoint.Attachment) bpfobj.PilasterEpSrc {
+	return bpfobj.PilasterEpSrc{
+		Plain: bpfobj.ToAddr(
 			a.Plaintext,
 		), Ifindex: uint32(r.Device.HostIfindex), Endpoint: uint32(r.ID), TenantId: uint32(r.TenantID),
-		Checksum: checksumDiff(a.Address, a.Plaintext),
+		Checksum: bpfobj.ChecksumDiff(a.Address, a.Plaintext),
 	}
 }
 
 // Deactivate takes the endpoint's entries away: from now on nothing flows.
 func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		err := d.objects.PilSourcesV2.Delete(toAddr(a.Address))
+		err := d.Objects.PilSourcesV2.Delete(bpfobj.ToAddr(a.Address))
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("endpoint %d: remove its source entry: %w", r.ID, err)
 		}
-		err = d.objects.PilLocalsV1.Delete(toAddr(a.Plaintext).Lo)
+		err = d.Objects.PilLocalsV1.Delete(bpfobj.ToAddr(a.Plaintext).Lo)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
@@ -172,7 +159,7 @@ func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 
 // Repair fills the tables.
 func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record) error {
-	sources, locals, ids := map[pilasterAddr]bool{}, map[uint64]bool{}, map[uint32]bool{}
+	sources, locals, ids := map[bpfobj.PilasterAddr]bool{}, map[uint64]bool{}, map[uint32]bool{}
 	for _, r := range recorded {
 		ids[uint32(r.TenantID)] = true
 	}
@@ -185,15 +172,15 @@ func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record
 			return err
 		}
 		for _, a := range r.Attachments {
-			sources[toAddr(a.Address)] = true
-			locals[toAddr(a.Plaintext).Lo] = true
+			sources[bpfobj.ToAddr(a.Address)] = true
+			locals[bpfobj.ToAddr(a.Plaintext).Lo] = true
 		}
 	}
 	err := errors.Join(
-		deleteOthers(d.objects.PilSourcesV2, sources),
-		deleteOthers(d.objects.PilLocalsV1, locals),
-		deleteOthers(d.objects.PilTenantsV2, ids),
-		deleteOthers(d.objects.PilKeysV1, ids),
+		bpfobj.DeleteOthers(d.Objects.PilSourcesV2, sources),
+		bpfobj.DeleteOthers(d.Objects.PilLocalsV1, locals),
+		bpfobj.DeleteOthers(d.Objects.PilTenantsV2, ids),
+		bpfobj.DeleteOthers(d.Objects.PilKeysV1, ids),
 	)
 	if err != nil {
 		return err
@@ -204,8 +191,8 @@ func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record
 // addSiblingIDs adds the other ids of the tenants that own the given ones.
 func (d netpilaMaps) addSiblingIDs(ids map[uint32]bool) error {
 	for _, id := range slices.Collect(maps.Keys(ids)) {
-		var t pilasterTenant
-		err := d.objects.PilTenantsV2.Lookup(id, &t)
+		var t bpfobj.PilasterTenant
+		err := d.Objects.PilTenantsV2.Lookup(id, &t)
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			continue
 		}
@@ -222,45 +209,45 @@ func (d netpilaMaps) addSiblingIDs(ids map[uint32]bool) error {
 // Check compares the endpoint's entries and its tenant's.
 func (d netpilaMaps) Check(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		var local pilasterEpDst
-		if err := d.objects.PilLocalsV1.Lookup(toAddr(a.Plaintext).Lo, &local); err != nil {
-			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinLocals, a.Plaintext, err)
+		var local bpfobj.PilasterEpDst
+		if err := d.Objects.PilLocalsV1.Lookup(bpfobj.ToAddr(a.Plaintext).Lo, &local); err != nil {
+			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, bpfobj.PinLocals, a.Plaintext, err)
 		}
 		if local != epDstEntry(r, a) {
 			return fmt.Errorf(
 				"endpoint %d: map entry %s of %v says %v on device %d for endpoint %d",
 				r.ID,
-				pinLocals,
+				bpfobj.PinLocals,
 				a.Plaintext,
-				local.Address.netip(),
+				local.Address.Addr(),
 				local.Ifindex,
 				local.Endpoint,
 			)
 		}
-		var source pilasterEpSrc
-		if err := d.objects.PilSourcesV2.Lookup(toAddr(a.Address), &source); err != nil {
-			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, pinSources, a.Address, err)
+		var source bpfobj.PilasterEpSrc
+		if err := d.Objects.PilSourcesV2.Lookup(bpfobj.ToAddr(a.Address), &source); err != nil {
+			return fmt.Errorf("endpoint %d: map entry %s of %v: %w", r.ID, bpfobj.PinSources, a.Address, err)
 		}
 		if source != epSrcEntry(r, a) {
 			return fmt.Errorf(
 				"endpoint %d: map entry %s of %v says %v on device %d, tenant id %d, endpoint %d",
 				r.ID,
-				pinSources,
+				bpfobj.PinSources,
 				a.Address,
-				source.Plain.netip(),
+				source.Plain.Addr(),
 				source.Ifindex,
 				source.TenantId,
 				source.Endpoint,
 			)
 		}
 	}
-	var t pilasterTenant
-	if err := d.objects.PilTenantsV2.Lookup(uint32(r.TenantID), &t); err != nil {
-		return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, pinTenants, r.TenantID, err)
+	var t bpfobj.PilasterTenant
+	if err := d.Objects.PilTenantsV2.Lookup(uint32(r.TenantID), &t); err != nil {
+		return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, bpfobj.PinTenants, r.TenantID, err)
 	}
 	if t.Clear == 0 {
-		if err := d.objects.PilKeysV1.Lookup(uint32(r.TenantID), new([8]byte)); err != nil {
-			return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, pinKeys, r.TenantID, err)
+		if err := d.Objects.PilKeysV1.Lookup(uint32(r.TenantID), new([8]byte)); err != nil {
+			return fmt.Errorf("endpoint %d: map entry %s of tenant id %d: %w", r.ID, bpfobj.PinKeys, r.TenantID, err)
 		}
 	}
 	return nil
@@ -274,10 +261,10 @@ func (d netpilaMaps) Entries(context.Context) ([]network.Entries, error) {
 		m    *ebpf.Map
 		used func() (int, error)
 	}{
-		{"locals", d.objects.PilLocalsV1, func() (int, error) { return countKeys[uint64](d.objects.PilLocalsV1) }},
-		{"sources", d.objects.PilSourcesV2, func() (int, error) { return countKeys[pilasterAddr](d.objects.PilSourcesV2) }},
-		{"tenants", d.objects.PilTenantsV2, func() (int, error) { return countKeys[uint32](d.objects.PilTenantsV2) }},
-		{"keys", d.objects.PilKeysV1, func() (int, error) { return countKeys[uint32](d.objects.PilKeysV1) }},
+		{"locals", d.Objects.PilLocalsV1, func() (int, error) { return countKeys[uint64](d.Objects.PilLocalsV1) }},
+		{"sources", d.Objects.PilSourcesV2, func() (int, error) { return countKeys[bpfobj.PilasterAddr](d.Objects.PilSourcesV2) }},
+		{"tenants", d.Objects.PilTenantsV2, func() (int, error) { return countKeys[uint32](d.Objects.PilTenantsV2) }},
+		{"keys", d.Objects.PilKeysV1, func() (int, error) { return countKeys[uint32](d.Objects.PilKeysV1) }},
 	} {
 		n, err := t.used()
 		if err != nil {
@@ -285,11 +272,11 @@ func (d netpilaMaps) Entries(context.Context) ([]network.Entries, error) {
 		}
 		all = append(all, network.Entries{Table: t.name, Used: n, Capacity: int(t.m.MaxEntries())})
 	}
-	flows := int(d.objects.PilFlows.MaxEntries())
+	flows := int(d.Objects.PilFlows.MaxEntries())
 	return append(all, network.Entries{Table: "flows", Used: flows, Capacity: flows, Cache: true}), nil
 }
 
 func countKeys[K comparable](m *ebpf.Map) (int, error) {
-	keys, err := mapKeys[K](m)
+	keys, err := bpfobj.MapKeys[K](m)
 	return len(keys), err
 }

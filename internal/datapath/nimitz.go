@@ -10,12 +10,13 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
-
-// networkNimitz is the second network's place in pil_networks (bpf/net/netpila/tables.h).
-const networkNimitz = uint32(0)
 
 // Nimitz is the second network's switch on eBPF: bpf/net/nimitz/stages.h's stages around a VXLAN device of the kernel. Its tables,
 // like all, outlive the process.
@@ -29,21 +30,21 @@ type Nimitz struct {
 
 // Nimitz makes the VXLAN device, if it is not there yet, and the switch over it.
 func (d *Datapath) Nimitz() (*Nimitz, error) {
-	if d.config.Device == Macvlan {
-		return nil, fmt.Errorf("network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; nothing was changed: start the agent with --device %s or %s", Veth, Netkit)
+	if d.config.Device == endpoint.Macvlan {
+		return nil, fmt.Errorf("network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; nothing was changed: start the agent with --device %s or %s", endpoint.Veth, endpoint.Netkit)
 	}
-	if _, err := d.netlink.LinkByName(pipeline.NodeSide); err == nil {
+	if _, err := d.Netlink.LinkByName(pipeline.NodeSide); err == nil {
 		return nil, fmt.Errorf("%s is here: this node's tunnels are Open vSwitch's; nothing was changed: start the agent with --nimitz ovs, or move the containers away and run `pilaster node reset`", pipeline.NodeSide)
 	} else if !errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil, fmt.Errorf("find %s: %w", pipeline.NodeSide, err)
 	}
-	if err := d.createTunnel(); err != nil {
+	if err := d.CreateTunnel(); err != nil {
 		return nil, err
 	}
 	// Of what works already Restore moves the hooks, once all tables are whole.
-	switch err := d.objects.PilNetworksV1.Lookup(networkNimitz, new(uint32)); {
+	switch err := d.Objects.PilNetworksV1.Lookup(hook.NetworkNimitz, new(uint32)); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
-		if err := d.attachNimitz(); err != nil {
+		if err := d.AttachNimitz(); err != nil {
 			return nil, err
 		}
 	case err != nil:
@@ -51,13 +52,13 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 	}
 	n := &Nimitz{d: d, used: map[*ebpf.Map]int{}, ports: map[pipeline.Port]uint32{}}
 	for _, t := range pipelineMaps {
-		keys, _, err := rawEntries(t.mapOf(&d.objects))
+		keys, _, err := bpfobj.RawEntries(t.mapOf(&d.Objects))
 		if err != nil {
 			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
 		}
-		n.used[t.mapOf(&d.objects)] = len(keys)
+		n.used[t.mapOf(&d.Objects)] = len(keys)
 	}
-	err := forEachEntry(d.objects.PilPortsV1, func(device uint32, p pilasterDevEp) { n.ports[pipeline.Port(p.Endpoint)] = device })
+	err := bpfobj.ForEachEntry(d.Objects.PilPortsV1, func(device uint32, p bpfobj.PilasterDevEp) { n.ports[pipeline.Port(p.Endpoint)] = device })
 	return n, err
 }
 
@@ -67,14 +68,14 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if port == pipeline.Gateway {
-		index, err := n.d.plugGateway(overlaySide, device)
+		index, err := n.d.PlugGateway(hook.OverlaySide, device)
 		if err != nil {
 			return fmt.Errorf("make %s %v: %w", device, port, err)
 		}
 		n.ports[port] = index
 		return nil
 	}
-	l, err := n.d.netlink.LinkByName(device)
+	l, err := n.d.Netlink.LinkByName(device)
 	if err != nil {
 		return fmt.Errorf("%v: device %s: %w", port, device, err)
 	}
@@ -84,11 +85,11 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 		err = errors.New("it is no port to be plugged")
 	default:
 		if old, there := n.ports[port]; there && old != index {
-			if err := ignoreGone(n.unplug(port, old)); err != nil {
+			if err := host.IgnoreGone(n.unplug(port, old)); err != nil {
 				return err
 			}
 		}
-		err = n.d.objects.PilPortsV1.Put(index, pilasterDevEp{Endpoint: uint32(port), Network: networkNimitz})
+		err = n.d.Objects.PilPortsV1.Put(index, bpfobj.PilasterDevEp{Endpoint: uint32(port), Network: hook.NetworkNimitz})
 	}
 	if err != nil {
 		return fmt.Errorf("make %s %v: %w", device, port, err)
@@ -103,7 +104,7 @@ func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
 	defer n.mu.Unlock()
 	if port == pipeline.Gateway {
 		delete(n.ports, port)
-		return n.d.setNimitzNode(func(v *pilasterNimitzNode) { v.Gateway = 0 })
+		return n.d.SetNimitzNode(func(v *bpfobj.PilasterNimitzNode) { v.Gateway = 0 })
 	}
 	index, there := n.ports[port]
 	if !there {
@@ -113,7 +114,7 @@ func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
 }
 
 func (n *Nimitz) unplug(port pipeline.Port, index uint32) error {
-	if err := n.d.objects.PilPortsV1.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := n.d.Objects.PilPortsV1.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("take %v off: %w", port, err)
 	}
 	delete(n.ports, port)
@@ -142,7 +143,7 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 		}
 	}
 	for _, t := range pipelineMaps {
-		m := t.mapOf(&n.d.objects)
+		m := t.mapOf(&n.d.Objects)
 		if used, more, room := n.used[m], c.added[m], int(m.MaxEntries()); used+more > room {
 			return fmt.Errorf("the table of %s has room for %d entries, holds %d and would get %d more; nothing was changed: raise the agent's limit, or let tenants with fewer mappings and services run here",
 				t.name, room, used, more)
@@ -233,13 +234,13 @@ func (c *pipelineChange) undo() error {
 func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l, err := n.d.netlink.LinkByName(device.Name)
+	l, err := n.d.Netlink.LinkByName(device.Name)
 	if err != nil {
 		return fmt.Errorf("%v: device %s: %w", port, device.Name, err)
 	}
-	var is pilasterDevEp
-	want := pilasterDevEp{Endpoint: uint32(port), Network: networkNimitz}
-	if err := n.d.objects.PilPortsV1.Lookup(uint32(l.Attrs().Index), &is); err != nil || is != want {
+	var is bpfobj.PilasterDevEp
+	want := bpfobj.PilasterDevEp{Endpoint: uint32(port), Network: hook.NetworkNimitz}
+	if err := n.d.Objects.PilPortsV1.Lookup(uint32(l.Attrs().Index), &is); err != nil || is != want {
 		return fmt.Errorf("device %s is not %v of the switch", device.Name, port)
 	}
 	for _, e := range entries {
@@ -255,13 +256,13 @@ func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.De
 }
 
 // SetMTU has the tunnels' device take what leaves by the uplink.
-func (n *Nimitz) SetMTU(mtu int) error { return n.d.setTunnelMTU(mtu) }
+func (n *Nimitz) SetMTU(mtu int) error { return n.d.SetTunnelMTU(mtu) }
 
 // Entries is what the tables hold, read from the kernel.
 func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 	var all []pipeline.Entry
 	for _, t := range pipelineMaps {
-		err := t.forEachEntry(t.mapOf(&n.d.objects), func(e pipeline.Entry) { all = append(all, e) })
+		err := t.forEachEntry(t.mapOf(&n.d.Objects), func(e pipeline.Entry) { all = append(all, e) })
 		if err != nil {
 			return nil, err
 		}
@@ -273,8 +274,8 @@ func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 func (n *Nimitz) Usage() ([]network.Entries, error) {
 	var all []network.Entries
 	for _, t := range pipelineMaps {
-		m := t.mapOf(&n.d.objects)
-		keys, _, err := rawEntries(m)
+		m := t.mapOf(&n.d.Objects)
+		keys, _, err := bpfobj.RawEntries(m)
 		if err != nil {
 			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
 		}
@@ -284,7 +285,7 @@ func (n *Nimitz) Usage() ([]network.Entries, error) {
 }
 
 func (t pipelineMap) forEachEntry(m *ebpf.Map, show func(pipeline.Entry)) error {
-	keys, values, err := rawEntries(m)
+	keys, values, err := bpfobj.RawEntries(m)
 	for i := range keys {
 		var e pipeline.Entry
 		if e, err = t.decode(keys[i], values[i]); err != nil {

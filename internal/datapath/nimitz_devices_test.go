@@ -7,13 +7,15 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // TestNimitzOthersDevices: a device with the name of ours that is another, or the other switch's, is refused and left
 // as it was.
 func TestNimitzOthersDevices(t *testing.T) {
-	n := newWireOf(t, Veth).nodes[0]
+	n := newWireOf(t, endpoint.Veth).nodes[0]
 	h, err := n.ns.Netlink()
 	must(t, err)
 	defer h.Close()
@@ -27,22 +29,22 @@ func TestNimitzOthersDevices(t *testing.T) {
 		link netlink.Link
 		says string
 	}{
-		{"a bridge", &netlink.Bridge{LinkAttrs: named(tunnelDevice)}, "pilvxlan is a bridge of somebody else"},
-		{"another port", &netlink.Vxlan{LinkAttrs: named(tunnelDevice), FlowBased: true, GBP: true, Port: 8472}, "pilvxlan is a vxlan of somebody else"},
-		{"no group policy", &netlink.Vxlan{LinkAttrs: named(tunnelDevice), FlowBased: true, Port: pipeline.UDPPort}, "pilvxlan is a vxlan of somebody else"},
-		{"one tunnel", &netlink.Vxlan{LinkAttrs: named(tunnelDevice), VxlanId: 7, GBP: true, Port: pipeline.UDPPort}, "pilvxlan is a vxlan of somebody else"},
+		{"a bridge", &netlink.Bridge{LinkAttrs: named(hook.TunnelDevice)}, "pilvxlan is a bridge of somebody else"},
+		{"another port", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), FlowBased: true, GBP: true, Port: 8472}, "pilvxlan is a vxlan of somebody else"},
+		{"no group policy", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), FlowBased: true, Port: pipeline.UDPPort}, "pilvxlan is a vxlan of somebody else"},
+		{"one tunnel", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), VxlanId: 7, GBP: true, Port: pipeline.UDPPort}, "pilvxlan is a vxlan of somebody else"},
 		{"of Open vSwitch", &netlink.Veth{LinkAttrs: named(pipeline.NodeSide), PeerName: pipeline.SwitchSide}, "this node's tunnels are Open vSwitch's"},
 	} {
 		must(t, h.LinkAdd(c.link))
 		if _, err := n.datapath.Nimitz(); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want an error with %q", c.name, err, c.says)
 		}
-		must(t, n.datapath.attachNimitz())
+		must(t, n.datapath.AttachNimitz())
 		l, err := h.LinkByName(c.link.Attrs().Name)
 		must(t, err)
 		eth0, err := h.LinkByName("eth0")
 		must(t, err)
-		if ours := l.Attrs().Name == pipeline.NodeSide; (roleOf(l, eth0, h.LinkByIndex) == roleNone) != ours {
+		if ours := l.Attrs().Name == pipeline.NodeSide; (hook.RoleOf(l, eth0, h.LinkByIndex) == hook.RoleNone) != ours {
 			t.Errorf("%s: packets are let by there", c.name)
 		}
 		must(t, n.ns.Do(func() error {

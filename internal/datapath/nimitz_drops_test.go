@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -172,7 +174,7 @@ func TestNimitzTunnels(t *testing.T) {
 	eth0, err := h.LinkByName("eth0")
 	must(t, err)
 	here4, there4 := netip.MustParseAddr("192.168.70.1"), netip.MustParseAddr("192.168.70.2")
-	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(here4, 24))}))
+	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(here4, 24))}))
 	second := b.addEdge(t)
 	out, err := packet.NewInjector(b.ns, "second")
 	must(t, err)
@@ -269,7 +271,7 @@ func TestNimitzTunnels(t *testing.T) {
 			t.Errorf("%s: counted %v, want one for %v", c.name, got, c.why)
 		}
 	}
-	mark := int(tunnelMark(b.datapath.acceptMark))
+	mark := int(hook.TunnelMark(b.datapath.AcceptMark))
 	before := b.drops(t)
 	send(self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, mark)
 	b.dropped(t, "a process that has guessed the mark", before, dropreason.TunnelForged)
@@ -322,9 +324,9 @@ func TestNimitzPorts(t *testing.T) {
 			b.dropped(t, name, before, c.why)
 		}
 	}
-	must(t, b.datapath.objects.PilNetworksV1.Delete(networkNimitz))
+	must(t, b.datapath.Objects.PilNetworksV1.Delete(hook.NetworkNimitz))
 	check("without a program", dropreason.NoProgram, dropreason.NoProgram)
-	must(t, b.datapath.attachNimitz())
+	must(t, b.datapath.AttachNimitz())
 	must(t, b.nimitz.Unplug(t.Context(), pipeline.Gateway))
 	before := b.drops(t)
 	must(
@@ -342,9 +344,9 @@ func TestNimitzPorts(t *testing.T) {
 	)
 	b.dropped(t, "without a gateway", before, dropreason.NoRoute)
 	// What a switch has read for itself is dropped and not counted, whatever it is; what others send after it is.
-	device, err := b.datapath.netlink.LinkByIndex(int(b.nimitz.ports[2]))
+	device, err := b.datapath.Netlink.LinkByIndex(int(b.nimitz.ports[2]))
 	must(t, err)
-	taps := &OVSPorts{d: b.datapath, devices: map[pipeline.Port]uint32{}}
+	taps := hook.NewOVSPorts(b.datapath.Hooks)
 	must(t, taps.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))
 	before = b.drops(t)
 	for _, frame := range [][]byte{

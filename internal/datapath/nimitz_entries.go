@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -36,19 +37,19 @@ func (r mapEntry) lookup() ([]byte, error) {
 type pipelineMap struct {
 	name   string
 	pin    string
-	mapOf  func(*pilasterObjects) *ebpf.Map
+	mapOf  func(*bpfobj.PilasterObjects) *ebpf.Map
 	decode func(key, value []byte) (pipeline.Entry, error)
 }
 
 // pipelineMaps are the pipeline's, in the order of its stages.
 var pipelineMaps = []pipelineMap{
-	{"peers", pinNimPeers, func(o *pilasterObjects) *ebpf.Map { return o.NimPeersV1 }, decodePeer},
-	{"senders", pinNimSenders, func(o *pilasterObjects) *ebpf.Map { return o.NimSendersV1 }, decodeSender},
-	{"foreign", pinNimForeign, func(o *pilasterObjects) *ebpf.Map { return o.NimForeignV1 }, decodeForeign},
-	{"outside", pinNimOutside, func(o *pilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, decodeOutside},
-	{"dnat", pinNimDnat, func(o *pilasterObjects) *ebpf.Map { return o.NimDnatV1 }, decodeDNAT},
-	{"snat", pinNimSnat, func(o *pilasterObjects) *ebpf.Map { return o.NimSnatV1 }, decodeSNAT},
-	{"forwarding", pinNimForward, func(o *pilasterObjects) *ebpf.Map { return o.NimForwardV1 }, decodeForward},
+	{"peers", bpfobj.PinNimPeers, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimPeersV1 }, decodePeer},
+	{"senders", bpfobj.PinNimSenders, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimSendersV1 }, decodeSender},
+	{"foreign", bpfobj.PinNimForeign, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimForeignV1 }, decodeForeign},
+	{"outside", bpfobj.PinNimOutside, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, decodeOutside},
+	{"dnat", bpfobj.PinNimDnat, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimDnatV1 }, decodeDNAT},
+	{"snat", bpfobj.PinNimSnat, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimSnatV1 }, decodeSNAT},
+	{"forwarding", bpfobj.PinNimForward, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimForwardV1 }, decodeForward},
 }
 
 // scopeOf is the bpf programs': a family and a VNI.
@@ -71,38 +72,38 @@ func scopeFrom(scope uint32) (is4 bool, vni pipeline.VNI) {
 
 const scopeBits = 32
 
-func prefixKey(p netip.Prefix, vni pipeline.VNI) pilasterScopedPrefix {
+func prefixKey(p netip.Prefix, vni pipeline.VNI) bpfobj.PilasterScopedPrefix {
 	bits := p.Bits()
 	if p.Addr().Is4() {
 		bits += 96
 	}
-	return pilasterScopedPrefix{
+	return bpfobj.PilasterScopedPrefix{
 		Bits:    uint32(scopeBits + bits),
 		Scope:   scopeOf(p.Addr(), vni),
-		Address: toAddr(p.Masked().Addr()),
+		Address: bpfobj.ToAddr(p.Masked().Addr()),
 	}
 }
 
-func addrKey(a netip.Addr, vni pipeline.VNI) pilasterScopedAddr {
-	return pilasterScopedAddr{Address: toAddr(a), Scope: scopeOf(a, vni)}
+func addrKey(a netip.Addr, vni pipeline.VNI) bpfobj.PilasterScopedAddr {
+	return bpfobj.PilasterScopedAddr{Address: bpfobj.ToAddr(a), Scope: scopeOf(a, vni)}
 }
 
 // encode makes the row of an entry, or says what is wrong with it.
 func (n *Nimitz) encode(e pipeline.Entry) (mapEntry, error) {
-	o := &n.d.objects
+	o := &n.d.Objects
 	switch e := e.(type) {
 	case pipeline.Peer:
 		if !e.Nodes.IsValid() || !e.Nodes.Addr().Is6() {
 			return mapEntry{}, errors.New("nodes have prefixes of IPv6")
 		}
 		bits := uint32(e.Nodes.Bits())
-		return newMapEntry(o.NimPeersV1, pilasterPeerKey{Bits: bits, Node: toAddr(e.Nodes.Masked().Addr())}, bits), nil
+		return newMapEntry(o.NimPeersV1, bpfobj.PilasterPeerKey{Bits: bits, Node: bpfobj.ToAddr(e.Nodes.Masked().Addr())}, bits), nil
 	case pipeline.Sender:
 		if err := valid(e.VNI, e.Address); err != nil {
 			return mapEntry{}, err
 		}
-		key := pilasterSenderKey{Source: toAddr(e.Address), Port: uint32(e.Port), Scope: scopeOf(e.Address, 0)}
-		return newMapEntry(o.NimSendersV1, key, pilasterSender{Vni: uint32(e.VNI), Identity: uint32(e.Identity)}), nil
+		key := bpfobj.PilasterSenderKey{Source: bpfobj.ToAddr(e.Address), Port: uint32(e.Port), Scope: scopeOf(e.Address, 0)}
+		return newMapEntry(o.NimSendersV1, key, bpfobj.PilasterSender{Vni: uint32(e.VNI), Identity: uint32(e.Identity)}), nil
 	case pipeline.Foreign:
 		return encodeForeign(o.NimForeignV1, e)
 	case pipeline.NorthSouth:
@@ -129,13 +130,13 @@ func encodeForeign(m *ebpf.Map, e pipeline.Foreign) (mapEntry, error) {
 		return mapEntry{}, fmt.Errorf("%v is no node's prefix", e.Edge)
 	}
 	source := prefixKey(e.Source, e.Theirs)
-	key := pilasterRemoteSenderKey{
+	key := bpfobj.PilasterRemoteSenderKey{
 		Bits:   address.NodeBits + source.Bits,
 		Scope:  source.Scope,
-		Edge:   toAddr(e.Edge.Addr()).Hi,
+		Edge:   bpfobj.ToAddr(e.Edge.Addr()).Hi,
 		Source: source.Address,
 	}
-	return newMapEntry(m, key, pilasterRemoteSender{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
+	return newMapEntry(m, key, bpfobj.PilasterRemoteSender{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
 }
 
 func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
@@ -143,13 +144,13 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 		return mapEntry{}, err
 	}
 	key := prefixKey(e.To, e.VNI)
-	value := pilasterRoute{Bits: key.Bits, Port: uint32(e.Port)}
+	value := bpfobj.PilasterRoute{Bits: key.Bits, Port: uint32(e.Port)}
 	switch {
 	case e.Port == pipeline.VXLAN:
 		if !pipeline.IsVTEP(e.VTEP) {
 			return mapEntry{}, fmt.Errorf("%v is no node's tunnel address", e.VTEP)
 		}
-		value.Vtep, value.Outside = toAddr(e.VTEP), boolToUint32(e.Outside)
+		value.Vtep, value.Outside = bpfobj.ToAddr(e.VTEP), bpfobj.BoolToUint32(e.Outside)
 	case e.Port != 0 && e.Port != pipeline.Gateway:
 		index, there := n.ports[e.Port]
 		if !there {
@@ -157,7 +158,7 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 		}
 		value.Ifindex = index
 	}
-	return newMapEntry(n.d.objects.NimForwardV1, key, value), nil
+	return newMapEntry(n.d.Objects.NimForwardV1, key, value), nil
 }
 
 func translationEntry(m *ebpf.Map, vni pipeline.VNI, from netip.Addr, toVNI pipeline.VNI, to netip.Addr) (mapEntry, error) {
@@ -167,7 +168,7 @@ func translationEntry(m *ebpf.Map, vni pipeline.VNI, from netip.Addr, toVNI pipe
 	if from.Is4() != to.Is4() {
 		return mapEntry{}, errors.New("one address is of IPv4 and the other of IPv6")
 	}
-	return newMapEntry(m, addrKey(from, vni), pilasterTranslation{Address: toAddr(to), Vni: uint32(toVNI)}), nil
+	return newMapEntry(m, addrKey(from, vni), bpfobj.PilasterTranslation{Address: bpfobj.ToAddr(to), Vni: uint32(toVNI)}), nil
 }
 
 func valid(vni pipeline.VNI, a netip.Addr) error {
@@ -198,31 +199,16 @@ func unmarshal[T any](b []byte) (v T, err error) {
 	return v, err
 }
 
-// rawEntries reads a table as it is.
-func rawEntries(m *ebpf.Map) (keys, values [][]byte, err error) {
-	for {
-		keys, values = nil, nil
-		var key, value []byte
-		entries := m.Iterate()
-		for entries.Next(&key, &value) {
-			keys, values = append(keys, bytes.Clone(key)), append(values, bytes.Clone(value))
-		}
-		if err := entries.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
-			return keys, values, err
-		}
-	}
-}
-
 // Those below undo render.
 
 func decodePeer(key, _ []byte) (pipeline.Entry, error) {
-	k, err := unmarshal[pilasterPeerKey](key)
-	return pipeline.Peer{Nodes: netip.PrefixFrom(k.Node.netip(), int(k.Bits))}, err
+	k, err := unmarshal[bpfobj.PilasterPeerKey](key)
+	return pipeline.Peer{Nodes: netip.PrefixFrom(k.Node.Addr(), int(k.Bits))}, err
 }
 
 func decodeSender(key, value []byte) (pipeline.Entry, error) {
-	k, err := unmarshal[pilasterSenderKey](key)
-	v, err2 := unmarshal[pilasterSender](value)
+	k, err := unmarshal[bpfobj.PilasterSenderKey](key)
+	v, err2 := unmarshal[bpfobj.PilasterSender](value)
 	return pipeline.Sender{
 		Port: pipeline.Port(
 			k.Port,
@@ -231,10 +217,10 @@ func decodeSender(key, value []byte) (pipeline.Entry, error) {
 }
 
 func decodeForeign(key, value []byte) (pipeline.Entry, error) {
-	k, err := unmarshal[pilasterRemoteSenderKey](key)
-	v, err2 := unmarshal[pilasterRemoteSender](value)
-	theirs, source := pilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source}.prefix()
-	edge := netip.PrefixFrom(pilasterAddr{Hi: k.Edge}.netip(), address.NodeBits)
+	k, err := unmarshal[bpfobj.PilasterRemoteSenderKey](key)
+	v, err2 := unmarshal[bpfobj.PilasterRemoteSender](value)
+	theirs, source := scopedPrefix(bpfobj.PilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source})
+	edge := netip.PrefixFrom(bpfobj.PilasterAddr{Hi: k.Edge}.Addr(), address.NodeBits)
 	return pipeline.Foreign{
 			Edge:   edge,
 			Theirs: theirs,
@@ -247,14 +233,14 @@ func decodeForeign(key, value []byte) (pipeline.Entry, error) {
 }
 
 func decodeOutside(key, _ []byte) (pipeline.Entry, error) {
-	k, err := unmarshal[pilasterScopedPrefix](key)
-	vni, to := k.prefix()
+	k, err := unmarshal[bpfobj.PilasterScopedPrefix](key)
+	vni, to := scopedPrefix(k)
 	return pipeline.NorthSouth{VNI: vni, To: to}, err
 }
 
 func decodeDNAT(key, value []byte) (pipeline.Entry, error) {
-	k, err := unmarshal[pilasterScopedAddr](key)
-	v, err2 := unmarshal[pilasterTranslation](value)
+	k, err := unmarshal[bpfobj.PilasterScopedAddr](key)
+	v, err2 := unmarshal[bpfobj.PilasterTranslation](value)
 	_, vni := scopeFrom(k.Scope)
 	return pipeline.DNAT{
 		VNI: vni, Virtual: unscoped(k.Address, k.Scope), RealVNI: pipeline.VNI(v.Vni), Real: unscoped(v.Address, k.Scope),
@@ -268,17 +254,17 @@ func decodeSNAT(key, value []byte) (pipeline.Entry, error) {
 }
 
 func decodeForward(key, value []byte) (pipeline.Entry, error) {
-	k, err := unmarshal[pilasterScopedPrefix](key)
-	v, err2 := unmarshal[pilasterRoute](value)
-	vni, to := k.prefix()
+	k, err := unmarshal[bpfobj.PilasterScopedPrefix](key)
+	v, err2 := unmarshal[bpfobj.PilasterRoute](value)
+	vni, to := scopedPrefix(k)
 	f := pipeline.Forward{VNI: vni, To: to, Port: pipeline.Port(v.Port)}
 	if f.Port == pipeline.VXLAN {
-		f.VTEP, f.Outside = v.Vtep.netip(), v.Outside != 0
+		f.VTEP, f.Outside = v.Vtep.Addr(), v.Outside != 0
 	}
 	return f, errors.Join(err, err2)
 }
 
-func (k pilasterScopedPrefix) prefix() (pipeline.VNI, netip.Prefix) {
+func scopedPrefix(k bpfobj.PilasterScopedPrefix) (pipeline.VNI, netip.Prefix) {
 	is4, vni := scopeFrom(k.Scope)
 	bits := int(k.Bits) - scopeBits
 	if is4 {
@@ -287,9 +273,9 @@ func (k pilasterScopedPrefix) prefix() (pipeline.VNI, netip.Prefix) {
 	return vni, netip.PrefixFrom(unscoped(k.Address, k.Scope), bits)
 }
 
-func unscoped(a pilasterAddr, scope uint32) netip.Addr {
+func unscoped(a bpfobj.PilasterAddr, scope uint32) netip.Addr {
 	if is4, _ := scopeFrom(scope); is4 {
-		return a.netip().Unmap()
+		return a.Addr().Unmap()
 	}
-	return a.netip()
+	return a.Addr()
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
@@ -82,7 +83,7 @@ func TestGatewayLeaksNothing(t *testing.T) {
 	}
 	b.dropped(t, "without rules", before, dropreason.Untranslated)
 	// Without a gateway its addresses are nobody's.
-	must(t, n.datapath.setNimitzNode(func(v *pilasterNimitzNode) { v.Underlay = 0 }))
+	must(t, n.datapath.SetNimitzNode(func(v *bpfobj.PilasterNimitzNode) { v.Underlay = 0 }))
 	before = b.drops(t)
 	ping(own)
 	b.dropped(t, "a node without a gateway", before, dropreason.NoEndpoint)

@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
@@ -39,8 +41,8 @@ func newUnderlayWire(t testing.TB) *underlayWire {
 	t.Helper()
 	w := &underlayWire{nimitzWire: &nimitzWire{wire: &wire{}}, host: namespace(t, "host")}
 	router := namespace(t, "router")
-	must(t, withSettings(router, func(s sysctls) error {
-		return s.set("all", []sysctl{{"ipv6", "forwarding", "1"}})
+	must(t, withSettings(router, func(s host.Sysctls) error {
+		return s.Set("all", []host.Sysctl{{Family: "ipv6", Name: "forwarding", Value: "1"}})
 	}))
 	for i := range w.nodes {
 		w.nodes[i] = &testNode{
@@ -52,7 +54,7 @@ func newUnderlayWire(t testing.TB) *underlayWire {
 	w.hostAddr = joinRouter(t, router, w.host, 3, netip.Prefix{})
 	checkSources(t, router)
 	for _, n := range w.nodes {
-		n.open(t, Veth)
+		n.open(t, endpoint.Veth)
 	}
 	w.mesh(t)
 	for i, n := range w.nodes {
@@ -112,19 +114,21 @@ func joinRouter(t testing.TB, router, ns *netns.Namespace, number int, behind ne
 			t,
 			withSettings(
 				end.ns,
-				func(s sysctls) error { return s.set(end.name, []sysctl{{"ipv6", "accept_dad", "0"}}) },
+				func(s host.Sysctls) error {
+					return s.Set(end.name, []host.Sysctl{{Family: "ipv6", Name: "accept_dad", Value: "0"}})
+				},
 			),
 		)
 		l, err := end.h.LinkByName(end.name)
 		must(t, err)
-		must(t, end.h.AddrAdd(l, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(end.addr, 64)), Flags: unix.IFA_F_NODAD}))
+		must(t, end.h.AddrAdd(l, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(end.addr, 64)), Flags: unix.IFA_F_NODAD}))
 		must(t, end.h.LinkSetUp(l))
 	}
 	must(t, ns.WaitUp(t.Context(), "eth0"))
 	must(t, router.WaitUp(t.Context(), attrs.Name))
-	must(t, inside.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("::/0")), Gw: first.AsSlice()}))
+	must(t, inside.RouteAdd(&netlink.Route{Dst: host.IPNet(netip.MustParsePrefix("::/0")), Gw: first.AsSlice()}))
 	if behind.IsValid() {
-		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(behind), Gw: own.AsSlice()}))
+		must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(behind), Gw: own.AsSlice()}))
 	}
 	return own
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -31,7 +32,7 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 		echoes, err = packet.Ping(ctx, c.ns, name, packet.PingOptions{Count: count, Interval: 10 * time.Millisecond})
 		failed <- err
 	}()
-	must(t, os.Remove(filepath.Join(n.datapath.mapsDir(), pinNimNode)))
+	must(t, os.Remove(filepath.Join(n.datapath.MapsDir(), bpfobj.PinNimNode)))
 	old := n.datapath
 	must(t, n.ns.Do(func() (err error) { n.datapath, err = Open(old.config); return err }))
 	t.Cleanup(func() { n.datapath.Close() })
@@ -57,7 +58,7 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 
 	must(t, n.ns.Do(func() error { return w.gateways[0].SetMTU(1400) }))
 	for device, want := range map[string]int{pipeline.GatewayDevice: 1330, pipeline.UnderlayDevice: 1400} {
-		l, err := n.datapath.netlink.LinkByName(device)
+		l, err := n.datapath.Netlink.LinkByName(device)
 		must(t, err)
 		if l.Attrs().MTU != want {
 			t.Errorf("%s has an MTU of %d, not %d", device, l.Attrs().MTU, want)
@@ -69,9 +70,9 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 	status, err := n.datapath.Status()
 	must(t, err)
 	healthy := len(status.Problems)
-	l, err := n.datapath.netlink.LinkByName(pipeline.UnderlayDevice)
+	l, err := n.datapath.Netlink.LinkByName(pipeline.UnderlayDevice)
 	must(t, err)
-	must(t, n.datapath.netlink.LinkDel(l))
+	must(t, n.datapath.Netlink.LinkDel(l))
 	status, err = n.datapath.Status()
 	must(t, err)
 	if !status.Healthy || len(status.Problems) != healthy+1 ||

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -98,14 +100,14 @@ func TestNimitzAnswers(t *testing.T) {
 		must(t, b.nimitz.SetMTU(1500))
 
 		var tunnels uint32
-		swap := func(v *pilasterNimitzNode) { v.Vxlan, tunnels = tunnels, v.Vxlan }
+		swap := func(v *bpfobj.PilasterNimitzNode) { v.Vxlan, tunnels = tunnels, v.Vxlan }
 		tunnels = 1 << 30
-		must(t, b.datapath.setNimitzNode(swap))
+		must(t, b.datapath.SetNimitzNode(swap))
 		before = b.drops(t)
 		must(t, b.inject[2].Send(gram(100, 1).Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 		b.dropped(t, "without the tunnels' device, "+w.family, before, dropreason.NoRoute)
 		silent("without the tunnels' device, " + w.family)
-		must(t, b.datapath.setNimitzNode(swap))
+		must(t, b.datapath.SetNimitzNode(swap))
 	}
 }
 
@@ -124,7 +126,7 @@ func TestNimitzNarrowUplink(t *testing.T) {
 		mtu, err := n.datapath.MTU()
 		must(t, err)
 		must(t, w.switches[i].SetMTU(mtu))
-		tunnel, err := h.LinkByName(tunnelDevice)
+		tunnel, err := h.LinkByName(hook.TunnelDevice)
 		must(t, err)
 		if got := tunnel.Attrs().MTU; got != 1400-pipeline.Overhead {
 			t.Errorf("the tunnels' device has an MTU of %d", got)
@@ -144,7 +146,7 @@ func TestNimitzNarrowUplink(t *testing.T) {
 func TestNimitzCheck(t *testing.T) {
 	b := newNimitzBench(t)
 	device := func() pipeline.Device {
-		l, err := b.datapath.netlink.LinkByIndex(int(b.nimitz.ports[2]))
+		l, err := b.datapath.Netlink.LinkByIndex(int(b.nimitz.ports[2]))
 		must(t, err)
 		return pipeline.Device{Name: l.Attrs().Name}
 	}()
@@ -162,14 +164,14 @@ func TestNimitzCheck(t *testing.T) {
 	must(t, b.nimitz.Apply(t.Context(), []pipeline.Entry{sender}, nil))
 	check("without its sender", false, forward, sender)
 	check("what is left", true, forward)
-	must(t, b.datapath.objects.PilPortsV1.Delete(b.nimitz.ports[2]))
+	must(t, b.datapath.Objects.PilPortsV1.Delete(b.nimitz.ports[2]))
 	check("no port", false, forward)
 	must(t, b.nimitz.Plug(t.Context(), 2, device))
 	check("plugged again", true, forward)
-	l, err := b.datapath.netlink.LinkByName(device.Name)
+	l, err := b.datapath.Netlink.LinkByName(device.Name)
 	must(t, err)
-	must(t, b.datapath.netlink.LinkDel(l))
-	if _, err := b.datapath.netlink.LinkByName(device.Name); err == nil {
+	must(t, b.datapath.Netlink.LinkDel(l))
+	if _, err := b.datapath.Netlink.LinkByName(device.Name); err == nil {
 		t.Fatal("the device stays")
 	}
 	check("no device", false, forward)

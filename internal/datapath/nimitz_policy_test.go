@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -104,12 +105,12 @@ func policedNimitz(t *testing.T) (*nimitzBench, pipeline.Table) {
 	b.says(t, 20, 1, accepts|ruleWeb, 25, denies|ruleMail)
 	b.says(t, 30, 1, denies|ruleSilent, 0, 0)
 	b.says(t, 40, 1, denies|ruleShut, 0, 0)
-	o := &b.datapath.objects
-	for app, s := range map[uint32]pilasterPolTarget{
+	o := &b.datapath.Objects
+	for app, s := range map[uint32]bpfobj.PilasterPolTarget{
 		appOwn: {Sets: [2]uint64{20, 10}}, appSilent: {Sets: [2]uint64{30, 0}}, appShut: {Sets: [2]uint64{0, 40}}, appFree: {}, appBeside: {},
 		appAny: {Sets: [2]uint64{30, 0}}, // as if a policy selected everyone
 	} {
-		must(t, o.PolSubjectsV1.Put(pilasterPolTargetKey{Tenant: 7, App: app}, s))
+		must(t, o.PolSubjectsV1.Put(bpfobj.PilasterPolTargetKey{Tenant: 7, App: app}, s))
 	}
 	for _, rule := range []uint32{ruleNothing, ruleSilent, ruleShut, ruleMail} {
 		must(t, o.PolHitsV1.Put(rule, make([]uint64, len(b.counts(t)))))
@@ -352,9 +353,9 @@ func TestNimitzPolice(t *testing.T) {
 	b.says(t, 11, 1, denies|ruleNothing, 0, 0)
 	must(
 		t,
-		b.datapath.objects.PolSubjectsV1.Put(
-			pilasterPolTargetKey{Tenant: 7, App: appOwn},
-			pilasterPolTarget{Sets: [2]uint64{20, 11}},
+		b.datapath.Objects.PolSubjectsV1.Put(
+			bpfobj.PilasterPolTargetKey{Tenant: 7, App: appOwn},
+			bpfobj.PilasterPolTarget{Sets: [2]uint64{20, 11}},
 		),
 	)
 	b.voidVerdicts(t)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -18,8 +20,8 @@ type regionsWire struct{ west, east *nimitzWire }
 func newRegionsWire(t testing.TB) *regionsWire {
 	t.Helper()
 	router := namespace(t, "router")
-	must(t, withSettings(router, func(s sysctls) error {
-		return s.set("all", []sysctl{{"ipv6", "forwarding", "1"}})
+	must(t, withSettings(router, func(s host.Sysctls) error {
+		return s.Set("all", []host.Sysctl{{Family: "ipv6", Name: "forwarding", Value: "1"}})
 	}))
 	w := &regionsWire{&nimitzWire{wire: &wire{}}, &nimitzWire{wire: &wire{}}}
 	for r, region := range []*nimitzWire{w.west, w.east} {
@@ -35,7 +37,7 @@ func newRegionsWire(t testing.TB) *regionsWire {
 	checkSources(t, router)
 	for _, region := range []*nimitzWire{w.west, w.east} {
 		for i, n := range region.nodes {
-			n.open(t, Veth)
+			n.open(t, endpoint.Veth)
 			var err error
 			region.switches[i], err = n.datapath.Nimitz()
 			must(t, err)

@@ -15,6 +15,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -39,7 +42,7 @@ type nimitzBench struct {
 }
 
 func newNimitzBench(t testing.TB) *nimitzBench {
-	w := newWireOf(t, Veth)
+	w := newWireOf(t, endpoint.Veth)
 	b := &nimitzBench{
 		testNode: w.nodes[0], far: w.nodes[1],
 		inject: map[pipeline.Port]*packet.Injector{}, captures: map[pipeline.Port]*packet.Capture{},
@@ -87,7 +90,7 @@ func newNimitzBench(t testing.TB) *nimitzBench {
 	must(t, err)
 	b.hereMAC = eth0.Attrs().HardwareAddr
 	for _, edge := range []netip.Prefix{packettest.Abroad, packettest.Farther} {
-		must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(edge), Gw: b.far.underlay.AsSlice()}))
+		must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(edge), Gw: b.far.underlay.AsSlice()}))
 	}
 	must(t, b.far.trust(b.inject[pipeline.VXLAN]))
 	must(t, b.nimitz.Apply(t.Context(), nil, packettest.Entries()))
@@ -97,7 +100,7 @@ func newNimitzBench(t testing.TB) *nimitzBench {
 // trust has a node let by what an injector sends by its uplink.
 func (n *testNode) trust(i *packet.Injector) error {
 	var mark uint32
-	if err := n.datapath.objects.AcceptMark.Get(&mark); err != nil {
+	if err := n.datapath.Objects.AcceptMark.Get(&mark); err != nil {
 		return err
 	}
 	return i.Mark(mark)
@@ -295,7 +298,7 @@ func (b *nimitzBench) holds(t testing.TB, want []pipeline.Entry) {
 // TestNimitzIsFull: what has no room, or is wrong, is refused before anything is written.
 func TestNimitzIsFull(t *testing.T) {
 	b := newNimitzBench(t)
-	room := int(b.datapath.objects.NimPeersV1.MaxEntries())
+	room := int(b.datapath.Objects.NimPeersV1.MaxEntries())
 	peer := func(i int) pipeline.Entry {
 		return pipeline.Peer{Nodes: netip.MustParsePrefix(fmt.Sprintf("fd71:0:0:%x::/64", i))}
 	}
@@ -379,7 +382,7 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 			t.Errorf("it finds ports %v, want %v", b.nimitz.ports, want)
 		}
 		for m, used := range b.nimitz.used {
-			if keys, _, err := rawEntries(m); err != nil || len(keys) != used {
+			if keys, _, err := bpfobj.RawEntries(m); err != nil || len(keys) != used {
 				t.Errorf("%v: %d entries counted as %d: %v", m, len(keys), used, err)
 			}
 		}
@@ -389,7 +392,7 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 		return b.datapath.Netpila().Repair(t.Context(), found, found)
 	})
 	must(t, err)
-	must(t, forEachEntry(b.datapath.objects.PilPortsV1, func(_ uint32, p pilasterDevEp) {
+	must(t, bpfobj.ForEachEntry(b.datapath.Objects.PilPortsV1, func(_ uint32, p bpfobj.PilasterDevEp) {
 		if p.Endpoint == 2 {
 			t.Errorf("port %d is of a container that has gone", p.Endpoint)
 		}
@@ -408,7 +411,7 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 		}
 		return err
 	}))
-	for _, name := range []string{tunnelDevice, pipeline.VTEP(b.prefix).String() + "/128 on lo"} {
+	for _, name := range []string{hook.TunnelDevice, pipeline.VTEP(b.prefix).String() + "/128 on lo"} {
 		if !names[name] {
 			t.Errorf("%s is not among what is left: %v", name, names)
 		}

@@ -25,7 +25,7 @@ type nimitzWire struct {
 }
 
 func newNimitzWire(t testing.TB) *nimitzWire {
-	w := &nimitzWire{wire: newWireOf(t, Veth)}
+	w := &nimitzWire{wire: newWireOf(t, endpoint.Veth)}
 	w.mesh(t)
 	return w
 }
@@ -61,7 +61,7 @@ func overlay(node int) []netip.Prefix {
 }
 
 // add makes a container with the node's host-th address of each family.
-func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, host byte) *testContainer {
+func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, hostLink byte) *testContainer {
 	t.Helper()
 	n := w.nodes[node-1]
 	n.ids++
@@ -71,7 +71,7 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, host byte) *t
 	var entries []pipeline.Entry
 	for i, subnet := range overlay(node) {
 		b := subnet.Addr().AsSlice()
-		b[len(b)-1] = host
+		b[len(b)-1] = hostLink
 		a, _ := netip.AddrFromSlice(b)
 		c.record.Attachments = append(c.record.Attachments, endpoint.Attachment{
 			Network: "nimitz", Address: a, Gateway: []netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}[i],

@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
@@ -119,14 +121,14 @@ func TestNodeWithoutItsProgram(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
 	c := n.add(t, blue, 1)
-	onFar, err := packet.NewCapture(n.ns, nodeFar, packet.IncomingOnly)
+	onFar, err := packet.NewCapture(n.ns, hook.NodeFar, packet.IncomingOnly)
 	must(t, err)
 	defer onFar.Close()
 	onWire, err := packet.NewCapture(w.nodes[1].ns, "eth0", packet.IncomingOnly)
 	must(t, err)
 	defer onWire.Close()
-	must(t, n.datapath.netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: n.datapath.nodeNear, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	must(t, n.datapath.Netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: n.datapath.NodeNear, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}))
 	if s, err := n.datapath.Status(); err != nil || !s.Healthy || len(s.Problems) != 1 {
 		t.Errorf("status without the node's program: %+v, %v", s, err)
@@ -148,7 +150,7 @@ func TestNodeWithoutItsProgram(t *testing.T) {
 			t.Errorf("leaked to the wire: %+v", p)
 		}
 	}
-	must(t, n.datapath.attachNode())
+	must(t, n.datapath.AttachNode())
 	transfer(t, n.self(), c, 1000)
 }
 
@@ -157,7 +159,7 @@ func TestNodeRoutesComeAndGo(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
 	routes := func() int {
-		all, err := n.datapath.nodeRoutes(nil)
+		all, err := n.datapath.NodeRoutes(nil)
 		must(t, err)
 		return len(all)
 	}
@@ -170,7 +172,7 @@ func TestNodeRoutesComeAndGo(t *testing.T) {
 	if routes() != 1 {
 		t.Errorf("%d routes for one container", routes())
 	}
-	must(t, n.datapath.addNodeRoutes(a.record)) // left by a crash
+	must(t, n.datapath.AddNodeRoutes(a.record)) // left by a crash
 	n.restore(t, b)
 	if routes() != 1 {
 		t.Errorf("%d routes for one container after a start", routes())
@@ -189,10 +191,10 @@ func TestNodeClaimsNobody(t *testing.T) {
 			t.Errorf("from %v: %d drops for src-not-own, want 1", source, got)
 		}
 	}
-	raw, err := packet.NewInjector(n.ns, nodeDevice)
+	raw, err := packet.NewInjector(n.ns, hook.NodeDevice)
 	must(t, err)
 	defer raw.Close()
-	if err := raw.Send(packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv6, make([]byte, 20))); !errors.Is(
+	if err := raw.Send(packet.Frame(host.GatewayMAC, host.ContainerMAC, packet.EtherTypeIPv6, make([]byte, 20))); !errors.Is(
 		err,
 		unix.ENOBUFS,
 	) ||

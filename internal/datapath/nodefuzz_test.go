@@ -66,14 +66,14 @@ func (b *fuzzBench) toNode() (all [][]byte) {
 // one, and then as the node's guest in the container's tenant.
 func FuzzFromNode(f *testing.F) {
 	b := newFuzzBench(f)
-	b.program = b.datapath.objects.PilNode
+	b.program = b.datapath.Objects.PilNode
 	seed(f, frames(b.fromNode(f))...)
 	f.Fuzz(func(t *testing.T, frame []byte, other, source, destination, how byte) {
 		if len(frame) < ipv6At+1 {
 			t.Skip("shorter than any frame")
 		}
 		frame = b.shape(frame, source, destination, how)
-		ctx := skb{Ifindex: uint32(b.datapath.nodeNear), Mark: uint32(other), Timestamp: uint64(other)}
+		ctx := skb{Ifindex: uint32(b.datapath.NodeNear), Mark: uint32(other), Timestamp: uint64(other)}
 		if how&fromDevice != 0 {
 			ctx.IngressIfindex = b.uplinkIfindex()
 		}

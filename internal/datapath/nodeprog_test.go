@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -18,8 +19,8 @@ func (b *progBench) fromNode(t testing.TB) []progCase {
 			Body:        body,
 			Extensions:  extensions,
 		}.Frame(
-			containerMAC,
-			containerMAC,
+			host.ContainerMAC,
+			host.ContainerMAC,
 		)
 	}
 	inside := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
@@ -56,7 +57,7 @@ func (b *progBench) fromNode(t testing.TB) []progCase {
 
 		{
 			name:   "IPv4",
-			frame:  packet.Frame(containerMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
+			frame:  packet.Frame(host.ContainerMAC, host.ContainerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
 			reason: "not-ip6",
 		},
 		{
@@ -87,19 +88,19 @@ func (b *progBench) fromNode(t testing.TB) []progCase {
 // TestFromNode: the node's stack reaches the containers here as their gateway, and nobody else does so.
 func TestFromNode(t *testing.T) {
 	b := newProgBench(t)
-	program, ctx := b.datapath.objects.PilNode, skb{Ifindex: uint32(b.datapath.nodeNear)}
+	program, ctx := b.datapath.Objects.PilNode, skb{Ifindex: uint32(b.datapath.NodeNear)}
 	for _, c := range b.fromNode(t) {
 		b.check(t, program, ctx, c)
 	}
-	ping := packet.Packet{Source: b.address(), Destination: b.b1.seen(), Body: echo}.Frame(containerMAC, containerMAC)
+	ping := packet.Packet{Source: b.address(), Destination: b.b1.seen(), Body: echo}.Frame(host.ContainerMAC, host.ContainerMAC)
 	ctx.IngressIfindex = b.uplinkIfindex()
 	b.check(t, program, ctx, progCase{name: "forwarded", frame: ping, reason: "src-not-own"})
-	must(t, b.datapath.objects.PilTenantsV2.Delete(uint32(1)))
+	must(t, b.datapath.Objects.PilTenantsV2.Delete(uint32(1)))
 	must(t, b.datapath.InvalidateFlows())
 	b.check(
 		t,
 		program,
-		skb{Ifindex: uint32(b.datapath.nodeNear)},
+		skb{Ifindex: uint32(b.datapath.NodeNear)},
 		progCase{name: "without its tenant", frame: ping, reason: "no-key"},
 	)
 }
@@ -167,10 +168,10 @@ func TestToNode(t *testing.T) {
 		{name: "another tenant's gateway", frame: b.frame(b.sent(b.gateway(t, red), reply)), reason: "dst-undecryptable"},
 		{name: "source of another", frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: gateway, Body: reply}), reason: "src-not-own"},
 	} {
-		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
+		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
 	// Another container of the tenant has no part in what b1 was asked.
-	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b2.ifindex()}, progCase{
+	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b2.ifindex()}, progCase{
 		name: "answer of a container that was not asked", reason: "to-node",
 		frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: gateway, Body: answer}),
 	})

@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -64,7 +66,7 @@ func (s offloadSocket) sendOffloaded(frame []byte, o offload) error {
 // send leaves to a device the checksum from start on, to be written offset bytes behind it.
 func (s offloadSocket) send(frame []byte, start, offset int) error {
 	err := s.sendOffloaded(frame, offload{sum: true, start: start, offset: offset})
-	if joined != Veth && errors.Is(err, unix.ENOBUFS) {
+	if joined != endpoint.Veth && errors.Is(err, unix.ENOBUFS) {
 		return nil // dropped on the way out, which behind a veth nobody is told of
 	}
 	return err
@@ -85,8 +87,8 @@ func TestDeviceMayNotWriteOverWhatWasChecked(t *testing.T) {
 			Body:        body,
 			Extensions:  extensions,
 		}.Frame(
-			gatewayMAC,
-			containerMAC,
+			host.GatewayMAC,
+			host.ContainerMAC,
 		)
 	}
 	options := padding(packet.DestinationOptions)
@@ -140,7 +142,7 @@ func TestChecksumsLeftToADevice(t *testing.T) {
 		{"UDP in a tunnel", sent(tunnel), l4 + 8 + 50, 6, 0},
 	} {
 		left := func(p packet.Packet) []byte {
-			frame := p.Frame(gatewayMAC, containerMAC)
+			frame := p.Frame(host.GatewayMAC, host.ContainerMAC)
 			if c.unfinished > 0 {
 				// Until it is complete the field holds the sum of the pseudo header.
 				pseudo := ^packet.Checksum(
@@ -193,10 +195,10 @@ func TestSumOfTheWholePacketStaysRight(t *testing.T) {
 	} {
 		p := packet.Packet{Source: far, Destination: near, Body: c.body, Extensions: c.extensions}
 		must(t, b.ns.Do(func() error {
-			verdict, err := b.datapath.objects.PilUplinkIn.Run(&ebpf.RunOptions{
+			verdict, err := b.datapath.Objects.PilUplinkIn.Run(&ebpf.RunOptions{
 				Data: p.Frame(
 					b.uplinkMAC,
-					containerMAC,
+					host.ContainerMAC,
 				), Context: skb{Ifindex: b.uplinkIfindex()}, Flags: completeChecksum,
 			})
 			if err != nil || verdict != verdictRedirect {

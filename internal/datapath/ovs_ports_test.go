@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
@@ -17,8 +18,8 @@ import (
 // is counted, and the switch takes it for sent; netpila's packets and all else pass as they are.
 func TestTapped(t *testing.T) {
 	b := newNimitzBench(t)
-	taps := &OVSPorts{d: b.datapath, devices: map[pipeline.Port]uint32{}}
-	b.datapath.ovsPorts = taps
+	taps := hook.NewOVSPorts(b.datapath.Hooks)
+	b.datapath.ActiveOVSPorts = taps
 	device := b.records[0].Device.HostName
 	must(t, b.nimitz.Unplug(t.Context(), 2))
 	must(t, b.nimitz.Unplug(t.Context(), pipeline.Gateway))
@@ -155,19 +156,19 @@ func TestTapped(t *testing.T) {
 		}
 		return said
 	}
-	index := taps.devices[2]
+	index := taps.Devices[2]
 	if says("") != 0 {
 		t.Error("status misses a program that stands")
 	}
-	must(t, taps.detach(int(index)))
+	must(t, taps.Detach(int(index)))
 	if err := taps.Check(t.Context(), is); err == nil || says(device) != 1 {
 		t.Error("without its program a device is found in order")
 	}
-	must(t, taps.detach(int(taps.devices[pipeline.Gateway])))
+	must(t, taps.Detach(int(taps.Devices[pipeline.Gateway])))
 	if says("(2 devices") != 1 {
 		t.Error("status does not miss both programs")
 	}
-	must(t, taps.detach(int(index)))
+	must(t, taps.Detach(int(index)))
 	plug()
 	if says("") != 0 {
 		t.Error("status misses a program that stands again")
@@ -178,7 +179,7 @@ func TestTapped(t *testing.T) {
 	}
 	must(t, container.Send(given(routing)))
 	comes("unplugged", 2, given(routing))
-	must(t, taps.detach(1<<20))
+	must(t, taps.Detach(1<<20))
 	if err := taps.Check(t.Context(), pipeline.Device{Name: "nothing"}); err == nil {
 		t.Error("no device is found in order")
 	}

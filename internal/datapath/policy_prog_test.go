@@ -8,6 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/packet"
@@ -26,13 +28,13 @@ const (
 )
 
 // tenantPolicies gives blue's tenant policies: for apps 1 and 2, b1's and b2's, as given; others are free.
-func policed(t *testing.T, b *progBench, own pilasterPolTarget) {
+func policed(t *testing.T, b *progBench, own bpfobj.PilasterPolTarget) {
 	t.Helper()
-	o := &b.datapath.objects
+	o := &b.datapath.Objects
 	for app := range uint32(2) {
-		must(t, o.PolSubjectsV1.Put(pilasterPolTargetKey{Tenant: 1, App: 1 + app}, own))
+		must(t, o.PolSubjectsV1.Put(bpfobj.PilasterPolTargetKey{Tenant: 1, App: 1 + app}, own))
 	}
-	must(t, o.PolSubjectsV1.Put(pilasterPolTargetKey{Tenant: 1, App: appAny}, pilasterPolTarget{}))
+	must(t, o.PolSubjectsV1.Put(bpfobj.PilasterPolTargetKey{Tenant: 1, App: appAny}, bpfobj.PilasterPolTarget{}))
 	b.generation(t)
 }
 
@@ -46,13 +48,13 @@ func (b *progBench) generation(t *testing.T) {
 // says has a set say one thing of all peers, but for a port of TCP.
 func (b *testNode) says(t *testing.T, set uint64, tier int, rule uint32, port uint16, other uint32) {
 	t.Helper()
-	o := &b.datapath.objects
-	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: set, App: appAny}, pilasterAppRules{Table: set}))
-	all, one := pilasterPortRules{}, pilasterPortRules{}
+	o := &b.datapath.Objects
+	must(t, o.PolAppsV1.Put(bpfobj.PilasterAppKey{Set: set, App: appAny}, bpfobj.PilasterAppRules{Table: set}))
+	all, one := bpfobj.PilasterPortRules{}, bpfobj.PilasterPortRules{}
 	all.Verdict.Rules[tier], one.Verdict.Rules[tier] = rule, other
-	must(t, o.PolPortsV1.Put(pilasterPortKey{Table: set, Scope: 2}, all))
+	must(t, o.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: set, Scope: 2}, all))
 	if port != 0 {
-		must(t, o.PolPortsV1.Put(pilasterPortKey{Table: set, Port: bigEndian(port), Proto: packet.ProtocolTCP}, one))
+		must(t, o.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: set, Port: bigEndian(port), Proto: packet.ProtocolTCP}, one))
 	}
 }
 
@@ -73,9 +75,9 @@ type policedPacket struct {
 func (b *progBench) fromEither(in bool, body packet.Body, parts ...packet.Extension) (*ebpf.Program, skb, []byte) {
 	if in {
 		p := packet.Packet{Source: b.b3.Addr(), Destination: b.b1.plain(), Body: body, Extensions: parts}
-		return b.datapath.objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, p.Frame(b.uplinkMAC, containerMAC)
+		return b.datapath.Objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, p.Frame(b.uplinkMAC, host.ContainerMAC)
 	}
-	return b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, b.frame(b.sent(sees(b.b3.Addr()), body, parts...))
+	return b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, b.frame(b.sent(sees(b.b3.Addr()), body, parts...))
 }
 
 func (b *progBench) policePackets(t *testing.T, steps ...policedPacket) {
@@ -112,7 +114,7 @@ func TestPolice(t *testing.T) {
 	}
 	b.says(t, 10, 1, denies|ruleNothing, 80, accepts|ruleWeb) // in: TCP to 80 alone
 	b.says(t, 20, 1, accepts|ruleWeb, 25, denies|ruleNothing) // out: all but TCP to 25
-	policed(t, b, pilasterPolTarget{Sets: [2]uint64{20, 10}})
+	policed(t, b, bpfobj.PilasterPolTarget{Sets: [2]uint64{20, 10}})
 
 	quoted := func(source, destination netip.Addr, body packet.Body) packet.ICMP {
 		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: packet.Packet{Source: source, Destination: destination, Body: body}.Marshal()}
@@ -172,7 +174,7 @@ func TestPolice(t *testing.T) {
 
 	// A change counts from the next packet on, also for what is established; nothing else is lost with it.
 	b.says(t, 11, 1, denies|ruleNothing, 0, 0)
-	policed(t, b, pilasterPolTarget{Sets: [2]uint64{20, 11}})
+	policed(t, b, bpfobj.PilasterPolTarget{Sets: [2]uint64{20, 11}})
 	b.policePackets(t,
 		policedPacket{name: "to the port that was open", in: true, body: tcp(7, 80, packet.ACK), reason: denied},
 		policedPacket{name: "its answer", body: tcp(80, 7, packet.ACK), reason: denied},
@@ -203,9 +205,9 @@ func TestAdoption(t *testing.T) {
 		policedPacket{name: "a datagram from here", body: udp(80, 9), reason: denied},
 	)
 	// Over, or by an agent that finds policies in force.
-	must(t, b.datapath.objects.PolAdoptionsV1.Put(uint32(1), uint64(1)))
+	must(t, b.datapath.Objects.PolAdoptionsV1.Put(uint32(1), uint64(1)))
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
-	b.datapath.policyMapsSynced = false
+	b.datapath.PolicyMapsSynced = false
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
 	b.reopen(t, b.datapath.config)
 	b.restore(t, b.b1, b.b2, b.r1)
@@ -235,10 +237,10 @@ func TestHalfAPolicy(t *testing.T) {
 	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "green"})) // from now on it is known what the tables hold
 	b.fillCache(t, b.cached(t, b.b3.Addr(), 1500))
 	b.policePackets(t, policedPacket{name: "before policies", body: udp(80, 9)})
-	overrides := b.datapath.objects.PolOverridesV1
-	b.datapath.objects.PolOverridesV1 = b.datapath.objects.PolPortsV1
+	overrides := b.datapath.Objects.PolOverridesV1
+	b.datapath.Objects.PolOverridesV1 = b.datapath.Objects.PolPortsV1
 	err := b.datapath.SetPolicies(first)
-	if b.datapath.objects.PolOverridesV1 = overrides; err == nil {
+	if b.datapath.Objects.PolOverridesV1 = overrides; err == nil {
 		t.Fatal("overrides can be written to the table of ports")
 	}
 	must(t, b.datapath.SetPolicies(first))
@@ -249,7 +251,7 @@ func TestHalfAPolicy(t *testing.T) {
 func TestPoliceBetweenTwo(t *testing.T) {
 	b := newProgBench(t)
 	b.says(t, 10, 1, denies|ruleNothing, 80, accepts|ruleWeb)
-	policed(t, b, pilasterPolTarget{Sets: [2]uint64{0, 10}})
+	policed(t, b, bpfobj.PilasterPolTarget{Sets: [2]uint64{0, 10}})
 	for _, c := range []struct {
 		from, to *testContainer
 		body     packet.Body
@@ -260,7 +262,7 @@ func TestPoliceBetweenTwo(t *testing.T) {
 		{b.b2, b.b1, tcp(80, 7, synAck), ""},
 		{b.b2, b.b1, tcp(80, 8, synAck), "policy-denied"},
 	} {
-		verdict, _, reasons := b.run(t, b.datapath.objects.PilContainer, b.frame(packet.Packet{Source: c.from.seen(), Destination: c.to.seen(), Body: c.body}), skb{Ifindex: c.from.ifindex()})
+		verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, b.frame(packet.Packet{Source: c.from.seen(), Destination: c.to.seen(), Body: c.body}), skb{Ifindex: c.from.ifindex()})
 		if c.reason == "" && verdict != verdictRedirect || c.reason != "" && reasons[c.reason] != 1 {
 			t.Errorf("%+v: verdict %d, drops %v; want %q", c.body, verdict, reasons, c.reason)
 		}
@@ -270,14 +272,14 @@ func TestPoliceBetweenTwo(t *testing.T) {
 // TestMissingRulesDeny: what leads nowhere lets nothing pass.
 func TestMissingRulesDeny(t *testing.T) {
 	b := newProgBench(t)
-	o := &b.datapath.objects
-	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: 11, App: appAny}, pilasterAppRules{Table: 11}))
+	o := &b.datapath.Objects
+	must(t, o.PolAppsV1.Put(bpfobj.PilasterAppKey{Set: 11, App: appAny}, bpfobj.PilasterAppRules{Table: 11}))
 	b.says(t, 12, 1, accepts|ruleWeb, 0, 0)
-	must(t, o.PolAppsV1.Put(pilasterAppKey{Set: 12, App: appAny}, pilasterAppRules{Table: 12, Cidrs: 1}))
-	all := pilasterCidrKey{Bits: 64, Set: 12}
-	must(t, o.PolBlocksV1.Put(all, pilasterCidrRules{Bits: all.Bits, Table: 13}))
+	must(t, o.PolAppsV1.Put(bpfobj.PilasterAppKey{Set: 12, App: appAny}, bpfobj.PilasterAppRules{Table: 12, Cidrs: 1}))
+	all := bpfobj.PilasterCidrKey{Bits: 64, Set: 12}
+	must(t, o.PolBlocksV1.Put(all, bpfobj.PilasterCidrRules{Bits: all.Bits, Table: 13}))
 	for set, name := range map[uint64]string{10: "a set", 11: "a table", 12: "a table of blocks"} {
-		policed(t, b, pilasterPolTarget{Sets: [2]uint64{0, set}})
+		policed(t, b, bpfobj.PilasterPolTarget{Sets: [2]uint64{0, set}})
 		b.policePackets(t, policedPacket{name: name, in: true, body: udp(9, 53), reason: "policy-denied"})
 	}
 }
@@ -286,7 +288,7 @@ func TestMissingRulesDeny(t *testing.T) {
 func TestEventsNameTheRule(t *testing.T) {
 	b := newEventBench(t)
 	b.says(t, 10, 1, denies|ruleNothing, 0, 0)
-	policed(t, b.progBench, pilasterPolTarget{Sets: [2]uint64{0, 10}})
+	policed(t, b.progBench, bpfobj.PilasterPolTarget{Sets: [2]uint64{0, 10}})
 	program, ctx, frame := b.fromEither(true, udp(9, 53))
 	b.run(t, program, frame, ctx)
 	if e := b.next(t, dropreason.PolicyDenied); e.Rule != ruleNothing {
@@ -302,8 +304,8 @@ func TestEventsNameTheRule(t *testing.T) {
 func TestAudit(t *testing.T) {
 	b := newProgBench(t)
 	b.says(t, 10, 1, denies|ruleAudited, 80, accepts|ruleWeb)
-	must(t, b.datapath.objects.PolHitsV1.Put(uint32(ruleAudited), make([]uint64, len(b.hits(t, 0)))))
-	policed(t, b, pilasterPolTarget{Audits: [2]uint64{0, 10}})
+	must(t, b.datapath.Objects.PolHitsV1.Put(uint32(ruleAudited), make([]uint64, len(b.hits(t, 0)))))
+	policed(t, b, bpfobj.PilasterPolTarget{Audits: [2]uint64{0, 10}})
 	for range 3 {
 		b.policePackets(t, policedPacket{name: "what would be denied", in: true, body: udp(9, 53)}, policedPacket{name: "answered", body: udp(53, 9)},
 			policedPacket{name: "what would not", in: true, body: tcp(7, 80, packet.SYN)})
@@ -323,17 +325,17 @@ func (b *progBench) hits(t *testing.T, rule uint32) []uint64 {
 	if rule == 0 {
 		return make([]uint64, len(b.counts(t)))
 	}
-	must(t, b.datapath.objects.PolHitsV1.Lookup(rule, &all))
+	must(t, b.datapath.Objects.PolHitsV1.Lookup(rule, &all))
 	return all
 }
 
-func (b *testNode) counts(t *testing.T) (all []pilasterSessionCounts) {
+func (b *testNode) counts(t *testing.T) (all []bpfobj.PilasterSessionCounts) {
 	t.Helper()
-	must(t, b.datapath.objects.PilSessionCountsV1.Lookup(uint32(0), &all))
+	must(t, b.datapath.Objects.PilSessionCountsV1.Lookup(uint32(0), &all))
 	return all
 }
 
-func (b *testNode) sessions(t *testing.T) (sum pilasterSessionCounts) {
+func (b *testNode) sessions(t *testing.T) (sum bpfobj.PilasterSessionCounts) {
 	t.Helper()
 	for _, c := range b.counts(t) {
 		sum.Created, sum.Evicted, sum.Refused = sum.Created+c.Created, sum.Evicted+c.Evicted, sum.Refused+c.Refused

@@ -13,7 +13,10 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/policymap"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/policy/policytest"
@@ -24,7 +27,7 @@ type policyBench struct{ *testNode }
 
 func newPolicyBench(t *testing.T) policyBench {
 	n := newLink(t).nodes[0]
-	n.open(t, Veth)
+	n.open(t, endpoint.Veth)
 	return policyBench{n}
 }
 
@@ -76,7 +79,7 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 				q.Allowed,
 			)
 		}
-		verdicts[boolToUint32(q.Allowed)]++
+		verdicts[bpfobj.BoolToUint32(q.Allowed)]++
 	}
 	return verdicts
 }
@@ -84,16 +87,16 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 // differ says where the kernel's tables are not as these tenants' policies are.
 func (b policyBench) differ(t *testing.T, tenants ...dpapi.TenantPolicies) string {
 	t.Helper()
-	r := b.datapath.policyMaps()
+	r := b.datapath.PolicyMaps()
 	return strings.Join(
 		slices.Concat(
-			differs(t, r.targets, tenants),
-			differs(t, r.overrides, tenants),
-			differs(t, r.apps, tenants),
-			differs(t, r.cidrs, tenants),
-			differs(t, r.ports, tenants),
-			differs(t, r.ranges, tenants),
-			differs(t, r.hits, tenants),
+			differs(t, r.Targets, tenants),
+			differs(t, r.Overrides, tenants),
+			differs(t, r.Apps, tenants),
+			differs(t, r.Cidrs, tenants),
+			differs(t, r.Ports, tenants),
+			differs(t, r.Ranges, tenants),
+			differs(t, r.Hits, tenants),
 		),
 		"; ",
 	)
@@ -101,22 +104,22 @@ func (b policyBench) differ(t *testing.T, tenants ...dpapi.TenantPolicies) strin
 
 func differs[K comparable, V any, Key, Value comparable](
 	t *testing.T,
-	r *mapSync[K, V, Key, Value],
+	r *policymap.MapSync[K, V, Key, Value],
 	tenants []dpapi.TenantPolicies,
 ) []string {
 	t.Helper()
 	has, want := map[Key]Value{}, map[Key]Value{}
-	must(t, r.read(r.kernel, has))
+	must(t, r.Read(r.Kernel, has))
 	for _, of := range tenants {
-		for k, v := range r.entriesOf(&of) {
-			key, value := r.entry(k, v)
+		for k, v := range r.EntriesOf(&of) {
+			key, value := r.Entry(k, v)
 			want[key] = value
 		}
 	}
 	if maps.Equal(has, want) {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s: %d entries, want %d", r.name, len(has), len(want))}
+	return []string{fmt.Sprintf("%s: %d entries, want %d", r.Name, len(has), len(want))}
 }
 
 // TestPoliciesInKernel: the packet path's own tables and program say of each of cyclonus's cases what cyclonus says,
@@ -188,7 +191,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	p := big(t, 1)
 	must(t, b.datapath.SetPolicies(p))
 	b.reopen(t, b.datapath.config)
-	o := &b.datapath.objects
+	o := &b.datapath.Objects
 	for _, m := range []interface{ Freeze() error }{o.PolSubjectsV1, o.PolAppsV1, o.PolBlocksV1, o.PolPortsV1, o.PolRangesV1, o.PolOverridesV1, o.PolHitsV1} {
 		must(t, m.Freeze()) // who writes is refused
 	}
@@ -240,10 +243,10 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 		when := fmt.Sprintf("step %d, tenant %s", i, p.Tenant)
 		switch i % 6 {
 		case 3: // it fails: the rules are written, and cannot be led to
-			subjects := b.datapath.objects.PolSubjectsV1
-			b.datapath.objects.PolSubjectsV1 = b.datapath.objects.PolPortsV1
+			subjects := b.datapath.Objects.PolSubjectsV1
+			b.datapath.Objects.PolSubjectsV1 = b.datapath.Objects.PolPortsV1
 			err := b.datapath.SetPolicies(some(r.IntN(4)))
-			if b.datapath.objects.PolSubjectsV1 = subjects; err == nil {
+			if b.datapath.Objects.PolSubjectsV1 = subjects; err == nil {
 				t.Fatal("subjects can be written to the table of ports")
 			}
 		case 5: // another agent begins with what was before
@@ -281,7 +284,7 @@ func TestSharedEntries(t *testing.T) {
 	must(t, b.datapath.SetPolicies(blue))
 	cpus := make([]uint64, ebpf.MustPossibleCPU())
 	cpus[0] = 42
-	must(t, b.datapath.objects.PolHitsV1.Put(uint32(5), cpus))
+	must(t, b.datapath.Objects.PolHitsV1.Put(uint32(5), cpus))
 	must(t, b.datapath.SetPolicies(green))
 	if diff := b.differ(t, green); diff != "" {
 		t.Errorf("who came last does not hold: %s", diff)
@@ -335,7 +338,7 @@ func TestTooManyPolicies(t *testing.T) {
 	p = rules("a", 1000, 100)
 	must(t, restore(p)) // all others beside those that are in force until then
 	for i := range 50 { // entriesOf a process that was killed
-		must(t, b.datapath.objects.PolPortsV1.Put(pilasterPortKey{Table: uint64(i + 1)}, pilasterPortRules{}))
+		must(t, b.datapath.Objects.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: uint64(i + 1)}, bpfobj.PilasterPortRules{}))
 	}
 	refused(
 		"policies need 201 entries for ports, with those that are in force until then, and there are 200; nothing was changed",

@@ -19,7 +19,7 @@ type ProgStats map[string]ProgStat
 
 // ProgStats reads what the programs that this process loaded have done. On a node that was upgraded, older
 // ones may still be at work.
-func (d *Datapath) ProgramStats() (ProgStats, error) { return ProgStatsOf(d.objects.pilasterPrograms) }
+func (d *Datapath) ProgramStats() (ProgStats, error) { return ProgStatsOf(d.Objects.PilasterPrograms) }
 
 // ProgStatsOf reads what programs have done; they are the fields of a struct that bpf2go made.
 func ProgStatsOf(objects any) (ProgStats, error) {

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -116,12 +117,12 @@ func (b *progBench) fromContainer() []progCase {
 
 		{
 			name:   "IPv4",
-			frame:  packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
+			frame:  packet.Frame(host.GatewayMAC, host.ContainerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
 			reason: "not-ip6",
 		},
 		{
 			name:   "ARP",
-			frame:  packet.Frame(gatewayMAC, containerMAC, packet.EtherTypeARP, make([]byte, 28)),
+			frame:  packet.Frame(host.GatewayMAC, host.ContainerMAC, packet.EtherTypeARP, make([]byte, 28)),
 			reason: "not-ip6",
 		},
 		{name: "less data than the header says", frame: lie, reason: "malformed"},
@@ -349,20 +350,20 @@ func (b *progBench) fromContainer() []progCase {
 func TestFromContainer(t *testing.T) {
 	b := newProgBench(t)
 	for _, c := range b.fromContainer() {
-		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
+		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
 
 	far := sees(b.b3.Addr())
 	lengthless := b.frame(b.sent(far, segment))
 	lengthless[14+4], lengthless[14+5] = 0, 0
 	// The kernel's own packets of segments can be longer than the length field can say (BIG TCP).
-	if verdict, _, reasons := b.run(t, b.datapath.objects.PilContainer, lengthless, skb{Ifindex: b.b1.ifindex(), Segments: 2}); verdict != verdictRedirect {
+	if verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, lengthless, skb{Ifindex: b.b1.ifindex(), Segments: 2}); verdict != verdictRedirect {
 		t.Errorf("a length of 0, of segments: verdict %d, counted %v", verdict, reasons)
 	}
 	// Kernels before 6.15 leave mark and time to us when a packet goes into a container.
 	ctx := skb{Ifindex: b.b1.ifindex(), Mark: 7, Timestamp: 7}
 	must(t, b.ns.Do(func() error {
-		_, err := b.datapath.objects.PilContainer.Run(
+		_, err := b.datapath.Objects.PilContainer.Run(
 			&ebpf.RunOptions{Data: b.frame(b.sent(b.b2.seen(), gram)), Context: ctx, ContextOut: &ctx},
 		)
 		return err
@@ -371,13 +372,13 @@ func TestFromContainer(t *testing.T) {
 		t.Errorf("a packet goes to a neighbour with mark %d and time %d", ctx.Mark, ctx.Timestamp)
 	}
 	// The right source on the wrong device is as foreign as any.
-	b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: uint32(b.b2.record.Device.HostIfindex)},
+	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: uint32(b.b2.record.Device.HostIfindex)},
 		progCase{name: "own source from another device", frame: b.frame(b.sent(far, echo)), reason: "src-not-own"})
 }
 
 // fromFabric is what the fabric delivers and every verdict on it (claim NP3, §6.2).
 func (b *progBench) fromFabric() []progCase {
-	frame := func(p packet.Packet) []byte { return p.Frame(b.uplinkMAC, containerMAC) }
+	frame := func(p packet.Packet) []byte { return p.Frame(b.uplinkMAC, host.ContainerMAC) }
 	from := func(source netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
 		return frame(packet.Packet{Source: source, Destination: b.b1.plain(), Body: body, Extensions: extensions})
 	}
@@ -408,14 +409,14 @@ func (b *progBench) fromFabric() []progCase {
 
 		{
 			name:  "IPv4",
-			frame: packet.Frame(b.uplinkMAC, containerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
+			frame: packet.Frame(b.uplinkMAC, host.ContainerMAC, packet.EtherTypeIPv4, make([]byte, 40)),
 			next:  true,
 		},
 		{
 			name: "IPv4 that reads like our own /64",
 			frame: packet.Frame(
 				b.uplinkMAC,
-				containerMAC,
+				host.ContainerMAC,
 				packet.EtherTypeIPv4,
 				packet.Packet{Source: b.b2.plain(), Destination: b.b1.plain()}.Marshal(),
 			),
@@ -474,7 +475,7 @@ func (b *progBench) fromFabric() []progCase {
 		},
 		{
 			name:  "for another machine on the link",
-			frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(containerMAC, gatewayMAC),
+			frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(host.ContainerMAC, host.GatewayMAC),
 			next:  true,
 		},
 
@@ -557,7 +558,7 @@ func (b *progBench) fromFabric() []progCase {
 func TestFromFabric(t *testing.T) {
 	b := newProgBench(t)
 	for _, c := range b.fromFabric() {
-		b.check(t, b.datapath.objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, c)
+		b.check(t, b.datapath.Objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, c)
 	}
 }
 
@@ -565,11 +566,11 @@ func TestFromFabric(t *testing.T) {
 func TestToFabric(t *testing.T) {
 	b := newProgBench(t)
 	frame := func(source netip.Addr) []byte {
-		return packet.Packet{Source: source, Destination: b.b3.Addr(), Body: echo}.Frame(containerMAC, b.uplinkMAC)
+		return packet.Packet{Source: source, Destination: b.b3.Addr(), Body: echo}.Frame(host.ContainerMAC, b.uplinkMAC)
 	}
 	mark := b.mark(t)
 	var secret uint32
-	must(t, b.datapath.objects.AcceptMark.Get(&secret))
+	must(t, b.datapath.Objects.AcceptMark.Get(&secret))
 	for _, c := range []struct {
 		progCase
 		ctx skb
@@ -583,7 +584,7 @@ func TestToFabric(t *testing.T) {
 		{progCase{name: "a process that knows the mark", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{Mark: mark}},
 		{progCase{name: "forwarded from another device", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{IngressIfindex: b.uplinkIfindex()}},
 		{progCase{name: "a ciphertext as source", frame: frame(b.b1.seen()), reason: "private-outside"}, skb{}},
-		{progCase{name: "a ciphertext as destination", frame: packet.Packet{Source: b.prefix.Addr().Next(), Destination: sees(b.b3.Addr()), Body: echo}.Frame(containerMAC, b.uplinkMAC), reason: "private-outside"}, skb{}},
+		{progCase{name: "a ciphertext as destination", frame: packet.Packet{Source: b.prefix.Addr().Next(), Destination: sees(b.b3.Addr()), Body: echo}.Frame(host.ContainerMAC, b.uplinkMAC), reason: "private-outside"}, skb{}},
 		{progCase{name: "a tag of VLAN 5", frame: tag(frame(b.b1.plain())), next: true}, skb{}},
 		{progCase{name: "a tag of VLAN 0", frame: priorityTag(frame(b.b1.plain())), reason: "malformed"}, skb{}},
 		{progCase{name: "two tags of VLAN 0", frame: priorityTag(priorityTag(frame(b.b1.plain()))), reason: "malformed"}, skb{}},
@@ -591,13 +592,13 @@ func TestToFabric(t *testing.T) {
 		{progCase{name: "another node's container", frame: frame(b.b3.Addr()), reason: "host-claims-tenant"}, skb{}},
 	} {
 		c.ctx.Ifindex = b.uplinkIfindex()
-		b.check(t, b.datapath.objects.PilUplinkOut, c.ctx, c.progCase)
+		b.check(t, b.datapath.Objects.PilUplinkOut, c.ctx, c.progCase)
 	}
 
 	// The mark is between us; nobody behind us sees it.
 	ctx := skb{Ifindex: b.uplinkIfindex(), IngressIfindex: b.b1.ifindex(), Mark: mark}
 	must(t, b.ns.Do(func() error {
-		_, err := b.datapath.objects.PilUplinkOut.Run(
+		_, err := b.datapath.Objects.PilUplinkOut.Run(
 			&ebpf.RunOptions{Data: frame(b.b1.plain()), Context: ctx, ContextOut: &ctx},
 		)
 		return err
@@ -618,7 +619,7 @@ func TestNothingRandomGetsThrough(t *testing.T) {
 			raw[i] = byte(rand.Uint32())
 		}
 		raw[0] = 0xfc
-		b.check(t, b.datapath.objects.PilContainer, skb{Ifindex: uint32(b.b1.record.Device.HostIfindex)},
+		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: uint32(b.b1.record.Device.HostIfindex)},
 			progCase{name: "random", frame: b.frame(b.sent(netip.AddrFrom16(raw), echo)), reason: "dst-undecryptable"})
 	}
 	if got := b.drops(t)["dst-undecryptable"] - before; got != tries {

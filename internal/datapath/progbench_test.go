@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -49,7 +51,7 @@ type progBench struct {
 func newProgBench(t testing.TB) *progBench {
 	w := newLink(t)
 	b := &progBench{testNode: w.nodes[0], far: w.nodes[1]}
-	b.open(t, Veth) // frames run as data come in by devices of the node
+	b.open(t, endpoint.Veth) // frames run as data come in by devices of the node
 	b.b1, b.b2, b.r1 = b.add(t, blue, 1), b.add(t, blue, 2), b.add(t, red, 1)
 	b.b3 = drawn(address.Plain{Node: b.far.prefix, Tenant: 1, App: 1, Index: 77})
 	h, err := b.ns.Netlink()
@@ -135,14 +137,14 @@ func (b *progBench) sent(to netip.Addr, body packet.Body, extensions ...packet.E
 	return packet.Packet{Source: b.b1.seen(), Destination: to, Body: body, Extensions: extensions}
 }
 
-func (b *progBench) frame(p packet.Packet) []byte { return p.Frame(gatewayMAC, containerMAC) }
+func (b *progBench) frame(p packet.Packet) []byte { return p.Frame(host.GatewayMAC, host.ContainerMAC) }
 
-func (b *progBench) uplinkIfindex() uint32 { return uint32(b.datapath.uplink.Attrs().Index) }
+func (b *progBench) uplinkIfindex() uint32 { return uint32(b.datapath.Uplink.Attrs().Index) }
 
 func (b *progBench) mark(t testing.TB) uint32 {
 	t.Helper()
 	var mark uint32
-	must(t, b.datapath.objects.PacketMark.Get(&mark))
+	must(t, b.datapath.Objects.PacketMark.Get(&mark))
 	return mark
 }
 

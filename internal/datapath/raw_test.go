@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -33,7 +34,7 @@ func TestTaggedFramesStayOut(t *testing.T) {
 	inB := capture(t, b.ns)
 	eth0 := injector(t, a.ns)
 	inside := packet.Packet{Source: a.seen(), Destination: b.seen(), Body: gram}
-	must(t, eth0.Send(tag(inside.Frame(gatewayMAC, containerMAC))))
+	must(t, eth0.Send(tag(inside.Frame(host.GatewayMAC, host.ContainerMAC))))
 	mustReach(t, a, b, "after a tagged frame")
 	if got := w.nodes[0].drops(t)["not-ip6"]; got != 1 {
 		t.Errorf("a tagged frame from a container: %d drops", got)
@@ -54,8 +55,8 @@ func TestTaggedFramesStayOut(t *testing.T) {
 				Destination: b.seen(),
 				Body:        packet.Raw{Proto: 253, Data: s[:]},
 			}.Frame(
-				gatewayMAC,
-				containerMAC,
+				host.GatewayMAC,
+				host.ContainerMAC,
 			),
 		),
 	)
@@ -120,7 +121,7 @@ func TestPriorityTags(t *testing.T) {
 			Body:        gram,
 		}.Frame(
 			c.record.Device.ContainerMAC,
-			gatewayMAC,
+			host.GatewayMAC,
 		)
 		if len(seen) != 2 || !bytes.Equal(seen[0].Frame, want) {
 			t.Errorf("a container to a container: %d frames, not %x", len(seen)-1, want)
@@ -133,7 +134,7 @@ func TestHalfAHeaderStaysIn(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	raw := injector(t, a.ns)
-	must(t, raw.Send(packet.Packet{Source: a.seen(), Destination: b.seen()}.Frame(gatewayMAC, containerMAC)[:14+20]))
+	must(t, raw.Send(packet.Packet{Source: a.seen(), Destination: b.seen()}.Frame(host.GatewayMAC, host.ContainerMAC)[:14+20]))
 	mustReach(t, a, b, "after half a header")
 	if got := w.nodes[0].drops(t)["malformed"]; got != 1 {
 		t.Errorf("half an IPv6 header: %d drops", got)
@@ -208,7 +209,7 @@ func TestMACsSayNothing(t *testing.T) {
 	if body, ok := p.Body.(packet.ICMP); err != nil || !ok || body.Type != packet.EchoReply || p.Source != b.seen() {
 		t.Errorf("answered %+v, %v", p, err)
 	}
-	if want := packet.Frame(a.record.Device.ContainerMAC, gatewayMAC, packet.EtherTypeIPv6, nil); !bytes.HasPrefix(
+	if want := packet.Frame(a.record.Device.ContainerMAC, host.GatewayMAC, packet.EtherTypeIPv6, nil); !bytes.HasPrefix(
 		reply.Frame,
 		want,
 	) {

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -30,7 +32,7 @@ func (c *testContainer) network(t testing.TB) (all []string) {
 	must(t, err)
 	for _, r := range routes {
 		if r.Gw != nil {
-			all = append(all, fmt.Sprintf("route %v by %v", prefixOf(r.Dst), r.Gw))
+			all = append(all, fmt.Sprintf("route %v by %v", host.PrefixOf(r.Dst), r.Gw))
 		}
 	}
 	neighbours, err := h.NeighList(l.Attrs().Index, unix.AF_UNSPEC)
@@ -59,10 +61,10 @@ func TestReaddress(t *testing.T) {
 	only.Attachments = []endpoint.Attachment{more}
 	nodeLeads := func(to endpoint.Attachment) bool {
 		t.Helper()
-		routes, err := n.datapath.netlink.RouteList(nil, familyOf(to))
+		routes, err := n.datapath.Netlink.RouteList(nil, device.FamilyOf(to))
 		must(t, err)
 		return slices.ContainsFunc(routes, func(r netlink.Route) bool {
-			return prefixOf(r.Dst) == netip.PrefixFrom(to.Address, to.Address.BitLen())
+			return host.PrefixOf(r.Dst) == netip.PrefixFrom(to.Address, to.Address.BitLen())
 		})
 	}
 	before := c.network(t)
@@ -97,7 +99,7 @@ func TestReaddress(t *testing.T) {
 	must(t, err)
 	must(t, h.LinkSetUp(lo))
 	must(t, n.datapath.CanReaddress(was, both))
-	must(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(more.Routes[0])}))
+	must(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: host.IPNet(more.Routes[0])}))
 	for _, err := range []error{n.datapath.CanReaddress(was, both), n.datapath.Readdress(t.Context(), was, both)} {
 		if err == nil || !strings.Contains(err.Error(), "fc00::/8 by its device") ||
 			!strings.Contains(err.Error(), "nothing was changed") {

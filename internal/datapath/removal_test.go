@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
@@ -19,11 +20,11 @@ func (n *testNode) removeTogether(t testing.TB, records []endpoint.Record) error
 	t.Helper()
 	errs := make([]error, len(records))
 	var group sync.WaitGroup
-	must(t, n.datapath.withDeviceLock(func() error {
+	must(t, n.datapath.WithDeviceLock(func() error {
 		for i, r := range records {
 			group.Go(func() { errs[i] = n.datapath.removeEndpoint(t.Context(), r) })
 		}
-		for n.datapath.removals.Waiting() < len(records) {
+		for n.datapath.Removals.Waiting() < len(records) {
 			time.Sleep(time.Millisecond)
 		}
 		return nil
@@ -42,13 +43,13 @@ func TestRemoveTogether(t *testing.T) {
 		records = append(records, n.create(t, blue, 1).record)
 	}
 	bystander := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bystander", TxQLen: -1}, PeerName: "peer"}
-	must(t, n.datapath.netlink.LinkAdd(bystander))
+	must(t, n.datapath.Netlink.LinkAdd(bystander))
 	before := n.devices(t)
 	// One of them has gone with its namespace.
 	lost := records[3]
-	gone, err := n.datapath.netlink.LinkByName(lost.Device.HostName)
+	gone, err := n.datapath.Netlink.LinkByName(lost.Device.HostName)
 	must(t, err)
-	must(t, n.datapath.netlink.LinkDel(gone))
+	must(t, n.datapath.Netlink.LinkDel(gone))
 	must(t, n.removeTogether(t, records))
 	after := n.devices(t)
 	for _, r := range records {
@@ -65,7 +66,7 @@ func TestRemoveTogether(t *testing.T) {
 
 func (n *testNode) devices(t testing.TB) map[string]bool {
 	t.Helper()
-	links, err := n.datapath.netlink.LinkList()
+	links, err := n.datapath.Netlink.LinkList()
 	must(t, err)
 	names := map[string]bool{}
 	for _, l := range links {
@@ -117,11 +118,11 @@ func BenchmarkRemoveMacvlans(b *testing.B) {
 	must(b, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink", TxQLen: -1}, PeerName: "fabric"}))
 	uplink, err := h.LinkByName("uplink")
 	must(b, err)
-	var inside [100]*containerNS
+	var inside [100]*device.ContainerNS
 	for i := range inside {
 		ns, err := netns.Create(filepath.Join(b.TempDir(), "container"))
 		must(b, err)
-		inside[i], err = openContainerNS(ns.Path())
+		inside[i], err = device.OpenContainerNS(ns.Path())
 		must(b, err)
 		b.Cleanup(func() { must(b, errors.Join(inside[i].Close(), ns.Close(), netns.Remove(ns.Path()))) })
 	}
@@ -133,7 +134,7 @@ func BenchmarkRemoveMacvlans(b *testing.B) {
 				Name:        "eth0",
 				TxQLen:      -1,
 				ParentIndex: uplink.Attrs().Index,
-				Namespace:   netlink.NsFd(in.netns.FD()),
+				Namespace:   netlink.NsFd(in.Netns.FD()),
 			}
 			must(b, h.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}))
 			links[i], err = in.LinkByName("eth0")

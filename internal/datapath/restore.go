@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf"
-
+	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/netns"
 )
 
 // Restore takes the packet path over from whichever build left it. The order is what makes that safe
@@ -26,19 +23,19 @@ func (d *Datapath) Restore(
 	keep []endpoint.Record,
 	fill func(found []endpoint.Record) error,
 ) (lost map[endpoint.ID]error, err error) {
-	if err := CheckDeviceKinds(d.config.Device, keep); err != nil {
+	if err := device.CheckDeviceKinds(d.config.Device, keep); err != nil {
 		return nil, err
 	}
-	if err := d.sweepMacvlans(keep); err != nil {
+	if err := d.SweepMacvlans(keep); err != nil {
 		return nil, err
 	}
 	living := slices.DeleteFunc(
 		slices.Clone(keep),
 		func(r endpoint.Record) bool { return !r.Lives() },
 	) // others' removal is tried again
-	lost = d.missing(living)
+	lost = d.Missing(living)
 	for _, err := range lost {
-		if errors.Is(err, errOtherUplink) {
+		if errors.Is(err, device.ErrOtherUplink) {
 			return nil, fmt.Errorf(
 				"%w; packets flow as before: start with the uplink it was made on until such containers have gone",
 				err,
@@ -46,18 +43,18 @@ func (d *Datapath) Restore(
 		}
 	}
 	found := slices.DeleteFunc(living, func(r endpoint.Record) bool { return lost[r.ID] != nil })
-	d.endpointByDevice.Clear()
+	d.EndpointByDevice.Clear()
 	for _, r := range found {
-		d.setEndpointOf(r)
+		d.SetEndpointOf(r)
 	}
 	if err := fill(found); err != nil {
 		return nil, err
 	}
-	if err := d.sweepPorts(found); err != nil {
+	if err := d.SweepPorts(found); err != nil {
 		return nil, err
 	}
 	for _, r := range found {
-		if err := d.addNodeRoutes(r); err != nil {
+		if err := d.AddNodeRoutes(r); err != nil {
 			return nil, err
 		}
 	}
@@ -67,12 +64,12 @@ func (d *Datapath) Restore(
 		}
 	}
 	if err := d.GuardInterfaces(nil); err != nil {
-		d.log.Error("not every interface beside the uplink is guarded", "error", err) // as Status says
+		d.Log.Error("not every interface beside the uplink is guarded", "error", err) // as Status says
 	}
-	if err := errors.Join(d.sweepNodeRoutes(found), d.sweepDevices(keep), d.sweepMaps()); err != nil {
+	if err := errors.Join(d.SweepNodeRoutes(found), d.SweepDevices(keep), d.sweepMaps()); err != nil {
 		return nil, err
 	}
-	d.repair(slices.DeleteFunc(found, func(r endpoint.Record) bool { return lost[r.ID] != nil }))
+	d.Repair(slices.DeleteFunc(found, func(r endpoint.Record) bool { return lost[r.ID] != nil }))
 	return lost, nil
 }
 
@@ -84,83 +81,16 @@ func (d *Datapath) Restore(
 func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]error) []func() error {
 	containers := func() error {
 		for _, r := range found {
-			if err := d.driver(r).attachProgram(r); err != nil {
+			if err := d.Driver(r).AttachProgram(r); err != nil {
 				lost[r.ID] = err
 			}
 		}
 		return nil
 	}
-	if d.config.Device == Macvlan {
-		return []func() error{d.attachNimitz, containers, d.attachNode, d.attachUplink}
+	if d.config.Device == endpoint.Macvlan {
+		return []func() error{d.AttachNimitz, containers, d.AttachNode, d.AttachUplink}
 	}
-	return []func() error{d.attachNimitz, d.reattachGateway, d.detachBackstop, d.attachUplink, containers, d.attachNode}
-}
-
-// CheckDeviceKinds refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans
-// attachmentsNotIn the programs that judge them.
-func CheckDeviceKinds(kind string, keep []endpoint.Record) error {
-	for _, r := range keep {
-		if new(Datapath).driver(r) == nil {
-			return fmt.Errorf(
-				"endpoint %d has a device of kind %q, which this build does not know; packets flow as before: start the build that made it",
-				r.ID,
-				r.Device.Kind,
-			)
-		}
-	}
-	others := slices.DeleteFunc(slices.Clone(keep), func(r endpoint.Record) bool { return r.Device.Kind != Macvlan })
-	if len(others) > 0 && kind != Macvlan {
-		return fmt.Errorf(
-			"endpoints with a macvlan: %d, the first of them endpoint %d\n  packets flow as before; start with --device macvlan until the last has gone",
-			len(others),
-			others[0].ID,
-		)
-	}
-	return nil
-}
-
-func (d *Datapath) byDriver(records []endpoint.Record) map[deviceDriver][]endpoint.Record {
-	all := map[deviceDriver][]endpoint.Record{}
-	for _, r := range records {
-		all[d.driver(r)] = append(all[d.driver(r)], r)
-	}
-	return all
-}
-
-// missing says why endpoints cannot be brought back, of those that cannot.
-func (d *Datapath) missing(records []endpoint.Record) map[endpoint.ID]error {
-	lost := map[endpoint.ID]error{}
-	for k, records := range d.byDriver(records) {
-		for id, err := range k.missing(records) {
-			lost[id] = fmt.Errorf("endpoint %d: %w", id, err)
-		}
-	}
-	return lost
-}
-
-func devices(records []endpoint.Record) map[string]bool {
-	names := map[string]bool{}
-	for _, r := range records {
-		names[deviceName(r.ID)] = true
-	}
-	return names
-}
-
-func (d *Datapath) sweepDevices(keep []endpoint.Record) error {
-	links, err := netns.List(d.netlink.LinkList)
-	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
-	}
-	known := devices(keep)
-	var errs []error
-	for _, l := range links {
-		name := l.Attrs().Name
-		if _, ours := deviceID(l); ours && !known[name] {
-			d.log.Warn("device of no endpoint is removed", "device", name)
-			errs = append(errs, d.removeHostDevice(name))
-		}
-	}
-	return errors.Join(errs...)
+	return []func() error{d.AttachNimitz, d.ReattachGateway, d.DetachBackstop, d.AttachUplink, containers, d.AttachNode}
 }
 
 // sweepMaps removes what other builds and settings pinned, except counters.
@@ -169,69 +99,9 @@ func (d *Datapath) sweepMaps() error {
 	for _, t := range d.pinnedMaps() {
 		tables[t.pinName()] = true
 	}
-	return d.sweepFolder(
-		d.mapsDir(),
+	return d.SweepFolder(
+		d.MapsDir(),
 		os.Remove,
 		func(name string) bool { return tables[name] || strings.HasPrefix(name, countersPrefix) },
 	)
-}
-
-// sweepLinks takes away programs at other hooks than these: other builds', and on interfaces that are gone.
-func (d *Datapath) sweepLinks(hooks []hook) error {
-	pins := map[string]bool{}
-	for _, h := range hooks {
-		pins[h.pin] = true
-	}
-	return d.sweepFolder(d.linksDir(), detachLink, func(name string) bool { return pins[name] })
-}
-
-func (d *Datapath) sweepFolder(dir string, remove func(string) error, wanted func(name string) bool) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("list pins: %w", err)
-	}
-	for _, e := range entries {
-		if wanted(e.Name()) {
-			continue
-		}
-		pin := filepath.Join(dir, e.Name())
-		d.log.Info("pin of another build, size or interface is removed", "pin", pin)
-		if err := remove(pin); err != nil {
-			return fmt.Errorf("remove pin %s: %w", pin, err)
-		}
-	}
-	return nil
-}
-
-// deleteOthers removes the entries of a map whose keys are not among those to keep.
-func deleteOthers[K comparable](m *ebpf.Map, keep map[K]bool) error {
-	keys, err := mapKeys[K](m)
-	if err != nil {
-		return err
-	}
-	for _, k := range keys {
-		if keep[k] {
-			continue
-		}
-		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("sweep %v: %w", m, err)
-		}
-	}
-	return nil
-}
-
-// mapKeys lists a hash map's keys. A map that changes meanwhile is listed again.
-func mapKeys[K comparable](m *ebpf.Map) ([]K, error) {
-	for {
-		var keys []K
-		var key K
-		var value []byte
-		entries := m.Iterate()
-		for entries.Next(&key, &value) {
-			keys = append(keys, key)
-		}
-		if err := entries.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
-			return keys, err
-		}
-	}
 }

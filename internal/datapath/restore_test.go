@@ -16,6 +16,10 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -62,33 +66,35 @@ type broken struct {
 func (b *broken) datapath() *Datapath { return b.node.datapath }
 
 func (b *broken) setInside(name, value string) error {
-	return withSettings(b.ns, func(s sysctls) error { return s.set("eth0", []sysctl{{"ipv6", name, value}}) })
+	return withSettings(b.ns, func(s host.Sysctls) error {
+		return s.Set("eth0", []host.Sysctl{{Family: "ipv6", Name: name, Value: value}})
+	})
 }
 
 func (b *broken) setHost(family, name, value string) error {
-	return b.datapath().sysctls.set(b.record.Device.HostName, []sysctl{{family, name, value}})
+	return b.datapath().Sysctls.Set(b.record.Device.HostName, []host.Sysctl{{Family: family, Name: name, Value: value}})
 }
 
 func breakages() []breakage {
 	id := uint32(blue.Current().ID)
 	return []breakage{
 		{"address", "address ", func(b *broken) error {
-			return b.inside.AddrDel(b.eth0, containerAddress(b.record.Attachments[0]))
+			return b.inside.AddrDel(b.eth0, device.ContainerAddress(b.record.Attachments[0]))
 		}},
 		{"route", "route ", func(b *broken) error {
-			return b.inside.RouteDel(&containerRoutes(b.eth0, b.record.Attachments[0])[0])
+			return b.inside.RouteDel(&device.ContainerRoutes(b.eth0, b.record.Attachments[0])[0])
 		}},
 		{"altered route", "route ", func(b *broken) error {
-			route := containerRoutes(b.eth0, b.record.Attachments[0])[0]
+			route := device.ContainerRoutes(b.eth0, b.record.Attachments[0])[0]
 			route.Gw = slices.Concat(route.Gw[:15], []byte{9})
 			return b.inside.RouteReplace(&route)
 		}},
 		{"neighbour", "neighbour ", func(b *broken) error {
-			return b.inside.NeighDel(gatewayNeighbour(b.eth0, b.record.Attachments[0]))
+			return b.inside.NeighDel(device.GatewayNeighbour(b.eth0, b.record.Attachments[0]))
 		}},
 		{"altered neighbour", "neighbour ", func(b *broken) error {
-			neighbour := gatewayNeighbour(b.eth0, b.record.Attachments[0])
-			neighbour.HardwareAddr = containerMAC
+			neighbour := device.GatewayNeighbour(b.eth0, b.record.Attachments[0])
+			neighbour.HardwareAddr = host.ContainerMAC
 			return b.inside.NeighSet(neighbour)
 		}},
 		{
@@ -114,42 +120,42 @@ func breakages() []breakage {
 		{
 			"container's MAC",
 			"eth0 in the container has MAC",
-			func(b *broken) error { return b.inside.LinkSetHardwareAddr(b.eth0, gatewayMAC) },
+			func(b *broken) error { return b.inside.LinkSetHardwareAddr(b.eth0, host.GatewayMAC) },
 		},
 		{"local entry", "map entry pil_locals", func(b *broken) error {
-			return b.datapath().objects.PilLocalsV1.Delete(toAddr(b.plain()).Lo)
+			return b.datapath().Objects.PilLocalsV1.Delete(bpfobj.ToAddr(b.plain()).Lo)
 		}},
 		{"altered local entry", "map entry pil_locals", func(b *broken) error {
 			other := epDstEntry(b.record, b.record.Attachments[0])
 			other.Checksum++
-			return b.datapath().objects.PilLocalsV1.Put(toAddr(b.plain()).Lo, other)
+			return b.datapath().Objects.PilLocalsV1.Put(bpfobj.ToAddr(b.plain()).Lo, other)
 		}},
 		{"source entry", "map entry pil_sources", func(b *broken) error {
-			return b.datapath().objects.PilSourcesV2.Delete(toAddr(b.seen()))
+			return b.datapath().Objects.PilSourcesV2.Delete(bpfobj.ToAddr(b.seen()))
 		}},
 		{"altered source entry", "map entry pil_sources", func(b *broken) error {
 			other := epSrcEntry(b.record, b.record.Attachments[0])
 			other.TenantId++
-			return b.datapath().objects.PilSourcesV2.Put(toAddr(b.seen()), other)
+			return b.datapath().Objects.PilSourcesV2.Put(bpfobj.ToAddr(b.seen()), other)
 		}},
 		{
 			"node's route",
 			"the node has no route",
-			func(b *broken) error { return b.datapath().deleteNodeRoute(hostNet(b.seen())) },
+			func(b *broken) error { return b.datapath().DeleteNodeRoute(host.HostNet(b.seen())) },
 		},
 		{
 			"tenant entry",
 			"map entry pil_tenants",
-			func(b *broken) error { return b.datapath().objects.PilTenantsV2.Delete(id) },
+			func(b *broken) error { return b.datapath().Objects.PilTenantsV2.Delete(id) },
 		},
-		{"key", "map entry pil_keys", func(b *broken) error { return b.datapath().objects.PilKeysV1.Delete(id) }},
+		{"key", "map entry pil_keys", func(b *broken) error { return b.datapath().Objects.PilKeysV1.Delete(id) }},
 	}
 }
 
 // ofPair are of the node's side of one.
 func ofPair() []breakage {
 	return []breakage{
-		{"node's MTU", "has MTU 1300", func(b *broken) error { return b.datapath().netlink.LinkSetMTU(b.host, 1300) }},
+		{"node's MTU", "has MTU 1300", func(b *broken) error { return b.datapath().Netlink.LinkSetMTU(b.host, 1300) }},
 		{
 			"node's IPv6",
 			"disable_ipv6 is 0, not 1",
@@ -165,11 +171,11 @@ func ofPair() []breakage {
 			"rp_filter is 0, not 1",
 			func(b *broken) error { return b.setHost("ipv4", "rp_filter", "0") },
 		},
-		{"node's ARP", "does ARP", func(b *broken) error { return b.datapath().netlink.LinkSetARPOn(b.host) }},
+		{"node's ARP", "does ARP", func(b *broken) error { return b.datapath().Netlink.LinkSetARPOn(b.host) }},
 		{
 			"node's device that is down",
 			" is down",
-			func(b *broken) error { return b.datapath().netlink.LinkSetDown(b.host) },
+			func(b *broken) error { return b.datapath().Netlink.LinkSetDown(b.host) },
 		},
 		{
 			"program",
@@ -198,7 +204,7 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 			b.eth0, err = inside.LinkByName("eth0")
 			must(t, err)
 			if name := c.record.Device.HostName; name != "" {
-				b.host, err = n.datapath.netlink.LinkByName(name)
+				b.host, err = n.datapath.Netlink.LinkByName(name)
 				must(t, err)
 			}
 			must(t, n.datapath.checkEndpoint(t.Context(), c.record))
@@ -215,17 +221,17 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 		})
 	}
 	// The kernel notices a carrier, and makes an address local, some time after it was told.
-	in, err := openContainerNS(c.record.Netns)
+	in, err := device.OpenContainerNS(c.record.Netns)
 	must(t, err)
 	defer in.Close()
-	must(t, errors.Join(in.waitForCarrier(t.Context(), c.record), in.waitForAddresses(t.Context(), c.record)))
+	must(t, errors.Join(in.WaitForCarrier(t.Context(), c.record), in.WaitForAddresses(t.Context(), c.record)))
 	mustReach(t, c, peer, "repaired")
 }
 
 // TestRestoreFindsWhatIsHidden: the agent may not see a container's namespace where the runtime does, or see another
 // one there.
 func TestRestoreFindsWhatIsHidden(t *testing.T) {
-	for _, kind := range []string{joined, Macvlan} {
+	for _, kind := range []string{joined, endpoint.Macvlan} {
 		n := newWireOf(t, kind).nodes[0]
 		other, hidden, moved := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1)
 		var keep []endpoint.Record
@@ -263,7 +269,7 @@ func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
 	must(t, n.datapath.putTenant(blue))
 	n.restore(t, c)
 	if text := said.String(); !strings.Contains(text, "container's side was not compared") ||
-		!strings.Contains(text, errNetnsNotFound.Error()) {
+		!strings.Contains(text, device.ErrNetnsNotFound.Error()) {
 		t.Errorf("the log has %q", text)
 	}
 }
@@ -277,18 +283,18 @@ func TestRestoreAttachesToTheUplink(t *testing.T) {
 		"detached": func(l link.Link) error { return l.Detach() },
 		"unpinned": func(l link.Link) error { return l.Unpin() },
 	} {
-		for _, h := range n.datapath.uplinkHooks() {
-			l, err := link.LoadPinnedLink(filepath.Join(n.datapath.linksDir(), h.name), nil)
+		for _, h := range n.datapath.UplinkHooks() {
+			l, err := link.LoadPinnedLink(filepath.Join(n.datapath.LinksDir(), h.Name), nil)
 			must(t, err)
 			must(t, remove(l))
 			must(t, l.Close())
 			if s, err := n.datapath.Status(); err != nil || s.Healthy ||
-				!strings.Contains(strings.Join(s.Problems, "\n"), h.name) {
-				t.Errorf("%s, %s: %+v, %v", h.name, name, s, err)
+				!strings.Contains(strings.Join(s.Problems, "\n"), h.Name) {
+				t.Errorf("%s, %s: %+v, %v", h.Name, name, s, err)
 			}
 			n.restore(t, a)
 			if s, err := n.datapath.Status(); err != nil || !s.Healthy || !s.FirstInChain {
-				t.Errorf("%s, %s, restored: %+v, %v", h.name, name, s, err)
+				t.Errorf("%s, %s, restored: %+v, %v", h.Name, name, s, err)
 			}
 		}
 	}
@@ -310,15 +316,15 @@ func TestRestoreSweeps(t *testing.T) {
 	n.datapath.knownTenantIDs.Clear() // by a process before
 	must(t, n.datapath.Netpila().Activate(t.Context(), removed.record))
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = deviceName(77)
-	must(t, n.datapath.netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "stray"}))
-	stale := []string{filepath.Join(n.datapath.mapsDir(), "pil_old_v0"), filepath.Join(n.datapath.linksDir(), "old")}
-	must(t, n.datapath.objects.PilFlows.Pin(stale[0]))
+	attrs.Name = host.DeviceName(77)
+	must(t, n.datapath.Netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "stray"}))
+	stale := []string{filepath.Join(n.datapath.MapsDir(), "pil_old_v0"), filepath.Join(n.datapath.LinksDir(), "old")}
+	must(t, n.datapath.Objects.PilFlows.Pin(stale[0]))
 	must(t, n.ns.Do(func() error {
 		l, err := link.AttachTCX(
 			link.TCXOptions{
-				Interface: n.datapath.uplink.Attrs().Index,
-				Program:   n.datapath.objects.PilTryCipher,
+				Interface: n.datapath.Uplink.Attrs().Index,
+				Program:   n.datapath.Objects.PilTryCipher,
 				Attach:    ebpf.AttachTCXEgress,
 			},
 		)
@@ -338,12 +344,12 @@ func TestRestoreSweeps(t *testing.T) {
 			t.Errorf("%s holds %d entries, not 1", e.Table, e.Used)
 		}
 	}
-	links, err := netns.List(n.datapath.netlink.LinkList)
+	links, err := netns.List(n.datapath.Netlink.LinkList)
 	must(t, err)
 	for _, l := range links {
-		if name := l.Attrs().Name; strings.HasPrefix(name, devicePrefix) && name != kept.record.Device.HostName &&
-			name != nodeDevice &&
-			name != nodeFar {
+		if name := l.Attrs().Name; strings.HasPrefix(name, host.DevicePrefix) && name != kept.record.Device.HostName &&
+			name != hook.NodeDevice &&
+			name != hook.NodeFar {
 			t.Errorf("device %s is left", name)
 		}
 	}
@@ -352,9 +358,9 @@ func TestRestoreSweeps(t *testing.T) {
 			t.Errorf("%s is left: %v", pin, err)
 		}
 	}
-	hooks := n.datapath.uplinkHooks()
+	hooks := n.datapath.UplinkHooks()
 	must(t, n.ns.Do(func() error {
-		got, err := queryHook(hooks[1])
+		got, err := hook.QueryHook(hooks[1])
 		if err == nil && len(got.Programs) != len(hooks)/2 {
 			t.Errorf("on the uplink stand %+v", got.Programs)
 		}
@@ -363,17 +369,17 @@ func TestRestoreSweeps(t *testing.T) {
 	// A tenant that is put stays, also while it has no endpoint on this network yet.
 	must(t, n.datapath.putTenant(red))
 	n.restore(t, kept)
-	must(t, n.datapath.objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(pilasterTenant)))
+	must(t, n.datapath.Objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(bpfobj.PilasterTenant)))
 	must(t, n.datapath.deleteTenant(red))
 	n.restore(t, kept)
-	if err := n.datapath.objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(pilasterTenant)); !errors.Is(
+	if err := n.datapath.Objects.PilTenantsV2.Lookup(uint32(red.Current().ID), new(bpfobj.PilasterTenant)); !errors.Is(
 		err,
 		ebpf.ErrKeyNotExist,
 	) {
 		t.Errorf("a deleted tenant: %v", err)
 	}
 	must(t, n.datapath.deleteTenant(blue))
-	if err := n.datapath.objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(
+	if err := n.datapath.Objects.PilKeysV1.Lookup(uint32(blue.Current().ID), new([8]byte)); !errors.Is(
 		err,
 		ebpf.ErrKeyNotExist,
 	) {
@@ -387,7 +393,7 @@ func TestRestoreGuessesNothing(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
 	a, b := n.add(t, blue, 1), n.add(t, blue, 1)
-	n.datapath.netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: deviceName(77)}, PeerName: "stray"})
+	n.datapath.Netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host.DeviceName(77)}, PeerName: "stray"})
 	if ids, err := n.datapath.Attached(); err != nil ||
 		!slices.Equal(slices.Sorted(slices.Values(ids)), []endpoint.ID{a.record.ID, b.record.ID}) {
 		t.Errorf("packets are carried for %v, %v", ids, err)
@@ -427,9 +433,9 @@ func TestAnotherSize(t *testing.T) {
 		n.restore(t, a)
 		mustReach(t, a, b, "taken over")
 		must(t, n.datapath.checkEndpoint(t.Context(), a.record))
-		pins, err := filepath.Glob(filepath.Join(n.datapath.mapsDir(), "pil_locals*"))
+		pins, err := filepath.Glob(filepath.Join(n.datapath.MapsDir(), "pil_locals*"))
 		must(t, err)
-		if m := n.datapath.objects.PilLocalsV1.MaxEntries(); len(pins) != 1 || int(m) != size {
+		if m := n.datapath.Objects.PilLocalsV1.MaxEntries(); len(pins) != 1 || int(m) != size {
 			t.Errorf("%d entries in %v, want %d", m, pins, size)
 		}
 		if got := n.drops(t)["dst-undecryptable"]; got != before {
@@ -446,8 +452,8 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 	must(t, a.ns.Do(func() error { return sendUDP(netip.MustParseAddr("fc12::1"), []byte("noise")) }))
 	want := n.drops(t)["dst-undecryptable"]
 	// What this build counted, as if another had: a wider value and fewer reasons would read the same.
-	pin := filepath.Join(n.datapath.mapsDir(), pinDrops)
-	must(t, os.Rename(pin, filepath.Join(n.datapath.mapsDir(), "pil_drops_v0")))
+	pin := filepath.Join(n.datapath.MapsDir(), bpfobj.PinDrops)
+	must(t, os.Rename(pin, filepath.Join(n.datapath.MapsDir(), "pil_drops_v0")))
 	for range 2 {
 		n.reopen(t, n.datapath.config)
 		must(t, n.datapath.putTenant(blue))
@@ -477,7 +483,7 @@ func TestTryingTheCipherTouchesNoTenant(t *testing.T) {
 		key  uint32
 		want bool
 	}{{"the tenant", uint32(address.MaxTenantID), true}, {"the trial", 0, false}} {
-		err := n.datapath.objects.PilKeysV1.Lookup(table.key, new([8]byte))
+		err := n.datapath.Objects.PilKeysV1.Lookup(table.key, new([8]byte))
 		if got := err == nil; got != table.want {
 			t.Errorf("%s has a key: %v (%v)", table.name, got, err)
 		}

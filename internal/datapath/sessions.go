@@ -4,13 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/bits"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/datapath/policymap"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -28,14 +30,14 @@ func (d *Datapath) quotaEntries() int { return 1 + d.config.MaxEndpoints }
 // recountQuota counts anew who has how many places: one of the two tables may be new, or have been another build's. What comes and goes meanwhile
 // may be counted wrong, until the next start.
 func (d *Datapath) recountQuota() error {
-	m := d.objects.PilSessionUsersV1
+	m := d.Objects.PilSessionUsersV1
 	users, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
-	err := forEachBucket(d.objects.PilSessionsV1, func(b *pilasterSessionBucket) {
+	err := forEachBucket(d.Objects.PilSessionsV1, func(b *bpfobj.PilasterSessionBucket) {
 		for i, tag := range b.Tags {
 			if user := b.Entries[i].Key.Endpoint; tag != 0 && int(user) < len(counts) {
 				counts[user]++
 			}
-			counts[0] += int64(boolToUint32(tag != 0))
+			counts[0] += int64(bpfobj.BoolToUint32(tag != 0))
 		}
 	})
 	if err != nil {
@@ -50,24 +52,9 @@ func (d *Datapath) recountQuota() error {
 	return nil
 }
 
-// pickupTime is how long connections of a tenant may be older than what is remembered of them.
-const pickupTime = time.Minute
-
-// startPickup has connections pass that were there before the tenants' first policies, or before the table of sessions: who began them nobody knows, so
-// either end's rules do.
-func (d *Datapath) startPickup(tenants map[uint32]bool) error {
-	now, err := monotonic()
-	for id := range tenants {
-		if err == nil {
-			err = d.objects.PolAdoptionsV1.Put(id, now+uint64(pickupTime))
-		}
-	}
-	return err
-}
-
 // hasSessionMap tells whether there is a table of sessions of this size already.
 func (d *Datapath) hasSessionMap() bool {
-	_, err := os.Lstat(filepath.Join(d.mapsDir(), pinnedMap{pilasterMapPilSessionsV1, pinSessions, d.sessionBuckets()}.pinName()))
+	_, err := os.Lstat(filepath.Join(d.MapsDir(), pinnedMap{bpfobj.PilasterMapPilSessionsV1, bpfobj.PinSessions, d.sessionBuckets()}.pinName()))
 	return err == nil
 }
 
@@ -76,20 +63,11 @@ func (d *Datapath) migrateSessions(known bool) error {
 	if err := d.recountQuota(); err != nil || known {
 		return err
 	}
-	subjects := map[pilasterPolTargetKey]pilasterPolTarget{}
-	if err := readEntries(d.objects.PolSubjectsV1, subjects); err != nil {
+	subjects := map[bpfobj.PilasterPolTargetKey]bpfobj.PilasterPolTarget{}
+	if err := bpfobj.ReadEntries(d.Objects.PolSubjectsV1, subjects); err != nil {
 		return err
 	}
-	return d.startPickup(tenantsWithPolicies(maps.Keys(subjects)))
-}
-
-// monotonic is CLOCK_MONOTONIC in ns, as programs read it.
-func monotonic() (uint64, error) {
-	var clock unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
-		return 0, fmt.Errorf("read the clock: %w", err)
-	}
-	return uint64(clock.Nano()), nil
+	return d.StartPickup(policymap.TenantsWithPolicies(maps.Keys(subjects)))
 }
 
 // bucketBatch are read by one system call.
@@ -97,18 +75,18 @@ const bucketBatch = 256
 
 // Sessions reads the whole table, bucket by bucket while packets go on: what begins or ends meanwhile may be counted or not.
 func (d *Datapath) Sessions() (dpapi.Sessions, error) {
-	m := d.objects.PilSessionsV1
+	m := d.Objects.PilSessionsV1
 	s := dpapi.Sessions{Capacity: int(m.MaxEntries()) * slotsPerBucket}
-	now, err := monotonic()
+	now, err := host.Monotonic()
 	if err != nil {
 		return s, err
 	}
 	users := map[endpoint.ID]int{}
-	err = forEachBucket(m, func(b *pilasterSessionBucket) {
+	err = forEachBucket(m, func(b *bpfobj.PilasterSessionBucket) {
 		for i, tag := range b.Tags {
 			if place := &b.Entries[i]; tag != 0 && place.Until > now {
 				s.Used++
-				s.HalfOpen += int(boolToUint32(isHalfOpen(place.State.Seen)))
+				s.HalfOpen += int(bpfobj.BoolToUint32(isHalfOpen(place.State.Seen)))
 				users[endpoint.ID(place.Key.Endpoint)]++
 			}
 		}
@@ -121,8 +99,8 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 			s.Largest, s.Most = id, n
 		}
 	}
-	var each []pilasterSessionCounts
-	if err := d.objects.PilSessionCountsV1.Lookup(uint32(0), &each); err != nil {
+	var each []bpfobj.PilasterSessionCounts
+	if err := d.Objects.PilSessionCountsV1.Lookup(uint32(0), &each); err != nil {
 		return s, fmt.Errorf("read what became of sessions: %w", err)
 	}
 	for _, c := range each {
@@ -136,8 +114,8 @@ func isHalfOpen(seen uint8) bool {
 	return seen&seenEstablished == 0 || seen&seenReset != 0 || seen&seenFins == seenFins
 }
 
-func forEachBucket(m *ebpf.Map, do func(*pilasterSessionBucket)) error {
-	keys, buckets := make([]uint32, bucketBatch), make([]pilasterSessionBucket, bucketBatch)
+func forEachBucket(m *ebpf.Map, do func(*bpfobj.PilasterSessionBucket)) error {
+	keys, buckets := make([]uint32, bucketBatch), make([]bpfobj.PilasterSessionBucket, bucketBatch)
 	var cursor ebpf.MapBatchCursor
 	for {
 		n, err := m.BatchLookup(&cursor, keys, buckets, &ebpf.BatchOptions{ElemFlags: uint64(ebpf.LookupLock)})
@@ -151,4 +129,12 @@ func forEachBucket(m *ebpf.Map, do func(*pilasterSessionBucket)) error {
 			return err
 		}
 	}
+}
+
+// slotsPerBucket is bpf/policy/ct_table.h's BUCKET_ENTRIES.
+const slotsPerBucket = len(bpfobj.PilasterSessionBucket{}.Entries)
+
+// sessionBuckets is a power of 2, for the programs to find one by a mask.
+func (d *Datapath) sessionBuckets() int {
+	return 1 << bits.Len(uint((d.config.MaxSessions-1)/slotsPerBucket))
 }

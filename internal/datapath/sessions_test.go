@@ -5,6 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -17,7 +18,7 @@ func newSessionBench(t *testing.T, sessions int) *progBench {
 	b.reopen(t, config)
 	b.restore(t, b.b1, b.b2, b.r1)
 	b.says(t, 10, 1, denies|ruleNothing, 0, 0)
-	policed(t, b, pilasterPolTarget{Sets: [2]uint64{0, 10}})
+	policed(t, b, bpfobj.PilasterPolTarget{Sets: [2]uint64{0, 10}})
 	return b
 }
 
@@ -115,7 +116,7 @@ func TestNobodyTakesAll(t *testing.T) {
 			frame := b.frame(
 				packet.Packet{Source: b.b2.seen(), Destination: sees(b.b3.Addr()), Body: tcp(port, 80, packet.SYN)},
 			)
-			_, _, reasons := b.run(t, b.datapath.objects.PilContainer, frame, skb{Ifindex: b.b2.ifindex()})
+			_, _, reasons := b.run(t, b.datapath.Objects.PilContainer, frame, skb{Ifindex: b.b2.ifindex()})
 			if reasons["session-limit"] != 0 && port < surely {
 				t.Fatalf("another one's connection %d of %d was refused", port, surely)
 			}
@@ -126,7 +127,7 @@ func TestNobodyTakesAll(t *testing.T) {
 		t.Errorf("with another one: %+v, %v; want %d, of which %d the first one's", s, err, room*3/4, want.Most)
 	}
 	// What each has is counted anew when an agent comes.
-	must(t, b.datapath.objects.PilSessionUsersV1.Put(uint32(b.b1.record.ID), int64(0)))
+	must(t, b.datapath.Objects.PilSessionUsersV1.Put(uint32(b.b1.record.ID), int64(0)))
 	b.reopen(t, b.datapath.config)
 	b.restore(t, b.b1, b.b2, b.r1)
 	if !b.begin(t, 999, true) {
@@ -219,9 +220,9 @@ func TestSessionsAge(t *testing.T) {
 // overAll ends the time of all sessions.
 func (b *progBench) overAll(t *testing.T) {
 	t.Helper()
-	m := b.datapath.objects.PilSessionsV1
+	m := b.datapath.Objects.PilSessionsV1
 	for i := range m.MaxEntries() {
-		var bucket pilasterSessionBucket
+		var bucket bpfobj.PilasterSessionBucket
 		must(t, m.LookupWithFlags(i, &bucket, ebpf.LookupLock))
 		for j := range bucket.Entries {
 			bucket.Entries[j].Until = 1
@@ -234,6 +235,6 @@ func (b *progBench) overAll(t *testing.T) {
 func (b *testNode) voidVerdicts(t *testing.T) {
 	t.Helper()
 	var n uint32
-	must(t, b.datapath.objects.PolGenerationV1.Lookup(uint32(0), &n))
-	must(t, b.datapath.objects.PolGenerationV1.Put(uint32(0), n+1))
+	must(t, b.datapath.Objects.PolGenerationV1.Lookup(uint32(0), &n))
+	must(t, b.datapath.Objects.PolGenerationV1.Put(uint32(0), n+1))
 }

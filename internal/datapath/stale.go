@@ -10,11 +10,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -30,7 +33,7 @@ func StaleState(prefix netip.Prefix, bpffs string) ([]network.StaleState, error)
 	bpffs = filepath.Clean(bpffs)
 	var all []network.StaleState
 	for _, find := range []func() ([]network.StaleState, error){
-		staleDevices, staleMacvlans, staleNodeDevice, staleTunnel, staleGateway,
+		staleDevices, device.StaleMacvlans, staleNodeDevice, staleTunnel, staleGateway,
 		func() ([]network.StaleState, error) { return stalePins(bpffs) },
 		func() ([]network.StaleState, error) { return stalePrefixes(prefix) },
 	} {
@@ -50,9 +53,9 @@ func staleDevices() ([]network.StaleState, error) {
 	}
 	var all []network.StaleState
 	for _, l := range links {
-		if _, ours := deviceID(l); ours {
+		if _, ours := host.DeviceID(l); ours {
 			all = append(all, network.StaleState{Kind: network.StateDevice, Name: l.Attrs().Name, Remove: func() error {
-				return ignoreGone(netns.Retry(func() error { return netlink.LinkDel(l) }))
+				return host.IgnoreGone(netns.Retry(func() error { return netlink.LinkDel(l) }))
 			}})
 		}
 	}
@@ -60,10 +63,14 @@ func staleDevices() ([]network.StaleState, error) {
 }
 
 // staleNodeDevice finds the pair between the node and its containers. Its routes go with it.
-func staleNodeDevice() ([]network.StaleState, error) { return staleNamed("pair", nodeDevice, isVeth) }
+func staleNodeDevice() ([]network.StaleState, error) {
+	return staleNamed("pair", hook.NodeDevice, isVeth)
+}
 
 // staleTunnel finds the second network's device.
-func staleTunnel() ([]network.StaleState, error) { return staleNamed("tunnel", tunnelDevice, isTunnel) }
+func staleTunnel() ([]network.StaleState, error) {
+	return staleNamed("tunnel", hook.TunnelDevice, hook.IsTunnel)
+}
 
 func isVeth(l netlink.Link) bool { return l.Type() == "veth" }
 
@@ -77,14 +84,14 @@ func staleNamed(kind, name string, ours func(netlink.Link) bool) ([]network.Stal
 		return nil, fmt.Errorf("find %s: %w", name, err)
 	}
 	return []network.StaleState{{Kind: kind, Name: name, Remove: func() error {
-		return ignoreGone(netns.Retry(func() error { return netlink.LinkDel(l) }))
+		return host.IgnoreGone(netns.Retry(func() error { return netlink.LinkDel(l) }))
 	}}}, nil
 }
 
 // stalePins finds pins, their folders, and the bpffs where that is ours.
 func stalePins(bpffs string) ([]network.StaleState, error) {
 	var pins, folders []network.StaleState
-	for _, sub := range []string{linksFolder, mapsFolder} {
+	for _, sub := range []string{bpfobj.LinksFolder, bpfobj.MapsFolder} {
 		err := filepath.WalkDir(filepath.Join(bpffs, sub), func(path string, entry fs.DirEntry, err error) error {
 			switch {
 			case errors.Is(err, os.ErrNotExist):
@@ -93,10 +100,10 @@ func stalePins(bpffs string) ([]network.StaleState, error) {
 				return err
 			case entry.IsDir():
 				folders = append(folders, staleFile("folder", path))
-			case sub == linksFolder:
+			case sub == bpfobj.LinksFolder:
 				pins = append(
 					pins,
-					network.StaleState{Kind: "link", Name: path, Remove: func() error { return detachLink(path) }},
+					network.StaleState{Kind: "link", Name: path, Remove: func() error { return hook.DetachLink(path) }},
 				)
 			default:
 				pins = append(pins, staleFile(strings.TrimSuffix(sub, "s"), path))
@@ -118,12 +125,12 @@ func stalePinFolder(bpffs string) ([]network.StaleState, error) {
 	if _, err := os.Lstat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	mount, err := ourMount(bpffs)
+	mount, err := host.OurMount(bpffs)
 	if err != nil {
 		return nil, fmt.Errorf("list mounts: %w", err)
 	}
 	unmount := network.StaleState{Kind: "mount", Name: mount, Remove: func() error { return unix.Unmount(mount, 0) }}
-	alone, err := holdsOnly(bpffs, linksFolder, mapsFolder)
+	alone, err := holdsOnly(bpffs, bpfobj.LinksFolder, bpfobj.MapsFolder)
 	if err != nil || !alone {
 		return nil, err
 	}
@@ -157,19 +164,6 @@ func holdsOnly(dir string, names ...string) (bool, error) {
 	return !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(names, e.Name()) }), nil
 }
 
-// detachLink ends a pinned link at once. Removing its pin alone would leave that to the kernel's leisure.
-func detachLink(pin string) error {
-	l, err := link.LoadPinnedLink(pin, nil)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	if err := ignoreGone(l.Detach()); err != nil {
-		return err
-	}
-	return l.Unpin()
-}
-
 // stalePrefixes finds node addresses and the routes behind them: the node's own, and those of a
 // prefix it held before, which nobody else makes in this pair.
 func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
@@ -187,7 +181,7 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	}
 	hasAddress, hasTunnel, guarded := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
 	for _, a := range addrs {
-		if p := prefixOf(a.IPNet); p.IsValid() && p.IsSingleIP() {
+		if p := host.PrefixOf(a.IPNet); p.IsValid() && p.IsSingleIP() {
 			node, _ := p.Addr().Prefix(address.NodeBits)
 			hasAddress[node] = hasAddress[node] || p.Addr() == node.Addr().Next()
 			hasTunnel[node] = hasTunnel[node] || p.Addr() == pipeline.VTEP(node)
@@ -195,7 +189,7 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	}
 	var private []network.StaleState
 	for _, r := range routes {
-		switch p := prefixOf(r.Dst); {
+		switch p := host.PrefixOf(r.Dst); {
 		case !p.IsValid() || !isUnreachableRoute(r):
 		case p.Bits() == address.NodeBits:
 			guarded[p] = true
@@ -206,17 +200,17 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	var all []network.StaleState
 	for p := range guarded {
 		if p != own && hasAddress[p] {
-			all = append(all, staleAddress(lo, nodeAddress(p)), staleRoute(p))
+			all = append(all, staleAddress(lo, hook.NodeAddress(p)), staleRoute(p))
 			if hasTunnel[p] {
-				all = append(all, staleAddress(lo, vtepAddress(p)))
+				all = append(all, staleAddress(lo, hook.VtepAddress(p)))
 			}
 		}
 	}
 	if hasAddress[own] {
-		all = append(all, staleAddress(lo, nodeAddress(own)))
+		all = append(all, staleAddress(lo, hook.NodeAddress(own)))
 	}
 	if hasTunnel[own] {
-		all = append(all, staleAddress(lo, vtepAddress(own)))
+		all = append(all, staleAddress(lo, hook.VtepAddress(own)))
 	}
 	if guarded[own] {
 		all = append(all, staleRoute(own))
@@ -228,19 +222,19 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 }
 
 func isUnreachableRoute(r netlink.Route) bool {
-	g := unreachableRoute(netip.Prefix{})
+	g := hook.UnreachableRoute(netip.Prefix{})
 	return r.Type == g.Type && r.Protocol == g.Protocol && r.Priority == g.Priority
 }
 
 func staleAddress(lo netlink.Link, a *netlink.Addr) network.StaleState {
 	return network.StaleState{Kind: "address", Name: fmt.Sprintf("%v on lo", a.IPNet), Remove: func() error {
-		return ignoreGone(netns.Retry(func() error { return netlink.AddrDel(lo, a) }))
+		return host.IgnoreGone(netns.Retry(func() error { return netlink.AddrDel(lo, a) }))
 	}}
 }
 
 func staleRoute(prefix netip.Prefix) network.StaleState {
 	return network.StaleState{Kind: "route", Name: fmt.Sprintf("unreachable %v", prefix), Remove: func() error {
-		return ignoreGone(netns.DeleteRoute(&netlink.Handle{}, unreachableRoute(prefix)))
+		return host.IgnoreGone(netns.DeleteRoute(&netlink.Handle{}, hook.UnreachableRoute(prefix)))
 	}}
 }
 
@@ -248,12 +242,13 @@ func staleFile(kind, path string) network.StaleState {
 	return network.StaleState{Kind: kind, Name: path, Remove: func() error { return os.Remove(path) }}
 }
 
-// stale takes for success that somebody was faster.
-func ignoreGone(err error) error {
-	for _, e := range []error{unix.ENODEV, unix.ESRCH, unix.EADDRNOTAVAIL, unix.ENOLINK} {
-		if errors.Is(err, e) {
-			return nil
+func staleGateway() (all []network.StaleState, err error) {
+	for _, name := range []string{pipeline.GatewayDevice, pipeline.UnderlayDevice} {
+		found, err := staleNamed("pair", name, isVeth)
+		if err != nil {
+			return nil, err
 		}
+		all = append(all, found...)
 	}
-	return err
+	return all, nil
 }

@@ -11,6 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network"
 )
@@ -37,8 +40,8 @@ func TestLeftoversWithoutState(t *testing.T) {
 	lo, err := h.LinkByName("lo")
 	must(t, err)
 	guard, alone := netip.MustParsePrefix("2001:db8:1::/64"), netip.MustParsePrefix("2001:db8:2::/64")
-	must(t, h.RouteAdd(unreachableRoute(guard)))
-	must(t, h.AddrAdd(lo, nodeAddress(alone)))
+	must(t, h.RouteAdd(hook.UnreachableRoute(guard)))
+	must(t, h.AddrAdd(lo, hook.NodeAddress(alone)))
 
 	must(t, n.ns.Do(func() error {
 		all, err := StaleState(netip.Prefix{}, dir)
@@ -58,10 +61,10 @@ func TestLeftoversWithoutState(t *testing.T) {
 	if _, err := os.Stat(foreign); err != nil {
 		t.Error(err)
 	}
-	must(t, h.RouteDel(unreachableRoute(guard)))
-	must(t, h.AddrDel(lo, nodeAddress(alone)))
+	must(t, h.RouteDel(hook.UnreachableRoute(guard)))
+	must(t, h.AddrDel(lo, hook.NodeAddress(alone)))
 	// Half of it was taken by someone else: the node's own prefix is enough to find the rest.
-	must(t, h.AddrAdd(lo, nodeAddress(n.prefix)))
+	must(t, h.AddrAdd(lo, hook.NodeAddress(n.prefix)))
 	must(t, n.ns.Do(func() error {
 		if all, err := StaleState(n.prefix, dir); err != nil || kinds(all) != "address" {
 			t.Errorf("found %s, %v", kinds(all), err)
@@ -83,15 +86,15 @@ func TestBPFFSWhereNoneIsMounted(t *testing.T) {
 	must(t, netns.OnThread(func() error {
 		must(t, unix.Unshare(unix.CLONE_NEWNS))
 		must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-		for isOn("/sys/fs/bpf", unix.BPF_FS_MAGIC) {
+		for host.IsOn("/sys/fs/bpf", unix.BPF_FS_MAGIC) {
 			must(t, unix.Unmount("/sys/fs/bpf", unix.MNT_DETACH))
 		}
-		if !isOn("/sys/fs/bpf", unix.SYSFS_MAGIC) {
+		if !host.IsOn("/sys/fs/bpf", unix.SYSFS_MAGIC) {
 			t.Fatal("/sys/fs/bpf is not a folder of sysfs")
 		}
-		must(t, mountBPFFS(dir))
-		must(t, mountBPFFS(dir))
-		if !isOn(dir, unix.BPF_FS_MAGIC) {
+		must(t, host.MountBPFFS(dir))
+		must(t, host.MountBPFFS(dir))
+		if !host.IsOn(dir, unix.BPF_FS_MAGIC) {
 			t.Errorf("%s is not on a bpffs", dir)
 		}
 		// Another's pins would go with the mount.
@@ -108,7 +111,7 @@ func TestBPFFSWhereNoneIsMounted(t *testing.T) {
 		for _, l := range all {
 			must(t, l.Remove())
 		}
-		if !isOn("/sys/fs/bpf", unix.SYSFS_MAGIC) {
+		if !host.IsOn("/sys/fs/bpf", unix.SYSFS_MAGIC) {
 			t.Error("the mount is left")
 		}
 		return nil
@@ -120,9 +123,9 @@ func TestLeftoversOnABPFFSOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	must(t, unix.Mount("bpf", dir, "bpf", 0, ""))
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
-	must(t, os.Mkdir(filepath.Join(dir, mapsFolder), 0o700))
+	must(t, os.Mkdir(filepath.Join(dir, bpfobj.MapsFolder), 0o700))
 	all, err := stalePins(dir)
-	if err != nil || kinds(all) != "folder" || all[0].Name != filepath.Join(dir, mapsFolder) {
+	if err != nil || kinds(all) != "folder" || all[0].Name != filepath.Join(dir, bpfobj.MapsFolder) {
 		t.Errorf("left: %v, %v", all, err)
 	}
 	inside := filepath.Join(dir, "pilaster")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 )
@@ -15,21 +16,21 @@ import (
 // Status reads from the kernel what it holds and counts now. It enters the node's namespace once: a thread for each
 // hook would cost more than all it asks.
 func (d *Datapath) Status() (s dpapi.Status, err error) {
-	err = d.node.Do(func() error { s, err = d.status(); return err })
+	err = d.Node.Do(func() error { s, err = d.status(); return err })
 	return s, err
 }
 
 func (d *Datapath) status() (dpapi.Status, error) {
-	missing, notFirst, err := d.hookProblems(d.uplinkHooks())
+	missing, notFirst, err := d.HookProblems(d.UplinkHooks())
 	if err != nil {
 		return dpapi.Status{}, err
 	}
-	guarded, unguarded, err := d.guardedInterfaces()
+	guarded, unguarded, err := d.GuardedInterfaces()
 	if err != nil {
 		return dpapi.Status{}, err
 	}
 	var cutOff []string
-	for _, find := range []func() ([]string, error){d.nodeProblems, d.tunnelProblems, d.gatewayProblems, d.ovsPorts.problems} {
+	for _, find := range []func() ([]string, error){d.NodeProblems, d.TunnelProblems, d.GatewayProblems, d.ActiveOVSPorts.Problems} {
 		found, err := find()
 		if err != nil {
 			return dpapi.Status{}, err
@@ -47,7 +48,7 @@ func (d *Datapath) status() (dpapi.Status, error) {
 	return dpapi.Status{
 		DeviceKind:   d.config.Device,
 		DeviceWhy:    d.deviceReason,
-		Programs:     objectVersion(),
+		Programs:     bpfobj.Version(),
 		Healthy:      len(missing) == 0,
 		FirstInChain: len(missing) == 0 && len(notFirst) == 0,
 		Guarded:      guarded,
@@ -61,7 +62,7 @@ func (d *Datapath) drops() ([]dpapi.Drops, error) {
 	var all []dpapi.Drops
 	for _, r := range dropreason.All() {
 		sum := dpapi.Drops{Reason: r.String()}
-		for _, m := range slices.Concat(d.oldCounters, []*ebpf.Map{d.objects.PilDropsV1}) {
+		for _, m := range slices.Concat(d.oldCounters, []*ebpf.Map{d.Objects.PilDropsV1}) {
 			n, err := sumCounter(m, r)
 			if err != nil {
 				return nil, fmt.Errorf("read the drops for %s: %w", r, err)
@@ -87,12 +88,12 @@ func sumCounter(m *ebpf.Map, r dropreason.Reason) (packets uint64, err error) {
 // openOldCounters opens the counters of other layouts, which stay: programs may count there until the
 // last hook has moved, and their sum must never go back.
 func (d *Datapath) openOldCounters() error {
-	pins, err := filepath.Glob(filepath.Join(d.mapsDir(), countersPrefix+"*"))
+	pins, err := filepath.Glob(filepath.Join(d.MapsDir(), countersPrefix+"*"))
 	if err != nil {
 		return err
 	}
 	for _, pin := range pins {
-		if filepath.Base(pin) == pinDrops {
+		if filepath.Base(pin) == bpfobj.PinDrops {
 			continue
 		}
 		m, err := ebpf.LoadPinnedMap(pin, nil)

@@ -25,7 +25,7 @@ func TestSettingsOfAllDevices(t *testing.T) {
 		"a router of IPv4": func() { all("ipv4/forwarding", "0", "1") },
 	} {
 		write()
-		if err := n.datapath.driver(c.record).check(c.record); err == nil {
+		if err := n.datapath.Driver(c.record).Check(c.record); err == nil {
 			t.Errorf("%s: the device is as it was", name)
 		}
 		must(t, n.datapath.ReconcileSettings())

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -71,15 +73,17 @@ func TestTenContainers(t *testing.T) {
 			t.Errorf("without its program it reached %v", to.plain())
 		}
 	}
-	host, err := packet.NewInjector(n.ns, cut.record.Device.HostName)
+	hostLink, err := packet.NewInjector(n.ns, cut.record.Device.HostName)
 	must(t, err)
-	defer host.Close()
+	defer hostLink.Close()
 	seen := sentinelAfter(
 		t,
 		onNode,
-		func(s packet.Sentinel) { must(t, host.Send(packet.Frame(containerMAC, gatewayMAC, 0x88b5, s[:]))) },
+		func(s packet.Sentinel) {
+			must(t, hostLink.Send(packet.Frame(host.ContainerMAC, host.GatewayMAC, 0x88b5, s[:])))
+		},
 	)
-	if joined == Netkit && len(seen) > 1 { // what a veth passes on the stack drops
+	if joined == endpoint.Netkit && len(seen) > 1 { // what a veth passes on the stack drops
 		t.Errorf("without a program the device passes on %x", seen[0].Frame)
 	}
 	mustReach(t, still, far, "beside one without a program")

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
@@ -48,7 +49,7 @@ func tunnel(t *testing.T, from, to *testContainer, id int, noSum bool) (ends [2]
 			t,
 			opened[i].AddrAdd(
 				devices[i],
-				&netlink.Addr{IPNet: ipNet(netip.PrefixFrom(inner, 64)), Flags: unix.IFA_F_NODAD},
+				&netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(inner, 64)), Flags: unix.IFA_F_NODAD},
 			),
 		)
 		ends[i] = &testContainer{

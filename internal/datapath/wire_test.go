@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
@@ -86,10 +88,10 @@ func must(t testing.TB, err error) {
 }
 
 // joined is how the containers of these tests are joined to their nodes: PILASTER_TEST_DEVICE, or the default.
-var joined = cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), DeviceKinds()[0])
+var joined = cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), device.DeviceKinds()[0])
 
 // paired is joined for tests of containers that have a device on the node.
-var paired = cmp.Or(map[string]string{Netkit: Netkit}[joined], Veth)
+var paired = cmp.Or(map[string]string{endpoint.Netkit: endpoint.Netkit}[joined], endpoint.Veth)
 
 func newWire(t testing.TB) *wire { return newWireOf(t, joined) }
 
@@ -140,11 +142,13 @@ func (n *testNode) configure(t testing.TB, peer *testNode) {
 	defer h.Close()
 	eth0, err := h.LinkByName("eth0")
 	must(t, err)
-	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(n.underlay, 64)), Flags: unix.IFA_F_NODAD}))
+	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(n.underlay, 64)), Flags: unix.IFA_F_NODAD}))
 	// Neighbour discovery is silent while the link-local address is still being checked.
-	must(t, withSettings(n.ns, func(s sysctls) error { return s.set("eth0", []sysctl{{"ipv6", "accept_dad", "0"}}) }))
+	must(t, withSettings(n.ns, func(s host.Sysctls) error {
+		return s.Set("eth0", []host.Sysctl{{Family: "ipv6", Name: "accept_dad", Value: "0"}})
+	}))
 	must(t, h.LinkSetUp(eth0))
-	must(t, h.RouteAdd(&netlink.Route{Dst: ipNet(peer.prefix), Gw: peer.underlay.AsSlice()}))
+	must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(peer.prefix), Gw: peer.underlay.AsSlice()}))
 }
 
 func (n *testNode) open(t testing.TB, kind string) {
@@ -443,9 +447,9 @@ func sendUDP(to netip.Addr, payload []byte) error {
 	return unix.Sendto(fd, payload, 0, &unix.SockaddrInet6{Port: 9, Addr: to.As16()})
 }
 
-func withSettings(ns *netns.Namespace, f func(sysctls) error) error {
+func withSettings(ns *netns.Namespace, f func(host.Sysctls) error) error {
 	return ns.Do(func() error {
-		s, err := openSysctls("ipv6")
+		s, err := host.OpenSysctls("ipv6")
 		if err != nil {
 			return err
 		}

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/specfile"
 )
 
@@ -31,7 +31,7 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 	if err == nil && s.Device == "" && f.Has("$.device") {
 		err = &specfile.Error{
 			Path: "$.device",
-			Text: fmt.Sprintf("device is empty: say %s, or leave it out", strings.Join(datapath.DeviceChoices(), ", ")),
+			Text: fmt.Sprintf("device is empty: say %s, or leave it out", strings.Join(device.DeviceChoices(), ", ")),
 		}
 	}
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/specfile"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -146,13 +147,13 @@ func (s Spec) Validate() error {
 	if len(s.Regions) > 0 && len(s.Nodes) > 0 {
 		v.fail("$.nodes", "a lab with regions has its nodes in these")
 	}
-	if s.Device != "" && !slices.Contains(datapath.DeviceChoices(), s.Device) {
-		v.fail("$.device", "device %q: say %s", s.Device, strings.Join(datapath.DeviceChoices(), ", "))
+	if s.Device != "" && !slices.Contains(device.DeviceChoices(), s.Device) {
+		v.fail("$.device", "device %q: say %s", s.Device, strings.Join(device.DeviceChoices(), ", "))
 	}
 	if !slices.Contains([]string{"", EBPF, OVS}, s.Nimitz) {
 		v.fail("$.nimitz", "nimitz %q: say %s or %s", s.Nimitz, EBPF, OVS)
 	}
-	if s.Device == datapath.Macvlan &&
+	if s.Device == endpoint.Macvlan &&
 		slices.ContainsFunc(s.AllNodes(), func(node string) bool { return s.nimitz(node) != "" }) {
 		v.fail(
 			"$.device",
@@ -160,8 +161,8 @@ func (s Spec) Validate() error {
 				"the node; say %s or %s",
 			s.Device,
 			tenant.Nimitz,
-			datapath.Veth,
-			datapath.Netkit,
+			endpoint.Veth,
+			endpoint.Netkit,
 		)
 	}
 	v.nodes("$.nodes", s.Nodes)

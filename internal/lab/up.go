@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/tenant"
@@ -34,8 +34,8 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	}
 	// What the kernel lacks, each agent would find out by itself, late. The uplinks, which veth pairs are, suit every
 	// kind.
-	kind, _ := datapath.ChooseDevice(spec.Device)
-	if err := datapath.CheckDeviceUplink(kind, &netlink.Veth{}); err != nil {
+	kind, _ := device.ChooseDevice(spec.Device)
+	if err := device.CheckDeviceUplink(kind, &netlink.Veth{}); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
 	}
 	binary, err := filepath.Abs(o.Binary)

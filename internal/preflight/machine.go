@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/bench"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -92,7 +92,7 @@ func bpffs(dir string) Result {
 	for unix.Statfs(there, &fs) != nil && there != "/" {
 		there = filepath.Dir(there)
 	}
-	if err := datapath.CheckBPFFS(dir); err != nil {
+	if err := host.CheckBPFFS(dir); err != nil {
 		return failed(err, "mount bpffs on the machine")
 	}
 	if fs.Type == unix.BPF_FS_MAGIC {

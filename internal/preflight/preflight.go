@@ -60,7 +60,7 @@ func Run(ctx context.Context, c Config) []Result {
 	add("uplink", found)
 	if uplink != nil {
 		add("mtu", mtu(uplink, c.MTUReserve))
-		add("device", device(uplink, c.Device, c.Endpoints))
+		add("device", checkDevice(uplink, c.Device, c.Endpoints))
 		add("other programs", otherPrograms(uplink, c.BPFFS, rights))
 		add("other interfaces", otherInterfaces(uplink))
 		add("way to nodes", wayToNodes(uplink, c.Plan))

@@ -18,6 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/tenant"
@@ -55,12 +57,12 @@ func findUplink(name string) (netlink.Link, Result) {
 	return uplink, ok("%s is up with %v", name, usable[0].IP)
 }
 
-func device(uplink netlink.Link, choice string, there []endpoint.Record) Result {
-	kind, why := datapath.ChooseDevice(choice)
-	if err := cmp.Or(datapath.CheckDeviceUplink(kind, uplink), datapath.CheckDeviceKinds(kind, there)); err != nil {
+func checkDevice(uplink netlink.Link, choice string, there []endpoint.Record) Result {
+	kind, why := device.ChooseDevice(choice)
+	if err := cmp.Or(device.CheckDeviceUplink(kind, uplink), device.CheckDeviceKinds(kind, there)); err != nil {
 		return failed(err, "use --device veth")
 	}
-	if i := slices.IndexFunc(there, onNimitz); i >= 0 && kind == datapath.Macvlan {
+	if i := slices.IndexFunc(there, onNimitz); i >= 0 && kind == endpoint.Macvlan {
 		return fail(
 			"use --device veth, or move the tenants to network netpila first",
 			"endpoint %d is on network nimitz, and an agent with --device macvlan carries none of it",
@@ -71,7 +73,7 @@ func device(uplink netlink.Link, choice string, there []endpoint.Record) Result 
 		why = ": " + why
 	}
 	other := changes(uplink, kind)
-	if kind == datapath.Macvlan {
+	if kind == endpoint.Macvlan {
 		return warn(
 			"use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/howto/devices.md)",
 			"containers get macvlans on %s%s",
@@ -99,7 +101,7 @@ func changes(uplink netlink.Link, kind string) string {
 		)
 	}
 	switch macvlans := has(guard); {
-	case !has(ours) || macvlans == (kind == datapath.Macvlan):
+	case !has(ours) || macvlans == (kind == endpoint.Macvlan):
 		return ""
 	case macvlans:
 		return "; the agent that is here has --device macvlan, and may be started again with this one"
@@ -173,8 +175,8 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	}
 	var before, after []string
 	running := false
-	for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-		chain, err := datapath.Chain(uplink, hook)
+	for _, attachPoint := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		chain, err := datapath.Chain(uplink, attachPoint)
 		if err != nil && rights.State != OK { // which the kernel says as if it could not list any
 			return fail("see privileges", "not tried")
 		}
@@ -223,7 +225,7 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 // otherInterfaces names those that the agent is going to guard. That something there has the private prefix, which
 // would be cut off, the check of that prefix says.
 func otherInterfaces(uplink netlink.Link) Result {
-	edge, err := datapath.HostInterfaces(&netlink.Handle{}, uplink)
+	edge, err := hook.HostInterfaces(&netlink.Handle{}, uplink)
 	if err != nil {
 		return unknown(err)
 	}
@@ -283,15 +285,15 @@ func routerAdvertisements() Result {
 		if r.Protocol != unix.RTPROT_RA || r.Dst != nil && !isDefault(r.Dst) {
 			continue
 		}
-		device := deviceName(r.LinkIndex)
-		if ipv6(device, "forwarding") != "0" && ipv6(device, "accept_ra") == "1" {
+		dev := deviceName(r.LinkIndex)
+		if ipv6(dev, "forwarding") != "0" && ipv6(dev, "accept_ra") == "1" {
 			return fail(
-				"sysctl -w net.ipv6.conf."+device+".accept_ra=2",
+				"sysctl -w net.ipv6.conf."+dev+".accept_ra=2",
 				"the default route on %s is learnt from router advertisements, which a device that forwards ignores: it will end",
-				device,
+				dev,
 			)
 		}
-		learnt = append(learnt, device)
+		learnt = append(learnt, dev)
 	}
 	if len(learnt) == 0 {
 		return ok("no default route is learnt from them")
@@ -308,8 +310,8 @@ func isDefault(n *net.IPNet) bool {
 }
 
 // ipv6 is a setting of a device; "" where it cannot be read.
-func ipv6(device, name string) string {
-	b, _ := os.ReadFile(filepath.Join("/proc/sys/net/ipv6/conf", device, name))
+func ipv6(dev, name string) string {
+	b, _ := os.ReadFile(filepath.Join("/proc/sys/net/ipv6/conf", dev, name))
 	return strings.TrimSpace(string(b))
 }
 

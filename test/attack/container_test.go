@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
@@ -63,7 +63,7 @@ func (b *bed) testEveryReason(t *testing.T) {
 	except = append(except, dropreason.ConnectionLimit) // of gateways
 	except = append(except, dropreason.ForeignUnknown)  // of Edge Switches, and its lab is one region
 	except = append(except, dropreason.SessionLimit)    // of a node with more connections than a test makes
-	if labtest.Device() == datapath.Macvlan {
+	if labtest.Device() == endpoint.Macvlan {
 		except = append(except, dropreason.PeerUnknown, dropreason.TunnelForged, dropreason.Untranslated)
 		except = append(except, dropreason.TooBig) // the kernel lets no macvlan be wider than its uplink
 	} else {
@@ -295,7 +295,7 @@ func (b *bed) headers(t *testing.T) []attack {
 			quoting(self.Address, b1.Address, datagram(b1.Address, b2.Address).Marshal()),
 			quoting(self.Address, b1.Address, []byte{0x60, 0, 0, 0})),
 	}
-	if labtest.Device() != datapath.Macvlan { // no macvlan can be widened
+	if labtest.Device() != endpoint.Macvlan { // no macvlan can be widened
 		b.widen(t, "mallory", longest)
 		long := datagram(self.Address, b2.Address)
 		long.Body = packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, longest-40-8)}

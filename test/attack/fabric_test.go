@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -82,7 +82,7 @@ func (b *bed) fabric(t *testing.T) []attack {
 			datagram(b1.Plaintext, b2.Address), datagram(b1.Address, b2.Address),
 			datagram(b1.Address, n2.Addr().Next())),
 	}
-	if labtest.Device() == datapath.Macvlan {
+	if labtest.Device() == endpoint.Macvlan {
 		guess := attack{name: "a container's MAC", from: onRouter + "n2", why: dropreason.MacOutside, at: "n2",
 			ports: 1}
 		for range many {

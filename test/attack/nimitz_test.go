@@ -9,8 +9,8 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -19,7 +19,7 @@ import (
 )
 
 // hasNimitz reports whether the nodes carry network nimitz: behind macvlans they do not.
-func hasNimitz() bool { return labtest.Device() != datapath.Macvlan }
+func hasNimitz() bool { return labtest.Device() != endpoint.Macvlan }
 
 // withNimitz adds its tenants, where nodes carry it.
 func withNimitz(spec lab.Spec) lab.Spec {
@@ -151,7 +151,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 // onOVS is the same tenants on nodes whose switch is an Open vSwitch, beside some of netpila; v1 and a1 are on n1.
 func onOVS() lab.Spec {
 	spec := lab.Spec{
-		Nodes: []string{"n1", "n2", "n3"}, Nimitz: lab.OVS, Device: datapath.Veth,
+		Nodes: []string{"n1", "n2", "n3"}, Nimitz: lab.OVS, Device: endpoint.Veth,
 		Tenants: []lab.Tenant{{Name: "blue"}},
 		Containers: []lab.Container{{Name: "mallory", Node: "n1", Tenant: "blue"},
 			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b3", Node: "n3", Tenant: "blue"}},

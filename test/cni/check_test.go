@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
@@ -115,7 +115,7 @@ var ofPair = []breakage{
 
 // breakagesOf are those of one kind of device.
 var breakagesOf = map[string][]breakage{
-	datapath.Veth: append(ofPair, breakage{
+	endpoint.Veth: append(ofPair, breakage{
 		"program", func(v victim) error {
 			return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
 				LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
@@ -123,8 +123,8 @@ var breakagesOf = map[string][]breakage{
 			}})
 		}, "program pil_container is not on {}",
 	}),
-	datapath.Netkit: ofPair,
-	datapath.Macvlan: {
+	endpoint.Netkit: ofPair,
+	endpoint.Macvlan: {
 		{"link", func(v victim) error { return v.inside.LinkDel(v.device) },
 			"link eth0 in the container: Link not found"},
 		{"another mode", func(v victim) error {
@@ -154,7 +154,7 @@ func testCheck(t *testing.T, n *node) {
 			if v.device, err = v.inside.LinkByName(lab.Interface); err != nil {
 				t.Fatal(err)
 			}
-			if labtest.Device() != datapath.Macvlan {
+			if labtest.Device() != endpoint.Macvlan {
 				if v.peer, err = v.host.LinkByName(v.endpoint.HostDevice); err != nil {
 					t.Fatal(err)
 				}

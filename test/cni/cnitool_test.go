@@ -15,7 +15,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -150,15 +150,15 @@ func testResult(t *testing.T, n *node) {
 					t.Fatalf("%v: %s", err, out)
 				}
 				var hosts []*types100.Interface // the node's side; a macvlan has none
-				if labtest.Device() != datapath.Macvlan && len(r.Interfaces) > 0 {
+				if labtest.Device() != endpoint.Macvlan && len(r.Interfaces) > 0 {
 					hosts = r.Interfaces[:1]
 				}
 				if r.CNIVersion != version || len(r.Interfaces) != len(hosts)+1 || len(r.IPs) != 1 {
 					t.Fatalf("result %s", out)
 				}
-				for _, host := range hosts {
-					if host.Sandbox != "" || !slices.Contains(n.devices(t), host.Name) {
-						t.Errorf("host side %+v is not among the node's devices %v", host, n.devices(t))
+				for _, hostLink := range hosts {
+					if hostLink.Sandbox != "" || !slices.Contains(n.devices(t), hostLink.Name) {
+						t.Errorf("host side %+v is not among the node's devices %v", hostLink, n.devices(t))
 					}
 				}
 				inside := r.Interfaces[len(hosts)]

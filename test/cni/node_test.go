@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -210,7 +210,7 @@ func onUplink(t *testing.T, path string) (names []string) {
 	}
 	defer ns.Close()
 	for _, l := range links(t, ns) {
-		if l.Type() == datapath.Macvlan {
+		if l.Type() == endpoint.Macvlan {
 			names = append(names, l.Attrs().Name+" in "+path)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -84,7 +84,7 @@ func TestPods(t *testing.T) {
 			t.Errorf("ping: %s", out)
 		}
 		sent := uint64(2)
-		if labtest.Device() != datapath.Veth {
+		if labtest.Device() != endpoint.Veth {
 			sent = 1 // the sender gets an error, and gives up
 		}
 		if rose := undecryptable(ctx, t, l, "n2") - before; rose != sent {

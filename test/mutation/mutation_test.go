@@ -21,6 +21,7 @@ import (
 const (
 	sources  = "../../bpf"
 	datapath = "../../internal/datapath"
+	bpfobj   = datapath + "/bpfobj" // the compiled programs
 )
 
 // A mutation removes or inverts one check.
@@ -174,7 +175,7 @@ func compile(t *testing.T, file, text string) (overlay string) {
 	must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 
 	generate := generateCommand(t)
-	source, include := slices.Index(generate, "../../bpf/pilaster.bpf.c"), slices.Index(generate, "-I../../bpf")
+	source, include := slices.Index(generate, "../../../bpf/pilaster.bpf.c"), slices.Index(generate, "-I../../../bpf")
 	if source < 0 || include < 0 {
 		t.Fatalf("go generate compiles something else: %q", generate)
 	}
@@ -182,12 +183,12 @@ func compile(t *testing.T, file, text string) (overlay string) {
 	out := t.TempDir()
 	generate = slices.Insert(generate, slices.Index(generate, "bpf2go")+1, "-output-dir", out)
 	run := exec.CommandContext(t.Context(), generate[0], generate[1:]...)
-	run.Dir = datapath
+	run.Dir = bpfobj
 	if said, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%s does not compile: %v\n%s", file, err, said)
 	}
 
-	object, err := filepath.Abs(filepath.Join(datapath, "pilaster_bpfel.o"))
+	object, err := filepath.Abs(filepath.Join(bpfobj, "pilaster_bpfel.o"))
 	must(t, err)
 	made := filepath.Join(out, "pilaster_bpfel.o")
 	replace, err := json.Marshal(map[string]map[string]string{"Replace": {object: made}})
@@ -223,14 +224,14 @@ func sourceFiles(t *testing.T) (names []string) {
 
 func generateCommand(t *testing.T) []string {
 	t.Helper()
-	doc, err := os.ReadFile(filepath.Join(datapath, "doc.go"))
+	doc, err := os.ReadFile(filepath.Join(bpfobj, "doc.go"))
 	must(t, err)
 	for line := range strings.Lines(string(doc)) {
 		if command, ok := strings.CutPrefix(line, "//go:generate "); ok {
 			return strings.Fields(command)
 		}
 	}
-	t.Fatal("internal/datapath has no go:generate line")
+	t.Fatal("internal/datapath/bpfobj has no go:generate line")
 	return nil
 }
 

@@ -104,8 +104,8 @@ func bugs() []planted {
 		},
 		{"FuzzDecodeEvent", "internal/datapath/events.go", "Count: e.Count,", "Count: e.Count & (1<<63 - 1),"},
 		{
-			"FuzzDeviceID", "internal/datapath/pair.go",
-			"name == deviceName(endpoint.ID(id))",
+			"FuzzDeviceID", "internal/datapath/host/names.go",
+			"name == DeviceName(endpoint.ID(id))",
 			`!strings.HasPrefix(number, "00")`,
 		},
 		{"FuzzCursor", "internal/endpoint/cursor.go", "if i > f.Reserved {", "if i > f.Reserved+1 {"},
@@ -212,7 +212,7 @@ func bugs() []planted {
 		{"FuzzRefusal", "internal/cniclient/text.go", "case r < ' ':", "case r < 31:"},
 		{"FuzzReadMatrix", "internal/nic/matrix.go", "err != nil || packets == 0 {", "err != nil {"},
 		{
-			"FuzzMountinfo", "internal/datapath/bpffs.go",
+			"FuzzMountinfo", "internal/datapath/host/bpffs.go",
 			"kind[1] != mountSource",
 			"!strings.HasPrefix(kind[1], mountSource)",
 		},

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
@@ -86,7 +86,7 @@ func TestHowTo(t *testing.T) {
 	name := labtest.Name(t)
 	cidrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}
 	labtest.New(t, lab.Spec{
-		Name: name, Nodes: []string{"n1", "n2"}, Device: datapath.Veth, // macvlans do not carry network nimitz
+		Name: name, Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, // macvlans do not carry network nimitz
 		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "green", Network: "nimitz", CIDRs: cidrs}},
 		Containers: []lab.Container{
 			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"},

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
@@ -96,7 +96,7 @@ func awaitMTU(ctx context.Context, t *testing.T, l *lab.Lab, want int) {
 		must(t, json.Unmarshal([]byte(out), &said))
 		container := deviceMTU(t, l, "b1", lab.Interface)
 		host := container // a macvlan has no side on the node
-		if labtest.Device() != datapath.Macvlan {
+		if labtest.Device() != endpoint.Macvlan {
 			host = deviceMTU(t, l, "n1", said.HostDevice)
 		}
 		if said.MTU == want && host == want && container == want {

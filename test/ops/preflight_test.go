@@ -23,7 +23,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -179,15 +180,15 @@ func (c *candidate) only(t *testing.T, name, state, says string, checks []check)
 func TestPreflightChoosesTheDevice(t *testing.T) {
 	c, args := newCandidate(t)
 	ctx := labtest.Context(t)
-	kind, why := datapath.ChooseDevice(datapath.Auto)
+	kind, why := device.ChooseDevice(device.Auto)
 	netkit := check{Check: "device", State: "ok", Says: "containers get netkit devices"}
-	if err := datapath.HasNetkit(); err != nil {
+	if err := device.HasNetkit(); err != nil {
 		netkit = check{Check: "device", State: "fail", Says: err.Error(),
 			Do: "choose another --device: veth, macvlan, auto"}
 	}
 	for device, want := range map[string]check{
-		datapath.Auto:   {Check: "device", State: "ok", Says: "containers get " + kind + " devices: " + why},
-		datapath.Netkit: netkit,
+		device.Auto:     {Check: "device", State: "ok", Says: "containers get " + kind + " devices: " + why},
+		endpoint.Netkit: netkit,
 	} {
 		_, checks := c.preflight(ctx, t, append(slices.Clone(args), "--device", device)...)
 		if !slices.Contains(checks, want) {
@@ -200,7 +201,7 @@ func TestPreflightChoosesTheDevice(t *testing.T) {
 // unjudged.
 func TestPreflightOfAnotherDevice(t *testing.T) {
 	ctx := labtest.Context(t)
-	for _, has := range []string{datapath.Veth, datapath.Macvlan} {
+	for _, has := range []string{endpoint.Veth, endpoint.Macvlan} {
 		t.Run(has, func(t *testing.T) {
 			c := &candidate{tmp: t.TempDir(), Lab: labtest.New(t, lab.Spec{
 				Nodes: []string{name}, Device: has, Tenants: []lab.Tenant{{Name: "blue"}},
@@ -225,16 +226,16 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 			if err != nil || !strings.Contains(string(listed), `"deviceKind": "`+has+`"`) {
 				t.Errorf("%v\n%s", err, listed)
 			}
-			if has == datapath.Veth {
-				want(datapath.Veth, "ok", "containers get veth devices")
-				want(datapath.Macvlan, "warn", "containers get macvlans on eth0; the agent that is here has another "+
+			if has == endpoint.Veth {
+				want(endpoint.Veth, "ok", "containers get veth devices")
+				want(endpoint.Macvlan, "warn", "containers get macvlans on eth0; the agent that is here has another "+
 					"--device, and may be started again with this one: containers that are there keep theirs")
 				return
 			}
-			want(datapath.Macvlan, "warn", "containers get macvlans on eth0")
-			want(datapath.Veth, "fail", "endpoints with a macvlan: 1, the first of them endpoint 1")
+			want(endpoint.Macvlan, "warn", "containers get macvlans on eth0")
+			want(endpoint.Veth, "fail", "endpoints with a macvlan: 1, the first of them endpoint 1")
 			must(t, c.RemoveContainer(ctx, "b1"))
-			want(datapath.Veth, "ok", "containers get veth devices; the agent that is here has --device macvlan, and "+
+			want(endpoint.Veth, "ok", "containers get veth devices; the agent that is here has --device macvlan, and "+
 				"may be started again with this one")
 		})
 	}
@@ -244,7 +245,7 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 func TestPreflightBesideOpenVSwitch(t *testing.T) {
 	ctx := labtest.Context(t)
 	c := &candidate{tmp: t.TempDir(),
-		Lab: labtest.New(t, lab.Spec{Nodes: []string{name}, Device: datapath.Veth, Nimitz: lab.OVS,
+		Lab: labtest.New(t, lab.Spec{Nodes: []string{name}, Device: endpoint.Veth, Nimitz: lab.OVS,
 			Tenants: []lab.Tenant{{Name: "blue", Network: "nimitz",
 				CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}},
 			Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}}})}
@@ -259,7 +260,7 @@ func TestPreflightBesideOpenVSwitch(t *testing.T) {
 	if status != 0 || at < 0 || checks[at].State != "ok" {
 		t.Errorf("exit %d\n%+v", status, checks)
 	}
-	_, checks = c.preflight(ctx, t, append(args, "--device", datapath.Macvlan)...)
+	_, checks = c.preflight(ctx, t, append(args, "--device", endpoint.Macvlan)...)
 	at = slices.IndexFunc(checks, func(one check) bool { return one.Check == "device" })
 	if checks[at].State != "fail" || !strings.Contains(checks[at].Says, "endpoint 1 is on network nimitz") {
 		t.Errorf("%+v", checks[at])

@@ -19,7 +19,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -116,7 +116,7 @@ func TestResetLeavesTheMachineAsItWasFound(t *testing.T) {
 			must(t, n.Stop(ctx, lab.AgentProcess(name)))
 			n.refuses(t, "container "+n.ContainerID("b1")+" eth0, container "+n.ContainerID("b2")+" eth0", "", "--yes")
 			n.refuses(t, "Remove all of it? [y/N]", "n\n", "--force")
-			device := cmp.Or(map[string]string{datapath.Macvlan: "device eth0 in "}[labtest.Device()], "device pil1")
+			device := cmp.Or(map[string]string{endpoint.Macvlan: "device eth0 in "}[labtest.Device()], "device pil1")
 			n.refuses(t, device, "", "--force")
 
 			status, out, complaint := n.reset(t, "", "--yes", "--force", "-o", "json")

@@ -32,7 +32,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
@@ -249,7 +249,7 @@ func TestSysdump(t *testing.T) {
 	}
 	alive := unpack(t, file)
 	device, program := "pil1", "pil_container" // of b1
-	if labtest.Device() == datapath.Macvlan {
+	if labtest.Device() == endpoint.Macvlan {
 		device, program = "pilaster1", "pil_guard_out" // b1 has none on the node
 	}
 	for part, says := range map[string]string{

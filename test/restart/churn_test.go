@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
@@ -33,7 +33,7 @@ type pace struct {
 func paceOf(device string) pace {
 	p := pace{one: 20 * time.Millisecond, ten: 60 * time.Millisecond, slowest: 90 * time.Millisecond,
 		goneInAll: 300 * time.Millisecond}
-	if device == datapath.Macvlan {
+	if device == endpoint.Macvlan {
 		p.ten, p.slowest = 40*time.Millisecond, 80*time.Millisecond
 	}
 	return p

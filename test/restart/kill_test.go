@@ -17,7 +17,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -284,7 +284,7 @@ func (k *killer) onlyOne(node string) {
 		}
 	}
 	want := map[string]uint32{"endpoints": 1, "tenants": 1, "sources": 1, "locals": 1}
-	if labtest.Device() != datapath.Macvlan {
+	if labtest.Device() != endpoint.Macvlan {
 		want["devices"] = 1 // a macvlan is not on the node
 	}
 	for thing := range want {

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -117,7 +117,7 @@ func TestUplinkShrinks(t *testing.T) {
 	address, err := f.lab.Address("far")
 	must(t, err)
 	knows := []string{"ip", "-6", "route", "get", address.String()}
-	if labtest.Device() == datapath.Macvlan {
+	if labtest.Device() == endpoint.Macvlan {
 		knows = []string{"ip", "link", "show", lab.Interface} // the kernel narrows it with its uplink
 	}
 	if says, err := f.lab.Output(t.Context(), "c0", knows...); err != nil ||

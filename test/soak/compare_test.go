@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -32,7 +32,7 @@ func (s *soak) reaches(a, b *container) bool {
 
 // still reports whether a node's containers can send nothing: macvlans are down with their uplink.
 func (s *soak) still(node string) bool {
-	return labtest.Device() == datapath.Macvlan && slices.Contains(s.down, node)
+	return labtest.Device() == endpoint.Macvlan && slices.Contains(s.down, node)
 }
 
 func (s *soak) compareReach() {

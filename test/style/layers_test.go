@@ -67,7 +67,6 @@ var knownLarge = map[string]struct {
 	"internal/agent":              {48, "to be split by responsibility"},
 	"internal/bench":              {50, "to be split by responsibility"},
 	"internal/cli":                {40, "to be split by responsibility"},
-	"internal/datapath":           {38, "to be split by responsibility"},
 	"internal/lab":                {19, "to be split by responsibility"},
 	"internal/orchestrator/store": {27, "to be split by responsibility"},
 	"internal/policy":             {18, "to be split by responsibility"},

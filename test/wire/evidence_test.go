@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
@@ -133,7 +133,7 @@ const gateway = "02:70:69:6c:00:01"
 // mac is a container's own: the same everywhere, or made of a number that shows nothing of the node.
 func (b *bed) mac(t *testing.T, container string) (mac string) {
 	t.Helper()
-	if labtest.Device() != datapath.Macvlan {
+	if labtest.Device() != endpoint.Macvlan {
 		return "02:70:69:6c:00:02"
 	}
 	var device *net.Interface

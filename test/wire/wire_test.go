@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
@@ -192,7 +192,7 @@ func (b *bed) testFabric(t *testing.T) {
 // uplink.
 func (b *bed) offloaders(t *testing.T) (all []host) {
 	t.Helper()
-	if labtest.Device() != datapath.Macvlan {
+	if labtest.Device() != endpoint.Macvlan {
 		return slices.Collect(maps.Values(b.hosts))
 	}
 	for _, node := range nodes {

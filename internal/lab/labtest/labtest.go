@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 )
 
@@ -53,7 +53,7 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 }
 
 // Device is how the containers of the tests are joined to their nodes: PILASTER_TEST_DEVICE, or veth.
-func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), datapath.Veth) }
+func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), endpoint.Veth) }
 
 // Context ends with the test, or when it takes too long.
 func Context(t testing.TB) context.Context {

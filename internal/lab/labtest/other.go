@@ -53,7 +53,7 @@ func makeOther(tree string) (string, error) {
 	}
 	c, generated := filepath.Join(folder, "bpf"), filepath.Join(folder, "datapath")
 	datapath := filepath.Join(tree, "internal", "datapath")
-	if err := generate(datapath, c, generated); err != nil {
+	if err := generate(filepath.Join(datapath, "bpfobj"), c, filepath.Join(generated, "bpfobj")); err != nil {
 		return "", err
 	}
 
@@ -95,30 +95,30 @@ func otherSources(tree, folder string) error {
 	c, datapath := filepath.Join(folder, "bpf"), filepath.Join(folder, "datapath")
 	return errors.Join(
 		r.rewriteTree(filepath.Join(tree, "bpf"), c, []string{".c", ".h"}, 29, r.otherC),
-		r.rewriteTree(filepath.Join(tree, "internal", "datapath"), datapath, []string{".go"}, 25, r.otherGo),
+		r.rewriteTree(filepath.Join(tree, "internal", "datapath"), datapath, []string{".go"}, 45, r.otherGo),
 		rewrite(versionFile(tree), filepath.Join(folder, "version.go"), r.otherVersion),
 		r.check(),
 	)
 }
 
 // generate does what go generate does, with the sources in c.
-func generate(datapath, c, out string) error {
-	doc, err := os.ReadFile(filepath.Join(datapath, "doc.go"))
+func generate(bpfobj, c, out string) error {
+	doc, err := os.ReadFile(filepath.Join(bpfobj, "doc.go"))
 	if err != nil {
 		return err
 	}
 	_, rest, _ := strings.Cut(string(doc), "//go:generate ")
 	line, _, _ := strings.Cut(rest, "\n")
 	command := strings.Fields(line)
-	tool, source := slices.Index(command, "bpf2go"), slices.Index(command, "../../bpf/pilaster.bpf.c")
+	tool, source := slices.Index(command, "bpf2go"), slices.Index(command, "../../../bpf/pilaster.bpf.c")
 	include := slices.Index(command, "-I../../bpf")
 	if tool < 0 || source < 0 || include < 0 {
-		return fmt.Errorf("%s/doc.go generates by another command: %q", datapath, command)
+		return fmt.Errorf("%s/doc.go generates by another command: %q", bpfobj, command)
 	}
 	command[source], command[include] = filepath.Join(c, "pilaster.bpf.c"), "-I"+c
 	command = slices.Insert(command, tool+1, "-output-dir", out)
 	run := exec.Command(command[0], command[1:]...)
-	run.Dir = datapath
+	run.Dir = bpfobj
 	if said, err := run.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile other programs: %w\n%s", err, said)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -82,7 +83,7 @@ func (b *bed) tap(t testing.TB) {
 	must(t, b.node.Do(func() (err error) {
 		b.programs, err = datapath.Open(datapath.Config{
 			Uplink: b.config.Uplink, NodePrefix: b.config.Node, Plan: plan, BPFFS: pins, MaxEndpoints: 100,
-			Device: datapath.Veth, Log: slog.New(slog.DiscardHandler),
+			Device: endpoint.Veth, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	}))

@@ -6,22 +6,22 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // policy puts the programs that know VXLAN's group policy field between Open vSwitch and the node's stack. They stay
 // with the device.
-func (s *Switch) policy(h *netlink.Handle, host netlink.Link) error {
+func (s *Switch) policy(h *netlink.Handle, hostLink netlink.Link) error {
 	programs, err := s.loadPolicy()
 	if err != nil {
 		return fmt.Errorf("load the programs: %w", err)
 	}
 	defer programs.Close()
-	device := host.Attrs().Index
+	device := hostLink.Attrs().Index
 	return errors.Join(
-		datapath.AttachFilter(h, device, hostSide, netlink.HANDLE_MIN_INGRESS, programs.PilPolicyOut, "pil_policy_out"),
-		datapath.AttachFilter(h, device, hostSide, netlink.HANDLE_MIN_EGRESS, programs.PilPolicyIn, "pil_policy_in"))
+		host.AttachFilter(h, device, hostSide, netlink.HANDLE_MIN_INGRESS, programs.PilPolicyOut, "pil_policy_out"),
+		host.AttachFilter(h, device, hostSide, netlink.HANDLE_MIN_EGRESS, programs.PilPolicyIn, "pil_policy_in"))
 }
 
 func (s *Switch) loadPolicy() (*policyObjects, error) {

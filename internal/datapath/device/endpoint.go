@@ -1,0 +1,90 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// Attach gives the endpoint's device its program, and the node its routes.
+func (d *Devices) Attach(r endpoint.Record) error {
+	if err := d.Driver(r).AttachProgram(r); err != nil {
+		return err
+	}
+	d.SetEndpointOf(r)
+	return d.AddNodeRoutes(r)
+}
+
+// setEndpointOf notes whose a device is, for events.
+func (d *Devices) SetEndpointOf(r endpoint.Record) {
+	d.EndpointByDevice.Store(uint32(r.Device.HostIfindex), r.ID)
+}
+
+// MissingDevices looks for the devices of active endpoints, and says of those that are gone why they cannot be brought
+// back.
+func (d *Devices) MissingDevices(records []endpoint.Record) (gone map[endpoint.ID]error, err error) {
+	gone = map[endpoint.ID]error{}
+	var errs []error
+	for id, lost := range d.Missing(records) {
+		var notFound netlink.LinkNotFoundError
+		if errors.As(lost, &notFound) || errors.Is(lost, dpapi.ErrNoNamespace) {
+			gone[id] = lost
+		} else {
+			errs = append(errs, lost) // it is there, or could not be looked for
+		}
+	}
+	return gone, errors.Join(errs...)
+}
+
+// RemoveRoutes takes the node's routes to an endpoint whose device is gone away.
+func (d *Devices) RemoveRoutes(r endpoint.Record) error {
+	var errs []error
+	for _, dst := range hook.RoutesTo(r) {
+		errs = append(errs, d.DeleteNodeRoute(dst))
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveDevice takes away routes and device.
+func (d *Devices) RemoveDevice(_ context.Context, r endpoint.Record) error {
+	if err := d.Driver(r).Remove(r, hook.RoutesTo(r)...); err != nil {
+		return err
+	}
+	d.EndpointByDevice.CompareAndDelete(uint32(r.Device.HostIfindex), r.ID)
+	return nil
+}
+
+// endpointOf finds whose device a packet came from, whatever source it claims. 0 for the uplink, and for a device that is
+// stale meanwhile.
+func (d *Devices) EndpointOf(device uint32) endpoint.ID {
+	id, _ := d.EndpointByDevice.Load(device)
+	owner, _ := id.(endpoint.ID)
+	return owner
+}
+
+// loadDeviceOwners learns them from the tables another process has filled.
+func (d *Devices) LoadDeviceOwners() error {
+	return d.forEachEpDst(func(l bpfobj.PilasterEpDst) { d.EndpointByDevice.Store(l.Ifindex, endpoint.ID(l.Endpoint)) })
+}
+
+// forEachEpDst reads the containers' entries.
+func (d *Devices) forEachEpDst(f func(bpfobj.PilasterEpDst)) error {
+	var key uint64
+	var local bpfobj.PilasterEpDst
+	entries := d.Objects.PilLocalsV1.Iterate()
+	for entries.Next(&key, &local) {
+		f(local)
+	}
+	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return fmt.Errorf("list the containers' entries: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// netkit has the program where the container sends: a packet goes on from there, as one of the node's side, without
+// waiting in a queue in between. Without a program the device itself drops what the container sends; it takes
+// whatever is for it, as a veth does.
+type netkit struct{ *Devices }
+
+func (d netkit) link(node, container netlink.LinkAttrs) netlink.Link {
+	n := &netlink.Netkit{
+		LinkAttrs: node, Mode: netlink.NETKIT_MODE_L2, Policy: netlink.NETKIT_POLICY_FORWARD, PeerPolicy: netlink.NETKIT_POLICY_BLACKHOLE,
+		Scrub: netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT,
+	}
+	n.SetPeerAttrs(&container)
+	return n
+}
+
+func (d netkit) checkKernel() error {
+	if err := HasNetkit(); err != nil {
+		others := slices.DeleteFunc(DeviceChoices(), func(kind string) bool { return kind == endpoint.Netkit })
+		return fmt.Errorf("%w\n  nothing was changed; choose another --device: %s", err, strings.Join(others, ", "))
+	}
+	return nil
+}
+
+// HasNetkit says why this kernel cannot make a netkit pair, by making one where nobody sees it.
+func HasNetkit() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "probe"
+	err := netns.OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return netns.Retry(func() error { return h.LinkAdd(netkit{}.link(attrs, netlink.NewLinkAttrs())) })
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("this kernel has no netkit (CONFIG_NETKIT, Linux 6.7 or newer): %w", err)
+	}
+	if err != nil {
+		return fmt.Errorf("a netkit pair cannot be made: %w", err)
+	}
+	return nil
+}
+
+// attachProgram uses no link, which would have to be kept somewhere: what is attached so goes with the device. Somebody else's
+// programs stay.
+func (d netkit) AttachProgram(r endpoint.Record) error {
+	there, err := d.programAt(r.Device.HostIfindex)
+	if err != nil {
+		return err
+	}
+	o := link.RawAttachProgramOptions{
+		Target: r.Device.HostIfindex, Program: d.Objects.PilContainer, Attach: ebpf.AttachNetkitPeer, Anchor: link.Head(),
+	}
+	if there != 0 {
+		old, err := ebpf.NewProgramFromID(there)
+		if err != nil {
+			return fmt.Errorf("program on %s: %w", r.Device.HostName, err)
+		}
+		defer old.Close()
+		o.Anchor = link.ReplaceProgram(old)
+	}
+	err = d.WithDeviceLock(func() error { return d.Node.Do(func() error { return link.RawAttachProgram(o) }) })
+	if err != nil && !errors.Is(err, os.ErrExist) { // it is this very program that stands there
+		return fmt.Errorf("put the program on %s: %w", r.Device.HostName, err)
+	}
+	return nil
+}
+
+func (d netkit) ProgramID(hostLink netlink.Link) (ebpf.ProgramID, error) {
+	return d.programAt(hostLink.Attrs().Index)
+}
+
+// programAt is ours among those that the container's packets meet, whichever build's; 0 without one.
+func (d netkit) programAt(ifindex int) (id ebpf.ProgramID, err error) {
+	err = d.Node.Do(func() error {
+		result, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: ebpf.AttachNetkitPeer})
+		if err != nil {
+			return err
+		}
+		for _, p := range result.Programs {
+			if hook.ProgramHasName(p.ID, bpfobj.PilasterProgPilContainer) {
+				id = p.ID
+				break
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("program: ask device %d for its programs: %w", ifindex, err)
+	}
+	return id, nil
+}

@@ -1,0 +1,239 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// pairDevice is two devices, one of them on the node, and our program between them.
+type PairDevice struct {
+	*Devices
+	PairDriver
+}
+
+// pairDriver is what pairs differ in.
+type PairDriver interface {
+	// checkKernel says why this kernel has no such pair.
+	checkKernel() error
+	// link is the pair for the kernel to make.
+	link(node, container netlink.LinkAttrs) netlink.Link
+	// attachProgram lets what the container sends meet our program, or swaps an older one for it in one step.
+	AttachProgram(r endpoint.Record) error
+	// programID is the id of the program in the place of ours; 0 without one.
+	ProgramID(hostLink netlink.Link) (ebpf.ProgramID, error)
+}
+
+func (d PairDevice) CheckUplink(netlink.Link) error { return d.checkKernel() }
+
+// create makes the pair, its container side born in the container's namespace: moving it there later
+// would cost 30 times as much.
+func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpoint.Device, err error) {
+	name := host.DeviceName(r.ID)
+	node, container := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
+	node.Name, node.MTU, node.HardwareAddr = name, mtu, host.GatewayMAC
+	container.Name, container.MTU, container.HardwareAddr, container.Namespace = r.Interface, mtu, host.ContainerMAC, netlink.NsFd(in.Netns.FD())
+	pair := d.link(node, container)
+	add := func() error {
+		return d.WithDeviceLock(func() error { return netns.Retry(func() error { return d.Netlink.LinkAdd(pair) }) })
+	}
+	err = add()
+	if errors.Is(err, os.ErrExist) {
+		// A device of that name is what a crash left of an endpoint that has no record.
+		if err = d.Devices.removeHostDevice(name); err == nil {
+			err = add()
+		}
+	}
+	if err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return endpoint.Device{}, hasDevice(r, err)
+		}
+		return endpoint.Device{}, fmt.Errorf("make the device pair: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Devices.removeHostDevice(name))
+		}
+	}()
+	if pair.Attrs().Index == 0 { // LinkAdd looks it up, and does not say that it failed
+		return endpoint.Device{}, fmt.Errorf("%s went while it was made", name)
+	}
+	r.Device = endpoint.Device{
+		Kind: pair.Type(), HostName: name, HostIfindex: pair.Attrs().Index,
+		HostMAC: host.GatewayMAC, ContainerMAC: host.ContainerMAC, MTU: mtu,
+	}
+	if err := d.WithDeviceLock(func() error { return d.setUpHostSide(r, pair) }); err != nil {
+		return endpoint.Device{}, fmt.Errorf("host side: %w", err)
+	}
+	return r.Device, nil
+}
+
+func hasDevice(r endpoint.Record, err error) error {
+	return fmt.Errorf("the namespace has a device %s already; remove it or name another interface: %w", r.Interface, err)
+}
+
+func (d PairDevice) setUpHostSide(r endpoint.Record, hostLink netlink.Link) error {
+	if err := d.Sysctls.Set(r.Device.HostName, host.HostSysctls()); err != nil {
+		return err
+	}
+	if err := host.SetMTU(d.Netlink, hostLink, r.Device.MTU); err != nil {
+		return err
+	}
+	if err := netns.Retry(func() error { return d.Netlink.LinkSetARPOff(hostLink) }); err != nil {
+		return err
+	}
+	return netns.Retry(func() error { return d.Netlink.LinkSetUp(hostLink) })
+}
+
+// hostSide finds the endpoint's device. After a reboot its index may be any other device's, even the
+// uplink's.
+func (d PairDevice) hostSide(r endpoint.Record) (netlink.Link, error) {
+	hostLink, err := d.Netlink.LinkByName(r.Device.HostName)
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", r.Device.HostName, err)
+	}
+	if hostLink.Attrs().Index != r.Device.HostIfindex {
+		return nil, fmt.Errorf("link %s has index %d, not %d: it was made anew", r.Device.HostName, hostLink.Attrs().Index, r.Device.HostIfindex)
+	}
+	return hostLink, nil
+}
+
+func (d PairDevice) Missing(records []endpoint.Record) map[endpoint.ID]error {
+	lost := map[endpoint.ID]error{}
+	for _, r := range records {
+		_, err := d.hostSide(r)
+		if err == nil {
+			continue
+		}
+		if _, gone := os.Stat(r.Netns); errors.Is(gone, os.ErrNotExist) {
+			err = fmt.Errorf("%w, and %w", err, dpapi.ErrNoNamespace)
+		}
+		lost[r.ID] = err
+	}
+	return lost
+}
+
+func (d PairDevice) netnsID(r endpoint.Record) (int, error) {
+	hostLink, err := d.hostSide(r)
+	if err != nil {
+		return 0, err
+	}
+	if hostLink.Attrs().NetNsID < 0 {
+		return 0, fmt.Errorf("the other end of %s is on the node", r.Device.HostName)
+	}
+	return hostLink.Attrs().NetNsID, nil
+}
+
+func (d PairDevice) netnsIDOf(in *ContainerNS) (int, error) {
+	return d.Netlink.GetNetNsIdByFd(in.Netns.FD())
+}
+
+func (d PairDevice) containerLink(r endpoint.Record, in *ContainerNS) (netlink.Link, error) {
+	hostLink, err := d.hostSide(r)
+	if err != nil {
+		return nil, err
+	}
+	container, err := in.LinkByName(r.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
+	}
+	if container.Attrs().ParentIndex != hostLink.Attrs().Index || hostLink.Attrs().ParentIndex != container.Attrs().Index {
+		return nil, fmt.Errorf("link %s in %s is not the other end of %s", r.Interface, r.Netns, r.Device.HostName)
+	}
+	return container, nil
+}
+
+func (d PairDevice) Check(r endpoint.Record) error {
+	hostLink, err := d.hostSide(r)
+	if err != nil {
+		return err
+	}
+	if hostLink.Attrs().Flags&net.FlagUp == 0 {
+		return fmt.Errorf("link %s is down", r.Device.HostName)
+	}
+	if hostLink.Attrs().RawFlags&unix.IFF_NOARP == 0 {
+		return fmt.Errorf("link %s does ARP", r.Device.HostName)
+	}
+	if mtu := hostLink.Attrs().MTU; mtu != r.Device.MTU {
+		return fmt.Errorf("link %s has MTU %d, not %d", r.Device.HostName, mtu, r.Device.MTU)
+	}
+	if err := d.Sysctls.Check(r.Device.HostName, host.HostSysctls()); err != nil {
+		return err
+	}
+	there, err := d.ProgramID(hostLink)
+	if err != nil {
+		return err
+	}
+	return host.SameProgram(there, hostLink, d.Objects.PilContainer, bpfobj.PilasterProgPilContainer)
+}
+
+func (d PairDevice) Repair(r endpoint.Record) error {
+	hostLink, err := d.hostSide(r)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.setUpHostSide(r, hostLink), d.AttachProgram(r))
+}
+
+// setMTU changes the side first that sends: the node's side takes no packet longer than its own MTU, and
+// says nothing of it.
+func (d PairDevice) setMTU(r endpoint.Record, mtu int, container func() error) error {
+	hostLink, err := d.hostSide(r)
+	if err != nil {
+		return err
+	}
+	set := func() error {
+		if err := netns.Retry(func() error { return d.Netlink.LinkSetMTU(hostLink, mtu) }); err != nil {
+			return fmt.Errorf("link %s: %w", r.Device.HostName, err)
+		}
+		return nil
+	}
+	first, second := container, set
+	if mtu > hostLink.Attrs().MTU {
+		first, second = set, container
+	}
+	if err := first(); err != nil {
+		return err
+	}
+	return second()
+}
+
+func (d PairDevice) effectiveMTU(mtu int) int { return mtu }
+
+func (d PairDevice) Remove(r endpoint.Record, routes ...*net.IPNet) error {
+	return d.Devices.removeHostDevice(host.DeviceName(r.ID), routes...)
+}
+
+// attachedEndpoints finds the devices that have a program. One may go while it is asked for.
+func (d PairDevice) AttachedEndpoints() ([]endpoint.ID, error) {
+	links, err := netns.List(d.Netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var ids []endpoint.ID
+	for _, l := range links {
+		id, ours := host.DeviceID(l)
+		if !ours || l.Type() != d.link(netlink.LinkAttrs{}, netlink.LinkAttrs{}).Type() {
+			continue
+		}
+		program, err := d.ProgramID(l)
+		if err := host.IgnoreGone(err); err != nil {
+			return nil, err
+		}
+		if program != 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}

@@ -1,0 +1,40 @@
+package device
+
+import (
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// veth has the program where packets come out of it.
+type veth struct{ *Devices }
+
+func (d veth) checkKernel() error { return nil }
+
+func (d veth) link(node, container netlink.LinkAttrs) netlink.Link {
+	v := netlink.NewVeth(node)
+	v.PeerName, v.PeerHardwareAddr, v.PeerNamespace = container.Name, container.HardwareAddr, container.Namespace
+	return v
+}
+
+// attachProgram uses a cls_bpf filter, which takes 0.1 ms where a tcx link takes 11 ms, under the lock every other device
+// operation waits for.
+func (d veth) AttachProgram(r endpoint.Record) error {
+	return d.WithDeviceLock(func() error {
+		return host.AttachFilter(
+			d.Netlink,
+			r.Device.HostIfindex,
+			r.Device.HostName,
+			netlink.HANDLE_MIN_INGRESS,
+			d.Objects.PilContainer,
+			bpfobj.PilasterProgPilContainer,
+		)
+	})
+}
+
+func (d veth) ProgramID(hostLink netlink.Link) (ebpf.ProgramID, error) {
+	return d.ProgramOn(hostLink, netlink.HANDLE_MIN_INGRESS)
+}

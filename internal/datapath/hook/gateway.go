@@ -1,0 +1,132 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// gatewaySide is one of the two devices by which the gateway of the second network, whose stack is in a namespace of
+// its own, is joined to the node: the switch is behind the one, the fabric behind the other.
+type gatewaySide struct {
+	index   func(*bpfobj.PilasterNimitzNode) *uint32
+	program func(*bpfobj.PilasterObjects) *ebpf.Program
+	name    string
+}
+
+var (
+	OverlaySide = gatewaySide{
+		func(v *bpfobj.PilasterNimitzNode) *uint32 { return &v.Gateway },
+		func(o *bpfobj.PilasterObjects) *ebpf.Program { return o.PilGatewayIn }, bpfobj.PilasterProgPilGatewayIn,
+	}
+	underlaySide = gatewaySide{
+		func(v *bpfobj.PilasterNimitzNode) *uint32 { return &v.Underlay },
+		func(o *bpfobj.PilasterObjects) *ebpf.Program { return o.PilUnderlayIn }, bpfobj.PilasterProgPilUnderlayIn,
+	}
+)
+
+// PlugUnderlay makes a device the one by which the gateway reaches the fabric, and the fabric the gateway.
+func (d *Hooks) PlugUnderlay(device string) error {
+	if _, err := d.PlugGateway(underlaySide, device); err != nil {
+		return fmt.Errorf("make %s the gateway's way to the fabric: %w", device, err)
+	}
+	return nil
+}
+
+// plugGateway has a program stand before anything is sent to the device. One that works already Restore moves, as all
+// hookNames.
+func (d *Hooks) PlugGateway(s gatewaySide, device string) (index uint32, err error) {
+	l, err := d.Netlink.LinkByName(device)
+	if err != nil {
+		return 0, err
+	}
+	index = uint32(l.Attrs().Index)
+	return index, d.WithDeviceLock(func() error {
+		if err := d.Sysctls.Set(device, host.HostSysctls()); err != nil {
+			return err
+		}
+		there, err := d.ProgramOn(l, netlink.HANDLE_MIN_INGRESS)
+		if err == nil && there == 0 {
+			err = d.attachGateway(s, l)
+		}
+		if err != nil {
+			return err
+		}
+		return d.SetNimitzNode(func(v *bpfobj.PilasterNimitzNode) { *s.index(v) = index })
+	})
+}
+
+func (d *Hooks) attachGateway(s gatewaySide, l netlink.Link) error {
+	return host.AttachFilter(
+		d.Netlink,
+		l.Attrs().Index,
+		l.Attrs().Name,
+		netlink.HANDLE_MIN_INGRESS,
+		s.program(&d.Objects),
+		s.name,
+	)
+}
+
+// reattachGateway moves the hooks of the devices that are plugged to the programs of this build.
+func (d *Hooks) ReattachGateway() error {
+	var node bpfobj.PilasterNimitzNode
+	if err := d.Objects.NimNodeV1.Lookup(uint32(0), &node); err != nil {
+		return fmt.Errorf("read the second network's devices: %w", err)
+	}
+	for _, s := range []gatewaySide{OverlaySide, underlaySide} {
+		index := *s.index(&node)
+		if index == 0 {
+			continue
+		}
+		l, err := d.Netlink.LinkByIndex(int(index))
+		if err == nil {
+			err = d.WithDeviceLock(func() error { return host.IgnoreGone(d.attachGateway(s, l)) })
+		}
+		var notFound netlink.LinkNotFoundError
+		if err != nil && !errors.As(err, &notFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// gatewayProblems says what is missing of the gateway's devices, where there are any.
+func (d *Hooks) GatewayProblems() ([]string, error) {
+	var node bpfobj.PilasterNimitzNode
+	if err := d.Objects.NimNodeV1.Lookup(uint32(0), &node); err != nil {
+		return nil, err
+	}
+	var problems []string
+	for _, s := range []gatewaySide{OverlaySide, underlaySide} {
+		index := *s.index(&node)
+		if index == 0 {
+			continue
+		}
+		l, err := d.Netlink.LinkByIndex(int(index))
+		if err == nil {
+			err = d.CheckProgram(l, netlink.HANDLE_MIN_INGRESS, s.program(&d.Objects), s.name)
+		}
+		if err != nil {
+			problems = append(
+				problems,
+				fmt.Sprintf(
+					"the gateway's device with program %s: %v; restart the agent to bring the gateway back",
+					s.name,
+					err,
+				),
+			)
+		}
+	}
+	return problems, nil
+}
+
+// isGateway tells the gateway's devices on the node.
+func isGateway(name string) bool {
+	return name == pipeline.GatewayDevice || name == pipeline.UnderlayDevice
+}

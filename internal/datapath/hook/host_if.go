@@ -1,0 +1,177 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// hostIfHooks are where packets are checked on an interface beside the uplink. Its index is in the pin's name,
+// because a device may have any name, and another tomorrow.
+func (d *Hooks) hostIfHooks(l netlink.Link) []hook {
+	pin := func(name string) string { return fmt.Sprintf("%s_%d", name, l.Attrs().Index) }
+	switch RoleOf(l, d.Uplink, d.Netlink.LinkByIndex) {
+	case RoleEdge:
+		return []hook{
+			{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.Objects.PilEdgeIn, nil},
+			{"edge_out", pin("edge_out"), l, ebpf.AttachTCXEgress, d.Objects.PilEdgeOut, nil},
+		}
+	case RoleLoopback:
+		return []hook{{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.Objects.PilEdgeIn, nil}}
+	case RolePort:
+		return []hook{{"port_in", pin("port_in"), l, ebpf.AttachTCXIngress, d.Objects.PilPortIn, nil}}
+	}
+	return nil
+}
+
+// role is what an interface beside the uplink is to the node's stack.
+type Role int
+
+const (
+	RoleNone     Role = iota // packets of the stack do not come by here, or those of containers do
+	RoleEdge                 // packets can reach the stack, or leave it
+	RolePort                 // a member of a bridge, a bond or the like, which the stack sees in its place; almost
+	RoleLoopback             // what the stack says to itself
+)
+
+// HostInterfaces lists the interfaces beside the uplink by which packets can reach the node's stack or leave it.
+func HostInterfaces(h *netlink.Handle, uplink netlink.Link) ([]netlink.Link, error) {
+	links, err := netns.List(h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	return slices.DeleteFunc(links, func(l netlink.Link) bool { return RoleOf(l, uplink, h.LinkByIndex) != RoleEdge }), nil
+}
+
+func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Role {
+	a := l.Attrs()
+	_, container := host.DeviceID(l)
+	switch {
+	case container,
+		a.Name == NodeDevice,
+		a.Name == NodeFar,
+		IsTunnel(l),
+		isGateway(a.Name),
+		a.Name == pipeline.NodeSide,
+		a.Name == pipeline.SwitchSide,
+		a.Name == uplink.Attrs().Name,
+		a.Index == uplink.Attrs().Index:
+		return RoleNone // lookup stand others of our programs
+	case a.Flags&net.FlagLoopback != 0:
+		return RoleLoopback
+	case l.Type() == "ifb", a.EncapType == "can", a.EncapType == "netlink":
+		return RoleNone // hasTarget nowhere, or carries no IP
+	case a.MasterIndex != 0:
+		// A VRF takes packets from its members' hooks.
+		if master, err := byIndex(a.MasterIndex); err == nil && master.Type() != "vrf" {
+			return RolePort // entriesOf the uplink too: its containers' frames have other addresses
+		}
+	}
+	if isUnderUplink(a.Index, uplink, byIndex) {
+		return RoleNone
+	}
+	return RoleEdge
+}
+
+// encapsulatingKinds are the kinds of device that put a tag or a header of their own around what leaves by a lower one.
+var encapsulatingKinds = []string{"vlan", "vxlan", "geneve", "gretap", "ip6gretap", "macsec"}
+
+// isUnderUplink reports whether the uplink's frames leave by a lower device as they are: there our packets look like
+// anybody's.
+func isUnderUplink(index int, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) bool {
+	const deepest = 8 // MAX_NEST_DEV of the kernel
+	for l, depth := uplink, 0; depth < deepest; depth++ {
+		a := l.Attrs()
+		elsewhere := a.NetNsID >= 0
+		if a.ParentIndex == 0 || elsewhere || slices.Contains(encapsulatingKinds, l.Type()) {
+			return false
+		}
+		if a.ParentIndex == index {
+			return true
+		}
+		var err error
+		if l, err = byIndex(a.ParentIndex); err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+// GuardInterfaces puts programs on interfaces beside the uplink, or swaps those that are there, and takes them off
+// where they do not belong any more: an interface that has gone, into another namespace too, or to a master.
+func (d *Hooks) GuardInterfaces(changed netlink.Link) error {
+	if changed == nil {
+		return d.guardAllInterfaces()
+	}
+	if _, container := host.DeviceID(changed); container {
+		return nil // most changes of a busy node
+	}
+	// A message may be of a bridge's port, or of what has changed again.
+	index := changed.Attrs().Index
+	l, err := d.Netlink.LinkByIndex(index)
+	var notFound netlink.LinkNotFoundError
+	if err != nil && !errors.As(err, &notFound) {
+		return fmt.Errorf("find %s: %w", changed.Attrs().Name, err)
+	}
+	var wanted []hook
+	if err == nil {
+		wanted = d.hostIfHooks(l)
+	}
+	var errs []error
+	for _, name := range []string{"edge_in", "edge_out", "port_in"} {
+		pin := fmt.Sprintf("%s_%d", name, index)
+		if slices.ContainsFunc(wanted, func(h hook) bool { return h.pin == pin }) {
+			continue
+		}
+		if err := d.detachPin(pin); err != nil {
+			errs = append(errs, fmt.Errorf("take %s off %s: %w", name, changed.Attrs().Name, err))
+		}
+	}
+	return errors.Join(append(errs, host.IgnoreGone(d.attachHooks(wanted)))...)
+}
+
+func (d *Hooks) guardAllInterfaces() error {
+	links, err := netns.List(d.Netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	var errs []error
+	all := d.UplinkHooks()
+	for _, l := range links {
+		hooks := d.hostIfHooks(l)
+		errs = append(errs, host.IgnoreGone(d.attachHooks(hooks)))
+		all = append(all, hooks...)
+	}
+	return errors.Join(append(errs, d.sweepLinks(all))...)
+}
+
+// guardedInterfaces lists the interfaces where packets are checked, without ports, and says what is wrong with others.
+func (d *Hooks) GuardedInterfaces() (devices, problems []string, err error) {
+	links, err := netns.List(d.Netlink.LinkList)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		hooks := d.hostIfHooks(l)
+		missing, notFirst, err := d.HookProblems(hooks)
+		if err != nil {
+			if host.IgnoreGone(err) == nil {
+				continue
+			}
+			return nil, nil, err
+		}
+		if len(hooks) == 2 && len(missing) == 0 {
+			devices = append(devices, l.Attrs().Name)
+		}
+		problems = append(append(problems, missing...), notFirst...)
+	}
+	return devices, problems, nil
+}

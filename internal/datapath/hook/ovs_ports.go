@@ -1,0 +1,165 @@
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// networkOVS is of devices that a switch reads itself (bpf/net/netpila/tables.h).
+const networkOVS = uint32(0xff)
+
+// OVSPorts are the devices whose packets a switch outside the packet path has already when they meet its programs, which let go without a word of what
+// is no network's of their own. What the switch gives them meets a program on the way out, which drops what the switch cannot tell.
+type OVSPorts struct {
+	d *Hooks
+
+	mu      sync.Mutex
+	Devices map[pipeline.Port]uint32 // indexes
+}
+
+// OVSPorts refuses kinds of device that a switch cannot read before the programs do.
+func (d *Hooks) OVSPorts() (*OVSPorts, error) {
+	if d.DeviceKind != endpoint.Veth {
+		return nil, fmt.Errorf("a switch of its own sees only what containers send by a %s, and behind a %s the programs come first; nothing was changed: start the agent with --device %s", endpoint.Veth, d.DeviceKind, endpoint.Veth)
+	}
+	if tunnel, err := d.findTunnel(); err != nil || tunnel != nil {
+		return nil, errors.Join(err, fmt.Errorf("%s is here: this node's tunnels are eBPF's; nothing was changed: start the agent with --nimitz ebpf, or move the containers away and run `pilaster node reset`", TunnelDevice))
+	}
+	t := NewOVSPorts(d)
+	d.ActiveOVSPorts = t
+	return t, bpfobj.ForEachEntry(d.Objects.PilPortsV1, func(device uint32, p bpfobj.PilasterDevEp) { t.Devices[pipeline.Port(p.Endpoint)] = device })
+}
+
+func NewOVSPorts(d *Hooks) *OVSPorts { return &OVSPorts{d: d, Devices: map[pipeline.Port]uint32{}} }
+
+// Mark is what tells the programs on the uplink that a tunnel is the node's own.
+func (t *OVSPorts) Mark() uint32 { return TunnelMark(t.d.AcceptMark) }
+
+// Plug notes that the switch reads a device. It may be repeated.
+func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l, err := t.d.Netlink.LinkByName(is.Name)
+	if err != nil {
+		return fmt.Errorf("%v: device %s: %w", port, is.Name, err)
+	}
+	if port == pipeline.Gateway { // the node's stack is to take nothing from it
+		err := t.d.WithDeviceLock(func() error { return errors.Join(t.d.Sysctls.Set(is.Name, host.HostSysctls()), t.attach(l)) })
+		t.Devices[port] = uint32(l.Attrs().Index)
+		return err
+	}
+	if _, container := host.DeviceID(l); container && l.Type() != endpoint.Veth {
+		return fmt.Errorf("%v: %s is a %s, whose packets the programs see before the switch; nothing was changed: let the container end, and attach it anew", port, is.Name, l.Type())
+	}
+	index := uint32(l.Attrs().Index)
+	if old, there := t.Devices[port]; there && old != index {
+		if err := t.unplug(port, old); err != nil {
+			return err
+		}
+	}
+	if err := t.d.WithDeviceLock(func() error { return t.attach(l) }); err != nil {
+		return fmt.Errorf("%v: %w", port, err)
+	}
+	if err := t.d.Objects.PilPortsV1.Put(index, bpfobj.PilasterDevEp{Endpoint: uint32(port), Network: networkOVS}); err != nil {
+		return fmt.Errorf("make %s %v: %w", is.Name, port, err)
+	}
+	t.Devices[port] = index
+	return nil
+}
+
+func (t *OVSPorts) attach(l netlink.Link) error {
+	return host.AttachFilter(t.d.Netlink, l.Attrs().Index, l.Attrs().Name, netlink.HANDLE_MIN_EGRESS, t.d.Objects.PilTapped, bpfobj.PilasterProgPilTapped)
+}
+
+func (t *OVSPorts) Detach(device int) error {
+	l, err := t.d.Netlink.LinkByIndex(device)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	there, err := t.d.ProgramOn(l, netlink.HANDLE_MIN_EGRESS)
+	if err != nil || there == 0 {
+		return host.IgnoreGone(err)
+	}
+	return t.d.WithDeviceLock(func() error {
+		return host.IgnoreGone(host.DetachFilter(t.d.Netlink, device, netlink.HANDLE_MIN_EGRESS))
+	})
+}
+
+// hookProblems says which devices lack their program, and are there.
+func (t *OVSPorts) Problems() ([]string, error) {
+	if t == nil {
+		return nil, nil
+	}
+	t.mu.Lock()
+	devices := slices.Sorted(maps.Values(t.Devices))
+	t.mu.Unlock()
+	var without []string
+	for _, index := range devices {
+		l, err := t.d.Netlink.LinkByIndex(int(index))
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			continue // its endpoint is lost, or is about to be
+		}
+		if err == nil {
+			err = t.d.CheckProgram(l, netlink.HANDLE_MIN_EGRESS, t.d.Objects.PilTapped, bpfobj.PilasterProgPilTapped)
+		}
+		if err != nil {
+			without = append(without, err.Error())
+		}
+	}
+	if len(without) == 0 {
+		return nil, nil
+	}
+	return []string{fmt.Sprintf("%s (%s), so what the switch cannot tell is not dropped there; restart the agent to bring it back",
+		without[0], humanize.Of(len(without), "device", "devices"))}, nil
+}
+
+// Check looks for the program.
+func (t *OVSPorts) Check(_ context.Context, device pipeline.Device) error {
+	l, err := t.d.Netlink.LinkByName(device.Name)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", device.Name, err)
+	}
+	return t.d.CheckProgram(l, netlink.HANDLE_MIN_EGRESS, t.d.Objects.PilTapped, bpfobj.PilasterProgPilTapped)
+}
+
+// Unplug has the programs count again what they drop of the port's.
+func (t *OVSPorts) Unplug(_ context.Context, port pipeline.Port) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	index, there := t.Devices[port]
+	if !there {
+		return nil
+	}
+	return t.unplug(port, index)
+}
+
+func (t *OVSPorts) unplug(port pipeline.Port, index uint32) error {
+	err := t.d.Objects.PilPortsV1.Delete(index)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = nil
+	}
+	if err == nil {
+		err = t.Detach(int(index))
+	}
+	if err != nil {
+		return fmt.Errorf("take %v off: %w", port, err)
+	}
+	delete(t.Devices, port)
+	return nil
+}

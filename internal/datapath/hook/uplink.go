@@ -1,0 +1,280 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Hooks attaches the programs of the uplink, of other host interfaces, and of the devices that belong to the node itself.
+type Hooks struct {
+	*host.Host
+
+	NodeNear, NodeFar int       // ifindexes of the pair between the node and its containers
+	ActiveOVSPorts    *OVSPorts // nil unless Open vSwitch reads the containers' devices
+}
+
+// hook is a place on an interface of the node where a program of ours stands first.
+type hook struct {
+	Name    string
+	pin     string // its file in linksDir
+	device  netlink.Link
+	Attach  ebpf.AttachType
+	program *ebpf.Program
+	After   *ebpf.Program // stands first, and this one behind it
+}
+
+func (d *Hooks) UplinkHooks() []hook {
+	if d.DeviceKind != endpoint.Macvlan {
+		return d.filterHooks()
+	}
+	return append(d.filterHooks(), d.backstopHooks()...)
+}
+
+// filterHooks stand first on the uplink.
+func (d *Hooks) filterHooks() []hook {
+	return []hook{
+		{"uplink_in", "uplink_in", d.Uplink, ebpf.AttachTCXIngress, d.Objects.PilUplinkIn, nil},
+		{"uplink_out", "uplink_out", d.Uplink, ebpf.AttachTCXEgress, d.Objects.PilUplinkOut, nil},
+	}
+}
+
+// backstopHooks stand behind them, beside macvlans.
+func (d *Hooks) backstopHooks() []hook {
+	return []hook{
+		{"guard_in", "guard_in", d.Uplink, ebpf.AttachTCXIngress, d.Objects.PilGuardIn, d.Objects.PilUplinkIn},
+		{"guard_out", "guard_out", d.Uplink, ebpf.AttachTCXEgress, d.Objects.PilGuardOut, d.Objects.PilUplinkOut},
+	}
+}
+
+func (d *Hooks) DetachBackstop() error {
+	for _, h := range d.backstopHooks() {
+		if err := d.detachPin(h.pin); err != nil {
+			return fmt.Errorf("take %s off %s: %w", h.Name, h.device.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// detachPin detaches the program that a pin holds, if there is one.
+func (d *Hooks) detachPin(pin string) error {
+	err := DetachLink(filepath.Join(d.LinksDir(), pin))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// attachUplink puts our programs first on the uplink, or swaps them for those that are there.
+// The links are pinned: they stay when the agent goes.
+func (d *Hooks) AttachUplink() error {
+	if err := os.MkdirAll(d.LinksDir(), 0o700); err != nil {
+		return fmt.Errorf("make the folder for links: %w", err)
+	}
+	return d.attachHooks(d.UplinkHooks())
+}
+
+func (d *Hooks) attachHooks(hooks []hook) error {
+	for _, h := range hooks {
+		if err := d.Node.Do(func() error { return d.attachHook(h) }); err != nil {
+			return fmt.Errorf("attach %s to %s: %w", h.Name, h.device.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// checkUplinkFree refuses an uplink that carries a packet path with pins elsewhere: its devices
+// would look like nobody's, and be swept away with the network of their containers.
+func (d *Hooks) CheckUplinkFree() error {
+	for _, h := range d.filterHooks() { // their programs are not loaded yet
+		var result *link.QueryResult
+		if d.Node.Do(func() (err error) { result, err = QueryHook(h); return err }) != nil {
+			return nil // a kernel without tcx: load says what is missing
+		}
+		for _, p := range result.Programs {
+			if ProgramHasName(p.ID, bpfobj.PilasterProgPilUplinkIn, bpfobj.PilasterProgPilUplinkOut) && !d.isOurLink(h, p) {
+				return fmt.Errorf(
+					"%s carries the packet path of another agent, whose pins are not in %s; nothing was changed: "+
+						"use the --bpffs and --state-dir that agent was started with, or take it apart with `pilaster node reset`",
+					d.UplinkName,
+					d.BPFFS,
+				)
+			}
+		}
+	}
+	return nil
+}
+
+// programHasName tells programs by their names, whichever build loaded them.
+func ProgramHasName(id ebpf.ProgramID, names ...string) bool {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return false // detached meanwhile
+	}
+	defer p.Close()
+	info, err := p.Info()
+	return err == nil && slices.Contains(names, info.Name)
+}
+
+// queryHook lists what stands at a hook of the calling thread's namespace, first to last.
+func QueryHook(h hook) (*link.QueryResult, error) {
+	return link.QueryPrograms(link.QueryOptions{Target: h.device.Attrs().Index, Attach: h.Attach})
+}
+
+func (d *Hooks) attachHook(h hook) error {
+	pin := filepath.Join(d.LinksDir(), h.pin)
+	if old, err := link.LoadPinnedLink(pin, nil); err == nil {
+		defer old.Close()
+		place, err := d.position(h)
+		if err != nil {
+			return err
+		}
+		if place >= 0 {
+			return old.Update(h.program)
+		}
+		// The device the link belonged to is gone, and the link with it, or it is in another namespace.
+		if err := DetachLink(pin); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	anchor := link.Head()
+	if h.After != nil {
+		anchor = link.AfterProgram(h.After)
+	}
+	l, err := link.AttachTCX(
+		link.TCXOptions{Interface: h.device.Attrs().Index, Program: h.program, Attach: h.Attach, Anchor: anchor},
+	)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return l.Pin(pin)
+}
+
+// position is how many programs stand before ours at a hook of the calling thread's namespace; -1 where ours is not there.
+func (d *Hooks) position(h hook) (int, error) {
+	result, err := QueryHook(h)
+	if err != nil {
+		return 0, fmt.Errorf("ask %s for its programs: %w", h.device.Attrs().Name, err)
+	}
+	for i, p := range result.Programs {
+		if d.isOurLink(h, p) {
+			return i, nil
+		}
+	}
+	return -1, nil
+}
+
+// hookProblems says what is wrong with our place at hooks of the calling thread's namespace: a program missing, or not
+// lookupFirst.
+func (d *Hooks) HookProblems(hooks []hook) (missing, notFirst []string, err error) {
+	for _, h := range hooks {
+		place, err := d.position(h)
+		device := h.device.Attrs().Name
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case place < 0:
+			missing = append(
+				missing,
+				fmt.Sprintf("program %s is not on %s; restart the agent to attach it", h.Name, device),
+			)
+		case place == 0 && h.After != nil:
+			missing = append(
+				missing,
+				fmt.Sprintf(
+					"program %s stands first on %s, and drops all packets of containers behind macvlans; restart the agent",
+					h.Name,
+					device,
+				),
+			)
+		case place > 0 && h.After == nil:
+			notFirst = append(
+				notFirst,
+				fmt.Sprintf(
+					"%s before %s on %s; attach them after ours",
+					humanize.Of(place, "other program stands", "other programs stand"),
+					h.Name,
+					device,
+				),
+			)
+		}
+	}
+	return missing, notFirst, nil
+}
+
+func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
+	l, err := link.LoadPinnedLink(filepath.Join(d.LinksDir(), h.pin), nil)
+	if err != nil {
+		return false
+	}
+	defer l.Close()
+	info, err := l.Info()
+	id, ok := p.LinkID()
+	return err == nil && ok && id == info.ID
+}
+
+// blockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64 unreachable, and
+// the private prefix: what no program takes, and what no container has, must not find the default route.
+func (d *Hooks) BlockUnclaimedPrefixes() error {
+	lo, err := d.Netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	self := NodeAddress(d.NodePrefix)
+	if err := netns.Retry(func() error { return d.Netlink.AddrReplace(lo, self) }); err != nil {
+		return fmt.Errorf("give lo the node address %v: %w", self.IPNet, err)
+	}
+	for _, p := range []netip.Prefix{d.NodePrefix, d.Plan.Private} {
+		if err := netns.PutRoute(d.Netlink, UnreachableRoute(p)); err != nil {
+			return fmt.Errorf("make the rest of %v unreachable: %w", p, err)
+		}
+	}
+	return nil
+}
+
+func NodeAddress(prefix netip.Prefix) *netlink.Addr {
+	return &netlink.Addr{IPNet: host.HostNet(prefix.Addr().Next()), Flags: unix.IFA_F_NODAD}
+}
+
+func UnreachableRoute(prefix netip.Prefix) *netlink.Route {
+	return &netlink.Route{Dst: host.IPNet(prefix), Type: unix.RTN_UNREACHABLE, Protocol: unix.RTPROT_STATIC, Priority: 4096}
+}
+
+// sweepLinks takes away programs at other hooks than these: other builds', and on interfaces that are gone.
+func (d *Hooks) sweepLinks(hooks []hook) error {
+	pins := map[string]bool{}
+	for _, h := range hooks {
+		pins[h.pin] = true
+	}
+	return d.SweepFolder(d.LinksDir(), DetachLink, func(name string) bool { return pins[name] })
+}
+
+// detachLink ends a pinned link at once. Removing its pin alone would leave that to the kernel's leisure.
+func DetachLink(pin string) error {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := host.IgnoreGone(l.Detach()); err != nil {
+		return err
+	}
+	return l.Unpin()
+}

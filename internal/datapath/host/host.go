@@ -1,0 +1,144 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Host is what all parts of the data path share: the node's network namespace, its uplink, and the loaded programs and
+// maps.
+type Host struct {
+	Node    *netns.Namespace
+	Netlink *netlink.Handle // in node
+	Sysctls Sysctls         // of node
+	Uplink  netlink.Link
+	Objects bpfobj.PilasterObjects
+	Log     *slog.Logger
+
+	UplinkName string
+	DeviceKind string // of new containers: Veth, Macvlan or Netkit
+	BPFFS      string // folder of the pins
+	NodePrefix netip.Prefix
+	Plan       address.Plan
+	MTUReserve int    // bytes that a container's MTU stays below the uplink's
+	AcceptMark uint32 // of packets that policy has accepted
+
+	DeviceMu     sync.Mutex // see withDeviceLock
+	generationMu sync.Mutex // guards the flow cache's generation, which is raised after the maps have changed
+}
+
+func (d *Host) MapsDir() string { return filepath.Join(d.BPFFS, bpfobj.MapsFolder) }
+
+func (d *Host) LinksDir() string { return filepath.Join(d.BPFFS, bpfobj.LinksFolder) }
+
+// InvalidateFlows has the programs take nothing that they have cached for true any more, as after every change of a
+// pinnedMap.
+func (d *Host) InvalidateFlows() error {
+	d.generationMu.Lock()
+	defer d.generationMu.Unlock()
+	return d.BumpGeneration(d.Objects.PilGenerationV1)
+}
+
+// bumpGeneration is for a map that holds how often others have changed.
+func (d *Host) BumpGeneration(m *ebpf.Map) error {
+	var count uint32
+	if err := m.Lookup(uint32(0), &count); err != nil {
+		return fmt.Errorf("read the generation: %w", err)
+	}
+	if err := m.Put(uint32(0), count+1); err != nil {
+		return fmt.Errorf("count the generation: %w", err)
+	}
+	return nil
+}
+
+// withDeviceLock keeps our own changes of devices from meeting at the kernel's one lock for them: a sysctl such
+// as forwarding that finds it taken is tried again and again without a pause, for the 20 ms that the
+// removal of another device may take.
+func (d *Host) WithDeviceLock(change func() error) error {
+	d.DeviceMu.Lock()
+	defer d.DeviceMu.Unlock()
+	return change()
+}
+
+const IPv6MinMTU = 1280 // RFC 8200 §5
+
+// MTU of a container is the uplink's less the reserve.
+func (d *Host) MTU() (int, error) {
+	uplink, err := d.Netlink.LinkByIndex(d.Uplink.Attrs().Index)
+	if err != nil {
+		return 0, fmt.Errorf("uplink %s: %w", d.UplinkName, err)
+	}
+	mtu := uplink.Attrs().MTU - d.MTUReserve
+	if mtu < IPv6MinMTU {
+		return 0, fmt.Errorf(
+			"uplink %s has an MTU of %d, less a reserve of %d that is under IPv6's %d; raise the one or lower the other",
+			d.UplinkName,
+			uplink.Attrs().MTU,
+			d.MTUReserve,
+			IPv6MinMTU,
+		)
+	}
+	return mtu, nil
+}
+
+func (d *Host) SweepFolder(dir string, remove func(string) error, wanted func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("list pins: %w", err)
+	}
+	for _, e := range entries {
+		if wanted(e.Name()) {
+			continue
+		}
+		pin := filepath.Join(dir, e.Name())
+		d.Log.Info("pin of another build, size or interface is removed", "pin", pin)
+		if err := remove(pin); err != nil {
+			return fmt.Errorf("remove pin %s: %w", pin, err)
+		}
+	}
+	return nil
+}
+
+// carrierTimeout is far above the second that the kernel's link watch takes at most.
+const CarrierTimeout = 10 * time.Second
+
+// stale takes for success that somebody was faster.
+func IgnoreGone(err error) error {
+	for _, e := range []error{unix.ENODEV, unix.ESRCH, unix.EADDRNOTAVAIL, unix.ENOLINK} {
+		if errors.Is(err, e) {
+			return nil
+		}
+	}
+	return err
+}
+
+// monotonic is CLOCK_MONOTONIC in ns, as programs read it.
+func Monotonic() (uint64, error) {
+	var clock unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return uint64(clock.Nano()), nil
+}
+
+// SetMTU writes the MTU of a link if it differs.
+func SetMTU(h *netlink.Handle, l netlink.Link, mtu int) error {
+	if l.Attrs().MTU == mtu {
+		return nil
+	}
+	return netns.Retry(func() error { return h.LinkSetMTU(l, mtu) })
+}

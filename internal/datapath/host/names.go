@@ -1,0 +1,49 @@
+package host
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+const DevicePrefix = "pil"
+
+// deviceName is the host side's name: at most 3+5 of the 15 characters Linux allows.
+func DeviceName(id endpoint.ID) string { return DevicePrefix + strconv.Itoa(int(id)) }
+
+// deviceID is the endpoint whose host side a link is. Somebody else's pil007 is none of ours.
+func DeviceID(l netlink.Link) (endpoint.ID, bool) {
+	name := l.Attrs().Name
+	number, ours := strings.CutPrefix(name, DevicePrefix)
+	id, err := strconv.ParseUint(number, 10, 16)
+	ours = ours && (l.Type() == endpoint.Veth || l.Type() == endpoint.Netkit)
+	return endpoint.ID(id), ours && err == nil && name == DeviceName(endpoint.ID(id))
+}
+
+// The pair is a wire for two, so the MACs need not differ between endpoints; constant ones tell a
+// container nothing. bpf/common/packet.h has the same two.
+var (
+	GatewayMAC   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
+	ContainerMAC = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}
+)
+
+func IPNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func HostNet(a netip.Addr) *net.IPNet { return IPNet(netip.PrefixFrom(a, a.BitLen())) }
+
+// prefixOf undoes ipNet; it is the zero Prefix for nil, which a default route has.
+func PrefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(a, ones)
+}

@@ -1,0 +1,253 @@
+package policymap
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/dpapi"
+)
+
+// policyMap is one of the kernel's tables of policies.
+type policyMap interface {
+	change(policyChange) (mapChange, error)
+	// usage is how many entries of it these tenants have.
+	usage(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries
+}
+
+// mapChange makes a table what it is to be.
+type mapChange interface {
+	checkCapacity(tenant string, room int) error // refuses what there is no room for
+	write() error                                // what it is to hold, beside what it held
+	deleteStale() error                          // takes away what it is to hold no more
+}
+
+// policyChange is of one tenant's policies, or of none's where the tables are to hold what the others have.
+type policyChange struct {
+	had, next dpapi.TenantPolicies
+	others    []*dpapi.TenantPolicies
+	pending   map[uint32]bool // ids of further tenants, whose entries stay as they are; of rules, names do not say whose they are
+	synced    bool            // the tables hold what the others have and what this one had, and nothing else
+}
+
+// mapSync is such a table: an entry for an entry of a tenant's own map. It is made from that whenever it is asked for, so
+// that nothing is kept twice.
+type MapSync[K comparable, V any, Key, Value comparable] struct {
+	Name, what string // for people
+	Kernel     *ebpf.Map
+	EntriesOf  func(*dpapi.TenantPolicies) map[K]V
+	size       func(*dpapi.TenantPolicies) int // entriesOf that
+	Entry      func(K, V) (Key, Value)
+	mayShare   func(a, b *dpapi.TenantPolicies) bool // whether two tenants may have entries in common; nil: no two have
+	tenantIDOf func(Key) uint32                      // whose an entry is; nil: it does not say
+	Read       func(*ebpf.Map, map[Key]Value) error
+	write      func(*ebpf.Map, []Key, []Value) error
+}
+
+func newMapSync[K comparable, V any, Key, Value comparable](
+	name, what string,
+	m *ebpf.Map,
+	of func(*dpapi.TenantPolicies) map[K]V,
+	entry func(K, V) (Key, Value),
+) *MapSync[K, V, Key, Value] {
+	return &MapSync[K, V, Key, Value]{
+		Name:      name,
+		what:      what,
+		Kernel:    m,
+		EntriesOf: of,
+		size:      func(t *dpapi.TenantPolicies) int { return len(of(t)) },
+		Entry:     entry,
+		Read:      bpfobj.ReadEntries[Key, Value],
+		write:     bpfobj.WriteEntries[Key, Value],
+	}
+}
+
+func (r *MapSync[K, V, Key, Value]) usage(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries {
+	return dpapi.Entries{Table: r.Name, Used: r.count(tenants), Capacity: room}
+}
+
+// count takes what two tenants share for an entry of either.
+func (r *MapSync[K, V, Key, Value]) count(tenants []*dpapi.TenantPolicies) (n int) {
+	for _, t := range tenants {
+		n += r.size(t)
+	}
+	return n
+}
+
+func (r *MapSync[K, V, Key, Value]) change(c policyChange) (mapChange, error) { return r.compare(c) }
+
+// checkAndRepair says how the table is to change. The kernel is read only where it is not known what it holds.
+func (r *MapSync[K, V, Key, Value]) compare(c policyChange) (*mapDiff[Key, Value], error) {
+	d := &mapDiff[Key, Value]{
+		what:   r.what,
+		kernel: r.Kernel,
+		put:    r.write,
+		had:    r.size(&c.had),
+		next:   r.size(&c.next),
+		others: r.count(c.others),
+	}
+	if c.synced {
+		r.diffTenant(c, d)
+		return d, nil
+	}
+	return d, r.diffKernel(c, d)
+}
+
+// diffTenant looks at one tenant's entries alone, but where another one may have the same.
+func (r *MapSync[K, V, Key, Value]) diffTenant(c policyChange, d *mapDiff[Key, Value]) {
+	had, next := r.EntriesOf(&c.had), r.EntriesOf(&c.next)
+	var theirs []map[K]V
+	for _, o := range c.others {
+		if r.mayShare != nil && (r.mayShare(&c.had, o) || r.mayShare(&c.next, o)) {
+			theirs = append(theirs, r.EntriesOf(o))
+		}
+	}
+	d.before = d.had + d.others
+	for k, v := range next {
+		key, value := r.Entry(k, v)
+		old, there := had[k]
+		if !there {
+			old, there = lookupFirst(theirs, k)
+		}
+		if !there {
+			d.added.add(key, value)
+		} else if _, is := r.Entry(k, old); is != value {
+			d.changed.add(key, value)
+		}
+	}
+	for k, v := range had {
+		if _, stays := next[k]; stays {
+			continue
+		}
+		key, is := r.Entry(k, v)
+		if other, stays := lookupFirst(theirs, k); !stays {
+			d.stale = append(d.stale, key)
+		} else if _, value := r.Entry(k, other); is != value {
+			d.changed.add(key, value)
+		}
+	}
+}
+
+func lookupFirst[K comparable, V any](in []map[K]V, k K) (v V, found bool) {
+	for _, m := range in {
+		if v, found = m[k]; found {
+			return v, true
+		}
+	}
+	return v, false
+}
+
+// diffKernel looks at all of them.
+func (r *MapSync[K, V, Key, Value]) diffKernel(c policyChange, d *mapDiff[Key, Value]) error {
+	tenants, had := append([]*dpapi.TenantPolicies{&c.next}, c.others...), map[Key]Value{}
+	if err := r.Read(r.Kernel, had); err != nil {
+		return err
+	}
+	d.before = len(had)
+	for _, t := range tenants {
+		for k, v := range r.EntriesOf(t) {
+			key, value := r.Entry(k, v)
+			if is, there := had[key]; !there {
+				d.added.add(key, value)
+			} else if is != value {
+				d.changed.add(key, value)
+			}
+			had[key] = value
+		}
+	}
+	for _, t := range tenants {
+		for k, v := range r.EntriesOf(t) {
+			key, _ := r.Entry(k, v)
+			delete(had, key)
+		}
+	}
+	stays := r.isPending(c)
+	for key := range had {
+		if !stays(key) {
+			d.stale = append(d.stale, key)
+		}
+	}
+	return nil
+}
+
+// pending tells of an entry that nobody has any more whether it may be of those who are held.
+func (r *MapSync[K, V, Key, Value]) isPending(c policyChange) func(Key) bool {
+	if len(c.pending) == 0 {
+		return func(Key) bool { return false }
+	}
+	if r.tenantIDOf != nil {
+		return func(key Key) bool { return c.pending[r.tenantIDOf(key)] }
+	}
+	own := map[Key]bool{}
+	if r.mayShare == nil {
+		for k, v := range r.EntriesOf(&c.had) {
+			key, _ := r.Entry(k, v)
+			own[key] = true
+		}
+	}
+	return func(key Key) bool { return !own[key] }
+}
+
+// mapDiff is what a table lacks, and has beside.
+type mapDiff[Key, Value any] struct {
+	what   string
+	kernel *ebpf.Map
+	put    func(*ebpf.Map, []Key, []Value) error
+
+	added, changed entries[Key, Value]
+	stale          []Key
+
+	before            int // entries of the table
+	had, next, others int // and of those the tenant's that changes, then and now, and other tenants'
+}
+
+type entries[Key, Value any] struct {
+	keys   []Key
+	values []Value
+}
+
+func (e *entries[Key, Value]) add(k Key, v Value) {
+	e.keys, e.values = append(e.keys, k), append(e.values, v)
+}
+
+// checkCapacity refuses what there is no room for, and a tenant that wants more than it leaves free: so one alone gets half of
+// the room, and something is always left for who has little. Who has got more keeps it. The tables have twice that
+// maxEntries, so that what is in force until then has its own.
+func (d *mapDiff[Key, Value]) checkCapacity(tenant string, room int) error {
+	if free := room - d.others - d.next; d.next > d.had && d.next > free {
+		return fmt.Errorf(
+			"policies of tenant %s need %d entries for %s, and a tenant gets no more of the node's %d than it leaves free, of which others have %d; nothing was changed: start the agent with a higher --max-rules, or have the tenant's policies say less",
+			tenant,
+			d.next,
+			d.what,
+			room,
+			d.others,
+		)
+	}
+	most := d.before + len(d.added.keys)
+	if n := most - len(d.stale); n > room {
+		return fmt.Errorf(
+			"policies need %d entries for %s, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or have policies say less",
+			n,
+			d.what,
+			room,
+		)
+	}
+	if both := int(d.kernel.MaxEntries()); most > both {
+		return fmt.Errorf(
+			"policies need %d entries for %s, with those that are in force until then, and there are %d; nothing was changed: start the agent with a higher --max-rules, or change fewer policies at once",
+			most,
+			d.what,
+			both,
+		)
+	}
+	return nil
+}
+
+func (d *mapDiff[Key, Value]) write() error {
+	return errors.Join(d.put(d.kernel, d.added.keys, d.added.values), d.put(d.kernel, d.changed.keys, d.changed.values))
+}
+
+func (d *mapDiff[Key, Value]) deleteStale() error { return bpfobj.DeleteKeys(d.kernel, d.stale) }

@@ -1,0 +1,237 @@
+package policymap
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math/bits"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/policy"
+)
+
+// Policies writes the tenants' compiled policies to the kernel's maps.
+type Policies struct {
+	host     *host.Host
+	maxRules int // entries of each map; the kernel's maps have twice that room
+
+	policyMu         sync.Mutex
+	tenantPolicies   map[string]*dpapi.TenantPolicies // policies in force by tenant name; the values do not change
+	pendingTenants   map[string]*dpapi.TenantPolicies // tenants under the policies that an earlier process left
+	PolicyMapsSynced bool                             // the kernel's maps hold exactly tenantPolicies
+}
+
+// NewPolicies makes the manager of the policy maps.
+func NewPolicies(hostLink *host.Host, maxRules int) *Policies {
+	return &Policies{host: hostLink, maxRules: maxRules}
+}
+
+// RestorePolicies has containers policed by what these tenants' policies say; those of the tenants that are held, by what the kernel has of them, until their
+// policyMu are set. Where that is nothing, they are isolated. Nobody else is policed; or it is refused, and all is as it was.
+func (d *Policies) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
+	all, holding := map[string]*dpapi.TenantPolicies{}, map[string]*dpapi.TenantPolicies{}
+	for _, t := range tenants {
+		all[t.Tenant] = &t
+	}
+	for _, t := range held {
+		has, err := d.hasPolicies(t.IDs)
+		if err != nil {
+			return fmt.Errorf("tenant %s: %w", t.Tenant, err)
+		}
+		if has {
+			holding[t.Tenant] = &t
+		} else {
+			t.Tables = policy.Isolating()
+			all[t.Tenant] = &t
+		}
+	}
+	if err := d.applyPolicies(policyChange{others: slices.Collect(maps.Values(all)), pending: idsOf(holding)}); err != nil {
+		return err
+	}
+	d.tenantPolicies, d.pendingTenants = all, holding
+	return nil
+}
+
+// hasPolicies tells whether the kernel has policies for some of these ids. Those in tables of another size it cannot hold: packets meet the new ones soon.
+func (d *Policies) hasPolicies(ids []address.TenantID) (is bool, err error) {
+	if is, err = hasTarget(d.host.Objects.PolSubjectsV1, ids); is || err != nil {
+		return is, err
+	}
+	pins, err := filepath.Glob(filepath.Join(d.host.MapsDir(), bpfobj.PinPolSubjects+"_*"))
+	for _, pin := range pins {
+		if err == nil && !is {
+			err = bpfobj.ReadPinned(pin, func(m *ebpf.Map) (err error) { is, err = hasTarget(m, ids); return err })
+		}
+	}
+	if is {
+		return false, errors.New("its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before: start the build and the --max-rules that these are from, or a higher --max-rules")
+	}
+	return false, err
+}
+
+func hasTarget(subjects *ebpf.Map, ids []address.TenantID) (bool, error) {
+	for _, id := range ids {
+		err := subjects.Lookup(bpfobj.PilasterPolTargetKey{Tenant: uint32(id), App: uint32(policy.AnyApp)}, new(bpfobj.PilasterPolTarget))
+		if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
+func idsOf(tenants map[string]*dpapi.TenantPolicies) map[uint32]bool {
+	ids := map[uint32]bool{}
+	for _, t := range tenants {
+		for _, id := range t.IDs {
+			ids[uint32(id)] = true
+		}
+	}
+	return ids
+}
+
+// SetPolicies has a tenant's containers policed by what its policies say now, and others as before; or it is refused, and all is as it was.
+func (d *Policies) SetPolicies(next dpapi.TenantPolicies) error {
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
+	holding := maps.Clone(d.pendingTenants)
+	delete(holding, next.Tenant)
+	c := policyChange{next: next, synced: d.PolicyMapsSynced, pending: idsOf(holding)}
+	for name, t := range d.tenantPolicies {
+		if name == next.Tenant {
+			c.had = *t
+		} else {
+			c.others = append(c.others, t)
+		}
+	}
+	if err := d.applyPolicies(c); err != nil {
+		return err
+	}
+	d.pendingTenants = holding
+	if d.tenantPolicies == nil {
+		d.tenantPolicies = map[string]*dpapi.TenantPolicies{}
+	}
+	if d.tenantPolicies[next.Tenant] = &next; len(next.Tables.Subjects)+len(next.Overrides) == 0 {
+		delete(d.tenantPolicies, next.Tenant)
+	}
+	return nil
+}
+
+// applyPolicies changes the tables. What sets and tables hold never changes under their names, so they come first; then containers are led to them one by one, and
+// what nobody is led to any more goes. Established sessions that the new rules let pass are not touched.
+func (d *Policies) applyPolicies(c policyChange) error {
+	subjects, overrides, rules, err := d.PolicyMaps().compare(c)
+	if err != nil {
+		return err
+	}
+	for _, table := range append([]mapChange{subjects, overrides}, rules...) {
+		if err := table.checkCapacity(c.next.Tenant, d.maxRules); err != nil {
+			return err
+		}
+	}
+	d.PolicyMapsSynced = false // until all is done
+	begin, end := TenantsWithPolicies(slices.Values(subjects.added.keys)), TenantsWithPolicies(slices.Values(subjects.stale))
+	err = d.StartPickup(begin)
+	for _, table := range rules {
+		err = errors.Join(err, table.write())
+	}
+	if err != nil {
+		return fmt.Errorf("write policies: %w; those from before hold", err)
+	}
+	err = errors.Join(overrides.write(), subjects.write(), subjects.deleteStale(), overrides.deleteStale())
+	err = errors.Join(err, d.host.BumpGeneration(d.host.Objects.PolGenerationV1)) // also after an error: some are led anew
+	if !c.synced || len(begin)+len(end) > 0 {
+		err = errors.Join(err, d.host.InvalidateFlows()) // flows say whether their tenants have policies; a try that failed half-way has not had them say so
+	}
+	if err != nil {
+		return fmt.Errorf("lead containers to their policies: %w; some are under the new ones, the others under those from before", err)
+	}
+	for _, table := range slices.Backward(rules) {
+		err = errors.Join(err, table.deleteStale())
+	}
+	if err = errors.Join(err, bpfobj.DeleteKeys(d.host.Objects.PolAdoptionsV1, slices.Collect(maps.Keys(end)))); err != nil {
+		return fmt.Errorf("remove policies that nobody needs any more: %w; the new ones hold", err)
+	}
+	d.PolicyMapsSynced = len(c.pending) == 0
+	return nil
+}
+
+// PolicyEntries counts what was written last, and what two tenants share twice; nothing where that did not succeed.
+func (d *Policies) PolicyEntries() (all []dpapi.Entries) {
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
+	if !d.PolicyMapsSynced {
+		return nil
+	}
+	for _, table := range d.PolicyMaps().all() {
+		all = append(all, table.usage(slices.Collect(maps.Values(d.tenantPolicies)), d.maxRules))
+	}
+	return all
+}
+
+// RuleHits is how many packets a rule has denied, or would have if its policy were not in audit.
+func (d *Policies) RuleHits() (map[uint32]uint64, error) {
+	hits := map[uint32]uint64{}
+	var rule uint32
+	var each []uint64
+	all := d.host.Objects.PolHitsV1.Iterate()
+	for all.Next(&rule, &each) {
+		for _, n := range each {
+			hits[rule] += n
+		}
+	}
+	return hits, all.Err()
+}
+
+// LookupPolicy asks the program that packets meet.
+func (d *Policies) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
+	r := bpfobj.PilasterWhyRequest{Tuple: bpfobj.PilasterFlowTuple{Local: bpfobj.ToAddr(q.Local), Remote: bpfobj.ToAddr(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
+		LocalPort: networkOrder(q.LocalPort), RemotePort: networkOrder(q.RemotePort), Proto: q.Protocol}}
+	// The question and its answer pass as a packet, behind an Ethernet header.
+	frame, err := binary.Append(make([]byte, ethernetHeader), binary.NativeEndian, r)
+	if err != nil {
+		return dpapi.PolicyVerdict{}, err
+	}
+	out := make([]byte, len(frame))
+	result, err := d.host.Objects.PilWhy.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
+	if err != nil || result != 0 {
+		return dpapi.PolicyVerdict{}, fmt.Errorf("ask the packet path about a session (result %d): %w", int32(result), err)
+	}
+	if _, err := binary.Decode(out[ethernetHeader:], binary.NativeEndian, &r); err != nil {
+		return dpapi.PolicyVerdict{}, err
+	}
+	a := dpapi.PolicyVerdict{LocalApp: address.AppID(r.Tuple.LocalApp), RemoteApp: address.AppID(r.Tuple.RemoteApp)}
+	for way, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
+		a.Allowed[direction] = r.Pre.Verdicts[way] == 1
+		a.Rules[direction], a.Audits[direction] = bits.ReverseBytes32(r.Pre.Rules[way]), bits.ReverseBytes32(r.Pre.Audits[way])
+	}
+	return a, nil
+}
+
+const ethernetHeader = 14
+
+// pickupTime is how long connections of a tenant may be older than what is remembered of them.
+const pickupTime = time.Minute
+
+// startPickup has connections pass that were there before the tenants' first policies, or before the table of sessions: who began them nobody knows, so
+// either end's rules do.
+func (d *Policies) StartPickup(tenants map[uint32]bool) error {
+	now, err := host.Monotonic()
+	for id := range tenants {
+		if err == nil {
+			err = d.host.Objects.PolAdoptionsV1.Put(id, now+uint64(pickupTime))
+		}
+	}
+	return err
+}
