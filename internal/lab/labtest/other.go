@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"pilaster.io/pilaster/internal/version"
 )
 
 var other struct {
@@ -22,20 +24,46 @@ var other struct {
 	err    error
 }
 
-// OtherVersion ends the version of OtherBinary's build.
-const OtherVersion = "-other"
+// otherVersion ends the version of the build that makeOther makes.
+const otherVersion = "-other"
 
-// OtherBinary is the path of a pilaster binary made from this source tree as a later one could be: with
-// other programs, every pinned map under another name, and entries that are laid out differently; but for sessions,
-// which are of a version that most builds share. A folder of its own holds it and pilaster-cni.
+// givenOther is the path of a pilaster binary of another release, with its pilaster-cni beside it. With it, tests of
+// upgrades run between that release and this tree.
+const givenOther = "PILASTER_TEST_OTHER"
+
+// OtherBinary returns the path of a pilaster binary of another build, with its pilaster-cni in the same folder: the one
+// that PILASTER_TEST_OTHER names, or one made from this source tree as a later one could be. That one has other
+// programs, every pinned map under another name, and entries that are laid out differently. Both builds share the
+// session table, whose version most builds share.
 func OtherBinary(t testing.TB) string {
 	t.Helper()
+	if given := os.Getenv(givenOther); given != "" {
+		out, err := exec.Command(given, "version", "-o", "json").Output()
+		if err != nil {
+			t.Fatalf("%s=%s: %v", givenOther, given, err)
+		}
+		if strings.Contains(string(out), strconv.Quote(version.Current().Release)) {
+			t.Fatalf("%s=%s is also %s: the tests could not tell the builds apart", givenOther, given, version.Current().Release)
+		}
+		return given
+	}
 	here := Binary(t)
 	other.Do(func() { other.binary, other.err = makeOther(filepath.Dir(filepath.Dir(here))) })
 	if other.err != nil {
 		t.Fatal(other.err)
 	}
 	return other.binary
+}
+
+// OtherIsRelease reports whether OtherBinary is a given binary of another release.
+func OtherIsRelease() bool { return os.Getenv(givenOther) != "" }
+
+// IsOther reports whether an agent's version is that of OtherBinary's build.
+func IsOther(reported string) bool {
+	if OtherIsRelease() {
+		return !strings.HasPrefix(reported, version.Current().Release)
+	}
+	return strings.HasSuffix(reported, otherVersion)
 }
 
 func makeOther(tree string) (string, error) {
@@ -224,19 +252,22 @@ func (r *rewriter) otherC(text string) string {
 func (r *rewriter) otherGo(text string) string {
 	text = r.otherNames(mapInGo, text, "V99")
 	return r.replace(pinInGo, text, func(m []string) string {
-		if IsShared(m[1]+"_") || m[1] == "pil_mark" {
+		if isKept(m[1]+"_") || m[1] == "pil_mark" {
 			return m[0]
 		}
 		return strconv.Quote(m[1] + "_v99")
 	})
 }
 
-// IsShared reports whether OtherBinary's build has a map under the same name.
-func IsShared(name string) bool { return kept.MatchString(name) }
+// IsShared reports whether OtherBinary's build has a map under the same name. A given binary of another release is
+// supposed to share all: its pins are this tree's until a layout changes.
+func IsShared(name string) bool { return OtherIsRelease() || isKept(name) }
+
+func isKept(name string) bool { return kept.MatchString(name) }
 
 func (r *rewriter) otherNames(maps *regexp.Regexp, text, version string) string {
 	return r.replace(maps, text, func(m []string) string {
-		if IsShared(m[0]) {
+		if isKept(m[0]) {
 			return m[0]
 		}
 		return m[1] + version
@@ -245,6 +276,6 @@ func (r *rewriter) otherNames(maps *regexp.Regexp, text, version string) string 
 
 func (r *rewriter) otherVersion(text string) string {
 	return r.replace(release, text, func([]string) string {
-		return "return text + " + strconv.Quote(OtherVersion) + "\n"
+		return "return text + " + strconv.Quote(otherVersion) + "\n"
 	})
 }
