@@ -11,6 +11,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
 const (
@@ -24,7 +28,7 @@ func TestMain(m *testing.M) {
 	var err error
 	switch dir := os.Getenv(endlessEnv); {
 	case os.Getenv(generatorEnv) != "":
-		err = Generate(os.Stdin, os.Stdout)
+		err = traffic.Generate(os.Stdin, os.Stdout)
 	case dir != "":
 		err = endless(dir)
 	case os.Getenv(datapathEnv) != "" && slices.Contains(os.Args, "datapath"):
@@ -40,7 +44,7 @@ func TestMain(m *testing.M) {
 
 func tiny(t *testing.T) Options {
 	t.Helper()
-	cpu, err := LastCPU()
+	cpu, err := traffic.LastCPU()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +56,7 @@ func options(cpu int, dir string) Options {
 		Scenarios: some(
 			"native",
 			"netpila",
-		), Metrics: Metrics(), Gates: QuickGates(), TooWide: 0.1, Rounds: 1, CPU: cpu, Seed: 1,
+		), Metrics: traffic.Metrics(), Gates: QuickGates(), TooWide: 0.1, Rounds: 1, CPU: cpu, Seed: 1,
 		Warmup: time.Millisecond, Window: 5 * time.Millisecond,
 		Dir: dir,
 		Generator: func(ctx context.Context) *exec.Cmd {
@@ -67,8 +71,8 @@ func options(cpu int, dir string) Options {
 // The mechanics of a run, not its speed: every scenario carries traffic, in segments that are cut too.
 func TestRunOfAllScenarios(t *testing.T) {
 	o := tiny(t)
-	o.Scenarios, _ = Offered(Scenarios())
-	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "TCP_STREAM_CUT"})
+	o.Scenarios, _ = scenario.Offered(scenario.Scenarios())
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR", "TCP_STREAM_CUT"})
 	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +96,7 @@ func TestRunOfAllMetrics(t *testing.T) {
 	for _, s := range o.Scenarios {
 		for _, m := range o.Metrics {
 			x := r.find(s.Name, m.Name)
-			if ours := strings.HasPrefix(s.Name, "netpila"); m.programs != 0 && !ours {
+			if ours := strings.HasPrefix(s.Name, "netpila"); m.Programs != 0 && !ours {
 				if x != nil {
 					t.Errorf("%s has no programs, and %s", s.Name, m.Name)
 				}
@@ -128,7 +132,7 @@ func TestRunInRounds(t *testing.T) {
 		if len(x.Samples) != 2 || x.Ratio.Low > x.Ratio.Median || x.Ratio.Median > x.Ratio.High {
 			t.Errorf("%s %s: %+v", x.Scenario, x.Metric, x)
 		}
-		if x.Scenario == "native" && *x.Ratio != (Interval{1, 1, 1}) {
+		if x.Scenario == "native" && *x.Ratio != (report.Interval{Median: 1, Low: 1, High: 1}) {
 			t.Errorf("native against itself is %+v", x.Ratio)
 		}
 	}
@@ -144,7 +148,7 @@ func TestRunAfterACrash(t *testing.T) {
 	o.Dir = filepath.Join(short(t), "b")
 	var left []int
 	for _, s := range some("netpila", "nimitz-ovs") {
-		w, err := newWire(filepath.Join(o.Dir, s.Name))
+		w, err := scenario.NewWire(filepath.Join(o.Dir, s.Name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,8 +157,8 @@ func TestRunAfterACrash(t *testing.T) {
 			t.Fatal(err)
 		}
 		left = append(left, p.Processes...)
-		for _, n := range w.nodes {
-			n.ns.Close()
+		for _, n := range w.Nodes {
+			n.NS.Close()
 		}
 	}
 	o.Metrics = o.Metrics[:1]
@@ -176,7 +180,7 @@ func TestRunAfterACrash(t *testing.T) {
 
 func TestOneRunAtATime(t *testing.T) {
 	o := tiny(t)
-	release, err := claim(o.Dir)
+	release, err := scenario.Claim(o.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,9 +193,9 @@ func TestOneRunAtATime(t *testing.T) {
 // A scenario over which nothing flows is an error that names it, not a figure.
 func TestRunOfABrokenScenario(t *testing.T) {
 	o := tiny(t)
-	o.Scenarios = append(o.Scenarios[:1:1], Scenario{Name: "cut", Build: func(w *wire) (p Pair, err error) {
-		p, _ = native(w)
-		p.Client, err = w.namespace("alone")
+	o.Scenarios = append(o.Scenarios[:1:1], scenario.Scenario{Name: "cut", Build: func(w *scenario.Wire) (p scenario.Pair, err error) {
+		p, _ = scenario.Native(w)
+		p.Client, err = w.Namespace("alone")
 		return p, err
 	}})
 	_, err := Run(t.Context(), o)
@@ -203,7 +207,7 @@ func TestRunOfABrokenScenario(t *testing.T) {
 
 func TestGenerateRefuses(t *testing.T) {
 	for _, in := range []string{"", "{}", `{"Metric":"SCTP_RR"}`, `{"Metric":"TCP_RR","Target":"nonsense"}`} {
-		if err := Generate(strings.NewReader(in), &bytes.Buffer{}); err == nil {
+		if err := traffic.Generate(strings.NewReader(in), &bytes.Buffer{}); err == nil {
 			t.Errorf("took %q", in)
 		}
 	}
@@ -252,8 +256,8 @@ func TestPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := tiny(t)
-	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "UDP_PPS"})
-	o.Scenarios = append(some("native"), Peer("other", script))
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR", "UDP_PPS"})
+	o.Scenarios = append(some("native"), scenario.Peer("other", script))
 	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -276,7 +280,7 @@ func TestPeerThatFails(t *testing.T) {
 		if err := os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		err := Once(filepath.Join(t.TempDir(), "w"), Peer("other", file), func(Pair) error { return nil })
+		err := scenario.Once(filepath.Join(t.TempDir(), "w"), scenario.Peer("other", file), func(scenario.Pair) error { return nil })
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", script, err)
 		}
@@ -284,18 +288,18 @@ func TestPeerThatFails(t *testing.T) {
 }
 
 func TestIdleTime(t *testing.T) {
-	all, err := idleTime(Free)
-	if err != nil || all.cpus < 1 || all.seconds <= 0 {
+	all, err := traffic.ReadIdle(Free)
+	if err != nil || all.Cpus < 1 || all.Seconds <= 0 {
 		t.Errorf("all: %+v, %v", all, err)
 	}
-	cpu, err := LastCPU()
+	cpu, err := traffic.LastCPU()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if one, err := idleTime(cpu); err != nil || one.cpus != 1 || one.seconds <= 0 || one.seconds > all.seconds+1 {
+	if one, err := traffic.ReadIdle(cpu); err != nil || one.Cpus != 1 || one.Seconds <= 0 || one.Seconds > all.Seconds+1 {
 		t.Errorf("one: %+v of %+v, %v", one, all, err)
 	}
-	if _, err := idleTime(100_000); err == nil {
+	if _, err := traffic.ReadIdle(100_000); err == nil {
 		t.Error("found CPU 100,000")
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -12,18 +14,18 @@ var others = []string{"nimitz-ebpf", "nimitz-ovs"}
 
 // Comparison is the ratio of a figure of ours to one of theirs, within a round.
 type Comparison struct {
-	Scenario string   `json:"scenario"`
-	Against  string   `json:"against"`
-	Metric   string   `json:"metric"`
-	Less     bool     `json:"lessIsBetter,omitempty"`
-	Ratio    Interval `json:"ratio"`
+	Scenario string          `json:"scenario"`
+	Against  string          `json:"against"`
+	Metric   string          `json:"metric"`
+	Less     bool            `json:"lessIsBetter,omitempty"`
+	Ratio    report.Interval `json:"ratio"`
 	// CPU is the ratio of CPU times; 0 where none was measured.
 	CPU float64 `json:"cpu,omitempty"`
 }
 
 // beside compares all device kinds of ours with all scenarios of theirs, and scenarios with the one that they name (Of),
 // in every metric that both have.
-func (r *Report) beside(scenarios []Scenario) (all []Comparison) {
+func (r *Report) beside(scenarios []scenario.Scenario) (all []Comparison) {
 	for _, metric := range r.metrics() {
 		compare := func(scenario, against string) {
 			ours, theirs := r.find(scenario, metric), r.find(against, metric)
@@ -31,7 +33,7 @@ func (r *Report) beside(scenarios []Scenario) (all []Comparison) {
 				return
 			}
 			c := Comparison{Scenario: scenario, Against: against, Metric: metric, Less: ours.Less}
-			c.Ratio = r.Settings.interval(ratios(ours.Samples, theirs.Samples))
+			c.Ratio = r.Settings.interval(report.Ratios(ours.Samples, theirs.Samples))
 			if theirs.CPUMicros > 0 {
 				c.CPU = ours.CPUMicros / theirs.CPUMicros
 			}
@@ -62,13 +64,13 @@ const ofNIMITZ = "NETPILA table 1 and §7.2 (NP11): NIMITZ costs 2.5 % of latenc
 func (c Comparison) cells() []string {
 	cpu := ""
 	if c.CPU > 0 {
-		cpu = precise(c.CPU)
+		cpu = report.Precise(c.CPU)
 	}
 	better := "more"
 	if c.Less {
 		better = "less"
 	}
-	return []string{c.Metric, better, c.Scenario, c.Against, precise(c.Ratio.Median), c.Ratio.String(), cpu}
+	return []string{c.Metric, better, c.Scenario, c.Against, report.Precise(c.Ratio.Median), c.Ratio.String(), cpu}
 }
 
 func besideTable(all []Comparison) *plot.Table {
@@ -89,7 +91,7 @@ func (r *Report) besideSections() (all []plot.Section) {
 		var bars []plot.Bar
 		for _, c := range of {
 			bars = append(bars, plot.Bar{
-				Name: c.Metric + " · " + c.Scenario, Class: class(c.Scenario), Figure: precise(c.Ratio.Median),
+				Name: c.Metric + " · " + c.Scenario, Class: class(c.Scenario), Figure: report.Precise(c.Ratio.Median),
 				At: plot.Span(c.Ratio),
 			})
 		}
@@ -99,7 +101,7 @@ func (r *Report) besideSections() (all []plot.Section) {
 			Notes: []plot.Note{{Text: "In the papers: " + inPapers[against] +
 				". Here: a software datapath between namespaces. " +
 				"More is better for speeds, less for round trips and times of programs."}},
-			Bars:  plot.NewBars(title, "of "+against, nameWidth, true, bars),
+			Bars:  plot.NewBars(title, "of "+against, report.NameWidth, true, bars),
 			Table: besideTable(of),
 		})
 	}

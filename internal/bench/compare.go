@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/version"
 )
 
@@ -39,7 +41,7 @@ const interruptTimeout = 20 * time.Second
 // CompareBuilds has both programs measure the datapath, in pairs and within a pair in random order. A run is of the smoke
 // form, so that two that are compared are seconds apart, and there are many of them.
 func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err error) {
-	defer func() { err = stopped(ctx, err) }()
+	defer func() { err = scenario.Interrupted(ctx, err) }()
 	random := rand.New(rand.NewPCG(o.Seed, 0))
 	r := &CompareReport{
 		This: identify(o.This), Other: identify(o.Other), Pairs: o.Pairs, AtLeast: o.AtLeast, TooWide: Quick().TooWide,
@@ -58,7 +60,7 @@ func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err
 			o.Progress(2*pair+i+1, 2*o.Pairs)
 		}
 	}
-	r.Header = newHeader(started)
+	r.Header = report.NewHeader(started)
 	return r, r.judge(o, runs[0], runs[1])
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
@@ -24,10 +25,10 @@ func runAsBuild(ctx context.Context, dir string) error {
 		return strings.Split(os.Args[slices.Index(os.Args, flag)+1], ",")
 	}
 	var err error
-	if o.Scenarios, err = Pick(o.Scenarios, asked("--scenarios")); err != nil {
+	if o.Scenarios, err = scenario.Pick(o.Scenarios, asked("--scenarios")); err != nil {
 		return err
 	}
-	if o.Metrics, err = Pick(o.Metrics, asked("--metrics")); err != nil {
+	if o.Metrics, err = scenario.Pick(o.Metrics, asked("--metrics")); err != nil {
 		return err
 	}
 	r, err := Run(ctx, o)

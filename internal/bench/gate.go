@@ -4,6 +4,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
 // Gate asks something of one metric of a scenario.
@@ -24,9 +28,9 @@ type Gate struct {
 type Check struct {
 	Gate
 	// Best says that the scenario was chosen, as the best of the device kinds.
-	Best    bool     `json:"bestDevice,omitempty"`
-	Got     Interval `json:"got"`
-	Verdict Verdict  `json:"verdict"`
+	Best    bool            `json:"bestDevice,omitempty"`
+	Got     report.Interval `json:"got"`
+	Verdict Verdict         `json:"verdict"`
 }
 
 // Unjudged is a gate that the run has no figures for, and why.
@@ -47,7 +51,7 @@ const (
 
 // judge knows no verdict where the interval is wider than tooWide of one, or of the figure where that is more, and
 // what is asked lies in it; 0 takes any width.
-func (g Gate) judge(got Interval, tooWide float64) Verdict {
+func (g Gate) judge(got report.Interval, tooWide float64) Verdict {
 	low, high := got.Median, got.Median
 	wide := tooWide > 0 && got.High-got.Low > tooWide*max(1, got.Median)
 	if g.Whole || wide {
@@ -161,7 +165,7 @@ func PolicyGates(of policyBars) []Gate {
 	bar := of.median
 	var gates []Gate
 	lasting := map[string]float64{"TCP_RR": bar, "UDP_RR": bar, "UDP_PPS": bar, "TCP_STREAM": bar, "TCP_STREAM4": bar}
-	for _, n := range RuleCounts {
+	for _, n := range scenario.RuleCounts {
 		name := fmt.Sprint("netpila-rules-", n)
 		gates = append(gates, atLeast(name, "netpila", false, lasting)...)
 		if n > 1 {
@@ -182,7 +186,7 @@ func SmokeGates() []Gate {
 // atLeast are gates of one scenario, in the order of metrics.
 func atLeast(scenario, against string, whole bool, bars map[string]float64) []Gate {
 	var gates []Gate
-	for _, m := range Metrics() {
+	for _, m := range traffic.Metrics() {
 		if bar, asked := bars[m.Name]; asked {
 			gates = append(
 				gates,
@@ -196,7 +200,7 @@ func atLeast(scenario, against string, whole bool, bars map[string]float64) []Ga
 // noWorse asks for at least the other's figure in every metric, or at most where less is better, of the whole interval.
 func noWorse(scenario, against string) []Gate {
 	var gates []Gate
-	for _, m := range Metrics() {
+	for _, m := range traffic.Metrics() {
 		g := Gate{Scenario: scenario, Against: against, Metric: m.Name, AtLeast: 1, Whole: true}
 		if m.Less {
 			g.AtLeast, g.AtMost = 0, 1
@@ -209,7 +213,7 @@ func noWorse(scenario, against string) []Gate {
 // speeds asks the same of every metric of which more is better.
 func speeds(bar float64) map[string]float64 {
 	bars := map[string]float64{}
-	for _, m := range Metrics() {
+	for _, m := range traffic.Metrics() {
 		if !m.Less {
 			bars[m.Name] = bar
 		}
@@ -271,7 +275,7 @@ func (r *Report) check(o Options) {
 		}
 		values := slices.Clone(ours.Samples)
 		if theirs != nil {
-			values = ratios(ours.Samples, theirs.Samples)
+			values = report.Ratios(ours.Samples, theirs.Samples)
 		}
 		c := Check{Gate: g, Best: isBest, Got: r.Settings.interval(values)}
 		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
@@ -282,7 +286,7 @@ func (r *Report) check(o Options) {
 
 // missing is why a run has no figures for a gate, and whether it was not to have them.
 func (o Options) missing(g Gate) (why string, meant bool) {
-	ran := Names(o.Scenarios)
+	ran := scenario.Names(o.Scenarios)
 	if g.Scenario == best &&
 		!slices.ContainsFunc(kinds, func(k kind) bool { return slices.Contains(ran, k.scenario) }) {
 		return "no device kind of ours ran", true
@@ -292,7 +296,7 @@ func (o Options) missing(g Gate) (why string, meant bool) {
 			return name + " did not run", true
 		}
 	}
-	if !slices.Contains(Names(o.Metrics), g.Metric) {
+	if !slices.Contains(scenario.Names(o.Metrics), g.Metric) {
 		return "these metrics did not run", true
 	}
 	return "it ran and has no figures, no pass", false

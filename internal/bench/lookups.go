@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/bench/progrun"
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/plot"
 	"pilaster.io/pilaster/internal/policy"
@@ -30,11 +33,11 @@ type Lookups struct {
 
 // LookupCost is what the program on the uplink takes for a packet.
 type LookupCost struct {
-	Rules   int      `json:"rules"`
-	By      string   `json:"by"`      // what they select peers by
-	Session string   `json:"session"` // what becomes of it
-	Bytes   int      `json:"bytes"`
-	Ns      Interval `json:"ns"`
+	Rules   int             `json:"rules"`
+	By      string          `json:"by"`      // what they select peers by
+	Session string          `json:"session"` // what becomes of it
+	Bytes   int             `json:"bytes"`
+	Ns      report.Interval `json:"ns"`
 }
 
 // Ways rules select peers.
@@ -106,28 +109,28 @@ func (r *run) measureLookups(ctx context.Context) error {
 }
 
 func (r *run) lookups(ctx context.Context, rules int, by string) (err error) {
-	bed, err := newScaleBed(filepath.Join(r.Dir, "lookups"), 1, 1, placesOfBench)
+	bed, err := progrun.NewBed(filepath.Join(r.Dir, "lookups"), 1, 1, placesOfBench)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, bed.Close()) }()
-	peers, err := bed.peers(1, bed.endpoints, r.random)
+	peers, err := bed.Peers(1, bed.Endpoints, r.random)
 	if err != nil {
 		return err
 	}
 	if rules > 0 {
-		p, apps := rulesBy(by, rules, peers[0].plain)
-		if err := police(bed.datapath, bed.endpoints[0].plain.Tenant, p, apps, bed.endpoints[0].plain.Addr(), peers[0].plain); err != nil {
+		p, apps := rulesBy(by, rules, peers[0].Plain)
+		if err := scenario.ApplyPolicy(bed.Datapath, bed.Endpoints[0].Plain.Tenant, p, apps, bed.Endpoints[0].Plain.Addr(), peers[0].Plain); err != nil {
 			return err
 		}
 	}
-	return bed.node.ns.Do(func() error {
+	return bed.Node.NS.Do(func() error {
 		var set unix.CPUSet
 		set.Set(max(0, r.CPU))
 		if err := unix.SchedSetaffinity(0, &set); err != nil {
 			return fmt.Errorf("pin to CPU %d: %w", r.CPU, err)
 		}
-		m := &meter{bed: bed, count: r.Lookups.Rounds, ctx: ctx, random: rand.New(rand.NewPCG(r.Seed, 2))}
+		m := &progrun.Meter{Bed: bed, Count: r.Lookups.Rounds, Context: ctx, Random: rand.New(rand.NewPCG(r.Seed, 2))}
 		for i, size := range r.Lookups.Bytes {
 			for _, session := range sessionsOf(rules) {
 				if !r.Lookups.measures(i, by, session) {
@@ -155,7 +158,7 @@ func sessionsOf(rules int) []string {
 // rulesBy is a policy whose last rule admits the peer, and the apps that its other rules select.
 func rulesBy(by string, n int, peer netip.Addr) (policy.Policy, map[address.AppID]map[string]string) {
 	last, _ := peer.Prefix(64)
-	p := byBlocks(blocksOf(n, last))
+	p := scenario.RulePolicy(scenario.RuleBlocks(n, last))
 	apps := map[address.AppID]map[string]string{1: {"app": "last"}}
 	if by == byAddresses {
 		return p, apps
@@ -175,21 +178,21 @@ func rulesBy(by string, n int, peer netip.Addr) (policy.Policy, map[address.AppI
 }
 
 // uncached is for packets none of which finds a decision in a cache, of one session or of more than there is room for.
-func (l Lookups) uncached(m *meter, p scalePeer, size int, session string) (Interval, error) {
-	hook := m.bed.hook("uplink-in")
-	all := make([]frame, 1)
+func (l Lookups) uncached(m *progrun.Meter, p progrun.Peer, size int, session string) (report.Interval, error) {
+	hook := m.Bed.HookNamed("uplink-in")
+	all := make([]progrun.Frame, 1)
 	if session == isBegun {
-		all = make([]frame, newSessions)
+		all = make([]progrun.Frame, newSessions)
 	}
 	for i := range all {
-		all[i] = hook.datagram(p, uint16(i), size)
+		all[i] = hook.Datagram(p, uint16(i), size)
 	}
-	f, err := newFrames(hook, all, m.bed.voids, m.bed.voidsRules)
+	f, err := progrun.NewFrames(hook, all, m.Bed.Generation, m.Bed.RuleGeneration)
 	if err != nil {
-		return Interval{}, err
+		return report.Interval{}, err
 	}
-	f.size = size
-	ns, err := m.samples(func() (float64, error) { return f.program(l.Packets, forwarded) })
+	f.Size = size
+	ns, err := m.Samples(func() (float64, error) { return f.Time(l.Packets, progrun.Forwarded) })
 	return ns, errors.Join(err, f.Close())
 }
 
@@ -224,7 +227,7 @@ func (r *Report) checkLookups(l Lookups) {
 		}
 		c := Check{
 			Gate: g,
-			Got:  Interval{many.Ns.Median / one.Ns.Median, many.Ns.Low / one.Ns.High, many.Ns.High / one.Ns.Low},
+			Got:  report.Interval{Median: many.Ns.Median / one.Ns.Median, Low: many.Ns.Low / one.Ns.High, High: many.Ns.High / one.Ns.Low},
 		}
 		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
 		r.Pass = r.Pass && c.Verdict == Passed
@@ -238,7 +241,7 @@ func (r *Report) lookupsTable() *plot.Table {
 	for _, c := range r.Lookups {
 		t.Rows = append(t.Rows, []string{
 			humanize.Grouped(c.Rules), c.By, c.Session, humanize.Grouped(c.Bytes),
-			fmt.Sprintf("%.0f", c.Ns.Median), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), figure(1e9 / c.Ns.Median),
+			fmt.Sprintf("%.0f", c.Ns.Median), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), report.Figure(1e9 / c.Ns.Median),
 		})
 	}
 	return t

@@ -5,7 +5,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/bench/cpuprofile"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/plot/plottest"
@@ -33,9 +35,9 @@ func short(t *testing.T) string {
 // where a first packet is asked for, and works on the CPU that is measured.
 func TestNimitzScenarios(t *testing.T) {
 	o := tiny(t)
-	traffic, _ := metricByName("UDP_RR")
+	traffic, _ := traffic.MetricByName("UDP_RR")
 	for _, s := range some("nimitz-ebpf", "nimitz-ovs") {
-		w, err := newWire(filepath.Join(short(t), "w"))
+		w, err := scenario.NewWire(filepath.Join(short(t), "w"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +53,7 @@ func TestNimitzScenarios(t *testing.T) {
 		if err := o.share(p.Processes); err != nil {
 			t.Fatal(err)
 		}
-		fabric, err := packet.NewCapture(w.nodes[1].ns, "eth0", packet.IncomingOnly)
+		fabric, err := packet.NewCapture(w.Nodes[1].NS, "eth0", packet.IncomingOnly)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +91,7 @@ func past(t *testing.T) context.Context {
 	return ctx
 }
 
-func checkSwitches(t *testing.T, o Options, p Pair, traffic Metric) {
+func checkSwitches(t *testing.T, o Options, p scenario.Pair, traffic traffic.Metric) {
 	t.Helper()
 	upcalls := func() (n, packets uint64) {
 		before, err := p.Work(t.Context())
@@ -126,65 +128,26 @@ func checkSwitches(t *testing.T, o Options, p Pair, traffic Metric) {
 	}
 }
 
-// A sample is so much of a CPU's time, whoever else has the CPU as well.
-func TestSampler(t *testing.T) {
-	cpu, err := LastCPU()
-	if err != nil {
-		t.Fatal(err)
-	}
-	runtime.LockOSThread() // and never unlocked: the thread is pinned, and ends with the test
-	var set unix.CPUSet
-	set.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		t.Fatal(err)
-	}
-	s, err := newSampler(cpu)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	spent := func() time.Duration {
-		is, err := threadTime()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return is
-	}
-	if err := s.start(); err != nil {
-		t.Fatal(err)
-	}
-	from := spent()
-	for spent() < from+200*time.Millisecond {
-	}
-	all, err := s.stop()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all = slices.DeleteFunc(all, func(i instant) bool { return int(i.PID) != os.Getpid() })
-	if sampled := time.Duration(len(all)) * samplePeriod; sampled < 50*time.Millisecond ||
-		sampled > 300*time.Millisecond {
-		t.Errorf("200 ms of a thread are %v by samples", sampled)
-	}
-}
-
 // Of a window's samples each is one place's, and its part of every transaction.
 func TestProfileCounts(t *testing.T) {
-	at := func(ns int64, pid uint32, address uint64) instant { return instant{Address: address, PID: pid, At: ns} }
+	at := func(ns int64, pid uint32, address uint64) cpuprofile.Sample {
+		return cpuprofile.Sample{Address: address, PID: pid, At: ns}
+	}
 	p := &profile{places: map[string][]float64{}, functions: map[spot]float64{}}
-	p.count([]instant{
+	p.count([]cpuprofile.Sample{
 		at(
 			9,
 			1,
 			5,
-		), at(10, 1, 5), at(15, 1, 6), at(20, 2, 5), at(15, 1, kernelFrom+5), at(16, 3, kernelFrom+5), at(21, 2, 5),
-	}, answer{From: 10, To: 20, Ops: 2}, workers{1: byGenerator, 2: bySwitch}, symbols{{kernelFrom, "vxlan_rcv"}})
-	each := float64(samplePeriod.Nanoseconds()) / 2
-	for name, want := range map[string]float64{byGenerator: 2 * each, bySwitch: each, "VXLAN and tunnels of the kernel": each, byOthers: each, elsewhere: 0} {
+		), at(10, 1, 5), at(15, 1, 6), at(20, 2, 5), at(15, 1, cpuprofile.KernelFrom+5), at(16, 3, cpuprofile.KernelFrom+5), at(21, 2, 5),
+	}, traffic.Answer{From: 10, To: 20, Ops: 2}, cpuprofile.Workers{1: cpuprofile.ByGenerator, 2: cpuprofile.BySwitch}, cpuprofile.Symbols{{Address: cpuprofile.KernelFrom, Name: "vxlan_rcv"}})
+	each := float64(cpuprofile.Period.Nanoseconds()) / 2
+	for name, want := range map[string]float64{cpuprofile.ByGenerator: 2 * each, cpuprofile.BySwitch: each, "VXLAN and tunnels of the kernel": each, cpuprofile.ByOthers: each, cpuprofile.Elsewhere: 0} {
 		if got := p.places[name]; !slices.Equal(got, []float64{want}) {
 			t.Errorf("%s has %v, want %v", name, got, want)
 		}
 	}
-	if !slices.Equal(p.total, []float64{4 * each}) || p.ops != 2 || p.each()[spot{bySwitch, bySwitch}] != each {
+	if !slices.Equal(p.total, []float64{4 * each}) || p.ops != 2 || p.each()[spot{cpuprofile.BySwitch, cpuprofile.BySwitch}] != each {
 		t.Errorf("in all %v of %v: %v", p.total, p.ops, p.functions)
 	}
 }
@@ -194,7 +157,7 @@ func TestProfiles(t *testing.T) {
 	o := tiny(t)
 	o.Dir = filepath.Join(short(t), "b")
 	o.Scenarios, o.Window = some("netpila", "nimitz-ebpf", "nimitz-ovs"), 300*time.Millisecond
-	o.Metrics, _ = Pick(Metrics(), []string{"UDP_RR", "PROGRAM_OUT"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"UDP_RR", "PROGRAM_OUT"})
 	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -207,15 +170,15 @@ func TestProfiles(t *testing.T) {
 		p := r.Profiles[i]
 		var sum float64
 		for _, s := range p.Places {
-			if s.Place != byOthers {
+			if s.Place != cpuprofile.ByOthers {
 				sum += s.Ns.Median
 			}
 		}
 		if p.Scenario != name || !(p.Total.Median > 0) || sum < 0.999*p.Total.Median || sum > 1.001*p.Total.Median {
 			t.Errorf("%s: %v of %+v", name, sum, p)
 		}
-		if (ns(p, bySwitch) > 0) != (name == "nimitz-ovs") || (p.Work != nil) != (name == "nimitz-ovs") {
-			t.Errorf("%s: Open vSwitch takes %v, %+v", name, ns(p, bySwitch), p.Work)
+		if (ns(p, cpuprofile.BySwitch) > 0) != (name == "nimitz-ovs") || (p.Work != nil) != (name == "nimitz-ovs") {
+			t.Errorf("%s: Open vSwitch takes %v, %+v", name, ns(p, cpuprofile.BySwitch), p.Work)
 		}
 		if len(p.Most) == 0 || (p.Most[0].More > 0) != (name != "netpila") {
 			t.Errorf("%s: most of it %+v", name, p.Most)
@@ -246,36 +209,11 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-func TestPlaces(t *testing.T) {
-	for function, want := range map[string]string{
-		"bpf: journey_on": "our programs", "trie_lookup_elem": "the programs' tables, helpers and hooks", "bpf_skb_set_tunnel_key": "the programs' tables, helpers and hooks",
-		"vxlan_xmit_one": "VXLAN and tunnels of the kernel", "udp_tunnel6_xmit_skb": "VXLAN and tunnels of the kernel", "packet_rcv": "packet sockets, taps and polling",
-		"ip6_pol_route": "IPv6, routes and neighbours", "udpv6_sendmsg": "UDP and sockets", "veth_xmit": "devices and their queues", "kmem_cache_free": "packets' memory",
-		"finish_task_switch.isra.0": "scheduler, wake-ups and locks", "do_syscall_64": elsewhere,
-	} {
-		if got := placeOf(function); got != want {
-			t.Errorf("%s is of %q, want %q", function, got, want)
-		}
-	}
-	names := symbols{{100, "a"}, {200, "b"}}
-	for at, want := range map[uint64]string{99: "unknown", 100: "a", 199: "a", 200: "b", 1 << 40: "b"} {
-		if got := names.name(at); got != want {
-			t.Errorf("%d is in %s, want %s", at, got, want)
-		}
-	}
-	w := workers{7: byGenerator}
-	for i, want := range map[instant]string{{Address: 5, PID: 7}: byGenerator, {Address: kernelFrom + 5, PID: 8}: byOthers, {Address: kernelFrom + 5, PID: 7}: elsewhere} {
-		if got, _ := w.at(i, names); got != want {
-			t.Errorf("%+v is of %q, want %q", i, got, want)
-		}
-	}
-}
-
 // Ratios are of rounds, as all are.
 func TestBeside(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "netpila", "netpila-macvlan", "nimitz-ebpf")
-	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR", "FIRST_RTT"})
 	r := reported(
 		t,
 		o,

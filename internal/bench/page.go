@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -18,7 +20,7 @@ const (
 func (r *Report) Page(w io.Writer) error {
 	sections := []plot.Section{r.checkSection()}
 	for _, name := range r.metrics() {
-		m, _ := metricByName(name)
+		m, _ := traffic.MetricByName(name)
 		sections = append(sections, r.metricSection(m))
 	}
 	sections = slices.Concat(
@@ -33,14 +35,14 @@ func (r *Report) Page(w io.Writer) error {
 	if r.Lost > 0 {
 		foot = append(foot, plot.Note{Text: fmt.Sprintf("%d datagrams were lost.", r.Lost)})
 	}
-	return r.page(w, plot.Page{
+	return r.WritePage(w, plot.Page{
 		Title:   "packet paths measured",
 		Heading: "Packet paths measured",
 		Notes: []plot.Note{
 			{Class: "what", Lead: "A software datapath between network namespaces of one machine.",
 				Text: "There is no wire and no NIC. Ratios within this run are comparable; its figures are not comparable with " +
 					"those of another machine, nor with those of the papers, which measured servers on a wire."},
-			{Text: r.Settings.text(r.Machine) + ". " + barNote},
+			{Text: r.Settings.text(r.Machine) + ". " + report.BarNote},
 		},
 		Sections: sections, Foot: foot,
 	}, "docs/reference/benchmarks.md explains scenarios, metrics and method.", "form "+r.Settings.Form)
@@ -67,7 +69,7 @@ func (r *Report) checkSection() plot.Section {
 }
 
 // metricSection shows ratios to the reference if there are any, and figures if not.
-func (r *Report) metricSection(m Metric) plot.Section {
+func (r *Report) metricSection(m traffic.Metric) plot.Section {
 	axis, relative := m.Unit, r.find(r.Reference, m.Name) != nil
 	if relative {
 		axis = "of " + r.Reference
@@ -84,14 +86,14 @@ func (r *Report) metricSection(m Metric) plot.Section {
 	var bars []plot.Bar
 	for _, x := range r.of(m.Name) {
 		b := plot.Bar{
-			Name: x.Scenario, Class: class(x.Scenario), Figure: figure(x.Median) + " " + x.Unit, At: plot.Span(x.Spread),
+			Name: x.Scenario, Class: class(x.Scenario), Figure: report.Figure(x.Median) + " " + x.Unit, At: plot.Span(x.Spread),
 		}
 		if relative {
 			b.At = plot.Span(*x.Ratio)
 		}
 		ratio, interval := "", ""
 		if x.Ratio != nil {
-			ratio, interval = precise(x.Ratio.Median), x.Ratio.String()
+			ratio, interval = report.Precise(x.Ratio.Median), x.Ratio.String()
 		}
 		bars = append(bars, b)
 		t.Rows = append(t.Rows, []string{x.Scenario, b.Figure, ratio, interval, x.cpu(), x.About})

@@ -7,23 +7,27 @@ import (
 	"maps"
 	"slices"
 
+	"pilaster.io/pilaster/internal/bench/cpuprofile"
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
 // Profile is where the CPU's time of a scenario's UDP_RR transactions goes, by samples.
 type Profile struct {
-	Scenario string     `json:"scenario"`
-	Total    Interval   `json:"ns"` // a transaction
-	Places   []Spent    `json:"places"`
-	Most     []Function `json:"functions"` // those that take the most more than netpila's, where that is there
+	Scenario string          `json:"scenario"`
+	Total    report.Interval `json:"ns"` // a transaction
+	Places   []Spent         `json:"places"`
+	Most     []Function      `json:"functions"` // those that take the most more than netpila's, where that is there
 	// Work is Open vSwitch's for a transaction, where there is one.
 	Work *WorkEach `json:"openVSwitch,omitempty"`
 }
 
 // Spent is the time of a place.
 type Spent struct {
-	Place string   `json:"place"`
-	Ns    Interval `json:"ns"` // a transaction
+	Place string          `json:"place"`
+	Ns    report.Interval `json:"ns"` // a transaction
 }
 
 // Function is one of the kernel's or of a program's, or all of a process's.
@@ -55,24 +59,24 @@ type profile struct {
 type spot struct{ place, function string }
 
 // profiled tells whether the run asks where a scenario's time goes: what forwards is ours or a process.
-func profiled(p Pair) bool { return p.Runs != nil || len(p.Processes) > 0 }
+func profiled(p scenario.Pair) bool { return p.Runs != nil || len(p.Processes) > 0 }
 
 // measureProfile samples the CPU of client and server, in a phase of its own.
 func (r *run) measureProfile(ctx context.Context) (err error) {
-	s, err := newSampler(r.CPU)
+	s, err := cpuprofile.NewSampler(r.CPU)
 	if err != nil {
 		return err
 	}
 	defer func() { err = cmp.Or(err, s.Close()) }()
-	names, err := readSymbols()
+	names, err := cpuprofile.ReadSymbols()
 	if err != nil {
 		return err
 	}
-	all, err := softirqs(r.CPU)
+	all, err := cpuprofile.ReadWorkers(r.CPU)
 	if err != nil {
 		return err
 	}
-	traffic, _ := metricByName("UDP_RR")
+	traffic, _ := traffic.MetricByName("UDP_RR")
 	r.profiles = make([]*profile, len(r.pairs))
 	for round := range r.Rounds {
 		for _, i := range r.random.Perm(len(r.pairs)) {
@@ -88,16 +92,16 @@ func (r *run) measureProfile(ctx context.Context) (err error) {
 	return nil
 }
 
-func (r *run) profile(ctx context.Context, sampled *sampler, names symbols, all workers, scenario int, m Metric) error {
+func (r *run) profile(ctx context.Context, sampled *cpuprofile.Sampler, names cpuprofile.Symbols, all cpuprofile.Workers, scenario int, m traffic.Metric) error {
 	pair := r.pairs[scenario]
 	before, err := worked(ctx, pair)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.Warmup+r.Window+4*dialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.Warmup+r.Window+4*traffic.DialTimeout)
 	defer cancel()
 	// Before the client begins: it waits for nobody.
-	if err := sampled.start(); err != nil {
+	if err := sampled.Start(); err != nil {
 		return err
 	}
 	s, err := r.begin(ctx, pair, m)
@@ -106,7 +110,7 @@ func (r *run) profile(ctx context.Context, sampled *sampler, names symbols, all 
 	}
 	defer s.kill()
 	got, err := s.end()
-	samples, err2 := sampled.stop()
+	samples, err2 := sampled.Stop()
 	if err := cmp.Or(err, err2); err != nil {
 		return err
 	}
@@ -119,10 +123,10 @@ func (r *run) profile(ctx context.Context, sampled *sampler, names symbols, all 
 	}
 	w := maps.Clone(all)
 	for _, pid := range []int{s.client.cmd.Process.Pid, s.server.cmd.Process.Pid} {
-		w[uint32(pid)] = byGenerator
+		w[uint32(pid)] = cpuprofile.ByGenerator
 	}
 	for _, pid := range pair.Processes {
-		w[uint32(pid)] = bySwitch
+		w[uint32(pid)] = cpuprofile.BySwitch
 	}
 	p := r.profiles[scenario]
 	p.work = p.work.Plus(after.Since(before))
@@ -131,29 +135,29 @@ func (r *run) profile(ctx context.Context, sampled *sampler, names symbols, all 
 }
 
 // count takes the samples of a client's window.
-func (p *profile) count(samples []instant, got answer, w workers, names symbols) {
-	each := float64(samplePeriod.Nanoseconds()) / got.Ops
+func (p *profile) count(samples []cpuprofile.Sample, got traffic.Answer, w cpuprofile.Workers, names cpuprofile.Symbols) {
+	each := float64(cpuprofile.Period.Nanoseconds()) / got.Ops
 	round := map[string]float64{}
 	var total float64
 	for _, i := range samples {
 		if i.At < got.From || i.At > got.To {
 			continue
 		}
-		place, function := w.at(i, names)
+		place, function := w.PlaceOf(i, names)
 		round[place] += each
-		p.functions[spot{place, function}] += float64(samplePeriod.Nanoseconds())
-		if place != byOthers {
+		p.functions[spot{place, function}] += float64(cpuprofile.Period.Nanoseconds())
+		if place != cpuprofile.ByOthers {
 			total += each
 		}
 	}
-	for _, name := range placeNames() {
+	for _, name := range cpuprofile.PlaceNames() {
 		p.places[name] = append(p.places[name], round[name])
 	}
 	p.total, p.ops = append(p.total, total), p.ops+got.Ops
 }
 
 // worked is what the pair's Open vSwitches have done so far.
-func worked(ctx context.Context, p Pair) (sum ovs.Work, err error) {
+func worked(ctx context.Context, p scenario.Pair) (sum ovs.Work, err error) {
 	if p.Work == nil {
 		return sum, nil
 	}
@@ -176,12 +180,12 @@ func (r *run) profilesOf(s Settings) (all []Profile) {
 			continue
 		}
 		is := Profile{Scenario: r.Scenarios[i].Name, Total: s.interval(p.total)}
-		for _, name := range placeNames() {
+		for _, name := range cpuprofile.PlaceNames() {
 			is.Places = append(is.Places, Spent{name, s.interval(p.places[name])})
 		}
 		each := p.each()
 		for of, ns := range each {
-			if of.place != byOthers {
+			if of.place != cpuprofile.ByOthers {
 				f := Function{Name: of.function, Place: of.place, Ns: ns}
 				if len(base) > 0 {
 					f.More = ns - base[of]

@@ -10,14 +10,15 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/datapath"
 )
 
-func directionOf(program string) direction {
+func directionOf(program string) traffic.Direction {
 	if strings.HasSuffix(program, "_in") {
-		return in
+		return traffic.In
 	}
-	return out
+	return traffic.Out
 }
 
 // perRun is the nanoseconds that a program took for a packet, beyond what one takes that does nothing.
@@ -27,7 +28,7 @@ func (r *run) perRun(of datapath.ProgStat) float64 {
 
 // perPacket is the nanoseconds that all programs of a direction take for one packet: every packet meets
 // the one of them that ran most. Between containers of one node none ran in one of the directions.
-func (r *run) perPacket(d direction, runs datapath.ProgStats) (ns float64, ran bool) {
+func (r *run) perPacket(d traffic.Direction, runs datapath.ProgStats) (ns float64, ran bool) {
 	var packets uint64
 	var sum float64
 	for name, run := range runs {
@@ -42,7 +43,7 @@ func (r *run) perPacket(d direction, runs datapath.ProgStats) (ns float64, ran b
 // measurePrograms has the kernel take the time of every run of a program. That slows all of them, so it
 // is a phase of its own, after everything else.
 func (r *run) measurePrograms(ctx context.Context) (err error) {
-	traffic, _ := metricByName("UDP_RR")
+	traffic, _ := traffic.MetricByName("UDP_RR")
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
 		return fmt.Errorf("turn on the kernel's BPF statistics: %w", err)
@@ -77,10 +78,10 @@ func (r *run) measurePrograms(ctx context.Context) (err error) {
 
 func (r *run) countPrograms(scenario int, runs datapath.ProgStats) {
 	for m, metric := range r.Metrics {
-		if metric.programs == 0 {
+		if metric.Programs == 0 {
 			continue
 		}
-		if ns, ran := r.perPacket(metric.programs, runs); ran {
+		if ns, ran := r.perPacket(metric.Programs, runs); ran {
 			taken := &r.taken[scenario][m]
 			taken.values = append(taken.values, ns)
 		}

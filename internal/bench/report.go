@@ -5,11 +5,14 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
 // Report is a whole run, samples included, so that anyone can do the sums again.
 type Report struct {
-	Header
+	report.Header
 	Settings Settings `json:"settings"`
 	// Reference is the scenario that ratios are of.
 	Reference string `json:"reference"`
@@ -54,10 +57,10 @@ type Result struct {
 	Median   float64   `json:"median"`
 	Samples  []float64 `json:"samples"` // by round
 	// Spread is the median's own interval: wider than the ratio's, because a round's fortune is in it.
-	Spread Interval `json:"spread"`
+	Spread report.Interval `json:"spread"`
 	// Ratio is the median over the rounds of this sample over the first scenario's of the same round; none
 	// where that one has no such figure.
-	Ratio *Interval `json:"ratio,omitempty"`
+	Ratio *report.Interval `json:"ratio,omitempty"`
 	// CPUMicros is the CPU time of one Counted: all that the CPUs did, or the one that the run was pinned to.
 	CPUMicros float64 `json:"cpuMicros,omitempty"`
 	Counted   string  `json:"counted,omitempty"`
@@ -65,24 +68,24 @@ type Result struct {
 
 // Program is one of ours, and what it takes for a packet.
 type Program struct {
-	Scenario string    `json:"scenario"`
-	Name     string    `json:"name"`
-	Ns       Interval  `json:"ns"`
-	Samples  []float64 `json:"samples"`
+	Scenario string          `json:"scenario"`
+	Name     string          `json:"name"`
+	Ns       report.Interval `json:"ns"`
+	Samples  []float64       `json:"samples"`
 }
 
 // interval draws alike every time, so that the same samples have one interval in the whole report.
-func (s Settings) interval(samples []float64) Interval {
-	return bootstrap(samples, rand.New(rand.NewPCG(s.Seed, 1)))
+func (s Settings) interval(samples []float64) report.Interval {
+	return report.Bootstrap(samples, rand.New(rand.NewPCG(s.Seed, 1)))
 }
 
 // report makes the report of what was taken.
 func (r *run) report(started time.Time) *Report {
 	p := &Report{
-		Header: newHeader(started),
+		Header: report.NewHeader(started),
 		Settings: Settings{
 			Form: r.Form, Rounds: r.Rounds, WarmupMs: r.Warmup.Milliseconds(), WindowMs: r.Window.Milliseconds(),
-			CPU: r.CPU, Congestion: congestion, Seed: r.Seed, TooWide: r.TooWide,
+			CPU: r.CPU, Congestion: traffic.Congestion, Seed: r.Seed, TooWide: r.TooWide,
 		},
 		Reference: r.Scenarios[0].Name, LeftOut: r.LeftOut, EmptyProgramNs: r.emptyProgram,
 		Pass: true,
@@ -96,14 +99,14 @@ func (r *run) report(started time.Time) *Report {
 			}
 			x := Result{
 				Scenario: scenario.Name, About: scenario.About, Metric: metric.Name, Unit: metric.Unit, Less: metric.Less,
-				Median: median(t.values), Samples: t.values, Spread: p.Settings.interval(t.values),
+				Median: report.Median(t.values), Samples: t.values, Spread: p.Settings.interval(t.values),
 			}
 			if len(reference.values) > 0 {
-				ratio := p.Settings.interval(ratios(t.values, reference.values))
+				ratio := p.Settings.interval(report.Ratios(t.values, reference.values))
 				x.Ratio = &ratio
 			}
-			if metric.counted != "" && t.ops > 0 {
-				x.CPUMicros, x.Counted = t.busy/t.ops*1e6, metric.counted
+			if metric.Counted != "" && t.ops > 0 {
+				x.CPUMicros, x.Counted = t.busy/t.ops*1e6, metric.Counted
 			}
 			p.Results = append(p.Results, x)
 		}
@@ -134,7 +137,7 @@ func (r *Report) has(scenario string) bool {
 // metrics are those that any scenario has, in the order of Metrics.
 func (r *Report) metrics() []string {
 	var names []string
-	for _, m := range Metrics() {
+	for _, m := range traffic.Metrics() {
 		if slices.ContainsFunc(r.Results, func(x Result) bool { return x.Metric == m.Name }) {
 			names = append(names, m.Name)
 		}

@@ -13,12 +13,15 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
 func TestBootstrap(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	if got := bootstrap([]float64{0.9}, random); got != (Interval{0.9, 0.9, 0.9}) {
+	if got := report.Bootstrap([]float64{0.9}, random); got != (report.Interval{Median: 0.9, Low: 0.9, High: 0.9}) {
 		t.Errorf("of one sample: %+v", got)
 	}
 	// The interval covers the true median in about 95 of 100 runs; 200 runs, five standard deviations.
@@ -28,7 +31,7 @@ func TestBootstrap(t *testing.T) {
 		for i := range samples {
 			samples[i] = 0.9 + 0.05*random.NormFloat64()
 		}
-		if i := bootstrap(samples, random); i.Low <= 0.9 && 0.9 <= i.High {
+		if i := report.Bootstrap(samples, random); i.Low <= 0.9 && 0.9 <= i.High {
 			covered++
 		}
 	}
@@ -42,7 +45,7 @@ func TestMedian(t *testing.T) {
 		in   []float64
 		want float64
 	}{{[]float64{3}, 3}, {[]float64{3, 1}, 2}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 2, 3}, 2.5}} {
-		if got := median(c.in); got != c.want {
+		if got := report.Median(c.in); got != c.want {
 			t.Errorf("median of %v is %v", c.in, got)
 		}
 	}
@@ -62,34 +65,34 @@ func TestJudge(t *testing.T) {
 	}
 	for _, c := range []struct {
 		gate    Gate
-		got     Interval
+		got     report.Interval
 		tooWide float64
 		want    Verdict
 	}{
-		{low, Interval{0.92, 0.91, 0.93}, 0.1, Passed},
-		{low, Interval{0.85, 0.84, 0.86}, 0.1, Passed},
-		{low, Interval{0.84, 0.83, 0.86}, 0.1, TooLow},
-		{low, Interval{0.92, 0.84, 0.97}, 0.1, TooNoisy},
-		{low, Interval{0.80, 0.75, 0.88}, 0.1, TooNoisy},
-		{low, Interval{0.92, 0.86, 0.97}, 0.1, Passed},
-		{low, Interval{0.70, 0.60, 0.80}, 0.1, TooLow},
-		{low, Interval{0.92, 0.50, 1.97}, 0, Passed},
-		{low, Interval{0.70, 0.50, 1.97}, 0, TooLow},
-		{low, Interval{1.70, 1.62, 1.78}, 0.1, Passed},
-		{whole, Interval{0.86, 0.84, 0.88}, 0.1, TooLow},
-		{whole, Interval{0.86, 0.85, 0.88}, 0.1, Passed},
-		{high, Interval{79, 77, 81}, 0.1, Passed},
-		{high, Interval{81, 77, 84}, 0.1, TooHigh},
-		{high, Interval{79, 70, 90}, 0.1, TooNoisy},
-		{high, Interval{70, 60, 75}, 0.1, Passed},
-		{high, Interval{90, 82, 99}, 0.1, TooHigh},
-		{Gate{AtMost: 80, Whole: true}, Interval{79, 77, 81}, 0.1, TooHigh},
-		{reach, Interval{0.84, 0.83, 0.86}, 0.1, Passed},
-		{reach, Interval{0.83, 0.82, 0.84}, 0.1, TooLow},
-		{reach, Interval{0.92, 0.91, 0.93}, 0.1, Passed},
-		{reach, Interval{0.79, 0.74, 0.88}, 0.2, TooLow},
-		{reach, Interval{0.84, 0.74, 0.90}, 0.1, TooNoisy},
-		{reach, Interval{0.70, 0.60, 0.75}, 0.1, TooLow},
+		{low, report.Interval{Median: 0.92, Low: 0.91, High: 0.93}, 0.1, Passed},
+		{low, report.Interval{Median: 0.85, Low: 0.84, High: 0.86}, 0.1, Passed},
+		{low, report.Interval{Median: 0.84, Low: 0.83, High: 0.86}, 0.1, TooLow},
+		{low, report.Interval{Median: 0.92, Low: 0.84, High: 0.97}, 0.1, TooNoisy},
+		{low, report.Interval{Median: 0.80, Low: 0.75, High: 0.88}, 0.1, TooNoisy},
+		{low, report.Interval{Median: 0.92, Low: 0.86, High: 0.97}, 0.1, Passed},
+		{low, report.Interval{Median: 0.70, Low: 0.60, High: 0.80}, 0.1, TooLow},
+		{low, report.Interval{Median: 0.92, Low: 0.50, High: 1.97}, 0, Passed},
+		{low, report.Interval{Median: 0.70, Low: 0.50, High: 1.97}, 0, TooLow},
+		{low, report.Interval{Median: 1.70, Low: 1.62, High: 1.78}, 0.1, Passed},
+		{whole, report.Interval{Median: 0.86, Low: 0.84, High: 0.88}, 0.1, TooLow},
+		{whole, report.Interval{Median: 0.86, Low: 0.85, High: 0.88}, 0.1, Passed},
+		{high, report.Interval{Median: 79, Low: 77, High: 81}, 0.1, Passed},
+		{high, report.Interval{Median: 81, Low: 77, High: 84}, 0.1, TooHigh},
+		{high, report.Interval{Median: 79, Low: 70, High: 90}, 0.1, TooNoisy},
+		{high, report.Interval{Median: 70, Low: 60, High: 75}, 0.1, Passed},
+		{high, report.Interval{Median: 90, Low: 82, High: 99}, 0.1, TooHigh},
+		{Gate{AtMost: 80, Whole: true}, report.Interval{Median: 79, Low: 77, High: 81}, 0.1, TooHigh},
+		{reach, report.Interval{Median: 0.84, Low: 0.83, High: 0.86}, 0.1, Passed},
+		{reach, report.Interval{Median: 0.83, Low: 0.82, High: 0.84}, 0.1, TooLow},
+		{reach, report.Interval{Median: 0.92, Low: 0.91, High: 0.93}, 0.1, Passed},
+		{reach, report.Interval{Median: 0.79, Low: 0.74, High: 0.88}, 0.2, TooLow},
+		{reach, report.Interval{Median: 0.84, Low: 0.74, High: 0.90}, 0.1, TooNoisy},
+		{reach, report.Interval{Median: 0.70, Low: 0.60, High: 0.75}, 0.1, TooLow},
 	} {
 		if got := c.gate.judge(c.got, c.tooWide); got != c.want {
 			t.Errorf("%+v against %+v: %q, want %q", c.got, c.gate, got, c.want)
@@ -100,7 +103,7 @@ func TestJudge(t *testing.T) {
 // TestLookupGates: lookups that are slower by the number of rules do not pass, of any kind.
 func TestLookupGates(t *testing.T) {
 	of := func(rules int, by string, ns float64) LookupCost {
-		return LookupCost{rules, by, isBegun, 64, Interval{ns, ns * 0.95, ns * 1.05}}
+		return LookupCost{rules, by, isBegun, 64, report.Interval{Median: ns, Low: ns * 0.95, High: ns * 1.05}}
 	}
 	for want, many := range map[Verdict]float64{Passed: 1100, TooHigh: 2000} {
 		r := &Report{
@@ -128,12 +131,12 @@ func TestLookupGates(t *testing.T) {
 // run was; what is equal passes both.
 func TestPolicyGatesNotice(t *testing.T) {
 	for form, o := range map[string]Options{"quick": QuickPolicy(), "full": FullPolicy()} {
-		for _, got := range []Interval{{0.82, 0.81, 0.83}, {0.82, 0.79, 0.86}, {0.82, 0.74, 0.99}, {0.82, 0.60, 1.20}} {
+		for _, got := range []report.Interval{{Median: 0.82, Low: 0.81, High: 0.83}, {Median: 0.82, Low: 0.79, High: 0.86}, {Median: 0.82, Low: 0.74, High: 0.99}, {Median: 0.82, Low: 0.60, High: 1.20}} {
 			if v := o.Gates[0].judge(got, o.TooWide); v == Passed {
 				t.Errorf("%s: %+v passes", form, got)
 			}
 		}
-		for _, got := range []Interval{{1, 0.97, 1.03}, {0.97, 0.93, 1.01}} {
+		for _, got := range []report.Interval{{Median: 1, Low: 0.97, High: 1.03}, {Median: 0.97, Low: 0.93, High: 1.01}} {
 			if v := o.Gates[0].judge(got, o.TooWide); v != Passed {
 				t.Errorf("%s: %+v: %s", form, got, v)
 			}
@@ -143,9 +146,9 @@ func TestPolicyGatesNotice(t *testing.T) {
 
 // Every gate names scenarios and metrics that there are, or that device kinds to come will bring.
 func TestGatesNameWhatThereIs(t *testing.T) {
-	known := append(Names(Scenarios()), "", best)
+	known := append(scenario.Names(scenario.Scenarios()), "", best)
 	for _, g := range slices.Concat(FullGates(), QuickGates(), SmokeGates(), PolicyGates(ofNoRules)) {
-		if _, ok := metricByName(g.Metric); !ok || !slices.Contains(known, g.Scenario) ||
+		if _, ok := traffic.MetricByName(g.Metric); !ok || !slices.Contains(known, g.Scenario) ||
 			!slices.Contains(known, g.Against) ||
 			g.AtLeast == 0 && g.AtMost == 0 {
 			t.Errorf("%+v", g)
@@ -216,7 +219,7 @@ func TestReport(t *testing.T) {
 // What the reference has no figure of has no ratio, whatever comes first.
 func TestReportWithoutRatios(t *testing.T) {
 	o := tiny(t)
-	o.Metrics, _ = Pick(Metrics(), []string{"PROGRAM_IN"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"PROGRAM_IN"})
 	r := reported(t, o, [][][]float64{{nil}, {{60, 62}}})
 	var text, page bytes.Buffer
 	r.Table(&text)
@@ -234,7 +237,7 @@ func TestReportWithoutRatios(t *testing.T) {
 func TestPage(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "route", "netpila")
-	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT", "PROGRAM_OUT"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR", "FIRST_RTT", "PROGRAM_OUT"})
 	r := reported(
 		t,
 		o,
@@ -315,7 +318,7 @@ func TestBestDevice(t *testing.T) {
 func TestBestDeviceOfTheSameRounds(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios, o.Gates = some("native", "oncache", "netpila", "netpila-macvlan"), FullGates()
-	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "FIRST_RTT"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR", "FIRST_RTT"})
 	r := reported(t, o, [][][]float64{
 		{
 			{100, 200, 300},
@@ -331,7 +334,7 @@ func TestBestDeviceOfTheSameRounds(t *testing.T) {
 func TestNotJudged(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "netpila")
-	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "UDP_RR"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR", "UDP_RR"})
 	o.Gates = []Gate{
 		{
 			Scenario: "netpila",
@@ -390,7 +393,7 @@ func TestNotJudged(t *testing.T) {
 
 func TestFigure(t *testing.T) {
 	for v, want := range map[float64]string{1: "1.0", 41.26: "41.3", 999: "999.0", 1000: "1,000", 135012.4: "135,012", 1234567: "1,234,567"} {
-		if got := figure(v); got != want {
+		if got := report.Figure(v); got != want {
 			t.Errorf("%v is written %s, want %s", v, got, want)
 		}
 	}
@@ -404,7 +407,7 @@ func TestAgreements(t *testing.T) {
 			Unit:    "1/s",
 			Ours:    50_000,
 			Theirs:  48_000,
-			Ratio:   Interval{1.04, 1.01, 1.06},
+			Ratio:   report.Interval{Median: 1.04, Low: 1.01, High: 1.06},
 			Verdict: Passed,
 		},
 		{
@@ -413,7 +416,7 @@ func TestAgreements(t *testing.T) {
 			Unit:    "Gbit/s",
 			Ours:    20,
 			Theirs:  40,
-			Ratio:   Interval{0.5, 0.48, 0.52},
+			Ratio:   report.Interval{Median: 0.5, Low: 0.48, High: 0.52},
 			Verdict: TooLow,
 		},
 		{
@@ -422,7 +425,7 @@ func TestAgreements(t *testing.T) {
 			Unit:    "1/s",
 			Ours:    1,
 			Theirs:  1,
-			Ratio:   Interval{1, 0.5, 2},
+			Ratio:   report.Interval{Median: 1, Low: 0.5, High: 2},
 			Verdict: TooNoisy,
 		},
 	}

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"pilaster.io/pilaster/internal/bench/progrun"
+	"pilaster.io/pilaster/internal/bench/scenario"
 )
 
 // TestPolicyReport: rules and their number are in the report, beside none and beside netfilter's.
@@ -50,17 +53,17 @@ func TestPolicyReport(t *testing.T) {
 
 // TestRulesDecide: what is measured is refused where it would not be the last rule that decides.
 func TestRulesDecide(t *testing.T) {
-	bed, err := newScaleBed(filepath.Join(t.TempDir(), "rules"), 1, 1, placesOfBench)
+	bed, err := progrun.NewBed(filepath.Join(t.TempDir(), "rules"), 1, 1, placesOfBench)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer bed.Close()
-	local, peer := bed.endpoints[0].plain, netip.MustParseAddr("2001:db8:1::1")
+	local, peer := bed.Endpoints[0].Plain, netip.MustParseAddr("2001:db8:1::1")
 	p, apps := rulesBy(byAddresses, 3, peer)
-	if err := police(bed.datapath, local.Tenant, p, apps, local.Addr(), peer); err != nil {
+	if err := scenario.ApplyPolicy(bed.Datapath, local.Tenant, p, apps, local.Addr(), peer); err != nil {
 		t.Errorf("the last rule does not decide: %v", err)
 	}
-	if err := police(bed.datapath, local.Tenant, p, apps, local.Addr(), netip.MustParseAddr("2001:db8:72::1")); err == nil {
+	if err := scenario.ApplyPolicy(bed.Datapath, local.Tenant, p, apps, local.Addr(), netip.MustParseAddr("2001:db8:72::1")); err == nil {
 		t.Error("the first rule decided, and nobody minded")
 	}
 }

@@ -10,14 +10,17 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
 // Options are how a run is made.
 type Options struct {
 	Form      string // of the command line
-	Scenarios []Scenario
+	Scenarios []scenario.Scenario
 	LeftOut   []string // scenarios that this kernel cannot do, and why
-	Metrics   []Metric
+	Metrics   []traffic.Metric
 	Gates     []Gate
 	TooWide   float64 // an interval from which on a figure tells nothing, as a part of one or of its median; 0: none
 	Lookups   Lookups // what first packets are measured with, after everything else
@@ -47,7 +50,7 @@ const Free = -1
 // Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 28 minutes.
 func Smoke() Options {
 	return Options{
-		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan", "nimitz-ebpf", "nimitz-ovs"), Metrics: Metrics(), Gates: SmokeGates(),
+		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan", "nimitz-ebpf", "nimitz-ovs"), Metrics: traffic.Metrics(), Gates: SmokeGates(),
 		Rounds: 4, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
 	}
 }
@@ -57,13 +60,13 @@ func Quick() Options {
 		Form: "quick", Scenarios: some("native", "route", "vxlan", "oncache", "netpila", "netpila-macvlan"), Gates: QuickGates(), TooWide: 0.10,
 		Rounds: 24, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
-	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM"})
 	return o
 }
 
 func Full() Options {
 	return Options{
-		Form: "full", Scenarios: slices.DeleteFunc(Scenarios(), func(s Scenario) bool { return s.Of != "" }), Metrics: Metrics(), Gates: FullGates(), TooWide: 0.10,
+		Form: "full", Scenarios: slices.DeleteFunc(scenario.Scenarios(), func(s scenario.Scenario) bool { return s.Of != "" }), Metrics: traffic.Metrics(), Gates: FullGates(), TooWide: 0.10,
 		Rounds: 40, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 }
@@ -79,7 +82,7 @@ func SmokePolicy() Options {
 		"TCP_RR",
 		"TCP_CRR",
 	)
-	o.Scenarios = slices.DeleteFunc(o.Scenarios, func(s Scenario) bool { return strings.HasSuffix(s.Name, "000") })
+	o.Scenarios = slices.DeleteFunc(o.Scenarios, func(s scenario.Scenario) bool { return strings.HasSuffix(s.Name, "000") })
 	o.Warmup, o.Window, o.TooWide = 10*time.Millisecond, 50*time.Millisecond, 0
 	return o
 }
@@ -90,7 +93,7 @@ func QuickPolicy() Options {
 		PolicyGates(ofNoRulesQuick),
 		24,
 		Lookups{
-			Rules:   append([]int{0}, RuleCounts...),
+			Rules:   append([]int{0}, scenario.RuleCounts...),
 			Bytes:   []int{64, 512},
 			Packets: 50_000,
 			Rounds:  9,
@@ -128,15 +131,15 @@ func FullPolicy() Options {
 
 func policyOptions(form string, gates []Gate, rounds int, lookups Lookups, metrics ...string) Options {
 	o := Options{
-		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), ruleScenarios()), Gates: gates, TooWide: 0.20, // with a median that is asked for, noise alone passes nothing
+		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), scenario.RuleScenarios()), Gates: gates, TooWide: 0.20, // with a median that is asked for, noise alone passes nothing
 		Lookups: lookups, Rounds: rounds, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
-	o.Metrics, _ = Pick(Metrics(), metrics)
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), metrics)
 	return o
 }
 
-func some(names ...string) []Scenario {
-	picked, _ := Pick(Scenarios(), names)
+func some(names ...string) []scenario.Scenario {
+	picked, _ := scenario.Pick(scenario.Scenarios(), names)
 	return picked
 }
 
@@ -144,10 +147,10 @@ func some(names ...string) []Scenario {
 type run struct {
 	Options
 	random *rand.Rand
-	pairs  []Pair
-	wires  []*wire
+	pairs  []scenario.Pair
+	wires  []*scenario.Wire
 	taken  [][]taken // by scenario and metric
-	idle   *idleTable
+	idle   *scenario.UnusedMap
 
 	profiles     []*profile             // by scenario; nil where there is none
 	programs     []map[string][]float64 // by scenario: ns by program and round
@@ -169,15 +172,15 @@ var ErrNoFigures = errors.New("these scenarios have none of these metrics; nothi
 // Run builds every scenario and measures them in turn.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	started := time.Now()
-	release, err := claim(o.Dir)
+	release, err := scenario.Claim(o.Dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	r := &run{Options: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
 	defer func() { err = errors.Join(err, r.close()) }()
-	defer func() { err = stopped(ctx, err) }()
-	if r.idle, err = newIdleTable(); err != nil {
+	defer func() { err = scenario.Interrupted(ctx, err) }()
+	if r.idle, err = scenario.NewUnusedMap(); err != nil {
 		return nil, err
 	}
 	for _, s := range o.Scenarios {
@@ -191,8 +194,8 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	return r.measure(ctx, started)
 }
 
-func (r *run) build(s Scenario) error {
-	w, err := newWire(filepath.Join(r.Dir, s.Name))
+func (r *run) build(s scenario.Scenario) error {
+	w, err := scenario.NewWire(filepath.Join(r.Dir, s.Name))
 	if err != nil {
 		return err
 	}
@@ -202,7 +205,7 @@ func (r *run) build(s Scenario) error {
 		err = r.share(pair.Processes)
 	}
 	if pair.Fresh == nil {
-		pair.Fresh = r.idle.write
+		pair.Fresh = r.idle.Write
 	}
 	r.pairs = append(r.pairs, pair)
 	r.taken = append(r.taken, make([]taken, len(r.Metrics)))
@@ -219,8 +222,8 @@ func (r *run) close() error {
 }
 
 func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
-	ofPrograms := slices.ContainsFunc(r.Metrics, func(m Metric) bool { return m.programs != 0 })
-	programs := ofPrograms && slices.ContainsFunc(r.pairs, func(p Pair) bool { return p.Runs != nil })
+	ofPrograms := slices.ContainsFunc(r.Metrics, func(m traffic.Metric) bool { return m.Programs != 0 })
+	programs := ofPrograms && slices.ContainsFunc(r.pairs, func(p scenario.Pair) bool { return p.Runs != nil })
 	profiles := ofPrograms && r.CPU != Free && slices.ContainsFunc(r.pairs, profiled)
 	for m := range r.Metrics {
 		if r.leads(m) {
@@ -266,9 +269,9 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 // round measures one metric of every scenario.
 func (r *run) round(ctx context.Context, m int) (err error) {
 	metric := r.Metrics[m]
-	if metric.cut {
+	if metric.Cut {
 		for i, w := range r.wires {
-			restore, err := w.cutAll()
+			restore, err := w.DisableOffloads()
 			if err != nil {
 				return fmt.Errorf("%s: %w", r.Scenarios[i].Name, err)
 			}
@@ -283,7 +286,7 @@ func (r *run) round(ctx context.Context, m int) (err error) {
 		r.taken[s][m].lost += a.Lost
 		for _, each := range r.together(m) {
 			t := &r.taken[s][each]
-			t.values = append(t.values, r.Metrics[each].value(a))
+			t.values = append(t.values, r.Metrics[each].Value(a))
 			t.ops, t.busy = t.ops+a.Ops, t.busy+a.Busy
 		}
 	}
@@ -291,12 +294,12 @@ func (r *run) round(ctx context.Context, m int) (err error) {
 }
 
 // samples are one of every scenario.
-func (r *run) samples(ctx context.Context, m int) ([]answer, error) {
+func (r *run) samples(ctx context.Context, m int) ([]traffic.Answer, error) {
 	metric := r.Metrics[m]
-	if metric.trials {
+	if metric.Trials {
 		return r.inTurns(ctx, metric, len(r.together(m)))
 	}
-	all := make([]answer, len(r.pairs))
+	all := make([]traffic.Answer, len(r.pairs))
 	for _, s := range r.random.Perm(len(r.pairs)) {
 		got, err := r.sample(ctx, r.pairs[s], metric)
 		if err != nil {
@@ -309,12 +312,12 @@ func (r *run) samples(ctx context.Context, m int) ([]answer, error) {
 
 // together are the metrics that are taken of the same traffic as one of them.
 func (r *run) together(m int) []int {
-	if !r.Metrics[m].trials {
+	if !r.Metrics[m].Trials {
 		return []int{m}
 	}
 	var all []int
 	for i, other := range r.Metrics {
-		if other.trials {
+		if other.Trials {
 			all = append(all, i)
 		}
 	}
@@ -323,7 +326,7 @@ func (r *run) together(m int) []int {
 
 // leads tells whether a metric is taken by itself, or is the first of those that are taken together.
 func (r *run) leads(m int) bool {
-	return r.Metrics[m].programs == 0 && r.together(m)[0] == m
+	return r.Metrics[m].Programs == 0 && r.together(m)[0] == m
 }
 
 // step counts what has been done, in rounds of one metric.

@@ -14,16 +14,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/netns"
 )
 
 // sample runs one server and one client to its end.
-func (o Options) sample(ctx context.Context, p Pair, m Metric) (answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*dialTimeout)
+func (o Options) sample(ctx context.Context, p scenario.Pair, m traffic.Metric) (traffic.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*traffic.DialTimeout)
 	defer cancel()
 	s, err := o.begin(ctx, p, m)
 	if err != nil {
-		return answer{}, err
+		return traffic.Answer{}, err
 	}
 	defer s.kill()
 	return s.end()
@@ -32,11 +34,11 @@ func (o Options) sample(ctx context.Context, p Pair, m Metric) (answer, error) {
 // inTurns runs a server and a client of every scenario at once, of which one at a time is at a trial: in each turn all
 // of them, in random order. So whatever the machine does for longer than a turn is in the figures of all, and from the
 // first trial to the last all have the same neighbours.
-func (r *run) inTurns(ctx context.Context, m Metric, windows int) ([]answer, error) {
+func (r *run) inTurns(ctx context.Context, m traffic.Metric, windows int) ([]traffic.Answer, error) {
 	warmup, window := time.Duration(windows*len(r.pairs))*r.Warmup, time.Duration(windows*len(r.pairs))*r.Window
-	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*dialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*traffic.DialTimeout)
 	defer cancel()
-	sessions, all := make([]*session, len(r.pairs)), make([]answer, len(r.pairs))
+	sessions, all := make([]*session, len(r.pairs)), make([]traffic.Answer, len(r.pairs))
 	each := func(do func(i int) error) error {
 		for _, i := range r.random.Perm(len(r.pairs)) {
 			if err := do(i); err != nil {
@@ -62,11 +64,11 @@ func (r *run) inTurns(ctx context.Context, m Metric, windows int) ([]answer, err
 	turn := func() (float64, error) {
 		return 1, each(func(i int) error { return sessions[i].trial(&all[i]) })
 	}
-	if _, _, err := repeat(turn, warmup); err != nil {
+	if _, _, err := traffic.Repeat(turn, warmup); err != nil {
 		return nil, err
 	}
 	clear(all)
-	if _, _, err := repeat(turn, window); err != nil {
+	if _, _, err := traffic.Repeat(turn, window); err != nil {
 		return nil, err
 	}
 	return all, each(func(i int) error {
@@ -79,12 +81,12 @@ func (r *run) inTurns(ctx context.Context, m Metric, windows int) ([]answer, err
 
 // session is a server and its client at work.
 type session struct {
-	pair           Pair
+	pair           scenario.Pair
 	server, client *generator
 }
 
-func (o Options) begin(ctx context.Context, p Pair, m Metric) (*session, error) {
-	server, err := o.start(ctx, p.Server, job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)})
+func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (*session, error) {
+	server, err := o.start(ctx, p.Server, traffic.Job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)})
 	if err != nil {
 		return nil, fmt.Errorf("server: %w", err)
 	}
@@ -93,7 +95,7 @@ func (o Options) begin(ctx context.Context, p Pair, m Metric) (*session, error) 
 		server.kill()
 		return nil, fmt.Errorf("server: %w", err)
 	}
-	client, err := o.start(ctx, p.Client, job{
+	client, err := o.start(ctx, p.Client, traffic.Job{
 		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port), Warmup: o.Warmup, Window: o.Window, CPU: o.CPU,
 	})
 	if err != nil {
@@ -104,7 +106,7 @@ func (o Options) begin(ctx context.Context, p Pair, m Metric) (*session, error) 
 }
 
 // trial lets the client make one, with nothing cached, and adds what came of it.
-func (s *session) trial(to *answer) error {
+func (s *session) trial(to *traffic.Answer) error {
 	if s.pair.Fresh != nil {
 		if err := s.pair.Fresh(); err != nil {
 			return fmt.Errorf("void what is cached: %w", err)
@@ -131,7 +133,7 @@ func (s *session) noMore() error {
 }
 
 // end waits until both are done.
-func (s *session) end() (answer, error) {
+func (s *session) end() (traffic.Answer, error) {
 	got, err := s.client.answer()
 	if err != nil {
 		return got, fmt.Errorf("client: %w", err)
@@ -160,7 +162,7 @@ type generator struct {
 }
 
 // start puts a generator on the CPU and into the namespace, and gives it its job.
-func (o Options) start(ctx context.Context, ns *netns.Namespace, j job) (*generator, error) {
+func (o Options) start(ctx context.Context, ns *netns.Namespace, j traffic.Job) (*generator, error) {
 	g := &generator{cmd: o.Generator(ctx)}
 	g.cmd.Stderr = &g.errors
 	// One thread that nothing interrupts: no preemption by signals, no collector.
@@ -217,7 +219,7 @@ func (o Options) launch(c *exec.Cmd) error {
 	return c.Start()
 }
 
-func (g *generator) answer() (a answer, err error) {
+func (g *generator) answer() (a traffic.Answer, err error) {
 	if err := g.out.Decode(&a); err != nil {
 		return a, errors.Join(fmt.Errorf("no answer: %w", err), g.wait())
 	}

@@ -17,6 +17,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
 // endless measures until it is interrupted, and prints a line whenever something was measured.
@@ -24,7 +27,7 @@ func endless(dir string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	o := options(Free, dir)
-	o.Metrics, _ = Pick(Metrics(), []string{"TCP_RR"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR"})
 	o.Rounds, o.Window = math.MaxInt32, 20*time.Millisecond
 	o.Progress = func(Step) { fmt.Println("measured") }
 	_, err := Run(ctx, o)
@@ -92,7 +95,7 @@ func TestStopped(t *testing.T) {
 func TestNoFigures(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native")
-	o.Metrics, _ = Pick(Metrics(), []string{"PROGRAM_IN"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"PROGRAM_IN"})
 	if _, err := Run(t.Context(), o); !errors.Is(err, ErrNoFigures) {
 		t.Error(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 
+	"pilaster.io/pilaster/internal/bench/report"
 	"pilaster.io/pilaster/internal/plot"
 )
 
@@ -14,7 +15,7 @@ func (r *Report) Table(w io.Writer) {
 	for _, metric := range r.metrics() {
 		for _, x := range r.of(metric) {
 			fmt.Fprintf(w, "%s\t%s\t%s %s\t%s\t%s\n",
-				x.Metric, x.Scenario, figure(x.Median), x.Unit, x.ratio(r.Reference), x.cpu())
+				x.Metric, x.Scenario, report.Figure(x.Median), x.Unit, x.ratio(r.Reference), x.cpu())
 		}
 	}
 	if len(r.Beside) > 0 {
@@ -65,7 +66,7 @@ func (r *Report) checkTable() *plot.Table {
 	t := &plot.Table{Head: []string{"gate on", "beside", "metric", "is", "95 %", "verdict"}}
 	for i, c := range r.Checks {
 		t.Rows = append(t.Rows, []string{
-			c.of(), c.beside(), c.Metric, precise(c.Got.Median), c.Got.String(), c.verdict(),
+			c.of(), c.beside(), c.Metric, report.Precise(c.Got.Median), c.Got.String(), c.verdict(),
 		})
 		if c.Verdict != Passed {
 			t.Bad = append(t.Bad, i)
@@ -75,7 +76,7 @@ func (r *Report) checkTable() *plot.Table {
 }
 
 // text is how the run was made.
-func (s Settings) text(m Machine) string {
+func (s Settings) text(m report.Machine) string {
 	where := fmt.Sprintf("client and server on CPU %d", s.CPU)
 	if s.CPU < 0 {
 		where = "client and server on any CPU"

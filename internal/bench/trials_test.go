@@ -15,16 +15,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/netns"
 )
 
 // Before every first packet the scenario is told to forget, and a scenario that cannot fails the run.
 func TestFreshBeforeEachFirstPacket(t *testing.T) {
 	o := tiny(t)
-	o.Metrics, _ = Pick(Metrics(), []string{"FIRST_RTT", "NEXT_RTT"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"FIRST_RTT", "NEXT_RTT"})
 	forgot, fails := 0, error(nil)
-	o.Scenarios = []Scenario{{Name: "forgetful", Build: func(w *wire) (Pair, error) {
-		p, err := native(w)
+	o.Scenarios = []scenario.Scenario{{Name: "forgetful", Build: func(w *scenario.Wire) (scenario.Pair, error) {
+		p, err := scenario.Native(w)
 		p.Fresh = func() error { forgot++; return fails }
 		return p, err
 	}}}
@@ -44,7 +46,7 @@ func TestFreshBeforeEachFirstPacket(t *testing.T) {
 // Trials of all scenarios take turns, and in every turn each has one, from the first to the last.
 func TestTrialsTakeTurns(t *testing.T) {
 	o := tiny(t)
-	o.Metrics, _ = Pick(Metrics(), []string{"FIRST_RTT"})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"FIRST_RTT"})
 	// Some of their processes are long at work before the first turn, and that must tell nothing about the last.
 	o.Warmup = 30 * time.Millisecond
 	o.Generator = func(ctx context.Context) *exec.Cmd {
@@ -56,8 +58,8 @@ func TestTrialsTakeTurns(t *testing.T) {
 	const scenarios = 3
 	o.Scenarios = nil
 	for i := range scenarios {
-		o.Scenarios = append(o.Scenarios, Scenario{Name: fmt.Sprint("number", i), Build: func(w *wire) (Pair, error) {
-			p, err := native(w)
+		o.Scenarios = append(o.Scenarios, scenario.Scenario{Name: fmt.Sprint("number", i), Build: func(w *scenario.Wire) (scenario.Pair, error) {
+			p, err := scenario.Native(w)
 			p.Fresh = func() error { turns = append(turns, i); return nil }
 			return p, err
 		}})
@@ -98,13 +100,13 @@ func TestServerWaitsForItsTrial(t *testing.T) {
 	server, client := sockets[0], sockets[1]
 	bound := unix.Bind(server, &unix.SockaddrInet6{Addr: netip.IPv6Loopback().As16()})
 	at, err := unix.Getsockname(server)
-	if err := errors.Join(bound, err, socket(server).wait(time.Millisecond), socket(client).wait(dialTimeout), unix.Connect(client, at)); err != nil {
+	if err := errors.Join(bound, err, traffic.Socket(server).Wait(time.Millisecond), traffic.Socket(client).Wait(traffic.DialTimeout), unix.Connect(client, at)); err != nil {
 		t.Fatal(err)
 	}
-	m, _ := metricByName("FIRST_RTT")
+	m, _ := traffic.MetricByName("FIRST_RTT")
 	ended := make(chan error, 1)
 	go func() {
-		_, err := m.traffic.serve(socket(server), m)
+		_, err := m.Traffic.Serve(traffic.Socket(server), m)
 		ended <- err
 	}()
 	select {
@@ -130,7 +132,7 @@ func TestServerWaitsForItsTrial(t *testing.T) {
 // A scenario that has nothing to forget has as much written before a first packet as netpila has.
 func TestNothingToForget(t *testing.T) {
 	o := tiny(t)
-	idle, err := newIdleTable()
+	idle, err := scenario.NewUnusedMap()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,9 @@ import (
 	"strconv"
 	"time"
 
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -54,9 +57,9 @@ func tools() []tool {
 					"-P",
 					flows,
 					"-C",
-					congestion,
+					traffic.Congestion,
 					"-l",
-					strconv.Itoa(streamBlock),
+					strconv.Itoa(traffic.StreamBlock),
 					"-t",
 					"1",
 					"-J",
@@ -99,12 +102,12 @@ func received(said []byte) (float64, error) {
 
 // Agreement is a metric by our generator and by another.
 type Agreement struct {
-	Metric string   `json:"metric"`
-	Tool   string   `json:"tool"`
-	Unit   string   `json:"unit"`
-	Ours   float64  `json:"ours"`   // median
-	Theirs float64  `json:"theirs"` // median
-	Ratio  Interval `json:"ratio"`  // of ours to theirs in the same round
+	Metric string          `json:"metric"`
+	Tool   string          `json:"tool"`
+	Unit   string          `json:"unit"`
+	Ours   float64         `json:"ours"`   // median
+	Theirs float64         `json:"theirs"` // median
+	Ratio  report.Interval `json:"ratio"`  // of ours to theirs in the same round
 	// Verdict is Passed where both agree.
 	Verdict Verdict `json:"verdict"`
 	// Samples by round, ours and theirs.
@@ -141,23 +144,23 @@ func (a Agreements) Agree() bool {
 
 // CheckGenerator measures node to node with our generator and with others, in turn, with the options of a run.
 func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
-	release, err := claim(o.Dir)
+	release, err := scenario.Claim(o.Dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	w, err := newWire(filepath.Join(o.Dir, "compare"))
+	w, err := scenario.NewWire(filepath.Join(o.Dir, "compare"))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	defer func() { err = stopped(ctx, err) }()
-	pair, _ := native(w)
-	pair.Target = w.nodes[1].underlay4
+	defer func() { err = scenario.Interrupted(ctx, err) }()
+	pair, _ := scenario.Native(w)
+	pair.Target = w.Nodes[1].Underlay4
 	random := rand.New(rand.NewPCG(o.Seed, 0))
 	var all Agreements
 	for _, t := range tools() {
-		m, _ := metricByName(t.metric)
+		m, _ := traffic.MetricByName(t.metric)
 		var ours, theirs []float64
 		for round := range o.Rounds {
 			// Either may be first.
@@ -167,7 +170,7 @@ func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 					if err != nil {
 						return nil, fmt.Errorf("%s: %w", m.Name, err)
 					}
-					ours = append(ours, m.value(got))
+					ours = append(ours, m.Value(got))
 					continue
 				}
 				got, err := o.run(ctx, t, pair)
@@ -184,9 +187,9 @@ func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 				},
 			)
 		}
-		ratio := bootstrap(ratios(ours, theirs), random)
+		ratio := report.Bootstrap(report.Ratios(ours, theirs), random)
 		all = append(all, Agreement{
-			Metric: m.Name, Tool: t.client("")[0], Unit: m.Unit, Ours: median(ours), Theirs: median(theirs),
+			Metric: m.Name, Tool: t.client("")[0], Unit: m.Unit, Ours: report.Median(ours), Theirs: report.Median(theirs),
 			Ratio: ratio, Verdict: generatorGate.judge(ratio, generatorTooWide),
 			Samples: [2][]float64{ours, theirs},
 		})
@@ -195,8 +198,8 @@ func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 }
 
 // run has a tool measure once. Its server does not say when it listens, so the client is tried again.
-func (o Options) run(ctx context.Context, t tool, p Pair) (float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, 4*dialTimeout)
+func (o Options) run(ctx context.Context, t tool, p scenario.Pair) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 4*traffic.DialTimeout)
 	defer cancel()
 	server := t.server(p.Target.String())
 	s := exec.CommandContext(ctx, server[0], server[1:]...)
@@ -258,9 +261,9 @@ func (a Agreements) Table(w io.Writer) {
 			"%s\t%s\t%s %s\t%s\t%.3f\t%v\t%s\n",
 			x.Metric,
 			x.Tool,
-			figure(x.Ours),
+			report.Figure(x.Ours),
 			x.Unit,
-			figure(x.Theirs),
+			report.Figure(x.Theirs),
 			x.Ratio.Median,
 			x.Ratio,
 			verdict,

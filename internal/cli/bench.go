@@ -19,6 +19,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
 func newBenchCommand(env Env) *cobra.Command {
@@ -44,7 +46,7 @@ func newBenchCommand(env Env) *cobra.Command {
 			Short:  "Generate or answer traffic, as the bench says on standard input",
 			Hidden: true,
 			Args:   cobra.NoArgs,
-			RunE:   func(*cobra.Command, []string) error { return bench.Generate(env.Stdin, env.Stdout) },
+			RunE:   func(*cobra.Command, []string) error { return traffic.Generate(env.Stdin, env.Stdout) },
 		},
 	)
 	return c
@@ -94,7 +96,7 @@ a --free run. Run it on a machine that does nothing else. docs/reference/benchma
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
-			o.Scenarios, o.LeftOut = bench.Offered(o.Scenarios)
+			o.Scenarios, o.LeftOut = scenario.Offered(o.Scenarios)
 			if len(scenarios) > 0 && len(o.LeftOut) > 0 {
 				return usage("--scenarios: %s; nothing was measured", strings.Join(o.LeftOut, "; "))
 			}
@@ -122,7 +124,7 @@ a --free run. Run it on a machine that does nothing else. docs/reference/benchma
 	)
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
-	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
+	_ = c.RegisterFlagCompletionFunc("metrics", listed(scenario.Names(traffic.Metrics())))
 	return c
 }
 
@@ -131,11 +133,11 @@ func benchNames() string {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "Scenarios:")
-	for _, s := range bench.Scenarios() {
+	for _, s := range scenario.Scenarios() {
 		fmt.Fprintf(t, "  %s\t%s\n", s.Name, s.About)
 	}
 	fmt.Fprintln(t, "\nMetrics:")
-	for _, m := range bench.Metrics() {
+	for _, m := range traffic.Metrics() {
 		fmt.Fprintf(t, "  %s\t%s (%s)\n", m.Name, m.About, m.Unit)
 	}
 	t.Flush()
@@ -144,8 +146,8 @@ func benchNames() string {
 
 // offered completes scenarios that this machine can do.
 func offered(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-	can, _ := bench.Offered(bench.Scenarios())
-	return listed(bench.Names(can))(c, args, typed)
+	can, _ := scenario.Offered(scenario.Scenarios())
+	return listed(scenario.Names(can))(c, args, typed)
 }
 
 // listed completes the last of names separated by commas.
@@ -170,12 +172,12 @@ func selectRun(o *bench.Options, scenarios, metrics []string) (err error) {
 		}
 	}
 	if len(scenarios) > 0 {
-		if o.Scenarios, err = bench.Pick(bench.Scenarios(), scenarios); err != nil {
+		if o.Scenarios, err = scenario.Pick(scenario.Scenarios(), scenarios); err != nil {
 			return usage("--scenarios: there is no scenario %w", err)
 		}
 	}
 	if len(metrics) > 0 {
-		if o.Metrics, err = bench.Pick(bench.Metrics(), metrics); err != nil {
+		if o.Metrics, err = scenario.Pick(traffic.Metrics(), metrics); err != nil {
 			return usage("--metrics: there is no metric %w", err)
 		}
 	}
@@ -219,14 +221,14 @@ func addPeers(o *bench.Options, peers []string) error {
 		if !found || command == "" || !peerName.MatchString(name) {
 			return usage("--peer %q: say NAME=COMMAND, where the name is of small letters, digits and dashes", peer)
 		}
-		if slices.Contains(bench.Names(append(bench.Scenarios(), o.Scenarios...)), name) {
+		if slices.Contains(scenario.Names(append(scenario.Scenarios(), o.Scenarios...)), name) {
 			return usage("--peer %q: there is a scenario %s already; choose another name", peer, name)
 		}
 		path, err := exec.LookPath(command)
 		if err != nil {
 			return usage("--peer %q: %w", peer, err)
 		}
-		o.Scenarios = append(o.Scenarios, bench.Peer(name, path))
+		o.Scenarios = append(o.Scenarios, scenario.Peer(name, path))
 	}
 	return nil
 }
@@ -243,7 +245,7 @@ func prepare(o *bench.Options, env Env) (err error) {
 	if err != nil {
 		return fmt.Errorf("find this program, which is also the generator: %w", err)
 	}
-	if o.CPU, err = bench.LastCPU(); err != nil {
+	if o.CPU, err = traffic.LastCPU(); err != nil {
 		return err
 	}
 	started := time.Now()

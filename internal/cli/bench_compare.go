@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
 func newBenchCompareCommand(env Env) *cobra.Command {
@@ -70,7 +72,7 @@ on a machine that does nothing else. docs/results/compare.md explains the method
 	f.Float64Var(&o.AtLeast, "at-least", o.AtLeast, "how much of the other's speed is asked for")
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
-	_ = c.RegisterFlagCompletionFunc("metrics", listed(bench.Names(bench.Metrics())))
+	_ = c.RegisterFlagCompletionFunc("metrics", listed(scenario.Names(traffic.Metrics())))
 	for _, number := range []string{"pairs", "at-least"} {
 		_ = c.RegisterFlagCompletionFunc(number, cobra.NoFileCompletions)
 	}
@@ -83,8 +85,8 @@ func checkCompare(o *bench.CompareOptions) error {
 	if err := selectRun(&run, o.Scenarios, o.Metrics); err != nil {
 		return err
 	}
-	o.Scenarios, o.Metrics = bench.Names(run.Scenarios), bench.Names(run.Metrics)
-	_, lacks := bench.Offered(run.Scenarios)
+	o.Scenarios, o.Metrics = scenario.Names(run.Scenarios), scenario.Names(run.Metrics)
+	_, lacks := scenario.Offered(run.Scenarios)
 	switch {
 	case len(lacks) > 0:
 		return usage("--scenarios: %s; nothing was measured", strings.Join(lacks, "; "))

@@ -6,7 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/suites"
 )
 
 func newBenchEntriesCommand(env Env) *cobra.Command {
@@ -26,21 +27,21 @@ A folder given with -o gets report.json, and report.html with plots.`,
 		Example: "  pilaster bench entries --quick -o results\n  pilaster bench entries --switches ebpf --nodes 1,100,2000 -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o := bench.QuickEntries()
+			o := suites.QuickEntries()
 			if full {
-				o = bench.FullEntries()
+				o = suites.FullEntries()
 			}
 			if c.Flags().Changed("nodes") {
 				slices.Sort(nodes)
 				o.Nodes = slices.Compact(nodes)
-				if len(o.Nodes) < 2 || o.Nodes[0] < 1 || o.Nodes[len(o.Nodes)-1] > bench.MaxEntryNodes {
-					return usage("--nodes %v: choose two sizes or more, of 1 to %d", nodes, bench.MaxEntryNodes)
+				if len(o.Nodes) < 2 || o.Nodes[0] < 1 || o.Nodes[len(o.Nodes)-1] > suites.MaxEntryNodes {
+					return usage("--nodes %v: choose two sizes or more, of 1 to %d", nodes, suites.MaxEntryNodes)
 				}
 			}
 			if c.Flags().Changed("switches") {
 				for _, name := range switches {
-					if !slices.Contains(bench.EntrySwitches, name) {
-						return usage("--switches: there is no switch %q; say some of %v", name, bench.EntrySwitches)
+					if !slices.Contains(suites.EntrySwitches, name) {
+						return usage("--switches: there is no switch %q; say some of %v", name, suites.EntrySwitches)
 					}
 				}
 				slices.Sort(switches)
@@ -51,7 +52,7 @@ A folder given with -o gets report.json, and report.html with plots.`,
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
-			if err := bench.OVSMissing(); err != nil && slices.Contains(o.Switches, "ovs") {
+			if err := scenario.OVSMissing(); err != nil && slices.Contains(o.Switches, "ovs") {
 				return fmt.Errorf("%w, or leave it out with --switches ebpf; nothing was counted", err)
 			}
 			giveUp, err := makeReportFolder(to)
@@ -61,7 +62,7 @@ A folder given with -o gets report.json, and report.html with plots.`,
 			defer giveUp()
 			o.Dir = benchDir
 			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "cluster %d of %d\n", done, of) }
-			report, err := bench.Entries(c.Context(), o)
+			report, err := suites.Entries(c.Context(), o)
 			if err != nil {
 				return err
 			}
@@ -82,6 +83,6 @@ A folder given with -o gets report.json, and report.html with plots.`,
 	f.StringSliceVar(&switches, "switches", nil, "these only: ebpf, ovs")
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("nodes", cobra.NoFileCompletions)
-	_ = c.RegisterFlagCompletionFunc("switches", listed(bench.EntrySwitches))
+	_ = c.RegisterFlagCompletionFunc("switches", listed(suites.EntrySwitches))
 	return c
 }

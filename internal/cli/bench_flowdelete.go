@@ -7,7 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/suites"
 )
 
 func newBenchFlowDeleteCommand(env Env) *cobra.Command {
@@ -25,14 +26,14 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 		Example: "  pilaster bench flow-delete --quick -o results\n  pilaster bench flow-delete --installed 2000,100000 -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o := bench.QuickFlowDelete()
+			o := suites.QuickFlowDelete()
 			if full {
-				o = bench.FullFlowDelete()
+				o = suites.FullFlowDelete()
 			}
 			if c.Flags().Changed("installed") {
 				for _, n := range installed {
-					if n < o.Batch || n > bench.MaxFlowDelete {
-						return usage("--installed %d: choose %d to %d", n, o.Batch, bench.MaxFlowDelete)
+					if n < o.Batch || n > suites.MaxFlowDelete {
+						return usage("--installed %d: choose %d to %d", n, o.Batch, suites.MaxFlowDelete)
 					}
 				}
 				slices.Sort(installed)
@@ -41,7 +42,7 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
-			if err := bench.OVSMissing(); err != nil {
+			if err := scenario.OVSMissing(); err != nil {
 				return fmt.Errorf("%w; nothing was measured", err)
 			}
 			giveUp, err := makeReportFolder(to)
@@ -51,7 +52,7 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			defer giveUp()
 			o.Dir, o.Seed = benchDir, uint64(time.Now().UnixNano())
 			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "sample %d of %d\n", done, of) }
-			report, err := bench.FlowDelete(c.Context(), o)
+			report, err := suites.FlowDelete(c.Context(), o)
 			if err != nil {
 				return err
 			}

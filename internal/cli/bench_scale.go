@@ -6,7 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/suites"
+	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
 // The most that a run takes: a node's endpoints, and packets that a map of the bench holds.
@@ -31,9 +32,9 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 		Example: "  pilaster bench scale --quick -o results\n  pilaster bench scale --endpoints 1,1000 --peers 10,1000000 -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o := bench.QuickScale()
+			o := suites.QuickScale()
 			if full {
-				o = bench.FullScale()
+				o = suites.FullScale()
 			}
 			for _, given := range []struct {
 				flag   string
@@ -59,14 +60,14 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 				return err
 			}
 			defer giveUp()
-			cpu, err := bench.LastCPU()
+			cpu, err := traffic.LastCPU()
 			if err != nil {
 				return err
 			}
 			started := time.Now()
 			o.Dir, o.CPU, o.Seed = benchDir, cpu, uint64(started.UnixNano())
 			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "figure %d of %d\n", done, of) }
-			report, err := bench.Scale(c.Context(), o)
+			report, err := suites.Scale(c.Context(), o)
 			if err != nil {
 				return err
 			}

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/suites"
 	"pilaster.io/pilaster/internal/paper"
 	"pilaster.io/pilaster/internal/sim"
 )
@@ -60,7 +62,7 @@ figure that fails does not stop the others; it is named, and the exit status is 
 			if err := checkDataDir(dir); err != nil {
 				return err
 			}
-			if err := paper.Lacks(only, os.Geteuid() == 0, bench.OVSMissing()); err != nil {
+			if err := paper.Lacks(only, os.Geteuid() == 0, scenario.OVSMissing()); err != nil {
 				return err
 			}
 			giveUp, err := makeFolder(to, paper.Files(only))
@@ -154,13 +156,13 @@ func paperMeasures(env Env, dir string) paper.Measures {
 				"",
 			)
 		},
-		FlowDelete: func(ctx context.Context, o bench.FlowDeleteOptions) (*bench.FlowDeleteReport, error) {
+		FlowDelete: func(ctx context.Context, o suites.FlowDeleteOptions) (*suites.FlowDeleteReport, error) {
 			o.Dir, o.Seed, o.Progress = benchDir, uint64(time.Now().UnixNano()), every("sample")
-			return bench.FlowDelete(ctx, o)
+			return suites.FlowDelete(ctx, o)
 		},
-		Entries: func(ctx context.Context, o bench.EntriesOptions) (*bench.EntriesReport, error) {
+		Entries: func(ctx context.Context, o suites.EntriesOptions) (*suites.EntriesReport, error) {
 			o.Dir, o.Progress = benchDir, every("cluster")
-			return bench.Entries(ctx, o)
+			return suites.Entries(ctx, o)
 		},
 		Datapath: func(ctx context.Context, o bench.Options) (*bench.Report, error) {
 			return runBench(ctx, env, o, false)

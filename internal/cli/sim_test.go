@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/sim"
 )
 
-func scenario(t *testing.T, text string) string {
+func simScenario(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "small.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -32,7 +32,7 @@ func TestSimRun(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	profile := filepath.Join(t.TempDir(), "profile")
-	file := scenario(t, "{nodes: 5, containersPerNode: 2, events: [{do: grow, by: 2}]}")
+	file := simScenario(t, "{nodes: 5, containersPerNode: 2, events: [{do: grow, by: 2}]}")
 	code, out, errs := run(t, "\n", "sim", "run", file, "-o", "json", "--data-dir", dir, "--profile", profile, "--step")
 	var r sim.Result
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != ExitDone {
@@ -61,7 +61,7 @@ func TestSimMistakes(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	t.Parallel()
-	small := scenario(t, "{nodes: 2, containersPerNode: 1, limits: {messages: 3}}")
+	small := simScenario(t, "{nodes: 2, containersPerNode: 1, limits: {messages: 3}}")
 	for _, c := range []struct {
 		line      string
 		code      int
@@ -69,7 +69,7 @@ func TestSimMistakes(t *testing.T) {
 	}{
 		{"sim run", ExitUsage, "", "usage: pilaster sim run FILE"},
 		{"sim run /nonexistent.yaml", ExitUsage, "", "read the scenario: open /nonexistent.yaml: no such file or directory; nothing was simulated"},
-		{"sim run " + scenario(t, "nodes: 0"), ExitUsage, "", "small.yaml:1: nodes 0: say 1 to 1000000; nothing was simulated"},
+		{"sim run " + simScenario(t, "nodes: 0"), ExitUsage, "", "small.yaml:1: nodes 0: say 1 to 1000000; nothing was simulated"},
 		{"sim run " + small + " --data-dir /nonexistent", ExitUsage, "", "--data-dir: "},
 		{"sim run " + small + " --plot /nonexistent/page.html", ExitUsage, "", "--plot: open /nonexistent/page.html: no such file or directory; nothing was simulated"},
 		{"sim run " + small + " --plot /tmp", ExitUsage, "", "--plot: open /tmp: is a directory; nothing was simulated"},
@@ -90,7 +90,7 @@ func TestSimInterrupted(t *testing.T) {
 	t.Parallel()
 	ctx, interrupt := context.WithCancel(t.Context())
 	var out, errs bytes.Buffer
-	file := scenario(t, "{nodes: 2, containersPerNode: 1, events: [{do: grow, by: 1}]}")
+	file := simScenario(t, "{nodes: 2, containersPerNode: 1, events: [{do: grow, by: 1}]}")
 	env := Env{
 		Args:   []string{"sim", "run", file, "--step", "-o", "json"},
 		Stdin:  endless{interrupt},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/suites"
 	"pilaster.io/pilaster/internal/nic"
 	"pilaster.io/pilaster/internal/sim"
 )
@@ -68,7 +69,7 @@ func Quick() Form {
 		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 1000}, Containers: paperContainers,
 		Installed: batches(
 			5,
-		), Batch: deleteBatch, Rounds: 3, Switches: bench.EntrySwitches, Jobs: jobs(100), Datapath: 8,
+		), Batch: deleteBatch, Rounds: 3, Switches: suites.EntrySwitches, Jobs: jobs(100), Datapath: 8,
 	}
 }
 
@@ -91,8 +92,8 @@ func Full() Form {
 // Measures are where figures come from.
 type Measures struct {
 	Sim        func(context.Context, sim.Scenario) (*sim.Result, error)
-	FlowDelete func(context.Context, bench.FlowDeleteOptions) (*bench.FlowDeleteReport, error)
-	Entries    func(context.Context, bench.EntriesOptions) (*bench.EntriesReport, error)
+	FlowDelete func(context.Context, suites.FlowDeleteOptions) (*suites.FlowDeleteReport, error)
+	Entries    func(context.Context, suites.EntriesOptions) (*suites.EntriesReport, error)
 	Datapath   func(context.Context, bench.Options) (*bench.Report, error)
 }
 
@@ -240,7 +241,7 @@ type run struct {
 	Options
 	of       string // the figure that is drawn
 	job      *nic.Offloads
-	deleted  *bench.FlowDeleteReport
+	deleted  *suites.FlowDeleteReport
 	clusters map[string]*sim.Result
 }
 

@@ -19,6 +19,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/suites"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/sim"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -30,7 +33,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(generatorEnv) == "" {
 		os.Exit(m.Run())
 	}
-	if err := bench.Generate(os.Stdin, os.Stdout); err != nil {
+	if err := traffic.Generate(os.Stdin, os.Stdout); err != nil {
 		os.Stderr.WriteString(err.Error())
 		os.Exit(1)
 	}
@@ -69,16 +72,16 @@ func real(t *testing.T) Measures {
 			}
 			return sim.Run(ctx, s, sim.Options{Dir: own, Log: slog.New(slog.DiscardHandler)})
 		},
-		FlowDelete: func(ctx context.Context, o bench.FlowDeleteOptions) (*bench.FlowDeleteReport, error) {
+		FlowDelete: func(ctx context.Context, o suites.FlowDeleteOptions) (*suites.FlowDeleteReport, error) {
 			o.Dir, o.Progress = filepath.Join(dir, "c"), func(int, int) {}
-			return bench.FlowDelete(ctx, o)
+			return suites.FlowDelete(ctx, o)
 		},
-		Entries: func(ctx context.Context, o bench.EntriesOptions) (*bench.EntriesReport, error) {
+		Entries: func(ctx context.Context, o suites.EntriesOptions) (*suites.EntriesReport, error) {
 			o.Dir, o.Progress = filepath.Join(dir, "e"), func(int, int) {}
-			return bench.Entries(ctx, o)
+			return suites.Entries(ctx, o)
 		},
 		Datapath: func(ctx context.Context, o bench.Options) (_ *bench.Report, err error) {
-			if o.CPU, err = bench.LastCPU(); err != nil {
+			if o.CPU, err = traffic.LastCPU(); err != nil {
 				return nil, err
 			}
 			o.Dir, o.Progress, o.Warmup, o.Window = filepath.Join(
@@ -280,7 +283,7 @@ func checkSums(t *testing.T, batches, whole Figure) {
 // TestFailure: a figure whose measurement fails is named, on the page too, and keeps no other from being drawn.
 func TestFailure(t *testing.T) {
 	m := Measures{
-		FlowDelete: func(context.Context, bench.FlowDeleteOptions) (*bench.FlowDeleteReport, error) {
+		FlowDelete: func(context.Context, suites.FlowDeleteOptions) (*suites.FlowDeleteReport, error) {
 			return nil, errors.New("the switch ended")
 		},
 		Sim: func(_ context.Context, s sim.Scenario) (*sim.Result, error) {
@@ -390,7 +393,7 @@ func TestArithmetic(t *testing.T) {
 	if ofNew, _ := queries(501, 50); ofNew != 100 {
 		t.Errorf("of two pages %d queries", ofNew)
 	}
-	if got := overhead(bench.Interval{Median: 0.8, Low: 0.5, High: 1}, true); got != "+25.0 % (+0.0 to +100.0)" {
+	if got := overhead(report.Interval{Median: 0.8, Low: 0.5, High: 1}, true); got != "+25.0 % (+0.0 to +100.0)" {
 		t.Errorf("latency %s", got)
 	}
 	var f Figure

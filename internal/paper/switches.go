@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/suites"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -18,12 +19,12 @@ const (
 )
 
 // deletions measures a deletion once for both figures.
-func (r *run) deletions(ctx context.Context) (*bench.FlowDeleteReport, error) {
+func (r *run) deletions(ctx context.Context) (*suites.FlowDeleteReport, error) {
 	if r.deleted == nil {
 		r.say("deletions of %s entries", humanize.Grouped(r.Form.Batch))
 		report, err := r.Measure.FlowDelete(
 			ctx,
-			bench.FlowDeleteOptions{Installed: r.Form.Installed, Batch: r.Form.Batch, Rounds: r.Form.Rounds},
+			suites.FlowDeleteOptions{Installed: r.Form.Installed, Batch: r.Form.Batch, Rounds: r.Form.Rounds},
 		)
 		if err != nil {
 			return nil, err
@@ -34,7 +35,7 @@ func (r *run) deletions(ctx context.Context) (*bench.FlowDeleteReport, error) {
 }
 
 // costs describes a figure of a deletion, and has its batches.
-func (r *run) costs(ctx context.Context, f *Figure) (report *bench.FlowDeleteReport, last bench.FlowDeleteCost, err error) {
+func (r *run) costs(ctx context.Context, f *Figure) (report *suites.FlowDeleteReport, last suites.FlowDeleteCost, err error) {
 	if report, err = r.deletions(ctx); err != nil {
 		return report, last, err
 	}
@@ -56,12 +57,12 @@ func (r *run) costs(ctx context.Context, f *Figure) (report *bench.FlowDeleteRep
 	return report, last, nil
 }
 
-func ms(i bench.Interval) string {
+func ms(i report.Interval) string {
 	return fmt.Sprintf("%.1f ms (%.1f–%.1f)", i.Median, i.Low, i.High)
 }
 
-func looseOf(c bench.FlowDeleteCost) float64  { return c.Loose.Median }
-func strictOf(c bench.FlowDeleteCost) float64 { return c.Strict.Median }
+func looseOf(c suites.FlowDeleteCost) float64  { return c.Loose.Median }
+func strictOf(c suites.FlowDeleteCost) float64 { return c.Strict.Median }
 
 func (r *run) fig10(ctx context.Context, f *Figure) error {
 	report, last, err := r.costs(ctx, f)
@@ -69,7 +70,7 @@ func (r *run) fig10(ctx context.Context, f *Figure) error {
 		return err
 	}
 	first := report.Results[0]
-	growth := func(of func(bench.FlowDeleteCost) float64) (points [][2]float64) {
+	growth := func(of func(suites.FlowDeleteCost) float64) (points [][2]float64) {
 		for _, c := range report.Results {
 			points = append(points, [2]float64{float64(c.Installed), of(c) / of(first)})
 		}
@@ -130,7 +131,7 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 	}
 	// A deletion deletes batch after batch, each out of what the ones before have left: those are the sizes that were
 	// measured.
-	sum := func(of func(bench.FlowDeleteCost) float64) (points [][2]float64) {
+	sum := func(of func(suites.FlowDeleteCost) float64) (points [][2]float64) {
 		total := 0.0
 		for _, c := range report.Results {
 			total += of(c) / 1000
@@ -212,7 +213,7 @@ func (r *run) fig16(ctx context.Context, f *Figure) error {
 	var sizes, texts []string
 	var options []any
 	for _, j := range r.Form.Jobs {
-		o := bench.EntriesOptions{
+		o := suites.EntriesOptions{
 			Switches: r.Form.Switches,
 			Nodes:    []int{2, j.Nodes},
 			Density:  j.Containers,

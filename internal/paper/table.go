@@ -7,6 +7,9 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/humanize"
 )
 
@@ -106,26 +109,26 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 func datapath(rounds int) bench.Options {
 	o := bench.Quick()
 	o.Form, o.Gates, o.Rounds = "paper", nil, rounds
-	o.Scenarios, _ = bench.Pick(bench.Scenarios(), []string{bare, onNetpila, onNimitz})
-	o.Metrics, _ = bench.Pick(bench.Metrics(), []string{transactions, stream})
+	o.Scenarios, _ = scenario.Pick(scenario.Scenarios(), []string{bare, onNetpila, onNimitz})
+	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{transactions, stream})
 	return o
 }
 
-func ratioOf(report *bench.Report, scenario, metric string) (bench.Interval, error) {
+func ratioOf(from *bench.Report, scenario, metric string) (report.Interval, error) {
 	i := slices.IndexFunc(
-		report.Results,
+		from.Results,
 		func(x bench.Result) bool { return x.Scenario == scenario && x.Metric == metric },
 	)
-	if i < 0 || report.Results[i].Ratio == nil {
-		return bench.Interval{}, fmt.Errorf("the bench has no %s of %s", metric, scenario)
+	if i < 0 || from.Results[i].Ratio == nil {
+		return report.Interval{}, fmt.Errorf("the bench has no %s of %s", metric, scenario)
 	}
-	return *report.Results[i].Ratio, nil
+	return *from.Results[i].Ratio, nil
 }
 
 // overhead is told of a ratio of speeds: a latency is the inverse of one.
-func overhead(r bench.Interval, latency bool) string {
+func overhead(r report.Interval, latency bool) string {
 	if latency {
-		r = bench.Interval{Median: 1 / r.Median, Low: 1 / r.High, High: 1 / r.Low}
+		r = report.Interval{Median: 1 / r.Median, Low: 1 / r.High, High: 1 / r.Low}
 	}
 	percent := func(v float64) string { return fmt.Sprintf("%+.1f", 100*(v-1)) }
 	return strings.ReplaceAll(

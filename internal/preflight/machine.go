@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
 	"pilaster.io/pilaster/internal/packet"
@@ -123,7 +123,7 @@ func packetPath(ctx context.Context, rights Result) Result {
 		return unknown(err)
 	}
 	defer os.RemoveAll(dir)
-	err = bench.Once(filepath.Join(dir, "wire"), bench.Netpila(), func(p bench.Pair) error {
+	err = scenario.Once(filepath.Join(dir, "wire"), scenario.Netpila(), func(p scenario.Pair) error {
 		r, err := packet.Ping(ctx, p.Client, p.Target, packet.PingOptions{Count: 3})
 		if err == nil && r.Received == 0 {
 			err = errors.New("programs load, and no packet gets from container to container")

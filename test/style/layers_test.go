@@ -65,7 +65,6 @@ var knownLarge = map[string]struct {
 	reason string
 }{
 	"internal/agent":              {48, "to be split by responsibility"},
-	"internal/bench":              {50, "to be split by responsibility"},
 	"internal/cli":                {40, "to be split by responsibility"},
 	"internal/lab":                {19, "to be split by responsibility"},
 	"internal/orchestrator/store": {27, "to be split by responsibility"},

@@ -1,0 +1,224 @@
+package progrun
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+)
+
+// Frames are packets in the kernel, and programs that hand them to another one after the other: what
+// BPF_PROG_TEST_RUN repeats is the same packet, which the datapath has changed after the first time.
+type Frames struct {
+	hook          *Hook
+	Size          int // of each, in bytes
+	packets, next *ebpf.Map
+	driver        *ebpf.Program
+	idle          *ebpf.Program // the same before a program that does nothing
+	Sent          uint64        // packets that the driver has handed over, those of interrupted runs included
+}
+
+// What a packet of a run ends with.
+const (
+	Forwarded = 7 // TC_ACT_REDIRECT
+	Dropped   = 2 // TC_ACT_SHOT
+)
+
+// NewFrames loads the first of the packets, as many as a power of two. With voids, which are
+// generations of the datapath, no packet finds the one before in a cache.
+func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (_ *Frames, err error) {
+	f := &Frames{hook: h, Size: frameBytes + 32}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	n := 1
+	for n*2 <= len(all) {
+		n *= 2
+	}
+	f.packets, err = ebpf.NewMap(&ebpf.MapSpec{
+		Name: "bench_packets", Type: ebpf.Array, KeySize: 4, ValueSize: frameBytes, MaxEntries: uint32(n), Flags: unix.BPF_F_MMAPABLE,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("room for %d packets: %w", n, err)
+	}
+	memory, err := f.packets.Memory()
+	if err != nil {
+		return nil, err
+	}
+	for i := range n {
+		if _, err := memory.WriteAt(all[i][:], int64(i*frameBytes)); err != nil {
+			return nil, err
+		}
+	}
+	f.next, err = ebpf.NewMap(
+		&ebpf.MapSpec{Name: "bench_next", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1},
+	)
+	if err != nil {
+		return nil, err
+	}
+	for target, driver := range map[*ebpf.Map]**ebpf.Program{h.target: &f.driver, h.idle: &f.idle} {
+		*driver, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "bench_driver", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+			Instructions: driverOf(f.packets, f.next, target, voids, int32(n-1)),
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+func (f *Frames) Close() error {
+	return errors.Join(f.packets.Close(), f.next.Close(), f.driver.Close(), f.idle.Close())
+}
+
+// driverOf writes the next packet's head over the skb and calls the target.
+func driverOf(packets, next, target *ebpf.Map, voids []*ebpf.Map, mask int32) asm.Instructions {
+	const head = 14 + 40 + 8
+	lookup := func(m *ebpf.Map) asm.Instructions {
+		return asm.Instructions{
+			asm.LoadMapPtr(asm.R1, m.FD()),
+			asm.Mov.Reg(asm.R2, asm.R10),
+			asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+		}
+	}
+	zeroKey := asm.StoreImm(asm.R10, -4, 0, asm.Word)
+	count := func(size asm.Size) asm.Instructions { // leaves the old count in R7
+		return asm.Instructions{
+			asm.LoadMem(asm.R7, asm.R0, 0, size),
+			asm.Mov.Reg(asm.R1, asm.R7),
+			asm.Add.Imm(asm.R1, 1),
+			asm.StoreMem(asm.R0, 0, asm.R1, size),
+		}
+	}
+	program := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1), zeroKey}
+	for _, v := range voids {
+		program = append(program, lookup(v)...)
+		program = append(program, count(asm.Word)...)
+	}
+	program = append(program, lookup(next)...)
+	program = append(program, count(asm.DWord)...)
+	program = append(program,
+		asm.And.Imm(asm.R7, mask),
+		asm.StoreMem(asm.R10, -4, asm.R7, asm.Word),
+	)
+	program = append(program, lookup(packets)...)
+	return append(program,
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.Mov.Imm(asm.R2, 0),
+		asm.Mov.Reg(asm.R3, asm.R0),
+		asm.Mov.Imm(asm.R4, head),
+		asm.Mov.Imm(asm.R5, 0),
+		asm.FnSkbStoreBytes.Call(),
+		asm.Mov.Imm(asm.R1, 0),
+		asm.StoreMem(asm.R6, markOffset, asm.R1, asm.Word),
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.LoadMapPtr(asm.R2, target.FD()),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnTailCall.Call(),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
+		asm.Return(),
+	)
+}
+
+const markOffset = 8 // of mark in struct __sk_buff
+
+// skbContext is the head of the kernel's struct __sk_buff, as BPF_PROG_TEST_RUN takes it.
+type skbContext struct {
+	_       [10]uint32
+	Ifindex uint32
+	_       [37]uint32
+}
+
+// callable is a map by which others call the program.
+func callable(p *ebpf.Program) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(
+		&ebpf.MapSpec{Name: "bench_target", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1},
+	)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Put(uint32(0), p); err != nil {
+		return nil, errors.Join(fmt.Errorf("call the program from another: %w", err), m.Close())
+	}
+	return m, nil
+}
+
+// newIdle ends as a forwarded packet does and does nothing.
+func newIdle() (*ebpf.Program, error) {
+	return ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "bench_idle", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, Forwarded), asm.Return()},
+	})
+}
+
+// run hands over n packets on the thread's CPU and in its namespace, and returns the ns that the CPU took for
+// one, the driver's included.
+func (f *Frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) {
+	first := make([]byte, f.Size)
+	copy(first, f.hook.mac) // which makes it the device's own
+	copy(first[12:], []byte{0x86, 0xdd, 0x60})
+	for {
+		interrupted := false
+		options := &ebpf.RunOptions{
+			Data: first, Context: skbContext{Ifindex: f.hook.ifindex}, Repeat: uint32(n),
+			Reset: func() { interrupted = true },
+		}
+		from, err := ThreadTime()
+		if err != nil {
+			return 0, err
+		}
+		verdict, err := driver.Run(options)
+		if err != nil {
+			return 0, err
+		}
+		to, err := ThreadTime()
+		switch {
+		case err != nil:
+			return 0, err
+		case verdict != want:
+			return 0, fmt.Errorf("a packet ended with %d and not with %d", int32(verdict), want)
+		case !interrupted:
+			return float64((to - from).Nanoseconds()) / float64(n), nil
+		}
+	}
+}
+
+// Time is what the hook's program alone takes for one of n packets, which end as wanted. The first run finds what
+// the bench itself needs out of the CPU's caches, and is not counted.
+func (f *Frames) Time(n int, want uint32) (float64, error) {
+	if _, err := f.run(f.idle, n, Forwarded); err != nil {
+		return 0, err
+	}
+	without, err := f.run(f.idle, n, Forwarded)
+	if err != nil {
+		return 0, err
+	}
+	var before, after uint64
+	if err := f.next.Lookup(uint32(0), &before); err != nil {
+		return 0, err
+	}
+	with, err := f.run(f.driver, n, want)
+	if err != nil {
+		return 0, err
+	}
+	if err := f.next.Lookup(uint32(0), &after); err != nil {
+		return 0, err
+	}
+	f.Sent += after - before
+	return with - without, nil
+}
+
+// ThreadTime does not run while other processes have the CPU.
+func ThreadTime() (time.Duration, error) {
+	var t unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)
+	return time.Duration(t.Nano()), err
+}

@@ -1,0 +1,72 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
+)
+
+// Claim locks a folder for one run, and removes what a run that was killed left in it.
+func Claim(dir string) (release func() error, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("a folder for namespaces: %w", err)
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("a folder for namespaces: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w; is another bench running? Two at once would measure each other", dir, err)
+	}
+	wires, err := filepath.Glob(filepath.Join(dir, "*"))
+	for _, wire := range wires {
+		err = errors.Join(err, clearWire(wire))
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("clear away what an earlier bench left: %w", err)
+	}
+	return func() error { return errors.Join(os.Remove(dir), f.Close()) }, nil
+}
+
+func clearWire(dir string) error {
+	mounts, err := filepath.Glob(filepath.Join(dir, "*"))
+	for _, folder := range mounts { // where daemons may be at work
+		if strings.HasSuffix(folder, "ovs") {
+			err = errors.Join(err, ovs.StopIn(folder))
+		}
+	}
+	for _, mount := range mounts {
+		err = errors.Join(err, Unmount(mount))
+	}
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// interruptDelay is how long this process waits for its own interrupt: when a signal goes to a whole process group, a
+// child may end before the signal arrives here.
+const interruptDelay = 200 * time.Millisecond
+
+// Interrupted reports an interrupt instead of the error that it caused.
+func Interrupted(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(interruptDelay):
+		return err
+	}
+	return fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))
+}

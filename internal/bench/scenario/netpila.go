@@ -1,0 +1,177 @@
+package scenario
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Variant is how one scenario on our datapath differs from the usual one.
+type Variant struct {
+	device  string // kind; "" means veth
+	clear   bool   // the tenant's addresses
+	noCache bool
+	local   bool // both containers on one node
+	rules   int  // of a policy, whose last admits the client; 0: the tenant has no policies
+	// Endpoints and mappings are the room for them; 0 means enough for a pair.
+	Endpoints, Mappings int
+}
+
+// netpila pairs containers that are put behind their nodes as an agent does it, by the same driver. The
+// agent itself is on no packet's path and would only share the measured CPU.
+func netpila(v Variant) func(*Wire) (Pair, error) {
+	return func(w *Wire) (Pair, error) {
+		blue := tenant.Tenant{
+			Name:       "blue",
+			Addressing: tenant.Encrypted,
+			IDs:        []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}},
+		}
+		if v.clear {
+			blue.Addressing = tenant.Clear
+		}
+		nodes := w.Nodes[:]
+		if v.local {
+			nodes = []*Node{w.Nodes[0], w.Nodes[0]}
+		}
+		var paths []*datapath.Datapath
+		var ends []*netns.Namespace
+		var last [2]endpoint.Attachment
+		for i, n := range nodes {
+			if len(paths) == 0 || !v.local {
+				d, err := n.OpenDatapath(v)
+				if err == nil {
+					err = StartDatapath(d)
+				}
+				if err != nil {
+					return Pair{}, err
+				}
+				if err := d.Netpila().PutTenant(context.Background(), blue); err != nil {
+					return Pair{}, err
+				}
+				paths = append(paths, d)
+			}
+			c, a, err := n.addNetpila(paths[len(paths)-1], blue, endpoint.ID(i+1))
+			if err != nil {
+				return Pair{}, err
+			}
+			ends = append(ends, c)
+			last[i] = a
+		}
+		if v.rules > 0 {
+			client, server := last[0].Plaintext, last[1].Plaintext
+			p := RulePolicy(RuleBlocks(v.rules, netip.PrefixFrom(client, 64).Masked()))
+			apps := map[address.AppID]map[string]string{1: {}}
+			for _, d := range paths { // of the client, too: what it begins is remembered there
+				if err := ApplyPolicy(d, blue.Current().ID, p, apps, server, client); err != nil {
+					return Pair{}, err
+				}
+			}
+		}
+		return Pair{
+			Client: ends[0], Server: ends[1], Target: last[1].Address,
+			// As after any change of a table: nothing that was cached before counts.
+			Fresh: func() (err error) {
+				for _, d := range paths {
+					err = errors.Join(err, d.InvalidateFlows())
+				}
+				return err
+			},
+			Runs: func() (datapath.ProgStats, error) { return sumProgramStats(paths) },
+		}, nil
+	}
+}
+
+// addNetpila adds a container with an endpoint's number.
+func (n *Node) addNetpila(
+	d *datapath.Datapath,
+	t tenant.Tenant,
+	id endpoint.ID,
+) (_ *netns.Namespace, a endpoint.Attachment, err error) {
+	plan := address.DefaultPlan()
+	plain := address.Plain{Node: n.Prefix, Tenant: t.Current().ID, App: 1, Index: address.Index(id) << 16}
+	routed := plan.Base
+	if t.Addressing == tenant.Encrypted {
+		routed = plan.Private
+		plain, a.Address, err = address.NewCipher(t.Current().Key).Draw(plan.Private, plain)
+	} else {
+		a.Address = plain.Addr()
+	}
+	if err != nil {
+		return nil, a, err
+	}
+	c, err := n.Wire.Namespace(fmt.Sprint(n.name, "-container", id))
+	if err != nil {
+		return nil, a, err
+	}
+	a.Network, a.Plaintext, a.Gateway, a.Routes = "netpila", plain.Addr(), netip.MustParseAddr(
+		"fe80::1",
+	), []netip.Prefix{
+		routed,
+	}
+	record := endpoint.Record{
+		ID: id, Interface: "eth0", Netns: c.Path(), Tenant: t.Name, TenantID: plain.Tenant, App: plain.App,
+		Attachments: []endpoint.Attachment{a},
+	}
+	if record.Device, err = d.CreateDevice(context.Background(), record); err != nil {
+		return nil, a, err
+	}
+	return c, a, Activate(d, record)
+}
+
+func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
+	pins := filepath.Join(n.Wire.Dir, n.name+"-bpf")
+	err = n.NS.Do(func() error {
+		d, err = datapath.Open(datapath.Config{
+			Uplink: "eth0", NodePrefix: n.Prefix, Plan: address.DefaultPlan(), BPFFS: pins, MaxEndpoints: cmp.Or(v.Endpoints, 16),
+			Device: v.device, NoCache: v.noCache, MaxMappings: v.Mappings, Log: slog.New(slog.DiscardHandler),
+		})
+		return err
+	})
+	n.Wire.OnClose(func() error { return Unmount(pins) })
+	if err != nil {
+		return nil, err
+	}
+	n.Wire.OnClose(d.Close)
+	return d, nil
+}
+
+// StartDatapath puts programs on the hooks of a node without endpoints. It may have networks beside netpila.
+func StartDatapath(d *datapath.Datapath, others ...network.Dataplane) error {
+	_, err := d.Restore(context.Background(), nil, func(found []endpoint.Record) error {
+		err := d.Netpila().Repair(context.Background(), nil, found)
+		for _, other := range others {
+			err = errors.Join(err, other.Repair(context.Background(), nil, found))
+		}
+		return err
+	})
+	return err
+}
+
+func Activate(d *datapath.Datapath, r endpoint.Record) error {
+	if err := d.Attach(r); err != nil {
+		return err
+	}
+	return d.Netpila().Activate(context.Background(), r)
+}
+
+// Unmount takes away a bpffs and with it the last hold on what is pinned there.
+func Unmount(path string) error {
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
+		!errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}

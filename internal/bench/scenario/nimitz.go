@@ -1,0 +1,170 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
+)
+
+// Scenarios on the second network have a tenant with node CIDRs on two nodes, each with a real switch that is filled as
+// an agent fills it.
+
+// nimitzEBPF has programs of ours around a VXLAN device of the kernel.
+func nimitzEBPF(w *Wire) (Pair, error) {
+	var paths []*datapath.Datapath
+	p, err := w.onNimitz(func(_ *Node, d *datapath.Datapath) (nimitz.Switch, error) {
+		paths = append(paths, d)
+		return d.Nimitz()
+	})
+	p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(paths) }
+	return p, err
+}
+
+// nimitzOVS has an Open vSwitch with its datapath in user space, one of its own for each node.
+func nimitzOVS(w *Wire) (Pair, error) {
+	var all []*ovs.Daemons
+	p, err := w.onNimitz(func(n *Node, d *datapath.Datapath) (nimitz.Switch, error) {
+		s, daemons, err := n.OpenOVS(d)
+		all = append(all, daemons)
+		return s, err
+	})
+	if err != nil {
+		return p, err
+	}
+	for _, d := range all {
+		pid, err := d.SwitchPID()
+		if err != nil {
+			return p, err
+		}
+		p.Processes = append(p.Processes, pid)
+	}
+	p.Fresh = func() (err error) {
+		for _, d := range all {
+			err = errors.Join(err, d.Purge(context.Background()))
+		}
+		return err
+	}
+	p.Work = func(ctx context.Context) (sum ovs.Work, err error) {
+		for _, d := range all {
+			is, err := d.Work(ctx)
+			if err != nil {
+				return sum, err
+			}
+			sum = sum.Plus(is)
+		}
+		return sum, nil
+	}
+	return p, nil
+}
+
+func (n *Node) OpenOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), peerTimeout)
+	defer cancel()
+	// Kernels before 6.17 cannot forward between two devices alone.
+	if err := n.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }); err != nil {
+		return nil, nil, err
+	}
+	taps, err := d.OVSPorts()
+	if err != nil {
+		return nil, nil, err
+	}
+	daemons, err := ovs.Start(ctx, n.NS, filepath.Join(n.Wire.Dir, n.name+"-ovs"))
+	if err != nil {
+		return nil, nil, err
+	}
+	n.Wire.OnClose(daemons.Stop)
+	s, err := ovs.Open(ctx, ovs.Config{
+		RunDir: daemons.Dir(), Netns: n.NS, Uplink: "eth0", Node: n.Prefix, Region: address.DefaultPlan().Base,
+		Taps: taps, Mark: taps.Mark(),
+	})
+	return s, daemons, err
+}
+
+// onNimitz adds a container to each node, behind the switch that open makes there.
+func (w *Wire) onNimitz(open func(*Node, *datapath.Datapath) (nimitz.Switch, error)) (p Pair, err error) {
+	c := NewCluster(true, 1)
+	var ends []*netns.Namespace
+	for i, n := range w.Nodes {
+		d, err := n.OpenDatapath(Variant{device: endpoint.Veth})
+		if err != nil {
+			return p, err
+		}
+		s, err := open(n, d)
+		if err != nil {
+			return p, err
+		}
+		m := &Member{Cluster: c, number: i}
+		network, err := n.join(m, s)
+		if err != nil {
+			return p, err
+		}
+		if err := StartDatapath(d, network); err != nil {
+			return p, err
+		}
+		end, a, err := n.addNimitz(d, network, m, len(w.Nodes))
+		if err != nil {
+			return p, err
+		}
+		ends, p.Target = append(ends, end), a
+	}
+	p.Client, p.Server = ends[0], ends[1]
+	return p, nil
+}
+
+// join makes the node a member of a cluster, with a tenant and nothing in its switch yet.
+func (n *Node) join(m *Member, s nimitz.Switch) (*nimitz.Network, error) {
+	network := nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: n.Prefix, Indexes: m, Cluster: m, Switch: s})
+	return network, network.PutTenant(context.Background(), m.Tenant)
+}
+
+// addNimitz adds a container, and tells the node of so many nodes.
+func (n *Node) addNimitz(
+	d *datapath.Datapath,
+	network *nimitz.Network,
+	m *Member,
+	nodes int,
+) (_ *netns.Namespace, a netip.Addr, err error) {
+	ctx := context.Background()
+	c, err := n.Wire.Namespace(n.name + "-container")
+	if err != nil {
+		return nil, a, err
+	}
+	record := endpoint.Record{
+		ID: 1, ContainerID: n.name, Interface: "eth0", Netns: c.Path(), Tenant: m.Tenant.Name, TenantID: m.Tenant.Current().ID, App: 1,
+	}
+	if record.Attachments, err = network.Prepare(ctx, m.Tenant, record.App, record); err != nil {
+		return nil, a, err
+	}
+	if record.Device, err = d.CreateDevice(ctx, record); err != nil {
+		return nil, a, err
+	}
+	err = errors.Join(
+		network.Replace(ctx, m.Tenant.Name, m.Mappings(nodes)),
+		d.Attach(record),
+		network.Activate(ctx, record),
+	)
+	if err != nil {
+		return nil, a, fmt.Errorf("a container on network %s: %w", nimitz.Name, err)
+	}
+	return c, record.Attachments[0].Address, nil
+}
+
+// OVSMissing says what keeps this machine from running Open vSwitch, if anything does.
+func OVSMissing() error {
+	for _, name := range []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd"} {
+		if _, err := exec.LookPath(name); err != nil {
+			return fmt.Errorf("%w; install Open vSwitch (Debian: openvswitch-switch)", err)
+		}
+	}
+	return nil
+}

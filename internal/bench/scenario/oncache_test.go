@@ -1,0 +1,280 @@
+package scenario
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func cachedPair(t *testing.T) (*Wire, Pair) {
+	t.Helper()
+	w, err := NewWire(filepath.Join(t.TempDir(), "w"))
+	must(t, err)
+	t.Cleanup(func() { must(t, w.Close()) })
+	p, err := cachedVXLAN(w)
+	must(t, err)
+	return w, p
+}
+
+// watch captures on a device of a node.
+func watch(t *testing.T, n *Node, device string, options ...packet.CaptureOption) *packet.Capture {
+	t.Helper()
+	c, err := packet.NewCapture(n.NS, device, options...)
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// inNamespace is what open gives there.
+func inNamespace[T any](t *testing.T, ns *netns.Namespace, open func() (T, error)) (it T) {
+	t.Helper()
+	must(t, ns.Do(func() (err error) { it, err = open(); return err }))
+	return it
+}
+
+// port is what servers of these tests listen on.
+const port = 7000
+
+func (p Pair) at(port uint16) string { return netip.AddrPortFrom(p.Target, port).String() }
+
+// tcp is a connection from client to server.
+func tcp(t *testing.T, p Pair) (client, server net.Conn) {
+	t.Helper()
+	l := inNamespace(t, p.Server, func() (net.Listener, error) { return net.Listen("tcp", p.at(port)) })
+	defer l.Close()
+	client = inNamespace(
+		t,
+		p.Client,
+		func() (net.Conn, error) { return net.DialTimeout("tcp", p.at(port), time.Minute) },
+	)
+	server, err := l.Accept()
+	must(t, err)
+	for _, c := range []net.Conn{client, server} {
+		t.Cleanup(func() { c.Close() })
+		must(t, c.SetDeadline(time.Now().Add(time.Minute)))
+	}
+	return client, server
+}
+
+// echoes sends n times a byte there and back.
+func echoes(t *testing.T, client, server io.ReadWriter, n int) {
+	t.Helper()
+	b := make([]byte, 1)
+	for i := range n {
+		for _, way := range [][2]io.ReadWriter{{client, server}, {server, client}} {
+			b[0] = byte(i)
+			_, err := way[0].Write(b)
+			must(t, err)
+			_, err = way[1].Read(b)
+			must(t, err)
+			if b[0] != byte(i) {
+				t.Fatalf("%d came as %d", i, b[0])
+			}
+		}
+	}
+}
+
+// sayOnce sends a datagram that has no answer, on a flow of its own.
+func sayOnce(t *testing.T, p Pair, n int, payload []byte) {
+	t.Helper()
+	c := inNamespace(t, p.Client, func() (net.PacketConn, error) { return net.ListenPacket("udp", "[::]:0") })
+	defer c.Close()
+	for range n {
+		_, err := c.WriteTo(payload, net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Target, port+1)))
+		must(t, err)
+	}
+}
+
+// passed are the packets between two nodes that the network's own device had until one with the sentinel, in short.
+func passed(t *testing.T, c *packet.Capture, s packet.Sentinel) (all []string) {
+	t.Helper()
+	got, err := c.Until(t.Context(), s.In)
+	must(t, err)
+	for _, one := range got {
+		p, err := one.Packet()
+		must(t, err)
+		if p.Source.IsLinkLocalUnicast() || s.In(one) {
+			continue
+		}
+		what := fmt.Sprintf("%T", p.Body)
+		if segment, is := p.Body.(packet.TCP); is {
+			what += fmt.Sprint(" ", segment.Flags&(packet.SYN|packet.ACK))
+		}
+		all = append(all, what)
+	}
+	return all
+}
+
+// Only what begins a connection, in either direction, passes the network's own devices (OC1, OC2).
+func TestCacheIsPassedBy(t *testing.T) {
+	w, p := cachedPair(t)
+	for name, c := range map[string]struct {
+		talk func(*testing.T)
+		slow []string
+	}{
+		"TCP": {func(t *testing.T) {
+			client, server := tcp(t, p)
+			echoes(t, client, server, 50)
+		}, []string{"packet.TCP 2", "packet.TCP 18"}},
+		"UDP": {func(t *testing.T) {
+			server := inNamespace(t, p.Server, func() (net.PacketConn, error) { return net.ListenPacket("udp", p.at(port)) })
+			defer server.Close()
+			client := inNamespace(t, p.Client, func() (net.Conn, error) { return net.Dial("udp", p.at(port)) })
+			defer client.Close()
+			b := make([]byte, 1)
+			for range 50 {
+				_, err := client.Write(b)
+				must(t, err)
+				_, from, err := server.ReadFrom(b)
+				must(t, err)
+				_, err = server.WriteTo(b, from)
+				must(t, err)
+				_, err = client.Read(b)
+				must(t, err)
+			}
+		}, []string{"packet.UDP", "packet.UDP"}},
+		"ICMPv6": {func(t *testing.T) {
+			if got, err := packet.Ping(t.Context(), p.Client, p.Target, packet.PingOptions{Count: 50, Timeout: time.Minute}); err != nil || got.Received != 50 {
+				t.Fatalf("%+v, %v", got, err)
+			}
+		}, []string{"packet.ICMP", "packet.ICMP"}},
+		"one side speaks": {func(t *testing.T) { sayOnce(t, p, 3, []byte{1}) },
+			[]string{"packet.UDP", "packet.UDP", "packet.UDP"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			taps := []*packet.Capture{watch(t, w.Nodes[0], "vxlan"), watch(t, w.Nodes[1], "vxlan")}
+			c.talk(t)
+			end := packet.NewSentinel()
+			sayOnce(t, p, 1, end[:])
+			for i, tap := range taps {
+				slow := passed(t, tap, end)
+				if name == "one side speaks" { // and is told that nobody listens
+					slow = slices.DeleteFunc(slow, func(s string) bool { return s == "packet.ICMP" })
+				}
+				if !slices.Equal(slow, c.slow) {
+					t.Errorf(
+						"node %d: %d packets passed the network's own device, %q first; want %q",
+						i+1,
+						len(slow),
+						slow[:min(len(slow), 5)],
+						c.slow,
+					)
+				}
+			}
+		})
+	}
+}
+
+// After Fresh a connection's next packets pass the network's own devices again, until it is known.
+func TestCacheForgets(t *testing.T) {
+	w, p := cachedPair(t)
+	client, server := tcp(t, p)
+	echoes(t, client, server, 5)
+	tap := watch(t, w.Nodes[0], "vxlan")
+	must(t, p.Fresh())
+	echoes(t, client, server, 5)
+	end := packet.NewSentinel()
+	sayOnce(t, p, 1, end[:])
+	if slow := passed(t, tap, end); !slices.Equal(slow, []string{"packet.TCP 16", "packet.TCP 16"}) {
+		t.Errorf("%q passed the network's own device", slow)
+	}
+}
+
+// What the cache sends is VXLAN as any other, also where the uplink leaves segments and checksums to the kernel (OC4).
+func TestCacheOnTheWire(t *testing.T) {
+	w, p := cachedPair(t)
+	for _, n := range w.Nodes {
+		must(t, inside(n.NS, func(*netlink.Handle) error {
+			for _, f := range append(slices.Clone(segmentation), feature{"tx", unix.ETHTOOL_GTXCSUM, unix.ETHTOOL_STXCSUM}) {
+				if _, err := f.off("eth0"); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	client, server := tcp(t, p)
+	echoes(t, client, server, 5)
+	wire, slow := watch(t, w.Nodes[1], "eth0", packet.IncomingOnly), watch(t, w.Nodes[1], "vxlan")
+
+	sent := make([]byte, 1<<20)
+	for i := range sent {
+		sent[i] = byte(rand.Uint32())
+	}
+	go client.Write(sent)
+	got := make([]byte, len(sent))
+	if _, err := io.ReadFull(server, got); err != nil || !bytes.Equal(got, sent) {
+		t.Fatalf("not what was sent: %v", err)
+	}
+	end := packet.NewSentinel()
+	sayOnce(t, p, 1, end[:])
+	if by := passed(t, slow, end); len(by) > 0 {
+		t.Errorf("%d packets passed the network's own device", len(by))
+	}
+	frames, err := wire.Until(t.Context(), end.In)
+	must(t, err)
+	// The kernel reports what a device listens to when it likes, minutes after it came up.
+	frames = slices.DeleteFunc(frames, func(f packet.Captured) bool { return f.Frame[0] == 0x33 && f.Frame[1] == 0x33 })
+	bytes, first := 0, frames[0]
+	for _, f := range frames {
+		inner := vxlanInside(t, w, f)
+		if len(f.Frame) > 1514 {
+			t.Fatalf("a frame of %d bytes", len(f.Frame))
+		}
+		if f.ChecksumPartial || !packet.ChecksumOK(inner[14:14+40+int(binary.BigEndian.Uint16(inner[14+4:]))]) {
+			t.Fatal("a segment with a wrong checksum")
+		}
+		p, err := packet.DecodeFrame(inner)
+		must(t, err)
+		if segment, is := p.Body.(packet.TCP); is {
+			bytes += len(segment.Payload)
+			if f.Frame[54] != first.Frame[54] || f.Frame[55] != first.Frame[55] {
+				t.Error("segments of one connection with other outer ports: routers would part them")
+			}
+		}
+	}
+	if bytes < len(sent) {
+		t.Errorf("%d bytes on the wire", bytes)
+	}
+}
+
+// vxlanInside is the inner frame of one that has to be what the kernel's VXLAN of the scenario sends from node 1 to 2.
+func vxlanInside(t *testing.T, w *Wire, c packet.Captured) []byte {
+	t.Helper()
+	p, err := c.Packet()
+	must(t, err)
+	udp, is := p.Body.(packet.UDP)
+	payload := len(c.Frame) - 14 - 40
+	if !is || p.Source != w.Nodes[0].Underlay || p.Destination != w.Nodes[1].Underlay || p.HopLimit != 64 || udp.DestinationPort != vxlanPort ||
+		len(udp.Payload) < 8+14+40 || int(binary.BigEndian.Uint16(c.Frame[14+4:])) != payload || int(binary.BigEndian.Uint16(c.Frame[54+4:])) != payload ||
+		!bytes.Equal(c.Frame[54+6:54+8], []byte{0, 0}) ||
+		!bytes.Equal(udp.Payload[:8], []byte{8, 0, 0, 0, 0, 0, vxlanID, 0}) {
+		t.Fatalf("not the VXLAN of the scenario: % x", c.Frame[:min(len(c.Frame), 84)])
+	}
+	inner := udp.Payload[8:]
+	if !bytes.Equal(inner[:12], slices.Concat(w.Nodes[1].hardware(), w.Nodes[0].hardware())) {
+		t.Fatalf("inner MACs % x", inner[:12])
+	}
+	return inner
+}

@@ -1,0 +1,91 @@
+package scenario
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// peerTimeout is how long a peer may take to build its network, or to take it down.
+const peerTimeout = 2 * time.Minute
+
+// Peer is a scenario that somebody's command builds: it is called with "up" and joins two containers by whatever
+// network it likes, over two nodes of ours; and with "down" to take that away. See docs/howto/benchmark-peer.md.
+func Peer(name, command string) Scenario {
+	return Scenario{Name: name, About: "as " + command + " builds it", Build: func(w *Wire) (Pair, error) {
+		p, env, err := w.vacant()
+		if err != nil {
+			return p, err
+		}
+		w.OnClose(func() error { _, err := runPeer(command, "down", env); return err })
+		said, err := runPeer(command, "up", env)
+		if err != nil {
+			return p, err
+		}
+		lines := strings.Split(strings.TrimSpace(string(said)), "\n")
+		last := strings.TrimSpace(lines[len(lines)-1])
+		if p.Target, err = netip.ParseAddr(last); err != nil {
+			return p, fmt.Errorf("%s up: the last line it printed is not the server's address: %q", command, last)
+		}
+		return p, nil
+	}}
+}
+
+// vacant is a pair of containers that no network joins yet, and what a peer is told of them.
+func (w *Wire) vacant() (p Pair, env []string, err error) {
+	folder := filepath.Join(w.Dir, "peer")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		return p, nil, err
+	}
+	env = []string{"BENCH_DIR=" + folder, "BENCH_UPLINK=eth0"}
+	var ends [2]*netns.Namespace
+	for i, n := range w.Nodes {
+		if ends[i], err = w.Namespace(n.name + "-container"); err != nil {
+			return p, nil, err
+		}
+		for name, value := range map[string]string{
+			"NODE": n.NS.Path(), "CONTAINER": ends[i].Path(), "ADDRESS": n.Underlay.String(), "ADDRESS4": n.Underlay4.String(),
+		} {
+			env = append(env, fmt.Sprintf("BENCH_%s_%d=%s", name, i+1, value))
+		}
+	}
+	return Pair{Client: ends[0], Server: ends[1]}, env, nil
+}
+
+// runPeer is what the command printed.
+func runPeer(command, verb string, env []string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), peerTimeout)
+	defer cancel()
+	c := exec.CommandContext(ctx, command, verb)
+	c.Env = append(os.Environ(), env...)
+	// What it leaves running holds a pipe open, but no file.
+	out, err := os.CreateTemp("", "peer")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(out.Name())
+	defer out.Close()
+	errs, err := os.CreateTemp("", "peer")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(errs.Name())
+	defer errs.Close()
+	c.Stdout, c.Stderr = out, errs
+	failed := c.Run()
+	said, err1 := os.ReadFile(out.Name())
+	why, err2 := os.ReadFile(errs.Name())
+	if failed != nil {
+		failed = fmt.Errorf("%s %s: %w: %s", command, verb, failed, bytes.TrimSpace(why))
+	}
+	return said, errors.Join(failed, err1, err2)
+}

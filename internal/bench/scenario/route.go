@@ -1,0 +1,159 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// gateway is what containers of kernel scenarios route through.
+var gateway = netip.MustParseAddr("fe80::1")
+
+// addRouted puts a container behind the node as any Linux router would.
+func (n *Node) addRouted() (*netns.Namespace, netip.Addr, error) {
+	a := address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: 1}.Addr()
+	c, err := n.Wire.Namespace(n.name + "-container")
+	if err != nil {
+		return nil, a, err
+	}
+	if err := n.Wire.Link(n.NS, "container", c, "eth0"); err != nil {
+		return nil, a, err
+	}
+	inNode := OnDevice(n.NS, "container", func(h *netlink.Handle, d netlink.Link) error {
+		return errors.Join(
+			addAddress(h, d, netip.PrefixFrom(gateway, 64)),
+			h.LinkSetUp(d),
+			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Dst: IPNet(netip.PrefixFrom(a, 128))}),
+			n.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }),
+		)
+	})
+	inContainer := OnDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
+		return errors.Join(
+			addAddress(h, d, netip.PrefixFrom(a, 128)),
+			h.LinkSetUp(d),
+			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Gw: gateway.AsSlice()}),
+		)
+	})
+	return c, a, errors.Join(inNode, inContainer)
+}
+
+// vxlan is what Flannel's VXLAN backend sets up on each node: containers on a bridge, the kernel routing
+// between it and one VXLAN device that learns nothing; for the other node a route, its neighbour and a
+// forwarding entry, all static. Flannel's rules for masquerading are left out: they would slow it down.
+func vxlan(w *Wire) (Pair, error) { return w.overlay(netlink.Vxlan{}) }
+
+// overlay is vxlan, with devices that differ from Flannel's in what is set in like.
+func (w *Wire) overlay(like netlink.Vxlan) (Pair, error) {
+	p, err := w.containers((*Node).addBridged)
+	if err != nil {
+		return p, err
+	}
+	a, b := w.Nodes[0], w.Nodes[1]
+	return p, errors.Join(a.tunnel(b, like), b.tunnel(a, like))
+}
+
+// What Flannel uses.
+const (
+	vxlanID       = 1
+	vxlanPort     = 8472
+	vxlanOverhead = 70 // Ethernet, IPv6, UDP and VXLAN headers
+)
+
+// addBridged puts a container on the node's bridge.
+func (n *Node) addBridged() (*netns.Namespace, netip.Addr, error) {
+	a := address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: 1}.Addr()
+	if err := n.bridge("bridge"); err != nil {
+		return nil, a, err
+	}
+	c, err := n.Wire.Namespace(n.name + "-container")
+	if err != nil {
+		return nil, a, err
+	}
+	if err := n.Wire.Link(n.NS, "container", c, "eth0"); err != nil {
+		return nil, a, err
+	}
+	return c, a, errors.Join(
+		n.enslave("container", "bridge"),
+		OnDevice(n.NS, "bridge", func(h *netlink.Handle, bridge netlink.Link) error {
+			return errors.Join(
+				addAddress(h, bridge, netip.PrefixFrom(gateway, 64)),
+				h.RouteAdd(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: IPNet(n.Prefix)}),
+				n.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }))
+		}),
+		OnDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
+			return errors.Join(
+				h.LinkSetMTU(d, d.Attrs().MTU-vxlanOverhead),
+				addAddress(h, d, netip.PrefixFrom(a, 128)),
+				h.LinkSetUp(d),
+				h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Gw: gateway.AsSlice()}))
+		}))
+}
+
+func (n *Node) bridge(name string) error {
+	h, err := n.NS.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := netns.Retry(func() error { return h.LinkAdd(bridge) }); err != nil {
+		return fmt.Errorf("bridge in %s: %w", n.name, err)
+	}
+	return h.LinkSetUp(bridge)
+}
+
+// enslave makes a device of the node a port of its bridge.
+func (n *Node) enslave(device, bridge string) error {
+	return OnDevice(n.NS, bridge, func(h *netlink.Handle, bridge netlink.Link) error {
+		port, err := h.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return errors.Join(h.LinkSetMaster(port, bridge), h.LinkSetUp(port))
+	})
+}
+
+// hardware is the MAC of a node's end of the tunnel.
+func (n *Node) hardware() net.HardwareAddr {
+	return net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0, n.Prefix.Addr().As16()[7]}
+}
+
+// tunnel makes the VXLAN device, otherwise like another, and what it knows of the peer.
+func (n *Node) tunnel(peer *Node, device netlink.Vxlan) error {
+	return OnDevice(n.NS, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU, attrs.HardwareAddr = "vxlan", uplink.Attrs().MTU-vxlanOverhead, n.hardware()
+		device.LinkAttrs, device.VxlanId, device.VtepDevIndex = attrs, vxlanID, uplink.Attrs().Index
+		device.SrcAddr, device.Port = n.Underlay.AsSlice(), vxlanPort
+		if err := netns.Retry(func() error { return h.LinkAdd(&device) }); err != nil {
+			return fmt.Errorf("vxlan in %s: %w", n.name, err)
+		}
+		if err := h.LinkSetUp(&device); err != nil {
+			return err
+		}
+		index, there := device.Attrs().Index, peer.Prefix.Addr()
+		return errors.Join(
+			h.NeighAppend(&netlink.Neigh{
+				LinkIndex: index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
+				HardwareAddr: peer.hardware(), IP: peer.Underlay.AsSlice(),
+			}),
+			h.NeighSet(&netlink.Neigh{
+				LinkIndex: index, Family: netlink.FAMILY_V6, State: netlink.NUD_PERMANENT,
+				HardwareAddr: peer.hardware(), IP: there.AsSlice(),
+			}),
+			addAddress(h, &device, netip.PrefixFrom(n.Prefix.Addr(), 128)),
+			h.RouteDel(&netlink.Route{Dst: IPNet(peer.Prefix)}), // the fabric's
+			h.RouteAdd(&netlink.Route{
+				LinkIndex: index, Dst: IPNet(peer.Prefix), Gw: there.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			}))
+	})
+}

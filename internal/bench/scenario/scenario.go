@@ -1,0 +1,191 @@
+// Package scenario builds the ways from a client to a server that benchmarks compare: two nodes, as network namespaces on
+// one veth link, with containers on NETPILA, NIMITZ, kernel routing, kernel VXLAN, a cache of ONCache's design, or on bare
+// devices. A new network adds its scenario here.
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network/nimitz/ovs"
+)
+
+// Scenario is one way from a client to a server. The first of a run is what the others are compared to.
+type Scenario struct {
+	Name  string
+	About string
+	// Build joins a pair over two fresh nodes; what it opens is closed with the wire.
+	Build func(*Wire) (Pair, error)
+	// Of is another scenario that this one is to be compared to; "" where the first of the run will do.
+	Of string
+	// Lacks says why this kernel cannot do it; nil where every kernel can.
+	Lacks func() error
+}
+
+// ID is the name.
+func (s Scenario) ID() string { return s.Name }
+
+// Pair is where client and server run, and what the client connects to.
+type Pair struct {
+	Client, Server *netns.Namespace
+	Target         netip.Addr
+	// Fresh makes the next packet the first of its path; nil where nothing is cached, and then a
+	// run has as much work done that nobody needs.
+	Fresh func() error
+	// Runs is what our programs have done on both nodes; nil where there are none.
+	Runs func() (datapath.ProgStats, error)
+	// Processes forward packets. They share the CPU of client and server, so that what they do counts too.
+	Processes []int
+	// Work is what those have done on both nodes; nil where there are none.
+	Work func(context.Context) (ovs.Work, error)
+}
+
+// Scenarios are all there are, in the order of reports. A new network adds its value here.
+func Scenarios() []Scenario {
+	return append([]Scenario{
+		{Name: "native", About: "node to node, no container", Build: Native},
+		{Name: "route", About: "containers behind veth pairs, routed by the kernels of both nodes", Build: route},
+		{
+			Name:  "vxlan",
+			About: "containers on kernel bridges, between the nodes kernel VXLAN as Flannel sets it up",
+			Build: vxlan,
+		},
+		{
+			Name:  "oncache",
+			About: "the same with a cache of ONCache's design over it, in our own programs",
+			Build: cachedVXLAN,
+		},
+		{
+			Name:  "bound-veth",
+			About: "the devices that netpila's packets pass, joined by a redirect of tc, no BPF",
+			Build: boundVeth,
+		},
+		{Name: "bound-macvlan", About: "containers on macvlan devices in private mode, no BPF", Build: boundMacvlan},
+		{
+			Name:  "bound-netkit",
+			About: "bound-veth with netkit for the containers' pairs, where the kernel has it",
+			Build: boundNetkit,
+			Lacks: device.HasNetkit,
+		},
+		{
+			Name:  "floor-veth",
+			About: "the same devices with programs where netpila's are, which only redirect",
+			Build: floorVeth,
+		},
+		{
+			Name:  "floor-macvlan",
+			About: "bound-macvlan with programs where netpila's are, which do nothing",
+			Build: floorMacvlan,
+		},
+		{
+			Name:  "floor-local",
+			About: "two containers of one node on veth devices, with programs that only redirect",
+			Build: floorLocal,
+		},
+		Netpila(),
+		{
+			Name:  "netpila-macvlan",
+			About: "netpila with containers on macvlan devices",
+			Build: netpila(Variant{device: endpoint.Macvlan}),
+		},
+		{
+			Name:  "netpila-netkit",
+			About: "netpila with containers on netkit devices, where the kernel has them",
+			Build: netpila(Variant{device: endpoint.Netkit}),
+			Lacks: device.HasNetkit,
+		},
+		{
+			Name:  "netpila-clear",
+			About: "netpila for a tenant with clear addresses: nothing is translated",
+			Build: netpila(Variant{clear: true}),
+		},
+		{
+			Name:  "netpila-nocache",
+			About: "netpila with its flow cache off: every packet is a first one",
+			Build: netpila(Variant{noCache: true}),
+		},
+		{
+			Name:  "nimitz-ebpf",
+			About: "the second network, NIMITZ, by programs around a VXLAN device of the kernel",
+			Build: nimitzEBPF,
+		},
+		{
+			Name:  "nimitz-ovs",
+			About: "the same by Open vSwitch, whose datapath is the one in user space",
+			Build: nimitzOVS,
+			Lacks: OVSMissing,
+		},
+		{Name: "loopback", About: "within one node, no container", Build: loopback},
+		{
+			Name:  "netpila-local",
+			About: "netpila between two containers of one node",
+			Build: netpila(Variant{local: true}),
+		},
+		{
+			Name:  "netpila-local-macvlan",
+			About: "the same on macvlan devices",
+			Build: netpila(Variant{local: true, device: endpoint.Macvlan}),
+		},
+	}, RuleScenarios()...)
+}
+
+// Netpila is our datapath, driven as an agent drives it.
+func Netpila() Scenario {
+	return Scenario{
+		Name:  "netpila",
+		About: "containers of an encrypted tenant on our datapath",
+		Build: netpila(Variant{}),
+	}
+}
+
+func Native(w *Wire) (Pair, error) {
+	return Pair{Client: w.Nodes[0].NS, Server: w.Nodes[1].NS, Target: w.Nodes[1].Underlay}, nil
+}
+
+func loopback(w *Wire) (Pair, error) {
+	return Pair{Client: w.Nodes[0].NS, Server: w.Nodes[0].NS, Target: w.Nodes[0].Underlay}, nil
+}
+
+func route(w *Wire) (Pair, error) {
+	return w.containers((*Node).addRouted)
+}
+
+// Offered are those of all that this kernel can do, and why it cannot do the others.
+func Offered(all []Scenario) (offered []Scenario, leftOut []string) {
+	for _, s := range all {
+		if s.Lacks != nil {
+			if err := s.Lacks(); err != nil {
+				leftOut = append(leftOut, fmt.Sprintf("%s: %v", s.Name, err))
+				continue
+			}
+		}
+		offered = append(offered, s)
+	}
+	return offered, leftOut
+}
+
+// Names are those of scenarios or metrics.
+func Names[T interface{ ID() string }](all []T) []string {
+	names := make([]string, len(all))
+	for i, x := range all {
+		names[i] = x.ID()
+	}
+	return names
+}
+
+// Pick is those of all that have one of the names, in the order of all; an error is about the first name that none has.
+func Pick[T interface{ ID() string }](all []T, names []string) ([]T, error) {
+	for _, name := range names {
+		if !slices.Contains(Names(all), name) {
+			return nil, fmt.Errorf("%q; say some of %s", name, strings.Join(Names(all), ", "))
+		}
+	}
+	return slices.DeleteFunc(all, func(x T) bool { return !slices.Contains(names, x.ID()) }), nil
+}

@@ -1,0 +1,160 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Wire is two nodes on one veth link, the shortest network there is: nothing between them takes
+// part of the time that a scenario is to be blamed for.
+type Wire struct {
+	Dir        string
+	Nodes      [2]*Node
+	namespaces []*netns.Namespace // of nodes and containers
+	links      int
+	closes     []func() error
+}
+
+type Node struct {
+	Wire      *Wire
+	name      string
+	NS        *netns.Namespace
+	Prefix    netip.Prefix
+	Underlay  netip.Addr
+	Underlay4 netip.Addr // for those who speak IPv4 only
+}
+
+func NewWire(dir string) (_ *Wire, err error) {
+	w := &Wire{Dir: dir}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("two nodes on a wire: %w", err), w.Close())
+		}
+	}()
+	for i := range w.Nodes {
+		n := &Node{
+			Wire:      w,
+			name:      fmt.Sprint("n", i+1),
+			Prefix:    address.DefaultPlan().Node(uint64(i + 1)),
+			Underlay:  netip.MustParseAddr(fmt.Sprintf("2001:db8:70::%d", i+1)),
+			Underlay4: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}),
+		}
+		if n.NS, err = w.Namespace(n.name); err != nil {
+			return nil, err
+		}
+		w.Nodes[i] = n
+	}
+	a, b := w.Nodes[0], w.Nodes[1]
+	if err := w.Link(a.NS, "eth0", b.NS, "eth0"); err != nil {
+		return nil, err
+	}
+	return w, errors.Join(a.configure(b), b.configure(a))
+}
+
+func (n *Node) configure(peer *Node) error {
+	return OnDevice(n.NS, "eth0", func(h *netlink.Handle, eth0 netlink.Link) error {
+		return errors.Join(
+			addAddress(h, eth0, netip.PrefixFrom(n.Underlay, 64)),
+			addAddress(h, eth0, netip.PrefixFrom(n.Underlay4, 24)),
+			h.LinkSetUp(eth0),
+			h.RouteAdd(&netlink.Route{Dst: IPNet(peer.Prefix), Gw: peer.Underlay.AsSlice()}),
+		)
+	})
+}
+
+// containers adds one container to each node in the given way and pairs them.
+func (w *Wire) containers(add func(*Node) (*netns.Namespace, netip.Addr, error)) (Pair, error) {
+	client, _, err := add(w.Nodes[0])
+	if err != nil {
+		return Pair{}, err
+	}
+	server, target, err := add(w.Nodes[1])
+	return Pair{Client: client, Server: server, Target: target}, err
+}
+
+// Namespace makes one whose addresses need not wait for duplicate address detection, and whose connections begin
+// without the pacing that BBR would bring as a machine's default: that stays with a connection which iperf3 has use
+// another algorithm only when it stands, and halves its speed.
+func (w *Wire) Namespace(name string) (*netns.Namespace, error) {
+	ns, err := netns.Create(filepath.Join(w.Dir, name))
+	if err != nil {
+		return nil, err
+	}
+	w.OnClose(func() error { return errors.Join(ns.Close(), netns.Remove(ns.Path())) })
+	w.namespaces = append(w.namespaces, ns)
+	return ns, ns.Do(func() error {
+		return errors.Join(
+			sysctl("net/ipv6/conf/default/accept_dad", "0"),
+			sysctl("net/ipv4/tcp_congestion_control", "reno"),
+		)
+	})
+}
+
+func (w *Wire) OnClose(f func() error) { w.closes = append(w.closes, f) }
+
+func (w *Wire) Close() error {
+	var errs []error
+	for _, f := range slices.Backward(w.closes) {
+		errs = append(errs, f())
+	}
+	w.closes = nil
+	return errors.Join(append(errs, os.RemoveAll(w.Dir))...)
+}
+
+// firstIndex keeps device indexes of the two sides apart: the kernel takes a veth whose peer has the
+// same index for one without a peer, and lets no packet through for up to a second.
+const firstIndex = 100
+
+// Link joins two namespaces by a veth pair.
+func (w *Wire) Link(a *netns.Namespace, inA string, b *netns.Namespace, inB string) error {
+	h, err := a.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = inA, firstIndex+w.links
+	w.links++
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerNamespace = inB, netlink.NsFd(b.FD())
+	return netns.Retry(func() error { return h.LinkAdd(pair) })
+}
+
+func OnDevice(ns *netns.Namespace, name string, do func(*netlink.Handle, netlink.Link) error) error {
+	h, err := ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	device, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s in %s: %w", name, ns.Path(), err)
+	}
+	if err := do(h, device); err != nil {
+		return fmt.Errorf("%s in %s: %w", name, ns.Path(), err)
+	}
+	return nil
+}
+
+func addAddress(h *netlink.Handle, device netlink.Link, p netip.Prefix) error {
+	return h.AddrAdd(device, &netlink.Addr{IPNet: IPNet(p), Flags: unix.IFA_F_NODAD})
+}
+
+func IPNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func sysctl(name, value string) error {
+	return os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+}

@@ -1,0 +1,174 @@
+package suites
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"pilaster.io/pilaster/internal/bench/report"
+	"pilaster.io/pilaster/internal/bench/scenario"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// EntriesOptions say how large the simulated cluster gets.
+type EntriesOptions struct {
+	Switches []string // of EntrySwitches
+	Nodes    []int    // two sizes or more, ascending
+	Density  int      // containers of each node
+	Services int      // of the tenant
+	Dir      string
+	Progress func(done, of int)
+}
+
+// Switches that entries are read from.
+const (
+	onEBPF = "ebpf"
+	onOVS  = "ovs"
+)
+
+// EntrySwitches are all.
+var EntrySwitches = []string{onEBPF, onOVS}
+
+// density is the paper's, as many containers a node as entries are saved (NIMITZ §3.2).
+const density = 80
+
+// QuickEntries takes ten seconds.
+func QuickEntries() EntriesOptions {
+	return EntriesOptions{Switches: EntrySwitches, Nodes: []int{1, 10, 100}, Density: density, Services: 16}
+}
+
+// FullEntries goes up to 80,000 containers.
+func FullEntries() EntriesOptions {
+	return EntriesOptions{
+		Switches: EntrySwitches,
+		Nodes:    []int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
+		Density:  density,
+		Services: 16,
+	}
+}
+
+// MaxEntryNodes bounds what a run takes: 320,000 mappings without node CIDRs.
+const MaxEntryNodes = 4000
+
+// Entries fills the switch of a node as its agent does, beside nodes of which the cluster only tells, and reads it
+// (NM2, NM3).
+func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error) {
+	started := time.Now()
+	release, err := scenario.Claim(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	defer func() { err = scenario.Interrupted(ctx, err) }()
+	r := &EntriesReport{Simulated: simulated, Density: o.Density, Services: o.Services}
+	done := 0
+	step := func() {
+		done++
+		o.Progress(done, len(o.Switches)*2*2*len(o.Nodes))
+	}
+	for _, kind := range o.Switches {
+		for _, nodeCIDRs := range []bool{true, false} {
+			samples, err := o.count(ctx, kind, nodeCIDRs, step)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", kind, err)
+			}
+			r.Samples = append(r.Samples, samples...)
+		}
+	}
+	r.Grows = r.grows()
+	r.Pass = !slices.ContainsFunc(r.Grows, func(g Growth) bool { return g.OffSum != 0 })
+	r.Header = report.NewHeader(started)
+	return r, nil
+}
+
+// count has a switch with one container here and with as many as elsewhere, with one service and with all, at each size
+// of the cluster: up it goes with one container, and down with all.
+func (o EntriesOptions) count(
+	ctx context.Context,
+	kind string,
+	nodeCIDRs bool,
+	step func(),
+) (all []EntriesSample, err error) {
+	w, err := scenario.NewWire(filepath.Join(o.Dir, "entries"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	c := scenario.NewCluster(nodeCIDRs, o.Density)
+	b, err := newEntriesBed(ctx, w, kind, &scenario.Member{Cluster: c}, slices.Max(o.Nodes)*o.Density)
+	if err != nil {
+		return nil, err
+	}
+	sizes := slices.Clone(o.Nodes)
+	for _, here := range []int{1, o.Density} {
+		if err := b.fill(ctx, here); err != nil {
+			return nil, err
+		}
+		for _, nodes := range sizes {
+			if err := b.network.Replace(ctx, c.Tenant.Name, c.Mappings(nodes)); err != nil {
+				return nil, err
+			}
+			for _, services := range []int{1, o.Services} {
+				stages, err := b.read(ctx, services)
+				if err != nil {
+					return nil, err
+				}
+				all = append(
+					all,
+					EntriesSample{
+						Switch:     kind,
+						NodeCIDRs:  nodeCIDRs,
+						Nodes:      nodes,
+						Containers: here,
+						Services:   services,
+						Stages:     stages,
+					},
+				)
+			}
+			step()
+		}
+		slices.Reverse(sizes)
+	}
+	return all, nil
+}
+
+// Counts is entries by stage.
+type Counts struct {
+	Decap      int `json:"decap"`
+	Register   int `json:"register"`
+	NAT        int `json:"nat"`
+	Forwarding int `json:"forwarding"`
+	// Remote are those of forwarding that lead to other nodes.
+	Remote int `json:"remote"`
+}
+
+// All is the sum.
+func (c Counts) All() int { return c.Decap + c.Register + c.NAT + c.Forwarding }
+
+func countsOf(entries []pipeline.Entry) Counts {
+	by := pipeline.Count(entries)
+	c := Counts{
+		Decap:      by[pipeline.Decap],
+		Register:   by[pipeline.Register],
+		NAT:        by[pipeline.NAT],
+		Forwarding: by[pipeline.Forwarding],
+	}
+	for _, e := range entries {
+		if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN {
+			c.Remote++
+		}
+	}
+	return c
+}
+
+// service is the n-th of a tenant's.
+func service(n int) (virtual, real netip.Addr) {
+	at := func(first uint16) netip.Addr {
+		return netip.AddrFrom16([16]byte{byte(first >> 8), byte(first), 14: byte((n + 1) >> 8), 15: byte(n + 1)})
+	}
+	return at(0xfd09), at(0xfd0a)
+}

@@ -1,0 +1,59 @@
+package traffic
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// idle is how long CPUs have done nothing since boot. The kernel counts that exactly and shows it in
+// hundredths; what processes and interrupts took it only samples, and blames softirqs on anyone.
+type idle struct{ Cpus, Seconds float64 }
+
+// ReadIdle is that of one CPU, or of all for -1.
+func ReadIdle(cpu int) (idle, error) {
+	f, err := os.Open("/proc/stat")
+	if err != nil {
+		return idle{}, err
+	}
+	defer f.Close()
+	var sum idle
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		number, isCPU := strings.CutPrefix(fields[0], "cpu")
+		if !isCPU || number == "" || cpu >= 0 && number != strconv.Itoa(cpu) {
+			continue
+		}
+		for _, field := range fields[4:6] { // idle, and idle that waits for a disk
+			hundredths, err := strconv.ParseFloat(field, 64)
+			if err != nil {
+				return idle{}, fmt.Errorf("/proc/stat: %w", err)
+			}
+			sum.Seconds += hundredths / 100
+		}
+		sum.Cpus++
+	}
+	if sum.Cpus == 0 {
+		return idle{}, fmt.Errorf("/proc/stat knows no CPU %d", cpu)
+	}
+	return sum, nil
+}
+
+// LastCPU is the highest CPU this process may use: the lowest takes most interrupts.
+func LastCPU() (int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return 0, fmt.Errorf("which CPUs there are: %w", err)
+	}
+	for cpu := len(set)*64 - 1; cpu >= 0; cpu-- {
+		if set.IsSet(cpu) {
+			return cpu, nil
+		}
+	}
+	return 0, errors.New("no CPU to run on")
+}

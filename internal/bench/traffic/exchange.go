@@ -1,0 +1,287 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// echoing: every write waits for its echo.
+var echoing = traffic{Serve: serveEcho, drive: driveEcho}
+
+// serveEcho ends with its client: at the end of the stream, or at an empty datagram.
+func serveEcho(s Socket, m Metric) (Answer, error) {
+	s, err := s.accept(m.kind)
+	if err != nil {
+		return Answer{}, err
+	}
+	buffer := make([]byte, m.block)
+	for {
+		n, err := s.read(buffer)
+		if n == 0 || err != nil {
+			return Answer{}, err
+		}
+		if _, err := s.write(buffer[:n]); err != nil {
+			return Answer{}, err
+		}
+	}
+}
+
+func driveEcho(c *client) (Answer, error) {
+	s, err := c.dial()
+	if err != nil {
+		return Answer{}, err
+	}
+	buffer := make([]byte, c.metric.block)
+	once := func() (float64, error) {
+		if _, err := s.write(buffer); err != nil {
+			return 0, err
+		}
+		_, err := s.read(buffer)
+		return 1, err
+	}
+	if c.metric.kind == unix.SOCK_STREAM {
+		return c.measure(once, func() {})
+	}
+	// A lost datagram is told and costs its time, and the run goes on.
+	if err := s.Wait(echoWait); err != nil {
+		return Answer{}, err
+	}
+	lost := 0
+	a, err := c.measure(func() (float64, error) {
+		n, err := once()
+		if errors.Is(err, unix.EAGAIN) {
+			lost++
+			return 0, nil
+		}
+		return n, err
+	}, func() { lost = 0 })
+	if err != nil {
+		return a, err
+	}
+	a.Lost = lost
+	_, err = s.write(nil)
+	return a, err
+}
+
+// echoWait is how long a datagram's echo may take until it counts as lost.
+const echoWait = 100 * time.Millisecond
+
+// connecting: each transaction has a connection of its own. The server closes first, as one of HTTP 1.0
+// does: the ports that rest afterwards are its one, and the client does not run out of them.
+var connecting = traffic{
+	Serve: func(s Socket, m Metric) (Answer, error) {
+		buffer := make([]byte, m.block)
+		for {
+			c, err := s.accept(m.kind)
+			if err != nil {
+				return Answer{}, err
+			}
+			n, err := c.read(buffer)
+			if err == nil && n > 0 {
+				_, err = c.write(buffer[:n])
+			}
+			c.close()
+			if n == 0 || err != nil {
+				return Answer{}, err
+			}
+		}
+	},
+	drive: func(c *client) (Answer, error) {
+		buffer := make([]byte, c.metric.block)
+		to := rawSockaddr(c.Target)
+		connect := func() (Socket, error) {
+			s, err := newSocket(c.metric.kind)
+			if err != nil {
+				return 0, err
+			}
+			if err := s.connect(to); err != nil {
+				s.close()
+				return 0, fmt.Errorf("connect: %w", err)
+			}
+			return s, nil
+		}
+		a, err := c.measure(func() (float64, error) {
+			s, err := connect()
+			if err != nil {
+				return 0, err
+			}
+			defer s.close()
+			if _, err := s.write(buffer); err != nil {
+				return 0, err
+			}
+			for { // the echo, and the end that follows it
+				n, err := s.read(buffer)
+				if n == 0 || err != nil {
+					return 1, err
+				}
+			}
+		}, func() {})
+		if err != nil {
+			return a, err
+		}
+		s, err := connect()
+		if err != nil {
+			return a, err
+		}
+		s.close() // a connection that asks nothing is the last
+		return a, nil
+	},
+}
+
+// What a flooding datagram begins with.
+const (
+	warmup byte = iota
+	measured
+	first // both have an answer: a flow that only one side speaks on is established for nobody who asks for that
+	last
+)
+
+// flooding: as many datagrams as go; those that arrive count.
+var flooding = traffic{
+	Serve: func(s Socket, m Metric) (a Answer, err error) {
+		// The reader gets its turn after some milliseconds; what comes meanwhile must not count as lost.
+		if err := unix.SetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
+			return a, fmt.Errorf("a long queue: %w", err)
+		}
+		if s, err = s.accept(m.kind); err != nil {
+			return a, err
+		}
+		buffer := make([]byte, m.block)
+		for {
+			if _, err := s.read(buffer); err != nil {
+				return a, err
+			}
+			switch buffer[0] {
+			case measured:
+				a.Ops++
+			case first, last:
+				if _, err := s.write(buffer); err != nil || buffer[0] == last {
+					return a, err
+				}
+			}
+		}
+	},
+	drive: func(c *client) (Answer, error) {
+		s, err := c.dial()
+		if err != nil {
+			return Answer{}, err
+		}
+		if err := s.ask(first, c.metric.block); err != nil {
+			return Answer{}, err
+		}
+		buffer := make([]byte, c.metric.block)
+		a, err := c.measure(func() (float64, error) {
+			_, err := s.write(buffer)
+			return 1, err
+		}, func() { buffer[0] = measured })
+		if err != nil {
+			return a, err
+		}
+		return a, s.ask(last, c.metric.block)
+	},
+}
+
+// ask sends a datagram until it is answered.
+func (s Socket) ask(what byte, block int) error {
+	if err := s.Wait(echoWait); err != nil {
+		return err
+	}
+	question, reply := make([]byte, block), make([]byte, block)
+	question[0] = what
+	for range int(DialTimeout / echoWait) {
+		if _, err := s.write(question); err != nil {
+			return err
+		}
+		_, err := s.read(reply)
+		for err == nil && reply[0] != what { // to an earlier question
+			_, err = s.read(reply)
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return errors.Join(err, s.Wait(DialTimeout))
+		}
+	}
+	return errors.New("the server does not answer")
+}
+
+// firsts: each trial is a new socket's, and begins with nothing of the path cached. Who started the client says when.
+var firsts = traffic{
+	Serve: func(s Socket, m Metric) (a Answer, err error) {
+		buffer, bench := make([]byte, m.block), os.Getppid()
+		for {
+			n, from, err := unix.Recvfrom(int(s), buffer, 0)
+			if (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)) && os.Getppid() == bench {
+				continue // others begin or have their trials, however long that takes
+			}
+			if n == 0 || err != nil {
+				return a, err
+			}
+			if err := unix.Sendto(int(s), buffer[:n], 0, from); err != nil {
+				return a, err
+			}
+		}
+	},
+	drive: func(c *client) (a Answer, err error) {
+		for {
+			var another bool
+			if err := c.in.Decode(&another); err != nil {
+				return a, fmt.Errorf("wait for a turn: %w", err)
+			}
+			if !another {
+				break
+			}
+			for start := time.Now(); time.Since(start) < settle; {
+			}
+			times, err := c.roundTrips(1 + followers)
+			if errors.Is(err, unix.EAGAIN) {
+				err = c.out.Encode(Answer{Lost: 1})
+			} else if err == nil {
+				err = c.out.Encode(Answer{First: times[:1], Next: times[1:]})
+			}
+			if err != nil {
+				return a, err
+			}
+		}
+		s, err := c.dial()
+		if err == nil {
+			_, err = s.write(nil)
+		}
+		return a, err
+	},
+}
+
+// followers of a first datagram; their median is the path's when all is cached.
+const followers = 4
+
+// settle is how long a client waits for what a node does after a change, which is not the first packet's to wait for.
+// It waits awake: a CPU that has slept takes as long to wake as a packet does, and the one of a virtual machine now
+// more, now less.
+const settle = 200 * time.Microsecond
+
+// roundTrips are the seconds of so many echoes, one after the other, on a new socket.
+func (c *client) roundTrips(n int) ([]float64, error) {
+	s, err := c.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if err := s.Wait(echoWait); err != nil {
+		return nil, err
+	}
+	buffer := make([]byte, c.metric.block)
+	times := make([]float64, n)
+	for i := range times {
+		start := time.Now()
+		if _, err := s.write(buffer); err != nil {
+			return nil, err
+		}
+		if _, err := s.read(buffer); err != nil {
+			return nil, err
+		}
+		times[i] = time.Since(start).Seconds()
+	}
+	return times, nil
+}

@@ -1,0 +1,157 @@
+package traffic
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Job is what one generator process is told on its standard input.
+type Job struct {
+	Metric string
+	Serve  bool
+	// Target is where to listen (port 0) or to connect.
+	Target         netip.AddrPort
+	Warmup, Window time.Duration
+	// CPU whose time is told; -1: all of them.
+	CPU int
+}
+
+// Answer is what it says on its standard output: a server its port as soon as it listens, and when its
+// client is gone what arrived; a client what it did, at its end or after each trial it was told to make.
+type Answer struct {
+	Port uint16 `json:",omitempty"`
+
+	Ops     float64 `json:",omitempty"` // in the window: writes, echoes, or datagrams that arrived
+	Seconds float64 `json:",omitempty"` // the window as it was
+	Busy    float64 `json:",omitempty"` // CPU seconds in it
+	// From and To are when the window was, by CLOCK_MONOTONIC, in ns.
+	From, To int64 `json:",omitempty"`
+	Lost     int   `json:",omitempty"` // datagrams whose echo did not come in time
+	// Seconds of first round trips and of those that follow them.
+	First, Next []float64 `json:",omitempty"`
+}
+
+// DialTimeout is how long either side waits for the other before it gives up.
+const DialTimeout = 5 * time.Second
+
+// traffic is what the two sides of a metric do. Both return once the client is done.
+type traffic struct {
+	Serve func(listening Socket, m Metric) (Answer, error)
+	drive func(*client) (Answer, error)
+}
+
+// client is the side that begins and measures.
+type client struct {
+	Job
+	metric Metric
+	in     *json.Decoder
+	out    *json.Encoder
+}
+
+// Generate is the generator process: one job from in, answers to out. It blocks in system calls
+// without telling Go's scheduler, so it must be alone in its process.
+func Generate(in io.Reader, out io.Writer) error {
+	c := client{in: json.NewDecoder(in), out: json.NewEncoder(out)}
+	if err := c.in.Decode(&c.Job); err != nil {
+		return fmt.Errorf("read the Job: %w", err)
+	}
+	m, ok := MetricByName(c.Metric)
+	if !ok {
+		return fmt.Errorf("no metric %q", c.Metric)
+	}
+	c.metric = m
+	run, role := m.Traffic.drive, "drive"
+	if c.Serve {
+		run, role = serve, "serve"
+	}
+	a, err := run(&c)
+	if err != nil {
+		return fmt.Errorf("%s %s, %v: %w", role, m.Name, c.Target, err)
+	}
+	return c.out.Encode(a)
+}
+
+// serve listens, says where, and answers one client.
+func serve(c *client) (a Answer, err error) {
+	m := c.metric
+	s, err := patientSocket(m.kind)
+	if err != nil {
+		return a, err
+	}
+	if err := unix.Bind(int(s), sockaddr(c.Target)); err != nil {
+		return a, fmt.Errorf("bind: %w", err)
+	}
+	if m.kind == unix.SOCK_STREAM {
+		if err := unix.Listen(int(s), 128); err != nil {
+			return a, fmt.Errorf("listen: %w", err)
+		}
+	}
+	bound, err := unix.Getsockname(int(s))
+	if err != nil {
+		return a, err
+	}
+	if err := c.out.Encode(Answer{Port: uint16(bound.(*unix.SockaddrInet6).Port)}); err != nil {
+		return a, err
+	}
+	return m.Traffic.Serve(s, m)
+}
+
+func (c *client) dial() (Socket, error) {
+	s, err := patientSocket(c.metric.kind)
+	if err != nil {
+		return 0, err
+	}
+	if err := s.connect(rawSockaddr(c.Target)); err != nil {
+		return 0, fmt.Errorf("connect: %w", err)
+	}
+	return s, nil
+}
+
+// measure repeats once for the warm-up; then for the window, which begin is called before.
+func (c *client) measure(once func() (float64, error), begin func()) (a Answer, err error) {
+	if _, _, err := Repeat(once, c.Warmup); err != nil {
+		return a, err
+	}
+	begin()
+	idle, err := ReadIdle(c.CPU)
+	if err != nil {
+		return a, err
+	}
+	a.From = monotonic()
+	if a.Ops, a.Seconds, err = Repeat(once, c.Window); err != nil {
+		return a, err
+	}
+	a.To = monotonic()
+	after, err := ReadIdle(c.CPU)
+	a.Busy = a.Seconds*after.Cpus - (after.Seconds - idle.Seconds)
+	return a, err
+}
+
+func monotonic() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // which every Linux has
+	return now.Nano()
+}
+
+// Repeat does once for a time and says what it came to. The clock is read once in a while only: it
+// costs as much as a part of a packet's way.
+func Repeat(once func() (float64, error), window time.Duration) (sum, seconds float64, err error) {
+	start := time.Now()
+	for {
+		for range 16 {
+			n, err := once()
+			if err != nil {
+				return 0, 0, err
+			}
+			sum += n
+		}
+		if elapsed := time.Since(start); elapsed >= window {
+			return sum, elapsed.Seconds(), nil
+		}
+	}
+}
