@@ -43,7 +43,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		newBenchCheckCommand(env),
 		&cobra.Command{
 			Use:    "generator",
-			Short:  "Generate or answer traffic, as the bench says on standard input",
+			Short:  "Generate or answer traffic, as standard input specifies",
 			Hidden: true,
 			Args:   cobra.NoArgs,
 			RunE:   func(*cobra.Command, []string) error { return traffic.Generate(env.Stdin, env.Stdout) },
@@ -60,19 +60,21 @@ func formerly(name string, c *cobra.Command) *cobra.Command {
 }
 
 func newBenchDatapathCommand(env Env) *cobra.Command {
-	var quick, full, smoke, free bool
+	var free bool
 	var scenarios, metrics, peers []string
 	var to reportPlace
+	var form func() string
 	c := &cobra.Command{
-		Use:   "datapath",
-		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, NIMITZ, and the bounds of its devices",
-		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN with
-and without a cache of ONCache's design, of NIMITZ on eBPF and on Open vSwitch, and of the same devices without
-BPF, all in one run, in turn and in random order. Every scenario has two nodes of its own, network namespaces on a
-veth link. Client and server share one CPU, unless --free leaves that to the scheduler.
+		Use: "datapath",
+		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, NIMITZ, and the bounds of " +
+			"its devices",
+		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN with and
+without a cache of ONCache's design, of NIMITZ on eBPF and on Open vSwitch, and of the same devices without BPF, all in
+one run, in turn and in random order. Every scenario has two nodes of its own, network namespaces on a veth link. Client
+and server share one CPU; with --free the scheduler chooses.
 
-It fails where NETPILA stays below what is asked of it, and where the run was too noisy to tell; nothing is asked of
-a --free run. Run it on a machine that does nothing else. docs/reference/benchmarks.md explains scenarios, metrics and method.
+The command fails if NETPILA does not reach a gate, or if the run was too noisy to decide; no gate applies to a --free
+run. Run it on an idle machine. docs/reference/benchmarks.md explains scenarios, metrics and method.
 
 ` + benchNames(),
 		Example: `  pilaster bench datapath --quick -o results
@@ -80,13 +82,7 @@ a --free run. Run it on a machine that does nothing else. docs/reference/benchma
   pilaster bench datapath --peer flannel=./flannel.sh`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o := bench.Quick()
-			switch {
-			case full:
-				o = bench.Full()
-			case smoke:
-				o = bench.Smoke()
-			}
+			o := map[string]func() bench.Options{"quick": bench.Quick, "full": bench.Full, "smoke": bench.Smoke}[form()]()
 			if err := selectRun(&o, scenarios, metrics); err != nil {
 				return err
 			}
@@ -103,25 +99,17 @@ a --free run. Run it on a machine that does nothing else. docs/reference/benchma
 			return reportBench(c.Context(), env, o, free, to)
 		},
 	}
+	form = bindForms(c,
+		formFlag{"quick", "two minutes: the main scenarios and metrics (default)"},
+		formFlag{"full", "28 minutes: everything"},
+		formFlag{"smoke", smokeForm})
 	f := c.Flags()
-	f.BoolVar(&quick, "quick", false, "two minutes: the main scenarios and metrics (default)")
-	f.BoolVar(&full, "full", false, "28 minutes: everything")
-	f.BoolVar(&smoke, "smoke", false, "seconds: does it all work? On a busy machine too; its figures mean little")
-	c.MarkFlagsMutuallyExclusive("quick", "full", "smoke")
-	f.BoolVar(&free, "free", false, "client and server on any CPU; nothing is judged")
-	f.StringSliceVar(
-		&scenarios,
-		"scenarios",
-		nil,
-		"these only, by name; the first of the list below is what the others are compared to",
-	)
+	f.BoolVar(&free, "free", false, "client and server on any CPU; no gate applies")
+	f.StringSliceVar(&scenarios, "scenarios", nil,
+		"these only, by name; the others are compared with the first of the list below")
 	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
-	f.StringArrayVar(
-		&peers,
-		"peer",
-		nil,
-		"NAME=COMMAND: a network that COMMAND builds between two of our nodes, as docs/howto/benchmark-peer.md describes it; may be repeated",
-	)
+	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, "+
+		"see docs/howto/benchmark-peer.md; may be repeated")
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(scenario.Names(traffic.Metrics())))
@@ -144,7 +132,7 @@ func benchNames() string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// offered completes scenarios that this machine can do.
+// offered completes scenarios that this machine supports.
 func offered(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	can, _ := scenario.Offered(scenario.Scenarios())
 	return listed(scenario.Names(can))(c, args, typed)
@@ -164,7 +152,7 @@ func listed(known []string) cobra.CompletionFunc {
 	}
 }
 
-// selectRun takes the named scenarios and metrics instead of the form's.
+// selectRun takes the named scenarios and metrics instead of those of the form.
 func selectRun(o *bench.Options, scenarios, metrics []string) (err error) {
 	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
 		if names != nil && len(names) == 0 {
@@ -194,24 +182,12 @@ func runBench(ctx context.Context, env Env, o bench.Options, free bool) (*bench.
 	return bench.Run(ctx, o)
 }
 
-// reportBench measures, and fails where something that was asked was not reached.
+// reportBench measures, and fails if a gate did not pass.
 func reportBench(ctx context.Context, env Env, o bench.Options, free bool, to reportPlace) error {
-	giveUp, err := makeReportFolder(to)
-	if err != nil {
-		return err
-	}
-	defer giveUp()
-	report, err := runBench(ctx, env, o, free)
-	if err != nil {
-		return err
-	}
-	if err := writeReport(env.Stdout, report, to); err != nil {
-		return err
-	}
-	if !report.Pass {
-		return &exitError{code: ExitFailed}
-	}
-	return nil
+	return runReport(env, to, func() (benchReport, bool, error) {
+		r, err := runBench(ctx, env, o, free)
+		return r, err == nil && r.Pass, err
+	})
 }
 
 // addPeers adds peers, which come after our own scenarios.
@@ -233,13 +209,13 @@ func addPeers(o *bench.Options, peers []string) error {
 	return nil
 }
 
-// peerName is also a folder's.
+// peerName is also the name of a folder.
 var peerName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,30}$`)
 
-// benchDir is for namespaces and pins of benches, of which one at a time uses it.
+// benchDir holds the namespaces and pins of a benchmark. One run at a time uses it.
 const benchDir = "/run/pilaster-bench"
 
-// prepare fills in what any run on this machine needs.
+// prepare sets the options that every run on this machine needs.
 func prepare(o *bench.Options, env Env) (err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -277,9 +253,9 @@ func newBenchCheckCommand(env Env) *cobra.Command {
 		Use:   "check",
 		Short: "Compare the bench's own generator with iperf3 and sockperf",
 		Long: `Measure node to node with the bench's own generator and with iperf3 and sockperf, in turn, where they measure the
-same: that generator is there for what they lack, and has to agree with them elsewhere. It needs Debian's iperf3 and
-sockperf and takes about two minutes. It fails where the ratio of the two is not between 0.8 and 1.25, and where the
-ratio's interval is wider than a quarter and holds one of these, so that nobody can tell. Run it on a machine that does nothing else.`,
+same: the generator exists for what they lack, and has to agree with them elsewhere. It needs Debian's iperf3 and
+sockperf and takes about two minutes. The command fails if a ratio of the two is not between
+0.8 and 1.25, or if its interval is wider than a quarter and holds one of these limits. Run it on an idle machine.`,
 		Example: "  pilaster bench check",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -311,18 +287,59 @@ ratio's interval is wider than a quarter and holds one of these, so that nobody 
 		},
 	}
 	o.bind(c)
-	c.Flags().IntVar(&rounds, "rounds", 10, "how often each pair is measured, 6 times at least")
+	c.Flags().IntVar(&rounds, "rounds", 10, "how often each pair is measured, at least 6")
 	_ = c.RegisterFlagCompletionFunc("rounds", cobra.NoFileCompletions)
 	return c
 }
 
-// benchReport is what a bench found.
+// benchReport is the result of a benchmark.
 type benchReport interface {
 	Table(io.Writer)
 	Page(io.Writer) error
 }
 
-// bindReport is where a report goes to.
+// formFlag is a flag that selects how long and how thorough a run is.
+type formFlag struct{ name, about string }
+
+// bindForms adds flags that exclude each other, and returns the name of the selected form: the first is the default.
+func bindForms(c *cobra.Command, forms ...formFlag) (selected func() string) {
+	values, names := make([]bool, len(forms)), make([]string, len(forms))
+	for i, f := range forms {
+		c.Flags().BoolVar(&values[i], f.name, false, f.about)
+		names[i] = f.name
+	}
+	c.MarkFlagsMutuallyExclusive(names...)
+	return func() string { return names[max(0, slices.Index(values, true))] }
+}
+
+const smokeForm = "seconds: checks that everything works, also on a busy machine; its figures mean little"
+
+// runReport checks that the report can be written, measures and writes it. It fails if the report did not pass.
+func runReport(env Env, to reportPlace, measure func() (r benchReport, pass bool, err error)) error {
+	giveUp, err := makeReportFolder(to)
+	if err != nil {
+		return err
+	}
+	defer giveUp()
+	report, pass, err := measure()
+	if err != nil {
+		return err
+	}
+	if err := writeReport(env.Stdout, report, to); err != nil {
+		return err
+	}
+	if !pass {
+		return &exitError{code: ExitFailed}
+	}
+	return nil
+}
+
+// progressOf prints how many of the steps are done.
+func progressOf(env Env, what string) func(done, of int) {
+	return func(done, of int) { fmt.Fprintf(env.Stderr, "%s %d of %d\n", what, done, of) }
+}
+
+// bindReport adds the flag for the place of a report.
 func bindReport(c *cobra.Command, to *reportPlace) {
 	*to = "text"
 	c.Flags().VarP(to, "output", "o", "text, json, or a folder for report.json and report.html beside the text")
@@ -332,25 +349,13 @@ func bindReport(c *cobra.Command, to *reportPlace) {
 	)
 }
 
-// formats are what programs call theirs. Whoever asks for one we do not have wants no folder of that name.
+// formats are names of formats in other programs. -o refuses those that we do not have instead of making a folder of that
+// name.
 var formats = []string{
-	"",
-	"csv",
-	"html",
-	"json",
-	"markdown",
-	"md",
-	"table",
-	"text",
-	"tsv",
-	"txt",
-	"wide",
-	"xml",
-	"yaml",
-	"yml",
+	"", "csv", "html", "json", "markdown", "md", "table", "text", "tsv", "txt", "wide", "xml", "yaml", "yml",
 }
 
-// reportPlace is a format or a folder. It refuses what is neither while flags are read, before anything is made.
+// reportPlace is a format or a folder. It refuses other values while flags are parsed, before anything is created.
 type reportPlace string
 
 func (p *reportPlace) String() string { return string(*p) }
@@ -365,20 +370,20 @@ func (p *reportPlace) Set(to string) error {
 
 func (p reportPlace) isFolder() bool { return p != "text" && p != "json" }
 
-// makeReportFolder finds out before anything is measured whether a report can be written. What it made is taken away by
-// giveUp, unless there is something in it by then.
+// makeReportFolder checks before the measurement whether a report can be written. giveUp removes a folder that it created,
+// unless the folder has files by then.
 func makeReportFolder(to reportPlace) (giveUp func(), err error) {
 	return makeFolder(to, []string{"report.json", "report.html"})
 }
 
-// makeFolder does so for these files.
+// makeFolder is makeReportFolder for these files.
 func makeFolder(to reportPlace, files []string) (giveUp func(), err error) {
 	giveUp = func() {}
 	if !to.isFolder() {
 		return giveUp, nil
 	}
 	if _, err := os.Stat(string(to)); os.IsNotExist(err) {
-		giveUp = func() { _ = os.Remove(string(to)) } // refused where it is not empty
+		giveUp = func() { _ = os.Remove(string(to)) } // fails if it is not empty
 	}
 	err = os.MkdirAll(string(to), 0o755)
 	for _, name := range files {
@@ -397,7 +402,7 @@ func makeFolder(to reportPlace, files []string) (giveUp func(), err error) {
 	return giveUp, nil
 }
 
-// writable leaves a file as it is, also where there is none.
+// writable checks that a file can be written, and leaves it unchanged or absent.
 func writable(path string) error {
 	_, before := os.Stat(path)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)

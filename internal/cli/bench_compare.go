@@ -20,14 +20,16 @@ func newBenchCompareCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "compare OTHER",
 		Short: "Compare the datapath of this program with that of another build",
-		Long: `Have this program and another build of it measure the datapath, in pairs of short runs and in random order within a pair,
-and say how much of the other's speed this one has: the median over the pairs, with its 95 % interval.
+		Long: `Let this program and another build of it measure the datapath, in pairs of short runs and in random order within a
+pair, and print this build's speed relative to the other one: the median over the pairs, with its 95 % interval.
 
-It fails where a speed is below what is asked (--at-least), and where what is asked lies in an interval that is too wide to
-tell. Of times, as of the programs themselves (PROGRAM_OUT, PROGRAM_IN), nothing is asked. It takes about five minutes; run it
-on a machine that does nothing else. docs/results/compare.md explains the method, docs/reference/benchmarks.md scenarios and metrics.`,
-		Example: "  pilaster bench compare ./pilaster-before -o results\n  pilaster bench compare ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS --pairs 60",
-		Args:    cobra.ExactArgs(1),
+The command fails if a speed is below the gate (--at-least), or if the gate lies in an interval that is too wide to
+decide. No gate applies to times, as of the programs themselves (PROGRAM_OUT, PROGRAM_IN). It takes about five minutes;
+run it on an idle machine. docs/results/compare.md explains the method, docs/reference/benchmarks.md scenarios and
+metrics.`,
+		Example: "  pilaster bench compare ./pilaster-before -o results\n" +
+			"  pilaster bench compare ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS --pairs 60",
+		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if o.Other, err = exec.LookPath(args[0]); err != nil {
 				return usage("%s: %w; name a build of this program as a path", args[0], err)
@@ -38,38 +40,31 @@ on a machine that does nothing else. docs/results/compare.md explains the method
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
-			giveUp, err := makeReportFolder(to)
-			if err != nil {
-				return err
-			}
-			defer giveUp()
-			if o.This, err = os.Executable(); err != nil {
-				return fmt.Errorf("find this program: %w", err)
-			}
-			started := time.Now()
-			o.Seed = uint64(started.UnixNano())
-			o.Progress = func(done, of int) {
-				left := time.Since(started).Seconds() / float64(done) * float64(of-done)
-				fmt.Fprintf(env.Stderr, "run %d of %d, about %.0f s to go\n", done, of, left)
-			}
-			report, err := bench.CompareBuilds(c.Context(), o)
-			if err != nil {
-				return err
-			}
-			if err := writeReport(env.Stdout, report, to); err != nil {
-				return err
-			}
-			if !report.Pass {
-				return &exitError{code: ExitFailed}
-			}
-			return nil
+			return runReport(env, to, func() (benchReport, bool, error) {
+				if o.This, err = os.Executable(); err != nil {
+					return nil, false, fmt.Errorf("find this program: %w", err)
+				}
+				started := time.Now()
+				o.Seed = uint64(started.UnixNano())
+				o.Progress = func(done, of int) {
+					left := time.Since(started).Seconds() / float64(done) * float64(of-done)
+					fmt.Fprintf(env.Stderr, "run %d of %d, about %.0f s to go\n", done, of, left)
+				}
+				r, err := bench.CompareBuilds(c.Context(), o)
+				return r, err == nil && r.Pass, err
+			})
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.Scenarios, "scenarios", o.Scenarios, "what is compared, by name; both builds must have it")
-	f.StringSliceVar(&o.Metrics, "metrics", o.Metrics, "by name; both builds must have them")
-	f.IntVar(&o.Pairs, "pairs", o.Pairs, "how often each build runs, 6 times at least")
-	f.Float64Var(&o.AtLeast, "at-least", o.AtLeast, "how much of the other's speed is asked for")
+	f.StringSliceVar(
+		&o.Scenarios,
+		"scenarios",
+		o.Scenarios,
+		"scenarios to compare, by name; both builds must have them",
+	)
+	f.StringSliceVar(&o.Metrics, "metrics", o.Metrics, "metrics to compare, by name; both builds must have them")
+	f.IntVar(&o.Pairs, "pairs", o.Pairs, "how often each build runs, at least 6")
+	f.Float64Var(&o.AtLeast, "at-least", o.AtLeast, "the gate: the least speed relative to the other build")
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(scenario.Names(traffic.Metrics())))
@@ -79,7 +74,7 @@ on a machine that does nothing else. docs/results/compare.md explains the method
 	return c
 }
 
-// checkCompare refuses what the runs would, before the first, and names each scenario and metric once.
+// checkCompare refuses before the first run what the runs would refuse, and names each scenario and metric once.
 func checkCompare(o *bench.CompareOptions) error {
 	var run bench.Options
 	if err := selectRun(&run, o.Scenarios, o.Metrics); err != nil {

@@ -11,24 +11,25 @@ import (
 )
 
 func newBenchEntriesCommand(env Env) *cobra.Command {
-	var quick, full bool
 	var nodes []int
 	var switches []string
 	var to reportPlace
+	var form func() string
 	c := &cobra.Command{
 		Use:   "entries",
-		Short: "Count what a NIMITZ node's switch has as the cluster grows",
-		Long: `Fill the switch of one node of network nimitz as its agent does, and read its entries from it: from the kernel's tables,
-and from Open vSwitch. The cluster around it is simulated: its nodes and containers are told of, and do not exist. It
-counts with node CIDRs and without, and fails where entries are more than a sum of what nodes, containers and services
-have each. docs/results/entries.md says how to read it.
+		Short: "Count the entries of a NIMITZ node's switch as the cluster grows",
+		Long: `Fill the switch of one node of network nimitz as its agent does, and read its entries from it: from the kernel's
+tables, and from Open vSwitch. The cluster around it is simulated: its nodes and containers exist only as mappings. The
+command counts with node CIDRs and without, and fails if there are more entries than the sum of what nodes, containers
+and services have each. docs/results/entries.md explains the figures.
 
 A folder given with -o gets report.json, and report.html with plots.`,
-		Example: "  pilaster bench entries --quick -o results\n  pilaster bench entries --switches ebpf --nodes 1,100,2000 -o json",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster bench entries --quick -o results\n" +
+			"  pilaster bench entries --switches ebpf --nodes 1,100,2000 -o json",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := suites.QuickEntries()
-			if full {
+			if form() == "full" {
 				o = suites.FullEntries()
 			}
 			if c.Flags().Changed("nodes") {
@@ -55,30 +56,17 @@ A folder given with -o gets report.json, and report.html with plots.`,
 			if err := scenario.OVSMissing(); err != nil && slices.Contains(o.Switches, "ovs") {
 				return fmt.Errorf("%w, or leave it out with --switches ebpf; nothing was counted", err)
 			}
-			giveUp, err := makeReportFolder(to)
-			if err != nil {
-				return err
-			}
-			defer giveUp()
-			o.Dir = benchDir
-			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "cluster %d of %d\n", done, of) }
-			report, err := suites.Entries(c.Context(), o)
-			if err != nil {
-				return err
-			}
-			if err := writeReport(env.Stdout, report, to); err != nil {
-				return err
-			}
-			if !report.Pass {
-				return &exitError{code: ExitFailed}
-			}
-			return nil
+			return runReport(env, to, func() (benchReport, bool, error) {
+				o.Dir, o.Progress = benchDir, progressOf(env, "cluster")
+				r, err := suites.Entries(c.Context(), o)
+				return r, err == nil && r.Pass, err
+			})
 		},
 	}
+	form = bindForms(c,
+		formFlag{"quick", "about ten seconds: up to 100 nodes (default)"},
+		formFlag{"full", "a minute and a half: up to 1,000 nodes, 80,000 containers"})
 	f := c.Flags()
-	f.BoolVar(&quick, "quick", false, "about ten seconds: up to 100 nodes (default)")
-	f.BoolVar(&full, "full", false, "a minute and a half: up to 1,000 nodes, 80,000 containers")
-	c.MarkFlagsMutuallyExclusive("quick", "full")
 	f.IntSliceVar(&nodes, "nodes", nil, "sizes of the cluster, two or more")
 	f.StringSliceVar(&switches, "switches", nil, "these only: ebpf, ovs")
 	bindReport(c, &to)

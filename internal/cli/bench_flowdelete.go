@@ -12,22 +12,22 @@ import (
 )
 
 func newBenchFlowDeleteCommand(env Env) *cobra.Command {
-	var quick, full bool
 	var installed []int
 	var to reportPlace
+	var form func() string
 	c := &cobra.Command{
 		Use:   "flow-delete",
-		Short: "Measure what it takes Open vSwitch to delete entries",
-		Long: `Measure how long Open vSwitch takes to delete 2,000 of NIMITZ's entries, by how many it has: loosely, which has it
-search them all and is what NIMITZ met at scale, and strictly, as pilaster does unless told otherwise. The switch is one
-of its own, in a network namespace. docs/results/flow-delete.md says how to read it.
+		Short: "Measure how long Open vSwitch takes to delete entries",
+		Long: `Measure how long Open vSwitch takes to delete 2,000 of NIMITZ's entries, by the number of installed entries: with loose
+deletions, for which it searches all of them, as NIMITZ met at scale, and with strict ones, as pilaster uses by default.
+The command starts a switch of its own in a network namespace. docs/results/flow-delete.md explains the figures.
 
-A folder given with -o gets report.json, and report.html with plots. Run it on a machine that does nothing else.`,
+A folder given with -o gets report.json, and report.html with plots. Run it on an idle machine.`,
 		Example: "  pilaster bench flow-delete --quick -o results\n  pilaster bench flow-delete --installed 2000,100000 -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := suites.QuickFlowDelete()
-			if full {
+			if form() == "full" {
 				o = suites.FullFlowDelete()
 			}
 			if c.Flags().Changed("installed") {
@@ -45,24 +45,17 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			if err := scenario.OVSMissing(); err != nil {
 				return fmt.Errorf("%w; nothing was measured", err)
 			}
-			giveUp, err := makeReportFolder(to)
-			if err != nil {
-				return err
-			}
-			defer giveUp()
-			o.Dir, o.Seed = benchDir, uint64(time.Now().UnixNano())
-			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "sample %d of %d\n", done, of) }
-			report, err := suites.FlowDelete(c.Context(), o)
-			if err != nil {
-				return err
-			}
-			return writeReport(env.Stdout, report, to)
+			return runReport(env, to, func() (benchReport, bool, error) {
+				o.Dir, o.Seed, o.Progress = benchDir, uint64(time.Now().UnixNano()), progressOf(env, "sample")
+				r, err := suites.FlowDelete(c.Context(), o)
+				return r, true, err
+			})
 		},
 	}
-	c.Flags().BoolVar(&quick, "quick", false, "about ten seconds (default)")
-	c.Flags().BoolVar(&full, "full", false, "three minutes: up to 50,000 entries")
-	c.MarkFlagsMutuallyExclusive("quick", "full")
-	c.Flags().IntSliceVar(&installed, "installed", nil, "entries that the switch has")
+	form = bindForms(c,
+		formFlag{"quick", "about ten seconds (default)"},
+		formFlag{"full", "three minutes: up to 50,000 entries"})
+	c.Flags().IntSliceVar(&installed, "installed", nil, "numbers of installed entries")
 	bindReport(c, &to)
 	return c
 }

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/nic"
 )
 
-// recordMatrix writes what the model's rehearsal sends, or what an Open vSwitch does within a time: a whole file or
-// none.
+// recordMatrix writes the packets of the model's rehearsal, or those that an Open vSwitch sends within a time. It leaves
+// no file if it fails.
 func recordMatrix(ctx context.Context, env Env, file, runDir string, within time.Duration, seed uint64) error {
 	to, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if errors.Is(err, os.ErrExist) {
@@ -42,7 +42,7 @@ func recordMatrix(ctx context.Context, env Env, file, runDir string, within time
 	return err
 }
 
-// watchMatrix counts what is sent to other nodes by the switch's own counters.
+// watchMatrix counts packets to other nodes by the switch's own counters.
 func watchMatrix(ctx context.Context, env Env, runDir string, within time.Duration) (m nic.Matrix, err error) {
 	before, err := ovs.Forwarded(ctx, runDir)
 	if err != nil {
@@ -81,7 +81,7 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	return m, nil
 }
 
-// sentSince minds that an entry may have been put there anew.
+// sentSince is the difference of two counters, or the later one if the entry was installed again in between.
 func sentSince(now, before uint64) uint64 {
 	if now < before {
 		return now
@@ -89,7 +89,7 @@ func sentSince(now, before uint64) uint64 {
 	return now - before
 }
 
-// readMatrix reads one that a flag names.
+// readMatrix reads the matrix that a flag names.
 func readMatrix(flag, file string) (m nic.Matrix, err error) {
 	f, err := os.Open(file)
 	if err != nil {

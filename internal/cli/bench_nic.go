@@ -20,18 +20,20 @@ func newBenchNICCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "nic",
 		Short: "Run a model of NIMITZ's offloading to a NIC; it measures nothing",
-		Long: `Run a model of how NIMITZ offloads its switch's entries to a NIC, and draw the paper's figures with it: how many
-entries are offloaded (7), what the insertion channel bears and preheating (8), and throughput that fluctuates by
-revalidation with late counters, and what removes that (12).
+		Long: `Run a model of how NIMITZ offloads its switch's entries to a NIC, and plot the paper's figures with it: how many entries
+are offloaded (7), the limit of the insertion channel and preheating (8), and throughput that fluctuates because
+revalidation reads late counters, and the remedies (12).
 
-It is a model and no measurement: there is no NIC, no driver and no packet. What it says depends on its assumptions,
-and the report lists them with where each comes from. The same seed gives the same figures. Figure 7 takes about half
-a minute, the others some seconds. docs/results/nic.md explains it.
+It is a model and no measurement: there is no NIC, no driver and no packet. Its figures depend on its assumptions, and
+the report lists them with the origin of each. The same seed gives the same figures. Figure 7 takes about half a minute,
+the others some seconds. docs/results/nic.md explains it.
 
---record writes a traffic matrix to a new file: the model's rehearsal, or what an Open vSwitch counts while a job runs in a
-lab or on a node. --matrix has figure 8's preheating read such a file, and --job has another be what the job speaks with.`,
+--record writes a traffic matrix to a new file: the model's rehearsal, or the packets that an Open vSwitch counts while
+a job runs in a lab or on a node. --matrix lets the preheating of figure 8 read such a file, and --job takes the
+destinations of the job from another one.`,
 		Example: "  pilaster bench nic -o results\n  pilaster bench nic --figure 12 --seed 7 -o json\n" +
-			"  pilaster bench nic --record rehearsal.tsv --ovs-run-dir /run/openvswitch --for 1m\n  pilaster bench nic --matrix rehearsal.tsv --job event.tsv -o results",
+			"  pilaster bench nic --record rehearsal.tsv --ovs-run-dir /run/openvswitch --for 1m\n" +
+			"  pilaster bench nic --matrix rehearsal.tsv --job event.tsv -o results",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			numbers := nic.Numbers
@@ -50,7 +52,7 @@ lab or on a node. --matrix has figure 8's preheating read such a file, and --job
 			case record != "":
 				return recordMatrix(c.Context(), env, record, runDir, within, seed)
 			case job != "" && matrix == "":
-				return usage("--job is what the job speaks with that --matrix preheats; say both")
+				return usage("--job names the destinations of the job that --matrix preheats; say both")
 			case matrix != "" && figure != "all" && figure != "8":
 				return usage("--matrix is of figure 8; leave --figure out")
 			}
@@ -61,26 +63,21 @@ lab or on a node. --matrix has figure 8's preheating read such a file, and --job
 					return err
 				}
 			}
-			giveUp, err := makeReportFolder(to)
-			if err != nil {
-				return err
-			}
-			defer giveUp()
-			report, err := draw()
-			if err != nil {
-				return err
-			}
-			return writeReport(env.Stdout, report, to)
+			return runReport(env, to, func() (benchReport, bool, error) {
+				r, err := draw()
+				return r, true, err
+			})
 		},
 	}
 	c.Flags().StringVar(&figure, "figure", "all", "the paper's figure: "+strings.Join(figureNames(), ", "))
-	c.Flags().Uint64Var(&seed, "seed", 1, "what is random follows from it")
-	c.Flags().Var((*filled)(&record), "record", "write a traffic matrix to this new file, and draw nothing")
+	c.Flags().Uint64Var(&seed, "seed", 1, "seed of all random choices")
+	c.Flags().Var((*filled)(&record), "record", "write a traffic matrix to this new file, and plot nothing")
 	c.Flags().
-		Var((*filled)(&runDir), "ovs-run-dir", "have --record count what the Open vSwitch sends whose sockets are there; without it the model's rehearsal is recorded")
-	c.Flags().DurationVar(&within, "for", 30*time.Second, "how long to count")
-	c.Flags().Var((*filled)(&matrix), "matrix", "preheat figure 8 with what this file has")
-	c.Flags().Var((*filled)(&job), "job", "the job speaks with what this file has")
+		Var((*filled)(&runDir), "ovs-run-dir", "the folder with the sockets of an Open vSwitch, whose packets "+
+			"--record counts; without it --record writes the model's rehearsal")
+	c.Flags().DurationVar(&within, "for", 30*time.Second, "how long --record counts")
+	c.Flags().Var((*filled)(&matrix), "matrix", "preheat figure 8 with the destinations in this file")
+	c.Flags().Var((*filled)(&job), "job", "take the destinations of the job from this file")
 	_ = c.MarkFlagDirname("ovs-run-dir")
 	_ = c.RegisterFlagCompletionFunc("for", cobra.NoFileCompletions)
 	bindReport(c, &to)
@@ -95,14 +92,14 @@ lab or on a node. --matrix has figure 8's preheating read such a file, and --job
 	return c
 }
 
-// recorded is figure 8 with files in the place of its rehearsal, and of its job where there is one.
+// recorded is figure 8 with files in place of its rehearsal, and of its job if one is given.
 func recorded(ctx context.Context, matrix, job string, seed uint64) (draw func() (*nic.Report, error), err error) {
 	preheated, err := readMatrix("matrix", matrix)
 	if err != nil || job == "" {
 		return func() (*nic.Report, error) { return nic.DrawRecorded(ctx, seed, preheated, nil) }, err
 	}
-	speaks, err := readMatrix("job", job)
-	return func() (*nic.Report, error) { return nic.DrawRecorded(ctx, seed, preheated, &speaks) }, err
+	jobMatrix, err := readMatrix("job", job)
+	return func() (*nic.Report, error) { return nic.DrawRecorded(ctx, seed, preheated, &jobMatrix) }, err
 }
 
 func figureNames() (all []string) {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -10,30 +9,31 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// The most that a run takes: a node's endpoints, and packets that a map of the bench holds.
+// Limits of a run: the endpoints of a node, and the packets in a map of the benchmark.
 const (
 	mostBenchEndpoints = 65_535
 	mostBenchPeers     = 1 << 20
 )
 
 func newBenchScaleCommand(env Env) *cobra.Command {
-	var quick, full bool
 	var endpoints, peers []int
 	var to reportPlace
+	var form func() string
 	c := &cobra.Command{
 		Use:   "scale",
 		Short: "Measure a packet's cost by endpoints and peers, and beside a sprayer",
-		Long: `Measure what the packet path's programs take for a packet, by how many endpoints and tenants the node has and
-with how many peers they talk, in random order; what a packet takes that the flow cache does not know; and what
-flows take beside a container that sprays addresses. The tables of a node of its own are filled as an agent does it,
-and the kernel runs the programs by themselves on one CPU (BPF_PROG_TEST_RUN). docs/results/scale.md says how to read it.
+		Long: `Measure the time that the packet path's programs take for a packet: by the number of endpoints and tenants of the node
+and of their peers, which packets address in random order; for a packet that misses the flow cache; and for flows beside
+a container that sprays packets over many addresses. The command fills the tables of a node of its own as an agent does,
+and the kernel runs the programs by themselves on one CPU (BPF_PROG_TEST_RUN). docs/results/scale.md explains the
+figures.
 
-A folder given with -o gets report.json, and report.html with plots. Run it on a machine that does nothing else.`,
+A folder given with -o gets report.json, and report.html with plots. Run it on an idle machine.`,
 		Example: "  pilaster bench scale --quick -o results\n  pilaster bench scale --endpoints 1,1000 --peers 10,1000000 -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := suites.QuickScale()
-			if full {
+			if form() == "full" {
 				o = suites.FullScale()
 			}
 			for _, given := range []struct {
@@ -55,30 +55,19 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			if err := requireRoot("bench"); err != nil {
 				return err
 			}
-			giveUp, err := makeReportFolder(to)
-			if err != nil {
-				return err
-			}
-			defer giveUp()
-			cpu, err := traffic.LastCPU()
-			if err != nil {
-				return err
-			}
-			started := time.Now()
-			o.Dir, o.CPU, o.Seed = benchDir, cpu, uint64(started.UnixNano())
-			o.Progress = func(done, of int) { fmt.Fprintf(env.Stderr, "figure %d of %d\n", done, of) }
-			report, err := suites.Scale(c.Context(), o)
-			if err != nil {
-				return err
-			}
-			return writeReport(env.Stdout, report, to)
+			return runReport(env, to, func() (_ benchReport, _ bool, err error) {
+				if o.CPU, err = traffic.LastCPU(); err != nil {
+					return nil, false, err
+				}
+				o.Dir, o.Seed, o.Progress = benchDir, uint64(time.Now().UnixNano()), progressOf(env, "figure")
+				r, err := suites.Scale(c.Context(), o)
+				return r, true, err
+			})
 		},
 	}
-	c.Flags().BoolVar(&quick, "quick", false, "about half a minute (default)")
-	c.Flags().BoolVar(&full, "full", false, "about ten minutes")
-	c.MarkFlagsMutuallyExclusive("quick", "full")
+	form = bindForms(c, formFlag{"quick", "about half a minute (default)"}, formFlag{"full", "about ten minutes"})
 	c.Flags().IntSliceVar(&endpoints, "endpoints", nil, "endpoints of the node, ten to a tenant")
-	c.Flags().IntSliceVar(&peers, "peers", nil, "containers elsewhere that they talk with")
+	c.Flags().IntSliceVar(&peers, "peers", nil, "containers on other nodes that they exchange packets with")
 	bindReport(c, &to)
 	return c
 }
