@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// health remembers when the store last answered, so that asking costs nothing. It goes by the monotonic clock: one
-// that is set back must not make a dead store look alive.
+// health records when the store last answered, so that a probe costs nothing. It uses the monotonic clock: a clock that
+// is set back must not make a dead store look alive.
 type health struct{ answered atomic.Pointer[time.Time] } // nil: never
 
 func (h *health) note(at time.Time) { h.answered.Store(&at) }
@@ -50,7 +50,7 @@ func (h *health) serve(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// serverCertificate makes the orchestrator's certificate and makes a new one in time.
+// serverCertificate creates the orchestrator's certificate and renews it in time.
 type serverCertificate struct {
 	authority *pki.Authority
 	hosts     []string
@@ -63,7 +63,7 @@ func (c *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
-	// Not yet valid is one made by a clock that was ahead.
+	// A clock that was ahead makes a certificate that is not valid yet.
 	if c.current == nil || now.Before(c.current.Leaf.NotBefore) ||
 		now.After(c.current.Leaf.NotAfter.Add(-pki.ServerLife/3)) {
 		made, err := c.authority.Server(append([]string{join.ServerName}, c.hosts...), now)

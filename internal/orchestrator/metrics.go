@@ -17,7 +17,7 @@ import (
 
 var messageLabels = []string{"procedure", "direction", "event"}
 
-// metrics is what Prometheus may ask of an orchestrator.
+// metrics are the Prometheus metrics of an orchestrator.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.CounterVec
@@ -50,7 +50,7 @@ func newMetrics(version string) *metrics {
 		m.refused.WithLabelValues(limit)
 	}
 	for _, event := range []string{rpc.EventSnapshot, rpc.EventDelta, rpc.EventHeartbeat} {
-		m.countMessages(pilasterv1connect.NodeServiceFollowProcedure, rpc.Sent, event, 0, 0) // there from the start, at 0
+		m.countMessages(pilasterv1connect.NodeServiceFollowProcedure, rpc.Sent, event, 0, 0) // exported from the start, with value 0
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pilaster_build_info", Help: "1, labelled by the version of this orchestrator.",
@@ -84,7 +84,7 @@ func (m *metrics) countMessages(procedure, direction, event string, n, bytes int
 	m.bytes.WithLabelValues(procedure, direction, event).Add(float64(bytes))
 }
 
-// observe adds what is read from the model and the store when asked.
+// observe adds gauges that are read from the cache and the store on demand.
 func (m *metrics) observe(model *cache.Cache, s *store.Store) {
 	gauge := func(name, help string, value func(cache.Counts) int64) {
 		m.registry.MustRegister(

@@ -8,8 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 )
 
-// reconcile takes the steps that are due for tenants' ids until ctx ends. Other orchestrators may do
-// the same; the store decides each step once.
+// reconcile performs the steps that tenants' key rotations and app retirements need, until ctx ends. Other
+// orchestrators may do the same; the store decides each step once.
 func (s *Server) reconcile(ctx context.Context) {
 	for s.cache.Await(ctx, func() bool { return len(s.cache.Unreconciled) > 0 }) == nil {
 		for _, tenant := range s.cache.DueTenants() {
@@ -34,18 +34,18 @@ func (s *Server) reconcileTenant(ctx context.Context, tenant string) {
 	}
 }
 
-// roundEvery is how often tenants are looked at for many apps, and roundRetry how long one is left alone after a round in
-// which none ended.
+// roundEvery is how often tenants are checked against their app limit. roundRetry is the pause for a tenant after a
+// round in which no app ended.
 const (
 	roundEvery = time.Second
 	roundRetry = 30 * time.Second
 )
 
-// retireApps has nodes asked about apps of crowded tenants, until ctx ends.
+// retireApps starts retirement rounds for tenants near their app limit, until ctx ends.
 func (s *Server) retireApps(ctx context.Context) {
 	type asked struct {
 		at    time.Time
-		ended int // before
+		ended int // apps that had ended before
 	}
 	last := map[string]asked{}
 	tick := time.NewTicker(roundEvery)

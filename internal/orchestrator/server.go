@@ -31,17 +31,17 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Config is what an orchestrator is told at its start.
+// Config configures an orchestrator.
 type Config struct {
-	DataDir       string           // join token, and the embedded etcd
-	RunDir        string           // the operator's socket
+	DataDir       string           // for the join token and the embedded etcd
+	RunDir        string           // for the operators' socket
 	Listen        string           // address for nodes, with TLS
-	Advertise     []string         // more host names and addresses for the certificate
+	Advertise     []string         // further host names and addresses for the certificate
 	MetricsListen string           // address for Prometheus, without TLS; empty means none
-	Etcd          store.External   // no endpoints means embedded
-	Plan          address.Plan     // zero prefixes mean what the cluster has
-	Region        string           // what other regions call this one; empty where there are none
-	Limits        admission.Limits // Of what nodes and strangers may take
+	Etcd          store.External   // without endpoints etcd is embedded
+	Plan          address.Plan     // zero prefixes mean those of the cluster
+	Region        string           // name of this region; empty if there are no others
+	Limits        admission.Limits // for clients
 	Version       string
 	Log           *slog.Logger
 
@@ -49,7 +49,7 @@ type Config struct {
 	patience time.Duration    // for a request, or one message of a stream; 0 means admission.CallTimeout
 }
 
-// Socket is the operator's socket in a run directory.
+// Socket is the path of the operators' socket in a run directory.
 func Socket(runDir string) string { return filepath.Join(runDir, "orchestrator.sock") }
 
 // Server is a running orchestrator.
@@ -64,13 +64,13 @@ type Server struct {
 	limiter     *admission.CallLimiter
 	nodes       net.Listener
 	handler     http.Handler   // for nodes
-	within      sync.WaitGroup // CallInterceptor of nodes within this process
+	within      sync.WaitGroup // calls from this process
 	servers     []*http.Server
 	closeEtcd   func()
 	failed      chan error
 
 	running    sync.WaitGroup
-	background context.Context // Of what runs
+	background context.Context // of background goroutines
 	stop       context.CancelFunc
 }
 
@@ -80,7 +80,7 @@ const (
 	pingTimeout  = 10 * time.Second
 )
 
-// Run starts an orchestrator, tells the supervisor when it is ready, and stops it when ctx ends.
+// Run starts an orchestrator, notifies the supervisor when it is ready, and stops it when ctx ends.
 func Run(ctx context.Context, c Config) error {
 	s, err := Start(ctx, c)
 	if err != nil {
@@ -110,7 +110,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 }
 
-// Start returns when the orchestrator has read the store and serves.
+// Start returns when the orchestrator has read the store and accepts calls.
 func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if c.Now == nil {
 		c.Now = time.Now
@@ -277,11 +277,11 @@ func (s *Server) ServeNodes(l net.Listener) {
 	}))
 }
 
-// patient bounds how long anything may take that is not a stream, and what is kept of a header.
+// patient sets timeouts for everything but streams, and the maximum size of a header.
 func (s *Server) patient(h *http.Server) *http.Server {
-	h.ReadHeaderTimeout = s.config.patience / 2 // and the handshake
+	h.ReadHeaderTimeout = s.config.patience / 2 // includes the handshake
 	h.ReadTimeout = s.config.patience
-	h.WriteTimeout = 2 * s.config.patience // from the end of the header, so the call is in it
+	h.WriteTimeout = 2 * s.config.patience // from the end of the header, so it includes the call
 	h.IdleTimeout = 2 * s.config.patience
 	h.MaxHeaderBytes = admission.MaxHeader
 	return h
@@ -303,12 +303,11 @@ func (s *Server) start(l net.Listener, secure bool, h *http.Server) {
 	})
 }
 
-// Addr is where nodes are served.
+// Addr is the address for nodes.
 func (s *Server) Addr() net.Addr { return s.nodes.Addr() }
 
-// NodeHandler answers nodes within this process. Who calls is in Request.TLS, as net/http has it from a verified
-// handshake; here the caller says it, who has hold of this process anyway. No call may begin after Close, which waits
-// for all of them.
+// NodeHandler serves nodes inside this process. The caller sets Request.TLS, as net/http does after a verified
+// handshake. No call may start after Close, which waits for all of them.
 func (s *Server) NodeHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.within.Add(1)
@@ -317,10 +316,10 @@ func (s *Server) NodeHandler() http.Handler {
 	})
 }
 
-// Gatherer is what Prometheus is told; it outlives Close.
+// Gatherer has the metrics; it remains usable after Close.
 func (s *Server) Gatherer() prometheus.Gatherer { return s.metrics.registry }
 
-// Token is the text of the join token, as the file has it.
+// Token is the join token in the text form of the file.
 func (s *Server) Token() string { return s.token.Current().String() }
 
 func (s *Server) apply(b store.Batch) {
@@ -328,7 +327,7 @@ func (s *Server) apply(b store.Batch) {
 	s.token.HandleBatch(b)
 }
 
-// Close ends all streams with a reason, serving, and then the store.
+// Close ends all streams with a reason, then the servers, then the store.
 func (s *Server) Close() {
 	s.cache.Stop()
 	if s.limiter != nil {
@@ -341,21 +340,21 @@ func (s *Server) Close() {
 	}
 	s.within.Wait()
 	if s.store != nil {
-		inTime(s.store.EndSessions) // or they end by themselves
+		inTime(s.store.EndSessions) // otherwise they expire
 	}
 	s.stop()
 	s.running.Wait()
 	s.closeEtcd()
 }
 
-// inTime gives one step of a stop its time, whatever those before took.
+// inTime runs one step of a stop with its own timeout.
 func inTime(step func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	return step(ctx)
 }
 
-// hosts is every name a person may check the certificate by; nodes check join.ServerName.
+// hosts are all names by which a person may verify the certificate; nodes verify join.ServerName.
 func (s *Server) hosts(listen net.Addr) []string {
 	hosts := append([]string{"localhost", "::1", "127.0.0.1"}, s.config.Advertise...)
 	if name, err := os.Hostname(); err == nil {

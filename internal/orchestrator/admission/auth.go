@@ -27,8 +27,9 @@ const (
 	bodyKey
 )
 
-// VerifyNode accepts in the handshake what this cluster signed for a node, at whatever time, and no certificate
-// at all: what one that is not valid now is good for, authenticate decides by the call, and tells why.
+// VerifyNode checks a client certificate in the TLS handshake: this cluster's authority must have signed it for a node.
+// It accepts a connection without a certificate, and a certificate outside its validity period: Authenticate decides
+// per call what such a caller may do, and can return a reason.
 func VerifyNode(authority *pki.Authority) func(tls.ConnectionState) error {
 	return func(cs tls.ConnectionState) error {
 		if len(cs.PeerCertificates) == 0 {
@@ -38,12 +39,11 @@ func VerifyNode(authority *pki.Authority) func(tls.ConnectionState) error {
 	}
 }
 
-// Authenticate lets through who shows a node's certificate, and anybody to the calls that need
-// none, within their limits. A certificate that ran out, or is not valid yet, is good for its own renewal
-// and nothing else.
+// Authenticate accepts calls with a valid node certificate, and calls without one to the procedures that need none,
+// within their limits. A certificate that has expired or is not valid yet permits its own renewal only.
 func Authenticate(now func() time.Time, guard *CallLimiter, next http.Handler) http.Handler {
 	open := map[string]bool{
-		pilasterv1connect.NodeServiceJoinProcedure: true, // needs the join token
+		pilasterv1connect.NodeServiceJoinProcedure: true, // requires the join token
 		"/healthz": true,
 		"/readyz":  true,
 	}
@@ -82,7 +82,7 @@ func Authenticate(now func() time.Time, guard *CallLimiter, next http.Handler) h
 
 var errorWriter = connect.NewErrorWriter()
 
-// Refuse answers in the protocol of the request.
+// refuse writes an error in the protocol of the request.
 func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if errorWriter.IsSupported(r) {
 		errorWriter.Write(w, r, err)
@@ -95,7 +95,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	http.Error(w, unixrpc.Words(err), status)
 }
 
-// peerNode is whose certificate was shown, with an error where it is not valid now.
+// peerNode reads the node of the peer certificate. It returns an error if the certificate is not valid now.
 func peerNode(state *tls.ConnectionState, now time.Time) (pki.Node, error) {
 	none := errors.New("this call needs a node certificate; join first")
 	if state == nil || len(state.PeerCertificates) == 0 {
@@ -115,13 +115,13 @@ func peerNode(state *tls.ConnectionState, now time.Time) (pki.Node, error) {
 	return node, nil
 }
 
-// Caller is the node that makes the call.
+// Caller returns the node that makes the call.
 func Caller(ctx context.Context) (pki.Node, bool) {
 	n, ok := ctx.Value(callerKey).(pki.Node)
 	return n, ok
 }
 
-// ExpiredCaller is the node that the caller was while its certificate was valid. Only Renew has one.
+// ExpiredCaller returns the node of a certificate outside its validity period. Only Renew has one.
 func ExpiredCaller(ctx context.Context) (pki.Node, bool) {
 	n, ok := ctx.Value(expiredKey).(pki.Node)
 	return n, ok
@@ -137,13 +137,13 @@ func WithController(ctx context.Context, c *http.ResponseController) context.Con
 	return context.WithValue(ctx, controllerKey, c)
 }
 
-// Instance is the machine of the agent that makes the call.
+// Instance identifies the machine, from boot to shutdown, whose agent makes the call.
 func Instance(ctx context.Context) string {
 	s, _ := ctx.Value(instanceKey).(string)
 	return s
 }
 
-// Controller sets deadlines on the call's reads and writes.
+// Controller returns the controller that sets deadlines for reads and writes of the call.
 func Controller(ctx context.Context) *http.ResponseController {
 	return ctx.Value(controllerKey).(*http.ResponseController)
 }

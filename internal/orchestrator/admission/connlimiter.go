@@ -16,8 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Limiter counts connections and closes at once those beyond a limit. Who comes is a stranger until it
-// shows a node's certificate in a call; strangers have an eighth of all places, so that nodes find theirs.
+// ConnLimiter counts connections and closes new ones beyond a limit. A connection counts as a stranger's until a call
+// on it shows a node certificate. Strangers have one eighth of all places, so that nodes always find one.
 type ConnLimiter struct {
 	limits  Limits
 	refused func(limit string)
@@ -27,7 +27,7 @@ type ConnLimiter struct {
 	mu        sync.Mutex
 	all       int
 	strangers int
-	sources   map[netip.Prefix]int // strangers
+	sources   map[netip.Prefix]int // of strangers
 	nodes     map[pki.Node]int
 }
 
@@ -36,12 +36,12 @@ func NewConnLimiter(l Limits, refused func(string), log *slog.Logger) *ConnLimit
 		sources: map[netip.Prefix]int{}, nodes: map[pki.Node]int{}}
 }
 
-// limitedConn is a connection that was let in.
+// limitedConn is an accepted connection.
 type limitedConn struct {
 	net.Conn
 	limiter *ConnLimiter
 	from    netip.Prefix
-	known   pki.Node // none while it is a stranger
+	known   pki.Node // zero while it is a stranger
 	gone    bool
 }
 
@@ -64,7 +64,7 @@ func (l LimitedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Refuse can say nothing to who has not begun to speak TLS.
+// refuse closes a connection. It cannot send a reason: TLS has not started.
 func (d *ConnLimiter) refuse(c net.Conn, limit string) {
 	d.refused(limit)
 	c.Close()
@@ -95,7 +95,8 @@ func (d *ConnLimiter) admit(c net.Conn) (_ *limitedConn, limit string) {
 	return g, ""
 }
 
-// identify makes a stranger a node, unless that has connections enough. A call within the process has come by none.
+// identify counts the connection as one of a node, unless the node already has its maximum. Calls inside the process
+// have no connection (nil).
 func (g *limitedConn) identify(n pki.Node) error {
 	if g == nil {
 		return nil
@@ -123,7 +124,7 @@ func (g *limitedConn) identify(n pki.Node) error {
 	return nil
 }
 
-// uncount forgets what a guest was counted as.
+// uncount removes the connection from the counter that it is in.
 func (d *ConnLimiter) uncount(g *limitedConn) {
 	if g.known != (pki.Node{}) {
 		decrement(d.nodes, g.known)
@@ -159,7 +160,7 @@ func WithConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey, c)
 }
 
-// connOf is the connection that a call came by, nil for none.
+// connOf returns the connection of a call, nil if there is none.
 func connOf(ctx context.Context) *limitedConn {
 	g, _ := ctx.Value(connKey).(*limitedConn)
 	return g

@@ -19,16 +19,16 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// Limits are what an operator may set of what clients may take. Zero means the default.
+// Limits are the limits for clients that an operator can set. Zero means the default.
 type Limits struct {
-	Connections int // Of nodes and strangers together
-	Strangers   int // connections of one source that have not shown a node's certificate
-	Joins       int // tries of one source to join, a second; ten times as many at once
-	Lists       int // queries for mappings of one tenant, a second; 0 means any number
-	Apps        int // Of one tenant
+	Connections int // of nodes and strangers together
+	Strangers   int // connections of one source without a verified node certificate
+	Joins       int // attempts of one source to join, per second; the burst is ten times as many
+	Lists       int // queries for mappings of one tenant, per second; 0 means no limit
+	Apps        int // of one tenant
 }
 
-// DefaultLimits suit 100,000 nodes, each with the connection it has and one that replaces it.
+// DefaultLimits suit 100,000 nodes, each with one connection and a second one that replaces it.
 var DefaultLimits = Limits{Connections: 200_000, Strangers: 256, Joins: 100, Apps: store.MaxApps}
 
 func (l Limits) WithDefaults() Limits {
@@ -41,7 +41,7 @@ func (l Limits) WithDefaults() Limits {
 	}
 }
 
-// WithinFiles leaves an eighth of the files this process may open to the store and the rest.
+// WithinFiles reduces Connections to the open-file limit of the process, minus one eighth for the store and the rest.
 func (l Limits) WithinFiles() (Limits, error) {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
@@ -57,23 +57,25 @@ func (l Limits) WithinFiles() (Limits, error) {
 const CallTimeout = 10 * time.Second
 
 const (
-	MaxNodeConnections = 16       // Of one node; it needs two while its certificate is renewed
-	MaxHeader          = 32 << 10 // Bytes
-	MaxAnswer          = 64 << 20 // Bytes of one message to a node
-	MinCompressed      = 1 << 10  // Bytes of one: most are so small that compressed they would be longer, and take 20 µs more
+	MaxNodeConnections = 16       // of one node; it needs two while it renews its certificate
+	MaxHeader          = 32 << 10 // bytes
+	MaxAnswer          = 64 << 20 // bytes of one message to a node
+	MinCompressed      = 1 << 10  // bytes; most messages are smaller, and compression would make them longer and take 20 µs
 )
 
-// Allowance is what one caller may have of a procedure: a node, or the source of who has no certificate.
+// Allowance limits one caller of a procedure. A caller is a node, or the source address of a client without a
+// certificate.
 type Allowance struct {
-	AtOnce int   // CallInterceptor or streams
-	Bytes  int64 // Of a request, or of each message of a stream
-	Rate   int   // CallInterceptor a second, ten times as many in a burst; 0 of Joins: Limits have it
+	AtOnce int   // calls or streams
+	Bytes  int64 // of a request, or of each message of a stream
+	Rate   int   // calls per second, burst ten times as many; 0 for Join: see Limits
 }
 
-// Allowances have room for a node that hosts 65,535 tenants, and after a restart asks for what all its containers need
-// at once, and registers once for every 2,048 addresses it holds. Agents register and follow again with growing pauses.
+// Allowances suffice for a node that hosts 65,535 tenants, that resolves what all its containers need at once after a
+// restart, and that registers once for every 2,048 addresses it holds. Agents back off before they register and follow
+// again.
 var Allowances = map[string]Allowance{
-	pilasterv1connect.NodeServiceJoinProcedure:         {64, 64 << 10, 0}, // has about 500 bytes
+	pilasterv1connect.NodeServiceJoinProcedure:         {64, 64 << 10, 0}, // a request has about 500 bytes
 	pilasterv1connect.NodeServiceRenewProcedure:        {4, 64 << 10, 5},
 	pilasterv1connect.NodeServiceRegisterProcedure:     {4, 8 << 20, 10},
 	pilasterv1connect.NodeServiceResolveProcedure:      {256, 64 << 10, 500},
@@ -83,20 +85,19 @@ var Allowances = map[string]Allowance{
 	pilasterv1connect.NodeServiceListMappingsProcedure: {16, 64 << 10, 500},
 }
 
-// Streams begin by a change of the store each. So many do at once, which is enough to keep the store busy: with
-// thousands, what the store itself runs would wait behind them for a processor. The others wait for their turn, in the
-// order in which they came: one that waits costs what it will cost once it has begun, and one that is sent away costs a
-// registration and a stream more.
+// Each new stream starts with a change of the store. At most beginningAtOnce start at a time, which is enough to keep
+// the store busy: with thousands, the store's own work would wait for a processor. The other streams wait in order of
+// arrival: waiting costs less than a refusal, after which the node registers and connects again.
 const (
 	beginningAtOnce = 256
 	beginWait       = 30 * time.Second
 )
 
-// MessageRate is how many messages of its streams a node is heard a second, ten times as many in a burst; the rest
-// waits.
+// MessageRate is how many messages per second a node may send on its streams; the burst is ten times as many. The
+// server reads the rest later.
 const MessageRate = 100
 
-// Words for the counter of refusals, one a limit.
+// Labels of the counter of refusals, one per limit.
 const (
 	LimitConnections     = "connections"
 	LimitStrangers       = "strangers"
@@ -125,27 +126,27 @@ var LimitWords = []string{
 	limitBeginning,
 }
 
-// Limiter refuses calls for which their caller has no allowance left, before anything of them is read.
+// CallLimiter refuses calls beyond the allowance of their caller before it reads the request.
 type CallLimiter struct {
 	rates    map[string]*Rates[client] // by procedure
 	messages *Rates[client]
 	refused  func(limit string)
 
-	beginning chan struct{} // has a place for each stream that begins
-	stopping  chan struct{} // closed when none begins any more
+	beginning chan struct{} // one token per stream that starts
+	stopping  chan struct{} // closed when no more streams may start
 	stopOnce  sync.Once
 
 	mu      sync.Mutex
 	running map[call]int
 }
 
-// call is a procedure and who makes it.
+// call is a procedure and its caller.
 type call struct {
 	procedure string
 	by        client
 }
 
-// client is a node wherever it calls from, or the source of a stranger.
+// client is a node, from whichever address it calls, or the source of a stranger.
 type client struct {
 	node pki.Node
 	from netip.Prefix
@@ -158,7 +159,7 @@ func (c client) String() string {
 	return c.from.String()
 }
 
-// ListRates bounds how often nodes ask for a tenant's mappings, if anything does.
+// ListRates limits queries for mappings per tenant; nil if there is no limit.
 func ListRates(l Limits) *Rates[string] {
 	if l.Lists == 0 {
 		return nil
@@ -181,13 +182,13 @@ func NewCallLimiter(l Limits, refused func(string)) *CallLimiter {
 	return g
 }
 
-// Admit takes a place for the call until done.
+// admit counts the call as running until done is called.
 func (g *CallLimiter) admit(r *http.Request, by client) (done func(), err error) {
 	may, ok := Allowances[r.URL.Path]
 	if !ok {
-		return func() {}, nil // answered at once, and the body is not read
+		return func() {}, nil // answered at once; the body is not read
 	}
-	// A few bytes may become very many.
+	// A few compressed bytes may expand to very many.
 	for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
 		if e := r.Header.Get(header); e != "" && e != "identity" {
 			return nil, g.Refuse(
@@ -219,10 +220,10 @@ func (g *CallLimiter) admit(r *http.Request, by client) (done func(), err error)
 	return func() { g.end(c) }, nil
 }
 
-// Stop has no stream begin any more.
+// Stop prevents further streams from starting.
 func (g *CallLimiter) Stop() { g.stopOnce.Do(func() { close(g.stopping) }) }
 
-// Begin waits for a place for a stream that begins, and has it until it has begun.
+// Begin waits until the stream may start, and occupies a slot until begun is called.
 func (g *CallLimiter) Begin(ctx context.Context) (begun func(), err error) {
 	timer := time.NewTimer(beginWait)
 	defer timer.Stop()
@@ -242,7 +243,7 @@ func (g *CallLimiter) Begin(ctx context.Context) (begun func(), err error) {
 	}
 }
 
-// checkRate refuses who calls too often.
+// checkRate refuses a caller beyond its rate.
 func (g *CallLimiter) checkRate(r *http.Request, by client) error {
 	calls := g.rates[r.URL.Path]
 	if r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure {
@@ -273,7 +274,7 @@ func (g *CallLimiter) Refuse(limit string, code connect.Code, format string, arg
 	return connect.NewError(code, fmt.Errorf(format, args...))
 }
 
-// body bounds what is read of a call between two calls of next: all of it, or a message of a stream.
+// body limits the bytes read of a call, or of each message of a stream: next starts a new message.
 type body struct {
 	io.ReadCloser
 	limiter   *CallLimiter
@@ -282,14 +283,14 @@ type body struct {
 }
 
 func (g *CallLimiter) limitBody(r *http.Request, by client) *body {
-	// A message comes with up to five bytes of framing.
+	// Framing adds up to five bytes to a message.
 	max := Allowances[r.URL.Path].Bytes + 5
 	return &body{r.Body, g, by, max, max}
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	if b.left == 0 && len(p) > 0 {
-		// It may be the end.
+		// This may be the end of the body.
 		n, err := b.ReadCloser.Read(make([]byte, 1))
 		if n > 0 {
 			err = b.limiter.Refuse(
@@ -306,7 +307,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Next lets a stream have another message, as long as the one before, when its node has not had too many.
+// next allows one more message of the stream, and waits while the node exceeds its message rate.
 func (b *body) next(ctx context.Context) error {
 	b.left = b.max
 	return b.limiter.messages.of(b.by).Wait(ctx)

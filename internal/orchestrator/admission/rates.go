@@ -8,18 +8,18 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxClients is how many clients are told apart at once: more than there are nodes.
+// maxClients is how many clients have a limiter of their own: more than there are nodes.
 const maxClients = 1 << 17
 
-// Rates bounds how often something may be done by or for each of K.
+// Rates limits how often an operation may happen for each K.
 type Rates[K comparable] struct {
-	PerSecond int // a second
-	burst     int // at once
+	PerSecond int // operations per second
+	burst     int // burst
 	now       func() time.Time
 	mu        sync.Mutex
 	by        map[K]*rate.Limiter
 	swept     time.Time
-	others    *rate.Limiter // Of clients that there are too many of
+	others    *rate.Limiter // shared by the clients beyond maxClients
 }
 
 func newRates[K comparable](perSecond, atOnce int) *Rates[K] {
@@ -45,7 +45,7 @@ func (r *Rates[K]) of(c K) *rate.Limiter {
 	return l
 }
 
-// CheckRoom forgets whom forgetting changes nothing for, when there are too many.
+// room removes limiters that are full again, which changes nothing for their clients, when there are maxClients.
 func (r *Rates[K]) room() bool {
 	if now := r.now(); len(r.by) >= maxClients && now.Sub(r.swept) > time.Second {
 		r.swept = now
@@ -58,7 +58,7 @@ func (r *Rates[K]) room() bool {
 	return len(r.by) < maxClients
 }
 
-// source is what one stranger can be thought to have: an address, or an IPv6 network of a link.
+// source is the range of addresses that one stranger is assumed to control: an IPv4 address, or an IPv6 /64.
 func source(remote string) netip.Prefix {
 	p, err := netip.ParseAddrPort(remote)
 	if err != nil {

@@ -18,11 +18,11 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// TokenFile keeps the file join-token as the store has the token, whoever rotates it.
+// TokenFile keeps the file join-token equal to the store's token, whichever orchestrator rotates it.
 type TokenFile struct {
 	store   *store.Store
 	path    string
-	changed chan struct{} // CheckRoom for one
+	changed chan struct{} // capacity one
 
 	writing sync.Mutex
 	Known   atomic.Pointer[join.Token] // the last token read; the file follows it
@@ -32,7 +32,7 @@ func NewTokenFile(s *store.Store, dataDir string) *TokenFile {
 	return &TokenFile{store: s, path: filepath.Join(dataDir, "join-token"), changed: make(chan struct{}, 1)}
 }
 
-// Write is done by one at a time, so that the last to write has read last.
+// Write runs once at a time, so that the last writer has the latest token.
 func (f *TokenFile) Write(ctx context.Context) (join.Token, error) {
 	f.writing.Lock()
 	defer f.writing.Unlock()
@@ -46,7 +46,7 @@ func (f *TokenFile) Write(ctx context.Context) (join.Token, error) {
 
 func (f *TokenFile) Current() join.Token { return *f.Known.Load() }
 
-// HandleBatch is told of every batch and never waits.
+// HandleBatch receives every batch of the store and never blocks.
 func (f *TokenFile) HandleBatch(b store.Batch) {
 	if !b.Cluster {
 		return
@@ -81,7 +81,7 @@ func (f *TokenFile) Run(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// Rotate returns when no orchestrator takes the old token and the file here has the new one.
+// Rotate returns when every orchestrator refuses the old token and the local file has the new one.
 func (f *TokenFile) Rotate(ctx context.Context) (join.Token, error) {
 	if _, err := f.store.RotateToken(ctx); err != nil {
 		return join.Token{}, err
@@ -97,8 +97,8 @@ func (f *TokenFile) Rotate(ctx context.Context) (join.Token, error) {
 	return token, nil
 }
 
-// Admit refuses strangers from memory, and asks the store whether a token is still the cluster's:
-// another orchestrator may have rotated it just now.
+// Admit refuses wrong tokens from memory. For a token that matches it asks the store, because another orchestrator may
+// have rotated it just now.
 func (f *TokenFile) Admit(ctx context.Context, secret []byte) error {
 	same := func(t join.Token) bool { return subtle.ConstantTimeCompare(secret, t.Secret[:]) == 1 }
 	if same(f.Current()) {

@@ -14,17 +14,17 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// Allocations is what nodes have of tenants' overlays.
+// allocations are the addresses and subnets of tenants' overlays that nodes hold.
 type allocations struct {
-	byTenant map[string]*tenantMappings // by tenant
+	byTenant map[string]*tenantMappings // by name of the tenant
 	ByNode   map[string]int
 }
 
-// tenantMappings is what is given of one tenant's.
+// tenantMappings are the allocations of one tenant.
 type tenantMappings struct {
 	mappings map[string]*pilasterv1.Mapping // by prefix
-	changed  int64                          // at this revision, the last time
-	listing  *store.Listing                 // Of since then; nil until somebody asks
+	changed  int64                          // revision of the last change
+	listing  *store.Listing                 // sorted; nil until the first query after a change
 }
 
 // MaxMappings is how many addresses and subnets of tenants a node may have: two of each tenant or endpoint.
@@ -58,7 +58,7 @@ func (g allocations) remove(m *pilasterv1.Mapping, revision int64) {
 	}
 }
 
-// find is what is known of a prefix, nil where nobody has it.
+// find returns the mapping of a prefix, nil if the prefix is free.
 func (g allocations) find(m *pilasterv1.Mapping) *pilasterv1.Mapping {
 	if of := g.byTenant[m.Tenant]; of != nil {
 		return of.mappings[m.To]
@@ -66,8 +66,9 @@ func (g allocations) find(m *pilasterv1.Mapping) *pilasterv1.Mapping {
 	return nil
 }
 
-// Page is a page after the first, as long as nothing of the tenant's has changed since that; false where it has to be
-// read from the store. Many nodes list at a time, and the store would decode each page for each of them.
+// Page returns a page after the first from memory if nothing of the tenant has changed since the first; otherwise it
+// returns false, and the caller reads the store. Many nodes list at the same time, and the store would decode each page
+// for each of them.
 func (m *Cache) Page(tenant, token string) (store.Page, bool) {
 	after, err := store.ParsePageToken(token)
 	if err != nil {
@@ -75,7 +76,7 @@ func (m *Cache) Page(tenant, token string) (store.Page, bool) {
 	}
 	listing, ok := m.listed(tenant, after.Revision)
 	if ok && listing == nil {
-		m.listing.Lock() // one makes it, and the others find it then
+		m.listing.Lock() // the first goroutine builds the list, the others find it
 		defer m.listing.Unlock()
 		if listing, ok = m.listed(tenant, after.Revision); ok && listing == nil {
 			listing = m.list(tenant)
@@ -87,8 +88,8 @@ func (m *Cache) Page(tenant, token string) (store.Page, bool) {
 	return listing.Page(after), true
 }
 
-// listed is all that is given of a tenant's, nil where nobody has made it yet; or false where it was given after a
-// Revision.
+// listed returns the list of a tenant's mappings, nil if it is not built yet; false if a mapping changed after the
+// revision.
 func (m *Cache) listed(tenant string, revision int64) (*store.Listing, bool) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -99,7 +100,7 @@ func (m *Cache) listed(tenant string, revision int64) (*store.Listing, bool) {
 	return of.listing, true
 }
 
-// list makes it, sorted, while the model does other things: nil where it has changed meanwhile.
+// list builds the sorted list without the lock. It returns nil if the mappings change meanwhile.
 func (m *Cache) list(tenant string) *store.Listing {
 	m.Mu.RLock()
 	of := m.Allocations.byTenant[tenant]
@@ -119,7 +120,7 @@ func (m *Cache) list(tenant string) *store.Listing {
 	return listing
 }
 
-// CheckRoom refuses a node that would have more than it can have endpoints for.
+// CheckRoom refuses a node that would hold more than its endpoints can use.
 func (m *Cache) CheckRoom(node string, more int) error {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -138,7 +139,7 @@ func (m *Cache) CheckRoom(node string, more int) error {
 	)
 }
 
-// Claims is how much of what a node says that it holds would be new.
+// Claims counts the mappings that a node reports and the cache does not know as the node's.
 func (m *Cache) Claims(node string, held []*pilasterv1.Mapping) (n int) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -150,7 +151,7 @@ func (m *Cache) Claims(node string, held []*pilasterv1.Mapping) (n int) {
 	return n
 }
 
-// counted is a tenant with how much of its overlays is given; one without overlays as it is.
+// counted returns a tenant with the number of allocations per overlay; a tenant without overlays unchanged.
 func (g allocations) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	if t == nil || len(t.Overlays) == 0 {
 		return t
@@ -171,8 +172,8 @@ func (g allocations) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return t
 }
 
-// ChangedMappings is what of a tenant's mappings is another since a revision, or false when that is not remembered. Of each
-// prefix the last counts.
+// ChangedMappings returns the mappings of a tenant that changed after a revision, or false if the history does not
+// reach back that far. For each prefix only the last change counts.
 func (m *Cache) ChangedMappings(node, tenant string, after int64) (*pilasterv1.ListMappingsResponse, bool) {
 	m.Mu.RLock()
 	past, revision, ok := m.since(after)
@@ -199,7 +200,7 @@ func (m *Cache) ChangedMappings(node, tenant string, after int64) (*pilasterv1.L
 	return resp, true
 }
 
-// Visible is a mapping as a node is told of it: whose container another node's is, is not its concern.
+// Visible returns a mapping as a node receives it: without the endpoint's key if the mapping is another node's.
 func Visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
 	if m.Name == to || m.Key == "" {
 		return m

@@ -6,22 +6,22 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// waiter is who waits for something to change: all that wait for the same are woken by one channel.
+// waiter is shared by all that wait for the same node; closing its channel wakes them.
 type waiter struct {
-	changed chan struct{} // closed at the change
+	changed chan struct{} // closed at the next change
 	count   int
 }
 
-// anything is what those wait for who do not wait for news of a node.
+// anything is the key of those that wait for any change.
 const anything = ""
 
-// Await waits until the condition, evaluated with the model locked, holds.
+// Await waits until the condition holds. The condition runs with the cache locked.
 func (m *Cache) Await(ctx context.Context, condition func() bool) error {
 	return m.AwaitNode(ctx, anything, condition)
 }
 
-// AwaitNode is await for a condition that changes only with what is known of a node: many wait at once, each for its
-// ownRegion.
+// AwaitNode is Await for a condition that depends on one node only. It does not wake for changes of other nodes, of
+// which there are many.
 func (m *Cache) AwaitNode(ctx context.Context, node string, condition func() bool) error {
 	for {
 		m.Mu.RLock()
@@ -31,7 +31,7 @@ func (m *Cache) AwaitNode(ctx context.Context, node string, condition func() boo
 			return nil
 		}
 		m.Mu.Lock()
-		if condition() { // by now
+		if condition() { // it holds since
 			m.Mu.Unlock()
 			return nil
 		}
@@ -55,7 +55,7 @@ func (m *Cache) AwaitNode(ctx context.Context, node string, condition func() boo
 	}
 }
 
-// wake wakes who waits for any of these changes; nodes are those of which the record or what they carry is another.
+// wake wakes those that wait for these changes. nodes are those whose record or transit tenants changed.
 func (m *Cache) wake(b store.Batch, nodes map[string]bool) {
 	if b.Whole {
 		for node := range m.waiters {

@@ -15,48 +15,48 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// What a stream may have missed and still be resumed: so many changes, of so many records together.
+// Limits of the history from which a stream can resume: batches, and the records in them (see eventCost).
 const (
 	MaxHistory     = 4096
 	MaxHistoryCost = 1 << 16
 )
 
-// Cache is the store's state in memory, and the streams fed from it. Records in it are shared
-// and never written to.
+// Cache has the state of the store in memory, and the streams that it feeds. Records are shared and never modified. The
+// exported fields are valid while Mu is held, as in a condition of Await.
 type Cache struct {
-	Mu              sync.RWMutex       // thousands look at once when all nodes come back; what the store tells must not wait behind them
-	waiters         map[string]*waiter // by node, and for anything
-	Revision        int64              // 0 until the store has been read
+	Mu              sync.RWMutex       // many readers when all nodes reconnect; Apply must not queue behind each of them
+	waiters         map[string]*waiter // by node, or anything
+	Revision        int64              // 0 until the first batch
 	Nodes           map[string]*pilasterv1.Node
 	Tenants         map[string]*pilasterv1.Tenant
 	Apps            map[string]map[uint32]*pilasterv1.App     // by tenant
-	quarantinedApps map[string]map[uint32]bool                // by tenant: numbers of ended ones
-	endedApps       map[string]int                            // by tenant: how many apps have since this process began
-	Hosting         map[string]map[string]*pilasterv1.Hosting // Tenant, node
-	HostedBy        map[string]map[string]bool                // Node, tenant
-	Unreconciled    map[string]bool                           // Tenants whose ids may be due for a step
+	quarantinedApps map[string]map[uint32]bool                // by tenant: numbers of ended apps
+	endedApps       map[string]int                            // by tenant: apps that ended since the process started
+	Hosting         map[string]map[string]*pilasterv1.Hosting // by tenant and node
+	HostedBy        map[string]map[string]bool                // by node and tenant
+	Unreconciled    map[string]bool                           // tenants whose ids or apps may need a step; see markUnreconciled
 	Allocations     allocations
 	Policies        policies
-	regions         map[string]region          // the others
+	regions         map[string]region          // other regions
 	edge            string                     // the node that is the Edge Switch
-	transit         map[string]map[string]bool // Node, tenant: see carriers
-	changedNodes    map[string]bool            // Nodes of which that or the record may have changed in the batch at hand
+	transit         map[string]map[string]bool // by node and tenant; see transitNodes
+	changedNodes    map[string]bool            // nodes whose record or transit tenants may change in the current batch
 	Sessions        map[string]store.Session   // by node, of all orchestrators
-	serving         map[string]int             // how many each orchestrator has
-	Self            string                     // this orchestrator in a session
-	Lag             time.Duration              // MaxLag
+	serving         map[string]int             // sessions per orchestrator
+	Self            string                     // id of this orchestrator in sessions
+	Lag             time.Duration              // MaxLag, except in tests
 
-	history      []store.Batch // all news after the revision forgotten, oldest first
-	historyCost  int           // in them; see burden
+	history      []store.Batch // all updates after compactedRev, oldest first
+	historyCost  int           // see eventCost
 	compactedRev int64
 
 	stopping    bool
 	Subscribers map[string]*Subscriber          // by node
-	byTenant    map[string]map[*Subscriber]bool // by tenant: who has news of it
-	byMappings  map[string]map[*Subscriber]bool // and who of these also of its mappings
-	dropped     func(reason string)             // counts streams ended by us
+	byTenant    map[string]map[*Subscriber]bool // streams that receive updates of a tenant
+	byMappings  map[string]map[*Subscriber]bool // streams that also receive its mappings
+	dropped     func(reason string)             // counts streams that the orchestrator ended, by reason
 
-	listing sync.Mutex // Of who sorts what is given of a tenant
+	listing sync.Mutex // serialises the building of lists
 }
 
 func New(self string, dropped func(reason string)) *Cache {
@@ -73,7 +73,7 @@ func New(self string, dropped func(reason string)) *Cache {
 	}
 }
 
-// Apply is for store.Watch.
+// Apply is the callback for store.Watch.
 func (m *Cache) Apply(b store.Batch) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -88,7 +88,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.regions, m.edge = map[string]region{}, ""
 		m.Sessions, m.serving = map[string]store.Session{}, map[string]int{}
 		m.history, m.historyCost, m.compactedRev = nil, 0, b.Revision
-		// What happened in between is not known, so each stream starts over.
+		// The events in between are unknown, so every stream starts again.
 		m.endStreams(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
 	}
 	edge := m.Nodes[m.edge]
@@ -96,7 +96,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.applyEvent(e, b.Revision)
 	}
 	b.Events = append(m.deriveRegions(b.Events, edge != m.Nodes[m.edge]), m.Policies.takeOverrides()...)
-	for _, e := range b.Events { // Now that all of it is known
+	for _, e := range b.Events { // the cache now has the whole batch
 		m.checkStream(m.Subscribers[e.DeletedNode])
 		if e.Session != nil {
 			m.checkStream(m.Subscribers[e.Session.Node])
@@ -115,10 +115,10 @@ func (m *Cache) Apply(b store.Batch) {
 		)
 	}
 	m.wake(b, m.changedNodes)
-	m.changedNodes = map[string]bool{} // emptied it would stay as large as after all was read
+	m.changedNodes = map[string]bool{} // a new map: an emptied one keeps the size of the first batch
 }
 
-// writeStream remembers news and feeds them to those they are for.
+// broadcast appends updates to the history and sends them to the streams that they concern.
 func (m *Cache) broadcast(news store.Batch) {
 	if len(news.Events) > 0 {
 		m.history = append(m.history, news)
@@ -153,8 +153,9 @@ func (m *Cache) broadcast(news store.Batch) {
 	}
 }
 
-// since is the news after a revision, and the revision up to which they are told, or false where that is not known: it
-// identify forgotten, or another orchestrator's that has read further. The batches may be read without the lock.
+// since returns the updates after a revision and the current revision. It returns false if the history does not reach
+// back that far, or if the revision is another orchestrator's that has read further. The batches may be read without
+// the lock.
 func (m *Cache) since(revision int64) (past []store.Batch, now int64, ok bool) {
 	if revision < m.compactedRev || revision > m.Revision || revision == 0 {
 		return nil, 0, false
@@ -167,7 +168,7 @@ func (m *Cache) since(revision int64) (past []store.Batch, now int64, ok bool) {
 	return m.history[i:], m.Revision, true
 }
 
-// tenantOf is the tenant of which an event is news to nodes; empty for none.
+// tenantOf returns the tenant whose nodes receive an event, "" if no node does.
 func tenantOf(e store.Event) string {
 	switch {
 	case e.Tenant != nil:
@@ -265,7 +266,7 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 	}
 }
 
-// add and remove keep an index: what belongs to what.
+// add and remove maintain an index of sets.
 func add[K, V comparable](index map[K]map[V]bool, k K, v V) {
 	if index[k] == nil {
 		index[k] = map[V]bool{}
@@ -279,7 +280,7 @@ func remove[K, V comparable](index map[K]map[V]bool, k K, v V) {
 	}
 }
 
-// Knows reports whether the node is registered. The model must be locked.
+// Knows reports whether the node is registered. The caller holds the lock.
 func (m *Cache) Knows(n pki.Node) bool {
 	record := m.Nodes[n.Name]
 	return record != nil && record.Uuid == n.UUID
@@ -298,7 +299,7 @@ func (m *Cache) Node(name string) *pilasterv1.Node {
 	return record
 }
 
-// Connected believes itself of its own streams, and the store of those of other orchestrators.
+// Connected uses the streams of this process, and for other orchestrators their sessions in the store.
 func (m *Cache) Connected(name string) bool {
 	return m.Subscribers[name] != nil || m.isElsewhere(m.Sessions[name])
 }
@@ -312,8 +313,8 @@ func decrement[K comparable](count map[K]int, k K) {
 	}
 }
 
-// copies are of records that the model has, each of a node, and say whether it is connected; by the nodes' names. There
-// may be so many that others must not wait for the copying.
+// copies returns copies of records of nodes, sorted by node, with their connection state. It copies without the lock,
+// because there may be many records.
 func copies[R proto.Message](m *Cache, has func() []R, node func(R) string, say func(r R, connected bool)) []R {
 	m.Mu.RLock()
 	all := has()
@@ -330,20 +331,20 @@ func copies[R proto.Message](m *Cache, has func() []R, node func(R) string, say 
 	return all
 }
 
-// AllNodes is sorted by name.
+// AllNodes returns all nodes, sorted by name.
 func (m *Cache) AllNodes() []*pilasterv1.Node {
 	return copies(m, func() []*pilasterv1.Node { return slices.Collect(maps.Values(m.Nodes)) },
 		(*pilasterv1.Node).GetName, func(n *pilasterv1.Node, connected bool) { n.Connected = connected })
 }
 
-// TenantsOf lists the tenants a node hosts.
+// TenantsOf returns the tenants that a node hosts.
 func (m *Cache) TenantsOf(node string) []string {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
 	return slices.Sorted(maps.Keys(m.HostedBy[node]))
 }
 
-// Tenant returns the tenant, nil if there is none, its apps by id and what the nodes that host it say, by node.
+// Tenant returns the tenant (nil if there is none), its apps by id, and the hosting records of its nodes, by node.
 func (m *Cache) Tenant(name string) (t *pilasterv1.Tenant, apps []*pilasterv1.App, hosting []*pilasterv1.Hosting) {
 	hosting = copies(m, func() []*pilasterv1.Hosting {
 		t, apps = m.Allocations.counted(m.Tenants[name]), m.appsOf(name)
@@ -352,7 +353,7 @@ func (m *Cache) Tenant(name string) (t *pilasterv1.Tenant, apps []*pilasterv1.Ap
 	return t, apps, hosting
 }
 
-// Quarantined is how many numbers of a tenant's ended apps are not free yet.
+// Quarantined is the number of a tenant's quarantined app ids.
 func (m *Cache) Quarantined(tenant string) int {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -363,7 +364,7 @@ func (m *Cache) hostingOf(tenant string) []*pilasterv1.Hosting {
 	return slices.Collect(maps.Values(m.Hosting[tenant]))
 }
 
-// AllTenants is sorted by name.
+// AllTenants returns all tenants, sorted by name.
 func (m *Cache) AllTenants() []*pilasterv1.Tenant {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -382,7 +383,7 @@ func (m *Cache) appsOf(tenant string) []*pilasterv1.App {
 	return apps
 }
 
-// Size is what there is to count.
+// Counts are the numbers of records and streams.
 type Counts struct {
 	Revision                                 int64
 	Nodes, Connected, Streams, Tenants, Apps int

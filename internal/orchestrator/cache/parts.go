@@ -7,10 +7,10 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// maxPart is about how long each message of an event is that goes on in others, in bytes.
+// maxPart is the approximate size in bytes above which an event is sent in several messages.
 const maxPart = 4 << 20
 
-// Parts is an event in as many messages as its policies and overrides take. What else it has is in the first.
+// Parts splits an event into messages by its policies and overrides. The first message has all the rest.
 func Parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	if proto.Size(r) <= maxPart {
 		return []*pilasterv1.FollowResponse{r}
@@ -28,8 +28,8 @@ func Parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	}
 	all := []*pilasterv1.FollowResponse{r}
 	d, size := new(pilasterv1.Delta), 0
-	part := func(n int) { // has room for one more
-		n += 4 // what goes before it
+	part := func(n int) { // makes room for one more
+		n += 4 // tag and length
 		if size += n; size > maxPart && size > n {
 			all = append(
 				all,
@@ -69,7 +69,7 @@ func Parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	return all
 }
 
-// shallow is an event of its own with the same records: others may have the event as well.
+// shallow copies an event without its records: other streams may share the event.
 func shallow(r *pilasterv1.FollowResponse) *pilasterv1.FollowResponse {
 	event := func(of proto.Message) proto.Message {
 		to := of.ProtoReflect().New()

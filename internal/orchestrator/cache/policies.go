@@ -14,13 +14,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Policies are what decides which containers of a tenant may speak: its policies, and which containers are of another
-// app than their addresses say. Nodes that host the tenant are told, and no others.
+// policies are the policies of tenants, and the overrides: containers whose app differs from the one in their address.
+// Only nodes that host the tenant receive them.
 type policies struct {
 	Of               map[string]map[PolicyName]*pilasterv1.Policy // by tenant
-	read             map[string]map[PolicyName]policy.Policy      // the same, but for those that this build cannot read
-	overrides        map[string]map[string]*pilasterv1.Override   // by tenant, address
-	changedOverrides *[]store.Event                               // Of overrides, in the batch at hand
+	read             map[string]map[PolicyName]policy.Policy      // parsed; without those that this build cannot read
+	overrides        map[string]map[string]*pilasterv1.Override   // by tenant and address
+	changedOverrides *[]store.Event                               // of overrides, in the current batch
 }
 
 type PolicyName struct{ kind, namespace, name string }
@@ -42,7 +42,7 @@ func (p policies) add(is *pilasterv1.Policy) {
 	}
 	p.Of[is.Tenant][PolicyNameOf(is)] = is
 	delete(p.read[is.Tenant], PolicyNameOf(is))
-	if read, err := policy.ParseKept(is.Kind, []byte(is.Document)); err == nil { // Of another build's, nodes say what they make of it
+	if read, err := policy.ParseKept(is.Kind, []byte(is.Document)); err == nil { // nodes report what they make of a policy of another build
 		p.read[is.Tenant][PolicyNameOf(is)] = read
 	}
 }
@@ -59,7 +59,7 @@ func (p policies) removeAll(tenant string) {
 	delete(p.read, tenant)
 }
 
-// override takes note of what a node says of its containers, as it was and as it is. No other node has these addresses.
+// override replaces the overrides that a node reports for a tenant. No other node has these addresses.
 func (p policies) override(was, is *pilasterv1.Hosting) {
 	said := map[string]bool{}
 	for _, o := range is.Overrides {
@@ -88,7 +88,7 @@ func (p policies) override(was, is *pilasterv1.Hosting) {
 	}
 }
 
-// takeOverrides takes what has changed of overrides.
+// takeOverrides returns and clears the changes of overrides.
 func (p policies) takeOverrides() []store.Event {
 	news := *p.changedOverrides
 	*p.changedOverrides = nil
@@ -99,14 +99,14 @@ func policyTenantOf(e store.Event) string {
 	return cmp.Or(e.Policy.GetTenant(), e.EndedPolicy.GetTenant(), e.Override.GetTenant(), e.EndedOverride.GetTenant())
 }
 
-// addWhole adds all of a tenant's.
+// addWhole adds all policies and overrides of a tenant.
 func (p policies) addWhole(d *pilasterv1.Delta, tenant string) {
 	d.Policies = slices.AppendSeq(d.Policies, maps.Values(p.Of[tenant]))
 	d.Overrides = slices.AppendSeq(d.Overrides, maps.Values(p.overrides[tenant]))
 	d.WholePolicies = append(d.WholePolicies, tenant)
 }
 
-// appendPolicy adds an event, if it is of policies that the node is told of.
+// appendPolicy adds an event about policies if the node receives it.
 func (f *Subscriber) policy(d *pilasterv1.Delta, e store.Event) bool {
 	if !f.hosted[policyTenantOf(e)] {
 		return false
@@ -124,8 +124,7 @@ func (f *Subscriber) policy(d *pilasterv1.Delta, e store.Event) bool {
 	return true
 }
 
-// eventCost is how much of what is remembered for streams events are: a policy may be as long as hundreds of other
-// records.
+// eventCost is the share of the history's limit that events use: a policy may be as long as hundreds of other records.
 func eventCost(events []store.Event) int {
 	n := len(events)
 	for _, e := range events {
@@ -134,8 +133,8 @@ func eventCost(events []store.Event) int {
 	return n
 }
 
-// PolicyInputs is what nodes compile a tenant's policies from: these, the labels of its apps, and what of the tenant says
-// how nodes judge.
+// PolicyInputs returns what nodes compile a tenant's policies from: the policies, the labels of its apps, and its
+// network and addressing.
 func (m *Cache) PolicyInputs(
 	name string,
 ) (all map[PolicyName]policy.Policy, apps map[address.AppID]map[string]string, of tenant.Tenant) {
@@ -155,7 +154,7 @@ func (m *Cache) PolicyInputs(
 	return all, apps, of
 }
 
-// HasPolicy tells whether a tenant has just this policy.
+// HasPolicy reports whether the tenant has exactly this policy.
 func (m *Cache) HasPolicy(tenant string, p *pilasterv1.Policy) bool {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -163,7 +162,7 @@ func (m *Cache) HasPolicy(tenant string, p *pilasterv1.Policy) bool {
 	return had != nil && had.Document == p.Document
 }
 
-// PoliciesOf is sorted by kind, namespace and name.
+// PoliciesOf returns a tenant's policies, sorted by kind, namespace and name.
 func (m *Cache) PoliciesOf(tenant string) (all []*pilasterv1.Policy) {
 	m.Mu.RLock()
 	for _, p := range m.Policies.Of[tenant] {
@@ -176,7 +175,7 @@ func (m *Cache) PoliciesOf(tenant string) (all []*pilasterv1.Policy) {
 	return all
 }
 
-// Unenforced is where a tenant's policies are not in force as they were applied last, by node, and why.
+// Unenforced returns the nodes that do not enforce a tenant's latest policies, with their reasons, sorted by node.
 func (m *Cache) Unenforced(tenant string) (all []*pilasterv1.Hosting) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()

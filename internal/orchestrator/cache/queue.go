@@ -6,20 +6,20 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// maxQueue is how many changes may wait for a node before its stream is ended.
+// maxQueue is how many updates may wait for a node; one more ends its stream.
 const maxQueue = 256
 
-// enqueue is what waits for one node. It has a lock of its own: of the thousands of streams that one change wakes, none
-// waits for the model, nor the model for them.
+// queue has the pending messages of one node. It has its own lock: one change wakes thousands of streams, and neither
+// they nor the cache should wait for each other.
 type queue struct {
 	mu      sync.Mutex
-	waiting []*pilasterv1.FollowResponse // there are many nodes, and mostly nothing waits
-	Filled  chan struct{}                // has something while anything waits
+	waiting []*pilasterv1.FollowResponse // nil when empty: there are many nodes, and most queues are empty
+	Filled  chan struct{}                // has a token while the queue is not empty
 }
 
 func newQueue() queue { return queue{Filled: make(chan struct{}, 1)} }
 
-// put adds a message, which nobody writes to from now on, if there is room for one more.
+// put appends a message, which must not be modified afterwards. It returns false if the queue is full.
 func (q *queue) put(r *pilasterv1.FollowResponse) (fits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -31,7 +31,7 @@ func (q *queue) put(r *pilasterv1.FollowResponse) (fits bool) {
 	return true
 }
 
-// Next takes what waits longest, nil where nothing does.
+// Next removes the oldest message, nil if there is none.
 func (q *queue) Next() (next *pilasterv1.FollowResponse) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -4,15 +4,15 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// markUnreconciled remembers a tenant whose ids or apps may be due for a step: an id of its is accepted by the last
-// Node, or held by none any more, or the last node has answered its round.
+// markUnreconciled marks a tenant that may need a step of its key rotation or app retirement: the last node accepted an
+// id, the last node released one, or the last node answered the round.
 func (m *Cache) markUnreconciled(tenant string) {
 	if t := m.Tenants[tenant]; t != nil && (len(t.Ids) > 1 || t.RetiringApps != nil) {
 		m.Unreconciled[tenant] = true
 	}
 }
 
-// DueTenants takes the tenants of which one is.
+// DueTenants returns the marked tenants that need a step, and clears the marks.
 func (m *Cache) DueTenants() []string {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -27,7 +27,8 @@ func (m *Cache) DueTenants() []string {
 	return due
 }
 
-// NearAppLimit are tenants that are to have some of their apps end, with how many have.
+// NearAppLimit returns the tenants that should start a retirement round, with the number of their apps that have ended
+// so far.
 func (m *Cache) NearAppLimit(isCrowded func(apps int) bool) map[string]int {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()

@@ -9,7 +9,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// transitNodes are the nodes that must know a tenant without having a container of it: those whose gateways publish one.
+// transitNodes are the nodes that need a tenant without hosting it: their gateways publish its containers.
 func transitNodes(t *pilasterv1.Tenant) []string {
 	var nodes []string
 	for _, p := range t.GetPublications() {
@@ -18,7 +18,7 @@ func transitNodes(t *pilasterv1.Tenant) []string {
 	return nodes
 }
 
-// updateTransit takes note of who carries a tenant, as it was and as it is; nil where it is not there.
+// updateTransit updates the index for a changed tenant; nil if it did not exist or was deleted.
 func (m *Cache) updateTransit(was, is *pilasterv1.Tenant) {
 	for _, node := range transitNodes(was) {
 		remove(m.transit, node, was.Name)
@@ -30,8 +30,8 @@ func (m *Cache) updateTransit(was, is *pilasterv1.Tenant) {
 	}
 }
 
-// TransitTenants is the tenants that a node must know without having a container of them: the Edge Switch those that are in
-// other regions too.
+// TransitTenants returns the tenants that a node needs without hosting them. The Edge Switch needs all tenants that
+// exist in other regions too.
 func (m *Cache) TransitTenants(node string) map[string]bool {
 	all := maps.Clone(m.transit[node])
 	if node == m.edge {
@@ -47,8 +47,8 @@ func (m *Cache) TransitTenants(node string) map[string]bool {
 	return all
 }
 
-// refreshTransit has a stream tell from now on of what its node carries, and returns what of that is new. It must come whole,
-// also where the node hosts it: it may be about to forget it.
+// refreshTransit updates the transit tenants of a stream and returns the new ones. They must be sent whole even if the
+// node hosts them, because it may be about to forget them.
 func (m *Cache) refreshTransit(f *Subscriber) (came []string) {
 	now := m.TransitTenants(f.Node.Name)
 	for tenant := range now {
@@ -60,7 +60,7 @@ func (m *Cache) refreshTransit(f *Subscriber) (came []string) {
 	return came
 }
 
-// ownRegion is a node's record as it is told the node itself.
+// ownRecord is the record of a node as the node receives it.
 func (m *Cache) ownRecord(f *Subscriber) *pilasterv1.Node {
 	record := proto.CloneOf(m.Nodes[f.Node.Name])
 	record.Carries = slices.Sorted(maps.Keys(m.TransitTenants(f.Node.Name)))

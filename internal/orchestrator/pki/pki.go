@@ -24,12 +24,12 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// How long certificates are valid, the authority's own aside. A node renews when a third of its time is left.
+// Validity of certificates, except the authority's own. A node renews when a third of the time is left.
 const (
 	ServerLife = 365 * 24 * time.Hour
 	NodeLife   = 90 * 24 * time.Hour
 
-	// clockSkew is how far a node's clock may be behind the orchestrator's.
+	// clockSkew is how far a node's clock may lag behind the orchestrator's.
 	clockSkew = time.Hour
 )
 
@@ -39,8 +39,8 @@ type Authority struct {
 	key  crypto.Signer
 }
 
-// NewAuthority makes a self-signed one. It is valid at any time: its hash is in every join token, so it cannot be
-// replaced, and the clock may be wrong when it is made.
+// NewAuthority makes a self-signed authority without a validity limit: every join token contains its hash, so it cannot
+// be replaced, and the clock may be wrong when it is made.
 func NewAuthority() (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -64,13 +64,13 @@ func NewAuthority() (*Authority, error) {
 	return &Authority{cert, key}, err
 }
 
-// ParseAuthority reads what Marshal wrote.
+// ParseAuthority reads the output of Marshal.
 func ParseAuthority(certDER, keyDER []byte) (*Authority, error) {
 	cert, err := x509.ParseCertificate(certDER)
 	if err != nil {
 		return nil, fmt.Errorf("certificate of the authority: %w", err)
 	}
-	if err := cert.CheckSignatureFrom(cert); err != nil { // which looks whether it may sign, too
+	if err := cert.CheckSignatureFrom(cert); err != nil { // this also checks that it may sign
 		return nil, fmt.Errorf("certificate of the authority: %w", err)
 	}
 	key, err := x509.ParsePKCS8PrivateKey(keyDER)
@@ -93,13 +93,13 @@ func (a *Authority) Marshal() (certDER, keyDER []byte, err error) {
 	return a.cert.Raw, keyDER, err
 }
 
-// Certificate is the authority's own, DER.
+// Certificate is the authority's certificate, DER.
 func (a *Authority) Certificate() []byte { return a.cert.Raw }
 
-// Sum is what a join token pins.
+// Sum is the hash that a join token pins.
 func (a *Authority) Sum() [sha256.Size]byte { return sha256.Sum256(a.cert.Raw) }
 
-// Pool holds the authority alone.
+// Pool contains only the authority.
 func (a *Authority) Pool() *x509.CertPool {
 	p := x509.NewCertPool()
 	p.AddCert(a.cert)
@@ -133,13 +133,13 @@ func (a *Authority) Server(hosts []string, now time.Time) (*tls.Certificate, err
 	return &tls.Certificate{Certificate: [][]byte{der, a.cert.Raw}, PrivateKey: key, Leaf: leaf}, err
 }
 
-// Node is whom a node certificate is bound to.
+// Node is the identity in a node certificate.
 type Node struct{ Name, UUID string }
 
 const uuidURN = "urn:uuid:"
 
-// SignNode makes a certificate for the key of a signing request (PKCS#10, DER). Only the key is
-// taken from the request; whom it is for is for the caller to know.
+// SignNode signs a certificate for the key of a signing request (PKCS#10, DER). It takes only the key from the request;
+// the caller determines the node.
 func (a *Authority) SignNode(csrDER []byte, n Node, now time.Time) ([]byte, error) {
 	csr, err := x509.ParseCertificateRequest(csrDER)
 	if err != nil {
@@ -159,12 +159,12 @@ func (a *Authority) SignNode(csrDER []byte, n Node, now time.Time) ([]byte, erro
 	}, csr.PublicKey, now)
 }
 
-// VerifyNode accepts a certificate that this authority signed for a node, whether or not it is valid now.
+// VerifyNode accepts a certificate that this authority signed for a node, inside or outside its validity period.
 func (a *Authority) VerifyNode(c *x509.Certificate) error {
 	return join.VerifyButTime(c, a.cert, x509.VerifyOptions{KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 }
 
-// NodeOf reads whom a verified node certificate is bound to.
+// NodeOf reads the identity in a verified node certificate.
 func NodeOf(c *x509.Certificate) (Node, error) {
 	if len(c.URIs) != 1 || c.Subject.CommonName == "" {
 		return Node{}, errors.New("the certificate is not bound to a node")

@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// retryAfter, in seconds, is when a tenant that was asked about too often may be asked about again: by then it has a
-// whole second's share.
+// retryAfter, in seconds, is when a node may query a tenant beyond its rate again: by then the limiter has a full
+// second's worth of tokens.
 const retryAfter = "1"
 
 func (s *NodeService) Allocate(
@@ -54,7 +54,7 @@ func (s *NodeService) Free(
 	return connect.NewResponse(&pilasterv1.FreeResponse{}), nil
 }
 
-// ListMappings tells a node of tenants that it hosts or carries, and of no others.
+// ListMappings serves mappings of tenants that the node hosts or needs for transit.
 func (s *NodeService) ListMappings(
 	ctx context.Context,
 	req *connect.Request[pilasterv1.ListMappingsRequest],
@@ -97,8 +97,8 @@ func (s *NodeService) ListMappings(
 	), nil
 }
 
-// changedMappings tells what has changed after a revision, up to all that this orchestrator has changed before it was
-// Tenants.
+// changedMappings returns the changes after a revision. It includes all changes that this orchestrator committed before
+// the call.
 func (s *NodeService) changedMappings(
 	ctx context.Context,
 	node pki.Node,
@@ -133,7 +133,7 @@ func (s *NodeService) changedMappings(
 	return connect.NewResponse(resp), nil
 }
 
-// Hosting waits a moment for what another orchestrator has just noted.
+// hosting waits for a moment in case another orchestrator has just recorded that the node hosts the tenant.
 func (s *NodeService) hosting(ctx context.Context, n pki.Node, tenant string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -27,28 +27,28 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What a node says of itself and its tenants is kept in the store.
+// Limits of what the store keeps of a node's reports.
 const (
-	MaxVersion = 256 // Bytes
+	MaxVersion = 256 // bytes
 	MaxUplinks = 64
-	MaxProblem = 1024    // Bytes
-	MaxTenants = 65_535  // as ids in a packet path
-	MaxApps    = 1 << 18 // Of all its tenants
+	MaxProblem = 1024    // addresses
+	MaxTenants = 65_535  // bytes
+	MaxApps    = 1 << 18 // as many as there are ids in a packet path
 
-	MaxOverrides = 4096 // Of containers of all its tenants
+	MaxOverrides = 4096 // of all its tenants
 )
 
-// NodeService serves agents. A node acts as itself only: who it is comes from its certificate.
+// NodeService serves agents. The certificate determines the node, and a node acts only as itself.
 type NodeService struct {
 	Store   *store.Store
 	Cache   *cache.Cache
 	Token   *admission.TokenFile
-	Timeout time.Duration // for one message of a stream to be written, or the first to be read
+	Timeout time.Duration // to write a message of a stream, or to read the first
 	Now     func() time.Time
 	Log     *slog.Logger
 	Limiter *admission.CallLimiter
-	Lists   *admission.Rates[string]    // Of mappings, by tenant; nil where there is no limit
-	Later   func(func(context.Context)) // does something that outlasts the call
+	Lists   *admission.Rates[string]    // queries for mappings, by tenant; nil if there is no limit
+	Later   func(func(context.Context)) // runs work that outlives the call
 }
 
 func (s *NodeService) Join(
@@ -166,7 +166,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	}
 	for _, network := range m.Enforces {
 		if _, known := tenant.TraitsOf(network); !known {
-			continue // a later build has one more
+			continue // a network of a later build
 		}
 		r.Enforces = append(r.Enforces, network)
 	}
@@ -242,7 +242,7 @@ func (s *NodeService) Resolve(
 	if err != nil {
 		return nil, err
 	}
-	// The model may not have heard yet of what another orchestrator has made.
+	// The cache may not have the latest changes of other orchestrators.
 	ruled, err := s.Store.HasPolicies(ctx, tenant.Name)
 	if err != nil {
 		return nil, err
@@ -252,7 +252,7 @@ func (s *NodeService) Resolve(
 	), nil
 }
 
-// acting is the caller, a registered node, if no other machine is connected as it.
+// acting returns the calling node if it is registered and no other machine is connected with its identity.
 func (s *NodeService) acting(ctx context.Context) (pki.Node, error) {
 	node, _ := admission.Caller(ctx)
 	if err := s.registered(ctx); err != nil {
@@ -262,7 +262,7 @@ func (s *NodeService) acting(ctx context.Context) (pki.Node, error) {
 	return node, s.Cache.Session(node.Name).Admit(node.Name, admission.Instance(ctx))
 }
 
-// Registered waits a moment for a node that registered with another orchestrator just now.
+// registered waits for a moment in case the node has just registered with another orchestrator.
 func (s *NodeService) registered(ctx context.Context) error {
 	n, _ := admission.Caller(ctx)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -304,12 +304,12 @@ func (s *NodeService) Follow(
 	defer begun()
 	session := store.Session{Orchestrator: s.Cache.Self, Instance: admission.Instance(ctx), Stream: join.NewUUID()}
 	defer func() {
-		if !s.Cache.Stopped() { // then all sessions end at once
+		if !s.Cache.Stopped() { // Stop ends all sessions at once
 			s.Later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
 		}
 	}()
 	err = s.connect(ctx, node, session)
-	begun() // only now: were the next to begin before the model had heard of this one, the model would lag behind for longer than streams wait for it
+	begun() // only now: if the next streams began before the cache has this session, the cache would lag by more than streams wait for it
 	if err != nil {
 		return err
 	}
@@ -327,7 +327,7 @@ func (s *NodeService) Follow(
 		deadlines.SetReadDeadline(time.Now()) // wakes the reader
 		<-reading
 	}()
-	// The queue holds already what is incomplete.
+	// The queue already has the incomplete tenants.
 	again := proto.CloneOf(first)
 	again.IncompleteTenants = nil
 	if err := s.host(ctx, f, again); err != nil {
@@ -336,7 +336,7 @@ func (s *NodeService) Follow(
 	return s.writeStream(ctx, f, stream, requests)
 }
 
-// writeStream writes the stream until it ends, and says why it did.
+// writeStream sends messages until the stream ends, and returns why it ended.
 func (s *NodeService) writeStream(
 	ctx context.Context,
 	f *cache.Subscriber,
@@ -345,7 +345,7 @@ func (s *NodeService) writeStream(
 ) error {
 	heartbeat := time.NewTimer(s.Cache.HeartbeatEvery())
 	defer heartbeat.Stop()
-	var told time.Time // something else, last: it says as well how far the stream is
+	var told time.Time // when the last other message was sent: it also reports the revision
 	for {
 		var next *pilasterv1.FollowResponse
 		select {
@@ -353,7 +353,7 @@ func (s *NodeService) writeStream(
 			if cause := context.Cause(ctx); !errors.Is(cause, io.EOF) {
 				return cause
 			}
-			return nil // the node has no more to say
+			return nil // the node closed its side
 		case req := <-requests:
 			if err := s.host(ctx, f, req); err != nil {
 				return err
@@ -417,7 +417,7 @@ func (s *NodeService) send(
 	return nil
 }
 
-// host makes the stream carry these tenants, and notes in the store what the node says of them.
+// host makes the stream follow these tenants and records in the store what the node reports about them.
 func (s *NodeService) host(ctx context.Context, f *cache.Subscriber, req *pilasterv1.FollowRequest) error {
 	add, remove := s.Cache.Rehost(f, req)
 	ctx, cancel := context.WithTimeout(ctx, admission.CallTimeout)
@@ -458,7 +458,7 @@ func receive(
 	}
 }
 
-// printable is a node's words on one line and without what a terminal obeys, as people are shown them.
+// printable replaces control characters in a node's text, which operators see on a terminal.
 func printable(words string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -468,7 +468,7 @@ func printable(words string) string {
 	}, words)
 }
 
-// checkHosted refuses what no node of ours says.
+// checkHosted refuses messages that no valid agent sends.
 func checkHosted(req *pilasterv1.FollowRequest) error {
 	for _, name := range slices.Concat(req.HostedTenants, req.CarriedTenants) {
 		if err := tenant.CheckName(name); err != nil {

@@ -115,7 +115,7 @@ func (s *OperatorService) DeletePublication(
 	return connect.NewResponse(&pilasterv1.DeletePublicationResponse{}), nil
 }
 
-// Tenants is the tenant of a name, or all where there is none.
+// tenants returns the named tenant, or all tenants if the name is empty.
 func (s *OperatorService) tenants(name string) ([]*pilasterv1.Tenant, error) {
 	if name == "" {
 		return s.Cache.AllTenants(), nil

@@ -18,22 +18,22 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// OperatorService serves people on the unix socket. Changes return when this orchestrator's
-// Cache has them, so that the next question finds them.
+// OperatorService serves operators on the unix socket. A change returns when the cache of this orchestrator has it, so
+// that the next query sees it.
 type OperatorService struct {
 	Store      *store.Store
 	Cache      *cache.Cache
 	Token      *admission.TokenFile
 	Version    string
-	Where      string // the store, in words
+	Where      string // description of the store
 	Listen     string
-	RegionName string // this one's name
+	RegionName string // name of this region
 	Started    time.Time
 
-	applying keymutex.Locks // by tenant: policies are looked at beside those that were applied before
+	applying keymutex.Locks // by tenant: the capacity check needs the policies applied before
 }
 
-// Await waits for the revision and not for what changed, which somebody else may have changed back.
+// await waits for the revision of the last change, not for its content: another client may already have reverted that.
 func (s *OperatorService) await(ctx context.Context) {
 	revision := s.Store.Revision()
 	s.Cache.Await(ctx, func() bool { return s.Cache.Revision >= revision })
@@ -78,7 +78,7 @@ func (s *OperatorService) GetTenant(
 	}), nil
 }
 
-// Tenant is a tenant that there is.
+// tenant returns an existing tenant.
 func (s *OperatorService) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1.App, []*pilasterv1.Hosting, error) {
 	if err := tenant.CheckName(name); err != nil {
 		return nil, nil, nil, connect.NewError(connect.CodeInvalidArgument, err)
@@ -195,7 +195,7 @@ func (s *OperatorService) DeleteNode(
 ) (*connect.Response[pilasterv1.DeleteNodeResponse], error) {
 	name := req.Msg.Name
 	if node := s.Cache.Node(name); !req.Msg.Force && node != nil &&
-		!node.Connected { // the end of its stream may not be noted yet
+		!node.Connected { // the store may not have the end of its stream yet
 		s.Cache.AwaitSession(ctx, name, store.Session.None)
 	}
 	if err := s.Store.DeleteNode(ctx, name, req.Msg.Force); err != nil {

@@ -58,8 +58,8 @@ func (s *OperatorService) ApplyPolicies(
 	return connect.NewResponse(&resp), nil
 }
 
-// checkPolicies refuses policies that nodes could not enforce beside those that the tenant has, and says what of each may not be
-// as its writer means it. Of a tenant that is not there the store says so.
+// checkPolicies refuses policies that nodes could not enforce together with the tenant's other policies, and returns
+// warnings for each. If the tenant does not exist, the store refuses later.
 func (s *OperatorService) checkPolicies(
 	ctx context.Context,
 	name string,
@@ -76,7 +76,7 @@ func (s *OperatorService) checkPolicies(
 				fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err),
 			)
 		}
-		if !s.Cache.HasPolicy(name, p) { // what it has already is not asked of it again
+		if !s.Cache.HasPolicy(name, p) { // existing policies are not checked again
 			if err := seenBy(t, s.Store.Cluster().Plan.Private, &read); err != nil {
 				return nil, connect.NewError(connect.CodeInvalidArgument, err)
 			}
@@ -109,7 +109,7 @@ func (s *OperatorService) checkPolicies(
 		return warnings, nil
 	}
 	room := policy.Room
-	if force { // the nodes may have been given more
+	if force { // an administrator may have given the nodes more room
 		room = math.MaxInt
 	}
 	err = policy.Fit(
@@ -130,7 +130,7 @@ func (s *OperatorService) checkPolicies(
 	return warnings, nil
 }
 
-// lacksSpec tells whether a document leaves out all that it is to say, as Kubernetes allows of a NetworkPolicy.
+// lacksSpec reports whether a document has no spec, which Kubernetes allows for a NetworkPolicy.
 func lacksSpec(document string) bool {
 	var is struct {
 		Spec json.RawMessage `json:"spec"`
@@ -138,8 +138,8 @@ func lacksSpec(document string) bool {
 	return json.Unmarshal([]byte(document), &is) == nil && (len(is.Spec) == 0 || string(is.Spec) == "null")
 }
 
-// seenBy refuses blocks of addresses as a tenant's containers see each other, which are enciphered: what lies beside
-// one of them means other containers, and rules are asked for plaintext.
+// seenBy refuses CIDRs of encrypted addresses, which a tenant's containers see: neighbouring addresses there belong to
+// unrelated containers, and rules match plaintext addresses.
 func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 	if t.Addressing != tenant.Encrypted {
 		return nil

@@ -15,16 +15,16 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// What a policy may have.
+// Limits of one policy.
 const (
-	MaxDocument = 64 << 10 // Bytes, as it is kept
+	MaxDocument = 64 << 10 // bytes of the stored JSON
 	maxRules    = 1000
 )
 
-// appliedAnnotation is kubectl's copy of what was applied.
+// appliedAnnotation is kubectl's copy of the applied document.
 const appliedAnnotation = "kubectl.kubernetes.io/last-applied-configuration"
 
-// SplitDocuments parts YAML at its lines "---", and leaves out what has comments alone.
+// SplitDocuments splits YAML at lines "---" and omits documents that have only comments.
 func SplitDocuments(text string) (documents []string) {
 	var document strings.Builder
 	says := false
@@ -49,7 +49,7 @@ func SplitDocuments(text string) (documents []string) {
 	return documents
 }
 
-// whole refuses text of which only the beginning would be read.
+// whole refuses text of which a parser would read only the beginning.
 func whole(text string) error {
 	switch n := len(SplitDocuments(text)); {
 	case n == 0:
@@ -65,7 +65,7 @@ func whole(text string) error {
 	return nil
 }
 
-// ReadPolicies reads documents as people write them, which may be lists. An error names the document by its number.
+// ReadPolicies reads documents, which may be lists. An error names the document by its number.
 func ReadPolicies(documents []string) (all []*pilasterv1.Policy, err error) {
 	seen := map[cache.PolicyName]int{}
 	for i, text := range documents {
@@ -119,8 +119,8 @@ func readDocument(text string) ([]*pilasterv1.Policy, error) {
 	return all, nil
 }
 
-// readPolicy reads one document. What is kept of it is what was read: JSON with sorted keys, with its namespace, and
-// without what a cluster of Kubernetes has added to it.
+// readPolicy reads one document. The stored form is canonical: JSON with sorted keys and with the namespace, without
+// the fields that a Kubernetes cluster adds.
 func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 	var document map[string]any
 	decoder := json.NewDecoder(bytes.NewReader(asJSON))
@@ -167,7 +167,7 @@ func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 	return p, nil
 }
 
-// clean takes away what a cluster of Kubernetes adds to a document, and returns its metadata.
+// clean removes the fields that a Kubernetes cluster adds, and returns the metadata.
 func clean(document map[string]any) map[string]any {
 	delete(document, "status")
 	metadata, _ := document["metadata"].(map[string]any)

@@ -13,7 +13,7 @@ func (s *OperatorService) ownRegion() *pilasterv1.Region {
 	return s.Cache.Region(s.RegionName, s.Store.Cluster().Plan.Base.String())
 }
 
-// checkNamed refuses where this region has no name: others would not know what to call it.
+// checkNamed refuses if this region has no name, by which other regions would refer to it.
 func (s *OperatorService) checkNamed() error {
 	if s.RegionName == "" {
 		return connect.NewError(

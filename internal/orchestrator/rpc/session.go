@@ -12,14 +12,14 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// awaitPredecessor gives the stream of a machine before it booted, or was copied, the time to end. What is
-// then so is for the store to judge.
+// awaitPredecessor waits for the end of the stream that another machine has under this identity: the same machine
+// before it rebooted, or a copy of its disk. The store decides afterwards.
 func (s *NodeService) awaitPredecessor(ctx context.Context, n pki.Node, instance string) {
 	s.Cache.AwaitSession(ctx, n.Name, func(is store.Session) bool { return is.None() || is.Instance == instance })
 }
 
-// connect notes the caller's new stream in the store, and returns when the model knows of it: whatever session it hears
-// Of afterwards has replaced this one.
+// connect records the new stream in the store and returns when the cache has it. Any session that the cache receives
+// afterwards has replaced this one.
 func (s *NodeService) connect(ctx context.Context, n pki.Node, session store.Session) error {
 	ctx, cancel := context.WithTimeout(ctx, admission.CallTimeout)
 	defer cancel()
@@ -35,7 +35,7 @@ func (s *NodeService) connect(ctx context.Context, n pki.Node, session store.Ses
 	return nil
 }
 
-// disconnect tries until it is done: a node that nobody serves must not look connected.
+// disconnect retries until it succeeds: a node without a stream must not look connected.
 func (s *NodeService) disconnect(ctx context.Context, n pki.Node, session store.Session) {
 	for {
 		once, cancel := context.WithTimeout(ctx, admission.CallTimeout)
