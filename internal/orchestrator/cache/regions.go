@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// RegionName is another one, as it was imported.
+// region is another region, as imported.
 type region struct {
 	*pilasterv1.Region
 	tenants map[string]*pilasterv1.Region_Tenant // by name
@@ -24,10 +24,10 @@ func newRegion(r *pilasterv1.Region) region {
 	return region{r, tenants}
 }
 
-// deriveRegions completes events with what follows from others: where else tenants are. It may change for all of them with a
-// RegionName, or where the Edge Switch is another.
+// deriveRegions adds the regions of tenants to events: in which other regions a tenant exists. A changed region or Edge
+// Switch can affect all tenants.
 func (m *Cache) deriveRegions(events []store.Event, all bool) []store.Event {
-	at := map[string]int{} // Of tenants in events
+	at := map[string]int{} // of tenants in events
 	for i, e := range events {
 		if e.Tenant != nil {
 			at[e.Tenant.Name] = i
@@ -65,7 +65,7 @@ func (m *Cache) deriveRegions(events []store.Event, all bool) []store.Event {
 	return events
 }
 
-// regionsOf is what a tenant's nodes must know of other regions: nothing while there is no Edge Switch.
+// regionsOf returns what a tenant's nodes need to know of other regions: nothing while there is no Edge Switch.
 func (m *Cache) regionsOf(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantRegion) {
 	edge := m.Nodes[m.edge]
 	if edge == nil || !hasOverlays(t) {
@@ -90,11 +90,11 @@ func (m *Cache) regionsOf(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantReg
 	return regions
 }
 
-// hasOverlays tells whether a tenant has addresses of its own, which other regions may know: also while it leaves network
-// nimitz.
+// hasOverlays reports whether a tenant has CIDRs of its own, which other regions may know. That includes a tenant that
+// leaves network nimitz.
 func hasOverlays(t *pilasterv1.Tenant) bool { return len(t.GetOverlays()) > 0 }
 
-// WithRegions is a tenant, read from the store, as nodes are told of it.
+// WithRegions completes a tenant that was read from the store for its nodes.
 func (m *Cache) WithRegions(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -102,7 +102,7 @@ func (m *Cache) WithRegions(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return t
 }
 
-// RegionName is this one: with an edge where there is an Edge Switch.
+// Region returns this region; its edge is empty if there is no Edge Switch.
 func (m *Cache) Region(name string, base string) *pilasterv1.Region {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -121,7 +121,7 @@ func (m *Cache) Region(name string, base string) *pilasterv1.Region {
 	return r
 }
 
-// OtherRegions is sorted by name.
+// OtherRegions returns the other regions, sorted by name.
 func (m *Cache) OtherRegions() (all []*pilasterv1.Region) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()

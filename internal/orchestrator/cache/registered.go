@@ -10,10 +10,9 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// Registered is the record of a node that says nothing of itself but what the store has, as the model knows it:
-// thousands that come back at once need not wait for the store to find that out. It is nil where the store has to
-// checkStream. What the model has not heard of yet, such as that the node was deleted, the store says when the node's stream
-// begins.
+// Registered returns the record of a node whose registration agrees with the cache, so that thousands of nodes that
+// reconnect at once need not wait for the store. It returns nil if the store has to decide. If the cache lags, for
+// example behind the node's deletion, the store refuses the node's stream.
 func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -43,14 +42,14 @@ func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
 	}
 	for _, held := range r.Mappings {
 		if known := m.Allocations.find(held); held.Key != "" || known.GetKey() != "" ||
-			known.GetName() != n.Name { // whose endpoint has an address only the store knows
+			known.GetName() != n.Name { // only the store knows which endpoint has an address
 			return nil
 		}
 	}
 	return n
 }
 
-// knowsTenant tells whether a tenant is, with all ids, as a node holds it.
+// knowsTenant reports whether the tenant exists with all ids that the node holds.
 func (m *Cache) knowsTenant(held *pilasterv1.Tenant) bool {
 	known := m.Tenants[held.Name]
 	if known == nil || held.Changes > known.Changes || held.Network != known.Network ||

@@ -7,8 +7,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// MaxLag is how long the end of a stream may take to be seen by every orchestrator; for so long nobody
-// identify refused because of it.
+// MaxLag is how long the end of a stream may take to reach every orchestrator. No node is refused because of an old
+// stream before that time has passed.
 const MaxLag = 5 * time.Second
 
 func (m *Cache) Session(node string) store.Session {
@@ -17,7 +17,7 @@ func (m *Cache) Session(node string) store.Session {
 	return m.Sessions[node]
 }
 
-// AwaitSession waits a moment until the session of a node is as it should be.
+// AwaitSession waits at most MaxLag until the session of a node meets a condition.
 func (m *Cache) AwaitSession(ctx context.Context, node string, should func(store.Session) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, m.Lag)
 	defer cancel()

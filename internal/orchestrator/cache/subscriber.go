@@ -15,33 +15,35 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// A stream that is told nothing else hears how far it is: so often, and where there are very many, all together so many
-// times a second, which is each of 100,000 every 50 s. No agent waits for it: that the other end is there it asks by
-// HTTP/2's pings. It is where the node's next stream resumes, so one that breaks within that time costs no snapshot as
-// long as no more than MaxHistory changes came meanwhile, 80 in a second of 100,000 streams.
+// A stream without other messages receives a heartbeat with the current revision, every heartbeatEvery, or less often
+// so that all streams together receive at most heartbeatRate per second: with 100,000 nodes each receives one every 50
+// s. No agent waits for it; HTTP/2 pings check the connection. The node's next stream resumes at the last revision, so
+// a broken stream needs no snapshot as long as at most MaxHistory changes came since: 80 per second with 100,000
+// streams.
 const (
 	heartbeatEvery = 5 * time.Second
 	heartbeatRate  = 2000
 )
 
-// reconnectRate is how many nodes a second can follow anew. After a restart all do: they are asked to come no faster.
+// reconnectRate is how many nodes per second can start a stream. After a restart all nodes do; spread asks them to
+// reconnect no faster.
 const reconnectRate = 3000
 
-// subscriber is one node's stream. Everything in it but its queue belongs to the model's lock.
+// Subscriber is the stream of one node. The lock of the cache protects everything but the queue.
 type Subscriber struct {
 	Node          pki.Node
 	Session       store.Session
-	hosted        map[string]bool                // whose news the node has, as it asked for
-	transit       map[string]bool                // and those that it must have
-	pullsMappings bool                           // for mappings: it is not told of them
-	recorded      map[string]*pilasterv1.Hosting // what this stream has had noted in the store
-	refused       map[string][]error             // Of that, what was not taken
+	hosted        map[string]bool                // tenants that the node hosts, by its own report
+	transit       map[string]bool                // tenants that it needs without hosting them
+	pullsMappings bool                           // the node queries mappings, and receives no updates of them
+	recorded      map[string]*pilasterv1.Hosting // what this stream has recorded in the store
+	refused       map[string][]error             // the refused parts of that
 	Queue         queue
 	end           context.CancelCauseFunc
 }
 
-// Subscribe starts a stream by its first message: its queue begins with what the node has missed
-// since the revision it knows, or with a snapshot. A stream that the node had before is ended.
+// Subscribe starts a stream with its first message. The queue begins with the updates after the node's revision, or
+// with a snapshot. It ends an earlier stream of the node.
 func (m *Cache) Subscribe(
 	n pki.Node,
 	session store.Session,
@@ -62,7 +64,7 @@ func (m *Cache) Subscribe(
 	f.recorded = m.alreadyRecorded(f, first)
 	if missed, ok := m.missed(f, first); ok {
 		for _, r := range missed {
-			m.enqueue(f, r) // never more than fit; see missed
+			m.enqueue(f, r) // missed limits them to what fits
 		}
 	} else {
 		m.enqueue(f, m.snapshot(f))
@@ -76,7 +78,7 @@ func (m *Cache) Unsubscribe(f *Subscriber) {
 	m.drop(f)
 }
 
-// drop has a stream that has ended told nothing any more.
+// drop stops updates to a stream that has ended.
 func (m *Cache) drop(f *Subscriber) {
 	if m.Subscribers[f.Node.Name] == f {
 		m.setTenants(f, nil, nil)
@@ -84,7 +86,7 @@ func (m *Cache) drop(f *Subscriber) {
 	}
 }
 
-// HandleBatch has a stream carry news of these tenants from now on, and of no others.
+// setTenants replaces the tenants whose updates a stream receives.
 func (m *Cache) setTenants(f *Subscriber, hosted, carried map[string]bool) {
 	if m.Subscribers[f.Node.Name] != f {
 		return // it has ended
@@ -106,8 +108,7 @@ func (m *Cache) setTenants(f *Subscriber, hosted, carried map[string]bool) {
 	}
 }
 
-// missed is what happened since the revision that the node knows, or false when a snapshot tells
-// it better.
+// missed returns the updates after the node's revision, or false if a snapshot is better.
 func (m *Cache) missed(f *Subscriber, first *pilasterv1.FollowRequest) ([]*pilasterv1.FollowResponse, bool) {
 	past, _, ok := m.since(first.ResumeRevision)
 	if !ok {
@@ -119,7 +120,7 @@ func (m *Cache) missed(f *Subscriber, first *pilasterv1.FollowRequest) ([]*pilas
 			missed = append(missed, response(b.Revision, d))
 		}
 		for _, e := range b.Events {
-			if f.transit[e.DeletedTenant] { // made anew, it comes whole
+			if f.transit[e.DeletedTenant] { // a new tenant of that name must come whole
 				carried := maps.Clone(f.transit)
 				delete(carried, e.DeletedTenant)
 				m.setTenants(f, f.hosted, carried)
@@ -135,7 +136,7 @@ func (m *Cache) missed(f *Subscriber, first *pilasterv1.FollowRequest) ([]*pilas
 			m.addWhole(rest, tenant, f.hosted[tenant])
 		}
 	}
-	missed = append(missed, response(m.Revision, rest)) // also tells that it is all
+	missed = append(missed, response(m.Revision, rest)) // also marks the end
 	return missed, len(missed) <= maxQueue/2
 }
 
@@ -157,7 +158,7 @@ func (m *Cache) snapshot(f *Subscriber) *pilasterv1.FollowResponse {
 	}
 }
 
-// addWhole adds all of a tenant; of one that is only carried, without what its containers may do.
+// addWhole adds a tenant with its apps, and with its policies if the node hosts it.
 func (m *Cache) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
 	if t := m.Tenants[tenant]; t != nil {
 		d.Tenants = append(d.Tenants, t)
@@ -169,9 +170,9 @@ func (m *Cache) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
 	}
 }
 
-// Rehost changes which tenants a stream carries. Those new to it or to the node come whole. What must be
-// recorded in the store is returned: what the model knows may be older than what this stream had
-// recorded a moment ago.
+// Rehost changes the tenants of a stream and queues those that are new to the stream or incomplete on the node. It
+// returns what must be recorded in the store. It compares with what this stream recorded last, because the cache may
+// lag behind that.
 func (m *Cache) Rehost(f *Subscriber, req *pilasterv1.FollowRequest) (add []*pilasterv1.Hosting, remove []string) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -204,7 +205,7 @@ func (m *Cache) Rehost(f *Subscriber, req *pilasterv1.FollowRequest) (add []*pil
 	}
 	for tenant := range resolving {
 		if said[tenant] == nil {
-			said[tenant] = &pilasterv1.Hosting{} // byTenant be taken back when it is not hosted in the end
+			said[tenant] = &pilasterv1.Hosting{} // deleted later if the node does not host it in the end
 		}
 	}
 	f.recorded = said
@@ -215,9 +216,9 @@ func (m *Cache) Rehost(f *Subscriber, req *pilasterv1.FollowRequest) (add []*pil
 	return add, remove
 }
 
-// alreadyRecorded is what the store has of what a stream says at its beginning. The model knows it: it has heard of the
-// stream's session, and nobody else has noted anything of the node since that was written. Of a tenant that changes its
-// ids or retires apps, and of what a later message said, the store judges.
+// alreadyRecorded returns what the store has of a stream's first message. The cache knows: it has the stream's session,
+// and only this stream has recorded anything of the node since. For a tenant that rotates its key or retires apps, and
+// for later messages, the store decides.
 func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	noted := map[string]*pilasterv1.Hosting{}
 	for _, name := range first.HostedTenants {
@@ -239,7 +240,7 @@ func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) 
 	return noted
 }
 
-// reportedHosting is what a node says of each tenant it hosts.
+// reportedHosting returns a node's report about each tenant that it hosts.
 func reportedHosting(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	said := map[string]*pilasterv1.Hosting{}
 	for _, tenant := range req.HostedTenants {
@@ -253,7 +254,7 @@ func reportedHosting(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosti
 	return said
 }
 
-// ForgetRecorded has what a stream said of tenants noted again when it says it the next time.
+// ForgetRecorded makes the stream record these tenants again at the next message.
 func (m *Cache) ForgetRecorded(f *Subscriber, tenants []string) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -262,11 +263,10 @@ func (m *Cache) ForgetRecorded(f *Subscriber, tenants []string) {
 	}
 }
 
-// MaxReasons is how many reasons a node is told.
+// MaxReasons is how many reasons a node receives.
 const MaxReasons = 16
 
-// Refuse takes note of what was not taken of what a node has said of tenants, and tells the node where that has
-// ChangedMappings.
+// Refuse stores which parts of a node's report were refused, and sends them to the node if they changed.
 func (m *Cache) Refuse(f *Subscriber, said []*pilasterv1.Hosting, refused map[string][]error) (changed bool) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -326,8 +326,8 @@ func set(names []string) map[string]bool {
 	return s
 }
 
-// common is what a batch means to every node that hosts its tenant, with the tenant's name; nil where it is of several,
-// or means to each node something else.
+// common returns the message that every node that hosts the tenant of the batch receives, and the tenant. It returns
+// nil if the batch has several tenants, or if the message depends on the node.
 func common(b store.Batch) (*pilasterv1.FollowResponse, string) {
 	if len(b.Events) == 0 {
 		return nil, ""
@@ -342,7 +342,7 @@ func common(b store.Batch) (*pilasterv1.FollowResponse, string) {
 	return response(b.Revision, d), tenant
 }
 
-// feed queues what a batch means to a stream.
+// feed queues the part of a batch that concerns a stream.
 func (m *Cache) feed(f *Subscriber, b store.Batch) {
 	d, found := f.delta(b)
 	if m.changedNodes[f.Node.Name] {
@@ -356,13 +356,13 @@ func (m *Cache) feed(f *Subscriber, b store.Batch) {
 	}
 }
 
-// enqueue has a message wait for a node. Nothing else has it yet.
+// enqueue queues a message that only this stream has.
 func (m *Cache) enqueue(f *Subscriber, r *pilasterv1.FollowResponse) {
 	r.SpreadMs, r.WithPolicies = m.spread(), true
 	m.queueShared(f, r)
 }
 
-// queueShared is for a message that is as it is to be, and others may have.
+// queueShared queues a message that is complete and that other streams may share.
 func (m *Cache) queueShared(f *Subscriber, r *pilasterv1.FollowResponse) {
 	if !f.Queue.put(r) {
 		m.endStream(
@@ -380,7 +380,7 @@ func (m *Cache) HeartbeatEvery() time.Duration {
 	return max(heartbeatEvery, time.Duration(m.share())*time.Second/heartbeatRate)
 }
 
-// Heartbeat carries the revision up to which the stream has told everything, if it has.
+// Heartbeat returns a message with the current revision; nil while other messages wait.
 func (m *Cache) Heartbeat(f *Subscriber) *pilasterv1.FollowResponse {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -395,12 +395,11 @@ func (m *Cache) Heartbeat(f *Subscriber) *pilasterv1.FollowResponse {
 	}
 }
 
-// spread is how long all that follow here together take to follow anew, in milliseconds: so far apart they are asked to
-// come.
+// spread is the period in milliseconds over which the nodes should reconnect.
 func (m *Cache) spread() uint32 { return uint32(m.share() * 1000 / reconnectRate) }
 
-// share is how many nodes follow here, or are about to after a restart: where several orchestrators have streams, each
-// has its part of all.
+// share is how many nodes have, or will have after a restart, streams of this orchestrator: all nodes divided by the
+// orchestrators that have streams.
 func (m *Cache) share() int {
 	orchestrators := len(m.serving)
 	if m.serving[m.Self] == 0 {
@@ -409,14 +408,14 @@ func (m *Cache) share() int {
 	return (len(m.Nodes) + orchestrators - 1) / orchestrators
 }
 
-// endStream ends a stream with a reason for the node, and one word of it for the counter.
+// endStream ends a stream with an error for the node, and a label for the counter.
 func (m *Cache) endStream(f *Subscriber, code connect.Code, word, reason string) {
 	f.end(connect.NewError(code, fmt.Errorf("%s", reason)))
 	m.drop(f)
 	m.dropped(word)
 }
 
-// Stalled ends a stream of which nothing was read for so long.
+// Stalled ends a stream whose node has read nothing for that long.
 func (m *Cache) Stalled(f *Subscriber, long time.Duration) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -436,7 +435,7 @@ func (m *Cache) endReplaced(f *Subscriber) {
 
 const storeForgot = "the store forgot this stream; follow again"
 
-// checkStream ends the stream of a node that was deleted, or whose session is over: then another machine may be let in.
+// checkStream ends the stream of a node that was deleted or whose session is over, which admits another machine.
 func (m *Cache) checkStream(f *Subscriber) (good bool) {
 	if f == nil {
 		return false
@@ -462,7 +461,7 @@ func (m *Cache) endStreams(code connect.Code, word, reason string) {
 	}
 }
 
-// Restart ends all streams, which nodes open anew.
+// Restart ends all streams; nodes open new ones.
 func (m *Cache) Restart() {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -471,7 +470,7 @@ func (m *Cache) Restart() {
 
 const isStopping = "the orchestrator is stopping"
 
-// Stop ends all streams, also those that are about to begin.
+// Stop ends all streams, also those that are starting.
 func (m *Cache) Stop() {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -491,10 +490,10 @@ func (m *Cache) Stopped() bool {
 	return m.stopping
 }
 
-// has tells whether the stream has news of a tenant.
+// has reports whether the stream receives updates of a tenant.
 func (f *Subscriber) has(tenant string) bool { return f.hosted[tenant] || f.transit[tenant] }
 
-// delta is the part of a batch that is of the node's tenants, and whether there is any.
+// delta returns the part of a batch that concerns the node's tenants, and whether there is any.
 func (f *Subscriber) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 	d = new(pilasterv1.Delta)
 	for _, e := range b.Events {

@@ -18,33 +18,38 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant has 65,279 numbers for its apps, and new sets of labels come for as long as it lives. So a number that
-// nobody uses goes to other labels:
+// A tenant has at most 65,279 apps, and new label sets appear for as long as it lives. So unused apps are retired and
+// their ids reused:
 //
-//   - When three quarters of a tenant's numbers are taken, nodes are asked about some of them, a round. Who hosts the tenant says which of these its
-//     containers have, and from then on makes no container of the others without asking: Resolve takes an app out of the round.
-//   - When all have said so, those that none has are to be forgotten, and when all have said that too, they end.
-//   - An ended number rests before it goes to other labels, as packets and orchestrators that lag may know it by the old ones.
+//   - When three quarters of a tenant's ids are used, a round begins: the orchestrator asks the hosting nodes
+//     about some apps. Each node answers which of them its containers have. From then on it creates no container
+//     of the others without a call of Resolve, which takes the app out of the round.
 //
-// A node that is away says nothing, and nothing ends before it is back or deleted. So it is with an agent of a build
-// that knows of no rounds.
+//   - When all nodes have answered, they must forget the unused apps. When all have confirmed that, those apps
+//     end.
+//
+//   - The id of an ended app is quarantined, because packets and lagging orchestrators may still use it for the
+//     old labels.
+//
+// A node that is away does not answer, and no app ends until it returns or is deleted. The same is true of agents of
+// builds without rounds.
 
-// MaxApps is what a tenant may have at a time.
+// MaxApps is the limit of apps per tenant.
 const MaxApps = int(address.FirstReservedApp) - 1
 
-// MaxRound is how many apps nodes are asked about at a time.
+// MaxRound is the number of apps per round.
 const MaxRound = 512
 
-// LimitApps has tenants have no more apps than that. It comes before all else.
+// LimitApps lowers the limit of apps per tenant. Call it before any other method.
 func (s *Store) LimitApps(most int) { s.appLimit = most }
 
-// MaxApps is what a tenant may have here.
+// MaxApps is the configured limit of apps per tenant.
 func (s *Store) MaxApps() int { return s.appLimit }
 
-// NearAppLimit tells whether a tenant with so many apps needs to have some end.
+// NearAppLimit reports whether a tenant with so many apps should retire some.
 func (s *Store) NearAppLimit(apps int) bool { return apps >= s.appLimit-s.appLimit/4 }
 
-// BeginAppRound begins a round about the next apps of a tenant, if it has many and there is no round.
+// BeginAppRound begins a round for a tenant near its limit, unless one is in progress.
 func (s *Store) BeginAppRound(ctx context.Context, name string) error {
 	return s.change(ctx, func(t *txn) error {
 		of := new(pilasterv1.Tenant)
@@ -69,26 +74,26 @@ func (s *Store) BeginAppRound(ctx context.Context, name string) error {
 	})
 }
 
-// newRound is random, so that nobody has heard of it in the time before a restore.
+// newRound is random, so that no node knows it from before a restore.
 func newRound() uint64 {
 	var b [8]byte
 	rand.Read(b[:])
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// AppsDue tells whether every node that hosts a tenant has answered its round.
+// AppsDue reports whether every node that hosts the tenant has answered its round.
 func AppsDue(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) bool {
 	return of.RetiringApps != nil && len(Unanswered(of, hosting)) == 0
 }
 
-// Unanswered are the nodes that a tenant's round waits for.
+// Unanswered returns the nodes for which a tenant's round waits.
 func Unanswered(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []string {
 	round := of.GetRetiringApps().GetRound()
 	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return h.HeardRound != round })
 }
 
-// reconcileApps takes the step that is due in a tenant's round. As long as there is more the tenant's record stays as it
-// was.
+// reconcileApps performs the step that is due in a tenant's round. While there is more to do, the tenant's record is
+// not changed.
 func (s *Store) reconcileApps(t *txn, of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) (more bool, err error) {
 	kept := map[uint32]bool{}
 	for _, h := range hosting {
@@ -108,8 +113,8 @@ func (s *Store) reconcileApps(t *txn, of *pilasterv1.Tenant, hosting []*pilaster
 	return false, nil
 }
 
-// endApps ends as many as one transaction does: an app and its number go together. That nobody has taken one back is
-// what the tenant's record says.
+// endApps ends as many apps as fit into one transaction, because an app and its id must go together. The tenant's
+// record shows that no node has taken one back.
 func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool) (more bool, err error) {
 	var claims []string
 	for _, app := range apps {
@@ -128,7 +133,7 @@ func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool
 			return true, nil
 		}
 		record := dirApps + name + "/" + hash
-		if kept[app] { // by a node that has heard of it from an orchestrator of an earlier build: the others learn it again
+		if kept[app] { // a node that an orchestrator of an earlier build informed; the others must learn the app again
 			if err := t.repeat(record); err != nil {
 				return false, err
 			}
@@ -143,7 +148,7 @@ func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool
 	return false, nil
 }
 
-// keepApp takes an app that containers are about to have out of its tenant's round.
+// keepApp takes an app that a node is about to use out of its tenant's round.
 func (t *txn) keepApp(of *pilasterv1.Tenant, app *pilasterv1.App, hash string) error {
 	round := of.RetiringApps
 	i := slices.Index(round.GetApps(), app.Id)
@@ -161,7 +166,7 @@ func (t *txn) keepApp(of *pilasterv1.Tenant, app *pilasterv1.App, hash string) e
 	return t.saveChanged(of)
 }
 
-// repeat writes what is there, so that all are told.
+// repeat writes an unchanged value, so that all nodes receive it again.
 func (t *txn) repeat(key string) error {
 	value, err := t.get(key)
 	if err == nil && value != "" {
@@ -170,10 +175,10 @@ func (t *txn) repeat(key string) error {
 	return err
 }
 
-// appsAhead is how many numbers are looked at before all are: those next to each other are mostly free together.
+// appsAhead is the number of ids that are checked before all are read: neighbouring ids are usually free together.
 const appsAhead = 8
 
-// freeApp finds a number that no app has, or had a moment ago, going round.
+// freeApp finds an id that is neither used nor quarantined, upward with wrap-around.
 func (s *Store) freeApp(t *txn, of *pilasterv1.Tenant) (uint32, error) {
 	mark, err := t.mark(dirAppMarks + of.Name)
 	if err != nil {
@@ -196,7 +201,7 @@ func (s *Store) freeApp(t *txn, of *pilasterv1.Tenant) (uint32, error) {
 	return s.searchApp(t, of, number)
 }
 
-// isFree has the commit fail if a number is free and is not any more then.
+// isFree reports whether an id is free, and makes the commit fail if it no longer is then.
 func (t *txn) isFree(of *pilasterv1.Tenant, app uint32) (bool, error) {
 	for _, key := range []string{appIDKey(of.Name, app), appQuarantineKey(of.Name, app)} {
 		if value, err := t.get(key); err != nil || value != "" {
@@ -206,7 +211,7 @@ func (t *txn) isFree(of *pilasterv1.Tenant, app uint32) (bool, error) {
 	return !slices.Contains(
 		of.GetRetiringApps().GetApps(),
 		app,
-	), nil // it may have ended, and not all of its round have
+	), nil // it may have ended while others of its round have not
 }
 
 func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uint32) (uint32, error) {
@@ -250,7 +255,7 @@ func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uin
 	)
 }
 
-// numbers are those below a directory.
+// numbers returns the ids below a directory.
 func (t *txn) numbers(dir string) (map[uint32]bool, error) {
 	resp, err := t.read(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
@@ -267,7 +272,7 @@ func (t *txn) numbers(dir string) (map[uint32]bool, error) {
 	return all, nil
 }
 
-// parseApp is the tenant and the number of a key.
+// parseApp returns the tenant and id of a key.
 func parseApp(key, dir string) (*pilasterv1.App, error) {
 	at := strings.LastIndexByte(key, '/')
 	n, err := strconv.ParseUint(key[at+1:], 10, 16)
@@ -277,7 +282,7 @@ func parseApp(key, dir string) (*pilasterv1.App, error) {
 	return &pilasterv1.App{Tenant: strings.TrimPrefix(key[:max(at, len(dir))], dir), Id: uint32(n)}, nil
 }
 
-// putApp writes the claim on the id last: who finds it finds the rest.
+// putApp writes the claim on the id last: a reader that finds it finds the rest.
 func (t *txn) putApp(app *pilasterv1.App, hash string, mark uint64) error {
 	t.setMark(dirAppMarks+app.Tenant, mark)
 	if err := t.save(dirApps+app.Tenant+"/"+hash, app); err != nil {

@@ -23,8 +23,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// BackupHeader is the first line of a backup, as JSON. The records follow, a line each, and the SHA-256
-// of all of that. Who can read a backup can read every tenant's key and the authority's.
+// BackupHeader is the first line of a backup, as JSON. One record per line follows, and at last the SHA-256 of all
+// that. A backup contains every tenant's key and the authority's key.
 type BackupHeader struct {
 	Format     string       `json:"format"`  // backupFormat
 	Version    int          `json:"version"` // of the format
@@ -39,7 +39,7 @@ const (
 	backupFormat  = "pilaster orchestrator backup"
 	backupVersion = 1
 	sumPrefix     = "sha256 "
-	pageSize      = 100_000 // records read at a time; for each page etcd goes over the names of all that come after it, too
+	pageSize      = 100_000 // records per read; for each page etcd also scans the keys after it
 )
 
 // backupRecord is one key of the store.
@@ -48,8 +48,8 @@ type backupRecord struct {
 	Value string `json:"value"`
 }
 
-// Backup writes what the embedded etcd of a data directory has at one moment to a file that must not
-// exist, whether an orchestrator runs there or not.
+// Backup writes the content of the embedded etcd of a data directory, at one revision, to a new file. An orchestrator
+// may run on the directory.
 func Backup(ctx context.Context, dataDir, file string, log *slog.Logger) (BackupHeader, error) {
 	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 		return BackupHeader{}, fmt.Errorf("%s exists already; it was left as it was: name a new file", file)
@@ -66,7 +66,7 @@ func Backup(ctx context.Context, dataDir, file string, log *slog.Logger) (Backup
 	return header, statefile.WriteBytes(file, text, 0o600)
 }
 
-// openDataDir is a client of the etcd of the orchestrator that runs there, or of one started for this.
+// openDataDir returns a client of the running orchestrator's etcd, or of an etcd that it starts.
 func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*clientv3.Client, func(), error) {
 	if _, err := os.Stat(filepath.Join(dataDir, "etcd")); errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(filepath.Join(dataDir, "join-token")); err == nil {
@@ -81,7 +81,7 @@ func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*client
 	}
 	lock, err := statefile.Lock(dataDir)
 	if err == nil {
-		lock.Close() // nobody runs there
+		lock.Close() // no orchestrator runs
 		e, err := Embed(ctx, dataDir, log)
 		if err != nil {
 			return nil, nil, err
@@ -133,7 +133,7 @@ func dump(ctx context.Context, client *clientv3.Client) ([]byte, BackupHeader, e
 	return fmt.Appendf(text, "%s%x\n", sumPrefix, sha256.Sum256(text)), header, nil
 }
 
-// each reads all records at one revision, page by page: there may be very many.
+// each reads all records at one revision, page by page, because there may be very many.
 func each(ctx context.Context, client *clientv3.Client, take func(*mvccpb.KeyValue) error) (revision int64, err error) {
 	next, end := root, clientv3.GetPrefixRangeEnd(root)
 	for more := true; more; {
@@ -163,7 +163,7 @@ func each(ctx context.Context, client *clientv3.Client, take func(*mvccpb.KeyVal
 	return revision, nil
 }
 
-// ReadBackup checks the whole file before it returns anything of it.
+// ReadBackup checks the whole file before it returns.
 func ReadBackup(file string) (BackupHeader, map[string]string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -16,16 +16,16 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Cluster is what is decided once, at the first start, and never changes but by a restore. The join
-// token can be rotated and is not in it.
+// Cluster has the decisions of the first start. Only a restore changes it. The join token is not part of it, because it
+// can be rotated.
 type Cluster struct {
 	UUID      string
 	Plan      address.Plan
 	Authority *pki.Authority
-	From      int64 // what revisions are counted from; each restore begins above all that were
+	From      int64 // offset of revisions; each restore begins above all earlier revisions
 }
 
-// clusterRecord is Cluster as it is stored.
+// clusterRecord is the stored form of Cluster.
 type clusterRecord struct {
 	UUID          string       `json:"uuid"`
 	BasePrefix    netip.Prefix `json:"basePrefix"`
@@ -44,7 +44,7 @@ type gatewayRecord struct {
 	V6 netip.Prefix `json:"v6"`
 }
 
-// plan is the record's. An older cluster has the default gateway prefixes, where it has nothing else there.
+// plan returns the plan of the record. An older cluster has the default gateway prefixes, if its plan leaves them free.
 func (r clusterRecord) plan() address.Plan {
 	plan := address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}
 	if r.Gateways != nil {
@@ -59,8 +59,8 @@ func (r clusterRecord) plan() address.Plan {
 	return with
 }
 
-// Open finds the cluster in etcd, or makes it. Parts of the plan that are the zero Prefix take what
-// the cluster has, or the default in a new one; others must be what the cluster has.
+// Open finds the cluster in etcd, or creates it. Zero prefixes of the plan mean those of the cluster, or the defaults
+// for a new one; other prefixes must equal the cluster's.
 func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *slog.Logger) (*Store, error) {
 	s := &Store{
 		etcd:      etcd,
@@ -173,12 +173,12 @@ func (r clusterRecord) token(authority *pki.Authority) (join.Token, error) {
 	return t, nil
 }
 
-// Token is the join token as the store has it now.
+// Token returns the current join token.
 func (s *Store) Token(ctx context.Context) (join.Token, error) {
 	return s.token(ctx, func(*txn, *clusterRecord) error { return nil })
 }
 
-// RotateToken makes another join token and returns it. The old one is nobody's from then on.
+// RotateToken replaces the join token and returns the new one. The old one is invalid from then on.
 func (s *Store) RotateToken(ctx context.Context) (join.Token, error) {
 	return s.token(ctx, func(t *txn, r *clusterRecord) error {
 		r.JoinSecret = make([]byte, len(join.Token{}.Secret))

@@ -13,49 +13,51 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// Changes of one process wait for each other instead of undoing each other's transactions. Each transaction costs a
-// round of the cluster and a write to its disks, so all changes that wait meanwhile are decided together, one after
-// another, and are made by one: each sees what those before it wrote. What it would be by itself, it is: a refused one
-// leaves nothing behind, and one that etcd does not take spoils no other.
+// Group commit. A transaction costs a round trip of the cluster and a write to disk. So all changes of the process that
+// wait meanwhile are decided one after the other and committed in one transaction; each sees the writes of those before
+// it. They stay independent: a refused change writes nothing, and a change that etcd rejects does not affect the
+// others.
 
-// committer are those that wait.
+// committer is the queue of pending changes.
 type committer struct {
 	mu         sync.Mutex
 	queue      []*request
-	maxWaiting int  // how many may
-	maxBatch   int  // writes, and comparisons, that are made by one transaction
+	maxWaiting int  // maximum length of queue
+	maxBatch   int  // writes, and also comparisons, of one transaction
 	running    bool // commitLoop runs
 }
 
-// request is a change that waits for its turn.
+// request is a pending change.
 type request struct {
 	ctx    context.Context
 	decide func(*txn) error
-	reads  []string // index first
-	weight weight   // index first
+	reads  []string // estimate
+	weight weight   // estimate
 	answer chan error
 
-	taken bool // it is being decided and made; of the lock of changes
+	taken bool // it is in a batch; protected by committer.mu
 }
 
-// change runs decide, perhaps several times, and commits what it wrote; when it fails, nothing is
-// written. What decide finds may be kept even when it writes nothing: all its reads are of one
-// revision. What is too large for a transaction is made in several, in the order it was written and
-// each decided anew: the first was decided on the whole, and the later ones leave out what is there. So
-// the order must be one that may end anywhere, to be gone on with when the change is asked for again.
-// Decide may run in another goroutine, but not when change has returned.
+// change runs decide, perhaps several times, and commits what it wrote; if decide fails, nothing is written. All reads
+// of decide are of one revision, so its results are consistent even if it writes nothing.
+//
+// A change that is too large for one transaction is committed in several, in the order of its writes, and decided again
+// before each: the later runs skip what is done. So the order must allow a stop anywhere, and a repeated call must
+// complete it.
+//
+// decide may run in another goroutine, but never after change has returned.
 func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	t, watched := newTxn(ctx, s.etcd), s.watched.Load()
 	err := decide(t)
 	s.noticeRewound(t.revision, watched)
 	if !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
-		return err // maxOps calls find everything as it should be, and need not wait for a turn
+		return err // most calls change nothing and need not wait
 	}
 	return s.submit(&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()})
 }
 
-// noticeRewound has everything read anew where a revision was read that is older than what was heard of before: reads
-// are linearised, so that it cannot be a member that lags.
+// noticeRewound triggers a full read if a read returned an older revision than the watch has seen: reads are
+// linearizable, so this cannot be a lagging member.
 func (s *Store) noticeRewound(read, watched int64) {
 	if read == 0 || read >= watched {
 		return
@@ -66,9 +68,9 @@ func (s *Store) noticeRewound(read, watched int64) {
 	}
 }
 
-// changeQueued is change without the first decision, where it is judged by few keys. It is for what many nodes ask at
-// once and mostly has to be written, or is found as it should be: reading for all that wait costs less than for each,
-// and who waits longest is served first. It takes what is written at most, and what is read.
+// changeQueued is change without a first decision outside the queue. It is for frequent calls of many nodes that
+// usually write and read few keys: one read for the batch costs less than one per call, and the queue is fair. w
+// estimates the writes; reads are the keys to fetch.
 func (s *Store) changeQueued(ctx context.Context, decide func(*txn) error, w weight, reads ...string) error {
 	if len(reads) > maxOps {
 		return s.change(ctx, decide)
@@ -76,7 +78,7 @@ func (s *Store) changeQueued(ctx context.Context, decide func(*txn) error, w wei
 	return s.submit(&request{ctx: ctx, decide: decide, reads: reads, weight: w})
 }
 
-// submit has a change made in its turn.
+// submit queues a change and waits for its result.
 func (s *Store) submit(r *request) error {
 	r.answer = make(chan error, 1)
 	s.enqueue(r)
@@ -85,13 +87,13 @@ func (s *Store) submit(r *request) error {
 		return err
 	case <-r.ctx.Done():
 		if s.committer.isWaiting(r) {
-			return unavailable(r.ctx.Err()) // and when it is taken it is not decided
+			return unavailable(r.ctx.Err()) // it was not decided, and a later batch skips it
 		}
 		return <-r.answer
 	}
 }
 
-// maxWaiting is how many changes may wait: more than can be made within the time that their callers have.
+// maxWaiting limits the queue; it is more than can be committed within the callers' deadlines.
 const maxWaiting = 1 << 15
 
 func (s *Store) enqueue(r *request) {
@@ -105,25 +107,25 @@ func (s *Store) enqueue(r *request) {
 	q.queue = append(q.queue, r)
 	if !q.running {
 		q.running = true
-		go s.commitLoop() // whoever waits waits for it
+		go s.commitLoop() // the waiting callers own it
 	}
 }
 
-// Waiting is how many changes wait for the store.
+// Waiting is the length of the queue.
 func (s *Store) Waiting() int {
 	s.committer.mu.Lock()
 	defer s.committer.mu.Unlock()
 	return len(s.committer.queue)
 }
 
-// isWaiting tells whether a change still waits.
+// isWaiting reports whether a change is still in the queue.
 func (q *committer) isWaiting(r *request) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return !r.taken
 }
 
-// commitLoop makes changes until none waits.
+// commitLoop commits batches until the queue is empty.
 func (s *Store) commitLoop() {
 	for {
 		some := s.committer.takeBatch()
@@ -134,7 +136,7 @@ func (s *Store) commitLoop() {
 	}
 }
 
-// allocatePrefix takes as many as probably fit into one transaction.
+// takeBatch removes as many changes as probably fit into one transaction.
 func (q *committer) takeBatch() (some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -151,7 +153,7 @@ func (q *committer) takeBatch() (some []*request) {
 	return some
 }
 
-// requeueFront has some be the next.
+// requeueFront puts changes at the front of the queue.
 func (q *committer) requeueFront(some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -161,7 +163,7 @@ func (q *committer) requeueFront(some []*request) {
 	q.queue = slices.Insert(q.queue, 0, some...)
 }
 
-// requeueBack has a change of many parts go on when those that wait have had their turn.
+// requeueBack puts a change of several transactions at the back of the queue, so that others have their turn.
 func (q *committer) requeueBack(some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -171,7 +173,7 @@ func (q *committer) requeueBack(some []*request) {
 	q.queue = append(q.queue, some...)
 }
 
-// commitBatch decides changes and makes them, and returns those that have to be decided in another transaction.
+// commitBatch decides and commits changes. It returns those that need another transaction.
 func (s *Store) commitBatch(some []*request) (later []*request) {
 	ctx, done := joinContexts(some)
 	defer done()
@@ -189,12 +191,12 @@ func (s *Store) commitBatch(some []*request) (later []*request) {
 		made, err := g.commit(ctx)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound) && len(d.decided) > 1:
-			// Nothing was changed, because of one of them.
+			// etcd rejected all writes because of one change.
 			for _, one := range d.decided {
 				s.commitBatch([]*request{one.request})
 			}
 		case err != nil:
-			s.quarantineLease.Store(nil) // perhaps etcd knows it no more
+			s.quarantineLease.Store(nil) // etcd may have lost the lease
 			for _, one := range d.decided {
 				one.answer <- unavailable(err)
 			}
@@ -203,7 +205,7 @@ func (s *Store) commitBatch(some []*request) (later []*request) {
 			some = d.requests()
 		default:
 			s.committed.Store(g.revision)
-			if made < len(g.writes) { // then it was alone
+			if made < len(g.writes) { // such a change is alone in its batch
 				s.committer.requeueBack(d.requests())
 				return later
 			}
@@ -215,7 +217,7 @@ func (s *Store) commitBatch(some []*request) (later []*request) {
 	return later
 }
 
-// joinContexts ends with the last of their contexts.
+// joinContexts returns a context that ends when all contexts of the requests have ended.
 func joinContexts(some []*request) (ctx context.Context, done func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var left atomic.Int64
@@ -236,16 +238,16 @@ func joinContexts(some []*request) (ctx context.Context, done func()) {
 	}
 }
 
-// decisions are what became of changes before the commit; who is in none of them was answered.
+// decisions are the results before the commit. Requests in none of the lists have been answered.
 type decisions struct {
-	decided []decided  // by the commit
-	retry   []*request // to be decided again at once
-	later   []*request // after the commit
+	decided []decided  // answered by the commit
+	retry   []*request // decide again immediately
+	later   []*request // decide after the commit
 }
 
-// decided is a change whose writes are to be made, or that needs none, or was refused, because of what those before it
-// wrote. All of it was read at the revision of the group, and the commit fails if any of that has changed since: so the
-// answer is what it would be right after the commit.
+// decided is a change that depends on the commit: it has writes, or its result depends on writes before it in the
+// batch. All reads are of one revision, and the commit fails if any of them has changed since, so the result is valid
+// at the time of the commit.
 type decided struct {
 	*request
 	outcome error
@@ -258,8 +260,8 @@ func (d decisions) requests() (all []*request) {
 	return all
 }
 
-// decide runs a change's own function. A panic of it must not end the process, which goes on for all others; a server
-// of HTTP does the same.
+// decide runs the function of a change. It recovers from a panic, as net/http does, because other callers wait in the
+// same process.
 func (s *Store) decide(r *request, t *txn) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -273,7 +275,7 @@ func (s *Store) decide(r *request, t *txn) (err error) {
 	return r.decide(t)
 }
 
-// dropExpired answers those whose time is over: nothing is read for them.
+// dropExpired answers requests whose context has ended.
 func dropExpired(some []*request) (still []*request) {
 	for _, r := range some {
 		if err := r.ctx.Err(); err != nil {
@@ -315,7 +317,7 @@ func (s *Store) decideBatch(g *txn, some []*request) (d decisions) {
 		commits := len(t.writes) > 0 || t.readsGroup
 		switch {
 		case errors.Is(err, rpctypes.ErrCompacted):
-			// It slept so long that the revision it reads is gone.
+			// The process was suspended for so long that the revision is compacted.
 			*g = *newTxn(g.ctx, g.etcd)
 			return decisions{retry: append(d.requests(), some[i:]...)}
 		case errors.Is(err, errLater),
@@ -325,7 +327,7 @@ func (s *Store) decideBatch(g *txn, some []*request) (d decisions) {
 		case commits:
 			g.join(t)
 			d.decided = append(d.decided, decided{r, err})
-			if t.deletesRange { // those after it would not see what that takes away
+			if t.deletesRange { // later changes would not see the deletions
 				d.later = some[i+1:]
 				return d
 			}

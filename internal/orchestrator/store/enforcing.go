@@ -13,11 +13,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant with policies that are not in audit is hosted by nodes alone that say that they enforce them on its
-// networks. Who comes to host it reads its policies, and who applies the first of them reads who hosts it: of the two
-// one finds what the other has written, and is refused.
+// Only nodes that report that they enforce policies on all networks of a tenant may host it while it has policies that
+// are not in audit. A node that starts to host reads the policies, and the first policy reads the hosting nodes. So one
+// of two concurrent changes sees the other and is refused.
 
-// mayHost refuses a node that would not enforce a tenant's policies.
+// mayHost refuses a node that would not enforce the tenant's policies.
 func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
 	without := unenforced(n, of)
 	if without == "" {
@@ -41,8 +41,8 @@ func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
 	)
 }
 
-// mayEnforce refuses the first policies of a tenant that is not in audit while nodes host it that would not enforce
-// them. Whoever has come to host it since does, or was let in by force.
+// mayEnforce refuses the tenant's first policy that is not in audit while nodes host it that would not enforce it.
+// Nodes that came later enforce policies, or an administrator forced the policy.
 func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	if has, err := t.enforced(of.Name); err != nil || has {
 		return err
@@ -60,8 +60,8 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	}
 	var are []string
 	for _, key := range slices.Sorted(slices.Values(keys)) {
-		// There may be thousands, so they are not compared at the commit: one that says something else by then may say
-		// it a moment later as well.
+		// There may be thousands of nodes, so their records are not compared at the commit: a node may change its
+		// report right afterwards anyway.
 		n := &pilasterv1.Node{}
 		if value := t.readings[key].value; value != "" {
 			if err := decode(key, []byte(value), n); err != nil {
@@ -92,7 +92,7 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	)
 }
 
-// unenforced is a network of a tenant on which a node enforces no policies; empty where it does on all.
+// unenforced returns a network of the tenant on which the node enforces no policies, "" if there is none.
 func unenforced(n *pilasterv1.Node, of *pilasterv1.Tenant) string {
 	for _, network := range tenantNetworks(of) {
 		if !slices.Contains(n.Enforces, network) {
@@ -102,7 +102,7 @@ func unenforced(n *pilasterv1.Node, of *pilasterv1.Tenant) string {
 	return ""
 }
 
-// tenantNetworks is where containers of a tenant have addresses.
+// tenantNetworks are the networks on which the tenant's containers have addresses.
 func tenantNetworks(of *pilasterv1.Tenant) []string {
 	network := cmp.Or(of.Network, tenant.Netpila)
 	if of.Leaving == "" {
@@ -111,7 +111,7 @@ func tenantNetworks(of *pilasterv1.Tenant) []string {
 	return []string{network, of.Leaving}
 }
 
-// enforced tells whether a tenant has policies that are not in audit, without what this change writes.
+// enforced reports whether the tenant has policies that are not in audit, without the writes of this change.
 func (t *txn) enforced(name string) (bool, error) {
 	dir := dirPolicies + name + "/"
 	for from, more := dir, true; more; {
@@ -135,10 +135,10 @@ func (t *txn) enforced(name string) (bool, error) {
 	return false, nil
 }
 
-// policiesPage is how many are read at a time where mostly the first answers.
+// policiesPage is the number of policies per read; usually the first page suffices.
 const policiesPage = 16
 
-// mostNamed is how many of many a refusal names.
+// mostNamed is how many nodes a refusal lists.
 const mostNamed = 10
 
 func someOf(all []string) string {

@@ -24,14 +24,14 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// External is an etcd cluster of one's own.
+// External is an etcd cluster outside this process.
 type External struct {
-	Endpoints []string // https://host:2379; http only where the way there is trusted
-	CA        string   // PEM file of its authority; empty means the system's
-	Cert, Key string   // PEM files of our certificate, when it asks for one
+	Endpoints []string // https://host:2379; http only if the network is trusted
+	CA        string   // PEM file of its authority; empty means the system's authorities
+	Cert, Key string   // PEM files of the client certificate, if etcd requires one
 }
 
-// Dial makes a client. It does not wait for the cluster to answer.
+// Dial returns a client. It does not wait for the cluster.
 func Dial(e External) (*clientv3.Client, error) {
 	t := &tls.Config{MinVersion: tls.VersionTLS12}
 	if e.CA != "" {
@@ -59,7 +59,7 @@ func Dial(e External) (*clientv3.Client, error) {
 	return newClient(e.Endpoints, t)
 }
 
-// deadAfter is how long a member may leave what it was sent without a sign of having got it.
+// deadAfter is the keepalive timeout of a connection to a member.
 const deadAfter = 2 * time.Second
 
 func newClient(endpoints []string, t *tls.Config) (*clientv3.Client, error) {
@@ -69,12 +69,12 @@ func newClient(endpoints []string, t *tls.Config) (*clientv3.Client, error) {
 		DialTimeout:          requestTimeout,
 		DialKeepAliveTime:    10 * time.Second,
 		DialKeepAliveTimeout: deadAfter,
-		Logger:               zap.NewNop(), // errors come back from calls
+		Logger:               zap.NewNop(), // calls return errors
 	})
 }
 
-// Embedded is an etcd of one member inside this process, which its client calls directly. It listens on a unix socket
-// in its directory only, for etcdctl and for a backup.
+// Embedded is a single-member etcd inside this process; its client calls it directly. It listens only on a unix socket
+// in its directory, for etcdctl and backups.
 type Embedded struct {
 	Client *clientv3.Client
 	etcd   *embed.Etcd
@@ -84,16 +84,16 @@ type Embedded struct {
 
 func socketIn(dir string) string { return filepath.Join(dir, "etcd.sock") }
 
-// maxSocketPath is what the kernel takes as the name of a unix socket.
+// maxSocketPath is the kernel's limit for the path of a unix socket.
 const maxSocketPath = 107
 
-// Embed starts it on <dir>/etcd, for the owner of the process only. Writes reach the disk before they
-// are answered.
+// Embed starts etcd in <dir>/etcd, accessible to the owner of the process only. Writes are synced to disk before they
+// are acknowledged.
 func Embed(ctx context.Context, dir string, log *slog.Logger) (*Embedded, error) {
 	return embedWith(ctx, dir, 0, log)
 }
 
-// embedWith takes the most bytes that etcd may have; 0 means its default, 2 GiB.
+// embedWith takes etcd's size limit in bytes; 0 means its default, 2 GiB.
 func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (_ *Embedded, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
@@ -127,15 +127,15 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	c.QuotaBackendBytes = quota
 	c.MaxTxnOps = maxEmbeddedOps
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
-	c.TickMs, c.ElectionMs = 50, 250 // alone it need not wait for others' votes
-	// It keeps what it has committed since its last snapshot in memory, for members that come late, and reads it all
-	// when it starts: alone it needs none, and a commit may be a thousand changes. So do its oldest files.
+	c.TickMs, c.ElectionMs = 50, 250 // a single member needs no votes
+	// etcd keeps the entries since its last snapshot in memory, for members that lag, and reads them all at its start.
+	// A single member needs few of them, and an entry may have a thousand changes. The same is true of old WAL files.
 	c.SnapshotCount, c.SnapshotCatchUpEntries, c.MaxWalFiles = 500, 1, 2
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{log, &e.quiet}))
 	if e.etcd, err = embed.StartEtcd(c); err != nil {
 		return nil, fmt.Errorf("embedded etcd in %s: %w", c.Dir, err)
 	}
-	// Every key of the cluster is behind this socket, and the directory may be somebody's who lets others in.
+	// The socket gives access to every key of the cluster, and other users may be able to enter the directory.
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	return e, e.makeRoom(ctx, log)
 }
 
-// makeRoom takes away all but the present state when etcd has reached its size and takes no more.
+// makeRoom removes old revisions if etcd has reached its size limit and accepts no more writes.
 func (e *Embedded) makeRoom(ctx context.Context, log *slog.Logger) error {
 	alarms, err := e.Client.AlarmList(ctx)
 	if err != nil {
@@ -179,7 +179,7 @@ func (e *Embedded) makeRoom(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// Close stops it and waits until it has.
+// Close stops etcd and waits for its end.
 func (e *Embedded) Close() {
 	e.quiet.Store(true)
 	if e.Client != nil {
@@ -193,10 +193,10 @@ func (e *Embedded) Close() {
 	}
 }
 
-// Failed reports when etcd gave up by itself.
+// Failed reports that etcd stopped by itself.
 func (e *Embedded) Failed() <-chan error { return e.etcd.Err() }
 
-// SplitEndpoints reads the value of --etcd.
+// SplitEndpoints parses the value of --etcd.
 func SplitEndpoints(list string) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }

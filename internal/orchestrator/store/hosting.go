@@ -13,14 +13,14 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// HostingResult is what became of what a node said.
+// HostingResult is the result of RecordHosting.
 type HostingResult struct {
-	Overtaken []string           // tenants of which a later message was noted already: they stay as they were
-	Refused   map[string][]error // overrides that were left out, by tenant
+	Overtaken []string           // tenants whose record is from a later message; they were not changed
+	Refused   map[string][]error // rejected overrides, by tenant
 }
 
-// RecordHosting notes what a node says of some tenants it hosts, in the message with the sequence number,
-// and that it hosts some others no more. Tenants that do not exist are passed over.
+// RecordHosting records what a node reports about tenants that it hosts, and deletes the records of tenants that it no
+// longer hosts. The sequence number orders a node's messages. Tenants that do not exist are skipped.
 func (s *Store) RecordHosting(
 	ctx context.Context,
 	n pki.Node,
@@ -79,7 +79,7 @@ func (s *Store) recordHosting(
 		if refused != nil {
 			is.Refused[said.Tenant] = refused
 		}
-		// Of a single id nothing can be said that is soon no longer so: that needs no later sequence.
+		// With a single id a report does not become outdated, so it needs no later sequence.
 		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving) &&
 			slices.EqualFunc(noted.Overrides, overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) }) &&
 			noted.HeardRound == said.HeardRound &&
@@ -111,8 +111,7 @@ func (s *Store) recordHosting(
 	return is, nil
 }
 
-// ownOverrides leaves out what a node says of other containers than its own: one that it is wrong about must not cost
-// the others anything.
+// ownOverrides drops overrides of containers that are not the node's, so that a wrong report cannot affect other nodes.
 func ownOverrides(
 	n *pilasterv1.Node,
 	of *pilasterv1.Tenant,
@@ -166,9 +165,9 @@ func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Over
 	return nil
 }
 
-// beginHosting makes a node one that hosts a tenant: it is about to accept all ids, before it draws from the current one. It
-// is refused where it would not enforce the tenant's policies. What is noted of a node that hosts it already stays, and
-// messages older than this no longer count.
+// beginHosting records that a node hosts a tenant. The record says that the node accepts all ids, before the node
+// allocates from the current id. A node that would not enforce the tenant's policies is refused. An existing record
+// keeps its content; earlier messages no longer count.
 func (t *txn) beginHosting(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
 	record, err := t.member(n)
 	if err != nil {
@@ -202,7 +201,7 @@ func (t *txn) beginHosting(n pki.Node, sequence uint64, found *pilasterv1.Tenant
 	return t.save(hostingKey(found.Name, n.Name), said)
 }
 
-// hosting is what is noted of a node and a tenant; blank where it is not there.
+// hosting returns the record of a node and a tenant; an empty one if there is none.
 func (t *txn) hosting(tenant, node string) (h *pilasterv1.Hosting, exists bool, err error) {
 	value, err := t.get(hostingKey(tenant, node))
 	if err != nil || value == "" {
@@ -212,7 +211,7 @@ func (t *txn) hosting(tenant, node string) (h *pilasterv1.Hosting, exists bool, 
 	return h, true, err
 }
 
-// hostingOf is what the nodes that host a tenant have said, by node.
+// hostingOf returns the records of the nodes that host a tenant, by node.
 func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
 	dir := dirHosting + name + "/"
 	resp, err := t.list(dir)
@@ -230,8 +229,8 @@ func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
 	return all, nil
 }
 
-// hostedBy is the tenants that a node hosts, whose records are then read. To one that was shut out none comes any more.
-// Each tenant is asked for: to list what all nodes host would take the longer the more nodes there are.
+// hostedBy returns the tenants that a node hosts, and fetches their records. A node that is shut out can host no more.
+// It reads one key per tenant: a list of all hosting records would grow with the number of nodes.
 func (t *txn) hostedBy(node string, shutOut bool) (hosted []string, err error) {
 	tenants, err := t.names(dirTenants)
 	if err != nil {
@@ -259,7 +258,7 @@ func (t *txn) hostedBy(node string, shutOut bool) (hosted []string, err error) {
 
 func hostingKey(tenant, node string) string { return dirHosting + tenant + "/" + node }
 
-// decodeHosting also knows the records that had a UUID only: such a node has said nothing.
+// decodeHosting also reads records of old builds that have only a UUID: such a node has reported nothing.
 func decodeHosting(key string, value []byte) (*pilasterv1.Hosting, error) {
 	h := new(pilasterv1.Hosting)
 	if strings.HasPrefix(string(value), "{") {

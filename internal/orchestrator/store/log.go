@@ -8,10 +8,10 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// slogCore hands etcd's errors to our logger; its chatter stays with it.
+// slogCore passes etcd's errors to our logger and drops its other messages.
 type slogCore struct {
 	log   *slog.Logger
-	quiet *atomic.Bool // when we stop etcd, it calls that an error
+	quiet *atomic.Bool // when we stop etcd, it logs errors
 }
 
 func (c slogCore) Enabled(l zapcore.Level) bool { return l >= zapcore.ErrorLevel && !c.quiet.Load() }

@@ -13,18 +13,18 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What is given of a nimitz tenant's overlays, to a node or to an endpoint of it, is a mapping. It stays until the node
-// recordHosting the tenant no more, or gives it back, or is deleted; an address that goes then rests. Numbers go upward and
-// round.
+// A mapping allocates a subnet of a nimitz tenant's overlay to a node, or an address to an endpoint. It lasts until the
+// node no longer hosts the tenant, releases it, or is deleted; then the address is quarantined. Allocation proceeds
+// upward and wraps around.
 
-// maxKey is how long an endpoint's key may be, in bytes.
+// maxKey is the maximum length of an endpoint's key in bytes.
 const maxKey = 512
 
-// ofNode is the place of a key in the store that stands for the node itself.
+// ofNode takes the place of an endpoint's key for allocations of the node itself.
 const ofNode = "node"
 
-// Allocate gives a node its subnet of each overlay of a tenant it hosts, or where there are none an endpoint of it an
-// address of each. Who asks again gets the same.
+// Allocate returns a node's subnet of each overlay of a tenant that it hosts, or, if the overlays have no subnets, an
+// address of each for an endpoint. A repeated call returns the same.
 func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (given []netip.Prefix, err error) {
 	if err := checkAllocation(name, key); err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 			name,
 		)
 	}
-	found := new(pilasterv1.Tenant) // until the commit: what is given must not outlast its overlays
+	found := new(pilasterv1.Tenant) // compared at the commit: an allocation must not outlive its overlay
 	if _, err := t.load(dirTenants+name, found); err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 	return s.complete(t, n, record, name, key, overlays, from)
 }
 
-// complete gives a key what it lacks; mostly that is all or nothing.
+// complete allocates what a key lacks, which is usually all or nothing.
 func (s *Store) complete(
 	t *txn,
 	n pki.Node,
@@ -137,7 +137,7 @@ func (s *Store) complete(
 	return all, t.recordAllocation(record, name, key, all, added)
 }
 
-// checkGateway refuses a node that has no virtual addresses.
+// checkGateway refuses a node without virtual addresses.
 func (s *Store) checkGateway(node *pilasterv1.Node, o tenant.Overlay) error {
 	prefix, err := netip.ParsePrefix(node.Prefix)
 	if err != nil {
@@ -169,7 +169,7 @@ func (s *Store) checkGateway(node *pilasterv1.Node, o tenant.Overlay) error {
 	)
 }
 
-// member is the record of a node, which must be registered.
+// member returns the record of a registered node.
 func (t *txn) member(n pki.Node) (*pilasterv1.Node, error) {
 	record, err := t.identify(n)
 	if err == nil && record == nil {
@@ -178,8 +178,7 @@ func (t *txn) member(n pki.Node) (*pilasterv1.Node, error) {
 	return record, err
 }
 
-// overlays are a tenant's; nil where it has none any more, or there is no such tenant. They are not compared at the
-// commit.
+// overlays returns a tenant's overlays; nil if it has none or does not exist. They are not compared at the commit.
 func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 	key := dirTenants + name
 	if err := t.fetch(key); err != nil {
@@ -196,8 +195,8 @@ func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 	return tenant.ParseOverlays(found.Overlays)
 }
 
-// recordAllocation writes what is given to a key, all of it, and the mappings of what is new; those last, because who finds one
-// finds the rest.
+// recordAllocation writes all allocations of a key, and then the mappings of the new ones: a reader that finds a
+// mapping finds the rest.
 func (t *txn) recordAllocation(node *pilasterv1.Node, name, key string, all, added []netip.Prefix) error {
 	t.put(allocationKey(name, node.Name, key), joinPrefixes(all))
 	for _, to := range added {
@@ -208,7 +207,7 @@ func (t *txn) recordAllocation(node *pilasterv1.Node, name, key string, all, add
 	return nil
 }
 
-// allocated is what a key has, nil for nothing.
+// allocated returns the allocations of a key, nil if there are none.
 func (t *txn) allocated(name, node, key string) ([]netip.Prefix, error) {
 	value, err := t.get(allocationKey(name, node, key))
 	if err != nil || value == "" {
@@ -217,7 +216,7 @@ func (t *txn) allocated(name, node, key string) ([]netip.Prefix, error) {
 	return splitPrefixes(value)
 }
 
-// Free takes an endpoint's addresses back. What is free already stays so.
+// Free releases an endpoint's addresses. It succeeds if they are free already.
 func (s *Store) Free(ctx context.Context, n pki.Node, name, key string) error {
 	if err := checkAllocation(name, key); err != nil {
 		return err
@@ -233,7 +232,7 @@ func (s *Store) Free(ctx context.Context, n pki.Node, name, key string) error {
 	})
 }
 
-// releaseAll takes back all that a node has of a tenant, if it can have anything.
+// releaseAll releases all that a node holds of a tenant.
 func (s *Store) releaseAll(t *txn, n pki.Node, name string) error {
 	if overlays, err := t.overlays(name); err != nil || overlays == nil {
 		return err
@@ -251,7 +250,7 @@ func (s *Store) releaseAll(t *txn, n pki.Node, name string) error {
 	return nil
 }
 
-// release has what one key was given rest.
+// release quarantines the allocations of one key.
 func (s *Store) release(t *txn, n pki.Node, name, key string) error {
 	value, err := t.get(key)
 	if err != nil || value == "" {
@@ -275,7 +274,7 @@ func (s *Store) quarantineMapping(t *txn, n pki.Node, name string, to netip.Pref
 	return s.quarantine(t, quarantineKey(name, to), n.UUID)
 }
 
-// reclaimMapping takes in what a node says that it was given.
+// reclaimMapping accepts a mapping that a node reports.
 func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv1.Mapping) error {
 	if err := checkAllocation(held.Tenant, held.Key); err != nil {
 		return err
@@ -287,7 +286,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	at := mappingKey(held.Tenant, to)
 	if is, err := decodeMapping(at, []byte(t.readings[at].value)); err == nil && is.Name == node.Name &&
 		is.Key == held.Key {
-		return nil // nothing is decided on it
+		return nil // nothing depends on it
 	}
 	// Without the tenant there is nothing to protect.
 	if exists, err := t.get(dirTenants + held.Tenant); err != nil || exists == "" {
@@ -298,7 +297,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 		return err
 	}
 	if overlays == nil {
-		return nil // nor when it has left the network: they are nobody's
+		return nil // the tenant has left the network, so the addresses belong to no tenant
 	}
 	i := slices.IndexFunc(overlays, func(o tenant.Overlay) bool { _, ok := o.Contains(to); return ok })
 	if i < 0 || (overlays[i].NodeBits != 0) != (held.Key == "") {
@@ -325,7 +324,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 			heldAdvice,
 		)
 	case is.Name != "":
-		// It was another endpoint's of this node, which is gone.
+		// Another endpoint of this node had it and is gone.
 		if err := s.release(t, n, held.Tenant, allocationKey(held.Tenant, node.Name, is.Key)); err != nil {
 			return err
 		}
@@ -333,8 +332,9 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	return s.claimMapping(t, node, n, held, overlays[i], to)
 }
 
-// claimMapping has a node have what it says. Of an overlay it has one subnet, and what the store had instead rests; of an
-// endpoint what it says may be older than what the same key was given since, which stays until the endpoint goes.
+// claimMapping records a reported mapping. A node has one subnet of an overlay, so another one that the store has is
+// quarantined. An endpoint's report may be older than its current allocations, which stay until the endpoint is
+// deleted.
 func (s *Store) claimMapping(
 	t *txn,
 	node *pilasterv1.Node,
@@ -367,7 +367,7 @@ func (s *Store) claimMapping(
 	if n, _ := o.Contains(to); n-first >= mark && n-first-mark < maxJump {
 		t.setMark(overlayMark(held.Tenant, o), (n-first+1)%count)
 	}
-	// Else it would stay the node's when that hosts the tenant no more. Of its ids the node says itself.
+	// Without a hosting record the mapping would outlast the node's use of the tenant. The node reports its ids itself.
 	if _, hosts, err := t.hosting(held.Tenant, node.Name); err != nil {
 		return err
 	} else if !hosts {

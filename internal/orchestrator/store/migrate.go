@@ -11,10 +11,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant moves from one network to another in two steps. Between them it is on the one, leaves the other, and its
-// containers have addresses of both; the id that was its VNI is what its addresses of netpila are of.
+// A tenant moves from one network to another in two steps. In between it is on the new network and leaves the old one,
+// and its containers have addresses of both. The id that was its VNI becomes the id of its netpila addresses.
 
-// Migrate is the first step. Who repeats it finds it done.
+// Migrate is the first step. It may be repeated.
 func (s *Store) Migrate(
 	ctx context.Context,
 	name, to string,
@@ -60,7 +60,7 @@ func (s *Store) Migrate(
 	return found, nil
 }
 
-// hasMoved refuses to do what is done in another way.
+// hasMoved refuses a repeated step with other parameters.
 func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	switch {
 	case t.Leaving == "":
@@ -82,9 +82,9 @@ func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	return nil
 }
 
-// FinishMigration is the second step: it takes from the tenant what it has of the network it leaves. Unless forced,
-// every node that hosts the tenant must have given its containers addresses of the other one, and no other region may
-// know the tenant. Who repeats it finds it done.
+// FinishMigration is the second step: it deletes what the tenant has of the network that it leaves. Unless forced,
+// every hosting node must have given its containers addresses of the new network, and no other region may know the
+// tenant. It may be repeated.
 func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 	return found, nil
 }
 
-// Unmoved are the nodes that have not done the first step for all their containers, with how far they are.
+// Unmoved returns the nodes that have not completed the first step, with their progress.
 func Unmoved(hosting []*pilasterv1.Hosting) (late []string) {
 	for _, h := range hosting {
 		switch m := h.Moving; {

@@ -10,7 +10,7 @@ import (
 
 var labelForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// checkTenant makes a bad name a refusal.
+// checkTenant refuses an invalid name.
 func checkTenant(name string) error {
 	if err := tenant.CheckName(name); err != nil {
 		return refuse(Invalid, "%v", err)
@@ -18,8 +18,8 @@ func checkTenant(name string) error {
 	return nil
 }
 
-// CheckNode accepts DNS labels joined by dots as the name, at most 63 characters together (they
-// must fit a certificate's common name), and a UUID in lower case.
+// CheckNode accepts as the name DNS labels joined by dots, at most 63 characters in all (so that it fits a
+// certificate's common name), and a UUID in lower case.
 func CheckNode(name, uuid string) error {
 	ok := len(name) <= 63
 	for label := range strings.SplitSeq(name, ".") {

@@ -14,40 +14,40 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Registration is what a node says of itself.
+// Registration is a node's report about itself.
 type Registration struct {
 	Node    pki.Node
-	Prefix  netip.Prefix // brought or held from before; the zero Prefix asks for one
-	Uplinks []netip.Addr // next hops the fabric can use, best first
+	Prefix  netip.Prefix // chosen by the operator or held from before; zero requests one
+	Uplinks []netip.Addr // next hops for the fabric, best first
 	Version string       // of the agent
-	Edge    bool         // an Edge Switch
-	Gateway bool         // it has one
+	Edge    bool         // it is an Edge Switch
+	Gateway bool         // it has a gateway
 
 	Enforces []string // networks on which it enforces policies, sorted
 
-	Instance string // of the agent's machine, until it boots
+	Instance string // identifies the machine from boot to shutdown
 
 	// What the node uses already, without keys.
 	Tenants []*pilasterv1.Tenant
 	Apps    []*pilasterv1.App
 
-	Mappings []*pilasterv1.Mapping // its own
+	Mappings []*pilasterv1.Mapping // of this node
 
-	Published uint32 // highest index of what its gateway publishes; 0 for none
+	Published uint32 // highest index that its gateway publishes; 0 for none
 }
 
-// maxJump is how far above the mark a claimed prefix or tenant id may lie and still raise it. One that lies
-// further was not handed out by an orchestrator this store has forgotten: a person chose the prefix, or a node
-// makes the id up, and raising the mark to it would waste everything below. What is claimed is passed over anyway.
+// maxJump is how far above the mark a claimed prefix or tenant id may lie and still raise the mark. One further away
+// was not allocated by an orchestrator whose state is lost: an operator chose the prefix, or the node invented the id,
+// and a raised mark would waste everything below. Allocation skips claimed numbers in any case.
 const maxJump = 1 << 16
 
-// maxReclaimed is how many tenant ids a node may have in its life claimed and passed over.
+// maxReclaimed is how many tenant ids a node may claim in its life.
 const maxReclaimed = 2 * maxJump
 
-// maxAppJump is the same of an app, of which a tenant has 65,279.
+// maxAppJump is maxJump for apps, of which a tenant has at most 65,279.
 const maxAppJump = 1 << 12
 
-// Admit says whether a node with this name and UUID may have a certificate.
+// Admit reports whether a node with this name and UUID may have a certificate.
 func (s *Store) Admit(ctx context.Context, n pki.Node) error {
 	return s.change(ctx, func(t *txn) error {
 		_, err := t.identify(n)
@@ -55,8 +55,8 @@ func (s *Store) Admit(ctx context.Context, n pki.Node) error {
 	})
 }
 
-// Readmit says whether a node whose certificate is not valid now may have another: it is a known one that was
-// not deleted, and no other process is connected as it.
+// Readmit reports whether a node with a certificate outside its validity may have a new one: it must be registered and
+// not deleted, and no other process may be connected as it.
 func (s *Store) Readmit(ctx context.Context, n pki.Node, instance string) error {
 	return s.change(ctx, func(t *txn) error {
 		record, err := t.identify(n)
@@ -75,12 +75,12 @@ func (s *Store) Readmit(ctx context.Context, n pki.Node, instance string) error 
 	})
 }
 
-// nodeKeys is what a node's calls are judged by.
+// nodeKeys are the keys that decide whether a node may call.
 func nodeKeys(n pki.Node) []string {
 	return []string{dirDeleted + n.UUID, dirUUIDs + n.UUID, dirNodes + n.Name, dirSessions + n.Name}
 }
 
-// identify finds the record of a node, nil if it is new, or says why it cannot be one.
+// identify returns the record of a node, nil for a new node, or why it is refused.
 func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	if err := CheckNode(n.Name, n.UUID); err != nil {
 		return nil, err
@@ -131,8 +131,8 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	return record, nil
 }
 
-// Register makes a node known or finds it again, brings its record up to date, and takes in what it
-// uses; or it is refused and nothing more is written than by calls before: a node that uses much says so in several.
+// Register creates or updates a node's record and accepts what the node uses. If it refuses, it writes nothing; earlier
+// calls of a node that reports its state in several calls remain.
 func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node, error) {
 	if r.Prefix.IsValid() && !s.cluster.Plan.ContainsNode(r.Prefix) {
 		return nil, refuse(
@@ -153,13 +153,13 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 		}
 		return s.reclaim(t, node, r)
 	}
-	probably := weight{} // it is back, like many others perhaps
+	probably := weight{} // usually many nodes return and nothing changes
 	if !r.Prefix.IsValid() {
 		probably = weight{
 			writes:   4,
 			compares: 6,
 			bytes:    1024,
-		} // like many others it is new: its record, its UUID, its prefix and the mark
+		} // usually many nodes are new: each has a record, a UUID, a prefix and the mark
 	}
 	err := s.changeQueued(ctx, decide, probably, keys...)
 	return node, err
@@ -223,7 +223,7 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	return node, t.save(dirNodes+node.Name, node)
 }
 
-// allocateNodePrefix claims the prefix a new node wants, or the next free one.
+// allocateNodePrefix claims the prefix that a new node requests, or the next free one.
 func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error) {
 	mark, err := t.mark(keyPrefixMark)
 	if err != nil {
@@ -262,10 +262,10 @@ func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error)
 	)
 }
 
-// ownersAhead is how many are read at a time: nodes that register together take one prefix after another.
+// ownersAhead is the number of prefixes per read: nodes that register together take consecutive ones.
 const ownersAhead = 32
 
-// owner is the UUID of the node that has or had a prefix.
+// owner returns the UUID of the node that has or had a prefix.
 func (s *Store) owner(t *txn, n uint64) (string, error) {
 	plan := s.cluster.Plan
 	key := func(n uint64) string { return dirPrefixes + plan.Node(n).String() }
@@ -281,8 +281,7 @@ func (s *Store) owner(t *txn, n uint64) (string, error) {
 	return t.get(key(n))
 }
 
-// mark reads the lowest number never handed out. 0 never is: a zero in an address always
-// means "none".
+// mark returns the lowest number never allocated. 0 is never allocated: a zero in an address always means "none".
 func (t *txn) mark(key string) (uint64, error) {
 	value, err := t.get(key)
 	if err != nil || value == "" {
@@ -293,11 +292,11 @@ func (t *txn) mark(key string) (uint64, error) {
 
 func (t *txn) setMark(key string, n uint64) { t.put(key, strconv.FormatUint(n, 10)) }
 
-// errParts is that of a change which is to be made in one transaction, or not at all, and is too much for one.
+// errParts reports that a change that must be one transaction does not fit into one.
 var errParts = errors.New("this takes more than one transaction")
 
-// DeleteNode forgets a node. Its prefix stays claimed and its UUID may not come back. One that is connected is
-// refused, unless by force: who has its key may keep a stream open to prevent it.
+// DeleteNode deletes a node. Its prefix stays claimed, and its UUID cannot register again. Without force it refuses a
+// connected node; a holder of the node's key could keep a stream open to prevent the deletion.
 func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	err := s.change(ctx, func(t *txn) error {
 		if err := s.deleteNode(t, name, force); err != nil {
@@ -311,8 +310,8 @@ func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	if !errors.Is(err, errParts) {
 		return err
 	}
-	// The machine is shut out at first: nothing of it comes any more that would have to be looked out for. Until the
-	// name goes, last, the deletion can be asked for again.
+	// The first transaction shuts the machine out, so that nothing of it can change any more. The name is deleted last;
+	// until then the deletion can be repeated.
 	err = s.change(ctx, func(t *txn) error {
 		_, _, err := t.shutOut(name, force)
 		return err
@@ -323,7 +322,7 @@ func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	return s.change(ctx, func(t *txn) error { return s.deleteNode(t, name, force) })
 }
 
-// shutOut refuses a node, or its deletion. It reports whether the node was shut out before.
+// shutOut checks that a node may be deleted and marks it as deleted. before reports whether it was marked already.
 func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bool, err error) {
 	node = new(pilasterv1.Node)
 	if found, err := t.load(dirNodes+name, node); err != nil {
@@ -347,7 +346,7 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 	return node, was != "", t.deletePublished(name, force)
 }
 
-// deleteNode forgets one. It may take several transactions once the node is shut out.
+// deleteNode deletes a node that is shut out. It may take several transactions.
 func (s *Store) deleteNode(t *txn, name string, force bool) error {
 	node, before, err := t.shutOut(name, force)
 	if err != nil {

@@ -18,11 +18,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Services and publications are in their tenant's record. Beyond it there is a mark for each gateway: indexes of
-// publications go upward and are never given again, because a gateway that is away may lead to what it published
-// groupWrites.
+// Services and publications are part of their tenant's record. Besides there is a mark for each gateway: indexes of
+// publications go upward and are never reused, because a gateway that is away may still publish the old ones.
 
-// CreateService gives something on the underlay an address that the tenant's containers reach it by.
+// CreateService gives a service on the underlay a virtual address for the tenant's containers.
 func (s *Store) CreateService(ctx context.Context, name string, is tenant.Service) (*pilasterv1.Service, error) {
 	if err := checkReal(s.cluster.Plan, is.Real); err != nil {
 		return nil, err
@@ -54,9 +53,9 @@ func (s *Store) CreateService(ctx context.Context, name string, is tenant.Servic
 	return made, nil
 }
 
-// checkReal refuses a new service at an address that nodes have for themselves, whether or not a node, or a
-// publication, has it already. One from before stays: CheckNorthSouth, which nodes ask as well, would keep containers
-// from it that have done nothing.
+// checkReal refuses a new service at an address that nodes reserve, whether or not a node or publication has it now. An
+// existing service stays: CheckNorthSouth, which nodes also run, does not check this, because it would fail for
+// containers of the tenant.
 func checkReal(plan address.Plan, real netip.Addr) error {
 	if !plan.Base.Contains(real) || address.Split(real).Tenant != 0 {
 		return nil
@@ -78,7 +77,7 @@ func checkReal(plan address.Plan, real netip.Addr) error {
 	return nil
 }
 
-// DeleteService ends it.
+// DeleteService deletes a service.
 func (s *Store) DeleteService(ctx context.Context, name, service string) error {
 	if err := tenant.CheckServiceName(service); err != nil {
 		return refuse(Invalid, "%v; nothing was changed", err)
@@ -99,7 +98,7 @@ func (s *Store) DeleteService(ctx context.Context, name, service string) error {
 	})
 }
 
-// CreatePublication gives a tenant's container an address at a node's gateway.
+// CreatePublication gives a container an address at a node's gateway.
 func (s *Store) CreatePublication(
 	ctx context.Context,
 	name, publication string,
@@ -148,7 +147,7 @@ func (s *Store) CreatePublication(
 	return made, nil
 }
 
-// DeletePublication ends it. Nobody else gets its address.
+// DeletePublication deletes a publication. Its address is not reused.
 func (s *Store) DeletePublication(ctx context.Context, name, publication string) error {
 	if err := tenant.CheckPublicationName(publication); err != nil {
 		return refuse(Invalid, "%v; nothing was changed", err)
@@ -169,7 +168,7 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 	})
 }
 
-// changeOverlaid has a tenant have more, if that is right.
+// changeOverlaid changes services or publications of a tenant and checks the result.
 func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*txn, *pilasterv1.Tenant) error) error {
 	return s.changeNorthSouth(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		if on, _ := tenant.TraitsOf(found.Network); !on.Overlays {
@@ -205,7 +204,7 @@ func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*tx
 	})
 }
 
-// readNorthSouth is as much of a tenant as CheckNorthSouth looks at, but for other regions.
+// readNorthSouth returns the part of a tenant that CheckNorthSouth reads, without other regions.
 func readNorthSouth(of *pilasterv1.Tenant) (tenant.Tenant, error) {
 	is := tenant.Tenant{Name: of.Name}
 	var err error
@@ -235,7 +234,7 @@ func (s *Store) changeNorthSouth(ctx context.Context, name string, change func(*
 	})
 }
 
-// gateway is the prefix of a node that has a gateway and is not being deleted.
+// gateway returns the prefix of a node that has a gateway and is not being deleted.
 func (t *txn) gateway(node string) (netip.Prefix, error) {
 	at := new(pilasterv1.Node)
 	exists, err := t.load(dirNodes+node, at)
@@ -266,7 +265,7 @@ func (t *txn) gateway(node string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// publishing are the tenants with publications at a node's gateway.
+// publishing returns the tenants with publications at a node's gateway.
 func (t *txn) publishing(node string) (all []*pilasterv1.Tenant, err error) {
 	resp, err := t.list(dirTenants)
 	if err != nil {
@@ -283,7 +282,7 @@ func (t *txn) publishing(node string) (all []*pilasterv1.Tenant, err error) {
 		if _, known := t.readings[key]; !known {
 			t.readings[key] = readingOf([]*mvccpb.KeyValue{kv})
 		}
-		if _, err := t.get(key); err != nil { // the list would not miss one that is deleted meanwhile
+		if _, err := t.get(key); err != nil { // the comparison of the list does not notice deletions
 			return nil, err
 		}
 		all = append(all, found)
@@ -291,8 +290,8 @@ func (t *txn) publishing(node string) (all []*pilasterv1.Tenant, err error) {
 	return all, nil
 }
 
-// nextIndex is the next at a node's gateway. An orchestrator of an earlier build may have given one that its mark does
-// not know.
+// nextIndex allocates the next index at a node's gateway. An orchestrator of an earlier build may have used one above
+// the mark.
 func (t *txn) nextIndex(node string) (address.Index, error) {
 	next, err := t.mark(dirPublishedMarks + node)
 	if err != nil {
@@ -322,7 +321,7 @@ func (t *txn) nextIndex(node string) (address.Index, error) {
 	return address.Index(next), nil
 }
 
-// highestIndexes are those of a tenant's publications at each node.
+// highestIndexes returns the highest index of a tenant's publications at each node.
 func highestIndexes(of *pilasterv1.Tenant) (map[string]address.Index, error) {
 	published, err := tenant.ParsePublications(of.Publications)
 	if err != nil {
@@ -336,7 +335,7 @@ func highestIndexes(of *pilasterv1.Tenant) (map[string]address.Index, error) {
 	return highest, nil
 }
 
-// adoptIndexes has marks take the place of the keys that earlier builds had, one for each index.
+// adoptIndexes replaces the keys of earlier builds, one per index, by marks.
 func (t *txn) adoptIndexes() error {
 	for _, dir := range []string{dirPublished, dirWithdrawn} {
 		names, err := t.names(dir)
@@ -364,7 +363,7 @@ func (t *txn) adoptIndexes() error {
 	return nil
 }
 
-// deletePublished ends what a node's gateway publishes, where that is meant.
+// deletePublished deletes the publications at a node's gateway; without force it refuses if there are any.
 func (t *txn) deletePublished(node string, meant bool) error {
 	tenants, err := t.publishing(node)
 	if err != nil {
@@ -394,8 +393,7 @@ func (t *txn) deletePublished(node string, meant bool) error {
 	return nil
 }
 
-// reclaimPublished passes over what a node's gateway has published, up to an index. Where the store knows of it nothing
-// committer.
+// reclaimPublished raises the mark above an index that a node's gateway has published.
 func (t *txn) reclaimPublished(node string, to uint32) error {
 	if to == 0 {
 		return nil

@@ -17,18 +17,18 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// MappingsPage is how many mappings a page has: the nodes that Kubernetes lists at a time, which NIMITZ §3.2 counts
-// with.
+// MappingsPage is the number of mappings per page: that of the nodes that Kubernetes lists at a time, which NIMITZ §3.2
+// uses.
 const MappingsPage = 500
 
-// Page is some of a tenant's mappings at one revision.
+// Page has some of a tenant's mappings at one revision.
 type Page struct {
 	Mappings []*pilasterv1.Mapping
 	Revision int64
-	Next     string // token of the next page, of the same revision; empty for none
+	Next     string // token of the next page at the same revision; empty after the last
 }
 
-// ListMappings reads a page; an empty token asks for the first, of now.
+// ListMappings reads a page; an empty token returns the first page of the current revision.
 func (s *Store) ListMappings(ctx context.Context, name, token string) (Page, error) {
 	if err := checkTenant(name); err != nil {
 		return Page{}, err
@@ -67,13 +67,13 @@ func (s *Store) ListMappings(ctx context.Context, name, token string) (Page, err
 	return page, nil
 }
 
-// Listing is a tenant's mappings in the order of the store, which gives the pages after the first as the store would.
+// Listing has a tenant's mappings in the order of the store. Its pages equal those of the store.
 type Listing struct {
-	names    []string // in keys
+	names    []string // as in keys
 	mappings []*pilasterv1.Mapping
 }
 
-// NewListing sorts them.
+// NewListing sorts mappings.
 func NewListing(all []*pilasterv1.Mapping) *Listing {
 	l := &Listing{make([]string, len(all)), all}
 	for i, m := range all {
@@ -91,7 +91,7 @@ func (l *Listing) Swap(i, j int) {
 	l.mappings[i], l.mappings[j] = l.mappings[j], l.mappings[i]
 }
 
-// Page is the one that a token names. Its mappings are the caller's to replace, but not to write to.
+// Page returns the page of a token. The caller may replace its mappings but not modify them.
 func (l *Listing) Page(token PageToken) Page {
 	from, found := slices.BinarySearch(l.names, token.after)
 	if found {
@@ -112,15 +112,15 @@ func stale() error {
 	)
 }
 
-// PageToken says where a list goes on, and at which revision.
+// PageToken is a position in a list at a revision.
 type PageToken struct {
 	Revision int64
-	after    string // the last prefix of the page before, as in keys
+	after    string // last prefix of the previous page, as in keys
 }
 
 func (t PageToken) String() string { return fmt.Sprintf("%d:%s", t.Revision, t.after) }
 
-// ParsePageToken reads one that String wrote.
+// ParsePageToken parses the output of String.
 func ParsePageToken(token string) (t PageToken, err error) {
 	number, after, _ := strings.Cut(token, ":")
 	t.after = after
@@ -134,7 +134,7 @@ func ParsePageToken(token string) (t PageToken, err error) {
 	return t, nil
 }
 
-// prefixName is a prefix in keys, which are sorted by its number.
+// prefixName is a prefix as in keys, which sort by its number.
 func prefixName(p netip.Prefix) string {
 	return fmt.Sprintf("%x/%d", p.Addr().AsSlice(), p.Bits())
 }
@@ -159,7 +159,7 @@ func quarantineKey(tenant string, to netip.Prefix) string {
 	return dirQuarantine + tenant + "/" + prefixName(to)
 }
 
-// decodeMapping also takes the key alone, of one that is gone.
+// decodeMapping also accepts a key without value, of a deleted mapping.
 func decodeMapping(key string, value []byte) (*pilasterv1.Mapping, error) {
 	m := new(pilasterv1.Mapping)
 	if len(value) > 0 {

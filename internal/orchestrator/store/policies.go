@@ -13,30 +13,29 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// Policies are kept as they were written, one a key. What they mean is not the store's business: who applies them has
-// read them.
+// Policies are stored as documents, one per key. The store does not interpret them; callers have parsed them.
 
-// What a tenant may have: each node that hosts it has all of them in memory.
+// Limits of a tenant's policies: each node that hosts the tenant has all of them in memory.
 const (
 	maxPolicies  = 10_000
 	maxDocuments = 16 << 20 // bytes, of all of them
 )
 
-// Applying is how policies are applied.
+// Applying are the options of ApplyPolicies.
 type Applying struct {
-	DryRun bool // only say what would change
-	Force  bool // though nodes that host the tenant would not enforce them
+	DryRun bool // return the changes without making them
+	Force  bool // even if nodes that host the tenant would not enforce them
 }
 
-// Applied is what became of a policy.
+// Applied is the result for one policy.
 type Applied struct {
 	Change   pilasterv1.PolicyChange
 	Changed  *timestamppb.Timestamp
-	Revision int64 // of the store, with that change; 0 where it would come
+	Revision int64 // of the store, after the change; 0 for a dry run
 }
 
-// ApplyPolicies makes or changes policies of a tenant, all of them or none, and says of each what became of it. One
-// that is as it was changes nothing.
+// ApplyPolicies creates or changes policies of a tenant, all or none, and returns the result for each. Equal policies
+// are not written.
 func (s *Store) ApplyPolicies(
 	ctx context.Context,
 	name string,
@@ -107,7 +106,7 @@ func (t *txn) applyPolicies(
 	return all, t.checkPolicies(name, created, grown)
 }
 
-// checkPolicies refuses more than a tenant may have. Who has more from before may have less.
+// checkPolicies refuses to exceed a tenant's limits. A tenant that exceeds them already may shrink.
 func (t *txn) checkPolicies(name string, created, grown int) error {
 	if created == 0 && grown <= 0 {
 		return nil
@@ -116,7 +115,7 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 	if err != nil {
 		return err
 	}
-	bytes := 0 // as they are kept, which is little more than the documents
+	bytes := 0 // stored size, little more than the documents
 	for _, kv := range resp.Kvs {
 		bytes += len(kv.Value)
 	}
@@ -143,7 +142,7 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 	return nil
 }
 
-// DeletePolicies ends policies of a tenant, all of them or none.
+// DeletePolicies deletes policies of a tenant, all or none.
 func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy) error {
 	_, err := s.changePolicies(ctx, name, policies, false, func(_ *pilasterv1.Tenant, t *txn) error {
 		for _, p := range policies {
@@ -160,7 +159,8 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 	return err
 }
 
-// HasPolicies tells whether a tenant has any now. Those that come later are told to the nodes that host it by then.
+// HasPolicies reports whether the tenant has policies now. Nodes that host the tenant receive later ones on their
+// streams.
 func (s *Store) HasPolicies(ctx context.Context, name string) (has bool, err error) {
 	err = s.change(ctx, func(t *txn) error {
 		resp, err := t.read(dirPolicies+name+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
@@ -170,8 +170,7 @@ func (s *Store) HasPolicies(ctx context.Context, name string) (has bool, err err
 	return has, err
 }
 
-// changePolicies makes a change of some policies in one transaction, or not at all. The revision is etcd's, of that
-// transaction.
+// changePolicies changes policies in one transaction or not at all. The revision is etcd's, of that transaction.
 func (s *Store) changePolicies(
 	ctx context.Context,
 	name string,
@@ -182,7 +181,7 @@ func (s *Store) changePolicies(
 	if err := checkTenant(name); err != nil {
 		return 0, err
 	}
-	// Each is compared, beside the tenant, what else is in its directory and who hosts it.
+	// The transaction compares each policy, the tenant, the directory of policies and the hosting nodes.
 	if most := s.committer.maxBatch - 3; len(policies) > most {
 		return 0, refuse(
 			Full,
@@ -235,7 +234,7 @@ func (s *Store) changePolicies(
 	return last.group.revision, nil
 }
 
-// PolicyName is a policy as people name it: "networkpolicy/shop/web", "clusternetworkpolicy/base".
+// PolicyName is a policy's name for people: "networkpolicy/shop/web", "clusternetworkpolicy/base".
 func PolicyName(p *pilasterv1.Policy) string {
 	words := []string{strings.ToLower(p.Kind), p.Namespace, p.Name}
 	return strings.Join(slices.DeleteFunc(words, func(word string) bool { return word == "" }), "/")
@@ -245,7 +244,7 @@ func policyKey(tenant string, p *pilasterv1.Policy) string {
 	return dirPolicies + strings.Join([]string{tenant, p.Kind, p.Namespace, p.Name}, "/")
 }
 
-// decodePolicy also takes the key alone, of one that is gone. The revision is etcd's.
+// decodePolicy also accepts a key without value, of a deleted policy. The revision is etcd's.
 func decodePolicy(key string, value []byte, revision int64) (*pilasterv1.Policy, error) {
 	p := new(pilasterv1.Policy)
 	if len(value) > 0 {

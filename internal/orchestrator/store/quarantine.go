@@ -9,20 +9,21 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// quarantineTTL, in seconds, is how long nobody else gets what was given back: packets for it may be on their way, and nodes
-// that do not know of it yet. What goes within leaseReuse goes by one lease, so it rests that much less.
+// quarantineTTL, in seconds, is how long a released number is not reused: packets for its old owner may be in flight,
+// and some nodes do not know of the release yet. Releases within leaseReuse share a lease, so some are quarantined up
+// to that much shorter.
 const (
 	quarantineTTL = 6 * 60
 	leaseReuse    = time.Minute
 )
 
-// quarantineLease is one that keys of what rests live under.
+// quarantineLease is the lease of keys in quarantine.
 type quarantineLease struct {
 	id    clientv3.LeaseID
 	until time.Time
 }
 
-// quarantine writes the key of what rests. It goes by itself.
+// quarantine writes a key that expires after the quarantine.
 func (s *Store) quarantine(t *txn, key, uuid string) error {
 	lease := s.quarantineLease.Load()
 	if lease == nil || time.Now().After(lease.until) {
@@ -37,7 +38,7 @@ func (s *Store) quarantine(t *txn, key, uuid string) error {
 	return nil
 }
 
-// quarantinedOf is what a node had of a tenant a moment ago.
+// quarantinedOf returns the quarantined prefixes that a node had of a tenant.
 func (t *txn) quarantinedOf(name string, n pki.Node) ([]netip.Prefix, error) {
 	dir := dirQuarantine + name + "/"
 	resp, err := t.read(dir, clientv3.WithPrefix())

@@ -11,12 +11,12 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// maxAsked is how long a key may be that is read together with those of others. No name that the store gave makes a
-// longer one.
+// maxAsked is the maximum length of keys that are read together with those of other calls. Valid names never make a
+// longer key.
 const maxAsked = 1024
 
-// heldKeys is what that is judged by: a node may hold thousands, and mostly all are as it says. What it names that
-// cannot be is left to the decision, which concerns this node alone.
+// heldKeys returns the keys on which the decision depends. A node may hold thousands, and usually all agree. The
+// decision reads invalid names separately, which costs only this node.
 func (r Registration) heldKeys() (keys []string) {
 	defer func() {
 		keys = slices.DeleteFunc(keys, func(key string) bool { return len(key) > maxAsked })
@@ -38,9 +38,8 @@ func (r Registration) heldKeys() (keys []string) {
 	return keys
 }
 
-// reclaim takes in what a node already uses. Where the store has forgotten it, because it was
-// restored from a backup, claims and marks are raised so that it is not handed out again; where the
-// store says otherwise, the node is refused.
+// reclaim accepts what a node uses already. If a restore from a backup lost it, claims and marks are raised so that it
+// is not allocated again. If the store contradicts the node, the node is refused.
 func (s *Store) reclaim(t *txn, node *pilasterv1.Node, r Registration) error {
 	for _, held := range r.Tenants {
 		if err := t.reclaimTenant(r.Node, held); err != nil {
@@ -159,13 +158,13 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		t.setMark(keyTenantMark, raised)
 	}
 	if exists && held.Changes > known.Changes {
-		known.Changes = held.Changes // else the node would take the next list for an old one
+		known.Changes = held.Changes // otherwise the node would ignore the next list as outdated
 		return t.saveChanged(known)
 	}
 	return nil
 }
 
-// seenAs is how containers of network netpila see addresses, as people say it.
+// seenAs is the addressing of network netpila, for messages.
 func seenAs(a pilasterv1.Addressing) string {
 	if a == pilasterv1.Addressing_ADDRESSING_CLEAR {
 		return "clear"
@@ -173,8 +172,8 @@ func seenAs(a pilasterv1.Addressing) string {
 	return "encrypted"
 }
 
-// chargeReclaimed notes how many tenant ids nobody else gets because of what a node says. There is an end to them, and an end to
-// what a node can have held.
+// chargeReclaimed counts the tenant ids that are lost because of a node's claims. Ids are limited, and so is what a
+// node can have held.
 func (t *txn) chargeReclaimed(n pki.Node, ids uint64) error {
 	key := dirReclaimed + n.UUID
 	spent, err := t.mark(key)
@@ -202,12 +201,12 @@ func (t *txn) reclaimApp(held *pilasterv1.App) error {
 		return err
 	}
 	if t.readings[appIDKey(held.Tenant, held.Id)].value == hash {
-		return nil // it does not end while a node has not said that it has forgotten it: nothing to compare at the commit
+		return nil // an app does not end before every node has confirmed that it forgot it: nothing to compare at the commit
 	}
 	if held.Id == 0 || held.Id >= uint32(address.FirstReservedApp) {
 		return refuse(Invalid, "held app %d of tenant %s is out of range", held.Id, held.Tenant)
 	}
-	// Without the tenant there is nothing to protect: made anew it gets another id.
+	// Without the tenant there is nothing to protect: a new tenant of the name has another id.
 	if tenant, err := t.get(dirTenants + held.Tenant); err != nil || tenant == "" {
 		return err
 	}

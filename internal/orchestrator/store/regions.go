@@ -18,15 +18,16 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Another region is one record: its export, with those of its tenants that were taken. What nodes of this region are
-// told follows from it, from the node that is the Edge Switch, and from the tenants that are here too.
+// Another region is one record: its export, with those of its tenants that were imported. What nodes receive is derived
+// from it, from the Edge Switch, and from the local tenants.
 
-// maxRegion, in bytes, keeps a record below what etcd takes in a request.
+// maxRegion, in bytes, keeps a record below etcd's request limit.
 const maxRegion = 1 << 20
 
-// ImportRegion takes another region in, or what is new of one. Of its tenants it takes those named by only, else those
-// it took before, and all the first time, or if that is asked for: nobody is joined because the region has more than it
-// had. It is refused whole where anything of it would be mistaken for something else. Own is the name of this region.
+// ImportRegion imports or updates another region. It takes the tenants named by only; if that is empty, the tenants of
+// the previous import; at the first import or with all, every tenant. So a tenant is never joined just because the
+// other region has a new one. It refuses the whole region if any part conflicts with existing state. own is the name of
+// this region.
 func (s *Store) ImportRegion(
 	ctx context.Context,
 	own string,
@@ -65,7 +66,7 @@ func (s *Store) ImportRegion(
 		if err := t.checkBeside(s.cluster.Plan, kept, before, cidrs); err != nil {
 			return err
 		}
-		if err := fits(kept); err != nil { // with what it is joined to
+		if err := fits(kept); err != nil { // including joined
 			return err
 		}
 		return t.save(dirRegions+kept.Name, kept)
@@ -76,8 +77,7 @@ func (s *Store) ImportRegion(
 	return kept, nil
 }
 
-// chosen is a region with those of its tenants that are wanted of it: those named, or of a region that was imported
-// groupWrites those that it had.
+// chosen returns a region with the tenants to import; see ImportRegion.
 func chosen(r, before *pilasterv1.Region, only []string, all bool) (*pilasterv1.Region, error) {
 	for _, name := range only {
 		if err := checkTenant(name); err != nil {
@@ -121,7 +121,7 @@ func fits(r *pilasterv1.Region) error {
 	return nil
 }
 
-// checkRegion refuses what no region can be, or none beside this cluster's plan. It returns the CIDRs, tenant by
+// checkRegion refuses an invalid region, or one that conflicts with the cluster's plan. It returns the CIDRs, per
 // tenant.
 func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err error) {
 	invalid := func(format string, args ...any) error {
@@ -144,7 +144,7 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 			plan.Base,
 		)
 	}
-	if err := theirs.Validate(); err != nil { // beside what else this cluster uses
+	if err := theirs.Validate(); err != nil { // together with the other prefixes of this cluster
 		return nil, invalid("region %s: %v", r.Name, err)
 	}
 	if !theirs.ContainsNode(base[1]) {
@@ -184,8 +184,8 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 	return cidrs, nil
 }
 
-// checkBeside refuses a region that others, or the tenants here, leave no room for. It notes which tenants here its are
-// joined to; none is that was not at the import before, where that counts.
+// checkBeside refuses a region that conflicts with other regions or local tenants. It records to which local tenants
+// the region's are joined. With a previous import it joins only the tenants of that.
 func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs [][]netip.Prefix) error {
 	regions, err := t.regions()
 	if err != nil {
@@ -251,8 +251,8 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 	return nil
 }
 
-// joinTo notes which tenant of this region another's is joined to. Made anew, on either side, it is another tenant,
-// which a name alone does not join.
+// joinTo records which local tenant another region's tenant is joined to. A tenant that was deleted and created again,
+// on either side, is another tenant: the name alone does not join it.
 func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant, before *pilasterv1.Region) error {
 	of.Joined = here.Created
 	i := slices.IndexFunc(before.GetTenants(), func(was *pilasterv1.Region_Tenant) bool { return was.Name == of.Name })
@@ -280,13 +280,12 @@ func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant
 	return nil
 }
 
-// another tells whether a tenant of one name that was made at one time is not the one made at another, as far as both
-// are known.
+// another reports whether two creation times belong to different tenants of a name, as far as both are known.
 func another(was, is *timestamppb.Timestamp) bool {
 	return was != nil && is != nil && !was.AsTime().Equal(is.AsTime())
 }
 
-// checkElsewhere refuses CIDRs for a tenant of this region that it has in another.
+// checkElsewhere refuses CIDRs of a new tenant that overlap its CIDRs in other regions.
 func (t *txn) checkElsewhere(of *pilasterv1.Tenant) error {
 	if len(of.Overlays) == 0 {
 		return nil
@@ -307,7 +306,7 @@ func (t *txn) checkElsewhere(of *pilasterv1.Tenant) error {
 	return nil
 }
 
-// apartFrom refuses CIDRs of a tenant, in one place, that overlap those it has in a region.
+// apartFrom refuses CIDRs of a tenant that overlap those it has in other regions.
 func apartFrom(regions []*pilasterv1.Region, name, where string, cidrs []netip.Prefix) error {
 	there, err := cidrsIn(regions, name)
 	if err != nil {
@@ -321,7 +320,7 @@ func apartFrom(regions []*pilasterv1.Region, name, where string, cidrs []netip.P
 	return nil
 }
 
-// cidrsIn are those of a tenant in each region that has it.
+// cidrsIn returns the CIDRs of a tenant in each region that has it.
 func cidrsIn(regions []*pilasterv1.Region, name string) (there []tenant.Region, err error) {
 	for _, r := range regions {
 		for _, t := range r.Tenants {
@@ -357,7 +356,7 @@ func apart(name, where string, cidrs []netip.Prefix, there string, others []neti
 	return nil
 }
 
-// regions are all others that this one knows.
+// regions returns all other regions.
 func (t *txn) regions() ([]*pilasterv1.Region, error) {
 	resp, err := t.list(dirRegions)
 	if err != nil {
@@ -374,7 +373,7 @@ func (t *txn) regions() ([]*pilasterv1.Region, error) {
 	return regions, nil
 }
 
-// DeleteRegion forgets another region: nodes send nothing there any more, and take nothing from there.
+// DeleteRegion deletes another region: nodes send nothing there and accept nothing from there.
 func (s *Store) DeleteRegion(ctx context.Context, name string) error {
 	if err := tenant.CheckRegionName(name); err != nil {
 		return refuse(Invalid, "%v; nothing was changed", err)
@@ -408,7 +407,7 @@ func (t *txn) setEdge(name string) error {
 	return nil
 }
 
-// unsetEdge ends what a node that goes was as the Edge Switch; regions are reached by none then.
+// unsetEdge removes a deleted node as the Edge Switch; other regions are then unreachable.
 func (t *txn) unsetEdge(name string, force bool) error {
 	is, err := t.get(keyEdge)
 	if err != nil || is != name {

@@ -24,26 +24,25 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// DefaultSkip is how many numbers of each kind a restore leaves out unless it is told another number.
+// DefaultSkip is how many numbers of each kind a restore skips by default.
 const DefaultSkip = 1024
 
-// unfinished is the folder in a data directory in which a restore works. It never counts.
+// unfinished is the folder in a data directory in which a restore works. Its content is never used.
 const unfinished = ".restoring"
 
-// RestoreResult is what a restored cluster believes of regions and policies until somebody says otherwise.
+// RestoreResult describes what a restored cluster has of other regions and policies, which may be outdated.
 type RestoreResult struct {
 	BackupHeader
-	Regions      []string // the others, as they were
-	Edge         string   // the node that was the Edge Switch; empty for none
+	Regions      []string // other regions
+	Edge         string   // node that is the Edge Switch; empty for none
 	WithPolicies []string // tenants with policies
 }
 
-// Restore makes the embedded etcd of a new data directory out of a backup.
+// Restore creates the embedded etcd of a new data directory from a backup.
 //
-// What was handed out after the backup is not in it. So the next skip prefixes, tenant ids, and apps of each
-// tenant are not handed out: a node that has one of them and is away finds it free when it comes back,
-// and Register takes it in. And revisions begin above all there were, so that no node goes on
-// from one that means something else now.
+// Allocations after the backup are lost. So the next skip prefixes, tenant ids, and apps of each tenant are not
+// allocated: a node that has one of them and is away finds it free when it returns, and Register accepts it. Revisions
+// begin above all earlier ones, so that no node resumes from a revision with another meaning.
 func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.Logger) (is RestoreResult, err error) {
 	header, records, err := ReadBackup(file)
 	if err != nil {
@@ -71,7 +70,7 @@ func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.L
 	}
 	work := filepath.Join(dataDir, unfinished)
 	defer os.RemoveAll(work)
-	if err := os.RemoveAll(work); err != nil { // of one that was interrupted
+	if err := os.RemoveAll(work); err != nil { // of an interrupted restore
 		return is, err
 	}
 	if err := fill(ctx, work, records, log); err != nil {
@@ -126,14 +125,14 @@ func fill(ctx context.Context, dir string, records map[string]string, log *slog.
 	return nil
 }
 
-// revisionsFrom is what a store that is restored now counts revisions from, above all there were: of the store that
-// the backup is of, and of others restored from the same file. A store makes fewer changes than 100 in a millisecond;
-// the sum is exact in a float64, as metrics are.
+// revisionsFrom is the offset of revisions of the restored store. It is above all revisions of the store of the backup,
+// and of others restored from the same file: a store makes fewer than 100 changes per millisecond. The sum is exact in
+// a float64, which metrics use.
 func revisionsFrom(h BackupHeader) int64 {
 	return 100 * max(time.Now().UnixMilli(), h.Made.UnixMilli())
 }
 
-// skipAhead changes the records of a backup to those of a restored cluster.
+// skipAhead turns the records of a backup into those of a restored cluster.
 func skipAhead(records map[string]string, skip uint64, from int64) error {
 	var r clusterRecord
 	if err := json.Unmarshal([]byte(records[keyCluster]), &r); err != nil {
@@ -151,7 +150,7 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 	}
 	for _, m := range []struct {
 		key, what string
-		end       uint64 // the first number that does not exist
+		end       uint64 // first number beyond the range
 	}{{keyPrefixMark, "node prefixes", c.Plan.Nodes()}, {keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1}} {
 		if err := raise(records, m.key, skip, m.end); err != nil {
 			return fmt.Errorf(
@@ -165,7 +164,7 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 	}
 	for key := range records {
 		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirQuarantine) ||
-			strings.HasPrefix(key, dirAppQuarantine) { // of then, and no lease to end them
+			strings.HasPrefix(key, dirAppQuarantine) { // outdated, and without a lease they would never expire
 			delete(records, key)
 		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
@@ -180,15 +179,15 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 	return raisePublished(records, skip)
 }
 
-// raiseTenant has the tenant's record count as newer than what nodes have heard of it since, and leaves out what comes
-// next of its overlays.
+// raiseTenant raises the tenant's change counter above what nodes may have received since, and skips the next
+// allocations of its overlays.
 func raiseTenant(records map[string]string, name string, skip uint64) error {
 	found := new(pilasterv1.Tenant)
 	if err := decode(dirTenants+name, []byte(records[dirTenants+name]), found); err != nil {
 		return err
 	}
 	found.Changes += skip
-	found.RetiringApps = nil // what nodes have said of them is of then
+	found.RetiringApps = nil // answers of nodes are outdated
 	text, err := protojson.Marshal(found)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", dirTenants+name, err)
@@ -201,7 +200,7 @@ func raiseTenant(records map[string]string, name string, skip uint64) error {
 	return raiseOverlays(records, name, overlays, skip)
 }
 
-// raiseApps leaves out at most half of a tenant's, as raiseOverlays does and for the same reason.
+// raiseApps skips at most half of a tenant's apps, for the same reason as raiseOverlays.
 func raiseApps(records map[string]string, name string, skip uint64) error {
 	next, err := markIn(records, dirAppMarks+name)
 	if err != nil {
@@ -211,7 +210,7 @@ func raiseApps(records map[string]string, name string, skip uint64) error {
 	return nil
 }
 
-// markIn is the next number of a backup.
+// markIn returns the next number of a mark in a backup.
 func markIn(records map[string]string, mark string) (uint64, error) {
 	text := records[mark]
 	if text == "" {
@@ -224,8 +223,8 @@ func markIn(records map[string]string, mark string) (uint64, error) {
 	return next, nil
 }
 
-// raiseOverlays leaves out at most half of each: numbers go round, and what lies behind is reached last. By then nodes
-// have come back and said what they hold.
+// raiseOverlays skips at most half of each overlay: allocation wraps around and reaches the numbers below last. By then
+// the nodes have reported what they hold.
 func raiseOverlays(records map[string]string, name string, overlays []tenant.Overlay, skip uint64) error {
 	for _, o := range overlays {
 		next, err := markIn(records, overlayMark(name, o))
@@ -238,7 +237,7 @@ func raiseOverlays(records map[string]string, name string, overlays []tenant.Ove
 	return nil
 }
 
-// raisePublished leaves out what comes next at each node's gateway. One that runs out has the publications it has.
+// raisePublished skips indexes at each node's gateway. A gateway without free indexes keeps its publications.
 func raisePublished(records map[string]string, skip uint64) error {
 	next := map[string]address.Index{}
 	for key, text := range records {
@@ -275,7 +274,7 @@ func raisePublished(records map[string]string, skip uint64) error {
 
 var errNoneLeft = errors.New("nothing would be left to hand out")
 
-// raise leaves out skip numbers, or all there are.
+// raise skips numbers, at most all that are left.
 func raise(records map[string]string, mark string, skip, end uint64) error {
 	next, err := markIn(records, mark)
 	if err != nil {

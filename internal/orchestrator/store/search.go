@@ -10,20 +10,21 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What is taken of an overlay lies in the store in the order of its numbers, so a page of names tells of at least as
-// many numbers whether they are. Of an overlay with hardly anything free many pages may have to be read: that is done
-// groupWrites the turn, in which the search begins where it ended then.
+// Allocations of an overlay are in the store in numeric order, so one page of keys shows which of at least as many
+// numbers are free. In an almost full overlay a search may read many pages; the first decision, before the queue, does
+// that, and the decision in the batch continues where it ended.
 
-// hints are the numbers that were free when they were last looked for, by CIDR.
+// hints are the free numbers that the last search found, by CIDR.
 type hints map[netip.Prefix]uint64
 
-// The next number is mostly free.
+// Page sizes: the next number is usually free.
 const (
 	firstPage = 32
 	namesPage = 4096
 )
 
-// allocatePrefix finds what nobody has and nobody had a moment ago: of what rests for the one who asks, else the next.
+// allocatePrefix finds a prefix that is neither allocated nor quarantined: first one that is quarantined for the
+// requester, otherwise the next free one.
 func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefix, from hints) (netip.Prefix, error) {
 	for _, to := range rested {
 		if _, ok := o.Contains(to); !ok {
@@ -71,7 +72,7 @@ func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefi
 	)
 }
 
-// search finds the first number that is free from one on, going round, and has the commit fail if it is not any more.
+// search returns the first free number from a start, wrapping around. The commit fails if it is no longer free then.
 func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, found bool, err error) {
 	first, count := o.Given()
 	limit := int64(firstPage)
@@ -91,8 +92,8 @@ func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, foun
 	return 0, false, nil
 }
 
-// takenPrefixes is what somebody has, or had a moment ago, of the numbers from one on to before another, and up to which it
-// says so of all.
+// takenPrefixes returns the allocated and quarantined prefixes in a range of numbers, and the end of the part of the
+// range for which the answer is complete.
 func (t *txn) takenPrefixes(
 	name string,
 	o tenant.Overlay,
@@ -118,7 +119,7 @@ func (t *txn) takenPrefixes(
 	}
 	taken, judged = map[netip.Prefix]bool{}, end
 	for i, dir := range []string{dirMappings + name + "/", dirQuarantine + name + "/"} {
-		for _, key := range t.groupWrites([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) { // index once given or resting
+		for _, key := range t.groupWrites([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) { // allocated or quarantined in this batch
 			to, err := parsePrefixName(strings.TrimPrefix(key, dir))
 			if err != nil {
 				return nil, 0, err
@@ -131,7 +132,7 @@ func (t *txn) takenPrefixes(
 			if err != nil {
 				return nil, 0, err
 			}
-			if n, ok := o.Contains(to); ok { // it may be of the other family
+			if n, ok := o.Contains(to); ok { // it may be of the other IP family
 				taken[to], last = true, n-first
 			}
 		}
@@ -142,7 +143,7 @@ func (t *txn) takenPrefixes(
 	return taken, judged, nil
 }
 
-// vacant has the commit fail if one of the keys, which were seen not to be there, is then.
+// vacant makes the commit fail if one of the keys, which do not exist, exists then.
 func (t *txn) vacant(keys ...string) error {
 	for _, key := range keys {
 		t.readings[key] = reading{}

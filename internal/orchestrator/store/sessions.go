@@ -11,15 +11,15 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Session is a node's stream to an orchestrator. A node has one at most: a second machine with the
-// same certificate, from a copied disk, finds it taken.
+// Session identifies a node's stream. A node has at most one: a second machine with the same certificate, from a copied
+// disk, is refused.
 type Session struct {
-	Orchestrator string // process that has the stream
-	Instance     string // of the agent's machine, until it boots
-	Stream       string // another one for each stream
+	Orchestrator string // id of the orchestrator process
+	Instance     string // identifies the agent's machine from boot to shutdown
+	Stream       string // unique per stream
 }
 
-// None is that of a node that is away.
+// None reports that the node has no stream.
 func (s Session) None() bool { return s == Session{} }
 
 func (s Session) String() string {
@@ -32,10 +32,10 @@ func parseSession(text string) (s Session) {
 	return s
 }
 
-// sessionTTL, in seconds, is how long nodes still count as connected when their orchestrator has died.
+// sessionTTL, in seconds, is how long nodes count as connected after their orchestrator died.
 const sessionTTL = 15
 
-// grant makes the lease that this orchestrator's sessions live under.
+// grant creates the lease of this orchestrator's sessions.
 func (s *Store) grant(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -47,8 +47,8 @@ func (s *Store) grant(ctx context.Context) error {
 	return nil
 }
 
-// KeepSessions keeps the lease alive until ctx ends. When the store has not kept it, or has not answered for as long
-// as it lasts, lost is called: the store forgets the sessions from before and lets other machines in.
+// KeepSessions keeps the lease alive until ctx ends. It calls lost if the store lost the lease or did not answer within
+// its TTL: then the sessions have expired, and other machines may connect.
 func (s *Store) KeepSessions(ctx context.Context, lost func()) {
 	for {
 		if alive, err := s.etcd.KeepAlive(ctx, clientv3.LeaseID(s.lease.Load())); err == nil {
@@ -70,13 +70,13 @@ func (s *Store) KeepSessions(ctx context.Context, lost func()) {
 	}
 }
 
-// EndSessions ends all of this orchestrator, which stops.
+// EndSessions ends all sessions of this orchestrator.
 func (s *Store) EndSessions(ctx context.Context) error {
 	_, err := s.etcd.Revoke(ctx, clientv3.LeaseID(s.lease.Load()))
 	return err
 }
 
-// session refuses a process of a node when another one is connected.
+// session refuses a process of a node if another one is connected.
 func (t *txn) session(node, instance string) (Session, error) {
 	text, err := t.get(dirSessions + node)
 	if err != nil || text == "" {
@@ -86,7 +86,7 @@ func (t *txn) session(node, instance string) (Session, error) {
 	return is, is.Admit(node, instance)
 }
 
-// Admit refuses a process of the node that is not the session's.
+// Admit refuses a process that is not the session's.
 func (s Session) Admit(node, instance string) error {
 	if s.None() || s.Instance == instance {
 		return nil
@@ -99,7 +99,7 @@ func (s Session) Admit(node, instance string) error {
 	)
 }
 
-// Connect notes that a registered node has a stream, in place of one that the same machine had before.
+// Connect records the stream of a registered node. It replaces an earlier one of the same machine.
 func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
 	return s.changeQueued(ctx, func(t *txn) error {
 		if _, err := t.member(n); err != nil {
@@ -114,7 +114,7 @@ func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
 	}, weight{writes: 1, compares: 4}, nodeKeys(n)...)
 }
 
-// Disconnect notes that the stream has ended, unless another one took its place.
+// Disconnect deletes the session, unless another one has replaced it.
 func (s *Store) Disconnect(ctx context.Context, node string, from Session) error {
 	return s.changeQueued(ctx, func(t *txn) error {
 		if is, err := t.get(dirSessions + node); err != nil || is != from.String() {

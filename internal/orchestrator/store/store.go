@@ -44,32 +44,32 @@ const (
 	dirPublishedMarks = root + "marks/published/"
 	dirPublished      = root + "published/" // of earlier builds, as the next
 	dirWithdrawn      = root + "withdrawn/"
-	requestTimeout    = 5 * time.Second        // of one etcd request
-	readTimeout       = 500 * time.Millisecond // of the first try of a read; each further one has twice as long
+	requestTimeout    = 5 * time.Second        // timeout of one etcd request
+	readTimeout       = 500 * time.Millisecond // timeout of the first attempt of a read, doubled for each further one
 )
 
-// Store hands out prefixes, ids, keys and apps. Its methods may be called by many.
+// Store allocates prefixes, ids, keys and apps. Its methods may be called concurrently.
 type Store struct {
 	etcd            *clientv3.Client
 	log             *slog.Logger
 	committer       committer
 	cluster         Cluster
-	lease           atomic.Int64 // that sessions live under
+	lease           atomic.Int64 // of this process's sessions
 	quarantineLease atomic.Pointer[quarantineLease]
-	appLimit        int // of a tenant
+	appLimit        int // per tenant
 	conflicts       atomic.Uint64
-	committed       atomic.Int64  // etcd's revision of the last change
-	watched         atomic.Int64  // etcd's revision up to which Watch has told
-	rewound         chan struct{} // a reading was of an earlier one
+	committed       atomic.Int64  // etcd's revision of the last commit
+	watched         atomic.Int64  // etcd's revision up to which Watch has called apply
+	rewound         chan struct{} // signals that a read returned an older revision
 }
 
-// Cluster is what Open found or made.
+// Cluster returns what Open found or created.
 func (s *Store) Cluster() Cluster { return s.cluster }
 
-// Conflicts is how many transactions were decided anew because another orchestrator was first.
+// Conflicts is how many transactions were retried because another orchestrator committed first.
 func (s *Store) Conflicts() uint64 { return s.conflicts.Load() }
 
-// Revision is that of the last change this process made: a follower that has it has them all.
+// Revision is that of this process's last change.
 func (s *Store) Revision() int64 { return s.cluster.From + s.committed.Load() }
 
 // Ping reports whether a majority of the store answers.
@@ -80,20 +80,20 @@ func (s *Store) Ping(ctx context.Context) error {
 	})
 }
 
-// Reason says what kind of refusal an Error is.
+// Reason classifies an Error.
 type Reason int
 
 const (
-	Invalid     Reason = iota + 1 // the request makes no sense
-	NotFound                      // what it names does not exist
-	Exists                        // what it makes exists already
+	Invalid     Reason = iota + 1 // the request is invalid
+	NotFound                      // the named object does not exist
+	Exists                        // the object exists already
 	Refused                       // the state of the cluster forbids it
-	Full                          // nothing is left to hand out
-	Stale                         // what it goes on from is gone; it may begin anew
+	Full                          // a limit is reached
+	Stale                         // the base of the request is gone; start again
 	Unavailable                   // the store does not answer; the text says whether the change may have happened
 )
 
-// Error is a refusal in a sentence for people.
+// Error is a refusal with a text for people.
 type Error struct {
 	Reason Reason
 	Text   string
@@ -120,7 +120,7 @@ func unavailable(err error) error {
 			err,
 		}
 	}
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // until the next one is granted
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // until the next lease is granted
 		return &Error{
 			Unavailable,
 			"the store has just forgotten which nodes are connected here; nothing was changed: try again",

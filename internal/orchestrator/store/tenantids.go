@@ -11,13 +11,12 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant's ids, in the order made, are: those whose containers live out their time, the current
-// one that containers are drawn from, and at most one that is only accepted. That one becomes
-// current when every node that hosts the tenant accepts it, so that nobody is met by an address it
-// cannot read; an old one goes when no node holds it.
+// A tenant's ids, in order of creation, are: old ones that containers still use, the current one from which nodes
+// allocate, and at most one that nodes only accept. The last becomes current when every node that hosts the tenant
+// accepts it, so that every receiver can decrypt its addresses. An old id is removed when no node holds it.
 
-// RotateKey gives a tenant a new id with a new key, or returns the tenant as it is when an id is only
-// accepted yet: who does not know whether a call succeeded may repeat it.
+// RotateKey gives a tenant a new id with a new key. If an id is only accepted yet, it changes nothing, so that a call
+// with an unknown result may be repeated.
 func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -59,7 +58,7 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 	return found, nil
 }
 
-// ForceKey has new containers drawn from an id that not all nodes accept.
+// ForceKey makes an id current that not all nodes accept.
 func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -91,7 +90,7 @@ func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilaster
 	return found, nil
 }
 
-// Reconcile takes the steps that are due for a tenant's ids and its retiring apps. One that is gone has none.
+// Reconcile performs the steps that are due for a tenant's ids and retiring apps. It does nothing for a deleted tenant.
 func (s *Store) Reconcile(ctx context.Context, name string) error {
 	for {
 		more := false
@@ -124,7 +123,7 @@ func (s *Store) Reconcile(ctx context.Context, name string) error {
 	}
 }
 
-// Due is the ids as they should be now, nil if they are.
+// Due returns the ids as they should be now, nil if nothing changes.
 func Due(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []*pilasterv1.TenantId {
 	var ids []*pilasterv1.TenantId
 	last := len(of.Ids) - 1
@@ -142,8 +141,8 @@ func Due(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []*pilasterv1.Ten
 	return ids
 }
 
-// Holders are the nodes that have, or may make at any time, containers of an id. One that has not
-// said what it holds holds everything.
+// Holders returns the nodes that have, or may create at any time, containers of an id. A node that has not reported its
+// ids counts as a holder.
 func Holders(hosting []*pilasterv1.Hosting, id uint32) []string {
 	return nodesWhere(
 		hosting,
@@ -151,7 +150,7 @@ func Holders(hosting []*pilasterv1.Hosting, id uint32) []string {
 	)
 }
 
-// Lacking are the nodes that do not accept an id yet.
+// Lacking returns the nodes that do not accept an id yet.
 func Lacking(hosting []*pilasterv1.Hosting, id uint32) []string {
 	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return !slices.Contains(h.Accepts, id) })
 }
@@ -175,7 +174,7 @@ func (t *txn) loadTenant(name string, to *pilasterv1.Tenant) error {
 	return nil
 }
 
-// newTenantID claims an id and draws its key.
+// newTenantID allocates an id and a random key.
 func (t *txn) newTenantID(owner string) (*pilasterv1.TenantId, error) {
 	id, err := t.allocateTenantID(owner)
 	if err != nil {

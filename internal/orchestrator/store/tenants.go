@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// CreateTenant makes one on the network that is the default.
+// CreateTenant creates a tenant on the default network.
 func (s *Store) CreateTenant(
 	ctx context.Context,
 	name string,
@@ -25,15 +25,15 @@ func (s *Store) CreateTenant(
 	return s.CreateTenantOn(ctx, tenant.Networks()[0], name, addressing, nil)
 }
 
-// addressings are what containers may see, as messages have it.
+// addressings maps addressings to their protobuf values.
 var addressings = map[tenant.Addressing]pilasterv1.Addressing{
 	tenant.Encrypted: pilasterv1.Addressing_ADDRESSING_ENCRYPTED,
 	tenant.Clear:     pilasterv1.Addressing_ADDRESSING_CLEAR,
 	tenant.Own:       pilasterv1.Addressing_ADDRESSING_OWN,
 }
 
-// CreateTenantOn makes a tenant with one id and a random key, as its network has tenants. Where it has addresses of its
-// own the id is the VNI.
+// CreateTenantOn creates a tenant with one id and a random key, as its network requires. For a tenant with its own
+// CIDRs the id is the VNI.
 func (s *Store) CreateTenantOn(
 	ctx context.Context,
 	network, name string,
@@ -84,7 +84,7 @@ func (s *Store) CreateTenantOn(
 	return s.createTenant(ctx, made)
 }
 
-// createTenant gives it its id and writes it.
+// createTenant allocates the id and writes the record.
 func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pilasterv1.Tenant, error) {
 	err := s.change(ctx, func(t *txn) error {
 		if value, err := t.get(dirTenants + made.Name); err != nil {
@@ -129,7 +129,7 @@ func (t *txn) allocateTenantID(owner string) (uint32, error) {
 
 func tenantIDKey(id uint32) string { return fmt.Sprintf("%s%d", dirTenantIDs, id) }
 
-// DeleteTenant forgets a tenant that no node hosts, and ends what is published of it. Its ids stay claimed.
+// DeleteTenant deletes a tenant that no node hosts, with its publications. Its ids stay claimed.
 func (s *Store) DeleteTenant(ctx context.Context, name string) error {
 	if err := checkTenant(name); err != nil {
 		return err
@@ -164,8 +164,8 @@ func (t *txn) deleteTenant(name string) error {
 	return nil
 }
 
-// Resolve finds a tenant and the app of a label set, making the app when it is new. From then on the
-// node counts as one that hosts the tenant: the answer is all it needs to make a container.
+// Resolve returns a tenant and the app of a label set; it creates the app if it is new. From then on the node hosts the
+// tenant: the answer suffices to create a container.
 func (s *Store) Resolve(
 	ctx context.Context,
 	n pki.Node,

@@ -15,25 +15,26 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// txn is one change being decided, or several: it reads a single revision of the store, what those before it in a group
-// wrote and what it wrote itself, and collects writes, which happen only if nothing it has read changed since.
+// txn is one change that is being decided, or a group of them. It reads one revision of the store, plus the writes of
+// the changes before it in the group and its own. It collects writes, which are committed only if nothing that it read
+// has changed.
 type txn struct {
 	ctx          context.Context
 	etcd         *clientv3.Client
-	group        *txn  // those before it
-	revision     int64 // all reads are of this one; 0 before the first; of the change when it was made
+	group        *txn  // earlier changes of the batch
+	revision     int64 // of all reads; 0 before the first; after the commit, of the commit
 	writes       []clientv3.Op
 	index        map[string]int // of writes, by key
 	readings     map[string]reading
-	compared     map[string]bool // keys that must not have changed at the commit
-	listed       map[string]bool // directories into which nothing must have come then
-	deletesRange bool            // readAll directories are among what it deletes: it has a transaction to itself
-	indivisible  bool            // it fits into one transaction, and is not made in parts
-	readsGroup   bool            // on what those before it wrote
-	maxOps       int             // writes, and comparisons, that etcd takes
+	compared     map[string]bool // keys that must be unchanged at the commit
+	listed       map[string]bool // directories that must have no new or changed keys at the commit
+	deletesRange bool            // it deletes whole directories, and needs a transaction of its own
+	indivisible  bool            // it fits into one transaction and must not be split
+	readsGroup   bool            // it read writes of the group
+	maxOps       int             // limit of etcd, for writes and for comparisons
 }
 
-// reading is what a key has, and since which revision; both are zero when it is not there.
+// reading is the value and mod revision of a key; both are zero if it does not exist.
 type reading struct {
 	value    string
 	revision int64
@@ -51,14 +52,14 @@ func newTxn(ctx context.Context, etcd *clientv3.Client) *txn {
 	}
 }
 
-// next is a change that is decided after those that the group has.
+// next returns a change that is decided after those in the group.
 func (g *txn) next(ctx context.Context) *txn {
 	t := newTxn(ctx, g.etcd)
 	t.group, t.revision, t.readings = g, g.revision, g.readings
 	return t
 }
 
-// join adds a change to a group: what it writes, and what it was decided on.
+// join adds the writes and comparisons of a change to a group.
 func (g *txn) join(t *txn) {
 	maps.Copy(g.compared, t.compared)
 	maps.Copy(g.listed, t.listed)
@@ -72,21 +73,21 @@ func (g *txn) join(t *txn) {
 	}
 }
 
-// maxOps is what etcd takes in one transaction unless its operator allows more.
+// maxOps is etcd's default limit per transaction.
 const maxOps = 128
 
-// maxEmbeddedOps is what our own etcd takes. So many changes together are made with one write to the disk.
+// maxEmbeddedOps is the limit of the embedded etcd: so many changes share one write to disk.
 const maxEmbeddedOps = 1024
 
-// maxBatchOf is what an etcd takes of changes that are made together.
+// maxBatchOf returns the limit of an etcd.
 func maxBatchOf(etcd *clientv3.Client) int {
-	if len(etcd.Endpoints()) == 0 { // it is in this process
+	if len(etcd.Endpoints()) == 0 { // embedded
 		return maxEmbeddedOps
 	}
 	return maxOps
 }
 
-// weight is what a change takes of a transaction.
+// weight is the size of a change.
 type weight struct{ writes, compares, bytes int }
 
 func (t *txn) weight() weight {
@@ -101,15 +102,16 @@ func (w weight) and(v weight) weight {
 	return weight{w.writes + v.writes, w.compares + v.compares, w.bytes + v.bytes}
 }
 
-// maxBytes is what goes into one transaction; etcd takes 1.5 MiB in a request.
+// maxBytes limits a transaction; etcd accepts 1.5 MiB in a request.
 const maxBytes = 1 << 20
 
-// fits tells whether changes go into one transaction together.
+// fits reports whether changes fit into one transaction.
 func (w weight) fits(most int) bool {
 	return w.writes < most && w.compares <= most && w.bytes <= maxBytes
 }
 
-// commit makes the first writes, as many as a transaction takes, and none if what they were decided on has changed.
+// commit writes as many of the first writes as fit into a transaction. It returns 0 if something that the change read
+// has changed.
 func (t *txn) commit(ctx context.Context) (made int, err error) {
 	writes := t.writes[:min(len(t.writes), t.maxOps)]
 	ops := writes
@@ -132,7 +134,7 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 		return clientv3.Compare(clientv3.ModRevision(dir), "<", t.revision+1).WithPrefix()
 	}
 	if t.weight().compares > t.maxOps {
-		// More than can be named: then nothing at all may have come, changed or gone.
+		// Too many keys to compare: nothing at all may have changed.
 		return []clientv3.Cmp{unchanged(root)}
 	}
 	for key := range t.compared {
@@ -144,8 +146,8 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 	return all
 }
 
-// errLater is that of a change for which those before it have to be made first: it reads many keys at a time, which it
-// would see without what they wrote.
+// errLater is returned by a change that reads a range into which earlier changes of the batch wrote: it must wait for
+// their commit.
 var errLater = errors.New("this has to be decided when what is before it has been made")
 
 func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
@@ -169,7 +171,7 @@ func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 	return resp, nil
 }
 
-// groupWrites is what those before it wrote into a range. It leans on that.
+// groupWrites returns the keys in a range that earlier changes of the batch wrote.
 func (t *txn) groupWrites(from, end []byte) (keys []string) {
 	if t.group == nil {
 		return nil
@@ -183,8 +185,8 @@ func (t *txn) groupWrites(from, end []byte) (keys []string) {
 	return keys
 }
 
-// tryRead asks again when there was no answer, which makes the client turn to the next member: one that
-// vanished or was stopped is not missed at once. A single member is given the whole time.
+// tryRead retries a read without an answer, which makes the client use the next member: so a dead member costs little
+// time. With a single member, one attempt has the whole time.
 func (t *txn) tryRead(ask func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
 	defer cancel()
@@ -203,7 +205,7 @@ func (t *txn) tryRead(ask func(context.Context) error) error {
 	}
 }
 
-// fetch reads those of many keys that were not read yet, in few requests, for get to find them.
+// fetch reads keys that are not known yet, in few requests; get then finds them.
 func (t *txn) fetch(keys ...string) error {
 	keys = slices.DeleteFunc(slices.Clone(keys), func(key string) bool { _, known := t.readings[key]; return known })
 	slices.Sort(keys)
@@ -238,7 +240,7 @@ func readingOf(kvs []*mvccpb.KeyValue) reading {
 	return reading{value: string(kvs[0].Value), revision: kvs[0].ModRevision}
 }
 
-// get returns "" for a key that is not there.
+// get returns "" for a key that does not exist.
 func (t *txn) get(key string) (string, error) {
 	if i, ok := t.index[key]; ok {
 		return string(t.writes[i].ValueBytes()), nil
@@ -262,7 +264,7 @@ func (t *txn) get(key string) (string, error) {
 	return found.value, nil
 }
 
-// load reports whether the key is there.
+// load reports whether the key exists.
 func (t *txn) load(key string, m proto.Message) (bool, error) {
 	value, err := t.get(key)
 	if err != nil || value == "" {
@@ -271,7 +273,7 @@ func (t *txn) load(key string, m proto.Message) (bool, error) {
 	return true, decode(key, []byte(value), m)
 }
 
-// names lists what is below a directory, without the directory.
+// names lists the keys below a directory, without the directory.
 func (t *txn) names(dir string) ([]string, error) {
 	resp, err := t.list(dir, clientv3.WithKeysOnly())
 	if err != nil {
@@ -284,7 +286,7 @@ func (t *txn) names(dir string) ([]string, error) {
 	return names, nil
 }
 
-// list reads what is below a directory. The commit fails if more has come since.
+// list reads the keys below a directory. The commit fails if keys were added or changed since.
 func (t *txn) list(dir string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	resp, err := t.read(dir, append(opts, clientv3.WithPrefix())...)
 	if err == nil {
@@ -295,7 +297,7 @@ func (t *txn) list(dir string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 
 func (t *txn) put(key, value string) { t.write(key, clientv3.OpPut(key, value)) }
 
-// write takes the place of an earlier write to the key: etcd refuses two in a transaction.
+// write replaces an earlier write to the key: etcd refuses two in one transaction.
 func (t *txn) write(key string, op clientv3.Op) {
 	if i, ok := t.index[key]; ok {
 		t.writes[i] = op

@@ -15,24 +15,24 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// Batch is what happened at one revision, or the whole state at one.
+// Batch has the events of one revision, or the whole state at one.
 type Batch struct {
-	Revision int64 // etcd's, above all that a store restored from a backup ever had
-	Whole    bool  // Events make the state from nothing
-	Cluster  bool  // the cluster's record is among what changed: its join token is another
+	Revision int64 // etcd's plus Cluster.From
+	Whole    bool  // Events are the whole state
+	Cluster  bool  // the cluster record changed: there may be a new join token
 	Events   []Event
 }
 
-// Event is one record that is new, changed or gone. Exactly one of its fields is set.
+// Event is one record that is new, changed or deleted. Exactly one field is set.
 type Event struct {
 	Node           *pilasterv1.Node
 	DeletedNode    string
 	Tenant         *pilasterv1.Tenant
-	DeletedTenant  string // its apps went with it
+	DeletedTenant  string // its apps are deleted too
 	App            *pilasterv1.App
 	EndedApp       *pilasterv1.App // with tenant and id only, as the next
 	QuarantinedApp *pilasterv1.App
-	FreedApp       *pilasterv1.App // its number is free
+	FreedApp       *pilasterv1.App // its id is free again
 	Hosting        *pilasterv1.Hosting
 	EndedHosting   *pilasterv1.Hosting
 	Session        *NodeSession
@@ -43,22 +43,22 @@ type Event struct {
 	Policy         *pilasterv1.Policy
 	EndedPolicy    *pilasterv1.Policy // with tenant, kind, namespace and name only
 
-	// Of what a node's Hosting has of it; Watch tells that alone.
+	// Part of Hosting; package cache derives these events.
 	Override      *pilasterv1.Override
 	EndedOverride *pilasterv1.Override
 }
 
-// NodeSession says which session a node has, or that it has none.
+// NodeSession is the session of a node, or none.
 type NodeSession struct {
 	Node string
 	Session
 }
 
-// Watch calls apply with the whole state and then with every change, in order, from one
-// goroutine, until ctx ends. It outlives an absent etcd; when it slept through a compaction, or etcd was
-// restored from a snapshot meanwhile, it starts over with the whole state.
+// Watch calls apply with the whole state and then with every change, in order, from one goroutine, until ctx ends. It
+// retries while etcd is absent. After a compaction that it missed, or if etcd was restored from a snapshot, it starts
+// again with the whole state.
 func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
-	var revision int64 // up to which apply has been told
+	var revision int64 // up to which apply was called
 	for {
 		err := s.watch(ctx, &revision, apply)
 		if ctx.Err() != nil {
@@ -76,8 +76,8 @@ func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 	}
 }
 
-// errRewound is that of a watch in a history that etcd no longer has. By itself etcd would say nothing until it
-// isWaiting as many revisions again, and then go on from there.
+// errRewound reports that etcd no longer has the history that is being watched. etcd itself would report nothing until
+// it has reached the old revision again, and then continue from there.
 var errRewound = errors.New(
 	"etcd has an earlier revision than before: it was restored from a snapshot; everything is read anew",
 )
@@ -91,7 +91,7 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 		*revision = whole.Revision
 		s.watched.Store(*revision)
 		select {
-		case <-s.rewound: // that was noticed more than once
+		case <-s.rewound: // drop further signals
 		default:
 		}
 		whole.countFrom(s.cluster.From)
@@ -125,8 +125,8 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 	}
 }
 
-// readAll reads everything and then decodes it with all processors: a restart of an orchestrator with 100,000 nodes is
-// mostly that.
+// readAll reads everything and then decodes it on all processors, which is most of the time that an orchestrator with
+// 100,000 nodes takes to start.
 func (s *Store) readAll(ctx context.Context) (b Batch, err error) {
 	b.Whole = true
 	var all []*mvccpb.KeyValue
@@ -156,7 +156,7 @@ func (s *Store) readAll(ctx context.Context) (b Batch, err error) {
 	return b, err
 }
 
-// splitByRevision groups events by the transaction that made them.
+// splitByRevision groups events by transaction.
 func splitByRevision(events []*clientv3.Event) ([]Batch, error) {
 	var batches []Batch
 	for _, e := range events {
@@ -170,7 +170,7 @@ func splitByRevision(events []*clientv3.Event) ([]Batch, error) {
 	return batches, nil
 }
 
-// countFrom makes revisions of etcd those of the store.
+// countFrom adds the offset of revisions.
 func (b *Batch) countFrom(from int64) {
 	b.Revision += from
 	for _, e := range b.Events {
@@ -180,7 +180,7 @@ func (b *Batch) countFrom(from int64) {
 	}
 }
 
-// decode decodes an event; keys that only allocation needs are none.
+// decode decodes an event. Keys that only allocation uses have none.
 func (b *Batch) decode(raw *clientv3.Event) (err error) {
 	key, gone := string(raw.Kv.Key), raw.Type == clientv3.EventTypeDelete
 	var e Event

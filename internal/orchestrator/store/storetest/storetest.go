@@ -1,5 +1,4 @@
-// Package storetest starts etcd servers for tests: the embedded one, and Debian's as a cluster
-// of one's own.
+// Package storetest starts etcd servers for tests: the embedded one, and Debian's as an external cluster.
 package storetest
 
 import (
@@ -40,7 +39,7 @@ func Each(t *testing.T, test func(t *testing.T, etcd *clientv3.Client)) {
 	})
 }
 
-// Embedded ends with the test.
+// Embedded runs until the end of the test.
 func Embedded(t *testing.T) *clientv3.Client {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -52,7 +51,7 @@ func Embedded(t *testing.T) *clientv3.Client {
 	return e.Client
 }
 
-// Debian starts /usr/bin/etcd on the loopback device; it asks clients for a certificate.
+// Debian starts /usr/bin/etcd on the loopback device; it requires client certificates.
 func Debian(t *testing.T) store.External {
 	t.Helper()
 	dir := t.TempDir()
@@ -72,7 +71,7 @@ func Debian(t *testing.T) store.External {
 	}
 }
 
-// startDebian returns what is closed once the process has ended.
+// startDebian returns a channel that is closed when the process has ended.
 func startDebian(t *testing.T, external store.External, dir, client, peer string, log *os.File) <-chan struct{} {
 	t.Helper()
 	cmd := exec.Command(
@@ -119,7 +118,8 @@ func startDebian(t *testing.T, external store.External, dir, client, peer string
 	return exited
 }
 
-// answered is false if another process took one of its ports first: etcd ends then, and tells only its log.
+// answered returns false if another process took one of its ports first: then etcd exits and reports it only in its
+// log.
 func answered(t *testing.T, e store.External, exited <-chan struct{}, log string) bool {
 	t.Helper()
 	client, err := store.Dial(e)
@@ -148,8 +148,8 @@ func answered(t *testing.T, e store.External, exited <-chan struct{}, log string
 	return false
 }
 
-// freeAddress was free a moment ago. Its port is not one that the kernel gives to clients, of which tests that run
-// beside have thousands.
+// freeAddress returns an address that was free a moment ago. Its port is outside the ephemeral range, of which
+// concurrent tests use thousands.
 func freeAddress(t *testing.T) string {
 	for range 1000 {
 		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10000+mathrand.IntN(20000)))
@@ -162,7 +162,7 @@ func freeAddress(t *testing.T) string {
 	return ""
 }
 
-// certify writes an authority, and certificates for the server and for its client.
+// certify creates an authority, and certificates for the server and its client.
 func certify(t *testing.T, dir string) store.External {
 	t.Helper()
 	e := store.External{
@@ -215,5 +215,5 @@ func writePEM(t *testing.T, path, kind string, der []byte) {
 	}
 }
 
-// UUID makes different ones of different numbers.
+// UUID returns a distinct UUID for each number.
 func UUID(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012x", n) }
