@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// MinQuarantine is how long a released index is quarantined: long enough for the caches, retries and open connections of
-// peers that used the address to end.
+// MinQuarantine is how long a released index is quarantined: long enough for the caches, retries and open connections
+// of peers that used the address to end.
 const MinQuarantine = 5 * time.Minute
 
 // reserveAhead is how many indexes beyond the last allocated one are marked as used on disk, so that the next
@@ -56,8 +56,8 @@ func parseCursorKey(name string) (key CursorKey, ok bool) {
 	return key, err == nil && key.String() == name
 }
 
-// AllocatedIndex returns the cursor and the index that an attachment's address was allocated from. It returns false for an
-// address that was not allocated on this node.
+// AllocatedIndex returns the cursor and the index that an attachment's address was allocated from. It returns false for
+// an address that was not allocated on this node.
 func (r Record) AllocatedIndex(a Attachment) (CursorKey, address.Index, bool) {
 	switch {
 	case a.Subnet.IsValid():
@@ -124,9 +124,9 @@ type released struct {
 	at    time.Time
 }
 
-// AllocateIndex allocates an index that no endpoint of the key holds. find returns the first usable index from the given
-// one on, or address.ErrExhausted. The index is marked as used on disk before AllocateIndex returns; a caller that does not
-// put it into a record must call ReleaseIndex.
+// AllocateIndex allocates an index that no endpoint of the key holds. find returns the first usable index from the
+// given one on, or address.ErrExhausted. The index is marked as used on disk before AllocateIndex returns; a caller
+// that does not put it into a record must call ReleaseIndex.
 func (s *Store) AllocateIndex(key CursorKey, find func(from address.Index) (address.Index, error)) (address.Index,
 	error) {
 	c := s.lockCursor(key)

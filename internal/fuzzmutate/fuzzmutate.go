@@ -25,16 +25,16 @@ type edit struct{ which, how, much byte }
 // JSON applies the edits of a script to a document, in place of one that is no JSON to one of the good ones: there are
 // soon many of the first kind among the inputs that fuzzing goes on from. With Nothing a text is returned as it is.
 func JSON(text, script []byte, good ...string) []byte {
-	edits := drawn(script)
+	edits := chosen(script)
 	if len(edits) > 0 && len(good) > 0 && !json.Valid(text) {
 		text = []byte(good[len(text)%len(good)])
 	}
 	return spoilt(text, edits)
 }
 
-// drawn are the edits that a script stands for, mostly one. They are drawn by all of it, so that the least change of it
-// makes quite others: go's mutation would take long to come by a few bytes that mean something.
-func drawn(script []byte) (edits []edit) {
+// chosen returns the edits that a script stands for, mostly one. A hash of the whole script determines them, so the
+// smallest change of the script gives different edits: Go's fuzzer would need long to find the few bytes that matter.
+func chosen(script []byte) (edits []edit) {
 	if len(bytes.Trim(script, "\x00")) == 0 {
 		return nil
 	}

@@ -150,7 +150,7 @@ func with(frame []byte, at int, value byte) []byte {
 }
 
 // learn shows the programs the packets of one connection, both ways, on the network's own way.
-func (b *bench) learn(t *testing.T) {
+func (b *bench) fillCache(t *testing.T) {
 	t.Helper()
 	for _, step := range []struct {
 		program    *ebpf.Program
@@ -179,7 +179,7 @@ func (b *bench) learn(t *testing.T) {
 // What the network did with the first packets, the cache does with the next, byte for byte but for the source port.
 func TestSameAsTheNetwork(t *testing.T) {
 	b := newBench(t)
-	b.learn(t)
+	b.fillCache(t)
 	for _, body := range []packet.TCP{
 		said, {SourcePort: 4000, DestinationPort: 80, Flags: packet.ACK | packet.FIN, Payload: make([]byte, 1000)},
 		{SourcePort: 4000, DestinationPort: 80, Flags: packet.SYN | packet.ACK}, // answers, and begins nothing
@@ -230,13 +230,18 @@ func TestLeftToTheNetwork(t *testing.T) {
 		learns  bool
 		forgets bool // what was let through of the connection: both ways pass the network again
 	}{
-		{name: "out: connection unknown", out: true, frame: sent(said), prepare: drop(filter), learns: true, forgets: true},
+		{name: "out: connection unknown", out: true, frame: sent(said), prepare: drop(filter), learns: true,
+			forgets: true},
 		{name: "out: never let in", out: true, frame: sent(said), prepare: set(1, 0), learns: true},
 		{name: "out: never let out", out: true, frame: sent(said), prepare: set(0, device), learns: true},
-		{name: "out: another container's connection", out: true, frame: sent(said), prepare: set(1, device+1), learns: true},
-		{name: "out: headers unknown", out: true, frame: sent(said), prepare: drop(func(b *bench) *ebpf.Map { return b.objects.OnceEgress }), learns: true, forgets: true},
-		{name: "out: another port", out: true, frame: sent(packet.TCP{SourcePort: 4001, DestinationPort: 80, Flags: packet.ACK}), learns: true},
-		{name: "out: another protocol", out: true, frame: sent(packet.UDP{SourcePort: 4000, DestinationPort: 80}), learns: true},
+		{name: "out: another container's connection", out: true, frame: sent(said), prepare: set(1, device+1),
+			learns: true},
+		{name: "out: headers unknown", out: true, frame: sent(said),
+			prepare: drop(func(b *bench) *ebpf.Map { return b.objects.OnceEgress }), learns: true, forgets: true},
+		{name: "out: another port", out: true,
+			frame: sent(packet.TCP{SourcePort: 4001, DestinationPort: 80, Flags: packet.ACK}), learns: true},
+		{name: "out: another protocol", out: true, frame: sent(packet.UDP{SourcePort: 4000, DestinationPort: 80}),
+			learns: true},
 		{name: "out: new connection", out: true, frame: sent(syn(said)), learns: true, forgets: true},
 		{name: "out: hops run out", out: true, frame: sent(said, hops(2))},
 		{name: "out: fragment", out: true, frame: sent(said, fragment)},
@@ -246,7 +251,8 @@ func TestLeftToTheNetwork(t *testing.T) {
 		{name: "in: never let in", frame: in, prepare: set(1, 0), learns: true},
 		{name: "in: never let out", frame: in, prepare: set(0, device), learns: true},
 		{name: "in: container has moved", frame: in, prepare: set(1, device+1), learns: true, forgets: true},
-		{name: "in: container unknown", frame: in, prepare: drop(func(b *bench) *ebpf.Map { return b.objects.OnceIngress }), learns: true, forgets: true},
+		{name: "in: container unknown", frame: in,
+			prepare: drop(func(b *bench) *ebpf.Map { return b.objects.OnceIngress }), learns: true, forgets: true},
 		{name: "in: new connection", frame: coming(received(syn(answered))), learns: true, forgets: true},
 		{name: "in: hops run out", frame: coming(received(answered, hops(1)))},
 		{name: "in: congestion marked on the way", frame: with(in, classAt, 0x30)},
@@ -262,7 +268,7 @@ func TestLeftToTheNetwork(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
-			b.learn(t)
+			b.fillCache(t)
 			if c.prepare != nil {
 				c.prepare(t, b)
 			}
@@ -299,7 +305,7 @@ func (b *bench) known(t *testing.T) bool {
 	return err == nil
 }
 
-// Nothing is learnt from what nobody asked to learn from, nor from headers with a sum over what follows.
+// The cache learns nothing from packets without the learn mark, nor from headers with a checksum over what follows.
 func TestNotLearnt(t *testing.T) {
 	b := newBench(t)
 	for name, c := range map[string]struct {

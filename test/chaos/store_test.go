@@ -133,7 +133,7 @@ func (f *final) add(key string, value []byte) error {
 		words, p := strings.Split(name, "/"), new(pilasterv1.Policy)
 		if err := protojson.Unmarshal(value, p); err != nil || len(words) != 4 || words[1] != "NetworkPolicy" ||
 			words[2] != "default" {
-			return fmt.Errorf("is no policy that anybody applied: %v, %v", p, err)
+			return fmt.Errorf("is no policy that a client applied: %v, %v", p, err)
 		}
 		if f.policies[words[0]] == nil {
 			f.policies[words[0]] = map[string]string{}

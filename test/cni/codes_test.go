@@ -84,7 +84,7 @@ func testCodes(t *testing.T, n *node) {
 	if err != nil || !slices.Equal(info.SupportedVersions(), []string{"1.0.0", "1.1.0"}) {
 		t.Errorf("VERSION: %v, %v", info, err)
 	}
-	hasCode(t, "ADD to an unknown tenant", n.network(t, "codes", in("nobody")).add(ctx, "c1", ns), 101, `"nobody"`)
+	hasCode(t, "ADD to an unknown tenant", n.network(t, "codes", in("missing")).add(ctx, "c1", ns), 101, `"missing"`)
 	hasCode(t, "ADD without a tenant", n.network(t, "codes", in("")).add(ctx, "c1", ns), types.ErrInvalidNetworkConfig,
 		"pilaster.io/tenant")
 	n.empty(ctx, t)

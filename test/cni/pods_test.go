@@ -98,8 +98,8 @@ func TestPods(t *testing.T) {
 	t.Run("a pod that cannot be attached leaves nothing", func(t *testing.T) {
 		before := endpointList(ctx, t, l, "n1")
 		_, err := n1.runtime.RunPodSandbox(ctx,
-			&cri.RunPodSandboxRequest{Config: n1.podConfig("lost", map[string]string{"pilaster.io/tenant": "nobody"})})
-		if err == nil || !strings.Contains(err.Error(), "nobody") {
+			&cri.RunPodSandboxRequest{Config: n1.podConfig("lost", map[string]string{"pilaster.io/tenant": "missing"})})
+		if err == nil || !strings.Contains(err.Error(), "missing") {
 			t.Errorf("a pod of an unknown tenant: %v", err)
 		}
 		if after := endpointList(ctx, t, l, "n1"); len(after) != len(before) {

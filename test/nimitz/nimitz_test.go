@@ -41,7 +41,7 @@ type bed struct {
 	*testing.T
 }
 
-// isolated pings everybody from everybody.
+// isolated pings every container from every container.
 func (b bed) isolated(when string) {
 	b.Helper()
 	echoes, err := b.PingAll(labtest.Context(b.T), packet.PingOptions{Timeout: 300 * time.Millisecond})

@@ -84,8 +84,8 @@ func vnis(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// transfers has TCP carry more than one packet's worth each way, by each family. Its senders leave segments and checksums
-// to devices, which do not exist here.
+// transfers has TCP carry more than one packet's worth each way, by each family. Its senders leave segments and
+// checksums to devices, which do not exist here.
 func transfers(t *testing.T, l *lab.Lab, pairs [][2]string) {
 	for _, pair := range pairs {
 		to, err := l.Container(pair[1])

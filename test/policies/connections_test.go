@@ -40,7 +40,7 @@ type churn struct {
 }
 
 // TestConnectionsOutlivePolicies: connections between processes on two nodes, while policies come, change and go, none
-// of which forbids them, and agents are killed. Each word on them arrives and comes back, no packet of anybody is
+// of which forbids them, and agents are killed. Each word on them arrives and comes back, no container's packet is
 // dropped, and both nodes go on remembering each connection; until one policy does forbid them.
 func TestConnectionsOutlivePolicies(t *testing.T) {
 	size := churn{connections: 2_048, changes: 12, killEvery: 6}

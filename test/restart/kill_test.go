@@ -132,7 +132,7 @@ func (k *killer) wait(most time.Duration) time.Duration {
 
 // young kills an agent some time after its start, at which it was killed too.
 func (k *killer) young(node string) {
-	k.crash(node, "at rest")
+	k.crash(node, "while idle")
 	k.crash(node, fmt.Sprint("at the age of ", k.wait(youth)))
 }
 
@@ -140,7 +140,7 @@ func (k *killer) young(node string) {
 // before go on.
 func (k *killer) duringUpgrade(node string) {
 	k.builds.choose(k.T, 1-k.running[node])
-	k.crash(node, "at rest, for another build")
+	k.crash(node, "while idle, for another build")
 	age := k.wait(youth / 2) // most starts are over by then
 	before := k.taken(node)
 	if k.random.IntN(2) == 0 {

@@ -101,7 +101,7 @@ func (s *soak) compareReleased() {
 	for name, a := range s.released {
 		// A container of another addressing has no route there, which is as good.
 		r, err := packet.Ping(s.Context(), ns, a, packet.PingOptions{Timeout: 50 * time.Millisecond})
-		s.answered("released address", err == nil && r.Received > 0, false, "%s asks %v, which %s gave back", asking[0],
+		s.answered("released address", err == nil && r.Received > 0, false, "%s asks %v, which %s released", asking[0],
 			a, name)
 	}
 }

@@ -69,7 +69,7 @@ func (b *bed) evidence(seen []byte) []string {
 	return found
 }
 
-// testContainers captures in every container of encrypted tenants while everybody talks, and
+// testContainers captures in every container of encrypted tenants while all of them send, and
 // looks at every byte. A clear tenant's container shows that the search finds what it looks for.
 func (b *bed) testContainers(t *testing.T) {
 	captures := map[string]*packet.Capture{}

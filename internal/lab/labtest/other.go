@@ -43,7 +43,8 @@ func OtherBinary(t testing.TB) string {
 			t.Fatalf("%s=%s: %v", givenOther, given, err)
 		}
 		if strings.Contains(string(out), strconv.Quote(version.Current().Release)) {
-			t.Fatalf("%s=%s is also %s: the tests could not tell the builds apart", givenOther, given, version.Current().Release)
+			t.Fatalf("%s=%s is also %s: the tests could not tell the builds apart", givenOther, given,
+				version.Current().Release)
 		}
 		return given
 	}

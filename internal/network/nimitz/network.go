@@ -124,7 +124,8 @@ func (n *Network) Prepare(
 }
 
 // allocateFromSubnets returns what it has allocated, also beside an error.
-func (n *Network) allocateFromSubnets(ctx context.Context, t tenant.Tenant, r endpoint.Record) (all []endpoint.Attachment,
+func (n *Network) allocateFromSubnets(ctx context.Context, t tenant.Tenant,
+	r endpoint.Record) (all []endpoint.Attachment,
 	err error) {
 	subnets, err := n.config.Cluster.NodeCIDRs(ctx, t.Name)
 	if err != nil {
