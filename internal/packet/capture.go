@@ -158,10 +158,12 @@ func (c *Capture) receive(fd int) (Captured, error) {
 	}
 	for _, m := range messages {
 		switch {
-		case m.Header.Level == unix.SOL_SOCKET && m.Header.Type == unix.SO_TIMESTAMPNS && len(m.Data) >= int(unsafe.Sizeof(unix.Timespec{})):
+		case m.Header.Level == unix.SOL_SOCKET && m.Header.Type == unix.SO_TIMESTAMPNS &&
+			len(m.Data) >= int(unsafe.Sizeof(unix.Timespec{})):
 			ts := (*unix.Timespec)(unsafe.Pointer(&m.Data[0]))
 			got.Time = time.Unix(ts.Unix())
-		case m.Header.Level == unix.SOL_PACKET && m.Header.Type == unix.PACKET_AUXDATA && len(m.Data) >= int(unsafe.Sizeof(unix.TpacketAuxdata{})):
+		case m.Header.Level == unix.SOL_PACKET && m.Header.Type == unix.PACKET_AUXDATA &&
+			len(m.Data) >= int(unsafe.Sizeof(unix.TpacketAuxdata{})):
 			aux := (*unix.TpacketAuxdata)(unsafe.Pointer(&m.Data[0]))
 			got.ChecksumPartial = aux.Status&unix.TP_STATUS_CSUMNOTREADY != 0
 			if aux.Status&unix.TP_STATUS_VLAN_VALID != 0 && len(got.Frame) >= 2*macBytes {

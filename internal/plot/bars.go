@@ -35,7 +35,8 @@ const (
 // NewBars places bars; left is the room for their names, and one asks for a line there.
 func NewBars(title, axis string, left int, one bool, bars []Bar) *Bars {
 	c := &Bars{
-		Title: title, Axis: axis, Bars: bars, Left: left, Names: left - 8, AxisAt: left + chartWidth + 30, Width: left + chartWidth + figureWidth,
+		Title: title, Axis: axis, Bars: bars, Left: left, Names: left - 8,
+		AxisAt: left + chartWidth + 30, Width: left + chartWidth + figureWidth,
 	}
 	highest := 0.0
 	for _, b := range bars {

@@ -20,9 +20,11 @@ type Page struct {
 
 // Note is a paragraph.
 type Note struct {
-	Lead  string // in bold letters before the text
-	Text  string
-	Class string // soft, what (says what the page shows), paper (what the papers show), bad (a failure); "" for plain text
+	Lead string // in bold letters before the text
+	Text string
+	// soft, what (text that says what the page shows), paper (text that says what the papers show) or bad (a failure);
+	// empty for plain text
+	Class string
 }
 
 // Link is a line of the contents: the ID of a section, its title, and its failure if it has one.

@@ -48,7 +48,8 @@ func TestLinesBelowOne(t *testing.T) {
 		"",
 		Plot{Log: true, Lines: []Line{{Name: "a", Apart: true, Points: [][2]float64{{1, 0.1}, {10, 1}, {100, 1000}}}}},
 	)
-	if want := "M64.0 270.0m-5 -5l10 10m0 -10l-10 10M344.0 210.0m-5 -5l10 10m0 -10l-10 10M624.0 30.0m-5 -5l10 10m0 -10l-10 10"; l.Curves[0].Path != want {
+	want := "M64.0 270.0m-5 -5l10 10m0 -10l-10 10M344.0 210.0m-5 -5l10 10m0 -10l-10 10M624.0 30.0m-5 -5l10 10m0 -10l-10 10"
+	if l.Curves[0].Path != want {
 		t.Errorf("%s, want %s", l.Curves[0].Path, want)
 	}
 	if len(l.YTicks) != 5 || l.YTicks[0].Text != "0.1" || l.YTicks[4].Text != "1000" {

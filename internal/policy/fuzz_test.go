@@ -12,12 +12,21 @@ import (
 )
 
 var documents = []string{
-	`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"namespace":"shop","name":"web","annotations":{"pilaster.io/audit":"false"}},"spec":{"podSelector":{"matchLabels":{"app":"web"}},"policyTypes":["Ingress","Egress"],
-	"ingress":[{"from":[{"podSelector":{"matchExpressions":[{"key":"tier","operator":"In","values":["front","back"]}]}},{"ipBlock":{"cidr":"10.0.0.0/8","except":["10.1.0.0/16"]}}],"ports":[{"port":80,"endPort":84},{"protocol":"UDP","port":"http"}]}],
-	"egress":[{"to":[{"namespaceSelector":{"matchLabels":{"division":"sales"}}}],"ports":[{"protocol":"TCP","port":443}]}]}}`,
-	`{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":"all"},"spec":{"tier":"Admin","priority":10,"subject":{"namespaces":{}},
-	"ingress":[{"name":"first","action":"Deny","from":[{"pods":{"namespaceSelector":{},"podSelector":{"matchLabels":{"app":"ops"}}}}],"protocols":[{"tcp":{"destinationPort":{"range":{"start":20,"end":25}}}},{"destinationNamedPort":"http"}]}],
-	"egress":[{"action":"Pass","to":[{"networks":["10.0.0.0/8","fd00::/8"]}],"protocols":[{"udp":{"destinationPort":{"number":53}}}]}]}}`,
+	`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"namespace":"shop","name":"web",` +
+		`"annotations":{"pilaster.io/audit":"false"}},"spec":{"podSelector":{"matchLabels":{"app":"web"}},` +
+		`"policyTypes":["Ingress","Egress"],
+	"ingress":[{"from":[{"podSelector":{"matchExpressions":[{"key":"tier","operator":"In","values":["front",` +
+		`"back"]}]}},{"ipBlock":{"cidr":"10.0.0.0/8","except":["10.1.0.0/16"]}}],"ports":[{"port":80,` +
+		`"endPort":84},{"protocol":"UDP","port":"http"}]}],
+	"egress":[{"to":[{"namespaceSelector":{"matchLabels":{"division":"sales"}}}],"ports":[{"protocol":"TCP",` +
+		`"port":443}]}]}}`,
+	`{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":"all"},` +
+		`"spec":{"tier":"Admin","priority":10,"subject":{"namespaces":{}},
+	"ingress":[{"name":"first","action":"Deny","from":[{"pods":{"namespaceSelector":{},` +
+		`"podSelector":{"matchLabels":{"app":"ops"}}}}],` +
+		`"protocols":[{"tcp":{"destinationPort":{"range":{"start":20,"end":25}}}},{"destinationNamedPort":"http"}]}],
+	"egress":[{"action":"Pass","to":[{"networks":["10.0.0.0/8","fd00::/8"]}],` +
+		`"protocols":[{"udp":{"destinationPort":{"number":53}}}]}]}}`,
 }
 
 // FuzzPolicies: whatever is read obeys the rules of the model, compiles, and decides as it says.

@@ -37,7 +37,11 @@ items:
     tier: Baseline
     priority: 0
     subject: {pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: web}}}}
-    egress: [{name: none, action: Pass, to: [{networks: ["fd00::/8"]}, {namespaces: {matchLabels: {team: a}}}], protocols: [{udp: {destinationPort: {range: {start: 1, end: 9}}}}]}]
+    egress:
+    - name: none
+      action: Pass
+      to: [{networks: ["fd00::/8"]}, {namespaces: {matchLabels: {team: a}}}]
+      protocols: [{udp: {destinationPort: {range: {start: 1, end: 9}}}}]
 `
 	got, err := policy.Parse([]byte(text))
 	if err != nil {
@@ -108,10 +112,14 @@ func TestParseRefuses(t *testing.T) {
 			"document 1"},
 		"unknown field": {np("a", "{podSelectors: {}}"),
 			`document 1: NetworkPolicy shop/a: unknown field "spec.podSelectors"`},
-		"another case":          {np("a", "{podselector: {}}"), `unknown field "spec.podselector"`},
-		"a field twice":         {np("a", "{podSelector: {}, podSelector: {}}"), "podSelector"},
-		"a field twice in JSON": {`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"a"},"spec":{"podSelector":{},"podSelector":{}}}`, `duplicate field "spec.podSelector"`},
-		"a label twice in JSON": {`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"a"},"spec":{"podSelector":{"matchLabels":{"a":"b","a":"c"}}}}`, `duplicate field "spec.podSelector.matchLabels.a"`},
+		"another case":  {np("a", "{podselector: {}}"), `unknown field "spec.podselector"`},
+		"a field twice": {np("a", "{podSelector: {}, podSelector: {}}"), "podSelector"},
+		"a field twice in JSON": {`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy",` +
+			`"metadata":{"name":"a"},"spec":{"podSelector":{},"podSelector":{}}}`, `duplicate field ` +
+			`"spec.podSelector"`},
+		"a label twice in JSON": {`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy",` +
+			`"metadata":{"name":"a"},"spec":{"podSelector":{"matchLabels":{"a":"b","a":"c"}}}}`, `duplicate ` +
+			`field "spec.podSelector.matchLabels.a"`},
 		"wrong type": {np("a", "{podSelector: 7}"), "spec.podSelector: a number is not what belongs " +
 			"there"},
 		"text without quotes": {np("a", "{podSelector: {matchLabels: {app: true}}}"),
@@ -268,8 +276,11 @@ func prefixes(all ...string) (out []netip.Prefix) {
 
 // TestParseKept: what is read of one document in JSON is what Parse reads.
 func TestParseKept(t *testing.T) {
-	network := `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web","namespace":"shop"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},"ingress":[{"ports":[{"port":80}]}]}}`
-	cluster := `{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":"all"},"spec":{"tier":"Admin","priority":1,"subject":{"namespaces":{}},"ingress":[{"action":"Deny","from":[{"namespaces":{}}]}]}}`
+	network := `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web",` +
+		`"namespace":"shop"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},"ingress":[{"ports":[{"port":80}]}]}}`
+	cluster := `{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy",` +
+		`"metadata":{"name":"all"},"spec":{"tier":"Admin","priority":1,"subject":{"namespaces":{}},` +
+		`"ingress":[{"action":"Deny","from":[{"namespaces":{}}]}]}}`
 	for _, c := range []struct {
 		kind, text string
 		ok         bool

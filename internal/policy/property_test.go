@@ -118,7 +118,8 @@ func TestTablesAreTheSame(t *testing.T) {
 
 // TestAnIDNeverMeansAnotherContent: with policies or apps that come and go, what has the same ID has the same entries.
 func TestAnIDNeverMeansAnotherContent(t *testing.T) {
-	ports, ranges, peers, blocks := map[policy.PortKey]policy.PortEntry{}, map[policy.RangeKey]policy.Verdict{}, map[policy.PeerKey]policy.Peer{}, map[policy.BlockKey]policy.ID{}
+	ports, ranges := map[policy.PortKey]policy.PortEntry{}, map[policy.RangeKey]policy.Verdict{}
+	peers, blocks := map[policy.PeerKey]policy.Peer{}, map[policy.BlockKey]policy.ID{}
 	shared := 0
 	for seed := range uint64(300) {
 		d := dice{rand.New(rand.NewPCG(seed/10, 3))} // ten times the same, each with something left out

@@ -176,20 +176,28 @@ func TestSemantics(t *testing.T) {
 			{web, in, policy.Outside, "", "80/TCP", false, "shop/a isolates"}, {web, out, ops, "", "80/TCP", true, ""},
 			{unknown, in, ops, "", "80/TCP", false, "early"},
 		}},
-		"who is not known is denied where a rule that may select it denies": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}]}"), []row{
+		"who is not known is denied where a rule that may select it denies": {cnp("a", "{tier: Admin, priority: "+
+			"1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {matchLabels: "+
+			"{kubernetes.io/metadata.name: tools}}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}]}"), []row{
 			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"},
 			{web, in, unknown, "", "81/TCP", true, noRule}, {web, in, db, "", "80/TCP", true, noRule},
 			{web, in, policy.Outside, "", "80/TCP", true, noRule},
 		}},
-		"and where a rule may pass it to one that denies": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Pass, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}, {action: Accept, from: [{namespaces: {}}]}]}") + np("b", "{podSelector: {}}"), []row{
+		"and where a rule may pass it to one that denies": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", "+
+			"ingress: [{action: Pass, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]},"+
+			" {action: Accept, from: [{namespaces: {}}]}]}") + np("b", "{podSelector: {}}"), []row{
 			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"},
 			{web, in, ops, "", "80/TCP", false, "shop/b isolates"},
 			{web, in, db, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[1]"},
 		}},
-		"but not where one before accepts everyone": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Accept, from: [{namespaces: {}}]}, {action: Deny, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]}]}"), []row{
+		"but not where one before accepts everyone": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", "+
+			"ingress: [{action: Accept, from: [{namespaces: {}}]}, {action: Deny, from: [{namespaces: "+
+			"{matchLabels: {kubernetes.io/metadata.name: tools}}}]}]}"), []row{
 			{web, in, unknown, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[0]"},
 		}},
-		"who is not known may call any port by a name that is denied": {cnp("a", "{tier: Baseline, priority: 1, "+everyone+", egress: [{action: Deny, to: [{namespaces: {}}], protocols: [{destinationNamedPort: http}]}]}"), []row{
+		"who is not known may call any port by a name that is denied": {cnp("a", "{tier: Baseline, priority: 1,"+
+			" "+everyone+", egress: [{action: Deny, to: [{namespaces: {}}], protocols: [{destinationNamedPort: "+
+			"http}]}]}"), []row{
 			{web, out, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a egress[0]"},
 			{web, out, unknown, "", "0/58", true, noRule}, {web, out, db, "", "80/TCP", true, noRule},
 			{web, out, db, "", "8080/TCP", false, ""},
@@ -213,13 +221,16 @@ func TestSemantics(t *testing.T) {
 			{web, in, ops, "", "80/TCP", true, "shop/a ingress[0]"},
 			{db, in, ops, "", "80/TCP", false, "ClusterNetworkPolicy b"},
 		}},
-		"rules by address and by label are one order": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", egress: [{action: Accept, to: [{networks: [10.0.0.0/8]}]}, {action: Deny, to: [{namespaces: {}}, {networks: [0.0.0.0/0, '::/0']}]}]}"), []row{
+		"rules by address and by label are one order": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", "+
+			"egress: [{action: Accept, to: [{networks: [10.0.0.0/8]}]}, {action: Deny, to: [{namespaces: {}}, "+
+			"{networks: [0.0.0.0/0, '::/0']}]}]}"), []row{
 			{web, out, db, "10.0.0.1", "80/TCP", true, "egress[0]"},
 			{web, out, db, "11.0.0.1", "80/TCP", false, "egress[1]"},
 			{web, out, policy.Outside, "10.0.0.1", "80/TCP", true, "egress[0]"},
 			{web, out, policy.Outside, "fd00::1", "80/TCP", false, "egress[1]"},
 		}},
-		"destinationNamedPort is of any protocol": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {}}], protocols: [{destinationNamedPort: http}]}]}"), []row{
+		"destinationNamedPort is of any protocol": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", ingress: "+
+			"[{action: Deny, from: [{namespaces: {}}], protocols: [{destinationNamedPort: http}]}]}"), []row{
 			{web, in, ops, "", "80/TCP", false, ""}, {web, in, ops, "", "8080/TCP", true, ""},
 			{ops, in, web, "", "80/TCP", true, ""},
 		}},

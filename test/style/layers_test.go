@@ -68,7 +68,6 @@ var knownLarge = map[string]struct {
 	"internal/cli":                {40, "to be split by responsibility"},
 	"internal/lab":                {19, "to be split by responsibility"},
 	"internal/orchestrator/store": {27, "to be split by responsibility"},
-	"internal/policy":             {18, "to be split by responsibility"},
 	"internal/sim":                {23, "to be split by responsibility"},
 }
 

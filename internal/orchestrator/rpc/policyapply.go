@@ -84,7 +84,7 @@ func (s *OperatorService) checkPolicies(
 			changed[read.String()] = true
 		}
 		var about []string
-		if keys := labels.Unheard(&read); len(apps) > 0 && len(keys) > 0 {
+		if keys := labels.Unmatched(&read); len(apps) > 0 && len(keys) > 0 {
 			about = append(
 				about,
 				fmt.Sprintf(

@@ -132,7 +132,13 @@ func (w world) entries() []pipeline.Entry {
 			VTEP:    pipeline.VTEP(There),
 			Outside: true,
 		},
-	}, virtual(7, w.service, w.storage), virtual(pipeline.GatewayVNI, w.virtual, w.own), virtual(pipeline.GatewayVNI, w.leads, w.far), region(w.abroad, Abroad, 8), region(w.farther, Farther, 9))
+	},
+		virtual(7, w.service, w.storage),
+		virtual(pipeline.GatewayVNI, w.virtual, w.own),
+		virtual(pipeline.GatewayVNI, w.leads, w.far),
+		region(w.abroad, Abroad, 8),
+		region(w.farther, Farther, 9),
+	)
 }
 
 // Entries are those of the cases, in both families.
