@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestUnmatched: labels that no app has are said, of the subject and of peers, and no others; that of a namespace's name
-// all have.
+// TestUnmatched: labels that no app has are reported for the subject and for peers, and no
+// others. All namespaces have the label with their name.
 func TestUnmatched(t *testing.T) {
 	labels := policy.LabelsOf(map[address.AppID]map[string]string{
 		1: {"app": "web", tenant.NamespaceKey: "shop"},
