@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -209,34 +208,4 @@ func tenantToProto(t tenant.Tenant) *pilasterv1.Tenant {
 		out.Overlays = append(out.Overlays, &pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)})
 	}
 	return out
-}
-
-func membershipFromProto(r *pilasterv1.RegisterResponse) (Membership, error) {
-	m := Membership{ClusterUUID: r.GetClusterUuid()}
-	for _, p := range []struct {
-		to   *netip.Prefix
-		text string
-	}{
-		{&m.Prefix, r.GetNode().GetPrefix()},
-		{&m.Plan.Base, r.GetPlan().GetBasePrefix()},
-		{&m.Plan.Private, r.GetPlan().GetPrivatePrefix()},
-	} {
-		prefix, err := netip.ParsePrefix(p.text)
-		if err != nil {
-			return m, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
-		}
-		*p.to = prefix
-	}
-	for _, text := range r.GetPlan().GetGatewayPrefixes() {
-		prefix, err := netip.ParsePrefix(text)
-		if err != nil {
-			return m, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
-		}
-		if prefix.Addr().Is4() {
-			m.Plan.Gateway4 = prefix
-		} else {
-			m.Plan.Gateway6 = prefix
-		}
-	}
-	return m, nil
 }

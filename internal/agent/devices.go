@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -12,19 +14,32 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
+// Endpoints are the endpoints of this node, as far as changes of devices concern them.
+type Endpoints interface {
+	// FollowMTU sets the MTU of the packet path on every endpoint.
+	FollowMTU(context.Context) error
+	// MarkLost marks those of the suspected endpoints whose device has gone.
+	MarkLost(ctx context.Context, suspected func(endpoint.Record) bool) error
+	// GuardInterfaces attaches guards to the changed interface, or to all if it is nil.
+	GuardInterfaces(changed netlink.Link) error
+}
+
+// scanEvery is the interval of checks for devices that send no netlink events.
+const scanEvery = 5 * time.Second
+
 // watchDevices runs until ctx ends. It keeps the endpoints' MTU equal to the uplink's, attaches guards to the node's
 // other interfaces, and detects endpoints whose devices are gone. A netlink subscription ends when its buffer
 // overflows; it is then opened again.
-func watchDevices(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
+func watchDevices(ctx context.Context, uplink string, endpoints Endpoints, log *slog.Logger) error {
 	for ctx.Err() == nil {
-		if err := watchDevicesOnce(ctx, uplink, core, log); err != nil {
+		if err := watchDevicesOnce(ctx, uplink, endpoints, log); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func watchDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog.Logger) error {
+func watchDevicesOnce(ctx context.Context, uplink string, endpoints Endpoints, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	links := make(chan netlink.LinkUpdate)
 	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
@@ -37,17 +52,17 @@ func watchDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog.
 		}
 	}()
 	follow := func() {
-		if err := core.FollowMTU(ctx); err != nil && ctx.Err() == nil {
+		if err := endpoints.FollowMTU(ctx); err != nil && ctx.Err() == nil {
 			log.Error("setting the endpoints' MTU failed", "uplink", uplink, "error", err)
 		}
 	}
 	guard := func(changed netlink.Link) {
-		if err := core.driver.GuardInterfaces(changed); err != nil && ctx.Err() == nil {
+		if err := endpoints.GuardInterfaces(changed); err != nil && ctx.Err() == nil {
 			log.Error("attaching the guard to an interface failed", "error", err)
 		}
 	}
 	lose := func(suspected func(endpoint.Record) bool) {
-		if err := core.markLost(ctx, suspected); err != nil && ctx.Err() == nil {
+		if err := endpoints.MarkLost(ctx, suspected); err != nil && ctx.Err() == nil {
 			log.Error("removing entries of endpoints without a device failed", "error", err)
 		}
 	}
@@ -55,7 +70,7 @@ func watchDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog.
 	guard(nil)
 	lose(func(endpoint.Record) bool { return true })
 	known := 0
-	tick := time.NewTicker(sampleEvery)
+	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
 	for {
 		var u netlink.LinkUpdate
@@ -80,4 +95,17 @@ func watchDevicesOnce(ctx context.Context, uplink string, core *Core, log *slog.
 			follow()
 		}
 	}
+}
+
+func onDevice(name string) func(endpoint.Record) bool {
+	return func(r endpoint.Record) bool { return r.Device.HostName == name }
+}
+
+// netnsGone suspects an endpoint whose device sends the node no netlink events, if its namespace path is gone.
+func netnsGone(r endpoint.Record) bool {
+	if r.Device.HostName != "" {
+		return false
+	}
+	_, err := os.Stat(r.Netns)
+	return errors.Is(err, os.ErrNotExist)
 }

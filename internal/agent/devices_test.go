@@ -106,7 +106,7 @@ func TestDeviceThatGoesByDelete(t *testing.T) {
 	b.driver.during = func(call string, _ endpoint.Record) {
 		switch call {
 		case "Remove":
-			go func() { done <- b.markLost(t.Context(), onDevice(r.Device.HostName)) }()
+			go func() { done <- b.MarkLost(t.Context(), onDevice(r.Device.HostName)) }()
 		case "Lose":
 			t.Error("it was taken for lost")
 		}

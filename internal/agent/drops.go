@@ -4,10 +4,11 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"pilaster.io/pilaster/internal/dpapi"
 	"slices"
 	"sync"
 	"time"
+
+	"pilaster.io/pilaster/internal/dpapi"
 )
 
 // Drops of the last minute are computed from samples at this interval.

@@ -4,9 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"pilaster.io/pilaster/internal/dpapi"
 	"slices"
 	"sync"
+
+	"pilaster.io/pilaster/internal/dpapi"
 )
 
 const (
@@ -28,7 +29,7 @@ type watcher struct {
 }
 
 // run reads the driver's events until ctx ends.
-func (h *eventHub) run(ctx context.Context, d dpapi.Driver, log *slog.Logger) error {
+func (h *eventHub) run(ctx context.Context, d dpapi.Events, log *slog.Logger) error {
 	events, err := d.Events(ctx)
 	if err != nil {
 		return fmt.Errorf("reading events of the packet path: %w", err)

@@ -392,7 +392,7 @@ func TestMembershipIsPinned(t *testing.T) {
 	if err := b.link.Register(t.Context()); err != nil {
 		t.Error(err)
 	}
-	again, err := OpenNode(strings.TrimSuffix(b.node.path, "/node.json"), "n1")
+	again, err := OpenNode(b.node.Dir(), "n1")
 	if err != nil {
 		t.Fatal(err)
 	}

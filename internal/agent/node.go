@@ -6,11 +6,13 @@ import (
 	"io/fs"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/statefile"
 )
@@ -29,7 +31,13 @@ type Node struct {
 
 const (
 	nodeFileName     = "node.json"
-	gatewaysFileName = "gateways.json" // spreadWanted: builds that know no gateway prefixes read node.json too
+	gatewaysFileName = "gateways.json" // a separate file: builds without gateway prefixes read node.json
+)
+
+// Folders of the state directory.
+const (
+	tenantsFolder  = "tenants"
+	policiesFolder = "policies"
 )
 
 // stateVersion is the format version of the agent's files, raised with incompatible changes. A build with a lower
@@ -129,7 +137,7 @@ func topOf(dir, path string) string {
 	return top
 }
 
-func (n *Node) gatewaysPath() string { return filepath.Join(filepath.Dir(n.path), gatewaysFileName) }
+func (n *Node) gatewaysPath() string { return filepath.Join(n.Dir(), gatewaysFileName) }
 
 func (n *Node) readGateways() error {
 	path := n.gatewaysPath()
@@ -179,6 +187,9 @@ func (m Membership) validate() error {
 func (n *Node) Sequence() uint64 {
 	return uint64(n.file.Starts)<<32 | uint64(n.messages.Add(1))
 }
+
+// Dir is the state directory.
+func (n *Node) Dir() string { return filepath.Dir(n.path) }
 
 func (n *Node) Name() string { return n.file.Name }
 func (n *Node) UUID() string { return n.file.UUID }
@@ -252,4 +263,22 @@ func (n *Node) joinGateways(m Membership) error {
 	}
 	n.gateways = told
 	return nil
+}
+
+// isState reports whether a file or folder name in the state directory is the agent's.
+func isState(name string) bool {
+	return slices.Contains(
+		append(
+			endpoint.Folders(),
+			endpoint.LastIDFile,
+			nodeFileName,
+			gatewaysFileName,
+			tenantsFolder,
+			policiesFolder,
+			join.MemberFile,
+			statefile.LockFile,
+		),
+		name,
+	) ||
+		statefile.IsUnfinished(name)
 }

@@ -81,9 +81,14 @@ func localPrefixes() ([]localPrefix, error) {
 // overlapWatch repeats the check after the start, because devices can appear later.
 type overlapWatch struct {
 	private netip.Prefix
-	changed chan<- struct{} // migrationReport, with room for one, when addresses have changed; may be nil
+	changed chan<- struct{} // buffered, size 1: receives a value when addresses have changed; may be nil
 	mu      sync.Mutex
 	err     error
+}
+
+// newOverlapWatch returns a watch for prefixes that overlap private. changed may be nil.
+func newOverlapWatch(private netip.Prefix, changed chan<- struct{}) *overlapWatch {
+	return &overlapWatch{private: private, changed: changed}
 }
 
 func (w *overlapWatch) problem() error {

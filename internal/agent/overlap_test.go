@@ -42,7 +42,7 @@ func (h logHandler) WithGroup(string) slog.Handler                 { return h }
 
 // On a real node: at the start, and when an address comes and goes later.
 func TestOverlapOfARealNode(t *testing.T) {
-	ns := newNetns(t)
+	ns := testNetns(t)
 	handle, err := ns.Netlink()
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestOverlapOfARealNode(t *testing.T) {
 
 // Each change of an address is signalled, whatever device it is on, and so is the start.
 func TestChangesOfAddressesAreTold(t *testing.T) {
-	ns := newNetns(t)
+	ns := testNetns(t)
 	handle, err := ns.Netlink()
 	if err != nil {
 		t.Fatal(err)

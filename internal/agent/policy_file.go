@@ -14,8 +14,6 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-const policiesFolder = "policies"
-
 // policyFile is the file with a tenant's policies.
 type policyFile struct {
 	Version   int                          `json:"version"`

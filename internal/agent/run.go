@@ -116,7 +116,7 @@ func newDaemon(o Options) (*daemon, error) {
 		WantedPrefix: o.NodePrefix, Edge: o.Edge,
 		Gateway:          func() bool { return d.gateway }, // known once networks are open, like Enforces
 		Enforces:         func() []string { return d.enforces },
-		UplinkAddresses:  func() ([]netip.Addr, error) { return d.uplinkAddresses() },
+		UplinkAddresses:  func() ([]netip.Addr, error) { m, _ := d.node.Membership(); return uplinkAddresses(d.Uplink, m.Prefix) },
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 	})
 	d.service = NewService(
@@ -300,7 +300,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		}
 	}
 	m, _ := d.node.Membership()
-	overlap := &overlapWatch{private: m.Plan.Private, changed: d.changed}
+	overlap := newOverlapWatch(m.Plan.Private, d.changed)
 	if err := overlap.check(); err != nil {
 		return err
 	}

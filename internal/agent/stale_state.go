@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/statefile"
 )
@@ -55,23 +54,6 @@ func FindStaleState(stateDir, runDir string, before []network.StaleState) (_ *St
 	run, err := find(runDir, func(name string) bool { return name == agentSocket || name == instanceFile }, before)
 	r.Files = append(run, state...)
 	return r, err
-}
-
-func isState(name string) bool {
-	return slices.Contains(
-		append(
-			endpoint.Folders(),
-			endpoint.LastIDFile,
-			nodeFileName,
-			gatewaysFileName,
-			tenantsFolder,
-			policiesFolder,
-			join.MemberFile,
-			statefile.LockFile,
-		),
-		name,
-	) ||
-		statefile.IsUnfinished(name)
 }
 
 // find lists our files in a folder, and the folder itself if it contains nothing else except what before lists: an

@@ -5,9 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
+
+	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -122,9 +123,9 @@ func (c *Core) setRestored(ctx context.Context, r endpoint.Record, lost error) {
 	}
 }
 
-// markLost marks active endpoints whose device has gone while the agent runs. Most of them go with a container for
+// MarkLost marks active endpoints whose device has gone while the agent runs. Most of them go with a container for
 // which no DEL comes. All are checked together, because a check may scan all namespaces of the machine.
-func (c *Core) markLost(ctx context.Context, suspected func(endpoint.Record) bool) error {
+func (c *Core) MarkLost(ctx context.Context, suspected func(endpoint.Record) bool) error {
 	suspects := slices.DeleteFunc(
 		c.store.List(),
 		func(r endpoint.Record) bool { return r.State != endpoint.Active || !suspected(r) },
@@ -140,19 +141,6 @@ func (c *Core) markLost(ctx context.Context, suspected func(endpoint.Record) boo
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func onDevice(name string) func(endpoint.Record) bool {
-	return func(r endpoint.Record) bool { return r.Device.HostName == name }
-}
-
-// netnsGone suspects an endpoint whose device sends the node no netlink events, if its namespace path is gone.
-func netnsGone(r endpoint.Record) bool {
-	if r.Device.HostName != "" {
-		return false
-	}
-	_, err := os.Stat(r.Netns)
-	return errors.Is(err, os.ErrNotExist)
 }
 
 func (c *Core) markOneLost(ctx context.Context, seen endpoint.Record, why error) error {
@@ -225,3 +213,6 @@ func (c *Core) installKnown(ctx context.Context, name string) error {
 	}
 	return err
 }
+
+// GuardInterfaces attaches guards to an interface beside the uplink that changed, or to all if it is nil.
+func (c *Core) GuardInterfaces(changed netlink.Link) error { return c.driver.GuardInterfaces(changed) }

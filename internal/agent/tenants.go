@@ -64,8 +64,6 @@ func (k TenantState) app(identity map[string]string) (address.AppID, bool) {
 	return 0, false
 }
 
-const tenantsFolder = "tenants"
-
 // hosted is a tenant that has endpoints here, is about to, or is a transit tenant.
 type hosted struct {
 	TenantState

@@ -11,23 +11,23 @@ import (
 )
 
 // uplinkAddresses returns the next hops for the fabric, best first: permanent global addresses, then the link-local
-// one. At boot they may be tentative; usually they become permanent. Addresses in the node's own prefix are excluded.
-func (d *daemon) uplinkAddresses() ([]netip.Addr, error) {
-	link, err := netlink.LinkByName(d.Uplink)
+// one. At boot they may be tentative; usually they become permanent. Addresses in own, the
+// node's prefix, are excluded.
+func uplinkAddresses(uplink string, own netip.Prefix) ([]netip.Addr, error) {
+	link, err := netlink.LinkByName(uplink)
 	if err != nil {
-		return nil, fmt.Errorf("uplink %s: %w", d.Uplink, err)
+		return nil, fmt.Errorf("uplink %s: %w", uplink, err)
 	}
 	addrs, err := netns.List(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_V6) })
 	if err != nil {
-		return nil, fmt.Errorf("uplink %s: %w", d.Uplink, err)
+		return nil, fmt.Errorf("uplink %s: %w", uplink, err)
 	}
-	m, _ := d.node.Membership()
 	var global, linkLocal []netip.Addr
 	for _, a := range addrs {
 		ip, ok := netip.AddrFromSlice(a.IP)
 		switch {
 		case !ok, a.Flags&(unix.IFA_F_DADFAILED|unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) != 0,
-			m.Prefix.Contains(ip):
+			own.Contains(ip):
 		case ip.IsLinkLocalUnicast():
 			linkLocal = append(linkLocal, ip)
 		default:
