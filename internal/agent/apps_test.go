@@ -10,6 +10,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -91,7 +92,7 @@ func TestAppsEnd(t *testing.T) {
 		return nil
 	})
 	for i := range 5 {
-		if err := churn(n1, 18+i); (err != nil) != (i == 4) || err != nil && !errors.Is(err, ErrExhausted) {
+		if err := churn(n1, 18+i); (err != nil) != (i == 4) || err != nil && !errors.Is(err, refusal.ErrExhausted) {
 			t.Fatalf("of four numbers that are left the one after %d: %v", i, err)
 		}
 	}

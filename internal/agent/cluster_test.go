@@ -15,6 +15,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/network/netpila"
@@ -87,7 +89,7 @@ type member struct {
 // boot starts an agent on a disk. The driver is the machine's kernel.
 func (c *cluster) boot(dir, name string, driver *fakeDriver) *member {
 	c.t.Helper()
-	node, err := OpenNode(dir, name)
+	node, err := state.OpenNode(dir, name)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -217,7 +219,7 @@ func TestPartitionedNodeWhoseTenantIsDeleted(t *testing.T) {
 	}
 	q := n1.request("c2")
 	q.Tenant = "green"
-	if _, err := n1.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) {
+	if _, err := n1.Add(t.Context(), q); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Errorf("a tenant new to a node that was deleted: %v", err)
 	}
 	if err := n1.Delete(t.Context(), "c1", "eth0"); err != nil {
@@ -270,7 +272,7 @@ func TestReplacedNode(t *testing.T) {
 	n1.until(connected)
 	first, _ := n1.link.config.Node.Membership()
 
-	node, err := OpenNode(t.TempDir(), "n1")
+	node, err := state.OpenNode(t.TempDir(), "n1")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -19,13 +20,13 @@ var codes = []struct {
 	kind error
 	code connect.Code
 }{
-	{ErrInvalid, connect.CodeInvalidArgument},
-	{ErrNotFound, connect.CodeNotFound},
-	{ErrExists, connect.CodeAlreadyExists},
-	{ErrExhausted, connect.CodeResourceExhausted},
-	{ErrUnavailable, connect.CodeUnavailable},
-	{ErrNever, connect.CodeFailedPrecondition},
-	{ErrCheck, connect.CodeFailedPrecondition},
+	{refusal.ErrInvalid, connect.CodeInvalidArgument},
+	{refusal.ErrNotFound, connect.CodeNotFound},
+	{refusal.ErrExists, connect.CodeAlreadyExists},
+	{refusal.ErrExhausted, connect.CodeResourceExhausted},
+	{refusal.ErrUnavailable, connect.CodeUnavailable},
+	{refusal.ErrNever, connect.CodeFailedPrecondition},
+	{refusal.ErrCheck, connect.CodeFailedPrecondition},
 }
 
 func toConnect(err error) error {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
@@ -126,24 +127,24 @@ type AddRequest struct {
 func (q AddRequest) validate() error {
 	switch {
 	case q.ContainerID == "":
-		return refuse(ErrInvalid, "container id is missing")
+		return refusal.New(refusal.ErrInvalid, "container id is missing")
 	case q.Interface == "" || len(q.Interface) > 15 || strings.ContainsAny(q.Interface,
 		"/ \t\n:%") || q.Interface == "." || q.Interface == "..":
-		return refuse(ErrInvalid, "interface %q is not a valid device name", q.Interface)
+		return refusal.New(refusal.ErrInvalid, "interface %q is not a valid device name", q.Interface)
 	case !filepath.IsAbs(q.Netns):
-		return refuse(ErrInvalid, "netns %q is not an absolute path", q.Netns)
+		return refusal.New(refusal.ErrInvalid, "netns %q is not an absolute path", q.Netns)
 	case q.Tenant == "":
-		return refuse(
-			ErrInvalid,
+		return refusal.New(
+			refusal.ErrInvalid,
 			"the tenant is missing\n  set \"tenant\" in the CNI configuration, or the annotation pilaster.io/tenant "+
 				"on the pod",
 		)
 	}
 	if err := tenant.CheckName(q.Tenant); err != nil {
-		return refuse(ErrInvalid, "%w", err)
+		return refusal.New(refusal.ErrInvalid, "%w", err)
 	}
 	if err := tenant.CheckLabels(q.Labels); err != nil {
-		return refuse(ErrInvalid, "%w", err)
+		return refusal.New(refusal.ErrInvalid, "%w", err)
 	}
 	return nil
 }
@@ -156,8 +157,8 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		return endpoint.Record{}, err
 	}
 	if c.edge {
-		return endpoint.Record{}, refuse(
-			ErrNever,
+		return endpoint.Record{}, refusal.New(
+			refusal.ErrNever,
 			"this node is an Edge Switch, which forwards packets between regions and runs no containers\n  nothing "+
 				"was changed; use another node of the region",
 		)
@@ -170,8 +171,8 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 
 	if r, ok := c.store.Find(q.ContainerID, q.Interface); ok {
 		if r.State != endpoint.Deleting {
-			return endpoint.Record{}, refuse(
-				ErrExists,
+			return endpoint.Record{}, refusal.New(
+				refusal.ErrExists,
 				"container %s already has interface %s, as endpoint %d\n  nothing was changed; DEL it first",
 				q.ContainerID,
 				q.Interface,
@@ -367,18 +368,18 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	defer unlock()
 	r, ok := c.store.Find(q.ContainerID, q.Interface)
 	if !ok {
-		return refuse(ErrNotFound, "container %s has no interface %s here", q.ContainerID, q.Interface)
+		return refusal.New(refusal.ErrNotFound, "container %s has no interface %s here", q.ContainerID, q.Interface)
 	}
 	if !r.Lives() {
-		return refuse(ErrCheck, "endpoint %d is %s", r.ID, r.State)
+		return refusal.New(refusal.ErrCheck, "endpoint %d is %s", r.ID, r.State)
 	}
 	if q.Netns != r.Netns {
-		return refuse(ErrCheck, "netns: endpoint %d was created in %s, not in %s", r.ID, r.Netns, q.Netns)
+		return refusal.New(refusal.ErrCheck, "netns: endpoint %d was created in %s, not in %s", r.ID, r.Netns, q.Netns)
 	}
 	for _, claimed := range q.Addresses {
 		own := func(a netip.Addr) bool { return claimed == netip.PrefixFrom(a, a.BitLen()) }
 		if !slices.ContainsFunc(append(r.Addresses(), r.Left...), own) {
-			return refuse(ErrCheck, "address: endpoint %d does not have %v", r.ID, claimed)
+			return refusal.New(refusal.ErrCheck, "address: endpoint %d does not have %v", r.ID, claimed)
 		}
 	}
 	if q.OpenNetns != "" {
@@ -390,10 +391,15 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 		err = c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Check(ctx, r) })
 	}
 	if err != nil {
-		return refuse(ErrCheck, "%w", err)
+		return refusal.New(refusal.ErrCheck, "%w", err)
 	}
 	if r.State != endpoint.Active {
-		return refuse(ErrCheck, "endpoint %d is %s; delete the container and create it again", r.ID, r.State)
+		return refusal.New(
+			refusal.ErrCheck,
+			"endpoint %d is %s; delete the container and create it again",
+			r.ID,
+			r.State,
+		)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -58,16 +59,16 @@ func TestKnownTenantAndLabelsNeedNoOrchestrator(t *testing.T) {
 	if b.orchestrator.calls != 1 {
 		t.Fatalf("%d calls for two endpoints alike", b.orchestrator.calls)
 	}
-	b.orchestrator.err = refuse(ErrUnavailable, "away")
+	b.orchestrator.err = refusal.New(refusal.ErrUnavailable, "away")
 	b.reopen()
 	b.add("c3")
 	q := b.request("c4")
 	q.Labels = map[string]string{"app": "db"}
-	if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) {
+	if _, err := b.Add(t.Context(), q); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Fatalf("unknown labels with the orchestrator away: %v", err)
 	}
 	q.Tenant = "red"
-	if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) {
+	if _, err := b.Add(t.Context(), q); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Fatalf("unknown tenant with the orchestrator away: %v", err)
 	}
 	if n := len(b.Endpoints()); n != 3 {
@@ -78,7 +79,7 @@ func TestKnownTenantAndLabelsNeedNoOrchestrator(t *testing.T) {
 func TestSecondAddIsRefused(t *testing.T) {
 	b := newBed(t)
 	first := b.add("c1")
-	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, ErrExists) {
+	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, refusal.ErrExists) {
 		t.Fatalf("second ADD: %v", err)
 	}
 	q := b.request("c1")
@@ -104,7 +105,7 @@ func TestInvalidRequestsTakeNothing(t *testing.T) {
 	} {
 		q := b.request("c1")
 		change(&q)
-		if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrInvalid) {
+		if _, err := b.Add(t.Context(), q); !errors.Is(err, refusal.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -132,7 +133,7 @@ func TestFailureAtEachStepLeavesNothing(t *testing.T) {
 		b := newBed(t)
 		q := b.request("c1")
 		q.Tenant = "green"
-		if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrNotFound) {
+		if _, err := b.Add(t.Context(), q); !errors.Is(err, refusal.ErrNotFound) {
 			t.Fatalf("ADD: %v", err)
 		}
 		b.clean()
@@ -346,17 +347,17 @@ func TestCheckNamesTheDifference(t *testing.T) {
 	} {
 		q := good
 		change(&q)
-		if err := b.Check(t.Context(), q); !errors.Is(err, ErrCheck) || !strings.Contains(err.Error(), want) {
+		if err := b.Check(t.Context(), q); !errors.Is(err, refusal.ErrCheck) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
 	b.driver.fail["Check"] = errors.New("route fc00::/8 is missing")
-	if err := b.Check(t.Context(), good); !errors.Is(err, ErrCheck) ||
+	if err := b.Check(t.Context(), good); !errors.Is(err, refusal.ErrCheck) ||
 		!strings.Contains(err.Error(), "route fc00::/8") {
 		t.Errorf("kernel's difference: %v", err)
 	}
 	good.ContainerID = "unknown"
-	if err := b.Check(t.Context(), good); !errors.Is(err, ErrNotFound) {
+	if err := b.Check(t.Context(), good); !errors.Is(err, refusal.ErrNotFound) {
 		t.Errorf("unknown container: %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/agent/hostnet"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -45,7 +46,7 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- ns.Do(func() error { return watchDevices(ctx, "eth0", b.Core, slog.New(slog.DiscardHandler)) })
+		ended <- ns.Do(func() error { return hostnet.WatchDevices(ctx, "eth0", b.Core, slog.New(slog.DiscardHandler)) })
 	}()
 	defer func() {
 		cancel()
@@ -106,7 +107,7 @@ func TestDeviceThatGoesByDelete(t *testing.T) {
 	b.driver.during = func(call string, _ endpoint.Record) {
 		switch call {
 		case "Remove":
-			go func() { done <- b.MarkLost(t.Context(), onDevice(r.Device.HostName)) }()
+			go func() { done <- b.MarkLost(t.Context(), hostnet.OnDevice(r.Device.HostName)) }()
 		case "Lose":
 			t.Error("it was taken for lost")
 		}

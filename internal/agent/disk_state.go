@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
@@ -17,7 +18,7 @@ import (
 // DiskState is the content of a state directory, read file by file, whether or not an agent runs. It has no field for
 // keys.
 type DiskState struct {
-	Node      nodeFile                    `json:"node"`
+	Node      state.NodeFile              `json:"node"`
 	Tenants   []DiskTenant                `json:"tenants"`
 	Policies  map[string]policyFile       `json:"policies,omitempty"` // by tenant
 	Endpoints map[string]*endpoint.Record `json:"endpoints"`          // by path; null if a record is invalid
@@ -39,11 +40,11 @@ type DiskTenant struct {
 // ReadDiskState reads as much as possible; the error names each file that it could not use.
 func ReadDiskState(dir string) (DiskState, error) {
 	s := DiskState{Endpoints: endpoint.Peek(dir)}
-	errs := []error{statefile.Read(filepath.Join(dir, nodeFileName), stateVersion, &s.Node)}
-	names, err := statefile.Names(filepath.Join(dir, tenantsFolder), ".json")
+	errs := []error{statefile.Read(filepath.Join(dir, state.NodeFileName), state.Version, &s.Node)}
+	names, err := statefile.Names(filepath.Join(dir, state.TenantsFolder), ".json")
 	errs = append(errs, err)
 	for _, name := range names {
-		path := filepath.Join(dir, tenantsFolder, name+".json")
+		path := filepath.Join(dir, state.TenantsFolder, name+".json")
 		b, err := os.ReadFile(path)
 		var t DiskTenant
 		if err == nil {
@@ -55,14 +56,14 @@ func ReadDiskState(dir string) (DiskState, error) {
 		}
 		s.Tenants = append(s.Tenants, t)
 	}
-	policed, err := statefile.Names(filepath.Join(dir, policiesFolder), ".json")
+	policed, err := statefile.Names(filepath.Join(dir, state.PoliciesFolder), ".json")
 	if !errors.Is(err, os.ErrNotExist) { // written by an older build
 		errs = append(errs, err)
 	}
 	s.Policies = map[string]policyFile{}
 	for _, name := range policed {
 		var f policyFile
-		if err := statefile.Read(filepath.Join(dir, policiesFolder, name+".json"), stateVersion, &f); err != nil {
+		if err := statefile.Read(filepath.Join(dir, state.PoliciesFolder, name+".json"), state.Version, &f); err != nil {
 			errs = append(errs, err)
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -19,7 +20,7 @@ func TestEdgeSwitch(t *testing.T) {
 	b.edge = true
 	b.reopen()
 	ctx := t.Context()
-	if _, err := b.Add(ctx, b.green("c1")); !errors.Is(err, ErrNever) ||
+	if _, err := b.Add(ctx, b.green("c1")); !errors.Is(err, refusal.ErrNever) ||
 		!strings.Contains(err.Error(), "Edge Switch") ||
 		!strings.Contains(err.Error(), "nothing was changed") {
 		t.Errorf("a container was taken: %v", err)

@@ -19,7 +19,7 @@ func TestMonitor(t *testing.T) {
 	b.add("c1")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- b.service.events.run(ctx, b.driver, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- b.service.events.Run(ctx, b.driver, slog.New(slog.DiscardHandler)) }()
 	stream, err := b.client.Monitor(ctx, connect.NewRequest(&pilasterv1.MonitorRequest{Types: []string{"drop"}}))
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
@@ -49,8 +50,8 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 			if from.Plaintext.IsValid() {
 				unknown = end[1]
 			}
-			return nil, refuse(
-				ErrNever,
+			return nil, refusal.New(
+				refusal.ErrNever,
 				"this node cannot resolve %v to a container, and containers of network netpila connect only within "+
 					"their tenant",
 				unknown,
@@ -119,8 +120,8 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 	}
 	names := slices.Sorted(maps.Keys(here))
 	if len(names) > 1 {
-		return nil, refuse(
-			ErrNever,
+		return nil, refusal.New(
+			refusal.ErrNever,
 			"containers of tenants %s on this node use %v or %v; select one, for example --tenant %s",
 			strings.Join(names, ", "),
 			of.Source,
@@ -142,8 +143,8 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 			records[i] = those[at].Endpoint
 			apps[i] = cmp.Or(records[i].AppNow, records[i].App)
 		case of.PeerApp == 0:
-			return nil, refuse(
-				ErrNever,
+			return nil, refusal.New(
+				refusal.ErrNever,
 				"%v is not on this node, and addresses of network nimitz do not contain the app; set --peer-app to "+
 					"the app that `pilaster endpoint list` shows on its node",
 				[2]netip.Addr{of.Source, of.Destination}[i],
@@ -154,7 +155,7 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 	}
 	known, _, _ := c.tenants.get(name)
 	if !slices.ContainsFunc(known.Apps, func(a App) bool { return a.ID == of.PeerApp }) && of.PeerApp != 0 {
-		return nil, refuse(ErrNever, "tenant %s has no app %d known to this node", name, of.PeerApp)
+		return nil, refusal.New(refusal.ErrNever, "tenant %s has no app %d known to this node", name, of.PeerApp)
 	}
 	var all []Reason
 	for i, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -33,7 +34,7 @@ func TestWhyOfStrangers(t *testing.T) {
 	}
 	for _, c := range []Connection{{Source: own, Destination: netip.IPv6Loopback()},
 		{Source: netip.IPv6Loopback(), Destination: own}} {
-		if _, err := b.Why(c); !errors.Is(err, ErrNever) ||
+		if _, err := b.Why(c); !errors.Is(err, refusal.ErrNever) ||
 			!strings.Contains(err.Error(), "cannot resolve ::1 to a container") {
 			t.Errorf("%v to %v: %v", c.Source, c.Destination, err)
 		}
@@ -64,7 +65,7 @@ func TestWhyOnNimitz(t *testing.T) {
 		q.Protocol, q.Port = policy.TCP, 80
 		reasons, err := b.Why(q)
 		if err != nil {
-			if !errors.Is(err, ErrNever) {
+			if !errors.Is(err, refusal.ErrNever) {
 				t.Error(err)
 			}
 			return err.Error()

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
@@ -388,7 +389,7 @@ func (o *fakeOrchestrator) Resolve(_ context.Context, name string, identity map[
 	}
 	t, ok := o.tenants[name]
 	if !ok {
-		return Resolved{}, refuse(ErrNotFound, "tenant %s does not exist", name)
+		return Resolved{}, refusal.New(refusal.ErrNotFound, "tenant %s does not exist", name)
 	}
 	set := name + " " + tenant.Canonical(identity)
 	if o.apps[set] == 0 {

@@ -12,6 +12,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/fuzzmutate"
 	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
@@ -107,10 +108,10 @@ func FuzzDiskState(f *testing.F) {
 		f.Add([]byte(text), fuzzmutate.Nothing)
 	}
 	dir := f.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, tenantsFolder), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, state.TenantsFolder), 0o700); err != nil {
 		f.Fatal(err)
 	}
-	path := filepath.Join(dir, tenantsFolder, "blue.json")
+	path := filepath.Join(dir, state.TenantsFolder, "blue.json")
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		write(t, path, fuzzmutate.JSON(text, script, tenantFiles...))
 		h, _, err := readTenant(statefile.Disk{}, path)

@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -27,7 +28,7 @@ type LabelChange struct {
 // apply returns the labels after the change.
 func (q LabelChange) apply(labels map[string]string) (map[string]string, error) {
 	if len(q.Set)+len(q.Remove) == 0 {
-		return nil, refuse(ErrInvalid, "no label to set or remove")
+		return nil, refusal.New(refusal.ErrInvalid, "no label to set or remove")
 	}
 	next := maps.Clone(labels)
 	if next == nil {
@@ -35,13 +36,13 @@ func (q LabelChange) apply(labels map[string]string) (map[string]string, error) 
 	}
 	for _, k := range q.Remove {
 		if _, both := q.Set[k]; both {
-			return nil, refuse(ErrInvalid, "label %s is both set and removed; nothing was changed", k)
+			return nil, refusal.New(refusal.ErrInvalid, "label %s is both set and removed; nothing was changed", k)
 		}
 		delete(next, k)
 	}
 	maps.Copy(next, q.Set)
 	if err := tenant.CheckLabels(next); err != nil {
-		return nil, refuse(ErrInvalid, "%w; nothing was changed", err)
+		return nil, refusal.New(refusal.ErrInvalid, "%w; nothing was changed", err)
 	}
 	return next, nil
 }
@@ -61,7 +62,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	defer unlock()
 	was, ok := c.store.Find(found.ContainerID, found.Interface)
 	if !ok || was.ID != found.ID || !was.Lives() {
-		return endpoint.Record{}, refuse(ErrNotFound, "endpoint %d has just gone", found.ID)
+		return endpoint.Record{}, refusal.New(refusal.ErrNotFound, "endpoint %d has just gone", found.ID)
 	}
 	is := was
 	if is.Labels, err = q.apply(was.Labels); err != nil {
@@ -93,7 +94,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 		err = c.activateApp(ctx, is)
 	}
 	if err != nil {
-		err = refuse(ErrUnavailable, "%w\n  the labels are unchanged", err)
+		err = refusal.New(refusal.ErrUnavailable, "%w\n  the labels are unchanged", err)
 		if undo := c.store.Put(was); undo != nil {
 			return endpoint.Record{}, undo
 		}
@@ -141,8 +142,8 @@ func (c *Core) checkRelabel(is endpoint.Record) error {
 		}
 	}
 	if n >= maxRelabelled {
-		return refuse(
-			ErrExhausted,
+		return refusal.New(
+			refusal.ErrExhausted,
 			"%d containers of this node have changed labels, which is the maximum per node\n  nothing was changed; "+
 				"recreate some of them",
 			n,

@@ -9,6 +9,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
@@ -105,9 +106,9 @@ func TestLabelsThatAreRefused(t *testing.T) {
 		q    LabelChange
 		kind error
 	}{
-		{"nothing", LabelChange{}, ErrInvalid},
-		{"a key that is none", LabelChange{Set: map[string]string{"a b": "c"}}, ErrInvalid},
-		{"both", LabelChange{Set: map[string]string{"a": "c"}, Remove: []string{"a"}}, ErrInvalid},
+		{"nothing", LabelChange{}, refusal.ErrInvalid},
+		{"a key that is none", LabelChange{Set: map[string]string{"a b": "c"}}, refusal.ErrInvalid},
+		{"both", LabelChange{Set: map[string]string{"a": "c"}, Remove: []string{"a"}}, refusal.ErrInvalid},
 	} {
 		if _, err := b.Label(t.Context(), "1", c.q); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", c.name, err)
@@ -115,11 +116,11 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	}
 	if _, err := b.Label(t.Context(), "9", LabelChange{Set: map[string]string{"a": "b"}}); !errors.Is(
 		err,
-		ErrNotFound,
+		refusal.ErrNotFound,
 	) {
 		t.Errorf("of no endpoint: %v", err)
 	}
-	b.orchestrator.err = refuse(ErrUnavailable, "away")
+	b.orchestrator.err = refusal.New(refusal.ErrUnavailable, "away")
 	if is, err := b.Label(t.Context(), "1",
 		LabelChange{Set: map[string]string{"pod-template-hash": "x"}}); err != nil ||
 		is.Labels["pod-template-hash"] != "x" {
@@ -127,7 +128,7 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	}
 	if _, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": "new"}}); !errors.Is(
 		err,
-		ErrUnavailable,
+		refusal.ErrUnavailable,
 	) {
 		t.Errorf("of an unknown app: %v", err)
 	}
@@ -137,7 +138,7 @@ func TestLabelsThatAreRefused(t *testing.T) {
 	b.driver.fail["SetPolicies"] = errFake
 	if _, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": "db"}}); !errors.Is(
 		err,
-		ErrUnavailable,
+		refusal.ErrUnavailable,
 	) {
 		t.Errorf("what the packet path refuses: %v", err)
 	}
@@ -179,7 +180,7 @@ func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 		b.reopen()
 	}
 	b.nimitz.fail = errFake
-	if err := label("web"); !errors.Is(err, ErrUnavailable) {
+	if err := label("web"); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Errorf("what the switch refuses: %v", err)
 	}
 	b.nimitz.fail = nil
@@ -266,7 +267,7 @@ func TestLabelsOfAContainerThatMoves(t *testing.T) {
 		)
 	}
 	b.nimitz.fail = errFake
-	if err := label("web"); !errors.Is(err, ErrUnavailable) {
+	if err := label("web"); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Errorf("what the switch refuses: %v", err)
 	}
 	b.nimitz.fail = nil

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -67,8 +68,8 @@ func (l Limit) refusal() error {
 	if l.Largest != "" {
 		users = fmt.Sprintf(", %d of them by tenant %s, the largest user", l.LargestUsed, l.Largest)
 	}
-	return refuse(
-		ErrExhausted,
+	return refusal.New(
+		refusal.ErrExhausted,
 		"this node is full: %d of %d %s are in use%s\n  nothing was changed; use another node, remove containers, or "+
 			"raise %s",
 		l.Used,
@@ -121,7 +122,7 @@ func (t *Tenants) noteRefused(name string, err error) {
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
 		h.refused = fmt.Errorf("the last update of tenant %s is not applied on this node: %w", name, err)
-		if errors.Is(err, ErrExhausted) {
+		if errors.Is(err, refusal.ErrExhausted) {
 			h.refused = fmt.Errorf(
 				"tenant %s has an id that this node could not add, so containers do not use it unless forced: %w",
 				name,

@@ -9,6 +9,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -18,7 +19,7 @@ func (b *bed) refused(q AddRequest, says ...string) {
 	b.t.Helper()
 	calls, asked, records, names := len(b.driver.calls), b.orchestrator.calls, b.Endpoints(), b.tenants.Names()
 	_, err := b.Add(b.t.Context(), q)
-	if !errors.Is(err, ErrExhausted) {
+	if !errors.Is(err, refusal.ErrExhausted) {
 		b.t.Fatalf("ADD to a full node: %v", err)
 	}
 	for _, s := range says {
@@ -78,7 +79,7 @@ func TestFullOfTenantIDs(t *testing.T) {
 
 	two := b.request("c2")
 	two.Tenant = "two"
-	if _, err := b.Add(t.Context(), two); !errors.Is(err, ErrExhausted) ||
+	if _, err := b.Add(t.Context(), two); !errors.Is(err, refusal.ErrExhausted) ||
 		!strings.Contains(err.Error(), "1 of 2 tenant-ids") {
 		t.Errorf("a tenant with more ids than there is room for: %v", err)
 	}

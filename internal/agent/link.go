@@ -15,6 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
@@ -43,7 +44,7 @@ type Link struct {
 type LinkConfig struct {
 	URL     string
 	Version string
-	Node    *Node
+	Node    *state.Node
 	Tenants *Tenants
 	// of this node, at least those with addresses that the orchestrator allocated
 	Endpoints       func() []endpoint.Record

@@ -19,6 +19,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
@@ -138,7 +140,7 @@ func (c *fakeCluster) Follow(
 type linkBed struct {
 	cluster *fakeCluster
 	server  *httptest.Server
-	node    *Node
+	node    *state.Node
 	tenants *Tenants
 	link    *Link
 	waits   chan int // the number of each pause
@@ -164,7 +166,7 @@ func newLinkBed(t *testing.T) *linkBed {
 	t.Cleanup(b.server.Close)
 	dir := t.TempDir()
 	var err error
-	if b.node, err = OpenNode(dir, "n1"); err != nil {
+	if b.node, err = state.OpenNode(dir, "n1"); err != nil {
 		t.Fatal(err)
 	}
 	if b.tenants, err = OpenTenants(dir); err != nil {
@@ -392,7 +394,7 @@ func TestMembershipIsPinned(t *testing.T) {
 	if err := b.link.Register(t.Context()); err != nil {
 		t.Error(err)
 	}
-	again, err := OpenNode(b.node.Dir(), "n1")
+	again, err := state.OpenNode(b.node.Dir(), "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -531,11 +533,11 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		err  error
 		kind error
 	}{
-		"away":      {connect.NewError(connect.CodeUnavailable, errors.New("x")), ErrUnavailable},
-		"not known": {connect.NewError(connect.CodeNotFound, errors.New("x")), ErrNotFound},
-		"full":      {connect.NewError(connect.CodeResourceExhausted, errors.New("x")), ErrExhausted},
-		"bad":       {connect.NewError(connect.CodeInvalidArgument, errors.New("x")), ErrInvalid},
-		"early":     {connect.NewError(connect.CodeFailedPrecondition, errors.New("register first")), ErrUnavailable},
+		"away":      {connect.NewError(connect.CodeUnavailable, errors.New("x")), refusal.ErrUnavailable},
+		"not known": {connect.NewError(connect.CodeNotFound, errors.New("x")), refusal.ErrNotFound},
+		"full":      {connect.NewError(connect.CodeResourceExhausted, errors.New("x")), refusal.ErrExhausted},
+		"bad":       {connect.NewError(connect.CodeInvalidArgument, errors.New("x")), refusal.ErrInvalid},
+		"early":     {connect.NewError(connect.CodeFailedPrecondition, errors.New("register first")), refusal.ErrUnavailable},
 	} {
 		b := newLinkBed(t)
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return nil, c.err }
@@ -543,7 +545,7 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		if !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if c.kind == ErrUnavailable && !strings.Contains(err.Error(), "does not know tenant blue") {
+		if c.kind == refusal.ErrUnavailable && !strings.Contains(err.Error(), "does not know tenant blue") {
 			t.Errorf("%s: %q does not name what is missing", name, err)
 		}
 		if name == "early" &&
@@ -557,7 +559,7 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 	}
 	b.server.Close()
 	_, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
-	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), `labels "app=web" in tenant blue`) {
+	if !errors.Is(err, refusal.ErrUnavailable) || !strings.Contains(err.Error(), `labels "app=web" in tenant blue`) {
 		t.Errorf("known tenant, unknown labels: %v", err)
 	}
 }

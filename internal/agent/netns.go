@@ -10,6 +10,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/agent/refusal"
 )
 
 // callerKey is the context key of the caller's process id.
@@ -41,18 +43,18 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 // the caller has exited.
 func openNetns(ctx context.Context, path string) (*os.File, error) {
 	if !filepath.IsAbs(path) {
-		return nil, refuse(ErrInvalid, "netns %q is not an absolute path", path)
+		return nil, refusal.New(refusal.ErrInvalid, "netns %q is not an absolute path", path)
 	}
 	f, err := openAsPeer(ctx, path)
 	if err != nil {
 		var own error
 		if f, own = os.Open(path); own != nil {
-			return nil, refuse(ErrInvalid, "opening netns %s: %w", path, errors.Join(err, own))
+			return nil, refusal.New(refusal.ErrInvalid, "opening netns %s: %w", path, errors.Join(err, own))
 		}
 	}
 	if err := checkNetns(f); err != nil {
 		f.Close()
-		return nil, refuse(ErrInvalid, "netns %s: %w", path, err)
+		return nil, refusal.New(refusal.ErrInvalid, "netns %s: %w", path, err)
 	}
 	return f, nil
 }

@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -115,10 +116,10 @@ func TestNetnsIsOpenedAsTheCallerSeesIt(t *testing.T) {
 	if err == nil {
 		f.Close()
 	}
-	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "node's own") {
+	if !errors.Is(err, refusal.ErrInvalid) || !strings.Contains(err.Error(), "node's own") {
 		t.Errorf("the caller's own namespace, which is the node's: %v", err)
 	}
-	if _, err := openNetns(caller, filepath.Join(dir, "run/c2")); !errors.Is(err, ErrInvalid) {
+	if _, err := openNetns(caller, filepath.Join(dir, "run/c2")); !errors.Is(err, refusal.ErrInvalid) {
 		t.Errorf("a path that is nowhere: %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
@@ -35,14 +36,14 @@ func (c *Core) prepareAttachments(
 	}
 	a, err := n.Prepare(ctx, t, app, r)
 	if errors.Is(err, endpoint.ErrExhausted) {
-		return nil, refuse(ErrExhausted, "%w", err)
+		return nil, refusal.New(refusal.ErrExhausted, "%w", err)
 	}
 	return a, err
 }
 
 func (c *Core) missingNetwork(t tenant.Tenant) error {
-	return refuse(
-		ErrUnavailable,
+	return refusal.New(
+		refusal.ErrUnavailable,
 		"tenant %s is on network %s, which this node does not have\n  nothing was changed; %s, or use another node",
 		t.Name,
 		t.Network,

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -254,7 +255,7 @@ func TestNetworkThatIsNotHere(t *testing.T) {
 	}
 	b.nimitz = nil
 	b.reopen()
-	if _, err := b.Add(t.Context(), b.green("c2")); !errors.Is(err, ErrUnavailable) ||
+	if _, err := b.Add(t.Context(), b.green("c2")); !errors.Is(err, refusal.ErrUnavailable) ||
 		!strings.Contains(
 			err.Error(),
 			"tenant green is on network nimitz, which this node does not have\n  nothing was changed; start the "+

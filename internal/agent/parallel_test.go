@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -21,7 +22,7 @@ func TestManyAtOnce(t *testing.T) {
 			for n := range 6 {
 				q := b.request(fmt.Sprintf("c%d", (worker+n)%5))
 				q.Tenant = []string{"blue", "red"}[n%2]
-				if _, err := b.Add(t.Context(), q); err != nil && !errors.Is(err, ErrExists) {
+				if _, err := b.Add(t.Context(), q); err != nil && !errors.Is(err, refusal.ErrExists) {
 					t.Error(err)
 				}
 				addresses, ids := map[netip.Addr]bool{}, map[endpoint.ID]bool{}
@@ -74,7 +75,7 @@ func TestWaitingForTheSameEndpointEndsWithTheCaller(t *testing.T) {
 		if call == "CreateDevice" {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := b.Delete(ctx, "c1", "eth0"); !errors.Is(err, ErrUnavailable) {
+			if err := b.Delete(ctx, "c1", "eth0"); !errors.Is(err, refusal.ErrUnavailable) {
 				t.Errorf("DEL during the ADD: %v", err)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
@@ -389,8 +390,8 @@ func (c *Core) enforceFor(r endpoint.Record) error {
 		err = c.checkGuards(r.Tenant, r.Networks())
 	}
 	if err != nil {
-		return refuse(
-			ErrUnavailable,
+		return refusal.New(
+			refusal.ErrUnavailable,
 			"the policies of tenant %s cannot be enforced on this node: %w\n  nothing was changed; correct them, or "+
 				"use another node",
 			r.Tenant,
@@ -446,8 +447,8 @@ func (c *Core) awaitPolicies(ctx context.Context, name string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(policiesWait):
-		return refuse(
-			ErrUnavailable,
+		return refusal.New(
+			refusal.ErrUnavailable,
 			"the policies of tenant %s did not arrive within %v\n  nothing was changed; try again when the "+
 				"orchestrator can be reached",
 			name,

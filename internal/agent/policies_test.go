@@ -13,6 +13,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/statefile"
@@ -137,7 +139,7 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 		if problems := b.policyProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue") {
 			t.Errorf("%s: problems %q", c.name, problems)
 		}
-		if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
+		if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, refusal.ErrUnavailable) {
 			t.Errorf("%s: an endpoint was added: %v", c.name, err)
 		}
 		b.driver.fail["SetPolicies"] = nil
@@ -184,7 +186,7 @@ func TestPoliciesAreNotLost(t *testing.T) {
 	b.add("c1")
 	text := func() string {
 		b.t.Helper()
-		text, err := os.ReadFile(filepath.Join(b.dir, tenantsFolder, "blue.json"))
+		text, err := os.ReadFile(filepath.Join(b.dir, state.TenantsFolder, "blue.json"))
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -198,13 +200,13 @@ func TestPoliciesAreNotLost(t *testing.T) {
 		t.Error("older builds would start and enforce nothing")
 	}
 	if s, err := ReadDiskState(b.dir); len(s.Policies["blue"].Documents) != 1 || !s.Tenants[0].Policed ||
-		strings.Contains(err.Error(), policiesFolder) { // the bed has no node
+		strings.Contains(err.Error(), state.PoliciesFolder) { // the bed has no node
 		t.Errorf("a dump has %+v, %v", s, err)
 	}
-	if _, err := ReadDiskState(t.TempDir()); strings.Contains(err.Error(), policiesFolder) {
+	if _, err := ReadDiskState(t.TempDir()); strings.Contains(err.Error(), state.PoliciesFolder) {
 		t.Errorf("of a build without policies: %v", err)
 	}
-	file := filepath.Join(b.dir, policiesFolder, "blue.json")
+	file := filepath.Join(b.dir, state.PoliciesFolder, "blue.json")
 	if err := os.Rename(file, file+".lost"); err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +249,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	if s := said(); !strings.Contains(s, "Firewall") {
 		t.Errorf("the node reports %q", s)
 	}
-	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) {
+	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Errorf("an endpoint was added: %v", err)
 	}
 	b.applyPolicies(PolicyUpdate{Tenant: "blue", Removed: []Document{{Kind: "Firewall", Name: "f"}}})
@@ -290,7 +292,8 @@ func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	if problems := b.policyProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant blue") {
 		t.Errorf("problems %q", problems)
 	}
-	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrUnavailable) || !errors.Is(err, errFake) {
+	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, refusal.ErrUnavailable) ||
+		!errors.Is(err, errFake) {
 		t.Errorf("an endpoint was added: %v", err)
 	}
 	b.driver.fail["SetPolicies"] = nil
@@ -314,7 +317,7 @@ func TestRoomForPolicies(t *testing.T) {
 	}
 	q := b.request("c2")
 	q.Labels = map[string]string{"app": "other"}
-	if _, err := b.Add(t.Context(), q); !errors.Is(err, ErrUnavailable) || !errors.Is(err, errFake) {
+	if _, err := b.Add(t.Context(), q); !errors.Is(err, refusal.ErrUnavailable) || !errors.Is(err, errFake) {
 		t.Fatalf("added: %v", err)
 	}
 	if problems := b.policyProblems(); len(problems) != 0 {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/statefile"
 )
 
@@ -25,7 +26,7 @@ type policyFile struct {
 func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 	p := &policies{
 		disk:  disk,
-		dir:   filepath.Join(dir, policiesFolder),
+		dir:   filepath.Join(dir, state.PoliciesFolder),
 		m:     map[string]*tenantPolicy{},
 		times: newPolicyTimes(),
 	}
@@ -38,7 +39,7 @@ func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 	}
 	for _, name := range names {
 		var f policyFile
-		if err := disk.Read(p.path(name), stateVersion, &f); err != nil {
+		if err := disk.Read(p.path(name), state.Version, &f); err != nil {
 			return nil, err
 		}
 		told := newTenantPolicy()
@@ -75,7 +76,7 @@ func (p *policies) remove(name string) error { return p.disk.Remove(p.path(name)
 // encodePolicies encodes a policyFile. The file can have megabytes and is rewritten at each change, so it is built in
 // one buffer of sufficient size.
 func encodePolicies(documents []Document, overrides map[netip.Addr]address.AppID) ([]byte, error) {
-	rest, err := json.Marshal(policyFile{Version: stateVersion, Documents: []Document{}, Overrides: overrides})
+	rest, err := json.Marshal(policyFile{Version: state.Version, Documents: []Document{}, Overrides: overrides})
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/policy"
 )
@@ -121,7 +122,7 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 			CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if _, err := b.Add(t.Context(), b.green("c2")); c.sealed != errors.Is(err, ErrUnavailable) ||
+		if _, err := b.Add(t.Context(), b.green("c2")); c.sealed != errors.Is(err, refusal.ErrUnavailable) ||
 			c.sealed && !strings.Contains(err.Error(), "it judges nothing") {
 			t.Errorf("%s: another container: %v", c.name, err)
 		}

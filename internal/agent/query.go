@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -31,15 +32,20 @@ func (c *Core) Find(key string) (endpoint.Record, error) {
 	}
 	switch len(found) {
 	case 0:
-		return endpoint.Record{}, refuse(
-			ErrNotFound,
+		return endpoint.Record{}, refusal.New(
+			refusal.ErrNotFound,
 			"no endpoint %q on this node; \"pilaster endpoint list\" shows them",
 			key,
 		)
 	case 1:
 		return found[0], nil
 	}
-	return endpoint.Record{}, refuse(ErrInvalid, "%q has %d endpoints; select one by its id", key, len(found))
+	return endpoint.Record{}, refusal.New(
+		refusal.ErrInvalid,
+		"%q has %d endpoints; select one by its id",
+		key,
+		len(found),
+	)
 }
 
 // nodeSeenBy returns the alias address of this node among an endpoint's peers.

@@ -11,6 +11,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/agent/state"
 )
 
 // heldPage is the number of addresses and subnets per registration: as many as the orchestrator processes quickly, even
@@ -64,7 +65,7 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 		if before > 0 {
 			continue
 		}
-		m, err := membershipFromProto(resp.Msg)
+		m, err := state.MembershipFromProto(resp.Msg)
 		if err != nil {
 			return nil, err
 		}

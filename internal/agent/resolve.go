@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
@@ -42,15 +43,15 @@ func (l *Link) resolveError(err error, lacking string) error {
 	if errors.As(err, &remote) {
 		switch remote.Code() {
 		case connect.CodeNotFound:
-			return refuse(ErrNotFound, "%s", remote.Message())
+			return refusal.New(refusal.ErrNotFound, "%s", remote.Message())
 		case connect.CodeInvalidArgument:
-			return refuse(ErrInvalid, "%s", remote.Message())
+			return refusal.New(refusal.ErrInvalid, "%s", remote.Message())
 		case connect.CodeResourceExhausted:
-			return refuse(ErrExhausted, "%s", remote.Message())
+			return refusal.New(refusal.ErrExhausted, "%s", remote.Message())
 		}
 	}
-	return refuse(
-		ErrUnavailable,
+	return refusal.New(
+		refusal.ErrUnavailable,
 		"%s, and the request to the orchestrator at %s failed: %s\n  nothing was changed; try again when it answers",
 		lacking,
 		l.config.URL,

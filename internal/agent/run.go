@@ -18,6 +18,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/agent/hostnet"
+	"pilaster.io/pilaster/internal/agent/monitor"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/humanize"
@@ -42,7 +45,7 @@ type Options struct {
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
-	OpenDriver func(Membership) (DriverCloser, error)
+	OpenDriver func(state.Membership) (DriverCloser, error)
 	Networks   []network.Factory // all known networks, in the order in which they are opened
 	Log        *slog.Logger
 }
@@ -84,7 +87,7 @@ func Run(ctx context.Context, o Options) (err error) {
 type daemon struct {
 	Options
 	lock    *os.File
-	node    *Node
+	node    *state.Node
 	tenants *Tenants
 	store   *endpoint.Store
 	link    *Link
@@ -114,9 +117,12 @@ func newDaemon(o Options) (*daemon, error) {
 	d.link = NewLink(LinkConfig{
 		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithClusterAddresses,
 		WantedPrefix: o.NodePrefix, Edge: o.Edge,
-		Gateway:          func() bool { return d.gateway }, // known once networks are open, like Enforces
-		Enforces:         func() []string { return d.enforces },
-		UplinkAddresses:  func() ([]netip.Addr, error) { m, _ := d.node.Membership(); return uplinkAddresses(d.Uplink, m.Prefix) },
+		Gateway:  func() bool { return d.gateway }, // known once networks are open, like Enforces
+		Enforces: func() []string { return d.enforces },
+		UplinkAddresses: func() ([]netip.Addr, error) {
+			m, _ := d.node.Membership()
+			return hostnet.UplinkAddresses(d.Uplink, m.Prefix)
+		},
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 	})
 	d.service = NewService(
@@ -146,7 +152,7 @@ func stateError(err error) error {
 }
 
 func (d *daemon) load() (err error) {
-	if d.node, err = OpenNode(d.StateDir, d.NodeName); err != nil {
+	if d.node, err = state.OpenNode(d.StateDir, d.NodeName); err != nil {
 		return err
 	}
 	if m, ok := d.node.Membership(); ok && d.NodePrefix.IsValid() && d.NodePrefix != m.Prefix {
@@ -217,7 +223,7 @@ func (d *daemon) close() error {
 
 // dial returns a client of the orchestrator; it joins first if needed.
 func (d *daemon) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
-	instance, err := instance(d.RunDir)
+	instance, err := state.Instance(d.RunDir)
 	if err != nil {
 		return nil, err
 	}
@@ -300,8 +306,8 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		}
 	}
 	m, _ := d.node.Membership()
-	overlap := newOverlapWatch(m.Plan.Private, d.changed)
-	if err := overlap.check(); err != nil {
+	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed)
+	if err := overlap.Check(); err != nil {
 		return err
 	}
 	driver, err := d.OpenDriver(m)
@@ -331,7 +337,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	if err := core.Start(ctx); err != nil {
 		return stateError(err)
 	}
-	d.service.Serve(core, func() error { return cmp.Or(overlap.problem(), d.link.problem()) })
+	d.service.Serve(core, func() error { return cmp.Or(overlap.Problem(), d.link.problem()) })
 	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))
 	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
 		d.Log.Warn("notifying the service manager failed", "error", err)
@@ -342,7 +348,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 
 // networks opens the networks that this node has, and returns for the others the option that enables them; both by
 // name.
-func (d *daemon) networks(m Membership) (has map[string]Network, absent map[string]string, err error) {
+func (d *daemon) networks(m state.Membership) (has map[string]Network, absent map[string]string, err error) {
 	has, absent = map[string]Network{}, map[string]string{}
 	for _, o := range d.Networks {
 		if o.Open == nil {
@@ -363,13 +369,13 @@ func (d *daemon) networks(m Membership) (has map[string]Network, absent map[stri
 }
 
 // supply starts the background tasks.
-func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, overlap *overlapWatch) {
+func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, overlap *hostnet.OverlapWatch) {
 	g.Go(func() error { d.link.Run(ctx, core); return nil })
-	g.Go(func() error { return d.service.events.run(ctx, d.driver, d.Log) })
+	g.Go(func() error { return d.service.events.Run(ctx, d.driver, d.Log) })
 	g.Go(func() error {
-		tick := time.NewTicker(sampleEvery)
+		tick := time.NewTicker(monitor.SampleEvery)
 		defer tick.Stop()
-		d.service.drops.run(ctx, d.driver.ReconcileSettings, core.status, tick.C, d.Log)
+		d.service.drops.Run(ctx, d.driver.ReconcileSettings, core.status, tick.C, d.Log)
 		return nil
 	})
 	g.Go(func() error { core.runForgetIndexes(ctx); return nil })
@@ -379,6 +385,6 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *Core, over
 			g.Go(func() error { working.Run(ctx, d.Log); return nil })
 		}
 	}
-	g.Go(func() error { return overlap.run(ctx, d.Log) })
-	g.Go(func() error { return watchDevices(ctx, d.Uplink, core, d.Log) })
+	g.Go(func() error { return overlap.Run(ctx, d.Log) })
+	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })
 }

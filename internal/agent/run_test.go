@@ -18,6 +18,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
@@ -36,17 +37,17 @@ func daemonOptions(t *testing.T, d *closing) Options {
 	o := Options{
 		OrchestratorURL: "https://[::1]:1", NodeName: "n1", Uplink: "lo", RunDir: t.TempDir(), StateDir: t.TempDir(),
 		Log:        slog.New(slog.DiscardHandler),
-		OpenDriver: func(Membership) (DriverCloser, error) { return d, nil },
+		OpenDriver: func(state.Membership) (DriverCloser, error) { return d, nil },
 	}
 	if d != nil {
 		o.Networks = []network.Factory{d.opener()}
 	}
-	node, err := OpenNode(o.StateDir, "n1")
+	node, err := state.OpenNode(o.StateDir, "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	plan := address.Plan{Base: address.DefaultPlan().Base, Private: netip.MustParsePrefix("5f00::/8")}
-	if err := node.Join(Membership{"cluster", nodePrefix, plan}); err != nil {
+	if err := node.Join(state.Membership{ClusterUUID: "cluster", Prefix: nodePrefix, Plan: plan}); err != nil {
 		t.Fatal(err)
 	}
 	return o
@@ -163,14 +164,14 @@ func TestDaemonRefusesAnotherPrefixOrName(t *testing.T) {
 // A name that the orchestrator refused must not stick to the node.
 func TestNodeMayBeRenamedUntilItHasRegistered(t *testing.T) {
 	dir := t.TempDir()
-	bad, err := OpenNode(dir, "Not_A_Name")
+	bad, err := state.OpenNode(dir, "Not_A_Name")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenNode(dir, "n1"); err != nil {
+	if _, err := state.OpenNode(dir, "n1"); err != nil {
 		t.Fatal(err)
 	}
-	good, err := OpenNode(dir, "n1")
+	good, err := state.OpenNode(dir, "n1")
 	if err != nil || good.Name() != "n1" || good.UUID() != bad.UUID() {
 		t.Errorf("%+v, %v; want UUID %s", good, err, bad.UUID())
 	}
@@ -325,7 +326,7 @@ func TestRegisteringDoesNotWaitForASwitch(t *testing.T) {
 func TestRunSaysWhyThePacketPathIsRefused(t *testing.T) {
 	o := daemonOptions(t, nil)
 	refused := errors.New("the uplink is not ours")
-	o.OpenDriver = func(Membership) (DriverCloser, error) { return (*closing)(nil), refused }
+	o.OpenDriver = func(state.Membership) (DriverCloser, error) { return (*closing)(nil), refused }
 	if err := Run(t.Context(), o); !errors.Is(err, refused) {
 		t.Errorf("the agent ended with %v", err)
 	}
@@ -341,7 +342,7 @@ func TestDaemonRefusesLessRoomThanIsInUse(t *testing.T) {
 	} {
 		driver := &closing{fakeDriver: newFakeDriver()}
 		o := daemonOptions(t, driver)
-		o.OpenDriver = func(Membership) (DriverCloser, error) {
+		o.OpenDriver = func(state.Membership) (DriverCloser, error) {
 			t.Error("the packet path was opened")
 			return driver,
 				nil

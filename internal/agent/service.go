@@ -18,6 +18,9 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/monitor"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/cniserver"
 	"pilaster.io/pilaster/internal/debugserver"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -28,15 +31,15 @@ import (
 type Service struct {
 	config   ServiceConfig
 	core     atomic.Pointer[running]
-	events   eventHub
+	events   monitor.Hub
 	calls    *prometheus.HistogramVec
 	received messageCounter
-	drops    dropWindow
+	drops    monitor.DropWindow
 }
 
 // ServiceConfig has the parts of a Service besides the core.
 type ServiceConfig struct {
-	Node    *Node
+	Node    *state.Node
 	Link    *Link
 	URL     string // of the orchestrator
 	Uplink  string
@@ -157,7 +160,7 @@ func (s *Service) CheckEndpoint(
 	}
 	netns, err := openNetns(ctx, req.Msg.Netns)
 	if err != nil {
-		return nil, toConnect(refuse(ErrCheck, "%v", err))
+		return nil, toConnect(refusal.New(refusal.ErrCheck, "%v", err))
 	}
 	defer netns.Close()
 	q.OpenNetns = fdPath(netns)
@@ -277,7 +280,7 @@ func (s *Service) Monitor(
 	if err != nil {
 		return err
 	}
-	events, stop := s.events.watch()
+	events, stop := s.events.Watch()
 	defer stop()
 	// The headers tell the client that no event after them is missed.
 	if err := stream.Send(nil); err != nil {
@@ -310,7 +313,7 @@ func (s *Service) RecentEvents(
 		return nil, err
 	}
 	resp := &pilasterv1.RecentEventsResponse{}
-	for _, e := range s.events.recent() {
+	for _, e := range s.events.Recent() {
 		resp.Events = append(resp.Events, core.eventToProto(e))
 	}
 	return connect.NewResponse(resp), nil

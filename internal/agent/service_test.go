@@ -20,6 +20,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/cniclient"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -39,11 +41,11 @@ func newServiceBed(t *testing.T) *serviceBed {
 	t.Helper()
 	b := &serviceBed{bed: newBed(t), socket: filepath.Join(t.TempDir(), "agent.sock")}
 	b.netns = makeNetns(t)
-	node, err := OpenNode(t.TempDir(), "n1")
+	node, err := state.OpenNode(t.TempDir(), "n1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := node.Join(Membership{"cluster", nodePrefix, b.plan}); err != nil {
+	if err := node.Join(state.Membership{ClusterUUID: "cluster", Prefix: nodePrefix, Plan: b.plan}); err != nil {
 		t.Fatal(err)
 	}
 	link := NewLink(
@@ -247,7 +249,7 @@ func TestStatusTellsAll(t *testing.T) {
 		{Table: "locals", Used: 1, Capacity: 10},
 		{Table: "flows", Used: 3, Capacity: 8, Cache: true},
 	}
-	b.service.drops.add([]dpapi.Drops{{Reason: "src-not-own", Packets: 3}})
+	b.service.drops.Add([]dpapi.Drops{{Reason: "src-not-own", Packets: 3}})
 	s := status()
 	if !s.Ready || s.Endpoints != 1 || len(s.Limits) != 2 || s.Limits[0].Capacity != dpapi.DefaultMaxEndpoints ||
 		s.Tenants != 1 ||
@@ -375,8 +377,8 @@ func TestGetEndpoint(t *testing.T) {
 
 func TestKinds(t *testing.T) {
 	seen := map[connect.Code]bool{}
-	for _, kind := range []error{ErrInvalid, ErrNotFound, ErrExists, ErrExhausted, ErrUnavailable, ErrCheck} {
-		err := toConnect(refuse(kind, "because"))
+	for _, kind := range []error{refusal.ErrInvalid, refusal.ErrNotFound, refusal.ErrExists, refusal.ErrExhausted, refusal.ErrUnavailable, refusal.ErrCheck} {
+		err := toConnect(refusal.New(kind, "because"))
 		if seen[connect.CodeOf(err)] || connect.CodeOf(err) == connect.CodeInternal ||
 			!strings.HasSuffix(err.Error(), "because") {
 			t.Errorf("%v became %v", kind, err)

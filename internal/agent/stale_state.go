@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/statefile"
@@ -38,21 +39,25 @@ func FindStaleState(stateDir, runDir string, before []network.StaleState) (_ *St
 			r.Close()
 		}
 	}()
-	state, err := find(stateDir, isState, before)
+	left, err := find(stateDir, state.IsState, before)
 	if err != nil {
 		return nil, err
 	}
-	if len(state) > 0 {
+	if len(left) > 0 {
 		if err := r.read(stateDir); err != nil {
 			return nil, err
 		}
 		// Again, now with the lock file.
-		if state, err = find(stateDir, isState, before); err != nil {
+		if left, err = find(stateDir, state.IsState, before); err != nil {
 			return nil, err
 		}
 	}
-	run, err := find(runDir, func(name string) bool { return name == agentSocket || name == instanceFile }, before)
-	r.Files = append(run, state...)
+	run, err := find(
+		runDir,
+		func(name string) bool { return name == agentSocket || name == state.InstanceFile },
+		before,
+	)
+	r.Files = append(run, left...)
 	return r, err
 }
 
@@ -96,8 +101,8 @@ func (r *StaleState) read(stateDir string) (err error) {
 	if r.lock, err = statefile.Lock(stateDir); err != nil {
 		return err
 	}
-	var node nodeFile
-	if statefile.Read(filepath.Join(stateDir, nodeFileName), stateVersion, &node) == nil && node.Cluster != nil {
+	var node state.NodeFile
+	if statefile.Read(filepath.Join(stateDir, state.NodeFileName), state.Version, &node) == nil && node.Cluster != nil {
 		r.Prefix = node.Cluster.Prefix
 	}
 	for path, record := range endpoint.Peek(stateDir) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/statefile"
@@ -26,12 +27,12 @@ func writeFile(t *testing.T, content string, elem ...string) {
 // An orchestrator on the same machine keeps its data and its socket; damaged files are no reason
 // to leave anything.
 func TestRemainsBesideAnOrchestrator(t *testing.T) {
-	state, run := t.TempDir(), t.TempDir()
-	writeFile(t, "{", state, nodeFileName)
-	writeFile(t, "{", state, "endpoints", "7.json")
-	writeFile(t, "", state, ".writing-node.json-1")
-	writeFile(t, "    7\n", state, endpoint.LastIDFile)
-	writeFile(t, "etcd", state, "orchestrator", "db")
+	stateDir, run := t.TempDir(), t.TempDir()
+	writeFile(t, "{", stateDir, state.NodeFileName)
+	writeFile(t, "{", stateDir, "endpoints", "7.json")
+	writeFile(t, "", stateDir, ".writing-node.json-1")
+	writeFile(t, "    7\n", stateDir, endpoint.LastIDFile)
+	writeFile(t, "etcd", stateDir, "orchestrator", "db")
 	writeFile(t, "", run, agentSocket)
 	writeFile(t, "", run, "orchestrator.sock")
 
@@ -39,7 +40,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	writeFile(t, "", gateway)
 	before := []network.StaleState{{Kind: "file", Name: gateway, Remove: func() error { return os.Remove(gateway) }}}
 
-	r, err := FindStaleState(state, run, before)
+	r, err := FindStaleState(stateDir, run, before)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +48,7 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	if len(r.Endpoints) != 1 || !strings.Contains(r.Endpoints[0], "7.json") || r.Prefix.IsValid() {
 		t.Errorf("remains %+v", r)
 	}
-	if _, err := statefile.Lock(state); err == nil {
+	if _, err := statefile.Lock(stateDir); err == nil {
 		t.Error("an agent could start meanwhile")
 	}
 	for _, l := range append(before, r.Files...) {
@@ -55,29 +56,29 @@ func TestRemainsBesideAnOrchestrator(t *testing.T) {
 			t.Errorf("%s %s: %v", l.Kind, l.Name, err)
 		}
 	}
-	for dir, kept := range map[string]string{state: "orchestrator", run: "orchestrator.sock"} {
+	for dir, kept := range map[string]string{stateDir: "orchestrator", run: "orchestrator.sock"} {
 		entries, err := os.ReadDir(dir)
 		if err != nil || len(entries) != 1 || entries[0].Name() != kept {
 			t.Errorf("%s holds %v, %v; wanted %s", dir, entries, err, kept)
 		}
 	}
-	again, err := FindStaleState(state, run, nil)
+	again, err := FindStaleState(stateDir, run, nil)
 	if err != nil || len(again.Files) != 0 {
 		t.Errorf("again: %+v, %v", again, err)
 	}
-	if entries, _ := os.ReadDir(state); len(entries) != 1 {
+	if entries, _ := os.ReadDir(stateDir); len(entries) != 1 {
 		t.Errorf("looking made %v", entries)
 	}
 }
 
 func TestRemainsOfARunningAgent(t *testing.T) {
-	state, run := t.TempDir(), t.TempDir()
-	writeFile(t, "", state, nodeFileName)
-	lock, err := statefile.Lock(state)
+	stateDir, run := t.TempDir(), t.TempDir()
+	writeFile(t, "", stateDir, state.NodeFileName)
+	lock, err := statefile.Lock(stateDir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := FindStaleState(state, run, nil); err == nil ||
+	if _, err := FindStaleState(stateDir, run, nil); err == nil ||
 		!strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("a locked state: %v", err)
 	}

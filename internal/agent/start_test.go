@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/statefile"
@@ -154,7 +155,7 @@ func TestRestartBringsActiveEndpointsBack(t *testing.T) {
 	if _, left := b.driver.devices[77]; left {
 		t.Error("a device of no endpoint was kept")
 	}
-	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrExists) {
+	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, refusal.ErrExists) {
 		t.Errorf("ADD of %v after the restart: %v", r2.ID, err)
 	}
 	if r := b.add("c3"); r.ID == r1.ID || r.ID == r2.ID {

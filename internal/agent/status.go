@@ -136,7 +136,7 @@ func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse,
 	for _, drop := range status.Drops {
 		r.Drops = append(
 			r.Drops,
-			&pilasterv1.DropCount{Reason: drop.Reason, Packets: drop.Packets, LastMinute: s.drops.since(drop)},
+			&pilasterv1.DropCount{Reason: drop.Reason, Packets: drop.Packets, LastMinute: s.drops.Since(drop)},
 		)
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
@@ -185,7 +187,7 @@ func TestSequenceGrowsOverRestarts(t *testing.T) {
 	dir := t.TempDir()
 	last := uint64(0)
 	for range 3 {
-		n, err := OpenNode(dir, "n1")
+		n, err := state.OpenNode(dir, "n1")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +209,7 @@ func TestRotationGivesFreshAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reopen()
-	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, ErrExhausted) ||
+	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, refusal.ErrExhausted) ||
 		!strings.Contains(err.Error(), "pilaster tenant rotate-key blue") {
 		t.Errorf("without addresses: %v", err)
 	}

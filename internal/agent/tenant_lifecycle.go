@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
@@ -105,7 +106,11 @@ func (c *Core) acquireKnown(
 	}
 	known, deleted, ok := c.tenants.get(name)
 	if deleted {
-		return t, 0, false, refuse(ErrNotFound, "tenant %s was deleted; this node still has endpoints of it", name)
+		return t, 0, false, refusal.New(
+			refusal.ErrNotFound,
+			"tenant %s was deleted; this node still has endpoints of it",
+			name,
+		)
 	}
 	if !ok || answer == nil && !c.tenants.isHosted(name) {
 		return t, 0, false, nil // for a transit tenant the orchestrator first has to learn that this node hosts it
@@ -146,7 +151,8 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 
 // isConflict reports whether a tenant itself is the reason of the refusal, so that other tenants are not affected.
 func isConflict(err error) bool {
-	return errors.Is(err, ErrExhausted) || errors.Is(err, network.ErrConflict) || errors.Is(err, endpoint.ErrExhausted)
+	return errors.Is(err, refusal.ErrExhausted) || errors.Is(err, network.ErrConflict) ||
+		errors.Is(err, endpoint.ErrExhausted)
 }
 
 // installTenant installs the tenant on its networks. The caller holds the tenant's lock.

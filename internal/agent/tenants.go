@@ -14,6 +14,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/statefile"
@@ -142,7 +143,7 @@ func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(statefile.
 func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
 	t := &Tenants{
 		disk:         disk,
-		dir:          filepath.Join(dir, tenantsFolder),
+		dir:          filepath.Join(dir, state.TenantsFolder),
 		changed:      make(chan struct{}, 1),
 		maxIDs:       dpapi.DefaultMaxTenantIDs,
 		m:            map[string]*hosted{},
@@ -183,7 +184,7 @@ func (t *Tenants) path(name string) string { return filepath.Join(t.dir, name+".
 
 func readTenant(disk statefile.Disk, path string) (h *hosted, carried bool, err error) {
 	var f tenantFile
-	if err := disk.Read(path, stateVersion, &f); err != nil {
+	if err := disk.Read(path, state.Version, &f); err != nil {
 		return nil, false, err
 	}
 	if h, err = f.hosted(); err != nil {
@@ -267,7 +268,7 @@ func (f tenantFile) hosted() (*hosted, error) {
 
 func (t *Tenants) write(h *hosted) error {
 	f := tenantFile{
-		Version:    stateVersion,
+		Version:    state.Version,
 		Name:       h.Tenant.Name,
 		Addressing: h.Tenant.Addressing,
 		Created:    h.Tenant.Created,

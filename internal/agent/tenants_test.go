@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -39,7 +40,7 @@ func TestDeletedTenantTakesNoMoreEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, ErrNotFound) {
+		if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, refusal.ErrNotFound) {
 			t.Fatalf("ADD into a deleted tenant: %v", err)
 		}
 		if len(b.driver.active) != 1 {

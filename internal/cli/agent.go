@@ -17,6 +17,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -79,7 +80,7 @@ and refuses to start without, because what it mounts there ends with it.`,
 				return err
 			}
 			var path *datapath.Datapath
-			o.OpenDriver = func(m agent.Membership) (_ agent.DriverCloser, err error) {
+			o.OpenDriver = func(m state.Membership) (_ agent.DriverCloser, err error) {
 				config.NodePrefix, config.Plan = m.Prefix, m.Plan
 				path, err = datapath.Open(config)
 				return path, err

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/hostnet"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/datapath/hook"
@@ -316,14 +316,14 @@ func ipv6(dev, name string) string {
 }
 
 func privatePrefix(plan address.Plan) Result {
-	if err := agent.CheckPrivate(plan.Private); err != nil {
+	if err := hostnet.CheckPrivate(plan.Private); err != nil {
 		return failed(err, "")
 	}
 	return free(plan.Private)
 }
 
 func basePrefix(plan address.Plan, uplink string) Result {
-	if err := agent.CheckBase(plan.Base, uplink); err != nil {
+	if err := hostnet.CheckBase(plan.Base, uplink); err != nil {
 		return failed(err, "")
 	}
 	return free(plan.Base)

@@ -11,6 +11,8 @@ import (
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/network/netpila"
@@ -33,7 +35,7 @@ type node struct {
 	made     int   // containers, since the beginning
 	running  []container
 
-	who     *agent.Node
+	who     *state.Node
 	clients pilasterv1connect.NodeServiceClient // every node's
 	caller  *caller
 	told    *nimitzNetwork
@@ -107,7 +109,7 @@ func (n *node) boot(ctx context.Context, w *world) error {
 // open starts the node's agent as package agent's daemon does, and registers it where it is new.
 func (n *node) open(ctx context.Context, w *world) error {
 	var err error
-	if n.who, err = agent.OpenNodeOn(n.disk, stateDir, n.name); err != nil {
+	if n.who, err = state.OpenNodeOn(n.disk, stateDir, n.name); err != nil {
 		return err
 	}
 	tenants, err := agent.OpenTenantsOn(n.disk, stateDir)
@@ -147,7 +149,7 @@ func (n *node) open(ctx context.Context, w *world) error {
 }
 
 // networks are both: netpila's and nimitz' own drawing of addresses, over packet paths that count.
-func (n *node) networks(w *world, m agent.Membership) (map[string]agent.Network, error) {
+func (n *node) networks(w *world, m state.Membership) (map[string]agent.Network, error) {
 	own, err := netpila.New(m.Plan, m.Prefix, n.store, n.netpila)
 	if err != nil {
 		return nil, err
@@ -203,7 +205,7 @@ func (n *node) add(ctx context.Context, w *world, tenant string) error {
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, agent.ErrUnavailable) || ctx.Err() != nil {
+		if !errors.Is(err, refusal.ErrUnavailable) || ctx.Err() != nil {
 			return fmt.Errorf("node %s, container %d: %w", n.name, n.made, err)
 		}
 		w.retried.Add(1)

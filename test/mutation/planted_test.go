@@ -53,7 +53,7 @@ func bugs() []planted {
 			"if a.ID == 0 || a.ID >= address.FirstReservedApp {",
 			"if a.ID == 0 || a.ID > address.FirstReservedApp {",
 		},
-		{"FuzzNodeFile", "internal/agent/node.go", `if f.Name == "" || f.UUID == "" {`, `if f.Name == "" {`},
+		{"FuzzNodeFile", "internal/agent/state/node.go", `if f.Name == "" || f.UUID == "" {`, `if f.Name == "" {`},
 		{
 			"FuzzParseConfig", "internal/cniserver/config.go",
 			"if err := tenant.CheckName(name); err != nil {",
@@ -178,7 +178,7 @@ func bugs() []planted {
 			"if id.Id < 1 || id.Id > uint32(address.MaxTenantID)+1 ||",
 		},
 		{
-			"FuzzMembership", "internal/agent/node.go",
+			"FuzzMembership", "internal/agent/state/node.go",
 			"if !m.Plan.ContainsNode(m.Prefix) {",
 			"if m.Prefix.Bits() != 64 {",
 		},

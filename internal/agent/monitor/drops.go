@@ -1,4 +1,4 @@
-package agent
+package monitor
 
 import (
 	"context"
@@ -13,19 +13,19 @@ import (
 
 // Drops of the last minute are computed from samples at this interval.
 const (
-	sampleEvery = 5 * time.Second
-	samplesKept = int(time.Minute / sampleEvery)
+	SampleEvery = 5 * time.Second
+	samplesKept = int(time.Minute / SampleEvery)
 )
 
-// dropWindow keeps samples of the drop counters over the last minute.
-type dropWindow struct {
+// DropWindow keeps samples of the drop counters over the last minute.
+type DropWindow struct {
 	mu      sync.Mutex
 	samples []map[string]uint64 // oldest first, at most samplesKept
 }
 
-// run samples the counters at every tick until ctx ends. At each tick it also reconciles device settings and logs
+// Run samples the counters at every tick until ctx ends. At each tick it also reconciles device settings and logs
 // problems of the packet path that appeared or disappeared.
-func (w *dropWindow) run(
+func (w *DropWindow) Run(
 	ctx context.Context,
 	keepSettings func() error,
 	status func(context.Context) (dpapi.Status, error),
@@ -40,7 +40,7 @@ func (w *dropWindow) run(
 		if s, err := status(ctx); err != nil {
 			log.Warn("reading the state of the packet path failed", "error", err)
 		} else {
-			w.add(s.Drops)
+			w.Add(s.Drops)
 			logProblems(known, s.Problems, log)
 			known = s.Problems
 		}
@@ -52,7 +52,7 @@ func (w *dropWindow) run(
 	}
 }
 
-func (w *dropWindow) add(drops []dpapi.Drops) {
+func (w *DropWindow) Add(drops []dpapi.Drops) {
 	sample := make(map[string]uint64, len(drops))
 	for _, d := range drops {
 		sample[d.Reason] = d.Packets
@@ -68,8 +68,8 @@ func (w *dropWindow) add(drops []dpapi.Drops) {
 	w.samples = append(w.samples, sample)
 }
 
-// since returns how much a counter has increased within the window. Drops before the first sample do not count.
-func (w *dropWindow) since(d dpapi.Drops) uint64 {
+// Since returns how much a counter has increased within the window. Drops before the first sample do not count.
+func (w *DropWindow) Since(d dpapi.Drops) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.samples) == 0 {

@@ -1,4 +1,4 @@
-package agent
+package monitor
 
 import (
 	"context"
@@ -15,9 +15,9 @@ const (
 	eventsKept  = 512 // recent events kept; at least half as many
 )
 
-// eventHub distributes events of the packet path to all watchers. The packet path has one reader; a slow watcher loses
+// Hub distributes events of the packet path to all watchers. The packet path has one reader; a slow watcher loses
 // only its own events and receives their number.
-type eventHub struct {
+type Hub struct {
 	mu           sync.Mutex
 	watchers     map[*watcher]bool
 	recentEvents []dpapi.Event // oldest first
@@ -28,8 +28,8 @@ type watcher struct {
 	lost   uint64
 }
 
-// run reads the driver's events until ctx ends.
-func (h *eventHub) run(ctx context.Context, d dpapi.Events, log *slog.Logger) error {
+// Run reads the driver's events until ctx ends.
+func (h *Hub) Run(ctx context.Context, d dpapi.Events, log *slog.Logger) error {
 	events, err := d.Events(ctx)
 	if err != nil {
 		return fmt.Errorf("reading events of the packet path: %w", err)
@@ -43,7 +43,7 @@ func (h *eventHub) run(ctx context.Context, d dpapi.Events, log *slog.Logger) er
 	return nil
 }
 
-func (h *eventHub) publish(e dpapi.Event) {
+func (h *Hub) publish(e dpapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.recentEvents) == eventsKept {
@@ -62,15 +62,15 @@ func (h *eventHub) publish(e dpapi.Event) {
 	}
 }
 
-// recent returns the last events, oldest first.
-func (h *eventHub) recent() []dpapi.Event {
+// Recent returns the last events, oldest first.
+func (h *Hub) Recent() []dpapi.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.recentEvents)
 }
 
-// watch returns a channel of events that is fed until stop is called.
-func (h *eventHub) watch() (events <-chan dpapi.Event, stop func()) {
+// Watch returns a channel of events that is fed until stop is called.
+func (h *Hub) Watch() (events <-chan dpapi.Event, stop func()) {
 	w := &watcher{events: make(chan dpapi.Event, eventsAhead)}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,4 +1,5 @@
-package agent
+// Package refusal defines the kinds of errors that tell a caller of the agent what to do.
+package refusal
 
 import (
 	"errors"
@@ -22,6 +23,7 @@ type refusal struct{ kind, err error }
 func (r *refusal) Error() string   { return r.err.Error() }
 func (r *refusal) Unwrap() []error { return []error{r.kind, r.err} }
 
-func refuse(kind error, format string, args ...any) error {
+// New returns a refusal of a kind.
+func New(kind error, format string, args ...any) error {
 	return &refusal{kind, fmt.Errorf(format, args...)}
 }

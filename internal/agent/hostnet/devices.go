@@ -1,4 +1,4 @@
-package agent
+package hostnet
 
 import (
 	"context"
@@ -27,10 +27,10 @@ type Endpoints interface {
 // scanEvery is the interval of checks for devices that send no netlink events.
 const scanEvery = 5 * time.Second
 
-// watchDevices runs until ctx ends. It keeps the endpoints' MTU equal to the uplink's, attaches guards to the node's
+// WatchDevices runs until ctx ends. It keeps the endpoints' MTU equal to the uplink's, attaches guards to the node's
 // other interfaces, and detects endpoints whose devices are gone. A netlink subscription ends when its buffer
 // overflows; it is then opened again.
-func watchDevices(ctx context.Context, uplink string, endpoints Endpoints, log *slog.Logger) error {
+func WatchDevices(ctx context.Context, uplink string, endpoints Endpoints, log *slog.Logger) error {
 	for ctx.Err() == nil {
 		if err := watchDevicesOnce(ctx, uplink, endpoints, log); err != nil {
 			return err
@@ -85,7 +85,7 @@ func watchDevicesOnce(ctx context.Context, uplink string, endpoints Endpoints, l
 			return nil
 		}
 		if u.Header.Type == unix.RTM_DELLINK {
-			lose(onDevice(u.Attrs().Name))
+			lose(OnDevice(u.Attrs().Name))
 		}
 		switch a := u.Attrs(); {
 		case a.Name != uplink:
@@ -97,7 +97,7 @@ func watchDevicesOnce(ctx context.Context, uplink string, endpoints Endpoints, l
 	}
 }
 
-func onDevice(name string) func(endpoint.Record) bool {
+func OnDevice(name string) func(endpoint.Record) bool {
 	return func(r endpoint.Record) bool { return r.Device.HostName == name }
 }
 

@@ -1,4 +1,4 @@
-package agent
+package hostnet
 
 import (
 	"context"
@@ -78,26 +78,26 @@ func localPrefixes() ([]localPrefix, error) {
 	return all, nil
 }
 
-// overlapWatch repeats the check after the start, because devices can appear later.
-type overlapWatch struct {
+// OverlapWatch repeats the check after the start, because devices can appear later.
+type OverlapWatch struct {
 	private netip.Prefix
 	changed chan<- struct{} // buffered, size 1: receives a value when addresses have changed; may be nil
 	mu      sync.Mutex
 	err     error
 }
 
-// newOverlapWatch returns a watch for prefixes that overlap private. changed may be nil.
-func newOverlapWatch(private netip.Prefix, changed chan<- struct{}) *overlapWatch {
-	return &overlapWatch{private: private, changed: changed}
+// NewOverlapWatch returns a watch for prefixes that overlap private. changed may be nil.
+func NewOverlapWatch(private netip.Prefix, changed chan<- struct{}) *OverlapWatch {
+	return &OverlapWatch{private: private, changed: changed}
 }
 
-func (w *overlapWatch) problem() error {
+func (w *OverlapWatch) Problem() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.err
 }
 
-func (w *overlapWatch) check() error {
+func (w *OverlapWatch) Check() error {
 	all, err := localPrefixes()
 	if err != nil {
 		return fmt.Errorf("reading the prefixes of this node: %w", err)
@@ -109,9 +109,9 @@ func (w *overlapWatch) check() error {
 	return err
 }
 
-// run checks again after each change of an address or a route until ctx ends. A netlink subscription ends when its
+// Run checks again after each change of an address or a route until ctx ends. A netlink subscription ends when its
 // buffer overflows; it is then opened again.
-func (w *overlapWatch) run(ctx context.Context, log *slog.Logger) error {
+func (w *OverlapWatch) Run(ctx context.Context, log *slog.Logger) error {
 	for {
 		if err := w.watch(ctx, log); err != nil || ctx.Err() != nil {
 			return err
@@ -121,7 +121,7 @@ func (w *overlapWatch) run(ctx context.Context, log *slog.Logger) error {
 }
 
 // watch runs one subscription.
-func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
+func (w *OverlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	addrs, routes := make(chan netlink.AddrUpdate), make(chan netlink.RouteUpdate)
 	if err := netlink.AddrSubscribe(addrs, ctx.Done()); err != nil {
@@ -171,16 +171,16 @@ func (w *overlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 }
 
 // signal does not block: one pending value covers all changes.
-func (w *overlapWatch) signal() {
+func (w *OverlapWatch) signal() {
 	select {
 	case w.changed <- struct{}{}:
 	default:
 	}
 }
 
-func (w *overlapWatch) recheck(log *slog.Logger) {
-	before := w.problem()
-	if err := w.check(); err != nil && before == nil {
+func (w *OverlapWatch) recheck(log *slog.Logger) {
+	before := w.Problem()
+	if err := w.Check(); err != nil && before == nil {
 		log.Error("a prefix of this node overlaps the private prefix; no endpoint is added", "error", err)
 	} else if err == nil && before != nil {
 		log.Info("the overlap with the private prefix is gone; endpoints are added again")

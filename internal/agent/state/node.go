@@ -1,4 +1,4 @@
-package agent
+package state
 
 import (
 	"errors"
@@ -23,28 +23,28 @@ type Node struct {
 	path string
 
 	mu       sync.Mutex
-	file     nodeFile
+	file     NodeFile
 	gateways gatewaysFile
 
 	messages atomic.Uint32 // since this start
 }
 
 const (
-	nodeFileName     = "node.json"
+	NodeFileName     = "node.json"
 	gatewaysFileName = "gateways.json" // a separate file: builds without gateway prefixes read node.json
 )
 
 // Folders of the state directory.
 const (
-	tenantsFolder  = "tenants"
-	policiesFolder = "policies"
+	TenantsFolder  = "tenants"
+	PoliciesFolder = "policies"
 )
 
-// stateVersion is the format version of the agent's files, raised with incompatible changes. A build with a lower
+// Version is the format version of the agent's files, raised with incompatible changes. A build with a lower
 // version refuses the files, so a downgrade needs an empty state directory.
-const stateVersion = 1
+const Version = 1
 
-type nodeFile struct {
+type NodeFile struct {
 	Version int          `json:"version"`
 	Name    string       `json:"name"`
 	UUID    string       `json:"uuid"`
@@ -80,14 +80,14 @@ func OpenNode(dir, name string) (*Node, error) { return OpenNodeOn(statefile.Dis
 
 // OpenNodeOn is OpenNode on another disk.
 func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
-	n := &Node{disk: disk, path: filepath.Join(dir, nodeFileName)}
-	err := disk.Read(n.path, stateVersion, &n.file)
+	n := &Node{disk: disk, path: filepath.Join(dir, NodeFileName)}
+	err := disk.Read(n.path, Version, &n.file)
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if fresh {
 		if err := n.lost(dir); err != nil {
 			return nil, err
 		}
-		n.file = nodeFile{Version: stateVersion, Name: name, UUID: join.NewUUID()}
+		n.file = NodeFile{Version: Version, Name: name, UUID: join.NewUUID()}
 	} else if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
 func (n *Node) lost(dir string) error {
 	witness := ""
 	err := n.disk.Walk(dir, func(path string, entry fs.DirEntry) {
-		if entry.Name() != statefile.LockFile && !statefile.IsUnfinished(entry.Name()) && isState(topOf(dir, path)) {
+		if entry.Name() != statefile.LockFile && !statefile.IsUnfinished(entry.Name()) && IsState(topOf(dir, path)) {
 			witness = path
 		}
 	})
@@ -141,7 +141,7 @@ func (n *Node) gatewaysPath() string { return filepath.Join(n.Dir(), gatewaysFil
 
 func (n *Node) readGateways() error {
 	path := n.gatewaysPath()
-	err := n.disk.Read(path, stateVersion, &n.gateways)
+	err := n.disk.Read(path, Version, &n.gateways)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -156,7 +156,7 @@ func (n *Node) readGateways() error {
 	return nil
 }
 
-func (f nodeFile) validate() error {
+func (f NodeFile) validate() error {
 	if f.Name == "" || f.UUID == "" {
 		return errors.New("name or UUID is missing")
 	}
@@ -254,7 +254,7 @@ func (n *Node) Join(m Membership) error {
 
 // joinGateways stores the gateway prefixes before the membership: until that is stored, nothing is fixed.
 func (n *Node) joinGateways(m Membership) error {
-	told := gatewaysFile{stateVersion, m.Plan.Gateway4, m.Plan.Gateway6}
+	told := gatewaysFile{Version, m.Plan.Gateway4, m.Plan.Gateway6}
 	if told == n.gateways || !told.V4.IsValid() && !told.V6.IsValid() {
 		return nil
 	}
@@ -265,16 +265,16 @@ func (n *Node) joinGateways(m Membership) error {
 	return nil
 }
 
-// isState reports whether a file or folder name in the state directory is the agent's.
-func isState(name string) bool {
+// IsState reports whether a file or folder name in the state directory is the agent's.
+func IsState(name string) bool {
 	return slices.Contains(
 		append(
 			endpoint.Folders(),
 			endpoint.LastIDFile,
-			nodeFileName,
+			NodeFileName,
 			gatewaysFileName,
-			tenantsFolder,
-			policiesFolder,
+			TenantsFolder,
+			PoliciesFolder,
 			join.MemberFile,
 			statefile.LockFile,
 		),

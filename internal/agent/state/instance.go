@@ -1,4 +1,4 @@
-package agent
+package state
 
 import (
 	"os"
@@ -7,14 +7,14 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// instanceFile is its name in the run directory.
-const instanceFile = "instance"
+// InstanceFile is its name in the run directory.
+const InstanceFile = "instance"
 
-// instance returns an identifier of this machine that lasts until it boots. An agent that replaces a killed one uses
+// Instance returns an identifier of this machine that lasts until it boots. An agent that replaces a killed one uses
 // the same identifier, so the orchestrator accepts it before it has noticed the end of the previous stream. The
 // identifier must not be copied with the disk; therefore it is in the run directory, which is in memory.
-func instance(runDir string) (string, error) {
-	path := filepath.Join(runDir, instanceFile)
+func Instance(runDir string) (string, error) {
+	path := filepath.Join(runDir, InstanceFile)
 	if held, err := os.ReadFile(path); err == nil && join.IsUUID(string(held)) {
 		return string(held), nil
 	}

@@ -1,4 +1,4 @@
-package agent
+package state
 
 import (
 	"fmt"
@@ -7,8 +7,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// membershipFromProto decodes the answer to a registration.
-func membershipFromProto(r *pilasterv1.RegisterResponse) (Membership, error) {
+// MembershipFromProto decodes the answer to a registration.
+func MembershipFromProto(r *pilasterv1.RegisterResponse) (Membership, error) {
 	m := Membership{ClusterUUID: r.GetClusterUuid()}
 	for _, p := range []struct {
 		to   *netip.Prefix

@@ -1,4 +1,4 @@
-package agent
+package hostnet
 
 import (
 	"context"
@@ -61,11 +61,11 @@ func TestOverlapOfARealNode(t *testing.T) {
 		}
 		return a
 	}
-	w := &overlapWatch{private: netip.MustParsePrefix("fc00::/8")}
+	w := &OverlapWatch{private: netip.MustParsePrefix("fc00::/8")}
 	ctx, cancel := context.WithCancel(t.Context())
 	log, ended := make(logHandler, 1), make(chan error, 1)
 	go func() {
-		ended <- ns.Do(func() error { return w.run(ctx, slog.New(log)) })
+		ended <- ns.Do(func() error { return w.Run(ctx, slog.New(log)) })
 	}()
 	last := byte(0)
 	for said := ""; said == ""; {
@@ -85,7 +85,7 @@ func TestOverlapOfARealNode(t *testing.T) {
 		default:
 		}
 	}
-	if err := w.problem(); err == nil || !strings.Contains(err.Error(), "on lo") {
+	if err := w.Problem(); err == nil || !strings.Contains(err.Error(), "on lo") {
 		t.Errorf("problem %v", err)
 	}
 	for ; last > 0; last-- {
@@ -93,8 +93,8 @@ func TestOverlapOfARealNode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if said := <-log; !strings.Contains(said, "is gone") || w.problem() != nil {
-		t.Errorf("said %q, problem %v", said, w.problem())
+	if said := <-log; !strings.Contains(said, "is gone") || w.Problem() != nil {
+		t.Errorf("said %q, problem %v", said, w.Problem())
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -115,9 +115,9 @@ func TestChangesOfAddressesAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed, ended := make(chan struct{}, 1), make(chan error, 1)
-	w := &overlapWatch{private: netip.MustParsePrefix("fc00::/8"), changed: changed}
+	w := &OverlapWatch{private: netip.MustParsePrefix("fc00::/8"), changed: changed}
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { ended <- ns.Do(func() error { return w.run(ctx, slog.New(slog.DiscardHandler)) }) }()
+	go func() { ended <- ns.Do(func() error { return w.Run(ctx, slog.New(slog.DiscardHandler)) }) }()
 	a, err := netlink.ParseAddr("2001:db8::7/128")
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package agent
+package state
 
 import (
 	"os"
@@ -26,7 +26,7 @@ func FuzzNodeFile(f *testing.F) {
 		f.Add([]byte(text), fuzzmutate.Nothing)
 	}
 	dir := f.TempDir()
-	path := filepath.Join(dir, nodeFileName)
+	path := filepath.Join(dir, NodeFileName)
 	f.Fuzz(func(t *testing.T, text, script []byte) {
 		writeFuzzed(t, path, fuzzmutate.JSON(text, script, files[:2]...))
 		n, err := OpenNode(dir, "n1")
@@ -69,11 +69,11 @@ func FuzzMembership(f *testing.F) {
 		if protojson.Unmarshal(fuzzmutate.JSON(text, script, good), said) != nil {
 			return
 		}
-		m, err := membershipFromProto(proto.CloneOf(said))
+		m, err := MembershipFromProto(proto.CloneOf(said))
 		if err != nil {
 			return
 		}
-		os.Remove(filepath.Join(dir, nodeFileName))
+		os.Remove(filepath.Join(dir, NodeFileName))
 		os.Remove(filepath.Join(dir, gatewaysFileName))
 		n, err := OpenNode(dir, "n1")
 		if err != nil {

@@ -1,4 +1,4 @@
-package agent
+package hostnet
 
 import (
 	"fmt"
@@ -10,10 +10,10 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// uplinkAddresses returns the next hops for the fabric, best first: permanent global addresses, then the link-local
+// UplinkAddresses returns the next hops for the fabric, best first: permanent global addresses, then the link-local
 // one. At boot they may be tentative; usually they become permanent. Addresses in own, the
 // node's prefix, are excluded.
-func uplinkAddresses(uplink string, own netip.Prefix) ([]netip.Addr, error) {
+func UplinkAddresses(uplink string, own netip.Prefix) ([]netip.Addr, error) {
 	link, err := netlink.LinkByName(uplink)
 	if err != nil {
 		return nil, fmt.Errorf("uplink %s: %w", uplink, err)

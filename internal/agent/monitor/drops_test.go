@@ -1,4 +1,4 @@
-package agent
+package monitor
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ func TestSettingsAreKept(t *testing.T) {
 			calls = append(calls, "Status")
 			return dpapi.Status{}, nil
 		}
-		new(dropWindow).run(ctx, settings, status, ticks, slog.New(slog.DiscardHandler))
+		new(DropWindow).Run(ctx, settings, status, ticks, slog.New(slog.DiscardHandler))
 	}()
 	ticks <- time.Time{}
 	ticks <- time.Time{}
@@ -62,8 +62,8 @@ func TestWhatIsWrongIsLoggedOnce(t *testing.T) {
 
 // A slow watcher loses only its own events and receives their number; the others lose none.
 func TestSlowWatcherIsTold(t *testing.T) {
-	var h eventHub
-	slow, stop := h.watch()
+	var h Hub
+	slow, stop := h.Watch()
 	defer stop()
 	for n := range eventsAhead + 10 {
 		h.publish(dpapi.Event{Count: uint64(n)})
@@ -80,8 +80,8 @@ func TestSlowWatcherIsTold(t *testing.T) {
 }
 
 func TestDropsOfTheLastMinute(t *testing.T) {
-	var w dropWindow
-	if n := w.since(dpapi.Drops{Reason: "x", Packets: 5}); n != 0 {
+	var w DropWindow
+	if n := w.Since(dpapi.Drops{Reason: "x", Packets: 5}); n != 0 {
 		t.Errorf("without a sample: %d", n)
 	}
 	tick := make(chan time.Time)
@@ -94,7 +94,7 @@ func TestDropsOfTheLastMinute(t *testing.T) {
 	}
 	go func() {
 		defer close(ended)
-		w.run(ctx, func() error { return nil }, status, tick, slog.New(slog.DiscardHandler))
+		w.Run(ctx, func() error { return nil }, status, tick, slog.New(slog.DiscardHandler))
 	}()
 	for range samplesKept + 5 {
 		tick <- time.Time{}
@@ -102,9 +102,9 @@ func TestDropsOfTheLastMinute(t *testing.T) {
 	cancel()
 	<-ended
 	first := w.samples[0]["x"]
-	if len(w.samples) != samplesKept || w.since(dpapi.Drops{Reason: "x", Packets: first + 7}) != 7 ||
-		w.since(dpapi.Drops{Reason: "x", Packets: first - 1}) != 0 ||
-		w.since(dpapi.Drops{Reason: "new", Packets: 3}) != 0 {
+	if len(w.samples) != samplesKept || w.Since(dpapi.Drops{Reason: "x", Packets: first + 7}) != 7 ||
+		w.Since(dpapi.Drops{Reason: "x", Packets: first - 1}) != 0 ||
+		w.Since(dpapi.Drops{Reason: "new", Packets: 3}) != 0 {
 		t.Errorf("%d samples, first %d", len(w.samples), first)
 	}
 }
