@@ -11,7 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// BenchmarkCompile is a large tenant as one node has it: 5,000 policies, 1,000 apps in 100 namespaces, 50 of them here.
+// BenchmarkCompile compiles a large tenant as one node does: 5,000 policies, 1,000 apps in 100 namespaces, 50 of the
+// apps on this node.
 func BenchmarkCompile(b *testing.B) {
 	policies, apps, subjects := largeTenant()
 	b.ReportAllocs()

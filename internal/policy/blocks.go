@@ -8,22 +8,23 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// maxWithin is how often one block of a set may lie in another: a thousand with as many exceptions come to a million.
+// maxWithin is how many times blocks of one set may lie within each other, in total. A thousand blocks with the same
+// thousand exceptions make a million.
 const maxWithin = 1 << 22
 
-// mappedIPv4 is where IPv4 is in IPv6. A block of IPv6 around it means IPv6 alone.
+// mappedIPv4 is the prefix of IPv4-mapped IPv6 addresses. An IPv6 block that contains it still matches IPv6 alone.
 var mappedIPv4 = netip.MustParsePrefix("::ffff:0:0/96")
 
-// blockRow is a prefix and the matches of its addresses, but for those of a longer prefix.
+// blockRow is a prefix with the matches that apply to its addresses, except those that a longer prefix covers.
 type blockRow struct {
 	prefix  netip.Prefix
-	within  int // the row of the next shorter prefix around it, or -1
+	within  int // the row of the next shorter prefix that contains this one, or -1
 	matches []int
 }
 
-// flattenBlocks is the matches of each prefix, whether a block has it or excepts it, in order.
+// flattenBlocks returns the matches of each prefix that is a block or an exception, ordered by prefix.
 func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
-	type change struct{ open, shut []int } // blocks by their number
+	type change struct{ open, shut []int } // by block number
 	at, matchOf := map[netip.Prefix]*change{}, []int(nil)
 	changes := func(p netip.Prefix) *change {
 		p = mappedPrefix(p).Masked()
@@ -53,7 +54,8 @@ func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 	open, within := make([][]int, len(rows)), 0
 	for i := range rows {
 		row := &rows[i]
-		// In this order the row before is around this one, or what is around this one is around that too.
+		// The rows are sorted, so either the previous row contains this one, or one of the rows that contain the
+		// previous row does.
 		for row.within = i - 1; row.within >= 0 && !rows[row.within].prefix.Contains(row.prefix.Addr()); {
 			row.within = rows[row.within].within
 		}
@@ -62,7 +64,8 @@ func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 		}
 		c := at[row.prefix]
 		open[i] = append(open[i], c.open...)
-		open[i] = slices.DeleteFunc(open[i], func(block int) bool { // many may except the same; they are in order
+		// Many blocks may except the same prefix, and their numbers are sorted: hence the binary search.
+		open[i] = slices.DeleteFunc(open[i], func(block int) bool {
 			_, shut := slices.BinarySearch(c.shut, block)
 			return shut
 		})

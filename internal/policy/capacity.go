@@ -8,14 +8,15 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Room is how many entries of each table a tenant may have on a node as it is installed: half, for no tenant takes more
-// than it leaves free.
+// Room is how many entries of each table one tenant may have on a node with default settings: half of the table,
+// because a tenant may not take more than it leaves free.
 const Room = 1 << 17
 
-// Fit refuses policies that no node could enforce, before anybody has them: those of one app alone that cannot be
-// compiled, or for which nodes have no room. It looks at the apps that changed policies select, and at a policy by
-// itself that selects none yet. Where nodes judge what containers of others begin, each has the tables of all apps, so
-// these are looked at together. Most is the entries of a table that there is room for, Room or more.
+// Fit rejects policies that no node could enforce, before they are stored: policies that cannot be compiled for one
+// app, or that need more entries than nodes have. It compiles the apps that changed policies select, and separately
+// each changed policy that selects no app yet. Where nodes also apply the egress policies of remote containers
+// (together), each node has the tables of all apps, so Fit compiles all apps into one set of tables. most is the number
+// of entries that a table has room for; it is at least Room.
 func Fit(
 	ctx context.Context,
 	name string,
@@ -42,7 +43,8 @@ func Fit(
 			continue
 		}
 		those := c.index.selected(p.Subject)
-		if concerned.or(those); !those.any() { // it waits for containers that none would start
+		// The policy selects no app yet. It is checked alone, so that a container that it selects can start later.
+		if concerned.or(those); !those.any() {
 			var alone selection
 			alone.add(i, p)
 			if _, err := c.subject(c.index.unknown(), alone); err != nil {
@@ -52,7 +54,8 @@ func Fit(
 		}
 	}
 	var places []int
-	for at := c.index.unknown(); at >= 0; at-- { // first who is not known, whom policies for all select
+	// Unknown apps come first: policies that select all containers select them too.
+	for at := c.index.unknown(); at >= 0; at-- {
 		if together || concerned.has(at) {
 			places = append(places, at)
 		}
@@ -61,19 +64,19 @@ func Fit(
 	for i, at := range places {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf(
-				"whether nodes have room for the policies was not found out in time: %w; apply fewer at once, or "+
-					"with a higher --timeout",
+				"the check whether nodes have room for the policies did not end in time: %w; apply fewer policies at "+
+					"once, or set a higher --timeout",
 				err,
 			)
 		}
-		madeOf := ""
+		key := ""
 		for _, d := range directions {
-			madeOf += c.madeOf(d, selecting[i][d].enforced, at) + c.madeOf(d, selecting[i][d].all, at)
+			key += c.inputsKey(d, selecting[i][d].enforced, at) + c.inputsKey(d, selecting[i][d].all, at)
 		}
-		if fitted[madeOf] {
+		if fitted[key] {
 			continue
 		}
-		fitted[madeOf] = true
+		fitted[key] = true
 		if !together {
 			c.clear()
 		}

@@ -16,7 +16,8 @@ func labeled(app string) map[string]string {
 	return map[string]string{tenant.NamespaceKey: "shop", "app": app}
 }
 
-// selecting isolates the containers of an app, or all of the namespace, but for some addresses from so many blocks.
+// selecting returns a policy that isolates the containers of an app, or of the whole namespace, and accepts a number of
+// blocks.
 func selecting(name, app string, blocks int) Policy {
 	p := Policy{
 		Tier:      NetworkPolicy,
@@ -41,8 +42,8 @@ func selecting(name, app string, blocks int) Policy {
 	return p
 }
 
-// TestFit: policies of one app have the room of a node for themselves, whatever those of other apps need, and where
-// each node has all apps' tables these are looked at together.
+// TestFit: each app's policies may use the whole room of a node, whatever those of other apps need. Where each node has
+// the tables of all apps, all of them share the room.
 func TestFit(t *testing.T) {
 	const room = 1000 // entries
 	apps := map[address.AppID]map[string]string{}
@@ -52,7 +53,8 @@ func TestFit(t *testing.T) {
 	var each []Policy
 	for i := range 20 {
 		p := selecting(fmt.Sprint("p", i), fmt.Sprint("a", i), 600)
-		p.Rules[Ingress][0].Blocks[i].Prefix = netip.MustParsePrefix("192.0.2.0/24") // else they would share a table
+		// otherwise the apps would share a table
+		p.Rules[Ingress][0].Blocks[i].Prefix = netip.MustParsePrefix("192.0.2.0/24")
 		each = append(each, p)
 	}
 	all := func(*Policy) bool { return true }
@@ -60,21 +62,23 @@ func TestFit(t *testing.T) {
 		policies []Policy
 		changed  func(*Policy) bool
 		together bool
-		want     string // of the error; empty for none
+		want     string // part of the error; empty for no error
 	}{
 		"each for itself": {each, all, false, ""},
 		"all of them":     {each, all, true, "entries of blocks on a node, more than 1,000"},
 		"one that is too large": {[]Policy{selecting("p", "a3", room+1)}, all, false,
 			"the policies that select app 4 (app=a3,"},
-		"one that selects nobody yet": {[]Policy{selecting("p", "a20", room+1), selecting("q", "a20", 1)}, all, false,
+		"one that selects no app yet": {[]Policy{selecting("p", "a20", room+1), selecting("q", "a20", 1)}, all, false,
 			"NetworkPolicy shop/p: they need"},
 		"two together": {[]Policy{selecting("p", "a3", room-10), each[3]}, all, false, ""},
 		"one that has not changed": {[]Policy{selecting("p", "a3", room+1), selecting("q", "a4", 1)},
 			func(p *Policy) bool { return p.Name == "q" }, false, ""},
 		"a small one beside it": {[]Policy{selecting("p", "a3", room+1), selecting("q", "a3", 1)},
 			func(p *Policy) bool { return p.Name == "q" }, false, "the policies that select app 4"},
-		"everybody's": {[]Policy{{Tier: Admin, Name: "p", Subject: Pods{}, Rules: [2][]Rule{{withRanges(5000)}}}}, all,
-			false, "the policies that select all containers: 5,000 ranges of ports"},
+		"one that selects all": {
+			[]Policy{{Tier: Admin, Name: "p", Subject: Pods{}, Rules: [2][]Rule{{withRanges(5000)}}}}, all, false,
+			"the policies that select all containers: 5,000 ranges of ports",
+		},
 	} {
 		err := Fit(t.Context(), "blue", c.policies, c.changed, apps, c.together, room)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
@@ -84,7 +88,7 @@ func TestFit(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	if err := Fit(ended, "blue", each, all, apps, false, room); !errors.Is(err, context.Canceled) {
-		t.Errorf("of a call that has ended: %v", err)
+		t.Errorf("call with an ended context: %v", err)
 	}
 }
 

@@ -6,14 +6,14 @@ import (
 	"sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// Upstream's limits of a ClusterNetworkPolicy: of rules in a direction, and of peers, protocols and networks in one.
+// Upstream's limits of a ClusterNetworkPolicy: rules of a direction, and peers, protocols and networks of a rule.
 const (
 	maxListed   = 25
 	maxRuleName = 100
 	maxPriority = 1000
 )
 
-// clusterPolicy is upstream's type, where a priority that is left out is not 0.
+// clusterPolicy is upstream's type, except that it distinguishes a missing priority from 0.
 type clusterPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -84,7 +84,7 @@ func fromClusterPolicy(c *clusterPolicy) (p Policy, wrong field.ErrorList) {
 	return p, wrong
 }
 
-// listed refuses a list that is empty or longer than upstream has it.
+// listed rejects a list that is empty or longer than upstream allows.
 func listed[T any](list []T, path *field.Path) field.ErrorList {
 	if len(list) == 0 {
 		return field.ErrorList{field.Required(path, "1 to 25 are allowed")}
@@ -112,7 +112,7 @@ func clusterRule(
 	default:
 		wrong = append(wrong, field.NotSupported(path.Child("action"), action, []string{"Accept", "Deny", "Pass"}))
 	}
-	if protocols != nil { // without any they are all; an empty list is not the same
+	if protocols != nil { // A missing list means all protocols. An empty list is an error.
 		wrong = append(wrong, listed(protocols, path.Child("protocols"))...)
 	}
 	for i, p := range protocols {
@@ -122,7 +122,7 @@ func clusterRule(
 	return r, wrong
 }
 
-// clusterPods reads a subject or a peer; others are the fields that may stand there in place of these.
+// clusterPods reads a subject or a peer. others are the fields that are allowed in place of namespaces and pods.
 func clusterPods(
 	namespaces *metav1.LabelSelector,
 	pods *v1alpha2.NamespacedPod,
@@ -222,7 +222,7 @@ func clusterPort(p v1alpha2.ClusterNetworkPolicyProtocol, path *field.Path) (por
 	return port, wrong
 }
 
-// noNames refuses names of ports where there are peers by address.
+// noNames rejects named ports in a rule with peers by address.
 func noNames(r Rule, path *field.Path) (wrong field.ErrorList) {
 	for i, p := range r.Ports {
 		if p.Name != "" {

@@ -12,15 +12,15 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// Limits of what one tenant may have.
+// Limits for one tenant.
 const (
 	MaxPolicies = 100_000
 	maxRank     = math.MaxUint16
-	maxEntries  = 1 << 20 // of a map, on one node
+	maxEntries  = 1 << 20 // of one map, on one node
 )
 
-// Compile makes the tables of the subjects: the apps on this node, which are among the apps that it knows, with their
-// identity labels. The same arguments give the same tables.
+// Compile compiles the policies into the tables for subjects, the apps on this node. apps are all known apps with their
+// identity labels and must include subjects. Compile is deterministic: equal arguments give equal tables.
 func Compile(
 	tenant string,
 	policies []Policy,
@@ -30,7 +30,7 @@ func Compile(
 	return NewIndex(apps).Compile(tenant, policies, subjects)
 }
 
-// Compile makes the tables of subjects that are among the index' apps.
+// Compile is the function Compile for an index that exists already. The index must include subjects.
 func (ix *Index) Compile(tenant string, policies []Policy, subjects []address.AppID) (Tables, error) {
 	c, err := newCompiler(tenant, policies, ix)
 	if err != nil || len(policies) == 0 {
@@ -65,14 +65,14 @@ type compiler struct {
 	policies []*Policy // in the order of evaluation
 	index    *Index
 	numbers  numbers
-	peers    map[place]appSet // whom rules match by labels, of those asked for so far
-	most     int              // entries of a map
+	peers    map[place]appSet // cache: the apps that a rule's peers select by labels
+	most     int              // limit of the entries of a map
 	tables   Tables
-	rows     []peerRow       // what is to be in the map of peers, which is the largest
-	sets     map[string]ID   // by what they are made of
-	ports    map[[32]byte]ID // by a hash of the matches they are made of
-	key      []byte          // of the table that is asked for
-	sums     map[ID][32]byte // the whole hashes of those in use
+	rows     []peerRow       // entries for the map of peers, the largest map
+	sets     map[string]ID   // by inputs (see inputsKey)
+	ports    map[[32]byte]ID // by a hash of their matches
+	key      []byte          // buffer for the inputs of the current table
+	sums     map[ID][32]byte // the full hashes of the IDs in use
 }
 
 func newCompiler(tenant string, policies []Policy, ix *Index) (*compiler, error) {
@@ -114,7 +114,7 @@ func newCompiler(tenant string, policies []Policy, ix *Index) (*compiler, error)
 	return c, nil
 }
 
-// clear takes all out of the tables.
+// clear empties the tables.
 func (c *compiler) clear() {
 	c.rows, c.sets, c.ports, c.sums = nil, map[string]ID{}, map[[32]byte]ID{}, map[ID][32]byte{}
 	c.tables = Tables{
@@ -123,7 +123,7 @@ func (c *compiler) clear() {
 	}
 }
 
-// selecting are the policies that select the app at each of these places.
+// selecting returns for each place the policies that select the app there.
 func (c *compiler) selecting(places []int) []selection {
 	of := make([]selection, len(places))
 	for i, p := range c.policies {
@@ -152,7 +152,7 @@ type peerRow struct {
 	peer Peer
 }
 
-// selection is the policies that select one subject and have a say in a direction.
+// selection holds the policies that select one subject and apply to a direction.
 type selection [2]struct{ enforced, all []int }
 
 func (s *selection) add(i int, p *Policy) {
@@ -185,11 +185,11 @@ func (c *compiler) subject(at int, selecting selection) (s Subject, err error) {
 	return s, nil
 }
 
-// setMatches is what a set is made of.
+// setMatches is the input of a set.
 type setMatches struct {
 	pods     []podMatch
 	blocks   []blockMatch
-	isolated uint32 // what the tier of NetworkPolicies says where none accepts
+	isolated uint32 // the step of the NetworkPolicy tier where no policy accepts
 }
 
 // collect gathers the matches of policies for one subject.
@@ -222,7 +222,7 @@ func (c *compiler) collect(d Direction, policies []int, at int) (m setMatches, e
 	return m, nil
 }
 
-// matched are the apps that a rule's peers select, whatever the port.
+// matched returns the apps that a rule's peers select, on any port.
 func (c *compiler) matched(r *Rule, where place) appSet {
 	if r.Everyone {
 		return c.index.everyone
@@ -238,7 +238,7 @@ func (c *compiler) matched(r *Rule, where place) appSet {
 	return those
 }
 
-// number is that of a rule, which gets its name into the tables.
+// number returns the number of a rule, and enters the rule's name into the tables.
 func (c *compiler) number(at place) uint32 {
 	n := c.numbers.at(at)
 	if _, named := c.tables.Names[n]; !named {
@@ -252,21 +252,21 @@ func (c *compiler) number(at place) uint32 {
 	return n
 }
 
-// place is where a rule stands: its policy in the order of evaluation, and where in that.
+// place identifies a rule: its policy in the order of evaluation, its direction, and its index in the policy.
 type place struct {
 	policy    int
 	direction Direction
 	rule      int // or Isolation
 }
 
-// numbers are those of all rules of a tenant: by policy and direction, that of isolation first.
+// numbers are those of all rules of a tenant, by policy and direction. The number for Isolation comes first.
 type numbers [][2][]uint32
 
 func (n numbers) at(p place) uint32 { return n[p.policy][p.direction][p.rule-Isolation] }
 
-// number gives each rule its number: bits of a hash of what it is called, so that it stays what it is when other
-// policies come and go, and is another one in audit, where its count means another thing. Where two would be the same,
-// the later one gets the next that is free.
+// number gives each rule its number: bits of a hash of its name. A rule so keeps its number when other policies are
+// added or removed. In audit a rule has another number, because its counter has another meaning. If two rules get the
+// same number, the later one gets the next free one.
 func number(tenant string, policies []*Policy) (n numbers) {
 	taken := make(map[uint32]struct{}, 4*len(policies))
 	var text []byte
@@ -291,7 +291,7 @@ func number(tenant string, policies []*Policy) (n numbers) {
 	return n
 }
 
-// free is the first number from n on that is not taken; it is from then on.
+// free returns the first number from n on that is not taken, and marks it as taken.
 func free(taken map[uint32]struct{}, n uint32) uint32 {
 	for _, is := taken[n]; n == 0 || is; _, is = taken[n] {
 		n = (n + 1) & (1<<numberBits - 1)

@@ -6,17 +6,18 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Decision is about one packet that begins a connection, in one direction of one subject.
+// Decision is the result for the first packet of a connection, in one direction of one subject.
 type Decision struct {
 	Allowed bool
-	Rule    uint32 // that decided; 0: none had to
-	// WouldDrop is that a policy in audit, were it enforced, would have it dropped, and AuditRule the rule.
+	Rule    uint32 // the rule that decided; 0: no rule applied
+	// WouldDrop reports that a policy in audit would drop the packet if it were enforced. AuditRule is the rule of that
+	// policy.
 	WouldDrop bool
 	AuditRule uint32
 }
 
-// Decide looks a packet up in the order that the kernel is to: subject, peer, ports, blocks. The remote app is Outside
-// for who is no container of the tenant, the address its canonical one. Of protocols without ports the port is 0.
+// Decide looks a packet up in the same order as the eBPF program: subject, peer, ports, blocks. remote is Outside if
+// the peer is no container of the tenant, and addr is its canonical address. port is 0 for protocols without ports.
 func (t Tables) Decide(
 	subject address.AppID,
 	d Direction,
@@ -52,7 +53,7 @@ func (t Tables) ask(set ID, remote address.AppID, addr netip.Addr, protocol uint
 		peer, ok = t.Peers[PeerKey{set, AnyApp}]
 	}
 	if !ok {
-		return Verdict{Tiers: [3]uint32{step(Deny, 0)}} // what leads nowhere
+		return Verdict{Tiers: [3]uint32{step(Deny, 0)}} // a missing entry denies
 	}
 	v := t.atPort(peer.Table, protocol, port)
 	if peer.Blocks {
@@ -82,7 +83,7 @@ func (t Tables) atPort(table ID, protocol uint8, port uint16) Verdict {
 func (t Tables) block(set ID, addr netip.Addr) ID {
 	addr = mapped(addr)
 	for bits := 128; bits >= 0; bits-- {
-		prefix, _ := addr.Prefix(bits) // an IPv6 address has all of these
+		prefix, _ := addr.Prefix(bits) // no error: bits is at most 128 and addr is IPv6
 		if id, ok := t.Blocks[BlockKey{set, prefix}]; ok {
 			return id
 		}
@@ -90,7 +91,7 @@ func (t Tables) block(set ID, addr netip.Addr) ID {
 	return 0
 }
 
-// mapped is an address as tables have it: IPv4 mapped into IPv6.
+// mapped returns an address as tables store it: IPv4 mapped into IPv6.
 func mapped(a netip.Addr) netip.Addr { return netip.AddrFrom16(a.As16()) }
 
 func mappedPrefix(p netip.Prefix) netip.Prefix {

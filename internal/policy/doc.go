@@ -1,13 +1,14 @@
-// Package policy reads network policies and compiles them to the tables by which a node's packet path decides. It is
-// pure: no I/O, no clock, no kernel.
+// Package policy reads network policies and compiles them into the tables by which a node enforces them. It is pure: no
+// I/O, no clock, no kernel.
 //
-// Policies are documents of Kubernetes: NetworkPolicy (networking.k8s.io/v1) and ClusterNetworkPolicy
-// (policy.networking.k8s.io/v1alpha2). Parse reads them strictly into the model (model.go), which knows no Kubernetes.
+// Policies are Kubernetes documents: NetworkPolicy (networking.k8s.io/v1) and ClusterNetworkPolicy
+// (policy.networking.k8s.io/v1alpha2). Parse reads them strictly into the model (model.go), which does not depend on
+// Kubernetes types.
 //
-// Whom a policy selects follows from labels alone. They make a container's app (package tenant), which every packet
-// says, so no rule needs to know where a container is. Compile makes the tables of the apps that are on one node; those
-// of a policy that selects none of them are not in it. Decide looks a packet up as the kernel is to: in a number of
-// lookups that does not depend on the number of rules.
+// A policy selects by labels alone. A container's labels determine its app (package tenant), and every packet carries
+// the app in its address, so that no rule needs to know where a container runs. Compile makes the tables for the apps
+// on one node; policies that select none of them are not in the tables. Decide looks a packet up as the eBPF program
+// does: in a number of lookups that does not depend on the number of rules.
 //
 // In one direction of one subject, the first of these decides:
 //
@@ -16,9 +17,9 @@
 //   - the tier Baseline, as Admin;
 //   - else Accept.
 //
-// A peer whose labels are not known yet is selected by what selects everyone, and by nothing else that accepts; what
-// denies, and might select it, does.
+// Until a node learns the labels of a peer's app, only match-all allow rules apply to the peer; any deny rule that
+// could match applies (fail closed).
 //
-// A connection needs egress of its source and ingress of its destination. That replies pass is the packet path's to
-// know.
+// A connection needs egress at its source and ingress at its destination. The datapath accepts replies by its sessions,
+// without these tables.
 package policy

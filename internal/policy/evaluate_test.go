@@ -11,10 +11,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// packet begins a connection, as one of its ends sees it.
+// packet is the first packet of a connection, as one of its ends sees it.
 type packet struct {
-	subject   *tenant.Identity // nil: an app that is not known
-	remote    *tenant.Identity // nil: not known, or outside
+	subject   *tenant.Identity // nil: an unknown app
+	remote    *tenant.Identity // nil: an unknown app, or outside
 	outside   bool
 	direction policy.Direction
 	addr      netip.Addr
@@ -22,8 +22,8 @@ type packet struct {
 	port      uint16
 }
 
-// evaluate goes through the model rule by rule, as the policies are written. It is the judge of Compile and Decide, and
-// shares nothing with them but the model. The rule is in words; empty where none decided.
+// evaluate applies the model rule by rule, as the policies are written. It is the reference for Compile and Decide, and
+// shares nothing with them but the model. by is the rule that decided; it is empty where no rule did.
 func evaluate(policies []policy.Policy, p packet, audit bool) (allowed bool, by policy.RuleName) {
 	policies = slices.Clone(policies)
 	slices.SortFunc(policies, func(a, b policy.Policy) int {
@@ -69,8 +69,8 @@ func inTier(policies []policy.Policy, tier policy.Tier, p packet, audit bool) (p
 	return policy.None, policy.RuleName{}
 }
 
-// mayMatch tells whether a rule that denies, or passes to who may, would match if what is not known of the peer were
-// so.
+// mayMatch reports whether a rule that denies, or that passes to a tier that may deny, would match for some labels of
+// the unknown peer.
 func mayMatch(r policy.Rule, tier policy.Tier, p packet) bool {
 	if p.remote != nil || p.outside || r.Action != policy.Deny && (r.Action != policy.Pass || tier != policy.Admin) {
 		return false

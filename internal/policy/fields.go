@@ -15,12 +15,12 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// AuditAnnotation, set to "true", puts a policy in audit.
+// AuditAnnotation with the value "true" puts a policy in audit: it counts what it would drop, and drops nothing.
 const AuditAnnotation = annotationPrefix + "audit"
 
 const annotationPrefix = "pilaster.io/"
 
-// fromMeta reads what all kinds have: the name, and whether the policy is in audit.
+// fromMeta reads the metadata that both kinds have: the name, and whether the policy is in audit.
 func fromMeta(m metav1.ObjectMeta, p *Policy) (wrong field.ErrorList) {
 	path := field.NewPath("metadata")
 	p.Name = m.Name
@@ -51,7 +51,7 @@ func invalid(path *field.Path, value any, messages []string) (wrong field.ErrorL
 	return wrong
 }
 
-// podSelector reads a selector by labels of containers, namespaceSelector one by those of namespaces.
+// podSelector reads a selector by the labels of containers, namespaceSelector one by the labels of namespaces.
 func podSelector(s metav1.LabelSelector, path *field.Path) (Selector, field.ErrorList) {
 	out, wrong := namespaceSelector(s, path)
 	for _, r := range out {
@@ -100,7 +100,8 @@ func namespaceSelector(s metav1.LabelSelector, path *field.Path) (out Selector, 
 	return out, wrong
 }
 
-// cidr reads a prefix. Kubernetes still takes some that have bits behind their length; what these mean is not clear.
+// cidr reads a prefix. It rejects prefixes with bits set beyond their length, which Kubernetes still accepts: their
+// meaning is ambiguous.
 func cidr(s string, path *field.Path) (netip.Prefix, field.ErrorList) {
 	if wrong := validation.IsValidCIDR(path, s); len(wrong) > 0 {
 		return netip.Prefix{}, wrong
@@ -120,7 +121,7 @@ func portName(s string, path *field.Path) field.ErrorList {
 	return invalid(path, s, validation.IsValidPortName(s))
 }
 
-// atMost refuses a list that is longer than its kind may have.
+// atMost rejects a list that is longer than its kind allows.
 func atMost[T any](list []T, n int, path *field.Path) field.ErrorList {
 	if len(list) > n {
 		return field.ErrorList{field.TooMany(path, len(list), n)}
@@ -128,7 +129,7 @@ func atMost[T any](list []T, n int, path *field.Path) field.ErrorList {
 	return nil
 }
 
-// exactlyOne refuses all but one of some fields being there.
+// exactlyOne rejects documents that set none or several of the fields.
 func exactlyOne(path *field.Path, there map[string]bool) field.ErrorList {
 	var are []string
 	for _, name := range slices.Sorted(maps.Keys(there)) {

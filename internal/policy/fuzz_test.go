@@ -29,7 +29,8 @@ var documents = []string{
 		`"protocols":[{"udp":{"destinationPort":{"number":53}}}]}]}}`,
 }
 
-// FuzzPolicies: whatever is read obeys the rules of the model, compiles, and decides as it says.
+// FuzzPolicies: every document that Parse accepts follows the rules of the model and compiles, and the tables decide as
+// the model does.
 func FuzzPolicies(f *testing.F) {
 	list := `{"apiVersion":"v1","kind":"List","items":[` + documents[0] + "," + documents[1] + "]}"
 	for _, text := range append(documents, list, np("a", "{podSelector: {}}")+cnp("b", "{tier: Admin}")) {

@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// appSet is apps by their places in the index.
+// appSet is a bitmap of apps, by their places in the index.
 type appSet []uint64
 
 func (b appSet) has(i int) bool { return b[i/64]>>(i%64)&1 != 0 }
@@ -34,26 +34,27 @@ func (b appSet) minus(o appSet) {
 	}
 }
 
-// values are the apps that have a label, by its value: their places, as most values are of few apps.
+// values holds the apps that have a label, by the label's value. The apps are a list of places, because most values
+// have few apps.
 type values map[string][]int
 
-// An Index knows which apps of a tenant have which labels, so that a selector does not have to ask each. It may be used
-// for as long as these are the same. Behind the apps that are known there are two places more: that of AnyApp, and that
-// of Outside.
+// Index finds the apps of a tenant by their labels, so that a selector does not have to visit each app. It stays valid
+// while the apps and their labels are the same. After the places of the known apps it has two more: one for AnyApp and
+// one for Outside.
 type Index struct {
-	apps       []address.AppID          // in order
-	own        []map[string]tenant.Port // the named ports of each, nil where it has none
+	apps       []address.AppID          // sorted
+	own        []map[string]tenant.Port // the named ports of each app, nil if it has none
 	words      int
 	known      appSet
 	everyone   appSet
-	stranger   appSet // who is not known
+	stranger   appSet // the place of unknown apps alone
 	pods       map[string]values
 	namespaces map[string]values // by the labels of namespaces
 	names      values            // by the names of namespaces
 	ports      map[string]map[tenant.Port]appSet
 }
 
-// NewIndex takes the identity labels of all apps that are known.
+// NewIndex indexes all known apps by their identity labels.
 func NewIndex(apps map[address.AppID]map[string]string) *Index {
 	ix := &Index{
 		apps: slices.Sorted(maps.Keys(apps)), words: (len(apps) + 2 + 63) / 64,
@@ -105,7 +106,7 @@ func (ix *Index) empty() appSet { return make(appSet, ix.words) }
 func (ix *Index) unknown() int  { return len(ix.apps) }
 func (ix *Index) outside() int  { return len(ix.apps) + 1 }
 
-// namedPorts are those of a place; who is not known, or outside, has none.
+// namedPorts returns the named ports of the app at a place; unknown apps and peers outside have none.
 func (ix *Index) namedPorts(i int) map[string]tenant.Port {
 	if i < len(ix.own) {
 		return ix.own[i]
@@ -113,7 +114,7 @@ func (ix *Index) namedPorts(i int) map[string]tenant.Port {
 	return nil
 }
 
-// selected are the apps that Pods select.
+// selected returns the apps that p selects.
 func (ix *Index) selected(p Pods) appSet {
 	out := slices.Clone(ix.known)
 	if p.all() {
@@ -128,7 +129,7 @@ func (ix *Index) selected(p Pods) appSet {
 	return out
 }
 
-// narrow takes away the apps whose labels do not fulfil each requirement.
+// narrow removes the apps whose labels do not fulfil every requirement.
 func (ix *Index) narrow(out appSet, s Selector, labels map[string]values) {
 	for _, r := range s {
 		those, have := labels[r.Key], ix.empty()
@@ -161,7 +162,7 @@ func (b appSet) addAll(places []int) {
 	}
 }
 
-// each yields the places in a set, in order.
+// each yields the places in a set, in ascending order.
 func (b appSet) each(yield func(int) bool) {
 	for w, word := range b {
 		for ; word != 0; word &= word - 1 {
@@ -172,10 +173,10 @@ func (b appSet) each(yield func(int) bool) {
 	}
 }
 
-// Labels are the keys of those that apps of a tenant have.
+// Labels holds the label keys that the apps of a tenant have.
 type Labels struct{ pods, namespaces map[string]bool }
 
-// LabelsOf finds them.
+// LabelsOf collects the label keys of apps.
 func LabelsOf(apps map[address.AppID]map[string]string) Labels {
 	l := Labels{map[string]bool{}, map[string]bool{}}
 	for _, labels := range apps {
@@ -190,9 +191,8 @@ func LabelsOf(apps map[address.AppID]map[string]string) Labels {
 	return l
 }
 
-// Unmatched are labels, of pods and of their namespaces, that a policy selects by and no app has. Such a selector may
-// mean what its writer did not: where nobody says the labels to the network, it selects no pod, and one that asks for a
-// label not to be there selects all.
+// Unmatched returns the labels of pods and namespaces that a policy selects by and that no app has. Such a selector is
+// often a mistake: it selects no pod, or all pods if it requires that the label is absent.
 func (l Labels) Unmatched(p *Policy) []string {
 	keys := map[string]bool{}
 	note := func(s Selector, what string, known map[string]bool) {

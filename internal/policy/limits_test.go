@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Two rules whose hashes begin alike have different numbers, and none has 0, which means no rule.
+// TestFree: two rules whose hashes start with the same bits get different numbers, and no rule gets 0, which means no
+// rule.
 func TestFree(t *testing.T) {
 	const last = 1<<numberBits - 1
 	taken := map[uint32]struct{}{5: {}, 6: {}, last: {}}
@@ -30,7 +31,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	}
 }
 
-// What would take minutes is refused at once.
+// Policies whose compilation would take minutes are rejected at once.
 func TestWhatTakesTooLongIsRefused(t *testing.T) {
 	rule := Rule{Action: Accept, Everyone: true}
 	for i := range uint16(maxRanges + 1) {
@@ -55,8 +56,8 @@ func TestWhatTakesTooLongIsRefused(t *testing.T) {
 	}
 }
 
-// TestManyThatExceptTheSame: as many blocks as a tenant's documents have room for, each with the same exceptions, do
-// not take the square of that.
+// TestManyThatExceptTheSame: the time for as many blocks as a tenant's documents can hold, each with the same
+// exceptions, does not grow with the square of their number.
 func TestManyThatExceptTheSame(t *testing.T) {
 	r := Rule{Action: Accept}
 	for range 150_000 {
@@ -87,7 +88,8 @@ func TestManyThatExceptTheSame(t *testing.T) {
 	}
 }
 
-// A hash of 64 bits may be that of two contents. That must not go unnoticed: one of them would be decided by the other.
+// Two contents may have the same 64-bit hash. Compile must detect that, or one content's verdicts would apply to the
+// other.
 func TestTwoContentsOfOneHashAreRefused(t *testing.T) {
 	c := &compiler{sums: map[ID][32]byte{}}
 	id, isNew, err := c.identify("set", []byte("a"))

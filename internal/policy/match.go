@@ -8,14 +8,14 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A match is a rule in one set: the verdict it adds where it matches, and the ports at which it does.
+// A match is a rule in one set: its ports, and the verdict that it adds there.
 type match struct {
 	verdict Verdict
-	ports   []portRange // none: all, of all protocols
-	key     string      // all of the above, to tell matches apart
+	ports   []portRange // empty: all ports of all protocols
+	key     string      // encodes verdict and ports, to compare matches
 }
 
-// portRange is ports of a protocol, with numbers alone.
+// portRange is a range of port numbers of a protocol.
 type portRange struct {
 	protocol    uint8
 	first, last uint16
@@ -42,7 +42,7 @@ func appendVerdict(b []byte, v Verdict) []byte {
 	return b
 }
 
-// podMatch is of a rule that matches apps, blockMatch of one that matches addresses.
+// podMatch is the match of a rule with peers by label, blockMatch that of one with peers by address.
 type podMatch struct {
 	match
 	apps appSet
@@ -53,7 +53,7 @@ type blockMatch struct {
 	blocks []Block
 }
 
-// numbered are the ports of a rule that have no names. never: it has names alone.
+// numbered returns the ports of a rule that are given by number. never reports that all its ports are given by name.
 func numbered(r *Rule) (ports []portRange, never bool) {
 	for _, p := range r.Ports {
 		if p.Name == "" {
@@ -63,14 +63,14 @@ func numbered(r *Rule) (ports []portRange, never bool) {
 	return ports, len(r.Ports) > 0 && len(ports) == 0
 }
 
-// called is the port of a container that a named port of a rule means.
+// called returns the container port that a named port of a rule refers to.
 func (p Port) called(port tenant.Port) (portRange, bool) {
 	protocol, ok := protocols[port.Protocol]
 	return portRange{protocol, port.Number, port.Number}, ok && (p.Protocol == 0 || p.Protocol == protocol)
 }
 
-// matches are those of a rule in the set of a subject. On egress a name means a port of each app's own, so that is a
-// match of its own; addresses have no names.
+// matches returns the matches of a rule in the set of a subject. On egress, a port name refers to a port of the peer,
+// which may differ by app, so each such port is a separate match. Peers by address have no port names.
 func (ix *Index) matches(
 	r *Rule,
 	d Direction,
@@ -116,8 +116,9 @@ func (ix *Index) matches(
 	return append(pods, podMatch{m, apps}), blocks
 }
 
-// ofStranger is the verdict of a rule that may or may not select who is not known yet. One that accepts does not; one
-// that denies does, and so does one that passes a peer to those who may deny it.
+// ofStranger returns the verdict of a rule that may or may not select an unknown app, and whether the rule applies. A
+// rule that accepts does not apply. One that denies does, and so does one of the tier Admin that passes the peer to
+// tiers that may deny: both deny.
 func (v Verdict) ofStranger() (Verdict, bool) {
 	for _, t := range [2]Tier{Admin, Baseline} {
 		if a := v.Action(t); a == Deny || a == Pass && t == Admin {
@@ -128,8 +129,8 @@ func (v Verdict) ofStranger() (Verdict, bool) {
 	return v, false
 }
 
-// possible are the ports at which a rule may mean who is not known, beside those where it does as it selects everyone:
-// on egress any port may have the name.
+// possible returns the ports at which a rule may match an unknown app, in addition to those where it matches every app.
+// On egress any port may have the name.
 func possible(r *Rule, d Direction, ports []portRange, selected bool) (all []portRange) {
 	if !selected && len(r.Pods) > 0 {
 		all = slices.Clone(ports)

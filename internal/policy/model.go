@@ -5,16 +5,16 @@ import (
 	"net/netip"
 )
 
-// A Tier is one of three that are asked in this order.
+// Tier is one of the three tiers of policies, in the order of evaluation.
 type Tier uint8
 
 const (
-	Admin         Tier = iota // ClusterNetworkPolicies that nothing overrides
+	Admin         Tier = iota // ClusterNetworkPolicies that NetworkPolicies cannot override
 	NetworkPolicy             // NetworkPolicies of namespaces
 	Baseline                  // ClusterNetworkPolicies that NetworkPolicies override
 )
 
-// An Action is what a rule does. The numbers are those of verdicts.
+// Action is the effect of a rule. Verdicts contain these numbers.
 type Action uint8
 
 const (
@@ -24,7 +24,7 @@ const (
 	Pass
 )
 
-// A Direction is that of a connection, seen from the subject.
+// Direction is the direction of a connection, seen from the subject.
 type Direction uint8
 
 const (
@@ -36,29 +36,29 @@ var directions = [2]Direction{Ingress, Egress}
 
 func (d Direction) String() string { return [2]string{"ingress", "egress"}[d] }
 
-// Protocols that have ports.
+// IP protocol numbers of the protocols that have ports.
 const (
 	TCP  = 6
 	UDP  = 17
 	SCTP = 132
 )
 
-// protocols are those names as Kubernetes writes them.
+// protocols maps their Kubernetes names to numbers.
 var protocols = map[string]uint8{"TCP": TCP, "UDP": UDP, "SCTP": SCTP}
 
 // A Policy is a NetworkPolicy or a ClusterNetworkPolicy.
 type Policy struct {
 	Tier      Tier
-	Namespace string // of a NetworkPolicy
+	Namespace string // NetworkPolicies only
 	Name      string
-	Priority  int  // of a ClusterNetworkPolicy: the lower goes first
-	Audit     bool // what it would drop is counted and not dropped
+	Priority  int  // ClusterNetworkPolicies only; the lowest comes first
+	Audit     bool // count what the policy would drop, and do not drop it
 	Subject   Pods
-	Isolates  [2]bool // by Direction: what no rule of a NetworkPolicy accepts is denied
+	Isolates  [2]bool // by Direction: a NetworkPolicy denies what none of its rules accepts
 	Rules     [2][]Rule
 }
 
-// String is what people call a policy; no two of a tenant are called the same.
+// String returns the kind and name of the policy, which are unique in a tenant.
 func (p *Policy) String() string {
 	if p.Tier == NetworkPolicy {
 		return "NetworkPolicy " + p.Namespace + "/" + p.Name
@@ -66,33 +66,33 @@ func (p *Policy) String() string {
 	return "ClusterNetworkPolicy " + p.Name
 }
 
-// touches tells whether a policy has a say in a direction.
+// touches reports whether a policy applies to a direction.
 func (p *Policy) touches(d Direction) bool { return p.Isolates[d] || len(p.Rules[d]) > 0 }
 
-// A Rule matches a connection with any of its peers at any of its ports.
+// A Rule matches a connection with any of its peers on any of its ports.
 type Rule struct {
-	Name     string // if it has one
+	Name     string // optional
 	Action   Action
-	Everyone bool // peers are not asked for
+	Everyone bool // matches all peers
 	Pods     []Pods
 	Blocks   []Block
-	Ports    []Port // none: all, of all protocols
+	Ports    []Port // empty: all ports of all protocols
 }
 
-// Pods select containers of the tenant.
+// Pods selects containers of the tenant.
 type Pods struct {
-	Namespace  string   // in this namespace alone; empty: in those that Namespaces selects
+	Namespace  string   // only this namespace; empty: the namespaces that Namespaces selects
 	Namespaces Selector // by the namespace's labels
 	Labels     Selector // by the container's own
 }
 
-// all tells whether everyone is selected, also who is not known.
+// all reports whether p selects every container, including those of unknown apps.
 func (p Pods) all() bool { return p.Namespace == "" && len(p.Namespaces) == 0 && len(p.Labels) == 0 }
 
-// A Selector selects by labels that fulfil each requirement; without any, everything.
+// A Selector selects the label sets that fulfil each requirement. An empty selector selects everything.
 type Selector []Requirement
 
-// Operator is what a Requirement asks of a label.
+// Operator says how a Requirement compares a label.
 type Operator uint8
 
 const (
@@ -102,38 +102,38 @@ const (
 	DoesNotExist
 )
 
-// A Requirement asks something of the label with a key. NotIn is fulfilled where there is no such label.
+// A Requirement is a condition on the label Key. NotIn is fulfilled if the label is absent.
 type Requirement struct {
 	Key      string
 	Operator Operator
 	Values   []string
 }
 
-// A Block is peers by their addresses.
+// A Block selects peers by address.
 type Block struct {
 	Prefix netip.Prefix
 	Except []netip.Prefix
 }
 
-// Port is ports of the connection's destination.
+// Port is a range of destination ports, or a named port.
 type Port struct {
-	Protocol    uint8  // 0: whichever has a port of that name
-	First, Last uint16 // 0 to 65535: all of the protocol
-	Name        string // instead of the numbers: what the destination's container calls so
+	Protocol    uint8  // 0: any protocol that has a port of this name
+	First, Last uint16 // 0 to 65535: all ports of the protocol
+	Name        string // in place of numbers: the destination container's name for the port
 }
 
 const maxPort = 1<<16 - 1
 
-// A RuleName says which rule a number stands for.
+// A RuleName identifies the rule that a number refers to.
 type RuleName struct {
 	Policy    string
 	Direction Direction
-	Rule      int    // its place in the policy's list; Isolation
-	Name      string // if it has one
+	Rule      int    // index in the policy's list of rules, or Isolation
+	Name      string // optional
 	Audit     bool   // the policy is in audit
 }
 
-// Isolation is the place of the rule that stands for: a NetworkPolicy isolates the container, and no rule accepts.
+// Isolation is the index of the implicit deny rule: a NetworkPolicy isolates the container, and no rule accepts.
 const Isolation = -1
 
 func (n RuleName) String() string {

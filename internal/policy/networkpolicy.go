@@ -37,7 +37,7 @@ func fromNetworkPolicy(n *networkingv1.NetworkPolicy) (p Policy, wrong field.Err
 		p.Rules[Egress], wrong = append(p.Rules[Egress], rule), append(wrong, more...)
 	}
 	for _, d := range directions {
-		// Rules of a direction that policyTypes leaves out mean nothing in Kubernetes.
+		// Kubernetes ignores the rules of a direction that policyTypes omits.
 		if !p.Isolates[d] {
 			p.Rules[d] = nil
 		}
@@ -45,8 +45,8 @@ func fromNetworkPolicy(n *networkingv1.NetworkPolicy) (p Policy, wrong field.Err
 	return p, wrong
 }
 
-// isolates are the directions that a policy is about. Without policyTypes, ingress is one of them, and egress with
-// rules of it.
+// isolates returns the directions that a policy applies to. Without policyTypes these are ingress, and egress if the
+// policy has egress rules.
 func isolates(spec networkingv1.NetworkPolicySpec, path *field.Path) (is [2]bool, wrong field.ErrorList) {
 	if len(spec.PolicyTypes) == 0 {
 		return [2]bool{Ingress: true, Egress: len(spec.Egress) > 0}, nil
@@ -72,7 +72,7 @@ func isolates(spec networkingv1.NetworkPolicySpec, path *field.Path) (is [2]bool
 	return is, wrong
 }
 
-// ruleReader reads a rule of a NetworkPolicy.
+// ruleReader reads the rules of a NetworkPolicy.
 type ruleReader struct {
 	namespace string
 	direction Direction

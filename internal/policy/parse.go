@@ -22,7 +22,7 @@ import (
 // maxWrong is how many faults of a document an error lists.
 const maxWrong = 10
 
-// What a document may be, and a list of such.
+// The kinds and versions of documents, and of a list of documents.
 const (
 	networkPolicyKind = "NetworkPolicy"
 	clusterPolicyKind = "ClusterNetworkPolicy"
@@ -30,11 +30,11 @@ const (
 	clusterV1alpha2   = "policy.networking.k8s.io/v1alpha2"
 )
 
-// Parse reads documents in YAML or JSON, divided by lines with ---; one may be a List. What it would not do exactly as
-// written it refuses, and says which document, policy and field that is.
+// Parse reads YAML or JSON documents that are separated by lines "---"; a document may be a List. It rejects what it
+// cannot apply exactly as written, and the error names the document, the policy and the field.
 func Parse(text []byte) ([]Policy, error) {
 	var policies []Policy
-	in := map[string]string{} // by policy: the document
+	in := map[string]string{} // the document of each policy
 	r := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for n := 1; ; {
 		where := fmt.Sprintf("document %d", n)
@@ -50,7 +50,7 @@ func Parse(text []byte) ([]Policy, error) {
 			return nil, err
 		}
 		if string(bytes.TrimSpace(text)) == "null" {
-			continue // comments at most
+			continue // empty, or comments only
 		}
 		n++
 		found, err := parseDocument(where, text)
@@ -76,7 +76,7 @@ func Parse(text []byte) ([]Policy, error) {
 	return policies, nil
 }
 
-// found is a policy and the document that it is in.
+// found is a policy with the document that contains it.
 type found struct {
 	policy Policy
 	where  string
@@ -86,7 +86,7 @@ func toJSON(where string, doc []byte) ([]byte, error) {
 	for line := range bytes.Lines(doc) {
 		if string(bytes.TrimRight(line, " \t\n")) == "..." {
 			return nil, fmt.Errorf(
-				"%s: the line ... ends it, and what follows would not be read: divide documents by ---",
+				"%s: the line ... ends the document, and YAML ignores the text after it: separate documents by ---",
 				where,
 			)
 		}
@@ -113,7 +113,7 @@ func parseDocument(where string, text []byte) ([]found, error) {
 	return []found{f}, err
 }
 
-// head is what tells the kinds of documents apart, and policies from each other.
+// head holds the fields that identify the kind and the name of a document.
 type head struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -164,7 +164,7 @@ func parseList(where string, h head, text []byte) (all []found, err error) {
 	return all, nil
 }
 
-// one reads the policy of a document by the kind that it is.
+// one reads the policy of a document of type T.
 func one[T any](where string, h head, text []byte, from func(*T) (Policy, field.ErrorList)) (found, error) {
 	called := fmt.Sprintf("%s: %s %s", where, h.Kind, strings.TrimPrefix(h.Metadata.Namespace+"/"+h.Metadata.Name, "/"))
 	object := new(T)
@@ -178,7 +178,7 @@ func one[T any](where string, h head, text []byte, from func(*T) (Policy, field.
 	return found{policy, where}, nil
 }
 
-// decode takes no field that the type does not have, and none twice.
+// decode rejects unknown and duplicate fields.
 func decode(text []byte, into any) error {
 	strict, err := kjson.UnmarshalStrict(text, into)
 	if err == nil {
@@ -187,20 +187,20 @@ func decode(text []byte, into any) error {
 	return inWords(err)
 }
 
-// decodeSome takes the fields that the type has.
+// decodeSome ignores unknown fields.
 func decodeSome(text []byte, into any) error {
 	return inWords(kjson.UnmarshalCaseSensitivePreserveInts(text, into))
 }
 
-// inWords says it without those that are about Go.
+// inWords rewrites an error of the decoder without its references to Go types.
 func inWords(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
 		hint := ""
 		if wrong.Type.Kind() == reflect.String {
-			hint = `: YAML reads it so where it stands without quotes, so write it in quotes, as in "true"`
+			hint = `: YAML reads it as one because it has no quotes; write it in quotes, as in "true"`
 		}
-		return fmt.Errorf("%s: a %s is not what belongs there%s", strings.TrimLeft(wrong.Field, "."), wrong.Value, hint)
+		return fmt.Errorf("%s: a %s is not valid here%s", strings.TrimLeft(wrong.Field, "."), wrong.Value, hint)
 	}
 	if err != nil {
 		return errors.New(oneLine(err))
@@ -221,8 +221,8 @@ func errorOf(wrong field.ErrorList) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// ParseKept reads one document of a kind, in JSON, as the orchestrator keeps it. It refuses of the policy what Parse
-// does, in half the time: every node that hosts the tenant reads it at each change.
+// ParseKept reads one JSON document of a kind, as the orchestrator stores it. It rejects the same policies as Parse and
+// takes half the time: every node that hosts the tenant parses all policies at each change.
 func ParseKept(kind string, text []byte) (Policy, error) {
 	switch kind {
 	case networkPolicyKind:
@@ -247,7 +247,8 @@ func ParseKept(kind string, text []byte) (Policy, error) {
 	return Policy{}, fmt.Errorf("kind %q: this build knows %s and %s", kind, networkPolicyKind, clusterPolicyKind)
 }
 
-// kept is an object of Kubernetes with little metadata, which most of the time of reading one goes into.
+// kept is a Kubernetes object with only the metadata that matters here. Decoding all metadata would take most of the
+// time.
 type kept[S any] struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -256,7 +257,7 @@ type kept[S any] struct {
 		Namespace   string            `json:"namespace"`
 		Annotations map[string]string `json:"annotations"`
 
-		// What else there may be means nothing here.
+		// The other fields of metadata are accepted and ignored.
 		GenerateName               json.RawMessage `json:"generateName"`
 		DeletionTimestamp          json.RawMessage `json:"deletionTimestamp"`
 		DeletionGracePeriodSeconds json.RawMessage `json:"deletionGracePeriodSeconds"`
@@ -278,7 +279,7 @@ func readKept[S any](
 	}
 	if k.Kind != kind || k.APIVersion != apiVersion {
 		return Policy{}, fmt.Errorf(
-			"it is kind %q of apiVersion %q, and not %s of %s",
+			"kind %q of apiVersion %q in place of %s of %s",
 			k.Kind,
 			k.APIVersion,
 			kind,

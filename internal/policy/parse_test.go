@@ -82,7 +82,7 @@ items:
 	}
 }
 
-// TestParseRefuses: what is wrong is refused with the place where it is, and nothing is left out in silence.
+// TestParseRefuses: errors name the place of the fault, and Parse ignores nothing silently.
 func TestParseRefuses(t *testing.T) {
 	rule := func(r string) string { return np("a", "{podSelector: {}, ingress: ["+r+"]}") }
 	egress := func(r string) string { return np("a", "{podSelector: {}, egress: ["+r+"]}") }
@@ -106,7 +106,7 @@ func TestParseRefuses(t *testing.T) {
 		"a list in a list": {"{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: []}]}",
 			`document 1, item 1: kind "List"`},
 		"unknown field of a list": {"{apiVersion: v1, kind: List, item: []}", `List: unknown field "item"`},
-		"text after its end":      {np("a", "{}") + "a: b\n...\nb: c\n", "document 2: the line ... ends it"},
+		"text after its end":      {np("a", "{}") + "a: b\n...\nb: c\n", "document 2: the line ... ends the document"},
 		"a line divides badly":    {np("a", "{}") + "--- !!x\n", "document 2: "},
 		"twice": {np("a", "{}") + np("a", "{}"), "document 2: NetworkPolicy shop/a is also in " +
 			"document 1"},
@@ -120,10 +120,10 @@ func TestParseRefuses(t *testing.T) {
 		"a label twice in JSON": {`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy",` +
 			`"metadata":{"name":"a"},"spec":{"podSelector":{"matchLabels":{"a":"b","a":"c"}}}}`, `duplicate ` +
 			`field "spec.podSelector.matchLabels.a"`},
-		"wrong type": {np("a", "{podSelector: 7}"), "spec.podSelector: a number is not what belongs " +
-			"there"},
+		"wrong type": {np("a", "{podSelector: 7}"), "spec.podSelector: a number is not valid " +
+			"here"},
 		"text without quotes": {np("a", "{podSelector: {matchLabels: {app: true}}}"),
-			"a bool is not what belongs there: YAML reads it so where it stands without quotes"},
+			"a bool is not valid here: YAML reads it as one because it has no quotes"},
 		"no name":       {np("''", "{podSelector: {}}"), "metadata.name: Required"},
 		"bad name":      {np("A_", "{podSelector: {}}"), `metadata.name: Invalid value: "A_"`},
 		"bad namespace": {strings.Replace(np("a", "{}"), "shop", "Shop", 1), "metadata.namespace: Invalid"},
@@ -251,7 +251,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// TestParseTakesWhatAClusterPrints: metadata and status that a server adds are no reason to refuse.
+// TestParseTakesWhatAClusterPrints: Parse accepts the metadata and the status that an API server adds.
 func TestParseTakesWhatAClusterPrints(t *testing.T) {
 	text := strings.Replace(
 		cnp("a", "{tier: Admin, priority: 1, subject: {namespaces: {}}}, status: {conditions: []}"),
@@ -274,7 +274,7 @@ func prefixes(all ...string) (out []netip.Prefix) {
 	return out
 }
 
-// TestParseKept: what is read of one document in JSON is what Parse reads.
+// TestParseKept: ParseKept returns the same policy as Parse.
 func TestParseKept(t *testing.T) {
 	network := `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web",` +
 		`"namespace":"shop"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},"ingress":[{"ports":[{"port":80}]}]}}`
@@ -304,7 +304,8 @@ func TestParseKept(t *testing.T) {
 	}
 }
 
-// TestKeptMetadata: of what Kubernetes has in metadata, nothing keeps a policy from being read but what is never kept.
+// TestKeptMetadata: ParseKept accepts all fields of Kubernetes metadata, except those that the orchestrator removes
+// before it stores a document.
 func TestKeptMetadata(t *testing.T) {
 	taken := strings.Fields(
 		"creationTimestamp generation managedFields resourceVersion selfLink uid",

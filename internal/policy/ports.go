@@ -9,10 +9,10 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// maxRanges is how many different ones may overlap: each is compared with each.
+// maxRanges is how many different port ranges may overlap. The time grows with its square.
 const maxRanges = 4096
 
-// portTable is what is to be in the maps of ports and ranges for one table, in order.
+// portTable holds the sorted entries of one table for the maps of ports and ranges.
 type portTable struct {
 	ports  []portRow
 	ranges []rangeRow
@@ -28,8 +28,8 @@ type rangeRow struct {
 	verdict Verdict
 }
 
-// flatten puts matches together so that one entry says all that matches. isolated is what the tier of NetworkPolicies
-// says where none of them accepts; 0 if it says nothing.
+// flatten merges matches so that one entry has the verdict of all that match a port. isolated is the step of the
+// NetworkPolicy tier where no policy accepts; 0 if no NetworkPolicy isolates.
 func flatten(matches []*match, isolated uint32) (t portTable, err error) {
 	end := func(v Verdict) Verdict {
 		if v.Action(NetworkPolicy) == None {
@@ -80,12 +80,12 @@ func flatten(matches []*match, isolated uint32) (t portTable, err error) {
 	return t, nil
 }
 
-// protocolPorts are the matches of one protocol.
+// protocolPorts holds the matches of one protocol.
 type protocolPorts struct {
-	others Verdict // of all ports
+	others Verdict // the verdict of matches on all ports
 	exact  map[uint16]Verdict
-	ranges []interval        // no two are the same
-	known  map[portRange]int // which of ranges that is
+	ranges []interval        // all different
+	known  map[portRange]int // the index in ranges
 }
 
 type interval struct {
@@ -109,7 +109,7 @@ func (p *protocolPorts) add(r portRange, v Verdict) {
 	}
 }
 
-// at is the verdict for a port that is not asked for alone.
+// at returns the verdict for a port without an entry of its own.
 func (p *protocolPorts) at(port uint16) Verdict {
 	v := p.others
 	for _, r := range p.ranges {
@@ -120,7 +120,7 @@ func (p *protocolPorts) at(port uint16) Verdict {
 	return v
 }
 
-// intervals are ranges that no longer overlap, without those where the verdict is that of other ports.
+// intervals returns the ranges split so that they do not overlap, without those that have the verdict of other ports.
 func (p *protocolPorts) intervals(end func(Verdict) Verdict) (out []interval) {
 	var starts []uint16
 	for _, r := range p.ranges {
@@ -146,7 +146,7 @@ func (p *protocolPorts) intervals(end func(Verdict) Verdict) (out []interval) {
 	return out
 }
 
-// prefixes are the fewest that ports from first to last are made of.
+// prefixes returns the fewest prefixes that cover exactly the ports from first to last.
 func prefixes(first, last uint16) (keys []RangeKey) {
 	for from, past := uint32(first), uint32(last)+1; from < past; {
 		size := bits.TrailingZeros32(from | 1<<16)

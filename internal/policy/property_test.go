@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestDecideIsEvaluate: what the tables say of a packet is what the policies say, rule by rule: all tiers, audit, apps
-// that are not known, peers outside. Where NetworkPolicies accept, several rules may, and any of them may be named.
+// TestDecideIsEvaluate: the tables decide as the reference (evaluate) does, in all tiers, in audit, for unknown apps
+// and for peers outside. Where several rules of NetworkPolicies accept, Decide may name any of them.
 func TestDecideIsEvaluate(t *testing.T) {
 	const sets, packets = 800, 80
 	var answers [2]int
@@ -79,8 +79,8 @@ func TestDecideIsEvaluate(t *testing.T) {
 	}
 }
 
-// TestTablesAreTheSame: the same policies give the same tables in whatever order they come, and another tenant's have
-// nothing in common with them.
+// TestTablesAreTheSame: the order of policies does not change the tables, and the tables of two tenants have no ID in
+// common.
 func TestTablesAreTheSame(t *testing.T) {
 	for seed := range uint64(50) {
 		d := dice{rand.New(rand.NewPCG(seed, 2))}
@@ -116,13 +116,13 @@ func TestTablesAreTheSame(t *testing.T) {
 	}
 }
 
-// TestAnIDNeverMeansAnotherContent: with policies or apps that come and go, what has the same ID has the same entries.
+// TestAnIDNeverMeansAnotherContent: entries with the same ID are equal, while policies and apps are added and removed.
 func TestAnIDNeverMeansAnotherContent(t *testing.T) {
 	ports, ranges := map[policy.PortKey]policy.PortEntry{}, map[policy.RangeKey]policy.Verdict{}
 	peers, blocks := map[policy.PeerKey]policy.Peer{}, map[policy.BlockKey]policy.ID{}
 	shared := 0
 	for seed := range uint64(300) {
-		d := dice{rand.New(rand.NewPCG(seed/10, 3))} // ten times the same, each with something left out
+		d := dice{rand.New(rand.NewPCG(seed/10, 3))} // ten variants of each world, each with some parts left out
 		policies, apps := d.policies(), d.apps()
 		if n := int(seed % 10); n < len(policies) {
 			policies = slices.Delete(policies, n, n+1)
@@ -167,7 +167,7 @@ func same[K comparable, V comparable](t *testing.T, before, now map[K]V) (shared
 	return shared
 }
 
-// dice make policies that Parse could have read, and some of other forms that the model has.
+// dice generates policies that Parse could have read, and further forms that the model allows.
 type dice struct{ *rand.Rand }
 
 func pick[T any](d dice, from ...T) T { return from[d.IntN(len(from))] }
@@ -309,7 +309,8 @@ func (d dice) selector(keys ...string) (s policy.Selector) {
 	return s
 }
 
-// ask has the tables decide about a packet by chance, of which evaluate gets what the app numbers mean.
+// ask passes a random packet to Decide. It also returns the packet for evaluate, with identities in place of app
+// numbers.
 func (d dice) ask(tables policy.Tables, apps map[address.AppID]map[string]string) (policy.Decision, packet) {
 	known := appsOf(apps)
 	identity := func(app address.AppID) *tenant.Identity {

@@ -11,11 +11,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// The apps of the tables below. unknown is none of them.
+// The apps of the tables below. unknown is not among them.
 const (
-	web address.AppID = 1 + iota // shop, division sales
-	db                           // shop, division sales
-	ops                          // tools
+	web address.AppID = 1 + iota // namespace shop, division sales
+	db                           // namespace shop, division sales
+	ops                          // namespace tools
 	bare
 	unknown
 )
@@ -42,15 +42,15 @@ func semanticApps() map[address.AppID]map[string]string {
 	}
 }
 
-// A row is one packet and what becomes of it.
+// A row is one packet and its expected verdict.
 type row struct {
 	subject   address.AppID
 	direction policy.Direction
 	remote    address.AppID
-	addr      string // 192.0.2.1 if empty
+	addr      string // default: 192.0.2.1
 	port      string // 80/TCP
 	allowed   bool
-	by        string // part of the rule's name, or noRule; empty: whichever
+	by        string // part of the rule's name, or noRule; empty: any rule
 }
 
 const in, out = policy.Ingress, policy.Egress
@@ -154,7 +154,7 @@ func TestSemantics(t *testing.T) {
 			{db, out, web, "", "80/TCP", true, ""}, {db, out, ops, "", "80/TCP", false, ""},
 			{db, out, unknown, "", "80/TCP", false, ""}, {db, out, policy.Outside, "", "80/TCP", false, ""},
 		}},
-		"blocks are addresses, whoever has them": {np("a", "{podSelector: {}, policyTypes: [Egress], egress: [{to: "+
+		"blocks match by address, also containers": {np("a", "{podSelector: {}, policyTypes: [Egress], egress: [{to: "+
 			"[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {ipBlock: {cidr: 10.1.2.0/24}}]}]}"), []row{
 			{web, out, policy.Outside, "10.0.0.1", "80/TCP", true, ""},
 			{web, out, policy.Outside, "10.1.0.1", "80/TCP", false, ""},
@@ -176,26 +176,26 @@ func TestSemantics(t *testing.T) {
 			{web, in, policy.Outside, "", "80/TCP", false, "shop/a isolates"}, {web, out, ops, "", "80/TCP", true, ""},
 			{unknown, in, ops, "", "80/TCP", false, "early"},
 		}},
-		"who is not known is denied where a rule that may select it denies": {cnp("a", "{tier: Admin, priority: "+
+		"an unknown app is denied where a deny rule may select it": {cnp("a", "{tier: Admin, priority: "+
 			"1, "+everyone+", ingress: [{action: Deny, from: [{namespaces: {matchLabels: "+
 			"{kubernetes.io/metadata.name: tools}}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}]}"), []row{
 			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"},
 			{web, in, unknown, "", "81/TCP", true, noRule}, {web, in, db, "", "80/TCP", true, noRule},
 			{web, in, policy.Outside, "", "80/TCP", true, noRule},
 		}},
-		"and where a rule may pass it to one that denies": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", "+
+		"and where a rule may pass it to a deny rule": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", "+
 			"ingress: [{action: Pass, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: tools}}}]},"+
 			" {action: Accept, from: [{namespaces: {}}]}]}") + np("b", "{podSelector: {}}"), []row{
 			{web, in, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a ingress[0]"},
 			{web, in, ops, "", "80/TCP", false, "shop/b isolates"},
 			{web, in, db, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[1]"},
 		}},
-		"but not where one before accepts everyone": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", "+
+		"but not where an earlier rule accepts everyone": {cnp("a", "{tier: Admin, priority: 1, "+everyone+", "+
 			"ingress: [{action: Accept, from: [{namespaces: {}}]}, {action: Deny, from: [{namespaces: "+
 			"{matchLabels: {kubernetes.io/metadata.name: tools}}}]}]}"), []row{
 			{web, in, unknown, "", "80/TCP", true, "ClusterNetworkPolicy a ingress[0]"},
 		}},
-		"who is not known may call any port by a name that is denied": {cnp("a", "{tier: Baseline, priority: 1,"+
+		"an unknown app may use any port for a denied name": {cnp("a", "{tier: Baseline, priority: 1,"+
 			" "+everyone+", egress: [{action: Deny, to: [{namespaces: {}}], protocols: [{destinationNamedPort: "+
 			"http}]}]}"), []row{
 			{web, out, unknown, "", "80/TCP", false, "ClusterNetworkPolicy a egress[0]"},
@@ -280,7 +280,7 @@ func (r row) ask(t *testing.T, tables policy.Tables) policy.Decision {
 	return tables.Decide(r.subject, r.direction, r.remote, addr, protocol, port)
 }
 
-// TestAudit: a policy in audit drops nothing, and says which rule would.
+// TestAudit: a policy in audit drops nothing, and the decision names the rule that would.
 func TestAudit(t *testing.T) {
 	audited := strings.Replace(
 		np("a", "{podSelector: {matchLabels: {app: web}}, ingress: [{ports: [{port: 80}]}]}"),
@@ -310,7 +310,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// TestConstantTables: what every set and table has, whatever is in it, and what a tenant without policies has.
+// TestConstantTables: the entries that every set and table has, and the tables of a tenant without policies.
 func TestConstantTables(t *testing.T) {
 	tables := compiled(t, np("a", "{podSelector: {}, ingress: [{from: [{podSelector: {}}], ports: [{port: 80}]}]}"))
 	if _, ok := tables.Subjects[policy.AnyApp]; !ok {
@@ -373,8 +373,8 @@ func parsePort(t *testing.T, s string) (port uint16, protocol uint8) {
 	return uint16(n), protocols[name]
 }
 
-// TestManyRulesOfOneApp: ranks are of ClusterNetworkPolicies alone, so NetworkPolicies may have more rules for one app
-// than there are ranks.
+// TestManyRulesOfOneApp: only rules of ClusterNetworkPolicies have ranks, so NetworkPolicies may have more rules for
+// one app than there are ranks.
 func TestManyRulesOfOneApp(t *testing.T) {
 	p := policy.Policy{Tier: policy.NetworkPolicy, Name: "a", Isolates: [2]bool{true, false}}
 	for i := range 1<<16 + 10 {
@@ -399,8 +399,7 @@ func TestManyRulesOfOneApp(t *testing.T) {
 	}
 }
 
-// TestHoldUnknown: who is not known begins nothing where a policy has a say in what anybody begins, and receives as
-// before.
+// TestHoldUnknown: where a policy may restrict egress, unknown apps cannot open connections; they receive as before.
 func TestHoldUnknown(t *testing.T) {
 	for name, c := range map[string]struct {
 		policies string

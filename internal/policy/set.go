@@ -10,13 +10,13 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// set makes the set of a subject in a direction, of the policies that select it; 0 where there are none.
+// set returns the set of a subject in a direction, from the policies that select it; 0 if no policy does.
 func (c *compiler) set(d Direction, policies []int, at int) (ID, error) {
 	if len(policies) == 0 {
 		return 0, nil
 	}
-	madeOf := c.madeOf(d, policies, at)
-	if id, ok := c.sets[madeOf]; ok {
+	key := c.inputsKey(d, policies, at)
+	if id, ok := c.sets[key]; ok {
 		return id, nil
 	}
 	m, err := c.collect(d, policies, at)
@@ -24,15 +24,15 @@ func (c *compiler) set(d Direction, policies []int, at int) (ID, error) {
 		return 0, err
 	}
 	id, err := c.build(m)
-	c.sets[madeOf] = id
+	c.sets[key] = id
 	return id, err
 }
 
-// madeOf is what tells the sets of subjects apart, before they are made.
-func (c *compiler) madeOf(d Direction, policies []int, at int) string {
+// inputsKey encodes the inputs of a subject's set: subjects with the same key share a set.
+func (c *compiler) inputsKey(d Direction, policies []int, at int) string {
 	of := fmt.Sprint(d, policies)
 	if d == Ingress {
-		// Names of ports mean those of the subject.
+		// On ingress, port names refer to ports of the subject.
 		ports := c.index.namedPorts(at)
 		for _, name := range slices.Sorted(maps.Keys(ports)) {
 			of += fmt.Sprint(" ", name, ports[name])
@@ -41,7 +41,7 @@ func (c *compiler) madeOf(d Direction, policies []int, at int) string {
 	return of
 }
 
-// build puts a set into the tables.
+// build adds a set to the tables.
 func (c *compiler) build(m setMatches) (ID, error) {
 	tables, err := c.tableOfEach(m)
 	if err != nil {
@@ -81,7 +81,7 @@ func (c *compiler) build(m setMatches) (ID, error) {
 	return id, c.fits()
 }
 
-// tableOfEach is the table of each app, by its place.
+// tableOfEach returns the table of ports for each app, by its place.
 func (c *compiler) tableOfEach(m setMatches) ([]ID, error) {
 	class, classes := classify(len(c.index.apps)+2, m.pods)
 	made := make([]ID, classes)
@@ -106,8 +106,8 @@ func (c *compiler) tableOfEach(m setMatches) ([]ID, error) {
 	return tables, nil
 }
 
-// classify finds apps that the same rules match, at once: each rule takes those that it matches out of the classes they
-// were in so far.
+// classify groups the apps that the same rules match into classes. It refines the classes rule by rule: each rule
+// splits those that it matches in part.
 func classify(places int, matches []podMatch) (class []int, classes int) {
 	class = make([]int, places)
 	size := []int{places}
@@ -140,7 +140,7 @@ type blockEntry struct {
 	table ID
 }
 
-// blocksOf are the entries of blocks, without those that say what the next shorter prefix says.
+// blocksOf returns the entries for blocks, without those that repeat the table of the next shorter prefix.
 func (c *compiler) blocksOf(m setMatches) (entries []blockEntry, err error) {
 	rows, err := flattenBlocks(m.blocks)
 	if err != nil {
@@ -162,14 +162,14 @@ func (c *compiler) blocksOf(m setMatches) (entries []blockEntry, err error) {
 	return entries, nil
 }
 
-// table puts a table of ports into the tables.
+// table adds a table of ports to the tables.
 func (c *compiler) table(matches []*match, isolated uint32) (ID, error) {
 	c.key = binary.BigEndian.AppendUint32(c.key[:0], isolated)
 	for _, m := range matches {
 		c.key = append(c.key, m.key...)
 	}
-	madeOf := sha256.Sum256(c.key)
-	if id, ok := c.ports[madeOf]; ok {
+	key := sha256.Sum256(c.key)
+	if id, ok := c.ports[key]; ok {
 		return id, nil
 	}
 	t, err := flatten(matches, isolated)
@@ -190,7 +190,7 @@ func (c *compiler) table(matches []*match, isolated uint32) (ID, error) {
 	if err != nil {
 		return 0, err
 	}
-	c.ports[madeOf] = id
+	c.ports[key] = id
 	if !isNew {
 		return id, nil
 	}
@@ -212,7 +212,7 @@ func flag(b bool) byte {
 	return 0
 }
 
-// identify is the ID of a content, and whether it is there for the first time.
+// identify returns the ID of a content, and whether the content is new.
 func (c *compiler) identify(what string, content []byte) (id ID, isNew bool, err error) {
 	sum := sha256.Sum256(append([]byte(what+"\x00"+c.tenant+"\x00"), content...))
 	id = ID(binary.BigEndian.Uint64(sum[:]))
@@ -224,7 +224,7 @@ func (c *compiler) identify(what string, content []byte) (id ID, isNew bool, err
 	return id, !known, nil
 }
 
-// fits refuses what no node would have room for, before it takes this one's memory.
+// fits rejects tables that no node has room for, before they use up this machine's memory.
 func (c *compiler) fits() error {
 	t := c.tables
 	for what, n := range map[string]int{"peers": len(c.rows), "blocks": len(t.Blocks), "ports": len(t.Ports),

@@ -7,59 +7,61 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Numbers of apps with a meaning of their own.
+// App numbers with a special meaning.
 const (
-	AnyApp  address.AppID = 0xffff // in tables: an app that is not known
-	Outside address.AppID = 0      // a peer that is no container of the tenant; so is one of a reserved app
+	AnyApp  address.AppID = 0xffff // in tables: an unknown app
+	Outside address.AppID = 0      // a peer that is no container of the tenant; also one with a reserved app
 )
 
-// ID names a set or a table of ports. It is a hash of the content, so what an ID stands for never changes; 0 is none.
+// ID identifies a set or a table of ports. It is a hash of the content, so an ID never refers to another content. 0
+// means none.
 type ID uint64
 
-// Tables are what a node decides by for one tenant. One entry of a map is one entry of a map in the kernel.
+// Tables are the policy tables of one tenant on a node. Each map entry is one entry of the kernel map.
 type Tables struct {
-	Subjects map[address.AppID]Subject // by app; without that of AnyApp, the tenant has no policies
+	Subjects map[address.AppID]Subject // by app; a tenant without an entry for AnyApp has no policies
 	Peers    map[PeerKey]Peer
-	Blocks   map[BlockKey]ID // the longest prefix says the table
+	Blocks   map[BlockKey]ID // the longest prefix has the table
 	Ports    map[PortKey]PortEntry
-	Ranges   map[RangeKey]Verdict // the longest prefix says the verdict
+	Ranges   map[RangeKey]Verdict // the longest prefix has the verdict
 	Names    map[uint32]RuleName  // of the rules in verdicts
 }
 
-// Subject has the sets of an app. 0: nothing restricts that direction; for audit: the same as without.
+// Subject holds the sets of an app. In Sets, 0 means that nothing restricts the direction; in Audit, that audit changes
+// nothing.
 type Subject struct {
 	Sets  [2]ID // by Direction
 	Audit [2]ID // as if policies in audit were enforced
 }
 
-// PeerKey asks what a set says of an app. Each set has AnyApp; other apps only where their table is another one.
+// PeerKey is a peer app in a set. Each set has an entry for AnyApp; other apps have one only if their table differs.
 type PeerKey struct {
 	Set ID
 	App address.AppID
 }
 
-// Peer is a table of ports.
+// Peer is the table of ports for a peer.
 type Peer struct {
 	Table  ID
-	Blocks bool // the set has blocks, to be asked as well
+	Blocks bool // the set has blocks, which need a lookup too
 }
 
-// BlockKey asks what blocks of a set alone say of an address; IPv4 is mapped into IPv6.
+// BlockKey is a prefix in a set. Its table has the verdicts of the set's blocks alone. IPv4 is mapped into IPv6.
 type BlockKey struct {
 	Set    ID
 	Prefix netip.Prefix
 }
 
-// Scope is what an entry of ports is about.
+// Scope says which packets an entry of ports matches.
 type Scope uint8
 
 const (
 	ThisPort       Scope = iota
 	OtherPorts           // any other port of the protocol
-	OtherProtocols       // any other protocol; each table has it
+	OtherProtocols       // any other protocol; each table has such an entry
 )
 
-// PortKey has zeros where its scope makes port or protocol mean nothing.
+// PortKey is the key of an entry of ports. Port and protocol are 0 where the scope does not use them.
 type PortKey struct {
 	Table    ID
 	Protocol uint8
@@ -67,13 +69,13 @@ type PortKey struct {
 	Port     uint16
 }
 
-// PortEntry is all that matches, in one verdict.
+// PortEntry combines all rules that match into one verdict.
 type PortEntry struct {
 	Verdict
-	Ranges bool // in OtherPorts: ranges of the protocol are to be asked first
+	Ranges bool // for OtherPorts: look up the ranges of the protocol first
 }
 
-// RangeKey is ports that begin with Bits bits of Port.
+// RangeKey covers the ports whose first Bits bits are those of Port.
 type RangeKey struct {
 	Table    ID
 	Protocol uint8
@@ -81,11 +83,11 @@ type RangeKey struct {
 	Port     uint16
 }
 
-// nothing is a set that no table has: it denies, by no rule.
+// nothing is a set without entries in any table: it denies all packets, by no rule.
 const nothing ID = 1<<64 - 1
 
-// HoldUnknown has apps that are not known begin nothing, where a policy says what anybody may begin: it may select
-// them. It is for nodes that judge what containers of others begin.
+// HoldUnknown denies egress to unknown apps if any policy restricts egress, because that policy may select them. It is
+// for nodes that also apply the egress policies of remote containers.
 func (t *Tables) HoldUnknown(policies []Policy) {
 	if unknown, policed := t.Subjects[AnyApp]; policed &&
 		slices.ContainsFunc(policies, func(p Policy) bool { return p.touches(Egress) && !p.Audit }) {
@@ -94,33 +96,33 @@ func (t *Tables) HoldUnknown(policies []Policy) {
 	}
 }
 
-// Isolating has no app of a tenant begin anything, nor anybody anything to it.
+// Isolating returns tables that deny all connections from and to the apps of a tenant.
 func Isolating() Tables {
 	return Tables{Subjects: map[address.AppID]Subject{AnyApp: {Sets: [2]ID{nothing, nothing}}}}
 }
 
-// A Verdict is what each tier says: an action in the 2 upper bits and the number of its rule below.
+// A Verdict holds for each tier a step: an action in the 2 upper bits and the number of its rule below.
 type Verdict struct {
 	Tiers [3]uint32 // by Tier
-	Rank  [2]uint16 // of Admin and Baseline: the place of the rule in the set, by which two verdicts are put together
+	Rank  [2]uint16 // for Admin and Baseline: the rule's position in the set, by which two verdicts are merged
 }
 
-// numberBits are those of a rule's number.
+// numberBits is the width of a rule number.
 const numberBits = 30
 
 func step(a Action, number uint32) uint32 { return uint32(a)<<numberBits | number }
 
-// Action is what a tier does.
+// Action returns the action of a tier.
 func (v Verdict) Action(t Tier) Action { return Action(v.Tiers[t] >> numberBits) }
 
-// Rule is the number of the rule by which a tier does it.
+// Rule returns the number of the rule that decides in a tier.
 func (v Verdict) Rule(t Tier) uint32 { return v.Tiers[t] & (1<<numberBits - 1) }
 
-// rankOf is where Rank has that of a tier.
+// rankOf returns the index of a tier in Rank.
 func rankOf(t Tier) int { return int(t) / 2 }
 
-// with is the verdict with what another one adds to it, about the same packet in the same set. One rule says two things
-// of who is not known: then it denies.
+// with merges two verdicts about the same packet in the same set. A rule may both accept and deny an unknown app; then
+// it denies.
 func (v Verdict) with(w Verdict) Verdict {
 	for _, t := range [2]Tier{Admin, Baseline} {
 		r := rankOf(t)
@@ -135,7 +137,7 @@ func (v Verdict) with(w Verdict) Verdict {
 	return v
 }
 
-// decide goes through the tiers.
+// decide evaluates the tiers in order.
 func (v Verdict) decide() (allowed bool, rule uint32) {
 	for _, t := range [3]Tier{Admin, NetworkPolicy, Baseline} {
 		switch v.Action(t) {

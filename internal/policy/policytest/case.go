@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A Case is policies of a tenant, its apps, and packets with the verdicts they are to get.
+// A Case holds the policies and apps of a tenant, and packets with their expected verdicts.
 type Case struct {
 	Name     string
 	Policies []policy.Policy
@@ -23,7 +23,7 @@ type Case struct {
 	Queries  []Query
 }
 
-// A Query is the arguments of policy.Tables.Decide and what it is to answer.
+// A Query holds the arguments of policy.Tables.Decide and the expected result.
 type Query struct {
 	Subject   address.AppID
 	Direction policy.Direction
@@ -36,14 +36,14 @@ type Query struct {
 
 var protocols = map[string]uint8{"TCP": policy.TCP, "UDP": policy.UDP, "SCTP": policy.SCTP}
 
-// builder makes one case.
+// builder builds one case.
 type builder struct {
 	Case
 	judge   *matcher.Policy
 	numbers map[string]address.AppID // by identity
 }
 
-// begin has the policies read as a person's file would be.
+// begin serialises the policies and parses them as if they came from a user's file.
 func begin(name string, policies []*networkingv1.NetworkPolicy) (*builder, error) {
 	b := &builder{
 		Case:    Case{Name: name, Apps: map[address.AppID]map[string]string{}},
@@ -64,14 +64,14 @@ func begin(name string, policies []*networkingv1.NetworkPolicy) (*builder, error
 	return b, nil
 }
 
-// document is a policy as a person would write it.
+// document returns a policy as a user would write it.
 func document(p *networkingv1.NetworkPolicy) ([]byte, error) {
 	p = p.DeepCopy()
 	p.APIVersion, p.Kind = "networking.k8s.io/v1", "NetworkPolicy"
 	return json.Marshal(p)
 }
 
-// app is that of a pod.
+// app returns the app of a pod.
 func (b *builder) app(p *probe.Pod, namespaceLabels map[string]string) address.AppID {
 	labels := identity(p, namespaceLabels)
 	key := tenant.Canonical(labels)
@@ -82,7 +82,7 @@ func (b *builder) app(p *probe.Pod, namespaceLabels map[string]string) address.A
 	return b.numbers[key]
 }
 
-// identity says all that cyclonus knows of a pod.
+// identity returns the identity labels of a pod, from all that cyclonus knows of it.
 func identity(p *probe.Pod, namespaceLabels map[string]string) map[string]string {
 	labels := maps.Clone(p.Labels)
 	if labels == nil {
@@ -99,7 +99,7 @@ func identity(p *probe.Pod, namespaceLabels map[string]string) map[string]string
 	return labels
 }
 
-// ask adds what both ends are asked about a packet. The app of who is no pod is policy.Outside; it is not asked.
+// ask adds the queries of both ends of a packet. A peer that is no pod has the app policy.Outside and gets no query.
 func (b *builder) ask(t *matcher.Traffic, source, destination address.AppID) error {
 	from, err := netip.ParseAddr(t.Source.IP)
 	if err != nil {
@@ -123,14 +123,14 @@ func (b *builder) ask(t *matcher.Traffic, source, destination address.AppID) err
 	return nil
 }
 
-// withName are a namespace's labels with the one that Kubernetes gives it.
+// withName returns a namespace's labels with the name label that Kubernetes adds.
 func withName(namespace string, labels map[string]string) map[string]string {
 	all := map[string]string{"kubernetes.io/metadata.name": namespace}
 	maps.Copy(all, labels)
 	return all
 }
 
-// inside tells whether a prefix is a part of another, and not all of it.
+// inside reports whether a prefix lies within another, longer than it.
 func inside(part, of string) bool {
 	p, o := netip.MustParsePrefix(part), netip.MustParsePrefix(of)
 	return p.Bits() > o.Bits() && o.Contains(p.Addr())

@@ -1,7 +1,7 @@
-// Package policytest makes cases of policy and has them judged by an implementation that is not ours: the matcher of
-// cyclonus (github.com/mattfenwick/cyclonus), a suite for conformance of NetworkPolicies. Tests alone import it, for it
-// brings a client of Kubernetes along.
+// Package policytest generates policy cases and compares the results with an independent implementation: the matcher of
+// cyclonus (github.com/mattfenwick/cyclonus), a conformance suite for NetworkPolicies. Only tests import it, because it
+// depends on a Kubernetes client.
 //
-// Where cyclonus is not as Kubernetes, no case is made: it has NotIn not match where the label is missing, and knows no
-// ClusterNetworkPolicies.
+// It makes no case where cyclonus differs from Kubernetes: in cyclonus, NotIn does not match where the label is
+// missing, and ClusterNetworkPolicies do not exist.
 package policytest

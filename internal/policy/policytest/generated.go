@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Generated are all steps of all cases that cyclonus generates, with all its probes. Pods have addresses with the
-// prefix, to which a number is added: "192.168.1." or "fd00:1::".
+// Generated returns all steps of all cases that cyclonus generates, with all its probes. A pod's address is prefix
+// ("192.168.1." or "fd00:1::") and a number.
 func Generated(prefix string) (cases []Case, err error) {
 	begin := func() *world {
 		given := 0
@@ -29,8 +29,7 @@ func Generated(prefix string) (cases []Case, err error) {
 	return cases, err
 }
 
-// steps goes through all cases of cyclonus, each in a world that begins anew. A block of its policies holds the last
-// pod.
+// steps runs through all cases of cyclonus, each in a new world. The IP block of its policies contains the last pod.
 func steps(
 	last string,
 	begin func() *world,
@@ -55,15 +54,15 @@ func steps(
 
 var namespaces = []string{"x", "y", "z"}
 
-// world is what cyclonus would have in its cluster.
+// world is the state that cyclonus would keep in its cluster.
 type world struct {
 	*probe.Resources
 	policies []*networkingv1.NetworkPolicy
-	address  func(pod string) string // of one that is made
-	altered  bool                    // pods and namespaces are not any more those that it began with
+	address  func(pod string) string // the address of a new pod
+	altered  bool                    // pods or namespaces differ from the initial ones
 }
 
-// newWorld has the pods that cyclonus begins with: a, b and c in x, y and z, each with the ports 80 and 81.
+// newWorld has the initial pods of cyclonus: a, b and c in x, y and z, each with the ports 80 and 81.
 func newWorld(address func(pod string) string) *world {
 	w := &world{Resources: &probe.Resources{Namespaces: map[string]map[string]string{}}, address: address}
 	for _, ns := range namespaces {
@@ -119,7 +118,7 @@ func (w *world) apply(a *generator.Action) (err error) {
 		r, err = r.SetPodLabels(a.SetPodLabels.Namespace, a.SetPodLabels.Pod, a.SetPodLabels.Labels)
 	case a.DeletePod != nil:
 		r, err = r.DeletePod(a.DeletePod.Namespace, a.DeletePod.Pod)
-	case a.ReadNetworkPolicies != nil: // reads what is there already
+	case a.ReadNetworkPolicies != nil: // only reads the policies
 	default:
 		err = fmt.Errorf("an action of cyclonus that is not known: %+v", a)
 	}

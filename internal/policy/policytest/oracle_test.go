@@ -32,7 +32,7 @@ func TestGeneratedCasesOfCyclonus(t *testing.T) {
 	}
 }
 
-// TestRandomPoliciesAgainstCyclonus: a thousand sets of policies and pods by chance, 80,000 packets among them.
+// TestRandomPoliciesAgainstCyclonus: a thousand random sets of policies and pods, with 80,000 packets in total.
 func TestRandomPoliciesAgainstCyclonus(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -50,7 +50,7 @@ func TestRandomPoliciesAgainstCyclonus(t *testing.T) {
 	n.report(t)
 }
 
-// tally counts what was compared.
+// tally counts the comparisons.
 type tally struct{ cases, verdicts, allowed, restricted int }
 
 func (n *tally) judge(t *testing.T, c policytest.Case) {

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// Random is a case by chance: up to 12 policies, 12 pods, and traffic among them and with the outside.
+// Random returns a random case: up to 12 policies, 12 pods, and traffic among them and with peers outside.
 func Random(r *rand.Rand, traffics int) (Case, error) {
 	d := dice{r}
 	var policies []*networkingv1.NetworkPolicy
@@ -73,7 +73,7 @@ func end(p *probe.Pod, namespaces map[string]map[string]string) *matcher.Traffic
 	}
 }
 
-// What things are drawn from: few, so that they meet.
+// The values that random cases are made of. There are few, so that policies and pods often match.
 var (
 	someNamespaces = []string{"x", "y", "default"}
 	someValues     = []string{"a", "b", "c"}
@@ -140,7 +140,7 @@ func (d dice) pods() (pods []*probe.Pod, namespaces map[string]map[string]string
 	return pods, namespaces
 }
 
-// onePerPort: a packet of cyclonus has one name of its port.
+// onePerPort keeps one name for each port, because a packet of cyclonus has only one port name.
 func onePerPort(all []*probe.Container) (out []*probe.Container) {
 	seen := map[string]bool{}
 	for _, c := range all {
@@ -163,7 +163,7 @@ func (d dice) policy(name string) *networkingv1.NetworkPolicy {
 		)
 	}
 	for range d.IntN(4) {
-		named := d.IntN(2) == 0 // names of ports and blocks do not go together
+		named := d.IntN(2) == 0 // a rule with named ports has no IP blocks
 		p.Spec.Egress = append(
 			p.Spec.Egress,
 			networkingv1.NetworkPolicyEgressRule{To: d.peers(!named), Ports: d.ports(named)},
@@ -172,7 +172,8 @@ func (d dice) policy(name string) *networkingv1.NetworkPolicy {
 	return p
 }
 
-// selector asks something of labels: always is a key that all have, so that NotIn means the same to cyclonus.
+// selector returns a random selector. always is a key that all pods have, so that cyclonus treats NotIn as Kubernetes
+// does.
 func (d dice) selector(always, sometimes string) *metav1.LabelSelector {
 	s := &metav1.LabelSelector{}
 	for range d.IntN(3) {

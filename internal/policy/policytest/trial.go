@@ -10,14 +10,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A Trial is policies of a tenant, and packets that its pods send each other.
+// A Trial holds the policies of a tenant, and the packets that its pods send each other.
 type Trial struct {
 	Name      string
 	Documents []string
 	Probes    []Probe
 }
 
-// A Probe is a connection of TCP or a datagram with its answer. Both are to arrive, or nothing.
+// A Probe is a TCP connection, or a datagram and its reply. Either both directions arrive or nothing does.
 type Probe struct {
 	From, To string // pods
 	Protocol uint8
@@ -25,8 +25,8 @@ type Probe struct {
 	Arrives  bool
 }
 
-// Pods are those that all trials are about, by name, with the labels of their identities. The last in order of names is
-// in blocks of policies.
+// Pods returns the pods of all trials by name, with their identity labels. The pod with the last name is in the IP
+// blocks of policies.
 func Pods() map[string]map[string]string {
 	w := newWorld(func(string) string { return "" })
 	all := map[string]map[string]string{}
@@ -36,14 +36,14 @@ func Pods() map[string]map[string]string {
 	return all
 }
 
-// podName of "x/a" is "xa".
+// podName turns "x/a" into "xa".
 func podName(key string) string {
 	p := probe.PodString(key)
 	return p.Namespace() + p.PodName()
 }
 
-// Trials are the steps of all cases that cyclonus generates which change policies alone, with all of its probes between
-// two pods but those of SCTP. Pods have the canonical addresses by which policies know them.
+// Trials returns the steps of all cyclonus cases that change only policies, with all probes between two pods except
+// those of SCTP. addresses are the pods' canonical addresses, which policies match.
 func Trials(addresses map[string]netip.Addr) (trials []Trial, err error) {
 	begin := func() *world {
 		return newWorld(func(pod string) string { return addresses[podName(pod)].String() })
