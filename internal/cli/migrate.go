@@ -63,7 +63,7 @@ func (v *leavingView) late() (words []string) {
 		case v.Network == "":
 			why = fmt.Sprintf("%d left", n.Endpoints)
 		case !n.Knows:
-			why = "has not said that it knows"
+			why = "has not confirmed"
 		case n.Moved == n.Endpoints:
 			continue
 		default:

@@ -64,7 +64,7 @@ func TestTenantMigrate(t *testing.T) {
 	refused(
 		t,
 		ExitFailed,
-		"not all nodes are done: n1 (has not said that it knows)",
+		"not all nodes are done: n1 (has not confirmed)",
 		"tenant",
 		"migrate",
 		"green",
@@ -78,7 +78,7 @@ func TestTenantMigrate(t *testing.T) {
 	refused(
 		t,
 		ExitFailed,
-		"n1 (has not said that it knows); nothing was changed",
+		"n1 (has not confirmed); nothing was changed",
 		"tenant",
 		"migrate",
 		"green",

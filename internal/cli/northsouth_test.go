@@ -79,7 +79,7 @@ func TestServicesAndPublications(t *testing.T) {
 		{ExitFailed, `no tenant "red"`, "publication list --tenant red"},
 		{ExitFailed, `no publication "web"`, "publication delete web --tenant lime"},
 		{ExitUsage, "required flag", "publication delete web"},
-		{ExitFailed, "publishes 2 containers; it was left as it was", "node delete n1"},
+		{ExitFailed, "publishes 2 containers, so the node was not deleted", "node delete n1"},
 	} {
 		refused(t, c.code, c.says, strings.Fields(c.args)...)
 	}

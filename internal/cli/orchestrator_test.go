@@ -189,7 +189,7 @@ func TestOperatorCommands(t *testing.T) {
 	if _, err := taken.Receive(); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, ExitFailed, "take --force", "node", "delete", "n2")
+	refused(t, ExitFailed, "use --force", "node", "delete", "n2")
 	if r := command(t, "node", "delete", "n2", "--force"); r.code != ExitDone || r.stdout != "node n2 deleted\n" {
 		t.Errorf("node delete --force: %+v", r)
 	}

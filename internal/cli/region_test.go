@@ -160,14 +160,14 @@ func TestRegionCommands(t *testing.T) {
 	command(t, "tenant", "create", "blue", "--network", "nimitz", "--cidr", "10.0.0.0/16")
 	if r := command(t, "region", "list"); !strings.Contains(
 		r.stdout,
-		"blue (made anew here since the import, not joined)\n",
+		"blue (created again here since the import, not joined)\n",
 	) {
 		t.Errorf("listed %s", r.stdout)
 	}
 	refused(
 		t,
 		ExitFailed,
-		"tenant blue was deleted and made anew here since region east was imported",
+		"tenant blue was deleted and created again here since region east was imported",
 		"region",
 		"import",
 		file,

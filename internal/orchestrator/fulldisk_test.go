@@ -78,7 +78,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	<-ended
 	if err == nil || !strings.Contains(said.String(), "no space left on device") ||
-		!strings.Contains(said.String(), "mend what it said, and start it again") {
+		!strings.Contains(said.String(), "repair what etcd reported, and restart") {
 		t.Errorf("it ended with %v and said\n%s", err, said.String())
 	}
 

@@ -37,7 +37,7 @@ func TestSizeOfRequests(t *testing.T) {
 		connect.NewRequest(&pilasterv1.RegisterRequest{Version: strings.Repeat("x", 8<<20+100)}),
 	)
 	wantCode(t, err, connect.CodeResourceExhausted)
-	wantText(t, err, "may have 8388608 bytes")
+	wantText(t, err, "maximum of 8388608 bytes")
 	_, err = n1.Resolve(
 		t.Context(),
 		connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: strings.Repeat("x", 64<<10+100)}),
@@ -75,7 +75,7 @@ func TestCompressedRequests(t *testing.T) {
 			protocol,
 		)
 		_, err := client.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{Csr: make([]byte, 63<<10)}))
-		if connect.CodeOf(err) != connect.CodeUnimplemented || !strings.Contains(err.Error(), "send it as it is") {
+		if connect.CodeOf(err) != connect.CodeUnimplemented || !strings.Contains(err.Error(), "send it uncompressed") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -71,7 +71,7 @@ func TestCreateTenantOnANetwork(t *testing.T) {
 	}{
 		"no such network":      {&pilasterv1.CreateTenantRequest{Network: "vlan"}, `no network "vlan"`},
 		"CIDRs on netpila":     {&pilasterv1.CreateTenantRequest{Overlays: one}, "netpila"},
-		"clear on nimitz":      {&pilasterv1.CreateTenantRequest{Network: tenant.Nimitz, Overlays: one, Addressing: pilasterv1.Addressing_ADDRESSING_CLEAR}, "none that a tenant of network nimitz can have, which is [own]"},
+		"clear on nimitz":      {&pilasterv1.CreateTenantRequest{Network: tenant.Nimitz, Overlays: one, Addressing: pilasterv1.Addressing_ADDRESSING_CLEAR}, "not one of network nimitz, which are [own]"},
 		"own on netpila":       {&pilasterv1.CreateTenantRequest{Addressing: pilasterv1.Addressing_ADDRESSING_OWN}, "addressing 3"},
 		"nothing":              {&pilasterv1.CreateTenantRequest{Network: tenant.Nimitz}, "--cidr"},
 		"no CIDR":              {&pilasterv1.CreateTenantRequest{Network: tenant.Nimitz, Overlays: []*pilasterv1.Overlay{{Cidr: "x"}}}, "not a prefix"},
@@ -167,7 +167,9 @@ func TestMappings(t *testing.T) {
 	_, err = n1.Register(
 		t.Context(),
 		connect.NewRequest(
-			&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Mappings: make([]*pilasterv1.Mapping, cache.MaxMappings+1)}},
+			&pilasterv1.RegisterRequest{
+				Held: &pilasterv1.Held{Mappings: make([]*pilasterv1.Mapping, cache.MaxMappings+1)},
+			},
 		),
 	)
 	wantCode(t, err, connect.CodeInvalidArgument)

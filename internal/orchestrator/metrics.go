@@ -37,7 +37,7 @@ func newMetrics(version string) *metrics {
 			Name: "pilaster_orchestrator_streams_ended_total", Help: "Streams of nodes that the orchestrator ended, by reason.",
 		}, []string{"reason"}),
 		messages: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilaster_orchestrator_messages_total", Help: "Messages of calls and streams, by procedure, direction, and on streams by what they carry.",
+			Name: "pilaster_orchestrator_messages_total", Help: "Messages of calls and streams, by procedure, direction, and on streams by event.",
 		}, messageLabels),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilaster_orchestrator_message_bytes_total", Help: "Bytes of these messages, without framing, headers and TLS.",
@@ -50,7 +50,13 @@ func newMetrics(version string) *metrics {
 		m.refused.WithLabelValues(limit)
 	}
 	for _, event := range []string{rpc.EventSnapshot, rpc.EventDelta, rpc.EventHeartbeat} {
-		m.countMessages(pilasterv1connect.NodeServiceFollowProcedure, rpc.Sent, event, 0, 0) // exported from the start, with value 0
+		m.countMessages(
+			pilasterv1connect.NodeServiceFollowProcedure,
+			rpc.Sent,
+			event,
+			0,
+			0,
+		) // exported from the start, with value 0
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pilaster_build_info", Help: "1, labelled by the version of this orchestrator.",
@@ -104,7 +110,7 @@ func (m *metrics) observe(model *cache.Cache, s *store.Store) {
 	gauge("apps_max", "Apps that a tenant may have.", func(cache.Counts) int64 { return int64(s.MaxApps()) })
 	gauge(
 		"apps_retiring",
-		"Apps that nodes are asked about, of all tenants: those that none has end.",
+		"Apps in retirement rounds, of all tenants.",
 		func(s cache.Counts) int64 { return int64(s.RetiringApps) },
 	)
 	gauge(
@@ -115,14 +121,14 @@ func (m *metrics) observe(model *cache.Cache, s *store.Store) {
 	gauge("policies", "Policies of all tenants.", func(s cache.Counts) int64 { return int64(s.Policies) })
 	gauge(
 		"revision",
-		"Revision of the store that this orchestrator has seen.",
+		"Revision of the store that this orchestrator has read.",
 		func(s cache.Counts) int64 { return s.Revision },
 	)
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilaster_orchestrator_store_queue_length", Help: "Changes that wait for the store.",
 	}, func() float64 { return float64(s.Waiting()) }))
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "pilaster_orchestrator_store_conflicts_total", Help: "Changes decided anew because another orchestrator was first.",
+		Name: "pilaster_orchestrator_store_conflicts_total", Help: "Changes retried because another orchestrator committed first.",
 	}, func() float64 { return float64(s.Conflicts()) }))
 }
 

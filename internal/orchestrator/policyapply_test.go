@@ -357,7 +357,7 @@ func TestOverrides(t *testing.T) {
 		}
 	}
 	f2.send(t, say(12, &pilasterv1.Override{Address: own, App: 9}))
-	untaken(1, "node n2 says that "+own)
+	untaken(1, "node n2 reports another app for "+own)
 	f2.send(t, say(13))
 	untaken(0, "")
 	var wrong []*pilasterv1.Override

@@ -26,7 +26,7 @@ func (s *Server) reconcileTenant(ctx context.Context, tenant string) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		s.config.Log.Warn("ids and apps of a tenant are not settled; trying again", "tenant", tenant, "error", err)
+		s.config.Log.Warn("reconciling a tenant's ids and apps failed; retrying", "tenant", tenant, "error", err)
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
@@ -59,7 +59,7 @@ func (s *Server) retireApps(ctx context.Context) {
 			step, cancel := context.WithTimeout(ctx, admission.CallTimeout)
 			if err := s.store.BeginAppRound(step, name); err != nil && ctx.Err() == nil {
 				s.config.Log.Warn(
-					"nodes are not asked about apps of a tenant; trying again",
+					"starting a retirement round of a tenant's apps failed; retrying",
 					"tenant",
 					name,
 					"error",

@@ -173,13 +173,13 @@ func TestRegions(t *testing.T) {
 
 	// Made anew it is another, until somebody says that it is meant.
 	createNimitz(t, west, "red", &pilasterv1.Overlay{Cidr: "10.0.0.0/16", NodeBits: 24})
-	carries("red made anew", nil, "blue", "other")
+	carries("red created again", nil, "blue", "other")
 	if red, _, _ := west.cache.Tenant("red"); len(red.Regions) != 0 {
-		t.Errorf("red, made anew, has %v", red.Regions)
+		t.Errorf("red, created again, has %v", red.Regions)
 	}
 	_, err = people.ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: there}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
-	wantText(t, err, "tenant red was deleted and made anew here since region east was imported")
+	wantText(t, err, "tenant red was deleted and created again here since region east was imported")
 	imported(t, west, there)
 	carries("red is meant", []string{"red"}, "blue", "other", "red")
 	if _, err := people.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"})); err != nil {

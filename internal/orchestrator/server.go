@@ -99,7 +99,7 @@ func Run(ctx context.Context, c Config) error {
 		s.store.Cluster().UUID,
 	)
 	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
-		c.Log.Warn("supervisor was not told", "error", err)
+		c.Log.Warn("notifying the supervisor failed", "error", err)
 	}
 	select {
 	case <-ctx.Done():
@@ -150,7 +150,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	s.running.Go(func() { s.retireApps(background) })
 	s.running.Go(func() { s.store.KeepSessions(background, s.cache.Restart) })
 	if err := s.cache.Await(ctx, func() bool { return s.cache.Revision != 0 }); err != nil {
-		return nil, fmt.Errorf("the store was not read in time: %w", err)
+		return nil, fmt.Errorf("reading the store took too long: %w", err)
 	}
 	return s, s.serve()
 }
@@ -193,7 +193,7 @@ func (s *Server) serve() error {
 	}
 	if want := s.config.Limits.WithDefaults().Connections; limits.Connections < want {
 		s.config.Log.Warn(
-			"this process may not open files enough for --max-connections; raise its limit (LimitNOFILE of the unit)",
+			"the open-file limit is too low for --max-connections; raise LimitNOFILE of the unit",
 			"wanted",
 			want,
 			"connections",
@@ -248,7 +248,11 @@ func (s *Server) serve() error {
 	}
 	mux = http.NewServeMux()
 	mux.Handle("/metrics", s.metrics.handler())
-	s.start(admission.LimitedListener{Listener: metrics, Limiter: s.connLimiter}, false, s.patient(&http.Server{Handler: mux}))
+	s.start(
+		admission.LimitedListener{Listener: metrics, Limiter: s.connLimiter},
+		false,
+		s.patient(&http.Server{Handler: mux}),
+	)
 	return nil
 }
 

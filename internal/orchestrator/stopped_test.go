@@ -117,8 +117,13 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 	}
 	t.Parallel()
 	etcd := storetest.Debian(t)
-	c := &crowd{t: t, both: []*process{startProcess(t, etcd, admission.Limits{}), startProcess(t, etcd, admission.Limits{})},
-		prefixes: map[string]string{}, tenants: map[uint32]string{}, apps: map[uint32]string{}}
+	c := &crowd{
+		t:        t,
+		both:     []*process{startProcess(t, etcd, admission.Limits{}), startProcess(t, etcd, admission.Limits{})},
+		prefixes: map[string]string{},
+		tenants:  map[uint32]string{},
+		apps:     map[uint32]string{},
+	}
 	token, err := os.ReadFile(filepath.Join(c.both[0].DataDir, "join-token"))
 	if err != nil {
 		t.Fatal(err)

@@ -108,7 +108,7 @@ func peerNode(state *tls.ConnectionState, now time.Time) (pki.Node, error) {
 	}
 	if err := join.CheckTime(cert, now, "this orchestrator"); err != nil {
 		return node, fmt.Errorf(
-			"%w; it is good for nothing but its own renewal, which the node asks for by itself: set right the clock that is wrong, if one is",
+			"%w; it permits only its own renewal, which the node requests automatically: correct the clock if one is wrong",
 			err,
 		)
 	}

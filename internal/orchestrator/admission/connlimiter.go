@@ -70,7 +70,7 @@ func (d *ConnLimiter) refuse(c net.Conn, limit string) {
 	c.Close()
 	d.seldom.Do(func() {
 		d.log.Warn(
-			"connections are refused; more are allowed with --max-connections and --max-strangers",
+			"connections are refused; --max-connections and --max-strangers allow more",
 			"limit",
 			limit,
 			"last_from",
@@ -112,7 +112,7 @@ func (g *limitedConn) identify(n pki.Node) error {
 		return connect.NewError(
 			connect.CodeUnavailable,
 			fmt.Errorf(
-				"node %s has %d connections, as many as it may, and this one is ended; nothing was changed: see what else calls with this node's certificate",
+				"node %s has %d connections, which is the maximum, so this one is closed; nothing was changed: find out what else uses this node's certificate",
 				n.Name,
 				MaxNodeConnections,
 			),

@@ -194,7 +194,7 @@ func (g *CallLimiter) admit(r *http.Request, by client) (done func(), err error)
 			return nil, g.Refuse(
 				LimitCompressed,
 				connect.CodeUnimplemented,
-				"requests are not taken compressed (%s: %s); nothing was changed: send it as it is",
+				"compressed requests are not accepted (%s: %s); nothing was changed: send it uncompressed",
 				header,
 				e,
 			)
@@ -210,7 +210,7 @@ func (g *CallLimiter) admit(r *http.Request, by client) (done func(), err error)
 		return nil, g.Refuse(
 			limitAtOnce,
 			connect.CodeUnavailable,
-			"%v has %d calls of %s going on, as many as it may; nothing was changed: try again when one has ended",
+			"%v has %d calls of %s in progress, which is the maximum; nothing was changed: try again when one has ended",
 			by,
 			may.AtOnce,
 			c.procedure,
@@ -238,7 +238,7 @@ func (g *CallLimiter) Begin(ctx context.Context) (begun func(), err error) {
 		return nil, g.Refuse(
 			limitBeginning,
 			connect.CodeUnavailable,
-			"too many nodes begin to follow at this moment; nothing was changed: try again",
+			"too many streams of nodes are starting; nothing was changed: try again",
 		)
 	}
 }
@@ -251,13 +251,13 @@ func (g *CallLimiter) checkRate(r *http.Request, by client) error {
 			return g.Refuse(
 				LimitJoins,
 				connect.CodeUnavailable,
-				"%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or allow more with the orchestrator's --max-joins",
+				"%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or raise the orchestrator's --max-joins",
 				from,
 				calls.PerSecond,
 			)
 		}
 	} else if !calls.Allow(by) {
-		return g.Refuse(LimitRate, connect.CodeUnavailable, "%v calls %s more than %d times a second; nothing was changed: try again in a few seconds, or see what runs with its certificate",
+		return g.Refuse(LimitRate, connect.CodeUnavailable, "%v calls %s more than %d times a second; nothing was changed: try again in a few seconds, or find out what uses its certificate",
 			by, r.URL.Path, calls.PerSecond)
 	}
 	return nil
@@ -296,7 +296,7 @@ func (b *body) Read(p []byte) (int, error) {
 			err = b.limiter.Refuse(
 				LimitRequest,
 				connect.CodeResourceExhausted,
-				"a request of this kind may have %d bytes, and this one has more; nothing was changed: have the node host fewer tenants, or see what it runs",
+				"this request is longer than the maximum of %d bytes; nothing was changed: host fewer tenants on the node, or find out what it runs",
 				b.max-5,
 			)
 		}

@@ -71,7 +71,7 @@ func (f *TokenFile) Run(ctx context.Context, log *slog.Logger) {
 			if err == nil || ctx.Err() != nil {
 				break
 			}
-			log.Warn("the join token in the file may be an old one; trying again", "file", f.path, "error", err)
+			log.Warn("the join token in the file may be outdated; retrying", "file", f.path, "error", err)
 			select {
 			case <-time.After(time.Second):
 			case <-ctx.Done():
@@ -89,7 +89,7 @@ func (f *TokenFile) Rotate(ctx context.Context) (join.Token, error) {
 	token, err := f.Write(ctx)
 	if err != nil {
 		return token, fmt.Errorf(
-			"the join token is another and the old one is refused, but %s may still have the old one: %w\n  `pilaster orchestrator token show` shows the new one",
+			"the join token was rotated and the old one is refused, but %s may still have the old one: %w\n  `pilaster orchestrator token show` shows the new one",
 			f.path,
 			err,
 		)
@@ -110,7 +110,7 @@ func (f *TokenFile) Admit(ctx context.Context, secret []byte) error {
 	return connect.NewError(
 		connect.CodeUnauthenticated,
 		errors.New(
-			"the join token is not this cluster's, or was rotated; `pilaster orchestrator token show`, where the orchestrator runs, shows the one to take",
+			"the join token is not this cluster's, or was rotated; `pilaster orchestrator token show`, run on the orchestrator's machine, shows the current one",
 		),
 	)
 }

@@ -89,7 +89,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.Sessions, m.serving = map[string]store.Session{}, map[string]int{}
 		m.history, m.historyCost, m.compactedRev = nil, 0, b.Revision
 		// The events in between are unknown, so every stream starts again.
-		m.endStreams(connect.CodeAborted, "restart", "the orchestrator has read the store anew; follow again")
+		m.endStreams(connect.CodeAborted, "restart", "the orchestrator has read the whole store again; follow again")
 	}
 	edge := m.Nodes[m.edge]
 	for _, e := range b.Events {

@@ -369,7 +369,7 @@ func (m *Cache) queueShared(f *Subscriber, r *pilasterv1.FollowResponse) {
 			f,
 			connect.CodeResourceExhausted,
 			"slow",
-			fmt.Sprintf("the node reads too slowly: %d changes wait; follow again", maxQueue),
+			fmt.Sprintf("the node reads too slowly: %d updates are pending; follow again", maxQueue),
 		)
 	}
 }
@@ -433,7 +433,7 @@ func (m *Cache) endReplaced(f *Subscriber) {
 	m.endStream(f, connect.CodeAborted, "replaced", "the node opened another stream")
 }
 
-const storeForgot = "the store forgot this stream; follow again"
+const storeForgot = "the store has lost the session of this stream; follow again"
 
 // checkStream ends the stream of a node that was deleted or whose session is over, which admits another machine.
 func (m *Cache) checkStream(f *Subscriber) (good bool) {

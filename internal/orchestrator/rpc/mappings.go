@@ -71,7 +71,7 @@ func (s *NodeService) ListMappings(
 		err := s.Limiter.Refuse(
 			admission.LimitLists,
 			connect.CodeResourceExhausted,
-			"nodes ask for mappings of tenant %s more than %d times a second; nothing was changed: ask again, or allow more with the orchestrator's --list-rate",
+			"nodes query mappings of tenant %s more than %d times a second; nothing was changed: retry, or raise the orchestrator's --list-rate",
 			name,
 			s.Lists.PerSecond,
 		)
@@ -108,7 +108,7 @@ func (s *NodeService) changedMappings(
 		return nil, connect.NewError(
 			connect.CodeInvalidArgument,
 			fmt.Errorf(
-				"a page was asked for together with what changed after revision %d, which has no pages: say one of the two",
+				"a page token and after_revision %d exclude each other: changes have no pages",
 				req.AfterRevision,
 			),
 		)
@@ -122,7 +122,7 @@ func (s *NodeService) changedMappings(
 		return nil, connect.NewError(
 			connect.CodeAborted,
 			fmt.Errorf(
-				"what changed of tenant %s after revision %d is not known here, where the last %d changes are, of at most %d records; begin with the first page of its mappings",
+				"the changes of tenant %s after revision %d are no longer in the history of the last %d changes and at most %d records; begin with the first page of its mappings",
 				req.Tenant,
 				req.AfterRevision,
 				cache.MaxHistory,
@@ -144,7 +144,7 @@ func (s *NodeService) hosting(ctx context.Context, n pki.Node, tenant string) er
 	) != nil {
 		return connect.NewError(
 			connect.CodePermissionDenied,
-			fmt.Errorf("node %s does not host tenant %s, and is told of it when it does", n.Name, tenant),
+			fmt.Errorf("node %s does not host tenant %s; it receives its mappings once it does", n.Name, tenant),
 		)
 	}
 	return nil

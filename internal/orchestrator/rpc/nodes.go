@@ -92,7 +92,7 @@ func (s *NodeService) Renew(
 	}
 	if !valid {
 		s.Log.Warn(
-			"a node came back with a certificate that is not valid now, and has a new one",
+			"a node with a certificate outside its validity period received a new one",
 			"node",
 			node.Name,
 			"uuid",
@@ -119,7 +119,7 @@ func (s *NodeService) Register(
 		return nil, connect.NewError(
 			connect.CodeFailedPrecondition,
 			fmt.Errorf(
-				"this node belongs to cluster %s, and this is cluster %s; nothing was changed: name the right orchestrator, or empty the node's state directory to join this one",
+				"this node belongs to cluster %s, and this is cluster %s; nothing was changed: set the right orchestrator, or empty the node's state directory to join this one",
 				pinned,
 				cluster.UUID,
 			),
@@ -154,7 +154,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	r.Instance = admission.Instance(ctx)
 	if len(m.Version) > MaxVersion || len(m.UplinkAddresses) > MaxUplinks {
 		return r, fmt.Errorf(
-			"a version of %d bytes and %d uplink addresses; at most %d and %d are kept",
+			"the node reports a version of %d bytes and %d uplink addresses; the maximum is %d and %d",
 			len(m.Version),
 			len(m.UplinkAddresses),
 			MaxVersion,
@@ -194,7 +194,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 func checkHeld(held *pilasterv1.Held) error {
 	if tenants, apps := len(held.GetTenants()), len(held.GetApps()); tenants > MaxTenants || apps > MaxApps {
 		return fmt.Errorf(
-			"the node holds %s with %s, and a node may have %d with %d; nothing was changed: have it host fewer tenants",
+			"the node holds %s with %s, and the maximum is %d with %d; nothing was changed: host fewer tenants on it",
 			humanize.Of(tenants, "tenant", "tenants"),
 			humanize.Of(apps, "app", "apps"),
 			MaxTenants,
@@ -394,7 +394,7 @@ func (s *NodeService) send(
 		return s.Limiter.Refuse(
 			admission.LimitAnswer,
 			connect.CodeResourceExhausted,
-			"what the tenants of this node have makes a message of %d bytes, and %d are the most; nothing was changed on this node: have it host fewer tenants",
+			"the state of this node's tenants is a message of %d bytes, and the maximum is %d; nothing was changed on this node: host fewer tenants on it",
 			size,
 			admission.MaxAnswer,
 		)
@@ -405,7 +405,7 @@ func (s *NodeService) send(
 		if time.Since(began) >= s.Timeout {
 			s.Cache.Stalled(f, s.Timeout)
 			s.Log.Warn(
-				"a node reads nothing; its stream is ended, and begins with what it missed when it follows again",
+				"a node reads nothing; its stream was ended, and its next stream sends what it missed",
 				"node",
 				f.Node.Name,
 			)
@@ -426,7 +426,7 @@ func (s *NodeService) host(ctx context.Context, f *cache.Subscriber, req *pilast
 	s.Cache.ForgetRecorded(f, noted.Overtaken)
 	if err == nil && s.Cache.Refuse(f, add, noted.Refused) {
 		s.Log.Warn(
-			"what a node says of labels of its containers was refused in part; its status says what",
+			"part of a node's report about labels of its containers was refused; the node's status shows the reasons",
 			"node",
 			f.Node.Name,
 		)
@@ -484,7 +484,11 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 		if n := max(len(h.GetMoving().GetProblem()), len(h.Unenforced)); n > MaxProblem {
 			return connect.NewError(
 				connect.CodeInvalidArgument,
-				fmt.Errorf("a problem of %d bytes, and %d are kept; nothing was changed", n, MaxProblem),
+				fmt.Errorf(
+					"the text of a problem has %d bytes, and the maximum is %d; nothing was changed",
+					n,
+					MaxProblem,
+				),
 			)
 		}
 		if len(h.Accepts) > tenant.MaxIDs || len(h.Holds) > tenant.MaxIDs {
@@ -515,7 +519,7 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 		return connect.NewError(
 			connect.CodeInvalidArgument,
 			fmt.Errorf(
-				"%d containers of the node are of another app than their addresses say, and a node may have %d; nothing was changed: start those anew whose labels have changed",
+				"%d containers of the node have changed their labels since they started, and the maximum is %d; nothing was changed: restart these containers",
 				overrides,
 				MaxOverrides,
 			),

@@ -73,7 +73,7 @@ func (s *OperatorService) checkPolicies(
 		if err != nil {
 			return nil, connect.NewError(
 				connect.CodeInternal,
-				fmt.Errorf("%s is not read as it would be kept: %w; nothing was changed", store.PolicyName(p), err),
+				fmt.Errorf("%s cannot be parsed in its stored form: %w; nothing was changed", store.PolicyName(p), err),
 			)
 		}
 		if !s.Cache.HasPolicy(name, p) { // existing policies are not checked again
@@ -88,7 +88,7 @@ func (s *OperatorService) checkPolicies(
 			about = append(
 				about,
 				fmt.Sprintf(
-					"it selects by %s, which no container of tenant %s has: such a selector means none, or where the label must not be there, all; who says labels to the network is in docs/howto/policy.md",
+					"it selects by %s, which no container of tenant %s has: such a selector matches no container (DoesNotExist and NotIn match all); docs/howto/policy.md says where labels come from",
 					strings.Join(keys, ", "),
 					name,
 				),
@@ -98,7 +98,7 @@ func (s *OperatorService) checkPolicies(
 			about = append(
 				about,
 				fmt.Sprintf(
-					"it has no spec, and so selects all containers of namespace %s and lets nothing in: delete it if that is not meant",
+					"it has no spec, so it selects all containers of namespace %s and denies all ingress: delete it if that is not intended",
 					p.Namespace,
 				),
 			)
@@ -124,7 +124,7 @@ func (s *OperatorService) checkPolicies(
 	if err != nil {
 		return nil, connect.NewError(
 			connect.CodeResourceExhausted,
-			fmt.Errorf("nodes as they are installed could not enforce them: %w; nothing was changed", err),
+			fmt.Errorf("nodes with default capacities could not enforce them: %w; nothing was changed", err),
 		)
 	}
 	return warnings, nil
@@ -150,7 +150,7 @@ func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 				for _, prefix := range append([]netip.Prefix{b.Prefix}, b.Except...) {
 					if prefix.Bits() >= private.Bits() && private.Contains(prefix.Addr()) {
 						return fmt.Errorf(
-							"%s: %v is among the addresses that containers of tenant %s see, and blocks are compared with the plaintext behind them: select containers by labels, or say addresses of nodes and containers as `pilaster explain` shows them (plaintext); nothing was changed",
+							"%s: %v is among the encrypted addresses that containers of tenant %s see, and CIDRs are compared with plaintext addresses: select containers by labels, or use the plaintext addresses that `pilaster explain` shows; nothing was changed",
 							p,
 							prefix,
 							t.Name,
@@ -229,7 +229,7 @@ func (s *OperatorService) DeletePolicies(
 	case (len(wanted) > 0) == (len(req.Msg.Documents) > 0):
 		return nil, connect.NewError(
 			connect.CodeInvalidArgument,
-			fmt.Errorf("say which policies, either by name or by documents; nothing was changed"),
+			fmt.Errorf("select the policies either by name or by documents; nothing was changed"),
 		)
 	case len(wanted) == 0:
 		var err error

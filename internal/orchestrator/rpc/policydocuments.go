@@ -53,13 +53,15 @@ func SplitDocuments(text string) (documents []string) {
 func whole(text string) error {
 	switch n := len(SplitDocuments(text)); {
 	case n == 0:
-		return errors.New("nothing is in it")
+		return errors.New("it is empty")
 	case n > 1:
-		return fmt.Errorf("it is %d documents, and each comes by itself", n)
+		return fmt.Errorf("the text has %d documents; send each separately", n)
 	}
 	for line := range strings.Lines(text) {
 		if strings.TrimRight(line, " \t\r\n") == "..." {
-			return errors.New("its line ... ends it, and what follows would not be read: divide documents by lines ---")
+			return errors.New(
+				"its line ... ends it, and a parser would ignore the rest: separate documents by lines ---",
+			)
 		}
 	}
 	return nil
@@ -126,10 +128,10 @@ func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 	decoder := json.NewDecoder(bytes.NewReader(asJSON))
 	decoder.UseNumber()
 	if err := decoder.Decode(&document); err != nil {
-		return nil, errors.New("it is no object with apiVersion, kind, metadata and spec")
+		return nil, errors.New("it is not an object with apiVersion, kind, metadata and spec")
 	}
 	if kind, _ := document["kind"].(string); strings.HasSuffix(kind, "List") {
-		return nil, errors.New("a list without items, or within a list: write its items by themselves")
+		return nil, errors.New("a list without items, or a list in a list: write its items separately")
 	}
 	metadata := clean(document)
 	text, err := json.Marshal(document)
@@ -156,7 +158,7 @@ func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 	}
 	if p.Document = string(text); len(text) > MaxDocument || p.Rules > maxRules {
 		return nil, fmt.Errorf(
-			"%s: it has %d bytes as JSON and %d rules, and a policy may have %d and %d: make several of it, of which each selects the same",
+			"%s: it has %d bytes as JSON and %d rules, and the maximum is %d and %d: split it into several policies with the same selector",
 			store.PolicyName(p),
 			len(text),
 			p.Rules,

@@ -47,7 +47,7 @@ func TestDocumentsAreRead(t *testing.T) {
 
 		"nothing":              {nil, "no document"},
 		"no YAML":              {[]string{"a: ["}, "document 1: "},
-		"no object":            {[]string{netpol("a", ""), "[]"}, "document 2: it is no object"},
+		"not an object":        {[]string{netpol("a", ""), "[]"}, "document 2: it is not an object"},
 		"another kind":         {[]string{"apiVersion: v1\nkind: Pod"}, `document 1: kind "Pod" of apiVersion "v1": write kind NetworkPolicy`},
 		"another version":      {[]string{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: ClusterNetworkPolicy"}, "write kind NetworkPolicy of networking.k8s.io/v1"},
 		"no name":              {[]string{netpol(`""`, "")}, "metadata.name"},
@@ -59,11 +59,11 @@ func TestDocumentsAreRead(t *testing.T) {
 		"a number as a name":   {[]string{netpol("7", "")}, "document 1: metadata.name: a number"},
 		"metadata in capitals": {[]string{`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","Metadata":{"name":"a"}}`}, `unknown field "Metadata"`},
 		"too many rules":       {[]string{netpol("a", "  ingress: ["+strings.Repeat("{},", maxRules)+"{}]\n")}, "1001 rules"},
-		"too long":             {[]string{strings.Replace(netpol("a", ""), "namespace", "annotations: {x: "+strings.Repeat("x", MaxDocument)+"}, namespace", 1)}, "a policy may have 65536"},
-		"several in one":       {[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: it is 2 documents"},
-		"nothing in one":       {[]string{netpol("a", ""), "# nothing\n"}, "document 2: nothing is in it"},
+		"too long":             {[]string{strings.Replace(netpol("a", ""), "namespace", "annotations: {x: "+strings.Repeat("x", MaxDocument)+"}, namespace", 1)}, "the maximum is 65536"},
+		"several in one":       {[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: the text has 2 documents"},
+		"nothing in one":       {[]string{netpol("a", ""), "# nothing\n"}, "document 2: it is empty"},
 		"an end":               {[]string{netpol("a", "") + "... \nkind: Pod\n"}, "document 1: its line ... ends it"},
-		"a list in a list":     {[]string{"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}]}]"}, "within a list"},
+		"a list in a list":     {[]string{"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}]}]"}, "a list in a list"},
 		"in a list":            {[]string{"apiVersion: v1\nkind: List\nitems: [{kind: Pod}]"}, "document 1: item 1: "},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -18,7 +18,7 @@ func (s *OperatorService) checkNamed() error {
 	if s.RegionName == "" {
 		return connect.NewError(
 			connect.CodeFailedPrecondition,
-			fmt.Errorf("this orchestrator has no name among regions; nothing was changed: start it with --region NAME"),
+			fmt.Errorf("this orchestrator's region has no name; nothing was changed: start it with --region NAME"),
 		)
 	}
 	return nil
@@ -36,7 +36,7 @@ func (s *OperatorService) ExportRegion(
 		return nil, connect.NewError(
 			connect.CodeFailedPrecondition,
 			fmt.Errorf(
-				"region %s has no Edge Switch, by which others would reach it; start an agent with --edge, and export then",
+				"region %s has no Edge Switch, through which others would reach it; start an agent with --edge, then export",
 				s.RegionName,
 			),
 		)
@@ -63,7 +63,9 @@ func (s *OperatorService) ListRegions(
 	context.Context,
 	*connect.Request[pilasterv1.ListRegionsRequest],
 ) (*connect.Response[pilasterv1.ListRegionsResponse], error) {
-	return connect.NewResponse(&pilasterv1.ListRegionsResponse{Own: s.ownRegion(), Regions: s.Cache.OtherRegions()}), nil
+	return connect.NewResponse(
+		&pilasterv1.ListRegionsResponse{Own: s.ownRegion(), Regions: s.Cache.OtherRegions()},
+	), nil
 }
 
 func (s *OperatorService) DeleteRegion(

@@ -52,7 +52,7 @@ type backupRecord struct {
 // may run on the directory.
 func Backup(ctx context.Context, dataDir, file string, log *slog.Logger) (BackupHeader, error) {
 	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
-		return BackupHeader{}, fmt.Errorf("%s exists already; it was left as it was: name a new file", file)
+		return BackupHeader{}, fmt.Errorf("%s exists already and was not changed: choose a new file", file)
 	}
 	client, end, err := openDataDir(ctx, dataDir, log)
 	if err != nil {
@@ -71,11 +71,11 @@ func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*client
 	if _, err := os.Stat(filepath.Join(dataDir, "etcd")); errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(filepath.Join(dataDir, "join-token")); err == nil {
 			return nil, nil, fmt.Errorf(
-				"the orchestrator of %s keeps nothing there: its store is an etcd cluster of its own\n  back that up with `etcdctl snapshot save`",
+				"the orchestrator of %s has no store there: it uses an external etcd cluster\n  back that up with `etcdctl snapshot save`",
 				dataDir,
 			)
 		}
-		return nil, nil, fmt.Errorf("%s holds no orchestrator's store; name the orchestrator's --data-dir", dataDir)
+		return nil, nil, fmt.Errorf("%s holds no orchestrator's store; give the orchestrator's --data-dir", dataDir)
 	} else if err != nil {
 		return nil, nil, err
 	}
@@ -194,7 +194,7 @@ func parseBackup(text []byte) (header BackupHeader, records map[string]string, e
 		return header, nil, errors.New("its end is missing")
 	}
 	if sum != fmt.Sprintf("%s%x\n", sumPrefix, sha256.Sum256(body)) {
-		return header, nil, errors.New("it was changed or damaged since it was made: its checksum is another")
+		return header, nil, errors.New("it was changed or damaged since it was made: its checksum is wrong")
 	}
 	records = map[string]string{}
 	lines := bufio.NewScanner(bytes.NewReader(body[len(first)+1:]))
@@ -205,7 +205,7 @@ func parseBackup(text []byte) (header BackupHeader, records map[string]string, e
 			return header, nil, err
 		}
 		if !strings.HasPrefix(r.Key, root) {
-			return header, nil, fmt.Errorf("it has a record %q, which is no orchestrator's", r.Key)
+			return header, nil, fmt.Errorf("it has a record %q, which is not an orchestrator's", r.Key)
 		}
 		records[r.Key] = r.Value
 	}

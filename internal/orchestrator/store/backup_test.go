@@ -32,7 +32,7 @@ func TestRestoreRefuses(t *testing.T) {
 		"a record missing": {sealed(strings.Join(append(lines[:2:2], lines[3:]...), "")), "records of"},
 		"not ours": {
 			sealed(strings.Replace(whole, "/pilaster/1/cluster", "/elsewhere/cluster", 1)),
-			"no orchestrator's",
+			"not an orchestrator's",
 		},
 	}
 	for _, at := range []int{1, len(lines[0]), len(whole) / 2, len(whole) - 70, len(whole) - 1} {
@@ -65,7 +65,7 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 	// The base prefix has 16,777,216 nodes.
 	_, err = store.Restore(t.Context(), file, filepath.Join(dir, "data"), 1<<24, log)
-	if err == nil || !strings.Contains(err.Error(), "nothing would be left") {
+	if err == nil || !strings.Contains(err.Error(), "none would be left") {
 		t.Errorf("leaving out everything: %v", err)
 	}
 	// What an interrupted restore left does not count, and goes.

@@ -53,7 +53,9 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	if !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
 		return err // most calls change nothing and need not wait
 	}
-	return s.submit(&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()})
+	return s.submit(
+		&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()},
+	)
 }
 
 // noticeRewound triggers a full read if a read returned an older revision than the watch has seen: reads are
@@ -101,7 +103,7 @@ func (s *Store) enqueue(r *request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.queue) >= q.maxWaiting {
-		r.answer <- refuse(Unavailable, "%d changes wait for the store already; nothing was changed: try again", len(q.queue))
+		r.answer <- refuse(Unavailable, "%d changes are already queued for the store; nothing was changed: try again", len(q.queue))
 		return
 	}
 	q.queue = append(q.queue, r)
@@ -267,7 +269,7 @@ func (s *Store) decide(r *request, t *txn) (err error) {
 		if p := recover(); p != nil {
 			s.log.Error("deciding a change failed", "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf(
-				"the orchestrator failed in deciding this change; nothing more was changed, and its log says where: %v",
+				"the orchestrator failed to decide this change; nothing more was changed, and its log has the stack: %v",
 				p,
 			)
 		}

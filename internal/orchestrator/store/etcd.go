@@ -113,7 +113,7 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	socket := socketIn(dir)
 	if len(socket) > maxSocketPath {
 		return nil, fmt.Errorf(
-			"%s is longer than the %d characters a unix socket's name may have; choose a shorter --data-dir",
+			"%s is longer than the %d characters allowed for the path of a unix socket; choose a shorter --data-dir",
 			socket,
 			maxSocketPath,
 		)
@@ -174,7 +174,7 @@ func (e *Embedded) makeRoom(ctx context.Context, log *slog.Logger) error {
 		if _, err := e.Client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(alarm)); err != nil {
 			return fmt.Errorf("make room in the embedded etcd: %w", err)
 		}
-		log.Warn("the embedded etcd had reached its size; its old revisions were taken away")
+		log.Warn("the embedded etcd had reached its size limit; its old revisions were removed")
 	}
 	return nil
 }

@@ -80,7 +80,8 @@ func (s *Store) recordHosting(
 			is.Refused[said.Tenant] = refused
 		}
 		// With a single id a report does not become outdated, so it needs no later sequence.
-		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) && proto.Equal(noted.Moving, said.Moving) &&
+		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) &&
+			proto.Equal(noted.Moving, said.Moving) &&
 			slices.EqualFunc(noted.Overrides, overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) }) &&
 			noted.HeardRound == said.HeardRound &&
 			slices.Equal(noted.KeepsApps, said.KeepsApps) &&
@@ -122,7 +123,7 @@ func ownOverrides(
 		if err := checkOverride(n, of, o); err != nil {
 			refused = append(refused, err)
 		} else if said[o.Address] {
-			refused = append(refused, refuse(Invalid, "node %s says twice that %s of tenant %s is of another app; the first was noted", n.Name, o.Address, of.Name))
+			refused = append(refused, refuse(Invalid, "node %s reports two apps for %s of tenant %s; the first was recorded", n.Name, o.Address, of.Name))
 		} else {
 			said[o.Address], own = true, append(own, o)
 		}
@@ -135,7 +136,7 @@ func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Over
 	if err != nil || !a.Is6() || a.Zone() != "" || a.String() != o.Address || o.Tenant != "" {
 		return refuse(
 			Invalid,
-			"node %s says that %.50q of tenant %s is of another app, and that is no address as the cluster writes it; it was not noted",
+			"node %s reports another app for %.50q of tenant %s, which is not a canonical address; it was not recorded",
 			n.Name,
 			o.Address,
 			of.Name,
@@ -147,7 +148,7 @@ func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Over
 	case at.Node.String() != n.Prefix || !slices.ContainsFunc(of.Ids, has) || at.App >= address.FirstReservedApp:
 		return refuse(
 			Refused,
-			"node %s says that %v of tenant %s is of another app, and that is not the address of a container that it can have of this tenant; it was not noted",
+			"node %s reports another app for %v of tenant %s, which cannot be the address of its container; it was not recorded",
 			n.Name,
 			a,
 			of.Name,
@@ -155,7 +156,7 @@ func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Over
 	case o.App == 0 || o.App >= uint32(address.FirstReservedApp):
 		return refuse(
 			Invalid,
-			"node %s says that %v of tenant %s is of app %d, which is none; it was not noted",
+			"node %s reports for %v of tenant %s app %d, which is out of range; it was not recorded",
 			n.Name,
 			a,
 			of.Name,

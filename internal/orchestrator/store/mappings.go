@@ -41,7 +41,7 @@ func checkAllocation(name, key string) error {
 	if len(key) > maxKey {
 		return refuse(
 			Invalid,
-			"the key of an endpoint has %d bytes, and may have %d; nothing more was given or taken in",
+			"the key of an endpoint has %d bytes, and the maximum is %d; nothing more was allocated or accepted",
 			len(key),
 			maxKey,
 		)
@@ -64,7 +64,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 	if overlays == nil {
 		return nil, refuse(
 			Refused,
-			"tenant %s has no addresses of its own, or there is no such tenant; nothing was changed",
+			"tenant %s has no CIDRs of its own, or does not exist; nothing was changed",
 			name,
 		)
 	}
@@ -75,7 +75,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 	if found.Leaving != "" {
 		return nil, refuse(
 			Refused,
-			"tenant %s leaves network %s, and no more addresses of that are given; nothing was changed",
+			"tenant %s leaves network %s, so no more of its addresses are allocated; nothing was changed",
 			name,
 			found.Leaving,
 		)
@@ -83,7 +83,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 	if has := overlays[0].NodeBits != 0; has != (key == "") {
 		return nil, refuse(
 			Invalid,
-			"tenant %s: nodes have subnets %v, and a key was given %v; nothing was changed",
+			"tenant %s: nodes have subnets: %v, request has a key: %v; nothing was changed",
 			name,
 			has,
 			key != "",
@@ -281,7 +281,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	}
 	to, err := netip.ParsePrefix(held.To)
 	if err != nil {
-		return refuse(Invalid, "held prefix %.50q of tenant %s is none", held.To, held.Tenant)
+		return refuse(Invalid, "held prefix %.50q of tenant %s is invalid", held.To, held.Tenant)
 	}
 	at := mappingKey(held.Tenant, to)
 	if is, err := decodeMapping(at, []byte(t.readings[at].value)); err == nil && is.Name == node.Name &&
@@ -303,7 +303,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	if i < 0 || (overlays[i].NodeBits != 0) != (held.Key == "") {
 		return refuse(
 			Refused,
-			"this node holds %v of tenant %s, but in the cluster that is not the tenant's to give; %s",
+			"this node holds %v of tenant %s, but in the cluster that is not a prefix of the tenant; %s",
 			to,
 			held.Tenant,
 			heldAdvice,
@@ -407,7 +407,7 @@ func splitPrefixes(text string) ([]netip.Prefix, error) {
 	for word := range strings.FieldsSeq(text) {
 		p, err := netip.ParsePrefix(word)
 		if err != nil {
-			return nil, fmt.Errorf("the store's list of what is given is not readable: %w", err)
+			return nil, fmt.Errorf("the store's list of allocations is not readable: %w", err)
 		}
 		prefixes = append(prefixes, p)
 	}

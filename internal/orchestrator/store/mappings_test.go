@@ -137,7 +137,8 @@ func testSubnets(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("when it is back it has %s", got)
 	}
 	// A message that was overtaken takes nothing.
-	if _, err := s.RecordHosting(ctx, node(2), 0, nil, []string{"green"}); err != nil || len(mapped(t, s, "green")) != 8 {
+	if _, err := s.RecordHosting(ctx, node(2), 0, nil, []string{"green"}); err != nil ||
+		len(mapped(t, s, "green")) != 8 {
 		t.Errorf("an old message left %v, %v", mapped(t, s, "green"), err)
 	}
 	// A node that is gone gives all back; a new one of its name is another machine.
@@ -325,7 +326,7 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	_, err = s.ListMappings(ctx, "green", first.Next)
-	refused(t, err, store.Stale, "begin with the first")
+	refused(t, err, store.Stale, "begin again with the first")
 	_, err = s.ListMappings(
 		ctx,
 		"green",

@@ -28,7 +28,7 @@ func (s *Store) Migrate(
 		pilasterv1.Addressing_ADDRESSING_ENCRYPTED,
 		pilasterv1.Addressing_ADDRESSING_CLEAR:
 	default:
-		return nil, refuse(Invalid, "addressing %d is none that a tenant of network %s can have", addressing, to)
+		return nil, refuse(Invalid, "addressing %d is not one of network %s", addressing, to)
 	}
 	found := new(pilasterv1.Tenant)
 	err := s.change(ctx, func(t *txn) error {
@@ -42,7 +42,7 @@ func (s *Store) Migrate(
 		case on.To == "" || on.To != to:
 			return refuse(
 				Invalid,
-				"tenant %s is on network %s and cannot move to network %q; nothing was changed: `pilaster tenant migrate --help` says which move where",
+				"tenant %s is on network %s and cannot move to network %q; nothing was changed: `pilaster tenant migrate --help` lists the possible moves",
 				name,
 				network,
 				to,
@@ -73,7 +73,7 @@ func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	case addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && addressing != t.Addressing:
 		return refuse(
 			Refused,
-			"tenant %s moves to network %s with another addressing; nothing was changed, and that stays: `pilaster tenant get %s` shows it",
+			"tenant %s already moves to network %s with another addressing, which cannot change; nothing was changed: `pilaster tenant get %s` shows it",
 			t.Name,
 			t.Network,
 			t.Name,
@@ -114,7 +114,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if late := Unmoved(hosting); len(late) > 0 && !force {
 			return refuse(
 				Refused,
-				"containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring nodes back that are away or delete those that are gone, or say --force, and they are without a network until they have one",
+				"containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring back or delete nodes that are away, or use --force: these containers then have no network until they have an address",
 				name,
 				found.Network,
 				strings.Join(late, ", "),
@@ -131,7 +131,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if len(there) > 0 && !force {
 			return refuse(
 				Refused,
-				"region %s reaches tenant %s by network %s, and would send to what is gone; nothing was changed: import that region's export with the other tenants alone (`pilaster region import FILE --tenant OTHERS`), or where there are none `pilaster region delete %s`, or say --force",
+				"region %s reaches tenant %s by network %s, and would send to addresses that no longer exist; nothing was changed: import that region's export with the other tenants alone (`pilaster region import FILE --tenant OTHERS`), or if there are none run `pilaster region delete %s`, or use --force",
 				there[0].Name,
 				name,
 				found.Leaving,
@@ -167,7 +167,7 @@ func Unmoved(hosting []*pilasterv1.Hosting) (late []string) {
 	for _, h := range hosting {
 		switch m := h.Moving; {
 		case m == nil:
-			late = append(late, h.Node+" (has not said that it knows)")
+			late = append(late, h.Node+" (has not confirmed)")
 		case m.Moved < m.Endpoints:
 			late = append(late, fmt.Sprintf("%s (%d of %d have)", h.Node, m.Moved, m.Endpoints))
 		}

@@ -43,7 +43,8 @@ func TestMigrate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if moved.Network != tenant.Netpila || moved.Leaving != tenant.Nimitz || moved.Addressing != pilasterv1.Addressing_ADDRESSING_CLEAR || len(moved.Overlays) != 1 ||
-		len(moved.Ids) != 1 || moved.Ids[0].Id != made.Ids[0].Id ||
+		len(moved.Ids) != 1 ||
+		moved.Ids[0].Id != made.Ids[0].Id ||
 		len(moved.Ids[0].Key) != 16 ||
 		moved.Changes != made.Changes+1 {
 		t.Errorf("moved: %v", moved)
@@ -61,7 +62,7 @@ func TestMigrate(t *testing.T) {
 	refused(t, err, store.Refused, "leaves network nimitz")
 
 	_, err = s.FinishMigration(ctx, "green", false)
-	refused(t, err, store.Refused, "n1 (has not said that it knows), n2 (has not said that it knows)", "--force")
+	refused(t, err, store.Refused, "n1 (has not confirmed), n2 (has not confirmed)", "--force")
 	says(1, 2, &pilasterv1.Moving{Endpoints: 3, Moved: 2})
 	says(2, 2, &pilasterv1.Moving{})
 	_, err = s.FinishMigration(ctx, "green", false)
@@ -84,7 +85,7 @@ func TestMigrate(t *testing.T) {
 	_, err = s.Migrate(ctx, "green", tenant.Netpila, 0)
 	refused(t, err, store.Refused, "leaves none")
 	_, err = s.Allocate(ctx, node(1), "green", "")
-	refused(t, err, store.Refused, "no addresses of its own")
+	refused(t, err, store.Refused, "no CIDRs of its own")
 
 	// A node that was away comes back with what it had; one that has moved a tenant that the store forgot to have moved
 	// does not.
@@ -206,7 +207,7 @@ func TestMoveThatTheStoreForgot(t *testing.T) {
 		store.Refused,
 		"tenant green with clear addresses",
 		"encrypted",
-		"nothing more was taken in",
+		"nothing more was accepted",
 	)
 	if err := is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED); err != nil {
 		t.Error(err)

@@ -234,7 +234,7 @@ func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error)
 		if owner, err := t.get(dirPrefixes + r.Prefix.String()); err != nil {
 			return netip.Prefix{}, err
 		} else if owner != "" && owner != r.Node.UUID {
-			return netip.Prefix{}, refuse(Refused, "prefix %v belongs or belonged to the node with UUID %s and is never given to another; nothing was changed: choose another with --node-prefix", r.Prefix, owner)
+			return netip.Prefix{}, refuse(Refused, "prefix %v belongs or belonged to the node with UUID %s and is never reused; nothing was changed: choose another with --node-prefix", r.Prefix, owner)
 		}
 		if n := plan.NodeNumber(r.Prefix); n >= mark && n-mark < maxJump {
 			t.setMark(keyPrefixMark, n+1)
@@ -256,7 +256,7 @@ func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error)
 	}
 	return netip.Prefix{}, refuse(
 		Full,
-		"all %d node prefixes of %v have been handed out, and prefixes are never reused",
+		"all %d node prefixes of %v have been allocated, and prefixes are never reused",
 		plan.Nodes(),
 		plan.Base,
 	)
@@ -333,7 +333,7 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 	if session, err := t.get(dirSessions + name); err != nil {
 		return nil, false, err
 	} else if session != "" && !force {
-		return nil, false, refuse(Refused, "node %s is connected; it was left as it was: stop its agent first, or take --force when that is not in your power", name)
+		return nil, false, refuse(Refused, "node %s is connected and was not deleted: stop its agent first, or use --force if you cannot", name)
 	}
 	if err := t.unsetEdge(name, force); err != nil {
 		return nil, false, err

@@ -55,7 +55,7 @@ func testNodes(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Refused, "deleted", "state directory")
 	refused(t, s.Admit(ctx, node(2)), store.Refused, "deleted")
 	_, err = brought(5, "fd70:696c:6100:2::/64")
-	refused(t, err, store.Refused, "never given to another")
+	refused(t, err, store.Refused, "never reused")
 	reborn, err := s.Register(ctx, store.Registration{Node: pki.Node{Name: "n2", UUID: storetest.UUID(22)}})
 	if err != nil || reborn.Prefix != "fd70:696c:6100:4::/64" {
 		t.Errorf("a new machine with the free name got %v, %v", reborn, err)

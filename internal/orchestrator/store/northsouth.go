@@ -39,7 +39,7 @@ func (s *Store) CreateService(ctx context.Context, name string, is tenant.Servic
 		case len(found.Services) >= tenant.MaxServices:
 			return refuse(
 				Full,
-				"tenant %s has %d services, and a tenant has no more; nothing was changed: delete one first",
+				"tenant %s has %d services, which is the maximum; nothing was changed: delete one first",
 				name,
 				len(found.Services),
 			)
@@ -64,13 +64,13 @@ func checkReal(plan address.Plan, real netip.Addr) error {
 	case at.App == address.GatewayApp:
 		return refuse(
 			Invalid,
-			"real address %v is of a node's gateway, which leads to containers; no gateway leads to another; nothing was changed",
+			"real address %v belongs to a node's gateway, and one gateway cannot forward to another; nothing was changed",
 			real,
 		)
 	case real == tenant.NodeAddress(at.Node), real == pipeline.VTEP(at.Node):
 		return refuse(
 			Invalid,
-			"real address %v is a node's own; nothing was changed: give what runs there an address of its own",
+			"real address %v is reserved for the node; nothing was changed: use a separate address for the service",
 			real,
 		)
 	}
@@ -118,7 +118,7 @@ func (s *Store) CreatePublication(
 		case len(found.Publications) >= tenant.MaxPublications:
 			return refuse(
 				Full,
-				"tenant %s has %d publications, and a tenant has no more; nothing was changed: delete one first",
+				"tenant %s has %d publications, which is the maximum; nothing was changed: delete one first",
 				name,
 				len(found.Publications),
 			)
@@ -174,7 +174,7 @@ func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*tx
 		if on, _ := tenant.TraitsOf(found.Network); !on.Overlays {
 			return refuse(
 				Refused,
-				"tenant %s is on network %s, and services and publications are of tenants with addresses of their own; nothing was changed",
+				"tenant %s is on network %s, and only tenants with CIDRs of their own have services and publications; nothing was changed",
 				name,
 				found.Network,
 			)
@@ -254,7 +254,7 @@ func (t *txn) gateway(node string) (netip.Prefix, error) {
 	case !at.Gateway:
 		return netip.Prefix{}, refuse(
 			Refused,
-			"node %s has no gateway; nothing was changed: start its agent with --nimitz, or see with `pilaster status` there what the gateway lacks, or use another node's",
+			"node %s has no gateway; nothing was changed: start its agent with --nimitz, run `pilaster status` there to see why, or use another node",
 			node,
 		)
 	}
@@ -312,7 +312,7 @@ func (t *txn) nextIndex(node string) (address.Index, error) {
 	if next > uint64(address.MaxIndex) {
 		return 0, refuse(
 			Full,
-			"all %d addresses for publications at the gateway of node %s have been given, and none is given twice; nothing was changed: use another node's",
+			"all %d addresses for publications at the gateway of node %s have been allocated, and they are never reused; nothing was changed: use another node",
 			address.MaxIndex-tenant.FirstPublished+1,
 			node,
 		)
@@ -384,7 +384,7 @@ func (t *txn) deletePublished(node string, meant bool) error {
 	if ended > 0 && !meant {
 		return refuse(
 			Refused,
-			"the gateway of node %s publishes %s; it was left as it was: delete them first (`pilaster publication list` shows them), or take --force, which ends them",
+			"the gateway of node %s publishes %s, so the node was not deleted: delete the publications first (`pilaster publication list` shows them), or use --force, which deletes them",
 			node,
 			humanize.Of(ended, "container", "containers"),
 		)
@@ -401,7 +401,7 @@ func (t *txn) reclaimPublished(node string, to uint32) error {
 	if to > uint32(address.MaxIndex) {
 		return refuse(
 			Invalid,
-			"this node says that its gateway publishes at index %d, and %d is the last there is",
+			"this node reports that its gateway publishes at index %d, and the highest is %d",
 			to,
 			address.MaxIndex,
 		)

@@ -98,10 +98,10 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 		{"green", service("db", "fd12:3456::8", "2001:db8::a"), store.Invalid, "own CIDR"},
 		{"green", service("db", "fd70:696c:6100:1::8", "2001:db8::a"), store.Invalid, "base prefix"},
 		{"green", service("db", "fd09::8", "192.0.2.9"), store.Invalid, "IPv6 alone"},
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid, "a node's own; nothing was changed: give what runs there an address of its own"}, // though no node has it yet
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "a node's own"},                                                                  // of its tunnels
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid, "of a node's gateway, which leads to containers; no gateway leads to another; nothing was changed"},
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:2"), store.Invalid, "which leads to containers"},
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid, "reserved for the node; nothing was changed: use a separate address for the service"}, // though no node has it yet
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "reserved for the node"},                                                              // of its tunnels
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid, "belongs to a node's gateway, and one gateway cannot forward to another; nothing was changed"},
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:2"), store.Invalid, "cannot forward to another"},
 		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:7ff:0:2"), store.Invalid, "a container's"},
 		{"lime", service("db", "fd09::8", "2001:db8::a"), store.Refused, "no IPv6 CIDR"},
 		{"blue", service("db", "fd09::8", "2001:db8::a"), store.Refused, "on network netpila"},
@@ -347,7 +347,7 @@ func testRecallPublications(t *testing.T, etcd *clientv3.Client) {
 			t.Errorf("when the node has said %d, the next is %d, want %d", c.says, got, c.next)
 		}
 	}
-	refused(t, says(1<<24), store.Invalid, "16777215 is the last")
+	refused(t, says(1<<24), store.Invalid, "the highest is 16777215")
 }
 
 // What an orchestrator of an earlier build gave, before this one or beside it, is nobody else's.

@@ -108,7 +108,7 @@ func (l *Listing) Page(token PageToken) Page {
 func stale() error {
 	return refuse(
 		Stale,
-		"the store no longer has the revision that the pages before are of; begin with the first again",
+		"the store no longer has the revision of the previous pages; begin again with the first",
 	)
 }
 
@@ -129,7 +129,7 @@ func ParsePageToken(token string) (t PageToken, err error) {
 		_, err = parsePrefixName(after)
 	}
 	if err != nil || t.String() != token {
-		return PageToken{}, fmt.Errorf("page token %.100q is none of this orchestrator", token)
+		return PageToken{}, fmt.Errorf("page token %.100q is not valid", token)
 	}
 	return t, nil
 }

@@ -123,7 +123,7 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 	case created > 0 && has+created > maxPolicies:
 		return refuse(
 			Full,
-			"tenant %s has %d policies, %d more are new, and a tenant has %d at most; nothing was changed: delete some first, or put rules of several into one",
+			"tenant %s has %d policies, %d more are new, and the maximum is %d; nothing was changed: delete some first, or merge several into one",
 			name,
 			has,
 			created,
@@ -132,7 +132,7 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 	case grown > 0 && bytes+grown > maxDocuments:
 		return refuse(
 			Full,
-			"the policies of tenant %s have %d KiB together, %d KiB more would come, and a tenant has %d KiB at most, for each node that hosts it has all of them; nothing was changed: delete some first, or select by fewer labels and blocks",
+			"the policies of tenant %s have %d KiB, %d KiB more are new, and the maximum is %d KiB, because each node that hosts the tenant has all of them; nothing was changed: delete some first, or select by fewer labels and CIDRs",
 			name,
 			bytes>>10,
 			(grown+1023)>>10,
@@ -185,7 +185,7 @@ func (s *Store) changePolicies(
 	if most := s.committer.maxBatch - 3; len(policies) > most {
 		return 0, refuse(
 			Full,
-			"%d policies, and the store changes %d at once; nothing was changed: do it in several steps, in an order in which each is right by itself",
+			"%d policies are more than the %d that the store changes at once; nothing was changed: use several steps, in an order in which each step is correct by itself",
 			len(policies),
 			most,
 		)
@@ -195,7 +195,7 @@ func (s *Store) changePolicies(
 		if len(policyKey(name, p)) > maxAsked {
 			return 0, refuse(
 				Invalid,
-				"policy %.100q has a longer name than a policy can have; nothing was changed",
+				"the name of policy %.100q is too long; nothing was changed",
 				p.Name,
 			)
 		}
@@ -218,7 +218,7 @@ func (s *Store) changePolicies(
 		if w := t.weight(); !w.fits(s.committer.maxBatch) {
 			return refuse(
 				Full,
-				"the policies have %d KiB together, and the store changes %d KiB at once; nothing was changed: do it in several steps, in an order in which each is right by itself",
+				"the policies have %d KiB, more than the %d KiB that the store changes at once; nothing was changed: use several steps, in an order in which each step is correct by itself",
 				w.bytes>>10,
 				maxBytes>>10,
 			)

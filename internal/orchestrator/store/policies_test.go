@@ -153,7 +153,7 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 		policies(strings.Repeat("x", 64<<10), strings.Fields("a b c d e f g h i j k l m n o p q")...),
 		store.Applying{DryRun: true},
 	)
-	refused(t, err, store.Full, "1024 KiB at once", "nothing was changed")
+	refused(t, err, store.Full, "1024 KiB that the store changes at once", "nothing was changed")
 	if err := s.DeletePolicies(t.Context(), "blue", numbered(0, most)); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func testManyPolicies(t *testing.T, etcd *clientv3.Client) {
 		}
 	}
 	_, err = s.ApplyPolicies(t.Context(), "blue", numbered(0, 2), store.Applying{})
-	refused(t, err, store.Full, "10000 policies, 2 more are new", "10000 at most", "nothing was changed")
+	refused(t, err, store.Full, "10000 policies, 2 more are new", "maximum is 10000", "nothing was changed")
 	if got := applied(t, s, "blue", policies("2", "q0", "q1"), false); got != "coco" {
 		t.Errorf("of those that are there: %s", got)
 	}
@@ -194,7 +194,7 @@ func testLongPolicies(t *testing.T, etcd *clientv3.Client) {
 		}
 	}
 	_, err := s.ApplyPolicies(t.Context(), "blue", policies(long, "more"), store.Applying{})
-	refused(t, err, store.Full, "520 KiB more", "16384 KiB at most", "nothing was changed")
+	refused(t, err, store.Full, "520 KiB more", "maximum is 16384 KiB", "nothing was changed")
 	_, err = s.ApplyPolicies(t.Context(), "blue", policies(long+long[:300<<10], "p0"), store.Applying{DryRun: true})
 	refused(t, err, store.Full, "300 KiB more", "nothing was changed")
 	if is := kept(t, etcd, "policies/blue/"); len(is) != 31 {
@@ -298,7 +298,7 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 				c.want,
 				"n1",
 				"blue",
-				"it was not noted",
+				"it was not recorded",
 			)
 			if is := noted(); !strings.Contains(is, other) || strings.Contains(is, own) ||
 				c.override.Address != "x" && strings.Contains(is, c.override.Address) {
@@ -310,7 +310,7 @@ func testOverrides(t *testing.T, etcd *clientv3.Client) {
 		t,
 		say(1, "blue", &pilasterv1.Override{Address: own, App: 9}, &pilasterv1.Override{Address: own, App: 8}),
 		store.Invalid,
-		"twice",
+		"reports two apps",
 	)
 	if is := noted(); strings.Count(is, own) != 1 || !strings.Contains(is, `9`) {
 		t.Errorf("after refusals noted is %s", is)

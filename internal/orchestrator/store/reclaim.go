@@ -62,7 +62,7 @@ func (s *Store) reclaim(t *txn, node *pilasterv1.Node, r Registration) error {
 	return nil
 }
 
-const heldAdvice = "the store was probably restored from a backup or replaced; nothing more was taken in: restore a newer one, or remove this node's containers of the tenant"
+const heldAdvice = "the store was probably restored from a backup or replaced; nothing more was accepted: restore a newer backup, or remove this node's containers of the tenant"
 
 func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if err := checkTenant(held.Name); err != nil {
@@ -74,13 +74,13 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		return err
 	}
 	if exists && held.Created != nil && !held.Created.AsTime().Equal(known.Created.AsTime()) {
-		return refuse(Refused, "this node holds a tenant %s made at %v, but the cluster's was made at %v; %s",
+		return refuse(Refused, "this node holds a tenant %s created at %v, but the cluster's was created at %v; %s",
 			held.Name, held.Created.AsTime(), known.Created.AsTime(), heldAdvice)
 	}
 	if exists && held.Changes > known.Changes+maxJump {
 		return refuse(
 			Refused,
-			"this node has heard of %d changes of tenant %s, and the cluster's has had %d; %s",
+			"this node has received %d changes of tenant %s, and the cluster's has had %d; %s",
 			held.Changes,
 			held.Name,
 			known.Changes,
@@ -91,7 +91,7 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if on, _ := tenant.TraitsOf(network); exists && on.To != "" && held.Network == on.To {
 		return refuse(
 			Refused,
-			"this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably restored from a backup; nothing more was taken in: restore a newer one, or repeat `pilaster tenant migrate %s --to %s --addressing %s`",
+			"this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably restored from a backup; nothing more was accepted: restore a newer backup, or repeat `pilaster tenant migrate %s --to %s --addressing %s`",
 			held.Name,
 			on.To,
 			network,
@@ -183,7 +183,7 @@ func (t *txn) chargeReclaimed(n pki.Node, ids uint64) error {
 	if spent+ids > maxReclaimed {
 		return refuse(
 			Refused,
-			"node %s says again and again that it holds tenant ids which this cluster does not know, more than a node can have; nothing more was taken in: see what it runs, and run `pilaster node delete %s`",
+			"node %s has claimed more tenant ids unknown to this cluster than a node can hold; nothing more was accepted: find out what it runs, and run `pilaster node delete %s`",
 			n.Name,
 			n.Name,
 		)

@@ -84,7 +84,7 @@ func testRecallIsWhole(t *testing.T, etcd *clientv3.Client) {
 		store.Refused,
 		"id 1 of tenant red",
 		"blue",
-		"nothing more was taken in",
+		"nothing more was accepted",
 	)
 	twice := append(apps, &pilasterv1.App{Tenant: "blue", Id: 10, Labels: map[string]string{"app": "other"}})
 	refused(t, recall(s, tenants, twice), store.Refused, "app 10")

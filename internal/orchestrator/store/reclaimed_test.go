@@ -38,14 +38,14 @@ func testRecallMappings(t *testing.T, etcd *clientv3.Client) {
 		reason store.Reason
 		words  string
 	}{
-		"another node's subnet":  {[]string{"green", "10.0.1.0/24", ""}, store.Refused, "belongs to node n1"},
-		"another node's address": {[]string{"lime", "10.0.0.2/32", "c1/eth0"}, store.Refused, "belongs to node n1"},
-		"not the tenant's":       {[]string{"green", "10.1.0.0/24", ""}, store.Refused, "not the tenant's"},
-		"of another length":      {[]string{"green", "10.0.7.0/25", ""}, store.Refused, "not the tenant's"},
-		"a subnet with a key":    {[]string{"green", "10.0.7.0/24", "c1/eth0"}, store.Refused, "not the tenant's"},
-		"after a good one":       {[]string{"green", "10.0.7.0/24", "", "green", "10.0.1.0/24", ""}, store.Refused, "nothing more was taken in"},
-		"no prefix":              {[]string{"green", "10.0.7", ""}, store.Invalid, "10.0.7"},
-		"no name":                {[]string{"a/b", "10.0.7.0/24", ""}, store.Invalid, "a/b"},
+		"another node's subnet":      {[]string{"green", "10.0.1.0/24", ""}, store.Refused, "belongs to node n1"},
+		"another node's address":     {[]string{"lime", "10.0.0.2/32", "c1/eth0"}, store.Refused, "belongs to node n1"},
+		"not a prefix of the tenant": {[]string{"green", "10.1.0.0/24", ""}, store.Refused, "not a prefix of the tenant"},
+		"of another length":          {[]string{"green", "10.0.7.0/25", ""}, store.Refused, "not a prefix of the tenant"},
+		"a subnet with a key":        {[]string{"green", "10.0.7.0/24", "c1/eth0"}, store.Refused, "not a prefix of the tenant"},
+		"after a good one":           {[]string{"green", "10.0.7.0/24", "", "green", "10.0.1.0/24", ""}, store.Refused, "nothing more was accepted"},
+		"no prefix":                  {[]string{"green", "10.0.7", ""}, store.Invalid, "10.0.7"},
+		"no name":                    {[]string{"a/b", "10.0.7.0/24", ""}, store.Invalid, "a/b"},
 	} {
 		before := s.Revision()
 		refused(t, holding(s, 2, c.held...), c.reason, c.words)

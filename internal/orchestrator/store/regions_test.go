@@ -55,7 +55,7 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		t.Fatalf("the Edge Switch: %v, %v", n, err)
 	}
 	_, err := s.Register(ctx, store.Registration{Node: node(3), Edge: true})
-	refused(t, err, store.Refused, "node n2 is this region's Edge Switch already", "nothing was changed")
+	refused(t, err, store.Refused, "node n2 is already this region's Edge Switch", "nothing was changed")
 	_, err = s.Register(ctx, store.Registration{Node: node(1), Edge: true})
 	refused(t, err, store.Refused, "without --edge", "cannot change")
 	_, err = s.Register(ctx, store.Registration{Node: node(2)})
@@ -85,7 +85,7 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		"a wrong CIDR":       {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "10.2.0.1/16" }, store.Invalid, "not a prefix"},
 		"a CIDR of nodes":    {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "fd70:696c:6100::/48" }, store.Invalid, "base prefix"},
 		"our CIDR":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "10.0.128.0/17" }, store.Refused, "tenant t2 has 10.0.128.0/17 in region east and 10.0.0.0/16 in this region"},
-		"too much":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs = make([]string, 1<<20) }, store.Full, "choose tenants with --tenant"},
+		"too much":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs = make([]string, 1<<20) }, store.Full, "select tenants with --tenant"},
 	} {
 		r := east("10.1.0.0/16", "10.2.0.0/16")
 		c.change(r)
@@ -217,7 +217,7 @@ func testMadeAnew(t *testing.T, s *store.Store) {
 		says string
 	}{
 		{was, names, ""}, {was, nil, ""}, {nil, nil, ""}, {was, nil, ""}, // also what an older export does not tell
-		{is, nil, "tenant t1 was deleted and made anew in region east since region east was imported"},
+		{is, nil, "tenant t1 was deleted and created again in region east since region east was imported"},
 		{was, nil, ""}, // nothing was changed
 		{is, names, ""}, {is, nil, ""},
 	} {
@@ -239,7 +239,7 @@ func testMadeAnew(t *testing.T, s *store.Store) {
 		t.Fatal(err)
 	}
 	_, err := take(is)
-	refused(t, err, store.Refused, "tenant t1 was deleted and made anew here")
+	refused(t, err, store.Refused, "tenant t1 was deleted and created again here")
 	if kept, err := take(is, names...); err != nil || proto.Equal(kept.Tenants[0].Joined, before.Created) {
 		t.Errorf("when it is meant: %v, %v", kept, err)
 	}

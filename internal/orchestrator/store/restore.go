@@ -90,7 +90,7 @@ func checkEmpty(dataDir string) error {
 	for _, e := range entries {
 		if e.Name() != unfinished {
 			return fmt.Errorf(
-				"%s is not empty: it has %s\n  nothing was changed; move what is there away, or name another --data-dir",
+				"%s is not empty: it has %s\n  nothing was changed; move its content away, or choose another --data-dir",
 				dataDir,
 				e.Name(),
 			)
@@ -119,7 +119,7 @@ func fill(ctx context.Context, dir string, records map[string]string, log *slog.
 		_, err := e.Client.Txn(once).Then(puts...).Commit()
 		cancel()
 		if err != nil {
-			return fmt.Errorf("the new store did not take the records: %w", err)
+			return fmt.Errorf("the new store did not accept the records: %w", err)
 		}
 	}
 	return nil
@@ -154,7 +154,7 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 	}{{keyPrefixMark, "node prefixes", c.Plan.Nodes()}, {keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1}} {
 		if err := raise(records, m.key, skip, m.end); err != nil {
 			return fmt.Errorf(
-				"leaving out %d of %d %s: %w; say with --skip how many were handed out since the backup, at most",
+				"skipping %d of %d %s: %w; set --skip to the most that can have been allocated since the backup",
 				skip,
 				m.end-1,
 				m.what,
@@ -272,7 +272,7 @@ func raisePublished(records map[string]string, skip uint64) error {
 	return nil
 }
 
-var errNoneLeft = errors.New("nothing would be left to hand out")
+var errNoneLeft = errors.New("none would be left to allocate")
 
 // raise skips numbers, at most all that are left.
 func raise(records map[string]string, mark string, skip, end uint64) error {

@@ -54,7 +54,7 @@ func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefi
 	case o.NodeBits != 0:
 		return netip.Prefix{}, refuse(
 			Full,
-			"all %d subnets /%d of %v of tenant %s are with nodes, or were until a moment ago; nothing was changed: use a node that has one (`pilaster tenant get %s`), delete nodes that are gone, or make a tenant with a wider CIDR or smaller subnets (--node-bits)",
+			"all %d subnets /%d of %v of tenant %s are allocated or in quarantine; nothing was changed: use a node that has one (`pilaster tenant get %s`), delete nodes that are gone, or create a tenant with a wider CIDR or smaller subnets (--node-bits)",
 			count,
 			o.NodeBits,
 			o.CIDR,
@@ -64,7 +64,7 @@ func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefi
 	}
 	return netip.Prefix{}, refuse(
 		Full,
-		"all %d addresses of %v of tenant %s are used, or were until a moment ago; nothing was changed: remove containers and try again in %d minutes, or make a tenant with a wider CIDR",
+		"all %d addresses of %v of tenant %s are in use or in quarantine; nothing was changed: remove containers and try again in %d minutes, or create a tenant with a wider CIDR",
 		count,
 		o.CIDR,
 		name,

@@ -58,7 +58,7 @@ func (s *Store) KeepSessions(ctx context.Context, lost func()) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Warn("the store forgets which nodes are connected here; they connect anew")
+		s.log.Warn("the store lost the sessions of this orchestrator's nodes; the nodes reconnect")
 		lost()
 		for s.grant(ctx) != nil {
 			select {
@@ -93,8 +93,8 @@ func (s Session) Admit(node, instance string) error {
 	}
 	return refuse(
 		Exists,
-		"node %s is connected already, from another machine with the same identity; that one goes on and this one was refused: "+
-			"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a machine that has just lost power is let in again within half a minute)",
+		"node %s is connected already, from another machine with the same identity; that one stays connected and this one was refused: "+
+			"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a machine that has just lost power is accepted again within half a minute)",
 		node,
 	)
 }

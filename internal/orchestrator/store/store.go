@@ -115,15 +115,15 @@ func unavailable(err error) error {
 	if errors.Is(err, rpctypes.ErrNoSpace) {
 		return &Error{
 			Full,
-			"the store has reached its size and takes no change; nothing was changed: restart the orchestrator, which makes room in its embedded etcd" +
-				" (in an etcd cluster of your own, compact and defragment it and disarm the alarm with etcdctl)",
+			"the store has reached its size limit and accepts no change; nothing was changed: restart the orchestrator, which makes room in its embedded etcd" +
+				" (if the etcd cluster is external, compact and defragment it and disarm the alarm with etcdctl)",
 			err,
 		}
 	}
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // until the next lease is granted
 		return &Error{
 			Unavailable,
-			"the store has just forgotten which nodes are connected here; nothing was changed: try again",
+			"the store has just lost the sessions of this orchestrator's nodes; nothing was changed: try again",
 			err,
 		}
 	}

@@ -239,7 +239,7 @@ func testRecallOfNonsense(t *testing.T, etcd *clientv3.Client) {
 		recall(s, []*pilasterv1.Tenant{{Name: "blue", Changes: 1<<64 - 1}}, nil),
 		store.Refused,
 		"changes of tenant blue",
-		"nothing more was taken in",
+		"nothing more was accepted",
 	)
 	if rotated, err := s.RotateKey(ctx, "blue"); err != nil || list(rotated.Ids) != "1 -5" || rotated.Changes != 2 {
 		t.Errorf("rotated %v, %v", rotated, err)
@@ -250,7 +250,7 @@ func testRecallOfNonsense(t *testing.T, etcd *clientv3.Client) {
 	for id := 50_000; err == nil && id < int(address.MaxTenantID); id += 50_000 {
 		err = recall(s, []*pilasterv1.Tenant{{Name: "lost", Ids: ids(id)}}, nil)
 	}
-	refused(t, err, store.Refused, "n77", "node delete n77", "nothing more was taken in")
+	refused(t, err, store.Refused, "n77", "node delete n77", "nothing more was accepted")
 	if green, err := s.CreateTenant(ctx, "green", 0); err != nil || list(green.Ids) != "100001" {
 		t.Errorf("a tenant after many made-up ids: %v, %v", green, err)
 	}

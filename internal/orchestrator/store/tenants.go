@@ -58,7 +58,7 @@ func (s *Store) CreateTenantOn(
 	if !slices.ContainsFunc(on.Addressings, func(a tenant.Addressing) bool { return addressings[a] == addressing }) {
 		return nil, refuse(
 			Invalid,
-			"addressing %d is none that a tenant of network %s can have, which is %v; nothing was changed",
+			"addressing %d is not one of network %s, which are %v; nothing was changed",
 			addressing,
 			network,
 			on.Addressings,
@@ -124,7 +124,7 @@ func (t *txn) allocateTenantID(owner string) (uint32, error) {
 			return uint32(n), nil
 		}
 	}
-	return 0, refuse(Full, "all %d tenant ids have been handed out, and ids are never reused", address.MaxTenantID)
+	return 0, refuse(Full, "all %d tenant ids have been allocated, and ids are never reused", address.MaxTenantID)
 }
 
 func tenantIDKey(id uint32) string { return fmt.Sprintf("%s%d", dirTenantIDs, id) }
@@ -188,7 +188,7 @@ func (s *Store) Resolve(
 		if exists, err := t.load(dirTenants+name, found); err != nil {
 			return err
 		} else if !exists {
-			return refuse(NotFound, "there is no tenant %q; make it with `pilaster tenant create %s`", name, name)
+			return refuse(NotFound, "there is no tenant %q; create it with `pilaster tenant create %s`", name, name)
 		}
 		if err := t.beginHosting(n, sequence, found); err != nil {
 			return err

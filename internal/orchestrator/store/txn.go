@@ -148,7 +148,7 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 
 // errLater is returned by a change that reads a range into which earlier changes of the batch wrote: it must wait for
 // their commit.
-var errLater = errors.New("this has to be decided when what is before it has been made")
+var errLater = errors.New("this change must wait for the commit of those before it")
 
 func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	if op := clientv3.OpGet(key, opts...); t.groupWrites(op.KeyBytes(), op.RangeBytes()) != nil {

@@ -67,7 +67,7 @@ func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, errRewound) {
 			revision = 0
 		}
-		s.log.Warn("not following the store; trying again", "error", err, "revision", revision)
+		s.log.Warn("the watch of the store failed; retrying", "error", err, "revision", revision)
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
@@ -79,7 +79,7 @@ func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 // errRewound reports that etcd no longer has the history that is being watched. etcd itself would report nothing until
 // it has reached the old revision again, and then continue from there.
 var errRewound = errors.New(
-	"etcd has an earlier revision than before: it was restored from a snapshot; everything is read anew",
+	"etcd has an earlier revision than before, so it was restored from a snapshot; reading the whole store again",
 )
 
 func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) error {
