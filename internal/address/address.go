@@ -6,14 +6,14 @@ import (
 	"net/netip"
 )
 
-// TenantID names a (tenant, key) pair. 24 bits; 0 is the node itself and services on it.
+// TenantID identifies a pair of tenant and key. It has 24 bits; 0 is the node itself and the services on it.
 type TenantID uint32
 
-// AppID is the policy identity inside a tenant. 16 bits; 0 is no app, and from FirstReservedApp
-// up an app never belongs to a container.
+// AppID is the policy identity inside a tenant. It has 16 bits; 0 means no app, and numbers from FirstReservedApp on
+// are never those of a container.
 type AppID uint16
 
-// Index tells containers of one node, tenant id and app apart. 24 bits; 0 is never given out.
+// Index distinguishes the containers of one node, tenant ID and app. It has 24 bits; 0 is never allocated.
 type Index uint32
 
 const (
@@ -26,7 +26,7 @@ const (
 	NodeBits = 64
 )
 
-// Plain is a plaintext address taken apart.
+// Plain holds the fields of a plaintext address.
 type Plain struct {
 	Node   netip.Prefix // the /64 routed to the node
 	Tenant TenantID
@@ -34,7 +34,7 @@ type Plain struct {
 	Index  Index
 }
 
-// Addr composes the address. Fields beyond their width are a programming error and panic.
+// Addr composes the address. It panics if a field exceeds its width, which is a programming error.
 func (p Plain) Addr() netip.Addr {
 	if p.Tenant > MaxTenantID || p.Index > MaxIndex || p.Node.Bits() != NodeBits {
 		panic(fmt.Sprintf("address: field out of range in %+v", p))
@@ -44,8 +44,8 @@ func (p Plain) Addr() netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// Parse reads an IPv6 address as people write it. A zone, an IPv4 address and an IPv4-mapped one
-// are refused: none of them can be an address of ours.
+// Parse reads an IPv6 address in text form. It rejects zones, IPv4 addresses and IPv4-mapped addresses: none of them
+// can be a Pilaster address.
 func Parse(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -57,7 +57,7 @@ func Parse(s string) (netip.Addr, error) {
 	return ParseAny(s)
 }
 
-// ParseAny reads an address of either family, such as tenants of network nimitz have of their own.
+// ParseAny reads an address of either family, such as the own addresses of a NIMITZ tenant.
 func ParseAny(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	switch {
@@ -71,8 +71,8 @@ func ParseAny(s string) (netip.Addr, error) {
 	return a, nil
 }
 
-// Split takes a plaintext address apart. Any IPv6 address has parts; whether they mean something
-// is for the caller to check against the Plan. Split(p.Addr()) is p with its node prefix masked.
+// Split returns the fields of a plaintext address. Every IPv6 address has these fields; the caller checks against the
+// Plan whether they are valid. Split(p.Addr()) is p with its node prefix masked.
 func Split(a netip.Addr) Plain {
 	b := a.As16()
 	low := binary.BigEndian.Uint64(b[8:])

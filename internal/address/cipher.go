@@ -10,10 +10,10 @@ import (
 	"net/netip"
 )
 
-// Key is the AES-128 key of one tenant id.
+// Key is the AES-128 key of one tenant ID.
 type Key [16]byte
 
-// ParseKey reads 32 hexadecimal digits. Its error never repeats them: they may be most of a key.
+// ParseKey reads 32 hexadecimal digits. Its error never contains the input, which may be most of a key.
 func ParseKey(s string) (Key, error) {
 	b, err := hex.DecodeString(s)
 	switch {
@@ -33,41 +33,40 @@ func (k Key) String() string { return hex.EncodeToString(k[:]) }
 // LogValue keeps keys out of logs.
 func (k Key) LogValue() slog.Value { return slog.StringValue("(key)") }
 
-// Cipher turns plaintext addresses into ciphertext addresses and back: one AES-128 block.
+// Cipher converts between plaintext and ciphertext addresses: one AES-128 block.
 type Cipher struct{ block cipher.Block }
 
-// NewCipher schedules the key once; a Cipher may be used by several goroutines.
+// NewCipher expands the key once. Several goroutines may use one Cipher.
 func NewCipher(k Key) *Cipher {
 	block, err := aes.NewCipher(k[:])
 	if err != nil {
-		panic(err) // 16 bytes are always a key
+		panic(err) // cannot fail: a Key has 16 bytes
 	}
 	return &Cipher{block}
 }
 
-// Encrypt turns an IPv6 address into the one its containers see.
+// Encrypt turns a plaintext address into the ciphertext address that containers see.
 func (c *Cipher) Encrypt(a netip.Addr) netip.Addr {
 	b := a.As16()
 	c.block.Encrypt(b[:], b[:])
 	return netip.AddrFrom16(b)
 }
 
-// Decrypt undoes Encrypt. Every ciphertext decrypts to something: whether it was made under this
-// key shows in the plaintext's base prefix and tenant id alone.
+// Decrypt is the inverse of Encrypt. Every address decrypts to something; only the base prefix and the tenant ID of the
+// result show whether it was encrypted under this key.
 func (c *Cipher) Decrypt(a netip.Addr) netip.Addr {
 	b := a.As16()
 	c.block.Decrypt(b[:], b[:])
 	return netip.AddrFrom16(b)
 }
 
-// ErrExhausted means no index is left for this node, tenant id and app.
+// ErrExhausted means that this node, tenant ID and app have no index left.
 var ErrExhausted = errors.New("no index left whose ciphertext lies in the private prefix")
 
-// Draw tries indexes upward from p.Index until the ciphertext lies in the private prefix, and
-// returns the plain address that did it and its ciphertext. On average it takes
-// 2^(private prefix length) tries: 256 for a /8, about 4 µs.
+// Draw tries indexes upward from p.Index until the ciphertext lies in the private prefix. It returns that plaintext
+// address and its ciphertext. On average it takes 2^(private prefix length) tries: 256 for a /8, about 4 µs.
 func (c *Cipher) Draw(private netip.Prefix, p Plain) (Plain, netip.Addr, error) {
-	b := make([]byte, 16) // one for all tries: what a cipher is given escapes
+	b := make([]byte, 16) // one buffer for all tries, because it escapes to the heap
 	for p.Index = max(p.Index, 1); p.Index <= MaxIndex; p.Index++ {
 		plain := p.Addr().As16()
 		copy(b, plain[:])

@@ -32,7 +32,7 @@ func TestCipherVector(t *testing.T) {
 	}
 }
 
-// NP4, §6.2, judged by OpenSSL: 1,000 random addresses under ten random keys, both ways.
+// NP4, §6.2: OpenSSL is the reference. 1,000 random addresses under ten random keys, in both directions.
 func TestOpenSSLAgrees(t *testing.T) {
 	const keys, each = 10, 100
 	for range keys {
@@ -126,7 +126,7 @@ func testKey(t *testing.T) Key {
 	return Key(b)
 }
 
-// Draw takes the first index from the cursor on that serves, and passes none over.
+// Draw returns the first suitable index from the cursor on, and skips none.
 func TestDrawTakesTheFirstThatServes(t *testing.T) {
 	c, plan := NewCipher(testKey(t)), DefaultPlan()
 	p := Plain{Node: netip.MustParsePrefix("fd70:696c:6100:3::/64"), Tenant: 1, App: 1}
@@ -149,7 +149,7 @@ func TestDrawTakesTheFirstThatServes(t *testing.T) {
 	}
 }
 
-// A walk over every index finds as many addresses as Usable promises, then says it is done.
+// A walk over all indexes finds as many addresses as Usable says, and then fails with ErrExhausted.
 func TestDrawFindsWhatThePlanPromises(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 )
 
-// Elsewhere are addresses that are nobody's own: no gateway prefix and no tenant's overlay may have any of them.
+// Elsewhere lists prefixes with a special meaning. No gateway prefix and no overlay of a tenant may overlap them.
 var Elsewhere = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),
 	netip.MustParsePrefix("127.0.0.0/8"),
@@ -57,7 +57,7 @@ func (p Plan) validateGateways() error {
 	return nil
 }
 
-// gateway is the gateway prefix of a family and the length of a node's block in it.
+// gateway returns the gateway prefix of a family and the length of a node's block in it.
 func (p Plan) gateway(is4 bool) (netip.Prefix, int) {
 	if is4 {
 		return p.Gateway4, GatewayBits4
@@ -65,7 +65,7 @@ func (p Plan) gateway(is4 bool) (netip.Prefix, int) {
 	return p.Gateway6, GatewayBits6
 }
 
-// GatewayBlocks is how many nodes have a block of virtual addresses of a family: those with lower numbers.
+// GatewayBlocks returns how many nodes have a block of virtual addresses of a family: the nodes with lower numbers.
 func (p Plan) GatewayBlocks(is4 bool) uint64 {
 	prefix, bits := p.gateway(is4)
 	if !prefix.IsValid() {
@@ -74,8 +74,9 @@ func (p Plan) GatewayBlocks(is4 bool) uint64 {
 	return 1 << (bits - prefix.Bits())
 }
 
-// GatewayBlock is a node's virtual addresses of a family: the first one is its gateway's own, and no other node has any
-// of them. It follows from the node's number. False where its number is too high, or the family has no gateway prefix.
+// GatewayBlock returns a node's block of virtual addresses of a family. The first address is the gateway's own. Blocks
+// of different nodes do not overlap: the block follows from the node's number. The result is false if that number is
+// too high, or if the family has no gateway prefix.
 func (p Plan) GatewayBlock(node netip.Prefix, is4 bool) (netip.Prefix, bool) {
 	n := p.NodeNumber(node)
 	if n >= p.GatewayBlocks(is4) {
@@ -85,10 +86,11 @@ func (p Plan) GatewayBlock(node netip.Prefix, is4 bool) (netip.Prefix, bool) {
 	return Subnet(prefix, bits, n), true
 }
 
-// Subnet is the n-th prefix of a length within a wider one; n is within 64 bits of there being one.
+// Subnet returns the n-th prefix of a length within a wider prefix. The caller guarantees that it exists; n has 64
+// bits.
 func Subnet(of netip.Prefix, bits int, n uint64) netip.Prefix {
 	b := of.Masked().Addr().As16()
-	shift := of.Addr().BitLen() - bits // of the number's lowest bit, from the right
+	shift := of.Addr().BitLen() - bits // position of the number's lowest bit, from the right
 	hi, lo := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 	if shift < 64 {
 		lo |= n << shift
@@ -105,7 +107,7 @@ func Subnet(of netip.Prefix, bits int, n uint64) netip.Prefix {
 	return netip.PrefixFrom(a, bits)
 }
 
-// SubnetNumber undoes Subnet.
+// SubnetNumber is the inverse of Subnet.
 func SubnetNumber(of, subnet netip.Prefix) uint64 {
 	b, first := subnet.Addr().As16(), of.Masked().Addr().As16()
 	shift := of.Addr().BitLen() - subnet.Bits()

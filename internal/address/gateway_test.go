@@ -55,7 +55,7 @@ func TestGatewayPrefixesAreRefused(t *testing.T) {
 	}
 }
 
-// Subnets of all lengths are told apart by their numbers, and lie in what they are cut from.
+// Subnets of all lengths have distinct numbers and lie in the wider prefix.
 func FuzzSubnet(f *testing.F) {
 	f.Add([]byte{10, 0, 0, 0}, 16, 24, uint64(3))
 	f.Add(DefaultPlan().Gateway6.Addr().AsSlice(), 48, 80, uint64(1))

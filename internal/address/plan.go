@@ -15,12 +15,12 @@ const (
 	MaxPrivateBits = 10
 )
 
-// Plan is a cluster's use of the address space. It never changes while the cluster lives.
+// Plan is a cluster's use of the address space. It is constant for the life of the cluster.
 type Plan struct {
-	Base    netip.Prefix // node /64s are cut from it
+	Base    netip.Prefix // the /64s of nodes are allocated from it
 	Private netip.Prefix // where ciphertexts lie
-	// Every node has a block of virtual addresses in each of these, by which tenants with addresses of their own and
-	// the rest of the network see each other (NIMITZ §3.1). The zero Prefix means none.
+	// Every node has a block of virtual addresses in each of these prefixes. Through them, tenants with addresses of
+	// their own and the rest of the network reach each other (NIMITZ §3.1). The zero Prefix means none.
 	Gateway4, Gateway6 netip.Prefix
 }
 
@@ -41,8 +41,8 @@ func DefaultPlan() Plan {
 	}
 }
 
-// Usable is how many addresses a node has for each tenant id and app: indexes whose ciphertext
-// falls into the private prefix, 2^(24 - length).
+// Usable returns how many addresses a node has for each tenant ID and app: the indexes whose ciphertext lies in the
+// private prefix, 2^(24 - length).
 func (p Plan) Usable() int {
 	if p.Private.Bits() > 24 {
 		return 0
@@ -50,10 +50,10 @@ func (p Plan) Usable() int {
 	return 1 << (24 - p.Private.Bits())
 }
 
-// Nodes is how many /64s the base prefix of a valid plan holds.
+// Nodes returns how many /64s the base prefix of a valid plan holds.
 func (p Plan) Nodes() uint64 { return 1 << (NodeBits - p.Base.Bits()) }
 
-// Validate says why a plan cannot work, or returns nil.
+// Validate returns why a plan cannot work, or nil.
 func (p Plan) Validate() error {
 	for _, q := range []struct {
 		name   string
@@ -104,14 +104,14 @@ func (p Plan) ContainsNode(node netip.Prefix) bool {
 	return node.Bits() == NodeBits && node == node.Masked() && p.Base.Contains(node.Addr())
 }
 
-// Node is the n-th /64 of a valid plan's base prefix, n < Nodes().
+// Node returns the n-th /64 of a valid plan's base prefix, n < Nodes().
 func (p Plan) Node(n uint64) netip.Prefix {
 	b := p.Base.Masked().Addr().As16()
 	binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])|n&(p.Nodes()-1))
 	return netip.PrefixFrom(netip.AddrFrom16(b), NodeBits)
 }
 
-// NodeNumber undoes Node, for a node that ContainsNode accepts.
+// NodeNumber is the inverse of Node, for a node that ContainsNode accepts.
 func (p Plan) NodeNumber(node netip.Prefix) uint64 {
 	b := node.Addr().As16()
 	return binary.BigEndian.Uint64(b[:8]) & (p.Nodes() - 1)

@@ -38,7 +38,7 @@ func TestPlanValidate(t *testing.T) {
 		{"", "fc00::/8", "is not an IPv6 prefix"},
 		{"fd70:696c:6100::/40", "", "is not an IPv6 prefix"},
 	} {
-		// What does not parse is the zero prefix, as a caller that lost an error would pass it.
+		// A prefix that does not parse becomes the zero prefix, as from a caller that ignores the error.
 		base, _ := netip.ParsePrefix(c.base)
 		private, _ := netip.ParsePrefix(c.private)
 		err := Plan{Base: base, Private: private}.Validate()
@@ -48,7 +48,7 @@ func TestPlanValidate(t *testing.T) {
 	}
 }
 
-// Whatever passes Validate keeps what the rest of Pilaster takes for granted.
+// Every plan that Validate accepts has the properties that the rest of Pilaster relies on.
 func FuzzPlanValidate(f *testing.F) {
 	d := DefaultPlan()
 	f.Add(d.Base.Addr().AsSlice(), d.Base.Bits(), d.Private.Addr().AsSlice(), d.Private.Bits())

@@ -1,12 +1,13 @@
-// Package batch does work that costs the same for one and for many once for all who ask for it at the same time.
+// Package batch combines concurrent requests: work that costs the same for one request and for many runs once for all
+// callers that wait.
 package batch
 
 import "sync"
 
-// Rounds run a work in rounds, one at a time. Callers that arrive during a round join the next one, because the running
-// round may have passed what they need.
+// Rounds runs work in rounds, one at a time. Callers that arrive during a round join the next one, because the running
+// round may already have passed what they need.
 type Rounds[T any] struct {
-	one  sync.Locker // held by the round that is on
+	one  sync.Locker // held by the running round
 	work func(all []T) []error
 
 	mu   sync.Mutex
@@ -19,13 +20,13 @@ type round[T any] struct {
 	errs []error
 }
 
-// New is for a work that returns an error, or nil, for each. It is done under the lock, which may keep other work away
-// as well: who comes while a round waits for it still belongs to that round.
+// New takes work that returns one error, or nil, for each request. Each round runs under the lock, which may also
+// exclude other work. Callers that arrive before the round acquires the lock join that round.
 func New[T any](one sync.Locker, work func(all []T) []error) *Rounds[T] {
 	return &Rounds[T]{one: one, work: work}
 }
 
-// Do returns when a round with this one in it, begun after the call, has ended.
+// Do returns when a round has ended that includes this request and began after the call.
 func (r *Rounds[T]) Do(this T) error {
 	r.mu.Lock()
 	mine, first := r.next, r.next == nil
@@ -43,7 +44,7 @@ func (r *Rounds[T]) Do(this T) error {
 	return mine.errs[i]
 }
 
-// Waiting is how many the next round has.
+// Waiting returns how many requests the next round has.
 func (r *Rounds[T]) Waiting() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -59,6 +60,6 @@ func (r *Rounds[T]) run(mine *round[T]) {
 	r.mu.Lock()
 	r.next = nil
 	r.mu.Unlock()
-	defer close(mine.done) // also where work panics: the others must not wait for ever
+	defer close(mine.done) // even if work panics: the other callers must not wait for ever
 	mine.errs = r.work(mine.all)
 }

@@ -1,4 +1,4 @@
-// Package debugserver serves what a daemon shows of itself over HTTP: its goroutines and its memory.
+// Package debugserver serves the goroutines and the memory of a daemon over HTTP.
 package debugserver
 
 import (
@@ -6,8 +6,8 @@ import (
 	"runtime/pprof"
 )
 
-// Goroutines tells what each goroutine is doing. Functions and lines only: the longer form shows their
-// arguments, and keys are among them.
+// Goroutines serves the stack of each goroutine, with functions and lines only: the longer form shows arguments, and
+// keys are among them.
 func Goroutines(w http.ResponseWriter, _ *http.Request) {
 	_ = pprof.Lookup("goroutine").WriteTo(w, 1)
 }

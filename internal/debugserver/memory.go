@@ -12,16 +12,16 @@ import (
 	"strings"
 )
 
-// Memory is what a process uses, in bytes, after it has collected its garbage and given back what was free.
+// Memory is the memory of a process in bytes, after a garbage collection that returned free memory to the system.
 type Memory struct {
-	Heap       int64 `json:"liveHeapBytes"` // what the collector found in use
+	Heap       int64 `json:"liveHeapBytes"` // live objects
 	Stacks     int64 `json:"stackBytes"`    // of goroutines
-	Resident   int64 `json:"residentBytes"` // as the kernel counts it, the program's own file included
+	Resident   int64 `json:"residentBytes"` // as the kernel counts it, including the pages of the executable
 	Anonymous  int64 `json:"anonymousBytes"`
 	Goroutines int   `json:"goroutines"`
 }
 
-// ServeMemory has the process collect its garbage and tells what is left.
+// ServeMemory runs a garbage collection and serves the memory that is left in use.
 func ServeMemory(w http.ResponseWriter, _ *http.Request) {
 	m, err := measureMemory()
 	if err != nil {
@@ -32,7 +32,7 @@ func ServeMemory(w http.ResponseWriter, _ *http.Request) {
 }
 
 func measureMemory() (m Memory, err error) {
-	runtime.GC() // what pools hold goes with the second collection
+	runtime.GC() // sync.Pool keeps its content until the second collection
 	debug.FreeOSMemory()
 	s := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/stacks:bytes"}}
 	metrics.Read(s)
@@ -52,7 +52,7 @@ func measureMemory() (m Memory, err error) {
 	return m, nil
 }
 
-// statusBytes finds a size in what the kernel tells of a process.
+// statusBytes reads a size from /proc/PID/status.
 func statusBytes(text, key string) (int64, error) {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, key); ok {

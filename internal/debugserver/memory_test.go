@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestMemory: what is kept is seen, and what is not is gone.
+// TestMemory: the figures contain live memory, and not memory that was freed.
 func TestMemory(t *testing.T) {
 	ask := func() (m Memory) {
 		w := httptest.NewRecorder()

@@ -1,5 +1,5 @@
-// Package dropreason names why a packet was dropped. reasons.txt is the one list; the C enum, the
-// constants here and docs/reference/drop-reasons.md are made from it.
+// Package dropreason names the reasons for dropped packets. reasons.txt is the only list; the C enum, the constants
+// here and docs/reference/drop-reasons.md are generated from it.
 package dropreason
 
 import "fmt"
@@ -16,7 +16,7 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason-%d", uint32(r))
 }
 
-// Text says what happened and what to do about it.
+// Text returns what happened and what to do about it.
 func (r Reason) Text() string {
 	if r.known() {
 		return reasons[r].text

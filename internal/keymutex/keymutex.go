@@ -1,4 +1,5 @@
-// Package keymutex has work on one key done by one at a time, and on different keys side by side.
+// Package keymutex provides a mutex for each key: work on one key is serialised, and work on different keys runs in
+// parallel.
 package keymutex
 
 import (

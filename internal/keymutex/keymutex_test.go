@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// TestLock: one key is held by one, another key is free meanwhile, and who does not wait any longer leaves nothing
-// behind.
+// TestLock: a key has one holder at a time, other keys stay free, and a waiter that gives up leaves nothing behind.
 func TestLock(t *testing.T) {
 	var l Locks
 	unlock, err := l.Lock(t.Context(), "a")

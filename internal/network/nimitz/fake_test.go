@@ -18,8 +18,8 @@ import (
 
 var plan = address.DefaultPlan()
 
-// tableSwitch is a switch made of the pipeline itself. It refuses what a network that knows what it has would not ask
-// for.
+// tableSwitch is a switch that runs the pipeline itself. It rejects requests that a network with a correct view of the
+// switch would not send.
 type tableSwitch struct {
 	has     map[any]pipeline.Entry // by match
 	ports   map[pipeline.Port]string
@@ -95,7 +95,7 @@ func (s *tableSwitch) put(entries ...pipeline.Entry) {
 	}
 }
 
-// forwards counts entries that lead to a port.
+// forwards counts the entries that output to a port.
 func (s *tableSwitch) forwards(to pipeline.Port) int {
 	n := 0
 	for _, e := range s.has {
@@ -106,7 +106,7 @@ func (s *tableSwitch) forwards(to pipeline.Port) int {
 	return n
 }
 
-// memory draws without a disk.
+// memory allocates without a disk.
 type memory map[endpoint.CursorKey]*struct {
 	next    address.Index
 	resting []address.Index
@@ -141,7 +141,7 @@ func (m memory) ReleaseIndex(key endpoint.CursorKey, i address.Index) error {
 	return nil
 }
 
-// cluster is an orchestrator and its nodes. Everybody hears at once.
+// cluster is an orchestrator and its nodes. Every node receives each update at once.
 type cluster struct {
 	t       testing.TB
 	plan    address.Plan
@@ -153,7 +153,7 @@ type cluster struct {
 	away    error
 }
 
-// node is one with its network and its containers.
+// node is a node with its network and its containers.
 type node struct {
 	*Network
 	c      *cluster
@@ -165,8 +165,8 @@ type node struct {
 	mtu    int // of its gateway
 
 	carries map[string]bool           // tenants without a container here
-	told    map[netip.Addr]netip.Addr // to its gateway, of which it has none if it is alone
-	kept    map[netip.Addr]bool       // the last time that something was withdrawn
+	told    map[netip.Addr]netip.Addr // what its gateway publishes; nil if the node has no gateway
+	kept    map[netip.Addr]bool       // the argument of the last call of Keep
 	alone   bool
 	edge    bool
 }
@@ -187,7 +187,7 @@ func (n *node) Keep(_ context.Context, _ map[netip.Addr]netip.Addr, used map[net
 	return nil
 }
 
-// tenantOf has VNI id, and addresses that others have too.
+// tenantOf returns a tenant with VNI id. Its addresses overlap those of other tenants.
 func tenantOf(id address.TenantID, overlays ...tenant.Overlay) tenant.Tenant {
 	return tenant.Tenant{
 		Name:       fmt.Sprint("t", id),
@@ -229,7 +229,7 @@ func newRegion(t testing.TB, plan address.Plan, nodes int, tenants ...tenant.Ten
 	return c
 }
 
-// start is what a new process of the agent does: it knows the records and finds the switch as it is.
+// start acts as a new agent process: it knows the records and finds the switch in its present state.
 func (n *node) start(indexes network.Indexes) {
 	n.c.t.Helper()
 	config := Config{
@@ -274,7 +274,7 @@ func (n *node) hosts(t tenant.Tenant) bool {
 	return n.carries[t.Name]
 }
 
-// hear is the link's list of a tenant.
+// hear passes the full list of a tenant to the node.
 func (n *node) hear(t tenant.Tenant) { n.must(n.Replace(n.c.t.Context(), t.Name, n.c.where[t.Name])) }
 
 func (n *node) add(t tenant.Tenant, app address.AppID) endpoint.Record {
@@ -327,7 +327,7 @@ func (n *node) remove(r endpoint.Record) {
 	}
 }
 
-// give hands out the next subnet or address of each overlay, and tells those who host the tenant.
+// give allocates the next subnet or address of each overlay, and updates the nodes that host the tenant.
 func (c *cluster) give(name string, n *node, key string) ([]netip.Prefix, error) {
 	of := fmt.Sprint(name, " ", n.prefix, " ", key)
 	if c.given[of] != nil || c.away != nil {
@@ -338,7 +338,7 @@ func (c *cluster) give(name string, n *node, key string) ([]netip.Prefix, error)
 			continue
 		}
 		for _, o := range t.Overlays {
-			at := netip.PrefixFrom(o.CIDR.Addr(), int(t.IDs[0].ID)) // tenants count apart
+			at := netip.PrefixFrom(o.CIDR.Addr(), int(t.IDs[0].ID)) // each tenant has its own counter
 			first, _ := o.Given()
 			c.given[of] = append(c.given[of], o.At(first+c.next[at]))
 			c.next[at]++

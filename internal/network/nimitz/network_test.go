@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// send takes a packet of a container from node to node, and says at which container it comes out.
+// send forwards a container's packet from node to node, and returns the node and the container where it arrives.
 func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *node, out pipeline.Verdict) {
 	out, trace := from.sw.table().Run(pipeline.Packet{From: pipeline.Port(r.ID), Src: src, Dst: dst})
 	if isOutside(trace) {
@@ -37,7 +37,8 @@ func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *
 	return nil, out
 }
 
-// isOutside tells whether a packet went to what is no container of the region, and no node judges after it.
+// isOutside reports whether a packet left for a destination that is no container of the region, where no node checks it
+// any more.
 func isOutside(trace []pipeline.Entry) bool {
 	return slices.ContainsFunc(trace, func(e pipeline.Entry) bool {
 		f, is := e.(pipeline.Forward)
@@ -45,8 +46,8 @@ func isOutside(trace []pipeline.Entry) bool {
 	})
 }
 
-// reach compares what every node's table does with every packet that may be sent: exactly what one container sends to
-// another of its tenant arrives, with its identity.
+// reach compares the tables of all nodes with every possible packet: exactly those from one container to another of its
+// tenant arrive, with the sender's identity.
 func (c *cluster) reach() {
 	c.t.Helper()
 	type end struct {
@@ -97,9 +98,9 @@ func (c *cluster) reach() {
 	}
 }
 
-// TestRandomClusters: tenants with the same addresses come and go, nodes start anew, an old agent's orchestrator is
-// away; whatever has happened, each node's table delivers exactly container to container of one tenant, and holds
-// nothing else (NM1).
+// TestRandomClusters: tenants with the same addresses come and go, nodes restart, and an old agent's orchestrator is
+// unreachable. After each step, the tables of the nodes deliver exactly the packets between containers of one tenant,
+// and contain nothing else (NM1).
 func TestRandomClusters(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -123,7 +124,7 @@ func TestRandomClusters(t *testing.T) {
 				switch of := c.tenants[r.IntN(len(c.tenants))]; {
 				case r.IntN(20) == 0:
 					n.start(n.config.Indexes)
-					c.reach() // before it has heard of anything
+					c.reach() // before it receives any update
 					for _, t := range c.tenants {
 						if n.hosts(t) {
 							n.hear(t)
@@ -163,8 +164,9 @@ func TestRandomClusters(t *testing.T) {
 	}
 }
 
-// TestEntryCounts: what a node keeps of others grows with nodes where they have CIDRs, with containers where they have
-// not, and never with a product; at 80 containers a node, the paper's density, that is 80 times less (NM3, §3.2).
+// TestEntryCounts: a node's entries for remote containers grow with the number of nodes if these have CIDRs, with the
+// number of containers if not, and never with a product. At 80 containers a node, the paper's density, CIDRs need 80
+// times fewer entries (NM3, §3.2).
 func TestEntryCounts(t *testing.T) {
 	measure := func(nodes, density, bits int) (remote, all int) {
 		c := newCluster(t, nodes, tenantOf(7, overlay("10.0.0.0/8", bits)))
@@ -205,8 +207,8 @@ func TestEntryCounts(t *testing.T) {
 	}
 }
 
-// TestRepairBelievesTheSwitch: an agent that starts with the orchestrator away keeps what leads to other nodes, and
-// sweeps what is nobody's.
+// TestRepairBelievesTheSwitch: an agent that starts without a connection to the orchestrator keeps the entries that
+// lead to other nodes, and removes entries without an owner.
 func TestRepairBelievesTheSwitch(t *testing.T) {
 	c := newCluster(t, 2, tenantOf(7, overlay("10.0.0.0/16", 24)))
 	blue := c.tenants[0]
@@ -233,14 +235,14 @@ func TestRepairBelievesTheSwitch(t *testing.T) {
 	if err := n.Apply(t.Context(), blue.Name, nil, nil); err == nil {
 		t.Error("a change was taken of what was never told")
 	}
-	// What the cluster tells then counts.
+	// From then on the orchestrator's list counts.
 	n.must(n.Replace(t.Context(), blue.Name, nil))
 	if _, out := c.send(n, a, a.Attachments[0].Address, b.Attachments[0].Address); out.Drop == 0 {
 		t.Errorf("sent to a node that the cluster does not tell of: %+v", out)
 	}
 }
 
-// TestFailuresAreMadeGood: what a switch refused is done by the next call about it.
+// TestFailuresAreMadeGood: the next call for an object repeats what the switch rejected.
 func TestFailuresAreMadeGood(t *testing.T) {
 	c := newCluster(t, 2, tenantOf(7, overlay("10.0.0.0/16", 24)))
 	blue, n := c.tenants[0], c.nodes[0]
@@ -254,7 +256,7 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	if len(n.sw.has) != 1 {
 		t.Errorf("left: %v", n.sw.table())
 	}
-	// Its address may be another's by the time a DEL is repeated.
+	// When a DEL is repeated, another container may have the address.
 	next := n.add(blue, 1)
 	late := next
 	late.ID = a.ID
@@ -322,7 +324,8 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 	}
 }
 
-// TestFullNodeRefuses: before addresses are taken, and naming who has most; what is there stays.
+// TestFullNodeRefuses: a full node rejects a container before it allocates addresses, names the tenant with the most
+// entries, and keeps what is there.
 func TestFullNodeRefuses(t *testing.T) {
 	c := newCluster(t, 2, tenantOf(7, overlay("10.0.0.0/16", 24)), tenantOf(8, overlay("10.0.0.0/16", 0)))
 	n := c.nodes[0]
@@ -356,7 +359,8 @@ func TestFullNodeRefuses(t *testing.T) {
 	c.reach()
 }
 
-// TestSubnetAddresses: all but a subnet's first and, in IPv4, its last; released ones rest; the cursor is on disk.
+// TestSubnetAddresses: all addresses of a subnet are usable except the first and, in IPv4, the last. Released addresses
+// are quarantined, and the cursor is on disk.
 func TestSubnetAddresses(t *testing.T) {
 	dir := t.TempDir()
 	c := newCluster(t, 1, tenantOf(7, overlay("10.0.0.0/16", 29), overlay("fd00:1::/48", 80)))

@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Keep ends all connections but those from virtual addresses that are used, and to published ones that lead where they
-// led. The kernel would keep them, and lead them to whoever has the address next.
+// Keep ends all connections except those from virtual addresses in use, and those to published addresses whose target
+// has not changed. Without it, the kernel would keep them and send their packets to the next container with the
+// address.
 func (g *Gateway) Keep(_ context.Context, published map[netip.Addr]netip.Addr, used map[netip.Addr]bool) error {
 	var h *netlink.Handle
 	if err := g.ns.Do(func() (err error) {
@@ -28,8 +29,8 @@ func (g *Gateway) Keep(_ context.Context, published map[netip.Addr]netip.Addr, u
 	return nil
 }
 
-// withdrawn are connections from virtual addresses that nobody has any more, and to published addresses that lead
-// elsewhere now.
+// withdrawn matches connections from virtual addresses that are no longer in use, and to published addresses whose
+// target has changed.
 type withdrawn struct {
 	Config
 	published map[netip.Addr]netip.Addr

@@ -19,43 +19,43 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Ends inside the namespace.
+// The devices inside the namespace.
 const (
 	overlay  = "overlay"
 	underlay = "underlay"
 )
 
-// carrierTimeout bounds how long a device may take to notice that the other end is up.
+// carrierTimeout limits how long Open waits until a device has carrier.
 const carrierTimeout = 5 * time.Second
 
 const minMTU = 1280 // RFC 8200 §5
 
-// Config is what a Gateway is made of.
+// Config configures a Gateway.
 type Config struct {
 	Path string // of the namespace
 
-	// The node's ends of the devices.
+	// The devices' names on the node's side.
 	Switch, Fabric string
 
 	Block   netip.Prefix // the node's virtual addresses
-	Virtual netip.Addr   // the gateway's own of these, which containers see clients by
-	Own     netip.Addr   // the gateway's own on the underlay, which services see containers by
-	MTU     int          // of what leaves by the uplink
+	Virtual netip.Addr   // the gateway's own address in Block: clients have it in the eyes of containers
+	Own     netip.Addr   // the gateway's own address on the underlay: containers have it in the eyes of services
+	MTU     int          // of packets on the uplink
 }
 
-// Gateway is one node's.
+// Gateway is the gateway of one node.
 type Gateway struct {
 	config Config
 	ns     *netns.Namespace
 }
 
-// Open makes the gateway, or sets right the one that is there, from the node's namespace. It translates nothing before
-// Publish. A namespace that would end with this process is refused.
+// Open creates the gateway, or repairs the existing one, from the node's namespace. It translates nothing before
+// Publish. It rejects a namespace that would end with this process.
 func Open(ctx context.Context, c Config) (*Gateway, error) {
 	ns, err := netns.Open(c.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist),
-		errors.Is(err, netns.ErrNone): // of a machine that started anew only the file is left
+		errors.Is(err, netns.ErrNone): // after a boot only the file is left
 		if err := netns.Remove(c.Path); err != nil {
 			return nil, err
 		}
@@ -75,7 +75,7 @@ func Open(ctx context.Context, c Config) (*Gateway, error) {
 	return g, nil
 }
 
-// outlives refuses a namespace whose mount the machine does not see. Where that cannot be told, nothing is said.
+// outlives rejects a namespace whose mount is not visible to the whole machine. It returns nil if it cannot find out.
 func outlives(ns *netns.Namespace) error {
 	if kept, err := ns.IsPersistent(); err != nil || kept {
 		return nil
@@ -85,19 +85,19 @@ func outlives(ns *netns.Namespace) error {
 		"/run/netns/pilaster-gateway", ns.Path())
 }
 
-// Close leaves the gateway at work.
+// Close releases the handle; the gateway stays in operation.
 func (g *Gateway) Close() error { return g.ns.Close() }
 
-// Device is the gateway's end at the switch.
+// Device returns the gateway's device at the switch.
 func (g *Gateway) Device() pipeline.Device {
 	return pipeline.Device{Name: g.config.Switch, Netns: g.config.Path, Inside: overlay}
 }
 
-// Addresses are the gateway's own: the one that services see, and the one that published containers do.
+// Addresses returns the gateway's own addresses: the one that services see, and the one that published containers see.
 func (g *Gateway) Addresses() (own, virtual netip.Addr) { return g.config.Own, g.config.Virtual }
 
-// Try makes a gateway's rules in a namespace of their own at a path, and takes both away: an error says what the kernel
-// lacks.
+// Try creates a gateway's rules in a new namespace at path, and removes both. Its error says which kernel feature is
+// missing.
 func Try(path string) error {
 	ns, err := netns.Create(path)
 	if err != nil {
@@ -114,10 +114,10 @@ func Try(path string) error {
 	return errors.Join(g.keepRules(), ns.Close(), netns.Remove(path))
 }
 
-// Remove takes the gateway at a path away; its devices go with it.
+// Remove removes the gateway at path with its devices.
 func Remove(path string) error { return netns.Remove(path) }
 
-// Leftovers is the namespace at a path, or the file that a boot left of it.
+// Leftovers returns the namespace at path, or the file that is left of it after a boot.
 func Leftovers(path string) []network.StaleState {
 	if _, err := os.Lstat(path); err != nil {
 		return nil
@@ -141,7 +141,7 @@ func (g *Gateway) setUp(ctx context.Context) error {
 		return err
 	}
 	defer inside.Close()
-	// Before any device: nothing is forwarded that the rules do not know.
+	// Before any device exists, so that nothing is forwarded without rules.
 	if err := g.keepRules(); err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (g *Gateway) setUp(ctx context.Context) error {
 	return g.waitUp(ctx)
 }
 
-// SetMTU has the gateway take what leaves by the uplink, and for containers what leaves in tunnels.
+// SetMTU adapts the gateway's devices to the MTU of the uplink, and towards containers to that of tunnels.
 func (g *Gateway) SetMTU(mtu int) error {
 	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -228,14 +228,14 @@ func (g *Gateway) setMTU(node, inside *netlink.Handle, mtu int) error {
 	return nil
 }
 
-// pair finds both ends, or makes them.
+// pair finds or creates both devices of a pair.
 func (g *Gateway) pair(node, inside *netlink.Handle, near, far string) (at, other netlink.Link, err error) {
 	at, err = node.LinkByName(near)
 	if err == nil {
 		if other, err = inside.LinkByName(far); err == nil {
 			return at, other, nil
 		}
-		// Of another gateway, whose namespace is gone or elsewhere.
+		// The device belongs to another gateway, whose namespace is gone or elsewhere.
 		if err := netns.Retry(func() error { return node.LinkDel(at) }); err != nil {
 			return nil, nil, fmt.Errorf("remove %s, which leads elsewhere: %w", near, err)
 		}
@@ -267,8 +267,8 @@ func (g *Gateway) waitUp(ctx context.Context) error {
 	return nil
 }
 
-// setRouter has the calling thread's namespace forward, and its devices be silent: they ask for no router and have no
-// address that nobody gave them.
+// setRouter enables forwarding in the calling thread's namespace. It also stops its devices from soliciting routers and
+// from generating addresses of their own.
 func setRouter() error {
 	for _, s := range [][2]string{
 		{"default/addr_gen_mode", "1"}, {"default/accept_ra", "0"}, {"default/accept_dad", "0"},

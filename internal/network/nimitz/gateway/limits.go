@@ -12,12 +12,12 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 )
 
-// MostConnections is how many a container may have to services at once: all share the gateway's table of connections
-// and, to each service, its ports.
+// MostConnections is how many connections to services a container may have at once. All containers share the gateway's
+// conntrack table and, for each service, its ports.
 const MostConnections = 4096
 
-// The table of limits is one of its own, which stays when the rules are replaced: what it has counted would go with it.
-// Its number is another one whenever the rule or the limit is: it takes the place of those of other builds.
+// The table of limits is separate, so that it stays with its counters when the rules are replaced. Its number changes
+// whenever the rule or the limit does: the table then replaces those of other builds.
 const (
 	limits      = "pilaster-limits"
 	limitsName  = limits + "-1"
@@ -32,8 +32,8 @@ const (
 	mostSources   = 1 << 16
 )
 
-// limit refuses a virtual address more connections, in one transaction with the end of other builds' limits. It comes
-// behind the rules that say who may have any.
+// limit adds the rule that drops connections of a virtual address beyond its limit, and deletes the limits of other
+// builds in the same transaction. The rule comes after those that say who may open connections at all.
 func (g *Gateway) limit(there []*nftables.Table) error {
 	nft, err := g.open()
 	if err != nil {
@@ -85,7 +85,8 @@ func addLimit(nft *nftables.Conn) error {
 			Priority: &behind,
 		},
 	)
-	// A connection's first packet alone is not confirmed yet. New is every one of a flow that nobody answers.
+	// Only a connection's first packet is not confirmed yet. Matching the state NEW would count every packet of a flow
+	// without replies.
 	rule := append(from(overlay), conntrack(expr.CtKeySTATUS, confirmed, expr.CmpOpEq)...)
 	nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(append(rule, load(source)...),
 		&expr.Dynset{SrcRegKey: register, SetName: sources.Name, SetID: sources.ID, Operation: unix.NFT_DYNSET_OP_ADD,
@@ -96,7 +97,7 @@ func addLimit(nft *nftables.Conn) error {
 	return nil
 }
 
-// Drops counts what was refused since the limits were made.
+// Drops returns the packets dropped since the limits were created.
 func (g *Gateway) Drops(context.Context) (map[dropreason.Reason]uint64, error) {
 	nft, err := g.open()
 	if err != nil {

@@ -20,7 +20,7 @@ const (
 	published = "published"
 )
 
-// elementsAtOnce of a map fit into one message, whose length has 16 bits.
+// elementsAtOnce is how many elements of a map fit into one netlink message, whose length has 16 bits.
 const elementsAtOnce = 512
 
 // Offsets in an IPv6 header, and a register that holds an address.
@@ -30,8 +30,8 @@ const (
 	register    = 1
 )
 
-// Publish makes containers, by their virtual addresses, reachable at addresses of the underlay: those given and no
-// others. The rules change in one transaction. Connections there are stay as they are.
+// Publish makes exactly the given containers reachable: each underlay address leads to the container with the virtual
+// address. The rules change in one transaction. Existing connections are unaffected.
 func (g *Gateway) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) error {
 	var elements []nftables.SetElement
 	for _, at := range slices.SortedFunc(maps.Keys(virtual), netip.Addr.Compare) {
@@ -40,7 +40,7 @@ func (g *Gateway) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) 
 	return g.replace(elements)
 }
 
-// keepRules makes the tables that are not there. One that is stays, with what it counts, or with what it publishes
+// keepRules creates the tables that are missing. Existing ones stay with their counters, and with what they publish
 // until Publish.
 func (g *Gateway) keepRules() error {
 	nft, err := g.open()
@@ -75,7 +75,7 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 	}
 	c := g.config
 	table := &nftables.Table{Family: nftables.TableFamilyIPv6, Name: tableName}
-	nft.AddTable(table) // so that there is one to delete
+	nft.AddTable(table) // so that the deletion finds one
 	nft.DelTable(table)
 	nft.AddTable(table)
 	leads := &nftables.Set{
@@ -96,8 +96,8 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 		nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(parts...)})
 	}
 
-	// (d): a published address becomes the container's virtual one, and the client the gateway, which answers therefore
-	// come back to.
+	// (d): the destination changes from the published address to the container's virtual one. The source becomes the
+	// gateway, so that replies return through it.
 	in := nft.AddChain(
 		&nftables.Chain{
 			Table:    table,
@@ -127,7 +127,7 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 		},
 	)
 	add(out, to(overlay), sourceBecomes(c.Virtual))
-	// (c): containers become the gateway.
+	// (c): the source becomes the gateway.
 	add(out, to(underlay), sourceBecomes(c.Own))
 
 	drop, accept := nftables.ChainPolicyDrop, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
@@ -135,7 +135,7 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 		Table: table, Name: "through", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
 		Priority: nftables.ChainPriorityFilter, Policy: &drop,
 	})
-	// A source that the switch did not translate is no container's of this node.
+	// Any other source was not translated by the switch, so it is no container of this node.
 	add(through, from(overlay), to(underlay), load(source), within(c.Block), valid(), accept)
 	add(
 		through,
@@ -145,7 +145,7 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 		accept,
 	)
 	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATUS, destinationTranslated, expr.CmpOpNeq), accept)
-	// The stack itself speaks to nobody.
+	// The gateway's own stack sends nothing.
 	nft.AddChain(&nftables.Chain{
 		Table: table, Name: "here", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput,
 		Priority: nftables.ChainPriorityFilter, Policy: &drop,
@@ -191,7 +191,7 @@ func sourceBecomes(a netip.Addr) []expr.Any {
 	}
 }
 
-// valid is what connection tracking knows, or begins to: only that is translated.
+// valid matches packets of known and of new connections: only these are translated.
 func valid() []expr.Any {
 	return conntrack(
 		expr.CtKeySTATE,
@@ -200,7 +200,7 @@ func valid() []expr.Any {
 	)
 }
 
-// conntrack matches what has any of the bits (CmpOpNeq), or none (CmpOpEq).
+// conntrack matches packets with any of the bits (CmpOpNeq), or with none of them (CmpOpEq).
 func conntrack(key expr.CtKey, bits uint32, op expr.CmpOp) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: key, Register: register},

@@ -9,12 +9,12 @@ import (
 
 const (
 	retryEvery = 200 * time.Millisecond
-	// patience bounds one try to open a switch whose daemons are on their way up, or down again.
+	// patience limits one attempt to open a switch whose daemons are starting or stopping.
 	patience = 10 * time.Second
 )
 
-// Forgets returns when ovs-vswitchd was started again, which loses its flows and keeps its ports, and all of Open is
-// done anew. It implements nimitz.Forgetful.
+// Forgets returns after ovs-vswitchd has restarted, which loses its flows and keeps its ports, and after Open has been
+// repeated. It implements nimitz.Forgetful.
 func (s *Switch) Forgets(ctx context.Context) error {
 	if err := s.ended(ctx); err != nil {
 		return err
@@ -36,8 +36,8 @@ func (s *Switch) Forgets(ctx context.Context) error {
 	}
 }
 
-// ended waits until the daemon that was opened is not there any more: a connection to it ends with it, and its socket
-// has its number in its name.
+// ended waits until the daemon that was opened is gone: a connection to it then closes. The daemon's PID is in the name
+// of its socket.
 func (s *Switch) ended(ctx context.Context) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(s.config.RunDir, s.opened))
 	if err != nil {
@@ -45,6 +45,6 @@ func (s *Switch) ended(ctx context.Context) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	_, _ = conn.Read(make([]byte, 1)) // it says nothing
+	_, _ = conn.Read(make([]byte, 1)) // the daemon sends nothing
 	return context.Cause(ctx)
 }

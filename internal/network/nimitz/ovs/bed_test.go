@@ -37,13 +37,13 @@ func limit(t testing.TB) context.Context {
 }
 
 // bed is a node with an Open vSwitch of its own. Beyond are the far ends of its devices: eth0 is the fabric, the others
-// are named after their ports.
+// have the names of their ports.
 type bed struct {
 	node, beyond *netns.Namespace
 	config       Config
 	daemons      *Daemons
 	s            *Switch
-	programs     *datapath.Datapath // nil: none stand on containers' devices
+	programs     *datapath.Datapath // nil: no programs on containers' devices
 }
 
 var (
@@ -52,7 +52,7 @@ var (
 	gateway   = netip.MustParseAddr("fe80::9")
 )
 
-// folder is short enough for sockets to lie in it.
+// folder returns a temporary folder whose path is short enough for sockets.
 func folder(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "ovs")
@@ -61,7 +61,7 @@ func folder(t testing.TB) string {
 	return dir
 }
 
-// newBed is a node whose uplink's far end is at hand.
+// newBed returns a node; the test holds the far end of its uplink.
 func newBed(t testing.TB) *bed {
 	t.Helper()
 	b := newNode(t, packettest.Here)
@@ -73,7 +73,7 @@ func newBed(t testing.TB) *bed {
 	return b
 }
 
-// tap has the node's own programs stand where the switch's packets come out.
+// tap attaches the node's own programs to the devices at which the switch's packets come out.
 func (b *bed) tap(t testing.TB) {
 	t.Helper()
 	pins := filepath.Join(folder(t), "bpf")
@@ -93,7 +93,7 @@ func (b *bed) tap(t testing.TB) {
 	b.config.Taps = taps
 }
 
-// newNode is two namespaces.
+// newNode creates the two namespaces of a node.
 func newNode(t testing.TB, node netip.Prefix) *bed {
 	t.Helper()
 	dir := folder(t)
@@ -121,7 +121,7 @@ func sysctl(ns *netns.Namespace, name, value string) error {
 	return ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/"+name, []byte(value), 0) })
 }
 
-// routes lead to other nodes, by a router of that MAC.
+// routes adds routes to other nodes, by a router with that MAC.
 func (b *bed) routes(t testing.TB, mac net.HardwareAddr, to ...netip.Prefix) {
 	t.Helper()
 	must(t, sysctl(b.node, "eth0/router_solicitations", "0"))
@@ -186,13 +186,13 @@ func (b *bed) open(t testing.TB) {
 	must(t, err)
 }
 
-// link makes a device on the node whose other end, beyond, has the same name.
+// link creates a device on the node whose peer, in beyond, has the same name.
 func (b *bed) link(t testing.TB, name string, far, near net.HardwareAddr) {
 	t.Helper()
 	join(t, name, b.beyond, b.node, far, near)
 }
 
-// join makes a pair of devices of one name.
+// join creates a pair of devices of one name.
 func join(t testing.TB, name string, one, other *netns.Namespace, oneMAC, otherMAC net.HardwareAddr) {
 	t.Helper()
 	h, err := one.Netlink()
@@ -202,7 +202,7 @@ func join(t testing.TB, name string, one, other *netns.Namespace, oneMAC, otherM
 	attrs.Name, attrs.HardwareAddr = name, oneMAC
 	links, err := netns.List(h.LinkList)
 	must(t, err)
-	attrs.Index = 1000 + len(links) // carrier is seen late where both ends have one number
+	attrs.Index = 1000 + len(links) // the kernel reports carrier late if both ends have the same index
 	must(
 		t,
 		h.LinkAdd(
@@ -236,7 +236,7 @@ func deviceOf(p pipeline.Port) string {
 	return fmt.Sprintf("c%d", uint32(p))
 }
 
-// plug makes devices for all ports of the packet tests.
+// plug creates devices for all ports of the packet tests.
 func (b *bed) plug(t testing.TB) {
 	t.Helper()
 	for _, p := range append(packettest.Ports, pipeline.Gateway) {
@@ -263,7 +263,7 @@ func (b *bed) end(t testing.TB, p pipeline.Port) end {
 	return end{i, c}
 }
 
-// drops reads the counters, the programs' too, after having the switch's datapath tell what it has not told yet.
+// drops reads the counters, also those of the programs, after the switch's datapath has flushed its own.
 func (b *bed) drops(t testing.TB, ctx context.Context) map[string]uint64 {
 	t.Helper()
 	_, err := b.s.control(ctx, "revalidator/purge")
@@ -288,14 +288,14 @@ func (b *bed) drops(t testing.TB, ctx context.Context) map[string]uint64 {
 
 const limitOfPacket = 10 * time.Second
 
-// past is a context that has ended.
+// past returns a context that has ended.
 func past() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// encapsulate puts a frame into VXLAN with the group policy extension.
+// encapsulate wraps a frame in VXLAN with the group policy extension.
 func encapsulate(from, to netip.Addr, vni pipeline.VNI, identity uint16, frame []byte) []byte {
 	head := []byte{0x88, 0, byte(identity >> 8), byte(identity), byte(vni >> 16), byte(vni >> 8), byte(vni), 0}
 	return packet.Packet{
@@ -309,7 +309,7 @@ func encapsulate(from, to netip.Addr, vni pipeline.VNI, identity uint16, frame [
 		)
 }
 
-// next is the next frame that is no noise of the kernel's, which speaks to neighbours and routers.
+// next returns the next frame, without the kernel's own neighbour and router discovery.
 func (e end) next(ctx context.Context) ([]byte, error) {
 	for {
 		got, err := e.Next(ctx)

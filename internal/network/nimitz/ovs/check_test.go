@@ -12,8 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestCheck: CHECK notices an entry that is gone or another, a device that is no port, and one that is not there any
-// more.
+// TestCheck: CHECK detects a missing or changed entry, a device that is no port, and a device that is gone.
 func TestCheck(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -46,7 +45,7 @@ func TestCheck(t *testing.T) {
 	check("no device", false, forward)
 }
 
-// TestWideUplink: what leaves by a wide uplink is as long as that takes, after the switch was told.
+// TestWideUplink: after SetMTU, packets as long as the MTU of a wide uplink leave by it.
 func TestWideUplink(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -86,8 +85,8 @@ func TestWideUplink(t *testing.T) {
 	)
 }
 
-// arrives sends a frame again and again until something as long as it arrives: Open vSwitch has news of devices a
-// little later.
+// arrives repeats a frame until something of its length arrives: Open vSwitch learns of a changed device a little
+// later.
 func (b *bed) arrives(t *testing.T, ends map[pipeline.Port]end, from, to pipeline.Port, frame []byte) {
 	t.Helper()
 	for ctx := limit(t); ; {

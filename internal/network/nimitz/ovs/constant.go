@@ -12,7 +12,7 @@ import (
 
 const noEndpoint = dropreason.NoEndpoint
 
-// reasons are those that this switch drops packets for.
+// reasons are the drop reasons of this switch.
 var reasons = []dropreason.Reason{
 	dropreason.NotIp6, dropreason.SrcNotOwn, dropreason.NoEndpoint, dropreason.Multicast, dropreason.HopLimit,
 	dropreason.NoRoute, dropreason.PeerUnknown,
@@ -20,16 +20,16 @@ var reasons = []dropreason.Reason{
 	dropreason.NdIgnored, dropreason.NdForbidden, dropreason.MldIgnored, dropreason.IcmpQuote,
 }
 
-// The identity travels in VXLAN's group policy field, which the datapath in user space neither reads nor writes. It
-// lies in the VTEP's address while a packet is between that datapath and the node's stack, and bpf/policy.bpf.c moves
-// it there and back.
+// VXLAN's group policy field carries the identity, but the userspace datapath neither reads nor writes that field.
+// Between that datapath and the node's stack the identity is in the VTEP's address, and bpf/policy.bpf.c moves it there
+// and back.
 const (
 	identityByte = 12 // of the address
 	identityBit  = 16 // of it, from its end
 )
 
-// forLinks are types of ICMP that have no business beyond a link, and none on a container's, where all is static: what
-// would lead a container's packets elsewhere, and what its kernel sends by itself.
+// forLinks are ICMP types that are only valid on one link. On a container's link, where all is static, they are not
+// valid either: they could redirect a container's packets, or its kernel sends them by default.
 var forLinks = []struct {
 	of    family
 	types []uint64
@@ -41,13 +41,13 @@ var forLinks = []struct {
 	{ip6, []uint64{130, 131, 132, 143}, dropreason.MldIgnored},
 }
 
-// dropped has a flow count its packets with all others that are dropped for a reason.
+// dropped makes a flow drop its packets, and count them with all others of the same reason.
 func dropped(f openflow.Flow, why dropreason.Reason) openflow.Flow {
 	f.Actions, f.Goto = []openflow.Action{set(regReason.Number(uint64(why)))}, tableDrops
 	return f
 }
 
-// constants are the flows that any switch of a region has, whatever its entries.
+// constants returns the flows that every switch of a region has, whatever its entries are.
 func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 	all := []openflow.Flow{
 		dropped(
@@ -79,7 +79,7 @@ func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 		),
 		{Table: tableEncap, Priority: priorityLast, Actions: append(inside(), openflow.OutputTo{Field: regTo})},
 	}
-	// Open vSwitch takes the first bytes of any fragment for a header, and would put a checksum there.
+	// Open vSwitch treats the first bytes of every fragment as a transport header, and would write a checksum there.
 	for _, protocol := range []uint64{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 		all = append(all, dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: []openflow.Value{
 			regNAT.Number(
@@ -87,7 +87,8 @@ func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 			), ip4.is(), openflow.IPProto.Number(protocol), openflow.Fragment.Number(openflow.LaterFragment),
 		}}, dropreason.LaterFragment))
 	}
-	// Nor does it translate what an error quotes, or know for whom a router behind the gateway speaks.
+	// Open vSwitch does not translate the packet quoted in an ICMP error, and cannot tell for which container a router
+	// behind the gateway sends it.
 	for of, types := range map[*family][]uint64{&ip4: {3, 4, 11, 12}, &ip6: {1, 2, 3, 4}} {
 		for _, kind := range types {
 			all = append(
@@ -113,7 +114,7 @@ func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 			),
 		)
 	}
-	for _, sources := range others { // not counted here
+	for _, sources := range others { // their programs count these
 		all = append(
 			all,
 			openflow.Flow{
@@ -150,13 +151,13 @@ func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 	return all
 }
 
-// back drops what would leave where it came from.
+// back drops packets that would leave by the port they came from.
 func back(way ...openflow.Value) openflow.Flow {
 	return dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: way}, dropreason.NoRoute)
 }
 
-// inside gives a packet the MACs that all have on both sides, and lets it go to the port that it came from: only
-// containers get there.
+// inside rewrites the MACs to those that every container link has, and clears the ingress port, so that a packet may
+// return to it: only packets for containers get there.
 func inside() []openflow.Action {
 	return []openflow.Action{
 		set(openflow.EthDst.MAC(pipeline.InsideMAC)),
@@ -165,7 +166,7 @@ func inside() []openflow.Action {
 	}
 }
 
-// constants of one family.
+// constants returns the constant flows of one family.
 func (f family) constants(region netip.Prefix) []openflow.Flow {
 	vxlan := func(ttl ...openflow.Value) []openflow.Value {
 		return append([]openflow.Value{regTo.Number(ofportVXLAN), f.is()}, ttl...)

@@ -13,12 +13,12 @@ import (
 
 const daemonName = "ovs-vswitchd"
 
-// refusal is what ovs-vswitchd says where it does not do what it was told.
+// refusal is the error text of ovs-vswitchd for a command that it rejects.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// control tells ovs-vswitchd to do something, as ovs-appctl does.
+// control sends a command to ovs-vswitchd, as ovs-appctl does.
 func (s *Switch) control(ctx context.Context, method string, args ...string) (string, error) {
 	answer, err := ask(ctx, s.config.RunDir, method, args...)
 	if err != nil {
@@ -27,7 +27,7 @@ func (s *Switch) control(ctx context.Context, method string, args ...string) (st
 	return answer, nil
 }
 
-// daemon is the number of the process, which tells one run from another.
+// daemon returns the PID of ovs-vswitchd, which distinguishes its runs.
 func daemon(runDir string) (string, error) {
 	pid, err := os.ReadFile(filepath.Join(runDir, daemonName+".pid"))
 	return strings.TrimSpace(string(pid)), err

@@ -20,12 +20,12 @@ const (
 	schemaPath   = "/usr/share/openvswitch/vswitch.ovsschema"
 )
 
-// Daemons is an Open vSwitch of its own, for a node of a lab: sockets, database and pid files are in one folder. A
-// machine's are started by its service.
+// Daemons is a separate Open vSwitch for a node of a lab, with its sockets, database and PID files in one folder. On a
+// machine the system's service starts Open vSwitch.
 type Daemons struct{ dir string }
 
-// Start starts both daemons in a namespace and returns when they are ready. The folder's path must be short: sockets
-// lie in it. A database that is there is taken up.
+// Start starts both daemons in a namespace and returns when they are ready. The folder's path must be short, because it
+// contains sockets. An existing database is used again.
 func Start(ctx context.Context, ns *netns.Namespace, dir string) (*Daemons, error) {
 	d := &Daemons{dir}
 	if err := d.start(ctx, ns); err != nil {
@@ -38,7 +38,7 @@ func (d *Daemons) start(ctx context.Context, ns *netns.Namespace) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
 	}
-	if err := d.Stop(); err != nil { // those of somebody who was killed
+	if err := d.Stop(); err != nil { // daemons of a process that was killed
 		return err
 	}
 	db, socket := filepath.Join(d.dir, "conf.db"), filepath.Join(d.dir, "db.sock")
@@ -47,12 +47,12 @@ func (d *Daemons) start(ctx context.Context, ns *netns.Namespace) error {
 			return err
 		}
 	}
-	// With --detach a daemon's first process ends when the daemon is ready.
+	// With --detach the first process of a daemon exits when the daemon is ready.
 	if err := d.run(ctx, ns, databaseName, db, "--remote=punix:"+socket, "--pidfile", "--detach",
 		"--log-file"); err != nil {
 		return err
 	}
-	// ovs-vswitchd is ready when it has read the configuration's one row, which must be there for that.
+	// ovs-vswitchd is ready after it has read the root row of the configuration, so that row must exist.
 	c, err := openDatabase(ctx, d.dir)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func (d *Daemons) start(ctx context.Context, ns *netns.Namespace) error {
 
 func (d *Daemons) run(ctx context.Context, ns *netns.Namespace, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
-	// A daemon keeps what it inherits, so its output goes to a file and not to a pipe that would be waited for.
+	// The daemon inherits its output. It must be a file: with a pipe, the caller would wait until the daemon ends.
 	out, err := os.Create(filepath.Join(d.dir, name+".out"))
 	if err != nil {
 		return err
@@ -83,10 +83,10 @@ func (d *Daemons) run(ctx context.Context, ns *netns.Namespace, name string, arg
 	return nil
 }
 
-// Stop ends both and returns when they are gone. The database stays.
+// Stop ends both daemons and returns when they are gone. The database stays.
 func (d *Daemons) Stop() error { return errors.Join(d.stop(daemonName), d.stop(databaseName)) }
 
-// find takes hold of a daemon: -1 where there is none.
+// find returns a pidfd of a daemon, or -1 if it does not run.
 func (d *Daemons) find(name string) (int, error) {
 	text, err := os.ReadFile(filepath.Join(d.dir, name+".pid"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -107,7 +107,7 @@ func (d *Daemons) find(name string) (int, error) {
 		return -1, fmt.Errorf("%s: %w", name, err)
 	}
 	if is, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || strings.TrimSpace(string(is)) != name {
-		return -1, unix.Close(fd) // it is gone, and the number another's
+		return -1, unix.Close(fd) // the daemon is gone, and another process has its PID
 	}
 	return fd, nil
 }
@@ -135,7 +135,7 @@ func (d *Daemons) stop(name string) error {
 	}
 }
 
-// Wait returns when one of them has ended, or ctx has.
+// Wait returns when one of the daemons has ended, or ctx has.
 func (d *Daemons) Wait(ctx context.Context) error {
 	var fds []unix.PollFd
 	for _, name := range []string{daemonName, databaseName} {
@@ -161,7 +161,7 @@ func (d *Daemons) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Version is what ovs-vswitchd calls itself.
+// Version returns the version that ovs-vswitchd reports.
 func (d *Daemons) Version(ctx context.Context) (string, error) {
 	said, err := ask(ctx, d.dir, "version")
 	first, _, _ := strings.Cut(said, "\n")

@@ -19,7 +19,7 @@ const (
 	tableInterface = "Interface"
 )
 
-// owner is the key of external_ids that says what is ours, and of what port.
+// owner is the key of external_ids that marks rows as ours, and names their port.
 const owner = "pilaster"
 
 // database is a connection to OVSDB, the configuration of Open vSwitch.
@@ -73,7 +73,7 @@ func (d *database) read(
 	return results[0].Rows, nil
 }
 
-// root is the one row of the whole configuration. A new database has none.
+// root returns the only row of the table Open_vSwitch. A new database has none.
 func (d *database) root(ctx context.Context) (ovsdb.Row, error) {
 	for {
 		rows, err := d.read(ctx, tableRoot, nil, "next_cfg", "cur_cfg")
@@ -88,7 +88,7 @@ func (d *database) root(ctx context.Context) (ovsdb.Row, error) {
 	}
 }
 
-// change makes all of it or nothing, and waits until ovs-vswitchd has done what the configuration says.
+// change applies all operations or none, and waits until ovs-vswitchd has applied the new configuration.
 func (d *database) change(ctx context.Context, ops ...ovsdb.Operation) error {
 	root, err := d.root(ctx)
 	if err != nil {
@@ -116,7 +116,7 @@ func (d *database) change(ctx context.Context, ops ...ovsdb.Operation) error {
 	}
 	row := results[len(ops)-1].Rows[0]
 	for want := number(row["next_cfg"]); number(row["cur_cfg"]) < want; {
-		// Answered when it is another number than the one that was read.
+		// The wait returns when the number differs from the one that was read.
 		results, err := d.transact(
 			ctx,
 			ovsdb.Operation{
@@ -151,7 +151,7 @@ func where(column string, value any) ovsdb.Condition {
 	return ovsdb.NewCondition(column, ovsdb.ConditionEqual, value)
 }
 
-// ids are external_ids of what is ours.
+// ids returns the external_ids of rows that are ours.
 func ids(of string) ovsdb.OvsMap { return ovsdb.OvsMap{GoMap: map[any]any{owner: of}} }
 
 func options(of map[string]string) ovsdb.OvsMap {
@@ -165,8 +165,8 @@ func options(of map[string]string) ovsdb.OvsMap {
 // device is a port of a bridge.
 type device struct {
 	name    string
-	of      string // whose port it is
-	kind    string // a type of interfaces; "" is a network device that is there
+	of      string // the port's owner, in external_ids
+	kind    string // the type of the interface; "" is an existing network device
 	ofport  uint32 // 0: any
 	options map[string]string
 }
@@ -196,14 +196,14 @@ func portRows(p device, port string, row ovsdb.Row) []ovsdb.Operation {
 	}
 }
 
-// hexName is a name that OVSDB takes for a row which has none yet.
+// hexName turns a name into one that OVSDB accepts for a new row.
 func hexName(s string) string { return fmt.Sprintf("%x", s) }
 
 func one(uuid string) ovsdb.OvsSet {
 	return ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: uuid}}}
 }
 
-// ensureBridge makes a bridge with these ports, where there is none of the name.
+// ensureBridge creates a bridge with these ports, unless a bridge of the name exists.
 func (d *database) ensureBridge(
 	ctx context.Context,
 	name string,
@@ -250,7 +250,7 @@ func (d *database) ensureBridge(
 	return d.change(ctx, ops...)
 }
 
-// removeBridges takes away the bridges that are ours, with their ports.
+// removeBridges removes the bridges that are ours, with their ports.
 func (d *database) removeBridges(ctx context.Context, names ...string) error {
 	root, err := d.root(ctx)
 	if err != nil {
@@ -280,7 +280,7 @@ func (d *database) removeBridges(ctx context.Context, names ...string) error {
 	)
 }
 
-// removePort takes away a port of the switch.
+// removePort removes a port of the switch.
 func (d *database) removePort(ctx context.Context, name string) error {
 	rows, err := d.read(ctx, tablePort, []ovsdb.Condition{where("name", name)}, "external_ids")
 	if err != nil || len(rows) == 0 {
@@ -311,8 +311,7 @@ func ownerOf(row ovsdb.Row) string {
 	return ""
 }
 
-// interfaces are all that are ours, or those of them that a condition holds for: by device, whose port each is, with
-// its number and what is wrong with it.
+// interfaces returns our interfaces that fulfil the conditions, by device: the port's owner, its number and its error.
 func (d *database) interfaces(ctx context.Context, which ...ovsdb.Condition) (map[string]state, error) {
 	rows, err := d.read(ctx, tableInterface, which, "name", "ofport", "error", "external_ids")
 	if err != nil {
@@ -328,9 +327,9 @@ func (d *database) interfaces(ctx context.Context, which ...ovsdb.Condition) (ma
 	return all, nil
 }
 
-// state is what became of an interface.
+// state is the state of an interface.
 type state struct {
 	of     string
-	ofport int // -1 where it could not be opened
+	ofport int // -1 if Open vSwitch could not open it
 	wrong  string
 }

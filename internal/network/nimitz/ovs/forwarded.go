@@ -7,11 +7,11 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Forwarded is the packets that an Open vSwitch of ours has sent by each of its entries to other nodes, since the entry
-// was there. It changes nothing.
+// Forwarded returns how many packets our Open vSwitch has sent to other nodes by each of its entries, since the entry
+// was added. It changes nothing.
 func Forwarded(ctx context.Context, runDir string) (map[pipeline.Forward]uint64, error) {
 	s := &Switch{config: Config{RunDir: runDir}}
-	// Flows cached in the datapath are counted there until the next revalidation.
+	// The datapath counts packets of cached flows; a revalidation adds these figures to the tables.
 	if _, err := s.control(ctx, "revalidator/wait"); err != nil {
 		return nil, fmt.Errorf("open vswitch: %w; is it running with --ovs-run-dir %s?", err, runDir)
 	}

@@ -7,7 +7,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Entries to other nodes count what they have sent, each its own, cached or not.
+// Each entry to another node counts the packets that it has sent, cached or not.
 func TestForwarded(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)

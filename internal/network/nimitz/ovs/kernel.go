@@ -10,19 +10,20 @@ import (
 	"pilaster.io/pilaster/internal/openflow"
 )
 
-// Datapath is which of Open vSwitch's moves the packets, as OVSDB calls it.
+// Datapath is the type of Open vSwitch's datapath, as OVSDB calls it.
 type Datapath string
 
 const (
 	Userspace Datapath = "netdev"
-	// Kernel is that of the module openvswitch. The node's stack carries its tunnels, and a machine whose Open vSwitch
-	// has hw-offload=true gives its flows to tc, and so to a NIC that takes them. Open vSwitch 3.1.0, which is Debian
-	// 12's, must not start in the first 10 s after boot: "Overriding n-handler-threads to 0" in its log tells that it
-	// was, and it loses packets until it is started again.
+	// Kernel is the datapath of the kernel module openvswitch. The node's stack encapsulates, and with hw-offload=true
+	// Open vSwitch offloads flows to tc, and so to a NIC that supports them. Open vSwitch 3.1.0 (Debian 12) must not
+	// start in the first 10 s after boot: it then loses packets until it is restarted. "Overriding n-handler-threads to
+	// 0" in its log shows that it did.
 	Kernel Datapath = "system"
 )
 
-// tunnelPort is the port that encapsulates. The kernel's knows the group policy field.
+// tunnelPort returns the UDP port of the tunnels, and VXLAN's extensions. The kernel datapath supports the group policy
+// field.
 func (s *Switch) tunnelPort() (udp int, extensions map[string]string) {
 	if s.config.Datapath == Kernel {
 		return outerUDP, map[string]string{"exts": "gbp"}
@@ -30,8 +31,9 @@ func (s *Switch) tunnelPort() (udp int, extensions map[string]string) {
 	return innerUDP, nil
 }
 
-// fit makes a flow one of the node's datapath. That of the kernel has the identity where it is on the wire, and tunnels
-// by the mark that the programs on the uplink know them by: what bpf/policy.bpf.c does for the one in user space.
+// fit adapts a flow to the node's datapath. In the kernel datapath, the identity is in the group policy field, and
+// tunnel packets have the mark by which the programs on the uplink recognise them. For the userspace datapath
+// bpf/policy.bpf.c does both.
 func (s *Switch) fit(f openflow.Flow) openflow.Flow {
 	if s.config.Datapath != Kernel {
 		return f
@@ -73,7 +75,7 @@ var markMask = [4]byte{
 	pipeline.MarkBits & 0xff,
 }
 
-// own gives the node's stack the VTEP's address.
+// own assigns the VTEP's address to the node's stack.
 func (s *Switch) own(h *netlink.Handle) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {

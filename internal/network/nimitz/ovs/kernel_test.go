@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// booted returns when the machine has been up for 10 s. Open vSwitch 3.1.0 counts no CPUs until then, and a kernel's
-// datapath that it makes with handlers for none of them never gets any: packets that need one are lost.
+// booted returns when the machine has been up for 10 s. Before, Open vSwitch 3.1.0 counts no CPUs, and a kernel
+// datapath that it creates then never gets handlers: packets that miss the flow cache are lost.
 func booted(t testing.TB) {
 	t.Helper()
 	for {
@@ -29,8 +29,8 @@ func booted(t testing.TB) {
 	}
 }
 
-// offload has Open vSwitch give its flows to tc, as on a machine whose NIC takes them. There is none here, so they stay
-// in tc itself.
+// offload makes Open vSwitch offload its flows to tc, as on a machine whose NIC supports it. This machine's devices do
+// not, so the flows stay in tc.
 func (b *bed) offload(t testing.TB) {
 	t.Helper()
 	d, err := openDatabase(limit(t), b.config.RunDir)
@@ -44,18 +44,18 @@ func (b *bed) offload(t testing.TB) {
 	}))
 }
 
-// wire has the uplink fill in checksums, which are looked at on it.
+// wire makes the uplink fill in checksums, which the tests check.
 func (b *bed) wire(t testing.TB) {
 	t.Helper()
 	must(t, b.node.Do(func() error { return NoOffload("eth0") }))
 }
 
-// isTranslated tells whether it leaves with another address.
+// isTranslated reports whether the packet leaves with another address.
 func isTranslated(c packettest.Case, want packettest.Result) bool {
 	return want.Src != c.Packet.Source || want.Dst != c.Packet.Destination
 }
 
-// unsummed takes the checksum off that tc puts where IPv6 should have had one: it computes what it changes anew.
+// unsummed removes the checksum that tc writes where IPv6 has none: tc recomputes the checksum of what it changes.
 func unsummed(t *testing.T, c packettest.Case, want packettest.Result, frame []byte) []byte {
 	const sum = 14 + 40 + 6
 	raw, ok := c.Packet.Body.(packet.Raw)
@@ -71,15 +71,15 @@ func unsummed(t *testing.T, c packettest.Case, want packettest.Result, frame []b
 	return frame
 }
 
-// fits tells whether Open vSwitch 3.1 gives the packet's flow to tc: not those of IPv6's fragments, and of what is
-// translated only those whose checksum it knows.
+// fits reports whether Open vSwitch 3.1 offloads the packet's flow to tc. It does not for fragments of IPv6, and for
+// translated packets only if it knows the protocol's checksum.
 func fits(c packettest.Case, want packettest.Result) bool {
 	raw, other := c.Packet.Body.(packet.Raw)
 	other = other && raw.Proto != packet.ProtocolUDP
 	return !(isTranslated(c, want) && other) && !(want.Src.Is6() && len(c.Packet.Extensions) > 0)
 }
 
-// purge has all flows of the datapath go.
+// purge removes all flows of the datapath.
 func (b *bed) purge(t *testing.T) {
 	t.Helper()
 	for flows := "all"; flows != ""; {
@@ -91,8 +91,8 @@ func (b *bed) purge(t *testing.T) {
 	}
 }
 
-// offloaded has each packet that goes somewhere meet the flow that the one before it has left. Where no tunnel is, that
-// is a rule of tc, and counts it.
+// offloaded sends each packet that is forwarded twice, so that the second one meets the flow of the first. Except for
+// tunnels, that flow is a tc rule and counts the packet.
 func (b *bed) offloaded(t *testing.T, ends map[pipeline.Port]end) {
 	t.Helper()
 	places := map[string]int{}

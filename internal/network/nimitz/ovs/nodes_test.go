@@ -20,13 +20,13 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// container of tenant 7, port 2 of its node.
+// container is a container of tenant 7, port 2 of its node.
 type container struct {
 	ns        *netns.Namespace
 	addresses []netip.Addr
 }
 
-// contain makes the container of a node: addresses alone, and a gateway that nobody has to be asked for.
+// contain creates the container of a node: addresses, and a gateway with a static neighbour entry.
 func (b *bed) contain(t *testing.T, addresses ...netip.Addr) container {
 	t.Helper()
 	must(t, sysctl(b.beyond, "default/disable_ipv6", "0"))
@@ -60,7 +60,7 @@ func (b *bed) contain(t *testing.T, addresses ...netip.Addr) container {
 	return container{b.beyond, addresses}
 }
 
-// entries that have it reach the other.
+// entries returns the entries by which c reaches the other container.
 func (c container) entries(other container, node netip.Prefix) []pipeline.Entry {
 	all := []pipeline.Entry{pipeline.Peer{Nodes: netip.MustParsePrefix("fd70:696c:6100::/40")}}
 	for i, a := range c.addresses {
@@ -80,7 +80,7 @@ func (c container) entries(other container, node netip.Prefix) []pipeline.Entry 
 	return all
 }
 
-// twoNodes are joined by their uplinks, each with an Open vSwitch.
+// twoNodes returns two nodes whose uplinks are connected, each with an Open vSwitch.
 func twoNodes(t *testing.T) (one, two *bed) {
 	t.Helper()
 	one, two = newNode(t, packettest.Here), newNode(t, packettest.There)
@@ -92,8 +92,8 @@ func twoNodes(t *testing.T) (one, two *bed) {
 	return one, two
 }
 
-// TestTwoNodes has containers of two nodes, each with an Open vSwitch, talk by their own kernels' TCP, also after Open
-// vSwitch has forgotten the node's MAC.
+// TestTwoNodes: containers of two nodes, each with an Open vSwitch, exchange data by TCP of their kernels, also after
+// Open vSwitch has forgotten the node's MAC.
 func TestTwoNodes(t *testing.T) {
 	one, two := twoNodes(t)
 	a := one.contain(t, netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("fd10:0:0:1::2"))
@@ -111,8 +111,8 @@ func TestTwoNodes(t *testing.T) {
 	transfer(t, a, b, b.addresses[0])
 }
 
-// TestOpenedAgain has a switch opened again and again, as each start of an agent does, while containers of two nodes
-// send each other one packet after another: none is lost.
+// TestOpenedAgain: no packet between containers of two nodes is lost while a switch is opened repeatedly, as each agent
+// start does.
 func TestOpenedAgain(t *testing.T) {
 	one, two := twoNodes(t)
 	a, b := one.contain(t, netip.MustParseAddr("fd10:0:0:1::2")), two.contain(t, netip.MustParseAddr("fd10:0:0:2::2"))
@@ -145,7 +145,7 @@ func TestOpenedAgain(t *testing.T) {
 	}
 }
 
-// transfer has one send to the other, who sends it back.
+// transfer sends data from one container to the other, which sends it back.
 func transfer(t *testing.T, from, to container, address netip.Addr) {
 	t.Helper()
 	var listener net.Listener
@@ -187,8 +187,8 @@ func transfer(t *testing.T, from, to container, address netip.Addr) {
 	must(t, <-echoed)
 }
 
-// TestKernelVXLAN has a container talk with another node whose VXLAN is the kernel's, which leaves checksums and
-// segments to whoever sends its packets on: what comes out is what its group policy extension is for.
+// TestKernelVXLAN: a container exchanges data with a node that uses the kernel's VXLAN, which leaves checksums and
+// segmentation to the next device. Received packets have the identity of the group policy field.
 func TestKernelVXLAN(t *testing.T) {
 	one, two := newNode(t, packettest.Here), newNode(t, packettest.There)
 	join(t, "eth0", one.node, two.node, uplinkMAC, fabricMAC)

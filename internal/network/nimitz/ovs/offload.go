@@ -10,12 +10,12 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// NoOffload has what sends by a device, in the namespace of the thread, fill in checksums and cut segments itself: Open
-// vSwitch in user space takes packets as they are.
+// NoOffload disables checksum and segmentation offload for a device in the thread's namespace: the userspace datapath
+// of Open vSwitch takes packets as they are.
 func NoOffload(device string) error { return offload(device, 0) }
 
 func offload(device string, on uint32) error {
-	_, err := netns.Ethtool(device, unix.ETHTOOL_STXCSUM, on) // segmentation needs it, and comes back with it
+	_, err := netns.Ethtool(device, unix.ETHTOOL_STXCSUM, on) // segmentation offload depends on it and follows it
 	return err
 }
 
@@ -31,11 +31,11 @@ func selfReliant(is pipeline.Device) error {
 	return ns.Do(func() error { return NoOffload(is.Inside) })
 }
 
-// relieve undoes selfReliant, where the container is still there: what it has of other networks the kernel carries.
+// relieve undoes selfReliant if the container still exists: its other networks use the kernel, which supports offload.
 func (s *Switch) relieve(is pipeline.Device) error {
 	ns, err := netns.Open(is.Netns)
 	if err != nil {
-		return nil // it has ended
+		return nil // the container is gone
 	}
 	defer ns.Close()
 	h, err := s.config.Netns.Netlink()
@@ -55,7 +55,7 @@ func (s *Switch) relieve(is pipeline.Device) error {
 	}
 	if errors.As(err, new(netlink.LinkNotFoundError)) ||
 		err == nil && inner.Attrs().ParentIndex != outer.Attrs().Index {
-		return nil // another has its place
+		return nil // another container has its place
 	}
 	if err != nil {
 		return err

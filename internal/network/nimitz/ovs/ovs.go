@@ -21,26 +21,26 @@ import (
 	"pilaster.io/pilaster/internal/openflow"
 )
 
-// Names of what is ours on a node, beside containers' devices.
+// Names of our devices and bridges on a node, besides containers' devices.
 const (
 	bridgeName = "pil-nimitz"
 	vxlanName  = "pil-vxlan"
 )
 
-// Config is of the switch of a node.
+// Config configures the switch of a node.
 type Config struct {
 	RunDir string           // of Open vSwitch, where its sockets are: /run/openvswitch
-	Netns  *netns.Namespace // of the node; Open vSwitch runs in it
+	Netns  *netns.Namespace // of the node; Open vSwitch runs in it too
 	Uplink string           // the node's device to the fabric
 	Node   netip.Prefix     // its /64
-	Region netip.Prefix     // where those of all its nodes are
-	// of tunnels to and from the uplink, where programs stand that know their own by it: some of pipeline.MarkBits
+	Region netip.Prefix     // contains the /64s of all nodes of the region
+	// the mark of tunnel packets, by which the programs on the uplink recognise them; some of pipeline.MarkBits
 	Mark     uint32
 	Taps     Taps           // the node's own programs on containers' devices; nil where there are none
-	Others   []netip.Prefix // sources of containers that another network gives, whose packets those programs judge
-	Datapath Datapath       // Userspace unless it says Kernel
-	// LooseDeletes takes entries away as NIMITZ did (§4): the switch searches for what matches, which takes the longer
-	// the more it has.
+	Others   []netip.Prefix // source prefixes of another network's containers, whose packets these programs check
+	Datapath Datapath       // default: Userspace
+	// LooseDeletes removes entries as NIMITZ did (§4): the switch searches for matching entries, which takes longer the
+	// more it has.
 	LooseDeletes bool
 }
 
@@ -52,24 +52,24 @@ type Taps interface {
 	Check(ctx context.Context, device pipeline.Device) error
 }
 
-// Switch is a nimitz.Switch. Its calls may be made at once.
+// Switch implements nimitz.Switch. Its methods may be called concurrently.
 type Switch struct {
 	config Config
-	mu     sync.Mutex // of changes
-	opened string     // the process that open was done with
-	// Whose other end was told to rely on nobody.
+	mu     sync.Mutex // serialises changes
+	opened string     // the daemon for which Open was done
+	// The devices whose peers compute checksums and segments themselves.
 	reliant map[pipeline.Port]pipeline.Device
 }
 
-// Open makes what a node's switch is made of, as far as it is missing: bridges, the VXLAN port, the way to the node's
-// stack, and the flows that are always there. Entries and ports of a former run stay; ports whose device is gone go.
+// Open creates the missing parts of a node's switch: bridges, the VXLAN port, the path to the node's stack, and the
+// constant flows. Entries and ports of an earlier run stay, except ports whose device is gone.
 func Open(ctx context.Context, config Config) (*Switch, error) {
 	config.Datapath = cmp.Or(config.Datapath, Userspace)
 	s := &Switch{config: config, reliant: map[pipeline.Port]pipeline.Device{}}
 	return s, s.open(ctx)
 }
 
-// Probe tells whether there is an Open vSwitch to open. It changes nothing.
+// Probe reports whether there is an Open vSwitch to open. It changes nothing.
 func Probe(ctx context.Context, runDir string) error {
 	if _, err := ask(ctx, runDir, "version"); err != nil {
 		return fmt.Errorf("open vswitch: %s in %s does not answer: %w", daemonName, runDir, err)
@@ -116,7 +116,7 @@ func (s *Switch) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// Leftovers is what Open has made on the node that the calling thread is in.
+// Leftovers returns what Open has created on the node of the calling thread.
 func Leftovers(runDir string) ([]network.StaleState, error) {
 	if _, err := netlink.LinkByName(hostSide); errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil, nil
@@ -135,7 +135,7 @@ func Leftovers(runDir string) ([]network.StaleState, error) {
 	}}}, nil
 }
 
-// Remove takes away all that Open made, and with it ports and entries. Containers' devices stay.
+// Remove removes all that Open created, with its ports and entries. Containers' devices stay.
 func Remove(ctx context.Context, config Config) error {
 	s := &Switch{config: config}
 	return s.withDatabase(ctx, func(d *database) error {
@@ -143,8 +143,8 @@ func Remove(ctx context.Context, config Config) error {
 	})
 }
 
-// Plug makes a device a port, and may be repeated. Open vSwitch in user space fills in no checksums and cuts no
-// segments: the container's side is told to do both itself.
+// Plug makes a device a port. It may be repeated. The userspace datapath computes no checksums and no segments, so Plug
+// makes the container's side do both.
 func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Device) error {
 	name := is.Name
 	of, err := ofport(port)
@@ -198,7 +198,7 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Devic
 	return nil
 }
 
-// Unplug has a port be none. A port that is not there is no error.
+// Unplug removes a port. A missing port is no error.
 func (s *Switch) Unplug(ctx context.Context, port pipeline.Port) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +228,7 @@ func (s *Switch) Unplug(ctx context.Context, port pipeline.Port) error {
 	return nil
 }
 
-// sweep unplugs containers' devices that are gone: Open vSwitch keeps their ports.
+// sweep unplugs containers' devices that are gone, because Open vSwitch keeps their ports.
 func (s *Switch) sweep(ctx context.Context, d *database) error {
 	all, err := d.interfaces(ctx)
 	if err != nil {
@@ -244,7 +244,7 @@ func (s *Switch) sweep(ctx context.Context, d *database) error {
 	defer h.Close()
 	for name := range all {
 		if name == vxlanName {
-			continue // not a device of the kernel's
+			continue // not a kernel device
 		}
 		if _, err := h.LinkByName(name); errors.As(err, new(netlink.LinkNotFoundError)) {
 			err = d.removePort(ctx, name)
@@ -258,7 +258,7 @@ func (s *Switch) sweep(ctx context.Context, d *database) error {
 	return nil
 }
 
-// Plugged are the devices of ports.
+// Plugged returns the device of each port.
 func (s *Switch) Plugged(ctx context.Context) (map[pipeline.Port]string, error) {
 	ports := map[pipeline.Port]string{}
 	err := s.withDatabase(ctx, func(d *database) error {
@@ -273,7 +273,7 @@ func (s *Switch) Plugged(ctx context.Context) (map[pipeline.Port]string, error) 
 	return ports, err
 }
 
-// Apply takes entries away and adds others, all or nothing.
+// Apply removes and adds entries, all or nothing.
 func (s *Switch) Apply(ctx context.Context, remove, add []pipeline.Entry) error {
 	changes, err := s.changes(remove, add)
 	if err != nil {
@@ -291,7 +291,7 @@ func (s *Switch) Apply(ctx context.Context, remove, add []pipeline.Entry) error 
 	return s.abroad(ctx, remove, false)
 }
 
-// Check asks for one interface and for a flow an entry, by its cookie.
+// Check compares one interface, and one flow for each entry, found by its cookie.
 func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Device, entries []pipeline.Entry) error {
 	of, err := ofport(port)
 	if err != nil {
@@ -312,7 +312,7 @@ func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Devi
 	if err == nil {
 		err = s.config.Netns.Do(
 			func() error { _, err := netlink.LinkByName(is.Name); return err },
-		) // a port stays when its device goes
+		) // a port stays when its device is deleted
 	}
 	if err == nil && s.config.Taps != nil {
 		err = s.config.Taps.Check(ctx, is)
@@ -344,7 +344,7 @@ func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Devi
 func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error) {
 	gone := openflow.Change{Command: openflow.Delete}
 	if s.config.LooseDeletes {
-		// The cookie keeps a prefix's deletion from taking what lies in the prefix too.
+		// The cookie restricts the deletion of a prefix to this entry: longer prefixes in it stay.
 		gone = openflow.Change{Command: openflow.DeleteLoose, CookieMask: cookieLoose}
 	}
 	var all []openflow.Change
@@ -366,7 +366,7 @@ func (s *Switch) changes(remove, add []pipeline.Entry) ([]openflow.Change, error
 	return all, nil
 }
 
-// constants puts them in, and takes away those of another build or configuration.
+// constants adds the constant flows, and removes those of another build or configuration.
 func (s *Switch) constants(ctx context.Context) error {
 	return s.withBridge(ctx, bridgeName, func(c *openflow.Conn) error {
 		is, err := c.Flows(ctx, cookieOurs, cookieMask|0xff<<cookieKind)
@@ -389,14 +389,14 @@ func (s *Switch) constants(ctx context.Context) error {
 	})
 }
 
-// place is what a flow is found by. The switch tells a match in an order of its own.
+// place is the key of a flow. It sorts the match, because the switch returns it in an order of its own.
 func place(f openflow.Flow) string {
 	match := slices.Clone(f.Match)
 	slices.SortFunc(match, func(a, b openflow.Value) int { return cmp.Compare(a.String(), b.String()) })
 	return openflow.Flow{Table: f.Table, Priority: f.Priority, Match: match}.String()
 }
 
-// Entries is what the switch holds, read from it.
+// Entries returns the entries that the switch holds, read from it.
 func (s *Switch) Entries(ctx context.Context) ([]pipeline.Entry, error) {
 	flows, err := s.flows(ctx, cookieOurs, cookieMask)
 	if err != nil {
@@ -436,7 +436,7 @@ func (s *Switch) PolicyError() error {
 	)
 }
 
-// Drops counts the packets that were dropped, by reason.
+// Drops returns the dropped packets by reason.
 func (s *Switch) Drops(ctx context.Context) (map[dropreason.Reason]uint64, error) {
 	flows, err := s.flows(ctx, cookieOurs, cookieMask|0xff<<cookieKind)
 	if err != nil {
@@ -462,7 +462,7 @@ func (s *Switch) flows(ctx context.Context, cookie, mask uint64) (all []openflow
 	return all, nil
 }
 
-// withBridge connects anew each time, so that it does not matter whether ovs-vswitchd has been started again.
+// withBridge opens a new connection each time, so that a restart of ovs-vswitchd does not matter.
 func (s *Switch) withBridge(ctx context.Context, name string, do func(*openflow.Conn) error) error {
 	c, err := openflow.Dial(ctx, filepath.Join(s.config.RunDir, name+".mgmt"))
 	if err != nil {

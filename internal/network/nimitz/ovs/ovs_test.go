@@ -48,8 +48,8 @@ func (b *bed) has(t *testing.T, want []pipeline.Entry) {
 	}
 }
 
-// TestEntries puts entries in, changes and removes them, all or nothing, and reads them back; it removes loosely too,
-// where prefixes lie in each other.
+// TestEntries adds, changes and removes entries, all or nothing, and reads them back. It also removes loosely where
+// prefixes contain each other.
 func TestEntries(t *testing.T) {
 	b := newBed(t)
 	all := entries()
@@ -70,7 +70,7 @@ func TestEntries(t *testing.T) {
 		must(t, b.s.Apply(limit(t), all[:3], nil))
 		b.has(t, all[3:])
 		for i, e := range all {
-			if f, ok := e.(pipeline.Forward); ok && f.To.Bits() < 32 { // and not what lies in it
+			if f, ok := e.(pipeline.Forward); ok && f.To.Bits() < 32 { // and not the longer prefixes in it
 				must(t, b.s.Apply(limit(t), []pipeline.Entry{e}, nil))
 				rest := append(append([]pipeline.Entry{}, all[3:i]...), all[i+1:]...)
 				b.has(t, rest)
@@ -82,8 +82,7 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// TestReopened finds entries and ports after the agent has gone and come back; a port whose device went meanwhile is
-// gone.
+// TestReopened: entries and ports stay when the agent restarts, except a port whose device was deleted meanwhile.
 func TestReopened(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -135,8 +134,8 @@ func TestReopened(t *testing.T) {
 	b.has(t, nil)
 }
 
-// TestOffload: containers that stay when they leave the switch have the kernel fill in checksums again; who has come in
-// the place of one is left alone.
+// TestOffload: a container that leaves the switch gets checksum offload back. A new container in its place is left
+// alone.
 func TestOffload(t *testing.T) {
 	b := newBed(t)
 	b.link(t, "c2", nil, nil)
@@ -175,7 +174,7 @@ func TestOffload(t *testing.T) {
 	}
 }
 
-// TestPackets has packets meet the switch as they would on a node, and it does with each what the pipeline says.
+// TestPackets: the switch treats each packet of the cases as the pipeline says.
 func TestPackets(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -187,7 +186,8 @@ func TestPackets(t *testing.T) {
 	for _, c := range slices.Concat(packettest.Cases(), errorCases(), linkCases()) {
 		t.Run(c.Name, func(t *testing.T) { b.meet(t, c, ends) })
 	}
-	// What another network's programs judge is neither sent on nor counted here: what comes after it is all there is.
+	// Packets that another network's programs check are neither forwarded nor counted here; only the packet sent after
+	// them comes out.
 	cases := packettest.Cases()
 	i := slices.IndexFunc(cases, func(c packettest.Case) bool { return c.From == 2 && judge(c).Drop == 0 })
 	before := fmt.Sprint(b.drops(t, limit(t)))
@@ -206,7 +206,7 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// errorCases are errors about packets that were translated, whose quotes this switch would leave as they are.
+// errorCases are ICMP errors about translated packets. This switch could not translate their quotes.
 func errorCases() []packettest.Case {
 	at := func(name string, from pipeline.Port, src, dst string, kind uint8, drop dropreason.Reason) packettest.Case {
 		return packettest.Case{
@@ -228,7 +228,7 @@ func errorCases() []packettest.Case {
 	}
 }
 
-// linkCases are what kernels send by themselves, which eBPF's tests do not count.
+// linkCases are packets that kernels send by default. The tests of eBPF do not count them.
 func linkCases() (all []packettest.Case) {
 	own := netip.MustParseAddr("fd10:0:0:1::2")
 	for _, c := range []struct {
@@ -255,7 +255,7 @@ func linkCases() (all []packettest.Case) {
 	return all
 }
 
-// judge is what the pipeline says, but for what this switch drops because it cannot do it.
+// judge returns the pipeline's result, or the drop for what this switch does not support.
 func judge(c packettest.Case) packettest.Result {
 	want := c.Want()
 	if want.Drop != 0 || len(c.Packet.Extensions) == 0 || !want.Src.Is4() ||
@@ -268,7 +268,7 @@ func judge(c packettest.Case) packettest.Result {
 	return want
 }
 
-// meet sends one packet and waits until it has come out, or is counted among the dropped.
+// meet sends one packet and waits until it comes out, or a drop counter shows it.
 func (b *bed) meet(t *testing.T, c packettest.Case, ends map[pipeline.Port]end) {
 	ctx, cancel := context.WithTimeout(limit(t), limitOfPacket)
 	defer cancel()
@@ -301,7 +301,7 @@ func (b *bed) meet(t *testing.T, c packettest.Case, ends map[pipeline.Port]end) 
 			t.Errorf("drops were %v and are %v", before, after)
 		}
 	}
-	// Nothing came out elsewhere: whatever the switch had to send, it has sent by the time it answers.
+	// Nothing came out elsewhere: when the switch answers, it has sent all its packets.
 	b.drops(t, ctx)
 	for p, e := range ends {
 		if frame, err := e.next(past()); err == nil {
@@ -310,7 +310,7 @@ func (b *bed) meet(t *testing.T, c packettest.Case, ends map[pipeline.Port]end) 
 	}
 }
 
-// tunnelled takes the tunnel's headers off.
+// tunnelled checks and removes the tunnel's headers.
 func (b *bed) tunnelled(t *testing.T, frame []byte, want packettest.Result) []byte {
 	t.Helper()
 	outer, err := packet.DecodeFrame(frame)
@@ -332,7 +332,7 @@ func (b *bed) tunnelled(t *testing.T, frame []byte, want packettest.Result) []by
 	}
 	flags, identity, extension := head>>56, uint16(head>>32), uint64(0x88)
 	if b.config.Datapath == Kernel && want.Identity == 0 {
-		extension = 0x08 // the kernel leaves out what says nothing
+		extension = 0x08 // the kernel omits an empty extension
 	}
 	if flags != extension || identity != want.Identity {
 		t.Errorf("flags %#x, identity %d, want %d", flags, identity, want.Identity)
@@ -345,8 +345,8 @@ var (
 	_ nimitz.Lacking = (*Switch)(nil)
 )
 
-// TestRestarted has Open vSwitch end and come back with nothing but its ports, and the switch works when it was opened
-// and given its entries again.
+// TestRestarted: Open vSwitch restarts with only its ports left. The switch works again when it is opened again and
+// given its entries.
 func TestRestarted(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -371,8 +371,8 @@ func TestRestarted(t *testing.T) {
 	}
 }
 
-// TestBundle has the bridge refuse one of many flows: it says which and why, and none is made. Another is still made by
-// the same connection.
+// TestBundle: the bridge rejects one of many flows. The error says which and why, and no flow is added. The same
+// connection still accepts the next change.
 func TestBundle(t *testing.T) {
 	b := newBed(t)
 	good := openflow.Flow{Table: 9, Cookie: 5, Match: []openflow.Value{ip4.is()}}

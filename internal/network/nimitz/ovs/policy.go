@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// policy puts the programs that know VXLAN's group policy field between Open vSwitch and the node's stack. They stay
-// with the device.
+// policy attaches the programs for VXLAN's group policy field between Open vSwitch and the node's stack. They stay with
+// the device.
 func (s *Switch) policy(h *netlink.Handle, hostLink netlink.Link) error {
 	programs, err := s.loadPolicy()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// vxlanFrame is a tunnelled packet with the two flag bytes and the policy as given.
+// vxlanFrame is a tunnel packet with the given flag bytes and policy field.
 func vxlanFrame(from, to netip.Addr, flags, policy uint16) []byte {
 	head := []byte{byte(flags >> 8), byte(flags), byte(policy >> 8), byte(policy), 0, 0, 7, 0}
 	p := packet.Packet{
@@ -25,15 +25,15 @@ func vxlanFrame(from, to netip.Addr, flags, policy uint16) []byte {
 	return p.Frame(hostMAC, bridgeMAC)
 }
 
-// with is a VTEP's address with something else in its last half.
+// with replaces a byte in the last half of a VTEP's address.
 func with(a netip.Addr, at int, v byte) netip.Addr {
 	b := a.As16()
 	b[at] = v
 	return netip.AddrFrom16(b)
 }
 
-// TestPolicy moves the identity between the address and the field, checksum included, and hides nothing that a stranger
-// has in his address.
+// TestPolicy: the program moves the identity between address and field and corrects the checksum. Bits that a foreign
+// sender sets in its address stay visible.
 func TestPolicy(t *testing.T) {
 	const mark, netfilters = 0xab001001, 0xe000
 	s := &Switch{config: Config{Mark: mark}}
@@ -64,7 +64,7 @@ func TestPolicy(t *testing.T) {
 		name    string
 		program *ebpf.Program
 		in, out []byte
-		// how it is marked before and after
+		// the mark before and after
 		came, mark uint32
 	}{
 		{"out", programs.PilPolicyOut, vxlanFrame(here, carries(there), 0x0800, 0),

@@ -19,9 +19,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestRegions has containers of a tenant in two regions talk by both Edge Switches, all four with an Open vSwitch: each
-// hop has other tunnel addresses, and behind the last the VNI is that of the other region (§3.1; NM6). TCP tells that
-// their data came whole.
+// TestRegions: containers of a tenant in two regions exchange data by both Edge Switches, on four nodes with Open
+// vSwitch. Each hop has other tunnel addresses, and after the last Edge Switch the VNI is that of the other region
+// (§3.1; NM6). TCP verifies the data.
 func TestRegions(t *testing.T) {
 	p := netip.MustParsePrefix
 	east := p("fd71:696c:6100::/40")
@@ -62,7 +62,7 @@ func TestRegions(t *testing.T) {
 			t.Errorf("node %d of the way has tunnels %v, want %v", i, got, want)
 		}
 	}
-	// Without its other Edge Switch a region is not led there any more.
+	// Without its peer Edge Switch, a node sends nothing to the other region.
 	must(t, way[1].s.Apply(limit(t), []pipeline.Entry{pipeline.Peer{Nodes: way[2].config.Node}}, nil))
 	if routes, err := way[1].s.control(limit(t), "ovs/route/show"); err != nil ||
 		!strings.Contains(routes, way[1].config.Region.String()) ||
@@ -71,7 +71,7 @@ func TestRegions(t *testing.T) {
 	}
 }
 
-// connect joins nodes by a bridge, on which each knows the others.
+// connect joins nodes by a bridge, and gives each node routes to the others.
 func connect(t *testing.T, nodes []*bed) {
 	t.Helper()
 	ns, err := netns.Create(folder(t) + "/fabric")
@@ -127,7 +127,7 @@ func connect(t *testing.T, nodes []*bed) {
 	}
 }
 
-// edge is the entries of an Edge Switch between the container of a node of its region and that of another region.
+// edge returns the entries of an Edge Switch between a container of its region and one of another region.
 func (b *bed) edge(
 	vni pipeline.VNI,
 	near container,
@@ -149,7 +149,7 @@ func (b *bed) edge(
 	return all
 }
 
-// renumbered is a node's entries as they are in another region.
+// renumbered returns a node's entries with the numbers of another region.
 func renumbered(all []pipeline.Entry, vni pipeline.VNI, region netip.Prefix) []pipeline.Entry {
 	for i, e := range all {
 		switch e := e.(type) {
@@ -166,8 +166,8 @@ func renumbered(all []pipeline.Entry, vni pipeline.VNI, region netip.Prefix) []p
 	return all
 }
 
-// tunnels are those that a node took packets from until as many as are known were seen: by whom, in which VNI, with
-// which identity.
+// tunnels returns the tunnels from which a node has received packets: sender, VNI and identity. It waits for a known
+// number of them.
 func tunnels(ctx context.Context, c *packet.Capture, known int) []string {
 	seen := map[string]bool{}
 	for len(seen) < known {

@@ -22,23 +22,23 @@ const (
 	tableSNAT
 	tableForwarding
 	tableEncap
-	tableDrops // a flow a reason, which counts
+	tableDrops // one flow for each reason, as a counter
 )
 
-// Registers. All are zero when a packet comes in.
+// Registers. All are zero when a packet enters the switch.
 var (
 	regVNI      = openflow.Register(0)
 	regIdentity = openflow.Register(1)
-	regFrom     = openflow.Register(2) // the port it came from, where that is VXLAN's or the gateway's
-	regTo       = openflow.Register(3) // the port it goes to
-	regReason   = openflow.Register(4) // why it is dropped
-	regNAT      = openflow.Register(5) // 1: has another address than it came with
-	regSource   = openflow.Register(6) // 1: has another source
-	regAbroad   = openflow.Register(7) // 1: goes to another region
-	regOutside  = openflow.Register(8) // 1: goes to what is no container of the region; nothing asks for it yet
+	regFrom     = openflow.Register(2) // the ingress port, if it is VXLAN or the gateway
+	regTo       = openflow.Register(3) // the egress port
+	regReason   = openflow.Register(4) // the drop reason
+	regNAT      = openflow.Register(5) // 1: an address was translated
+	regSource   = openflow.Register(6) // 1: the source was translated
+	regAbroad   = openflow.Register(7) // 1: to another region
+	regOutside  = openflow.Register(8) // 1: to a destination that is no container of the region; not used yet
 )
 
-// Priorities. Of two prefixes the longer one decides, of two prefixes of one length that of the packet's own VNI.
+// Priorities. The longer prefix wins; of two prefixes of the same length, the one with the packet's own VNI wins.
 const (
 	priorityLast   = 0
 	priorityFamily = 1
@@ -54,7 +54,7 @@ const (
 	lastContainer = pipeline.Port(ofportVXLAN - 1)
 )
 
-// fromAbroad in regFrom is VXLAN's port too, and another region.
+// fromAbroad in regFrom means VXLAN's port and another region.
 const fromAbroad = 1 << 16
 
 func ofport(p pipeline.Port) (uint32, error) {
@@ -79,7 +79,7 @@ func portOf(of uint64) pipeline.Port {
 	return pipeline.Port(of)
 }
 
-// kind says in a flow's cookie which type of entry it is.
+// kind is the type of an entry, as encoded in its flow's cookie.
 type kind uint8
 
 const (
@@ -95,10 +95,11 @@ const (
 
 // A cookie is 16 bits that are ours, 8 bits of kind, and a hash of what the entry is found by. The lowest bit is zero.
 const (
-	cookieOurs  uint64 = 0x7069 << 48
-	cookieMask  uint64 = 0xffff << 48
-	cookieKind         = 40
-	cookieLoose        = ^uint64(1) // a mask of all bits has Open vSwitch look the flow up by its cookie
+	cookieOurs uint64 = 0x7069 << 48
+	cookieMask uint64 = 0xffff << 48
+	cookieKind        = 40
+	// With a mask of all bits Open vSwitch finds the flow by its cookie; this mask makes it search.
+	cookieLoose = ^uint64(1)
 )
 
 func cookie(k kind, match any) uint64 {
@@ -134,12 +135,12 @@ func (f family) is() openflow.Value { return openflow.EthType.Number(f.etherType
 
 func set(v openflow.Value) openflow.Action { return openflow.Set{Value: v} }
 
-// sends matches ICMP of a type.
+// sends matches an ICMP type.
 func (f family) sends(icmpType uint64) []openflow.Value {
 	return []openflow.Value{f.is(), openflow.IPProto.Number(f.icmp), f.icmpType.Number(icmpType)}
 }
 
-// to matches packets for a prefix.
+// to matches packets to a prefix.
 func (f family) to(p netip.Prefix) []openflow.Value {
 	if p.Bits() == 0 {
 		return []openflow.Value{f.is()}
@@ -147,7 +148,7 @@ func (f family) to(p netip.Prefix) []openflow.Value {
 	return []openflow.Value{f.is(), f.dst.Prefix(p)}
 }
 
-// from matches those of a prefix.
+// from matches packets from a prefix.
 func (f family) from(p netip.Prefix) []openflow.Value {
 	if p.Bits() == 0 {
 		return []openflow.Value{f.is()}
@@ -155,7 +156,7 @@ func (f family) from(p netip.Prefix) []openflow.Value {
 	return []openflow.Value{f.is(), f.src.Prefix(p)}
 }
 
-// render makes an entry of a switch in a region a flow.
+// render turns an entry of a switch in a region into a flow.
 func render(region netip.Prefix, e pipeline.Entry) (openflow.Flow, error) {
 	f := openflow.Flow{Priority: priorityEntry}
 	k := constant
@@ -248,8 +249,8 @@ func renderForward(f *openflow.Flow, region netip.Prefix, e pipeline.Forward) er
 
 func inPort(of uint32) openflow.Value { return openflow.InPort.Number(uint64(of)) }
 
-// vteps matches what was encapsulated by a node of a prefix: its /64, and the address's last half, but for the bits of
-// the identity.
+// vteps matches packets that a node of a prefix has encapsulated: its /64, and the last half of the address except the
+// bits of the identity.
 func vteps(nodes netip.Prefix) openflow.Value {
 	mask := make([]byte, 16)
 	for bit := range nodes.Bits() {
@@ -262,7 +263,7 @@ func vteps(nodes netip.Prefix) openflow.Value {
 	return openflow.TunnelSrc6.Address(pipeline.VTEP(nodes)).Masked(mask)
 }
 
-// parse is the way back.
+// parse is the inverse of render.
 func parse(f openflow.Flow) (pipeline.Entry, error) {
 	get := values(f)
 	switch kindOf(f.Cookie) {
@@ -334,7 +335,7 @@ func either(m map[openflow.Field]openflow.Value, a, b openflow.Field) openflow.V
 	return m[b]
 }
 
-// written is what a flow sets the first of fields that it sets to.
+// written returns the value that a flow writes to the first of fields that it sets.
 func written(f openflow.Flow, fields ...openflow.Field) openflow.Value {
 	for _, a := range f.Actions {
 		if s, ok := a.(openflow.Set); ok {

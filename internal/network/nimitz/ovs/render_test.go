@@ -8,7 +8,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// entries are all kinds, at the ends of what they may hold.
+// entries returns entries of all kinds, with the smallest and largest values of their fields.
 func entries() []pipeline.Entry {
 	a, p := netip.MustParseAddr, netip.MustParsePrefix
 	return append(
@@ -35,7 +35,7 @@ func entries() []pipeline.Entry {
 	)
 }
 
-// TestRender makes every entry a flow and the flow the entry again, and has no two of one cookie.
+// TestRender: parse is the inverse of render, and no two entries have the same cookie.
 func TestRender(t *testing.T) {
 	cookies := map[uint64]pipeline.Entry{}
 	for _, e := range entries() {
@@ -54,7 +54,7 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// TestRefused has entries that no flow can be.
+// TestRefused: render rejects entries that cannot be a flow.
 func TestRefused(t *testing.T) {
 	a, p := netip.MustParseAddr, netip.MustParsePrefix
 	for _, e := range []pipeline.Entry{
@@ -73,7 +73,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestConstants has no two flows beside the entries in one place.
+// TestConstants: no two constant flows have the same key.
 func TestConstants(t *testing.T) {
 	places := map[string]bool{}
 	for _, f := range constants(packettest.Region) {

@@ -17,10 +17,10 @@ import (
 	"pilaster.io/pilaster/internal/openflow"
 )
 
-// The tunnels' way, between the VXLAN port and the node's stack. Open vSwitch sends what it encapsulates through the
-// bridge whose device has the tunnel's address, and takes back what that bridge sends to its device. The device itself
-// carries nothing and stays down: the node's routes lead the VTEP's packets to the bridge by a pair of devices, and
-// those from it are forwarded as any.
+// The path of tunnels between the VXLAN port and the node's stack. Open vSwitch sends encapsulated packets through the
+// bridge whose device has the tunnel's address, and receives packets that this bridge sends to its device. The device
+// itself stays down: the node routes the VTEP's packets to the bridge by a pair of devices, and forwards those from it
+// as any others.
 const (
 	underlayName = pipeline.Underlay // the bridge and its device
 	hostSide     = pipeline.NodeSide
@@ -28,17 +28,17 @@ const (
 	portUnderlay = 1
 
 	outerUDP = 4789
-	// innerUDP is VXLAN's port between the two bridges. Open vSwitch 3.1 refuses a second look at a port with the
-	// well-known number and extensions.
+	// innerUDP is VXLAN's port between the two bridges. Open vSwitch 3.1 rejects a second VXLAN port with extensions on
+	// the well-known number.
 	innerUDP = 14789
-	// hostPart is of the address that the node's stack has on its side, by which the bridge finds it.
+	// hostPart is the last part of the address of the node's stack on the pair, by which the bridge reaches the stack.
 	hostPart = 3
 )
 
 var (
 	hostMAC   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x03}
 	bridgeMAC = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x04}
-	// bridgeLink is the bridge's address to the node's routes.
+	// bridgeLink is the bridge's address in the node's routes.
 	bridgeLink = netip.MustParseAddr("fe80::2")
 )
 
@@ -71,7 +71,7 @@ func (s *Switch) hostAddress() netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// pair makes the two devices, and the node's route to the VTEP.
+// pair creates the two devices, and the node's route to the VTEP.
 func (s *Switch) pair(h *netlink.Handle) error {
 	host, err := h.LinkByName(hostSide)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -120,9 +120,9 @@ func (s *Switch) pair(h *netlink.Handle) error {
 	)
 }
 
-// sysctls keep the node's stack off the bridge's port, and have it forward between the other side and the uplink: those
-// alone where the kernel can (6.17), because a node that forwards everywhere loses a default route that it learns from
-// routers.
+// sysctls disables the node's stack on the bridge's port, and enables forwarding between the other device and the
+// uplink. From Linux 6.17 on it enables it for these two only, because a node that forwards on all devices loses a
+// default route learnt from router advertisements.
 func (s *Switch) sysctls() error {
 	const conf = "/proc/sys/net/ipv6/conf/"
 	return s.config.Netns.Do(func() error {
@@ -154,8 +154,8 @@ func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// address gives the bridge's device the VTEP's address for Open vSwitch to see, and keeps the node's stack from taking
-// that for its own.
+// address assigns the VTEP's address to the bridge's device, where Open vSwitch reads it, and keeps the node's stack
+// from using it as a local address.
 func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 	tap, err := h.LinkByName(underlayName)
 	if err != nil {
@@ -170,7 +170,7 @@ func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 	}
 	defer func() {
 		close(done)
-		for range updates { // closed once the subscription has noticed
+		for range updates { // closed when the subscription has ended
 		}
 	}()
 	vtep := pipeline.VTEP(s.config.Node)
@@ -180,10 +180,10 @@ func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 	}
 	for _, a := range list {
 		if had, _ := netip.AddrFromSlice(a.IP); had == vtep {
-			return nil // and its route was taken away then
+			return nil // and its route was removed then
 		}
 	}
-	// The prefix is the node's, so that the address is found to be the source for what goes by hostAddress.
+	// The prefix is the node's, so that Open vSwitch selects this address as the source for packets by hostAddress.
 	own := &net.IPNet{IP: vtep.AsSlice(), Mask: net.CIDRMask(64, 128)}
 	if err := h.AddrAdd(tap, &netlink.Addr{IPNet: own,
 		Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}); err != nil {
@@ -206,7 +206,7 @@ func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 	}
 }
 
-// underlayFlows let tunnels by, and what finds the node's MAC; nothing else passes.
+// underlayFlows forwards tunnel packets and neighbour discovery for the node's MAC, and nothing else.
 func underlayFlows() []openflow.Change {
 	udp := func(port uint32, to uint64) []openflow.Value {
 		return []openflow.Value{
@@ -239,13 +239,13 @@ func underlayFlows() []openflow.Change {
 	return all
 }
 
-// routes tells Open vSwitch where the region's nodes are.
+// routes adds Open vSwitch's routes to the region's nodes.
 func (s *Switch) routes(ctx context.Context) error {
 	if s.config.Datapath == Kernel {
 		return nil // the stack knows
 	}
 	takes, err := s.takesTunnels(ctx)
-	if err == nil && !takes { // a route of an earlier bridge knows another device of the name
+	if err == nil && !takes { // a route of an earlier bridge refers to the index of a deleted device
 		err = s.route(ctx, s.config.Region, false)
 	}
 	if err == nil {
@@ -268,8 +268,9 @@ func (s *Switch) takesTunnels(ctx context.Context) (bool, error) {
 	return strings.Contains(ports, fmt.Sprintf("ipv6(dst=%v,", pipeline.VTEP(s.config.Node))), err
 }
 
-// route leads Open vSwitch to VTEPs in a prefix, which its own look at the node's routes cannot: those name the uplink,
-// which is no bridge's. One that is as it should be is left alone: until it is there again, tunnels would be lost.
+// route adds or removes Open vSwitch's route to VTEPs in a prefix. Open vSwitch cannot derive it from the node's
+// routes: those name the uplink, which is in no bridge. A correct route is left alone, because tunnels lose packets
+// while it is missing.
 func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
 	p := to.Masked().String()
 	if !there {
@@ -279,7 +280,7 @@ func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
 		}
 		return err
 	}
-	// Asked before, ovs-vswitchd has heard by then what the kernel told of routes before.
+	// Before it answers, ovs-vswitchd has processed all earlier route notifications of the kernel.
 	all, err := s.control(ctx, "ovs/route/show")
 	if err != nil ||
 		strings.Contains(
@@ -298,7 +299,7 @@ func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
 	return err
 }
 
-// abroad has routes to the other regions' Edge Switches among entries, or none.
+// abroad adds or removes the routes to the Edge Switches of other regions among entries.
 func (s *Switch) abroad(ctx context.Context, entries []pipeline.Entry, there bool) error {
 	for _, e := range entries {
 		if peer, ok := e.(pipeline.Peer); ok && s.config.Datapath != Kernel && !s.config.Region.Overlaps(peer.Nodes) {
@@ -329,7 +330,7 @@ func (s *Switch) removeUnderlay() error {
 	return h.LinkDel(host)
 }
 
-// SetMTU has the pair, and with it the bridge, take what leaves by the uplink.
+// SetMTU adapts the pair of devices, and with it the bridge, to the MTU of the uplink.
 func (s *Switch) SetMTU(mtu int) error {
 	h, err := s.config.Netns.Netlink()
 	if err != nil {

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Dir is the run folder.
+// Dir returns the run folder.
 func (d *Daemons) Dir() string { return d.dir }
 
-// SwitchPID is the process that forwards packets.
+// SwitchPID returns the PID of ovs-vswitchd, which forwards packets.
 func (d *Daemons) SwitchPID() (pid int, err error) {
 	text, err := daemon(d.dir)
 	if err == nil {
@@ -19,10 +19,10 @@ func (d *Daemons) SwitchPID() (pid int, err error) {
 	return pid, err
 }
 
-// StopIn ends the daemons of a run folder, whoever started them.
+// StopIn ends the daemons of a run folder, also if another process started them.
 func StopIn(dir string) error { return (&Daemons{dir}).Stop() }
 
-// Purge has the datapath forget the flows that it has cached: the next packet of each is decided by the tables again.
+// Purge empties the datapath's flow cache: the next packet of each flow goes through the tables again.
 func (d *Daemons) Purge(ctx context.Context) error {
 	if _, err := ask(ctx, d.dir, "revalidator/purge"); err != nil {
 		return fmt.Errorf("%s: %w", daemonName, err)
@@ -30,16 +30,16 @@ func (d *Daemons) Purge(ctx context.Context) error {
 	return nil
 }
 
-// Work is what the datapath in user space has done since it was started.
+// Work holds the counters of the userspace datapath since its start.
 type Work struct {
-	Packets  uint64 `json:"packets"`  // that came in by a port, tunnels' twice
-	Passes   uint64 `json:"passes"`   // through its caches; a packet out of a tunnel has another
-	Exact    uint64 `json:"exact"`    // of them, those that a cache of whole headers decided
-	Megaflow uint64 `json:"megaflow"` // those that a cached flow decided
-	Upcalls  uint64 `json:"upcalls"`  // those that the tables decided
+	Packets  uint64 `json:"packets"`  // received by a port; tunnel packets count twice
+	Passes   uint64 `json:"passes"`   // lookups in its caches; a packet from a tunnel needs two
+	Exact    uint64 `json:"exact"`    // hits of the exact-match caches
+	Megaflow uint64 `json:"megaflow"` // hits of the megaflow cache
+	Upcalls  uint64 `json:"upcalls"`  // misses, which the tables decide
 }
 
-// work is what ovs-vswitchd calls each.
+// work maps the names that ovs-vswitchd prints to the fields.
 var work = map[string]func(*Work) []*uint64{
 	"packets received":         func(w *Work) []*uint64 { return []*uint64{&w.Packets, &w.Passes} },
 	"packet recirculations":    func(w *Work) []*uint64 { return []*uint64{&w.Passes} },
@@ -51,7 +51,7 @@ var work = map[string]func(*Work) []*uint64{
 	"miss with failed upcall":  func(w *Work) []*uint64 { return []*uint64{&w.Upcalls} },
 }
 
-// Work reads it, of all threads.
+// Work reads the counters, summed over all threads.
 func (d *Daemons) Work(ctx context.Context) (w Work, err error) {
 	said, err := ask(ctx, d.dir, "dpif-netdev/pmd-stats-show")
 	if err != nil {
@@ -83,7 +83,7 @@ func parseWork(said string) (w Work, err error) {
 	return w, nil
 }
 
-// Since is what came after.
+// Since returns the difference to an earlier reading.
 func (w Work) Since(earlier Work) Work {
 	return Work{
 		w.Packets - earlier.Packets,
@@ -94,7 +94,7 @@ func (w Work) Since(earlier Work) Work {
 	}
 }
 
-// Plus is of two.
+// Plus returns the sum of two.
 func (w Work) Plus(other Work) Work {
 	return Work{
 		w.Packets + other.Packets,
