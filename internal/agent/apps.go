@@ -135,8 +135,8 @@ func (t *Tenants) ackRound(name string, round uint64) {
 }
 
 // mergeApps adds the apps whose id is new. A known id gets other labels only after this node has forgotten it.
-func mergeApps(old, news []App) []App {
-	if len(news) == 0 {
+func mergeApps(old, added []App) []App {
+	if len(added) == 0 {
 		return old
 	}
 	known := map[address.AppID]bool{}
@@ -144,7 +144,7 @@ func mergeApps(old, news []App) []App {
 		known[a.ID] = true
 	}
 	merged := slices.Clone(old)
-	for _, a := range news {
+	for _, a := range added {
 		if !known[a.ID] {
 			merged = append(merged, a)
 		}

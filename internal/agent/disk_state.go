@@ -63,7 +63,8 @@ func ReadDiskState(dir string) (DiskState, error) {
 	s.Policies = map[string]policyFile{}
 	for _, name := range policed {
 		var f policyFile
-		if err := statefile.Read(filepath.Join(dir, state.PoliciesFolder, name+".json"), state.Version, &f); err != nil {
+		path := filepath.Join(dir, state.PoliciesFolder, name+".json")
+		if err := statefile.Read(path, state.Version, &f); err != nil {
 			errs = append(errs, err)
 			continue
 		}

@@ -41,7 +41,7 @@ func reassemble(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1
 }
 
 // policiesFromProto returns the policy updates of an event, by tenant.
-func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]PolicyUpdate, error) {
+func policiesFromProto(event *pilasterv1.FollowResponse, received time.Time) ([]PolicyUpdate, error) {
 	d := event.GetDelta()
 	if s := event.GetSnapshot(); s != nil {
 		d = &pilasterv1.Delta{Policies: s.Policies, Overrides: s.Overrides, WholePolicies: s.WholePolicies}
@@ -49,7 +49,7 @@ func policiesFromProto(event *pilasterv1.FollowResponse, heard time.Time) ([]Pol
 	by := map[string]*PolicyUpdate{}
 	of := func(tenant string) *PolicyUpdate {
 		if by[tenant] == nil {
-			by[tenant] = &PolicyUpdate{Tenant: tenant, Received: heard, Overrides: map[netip.Addr]address.AppID{}}
+			by[tenant] = &PolicyUpdate{Tenant: tenant, Received: received, Overrides: map[netip.Addr]address.AppID{}}
 		}
 		return by[tenant]
 	}

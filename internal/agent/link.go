@@ -363,7 +363,7 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 		own, tenants, apps, deleted = e.Delta.Node, e.Delta.Tenants, e.Delta.Apps, e.Delta.DeletedTenants
 		whole = func(tenant string) bool { return slices.Contains(e.Delta.WholeTenants, tenant) }
 	}
-	news, err := statesFromProto(tenants, apps, whole)
+	states, err := statesFromProto(tenants, apps, whole)
 	if err != nil {
 		return fmt.Errorf("an event of the orchestrator is invalid: %w", err)
 	}
@@ -374,7 +374,7 @@ func (l *Link) apply(ctx context.Context, core *Core, event *pilasterv1.FollowRe
 	if err2 != nil {
 		return fmt.Errorf("an event of the orchestrator is invalid: %w", err2)
 	}
-	if err := errors.Join(err, core.Apply(ctx, news, deleted)); err != nil {
+	if err := errors.Join(err, core.Apply(ctx, states, deleted)); err != nil {
 		return err // the next stream repeats the event
 	}
 	for _, p := range policies {

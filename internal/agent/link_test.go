@@ -185,7 +185,7 @@ func newLinkBed(t *testing.T) *linkBed {
 	return b
 }
 
-// startFrees keeps the link of a core up until stop is called.
+// run keeps the link of a core up until stop is called.
 func (b *linkBed) run(core *bed) (stop func()) {
 	b.link.config.Tenants = core.tenants
 	ctx, cancel := context.WithCancel(core.t.Context())
@@ -537,7 +537,9 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		"not known": {connect.NewError(connect.CodeNotFound, errors.New("x")), refusal.ErrNotFound},
 		"full":      {connect.NewError(connect.CodeResourceExhausted, errors.New("x")), refusal.ErrExhausted},
 		"bad":       {connect.NewError(connect.CodeInvalidArgument, errors.New("x")), refusal.ErrInvalid},
-		"early":     {connect.NewError(connect.CodeFailedPrecondition, errors.New("register first")), refusal.ErrUnavailable},
+		"early": {
+			connect.NewError(connect.CodeFailedPrecondition, errors.New("register first")), refusal.ErrUnavailable,
+		},
 	} {
 		b := newLinkBed(t)
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return nil, c.err }

@@ -16,7 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// sinksOf are the networks that receive a tenant's mappings: its own and the one that it leaves, if they use mappings.
+// mappingSinks are the networks that receive a tenant's mappings: its own and the one that it leaves, if they use
+// mappings.
 type mappingSinks []network.MappingSink
 
 func (c *Core) mappingSinks(t tenant.Tenant) (all mappingSinks) {

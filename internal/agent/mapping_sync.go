@@ -100,11 +100,11 @@ func (r *streamMappings) tenantsToList(event *pilasterv1.FollowResponse) (names 
 			m.mu.Unlock()
 		}
 	}
-	told, whole := event.GetDelta().GetTenants(), event.GetDelta().GetWholeTenants()
+	sent, whole := event.GetDelta().GetTenants(), event.GetDelta().GetWholeTenants()
 	if s := event.GetSnapshot(); s != nil {
-		told = s.Tenants
+		sent = s.Tenants
 	}
-	for _, t := range told {
+	for _, t := range sent {
 		if event.GetSnapshot() != nil || slices.Contains(whole, t.Name) {
 			names = append(names, t.Name)
 		}
@@ -177,14 +177,14 @@ func (r *streamMappings) listOnce(ctx context.Context, m *mappingList) error {
 			return fmt.Errorf("a page of tenant %s has revision %d, the first page had %d", m.tenant, page.Revision,
 				revision)
 		}
-		for _, said := range page.Mappings {
-			has, err := MappingFromProto(said)
+		for _, entry := range page.Mappings {
+			has, err := MappingFromProto(entry)
 			if err != nil {
 				return err
 			}
 			list = append(list, has)
-			if said.Key != "" {
-				own = append(own, said)
+			if entry.Key != "" {
+				own = append(own, entry)
 			}
 		}
 		revision, token = page.Revision, page.NextPageToken

@@ -90,7 +90,7 @@ func (c *Core) migrateTenant(ctx context.Context, name string, records []endpoin
 		return true
 	}
 	var failed error
-	told := time.Now()
+	reported := time.Now()
 	for _, r := range records {
 		if r.State != endpoint.Active || !c.needsMigration(known.Tenant, r) {
 			continue
@@ -109,9 +109,9 @@ func (c *Core) migrateTenant(ctx context.Context, name string, records []endpoin
 			)
 			failed = cmp.Or(failed, fmt.Errorf("endpoint %d: %w", r.ID, err))
 		}
-		if time.Since(told) > migrationReport {
+		if time.Since(reported) > migrationReport {
 			c.reportMigration(name, failed)
-			told = time.Now()
+			reported = time.Now()
 		}
 	}
 	// removes the tenant from the network that the last endpoint has left

@@ -163,12 +163,12 @@ func (p *tenantPolicy) apply(n PolicyUpdate) (changed bool) {
 
 // missingFrom returns the known documents and overrides that a complete update does not contain.
 func (p *tenantPolicy) missingFrom(n PolicyUpdate) (documents []Document, overrides []netip.Addr) {
-	said := make(map[policyName]bool, len(n.Documents))
+	listed := make(map[policyName]bool, len(n.Documents))
 	for _, d := range n.Documents {
-		said[d.name()] = true
+		listed[d.name()] = true
 	}
 	for name, d := range p.documents {
-		if !said[name] {
+		if !listed[name] {
 			documents = append(documents, d)
 		}
 	}

@@ -42,14 +42,14 @@ func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
 		if err := disk.Read(p.path(name), state.Version, &f); err != nil {
 			return nil, err
 		}
-		told := newTenantPolicy()
-		told.apply(PolicyUpdate{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
-		for _, err := range told.parseErrors {
+		read := newTenantPolicy()
+		read.apply(PolicyUpdate{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
+		for _, err := range read.parseErrors {
 			return nil, &statefile.CorruptError{Path: p.path(name), Err: err}
 		}
-		told.unsaved = false
-		close(told.synced)
-		p.m[name] = told
+		read.unsaved = false
+		close(read.synced)
+		p.m[name] = read
 	}
 	return p, nil
 }

@@ -60,7 +60,7 @@ func isPolicyOnly(event *pilasterv1.FollowResponse) bool {
 
 // handleEvent queues an event with only policy updates. It returns before they are in force, unless the queue is full.
 func (p *policyQueue) handleEvent(ctx context.Context, event *pilasterv1.FollowResponse) error {
-	news, err := policiesFromProto(event, time.Now())
+	updates, err := policiesFromProto(event, time.Now())
 	if err != nil {
 		return fmt.Errorf("an event of the orchestrator cannot be used: %w", err)
 	}
@@ -72,7 +72,7 @@ func (p *policyQueue) handleEvent(ctx context.Context, event *pilasterv1.FollowR
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.waiting, p.size = append(p.waiting, news...), p.size+size
+	p.waiting, p.size = append(p.waiting, updates...), p.size+size
 	p.last = &pilasterv1.FollowResponse{
 		Revision:     event.Revision,
 		SpreadMs:     event.SpreadMs,
@@ -123,8 +123,8 @@ func (p *policyQueue) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for news, last := p.take(); last != nil; news, last = p.take() {
-			for _, n := range mergeByTenant(news) {
+		for updates, last := p.take(); last != nil; updates, last = p.take() {
+			for _, n := range mergeByTenant(updates) {
 				if err := p.core.ApplyPolicies(ctx, n); err != nil {
 					p.end(err)
 					return
@@ -138,19 +138,19 @@ func (p *policyQueue) run(ctx context.Context) {
 func (p *policyQueue) take() ([]PolicyUpdate, *pilasterv1.FollowResponse) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	news, last := p.waiting, p.last
+	updates, last := p.waiting, p.last
 	if p.waiting, p.size, p.last = nil, 0, nil; last == nil && p.idle != nil {
 		close(p.idle)
 		p.idle = nil
 	}
-	return news, last
+	return updates, last
 }
 
 // mergeByTenant merges updates of the same tenant, in order.
-func mergeByTenant(news []PolicyUpdate) (all []PolicyUpdate) {
+func mergeByTenant(updates []PolicyUpdate) (all []PolicyUpdate) {
 	of := map[string][]PolicyUpdate{}
 	var names []string
-	for _, n := range news {
+	for _, n := range updates {
 		if of[n.Tenant] == nil {
 			names = append(names, n.Tenant)
 		}
@@ -163,14 +163,18 @@ func mergeByTenant(news []PolicyUpdate) (all []PolicyUpdate) {
 }
 
 // mergeUpdates merges successive updates of one tenant.
-func mergeUpdates(news []PolicyUpdate) PolicyUpdate {
-	if len(news) == 1 {
-		return news[0]
+func mergeUpdates(updates []PolicyUpdate) PolicyUpdate {
+	if len(updates) == 1 {
+		return updates[0]
 	}
 	documents := map[policyName]*Document{} // nil for a removed one
 	apps := map[netip.Addr]address.AppID{}  // 0 for the app in the address
-	all := PolicyUpdate{Tenant: news[0].Tenant, Received: news[0].Received, Overrides: map[netip.Addr]address.AppID{}}
-	for _, n := range news {
+	all := PolicyUpdate{
+		Tenant:    updates[0].Tenant,
+		Received:  updates[0].Received,
+		Overrides: map[netip.Addr]address.AppID{},
+	}
+	for _, n := range updates {
 		if n.Whole {
 			all.Whole = true
 			clear(documents)

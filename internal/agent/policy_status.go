@@ -200,8 +200,8 @@ func newPolicyTimes() policyTimes {
 
 func (t policyTimes) compiled(since time.Time) { t.compile.Observe(time.Since(since).Seconds()) }
 
-func (t policyTimes) enforced(heard time.Time) {
-	if !heard.IsZero() {
-		t.enforce.Observe(time.Since(heard).Seconds())
+func (t policyTimes) enforced(received time.Time) {
+	if !received.IsZero() {
+		t.enforce.Observe(time.Since(received).Seconds())
 	}
 }

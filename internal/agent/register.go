@@ -44,18 +44,18 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 	if err != nil {
 		return nil, fmt.Errorf("addresses of the uplink: %w", err)
 	}
-	said := map[heldMapping]bool{}
-	defer l.freeGone(said)
+	sent := map[heldMapping]bool{}
+	defer l.freeGone(sent)
 	for more := true; more; {
 		var req *pilasterv1.RegisterRequest
-		before := len(said)
-		req, more = l.registration(addrs, said)
+		before := len(sent)
+		req, more = l.registration(addrs, sent)
 		resp, err := client.Register(ctx, connect.NewRequest(req))
 		if err != nil && before > 0 {
 			return nil, fmt.Errorf(
 				"registering this node: the cluster accepted %d of its addresses and subnets, but not the next %d: %w",
 				before,
-				len(said)-before,
+				len(sent)-before,
 				err,
 			)
 		}
@@ -100,20 +100,20 @@ type heldMapping struct{ tenant, key, to string }
 
 func heldMappingOf(m *pilasterv1.Mapping) heldMapping { return heldMapping{m.Tenant, m.Key, m.To} }
 
-// registration returns the next registration, with a page of the held mappings that said does not contain yet. more
+// registration returns the next registration, with a page of the held mappings that sent does not contain yet. more
 // reports that another page follows.
-func (l *Link) registration(uplinks []netip.Addr, said map[heldMapping]bool) (req *pilasterv1.RegisterRequest,
+func (l *Link) registration(uplinks []netip.Addr, sent map[heldMapping]bool) (req *pilasterv1.RegisterRequest,
 	more bool) {
 	has, joined := l.config.Node.Membership()
 	held := l.config.Tenants.held(has.Prefix)
 	mappings := append(held.Mappings, heldAddresses(l.config.Endpoints())...)
-	mappings = slices.DeleteFunc(mappings, func(m *pilasterv1.Mapping) bool { return said[heldMappingOf(m)] })
-	if len(said) > 0 {
+	mappings = slices.DeleteFunc(mappings, func(m *pilasterv1.Mapping) bool { return sent[heldMappingOf(m)] })
+	if len(sent) > 0 {
 		held = &pilasterv1.Held{}
 	}
 	held.Mappings = mappings[:min(len(mappings), heldPage)]
 	for _, m := range held.Mappings {
-		said[heldMappingOf(m)] = true
+		sent[heldMappingOf(m)] = true
 	}
 	req = &pilasterv1.RegisterRequest{
 		Version: l.config.Version,
@@ -137,11 +137,11 @@ func (l *Link) registration(uplinks []netip.Addr, said map[heldMapping]bool) (re
 
 // freeGone schedules the release of addresses whose endpoint went away during the registration: they may have been
 // registered after their release.
-func (l *Link) freeGone(said map[heldMapping]bool) {
+func (l *Link) freeGone(sent map[heldMapping]bool) {
 	for _, m := range heldAddresses(l.config.Endpoints()) {
-		delete(said, heldMappingOf(m))
+		delete(sent, heldMappingOf(m))
 	}
-	for m := range said {
+	for m := range sent {
 		if m.key != "" {
 			l.setPendingFree(m.tenant, m.key, true)
 		}

@@ -115,7 +115,8 @@ func newDaemon(o Options) (*daemon, error) {
 		return nil, stateError(err)
 	}
 	d.link = NewLink(LinkConfig{
-		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants, Endpoints: d.store.WithClusterAddresses,
+		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants,
+		Endpoints:    d.store.WithClusterAddresses,
 		WantedPrefix: o.NodePrefix, Edge: o.Edge,
 		Gateway:  func() bool { return d.gateway }, // known once networks are open, like Enforces
 		Enforces: func() []string { return d.enforces },

@@ -377,7 +377,10 @@ func TestGetEndpoint(t *testing.T) {
 
 func TestKinds(t *testing.T) {
 	seen := map[connect.Code]bool{}
-	for _, kind := range []error{refusal.ErrInvalid, refusal.ErrNotFound, refusal.ErrExists, refusal.ErrExhausted, refusal.ErrUnavailable, refusal.ErrCheck} {
+	for _, kind := range []error{
+		refusal.ErrInvalid, refusal.ErrNotFound, refusal.ErrExists, refusal.ErrExhausted, refusal.ErrUnavailable,
+		refusal.ErrCheck,
+	} {
 		err := toConnect(refusal.New(kind, "because"))
 		if seen[connect.CodeOf(err)] || connect.CodeOf(err) == connect.CodeInternal ||
 			!strings.HasSuffix(err.Error(), "because") {

@@ -108,7 +108,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 			continue
 		}
 		to.HostedTenants = append(to.HostedTenants, name)
-		said := &pilasterv1.Hosting{
+		out := &pilasterv1.Hosting{
 			Tenant:     name,
 			Moving:     h.migration,
 			Overrides:  overrides[name],
@@ -117,14 +117,14 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 			Unenforced: h.policyProblem,
 		}
 		for _, id := range h.installed.IDs {
-			said.Accepts = append(said.Accepts, uint32(id.ID))
+			out.Accepts = append(out.Accepts, uint32(id.ID))
 		}
 		for _, id := range h.Tenant.IDs {
 			if h.holds(id) {
-				said.Holds = append(said.Holds, uint32(id.ID))
+				out.Holds = append(out.Holds, uint32(id.ID))
 			}
 		}
-		to.Hosting = append(to.Hosting, said)
+		to.Hosting = append(to.Hosting, out)
 	}
 }
 
@@ -150,7 +150,7 @@ func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
 	held := &pilasterv1.Held{}
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
-		said := tenantToProto(h.Tenant)
+		out := tenantToProto(h.Tenant)
 		for _, p := range h.Tenant.Publications {
 			if p.Gateway == node {
 				i, _ := p.Index()
@@ -158,13 +158,13 @@ func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
 			}
 		}
 		if !t.hosts(name) {
-			held.Tenants = append(held.Tenants, heldTransit(said))
+			held.Tenants = append(held.Tenants, heldTransit(out))
 			continue
 		}
 		for _, id := range h.Tenant.IDs {
-			said.Ids = append(said.Ids, &pilasterv1.TenantId{Id: uint32(id.ID), OnlyAccepted: !h.holds(id)})
+			out.Ids = append(out.Ids, &pilasterv1.TenantId{Id: uint32(id.ID), OnlyAccepted: !h.holds(id)})
 		}
-		held.Tenants = append(held.Tenants, said)
+		held.Tenants = append(held.Tenants, out)
 		for _, subnet := range h.subnets {
 			held.Mappings = append(held.Mappings, &pilasterv1.Mapping{Tenant: name, To: subnet.String()})
 		}

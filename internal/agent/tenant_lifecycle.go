@@ -226,20 +226,20 @@ func (c *Core) removeTenant(ctx context.Context, name string) error {
 
 // Apply applies the orchestrator's updates of hosted and transit tenants, and ignores those of other tenants. A tenant
 // missing from an update is not removed.
-func (c *Core) Apply(ctx context.Context, news []TenantState, deleted []string) error {
-	for len(news) > 0 {
-		var unfit []TenantState
-		for _, k := range news {
+func (c *Core) Apply(ctx context.Context, updates []TenantState, deleted []string) error {
+	for len(updates) > 0 {
+		var rejected []TenantState
+		for _, k := range updates {
 			if err := c.applyOne(ctx, k); isConflict(err) {
-				unfit = append(unfit, k)
+				rejected = append(rejected, k)
 			} else if err != nil {
 				return err
 			}
 		}
-		if len(unfit) == len(news) {
+		if len(rejected) == len(updates) {
 			break // none of the applied updates made room for the rest
 		}
-		news = unfit
+		updates = rejected
 	}
 	for _, name := range deleted {
 		if err := c.tenants.markDeleted(name); err != nil {

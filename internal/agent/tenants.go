@@ -419,11 +419,11 @@ func (t *Tenants) setHasPolicies(name string, policed bool) error {
 }
 
 // setSynced sets whether all policies of a tenant were received. Setting it to false requests them again.
-func (t *Tenants) setSynced(name string, told bool) {
+func (t *Tenants) setSynced(name string, synced bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
-		h.synced, h.requested = told, h.requested && told
+		h.synced, h.requested = synced, h.requested && synced
 	}
 }
 

@@ -146,13 +146,13 @@ func (t *Tenants) dropHosted(name string) error {
 
 // heldTransit is what the node registers for a transit tenant without endpoints: only fields that may differ from the
 // cluster's.
-func heldTransit(said *pilasterv1.Tenant) *pilasterv1.Tenant {
+func heldTransit(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return &pilasterv1.Tenant{
-		Name:       said.Name,
-		Network:    said.Network,
-		Leaving:    said.Leaving,
-		Addressing: said.Addressing,
-		Overlays:   said.Overlays,
-		Changes:    said.Changes,
+		Name:       t.Name,
+		Network:    t.Network,
+		Leaving:    t.Leaving,
+		Addressing: t.Addressing,
+		Overlays:   t.Overlays,
+		Changes:    t.Changes,
 	}
 }

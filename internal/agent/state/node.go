@@ -218,14 +218,14 @@ func (n *Node) Join(m Membership) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	told, has := &m.Plan, n.gateways
-	if !told.Gateway4.IsValid() && !told.Gateway6.IsValid() { // an older orchestrator does not send them
-		told.Gateway4, told.Gateway6 = has.V4, has.V6
+	plan, has := &m.Plan, n.gateways
+	if !plan.Gateway4.IsValid() && !plan.Gateway6.IsValid() { // an older orchestrator does not send them
+		plan.Gateway4, plan.Gateway6 = has.V4, has.V6
 	}
 	if n.file.Cluster != nil {
 		held := n.membership()
 		if has.Version == 0 { // not received before
-			held.Plan.Gateway4, held.Plan.Gateway6 = told.Gateway4, told.Gateway6
+			held.Plan.Gateway4, held.Plan.Gateway6 = plan.Gateway4, plan.Gateway6
 		}
 		if held != m {
 			return fmt.Errorf(
@@ -254,14 +254,14 @@ func (n *Node) Join(m Membership) error {
 
 // joinGateways stores the gateway prefixes before the membership: until that is stored, nothing is fixed.
 func (n *Node) joinGateways(m Membership) error {
-	told := gatewaysFile{Version, m.Plan.Gateway4, m.Plan.Gateway6}
-	if told == n.gateways || !told.V4.IsValid() && !told.V6.IsValid() {
+	next := gatewaysFile{Version, m.Plan.Gateway4, m.Plan.Gateway6}
+	if next == n.gateways || !next.V4.IsValid() && !next.V6.IsValid() {
 		return nil
 	}
-	if err := n.disk.Write(n.gatewaysPath(), told, 0o600); err != nil {
+	if err := n.disk.Write(n.gatewaysPath(), next, 0o600); err != nil {
 		return err
 	}
-	n.gateways = told
+	n.gateways = next
 	return nil
 }
 
