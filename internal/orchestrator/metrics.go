@@ -34,16 +34,20 @@ func newMetrics(version string) *metrics {
 			Name: "pilaster_orchestrator_calls_total", Help: "Calls and streams that ended, by procedure and code.",
 		}, []string{"procedure", "code"}),
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilaster_orchestrator_streams_ended_total", Help: "Streams of nodes that the orchestrator ended, by reason.",
+			Name: "pilaster_orchestrator_streams_ended_total", Help: "Streams of nodes that the orchestrator ended, " +
+				"by reason.",
 		}, []string{"reason"}),
 		messages: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilaster_orchestrator_messages_total", Help: "Messages of calls and streams, by procedure, direction, and on streams by event.",
+			Name: "pilaster_orchestrator_messages_total", Help: "Messages of calls and streams, by procedure, " +
+				"direction, and on streams by event.",
 		}, messageLabels),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilaster_orchestrator_message_bytes_total", Help: "Bytes of these messages, without framing, headers and TLS.",
+			Name: "pilaster_orchestrator_message_bytes_total", Help: "Bytes of these messages, without framing, " +
+				"headers and TLS.",
 		}, messageLabels),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilaster_orchestrator_refused_total", Help: "Connections and calls refused because of a limit, by limit.",
+			Name: "pilaster_orchestrator_refused_total", Help: "Connections and calls refused because of a limit, by " +
+				"limit.",
 		}, []string{"limit"}),
 	}
 	for _, limit := range admission.LimitWords {
@@ -128,7 +132,8 @@ func (m *metrics) observe(model *cache.Cache, s *store.Store) {
 		Name: "pilaster_orchestrator_store_queue_length", Help: "Changes that wait for the store.",
 	}, func() float64 { return float64(s.Waiting()) }))
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "pilaster_orchestrator_store_conflicts_total", Help: "Changes retried because another orchestrator committed first.",
+		Name: "pilaster_orchestrator_store_conflicts_total", Help: "Changes retried because another orchestrator " +
+			"committed first.",
 	}, func() float64 { return float64(s.Conflicts()) }))
 }
 

@@ -389,8 +389,10 @@ func TestWarnings(t *testing.T) {
 	for _, c := range []struct{ document, want string }{
 		{netpol("all", "  ingress: [{}]\n"), ""},
 		{strings.Replace(netpol("web", ""), "podSelector: {}", "podSelector: {matchLabels: {app: web}}", 1), ""},
-		{strings.Replace(netpol("typo", ""), "podSelector: {}", "podSelector: {matchLabels: {ap: web}}", 1), "it selects by label \"ap\""},
-		{"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: empty, namespace: shop}\n", "all containers of namespace shop"},
+		{strings.Replace(netpol("typo", ""), "podSelector: {}", "podSelector: {matchLabels: {ap: "+
+			"web}}", 1), "it selects by label \"ap\""},
+		{"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: empty, namespace: " +
+			"shop}\n", "all containers of namespace shop"},
 	} {
 		resp, err := operator(
 			s.config.RunDir,

@@ -45,7 +45,7 @@ type Config struct {
 	Version       string
 	Log           *slog.Logger
 
-	Now      func() time.Time `json:"-"` // by which certificates are made and judged; nil means time.Now
+	Now      func() time.Time `json:"-"` // clock for certificates; nil means time.Now
 	patience time.Duration    // for a request, or one message of a stream; 0 means admission.CallTimeout
 }
 
@@ -219,8 +219,10 @@ func (s *Server) serve() error {
 	health(mux)
 	s.limiter = admission.NewCallLimiter(limits, s.metrics.countRefused)
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&rpc.NodeService{
-		Store: s.store, Cache: s.cache, Token: s.token, Timeout: s.config.patience, Now: s.config.Now, Log: s.config.Log,
-		Limiter: s.limiter, Lists: admission.ListRates(limits), Later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
+		Store: s.store, Cache: s.cache, Token: s.token, Timeout: s.config.patience,
+		Now: s.config.Now, Log: s.config.Log,
+		Limiter: s.limiter, Lists: admission.ListRates(limits),
+		Later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options))
 	s.nodes = nodes
 	s.handler = admission.Authenticate(s.config.Now, s.limiter, mux)
@@ -235,7 +237,8 @@ func (s *Server) serve() error {
 	mux.Handle("/metrics", s.metrics.handler())
 	mux.HandleFunc("/debug/goroutines", debugserver.Goroutines)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&rpc.OperatorService{
-		Store: s.store, Cache: s.cache, Token: s.token, Version: s.config.Version, Where: s.where(), Listen: s.Addr().String(), RegionName: s.config.Region, Started: time.Now(),
+		Store: s.store, Cache: s.cache, Token: s.token, Version: s.config.Version, Where: s.where(),
+		Listen: s.Addr().String(), RegionName: s.config.Region, Started: time.Now(),
 	}, options, connect.WithReadMaxBytes(16<<20)))
 	s.start(operator, false, unixrpc.Server(mux))
 

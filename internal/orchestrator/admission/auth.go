@@ -108,7 +108,8 @@ func peerNode(state *tls.ConnectionState, now time.Time) (pki.Node, error) {
 	}
 	if err := join.CheckTime(cert, now, "this orchestrator"); err != nil {
 		return node, fmt.Errorf(
-			"%w; it permits only its own renewal, which the node requests automatically: correct the clock if one is wrong",
+			"%w; it permits only its own renewal, which the node requests automatically: correct the clock if one is "+
+				"wrong",
 			err,
 		)
 	}

@@ -112,7 +112,8 @@ func (g *limitedConn) identify(n pki.Node) error {
 		return connect.NewError(
 			connect.CodeUnavailable,
 			fmt.Errorf(
-				"node %s has %d connections, which is the maximum, so this one is closed; nothing was changed: find out what else uses this node's certificate",
+				"node %s has %d connections, which is the maximum, so this one is closed; nothing was changed: find "+
+					"out what else uses this node's certificate",
 				n.Name,
 				MaxNodeConnections,
 			),

@@ -60,7 +60,7 @@ const (
 	MaxNodeConnections = 16       // of one node; it needs two while it renews its certificate
 	MaxHeader          = 32 << 10 // bytes
 	MaxAnswer          = 64 << 20 // bytes of one message to a node
-	MinCompressed      = 1 << 10  // bytes; most messages are smaller, and compression would make them longer and take 20 µs
+	MinCompressed      = 1 << 10  // bytes; most messages are smaller, and compressing them would not pay
 )
 
 // Allowance limits one caller of a procedure. A caller is a node, or the source address of a client without a
@@ -210,7 +210,8 @@ func (g *CallLimiter) admit(r *http.Request, by client) (done func(), err error)
 		return nil, g.Refuse(
 			limitAtOnce,
 			connect.CodeUnavailable,
-			"%v has %d calls of %s in progress, which is the maximum; nothing was changed: try again when one has ended",
+			"%v has %d calls of %s in progress, which is the maximum; nothing was changed: try again when one has "+
+				"ended",
 			by,
 			may.AtOnce,
 			c.procedure,
@@ -251,13 +252,15 @@ func (g *CallLimiter) checkRate(r *http.Request, by client) error {
 			return g.Refuse(
 				LimitJoins,
 				connect.CodeUnavailable,
-				"%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or raise the orchestrator's --max-joins",
+				"%v tries to join more than %d times a second; nothing was changed: try again in a few seconds, or "+
+					"raise the orchestrator's --max-joins",
 				from,
 				calls.PerSecond,
 			)
 		}
 	} else if !calls.Allow(by) {
-		return g.Refuse(LimitRate, connect.CodeUnavailable, "%v calls %s more than %d times a second; nothing was changed: try again in a few seconds, or find out what uses its certificate",
+		return g.Refuse(LimitRate, connect.CodeUnavailable, "%v calls %s more than %d times a second; nothing was "+
+			"changed: try again in a few seconds, or find out what uses its certificate",
 			by, r.URL.Path, calls.PerSecond)
 	}
 	return nil
@@ -296,7 +299,8 @@ func (b *body) Read(p []byte) (int, error) {
 			err = b.limiter.Refuse(
 				LimitRequest,
 				connect.CodeResourceExhausted,
-				"this request is longer than the maximum of %d bytes; nothing was changed: host fewer tenants on the node, or find out what it runs",
+				"this request is longer than the maximum of %d bytes; nothing was changed: host fewer tenants on the "+
+					"node, or find out what it runs",
 				b.max-5,
 			)
 		}

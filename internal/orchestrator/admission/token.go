@@ -89,7 +89,8 @@ func (f *TokenFile) Rotate(ctx context.Context) (join.Token, error) {
 	token, err := f.Write(ctx)
 	if err != nil {
 		return token, fmt.Errorf(
-			"the join token was rotated and the old one is refused, but %s may still have the old one: %w\n  `pilaster orchestrator token show` shows the new one",
+			"the join token was rotated and the old one is refused, but %s may still have the old one: %w\n  "+
+				"`pilaster orchestrator token show` shows the new one",
 			f.path,
 			err,
 		)
@@ -110,7 +111,8 @@ func (f *TokenFile) Admit(ctx context.Context, secret []byte) error {
 	return connect.NewError(
 		connect.CodeUnauthenticated,
 		errors.New(
-			"the join token is not this cluster's, or was rotated; `pilaster orchestrator token show`, run on the orchestrator's machine, shows the current one",
+			"the join token is not this cluster's, or was rotated; `pilaster orchestrator token show`, run on the "+
+				"orchestrator's machine, shows the current one",
 		),
 	)
 }

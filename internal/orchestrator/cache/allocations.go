@@ -131,7 +131,8 @@ func (m *Cache) CheckRoom(node string, more int) error {
 	return connect.NewError(
 		connect.CodeResourceExhausted,
 		fmt.Errorf(
-			"node %s has %d addresses and subnets of tenants, and its endpoints can use %d; nothing more was allocated or accepted: remove containers from it, or find out what it runs",
+			"node %s has %d addresses and subnets of tenants, and its endpoints can use %d; nothing more was "+
+				"allocated or accepted: remove containers from it, or find out what it runs",
 			node,
 			has,
 			MaxMappings,

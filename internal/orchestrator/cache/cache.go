@@ -24,7 +24,7 @@ const (
 // Cache has the state of the store in memory, and the streams that it feeds. Records are shared and never modified. The
 // exported fields are valid while Mu is held, as in a condition of Await.
 type Cache struct {
-	Mu              sync.RWMutex       // many readers when all nodes reconnect; Apply must not queue behind each of them
+	Mu              sync.RWMutex       // many readers when all nodes reconnect; Apply must not queue behind them
 	waiters         map[string]*waiter // by node, or anything
 	Revision        int64              // 0 until the first batch
 	Nodes           map[string]*pilasterv1.Node
@@ -34,7 +34,7 @@ type Cache struct {
 	endedApps       map[string]int                            // by tenant: apps that ended since the process started
 	Hosting         map[string]map[string]*pilasterv1.Hosting // by tenant and node
 	HostedBy        map[string]map[string]bool                // by node and tenant
-	Unreconciled    map[string]bool                           // tenants whose ids or apps may need a step; see markUnreconciled
+	Unreconciled    map[string]bool                           // tenants that may need a step; see markUnreconciled
 	Allocations     allocations
 	Policies        policies
 	regions         map[string]region          // other regions
@@ -80,7 +80,8 @@ func (m *Cache) Apply(b store.Batch) {
 	if b.Whole {
 		m.Nodes = map[string]*pilasterv1.Node{}
 		m.Tenants = map[string]*pilasterv1.Tenant{}
-		m.Apps, m.quarantinedApps, m.endedApps = map[string]map[uint32]*pilasterv1.App{}, map[string]map[uint32]bool{}, map[string]int{}
+		m.Apps = map[string]map[uint32]*pilasterv1.App{}
+		m.quarantinedApps, m.endedApps = map[string]map[uint32]bool{}, map[string]int{}
 		m.Hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.HostedBy = map[string]map[string]bool{}
 		m.transit = map[string]map[string]bool{}
@@ -119,16 +120,17 @@ func (m *Cache) Apply(b store.Batch) {
 }
 
 // broadcast appends updates to the history and sends them to the streams that they concern.
-func (m *Cache) broadcast(news store.Batch) {
-	if len(news.Events) > 0 {
-		m.history = append(m.history, news)
-		for m.historyCost += eventCost(news.Events); len(m.history) > MaxHistory || m.historyCost > MaxHistoryCost; m.history = m.history[1:] {
+func (m *Cache) broadcast(updates store.Batch) {
+	if len(updates.Events) > 0 {
+		m.history = append(m.history, updates)
+		m.historyCost += eventCost(updates.Events)
+		for ; len(m.history) > MaxHistory || m.historyCost > MaxHistoryCost; m.history = m.history[1:] {
 			m.compactedRev = m.history[0].Revision
 			m.historyCost -= eventCost(m.history[0].Events)
 		}
 	}
 	to := map[*Subscriber]bool{}
-	for _, e := range news.Events {
+	for _, e := range updates.Events {
 		hearing := m.byTenant
 		if e.Mapping != nil || e.EndedMapping != nil {
 			hearing = m.byMappings
@@ -140,7 +142,7 @@ func (m *Cache) broadcast(news store.Batch) {
 			to[f] = true
 		}
 	}
-	all, tenant := common(news)
+	all, tenant := common(updates)
 	if all != nil {
 		all.SpreadMs, all.WithPolicies = m.spread(), true
 	}
@@ -148,7 +150,7 @@ func (m *Cache) broadcast(news store.Batch) {
 		if all != nil && f.hosted[tenant] && !m.changedNodes[f.Node.Name] {
 			m.queueShared(f, all)
 		} else {
-			m.feed(f, news)
+			m.feed(f, updates)
 		}
 	}
 }

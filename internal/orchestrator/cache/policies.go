@@ -42,7 +42,8 @@ func (p policies) add(is *pilasterv1.Policy) {
 	}
 	p.Of[is.Tenant][PolicyNameOf(is)] = is
 	delete(p.read[is.Tenant], PolicyNameOf(is))
-	if read, err := policy.ParseKept(is.Kind, []byte(is.Document)); err == nil { // nodes report what they make of a policy of another build
+	// Nodes report what they make of a policy of another build.
+	if read, err := policy.ParseKept(is.Kind, []byte(is.Document)); err == nil {
 		p.read[is.Tenant][PolicyNameOf(is)] = read
 	}
 }

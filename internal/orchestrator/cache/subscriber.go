@@ -151,9 +151,8 @@ func (m *Cache) snapshot(f *Subscriber) *pilasterv1.FollowResponse {
 	return &pilasterv1.FollowResponse{
 		Revision: m.Revision,
 		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{
-			Node: m.ownRecord(
-				f,
-			), Tenants: d.Tenants, Apps: d.Apps, Policies: d.Policies, Overrides: d.Overrides, WholePolicies: d.WholePolicies,
+			Node: m.ownRecord(f), Tenants: d.Tenants, Apps: d.Apps,
+			Policies: d.Policies, Overrides: d.Overrides, WholePolicies: d.WholePolicies,
 		}},
 	}
 }

@@ -71,7 +71,8 @@ func (s *NodeService) ListMappings(
 		err := s.Limiter.Refuse(
 			admission.LimitLists,
 			connect.CodeResourceExhausted,
-			"nodes query mappings of tenant %s more than %d times a second; nothing was changed: retry, or raise the orchestrator's --list-rate",
+			"nodes query mappings of tenant %s more than %d times a second; nothing was changed: retry, or raise the "+
+				"orchestrator's --list-rate",
 			name,
 			s.Lists.PerSecond,
 		)
@@ -122,7 +123,8 @@ func (s *NodeService) changedMappings(
 		return nil, connect.NewError(
 			connect.CodeAborted,
 			fmt.Errorf(
-				"the changes of tenant %s after revision %d are no longer in the history of the last %d changes and at most %d records; begin with the first page of its mappings",
+				"the changes of tenant %s after revision %d are no longer in the history of the last %d changes and "+
+					"at most %d records; begin with the first page of its mappings",
 				req.Tenant,
 				req.AfterRevision,
 				cache.MaxHistory,

@@ -119,7 +119,8 @@ func (s *NodeService) Register(
 		return nil, connect.NewError(
 			connect.CodeFailedPrecondition,
 			fmt.Errorf(
-				"this node belongs to cluster %s, and this is cluster %s; nothing was changed: set the right orchestrator, or empty the node's state directory to join this one",
+				"this node belongs to cluster %s, and this is cluster %s; nothing was changed: set the right "+
+					"orchestrator, or empty the node's state directory to join this one",
 				pinned,
 				cluster.UUID,
 			),
@@ -203,7 +204,8 @@ func checkHeld(held *pilasterv1.Held) error {
 	}
 	if mappings := len(held.GetMappings()); mappings > cache.MaxMappings {
 		return fmt.Errorf(
-			"the node holds %d addresses and subnets of tenants, and a node may have %d; nothing was changed: remove containers from it",
+			"the node holds %d addresses and subnets of tenants, and a node may have %d; nothing was changed: remove "+
+				"containers from it",
 			mappings,
 			cache.MaxMappings,
 		)
@@ -309,7 +311,9 @@ func (s *NodeService) Follow(
 		}
 	}()
 	err = s.connect(ctx, node, session)
-	begun() // only now: if the next streams began before the cache has this session, the cache would lag by more than streams wait for it
+	// Only now: if the next streams began before the cache has this session, the cache would lag by more than streams
+	// wait for it.
+	begun()
 	if err != nil {
 		return err
 	}
@@ -394,7 +398,8 @@ func (s *NodeService) send(
 		return s.Limiter.Refuse(
 			admission.LimitAnswer,
 			connect.CodeResourceExhausted,
-			"the state of this node's tenants is a message of %d bytes, and the maximum is %d; nothing was changed on this node: host fewer tenants on it",
+			"the state of this node's tenants is a message of %d bytes, and the maximum is %d; nothing was changed on "+
+				"this node: host fewer tenants on it",
 			size,
 			admission.MaxAnswer,
 		)
@@ -495,7 +500,8 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 			return connect.NewError(
 				connect.CodeInvalidArgument,
 				fmt.Errorf(
-					"the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was changed",
+					"the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was "+
+						"changed",
 					len(h.Accepts),
 					len(h.Holds),
 					tenant.MaxIDs,
@@ -519,7 +525,8 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 		return connect.NewError(
 			connect.CodeInvalidArgument,
 			fmt.Errorf(
-				"%d containers of the node have changed their labels since they started, and the maximum is %d; nothing was changed: restart these containers",
+				"%d containers of the node have changed their labels since they started, and the maximum is %d; "+
+					"nothing was changed: restart these containers",
 				overrides,
 				MaxOverrides,
 			),

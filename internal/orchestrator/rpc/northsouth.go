@@ -43,7 +43,7 @@ func (s *OperatorService) ListServices(
 		return nil, err
 	}
 	for _, t := range tenants {
-		for _, is := range slices.SortedFunc(slices.Values(t.Services), func(a, b *pilasterv1.Service) int { return cmp.Compare(a.Name, b.Name) }) {
+		for _, is := range byName(t.Services) {
 			is = proto.CloneOf(is)
 			is.Tenant = t.Name
 			resp.Services = append(resp.Services, is)
@@ -95,7 +95,7 @@ func (s *OperatorService) ListPublications(
 		return nil, err
 	}
 	for _, t := range tenants {
-		for _, p := range slices.SortedFunc(slices.Values(t.Publications), func(a, b *pilasterv1.Publication) int { return cmp.Compare(a.Name, b.Name) }) {
+		for _, p := range byName(t.Publications) {
 			p = proto.CloneOf(p)
 			p.Tenant = t.Name
 			resp.Publications = append(resp.Publications, p)
@@ -122,4 +122,9 @@ func (s *OperatorService) tenants(name string) ([]*pilasterv1.Tenant, error) {
 	}
 	t, _, _, err := s.tenant(name)
 	return []*pilasterv1.Tenant{t}, err
+}
+
+// byName returns records sorted by name.
+func byName[R interface{ GetName() string }](records []R) []R {
+	return slices.SortedFunc(slices.Values(records), func(a, b R) int { return cmp.Compare(a.GetName(), b.GetName()) })
 }

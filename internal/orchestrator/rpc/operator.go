@@ -74,7 +74,8 @@ func (s *OperatorService) GetTenant(
 		tenant = withoutKeys(tenant)
 	}
 	return connect.NewResponse(&pilasterv1.GetTenantResponse{
-		Tenant: tenant, Apps: apps, Hosting: hosting, MaxApps: uint32(s.Store.MaxApps()), RestingApps: uint32(s.Cache.Quarantined(req.Msg.Name)),
+		Tenant: tenant, Apps: apps, Hosting: hosting,
+		MaxApps: uint32(s.Store.MaxApps()), RestingApps: uint32(s.Cache.Quarantined(req.Msg.Name)),
 	}), nil
 }
 

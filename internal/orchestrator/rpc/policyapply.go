@@ -88,7 +88,8 @@ func (s *OperatorService) checkPolicies(
 			about = append(
 				about,
 				fmt.Sprintf(
-					"it selects by %s, which no container of tenant %s has: such a selector matches no container (DoesNotExist and NotIn match all); docs/howto/policy.md says where labels come from",
+					"it selects by %s, which no container of tenant %s has: such a selector matches no container "+
+						"(DoesNotExist and NotIn match all); docs/howto/policy.md says where labels come from",
 					strings.Join(keys, ", "),
 					name,
 				),
@@ -98,7 +99,8 @@ func (s *OperatorService) checkPolicies(
 			about = append(
 				about,
 				fmt.Sprintf(
-					"it has no spec, so it selects all containers of namespace %s and denies all ingress: delete it if that is not intended",
+					"it has no spec, so it selects all containers of namespace %s and denies all ingress: delete it "+
+						"if that is not intended",
 					p.Namespace,
 				),
 			)
@@ -150,7 +152,9 @@ func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 				for _, prefix := range append([]netip.Prefix{b.Prefix}, b.Except...) {
 					if prefix.Bits() >= private.Bits() && private.Contains(prefix.Addr()) {
 						return fmt.Errorf(
-							"%s: %v is among the encrypted addresses that containers of tenant %s see, and CIDRs are compared with plaintext addresses: select containers by labels, or use the plaintext addresses that `pilaster explain` shows; nothing was changed",
+							"%s: %v is among the encrypted addresses that containers of tenant %s see, and CIDRs are "+
+								"compared with plaintext addresses: select containers by labels, or use the plaintext "+
+								"addresses that `pilaster explain` shows; nothing was changed",
 							p,
 							prefix,
 							t.Name,

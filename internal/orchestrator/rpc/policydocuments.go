@@ -158,7 +158,8 @@ func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 	}
 	if p.Document = string(text); len(text) > MaxDocument || p.Rules > maxRules {
 		return nil, fmt.Errorf(
-			"%s: it has %d bytes as JSON and %d rules, and the maximum is %d and %d: split it into several policies with the same selector",
+			"%s: it has %d bytes as JSON and %d rules, and the maximum is %d and %d: split it into several policies "+
+				"with the same selector",
 			store.PolicyName(p),
 			len(text),
 			p.Rules,
@@ -173,7 +174,8 @@ func readPolicy(asJSON []byte) (*pilasterv1.Policy, error) {
 func clean(document map[string]any) map[string]any {
 	delete(document, "status")
 	metadata, _ := document["metadata"].(map[string]any)
-	for _, added := range []string{"creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"} {
+	added := []string{"creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"}
+	for _, added := range added {
 		delete(metadata, added)
 	}
 	if annotations, ok := metadata["annotations"].(map[string]any); ok {

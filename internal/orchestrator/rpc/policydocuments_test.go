@@ -33,7 +33,8 @@ func TestSplitDocuments(t *testing.T) {
 }
 
 func TestDocumentsAreRead(t *testing.T) {
-	const cluster = "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nspec: {tier: Baseline, priority: 1, subject: {namespaces: {}}}\nmetadata:\n  name: base\n"
+	const cluster = "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nspec: {tier: " +
+		"Baseline, priority: 1, subject: {namespaces: {}}}\nmetadata:\n  name: base\n"
 	for name, c := range map[string]struct {
 		documents []string
 		want      string // the policies, or the words of a refusal
@@ -42,29 +43,35 @@ func TestDocumentsAreRead(t *testing.T) {
 		"JSON":         {[]string{`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"a"},"spec":{}}`}, "networkpolicy/default/a"},
 		"cluster-wide": {[]string{cluster}, "clusternetworkpolicy/base"},
 		"several":      {[]string{netpol("a", ""), cluster}, "networkpolicy/shop/a clusternetworkpolicy/base"},
-		"a list":       {[]string{"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}\n- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: b}}"}, "networkpolicy/default/a networkpolicy/default/b"},
-		"in audit":     {[]string{strings.Replace(netpol("a", ""), "namespace", `annotations: {pilaster.io/audit: "true"}, namespace`, 1)}, "networkpolicy/shop/a(audit)"},
+		"a list": {[]string{"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: networking.k8s.io/v1, kind: " +
+			"NetworkPolicy, metadata: {name: a}}\n- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, " +
+			"metadata: " +
+			"{name: b}}"}, "networkpolicy/default/a networkpolicy/default/b"},
+		"in audit": {[]string{strings.Replace(netpol("a", ""), "namespace", `annotations: {pilaster.io/audit: "true"}, namespace`, 1)}, "networkpolicy/shop/a(audit)"},
 
-		"nothing":              {nil, "no document"},
-		"no YAML":              {[]string{"a: ["}, "document 1: "},
-		"not an object":        {[]string{netpol("a", ""), "[]"}, "document 2: it is not an object"},
-		"another kind":         {[]string{"apiVersion: v1\nkind: Pod"}, `document 1: kind "Pod" of apiVersion "v1": write kind NetworkPolicy`},
-		"another version":      {[]string{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: ClusterNetworkPolicy"}, "write kind NetworkPolicy of networking.k8s.io/v1"},
-		"no name":              {[]string{netpol(`""`, "")}, "metadata.name"},
-		"no name to have":      {[]string{netpol("A/b", "")}, "metadata.name"},
-		"in no namespace":      {[]string{strings.Replace(netpol("a", ""), "shop", "a/b", 1)}, "metadata.namespace"},
-		"in a namespace":       {[]string{cluster + "  namespace: shop\n"}, "metadata.namespace"},
-		"twice":                {[]string{netpol("a", ""), netpol("b", ""), netpol("a", "")}, "document 3: networkpolicy/shop/a is there twice, first in document 1"},
+		"nothing":         {nil, "no document"},
+		"no YAML":         {[]string{"a: ["}, "document 1: "},
+		"not an object":   {[]string{netpol("a", ""), "[]"}, "document 2: it is not an object"},
+		"another kind":    {[]string{"apiVersion: v1\nkind: Pod"}, `document 1: kind "Pod" of apiVersion "v1": write kind NetworkPolicy`},
+		"another version": {[]string{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: ClusterNetworkPolicy"}, "write kind NetworkPolicy of networking.k8s.io/v1"},
+		"no name":         {[]string{netpol(`""`, "")}, "metadata.name"},
+		"no name to have": {[]string{netpol("A/b", "")}, "metadata.name"},
+		"in no namespace": {[]string{strings.Replace(netpol("a", ""), "shop", "a/b", 1)}, "metadata.namespace"},
+		"in a namespace":  {[]string{cluster + "  namespace: shop\n"}, "metadata.namespace"},
+		"twice": {[]string{netpol("a", ""), netpol("b", ""), netpol("a", "")}, "document 3: " +
+			"networkpolicy/shop/a is there twice, first in document 1"},
 		"an audit of nothing":  {[]string{strings.Replace(netpol("a", ""), "namespace", `annotations: {pilaster.io/audit: "yes"}, namespace`, 1)}, "pilaster.io/audit"},
 		"a number as a name":   {[]string{netpol("7", "")}, "document 1: metadata.name: a number"},
 		"metadata in capitals": {[]string{`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","Metadata":{"name":"a"}}`}, `unknown field "Metadata"`},
 		"too many rules":       {[]string{netpol("a", "  ingress: ["+strings.Repeat("{},", maxRules)+"{}]\n")}, "1001 rules"},
 		"too long":             {[]string{strings.Replace(netpol("a", ""), "namespace", "annotations: {x: "+strings.Repeat("x", MaxDocument)+"}, namespace", 1)}, "the maximum is 65536"},
-		"several in one":       {[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: the text has 2 documents"},
-		"nothing in one":       {[]string{netpol("a", ""), "# nothing\n"}, "document 2: it is empty"},
-		"an end":               {[]string{netpol("a", "") + "... \nkind: Pod\n"}, "document 1: its line ... ends it"},
-		"a list in a list":     {[]string{"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}]}]"}, "a list in a list"},
-		"in a list":            {[]string{"apiVersion: v1\nkind: List\nitems: [{kind: Pod}]"}, "document 1: item 1: "},
+		"several in one": {[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: the text has 2 " +
+			"documents"},
+		"nothing in one": {[]string{netpol("a", ""), "# nothing\n"}, "document 2: it is empty"},
+		"an end":         {[]string{netpol("a", "") + "... \nkind: Pod\n"}, "document 1: its line ... ends it"},
+		"a list in a list": {[]string{"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: " +
+			"[{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}}]}]"}, "a list in a list"},
+		"in a list": {[]string{"apiVersion: v1\nkind: List\nitems: [{kind: Pod}]"}, "document 1: item 1: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all, err := ReadPolicies(c.documents)
@@ -98,7 +105,8 @@ func TestDocumentsAreCanonical(t *testing.T) {
 	const want = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"labels":{"a":"b"},"name":"a","namespace":"default"},"spec":{"egress":[{"ports":[{"endPort":90,"port":80}]}]}}`
 	for _, text := range []string{
 		want,
-		"kind: NetworkPolicy\napiVersion: networking.k8s.io/v1\nspec: {egress: [{ports: [{port: 80, endPort: 90}]}]}\nmetadata: {name: a, labels: {a: b}} # a comment\n",
+		"kind: NetworkPolicy\napiVersion: networking.k8s.io/v1\nspec: {egress: [{ports: [{port: 80, endPort: " +
+			"90}]}]}\nmetadata: {name: a, labels: {a: b}} # a comment\n",
 		strings.Replace(strings.Replace(want, `"name":"a"`, `"name":"a","uid":"u","resourceVersion":"7","generation":1,"creationTimestamp":null,"managedFields":[{}],"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}"}`, 1), `"spec"`, `"status":{},"spec"`, 1),
 	} {
 		all, err := ReadPolicies([]string{text})

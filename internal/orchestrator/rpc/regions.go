@@ -36,7 +36,8 @@ func (s *OperatorService) ExportRegion(
 		return nil, connect.NewError(
 			connect.CodeFailedPrecondition,
 			fmt.Errorf(
-				"region %s has no Edge Switch, through which others would reach it; start an agent with --edge, then export",
+				"region %s has no Edge Switch, through which others would reach it; start an agent with --edge, then "+
+					"export",
 				s.RegionName,
 			),
 		)

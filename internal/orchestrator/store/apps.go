@@ -245,8 +245,10 @@ func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uin
 	}
 	return 0, refuse(
 		Full,
-		"all %d apps of tenant %s are in use or in quarantine, one for each set of identity labels; nothing was changed: "+
-			"remove containers, or use fewer different sets of labels, and try again in %d minutes%s, or use another tenant; `pilaster tenant get %s` shows them",
+		"all %d apps of tenant %s are in use or in quarantine, one for each set of identity labels; nothing was "+
+			"changed: "+
+			"remove containers, or use fewer different sets of labels, and try again in %d minutes%s, or use another "+
+			"tenant; `pilaster tenant get %s` shows them",
 		s.appLimit,
 		of.Name,
 		quarantineTTL/60+1,

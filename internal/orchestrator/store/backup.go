@@ -71,7 +71,8 @@ func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*client
 	if _, err := os.Stat(filepath.Join(dataDir, "etcd")); errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(filepath.Join(dataDir, "join-token")); err == nil {
 			return nil, nil, fmt.Errorf(
-				"the orchestrator of %s has no store there: it uses an external etcd cluster\n  back that up with `etcdctl snapshot save`",
+				"the orchestrator of %s has no store there: it uses an external etcd cluster\n  back that up with "+
+					"`etcdctl snapshot save`",
 				dataDir,
 			)
 		}

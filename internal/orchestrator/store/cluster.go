@@ -93,12 +93,14 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 		wanted, has netip.Prefix
 	}{
 		{"--base-prefix", wanted.Base, r.BasePrefix}, {"--private-prefix", wanted.Private, r.PrivatePrefix},
-		{"--gateway-prefix", wanted.Gateway4, r.plan().Gateway4}, {"--gateway-prefix", wanted.Gateway6, r.plan().Gateway6},
+		{"--gateway-prefix", wanted.Gateway4, r.plan().Gateway4},
+		{"--gateway-prefix", wanted.Gateway6, r.plan().Gateway6},
 	} {
 		if p.wanted.IsValid() && p.wanted != p.has {
 			return nil, refuse(
 				Refused,
-				"this cluster was made with %s %v and cannot change to %v; nothing was changed: leave the flag out, or start a new cluster with another --data-dir",
+				"this cluster was made with %s %v and cannot change to %v; nothing was changed: leave the flag out, "+
+					"or start a new cluster with another --data-dir",
 				p.flag,
 				p.has,
 				p.wanted,

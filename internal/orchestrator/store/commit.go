@@ -103,7 +103,8 @@ func (s *Store) enqueue(r *request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.queue) >= q.maxWaiting {
-		r.answer <- refuse(Unavailable, "%d changes are already queued for the store; nothing was changed: try again", len(q.queue))
+		r.answer <- refuse(Unavailable, "%d changes are already queued for the store; nothing was changed: try "+
+			"again", len(q.queue))
 		return
 	}
 	q.queue = append(q.queue, r)
@@ -269,7 +270,8 @@ func (s *Store) decide(r *request, t *txn) (err error) {
 		if p := recover(); p != nil {
 			s.log.Error("deciding a change failed", "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf(
-				"the orchestrator failed to decide this change; nothing more was changed, and its log has the stack: %v",
+				"the orchestrator failed to decide this change; nothing more was changed, and its log has the stack: "+
+					"%v",
 				p,
 			)
 		}

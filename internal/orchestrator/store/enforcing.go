@@ -85,7 +85,9 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	}
 	return refuse(
 		Refused,
-		"tenant %s has containers on %s: %s; nothing was changed: upgrade their agents, move its containers to other nodes, put the policies in audit, or use --force: builds without policies then allow everything there, and others isolate its containers",
+		"tenant %s has containers on %s: %s; nothing was changed: upgrade their agents, move its containers to other "+
+			"nodes, put the policies in audit, or use --force: builds without policies then allow everything there, "+
+			"and others isolate its containers",
 		of.Name,
 		humanize.Of(len(are), "node that would not enforce policies", "nodes that would not enforce policies"),
 		someOf(are),

@@ -55,7 +55,7 @@ func (s *Store) recordHosting(
 	add []*pilasterv1.Hosting,
 	remove []string,
 ) (is HostingResult, err error) {
-	record, err := t.member(n)
+	node, err := t.member(n)
 	if err != nil {
 		return is, err
 	}
@@ -75,14 +75,18 @@ func (s *Store) recordHosting(
 		} else if !known {
 			continue
 		}
-		overrides, refused := ownOverrides(record, found, said.Overrides)
+		overrides, refused := ownOverrides(node, found, said.Overrides)
 		if refused != nil {
 			is.Refused[said.Tenant] = refused
 		}
 		// With a single id a report does not become outdated, so it needs no later sequence.
 		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) &&
 			proto.Equal(noted.Moving, said.Moving) &&
-			slices.EqualFunc(noted.Overrides, overrides, func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) }) &&
+			slices.EqualFunc(
+				noted.Overrides,
+				overrides,
+				func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) },
+			) &&
 			noted.HeardRound == said.HeardRound &&
 			slices.Equal(noted.KeepsApps, said.KeepsApps) &&
 			noted.Unenforced == said.Unenforced
@@ -91,8 +95,11 @@ func (s *Store) recordHosting(
 			same {
 			continue
 		}
-		if err := t.save(hostingKey(said.Tenant, n.Name), &pilasterv1.Hosting{Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: overrides,
-			HeardRound: said.HeardRound, KeepsApps: said.KeepsApps, Unenforced: said.Unenforced, Sequence: sequence}); err != nil {
+		record := &pilasterv1.Hosting{
+			Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: overrides,
+			HeardRound: said.HeardRound, KeepsApps: said.KeepsApps, Unenforced: said.Unenforced, Sequence: sequence,
+		}
+		if err := t.save(hostingKey(said.Tenant, n.Name), record); err != nil {
 			return is, err
 		}
 	}
@@ -123,7 +130,8 @@ func ownOverrides(
 		if err := checkOverride(n, of, o); err != nil {
 			refused = append(refused, err)
 		} else if said[o.Address] {
-			refused = append(refused, refuse(Invalid, "node %s reports two apps for %s of tenant %s; the first was recorded", n.Name, o.Address, of.Name))
+			refused = append(refused, refuse(Invalid, "node %s reports two apps for %s of tenant %s; the first was "+
+				"recorded", n.Name, o.Address, of.Name))
 		} else {
 			said[o.Address], own = true, append(own, o)
 		}
@@ -148,7 +156,8 @@ func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Over
 	case at.Node.String() != n.Prefix || !slices.ContainsFunc(of.Ids, has) || at.App >= address.FirstReservedApp:
 		return refuse(
 			Refused,
-			"node %s reports another app for %v of tenant %s, which cannot be the address of its container; it was not recorded",
+			"node %s reports another app for %v of tenant %s, which cannot be the address of its container; it was "+
+				"not recorded",
 			n.Name,
 			a,
 			of.Name,

@@ -32,7 +32,8 @@ func (c slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	if e.Level > zapcore.ErrorLevel {
 		level = slog.LevelError
 		defer c.log.Error(
-			"the embedded etcd failed, and this process ends; acknowledged changes are on disk: repair what etcd reported, and restart",
+			"the embedded etcd failed, and this process ends; acknowledged changes are on disk: repair what etcd " +
+				"reported, and restart",
 		)
 	}
 	c.log.Log(context.Background(), level, "etcd: "+e.Message, attributes(fields)...)

@@ -50,7 +50,8 @@ func checkAllocation(name, key string) error {
 }
 
 func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]netip.Prefix, error) {
-	if err := t.fetch(append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), allocationKey(name, n.Name, key))...); err != nil {
+	keys := append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), allocationKey(name, n.Name, key))
+	if err := t.fetch(keys...); err != nil {
 		return nil, err
 	}
 	record, err := t.member(n)
@@ -92,7 +93,8 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 	if _, hosts, err := t.hosting(name, n.Name); err != nil {
 		return nil, err
 	} else if !hosts {
-		return nil, refuse(Refused, "node %s does not host tenant %s; nothing was changed: resolve it first", n.Name, name)
+		return nil, refuse(Refused, "node %s does not host tenant %s; nothing was changed: resolve it "+
+			"first", n.Name, name)
 	}
 	return s.complete(t, n, record, name, key, overlays, from)
 }
@@ -154,14 +156,16 @@ func (s *Store) checkGateway(node *pilasterv1.Node, o tenant.Overlay) error {
 	if !gateway.IsValid() {
 		return refuse(
 			Refused,
-			"this cluster has no %s gateway prefix, so no node can host a tenant with %v; nothing was changed: use CIDRs of the other family",
+			"this cluster has no %s gateway prefix, so no node can host a tenant with %v; nothing was changed: use "+
+				"CIDRs of the other family",
 			family,
 			o.CIDR,
 		)
 	}
 	return refuse(
 		Full,
-		"node %s has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; nothing was changed: use a node with a lower prefix, or CIDRs of the other family",
+		"node %s has number %d, and gateway prefix %v has virtual addresses for the %d nodes below that; nothing was "+
+			"changed: use a node with a lower prefix, or CIDRs of the other family",
 		node.Name,
 		plan.NodeNumber(prefix),
 		gateway,
@@ -200,7 +204,8 @@ func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 func (t *txn) recordAllocation(node *pilasterv1.Node, name, key string, all, added []netip.Prefix) error {
 	t.put(allocationKey(name, node.Name, key), joinPrefixes(all))
 	for _, to := range added {
-		if err := t.save(mappingKey(name, to), &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: key}); err != nil {
+		m := &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: key}
+		if err := t.save(mappingKey(name, to), m); err != nil {
 			return err
 		}
 	}

@@ -42,7 +42,8 @@ func (s *Store) Migrate(
 		case on.To == "" || on.To != to:
 			return refuse(
 				Invalid,
-				"tenant %s is on network %s and cannot move to network %q; nothing was changed: `pilaster tenant migrate --help` lists the possible moves",
+				"tenant %s is on network %s and cannot move to network %q; nothing was changed: `pilaster tenant "+
+					"migrate --help` lists the possible moves",
 				name,
 				network,
 				to,
@@ -73,7 +74,8 @@ func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	case addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && addressing != t.Addressing:
 		return refuse(
 			Refused,
-			"tenant %s already moves to network %s with another addressing, which cannot change; nothing was changed: `pilaster tenant get %s` shows it",
+			"tenant %s already moves to network %s with another addressing, which cannot change; nothing was changed: "+
+				"`pilaster tenant get %s` shows it",
 			t.Name,
 			t.Network,
 			t.Name,
@@ -98,7 +100,8 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		case on.To != "":
 			return refuse(
 				Refused,
-				"tenant %s is on network %s and does not leave it; nothing was changed: begin with `pilaster tenant migrate %s --to %s`",
+				"tenant %s is on network %s and does not leave it; nothing was changed: begin with `pilaster tenant "+
+					"migrate %s --to %s`",
 				name,
 				found.Network,
 				name,
@@ -114,7 +117,9 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if late := Unmoved(hosting); len(late) > 0 && !force {
 			return refuse(
 				Refused,
-				"containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring back or delete nodes that are away, or use --force: these containers then have no network until they have an address",
+				"containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring back "+
+					"or delete nodes that are away, or use --force: these containers then have no network until they "+
+					"have an address",
 				name,
 				found.Network,
 				strings.Join(late, ", "),
@@ -131,7 +136,9 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if len(there) > 0 && !force {
 			return refuse(
 				Refused,
-				"region %s reaches tenant %s by network %s, and would send to addresses that no longer exist; nothing was changed: import that region's export with the other tenants alone (`pilaster region import FILE --tenant OTHERS`), or if there are none run `pilaster region delete %s`, or use --force",
+				"region %s reaches tenant %s by network %s, and would send to addresses that no longer exist; nothing "+
+					"was changed: import that region's export with the other tenants alone (`pilaster region import "+
+					"FILE --tenant OTHERS`), or if there are none run `pilaster region delete %s`, or use --force",
 				there[0].Name,
 				name,
 				found.Leaving,
@@ -141,7 +148,8 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if services, published := len(found.Services), len(found.Publications); services+published > 0 {
 			return refuse(
 				Refused,
-				"tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant %s`)",
+				"tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster "+
+					"service list --tenant %s`, `pilaster publication list --tenant %s`)",
 				name,
 				humanize.Of(services, "service", "services"),
 				humanize.Of(published, "publication", "publications"),

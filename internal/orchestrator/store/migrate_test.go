@@ -42,7 +42,9 @@ func TestMigrate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if moved.Network != tenant.Netpila || moved.Leaving != tenant.Nimitz || moved.Addressing != pilasterv1.Addressing_ADDRESSING_CLEAR || len(moved.Overlays) != 1 ||
+	if moved.Network != tenant.Netpila || moved.Leaving != tenant.Nimitz ||
+		moved.Addressing != pilasterv1.Addressing_ADDRESSING_CLEAR ||
+		len(moved.Overlays) != 1 ||
 		len(moved.Ids) != 1 ||
 		moved.Ids[0].Id != made.Ids[0].Id ||
 		len(moved.Ids[0].Key) != 16 ||

@@ -28,7 +28,8 @@ func CheckNode(name, uuid string) error {
 	if !ok {
 		return refuse(
 			Invalid,
-			"node name %.80q is not a host name: use 1 to 63 of a-z, 0-9, - and ., each part starting and ending with a letter or digit; choose one with --node-name",
+			"node name %.80q is not a host name: use 1 to 63 of a-z, 0-9, - and ., each part starting and ending with "+
+				"a letter or digit; choose one with --node-name",
 			name,
 		)
 	}

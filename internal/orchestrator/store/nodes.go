@@ -66,7 +66,8 @@ func (s *Store) Readmit(ctx context.Context, n pki.Node, instance string) error 
 		if record == nil {
 			return refuse(
 				Refused,
-				"node %s has no valid certificate and is not registered; give its agent the join token with --token-file",
+				"node %s has no valid certificate and is not registered; give its agent the join token with "+
+					"--token-file",
 				n.Name,
 			)
 		}
@@ -95,7 +96,8 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	if was != "" {
 		return nil, refuse(
 			Refused,
-			"this machine was node %s until it was deleted; to let it join as a new node, remove its endpoints and empty its state directory",
+			"this machine was node %s until it was deleted; to let it join as a new node, remove its endpoints and "+
+				"empty its state directory",
 			was,
 		)
 	}
@@ -106,7 +108,8 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	if has != "" && has != n.Name {
 		return nil, refuse(
 			Refused,
-			"this machine is node %s already and cannot also be %s; keep the name, or run `pilaster node delete %s` and empty its state directory",
+			"this machine is node %s already and cannot also be %s; keep the name, or run `pilaster node delete %s` "+
+				"and empty its state directory",
 			has,
 			n.Name,
 			has,
@@ -122,7 +125,8 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	case record.Uuid != n.UUID:
 		return nil, refuse(
 			Refused,
-			"node name %s belongs to the machine with UUID %s; choose another with --node-name, or run `pilaster node delete %s` if that machine is gone",
+			"node name %s belongs to the machine with UUID %s; choose another with --node-name, or run `pilaster node "+
+				"delete %s` if that machine is gone",
 			n.Name,
 			record.Uuid,
 			n.Name,
@@ -195,7 +199,8 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	case r.Prefix.IsValid() && r.Prefix.String() != node.Prefix:
 		return nil, refuse(
 			Refused,
-			"node %s has prefix %s and cannot change to %v; nothing was changed: keep it, or run `pilaster node delete %s` and empty its state directory",
+			"node %s has prefix %s and cannot change to %v; nothing was changed: keep it, or run `pilaster node "+
+				"delete %s` and empty its state directory",
 			node.Name,
 			node.Prefix,
 			r.Prefix,
@@ -204,7 +209,8 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	case r.Edge != node.Edge:
 		return nil, refuse(
 			Refused,
-			"node %s joined %s and cannot change; nothing was changed: start its agent as before, or run `pilaster node delete %s` and empty its state directory",
+			"node %s joined %s and cannot change; nothing was changed: start its agent as before, or run `pilaster "+
+				"node delete %s` and empty its state directory",
 			node.Name,
 			map[bool]string{true: "with --edge", false: "without --edge"}[node.Edge],
 			node.Name,
@@ -234,7 +240,8 @@ func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error)
 		if owner, err := t.get(dirPrefixes + r.Prefix.String()); err != nil {
 			return netip.Prefix{}, err
 		} else if owner != "" && owner != r.Node.UUID {
-			return netip.Prefix{}, refuse(Refused, "prefix %v belongs or belonged to the node with UUID %s and is never reused; nothing was changed: choose another with --node-prefix", r.Prefix, owner)
+			return netip.Prefix{}, refuse(Refused, "prefix %v belongs or belonged to the node with UUID %s and is "+
+				"never reused; nothing was changed: choose another with --node-prefix", r.Prefix, owner)
 		}
 		if n := plan.NodeNumber(r.Prefix); n >= mark && n-mark < maxJump {
 			t.setMark(keyPrefixMark, n+1)
@@ -333,7 +340,8 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 	if session, err := t.get(dirSessions + name); err != nil {
 		return nil, false, err
 	} else if session != "" && !force {
-		return nil, false, refuse(Refused, "node %s is connected and was not deleted: stop its agent first, or use --force if you cannot", name)
+		return nil, false, refuse(Refused, "node %s is connected and was not deleted: stop its agent first, or use "+
+			"--force if you cannot", name)
 	}
 	if err := t.unsetEdge(name, force); err != nil {
 		return nil, false, err

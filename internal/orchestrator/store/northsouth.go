@@ -64,7 +64,8 @@ func checkReal(plan address.Plan, real netip.Addr) error {
 	case at.App == address.GatewayApp:
 		return refuse(
 			Invalid,
-			"real address %v belongs to a node's gateway, and one gateway cannot forward to another; nothing was changed",
+			"real address %v belongs to a node's gateway, and one gateway cannot forward to another; nothing was "+
+				"changed",
 			real,
 		)
 	case real == tenant.NodeAddress(at.Node), real == pipeline.VTEP(at.Node):
@@ -108,7 +109,10 @@ func (s *Store) CreatePublication(
 	var made *pilasterv1.Publication
 	err := s.changeOverlaid(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		switch {
-		case slices.ContainsFunc(found.Publications, func(p *pilasterv1.Publication) bool { return p.Name == publication }):
+		case slices.ContainsFunc(
+			found.Publications,
+			func(p *pilasterv1.Publication) bool { return p.Name == publication },
+		):
 			return refuse(
 				Exists,
 				"tenant %s has a publication %s already; nothing was changed: delete it first, or choose another name",
@@ -174,7 +178,8 @@ func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*tx
 		if on, _ := tenant.TraitsOf(found.Network); !on.Overlays {
 			return refuse(
 				Refused,
-				"tenant %s is on network %s, and only tenants with CIDRs of their own have services and publications; nothing was changed",
+				"tenant %s is on network %s, and only tenants with CIDRs of their own have services and publications; "+
+					"nothing was changed",
 				name,
 				found.Network,
 			)
@@ -254,7 +259,8 @@ func (t *txn) gateway(node string) (netip.Prefix, error) {
 	case !at.Gateway:
 		return netip.Prefix{}, refuse(
 			Refused,
-			"node %s has no gateway; nothing was changed: start its agent with --nimitz, run `pilaster status` there to see why, or use another node",
+			"node %s has no gateway; nothing was changed: start its agent with --nimitz, run `pilaster status` there "+
+				"to see why, or use another node",
 			node,
 		)
 	}
@@ -312,7 +318,8 @@ func (t *txn) nextIndex(node string) (address.Index, error) {
 	if next > uint64(address.MaxIndex) {
 		return 0, refuse(
 			Full,
-			"all %d addresses for publications at the gateway of node %s have been allocated, and they are never reused; nothing was changed: use another node",
+			"all %d addresses for publications at the gateway of node %s have been allocated, and they are never "+
+				"reused; nothing was changed: use another node",
 			address.MaxIndex-tenant.FirstPublished+1,
 			node,
 		)
@@ -384,7 +391,8 @@ func (t *txn) deletePublished(node string, meant bool) error {
 	if ended > 0 && !meant {
 		return refuse(
 			Refused,
-			"the gateway of node %s publishes %s, so the node was not deleted: delete the publications first (`pilaster publication list` shows them), or use --force, which deletes them",
+			"the gateway of node %s publishes %s, so the node was not deleted: delete the publications first "+
+				"(`pilaster publication list` shows them), or use --force, which deletes them",
 			node,
 			humanize.Of(ended, "container", "containers"),
 		)

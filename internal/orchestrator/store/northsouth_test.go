@@ -93,14 +93,19 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	}{
 		{"green", service("storage", "fd09::7", "2001:db8::9"), 0, ""},
 		{"green", service("storage", "fd09::8", "2001:db8::a"), store.Exists, "a service storage already"},
-		{"green", service("db", "fd09::7", "2001:db8::a"), store.Refused, "storage and db of tenant green both have fd09::7"},
+		{"green", service("db", "fd09::7", "2001:db8::a"), store.Refused, "storage and db of tenant green both have " +
+			"fd09::7"},
 		{"green", service("db", "fd09::8", "2001:db8::9"), store.Refused, "both have 2001:db8::9"},
 		{"green", service("db", "fd12:3456::8", "2001:db8::a"), store.Invalid, "own CIDR"},
 		{"green", service("db", "fd70:696c:6100:1::8", "2001:db8::a"), store.Invalid, "base prefix"},
 		{"green", service("db", "fd09::8", "192.0.2.9"), store.Invalid, "IPv6 alone"},
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid, "reserved for the node; nothing was changed: use a separate address for the service"}, // though no node has it yet
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "reserved for the node"},                                                              // of its tunnels
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid, "belongs to a node's gateway, and one gateway cannot forward to another; nothing was changed"},
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid, "reserved for the node; nothing " +
+			"was " +
+			"changed: use a separate address for the service"}, // though no node has it yet
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "reserved for the node"}, // of its tunnels
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid, "belongs to a node's " +
+			"gateway, " +
+			"and one gateway cannot forward to another; nothing was changed"},
 		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:2"), store.Invalid, "cannot forward to another"},
 		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:7ff:0:2"), store.Invalid, "a container's"},
 		{"lime", service("db", "fd09::8", "2001:db8::a"), store.Refused, "no IPv6 CIDR"},
@@ -193,7 +198,8 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 		{"blue", "web", at, "n1", store.Refused, "on network netpila"},
 		{"red", "web", at, "n1", store.NotFound, `no tenant "red"`},
 		{"green", "web", at, "n3", store.NotFound, `no node "n3"`},
-		{"green", "web", at, "n4", store.Refused, "node n4 has no gateway; nothing was changed: start its agent with --nimitz"},
+		{"green", "web", at, "n4", store.Refused, "node n4 has no gateway; nothing was changed: start its agent with " +
+			"--nimitz"},
 		{"green", "web", "fd12:3457::5", "n1", store.Invalid, "not in the tenant's CIDR"},
 		{"green", "web", "10.0.0.5", "n1", store.Invalid, "IPv6 alone"},
 		{"green", "-web", at, "n1", store.Invalid, "publication name"},

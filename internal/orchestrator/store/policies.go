@@ -123,7 +123,8 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 	case created > 0 && has+created > maxPolicies:
 		return refuse(
 			Full,
-			"tenant %s has %d policies, %d more are new, and the maximum is %d; nothing was changed: delete some first, or merge several into one",
+			"tenant %s has %d policies, %d more are new, and the maximum is %d; nothing was changed: delete some "+
+				"first, or merge several into one",
 			name,
 			has,
 			created,
@@ -132,7 +133,9 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 	case grown > 0 && bytes+grown > maxDocuments:
 		return refuse(
 			Full,
-			"the policies of tenant %s have %d KiB, %d KiB more are new, and the maximum is %d KiB, because each node that hosts the tenant has all of them; nothing was changed: delete some first, or select by fewer labels and CIDRs",
+			"the policies of tenant %s have %d KiB, %d KiB more are new, and the maximum is %d KiB, because each node "+
+				"that hosts the tenant has all of them; nothing was changed: delete some first, or select by fewer "+
+				"labels and CIDRs",
 			name,
 			bytes>>10,
 			(grown+1023)>>10,
@@ -150,7 +153,8 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 			if value, err := t.get(key); err != nil {
 				return err
 			} else if value == "" {
-				return refuse(NotFound, "tenant %s has no policy %s; nothing was changed: `pilaster policy list --tenant %s` shows those it has", name, PolicyName(p), name)
+				return refuse(NotFound, "tenant %s has no policy %s; nothing was changed: `pilaster policy list "+
+					"--tenant %s` shows those it has", name, PolicyName(p), name)
 			}
 			t.delete(key)
 		}
@@ -185,7 +189,8 @@ func (s *Store) changePolicies(
 	if most := s.committer.maxBatch - 3; len(policies) > most {
 		return 0, refuse(
 			Full,
-			"%d policies are more than the %d that the store changes at once; nothing was changed: use several steps, in an order in which each step is correct by itself",
+			"%d policies are more than the %d that the store changes at once; nothing was changed: use several steps, "+
+				"in an order in which each step is correct by itself",
 			len(policies),
 			most,
 		)
@@ -218,7 +223,8 @@ func (s *Store) changePolicies(
 		if w := t.weight(); !w.fits(s.committer.maxBatch) {
 			return refuse(
 				Full,
-				"the policies have %d KiB, more than the %d KiB that the store changes at once; nothing was changed: use several steps, in an order in which each step is correct by itself",
+				"the policies have %d KiB, more than the %d KiB that the store changes at once; nothing was changed: "+
+					"use several steps, in an order in which each step is correct by itself",
 				w.bytes>>10,
 				maxBytes>>10,
 			)

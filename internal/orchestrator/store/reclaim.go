@@ -62,7 +62,8 @@ func (s *Store) reclaim(t *txn, node *pilasterv1.Node, r Registration) error {
 	return nil
 }
 
-const heldAdvice = "the store was probably restored from a backup or replaced; nothing more was accepted: restore a newer backup, or remove this node's containers of the tenant"
+const heldAdvice = "the store was probably restored from a backup or replaced; nothing more was accepted: restore a " +
+	"newer backup, or remove this node's containers of the tenant"
 
 func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if err := checkTenant(held.Name); err != nil {
@@ -91,7 +92,9 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	if on, _ := tenant.TraitsOf(network); exists && on.To != "" && held.Network == on.To {
 		return refuse(
 			Refused,
-			"this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably restored from a backup; nothing more was accepted: restore a newer backup, or repeat `pilaster tenant migrate %s --to %s --addressing %s`",
+			"this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably "+
+				"restored from a backup; nothing more was accepted: restore a newer backup, or repeat `pilaster "+
+				"tenant migrate %s --to %s --addressing %s`",
 			held.Name,
 			on.To,
 			network,
@@ -183,7 +186,8 @@ func (t *txn) chargeReclaimed(n pki.Node, ids uint64) error {
 	if spent+ids > maxReclaimed {
 		return refuse(
 			Refused,
-			"node %s has claimed more tenant ids unknown to this cluster than a node can hold; nothing more was accepted: find out what it runs, and run `pilaster node delete %s`",
+			"node %s has claimed more tenant ids unknown to this cluster than a node can hold; nothing more was "+
+				"accepted: find out what it runs, and run `pilaster node delete %s`",
 			n.Name,
 			n.Name,
 		)
@@ -201,7 +205,8 @@ func (t *txn) reclaimApp(held *pilasterv1.App) error {
 		return err
 	}
 	if t.readings[appIDKey(held.Tenant, held.Id)].value == hash {
-		return nil // an app does not end before every node has confirmed that it forgot it: nothing to compare at the commit
+		// An app does not end before every node has confirmed that it forgot it: nothing to compare at the commit.
+		return nil
 	}
 	if held.Id == 0 || held.Id >= uint32(address.FirstReservedApp) {
 		return refuse(Invalid, "held app %d of tenant %s is out of range", held.Id, held.Tenant)

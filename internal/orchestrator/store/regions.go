@@ -61,7 +61,8 @@ func (s *Store) ImportRegion(
 		if edge, err := t.get(keyEdge); err != nil {
 			return err
 		} else if edge == "" {
-			return refuse(Refused, "this region has no Edge Switch, through which its nodes would reach another; nothing was changed: start an agent with --edge, then import")
+			return refuse(Refused, "this region has no Edge Switch, through which its nodes would reach another; "+
+				"nothing was changed: start an agent with --edge, then import")
 		}
 		if err := t.checkBeside(s.cluster.Plan, kept, before, cidrs); err != nil {
 			return err
@@ -111,7 +112,8 @@ func fits(r *pilasterv1.Region) error {
 	case len(text) > maxRegion:
 		return refuse(
 			Full,
-			"region %s with %d tenants has %d bytes, and the maximum is %d; nothing was changed: select tenants with --tenant",
+			"region %s with %d tenants has %d bytes, and the maximum is %d; nothing was changed: select tenants with "+
+				"--tenant",
 			r.Name,
 			len(r.Tenants),
 			len(text),
@@ -138,7 +140,8 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 	if theirs.Base = base[0]; theirs.Base.Overlaps(plan.Base) {
 		return nil, refuse(
 			Refused,
-			"base prefix %v of region %s overlaps this region's %v, so prefixes of nodes would be ambiguous; nothing was changed: create one of the two regions again with another --base-prefix",
+			"base prefix %v of region %s overlaps this region's %v, so prefixes of nodes would be ambiguous; nothing "+
+				"was changed: create one of the two regions again with another --base-prefix",
 			theirs.Base,
 			r.Name,
 			plan.Base,
@@ -195,7 +198,8 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 	if len(regions) >= tenant.MaxRegions {
 		return refuse(
 			Full,
-			"this region knows %d others, which is the maximum; nothing was changed: delete one with `pilaster region delete`",
+			"this region knows %d others, which is the maximum; nothing was changed: delete one with `pilaster region "+
+				"delete`",
 			len(regions),
 		)
 	}
@@ -243,7 +247,8 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 		if err := is.CheckNorthSouth(plan); err != nil {
 			return refuse(
 				Refused,
-				"%v; nothing was changed: delete it with `pilaster service delete`, or leave the tenant out of the import with --tenant",
+				"%v; nothing was changed: delete it with `pilaster service delete`, or leave the tenant out of the "+
+					"import with --tenant",
 				err,
 			)
 		}
@@ -271,7 +276,8 @@ func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant
 	if where != "" {
 		return refuse(
 			Refused,
-			"tenant %s was deleted and created again %s since region %s was imported, so it may be another tenant; nothing was changed: name the tenants to join with --tenant, or use --all",
+			"tenant %s was deleted and created again %s since region %s was imported, so it may be another tenant; "+
+				"nothing was changed: name the tenants to join with --tenant, or use --all",
 			of.Name,
 			where,
 			region,
@@ -343,7 +349,9 @@ func apart(name, where string, cidrs []netip.Prefix, there string, others []neti
 			if cidr.Overlaps(other) {
 				return refuse(
 					Refused,
-					"tenant %s has %v in %s and %v in %s, which overlap, so addresses of containers would be ambiguous; nothing was changed: choose another CIDR, or leave the tenant out of the import with --tenant",
+					"tenant %s has %v in %s and %v in %s, which overlap, so addresses of containers would be "+
+						"ambiguous; nothing was changed: choose another CIDR, or leave the tenant out of the import "+
+						"with --tenant",
 					name,
 					cidr,
 					where,
@@ -398,7 +406,8 @@ func (t *txn) setEdge(name string) error {
 	if is != "" {
 		return refuse(
 			Refused,
-			"node %s is already this region's Edge Switch, and a region has only one; nothing was changed: start this agent without --edge, or run `pilaster node delete %s` first",
+			"node %s is already this region's Edge Switch, and a region has only one; nothing was changed: start this "+
+				"agent without --edge, or run `pilaster node delete %s` first",
 			is,
 			is,
 		)
@@ -424,7 +433,9 @@ func (t *txn) unsetEdge(name string, force bool) error {
 		}
 		return refuse(
 			Refused,
-			"node %s is the Edge Switch, through which this region reaches %s; it was not deleted: delete these with `pilaster region delete` first, or use --force: they are then unreachable until another node has joined with --edge and they have imported this region again",
+			"node %s is the Edge Switch, through which this region reaches %s; it was not deleted: delete these with "+
+				"`pilaster region delete` first, or use --force: they are then unreachable until another node has "+
+				"joined with --edge and they have imported this region again",
 			name,
 			strings.Join(names, ", "),
 		)

@@ -90,7 +90,8 @@ func checkEmpty(dataDir string) error {
 	for _, e := range entries {
 		if e.Name() != unfinished {
 			return fmt.Errorf(
-				"%s is not empty: it has %s\n  nothing was changed; move its content away, or choose another --data-dir",
+				"%s is not empty: it has %s\n  nothing was changed; move its content away, or choose another "+
+					"--data-dir",
 				dataDir,
 				e.Name(),
 			)
@@ -151,7 +152,8 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 	for _, m := range []struct {
 		key, what string
 		end       uint64 // first number beyond the range
-	}{{keyPrefixMark, "node prefixes", c.Plan.Nodes()}, {keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1}} {
+	}{{keyPrefixMark, "node prefixes", c.Plan.Nodes()},
+		{keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1}} {
 		if err := raise(records, m.key, skip, m.end); err != nil {
 			return fmt.Errorf(
 				"skipping %d of %d %s: %w; set --skip to the most that can have been allocated since the backup",

@@ -54,7 +54,9 @@ func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefi
 	case o.NodeBits != 0:
 		return netip.Prefix{}, refuse(
 			Full,
-			"all %d subnets /%d of %v of tenant %s are allocated or in quarantine; nothing was changed: use a node that has one (`pilaster tenant get %s`), delete nodes that are gone, or create a tenant with a wider CIDR or smaller subnets (--node-bits)",
+			"all %d subnets /%d of %v of tenant %s are allocated or in quarantine; nothing was changed: use a node "+
+				"that has one (`pilaster tenant get %s`), delete nodes that are gone, or create a tenant with a wider "+
+				"CIDR or smaller subnets (--node-bits)",
 			count,
 			o.NodeBits,
 			o.CIDR,
@@ -64,7 +66,8 @@ func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefi
 	}
 	return netip.Prefix{}, refuse(
 		Full,
-		"all %d addresses of %v of tenant %s are in use or in quarantine; nothing was changed: remove containers and try again in %d minutes, or create a tenant with a wider CIDR",
+		"all %d addresses of %v of tenant %s are in use or in quarantine; nothing was changed: remove containers and "+
+			"try again in %d minutes, or create a tenant with a wider CIDR",
 		count,
 		o.CIDR,
 		name,
@@ -119,7 +122,7 @@ func (t *txn) takenPrefixes(
 	}
 	taken, judged = map[netip.Prefix]bool{}, end
 	for i, dir := range []string{dirMappings + name + "/", dirQuarantine + name + "/"} {
-		for _, key := range t.groupWrites([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) { // allocated or quarantined in this batch
+		for _, key := range t.groupWrites([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) { // of this batch
 			to, err := parsePrefixName(strings.TrimPrefix(key, dir))
 			if err != nil {
 				return nil, 0, err

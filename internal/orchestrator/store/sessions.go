@@ -93,8 +93,10 @@ func (s Session) Admit(node, instance string) error {
 	}
 	return refuse(
 		Exists,
-		"node %s is connected already, from another machine with the same identity; that one stays connected and this one was refused: "+
-			"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a machine that has just lost power is accepted again within half a minute)",
+		"node %s is connected already, from another machine with the same identity; that one stays connected and this "+
+			"one was refused: "+
+			"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a "+
+			"machine that has just lost power is accepted again within half a minute)",
 		node,
 	)
 }

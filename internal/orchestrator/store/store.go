@@ -115,7 +115,8 @@ func unavailable(err error) error {
 	if errors.Is(err, rpctypes.ErrNoSpace) {
 		return &Error{
 			Full,
-			"the store has reached its size limit and accepts no change; nothing was changed: restart the orchestrator, which makes room in its embedded etcd" +
+			"the store has reached its size limit and accepts no change; nothing was changed: restart the " +
+				"orchestrator, which makes room in its embedded etcd" +
 				" (if the etcd cluster is external, compact and defragment it and disarm the alarm with etcdctl)",
 			err,
 		}

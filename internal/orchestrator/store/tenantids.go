@@ -29,7 +29,8 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 		if on, _ := tenant.TraitsOf(found.Network); on.Overlays {
 			return refuse(
 				Refused,
-				"tenant %s is on network %s, which encrypts no addresses, so it has no key to rotate; nothing was changed",
+				"tenant %s is on network %s, which encrypts no addresses, so it has no key to rotate; nothing was "+
+					"changed",
 				name,
 				found.Network,
 			)
@@ -41,7 +42,8 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 			if err != nil {
 				return err
 			}
-			return refuse(Refused, "tenant %s has %d ids, which is the maximum; nothing was changed: an id retires with its last container, and id %d is held by %s",
+			return refuse(Refused, "tenant %s has %d ids, which is the maximum; nothing was changed: an id retires "+
+				"with its last container, and id %d is held by %s",
 				name, n, found.Ids[0].Id, strings.Join(Holders(hosting, found.Ids[0].Id), ", "))
 		}
 		id, err := t.newTenantID(name)

@@ -67,7 +67,8 @@ func (s *Store) CreateTenantOn(
 	if !on.Overlays && len(overlays) > 0 {
 		return nil, refuse(
 			Invalid,
-			"tenant %s is on network %s, where addresses follow from the node, and has no CIDRs of its own; nothing was changed",
+			"tenant %s is on network %s, where addresses follow from the node, and has no CIDRs of its own; nothing "+
+				"was changed",
 			name,
 			network,
 		)
@@ -148,7 +149,8 @@ func (t *txn) deleteTenant(name string) error {
 	if len(hosts) > 0 {
 		return refuse(
 			Refused,
-			"tenant %s has containers on %s; it was not deleted: delete them first (and nodes that are gone, with `pilaster node delete`)",
+			"tenant %s has containers on %s; it was not deleted: delete them first (and nodes that are gone, with "+
+				"`pilaster node delete`)",
 			name,
 			strings.Join(hosts, ", "),
 		)
@@ -158,7 +160,9 @@ func (t *txn) deleteTenant(name string) error {
 	t.deleteAll(dirAppIDs + name + "/")
 	t.delete(dirAppMarks + name)
 	t.delete(dirRoundMarks + name)
-	for _, dir := range []string{dirAppQuarantine, dirPolicies, dirMappings, dirAllocations, dirQuarantine, dirOverlayMarks} {
+	for _, dir := range []string{
+		dirAppQuarantine, dirPolicies, dirMappings, dirAllocations, dirQuarantine, dirOverlayMarks,
+	} {
 		t.deleteAll(dir + name + "/")
 	}
 	return nil
@@ -182,7 +186,8 @@ func (s *Store) Resolve(
 	}
 	found, app := new(pilasterv1.Tenant), new(pilasterv1.App)
 	err = s.change(ctx, func(t *txn) error {
-		if err := t.fetch(append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), dirApps+name+"/"+hash)...); err != nil {
+		keys := append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), dirApps+name+"/"+hash)
+		if err := t.fetch(keys...); err != nil {
 			return err
 		}
 		if exists, err := t.load(dirTenants+name, found); err != nil {
