@@ -468,12 +468,12 @@ func TestAgentWithABPFFSOfItsOwn(t *testing.T) {
 					t.TempDir(),
 				},
 				flags...)...)
-		if code != ExitFailed || !strings.Contains(errs, "pins in "+flags[3]+" would end with the agent") {
+		if code != ExitFailed || !strings.Contains(errs, "pins in "+flags[3]+" would be removed with the agent") {
 			t.Errorf("exit %d, %q", code, errs)
 		}
 		code, out, _ := run(t, "", append([]string{"preflight"}, flags...)...)
 		if code != ExitFailed ||
-			!strings.Contains(out, "fail   bpffs                   pins in "+flags[3]+" would end with the agent") {
+			!strings.Contains(out, "fail   bpffs                   pins in "+flags[3]+" would be removed with the agent") {
 			t.Errorf("preflight: exit %d, %q", code, out)
 		}
 		return nil

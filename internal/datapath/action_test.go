@@ -55,28 +55,44 @@ func TestAction(t *testing.T) {
 		out, in  bool // what rules accept
 		arrivals []arrival
 	}{
-		{"begun here, answered although nothing may begin there (§5.1)", tcp, true, false, after(arrival{wayRX, ack, false, true, wayTX, lives})},
+		{"begun here, answered although nothing may begin there (§5.1)", tcp, true, false, after(arrival{wayRX, ack,
+			false, true, wayTX, lives})},
 		{"begun there where nothing may (§5.1)", tcp, true, false, []arrival{{wayRX, syn, false, false, wayRX, 0}}},
 		{"begun there, answered although nothing may begin here", tcp, false, true, []arrival{
-			{wayRX, syn, false, true, wayRX, seenBeginner}, {wayTX, syn | ack, false, true, wayRX, seenBeginner | seenPeer},
+			{wayRX, syn, false, true, wayRX, seenBeginner}, {wayTX, syn | ack, false, true, wayRX,
+				seenBeginner | seenPeer},
 			{wayRX, ack, false, true, wayRX, lives}, {wayTX, ack, false, true, wayRX, lives}}},
 		{"begun here where nothing may", tcp, false, true, []arrival{{wayTX, syn, false, false, wayTX, 0}}},
-		{"nothing may either way", udp, false, false, []arrival{{wayTX, 0, false, false, wayTX, 0}, {wayRX, 0, false, false, wayRX, 0}}},
-		{"datagrams", udp, true, false, []arrival{{wayTX, 0, false, true, wayTX, seenBeginner}, {wayTX, 0, false, true, wayTX, seenBeginner},
+		{"nothing may either way", udp, false, false, []arrival{{wayTX, 0, false, false, wayTX, 0}, {wayRX, 0, false,
+			false, wayRX, 0}}},
+		{"datagrams", udp, true, false, []arrival{{wayTX, 0, false, true, wayTX, seenBeginner}, {wayTX, 0, false, true,
+			wayTX, seenBeginner},
 			{wayRX, 0, false, true, wayTX, lives}, {wayTX, 0, false, true, wayTX, lives}}},
-		{"a flood of SYN, answered, stays half open", tcp, false, true, []arrival{{wayRX, syn, false, true, wayRX, seenBeginner},
-			{wayTX, syn | ack, false, true, wayRX, seenBeginner | seenPeer}, {wayRX, syn, false, true, wayRX, seenBeginner | seenPeer}, {wayTX, syn | ack, false, true, wayRX, seenBeginner | seenPeer}}},
-		{"of the middle, by its own way", tcp, true, false, []arrival{{wayRX, ack, false, false, wayRX, 0}, {wayTX, ack, false, true, wayTX, seenBeginner},
+		{"a flood of SYN, answered, stays half open", tcp, false, true, []arrival{{wayRX, syn, false, true, wayRX,
+			seenBeginner},
+			{wayTX, syn | ack, false, true, wayRX, seenBeginner | seenPeer}, {wayRX, syn, false, true, wayRX,
+				seenBeginner | seenPeer}, {wayTX, syn | ack, false, true, wayRX, seenBeginner | seenPeer}}},
+		{"of the middle, by its own way", tcp, true, false, []arrival{{wayRX, ack, false, false, wayRX, 0},
+			{wayTX, ack, false, true, wayTX, seenBeginner},
 			{wayRX, ack, false, true, wayTX, seenBeginner | seenPeer}, {wayTX, ack, false, true, wayTX, lives}}},
-		{"an end of nothing begins nothing", tcp, true, true, []arrival{{wayTX, rst, false, true, wayTX, 0}, {wayTX, fin | ack, false, true, wayTX, 0}, {wayRX, rst | ack, false, true, wayRX, 0}}},
-		{"both end", tcp, true, false, after(arrival{wayTX, fin | ack, false, true, wayTX, lives | finBeginner}, arrival{wayRX, ack, false, true, wayTX, lives | finBeginner},
-			arrival{wayRX, fin | ack, false, true, wayTX, lives | finBeginner | finPeer}, arrival{wayTX, ack, false, true, wayTX, lives | finBeginner | finPeer})},
-		{"its ports are used again from here", tcp, true, false, after(arrival{wayTX, rst, false, true, wayTX, lives | reset}, arrival{wayTX, syn, false, true, wayTX, seenBeginner})},
-		{"its ports are used again from there, which may not", tcp, true, false, after(arrival{wayTX, rst, false, true, wayTX, lives | reset}, arrival{wayRX, syn, false, false, wayRX, 0})},
-		{"its ports are used again from there, which may", tcp, true, true, after(arrival{wayRX, rst, false, true, wayTX, lives | reset}, arrival{wayRX, syn, false, true, wayRX, seenBeginner})},
-		{"another SYN from there ends nothing", tcp, true, true, after(arrival{wayRX, syn, false, true, wayRX, 0}, arrival{wayRX, ack, false, true, wayTX, lives})},
-		{"another SYN from there, which may not, ends nothing", tcp, true, false, after(arrival{wayRX, syn, false, false, wayRX, 0}, arrival{wayRX, ack, false, true, wayTX, lives})},
-		{"an error about it", tcp, true, false, after(arrival{wayRX, 0, true, true, wayTX, 0}, arrival{wayRX, ack, false, true, wayTX, lives})},
+		{"an end of nothing begins nothing", tcp, true, true, []arrival{{wayTX, rst, false, true, wayTX, 0},
+			{wayTX, fin | ack, false, true, wayTX, 0}, {wayRX, rst | ack, false, true, wayRX, 0}}},
+		{"both end", tcp, true, false, after(arrival{wayTX, fin | ack, false, true, wayTX, lives | finBeginner},
+			arrival{wayRX, ack, false, true, wayTX, lives | finBeginner},
+			arrival{wayRX, fin | ack, false, true, wayTX, lives | finBeginner | finPeer}, arrival{wayTX, ack, false,
+				true, wayTX, lives | finBeginner | finPeer})},
+		{"its ports are used again from here", tcp, true, false, after(arrival{wayTX, rst, false, true, wayTX,
+			lives | reset}, arrival{wayTX, syn, false, true, wayTX, seenBeginner})},
+		{"its ports are used again from there, which may not", tcp, true, false, after(arrival{wayTX, rst, false, true,
+			wayTX, lives | reset}, arrival{wayRX, syn, false, false, wayRX, 0})},
+		{"its ports are used again from there, which may", tcp, true, true, after(arrival{wayRX, rst, false, true,
+			wayTX, lives | reset}, arrival{wayRX, syn, false, true, wayRX, seenBeginner})},
+		{"another SYN from there ends nothing", tcp, true, true, after(arrival{wayRX, syn, false, true, wayRX, 0},
+			arrival{wayRX, ack, false, true, wayTX, lives})},
+		{"another SYN from there, which may not, ends nothing", tcp, true, false, after(arrival{wayRX, syn, false,
+			false, wayRX, 0}, arrival{wayRX, ack, false, true, wayTX, lives})},
+		{"an error about it", tcp, true, false, after(arrival{wayRX, 0, true, true, wayTX, 0}, arrival{wayRX, ack,
+			false, true, wayTX, lives})},
 		{"an error about nothing", tcp, true, false, []arrival{{wayRX, 0, true, false, wayRX, 0}}},
 	} {
 		request := bpfobj.PilasterActionRequest{}
@@ -91,7 +107,11 @@ func TestAction(t *testing.T) {
 // arrive has a packet come to what the packets before it have left.
 func (b *progBench) arrive(t *testing.T, name string, request *bpfobj.PilasterActionRequest, proto uint8, a arrival) {
 	t.Helper()
-	request.Pkt.Dir, request.Pkt.Proto, request.Pkt.Flags, request.Pkt.Error = a.way, proto, uint8(a.flags), flag(a.error)
+	request.Pkt.Dir, request.Pkt.Proto, request.Pkt.Flags, request.Pkt.Error = a.way, proto, uint8(
+		a.flags,
+	), flag(
+		a.error,
+	)
 	b.ask(t, b.datapath.Objects.PilTryAction, request)
 	o := request.Result
 	if passes := o.Verdict == 1; passes != a.passes || o.Dir != a.by {
@@ -99,9 +119,10 @@ func (b *progBench) arrive(t *testing.T, name string, request *bpfobj.PilasterAc
 	}
 	begun := a.by
 	if request.State.Version != 0 && o.State.Seen&adopted != 0 {
-		begun = request.State.First // whoever's rules decide
+		begun = request.State.First // either end's rules may decide
 	}
-	if remembered := o.State.Version != 0; remembered != (a.seen != 0) || remembered && (o.State.Seen != a.seen || o.State.First != begun) {
+	if remembered := o.State.Version != 0; remembered != (a.seen != 0) ||
+		remembered && (o.State.Seen != a.seen || o.State.First != begun) {
 		t.Errorf("%s: remembers %+v, want %#x begun by way %d", name, o.State, a.seen, begun)
 	}
 	if o.State.Version != 0 {
@@ -109,8 +130,8 @@ func (b *progBench) arrive(t *testing.T, name string, request *bpfobj.PilasterAc
 	}
 }
 
-// TestActionAdopts: of a connection that may be older than policies either end may have begun it, also when rules change later; and nothing can be
-// begun by that.
+// TestActionAdopts: of a connection that may be older than policies either end may have begun it, also when rules
+// change later; and nothing can be begun by that.
 func TestActionAdopts(t *testing.T) {
 	b := newProgBench(t)
 	const (
@@ -131,7 +152,8 @@ func TestActionAdopts(t *testing.T) {
 			{"an error about nothing", true, false, arrival{wayRX, 0, true, false, wayRX, 0}},
 			{"neither may begin", false, false, arrival{wayRX, ack, false, false, wayTX, 0}},
 			{"an end of it", true, false, arrival{wayRX, rst | ack, false, true, wayTX, 0}},
-			{"an answer to what was begun before", true, false, arrival{wayRX, ack, false, true, wayTX, adopted | seenPeer}},
+			{"an answer to what was begun before", true, false, arrival{wayRX, ack, false, true, wayTX,
+				adopted | seenPeer}},
 			{"answered", true, false, arrival{wayTX, ack, false, true, wayTX, lives}},
 			{"the other's may begin it now", false, true, arrival{wayTX, ack, false, true, wayRX, lives}},
 			{"an error about it", false, true, arrival{wayTX, 0, true, true, wayRX, 0}},

@@ -102,10 +102,11 @@ func checksumAt(protocol uint8) int {
 	return -1
 }
 
-// mayPass says why a packet may not be delivered whomever it is from, or returns nil.
+// mayPass returns why a packet must not be delivered, whatever its source is; nil if it may.
 func (a anatomy) mayPass(frame []byte) error {
 	upper := frame[ipv6At+a.upper : ipv6At+a.end]
-	least := map[uint8]int{packet.ProtocolTCP: 20, 33: 12, packet.ProtocolUDP: 8, 136: 8, packet.ProtocolICMPv6: 8}[a.protocol]
+	least := map[uint8]int{packet.ProtocolTCP: 20, 33: 12, packet.ProtocolUDP: 8, 136: 8,
+		packet.ProtocolICMPv6: 8}[a.protocol]
 	switch {
 	case a.diverts:
 		return fmt.Errorf("it has a routing header or a home address")
@@ -143,7 +144,8 @@ func TestModelKnowsItsPackets(t *testing.T) {
 	}{
 		{"none", nil, 40, false, false},
 		{"options", []packet.Extension{padding(packet.HopByHop), padding(packet.DestinationOptions)}, 56, false, false},
-		{"routing", []packet.Extension{padding(packet.HopByHop), {Type: packet.Routing, Data: make([]byte, 6)}}, 56, true, false},
+		{"routing", []packet.Extension{padding(packet.HopByHop), {Type: packet.Routing, Data: make([]byte, 6)}}, 56,
+			true, false},
 		{"home address", []packet.Extension{homeAddress()}, 64, true, false},
 		{"later fragment", []packet.Extension{packet.Fragment(8, false, 1)}, 48, false, true},
 	} {

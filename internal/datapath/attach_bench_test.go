@@ -23,7 +23,8 @@ func BenchmarkAttach(b *testing.B) {
 		must(b, n.ns.Do(func() error {
 			for b.Loop() {
 				l, err := link.AttachTCX(link.TCXOptions{
-					Interface: c.record.Device.HostIfindex, Program: n.datapath.Objects.PilContainer, Attach: ebpf.AttachTCXIngress,
+					Interface: c.record.Device.HostIfindex, Program: n.datapath.Objects.PilContainer,
+					Attach: ebpf.AttachTCXIngress,
 				})
 				if err != nil {
 					return err

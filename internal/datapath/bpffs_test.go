@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// TestPrivateBPFFSIsRefused: pins in a mount namespace that nobody else is in end with the agent.
+// TestPrivateBPFFSIsRefused: pins in a mount namespace that only the agent uses are removed with the agent.
 func TestPrivateBPFFSIsRefused(t *testing.T) {
 	shared, unmounted := bpffs(t), filepath.Join(t.TempDir(), "not", "yet")
 	must(t, host.MountBPFFS(shared))

@@ -51,7 +51,7 @@ func TestStrangerAtPort(t *testing.T) {
 		}
 		must(t, raw.Send(tagAs(p.Frame(to, raw.MAC()), vlans...)))
 	}
-	// hears everything up to what an honest stranger says last.
+	// receives everything up to the last frame of an honest stranger.
 	hears := func(to net.HardwareAddr) (all []string) {
 		t.Helper()
 		send(strangerAddress, to, "last")
@@ -81,7 +81,7 @@ func TestStrangerAtPort(t *testing.T) {
 			before := n.drops(t)
 			send(a.source, to, "forged", a.vlans...)
 			if got := hears(to); len(got) != 1 {
-				t.Errorf("%s, %s: the node heard %q", a.name, where, got)
+				t.Errorf("%s, %s: the node received %q", a.name, where, got)
 			}
 			if got, want := droppedSince(before, n.drops(t)), []string{a.why}; !slices.Equal(got, want) {
 				t.Errorf("%s, %s: dropped for %q, want %q", a.name, where, got, want)

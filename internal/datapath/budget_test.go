@@ -121,7 +121,8 @@ func compareCosts(spent, budget map[string]cost) (complaints []string) {
 				complaints = append(
 					complaints,
 					fmt.Sprintf(
-						"%s: %d %s, its budget is %d; make it smaller, or raise the budget with `make budget` and say in the commit what it buys",
+						"%s: %d %s, its budget is %d; make it smaller, "+
+							"or raise the budget with `make budget` and say in the commit what it buys",
 						name,
 						c.spent,
 						c.what,
@@ -132,7 +133,8 @@ func compareCosts(spent, budget map[string]cost) (complaints []string) {
 				complaints = append(
 					complaints,
 					fmt.Sprintf(
-						"%s: only %d %s of a budget of %d; lower it with `make budget`, or it will not notice what grows",
+						"%s: only %d %s of a budget of %d; lower it with `make budget`, "+
+							"or it will not notice what grows",
 						name,
 						c.spent,
 						c.what,
@@ -295,7 +297,7 @@ func deepest(t *testing.T, program asm.Instructions, frames []int) int {
 		}
 	}
 	if len(names) != len(frames) {
-		t.Fatalf("the verifier tells of %d functions, the object has %v", len(frames), names)
+		t.Fatalf("the verifier reports %d functions, the object has %v", len(frames), names)
 	}
 	var depth func(name string) int
 	depth = func(name string) int {

@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 )
 
-// TestNoiseTakesNoSlot: a container that makes up addresses takes nobody's place in the cache, because a slot is
+// TestNoiseTakesNoSlot: a container that invents addresses evicts no flow from the cache, because a slot is
 // written only once the address has proven to be one of its tenant.
 func TestNoiseTakesNoSlot(t *testing.T) {
 	b := newProgBench(t)

@@ -33,13 +33,19 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 		progCase
 	}{
 		{nil, b.b1.ifindex(), progCase{name: "the same packet", frame: frame, out: across(decoy)}},
-		{nil, b.b1.ifindex(), progCase{name: "another destination", frame: b.frame(b.sent(netip.MustParseAddr("fc12::1"), gram)), reason: "dst-undecryptable"}},
-		{nil, b.b1.ifindex(), progCase{name: "another source", frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: sees(far), Body: gram}), reason: "src-not-own"}},
+		{nil, b.b1.ifindex(), progCase{name: "another destination",
+			frame: b.frame(b.sent(netip.MustParseAddr("fc12::1"), gram)), reason: "dst-undecryptable"}},
+		{nil, b.b1.ifindex(), progCase{name: "another source", frame: b.frame(packet.Packet{Source: b.b2.seen(),
+			Destination: sees(far), Body: gram}), reason: "src-not-own"}},
 		{nil, b.b2.ifindex(), progCase{name: "another device", frame: frame, reason: "src-not-own"}},
-		{nil, b.b1.ifindex(), progCase{name: "another path", frame: b.frame(labelled(b.sent(sees(far), gram))), out: labelled(across(far))}},
-		{func(f *bpfobj.PilasterFlow) { f.Key.Generation-- }, b.b1.ifindex(), progCase{name: "from before a change", frame: frame, out: across(far)}},
-		{func(f *bpfobj.PilasterFlow) { f.Expires = 0 }, b.b1.ifindex(), progCase{name: "a next hop that is too old", frame: frame, out: across(far)}},
-		{func(f *bpfobj.PilasterFlow) { f.Egress = 0 }, b.b1.ifindex(), progCase{name: "an entry that was not finished", frame: frame, out: across(far)}},
+		{nil, b.b1.ifindex(), progCase{name: "another path", frame: b.frame(labelled(b.sent(sees(far), gram))),
+			out: labelled(across(far))}},
+		{func(f *bpfobj.PilasterFlow) { f.Key.Generation-- }, b.b1.ifindex(), progCase{name: "from before a change",
+			frame: frame, out: across(far)}},
+		{func(f *bpfobj.PilasterFlow) { f.Expires = 0 }, b.b1.ifindex(), progCase{name: "a next hop that is too " +
+			"old", frame: frame, out: across(far)}},
+		{func(f *bpfobj.PilasterFlow) { f.Egress = 0 }, b.b1.ifindex(), progCase{name: "an entry that was not " +
+			"finished", frame: frame, out: across(far)}},
 	} {
 		f := cached()
 		if c.change != nil {
@@ -56,7 +62,8 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 	nowhere.Node = netip.MustParsePrefix("fd70:696c:6100:99::/64")
 	for range ebpf.MustPossibleCPU() + 1 {
 		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
-			name: "a node without a route, again", frame: b.frame(b.sent(sees(drawn(nowhere).Addr()), gram)), reason: "no-route",
+			name: "a node without a route, again", frame: b.frame(b.sent(sees(allocated(nowhere).Addr()), gram)),
+			reason: "no-route",
 		})
 	}
 
@@ -117,7 +124,8 @@ func TestTenantsThatLeave(t *testing.T) {
 	across := func(name string, to netip.Addr) {
 		t.Helper()
 		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
-			name: name, frame: b.frame(b.sent(sees(b.b3.Addr()), gram)), out: packet.Packet{Source: b.b1.plain(), Destination: to, HopLimit: 63, Body: gram},
+			name: name, frame: b.frame(b.sent(sees(b.b3.Addr()), gram)), out: packet.Packet{Source: b.b1.plain(),
+				Destination: to, HopLimit: 63, Body: gram},
 		})
 	}
 	b.fillCache(t, b.cached(t, decoy, 1500))
@@ -138,10 +146,15 @@ func (b *progBench) cached(t *testing.T, to netip.Addr, mtu uint16) bpfobj.Pilas
 	f := bpfobj.PilasterFlow{
 		Src: bpfobj.ToAddr(
 			b.b1.plain(),
-		), Dst: bpfobj.ToAddr(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Egress: wayUplink, Translate: 1, Mtu: mtu,
+		), Dst: bpfobj.ToAddr(to), Expires: math.MaxInt64, Ifindex: b.uplinkIfindex(), Egress: wayUplink, Translate: 1,
+		Mtu:      mtu,
 		Checksum: bpfobj.ChecksumDiff(seen, to),
 	}
-	f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = bpfobj.ToAddr(b.b1.seen()), bpfobj.ToAddr(seen), b.b1.ifindex(), generation
+	f.Key.Src, f.Key.Dst, f.Key.Device, f.Key.Generation = bpfobj.ToAddr(
+		b.b1.seen(),
+	), bpfobj.ToAddr(
+		seen,
+	), b.b1.ifindex(), generation
 	sum := uint64(f.Checksum) + uint64(bpfobj.ChecksumDiff(b.b1.seen(), b.b1.plain()))
 	f.Checksum = uint32(sum + sum>>32)
 	return f

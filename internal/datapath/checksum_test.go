@@ -50,7 +50,10 @@ func newVXLANWire(t *testing.T) *wire {
 		defer h.Close()
 		under, err := h.LinkByName("outer")
 		must(t, err)
-		must(t, h.AddrAdd(under, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(outer[i], 64)), Flags: unix.IFA_F_NODAD}))
+		must(
+			t,
+			h.AddrAdd(under, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(outer[i], 64)), Flags: unix.IFA_F_NODAD}),
+		)
 		must(
 			t,
 			withSettings(n.ns, func(s host.Sysctls) error {
@@ -88,7 +91,8 @@ func sumsInSoftware(device string) error {
 		rest [16]byte
 	}{data: unsafe.Pointer(&value)}
 	copy(request.name[:], device)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL,
+		uintptr(unsafe.Pointer(&request))); errno != 0 {
 		return fmt.Errorf("checksums of %s: %w", device, errno)
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 // the key given last and no other; without a key nothing is made of it.
 func FuzzKernelCipher(f *testing.F) {
 	b := newProgBench(f)
-	const first, keyless = 0x5000, 0x5002 // nobody's; two have keys
+	const first, keyless = 0x5000, 0x5002 // unused ids; two have keys
 	old := address.Key{15: 1}
 	f.Add(make([]byte, 16), make([]byte, 16), byte(0))
 	f.Add(bytes.Repeat([]byte{0x11}, 16), b.b3.Addr().AsSlice(), byte(2))

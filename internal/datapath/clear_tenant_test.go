@@ -26,13 +26,15 @@ func TestClearTenantsStayInside(t *testing.T) {
 		to           netip.Addr
 	}{
 		{"the internet", "dst-not-private", netip.MustParseAddr("2001:db8::1")},
-		{"the tenant's id outside the base", "dst-not-private", far(func(a *address.Plain) { a.Node = netip.MustParsePrefix("fd70:696c:6200:2::/64") })},
+		{"the tenant's id outside the base", "dst-not-private",
+			far(func(a *address.Plain) { a.Node = netip.MustParsePrefix("fd70:696c:6200:2::/64") })},
 		{"another tenant", "tenant-mismatch", b.b3.Addr()},
 		{"a node", "to-node", b.far.prefix.Addr().Next()},
 		{"a reserved app", "app-reserved", far(func(a *address.Plain) { a.App = 0xff00 })},
 	} {
 		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: p.ifindex()}, progCase{
-			name: c.name, reason: c.reason, frame: b.frame(packet.Packet{Source: p.seen(), Destination: c.to, Body: echo}),
+			name: c.name, reason: c.reason, frame: b.frame(packet.Packet{Source: p.seen(), Destination: c.to,
+				Body: echo}),
 		})
 	}
 }
@@ -53,6 +55,7 @@ func TestOnlyTheUplinkLeadsOut(t *testing.T) {
 	elsewhere.Node = netip.MustParsePrefix("fd70:696c:6100:98::/64")
 	must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(elsewhere.Node), LinkIndex: other.Attrs().Index}))
 	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
-		name: "through another device", frame: b.frame(b.sent(sees(drawn(elsewhere).Addr()), echo)), reason: "no-route",
+		name: "through another device", frame: b.frame(b.sent(sees(allocated(elsewhere).Addr()), echo)),
+		reason: "no-route",
 	})
 }

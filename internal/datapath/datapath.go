@@ -20,21 +20,23 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz"
 )
 
-// Config is what a node's packet path is made from. It never changes while endpoints exist.
+// Config describes a node's packet path. It must not change while endpoints exist.
 type Config struct {
 	Uplink       string // device to the fabric
 	NodePrefix   netip.Prefix
 	Plan         address.Plan
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
 	MaxEndpoints int    // 1..65535
-	MaxTenantIDs int    // entriesOf all tenants of the node; 1..65535, 0 means agent.DefaultMaxTenantIDs
-	MaxMappings  int    // entriesOf the second network: forwarding entries, and each of its tables of translations; 0 means nimitz.DefaultMaxMappings
-	MaxRules     int    // entries of each table of policies; 0 means DefaultMaxRules
-	MaxSessions  int    // entriesOf containers whose tenants have policies; 0 means DefaultMaxSessions
-	MTUReserve   int    // bytes the containers' MTU stays below the uplink's
-	Device       string // how new containers are joined to the node: one of Choices; "" means the first
-	NoCache      bool   // for measuring only: every packet is a first one
-	Log          *slog.Logger
+	MaxTenantIDs int    // entriesOf all tenants of the node; 1..65535, 0 means dpapi.DefaultMaxTenantIDs
+	// entriesOf the second network: forwarding entries, and each of its tables of translations; 0 means
+	// nimitz.DefaultMaxMappings
+	MaxMappings int
+	MaxRules    int    // entries of each table of policies; 0 means DefaultMaxRules
+	MaxSessions int    // entriesOf containers whose tenants have policies; 0 means DefaultMaxSessions
+	MTUReserve  int    // bytes that the containers' MTU stays below the uplink's
+	Device      string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
+	NoCache     bool   // for measurements only: disables the flow cache
+	Log         *slog.Logger
 }
 
 // Datapath implements dpapi.Driver on Linux.
@@ -51,8 +53,8 @@ type Datapath struct {
 
 var _ dpapi.Driver = (*Datapath)(nil)
 
-// Open loads the packet path of the node whose namespace the calling thread is in. It proves the
-// kernel's features by using them. What already works goes on as it did: Restore takes it over.
+// Open loads the packet path of the node whose namespace the calling thread is in. It proves the kernel's features by
+// using them. Programs that an earlier process attached keep working until Restore replaces them.
 func Open(c Config) (_ *Datapath, err error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -70,7 +72,8 @@ func Open(c Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	// The programs know the node's device by its index.
-	for _, step := range []func() error{d.CreateNodeDevice, d.load, d.LoadDeviceOwners, d.verifyCipher, d.BlockUnclaimedPrefixes} {
+	for _, step := range []func() error{d.CreateNodeDevice, d.load, d.LoadDeviceOwners, d.verifyCipher,
+		d.BlockUnclaimedPrefixes} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -78,8 +81,8 @@ func Open(c Config) (_ *Datapath, err error) {
 	return d, nil
 }
 
-// CheckUplink refuses the uplink that Open would refuse, and changes nothing. It needs no prefix, so
-// that a node can ask before it joins.
+// CheckUplink returns the error that Open would return for this uplink. It changes nothing, and needs no prefix, so
+// that a node can check its uplink before it joins.
 func CheckUplink(c Config) error {
 	d, err := openNode(c)
 	if err != nil {
@@ -88,10 +91,11 @@ func CheckUplink(c Config) error {
 	return d.Close()
 }
 
-// UplinkKind is what an uplink has to be: the programs look for addresses behind an Ethernet header.
+// UplinkKind is the only supported type of uplink: the programs expect an Ethernet header before the IP header.
 const UplinkKind = "ether"
 
-// openNode finds the uplink in the namespace of the calling thread, where nobody else's packet path may be.
+// openNode opens the calling thread's namespace and finds the uplink. It fails if the uplink carries the packet path of
+// another agent.
 func openNode(c Config) (_ *Datapath, err error) {
 	if err := device.CheckDeviceKind(c.Device); err != nil {
 		return nil, err
@@ -112,7 +116,11 @@ func openNode(c Config) (_ *Datapath, err error) {
 	if d.Netlink, err = d.Node.Netlink(); err != nil {
 		return nil, err
 	}
-	if err = d.Node.Do(func() (err error) { d.Sysctls, err = host.OpenSysctls("ipv6", "ipv4"); return err }); err != nil {
+	if err = d.Node.Do(func() (err error) {
+		d.Sysctls, err = host.OpenSysctls("ipv6",
+			"ipv4")
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	if d.Uplink, err = d.Netlink.LinkByName(c.Uplink); err != nil {
@@ -143,7 +151,9 @@ func newDatapath(c Config) *Datapath {
 		MTUReserve: c.MTUReserve,
 	}
 	return &Datapath{
-		Devices: device.NewDevices(&hook.Hooks{Host: hostLink}), Policies: policymap.NewPolicies(hostLink, c.MaxRules), config: c, deviceReason: reason,
+		Devices: device.NewDevices(
+			&hook.Hooks{Host: hostLink},
+		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), config: c, deviceReason: reason,
 	}
 }
 
@@ -155,13 +165,13 @@ func (c Config) validate() error {
 		return fmt.Errorf("node prefix %v is not a /64 of the base prefix %v", c.NodePrefix, c.Plan.Base)
 	}
 	if c.MaxEndpoints < 1 || c.MaxEndpoints > 65535 {
-		return fmt.Errorf("at most %d endpoints: choose 1 to 65535", c.MaxEndpoints)
+		return fmt.Errorf("max endpoints %d is out of range: choose 1 to 65535", c.MaxEndpoints)
 	}
 	if c.MaxTenantIDs < 0 || c.MaxTenantIDs > 65535 {
-		return fmt.Errorf("at most %d tenant ids: choose 1 to 65535", c.MaxTenantIDs)
+		return fmt.Errorf("max tenant ids %d is out of range: choose 1 to 65535", c.MaxTenantIDs)
 	}
 	if c.MaxMappings < 0 {
-		return fmt.Errorf("at most %d mappings: choose 1 or more", c.MaxMappings)
+		return fmt.Errorf("max mappings %d is out of range: choose 1 or more", c.MaxMappings)
 	}
 	if c.MTUReserve < 0 {
 		return fmt.Errorf("an MTU reserve of %d bytes is negative", c.MTUReserve)
@@ -169,7 +179,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Close lets go of the packet path and leaves it working.
+// Close releases the handles of this process. The packet path keeps working.
 func (d *Datapath) Close() error {
 	if d.Netlink != nil {
 		d.Netlink.Close()

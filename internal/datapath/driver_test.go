@@ -89,7 +89,8 @@ func TestMacvlanForwards(t *testing.T) {
 		injector(
 			t,
 			behind,
-		).Send(packet.Packet{Source: c.seen(), Destination: sibling.seen(), Body: gram}.Frame(inner.Attrs().HardwareAddr, host.ContainerMAC)),
+		).Send(packet.Packet{Source: c.seen(), Destination: sibling.seen(),
+			Body: gram}.Frame(inner.Attrs().HardwareAddr, host.ContainerMAC)),
 	)
 	if got := drain(t, heard, sibling); len(got) != 2 { // and what drain sends
 		t.Errorf("forwarded: %d packets arrived, want 2: %v", len(got), n.drops(t))

@@ -26,7 +26,7 @@ import (
 // What Dump functions return is read from pins and devices, whether an agent runs or not. None of
 // their types has room for a key.
 
-// Tables are what the maps pinned below a folder hold.
+// Tables is the content of the maps pinned below a folder.
 type Tables struct {
 	Locals     []LocalEntry      `json:"locals"`
 	Sources    []SourceEntry     `json:"sources"`
@@ -38,7 +38,7 @@ type Tables struct {
 	Drops      map[string]uint64 `json:"drops"` // by reason, where there are any
 }
 
-// LocalEntry says where packets for an address of this node go.
+// LocalEntry maps an address of this node to the device that packets for it go to.
 type LocalEntry struct {
 	LowHalf  string     `json:"plaintextLowHalf"` // the high half is the node's prefix
 	Address  netip.Addr `json:"address"`
@@ -46,7 +46,7 @@ type LocalEntry struct {
 	Endpoint uint32     `json:"endpoint"`
 }
 
-// SourceEntry says which address a container may send from.
+// SourceEntry is an address that a container may send from.
 type SourceEntry struct {
 	Address   netip.Addr `json:"address"`
 	Ifindex   uint32     `json:"ifindex"`
@@ -55,13 +55,13 @@ type SourceEntry struct {
 	TenantID  uint32     `json:"tenantId"`
 }
 
-// PortEntry says that a device's packets are also another network's.
+// PortEntry assigns a device's packets to another network.
 type PortEntry struct {
 	Ifindex uint32 `json:"ifindex"`
 	Port    uint32 `json:"port"`
 }
 
-// TenantEntry is a tenant as one of its ids finds it.
+// TenantEntry is the entry of one tenant id.
 type TenantEntry struct {
 	ID      uint32     `json:"id"`
 	IDs     []uint32   `json:"ids"`
@@ -118,7 +118,10 @@ func DumpTables(bpffs string) (Tables, error) {
 		pinned(bpfobj.PinPorts, func(m *ebpf.Map) error {
 			return bpfobj.ForEachEntry(
 				m,
-				func(device uint32, p bpfobj.PilasterDevEp) { t.Ports = append(t.Ports, PortEntry{device, p.Endpoint}) },
+				func(device uint32, p bpfobj.PilasterDevEp) {
+					t.Ports = append(t.Ports, PortEntry{device,
+						p.Endpoint})
+				},
 			)
 		}),
 		pinned(bpfobj.PinGeneration, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &t.Generation) }),
@@ -157,7 +160,7 @@ type Pin struct {
 	Program    uint32 `json:"program,omitempty"`    // a link runs
 }
 
-// OnUplink reports whether it is a link on the uplink, and not on another interface.
+// OnUplink reports whether the pin is a link on the uplink, not on another interface.
 func (p Pin) OnUplink() bool {
 	return p.Kind == "link" && strings.HasPrefix(filepath.Base(p.Path), "uplink_")
 }
@@ -166,7 +169,8 @@ func (p Pin) OnUplink() bool {
 func DumpPins(bpffs string) ([]Pin, error) {
 	var all []Pin
 	var errs []error
-	for folder, read := range map[string]func(path string) (Pin, error){bpfobj.MapsFolder: readMap, bpfobj.LinksFolder: readLink} {
+	for folder, read := range map[string]func(path string) (Pin, error){bpfobj.MapsFolder: readMap,
+		bpfobj.LinksFolder: readLink} {
 		errs = append(
 			errs,
 			filepath.WalkDir(filepath.Join(bpffs, folder), func(path string, e fs.DirEntry, err error) error {
@@ -226,21 +230,21 @@ func readLink(path string) (Pin, error) {
 	return pin, nil
 }
 
-// Hook is a place on a device, and the programs there, first to last.
+// Hook is a place on a device with its programs, first to last.
 type Hook struct {
 	Device   string          `json:"device"`
 	Hook     string          `json:"hook"`
 	Programs []HookedProgram `json:"programs"`
 }
 
-// HookedProgram is one of a chain.
+// HookedProgram is one program of a chain.
 type HookedProgram struct {
 	Name string `json:"name"`
 	ID   uint32 `json:"id"`
 	Link uint32 `json:"link,omitempty"` // tenantIDOf; 0 where it was attached without one
 }
 
-// Chain lists the programs at a tcx hook of a device of the namespace the calling thread is in.
+// Chain returns the programs at a tcx hook of a device of the calling thread's namespace.
 func Chain(device netlink.Link, attachPoint ebpf.AttachType) (Hook, error) {
 	h := Hook{Device: device.Attrs().Name, Hook: attachPoint.String(), Programs: []HookedProgram{}}
 	result, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: attachPoint})
@@ -264,8 +268,8 @@ func programName(id ebpf.ProgramID) string {
 	return fmt.Sprintf("program %d", id)
 }
 
-// DumpHooks lists the tcx hooks of every device, and a netkit's own, where there are programs, and the filters on
-// deviceMu of ours.
+// DumpHooks returns the tcx hooks of every device, and those of netkit devices, where there are programs, and the
+// filters on devices of ours.
 func DumpHooks() ([]Hook, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
@@ -313,7 +317,7 @@ func filters(l netlink.Link, attachPoint string, parent uint32) (Hook, error) {
 	return h, nil
 }
 
-// DumpSysctls reads the IP settings of devices of ours, and of the others named.
+// DumpSysctls returns the IP settings of our devices and of the others named.
 func DumpSysctls(others ...string) (map[string]string, error) {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
@@ -349,5 +353,5 @@ func DumpSysctls(others ...string) (map[string]string, error) {
 	return all, nil
 }
 
-// secretSysctl is what stable addresses of a device are drawn from (RFC 7217).
+// secretSysctl is the secret from which the kernel computes stable addresses (RFC 7217).
 const secretSysctl = "stable_secret"

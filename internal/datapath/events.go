@@ -18,9 +18,20 @@ import (
 )
 
 // hookNames are the names of bpf/common/event.h's enum hook.
-var hookNames = map[uint32]string{1: "container", 2: "uplink-in", 3: "uplink-out", 4: "node", 5: "edge-in", 6: "edge-out", 7: "tunnel", 8: "gateway", 9: "switch"}
+var hookNames = map[uint32]string{
+	1: "container",
+	2: "uplink-in",
+	3: "uplink-out",
+	4: "node",
+	5: "edge-in",
+	6: "edge-out",
+	7: "tunnel",
+	8: "gateway",
+	9: "switch",
+}
 
-// Events delivers drops as the programs report them. One reader at a time: a ring has one end.
+// Events delivers drops as the programs report them. A ring buffer has one reader, so only one call may be active at a
+// time.
 func (d *Datapath) Events(ctx context.Context) (<-chan dpapi.Event, error) {
 	reader, err := ringbuf.NewReader(d.Objects.PilEventsV2)
 	if err != nil {
@@ -38,12 +49,12 @@ func (d *Datapath) Events(ctx context.Context) (<-chan dpapi.Event, error) {
 				return
 			}
 			if err != nil {
-				d.Log.Warn("an event could not be read", "error", err)
+				d.Log.Warn("cannot read an event", "error", err)
 				continue
 			}
 			event, err := d.decodeEvent(record.RawSample)
 			if err != nil {
-				d.Log.Warn("an event was not understood", "error", err)
+				d.Log.Warn("cannot decode an event", "error", err)
 				continue
 			}
 			select {
@@ -65,7 +76,9 @@ func (d *Datapath) decodeEvent(sample []byte) (dpapi.Event, error) {
 		return dpapi.Event{}, err
 	}
 	event := dpapi.Event{
-		Time: wallClock(e.Time), Type: "drop", Reason: dropreason.Reason(e.Reason).String(), Hook: hookNames[e.Hook], Count: e.Count,
+		Time: wallClock(
+			e.Time,
+		), Type: "drop", Reason: dropreason.Reason(e.Reason).String(), Hook: hookNames[e.Hook], Count: e.Count,
 		Protocol: e.Proto, SourcePort: swapPort(e.Sport), DestinationPort: swapPort(e.Dport),
 		Length: int(e.Length), Endpoint: d.EndpointOf(e.Ifindex), Ifindex: int(e.Ifindex), Lost: e.Lost, Rule: e.Rule,
 	}

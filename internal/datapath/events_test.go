@@ -32,7 +32,7 @@ func newEventBench(t *testing.T) eventBench {
 	return eventBench{b, ring}
 }
 
-// drop has n packets of nobody's dropped at once.
+// drop makes the programs drop n packets of no endpoint at once.
 func (b eventBench) drop(t *testing.T, n int, body packet.Body) {
 	t.Helper()
 	frame := b.frame(packet.Packet{Source: b.far.underlay, Destination: b.b1.seen(), Body: body})
@@ -53,7 +53,7 @@ func (b eventBench) state(t *testing.T) (sum bpfobj.PilasterDropState) {
 	return sum
 }
 
-// later has the time pass that events are held back for.
+// later waits for the time that events are delayed.
 func (b eventBench) later(t *testing.T) {
 	t.Helper()
 	var all []bpfobj.PilasterDropState
@@ -64,7 +64,7 @@ func (b eventBench) later(t *testing.T) {
 	must(t, b.datapath.Objects.PilDropsV1.Put(uint32(dropreason.SrcNotOwn), all))
 }
 
-// events are those that nobody has read.
+// events returns the unread events.
 func (b eventBench) events(t *testing.T) (all []dpapi.Event) {
 	t.Helper()
 	for b.ring.AvailableBytes() > 0 {
@@ -101,13 +101,13 @@ func TestEventsAddUp(t *testing.T) {
 	}
 }
 
-// TestEventsAreLost and counted where nobody reads them; the next one says so, and stands for all.
+// TestEventsAreLost: without a reader events are lost and counted; the next event has the number.
 func TestEventsAreLost(t *testing.T) {
 	b := newEventBench(t)
 	sent := uint64(0)
 	for b.state(t).Lost == 0 {
 		if sent > 100000 {
-			t.Fatal("lost: nothing, of a ring nobody reads")
+			t.Fatal("lost: nothing, of a ring without a reader")
 		}
 		b.drop(t, eventBurst, gram)
 		b.later(t)
@@ -142,7 +142,9 @@ func TestEventsSayWhich(t *testing.T) {
 	} {
 		b.drop(t, 1, c.body)
 		events := b.events(t)
-		if len(events) != 1 || events[0].SourcePort != c.from || events[0].DestinationPort != c.to || events[0].Source != b.far.underlay || events[0].Destination != b.b1.seen() {
+		if len(events) != 1 || events[0].SourcePort != c.from || events[0].DestinationPort != c.to ||
+			events[0].Source != b.far.underlay ||
+			events[0].Destination != b.b1.seen() {
 			t.Errorf("%s: %+v", c.name, events)
 		}
 	}
@@ -171,13 +173,17 @@ func TestEventsOfIPv4(t *testing.T) {
 		{"ICMP of IPv4", of(packet.ICMP{Type: packet.EchoRequest4, Payload: make([]byte, 30)}, same), 0, 0},
 		{"a later fragment of IPv4", of(gram, func(h []byte) { h[7] = 1 }), 0, 0},
 		{"a first fragment of IPv4", of(gram, func(h []byte) { h[6] = 0x20 }), 1000, 53},
-		{"options of IPv4", of(packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{1, 1, 1, 1, 1000 >> 8, 1000 & 0xff, 0, 53, 0, 8, 0, 0}}, func(h []byte) { h[0] = 0x46 }), 1000, 53},
+		{"options of IPv4", of(packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{1, 1, 1, 1, 1000 >> 8, 1000 & 0xff,
+			0, 53, 0, 8, 0, 0}}, func(h []byte) { h[0] = 0x46 }), 1000, 53},
 	} {
-		if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
+		if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, c.frame,
+			skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
 			t.Fatalf("%s: verdict %d, not a drop", c.name, verdict)
 		}
 		e := b.next(t, dropreason.NotIp6)
-		if e.Source != from || e.Destination != to || e.Protocol != c.frame[14+9] || e.SourcePort != c.from || e.DestinationPort != c.to || e.Length != len(c.frame)-14 {
+		if e.Source != from || e.Destination != to || e.Protocol != c.frame[14+9] || e.SourcePort != c.from ||
+			e.DestinationPort != c.to ||
+			e.Length != len(c.frame)-14 {
 			t.Errorf("%s: %+v", c.name, e)
 		}
 	}
@@ -204,11 +210,13 @@ func TestEventsOfOtherFrames(t *testing.T) {
 		"IPv4":   packet.Frame(host.ContainerMAC, host.GatewayMAC, packet.EtherTypeIPv4, looksLikeIt[14:]),
 		"tagged": tag(looksLikeIt),
 	} {
-		if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, frame, skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
+		if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, frame,
+			skb{Ifindex: b.b1.ifindex()}); verdict != verdictDrop {
 			t.Fatalf("%s: verdict %d, not a drop", name, verdict)
 		}
 		e := b.next(t, dropreason.NotIp6)
-		if e.Source.IsValid() || e.Destination.IsValid() || e.Protocol != 0 || e.DestinationPort != 0 || e.Length != len(frame)-14 {
+		if e.Source.IsValid() || e.Destination.IsValid() || e.Protocol != 0 || e.DestinationPort != 0 ||
+			e.Length != len(frame)-14 {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}

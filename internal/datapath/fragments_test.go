@@ -82,9 +82,10 @@ func TestHeadersOnTheWire(t *testing.T) {
 		{name: "an unknown option", whole: with(gram, unknown), arrives: true},
 		{name: "both kinds of options, and again", whole: with(gram, hop, options, options), arrives: true},
 		{name: "no upper layer", whole: with(nil, hop)},
-		{name: "an upper layer nobody knows", whole: with(packet.Raw{Proto: 253, Data: data}, options)},
+		{name: "an unknown upper layer", whole: with(packet.Raw{Proto: 253, Data: data}, options)},
 		{name: "encrypted payload", whole: with(packet.Raw{Proto: 50, Data: data})},
-		{name: "authentication", whole: with(packet.Raw{Proto: authHeader, Data: append([]byte{17, 4, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1}, make([]byte, 12+136)...)})},
+		{name: "authentication", whole: with(packet.Raw{Proto: authHeader, Data: append([]byte{17, 4, 0, 0, 0, 0, 0, 1,
+			0, 0, 0, 1}, make([]byte, 12+136)...)})},
 	} {
 		inside, outside := []packet.Packet{
 			c.whole(a.seen(), b.seen(), 64),

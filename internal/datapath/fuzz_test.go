@@ -237,7 +237,7 @@ func FuzzFromContainer(f *testing.F) {
 		verdict, out := b.send(t, frame, &ctx)
 		switch verdict {
 		case verdictNext:
-			t.Fatalf("nobody is behind us, and it was passed on:\n%x", frame)
+			t.Fatalf("no container can have it, and it was passed on:\n%x", frame)
 		case answered:
 			if err := b.model.checkICMPError(from, frame, out); err != nil || ctx.Mark != 0 || ctx.Timestamp != 0 {
 				t.Fatalf("%v; it was answered with\n%x, mark %#x and time %d", err, out, ctx.Mark, ctx.Timestamp)
@@ -323,7 +323,14 @@ func FuzzToFabric(f *testing.F) {
 	b.program = b.datapath.Objects.PilUplinkOut
 	mark := b.mark(f)
 	for _, source := range []netip.Addr{b.prefix.Addr().Next(), b.underlay, b.b1.plain(), b.b3.Addr(), b.b1.seen()} {
-		frame := packet.Packet{Source: source, Destination: b.b3.Addr(), Body: echo}.Frame(host.ContainerMAC, b.uplinkMAC)
+		frame := packet.Packet{
+			Source:      source,
+			Destination: b.b3.Addr(),
+			Body:        echo,
+		}.Frame(
+			host.ContainerMAC,
+			b.uplinkMAC,
+		)
 		for _, how := range []byte{0, withMark, fromDevice, withMark | fromDevice} {
 			f.Add(frame, byte(0), byte(0), byte(0), how)
 		}

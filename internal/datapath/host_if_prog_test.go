@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// everybody takes a frame, whatever MAC the device has.
-var everybody = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+// broadcastMAC is the broadcast MAC, which every device accepts.
+var broadcastMAC = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
 // edgeDevices are an interface with Ethernet beside the uplink, and one without.
 func (b *progBench) edgeDevices(t testing.TB) map[string]uint32 {
@@ -37,7 +37,7 @@ func (b *progBench) edgeDevices(t testing.TB) map[string]uint32 {
 func (b *progBench) fromEdge() []progCase {
 	stranger, node := netip.MustParseAddr("2001:db8:99::2"), b.address()
 	from := func(source, to netip.Addr) []byte {
-		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(everybody, host.ContainerMAC)
+		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(broadcastMAC, host.ContainerMAC)
 	}
 	ours := func(change func(*address.Plain)) netip.Addr { return changed(b.b1.plain(), change) }
 	service := ours(func(p *address.Plain) { p.Tenant, p.App, p.Index = 0, 0, 53 })
@@ -55,7 +55,7 @@ func (b *progBench) fromEdge() []progCase {
 				Destination: netip.MustParseAddr("ff02::1:ff00:1"),
 				Body:        packet.ICMP{Type: packet.NeighborSolicitation},
 			}.Frame(
-				everybody,
+				broadcastMAC,
 				host.ContainerMAC,
 			),
 			next: true,
@@ -102,7 +102,7 @@ func (b *progBench) toEdge() []progCase {
 	}
 }
 
-// TestFromEdge: by another interface nobody comes in as a container or as the node, and everybody else does.
+// TestFromEdge: through another interface no packet comes in as a container's or as the node's, and all others do.
 func TestFromEdge(t *testing.T) {
 	b := newProgBench(t)
 	devices := b.edgeDevices(t)
@@ -118,8 +118,10 @@ func TestFromEdge(t *testing.T) {
 		device string
 		progCase
 	}{
-		{"eth1", progCase{name: "IPv4 that reads like our own /64", frame: packet.Frame(everybody, host.ContainerMAC, packet.EtherTypeIPv4, own[14:]), next: true}},
-		{"eth1", progCase{name: "for another machine on the link", frame: append(bytes.Clone(host.GatewayMAC), own[6:]...), next: true}},
+		{"eth1", progCase{name: "IPv4 that reads like our own /64", frame: packet.Frame(broadcastMAC, host.ContainerMAC,
+			packet.EtherTypeIPv4, own[14:]), next: true}},
+		{"eth1", progCase{name: "for another machine on the link", frame: append(bytes.Clone(host.GatewayMAC),
+			own[6:]...), next: true}},
 		{"tun1", progCase{name: "IPv4 without Ethernet that reads like our own /64", frame: version, next: true}},
 	} {
 		b.check(t, b.datapath.Objects.PilEdgeIn, skb{Ifindex: devices[c.device]}, c.progCase)
@@ -203,7 +205,7 @@ func FuzzToEdge(f *testing.F) {
 	})
 }
 
-// fuzzEdge has an interface whose MAC no frame is for, unless it is for everybody.
+// fuzzEdge uses an interface whose MAC no frame has as its destination, except broadcasts.
 func (b *fuzzBench) fuzzEdge(
 	f *testing.F,
 	cases []progCase,

@@ -21,7 +21,7 @@ import (
 
 // side is another way into a node than its uplink.
 type side struct {
-	ns     *netns.Namespace // where somebody sends
+	ns     *netns.Namespace // of the sender
 	device string
 	to     net.HardwareAddr
 }
@@ -52,7 +52,10 @@ func (n *testNode) up(t *testing.T, device, address string) net.HardwareAddr {
 		t,
 		n.datapath.Netlink.AddrAdd(
 			l,
-			&netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(netip.MustParseAddr(address), 64)), Flags: unix.IFA_F_NODAD},
+			&netlink.Addr{
+				IPNet: host.IPNet(netip.PrefixFrom(netip.MustParseAddr(address), 64)),
+				Flags: unix.IFA_F_NODAD,
+			},
 		),
 	)
 	must(t, n.datapath.Netlink.LinkSetUp(l))
@@ -85,7 +88,8 @@ func (n *testNode) defaultRoute(t *testing.T, via *testNode) {
 func (n *testNode) claims(t *testing.T, c, sibling, far *testContainer) (all []packet.Packet) {
 	t.Helper()
 	for _, source := range []netip.Addr{
-		far.plain(), far.seen(), sibling.plain(), sibling.seen(), n.address(), n.gateway(t, blue), far.node.address(), netip.MustParseAddr("2001:db8:99::2"),
+		far.plain(), far.seen(), sibling.plain(), sibling.seen(), n.address(), n.gateway(t, blue), far.node.address(),
+		netip.MustParseAddr("2001:db8:99::2"),
 	} {
 		for _, to := range []netip.Addr{c.plain(), c.seen()} {
 			all = append(all, packet.Packet{Source: source, Destination: to, Body: gram})
@@ -141,7 +145,7 @@ func TestOtherWaysIn(t *testing.T) {
 }
 
 // TestHostNetworkProcess: a process of the node without privileges, or root with transparent sockets,
-// speaks for no container.
+// sends as no container.
 func TestHostNetworkProcess(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -255,7 +259,7 @@ func (n *testNode) under() *testContainer {
 	return c
 }
 
-// TestEachProgramMissing: whichever is gone, packets of containers end where it stood and reach nobody
+// TestEachProgramMissing: whichever program is missing, packets of containers end at its place and reach no container
 // they should not. A program that is missing on the way out of the node leaks nothing of the others.
 func TestEachProgramMissing(t *testing.T) {
 	hooks := map[string]bool{"uplink_in": false, "uplink_out": true} // whether packets go on without it
@@ -290,7 +294,8 @@ func TestEachProgramMissing(t *testing.T) {
 				must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
 			}) {
 				if p, err := s.Packet(); err == nil &&
-					(address.DefaultPlan().Private.Contains(p.Source) || address.DefaultPlan().Private.Contains(p.Destination)) {
+					(address.DefaultPlan().Private.Contains(p.Source) ||
+						address.DefaultPlan().Private.Contains(p.Destination)) {
 					t.Errorf("leaked to the wire: %+v", p)
 				}
 			}

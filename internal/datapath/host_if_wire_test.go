@@ -37,7 +37,10 @@ func (n *testNode) guardedNIC(t *testing.T, peer *testNode) (side, *testContaine
 	must(t, err)
 	must(
 		t,
-		h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(strangerAddress, 64)), Flags: unix.IFA_F_NODAD}),
+		h.AddrAdd(
+			eth0,
+			&netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(strangerAddress, 64)), Flags: unix.IFA_F_NODAD},
+		),
 	)
 	for _, to := range []netip.Prefix{n.prefix, netip.PrefixFrom(peer.underlay, 128)} {
 		must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(to), Gw: netip.MustParseAddr("2001:db8:99::1").AsSlice()}))
@@ -58,7 +61,7 @@ func tagAs(frame []byte, vlans ...uint16) []byte {
 	return frame
 }
 
-// TestStranger: by another interface nobody is believed to be a container or the node, and everybody else goes on.
+// TestStranger: through another interface no packet is accepted as a container's or the node's, and all others pass.
 func TestStranger(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -127,7 +130,7 @@ func droppedSince(before, after map[string]uint64) (reasons []string) {
 	return reasons
 }
 
-// TestProcessBySecondNIC: a process of the node speaks for no container by any interface.
+// TestProcessBySecondNIC: a process of the node cannot send as a container through any interface.
 func TestProcessBySecondNIC(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -140,7 +143,8 @@ func TestProcessBySecondNIC(t *testing.T) {
 	must(t, err)
 	// So that nothing waits until the neighbour is found.
 	must(t, n.datapath.Netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: eth1.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: strangerAddress.AsSlice(), HardwareAddr: s.to,
+		LinkIndex: eth1.Attrs().Index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: strangerAddress.AsSlice(),
+		HardwareAddr: s.to,
 	}))
 	for _, a := range []struct {
 		name   string
@@ -156,8 +160,9 @@ func TestProcessBySecondNIC(t *testing.T) {
 		for _, option := range []int{unix.IPV6_FREEBIND, unix.IPV6_TRANSPARENT} {
 			must(t, n.ns.Do(func() error { return sendFrom(option, a.source, strangerAddress) }))
 		}
-		if err := raw.Send(packet.Packet{Source: a.source, Destination: strangerAddress, Body: gram}.Frame(s.to, raw.MAC())); err == nil {
-			t.Errorf("%s: a packet socket was not told", a.name)
+		if err := raw.Send(packet.Packet{Source: a.source, Destination: strangerAddress, Body: gram}.Frame(s.to,
+			raw.MAC())); err == nil {
+			t.Errorf("%s: a packet socket got no error", a.name)
 		}
 		if got, want := droppedSince(before, n.drops(t)), []string{a.why, a.why, a.why}; !slices.Equal(got, want) {
 			t.Errorf("%s: dropped for %q, want %q", a.name, got, want)
@@ -177,10 +182,14 @@ func TestOrdinaryTrafficBySecondNIC(t *testing.T) {
 	h, err := peer.ns.Netlink()
 	must(t, err)
 	defer h.Close()
-	must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(netip.PrefixFrom(strangerAddress, 128)), Gw: n.underlay.AsSlice()}))
+	must(
+		t,
+		h.RouteAdd(&netlink.Route{Dst: host.IPNet(netip.PrefixFrom(strangerAddress, 128)), Gw: n.underlay.AsSlice()}),
+	)
 	before := n.drops(t)
 	for name, pair := range map[string][2]*testContainer{
-		"to the node": {stranger, n.self()}, "from the node": {n.self(), stranger}, "through the node": {stranger, peer.under()}, "back through the node": {peer.under(), stranger},
+		"to the node": {stranger, n.self()}, "from the node": {n.self(), stranger}, "through the node": {stranger,
+			peer.under()}, "back through the node": {peer.under(), stranger},
 	} {
 		transfer(t, pair[0], pair[1], 1<<20)
 		datagram(t, pair[0], pair[1], 4000) // in fragments
@@ -223,7 +232,7 @@ func (n *testNode) tun(t testing.TB, name string) *os.File {
 	return file
 }
 
-// TestWithoutEthernet: a tunnel's device is an interface like any other, and events tell of its packets.
+// TestWithoutEthernet: a tunnel's device is an interface like any other, and events report its packets.
 func TestWithoutEthernet(t *testing.T) {
 	n := newWire(t).nodes[0]
 	c := n.add(t, blue, 1)
@@ -248,7 +257,7 @@ func TestWithoutEthernet(t *testing.T) {
 			}
 			return
 		}
-		t.Fatalf("%s: nothing was told", hook)
+		t.Fatalf("%s: no event", hook)
 	}
 	forged := packet.Packet{
 		Source:      c.seen(),
@@ -332,7 +341,7 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 	c := n.add(t, blue, 1)
 	elsewhere := namespace(t, "elsewhere")
 	for name, take := range map[string]func(l netlink.Link){
-		"told": func(l netlink.Link) { must(t, d().GuardInterfaces(l)) },
+		"notified": func(l netlink.Link) { must(t, d().GuardInterfaces(l)) },
 		"at the next start": func(netlink.Link) {
 			n.reopen(t, d().config)
 			n.restore(t, c)
@@ -408,7 +417,7 @@ func says(s dpapi.Status, problem string) bool {
 	return slices.ContainsFunc(s.Problems, func(p string) bool { return strings.Contains(p, problem) })
 }
 
-// TestEdgeProgramsOfOthers: they stay, and who stands before ours is told.
+// TestEdgeProgramsOfOthers: they stay, and Status reports a program before ours.
 func TestEdgeProgramsOfOthers(t *testing.T) {
 	n := newWire(t).nodes[0]
 	n.secondNIC(t)
@@ -430,7 +439,7 @@ func TestEdgeProgramsOfOthers(t *testing.T) {
 	}))
 	status, err := n.datapath.Status()
 	must(t, err)
-	if !says(status, "1 other program stands before edge_in on eth1") || !status.Healthy || !status.FirstInChain {
+	if !says(status, "1 other program runs before edge_in on eth1") || !status.Healthy || !status.FirstInChain {
 		t.Errorf("%+v", status)
 	}
 }

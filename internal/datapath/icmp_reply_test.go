@@ -34,7 +34,7 @@ func (c *testContainer) gateway(t testing.TB, of tenant.Tenant) netip.Addr {
 	return guest.Address
 }
 
-// checkICMPError is what b1 hears from the node about a packet it sent.
+// icmpFromNode is the error that b1 gets from the node about a packet it sent.
 func (b *progBench) icmpFromNode(kind uint8, mtu uint32, about packet.Packet) packet.Packet {
 	return packet.Packet{Source: b.b1Gateway, Destination: b.b1.seen(), Body: errorAbout(kind, mtu, about.Marshal())}
 }
@@ -50,7 +50,7 @@ func long(bytes int) packet.UDP {
 	return packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, bytes-48)}
 }
 
-// TestAnswers: what goes no further is told to its sender, in what it sent and no other words.
+// TestAnswers: the sender of a packet that cannot be forwarded gets an error with the packet it sent and nothing else.
 func TestAnswers(t *testing.T) {
 	b := newProgBench(t)
 	far := sees(b.b3.Addr())
@@ -60,27 +60,37 @@ func TestAnswers(t *testing.T) {
 	used[14+7] = 0
 	quoted := udp.Marshal()
 	quoted[7] = 0
-	later := hops(b.sent(far, packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 64)}, packet.Fragment(64, false, 9)))
-	laterICMP := hops(b.sent(far, packet.Raw{Proto: packet.ProtocolICMPv6, Data: make([]byte, 64)}, packet.Fragment(64, false, 9)))
+	later := hops(
+		b.sent(far, packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 64)}, packet.Fragment(64, false, 9)),
+	)
+	laterICMP := hops(
+		b.sent(far, packet.Raw{Proto: packet.ProtocolICMPv6, Data: make([]byte, 64)}, packet.Fragment(64, false, 9)),
+	)
 	unreachable := hops(b.sent(far, packet.ICMP{Type: packet.DestinationUnreachable,
 		Payload: packet.Packet{Source: far, Destination: b.b1.seen(), Body: gram}.Marshal()}))
 	everyone, group := net.HardwareAddr{255, 255, 255, 255, 255, 255}, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}
 	tooLong := b.sent(far, long(1501))
 	tooFar := hops(tooLong)
 	for _, c := range []progCase{
-		{name: "1,501 bytes and a hop limit of 1", frame: b.frame(tooFar), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, tooFar)},
-		{name: "a hop limit of 1", frame: b.frame(udp), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, udp)},
+		{name: "1,501 bytes and a hop limit of 1", frame: b.frame(tooFar), reason: "hop-limit",
+			out: b.icmpFromNode(packet.TimeExceeded, 0, tooFar)},
+		{name: "a hop limit of 1", frame: b.frame(udp), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded,
+			0, udp)},
 		{name: "a hop limit of 0", frame: used, reason: "hop-limit",
-			out: packet.Packet{Source: b.b1Gateway, Destination: b.b1.seen(), Body: errorAbout(packet.TimeExceeded, 0, quoted)}},
-		{name: "a later fragment", frame: b.frame(later), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, later)},
+			out: packet.Packet{Source: b.b1Gateway, Destination: b.b1.seen(), Body: errorAbout(packet.TimeExceeded, 0,
+				quoted)}},
+		{name: "a later fragment", frame: b.frame(later), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded,
+			0, later)},
 		{name: "an error", frame: b.frame(unreachable), reason: "hop-limit"},
 		{name: "a later fragment, perhaps of an error", frame: b.frame(laterICMP), reason: "hop-limit"},
 		{name: "to all stations", frame: udp.Frame(everyone, host.ContainerMAC), reason: "hop-limit"},
 		{name: "to a group of stations", frame: udp.Frame(group, host.ContainerMAC), reason: "hop-limit"},
-		{name: "1,501 bytes", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig, 1500, tooLong)},
+		{name: "1,501 bytes", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig,
+			1500, tooLong)},
 		{name: "1,500 bytes", frame: b.frame(b.sent(far, long(1500))),
 			out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: long(1500)}},
-		{name: "1,501 bytes, same node", frame: b.frame(b.sent(b.b2.seen(), long(1501))), out: b.sent(b.b2.seen(), long(1501))},
+		{name: "1,501 bytes, same node", frame: b.frame(b.sent(b.b2.seen(), long(1501))), out: b.sent(b.b2.seen(),
+			long(1501))},
 	} {
 		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
@@ -88,7 +98,8 @@ func TestAnswers(t *testing.T) {
 	b.fillCache(t, b.cached(t, b.b3.Addr(), 1400))
 	tooLong = b.sent(far, long(1401))
 	for _, c := range []progCase{
-		{name: "1,401 bytes, from the cache", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig, 1400, tooLong)},
+		{name: "1,401 bytes, from the cache", frame: b.frame(tooLong), reason: "too-big",
+			out: b.icmpFromNode(packet.PacketTooBig, 1400, tooLong)},
 		{name: "1,400 bytes, from the cache", frame: b.frame(b.sent(far, long(1400))),
 			out: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, Body: long(1400)}},
 	} {
@@ -99,16 +110,26 @@ func TestAnswers(t *testing.T) {
 	h, err := b.ns.Netlink()
 	must(t, err)
 	defer h.Close()
-	must(t, h.RouteReplace(&netlink.Route{Dst: host.IPNet(b.far.prefix), Gw: b.far.underlay.AsSlice(), MTU: 1400, MTULock: true}))
+	must(
+		t,
+		h.RouteReplace(
+			&netlink.Route{Dst: host.IPNet(b.far.prefix), Gw: b.far.underlay.AsSlice(), MTU: 1400, MTULock: true},
+		),
+	)
 	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, progCase{
-		name: "1,401 bytes, by a narrow route", frame: b.frame(tooLong), reason: "too-big", out: b.icmpFromNode(packet.PacketTooBig, 1400, tooLong)})
+		name: "1,401 bytes, by a narrow route", frame: b.frame(tooLong), reason: "too-big",
+		out: b.icmpFromNode(packet.PacketTooBig, 1400, tooLong)})
 
 	clear := b.add(t, plain, 1)
 	other := address.Plain{Node: b.far.prefix, Tenant: plain.Current().ID, App: 1, Index: 1}.Addr()
 	sent := packet.Packet{Source: clear.seen(), Destination: other, HopLimit: 1, Body: gram}
 	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: clear.ifindex()}, progCase{
 		name: "in a clear tenant", frame: b.frame(sent), reason: "hop-limit",
-		out: packet.Packet{Source: clear.gateway(t, plain), Destination: clear.seen(), Body: errorAbout(packet.TimeExceeded, 0, sent.Marshal())},
+		out: packet.Packet{
+			Source:      clear.gateway(t, plain),
+			Destination: clear.seen(),
+			Body:        errorAbout(packet.TimeExceeded, 0, sent.Marshal()),
+		},
 	})
 }
 
@@ -117,7 +138,13 @@ func TestLengthOfSegments(t *testing.T) {
 	b := newProgBench(t)
 	far := sees(b.b3.Addr())
 	data := make([]byte, 2900)
-	options := packet.TCP{SourcePort: 1000, DestinationPort: 80, Flags: packet.ACK, Options: make([]byte, 12), Payload: data}
+	options := packet.TCP{
+		SourcePort:      1000,
+		DestinationPort: 80,
+		Flags:           packet.ACK,
+		Options:         make([]byte, 12),
+		Payload:         data,
+	}
 	bare := packet.TCP{SourcePort: 1000, DestinationPort: 80, Flags: packet.ACK, Payload: data}
 	big := b.frame(b.sent(far, bare, packet.Extension{Type: packet.HopByHop, Data: []byte{0xc2, 4, 0, 0, 12, 0}}))
 	big[14+4], big[14+5] = 0, 0
@@ -135,20 +162,27 @@ func TestLengthOfSegments(t *testing.T) {
 		{"UDP, a byte more", b.frame(b.sent(far, packet.UDP{Payload: data})), 1453, false},
 		{"behind options", b.frame(b.sent(far, bare, padding(packet.DestinationOptions))), 1432, true},
 		{"behind options, a byte more", b.frame(b.sent(far, bare, padding(packet.DestinationOptions))), 1433, false},
-		{"TCP with options behind options", b.frame(b.sent(far, options, padding(packet.DestinationOptions))), 1420, true},
-		{"TCP with options behind options, a byte more", b.frame(b.sent(far, options, padding(packet.DestinationOptions))), 1421, false},
+		{"TCP with options behind options", b.frame(b.sent(far, options, padding(packet.DestinationOptions))), 1420,
+			true},
+		{"TCP with options behind options, a byte more", b.frame(b.sent(far, options,
+			padding(packet.DestinationOptions))), 1421, false},
 		{"BIG TCP", big, 1440, true},
 		{"BIG TCP, a byte more", big, 1441, false},
 		{"a list of packets", b.frame(b.sent(far, packet.Raw{Proto: 132, Data: data})), math.MaxUint16, true},
 	} {
-		verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, c.frame, skb{Ifindex: b.b1.ifindex(), Segments: 3, SegmentSize: c.size})
+		verdict, _, reasons := b.run(
+			t,
+			b.datapath.Objects.PilContainer,
+			c.frame,
+			skb{Ifindex: b.b1.ifindex(), Segments: 3, SegmentSize: c.size},
+		)
 		if c.fits != (reasons["too-big"] == 0) || verdict != verdictRedirect {
 			t.Errorf("%s: segments of %d bytes: verdict %d, counted %v", c.name, c.size, verdict, reasons)
 		}
 	}
 }
 
-// TestAnswersAreFew: a container that goes on regardless hears a few errors at once and then one in a while.
+// TestAnswersAreFew: a container that keeps sending gets a few errors at once and then one in a while.
 func TestAnswersAreFew(t *testing.T) {
 	b := newProgBench(t)
 	last := b.frame(packet.Packet{Source: b.b1.seen(), Destination: sees(b.b3.Addr()), HopLimit: 1, Body: gram})
@@ -159,7 +193,8 @@ func TestAnswersAreFew(t *testing.T) {
 	}
 	answers := func() (n int) {
 		for range 2 * answerBurst {
-			if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, last, skb{Ifindex: b.b1.ifindex()}); verdict == verdictRedirect {
+			if verdict, _, _ := b.run(t, b.datapath.Objects.PilContainer, last,
+				skb{Ifindex: b.b1.ifindex()}); verdict == verdictRedirect {
 				n++
 			}
 		}
@@ -242,7 +277,7 @@ func (c *testContainer) probe(t *testing.T, to netip.Addr, hops int) (answer hop
 	return answer
 }
 
-// TestUplinkNarrowerThanContainers: until the containers' MTU has followed, they are told.
+// TestUplinkNarrowerThanContainers: until the containers' MTU has changed too, they get errors.
 func TestUplinkNarrowerThanContainers(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
@@ -252,7 +287,7 @@ func TestUplinkNarrowerThanContainers(t *testing.T) {
 	transfer(t, a, b, 1<<20)
 	want := 1300
 	if joined == endpoint.Macvlan {
-		want = 0 // the kernel lets no macvlan be wider than its uplink, so nobody need be told
+		want = 0 // the kernel lets no macvlan be wider than its uplink, so no sender needs an error
 	}
 	if mtu := pathMTU(t, a.ns, b.seen()); mtu != want {
 		t.Errorf("the container believes in an MTU of %d, not %d", mtu, want)

@@ -31,7 +31,14 @@ func (b *progBench) fabricErrors() []progCase {
 		return packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{2: 5, 3: 0}, Payload: quoted}
 	}
 	from := func(source netip.Addr, body packet.Body) []byte {
-		return packet.Packet{Source: source, Destination: b.b1.plain(), Body: body}.Frame(b.uplinkMAC, host.ContainerMAC)
+		return packet.Packet{
+			Source:      source,
+			Destination: b.b1.plain(),
+			Body:        body,
+		}.Frame(
+			b.uplinkMAC,
+			host.ContainerMAC,
+		)
 	}
 	b1, b3 := b.b1.plain(), b.b3.Addr()
 	inside := packet.Packet{Source: sees(b3), Destination: b.b1.seen()}
@@ -154,7 +161,7 @@ func (b *progBench) fabricErrors() []progCase {
 			frame:  from(router, tooBig(quote(b1, sees(b3)))),
 			reason: "tenant-mismatch",
 		},
-		{name: "an error for nobody", frame: absent.Frame(b.uplinkMAC, host.ContainerMAC), reason: "no-endpoint"},
+		{name: "an error for no endpoint", frame: absent.Frame(b.uplinkMAC, host.ContainerMAC), reason: "no-endpoint"},
 	}
 }
 
@@ -202,7 +209,10 @@ func newRoutedWire(t *testing.T, narrow int) *wire {
 		gateway := n.underlay.Prev()
 		port, err := h.LinkByName(attrs.Name)
 		must(t, err)
-		must(t, h.AddrAdd(port, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(gateway, 64)), Flags: unix.IFA_F_NODAD}))
+		must(
+			t,
+			h.AddrAdd(port, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(gateway, 64)), Flags: unix.IFA_F_NODAD}),
+		)
 		must(t, h.LinkSetUp(port))
 		n.configure(t, &testNode{prefix: netip.MustParsePrefix("::/0"), underlay: gateway})
 		must(t, h.RouteAdd(&netlink.Route{Dst: host.IPNet(n.prefix), Gw: n.underlay.AsSlice()}))
@@ -240,7 +250,7 @@ func pathMTU(t *testing.T, ns *netns.Namespace, to netip.Addr) int {
 	return routes[0].MTU
 }
 
-// TestTimeExceeded: the router where a packet ended is heard of, and not named.
+// TestTimeExceeded: the container learns that a router dropped a packet, but not which.
 func TestTimeExceeded(t *testing.T) {
 	w := newRoutedWire(t, 1500)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)

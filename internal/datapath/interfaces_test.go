@@ -52,7 +52,8 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 			0,
 			0,
 			loops,
-		), make(20, "eth1", "device", 0, 0), make(21, "docker0", "bridge", 0, 0), make(22, "veth1", "veth", 30, 21, elsewhere),
+		), make(20, "eth1", "device", 0, 0), make(21, "docker0", "bridge", 0, 0), make(22, "veth1", "veth", 30, 21,
+			elsewhere),
 		make(
 			23,
 			"cali1",
@@ -74,14 +75,16 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 			"ifb",
 			0,
 			0,
-		), make(32, "can0", "can", 0, 0, encap("can")), make(33, "nlmon0", "nlmon", 0, 0, encap("netlink")), make(34, "lost", "veth", 0, 99),
+		), make(32, "can0", "can", 0, 0, encap("can")), make(33, "nlmon0", "nlmon", 0, 0, encap("netlink")),
+		make(34, "lost", "veth", 0, 99),
 		make(
 			35,
 			"pil7",
 			"veth",
 			0,
 			0,
-		), make(36, "pil007", "veth", 0, 0), make(37, hook.NodeDevice, "veth", 38, 0), make(38, hook.NodeFar, "veth", 37, 0), make(40, "eth0", "device", 0, 0),
+		), make(36, "pil007", "veth", 0, 0), make(37, hook.NodeDevice, "veth", 38, 0), make(38, hook.NodeFar, "veth",
+			37, 0), make(40, "eth0", "device", 0, 0),
 	}
 	always := []string{"eth1", "docker0", "cali1", "tun0", "wg0", "vrf0", "eth2", "bond0", "lost", "pil007"}
 	ports := []string{"veth1", "eth3"}

@@ -55,7 +55,7 @@ func TestWorksWithoutAgent(t *testing.T) {
 	}
 }
 
-// TestSeesWhoStandsBeforeIt: somebody else's program sees packets first, and ours can be taken off.
+// TestSeesWhoStandsBeforeIt: another program may run first, and ours can be detached.
 func TestSeesWhoStandsBeforeIt(t *testing.T) {
 	n := newWire(t).nodes[0]
 	says := func(healthy, first bool, problem string) {
@@ -81,11 +81,12 @@ func TestSeesWhoStandsBeforeIt(t *testing.T) {
 			var other link.Link
 			must(t, n.ns.Do(func() (err error) {
 				other, err = link.AttachTCX(link.TCXOptions{
-					Interface: n.datapath.Uplink.Attrs().Index, Program: n.datapath.Objects.PilTryCipher, Attach: h.Attach, Anchor: link.Head(),
+					Interface: n.datapath.Uplink.Attrs().Index, Program: n.datapath.Objects.PilTryCipher,
+					Attach: h.Attach, Anchor: link.Head(),
 				})
 				return err
 			}))
-			says(true, false, "1 other program stands before "+h.Name)
+			says(true, false, "1 other program runs before "+h.Name)
 			must(t, other.Close())
 			says(true, true, "")
 		}
@@ -213,7 +214,7 @@ func TestMissingProgramDropsIPv4(t *testing.T) {
 	must(t, err)
 	defer onHost.Close()
 	raw := injector(t, a.ns)
-	// UDP from 192.0.2.2, which nobody has, and the question who has the node's address.
+	// UDP from 192.0.2.2, which no host has, and an ARP request for the node's address.
 	must(t, raw.Send(packet.Frame(host.GatewayMAC, host.ContainerMAC, packet.EtherTypeIPv4, []byte{
 		0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0xf6, 0xc9, 192, 0, 2, 2, 192, 0, 2, 1,
 		0, 7, 0, 9, 0, 12, 0, 0, 'e', 'v', 'i', 'l',
@@ -331,7 +332,7 @@ func TestRefuses(t *testing.T) {
 		t.Errorf("%s is left", host.DeviceName(again.ID))
 	}
 	must(t, n.datapath.checkEndpoint(t.Context(), taken.record))
-	if err := n.datapath.putTenant(tenant.Tenant{Name: "nobody"}); err == nil {
+	if err := n.datapath.putTenant(tenant.Tenant{Name: "empty"}); err == nil {
 		t.Error("a tenant without ids was taken")
 	}
 	wrong := n.datapath.config
@@ -368,7 +369,16 @@ func TestEventsNameTheDrop(t *testing.T) {
 	spoof := injector(t, r.ns)
 	must(
 		t,
-		spoof.Send(packet.Packet{Source: a.seen(), Destination: a.seen(), Body: echo}.Frame(host.GatewayMAC, host.ContainerMAC)),
+		spoof.Send(
+			packet.Packet{
+				Source:      a.seen(),
+				Destination: a.seen(),
+				Body:        echo,
+			}.Frame(
+				host.GatewayMAC,
+				host.ContainerMAC,
+			),
+		),
 	)
 	must(t, a.ns.Do(func() error { return sendUDP(r.seen(), []byte("hello")) }))
 	for e := range events {
@@ -398,7 +408,8 @@ func TestEventsNameTheDrop(t *testing.T) {
 	t.Error("no event came")
 }
 
-// TestDeviceThatIsGone: until somebody notices, packets for it vanish behind our programs; then they end for a reason.
+// TestDeviceThatIsGone: until the agent notices, packets for it vanish behind our programs; then they are dropped with
+// a reason.
 func TestDeviceThatIsGone(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]

@@ -20,15 +20,15 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// pinnedMap is a map that is pinned and so outlives this process. All but the counters are filled from
-// the records at each start, so nothing is lost with a table of another layout.
+// pinnedMap is a map that is pinned and outlives this process. All maps but the counters are filled from the records at
+// each start, so a map of another layout loses nothing.
 type pinnedMap struct {
 	symbol     string // entriesOf the map in the object
 	name       string // entriesOf the pin, before its size
 	maxEntries int    // entries, by the settings; 0: as many as the object says
 }
 
-// pinName is the file name of the pinned map. Two builds share the map if name and size agree: another layout has another
+// pinName returns the file name of the pin. Two builds share the map if name and size agree: another layout has another
 // name.
 func (t pinnedMap) pinName() string {
 	if t.maxEntries == 0 {
@@ -37,12 +37,16 @@ func (t pinnedMap) pinName() string {
 	return fmt.Sprintf("%s_%d", t.name, t.maxEntries)
 }
 
-// pinnedMaps are the pinned maps; another one is a line here.
+// pinnedMaps returns the maps that are pinned. A new one needs a line here.
 func (d *Datapath) pinnedMaps() []pinnedMap {
 	return []pinnedMap{
 		{bpfobj.PilasterMapPilSourcesV2, bpfobj.PinSources, d.config.MaxEndpoints},
 		{bpfobj.PilasterMapPilLocalsV1, bpfobj.PinLocals, d.config.MaxEndpoints},
-		{bpfobj.PilasterMapPilTenantsV2, bpfobj.PinTenants, d.config.MaxTenantIDs + 1}, // verifyCipher's, also on a full node
+		{
+			bpfobj.PilasterMapPilTenantsV2,
+			bpfobj.PinTenants,
+			d.config.MaxTenantIDs + 1,
+		}, // one more for verifyCipher, also on a full node
 		{bpfobj.PilasterMapPilKeysV1, bpfobj.PinKeys, d.config.MaxTenantIDs + 1},
 		{bpfobj.PilasterMapPilPortsV1, bpfobj.PinPorts, d.config.MaxEndpoints},
 		{bpfobj.PilasterMapPilNetworksV1, bpfobj.PinNetworks, 0},
@@ -77,11 +81,11 @@ func (d *Datapath) pinnedMaps() []pinnedMap {
 	}
 }
 
-// maxPeers is regions, and whatever a node takes tunnels from beside its own.
+// maxPeers is the number of regions and of other prefixes that a node accepts tunnels from.
 const maxPeers = 256
 
-// load creates the maps or finds them pinned, and loads the programs over them. No packet meets them
-// before Restore.
+// load creates the maps or opens the pinned ones, and loads the programs. No packet reaches the programs before Restore
+// attaches them.
 func (d *Datapath) load() error {
 	if _, err := btf.LoadKernelSpec(); err != nil {
 		return fmt.Errorf(
@@ -111,7 +115,7 @@ func (d *Datapath) load() error {
 	}
 	mark, err := d.loadAcceptMark()
 	if err != nil {
-		return fmt.Errorf("a mark for packets that were judged: %w", err)
+		return fmt.Errorf("read the mark of accepted packets: %w", err)
 	}
 	d.AcceptMark = mark
 	var cookie uint64
@@ -125,7 +129,8 @@ func (d *Datapath) load() error {
 	err = spec.LoadAndAssign(&d.Objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.MapsDir()}})
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
 		return fmt.Errorf(
-			"a map pinned in %s has another layout under the same name: %w; packets flow as before; start the build that made it",
+			"a map pinned in %s has another layout under the same name: %w; packets flow as before; start the "+
+				"build that made it",
 			d.MapsDir(),
 			err,
 		)
@@ -150,8 +155,8 @@ func (d *Datapath) load() error {
 	return d.openOldCounters()
 }
 
-// migrateMaps takes over what the second network's tables of other sizes hold, whose entries nobody records here: until
-// Restore has moved all hooks those are what packets meet, and then they go.
+// migrateMaps copies the entries of network nimitz from maps of another size, because no record on this node has them.
+// Packets use the old maps until Restore has replaced all programs; then they are removed.
 func (d *Datapath) migrateMaps() error {
 	own := map[string]*ebpf.Map{bpfobj.PinPorts: d.Objects.PilPortsV1}
 	for _, t := range pipelineMaps {
@@ -169,7 +174,8 @@ func (d *Datapath) migrateMaps() error {
 			}
 			if err := bpfobj.ReadPinned(pin, func(old *ebpf.Map) error { return copyMap(m, old) }); err != nil {
 				return fmt.Errorf(
-					"%s has entries for which %s has no room: %w; packets flow as before: start with the limit there was",
+					"%s has entries for which %s has no room: %w; packets flow as before: start the agent with the "+
+						"previous limit",
 					pin,
 					t.pinName(),
 					err,
@@ -190,7 +196,7 @@ func copyMap(to, from *ebpf.Map) error {
 	return err
 }
 
-// setConstants fills in what the programs are compiled around at load.
+// setConstants sets the constants of the programs before they are loaded.
 func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie uint64) error {
 	base, baseMask := prefixWords(d.config.Plan.Base)
 	private, privateMask := prefixWords(d.config.Plan.Private)
@@ -220,10 +226,10 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 	return nil
 }
 
-// markMap is pinned among the tables and holds what no program reads from it: a number that no container may know.
+// markMap is pinned among the maps but used by no program. It holds a random number that no container may know.
 const markMap = "pil_mark_v1"
 
-// loadAcceptMark is drawn when the packet path is made first.
+// loadAcceptMark chooses the mark at random when the packet path is first made.
 func (d *Datapath) loadAcceptMark() (uint32, error) {
 	m, err := ebpf.NewMapWithOptions(
 		&ebpf.MapSpec{
@@ -250,16 +256,16 @@ func (d *Datapath) loadAcceptMark() (uint32, error) {
 	return mark, m.Put(uint32(0), mark)
 }
 
-// prefixWords is a prefix of at most 64 bits, and its mask, as the programs compare them.
+// prefixWords returns a prefix of at most 64 bits, and its mask, as the programs compare them.
 func prefixWords(p netip.Prefix) (prefix, mask uint64) {
 	ones := netip.MustParseAddr("ffff:ffff:ffff:ffff::")
 	m, _ := ones.Prefix(p.Bits())
 	return bpfobj.ToAddr(p.Masked().Addr()).Hi, bpfobj.ToAddr(m.Addr()).Hi
 }
 
-// verifyCipher proves that the kernel's cipher is AES-128 as everyone else computes it.
+// verifyCipher proves that the kernel's cipher computes AES-128.
 func (d *Datapath) verifyCipher() error {
-	const id = uint32(0) // the node's, which has no key: what tenants have is not touched
+	const id = uint32(0) // the node's id, which has no key: tenants' keys are not touched
 	key := address.Key{0: 0x70, 7: 0x69, 15: 0x6c}
 	if err := d.setKey(id, key); err != nil {
 		return err

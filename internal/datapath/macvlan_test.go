@@ -44,7 +44,7 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 	must(t, err)
 	defer onWire.Close()
 	router := peer.mac(t)
-	everybody := net.HardwareAddr{255, 255, 255, 255, 255, 255}
+	broadcastMAC := net.HardwareAddr{255, 255, 255, 255, 255, 255}
 	from := func(source, to netip.Addr, mac net.HardwareAddr) []byte {
 		return packet.Packet{Source: source, Destination: to, Body: gram}.Frame(router, mac)
 	}
@@ -57,16 +57,20 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 	}{
 		{"as the node", raw, from(n.address(), peer.address(), n.mac(t)), "src-not-own"},
 		{"as the node's underlay", raw, from(n.underlay, peer.underlay, n.mac(t)), "src-not-own"},
-		{"as a sibling, with its MAC", raw, from(sibling.seen(), far.seen(), sibling.record.Device.ContainerMAC), "src-not-own"},
+		{"as a sibling, with its MAC", raw, from(sibling.seen(), far.seen(), sibling.record.Device.ContainerMAC),
+			"src-not-own"},
 		{"as a sibling, with its own MAC", raw, from(sibling.seen(), far.seen(), own), "src-not-own"},
 		{"in plaintext", raw, from(c.plain(), far.plain(), own), "src-not-own"},
 		{"in plaintext to a host, with the mark", marked, from(c.plain(), peer.underlay, own), "src-not-own"},
 		{"as the node, with the mark", marked, from(n.address(), far.plain(), n.mac(t)), "src-not-own"},
-		{"as another tenant's, with the secret mark", secret, from(red1.plain(), red2.plain(), n.mac(t)), "src-not-own"},
+		{"as another tenant's, with the secret mark", secret, from(red1.plain(), red2.plain(), n.mac(t)),
+			"src-not-own"},
 		{"as the node, with the secret mark", secret, from(n.address(), peer.address(), n.mac(t)), "src-not-own"},
 		{"IPv4", raw, packet.Frame(router, own, packet.EtherTypeIPv4, make([]byte, 40)), "not-ip6"},
-		{"ARP, as the node", raw, packet.Frame(everybody, n.mac(t), packet.EtherTypeARP, make([]byte, 60)), "not-ip6"},
-		{"to all hosts on the link", raw, packet.Packet{Source: c.seen(), Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(everybody, own), "multicast"},
+		{"ARP, as the node", raw, packet.Frame(broadcastMAC, n.mac(t), packet.EtherTypeARP, make([]byte, 60)),
+			"not-ip6"},
+		{"to all hosts on the link", raw, packet.Packet{Source: c.seen(), Destination: netip.MustParseAddr("ff02::1"),
+			Body: gram}.Frame(broadcastMAC, own), "multicast"},
 		{"a tag that the socket calls IPv6", called, tag(from(c.seen(), far.seen(), own)), "not-ip6"},
 		{"a tag", raw, tag(from(c.seen(), far.seen(), own)), "not-ip6"},
 	} {
@@ -89,7 +93,7 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 }
 
 // TestMacvlanWithoutOwner: a container that rules its own network can send back frames that no socket wrote and no
-// route led, which came in by a device of its own and have any mark: they are nobody's, and stay.
+// route led, which came in by a device of its own and have any mark: no container owns them, and they stay.
 func TestMacvlanWithoutOwner(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -130,11 +134,11 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 		}
 		must(t, l.Close())
 	}
-	mustReach(t, far, c, "after frames of nobody")
+	mustReach(t, far, c, "after frames of no container")
 }
 
 // TestMacvlanKeepsItsARP: who rules the network of a container can have its kernel tell the link of an IPv4 address.
-// Nobody owns such a frame, and the node's own has no other sign than its MAC.
+// No container owns such a frame, and only its MAC identifies the node's own.
 func TestMacvlanKeepsItsARP(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -148,7 +152,10 @@ func TestMacvlanKeepsItsARP(t *testing.T) {
 		eth0, err := h.LinkByName("eth0")
 		must(t, err)
 		must(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/eth0/arp_notify", []byte("1"), 0) }))
-		must(t, errors.Join(h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.MustParsePrefix(ip))}), also(h, eth0)))
+		must(
+			t,
+			errors.Join(h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.MustParsePrefix(ip))}), also(h, eth0)),
+		)
 	}
 	before := n.drops(t)["not-ip6"]
 	tell(c.ns, "192.0.2.1/24", func(h *netlink.Handle, eth0 netlink.Link) error {
@@ -186,18 +193,19 @@ func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 			inside, onPeer := capture(t, c.ns), capture(t, peer.ns)
 			raw := injector(t, peer.ns)
 			keepOrder(t)
-			own, everybody := c.record.Device.ContainerMAC, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}
+			own, broadcastMAC := c.record.Device.ContainerMAC, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}
 			frame := packet.Packet{Source: far.seen(), Destination: c.seen(), Body: gram}.Frame(own, raw.MAC())
 			many := packet.Packet{
 				Source:      peer.underlay,
 				Destination: netip.MustParseAddr("ff02::1"),
 				Body:        echo,
 			}.Frame(
-				everybody,
+				broadcastMAC,
 				raw.MAC(),
 			)
 			why := map[string]string{"": "mac-outside", "uplink_in": "no-program", "guard_in": "mac-outside"}[without]
-			for _, f := range [][]byte{frame, tag(frame), packet.Frame(own, raw.MAC(), packet.EtherTypeARP, make([]byte, 46)), many, tag(many)} {
+			for _, f := range [][]byte{frame, tag(frame), packet.Frame(own, raw.MAC(), packet.EtherTypeARP,
+				make([]byte, 46)), many, tag(many)} {
 				must(t, raw.Send(f))
 			}
 			if seen := drain(t, inside, c); len(seen) != 1 {
@@ -206,9 +214,12 @@ func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 			if got := n.drops(t)[why]; got != 3 {
 				t.Errorf("drops for %s: %d, want 3", why, got)
 			}
-			// The node itself hears what is for many, and answers.
+			// The node itself receives multicast, and answers.
 			ok := false
-			for _, seen := range sentinelAfter(t, onPeer, func(s packet.Sentinel) { must(t, n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) })) }) {
+			for _, seen := range sentinelAfter(t, onPeer, func(s packet.Sentinel) {
+				must(t,
+					n.ns.Do(func() error { return sendUDP(peer.underlay, s[:]) }))
+			}) {
 				p, err := seen.Packet()
 				body, icmp := p.Body.(packet.ICMP)
 				ok = ok || err == nil && icmp && body.Type == packet.EchoReply && p.Source == n.underlay
@@ -280,14 +291,15 @@ func TestMacvlanKinds(t *testing.T) {
 	}))
 	config.Device, config.Uplink = endpoint.Macvlan, "upper"
 	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil ||
-		!strings.Contains(err.Error(), "would not pass our programs") {
+		!strings.Contains(err.Error(), "would bypass our programs") {
 		t.Errorf("an uplink that is a macvlan: %v", err)
 	}
 }
 
-// TestMacvlanMACs: nobody else's, and the programs compute the same.
+// TestMacvlanMACs: they are unique, and the programs compute the same.
 func TestMacvlanMACs(t *testing.T) {
-	if got, want := device.MacvlanMAC(device.OnUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3, 4}); !bytes.Equal(
+	if got, want := device.MacvlanMAC(device.OnUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3,
+		4}); !bytes.Equal(
 		got,
 		want,
 	) {
@@ -328,7 +340,7 @@ func TestMacvlanLeftovers(t *testing.T) {
 	}
 	mustReach(t, kept, far, "after a start")
 
-	// On another uplink its frames would not be judged.
+	// On another uplink no policy would be applied to its frames.
 	h, err := n.ns.Netlink()
 	must(t, err)
 	defer h.Close()
@@ -343,7 +355,7 @@ func TestMacvlanLeftovers(t *testing.T) {
 }
 
 // TestMacvlansElsewhere: containers are found where the agent does not see the paths of their namespaces, all in one
-// walk, and told from those that are gone.
+// walk, and distinguished from those that are gone.
 func TestMacvlansElsewhere(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n := w.nodes[0]
@@ -369,8 +381,9 @@ func TestMacvlansElsewhere(t *testing.T) {
 		1,
 	)
 	unplugged.unplug(t)
-	gone.record.Device.HostIfindex = device.OnUplink | 0x7fffffff // nobody's
-	stale := hidden.record                                        // from before the machine was booted, whose number is another's now
+	gone.record.Device.HostIfindex = device.OnUplink | 0x7fffffff // no endpoint's
+	// from before the machine was booted, whose number is another's now
+	stale := hidden.record
 	stale.ID, stale.Interface = 77, "eth7"
 	stale.Netns += "-elsewhere"
 	records := []endpoint.Record{seen.record, stale}

@@ -35,7 +35,7 @@ func (w passage) check(in, out []byte, a anatomy) error {
 	}
 	want := bytes.Clone(in)
 	p, got := want[ipv6At:], out[ipv6At:]
-	copy(want[:12], out[:12]) // MACs are judged by the caller
+	copy(want[:12], out[:12]) // the caller checks the MACs
 	p[7] -= w.hops
 	put(p[8:], w.newSource, w.newDestination)
 	if a.isError(in) {
@@ -148,7 +148,7 @@ func (m model) sees(c *testContainer, plain netip.Addr) netip.Addr {
 	return plain
 }
 
-// outward says what is wrong with a packet that left the device of c (nil: of nobody) by the fabric or,
+// outward returns what is wrong with a packet that left the device of c (nil: of no container) to the fabric or,
 // if local, went to a container here.
 func (m model) outward(c *testContainer, in, out []byte, segments bool) (local bool, err error) {
 	a, whole := dissect(in, segments)
@@ -182,7 +182,8 @@ func (m model) outward(c *testContainer, in, out []byte, segments bool) (local b
 	return false, w.check(in, out, a)
 }
 
-// checkICMPError says what is wrong with an answer of the node to a packet from the device of c (RFC 4443 §2.4, §3.2, §3.3).
+// checkICMPError says what is wrong with an answer of the node to a packet from the device of c (RFC 4443 §2.4, §3.2,
+// §3.3).
 func (m model) checkICMPError(c *testContainer, in, out []byte) error {
 	a, whole := dissect(in, true)
 	if !whole || c == nil || a.source != c.seen() {
@@ -236,7 +237,7 @@ func (m model) inward(in, out []byte, segments bool) error {
 		return fmt.Errorf("no container here has %v", a.destination)
 	}
 	if a.isError(in) && !claimsTenant(source) {
-		_, source, _ = a.quoted(in) // a router speaks for the peer it could not reach
+		_, source, _ = a.quoted(in) // a router sends errors for the peer it could not reach
 	}
 	if !m.peer(c, source) || m.node.Contains(a.source) || m.node.Contains(source) {
 		return fmt.Errorf("source %v is of no container elsewhere of the tenant", source)
@@ -254,7 +255,8 @@ func claimsTenant(a netip.Addr) bool {
 func onlyInside(a netip.Addr) bool { return address.DefaultPlan().Private.Contains(a) }
 
 func joinMACs(err error, out []byte) error {
-	if err == nil && !bytes.HasPrefix(out, packet.Frame(host.ContainerMAC, host.GatewayMAC, packet.EtherTypeIPv6, nil)) {
+	if err == nil &&
+		!bytes.HasPrefix(out, packet.Frame(host.ContainerMAC, host.GatewayMAC, packet.EtherTypeIPv6, nil)) {
 		return fmt.Errorf("it reached a container with MACs %x", out[:12])
 	}
 	return err

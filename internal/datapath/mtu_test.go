@@ -25,7 +25,8 @@ func TestUplinkTooNarrow(t *testing.T) {
 		d, err := Open(config)
 		if err == nil {
 			t.Errorf("a packet path was opened: %v", d.Close())
-		} else if !strings.Contains(err.Error(), "under IPv6's 1280") || !strings.Contains(err.Error(), "nothing was changed") {
+		} else if !strings.Contains(err.Error(), "under IPv6's 1280") || !strings.Contains(err.Error(),
+			"nothing was changed") {
 			t.Error(err)
 		}
 		return nil
@@ -71,7 +72,7 @@ func TestMTUOfAnotherNamespace(t *testing.T) {
 }
 
 // TestMTUOfADeadAgent: an uplink that was narrowed meanwhile is no reason to complain about containers, or to change
-// them: whoever follows its MTU does that.
+// them: the agent does that when the uplink's MTU changes.
 func TestMTUOfADeadAgent(t *testing.T) {
 	for _, kind := range []string{endpoint.Macvlan, joined} {
 		n := newWireOf(t, kind).nodes[0]

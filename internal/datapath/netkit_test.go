@@ -28,25 +28,29 @@ func TestChooseDevice(t *testing.T) {
 		if kind != endpoint.Netkit || !strings.Contains(why, "has netkit") || suits != nil {
 			t.Errorf("with netkit: %s, %q, %v", kind, why, suits)
 		}
-	} else if kind != endpoint.Veth || why != lacking.Error() || suits == nil || !strings.Contains(why, "this kernel has no netkit (CONFIG_NETKIT") {
+	} else if kind != endpoint.Veth || why != lacking.Error() || suits == nil || !strings.Contains(why,
+		"this kernel has no netkit (CONFIG_NETKIT") {
 		t.Errorf("without netkit: %s, %q, %v", kind, why, suits)
-	} else if !strings.HasSuffix(suits.Error(), "\n  nothing was changed; choose another --device: veth, macvlan, auto") {
+	} else if !strings.HasSuffix(suits.Error(), "\n  nothing was changed; choose another --device: veth, macvlan, "+
+		"auto") {
 		t.Errorf("refused, and what else there is: %v", suits)
 	}
 	if joined == endpoint.Netkit && lacking != nil {
 		t.Error(lacking)
 	}
-	for choice, want := range map[string]string{"": endpoint.Veth, endpoint.Veth: endpoint.Veth, endpoint.Macvlan: endpoint.Macvlan, endpoint.Netkit: endpoint.Netkit} {
+	for choice, want := range map[string]string{"": endpoint.Veth, endpoint.Veth: endpoint.Veth,
+		endpoint.Macvlan: endpoint.Macvlan, endpoint.Netkit: endpoint.Netkit} {
 		if kind, why := device.ChooseDevice(choice); kind != want || why != "" {
 			t.Errorf("%q means %s, %q", choice, kind, why)
 		}
 	}
-	if err := device.CheckDeviceUplink("bond", lo); err == nil || !strings.Contains(err.Error(), "choose veth, macvlan, netkit, auto") {
+	if err := device.CheckDeviceUplink("bond", lo); err == nil || !strings.Contains(err.Error(), "choose veth, "+
+		"macvlan, netkit, auto") {
 		t.Errorf("an unknown kind: %v", err)
 	}
 }
 
-// TestNetkitBesideOthers: somebody else's program at the same hook stays, and ours is told from it.
+// TestNetkitBesideOthers: another program at the same hook stays and is distinguished from ours.
 func TestNetkitBesideOthers(t *testing.T) {
 	if joined != endpoint.Netkit {
 		return // few kernels have it
@@ -107,7 +111,7 @@ func TestNetkitBesideOthers(t *testing.T) {
 	}
 }
 
-// vanishing are ends of a pair that has gone when somebody asks for its program.
+// vanishing is a pair that has gone when its program is queried.
 type vanishing struct {
 	device.PairDriver
 	errno error
@@ -121,10 +125,16 @@ func TestCarryingWhatGoes(t *testing.T) {
 	n := newWireOf(t, paired).nodes[0]
 	n.add(t, blue, 1)
 	own := n.datapath.Drivers()[paired].(device.PairDevice).PairDriver
-	if ids, err := (device.PairDevice{Devices: n.datapath.Devices, PairDriver: vanishing{own, unix.ENODEV}}).AttachedEndpoints(); err != nil || len(ids) != 0 {
+	if ids, err := (device.PairDevice{Devices: n.datapath.Devices, PairDriver: vanishing{own,
+		unix.ENODEV}}).AttachedEndpoints(); err != nil ||
+		len(ids) != 0 {
 		t.Errorf("%v, %v", ids, err)
 	}
-	if _, err := (device.PairDevice{Devices: n.datapath.Devices, PairDriver: vanishing{own, unix.EPERM}}).AttachedEndpoints(); !errors.Is(err, unix.EPERM) {
+	if _, err := (device.PairDevice{Devices: n.datapath.Devices, PairDriver: vanishing{own,
+		unix.EPERM}}).AttachedEndpoints(); !errors.Is(
+		err,
+		unix.EPERM,
+	) {
 		t.Errorf("another error: %v", err)
 	}
 }

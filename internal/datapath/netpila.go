@@ -18,19 +18,19 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// netpilaMaps is the tables of network netpila: two entries an attachment, two a tenant id.
+// netpilaMaps are the maps of network netpila: two entries for each attachment and for each tenant id.
 type netpilaMaps struct{ *Datapath }
 
-// Netpila is that network's part of the packet path.
+// Netpila returns the data path of network netpila.
 func (d *Datapath) Netpila() network.Dataplane { return netpilaMaps{d} }
 
-// PutTenant makes the tenant's ids known, each with all of them beside it, and gives the cipher
-// their keys.
+// PutTenant writes the tenant's ids, each with all ids of the tenant, and gives their keys to the cipher.
 func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 	var value bpfobj.PilasterTenant
 	if len(t.IDs) == 0 || len(t.IDs) > len(value.Ids) {
 		return fmt.Errorf(
-			"tenant %s has %d ids, and a node takes 1 to %d of a tenant; nothing was changed: let the containers of the oldest end",
+			"tenant %s has %d ids, and a node supports 1 to %d of a tenant; nothing was changed: remove the "+
+				"containers with the oldest id",
 			t.Name,
 			len(t.IDs),
 			len(value.Ids),
@@ -67,7 +67,7 @@ func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 	return d.InvalidateFlows()
 }
 
-// DeleteTenant forgets the tenant's ids and keys. One of which there are none leaves what is cached of others as it is.
+// DeleteTenant removes the tenant's ids and keys. It leaves cached flows valid if none of the ids existed.
 func (d netpilaMaps) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	gone := false
 	for _, id := range t.IDs {
@@ -89,7 +89,7 @@ func (d netpilaMaps) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 func (d *Datapath) setKey(id uint32, key address.Key) error {
 	err := d.Objects.PilKeysV1.Update(id, make([]byte, d.Objects.PilKeysV1.ValueSize()), ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-		return fmt.Errorf("room for the key of tenant id %d: %w", id, err)
+		return fmt.Errorf("make an entry for the key of tenant id %d: %w", id, err)
 	}
 	request := bpfobj.PilasterKeyRequest{TenantId: id, Key: key}
 	if _, err := d.Objects.PilSetKey.Run(&ebpf.RunOptions{Context: &request, ContextOut: &request}); err != nil {
@@ -97,7 +97,7 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 	}
 	if request.Error != 0 {
 		return fmt.Errorf(
-			"the kernel refuses the key of tenant id %d: %w; it must have ecb(aes) (CONFIG_CRYPTO_ECB, CONFIG_CRYPTO_AES)",
+			"the kernel refuses the key of tenant id %d: %w; it needs ecb(aes) (CONFIG_CRYPTO_ECB, CONFIG_CRYPTO_AES)",
 			id,
 			syscall.Errno(-request.Error),
 		)
@@ -105,7 +105,7 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 	return nil
 }
 
-// Activate writes the endpoint's entries: from now on packets flow.
+// Activate writes the endpoint's entries. From then on packets flow.
 func (d netpilaMaps) Activate(ctx context.Context, r endpoint.Record) error {
 	if err := d.writeEntries(r); err != nil {
 		return errors.Join(err, d.Deactivate(ctx, r))
@@ -142,7 +142,7 @@ func epSrcEntry(r endpoint.Record, a endpoint.Attachment) bpfobj.PilasterEpSrc {
 	}
 }
 
-// Deactivate takes the endpoint's entries away: from now on nothing flows.
+// Deactivate removes the endpoint's entries. From then on its packets are dropped.
 func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		err := d.Objects.PilSourcesV2.Delete(bpfobj.ToAddr(a.Address))
@@ -157,7 +157,7 @@ func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 	return d.InvalidateFlows()
 }
 
-// Repair fills the tables.
+// Repair makes the maps match the records.
 func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record) error {
 	sources, locals, ids := map[bpfobj.PilasterAddr]bool{}, map[uint64]bool{}, map[uint32]bool{}
 	for _, r := range recorded {
@@ -206,7 +206,7 @@ func (d netpilaMaps) addSiblingIDs(ids map[uint32]bool) error {
 	return nil
 }
 
-// Check compares the endpoint's entries and its tenant's.
+// Check compares the endpoint's and the tenant's entries.
 func (d netpilaMaps) Check(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		var local bpfobj.PilasterEpDst
@@ -253,7 +253,7 @@ func (d netpilaMaps) Check(_ context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// Entries counts them in the kernel.
+// Entries counts the entries in the kernel.
 func (d netpilaMaps) Entries(context.Context) ([]network.Entries, error) {
 	var all []network.Entries
 	for _, t := range []struct {
@@ -262,7 +262,10 @@ func (d netpilaMaps) Entries(context.Context) ([]network.Entries, error) {
 		used func() (int, error)
 	}{
 		{"locals", d.Objects.PilLocalsV1, func() (int, error) { return countKeys[uint64](d.Objects.PilLocalsV1) }},
-		{"sources", d.Objects.PilSourcesV2, func() (int, error) { return countKeys[bpfobj.PilasterAddr](d.Objects.PilSourcesV2) }},
+		{"sources", d.Objects.PilSourcesV2, func() (int,
+			error) {
+			return countKeys[bpfobj.PilasterAddr](d.Objects.PilSourcesV2)
+		}},
 		{"tenants", d.Objects.PilTenantsV2, func() (int, error) { return countKeys[uint32](d.Objects.PilTenantsV2) }},
 		{"keys", d.Objects.PilKeysV1, func() (int, error) { return countKeys[uint32](d.Objects.PilKeysV1) }},
 	} {

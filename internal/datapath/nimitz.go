@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Nimitz is the second network's switch on eBPF: bpf/net/nimitz/stages.h's stages around a VXLAN device of the kernel. Its tables,
-// like all, outlive the process.
+// Nimitz is the eBPF switch of network nimitz: the stages in bpf/net/nimitz around a VXLAN device of the kernel. Its
+// maps are pinned and outlive the process.
 type Nimitz struct {
 	d *Datapath
 
@@ -28,27 +28,32 @@ type Nimitz struct {
 	ports map[pipeline.Port]uint32 // indexes of the containers' devices, and of the gateway's
 }
 
-// Nimitz makes the VXLAN device, if it is not there yet, and the switch over it.
+// Nimitz makes the VXLAN device, if it does not exist yet, and the switch that uses it.
 func (d *Datapath) Nimitz() (*Nimitz, error) {
 	if d.config.Device == endpoint.Macvlan {
-		return nil, fmt.Errorf("network nimitz sends what containers do by their devices on the node, and behind macvlans they have none; nothing was changed: start the agent with --device %s or %s", endpoint.Veth, endpoint.Netkit)
+		return nil, fmt.Errorf("network nimitz does not work with macvlans, which have no device on the node; "+
+			"nothing was changed: start the agent with --device %s or %s", endpoint.Veth, endpoint.Netkit)
 	}
 	if _, err := d.Netlink.LinkByName(pipeline.NodeSide); err == nil {
-		return nil, fmt.Errorf("%s is here: this node's tunnels are Open vSwitch's; nothing was changed: start the agent with --nimitz ovs, or move the containers away and run `pilaster node reset`", pipeline.NodeSide)
+		return nil, fmt.Errorf(
+			"%s exists: this node's tunnels are Open vSwitch's; nothing was changed: "+
+				"start the agent with --nimitz ovs, or drain the node and run `pilaster node reset`",
+			pipeline.NodeSide,
+		)
 	} else if !errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil, fmt.Errorf("find %s: %w", pipeline.NodeSide, err)
 	}
 	if err := d.CreateTunnel(); err != nil {
 		return nil, err
 	}
-	// Of what works already Restore moves the hooks, once all tables are whole.
+	// Restore replaces programs that are already attached, once all maps are complete.
 	switch err := d.Objects.PilNetworksV1.Lookup(hook.NetworkNimitz, new(uint32)); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		if err := d.AttachNimitz(); err != nil {
 			return nil, err
 		}
 	case err != nil:
-		return nil, fmt.Errorf("look for the second network's program: %w", err)
+		return nil, fmt.Errorf("look up the program of network nimitz: %w", err)
 	}
 	n := &Nimitz{d: d, used: map[*ebpf.Map]int{}, ports: map[pipeline.Port]uint32{}}
 	for _, t := range pipelineMaps {
@@ -58,11 +63,14 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 		}
 		n.used[t.mapOf(&d.Objects)] = len(keys)
 	}
-	err := bpfobj.ForEachEntry(d.Objects.PilPortsV1, func(device uint32, p bpfobj.PilasterDevEp) { n.ports[pipeline.Port(p.Endpoint)] = device })
+	err := bpfobj.ForEachEntry(
+		d.Objects.PilPortsV1,
+		func(device uint32, p bpfobj.PilasterDevEp) { n.ports[pipeline.Port(p.Endpoint)] = device },
+	)
 	return n, err
 }
 
-// Plug makes a device a port: what comes out of a container's goes through its own hook, which is there already.
+// Plug makes a device a port. A container's packets enter through the container's program, which is already attached.
 func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
 	device := is.Name
 	n.mu.Lock()
@@ -82,14 +90,17 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 	index := uint32(l.Attrs().Index)
 	switch {
 	case port == pipeline.VXLAN || port == 0:
-		err = errors.New("it is no port to be plugged")
+		err = errors.New("devices cannot be connected to this port")
 	default:
 		if old, there := n.ports[port]; there && old != index {
 			if err := host.IgnoreGone(n.unplug(port, old)); err != nil {
 				return err
 			}
 		}
-		err = n.d.Objects.PilPortsV1.Put(index, bpfobj.PilasterDevEp{Endpoint: uint32(port), Network: hook.NetworkNimitz})
+		err = n.d.Objects.PilPortsV1.Put(
+			index,
+			bpfobj.PilasterDevEp{Endpoint: uint32(port), Network: hook.NetworkNimitz},
+		)
 	}
 	if err != nil {
 		return fmt.Errorf("make %s %v: %w", device, port, err)
@@ -98,7 +109,7 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 	return nil
 }
 
-// Unplug has nothing come from the port any more. What entries send to it is lost, so they go first.
+// Unplug stops packets from a port. Entries that send to the port must be removed first, or their packets are lost.
 func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -115,14 +126,14 @@ func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
 
 func (n *Nimitz) unplug(port pipeline.Port, index uint32) error {
 	if err := n.d.Objects.PilPortsV1.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("take %v off: %w", port, err)
+		return fmt.Errorf("remove %v: %w", port, err)
 	}
 	delete(n.ports, port)
 	return nil
 }
 
-// Apply takes entries away and adds others, or leaves all as it was. An entry takes the place of the one with its
-// match in one step; then come those that are new, and last go those that are to go, so no packet meets neither.
+// Apply removes entries and adds others; after an error nothing has changed. It replaces an entry with the same match
+// in one step, then adds new entries, then removes old ones, so that each packet finds one of them.
 func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -145,7 +156,8 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 	for _, t := range pipelineMaps {
 		m := t.mapOf(&n.d.Objects)
 		if used, more, room := n.used[m], c.added[m], int(m.MaxEntries()); used+more > room {
-			return fmt.Errorf("the table of %s has room for %d entries, holds %d and would get %d more; nothing was changed: raise the agent's limit, or let tenants with fewer mappings and services run here",
+			return fmt.Errorf("the map of %s has room for %d entries, holds %d and would get %d more; nothing was "+
+				"changed: raise the agent's limit, or run tenants with fewer mappings and services here",
 				t.name, room, used, more)
 		}
 	}
@@ -159,7 +171,7 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 type pipelineChange struct {
 	n       *Nimitz
 	entries []mapEntry
-	undoLog []mapEntry // what was there, in the order in which it went
+	undoLog []mapEntry // replaced entries, in the order of replacement
 	added   map[*ebpf.Map]int
 }
 
@@ -196,7 +208,7 @@ func (c *pipelineChange) write() error {
 	return nil
 }
 
-// put makes the table have the row, or no row of its key, and counts.
+// put writes the entry, or deletes the key if the entry has no value, and counts the map's entries.
 func (c *pipelineChange) put(r mapEntry, old []byte) error {
 	switch {
 	case r.value != nil:
@@ -225,12 +237,12 @@ func (c *pipelineChange) undo() error {
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("and what was written before could not be taken back: %w", err)
+		return fmt.Errorf("and the entries written before could not be removed: %w", err)
 	}
 	return nil
 }
 
-// Check looks up a port and its entries in the kernel.
+// Check compares a port and its entries with the kernel.
 func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -255,10 +267,10 @@ func (n *Nimitz) Check(_ context.Context, port pipeline.Port, device pipeline.De
 	return nil
 }
 
-// SetMTU has the tunnels' device take what leaves by the uplink.
+// SetMTU sets the tunnel device's MTU to what the uplink can carry.
 func (n *Nimitz) SetMTU(mtu int) error { return n.d.SetTunnelMTU(mtu) }
 
-// Entries is what the tables hold, read from the kernel.
+// Entries reads the entries from the kernel.
 func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 	var all []pipeline.Entry
 	for _, t := range pipelineMaps {
@@ -270,7 +282,7 @@ func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 	return all, nil
 }
 
-// Usage is how full the tables are, read from the kernel.
+// Usage reads from the kernel how full the maps are.
 func (n *Nimitz) Usage() ([]network.Entries, error) {
 	var all []network.Entries
 	for _, t := range pipelineMaps {
@@ -294,7 +306,7 @@ func (t pipelineMap) forEachEntry(m *ebpf.Map, show func(pipeline.Entry)) error 
 		show(e)
 	}
 	if err != nil {
-		return fmt.Errorf("read the table of %s: %w", t.name, err)
+		return fmt.Errorf("read the map of %s: %w", t.name, err)
 	}
 	return nil
 }

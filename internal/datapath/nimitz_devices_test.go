@@ -29,11 +29,16 @@ func TestNimitzOthersDevices(t *testing.T) {
 		link netlink.Link
 		says string
 	}{
-		{"a bridge", &netlink.Bridge{LinkAttrs: named(hook.TunnelDevice)}, "pilvxlan is a bridge of somebody else"},
-		{"another port", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), FlowBased: true, GBP: true, Port: 8472}, "pilvxlan is a vxlan of somebody else"},
-		{"no group policy", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), FlowBased: true, Port: pipeline.UDPPort}, "pilvxlan is a vxlan of somebody else"},
-		{"one tunnel", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), VxlanId: 7, GBP: true, Port: pipeline.UDPPort}, "pilvxlan is a vxlan of somebody else"},
-		{"of Open vSwitch", &netlink.Veth{LinkAttrs: named(pipeline.NodeSide), PeerName: pipeline.SwitchSide}, "this node's tunnels are Open vSwitch's"},
+		{"a bridge", &netlink.Bridge{LinkAttrs: named(hook.TunnelDevice)}, "pilvxlan is a bridge that another " +
+			"program made"},
+		{"another port", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), FlowBased: true, GBP: true, Port: 8472},
+			"pilvxlan is a vxlan that another program made"},
+		{"no group policy", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), FlowBased: true,
+			Port: pipeline.UDPPort}, "pilvxlan is a vxlan that another program made"},
+		{"one tunnel", &netlink.Vxlan{LinkAttrs: named(hook.TunnelDevice), VxlanId: 7, GBP: true,
+			Port: pipeline.UDPPort}, "pilvxlan is a vxlan that another program made"},
+		{"of Open vSwitch", &netlink.Veth{LinkAttrs: named(pipeline.NodeSide), PeerName: pipeline.SwitchSide},
+			"this node's tunnels are Open vSwitch's"},
 	} {
 		must(t, h.LinkAdd(c.link))
 		if _, err := n.datapath.Nimitz(); err == nil || !strings.Contains(err.Error(), c.says) {

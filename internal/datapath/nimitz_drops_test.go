@@ -22,7 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// What port 2 of the bench speaks as, and to whom.
+// The source and destination addresses of port 2 of the bench.
 var (
 	own4, far4, beside4 = netip.MustParseAddr(
 		"10.0.1.2",
@@ -69,26 +69,38 @@ func TestNimitzDrops(t *testing.T) {
 		{"less data than the header says", around4(gram4, func(h []byte) { h[3]++ }), dropreason.Malformed},
 		{"a length within the header", around4(gram4, func(h []byte) { h[3] = 19 }), dropreason.Malformed},
 		{"a length of 0, not of segments", around4(gram4, func(h []byte) { h[3] = 0 }), dropreason.Malformed},
-		{"half a UDP header", sent(to(gram4, far4, packet.Raw{Proto: 17, Data: make([]byte, 4)})), dropreason.Malformed},
-		{"half a TCP header", sent(to(gram4, far4, packet.Raw{Proto: 6, Data: make([]byte, 12)})), dropreason.Malformed},
-		{"half an ICMP header", sent(to(gram4, far4, packet.Raw{Proto: 1, Data: []byte{8, 0, 0, 0}})), dropreason.Malformed},
+		{"half a UDP header", sent(to(gram4, far4, packet.Raw{Proto: 17, Data: make([]byte, 4)})),
+			dropreason.Malformed},
+		{"half a TCP header", sent(to(gram4, far4, packet.Raw{Proto: 6, Data: make([]byte, 12)})),
+			dropreason.Malformed},
+		{"half an ICMP header", sent(to(gram4, far4, packet.Raw{Proto: 1, Data: []byte{8, 0, 0, 0}})),
+			dropreason.Malformed},
 		{"an ICMP redirect", sent(to(gram4, far4, icmp(5, quote4))), dropreason.NdForbidden},
 		{"an ICMP router advertisement", sent(to(gram4, far4, icmp(9, nil))), dropreason.NdForbidden},
 		{"a tag", tag(sent(gram4)), dropreason.NotIp6},
-		{"a frame shorter than a header", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv4, make([]byte, 10)), dropreason.Malformed},
-		{"a frame of neither family", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, 0x88b5, make([]byte, 60)), dropreason.NotIp6},
+		{"a frame shorter than a header", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv4,
+			make([]byte, 10)), dropreason.Malformed},
+		{"a frame of neither family", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, 0x88b5, make([]byte, 60)),
+			dropreason.NotIp6},
 		{"an IPv6 routing header", sent(packet.Packet{Source: own6, Destination: far6, Body: gram,
 			Extensions: []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}}), dropreason.RoutingHeader},
 		{"port unreachable, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote4))), 0},
 		{"port unreachable, IPv6", sent(to(gram6, far6, icmp(packet.DestinationUnreachable, quote6))), 0},
-		{"an error about another sender's packet, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote(beside4, own4)))), dropreason.IcmpQuote},
-		{"an error about a packet for another receiver, IPv4", sent(to(gram4, far4, icmp(packet.TimeExceeded4, quote(far4, beside4)))), dropreason.IcmpQuote},
-		{"an error about another sender's packet, IPv6", sent(to(gram6, far6, icmp(packet.TimeExceeded, quote(own6, own6)))), dropreason.IcmpQuote},
-		{"an error that quotes nothing, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, nil))), dropreason.IcmpQuote},
-		{"an error that quotes nothing, IPv6", sent(to(gram6, far6, icmp(packet.PacketTooBig, nil))), dropreason.IcmpQuote},
+		{"an error about another sender's packet, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, quote(beside4,
+			own4)))), dropreason.IcmpQuote},
+		{"an error about a packet for another receiver, IPv4", sent(to(gram4, far4, icmp(packet.TimeExceeded4,
+			quote(far4, beside4)))), dropreason.IcmpQuote},
+		{"an error about another sender's packet, IPv6", sent(to(gram6, far6, icmp(packet.TimeExceeded,
+			quote(own6, own6)))), dropreason.IcmpQuote},
+		{"an error that quotes nothing, IPv4", sent(to(gram4, far4, icmp(packet.Unreachable4, nil))),
+			dropreason.IcmpQuote},
+		{"an error that quotes nothing, IPv6", sent(to(gram6, far6, icmp(packet.PacketTooBig, nil))),
+			dropreason.IcmpQuote},
 		{"as long as may be", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1430-28)})), 0},
-		{"longer than a tunnel takes, IPv4", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1431-28)})), dropreason.TooBig},
-		{"longer than a tunnel takes, IPv6", sent(to(gram6, far6, packet.UDP{Payload: make([]byte, 1431-48)})), dropreason.TooBig},
+		{"longer than a tunnel takes, IPv4", sent(to(gram4, far4, packet.UDP{Payload: make([]byte, 1431-28)})),
+			dropreason.TooBig},
+		{"longer than a tunnel takes, IPv6", sent(to(gram6, far6, packet.UDP{Payload: make([]byte, 1431-48)})),
+			dropreason.TooBig},
 	} {
 		before := b.drops(t)
 		must(t, b.inject[2].Send(c.frame))
@@ -109,7 +121,8 @@ func TestNimitzDrops(t *testing.T) {
 	}
 }
 
-// TestNimitzErrors: errors are translated with what they quote, and a router's are those of whom it speaks for.
+// TestNimitzErrors: errors are translated with what they quote, and a router's errors come from the peer that it could
+// not reach.
 func TestNimitzErrors(t *testing.T) {
 	b := newNimitzBench(t)
 	for _, w := range []struct {
@@ -118,9 +131,12 @@ func TestNimitzErrors(t *testing.T) {
 		error                                          packet.ICMP
 		checksum                                       int // entriesOf the quoted UDP header
 	}{
-		{"IPv4", own4, service4, netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("100.64.1.2"), netip.MustParseAddr("203.0.113.1"), beside4,
-			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded, Rest: [4]byte{0, 0, 5, 20}}, 20 + 6},
-		{"IPv6", own6, service6, netip.MustParseAddr("2001:db8:9::9"), netip.MustParseAddr("fd64:0:0:1::2"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("fd10:0:0:1::4"),
+		{"IPv4", own4, service4, netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("100.64.1.2"),
+			netip.MustParseAddr("203.0.113.1"), beside4,
+			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded, Rest: [4]byte{0, 0, 5, 20}},
+			20 + 6},
+		{"IPv6", own6, service6, netip.MustParseAddr("2001:db8:9::9"), netip.MustParseAddr("fd64:0:0:1::2"),
+			netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("fd10:0:0:1::4"),
 			packet.ICMP{Type: packet.PacketTooBig, Rest: [4]byte{0, 0, 5, 20}}, 40 + 6},
 	} {
 		quote := func(source, destination netip.Addr) []byte {
@@ -145,12 +161,18 @@ func TestNimitzErrors(t *testing.T) {
 			to   pipeline.Port // 0: dropped
 			out  packet.Packet
 		}{
-			{"of a container, " + w.family, 2, about(w.own, w.service, inward), pipeline.Gateway, told(w.virtual, w.storage, inward)},
-			{"of a service, " + w.family, pipeline.Gateway, about(w.storage, w.virtual, outward), 2, told(w.service, w.own, outward)},
-			{"of a router, " + w.family, pipeline.Gateway, about(w.router, w.virtual, outward), 2, told(w.service, w.own, outward)},
-			{"of a router about another sender's packet, " + w.family, pipeline.Gateway, about(w.router, w.virtual, quote(w.beside, w.storage)), 0, packet.Packet{}},
-			{"of a container for another receiver, " + w.family, 2, about(w.own, w.service, quote(w.storage, w.own)), 0, packet.Packet{}},
-			{"of a container to somebody else, " + w.family, 2, about(w.own, w.service, quote(w.service, w.virtual)), 0, packet.Packet{}},
+			{"of a container, " + w.family, 2, about(w.own, w.service, inward), pipeline.Gateway, told(w.virtual,
+				w.storage, inward)},
+			{"of a service, " + w.family, pipeline.Gateway, about(w.storage, w.virtual, outward), 2, told(w.service,
+				w.own, outward)},
+			{"of a router, " + w.family, pipeline.Gateway, about(w.router, w.virtual, outward), 2, told(w.service,
+				w.own, outward)},
+			{"of a router about another sender's packet, " + w.family, pipeline.Gateway, about(w.router, w.virtual,
+				quote(w.beside, w.storage)), 0, packet.Packet{}},
+			{"of a container for another receiver, " + w.family, 2, about(w.own, w.service, quote(w.storage, w.own)),
+				0, packet.Packet{}},
+			{"of a container to another one, " + w.family, 2, about(w.own, w.service, quote(w.service, w.virtual)),
+				0, packet.Packet{}},
 		} {
 			before := b.drops(t)
 			must(t, b.inject[c.from].Send(c.in.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
@@ -202,17 +224,24 @@ func TestNimitzTunnels(t *testing.T) {
 	}{
 		{"a node", b.inject[pipeline.VXLAN], with(func(*outer) {}), 0},
 		{"a node, with no identity", b.inject[pipeline.VXLAN], with(func(o *outer) { o.identity = 0 }), 0},
-		{"to another address of this node", b.inject[pipeline.VXLAN], with(func(o *outer) { o.to = b.prefix.Addr().Next() }), dropreason.PeerUnknown},
+		{"to another address of this node", b.inject[pipeline.VXLAN],
+			with(func(o *outer) { o.to = b.prefix.Addr().Next() }), dropreason.PeerUnknown},
 		{"over IPv4", b.inject[pipeline.VXLAN], frame4, dropreason.PeerUnknown},
 		{"as this node", b.inject[pipeline.VXLAN], with(func(o *outer) { o.from = self }), dropreason.OwnSource},
-		{"half an IPv6 header", b.inject[pipeline.Gateway], packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 30)), dropreason.Malformed},
+		{"half an IPv6 header", b.inject[pipeline.Gateway], packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC,
+			packet.EtherTypeIPv6, make([]byte, 30)), dropreason.Malformed},
 		{"as a node, out by another interface", out, with(func(*outer) {}), dropreason.TunnelForged},
 		{"a node, by another interface", second, with(func(*outer) {}), dropreason.PeerUnknown},
-		{"from an unknown address to a node, out by another interface", out, with(func(o *outer) { o.from, o.to = stranger, peer }), dropreason.TunnelForged},
-		{"another region, by another interface", second, with(func(o *outer) { o.from = abroad }), dropreason.PeerUnknown},
+		{"from an unknown address to a node, out by another interface", out, with(func(o *outer) {
+			o.from,
+				o.to = stranger, peer
+		}), dropreason.TunnelForged},
+		{"another region, by another interface", second, with(func(o *outer) { o.from = abroad }),
+			dropreason.PeerUnknown},
 	} {
 		before := b.drops(t)
-		if err := c.by.Send(c.frame); !errors.Is(err, unix.ENOBUFS) { // as who sends is told of a drop on the way out
+		// the sender gets an error for a drop on the way out
+		if err := c.by.Send(c.frame); !errors.Is(err, unix.ENOBUFS) {
 			must(t, err)
 		}
 		if c.why != 0 {
@@ -254,13 +283,19 @@ func TestNimitzTunnels(t *testing.T) {
 		why  dropreason.Reason
 	}{
 		{"a process to a node", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, dropreason.TunnelForged},
-		{"a process to a node, in fragments", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 2000, dropreason.TunnelForged},
-		{"a process to a node, from an unknown address", stranger, netip.AddrPortFrom(peer, pipeline.UDPPort), 0, dropreason.TunnelForged},
-		{"a process to another region", b.prefix.Addr().Next(), netip.AddrPortFrom(abroad, pipeline.UDPPort), 0, dropreason.TunnelForged},
-		{"a process as another region", abroad, netip.AddrPortFrom(b.far.underlay, pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process to a node, in fragments", self, netip.AddrPortFrom(peer, pipeline.UDPPort), 2000,
+			dropreason.TunnelForged},
+		{"a process to a node, from an unknown address", stranger, netip.AddrPortFrom(peer, pipeline.UDPPort), 0,
+			dropreason.TunnelForged},
+		{"a process to another region", b.prefix.Addr().Next(), netip.AddrPortFrom(abroad, pipeline.UDPPort), 0,
+			dropreason.TunnelForged},
+		{"a process as another region", abroad, netip.AddrPortFrom(b.far.underlay, pipeline.UDPPort), 0,
+			dropreason.TunnelForged},
 		{"a process to its own node", self, netip.AddrPortFrom(self, pipeline.UDPPort), 0, dropreason.TunnelForged},
-		{"a process to its own node, as another", peer, netip.AddrPortFrom(self, pipeline.UDPPort), 0, dropreason.TunnelForged},
-		{"a process to another address of its own node, as another", peer, netip.AddrPortFrom(netip.IPv6Loopback(), pipeline.UDPPort), 0, dropreason.TunnelForged},
+		{"a process to its own node, as another", peer, netip.AddrPortFrom(self, pipeline.UDPPort), 0,
+			dropreason.TunnelForged},
+		{"a process to another address of its own node, as another", peer, netip.AddrPortFrom(netip.IPv6Loopback(),
+			pipeline.UDPPort), 0, dropreason.TunnelForged},
 		{"a process to another port", self, netip.AddrPortFrom(peer, 53), 0, 0},
 	} {
 		before := b.drops(t)
@@ -350,8 +385,10 @@ func TestNimitzPorts(t *testing.T) {
 	must(t, taps.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))
 	before = b.drops(t)
 	for _, frame := range [][]byte{
-		p4, p6, packet.Packet{Source: own6, Destination: netip.MustParseAddr("ff02::1"), Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC),
-		packet.Packet{Source: own6, Destination: far6, Body: packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 4)}}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC),
+		p4, p6, packet.Packet{Source: own6, Destination: netip.MustParseAddr("ff02::1"),
+			Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC),
+		packet.Packet{Source: own6, Destination: far6, Body: packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte,
+			4)}}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC),
 		packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 30)),
 	} {
 		must(t, b.inject[2].Send(frame))
@@ -413,6 +450,6 @@ func TestNimitzPorts(t *testing.T) {
 		}
 	}
 	errIs(b.nimitz.Plug(t.Context(), 9, pipeline.Device{Name: "nothing"}), "device nothing")
-	errIs(b.nimitz.Plug(t.Context(), pipeline.VXLAN, pipeline.Device{Name: "eth0"}), "no port")
+	errIs(b.nimitz.Plug(t.Context(), pipeline.VXLAN, pipeline.Device{Name: "eth0"}), "cannot be connected to this port")
 	must(t, b.nimitz.Unplug(t.Context(), 9))
 }

@@ -14,18 +14,18 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// mapEntry is an entry of the pipeline as a table has it. Without a value it is none.
+// mapEntry is an entry of the pipeline as bytes of a map. Without a value, the map has no such key.
 type mapEntry struct {
 	table      *ebpf.Map
 	key, value []byte
 }
 
-// lookup is the value that the table has for the row's key, nil without one. Of a prefix the kernel tells what it finds
-// for it, so values of prefixes begin with their own lengths, as keys do.
+// lookup returns the map's value for the key; nil if there is none. A lookup in a prefix map returns the longest match,
+// so values of prefixes begin with their own length, as keys do.
 func (r mapEntry) lookup() ([]byte, error) {
 	value, err := r.table.LookupBytes(r.key)
 	if err != nil {
-		return nil, fmt.Errorf("look into %v: %w", r.table, err)
+		return nil, fmt.Errorf("look up in %v: %w", r.table, err)
 	}
 	if value != nil && r.table.Type() == ebpf.LPMTrie && !bytes.Equal(value[:4], r.key[:4]) {
 		return nil, nil
@@ -33,7 +33,7 @@ func (r mapEntry) lookup() ([]byte, error) {
 	return value, nil
 }
 
-// pipelineMap is one of the pipeline's. Its name for people is that of its entries.
+// pipelineMap is one map of the pipeline. Its name in messages is that of its entries.
 type pipelineMap struct {
 	name   string
 	pin    string
@@ -41,18 +41,38 @@ type pipelineMap struct {
 	decode func(key, value []byte) (pipeline.Entry, error)
 }
 
-// pipelineMaps are the pipeline's, in the order of its stages.
+// pipelineMaps are the maps of the pipeline, in the order of its stages.
 var pipelineMaps = []pipelineMap{
 	{"peers", bpfobj.PinNimPeers, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimPeersV1 }, decodePeer},
-	{"senders", bpfobj.PinNimSenders, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimSendersV1 }, decodeSender},
-	{"foreign", bpfobj.PinNimForeign, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimForeignV1 }, decodeForeign},
-	{"outside", bpfobj.PinNimOutside, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimOutsideV1 }, decodeOutside},
+	{
+		"senders",
+		bpfobj.PinNimSenders,
+		func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimSendersV1 },
+		decodeSender,
+	},
+	{
+		"foreign",
+		bpfobj.PinNimForeign,
+		func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimForeignV1 },
+		decodeForeign,
+	},
+	{
+		"outside",
+		bpfobj.PinNimOutside,
+		func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimOutsideV1 },
+		decodeOutside,
+	},
 	{"dnat", bpfobj.PinNimDnat, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimDnatV1 }, decodeDNAT},
 	{"snat", bpfobj.PinNimSnat, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimSnatV1 }, decodeSNAT},
-	{"forwarding", bpfobj.PinNimForward, func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimForwardV1 }, decodeForward},
+	{
+		"forwarding",
+		bpfobj.PinNimForward,
+		func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimForwardV1 },
+		decodeForward,
+	},
 }
 
-// scopeOf is the bpf programs': a family and a VNI.
+// scopeOf returns the scope that the programs use: a family and a VNI.
 func scopeOf(a netip.Addr, vni pipeline.VNI) uint32 {
 	family := uint32(6)
 	if a.Is4() {
@@ -88,22 +108,25 @@ func addrKey(a netip.Addr, vni pipeline.VNI) bpfobj.PilasterScopedAddr {
 	return bpfobj.PilasterScopedAddr{Address: bpfobj.ToAddr(a), Scope: scopeOf(a, vni)}
 }
 
-// encode makes the row of an entry, or says what is wrong with it.
+// encode returns the map entry of a pipeline entry, or an error if the entry is invalid.
 func (n *Nimitz) encode(e pipeline.Entry) (mapEntry, error) {
 	o := &n.d.Objects
 	switch e := e.(type) {
 	case pipeline.Peer:
 		if !e.Nodes.IsValid() || !e.Nodes.Addr().Is6() {
-			return mapEntry{}, errors.New("nodes have prefixes of IPv6")
+			return mapEntry{}, errors.New("a node's prefix must be IPv6")
 		}
 		bits := uint32(e.Nodes.Bits())
-		return newMapEntry(o.NimPeersV1, bpfobj.PilasterPeerKey{Bits: bits, Node: bpfobj.ToAddr(e.Nodes.Masked().Addr())}, bits), nil
+		return newMapEntry(o.NimPeersV1, bpfobj.PilasterPeerKey{Bits: bits,
+			Node: bpfobj.ToAddr(e.Nodes.Masked().Addr())}, bits), nil
 	case pipeline.Sender:
 		if err := valid(e.VNI, e.Address); err != nil {
 			return mapEntry{}, err
 		}
-		key := bpfobj.PilasterSenderKey{Source: bpfobj.ToAddr(e.Address), Port: uint32(e.Port), Scope: scopeOf(e.Address, 0)}
-		return newMapEntry(o.NimSendersV1, key, bpfobj.PilasterSender{Vni: uint32(e.VNI), Identity: uint32(e.Identity)}), nil
+		key := bpfobj.PilasterSenderKey{Source: bpfobj.ToAddr(e.Address), Port: uint32(e.Port),
+			Scope: scopeOf(e.Address, 0)}
+		return newMapEntry(o.NimSendersV1, key, bpfobj.PilasterSender{Vni: uint32(e.VNI),
+			Identity: uint32(e.Identity)}), nil
 	case pipeline.Foreign:
 		return encodeForeign(o.NimForeignV1, e)
 	case pipeline.NorthSouth:
@@ -119,7 +142,7 @@ func (n *Nimitz) encode(e pipeline.Entry) (mapEntry, error) {
 	case pipeline.Forward:
 		return n.encodeForward(e)
 	}
-	return mapEntry{}, fmt.Errorf("an entry of type %T, which this build does not know", e)
+	return mapEntry{}, fmt.Errorf("unknown type %T of entry", e)
 }
 
 func encodeForeign(m *ebpf.Map, e pipeline.Foreign) (mapEntry, error) {
@@ -127,7 +150,7 @@ func encodeForeign(m *ebpf.Map, e pipeline.Foreign) (mapEntry, error) {
 		return mapEntry{}, err
 	}
 	if !e.Edge.Addr().Is6() || e.Edge.Bits() != address.NodeBits {
-		return mapEntry{}, fmt.Errorf("%v is no node's prefix", e.Edge)
+		return mapEntry{}, fmt.Errorf("%v is not a node's prefix", e.Edge)
 	}
 	source := prefixKey(e.Source, e.Theirs)
 	key := bpfobj.PilasterRemoteSenderKey{
@@ -148,27 +171,37 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 	switch {
 	case e.Port == pipeline.VXLAN:
 		if !pipeline.IsVTEP(e.VTEP) {
-			return mapEntry{}, fmt.Errorf("%v is no node's tunnel address", e.VTEP)
+			return mapEntry{}, fmt.Errorf("%v is not a node's tunnel address", e.VTEP)
 		}
 		value.Vtep, value.Outside = bpfobj.ToAddr(e.VTEP), bpfobj.BoolToUint32(e.Outside)
 	case e.Port != 0 && e.Port != pipeline.Gateway:
 		index, there := n.ports[e.Port]
 		if !there {
-			return mapEntry{}, errors.New("the port has no device yet: plug it first")
+			return mapEntry{}, errors.New("the port has no device yet: connect one first")
 		}
 		value.Ifindex = index
 	}
 	return newMapEntry(n.d.Objects.NimForwardV1, key, value), nil
 }
 
-func translationEntry(m *ebpf.Map, vni pipeline.VNI, from netip.Addr, toVNI pipeline.VNI, to netip.Addr) (mapEntry, error) {
+func translationEntry(
+	m *ebpf.Map,
+	vni pipeline.VNI,
+	from netip.Addr,
+	toVNI pipeline.VNI,
+	to netip.Addr,
+) (mapEntry, error) {
 	if err := errors.Join(valid(vni, from), valid(toVNI, to)); err != nil {
 		return mapEntry{}, err
 	}
 	if from.Is4() != to.Is4() {
-		return mapEntry{}, errors.New("one address is of IPv4 and the other of IPv6")
+		return mapEntry{}, errors.New("one address is IPv4 and the other IPv6")
 	}
-	return newMapEntry(m, addrKey(from, vni), bpfobj.PilasterTranslation{Address: bpfobj.ToAddr(to), Vni: uint32(toVNI)}), nil
+	return newMapEntry(
+		m,
+		addrKey(from, vni),
+		bpfobj.PilasterTranslation{Address: bpfobj.ToAddr(to), Vni: uint32(toVNI)},
+	), nil
 }
 
 func valid(vni pipeline.VNI, a netip.Addr) error {
@@ -176,7 +209,7 @@ func valid(vni pipeline.VNI, a netip.Addr) error {
 		return fmt.Errorf("VNI %d has more than 24 bits", vni)
 	}
 	if !a.IsValid() || a.Is4In6() || a.Zone() != "" {
-		return fmt.Errorf("%v is no address of IPv4 or IPv6", a)
+		return fmt.Errorf("%v is not an IPv4 or IPv6 address", a)
 	}
 	return nil
 }
@@ -185,7 +218,7 @@ func newMapEntry(m *ebpf.Map, key, value any) mapEntry {
 	return mapEntry{m, marshal(key), marshal(value)}
 }
 
-// marshal is a value as the programs have it, which is without padding.
+// marshal returns a value as the programs lay it out: without padding.
 func marshal(v any) []byte {
 	b, err := binary.Append(nil, binary.NativeEndian, v)
 	if err != nil {
@@ -199,7 +232,7 @@ func unmarshal[T any](b []byte) (v T, err error) {
 	return v, err
 }
 
-// Those below undo render.
+// The functions below reverse encode.
 
 func decodePeer(key, _ []byte) (pipeline.Entry, error) {
 	k, err := unmarshal[bpfobj.PilasterPeerKey](key)
@@ -219,7 +252,9 @@ func decodeSender(key, value []byte) (pipeline.Entry, error) {
 func decodeForeign(key, value []byte) (pipeline.Entry, error) {
 	k, err := unmarshal[bpfobj.PilasterRemoteSenderKey](key)
 	v, err2 := unmarshal[bpfobj.PilasterRemoteSender](value)
-	theirs, source := scopedPrefix(bpfobj.PilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source})
+	theirs, source := scopedPrefix(
+		bpfobj.PilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source},
+	)
 	edge := netip.PrefixFrom(bpfobj.PilasterAddr{Hi: k.Edge}.Addr(), address.NodeBits)
 	return pipeline.Foreign{
 			Edge:   edge,
@@ -243,7 +278,8 @@ func decodeDNAT(key, value []byte) (pipeline.Entry, error) {
 	v, err2 := unmarshal[bpfobj.PilasterTranslation](value)
 	_, vni := scopeFrom(k.Scope)
 	return pipeline.DNAT{
-		VNI: vni, Virtual: unscoped(k.Address, k.Scope), RealVNI: pipeline.VNI(v.Vni), Real: unscoped(v.Address, k.Scope),
+		VNI: vni, Virtual: unscoped(k.Address, k.Scope), RealVNI: pipeline.VNI(v.Vni), Real: unscoped(v.Address,
+			k.Scope),
 	}, errors.Join(err, err2)
 }
 

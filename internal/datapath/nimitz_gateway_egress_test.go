@@ -39,17 +39,23 @@ func TestGatewayLeaksNothing(t *testing.T) {
 		why   dropreason.Reason
 	}{
 		{"a container's virtual address", frame(virtual, w.hostAddr), dropreason.Untranslated},
-		{"a container's overlay address", frame(netip.MustParseAddr("fd10:0:0:1::2"), w.hostAddr), dropreason.Untranslated},
+		{"a container's overlay address", frame(netip.MustParseAddr("fd10:0:0:1::2"), w.hostAddr),
+			dropreason.Untranslated},
 		{"the node's address", frame(n.prefix.Addr().Next(), w.hostAddr), dropreason.Untranslated},
 		{"a tunnel address", frame(pipeline.VTEP(n.prefix), pipeline.VTEP(w.nodes[1].prefix)), dropreason.Untranslated},
-		{"a container's netpila address", frame(address.Plain{Node: n.prefix, Tenant: 1, App: address.GatewayApp, Index: 1}.Addr(), w.hostAddr), dropreason.Untranslated},
-		{"another gateway's address", frame(tenant.UnderlayAddress(w.nodes[1].prefix, 1), w.hostAddr), dropreason.Untranslated},
-		{"to a container of netpila", frame(own, address.Plain{Node: w.nodes[1].prefix, Tenant: 1, App: 1, Index: 1}.Addr()), dropreason.TenantMismatch},
+		{"a container's netpila address", frame(address.Plain{Node: n.prefix, Tenant: 1, App: address.GatewayApp,
+			Index: 1}.Addr(), w.hostAddr), dropreason.Untranslated},
+		{"another gateway's address", frame(tenant.UnderlayAddress(w.nodes[1].prefix, 1), w.hostAddr),
+			dropreason.Untranslated},
+		{"to a container of netpila", frame(own, address.Plain{Node: w.nodes[1].prefix, Tenant: 1, App: 1,
+			Index: 1}.Addr()), dropreason.TenantMismatch},
 		{"to the private prefix", frame(own, netip.MustParseAddr("fc00::7")), dropreason.PrivateOutside},
 		{"to its own node", frame(own, n.prefix.Addr().Next()), dropreason.NoRoute},
 		{"a tag", tag(frame(own, w.hostAddr)), dropreason.NotIp6},
-		{"cut short", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 10)), dropreason.Malformed},
-		{"IPv4", packet.Packet{Source: own4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC), dropreason.NotIp6},
+		{"cut short", packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC, packet.EtherTypeIPv6, make([]byte, 10)),
+			dropreason.Malformed},
+		{"IPv4", packet.Packet{Source: own4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC,
+			pipeline.InsideMAC), dropreason.NotIp6},
 	} {
 		before := b.drops(t)
 		must(t, inject.Send(c.frame))
@@ -77,12 +83,13 @@ func TestGatewayLeaksNothing(t *testing.T) {
 	nft.FlushRuleset()
 	must(t, nft.Flush())
 	before = b.drops(t)
-	if r, err := packet.Ping(t.Context(), c.ns, service, packet.PingOptions{Count: 1, Timeout: impatience}); err != nil ||
+	if r, err := packet.Ping(t.Context(), c.ns, service, packet.PingOptions{Count: 1,
+		Timeout: impatience}); err != nil ||
 		r.Received != 0 {
 		t.Errorf("the service answers without rules: %v", err)
 	}
 	b.dropped(t, "without rules", before, dropreason.Untranslated)
-	// Without a gateway its addresses are nobody's.
+	// Without a gateway no device has its addresses.
 	must(t, n.datapath.SetNimitzNode(func(v *bpfobj.PilasterNimitzNode) { v.Underlay = 0 }))
 	before = b.drops(t)
 	ping(own)

@@ -22,7 +22,7 @@ import (
 
 // TestGatewayLimit: a container has so many connections to services and no more, also after the rules were replaced and
 // by another process; those it has go on, the other containers have theirs, and it has new ones when those end. A flow
-// that nobody answers is one, however many datagrams it has.
+// without answers is one, however many datagrams it has.
 func TestGatewayLimit(t *testing.T) {
 	w := newUnderlayWire(t)
 	greedy, modest := w.add(t, 1, 7, 2), w.add(t, 1, 8, 2)
@@ -155,7 +155,8 @@ func TestGatewayLimit(t *testing.T) {
 		Table: another.AddTable(
 			&nftables.Table{Family: nftables.TableFamilyIPv6, Name: "pilaster-limits"},
 		), Name: "through",
-		Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &nothing,
+		Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+		Policy: &nothing,
 	})
 	must(t, another.Flush())
 	must(t, w.nodes[0].ns.Do(func() error { return w.openGateway(t, 0) }))

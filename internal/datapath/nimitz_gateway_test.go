@@ -72,7 +72,8 @@ func (w *underlayWire) openGateway(t testing.TB, i int) (err error) {
 		return err
 	}
 	t.Cleanup(func() { w.gateways[i].Close() })
-	if err := w.switches[i].Plug(t.Context(), pipeline.Gateway, pipeline.Device{Name: pipeline.GatewayDevice}); err != nil {
+	if err := w.switches[i].Plug(t.Context(), pipeline.Gateway,
+		pipeline.Device{Name: pipeline.GatewayDevice}); err != nil {
 		return err
 	}
 	return w.nodes[i].datapath.PlugUnderlay(pipeline.UnderlayDevice)
@@ -121,7 +122,10 @@ func joinRouter(t testing.TB, router, ns *netns.Namespace, number int, behind ne
 		)
 		l, err := end.h.LinkByName(end.name)
 		must(t, err)
-		must(t, end.h.AddrAdd(l, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(end.addr, 64)), Flags: unix.IFA_F_NODAD}))
+		must(
+			t,
+			end.h.AddrAdd(l, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(end.addr, 64)), Flags: unix.IFA_F_NODAD}),
+		)
 		must(t, end.h.LinkSetUp(l))
 	}
 	must(t, ns.WaitUp(t.Context(), "eth0"))
@@ -225,7 +229,7 @@ func (w *underlayWire) toService(t testing.TB, node int, vni pipeline.VNI, c *te
 	}))
 }
 
-// TestGatewayToServices is traffic (c): equal containers of two tenants on one node speak to one service at once, each
+// TestGatewayToServices is traffic (c): equal containers of two tenants on one node use one service at once, each
 // to the name that its tenant has for it, over TCP and by ping; the service sees this node's gateway (NIMITZ §3.1).
 func TestGatewayToServices(t *testing.T) {
 	w := newUnderlayWire(t)
@@ -378,7 +382,8 @@ func TestGatewayPublishes(t *testing.T) {
 	must(t, w.host.Do(func() (err error) {
 		other, err = net.DialTimeout(
 			"tcp",
-			netip.AddrPortFrom(tenant.UnderlayAddress(w.nodes[0].prefix, 3), echoServer(t, near.ns, netip.AddrPortFrom(near.record.Attachments[1].Address, 0)).Port()).
+			netip.AddrPortFrom(tenant.UnderlayAddress(w.nodes[0].prefix, 3), echoServer(t, near.ns,
+				netip.AddrPortFrom(near.record.Attachments[1].Address, 0)).Port()).
 				String(),
 			10*time.Second,
 		)

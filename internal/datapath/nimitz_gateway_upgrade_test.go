@@ -45,7 +45,8 @@ func TestGatewayOutlivesItsAgent(t *testing.T) {
 	t.Cleanup(func() { w.gateways[0].Close() })
 	must(t, n.datapath.PlugUnderlay(pipeline.UnderlayDevice))
 	_, err = n.datapath.Restore(t.Context(), []endpoint.Record{c.record}, func([]endpoint.Record) error {
-		if err := s.Plug(t.Context(), pipeline.Port(c.record.ID), pipeline.Device{Name: c.record.Device.HostName}); err != nil {
+		if err := s.Plug(t.Context(), pipeline.Port(c.record.ID),
+			pipeline.Device{Name: c.record.Device.HostName}); err != nil {
 			return err
 		}
 		return s.Plug(t.Context(), pipeline.Gateway, w.gateways[0].Device())

@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestNimitzAnswers: what goes no further to another node is told to its container by its next hop, in what it sent
+// TestNimitzAnswers: a container gets an error from its next hop for a packet that cannot go to another node
 // (RFC 4443, RFC 1812 §4.3.2).
 func TestNimitzAnswers(t *testing.T) {
 	b := newNimitzBench(t)
@@ -29,9 +29,11 @@ func TestNimitzAnswers(t *testing.T) {
 		icmp                      uint8
 	}{
 		{"IPv4", own4, far4, beside4, netip.MustParseAddr("169.254.1.1"), 28, 576 - 28,
-			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded}, packet.ICMP{Type: packet.TimeExceeded4}, packet.ICMP{Type: packet.Unreachable4}, 2, 1},
+			packet.ICMP{Type: packet.Unreachable4, Code: packet.FragmentationNeeded},
+			packet.ICMP{Type: packet.TimeExceeded4}, packet.ICMP{Type: packet.Unreachable4}, 2, 1},
 		{"IPv6", own6, far6, netip.MustParseAddr("fd10:0:0:1::4"), netip.MustParseAddr("fe80::1"), 48, 1280 - 48,
-			packet.ICMP{Type: packet.PacketTooBig}, packet.ICMP{Type: packet.TimeExceeded}, packet.ICMP{Type: packet.DestinationUnreachable}, 2, packet.ProtocolICMPv6},
+			packet.ICMP{Type: packet.PacketTooBig}, packet.ICMP{Type: packet.TimeExceeded},
+			packet.ICMP{Type: packet.DestinationUnreachable}, 2, packet.ProtocolICMPv6},
 	} {
 		gram := func(bytes, hops int) packet.Packet {
 			return packet.Packet{
@@ -48,7 +50,7 @@ func TestNimitzAnswers(t *testing.T) {
 			binary.BigEndian.PutUint16(e.Rest[w.mtu:], uint16(mtu))
 			return packet.Packet{Source: w.gate, Destination: w.own, Body: e}
 		}
-		// silent sends the container something else, which is the next that it hears.
+		// silent sends the container something else, which is the next packet that it receives.
 		silent := func(name string) {
 			next := packet.Packet{Source: w.beside, Destination: w.own, Body: packet.UDP{Payload: []byte(name)}}
 			must(t, b.inject[4].Send(next.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
@@ -57,7 +59,7 @@ func TestNimitzAnswers(t *testing.T) {
 			got, err := b.captures[2].Next(ctx)
 			if want := next.Frame(pipeline.InsideMAC, pipeline.OutsideMAC); err != nil ||
 				!bytes.Equal(got.Frame, want) {
-				t.Errorf("%s: the next that it hears is %x, %v", name, got.Frame, err)
+				t.Errorf("%s: the next packet is %x, %v", name, got.Frame, err)
 			}
 		}
 		unreachable := w.unreach
@@ -71,11 +73,15 @@ func TestNimitzAnswers(t *testing.T) {
 		}{
 			{"out of hops", 1500, gram(100, 1), dropreason.HopLimit, told(w.exceeded, 0, gram(100, 1))},
 			{"a long one out of hops", 1500, gram(1430, 1), dropreason.HopLimit, told(w.exceeded, 0, gram(1430, 1))},
-			{"a later fragment out of hops", 1500, packet.Packet{Source: w.own, Destination: w.far, HopLimit: 1, Body: packet.Raw{Proto: w.icmp, Data: make([]byte, 64)},
+			{"a later fragment out of hops", 1500, packet.Packet{Source: w.own, Destination: w.far, HopLimit: 1,
+				Body:       packet.Raw{Proto: w.icmp, Data: make([]byte, 64)},
 				Extensions: []packet.Extension{packet.Fragment(64, false, 9)}}, dropreason.HopLimit, packet.Packet{}},
-			{"an error out of hops", 1500, packet.Packet{Source: w.own, Destination: w.far, HopLimit: 1, Body: unreachable}, dropreason.HopLimit, packet.Packet{}},
-			{"longer than a tunnel takes", 1500, gram(1431, 64), dropreason.TooBig, told(w.tooBig, 1430, gram(1431, 64))},
-			{"longer than a narrow one takes", narrow, gram(narrow-70+1, 64), dropreason.TooBig, told(w.tooBig, narrow-70, gram(narrow-70+1, 64))},
+			{"an error out of hops", 1500, packet.Packet{Source: w.own, Destination: w.far, HopLimit: 1,
+				Body: unreachable}, dropreason.HopLimit, packet.Packet{}},
+			{"longer than a tunnel takes", 1500, gram(1431, 64), dropreason.TooBig, told(w.tooBig, 1430,
+				gram(1431, 64))},
+			{"longer than a narrow one takes", narrow, gram(narrow-70+1, 64), dropreason.TooBig, told(w.tooBig,
+				narrow-70, gram(narrow-70+1, 64))},
 		} {
 			must(t, b.nimitz.SetMTU(c.mtu))
 			before := b.drops(t)

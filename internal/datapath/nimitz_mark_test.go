@@ -27,7 +27,7 @@ func TestNimitzMarks(t *testing.T) {
 	}
 	for i, n := range w.nodes {
 		got := n.counted(t, nil)
-		delete(got, "no-route") // the containers' kernels speak to routers
+		delete(got, "no-route") // the containers' kernels send to routers
 		if len(got) != 0 {
 			t.Errorf("node %d dropped %v", i+1, got)
 		}
@@ -53,7 +53,8 @@ func markAll(t *testing.T, ns *netns.Namespace) {
 	nft, err := nftables.New(nftables.WithNetNSFd(ns.FD()))
 	must(t, err)
 	table := nft.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv6, Name: "others"})
-	add := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority, rule []expr.Any) {
+	add := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority,
+		rule []expr.Any) {
 		chain := nft.AddChain(&nftables.Chain{Table: table, Name: name, Type: kind, Hooknum: hook, Priority: at})
 		nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: rule})
 	}

@@ -107,7 +107,8 @@ func policedNimitz(t *testing.T) (*nimitzBench, pipeline.Table) {
 	b.says(t, 40, 1, denies|ruleShut, 0, 0)
 	o := &b.datapath.Objects
 	for app, s := range map[uint32]bpfobj.PilasterPolTarget{
-		appOwn: {Sets: [2]uint64{20, 10}}, appSilent: {Sets: [2]uint64{30, 0}}, appShut: {Sets: [2]uint64{0, 40}}, appFree: {}, appBeside: {},
+		appOwn: {Sets: [2]uint64{20, 10}}, appSilent: {Sets: [2]uint64{30, 0}}, appShut: {Sets: [2]uint64{0, 40}},
+		appFree: {}, appBeside: {},
 		appAny: {Sets: [2]uint64{30, 0}}, // as if a policy selected everyone
 	} {
 		must(t, o.PolSubjectsV1.Put(bpfobj.PilasterPolTargetKey{Tenant: 7, App: app}, s))
@@ -154,7 +155,7 @@ func (b *nimitzBench) ruleHits(t *testing.T) map[uint32]uint64 {
 	return hits
 }
 
-// TestNimitzPolice: what leaves the tunnels is judged by the rules of both ends, and what enters them is remembered.
+// TestNimitzPolice: the rules of both ends apply to what leaves the tunnels, and sessions keep what enters them.
 func TestNimitzPolice(t *testing.T) {
 	b, table := policedNimitz(t)
 	const denied = dropreason.PolicyDenied
@@ -200,7 +201,7 @@ func TestNimitzPolice(t *testing.T) {
 			out("echo from here", echo(w.ping, 1)),
 			in("echoed", appFree, echo(w.pong, 1), 0, 0),
 			in("another echo's answer", appFree, echo(w.pong, 2), denied, ruleNothing),
-			out("mail, which is judged there", tcp(9, 25, packet.SYN)),
+			out("mail, to which the other end applies policy", tcp(9, 25, packet.SYN)),
 			in("mail's answer", appFree, tcp(25, 9, synAck), denied, ruleMail),
 
 			in("an error about what was asked", appFree, about(w.own, w.far, udp(53, 9)), 0, 0),
@@ -313,7 +314,7 @@ func TestNimitzPolice(t *testing.T) {
 			},
 			{name: "another region's answer", by: pipeline.VXLAN, from: w.abroad, to: w.own, body: udp(9, 55)},
 		})
-		// What is judged where it begins or ends is only carried here.
+		// In transit no policy is applied: the ends do that.
 		carried := b.sessions(t).Created
 		b.police(t, table, w, []overlayStep{
 			{
@@ -401,7 +402,10 @@ func TestNimitzPolice(t *testing.T) {
 // TestNimitzOthersAreFree: a tenant without policies has no sessions, beside one that has.
 func TestNimitzOthersAreFree(t *testing.T) {
 	b, table := policedNimitz(t)
-	for _, c := range slices.DeleteFunc(packettest.Cases(), func(c packettest.Case) bool { return c.From != 3 || c.Want().Drop != 0 }) {
+	for _, c := range slices.DeleteFunc(packettest.Cases(), func(c packettest.Case) bool {
+		return c.From != 3 ||
+			c.Want().Drop != 0
+	}) {
 		c.Table = table
 		before := b.drops(t)
 		b.send(t, c)

@@ -213,7 +213,7 @@ func (b *nimitzBench) leaves(t testing.TB, name string, before map[string]uint64
 		frame := got.Frame
 		if want.To == pipeline.VXLAN {
 			if o, frame, err = untunnel(got.Frame); err != nil {
-				continue // neighbours speak there too
+				continue // neighbours send there too
 			}
 			if !got.ChecksumPartial && !packet.ChecksumOK(got.Frame[14:]) {
 				t.Errorf("%s: the tunnel's checksum is wrong", name)
@@ -313,15 +313,24 @@ func TestNimitzIsFull(t *testing.T) {
 		what        string
 		remove, add []pipeline.Entry
 	}{
-		{fmt.Sprintf("the table of peers has room for %d entries, holds %d and would get 1 more; nothing was changed", room, room), nil, []pipeline.Entry{forward, peer(room)}},
-		{"plug it first; nothing was changed", all[:1], []pipeline.Entry{forward, pipeline.Forward{VNI: 9, To: netip.MustParsePrefix("10.0.0.1/32"), Port: 77}}},
-		{"more than 24 bits", nil, []pipeline.Entry{forward, pipeline.Forward{VNI: 1 << 24, To: netip.MustParsePrefix("10.0.0.1/32")}}},
-		{"no node's tunnel address", nil, []pipeline.Entry{forward, pipeline.Forward{VNI: 9, To: netip.MustParsePrefix("10.0.0.1/32"), Port: pipeline.VXLAN, VTEP: far6.Next()}}},
-		{"one address is of IPv4", nil, []pipeline.Entry{forward, pipeline.DNAT{VNI: 9, Virtual: own4, RealVNI: 9, Real: own6}}},
-		{"no address of IPv4 or IPv6", nil, []pipeline.Entry{forward, pipeline.Sender{Port: 2, Address: netip.MustParseAddr("::ffff:10.0.0.1"), VNI: 9}}},
-		{"no node's prefix", nil, []pipeline.Entry{forward, pipeline.Foreign{Edge: packettest.Region, Theirs: 8, Source: wider, VNI: 9}}},
-		{"more than 24 bits", nil, []pipeline.Entry{forward, pipeline.Foreign{Edge: packettest.Abroad, Theirs: 1 << 24, Source: wider, VNI: 9}}},
-		{"prefixes of IPv6", nil, []pipeline.Entry{forward, pipeline.Peer{Nodes: netip.MustParsePrefix("10.0.0.0/8")}}},
+		{fmt.Sprintf("the map of peers has room for %d entries, holds %d and would get 1 more; nothing was "+
+			"changed", room, room), nil, []pipeline.Entry{forward, peer(room)}},
+		{"connect one first; nothing was changed", all[:1], []pipeline.Entry{forward, pipeline.Forward{VNI: 9,
+			To: netip.MustParsePrefix("10.0.0.1/32"), Port: 77}}},
+		{"more than 24 bits", nil, []pipeline.Entry{forward, pipeline.Forward{VNI: 1 << 24,
+			To: netip.MustParsePrefix("10.0.0.1/32")}}},
+		{"not a node's tunnel address", nil, []pipeline.Entry{forward, pipeline.Forward{VNI: 9,
+			To: netip.MustParsePrefix("10.0.0.1/32"), Port: pipeline.VXLAN, VTEP: far6.Next()}}},
+		{"one address is IPv4", nil, []pipeline.Entry{forward, pipeline.DNAT{VNI: 9, Virtual: own4, RealVNI: 9,
+			Real: own6}}},
+		{"not an IPv4 or IPv6 address", nil, []pipeline.Entry{forward, pipeline.Sender{Port: 2,
+			Address: netip.MustParseAddr("::ffff:10.0.0.1"), VNI: 9}}},
+		{"not a node's prefix", nil, []pipeline.Entry{forward, pipeline.Foreign{Edge: packettest.Region, Theirs: 8,
+			Source: wider, VNI: 9}}},
+		{"more than 24 bits", nil, []pipeline.Entry{forward, pipeline.Foreign{Edge: packettest.Abroad, Theirs: 1 << 24,
+			Source: wider, VNI: 9}}},
+		{"prefix must be IPv6", nil, []pipeline.Entry{forward,
+			pipeline.Peer{Nodes: netip.MustParsePrefix("10.0.0.0/8")}}},
 	} {
 		if err := b.nimitz.Apply(t.Context(), c.remove, c.add); err == nil || !strings.Contains(err.Error(), c.what) {
 			t.Errorf("%v, want an error with %q", err, c.what)

@@ -74,7 +74,8 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, hostLink byte
 		b[len(b)-1] = hostLink
 		a, _ := netip.AddrFromSlice(b)
 		c.record.Attachments = append(c.record.Attachments, endpoint.Attachment{
-			Network: "nimitz", Address: a, Gateway: []netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}[i],
+			Network: "nimitz", Address: a, Gateway: []netip.Addr{netip.MustParseAddr("169.254.1.1"),
+				netip.MustParseAddr("fe80::1")}[i],
 			Routes: []netip.Prefix{
 				[]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}[i],
 			}, Overhead: pipeline.Overhead,
@@ -115,7 +116,7 @@ func TestNimitzWire(t *testing.T) {
 			datagram(t, from, to, 20000)
 		}
 	}
-	// Tenant 8 has nobody at far's address, and somebody at one where tenant 7 has nobody.
+	// Tenant 8 has no container at far's address, but has one at an address that tenant 7 does not use.
 	for _, c := range []*testContainer{other, near} {
 		to := far.record.Attachments[1].Address
 		if c == near {
@@ -179,7 +180,8 @@ func readByTshark(t *testing.T, c *packet.Capture, node netip.Prefix) []string {
 	}
 	path := filepath.Join(t.TempDir(), "fabric.pcap")
 	must(t, os.WriteFile(path, file, 0o600))
-	out, err := exec.Command("tshark", "-n", "-r", path, "-Y", "vxlan && (ip || ipv6)", "-T", "fields", "-E", "separator=|", "-E", "occurrence=a",
+	out, err := exec.Command("tshark", "-n", "-r", path, "-Y", "vxlan && (ip || ipv6)", "-T", "fields", "-E",
+		"separator=|", "-E", "occurrence=a",
 		"-e", "ipv6.src", "-e", "vxlan.vni", "-e", "vxlan.gbp", "-e", "ip.src").
 		Output()
 	must(t, err)

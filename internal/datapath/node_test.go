@@ -76,7 +76,8 @@ func TestNodeReachesItsContainers(t *testing.T) {
 	n := w.nodes[0]
 	for _, of := range []tenant.Tenant{blue, plain} {
 		c, gateway := n.add(t, of, 1), n.gateway(t, of)
-		if r, err := packet.Ping(t.Context(), n.ns, c.seen(), packet.PingOptions{Count: 2, Timeout: patience, Size: 1000}); err != nil ||
+		if r, err := packet.Ping(t.Context(), n.ns, c.seen(), packet.PingOptions{Count: 2, Timeout: patience,
+			Size: 1000}); err != nil ||
 			r.Received != 2 {
 			t.Errorf("%s: %+v, %v", of.Name, r, err)
 		}
@@ -138,7 +139,10 @@ func TestNodeWithoutItsProgram(t *testing.T) {
 	if must(t, err); r.Received != 0 {
 		t.Error("the node was answered without its program")
 	}
-	for _, s := range sentinelAfter(t, onFar, func(s packet.Sentinel) { must(t, n.ns.Do(func() error { return sendUDP(c.seen(), s[:]) })) }) {
+	for _, s := range sentinelAfter(t, onFar, func(s packet.Sentinel) {
+		must(t,
+			n.ns.Do(func() error { return sendUDP(c.seen(), s[:]) }))
+	}) {
 		if _, err := s.Packet(); err != nil {
 			t.Errorf("the far end saw %x", s.Frame)
 		}
@@ -154,7 +158,7 @@ func TestNodeWithoutItsProgram(t *testing.T) {
 	transfer(t, n.self(), c, 1000)
 }
 
-// TestNodeRoutesComeAndGo with the endpoint, and nobody else's do.
+// TestNodeRoutesComeAndGo with the endpoint; other routes stay.
 func TestNodeRoutesComeAndGo(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -194,7 +198,8 @@ func TestNodeClaimsNobody(t *testing.T) {
 	raw, err := packet.NewInjector(n.ns, hook.NodeDevice)
 	must(t, err)
 	defer raw.Close()
-	if err := raw.Send(packet.Frame(host.GatewayMAC, host.ContainerMAC, packet.EtherTypeIPv6, make([]byte, 20))); !errors.Is(
+	if err := raw.Send(packet.Frame(host.GatewayMAC, host.ContainerMAC, packet.EtherTypeIPv6, make([]byte,
+		20))); !errors.Is(
 		err,
 		unix.ENOBUFS,
 	) ||

@@ -24,7 +24,7 @@ func (b *fuzzBench) converse(f testing.TB) {
 	must(f, b.b1.ns.Do(func() (err error) { listener, err = net.Listen("tcp6", its); return err }))
 	defer listener.Close()
 	must(f, b.ns.Do(func() error {
-		// A connection that nobody answers must not end while the fuzzing goes on.
+		// A connection without answers must not end while the fuzzing goes on.
 		tcp := net.Dialer{
 			Timeout:   patience,
 			KeepAlive: -1,

@@ -85,14 +85,21 @@ func (b *progBench) fromNode(t testing.TB) []progCase {
 	}
 }
 
-// TestFromNode: the node's stack reaches the containers here as their gateway, and nobody else does so.
+// TestFromNode: only the node's stack reaches the containers here as their gateway.
 func TestFromNode(t *testing.T) {
 	b := newProgBench(t)
 	program, ctx := b.datapath.Objects.PilNode, skb{Ifindex: uint32(b.datapath.NodeNear)}
 	for _, c := range b.fromNode(t) {
 		b.check(t, program, ctx, c)
 	}
-	ping := packet.Packet{Source: b.address(), Destination: b.b1.seen(), Body: echo}.Frame(host.ContainerMAC, host.ContainerMAC)
+	ping := packet.Packet{
+		Source:      b.address(),
+		Destination: b.b1.seen(),
+		Body:        echo,
+	}.Frame(
+		host.ContainerMAC,
+		host.ContainerMAC,
+	)
 	ctx.IngressIfindex = b.uplinkIfindex()
 	b.check(t, program, ctx, progCase{name: "forwarded", frame: ping, reason: "src-not-own"})
 	must(t, b.datapath.Objects.PilTenantsV2.Delete(uint32(1)))
@@ -149,24 +156,32 @@ func TestToNode(t *testing.T) {
 	for _, c := range []progCase{
 		{name: "echo reply", frame: frame(reply), out: outside(reply)},
 		{name: "segment of a connection of the node", frame: frame(ack), out: outside(ack)},
-		{name: "segment behind options", frame: frame(ack, padding(packet.DestinationOptions)), out: outside(ack, padding(packet.DestinationOptions))},
+		{name: "segment behind options", frame: frame(ack, padding(packet.DestinationOptions)), out: outside(ack,
+			padding(packet.DestinationOptions))},
 		{name: "answer to a connected socket", frame: frame(answer), out: outside(answer)},
-		{name: "error about the node's packet", frame: frame(about(gateway, b.b1.seen())), out: outside(about(node, b.b1.seen()))},
+		{name: "error about the node's packet", frame: frame(about(gateway, b.b1.seen())), out: outside(about(node,
+			b.b1.seen()))},
 
 		{name: "echo", frame: frame(echo), reason: "to-node"},
 		{name: "connection", frame: frame(stream(1000, port(listener.Addr()), packet.SYN)), reason: "to-node"},
 		{name: "connection where one is", frame: frame(stream(its, mine, packet.SYN)), reason: "to-node"},
-		{name: "segment for a listener", frame: frame(stream(1000, port(listener.Addr()), packet.ACK)), reason: "to-node"},
+		{name: "segment for a listener", frame: frame(stream(1000, port(listener.Addr()), packet.ACK)),
+			reason: "to-node"},
 		{name: "segment of no connection", frame: frame(stream(its+1, mine, packet.ACK)), reason: "to-node"},
 		{name: "datagram to an open socket", frame: frame(datagram(1000, port(open.LocalAddr()))), reason: "to-node"},
-		{name: "datagram to a connected socket, from another port", frame: frame(datagram(service+1, asker)), reason: "to-node"},
+		{name: "datagram to a connected socket, from another port", frame: frame(datagram(service+1, asker)),
+			reason: "to-node"},
 		{name: "datagram without a socket", frame: frame(gram), reason: "to-node"},
-		{name: "later fragment", frame: frame(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64, false, 9)), reason: "to-node"},
+		{name: "later fragment", frame: frame(packet.Raw{Proto: 17, Data: []byte("12345678")}, packet.Fragment(64,
+			false, 9)), reason: "to-node"},
 		{name: "another protocol", frame: frame(packet.Raw{Proto: 132, Data: make([]byte, 12)}), reason: "to-node"},
 		{name: "error about a packet of others", frame: frame(about(b.b2.seen(), b.b1.seen())), reason: "icmp-quote"},
-		{name: "neighbour solicitation", frame: frame(packet.ICMP{Type: packet.NeighborSolicitation}), reason: "nd-ignored"},
-		{name: "another tenant's gateway", frame: b.frame(b.sent(b.gateway(t, red), reply)), reason: "dst-undecryptable"},
-		{name: "source of another", frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: gateway, Body: reply}), reason: "src-not-own"},
+		{name: "neighbour solicitation", frame: frame(packet.ICMP{Type: packet.NeighborSolicitation}),
+			reason: "nd-ignored"},
+		{name: "another tenant's gateway", frame: b.frame(b.sent(b.gateway(t, red), reply)),
+			reason: "dst-undecryptable"},
+		{name: "source of another", frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: gateway,
+			Body: reply}), reason: "src-not-own"},
 	} {
 		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}

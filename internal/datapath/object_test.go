@@ -47,7 +47,8 @@ func testCommittedObject(t *testing.T, pkg string, parts int) {
 	for part := range want {
 		if want[part] != got[part] {
 			t.Errorf(
-				"the committed object is not what bpf/ gives; run make generate and commit it\n%s\ncommitted: %s\nfrom bpf/: %s",
+				"the committed object is not what bpf/ gives; run make generate and commit it\n%s\ncommitted: "+
+					"%s\nfrom bpf/: %s",
 				part,
 				got[part],
 				want[part],

@@ -67,7 +67,7 @@ func (s offloadSocket) sendOffloaded(frame []byte, o offload) error {
 func (s offloadSocket) send(frame []byte, start, offset int) error {
 	err := s.sendOffloaded(frame, offload{sum: true, start: start, offset: offset})
 	if joined != endpoint.Veth && errors.Is(err, unix.ENOBUFS) {
-		return nil // dropped on the way out, which behind a veth nobody is told of
+		return nil // dropped on the way out; behind a veth the sender gets no error
 	}
 	return err
 }
@@ -104,7 +104,8 @@ func TestDeviceMayNotWriteOverWhatWasChecked(t *testing.T) {
 		{"ports", frame(gram), l4, 0},
 		{"type of an ICMPv6 message", frame(echo), l4, 0},
 		{"just behind the ports", frame(gram), l4 + 4, 2},
-		{"a later fragment", frame(packet.Raw{Proto: 17, Data: make([]byte, 64)}, packet.Fragment(64, false, 9)), l4 + 16, 6},
+		{"a later fragment", frame(packet.Raw{Proto: 17, Data: make([]byte, 64)}, packet.Fragment(64, false, 9)),
+			l4 + 16, 6},
 	} {
 		before := w.nodes[0].drops(t)["malformed"]
 		must(t, socket.send(c.frame, c.start, c.offset))
@@ -175,7 +176,8 @@ func TestChecksumsLeftToADevice(t *testing.T) {
 // TestSumOfTheWholePacketStaysRight: a device that sums up all it receives (CHECKSUM_COMPLETE) is
 // believed by the kernel, so what we change must cancel out in its sum.
 func TestSumOfTheWholePacketStaysRight(t *testing.T) {
-	const completeChecksum = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE, Linux 6.16: EBADMSG if the sum is wrong after the run
+	// BPF_F_TEST_SKB_CHECKSUM_COMPLETE, Linux 6.16: EBADMSG if the sum is wrong after the run
+	const completeChecksum = 1 << 2
 	b := newProgBench(t)
 	far, near := b.b3.Addr(), b.b1.plain()
 	quoted := packet.Packet{Source: near, Destination: far, Body: gram}.Marshal()
@@ -189,7 +191,8 @@ func TestSumOfTheWholePacketStaysRight(t *testing.T) {
 		{"echo", echo, nil},
 		{"UDP behind options", gram, []packet.Extension{padding(packet.DestinationOptions)}},
 		{"first fragment", gram, []packet.Extension{packet.Fragment(0, true, 9)}},
-		{"later fragment", packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 64)}, []packet.Extension{packet.Fragment(64, false, 9)}},
+		{"later fragment", packet.Raw{Proto: packet.ProtocolUDP, Data: make([]byte, 64)},
+			[]packet.Extension{packet.Fragment(64, false, 9)}},
 		{"no checksum", nil, nil},
 		{"port unreachable", packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: quoted}, nil},
 	} {

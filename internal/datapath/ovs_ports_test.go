@@ -128,7 +128,7 @@ func TestTapped(t *testing.T) {
 		for _, c := range cases {
 			name, before := c.name+to.name, b.drops(t)
 			if err := to.by.Send(c.frame); err != nil {
-				t.Errorf("%s: who sends it is told %v", name, err)
+				t.Errorf("%s: the sender got %v", name, err)
 			}
 			if c.why != 0 {
 				b.dropped(t, name, before, c.why)

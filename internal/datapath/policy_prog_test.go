@@ -54,7 +54,10 @@ func (b *testNode) says(t *testing.T, set uint64, tier int, rule uint32, port ui
 	all.Verdict.Rules[tier], one.Verdict.Rules[tier] = rule, other
 	must(t, o.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: set, Scope: 2}, all))
 	if port != 0 {
-		must(t, o.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: set, Port: bigEndian(port), Proto: packet.ProtocolTCP}, one))
+		must(
+			t,
+			o.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: set, Port: bigEndian(port), Proto: packet.ProtocolTCP}, one),
+		)
 	}
 }
 
@@ -77,7 +80,11 @@ func (b *progBench) fromEither(in bool, body packet.Body, parts ...packet.Extens
 		p := packet.Packet{Source: b.b3.Addr(), Destination: b.b1.plain(), Body: body, Extensions: parts}
 		return b.datapath.Objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}, p.Frame(b.uplinkMAC, host.ContainerMAC)
 	}
-	return b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, b.frame(b.sent(sees(b.b3.Addr()), body, parts...))
+	return b.datapath.Objects.PilContainer, skb{
+			Ifindex: b.b1.ifindex(),
+		}, b.frame(
+			b.sent(sees(b.b3.Addr()), body, parts...),
+		)
 }
 
 func (b *progBench) policePackets(t *testing.T, steps ...policedPacket) {
@@ -104,7 +111,8 @@ func udp(from, to uint16) packet.UDP {
 
 const synAck = packet.SYN | packet.ACK
 
-// TestPolice: a container whose policies let nothing in gets answers, errors and fragments of what it began, and nothing else.
+// TestPolice: a container whose policies let nothing in gets answers, errors and fragments of what it began, and
+// nothing else.
 func TestPolice(t *testing.T) {
 	b := newProgBench(t)
 	far := sees(b.b3.Addr())
@@ -117,21 +125,40 @@ func TestPolice(t *testing.T) {
 	policed(t, b, bpfobj.PilasterPolTarget{Sets: [2]uint64{20, 10}})
 
 	quoted := func(source, destination netip.Addr, body packet.Body) packet.ICMP {
-		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: packet.Packet{Source: source, Destination: destination, Body: body}.Marshal()}
+		return packet.ICMP{
+			Type:    packet.DestinationUnreachable,
+			Code:    4,
+			Payload: packet.Packet{Source: source, Destination: destination, Body: body}.Marshal(),
+		}
 	}
 	astray := quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9))
-	astray.Payload = packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), Body: udp(53, 9), Extensions: []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}}}.Marshal()
+	astray.Payload = packet.Packet{
+		Source:      b.b1.plain(),
+		Destination: b.b3.Addr(),
+		Body:        udp(53, 9),
+		Extensions:  []packet.Extension{{Type: packet.Routing, Data: make([]byte, 6)}},
+	}.Marshal()
 	more := func(offset uint16, more bool, id uint32) []packet.Extension {
 		return []packet.Extension{packet.Fragment(offset, more, id)}
 	}
 	tail := packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("12345678")}
 	lateOf := func(id uint32) packet.ICMP {
-		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 1, Payload: packet.Packet{Source: b.b1.plain(), Destination: b.b3.Addr(), Body: tail, Extensions: more(64, false, id)}.Marshal()}
+		return packet.ICMP{
+			Type: packet.DestinationUnreachable,
+			Code: 1,
+			Payload: packet.Packet{
+				Source:      b.b1.plain(),
+				Destination: b.b3.Addr(),
+				Body:        tail,
+				Extensions:  more(64, false, id),
+			}.Marshal(),
+		}
 	}
 	short := quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9))
 	short.Payload = short.Payload[:40+4]
 	const denied = "policy-denied"
-	b.policePackets(t,
+	b.policePackets(
+		t,
 		policedPacket{name: "to the open port", in: true, body: tcp(7, 80, packet.SYN)},
 		policedPacket{name: "its answer", body: tcp(80, 7, synAck)},
 		policedPacket{name: "the answer's answer", in: true, body: tcp(7, 80, packet.ACK)},
@@ -147,24 +174,71 @@ func TestPolice(t *testing.T) {
 		policedPacket{name: "answered from there", in: true, body: udp(9, 53)},
 		policedPacket{name: "from another port", in: true, body: udp(10, 53), reason: denied},
 		policedPacket{name: "echo from here", body: echo},
-		policedPacket{name: "echoed", in: true, body: packet.ICMP{Type: packet.EchoReply, Rest: echo.Rest, Payload: echo.Payload}},
-		policedPacket{name: "another echo's answer", in: true, body: packet.ICMP{Type: packet.EchoReply, Rest: packet.Echo(2, 1), Payload: echo.Payload}, reason: denied},
+		policedPacket{
+			name: "echoed",
+			in:   true,
+			body: packet.ICMP{Type: packet.EchoReply, Rest: echo.Rest, Payload: echo.Payload},
+		},
+		policedPacket{
+			name:   "another echo's answer",
+			in:     true,
+			body:   packet.ICMP{Type: packet.EchoReply, Rest: packet.Echo(2, 1), Payload: echo.Payload},
+			reason: denied,
+		},
 		policedPacket{name: "mail", body: tcp(9, 25, packet.SYN), reason: denied},
 
-		policedPacket{name: "an error about what was asked", in: true, body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9))},
-		policedPacket{name: "an error about what was not", in: true, body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 11)), reason: denied},
+		policedPacket{
+			name: "an error about what was asked",
+			in:   true,
+			body: quoted(b.b1.plain(), b.b3.Addr(), udp(53, 9)),
+		},
+		policedPacket{
+			name:   "an error about what was not",
+			in:     true,
+			body:   quoted(b.b1.plain(), b.b3.Addr(), udp(53, 11)),
+			reason: denied,
+		},
 		policedPacket{name: "an error of ours", body: quoted(far, b.b1.seen(), udp(9, 53))},
 		policedPacket{name: "an error of ours about nothing", body: quoted(far, b.b1.seen(), udp(9, 60))},
 		policedPacket{name: "which begins nothing", in: true, body: udp(9, 60), reason: denied},
 		policedPacket{name: "an error whose quote leads nowhere", in: true, body: astray, reason: "icmp-quote"},
-		policedPacket{name: "half a port", in: true, body: packet.Raw{Proto: 132, Data: []byte{0, 7}}, reason: "malformed"},
+		policedPacket{
+			name:   "half a port",
+			in:     true,
+			body:   packet.Raw{Proto: 132, Data: []byte{0, 7}},
+			reason: "malformed",
+		},
 
-		policedPacket{name: "a later fragment before the first", in: true, body: tail, parts: more(64, false, 5), reason: "fragment-unknown"},
+		policedPacket{
+			name:   "a later fragment before the first",
+			in:     true,
+			body:   tail,
+			parts:  more(64, false, 5),
+			reason: "fragment-unknown",
+		},
 		policedPacket{name: "a first fragment", in: true, body: udp(9, 53), parts: more(0, true, 5)},
 		policedPacket{name: "a later fragment", in: true, body: tail, parts: more(64, false, 5)},
-		policedPacket{name: "of another packet", in: true, body: tail, parts: more(64, false, 6), reason: "fragment-unknown"},
-		policedPacket{name: "a first fragment that may not", in: true, body: udp(10, 53), parts: more(0, true, 7), reason: denied},
-		policedPacket{name: "what follows it", in: true, body: tail, parts: more(64, false, 7), reason: "fragment-unknown"},
+		policedPacket{
+			name:   "of another packet",
+			in:     true,
+			body:   tail,
+			parts:  more(64, false, 6),
+			reason: "fragment-unknown",
+		},
+		policedPacket{
+			name:   "a first fragment that may not",
+			in:     true,
+			body:   udp(10, 53),
+			parts:  more(0, true, 7),
+			reason: denied,
+		},
+		policedPacket{
+			name:   "what follows it",
+			in:     true,
+			body:   tail,
+			parts:  more(64, false, 7),
+			reason: "fragment-unknown",
+		},
 		policedPacket{name: "a fragment of ours", body: udp(53, 9), parts: more(0, true, 5)},
 		policedPacket{name: "its rest", body: tail, parts: more(64, false, 5)},
 		policedPacket{name: "an error about its rest", in: true, body: lateOf(5)},
@@ -182,17 +256,32 @@ func TestPolice(t *testing.T) {
 	)
 }
 
-// TestAdoption: connections that were there before policies pass for a while as what either end may have begun, and then are remembered; nothing begins
-// by that, and no policies that change later, nor any that another agent finds, have it happen again.
+// TestAdoption: connections that were there before policies pass for a while as what either end may have begun, and
+// then are remembered; nothing begins by that, and no policies that change later, nor any that another agent finds,
+// have it happen again.
 func TestAdoption(t *testing.T) {
 	b := newProgBench(t)
 	b.policePackets(t, policedPacket{name: "before policies", in: true, body: tcp(7, 80, packet.ACK)})
 	isolated := func(port policy.PortKey) dpapi.TenantPolicies {
-		deny, accept := policy.Verdict{Tiers: [3]uint32{1: denies | ruleNothing}}, policy.Verdict{Tiers: [3]uint32{1: accepts | ruleWeb}}
+		deny, accept := policy.Verdict{
+			Tiers: [3]uint32{1: denies | ruleNothing},
+		}, policy.Verdict{
+			Tiers: [3]uint32{1: accepts | ruleWeb},
+		}
 		return dpapi.TenantPolicies{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Tables{
-			Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {}, 1: {Sets: [2]policy.ID{policy.Egress: 20, policy.Ingress: 10}}},
-			Peers:    map[policy.PeerKey]policy.Peer{{Set: 10, App: policy.AnyApp}: {Table: 10}, {Set: 20, App: policy.AnyApp}: {Table: 20}},
-			Ports:    map[policy.PortKey]policy.PortEntry{port: {Verdict: accept}, {Table: 10, Scope: 2}: {Verdict: deny}, {Table: 20, Scope: 2}: {Verdict: deny}},
+			Subjects: map[address.AppID]policy.Subject{
+				policy.AnyApp: {},
+				1:             {Sets: [2]policy.ID{policy.Egress: 20, policy.Ingress: 10}},
+			},
+			Peers: map[policy.PeerKey]policy.Peer{
+				{Set: 10, App: policy.AnyApp}: {Table: 10},
+				{Set: 20, App: policy.AnyApp}: {Table: 20},
+			},
+			Ports: map[policy.PortKey]policy.PortEntry{
+				port:                  {Verdict: accept},
+				{Table: 10, Scope: 2}: {Verdict: deny},
+				{Table: 20, Scope: 2}: {Verdict: deny},
+			},
 		}}
 	}
 	const denied = "policy-denied"
@@ -226,15 +315,27 @@ func TestAdoption(t *testing.T) {
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 20, Protocol: packet.ProtocolTCP, Port: 7})))
 	b.policePackets(t, policedPacket{name: "which we may have begun", in: true, body: tcp(7, 80, packet.ACK)})
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 20, Protocol: packet.ProtocolTCP, Port: 8})))
-	b.policePackets(t, policedPacket{name: "that nobody may begin", in: true, body: tcp(7, 80, packet.ACK), reason: denied})
+	b.policePackets(
+		t,
+		policedPacket{name: "that no peer may begin", in: true, body: tcp(7, 80, packet.ACK), reason: denied},
+	)
 }
 
-// TestHalfAPolicy: a tenant's first policy that came half-way into the tables is in force once another change has succeeded, also for packets whose way is cached.
+// TestHalfAPolicy: a tenant's first policy that came half-way into the tables is in force once another change has
+// succeeded, also for packets whose way is cached.
 func TestHalfAPolicy(t *testing.T) {
 	b := newProgBench(t)
 	const denied = "policy-denied"
-	first := dpapi.TenantPolicies{Tenant: "blue", IDs: []address.TenantID{1}, Tables: policy.Isolating(), Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd00::1"): 3}}
-	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "green"})) // from now on it is known what the tables hold
+	first := dpapi.TenantPolicies{
+		Tenant:    "blue",
+		IDs:       []address.TenantID{1},
+		Tables:    policy.Isolating(),
+		Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd00::1"): 3},
+	}
+	must(
+		t,
+		b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "green"}),
+	) // from now on it is known what the tables hold
 	b.fillCache(t, b.cached(t, b.b3.Addr(), 1500))
 	b.policePackets(t, policedPacket{name: "before policies", body: udp(80, 9)})
 	overrides := b.datapath.Objects.PolOverridesV1
@@ -262,7 +363,12 @@ func TestPoliceBetweenTwo(t *testing.T) {
 		{b.b2, b.b1, tcp(80, 7, synAck), ""},
 		{b.b2, b.b1, tcp(80, 8, synAck), "policy-denied"},
 	} {
-		verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, b.frame(packet.Packet{Source: c.from.seen(), Destination: c.to.seen(), Body: c.body}), skb{Ifindex: c.from.ifindex()})
+		verdict, _, reasons := b.run(
+			t,
+			b.datapath.Objects.PilContainer,
+			b.frame(packet.Packet{Source: c.from.seen(), Destination: c.to.seen(), Body: c.body}),
+			skb{Ifindex: c.from.ifindex()},
+		)
 		if c.reason == "" && verdict != verdictRedirect || c.reason != "" && reasons[c.reason] != 1 {
 			t.Errorf("%+v: verdict %d, drops %v; want %q", c.body, verdict, reasons, c.reason)
 		}
@@ -307,8 +413,12 @@ func TestAudit(t *testing.T) {
 	must(t, b.datapath.Objects.PolHitsV1.Put(uint32(ruleAudited), make([]uint64, len(b.hits(t, 0)))))
 	policed(t, b, bpfobj.PilasterPolTarget{Audits: [2]uint64{0, 10}})
 	for range 3 {
-		b.policePackets(t, policedPacket{name: "what would be denied", in: true, body: udp(9, 53)}, policedPacket{name: "answered", body: udp(53, 9)},
-			policedPacket{name: "what would not", in: true, body: tcp(7, 80, packet.SYN)})
+		b.policePackets(
+			t,
+			policedPacket{name: "what would be denied", in: true, body: udp(9, 53)},
+			policedPacket{name: "answered", body: udp(53, 9)},
+			policedPacket{name: "what would not", in: true, body: tcp(7, 80, packet.SYN)},
+		)
 	}
 	var sum uint64
 	for _, n := range b.hits(t, ruleAudited) {

@@ -48,7 +48,7 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 	t.Helper()
 	local := netip.MustParseAddr("fd00:2::1")
 	for _, q := range c.Queries {
-		// Both ports, as the session is begun to this one whoever begins it.
+		// Both ports, because either end may begin the session to this one.
 		a, err := b.datapath.LookupPolicy(
 			dpapi.PolicyQuery{
 				Tenant:     7,
@@ -192,7 +192,8 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	must(t, b.datapath.SetPolicies(p))
 	b.reopen(t, b.datapath.config)
 	o := &b.datapath.Objects
-	for _, m := range []interface{ Freeze() error }{o.PolSubjectsV1, o.PolAppsV1, o.PolBlocksV1, o.PolPortsV1, o.PolRangesV1, o.PolOverridesV1, o.PolHitsV1} {
+	for _, m := range []interface{ Freeze() error }{o.PolSubjectsV1, o.PolAppsV1, o.PolBlocksV1, o.PolPortsV1,
+		o.PolRangesV1, o.PolOverridesV1, o.PolHitsV1} {
 		must(t, m.Freeze()) // who writes is refused
 	}
 	if err := b.datapath.RestorePolicies([]dpapi.TenantPolicies{p}, nil); err != nil {
@@ -205,7 +206,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 		t.Errorf("the kernel has other entries: %s", diff)
 	}
 	if b.datapath.SetPolicies(big(t, 2)) == nil {
-		t.Error("other policies are written to tables that nobody can write")
+		t.Error("other policies are written to read-only maps")
 	}
 }
 
@@ -299,7 +300,7 @@ func TestSharedEntries(t *testing.T) {
 	}
 	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "blue"}))
 	if diff := b.differ(t); diff != "" {
-		t.Errorf("nobody has policies: %s", diff)
+		t.Errorf("no tenant has policies: %s", diff)
 	}
 }
 
@@ -314,7 +315,8 @@ func rules(tenant string, first, n int) dpapi.TenantPolicies {
 			}, Ports: map[policy.PortKey]policy.PortEntry{}},
 	}
 	for i := range n {
-		t.Tables.Ports[policy.PortKey{Table: policy.ID(tenant[0])<<32 + policy.ID(first+i), Scope: policy.OtherProtocols}] = policy.PortEntry{}
+		t.Tables.Ports[policy.PortKey{Table: policy.ID(tenant[0])<<32 + policy.ID(first+i),
+			Scope: policy.OtherProtocols}] = policy.PortEntry{}
 	}
 	return t
 }
@@ -338,10 +340,14 @@ func TestTooManyPolicies(t *testing.T) {
 	p = rules("a", 1000, 100)
 	must(t, restore(p)) // all others beside those that are in force until then
 	for i := range 50 { // entriesOf a process that was killed
-		must(t, b.datapath.Objects.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: uint64(i + 1)}, bpfobj.PilasterPortRules{}))
+		must(
+			t,
+			b.datapath.Objects.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: uint64(i + 1)}, bpfobj.PilasterPortRules{}),
+		)
 	}
 	refused(
-		"policies need 201 entries for ports, with those that are in force until then, and there are 200; nothing was changed",
+		"policies need 201 entries for ports, including the ones in force until then, and there are 200; nothing "+
+			"was changed",
 		rules("a", 0, 51),
 	)
 	must(t, restore(p)) // it goes with the next
@@ -354,8 +360,8 @@ func TestTooManyPolicies(t *testing.T) {
 	}
 }
 
-// TestNoTenantTakesAll: nobody gets more entries than are left free, so that there is room for who has little; who has
-// more, from before or since others came, keeps it, and may have less.
+// TestNoTenantTakesAll: no tenant gets more entries than it leaves free, so that there is room for tenants with few; a
+// tenant that has more, from before or since others came, keeps it, and may have less.
 func TestNoTenantTakesAll(t *testing.T) {
 	b := newPolicyBench(t)
 	config := b.datapath.config
@@ -370,13 +376,15 @@ func TestNoTenantTakesAll(t *testing.T) {
 	}
 	refused(
 		rules("a", 0, 46),
-		"policies of tenant a need 46 entries for ports, and a tenant gets no more of the node's 90 than it leaves free, of which others have 0; nothing was changed: start the agent with a higher --max-rules",
+		"policies of tenant a need 46 entries for ports; a tenant may use at most half of what others leave of the "+
+			"node's 90, and others use 0; nothing was changed: raise the agent's --max-rules",
 	)
 	must(t, set(rules("a", 0, 45)))
 	must(t, set(rules("a", 1000, 45))) // all of them at once
 	refused(
 		rules("b", 0, 23),
-		"policies of tenant b need 23 entries for ports, and a tenant gets no more of the node's 90 than it leaves free, of which others have 45",
+		"policies of tenant b need 23 entries for ports; a tenant may use at most half of what others leave of the "+
+			"node's 90, and others use 45",
 	)
 	must(t, set(rules("b", 0, 22)))
 	refused(rules("a", 1000, 46), "tenant a need 46")
@@ -416,8 +424,10 @@ func TestHeldPolicies(t *testing.T) {
 	config := b.datapath.config
 	config.MaxRules = 25
 	b.reopen(t, config)
-	if err := b.datapath.RestorePolicies([]dpapi.TenantPolicies{red}, []dpapi.TenantPolicies{{Tenant: "blue", IDs: blue.IDs}}); err == nil ||
-		!strings.Contains(err.Error(), "tenant blue: its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before") {
+	if err := b.datapath.RestorePolicies([]dpapi.TenantPolicies{red}, []dpapi.TenantPolicies{{Tenant: "blue",
+		IDs: blue.IDs}}); err == nil ||
+		!strings.Contains(err.Error(), "tenant blue: its policies cannot be enforced now, and the ones in force "+
+			"are in maps of another size; packets flow as before") {
 		t.Errorf("in tables of another size: %v", err)
 	}
 	config.MaxRules = 0
@@ -435,12 +445,12 @@ func TestHeldPolicies(t *testing.T) {
 	must(t, b.datapath.SetPolicies(green))
 	same("what was isolated has policies", blue, green)
 
-	b.datapath.config.MaxRules = 40
+	b.datapath.MaxRules = 40
 	if b.datapath.SetPolicies(at(rules("blue", 500, 36))) == nil {
 		t.Fatal("41 entries are too many")
 	}
 	same("refused once more", blue, green)
-	b.datapath.config.MaxRules = 400
+	b.datapath.MaxRules = 400
 	blue = at(rules("blue", 500, 36))
 	must(t, b.datapath.SetPolicies(blue))
 	same("held no more", blue, green)

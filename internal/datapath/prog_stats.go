@@ -8,20 +8,20 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// ProgStat is how often a program ran, and how long that took in all.
+// ProgStat is how often a program ran, and the total time.
 type ProgStat struct {
 	Count uint64
 	Time  time.Duration
 }
 
-// ProgStats are those of all programs by name, counted while the kernel's BPF statistics were on.
+// ProgStats are the statistics of programs by name. The kernel counts while BPF statistics are on.
 type ProgStats map[string]ProgStat
 
-// ProgStats reads what the programs that this process loaded have done. On a node that was upgraded, older
-// ones may still be at work.
+// ProgramStats returns the statistics of the programs that this process loaded. On a node that was upgraded, older
+// programs may still run.
 func (d *Datapath) ProgramStats() (ProgStats, error) { return ProgStatsOf(d.Objects.PilasterPrograms) }
 
-// ProgStatsOf reads what programs have done; they are the fields of a struct that bpf2go made.
+// ProgStatsOf returns the statistics of programs, which are the fields of a struct that bpf2go made.
 func ProgStatsOf(objects any) (ProgStats, error) {
 	runs := ProgStats{}
 	programs := reflect.ValueOf(objects)
@@ -36,14 +36,14 @@ func ProgStatsOf(objects any) (ProgStats, error) {
 	return runs, nil
 }
 
-// Add counts another node's in.
+// Add adds another node's statistics.
 func (r ProgStats) Add(other ProgStats) {
 	for name, run := range other {
 		r[name] = ProgStat{Count: r[name].Count + run.Count, Time: r[name].Time + run.Time}
 	}
 }
 
-// Since are the runs that came after earlier ones.
+// Since returns the difference to earlier statistics.
 func (r ProgStats) Since(earlier ProgStats) ProgStats {
 	later := ProgStats{}
 	for name, run := range r {

@@ -29,7 +29,7 @@ func (b *progBench) fromContainer() []progCase {
 	with := func(change func(*address.Plain)) netip.Addr {
 		p := b.b3
 		change(&p)
-		return sees(drawn(p).Addr())
+		return sees(allocated(p).Addr())
 	}
 	across := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
 		return packet.Packet{
@@ -296,7 +296,12 @@ func (b *progBench) fromContainer() []progCase {
 			reason: "no-route",
 		},
 		{name: "multicast", frame: b.frame(b.sent(netip.MustParseAddr("ff02::1"), gram)), reason: "multicast"},
-		{name: "last hop", frame: b.frame(last), reason: "hop-limit", out: b.icmpFromNode(packet.TimeExceeded, 0, last)},
+		{
+			name:   "last hop",
+			frame:  b.frame(last),
+			reason: "hop-limit",
+			out:    b.icmpFromNode(packet.TimeExceeded, 0, last),
+		},
 		{name: "last hop, same node", frame: b.frame(lastHere), out: lastHere},
 		{
 			name:   "router advertisement",
@@ -357,7 +362,8 @@ func TestFromContainer(t *testing.T) {
 	lengthless := b.frame(b.sent(far, segment))
 	lengthless[14+4], lengthless[14+5] = 0, 0
 	// The kernel's own packets of segments can be longer than the length field can say (BIG TCP).
-	if verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, lengthless, skb{Ifindex: b.b1.ifindex(), Segments: 2}); verdict != verdictRedirect {
+	if verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, lengthless, skb{Ifindex: b.b1.ifindex(),
+		Segments: 2}); verdict != verdictRedirect {
 		t.Errorf("a length of 0, of segments: verdict %d, counted %v", verdict, reasons)
 	}
 	// Kernels before 6.15 leave mark and time to us when a packet goes into a container.
@@ -474,9 +480,16 @@ func (b *progBench) fromFabric() []progCase {
 			reason: "malformed",
 		},
 		{
-			name:  "for another machine on the link",
-			frame: packet.Packet{Source: b3, Destination: b.b1.plain(), Body: echo}.Frame(host.ContainerMAC, host.GatewayMAC),
-			next:  true,
+			name: "for another machine on the link",
+			frame: packet.Packet{
+				Source:      b3,
+				Destination: b.b1.plain(),
+				Body:        echo,
+			}.Frame(
+				host.ContainerMAC,
+				host.GatewayMAC,
+			),
+			next: true,
 		},
 
 		{
@@ -562,7 +575,7 @@ func TestFromFabric(t *testing.T) {
 	}
 }
 
-// TestToFabric: the host stack may be itself and nobody else.
+// TestToFabric: the host stack may send only as itself.
 func TestToFabric(t *testing.T) {
 	b := newProgBench(t)
 	frame := func(source netip.Addr) []byte {
@@ -578,16 +591,24 @@ func TestToFabric(t *testing.T) {
 		{progCase{name: "the node", frame: frame(b.prefix.Addr().Next()), next: true}, skb{}},
 		{progCase{name: "the underlay", frame: frame(b.underlay), next: true}, skb{}},
 		{progCase{name: "an address that reads like a tenant's", frame: frame(tenantLike), next: true}, skb{}},
-		{progCase{name: "a container's packet on its way", frame: frame(b.b1.plain()), next: true}, skb{Mark: mark, IngressIfindex: uint32(b.b1.record.Device.HostIfindex)}},
-		{progCase{name: "a container's packet from a netkit", frame: frame(b.b1.plain()), next: true}, skb{Mark: secret}},
-		{progCase{name: "a process with a container's address", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{}},
-		{progCase{name: "a process that knows the mark", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{Mark: mark}},
-		{progCase{name: "forwarded from another device", frame: frame(b.b1.plain()), reason: "host-claims-tenant"}, skb{IngressIfindex: b.uplinkIfindex()}},
+		{progCase{name: "a container's packet on its way", frame: frame(b.b1.plain()), next: true}, skb{Mark: mark,
+			IngressIfindex: uint32(b.b1.record.Device.HostIfindex)}},
+		{progCase{name: "a container's packet from a netkit", frame: frame(b.b1.plain()), next: true},
+			skb{Mark: secret}},
+		{progCase{name: "a process with a container's address", frame: frame(b.b1.plain()),
+			reason: "host-claims-tenant"}, skb{}},
+		{progCase{name: "a process that knows the mark", frame: frame(b.b1.plain()), reason: "host-claims-tenant"},
+			skb{Mark: mark}},
+		{progCase{name: "forwarded from another device", frame: frame(b.b1.plain()), reason: "host-claims-tenant"},
+			skb{IngressIfindex: b.uplinkIfindex()}},
 		{progCase{name: "a ciphertext as source", frame: frame(b.b1.seen()), reason: "private-outside"}, skb{}},
-		{progCase{name: "a ciphertext as destination", frame: packet.Packet{Source: b.prefix.Addr().Next(), Destination: sees(b.b3.Addr()), Body: echo}.Frame(host.ContainerMAC, b.uplinkMAC), reason: "private-outside"}, skb{}},
+		{progCase{name: "a ciphertext as destination", frame: packet.Packet{Source: b.prefix.Addr().Next(),
+			Destination: sees(b.b3.Addr()), Body: echo}.Frame(host.ContainerMAC, b.uplinkMAC),
+			reason: "private-outside"}, skb{}},
 		{progCase{name: "a tag of VLAN 5", frame: tag(frame(b.b1.plain())), next: true}, skb{}},
 		{progCase{name: "a tag of VLAN 0", frame: priorityTag(frame(b.b1.plain())), reason: "malformed"}, skb{}},
-		{progCase{name: "two tags of VLAN 0", frame: priorityTag(priorityTag(frame(b.b1.plain()))), reason: "malformed"}, skb{}},
+		{progCase{name: "two tags of VLAN 0", frame: priorityTag(priorityTag(frame(b.b1.plain()))),
+			reason: "malformed"}, skb{}},
 		{progCase{name: "an urgent frame that is not IPv6", frame: priorityTag(profinet), next: true}, skb{}},
 		{progCase{name: "another node's container", frame: frame(b.b3.Addr()), reason: "host-claims-tenant"}, skb{}},
 	} {
@@ -595,7 +616,7 @@ func TestToFabric(t *testing.T) {
 		b.check(t, b.datapath.Objects.PilUplinkOut, c.ctx, c.progCase)
 	}
 
-	// The mark is between us; nobody behind us sees it.
+	// The mark is internal; no program behind ours sees it.
 	ctx := skb{Ifindex: b.uplinkIfindex(), IngressIfindex: b.b1.ifindex(), Mark: mark}
 	must(t, b.ns.Do(func() error {
 		_, err := b.datapath.Objects.PilUplinkOut.Run(
@@ -608,7 +629,7 @@ func TestToFabric(t *testing.T) {
 	}
 }
 
-// TestNothingRandomGetsThrough sends ciphertexts nobody drew (claim NP3, §6.2: 2^-24, here 2^-64).
+// TestNothingRandomGetsThrough sends ciphertexts that no node allocated (claim NP3, §6.2: 2^-24, here 2^-64).
 func TestNothingRandomGetsThrough(t *testing.T) {
 	b := newProgBench(t)
 	const tries = 1000

@@ -53,7 +53,7 @@ func newProgBench(t testing.TB) *progBench {
 	b := &progBench{testNode: w.nodes[0], far: w.nodes[1]}
 	b.open(t, endpoint.Veth) // frames run as data come in by devices of the node
 	b.b1, b.b2, b.r1 = b.add(t, blue, 1), b.add(t, blue, 2), b.add(t, red, 1)
-	b.b3 = drawn(address.Plain{Node: b.far.prefix, Tenant: 1, App: 1, Index: 77})
+	b.b3 = allocated(address.Plain{Node: b.far.prefix, Tenant: 1, App: 1, Index: 77})
 	h, err := b.ns.Netlink()
 	must(t, err)
 	defer h.Close()
@@ -94,7 +94,7 @@ type progCase struct {
 	frame  []byte
 	reason string        // dropped for it
 	next   bool          // left to the next program
-	out    packet.Packet // redirected, and looks so; with a reason: what the sender is told
+	out    packet.Packet // redirected, and looks so; with a reason: the error that the sender gets
 }
 
 func (b *progBench) check(t *testing.T, p *ebpf.Program, ctx skb, c progCase) {
@@ -148,9 +148,9 @@ func (b *progBench) mark(t testing.TB) uint32 {
 	return mark
 }
 
-// drawn goes on from the given index to an address whose ciphertext under blue's key lies in the
+// allocated continues from the given index to an address whose ciphertext under blue's key lies in the
 // private prefix.
-func drawn(p address.Plain) address.Plain {
+func allocated(p address.Plain) address.Plain {
 	p, _, err := address.NewCipher(blue.Current().Key).Draw(address.DefaultPlan().Private, p)
 	if err != nil {
 		panic(err)

@@ -159,7 +159,8 @@ func (b *fuzzBench) outputs(t *testing.T, p place, socket offloadSocket) (all []
 func (b *fuzzBench) offloaded(in, out []byte, o offload) (local bool, err error) {
 	if a, whole := dissect(in, o.kind != 0); o.sum && whole {
 		switch upper := ipv6At + a.upper; {
-		case a.later || o.start < upper || o.start == upper && o.offset != checksumAt(a.protocol) || o.start > upper && o.start < upper+8:
+		case a.later || o.start < upper || o.start == upper && o.offset != checksumAt(a.protocol) || o.start > upper &&
+			o.start < upper+8:
 			return false, fmt.Errorf(
 				"a device would write to %d, of a packet whose upper layer is at %d",
 				o.start+o.offset,

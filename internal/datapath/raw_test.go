@@ -40,7 +40,7 @@ func TestTaggedFramesStayOut(t *testing.T) {
 		t.Errorf("a tagged frame from a container: %d drops", got)
 	}
 
-	// From the fabric it is the business of whoever has that VLAN: our tcx program lets it pass.
+	// From the fabric it belongs to the owner of that VLAN: our tcx program lets it pass.
 	fabric := injector(t, w.nodes[0].ns)
 	outside := packet.Packet{Source: a.plain(), Destination: b.plain(), Body: gram}
 	must(t, fabric.Send(tag(outside.Frame(w.nodes[1].mac(t), fabric.MAC()))))
@@ -69,7 +69,7 @@ func TestTaggedFramesStayOut(t *testing.T) {
 	}
 }
 
-// TestPriorityTags: Linux takes a frame with a tag of VLAN 0 for one without, and so do we: it is judged, and
+// TestPriorityTags: Linux takes a frame with a tag of VLAN 0 for one without, and so do we: policy is applied, and
 // delivered without the tag. A second such tag would hide the frame from us and not from Linux.
 func TestPriorityTags(t *testing.T) {
 	w := newWire(t)
@@ -91,7 +91,10 @@ func TestPriorityTags(t *testing.T) {
 		{"ciphertext", priorityTag, far.seen(), n.underlay, "private-outside"},
 		{"a container to the node, tagged twice", twice, far.plain(), n.address(), "malformed"},
 		{"a container to a container, tagged twice", twice, far.plain(), c.plain(), "malformed"},
-		{"a container to the node, tagged by a provider", func(f []byte) []byte { return priorityTag(header8021(0x88a8, 0, f)) }, far.plain(), n.address(), "malformed"},
+		{"a container to the node, tagged by a provider", func(f []byte) []byte {
+			return priorityTag(header8021(0x88a8,
+				0, f))
+		}, far.plain(), n.address(), "malformed"},
 	} {
 		before := n.drops(t)[a.why]
 		must(
@@ -134,7 +137,12 @@ func TestHalfAHeaderStaysIn(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	raw := injector(t, a.ns)
-	must(t, raw.Send(packet.Packet{Source: a.seen(), Destination: b.seen()}.Frame(host.GatewayMAC, host.ContainerMAC)[:14+20]))
+	must(
+		t,
+		raw.Send(
+			packet.Packet{Source: a.seen(), Destination: b.seen()}.Frame(host.GatewayMAC, host.ContainerMAC)[:14+20],
+		),
+	)
 	mustReach(t, a, b, "after half a header")
 	if got := w.nodes[0].drops(t)["malformed"]; got != 1 {
 		t.Errorf("half an IPv6 header: %d drops", got)

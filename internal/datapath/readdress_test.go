@@ -53,7 +53,8 @@ func TestReaddress(t *testing.T) {
 	c, n := w.add(t, 1, 7, 2), w.nodes[0]
 	was := c.record
 	more := endpoint.Attachment{
-		Network: "netpila", Plaintext: netip.MustParseAddr("fd70:696c:6100:1:0:700:1:1"), Address: netip.MustParseAddr("fc00::7"),
+		Network: "netpila", Plaintext: netip.MustParseAddr("fd70:696c:6100:1:0:700:1:1"),
+		Address: netip.MustParseAddr("fc00::7"),
 		Gateway: netip.MustParseAddr("fe80::1"), Routes: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
 	}
 	both, only := was, was
@@ -75,7 +76,8 @@ func TestReaddress(t *testing.T) {
 		name    string
 		is, was endpoint.Record
 		want    []string
-	}{{"both", both, was, all}, {"both again", both, was, all}, {"one left", only, both, left}, {"one left again", only, both, left}, {"back", both, only, all}, {"without it", was, both, before}} {
+	}{{"both", both, was, all}, {"both again", both, was, all}, {"one left", only, both, left}, {"one left again",
+		only, both, left}, {"back", both, only, all}, {"without it", was, both, before}} {
 		must(t, n.datapath.Readdress(t.Context(), step.was, step.is))
 		if got := c.network(t); !slices.Equal(got, step.want) {
 			t.Errorf("%s: it has %q, want %q", step.name, got, step.want)

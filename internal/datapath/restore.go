@@ -12,12 +12,11 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Restore takes the packet path over from whichever build left it. The order is what makes that safe
-// inNetns any moment, also when it is cut off and begun again by either build: all tables are whole before
-// the first hook is moved to programs that read them, each hook goes from a program to a program (but
-// for guards where no macvlan is left, which are taken off), what one hook sends the next lets by, and
-// the tables of other builds go after the last hook has left them. Until then those are not written,
-// which is why nothing may be added or removed meanwhile.
+// Restore takes the packet path over from whichever build left it. The order makes this safe at any moment, also if it
+// is interrupted and started again by either build: all maps are complete before the first hook gets a program that
+// reads them; each hook goes from one program to another (except the macvlan backstop, which is detached if no macvlan
+// is left); what one hook sends, the next one accepts; and the maps of other builds are removed after the last hook has
+// left them. Until then those maps are not written, so nothing may be added or removed meanwhile.
 func (d *Datapath) Restore(
 	_ context.Context,
 	keep []endpoint.Record,
@@ -32,12 +31,12 @@ func (d *Datapath) Restore(
 	living := slices.DeleteFunc(
 		slices.Clone(keep),
 		func(r endpoint.Record) bool { return !r.Lives() },
-	) // others' removal is tried again
+	) // the removal of the others is retried
 	lost = d.Missing(living)
 	for _, err := range lost {
 		if errors.Is(err, device.ErrOtherUplink) {
 			return nil, fmt.Errorf(
-				"%w; packets flow as before: start with the uplink it was made on until such containers have gone",
+				"%w; packets flow as before: start with the uplink that it was made on until such containers are gone",
 				err,
 			)
 		}
@@ -64,7 +63,7 @@ func (d *Datapath) Restore(
 		}
 	}
 	if err := d.GuardInterfaces(nil); err != nil {
-		d.Log.Error("not every interface beside the uplink is guarded", "error", err) // as Status says
+		d.Log.Error("some interfaces beside the uplink have no guard programs", "error", err) // Status reports it too
 	}
 	if err := errors.Join(d.SweepNodeRoutes(found), d.SweepDevices(keep), d.sweepMaps()); err != nil {
 		return nil, err
@@ -73,11 +72,12 @@ func (d *Datapath) Restore(
 	return lost, nil
 }
 
-// attachSteps are of the hooks that packets of containers pass, in order; lost gets those that could not be moved. What a
-// container's program sends beside macvlans, with the secret mark and by the node's own route, the uplink's let by on
-// any node. What one sends where there are none, only the uplink's let by that know of none, and no guard does. So on
-// the way to macvlans the containers' go first, and on the way back the guards, which have nothing left to stop, and
-// the uplink's. Only what waits for a neighbour's MAC all the way to macvlans is lost.
+// attachSteps returns the steps that replace the programs on the way of containers' packets, in order. It adds
+// endpoints whose program could not be replaced to lost. Programs of containers mark packets with the secret mark or
+// use the node's route if the node has macvlans, and the uplink's programs of any node accept both. If the node has no
+// macvlans, only uplink programs that know of none accept the packets, and the backstop does not. So on the way to
+// macvlans the containers' programs go first; on the way back the backstop, which has nothing left to stop, and the
+// uplink's go first. Only packets that wait for a neighbour's MAC during the whole change to macvlans are lost.
 func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]error) []func() error {
 	containers := func() error {
 		for _, r := range found {
@@ -93,7 +93,7 @@ func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]err
 	return []func() error{d.AttachNimitz, d.ReattachGateway, d.DetachBackstop, d.AttachUplink, containers, d.AttachNode}
 }
 
-// sweepMaps removes what other builds and settings pinned, except counters.
+// sweepMaps removes the pins of other builds and sizes, except counters.
 func (d *Datapath) sweepMaps() error {
 	tables := map[string]bool{markMap: true}
 	for _, t := range d.pinnedMaps() {

@@ -220,7 +220,7 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 			}
 		})
 	}
-	// The kernel notices a carrier, and makes an address local, some time after it was told.
+	// The kernel notices a carrier, and makes an address local, some time after the request.
 	in, err := device.OpenContainerNS(c.record.Netns)
 	must(t, err)
 	defer in.Close()
@@ -235,7 +235,8 @@ func TestRestoreFindsWhatIsHidden(t *testing.T) {
 		n := newWireOf(t, kind).nodes[0]
 		other, hidden, moved := n.add(t, blue, 1), n.add(t, blue, 1), n.add(t, blue, 1)
 		var keep []endpoint.Record
-		for c, path := range map[*testContainer]string{hidden: hidden.ns.Path() + "-elsewhere", moved: other.ns.Path()} {
+		for c, path := range map[*testContainer]string{hidden: hidden.ns.Path() + "-elsewhere",
+			moved: other.ns.Path()} {
 			in, err := c.ns.Netlink()
 			must(t, err)
 			defer in.Close()
@@ -256,7 +257,7 @@ func TestRestoreFindsWhatIsHidden(t *testing.T) {
 	}
 }
 
-// TestRestoreSaysWhatItDoesNotSee: a namespace that only somebody's file holds is nowhere to be found, and its
+// TestRestoreSaysWhatItDoesNotSee: a namespace that only an open file of another process holds cannot be found, and its
 // container lives on.
 func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
 	n := newWireOf(t, paired).nodes[0]
@@ -274,7 +275,7 @@ func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
 	}
 }
 
-// TestRestoreAttachesToTheUplink where somebody has taken a program off it, by link or by pin.
+// TestRestoreAttachesToTheUplink after a program was detached from it, by link or by pin.
 func TestRestoreAttachesToTheUplink(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -387,13 +388,15 @@ func TestRestoreSweeps(t *testing.T) {
 	}
 }
 
-// TestRestoreGuessesNothing: a device that carries a container is told from a stray one, and an endpoint
+// TestRestoreGuessesNothing: a container's device is distinguished from a stray one, and an endpoint
 // attachmentsNotIn a device from one whose namespace is gone too.
 func TestRestoreGuessesNothing(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
 	a, b := n.add(t, blue, 1), n.add(t, blue, 1)
-	n.datapath.Netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host.DeviceName(77)}, PeerName: "stray"})
+	n.datapath.Netlink.LinkAdd(
+		&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host.DeviceName(77)}, PeerName: "stray"},
+	)
 	if ids, err := n.datapath.Attached(); err != nil ||
 		!slices.Equal(slices.Sorted(slices.Values(ids)), []endpoint.ID{a.record.ID, b.record.ID}) {
 		t.Errorf("packets are carried for %v, %v", ids, err)

@@ -24,11 +24,11 @@ const (
 	seenReset       = 1 << 5
 )
 
-// quotaEntries is the number of endpoints by which bpf/policy/ct_table.h counts, behind the sum, which has the 0 that is nobody's.
+// quotaEntries is the number of entries of the quota map: one for each endpoint, behind entry 0, which holds the sum.
 func (d *Datapath) quotaEntries() int { return 1 + d.config.MaxEndpoints }
 
-// recountQuota counts anew who has how many places: one of the two tables may be new, or have been another build's. What comes and goes meanwhile
-// may be counted wrong, until the next start.
+// recountQuota counts each endpoint's sessions anew: one of the two maps may be new, or from another build. Sessions
+// that begin or end meanwhile may be counted wrong until the next start.
 func (d *Datapath) recountQuota() error {
 	m := d.Objects.PilSessionUsersV1
 	users, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
@@ -47,18 +47,24 @@ func (d *Datapath) recountQuota() error {
 		users[i] = uint32(i)
 	}
 	if _, err := m.BatchUpdate(users, counts, nil); err != nil {
-		return fmt.Errorf("say who has how many sessions: %w", err)
+		return fmt.Errorf("write the number of sessions of each endpoint: %w", err)
 	}
 	return nil
 }
 
-// hasSessionMap tells whether there is a table of sessions of this size already.
+// hasSessionMap reports whether a session table of this size is pinned already.
 func (d *Datapath) hasSessionMap() bool {
-	_, err := os.Lstat(filepath.Join(d.MapsDir(), pinnedMap{bpfobj.PilasterMapPilSessionsV1, bpfobj.PinSessions, d.sessionBuckets()}.pinName()))
+	_, err := os.Lstat(
+		filepath.Join(
+			d.MapsDir(),
+			pinnedMap{bpfobj.PilasterMapPilSessionsV1, bpfobj.PinSessions, d.sessionBuckets()}.pinName(),
+		),
+	)
 	return err == nil
 }
 
-// migrateSessions is for a table that was there before, or for what a table of another size remembered.
+// migrateSessions recounts the sessions of an existing table. For a new table it starts the pickup of connections that
+// the old one may have had.
 func (d *Datapath) migrateSessions(known bool) error {
 	if err := d.recountQuota(); err != nil || known {
 		return err
@@ -70,10 +76,11 @@ func (d *Datapath) migrateSessions(known bool) error {
 	return d.StartPickup(policymap.TenantsWithPolicies(maps.Keys(subjects)))
 }
 
-// bucketBatch are read by one system call.
+// bucketBatch is how many buckets one system call reads.
 const bucketBatch = 256
 
-// Sessions reads the whole table, bucket by bucket while packets go on: what begins or ends meanwhile may be counted or not.
+// Sessions reads the whole session table, bucket by bucket, while packets continue: a session that begins or ends
+// meanwhile may be counted or not.
 func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	m := d.Objects.PilSessionsV1
 	s := dpapi.Sessions{Capacity: int(m.MaxEntries()) * slotsPerBucket}
@@ -101,7 +108,7 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	}
 	var each []bpfobj.PilasterSessionCounts
 	if err := d.Objects.PilSessionCountsV1.Lookup(uint32(0), &each); err != nil {
-		return s, fmt.Errorf("read what became of sessions: %w", err)
+		return s, fmt.Errorf("read the counters of sessions: %w", err)
 	}
 	for _, c := range each {
 		s.Begun, s.Evicted, s.Refused = s.Begun+c.Created, s.Evicted+c.Evicted, s.Refused+c.Refused
@@ -109,7 +116,7 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	return s, nil
 }
 
-// isHalfOpen tells of a session that it gives way to others: not established yet, or over.
+// isHalfOpen reports whether a session can be evicted for another one: it is not established yet, or has ended.
 func isHalfOpen(seen uint8) bool {
 	return seen&seenEstablished == 0 || seen&seenReset != 0 || seen&seenFins == seenFins
 }
@@ -131,10 +138,10 @@ func forEachBucket(m *ebpf.Map, do func(*bpfobj.PilasterSessionBucket)) error {
 	}
 }
 
-// slotsPerBucket is bpf/policy/ct_table.h's BUCKET_ENTRIES.
+// slotsPerBucket is BUCKET_ENTRIES of bpf/policy/ct.h.
 const slotsPerBucket = len(bpfobj.PilasterSessionBucket{}.Entries)
 
-// sessionBuckets is a power of 2, for the programs to find one by a mask.
+// sessionBuckets returns a power of 2, so that the programs find a bucket with a mask.
 func (d *Datapath) sessionBuckets() int {
 	return 1 << bits.Len(uint((d.config.MaxSessions-1)/slotsPerBucket))
 }

@@ -197,7 +197,7 @@ func TestSessionsAreCounted(t *testing.T) {
 	}
 }
 
-// TestSessionsAge: a session's place is free when its time is over, and nobody has to do anything for that.
+// TestSessionsAge: a session's slot is free when it expires, without any cleanup.
 func TestSessionsAge(t *testing.T) {
 	b := newSessionBench(t, slotsPerBucket)
 	for _, port := range ports(1000, (slotsPerBucket+1)/2) {

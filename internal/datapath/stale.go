@@ -23,12 +23,10 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// StaleState finds what the packet path keeps in the kernel, in the order in which it can be taken
-// away without leaking a packet: devices before programs, programs before the route behind them.
-// It loads nothing. It, and what it returns, wants to be called in the node's namespace while no
-// agent runs. The prefix is the node's, zero where that is not known.
-//
-// Settings of the machine are not among them: only devices of ours are set, and those go whole.
+// StaleState finds what the packet path keeps in the kernel, in the order in which it can be removed without leaking a
+// packet: devices before programs, programs before the routes behind them. It loads nothing. Call it, and the functions
+// that it returns, in the node's namespace while no agent runs. The prefix is the node's; zero if unknown. Settings of
+// the machine are not among them: only our devices have settings, which are removed with the devices.
 func StaleState(prefix netip.Prefix, bpffs string) ([]network.StaleState, error) {
 	bpffs = filepath.Clean(bpffs)
 	var all []network.StaleState
@@ -62,12 +60,12 @@ func staleDevices() ([]network.StaleState, error) {
 	return all, nil
 }
 
-// staleNodeDevice finds the pair between the node and its containers. Its routes go with it.
+// staleNodeDevice finds the pair between the node and its containers. Its routes are removed with it.
 func staleNodeDevice() ([]network.StaleState, error) {
 	return staleNamed("pair", hook.NodeDevice, isVeth)
 }
 
-// staleTunnel finds the second network's device.
+// staleTunnel finds the VXLAN device of network nimitz.
 func staleTunnel() ([]network.StaleState, error) {
 	return staleNamed("tunnel", hook.TunnelDevice, hook.IsTunnel)
 }
@@ -88,7 +86,7 @@ func staleNamed(kind, name string, ours func(netlink.Link) bool) ([]network.Stal
 	}}}, nil
 }
 
-// stalePins finds pins, their folders, and the bpffs where that is ours.
+// stalePins finds pins, their folders, and the bpffs if we mounted it.
 func stalePins(bpffs string) ([]network.StaleState, error) {
 	var pins, folders []network.StaleState
 	for _, sub := range []string{bpfobj.LinksFolder, bpfobj.MapsFolder} {
@@ -119,8 +117,8 @@ func stalePins(bpffs string) ([]network.StaleState, error) {
 	return slices.Concat(pins, folders, place), err
 }
 
-// stalePinFolder is the folder of pins itself, and the bpffs we mounted for it. Neither is ours alone
-// while others keep something there.
+// stalePinFolder finds the folder of pins, and the bpffs that we mounted for it. Neither is returned while another
+// program keeps something there.
 func stalePinFolder(bpffs string) ([]network.StaleState, error) {
 	if _, err := os.Lstat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -137,7 +135,7 @@ func stalePinFolder(bpffs string) ([]network.StaleState, error) {
 	switch mount {
 	case "":
 		if isMountPoint(bpffs) {
-			return nil, nil // mounted by somebody else, whose folder it is
+			return nil, nil // another program mounted it and owns the folder
 		}
 		return []network.StaleState{staleFile("folder", bpffs)}, nil
 	case bpffs:
@@ -164,8 +162,8 @@ func holdsOnly(dir string, names ...string) (bool, error) {
 	return !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(names, e.Name()) }), nil
 }
 
-// stalePrefixes finds node addresses and the routes behind them: the node's own, and those of a
-// prefix it held before, which nobody else makes in this pair.
+// stalePrefixes finds node addresses and the unreachable routes behind them: the node's own, and those of a prefix that
+// it had before. Only Pilaster makes such a pair.
 func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -216,7 +214,7 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 		all = append(all, staleRoute(own))
 	}
 	if len(all) == 0 {
-		return nil, nil // where no node is, a guard of the private prefix is somebody else's
+		return nil, nil // without a node, the route of the private prefix is not ours
 	}
 	return append(private, all...), nil
 }

@@ -63,7 +63,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 	}
 	must(t, h.RouteDel(hook.UnreachableRoute(guard)))
 	must(t, h.AddrDel(lo, hook.NodeAddress(alone)))
-	// Half of it was taken by someone else: the node's own prefix is enough to find the rest.
+	// Another program has removed half of it: the node's own prefix is enough to find the rest.
 	must(t, h.AddrAdd(lo, hook.NodeAddress(n.prefix)))
 	must(t, n.ns.Do(func() error {
 		if all, err := StaleState(n.prefix, dir); err != nil || kinds(all) != "address" {

@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 )
 
-// Status reads from the kernel what it holds and counts now. It enters the node's namespace once: a thread for each
-// hook would cost more than all it asks.
+// Status reads from the kernel what it holds and counts. It enters the node's namespace once: a thread for each hook
+// would cost more than all queries.
 func (d *Datapath) Status() (s dpapi.Status, err error) {
 	err = d.Node.Do(func() error { s, err = d.status(); return err })
 	return s, err
@@ -30,7 +30,8 @@ func (d *Datapath) status() (dpapi.Status, error) {
 		return dpapi.Status{}, err
 	}
 	var cutOff []string
-	for _, find := range []func() ([]string, error){d.NodeProblems, d.TunnelProblems, d.GatewayProblems, d.ActiveOVSPorts.Problems} {
+	for _, find := range []func() ([]string, error){d.NodeProblems, d.TunnelProblems, d.GatewayProblems,
+		d.ActiveOVSPorts.Problems} {
 		found, err := find()
 		if err != nil {
 			return dpapi.Status{}, err
@@ -57,7 +58,7 @@ func (d *Datapath) status() (dpapi.Status, error) {
 	}, nil
 }
 
-// drops adds up what the CPUs counted, exact whatever became of the events, under whatever layout.
+// drops adds up the counters of all CPUs and layouts. The sums are exact even if events were lost.
 func (d *Datapath) drops() ([]dpapi.Drops, error) {
 	var all []dpapi.Drops
 	for _, r := range dropreason.All() {
@@ -74,8 +75,8 @@ func (d *Datapath) drops() ([]dpapi.Drops, error) {
 	return all, nil
 }
 
-// sumCounter reads a map of counters by what all layouts of it share: the key is the reason, and the first
-// word of a CPU's value counts packets.
+// sumCounter reads a map of counters by what all layouts share: the key is the reason, and the first word of a CPU's
+// value counts packets.
 func sumCounter(m *ebpf.Map, r dropreason.Reason) (packets uint64, err error) {
 	values, err := m.LookupBytes(uint32(r)) // nil: a layout without this reason
 	size := int(m.ValueSize()+7) &^ 7
@@ -85,8 +86,8 @@ func sumCounter(m *ebpf.Map, r dropreason.Reason) (packets uint64, err error) {
 	return packets, err
 }
 
-// openOldCounters opens the counters of other layouts, which stay: programs may count there until the
-// last hook has moved, and their sum must never go back.
+// openOldCounters opens the counters of other layouts, which stay: old programs may count there until the last hook has
+// been replaced, and the sum must never decrease.
 func (d *Datapath) openOldCounters() error {
 	pins, err := filepath.Glob(filepath.Join(d.MapsDir(), countersPrefix+"*"))
 	if err != nil {
@@ -105,5 +106,5 @@ func (d *Datapath) openOldCounters() error {
 	return nil
 }
 
-// countersPrefix begins the names of the counters in every layout.
+// countersPrefix begins the names of the counter maps in every layout.
 const countersPrefix = "pil_drops"

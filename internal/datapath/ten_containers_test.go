@@ -13,7 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestTenContainers: each reaches its own tenant's and nobody else's; while they send, a node's agent is started time
+// TestTenContainers: each reaches only its own tenant's; while they send, a node's agent is started time
 // and again and moves their devices to other programs, and no packet is lost. One without its program is cut off,
 // withDeviceLock.
 func TestTenContainers(t *testing.T) {

@@ -108,8 +108,8 @@ func noneOnTheWire(t *testing.T, name string, from, to *testContainer, port uint
 }
 
 // TestTunnelOfContainers: a stream inside a tunnel leaves a container as packets of many segments with two checksums,
-// entriesOf which a device is to make both. They arrive whole, and all sums are right, where the uplink cuts them itself and
-// where the kernel does.
+// entriesOf which a device is to make both. They arrive whole, and all sums are right, where the uplink cuts them
+// itself and where the kernel does.
 func TestTunnelOfContainers(t *testing.T) {
 	for name, prepare := range map[string]func(n *testNode) error{
 		"uplink that cuts":         func(*testNode) error { return nil },

@@ -142,7 +142,10 @@ func (n *testNode) configure(t testing.TB, peer *testNode) {
 	defer h.Close()
 	eth0, err := h.LinkByName("eth0")
 	must(t, err)
-	must(t, h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(n.underlay, 64)), Flags: unix.IFA_F_NODAD}))
+	must(
+		t,
+		h.AddrAdd(eth0, &netlink.Addr{IPNet: host.IPNet(netip.PrefixFrom(n.underlay, 64)), Flags: unix.IFA_F_NODAD}),
+	)
 	// Neighbour discovery is silent while the link-local address is still being checked.
 	must(t, withSettings(n.ns, func(s host.Sysctls) error {
 		return s.Set("eth0", []host.Sysctl{{Family: "ipv6", Name: "accept_dad", Value: "0"}})
@@ -196,9 +199,11 @@ func (n *testNode) create(t testing.TB, of tenant.Tenant, app address.AppID) *te
 		route = address.DefaultPlan().Private
 	}
 	c.record = endpoint.Record{
-		ID: n.ids, State: endpoint.Active, Interface: "eth0", Netns: c.ns.Path(), Tenant: of.Name, TenantID: of.Current().ID, App: app,
+		ID: n.ids, State: endpoint.Active, Interface: "eth0", Netns: c.ns.Path(), Tenant: of.Name,
+		TenantID: of.Current().ID, App: app,
 		Attachments: []endpoint.Attachment{{
-			Network: "netpila", Plaintext: p.Addr(), Address: seen, Gateway: netip.MustParseAddr("fe80::1"), Routes: []netip.Prefix{route},
+			Network: "netpila", Plaintext: p.Addr(), Address: seen, Gateway: netip.MustParseAddr("fe80::1"),
+			Routes: []netip.Prefix{route},
 		}},
 	}
 	var err error
@@ -221,7 +226,7 @@ func capture(t testing.TB, ns *netns.Namespace) *packet.Capture {
 }
 
 // injector sends by eth0.
-// sender is told by an error of what a program drops on its way out. Behind a veth no container hears of that, so there
+// sender gets an error for what a program drops on its way out. Behind a veth it gets none, so there
 // is no error either behind a macvlan.
 type sender struct {
 	*packet.Injector
@@ -437,7 +442,7 @@ func TestPortUnreachableComesBack(t *testing.T) {
 	}
 }
 
-// sendUDP sends a datagram to a port nobody listens on, from the calling thread's namespace.
+// sendUDP sends a datagram to a closed port, from the calling thread's namespace.
 func sendUDP(to netip.Addr, payload []byte) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

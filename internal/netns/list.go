@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Others are paths of the machine's network namespaces but the calling thread's, one of each: those of processes,
-// and those that are mounted where this process or the machine's first sees it.
+// Others returns the paths of the machine's network namespaces but the calling thread's, one of each: those of
+// processes, and those that are mounted where this process or the machine's first sees it.
 func Others() ([]string, error) {
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -44,8 +44,8 @@ func Others() ([]string, error) {
 	return paths, nil
 }
 
-// IsPersistent tells whether the machine's first process sees a mount of the namespace: what only this process sees ends with
-// it. An error means that it cannot be told.
+// IsPersistent reports whether the machine's first process sees a mount of the namespace: other mounts end with
+// this process. An error means that the mounts cannot be read.
 func (n *Namespace) IsPersistent() (bool, error) {
 	inode, err := n.Inode()
 	if err != nil {

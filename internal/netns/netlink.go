@@ -50,7 +50,7 @@ func List[T any](dump func() (T, error)) (T, error) {
 }
 
 // PutRoute makes an IPv6 route of the main table, or sets right the one that is there. It writes nothing where that is
-// as it should be: whoever listens takes a route that is written again for a change, and Open vSwitch then forgets all
+// as it should be: listeners take a rewritten route for a change, and Open vSwitch then forgets all
 // routes of its tunnels for a moment.
 func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 	there, err := List(func() ([]netlink.Route, error) {
@@ -61,8 +61,10 @@ func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 	}
 	const usualMetric = 1024
 	same := func(r netlink.Route) bool {
-		return r.Type == cmp.Or(route.Type, unix.RTN_UNICAST) && r.Priority == cmp.Or(route.Priority, usualMetric) && r.Protocol == cmp.Or(route.Protocol, unix.RTPROT_BOOT) &&
-			(route.LinkIndex == 0 || r.LinkIndex == route.LinkIndex) && r.Gw.Equal(route.Gw) &&
+		return r.Type == cmp.Or(route.Type, unix.RTN_UNICAST) && r.Priority == cmp.Or(route.Priority, usualMetric) &&
+			r.Protocol == cmp.Or(route.Protocol, unix.RTPROT_BOOT) &&
+			(route.LinkIndex == 0 || r.LinkIndex == route.LinkIndex) &&
+			r.Gw.Equal(route.Gw) &&
 			r.Src.Equal(route.Src) &&
 			r.MTU == route.MTU &&
 			len(r.MultiPath) == 0
@@ -73,7 +75,7 @@ func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 	return Retry(func() error { return h.RouteReplace(route) })
 }
 
-// deleteAttempts is how often a route must be told not to be there.
+// deleteAttempts is how often the kernel must report that a route does not exist.
 const deleteAttempts = 3
 
 // DeleteRoute deletes a route. Where there is none it returns ESRCH, asked more than once: looking for a route, the

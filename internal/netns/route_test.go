@@ -44,7 +44,7 @@ func TestPutRoute(t *testing.T) {
 	}
 }
 
-// DeleteRoute believes that there is no route when it is told so again.
+// DeleteRoute reports a missing route only after the kernel has reported it several times.
 func TestDeleteRoute(t *testing.T) {
 	for _, c := range []struct {
 		answers []error
@@ -59,7 +59,7 @@ func TestDeleteRoute(t *testing.T) {
 		asked := 0
 		err := netns.RetryDelete(func() error { asked++; return c.answers[asked-1] })
 		if err != c.want || asked != len(c.answers) {
-			t.Errorf("%v: asked %d times, told %v", c.answers, asked, err)
+			t.Errorf("%v: %d attempts, got %v", c.answers, asked, err)
 		}
 	}
 }

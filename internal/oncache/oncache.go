@@ -65,8 +65,8 @@ func Open(c Config) (*Cache, error) {
 	return o, nil
 }
 
-// Join has a container pass by the cache: device is the node's side of its veth, in the namespace of the thread. What
-// it learns in is not inside the container, where ONCache has it: there it would see every packet.
+// Join makes a container's packets use the cache: device is the node's side of its veth, in the namespace of the
+// thread. What it learns in is not inside the container, where ONCache has it: there it would see every packet.
 func (o *Cache) Join(device string) error {
 	return errors.Join(
 		o.attach(device, ebpf.AttachTCXEgress, o.objects.OnceLearnIn),
@@ -86,7 +86,7 @@ func (o *Cache) attach(device string, hook ebpf.AttachType, program *ebpf.Progra
 	return nil
 }
 
-// Close takes the programs away; packets pass the network itself again.
+// Close detaches the programs; packets use the network itself again.
 func (o *Cache) Close() error {
 	var errs []error
 	for _, l := range o.links {
@@ -96,7 +96,7 @@ func (o *Cache) Close() error {
 	return errors.Join(append(errs, o.objects.Close())...)
 }
 
-// Clear forgets everything: the next packet of each connection passes the network itself.
+// Clear empties the cache: the next packet of each connection uses the network itself.
 func (o *Cache) Clear() error {
 	for _, m := range []*ebpf.Map{o.objects.OnceFilter, o.objects.OnceEgress, o.objects.OnceIngress} {
 		if err := empty(m); err != nil {
@@ -122,7 +122,7 @@ func empty(m *ebpf.Map) error {
 	}
 }
 
-// Runs reads what the programs have done.
+// ProgramStats returns the statistics of the programs.
 func (o *Cache) ProgramStats() (datapath.ProgStats, error) {
 	return datapath.ProgStatsOf(o.objects.oncachePrograms)
 }

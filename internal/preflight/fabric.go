@@ -24,14 +24,15 @@ const (
 	probeTimeout = time.Second
 )
 
-// fabric finds out what a node can of the fabric: it hands its router a packet for its own prefix, which
-// comes back where the router has the route. Before it goes one with a source that is nobody's, which
+// fabric tests the route and the source check of the fabric: it sends its router a packet for its own prefix, which
+// comes back if the router has the route. Before that it sends one with a source that belongs to no node, which
 // comes back as well unless the fabric checks sources.
 func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix netip.Prefix) (route, sources Result) {
 	const urpf = "let every port of the fabric check sources (uRPF): docs/howto/fabric.md"
 	unchecked := func(why string) (Result, Result) {
 		return todo(
-				"give the fabric this node's route as 'pilaster node list' says it, and ping the node's address ending in ::1 from another node",
+				"give the fabric this node's route as 'pilaster node list' says it, and ping the node's address "+
+					"ending in ::1 from another node",
 				"not checked: %s",
 				why,
 			),
@@ -63,7 +64,11 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 	}
 	route = ok("a packet for %v, handed to the router, came back", prefix)
 	if forged {
-		return route, warn(urpf, "the fabric forwards what this machine sends as %v, which is not its own", foreignSource)
+		return route, warn(
+			urpf,
+			"the fabric forwards what this machine sends as %v, which is not its own",
+			foreignSource,
+		)
 	}
 	return route, ok(
 		"a packet sent as %v, which is not this machine's own, did not come back; a true one did",
@@ -118,8 +123,8 @@ func routerMAC(ctx context.Context, uplink netlink.Link, plan address.Plan) (net
 	}
 }
 
-// probe sends a false and a true packet in turn until a true one is back, and tells whether a false one
-// was before it. They have no upper layer: whoever gets one drops it.
+// probe sends a false and a true packet in turn until a true one is back, and reports whether a false one
+// came before it. They have no upper layer: a host that receives one drops it.
 func probe(
 	ctx context.Context,
 	uplink string,
@@ -144,7 +149,8 @@ func probe(
 	label := rand.Uint32N(1 << 20) // routers keep it, and so it tells ours from others
 	for range probeRounds {
 		for _, from := range []netip.Addr{foreignSource, source} {
-			if err := out.Send(packet.Packet{Source: from, Destination: target, FlowLabel: label}.Frame(router, out.MAC())); err != nil {
+			if err := out.Send(packet.Packet{Source: from, Destination: target, FlowLabel: label}.Frame(router,
+				out.MAC())); err != nil {
 				return false, false, err
 			}
 		}

@@ -151,7 +151,8 @@ func gatewayRules(rights Result) Result {
 	defer os.RemoveAll(dir)
 	if err := gateway.Try(filepath.Join(dir, "gateway")); err != nil {
 		return warn(
-			"use a kernel with nftables, NAT of IPv6 and limits of connections (CONFIG_NF_TABLES_IPV6, CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network nimitz are to have services",
+			"use a kernel with nftables, NAT of IPv6 and limits of connections (CONFIG_NF_TABLES_IPV6, "+
+				"CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network nimitz are to have services",
 			"there would be none: %v",
 			err,
 		)
@@ -159,7 +160,7 @@ func gatewayRules(rights Result) Result {
 	return ok("tried: rules that translate by connection")
 }
 
-// ownClock asks the kernel where there is nobody to compare with.
+// ownClock queries the kernel if there is no orchestrator to compare with.
 func ownClock() Result {
 	var t unix.Timex
 	state, err := unix.Adjtimex(&t)
@@ -170,7 +171,7 @@ func ownClock() Result {
 	if state == unix.TIME_ERROR {
 		return warn(
 			"synchronise it, or compare it by --orchestrator and --token-file",
-			"it is %s here, by a clock that nobody synchronises",
+			"it is %s here, by a clock that is not synchronised",
 			now,
 		)
 	}

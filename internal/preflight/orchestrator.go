@@ -14,7 +14,7 @@ const (
 	clockFails = time.Hour
 )
 
-// orchestrator calls at it without joining. The second result is nil where nobody told the time.
+// orchestrator contacts the orchestrator without joining. The second result is nil if it did not return its time.
 func orchestrator(ctx context.Context, url, text string) (Result, *Result) {
 	token, err := join.ParseToken(text)
 	if err != nil {

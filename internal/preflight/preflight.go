@@ -1,5 +1,5 @@
-// Package preflight finds out whether this machine can be a node before an agent is started on it.
-// It changes nothing that outlives it. What cannot be seen from here is said to be unchecked.
+// Package preflight checks whether this machine can be a node before an agent is started on it.
+// It leaves no changes behind. It reports what it cannot check from here.
 package preflight
 
 import (
@@ -31,7 +31,7 @@ const (
 	OK   State = "ok"
 	Warn State = "warn" // a node works, and this may surprise
 	Fail State = "fail" // a node will not work
-	Todo State = "todo" // could not be checked; somebody has to
+	Todo State = "todo" // could not be checked here; the administrator has to
 )
 
 // Result of one check.

@@ -14,7 +14,8 @@ import (
 
 func TestKernelVersion(t *testing.T) {
 	for release, want := range map[string]State{
-		"6.12.0": OK, "6.12-rc1": OK, "6.18.44-fc": OK, "7.0.1": OK, "6.11.9": Fail, "5.15.0-91-generic": Fail, "Linux": Fail,
+		"6.12.0": OK, "6.12-rc1": OK, "6.18.44-fc": OK, "7.0.1": OK, "6.11.9": Fail, "5.15.0-91-generic": Fail,
+		"Linux": Fail,
 	} {
 		if got := kernelVersion(release); got.State != want || (want == Fail) != (got.Do != "") {
 			t.Errorf("%s: %+v", release, got)
@@ -24,7 +25,8 @@ func TestKernelVersion(t *testing.T) {
 
 func TestClocks(t *testing.T) {
 	for ahead, want := range map[time.Duration]State{
-		0: OK, -9 * time.Second: OK, 11 * time.Second: Warn, -time.Minute: Warn, 2 * time.Hour: Fail, -2 * time.Hour: Fail,
+		0: OK, -9 * time.Second: OK, 11 * time.Second: Warn, -time.Minute: Warn, 2 * time.Hour: Fail,
+		-2 * time.Hour: Fail,
 	} {
 		got := compare(ahead)
 		if got.State != want {
@@ -39,7 +41,8 @@ func TestClocks(t *testing.T) {
 func TestErrorsSayWhatToDo(t *testing.T) {
 	for said, want := range map[string]Result{
 		"it is broken": {State: Fail, Says: "it is broken", Do: "mend it"},
-		"private prefix is taken\n  nothing was changed; choose another": {State: Fail, Says: "private prefix is taken", Do: "choose another"},
+		"private prefix is taken\n  nothing was changed; choose another": {State: Fail,
+			Says: "private prefix is taken", Do: "choose another"},
 	} {
 		if got := failed(errors.New(said), "mend it"); got != want {
 			t.Errorf("%q became %+v", said, got)

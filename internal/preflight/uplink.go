@@ -75,7 +75,8 @@ func checkDevice(uplink netlink.Link, choice string, there []endpoint.Record) Re
 	other := changes(uplink, kind)
 	if kind == endpoint.Macvlan {
 		return warn(
-			"use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node (docs/howto/devices.md)",
+			"use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node "+
+				"(docs/howto/devices.md)",
 			"containers get macvlans on %s%s",
 			uplink.Attrs().Name,
 			other,
@@ -88,10 +89,10 @@ func onNimitz(r endpoint.Record) bool {
 	return slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Network == tenant.Nimitz })
 }
 
-// changes tells where a node is here already whose next containers would be joined to it by programs in other places.
+// changes reports whether an agent runs here with another kind of device.
 func changes(uplink netlink.Link, kind string) string {
 	chain, err := datapath.Chain(uplink, ebpf.AttachTCXIngress)
-	if err != nil { // of which the check of other programs tells
+	if err != nil { // the check of other programs reports it
 		return ""
 	}
 	has := func(prefix string) bool {
@@ -106,7 +107,8 @@ func changes(uplink netlink.Link, kind string) string {
 	case macvlans:
 		return "; the agent that is here has --device macvlan, and may be started again with this one"
 	}
-	return "; the agent that is here has another --device, and may be started again with this one: containers that are there keep theirs"
+	return "; the agent that is here has another --device, and may be started again with this one: containers that " +
+		"are there keep theirs"
 }
 
 func mtu(uplink netlink.Link, reserve int) Result {
@@ -157,7 +159,7 @@ const (
 	guard = "pil_guard_"
 )
 
-// otherPrograms tells who sees packets beside us. The agent goes first in the chain; XDP stands before all of it.
+// otherPrograms reports other programs that receive packets. The agent's is first in the chain; XDP runs before it.
 func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	name := uplink.Attrs().Name
 	if xdp := uplink.Attrs().Xdp; xdp != nil && xdp.Attached {
@@ -177,7 +179,7 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	running := false
 	for _, attachPoint := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 		chain, err := datapath.Chain(uplink, attachPoint)
-		if err != nil && rights.State != OK { // which the kernel says as if it could not list any
+		if err != nil && rights.State != OK { // the kernel returns the same error as if it could not list any
 			return fail("see privileges", "not tried")
 		}
 		if err != nil {
@@ -189,7 +191,8 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 		)
 		if own >= 0 && !pinned[chain.Programs[own].Link] {
 			return fail(
-				"use the --bpffs and --state-dir that agent was started with, or take it apart with 'pilaster node reset'",
+				"use the --bpffs and --state-dir that agent was started with, or take it apart with 'pilaster node "+
+					"reset'",
 				"%s carries the packet path of another agent, whose pins are not in %s",
 				name,
 				bpffs,
@@ -274,7 +277,7 @@ func deviceName(index int) string {
 }
 
 // routerAdvertisements looks for a default route that ends with its lifetime, because the device
-// forwards and the kernel then takes advertisements only where it is told to.
+// forwards and the kernel then accepts advertisements only if it is configured to.
 func routerAdvertisements() Result {
 	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, unix.AF_INET6) })
 	if err != nil {
@@ -289,7 +292,8 @@ func routerAdvertisements() Result {
 		if ipv6(dev, "forwarding") != "0" && ipv6(dev, "accept_ra") == "1" {
 			return fail(
 				"sysctl -w net.ipv6.conf."+dev+".accept_ra=2",
-				"the default route on %s is learnt from router advertisements, which a device that forwards ignores: it will end",
+				"the default route on %s is learnt from router advertisements, which a device that forwards "+
+					"ignores: it will end",
 				dev,
 			)
 		}

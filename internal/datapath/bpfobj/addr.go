@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// toAddr is an address as the programs hold it: two halves in network byte order.
+// ToAddr returns an address as the programs hold it: two halves in network byte order.
 func ToAddr(a netip.Addr) PilasterAddr {
 	b := a.As16()
 	return PilasterAddr{Hi: binary.NativeEndian.Uint64(b[:8]), Lo: binary.NativeEndian.Uint64(b[8:])}
@@ -18,8 +18,8 @@ func (a PilasterAddr) Addr() netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// checksumDiff is what a checksum over from must change by to become one over to, as
-// bpf_csum_diff computes it (RFC 1624).
+// ChecksumDiff returns the change of a checksum if one address replaces the other, as bpf_csum_diff computes it (RFC
+// 1624).
 func ChecksumDiff(from, to netip.Addr) uint32 {
 	var sum uint64
 	f, t := from.As16(), to.As16()

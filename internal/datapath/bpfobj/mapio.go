@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// deleteOthers removes the entries of a map whose keys are not among those to keep.
+// DeleteOthers deletes the entries of a map whose keys are not in keep.
 func DeleteOthers[K comparable](m *ebpf.Map, keep map[K]bool) error {
 	keys, err := MapKeys[K](m)
 	if err != nil {
@@ -25,7 +25,7 @@ func DeleteOthers[K comparable](m *ebpf.Map, keep map[K]bool) error {
 	return nil
 }
 
-// mapKeys lists a hash map's keys. A map that changes meanwhile is listed again.
+// MapKeys returns the keys of a hash map. It starts again if the map changes meanwhile.
 func MapKeys[K comparable](m *ebpf.Map) ([]K, error) {
 	for {
 		var keys []K
@@ -50,7 +50,7 @@ func ReadPinned(pin string, read func(*ebpf.Map) error) error {
 	return read(m)
 }
 
-// forEachEntry shows the entries of a hash map. One that goes meanwhile is left out.
+// ForEachEntry calls show with the entries of a hash map. An entry that is deleted meanwhile is left out.
 func ForEachEntry[K comparable, V any](m *ebpf.Map, show func(K, V)) error {
 	keys, err := MapKeys[K](m)
 	if err != nil {
@@ -70,7 +70,7 @@ func ForEachEntry[K comparable, V any](m *ebpf.Map, show func(K, V)) error {
 	return nil
 }
 
-// rawEntries reads a table as it is.
+// RawEntries returns the keys and values of a map as bytes.
 func RawEntries(m *ebpf.Map) (keys, values [][]byte, err error) {
 	for {
 		keys, values = nil, nil
@@ -85,10 +85,10 @@ func RawEntries(m *ebpf.Map) (keys, values [][]byte, err error) {
 	}
 }
 
-// batchSize are read or written with one call.
+// BatchSize is how many entries one system call reads or writes.
 const BatchSize = 4096
 
-// readEntries takes all of a table that nobody else writes to.
+// ReadEntries reads all entries of a map that no other process changes.
 func ReadEntries[K comparable, V any](m *ebpf.Map, into map[K]V) error {
 	return ForEachBatch(m, make([]K, BatchSize), make([]V, BatchSize), func(k []K, v []V) {
 		for i := range k {
@@ -122,7 +122,7 @@ func WriteEntries[K, V any](m *ebpf.Map, keys []K, values []V) error {
 	return nil
 }
 
-// deleteKeys takes away what may be gone already.
+// DeleteKeys deletes entries, which may be gone already.
 func DeleteKeys[K any](m *ebpf.Map, keys []K) error {
 	for len(keys) > 0 {
 		n, err := m.BatchDelete(keys[:min(len(keys), BatchSize)], nil)

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Check compares what exists with the record and names the first difference.
+// Check compares the kernel with the record and returns the first difference.
 func (d *Devices) Check(_ context.Context, r endpoint.Record) error {
 	in, err := OpenContainerNS(r.Netns)
 	if err != nil {
@@ -38,7 +38,7 @@ func (d *Devices) checkContainer(r endpoint.Record, in *ContainerNS) error {
 	if err != nil {
 		return err
 	}
-	// A link that is down, or whose MAC changed, has lost addresses, routes or neighbours too: this is why.
+	// A link that is down, or whose MAC changed, has also lost addresses, routes or neighbours: report the cause.
 	if container.Attrs().Flags&net.FlagUp == 0 {
 		return fmt.Errorf("link %s in the container is down", r.Interface)
 	}
@@ -48,7 +48,10 @@ func (d *Devices) checkContainer(r endpoint.Record, in *ContainerNS) error {
 	if mtu := container.Attrs().MTU; mtu != r.Device.MTU {
 		return fmt.Errorf("link %s in the container has MTU %d, not %d", r.Interface, mtu, r.Device.MTU)
 	}
-	if err := in.withSysctls(func(s host.Sysctls) error { return s.Check(r.Interface, host.ContainerSysctls()) }); err != nil {
+	if err := in.withSysctls(func(s host.Sysctls) error {
+		return s.Check(r.Interface,
+			host.ContainerSysctls())
+	}); err != nil {
 		return fmt.Errorf("in the container: %w", err)
 	}
 	return checkContainerNetwork(r, in, container)
@@ -82,7 +85,12 @@ func checkContainerNetwork(r endpoint.Record, in *ContainerNS, container netlink
 			return got.IP.Equal(neighbour.IP) && got.State == neighbour.State &&
 				slices.Equal(got.HardwareAddr, neighbour.HardwareAddr)
 		}) {
-			return fmt.Errorf("neighbour %v is not a permanent one with %v on %s", a.Gateway, host.GatewayMAC, r.Interface)
+			return fmt.Errorf(
+				"neighbour %v is not a permanent one with %v on %s",
+				a.Gateway,
+				host.GatewayMAC,
+				r.Interface,
+			)
 		}
 		for _, route := range ContainerRoutes(container, a) {
 			if !slices.ContainsFunc(routes, func(got netlink.Route) bool {

@@ -17,8 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// containerNS is a container's namespace while we work in it. What is done there goes by its handle, from any thread: to
-// enter it is most of the cost.
+// ContainerNS is an open container namespace. Its netlink handle works from any thread, because entering the namespace
+// is most of the cost of an operation.
 type ContainerNS struct {
 	*netlink.Handle
 	Netns  *netns.Namespace
@@ -43,7 +43,7 @@ func OpenContainerNS(path string) (_ *ContainerNS, err error) {
 	return in, nil
 }
 
-// netnsCookie is that of the calling thread's network namespace.
+// NetnsCookie returns the cookie of the calling thread's network namespace. It is unique until the machine reboots.
 func NetnsCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -60,7 +60,7 @@ func (in *ContainerNS) Close() error {
 	return in.Netns.Close()
 }
 
-// withSysctls opens those of the container's devices for f.
+// withSysctls opens the sysctls of the container's devices for f.
 func (in *ContainerNS) withSysctls(f func(host.Sysctls) error) error {
 	var s host.Sysctls
 	if err := in.Netns.Do(func() (err error) { s, err = host.OpenSysctls("ipv6"); return err }); err != nil {
@@ -69,8 +69,8 @@ func (in *ContainerNS) withSysctls(f func(host.Sysctls) error) error {
 	return errors.Join(f(s), s.Close())
 }
 
-// setUpContainer gives the container its address and the one way out. Nothing in it is
-// resolved, solicited or advertised.
+// setUpContainer gives the container its address and its only route. The kernel resolves, solicits and advertises
+// nothing on the device.
 func (d *Devices) setUpContainer(r endpoint.Record, in *ContainerNS) error {
 	container, err := d.Driver(r).containerLink(r, in)
 	if err != nil {
@@ -94,7 +94,7 @@ func (d *Devices) setUpContainer(r endpoint.Record, in *ContainerNS) error {
 	return nil
 }
 
-// attachProgram is the steps that give the container what belongs to attachments.
+// attach returns the steps that configure attachments in the container.
 func (in *ContainerNS) attach(attachments []endpoint.Attachment, container netlink.Link) (steps []func() error) {
 	for _, a := range attachments {
 		steps = append(steps,
@@ -108,7 +108,7 @@ func (in *ContainerNS) attach(attachments []endpoint.Attachment, container netli
 	return steps
 }
 
-// detachLink is those that take it away, but for the next hop of others that stay.
+// detach returns the steps that remove attachments, except the next hops that the remaining attachments use.
 func (in *ContainerNS) detach(attachments, stay []endpoint.Attachment, container netlink.Link) (steps []func() error) {
 	for _, a := range attachments {
 		for _, route := range ContainerRoutes(container, a) {
@@ -122,7 +122,7 @@ func (in *ContainerNS) detach(attachments, stay []endpoint.Attachment, container
 	return steps
 }
 
-// setAddress enables IPv6 where the runtime, or who lives there, has disabled it.
+// setAddress enables IPv6 on the device if the runtime or the container has disabled it.
 func (in *ContainerNS) setAddress(container netlink.Link, a endpoint.Attachment) error {
 	set := func() error { return in.AddrReplace(container, ContainerAddress(a)) }
 	err := set()
@@ -135,7 +135,7 @@ func (in *ContainerNS) setAddress(container netlink.Link, a endpoint.Attachment)
 	return err
 }
 
-// routesAreFree refuses routes that another device of the container has: it would lose them to this one.
+// routesAreFree returns an error if another device of the container has one of the routes: that device would lose it.
 func (in *ContainerNS) routesAreFree(attachments []endpoint.Attachment, container netlink.Link) error {
 	there, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(nil, unix.AF_UNSPEC) })
 	if err != nil {
@@ -146,8 +146,9 @@ func (in *ContainerNS) routesAreFree(attachments []endpoint.Attachment, containe
 			for _, other := range there {
 				if other.LinkIndex != container.Attrs().Index && host.PrefixOf(other.Dst) == wanted {
 					return fmt.Errorf(
-						"the container has a route %v by its device %d already, which would be cut off; nothing was changed: "+
-							"one interface of Pilaster is enough for a container; or take that route away",
+						"the container already has a route %v through its device %d, which would stop working; "+
+							"nothing was changed: "+
+							"a container needs only one interface of Pilaster; or remove that route",
 						wanted,
 						other.LinkIndex,
 					)
@@ -158,7 +159,8 @@ func (in *ContainerNS) routesAreFree(attachments []endpoint.Attachment, containe
 	return nil
 }
 
-// waitForCarrier is mostly over at once: the kernel looks at the carrier of a pair while we go on.
+// WaitForCarrier waits until the device is operational, which it mostly is at once: the kernel checks the carrier of a
+// pair concurrently.
 func (in *ContainerNS) WaitForCarrier(ctx context.Context, r endpoint.Record) error {
 	if l, err := in.LinkByName(r.Interface); err == nil && l.Attrs().OperState == netlink.OperUp {
 		return nil
@@ -166,8 +168,8 @@ func (in *ContainerNS) WaitForCarrier(ctx context.Context, r endpoint.Record) er
 	return in.Netns.WaitUp(ctx, r.Interface)
 }
 
-// waitForAddresses waits until the container takes packets for its addresses: the kernel makes an
-// address local in a work queue of its own, after it has answered that the address is there.
+// WaitForAddresses waits until the container accepts packets for its addresses: the kernel makes an address local in a
+// work queue, after it has acknowledged the address.
 func (in *ContainerNS) WaitForAddresses(ctx context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		for {

@@ -36,41 +36,42 @@ func NewDevices(hooks *hook.Hooks) *Devices {
 // deviceDriver makes one kind of device that joins a container to the node. The container's own settings do not depend
 // on the kind.
 type deviceDriver interface {
-	// checkUplink refuses an uplink that the kind cannot work with.
+	// checkUplink returns an error for an uplink that does not work with this kind.
 	CheckUplink(uplink netlink.Link) error
-	// create makes the device, on both sides up to what is set inside the container.
+	// create makes the device, except for the settings in the container.
 	create(r endpoint.Record, in *ContainerNS, mtu int) (endpoint.Device, error)
-	// attachProgram lets the container's packets meet our program; nothing but that may do so.
+	// attachProgram makes our program process the container's packets. No other call may do so.
 	AttachProgram(r endpoint.Record) error
-	// missing says why devices cannot be brought back, of those that cannot.
+	// missing returns an error for each device that is gone and cannot be restored.
 	Missing([]endpoint.Record) map[endpoint.ID]error
-	// netnsID is what tells a container's namespace from others, and netnsIDOf what any one has of that, if it is not
-	// negative.
+	// netnsID identifies a container's namespace. netnsIDOf returns the same of any namespace;
+	// a negative number means none.
 	netnsID(r endpoint.Record) (int, error)
 	netnsIDOf(in *ContainerNS) (int, error)
-	// containerLink finds the container's end of the device: the path of a namespace may meanwhile lead into another
-	// one, which is none of ours.
+	// containerLink finds the container's end of the device: the path may lead to another
+	// namespace by now.
 	containerLink(r endpoint.Record, in *ContainerNS) (netlink.Link, error)
-	// check names the first difference of what the node has of the device, and repair makes it right.
+	// check returns the first difference on the node's side of the device; repair removes it.
 	Check(r endpoint.Record) error
 	Repair(r endpoint.Record) error
-	// setMTU changes the node's side to what the container's side is to be.
+	// setMTU changes the node's side to mtu and calls container, which changes the container's side, in the right
+	// order.
 	setMTU(r endpoint.Record, mtu int, container func() error) error
-	// effectiveMTU is what the kernel makes of the MTU while the uplink has its own.
+	// effectiveMTU is the MTU that the kernel allows while the uplink has its present one.
 	effectiveMTU(mtu int) int
-	// remove takes the device away, whatever is left of it, and the node's routes to it.
+	// remove removes what is left of the device, and the node's routes to it.
 	Remove(r endpoint.Record, routes ...*net.IPNet) error
-	// attachedEndpoints finds the endpoints whose devices take packets, whichever build made them.
+	// attachedEndpoints returns the endpoints whose devices have a program, whichever build attached it.
 	AttachedEndpoints() ([]endpoint.ID, error)
 }
 
-// Auto is the best kind that a node's kernel has and that suits every container.
+// Auto selects the best kind that the node's kernel supports and that suits every container.
 const Auto = "auto"
 
-// DeviceChoices are what a node may be told: the names of the kinds of device, the default first, and Auto.
+// DeviceChoices returns the valid values of --device: the kinds of device, the default first, and Auto.
 func DeviceChoices() []string { return append(DeviceKinds(), Auto) }
 
-// ChooseDevice is the kind that a choice means here, and of Auto also why.
+// ChooseDevice resolves a value of --device to a kind. For Auto it also returns the reason for the choice.
 func ChooseDevice(choice string) (kind, why string) {
 	if choice != Auto {
 		return cmp.Or(choice, DeviceKinds()[0]), ""
@@ -81,19 +82,24 @@ func ChooseDevice(choice string) (kind, why string) {
 	return endpoint.Netkit, "this kernel has netkit"
 }
 
-// DeviceKinds are the names of the kinds of device, the default first.
+// DeviceKinds returns the kinds of device, the default first.
 func DeviceKinds() []string { return []string{endpoint.Veth, endpoint.Macvlan, endpoint.Netkit} }
 
 func (d *Devices) Drivers() map[string]deviceDriver {
-	return map[string]deviceDriver{endpoint.Veth: PairDevice{d, veth{d}}, endpoint.Macvlan: macvlan{d}, endpoint.Netkit: PairDevice{d, netkit{d}}}
+	return map[string]deviceDriver{
+		endpoint.Veth:    PairDevice{d, veth{d}},
+		endpoint.Macvlan: macvlan{d},
+		endpoint.Netkit:  PairDevice{d, netkit{d}},
+	}
 }
 
-// driver of an endpoint's device.
+// Driver returns the driver of an endpoint's device, nil if this build does not know the kind. Records without a kind
+// are from builds that had only veth.
 func (d *Devices) Driver(r endpoint.Record) deviceDriver {
 	return d.Drivers()[cmp.Or(r.Device.Kind, endpoint.Veth)]
 }
 
-// CheckDeviceUplink refuses an uplink that a kind cannot work with.
+// CheckDeviceUplink returns an error if devices of this kind do not work on the uplink.
 func CheckDeviceUplink(kind string, uplink netlink.Link) error {
 	if err := CheckDeviceKind(kind); err != nil {
 		return err
@@ -101,7 +107,7 @@ func CheckDeviceUplink(kind string, uplink netlink.Link) error {
 	return new(Devices).Drivers()[kind].CheckUplink(uplink)
 }
 
-// CreateDevice makes the device and the container's side of it.
+// CreateDevice makes the device and configures the container's side of it.
 func (d *Devices) CreateDevice(ctx context.Context, r endpoint.Record) (_ endpoint.Device, err error) {
 	mtu, err := d.MTU()
 	if err != nil {
@@ -130,13 +136,13 @@ func (d *Devices) finish(ctx context.Context, r endpoint.Record, in *ContainerNS
 	if err := d.WithDeviceLock(func() error { return d.setUpContainer(r, in) }); err != nil {
 		return fmt.Errorf("container side: %w", err)
 	}
-	// Until the kernel has noticed the carrier it drops what the container sends.
+	// The kernel drops what the container sends until it has seen the carrier.
 	ctx, cancel := context.WithTimeout(ctx, host.CarrierTimeout)
 	defer cancel()
 	return errors.Join(in.WaitForCarrier(ctx, r), in.WaitForAddresses(ctx, r))
 }
 
-// Attached finds the endpoints whose devices take packets, whichever build made them.
+// Attached returns the endpoints whose devices have a program, whichever build attached it.
 func (d *Devices) Attached() ([]endpoint.ID, error) {
 	var all []endpoint.ID
 	for _, k := range d.Drivers() {
@@ -149,22 +155,27 @@ func (d *Devices) Attached() ([]endpoint.ID, error) {
 	return all, nil
 }
 
-// CheckDeviceKinds refuses devices that are not known here, and that a node of a kind leaves containers behind macvlans
-// attachmentsNotIn the programs that judge them.
+// CheckDeviceKinds returns an error if this build does not know the device of an endpoint, or if the node would change
+// to another kind while containers have macvlans: the programs that apply policy to macvlans would be removed.
 func CheckDeviceKinds(kind string, keep []endpoint.Record) error {
 	for _, r := range keep {
 		if new(Devices).Driver(r) == nil {
 			return fmt.Errorf(
-				"endpoint %d has a device of kind %q, which this build does not know; packets flow as before: start the build that made it",
+				"endpoint %d has a device of kind %q, which this build does not know; packets flow as before: "+
+					"start the build that made it",
 				r.ID,
 				r.Device.Kind,
 			)
 		}
 	}
-	others := slices.DeleteFunc(slices.Clone(keep), func(r endpoint.Record) bool { return r.Device.Kind != endpoint.Macvlan })
+	others := slices.DeleteFunc(
+		slices.Clone(keep),
+		func(r endpoint.Record) bool { return r.Device.Kind != endpoint.Macvlan },
+	)
 	if len(others) > 0 && kind != endpoint.Macvlan {
 		return fmt.Errorf(
-			"endpoints with a macvlan: %d, the first of them endpoint %d\n  packets flow as before; start with --device macvlan until the last has gone",
+			"endpoints with a macvlan: %d, the first of them endpoint %d\n  packets flow as before; start with "+
+				"--device macvlan until the last has gone",
 			len(others),
 			others[0].ID,
 		)
@@ -180,7 +191,7 @@ func (d *Devices) byDriver(records []endpoint.Record) map[deviceDriver][]endpoin
 	return all
 }
 
-// missing says why endpoints cannot be brought back, of those that cannot.
+// Missing returns an error for each endpoint whose device is gone and cannot be restored.
 func (d *Devices) Missing(records []endpoint.Record) map[endpoint.ID]error {
 	lost := map[endpoint.ID]error{}
 	for k, records := range d.byDriver(records) {
@@ -193,7 +204,11 @@ func (d *Devices) Missing(records []endpoint.Record) map[endpoint.ID]error {
 
 func CheckDeviceKind(name string) error {
 	if name != "" && !slices.Contains(DeviceChoices(), name) {
-		return fmt.Errorf("--device %s is none; nothing was changed: choose %s", name, strings.Join(DeviceChoices(), ", "))
+		return fmt.Errorf(
+			"--device %s is unknown; nothing was changed: choose %s",
+			name,
+			strings.Join(DeviceChoices(), ", "),
+		)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Attach gives the endpoint's device its program, and the node its routes.
+// Attach attaches the program to the endpoint's device and adds the node's routes to the endpoint.
 func (d *Devices) Attach(r endpoint.Record) error {
 	if err := d.Driver(r).AttachProgram(r); err != nil {
 		return err
@@ -23,13 +23,13 @@ func (d *Devices) Attach(r endpoint.Record) error {
 	return d.AddNodeRoutes(r)
 }
 
-// setEndpointOf notes whose a device is, for events.
+// SetEndpointOf records which endpoint a device belongs to. Events need it.
 func (d *Devices) SetEndpointOf(r endpoint.Record) {
 	d.EndpointByDevice.Store(uint32(r.Device.HostIfindex), r.ID)
 }
 
-// MissingDevices looks for the devices of active endpoints, and says of those that are gone why they cannot be brought
-// back.
+// MissingDevices looks for the devices of active endpoints. It returns an error for each endpoint whose device is gone
+// and cannot be restored.
 func (d *Devices) MissingDevices(records []endpoint.Record) (gone map[endpoint.ID]error, err error) {
 	gone = map[endpoint.ID]error{}
 	var errs []error
@@ -38,13 +38,13 @@ func (d *Devices) MissingDevices(records []endpoint.Record) (gone map[endpoint.I
 		if errors.As(lost, &notFound) || errors.Is(lost, dpapi.ErrNoNamespace) {
 			gone[id] = lost
 		} else {
-			errs = append(errs, lost) // it is there, or could not be looked for
+			errs = append(errs, lost) // it exists, or the lookup failed
 		}
 	}
 	return gone, errors.Join(errs...)
 }
 
-// RemoveRoutes takes the node's routes to an endpoint whose device is gone away.
+// RemoveRoutes removes the node's routes to an endpoint whose device is gone.
 func (d *Devices) RemoveRoutes(r endpoint.Record) error {
 	var errs []error
 	for _, dst := range hook.RoutesTo(r) {
@@ -53,7 +53,7 @@ func (d *Devices) RemoveRoutes(r endpoint.Record) error {
 	return errors.Join(errs...)
 }
 
-// RemoveDevice takes away routes and device.
+// RemoveDevice removes the endpoint's device and the node's routes to it.
 func (d *Devices) RemoveDevice(_ context.Context, r endpoint.Record) error {
 	if err := d.Driver(r).Remove(r, hook.RoutesTo(r)...); err != nil {
 		return err
@@ -62,20 +62,20 @@ func (d *Devices) RemoveDevice(_ context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// endpointOf finds whose device a packet came from, whatever source it claims. 0 for the uplink, and for a device that is
-// stale meanwhile.
+// EndpointOf returns the endpoint of the device that a packet came from, whatever source address it claims. It is 0 for
+// the uplink and for a device that is gone by now.
 func (d *Devices) EndpointOf(device uint32) endpoint.ID {
 	id, _ := d.EndpointByDevice.Load(device)
 	owner, _ := id.(endpoint.ID)
 	return owner
 }
 
-// loadDeviceOwners learns them from the tables another process has filled.
+// LoadDeviceOwners fills the table of devices from the maps that an earlier process filled.
 func (d *Devices) LoadDeviceOwners() error {
 	return d.forEachEpDst(func(l bpfobj.PilasterEpDst) { d.EndpointByDevice.Store(l.Ifindex, endpoint.ID(l.Endpoint)) })
 }
 
-// forEachEpDst reads the containers' entries.
+// forEachEpDst calls f with the map entry of each local address.
 func (d *Devices) forEachEpDst(f func(bpfobj.PilasterEpDst)) error {
 	var key uint64
 	var local bpfobj.PilasterEpDst

@@ -9,11 +9,11 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// errNetnsNotFound is of a container whose namespace this process finds neither where it was nor elsewhere.
-var ErrNetnsNotFound = errors.New("no namespace that is seen here is the container's")
+// errNetnsNotFound means that no visible namespace is the container's.
+var ErrNetnsNotFound = errors.New("no visible namespace is the container's")
 
-// forEachNetns calls f in the containers' namespaces, also those whose path only the runtime sees, for which one walk through
-// all namespaces does. It tells what went wrong.
+// forEachNetns calls f in the containers' namespaces. Namespaces whose path only the runtime sees are found by one walk
+// through all namespaces of the machine. It returns the errors by endpoint.
 func (d *Devices) forEachNetns(
 	k deviceDriver,
 	records []endpoint.Record,
@@ -76,7 +76,7 @@ func inNetns(path string, f func(*ContainerNS) error) error {
 	return f(in)
 }
 
-// walkNetns opens the machine's namespaces but the calling thread's, one after the other, until f has seen enough.
+// WalkNetns opens each namespace of the machine except the calling thread's, until f has seen enough.
 func WalkNetns(f func(path string, in *ContainerNS) (enough bool, err error)) error {
 	paths, err := netns.Others()
 	if err != nil {
@@ -85,7 +85,7 @@ func WalkNetns(f func(path string, in *ContainerNS) (enough bool, err error)) er
 	for _, path := range paths {
 		in, err := OpenContainerNS(path)
 		if isNetnsGone(err) || errors.Is(err, os.ErrPermission) {
-			continue // or it is in a file system of its owner alone
+			continue // or only its owner can read its file system
 		}
 		enough := false
 		if err == nil {
@@ -93,7 +93,7 @@ func WalkNetns(f func(path string, in *ContainerNS) (enough bool, err error)) er
 			in.Close()
 		}
 		if err != nil {
-			return fmt.Errorf("look into the namespace %s: %w", path, err)
+			return fmt.Errorf("open the namespace %s: %w", path, err)
 		}
 		if enough {
 			break
@@ -102,7 +102,7 @@ func WalkNetns(f func(path string, in *ContainerNS) (enough bool, err error)) er
 	return nil
 }
 
-// isNetnsGone tells of a namespace at a path that has led to one.
+// isNetnsGone reports whether the path of a namespace no longer leads to one.
 func isNetnsGone(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, netns.ErrNone)
 }

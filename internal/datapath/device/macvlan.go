@@ -20,32 +20,34 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// onUplink marks the number of a container behind a macvlan, which is no ifindex but its namespace's cookie;
-// bpf/common/device.h has the same.
+// OnUplink marks the number of a container behind a macvlan, which is not an ifindex but derived from its namespace's
+// cookie; bpf/common/device.h has the same value.
 const OnUplink = 1 << 31
 
-// macvlan is a device of the container's alone, on top of the uplink; our programs are the uplink's. In private
-// mode none of them sends to another.
+// macvlan is a device in the container's namespace on top of the uplink. It uses the uplink's programs. In private mode
+// macvlans do not send to each other.
 type macvlan struct{ *Devices }
 
-// checkUplink refuses devices that are themselves on top of others in this way: the kernel would put ours beside them, past
-// our programs.
+// CheckUplink returns an error for an uplink that is itself a macvlan or similar: the kernel would put our devices
+// beside it, past our programs.
 func (d macvlan) CheckUplink(uplink netlink.Link) error {
 	if kind := uplink.Type(); slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind) {
-		return fmt.Errorf("uplink %s is a %s, and packets of macvlans on it would not pass our programs\n  nothing was changed; use --device veth", uplink.Attrs().Name, kind)
+		return fmt.Errorf("uplink %s is a %s: macvlans on it would bypass our programs\n  nothing was changed; use "+
+			"--device veth", uplink.Attrs().Name, kind)
 	}
 	return nil
 }
 
-// macvlanMAC is a container's MAC by its number: nobody's but on this node.
+// MacvlanMAC is the MAC of a container by its number. It is unique on this node only.
 func MacvlanMAC(number uint32) net.HardwareAddr {
 	return binary.BigEndian.AppendUint32(net.HardwareAddr{0x06, 0x70}, number&^OnUplink)
 }
 
-// number tells the container's packets by. Cookies count the namespaces made since boot.
+// number identifies the container's packets. Cookies count the namespaces made since boot.
 func (in *ContainerNS) number() (uint32, error) {
 	if in.cookie >= OnUplink {
-		return 0, fmt.Errorf("this machine has made %d namespaces since it was booted, more than there are numbers for; boot it, or use --device veth", in.cookie)
+		return 0, fmt.Errorf("this machine has made %d namespaces since boot, more than there are numbers for; "+
+			"reboot it, or use --device veth", in.cookie)
 	}
 	return OnUplink | uint32(in.cookie), nil
 }
@@ -73,7 +75,7 @@ func (d macvlan) create(r endpoint.Record, in *ContainerNS, mtu int) (endpoint.D
 		if !errors.Is(err, os.ErrExist) {
 			return err
 		}
-		// Older kernels mind what has the name on the node, which it does not stay with.
+		// Older kernels refuse a name that a device of the node has, so it gets another one first.
 		other := fmt.Sprintf("%s%x", host.DevicePrefix, number)
 		if err := add(other); err != nil {
 			return err
@@ -85,7 +87,8 @@ func (d macvlan) create(r endpoint.Record, in *ContainerNS, mtu int) (endpoint.D
 		case errors.Is(err, os.ErrExist):
 			err = hasDevice(r, err)
 		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL):
-			err = fmt.Errorf("%w; the uplink may be a member of a bridge, which takes its packets first: name the bridge with --uplink, or use --device veth", err)
+			err = fmt.Errorf("%w; if the uplink is a member of a bridge, name the bridge with --uplink, or use "+
+				"--device veth", err)
 		}
 		return endpoint.Device{}, fmt.Errorf("make a macvlan on %s: %w", d.UplinkName, err)
 	}
@@ -94,7 +97,7 @@ func (d macvlan) create(r endpoint.Record, in *ContainerNS, mtu int) (endpoint.D
 	}, nil
 }
 
-// rename gives a device its name, or leaves none.
+// rename renames a device, or removes it if that fails.
 func (in *ContainerNS) rename(from, to string) error {
 	l, err := in.LinkByName(from)
 	if err != nil {
@@ -108,7 +111,7 @@ func (in *ContainerNS) rename(from, to string) error {
 
 func (d macvlan) AttachProgram(endpoint.Record) error { return nil }
 
-// missing looks for all of them at once.
+// Missing looks for all devices in one pass.
 func (d macvlan) Missing(records []endpoint.Record) map[endpoint.ID]error {
 	lost := d.forEachNetns(d, records, func(r endpoint.Record, in *ContainerNS) error {
 		_, err := d.containerLink(r, in)
@@ -116,7 +119,7 @@ func (d macvlan) Missing(records []endpoint.Record) map[endpoint.ID]error {
 	})
 	for id, err := range lost {
 		if errors.Is(err, ErrNetnsNotFound) {
-			lost[id] = fmt.Errorf("%w: %w", err, dpapi.ErrNoNamespace) // it would be there as long as the device is
+			lost[id] = fmt.Errorf("%w: %w", err, dpapi.ErrNoNamespace) // the namespace lives as long as the device
 		}
 	}
 	return lost
@@ -129,10 +132,10 @@ func (d macvlan) netnsIDOf(in *ContainerNS) (int, error) {
 	return int(number), err
 }
 
-// errReplaced is of what has taken the place of a container or of its device.
-var errReplaced = errors.New("it is not what the endpoint was made with")
+// errReplaced means that another container or device has taken the place of the endpoint's.
+var errReplaced = errors.New("it does not belong to the endpoint")
 
-// errOtherUplink is of a container whose frames do not come by the uplink.
+// errOtherUplink means that a container's frames do not come through the uplink.
 var ErrOtherUplink = errors.New("its macvlan is on another device than the uplink")
 
 func (d macvlan) containerLink(r endpoint.Record, in *ContainerNS) (netlink.Link, error) {
@@ -146,7 +149,7 @@ func (d macvlan) containerLink(r endpoint.Record, in *ContainerNS) (netlink.Link
 	return l, err
 }
 
-// find takes any mode: root inside may have changed it.
+// find accepts any mode: root in the container may have changed it.
 func (d macvlan) find(r endpoint.Record, in *ContainerNS) (*netlink.Macvlan, error) {
 	l, err := in.LinkByName(r.Interface)
 	if err != nil {
@@ -174,20 +177,20 @@ func (d macvlan) effectiveMTU(mtu int) int {
 	return mtu
 }
 
-// removeHostDevice leaves alone what has taken the place of the container or of its device.
+// Remove leaves a device or container alone that has taken the place of the endpoint's.
 func (d macvlan) Remove(r endpoint.Record, routes ...*net.IPNet) error {
 	for _, dst := range routes {
 		if err := d.DeleteNodeRoute(dst); err != nil {
 			return err
 		}
 	}
-	// Numbers begin anew with the machine, and somebody else may have it by now.
+	// Numbers start again after a reboot, and another endpoint may have this one by now.
 	if id := d.EndpointOf(uint32(r.Device.HostIfindex)); id != 0 && id != r.ID {
 		return nil
 	}
 	err := d.forEachNetns(d, []endpoint.Record{r}, d.removeInside)[r.ID]
 	if errors.Is(err, ErrNetnsNotFound) {
-		return nil // the device went with it
+		return nil // the device was removed with its namespace
 	}
 	return err
 }
@@ -201,14 +204,15 @@ func (d macvlan) removeInside(r endpoint.Record, in *ContainerNS) error {
 	if err != nil {
 		return err
 	}
-	// Not alone: the kernel waits for its readers after it has let go of its lock for devices, at once for all who ask.
+	// Without the device lock: the kernel waits for RCU readers after it releases its own lock, for all callers at
+	// once.
 	if err := host.IgnoreGone(netns.Retry(func() error { return in.LinkDel(l) })); err != nil {
 		return fmt.Errorf("remove device %s in %s: %w", r.Interface, r.Netns, err)
 	}
 	return nil
 }
 
-// attachedEndpoints finds those with an entry: the programs that judge them are always there.
+// AttachedEndpoints returns the endpoints with a map entry: the programs for macvlans are always attached.
 func (d macvlan) AttachedEndpoints() ([]endpoint.ID, error) {
 	var ids []endpoint.ID
 	err := d.forEachEpDst(func(l bpfobj.PilasterEpDst) {
@@ -219,8 +223,8 @@ func (d macvlan) AttachedEndpoints() ([]endpoint.ID, error) {
 	return ids, err
 }
 
-// sweepMacvlans removes those of no endpoint, which an ADD left that a crash cut off: nothing of theirs flows, but
-// attachmentsNotIn the programs that see to that they would send as they like.
+// SweepMacvlans removes macvlans of no endpoint, which an ADD leaves if the agent crashes. They have no map entries, so
+// their packets are dropped, but only while the uplink's programs are attached.
 func (d *Devices) SweepMacvlans(keep []endpoint.Record) error {
 	if _, err := os.Stat(filepath.Join(d.LinksDir(), "guard_out")); err != nil && d.DeviceKind != endpoint.Macvlan {
 		return nil // lookup never were any
@@ -233,7 +237,7 @@ func (d *Devices) SweepMacvlans(keep []endpoint.Record) error {
 		left, err := findMacvlans()
 		for _, m := range left {
 			if !known[m.number] {
-				d.Log.Warn("device of no endpoint is removed", "device", m.link.Attrs().Name, "namespace", m.path)
+				d.Log.Warn("removing a device of no endpoint", "device", m.link.Attrs().Name, "namespace", m.path)
 				err = errors.Join(err, m.Remove())
 			}
 		}
@@ -241,12 +245,19 @@ func (d *Devices) SweepMacvlans(keep []endpoint.Record) error {
 	})
 }
 
-// staleMacvlans finds those of the calling thread's node.
+// StaleMacvlans finds the macvlans of the calling thread's node.
 func StaleMacvlans() ([]network.StaleState, error) {
 	found, err := findMacvlans()
 	var all []network.StaleState
 	for _, m := range found {
-		all = append(all, network.StaleState{Kind: network.StateDevice, Name: m.link.Attrs().Name + " in " + m.path, Remove: m.Remove})
+		all = append(
+			all,
+			network.StaleState{
+				Kind:   network.StateDevice,
+				Name:   m.link.Attrs().Name + " in " + m.path,
+				Remove: m.Remove,
+			},
+		)
 	}
 	return all, err
 }
@@ -258,8 +269,8 @@ type staleMacvlan struct {
 	link   netlink.Link
 }
 
-// findMacvlans looks for those on top of the devices of the calling thread's namespace, wherever they are: no device of the
-// node says in which namespaces.
+// findMacvlans searches all namespaces of the machine for macvlans on top of devices of the calling thread's namespace:
+// no device of the node says in which namespaces they are.
 func findMacvlans() (all []staleMacvlan, err error) {
 	err = WalkNetns(func(path string, in *ContainerNS) (bool, error) {
 		there, err := macvlansOf(path, in)
@@ -277,23 +288,24 @@ func macvlansOf(path string, in *ContainerNS) ([]staleMacvlan, error) {
 	defer node.Close()
 	here, err := in.GetNetNsIdByFd(node.FD())
 	if err != nil || here < 0 {
-		return nil, err // nothing in it is on top of anything here
+		return nil, err // no device in it is on top of a device of this node
 	}
 	number, err := in.number()
 	if err != nil {
-		return nil, nil // none of ours was made there
+		return nil, nil // we made no device there
 	}
 	links, err := netns.List(in.LinkList)
 	var all []staleMacvlan
 	for _, l := range links {
-		if l.Type() == endpoint.Macvlan && l.Attrs().NetNsID == here && slices.Equal(l.Attrs().HardwareAddr, MacvlanMAC(number)) {
+		if l.Type() == endpoint.Macvlan && l.Attrs().NetNsID == here &&
+			slices.Equal(l.Attrs().HardwareAddr, MacvlanMAC(number)) {
 			all = append(all, staleMacvlan{path, number, l})
 		}
 	}
 	return all, err
 }
 
-// removeHostDevice looks again: the path may lead elsewhere by now.
+// Remove checks the device again before it removes it: the path may lead to another namespace by now.
 func (m staleMacvlan) Remove() error {
 	in, err := OpenContainerNS(m.path)
 	if isNetnsGone(err) {
@@ -304,7 +316,11 @@ func (m staleMacvlan) Remove() error {
 	}
 	defer in.Close()
 	again, err := macvlansOf(m.path, in)
-	if err != nil || !slices.ContainsFunc(again, func(o staleMacvlan) bool { return o.number == m.number && o.link.Attrs().Index == m.link.Attrs().Index }) {
+	if err != nil ||
+		!slices.ContainsFunc(
+			again,
+			func(o staleMacvlan) bool { return o.number == m.number && o.link.Attrs().Index == m.link.Attrs().Index },
+		) {
 		return err
 	}
 	return host.IgnoreGone(netns.Retry(func() error { return in.LinkDel(m.link) }))

@@ -8,20 +8,21 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// checkIPv6MTU refuses an MTU with which a container would lose its IPv6 addresses.
+// checkIPv6MTU returns an error for an MTU below 1280, with which a container would lose its IPv6 addresses.
 func checkIPv6MTU(r endpoint.Record, mtu int) error {
 	if mtu >= host.IPv6MinMTU {
 		return nil
 	}
 	return fmt.Errorf(
-		"an MTU of %d, what the uplink leaves beside the %d bytes that its network puts before packets, is under IPv6's %d; raise the uplink's",
+		"an MTU of %d, what the uplink leaves beside the %d bytes that its network puts before packets, is under "+
+			"IPv6's %d; raise the uplink's",
 		mtu,
 		r.Overhead(),
 		host.IPv6MinMTU,
 	)
 }
 
-// SetMTU changes that of a container's device.
+// SetMTU changes the MTU of a container's device on both sides.
 func (d *Devices) SetMTU(r endpoint.Record, mtu int) error {
 	if err := checkIPv6MTU(r, mtu); err != nil {
 		return err

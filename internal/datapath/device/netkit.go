@@ -18,15 +18,15 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// netkit has the program where the container sends: a packet goes on from there, as one of the node's side, without
-// waiting in a queue in between. Without a program the device itself drops what the container sends; it takes
-// whatever is for it, as a veth does.
+// netkit runs the program where the container sends. A packet continues from there on the node's side without another
+// queue. Without a program the device drops what the container sends; it delivers packets to the container like a veth.
 type netkit struct{ *Devices }
 
 func (d netkit) link(node, container netlink.LinkAttrs) netlink.Link {
 	n := &netlink.Netkit{
-		LinkAttrs: node, Mode: netlink.NETKIT_MODE_L2, Policy: netlink.NETKIT_POLICY_FORWARD, PeerPolicy: netlink.NETKIT_POLICY_BLACKHOLE,
-		Scrub: netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT,
+		LinkAttrs: node, Mode: netlink.NETKIT_MODE_L2, Policy: netlink.NETKIT_POLICY_FORWARD,
+		PeerPolicy: netlink.NETKIT_POLICY_BLACKHOLE,
+		Scrub:      netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT,
 	}
 	n.SetPeerAttrs(&container)
 	return n
@@ -40,7 +40,7 @@ func (d netkit) checkKernel() error {
 	return nil
 }
 
-// HasNetkit says why this kernel cannot make a netkit pair, by making one where nobody sees it.
+// HasNetkit returns why this kernel cannot make a netkit pair. It makes one in a temporary namespace.
 func HasNetkit() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "probe"
@@ -64,15 +64,16 @@ func HasNetkit() error {
 	return nil
 }
 
-// attachProgram uses no link, which would have to be kept somewhere: what is attached so goes with the device. Somebody else's
-// programs stay.
+// AttachProgram does not use a link, which would have to be pinned: a program that is attached in this way is removed
+// with the device. Programs of others stay.
 func (d netkit) AttachProgram(r endpoint.Record) error {
 	there, err := d.programAt(r.Device.HostIfindex)
 	if err != nil {
 		return err
 	}
 	o := link.RawAttachProgramOptions{
-		Target: r.Device.HostIfindex, Program: d.Objects.PilContainer, Attach: ebpf.AttachNetkitPeer, Anchor: link.Head(),
+		Target: r.Device.HostIfindex, Program: d.Objects.PilContainer, Attach: ebpf.AttachNetkitPeer,
+		Anchor: link.Head(),
 	}
 	if there != 0 {
 		old, err := ebpf.NewProgramFromID(there)
@@ -83,8 +84,8 @@ func (d netkit) AttachProgram(r endpoint.Record) error {
 		o.Anchor = link.ReplaceProgram(old)
 	}
 	err = d.WithDeviceLock(func() error { return d.Node.Do(func() error { return link.RawAttachProgram(o) }) })
-	if err != nil && !errors.Is(err, os.ErrExist) { // it is this very program that stands there
-		return fmt.Errorf("put the program on %s: %w", r.Device.HostName, err)
+	if err != nil && !errors.Is(err, os.ErrExist) { // this program is already attached
+		return fmt.Errorf("attach the program to %s: %w", r.Device.HostName, err)
 	}
 	return nil
 }
@@ -93,7 +94,8 @@ func (d netkit) ProgramID(hostLink netlink.Link) (ebpf.ProgramID, error) {
 	return d.programAt(hostLink.Attrs().Index)
 }
 
-// programAt is ours among those that the container's packets meet, whichever build's; 0 without one.
+// programAt returns our program among those that process the container's packets, whichever build attached it; 0 if
+// there is none.
 func (d netkit) programAt(ifindex int) (id ebpf.ProgramID, err error) {
 	err = d.Node.Do(func() error {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: ebpf.AttachNetkitPeer})
@@ -109,7 +111,7 @@ func (d netkit) programAt(ifindex int) (id ebpf.ProgramID, err error) {
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("program: ask device %d for its programs: %w", ifindex, err)
+		return 0, fmt.Errorf("program: query the programs of device %d: %w", ifindex, err)
 	}
 	return id, nil
 }

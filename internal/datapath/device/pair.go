@@ -17,13 +17,13 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// pairDevice is two devices, one of them on the node, and our program between them.
+// PairDevice is two connected devices, one of them on the node, with a program between them.
 type PairDevice struct {
 	*Devices
 	PairDriver
 }
 
-// pairDriver is what pairs differ in.
+// PairDriver is what differs between kinds of pairs.
 type PairDriver interface {
 	// checkKernel says why this kernel has no such pair.
 	checkKernel() error
@@ -37,20 +37,23 @@ type PairDriver interface {
 
 func (d PairDevice) CheckUplink(netlink.Link) error { return d.checkKernel() }
 
-// create makes the pair, its container side born in the container's namespace: moving it there later
-// would cost 30 times as much.
+// create makes the pair with its container side in the container's namespace: moving it there later would take 30 times
+// as long.
 func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpoint.Device, err error) {
 	name := host.DeviceName(r.ID)
 	node, container := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
 	node.Name, node.MTU, node.HardwareAddr = name, mtu, host.GatewayMAC
-	container.Name, container.MTU, container.HardwareAddr, container.Namespace = r.Interface, mtu, host.ContainerMAC, netlink.NsFd(in.Netns.FD())
+	container.Name, container.MTU, container.HardwareAddr, container.Namespace = r.Interface, mtu, host.ContainerMAC,
+		netlink.NsFd(
+			in.Netns.FD(),
+		)
 	pair := d.link(node, container)
 	add := func() error {
 		return d.WithDeviceLock(func() error { return netns.Retry(func() error { return d.Netlink.LinkAdd(pair) }) })
 	}
 	err = add()
 	if errors.Is(err, os.ErrExist) {
-		// A device of that name is what a crash left of an endpoint that has no record.
+		// After a crash a device of that name may be left without a record.
 		if err = d.Devices.removeHostDevice(name); err == nil {
 			err = add()
 		}
@@ -66,8 +69,8 @@ func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpo
 			err = errors.Join(err, d.Devices.removeHostDevice(name))
 		}
 	}()
-	if pair.Attrs().Index == 0 { // LinkAdd looks it up, and does not say that it failed
-		return endpoint.Device{}, fmt.Errorf("%s went while it was made", name)
+	if pair.Attrs().Index == 0 { // LinkAdd looks it up without returning an error
+		return endpoint.Device{}, fmt.Errorf("%s disappeared while it was made", name)
 	}
 	r.Device = endpoint.Device{
 		Kind: pair.Type(), HostName: name, HostIfindex: pair.Attrs().Index,
@@ -80,7 +83,11 @@ func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpo
 }
 
 func hasDevice(r endpoint.Record, err error) error {
-	return fmt.Errorf("the namespace has a device %s already; remove it or name another interface: %w", r.Interface, err)
+	return fmt.Errorf(
+		"the namespace already has a device %s; remove it or name another interface: %w",
+		r.Interface,
+		err,
+	)
 }
 
 func (d PairDevice) setUpHostSide(r endpoint.Record, hostLink netlink.Link) error {
@@ -96,15 +103,20 @@ func (d PairDevice) setUpHostSide(r endpoint.Record, hostLink netlink.Link) erro
 	return netns.Retry(func() error { return d.Netlink.LinkSetUp(hostLink) })
 }
 
-// hostSide finds the endpoint's device. After a reboot its index may be any other device's, even the
-// uplink's.
+// hostSide finds the endpoint's device by name and compares its index: after a reboot the index in the record may be
+// that of any other device, even of the uplink.
 func (d PairDevice) hostSide(r endpoint.Record) (netlink.Link, error) {
 	hostLink, err := d.Netlink.LinkByName(r.Device.HostName)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", r.Device.HostName, err)
 	}
 	if hostLink.Attrs().Index != r.Device.HostIfindex {
-		return nil, fmt.Errorf("link %s has index %d, not %d: it was made anew", r.Device.HostName, hostLink.Attrs().Index, r.Device.HostIfindex)
+		return nil, fmt.Errorf(
+			"link %s has index %d, not %d: it was replaced",
+			r.Device.HostName,
+			hostLink.Attrs().Index,
+			r.Device.HostIfindex,
+		)
 	}
 	return hostLink, nil
 }
@@ -148,7 +160,8 @@ func (d PairDevice) containerLink(r endpoint.Record, in *ContainerNS) (netlink.L
 	if err != nil {
 		return nil, fmt.Errorf("link %s in the container: %w", r.Interface, err)
 	}
-	if container.Attrs().ParentIndex != hostLink.Attrs().Index || hostLink.Attrs().ParentIndex != container.Attrs().Index {
+	if container.Attrs().ParentIndex != hostLink.Attrs().Index ||
+		hostLink.Attrs().ParentIndex != container.Attrs().Index {
 		return nil, fmt.Errorf("link %s in %s is not the other end of %s", r.Interface, r.Netns, r.Device.HostName)
 	}
 	return container, nil
@@ -186,8 +199,7 @@ func (d PairDevice) Repair(r endpoint.Record) error {
 	return errors.Join(d.setUpHostSide(r, hostLink), d.AttachProgram(r))
 }
 
-// setMTU changes the side first that sends: the node's side takes no packet longer than its own MTU, and
-// says nothing of it.
+// setMTU first changes the side that sends: the node's side drops packets longer than its own MTU without an error.
 func (d PairDevice) setMTU(r endpoint.Record, mtu int, container func() error) error {
 	hostLink, err := d.hostSide(r)
 	if err != nil {
@@ -215,7 +227,7 @@ func (d PairDevice) Remove(r endpoint.Record, routes ...*net.IPNet) error {
 	return d.Devices.removeHostDevice(host.DeviceName(r.ID), routes...)
 }
 
-// attachedEndpoints finds the devices that have a program. One may go while it is asked for.
+// AttachedEndpoints returns the endpoints whose devices have a program. A device may disappear during the query.
 func (d PairDevice) AttachedEndpoints() ([]endpoint.ID, error) {
 	links, err := netns.List(d.Netlink.LinkList)
 	if err != nil {

@@ -24,7 +24,7 @@ func (d *Devices) Readdress(ctx context.Context, was, is endpoint.Record) error 
 	return nil
 }
 
-// CanReaddress looks for what the container has that Readdress would cut off.
+// CanReaddress returns an error if Readdress would take a route of another device of the container.
 func (d *Devices) CanReaddress(was, is endpoint.Record) error {
 	in, _, err := d.openForReaddress(was, is)
 	if err != nil {
@@ -34,7 +34,7 @@ func (d *Devices) CanReaddress(was, is endpoint.Record) error {
 	return nil
 }
 
-// openForReaddress opens the inside of a container that may have what one record has more than another.
+// openForReaddress opens the namespace of a container that has room for the new attachments.
 func (d *Devices) openForReaddress(was, is endpoint.Record) (*ContainerNS, netlink.Link, error) {
 	in, err := OpenContainerNS(is.Netns)
 	if err != nil {
@@ -51,6 +51,8 @@ func (d *Devices) openForReaddress(was, is endpoint.Record) (*ContainerNS, netli
 	return in, container, nil
 }
 
+// readdress adds the attachments that a running container's new record has in addition, and removes those that it no
+// longer has. The device stays.
 func (d *Devices) readdress(ctx context.Context, was, is endpoint.Record) error {
 	in, container, err := d.openForReaddress(was, is)
 	if err != nil {
@@ -77,7 +79,7 @@ func (d *Devices) readdress(ctx context.Context, was, is endpoint.Record) error 
 	return in.WaitForAddresses(ctx, more)
 }
 
-// attachmentsNotIn is the attachments of the one that the other does not have.
+// attachmentsNotIn returns the attachments of r that other does not have.
 func attachmentsNotIn(r, other endpoint.Record) []endpoint.Attachment {
 	has := func(a endpoint.Attachment) bool {
 		return slices.ContainsFunc(
@@ -96,7 +98,10 @@ func (in *ContainerNS) replaceAttachments(more, less, stay []endpoint.Attachment
 	}
 	var errs []error
 	for _, step := range in.detach(less, stay, container) {
-		if err := host.IgnoreGone(netns.Retry(step)); !errors.Is(err, unix.ENOENT) { // who lives there may have been faster
+		if err := host.IgnoreGone(netns.Retry(step)); !errors.Is(
+			err,
+			unix.ENOENT,
+		) { // the container may have removed it
 			errs = append(errs, err)
 		}
 	}

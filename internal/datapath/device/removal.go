@@ -14,25 +14,24 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// removalGroup is the link group that devices of ours are put into to be removed together: the kernel
-// waits for its readers once a removal, however many devices go with it. It is not to be in use by
-// anybody else, hence no small number.
+// removalGroup is the link group of devices that are removed together: the kernel waits for its RCU readers once a
+// removal, however many devices it removes. Nothing else may use this group, so it is no small number.
 const removalGroup = 0x70696c
 
-// removal is of a device of ours, and of the routes by which the node reaches it.
+// removal is a device of ours, and the node's routes through it.
 type removal struct {
 	device string
 	routes []*net.IPNet
 }
 
-// removeHostDevice goes together with what is to be removed at the same time: each by itself would wait at the kernel's one lock
-// for devices, time and again, until the others are through.
+// removeHostDevice removes a device in one batch with the devices that are to be removed at the same time. Each removal
+// alone would wait for the kernel's lock for devices.
 func (d *Devices) removeHostDevice(device string, routes ...*net.IPNet) error {
 	return d.Removals.Do(removal{device, routes})
 }
 
-// deleteKeys is called by one at a time, alone with the devices. One that is gone already is no error: it went with its
-// container's namespace.
+// removeBatch is called by one goroutine at a time, with the lock for devices held. A device that is gone is no error:
+// it was removed with its container's namespace.
 func (d *Devices) removeBatch(all []removal) []error {
 	errs := make([]error, len(all))
 	var found []int
@@ -51,7 +50,7 @@ func (d *Devices) removeBatch(all []removal) []error {
 	return errs
 }
 
-// prepareRemoval removes the routes and finds the device, or nil.
+// prepareRemoval removes the routes and finds the device; it returns nil if there is none.
 func (d *Devices) prepareRemoval(r removal) (netlink.Link, error) {
 	for _, dst := range r.routes {
 		if err := d.DeleteNodeRoute(dst); err != nil {
@@ -94,7 +93,7 @@ func (d *Devices) removeLinks(links []netlink.Link) []error {
 	return errs
 }
 
-// deleteGroup removes what is in removalGroup.
+// deleteGroup removes the devices in removalGroup.
 func (d *Devices) deleteGroup() error {
 	return d.Node.Do(func() error {
 		request := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
@@ -123,7 +122,7 @@ func (d *Devices) SweepDevices(keep []endpoint.Record) error {
 	for _, l := range links {
 		name := l.Attrs().Name
 		if _, ours := host.DeviceID(l); ours && !known[name] {
-			d.Log.Warn("device of no endpoint is removed", "device", name)
+			d.Log.Warn("removing a device of no endpoint", "device", name)
 			errs = append(errs, d.removeHostDevice(name))
 		}
 	}

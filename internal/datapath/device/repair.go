@@ -6,13 +6,13 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// repair puts right what differs on the two sides of endpoints' devices. What cannot be put right is
-// said, and leaves the endpoint as it is: CHECK names it too.
+// Repair repairs differences on both sides of endpoints' devices. It logs what it cannot repair and leaves that
+// endpoint as it is; CHECK reports it too.
 func (d *Devices) Repair(records []endpoint.Record) {
 	for k, records := range d.byDriver(records) {
 		logs := map[endpoint.ID]*slog.Logger{}
 		for i, r := range records {
-			// The record gets it from what follows the uplink's MTU.
+			// The goroutine that follows the uplink's MTU writes it to the record.
 			r.Device.MTU = k.effectiveMTU(r.Device.MTU)
 			records[i] = r
 			logs[r.ID] = d.Log.With("endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod)
@@ -27,7 +27,7 @@ func (d *Devices) Repair(records []endpoint.Record) {
 			return nil
 		})
 		for id, err := range unseen {
-			logs[id].Warn("container's side was not compared", "error", err)
+			logs[id].Warn("the container's side was not compared", "error", err)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// veth has the program where packets come out of it.
+// veth runs the program where the container's packets leave the veth on the node.
 type veth struct{ *Devices }
 
 func (d veth) checkKernel() error { return nil }
@@ -20,8 +20,8 @@ func (d veth) link(node, container netlink.LinkAttrs) netlink.Link {
 	return v
 }
 
-// attachProgram uses a cls_bpf filter, which takes 0.1 ms where a tcx link takes 11 ms, under the lock every other device
-// operation waits for.
+// AttachProgram uses a cls_bpf filter, which takes 0.1 ms. A tcx link takes 11 ms and holds the lock that every other
+// device operation needs.
 func (d veth) AttachProgram(r endpoint.Record) error {
 	return d.WithDeviceLock(func() error {
 		return host.AttachFilter(

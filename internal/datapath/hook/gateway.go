@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// gatewaySide is one of the two devices by which the gateway of the second network, whose stack is in a namespace of
-// its own, is joined to the node: the switch is behind the one, the fabric behind the other.
+// gatewaySide is one of the two devices that connect the gateway's namespace with the node: one leads to the switch,
+// the other to the fabric.
 type gatewaySide struct {
 	index   func(*bpfobj.PilasterNimitzNode) *uint32
 	program func(*bpfobj.PilasterObjects) *ebpf.Program
@@ -31,16 +31,16 @@ var (
 	}
 )
 
-// PlugUnderlay makes a device the one by which the gateway reaches the fabric, and the fabric the gateway.
+// PlugUnderlay connects the gateway with the fabric through this device.
 func (d *Hooks) PlugUnderlay(device string) error {
 	if _, err := d.PlugGateway(underlaySide, device); err != nil {
-		return fmt.Errorf("make %s the gateway's way to the fabric: %w", device, err)
+		return fmt.Errorf("connect the gateway with the fabric through %s: %w", device, err)
 	}
 	return nil
 }
 
-// plugGateway has a program stand before anything is sent to the device. One that works already Restore moves, as all
-// hookNames.
+// PlugGateway attaches the program before the device gets any packet. A program that is already there stays until
+// Restore replaces it, as at all hooks.
 func (d *Hooks) PlugGateway(s gatewaySide, device string) (index uint32, err error) {
 	l, err := d.Netlink.LinkByName(device)
 	if err != nil {
@@ -73,11 +73,11 @@ func (d *Hooks) attachGateway(s gatewaySide, l netlink.Link) error {
 	)
 }
 
-// reattachGateway moves the hooks of the devices that are plugged to the programs of this build.
+// ReattachGateway replaces the programs of the connected devices by those of this build.
 func (d *Hooks) ReattachGateway() error {
 	var node bpfobj.PilasterNimitzNode
 	if err := d.Objects.NimNodeV1.Lookup(uint32(0), &node); err != nil {
-		return fmt.Errorf("read the second network's devices: %w", err)
+		return fmt.Errorf("read the devices of network nimitz: %w", err)
 	}
 	for _, s := range []gatewaySide{OverlaySide, underlaySide} {
 		index := *s.index(&node)
@@ -96,7 +96,7 @@ func (d *Hooks) ReattachGateway() error {
 	return nil
 }
 
-// gatewayProblems says what is missing of the gateway's devices, where there are any.
+// GatewayProblems returns what is missing of the gateway's devices, if there are any.
 func (d *Hooks) GatewayProblems() ([]string, error) {
 	var node bpfobj.PilasterNimitzNode
 	if err := d.Objects.NimNodeV1.Lookup(uint32(0), &node); err != nil {
@@ -116,7 +116,7 @@ func (d *Hooks) GatewayProblems() ([]string, error) {
 			problems = append(
 				problems,
 				fmt.Sprintf(
-					"the gateway's device with program %s: %v; restart the agent to bring the gateway back",
+					"the gateway's device with program %s: %v; restart the agent to repair the gateway",
 					s.name,
 					err,
 				),
@@ -126,7 +126,7 @@ func (d *Hooks) GatewayProblems() ([]string, error) {
 	return problems, nil
 }
 
-// isGateway tells the gateway's devices on the node.
+// isGateway reports whether this is a gateway's device on the node.
 func isGateway(name string) bool {
 	return name == pipeline.GatewayDevice || name == pipeline.UnderlayDevice
 }

@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// hostIfHooks are where packets are checked on an interface beside the uplink. Its index is in the pin's name,
-// because a device may have any name, and another tomorrow.
+// hostIfHooks returns the hooks of an interface beside the uplink. The interface's index is part of the pin's name,
+// because names of devices can change.
 func (d *Hooks) hostIfHooks(l netlink.Link) []hook {
 	pin := func(name string) string { return fmt.Sprintf("%s_%d", name, l.Attrs().Index) }
 	switch RoleOf(l, d.Uplink, d.Netlink.LinkByIndex) {
@@ -32,23 +32,27 @@ func (d *Hooks) hostIfHooks(l netlink.Link) []hook {
 	return nil
 }
 
-// role is what an interface beside the uplink is to the node's stack.
+// Role is what an interface beside the uplink is to the node's stack.
 type Role int
 
 const (
-	RoleNone     Role = iota // packets of the stack do not come by here, or those of containers do
-	RoleEdge                 // packets can reach the stack, or leave it
-	RolePort                 // a member of a bridge, a bond or the like, which the stack sees in its place; almost
-	RoleLoopback             // what the stack says to itself
+	RoleNone Role = iota // the stack sends no packets through it, or our other programs do the work
+	RoleEdge             // packets can reach the stack, or leave it
+	// a member of a bridge or bond, which the stack uses instead of it, except for link-local frames
+	RolePort
+	RoleLoopback // the loopback device
 )
 
-// HostInterfaces lists the interfaces beside the uplink by which packets can reach the node's stack or leave it.
+// HostInterfaces returns the interfaces beside the uplink through which packets can reach or leave the node's stack.
 func HostInterfaces(h *netlink.Handle, uplink netlink.Link) ([]netlink.Link, error) {
 	links, err := netns.List(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
-	return slices.DeleteFunc(links, func(l netlink.Link) bool { return RoleOf(l, uplink, h.LinkByIndex) != RoleEdge }), nil
+	return slices.DeleteFunc(
+		links,
+		func(l netlink.Link) bool { return RoleOf(l, uplink, h.LinkByIndex) != RoleEdge },
+	), nil
 }
 
 func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Role {
@@ -70,7 +74,7 @@ func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Rol
 	case l.Type() == "ifb", a.EncapType == "can", a.EncapType == "netlink":
 		return RoleNone // hasTarget nowhere, or carries no IP
 	case a.MasterIndex != 0:
-		// A VRF takes packets from its members' hooks.
+		// A VRF receives packets after its members' hooks.
 		if master, err := byIndex(a.MasterIndex); err == nil && master.Type() != "vrf" {
 			return RolePort // entriesOf the uplink too: its containers' frames have other addresses
 		}
@@ -81,11 +85,11 @@ func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Rol
 	return RoleEdge
 }
 
-// encapsulatingKinds are the kinds of device that put a tag or a header of their own around what leaves by a lower one.
+// encapsulatingKinds add a tag or a header to what they send through a lower device.
 var encapsulatingKinds = []string{"vlan", "vxlan", "geneve", "gretap", "ip6gretap", "macsec"}
 
-// isUnderUplink reports whether the uplink's frames leave by a lower device as they are: there our packets look like
-// anybody's.
+// isUnderUplink reports whether the uplink's frames leave through a lower device unchanged. There the packets of
+// containers cannot be distinguished from others.
 func isUnderUplink(index int, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) bool {
 	const deepest = 8 // MAX_NEST_DEV of the kernel
 	for l, depth := uplink, 0; depth < deepest; depth++ {
@@ -105,16 +109,17 @@ func isUnderUplink(index int, uplink netlink.Link, byIndex func(int) (netlink.Li
 	return false
 }
 
-// GuardInterfaces puts programs on interfaces beside the uplink, or swaps those that are there, and takes them off
-// where they do not belong any more: an interface that has gone, into another namespace too, or to a master.
+// GuardInterfaces attaches programs to the interfaces beside the uplink, or replaces those that are there. It detaches
+// them from interfaces that have gone, moved to another namespace or joined a master. With nil it does so for all
+// interfaces.
 func (d *Hooks) GuardInterfaces(changed netlink.Link) error {
 	if changed == nil {
 		return d.guardAllInterfaces()
 	}
 	if _, container := host.DeviceID(changed); container {
-		return nil // most changes of a busy node
+		return nil // most updates on a busy node
 	}
-	// A message may be of a bridge's port, or of what has changed again.
+	// The update may be of a bridge port, or outdated.
 	index := changed.Attrs().Index
 	l, err := d.Netlink.LinkByIndex(index)
 	var notFound netlink.LinkNotFoundError
@@ -132,7 +137,7 @@ func (d *Hooks) GuardInterfaces(changed netlink.Link) error {
 			continue
 		}
 		if err := d.detachPin(pin); err != nil {
-			errs = append(errs, fmt.Errorf("take %s off %s: %w", name, changed.Attrs().Name, err))
+			errs = append(errs, fmt.Errorf("detach %s from %s: %w", name, changed.Attrs().Name, err))
 		}
 	}
 	return errors.Join(append(errs, host.IgnoreGone(d.attachHooks(wanted)))...)
@@ -153,7 +158,7 @@ func (d *Hooks) guardAllInterfaces() error {
 	return errors.Join(append(errs, d.sweepLinks(all))...)
 }
 
-// guardedInterfaces lists the interfaces where packets are checked, without ports, and says what is wrong with others.
+// GuardedInterfaces returns the interfaces where packets are checked, without bridge ports, and the problems of others.
 func (d *Hooks) GuardedInterfaces() (devices, problems []string, err error) {
 	links, err := netns.List(d.Netlink.LinkList)
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// ReconcileSettings sets our devices again after somebody has set all devices of the machine: without forwarding
-// the FIB names no way for containers, with IPv6 a device without a program is a way into the node.
+// ReconcileSettings restores the settings of our devices after another process has written net.*.conf.all: without
+// forwarding the FIB lookup returns no route to containers, and with IPv6 a device without a program leads into the
+// node.
 func (d *Hooks) ReconcileSettings() error {
 	difference := d.Sysctls.Check(NodeFar, host.FarSysctls())
 	if difference == nil {
@@ -26,13 +27,17 @@ func (d *Hooks) ReconcileSettings() error {
 			continue
 		}
 		err := d.WithDeviceLock(func() error { return d.Sysctls.Set(name, host.HostSysctls()) })
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // else it went meanwhile
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // else the device is gone
 			return err
 		}
 	}
-	// Last, so that what failed is tried again.
+	// Last, so that a failed change is retried.
 	if err = d.WithDeviceLock(d.setNodeDevice); err == nil {
-		d.Log.Warn("somebody set all devices of the machine; ours are as they were again", "difference", difference)
+		d.Log.Warn(
+			"another process changed the settings of all devices; those of our devices were restored",
+			"difference",
+			difference,
+		)
 	}
 	return err
 }

@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// The node's stack and its containers meet on a device pair: routes to containers lead into its near
+// A device pair connects the node's stack with its containers. Routes to containers lead into the near
 // end, where a program takes the packets away. What no program takes arrives at its far end, which
 // listens to nothing. Containers' answers go the other way round.
 const (
@@ -29,7 +29,7 @@ const (
 	nodeMTU = 65535
 )
 
-// createNodeDevice makes the pair, or sets right the one that is there.
+// CreateNodeDevice makes the pair, or repairs the one that is there.
 func (d *Hooks) CreateNodeDevice() error {
 	near, far, err := d.nodePair()
 	if err != nil {
@@ -41,7 +41,7 @@ func (d *Hooks) CreateNodeDevice() error {
 		pair := netlink.NewVeth(attrs)
 		pair.PeerName, pair.PeerHardwareAddr = NodeFar, host.GatewayMAC
 		if err := netns.Retry(func() error { return d.Netlink.LinkAdd(pair) }); err != nil {
-			return fmt.Errorf("make the devices %s and %s: %w; take away what has their name", NodeDevice, NodeFar, err)
+			return fmt.Errorf("make the devices %s and %s: %w; remove devices of that name", NodeDevice, NodeFar, err)
 		}
 		if near, far, err = d.nodePair(); err != nil || near == nil || far == nil {
 			return fmt.Errorf("find the devices %s and %s: %w", NodeDevice, NodeFar, err)
@@ -56,7 +56,7 @@ func (d *Hooks) CreateNodeDevice() error {
 	return d.Node.WaitUp(ctx, NodeDevice)
 }
 
-// nodePair finds both ends, nil where there is none.
+// nodePair finds both ends; an end is nil if it does not exist.
 func (d *Hooks) nodePair() (near, far netlink.Link, err error) {
 	for name, l := range map[string]*netlink.Link{NodeDevice: &near, NodeFar: &far} {
 		found, err := d.Netlink.LinkByName(name)
@@ -94,7 +94,7 @@ func (d *Hooks) setNodeDevice() error {
 	return errors.Join(d.Sysctls.Set(NodeDevice, host.NodeSysctls()), d.Sysctls.Set(NodeFar, host.FarSysctls()))
 }
 
-// attachNode puts the node's program where its packets to containers leave the stack.
+// AttachNode attaches the node's program where packets to containers leave the node's stack.
 func (d *Hooks) AttachNode() error {
 	return host.AttachFilter(
 		d.Netlink,
@@ -106,7 +106,7 @@ func (d *Hooks) AttachNode() error {
 	)
 }
 
-// nodeProblems says what is missing between the node and its containers.
+// NodeProblems returns what is missing between the node and its containers.
 func (d *Hooks) NodeProblems() ([]string, error) {
 	near, far, err := d.nodePair()
 	if err != nil {
@@ -115,7 +115,7 @@ func (d *Hooks) NodeProblems() ([]string, error) {
 	if near == nil || far == nil || near.Attrs().Index != d.NodeNear || far.Attrs().Index != d.NodeFar {
 		return []string{
 			fmt.Sprintf(
-				"devices %s and %s are gone or were made anew; restart the agent to let the node reach its containers",
+				"devices %s and %s are gone or were replaced; restart the agent to let the node reach its containers",
 				NodeDevice,
 				NodeFar,
 			),
@@ -128,16 +128,18 @@ func (d *Hooks) NodeProblems() ([]string, error) {
 			}, nil
 		}
 	}
-	if err := d.CheckProgram(near, netlink.HANDLE_MIN_EGRESS, d.Objects.PilNode, bpfobj.PilasterProgPilNode); err != nil {
+	if err := d.CheckProgram(near, netlink.HANDLE_MIN_EGRESS, d.Objects.PilNode,
+		bpfobj.PilasterProgPilNode); err != nil {
 		return []string{err.Error() + "; restart the agent to let the node reach its containers"}, nil
 	}
 	return nil, nil
 }
 
-// nodeRoute leads the node's stack to a container, as the container sees itself.
+// nodeRoute routes packets of the node's stack to a container's plaintext address.
 func (d *Hooks) nodeRoute(dst *net.IPNet) *netlink.Route {
 	return &netlink.Route{
-		LinkIndex: d.NodeNear, Dst: dst, Src: NodeAddress(d.NodePrefix).IP, Protocol: unix.RTPROT_STATIC, MTU: host.IPv6MinMTU,
+		LinkIndex: d.NodeNear, Dst: dst, Src: NodeAddress(d.NodePrefix).IP, Protocol: unix.RTPROT_STATIC,
+		MTU: host.IPv6MinMTU,
 	}
 }
 
@@ -206,7 +208,7 @@ func (d *Hooks) CheckNodeRoutes(r endpoint.Record) error {
 	return nil
 }
 
-// routesTo are the node's: to attachments with a plaintext, which nodes see.
+// RoutesTo returns the node's routes to an endpoint: to attachments with a plaintext address, which the node uses.
 func RoutesTo(r endpoint.Record) []*net.IPNet {
 	var routes []*net.IPNet
 	for _, a := range r.Attachments {

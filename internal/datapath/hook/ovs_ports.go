@@ -18,11 +18,11 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// networkOVS is of devices that a switch reads itself (bpf/net/netpila/tables.h).
+// networkOVS marks devices that Open vSwitch reads itself (bpf/common/tables.h).
 const networkOVS = uint32(0xff)
 
-// OVSPorts are the devices whose packets a switch outside the packet path has already when they meet its programs, which let go without a word of what
-// is no network's of their own. What the switch gives them meets a program on the way out, which drops what the switch cannot tell.
+// OVSPorts are devices whose packets Open vSwitch receives before our programs run. There the programs drop packets of
+// networks other than their own without counting them. A program on the way out drops what Open vSwitch cannot check.
 type OVSPorts struct {
 	d *Hooks
 
@@ -30,25 +30,36 @@ type OVSPorts struct {
 	Devices map[pipeline.Port]uint32 // indexes
 }
 
-// OVSPorts refuses kinds of device that a switch cannot read before the programs do.
+// OVSPorts returns an error for kinds of device whose packets our programs receive before Open vSwitch does.
 func (d *Hooks) OVSPorts() (*OVSPorts, error) {
 	if d.DeviceKind != endpoint.Veth {
-		return nil, fmt.Errorf("a switch of its own sees only what containers send by a %s, and behind a %s the programs come first; nothing was changed: start the agent with --device %s", endpoint.Veth, d.DeviceKind, endpoint.Veth)
+		return nil, fmt.Errorf("Open vSwitch needs devices of kind %s: with %s our programs receive packets first; "+
+			"nothing was changed: start the agent with --device %s", endpoint.Veth, d.DeviceKind, endpoint.Veth)
 	}
 	if tunnel, err := d.findTunnel(); err != nil || tunnel != nil {
-		return nil, errors.Join(err, fmt.Errorf("%s is here: this node's tunnels are eBPF's; nothing was changed: start the agent with --nimitz ebpf, or move the containers away and run `pilaster node reset`", TunnelDevice))
+		return nil, errors.Join(
+			err,
+			fmt.Errorf(
+				"%s exists: this node's tunnels are eBPF's; nothing was changed: "+
+					"start the agent with --nimitz ebpf, or drain the node and run `pilaster node reset`",
+				TunnelDevice,
+			),
+		)
 	}
 	t := NewOVSPorts(d)
 	d.ActiveOVSPorts = t
-	return t, bpfobj.ForEachEntry(d.Objects.PilPortsV1, func(device uint32, p bpfobj.PilasterDevEp) { t.Devices[pipeline.Port(p.Endpoint)] = device })
+	return t, bpfobj.ForEachEntry(
+		d.Objects.PilPortsV1,
+		func(device uint32, p bpfobj.PilasterDevEp) { t.Devices[pipeline.Port(p.Endpoint)] = device },
+	)
 }
 
 func NewOVSPorts(d *Hooks) *OVSPorts { return &OVSPorts{d: d, Devices: map[pipeline.Port]uint32{}} }
 
-// Mark is what tells the programs on the uplink that a tunnel is the node's own.
+// Mark returns the mark by which the programs on the uplink recognise the node's own tunnels.
 func (t *OVSPorts) Mark() uint32 { return TunnelMark(t.d.AcceptMark) }
 
-// Plug notes that the switch reads a device. It may be repeated.
+// Plug records that Open vSwitch reads a device. It may be repeated.
 func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Device) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,13 +67,16 @@ func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Devic
 	if err != nil {
 		return fmt.Errorf("%v: device %s: %w", port, is.Name, err)
 	}
-	if port == pipeline.Gateway { // the node's stack is to take nothing from it
-		err := t.d.WithDeviceLock(func() error { return errors.Join(t.d.Sysctls.Set(is.Name, host.HostSysctls()), t.attach(l)) })
+	if port == pipeline.Gateway { // the node's stack must receive nothing from it
+		err := t.d.WithDeviceLock(
+			func() error { return errors.Join(t.d.Sysctls.Set(is.Name, host.HostSysctls()), t.attach(l)) },
+		)
 		t.Devices[port] = uint32(l.Attrs().Index)
 		return err
 	}
 	if _, container := host.DeviceID(l); container && l.Type() != endpoint.Veth {
-		return fmt.Errorf("%v: %s is a %s, whose packets the programs see before the switch; nothing was changed: let the container end, and attach it anew", port, is.Name, l.Type())
+		return fmt.Errorf("%v: %s is a %s, whose packets our programs receive before the switch; nothing was "+
+			"changed: remove the container and attach it again", port, is.Name, l.Type())
 	}
 	index := uint32(l.Attrs().Index)
 	if old, there := t.Devices[port]; there && old != index {
@@ -73,7 +87,8 @@ func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Devic
 	if err := t.d.WithDeviceLock(func() error { return t.attach(l) }); err != nil {
 		return fmt.Errorf("%v: %w", port, err)
 	}
-	if err := t.d.Objects.PilPortsV1.Put(index, bpfobj.PilasterDevEp{Endpoint: uint32(port), Network: networkOVS}); err != nil {
+	if err := t.d.Objects.PilPortsV1.Put(index, bpfobj.PilasterDevEp{Endpoint: uint32(port),
+		Network: networkOVS}); err != nil {
 		return fmt.Errorf("make %s %v: %w", is.Name, port, err)
 	}
 	t.Devices[port] = index
@@ -81,7 +96,14 @@ func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Devic
 }
 
 func (t *OVSPorts) attach(l netlink.Link) error {
-	return host.AttachFilter(t.d.Netlink, l.Attrs().Index, l.Attrs().Name, netlink.HANDLE_MIN_EGRESS, t.d.Objects.PilTapped, bpfobj.PilasterProgPilTapped)
+	return host.AttachFilter(
+		t.d.Netlink,
+		l.Attrs().Index,
+		l.Attrs().Name,
+		netlink.HANDLE_MIN_EGRESS,
+		t.d.Objects.PilTapped,
+		bpfobj.PilasterProgPilTapped,
+	)
 }
 
 func (t *OVSPorts) Detach(device int) error {
@@ -101,7 +123,7 @@ func (t *OVSPorts) Detach(device int) error {
 	})
 }
 
-// hookProblems says which devices lack their program, and are there.
+// Problems returns the existing devices that lack their program.
 func (t *OVSPorts) Problems() ([]string, error) {
 	if t == nil {
 		return nil, nil
@@ -113,7 +135,7 @@ func (t *OVSPorts) Problems() ([]string, error) {
 	for _, index := range devices {
 		l, err := t.d.Netlink.LinkByIndex(int(index))
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			continue // its endpoint is lost, or is about to be
+			continue // its endpoint is gone, or will be
 		}
 		if err == nil {
 			err = t.d.CheckProgram(l, netlink.HANDLE_MIN_EGRESS, t.d.Objects.PilTapped, bpfobj.PilasterProgPilTapped)
@@ -125,7 +147,8 @@ func (t *OVSPorts) Problems() ([]string, error) {
 	if len(without) == 0 {
 		return nil, nil
 	}
-	return []string{fmt.Sprintf("%s (%s), so what the switch cannot tell is not dropped there; restart the agent to bring it back",
+	return []string{fmt.Sprintf("%s (%s), so what the switch cannot check is not dropped there; restart the agent "+
+		"to attach it again",
 		without[0], humanize.Of(len(without), "device", "devices"))}, nil
 }
 
@@ -149,6 +172,7 @@ func (t *OVSPorts) Unplug(_ context.Context, port pipeline.Port) error {
 	return t.unplug(port, index)
 }
 
+// unplug makes the programs count again what they drop on the port.
 func (t *OVSPorts) unplug(port pipeline.Port, index uint32) error {
 	err := t.d.Objects.PilPortsV1.Delete(index)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -158,7 +182,7 @@ func (t *OVSPorts) unplug(port pipeline.Port, index uint32) error {
 		err = t.Detach(int(index))
 	}
 	if err != nil {
-		return fmt.Errorf("take %v off: %w", port, err)
+		return fmt.Errorf("remove %v: %w", port, err)
 	}
 	delete(t.Devices, port)
 	return nil

@@ -18,11 +18,11 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// tunnelDevice is the kernel's VXLAN device, which has no tunnel of its own: the programs say of each packet where it
-// goes, and are told where it came from.
+// TunnelDevice is the kernel's VXLAN device. It has no remote address of its own: the programs set the destination of
+// each packet and read its source.
 const TunnelDevice = "pilvxlan"
 
-// createTunnel makes the device where there is none, sets its MTU and gives the node its tunnel address.
+// CreateTunnel makes the device if it does not exist, sets its MTU and gives the node its tunnel address.
 func (d *Hooks) CreateTunnel() error {
 	tunnel, err := d.findTunnel()
 	if err != nil {
@@ -35,14 +35,16 @@ func (d *Hooks) CreateTunnel() error {
 		if err := netns.Retry(func() error { return d.Netlink.LinkAdd(dev) }); err != nil {
 			if l, _ := d.Netlink.LinkByName(TunnelDevice); l != nil {
 				return fmt.Errorf(
-					"%s is a %s of somebody else: the second network's is VXLAN with external metadata, group policy and UDP port %d; nothing was changed: rename that one, or remove it",
+					"%s is a %s that another program made: network nimitz needs VXLAN with external metadata, "+
+						"group policy and UDP port %d; nothing was changed: rename or remove that device",
 					TunnelDevice,
 					l.Type(),
 					pipeline.UDPPort,
 				)
 			}
 			return fmt.Errorf(
-				"make the device %s: %w; nothing was changed: the kernel needs VXLAN (CONFIG_VXLAN), and no other may have UDP port %d of this node",
+				"make the device %s: %w; nothing was changed: the kernel needs CONFIG_VXLAN, and UDP port %d must "+
+					"be free",
 				TunnelDevice,
 				err,
 				pipeline.UDPPort,
@@ -76,7 +78,7 @@ func (d *Hooks) CreateTunnel() error {
 	return nil
 }
 
-// setTunnelMTU has the device, where there is one, take what leaves by the uplink.
+// SetTunnelMTU sets the MTU of the device, if it exists, to what the uplink can carry.
 func (d *Hooks) SetTunnelMTU(mtu int) error {
 	tunnel, err := d.findTunnel()
 	if err != nil || tunnel == nil {
@@ -98,13 +100,13 @@ func VtepAddress(node netip.Prefix) *netlink.Addr {
 	}
 }
 
-// isTunnel tells the device from what else may have its name.
+// IsTunnel reports whether the link is our VXLAN device, not another device of that name.
 func IsTunnel(l netlink.Link) bool {
 	v, ok := l.(*netlink.Vxlan)
 	return ok && v.Name == TunnelDevice && v.FlowBased && v.GBP && v.Port == pipeline.UDPPort
 }
 
-// findTunnel is nil where there is none.
+// findTunnel returns nil if there is no tunnel device.
 func (d *Hooks) findTunnel() (netlink.Link, error) {
 	l, err := d.Netlink.LinkByName(TunnelDevice)
 	var notFound netlink.LinkNotFoundError
@@ -117,8 +119,8 @@ func (d *Hooks) findTunnel() (netlink.Link, error) {
 	return l, nil
 }
 
-// attachNimitz moves the second network's hooks to the programs of this build, where that network is in use. Its tables
-// are whole by then: those of another size have been taken over.
+// AttachNimitz replaces the programs of network nimitz by those of this build, if the network is in use. The maps are
+// complete by then: the entries of maps of another size have been copied.
 func (d *Hooks) AttachNimitz() error {
 	tunnel, err := d.findTunnel()
 	if err != nil || tunnel == nil {
@@ -142,13 +144,13 @@ func (d *Hooks) AttachNimitz() error {
 	}
 	for _, step := range steps {
 		if err := d.WithDeviceLock(step); err != nil {
-			return fmt.Errorf("attach the second network: %w", err)
+			return fmt.Errorf("attach network nimitz: %w", err)
 		}
 	}
 	return nil
 }
 
-// sweepPorts has no device but of these endpoints be a port.
+// SweepPorts removes ports whose devices belong to none of these endpoints.
 func (d *Hooks) SweepPorts(found []endpoint.Record) error {
 	devices := map[uint32]bool{}
 	for _, r := range found {
@@ -160,39 +162,40 @@ func (d *Hooks) SweepPorts(found []endpoint.Record) error {
 func (d *Hooks) SetNimitzNode(set func(*bpfobj.PilasterNimitzNode)) error {
 	var v bpfobj.PilasterNimitzNode
 	if err := d.Objects.NimNodeV1.Lookup(uint32(0), &v); err != nil {
-		return fmt.Errorf("read the second network's devices: %w", err)
+		return fmt.Errorf("read the devices of network nimitz: %w", err)
 	}
 	set(&v)
 	if err := d.Objects.NimNodeV1.Update(uint32(0), v, ebpf.UpdateAny); err != nil {
-		return fmt.Errorf("write the second network's devices: %w", err)
+		return fmt.Errorf("write the devices of network nimitz: %w", err)
 	}
 	return nil
 }
 
-// tunnelProblems says what is missing of the second network, where it is in use.
+// TunnelProblems returns what is missing of network nimitz, if the network is in use.
 func (d *Hooks) TunnelProblems() ([]string, error) {
 	var node bpfobj.PilasterNimitzNode
 	if err := d.Objects.NimNodeV1.Lookup(uint32(0), &node); err != nil || node.Vxlan == 0 {
 		return nil, err
 	}
-	const restart = "; restart the agent to bring the second network back"
+	const restart = "; restart the agent to repair network nimitz"
 	tunnel, err := d.findTunnel()
 	switch {
 	case err != nil:
 		return nil, err
 	case tunnel == nil || tunnel.Attrs().Index != int(node.Vxlan):
-		return []string{"device " + TunnelDevice + " is gone or was made anew" + restart}, nil
+		return []string{"device " + TunnelDevice + " is gone or was replaced" + restart}, nil
 	case tunnel.Attrs().Flags&net.FlagUp == 0:
 		return []string{"device " + TunnelDevice + " is down" + restart}, nil
 	}
-	if err := d.CheckProgram(tunnel, netlink.HANDLE_MIN_INGRESS, d.Objects.PilTunnelIn, bpfobj.PilasterProgPilTunnelIn); err != nil {
+	if err := d.CheckProgram(tunnel, netlink.HANDLE_MIN_INGRESS, d.Objects.PilTunnelIn,
+		bpfobj.PilasterProgPilTunnelIn); err != nil {
 		return []string{err.Error() + restart}, nil
 	}
 	return nil, nil
 }
 
-// tunnelMark is never 0, which is what packets have that nobody marks.
+// TunnelMark is never 0, the mark of packets that nothing has marked.
 func TunnelMark(secret uint32) uint32 { return secret&pipeline.MarkBits | 1 }
 
-// networkNimitz is the second network's place in pil_networks (bpf/net/netpila/tables.h).
+// NetworkNimitz is the index of network nimitz in pil_networks (bpf/common/tables.h).
 const NetworkNimitz = uint32(0)

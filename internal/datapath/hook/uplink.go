@@ -20,7 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Hooks attaches the programs of the uplink, of other host interfaces, and of the devices that belong to the node itself.
+// Hooks attaches the programs of the uplink, of other host interfaces, and of the devices that belong to the node
+// itself.
 type Hooks struct {
 	*host.Host
 
@@ -28,14 +29,14 @@ type Hooks struct {
 	ActiveOVSPorts    *OVSPorts // nil unless Open vSwitch reads the containers' devices
 }
 
-// hook is a place on an interface of the node where a program of ours stands first.
+// hook is a place on an interface of the node where our program runs first.
 type hook struct {
 	Name    string
 	pin     string // its file in linksDir
 	device  netlink.Link
 	Attach  ebpf.AttachType
 	program *ebpf.Program
-	After   *ebpf.Program // stands first, and this one behind it
+	After   *ebpf.Program // must run before this program; nil if this one runs first
 }
 
 func (d *Hooks) UplinkHooks() []hook {
@@ -45,7 +46,7 @@ func (d *Hooks) UplinkHooks() []hook {
 	return append(d.filterHooks(), d.backstopHooks()...)
 }
 
-// filterHooks stand first on the uplink.
+// filterHooks run first on the uplink.
 func (d *Hooks) filterHooks() []hook {
 	return []hook{
 		{"uplink_in", "uplink_in", d.Uplink, ebpf.AttachTCXIngress, d.Objects.PilUplinkIn, nil},
@@ -53,7 +54,7 @@ func (d *Hooks) filterHooks() []hook {
 	}
 }
 
-// backstopHooks stand behind them, beside macvlans.
+// backstopHooks run behind filterHooks if containers have macvlans.
 func (d *Hooks) backstopHooks() []hook {
 	return []hook{
 		{"guard_in", "guard_in", d.Uplink, ebpf.AttachTCXIngress, d.Objects.PilGuardIn, d.Objects.PilUplinkIn},
@@ -64,13 +65,13 @@ func (d *Hooks) backstopHooks() []hook {
 func (d *Hooks) DetachBackstop() error {
 	for _, h := range d.backstopHooks() {
 		if err := d.detachPin(h.pin); err != nil {
-			return fmt.Errorf("take %s off %s: %w", h.Name, h.device.Attrs().Name, err)
+			return fmt.Errorf("detach %s from %s: %w", h.Name, h.device.Attrs().Name, err)
 		}
 	}
 	return nil
 }
 
-// detachPin detaches the program that a pin holds, if there is one.
+// detachPin detaches the program that a pinned link holds, if there is one.
 func (d *Hooks) detachPin(pin string) error {
 	err := DetachLink(filepath.Join(d.LinksDir(), pin))
 	if errors.Is(err, os.ErrNotExist) {
@@ -79,8 +80,8 @@ func (d *Hooks) detachPin(pin string) error {
 	return err
 }
 
-// attachUplink puts our programs first on the uplink, or swaps them for those that are there.
-// The links are pinned: they stay when the agent goes.
+// AttachUplink puts our programs first on the uplink, or replaces those of an earlier process. The links are pinned:
+// they stay when the agent ends.
 func (d *Hooks) AttachUplink() error {
 	if err := os.MkdirAll(d.LinksDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for links: %w", err)
@@ -97,19 +98,21 @@ func (d *Hooks) attachHooks(hooks []hook) error {
 	return nil
 }
 
-// checkUplinkFree refuses an uplink that carries a packet path with pins elsewhere: its devices
-// would look like nobody's, and be swept away with the network of their containers.
+// CheckUplinkFree returns an error if the uplink carries a packet path with pins elsewhere: this agent would take the
+// devices of that path's containers for stale and remove them.
 func (d *Hooks) CheckUplinkFree() error {
 	for _, h := range d.filterHooks() { // their programs are not loaded yet
 		var result *link.QueryResult
 		if d.Node.Do(func() (err error) { result, err = QueryHook(h); return err }) != nil {
-			return nil // a kernel without tcx: load says what is missing
+			return nil // a kernel without tcx: load returns the error
 		}
 		for _, p := range result.Programs {
-			if ProgramHasName(p.ID, bpfobj.PilasterProgPilUplinkIn, bpfobj.PilasterProgPilUplinkOut) && !d.isOurLink(h, p) {
+			if ProgramHasName(p.ID, bpfobj.PilasterProgPilUplinkIn, bpfobj.PilasterProgPilUplinkOut) &&
+				!d.isOurLink(h, p) {
 				return fmt.Errorf(
 					"%s carries the packet path of another agent, whose pins are not in %s; nothing was changed: "+
-						"use the --bpffs and --state-dir that agent was started with, or take it apart with `pilaster node reset`",
+						"use the --bpffs and --state-dir of that agent, "+
+						"or remove its packet path with `pilaster node reset`",
 					d.UplinkName,
 					d.BPFFS,
 				)
@@ -119,7 +122,7 @@ func (d *Hooks) CheckUplinkFree() error {
 	return nil
 }
 
-// programHasName tells programs by their names, whichever build loaded them.
+// ProgramHasName reports whether a program has one of the names, whichever build loaded it.
 func ProgramHasName(id ebpf.ProgramID, names ...string) bool {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -130,7 +133,7 @@ func ProgramHasName(id ebpf.ProgramID, names ...string) bool {
 	return err == nil && slices.Contains(names, info.Name)
 }
 
-// queryHook lists what stands at a hook of the calling thread's namespace, first to last.
+// QueryHook returns the programs at a hook of the calling thread's namespace, first to last.
 func QueryHook(h hook) (*link.QueryResult, error) {
 	return link.QueryPrograms(link.QueryOptions{Target: h.device.Attrs().Index, Attach: h.Attach})
 }
@@ -146,7 +149,7 @@ func (d *Hooks) attachHook(h hook) error {
 		if place >= 0 {
 			return old.Update(h.program)
 		}
-		// The device the link belonged to is gone, and the link with it, or it is in another namespace.
+		// The link's device is gone, or is in another namespace.
 		if err := DetachLink(pin); err != nil {
 			return err
 		}
@@ -167,11 +170,12 @@ func (d *Hooks) attachHook(h hook) error {
 	return l.Pin(pin)
 }
 
-// position is how many programs stand before ours at a hook of the calling thread's namespace; -1 where ours is not there.
+// position returns how many programs run before ours at a hook of the calling thread's namespace; -1 if ours is not
+// there.
 func (d *Hooks) position(h hook) (int, error) {
 	result, err := QueryHook(h)
 	if err != nil {
-		return 0, fmt.Errorf("ask %s for its programs: %w", h.device.Attrs().Name, err)
+		return 0, fmt.Errorf("query the programs of %s: %w", h.device.Attrs().Name, err)
 	}
 	for i, p := range result.Programs {
 		if d.isOurLink(h, p) {
@@ -181,8 +185,7 @@ func (d *Hooks) position(h hook) (int, error) {
 	return -1, nil
 }
 
-// hookProblems says what is wrong with our place at hooks of the calling thread's namespace: a program missing, or not
-// lookupFirst.
+// HookProblems returns what is wrong at hooks of the calling thread's namespace: our program is missing, or not first.
 func (d *Hooks) HookProblems(hooks []hook) (missing, notFirst []string, err error) {
 	for _, h := range hooks {
 		place, err := d.position(h)
@@ -199,7 +202,7 @@ func (d *Hooks) HookProblems(hooks []hook) (missing, notFirst []string, err erro
 			missing = append(
 				missing,
 				fmt.Sprintf(
-					"program %s stands first on %s, and drops all packets of containers behind macvlans; restart the agent",
+					"program %s is first on %s and drops all packets of macvlans; restart the agent",
 					h.Name,
 					device,
 				),
@@ -209,7 +212,7 @@ func (d *Hooks) HookProblems(hooks []hook) (missing, notFirst []string, err erro
 				notFirst,
 				fmt.Sprintf(
 					"%s before %s on %s; attach them after ours",
-					humanize.Of(place, "other program stands", "other programs stand"),
+					humanize.Of(place, "other program runs", "other programs run"),
 					h.Name,
 					device,
 				),
@@ -230,8 +233,8 @@ func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
 	return err == nil && ok && id == info.ID
 }
 
-// blockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64 unreachable, and
-// the private prefix: what no program takes, and what no container has, must not find the default route.
+// BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64 and the private
+// prefix unreachable: a packet that no program takes must not follow the default route.
 func (d *Hooks) BlockUnclaimedPrefixes() error {
 	lo, err := d.Netlink.LinkByName("lo")
 	if err != nil {
@@ -254,10 +257,15 @@ func NodeAddress(prefix netip.Prefix) *netlink.Addr {
 }
 
 func UnreachableRoute(prefix netip.Prefix) *netlink.Route {
-	return &netlink.Route{Dst: host.IPNet(prefix), Type: unix.RTN_UNREACHABLE, Protocol: unix.RTPROT_STATIC, Priority: 4096}
+	return &netlink.Route{
+		Dst:      host.IPNet(prefix),
+		Type:     unix.RTN_UNREACHABLE,
+		Protocol: unix.RTPROT_STATIC,
+		Priority: 4096,
+	}
 }
 
-// sweepLinks takes away programs at other hooks than these: other builds', and on interfaces that are gone.
+// sweepLinks detaches programs at other hooks than these: those of other builds and of interfaces that are gone.
 func (d *Hooks) sweepLinks(hooks []hook) error {
 	pins := map[string]bool{}
 	for _, h := range hooks {
@@ -266,7 +274,8 @@ func (d *Hooks) sweepLinks(hooks []hook) error {
 	return d.SweepFolder(d.LinksDir(), DetachLink, func(name string) bool { return pins[name] })
 }
 
-// detachLink ends a pinned link at once. Removing its pin alone would leave that to the kernel's leisure.
+// DetachLink ends a pinned link at once. If only the pin were removed, the kernel would detach the program some time
+// later.
 func DetachLink(pin string) error {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// mountSource marks a bpffs that we mounted.
+// mountSource identifies a bpffs that we mounted.
 const mountSource = "pilaster"
 
-// mountBPFFS makes sure that dir is a folder on a bpffs.
+// MountBPFFS makes sure that dir is a folder on a bpffs.
 func MountBPFFS(dir string) error {
 	at := dir
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		// Where nobody mounts bpffs, /sys/fs/bpf is a folder of sysfs, which takes no folders of ours.
+		// If bpffs is not mounted, /sys/fs/bpf is a folder of sysfs, where no folder can be made.
 		if at = filepath.Dir(dir); !IsOn(at, unix.SYSFS_MAGIC) {
 			return fmt.Errorf("make the folder for pins: %w", err)
 		}
@@ -41,9 +41,9 @@ func IsOn(dir string, filesystem int64) bool {
 	return unix.Statfs(dir, &fs) == nil && fs.Type == filesystem
 }
 
-// CheckBPFFS refuses a place for pins that does not outlive this process: a bpffs that is mounted, or would be, in a
-// mount namespace of its own goes with the last process in there. What the machine's first process sees
-// outlives us; where that cannot be told, nothing is said.
+// CheckBPFFS returns an error for a folder of pins that does not outlive this process: a bpffs in a mount namespace of
+// its own is removed with the last process in that namespace. A mount that the machine's first process sees outlives
+// the agent. If the mounts of that process cannot be read, it returns nil.
 func CheckBPFFS(dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -69,13 +69,15 @@ func CheckBPFFS(dir string) error {
 		}
 	}
 	return fmt.Errorf(
-		"pins in %s would end with the agent, and with them the network of containers: this mount namespace has no bpffs that the machine sees\n"+
-			"  nothing was changed; mount bpffs on the machine (mount -t bpf bpf /sys/fs/bpf) and start the agent where it is seen, or name it with --bpffs",
+		"pins in %s would be removed with the agent, and containers would lose their network: the bpffs is in the "+
+			"agent's own mount namespace\n"+
+			"  nothing was changed; mount bpffs on the machine (mount -t bpf bpf /sys/fs/bpf) and make it visible "+
+			"to the agent, or name it with --bpffs",
 		dir,
 	)
 }
 
-// ourMount is where mountBPFFS mounted a bpffs for dir; empty where it did not.
+// OurMount returns where MountBPFFS mounted a bpffs for dir; empty if it did not.
 func OurMount(dir string) (string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -85,7 +87,7 @@ func OurMount(dir string) (string, error) {
 	return mountOf(f, dir)
 }
 
-// mountOf reads mountinfo, for the last bpffs of ours on dir or the folder it is in.
+// mountOf reads mountinfo and returns the last bpffs of ours on dir or on the folder that holds it.
 func mountOf(mountinfo io.Reader, dir string) (string, error) {
 	mount := ""
 	lines := bufio.NewScanner(mountinfo)

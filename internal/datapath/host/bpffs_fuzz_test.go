@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// FuzzMountinfo: wherever we mounted a bpffs, it is found again, and nobody else's is taken for it.
+// FuzzMountinfo: a bpffs that we mounted is found again, and no other one is mistaken for it.
 func FuzzMountinfo(f *testing.F) {
 	f.Add("/sys/fs/bpf", "bpf", mountSource, "shared:7", true)
 	f.Add("/run/a b", "bpf", mountSource, "", false)

@@ -19,7 +19,7 @@ const (
 	filterPriority = 1
 )
 
-// AttachFilter puts a program on a hook of a device with clsact, in the place of ours.
+// AttachFilter attaches a program to a clsact hook of a device. It replaces our program, if one is there, in one step.
 func AttachFilter(
 	h *netlink.Handle,
 	ifindex int,
@@ -33,7 +33,7 @@ func AttachFilter(
 	}}
 	err := netns.Retry(func() error { return h.QdiscAdd(clsact) })
 	if err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("make room for a program on %s: %w", device, err)
+		return fmt.Errorf("add clsact to %s: %w", device, err)
 	}
 	filter := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
@@ -42,12 +42,12 @@ func AttachFilter(
 		Fd: program.FD(), Name: name, DirectAction: true,
 	}
 	if err := netns.Retry(func() error { return h.FilterReplace(filter) }); err != nil {
-		return fmt.Errorf("put the program on %s: %w", device, err)
+		return fmt.Errorf("attach the program to %s: %w", device, err)
 	}
 	return nil
 }
 
-// detachFilter takes away what AttachFilter has put there.
+// DetachFilter removes what AttachFilter attached.
 func DetachFilter(h *netlink.Handle, ifindex int, hook uint32) error {
 	return netns.Retry(func() error {
 		return h.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
@@ -75,7 +75,7 @@ func SameProgram(there ebpf.ProgramID, l netlink.Link, program *ebpf.Program, na
 	return nil
 }
 
-// programOn is the id of the program that stands on a device in the place of ours; 0 without one.
+// ProgramOn returns the id of the program at our place on a device; 0 if there is none.
 func (d *Host) ProgramOn(l netlink.Link, hook uint32) (ebpf.ProgramID, error) {
 	filters, err := netns.List(func() ([]netlink.Filter, error) { return d.Netlink.FilterList(l, hook) })
 	if err != nil {

@@ -45,15 +45,14 @@ func (d *Host) MapsDir() string { return filepath.Join(d.BPFFS, bpfobj.MapsFolde
 
 func (d *Host) LinksDir() string { return filepath.Join(d.BPFFS, bpfobj.LinksFolder) }
 
-// InvalidateFlows has the programs take nothing that they have cached for true any more, as after every change of a
-// pinnedMap.
+// InvalidateFlows makes the programs ignore every cached flow, as after every change of a map.
 func (d *Host) InvalidateFlows() error {
 	d.generationMu.Lock()
 	defer d.generationMu.Unlock()
 	return d.BumpGeneration(d.Objects.PilGenerationV1)
 }
 
-// bumpGeneration is for a map that holds how often others have changed.
+// BumpGeneration raises a counter by which the programs notice that other maps have changed.
 func (d *Host) BumpGeneration(m *ebpf.Map) error {
 	var count uint32
 	if err := m.Lookup(uint32(0), &count); err != nil {
@@ -65,9 +64,9 @@ func (d *Host) BumpGeneration(m *ebpf.Map) error {
 	return nil
 }
 
-// withDeviceLock keeps our own changes of devices from meeting at the kernel's one lock for them: a sysctl such
-// as forwarding that finds it taken is tried again and again without a pause, for the 20 ms that the
-// removal of another device may take.
+// WithDeviceLock runs a change of devices while this process makes no other one. The kernel has one lock for devices: a
+// sysctl such as forwarding that finds it taken is retried without a pause, for the 20 ms that the removal of another
+// device may take.
 func (d *Host) WithDeviceLock(change func() error) error {
 	d.DeviceMu.Lock()
 	defer d.DeviceMu.Unlock()
@@ -76,7 +75,7 @@ func (d *Host) WithDeviceLock(change func() error) error {
 
 const IPv6MinMTU = 1280 // RFC 8200 §5
 
-// MTU of a container is the uplink's less the reserve.
+// MTU returns the MTU of containers: the uplink's less the reserve.
 func (d *Host) MTU() (int, error) {
 	uplink, err := d.Netlink.LinkByIndex(d.Uplink.Attrs().Index)
 	if err != nil {
@@ -85,7 +84,8 @@ func (d *Host) MTU() (int, error) {
 	mtu := uplink.Attrs().MTU - d.MTUReserve
 	if mtu < IPv6MinMTU {
 		return 0, fmt.Errorf(
-			"uplink %s has an MTU of %d, less a reserve of %d that is under IPv6's %d; raise the one or lower the other",
+			"uplink %s has an MTU of %d, less a reserve of %d that is under IPv6's %d; raise the one or lower the "+
+				"other",
 			d.UplinkName,
 			uplink.Attrs().MTU,
 			d.MTUReserve,
@@ -105,7 +105,7 @@ func (d *Host) SweepFolder(dir string, remove func(string) error, wanted func(na
 			continue
 		}
 		pin := filepath.Join(dir, e.Name())
-		d.Log.Info("pin of another build, size or interface is removed", "pin", pin)
+		d.Log.Info("removing a pin of another build, size or interface", "pin", pin)
 		if err := remove(pin); err != nil {
 			return fmt.Errorf("remove pin %s: %w", pin, err)
 		}
@@ -113,10 +113,10 @@ func (d *Host) SweepFolder(dir string, remove func(string) error, wanted func(na
 	return nil
 }
 
-// carrierTimeout is far above the second that the kernel's link watch takes at most.
+// CarrierTimeout is far above the one second that the kernel's link watch takes at most.
 const CarrierTimeout = 10 * time.Second
 
-// stale takes for success that somebody was faster.
+// IgnoreGone returns nil for errors that say that the object is already gone.
 func IgnoreGone(err error) error {
 	for _, e := range []error{unix.ENODEV, unix.ESRCH, unix.EADDRNOTAVAIL, unix.ENOLINK} {
 		if errors.Is(err, e) {
@@ -126,7 +126,7 @@ func IgnoreGone(err error) error {
 	return err
 }
 
-// monotonic is CLOCK_MONOTONIC in ns, as programs read it.
+// Monotonic returns CLOCK_MONOTONIC in ns, as programs read it.
 func Monotonic() (uint64, error) {
 	var clock unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {

@@ -13,10 +13,10 @@ import (
 
 const DevicePrefix = "pil"
 
-// deviceName is the host side's name: at most 3+5 of the 15 characters Linux allows.
+// DeviceName returns the name of the host side: at most 3+5 of the 15 characters that Linux allows.
 func DeviceName(id endpoint.ID) string { return DevicePrefix + strconv.Itoa(int(id)) }
 
-// deviceID is the endpoint whose host side a link is. Somebody else's pil007 is none of ours.
+// DeviceID returns the endpoint whose host side a link is. A name such as pil007 is not ours.
 func DeviceID(l netlink.Link) (endpoint.ID, bool) {
 	name := l.Attrs().Name
 	number, ours := strings.CutPrefix(name, DevicePrefix)
@@ -25,7 +25,7 @@ func DeviceID(l netlink.Link) (endpoint.ID, bool) {
 	return endpoint.ID(id), ours && err == nil && name == DeviceName(endpoint.ID(id))
 }
 
-// The pair is a wire for two, so the MACs need not differ between endpoints; constant ones tell a
+// The pair is a point-to-point link, so the MACs need not differ between endpoints; constant ones tell a
 // container nothing. bpf/common/packet.h has the same two.
 var (
 	GatewayMAC   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
@@ -38,7 +38,7 @@ func IPNet(p netip.Prefix) *net.IPNet {
 
 func HostNet(a netip.Addr) *net.IPNet { return IPNet(netip.PrefixFrom(a, a.BitLen())) }
 
-// prefixOf undoes ipNet; it is the zero Prefix for nil, which a default route has.
+// PrefixOf reverses IPNet. It returns the zero Prefix for nil, as a default route has.
 func PrefixOf(n *net.IPNet) netip.Prefix {
 	if n == nil {
 		return netip.Prefix{}

@@ -8,11 +8,12 @@ import (
 	"strings"
 )
 
-// sysctl is a setting of one device.
+// Sysctl is a setting of one device.
 type Sysctl struct{ Family, Name, Value string }
 
-// hostSysctls are of the host side. The stack takes nothing from it, so that a missing program drops.
-// IPv4 cannot be disabled, but no source can be right on a device without routes, and ARP can.
+// HostSysctls are the settings of the host side. The node's stack accepts nothing from it, so that packets are dropped
+// if the program is missing. IPv4 cannot be disabled, but no source address is valid on a device without routes, and
+// ARP is off.
 func HostSysctls() []Sysctl {
 	return []Sysctl{
 		{"ipv6", "disable_ipv6", "1"},
@@ -22,8 +23,9 @@ func HostSysctls() []Sysctl {
 	}
 }
 
-// containerSysctls are all it takes to be silent. Without a link-local address, and without ARP, the kernel solicits
-// nobody and doubts no address; and a router speaks from a link-local address, which no program lets in.
+// ContainerSysctls keep the container's device silent. Without a link-local address and without ARP, the kernel sends
+// no solicitations and does no duplicate address detection. Router advertisements come from link-local addresses, which
+// no program lets in.
 func ContainerSysctls() []Sysctl {
 	return []Sysctl{
 		{"ipv6", "disable_ipv6", "0"},
@@ -33,7 +35,7 @@ func ContainerSysctls() []Sysctl {
 
 const noLinkLocal = "1"
 
-// nodeSysctls are of the near end of the node's device, and farSysctls of its far end, where nobody listens.
+// NodeSysctls are the settings of the near end of the node's device.
 func NodeSysctls() []Sysctl {
 	return []Sysctl{
 		{"ipv6", "addr_gen_mode", noLinkLocal},
@@ -46,7 +48,8 @@ func NodeSysctls() []Sysctl {
 	}
 }
 
-// farSysctls tell of all our devices: who writes to net.*.conf.all overwrites theirs and these.
+// FarSysctls are the settings of the far end of the node's device. They also show whether another process has written
+// net.*.conf.all, which overwrites the settings of all our devices.
 func FarSysctls() []Sysctl {
 	return []Sysctl{
 		{"ipv6", "disable_ipv6", "1"},
@@ -56,9 +59,9 @@ func FarSysctls() []Sysctl {
 	}
 }
 
-// sysctls are the folders of the calling thread's namespace with the settings of its devices, by family. The kernel
-// finds the folder of one namespace by passing those of all others, so they are found once, and for a container only if
-// need be.
+// Sysctls are the open folders with the settings of devices of the calling thread's namespace, by family. The kernel
+// finds the folder of one namespace by passing the folders of all others, so they are opened once, and for a container
+// only if needed.
 type Sysctls map[string]*os.Root
 
 func OpenSysctls(families ...string) (Sysctls, error) {
@@ -81,7 +84,7 @@ func (s Sysctls) Close() error {
 	return errors.Join(errs...)
 }
 
-// set writes settings of a device.
+// Set writes settings of a device.
 func (s Sysctls) Set(device string, values []Sysctl) error {
 	for _, v := range values {
 		root := s[v.Family]
@@ -93,7 +96,7 @@ func (s Sysctls) Set(device string, values []Sysctl) error {
 	return nil
 }
 
-// check names the first setting that is not as set.
+// Check returns an error for the first setting that differs.
 func (s Sysctls) Check(device string, values []Sysctl) error {
 	for _, v := range values {
 		root := s[v.Family]

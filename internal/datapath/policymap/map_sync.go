@@ -10,38 +10,38 @@ import (
 	"pilaster.io/pilaster/internal/dpapi"
 )
 
-// policyMap is one of the kernel's tables of policies.
+// policyMap is one of the kernel's maps of policies.
 type policyMap interface {
 	change(policyChange) (mapChange, error)
 	// usage is how many entries of it these tenants have.
 	usage(tenants []*dpapi.TenantPolicies, room int) dpapi.Entries
 }
 
-// mapChange makes a table what it is to be.
+// mapChange is the difference between a map and its wanted content.
 type mapChange interface {
-	checkCapacity(tenant string, room int) error // refuses what there is no room for
-	write() error                                // what it is to hold, beside what it held
-	deleteStale() error                          // takes away what it is to hold no more
+	checkCapacity(tenant string, room int) error // fails if there is no room
+	write() error                                // writes what the map lacks
+	deleteStale() error                          // deletes what the map no longer needs
 }
 
-// policyChange is of one tenant's policies, or of none's where the tables are to hold what the others have.
+// policyChange is a change of one tenant's policies, or of none if the maps are to hold only what the others have.
 type policyChange struct {
 	had, next dpapi.TenantPolicies
 	others    []*dpapi.TenantPolicies
-	pending   map[uint32]bool // ids of further tenants, whose entries stay as they are; of rules, names do not say whose they are
-	synced    bool            // the tables hold what the others have and what this one had, and nothing else
+	pending   map[uint32]bool // ids of tenants whose entries stay as they are
+	synced    bool            // the maps hold exactly what the others have and what this tenant had
 }
 
-// mapSync is such a table: an entry for an entry of a tenant's own map. It is made from that whenever it is asked for, so
-// that nothing is kept twice.
+// MapSync keeps one map in step with the tenants' policies: one entry for each entry of a tenant's own Go map. It
+// computes entries when they are needed, so that no copy is kept.
 type MapSync[K comparable, V any, Key, Value comparable] struct {
-	Name, what string // for people
+	Name, what string // for messages
 	Kernel     *ebpf.Map
 	EntriesOf  func(*dpapi.TenantPolicies) map[K]V
 	size       func(*dpapi.TenantPolicies) int // entriesOf that
 	Entry      func(K, V) (Key, Value)
-	mayShare   func(a, b *dpapi.TenantPolicies) bool // whether two tenants may have entries in common; nil: no two have
-	tenantIDOf func(Key) uint32                      // whose an entry is; nil: it does not say
+	mayShare   func(a, b *dpapi.TenantPolicies) bool // whether two tenants may share entries; nil: never
+	tenantIDOf func(Key) uint32                      // the tenant of an entry; nil: unknown
 	Read       func(*ebpf.Map, map[Key]Value) error
 	write      func(*ebpf.Map, []Key, []Value) error
 }
@@ -68,7 +68,7 @@ func (r *MapSync[K, V, Key, Value]) usage(tenants []*dpapi.TenantPolicies, room 
 	return dpapi.Entries{Table: r.Name, Used: r.count(tenants), Capacity: room}
 }
 
-// count takes what two tenants share for an entry of either.
+// count counts an entry that two tenants share twice.
 func (r *MapSync[K, V, Key, Value]) count(tenants []*dpapi.TenantPolicies) (n int) {
 	for _, t := range tenants {
 		n += r.size(t)
@@ -78,7 +78,7 @@ func (r *MapSync[K, V, Key, Value]) count(tenants []*dpapi.TenantPolicies) (n in
 
 func (r *MapSync[K, V, Key, Value]) change(c policyChange) (mapChange, error) { return r.compare(c) }
 
-// checkAndRepair says how the table is to change. The kernel is read only where it is not known what it holds.
+// compare computes how the map has to change. It reads the kernel only if its content is unknown.
 func (r *MapSync[K, V, Key, Value]) compare(c policyChange) (*mapDiff[Key, Value], error) {
 	d := &mapDiff[Key, Value]{
 		what:   r.what,
@@ -95,7 +95,7 @@ func (r *MapSync[K, V, Key, Value]) compare(c policyChange) (*mapDiff[Key, Value
 	return d, r.diffKernel(c, d)
 }
 
-// diffTenant looks at one tenant's entries alone, but where another one may have the same.
+// diffTenant looks only at one tenant's entries, unless another tenant may share them.
 func (r *MapSync[K, V, Key, Value]) diffTenant(c policyChange, d *mapDiff[Key, Value]) {
 	had, next := r.EntriesOf(&c.had), r.EntriesOf(&c.next)
 	var theirs []map[K]V
@@ -139,7 +139,7 @@ func lookupFirst[K comparable, V any](in []map[K]V, k K) (v V, found bool) {
 	return v, false
 }
 
-// diffKernel looks at all of them.
+// diffKernel compares all entries with the kernel's.
 func (r *MapSync[K, V, Key, Value]) diffKernel(c policyChange, d *mapDiff[Key, Value]) error {
 	tenants, had := append([]*dpapi.TenantPolicies{&c.next}, c.others...), map[Key]Value{}
 	if err := r.Read(r.Kernel, had); err != nil {
@@ -172,7 +172,7 @@ func (r *MapSync[K, V, Key, Value]) diffKernel(c policyChange, d *mapDiff[Key, V
 	return nil
 }
 
-// pending tells of an entry that nobody has any more whether it may be of those who are held.
+// isPending returns a function that reports whether an entry that no tenant has may belong to a pending tenant.
 func (r *MapSync[K, V, Key, Value]) isPending(c policyChange) func(Key) bool {
 	if len(c.pending) == 0 {
 		return func(Key) bool { return false }
@@ -190,7 +190,7 @@ func (r *MapSync[K, V, Key, Value]) isPending(c policyChange) func(Key) bool {
 	return func(key Key) bool { return !own[key] }
 }
 
-// mapDiff is what a table lacks, and has beside.
+// mapDiff is what a map lacks, and what it has in excess.
 type mapDiff[Key, Value any] struct {
 	what   string
 	kernel *ebpf.Map
@@ -199,8 +199,8 @@ type mapDiff[Key, Value any] struct {
 	added, changed entries[Key, Value]
 	stale          []Key
 
-	before            int // entries of the table
-	had, next, others int // and of those the tenant's that changes, then and now, and other tenants'
+	before            int // entries of the map
+	had, next, others int // of these: before and after the change, and of other tenants
 }
 
 type entries[Key, Value any] struct {
@@ -212,13 +212,15 @@ func (e *entries[Key, Value]) add(k Key, v Value) {
 	e.keys, e.values = append(e.keys, k), append(e.values, v)
 }
 
-// checkCapacity refuses what there is no room for, and a tenant that wants more than it leaves free: so one alone gets half of
-// the room, and something is always left for who has little. Who has got more keeps it. The tables have twice that
-// maxEntries, so that what is in force until then has its own.
+// checkCapacity returns an error if the map has no room, or if a tenant wants more than it leaves free: so one tenant
+// alone gets at most half of the room, and there is always some left for others. A tenant that already has more keeps
+// it. The kernel's maps have twice that room, so that old and new entries fit at the same time.
 func (d *mapDiff[Key, Value]) checkCapacity(tenant string, room int) error {
 	if free := room - d.others - d.next; d.next > d.had && d.next > free {
 		return fmt.Errorf(
-			"policies of tenant %s need %d entries for %s, and a tenant gets no more of the node's %d than it leaves free, of which others have %d; nothing was changed: start the agent with a higher --max-rules, or have the tenant's policies say less",
+			"policies of tenant %s need %d entries for %s; a tenant may use at most half of what others leave of "+
+				"the node's %d, and others use %d; nothing was changed: raise the agent's --max-rules, or simplify "+
+				"the tenant's policies",
 			tenant,
 			d.next,
 			d.what,
@@ -229,7 +231,8 @@ func (d *mapDiff[Key, Value]) checkCapacity(tenant string, room int) error {
 	most := d.before + len(d.added.keys)
 	if n := most - len(d.stale); n > room {
 		return fmt.Errorf(
-			"policies need %d entries for %s, and the node has room for %d; nothing was changed: start the agent with a higher --max-rules, or have policies say less",
+			"policies need %d entries for %s, and the node has room for %d; nothing was changed: raise the agent's "+
+				"--max-rules, or simplify policies",
 			n,
 			d.what,
 			room,
@@ -237,7 +240,8 @@ func (d *mapDiff[Key, Value]) checkCapacity(tenant string, room int) error {
 	}
 	if both := int(d.kernel.MaxEntries()); most > both {
 		return fmt.Errorf(
-			"policies need %d entries for %s, with those that are in force until then, and there are %d; nothing was changed: start the agent with a higher --max-rules, or change fewer policies at once",
+			"policies need %d entries for %s, including the ones in force until then, and there are %d; nothing "+
+				"was changed: raise the agent's --max-rules, or change fewer policies at once",
 			most,
 			d.what,
 			both,

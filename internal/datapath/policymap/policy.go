@@ -23,7 +23,7 @@ import (
 // Policies writes the tenants' compiled policies to the kernel's maps.
 type Policies struct {
 	host     *host.Host
-	maxRules int // entries of each map; the kernel's maps have twice that room
+	MaxRules int // entries of each map; the kernel's maps have twice that room
 
 	policyMu         sync.Mutex
 	tenantPolicies   map[string]*dpapi.TenantPolicies // policies in force by tenant name; the values do not change
@@ -32,12 +32,13 @@ type Policies struct {
 }
 
 // NewPolicies makes the manager of the policy maps.
-func NewPolicies(hostLink *host.Host, maxRules int) *Policies {
-	return &Policies{host: hostLink, maxRules: maxRules}
+func NewPolicies(h *host.Host, maxRules int) *Policies {
+	return &Policies{host: h, MaxRules: maxRules}
 }
 
-// RestorePolicies has containers policed by what these tenants' policies say; those of the tenants that are held, by what the kernel has of them, until their
-// policyMu are set. Where that is nothing, they are isolated. Nobody else is policed; or it is refused, and all is as it was.
+// RestorePolicies applies these tenants' policies to their containers. Pending tenants keep the policies that the
+// kernel holds until SetPolicies is called for them; if it holds none, they are isolated. Policies of all other tenants
+// are removed. After an error nothing has changed.
 func (d *Policies) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
 	d.policyMu.Lock()
 	defer d.policyMu.Unlock()
@@ -57,14 +58,16 @@ func (d *Policies) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
 			all[t.Tenant] = &t
 		}
 	}
-	if err := d.applyPolicies(policyChange{others: slices.Collect(maps.Values(all)), pending: idsOf(holding)}); err != nil {
+	if err := d.applyPolicies(policyChange{others: slices.Collect(maps.Values(all)),
+		pending: idsOf(holding)}); err != nil {
 		return err
 	}
 	d.tenantPolicies, d.pendingTenants = all, holding
 	return nil
 }
 
-// hasPolicies tells whether the kernel has policies for some of these ids. Those in tables of another size it cannot hold: packets meet the new ones soon.
+// hasPolicies reports whether the kernel has policies for one of these ids. It returns an error if they are in maps of
+// another size: packets will soon use the new maps, which do not have them.
 func (d *Policies) hasPolicies(ids []address.TenantID) (is bool, err error) {
 	if is, err = hasTarget(d.host.Objects.PolSubjectsV1, ids); is || err != nil {
 		return is, err
@@ -76,14 +79,19 @@ func (d *Policies) hasPolicies(ids []address.TenantID) (is bool, err error) {
 		}
 	}
 	if is {
-		return false, errors.New("its policies cannot be in force now, and those that are lie in tables of another size; packets flow as before: start the build and the --max-rules that these are from, or a higher --max-rules")
+		return false, errors.New("its policies cannot be enforced now, and the ones in force are in maps of another " +
+			"size; " +
+			"packets flow as before: start the previous build with its --max-rules, or a higher --max-rules")
 	}
 	return false, err
 }
 
 func hasTarget(subjects *ebpf.Map, ids []address.TenantID) (bool, error) {
 	for _, id := range ids {
-		err := subjects.Lookup(bpfobj.PilasterPolTargetKey{Tenant: uint32(id), App: uint32(policy.AnyApp)}, new(bpfobj.PilasterPolTarget))
+		err := subjects.Lookup(
+			bpfobj.PilasterPolTargetKey{Tenant: uint32(id), App: uint32(policy.AnyApp)},
+			new(bpfobj.PilasterPolTarget),
+		)
 		if !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err == nil, err
 		}
@@ -101,7 +109,8 @@ func idsOf(tenants map[string]*dpapi.TenantPolicies) map[uint32]bool {
 	return ids
 }
 
-// SetPolicies has a tenant's containers policed by what its policies say now, and others as before; or it is refused, and all is as it was.
+// SetPolicies replaces a tenant's policies. Those of other tenants stay. After an error nothing has changed, unless the
+// error says otherwise.
 func (d *Policies) SetPolicies(next dpapi.TenantPolicies) error {
 	d.policyMu.Lock()
 	defer d.policyMu.Unlock()
@@ -128,46 +137,56 @@ func (d *Policies) SetPolicies(next dpapi.TenantPolicies) error {
 	return nil
 }
 
-// applyPolicies changes the tables. What sets and tables hold never changes under their names, so they come first; then containers are led to them one by one, and
-// what nobody is led to any more goes. Established sessions that the new rules let pass are not touched.
+// applyPolicies changes the maps. The content of a set or table never changes under its id, so new sets and tables are
+// written first; then the targets, one by one, point to them; then unused ones are deleted. Established sessions that
+// the new rules allow continue.
 func (d *Policies) applyPolicies(c policyChange) error {
 	subjects, overrides, rules, err := d.PolicyMaps().compare(c)
 	if err != nil {
 		return err
 	}
 	for _, table := range append([]mapChange{subjects, overrides}, rules...) {
-		if err := table.checkCapacity(c.next.Tenant, d.maxRules); err != nil {
+		if err := table.checkCapacity(c.next.Tenant, d.MaxRules); err != nil {
 			return err
 		}
 	}
-	d.PolicyMapsSynced = false // until all is done
-	begin, end := TenantsWithPolicies(slices.Values(subjects.added.keys)), TenantsWithPolicies(slices.Values(subjects.stale))
+	d.PolicyMapsSynced = false // until all maps are written
+	begin, end := TenantsWithPolicies(
+		slices.Values(subjects.added.keys),
+	), TenantsWithPolicies(
+		slices.Values(subjects.stale),
+	)
 	err = d.StartPickup(begin)
 	for _, table := range rules {
 		err = errors.Join(err, table.write())
 	}
 	if err != nil {
-		return fmt.Errorf("write policies: %w; those from before hold", err)
+		return fmt.Errorf("write policies: %w; the previous ones stay in force", err)
 	}
 	err = errors.Join(overrides.write(), subjects.write(), subjects.deleteStale(), overrides.deleteStale())
-	err = errors.Join(err, d.host.BumpGeneration(d.host.Objects.PolGenerationV1)) // also after an error: some are led anew
+	err = errors.Join(
+		err,
+		d.host.BumpGeneration(d.host.Objects.PolGenerationV1),
+	) // also after an error: some targets have changed
 	if !c.synced || len(begin)+len(end) > 0 {
-		err = errors.Join(err, d.host.InvalidateFlows()) // flows say whether their tenants have policies; a try that failed half-way has not had them say so
+		err = errors.Join(err, d.host.InvalidateFlows()) // cached flows hold whether their tenants have policies
 	}
 	if err != nil {
-		return fmt.Errorf("lead containers to their policies: %w; some are under the new ones, the others under those from before", err)
+		return fmt.Errorf("apply policies to containers: %w; some have the new ones, the others the previous ones", err)
 	}
 	for _, table := range slices.Backward(rules) {
 		err = errors.Join(err, table.deleteStale())
 	}
-	if err = errors.Join(err, bpfobj.DeleteKeys(d.host.Objects.PolAdoptionsV1, slices.Collect(maps.Keys(end)))); err != nil {
-		return fmt.Errorf("remove policies that nobody needs any more: %w; the new ones hold", err)
+	if err = errors.Join(err, bpfobj.DeleteKeys(d.host.Objects.PolAdoptionsV1,
+		slices.Collect(maps.Keys(end)))); err != nil {
+		return fmt.Errorf("remove unused policies: %w; the new ones are in force", err)
 	}
 	d.PolicyMapsSynced = len(c.pending) == 0
 	return nil
 }
 
-// PolicyEntries counts what was written last, and what two tenants share twice; nothing where that did not succeed.
+// PolicyEntries counts the entries that were written last; entries that two tenants share count twice. It returns nil
+// if the last write failed.
 func (d *Policies) PolicyEntries() (all []dpapi.Entries) {
 	d.policyMu.Lock()
 	defer d.policyMu.Unlock()
@@ -175,12 +194,12 @@ func (d *Policies) PolicyEntries() (all []dpapi.Entries) {
 		return nil
 	}
 	for _, table := range d.PolicyMaps().all() {
-		all = append(all, table.usage(slices.Collect(maps.Values(d.tenantPolicies)), d.maxRules))
+		all = append(all, table.usage(slices.Collect(maps.Values(d.tenantPolicies)), d.MaxRules))
 	}
 	return all
 }
 
-// RuleHits is how many packets a rule has denied, or would have if its policy were not in audit.
+// RuleHits returns how many packets each rule has denied, or would have denied if its policy were not in audit mode.
 func (d *Policies) RuleHits() (map[uint32]uint64, error) {
 	hits := map[uint32]uint64{}
 	var rule uint32
@@ -194,11 +213,21 @@ func (d *Policies) RuleHits() (map[uint32]uint64, error) {
 	return hits, all.Err()
 }
 
-// LookupPolicy asks the program that packets meet.
+// LookupPolicy runs the program that packets use for a policy lookup.
 func (d *Policies) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
-	r := bpfobj.PilasterWhyRequest{Tuple: bpfobj.PilasterFlowTuple{Local: bpfobj.ToAddr(q.Local), Remote: bpfobj.ToAddr(q.Remote), Tenant: uint32(q.Tenant), LocalApp: uint32(q.LocalApp), RemoteApp: uint32(q.RemoteApp),
-		LocalPort: networkOrder(q.LocalPort), RemotePort: networkOrder(q.RemotePort), Proto: q.Protocol}}
-	// The question and its answer pass as a packet, behind an Ethernet header.
+	r := bpfobj.PilasterWhyRequest{
+		Tuple: bpfobj.PilasterFlowTuple{
+			Local:      bpfobj.ToAddr(q.Local),
+			Remote:     bpfobj.ToAddr(q.Remote),
+			Tenant:     uint32(q.Tenant),
+			LocalApp:   uint32(q.LocalApp),
+			RemoteApp:  uint32(q.RemoteApp),
+			LocalPort:  networkOrder(q.LocalPort),
+			RemotePort: networkOrder(q.RemotePort),
+			Proto:      q.Protocol,
+		},
+	}
+	// The query and its result are passed as a packet, behind an Ethernet header.
 	frame, err := binary.Append(make([]byte, ethernetHeader), binary.NativeEndian, r)
 	if err != nil {
 		return dpapi.PolicyVerdict{}, err
@@ -206,7 +235,7 @@ func (d *Policies) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error
 	out := make([]byte, len(frame))
 	result, err := d.host.Objects.PilWhy.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
 	if err != nil || result != 0 {
-		return dpapi.PolicyVerdict{}, fmt.Errorf("ask the packet path about a session (result %d): %w", int32(result), err)
+		return dpapi.PolicyVerdict{}, fmt.Errorf("look up the policy of a session (result %d): %w", int32(result), err)
 	}
 	if _, err := binary.Decode(out[ethernetHeader:], binary.NativeEndian, &r); err != nil {
 		return dpapi.PolicyVerdict{}, err
@@ -214,18 +243,22 @@ func (d *Policies) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error
 	a := dpapi.PolicyVerdict{LocalApp: address.AppID(r.Tuple.LocalApp), RemoteApp: address.AppID(r.Tuple.RemoteApp)}
 	for way, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
 		a.Allowed[direction] = r.Pre.Verdicts[way] == 1
-		a.Rules[direction], a.Audits[direction] = bits.ReverseBytes32(r.Pre.Rules[way]), bits.ReverseBytes32(r.Pre.Audits[way])
+		a.Rules[direction], a.Audits[direction] = bits.ReverseBytes32(
+			r.Pre.Rules[way],
+		), bits.ReverseBytes32(
+			r.Pre.Audits[way],
+		)
 	}
 	return a, nil
 }
 
 const ethernetHeader = 14
 
-// pickupTime is how long connections of a tenant may be older than what is remembered of them.
+// pickupTime is how long connections of a tenant may pass although the session table does not have them.
 const pickupTime = time.Minute
 
-// startPickup has connections pass that were there before the tenants' first policies, or before the table of sessions: who began them nobody knows, so
-// either end's rules do.
+// StartPickup allows connections that are older than the tenants' first policies, or older than the session table. It
+// is unknown which end opened them, so the rules of either end may allow them.
 func (d *Policies) StartPickup(tenants map[uint32]bool) error {
 	now, err := host.Monotonic()
 	for id := range tenants {

@@ -14,10 +14,11 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// policyMaps are the kernel's tables of policies. The first two lead containers to their rules; what the others hold
-// never changes its meaning.
+// policyMaps are the kernel's maps of policies. The first two point containers to their rules; the content of the
+// others never changes under its id.
 type policyMaps struct {
-	Targets   *MapSync[bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget, bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget]
+	Targets *MapSync[bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget, bpfobj.PilasterPolTargetKey,
+		bpfobj.PilasterPolTarget]
 	Overrides *MapSync[netip.Addr, address.AppID, bpfobj.PilasterAddr, uint32]
 	Apps      *MapSync[policy.PeerKey, policy.Peer, bpfobj.PilasterAppKey, bpfobj.PilasterAppRules]
 	Cidrs     *MapSync[policy.BlockKey, policy.ID, bpfobj.PilasterCidrKey, bpfobj.PilasterCidrRules]
@@ -43,9 +44,10 @@ func (d *Policies) PolicyMaps() *policyMaps {
 		Ranges: newMapSync("policy-ranges", "ranges of ports", o.PolRangesV1, rangesOf, rangeEntry),
 		Hits:   newMapSync("policy-rules", "rules", o.PolHitsV1, namesOf, hitEntry),
 	}
-	// Names of sets and tables are made with the tenant's. Ids and addresses should be one tenant's, but the cluster
-	// says so and not the node; numbers of rules are one's own within a tenant.
-	t.Targets.size, t.Targets.mayShare = func(t *dpapi.TenantPolicies) int { return len(t.IDs) * len(t.Tables.Subjects) }, shareTenantID
+	// Ids of sets and tables include the tenant's. Tenant ids and addresses should belong to one tenant, but the
+	// cluster ensures that and not the node; numbers of rules are unique within a tenant only.
+	t.Targets.size = func(t *dpapi.TenantPolicies) int { return len(t.IDs) * len(t.Tables.Subjects) }
+	t.Targets.mayShare = shareTenantID
 	t.Targets.tenantIDOf = func(k bpfobj.PilasterPolTargetKey) uint32 { return k.Tenant }
 	t.Overrides.tenantIDOf = func(a bpfobj.PilasterAddr) uint32 { return uint32(address.Split(a.Addr()).Tenant) }
 	t.Overrides.mayShare = func(a, b *dpapi.TenantPolicies) bool { return len(a.Overrides) > 0 && len(b.Overrides) > 0 }
@@ -54,15 +56,16 @@ func (d *Policies) PolicyMaps() *policyMaps {
 	return t
 }
 
-// all are in the order in which they are shown.
+// all returns the maps in the order in which they are reported.
 func (t *policyMaps) all() []policyMap {
 	return []policyMap{t.Targets, t.Apps, t.Cidrs, t.Ports, t.Ranges, t.Overrides, t.Hits}
 }
 
-// checkAndRepair says how they are to change: those that lead, and the rules, in the order in which they are written.
+// compare computes the changes of all maps. The rules are in the order in which they are written.
 func (t *policyMaps) compare(
 	c policyChange,
-) (subjects *mapDiff[bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget], overrides mapChange, rules []mapChange, err error) {
+) (subjects *mapDiff[bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget], overrides mapChange, rules []mapChange,
+	err error) {
 	if subjects, err = t.Targets.compare(c); err != nil {
 		return nil, nil, nil, err
 	}
@@ -103,11 +106,14 @@ func shareTenantID(a, b *dpapi.TenantPolicies) bool {
 	return slices.ContainsFunc(a.IDs, func(id address.TenantID) bool { return slices.Contains(b.IDs, id) })
 }
 
-func targetEntry(k bpfobj.PilasterPolTargetKey, s bpfobj.PilasterPolTarget) (bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget) {
+func targetEntry(
+	k bpfobj.PilasterPolTargetKey,
+	s bpfobj.PilasterPolTarget,
+) (bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget) {
 	return k, s
 }
 
-// byDirection is what holds for packets out of a container and into it, in that order.
+// byDirection returns the values for packets out of a container and into it, in that order.
 func byDirection(sets [2]policy.ID) [2]uint64 {
 	return [2]uint64{uint64(sets[policy.Egress]), uint64(sets[policy.Ingress])}
 }
@@ -123,7 +129,11 @@ func appEntry(k policy.PeerKey, p policy.Peer) (bpfobj.PilasterAppKey, bpfobj.Pi
 }
 
 func cidrEntry(k policy.BlockKey, table policy.ID) (bpfobj.PilasterCidrKey, bpfobj.PilasterCidrRules) {
-	key := bpfobj.PilasterCidrKey{Bits: 64 + uint32(k.Prefix.Bits()), Set: uint64(k.Set), Address: bpfobj.ToAddr(k.Prefix.Addr())}
+	key := bpfobj.PilasterCidrKey{
+		Bits:    64 + uint32(k.Prefix.Bits()),
+		Set:     uint64(k.Set),
+		Address: bpfobj.ToAddr(k.Prefix.Addr()),
+	}
 	return key, bpfobj.PilasterCidrRules{Bits: key.Bits, Table: uint64(table)}
 }
 
@@ -160,10 +170,10 @@ func ruleVerdict(v policy.Verdict) bpfobj.PilasterRuleVerdict {
 	return bpfobj.PilasterRuleVerdict{Rules: v.Tiers, Ranks: v.Rank}
 }
 
-// networkOrder is a number whose bytes in memory are those of a port in a packet.
+// networkOrder returns a number whose bytes in memory are those of a port in a packet.
 func networkOrder(port uint16) uint16 { return port<<8 | port>>8 }
 
-// readHits leaves out what was counted.
+// readHits reads the numbers of the counted rules, not the counts.
 func readHits(m *ebpf.Map, into map[uint32]struct{}) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -181,7 +191,7 @@ func readHits(m *ebpf.Map, into map[uint32]struct{}) error {
 	)
 }
 
-// writeHits begins to count rules that are new.
+// writeHits starts to count new rules.
 func writeHits(m *ebpf.Map, rules []uint32, _ []struct{}) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -195,7 +205,7 @@ func writeHits(m *ebpf.Map, rules []uint32, _ []struct{}) error {
 	return nil
 }
 
-// tenantsWithPolicies are the tenant ids of which these entries say that they have policies.
+// TenantsWithPolicies returns the tenant ids that have policies according to these entries.
 func TenantsWithPolicies(subjects iter.Seq[bpfobj.PilasterPolTargetKey]) map[uint32]bool {
 	ids := map[uint32]bool{}
 	for k := range subjects {
