@@ -180,7 +180,7 @@ type Endpoint struct {
 	CniNetwork    string                 `protobuf:"bytes,17,opt,name=cni_network,json=cniNetwork,proto3" json:"cni_network,omitempty"`
 	NodeAddress   string                 `protobuf:"bytes,18,opt,name=node_address,json=nodeAddress,proto3" json:"node_address,omitempty"` // of GetEndpoint: the node, as the container sees it
 	DeviceKind    string                 `protobuf:"bytes,19,opt,name=device_kind,json=deviceKind,proto3" json:"device_kind,omitempty"`    // veth, macvlan, netkit; empty before there is a device
-	AppNow        uint32                 `protobuf:"varint,20,opt,name=app_now,json=appNow,proto3" json:"app_now,omitempty"`               // where its labels have changed since: the app that policies judge it by
+	AppNow        uint32                 `protobuf:"varint,20,opt,name=app_now,json=appNow,proto3" json:"app_now,omitempty"`               // where its labels have changed since: the app that policies use
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1033,7 +1033,7 @@ type StatusResponse struct {
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Plan          *Plan                  `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
 	Uplink        string                 `protobuf:"bytes,3,opt,name=uplink,proto3" json:"uplink,omitempty"`
-	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`      // an ADD would be taken now, and packets would flow
+	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`      // an ADD would succeed now, and packets would flow
 	Problems      []string               `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"` // why not, and what else is wrong, each with what to do
 	Orchestrator  *OrchestratorLink      `protobuf:"bytes,6,opt,name=orchestrator,proto3" json:"orchestrator,omitempty"`
 	Datapath      *DatapathStatus        `protobuf:"bytes,7,opt,name=datapath,proto3" json:"datapath,omitempty"`
@@ -1184,12 +1184,12 @@ func (x *StatusResponse) GetPolicies() *Policies {
 	return nil
 }
 
-// Policies is what containers here are judged by, and what is remembered for that.
+// Policies are the policies in force on this node, and their sessions.
 type Policies struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenants       uint32                 `protobuf:"varint,1,opt,name=tenants,proto3" json:"tenants,omitempty"` // that have some
 	Rules         uint32                 `protobuf:"varint,2,opt,name=rules,proto3" json:"rules,omitempty"`
-	Entries       []*Entries             `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"` // of the tables that policies are in
+	Entries       []*Entries             `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"` // of the tables of policies
 	Sessions      *Sessions              `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`
 	Hits          []*RuleHits            `protobuf:"bytes,5,rep,name=hits,proto3" json:"hits,omitempty"` // of the rules that have denied any
 	unknownFields protoimpl.UnknownFields
@@ -1265,10 +1265,10 @@ type Sessions struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Capacity        uint32                 `protobuf:"varint,1,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	Used            uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
-	HalfOpen        uint32                 `protobuf:"varint,3,opt,name=half_open,json=halfOpen,proto3" json:"half_open,omitempty"`                      // of these, those that give way when others need room
+	HalfOpen        uint32                 `protobuf:"varint,3,opt,name=half_open,json=halfOpen,proto3" json:"half_open,omitempty"`                      // of these, those that are evicted first
 	Begun           uint64                 `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`                                            // since the table was made, as the next two
-	Evicted         uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // half open, for another's sake
-	Refused         uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                        // for want of room
+	Evicted         uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // half open, for another session
+	Refused         uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                        // because the table was full
 	LargestEndpoint uint32                 `protobuf:"varint,7,opt,name=largest_endpoint,json=largestEndpoint,proto3" json:"largest_endpoint,omitempty"` // that has most; 0 where none has any
 	Largest         string                 `protobuf:"bytes,8,opt,name=largest,proto3" json:"largest,omitempty"`                                         // its pod or container id
 	LargestUsed     uint32                 `protobuf:"varint,9,opt,name=largest_used,json=largestUsed,proto3" json:"largest_used,omitempty"`
@@ -1517,7 +1517,7 @@ func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
 	return nil
 }
 
-// Gateway is the way between containers of network nimitz and hosts that have no part in it.
+// Gateway connects containers of network nimitz with hosts outside it.
 type Gateway struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Own           string                 `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`                    // the address that services see; empty where there is no gateway
@@ -1600,7 +1600,7 @@ type Limit struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "endpoints", "tenant-ids"
 	Used          uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
 	Capacity      uint32                 `protobuf:"varint,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	LargestTenant string                 `protobuf:"bytes,4,opt,name=largest_tenant,json=largestTenant,proto3" json:"largest_tenant,omitempty"` // empty where nobody uses any
+	LargestTenant string                 `protobuf:"bytes,4,opt,name=largest_tenant,json=largestTenant,proto3" json:"largest_tenant,omitempty"` // empty if none is used
 	LargestUsed   uint32                 `protobuf:"varint,5,opt,name=largest_used,json=largestUsed,proto3" json:"largest_used,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1756,8 +1756,8 @@ type DatapathStatus struct {
 	Entries       []*Entries             `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"`                                                                             // what this node keeps, read from the kernel
 	Guarded       []string               `protobuf:"bytes,6,rep,name=guarded,proto3" json:"guarded,omitempty"`                                                                             // interfaces beside the uplink where packets are checked
 	DeviceWhy     string                 `protobuf:"bytes,7,opt,name=device_why,json=deviceWhy,proto3" json:"device_why,omitempty"`                                                        // why that kind, where the agent chose it
-	Without       []string               `protobuf:"bytes,8,rep,name=without,proto3" json:"without,omitempty"`                                                                             // what containers here do without, which they have on other nodes
-	Switches      map[string]string      `protobuf:"bytes,9,rep,name=switches,proto3" json:"switches,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // what carries packets of a network that may have one switch or another: "nimitz" by "ovs"
+	Without       []string               `protobuf:"bytes,8,rep,name=without,proto3" json:"without,omitempty"`                                                                             // features that containers lack here and have on other nodes
+	Switches      map[string]string      `protobuf:"bytes,9,rep,name=switches,proto3" json:"switches,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // switch of each network that has a choice: "nimitz": "ovs"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2334,10 +2334,10 @@ type Reason struct {
 	App           uint32                 `protobuf:"varint,5,opt,name=app,proto3" json:"app,omitempty"`            // of the endpoint now
 	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"`
 	Allowed       bool                   `protobuf:"varint,7,opt,name=allowed,proto3" json:"allowed,omitempty"`
-	Rule          *RuleName              `protobuf:"bytes,8,opt,name=rule,proto3" json:"rule,omitempty"`   // that decided; unset where none did
+	Rule          *RuleName              `protobuf:"bytes,8,opt,name=rule,proto3" json:"rule,omitempty"`   // that decided; unset if none did
 	Audit         *RuleName              `protobuf:"bytes,9,opt,name=audit,proto3" json:"audit,omitempty"` // that would have denied if its policy were not in audit
 	Tenant        string                 `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Strangers     bool                   `protobuf:"varint,11,opt,name=strangers,proto3" json:"strangers,omitempty"` // the ends are of two tenants, which never speak to each other
+	Strangers     bool                   `protobuf:"varint,11,opt,name=strangers,proto3" json:"strangers,omitempty"` // the ends are of two tenants, which never communicate
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

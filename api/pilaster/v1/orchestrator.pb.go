@@ -77,7 +77,7 @@ func (PolicyChange) EnumDescriptor() ([]byte, []int) {
 type AllocateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // of the endpoint; empty where the tenant has node subnets
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // of the endpoint; empty if the tenant has node subnets
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -261,9 +261,9 @@ func (*FreeResponse) Descriptor() ([]byte, []int) {
 type ListMappingsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Tenant    string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	PageToken string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // of the page before; empty for the first
-	// Only what changed after this revision, in one answer without pages; 0: everything. For agents that ask and are not told,
-	// as those of NIMITZ's first generation did (NIMITZ §4.1); ours are told by Follow.
+	PageToken string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"` // of the previous page; empty for the first
+	// Only the changes after this revision, in one answer without pages; 0: everything. For agents that query instead of
+	// following, as in NIMITZ's first generation (NIMITZ §4.1); ours receive changes by Follow.
 	AfterRevision int64 `protobuf:"varint,3,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -598,14 +598,14 @@ func (x *RenewResponse) GetCertificate() []byte {
 
 type RegisterRequest struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
-	WantedPrefix    string                 `protobuf:"bytes,1,opt,name=wanted_prefix,json=wantedPrefix,proto3" json:"wanted_prefix,omitempty"` // brought by --node-prefix, or held from before; may be empty
+	WantedPrefix    string                 `protobuf:"bytes,1,opt,name=wanted_prefix,json=wantedPrefix,proto3" json:"wanted_prefix,omitempty"` // from --node-prefix, or held from before; may be empty
 	UplinkAddresses []string               `protobuf:"bytes,2,rep,name=uplink_addresses,json=uplinkAddresses,proto3" json:"uplink_addresses,omitempty"`
 	Version         string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	ClusterUuid     string                 `protobuf:"bytes,4,opt,name=cluster_uuid,json=clusterUuid,proto3" json:"cluster_uuid,omitempty"` // pinned by the agent from before; empty the first time
+	ClusterUuid     string                 `protobuf:"bytes,4,opt,name=cluster_uuid,json=clusterUuid,proto3" json:"cluster_uuid,omitempty"` // of the cluster that the agent joined; empty the first time
 	Held            *Held                  `protobuf:"bytes,5,opt,name=held,proto3" json:"held,omitempty"`
 	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`        // it is an Edge Switch; a region has one
-	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"`  // it has one; not known yet when it registers for the first time
-	Enforces        []string               `protobuf:"bytes,8,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; not known yet then either
+	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"`  // it has a gateway; unknown at the first registration
+	Enforces        []string               `protobuf:"bytes,8,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; unknown at the first registration
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -696,11 +696,11 @@ func (x *RegisterRequest) GetEnforces() []string {
 	return nil
 }
 
-// Held is what an agent already uses; the orchestrator raises its high-water marks to it
-// or refuses on conflict, so that a restored backup hands nothing out twice.
+// Held is what an agent already uses. The orchestrator raises its marks above it, or refuses on conflict, so that a
+// restored backup allocates nothing twice.
 type Held struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names and ids, without keys; changes as last heard.
+	// Names and ids, without keys; changes as last received.
 	Tenants       []*Tenant  `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	Apps          []*App     `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
 	Mappings      []*Mapping `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"`    // its own
@@ -888,10 +888,11 @@ func (x *ResolveRequest) GetSequence() uint64 {
 }
 
 type ResolveResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // with keys
-	App           *App                   `protobuf:"bytes,2,opt,name=app,proto3" json:"app,omitempty"`
-	HasPolicies   bool                   `protobuf:"varint,3,opt,name=has_policies,json=hasPolicies,proto3" json:"has_policies,omitempty"` // the tenant has policies or overrides; the stream tells them when the node says that it hosts the tenant
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // with keys
+	App    *App                   `protobuf:"bytes,2,opt,name=app,proto3" json:"app,omitempty"`
+	// the tenant has policies; the stream sends them when the node reports that it hosts the tenant
+	HasPolicies   bool `protobuf:"varint,3,opt,name=has_policies,json=hasPolicies,proto3" json:"has_policies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -949,22 +950,23 @@ func (x *ResolveResponse) GetHasPolicies() bool {
 
 type FollowRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tenants hosted now, whole, each time it changes; the first message starts the stream.
+	// All tenants hosted now, at each change; the first message starts the stream.
 	HostedTenants  []string `protobuf:"bytes,1,rep,name=hosted_tenants,json=hostedTenants,proto3" json:"hosted_tenants,omitempty"`
 	ResumeRevision int64    `protobuf:"varint,2,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"` // first message only: deltas after this one, or a snapshot
-	// Those of the hosted and carried tenants that the node has not yet been told whole, or has forgotten since.
+	// Hosted and transit tenants that the node has not received whole yet, or has forgotten since.
 	IncompleteTenants []string `protobuf:"bytes,3,rep,name=incomplete_tenants,json=incompleteTenants,proto3" json:"incomplete_tenants,omitempty"`
-	// Of each hosted tenant, the node's ids. What is not mentioned is not known to be accepted.
+	// Reports about the hosted tenants. Ids that are not listed do not count as accepted.
 	Hosting []*Hosting `protobuf:"bytes,4,rep,name=hosting,proto3" json:"hosting,omitempty"`
-	// Tenants that a Resolve asks for now: what the store says of them and this node stays.
+	// Tenants of Resolve calls in progress: their hosting records of this node stay.
 	ResolvingTenants []string `protobuf:"bytes,5,rep,name=resolving_tenants,json=resolvingTenants,proto3" json:"resolving_tenants,omitempty"`
-	// Grows with each message and Resolve of the node, also over its restarts: one that was
-	// overtaken on its way changes nothing.
+	// Grows with each message and Resolve of the node, also across restarts: a message that arrives after a later one
+	// changes nothing.
 	Sequence uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// First message only: those that the node carries and has been told whole. It names no tenant among the hosted ones
-	// that it only carries; what it carries and does not name here comes whole, as does what it carries from then on.
+	// First message only: transit tenants that the node has received whole. hosted_tenants has no tenant that is only a
+	// transit tenant. Transit tenants that are not listed here come whole, and so do later ones.
 	CarriedTenants []string `protobuf:"bytes,7,rep,name=carried_tenants,json=carriedTenants,proto3" json:"carried_tenants,omitempty"`
-	// First message only: the stream tells of no mappings. For agents that ask for what changed (ListMappingsRequest.after_revision).
+	// First message only: the stream has no mappings. For agents that query changes
+	// (ListMappingsRequest.after_revision).
 	WithoutMappings bool `protobuf:"varint,8,opt,name=without_mappings,json=withoutMappings,proto3" json:"without_mappings,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1065,16 +1067,16 @@ type FollowResponse struct {
 	//	*FollowResponse_Heartbeat
 	Event    isFollowResponse_Event `protobuf_oneof:"event"`
 	Revision int64                  `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"` // of the store after this event
-	// When the stream breaks, the node waits a random part of this before it calls again: so long the orchestrator needs to
-	// hear every node of the cluster once.
+	// When the stream breaks, the node waits a random part of this before it reconnects: in that time the orchestrator
+	// can accept every node of the cluster once.
 	SpreadMs uint32 `protobuf:"varint,5,opt,name=spread_ms,json=spreadMs,proto3" json:"spread_ms,omitempty"`
-	// The event goes on in the next message, a delta: it is all of these together, and what they replace is replaced when the last has come. That
-	// one alone has the revision.
+	// The event continues in the next message, a delta. The node applies all parts together when it has the last, which
+	// alone has the revision.
 	More bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
-	// Up to its revision the stream has told of policies too. Where it has not, the orchestrator knows of none, and the node names what it hosts as
-	// incomplete at the next stream.
+	// The stream includes policies up to its revision. Otherwise the orchestrator's build has no policies, and the node
+	// lists its hosted tenants as incomplete at the next stream.
 	WithPolicies bool `protobuf:"varint,7,opt,name=with_policies,json=withPolicies,proto3" json:"with_policies,omitempty"`
-	// Set when it has changed what was not taken of what the node says; all else was.
+	// Set when the refused parts of the node's reports have changed; the rest was accepted.
 	Refusals      *Refusals `protobuf:"bytes,8,opt,name=refusals,proto3" json:"refusals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1331,7 +1333,7 @@ func (x *Snapshot) GetWholePolicies() []string {
 
 type Delta struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
-	Node           *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // set when the node's own record changed, or what it carries
+	Node           *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // set when the node's own record or transit tenants changed
 	Tenants        []*Tenant              `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // new or changed
 	Apps           []*App                 `protobuf:"bytes,3,rep,name=apps,proto3" json:"apps,omitempty"`
 	DeletedTenants []string               `protobuf:"bytes,4,rep,name=deleted_tenants,json=deletedTenants,proto3" json:"deleted_tenants,omitempty"`
@@ -1342,9 +1344,9 @@ type Delta struct {
 	EndedPolicies  []*Policy              `protobuf:"bytes,9,rep,name=ended_policies,json=endedPolicies,proto3" json:"ended_policies,omitempty"` // with tenant, kind, namespace and name only
 	Overrides      []*Override            `protobuf:"bytes,10,rep,name=overrides,proto3" json:"overrides,omitempty"`                             // new or changed ones of these tenants
 	EndedOverrides []*Override            `protobuf:"bytes,11,rep,name=ended_overrides,json=endedOverrides,proto3" json:"ended_overrides,omitempty"`
-	// Tenants of which the above are all policies and overrides, so that what the node has beside them has ended. A whole tenant that is not
-	// among these is only carried, or told by an orchestrator that knows of no policies: then the node keeps what it has, and names the tenant as
-	// incomplete at the next stream.
+	// Tenants of which the above are all policies and overrides, so the node deletes all others. A whole tenant that is
+	// not listed is a transit tenant, or comes from an orchestrator without policies: then the node keeps what it has,
+	// and lists the tenant as incomplete at the next stream.
 	WholePolicies []string `protobuf:"bytes,12,rep,name=whole_policies,json=wholePolicies,proto3" json:"whole_policies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2181,8 +2183,8 @@ type GetTenantResponse struct {
 	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Apps          []*App                 `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
 	Hosting       []*Hosting             `protobuf:"bytes,3,rep,name=hosting,proto3" json:"hosting,omitempty"`
-	MaxApps       uint32                 `protobuf:"varint,4,opt,name=max_apps,json=maxApps,proto3" json:"max_apps,omitempty"`             // that a tenant may have
-	RestingApps   uint32                 `protobuf:"varint,5,opt,name=resting_apps,json=restingApps,proto3" json:"resting_apps,omitempty"` // numbers that nobody has and nobody gets for some minutes
+	MaxApps       uint32                 `protobuf:"varint,4,opt,name=max_apps,json=maxApps,proto3" json:"max_apps,omitempty"`             // maximum per tenant
+	RestingApps   uint32                 `protobuf:"varint,5,opt,name=resting_apps,json=restingApps,proto3" json:"resting_apps,omitempty"` // quarantined ids of ended apps
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3389,9 +3391,10 @@ func (x *ListPoliciesRequest) GetTenant() string {
 }
 
 type ListPoliciesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Policies      []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`     // by tenant, kind, namespace and name; without documents
-	Unenforced    []*Hosting             `protobuf:"bytes,2,rep,name=unenforced,proto3" json:"unenforced,omitempty"` // tenant, node and why: where they are not in force as they were applied last; by tenant and node
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Policies []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"` // by tenant, kind, namespace and name; without documents
+	// tenant, node and why: where they are not in force as they were applied last; by tenant and node
+	Unenforced    []*Hosting `protobuf:"bytes,2,rep,name=unenforced,proto3" json:"unenforced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

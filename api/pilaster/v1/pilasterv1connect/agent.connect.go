@@ -81,11 +81,13 @@ type AgentServiceClient interface {
 	GetEndpoint(context.Context, *connect.Request[v1.GetEndpointRequest]) (*connect.Response[v1.GetEndpointResponse], error)
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
-	// Why asks the tables that packets are judged by what becomes of a connection at those of its ends that are here.
+	// Why evaluates the policies of a connection at those of its ends that are on this node, in the tables that apply to
+	// packets.
 	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
-	// ListRuleHits tells of the rules that have denied packets here, or would have if their policies were not in audit.
+	// ListRuleHits lists the rules that denied packets here, or would have if their policies were not in audit.
 	ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error)
-	// LabelEndpoint changes the labels of a container that lives. Its address stays; policies judge it by the new ones on all nodes.
+	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
+	// labels.
 	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
 	// RecentEvents are the last that Monitor would have shown, oldest first.
@@ -277,11 +279,13 @@ type AgentServiceHandler interface {
 	GetEndpoint(context.Context, *connect.Request[v1.GetEndpointRequest]) (*connect.Response[v1.GetEndpointResponse], error)
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
-	// Why asks the tables that packets are judged by what becomes of a connection at those of its ends that are here.
+	// Why evaluates the policies of a connection at those of its ends that are on this node, in the tables that apply to
+	// packets.
 	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
-	// ListRuleHits tells of the rules that have denied packets here, or would have if their policies were not in audit.
+	// ListRuleHits lists the rules that denied packets here, or would have if their policies were not in audit.
 	ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error)
-	// LabelEndpoint changes the labels of a container that lives. Its address stays; policies judge it by the new ones on all nodes.
+	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
+	// labels.
 	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
 	// RecentEvents are the last that Monitor would have shown, oldest first.

@@ -133,25 +133,26 @@ const (
 
 // NodeServiceClient is a client for the pilaster.v1.NodeService service.
 type NodeServiceClient interface {
-	// Join buys a node certificate with the join token.
+	// Join returns a node certificate for the join token.
 	Join(context.Context, *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error)
-	// Renew buys a fresh certificate with a valid one.
+	// Renew returns a new certificate for a valid one.
 	Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error)
-	// Register makes the node known, or finds it again, and tells it its prefix and the plan.
+	// Register creates or updates the node's record, and returns it with the plan.
 	Register(context.Context, *connect.Request[v1.RegisterRequest]) (*connect.Response[v1.RegisterResponse], error)
-	// Resolve finds a tenant and the app of a label set, making the app when it is new.
+	// Resolve returns a tenant and the app of a label set; it creates the app if it is new.
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
-	// Follow streams the node's own record and the tenants it hosts or carries (Node.carries), nothing else.
+	// Follow streams the node's own record and the tenants that it hosts or needs for transit (Node.carries), nothing
+	// else.
 	Follow(context.Context) *connect.BidiStreamForClient[v1.FollowRequest, v1.FollowResponse]
-	// Allocate gives a node that hosts a nimitz tenant its subnet of each overlay, or an address of each for one endpoint. It
-	// gives the same ones again until they are freed, or the node hosts the tenant no more.
+	// Allocate returns the node's subnet of each overlay of a nimitz tenant that it hosts, or an address of each for one
+	// endpoint. It returns the same ones until they are freed or the node no longer hosts the tenant.
 	Allocate(context.Context, *connect.Request[v1.AllocateRequest]) (*connect.Response[v1.AllocateResponse], error)
-	// Free gives an endpoint's addresses back; nobody gets them for some minutes.
+	// Free releases an endpoint's addresses, which are then quarantined for some minutes.
 	Free(context.Context, *connect.Request[v1.FreeRequest]) (*connect.Response[v1.FreeResponse], error)
-	// ListMappings is where everything of a tenant's overlays is, at one revision of the store, 500 mappings a page, or what changed
-	// there after a revision. Follow tells what changes after either. ABORTED: the pages before are too old, or what changed
-	// after that revision is not known any more; begin with the first page. RESOURCE_EXHAUSTED: the tenant is asked about
-	// more often than the operator allows; ask again after the header Retry-After, in seconds.
+	// ListMappings returns the mappings of a tenant at one revision of the store, 500 per page, or the changes after a
+	// revision. Follow sends later changes. ABORTED: the previous pages are too old, or the history does not reach back
+	// to that revision; begin with the first page. RESOURCE_EXHAUSTED: the rate limit of the tenant is exceeded; retry
+	// after the header Retry-After, in seconds.
 	ListMappings(context.Context, *connect.Request[v1.ListMappingsRequest]) (*connect.Response[v1.ListMappingsResponse], error)
 }
 
@@ -271,25 +272,26 @@ func (c *nodeServiceClient) ListMappings(ctx context.Context, req *connect.Reque
 
 // NodeServiceHandler is an implementation of the pilaster.v1.NodeService service.
 type NodeServiceHandler interface {
-	// Join buys a node certificate with the join token.
+	// Join returns a node certificate for the join token.
 	Join(context.Context, *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error)
-	// Renew buys a fresh certificate with a valid one.
+	// Renew returns a new certificate for a valid one.
 	Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error)
-	// Register makes the node known, or finds it again, and tells it its prefix and the plan.
+	// Register creates or updates the node's record, and returns it with the plan.
 	Register(context.Context, *connect.Request[v1.RegisterRequest]) (*connect.Response[v1.RegisterResponse], error)
-	// Resolve finds a tenant and the app of a label set, making the app when it is new.
+	// Resolve returns a tenant and the app of a label set; it creates the app if it is new.
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
-	// Follow streams the node's own record and the tenants it hosts or carries (Node.carries), nothing else.
+	// Follow streams the node's own record and the tenants that it hosts or needs for transit (Node.carries), nothing
+	// else.
 	Follow(context.Context, *connect.BidiStream[v1.FollowRequest, v1.FollowResponse]) error
-	// Allocate gives a node that hosts a nimitz tenant its subnet of each overlay, or an address of each for one endpoint. It
-	// gives the same ones again until they are freed, or the node hosts the tenant no more.
+	// Allocate returns the node's subnet of each overlay of a nimitz tenant that it hosts, or an address of each for one
+	// endpoint. It returns the same ones until they are freed or the node no longer hosts the tenant.
 	Allocate(context.Context, *connect.Request[v1.AllocateRequest]) (*connect.Response[v1.AllocateResponse], error)
-	// Free gives an endpoint's addresses back; nobody gets them for some minutes.
+	// Free releases an endpoint's addresses, which are then quarantined for some minutes.
 	Free(context.Context, *connect.Request[v1.FreeRequest]) (*connect.Response[v1.FreeResponse], error)
-	// ListMappings is where everything of a tenant's overlays is, at one revision of the store, 500 mappings a page, or what changed
-	// there after a revision. Follow tells what changes after either. ABORTED: the pages before are too old, or what changed
-	// after that revision is not known any more; begin with the first page. RESOURCE_EXHAUSTED: the tenant is asked about
-	// more often than the operator allows; ask again after the header Retry-After, in seconds.
+	// ListMappings returns the mappings of a tenant at one revision of the store, 500 per page, or the changes after a
+	// revision. Follow sends later changes. ABORTED: the previous pages are too old, or the history does not reach back
+	// to that revision; begin with the first page. RESOURCE_EXHAUSTED: the rate limit of the tenant is exceeded; retry
+	// after the header Retry-After, in seconds.
 	ListMappings(context.Context, *connect.Request[v1.ListMappingsRequest]) (*connect.Response[v1.ListMappingsResponse], error)
 }
 
@@ -413,19 +415,20 @@ type OperatorServiceClient interface {
 	GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error)
 	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
-	// RotateKey gives a tenant a new id with a new key, or finds the one that is only accepted yet.
+	// RotateKey gives a tenant a new id with a new key, or returns the one that is only accepted yet.
 	RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error)
-	// MigrateTenant moves a tenant to another network. Its containers get addresses there beside those they have; new containers get
-	// these alone. With finish it takes the old ones away, which the first step must have been done for by all nodes. Either may be repeated.
+	// MigrateTenant moves a tenant to another network. Its containers get addresses of the new network in addition; new
+	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
+	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
-	// CreateService gives something on the underlay an address among a nimitz tenant's containers.
+	// CreateService gives an address on the underlay a virtual address for a nimitz tenant's containers.
 	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
 	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
 	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
 	// CreatePublication gives a nimitz tenant's container an address on the underlay, at a node's gateway.
 	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
-	// DeletePublication ends it; nobody gets its address for some minutes.
+	// DeletePublication deletes a publication; its address is never reused.
 	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
 	// ApplyPolicies makes or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
@@ -785,19 +788,20 @@ type OperatorServiceHandler interface {
 	GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error)
 	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
-	// RotateKey gives a tenant a new id with a new key, or finds the one that is only accepted yet.
+	// RotateKey gives a tenant a new id with a new key, or returns the one that is only accepted yet.
 	RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error)
-	// MigrateTenant moves a tenant to another network. Its containers get addresses there beside those they have; new containers get
-	// these alone. With finish it takes the old ones away, which the first step must have been done for by all nodes. Either may be repeated.
+	// MigrateTenant moves a tenant to another network. Its containers get addresses of the new network in addition; new
+	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
+	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
-	// CreateService gives something on the underlay an address among a nimitz tenant's containers.
+	// CreateService gives an address on the underlay a virtual address for a nimitz tenant's containers.
 	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
 	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
 	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
 	// CreatePublication gives a nimitz tenant's container an address on the underlay, at a node's gateway.
 	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
-	// DeletePublication ends it; nobody gets its address for some minutes.
+	// DeletePublication deletes a publication; its address is never reused.
 	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
 	// ApplyPolicies makes or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
