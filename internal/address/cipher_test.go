@@ -137,7 +137,7 @@ func TestDrawTakesTheFirstThatServes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !plan.Private.Contains(a) || c.Decrypt(a) != got.Addr() || got.Tenant != 1 || got.App != 1 {
-			t.Fatalf("drew %+v, %v", got, a)
+			t.Fatalf("found %+v, %v", got, a)
 		}
 		for i := from; i < got.Index; i++ {
 			p.Index = i
@@ -182,7 +182,7 @@ func TestDrawBeyondTheLastIndex(t *testing.T) {
 	c := NewCipher(testKey(t))
 	p := Plain{Node: netip.MustParsePrefix("fd70:696c:6100:3::/64"), Tenant: 1, Index: MaxIndex + 1}
 	if got, a, err := c.Draw(DefaultPlan().Private, p); !errors.Is(err, ErrExhausted) {
-		t.Errorf("drew %+v, %v, %v", got, a, err)
+		t.Errorf("found %+v, %v, %v", got, a, err)
 	}
 }
 

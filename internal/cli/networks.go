@@ -169,7 +169,7 @@ func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (n
 	if config.Netns, err = netns.Current(); err != nil {
 		return nil, err
 	}
-	config.Taps, config.Mark = taps, taps.Mark()
+	config.OVSPorts, config.Mark = taps, taps.Mark()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	return ovs.Open(ctx, config)

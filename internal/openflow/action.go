@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Action is what a flow does with a packet: Output, OutputTo, Set, Move, DecTTL, or Other of a flow that was read.
+// Action is an action of a flow: Output, OutputTo, Set, Move, DecTTL, or Other for flows that were read.
 type Action interface {
 	append(b []byte) []byte
 	String() string
@@ -17,10 +17,10 @@ const (
 	anyPort   uint32 = 0xffffffff
 )
 
-// Output sends the packet as it is by now. Never to the port it came from: see ForgetPort.
+// Output sends a copy of the packet in its present state. It never sends to the ingress port: see ForgetPort.
 type Output uint32
 
-// OutputTo sends the packet to the port that the first 16 bits of a field name.
+// OutputTo sends the packet to the port number in the first 16 bits of a field.
 type OutputTo struct{ Field Field }
 
 // Set writes a value.
@@ -33,16 +33,16 @@ type Move struct {
 	FromBit, ToBit uint16
 }
 
-// DecTTL takes one off the hop limit. The flow must match packets of one family.
+// DecTTL decrements the hop limit. The flow must match packets of one family.
 type DecTTL struct{}
 
-// Other is an action that this package reads and does not know.
+// Other is an action that this package reads but does not know.
 type Other struct {
 	Type uint16
 	Body []byte
 }
 
-// ForgetPort has a packet go out by any port, also the one it came in by.
+// ForgetPort clears the ingress port, so that the packet may return to it.
 var ForgetPort = Set{inPort16.Number(0)}
 
 const (
@@ -120,7 +120,7 @@ func (a Move) String() string {
 func (DecTTL) String() string  { return "dec_ttl" }
 func (a Other) String() string { return fmt.Sprintf("action %d", a.Type) }
 
-// readActions reads a list of them.
+// readActions reads a list of actions.
 func readActions(b []byte) (all []Action, err error) {
 	for len(b) > 0 {
 		if len(b) < 4 {

@@ -34,11 +34,11 @@ const (
 	bundleCommit  = 4
 	bundleDiscard = 6
 	bundleFlags   = 1 | 2 // atomic and in order
-	bundleID      = 1     // a connection has one at a time
+	bundleID      = 1     // a connection has at most one at a time
 )
 
-// Conn is a connection to a bridge, for one caller at a time. After an error that is no *Error nothing can be done with
-// it but Close.
+// Conn is a connection to a bridge, for one caller at a time. After an error that is no *Error the connection is
+// unusable and must be closed.
 type Conn struct {
 	conn net.Conn
 	in   *bufio.Reader
@@ -60,7 +60,7 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 
 func (c *Conn) Close() error { return c.conn.Close() }
 
-// message is one that came.
+// message is a received message.
 type message struct {
 	kind byte
 	xid  uint32
@@ -69,7 +69,7 @@ type message struct {
 
 func (c *Conn) hello(ctx context.Context) error {
 	b := begin(nil, typeHello, c.next())
-	b = append(b, 0, 1, 0, 8, 0, 0, 0, 1<<version) // of all versions only ours
+	b = append(b, 0, 1, 0, 8, 0, 0, 0, 1<<version) // our version only
 	end(b, 0)
 	return c.exchange(ctx, b, func(m message) (bool, error) {
 		switch m.kind {
@@ -82,7 +82,7 @@ func (c *Conn) hello(ctx context.Context) error {
 	})
 }
 
-// Barrier waits until the bridge has dealt with all that was sent before.
+// Barrier waits until the bridge has processed all earlier requests.
 func (c *Conn) Barrier(ctx context.Context) error {
 	b, xid := c.barrier(nil)
 	return c.exchange(ctx, b, func(m message) (bool, error) { return m.xid == xid && m.kind == typeBarrierReply, nil })
@@ -95,7 +95,7 @@ func (c *Conn) barrier(b []byte) ([]byte, uint32) {
 	return b, xid
 }
 
-// Apply makes all changes, in their order, or none. An *Error says which the bridge refused.
+// Apply makes all changes in order, or none. An *Error names the change that the bridge rejected.
 func (c *Conn) Apply(ctx context.Context, changes []Change) error {
 	b := c.bundle(nil, bundleOpen)
 	first := c.xid + 1
@@ -112,7 +112,7 @@ func (c *Conn) Apply(ctx context.Context, changes []Change) error {
 		end(b, inner)
 		end(b, start)
 	}
-	// A commit would make what the bridge has understood of the bundle: it is asked for when all is.
+	// A commit would apply the valid part of the bundle, so it is sent only after the whole bundle was accepted.
 	b, done := c.barrier(b)
 	var refused error
 	listen := func(m message) (bool, error) {
@@ -148,7 +148,7 @@ func (c *Conn) bundle(b []byte, kind byte) []byte {
 	return b
 }
 
-// Flows reads the flows of all tables whose cookies are as given where the mask has ones.
+// Flows reads the flows of all tables whose cookies equal cookie in the bits of mask.
 func (c *Conn) Flows(ctx context.Context, cookie, mask uint64) ([]Flow, error) {
 	xid := c.next()
 	b := begin(nil, typeMultipartRequest, xid)
@@ -169,7 +169,7 @@ func (c *Conn) Flows(ctx context.Context, cookie, mask uint64) ([]Flow, error) {
 	return all, err
 }
 
-// readReply reads one part of what Flows asked for.
+// readReply reads one part of the reply to Flows.
 func readReply(m message) (flows []Flow, more bool, err error) {
 	if m.kind != typeMultipartReply || len(m.body) < 8 || binary.BigEndian.Uint16(m.body) != multipartFlow {
 		return nil, false, fmt.Errorf("openflow: message of type %d where flows were asked for", m.kind)
@@ -183,15 +183,15 @@ func (c *Conn) next() uint32 {
 	return c.xid
 }
 
-// begin writes a header whose length end fills in.
+// begin writes a header; end fills in its length.
 func begin(b []byte, kind byte, xid uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(b, version, kind, 0, 0), xid)
 }
 
 func end(b []byte, start int) { binary.BigEndian.PutUint16(b[start+2:], uint16(len(b)-start)) }
 
-// exchange sends requests, and hands what comes to listen until it has heard enough. It reads while it writes: a bridge
-// that has many errors to tell reads no further until they are taken.
+// exchange sends requests and passes each received message to listen, until listen returns true. It reads while it
+// writes, because a bridge with many errors to send stops reading until they are received.
 func (c *Conn) exchange(ctx context.Context, requests []byte, listen func(message) (bool, error)) error {
 	if err := c.conn.SetDeadline(time.Time{}); err != nil {
 		return err
@@ -201,7 +201,7 @@ func (c *Conn) exchange(ctx context.Context, requests []byte, listen func(messag
 	go func() {
 		_, err := c.conn.Write(requests)
 		if err != nil {
-			_ = c.conn.SetDeadline(time.Unix(1, 0)) // no answer will come
+			_ = c.conn.SetDeadline(time.Unix(1, 0)) // no reply will come
 		}
 		wrote <- err
 	}()

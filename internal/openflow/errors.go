@@ -5,16 +5,16 @@ import (
 	"fmt"
 )
 
-// Error is a bridge's answer to a request that it has not carried out.
+// Error is a bridge's answer to a request that it rejected.
 type Error struct {
 	Type, Code uint16
-	About      string // what was asked
+	About      string // the request
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.About, e.reason()) }
 
-// errorType has the words for a type of errors, and for its codes. Those left out cannot be earned by what this package
-// sends.
+// errorType has the text for an error type, and for its codes. It omits codes that the requests of this package cannot
+// cause.
 type errorType struct {
 	name  string
 	codes map[uint16]string
@@ -24,7 +24,7 @@ var errorTypes = map[uint16]errorType{
 	0: {
 		"no version of OpenFlow in common",
 		map[uint16]string{
-			0: "the bridge does not speak 1.4; its column \"protocols\" may leave it out",
+			0: "the bridge does not support OpenFlow 1.4; check its column \"protocols\"",
 			1: "permission denied",
 		},
 	},

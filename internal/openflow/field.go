@@ -15,14 +15,14 @@ const (
 	classBasic uint16 = 0x8000
 )
 
-// Field is something of a packet, or a register beside it, that flows match and set.
+// Field is a header field, or a register, that flows match and set.
 type Field struct {
 	class  uint16
 	number uint8
 	size   uint8 // bytes
 }
 
-// What flows here use.
+// The fields in use.
 var (
 	InPort     = Field{classBasic, 0, 4}
 	EthDst     = Field{classBasic, 3, 6}
@@ -44,8 +44,8 @@ var (
 	TunnelDst6 = Field{classNXM1, 110, 16}
 	TunnelGBP  = Field{classNXM1, 38, 2}
 	PacketMark = Field{classNXM1, 33, 4}
-	// inPort16 is InPort as actions may write it: 0 has Open vSwitch forget where a packet came from, so that it may go
-	// back there.
+	// inPort16 is InPort as actions write it: with 0 Open vSwitch forgets a packet's ingress port, so that the packet
+	// may return to it.
 	inPort16 = Field{classNXM0, 0, 2}
 )
 
@@ -58,10 +58,10 @@ var fieldNames = map[Field]string{
 	inPort16: "in_port",
 }
 
-// LaterFragment is Fragment of one that has no transport header.
+// LaterFragment is the value of Fragment for fragments without a transport header.
 const LaterFragment = 3
 
-// Register is one of Open vSwitch's 32-bit registers, 0 to 15. They are zero when a packet comes in.
+// Register is one of Open vSwitch's 32-bit registers, 0 to 15. They are zero when a packet enters the switch.
 func Register(n uint8) Field { return Field{classNXM1, n, 4} }
 
 func (f Field) String() string {
@@ -74,13 +74,13 @@ func (f Field) String() string {
 	return fmt.Sprintf("field %#x/%d", f.class, f.number)
 }
 
-// Value is a field's, or what a field must be where the mask has ones; nil is all ones.
+// Value is a value for a field, or a match on the bits of the mask; a nil mask is all ones.
 type Value struct {
 	Field       Field
 	Bytes, Mask []byte
 }
 
-// Number gives a field a number.
+// Number returns the field with a number as its value.
 func (f Field) Number(n uint64) Value {
 	b := binary.BigEndian.AppendUint64(nil, n)
 	if f.size > 8 {
@@ -89,13 +89,13 @@ func (f Field) Number(n uint64) Value {
 	return Value{Field: f, Bytes: b[len(b)-int(f.size):]}
 }
 
-// Address gives a field an address of its family.
+// Address returns the field with an address of its family as its value.
 func (f Field) Address(a netip.Addr) Value { return Value{Field: f, Bytes: a.AsSlice()} }
 
-// MAC gives a field a MAC.
+// MAC returns the field with a MAC as its value.
 func (f Field) MAC(a net.HardwareAddr) Value { return Value{Field: f, Bytes: a} }
 
-// Masked is a value that counts only where the mask has ones.
+// Masked returns the value with a mask.
 func (v Value) Masked(mask []byte) Value {
 	v.Mask, v.Bytes = mask, slices.Clone(v.Bytes)
 	for i := range v.Bytes {
@@ -104,7 +104,7 @@ func (v Value) Masked(mask []byte) Value {
 	return v
 }
 
-// Prefix has a field lie in a prefix, whose length must not be 0: leave the field out instead.
+// Prefix matches addresses in a prefix. Its length must not be 0: omit the field then.
 func (f Field) Prefix(p netip.Prefix) Value {
 	v := f.Address(p.Masked().Addr())
 	if p.IsSingleIP() {
@@ -117,7 +117,7 @@ func (f Field) Prefix(p netip.Prefix) Value {
 	return v
 }
 
-// Uint is the value's last 64 bits.
+// Uint returns the value's last 64 bits.
 func (v Value) Uint() (n uint64) {
 	for _, b := range v.Bytes {
 		n = n<<8 | uint64(b)
@@ -125,13 +125,14 @@ func (v Value) Uint() (n uint64) {
 	return n
 }
 
-// AsAddress is the value as an address; not valid when the field holds none.
+// AsAddress returns the value as an address; it is invalid if the field holds none.
 func (v Value) AsAddress() netip.Addr {
 	a, _ := netip.AddrFromSlice(v.Bytes)
 	return a
 }
 
-// AsPrefix is the value as a prefix; not valid when the field holds none, or the mask is not a prefix's.
+// AsPrefix returns the value as a prefix; it is invalid if the field holds none, or if the mask is not that of a
+// prefix.
 func (v Value) AsPrefix() netip.Prefix {
 	a := v.AsAddress()
 	if v.Mask == nil {
@@ -167,7 +168,7 @@ func (v Value) String() string {
 	return fmt.Sprintf("%v=%s", v.Field, show(v.Bytes))
 }
 
-// header is the field as OXM names it.
+// header returns the field's OXM header.
 func (f Field) header(masked bool) uint32 {
 	h := uint32(f.class)<<16 | uint32(f.number)<<9 | uint32(f.size)
 	if masked {
@@ -182,7 +183,7 @@ func (v Value) append(b []byte) []byte {
 	return append(b, v.Mask...)
 }
 
-// readValue takes one value off.
+// readValue reads one value and returns the rest.
 func readValue(b []byte) (v Value, rest []byte, err error) {
 	if len(b) < 4 {
 		return v, nil, cut("field", b)

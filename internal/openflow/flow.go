@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// Flow is a line of a bridge's table.
+// Flow is an entry of a bridge's table.
 type Flow struct {
 	Table    uint8
 	Priority uint16
-	Cookie   uint64 // whoever made it knows it again by this
+	Cookie   uint64 // chosen by the controller, to find the flow again
 	Match    []Value
 	Actions  []Action
-	Goto     uint8 // the table that comes next; 0: none
+	Goto     uint8 // the next table; 0: none
 
-	Packets uint64 // that have met it; of flows that were read
+	Packets uint64 // packets that matched; only for flows that were read
 }
 
 func (f Flow) String() string {
@@ -41,16 +41,16 @@ func (f Flow) String() string {
 	)
 }
 
-// Command is what a change does.
+// Command is the type of a change.
 type Command uint8
 
 const (
-	// Add puts a flow in, in place of the one with the same table, match and priority.
+	// Add adds a flow, or replaces the one with the same table, match and priority.
 	Add Command = 0
-	// DeleteLoose takes away all flows of a table that match at least what is given, at any priority: the bridge
-	// searches for them.
+	// DeleteLoose removes all flows of a table that the given match includes, at any priority: the bridge searches for
+	// them.
 	DeleteLoose Command = 3
-	// Delete takes away the one flow with that table, match and priority, if there is one.
+	// Delete removes the flow with this table, match and priority, if it exists.
 	Delete Command = 4
 )
 
@@ -58,7 +58,8 @@ func (c Command) String() string {
 	return map[Command]string{Add: "add", DeleteLoose: "delete loosely", Delete: "delete"}[c]
 }
 
-// Change is one of a bridge's flows. Where the mask has ones, a deletion takes only flows with that cookie.
+// Change changes a bridge's flows. A deletion removes only flows whose cookie equals Flow.Cookie in the bits of
+// CookieMask.
 type Change struct {
 	Command Command
 	Flow
@@ -74,7 +75,7 @@ const (
 	instructionApply = 4
 )
 
-// append writes the flow_mod behind its header.
+// append writes the flow_mod without its header.
 func (c Change) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, c.Cookie)
 	b = binary.BigEndian.AppendUint64(b, c.CookieMask)
@@ -113,12 +114,12 @@ func appendMatch(b []byte, match []Value) []byte {
 	return pad(b, start)
 }
 
-// pad fills up to a multiple of eight bytes from start.
+// pad pads to a multiple of eight bytes from start.
 func pad(b []byte, start int) []byte {
 	return append(b, make([]byte, -(len(b)-start)&7)...)
 }
 
-// appendFlowRequest asks for all flows whose cookies are as given where the mask has ones.
+// appendFlowRequest requests all flows whose cookies equal cookie in the bits of mask.
 func appendFlowRequest(b []byte, cookie, mask uint64) []byte {
 	b = append(b, 0, multipartFlow, 0, 0, 0, 0, 0, 0)
 	b = append(b, allTables, 0, 0, 0)
@@ -130,9 +131,9 @@ func appendFlowRequest(b []byte, cookie, mask uint64) []byte {
 	return appendMatch(b, nil)
 }
 
-const flowStatsLen = 48 // what stands before the match
+const flowStatsLen = 48 // length before the match
 
-// readFlows reads what a multipart reply says of flows.
+// readFlows reads the flows of a multipart reply.
 func readFlows(b []byte) (all []Flow, err error) {
 	for len(b) > 0 {
 		if len(b) < 2 {

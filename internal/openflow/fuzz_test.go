@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// flows are of every field and action.
+// flows returns flows with every field and action.
 func flows() []Flow {
 	a, p := netip.MustParseAddr, netip.MustParsePrefix
 	return []Flow{
@@ -44,7 +44,7 @@ func flows() []Flow {
 	}
 }
 
-// reply is a message that tells of a flow, as a bridge writes it.
+// reply is a message with a flow, as a bridge writes it.
 func reply(f Flow) []byte {
 	change := Change{Flow: f}.append(nil)
 	b := make([]byte, flowStatsLen)
@@ -57,7 +57,7 @@ func reply(f Flow) []byte {
 	return b
 }
 
-// TestFlows has flows come back as they went.
+// TestFlows: flows that are written and read are the same.
 func TestFlows(t *testing.T) {
 	var all []byte
 	for _, f := range flows() {
@@ -69,8 +69,7 @@ func TestFlows(t *testing.T) {
 	}
 }
 
-// FuzzReply has anything in the place of what a bridge tells: it is refused, or a flow that is written and read as the
-// same again.
+// FuzzReply: an arbitrary reply is rejected, or gives a flow that is the same after it is written and read again.
 func FuzzReply(f *testing.F) {
 	head := make([]byte, 8)
 	head[1] = multipartFlow
@@ -107,7 +106,7 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// TestPrefix has the length of a prefix come back from its mask, and no other mask taken for one.
+// TestPrefix: the mask of a prefix returns its length, and other masks are not taken for prefixes.
 func TestPrefix(t *testing.T) {
 	for _, text := range []string{"10.0.0.0/1", "10.128.0.0/9", "10.1.1.1/32", "fd00::/8", "fd00::/127",
 		"fd00::1/128"} {

@@ -24,7 +24,7 @@ func Frame(destination, source net.HardwareAddr, etherType uint16, payload []byt
 	return append(b, payload...)
 }
 
-// Marshal builds the packet, from the IP header on, with lengths and checksum right.
+// Marshal builds the packet from the IP header on, with correct lengths and checksums.
 func (p Packet) Marshal() []byte {
 	if p.Source.Is4() {
 		return p.marshal4()
@@ -104,14 +104,15 @@ func (i ICMP) header(b []byte) ([]byte, int) {
 
 func (r Raw) header(b []byte) ([]byte, int) { return b, -1 }
 
-// Checksum is the Internet checksum over the pseudo header and the upper layer, whose own checksum field is zero. Over
-// a packet with a right checksum it is 0. (An IPv4 address as one of IPv6 has 0xffff before it, which adds nothing.)
+// Checksum returns the Internet checksum over the pseudo header and the upper layer, whose own checksum field is zero.
+// Over a packet with a correct checksum it is 0. (An IPv4 address in IPv6 form has 0xffff before it, which adds
+// nothing.)
 func Checksum(source, destination netip.Addr, protocol uint8, upper []byte) uint16 {
 	s, d := source.As16(), destination.As16()
 	return onesSum(uint64(len(upper))+uint64(protocol), s[:], d[:], upper)
 }
 
-// onesSum is the Internet checksum (RFC 1071) over parts, each but the last of an even length.
+// onesSum is the Internet checksum (RFC 1071) over parts, all but the last of even length.
 func onesSum(sum uint64, parts ...[]byte) uint16 {
 	for _, part := range parts {
 		for len(part) >= 2 {

@@ -16,23 +16,23 @@ import (
 )
 
 const (
-	captureBuffer = 64 << 20 // bytes the kernel may hold until Next asks
+	captureBuffer = 64 << 20 // bytes the kernel buffers until Next reads them
 	maxFrame      = 1 << 18  // GSO packets are captured whole
 	macBytes      = 6
 )
 
 // Captured is one frame as the kernel saw it.
 type Captured struct {
-	Time            time.Time // in the first milliseconds of a capture perhaps only when it was read
+	Time            time.Time // in the first milliseconds of a capture this may be the time of reading
 	Frame           []byte
 	Outgoing        bool // left through the device; otherwise it came in
-	ChecksumPartial bool // a device was still to fill the checksum in
+	ChecksumPartial bool // the device still has to fill in the checksum
 }
 
-// Packet takes the frame apart.
+// Packet decodes the frame.
 func (c Captured) Packet() (Packet, error) { return DecodeFrame(c.Frame) }
 
-// Capture listens on a device. The kernel holds what has not been asked for yet.
+// Capture captures frames on a device. The kernel buffers those that were not read yet.
 type Capture struct {
 	file   *os.File
 	device string
@@ -43,12 +43,12 @@ type Capture struct {
 // CaptureOption changes what a capture sees.
 type CaptureOption func(fd int) error
 
-// IncomingOnly leaves out what leaves through the device.
+// IncomingOnly excludes frames that leave through the device.
 func IncomingOnly(fd int) error {
 	return unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1)
 }
 
-// NewCapture listens from now on. Frames before it returned are not seen, all later ones are.
+// NewCapture starts a capture. It contains all frames after NewCapture returned, and none before.
 func NewCapture(ns *netns.Namespace, device string, options ...CaptureOption) (*Capture, error) {
 	fd, _, err := openSocket(ns, device, unix.ETH_P_ALL, unix.SOCK_NONBLOCK, func(fd int) error {
 		for _, set := range options {
@@ -98,9 +98,8 @@ func (c *Capture) Next(ctx context.Context) (Captured, error) {
 	return got, nil
 }
 
-// Until returns every frame captured before the first that matches, and that one last. It fails
-// when ctx ends first or when the kernel had to leave frames out: then nothing can be concluded
-// from what is missing.
+// Until returns every frame captured before the first that matches, followed by that one. It fails when ctx ends first,
+// or when the kernel lost frames: missing frames would then prove nothing.
 func (c *Capture) Until(ctx context.Context, match func(Captured) bool) ([]Captured, error) {
 	var all []Captured
 	for {
@@ -119,7 +118,7 @@ func (c *Capture) Until(ctx context.Context, match func(Captured) bool) ([]Captu
 	}
 }
 
-// Lost is how many frames the kernel left out since the start for want of room.
+// Lost returns how many frames the kernel has dropped since the start because the buffer was full.
 func (c *Capture) Lost() (uint64, error) {
 	conn, err := c.file.SyscallConn()
 	if err != nil {
@@ -174,7 +173,7 @@ func (c *Capture) receive(fd int) (Captured, error) {
 	return got, nil
 }
 
-// retag puts the VLAN tag, which the kernel takes off and keeps beside the frame, back to where it was on the wire.
+// retag reinserts the VLAN tag, which the kernel removes and passes beside the frame.
 func retag(frame []byte, aux *unix.TpacketAuxdata) []byte {
 	kind := uint16(unix.ETH_P_8021Q)
 	if aux.Status&unix.TP_STATUS_VLAN_TPID_VALID != 0 {

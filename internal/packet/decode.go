@@ -14,7 +14,7 @@ var (
 	ErrTruncated = errors.New("truncated packet")
 )
 
-// DecodeFrame takes an Ethernet frame with an IPv6 packet apart.
+// DecodeFrame decodes an Ethernet frame with an IPv6 packet.
 func DecodeFrame(frame []byte) (Packet, error) {
 	if len(frame) < ethernetHeaderLen {
 		return Packet{}, fmt.Errorf("%w: Ethernet header", ErrTruncated)
@@ -25,8 +25,8 @@ func DecodeFrame(frame []byte) (Packet, error) {
 	return Decode(frame[ethernetHeaderLen:])
 }
 
-// Decode takes an IPv6 packet apart; bytes behind its length are padding and ignored. Payloads
-// are slices of b. Checksums are not judged: see ChecksumOK.
+// Decode decodes an IPv6 packet. It ignores bytes after the packet's length, which are padding. Payloads are slices of
+// b. It does not check checksums: see ChecksumOK.
 func Decode(b []byte) (Packet, error) {
 	if len(b) < 1 || b[0]>>4 != 6 {
 		return Packet{}, ErrNotIPv6
@@ -121,9 +121,9 @@ func decodeBody(protocol uint8, b []byte) (Body, error) {
 	return Raw{protocol, b}, nil
 }
 
-// ChecksumOK reports whether the upper layer's checksum is right. It is true where there is
-// nothing to check: other protocols and fragments. A packet captured before it left its machine
-// may have a partial one (see Captured.ChecksumPartial).
+// ChecksumOK reports whether the upper layer's checksum is correct. It is true where there is nothing to check: other
+// protocols and fragments. A packet captured before it left its machine may have a partial checksum (see
+// Captured.ChecksumPartial).
 func ChecksumOK(b []byte) bool {
 	p, err := Decode(b)
 	if err != nil {

@@ -1,3 +1,3 @@
-// Package packet builds, takes apart, injects and captures packets, and pings. It is what tests,
-// the lab and the demo judge the network with, so it shares no code with the datapath.
+// Package packet builds, decodes, injects and captures packets, and pings. Tests, the lab and the demo check the
+// network with it, so it shares no code with the datapath.
 package packet

@@ -12,11 +12,11 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Injector sends frames out of a device as they are, past routing and firewall of its namespace.
+// Injector sends frames out of a device unchanged, without routing and firewall of its namespace.
 type Injector struct {
-	fd     int
-	device *net.Interface
-	told   bool // an error of what a program drops, and not of a full queue
+	fd         int
+	device     *net.Interface
+	viaProgram bool // a send error means that a program dropped the frame, not that a queue is full
 }
 
 func NewInjector(ns *netns.Namespace, device string) (*Injector, error) {
@@ -24,15 +24,15 @@ func NewInjector(ns *netns.Namespace, device string) (*Injector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("inject: %w", err)
 	}
-	told, err := sendsToProgram(ns, dev)
+	viaProgram, err := sendsToProgram(ns, dev)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("inject on %s: %w", device, err), unix.Close(fd))
 	}
-	return &Injector{fd, dev, told}, nil
+	return &Injector{fd, dev, viaProgram}, nil
 }
 
-// sendsToProgram reports whether a program meets what is sent in the very call that sends it: on the uplink of a
-// macvlan, or between the container's side of a netkit and the node's.
+// sendsToProgram reports whether an eBPF program runs within the send call: on the uplink of a macvlan, or between the
+// two sides of a netkit.
 func sendsToProgram(ns *netns.Namespace, device *net.Interface) (bool, error) {
 	h, err := ns.Netlink()
 	if err != nil {
@@ -49,17 +49,17 @@ func sendsToProgram(ns *netns.Namespace, device *net.Interface) (bool, error) {
 
 func (i *Injector) Close() error { return unix.Close(i.fd) }
 
-// Mark gives what is sent a mark, as any process with CAP_NET_RAW may.
+// Mark sets the mark of sent packets, as any process with CAP_NET_RAW can.
 func (i *Injector) Mark(mark uint32) error {
 	return unix.SetsockoptInt(i.fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 }
 
-// Call has the kernel take what is sent for a protocol, whatever the frames say.
+// Call sets the protocol that the kernel assumes for sent frames, whatever their EtherType is.
 func (i *Injector) Call(protocol uint16) error {
 	return unix.Bind(i.fd, &unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: i.device.Index})
 }
 
-// MAC is the device's own.
+// MAC returns the device's MAC.
 func (i *Injector) MAC() net.HardwareAddr { return i.device.HardwareAddr }
 
 // Send sends one frame.
@@ -75,18 +75,18 @@ func (i *Injector) Send(frame []byte) error {
 	}
 }
 
-// backlogPause lets a full receive queue of the peer device empty: 1,000 packets by default.
+// backlogPause lets the peer device's full receive queue (1,000 packets by default) empty.
 const backlogPause = 200 * time.Microsecond
 
-// Burst sends n frames as fast as the device takes them; frame may return the same buffer each
-// time. A frame refused because the peer's queue is full is sent again, so after a nil error
-// exactly n frames have passed the device. Where a program meets what is sent there is no such queue, and a frame is
-// refused that the program dropped.
+// Burst sends n frames as fast as the device accepts them; frame may return the same buffer each time. Burst repeats a
+// frame that was rejected because the peer's queue is full, so after a nil error exactly n frames have passed the
+// device. Where a program runs within the send call there is no such queue: a rejected frame was dropped by the
+// program.
 func (i *Injector) Burst(n int, frame func(k int) []byte) error {
 	for k := range n {
 		f := frame(k)
 		err := i.Send(f)
-		if i.told && errors.Is(err, unix.ENOBUFS) {
+		if i.viaProgram && errors.Is(err, unix.ENOBUFS) {
 			continue
 		}
 		for tries := 0; errors.Is(err, unix.ENOBUFS) && tries < 10_000; tries++ {

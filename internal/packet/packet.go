@@ -34,7 +34,7 @@ const (
 	NeighborAdvertisement  uint8 = 136
 )
 
-// Packet is an IPv6 packet taken apart, or one of IPv6 or IPv4 to be built, as its addresses are.
+// Packet is a decoded IPv6 packet, or an IPv6 or IPv4 packet to be built. Its addresses determine the family.
 type Packet struct {
 	Source, Destination netip.Addr
 	TrafficClass        uint8
@@ -44,7 +44,7 @@ type Packet struct {
 	Body                Body // nil builds no next header (59)
 }
 
-// Extension is one extension header. Data is what follows its first two bytes, 8n+6 bytes long.
+// Extension is one extension header. Data follows its first two bytes and is 8n+6 bytes long.
 type Extension struct {
 	Type uint8 // HopByHop, Routing, FragmentHeader or DestinationOptions
 	Data []byte
@@ -54,9 +54,9 @@ type Extension struct {
 type Body interface {
 	// Protocol is the next-header value that announces the body.
 	Protocol() uint8
-	// header appends the header with a zero checksum, checksumAt says where that is (-1: none).
+	// header appends the header with a zero checksum; checksumAt is the checksum's offset (-1: none).
 	header(b []byte) (out []byte, checksumAt int)
-	// payload is what follows the header.
+	// payload returns the bytes after the header.
 	payload() []byte
 }
 
@@ -66,7 +66,7 @@ type UDP struct {
 	Payload                     []byte
 }
 
-// TCP is a TCP segment. Options are padded to a multiple of four by their author.
+// TCP is a TCP segment. The caller pads Options to a multiple of four.
 type TCP struct {
 	SourcePort, DestinationPort uint16
 	Sequence, Acknowledgment    uint32
@@ -87,15 +87,15 @@ const (
 	ACK
 )
 
-// ICMP is an ICMPv6 message; Rest is what follows the checksum: id and sequence of an echo, the
-// MTU of a too big, nothing in others.
+// ICMP is an ICMPv6 message. Rest follows the checksum: ID and sequence number of an echo, the MTU of a packet too big,
+// unused in others.
 type ICMP struct {
 	Type, Code uint8
 	Rest       [4]byte
 	Payload    []byte
 }
 
-// Raw is an upper layer taken as it is: a later fragment, an unknown protocol, a cut header.
+// Raw is an upper layer that is not decoded: a later fragment, an unknown protocol, a truncated header.
 type Raw struct {
 	Proto uint8
 	Data  []byte
@@ -111,12 +111,12 @@ func (t TCP) payload() []byte  { return t.Payload }
 func (i ICMP) payload() []byte { return i.Payload }
 func (r Raw) payload() []byte  { return r.Data }
 
-// Echo makes the Rest of an echo request or reply.
+// Echo returns the Rest of an echo request or reply.
 func Echo(id, seq uint16) [4]byte {
 	return [4]byte{byte(id >> 8), byte(id), byte(seq >> 8), byte(seq)}
 }
 
-// Fragment makes a fragment header. The offset is in bytes, a multiple of 8.
+// Fragment returns a fragment header. The offset is in bytes, a multiple of 8.
 func Fragment(offset uint16, more bool, id uint32) Extension {
 	low := byte(offset)
 	if more {

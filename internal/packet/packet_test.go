@@ -24,7 +24,7 @@ var (
 	samples = []struct {
 		name    string
 		packet  packet.Packet
-		decoder map[string]string // what tshark calls it
+		decoder map[string]string // tshark's names of fields, and their values
 	}{
 		{"udp", packet.Packet{Source: alice, Destination: bob, HopLimit: 3, TrafficClass: 0xb8, FlowLabel: 0x12345,
 			Body: packet.UDP{SourcePort: 1000, DestinationPort: 7, Payload: []byte("hello")}},
@@ -144,7 +144,7 @@ func TestDecodeRefusesCutPackets(t *testing.T) {
 	}
 }
 
-// tshark decodes what we built: an independent judge.
+// tshark, an independent implementation, decodes the packets that this package builds.
 func TestTsharkAgrees(t *testing.T) {
 	tshark, err := exec.LookPath("tshark")
 	if err != nil {
@@ -185,7 +185,7 @@ func pcap(frame []byte) []byte {
 	return append(b, frame...)
 }
 
-// What was decoded without an error, built again, decodes to the same.
+// A packet that Decode accepts is the same after it is built and decoded again.
 func FuzzDecode(f *testing.F) {
 	for _, s := range samples {
 		f.Add(s.packet.Marshal())

@@ -15,24 +15,24 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// PingOptions of a run of ICMP echoes; the zero value sends one and waits a second.
+// PingOptions configures a run of ICMP echoes; the zero value sends one and waits a second.
 type PingOptions struct {
-	Count    int           // echoes, one after the other's answer; 0 means 1
-	Timeout  time.Duration // for each answer; 0 means 1 s
-	Interval time.Duration // between an answer and the next echo
+	Count    int           // number of echoes, each sent after the previous reply; 0 means 1
+	Timeout  time.Duration // for each reply; 0 means 1 s
+	Interval time.Duration // between a reply and the next echo
 	Size     int           // payload bytes, at least 16
-	Payload  []byte        // begins the payload, the rest is random; a Sentinel, say
+	Payload  []byte        // first bytes of the payload, for example a Sentinel; the rest is random
 }
 
-// PingResult is what came back.
+// PingResult is the result of a run.
 type PingResult struct {
 	Sent, Received int
-	RTT            []time.Duration // of each answer, in order
+	RTT            []time.Duration // of each reply, in order
 }
 
-// Ping sends echoes, ICMP or ICMPv6 as the address is, from inside a namespace and waits for their answers. Times are
-// taken around blocking system calls on one thread, so Go's scheduler is not part of them. An echo without an answer is
-// not an error; one that could not be sent is.
+// Ping sends ICMP or ICMPv6 echoes from inside a namespace and waits for the replies. It takes times around blocking
+// system calls on one thread, so they do not include Go's scheduler. An echo without a reply is not an error; one that
+// could not be sent is.
 func Ping(ctx context.Context, ns *netns.Namespace, to netip.Addr, o PingOptions) (PingResult, error) {
 	o.Count = max(o.Count, 1)
 	o.Size = max(o.Size, len(Sentinel{}), len(o.Payload))
@@ -78,14 +78,14 @@ type pinger struct {
 	fd      int
 	to      unix.Sockaddr
 	timeout time.Duration
-	request []byte // ICMP message; the checksum of ICMPv6 is the kernel's to fill in
-	reply   byte   // type of the answer
-	header  int    // bytes before an answer: a raw IPv4 socket shows the IP header
+	request []byte // ICMP message; the kernel fills in the checksum of ICMPv6
+	reply   byte   // ICMP type of the reply
+	header  int    // bytes before the reply: a raw IPv4 socket returns the IP header too
 	buffer  []byte
 }
 
 func newPinger(to netip.Addr, o PingOptions) (p *pinger, err error) {
-	// Id and payload are random: answers to another pinger in the namespace are told apart.
+	// ID and payload are random, to distinguish replies to other pingers in the namespace.
 	p = &pinger{timeout: o.Timeout, request: make([]byte, icmpHeaderLen+o.Size)}
 	_, _ = rand.Read(p.request[4:])
 	copy(p.request[icmpHeaderLen:], o.Payload)
@@ -102,7 +102,7 @@ func newPinger(to netip.Addr, o PingOptions) (p *pinger, err error) {
 	return p, err
 }
 
-// newSocket6 receives answers alone.
+// newSocket6 returns a socket that receives only echo replies.
 func newSocket6() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 	if err != nil {
@@ -110,7 +110,7 @@ func newSocket6() (int, error) {
 	}
 	filter := &unix.ICMPv6Filter{}
 	for i := range filter.Data {
-		filter.Data[i] = ^uint32(0) // a set bit keeps a type out
+		filter.Data[i] = ^uint32(0) // a set bit blocks a type
 	}
 	filter.Data[EchoReply/32] &^= 1 << (EchoReply % 32)
 	if err := unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, filter); err != nil {
@@ -127,7 +127,7 @@ func (p *pinger) echo(seq uint16) (time.Duration, bool, error) {
 		binary.BigEndian.PutUint16(p.request[2:], onesSum(0, p.request))
 	}
 	start := time.Now()
-	// A request that a program drops on its way out is without an answer as any other.
+	// A request that a program drops on its way out has no reply, as any lost request.
 	if err := unix.Sendto(p.fd, p.request, 0, p.to); err != nil && !errors.Is(err, unix.ENOBUFS) {
 		return 0, false, fmt.Errorf("send: %w", err)
 	}

@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 )
 
-// Sentinel is a payload nothing else carries. Sent along a path that must work, and seen by a
-// capture, it proves the capture alive and that everything sent before it has been seen too.
+// Sentinel is a unique payload. A test sends it along a path that must work: when the capture sees it, the capture
+// works and contains everything sent before.
 type Sentinel [16]byte
 
 func NewSentinel() Sentinel {
@@ -15,5 +15,5 @@ func NewSentinel() Sentinel {
 	return s
 }
 
-// In reports whether a captured frame carries the sentinel, whatever its addresses are.
+// In reports whether a captured frame contains the sentinel, whatever its addresses are.
 func (s Sentinel) In(c Captured) bool { return bytes.Contains(c.Frame, s[:]) }

@@ -23,7 +23,7 @@ func openSocket(
 		if dev, err = net.InterfaceByName(device); err != nil {
 			return err
 		}
-		// Until it is bound the socket would hear every device: so the protocol comes with bind.
+		// A socket with a protocol receives from all devices until it is bound, so bind sets the protocol.
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, 0); err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// wire is two namespaces with a veth pair between them, "eth0" in both, addresses alice and bob.
+// wire returns two namespaces with a veth pair between them, "eth0" in both, addresses alice and bob.
 func wire(t *testing.T) (a, b *netns.Namespace) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -112,7 +112,7 @@ func TestBurstArrivesWholeAndInOrder(t *testing.T) {
 	}
 	arrived := 0
 	for _, c := range seen {
-		if p, err := c.Packet(); err == nil && p.Source == alice { // the kernel's own MLD aside
+		if p, err := c.Packet(); err == nil && p.Source == alice { // skips the kernel's MLD packets
 			arrived++
 		}
 	}
@@ -209,7 +209,7 @@ func TestPing(t *testing.T) {
 		r.Received != 2 {
 		t.Errorf("IPv4: %+v, %v", r, err)
 	}
-	// Nobody has this address, and it is asked of the wire: no answer, no error.
+	// No host has this address, and the ping leaves by the wire: no reply and no error.
 	r, err = packet.Ping(
 		shortly(t),
 		a,

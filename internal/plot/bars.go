@@ -6,33 +6,33 @@ import (
 	"strings"
 )
 
-// Bars are beneath each other, in units of SVG.
+// Bars is a chart of horizontal bars, in units of SVG.
 type Bars struct {
 	Title, Axis           string
 	Bars                  []Bar
 	Ticks                 []Mark
-	Left, Names           int     // where bars begin, and their names end
-	AxisAt, Width, Height int     // of the whole
-	Bottom                int     // end of the bars
-	One                   float64 // where 1 stands; 0: no line
+	Left, Names           int     // start of the bars, and end of their names
+	AxisAt, Width, Height int     // of the whole chart
+	Bottom                int     // lower end of the bars
+	One                   float64 // position of the value 1; 0: no line
 }
 
-// Bar is one of them.
+// Bar is one bar of the chart.
 type Bar struct {
 	Name, Class, Figure string
-	At                  Span // the median is the bar
+	At                  Span // the bar shows the median
 	Y                   int
 	Width, Low, Top     float64 // ends of the bar and of its interval
-	Label               float64 // where its figure begins
+	Label               float64 // start of its figure
 }
 
 const (
 	chartWidth  = 480 // of the bars
-	figureWidth = 230 // behind them
+	figureWidth = 230 // after them
 	barStep     = 26
 )
 
-// NewBars places bars; left is the room for their names, and one asks for a line there.
+// NewBars places bars. left is the room for their names; one adds a line at the value 1.
 func NewBars(title, axis string, left int, one bool, bars []Bar) *Bars {
 	c := &Bars{
 		Title: title, Axis: axis, Bars: bars, Left: left, Names: left - 8,
@@ -61,7 +61,7 @@ func NewBars(title, axis string, left int, one bool, bars []Bar) *Bars {
 	return c
 }
 
-// barStepOf is a round number that divides an axis into two to seven parts.
+// barStepOf returns a round number that divides an axis into two to seven parts.
 func barStepOf(highest float64) float64 {
 	if !(highest > 0) || math.IsInf(highest, 1) {
 		return 1

@@ -6,40 +6,40 @@ import (
 	"strings"
 )
 
-// Plot is lines over a common axis.
+// Plot is a set of lines with common axes.
 type Plot struct {
 	Title string `json:"title"`
 	X     string `json:"x"`
 	Y     string `json:"y"`
-	// Log has both axes logarithmic; then no point has a coordinate of 0 or below.
+	// Log makes both axes logarithmic; all coordinates must then be above 0.
 	Log   bool   `json:"logarithmic,omitempty"`
 	Lines []Line `json:"lines"`
 }
 
-// Line has its points in order.
+// Line is a list of points in order.
 type Line struct {
 	Name string `json:"name"`
-	// Apart has a cross for each point, and no line between them.
+	// Apart shows a cross for each point and no line between them.
 	Apart  bool         `json:"apart,omitempty"`
 	Points [][2]float64 `json:"points"`
 }
 
-// Lines are a plot in units of SVG.
+// Lines is a plot in units of SVG.
 type Lines struct {
 	Plot
-	Mark                               string // says before the title what it is, if anything must
+	Mark                               string // an optional label before the title
 	XTicks, YTicks                     []Mark
 	Curves                             []Curve
 	Left, Right, Bottom, Width, Height int
 }
 
-// Mark is a place on an axis.
+// Mark is a position on an axis.
 type Mark struct {
 	At   float64
 	Text string
 }
 
-// Curve is a line, and where its name stands.
+// Curve is a line, and the position of its name.
 type Curve struct {
 	Name, Class, Path string
 	Y                 int
@@ -52,7 +52,7 @@ const (
 	namesWidth            = 250 // beside the plot
 )
 
-// axis maps values to places.
+// axis maps values to positions.
 type axis struct {
 	low, high  float64
 	log        bool
@@ -67,7 +67,7 @@ func (a axis) at(v float64) float64 {
 	return a.from + (v-low)/max(high-low, 1e-9)*a.span
 }
 
-// marks are at round numbers.
+// marks returns the marks, at round numbers.
 func (a axis) marks() (all []Mark) {
 	if a.log {
 		for v := a.low; v <= a.high*1.001; v *= 10 {
@@ -77,7 +77,7 @@ func (a axis) marks() (all []Mark) {
 	}
 	step := markStep(a.high - a.low)
 	for v := math.Ceil(a.low/step-1e-9) * step; v <= a.high*1.001; v += step {
-		all = append(all, Mark{a.at(v), fmt.Sprintf("%g", v+0)}) // a zero that came out negative is one like another
+		all = append(all, Mark{a.at(v), fmt.Sprintf("%g", v+0)}) // adding 0 turns a negative zero into 0
 	}
 	return all
 }
@@ -112,7 +112,7 @@ func NewLines(mark string, p Plot) *Lines {
 		)
 	} else {
 		step := markStep(top)
-		y.high = max(math.Ceil(1.02*top/step), 1) * step // so that a line at the top is seen
+		y.high = max(math.Ceil(1.02*top/step), 1) * step // leaves room above the highest line
 	}
 	x.log, x.from, x.span = p.Log, plotLeft, plotWidth
 	y.log, y.from, y.span = p.Log, plotTop+plotHeight, -plotHeight
@@ -131,7 +131,7 @@ func NewLines(mark string, p Plot) *Lines {
 	return c
 }
 
-// markStep is a round number that divides an axis into two to ten parts.
+// markStep returns a round number that divides an axis into two to ten parts.
 func markStep(length float64) float64 {
 	if !(length > 0) || math.IsInf(length, 1) {
 		return 1

@@ -13,7 +13,7 @@ func TestBarStep(t *testing.T) {
 	}
 }
 
-// A point is where its coordinates say, on axes of either kind, and each axis has marks within it.
+// Points are at their coordinates, on axes of either kind, and each axis has marks within it.
 func TestLines(t *testing.T) {
 	for _, c := range []struct {
 		log    bool
@@ -42,13 +42,14 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// On logarithmic axes there is room below 1 for what is there, and points that stand apart are crosses where they are.
+// Logarithmic axes extend below 1 if there are values, and separate points are crosses at their coordinates.
 func TestLinesBelowOne(t *testing.T) {
 	l := NewLines(
 		"",
 		Plot{Log: true, Lines: []Line{{Name: "a", Apart: true, Points: [][2]float64{{1, 0.1}, {10, 1}, {100, 1000}}}}},
 	)
-	want := "M64.0 270.0m-5 -5l10 10m0 -10l-10 10M344.0 210.0m-5 -5l10 10m0 -10l-10 10M624.0 30.0m-5 -5l10 10m0 -10l-10 10"
+	want := "M64.0 270.0m-5 -5l10 10m0 -10l-10 10M344.0 210.0m-5 -5l10 10m0 -10l-10 10" +
+		"M624.0 30.0m-5 -5l10 10m0 -10l-10 10"
 	if l.Curves[0].Path != want {
 		t.Errorf("%s, want %s", l.Curves[0].Path, want)
 	}

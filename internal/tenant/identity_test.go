@@ -63,7 +63,7 @@ func TestReadIdentity(t *testing.T) {
 	}
 }
 
-// The longest label that a namespace may have in Kubernetes fits behind its prefix.
+// The longest label that a Kubernetes namespace may have fits after its prefix.
 func TestCheckLabelsTakesTheLongestOfANamespace(t *testing.T) {
 	key := NamespaceLabelKey(strings.Repeat("d", 253) + "/" + strings.Repeat("n", 63))
 	if err := CheckLabels(map[string]string{key: "x"}); err != nil {
@@ -74,8 +74,8 @@ func TestCheckLabelsTakesTheLongestOfANamespace(t *testing.T) {
 	}
 }
 
-// The container's own labels, its namespace's and its ports are counted apart: who gives a namespace more labels takes
-// none from its containers.
+// The limits for a container's own labels, its namespace's labels and its ports are separate: many labels of a
+// namespace leave its containers theirs.
 func TestCheckLabelsCountsByWhose(t *testing.T) {
 	labels := map[string]string{NamespaceKey: "shop"}
 	for i := range maxLabels {
@@ -99,7 +99,8 @@ func TestCheckLabelsCountsByWhose(t *testing.T) {
 	}
 }
 
-// A name of a port that says no port is refused where it is given, for a policy that names it would select no container.
+// A named port without a valid port number is rejected at once, because a policy that names it would select no
+// container.
 func TestCheckLabelsReadsPorts(t *testing.T) {
 	for value, ok := range map[string]bool{"80-TCP": true, "65535-SCTP": true, "http": false, "80": false,
 		"80-tcp": false, "0-TCP": false, "65536-UDP": false, "80-ICMP": false} {

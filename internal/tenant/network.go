@@ -40,8 +40,8 @@ func TraitsOf(network string) (Traits, bool) {
 	return Traits{}, false
 }
 
-// PolicyAtReceiver reports whether nodes apply the policies of remote containers too, and so need those of all apps of the
-// tenant.
+// PolicyAtReceiver reports whether nodes apply the policies of remote containers too, and so need those of all apps of
+// the tenant.
 func (t Tenant) PolicyAtReceiver() bool {
 	on, _ := TraitsOf(t.Network)
 	leaves := Traits{}

@@ -10,7 +10,7 @@ func TestCheckNetwork(t *testing.T) {
 	overlays := []Overlay{{CIDR: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}}
 	for name, c := range map[string]struct {
 		t     Tenant
-		words string // none: it is taken
+		words string // of the error; empty: accepted
 	}{
 		"netpila":             {Tenant{Network: Netpila, Addressing: Encrypted}, ""},
 		"netpila, clear":      {Tenant{Network: Netpila, Addressing: Clear}, ""},

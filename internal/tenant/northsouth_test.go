@@ -117,7 +117,7 @@ func TestCheckNorthSouth(t *testing.T) {
 	}
 }
 
-// TestCheckNorthSouthNeedsGateways: what the cluster or the tenant lacks is said.
+// TestCheckNorthSouthNeedsGateways: the error names what the cluster or the tenant lacks.
 func TestCheckNorthSouthNeedsGateways(t *testing.T) {
 	plan, six := address.DefaultPlan(), []Overlay{overlay("fd12:3456::/48", 80)}
 	four, few := plan, plan

@@ -60,7 +60,7 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	must(t, err)
 	reaches("with a policy, its agent killed", "far", "web", false)
 	if err := l.AddContainer(ctx, lab.Container{Name: "more", Node: "n2", Tenant: "green"}); err == nil ||
-		!strings.Contains(err.Error(), "Open vSwitch carries its packets") {
+		!strings.Contains(err.Error(), "Open vSwitch forwards its packets") {
 		t.Errorf("another container: %v", err)
 	}
 	must(t, l.AddContainer(ctx,

@@ -85,7 +85,7 @@ func (n *Node) OpenOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) 
 	n.Wire.OnClose(daemons.Stop)
 	s, err := ovs.Open(ctx, ovs.Config{
 		RunDir: daemons.Dir(), Netns: n.NS, Uplink: "eth0", Node: n.Prefix, Region: address.DefaultPlan().Base,
-		Taps: taps, Mark: taps.Mark(),
+		OVSPorts: taps, Mark: taps.Mark(),
 	})
 	return s, daemons, err
 }

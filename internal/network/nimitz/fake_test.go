@@ -164,11 +164,11 @@ type node struct {
 	max    int
 	mtu    int // of its gateway
 
-	carries map[string]bool           // tenants without a container here
-	told    map[netip.Addr]netip.Addr // what its gateway publishes; nil if the node has no gateway
-	kept    map[netip.Addr]bool       // the argument of the last call of Keep
-	alone   bool
-	edge    bool
+	carries   map[string]bool           // tenants without a container here
+	publishes map[netip.Addr]netip.Addr // what its gateway publishes; nil if the node has no gateway
+	kept      map[netip.Addr]bool       // the argument of the last call of Keep
+	alone     bool
+	edge      bool
 }
 
 func (n *node) Device() pipeline.Device { return pipeline.Device{Name: "gateway"} }
@@ -178,7 +178,7 @@ func (n *node) Addresses() (own, virtual netip.Addr) {
 func (n *node) SetMTU(mtu int) error { n.mtu = mtu; return nil }
 
 func (n *node) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) error {
-	n.told = virtual
+	n.publishes = virtual
 	return nil
 }
 
@@ -274,8 +274,10 @@ func (n *node) hosts(t tenant.Tenant) bool {
 	return n.carries[t.Name]
 }
 
-// hear passes the full list of a tenant to the node.
-func (n *node) hear(t tenant.Tenant) { n.must(n.Replace(n.c.t.Context(), t.Name, n.c.where[t.Name])) }
+// receive passes the full list of a tenant to the node.
+func (n *node) receive(t tenant.Tenant) {
+	n.must(n.Replace(n.c.t.Context(), t.Name, n.c.where[t.Name]))
+}
 
 func (n *node) add(t tenant.Tenant, app address.AppID) endpoint.Record {
 	n.c.t.Helper()
@@ -309,7 +311,7 @@ func (n *node) tryAdd(t tenant.Tenant, app address.AppID) (endpoint.Record, erro
 	r.Device.HostName = fmt.Sprint("pil", r.ID)
 	n.record[r.ID] = r
 	if first {
-		n.hear(t)
+		n.receive(t)
 	}
 	return r, n.Activate(ctx, r)
 }

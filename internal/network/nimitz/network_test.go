@@ -33,7 +33,7 @@ func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *
 			return n, out
 		}
 	}
-	c.t.Errorf("%v is sent to %v, which is nobody's", dst, out.VTEP)
+	c.t.Errorf("%v is sent to %v, which no node has", dst, out.VTEP)
 	return nil, out
 }
 
@@ -127,7 +127,7 @@ func TestRandomClusters(t *testing.T) {
 					c.reach() // before it receives any update
 					for _, t := range c.tenants {
 						if n.hosts(t) {
-							n.hear(t)
+							n.receive(t)
 						}
 					}
 				case r.IntN(3) > 0 && len(n.record) < 6:
@@ -145,7 +145,7 @@ func TestRandomClusters(t *testing.T) {
 				n.start(n.config.Indexes)
 				for _, t := range c.tenants {
 					if n.hosts(t) {
-						n.hear(t)
+						n.receive(t)
 					}
 				}
 				if n.sw.applied != before {
@@ -233,12 +233,12 @@ func TestRepairBelievesTheSwitch(t *testing.T) {
 		t.Errorf("holds %v, ports %v", n.sw.table(), n.sw.ports)
 	}
 	if err := n.Apply(t.Context(), blue.Name, nil, nil); err == nil {
-		t.Error("a change was taken of what was never told")
+		t.Error("accepted a change to a tenant whose list was never received")
 	}
 	// From then on the orchestrator's list counts.
 	n.must(n.Replace(t.Context(), blue.Name, nil))
 	if _, out := c.send(n, a, a.Attachments[0].Address, b.Attachments[0].Address); out.Drop == 0 {
-		t.Errorf("sent to a node that the cluster does not tell of: %+v", out)
+		t.Errorf("sent to a node that is not in the list of the cluster: %+v", out)
 	}
 }
 
@@ -345,7 +345,7 @@ func TestFullNodeRefuses(t *testing.T) {
 		t.Errorf("an address was taken: next is %d", i.next)
 	}
 	n.start(n.config.Indexes)
-	n.hear(c.tenants[0])
+	n.receive(c.tenants[0])
 	if _, err := n.tryAdd(c.tenants[0], 1); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("a full node that started anew: %v", err)
 	}
@@ -388,7 +388,7 @@ func TestSubnetAddresses(t *testing.T) {
 	n.must(n.config.Indexes.(*endpoint.Store).Delete(1))
 	n.start(open())
 	if r, err := n.tryAdd(blue, 1); !errors.Is(err, endpoint.ErrExhausted) {
-		t.Errorf("given out while one rests: %+v, %v", r.Attachments, err)
+		t.Errorf("allocated while the only address is quarantined: %+v, %v", r.Attachments, err)
 	}
 	c.reach()
 }

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// regions are two, the last node of each its Edge Switch. Tenant t7 is in both, as 7 and as 12; of two others, in one
-// each, the numbers are the same.
+// regions are two regions; the last node of each is its Edge Switch. Tenant t7 is in both, with the numbers 7 and 12.
+// Two other tenants, in one region each, have the same number.
 type regions struct {
 	west, east *cluster
 	near, far  endpoint.Record // of t7
@@ -39,7 +39,7 @@ func newRegions(t *testing.T) *regions {
 		edge := c.nodes[len(c.nodes)-1]
 		edge.edge, edge.carries["t7"] = true, true
 		edge.start(memory{})
-		edge.hear(c.tenants[0])
+		edge.receive(c.tenants[0])
 		c.nodes[0].add(c.tenants[1], 3)
 	}
 	r.near, r.far = r.west.nodes[0].add(r.west.tenants[0], 1), r.east.nodes[0].add(r.east.tenants[0], 2)
@@ -50,7 +50,7 @@ func newRegions(t *testing.T) *regions {
 
 func (c *cluster) edge() *node { return c.nodes[len(c.nodes)-1] }
 
-// sees is what nodes are told of their first tenant in another region.
+// sees returns what nodes receive about their first tenant in another region.
 func (c *cluster) sees(name string, other *cluster) []tenant.Region {
 	theirs := other.tenants[0]
 	r := tenant.Region{Name: name, Edge: c.edge().prefix, PeerEdge: other.edge().prefix, PeerVNI: theirs.IDs[0].ID}
@@ -77,7 +77,7 @@ type hop struct {
 	identity uint16
 }
 
-// crosses tells whether a container's packet goes to the other region.
+// crosses reports whether a container's packet goes to the other region.
 func (r *regions) crosses(from *node, to netip.Addr) bool {
 	other := r.east
 	if from.c == r.east {
@@ -86,7 +86,7 @@ func (r *regions) crosses(from *node, to netip.Addr) bool {
 	return slices.ContainsFunc(other.tenants[0].Overlays, func(o tenant.Overlay) bool { return o.CIDR.Contains(to) })
 }
 
-// send follows a packet of a container until it is somewhere, or dropped.
+// send follows a container's packet until it arrives or is dropped.
 func (r *regions) send(
 	from *node,
 	port pipeline.Port,
@@ -120,8 +120,8 @@ func (r *regions) send(
 	return hops, at, out
 }
 
-// TestCrossRegion is traffic (e), both ways and in both families: each Edge Switch gives the packet its own tenant's
-// VNI (§3.1; NM6).
+// TestCrossRegion: traffic type (e), in both directions and both families. Each Edge Switch sets the VNI of the tenant
+// in the next region (§3.1; NM6).
 func TestCrossRegion(t *testing.T) {
 	r := newRegions(t)
 	for i := range r.near.Attachments {
@@ -150,7 +150,7 @@ func TestCrossRegion(t *testing.T) {
 			t.Errorf("from %v to %v: %v, then %+v; want %v", far, near, hops, out, want)
 		}
 	}
-	// A tenant whose number there is another's.
+	// A tenant whose number belongs to another tenant in the other region.
 	for _, of := range r.west.nodes[0].record {
 		if of.Tenant != "t7" {
 			if hops, _, out := r.send(r.west.nodes[0], pipeline.Port(of.ID), of.Attachments[0].Address,
@@ -162,13 +162,13 @@ func TestCrossRegion(t *testing.T) {
 	}
 }
 
-// TestEntriesOfRegions: a node has one entry for each CIDR of a tenant in another region, the Edge Switch one more and
-// the other's; all go with it.
+// TestEntriesOfRegions: a node has one entry for each CIDR of a tenant in another region, and the Edge Switch has one
+// more and the peer's. All are removed with the region.
 func TestEntriesOfRegions(t *testing.T) {
 	r := newRegions(t)
 	with := func(n *node) map[pipeline.Stage]int { return pipeline.Count(n.sw.table().Entries) }
 	node, edge := r.west.nodes[0], r.west.edge()
-	nodeHas, edgeHas, told := with(node), with(edge), r.west.tenants[0].Regions
+	nodeHas, edgeHas, all := with(node), with(edge), r.west.tenants[0].Regions
 	edge.sw.applied = 0
 	edge.start(memory{})
 	if edge.sw.applied != 0 {
@@ -188,8 +188,8 @@ func TestEntriesOfRegions(t *testing.T) {
 		t.Errorf("an Edge Switch has %v, and %v without the other region", edgeHas, edgeHad)
 	}
 
-	// What was an Edge Switch, and is none any more, knows nobody elsewhere.
-	r.west.tenants[0].Regions = told
+	// A node that is no Edge Switch any more has no entries for other regions.
+	r.west.tenants[0].Regions = all
 	r.put(t)
 	if got := with(edge); got[pipeline.Register] != edgeHas[pipeline.Register] {
 		t.Errorf("an Edge Switch has %v again, want %v", got, edgeHas)
@@ -207,7 +207,7 @@ func TestEntriesOfRegions(t *testing.T) {
 	}
 }
 
-// TestRegionsThatCannotBeAreRefused: nothing changes by them.
+// TestRegionsThatCannotBeAreRefused: invalid regions change nothing.
 func TestRegionsThatCannotBeAreRefused(t *testing.T) {
 	r := newRegions(t)
 	node := r.west.nodes[0]

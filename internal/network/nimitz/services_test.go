@@ -24,8 +24,8 @@ var (
 	name8   = netip.MustParseAddr("fd09::8")
 )
 
-// northSouth is two tenants with equal containers, which call one service by two names; what tenant 7 has on either
-// node is published by node 1, and once more by node 3, which has no container of it.
+// northSouth has two tenants with equal containers, which use one service by two addresses. Node 1 publishes the
+// containers of tenant 7 on both nodes, and so does node 3, which hosts none of them.
 type northSouth struct {
 	*cluster
 	near, far, other endpoint.Record
@@ -52,7 +52,7 @@ func newNorthSouth(t *testing.T) *northSouth {
 	}
 	c.nodes[2].carries["t7"] = true
 	s.put(t)
-	c.nodes[2].hear(c.tenants[0])
+	c.nodes[2].receive(c.tenants[0])
 	return s
 }
 
@@ -65,7 +65,7 @@ func publication(at *node, name string, container netip.Addr, i int) tenant.Publ
 	}
 }
 
-// put tells nodes of their tenants as they are now.
+// put sends the current state of the tenants to the nodes.
 func (s *northSouth) put(t *testing.T) {
 	for _, n := range s.nodes {
 		for _, of := range s.tenants {
@@ -81,7 +81,7 @@ func (n *node) run(from pipeline.Port, src, dst netip.Addr) pipeline.Verdict {
 	return out
 }
 
-// ways are (c) and (d) hop by hop, as the tables are now.
+// ways checks (c) and (d) hop by hop with the current tables.
 func (s *northSouth) ways(t *testing.T) {
 	t.Helper()
 	one := s.nodes[0]
@@ -113,10 +113,10 @@ func (s *northSouth) ways(t *testing.T) {
 	}
 }
 
-// published is the way of a client's packet to a container, and of its answer.
+// published checks the path of a client's packet to a container, and of the reply.
 func (s *northSouth) published(t *testing.T, gateway *node, p tenant.Publication) {
 	t.Helper()
-	client, v, home, r := gateway.client(gateway.prefix).Addr(), gateway.told[p.Underlay], s.nodes[0], s.near
+	client, v, home, r := gateway.client(gateway.prefix).Addr(), gateway.publishes[p.Underlay], s.nodes[0], s.near
 	if p.Container == s.far.Attachments[0].Address {
 		home, r = s.nodes[1], s.far
 	}
@@ -151,8 +151,8 @@ func (s *northSouth) published(t *testing.T, gateway *node, p tenant.Publication
 	}
 }
 
-// TestNorthSouth: (c) and (d) by what tenants have; an agent that starts anew changes nothing, and what the last one
-// left of what is gone meanwhile goes.
+// TestNorthSouth: (c) and (d) with the services and publications of tenants. An agent restart changes nothing, except
+// that it removes entries for what was deleted meanwhile.
 func TestNorthSouth(t *testing.T) {
 	s := newNorthSouth(t)
 	s.ways(t)
@@ -160,24 +160,24 @@ func TestNorthSouth(t *testing.T) {
 		for _, r := range n.record {
 			n.must(n.Check(t.Context(), r))
 		}
-		applied, told := n.sw.applied, n.told
+		applied, before := n.sw.applied, n.publishes
 		n.start(n.config.Indexes)
 		s.ways(t)
-		if n.sw.applied != applied || !maps.Equal(n.told, told) {
-			t.Errorf("a start changed %d entries, and %v to %v", n.sw.applied-applied, told, n.told)
+		if n.sw.applied != applied || !maps.Equal(n.publishes, before) {
+			t.Errorf("a start changed %d entries, and %v to %v", n.sw.applied-applied, before, n.publishes)
 		}
 	}
 	one := s.nodes[0]
 	for _, n := range s.nodes {
 		for _, of := range s.tenants {
 			if n.hosts(of) {
-				n.hear(of)
+				n.receive(of)
 			}
 		}
 	}
 	s.ways(t)
 
-	// One that leaves leaves nothing of its own; who comes gets what it needs.
+	// A removed container leaves no entries, and a new one gets all it needs.
 	gone := s.other.Attachments[0].Address
 	one.remove(s.other)
 	for _, e := range one.sw.has {
@@ -186,14 +186,15 @@ func TestNorthSouth(t *testing.T) {
 		}
 	}
 	s.other = one.add(s.tenants[1], 3)
-	// A published container that goes is no more led to as the node's own, and the next of its address is.
-	was := one.told[s.tenants[0].Publications[2].Underlay]
+	// When a published container is removed, the node's own entry for it goes. The next container with its address gets
+	// one.
+	was := one.publishes[s.tenants[0].Publications[2].Underlay]
 	one.carries["t7"], one.kept = true, nil
 	one.remove(s.near)
 	if one.kept == nil || one.kept[was] {
 		t.Errorf("connections by %v go on; kept are those by %v", was, one.kept)
 	}
-	if now := one.told[s.tenants[0].Publications[2].Underlay]; now == was ||
+	if now := one.publishes[s.tenants[0].Publications[2].Underlay]; now == was ||
 		one.run(pipeline.Gateway, one.client(one.prefix).Addr(), was).Drop == 0 {
 		t.Errorf("the gateway leads to %v, which was %v's", now, s.near.Attachments[0].Address)
 	}
@@ -211,14 +212,14 @@ func TestNorthSouth(t *testing.T) {
 				t.Errorf("left: %v", e)
 			}
 		}
-		if len(n.told) != 0 {
-			t.Errorf("still published: %v", n.told)
+		if len(n.publishes) != 0 {
+			t.Errorf("still published: %v", n.publishes)
 		}
 	}
 }
 
-// TestServicesWithoutAGateway: a node without one drops what is for services, and its containers answer to clients of
-// others' gateways.
+// TestServicesWithoutAGateway: a node without a gateway drops packets to services. Its containers still reply to
+// clients that come by other nodes' gateways.
 func TestServicesWithoutAGateway(t *testing.T) {
 	s := newNorthSouth(t)
 	one, two := s.nodes[0], s.nodes[1]
@@ -253,8 +254,8 @@ func TestServicesWithoutAGateway(t *testing.T) {
 	}
 }
 
-// TestAnothersService: what is one tenant's service may be another's container, which its own see by their own
-// addresses.
+// TestAnothersService: one tenant's service may be a container of another tenant, whose own containers use its own
+// address.
 func TestAnothersService(t *testing.T) {
 	c := newCluster(t, 2, tenantOf(7, overlay("fd00:1::/48", 80)), tenantOf(8, overlay("fd00:2::/48", 80)))
 	one := c.nodes[0]
@@ -266,15 +267,15 @@ func TestAnothersService(t *testing.T) {
 	for _, of := range c.tenants {
 		one.must(one.PutTenant(t.Context(), of))
 	}
-	one.hear(c.tenants[1])
+	one.receive(c.tenants[1])
 	own := from.Attachments[0].Address
 	if out := one.run(pipeline.Port(from.ID), own, real); out.To != pipeline.VXLAN || out.Src != own {
 		t.Errorf("%+v", out)
 	}
 }
 
-// TestServiceCounts: a node's entries for services are as many as its tenants' services, its containers and what it
-// publishes, each added and none multiplied (§3.2; NM3).
+// TestServiceCounts: a node's entries for services are the sum, not a product, of its tenants' services, its containers
+// and its publications (§3.2; NM3).
 func TestServiceCounts(t *testing.T) {
 	count := func(services, containers, published int) int {
 		c := newCluster(t, 1, tenantOf(7, overlay("fd00:1::/48", 80)))
@@ -318,7 +319,8 @@ func TestServiceCounts(t *testing.T) {
 	}
 }
 
-// TestServicesThatCannotBeAreRefused: what the cluster would not say (internal/tenant has the rules) changes nothing.
+// TestServicesThatCannotBeAreRefused: invalid services, which the orchestrator would reject (rules in internal/tenant),
+// change nothing.
 func TestServicesThatCannotBeAreRefused(t *testing.T) {
 	s := newNorthSouth(t)
 	n := s.nodes[0]
@@ -349,7 +351,7 @@ func TestServicesThatCannotBeAreRefused(t *testing.T) {
 
 var _ Gateway = (*node)(nil)
 
-// dropped is what a switch, or a gateway, has counted.
+// dropped holds the drop counters of a switch or a gateway.
 type dropped struct {
 	drops map[dropreason.Reason]uint64
 	err   error
@@ -357,7 +359,8 @@ type dropped struct {
 
 func (d dropped) Drops(context.Context) (map[dropreason.Reason]uint64, error) { return d.drops, d.err }
 
-// TestDrops adds up those of switch and gateway, and tells what could be read beside what could not.
+// TestDrops: Drops adds the counters of switch and gateway, and returns those that it could read together with the
+// error of the others.
 func TestDrops(t *testing.T) {
 	broken := errors.New("broken")
 	n := New(Config{

@@ -108,13 +108,13 @@ func (g *Gateway) Drops(context.Context) (map[dropreason.Reason]uint64, error) {
 	)
 	if err != nil {
 		return nil, fmt.Errorf(
-			"read what the gateway has refused: %w; restart the agent, which sets its rules right",
+			"read how much the gateway has dropped: %w; restart the agent, which repairs the rules",
 			err,
 		)
 	}
 	count, ok := got.(*nftables.CounterObj)
 	if !ok {
-		return nil, fmt.Errorf("read what the gateway has refused: %T is no counter", got)
+		return nil, fmt.Errorf("read how much the gateway has dropped: %T is no counter", got)
 	}
 	return map[dropreason.Reason]uint64{dropreason.ConnectionLimit: count.Packets}, nil
 }

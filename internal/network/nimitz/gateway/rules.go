@@ -151,7 +151,7 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 		Priority: nftables.ChainPriorityFilter, Policy: &drop,
 	})
 	if err := nft.Flush(); err != nil {
-		return fmt.Errorf("replace the gateway's rules: %w; they are as they were", err)
+		return fmt.Errorf("replace the gateway's rules: %w; they are unchanged", err)
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ func (b *bed) tap(t testing.TB) {
 	t.Cleanup(func() { b.programs.Close() })
 	taps, err := b.programs.OVSPorts()
 	must(t, err)
-	b.config.Taps = taps
+	b.config.OVSPorts = taps
 }
 
 // newNode creates the two namespaces of a node.

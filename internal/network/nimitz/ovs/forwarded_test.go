@@ -49,6 +49,6 @@ func TestForwarded(t *testing.T) {
 		t.Errorf("sent %v, counted %v", sent, got)
 	}
 	if _, err := Forwarded(limit(t), folder(t)); err == nil {
-		t.Error("counted where nobody is")
+		t.Error("counted in a folder without a daemon")
 	}
 }

@@ -36,7 +36,7 @@ type Config struct {
 	Region netip.Prefix     // contains the /64s of all nodes of the region
 	// the mark of tunnel packets, by which the programs on the uplink recognise them; some of pipeline.MarkBits
 	Mark     uint32
-	Taps     Taps           // the node's own programs on containers' devices; nil where there are none
+	OVSPorts OVSPorts       // the node's own programs on containers' devices; nil where there are none
 	Others   []netip.Prefix // source prefixes of another network's containers, whose packets these programs check
 	Datapath Datapath       // default: Userspace
 	// LooseDeletes removes entries as NIMITZ did (§4): the switch searches for matching entries, which takes longer the
@@ -44,9 +44,9 @@ type Config struct {
 	LooseDeletes bool
 }
 
-// Taps is told whose packets the switch has already when programs on the device see them. It drops of what the switch
-// gives the device what that cannot tell.
-type Taps interface {
+// OVSPorts tells the programs on containers' devices which devices are ports of the switch: the switch handles their
+// packets before the programs see them. The programs drop packets from the switch that they cannot attribute.
+type OVSPorts interface {
 	Plug(ctx context.Context, port pipeline.Port, device pipeline.Device) error
 	Unplug(ctx context.Context, port pipeline.Port) error
 	Check(ctx context.Context, device pipeline.Device) error
@@ -159,8 +159,8 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Devic
 	if s.config.Datapath != Kernel && is.Netns != "" {
 		s.reliant[port] = is
 	}
-	if s.config.Taps != nil {
-		if err := s.config.Taps.Plug(ctx, port, is); err != nil {
+	if s.config.OVSPorts != nil {
+		if err := s.config.OVSPorts.Plug(ctx, port, is); err != nil {
 			return err
 		}
 	}
@@ -214,8 +214,8 @@ func (s *Switch) Unplug(ctx context.Context, port pipeline.Port) error {
 		}
 		return nil
 	})
-	if err == nil && s.config.Taps != nil {
-		err = s.config.Taps.Unplug(ctx, port)
+	if err == nil && s.config.OVSPorts != nil {
+		err = s.config.OVSPorts.Unplug(ctx, port)
 	}
 	if is, plugged := s.reliant[port]; err == nil && plugged {
 		if err = s.relieve(is); err == nil {
@@ -314,8 +314,8 @@ func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Devi
 			func() error { _, err := netlink.LinkByName(is.Name); return err },
 		) // a port stays when its device is deleted
 	}
-	if err == nil && s.config.Taps != nil {
-		err = s.config.Taps.Check(ctx, is)
+	if err == nil && s.config.OVSPorts != nil {
+		err = s.config.OVSPorts.Check(ctx, is)
 	}
 	if err != nil {
 		return err
@@ -419,8 +419,8 @@ func (s *Switch) Entries(ctx context.Context) ([]pipeline.Entry, error) {
 // Lacks implements nimitz.Lacking.
 func (s *Switch) Lacks() []string {
 	return []string{
-		"containers on Open vSwitch are not told of packets out of hops or too long: traceroute does not show their " +
-			"node",
+		"containers on Open vSwitch receive no ICMP errors for an exceeded hop limit or MTU: traceroute does not " +
+			"show their node",
 		"ICMP errors about packets of services and publications are dropped (icmp-quote): a link behind the gateway " +
 			"that is narrower than the uplink is not noticed",
 		"no policies are enforced: containers of tenants that have some are refused, and those that are here already " +
@@ -431,8 +431,8 @@ func (s *Switch) Lacks() []string {
 // PolicyError implements nimitz.Unpoliced.
 func (s *Switch) PolicyError() error {
 	return errors.New(
-		"Open vSwitch carries its packets, which judges none: start the agent with --nimitz ebpf on nodes that are " +
-			"to have containers of tenants with policies",
+		"Open vSwitch forwards its packets and applies no policy: start the agent with --nimitz ebpf on nodes that " +
+			"are to have containers of tenants with policies",
 	)
 }
 

@@ -43,7 +43,7 @@ func (b *bed) has(t *testing.T, want []pipeline.Entry) {
 	}
 	for e := range is {
 		if wanted[e] == 0 {
-			t.Errorf("%v: there, and nobody put it in", e)
+			t.Errorf("%v: unexpected entry", e)
 		}
 	}
 }

@@ -195,7 +195,7 @@ func (s *Switch) address(ctx context.Context, h *netlink.Handle) error {
 			return context.Cause(ctx)
 		case u, open := <-updates:
 			if !open {
-				return errors.New("the kernel tells of no more routes")
+				return errors.New("the subscription to routes has ended")
 			}
 			if u.Type != unix.RTM_NEWROUTE || u.LinkIndex != tap.Attrs().Index || u.Route.Type != unix.RTN_LOCAL ||
 				!u.Dst.IP.Equal(own.IP) {

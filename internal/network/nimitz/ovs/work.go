@@ -78,7 +78,7 @@ func parseWork(said string) (w Work, err error) {
 		}
 	}
 	if known == 0 {
-		return w, fmt.Errorf("%s counts in words that are not known: %s", daemonName, said)
+		return w, fmt.Errorf("%s prints other counters than expected: %s", daemonName, said)
 	}
 	return w, nil
 }

@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// Here is the node of the switch under test, There another, Abroad and Farther other regions' Edge Switches, Stranger
-// of another cluster.
+// Here is the node of the switch under test, and There another node. Abroad and Farther are Edge Switches of other
+// regions. Stranger is a node of another cluster.
 var (
 	Region   = netip.MustParsePrefix("fd70:696c:6100::/40")
 	Here     = netip.MustParsePrefix("fd70:696c:6100:1::/64")
@@ -21,29 +21,29 @@ var (
 	Stranger = netip.MustParsePrefix("fd00:1:2:3::/64")
 )
 
-// world is who there is, in one family. Tenants 7 and 8 have the same addresses.
+// world holds the addresses of one family. Tenants 7 and 8 use the same addresses.
 type world struct {
 	name     string
 	own      netip.Addr // port 2 of tenant 7, port 3 of tenant 8
 	beside   netip.Addr // port 4 of tenant 7, on this node too
 	far      netip.Addr // of both tenants, on There
-	nobody   netip.Addr // in the tenants' overlay
+	nobody   netip.Addr // in the tenants' overlay, used by no container
 	overlay  netip.Prefix
 	there    netip.Prefix // of both tenants, on There
-	service  netip.Addr   // tenant 7's name of storage
+	service  netip.Addr   // tenant 7's address for storage
 	storage  netip.Addr   // outside
-	outside  netip.Addr   // too, and no service
-	shared   netip.Addr   // outside to tenant 7, a container there to tenant 8
+	outside  netip.Addr   // outside, and no service
+	shared   netip.Addr   // outside for tenant 7, a container on There for tenant 8
 	gateway  netip.Addr   // of this node
 	gateway2 netip.Addr   // of There
-	virtual  netip.Addr   // how own of tenant 7 looks from outside
-	virtual8 netip.Addr   // how own of tenant 8 does
-	leads    netip.Addr   // a virtual address here of far of tenant 7
-	abroad   netip.Addr   // of tenant 7, which is 8 behind Abroad
-	farther  netip.Addr   // of tenant 7 too, which is 9 behind Farther
+	virtual  netip.Addr   // virtual address of own of tenant 7
+	virtual8 netip.Addr   // virtual address of own of tenant 8
+	leads    netip.Addr   // a virtual address on this node for far of tenant 7
+	abroad   netip.Addr   // of tenant 7, which has number 8 behind Abroad
+	farther  netip.Addr   // of tenant 7, which has number 9 behind Farther
 	request  packet.ICMP
 	groups   []netip.Addr
-	forLinks []uint8 // types of ICMP that would lead a container's packets elsewhere
+	forLinks []uint8 // ICMP types that could redirect a container's packets
 }
 
 func worlds() []world {
@@ -79,7 +79,7 @@ func worlds() []world {
 	}}
 }
 
-// entries of one family on Here.
+// entries returns the entries of one family on Here.
 func (w world) entries() []pipeline.Entry {
 	one := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 	sender := func(port pipeline.Port, a netip.Addr, vni pipeline.VNI, identity uint16) pipeline.Entry {
@@ -141,7 +141,7 @@ func (w world) entries() []pipeline.Entry {
 	)
 }
 
-// Entries are those of the cases, in both families.
+// Entries returns the entries of the cases, in both families.
 func Entries() []pipeline.Entry {
 	all := []pipeline.Entry{pipeline.Peer{Nodes: Region}, pipeline.Peer{Nodes: Abroad}, pipeline.Peer{Nodes: Farther}}
 	for _, w := range worlds() {
@@ -153,7 +153,7 @@ func Entries() []pipeline.Entry {
 // Ports are the containers of the cases.
 var Ports = []pipeline.Port{2, 3, 4}
 
-// Cases are all, whose packets are told apart by no payload: run one after the other.
+// Cases returns all cases. Their payloads do not identify them, so run them one after the other.
 func Cases() []Case {
 	var all []Case
 	table := pipeline.Table{Region: Region, Entries: Entries()}
@@ -173,7 +173,7 @@ type body struct {
 	packet.Packet
 }
 
-// bodies are what NAT has to set right.
+// bodies returns the payloads whose checksums NAT has to correct.
 func (w world) bodies() []body {
 	return []body{
 		{
@@ -206,7 +206,7 @@ func (w world) bodies() []body {
 	}
 }
 
-// ways are those of NIMITZ §3.1's traffic types, each node's part of it.
+// ways returns the traffic types of NIMITZ §3.1, split into each node's part.
 func (w world) ways() []Case {
 	at := func(name string, from pipeline.Port, source, destination netip.Addr) Case {
 		return Case{Name: name, From: from, Packet: packet.Packet{Source: source, Destination: destination}}
@@ -244,7 +244,7 @@ func (w world) ways() []Case {
 	}
 }
 
-// forgeries are what nodes and other regions have no right to send to an Edge Switch.
+// forgeries returns packets that nodes and other regions must not send to an Edge Switch.
 func (w world) forgeries() []Case {
 	by := func(name string, outer netip.Addr, vni pipeline.VNI, source, destination netip.Addr) Case {
 		return Case{

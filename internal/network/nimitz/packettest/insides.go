@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// insides are packets that every table lets by, and that are dropped for what is behind their addresses, or are not: to
-// a container from beside it and from another node, and to the gateway.
+// insides returns packets that every table accepts, and that may be dropped for what follows their addresses: to a
+// container from the same node and from another node, and to the gateway.
 func (w world) insides() (all []Case) {
 	for _, way := range []struct {
 		name         string
@@ -45,7 +45,7 @@ func (w world) insides() (all []Case) {
 			add("a home address", dropreason.RoutingHeader, gram,
 				packet.Extension{Type: packet.DestinationOptions, Data: append([]byte{0xc9, 16}, make([]byte, 20)...)})
 		}
-		if !way.untranslated { // what becomes of errors then is each switch's own
+		if !way.untranslated { // each switch treats translated errors in its own way
 			continue
 		}
 		quoting := func(src, dst netip.Addr) packet.ICMP {
@@ -68,7 +68,7 @@ func (w world) insides() (all []Case) {
 	return all
 }
 
-// withOptions gives an IPv4 packet four bytes of options that say nothing.
+// withOptions adds four bytes of empty options to an IPv4 packet.
 func withOptions(frame []byte) []byte {
 	const ethernet, header = 14, 20
 	all := append(append([]byte{}, frame[:ethernet+header]...), 1, 1, 1, 0)

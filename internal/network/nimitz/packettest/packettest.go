@@ -1,5 +1,5 @@
-// Package packettest has packets as data for both switches, with what pipeline.Run makes of them as the one judge: a
-// switch given a case's entries does with its packet what Want says.
+// Package packettest has packets as data for both switches. pipeline.Run is the reference for the results: a switch
+// with a case's entries must treat its packet as Want says.
 package packettest
 
 import (
@@ -10,26 +10,26 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// Case is a packet, and a switch that it meets.
+// Case is a packet, and the switch that receives it.
 type Case struct {
 	Name     string
 	Table    pipeline.Table
 	From     pipeline.Port
-	Outer    netip.Addr // who sends it in a tunnel; only from pipeline.VXLAN, as are the next two
+	Outer    netip.Addr // the tunnel's source; only from pipeline.VXLAN, as are the next two
 	VNI      pipeline.VNI
 	Identity uint16
 	Packet   packet.Packet
-	Frame    []byte            // in the place of Packet
-	Drop     dropreason.Reason // for this, which no table decides
+	Frame    []byte            // in place of Packet
+	Drop     dropreason.Reason // a drop that no table decides
 }
 
-// Result is what becomes of a packet, and how it looks then.
+// Result is the verdict on a packet, and the packet as it leaves.
 type Result struct {
 	pipeline.Verdict
 	Frame []byte // as it leaves: to a container, the gateway, or in the tunnel; nil where it is dropped
 }
 
-// In is the frame as it comes out of the port; from pipeline.VXLAN that which is in the tunnel.
+// In returns the frame as it enters the switch; from pipeline.VXLAN the inner frame.
 func (c Case) In() []byte {
 	switch {
 	case c.Frame != nil:
@@ -40,7 +40,7 @@ func (c Case) In() []byte {
 	return c.Packet.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
 }
 
-// Want is what the switch has to do. A packet loses a hop where it is put into a tunnel, and nowhere else.
+// Want returns the expected result. A packet's hop limit decreases when it enters a tunnel, and nowhere else.
 func (c Case) Want() Result {
 	if c.Drop != 0 {
 		return Result{Verdict: pipeline.Verdict{Drop: c.Drop}}

@@ -7,7 +7,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// TestCases has every way out of the pipeline and every reason to be dropped among what the judge makes of the cases.
+// TestCases: the results of the cases include every way out of the pipeline and every drop reason.
 func TestCases(t *testing.T) {
 	names, ports, reasons := map[string]bool{}, map[pipeline.Port]int{}, map[dropreason.Reason]int{}
 	for _, c := range Cases() {
@@ -40,7 +40,7 @@ func TestCases(t *testing.T) {
 	}
 }
 
-// TestStages: what is counted by stage can be something else than 0.
+// TestStages: the counters by stage do not all stay 0.
 func TestStages(t *testing.T) {
 	counts := pipeline.Count(Entries())
 	for _, s := range pipeline.Stages {

@@ -15,8 +15,9 @@ var (
 	region = prefix("fd70:696c:6100::/40")
 )
 
-// Tenants 7 and 8 have the same addresses. On each node are 10.0.N.2 of both, ports 2 and 3; of 7 it may be reached
-// from outside at 100.64.N.2. 100.64.N.1 is node N's gateway; storage at 192.0.2.9 is 10.9.9.9 to tenant 7.
+// Tenants 7 and 8 have the same addresses. On each node are 10.0.N.2 of both, ports 2 and 3; that of tenant 7 is
+// reachable from outside at 100.64.N.2. 100.64.N.1 is node N's gateway. Tenant 7 reaches storage at 192.0.2.9 by the
+// address 10.9.9.9.
 func table(here, there byte, remote netip.Prefix) Table {
 	at := func(n ...byte) netip.Addr { return netip.AddrFrom4([4]byte(n)) }
 	cidr := func(n byte) netip.Prefix { return netip.PrefixFrom(at(10, 0, n, 0), 24) }
@@ -35,7 +36,7 @@ func table(here, there byte, remote netip.Prefix) Table {
 			at(100, 64, here, 3),
 			7,
 			at(10, 0, there, 2),
-		}, // a service's address here leads to the container there
+		}, // a service's address leads to the container on the other node
 		SNAT{7, at(10, 0, there, 2), at(100, 64, here, 3)},
 		Forward{7, prefix("10.0.0.0/16"), 0, netip.Addr{}, false},
 		Forward{8, prefix("10.0.0.0/16"), 0, netip.Addr{}, false},
@@ -49,7 +50,8 @@ func table(here, there byte, remote netip.Prefix) Table {
 	}}
 }
 
-// TestTraffic is the traffic types of NIMITZ §3.1 and appendix A, hop by hop, and what must not get through (NM1).
+// TestTraffic: the traffic types of NIMITZ §3.1 and appendix A, hop by hop, and packets that must not get through
+// (NM1).
 func TestTraffic(t *testing.T) {
 	one, two := table(1, 2, n2), table(2, 1, n1)
 	c1, c2, storage, virtual, client := addr(
@@ -113,14 +115,14 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// Of another region's Edge Switch, and of a third's.
+// Nodes of another region, behind its Edge Switch, and of a third region.
 var (
 	peer  = prefix("fd80:0:0:1::/64")
 	third = prefix("fd90:0:0:1::/64")
 )
 
-// edge is node 1's table where that is the Edge Switch, which knows where all of the tenants are: tenant 7 is in the
-// other regions too, as 8 and as 9.
+// edge returns node 1's table as the Edge Switch, which knows the locations of both tenants. Tenant 7 is in the other
+// regions too, with the numbers 8 and 9.
 func edge() Table {
 	t := table(1, 2, n2)
 	t.Entries = append(
@@ -139,8 +141,8 @@ func edge() Table {
 	return t
 }
 
-// TestRegions is cross-region traffic at an Edge Switch, and what a node or a region that somebody has broken into
-// could send to it (NM6).
+// TestRegions: cross-region traffic at an Edge Switch, and packets that a compromised node or region could send to it
+// (NM6).
 func TestRegions(t *testing.T) {
 	here, there, farther := addr("10.0.2.2"), addr("10.1.3.4"), addr("10.2.3.4")
 	v2, by, by3 := VTEP(n2), VTEP(peer), VTEP(third)
@@ -191,7 +193,7 @@ func TestRegions(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v; it met %v", c.name, got, c.out, trace)
 		}
 	}
-	// Whoever is no Edge Switch of theirs takes nothing from other regions, whatever it forwards to them.
+	// A node that is not their Edge Switch accepts nothing from other regions, even though it sends to them.
 	node := table(1, 2, n2)
 	node.Entries = append(node.Entries, Forward{7, prefix("10.1.0.0/16"), VXLAN, v2, false})
 	if got, _ := node.Run(Packet{VXLAN, by, 8, 99, there, addr("10.0.1.2")}); got.Drop != dropreason.PeerUnknown {
@@ -206,7 +208,7 @@ func TestRegions(t *testing.T) {
 	}
 }
 
-// TestMatches has no two entries with one match in the tables above: switches could not tell them apart.
+// TestMatches: no two entries of the tables above have the same match, which switches could not distinguish.
 func TestMatches(t *testing.T) {
 	seen := map[any]Entry{}
 	for _, e := range edge().Entries {
