@@ -193,11 +193,14 @@ func TestOneRunAtATime(t *testing.T) {
 // A scenario over which nothing flows is an error that names it, not a figure.
 func TestRunOfABrokenScenario(t *testing.T) {
 	o := tiny(t)
-	o.Scenarios = append(o.Scenarios[:1:1], scenario.Scenario{Name: "cut", Build: func(w *scenario.Wire) (p scenario.Pair, err error) {
-		p, _ = scenario.Native(w)
-		p.Client, err = w.Namespace("alone")
-		return p, err
-	}})
+	o.Scenarios = append(
+		o.Scenarios[:1:1],
+		scenario.Scenario{Name: "cut", Build: func(w *scenario.Wire) (p scenario.Pair, err error) {
+			p, _ = scenario.Native(w)
+			p.Client, err = w.Namespace("alone")
+			return p, err
+		}},
+	)
 	_, err := Run(t.Context(), o)
 	if err == nil || !strings.Contains(err.Error(), "TCP_RR of cut: client: ") ||
 		!strings.Contains(err.Error(), "network is unreachable") {
@@ -280,7 +283,11 @@ func TestPeerThatFails(t *testing.T) {
 		if err := os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		err := scenario.Once(filepath.Join(t.TempDir(), "w"), scenario.Peer("other", file), func(scenario.Pair) error { return nil })
+		err := scenario.Once(
+			filepath.Join(t.TempDir(), "w"),
+			scenario.Peer("other", file),
+			func(scenario.Pair) error { return nil },
+		)
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", script, err)
 		}
@@ -296,7 +303,8 @@ func TestIdleTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if one, err := traffic.ReadIdle(cpu); err != nil || one.Cpus != 1 || one.Seconds <= 0 || one.Seconds > all.Seconds+1 {
+	if one, err := traffic.ReadIdle(cpu); err != nil || one.Cpus != 1 || one.Seconds <= 0 ||
+		one.Seconds > all.Seconds+1 {
 		t.Errorf("one: %+v of %+v, %v", one, all, err)
 	}
 	if _, err := traffic.ReadIdle(100_000); err == nil {

@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// others are the scenarios of the second network, which ours replaced (NP11).
+// others are the scenarios of the second network, NIMITZ, which NETPILA replaced (NP11).
 var others = []string{"nimitz-ebpf", "nimitz-ovs"}
 
 // Comparison is the ratio of a figure of ours to one of theirs, within a round.
@@ -23,8 +23,8 @@ type Comparison struct {
 	CPU float64 `json:"cpu,omitempty"`
 }
 
-// beside compares all device kinds of ours with all scenarios of theirs, and scenarios with the one that they name (Of),
-// in every metric that both have.
+// beside compares all device kinds of ours with all scenarios of theirs, and scenarios with the one that they name
+// (Of), in every metric that both have.
 func (r *Report) beside(scenarios []scenario.Scenario) (all []Comparison) {
 	for _, metric := range r.metrics() {
 		compare := func(scenario, against string) {
@@ -55,10 +55,12 @@ func (r *Report) beside(scenarios []scenario.Scenario) (all []Comparison) {
 var inPapers = map[string]string{
 	"nimitz-ebpf": ofNIMITZ, "nimitz-ovs": ofNIMITZ,
 	"netpila": "from 0 to 1,000 rules, Nezha's lookups are slower by 18 % (table A1, NZ10)",
-	"route":   "a filter by netfilter and one by eBPF cost nothing that could be measured, with one rule (CI1, fig. 14)",
+	"route": "a filter by netfilter and one by eBPF cost nothing that could be measured, with one rule (CI1, fig. " +
+		"14)",
 }
 
-const ofNIMITZ = "NETPILA table 1 and §7.2 (NP11): NIMITZ costs 2.5 % of latency and 2.6 % of throughput beside NETPILA, " +
+const ofNIMITZ = "NETPILA table 1 and §7.2 (NP11): NIMITZ costs 2.5 % of latency and 2.6 % of throughput beside " +
+	"NETPILA, " +
 	"on servers whose NIC encapsulates"
 
 func (c Comparison) cells() []string {

@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/version"
 )
 
-// CompareOptions are how two builds of this program are compared.
+// CompareOptions configure a comparison of two builds of this program.
 type CompareOptions struct {
 	This, Other string // programs
 	Scenarios   []string
@@ -31,15 +31,14 @@ type CompareOptions struct {
 	Progress func(done, of int)
 }
 
-// CompareMetrics are what a comparison of builds takes unless told otherwise: the main speeds, and our programs' own
-// time.
+// CompareMetrics are the metrics of a comparison of builds by default: the main speeds, and the time of our programs.
 var CompareMetrics = []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "PROGRAM_OUT", "PROGRAM_IN"}
 
-// interruptTimeout is how long a run that was interrupted has to take its namespaces away.
+// interruptTimeout bounds how long an interrupted run may take to remove its namespaces.
 const interruptTimeout = 20 * time.Second
 
-// CompareBuilds has both programs measure the datapath, in pairs and within a pair in random order. A run is of the smoke
-// form, so that two that are compared are seconds apart, and there are many of them.
+// CompareBuilds runs the datapath benchmark of both programs, in pairs and in random order within a pair. All runs have
+// the smoke form: many short runs, and the two of a pair are only seconds apart.
 func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err error) {
 	defer func() { err = scenario.Interrupted(ctx, err) }()
 	random := rand.New(rand.NewPCG(o.Seed, 0))
@@ -64,8 +63,8 @@ func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err
 	return r, r.judge(o, runs[0], runs[1])
 }
 
-// runBuild is one run of a program. It ends with 1 also where a gate of the form was missed, which is nothing to us:
-// its report counts.
+// runBuild is one run of a program. It ignores exit code 1, which a missed gate of the smoke form also gives, and uses
+// the report.
 func runBuild(ctx context.Context, program string, o CompareOptions) (*Report, error) {
 	c := exec.CommandContext(ctx, program, "bench", "datapath", "--smoke",
 		"--scenarios", strings.Join(o.Scenarios, ","), "--metrics", strings.Join(o.Metrics, ","), "-o", "json")
@@ -88,7 +87,7 @@ func runBuild(ctx context.Context, program string, o CompareOptions) (*Report, e
 	return r, nil
 }
 
-// identify reads of which source a program is, where it says so.
+// identify reads the version of a program from its build information, if it has one.
 func identify(program string) Build {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {

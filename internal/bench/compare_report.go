@@ -12,20 +12,20 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// CompareReport is what `pilaster bench compare` found.
+// CompareReport is the result of `pilaster bench compare`.
 type CompareReport struct {
 	report.Header
 	This    Build           `json:"this"`
 	Other   Build           `json:"other"`
 	Pairs   int             `json:"pairs"`
 	AtLeast float64         `json:"atLeast"` // of speeds
-	TooWide float64         `json:"tooWide"` // an interval with AtLeast in it that tells nothing
+	TooWide float64         `json:"tooWide"` // width from which an interval around AtLeast gives no verdict
 	Seed    uint64          `json:"seed"`
 	Results []CompareResult `json:"results"`
 	Pass    bool            `json:"pass"`
 }
 
-// Build is a program, and of which source it is.
+// Build is a program and its version.
 type Build struct {
 	Program string `json:"program"`
 	Version string `json:"version,omitempty"`
@@ -37,20 +37,20 @@ type CompareResult struct {
 	Metric   string `json:"metric"`
 	Unit     string `json:"unit"`
 	Less     bool   `json:"lessIsBetter,omitempty"`
-	// This and Other are the runs' medians, by pair. They are no ratios to a scenario without us in the same run: its
-	// windows are as uncertain as ours, and the other build's run is seconds away.
+	// This and Other are the medians of the runs, by pair. They are not ratios to a scenario without our programs in
+	// the same run: its windows are as uncertain as ours, and the run of the other build is only seconds away.
 	This  []float64 `json:"this"`
 	Other []float64 `json:"other"`
 	// Ratio is the median over the pairs of This by Other.
 	Ratio   report.Interval `json:"ratio"`
-	Verdict Verdict         `json:"verdict,omitempty"` // none of times: of those nothing is asked
+	Verdict Verdict         `json:"verdict,omitempty"` // empty for times, which have no gate
 }
 
-// together is a metric's name that stands for a scenario's speeds: the geometric mean of their ratios in each pair. It
-// shows less than any one of them does.
+// together is the name of a metric for all speeds of a scenario: the geometric mean of their ratios in each pair. It
+// hides differences between the single speeds.
 const together = "all speeds"
 
-// judge makes results of runs, and asks of speeds what was asked.
+// judge computes the results from the runs and applies the gate to the speeds.
 func (r *CompareReport) judge(o CompareOptions, this, other []*Report) error {
 	draw := Settings{Seed: r.Seed}
 	for _, scenario := range o.Scenarios {
@@ -101,7 +101,7 @@ func (r *CompareReport) judge(o CompareOptions, this, other []*Report) error {
 	return nil
 }
 
-// samples are the runs' medians of the metric; of it they also tell the unit, and whether less is better.
+// samples returns the medians of the runs, and sets the unit and direction of the metric.
 func (x *CompareResult) samples(runs []*Report) ([]float64, error) {
 	var all []float64
 	for _, run := range runs {
@@ -115,7 +115,7 @@ func (x *CompareResult) samples(runs []*Report) ([]float64, error) {
 	return all, nil
 }
 
-// gate is what is asked of each speed.
+// gate is the gate of each speed.
 func (r *CompareReport) gate() Gate { return Gate{AtLeast: r.AtLeast} }
 
 // table has a line for each result.
@@ -169,8 +169,10 @@ func (r *CompareReport) Page(w io.Writer) error {
 	}
 	s := plot.Section{
 		Title: title,
-		Notes: []plot.Note{{Text: "Medians of the pairs' ratios. A speed is faster above 1. A time (RTT, PROGRAM) is slower " +
-			"above 1; no gate applies to times."}},
+		Notes: []plot.Note{
+			{Text: "Medians of the pairs' ratios. A speed is faster above 1. A time (RTT, PROGRAM) is slower " +
+				"above 1; no gate applies to times."},
+		},
 		Bars:  plot.NewBars(title, "times", report.NameWidth, true, bars),
 		Table: r.table(),
 	}

@@ -52,7 +52,8 @@ func standIn(t *testing.T, reports ...Report) string {
 		}
 	}
 	script := fmt.Sprintf(
-		"#!/bin/sh\ncd %s\nn=$(cat n 2>/dev/null || echo 0)\necho $((n + 1)) >n\ncat $((n %% %d))\necho said >&2\nexit 1\n",
+		"#!/bin/sh\ncd %s\nn=$(cat n 2>/dev/null || echo 0)\necho $((n + 1)) >n\ncat $((n %% %d))\necho said "+
+			">&2\nexit 1\n",
 		dir,
 		len(reports),
 	)
@@ -158,9 +159,11 @@ func TestCompareWithoutReport(t *testing.T) {
 	lacks.Results = lacks.Results[:2]
 	for other, says := range map[string]string{
 		standIn(t, lacks): "its run has no PROGRAM_OUT of netpila",
-		program(t, "#!/bin/sh\necho first >&2\necho there is no form smoke >&2\nexit 2\n"): "no report of bench datapath: there is no form smoke",
-		program(t, "#!/bin/sh\necho '{}'\n"):                                               "no report of bench datapath",
-		program(t, "no program"):                                                           "exec format error",
+		program(t, "#!/bin/sh\necho first >&2\necho there is no form smoke >&2\nexit 2\n"): "no report of bench " +
+			"datapath: there is no form smoke",
+		program(t, "#!/bin/sh\necho '{}'\n"): "no report of bench " +
+			"datapath",
+		program(t, "no program"): "exec format error",
 	} {
 		r, err := CompareBuilds(t.Context(), comparison(good, other))
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), other) {

@@ -10,36 +10,37 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// Gate asks something of one metric of a scenario.
+// Gate is a limit for one metric of a scenario.
 type Gate struct {
 	Scenario string `json:"scenario"`
-	// Against is the scenario whose figure of the same round this one's is divided by; "": the figure itself counts.
+	// Against is the scenario whose figure of the same round divides this one's; "": the limit is for the figure
+	// itself.
 	Against string  `json:"against,omitempty"`
 	Metric  string  `json:"metric"`
 	AtLeast float64 `json:"atLeast,omitempty"`
 	AtMost  float64 `json:"atMost,omitempty"`
-	// Whole asks it of the interval's far end, not of the median.
+	// Whole applies the limit to the far end of the interval instead of the median.
 	Whole bool `json:"whole,omitempty"`
-	// Reach is what the interval's better end must be at least: below it the figures show that the two are not equal.
+	// Reach is the minimum of the interval's better end: below it the figures show that the two are not equal.
 	Reach float64 `json:"reach,omitempty"`
 }
 
-// Check is a gate and what came of it.
+// Check is a gate and its result.
 type Check struct {
 	Gate
-	// Best says that the scenario was chosen, as the best of the device kinds.
+	// Best means that the scenario was chosen as the best of the device kinds.
 	Best    bool            `json:"bestDevice,omitempty"`
 	Got     report.Interval `json:"got"`
 	Verdict Verdict         `json:"verdict"`
 }
 
-// Unjudged is a gate that the run has no figures for, and why.
+// Unjudged is a gate without figures in this run, and the reason.
 type Unjudged struct {
 	Gate
 	Why string `json:"why"`
 }
 
-// Verdict says whether a gate was reached.
+// Verdict is the result of a gate.
 type Verdict string
 
 const (
@@ -49,8 +50,8 @@ const (
 	TooNoisy Verdict = "too noisy"
 )
 
-// judge knows no verdict where the interval is wider than tooWide of one, or of the figure where that is more, and
-// what is asked lies in it; 0 takes any width.
+// judge returns TooNoisy if the limit lies in the interval and the interval is wider than tooWide of 1, or of the
+// figure if that is more; tooWide 0 accepts any width.
 func (g Gate) judge(got report.Interval, tooWide float64) Verdict {
 	low, high := got.Median, got.Median
 	wide := tooWide > 0 && got.High-got.Low > tooWide*max(1, got.Median)
@@ -69,7 +70,7 @@ func (g Gate) judge(got report.Interval, tooWide float64) Verdict {
 	return Passed
 }
 
-// wants is what a gate asks, in words.
+// wants describes a gate in words.
 func (g Gate) wants() string {
 	what := fmt.Sprintf("at least %.2f", g.AtLeast)
 	if g.AtMost > 0 {
@@ -86,10 +87,10 @@ func (g Gate) wants() string {
 
 type kind struct {
 	scenario, bound string
-	ofNative        map[string]float64 // nil: nothing is asked
+	ofNative        map[string]float64 // nil: no gate
 }
 
-// kinds are our scenarios by device kind, and what the same device does without us.
+// kinds are our scenarios by device kind, and the scenario of the same device without our programs.
 var kinds = []kind{
 	{
 		"netpila",
@@ -104,7 +105,7 @@ var kinds = []kind{
 	{"netpila-netkit", "bound-netkit", nil},
 }
 
-// ofVXLAN is what the best of the kinds must be of kernel VXLAN.
+// ofVXLAN is the minimum ratio of the best kind to kernel VXLAN.
 var ofVXLAN = map[string]float64{"TCP_RR": 1.5, "UDP_RR": 1.5, "TCP_CRR": 1.5, "TCP_STREAM": 1.25}
 
 const (
@@ -115,7 +116,7 @@ const (
 	programTime = 80   // ns a packet and direction, cached, at most
 )
 
-// FullGates are what a run on a quiet machine, pinned to one CPU, has to show.
+// FullGates are the gates of a full run on an idle machine, pinned to one CPU.
 func FullGates() []Gate {
 	var gates []Gate
 	for _, k := range kinds {
@@ -134,7 +135,7 @@ func FullGates() []Gate {
 	return append(gates, noWorse(best, "oncache")...)
 }
 
-// QuickGates notice a datapath that is broken or slow by a great deal; a quick run shows no more.
+// QuickGates detect a datapath that is broken or much slower. A quick run cannot show smaller differences.
 func QuickGates() []Gate {
 	var gates []Gate
 	for _, k := range kinds {
@@ -145,22 +146,23 @@ func QuickGates() []Gate {
 	return append(gates, noWorse(best, "oncache")...)
 }
 
-// policyBars are what a tenant under policies is to be of one without, and under many rules of one under a single rule:
-// the median at least, for the medians of streams under the same program differ by 5 % from one run to the next, and
-// the interval's better end.
+// policyBars are minimum ratios: of a tenant with policies to one without, and with many rules to a single rule. One is
+// for the median, because medians of streams under the same program differ by 5 % between runs; the other is for the
+// better end of the interval.
 type policyBars struct{ median, reach float64 }
 
-// A quick run only notices what is slow by a great deal, as by the 18 % of NZ10.
+// A quick run detects only large differences, such as the 18 % of NZ10.
 var (
 	ofNoRules      = policyBars{0.92, 0.97}
 	ofNoRulesQuick = policyBars{0.87, 0.92}
 )
 
-// ofOneRule is what asking many rules may take of asking one: the machine's noise, and not the number of them.
+// ofOneRule is the maximum time of a lookup under many rules, relative to a single rule. It allows for noise of the
+// machine, not for the number of rules.
 const ofOneRule = 1.5
 
-// PolicyGates ask that the number of rules costs nothing, and a policy next to nothing where connections last: that
-// they are equal within the interval.
+// PolicyGates require that the number of rules costs nothing, and that a policy costs almost nothing on long
+// connections: both are equal within the interval.
 func PolicyGates(of policyBars) []Gate {
 	bar := of.median
 	var gates []Gate
@@ -178,7 +180,7 @@ func PolicyGates(of policyBars) []Gate {
 	return gates
 }
 
-// SmokeGates hold on a machine that does other things meanwhile.
+// SmokeGates also hold on a busy machine.
 func SmokeGates() []Gate {
 	return atLeast("netpila", "native", false, speeds(0.25))
 }
@@ -197,7 +199,7 @@ func atLeast(scenario, against string, whole bool, bars map[string]float64) []Ga
 	return gates
 }
 
-// noWorse asks for at least the other's figure in every metric, or at most where less is better, of the whole interval.
+// noWorse requires in every metric that the whole interval is not worse than the other scenario's figure.
 func noWorse(scenario, against string) []Gate {
 	var gates []Gate
 	for _, m := range traffic.Metrics() {
@@ -210,7 +212,7 @@ func noWorse(scenario, against string) []Gate {
 	return gates
 }
 
-// speeds asks the same of every metric of which more is better.
+// speeds has the same limit for every metric of which more is better.
 func speeds(bar float64) map[string]float64 {
 	bars := map[string]float64{}
 	for _, m := range traffic.Metrics() {
@@ -221,11 +223,11 @@ func speeds(bar float64) map[string]float64 {
 	return bars
 }
 
-// best stands for the device kind that does best of those in the run: one, and the same for all metrics.
+// best stands for the best device kind of the run: the same one for all metrics.
 const best = "best device"
 
-// bestOf is the kind with the highest product over the metrics, inverted where less is better: of ratios to the
-// reference, which are of the same rounds as what is judged, or of figures where the reference has none.
+// bestOf is the kind with the highest product over the metrics, inverted if less is better: of ratios to the reference,
+// which come from the same rounds as the checks, or of figures if the reference has none.
 func (r *Report) bestOf(metrics []string) string {
 	name, highest := "", math.Inf(-1)
 	for _, k := range kinds {
@@ -251,8 +253,8 @@ func (r *Report) bestOf(metrics []string) string {
 	return name
 }
 
-// check judges the run's gates. One that has no figures is no pass, unless the run was to have none: the kernel lacks
-// the scenario, or somebody chose others.
+// check applies the gates of the run. A gate without figures fails, unless the run was not meant to have them: the
+// kernel lacks the scenario, or the user chose other ones.
 func (r *Report) check(o Options) {
 	var judged []string
 	for _, g := range o.Gates {
@@ -284,7 +286,7 @@ func (r *Report) check(o Options) {
 	}
 }
 
-// missing is why a run has no figures for a gate, and whether it was not to have them.
+// missing is the reason why a run has no figures for a gate, and whether that was intended.
 func (o Options) missing(g Gate) (why string, meant bool) {
 	ran := scenario.Names(o.Scenarios)
 	if g.Scenario == best &&

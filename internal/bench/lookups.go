@@ -21,47 +21,46 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// Lookups say what packets are measured with that find nothing in a cache, so that the rules are asked: first ones,
-// which begin a session, and others (NZ10, Nezha's table A1).
+// Lookups configure the measurement of packets that miss the cache and need a lookup of the rules: first packets, which
+// create a session, and others (NZ10, Nezha's table A1).
 type Lookups struct {
-	Rules   []int // 0: the tenant has no policies, and nothing is remembered
-	Bytes   []int // of a frame; the first with all ways that there are, the others as in Nezha's table
+	Rules   []int // 0: the tenant has no policies and no sessions
+	Bytes   []int // of a frame; the first with all combinations, the others as in Nezha's table
 	Packets int   // a sample
 	Rounds  int
-	AtMost  float64 // that a lookup under the most rules may take of one under a single rule; 0: nothing is asked
+	AtMost  float64 // maximum time of a lookup under the most rules, relative to a single rule; 0: no gate
 }
 
-// LookupCost is what the program on the uplink takes for a packet.
+// LookupCost is the time of the program on the uplink for a packet.
 type LookupCost struct {
 	Rules   int             `json:"rules"`
-	By      string          `json:"by"`      // what they select peers by
-	Session string          `json:"session"` // what becomes of it
+	By      string          `json:"by"`      // how rules select peers
+	Session string          `json:"session"` // state of the session
 	Bytes   int             `json:"bytes"`
 	Ns      report.Interval `json:"ns"`
 }
 
-// Ways rules select peers.
+// How rules select peers.
 const (
 	byNothing   = "–"
 	bySelectors = "labels"
 	byAddresses = "blocks"
 )
 
-// What becomes of a packet's session.
+// State of a packet's session.
 const (
-	isNone  = "none" // nobody has policies
+	isNone  = "none" // no policies, no session
 	isFound = "found"
 	isBegun = "begun"
 )
 
-// newSessions is more than the table of the bench has room for, so that each packet begins a session, in the place of
-// another.
+// newSessions is more than the table has room for, so that each packet creates a session and evicts another one.
 const (
 	newSessions   = 1 << 15
 	placesOfBench = 1 << 12
 )
 
-// waysOf are those in which so many rules select peers.
+// waysOf returns how that many rules select peers.
 func waysOf(rules int) []string {
 	if rules == 0 {
 		return []string{byNothing}
@@ -69,12 +68,12 @@ func waysOf(rules int) []string {
 	return []string{bySelectors, byAddresses}
 }
 
-// measures tells whether packets of the size at i are measured so.
+// measures reports whether packets of the size at i are measured in this combination.
 func (l Lookups) measures(i int, by, session string) bool {
 	return i == 0 || by != byAddresses && session != isFound
 }
 
-// rows is how many figures there will be.
+// rows is the number of figures.
 func (l Lookups) rows() (n int) {
 	for _, rules := range l.Rules {
 		for _, by := range waysOf(rules) {
@@ -90,7 +89,7 @@ func (l Lookups) rows() (n int) {
 	return n
 }
 
-// stepsOfRow is how long a figure takes, in rounds of one metric: about 2 µs a packet.
+// stepsOfRow is the duration of a figure in rounds of one metric, at about 2 µs a packet.
 func (r *run) stepsOfRow() int {
 	row := time.Duration(r.Lookups.Packets*r.Lookups.Rounds) * 2 * time.Microsecond
 	return 1 + int(row/(time.Duration(len(r.Scenarios))*(r.Warmup+r.Window)))
@@ -177,7 +176,7 @@ func rulesBy(by string, n int, peer netip.Addr) (policy.Policy, map[address.AppI
 	return p, apps
 }
 
-// uncached is for packets none of which finds a decision in a cache, of one session or of more than there is room for.
+// uncached measures packets that all miss the cache, of one session or of more sessions than the table has room for.
 func (l Lookups) uncached(m *progrun.Meter, p progrun.Peer, size int, session string) (report.Interval, error) {
 	hook := m.Bed.HookNamed("uplink-in")
 	all := make([]progrun.Frame, 1)
@@ -196,7 +195,7 @@ func (l Lookups) uncached(m *progrun.Meter, p progrun.Peer, size int, session st
 	return ns, errors.Join(err, f.Close())
 }
 
-// checkLookups asks that the rules are found however many there are.
+// checkLookups applies the gate: the time of a lookup does not depend on the number of rules.
 func (r *Report) checkLookups(l Lookups) {
 	if l.AtMost == 0 {
 		return
@@ -227,7 +226,11 @@ func (r *Report) checkLookups(l Lookups) {
 		}
 		c := Check{
 			Gate: g,
-			Got:  report.Interval{Median: many.Ns.Median / one.Ns.Median, Low: many.Ns.Low / one.Ns.High, High: many.Ns.High / one.Ns.Low},
+			Got: report.Interval{
+				Median: many.Ns.Median / one.Ns.Median,
+				Low:    many.Ns.Low / one.Ns.High,
+				High:   many.Ns.High / one.Ns.Low,
+			},
 		}
 		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
 		r.Pass = r.Pass && c.Verdict == Passed
@@ -241,18 +244,24 @@ func (r *Report) lookupsTable() *plot.Table {
 	for _, c := range r.Lookups {
 		t.Rows = append(t.Rows, []string{
 			humanize.Grouped(c.Rules), c.By, c.Session, humanize.Grouped(c.Bytes),
-			fmt.Sprintf("%.0f", c.Ns.Median), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), report.Figure(1e9 / c.Ns.Median),
+			fmt.Sprintf(
+				"%.0f",
+				c.Ns.Median,
+			), fmt.Sprintf("%.0f–%.0f", c.Ns.Low, c.Ns.High), report.Figure(1e9 / c.Ns.Median),
 		})
 	}
 	return t
 }
 
-const aboutLookups = "Packets into a container, on one CPU, for which no decision is cached: the program looks up the " +
-	"rules, and the last of them decides. The packet's session exists, or the program creates it in a full table, where " +
+const aboutLookups = "Packets into a container, on one CPU, for which no decision is cached: the program looks up " +
+	"the " +
+	"rules, and the last of them decides. The packet's session exists, or the program creates it in a full table, " +
+	"where " +
 	"it evicts another one. With 0 rules the tenant has no policies and no sessions. " +
 	"The kernel runs the program alone (BPF_PROG_TEST_RUN): no NIC, no driver"
 
-const lookupsInPapers = "Nezha table A1 (NZ10): on a SmartNIC, 6.61 million a second with no rule and 5.42 with 1,000 " +
+const lookupsInPapers = "Nezha table A1 (NZ10): on a SmartNIC, 6.61 million a second with no rule and 5.42 with " +
+	"1,000 " +
 	"(−18 %), of 64 bytes; 5.99 and 4.76 of 512"
 
 // lookupsSections is one section, or none if nothing was measured.
@@ -267,7 +276,11 @@ func (r *Report) lookupsSections() []plot.Section {
 			name, class = "no policies", "bound"
 		}
 		bars = append(bars, plot.Bar{
-			Name: fmt.Sprintf("%s · %d bytes", name, c.Bytes), Class: class, Figure: fmt.Sprintf("%.0f ns", c.Ns.Median),
+			Name: fmt.Sprintf(
+				"%s · %d bytes",
+				name,
+				c.Bytes,
+			), Class: class, Figure: fmt.Sprintf("%.0f ns", c.Ns.Median),
 			At: plot.Span(c.Ns),
 		})
 	}

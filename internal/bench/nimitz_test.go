@@ -147,7 +147,8 @@ func TestProfileCounts(t *testing.T) {
 			t.Errorf("%s has %v, want %v", name, got, want)
 		}
 	}
-	if !slices.Equal(p.total, []float64{4 * each}) || p.ops != 2 || p.each()[spot{cpuprofile.BySwitch, cpuprofile.BySwitch}] != each {
+	if !slices.Equal(p.total, []float64{4 * each}) || p.ops != 2 ||
+		p.each()[spot{cpuprofile.BySwitch, cpuprofile.BySwitch}] != each {
 		t.Errorf("in all %v of %v: %v", p.total, p.ops, p.functions)
 	}
 }
@@ -224,8 +225,10 @@ func TestBeside(t *testing.T) {
 		got = append(got, strings.Join(c.cells(), " "))
 	}
 	if want := []string{
-		"TCP_RR more netpila nimitz-ebpf 2.000 2.000–2.000 1.000", "TCP_RR more netpila-macvlan nimitz-ebpf 2.250 2.250–2.250 1.000",
-		"FIRST_RTT less netpila nimitz-ebpf 0.500 0.500–0.500 ", "FIRST_RTT less netpila-macvlan nimitz-ebpf 0.250 0.250–0.250 ",
+		"TCP_RR more netpila nimitz-ebpf 2.000 2.000–2.000 1.000", "TCP_RR more netpila-macvlan nimitz-ebpf 2.250 " +
+			"2.250–2.250 1.000",
+		"FIRST_RTT less netpila nimitz-ebpf 0.500 0.500–0.500 ", "FIRST_RTT less netpila-macvlan nimitz-ebpf 0.250 " +
+			"0.250–0.250 ",
 	}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}

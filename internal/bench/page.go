@@ -40,7 +40,8 @@ func (r *Report) Page(w io.Writer) error {
 		Heading: "Packet paths measured",
 		Notes: []plot.Note{
 			{Class: "what", Lead: "A software datapath between network namespaces of one machine.",
-				Text: "There is no wire and no NIC. Ratios within this run are comparable; its figures are not comparable with " +
+				Text: "There is no wire and no NIC. Ratios within this run are comparable; its figures are not " +
+					"comparable with " +
 					"those of another machine, nor with those of the papers, which measured servers on a wire."},
 			{Text: r.Settings.text(r.Machine) + ". " + report.BarNote},
 		},
@@ -63,7 +64,8 @@ func (r *Report) checkSection() plot.Section {
 	default:
 		s.Notes = []plot.Note{{Class: "bad", Text: "Not all gates were checked."}}
 	}
-	t.Caption = "Each ratio is taken within a round; the gate applies to the median over the rounds, or to the whole interval"
+	t.Caption = "Each ratio is taken within a round; the gate applies to the median over the rounds, or to the whole " +
+		"interval"
 	s.Table = t
 	return s
 }
@@ -121,8 +123,12 @@ func (r *Report) programSections() []plot.Section {
 	return []plot.Section{{
 		ID: "programs", Title: "Our programs, each by itself", Table: t,
 		Notes: []plot.Note{{Class: "paper", Lead: inThePapers,
-			Text: "ONCache's table of the CPU time of each part of the path; NETPILA §6.2. Here: the kernel's BPF statistics, " +
-				fmt.Sprintf("beyond the %.0f ns of a program that does nothing, which are the clock's.", r.EmptyProgramNs)}},
+			Text: "ONCache's table of the CPU time of each part of the path; NETPILA §6.2. Here: the kernel's BPF " +
+				"statistics, " +
+				fmt.Sprintf(
+					"beyond the %.0f ns of a program that does nothing, which are the clock's.",
+					r.EmptyProgramNs,
+				)}},
 	}}
 }
 

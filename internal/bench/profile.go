@@ -14,13 +14,13 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Profile is where the CPU's time of a scenario's UDP_RR transactions goes, by samples.
+// Profile is the CPU time of a scenario's UDP_RR transactions by place, from samples.
 type Profile struct {
 	Scenario string          `json:"scenario"`
 	Total    report.Interval `json:"ns"` // a transaction
 	Places   []Spent         `json:"places"`
-	Most     []Function      `json:"functions"` // those that take the most more than netpila's, where that is there
-	// Work is Open vSwitch's for a transaction, where there is one.
+	Most     []Function      `json:"functions"` // the functions with the largest excess over netpila, if the run has netpila
+	// Work is the work of Open vSwitch for a transaction, if the scenario has one.
 	Work *WorkEach `json:"openVSwitch,omitempty"`
 }
 
@@ -30,15 +30,15 @@ type Spent struct {
 	Ns    report.Interval `json:"ns"` // a transaction
 }
 
-// Function is one of the kernel's or of a program's, or all of a process's.
+// Function is a function of the kernel or of a program, or a whole process.
 type Function struct {
 	Name  string  `json:"name"`
 	Place string  `json:"place"`
 	Ns    float64 `json:"ns"`             // a transaction
-	More  float64 `json:"more,omitempty"` // of it, beyond what it takes on netpila
+	More  float64 `json:"more,omitempty"` // its excess over netpila
 }
 
-// WorkEach is by packet that Open vSwitch took, on both nodes.
+// WorkEach is work for each packet that Open vSwitch received, on both nodes.
 type WorkEach struct {
 	Passes   float64 `json:"passes"` // through its caches
 	Exact    float64 `json:"exact"`
@@ -46,7 +46,7 @@ type WorkEach struct {
 	Upcalls  float64 `json:"upcalls"` // packets that its tables decided
 }
 
-// profile is what one scenario's samples came to.
+// profile collects the samples of one scenario.
 type profile struct {
 	total     []float64            // ns a transaction, by round
 	places    map[string][]float64 // the same
@@ -55,10 +55,10 @@ type profile struct {
 	work      ovs.Work
 }
 
-// spot is a function where it counts.
+// spot is a function in a place.
 type spot struct{ place, function string }
 
-// profiled tells whether the run asks where a scenario's time goes: what forwards is ours or a process.
+// profiled reports whether a scenario is sampled: our programs or a process forward its packets.
 func profiled(p scenario.Pair) bool { return p.Runs != nil || len(p.Processes) > 0 }
 
 // measureProfile samples the CPU of client and server, in a phase of its own.
@@ -92,7 +92,14 @@ func (r *run) measureProfile(ctx context.Context) (err error) {
 	return nil
 }
 
-func (r *run) profile(ctx context.Context, sampled *cpuprofile.Sampler, names cpuprofile.Symbols, all cpuprofile.Workers, scenario int, m traffic.Metric) error {
+func (r *run) profile(
+	ctx context.Context,
+	sampled *cpuprofile.Sampler,
+	names cpuprofile.Symbols,
+	all cpuprofile.Workers,
+	scenario int,
+	m traffic.Metric,
+) error {
 	pair := r.pairs[scenario]
 	before, err := worked(ctx, pair)
 	if err != nil {
@@ -100,7 +107,7 @@ func (r *run) profile(ctx context.Context, sampled *cpuprofile.Sampler, names cp
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Warmup+r.Window+4*traffic.DialTimeout)
 	defer cancel()
-	// Before the client begins: it waits for nobody.
+	// Start before the client, which does not wait for this process.
 	if err := sampled.Start(); err != nil {
 		return err
 	}
@@ -135,7 +142,12 @@ func (r *run) profile(ctx context.Context, sampled *cpuprofile.Sampler, names cp
 }
 
 // count takes the samples of a client's window.
-func (p *profile) count(samples []cpuprofile.Sample, got traffic.Answer, w cpuprofile.Workers, names cpuprofile.Symbols) {
+func (p *profile) count(
+	samples []cpuprofile.Sample,
+	got traffic.Answer,
+	w cpuprofile.Workers,
+	names cpuprofile.Symbols,
+) {
 	each := float64(cpuprofile.Period.Nanoseconds()) / got.Ops
 	round := map[string]float64{}
 	var total float64
@@ -156,7 +168,7 @@ func (p *profile) count(samples []cpuprofile.Sample, got traffic.Answer, w cpupr
 	p.total, p.ops = append(p.total, total), p.ops+got.Ops
 }
 
-// worked is what the pair's Open vSwitches have done so far.
+// worked is the work of the pair's Open vSwitches so far.
 func worked(ctx context.Context, p scenario.Pair) (sum ovs.Work, err error) {
 	if p.Work == nil {
 		return sum, nil
@@ -164,10 +176,10 @@ func worked(ctx context.Context, p scenario.Pair) (sum ovs.Work, err error) {
 	return p.Work(ctx)
 }
 
-// mostFunctions are told of each scenario.
+// mostFunctions is the number of functions reported for each scenario.
 const mostFunctions = 12
 
-// profilesOf makes the report's of what was sampled.
+// profilesOf computes the profiles of the report.
 func (r *run) profilesOf(s Settings) (all []Profile) {
 	base := map[spot]float64{}
 	for i, p := range r.profiles {

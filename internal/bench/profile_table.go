@@ -30,9 +30,16 @@ func (r *Report) profileTable() *plot.Table {
 
 func (w *WorkEach) String() string {
 	part := func(passes float64) float64 { return 100 * passes / w.Passes }
-	return fmt.Sprintf("Open vSwitch sent each packet %.2f times through its caches; %.1f %% of the passes were decided by a "+
-		"cached flow, %.1f %% by a cache of headers, %.3f %% by the tables (upcalls); it has no PMD threads, because its "+
-		"ports are not DPDK's: its main thread polls them", w.Passes, part(w.Megaflow), part(w.Exact), part(w.Upcalls))
+	return fmt.Sprintf(
+		"Open vSwitch sent each packet %.2f times through its caches; %.1f %% of the passes were decided by a "+
+			"cached flow, %.1f %% by a cache of headers, %.3f %% by the tables (upcalls); it has no PMD threads, "+
+			"because its "+
+			"ports are not DPDK's: its main thread polls them",
+		w.Passes,
+		part(w.Megaflow),
+		part(w.Exact),
+		part(w.Upcalls),
+	)
 }
 
 // profileSections show for each scenario where its time goes, and how much more it is than netpila's.

@@ -21,13 +21,14 @@ func directionOf(program string) traffic.Direction {
 	return traffic.Out
 }
 
-// perRun is the nanoseconds that a program took for a packet, beyond what one takes that does nothing.
+// perRun is the time of a program for a packet in ns, minus that of an empty program.
 func (r *run) perRun(of datapath.ProgStat) float64 {
 	return float64(of.Time.Nanoseconds())/float64(of.Count) - r.emptyProgram
 }
 
-// perPacket is the nanoseconds that all programs of a direction take for one packet: every packet meets
-// the one of them that ran most. Between containers of one node none ran in one of the directions.
+// perPacket is the time in ns that all programs of a direction take for one packet. The program with the most runs
+// gives the number of packets, because every packet passes it. Between containers of one node, no program runs in one
+// of the directions.
 func (r *run) perPacket(d traffic.Direction, runs datapath.ProgStats) (ns float64, ran bool) {
 	var packets uint64
 	var sum float64
@@ -40,8 +41,8 @@ func (r *run) perPacket(d traffic.Direction, runs datapath.ProgStats) (ns float6
 	return sum / float64(packets), packets > 0
 }
 
-// measurePrograms has the kernel take the time of every run of a program. That slows all of them, so it
-// is a phase of its own, after everything else.
+// measurePrograms turns on the kernel's run-time statistics of programs. They slow all programs, so this is a phase of
+// its own, after all others.
 func (r *run) measurePrograms(ctx context.Context) (err error) {
 	traffic, _ := traffic.MetricByName("UDP_RR")
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
@@ -93,8 +94,8 @@ func (r *run) countPrograms(scenario int, runs datapath.ProgStats) {
 	}
 }
 
-// emptyProgram is the nanoseconds that the statistics tell of a program that does nothing: reading the
-// clock, which is part of what they tell of any and none of the program's.
+// emptyProgram is the time in ns that the statistics report for an empty program: reading the clock, which is included
+// in the time of every program.
 func emptyProgram() (float64, error) {
 	const runs = 100_000
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{

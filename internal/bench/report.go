@@ -10,30 +10,30 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// Report is a whole run, samples included, so that anyone can do the sums again.
+// Report is a whole run, including all samples, so that its results can be computed again.
 type Report struct {
 	report.Header
 	Settings Settings `json:"settings"`
-	// Reference is the scenario that ratios are of.
+	// Reference is the scenario that ratios refer to.
 	Reference string `json:"reference"`
-	// LeftOut are scenarios that the kernel cannot do, and why.
+	// LeftOut are scenarios that the kernel does not support, and the reasons.
 	LeftOut []string `json:"leftOut,omitempty"`
 	Results []Result `json:"results"`
-	// Beside are our scenarios' figures of the second network's.
+	// Beside are ratios of our scenarios to those of the second network.
 	Beside   []Comparison `json:"beside,omitempty"`
 	Programs []Program    `json:"programs,omitempty"`
 	// Lookups are first packets by rules and size.
 	Lookups []LookupCost `json:"lookups,omitempty"`
 	// Profiles are where the CPU's time of a UDP_RR transaction goes.
 	Profiles []Profile `json:"profiles,omitempty"`
-	// EmptyProgramNs is what the kernel tells of a program that does nothing; it is in all times of programs.
+	// EmptyProgramNs is the time that the kernel reports for an empty program; the times of all programs include it.
 	EmptyProgramNs float64 `json:"emptyProgramNs,omitempty"`
 	Checks         []Check `json:"checks,omitempty"`
-	// NotJudged is what else was asked.
+	// NotJudged are the gates without figures.
 	NotJudged []Unjudged `json:"notJudged,omitempty"`
 	// Lost datagrams had no echo in 100 ms; each costs UDP_RR that much.
 	Lost int  `json:"lost"`
-	Pass bool `json:"pass"` // all checks, and none is missing that the run should have
+	Pass bool `json:"pass"` // all checks passed, and none is missing
 }
 
 type Settings struct {
@@ -44,7 +44,7 @@ type Settings struct {
 	CPU        int     `json:"cpu"` // of client and server both; -1: any
 	Congestion string  `json:"congestion"`
 	Seed       uint64  `json:"seed"`
-	TooWide    float64 `json:"tooWide"` // an interval that tells nothing, as a part of one or of its median
+	TooWide    float64 `json:"tooWide"` // width from which an interval gives no verdict, relative to 1 or to its median
 }
 
 // Result is one metric of one scenario.
@@ -56,17 +56,18 @@ type Result struct {
 	Less     bool      `json:"lessIsBetter,omitempty"`
 	Median   float64   `json:"median"`
 	Samples  []float64 `json:"samples"` // by round
-	// Spread is the median's own interval: wider than the ratio's, because a round's fortune is in it.
+	// Spread is the interval of the median: wider than that of the ratio, because it includes differences between
+	// rounds.
 	Spread report.Interval `json:"spread"`
-	// Ratio is the median over the rounds of this sample over the first scenario's of the same round; none
-	// where that one has no such figure.
+	// Ratio is the median over the rounds of the sample divided by the first scenario's sample of the same round; nil
+	// if that one has no such figure.
 	Ratio *report.Interval `json:"ratio,omitempty"`
-	// CPUMicros is the CPU time of one Counted: all that the CPUs did, or the one that the run was pinned to.
+	// CPUMicros is the CPU time of one Counted, on all CPUs or on the one that the run was pinned to.
 	CPUMicros float64 `json:"cpuMicros,omitempty"`
 	Counted   string  `json:"counted,omitempty"`
 }
 
-// Program is one of ours, and what it takes for a packet.
+// Program is one of our programs, and its time for a packet.
 type Program struct {
 	Scenario string          `json:"scenario"`
 	Name     string          `json:"name"`
@@ -74,12 +75,12 @@ type Program struct {
 	Samples  []float64       `json:"samples"`
 }
 
-// interval draws alike every time, so that the same samples have one interval in the whole report.
+// interval always uses the same seed, so that the same samples have the same interval in the whole report.
 func (s Settings) interval(samples []float64) report.Interval {
 	return report.Bootstrap(samples, rand.New(rand.NewPCG(s.Seed, 1)))
 }
 
-// report makes the report of what was taken.
+// report computes the report from the samples.
 func (r *run) report(started time.Time) *Report {
 	p := &Report{
 		Header: report.NewHeader(started),
@@ -121,7 +122,7 @@ func (r *run) report(started time.Time) *Report {
 	return p
 }
 
-// find is nil where the run has no such result.
+// find returns nil if the run has no such result.
 func (r *Report) find(scenario, metric string) *Result {
 	i := slices.IndexFunc(r.Results, func(x Result) bool { return x.Scenario == scenario && x.Metric == metric })
 	if i < 0 {
@@ -134,7 +135,7 @@ func (r *Report) has(scenario string) bool {
 	return slices.ContainsFunc(r.Results, func(x Result) bool { return x.Scenario == scenario })
 }
 
-// metrics are those that any scenario has, in the order of Metrics.
+// metrics are the metrics that any scenario has, in the order of Metrics.
 func (r *Report) metrics() []string {
 	var names []string
 	for _, m := range traffic.Metrics() {

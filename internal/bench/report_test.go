@@ -436,7 +436,8 @@ func TestAgreements(t *testing.T) {
 		!strings.Contains(text.String(), "TCP_RR\tsockperf\t50,000 1/s\t48,000\t1.040\t1.010–1.060\tok\n") {
 		t.Errorf("table:\n%s", &text)
 	}
-	for said, want := range map[string]float64{"x\nsockperf: Summary: Round trip is 12.500 usec\n": 80_000, "sockperf: ERROR": 0} {
+	for said, want := range map[string]float64{"x\nsockperf: Summary: Round trip is 12.500 " +
+		"usec\n": 80_000, "sockperf: ERROR": 0} {
 		if got, err := roundTripRate([]byte(said)); got != want || (err == nil) != (want > 0) {
 			t.Errorf("%q: %v, %v", said, got, err)
 		}

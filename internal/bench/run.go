@@ -15,15 +15,15 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// Options are how a run is made.
+// Options configure a run.
 type Options struct {
 	Form      string // of the command line
 	Scenarios []scenario.Scenario
-	LeftOut   []string // scenarios that this kernel cannot do, and why
+	LeftOut   []string // scenarios that this kernel does not support, and the reasons
 	Metrics   []traffic.Metric
 	Gates     []Gate
-	TooWide   float64 // an interval from which on a figure tells nothing, as a part of one or of its median; 0: none
-	Lookups   Lookups // what first packets are measured with, after everything else
+	TooWide   float64 // width from which an interval gives no verdict, relative to 1 or to its median; 0: none
+	Lookups   Lookups // measurement of first packets, after everything else
 	Rounds    int
 	Warmup    time.Duration
 	Window    time.Duration
@@ -37,14 +37,14 @@ type Options struct {
 	Progress func(Step)
 }
 
-// Step is how far a run has come.
+// Step is the progress of a run.
 type Step struct {
 	Round  int // from 1
 	Metric string
 	Part   float64 // of the whole run
 }
 
-// Free is the CPU of a run that leaves it to the scheduler.
+// Free as CPU of a run leaves the choice to the scheduler.
 const Free = -1
 
 // Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 28 minutes.
@@ -82,7 +82,10 @@ func SmokePolicy() Options {
 		"TCP_RR",
 		"TCP_CRR",
 	)
-	o.Scenarios = slices.DeleteFunc(o.Scenarios, func(s scenario.Scenario) bool { return strings.HasSuffix(s.Name, "000") })
+	o.Scenarios = slices.DeleteFunc(
+		o.Scenarios,
+		func(s scenario.Scenario) bool { return strings.HasSuffix(s.Name, "000") },
+	)
 	o.Warmup, o.Window, o.TooWide = 10*time.Millisecond, 50*time.Millisecond, 0
 	return o
 }
@@ -131,7 +134,7 @@ func FullPolicy() Options {
 
 func policyOptions(form string, gates []Gate, rounds int, lookups Lookups, metrics ...string) Options {
 	o := Options{
-		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), scenario.RuleScenarios()), Gates: gates, TooWide: 0.20, // with a median that is asked for, noise alone passes nothing
+		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), scenario.RuleScenarios()), Gates: gates, TooWide: 0.20, // a gate on the median needs this: noise alone must not pass
 		Lookups: lookups, Rounds: rounds, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), metrics)
@@ -143,7 +146,7 @@ func some(names ...string) []scenario.Scenario {
 	return picked
 }
 
-// run is a run that goes on.
+// run is a run in progress.
 type run struct {
 	Options
 	random *rand.Rand
@@ -159,14 +162,14 @@ type run struct {
 	steps, done  int
 }
 
-// taken is what a metric of a scenario came to.
+// taken has the samples of a metric of a scenario.
 type taken struct {
 	values    []float64 // by round
 	ops, busy float64   // of all rounds
 	lost      int
 }
 
-// ErrNoFigures says that scenarios and metrics were chosen that do not meet.
+// ErrNoFigures reports that the chosen scenarios have none of the chosen metrics.
 var ErrNoFigures = errors.New("these scenarios have none of these metrics; nothing was measured")
 
 // Run builds every scenario and measures them in turn.
@@ -310,7 +313,7 @@ func (r *run) samples(ctx context.Context, m int) ([]traffic.Answer, error) {
 	return all, nil
 }
 
-// together are the metrics that are taken of the same traffic as one of them.
+// together are the metrics that are measured with the same traffic.
 func (r *run) together(m int) []int {
 	if !r.Metrics[m].Trials {
 		return []int{m}
@@ -324,12 +327,12 @@ func (r *run) together(m int) []int {
 	return all
 }
 
-// leads tells whether a metric is taken by itself, or is the first of those that are taken together.
+// leads reports whether a metric is measured alone, or is the first of those that are measured together.
 func (r *run) leads(m int) bool {
 	return r.Metrics[m].Programs == 0 && r.together(m)[0] == m
 }
 
-// step counts what has been done, in rounds of one metric.
+// step counts the progress, in rounds of one metric.
 func (r *run) step(round int, metric string, many int) {
 	r.done += many
 	r.Progress(Step{Round: round + 1, Metric: metric, Part: float64(r.done) / float64(r.steps)})

@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// sample runs one server and one client to its end.
+// sample runs one server and one client to the end.
 func (o Options) sample(ctx context.Context, p scenario.Pair, m traffic.Metric) (traffic.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*traffic.DialTimeout)
 	defer cancel()
@@ -31,9 +31,8 @@ func (o Options) sample(ctx context.Context, p scenario.Pair, m traffic.Metric) 
 	return s.end()
 }
 
-// inTurns runs a server and a client of every scenario at once, of which one at a time is at a trial: in each turn all
-// of them, in random order. So whatever the machine does for longer than a turn is in the figures of all, and from the
-// first trial to the last all have the same neighbours.
+// inTurns starts a server and a client of every scenario, and lets one at a time do a trial: in each turn all of them,
+// in random order. A disturbance of the machine that is longer than a turn then affects the figures of all.
 func (r *run) inTurns(ctx context.Context, m traffic.Metric, windows int) ([]traffic.Answer, error) {
 	warmup, window := time.Duration(windows*len(r.pairs))*r.Warmup, time.Duration(windows*len(r.pairs))*r.Window
 	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*traffic.DialTimeout)
@@ -79,14 +78,18 @@ func (r *run) inTurns(ctx context.Context, m traffic.Metric, windows int) ([]tra
 	})
 }
 
-// session is a server and its client at work.
+// session is a running server and its client.
 type session struct {
 	pair           scenario.Pair
 	server, client *generator
 }
 
 func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (*session, error) {
-	server, err := o.start(ctx, p.Server, traffic.Job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)})
+	server, err := o.start(
+		ctx,
+		p.Server,
+		traffic.Job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)},
+	)
 	if err != nil {
 		return nil, fmt.Errorf("server: %w", err)
 	}
@@ -105,7 +108,7 @@ func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (
 	return &session{pair: p, server: server, client: client}, nil
 }
 
-// trial lets the client make one, with nothing cached, and adds what came of it.
+// trial lets the client do one trial with empty caches, and adds its result.
 func (s *session) trial(to *traffic.Answer) error {
 	if s.pair.Fresh != nil {
 		if err := s.pair.Fresh(); err != nil {
@@ -142,7 +145,7 @@ func (s *session) end() (traffic.Answer, error) {
 	if err != nil {
 		return got, fmt.Errorf("server: %w", err)
 	}
-	if arrived.Ops > 0 { // what was sent is not what counts
+	if arrived.Ops > 0 { // only datagrams that arrived count
 		got.Ops = arrived.Ops
 	}
 	return got, errors.Join(s.client.wait(), s.server.wait())
@@ -165,7 +168,7 @@ type generator struct {
 func (o Options) start(ctx context.Context, ns *netns.Namespace, j traffic.Job) (*generator, error) {
 	g := &generator{cmd: o.Generator(ctx)}
 	g.cmd.Stderr = &g.errors
-	// One thread that nothing interrupts: no preemption by signals, no collector.
+	// One thread without interruptions: no preemption by signals, no garbage collector.
 	g.cmd.Env = append(g.cmd.Environ(), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
 	pipe, err := g.cmd.StdoutPipe()
 	if err != nil {
@@ -182,7 +185,7 @@ func (o Options) start(ctx context.Context, ns *netns.Namespace, j traffic.Job) 
 	return g, g.in.Encode(j)
 }
 
-// share puts processes on the CPU of client and server, all their threads.
+// share pins all threads of processes to the CPU of client and server.
 func (o Options) share(pids []int) error {
 	for _, pid := range pids {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
@@ -197,7 +200,7 @@ func (o Options) share(pids []int) error {
 	return nil
 }
 
-// pin is for a thread, and those that it starts.
+// pin pins a thread, and those that it starts.
 func (o Options) pin(thread int) error {
 	if o.CPU == Free {
 		return nil
@@ -210,7 +213,8 @@ func (o Options) pin(thread int) error {
 	return nil
 }
 
-// launch starts a command, which inherits the thread's CPU. Ctrl-C at a terminal is for the bench alone, which ends it.
+// launch starts a command, which inherits the thread's CPU. Ctrl-C at a terminal reaches only the benchmark, which ends
+// the command.
 func (o Options) launch(c *exec.Cmd) error {
 	if err := o.pin(0); err != nil {
 		return err

@@ -64,7 +64,8 @@ func TestInterrupted(t *testing.T) {
 			}
 			_, _ = io.Copy(io.Discard, out) // until it ends
 			_ = c.Wait()
-			if want := "interrupted: interrupt signal received; nothing was kept: only a whole run has a report"; errs.String() != want {
+			if want := "interrupted: interrupt signal received; nothing was kept: only a whole run has a " +
+				"report"; errs.String() != want {
 				t.Errorf("%s\nwant %s", errs.String(), want)
 			}
 			if c.ProcessState.ExitCode() != 1 {

@@ -36,7 +36,11 @@ func (r *Report) Table(w io.Writer) {
 		}
 	}
 	if len(r.Programs) > 0 {
-		fmt.Fprintf(w, "\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n", r.EmptyProgramNs)
+		fmt.Fprintf(
+			w,
+			"\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n",
+			r.EmptyProgramNs,
+		)
 		for _, p := range r.Programs {
 			fmt.Fprintf(w, "%s\t%s\t%.0f\t\t%.0f–%.0f\t\n", p.Name, p.Scenario, p.Ns.Median, p.Ns.Low, p.Ns.High)
 		}

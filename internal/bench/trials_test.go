@@ -58,11 +58,14 @@ func TestTrialsTakeTurns(t *testing.T) {
 	const scenarios = 3
 	o.Scenarios = nil
 	for i := range scenarios {
-		o.Scenarios = append(o.Scenarios, scenario.Scenario{Name: fmt.Sprint("number", i), Build: func(w *scenario.Wire) (scenario.Pair, error) {
-			p, err := scenario.Native(w)
-			p.Fresh = func() error { turns = append(turns, i); return nil }
-			return p, err
-		}})
+		o.Scenarios = append(
+			o.Scenarios,
+			scenario.Scenario{Name: fmt.Sprint("number", i), Build: func(w *scenario.Wire) (scenario.Pair, error) {
+				p, err := scenario.Native(w)
+				p.Fresh = func() error { turns = append(turns, i); return nil }
+				return p, err
+			}},
+		)
 	}
 	if _, err := Run(t.Context(), o); err != nil {
 		t.Fatal(err)

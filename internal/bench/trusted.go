@@ -21,17 +21,17 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// tool is somebody else's generator, for a metric that it has as well.
+// tool is another generator, for a metric that it also has.
 type tool struct {
 	metric string
 	// server and client are command lines; both get the server's address.
 	server, client func(at string) []string
-	// figure is what the client said, in the metric's unit.
+	// figure parses the output of the client, in the metric's unit.
 	figure func(said []byte) (float64, error)
 }
 
-// tools are what Debian has of those that people trust. sockperf's shortest message has 14 bytes, and it
-// speaks IPv4 only; so both sides of a comparison do.
+// tools are well-known generators in Debian. sockperf's shortest message has 14 bytes, and it uses only IPv4; so both
+// sides of a comparison do.
 func tools() []tool {
 	sockperf := func(metric string, protocol ...string) tool {
 		return tool{
@@ -73,7 +73,7 @@ func tools() []tool {
 
 var roundTrip = regexp.MustCompile(`Summary: Round trip is ([0-9.]+) usec`)
 
-// roundTripRate is round trips a second, of what sockperf says.
+// roundTripRate is round trips a second, from the output of sockperf.
 func roundTripRate(said []byte) (float64, error) {
 	m := roundTrip.FindSubmatch(said)
 	if m == nil {
@@ -83,7 +83,7 @@ func roundTripRate(said []byte) (float64, error) {
 	return 1e6 / micros, err
 }
 
-// received is the Gbit/s of what iperf3 says.
+// received is Gbit/s, from the output of iperf3.
 func received(said []byte) (float64, error) {
 	var all struct {
 		End struct {
@@ -100,7 +100,7 @@ func received(said []byte) (float64, error) {
 	return bits / 1e9, err
 }
 
-// Agreement is a metric by our generator and by another.
+// Agreement compares a metric by our generator and by another one.
 type Agreement struct {
 	Metric string          `json:"metric"`
 	Tool   string          `json:"tool"`
@@ -108,23 +108,23 @@ type Agreement struct {
 	Ours   float64         `json:"ours"`   // median
 	Theirs float64         `json:"theirs"` // median
 	Ratio  report.Interval `json:"ratio"`  // of ours to theirs in the same round
-	// Verdict is Passed where both agree.
+	// Verdict is Passed if both agree.
 	Verdict Verdict `json:"verdict"`
 	// Samples by round, ours and theirs.
 	Samples [2][]float64 `json:"samples"`
 }
 
-// generatorGate is what the ratio of two generators has to be: neither does quite the same work between two packets.
+// generatorGate is the range for the ratio of two generators. They do slightly different work between two packets.
 var generatorGate = Gate{AtLeast: 0.8, AtMost: 1.25}
 
-// generatorTooWide is the interval from which on a comparison tells nothing.
+// generatorTooWide is the width from which an interval gives no verdict.
 const generatorTooWide = 0.25
 
-// FewestRounds is what an interval needs: of fewer samples all are on one side of the median more than once in 20
-// times.
+// FewestRounds is the minimum for an interval: with fewer samples, all lie on one side of the median more than once in
+// 20 times.
 const FewestRounds = 6
 
-// LacksTools says which of the others' generators are not installed.
+// LacksTools reports which of the other generators are not installed.
 func LacksTools() error {
 	for _, t := range tools() {
 		if _, err := exec.LookPath(t.client("")[0]); err != nil {
@@ -137,12 +137,12 @@ func LacksTools() error {
 // Agreements are those of a run.
 type Agreements []Agreement
 
-// Agree is whether all do.
+// Agree reports whether all agree.
 func (a Agreements) Agree() bool {
 	return !slices.ContainsFunc(a, func(x Agreement) bool { return x.Verdict != Passed })
 }
 
-// CheckGenerator measures node to node with our generator and with others, in turn, with the options of a run.
+// CheckGenerator measures node to node with our generator and with the others, in turn, with the options of a run.
 func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 	release, err := scenario.Claim(o.Dir)
 	if err != nil {
@@ -163,7 +163,7 @@ func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 		m, _ := traffic.MetricByName(t.metric)
 		var ours, theirs []float64
 		for round := range o.Rounds {
-			// Either may be first.
+			// In random order.
 			for _, mine := range random.Perm(2) {
 				if mine == 1 {
 					got, err := o.sample(ctx, pair, m)
@@ -197,7 +197,7 @@ func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 	return all, nil
 }
 
-// run has a tool measure once. Its server does not say when it listens, so the client is tried again.
+// run measures once with a tool. Its server does not report when it listens, so the client is retried.
 func (o Options) run(ctx context.Context, t tool, p scenario.Pair) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 4*traffic.DialTimeout)
 	defer cancel()
@@ -212,7 +212,7 @@ func (o Options) run(ctx context.Context, t tool, p scenario.Pair) (float64, err
 	}()
 	for {
 		said, err := o.output(ctx, p.Client, t.client(p.Target.String()))
-		if err == nil { // which iperf3 says of a refused connection too
+		if err == nil { // iperf3 also prints this for a refused connection
 			var figure float64
 			if figure, err = t.figure(said); err == nil {
 				return figure, nil
@@ -245,7 +245,7 @@ func (o Options) output(ctx context.Context, ns *netns.Namespace, line []string)
 	return out.Bytes(), nil
 }
 
-// Table writes the agreements for a person; columns are separated by tabs.
+// Table writes the agreements for a terminal; columns are separated by tabs.
 func (a Agreements) Table(w io.Writer) {
 	fmt.Fprint(w, "metric\ttool\tours\ttheirs\tratio\t95 %\tverdict\n")
 	for _, x := range a {

@@ -66,7 +66,8 @@ func newBenchDatapathCommand(env Env) *cobra.Command {
 	var form func() string
 	c := &cobra.Command{
 		Use: "datapath",
-		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, NIMITZ, and the bounds of " +
+		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, NIMITZ, and the " +
+			"bounds of " +
 			"its devices",
 		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN with and
 without a cache of ONCache's design, of NIMITZ on eBPF and on Open vSwitch, and of the same devices without BPF, all in

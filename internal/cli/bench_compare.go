@@ -28,7 +28,8 @@ decide. No gate applies to times, as of the programs themselves (PROGRAM_OUT, PR
 run it on an idle machine. docs/results/compare.md explains the method, docs/reference/benchmarks.md scenarios and
 metrics.`,
 		Example: "  pilaster bench compare ./pilaster-before -o results\n" +
-			"  pilaster bench compare ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS --pairs 60",
+			"  pilaster bench compare ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS " +
+			"--pairs 60",
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if o.Other, err = exec.LookPath(args[0]); err != nil {

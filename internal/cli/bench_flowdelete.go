@@ -23,8 +23,9 @@ deletions, for which it searches all of them, as NIMITZ met at scale, and with s
 The command starts a switch of its own in a network namespace. docs/results/flow-delete.md explains the figures.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on an idle machine.`,
-		Example: "  pilaster bench flow-delete --quick -o results\n  pilaster bench flow-delete --installed 2000,100000 -o json",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster bench flow-delete --quick -o results\n  pilaster bench flow-delete --installed " +
+			"2000,100000 -o json",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := suites.QuickFlowDelete()
 			if form() == "full" {

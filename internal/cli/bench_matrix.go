@@ -74,7 +74,8 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	m.Sort()
 	if len(m.Destinations) == 0 {
 		return m, fmt.Errorf(
-			"nothing was sent to other nodes in %v; nothing was kept: record while the job runs, or for longer with --for",
+			"nothing was sent to other nodes in %v; nothing was kept: record while the job runs, or for longer with "+
+				"--for",
 			within,
 		)
 	}

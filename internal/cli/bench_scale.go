@@ -29,8 +29,9 @@ and the kernel runs the programs by themselves on one CPU (BPF_PROG_TEST_RUN). d
 figures.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on an idle machine.`,
-		Example: "  pilaster bench scale --quick -o results\n  pilaster bench scale --endpoints 1,1000 --peers 10,1000000 -o json",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster bench scale --quick -o results\n  pilaster bench scale --endpoints 1,1000 --peers " +
+			"10,1000000 -o json",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := suites.QuickScale()
 			if form() == "full" {

@@ -119,7 +119,8 @@ func TestBenchLeavesOut(t *testing.T) {
 }
 
 func TestBenchCheckRefuses(t *testing.T) {
-	for line, says := range map[string]string{"--rounds 0": "say 6 or more", "--rounds 5": "an interval needs as many", "-o yaml": "text or json", "x": "do not fit"} {
+	for line, says := range map[string]string{"--rounds 0": "say 6 or more", "--rounds 5": "an interval needs as " +
+		"many", "-o yaml": "text or json", "x": "do not fit"} {
 		code, _, errs := run(t, "", append([]string{"bench", "check"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) {
 			t.Errorf("bench check %s: exit %d, stderr %q", line, code, errs)
@@ -172,7 +173,8 @@ func TestBenchFlowDeleteRefuses(t *testing.T) {
 		t.Skip("needs root")
 	}
 	for line, says := range map[string]string{
-		"--installed=": "say whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed 2000,200001": "choose 2000 to 200000",
+		"--installed=": "say whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed " +
+			"2000,200001": "choose 2000 to 200000",
 		"--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
 	} {
 		code, out, errs := run(t, "", append([]string{"bench", "flow-delete"}, strings.Fields(line)...)...)
@@ -194,7 +196,8 @@ func TestBenchEntriesRefuses(t *testing.T) {
 		t.Skip("needs root")
 	}
 	for line, says := range map[string]string{
-		"--nodes 5": "choose two sizes or more", "--nodes 5,5": "choose two sizes or more", "--nodes 0,5": "of 1 to 4000", "--nodes 1,4001": "of 1 to 4000", "--nodes=": "say whole numbers",
+		"--nodes 5": "choose two sizes or more", "--nodes 5,5": "choose two sizes or " +
+			"more", "--nodes 0,5": "of 1 to 4000", "--nodes 1,4001": "of 1 to 4000", "--nodes=": "say whole numbers",
 		"--switches hub": `no switch "hub"; say some of [ebpf ovs]`, "--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
 	} {
 		code, out, errs := run(t, "", append([]string{"bench", "entries"}, strings.Fields(line)...)...)
@@ -260,7 +263,8 @@ func TestBenchNICMatrix(t *testing.T) {
 		errs != "" {
 		t.Fatalf("record: exit %d, stdout %q, stderr %q", code, out, errs)
 	}
-	for name, text := range map[string]string{wrong: "7 10.0.0.0/24 1\n", other: "# pilaster traffic matrix 1\n# a lab\n7\t10.200.0.0/24\t9\n"} {
+	for name, text := range map[string]string{wrong: "7 10.0.0.0/24 1\n", other: "# pilaster traffic matrix 1\n# a " +
+		"lab\n7\t10.200.0.0/24\t9\n"} {
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -276,8 +280,12 @@ func TestBenchNICMatrix(t *testing.T) {
 	}
 	for line, says := range map[string]string{
 		"--matrix " + wrong: "is no traffic matrix", "--matrix " + dir + "/none": "no such file", "--matrix " + file + " --job " + wrong: "--job " + wrong, "--job " + file: "say both",
-		"--matrix " + file + " --figure 12": "is of figure 8", "--for 3s": "says what --record counts", "--record " + file + " --for 3s": "says what --record counts", "--ovs-run-dir /x": "says what --record counts",
-		"--record " + file + " --ovs-run-dir /x --for 0s": "say how long", "--record " + file + " --matrix " + file: "none of the others can be", "--record " + dir + "/none/m.tsv": "no such file",
+		"--matrix " + file + " --figure 12": "is of figure 8", "--for 3s": "says what --record " +
+			"counts", "--record " + file + " --for 3s": "says what --record counts", "--ovs-run-dir /x": "says what " +
+			"--record counts",
+		"--record " + file + " --ovs-run-dir /x --for " +
+			"0s": "say how long", "--record " + file + " --matrix " + file: "none of the others can " +
+			"be", "--record " + dir + "/none/m.tsv": "no such file",
 	} {
 		code, out, errs := run(t, "", strings.Fields("bench nic "+line)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
@@ -289,8 +297,11 @@ func TestBenchNICMatrix(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, says := range map[string]string{
-		"--record " + dir + "/new.tsv --ovs-run-dir /nonexistent": "is it running with --ovs-run-dir /nonexistent?", "--matrix " + other: "none that the job speaks with",
-		"--record " + file + " --seed 6": file + " exists already; it was left as it was: name a new file", "--record " + file + " --ovs-run-dir /nonexistent": "exists already", "--record " + dir: "exists already",
+		"--record " + dir + "/new.tsv --ovs-run-dir /nonexistent": "is it running with --ovs-run-dir " +
+			"/nonexistent?", "--matrix " + other: "the job sends to none of them",
+		"--record " + file + " --seed 6": file + " exists already; it was left as it was: name a new " +
+			"file", "--record " + file + " --ovs-run-dir " +
+			"/nonexistent": "exists already", "--record " + dir: "exists already",
 	} {
 		code, out, errs := run(t, "", strings.Fields("bench nic "+line)...)
 		if code != ExitFailed || !strings.Contains(errs, says) || out != "" {

@@ -21,7 +21,7 @@ import (
 func newSimCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "sim",
-		Short:   "A cluster of very many simulated nodes, with the real orchestrator",
+		Short:   "Simulate a cluster of very many nodes, with the real orchestrator",
 		Example: "  pilaster sim run grow.yaml\n  pilaster sim paper --quick -o figures",
 		Args:    cobra.NoArgs,
 	}
@@ -35,14 +35,13 @@ func newSimRunCommand(env Env) *cobra.Command {
 	var step bool
 	c := &cobra.Command{
 		Use:   "run FILE",
-		Short: "Play a scenario and count what orchestrator and agents say to each other",
-		Long: `Play the scenario of a YAML file: so many nodes with so many containers each, and what happens to them. It runs the
-real orchestrator with its etcd and, for every node, the real agent but for its kernel, disk and sockets, all in one process, and says
-for each event how long it took and which messages it cost. docs/reference/simulation.md says what may stand in a scenario, what is real and
-what is not.
+		Short: "Play a scenario and count the messages between orchestrator and agents",
+		Long: `Play the scenario of a YAML file: a number of nodes and containers, and events. The command runs the real orchestrator
+with its etcd and, for every node, the real agent without its kernel, disk and sockets, all in one process, and prints
+the duration and the messages of each event. docs/reference/simulation.md describes scenarios, and what is real.
 
-It ends with 1 where something did not hold that always must, such as that no two containers have one address, or a limit of the scenario was
-exceeded. It needs no root. Run it on a machine that does nothing else.`,
+It exits with 1 if an invariant was violated, for example if two containers have the same address, or if a limit of the
+scenario was exceeded. It needs no root. Run it on an idle machine.`,
 		Example: `  pilaster sim run grow.yaml
   pilaster sim run grow.yaml -o json --data-dir /var/tmp > grow.json
   pilaster sim run restart.yaml --plot restart.html`,
@@ -88,10 +87,12 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 	}
 	o.bind(c)
 	c.Flags().
-		StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where the orchestrator's etcd is while it runs")
+		StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where the orchestrator's etcd is while it "+
+			"runs")
 	c.Flags().BoolVar(&step, "step", false, "wait for Enter before each event")
 	c.Flags().
-		StringVar(&profile, "profile", "", "folder for profiles of this process, which pprof reads: cpu-0-set-up.pprof, one more for each event, heap.pprof")
+		StringVar(&profile, "profile", "", "folder for profiles of this process, which pprof reads: "+
+			"cpu-0-set-up.pprof, one more for each event, heap.pprof")
 	c.Flags().StringVar(&plot, "plot", "", "HTML file to write, with how each event went over time")
 	_ = c.MarkFlagFilename("plot", "html")
 	_ = c.MarkFlagDirname("data-dir")
@@ -99,12 +100,12 @@ exceeded. It needs no root. Run it on a machine that does nothing else.`,
 	return c
 }
 
-// awaitEnter waits for a line, or for an interrupt; then who reads it ends with the process.
+// awaitEnter waits for a line, or for an interrupt; then the reading goroutine ends with the process.
 func awaitEnter(ctx context.Context, in *bufio.Reader) error {
 	line := make(chan struct{})
 	go func() {
 		defer close(line)
-		_, _ = in.ReadString('\n') // at the end of all input the rest is played
+		_, _ = in.ReadString('\n') // at the end of input the run continues
 	}()
 	select {
 	case <-line:
@@ -114,7 +115,7 @@ func awaitEnter(ctx context.Context, in *bufio.Reader) error {
 	}
 }
 
-// checkDataDir refuses what is no folder before anything else is done.
+// checkDataDir checks the folder before anything else is done.
 func checkDataDir(dir string) error {
 	if about, err := os.Stat(dir); err != nil || !about.IsDir() {
 		return usage("--data-dir %s is no folder; nothing was simulated", dir)
@@ -122,7 +123,7 @@ func checkDataDir(dir string) error {
 	return nil
 }
 
-// writeSimPage writes the page, if there is to be one.
+// writeSimPage writes the page if a path is given.
 func writeSimPage(r *sim.Result, path string) error {
 	if path == "" {
 		return nil

@@ -28,18 +28,21 @@ func newSimAgentCommand(env Env) *cobra.Command {
 	var to reportPlace
 	c := &cobra.Command{
 		Use:   "agent",
-		Short: "Measure what a real agent keeps and hears as a simulated cluster grows",
-		Long: `Start one real agent with real containers in a lab of its own. By TLS it follows an orchestrator that leads simulated nodes, and more of them
-in each step. When all is quiet, measure the agent: its live heap after a collection, what of it is resident, what it was told since the step
-before, and the entries of its packet path. All containers are of one tenant, on network netpila and, beside another agent, on nimitz.
+		Short: "Measure the memory and messages of a real agent as a simulated cluster grows",
+		Long: `Start one real agent with real containers in a lab of its own. By TLS it follows an orchestrator with simulated nodes,
+and more of them in each step. When no more messages are sent, the command measures the agent: its live heap after a
+collection, its resident memory, the messages received since the step before, and the entries of its packet path. All
+containers are of one tenant, on network netpila and, beside another agent, on nimitz.
 
-It ends with 1 where the agent of network netpila is not independent of the other nodes: after the first step its heap stays within 1 %, what is
-resident within 5 %, and it is told nothing but heartbeats. Network nimitz is not judged: there each node is to know all others.
+It exits with 1 if the agent of network netpila depends on the other nodes: after the first step its heap must stay
+within 1 %, its resident memory within 5 %, and it must receive nothing but heartbeats. Network nimitz has no limits:
+there each node must know all others.
 
-A folder given with -o gets report.json, and report.html with plots. It needs root; run it on a machine that does nothing else.
-docs/reference/simulation.md says what is real.`,
-		Example: "  pilaster sim agent -o results\n  pilaster sim agent --sizes 1000,10000,100000 --networks netpila --node-containers 4 -o json",
-		Args:    cobra.NoArgs,
+A folder given with -o gets report.json, and report.html with plots. It needs root; run it on an idle machine.
+docs/reference/simulation.md explains what is real.`,
+		Example: "  pilaster sim agent -o results\n  pilaster sim agent --sizes 1000,10000,100000 --networks netpila " +
+			"--node-containers 4 -o json",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if err := o.Check(); err != nil {
 				return usage("%w; nothing was simulated", err)
@@ -54,7 +57,8 @@ docs/reference/simulation.md says what is real.`,
 			}
 			if os.Geteuid() != 0 {
 				return fmt.Errorf(
-					"pilaster sim agent needs root: the agent is real, with network namespaces and eBPF programs; nothing was simulated",
+					"pilaster sim agent needs root: the agent is real, with network namespaces and eBPF programs; " +
+						"nothing was simulated",
 				)
 			}
 			if o.Binary, err = os.Executable(); err != nil {
@@ -92,7 +96,8 @@ docs/reference/simulation.md says what is real.`,
 		&o.Followers,
 		"followers",
 		o.Followers,
-		"simulated nodes on nimitz that follow the orchestrator, which has to tell each of them of all others; the rest get their containers and fall silent; 0 means all follow",
+		"simulated nodes on nimitz that follow the orchestrator, which sends each of them all mappings; the others "+
+			"create their containers and end; 0 means all follow",
 	)
 	f.StringVar(
 		&o.Dir,

@@ -28,17 +28,19 @@ func newSimPaperCommand(env Env) *cobra.Command {
 	var to reportPlace
 	c := &cobra.Command{
 		Use:   "paper",
-		Short: "Draw figures of the NETPILA and NIMITZ paper again, with what runs here",
-		Long: `Draw figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again, beside the numbers of its text: with simulated
-clusters of the real orchestrator and agents, with the kernel's and Open vSwitch's tables, with the bench of the datapath, and
-where a NIC would be needed with the model of "pilaster bench nic". Each figure says at which sizes it was run, what was run, and
-why it is not as in the paper. docs/results/paper.md says how to read them.
+		Short: "Plot figures of the NETPILA and NIMITZ paper again, from runs on this machine",
+		Long: `Plot figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again, beside the numbers of its text:
+with simulated clusters of the real orchestrator and agents, with the tables of the kernel and of Open vSwitch, with the
+benchmark of the datapath, and with the model of "pilaster bench nic" in place of a NIC. Each figure states its sizes,
+what was run, and why it differs from the paper. docs/results/paper.md explains them.
 
-A folder given with -o gets index.html with all plots, which needs no other file, and for each figure its data with the scenario:
-fig9.json and fig9.tsv. Figures that an earlier run left in the folder stay until they are drawn again, so that --only can do one after the other.
+A folder given with -o gets index.html with all plots, which needs no other file, and for each figure its data with the
+scenario: fig9.json and fig9.tsv. Figures of an earlier run stay in the folder until they are plotted again, so that
+--only can produce one after the other.
 
-Figures 10, 11 and 16 and table 1 need root, and but for the table Open vSwitch (Debian: openvswitch-switch). Where something is missing nothing is run. A
-figure that fails does not stop the others; it is named, and the exit status is 1. Run it on a machine that does nothing else.`,
+Figures 10, 11 and 16 and table 1 need root, and except for the table Open vSwitch (Debian: openvswitch-switch). If one
+of them is missing, nothing is run. A figure that fails does not stop the others; it is named, and the exit code is 1.
+Run it on an idle machine.`,
 		Example: `  pilaster sim paper --quick -o figures
   pilaster sim paper --only fig9,fig18 -o figures
   pilaster sim paper --only fig12 -o json`,

@@ -68,11 +68,15 @@ func TestSimMistakes(t *testing.T) {
 		out, errs string
 	}{
 		{"sim run", ExitUsage, "", "usage: pilaster sim run FILE"},
-		{"sim run /nonexistent.yaml", ExitUsage, "", "read the scenario: open /nonexistent.yaml: no such file or directory; nothing was simulated"},
-		{"sim run " + simScenario(t, "nodes: 0"), ExitUsage, "", "small.yaml:1: nodes 0: say 1 to 1000000; nothing was simulated"},
+		{"sim run /nonexistent.yaml", ExitUsage, "", "read the scenario: open /nonexistent.yaml: no such file or " +
+			"directory; nothing was simulated"},
+		{"sim run " + simScenario(t, "nodes: 0"), ExitUsage, "", "small.yaml:1: nodes 0: say 1 to 1000000; nothing " +
+			"was simulated"},
 		{"sim run " + small + " --data-dir /nonexistent", ExitUsage, "", "--data-dir: "},
-		{"sim run " + small + " --plot /nonexistent/page.html", ExitUsage, "", "--plot: open /nonexistent/page.html: no such file or directory; nothing was simulated"},
-		{"sim run " + small + " --plot /tmp", ExitUsage, "", "--plot: open /tmp: is a directory; nothing was simulated"},
+		{"sim run " + small + " --plot /nonexistent/page.html", ExitUsage, "", "--plot: open /nonexistent/page.html: " +
+			"no such file or directory; nothing was simulated"},
+		{"sim run " + small + " --plot /tmp", ExitUsage, "", "--plot: open /tmp: is a directory; nothing was " +
+			"simulated"},
 		{"sim run " + small, ExitFailed, " messages, and 3 are the limit\n", ""},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)

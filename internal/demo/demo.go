@@ -16,13 +16,12 @@ import (
 // Options of a run.
 type Options struct {
 	Binary  string // the pilaster binary; pilaster-cni lies beside it
-	Command string // how the person calls it, for what is printed
+	Command string // its name in printed commands
 	Root    string // folder of labs; lab.DefaultRoot when empty
 	Keep    bool   // leave the lab up
 }
 
-// spec is the demo's lab. Both tenants are on n1 and n3, so they are told apart on one node as
-// well as across the fabric.
+// spec is the demo's lab. Both tenants are on n1 and n3, so that isolation is tested on one node and across the fabric.
 var spec = lab.Spec{
 	Name:    "demo",
 	Nodes:   []string{"n1", "n2", "n3"},
@@ -62,7 +61,7 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 		}
 		return err
 	}
-	// Interrupted or not, it is taken down.
+	// The lab is removed also after an interrupt.
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 	defer cancel()
 	if downErr := p.down(cleanup, o, before); downErr != nil {
@@ -118,7 +117,7 @@ func (p *proof) print(format string, args ...any) {
 	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf(format, args...), " "))
 }
 
-// check notes what is wrong and reports whether it is right.
+// check records a failure and reports whether there is none.
 func (p *proof) check(ok bool, format string, args ...any) bool {
 	if !ok {
 		p.failed = append(p.failed, fmt.Sprintf(format, args...))

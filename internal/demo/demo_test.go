@@ -30,7 +30,8 @@ func TestDemoProvesAndLeavesNothing(t *testing.T) {
 	for _, line := range []string{
 		"3 nodes, 2 tenants, 6 containers", "30 of 30 as they must be; 36 packets across tenants, 36 dropped",
 		"node 1 | blue | app 1 → node 3 | blue | app 2", "1,500 bytes in, 1,500 bytes on the wire",
-		"first packet", "0 entries for other nodes", "dropped 100,000", "tenant-mismatch", "nothing arrived anywhere (6 captures", "Taken down",
+		"first packet", "0 entries for other nodes", "dropped 100,000", "tenant-mismatch", "nothing arrived anywhere " +
+			"(6 captures", "Taken down",
 	} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("%q is not shown", line)

@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// The server of fig 12. Container 1's job has run for long, with always the same nodes. An earlier job of container 2's
-// tenant ends, and its entries have aged when the next one begins, which speaks with ever other nodes.
+// The server of fig 12. Container 1's job has run for long, with the same nodes. An earlier job of container 2's tenant
+// ends, and its entries have aged when the next one begins, which sends to new nodes all the time.
 const (
 	oldJobEnds     = 20 * time.Second
 	newJobBegins   = 30 * time.Second
@@ -85,7 +85,7 @@ func cures() []change {
 	}
 }
 
-// free is no cure, for nobody can have it: it shows that the switch is deceived by how long removals take.
+// free is not a real cure: it shows that the duration of removals misleads the switch.
 var free = change{"removals that take no time", func(r *Run, _ uint64) { r.Spec.RemoveEntry = 0 }}
 
 // Fluctuation is how a container's throughput does once the new job runs.

@@ -44,8 +44,8 @@ func jobTable() *Table {
 	return NewTable(entries)
 }
 
-// jobRun is one node of it. With how many others it speaks is long-tailed; with each it does so on and off, with pauses
-// that are seldom longer than what ageing allows.
+// jobRun is one node of it. The number of its peers is long-tailed; it sends to each with pauses that are rarely longer
+// than the idle timeout.
 func jobRun(t *Table, rng *rand.Rand) Run {
 	const burst, pause, end = 4 * time.Second, 2 * time.Second, 20 * time.Second
 	mu, sigma := logNormal(jobMean, jobP95)

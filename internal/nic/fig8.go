@@ -12,7 +12,7 @@ const (
 	peakEnd   = 23 * time.Second
 )
 
-// peakTraffic speaks with a new one of these so many times a second, as long as there are any, and goes on speaking
+// peakTraffic starts to send to a new one of these that many times a second, as long as there are any, and continues
 // with all.
 func peakTraffic(to []Handle, demand float64, seed uint64) *Traffic {
 	rng := rand.New(rand.NewPCG(seed, 8))
@@ -30,7 +30,7 @@ func peakTraffic(to []Handle, demand float64, seed uint64) *Traffic {
 // peakNodes are enough for any demand of the figure.
 const peakNodes = 12_000
 
-// peakJob is what a container speaks with, in the order in which it does.
+// peakJob has the destinations of a container, in the order of its first packets.
 type peakJob struct {
 	table *Table
 	to    []Handle
@@ -41,7 +41,7 @@ func ownJob() peakJob {
 	return peakJob{t, t.All()}
 }
 
-// recordedJob speaks with what a matrix has, in an order of the seed's; the table has what is preheated too.
+// recordedJob sends to the destinations of a matrix, in an order by the seed; the table also has the preheated ones.
 func recordedJob(job, preheated Matrix, seed uint64) peakJob {
 	seen := map[Megaflow]bool{}
 	var all Matrix
@@ -73,7 +73,8 @@ func (j peakJob) rehearsed(demand float64, seed uint64) Matrix {
 	return m
 }
 
-// ends is when it begins to speak with the last: before the peak's end where it has spoken with all that there are.
+// ends is the time of the first packet to the last destination: before the peak's end if the job runs out of
+// destinations.
 func (j peakJob) ends(demand float64, seed uint64) time.Duration {
 	begun := peakTraffic(j.to, demand, seed).Flows
 	if len(begun) < len(j.to) {

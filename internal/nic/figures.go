@@ -44,7 +44,8 @@ func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
 	return Figure{
 		Number: 7, Title: "entries of a node and how many are offloaded",
 		About: fmt.Sprintf(
-			"A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the peak is what it is follows, for a node can have no more megaflows than the job has other nodes.",
+			"A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the "+
+				"peak is what it is follows, for a node can have no more megaflows than the job has other nodes.",
 			humanize.Grouped(jobNodes),
 		),
 		Findings: []Finding{
@@ -75,7 +76,7 @@ func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matri
 	j, from := ownJob(), "what was recorded: "+preheated.Source
 	if job != nil {
 		j = recordedJob(*job, preheated, seed)
-		from += ". The job speaks with what another recording has: " + job.Source
+		from += ". The job has the destinations of another recording: " + job.Source
 	}
 	known, of := 0, map[Handle]bool{}
 	for _, h := range j.to {
@@ -88,7 +89,8 @@ func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matri
 	}
 	if known == 0 {
 		return nil, fmt.Errorf(
-			"the matrix has %s, and none that the job speaks with: its first is %v of VNI %d; a record of a switch wants --job with another",
+			"the matrix has %s, and the job sends to none of them: its first is %v of VNI %d; a record of a switch "+
+				"needs --job with another one",
 			humanize.Of(len(preheated.Destinations), "destination", "destinations"),
 			preheated.Destinations[0].To,
 			preheated.Destinations[0].VNI,
@@ -115,7 +117,8 @@ func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from s
 	f := Figure{
 		Number: 8, Title: "what the insertion channel bears, and what a peak demands",
 		About: fmt.Sprintf(
-			"From %v to %v, or until it has spoken with all there are, a container speaks with new nodes, so many a second, and goes on. Preheating installs before %s, and keeps it.",
+			"From %v to %v, or until it has sent to all of them, a container sends to new nodes, so many a second, "+
+				"and continues with all. Preheating installs before %s, and keeps it.",
 			peakBegin,
 			peakEnd,
 			from,
@@ -171,7 +174,10 @@ func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 	f := Figure{
 		Number: 12, Title: "throughput of two containers beside revalidation",
 		About: fmt.Sprintf(
-			"An earlier job's entries age at %v, when container 2's job begins. To remove them takes long, so the switch believes that the NIC is too full and removes what looks idle: new entries, whose counters are late, are too. They come back, and are removed again. It is judged from %v on, and called low below 90 %% of %d Gbit/s. Each cure takes one cause away.",
+			"An earlier job's entries age at %v, when container 2's job begins. To remove them takes long, so the "+
+				"switch believes that the NIC is too full and removes what looks idle: new entries, whose counters "+
+				"are late, are too. They come back, and are removed again. The model evaluates it from %v on; low is "+
+				"below 90 %% of %d Gbit/s. Each cure takes one cause away.",
 			newJobBegins,
 			judgedFrom,
 			containerMax,

@@ -40,8 +40,10 @@ func TestMatrixFile(t *testing.T) {
 	for text, says := range map[string]string{
 		"": "it has no destination", "7\t10.0.0.0/24\t1\n": "line 1 is not", matrixHead + "\n# x\n# y\n": "nothing was sent", matrixHead + "\n7\t10.0.0.0/24\n": "line 2: ",
 		matrixHead + "\n0\t10.0.0.0/24\t1\n": "not a VNI", matrixHead + "\n16777216\t10.0.0.0/24\t1\n": "not a VNI", matrixHead + "\n7\t10.0.0.1/24\t1\n": "not a prefix",
-		matrixHead + "\n7\t10.0.0.0/24\t0\n": "not a number of packets", matrixHead + "\n7\t10.0.0.0/24\t1\n\n": "line 3: ",
-		matrixHead + "\n7\t10.0.0.0/24\t1\n7\t10.0.0.0/24\t2\n": "was there before", "# pilaster traffic matrix 2\n": "another version",
+		matrixHead + "\n7\t10.0.0.0/24\t0\n": "not a number of " +
+			"packets", matrixHead + "\n7\t10.0.0.0/24\t1\n\n": "line 3: ",
+		matrixHead + "\n7\t10.0.0.0/24\t1\n7\t10.0.0.0/24\t2\n": "was there before", "# pilaster traffic matrix " +
+			"2\n": "another version",
 	} {
 		if _, err := ReadMatrix(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v, want %s", text, err, says)
@@ -111,7 +113,8 @@ func TestPreheatingFromAFile(t *testing.T) {
 	}
 	// It has spoken with all there are long before the peak's end: that is said, and what waits is judged from then on.
 	few := fmt.Sprintf("1,000/s, %d in all", len(tenth.Destinations))
-	if find(r, "destinations of the job") != float64(len(tenth.Destinations)) || find(r, few+", preheated: most that wait") != 0 ||
+	if find(r, "destinations of the job") != float64(len(tenth.Destinations)) ||
+		find(r, few+", preheated: most that wait") != 0 ||
 		find(r, few+": most that wait") < 100 ||
 		find(r, few+": none waits, after the peak's end") < 0.2 ||
 		find(r, fmt.Sprintf("600/s, %d in all: most that wait", len(tenth.Destinations))) > 40 {

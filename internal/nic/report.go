@@ -9,10 +9,11 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// Nature is what every form of a report begins with.
-const Nature = "A model and no measurement: no NIC, no driver and no packet took part. Figures say what follows from the assumptions that are listed with them."
+// Nature is the first sentence of every report.
+const Nature = "A model and no measurement: no NIC, no driver and no packet took part. Figures say what follows from " +
+	"the assumptions that are listed with them."
 
-// Report is what `pilaster bench nic` made up.
+// Report is the result of `pilaster bench nic`.
 type Report struct {
 	Nature     string      `json:"nature"`
 	Seed       uint64      `json:"seed"`
@@ -38,7 +39,7 @@ type Finding struct {
 	Kind  string  `json:"kind"` // given by the paper; fitted to its figure; or it follows from what was given, fitted and assumed
 }
 
-// Parameter is something that the model takes for granted.
+// Parameter is an assumption of the model.
 type Parameter struct {
 	Name   string `json:"name"`
 	Value  string `json:"value"`
@@ -67,7 +68,8 @@ func Parameters() []Parameter {
 			"delay of counters",
 			fmt.Sprint(s.CounterDelay),
 			"paper",
-			"§4.2, at most. The driver reads all counters over and over, for half of it each time; what is new shows zero for one to two of these",
+			"§4.2, at most. The driver reads all counters over and over, for half of it each time; what is new shows " +
+				"zero for one to two of these",
 		},
 		{
 			"slope of removals",
@@ -97,7 +99,8 @@ func Parameters() []Parameter {
 			"its threshold",
 			fmt.Sprint(p.Threshold),
 			"assumed",
-			"one that took longer, removals included, makes the next remove entries whose counter is zero, and idle ones after " + fmt.Sprint(
+			"one that took longer, removals included, makes the next remove entries whose counter is zero, and idle " +
+				"ones after " + fmt.Sprint(
 				p.Pressed,
 			) + " (§4.2 names no times)",
 		},
@@ -121,7 +124,8 @@ func Parameters() []Parameter {
 				humanize.Grouped(jobNodes-1),
 			),
 			"fitted",
-			"to mean 1,200 and P95 3,300; there is one megaflow for each other node. With a peer, 4 s of traffic, then a pause of 2 s on average",
+			"to mean 1,200 and P95 3,300; there is one megaflow for each other node. With a peer, 4 s of traffic, " +
+				"then a pause of 2 s on average",
 		},
 		{
 			"entries of fig 7",
@@ -140,7 +144,8 @@ func Parameters() []Parameter {
 			),
 			"chosen",
 			fmt.Sprintf(
-				"so that the effect shows. An earlier job's %s entries age as container 2's job, on %s nodes (§4.2), begins",
+				"so that the effect shows. An earlier job's %s entries age as container 2's job, on %s nodes (§4.2), "+
+					"begins",
 				humanize.Grouped(oldJobPeers),
 				humanize.Grouped(newJobNodes),
 			),
@@ -148,7 +153,7 @@ func Parameters() []Parameter {
 	}
 }
 
-// Table writes the report for a person; columns are separated by tabs.
+// Table writes the report for a terminal; columns are separated by tabs.
 func (r *Report) Table(w io.Writer) {
 	fmt.Fprintf(w, "%s Seed %d.\n", r.Nature, r.Seed)
 	for _, f := range r.Figures {

@@ -140,7 +140,8 @@ func (r *run) series(ctx context.Context, network string) (all []grown, leftOut 
 			needs := float64(before.event().Resident) / float64(before.event().Nodes) * float64(nodes) * 1.1
 			if needs > memoryLimit {
 				return all, fmt.Sprintf(
-					"%s nodes on %s were left out: by the size before they would take %.0f GiB, and 16 GiB is the limit",
+					"%s nodes on %s were left out: by the size before they would take %.0f GiB, and 16 GiB is the "+
+						"limit",
 					humanize.Grouped(nodes),
 					network,
 					needs/(1<<30),
@@ -220,7 +221,9 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 	}
 	f.Sizes, f.Scenario = sentences(sizesOf(all), leftOut), scenarios(all)
 	f.Ran = fmt.Sprintf(
-		"The real orchestrator, with %d list queries a second for the tenant and %d nodes a page, and a real agent for each node, all in one process (docs/reference/simulation.md): all new nodes list the others before one of them is given its subnet, and then each of those that were there asks what is new.",
+		"The real orchestrator, with %d list queries a second for the tenant and %d nodes a page, and a real agent "+
+			"for each node, all in one process (docs/reference/simulation.md): all new nodes list the others before "+
+			"one of them is given its subnet, and then each of those that were there asks what is new.",
 		listRate,
 		listPage,
 	)
@@ -244,7 +247,8 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 	}
 	last := all[len(all)-1]
 	f.Differs += fmt.Sprintf(
-		"; at %s nodes they took %.1f s, of which the throttle alone asks for %.1f, and it refused %s, which were asked again; the paper's 12 minutes at least are of 150,000 queries of 25,000 nodes.",
+		"; at %s nodes they took %.1f s, of which the throttle alone asks for %.1f, and it refused %s, which were "+
+			"asked again; the paper's 12 minutes at least are of 150,000 queries of 25,000 nodes.",
 		humanize.Grouped(last.nodes),
 		last.seconds(),
 		last.throttled(),
@@ -312,11 +316,17 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 		}
 		return points
 	}
-	f.Ran = "The real agents of a simulated cluster told packet paths that count (docs/reference/simulation.md) what to have; entries are of all tables of the network, looked at on every node when the cluster had grown."
+	f.Ran = "The real agents of a simulated cluster filled packet paths that only count entries " +
+		"(docs/reference/simulation.md); entries are of all tables of the network, read on every node when the " +
+		"cluster had grown."
 	slope, from, to := slopes(onNimitz)
 	flat, least, most := slopes(onNetpila)
 	f.Differs = fmt.Sprintf(
-		"NIMITZ's entries grow from %s to %s, %.2f for each further node, and NETPILA's are %s at the smallest size and %s at the largest, %.2f for each further node, of which %s are two for each container of the node; the text has no number of this figure, and those drawn are of the paper's jobs, whose containers a node it does not name; it counts two pairs of entries for each container (§6.1), and entries here are of eBPF maps in place of a NIC's table.",
+		"NIMITZ's entries grow from %s to %s, %.2f for each further node, and NETPILA's are %s at the smallest size "+
+			"and %s at the largest, %.2f for each further node, of which %s are two for each container of the node; "+
+			"the text has no number of this figure, and those drawn are of the paper's jobs, whose containers a node "+
+			"it does not name; it counts two pairs of entries for each container (§6.1), and entries here are of "+
+			"eBPF maps in place of a NIC's table.",
 		humanize.Grouped(
 			from,
 		),
@@ -376,12 +386,18 @@ func (r *run) fig18(ctx context.Context, f *Figure) error {
 		return err
 	}
 	f.Ran = fmt.Sprintf(
-		"The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in one process (docs/reference/simulation.md): a tenth more nodes join and get their containers, and the time ends when all of them follow the orchestrator and, on NIMITZ, those that were there have asked what is new.",
+		"The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in "+
+			"one process (docs/reference/simulation.md): a tenth more nodes join and get their containers, and the "+
+			"time ends when all of them follow the orchestrator and, on NIMITZ, those that were there have asked "+
+			"what is new.",
 		listRate,
 	)
 	nimitz, netpila := onNimitz[len(onNimitz)-1], onNetpila[len(onNetpila)-1]
 	f.Differs = fmt.Sprintf(
-		"NIMITZ at %s nodes made %s list queries, for which the throttle alone asks for %.1f of its %.1f s; NETPILA at %s nodes made %s, so that no throttle is in its %.2f s, which took %.1f s of CPU time for %s messages: one machine's %d CPUs hold the orchestrator and all agents, and the paper's nodes are machines of their own.",
+		"NIMITZ at %s nodes made %s list queries, for which the throttle alone asks for %.1f of its %.1f s; NETPILA "+
+			"at %s nodes made %s, so that no throttle is in its %.2f s, which took %.1f s of CPU time for %s "+
+			"messages: one machine's %d CPUs hold the orchestrator and all agents, and the paper's nodes are "+
+			"machines of their own.",
 		humanize.Grouped(nimitz.nodes),
 		humanize.Grouped(nimitz.queries()),
 		nimitz.throttled(),

@@ -88,10 +88,14 @@ func Page(w io.Writer, figures []Figure) error {
 	page := plot.Page{
 		Title:   "figures of the NETPILA and NIMITZ paper, plotted again",
 		Heading: "Figures of the NETPILA and NIMITZ paper, plotted again",
-		Notes: []plot.Note{{Class: "what", Text: "What was measured ran on the kernel and the switches of one machine. " +
-			"What is simulated has the real orchestrator and agents in one process. A model has no NIC and no packets. " +
-			"The paper's values were read off its text, with the section, and never off a figure: they are a cross or a line " +
-			"named paper. A line named sum is the paper's own arithmetic (§4.1) at other sizes."}},
+		Notes: []plot.Note{
+			{Class: "what", Text: "What was measured ran on the kernel and the switches of one machine. " +
+				"What is simulated has the real orchestrator and agents in one process. A model has no NIC and no " +
+				"packets. " +
+				"The paper's values were read off its text, with the section, and never off a figure: they are a " +
+				"cross or a line " +
+				"named paper. A line named sum is the paper's own arithmetic (§4.1) at other sizes."},
+		},
 		Foot: []plot.Note{{Class: "soft", Text: "docs/results/paper.md explains this page."}},
 	}
 	has := map[string]bool{}
@@ -111,7 +115,10 @@ func Page(w io.Writer, figures []Figure) error {
 		}
 	}
 	if len(missing) > 0 {
-		page.Notes = append(page.Notes, plot.Note{Class: "soft", Text: "Not plotted: " + strings.Join(missing, ", ") + "."})
+		page.Notes = append(
+			page.Notes,
+			plot.Note{Class: "soft", Text: "Not plotted: " + strings.Join(missing, ", ") + "."},
+		)
 	}
 	return page.Write(w)
 }
@@ -119,7 +126,9 @@ func Page(w io.Writer, figures []Figure) error {
 func (f Figure) section() plot.Section {
 	s := plot.Section{
 		ID: f.ID, Title: f.ID + ": " + f.Title,
-		Notes: []plot.Note{{Class: "soft", Text: fmt.Sprintf("%s · %s · %v · %.1f s", f.Claims, f.Nature, f.Origin, f.Seconds)}},
+		Notes: []plot.Note{
+			{Class: "soft", Text: fmt.Sprintf("%s · %s · %v · %.1f s", f.Claims, f.Nature, f.Origin, f.Seconds)},
+		},
 	}
 	if f.Failed != "" {
 		s.Notes = append(s.Notes, plot.Note{Class: "bad", Text: "It failed: " + f.Failed})

@@ -55,7 +55,9 @@ func (r *run) fig7(ctx context.Context, f *Figure) error {
 		f.Sizes,
 	)
 	f.Differs = fmt.Sprintf(
-		"That mean and P95 agree tells nothing, as the number of a node's peers is fitted to the paper's; the peak follows: a node can have one megaflow for each of the %s other nodes, and of those that were run the busiest had %s.",
+		"That mean and P95 agree tells nothing, as the number of a node's peers is fitted to the paper's; the peak "+
+			"follows: a node can have one megaflow for each of the %s other nodes, and of those that were run the "+
+			"busiest had %s.",
 		humanize.Grouped(o.Nodes-1),
 		humanize.Grouped(int(o.Peak)),
 	)
@@ -124,11 +126,15 @@ func (r *run) fig12(ctx context.Context, f *Figure) error {
 		strings.Join(late, ", "),
 	)
 	f.Ran = fmt.Sprintf(
-		"The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, ran a server whose container 2 begins a new job at 30 s, with counters late by none to %v s; low is below 90 %% of %.0f Gbit/s, from 40 s to 120 s.",
+		"The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, ran a server whose "+
+			"container 2 begins a new job at 30 s, with counters late by none to %v s; low is below 90 %% of %.0f "+
+			"Gbit/s, from 40 s to 120 s.",
 		delays[len(delays)-1],
 		at.Most,
 	)
-	f.Differs = "The text has no throughput of this figure, only that one container fluctuates and the other does not, and that counters are late by up to 2 s; the times of the model's dumps and removals were chosen so that this shows (docs/results/nic.md), and how deep and how long container 2 falls follows from that choice."
+	f.Differs = "The text has no throughput of this figure, only that one container fluctuates and the other does " +
+		"not, and that counters are late by up to 2 s; the times of the model's dumps and removals were chosen so " +
+		"that this shows (docs/results/nic.md), and how deep and how long container 2 falls follows from that choice."
 	f.Scenario = modelled(map[string]any{"countersLateSeconds": delays})
 	top := func(s Series) (most float64) {
 		for _, p := range s.Points {

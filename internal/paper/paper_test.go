@@ -264,7 +264,8 @@ func checkEntries(t *testing.T, clusters, job, table Figure) {
 	if got := series(t, job, ours, "NIMITZ, in ebpf"); len(got) != 1 || got[0][1] < 39+4*3 {
 		t.Errorf("entries of job A: %v", got)
 	}
-	for i, want := range []string{"1.00 for each further node, 2.00 for each container here", "0.00 for each further node, 2.00 for each container here"} {
+	for i, want := range []string{"1.00 for each further node, 2.00 for each container here", "0.00 for each further " +
+		"node, 2.00 for each container here"} {
 		if table.Rows[i].Here != want {
 			t.Errorf("row %d is %q, want %q", i, table.Rows[i].Here, want)
 		}
@@ -300,7 +301,8 @@ func TestFailure(t *testing.T) {
 		t.Errorf("figures %+v", all)
 	}
 	page, _ := os.ReadFile(filepath.Join(string(to), PageName))
-	for _, want := range []string{"It failed: the switch ended", "Not plotted: fig11, fig12, fig16, fig17, fig18, table1."} {
+	for _, want := range []string{"It failed: the switch ended", "Not plotted: fig11, fig12, fig16, fig17, fig18, " +
+		"table1."} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page lacks %q", want)
 		}
@@ -344,9 +346,12 @@ func TestLacks(t *testing.T) {
 	}{
 		{nil, true, nil, ""},
 		{[]string{"fig7", "fig9", "fig18"}, false, errors.New("no switch"), ""},
-		{nil, false, nil, "fig10, fig11, fig16, table1: root is needed, to make network namespaces and load eBPF programs; leave them out with --only fig7,fig9,fig12,fig17,fig18; nothing was run"},
-		{[]string{"table1"}, false, nil, "table1: root is needed, to make network namespaces and load eBPF programs; nothing was run"},
-		{[]string{"fig10", "table1"}, true, errors.New("no switch"), "fig10: no switch; or leave them out with --only table1; nothing was run"},
+		{nil, false, nil, "fig10, fig11, fig16, table1: root is needed, to make network namespaces and load eBPF " +
+			"programs; leave them out with --only fig7,fig9,fig12,fig17,fig18; nothing was run"},
+		{[]string{"table1"}, false, nil, "table1: root is needed, to make network namespaces and load eBPF programs; " +
+			"nothing was run"},
+		{[]string{"fig10", "table1"}, true, errors.New("no switch"), "fig10: no switch; or leave them out with " +
+			"--only table1; nothing was run"},
 	} {
 		err := Lacks(c.only, c.root, c.ovs)
 		if got := ""; err != nil {

@@ -35,7 +35,10 @@ func (r *run) deletions(ctx context.Context) (*suites.FlowDeleteReport, error) {
 }
 
 // costs describes a figure of a deletion, and has its batches.
-func (r *run) costs(ctx context.Context, f *Figure) (report *suites.FlowDeleteReport, last suites.FlowDeleteCost, err error) {
+func (r *run) costs(
+	ctx context.Context,
+	f *Figure,
+) (report *suites.FlowDeleteReport, last suites.FlowDeleteCost, err error) {
 	if report, err = r.deletions(ctx); err != nil {
 		return report, last, err
 	}
@@ -78,12 +81,16 @@ func (r *run) fig10(ctx context.Context, f *Figure) error {
 	}
 	loose, strict := looseOf(last)/looseOf(first), strictOf(last)/strictOf(first)
 	f.Ran = fmt.Sprintf(
-		"%s in a network namespace deleted %s entries, drawn at random from all that were installed, in one transaction (docs/results/flow-delete.md): loosely, as NIMITZ did, and strictly, as pilaster does; there is no traffic and no NIC.",
+		"%s in a network namespace deleted %s entries, drawn at random from all that were installed, in one "+
+			"transaction (docs/results/flow-delete.md): loosely, as NIMITZ did, and strictly, as pilaster does; "+
+			"there is no traffic and no NIC.",
 		report.Switch,
 		humanize.Grouped(report.Batch),
 	)
 	f.Differs = fmt.Sprintf(
-		"Loose deletions take %.1f times as long with %s entries as with %s, strict ones %.1f times; the paper's 28 times are of 50,000 entries, and of the search of the switch's rules together with the NIC's driver, which reclaims what is offloaded (§4.1): there is no NIC here.",
+		"Loose deletions take %.1f times as long with %s entries as with %s, strict ones %.1f times; the paper's 28 "+
+			"times are of 50,000 entries, and of the search of the switch's rules together with the NIC's driver, "+
+			"which reclaims what is offloaded (§4.1): there is no NIC here.",
 		loose,
 		humanize.Grouped(last.Installed),
 		humanize.Grouped(first.Installed),
@@ -141,12 +148,15 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 	}
 	loose, strict := sum(looseOf), sum(strictOf)
 	f.Ran = fmt.Sprintf(
-		"The batches of figure 10 are added up: to delete n entries takes what a batch takes out of n, and out of %s less, down to the last; each was measured with as many installed.",
+		"The batches of figure 10 are added up: to delete n entries takes what a batch takes out of n, and out of %s "+
+			"less, down to the last; each was measured with as many installed.",
 		humanize.Grouped(report.Batch),
 	)
 	all := func(points [][2]float64) float64 { return points[len(points)-1][1] }
 	f.Differs = fmt.Sprintf(
-		"To delete %s entries takes %.2f s loosely and %.2f s strictly; the text has no time of this figure, only that the cluster had 50,000 containers; deletions there reclaim entries from a NIC too (§4.1), and there is no NIC here.",
+		"To delete %s entries takes %.2f s loosely and %.2f s strictly; the text has no time of this figure, only "+
+			"that the cluster had 50,000 containers; deletions there reclaim entries from a NIC too (§4.1), and "+
+			"there is no NIC here.",
 		humanize.Grouped(last.Installed),
 		all(loose),
 		all(strict),
@@ -249,7 +259,8 @@ func (r *run) fig16(ctx context.Context, f *Figure) error {
 				texts = append(
 					texts,
 					fmt.Sprintf(
-						"of job %s's %s entries %s lead to other nodes and %s are of the node's own containers and services",
+						"of job %s's %s entries %s lead to other nodes and %s are of the node's own containers and "+
+							"services",
 						j.Name,
 						humanize.Grouped(s.Stages.All()),
 						humanize.Grouped(s.Stages.Remote),
@@ -307,11 +318,15 @@ func (r *run) fig16(ctx context.Context, f *Figure) error {
 		Row{"entries of a node's switch in a job on 8,076 nodes", "", "11,830", jobSections},
 	)
 	f.Ran = fmt.Sprintf(
-		"NIMITZ's entries were read from a real switch of one node, which was told of the others (docs/results/entries.md); NETPILA's were counted by a simulated cluster's agents (docs/reference/simulation.md); what is offloaded is figure 7's model, with %s nodes of job A.",
+		"NIMITZ's entries were read from a real switch of one node, which had mappings of the others "+
+			"(docs/results/entries.md); NETPILA's were counted by a simulated cluster's agents "+
+			"(docs/reference/simulation.md); what is offloaded is figure 7's model, with %s nodes of job A.",
 		humanize.Grouped(len(offloaded.Counts)),
 	)
 	f.Differs = fmt.Sprintf(
-		"Here %s; containers and services of the paper's jobs are not in the text, so containers were chosen such that its two pairs of entries for each come to its 12 and 20, and %d services; NETPILA's entries here are two for each container, one of the tenant and one of its key, of eBPF maps in place of a NIC's table.",
+		"Here %s; containers and services of the paper's jobs are not in the text, so containers were chosen such "+
+			"that its two pairs of entries for each come to its 12 and 20, and %d services; NETPILA's entries here "+
+			"are two for each container, one of the tenant and one of its key, of eBPF maps in place of a NIC's table.",
 		strings.Join(texts, ", "),
 		services,
 	)

@@ -91,7 +91,9 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 		"datapath": report.Settings,
 	}
 	f.Ran = fmt.Sprintf(
-		"Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of a transaction (%s) and throughput that of one connection (%s) of pilaster bench datapath (docs/reference/benchmarks.md), with %s and %s beside %s in the same rounds.",
+		"Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of "+
+			"a transaction (%s) and throughput that of one connection (%s) of pilaster bench datapath "+
+			"(docs/reference/benchmarks.md), with %s and %s beside %s in the same rounds.",
 		transactions,
 		stream,
 		onNimitz,
@@ -99,7 +101,10 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 		bare,
 	)
 	f.Differs = fmt.Sprintf(
-		"Here the CPUs of one machine encapsulate, translate and forward by programs between namespaces, with eBPF maps in place of a NIC's table, where the paper has NICs and servers on a wire; without a NIC the channel is not measured; messages count all between agents and orchestrator in both directions, of which NIMITZ's list queries, which §4.1 counts, were %s of %s at its largest size.",
+		"Here the CPUs of one machine encapsulate, translate and forward by programs between namespaces, with eBPF "+
+			"maps in place of a NIC's table, where the paper has NICs and servers on a wire; without a NIC the "+
+			"channel is not measured; messages count all between agents and orchestrator in both directions, of "+
+			"which NIMITZ's list queries, which §4.1 counts, were %s of %s at its largest size.",
 		humanize.Grouped(nimitz[len(nimitz)-1].queries()),
 		humanize.Grouped(nimitz[len(nimitz)-1].messages()),
 	)
@@ -125,7 +130,7 @@ func ratioOf(from *bench.Report, scenario, metric string) (report.Interval, erro
 	return *from.Results[i].Ratio, nil
 }
 
-// overhead is told of a ratio of speeds: a latency is the inverse of one.
+// overhead formats a ratio of speeds: a latency is the inverse of one.
 func overhead(r report.Interval, latency bool) string {
 	if latency {
 		r = report.Interval{Median: 1 / r.Median, Low: 1 / r.High, High: 1 / r.Low}

@@ -15,11 +15,11 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// Nodes that ask are agents as of NIMITZ's first generation (NIMITZ §4.1): their streams tell of no mappings, and after
-// each event each of them asks once what has changed since the last time. They are those of the set-up. Nodes that come
-// later list everything and are told the rest, as ours are.
+// Nodes that query are agents of NIMITZ's first generation (NIMITZ §4.1): their streams have no mappings, and after
+// each event each of them queries once for the changes since the last time. They are the nodes of the set-up. Later
+// nodes list everything and receive changes on their streams, as our agents do.
 
-// ask has every node that asks do so.
+// ask lets all querying nodes query.
 func (w *world) ask(ctx context.Context, s step) error {
 	asking := slices.DeleteFunc(slices.Clone(w.nodes), func(n *node) bool { return !n.asks })
 	if s.setUp {
@@ -34,9 +34,9 @@ func (w *world) ask(ctx context.Context, s step) error {
 	})
 }
 
-// acquaint has nodes know what the others were given in the set-up. One node of each tenant lists it, and the others'
-// switches get a copy that nobody sent: of 25,000 nodes that each listed the others these would be 625 million
-// mappings, of which the paper counts none.
+// acquaint sets the mappings of the set-up on the nodes. One node of each tenant lists them, and the switches of the
+// others get a copy without a message: lists by 25,000 nodes would be 625 million mappings, which the paper does not
+// count.
 func (w *world) acquaint(ctx context.Context, nodes []*node) error {
 	revisions := map[string]int64{}
 	all, of := map[string]bitset{}, map[string]map[netip.Prefix][]int{} // mappings by tenant; and by the node that has them
@@ -64,7 +64,7 @@ func (w *world) acquaint(ctx context.Context, nodes []*node) error {
 	}
 	for _, n := range nodes {
 		for _, name := range n.nimitz.names() {
-			n.told.know(name, all[name], of[name][n.told.node])
+			n.received.know(name, all[name], of[name][n.received.node])
 		}
 		for _, revision := range revisions {
 			if n.asked == 0 || revision < n.asked {
@@ -82,7 +82,7 @@ func (s *nimitzSwitch) names() []string {
 	return slices.Sorted(maps.Keys(s.tenants))
 }
 
-// know is Replace by all there are but these.
+// know replaces the mappings of a tenant by all except the node's own.
 func (n *nimitzNetwork) know(name string, all bitset, own []int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -93,9 +93,9 @@ func (n *nimitzNetwork) know(name string, all bitset, own []int) {
 	n.tenants[name].remote = remote
 }
 
-// awaitList waits until the node's agent has listed a tenant since it hosts it: what it asks for afterwards is newer.
+// awaitList waits until the node's agent has listed a tenant that it hosts: later queries return newer changes.
 func (n *node) awaitList(ctx context.Context, name string) error {
-	for !n.told.hasHeard(name) {
+	for !n.received.hasListed(name) {
 		if err := pause(ctx, noticeEvery); err != nil {
 			return fmt.Errorf("node %s has not listed tenant %s: %w", n.name, name, err)
 		}
@@ -103,13 +103,14 @@ func (n *node) awaitList(ctx context.Context, name string) error {
 	return nil
 }
 
-func (n *nimitzNetwork) hasHeard(name string) bool {
+func (n *nimitzNetwork) hasListed(name string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.heard[name]
+	return n.seen[name]
 }
 
-// ask asks once for each of the node's tenants what has changed. What the orchestrator has forgotten is listed anew.
+// ask queries once for the changes of each of the node's tenants. It lists a tenant again if the orchestrator has
+// compacted the changes.
 func (n *node) ask(ctx context.Context) error {
 	now := int64(0)
 	for _, name := range n.nimitz.names() {
@@ -135,7 +136,7 @@ func (n *node) askAbout(ctx context.Context, name string) (revision int64, err e
 		if err != nil {
 			return 0, err
 		}
-		return revision, n.told.Replace(ctx, name, list)
+		return revision, n.received.Replace(ctx, name, list)
 	}
 	if err != nil {
 		return 0, err
@@ -152,10 +153,10 @@ func (n *node) askAbout(ctx context.Context, name string) (revision int64, err e
 		}
 		ended = append(ended, network.Mapping{Tenant: m.Tenant, To: to})
 	}
-	return said.Revision, n.told.Apply(ctx, name, added, ended)
+	return said.Revision, n.received.Apply(ctx, name, added, ended)
 }
 
-// list asks for all mappings of a tenant, page by page.
+// list queries all mappings of a tenant, page by page.
 func (n *node) list(ctx context.Context, name string) (list []network.Mapping, revision int64, err error) {
 	for token := ""; ; {
 		page, err := n.query(ctx, &pilasterv1.ListMappingsRequest{Tenant: name, PageToken: token})
@@ -173,8 +174,8 @@ func (n *node) list(ctx context.Context, name string) (list []network.Mapping, r
 	}
 }
 
-// query waits as long as the orchestrator wants it to, as agents do, and asks again where it did not answer. What it
-// answered too late counts as asked, too.
+// query waits as long as the orchestrator demands, as agents do, and retries without an answer. Queries whose answer
+// came too late count, too.
 func (n *node) query(
 	ctx context.Context,
 	req *pilasterv1.ListMappingsRequest,

@@ -30,7 +30,7 @@ func (b bitset) count() (n int) {
 	return n
 }
 
-// without is what of it is not in another.
+// without are the numbers that are not in the other set.
 func (b bitset) without(other bitset) bitset {
 	rest := slices.Clone(b)
 	for i := range min(len(rest), len(other)) {
@@ -39,7 +39,7 @@ func (b bitset) without(other bitset) bitset {
 	return rest
 }
 
-// active is the endpoints that have entries.
+// active are the endpoints that have entries.
 type active struct {
 	ids       bitset
 	addresses int // of all of them

@@ -13,21 +13,21 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// Count is how many messages there were, and their bytes without framing.
+// Count is a number of messages, and of their bytes without framing.
 type Count struct {
 	Messages int64 `json:"messages"`
 	Bytes    int64 `json:"bytes"`
 }
 
-// Counts is what orchestrators have counted of nodes' calls and streams, by kind, such as "Register in" and "Follow out
-// snapshot".
+// Counts has the counters of orchestrators for calls and streams of nodes, by kind, such as "Register in" and "Follow
+// out snapshot".
 type Counts map[string]Count
 
-// Kinds that are looked at apart from the others.
+// Kinds that are counted separately.
 const (
-	heartbeats = "Follow out heartbeat"    // they follow the clock and not what happens
-	snapshots  = "Follow out snapshot"     // what a stream may begin with: all that its node has to know
-	throttled  = "ListMappings over limit" // queries for mappings that were refused as too many: they are in "ListMappings in", too
+	heartbeats = "Follow out heartbeat"    // they depend on the clock, not on events
+	snapshots  = "Follow out snapshot"     // first message of a stream: the full state for its node
+	throttled  = "ListMappings over limit" // queries for mappings over the rate limit; included in "ListMappings in"
 	registered = "Register out"
 	deltas     = "Follow out delta"
 )
@@ -38,21 +38,21 @@ const (
 	changesAsked = "ListMappings out changes"
 )
 
-// live is the orchestrator that there is, whatever stops and starts it, and what those before it have counted.
+// live is the current orchestrator, and the counters of those before it.
 type live struct {
 	mu      sync.Mutex
-	server  *orchestrator.Server // nil for none; written by who plays events
+	server  *orchestrator.Server // nil for none; written by the goroutine that plays events
 	earlier Counts
 }
 
-// set has another one be it; before is what the last one has counted.
+// set replaces the orchestrator; before has the counters of the last one.
 func (l *live) set(s *orchestrator.Server, before Counts) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.server, l.earlier = s, l.earlier.plus(before)
 }
 
-// read is what this one says of itself, with what all have counted.
+// read returns the metrics of the current orchestrator, with the counters of all.
 func (l *live) read() (r said, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +63,7 @@ func (l *live) read() (r said, err error) {
 	return r, err
 }
 
-// said is what Prometheus is shown of an orchestrator.
+// said has the Prometheus metrics of an orchestrator.
 type said struct {
 	counts           Counts
 	streams, waiting int64
@@ -126,7 +126,7 @@ func (c Counts) plus(d Counts) Counts {
 	return sum
 }
 
-// since is what has come to it, without kinds of which nothing has.
+// since is the difference, without kinds that did not change.
 func (c Counts) since(before Counts) Counts {
 	more := Counts{}
 	for kind, n := range c {
@@ -137,7 +137,7 @@ func (c Counts) since(before Counts) Counts {
 	return more
 }
 
-// total is all but what is counted apart.
+// total is the sum without the kinds that are counted separately.
 func (c Counts) total() (t Count) {
 	for kind, n := range c {
 		if kind != heartbeats && kind != throttled {
@@ -148,11 +148,11 @@ func (c Counts) total() (t Count) {
 	return t
 }
 
-// Queries are those for mappings: by pages, and for what has changed.
+// Queries are queries for mappings: pages and changes.
 type Queries struct {
 	Pages     int64   `json:"pages"`   // answered
 	Changes   int64   `json:"changes"` // answered
-	Refused   int64   `json:"refused"` // as more than the orchestrator's --list-rate, and asked again
+	Refused   int64   `json:"refused"` // over the orchestrator's --list-rate, and retried
 	PerSecond float64 `json:"perSecond"`
 }
 

@@ -14,10 +14,10 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// written counts what agents have had their disks do.
+// written counts the writes of agents to their disks.
 type written struct{ files, bytes, syncs atomic.Int64 }
 
-// forgetful is the disk of an agent that is never started again: what is written is counted and gone.
+// forgetful is the disk of an agent that is never restarted: it counts writes and keeps nothing.
 type forgetful struct{ written *written }
 
 func (d forgetful) MakeFolder(string) error          { return nil }
@@ -74,8 +74,8 @@ func (w *written) add(bytes int) {
 
 func missing(op, path string) error { return &fs.PathError{Op: op, Path: path, Err: fs.ErrNotExist} }
 
-// disk keeps an agent's files while its process ends and another begins. Everything lasts at once: no machine is lost
-// here.
+// disk keeps an agent's files across restarts of its process. All writes are durable at once, because no machine
+// crashes here.
 type disk struct {
 	forgetful
 	mu    sync.Mutex

@@ -16,7 +16,7 @@ import (
 // uplinkMTU is that of every node, in bytes.
 const uplinkMTU = 1500
 
-// driver is a kernel that knows which endpoints have devices. Nothing can fail in it.
+// driver replaces the kernel: it records which endpoints have devices, and never fails.
 type driver struct {
 	names    *deviceNames
 	mu       sync.Mutex

@@ -19,7 +19,7 @@ type step struct {
 	setUp bool
 }
 
-// plan draws from the seed which nodes each event is about. Whatever order things happen in later, it is these.
+// plan chooses by the seed the nodes of each event, independent of the order in which things happen later.
 func (s Scenario) plan() (steps []step) {
 	random := rand.New(rand.NewPCG(s.Seed, 0))
 	var there []int
@@ -54,7 +54,7 @@ func (s Scenario) plan() (steps []step) {
 	return steps
 }
 
-// keeps is the nodes whose agents are to start again.
+// keeps are the nodes whose agents restart later.
 func keeps(steps []step) map[int]bool {
 	all := map[int]bool{}
 	for _, s := range steps {
@@ -67,8 +67,8 @@ func keeps(steps []step) map[int]bool {
 	return all
 }
 
-// play has an event happen and returns when all of it has been done, nodes that ask have asked, and every node follows
-// the orchestrator.
+// play executes an event and returns when it is done, querying nodes have queried, and every node follows the
+// orchestrator.
 func (w *world) play(ctx context.Context, s step) error {
 	var nodes []*node
 	if s.Do == Grow {
@@ -121,7 +121,7 @@ func (w *world) play(ctx context.Context, s step) error {
 	return w.await(ctx, nodes, since)
 }
 
-// streams is how many are begun by an event, of so many nodes: each may cost one snapshot.
+// streams is the number of streams that an event starts: each may cost one snapshot.
 func (s step) streams(nodes int) int {
 	switch s.Do {
 	case Grow, Crash:
@@ -142,7 +142,7 @@ func (w *world) numbered(numbers []int) []*node {
 	return some
 }
 
-// restartJob removes a node's containers and makes as many anew.
+// restartJob removes a node's containers and creates as many new ones.
 func (n *node) restartJob(ctx context.Context, w *world) error {
 	for len(n.running) > 0 {
 		if err := n.remove(ctx); err != nil {
@@ -152,7 +152,7 @@ func (n *node) restartJob(ctx context.Context, w *world) error {
 	return n.fill(ctx, w)
 }
 
-// shrink takes nodes away as an operator does: containers, agent, node.
+// shrink removes nodes as an operator does: containers, agent, node.
 func (w *world) shrink(ctx context.Context, nodes []*node) error {
 	gone := map[*node]bool{}
 	for _, n := range nodes {

@@ -22,12 +22,11 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// fabric carries calls of nodes to the orchestrator's handler: the requests and answers of HTTP with all that is in
-// them, but no bytes of HTTP/2, TLS or TCP. Who calls is in the call's context, and stands where a verified handshake
-// would have put it.
+// fabric passes calls of nodes to the orchestrator's handler: complete HTTP requests and responses, but no bytes of
+// HTTP/2, TLS or TCP. The context of a call has the caller, where a verified TLS handshake would put it.
 type fabric struct {
-	// A call takes a place until it is answered. The others wait as they would on wires: agents have no processors of
-	// their own here, and with thousands that want one the orchestrator's own work would not get its turn.
+	// A call takes a place until it is answered. Other calls wait: agents have no processors of their own here, and
+	// thousands of runnable calls would delay the orchestrator's own work.
 	places chan struct{}
 
 	mu      sync.RWMutex
@@ -35,7 +34,7 @@ type fabric struct {
 	whole   context.Context // of all calls under way
 	cut     context.CancelFunc
 	calls   atomic.Int64 // all that there were
-	missed  atomic.Int64 // of those that found nobody
+	missed  atomic.Int64 // calls without an orchestrator
 }
 
 var (
@@ -45,7 +44,7 @@ var (
 
 func newFabric() *fabric { return &fabric{places: make(chan struct{}, 64)} }
 
-// plug has calls reach an orchestrator.
+// plug connects calls to an orchestrator.
 func (f *fabric) plug(s *orchestrator.Server) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -53,14 +52,14 @@ func (f *fabric) plug(s *orchestrator.Server) {
 	f.whole, f.cut = context.WithCancel(context.Background())
 }
 
-// unplug lets no more calls begin.
+// unplug refuses new calls.
 func (f *fabric) unplug() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.handler = nil
 }
 
-// cutAll breaks all calls under way, as a fabric does that fails for a moment.
+// cutAll breaks all calls in progress, like a short failure of the network.
 func (f *fabric) cutAll() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -68,11 +67,11 @@ func (f *fabric) cutAll() {
 	f.whole, f.cut = context.WithCancel(context.Background())
 }
 
-// caller is who a node is to TLS, and on which machine.
+// caller is the TLS identity of a node, and its machine.
 type caller struct {
 	instance string
 	state    tls.ConnectionState
-	told     atomic.Int64 // messages that it read from streams, but for heartbeats
+	received atomic.Int64 // messages received on streams, without heartbeats
 }
 
 func newCaller(n pki.Node, instance string, now time.Time) *caller {
@@ -84,13 +83,12 @@ func newCaller(n pki.Node, instance string, now time.Time) *caller {
 
 type callerKey struct{}
 
-// as has calls be the node's. All nodes share one client: on machines of their own each has what it is made of, some 10
-// KiB, for itself.
+// as sets the node as caller. All nodes share one client; real nodes have one each, of some 10 KiB.
 func (n *node) as(ctx context.Context) context.Context {
 	return context.WithValue(ctx, callerKey{}, n.caller)
 }
 
-// inTime gives a call the deadline that any has.
+// inTime sets the usual deadline of a call.
 func inTime(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		if _, ok := ctx.Deadline(); !ok {
@@ -102,7 +100,7 @@ func inTime(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// Do makes a call. One that is no stream is answered in the goroutine of who makes it.
+// Do executes a call. A unary call runs in the goroutine of the caller.
 func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	who := req.Context().Value(callerKey{}).(*caller)
 	f.mu.RLock()
@@ -136,7 +134,7 @@ func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	return stream(handler, req, r, end)
 }
 
-// stream makes a call that is answered while it is made, and returns when that has begun.
+// stream starts a streaming call, and returns when the response has begun.
 func stream(handler http.Handler, req, r *http.Request, end func()) (*http.Response, error) {
 	body := &request{ReadCloser: req.Body}
 	s := &streamed{answer: answer{status: http.StatusOK}, pipe: newPipe(), request: body, begun: make(chan struct{})}
@@ -160,7 +158,7 @@ func stream(handler http.Handler, req, r *http.Request, end func()) (*http.Respo
 	}
 }
 
-// answer is what a handler writes when it is no stream.
+// answer is the response of a unary call.
 type answer struct {
 	header http.Header
 	status int
@@ -193,7 +191,7 @@ func (a *answer) response(req *http.Request, body io.ReadCloser) *http.Response 
 	}
 }
 
-// streamed is what a handler writes to a stream.
+// streamed is the response of a stream.
 type streamed struct {
 	answer
 	pipe    *pipe
@@ -229,15 +227,14 @@ func (s *streamed) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// request is what a node sends on a stream: the reading end of its client's pipe.
+// request is the request body of a stream: the reading end of its client's pipe.
 type request struct {
 	io.ReadCloser
 	mu    sync.Mutex
 	timer *time.Timer
 }
 
-// setDeadline ends reading at a time, for good, as net/http does on HTTP/2; the zero time takes one back that has not
-// come.
+// setDeadline ends reading at a time, permanently, as net/http does on HTTP/2; the zero time cancels a future deadline.
 func (b *request) setDeadline(t time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -255,7 +252,7 @@ func (b *request) setDeadline(t time.Time) {
 	}
 }
 
-// reading is a stream's answers as the node reads them; closing it ends the call.
+// reading is the response body of a stream for the node; closing it ends the call.
 type reading struct {
 	*pipe
 	end func()

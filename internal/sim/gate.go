@@ -8,8 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// gate keeps new nodes from being given subnets until all of them have listed those of the others. So many as have
-// places do something at a time; who waits at the gate has none.
+// gate delays the allocation of subnets to new nodes until all of them have listed those of the others. Only nodes with
+// a place run; a node that waits at the gate has none.
 type gate struct {
 	places chan struct{}
 	open   chan struct{}
@@ -32,7 +32,7 @@ func newGate(nodes []*node, atOnce int) *gate {
 	return g
 }
 
-// listed notes that a node has, and tells whether it is for the first time.
+// listed records that a node has listed, and reports whether it is the first time.
 func (g *gate) listed(n *node) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -67,8 +67,8 @@ func (g *gate) enter(ctx context.Context) error {
 
 func (g *gate) leave() { <-g.places }
 
-// pass waits until the gate is open. A node gives its place away when it has listed, and has one again afterwards, also
-// when it was interrupted.
+// pass waits until the gate is open. A node releases its place when it has listed, and takes one again afterwards, also
+// after an interrupt.
 func (g *gate) pass(ctx context.Context, n *node) error {
 	done := g.done[n]
 	if done == nil || closed(g.open) {

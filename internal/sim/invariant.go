@@ -20,10 +20,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// maxTold is how many violations of one kind are told apart.
-const maxTold = 5
+// maxListed is the number of violations of one kind that are listed.
+const maxListed = 5
 
-// violations collects what does not hold that always must.
+// violations collects violated invariants.
 type violations struct {
 	all  []string
 	seen map[string]int // of a kind
@@ -33,22 +33,22 @@ func (v *violations) add(kind, format string, args ...any) {
 	if v.seen == nil {
 		v.seen = map[string]int{}
 	}
-	if v.seen[kind]++; v.seen[kind] <= maxTold {
+	if v.seen[kind]++; v.seen[kind] <= maxListed {
 		v.all = append(v.all, kind+": "+fmt.Sprintf(format, args...))
 	}
 }
 
 func (v *violations) list() []string {
 	for kind, n := range v.seen {
-		if n > maxTold {
-			v.all = append(v.all, fmt.Sprintf("%s: %d more", kind, n-maxTold))
+		if n > maxListed {
+			v.all = append(v.all, fmt.Sprintf("%s: %d more", kind, n-maxListed))
 		}
 	}
 	slices.Sort(v.all)
 	return v.all
 }
 
-// held is an address that a container has, and what it must be the only one in.
+// held is an address of a container, and the scope in which it must be unique.
 type held struct {
 	scope uint32 // tenant, from 1; 0 is all of them
 	addr  [16]byte
@@ -62,7 +62,7 @@ func (h held) compare(o held) int {
 	return bytes.Compare(h.addr[:], o.addr[:])
 }
 
-// known is what agents make of the cluster, for comparison with what the orchestrator says.
+// known is the agents' view of the cluster, for comparison with the orchestrator's.
 type known struct {
 	prefixes map[netip.Prefix]string    // node
 	hosts    map[string]map[string]bool // tenant, node
@@ -70,8 +70,8 @@ type known struct {
 }
 
 const (
-	settleTime = 30 * time.Second       // that the orchestrator and other nodes may take to hear what agents have done last
-	lookEvery  = 200 * time.Millisecond // whether they have; of very many nodes a look takes longer
+	settleTime = 30 * time.Second       // for updates to reach the orchestrator and other nodes
+	lookEvery  = 200 * time.Millisecond // interval of checks; with very many nodes a check takes longer
 )
 
 // sumOf is the same for two runs where every address is on the same node.
@@ -86,8 +86,8 @@ func sumOf(sorted []held) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// check looks at all agents, their packet paths and what the orchestrator says of them, while nothing happens. What
-// agents do themselves they have done; only what is said of them may have to be heard yet.
+// check compares all agents, their packet paths and the orchestrator's view of them, while nothing happens. The agents'
+// own work is complete; only updates about it may still be in transit.
 func (w *world) check(ctx context.Context) ([]string, error) {
 	var agents violations
 	has := w.checkAgents(&agents)
@@ -217,7 +217,7 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 	}
 }
 
-// active is how many endpoints have entries, and of how many addresses. The locks are held.
+// active is the number of endpoints with entries, and of their addresses. The caller holds the locks.
 func (n *node) active() (endpoints, addresses int) {
 	endpoints, addresses = n.netpila.endpoints.ids.count(), n.netpila.endpoints.addresses
 	for _, f := range n.nimitz.tenants {
@@ -226,7 +226,7 @@ func (n *node) active() (endpoints, addresses int) {
 	return endpoints, addresses
 }
 
-// has tells whether the packet path has entries of an endpoint, and whether it knows its tenant.
+// has reports whether the packet path has entries of an endpoint, and whether it knows its tenant.
 func (n *node) has(r endpoint.Record) (has, known bool) {
 	if f := n.nimitz.tenants[r.Tenant]; f != nil {
 		return f.endpoints.ids.has(int(r.ID)), true
@@ -235,7 +235,7 @@ func (n *node) has(r endpoint.Record) (has, known bool) {
 	return n.netpila.endpoints.ids.has(int(r.ID)), known
 }
 
-// checkMappings compares what nodes know of each other, on network nimitz, with what there is.
+// checkMappings compares the mappings of nodes on network nimitz with the real placement.
 func (w *world) checkMappings(v *violations) {
 	live := map[string]*placed{}
 	for _, n := range w.nodes {
@@ -290,7 +290,7 @@ type placed struct {
 	of    map[*node][]int
 }
 
-// put has something be on a node, and returns where it is since the first time.
+// put places a number on a node, and returns its first node.
 func (p *placed) put(at int, n *node) *node {
 	if p.all.has(at) {
 		return p.owner[at]
@@ -300,7 +300,7 @@ func (p *placed) put(at int, n *node) *node {
 	return n
 }
 
-// elsewhere is how many are on other nodes, and whether they are just those.
+// elsewhere is the number on other nodes, and whether the node knows exactly those.
 func (p *placed) elsewhere(n *node, known bitset) (want int, are bool) {
 	own := p.of[n]
 	want = len(p.owner) - len(own)
@@ -311,7 +311,7 @@ func (p *placed) elsewhere(n *node, known bitset) (want int, are bool) {
 	return want, are
 }
 
-// checkKnown compares what the orchestrator says of nodes and of who hosts what.
+// checkKnown compares the orchestrator's view of nodes and of hosted tenants.
 func (w *world) checkKnown(ctx context.Context, v *violations, has known) error {
 	nodes, err := w.operator.ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
 	if err != nil {
@@ -334,11 +334,11 @@ func (w *world) checkKnown(ctx context.Context, v *violations, has known) error 
 		}
 	}
 	for _, name := range w.tenants {
-		told, err := w.operator.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
+		got, err := w.operator.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
 		if err != nil {
 			return err
 		}
-		if n := len(told.Msg.Hosting); n != len(has.hosts[name]) {
+		if n := len(got.Msg.Hosting); n != len(has.hosts[name]) {
 			v.add(
 				"the orchestrator knows other hosts",
 				"%d of tenant %s, and there are %d",
@@ -347,7 +347,7 @@ func (w *world) checkKnown(ctx context.Context, v *violations, has known) error 
 				len(has.hosts[name]),
 			)
 		}
-		for _, h := range told.Msg.Hosting {
+		for _, h := range got.Msg.Hosting {
 			if !has.hosts[name][h.Node] {
 				v.add("the orchestrator knows other hosts", "%s of tenant %s", h.Node, name)
 			}

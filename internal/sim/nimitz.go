@@ -61,12 +61,12 @@ func newNimitzSwitch(n *numbers) *nimitzSwitch {
 	return &nimitzSwitch{numbers: n, tenants: map[string]*forwarding{}}
 }
 
-// nimitzNetwork is network nimitz of one node: the real one's addresses, and a switch that knows what it was told.
+// nimitzNetwork is network nimitz of one node: real addresses, and a switch with the received mappings.
 type nimitzNetwork struct {
 	network.Addresses
 	*nimitzSwitch
 	node   netip.Prefix
-	heard  map[string]bool // tenants of which a list was told
+	seen   map[string]bool // tenants with a received list
 	listed func()          // called at each list
 }
 
@@ -80,7 +80,7 @@ func newNimitzNetwork(c nimitz.Config, s *nimitzSwitch, listed func()) *nimitzNe
 		Addresses:    nimitz.New(c),
 		nimitzSwitch: s,
 		node:         c.Node,
-		heard:        map[string]bool{},
+		seen:         map[string]bool{},
 		listed:       listed,
 	}
 }
@@ -99,7 +99,7 @@ func (n *nimitzNetwork) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.tenants, t.Name)
-	delete(n.heard, t.Name)
+	delete(n.seen, t.Name)
 	return nil
 }
 
@@ -125,7 +125,7 @@ func (n *nimitzNetwork) Deactivate(_ context.Context, r endpoint.Record) error {
 
 func (n *nimitzNetwork) Check(context.Context, endpoint.Record) error { return nil }
 
-// Repair keeps what is known of other nodes until the cluster tells more.
+// Repair keeps the mappings of other nodes until the next update.
 func (n *nimitzNetwork) Repair(ctx context.Context, _, found []endpoint.Record) error {
 	n.mu.Lock()
 	for _, f := range n.tenants {
@@ -146,7 +146,7 @@ func (n *nimitzNetwork) Replace(_ context.Context, name string, all []network.Ma
 	if f, ok := n.tenants[name]; ok {
 		clear(f.remote)
 		n.place(f, name, all)
-		n.heard[name] = true
+		n.seen[name] = true
 		n.listed()
 	}
 	return nil
@@ -159,8 +159,8 @@ func (n *nimitzNetwork) Apply(_ context.Context, name string, add, remove []netw
 	if !ok {
 		return nil
 	}
-	if !n.heard[name] {
-		return fmt.Errorf("tenant %s: a change of mappings of which none were told", name)
+	if !n.seen[name] {
+		return fmt.Errorf("tenant %s: a change of mappings without a list before it", name)
 	}
 	for _, m := range remove {
 		f.remote.set(n.numbers.number(name, m.To), false)

@@ -30,20 +30,20 @@ type node struct {
 	driver   *driver
 	netpila  *netpilaPath
 	nimitz   *nimitzSwitch
-	asks     bool  // for mappings: it is not told of them
-	asked    int64 // the revision up to which it has asked
+	asks     bool  // queries for mappings instead of receiving them
+	asked    int64 // revision of its last query
 	made     int   // containers, since the beginning
 	running  []container
 
-	who     *state.Node
-	clients pilasterv1connect.NodeServiceClient // every node's
-	caller  *caller
-	told    *nimitzNetwork
-	store   *endpoint.Store
-	link    *agent.Link
-	core    *agent.Core
-	stop    context.CancelFunc // of the agent; nil while none runs
-	done    chan struct{}      // closed when its link has ended
+	who      *state.Node
+	clients  pilasterv1connect.NodeServiceClient // every node's
+	caller   *caller
+	received *nimitzNetwork
+	store    *endpoint.Store
+	link     *agent.Link
+	core     *agent.Core
+	stop     context.CancelFunc // of the agent; nil while none runs
+	done     chan struct{}      // closed when its link has ended
 }
 
 // container is one that the node's runtime has.
@@ -69,8 +69,7 @@ func (w *world) newNode(number int, d statefile.Disk) *node {
 	return n
 }
 
-// start boots the node and, when it follows the orchestrator, gives it its containers: so it is with a scheduler, which
-// waits for nodes.
+// start boots the node and creates its containers when it follows the orchestrator, as a scheduler does.
 func (n *node) start(ctx context.Context, w *world) error {
 	if w.followers > 0 && n.number > w.followers {
 		return n.visit(ctx, w)
@@ -84,8 +83,8 @@ func (n *node) start(ctx context.Context, w *world) error {
 	return n.fill(ctx, w)
 }
 
-// visit gives the node its containers, and its agent ends without ever having followed the orchestrator. What it was
-// given stays its own.
+// visit creates the node's containers and ends its agent, which never follows the orchestrator. The node keeps its
+// allocations.
 func (n *node) visit(ctx context.Context, w *world) error {
 	if err := n.open(ctx, w); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
@@ -155,8 +154,8 @@ func (n *node) networks(w *world, m state.Membership) (map[string]agent.Network,
 		return nil, err
 	}
 	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: n.store, Cluster: gated{n.link, w, n}}
-	n.told = newNimitzNetwork(c, n.nimitz, func() { w.listed(n) })
-	return map[string]agent.Network{netpila.Name: own, nimitz.Name: n.told}, nil
+	n.received = newNimitzNetwork(c, n.nimitz, func() { w.listed(n) })
+	return map[string]agent.Network{netpila.Name: own, nimitz.Name: n.received}, nil
 }
 
 func (n *node) follow() {
@@ -169,7 +168,7 @@ func (n *node) follow() {
 	}()
 }
 
-// kill ends the agent's process: what is on the disk and in the packet path stays. The store is not closed.
+// kill ends the agent's process: disk and packet path stay. The store is not closed.
 func (n *node) kill() {
 	if n.stop == nil {
 		return
@@ -182,7 +181,7 @@ func (n *node) kill() {
 
 func (n *node) forget() { n.who, n.link, n.core, n.store = nil, nil, nil, nil }
 
-// fill gives the node the containers that it is to have, tenants in turn.
+// fill creates the containers of the node, for all tenants in turn.
 func (n *node) fill(ctx context.Context, w *world) error {
 	for len(n.running) < w.scenario.ContainersPerNode {
 		if err := n.add(ctx, w, w.tenants[(n.number+n.made)%len(w.tenants)]); err != nil {
@@ -192,7 +191,7 @@ func (n *node) fill(ctx context.Context, w *world) error {
 	return nil
 }
 
-// againAfter is when a runtime asks again for what could not be done just then.
+// againAfter is the retry delay of a runtime.
 const againAfter = time.Second
 
 // add has the agent make a container's endpoint, as its runtime asks for it.

@@ -68,8 +68,16 @@ func (s Stage) section() plot.Section {
 	}
 	var lines []*plot.Lines
 	if p := s.Policies; p != nil && p.Changes > 0 {
-		about += fmt.Sprintf(" A policy was changed %d times: %d nodes that host its tenant received %d to %d messages each, "+
-			"and the %d others %d in all.", p.Changes, p.Hosts, p.Least, p.Most, p.Others, p.Astray)
+		about += fmt.Sprintf(
+			" A policy was changed %d times: %d nodes that host its tenant received %d to %d messages each, "+
+				"and the %d others %d in all.",
+			p.Changes,
+			p.Hosts,
+			p.Least,
+			p.Most,
+			p.Others,
+			p.Astray,
+		)
 		lines = append(lines, p.lines())
 	}
 	lines = append(lines,

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// window is how many bytes a stream takes that nobody has read, as HTTP/2 grants them.
+// window is the number of unread bytes that a stream accepts, as in HTTP/2.
 const window = 64 << 10
 
-// keptBuffer is how large a buffer a stream keeps that has been read to its end.
+// keptBuffer is the size of the buffer that an empty stream keeps.
 const keptBuffer = 256
 
-// pipe is the way of a stream's answers to the node. What is written may be read after a flush.
+// pipe carries a stream's messages to the node. Written bytes can be read after a flush.
 type pipe struct {
 	mu       sync.Mutex
 	changed  sync.Cond
@@ -55,7 +55,7 @@ func (p *pipe) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// await has a writer wait for a change, or for the deadline as it is now. The lock is held.
+// await waits for a change, or for the current deadline. The caller holds the lock.
 func (p *pipe) await() {
 	if !p.deadline.IsZero() {
 		timer := time.AfterFunc(time.Until(p.deadline), p.wake)
@@ -79,14 +79,14 @@ func (p *pipe) flush() {
 	}
 }
 
-// Flush has what was written be read.
+// Flush makes written bytes readable.
 func (p *pipe) Flush() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.flush()
 }
 
-// SetWriteDeadline is for writes under way and those to come; the zero time is none.
+// SetWriteDeadline applies to current and future writes; the zero time means none.
 func (p *pipe) SetWriteDeadline(t time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,7 +96,7 @@ func (p *pipe) SetWriteDeadline(t time.Time) {
 	}
 }
 
-// End lets what was written be read, and then io.EOF.
+// End flushes, and then returns io.EOF to the reader.
 func (p *pipe) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

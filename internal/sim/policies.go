@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// Policies is what changes of a tenant's policy came to. Times are from the operator's call until what it says is in
-// packet paths; messages are those that nodes read from their streams, without heartbeats.
+// Policies is the cost of changes of a tenant's policy. Times are from the operator's call until packet paths have the
+// change; messages are those that nodes received on their streams, without heartbeats.
 type Policies struct {
 	Changes int          `json:"changes"`
 	Hosts   int          `json:"hosts"`            // nodes that host the tenant
@@ -37,22 +37,22 @@ type Policies struct {
 type changes struct {
 	done       int
 	hosts      map[*node]bool
-	told       map[*node]int64 // messages, before the first change
+	received   map[*node]int64 // messages, before the first change
 	each, last latencies
 }
 
-// changePolicy changes a policy of the first tenant so many times, and waits each time until all nodes that host the
-// tenant have in their packet paths what it says.
+// changePolicy changes a policy of the first tenant that many times, and waits each time until the packet paths of all
+// nodes that host the tenant have the change.
 func (w *world) changePolicy(ctx context.Context, times int) error {
 	name := w.tenants[0]
-	c := &changes{hosts: w.hosting(name), told: map[*node]int64{}}
+	c := &changes{hosts: w.hosting(name), received: map[*node]int64{}}
 	for _, n := range w.nodes {
-		c.told[n] = n.caller.told.Load()
+		c.received[n] = n.caller.received.Load()
 	}
 	w.stage.changes = c
 	left := inUse()
 	for i := range times {
-		if inUse() > left/2*3 { // before the runtime would, while nothing is measured: all nodes have one heap, and would stand still for each other's garbage
+		if inUse() > left/2*3 { // collect now, while nothing is measured: all nodes share one heap, and a collection would delay all of them
 			runtime.GC()
 			left = inUse()
 		}
@@ -78,26 +78,26 @@ func (w *world) changePolicy(ctx context.Context, times int) error {
 	return nil
 }
 
-// policies is what changes have come to, when nothing is said any more.
+// policies computes the results when no more messages are sent.
 func (c *changes) policies() *Policies {
-	p := &Policies{Changes: c.done, Hosts: len(c.hosts), Others: len(c.told) - len(c.hosts), Least: -1}
+	p := &Policies{Changes: c.done, Hosts: len(c.hosts), Others: len(c.received) - len(c.hosts), Least: -1}
 	p.OnNode, p.OnLast = c.each.shares(), c.last.shares()
 	p.Node, p.Last = c.each.take(), c.last.take()
-	for n, before := range c.told {
-		told := n.caller.told.Load() - before
+	for n, before := range c.received {
+		received := n.caller.received.Load() - before
 		if !c.hosts[n] {
-			p.Astray += told
+			p.Astray += received
 			continue
 		}
-		if p.Most = max(p.Most, told); p.Least < 0 || told < p.Least {
-			p.Least = told
+		if p.Most = max(p.Most, received); p.Least < 0 || received < p.Least {
+			p.Least = received
 		}
 	}
 	p.Least = max(p.Least, 0)
 	return p
 }
 
-// violated says what of the messages must not be.
+// violated lists violated invariants of messages.
 func (p *Policies) violated() []string {
 	if p == nil || p.Astray == 0 {
 		return nil
@@ -111,9 +111,9 @@ func (p *Policies) violated() []string {
 	}
 }
 
-// exceeded says which limits were not kept: of the time that a change takes to a node, in 99 of 100 cases, and to the
-// last of them, in half, and one message to a node that hosts the tenant. sent is how many there were at the
-// orchestrator, who counts those too that nobody read.
+// exceeded lists exceeded limits: the time of a change to a node in 99 % of cases, the time to the last node in half of
+// them, and one message to each node that hosts the tenant. sent is the count of the orchestrator, which includes
+// messages that no node has read.
 func (p *Policies) exceeded(within time.Duration, sent int64) (all []string) {
 	if within > 0 && p.Node.P99 > milliseconds(within) {
 		all = append(
@@ -139,7 +139,8 @@ func (p *Policies) exceeded(within time.Duration, sent int64) (all []string) {
 		all = append(
 			all,
 			fmt.Sprintf(
-				"%d changes cost %d messages, up to %d to a node, and %d nodes host the tenant: one for each change is enough",
+				"%d changes cost %d messages, up to %d to a node, and %d nodes host the tenant: one for each change "+
+					"is enough",
 				p.Changes,
 				sent,
 				p.Most,
@@ -156,7 +157,8 @@ func (p *Policies) text(w io.Writer) {
 	}
 	fmt.Fprintf(
 		w,
-		"  a change was in a node's packet path after %s by half and %s by 99 of 100, on the last of %d nodes after %s and %s\n",
+		"  a change was in a node's packet path after %s by half and %s by 99 of 100, on the last of %d nodes after "+
+			"%s and %s\n",
 		p.Node.text(
 			p.Node.Median,
 		),
@@ -204,8 +206,8 @@ func (w *world) hosting(tenant string) map[*node]bool {
 	return hosts
 }
 
-// checkPolicies compares what packet paths judge by with the last change: those of nodes that host the tenant do by it
-// alone, and the others by nothing.
+// checkPolicies compares the policies of packet paths with the last change: nodes that host the tenant enforce it
+// alone, and the others enforce nothing.
 func (w *world) checkPolicies(v *violations) {
 	if w.policyPort == 0 {
 		return
@@ -230,24 +232,24 @@ func (w *world) checkPolicies(v *violations) {
 	}
 }
 
-// listening gives calls the deadline that any has, and counts what nodes read from streams.
-type listening struct{ connect.UnaryInterceptorFunc }
+// streamInterceptor sets the usual deadline of calls, and counts the messages that nodes receive on streams.
+type streamInterceptor struct{ connect.UnaryInterceptorFunc }
 
-func (listening) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+func (streamInterceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
-		return heard{next(ctx, spec), &ctx.Value(callerKey{}).(*caller).told}
+		return countedStream{next(ctx, spec), &ctx.Value(callerKey{}).(*caller).received}
 	}
 }
 
-type heard struct {
+type countedStream struct {
 	connect.StreamingClientConn
-	told *atomic.Int64
+	received *atomic.Int64
 }
 
-func (h heard) Receive(m any) error {
+func (h countedStream) Receive(m any) error {
 	err := h.StreamingClientConn.Receive(m)
 	if r, ok := m.(*pilasterv1.FollowResponse); err == nil && ok && r.GetHeartbeat() == nil {
-		h.told.Add(1)
+		h.received.Add(1)
 	}
 	return err
 }
@@ -260,11 +262,11 @@ func portPolicy(port uint16) string {
 	)
 }
 
-// enforced is what a packet path was given last.
+// enforced is the last policy of a packet path.
 type enforced struct {
 	ports map[uint16]bool // that a rule names
 	since time.Time
-	next  chan struct{} // closed when it is given something else; nil while nobody waits
+	next  chan struct{} // closed at the next change; nil while no goroutine waits
 }
 
 func (d *driver) RestorePolicies(all, _ []dpapi.TenantPolicies) error {
@@ -296,7 +298,7 @@ func portsOf(t dpapi.TenantPolicies) map[uint16]bool {
 	return ports
 }
 
-// enforce is for who holds the lock.
+// enforce requires the lock.
 func (d *driver) enforce() {
 	given := enforced{ports: map[uint16]bool{}, since: time.Now()}
 	for _, ports := range d.ports {
@@ -308,7 +310,7 @@ func (d *driver) enforce() {
 	d.enforced = given
 }
 
-// awaitPort waits until a rule names the port, and says since when one does.
+// awaitPort waits until a rule names the port, and returns since when.
 func (d *driver) awaitPort(ctx context.Context, port uint16) (since time.Time, err error) {
 	for {
 		d.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Progress is how far an event is.
+// Progress is the progress of an event.
 type Progress struct {
 	Event    string // in words
 	Done, Of int    // nodes
@@ -56,7 +56,7 @@ func (p *progress) now() Progress {
 	return now
 }
 
-// tell has somebody hear of it every so often until ctx ends.
+// tell calls hear with the progress at an interval until ctx ends.
 func (p *progress) tell(ctx context.Context, every time.Duration, hear func(Progress)) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -72,7 +72,7 @@ func (p *progress) tell(ctx context.Context, every time.Duration, hear func(Prog
 	}
 }
 
-// noticeEvery is how often something is looked at that tells nobody when it changes.
+// noticeEvery is the polling interval for state without notification.
 const noticeEvery = 10 * time.Millisecond
 
 func pause(ctx context.Context, long time.Duration) error {

@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Result is what a run came to.
+// Result is the result of a run.
 type Result struct {
 	Scenario   Scenario       `json:"scenario"`
 	Error      string         `json:"error,omitempty"` // why it ended before all had happened
@@ -28,7 +28,7 @@ type Result struct {
 	NotReal    []string       `json:"notReal"`
 }
 
-// Pass tells whether all happened and all held that always must, within the scenario's limits.
+// Pass reports whether all events were done, and all invariants and limits held.
 func (r *Result) Pass() bool { return r.Error == "" && len(r.Violations)+len(r.Exceeded) == 0 }
 
 // Stage is one event and what it cost.
@@ -103,7 +103,8 @@ func (r *Result) Text(w io.Writer) {
 	if r.InMemory {
 		fmt.Fprint(
 			w,
-			"etcd's files are on a tmpfs, in memory: it never waited for a disk, and with one changes take longer; use --data-dir\n\n",
+			"etcd's files are on a tmpfs, in memory: it never waited for a disk, and with one changes take longer; "+
+				"use --data-dir\n\n",
 		)
 	}
 	if r.Error != "" {
@@ -146,7 +147,8 @@ func (s Stage) kinds(w io.Writer) {
 	if q := s.Queries; q != nil {
 		fmt.Fprintf(
 			w,
-			"  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: %d\n",
+			"  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: "+
+				"%d\n",
 			q.Pages+q.Changes,
 			q.Pages,
 			q.Changes,

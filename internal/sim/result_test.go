@@ -44,7 +44,8 @@ func TestInterrupted(t *testing.T) {
 		!r.Stages[1].Unfinished {
 		t.Errorf("it ends with %v: %+v", err, r)
 	}
-	for _, want := range []string{why + "; what follows is of the part that was done\n", "\nreconnect (unfinished)\t", "\nnot all was done: " + why + "\n"} {
+	for _, want := range []string{why + "; what follows is of the part that was done\n", "\nreconnect " +
+		"(unfinished)\t", "\nnot all was done: " + why + "\n"} {
 		if !strings.Contains(shown, want) {
 			t.Errorf("it lacks %q:\n%s", want, shown)
 		}
@@ -63,7 +64,8 @@ func TestFailed(t *testing.T) {
 // TestOverTime: a limit of time is named, whatever the call says that it cuts short.
 func TestOverTime(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"{nodes: 2000, containersPerNode: 9, limits: {time: 1s}}", "{nodes: 2, limits: {time: 1ms}}"} {
+	for _, text := range []string{"{nodes: 2000, containersPerNode: 9, limits: {time: 1s}}", "{nodes: 2, limits: " +
+		"{time: 1ms}}"} {
 		r, shown, err := cut(t, text, nil)
 		last := regexp.MustCompile(
 			`\nexceeded: the scenario's limit of 1m?s was over (during "set up"|while the orchestrator started)\n$`,

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options are what a run takes from outside the scenario.
+// Options configure a run besides the scenario.
 type Options struct {
 	Dir      string // an empty folder for the orchestrator's etcd and socket, which is removed
 	Log      *slog.Logger
@@ -26,14 +26,14 @@ type Options struct {
 	Every    time.Duration      // how often
 	Before   func(string) error // called before each event, with its words; nil for none
 	Settled  func() error       // called when all has happened and everything is still there; nil for none
-	Patience time.Duration      // how long the orchestrator may take to hear what agents have done last; 0 means 30 s
+	Patience time.Duration      // how long updates of agents may take to reach the orchestrator; 0 means 30 s
 
-	Probe     Probe // nil for none; with one, nobody looks at what must hold: it is of the simulated nodes alone
+	Probe     Probe // nil for none; with one, invariants are not checked: they cover only simulated nodes
 	Followers int   // nodes that follow the orchestrator; agents of the others end when they have their containers; 0 means all follow
 }
 
-// Run plays a scenario, until it ends or something does not hold that always must: what came after that would say
-// nothing. The result is there also beside an error of an event.
+// Run plays a scenario until its end or the first violated invariant. It returns the result also with an error of an
+// event.
 func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	if s.Limits.Time > 0 {
 		var cancel context.CancelFunc
@@ -41,8 +41,8 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer cancel()
 	}
 	if s.Limits.Memory > 0 {
-		// All that may be had is used before garbage is looked for: to look costs more where there is more that lives.
-		// Beside it is etcd's file.
+		// Use all allowed memory before garbage collection: its cost grows with the live heap. etcd's file needs
+		// memory, too.
 		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) / 32 * 31))
 		defer debug.SetGCPercent(debug.SetGCPercent(1000))
 		collecting, stop := context.WithCancel(ctx)
@@ -162,7 +162,8 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 				r.Exceeded = append(r.Exceeded, stage.Event+": "+e)
 			}
 		} else if limit := s.Within; limit > 0 && stage.Ready > limit.Seconds() {
-			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s, and %v is its limit", stage.Event, stage.Ready, limit))
+			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s, and %v is its "+
+				"limit", stage.Event, stage.Ready, limit))
 		}
 		if o.Probe != nil {
 			if err := o.Probe.After(ctx, stage); err != nil {
@@ -208,7 +209,7 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 	return nil
 }
 
-// judge looks at the limits of the whole.
+// judge checks the limits of the whole run.
 func (r *Result) judge(w *world) {
 	limits, total := w.scenario.Limits, int64(0)
 	for _, s := range r.Stages {
@@ -254,16 +255,16 @@ func (w *world) beginStage() *stage {
 	}
 }
 
-// acted notes that everything was done; nodes may not follow yet.
+// acted records that the event was done; nodes may not follow yet.
 func (s *stage) acted() { s.acts = time.Since(s.began) }
 
-// over notes that nodes do follow.
+// over records that all nodes follow.
 func (s *stage) over() { s.ready, s.cpu = time.Since(s.began), cpuTime()-s.cpu }
 
-// quietFor is how long nothing may be said, but for heartbeats, until an event counts as over.
+// quietFor is the time without messages, except for heartbeats, after which an event is over.
 const quietFor = 200 * time.Millisecond
 
-// quiet waits until everybody has said what there is to say, so that it is counted where it belongs.
+// quiet waits until no more messages are sent, so that they count for their event.
 func (w *world) quiet(ctx context.Context) error {
 	for last := (Count{-1, 0}); ; {
 		counts, err := w.counts()
@@ -307,7 +308,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// inMemory tells whether a folder's files are on no disk.
+// inMemory reports whether a folder is on a tmpfs.
 func inMemory(dir string) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(dir, &fs) == nil && (fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC)
@@ -329,23 +330,27 @@ func status(key string) int64 {
 var (
 	isReal = []string{
 		"the orchestrator: its handlers, limits, model and streams",
-		"its etcd, which waits for the disk of --data-dir at every change, if it is one: a tmpfs has nothing to wait for",
+		"its etcd, which waits for the disk of --data-dir at every change, if it is one: a tmpfs has nothing to wait " +
+			"for",
 		"the encoding of every message, by protobuf and Connect's framing",
 		"of each agent the core, the link to the orchestrator and the drawing of addresses",
 	}
 	isNotReal = []string{
-		"TLS, HTTP/2 and TCP between agents and orchestrator: calls are passed within the process, and who calls is said, not proven",
-		"how many calls arrive at once: but for streams 64 are answered at a time, and the others wait before they reach the orchestrator, as they would on wires",
+		"TLS, HTTP/2 and TCP between agents and orchestrator: calls are passed within the process, and who calls is " +
+			"said, not proven",
+		"how many calls arrive at once: but for streams 64 are answered at a time, and the others wait before they " +
+			"reach the orchestrator, as they would on wires",
 		"joining: nodes have no certificates, so none is bought with a token; what begins a node is its registration",
 		"packet paths: they know which endpoints and tenants they were given, and count them",
 		"disks of agents: what they write is encoded as ever, and kept in memory or only counted",
-		"time and processors of many machines: all agents and the orchestrator share one clock and the processors of this machine",
+		"time and processors of many machines: all agents and the orchestrator share one clock and the processors of " +
+			"this machine",
 	}
 )
 
-// collectEarly has garbage looked for while there is room left. By itself the runtime begins as late as what was made
-// in quieter times lets it, and then has whoever makes more look for garbage first: all machines of the simulation
-// would stand still for ten seconds because one process has one heap.
+// collectEarly starts garbage collections before the memory limit is reached. The runtime itself would start late and
+// then charge allocating goroutines with the collection: all simulated machines would stop for ten seconds, because
+// they share one heap.
 func collectEarly(ctx context.Context, limit uint64) {
 	for left := uint64(0); ; {
 		if now := inUse(); now > limit/8*5 && now > left+limit/4 {

@@ -23,7 +23,7 @@ const sampleEvery = 500 * time.Millisecond
 
 const heapObjects = "/memory/classes/heap/objects:bytes"
 
-// sample begins to note how things stand; all that was noted comes from what it returns, which ends it.
+// sample starts sampling; the returned function ends it and returns the samples.
 func (w *world) sample(ctx context.Context) (end func() []Sample) {
 	ctx, stop := context.WithCancel(ctx)
 	noted := make(chan []Sample)

@@ -17,48 +17,48 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Scenario says what a simulated cluster is and what happens in it.
+// Scenario describes a simulated cluster and its events.
 type Scenario struct {
-	Name              string            `yaml:"name" json:"name"`
-	Seed              uint64            `yaml:"seed" json:"seed"`
-	Network           string            `yaml:"network" json:"network"`                   // empty means netpila
-	Addressing        tenant.Addressing `yaml:"addressing" json:"addressing"`             // on netpila; empty means encrypted
-	CIDR              netip.Prefix      `yaml:"cidr" json:"cidr,omitzero"`                // on nimitz, of each tenant; empty means fd10::/48
-	NodeBits          int               `yaml:"nodeBits" json:"nodeBits,omitempty"`       // of a node's subnet of it; 0 means 80
-	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"` // addresses are given one by one
-	MappingsBy        string            `yaml:"mappingsBy" json:"mappingsBy,omitempty"`   // on nimitz: how nodes hear of each other's; empty means by stream
-	Tenants           int               `yaml:"tenants" json:"tenants"`                   // 0 means 1; containers are theirs in turn
-	Nodes             int               `yaml:"nodes" json:"nodes"`
+	Name              string            `yaml:"name"              json:"name"`
+	Seed              uint64            `yaml:"seed"              json:"seed"`
+	Network           string            `yaml:"network"           json:"network"`               // empty means netpila
+	Addressing        tenant.Addressing `yaml:"addressing"        json:"addressing"`            // on netpila; empty means encrypted
+	CIDR              netip.Prefix      `yaml:"cidr"              json:"cidr,omitzero"`         // on nimitz, of each tenant; empty means fd10::/48
+	NodeBits          int               `yaml:"nodeBits"          json:"nodeBits,omitempty"`    // of a node's subnet of it; 0 means 80
+	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs"       json:"noNodeCIDRs,omitempty"` // addresses are given one by one
+	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on nimitz: how nodes learn mappings; empty means by stream
+	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are theirs in turn
+	Nodes             int               `yaml:"nodes"             json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
-	AtOnce            int               `yaml:"atOnce" json:"atOnce"`     // nodes that something is done with at the same time; 0 means 512
-	ListRate          int               `yaml:"listRate" json:"listRate"` // of the orchestrator; 0 means no limit
-	Events            []Event           `yaml:"events" json:"events"`
-	Limits            Limits            `yaml:"limits" json:"limits,omitzero"`
+	AtOnce            int               `yaml:"atOnce"            json:"atOnce"`   // nodes that something is done with at the same time; 0 means 512
+	ListRate          int               `yaml:"listRate"          json:"listRate"` // of the orchestrator; 0 means no limit
+	Events            []Event           `yaml:"events"            json:"events"`
+	Limits            Limits            `yaml:"limits"            json:"limits,omitzero"`
 }
 
 // Event is one thing that happens.
 type Event struct {
-	Do     string        `yaml:"do" json:"do"`
-	By     Amount        `yaml:"by" json:"by,omitzero"` // nodes
+	Do     string        `yaml:"do"     json:"do"`
+	By     Amount        `yaml:"by"     json:"by,omitzero"` // nodes
 	Within time.Duration `yaml:"within" json:"within,omitzero"`
 
-	Times     int  `yaml:"times" json:"times,omitempty"`         // of change-policy; 0 means 100
+	Times     int  `yaml:"times"     json:"times,omitempty"`     // of change-policy; 0 means 100
 	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // of grow on nimitz: all new nodes list before one is given a subnet
 }
 
-// How nodes hear where others' containers are.
+// How nodes learn mappings of others' containers.
 const (
-	ByStream = "stream" // they are told as it changes
+	ByStream = "stream" // updates on their streams
 	ByQuery  = "query"  // those of the set-up ask once after each event, as NIMITZ §4.1 counts
 )
 
-// asks says whether the nodes of the set-up ask.
+// asks reports whether the nodes of the set-up query for mappings.
 func (s Scenario) asks() bool { return s.MappingsBy == ByQuery }
 
 // Limits are of a whole run; 0 means none.
 type Limits struct {
-	Time     time.Duration `yaml:"time" json:"time,omitzero"`
-	Memory   Size          `yaml:"memory" json:"memory,omitzero"`     // resident, of this process
+	Time     time.Duration `yaml:"time"     json:"time,omitzero"`
+	Memory   Size          `yaml:"memory"   json:"memory,omitzero"`   // resident, of this process
 	Messages int64         `yaml:"messages" json:"messages,omitzero"` // of calls and streams, without heartbeats
 }
 
@@ -231,7 +231,7 @@ func (s Scenario) Filled(name string) Scenario {
 	return s
 }
 
-// Validate says what is wrong with a scenario, or returns nil.
+// Validate reports the first invalid field of a scenario.
 func (s Scenario) Validate() error {
 	wrong := func(path, format string, args ...any) error {
 		return &specfile.Error{Path: path, Text: fmt.Sprintf(format, args...)}

@@ -167,7 +167,8 @@ func TestChangePolicy(t *testing.T) {
 			}
 			var shown, page strings.Builder
 			r.Text(&shown)
-			if want := fmt.Sprintf("messages for 20 changes: 20 to 20 to each of these nodes, 0 to the %d others together", nodes/2); !strings.Contains(
+			if want := fmt.Sprintf("messages for 20 changes: 20 to 20 to each of these nodes, 0 to the %d others "+
+				"together", nodes/2); !strings.Contains(
 				shown.String(),
 				want,
 			) {
@@ -278,7 +279,8 @@ func order(of []Entries, e Entries) int {
 func TestSeed(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"addressing: clear", "network: nimitz"} {
-		text := "{" + network + ", seed: 5, atOnce: 1, nodes: 6, containersPerNode: 2, events: [{do: restart-job, by: 3}]}"
+		text := "{" + network + ", seed: 5, atOnce: 1, nodes: 6, containersPerNode: 2, events: [{do: restart-job, " +
+			"by: 3}]}"
 		one, again, other := play(t, text), play(t, text), play(t, strings.Replace(text, "seed: 5", "seed: 6", 1))
 		if one.Addresses != again.Addresses || one.Addresses == other.Addresses {
 			t.Errorf(

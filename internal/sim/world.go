@@ -74,7 +74,7 @@ func newWorld(s Scenario, dir string, log *slog.Logger) *world {
 		keeps: map[int]bool{}, devices: new(deviceNames), numbers: newNumbers(), progress: new(progress), adds: new(latencies),
 	}
 	w.agentLog = slog.New(w.warnings)
-	w.clients = pilasterv1connect.NewNodeServiceClient(f, w.url, connect.WithInterceptors(listening{inTime}))
+	w.clients = pilasterv1connect.NewNodeServiceClient(f, w.url, connect.WithInterceptors(streamInterceptor{inTime}))
 	return w
 }
 
@@ -122,7 +122,7 @@ func (w *world) startOrchestrator(ctx context.Context) error {
 			w.dir,
 			"data",
 		), RunDir: w.dir, Listen: "127.0.0.1:0", Plan: address.DefaultPlan(), Version: w.version,
-		Limits: admission.Limits{Connections: 64, Lists: w.scenario.ListRate}, Log: w.log, // nobody connects
+		Limits: admission.Limits{Connections: 64, Lists: w.scenario.ListRate}, Log: w.log, // without connections
 	})
 	if err != nil {
 		return fmt.Errorf("start the orchestrator: %w", err)
@@ -148,7 +148,7 @@ func (w *world) counts() (Counts, error) {
 	return now.counts, err
 }
 
-// close ends everything. Agents first: the orchestrator need not tell each of them why.
+// close ends everything, agents first, so that the orchestrator does not have to end each stream.
 func (w *world) close() error {
 	w.fabric.unplug()
 	for _, n := range w.nodes {
@@ -280,7 +280,7 @@ func (n *node) follows(since time.Time) bool {
 	return s.Connected && !s.Since.Before(since)
 }
 
-// warnings counts what agents warn of, and why.
+// warnings counts the warnings of agents.
 type warnings struct {
 	mu sync.Mutex
 	m  map[string]int
@@ -309,8 +309,8 @@ func (h *warnings) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// digits tell nodes, tenants and revisions apart, of which the same is said.
+// digits are removed from warnings, so that those about different nodes, tenants and revisions count together.
 var digits = regexp.MustCompile("[0-9]+")
 
-// maxWarnings is how many are told apart.
+// maxWarnings is the number of different warnings that are kept.
 const maxWarnings = 100

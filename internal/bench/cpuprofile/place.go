@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// place is a part of a packet's way, by the names of the functions that it consists of.
+// place is a part of the packet path, defined by the names of its functions.
 type place struct {
 	name      string
 	functions *regexp.Regexp
 }
 
-// What is not the kernel's, and what none of the places below has.
+// Places outside the kernel, and the place of all other functions.
 const (
 	ByGenerator = "client and server, in user space"
 	BySwitch    = "Open vSwitch, in user space"
@@ -24,7 +24,7 @@ const (
 	Elsewhere   = "system calls, and the rest of the kernel"
 )
 
-// places are those of the kernel. The first that has a function counts it.
+// places are those of the kernel. A function counts for the first place that matches.
 var places = []place{
 	{"our programs", regexp.MustCompile(`^` + ofPrograms)},
 	{"the programs' tables, helpers and hooks", regexp.MustCompile(
@@ -62,7 +62,7 @@ var places = []place{
 	},
 }
 
-// PlaceOf is where a function of the kernel counts.
+// PlaceOf is the place of a function of the kernel.
 func PlaceOf(function string) string {
 	i := slices.IndexFunc(places, func(p place) bool { return p.functions.MatchString(function) })
 	if i < 0 {
@@ -71,7 +71,7 @@ func PlaceOf(function string) string {
 	return places[i].name
 }
 
-// PlaceNames are all, in the order of reports.
+// PlaceNames are all places, in the order of reports.
 func PlaceNames() []string {
 	names := []string{ByGenerator, BySwitch}
 	for _, p := range places {
@@ -80,10 +80,10 @@ func PlaceNames() []string {
 	return append(names, Elsewhere, ByOthers)
 }
 
-// Workers are the processes whose time is a scenario's: the rest is nobody's fault.
-type Workers map[uint32]string // what they do in user space
+// Workers are the processes whose time counts for a scenario, by process ID. The time of others is not the scenario's.
+type Workers map[uint32]string // place of their time in user space
 
-// ReadWorkers is the thread that does a CPU's work with packets where nobody is there to do it for.
+// ReadWorkers finds the kernel thread (ksoftirqd) that processes packets of a CPU outside of any process.
 func ReadWorkers(cpu int) (Workers, error) {
 	w := Workers{}
 	all, err := filepath.Glob("/proc/[0-9]*/comm")

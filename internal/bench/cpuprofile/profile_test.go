@@ -56,9 +56,13 @@ func TestSampler(t *testing.T) {
 
 func TestPlaces(t *testing.T) {
 	for function, want := range map[string]string{
-		"bpf: journey_on": "our programs", "trie_lookup_elem": "the programs' tables, helpers and hooks", "bpf_skb_set_tunnel_key": "the programs' tables, helpers and hooks",
-		"vxlan_xmit_one": "VXLAN and tunnels of the kernel", "udp_tunnel6_xmit_skb": "VXLAN and tunnels of the kernel", "packet_rcv": "packet sockets, taps and polling",
-		"ip6_pol_route": "IPv6, routes and neighbours", "udpv6_sendmsg": "UDP and sockets", "veth_xmit": "devices and their queues", "kmem_cache_free": "packets' memory",
+		"bpf: journey_on": "our programs", "trie_lookup_elem": "the programs' tables, helpers and " +
+			"hooks", "bpf_skb_set_tunnel_key": "the programs' tables, helpers and hooks",
+		"vxlan_xmit_one": "VXLAN and tunnels of the kernel", "udp_tunnel6_xmit_skb": "VXLAN and tunnels of the " +
+			"kernel", "packet_rcv": "packet sockets, taps and polling",
+		"ip6_pol_route": "IPv6, routes and " +
+			"neighbours", "udpv6_sendmsg": "UDP and sockets", "veth_xmit": "devices and their " +
+			"queues", "kmem_cache_free": "packets' memory",
 		"finish_task_switch.isra.0": "scheduler, wake-ups and locks", "do_syscall_64": Elsewhere,
 	} {
 		if got := PlaceOf(function); got != want {

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sampler notes what a CPU is at, every samplePeriod of the time that it works. Where the machine has no interrupts
-// that cannot be held off, which a virtual one has not, what runs with interrupts off is noted at the instruction that
-// turns them on.
+// Sampler records the instruction that a CPU executes, every Period of its busy time. On machines without non-maskable
+// interrupts, such as virtual ones, code that runs with interrupts off is recorded at the instruction that turns them
+// on.
 type Sampler struct {
 	fd   int
-	ring []byte // its first page is the kernel's description of the rest
+	ring []byte // the first page is the kernel's description of the others
 }
 
 const (
@@ -56,7 +56,7 @@ func (s *Sampler) Close() error {
 
 func (s *Sampler) Start() error { return unix.IoctlSetInt(s.fd, unix.PERF_EVENT_IOC_ENABLE, 0) }
 
-// Stop ends sampling, and returns what was noted since start.
+// Stop ends sampling, and returns the samples since Start.
 func (s *Sampler) Stop() (all []Sample, err error) {
 	if err := unix.IoctlSetInt(s.fd, unix.PERF_EVENT_IOC_DISABLE, 0); err != nil {
 		return nil, fmt.Errorf("stop sampling: %w", err)

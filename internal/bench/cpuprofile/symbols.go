@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Symbols are the kernel's functions and its programs' by their addresses.
+// Symbols are the functions of the kernel and of eBPF programs, by address.
 type Symbols []Symbol
 
 // Symbol is a function.
@@ -21,13 +21,13 @@ type Symbol struct {
 	Name    string
 }
 
-// tagged is what the kernel calls a program's function.
+// tagged is the prefix of an eBPF program's function in /proc/kallsyms.
 var tagged = regexp.MustCompile(`^bpf_prog_[0-9a-f]{16}_`)
 
-// ofPrograms begins the names of programs' functions.
+// ofPrograms is the prefix of such functions in reports.
 const ofPrograms = "bpf: "
 
-// ReadSymbols are those of now: programs come and go.
+// ReadSymbols reads the current symbols. They change when programs are loaded and unloaded.
 func ReadSymbols() (all Symbols, err error) {
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
@@ -55,10 +55,10 @@ func ReadSymbols() (all Symbols, err error) {
 	return all, lines.Err()
 }
 
-// KernelFrom is where the addresses of the kernel begin; those below are processes'.
+// KernelFrom is the lowest address of the kernel; lower ones belong to processes.
 const KernelFrom = 1 << 63
 
-// Name of the function that an instruction is in.
+// Name is the name of the function that contains an instruction.
 func (s Symbols) Name(instruction uint64) string {
 	i, exact := slices.BinarySearchFunc(
 		s,

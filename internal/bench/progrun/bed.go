@@ -24,16 +24,16 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// scalePlan has a wide private prefix, so that a million peers are drawn in seconds; the programs compare a
-// mask of any length at the same cost.
+// scalePlan has a wide private prefix, so that addresses for a million peers are found in seconds. The programs compare
+// a mask of any length at the same cost.
 func scalePlan() address.Plan {
 	p := address.DefaultPlan()
 	p.Private = netip.MustParsePrefix("e000::/4")
 	return p
 }
 
-// Bed is a node whose tables are filled as an agent fills them. All endpoints are behind one device,
-// because a program runs as from one; the tables do not tell how many devices there are.
+// Bed is a node with tables filled as an agent fills them. All endpoints share one device, because a program runs for
+// one device at a time; the tables do not depend on the number of devices.
 type Bed struct {
 	wire                       *scenario.Wire
 	Node                       *scenario.Node
@@ -41,8 +41,8 @@ type Bed struct {
 	ciphers                    []*address.Cipher // by tenant
 	Endpoints                  []scaleEndpoint
 	Hooks                      []Hook
-	Generation, RuleGeneration *ebpf.Map // generations, of tables and of rules
-	idle                       *ebpf.Map // by which a program is called that does nothing
+	Generation, RuleGeneration *ebpf.Map // generations of tables and of rules; a change invalidates the cache
+	idle                       *ebpf.Map // program array with an empty program
 }
 
 type scaleEndpoint struct {
@@ -51,17 +51,17 @@ type scaleEndpoint struct {
 	seen   netip.Addr
 }
 
-// Hook is a place in the packet path and the device its program runs for.
+// Hook is a hook of the packet path and the device that its program runs for.
 type Hook struct {
 	Name    string
-	target  *ebpf.Map // by which it is called
-	idle    *ebpf.Map // by which a program is called that does nothing
+	target  *ebpf.Map // program array with its program
+	idle    *ebpf.Map // program array with an empty program
 	ifindex uint32
-	mac     []byte // of the device, which frames go to
+	mac     []byte // of the device: destination of frames
 	inward  bool   // from peers, with plaintext addresses
 }
 
-// With 0 sessions its table has room for as many as a node has unless it is told otherwise.
+// NewBed makes a bed. With 0 sessions the session table has its default size.
 func NewBed(dir string, endpoints, tenants, sessions int) (_ *Bed, err error) {
 	w, err := scenario.NewWire(dir)
 	if err != nil {
@@ -112,7 +112,7 @@ func NewBed(dir string, endpoints, tenants, sessions int) (_ *Bed, err error) {
 
 func (b *Bed) Close() error { return b.wire.Close() }
 
-// routePeers sends all of the base prefix to the other node, whose address is known.
+// routePeers routes the whole base prefix to the other node, which has a permanent neighbour entry.
 func (b *Bed) routePeers() error {
 	far := b.wire.Nodes[1]
 	var mac []byte
@@ -138,8 +138,8 @@ func (b *Bed) routePeers() error {
 	})
 }
 
-// fill gives the node its tenants and endpoints. Only the first address is also the container's: no packet
-// gets there.
+// fill adds tenants and endpoints to the node. Only the first address is assigned to the container, because no packet
+// is delivered.
 func (b *Bed) fill(endpoints, tenants int) (device endpoint.Device, err error) {
 	c, err := b.wire.Namespace("container")
 	if err != nil {
@@ -191,7 +191,7 @@ func (b *Bed) fill(endpoints, tenants int) (device endpoint.Device, err error) {
 	return device, nil
 }
 
-// draw goes on from an index to the next address that a container of the tenant could have.
+// draw finds the next valid address of the tenant from an index on.
 func (b *Bed) draw(t int, node netip.Prefix, index address.Index) (address.Plain, netip.Addr, error) {
 	return b.ciphers[t].Draw(
 		scalePlan().Private,
@@ -199,7 +199,7 @@ func (b *Bed) draw(t int, node netip.Prefix, index address.Index) (address.Plain
 	)
 }
 
-// findPrograms asks the kernel which programs packets meet.
+// findPrograms finds the programs attached to the devices.
 func (b *Bed) findPrograms(device endpoint.Device) error {
 	return scenario.OnDevice(b.Node.NS, "eth0", func(h *netlink.Handle, eth0 netlink.Link) error {
 		container, err := h.LinkByIndex(device.HostIfindex)
@@ -267,21 +267,21 @@ func (b *Bed) makeIdle() error {
 	return nil
 }
 
-// Peer is a container elsewhere and the endpoint here that it talks with.
+// Peer is a container on another node and the endpoint of this node that it exchanges packets with.
 type Peer struct {
 	endpoint    scaleEndpoint
 	Plain, seen netip.Addr
 }
 
-// peerNodes is how many nodes peers are spread over.
+// peerNodes is the number of nodes that peers are spread over.
 const peerNodes = 1 << 16
 
-// Peers are n containers elsewhere, each of which talks with one of the given endpoints.
+// Peers are n containers on other nodes, each with one of the given endpoints.
 func (b *Bed) Peers(n int, with []scaleEndpoint, random *rand.Rand) ([]Peer, error) {
 	all := make([]Peer, n)
 	for i := range all {
 		e := with[random.IntN(len(with))]
-		// Apart from each other also where several are on one node.
+		// Spread the indexes of peers on one node.
 		plain, seen, err := b.draw(e.tenant, scalePlan().Node(uint64(2+i%peerNodes)), address.Index(i/peerNodes)<<16)
 		if err != nil {
 			return nil, err
@@ -291,7 +291,7 @@ func (b *Bed) Peers(n int, with []scaleEndpoint, random *rand.Rand) ([]Peer, err
 	return all, nil
 }
 
-// frameBytes is the head of a frame, as long as an entry of the map it lies in.
+// frameBytes is the length of a frame's head, and of an entry of the map that holds it.
 const frameBytes = 64
 
 type Frame [frameBytes]byte
@@ -311,7 +311,7 @@ func (h *Hook) Frame(p Peer, path uint32) (f Frame) {
 	return f
 }
 
-// Datagram is one of that many bytes, with its Ethernet header, from a port of the peer.
+// Datagram is a frame of that many bytes from a port of the peer.
 func (h *Hook) Datagram(p Peer, port uint16, size int) (f Frame) {
 	body := packet.Packet{
 		Source:      p.Plain,
@@ -322,13 +322,13 @@ func (h *Hook) Datagram(p Peer, port uint16, size int) (f Frame) {
 	return f
 }
 
-// HookNamed is one by its name.
+// HookNamed finds a hook by name.
 func (b *Bed) HookNamed(name string) *Hook {
 	i := slices.IndexFunc(b.Hooks, func(h Hook) bool { return h.Name == name })
 	return &b.Hooks[i]
 }
 
-// Noise is a packet to an address that nobody was given.
+// Noise is a packet to an address that no container has.
 func (h *Hook) Noise(from scaleEndpoint, random *rand.Rand) Frame {
 	var to [16]byte
 	binary.BigEndian.PutUint64(to[:], random.Uint64())

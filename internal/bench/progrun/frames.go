@@ -10,25 +10,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Frames are packets in the kernel, and programs that hand them to another one after the other: what
-// BPF_PROG_TEST_RUN repeats is the same packet, which the datapath has changed after the first time.
+// Frames are packets in a map, and driver programs that pass them to a program one after the other. BPF_PROG_TEST_RUN
+// itself would repeat one packet, which the datapath has modified after the first run.
 type Frames struct {
 	hook          *Hook
 	Size          int // of each, in bytes
 	packets, next *ebpf.Map
 	driver        *ebpf.Program
-	idle          *ebpf.Program // the same before a program that does nothing
-	Sent          uint64        // packets that the driver has handed over, those of interrupted runs included
+	idle          *ebpf.Program // the driver of the empty program
+	Sent          uint64        // packets that the driver has passed on, including those of interrupted runs
 }
 
-// What a packet of a run ends with.
+// Verdicts of a packet.
 const (
 	Forwarded = 7 // TC_ACT_REDIRECT
 	Dropped   = 2 // TC_ACT_SHOT
 )
 
-// NewFrames loads the first of the packets, as many as a power of two. With voids, which are
-// generations of the datapath, no packet finds the one before in a cache.
+// NewFrames loads the largest power of two of the packets. The driver increments voids, which are generations of the
+// datapath, before each packet, so that each packet misses the cache.
 func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (_ *Frames, err error) {
 	f := &Frames{hook: h, Size: frameBytes + 32}
 	defer func() {
@@ -77,7 +77,7 @@ func (f *Frames) Close() error {
 	return errors.Join(f.packets.Close(), f.next.Close(), f.driver.Close(), f.idle.Close())
 }
 
-// driverOf writes the next packet's head over the skb and calls the target.
+// driverOf is a program that writes the next packet's head over the skb and calls the target.
 func driverOf(packets, next, target *ebpf.Map, voids []*ebpf.Map, mask int32) asm.Instructions {
 	const head = 14 + 40 + 8
 	lookup := func(m *ebpf.Map) asm.Instructions {
@@ -137,7 +137,7 @@ type skbContext struct {
 	_       [37]uint32
 }
 
-// callable is a map by which others call the program.
+// callable is a program array for tail calls to the program.
 func callable(p *ebpf.Program) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(
 		&ebpf.MapSpec{Name: "bench_target", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1},
@@ -151,7 +151,7 @@ func callable(p *ebpf.Program) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// newIdle ends as a forwarded packet does and does nothing.
+// newIdle is an empty program that returns the verdict of a forwarded packet.
 func newIdle() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "bench_idle", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
@@ -159,11 +159,11 @@ func newIdle() (*ebpf.Program, error) {
 	})
 }
 
-// run hands over n packets on the thread's CPU and in its namespace, and returns the ns that the CPU took for
-// one, the driver's included.
+// run passes n packets on the CPU and in the namespace of the thread, and returns the CPU time of one in ns, including
+// the driver's.
 func (f *Frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) {
 	first := make([]byte, f.Size)
-	copy(first, f.hook.mac) // which makes it the device's own
+	copy(first, f.hook.mac) // so that the kernel accepts it as addressed to the device
 	copy(first[12:], []byte{0x86, 0xdd, 0x60})
 	for {
 		interrupted := false
@@ -191,8 +191,8 @@ func (f *Frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) 
 	}
 }
 
-// Time is what the hook's program alone takes for one of n packets, which end as wanted. The first run finds what
-// the bench itself needs out of the CPU's caches, and is not counted.
+// Time is the time in ns of the hook's program alone for one of n packets, which must all end with the wanted verdict.
+// A first run warms the CPU's caches and is not counted.
 func (f *Frames) Time(n int, want uint32) (float64, error) {
 	if _, err := f.run(f.idle, n, Forwarded); err != nil {
 		return 0, err
@@ -216,7 +216,7 @@ func (f *Frames) Time(n int, want uint32) (float64, error) {
 	return with - without, nil
 }
 
-// ThreadTime does not run while other processes have the CPU.
+// ThreadTime is the CPU time of the thread.
 func ThreadTime() (time.Duration, error) {
 	var t unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)

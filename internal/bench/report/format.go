@@ -17,7 +17,7 @@ func Precise(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// Figure is a number as people read it: "135,012" and "41.2".
+// Figure formats a number: "135,012" and "41.2".
 func Figure(v float64) string {
 	if v < 1000 {
 		return fmt.Sprintf("%.1f", v)

@@ -12,11 +12,11 @@ type Interval struct {
 	High   float64 `json:"high"`
 }
 
-// resamples is how often the bootstrap draws; more moves the ends by less than they mean.
+// resamples is the number of resamples of the bootstrap; more change the ends by less than their accuracy.
 const resamples = 2000
 
-// Bootstrap is the median of samples and the interval that holds 95 % of the medians of samples drawn
-// from them again (Efron's percentile method). It needs at least one sample.
+// Bootstrap is the median of samples and the interval that holds 95 % of the medians of resamples (Efron's percentile
+// method). It needs at least one sample.
 func Bootstrap(samples []float64, random *rand.Rand) Interval {
 	medians := make([]float64, resamples)
 	again := make([]float64, len(samples))

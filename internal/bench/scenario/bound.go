@@ -16,22 +16,21 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// A bound is what a kind of device costs when nothing is decided about a packet: what our programs add to
-// is this, and not the bare wire.
+// A bound is the cost of a device kind without any decision about a packet. Our programs add to this cost, not to that
+// of the bare wire.
 
-// boundVeth has a packet pass the devices it passes on netpila, and no others. There it leaves its container
-// by one veth pair, crosses to the other node by a second, and a redirect puts it into the container there
-// without a third. So here each direction has a wire of its own that ends in the receiving container; on the
-// sending node a traffic control action, which looks at nothing, joins the container's pair to it. Routing
-// instead, as `route` does, or bridges would make a bound that is easily beaten: more is done there for a packet
-// than on netpila.
+// boundVeth uses the same devices as netpila, and no others. There a packet leaves its container by one veth pair,
+// crosses to the other node by a second, and a redirect delivers it into the container without a third. So here each
+// direction has a wire of its own that ends in the receiving container; on the sending node a traffic control action
+// without conditions redirects the container's pair to it. Routing, as in `route`, or bridges would be a weaker bound:
+// they do more work for a packet than netpila.
 func boundVeth(w *Wire) (Pair, error) { return w.oneWayEach((*Node).joinVeth) }
 
-// boundNetkit is the same with netkits where boundVeth has the containers' veth pairs. A netkit hands nothing to
-// another device without a program: here to one of four instructions, which redirects.
+// boundNetkit is the same with netkit devices instead of the containers' veth pairs. A netkit needs a program to pass
+// packets on: here one of four instructions, which redirects.
 func boundNetkit(w *Wire) (Pair, error) { return w.oneWayEach((*Node).joinNetkit) }
 
-// join gives a container its eth0, and has what it sends leave by the node's device "wire".
+// join adds eth0 to a container, and redirects its packets to the node's device "wire".
 type join func(n *Node, container *netns.Namespace) error
 
 func (w *Wire) oneWayEach(join join) (Pair, error) {
@@ -52,7 +51,7 @@ func (w *Wire) oneWayEach(join join) (Pair, error) {
 	return Pair{Client: ends[0], Server: ends[1], Target: addresses[1]}, nil
 }
 
-// oneWay leads from a container on the node to one elsewhere.
+// oneWay connects a container of the node to one on the other node, in one direction.
 func (n *Node) oneWay(
 	join join,
 	from *netns.Namespace,
@@ -114,7 +113,7 @@ func (n *Node) joinNetkit(container *netns.Namespace) error {
 	})
 }
 
-// redirect sends all that comes in by one device of the node out by another.
+// redirect sends all ingress packets of one device of the node out by another.
 func (n *Node) redirect(in, out string) error {
 	return OnDevice(n.NS, in, func(h *netlink.Handle, from netlink.Link) error {
 		to, err := h.LinkByName(out)
@@ -142,7 +141,7 @@ func (n *Node) redirect(in, out string) error {
 	})
 }
 
-// boundMacvlan has containers on the uplink's wire itself.
+// boundMacvlan has containers directly on the uplink.
 func boundMacvlan(w *Wire) (Pair, error) {
 	return w.containers((*Node).addMacvlan)
 }
@@ -155,7 +154,7 @@ func (n *Node) addMacvlan() (*netns.Namespace, netip.Addr, error) {
 	}
 	err = OnDevice(n.NS, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
 		attrs := netlink.NewLinkAttrs()
-		// Older kernels want a name that is free here too.
+		// Older kernels require a name that is also free in this namespace.
 		attrs.Name, attrs.ParentIndex, attrs.Namespace = "macvlan", uplink.Attrs().Index, netlink.NsFd(c.FD())
 		device := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
 		if err := netns.Retry(func() error { return h.LinkAdd(device) }); err != nil {

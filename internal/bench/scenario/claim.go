@@ -40,7 +40,7 @@ func Claim(dir string) (release func() error, err error) {
 
 func clearWire(dir string) error {
 	mounts, err := filepath.Glob(filepath.Join(dir, "*"))
-	for _, folder := range mounts { // where daemons may be at work
+	for _, folder := range mounts { // where daemons may run
 		if strings.HasSuffix(folder, "ovs") {
 			err = errors.Join(err, ovs.StopIn(folder))
 		}

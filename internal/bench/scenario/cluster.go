@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Cluster stands in for an orchestrator, in a simulation: who of a tenant is where follows from numbers. Each node has
-// as many containers as any.
+// Cluster replaces the orchestrator in a simulation: numbers determine which container is on which node. All nodes have
+// the same number of containers.
 type Cluster struct {
 	Tenant  tenant.Tenant
 	Density int // containers of a node
@@ -35,7 +35,7 @@ func (c *Cluster) node(number int) netip.Prefix {
 	return address.DefaultPlan().Node(uint64(number + 1))
 }
 
-// of is what a node was given: its subnet, or its containers' addresses.
+// of is the allocation of a node: its subnet, or the addresses of its containers.
 func (c *Cluster) of(number int) (all []netip.Prefix) {
 	overlay := c.Tenant.Overlays[0]
 	first, _ := overlay.Given()
@@ -59,11 +59,11 @@ func (c *Cluster) Mappings(nodes int) (all []network.Mapping) {
 	return all
 }
 
-// Member is what a node of the cluster asks, and keeps.
+// Member is a node's view of the cluster.
 type Member struct {
 	*Cluster
 	number int
-	taken  int // addresses, of those that are given one by one
+	taken  int // addresses, if they are allocated one by one
 	drawn  address.Index
 }
 

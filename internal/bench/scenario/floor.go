@@ -16,8 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// A floor is a bound with programs on the hooks that ours are on, which do nothing but send the packet on: what the
-// kernel takes for calling any program there. What our own decide costs the rest.
+// A floor is a bound with programs on the same hooks as ours, which only pass the packet on: the cost of calling any
+// program there. The rest is the cost of our decisions.
 
 // floorMacvlan has an empty program on either hook of the uplink.
 func floorMacvlan(w *Wire) (Pair, error) {
@@ -32,7 +32,7 @@ func floorMacvlan(w *Wire) (Pair, error) {
 
 const tcxNext = -1
 
-// floorVeth redirects what the container sends to the uplink, and what comes by the uplink into the container.
+// floorVeth redirects packets of the container to the uplink, and packets of the uplink into the container.
 func floorVeth(w *Wire) (Pair, error) {
 	var macs [2]net.HardwareAddr
 	for i, n := range w.Nodes {
@@ -44,7 +44,7 @@ func floorVeth(w *Wire) (Pair, error) {
 			return Pair{}, err
 		}
 	}
-	// The container's neighbour is the other node's uplink, which takes for its own what is to be redirected.
+	// The container's neighbour is the other node's uplink, so that it accepts the packets that are then redirected.
 	return w.containers(func(n *Node) (*netns.Namespace, netip.Addr, error) {
 		gateway := macs[0]
 		if n == w.Nodes[0] {
@@ -87,8 +87,8 @@ func floorLocal(w *Wire) (Pair, error) {
 		n.filter(paired(2), redirect(asm.FnRedirectPeer, devices[0])...))
 }
 
-// addPaired adds a container behind a veth pair that is nobody's yet, and says which device the node's end is. That is
-// also the container's neighbour, unless there is a gateway.
+// addPaired adds a container behind a new veth pair, and returns the device of the node's end. That is also the
+// container's neighbour, unless there is a gateway.
 func (n *Node) addPaired(number int, gateway net.HardwareAddr) (c *netns.Namespace, a netip.Addr, ours int, err error) {
 	a = address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: address.Index(number)}.Addr()
 	if c, err = n.Wire.Namespace(fmt.Sprint(n.name, "-container", number)); err != nil {
@@ -125,7 +125,7 @@ func (n *Node) addPaired(number int, gateway net.HardwareAddr) (c *netns.Namespa
 	return c, a, ours, err
 }
 
-// paired is the node's end.
+// paired is the name of the node's end.
 func paired(number int) string { return fmt.Sprint("container", number) }
 
 // redirect sends every packet to a device, by one of the kernel's helpers for that.
@@ -133,7 +133,7 @@ func redirect(by asm.BuiltinFunc, ifindex int) []asm.Instruction {
 	return []asm.Instruction{asm.Mov.Imm(asm.R1, int32(ifindex)), asm.Mov.Imm(asm.R2, 0), by.Call()}
 }
 
-// hook attaches a program to a device of the node as our own are attached to its uplink, until the run ends.
+// hook attaches a program to a device of the node until the run ends, like our programs on the uplink.
 func (n *Node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) error {
 	return n.load(body, func(p *ebpf.Program) error {
 		return OnDevice(n.NS, device, func(_ *netlink.Handle, d netlink.Link) error {
@@ -148,7 +148,7 @@ func (n *Node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) 
 	})
 }
 
-// filter attaches one as our own are attached to the veth of a container.
+// filter attaches a program like our programs on the veth of a container.
 func (n *Node) filter(device string, body ...asm.Instruction) error {
 	return n.load(body, func(p *ebpf.Program) error {
 		return OnDevice(n.NS, device, func(h *netlink.Handle, d netlink.Link) error {

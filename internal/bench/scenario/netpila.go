@@ -19,19 +19,19 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Variant is how one scenario on our datapath differs from the usual one.
+// Variant has the differences of a scenario from the usual one on our datapath.
 type Variant struct {
 	device  string // kind; "" means veth
 	clear   bool   // the tenant's addresses
 	noCache bool
 	local   bool // both containers on one node
-	rules   int  // of a policy, whose last admits the client; 0: the tenant has no policies
-	// Endpoints and mappings are the room for them; 0 means enough for a pair.
+	rules   int  // of a policy, the last of which admits the client; 0: the tenant has no policies
+	// Endpoints and Mappings are sizes of tables; 0 means enough for a pair.
 	Endpoints, Mappings int
 }
 
-// netpila pairs containers that are put behind their nodes as an agent does it, by the same driver. The
-// agent itself is on no packet's path and would only share the measured CPU.
+// netpila attaches containers to their nodes with the driver that an agent uses. The agent itself is not on the packet
+// path and would only share the measured CPU.
 func netpila(v Variant) func(*Wire) (Pair, error) {
 	return func(w *Wire) (Pair, error) {
 		blue := tenant.Tenant{
@@ -74,7 +74,7 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 			client, server := last[0].Plaintext, last[1].Plaintext
 			p := RulePolicy(RuleBlocks(v.rules, netip.PrefixFrom(client, 64).Masked()))
 			apps := map[address.AppID]map[string]string{1: {}}
-			for _, d := range paths { // of the client, too: what it begins is remembered there
+			for _, d := range paths { // of the client, too: it has the session of its connections
 				if err := ApplyPolicy(d, blue.Current().ID, p, apps, server, client); err != nil {
 					return Pair{}, err
 				}
@@ -82,7 +82,7 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 		}
 		return Pair{
 			Client: ends[0], Server: ends[1], Target: last[1].Address,
-			// As after any change of a table: nothing that was cached before counts.
+			// Invalidates the cache, like any change of a table.
 			Fresh: func() (err error) {
 				for _, d := range paths {
 					err = errors.Join(err, d.InvalidateFlows())
@@ -94,7 +94,7 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 	}
 }
 
-// addNetpila adds a container with an endpoint's number.
+// addNetpila adds a container with the number of its endpoint.
 func (n *Node) addNetpila(
 	d *datapath.Datapath,
 	t tenant.Tenant,
@@ -167,7 +167,7 @@ func Activate(d *datapath.Datapath, r endpoint.Record) error {
 	return d.Netpila().Activate(context.Background(), r)
 }
 
-// Unmount takes away a bpffs and with it the last hold on what is pinned there.
+// Unmount removes a bpffs and with it the last references to the pinned objects.
 func Unmount(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
 		!errors.Is(err, unix.ENOENT) {

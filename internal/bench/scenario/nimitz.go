@@ -19,7 +19,7 @@ import (
 // Scenarios on the second network have a tenant with node CIDRs on two nodes, each with a real switch that is filled as
 // an agent fills it.
 
-// nimitzEBPF has programs of ours around a VXLAN device of the kernel.
+// nimitzEBPF has our programs around a VXLAN device of the kernel.
 func nimitzEBPF(w *Wire) (Pair, error) {
 	var paths []*datapath.Datapath
 	p, err := w.onNimitz(func(_ *Node, d *datapath.Datapath) (nimitz.Switch, error) {
@@ -127,7 +127,7 @@ func (n *Node) join(m *Member, s nimitz.Switch) (*nimitz.Network, error) {
 	return network, network.PutTenant(context.Background(), m.Tenant)
 }
 
-// addNimitz adds a container, and tells the node of so many nodes.
+// addNimitz adds a container, and the mappings of that many nodes.
 func (n *Node) addNimitz(
 	d *datapath.Datapath,
 	network *nimitz.Network,
@@ -159,7 +159,7 @@ func (n *Node) addNimitz(
 	return c, record.Attachments[0].Address, nil
 }
 
-// OVSMissing says what keeps this machine from running Open vSwitch, if anything does.
+// OVSMissing reports why this machine cannot run Open vSwitch; nil if it can.
 func OVSMissing() error {
 	for _, name := range []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd"} {
 		if _, err := exec.LookPath(name); err != nil {

@@ -16,14 +16,15 @@ type feature struct {
 	get, set uint32
 }
 
-// segmentation is all that makes of many packets one that is taken apart later.
+// segmentation are all features that merge packets or split them late.
 var segmentation = []feature{
 	{"tso", unix.ETHTOOL_GTSO, unix.ETHTOOL_STSO},
 	{"gso", unix.ETHTOOL_GGSO, unix.ETHTOOL_SGSO},
 	{"gro", unix.ETHTOOL_GGRO, unix.ETHTOOL_SGRO},
 }
 
-// DisableOffloads turns segmentation offload off on all devices of the wire. restore turns on what was on.
+// DisableOffloads turns segmentation offload off on all devices of the wire. restore turns the features on that were on
+// before.
 func (w *Wire) DisableOffloads() (restore func() error, err error) {
 	var undo []func() error
 	restore = func() error {
@@ -74,9 +75,9 @@ func cut(ns *netns.Namespace) (restore func() error, err error) {
 					return err
 				}
 			}
-			// A macvlan leaves cutting to the device below, always. So TCP gives it single segments, and all others
-			// too: cutting behind TCP costs far less than single segments, and scenarios are to differ in nothing but
-			// their path.
+			// A macvlan always leaves segmentation to the device below. So TCP sends single segments on it, and on all
+			// other devices too: segmentation behind TCP costs far less than single segments, and scenarios may differ
+			// only in their path.
 			undo = append(
 				undo,
 				func(h *netlink.Handle) error { return h.LinkSetGSOMaxSegs(link, int(link.Attrs().GSOMaxSegs)) },
@@ -89,7 +90,7 @@ func cut(ns *netns.Namespace) (restore func() error, err error) {
 	})
 }
 
-// inside calls use in the namespace, with a handle there.
+// inside calls use in the namespace, with a netlink handle.
 func inside(ns *netns.Namespace, use func(*netlink.Handle) error) error {
 	h, err := ns.Netlink()
 	if err != nil {
@@ -99,7 +100,7 @@ func inside(ns *netns.Namespace, use func(*netlink.Handle) error) error {
 	return ns.Do(func() error { return use(h) })
 }
 
-// off turns the feature off, and says whether it was on.
+// off turns the feature off, and reports whether it was on.
 func (f feature) off(device string) (was bool, err error) {
 	value, err := netns.Ethtool(device, f.get, 0)
 	if err != nil || value == 0 {

@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/oncache"
 )
 
-// cachedVXLAN is vxlan with ONCache's design over it, in our own programs. Its tunnel has no checksums in the outer
-// UDP header, which costs VXLAN less and is what the cache asks for.
+// cachedVXLAN is vxlan with ONCache's design over it, in our own programs. Its tunnel has no checksums in the outer UDP
+// header, which is cheaper for VXLAN and required by the cache.
 func cachedVXLAN(w *Wire) (Pair, error) {
 	p, err := w.overlay(netlink.Vxlan{UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true})
 	if err != nil {
@@ -45,9 +45,9 @@ func cachedVXLAN(w *Wire) (Pair, error) {
 	return p, nil
 }
 
-// makeRoom has containers leave room for the tunnel's headers in what they send, or every datagram is copied to make
-// it. Bridges ask for as much as any of their ports does, so one port that nothing passes is enough. Flannel
-// has none; Open vSwitch asks by itself.
+// makeRoom makes containers reserve headroom for the tunnel's headers; otherwise every datagram is copied. A bridge
+// requests the largest headroom of its ports, so one unused port is enough. Flannel has none; Open vSwitch requests it
+// itself.
 func (n *Node) makeRoom() error {
 	return OnDevice(n.NS, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
 		bridge, err := h.LinkByName("bridge")
@@ -63,7 +63,7 @@ func (n *Node) makeRoom() error {
 	})
 }
 
-// sumProgramStats is what the programs of all nodes have done.
+// sumProgramStats adds the statistics of the programs of all nodes.
 func sumProgramStats[N interface {
 	ProgramStats() (datapath.ProgStats, error)
 }](nodes []N) (datapath.ProgStats, error) {

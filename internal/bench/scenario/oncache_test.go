@@ -267,7 +267,8 @@ func vxlanInside(t *testing.T, w *Wire, c packet.Captured) []byte {
 	udp, is := p.Body.(packet.UDP)
 	payload := len(c.Frame) - 14 - 40
 	if !is || p.Source != w.Nodes[0].Underlay || p.Destination != w.Nodes[1].Underlay || p.HopLimit != 64 || udp.DestinationPort != vxlanPort ||
-		len(udp.Payload) < 8+14+40 || int(binary.BigEndian.Uint16(c.Frame[14+4:])) != payload || int(binary.BigEndian.Uint16(c.Frame[54+4:])) != payload ||
+		len(udp.Payload) < 8+14+40 || int(binary.BigEndian.Uint16(c.Frame[14+4:])) != payload ||
+		int(binary.BigEndian.Uint16(c.Frame[54+4:])) != payload ||
 		!bytes.Equal(c.Frame[54+6:54+8], []byte{0, 0}) ||
 		!bytes.Equal(udp.Payload[:8], []byte{8, 0, 0, 0, 0, 0, vxlanID, 0}) {
 		t.Fatalf("not the VXLAN of the scenario: % x", c.Frame[:min(len(c.Frame), 84)])

@@ -18,8 +18,8 @@ import (
 // peerTimeout is how long a peer may take to build its network, or to take it down.
 const peerTimeout = 2 * time.Minute
 
-// Peer is a scenario that somebody's command builds: it is called with "up" and joins two containers by whatever
-// network it likes, over two nodes of ours; and with "down" to take that away. See docs/howto/benchmark-peer.md.
+// Peer is a scenario that a command builds: with "up" it connects two containers by any network, over two of our nodes;
+// with "down" it removes that. See docs/howto/benchmark-peer.md.
 func Peer(name, command string) Scenario {
 	return Scenario{Name: name, About: "as " + command + " builds it", Build: func(w *Wire) (Pair, error) {
 		p, env, err := w.vacant()
@@ -40,7 +40,7 @@ func Peer(name, command string) Scenario {
 	}}
 }
 
-// vacant is a pair of containers that no network joins yet, and what a peer is told of them.
+// vacant is a pair of containers without a network, and the environment of the peer's command.
 func (w *Wire) vacant() (p Pair, env []string, err error) {
 	folder := filepath.Join(w.Dir, "peer")
 	if err := os.Mkdir(folder, 0o700); err != nil {
@@ -61,13 +61,13 @@ func (w *Wire) vacant() (p Pair, env []string, err error) {
 	return Pair{Client: ends[0], Server: ends[1]}, env, nil
 }
 
-// runPeer is what the command printed.
+// runPeer runs the command and returns its output.
 func runPeer(command, verb string, env []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), peerTimeout)
 	defer cancel()
 	c := exec.CommandContext(ctx, command, verb)
 	c.Env = append(os.Environ(), env...)
-	// What it leaves running holds a pipe open, but no file.
+	// Processes that it leaves running would keep a pipe open, but not a file.
 	out, err := os.CreateTemp("", "peer")
 	if err != nil {
 		return nil, err

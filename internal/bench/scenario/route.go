@@ -13,7 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// gateway is what containers of kernel scenarios route through.
+// gateway is the next hop of containers in kernel scenarios.
 var gateway = netip.MustParseAddr("fe80::1")
 
 // addRouted puts a container behind the node as any Linux router would.
@@ -44,12 +44,12 @@ func (n *Node) addRouted() (*netns.Namespace, netip.Addr, error) {
 	return c, a, errors.Join(inNode, inContainer)
 }
 
-// vxlan is what Flannel's VXLAN backend sets up on each node: containers on a bridge, the kernel routing
-// between it and one VXLAN device that learns nothing; for the other node a route, its neighbour and a
-// forwarding entry, all static. Flannel's rules for masquerading are left out: they would slow it down.
+// vxlan is the setup of Flannel's VXLAN backend on each node: containers on a bridge, kernel routing between it and one
+// VXLAN device without learning; for the other node a static route, neighbour and forwarding entry. It omits Flannel's
+// masquerading rules, which would slow it down.
 func vxlan(w *Wire) (Pair, error) { return w.overlay(netlink.Vxlan{}) }
 
-// overlay is vxlan, with devices that differ from Flannel's in what is set in like.
+// overlay is vxlan, with the settings of like in its devices.
 func (w *Wire) overlay(like netlink.Vxlan) (Pair, error) {
 	p, err := w.containers((*Node).addBridged)
 	if err != nil {
@@ -127,7 +127,7 @@ func (n *Node) hardware() net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0, n.Prefix.Addr().As16()[7]}
 }
 
-// tunnel makes the VXLAN device, otherwise like another, and what it knows of the peer.
+// tunnel makes the VXLAN device and its static entries for the peer.
 func (n *Node) tunnel(peer *Node, device netlink.Vxlan) error {
 	return OnDevice(n.NS, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
 		attrs := netlink.NewLinkAttrs()

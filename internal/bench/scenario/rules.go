@@ -18,11 +18,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// RuleCounts are those that a policy and netfilter are measured with (NZ10, CI1).
+// RuleCounts are the numbers of rules for the measurement of policies and netfilter (NZ10, CI1).
 var RuleCounts = []int{1, 100, 1000, 10_000}
 
-// RuleScenarios have the same rules twice: a NetworkPolicy on netpila, and netfilter before a container that is routed
-// to. Each rule lets peers of one /64 speak to the server, and the client's is the last.
+// RuleScenarios have the same rules twice: a NetworkPolicy on netpila, and netfilter in front of a routed container.
+// Each rule lets peers of one /64 connect to the server, and the client's is the last.
 func RuleScenarios() (all []Scenario) {
 	for _, n := range RuleCounts {
 		all = append(all, Scenario{
@@ -38,7 +38,8 @@ func RuleScenarios() (all []Scenario) {
 			Name: fmt.Sprint(
 				"route-rules-",
 				n,
-			), Of: "route", About: "route with connection tracking and, on the server's node, the same rules of netfilter: " + rulesOf(n),
+			), Of: "route", About: "route with connection tracking and, on the server's node, the same rules of " +
+				"netfilter: " + rulesOf(n),
 			Build: func(w *Wire) (Pair, error) {
 				p, err := route(w)
 				if err != nil {
@@ -58,7 +59,7 @@ func rulesOf(n int) string {
 	return humanize.Grouped(n) + " rules, the last of which admits the client"
 }
 
-// RuleBlocks are n prefixes of 64 bits, the last of which is given.
+// RuleBlocks are n prefixes of 64 bits that end with the given one.
 func RuleBlocks(n int, last netip.Prefix) (all []netip.Prefix) {
 	for i := range n - 1 {
 		all = append(
@@ -69,7 +70,7 @@ func RuleBlocks(n int, last netip.Prefix) (all []netip.Prefix) {
 	return append(all, last)
 }
 
-// RulePolicy is a policy that lets each of these begin what it likes, with a rule each.
+// RulePolicy is a policy with a rule for each of these, which admits all its connections.
 func RulePolicy(blocks []netip.Prefix) policy.Policy {
 	p := policy.Policy{
 		Tier:      policy.NetworkPolicy,
@@ -86,8 +87,8 @@ func RulePolicy(blocks []netip.Prefix) policy.Policy {
 	return p
 }
 
-// ApplyPolicy has the containers of a tenant's id under a policy, as an agent would, and makes sure that the tables have all
-// of its rules and that the last is what admits the peer to the local end.
+// ApplyPolicy enforces a policy for the containers of a tenant's ID, as an agent does, and checks that the tables have
+// all of its rules and that the last one admits the peer.
 func ApplyPolicy(
 	d *datapath.Datapath,
 	id address.TenantID,
@@ -95,7 +96,7 @@ func ApplyPolicy(
 	apps map[address.AppID]map[string]string,
 	local, remote netip.Addr,
 ) error {
-	const app = 1 // of all containers of the bench
+	const app = 1 // of all containers of the benchmark
 	tables, err := policy.Compile("bench", []policy.Policy{p}, apps, []address.AppID{app})
 	if err != nil {
 		return err
@@ -104,7 +105,7 @@ func ApplyPolicy(
 		return err
 	}
 	rules := len(p.Rules[policy.Ingress])
-	if hits, err := d.RuleHits(); err != nil || len(hits) < rules { // it counts each rule there is
+	if hits, err := d.RuleHits(); err != nil || len(hits) < rules { // it counts every rule
 		return errors.Join(err, fmt.Errorf("%d rules in the tables, of %d", len(hits), rules))
 	}
 	a, err := d.LookupPolicy(
@@ -135,11 +136,11 @@ func ApplyPolicy(
 	return nil
 }
 
-// rulesAtOnce fit into what is sent to the kernel at a time.
+// rulesAtOnce rules fit into one netlink message.
 const rulesAtOnce = 50
 
-// netfilter drops what is forwarded on this node, but for what is established and what comes from these prefixes, asked
-// for one by one.
+// netfilter drops forwarded packets on this node, except for established connections and for those from these prefixes,
+// with one rule each.
 func (n *Node) netfilter(sources []netip.Prefix) error {
 	nft, err := nftables.New(nftables.WithNetNSFd(n.NS.FD()))
 	if err != nil {
@@ -190,5 +191,5 @@ func (n *Node) netfilter(sources []netip.Prefix) error {
 	return nil
 }
 
-// sourceOffset is where an IPv6 header has its source.
+// sourceOffset is the offset of the source in an IPv6 header.
 const sourceOffset = 8

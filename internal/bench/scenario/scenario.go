@@ -1,6 +1,6 @@
-// Package scenario builds the ways from a client to a server that benchmarks compare: two nodes, as network namespaces on
-// one veth link, with containers on NETPILA, NIMITZ, kernel routing, kernel VXLAN, a cache of ONCache's design, or on bare
-// devices. A new network adds its scenario here.
+// Package scenario builds the ways from a client to a server that benchmarks compare: two nodes, as network namespaces
+// on one veth link, with containers on NETPILA, NIMITZ, kernel routing, kernel VXLAN, a cache of ONCache's design, or
+// on bare devices. A new network adds its scenario here.
 package scenario
 
 import (
@@ -17,37 +17,37 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Scenario is one way from a client to a server. The first of a run is what the others are compared to.
+// Scenario is one way from a client to a server. The first of a run is the reference of the others.
 type Scenario struct {
 	Name  string
 	About string
-	// Build joins a pair over two fresh nodes; what it opens is closed with the wire.
+	// Build makes a pair over two fresh nodes; closing the wire closes it.
 	Build func(*Wire) (Pair, error)
-	// Of is another scenario that this one is to be compared to; "" where the first of the run will do.
+	// Of is another scenario to compare this one with; "" for the first of the run.
 	Of string
-	// Lacks says why this kernel cannot do it; nil where every kernel can.
+	// Lacks reports why this kernel does not support it; nil if every kernel does.
 	Lacks func() error
 }
 
 // ID is the name.
 func (s Scenario) ID() string { return s.Name }
 
-// Pair is where client and server run, and what the client connects to.
+// Pair has the namespaces of client and server, and the address that the client connects to.
 type Pair struct {
 	Client, Server *netns.Namespace
 	Target         netip.Addr
-	// Fresh makes the next packet the first of its path; nil where nothing is cached, and then a
-	// run has as much work done that nobody needs.
+	// Fresh makes the next packet the first of its path; nil without a cache: then a run does the same work on an
+	// unused map.
 	Fresh func() error
-	// Runs is what our programs have done on both nodes; nil where there are none.
+	// Runs has the statistics of our programs on both nodes; nil if there are none.
 	Runs func() (datapath.ProgStats, error)
-	// Processes forward packets. They share the CPU of client and server, so that what they do counts too.
+	// Processes forward packets. They share the CPU of client and server, so that their time counts too.
 	Processes []int
-	// Work is what those have done on both nodes; nil where there are none.
+	// Work has the statistics of those on both nodes; nil if there are none.
 	Work func(context.Context) (ovs.Work, error)
 }
 
-// Scenarios are all there are, in the order of reports. A new network adds its value here.
+// Scenarios are all scenarios, in the order of reports. A new network adds its value here.
 func Scenarios() []Scenario {
 	return append([]Scenario{
 		{Name: "native", About: "node to node, no container", Build: Native},
@@ -157,7 +157,7 @@ func route(w *Wire) (Pair, error) {
 	return w.containers((*Node).addRouted)
 }
 
-// Offered are those of all that this kernel can do, and why it cannot do the others.
+// Offered are the scenarios that this kernel supports, and the reasons for the others.
 func Offered(all []Scenario) (offered []Scenario, leftOut []string) {
 	for _, s := range all {
 		if s.Lacks != nil {
@@ -180,7 +180,7 @@ func Names[T interface{ ID() string }](all []T) []string {
 	return names
 }
 
-// Pick is those of all that have one of the names, in the order of all; an error is about the first name that none has.
+// Pick selects by name, in the order of all; the error reports the first unknown name.
 func Pick[T interface{ ID() string }](all []T, names []string) ([]T, error) {
 	for _, name := range names {
 		if !slices.Contains(Names(all), name) {

@@ -6,8 +6,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// UnusedMap is a map that no program reads. Where a scenario has nothing to forget before a first packet, it is written
-// as netpila's generations are, or this process would have disturbed the machine for one of two that are compared.
+// UnusedMap is a map that no program reads. In a scenario without a cache, it is written before a first packet as
+// netpila's generations are, so that this process disturbs the machine equally in all compared scenarios.
 type UnusedMap struct{ *ebpf.Map }
 
 func NewUnusedMap() (*UnusedMap, error) {
@@ -18,7 +18,7 @@ func NewUnusedMap() (*UnusedMap, error) {
 	return &UnusedMap{m}, nil
 }
 
-// Write counts, once for each node.
+// Write increments a counter, once for each node.
 func (t *UnusedMap) Write() error {
 	for range len(Wire{}.Nodes) {
 		var count uint32
@@ -32,7 +32,7 @@ func (t *UnusedMap) Write() error {
 	return nil
 }
 
-// Close does nothing to a table that was never made.
+// Close accepts nil.
 func (t *UnusedMap) Close() error {
 	if t == nil {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Wire is two nodes on one veth link, the shortest network there is: nothing between them takes
-// part of the time that a scenario is to be blamed for.
+// Wire is two nodes on one veth link, the shortest possible network: nothing between them adds to the time of a
+// scenario.
 type Wire struct {
 	Dir        string
 	Nodes      [2]*Node
@@ -32,7 +32,7 @@ type Node struct {
 	NS        *netns.Namespace
 	Prefix    netip.Prefix
 	Underlay  netip.Addr
-	Underlay4 netip.Addr // for those who speak IPv4 only
+	Underlay4 netip.Addr // for tools that use only IPv4
 }
 
 func NewWire(dir string) (_ *Wire, err error) {
@@ -83,9 +83,9 @@ func (w *Wire) containers(add func(*Node) (*netns.Namespace, netip.Addr, error))
 	return Pair{Client: client, Server: server, Target: target}, err
 }
 
-// Namespace makes one whose addresses need not wait for duplicate address detection, and whose connections begin
-// without the pacing that BBR would bring as a machine's default: that stays with a connection which iperf3 has use
-// another algorithm only when it stands, and halves its speed.
+// Namespace makes a namespace without duplicate address detection, and with reno as congestion control. With BBR as the
+// machine's default, a connection would keep BBR's pacing even if iperf3 selects another algorithm later, and lose half
+// its speed.
 func (w *Wire) Namespace(name string) (*netns.Namespace, error) {
 	ns, err := netns.Create(filepath.Join(w.Dir, name))
 	if err != nil {
@@ -112,8 +112,8 @@ func (w *Wire) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(w.Dir))...)
 }
 
-// firstIndex keeps device indexes of the two sides apart: the kernel takes a veth whose peer has the
-// same index for one without a peer, and lets no packet through for up to a second.
+// firstIndex keeps device indexes of the two sides distinct: the kernel treats a veth whose peer has the same index as
+// one without a peer, and passes no packet for up to a second.
 const firstIndex = 100
 
 // Link joins two namespaces by a veth pair.

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// EntriesOptions say how large the simulated cluster gets.
+// EntriesOptions configure the size of the simulated cluster.
 type EntriesOptions struct {
 	Switches []string // of EntrySwitches
 	Nodes    []int    // two sizes or more, ascending
@@ -30,10 +30,10 @@ const (
 	onOVS  = "ovs"
 )
 
-// EntrySwitches are all.
+// EntrySwitches are all switches.
 var EntrySwitches = []string{onEBPF, onOVS}
 
-// density is the paper's, as many containers a node as entries are saved (NIMITZ §3.2).
+// density is the paper's number of containers a node, and its factor of saved entries (NIMITZ §3.2).
 const density = 80
 
 // QuickEntries takes ten seconds.
@@ -54,7 +54,7 @@ func FullEntries() EntriesOptions {
 // MaxEntryNodes bounds what a run takes: 320,000 mappings without node CIDRs.
 const MaxEntryNodes = 4000
 
-// Entries fills the switch of a node as its agent does, beside nodes of which the cluster only tells, and reads it
+// Entries fills the switch of a node as its agent does, with mappings of nodes that do not exist, and reads its entries
 // (NM2, NM3).
 func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error) {
 	started := time.Now()
@@ -85,8 +85,8 @@ func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error
 	return r, nil
 }
 
-// count has a switch with one container here and with as many as elsewhere, with one service and with all, at each size
-// of the cluster: up it goes with one container, and down with all.
+// count reads a switch with one container on this node and with as many as on the others, with one service and with
+// all, at each size of the cluster. The sizes ascend with one container, and descend with all.
 func (o EntriesOptions) count(
 	ctx context.Context,
 	kind string,
@@ -142,7 +142,7 @@ type Counts struct {
 	Register   int `json:"register"`
 	NAT        int `json:"nat"`
 	Forwarding int `json:"forwarding"`
-	// Remote are those of forwarding that lead to other nodes.
+	// Remote are the forwarding entries to other nodes.
 	Remote int `json:"remote"`
 }
 
@@ -165,7 +165,7 @@ func countsOf(entries []pipeline.Entry) Counts {
 	return c
 }
 
-// service is the n-th of a tenant's.
+// service is the n-th service of the tenant.
 func service(n int) (virtual, real netip.Addr) {
 	at := func(first uint16) netip.Addr {
 		return netip.AddrFrom16([16]byte{byte(first >> 8), byte(first), 14: byte((n + 1) >> 8), 15: byte(n + 1)})

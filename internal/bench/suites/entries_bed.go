@@ -17,8 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// entriesBed is a node of a simulated cluster, with a real switch and devices for its containers, which nobody is
-// behind.
+// entriesBed is a node of a simulated cluster, with a real switch and a device for each container, but no containers.
 type entriesBed struct {
 	node    *scenario.Node
 	beyond  *netns.Namespace // the devices' other ends
@@ -29,13 +28,19 @@ type entriesBed struct {
 }
 
 // newEntriesBed makes a bed with room for that many mappings.
-func newEntriesBed(ctx context.Context, w *scenario.Wire, kind string, m *scenario.Member, mappings int) (*entriesBed, error) {
+func newEntriesBed(
+	ctx context.Context,
+	w *scenario.Wire,
+	kind string,
+	m *scenario.Member,
+	mappings int,
+) (*entriesBed, error) {
 	b := &entriesBed{node: w.Nodes[0], member: m}
 	var err error
 	if b.beyond, err = w.Namespace("beyond"); err != nil {
 		return nil, err
 	}
-	const spare = 4096 // for what is here
+	const spare = 4096 // for entries of this node
 	d, err := b.node.OpenDatapath(scenario.Variant{Endpoints: m.Density + 1, Mappings: mappings + spare})
 	if err != nil {
 		return nil, err
@@ -61,7 +66,7 @@ func newEntriesBed(ctx context.Context, w *scenario.Wire, kind string, m *scenar
 	return b, scenario.StartDatapath(d, b.network)
 }
 
-// device makes a port's.
+// device makes the device of a port.
 func (b *entriesBed) device(name string) error {
 	if err := b.node.Wire.Link(b.node.NS, name, b.beyond, name); err != nil {
 		return err
@@ -69,7 +74,7 @@ func (b *entriesBed) device(name string) error {
 	return scenario.OnDevice(b.node.NS, name, func(h *netlink.Handle, d netlink.Link) error { return h.LinkSetUp(d) })
 }
 
-// fill has the node have so many containers.
+// fill adds containers until the node has that many.
 func (b *entriesBed) fill(ctx context.Context, containers int) error {
 	for i := len(b.records) + 1; i <= containers; i++ {
 		t := b.member.Tenant
@@ -94,7 +99,7 @@ func (b *entriesBed) fill(ctx context.Context, containers int) error {
 	return nil
 }
 
-// read counts what the switch has when the tenant has so many services.
+// read counts the entries of the switch when the tenant has that many services.
 func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err error) {
 	t := b.member.Tenant
 	for i := range services {
@@ -113,7 +118,7 @@ func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err erro
 
 const gatewayDevice = "gateway"
 
-// nullGateway is a gateway that leads to nothing: entries do not tell.
+// nullGateway is a gateway without connection: entries do not depend on it.
 type nullGateway struct{}
 
 func (nullGateway) Device() pipeline.Device                                  { return pipeline.Device{Name: gatewayDevice} }

@@ -30,7 +30,7 @@ type EntriesReport struct {
 type EntriesSample struct {
 	Switch     string `json:"switch"`
 	NodeCIDRs  bool   `json:"nodeCIDRs"`
-	Nodes      int    `json:"nodes"`      // of the cluster, this one too
+	Nodes      int    `json:"nodes"`      // of the cluster, including this one
 	Containers int    `json:"containers"` // on this node
 	Services   int    `json:"services"`
 	Stages     Counts `json:"entries"`
@@ -101,7 +101,8 @@ func form(nodeCIDRs bool) string {
 // sizes has a line for each size of the cluster, with all containers and services there.
 func (r *EntriesReport) sizes(kind string) *plot.Table {
 	t := &plot.Table{Head: []string{
-		"nodes", "containers", "to other nodes, with CIDRs", "without", "times", "all entries, with CIDRs", "without", "times",
+		"nodes", "containers", "to other nodes, with CIDRs", "without", "times", "all entries, with " +
+			"CIDRs", "without", "times",
 	}}
 	with, nodes := r.of(kind, true)
 	without, _ := r.of(kind, false)
@@ -114,7 +115,9 @@ func (r *EntriesReport) sizes(kind string) *plot.Table {
 		t.Rows = append(t.Rows, []string{
 			humanize.Grouped(n), humanize.Grouped(n * r.Density),
 			humanize.Grouped(a.Remote), humanize.Grouped(b.Remote), saved,
-			humanize.Grouped(a.All()), humanize.Grouped(b.All()), fmt.Sprintf("%.1f", float64(b.All())/float64(a.All())),
+			humanize.Grouped(
+				a.All(),
+			), humanize.Grouped(b.All()), fmt.Sprintf("%.1f", float64(b.All())/float64(a.All())),
 		})
 	}
 	return t
@@ -138,7 +141,8 @@ func (r *EntriesReport) verdict() string {
 	if r.Pass {
 		return "Entries are a sum of what nodes, containers and services have each: no product of two is among them."
 	}
-	return "Entries are more than what nodes, containers and services have each: pairs of them have entries of their own."
+	return "Entries are more than what nodes, containers and services have each: pairs of them have entries of their " +
+		"own."
 }
 
 func (r *EntriesReport) how() string {
@@ -187,8 +191,10 @@ func (r *EntriesReport) Page(w io.Writer) error {
 	}
 	sections = append(sections, plot.Section{
 		Title: "what one more adds",
-		Notes: []plot.Note{{Text: "By differences between samples. NIMITZ §3.1 (NM2): O(service) + O(container) + O(node), " +
-			"and not their product. " + r.verdict()}},
+		Notes: []plot.Note{
+			{Text: "By differences between samples. NIMITZ §3.1 (NM2): O(service) + O(container) + O(node), " +
+				"and not their product. " + r.verdict()},
+		},
 		Table: r.growth(),
 	})
 	return r.WritePage(w, plot.Page{

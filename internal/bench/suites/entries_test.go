@@ -68,7 +68,8 @@ func TestEntries(t *testing.T) {
 func TestEntriesThatMultiply(t *testing.T) {
 	for name, extra := range map[string]func(nodes, containers, services int) int{
 		"nodes and containers": func(n, c, _ int) int { return n * c }, "nodes and services": func(n, _, s int) int { return n * s },
-		"containers and services": func(_, c, s int) int { return c * s }, "pairs of nodes": func(n, _, _ int) int { return n * n },
+		"containers and " +
+			"services": func(_, c, s int) int { return c * s }, "pairs of nodes": func(n, _, _ int) int { return n * n },
 		"nothing": func(_, _, _ int) int { return 3 },
 	} {
 		r := EntriesReport{Density: 4, Services: 3}

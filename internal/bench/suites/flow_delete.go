@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// FlowDeleteOptions say how many entries a switch has, of which a batch is deleted.
+// FlowDeleteOptions configure the number of installed entries and the batch that is deleted.
 type FlowDeleteOptions struct {
 	Installed []int // each at least Batch
 	Batch     int
@@ -28,7 +28,7 @@ type FlowDeleteOptions struct {
 	Progress  func(done, of int)
 }
 
-// flowDeleteBatch is the paper's (§4, fig 10).
+// flowDeleteBatch is the batch of the paper (§4, fig 10).
 const flowDeleteBatch = 2000
 
 // QuickFlowDelete takes about a minute.
@@ -36,16 +36,16 @@ func QuickFlowDelete() FlowDeleteOptions {
 	return FlowDeleteOptions{Installed: []int{2000, 5000, 10_000}, Batch: flowDeleteBatch, Rounds: 5}
 }
 
-// FullFlowDelete goes as far as the paper's figure.
+// FullFlowDelete has the sizes of the paper's figure.
 func FullFlowDelete() FlowDeleteOptions {
 	return FlowDeleteOptions{Installed: []int{2000, 5000, 10_000, 20_000, 50_000}, Batch: flowDeleteBatch, Rounds: 5}
 }
 
-// MaxFlowDelete is the most entries that a run takes.
+// MaxFlowDelete is the maximum number of installed entries.
 const MaxFlowDelete = 200_000
 
-// FlowDelete measures how long Open vSwitch takes to delete a batch of entries, loosely as in NIMITZ (NM8, fig 10) and
-// strictly.
+// FlowDelete measures how long Open vSwitch takes to delete a batch of entries, with loose deletions as in NIMITZ (NM8,
+// fig 10) and with strict ones.
 func FlowDelete(ctx context.Context, o FlowDeleteOptions) (_ *FlowDeleteReport, err error) {
 	started := time.Now()
 	release, err := scenario.Claim(o.Dir)
@@ -65,7 +65,11 @@ func FlowDelete(ctx context.Context, o FlowDeleteOptions) (_ *FlowDeleteReport, 
 		s := m.samples[n]
 		r.Results = append(
 			r.Results,
-			FlowDeleteCost{Installed: n, Loose: report.Bootstrap(s[loose], m.random), Strict: report.Bootstrap(s[strict], m.random)},
+			FlowDeleteCost{
+				Installed: n,
+				Loose:     report.Bootstrap(s[loose], m.random),
+				Strict:    report.Bootstrap(s[strict], m.random),
+			},
 		)
 	}
 	r.Header = report.NewHeader(started)
@@ -143,7 +147,7 @@ func (m *flowDelete) rounds(ctx context.Context) error {
 	return nil
 }
 
-// resize has the switch hold the first n entries.
+// resize installs or deletes entries until the switch has the first n.
 func (m *flowDelete) resize(ctx context.Context, entries []pipeline.Entry, installed *int, n int) error {
 	var remove, add []pipeline.Entry
 	if n > *installed {
@@ -155,7 +159,7 @@ func (m *flowDelete) resize(ctx context.Context, entries []pipeline.Entry, insta
 	return m.ways[strict].Apply(ctx, remove, add)
 }
 
-// sample deletes a batch that lies anywhere among the entries, and puts it back.
+// sample deletes a random batch of the entries, and installs it again.
 func (m *flowDelete) sample(ctx context.Context, entries []pipeline.Entry, way int) error {
 	batch := make([]pipeline.Entry, m.Batch)
 	for i, at := range m.random.Perm(len(entries))[:m.Batch] {

@@ -67,15 +67,21 @@ func (r *FlowDeleteReport) Page(w io.Writer) error {
 		Title:   "time Open vSwitch takes to delete entries",
 		Heading: "Time Open vSwitch takes to delete entries",
 		Notes: []plot.Note{
-			{Class: "what", Lead: humanize.Grouped(r.Batch) + " entries", Text: "are deleted in one transaction, out of as many " +
-				"as each line says, and installed again."},
+			{
+				Class: "what",
+				Lead:  humanize.Grouped(r.Batch) + " entries",
+				Text: "are deleted in one transaction, out of as many " +
+					"as each line says, and installed again.",
+			},
 			{Text: fmt.Sprintf("%d rounds, both ways in turn. %s", r.Rounds, report.BarNote)},
 		},
 		Sections: []plot.Section{
 			{
 				Title: "growth",
-				Notes: []plot.Note{{Text: "The time of each way as a multiple of its own time with the fewest entries. " +
-					"The paper reports 28 × at 50,000, where hardware entries are deleted too."}},
+				Notes: []plot.Note{
+					{Text: "The time of each way as a multiple of its own time with the fewest entries. " +
+						"The paper reports 28 × at 50,000, where hardware entries are deleted too."},
+				},
 				Bars: plot.NewBars("growth", "times", report.NameWidth, true, both), Table: r.table(),
 			},
 			r.section("loose", "theirs", func(c FlowDeleteCost) report.Interval { return c.Loose },
@@ -97,7 +103,11 @@ func growthBar(name, class string, growth float64, of, least report.Interval) pl
 }
 
 // section shows one way in ms.
-func (r *FlowDeleteReport) section(title, class string, of func(FlowDeleteCost) report.Interval, about string) plot.Section {
+func (r *FlowDeleteReport) section(
+	title, class string,
+	of func(FlowDeleteCost) report.Interval,
+	about string,
+) plot.Section {
 	t := &plot.Table{Head: []string{"installed", "ms"}}
 	var bars []plot.Bar
 	for _, c := range r.Results {

@@ -17,15 +17,15 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// ScaleOptions say what `pilaster bench scale` varies, and how long it looks.
+// ScaleOptions configure `pilaster bench scale`.
 type ScaleOptions struct {
 	Endpoints []int // of a node, each 1 to 65,535
 	Peers     []int // each 1 to 2^20
-	Keys      []int // how many pairs of a valid address and a path a sprayer has; powers of two
+	Keys      []int // numbers of pairs of a valid address and a path that a sprayer uses; powers of two
 	Rounds    int   // samples of each figure
 	Packets   int   // a sample
 	CPU       int
-	Dir       string // for namespaces; is made and taken away
+	Dir       string // for namespaces; created and removed
 	Seed      uint64
 	Progress  func(done, of int)
 }
@@ -44,16 +44,20 @@ func QuickScale() ScaleOptions {
 	}
 }
 
-// FullScale has all that the claim names.
+// FullScale has all sizes of the claim.
 func FullScale() ScaleOptions {
 	return ScaleOptions{
-		Endpoints: []int{1, 100, 1000}, Peers: []int{10, 100, 1000, 4000, 10_000, 100_000, 1_000_000}, Keys: []int{8, 64, 512, 4096, 32_768},
+		Endpoints: []int{
+			1,
+			100,
+			1000,
+		}, Peers: []int{10, 100, 1000, 4000, 10_000, 100_000, 1_000_000}, Keys: []int{8, 64, 512, 4096, 32_768},
 		Rounds: 31, Packets: 500_000,
 	}
 }
 
-// Scale measures what a packet costs, by how much a node has to know and by how many peers its containers
-// talk with, and what a container that sprays addresses costs another.
+// Scale measures the cost of a packet by the number of endpoints and peers, and the cost that a container which sprays
+// packets over many addresses adds to another one.
 func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 	started := time.Now()
 	release, err := scenario.Claim(o.Dir)
@@ -62,7 +66,10 @@ func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	defer func() { err = scenario.Interrupted(ctx, err) }()
-	m := &scaleMeter{ScaleOptions: o, Meter: &progrun.Meter{Count: o.Rounds, Context: ctx, Random: rand.New(rand.NewPCG(o.Seed, 0))}}
+	m := &scaleMeter{
+		ScaleOptions: o,
+		Meter:        &progrun.Meter{Count: o.Rounds, Context: ctx, Random: rand.New(rand.NewPCG(o.Seed, 0))},
+	}
 	steps := len(o.Endpoints) * (2*(1+len(o.Peers)) + len(o.Keys) + 1)
 	m.step = func() { m.done++; o.Progress(m.done, steps) }
 	r := &ScaleReport{
@@ -84,7 +91,7 @@ type scaleMeter struct {
 	step func()
 }
 
-// measure makes a node of that many endpoints and takes all its figures.
+// measure makes a node with that many endpoints and takes all its figures.
 func (m *scaleMeter) measure(endpoints int, r *ScaleReport) (err error) {
 	tenants := (endpoints + endpointsATenant - 1) / endpointsATenant
 	if m.Bed, err = progrun.NewBed(filepath.Join(m.Dir, "scale"), endpoints, tenants, 0); err != nil {
@@ -111,10 +118,10 @@ func (m *scaleMeter) measure(endpoints int, r *ScaleReport) (err error) {
 	})
 }
 
-// byPeers takes one hook's figures.
+// byPeers takes the figures of one hook.
 func (m *scaleMeter) byPeers(h *progrun.Hook, cost *HookCost) error {
 	for _, peers := range append([]int{0}, m.Peers...) {
-		never := peers == 0 // nothing is ever found in the cache
+		never := peers == 0 // every packet misses the cache
 		all, err := m.Bed.Peers(max(peers, 1), m.Bed.Endpoints, m.Random)
 		if err != nil {
 			return err
@@ -137,15 +144,15 @@ func (m *scaleMeter) byPeers(h *progrun.Hook, cost *HookCost) error {
 	return nil
 }
 
-// missed is the part of packets that the cache does not know, when each is of a peer drawn at random: what a
-// slot holds is of the last that came of those who share it.
+// missed is the part of packets that miss the cache when each belongs to a random peer: a slot has the last of the
+// flows that share it.
 func missed(peers int) float64 {
 	p := float64(peers)
 	return 1 - flowSlots/p*(1-math.Pow(1-1.0/flowSlots, p))
 }
 
-// What a run goes through before it begins again: enough that each peer is drawn, but for so many of them that
-// none is met in the cache again anyway.
+// Packets of a run before it repeats them: enough that each peer is chosen, unless there are so many peers that every
+// packet misses the cache anyway.
 const (
 	fewestPackets = 1 << 10
 	mostPackets   = 1 << 20

@@ -55,7 +55,9 @@ var sprayHead = []string{
 
 func (s SprayCost) cells(keys string) []string {
 	return []string{
-		humanize.Grouped(s.Endpoints), keys, report.Spread(s.Alone), report.Spread(s.Beside), report.Percent(s.Evicted), report.Spread(s.Own),
+		humanize.Grouped(
+			s.Endpoints,
+		), keys, report.Spread(s.Alone), report.Spread(s.Beside), report.Percent(s.Evicted), report.Spread(s.Own),
 	}
 }
 
@@ -68,12 +70,19 @@ func (r *ScaleReport) Table(w io.Writer) {
 			humanize.Of(h.Endpoints, "endpoint", "endpoints"), humanize.Of(h.Tenants, "tenant", "tenants"))
 		t := &plot.Table{Head: []string{"peers", "ns", "not in the cache"}}
 		for _, p := range h.Peers {
-			t.Rows = append(t.Rows, []string{humanize.Grouped(p.Peers), report.Spread(p.Nanoseconds), report.Percent(p.Missed)})
+			t.Rows = append(
+				t.Rows,
+				[]string{humanize.Grouped(p.Peers), report.Spread(p.Nanoseconds), report.Percent(p.Missed)},
+			)
 		}
 		t.Rows = append(t.Rows, []string{"1, cache void", report.Spread(h.Miss), report.Percent(1)})
 		t.Text(w, "  ")
 	}
-	fmt.Fprintf(w, "\na container sprays once over all its keys between every two packets of %d flows of others\n", victimFlows)
+	fmt.Fprintf(
+		w,
+		"\na container sprays once over all its keys between every two packets of %d flows of others\n",
+		victimFlows,
+	)
 	t := &plot.Table{Head: sprayHead}
 	for _, s := range r.Sprays {
 		keys := humanize.Grouped(s.Keys)
@@ -97,8 +106,12 @@ func (r *ScaleReport) Page(w io.Writer) error {
 		Title:   "what a packet costs as a node grows",
 		Heading: "What a packet costs as a node grows",
 		Notes: []plot.Note{
-			{Class: "what", Lead: "Programs alone,", Text: "run by the kernel over packets as data: no device, no wire. " +
-				"Compare lines of one run; times differ between machines."},
+			{
+				Class: "what",
+				Lead:  "Programs alone,",
+				Text: "run by the kernel over packets as data: no device, no wire. " +
+					"Compare lines of one run; times differ between machines.",
+			},
 			{Text: fmt.Sprintf("%d rounds of %d packets on CPU %d. %s The flow cache has %d slots on each CPU.",
 				r.Rounds, r.Packets, r.CPU, report.BarNote, r.Slots)},
 		},
@@ -167,8 +180,11 @@ func (r *ScaleReport) spraySection() plot.Section {
 	}
 	return plot.Section{
 		Title: "beside a container that sprays",
-		Notes: []plot.Note{{Text: fmt.Sprintf("The cost of a packet of %d flows beside a container that sends once over all "+
-			"its keys between every two packets of each flow, and beside one that sends as much to one peer.", victimFlows)}},
+		Notes: []plot.Note{
+			{Text: fmt.Sprintf("The cost of a packet of %d flows beside a container that sends once over all "+
+				"its keys between every two packets of each flow, and beside one that sends as much to one "+
+				"peer.", victimFlows)},
+		},
 		Bars:  plot.NewBars("flows beside a sprayer", "ns a packet", report.NameWidth, false, bars),
 		Table: t,
 	}

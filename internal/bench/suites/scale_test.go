@@ -57,7 +57,8 @@ func TestScale(t *testing.T) {
 	w := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
 	r.Table(w)
 	w.Flush()
-	for _, want := range []string{"container, 1,000 endpoints, 100 tenants", "uplink-in, 1 endpoint, 1 tenant\n", "20,000", "made up, dropped", "16,384"} {
+	for _, want := range []string{"container, 1,000 endpoints, 100 tenants", "uplink-in, 1 endpoint, 1 " +
+		"tenant\n", "20,000", "made up, dropped", "16,384"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the table lacks %q", want)
 		}
@@ -194,8 +195,10 @@ func TestScalePage(t *testing.T) {
 	plottest.CheckPage(t, page.String(), 3)
 	for _, want := range []string{
 		"<h2>container</h2>", "<h2>uplink-in</h2>", "10 peers · 1,000 endpoints", "cache void · 1 endpoint",
-		"<th scope=\"row\">100,000 peers</th><td>1,000</td><td>100</td><td>910 (909–911)</td><td>96 %</td>", "<th scope=\"row\">cache void</th><td>1</td><td>0</td><td>1200 (1199–1201)</td><td>100 %</td>",
-		"made-up addresses · 1 endpoint", "<th scope=\"row\">1</th><td>4,096 keys</td><td>62 (61–63)</td><td>501 (500–502)</td><td>63 %</td><td>903 (902–904)</td>",
+		"<th scope=\"row\">100,000 peers</th><td>1,000</td><td>100</td><td>910 (909–911)</td><td>96 " +
+			"%</td>", "<th scope=\"row\">cache void</th><td>1</td><td>0</td><td>1200 (1199–1201)</td><td>100 %</td>",
+		"made-up addresses · 1 endpoint", "<th scope=\"row\">1</th><td>4,096 keys</td><td>62 (61–63)</td><td>501 " +
+			"(500–502)</td><td>63 %</td><td>903 (902–904)</td>",
 	} {
 		if !strings.Contains(page.String(), want) {
 			t.Errorf("the page lacks %q", want)

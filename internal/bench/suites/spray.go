@@ -9,18 +9,18 @@ import (
 	"pilaster.io/pilaster/internal/bench/report"
 )
 
-// victimFlows are conversations that go on while another container sprays: few, so that they hardly ever share a
-// slot themselves.
+// victimFlows are flows of one container while another one sprays: few, so that they rarely share a slot with each
+// other.
 const victimFlows = 16
 
-// roundsASpray is how often more: a sample is of a few packets only.
+// roundsASpray multiplies the samples of a spray, because each has only a few packets.
 const roundsASpray = 8
 
 // noisePackets is a burst to made-up addresses.
 const noisePackets = 4096
 
-// sprays lets a sprayer send between every two packets of a flow, and times the flows. A container is told only
-// addresses of its own tenant; with them, and the flow labels that make paths of its own, it can fill slots.
+// sprays lets a sprayer send between every two packets of a flow, and measures the flows. A container knows only
+// addresses of its own tenant; with them and with flow labels, which select paths, it can fill slots.
 func (m *scaleMeter) sprays(endpoints int) (all []SprayCost, err error) {
 	h := &m.Bed.Hooks[0]
 	flows, err := m.Bed.Peers(victimFlows, m.Bed.Endpoints, m.Random)
@@ -48,7 +48,7 @@ func (m *scaleMeter) sprays(endpoints int) (all []SprayCost, err error) {
 	return all, nil
 }
 
-// spray is with a sprayer that has that many keys, or with 0 one that makes up addresses.
+// spray measures one sprayer with that many keys; with 0 it makes addresses up.
 func (m *scaleMeter) spray(h *progrun.Hook, victim *progrun.Frames, keys int) (s SprayCost, err error) {
 	burst, want := keys, uint32(progrun.Forwarded)
 	if keys == 0 {
@@ -96,12 +96,21 @@ func (m *scaleMeter) spray(h *progrun.Hook, victim *progrun.Frames, keys int) (s
 	if after-before != wanted {
 		return s, fmt.Errorf("%d packets were dropped, and %d were sent to made-up addresses", after-before, wanted)
 	}
-	s.Alone, s.Beside, s.Own = report.Bootstrap(alone, m.Random), report.Bootstrap(beside, m.Random), report.Bootstrap(own, m.Random)
+	s.Alone, s.Beside, s.Own = report.Bootstrap(
+		alone,
+		m.Random,
+	), report.Bootstrap(
+		beside,
+		m.Random,
+	), report.Bootstrap(
+		own,
+		m.Random,
+	)
 	return s, nil
 }
 
-// neighbours are packets of the sprayer, which is one container, and as many of a container that talks with one peer: so the programs
-// are equally warm in the CPU's caches.
+// neighbours are packets of the sprayer, and as many of a container with one peer, so that the CPU's caches are equally
+// warm in both cases.
 func (m *scaleMeter) neighbours(h *progrun.Hook, keys, burst int) (sprayed, usual *progrun.Frames, err error) {
 	peers, err := m.Bed.Peers(max(1, (keys+paths-1)/paths), m.Bed.Endpoints[:1], m.Random)
 	if err != nil {
@@ -125,5 +134,5 @@ func (m *scaleMeter) neighbours(h *progrun.Hook, keys, burst int) (sprayed, usua
 	return sprayed, usual, nil
 }
 
-// paths is how many a pair has: PATHS of bpf/net/netpila/flow.h.
+// paths is the number of paths of a pair: PATHS of bpf/net/netpila/flow.h.
 const paths = 8

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idle is how long CPUs have done nothing since boot. The kernel counts that exactly and shows it in
-// hundredths; what processes and interrupts took it only samples, and blames softirqs on anyone.
+// IdleTime is the idle time of CPUs since boot. The kernel counts it exactly and reports hundredths of a second; it
+// only samples the time of processes and interrupts, and charges softirqs to the interrupted process.
 type idle struct{ Cpus, Seconds float64 }
 
-// ReadIdle is that of one CPU, or of all for -1.
+// ReadIdle is the idle time of one CPU, or of all for -1.
 func ReadIdle(cpu int) (idle, error) {
 	f, err := os.Open("/proc/stat")
 	if err != nil {
@@ -29,7 +29,7 @@ func ReadIdle(cpu int) (idle, error) {
 		if !isCPU || number == "" || cpu >= 0 && number != strconv.Itoa(cpu) {
 			continue
 		}
-		for _, field := range fields[4:6] { // idle, and idle that waits for a disk
+		for _, field := range fields[4:6] { // idle, and iowait
 			hundredths, err := strconv.ParseFloat(field, 64)
 			if err != nil {
 				return idle{}, fmt.Errorf("/proc/stat: %w", err)
@@ -44,7 +44,7 @@ func ReadIdle(cpu int) (idle, error) {
 	return sum, nil
 }
 
-// LastCPU is the highest CPU this process may use: the lowest takes most interrupts.
+// LastCPU is the highest CPU that this process may use: the lowest one handles most interrupts.
 func LastCPU() (int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {

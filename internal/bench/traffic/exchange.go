@@ -46,7 +46,7 @@ func driveEcho(c *client) (Answer, error) {
 	if c.metric.kind == unix.SOCK_STREAM {
 		return c.measure(once, func() {})
 	}
-	// A lost datagram is told and costs its time, and the run goes on.
+	// A lost datagram is counted and costs its time, and the run continues.
 	if err := s.Wait(echoWait); err != nil {
 		return Answer{}, err
 	}
@@ -67,11 +67,11 @@ func driveEcho(c *client) (Answer, error) {
 	return a, err
 }
 
-// echoWait is how long a datagram's echo may take until it counts as lost.
+// echoWait is the time after which a datagram without echo counts as lost.
 const echoWait = 100 * time.Millisecond
 
-// connecting: each transaction has a connection of its own. The server closes first, as one of HTTP 1.0
-// does: the ports that rest afterwards are its one, and the client does not run out of them.
+// connecting: each transaction has a connection of its own. The server closes first, as in HTTP 1.0: TIME_WAIT is then
+// on the server's port, and the client does not run out of ports.
 var connecting = traffic{
 	Serve: func(s Socket, m Metric) (Answer, error) {
 		buffer := make([]byte, m.block)
@@ -127,23 +127,23 @@ var connecting = traffic{
 		if err != nil {
 			return a, err
 		}
-		s.close() // a connection that asks nothing is the last
+		s.close() // a connection without a request is the last
 		return a, nil
 	},
 }
 
-// What a flooding datagram begins with.
+// First byte of a flooding datagram.
 const (
 	warmup byte = iota
 	measured
-	first // both have an answer: a flow that only one side speaks on is established for nobody who asks for that
+	first // both have an answer: caches such as ONCache require packets in both directions
 	last
 )
 
-// flooding: as many datagrams as go; those that arrive count.
+// flooding: as many datagrams as possible; those that arrive count.
 var flooding = traffic{
 	Serve: func(s Socket, m Metric) (a Answer, err error) {
-		// The reader gets its turn after some milliseconds; what comes meanwhile must not count as lost.
+		// The reader may run only after some milliseconds; datagrams that arrive before must not be lost.
 		if err := unix.SetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
 			return a, fmt.Errorf("a long queue: %w", err)
 		}
@@ -185,7 +185,7 @@ var flooding = traffic{
 	},
 }
 
-// ask sends a datagram until it is answered.
+// ask sends a datagram until it receives an answer.
 func (s Socket) ask(what byte, block int) error {
 	if err := s.Wait(echoWait); err != nil {
 		return err
@@ -207,14 +207,14 @@ func (s Socket) ask(what byte, block int) error {
 	return errors.New("the server does not answer")
 }
 
-// firsts: each trial is a new socket's, and begins with nothing of the path cached. Who started the client says when.
+// firsts: each trial has a new socket, and begins with empty caches. The parent process starts each trial.
 var firsts = traffic{
 	Serve: func(s Socket, m Metric) (a Answer, err error) {
 		buffer, bench := make([]byte, m.block), os.Getppid()
 		for {
 			n, from, err := unix.Recvfrom(int(s), buffer, 0)
 			if (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)) && os.Getppid() == bench {
-				continue // others begin or have their trials, however long that takes
+				continue // the trials of other scenarios may take any time
 			}
 			if n == 0 || err != nil {
 				return a, err
@@ -253,15 +253,14 @@ var firsts = traffic{
 	},
 }
 
-// followers of a first datagram; their median is the path's when all is cached.
+// followers are the datagrams after a first one; their median is the time of the cached path.
 const followers = 4
 
-// settle is how long a client waits for what a node does after a change, which is not the first packet's to wait for.
-// It waits awake: a CPU that has slept takes as long to wake as a packet does, and the one of a virtual machine now
-// more, now less.
+// settle is the time that a client waits after a change, so that the work of the node is not part of the first packet.
+// It waits without sleeping: waking a CPU takes as long as a packet, and varies in a virtual machine.
 const settle = 200 * time.Microsecond
 
-// roundTrips are the seconds of so many echoes, one after the other, on a new socket.
+// roundTrips are the times in seconds of n echoes, one after the other, on a new socket.
 func (c *client) roundTrips(n int) ([]float64, error) {
 	s, err := c.dial()
 	if err != nil {

@@ -10,42 +10,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Job is what one generator process is told on its standard input.
+// Job is the input of one generator process.
 type Job struct {
 	Metric string
 	Serve  bool
-	// Target is where to listen (port 0) or to connect.
+	// Target is the address to listen on (port 0) or to connect to.
 	Target         netip.AddrPort
 	Warmup, Window time.Duration
-	// CPU whose time is told; -1: all of them.
+	// CPU whose time is measured; -1: all of them.
 	CPU int
 }
 
-// Answer is what it says on its standard output: a server its port as soon as it listens, and when its
-// client is gone what arrived; a client what it did, at its end or after each trial it was told to make.
+// Answer is the output of a generator. A server sends its port as soon as it listens, and its counts when the client is
+// gone. A client sends its results, at its end or after each trial.
 type Answer struct {
 	Port uint16 `json:",omitempty"`
 
 	Ops     float64 `json:",omitempty"` // in the window: writes, echoes, or datagrams that arrived
-	Seconds float64 `json:",omitempty"` // the window as it was
+	Seconds float64 `json:",omitempty"` // actual length of the window
 	Busy    float64 `json:",omitempty"` // CPU seconds in it
-	// From and To are when the window was, by CLOCK_MONOTONIC, in ns.
+	// From and To are the ends of the window, by CLOCK_MONOTONIC, in ns.
 	From, To int64 `json:",omitempty"`
 	Lost     int   `json:",omitempty"` // datagrams whose echo did not come in time
 	// Seconds of first round trips and of those that follow them.
 	First, Next []float64 `json:",omitempty"`
 }
 
-// DialTimeout is how long either side waits for the other before it gives up.
+// DialTimeout bounds how long either side waits for the other.
 const DialTimeout = 5 * time.Second
 
-// traffic is what the two sides of a metric do. Both return once the client is done.
+// traffic has the two sides of a metric. Both return when the client is done.
 type traffic struct {
 	Serve func(listening Socket, m Metric) (Answer, error)
 	drive func(*client) (Answer, error)
 }
 
-// client is the side that begins and measures.
+// client is the side that starts the traffic and measures it.
 type client struct {
 	Job
 	metric Metric
@@ -53,8 +53,8 @@ type client struct {
 	out    *json.Encoder
 }
 
-// Generate is the generator process: one job from in, answers to out. It blocks in system calls
-// without telling Go's scheduler, so it must be alone in its process.
+// Generate is the generator process: one job from in, answers to out. It blocks in raw system calls, which Go's
+// scheduler does not see, so it must be alone in its process.
 func Generate(in io.Reader, out io.Writer) error {
 	c := client{in: json.NewDecoder(in), out: json.NewEncoder(out)}
 	if err := c.in.Decode(&c.Job); err != nil {
@@ -76,7 +76,7 @@ func Generate(in io.Reader, out io.Writer) error {
 	return c.out.Encode(a)
 }
 
-// serve listens, says where, and answers one client.
+// serve listens, reports its port, and serves one client.
 func serve(c *client) (a Answer, err error) {
 	m := c.metric
 	s, err := patientSocket(m.kind)
@@ -112,7 +112,7 @@ func (c *client) dial() (Socket, error) {
 	return s, nil
 }
 
-// measure repeats once for the warm-up; then for the window, which begin is called before.
+// measure calls once repeatedly for the warm-up, then calls begin, and once again for the window.
 func (c *client) measure(once func() (float64, error), begin func()) (a Answer, err error) {
 	if _, _, err := Repeat(once, c.Warmup); err != nil {
 		return a, err
@@ -134,12 +134,12 @@ func (c *client) measure(once func() (float64, error), begin func()) (a Answer, 
 
 func monotonic() int64 {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // which every Linux has
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // every Linux has this clock
 	return now.Nano()
 }
 
-// Repeat does once for a time and says what it came to. The clock is read once in a while only: it
-// costs as much as a part of a packet's way.
+// Repeat calls once for the given time and returns the sum. It reads the clock only now and then, because that costs as
+// much as a part of the packet path.
 func Repeat(once func() (float64, error), window time.Duration) (sum, seconds float64, err error) {
 	start := time.Now()
 	for {

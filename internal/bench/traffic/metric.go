@@ -8,25 +8,25 @@ import (
 	"pilaster.io/pilaster/internal/bench/report"
 )
 
-// Metric is a kind of traffic and what is told of it. Names that netperf has mean what they mean there.
+// Metric is a kind of traffic and its figure. Names that netperf has mean the same as there.
 type Metric struct {
 	Name  string
 	About string
 	Unit  string
-	// Less is better; else more is.
+	// Less means that less is better.
 	Less bool
-	// Figure is what the papers show of it.
+	// Figure is the figure of the papers.
 	Figure string
 
 	Traffic traffic
 	kind    int    // of socket
 	block   int    // bytes of one write
 	flows   int    // connections at once
-	Cut     bool   // no device takes segments apart or puts them together
-	Trials  bool   // one by one, those of all scenarios in turn; all such metrics are of the same traffic
-	Counted string // what CPU time is told by
+	Cut     bool   // segmentation offloads are off
+	Trials  bool   // one by one, in turn with the other scenarios; all such metrics have the same traffic
+	Counted string // unit that CPU time refers to
 	Value   func(Answer) float64
-	// Programs is the direction whose programs' time is told, measured with the kernel's BPF statistics on.
+	// Programs is the direction of the measured programs; the kernel's BPF statistics are on.
 	Programs Direction
 }
 
@@ -34,12 +34,13 @@ type Metric struct {
 func (m Metric) ID() string { return m.Name }
 
 const (
-	figure20 = "NETPILA fig. 20 (latency of RDMA), §7.2: the same as native IPv6; ONCache's request-response: +36–41 % (TCP), +34–39 % (UDP) over VXLAN"
+	figure20 = "NETPILA fig. 20 (latency of RDMA), §7.2: the same as native IPv6; ONCache's request-response: +36–41 " +
+		"% (TCP), +34–39 % (UDP) over VXLAN"
 	figure21 = "NETPILA fig. 21 (bandwidth of RDMA), §7.2: the same as native IPv6"
 	section6 = "NETPILA §6.2: first packet 0.812 ms, later ones 0.082 ms"
 )
 
-// Metrics are all there are, in the order of reports.
+// Metrics are all metrics, in the order of reports.
 func Metrics() []Metric {
 	perSecond := func(a Answer) float64 { return a.Ops / a.Seconds }
 	gigabits := func(a Answer) float64 { return perSecond(a) * 8 * StreamBlock / 1e9 }
@@ -74,7 +75,8 @@ func Metrics() []Metric {
 		echo.as("TCP_RR", "1 byte and its echo on one connection", func(m *Metric) { m.kind = unix.SOCK_STREAM }),
 		echo.as("UDP_RR", "1 byte and its echo", func(m *Metric) { m.kind = unix.SOCK_DGRAM }),
 		echo.as("TCP_CRR", "connect, 1 byte, its echo, close", func(m *Metric) {
-			m.kind, m.Traffic, m.Figure = unix.SOCK_STREAM, connecting, "ONCache's connect-request-response: 3.13 times Slim"
+			m.kind, m.Traffic, m.Figure = unix.SOCK_STREAM, connecting, "ONCache's connect-request-response: 3.13 "+
+				"times Slim"
 		}),
 		echo.as("UDP_PPS", "datagrams of 18 bytes, as many as arrive", func(m *Metric) {
 			m.kind, m.Traffic, m.block, m.Counted, m.Figure = unix.SOCK_DGRAM, flooding, 18, "packet", "NETPILA §7.2: no more work a packet than native IPv6"
@@ -121,7 +123,7 @@ func Metrics() []Metric {
 
 const StreamBlock = 128 << 10
 
-// as is a metric like another but for a few things.
+// as is a copy of a metric with a few differences.
 func (m Metric) as(name, about string, differs func(*Metric)) Metric {
 	m.Name, m.About = name, about
 	differs(&m)
@@ -137,7 +139,7 @@ func MetricByName(name string) (Metric, bool) {
 	return all[i], true
 }
 
-// Direction is a packet's, as a node sees it.
+// Direction is that of a packet, from the view of a node.
 type Direction int
 
 const (

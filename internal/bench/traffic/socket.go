@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket is used by raw system calls, and blocks in them: a wrapped one costs the scheduler's
-// bookkeeping, and a non-blocking one the poller's, both more than what is compared here.
+// Socket uses raw blocking system calls: Go's wrappers add the cost of the scheduler or the poller, which is more than
+// the compared differences.
 type Socket int
 
-// Congestion control of every TCP connection, whatever the machine's default.
+// Congestion is the congestion control of every TCP connection, independent of the default of the machine.
 const Congestion = "cubic"
 
 func newSocket(kind int) (Socket, error) {
@@ -30,7 +30,7 @@ func newSocket(kind int) (Socket, error) {
 	return Socket(fd), nil
 }
 
-// patientSocket gives up after a while, and sends what it is told at once.
+// patientSocket has timeouts, and sends data at once (no Nagle).
 func patientSocket(kind int) (Socket, error) {
 	s, err := newSocket(kind)
 	if err != nil {

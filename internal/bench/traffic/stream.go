@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// streaming: as much as goes, over one connection or over several that a poll chooses from.
+// streaming: as much as possible, over one connection or over several with poll.
 var streaming = traffic{Serve: serveStream, drive: driveStream}
 
 func serveStream(listening Socket, m Metric) (Answer, error) {
@@ -68,8 +68,8 @@ func driveStream(c *client) (Answer, error) {
 	}, func() {})
 }
 
-// turns is how often a connection that is ready is used before the next one has its turn. iperf3's sender writes as
-// often, while its receiver reads once; ours reads as often.
+// turns is how often a ready connection is used before the next one. iperf3's sender writes as often, but its receiver
+// reads once; ours reads as often.
 const turns = 10
 
 // flows are connections of one process; a single one blocks instead of being polled.

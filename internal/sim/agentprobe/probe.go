@@ -33,10 +33,10 @@ type probe struct {
 	warm   chan struct{} // closed when it is
 }
 
-// node is what the agent's node is called.
+// node is the name of the agent's node.
 const node = "agent"
 
-// Join brings the agent up and gives it its containers.
+// Join starts the agent and its containers.
 func (g *probe) Join(ctx context.Context, c sim.Cluster) (err error) {
 	spec := lab.Spec{Name: g.Name, Nodes: []string{node}}
 	var arguments []string
@@ -65,10 +65,10 @@ func (g *probe) Join(ctx context.Context, c sim.Cluster) (err error) {
 	return err
 }
 
-// downTime bounds how long the agent and its containers may take to go, also after an interrupt.
+// downTime bounds the removal of the agent and its containers, also after an interrupt.
 const downTime = time.Minute
 
-// leave takes the agent away while the orchestrator is still there.
+// leave removes the agent while the orchestrator still runs.
 func (g *probe) leave(ctx context.Context) error {
 	if g.lab == nil {
 		return nil
@@ -78,7 +78,7 @@ func (g *probe) leave(ctx context.Context) error {
 	return g.lab.Down(ctx)
 }
 
-// After measures the agent, the first time when it is warm.
+// After measures the agent, the first time after its warm-up.
 func (g *probe) After(ctx context.Context, s sim.Stage) error {
 	select {
 	case <-g.warm:
@@ -103,7 +103,7 @@ func (g *probe) After(ctx context.Context, s sim.Stage) error {
 	return nil
 }
 
-// same makes sure that all was measured of one process.
+// same checks that all measurements are of the same process.
 func (g *probe) same(ctx context.Context) error {
 	all, err := g.lab.Processes(ctx)
 	if err != nil {
@@ -122,7 +122,7 @@ func (g *probe) same(ctx context.Context) error {
 	return nil
 }
 
-// said is what the agent tells of itself.
+// said has the agent's metrics.
 type said struct {
 	received, heartbeats sim.Count      // since it started
 	entries              map[string]int // by table
@@ -133,13 +133,13 @@ func (s said) equal(o said) bool {
 	return s.received == o.received && s.connected == o.connected && maps.Equal(s.entries, o.entries)
 }
 
-// Nothing may change between two looks at an agent that has done what it was told.
+// An agent that has applied all updates has the same metrics in two readings.
 const (
 	lookEvery  = 300 * time.Millisecond
 	settleTime = time.Minute
 )
 
-// quiet waits until the agent has done what the orchestrator has said.
+// quiet waits until the agent has applied all updates.
 func (g *probe) quiet(ctx context.Context) (said, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, errors.New("the agent does not come to rest"))
 	defer cancel()
@@ -186,10 +186,10 @@ func (g *probe) get(ctx context.Context, path string, read func(io.Reader) error
 	return read(resp.Body)
 }
 
-// ownCounts are what an ADD is refused by, and no tables of the packet path.
+// ownCounts are limits for an ADD, not tables of the packet path.
 var ownCounts = map[string]bool{"endpoints": true, "tenant-ids": true}
 
-// parse reads what is of interest from Prometheus text.
+// parse reads the needed metrics from Prometheus text.
 func parse(page io.Reader) (s said, err error) {
 	s.entries = map[string]int{}
 	lines := bufio.NewScanner(page)

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Report is what Run found.
+// Report is the result of Run.
 type Report struct {
 	Started        time.Time `json:"started"`
 	Seconds        float64   `json:"seconds"`
@@ -29,11 +29,11 @@ type Report struct {
 type Line struct {
 	Network  string         `json:"network"`
 	Points   []Point        `json:"points"`
-	NotFlat  []string       `json:"notFlat,omitempty"` // what is not as it must be on netpila
+	NotFlat  []string       `json:"notFlat,omitempty"` // violated limits on netpila
 	Warnings map[string]int `json:"simulatedAgentWarnings,omitempty"`
 }
 
-// Point is the agent when a step is over.
+// Point is the state of the agent at the end of a step.
 type Point struct {
 	Nodes      int                `json:"nodes"`      // simulated
 	Containers int                `json:"containers"` // of them
@@ -66,13 +66,13 @@ func (p Point) String() string {
 	)
 }
 
-// How far the agent's memory may be from what it was beside the first size.
+// Allowed change of the agent's memory since the first size.
 const (
 	heapWithin     = 0.01
 	residentWithin = 0.05
 )
 
-// notFlat judges an agent that is to know nothing of other nodes.
+// notFlat reports in what the cost of an agent depends on other nodes.
 func notFlat(points []Point) (all []string) {
 	for i, p := range points {
 		if p.Received.Messages != 0 || p.Received.Bytes != 0 {
@@ -126,7 +126,7 @@ func notFlat(points []Point) (all []string) {
 
 func change(now, was int64) float64 { return float64(now-was) / float64(max(was, 1)) }
 
-// Pass tells whether all was flat that must be.
+// Pass reports whether all limits hold.
 func (r *Report) Pass() bool {
 	for _, l := range r.Lines {
 		if len(l.NotFlat) > 0 {
@@ -136,7 +136,7 @@ func (r *Report) Pass() bool {
 	return true
 }
 
-// Measured tells whether there is any step in it.
+// Measured reports whether the report has any step.
 func (r *Report) Measured() bool {
 	return slices.ContainsFunc(r.Lines, func(l Line) bool { return len(l.Points) > 0 })
 }
@@ -235,7 +235,9 @@ func (r *Report) Page(w io.Writer) error {
 	}
 	s := plot.Section{
 		Title: "beside a cluster that grows",
-		Notes: []plot.Note{{Text: "The same agent with the same containers; the axis is the number of simulated nodes."}},
+		Notes: []plot.Note{
+			{Text: "The same agent with the same containers; the axis is the number of simulated nodes."},
+		},
 		Table: t,
 	}
 	for _, p := range plots {
@@ -244,7 +246,10 @@ func (r *Report) Page(w io.Writer) error {
 	}
 	followers := "all of them follow the orchestrator."
 	if r.Followers > 0 {
-		followers = fmt.Sprintf("%d of them follow the orchestrator; the others keep their first state and send nothing.", r.Followers)
+		followers = fmt.Sprintf(
+			"%d of them follow the orchestrator; the others keep their first state and send nothing.",
+			r.Followers,
+		)
 	}
 	when := r.Started.Format(time.RFC3339)
 	page := plot.Page{
@@ -252,8 +257,10 @@ func (r *Report) Page(w io.Writer) error {
 		Heading: "What an agent keeps as its cluster grows",
 		Facts: []string{when, fmt.Sprintf("%.0f s", r.Seconds), fmt.Sprintf(
 			"%d containers of the agent, %d of each simulated node", r.Containers, r.NodeContainers)},
-		Notes: []plot.Note{{Class: "what", Lead: "The agent is real,", Text: "with containers and a packet path in the kernel, " +
-			"and follows a real orchestrator by TLS. The other nodes are simulated. On nimitz " + followers}},
+		Notes: []plot.Note{
+			{Class: "what", Lead: "The agent is real,", Text: "with containers and a packet path in the kernel, " +
+				"and follows a real orchestrator by TLS. The other nodes are simulated. On nimitz " + followers},
+		},
 		Sections: []plot.Section{s},
 		Foot: []plot.Note{{Class: "soft", Text: "All figures are in report.json beside this file. " +
 			"docs/reference/simulation.md explains their limits."}},

@@ -13,15 +13,15 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Options say what the agent has, and what it follows.
+// Options configure the agent and the simulated cluster.
 type Options struct {
-	Networks       []string      // of the tenant that all containers are of; a run each
+	Networks       []string      // of the tenant; one run each
 	Sizes          []int         // simulated nodes, more in each step; two at least
 	Containers     int           // of the agent
 	NodeContainers int           // of each simulated node
 	Followers      int           // simulated nodes on nimitz that follow the orchestrator; 0 means all
 	Dir            string        // folder on a real disk for the orchestrator's etcd
-	WarmUp         time.Duration // between its last container and its first measurement at least
+	WarmUp         time.Duration // minimum time between the last container and the first measurement
 	Binary         string        // pilaster, with pilaster-cni beside it
 	Name           string        // of the lab
 	Log            *slog.Logger
@@ -53,7 +53,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// tellEvery is how often somebody hears how far the simulated nodes are.
+// tellEvery is the interval of progress reports.
 const tellEvery = 2 * time.Second
 
 // follow grows one cluster beside one agent.
@@ -92,7 +92,7 @@ func (o Options) scenario(network string) (sim.Scenario, error) {
 	return s, s.Validate()
 }
 
-// Check says what is wrong with what a person chose, or returns nil.
+// Check validates the options.
 func (o Options) Check() error {
 	if len(o.Sizes) < 2 {
 		return errors.New(
@@ -107,7 +107,8 @@ func (o Options) Check() error {
 	for _, of := range []struct {
 		what     string
 		n, least int
-	}{{"containers of the agent", o.Containers, 1}, {"containers of each simulated node", o.NodeContainers, 1}, {"followers", o.Followers, 0}} {
+	}{{"containers of the agent", o.Containers, 1}, {"containers of each simulated " +
+		"node", o.NodeContainers, 1}, {"followers", o.Followers, 0}} {
 		if of.n < of.least || of.n > dpapi.DefaultMaxEndpoints && of.least > 0 {
 			return fmt.Errorf(
 				"%d %s: say %d or more, and no more containers than %d",
