@@ -107,7 +107,10 @@ func TestRunOfAllMetrics(t *testing.T) {
 			}
 		}
 	}
-	if i := slices.IndexFunc(r.Programs, func(p Program) bool { return p.Scenario == "netpila" && p.Name == "pil_container" && p.Ns.Median > 0 }); i < 0 ||
+	if i := slices.IndexFunc(r.Programs, func(p Program) bool {
+		return p.Scenario == "netpila" &&
+			p.Name == "pil_container" && p.Ns.Median > 0
+	}); i < 0 ||
 		!(r.EmptyProgramNs > 0) {
 		t.Errorf("programs %+v, empty %v", r.Programs, r.EmptyProgramNs)
 	}

@@ -127,7 +127,8 @@ func (r *CompareReport) table() *plot.Table {
 			verdict = Check{Gate: r.gate(), Verdict: x.Verdict}.verdict()
 		}
 		t.Rows = append(t.Rows, []string{
-			x.Scenario, x.Metric, x.text(x.This), x.text(x.Other), report.Precise(x.Ratio.Median), x.Ratio.String(), verdict,
+			x.Scenario, x.Metric, x.text(x.This), x.text(x.Other), report.Precise(x.Ratio.Median), x.Ratio.String(),
+			verdict,
 		})
 	}
 	return t
@@ -164,7 +165,8 @@ func (r *CompareReport) Page(w io.Writer) error {
 	var bars []plot.Bar
 	for _, x := range r.Results {
 		bars = append(bars, plot.Bar{
-			Name: x.Scenario + " " + x.Metric, Class: "ours", Figure: report.Precise(x.Ratio.Median), At: plot.Span(x.Ratio),
+			Name: x.Scenario + " " + x.Metric, Class: "ours", Figure: report.Precise(x.Ratio.Median),
+			At: plot.Span(x.Ratio),
 		})
 	}
 	s := plot.Section{

@@ -119,7 +119,8 @@ func (r *run) lookups(ctx context.Context, rules int, by string) (err error) {
 	}
 	if rules > 0 {
 		p, apps := rulesBy(by, rules, peers[0].Plain)
-		if err := scenario.ApplyPolicy(bed.Datapath, bed.Endpoints[0].Plain.Tenant, p, apps, bed.Endpoints[0].Plain.Addr(), peers[0].Plain); err != nil {
+		if err := scenario.ApplyPolicy(bed.Datapath, bed.Endpoints[0].Plain.Tenant, p, apps,
+			bed.Endpoints[0].Plain.Addr(), peers[0].Plain); err != nil {
 			return err
 		}
 	}

@@ -139,10 +139,13 @@ func TestProfileCounts(t *testing.T) {
 			9,
 			1,
 			5,
-		), at(10, 1, 5), at(15, 1, 6), at(20, 2, 5), at(15, 1, cpuprofile.KernelFrom+5), at(16, 3, cpuprofile.KernelFrom+5), at(21, 2, 5),
-	}, traffic.Answer{From: 10, To: 20, Ops: 2}, cpuprofile.Workers{1: cpuprofile.ByGenerator, 2: cpuprofile.BySwitch}, cpuprofile.Symbols{{Address: cpuprofile.KernelFrom, Name: "vxlan_rcv"}})
+		), at(10, 1, 5), at(15, 1, 6), at(20, 2, 5), at(15, 1, cpuprofile.KernelFrom+5), at(16, 3,
+			cpuprofile.KernelFrom+5), at(21, 2, 5),
+	}, traffic.Answer{From: 10, To: 20, Ops: 2}, cpuprofile.Workers{1: cpuprofile.ByGenerator, 2: cpuprofile.BySwitch},
+		cpuprofile.Symbols{{Address: cpuprofile.KernelFrom, Name: "vxlan_rcv"}})
 	each := float64(cpuprofile.Period.Nanoseconds()) / 2
-	for name, want := range map[string]float64{cpuprofile.ByGenerator: 2 * each, cpuprofile.BySwitch: each, "VXLAN and tunnels of the kernel": each, cpuprofile.ByOthers: each, cpuprofile.Elsewhere: 0} {
+	for name, want := range map[string]float64{cpuprofile.ByGenerator: 2 * each, cpuprofile.BySwitch: each,
+		"VXLAN and tunnels of the kernel": each, cpuprofile.ByOthers: each, cpuprofile.Elsewhere: 0} {
 		if got := p.places[name]; !slices.Equal(got, []float64{want}) {
 			t.Errorf("%s has %v, want %v", name, got, want)
 		}

@@ -88,7 +88,8 @@ func (r *Report) metricSection(m traffic.Metric) plot.Section {
 	var bars []plot.Bar
 	for _, x := range r.of(m.Name) {
 		b := plot.Bar{
-			Name: x.Scenario, Class: class(x.Scenario), Figure: report.Figure(x.Median) + " " + x.Unit, At: plot.Span(x.Spread),
+			Name: x.Scenario, Class: class(x.Scenario), Figure: report.Figure(x.Median) + " " + x.Unit,
+			At: plot.Span(x.Spread),
 		}
 		if relative {
 			b.At = plot.Span(*x.Ratio)

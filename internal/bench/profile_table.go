@@ -58,7 +58,8 @@ func (r *Report) profileSections() (all []plot.Section) {
 		var bars []plot.Bar
 		for i, spent := range p.Places {
 			b := plot.Bar{
-				Name: spent.Place, Class: class(p.Scenario), Figure: report.Whole(spent.Ns.Median) + " ns", At: plot.Span(spent.Ns),
+				Name: spent.Place, Class: class(p.Scenario), Figure: report.Whole(spent.Ns.Median) + " ns",
+				At: plot.Span(spent.Ns),
 			}
 			if at >= 0 && p.Scenario != "netpila" {
 				b.Figure += fmt.Sprintf(" (netpila %s)", report.Whole(r.Profiles[at].Places[i].Ns.Median))

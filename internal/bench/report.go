@@ -99,7 +99,8 @@ func (r *run) report(started time.Time) *Report {
 				continue
 			}
 			x := Result{
-				Scenario: scenario.Name, About: scenario.About, Metric: metric.Name, Unit: metric.Unit, Less: metric.Less,
+				Scenario: scenario.Name, About: scenario.About, Metric: metric.Name, Unit: metric.Unit,
+				Less:   metric.Less,
 				Median: report.Median(t.values), Samples: t.values, Spread: p.Settings.interval(t.values),
 			}
 			if len(reference.values) > 0 {

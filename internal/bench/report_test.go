@@ -131,12 +131,14 @@ func TestLookupGates(t *testing.T) {
 // run was; what is equal passes both.
 func TestPolicyGatesNotice(t *testing.T) {
 	for form, o := range map[string]Options{"quick": QuickPolicy(), "full": FullPolicy()} {
-		for _, got := range []report.Interval{{Median: 0.82, Low: 0.81, High: 0.83}, {Median: 0.82, Low: 0.79, High: 0.86}, {Median: 0.82, Low: 0.74, High: 0.99}, {Median: 0.82, Low: 0.60, High: 1.20}} {
+		for _, got := range []report.Interval{{Median: 0.82, Low: 0.81, High: 0.83}, {Median: 0.82, Low: 0.79,
+			High: 0.86}, {Median: 0.82, Low: 0.74, High: 0.99}, {Median: 0.82, Low: 0.60, High: 1.20}} {
 			if v := o.Gates[0].judge(got, o.TooWide); v == Passed {
 				t.Errorf("%s: %+v passes", form, got)
 			}
 		}
-		for _, got := range []report.Interval{{Median: 1, Low: 0.97, High: 1.03}, {Median: 0.97, Low: 0.93, High: 1.01}} {
+		for _, got := range []report.Interval{{Median: 1, Low: 0.97, High: 1.03}, {Median: 0.97, Low: 0.93,
+			High: 1.01}} {
 			if v := o.Gates[0].judge(got, o.TooWide); v != Passed {
 				t.Errorf("%s: %+v: %s", form, got, v)
 			}
@@ -159,7 +161,10 @@ func TestGatesNameWhatThereIs(t *testing.T) {
 			if k.ofNative != nil &&
 				!slices.ContainsFunc(
 					gates,
-					func(g Gate) bool { return g.Scenario == k.scenario && g.Against == "native" && g.Metric == "TCP_RR" },
+					func(g Gate) bool {
+						return g.Scenario == k.scenario && g.Against == "native" &&
+							g.Metric == "TCP_RR"
+					},
 				) {
 				t.Errorf("a %s run asks nothing of %s", form, k.scenario)
 			}
@@ -277,7 +282,8 @@ func TestBestDevice(t *testing.T) {
 		{
 			{100, 102, 99},
 			{100, 95, 104},
-		}, {{50, 51, 49.5}, {50, 47.5, 52}}, {{85, 86, 84}, {89, 86, 93}}, {{97, 98, 95}, {76, 75, 77}}, {{90, 92, 89}, {90, 85, 93.5}},
+		}, {{50, 51, 49.5}, {50, 47.5, 52}}, {{85, 86, 84}, {89, 86, 93}}, {{97, 98, 95}, {76, 75, 77}}, {{90, 92, 89},
+			{90, 85, 93.5}},
 	})
 	var seen []string
 	for _, c := range r.Checks {
@@ -392,7 +398,8 @@ func TestNotJudged(t *testing.T) {
 }
 
 func TestFigure(t *testing.T) {
-	for v, want := range map[float64]string{1: "1.0", 41.26: "41.3", 999: "999.0", 1000: "1,000", 135012.4: "135,012", 1234567: "1,234,567"} {
+	for v, want := range map[float64]string{1: "1.0", 41.26: "41.3", 999: "999.0", 1000: "1,000", 135012.4: "135,012",
+		1234567: "1,234,567"} {
 		if got := report.Figure(v); got != want {
 			t.Errorf("%v is written %s, want %s", v, got, want)
 		}

@@ -63,7 +63,8 @@ func TestRulesDecide(t *testing.T) {
 	if err := scenario.ApplyPolicy(bed.Datapath, local.Tenant, p, apps, local.Addr(), peer); err != nil {
 		t.Errorf("the last rule does not decide: %v", err)
 	}
-	if err := scenario.ApplyPolicy(bed.Datapath, local.Tenant, p, apps, local.Addr(), netip.MustParseAddr("2001:db8:72::1")); err == nil {
+	if err := scenario.ApplyPolicy(bed.Datapath, local.Tenant, p, apps, local.Addr(),
+		netip.MustParseAddr("2001:db8:72::1")); err == nil {
 		t.Error("the first rule decided, and nobody minded")
 	}
 }

@@ -50,14 +50,16 @@ const Free = -1
 // Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 28 minutes.
 func Smoke() Options {
 	return Options{
-		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan", "nimitz-ebpf", "nimitz-ovs"), Metrics: traffic.Metrics(), Gates: SmokeGates(),
+		Form: "smoke", Scenarios: some("native", "oncache", "netpila", "netpila-macvlan", "nimitz-ebpf", "nimitz-ovs"),
+		Metrics: traffic.Metrics(), Gates: SmokeGates(),
 		Rounds: 4, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
 	}
 }
 
 func Quick() Options {
 	o := Options{
-		Form: "quick", Scenarios: some("native", "route", "vxlan", "oncache", "netpila", "netpila-macvlan"), Gates: QuickGates(), TooWide: 0.10,
+		Form: "quick", Scenarios: some("native", "route", "vxlan", "oncache", "netpila", "netpila-macvlan"),
+		Gates: QuickGates(), TooWide: 0.10,
 		Rounds: 24, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM"})
@@ -66,8 +68,10 @@ func Quick() Options {
 
 func Full() Options {
 	return Options{
-		Form: "full", Scenarios: slices.DeleteFunc(scenario.Scenarios(), func(s scenario.Scenario) bool { return s.Of != "" }), Metrics: traffic.Metrics(), Gates: FullGates(), TooWide: 0.10,
-		Rounds: 40, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
+		Form: "full", Scenarios: slices.DeleteFunc(scenario.Scenarios(),
+			func(s scenario.Scenario) bool { return s.Of != "" }), Metrics: traffic.Metrics(), Gates: FullGates(),
+		TooWide: 0.10,
+		Rounds:  40, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 }
 
@@ -134,7 +138,8 @@ func FullPolicy() Options {
 
 func policyOptions(form string, gates []Gate, rounds int, lookups Lookups, metrics ...string) Options {
 	o := Options{
-		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), scenario.RuleScenarios()), Gates: gates, TooWide: 0.20, // a gate on the median needs this: noise alone must not pass
+		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), scenario.RuleScenarios()), Gates: gates,
+		TooWide: 0.20, // a gate on the median needs this: noise alone must not pass
 		Lookups: lookups, Rounds: rounds, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), metrics)

@@ -99,7 +99,8 @@ func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (
 		return nil, fmt.Errorf("server: %w", err)
 	}
 	client, err := o.start(ctx, p.Client, traffic.Job{
-		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port), Warmup: o.Warmup, Window: o.Window, CPU: o.CPU,
+		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port), Warmup: o.Warmup, Window: o.Window,
+		CPU: o.CPU,
 	})
 	if err != nil {
 		server.kill()

@@ -103,7 +103,8 @@ func TestServerWaitsForItsTrial(t *testing.T) {
 	server, client := sockets[0], sockets[1]
 	bound := unix.Bind(server, &unix.SockaddrInet6{Addr: netip.IPv6Loopback().As16()})
 	at, err := unix.Getsockname(server)
-	if err := errors.Join(bound, err, traffic.Socket(server).Wait(time.Millisecond), traffic.Socket(client).Wait(traffic.DialTimeout), unix.Connect(client, at)); err != nil {
+	if err := errors.Join(bound, err, traffic.Socket(server).Wait(time.Millisecond),
+		traffic.Socket(client).Wait(traffic.DialTimeout), unix.Connect(client, at)); err != nil {
 		t.Fatal(err)
 	}
 	m, _ := traffic.MetricByName("FIRST_RTT")

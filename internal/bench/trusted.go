@@ -189,8 +189,9 @@ func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 		}
 		ratio := report.Bootstrap(report.Ratios(ours, theirs), random)
 		all = append(all, Agreement{
-			Metric: m.Name, Tool: t.client("")[0], Unit: m.Unit, Ours: report.Median(ours), Theirs: report.Median(theirs),
-			Ratio: ratio, Verdict: generatorGate.judge(ratio, generatorTooWide),
+			Metric: m.Name, Tool: t.client("")[0], Unit: m.Unit, Ours: report.Median(ours),
+			Theirs: report.Median(theirs),
+			Ratio:  ratio, Verdict: generatorGate.judge(ratio, generatorTooWide),
 			Samples: [2][]float64{ours, theirs},
 		})
 	}

@@ -69,10 +69,10 @@ func newBenchDatapathCommand(env Env) *cobra.Command {
 		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, NIMITZ, and the " +
 			"bounds of " +
 			"its devices",
-		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel VXLAN with and
-without a cache of ONCache's design, of NIMITZ on eBPF and on Open vSwitch, and of the same devices without BPF, all in
-one run, in turn and in random order. Every scenario has two nodes of its own, network namespaces on a veth link. Client
-and server share one CPU; with --free the scheduler chooses.
+		Long: `Compare the speed of containers on NETPILA with that of the bare nodes, of kernel routing, of kernel
+VXLAN with and without a cache of ONCache's design, of NIMITZ on eBPF and on Open vSwitch, and of the same devices
+without BPF, all in one run, in turn and in random order. Every scenario has two nodes of its own, network namespaces
+on a veth link. Client and server share one CPU; with --free the scheduler chooses.
 
 The command fails if NETPILA does not reach a gate, or if the run was too noisy to decide; no gate applies to a --free
 run. Run it on an idle machine. docs/reference/benchmarks.md explains scenarios, metrics and method.
@@ -83,7 +83,8 @@ run. Run it on an idle machine. docs/reference/benchmarks.md explains scenarios,
   pilaster bench datapath --peer flannel=./flannel.sh`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o := map[string]func() bench.Options{"quick": bench.Quick, "full": bench.Full, "smoke": bench.Smoke}[form()]()
+			o := map[string]func() bench.Options{"quick": bench.Quick, "full": bench.Full,
+				"smoke": bench.Smoke}[form()]()
 			if err := selectRun(&o, scenarios, metrics); err != nil {
 				return err
 			}
@@ -253,10 +254,10 @@ func newBenchCheckCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Compare the bench's own generator with iperf3 and sockperf",
-		Long: `Measure node to node with the bench's own generator and with iperf3 and sockperf, in turn, where they measure the
-same: the generator exists for what they lack, and has to agree with them elsewhere. It needs Debian's iperf3 and
-sockperf and takes about two minutes. The command fails if a ratio of the two is not between
-0.8 and 1.25, or if its interval is wider than a quarter and holds one of these limits. Run it on an idle machine.`,
+		Long: `Measure node to node with the bench's own generator and with iperf3 and sockperf, in turn, where they
+measure the same: the generator exists for what they lack, and has to agree with them elsewhere. It needs Debian's
+iperf3 and sockperf and takes about two minutes. The command fails if a ratio of the two is not between 0.8 and 1.25,
+or if its interval is wider than a quarter and holds one of these limits. Run it on an idle machine.`,
 		Example: "  pilaster bench check",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

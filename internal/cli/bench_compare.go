@@ -20,8 +20,9 @@ func newBenchCompareCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "compare OTHER",
 		Short: "Compare the datapath of this program with that of another build",
-		Long: `Let this program and another build of it measure the datapath, in pairs of short runs and in random order within a
-pair, and print this build's speed relative to the other one: the median over the pairs, with its 95 % interval.
+		Long: `Let this program and another build of it measure the datapath, in pairs of short runs and in random
+order within a pair, and print this build's speed relative to the other one: the median over the pairs, with its 95 %
+interval.
 
 The command fails if a speed is below the gate (--at-least), or if the gate lies in an interval that is too wide to
 decide. No gate applies to times, as of the programs themselves (PROGRAM_OUT, PROGRAM_IN). It takes about five minutes;

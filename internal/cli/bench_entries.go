@@ -18,10 +18,10 @@ func newBenchEntriesCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "entries",
 		Short: "Count the entries of a NIMITZ node's switch as the cluster grows",
-		Long: `Fill the switch of one node of network nimitz as its agent does, and read its entries from it: from the kernel's
-tables, and from Open vSwitch. The cluster around it is simulated: its nodes and containers exist only as mappings. The
-command counts with node CIDRs and without, and fails if there are more entries than the sum of what nodes, containers
-and services have each. docs/results/entries.md explains the figures.
+		Long: `Fill the switch of one node of network nimitz as its agent does, and read its entries from it: from the
+kernel's tables, and from Open vSwitch. The cluster around it is simulated: its nodes and containers exist only as
+mappings. The command counts with node CIDRs and without, and fails if there are more entries than the sum of what
+nodes, containers and services have each. docs/results/entries.md explains the figures.
 
 A folder given with -o gets report.json, and report.html with plots.`,
 		Example: "  pilaster bench entries --quick -o results\n" +

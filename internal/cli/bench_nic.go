@@ -20,13 +20,13 @@ func newBenchNICCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "nic",
 		Short: "Run a model of NIMITZ's offloading to a NIC; it measures nothing",
-		Long: `Run a model of how NIMITZ offloads its switch's entries to a NIC, and plot the paper's figures with it: how many entries
-are offloaded (7), the limit of the insertion channel and preheating (8), and throughput that fluctuates because
-revalidation reads late counters, and the remedies (12).
+		Long: `Run a model of how NIMITZ offloads its switch's entries to a NIC, and plot the paper's figures with it:
+how many entries are offloaded (7), the limit of the insertion channel and preheating (8), and throughput that
+fluctuates because revalidation reads late counters, and the remedies (12).
 
 It is a model and no measurement: there is no NIC, no driver and no packet. Its figures depend on its assumptions, and
-the report lists them with the origin of each. The same seed gives the same figures. Figure 7 takes about half a minute,
-the others some seconds. docs/results/nic.md explains it.
+the report lists them with the origin of each. The same seed gives the same figures. Figure 7 takes about half a
+minute, the others some seconds. docs/results/nic.md explains it.
 
 --record writes a traffic matrix to a new file: the model's rehearsal, or the packets that an Open vSwitch counts while
 a job runs in a lab or on a node. --matrix lets the preheating of figure 8 read such a file, and --job takes the

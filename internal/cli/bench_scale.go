@@ -22,11 +22,11 @@ func newBenchScaleCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "scale",
 		Short: "Measure a packet's cost by endpoints and peers, and beside a sprayer",
-		Long: `Measure the time that the packet path's programs take for a packet: by the number of endpoints and tenants of the node
-and of their peers, which packets address in random order; for a packet that misses the flow cache; and for flows beside
-a container that sprays packets over many addresses. The command fills the tables of a node of its own as an agent does,
-and the kernel runs the programs by themselves on one CPU (BPF_PROG_TEST_RUN). docs/results/scale.md explains the
-figures.
+		Long: `Measure the time that the packet path's programs take for a packet: by the number of endpoints and
+tenants of the node and of their peers, which packets address in random order; for a packet that misses the flow cache;
+and for flows beside a container that sprays packets over many addresses. The command fills the tables of a node of its
+own as an agent does, and the kernel runs the programs by themselves on one CPU (BPF_PROG_TEST_RUN).
+docs/results/scale.md explains the figures.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on an idle machine.`,
 		Example: "  pilaster bench scale --quick -o results\n  pilaster bench scale --endpoints 1,1000 --peers " +

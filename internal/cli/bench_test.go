@@ -73,7 +73,8 @@ func TestBenchCompareRefuses(t *testing.T) {
 			t.Errorf("bench compare %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
 		}
 	}
-	if _, offers, _ := run(t, "", "__complete", "bench", "compare", "/bin/sh", "--metrics", "UDP_RR,"); !strings.Contains(
+	if _, offers, _ := run(t, "", "__complete", "bench", "compare", "/bin/sh", "--metrics",
+		"UDP_RR,"); !strings.Contains(
 		offers,
 		"UDP_RR,UDP_PPS\n",
 	) {
@@ -83,7 +84,8 @@ func TestBenchCompareRefuses(t *testing.T) {
 
 // A folder is one, whatever its name.
 func TestReportPlace(t *testing.T) {
-	for to, folder := range map[string]bool{"text": false, "json": false, "results": true, "./xml": true, "dist/bench": true} {
+	for to, folder := range map[string]bool{"text": false, "json": false, "results": true, "./xml": true,
+		"dist/bench": true} {
 		var p reportPlace
 		if err := p.Set(to); err != nil || p.isFolder() != folder || p.String() != to {
 			t.Errorf("%s: %v, a folder: %v", to, err, p.isFolder())
@@ -269,7 +271,8 @@ func TestBenchNICMatrix(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for line, says := range map[string]string{"--matrix " + file: "the model of figure 8", "--matrix " + other + " --job " + other: "a lab"} {
+	for line, says := range map[string]string{"--matrix " + file: "the model of figure 8", "--matrix " + other +
+		" --job " + other: "a lab"} {
 		var r nic.Report
 		code, out, errs := run(t, "", strings.Fields("bench nic -o json --seed 5 "+line)...)
 		if err := json.Unmarshal([]byte(out), &r); code != ExitDone || err != nil || len(r.Figures) != 1 ||
@@ -279,7 +282,8 @@ func TestBenchNICMatrix(t *testing.T) {
 		}
 	}
 	for line, says := range map[string]string{
-		"--matrix " + wrong: "is no traffic matrix", "--matrix " + dir + "/none": "no such file", "--matrix " + file + " --job " + wrong: "--job " + wrong, "--job " + file: "say both",
+		"--matrix " + wrong: "is no traffic matrix", "--matrix " + dir + "/none": "no such file", "--matrix " + file +
+			" --job " + wrong: "--job " + wrong, "--job " + file: "say both",
 		"--matrix " + file + " --figure 12": "is of figure 8", "--for 3s": "says what --record " +
 			"counts", "--record " + file + " --for 3s": "says what --record counts", "--ovs-run-dir /x": "says what " +
 			"--record counts",

@@ -36,9 +36,10 @@ func newSimRunCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run FILE",
 		Short: "Play a scenario and count the messages between orchestrator and agents",
-		Long: `Play the scenario of a YAML file: a number of nodes and containers, and events. The command runs the real orchestrator
-with its etcd and, for every node, the real agent without its kernel, disk and sockets, all in one process, and prints
-the duration and the messages of each event. docs/reference/simulation.md describes scenarios, and what is real.
+		Long: `Play the scenario of a YAML file: a number of nodes and containers, and events. The command runs the
+real orchestrator with its etcd and, for every node, the real agent without its kernel, disk and sockets, all in one
+process, and prints the duration and the messages of each event. docs/reference/simulation.md describes scenarios, and
+what is real.
 
 It exits with 1 if an invariant was violated, for example if two containers have the same address, or if a limit of the
 scenario was exceeded. It needs no root. Run it on an idle machine.`,

@@ -29,10 +29,10 @@ func newSimAgentCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Measure the memory and messages of a real agent as a simulated cluster grows",
-		Long: `Start one real agent with real containers in a lab of its own. By TLS it follows an orchestrator with simulated nodes,
-and more of them in each step. When no more messages are sent, the command measures the agent: its live heap after a
-collection, its resident memory, the messages received since the step before, and the entries of its packet path. All
-containers are of one tenant, on network netpila and, beside another agent, on nimitz.
+		Long: `Start one real agent with real containers in a lab of its own. By TLS it follows an orchestrator with
+simulated nodes, and more of them in each step. When no more messages are sent, the command measures the agent: its
+live heap after a collection, its resident memory, the messages received since the step before, and the entries of its
+packet path. All containers are of one tenant, on network netpila and, beside another agent, on nimitz.
 
 It exits with 1 if the agent of network netpila depends on the other nodes: after the first step its heap must stay
 within 1 %, its resident memory within 5 %, and it must receive nothing but heartbeats. Network nimitz has no limits:

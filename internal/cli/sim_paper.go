@@ -29,10 +29,10 @@ func newSimPaperCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "paper",
 		Short: "Plot figures of the NETPILA and NIMITZ paper again, from runs on this machine",
-		Long: `Plot figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again, beside the numbers of its text:
-with simulated clusters of the real orchestrator and agents, with the tables of the kernel and of Open vSwitch, with the
-benchmark of the datapath, and with the model of "pilaster bench nic" in place of a NIC. Each figure states its sizes,
-what was run, and why it differs from the paper. docs/results/paper.md explains them.
+		Long: `Plot figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again, beside the
+numbers of its text: with simulated clusters of the real orchestrator and agents, with the tables of the kernel and of
+Open vSwitch, with the benchmark of the datapath, and with the model of "pilaster bench nic" in place of a NIC. Each
+figure states its sizes, what was run, and why it differs from the paper. docs/results/paper.md explains them.
 
 A folder given with -o gets index.html with all plots, which needs no other file, and for each figure its data with the
 scenario: fig9.json and fig9.tsv. Figures of an earlier run stay in the folder until they are plotted again, so that

@@ -114,7 +114,8 @@ func (p *proof) sendSeen(ctx context.Context, from, to lab.ContainerStatus) ([3]
 	ctx, cancel := context.WithTimeout(ctx, waitTime)
 	defer cancel()
 	var captures [3]*packet.Capture
-	for i, place := range [3]struct{ namespace, device string }{{from.Name, lab.Interface}, {lab.Router, to.Node}, {to.Name, lab.Interface}} {
+	for i, place := range [3]struct{ namespace, device string }{{from.Name, lab.Interface}, {lab.Router, to.Node},
+		{to.Name, lab.Interface}} {
 		c, err := p.capture(place.namespace, place.device)
 		if err != nil {
 			return seen, err

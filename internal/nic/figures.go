@@ -17,7 +17,8 @@ var Numbers = []int{7, 8, 12}
 func Draw(ctx context.Context, seed uint64, numbers ...int) (*Report, error) {
 	r := &Report{Nature: Nature, Seed: seed, Parameters: Parameters()}
 	for _, n := range numbers {
-		draw := map[int]func(context.Context, uint64) (Figure, error){7: drawCounts, 8: drawPeak, 12: drawFluctuation}[n]
+		draw := map[int]func(context.Context, uint64) (Figure, error){7: drawCounts, 8: drawPeak,
+			12: drawFluctuation}[n]
 		if draw == nil {
 			return nil, fmt.Errorf("there is no model of figure %d; there is one of each of %v", n, Numbers)
 		}

@@ -38,8 +38,10 @@ func TestMatrixFile(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for text, says := range map[string]string{
-		"": "it has no destination", "7\t10.0.0.0/24\t1\n": "line 1 is not", matrixHead + "\n# x\n# y\n": "nothing was sent", matrixHead + "\n7\t10.0.0.0/24\n": "line 2: ",
-		matrixHead + "\n0\t10.0.0.0/24\t1\n": "not a VNI", matrixHead + "\n16777216\t10.0.0.0/24\t1\n": "not a VNI", matrixHead + "\n7\t10.0.0.1/24\t1\n": "not a prefix",
+		"": "it has no destination", "7\t10.0.0.0/24\t1\n": "line 1 is not", matrixHead +
+			"\n# x\n# y\n": "nothing was sent", matrixHead + "\n7\t10.0.0.0/24\n": "line 2: ",
+		matrixHead + "\n0\t10.0.0.0/24\t1\n": "not a VNI", matrixHead + "\n16777216\t10.0.0.0/24\t1\n": "not a VNI",
+		matrixHead + "\n7\t10.0.0.1/24\t1\n": "not a prefix",
 		matrixHead + "\n7\t10.0.0.0/24\t0\n": "not a number of " +
 			"packets", matrixHead + "\n7\t10.0.0.0/24\t1\n\n": "line 3: ",
 		matrixHead + "\n7\t10.0.0.0/24\t1\n7\t10.0.0.0/24\t2\n": "was there before", "# pilaster traffic matrix " +

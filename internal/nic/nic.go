@@ -53,7 +53,8 @@ type Spec struct {
 // Production is the NIC that the figures are drawn with.
 func Production() Spec {
 	return Spec{
-		Capacity: 65_536, InsertRate: 638, DumpEntry: 50 * time.Microsecond, RemoveEntry: 90 * time.Microsecond, RemoveSlope: 1.286,
+		Capacity: 65_536, InsertRate: 638, DumpEntry: 50 * time.Microsecond, RemoveEntry: 90 * time.Microsecond,
+		RemoveSlope:  1.286,
 		CounterDelay: 2 * time.Second, GroupSize: 1024, FreeGroups: 32, Line: 400, Software: 48.8,
 	}
 }

@@ -117,7 +117,8 @@ func TestRoom(t *testing.T) {
 func TestFlowGroups(t *testing.T) {
 	s := Production()
 	free := s.FreeGroups * s.GroupSize
-	for n, want := range map[int]float64{0: 1, 1000: 1, free: 1, free + 1: float64(s.FreeGroups) / float64(s.FreeGroups+1), 2 * free: 0.5} {
+	for n, want := range map[int]float64{0: 1, 1000: 1, free: 1, free +
+		1: float64(s.FreeGroups) / float64(s.FreeGroups+1), 2 * free: 0.5} {
 		s.Capacity = 2 * free
 		if got := filled(t, s, n).Speed(); math.Abs(got-want) > 1e-9 {
 			t.Errorf("%d entries: %.3f of the line rate, want %.3f", n, got, want)
@@ -146,7 +147,8 @@ func TestGrouping(t *testing.T) {
 		t.Errorf("%d entries", table.Entries)
 	}
 	found := map[netip.Addr]Handle{}
-	for _, to := range []string{"10.0.1.1", "10.0.1.2", "10.0.2.1", "10.0.2.2", "10.0.9.9", "192.0.2.9", "198.51.100.1", "fd00:2::1"} {
+	for _, to := range []string{"10.0.1.1", "10.0.1.2", "10.0.2.1", "10.0.2.2", "10.0.9.9", "192.0.2.9",
+		"198.51.100.1", "fd00:2::1"} {
 		dst := netip.MustParseAddr(to)
 		verdict, met := judge.Run(pipeline.Packet{From: 2, Src: netip.MustParseAddr("10.0.0.1"), Dst: dst})
 		h, ok := table.Lookup(7, dst)

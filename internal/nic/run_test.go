@@ -12,7 +12,8 @@ import (
 func TestAgeing(t *testing.T) {
 	table := NewTable(remote(tenantA, 10, 2))
 	r := Run{
-		Spec: Production(), Policy: ProductionPolicy(), Table: table, Until: 30 * time.Second, Every: 100 * time.Millisecond, Pinned: []Handle{1},
+		Spec: Production(), Policy: ProductionPolicy(), Table: table, Until: 30 * time.Second,
+		Every: 100 * time.Millisecond, Pinned: []Handle{1},
 		Traffic: NewTraffic([]Flow{table.flow(tenantA, 10, 0, 0, Burst{time.Second, 5 * time.Second})}),
 	}
 	samples, err := r.Do(t.Context())

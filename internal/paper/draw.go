@@ -66,7 +66,8 @@ func batches(n int) (all []int) {
 // Quick takes a minute or two.
 func Quick() Form {
 	return Form{
-		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 1000}, Containers: paperContainers,
+		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 1000},
+		Containers: paperContainers,
 		Installed: batches(
 			5,
 		), Batch: deleteBatch, Rounds: 3, Switches: suites.EntrySwitches, Jobs: jobs(100), Datapath: 8,

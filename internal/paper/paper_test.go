@@ -102,7 +102,8 @@ func draw(t *testing.T, m Measures, to Folder, only ...string) (map[string]Figur
 	t.Helper()
 	all := map[string]Figure{}
 	err := Draw(t.Context(), Options{
-		Form: tiny(), Only: only, Origin: Origin{Commit: "c0ffee", CPUs: 2, Kernel: "6.18"}, Measure: m, Progress: func(text string) { t.Log(text) },
+		Form: tiny(), Only: only, Origin: Origin{Commit: "c0ffee", CPUs: 2, Kernel: "6.18"}, Measure: m,
+		Progress: func(text string) { t.Log(text) },
 		Done: func(f Figure) error {
 			all[f.ID] = f
 			t.Logf("%s took %.1f s", f.ID, f.Seconds)
@@ -154,7 +155,8 @@ func TestFigures(t *testing.T) {
 	all := map[string]Figure{}
 	t.Run("draw", func(t *testing.T) {
 		var mu sync.Mutex
-		for _, only := range [][]string{{"fig10", "fig11", "fig16"}, {"table1"}, {"fig7", "fig9", "fig12", "fig17", "fig18"}} {
+		for _, only := range [][]string{{"fig10", "fig11", "fig16"}, {"table1"}, {"fig7", "fig9", "fig12", "fig17",
+			"fig18"}} {
 			t.Run(only[0], func(t *testing.T) {
 				t.Parallel()
 				some, err := draw(t, m, Folder(t.TempDir()), only...)
@@ -243,7 +245,8 @@ func checkQueries(t *testing.T, f Figure) {
 			t.Errorf("queries, %s: %v, want %v", of, got, want)
 		}
 	}
-	if got, want := series(t, f, arithmetic, "all, §4.1"), [][2]float64{{10, 11}, {30, 33}, {25_000, 150_000}}; !slices.Equal(
+	if got, want := series(t, f, arithmetic, "all, §4.1"), [][2]float64{{10, 11}, {30, 33}, {25_000,
+		150_000}}; !slices.Equal(
 		got,
 		want,
 	) {
@@ -309,7 +312,8 @@ func TestFailure(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if err := Draw(ctx, Options{Form: tiny(), Only: []string{"fig7"}, Progress: func(string) {}, Done: to.Put}); err == nil ||
+	if err := Draw(ctx, Options{Form: tiny(), Only: []string{"fig7"}, Progress: func(string) {},
+		Done: to.Put}); err == nil ||
 		!strings.Contains(err.Error(), "fig7: interrupted") {
 		t.Errorf("interrupted, it says %v", err)
 	}
@@ -319,7 +323,8 @@ func TestFailure(t *testing.T) {
 func TestFolder(t *testing.T) {
 	to := Folder(t.TempDir())
 	for i, id := range []string{"fig18", "fig7"} {
-		if err := to.Put(Figure{ID: id, Title: "title of " + id, Ran: "x", Origin: Origin{Date: time.Unix(int64(i)*86_400, 0).UTC()}}); err != nil {
+		if err := to.Put(Figure{ID: id, Title: "title of " + id, Ran: "x",
+			Origin: Origin{Date: time.Unix(int64(i)*86_400, 0).UTC()}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -39,7 +39,8 @@ func (w *world) ask(ctx context.Context, s step) error {
 // count.
 func (w *world) acquaint(ctx context.Context, nodes []*node) error {
 	revisions := map[string]int64{}
-	all, of := map[string]bitset{}, map[string]map[netip.Prefix][]int{} // mappings by tenant; and by the node that has them
+	all, of := map[string]bitset{},
+		map[string]map[netip.Prefix][]int{} // mappings by tenant; and by the node that has them
 	for _, n := range nodes {
 		for _, name := range n.nimitz.names() {
 			if err := n.awaitList(ctx, name); err != nil {

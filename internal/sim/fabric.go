@@ -114,8 +114,9 @@ func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(whole)
 	stop := context.AfterFunc(req.Context(), cancel) // as a client ends its stream
 	r := (&http.Request{
-		Method: req.Method, URL: req.URL, Host: req.Host, Header: req.Header, Body: req.Body, ContentLength: req.ContentLength,
-		Proto: "HTTP/2.0", ProtoMajor: 2, RemoteAddr: "[::1]:1", TLS: &who.state,
+		Method: req.Method, URL: req.URL, Host: req.Host, Header: req.Header, Body: req.Body,
+		ContentLength: req.ContentLength,
+		Proto:         "HTTP/2.0", ProtoMajor: 2, RemoteAddr: "[::1]:1", TLS: &who.state,
 	}).WithContext(ctx)
 	r.Header.Set(join.InstanceHeader, who.instance)
 	end := func() { stop(); cancel() }

@@ -199,7 +199,8 @@ func (n *node) add(ctx context.Context, w *world, tenant string) error {
 	id, began := n.containerID(), time.Now()
 	for {
 		_, err := n.core.Add(n.as(ctx), agent.AddRequest{
-			ContainerID: id, Interface: containerInterface, Netns: w.netns, Tenant: tenant, Labels: w.labels, CNINetwork: "pilaster",
+			ContainerID: id, Interface: containerInterface, Netns: w.netns, Tenant: tenant, Labels: w.labels,
+			CNINetwork: "pilaster",
 		})
 		if err == nil {
 			break

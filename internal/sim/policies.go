@@ -59,7 +59,8 @@ func (w *world) changePolicy(ctx context.Context, times int) error {
 		w.policyPort = w.policyPort%50_000 + 1
 		port := w.policyPort
 		began := time.Now()
-		if _, err := w.operator.ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: name, Documents: []string{portPolicy(port)}})); err != nil {
+		if _, err := w.operator.ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: name,
+			Documents: []string{portPolicy(port)}})); err != nil {
 			return fmt.Errorf("change %d of the policy: %w", i+1, err)
 		}
 		var last time.Duration

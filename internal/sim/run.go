@@ -283,8 +283,10 @@ func (s *stage) end(w *world) (Stage, error) {
 	now := Stage{
 		Nodes: len(
 			w.nodes,
-		), Acted: seconds(s.acts), Ready: seconds(s.ready), CPU: seconds(s.cpu), Counts: counts.since(s.counts), Adds: w.adds.take(), Retried: w.retried.Swap(0),
-		Goroutines: runtime.NumGoroutine(), Resident: status("VmRSS"), Store: int64(valueOf(etcdBytes)), Syncs: int64(valueOf(etcdSyncs)) - s.syncs, Written: w.written.files.Load() - s.files,
+		), Acted: seconds(s.acts), Ready: seconds(s.ready), CPU: seconds(s.cpu), Counts: counts.since(s.counts),
+		Adds: w.adds.take(), Retried: w.retried.Swap(0),
+		Goroutines: runtime.NumGoroutine(), Resident: status("VmRSS"), Store: int64(valueOf(etcdBytes)),
+		Syncs: int64(valueOf(etcdSyncs)) - s.syncs, Written: w.written.files.Load() - s.files,
 	}
 	if s.changes != nil {
 		now.Policies = s.changes.policies()

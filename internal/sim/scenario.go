@@ -195,7 +195,8 @@ func Parse(file string, b []byte) (Scenario, error) {
 func (s Scenario) zeros() map[string]bool {
 	all := map[string]bool{
 		"$.tenants": s.Tenants == 0, "$.atOnce": s.AtOnce == 0,
-		"$.limits.time": s.Limits.Time == 0, "$.limits.memory": s.Limits.Memory == 0, "$.limits.messages": s.Limits.Messages == 0,
+		"$.limits.time": s.Limits.Time == 0, "$.limits.memory": s.Limits.Memory == 0,
+		"$.limits.messages": s.Limits.Messages == 0,
 	}
 	for i, e := range s.Events {
 		all[fmt.Sprintf("$.events[%d].within", i)] = e.Within == 0

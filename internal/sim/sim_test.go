@@ -39,7 +39,8 @@ func run(t *testing.T, text string) *Result {
 		t.Fatal(err)
 	}
 	r, err := Run(t.Context(), s, Options{
-		Dir: dir, Log: slog.New(slog.DiscardHandler), Progress: func(p Progress) { t.Log(p) }, Every: time.Second, Patience: 10 * time.Second,
+		Dir: dir, Log: slog.New(slog.DiscardHandler), Progress: func(p Progress) { t.Log(p) }, Every: time.Second,
+		Patience: 10 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +121,8 @@ func TestLinear(t *testing.T) {
 		delete(c, "Follow in report")
 		delete(c, "Follow out delta")
 		delete(c, heartbeats)
-		for kind, each := range map[string]int64{"Register in": 1, "Register out": 1, "Follow out snapshot": 1, "Resolve in": 1, "Resolve out": 1} {
+		for kind, each := range map[string]int64{"Register in": 1, "Register out": 1, "Follow out snapshot": 1,
+			"Resolve in": 1, "Resolve out": 1} {
 			if c[kind].Messages != each*n {
 				t.Errorf("%d nodes cost %d messages of kind %s, want %d for each", n, c[kind].Messages, kind, each)
 			}
@@ -248,7 +250,8 @@ func TestNimitz(t *testing.T) {
 					1,
 					1,
 					1,
-				}, {"nimitz-register", 3, 3, 3}, {"nimitz-nat", 0, 0, 0}, {"nimitz-forwarding", forwarding, float64(forwarding), forwarding}}
+				}, {"nimitz-register", 3, 3, 3}, {"nimitz-nat", 0, 0, 0}, {"nimitz-forwarding", forwarding,
+					float64(forwarding), forwarding}}
 			for i := range r.Entries {
 				r.Entries[i].Mean = math.Round(r.Entries[i].Mean)
 			}

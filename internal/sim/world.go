@@ -67,11 +67,13 @@ type world struct {
 func newWorld(s Scenario, dir string, log *slog.Logger) *world {
 	f := newFabric()
 	w := &world{
-		scenario: s, dir: dir, url: "https://orchestrator.sim", version: "sim", fabric: f, log: log, warnings: newWarnings(), written: new(written),
+		scenario: s, dir: dir, url: "https://orchestrator.sim", version: "sim", fabric: f, log: log,
+		warnings: newWarnings(), written: new(written),
 		uplink: []netip.Addr{
 			netip.MustParseAddr("2001:db8::2"),
 		}, netns: "/run/netns/sim", labels: map[string]string{"app": "job"},
-		keeps: map[int]bool{}, devices: new(deviceNames), numbers: newNumbers(), progress: new(progress), adds: new(latencies),
+		keeps: map[int]bool{}, devices: new(deviceNames), numbers: newNumbers(), progress: new(progress),
+		adds: new(latencies),
 	}
 	w.agentLog = slog.New(w.warnings)
 	w.clients = pilasterv1connect.NewNodeServiceClient(f, w.url, connect.WithInterceptors(streamInterceptor{inTime}))

@@ -76,7 +76,8 @@ func TestPlaces(t *testing.T) {
 		}
 	}
 	w := Workers{7: ByGenerator}
-	for i, want := range map[Sample]string{{Address: 5, PID: 7}: ByGenerator, {Address: KernelFrom + 5, PID: 8}: ByOthers, {Address: KernelFrom + 5, PID: 7}: Elsewhere} {
+	for i, want := range map[Sample]string{{Address: 5, PID: 7}: ByGenerator, {Address: KernelFrom + 5,
+		PID: 8}: ByOthers, {Address: KernelFrom + 5, PID: 7}: Elsewhere} {
 		if got, _ := w.PlaceOf(i, names); got != want {
 			t.Errorf("%+v is of %q, want %q", i, got, want)
 		}

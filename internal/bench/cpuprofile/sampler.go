@@ -33,7 +33,8 @@ type Sample struct {
 
 func NewSampler(cpu int) (*Sampler, error) {
 	attr := unix.PerfEventAttr{
-		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
+		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK,
+		Size:   uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
 		Sample: uint64(Period), Sample_type: unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME,
 		Bits: unix.PerfBitDisabled | unix.PerfBitExcludeIdle | unix.PerfBitUseClockID, Clockid: unix.CLOCK_MONOTONIC,
 	}
@@ -77,7 +78,8 @@ func (s *Sampler) Stop() (all []Sample, err error) {
 		switch kind {
 		case unix.PERF_RECORD_SAMPLE:
 			var is Sample
-			if _, err := binary.Decode(read(page.Data_tail+header, int(size)-header), binary.NativeEndian, &is); err != nil {
+			if _, err := binary.Decode(read(page.Data_tail+header, int(size)-header), binary.NativeEndian,
+				&is); err != nil {
 				return nil, fmt.Errorf("read a sample: %w", err)
 			}
 			all = append(all, is)

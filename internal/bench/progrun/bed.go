@@ -159,7 +159,8 @@ func (b *Bed) fill(endpoints, tenants int) (device endpoint.Device, err error) {
 			App:       1,
 		}
 		err := b.Datapath.Netpila().
-			PutTenant(context.Background(), tenant.Tenant{Name: records[t].Tenant, Addressing: tenant.Encrypted, IDs: []tenant.ID{{ID: id, Key: key}}})
+			PutTenant(context.Background(), tenant.Tenant{Name: records[t].Tenant, Addressing: tenant.Encrypted,
+				IDs: []tenant.ID{{ID: id, Key: key}}})
 		if err != nil {
 			return device, err
 		}

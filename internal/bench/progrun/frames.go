@@ -41,7 +41,8 @@ func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (_ *Frames, err error) 
 		n *= 2
 	}
 	f.packets, err = ebpf.NewMap(&ebpf.MapSpec{
-		Name: "bench_packets", Type: ebpf.Array, KeySize: 4, ValueSize: frameBytes, MaxEntries: uint32(n), Flags: unix.BPF_F_MMAPABLE,
+		Name: "bench_packets", Type: ebpf.Array, KeySize: 4, ValueSize: frameBytes, MaxEntries: uint32(n),
+		Flags: unix.BPF_F_MMAPABLE,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("room for %d packets: %w", n, err)

@@ -24,7 +24,8 @@ func NewCluster(nodeCIDRs bool, density int) *Cluster {
 		overlay.NodeBits = tenant.DefaultNodeBits6
 	}
 	return &Cluster{Density: density, Tenant: tenant.Tenant{
-		Name: "blue", Network: tenant.Nimitz, Addressing: tenant.Own, Overlays: []tenant.Overlay{overlay}, IDs: []tenant.ID{{ID: 7}},
+		Name: "blue", Network: tenant.Nimitz, Addressing: tenant.Own, Overlays: []tenant.Overlay{overlay},
+		IDs: []tenant.ID{{ID: 7}},
 	}}
 }
 

@@ -111,7 +111,8 @@ func (n *Node) addPaired(number int, gateway net.HardwareAddr) (c *netns.Namespa
 				addAddress(h, d, netip.PrefixFrom(a, 128)),
 				h.LinkSetUp(d),
 				h.NeighSet(&netlink.Neigh{
-					LinkIndex: d.Attrs().Index, Family: netlink.FAMILY_V6, State: netlink.NUD_PERMANENT, HardwareAddr: gateway, IP: next.AsSlice(),
+					LinkIndex: d.Attrs().Index, Family: netlink.FAMILY_V6, State: netlink.NUD_PERMANENT,
+					HardwareAddr: gateway, IP: next.AsSlice(),
 				}),
 				h.RouteAdd(
 					&netlink.Route{

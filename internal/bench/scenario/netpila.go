@@ -135,8 +135,9 @@ func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
 	pins := filepath.Join(n.Wire.Dir, n.name+"-bpf")
 	err = n.NS.Do(func() error {
 		d, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: n.Prefix, Plan: address.DefaultPlan(), BPFFS: pins, MaxEndpoints: cmp.Or(v.Endpoints, 16),
-			Device: v.device, NoCache: v.noCache, MaxMappings: v.Mappings, Log: slog.New(slog.DiscardHandler),
+			Uplink: "eth0", NodePrefix: n.Prefix, Plan: address.DefaultPlan(), BPFFS: pins,
+			MaxEndpoints: cmp.Or(v.Endpoints, 16),
+			Device:       v.device, NoCache: v.noCache, MaxMappings: v.Mappings, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})

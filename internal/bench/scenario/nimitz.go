@@ -140,7 +140,8 @@ func (n *Node) addNimitz(
 		return nil, a, err
 	}
 	record := endpoint.Record{
-		ID: 1, ContainerID: n.name, Interface: "eth0", Netns: c.Path(), Tenant: m.Tenant.Name, TenantID: m.Tenant.Current().ID, App: 1,
+		ID: 1, ContainerID: n.name, Interface: "eth0", Netns: c.Path(), Tenant: m.Tenant.Name,
+		TenantID: m.Tenant.Current().ID, App: 1,
 	}
 	if record.Attachments, err = network.Prepare(ctx, m.Tenant, record.App, record); err != nil {
 		return nil, a, err

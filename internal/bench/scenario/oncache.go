@@ -57,7 +57,8 @@ func (n *Node) makeRoom() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MasterIndex = "room", bridge.Attrs().Index
 		device := &netlink.Vxlan{
-			LinkAttrs: attrs, VxlanId: vxlanID + 1, VtepDevIndex: uplink.Attrs().Index, SrcAddr: n.Underlay.AsSlice(), Port: vxlanPort + 1,
+			LinkAttrs: attrs, VxlanId: vxlanID + 1, VtepDevIndex: uplink.Attrs().Index, SrcAddr: n.Underlay.AsSlice(),
+			Port: vxlanPort + 1,
 		}
 		return netns.Retry(func() error { return h.LinkAdd(device) })
 	})

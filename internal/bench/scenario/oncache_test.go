@@ -138,7 +138,10 @@ func TestCacheIsPassedBy(t *testing.T) {
 			echoes(t, client, server, 50)
 		}, []string{"packet.TCP 2", "packet.TCP 18"}},
 		"UDP": {func(t *testing.T) {
-			server := inNamespace(t, p.Server, func() (net.PacketConn, error) { return net.ListenPacket("udp", p.at(port)) })
+			server := inNamespace(t, p.Server, func() (net.PacketConn, error) {
+				return net.ListenPacket("udp",
+					p.at(port))
+			})
 			defer server.Close()
 			client := inNamespace(t, p.Client, func() (net.Conn, error) { return net.Dial("udp", p.at(port)) })
 			defer client.Close()
@@ -155,7 +158,8 @@ func TestCacheIsPassedBy(t *testing.T) {
 			}
 		}, []string{"packet.UDP", "packet.UDP"}},
 		"ICMPv6": {func(t *testing.T) {
-			if got, err := packet.Ping(t.Context(), p.Client, p.Target, packet.PingOptions{Count: 50, Timeout: time.Minute}); err != nil || got.Received != 50 {
+			if got, err := packet.Ping(t.Context(), p.Client, p.Target, packet.PingOptions{Count: 50,
+				Timeout: time.Minute}); err != nil || got.Received != 50 {
 				t.Fatalf("%+v, %v", got, err)
 			}
 		}, []string{"packet.ICMP", "packet.ICMP"}},
@@ -206,7 +210,8 @@ func TestCacheOnTheWire(t *testing.T) {
 	w, p := cachedPair(t)
 	for _, n := range w.Nodes {
 		must(t, inside(n.NS, func(*netlink.Handle) error {
-			for _, f := range append(slices.Clone(segmentation), feature{"tx", unix.ETHTOOL_GTXCSUM, unix.ETHTOOL_STXCSUM}) {
+			for _, f := range append(slices.Clone(segmentation), feature{"tx", unix.ETHTOOL_GTXCSUM,
+				unix.ETHTOOL_STXCSUM}) {
 				if _, err := f.off("eth0"); err != nil {
 					return err
 				}
@@ -266,7 +271,8 @@ func vxlanInside(t *testing.T, w *Wire, c packet.Captured) []byte {
 	must(t, err)
 	udp, is := p.Body.(packet.UDP)
 	payload := len(c.Frame) - 14 - 40
-	if !is || p.Source != w.Nodes[0].Underlay || p.Destination != w.Nodes[1].Underlay || p.HopLimit != 64 || udp.DestinationPort != vxlanPort ||
+	if !is || p.Source != w.Nodes[0].Underlay || p.Destination != w.Nodes[1].Underlay || p.HopLimit != 64 ||
+		udp.DestinationPort != vxlanPort ||
 		len(udp.Payload) < 8+14+40 || int(binary.BigEndian.Uint16(c.Frame[14+4:])) != payload ||
 		int(binary.BigEndian.Uint16(c.Frame[54+4:])) != payload ||
 		!bytes.Equal(c.Frame[54+6:54+8], []byte{0, 0}) ||

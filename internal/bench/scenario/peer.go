@@ -53,7 +53,8 @@ func (w *Wire) vacant() (p Pair, env []string, err error) {
 			return p, nil, err
 		}
 		for name, value := range map[string]string{
-			"NODE": n.NS.Path(), "CONTAINER": ends[i].Path(), "ADDRESS": n.Underlay.String(), "ADDRESS4": n.Underlay4.String(),
+			"NODE": n.NS.Path(), "CONTAINER": ends[i].Path(), "ADDRESS": n.Underlay.String(),
+			"ADDRESS4": n.Underlay4.String(),
 		} {
 			env = append(env, fmt.Sprintf("BENCH_%s_%d=%s", name, i+1, value))
 		}

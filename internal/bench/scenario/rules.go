@@ -101,7 +101,8 @@ func ApplyPolicy(
 	if err != nil {
 		return err
 	}
-	if err := d.SetPolicies(dpapi.TenantPolicies{Tenant: "bench", IDs: []address.TenantID{id}, Tables: tables}); err != nil {
+	if err := d.SetPolicies(dpapi.TenantPolicies{Tenant: "bench", IDs: []address.TenantID{id},
+		Tables: tables}); err != nil {
 		return err
 	}
 	rules := len(p.Rules[policy.Ingress])
@@ -149,7 +150,8 @@ func (n *Node) netfilter(sources []netip.Prefix) error {
 	drop := nftables.ChainPolicyDrop
 	table := nft.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv6, Name: "bench"})
 	chain := nft.AddChain(&nftables.Chain{
-		Name: "forward", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop,
+		Name: "forward", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+		Priority: nftables.ChainPriorityFilter, Policy: &drop,
 	})
 	accept := &expr.Verdict{Kind: expr.VerdictAccept}
 	nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{

@@ -58,7 +58,8 @@ func newEntriesBed(
 		return nil, err
 	}
 	b.network = nimitz.New(nimitz.Config{
-		Plan: address.DefaultPlan(), Node: b.node.Prefix, Indexes: m, Cluster: m, Switch: b.sw, Gateway: nullGateway{}, MaxMappings: mappings + spare,
+		Plan: address.DefaultPlan(), Node: b.node.Prefix, Indexes: m, Cluster: m, Switch: b.sw, Gateway: nullGateway{},
+		MaxMappings: mappings + spare,
 	})
 	if err := b.network.PutTenant(ctx, m.Tenant); err != nil {
 		return nil, err

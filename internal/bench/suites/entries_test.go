@@ -17,7 +17,8 @@ func TestEntries(t *testing.T) {
 	const here = 5
 	steps := 0
 	r, err := Entries(t.Context(), EntriesOptions{
-		Switches: EntrySwitches, Nodes: []int{1, 2, 9}, Density: here, Services: 7, Dir: filepath.Join(short(t), "b"), Progress: func(int, int) { steps++ },
+		Switches: EntrySwitches, Nodes: []int{1, 2, 9}, Density: here, Services: 7, Dir: filepath.Join(short(t), "b"),
+		Progress: func(int, int) { steps++ },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -67,9 +68,15 @@ func TestEntries(t *testing.T) {
 // A product of any two, and what grows faster than nodes do, are noticed.
 func TestEntriesThatMultiply(t *testing.T) {
 	for name, extra := range map[string]func(nodes, containers, services int) int{
-		"nodes and containers": func(n, c, _ int) int { return n * c }, "nodes and services": func(n, _, s int) int { return n * s },
+		"nodes and containers": func(n, c, _ int) int { return n * c }, "nodes and services": func(n, _,
+			s int) int {
+			return n * s
+		},
 		"containers and " +
-			"services": func(_, c, s int) int { return c * s }, "pairs of nodes": func(n, _, _ int) int { return n * n },
+			"services": func(_, c, s int) int { return c * s }, "pairs of nodes": func(n, _,
+			_ int) int {
+			return n * n
+		},
 		"nothing": func(_, _, _ int) int { return 3 },
 	} {
 		r := EntriesReport{Density: 4, Services: 3}

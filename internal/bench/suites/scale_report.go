@@ -139,7 +139,8 @@ func hookSection(hook string, costs []*HookCost) plot.Section {
 			Class: class, Figure: fmt.Sprintf("%.0f ns", ns.Median), At: plot.Span(ns),
 		})
 		t.Rows = append(t.Rows, []string{
-			peers, humanize.Grouped(h.Endpoints), humanize.Grouped(h.Tenants), report.Spread(ns), report.Percent(missed),
+			peers, humanize.Grouped(h.Endpoints), humanize.Grouped(h.Tenants), report.Spread(ns),
+			report.Percent(missed),
 		})
 	}
 	for i := range costs[0].Peers {
@@ -174,7 +175,8 @@ func (r *ScaleReport) spraySection() plot.Section {
 				Class: "ours", Figure: fmt.Sprintf("%.0f ns beside it", c.Beside.Median), At: plot.Span(c.Beside),
 			},
 			plot.Bar{
-				Name: "without", Class: "theirs", Figure: fmt.Sprintf("%.0f ns", c.Alone.Median), At: plot.Span(c.Alone),
+				Name: "without", Class: "theirs", Figure: fmt.Sprintf("%.0f ns", c.Alone.Median),
+				At: plot.Span(c.Alone),
 			})
 		t.Rows = append(t.Rows, c.cells(keys))
 	}

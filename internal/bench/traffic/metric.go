@@ -79,7 +79,8 @@ func Metrics() []Metric {
 				"times Slim"
 		}),
 		echo.as("UDP_PPS", "datagrams of 18 bytes, as many as arrive", func(m *Metric) {
-			m.kind, m.Traffic, m.block, m.Counted, m.Figure = unix.SOCK_DGRAM, flooding, 18, "packet", "NETPILA §7.2: no more work a packet than native IPv6"
+			m.kind, m.Traffic, m.block, m.Counted, m.Figure = unix.SOCK_DGRAM, flooding, 18, "packet",
+				"NETPILA §7.2: no more work a packet than native IPv6"
 		}),
 		stream.as("TCP_STREAM", "one connection, writes of 128 KiB", func(m *Metric) { m.flows = 1 }),
 		stream.as("TCP_STREAM4", "four connections, writes of 128 KiB", func(m *Metric) { m.flows = 4 }),
@@ -107,7 +108,8 @@ func Metrics() []Metric {
 			Value:   func(a Answer) float64 { return report.Median(a.First) * 1e6 },
 		},
 		{Name: "NEXT_RTT", About: "the datagrams that follow the first", Unit: "µs", Less: true, Figure: section6,
-			Traffic: firsts, Trials: true, kind: unix.SOCK_DGRAM, block: 1, flows: 1, Value: func(a Answer) float64 { return report.Median(a.Next) * 1e6 }},
+			Traffic: firsts, Trials: true, kind: unix.SOCK_DGRAM, block: 1, flows: 1,
+			Value: func(a Answer) float64 { return report.Median(a.Next) * 1e6 }},
 		program.as(
 			"PROGRAM_OUT",
 			"our programs' time for a packet on its way out, under UDP_RR",

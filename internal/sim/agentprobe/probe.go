@@ -56,7 +56,8 @@ func (g *probe) Join(ctx context.Context, c sim.Cluster) (err error) {
 	}
 	g.agent = unixrpc.Client(g.lab.AgentSocket(node))
 	for i := range g.Containers {
-		if err := g.lab.AddContainer(ctx, lab.Container{Name: fmt.Sprintf("c%d", i+1), Node: node, Tenant: c.Tenants[i%len(c.Tenants)], Labels: c.Labels}); err != nil {
+		if err := g.lab.AddContainer(ctx, lab.Container{Name: fmt.Sprintf("c%d", i+1), Node: node,
+			Tenant: c.Tenants[i%len(c.Tenants)], Labels: c.Labels}); err != nil {
 			return err
 		}
 	}
@@ -92,7 +93,8 @@ func (g *probe) After(ctx context.Context, s sim.Stage) error {
 	p := Point{Nodes: s.Nodes, Containers: s.Containers, Simulation: s.Resident, Seconds: time.Since(g.began).Seconds()}
 	p.Received, p.Heartbeats = since(now.received, g.before.received), since(now.heartbeats, g.before.heartbeats)
 	p.Entries, g.before = now.entries, now
-	if err := g.get(ctx, "/debug/memory", func(body io.Reader) error { return json.NewDecoder(body).Decode(&p.Memory) }); err != nil {
+	if err := g.get(ctx, "/debug/memory",
+		func(body io.Reader) error { return json.NewDecoder(body).Decode(&p.Memory) }); err != nil {
 		return err
 	}
 	if err := g.same(ctx); err != nil {

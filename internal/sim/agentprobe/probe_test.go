@@ -32,7 +32,8 @@ func TestAgent(t *testing.T) {
 			r, err := Run(t.Context(), Options{
 				Networks: []string{
 					network,
-				}, Sizes: []int{20, 60}, Containers: 2, NodeContainers: 3, Followers: 10, Dir: dir, Binary: labtest.Binary(t),
+				}, Sizes: []int{20, 60}, Containers: 2, NodeContainers: 3, Followers: 10, Dir: dir,
+				Binary: labtest.Binary(t),
 				Name: fmt.Sprintf(
 					"simagent-%s-%d",
 					network[:3],

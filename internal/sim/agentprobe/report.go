@@ -93,7 +93,8 @@ func notFlat(points []Point) (all []string) {
 			what     string
 			now, was int64
 			within   float64
-		}{{"live heap", p.Memory.Heap, points[0].Memory.Heap, heapWithin}, {"resident memory", p.Memory.Resident, points[0].Memory.Resident, residentWithin}} {
+		}{{"live heap", p.Memory.Heap, points[0].Memory.Heap, heapWithin}, {"resident memory", p.Memory.Resident,
+			points[0].Memory.Resident, residentWithin}} {
 			if change := change(of.now, of.was); math.Abs(change) > of.within {
 				all = append(
 					all,
@@ -197,10 +198,12 @@ func (l Line) row(i int) []string {
 	return []string{
 		humanize.Grouped(
 			p.Nodes,
-		), mib(p.Memory.Heap), percent(p.Memory.Heap, first.Memory.Heap), mib(p.Memory.Resident), percent(p.Memory.Resident, first.Memory.Resident),
+		), mib(p.Memory.Heap), percent(p.Memory.Heap, first.Memory.Heap), mib(p.Memory.Resident),
+		percent(p.Memory.Resident, first.Memory.Resident),
 		humanize.Grouped(
 			p.entries(),
-		), humanize.Grouped(int(p.Received.Messages)), humanize.Grouped(int(p.Received.Bytes)), fmt.Sprintf("%.1f", float64(p.Received.Bytes)/float64(p.Nodes-before)),
+		), humanize.Grouped(int(p.Received.Messages)), humanize.Grouped(int(p.Received.Bytes)), fmt.Sprintf("%.1f",
+			float64(p.Received.Bytes)/float64(p.Nodes-before)),
 		humanize.Grouped(int(p.Heartbeats.Messages)), humanize.Grouped(int(p.Heartbeats.Bytes)),
 	}
 }
@@ -222,7 +225,8 @@ func (r *Report) Page(w io.Writer) error {
 		for i, p := range l.Points {
 			received += p.Received.Bytes
 			for j, y := range []float64{
-				float64(p.Memory.Heap) / (1 << 20), float64(p.Memory.Resident) / (1 << 20), float64(received) / (1 << 10),
+				float64(p.Memory.Heap) / (1 << 20), float64(p.Memory.Resident) / (1 << 20),
+				float64(received) / (1 << 10),
 				float64(p.entries()),
 			} {
 				points[j] = append(points[j], [2]float64{float64(p.Nodes), y})
