@@ -133,7 +133,7 @@ func openNode(c Config) (_ *Datapath, err error) {
 			kind,
 		)
 	}
-	if err := d.Drivers()[c.Device].CheckUplink(d.Uplink); err != nil {
+	if err := d.Drivers()[d.config.Device].CheckUplink(d.Uplink); err != nil {
 		return nil, err
 	}
 	if _, err := d.MTU(); err != nil {

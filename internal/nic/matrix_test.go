@@ -113,7 +113,7 @@ func TestPreheatingFromAFile(t *testing.T) {
 	if r, err = DrawRecorded(t.Context(), 3, m, &tenth); err != nil {
 		t.Fatal(err)
 	}
-	// It has spoken with all there are long before the peak's end: that is said, and what waits is judged from then on.
+	// It has sent to all destinations long before the end of the peak: the figure says so, and starts its evaluation there.
 	few := fmt.Sprintf("1,000/s, %d in all", len(tenth.Destinations))
 	if find(r, "destinations of the job") != float64(len(tenth.Destinations)) ||
 		find(r, few+", preheated: most that wait") != 0 ||
@@ -129,8 +129,8 @@ func TestPreheatingFromAFile(t *testing.T) {
 	}
 	other := Matrix{Destinations: []Destination{destination(99, "10.0.0.0/29", 1)}}
 	if _, err := DrawRecorded(t.Context(), 3, other, nil); err == nil ||
-		!strings.Contains(err.Error(), "the matrix has 1 destination, and none that the job speaks with") ||
-		!strings.HasSuffix(err.Error(), "; a record of a switch wants --job with another") {
+		!strings.Contains(err.Error(), "the matrix has 1 destination, and the job sends to none of them") ||
+		!strings.HasSuffix(err.Error(), "; a record of a switch needs --job with another one") {
 		t.Errorf("another tenant's matrix: %v", err)
 	}
 }

@@ -56,15 +56,15 @@ func (p *progress) now() Progress {
 	return now
 }
 
-// tell calls hear with the progress at an interval until ctx ends.
-func (p *progress) tell(ctx context.Context, every time.Duration, hear func(Progress)) {
+// tell calls report with the progress at an interval until ctx ends.
+func (p *progress) tell(ctx context.Context, every time.Duration, report func(Progress)) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
 			if now := p.now(); now.Event != "" {
-				hear(now)
+				report(now)
 			}
 		case <-ctx.Done():
 			return
