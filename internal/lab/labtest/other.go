@@ -140,7 +140,7 @@ func generate(bpfobj, c, out string) error {
 	line, _, _ := strings.Cut(rest, "\n")
 	command := strings.Fields(line)
 	tool, source := slices.Index(command, "bpf2go"), slices.Index(command, "../../../bpf/pilaster.bpf.c")
-	include := slices.Index(command, "-I../../bpf")
+	include := slices.Index(command, "-I../../../bpf")
 	if tool < 0 || source < 0 || include < 0 {
 		return fmt.Errorf("%s/doc.go generates by another command: %q", bpfobj, command)
 	}
