@@ -165,8 +165,7 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		}
 	}
 	for key := range records {
-		if strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirQuarantine) ||
-			strings.HasPrefix(key, dirAppQuarantine) { // outdated, and without a lease they would never expire
+		if k, _ := kindOf(key); k.leased {
 			delete(records, key)
 		}
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -180,66 +179,17 @@ func (b *Batch) countFrom(from int64) {
 	}
 }
 
-// decode decodes an event. Keys that only allocation uses have none.
-func (b *Batch) decode(raw *clientv3.Event) (err error) {
-	key, gone := string(raw.Kv.Key), raw.Type == clientv3.EventTypeDelete
-	var e Event
-	if name, ok := strings.CutPrefix(key, dirNodes); ok {
-		if gone {
-			e.DeletedNode = name
-		} else {
-			e.Node = new(pilasterv1.Node)
-			err = decode(key, raw.Kv.Value, e.Node)
-		}
-	} else if name, ok := strings.CutPrefix(key, dirTenants); ok {
-		if gone {
-			e.DeletedTenant = name
-		} else {
-			e.Tenant = new(pilasterv1.Tenant)
-			err = decode(key, raw.Kv.Value, e.Tenant)
-		}
-	} else if strings.HasPrefix(key, dirApps) && !gone {
-		e.App = new(pilasterv1.App)
-		err = decode(key, raw.Kv.Value, e.App)
-	} else if strings.HasPrefix(key, dirAppIDs) && gone {
-		e.EndedApp, err = parseApp(key, dirAppIDs)
-	} else if strings.HasPrefix(key, dirAppQuarantine) {
-		to := &e.QuarantinedApp
-		if gone {
-			to = &e.FreedApp
-		}
-		*to, err = parseApp(key, dirAppQuarantine)
-	} else if strings.HasPrefix(key, dirHosting) {
-		to := &e.Hosting
-		if gone {
-			to = &e.EndedHosting
-		}
-		*to, err = decodeHosting(key, raw.Kv.Value)
-	} else if strings.HasPrefix(key, dirMappings) {
-		to := &e.Mapping
-		if gone {
-			to = &e.EndedMapping
-		}
-		*to, err = decodeMapping(key, raw.Kv.Value)
-	} else if name, ok := strings.CutPrefix(key, dirRegions); ok {
-		if gone {
-			e.DeletedRegion = name
-		} else {
-			e.Region = new(pilasterv1.Region)
-			err = decode(key, raw.Kv.Value, e.Region)
-		}
-	} else if strings.HasPrefix(key, dirPolicies) {
-		to := &e.Policy
-		if gone {
-			to = &e.EndedPolicy
-		}
-		*to, err = decodePolicy(key, raw.Kv.Value, raw.Kv.ModRevision)
-	} else if name, ok := strings.CutPrefix(key, dirSessions); ok {
-		e.Session = &NodeSession{name, parseSession(string(raw.Kv.Value))}
-	} else {
-		b.Cluster = b.Cluster || key == keyCluster
+// decode decodes an event; see kinds.
+func (b *Batch) decode(raw *clientv3.Event) error {
+	key := string(raw.Kv.Key)
+	b.Cluster = b.Cluster || key == keyCluster
+	k, name := kindOf(key)
+	if k.event == nil {
 		return nil
 	}
-	b.Events = append(b.Events, e)
+	e, err := k.event(name, raw.Kv, raw.Type == clientv3.EventTypeDelete)
+	if e != (Event{}) {
+		b.Events = append(b.Events, e)
+	}
 	return err
 }
