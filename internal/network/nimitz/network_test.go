@@ -20,7 +20,7 @@ import (
 func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *node, out pipeline.Verdict) {
 	out, trace := from.sw.table().Run(pipeline.Packet{From: pipeline.Port(r.ID), Src: src, Dst: dst})
 	if isOutside(trace) {
-		c.t.Errorf("%v, a container, is outside to %v", dst, src)
+		c.t.Errorf("container %v was treated as outside by %v", dst, src)
 	}
 	if out.Drop != 0 || out.To != pipeline.VXLAN {
 		return from, out
@@ -77,7 +77,7 @@ func (c *cluster) reach() {
 			arrives := to.r.Tenant == from.r.Tenant
 			switch {
 			case !arrives && out.Drop == 0:
-				c.t.Fatalf("from %v of %s to %v, which is not its tenant's: %+v", from.a, from.r.Tenant, dst, out)
+				c.t.Fatalf("from %v of %s to %v, not in its tenant: %+v", from.a, from.r.Tenant, dst, out)
 			case arrives && (n != to.n || out.Drop != 0 || out.To != pipeline.Port(to.r.ID) ||
 				out.Identity != uint16(from.r.App)):
 				c.t.Fatalf(
@@ -149,7 +149,7 @@ func TestRandomClusters(t *testing.T) {
 					}
 				}
 				if n.sw.applied != before {
-					t.Errorf("a start changed %d entries of a table that was right", n.sw.applied-before)
+					t.Errorf("a restart changed %d entries of a correct table", n.sw.applied-before)
 				}
 				for _, r := range n.record {
 					n.must(n.Check(t.Context(), r))
@@ -157,7 +157,7 @@ func TestRandomClusters(t *testing.T) {
 				}
 				if got := n.sw.table().Entries; len(got) != 1 || got[0] != (pipeline.Peer{Nodes: plan.Base}) ||
 					len(n.sw.ports) != 1 {
-					t.Errorf("left on a node without containers: %v, %v", got, n.sw.ports)
+					t.Errorf("left over on a node without containers: %v, %v", got, n.sw.ports)
 				}
 			}
 		})
@@ -249,7 +249,7 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	a := n.add(blue, 1)
 	n.sw.fail = errors.New("made to fail")
 	if err := n.Deactivate(t.Context(), a); err == nil {
-		t.Error("a failure was passed over")
+		t.Error("the error was not returned")
 	}
 	n.sw.fail = nil
 	n.remove(a)
@@ -269,7 +269,7 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	n.sw.fail = errors.New("made to fail")
 	other := []network.Mapping{{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.77.0/24"), Node: plan.Node(2)}}
 	if err := n.Apply(t.Context(), blue.Name, other, nil); err == nil {
-		t.Error("a failure was passed over")
+		t.Error("the error was not returned")
 	}
 	n.sw.fail = nil
 	n.must(n.Replace(t.Context(), blue.Name, append(other, c.where[blue.Name]...)))
@@ -293,7 +293,7 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 	} {
 		if n.Replace(t.Context(), blue.Name, []network.Mapping{m}) == nil ||
 			n.Apply(t.Context(), blue.Name, []network.Mapping{m}, nil) == nil {
-			t.Errorf("%v was taken", m)
+			t.Errorf("accepted %v", m)
 		}
 	}
 	if len(n.sw.has) != before {
@@ -320,7 +320,7 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 		[]network.Mapping{{Tenant: "elsewhere", To: netip.MustParsePrefix("10.0.3.0/24"),
 			Node: plan.Node(2)}}); err != nil ||
 		len(n.sw.has) != before {
-		t.Errorf("a tenant that is not here: %v", err)
+		t.Errorf("unknown tenant: %v", err)
 	}
 }
 
@@ -342,19 +342,19 @@ func TestFullNodeRefuses(t *testing.T) {
 	}
 	if i := n.config.Indexes.(memory)[endpoint.CursorKey{Tenant: 7,
 		Subnet: netip.MustParsePrefix("10.0.0.0/24")}]; i.next != 2 {
-		t.Errorf("an address was taken: next is %d", i.next)
+		t.Errorf("an address was allocated: next is %d", i.next)
 	}
 	n.start(n.config.Indexes)
 	n.receive(c.tenants[0])
 	if _, err := n.tryAdd(c.tenants[0], 1); !errors.Is(err, endpoint.ErrExhausted) {
-		t.Errorf("a full node that started anew: %v", err)
+		t.Errorf("a full node after a restart: %v", err)
 	}
 	if err := n.Replace(t.Context(), "t7",
 		[]network.Mapping{{Tenant: "t7", To: netip.MustParsePrefix("10.0.9.0/24"), Node: plan.Node(2)}}); !errors.Is(
 		err,
 		endpoint.ErrExhausted,
 	) {
-		t.Errorf("one mapping more: %v", err)
+		t.Errorf("one more mapping: %v", err)
 	}
 	c.reach()
 }
@@ -401,7 +401,7 @@ func TestRefusals(t *testing.T) {
 	}
 	c.away = errors.New("away")
 	if _, err := n.tryAdd(blue, 1); !errors.Is(err, c.away) {
-		t.Errorf("with the orchestrator away: %v", err)
+		t.Errorf("without the orchestrator: %v", err)
 	}
 	c.away = nil
 	sound := n.add(blue, 1)
@@ -420,7 +420,7 @@ func TestRefusals(t *testing.T) {
 		spoil(&r, &a)
 		r.Attachments = []endpoint.Attachment{a}
 		if err := n.Validate(r); err == nil {
-			t.Errorf("%s was taken: %+v", name, r)
+			t.Errorf("%s was accepted: %+v", name, r)
 		}
 	}
 	missed := 0
@@ -432,13 +432,13 @@ func TestRefusals(t *testing.T) {
 		n.sw.put(e)
 	}
 	if missed != 2 {
-		t.Errorf("CHECK misses %d entries of a container, not 2", missed)
+		t.Errorf("CHECK reports %d missing entries of a container, not 2", missed)
 	}
 	n.must(n.sw.Unplug(t.Context(), pipeline.Port(sound.ID)))
 	if n.Check(t.Context(), sound) == nil {
-		t.Error("CHECK misses no port")
+		t.Error("CHECK does not report a missing port")
 	}
 	if err := n.Check(t.Context(), endpoint.Record{ID: 1, Tenant: tenant.Netpila}); err == nil {
-		t.Error("CHECK knows a tenant that is not here")
+		t.Error("CHECK accepts an unknown tenant")
 	}
 }

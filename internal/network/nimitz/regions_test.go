@@ -172,7 +172,7 @@ func TestEntriesOfRegions(t *testing.T) {
 	edge.sw.applied = 0
 	edge.start(memory{})
 	if edge.sw.applied != 0 {
-		t.Errorf("an Edge Switch that starts anew makes %d changes", edge.sw.applied)
+		t.Errorf("a restarted Edge Switch makes %d changes", edge.sw.applied)
 	}
 	r.west.tenants[0].Regions = nil
 	r.put(t)
@@ -202,7 +202,7 @@ func TestEntriesOfRegions(t *testing.T) {
 		if _, foreign := e.(pipeline.Foreign); foreign ||
 			forwards && f.Port == pipeline.VXLAN && !plan.Base.Contains(f.VTEP) ||
 			takes && p.Nodes != plan.Base {
-			t.Errorf("it was an Edge Switch and has %v", e)
+			t.Errorf("a former Edge Switch still has %v", e)
 		}
 	}
 }
@@ -228,7 +228,7 @@ func TestRegionsThatCannotBeAreRefused(t *testing.T) {
 			t.Errorf("%v, want an error with %q", err, what)
 		}
 		if len(node.sw.has) != before {
-			t.Errorf("%s: %d entries, there were %d", what, len(node.sw.has), before)
+			t.Errorf("%s: %d entries, want %d as before", what, len(node.sw.has), before)
 		}
 	}
 }

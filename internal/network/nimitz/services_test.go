@@ -98,7 +98,7 @@ func (s *northSouth) ways(t *testing.T) {
 		}
 		seen[out.Src] = true
 		if back := one.run(pipeline.Gateway, storage, out.Src); back.To != port || back.Src != c.name || back.Dst != a {
-			t.Errorf("%s's answer: %+v", c.r.Tenant, back)
+			t.Errorf("%s's reply: %+v", c.r.Tenant, back)
 		}
 		if out := one.run(port, a, c.not); out.Drop == 0 {
 			t.Errorf("%s to another tenant's service: %+v", c.r.Tenant, out)
@@ -138,16 +138,16 @@ func (s *northSouth) published(t *testing.T, gateway *node, p tenant.Publication
 	}
 	out, trace := home.sw.table().Run(pipeline.Packet{From: in.To, Src: in.Dst, Dst: in.Src})
 	if !isOutside(trace) {
-		t.Errorf("the answer of %s does not go outside: %v", p.Name, trace)
+		t.Errorf("the reply of %s does not go outside: %v", p.Name, trace)
 	}
 	if home != gateway {
 		if out.VTEP != pipeline.VTEP(gateway.prefix) {
-			t.Fatalf("the answer of %s: %+v", p.Name, out)
+			t.Fatalf("the reply of %s: %+v", p.Name, out)
 		}
 		out = hop(gateway, home, out)
 	}
 	if out.Drop != 0 || out.To != pipeline.Gateway || out.Src != v || out.Dst != client {
-		t.Errorf("the answer of %s at the gateway: %+v, not from %v", p.Name, out, v)
+		t.Errorf("the reply of %s at the gateway: %+v, not from %v", p.Name, out, v)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestNorthSouth(t *testing.T) {
 		n.start(n.config.Indexes)
 		s.ways(t)
 		if n.sw.applied != applied || !maps.Equal(n.publishes, before) {
-			t.Errorf("a start changed %d entries, and %v to %v", n.sw.applied-applied, before, n.publishes)
+			t.Errorf("a restart changed %d entries; published %v, then %v", n.sw.applied-applied, before, n.publishes)
 		}
 	}
 	one := s.nodes[0]
@@ -182,7 +182,7 @@ func TestNorthSouth(t *testing.T) {
 	one.remove(s.other)
 	for _, e := range one.sw.has {
 		if strings.Contains(e.String(), gone.String()+" in VNI 8") {
-			t.Errorf("left: %v", e)
+			t.Errorf("left over: %v", e)
 		}
 	}
 	s.other = one.add(s.tenants[1], 3)
@@ -192,7 +192,7 @@ func TestNorthSouth(t *testing.T) {
 	one.carries["t7"], one.kept = true, nil
 	one.remove(s.near)
 	if one.kept == nil || one.kept[was] {
-		t.Errorf("connections by %v go on; kept are those by %v", was, one.kept)
+		t.Errorf("connections of %v were not ended; Keep was called with %v", was, one.kept)
 	}
 	if now := one.publishes[s.tenants[0].Publications[2].Underlay]; now == was ||
 		one.run(pipeline.Gateway, one.client(one.prefix).Addr(), was).Drop == 0 {
@@ -209,7 +209,7 @@ func TestNorthSouth(t *testing.T) {
 	for _, n := range s.nodes {
 		for _, e := range n.sw.has {
 			if e.Stage() == pipeline.NAT {
-				t.Errorf("left: %v", e)
+				t.Errorf("left over: %v", e)
 			}
 		}
 		if len(n.publishes) != 0 {
@@ -344,7 +344,7 @@ func TestServicesThatCannotBeAreRefused(t *testing.T) {
 		}
 	}
 	if n.sw.applied != before {
-		t.Error("something was changed")
+		t.Error("an invalid service changed the switch")
 	}
 	s.ways(t)
 }
@@ -382,6 +382,6 @@ func TestDrops(t *testing.T) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 	if got, err := New(Config{}).Drops(t.Context()); len(got) != 0 || err != nil {
-		t.Errorf("of a node without: %v, %v", got, err)
+		t.Errorf("a node without a gateway: %v, %v", got, err)
 	}
 }

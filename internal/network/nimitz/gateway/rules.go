@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The table that translates, and its map of what is published.
+// The table that translates, and its map of published addresses.
 const (
 	tableName = "pilaster"
 	published = "published"

@@ -98,7 +98,7 @@ func (b *bed) arrives(t *testing.T, ends map[pipeline.Port]end, from, to pipelin
 			return
 		}
 		if ctx.Err() != nil {
-			t.Fatalf("%d bytes from %v do not come to %v", len(frame), from, to)
+			t.Fatalf("%d bytes from %v did not arrive at %v", len(frame), from, to)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (b *bed) has(t *testing.T, want []pipeline.Entry) {
 	is, wanted := setOf(got), setOf(want)
 	for e := range wanted {
 		if is[e] != 1 {
-			t.Errorf("%v: there %d times", e, is[e])
+			t.Errorf("%v: found %d times", e, is[e])
 		}
 	}
 	for e := range is {
@@ -63,7 +63,7 @@ func TestEntries(t *testing.T) {
 		bad := pipeline.Forward{VNI: 7, To: all[0].(pipeline.Peer).Nodes, Port: lastContainer + 1}
 		if err := b.s.Apply(limit(t), all, []pipeline.Entry{bad}); err == nil ||
 			!strings.Contains(err.Error(), bad.String()[:20]) && !strings.Contains(err.Error(), "ports") {
-			t.Errorf("a port that cannot be: %v", err)
+			t.Errorf("invalid port: %v", err)
 		}
 		b.has(t, all)
 
@@ -116,7 +116,7 @@ func TestReopened(t *testing.T) {
 	}
 	must(t, b.s.Plug(limit(t), 2, pipeline.Device{Name: "c2"}))
 	if err := b.s.Plug(limit(t), 2, pipeline.Device{Name: "c3"}); err == nil {
-		t.Error("a device is two ports")
+		t.Error("one device was accepted as two ports")
 	}
 	must(t, b.s.Unplug(limit(t), 2))
 	must(t, b.s.Unplug(limit(t), 2))
@@ -127,7 +127,7 @@ func TestReopened(t *testing.T) {
 	must(t, Remove(limit(t), b.config))
 	for _, name := range []string{bridgeName, underlayName, hostSide, bridgeSide} {
 		if _, err := h.LinkByName(name); err == nil {
-			t.Errorf("%s is left", name)
+			t.Errorf("%s is left over", name)
 		}
 	}
 	b.open(t)
@@ -170,7 +170,7 @@ func TestOffload(t *testing.T) {
 	must(t, b.s.relieve(pipeline.Device{Name: "c2", Netns: b.beyond.Path(), Inside: "c3"}))
 	must(t, b.s.relieve(pipeline.Device{Name: "c2", Netns: b.beyond.Path() + "-gone", Inside: "c2"}))
 	if got := is("c3"); got != 0 {
-		t.Errorf("another's offload is %d", got)
+		t.Errorf("offload of the new container is %d", got)
 	}
 }
 
@@ -398,12 +398,12 @@ func TestBundle(t *testing.T) {
 				t.Errorf("%v: %v, want %s", c.bad, err, c.says)
 			}
 			if flows, err := conn.Flows(limit(t), 5, ^uint64(0)); err != nil || len(flows) != 0 {
-				t.Errorf("of a refused bundle there are %v, %v", flows, err)
+				t.Errorf("flows of a rejected bundle: %v, %v", flows, err)
 			}
 			must(t, conn.Apply(limit(t), []openflow.Change{{Flow: good}}))
 			if flows, err := conn.Flows(limit(t), 5, ^uint64(0)); err != nil || len(flows) != 1 ||
 				flows[0].String() != good.String() {
-				t.Errorf("made %v, %v", flows, err)
+				t.Errorf("added %v, %v", flows, err)
 			}
 			must(t, conn.Apply(limit(t), []openflow.Change{{Command: openflow.Delete, Flow: good}}))
 			return nil

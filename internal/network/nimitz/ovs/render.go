@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/openflow"
 )
 
-// Tables are the pipeline's stages in their order. NAT has three, because a packet may meet an entry of each of its
-// kinds.
+// The tables are the pipeline's stages in order. NAT has three tables, because a packet may match an entry of each of
+// its kinds.
 const (
 	tableDecap uint8 = iota
 	tableRegister
@@ -93,7 +93,7 @@ const (
 	foreign
 )
 
-// A cookie is 16 bits that are ours, 8 bits of kind, and a hash of what the entry is found by. The lowest bit is zero.
+// A cookie consists of 16 constant bits, 8 bits of kind, and a hash of the entry's match. The lowest bit is zero.
 const (
 	cookieOurs uint64 = 0x7069 << 48
 	cookieMask uint64 = 0xffff << 48

@@ -26,7 +26,7 @@ type Case struct {
 // Result is the verdict on a packet, and the packet as it leaves.
 type Result struct {
 	pipeline.Verdict
-	Frame []byte // as it leaves: to a container, the gateway, or in the tunnel; nil where it is dropped
+	Frame []byte // as it leaves to a container, to the gateway or inside the tunnel; nil if dropped
 }
 
 // In returns the frame as it enters the switch; from pipeline.VXLAN the inner frame.
