@@ -428,7 +428,7 @@ func (s *Switch) Lacks() []string {
 	}
 }
 
-// PolicyError implements nimitz.Unpoliced.
+// PolicyError implements nimitz.PolicyGuard.
 func (s *Switch) PolicyError() error {
 	return errors.New(
 		"Open vSwitch forwards its packets and applies no policy: start the agent with --nimitz ebpf on nodes that " +
