@@ -2,13 +2,15 @@ package main
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"testing"
 )
 
-// clean are the folders without findings; "." is the whole tree. Files of other folders are not asked for yet.
-var clean = []string{"internal/version", "test/style"}
+// remaining are the folders with findings that wait for their rewrite, and how many each may have. Other folders may
+// have none. The figures only get smaller.
+var remaining = map[string]int{}
 
 // minFiles is fewer files than the tree has, and more than a listing that went wrong.
 const minFiles = 700
@@ -37,21 +39,20 @@ func TestTree(t *testing.T) {
 		}
 	}
 	found := check(files)
-	for _, folder := range clean {
-		checked := 0
-		for _, f := range files {
-			if isIn(f.path, folder) {
-				checked++
-			}
-		}
-		if checked == 0 {
-			t.Errorf("no file is in %s: rename or remove it in the list of clean folders", folder)
+	counts := map[string]int{}
+	for _, f := range found {
+		if f.rule != "duplicate" {
+			counts[path.Dir(f.file)]++
 		}
 	}
 	for _, f := range found {
-		asked := func(folder string) bool { return isIn(f.file, folder) }
-		if f.rule != "duplicate" && slices.ContainsFunc(clean, asked) {
+		if folder := path.Dir(f.file); f.rule != "duplicate" && counts[folder] > remaining[folder] {
 			t.Error(f)
+		}
+	}
+	for folder, most := range remaining {
+		if counts[folder] < most {
+			t.Errorf("%s has %d findings and may have %d: lower the number in the list", folder, counts[folder], most)
 		}
 	}
 	t.Logf("%d findings in %d files", len(found), len(files))
@@ -66,9 +67,9 @@ func TestTree(t *testing.T) {
 			t.Error(f)
 		}
 	}
-	for path := range exempt {
-		if !slices.ContainsFunc(files, func(f file) bool { return f.path == path }) {
-			t.Errorf("there is no file %s: remove it from the exempt files", path)
+	for name := range exempt {
+		if !slices.ContainsFunc(files, func(f file) bool { return f.path == name }) {
+			t.Errorf("there is no file %s: remove it from the exempt files", name)
 		}
 	}
 }
@@ -101,7 +102,7 @@ func TestWidth(t *testing.T) {
 		"one too many":       {"a.md", "\n" + over, []string{"2 width"}},
 		"runes, not bytes":   {"a.md", strings.Repeat("→", maxColumns), nil},
 		"tab in Go":          {"a.go", "package a\n\n//\t" + at[:maxColumns-6], nil},
-		"wide tab in Go":     {"a.go", "package a\n\n//\t" + at[:maxColumns-5], []string{"3 width"}},
+		"wide tab in Go":     {"a.go", "package a\n\n//\t" + wide[:maxColumns-5], []string{"3 width"}},
 		"tab in C":           {"bpf/a.h", "\t" + at[:maxColumns-8], nil},
 		"wide tab in C":      {"bpf/a.h", "\t" + at[:maxColumns-7], []string{"1 width"}},
 		"URL":                {"a.md", wide + "https://example.org/", nil},
@@ -113,9 +114,10 @@ func TestWidth(t *testing.T) {
 		"Go comment":         {"a.go", "package a\n\n// " + wide, []string{"3 width"}},
 		"struct tag":         {"a.go", "package a\n\ntype a struct {\n\tB int `json:\"" + over + "\"`\n}", nil},
 		"raw string":         {"a.go", "package a\n\nconst a = `" + wide + "`", []string{"3 width"}},
-		"Makefile":           {"Makefile", "a: ## " + wide, []string{"1 width"}},
+		"long word":          {"a.go", "package a\n\n// " + wide + over, nil},
+		"Makefile":           {"Makefile", "a: ## " + wide, nil},
 		"workflow":           {"docs/a.yaml", "# " + wide, []string{"1 width"}},
-		"script":             {"a.sh", "# " + wide, []string{"1 width"}},
+		"script":             {"a.sh", "# " + wide, nil},
 		"protobuf":           {"api/a.proto", "// " + wide, []string{"1 width"}},
 		"C":                  {"bpf/a.bpf.c", "/* " + wide + " */", []string{"1 width"}},
 		"the kernel's types": {"bpf/vmlinux.h", wide, []string{"unknown language"}},

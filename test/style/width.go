@@ -25,9 +25,16 @@ var (
 	linkOnly  = regexp.MustCompile(`^\s*(?:[-*] )?(?:!?\[[^\]]*\])\([^)]*\)[.,]?\s*$`)
 )
 
-// checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL, lines
-// of "go:generate" or "go:build" and struct tags may be longer.
+// longWord is a text without spaces, such as the name of a metric with its labels, that makes a line as long as it is.
+var longWord = regexp.MustCompile(`[^\s]{80,}`)
+
+// checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL or a very
+// long word, lines of "go:generate" or "go:build" and struct tags may be longer, and so may recipes and help of a
+// Makefile and commands of a script.
 func checkWidth(f file) (found []finding) {
+	if f.language == makefile || f.language == shell {
+		return nil
+	}
 	fenced := false
 	for i, line := range f.lines() {
 		start := strings.TrimSpace(line)
@@ -38,6 +45,7 @@ func checkWidth(f file) (found []finding) {
 		columns := utf8.RuneCountInString(line) + strings.Count(line, "\t")*(tabColumns(f.language)-1)
 		switch {
 		case columns <= maxColumns, url.MatchString(line):
+		case f.language == golang && longWord.MatchString(line):
 		case f.language == markdown && (fenced || strings.HasPrefix(start, "|") || linkOnly.MatchString(line)):
 		case f.language == golang && (strings.HasPrefix(start, "//go:") || structTag.MatchString(line)):
 		default:
