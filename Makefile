@@ -5,6 +5,8 @@ MAKEFLAGS   += --no-print-directory
 
 # One build cache for binaries, tests and tools: nothing here links C.
 export CGO_ENABLED := 0
+# Without paths of this checkout in them, results of the build cache serve every checkout.
+export GOFLAGS ?= -trimpath
 
 CLANG := clang-16
 
@@ -65,7 +67,7 @@ tests: ## every test, as root; a skipped test is a failed one; the slowest are i
 	@$(MAKE) build
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
-	    $(go_test) -p 3 -timeout 15m -skip '$(judges_times)' $(slowest) ./... $(judged); \
+	    $(go_test) -p 3 -timeout 25m -skip '$(judges_times)' $(slowest) ./... $(judged); \
 	    $(go_test) ./test/policies -run '$(judges_times)' $(judged) -v least=1; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(judged) -v least=5
 # It wants the machine for itself.
