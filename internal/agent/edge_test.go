@@ -69,7 +69,7 @@ func TestEdgeSwitch(t *testing.T) {
 }
 
 // TestRegionsBesideResolve: an answer to what a first container of an app asks leaves regions alone that the stream has
-// migrationReport, however late it is; of a tenant that is new here it brings them.
+// told, however late it is; of a tenant that is new here it brings them.
 func TestRegionsBesideResolve(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()

@@ -274,7 +274,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 }
 
 // A tenant whose policies cannot be enforced at the start does not block other tenants: its previous policies stay in
-// force, and no container of it is added.
+// holds, and no container of it is added.
 func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.add("c1")

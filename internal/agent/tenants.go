@@ -99,7 +99,7 @@ type tenantFile struct {
 	Addressing tenant.Addressing `json:"addressing"`
 	Created    time.Time         `json:"created"`
 	IDs        []idFile          `json:"ids"`
-	Changes    uint64            `json:"changes,omitempty"` // apply ids
+	Changes    uint64            `json:"changes,omitempty"` // of ids
 	Apps       []App             `json:"apps"`
 	Deleted    bool              `json:"deleted,omitempty"`
 	Carried    bool              `json:"carried,omitempty"`

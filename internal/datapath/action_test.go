@@ -30,7 +30,7 @@ type arrival struct {
 	error  bool
 	passes bool
 	by     uint8 // whose pre-action decides
-	seen   uint8 // entriesOf the session afterwards; 0: nothing is remembered, or nothing new
+	seen   uint8 // of the session afterwards; 0: nothing is remembered, or nothing new
 }
 
 // TestAction holds the one decision, action = f(packet, pre-actions, state), against Nezha's cases (NZ8, §5.1) and the

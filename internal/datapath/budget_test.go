@@ -186,7 +186,7 @@ func withHeadroom(spent map[string]cost) map[string]cost {
 		budget[name] = cost{
 			Verified:     int(math.Ceil(float64(c.Verified) * 1.05)),
 			Instructions: int(math.Ceil(float64(c.Instructions) * 1.05)),
-			Stack:        c.Stack,          // lookup is little of it
+			Stack:        c.Stack,          // there is little of it
 			LoadMs:       10*c.LoadMs + 20, // machines differ
 		}
 	}

@@ -164,7 +164,7 @@ func (s *sums) judge() {
 		}
 		sum, frame := int64(binary.NativeEndian.Uint64(record.RawSample)), record.RawSample[8:]
 		if sum < 0 {
-			continue // entriesOf another kind: still to be filled in, or believed without one
+			continue // of another kind: still to be filled in, or believed without one
 		}
 		length := 14 + 40 + int(binary.BigEndian.Uint16(frame[14+4:]))
 		frame = frame[:min(len(frame), length)] // the ring pads

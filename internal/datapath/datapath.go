@@ -27,12 +27,12 @@ type Config struct {
 	Plan         address.Plan
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
 	MaxEndpoints int    // 1..65535
-	MaxTenantIDs int    // entriesOf all tenants of the node; 1..65535, 0 means dpapi.DefaultMaxTenantIDs
-	// entriesOf the second network: forwarding entries, and each of its tables of translations; 0 means
+	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means dpapi.DefaultMaxTenantIDs
+	// of the second network: forwarding entries, and each of its tables of translations; 0 means
 	// nimitz.DefaultMaxMappings
 	MaxMappings int
 	MaxRules    int    // entries of each table of policies; 0 means DefaultMaxRules
-	MaxSessions int    // entriesOf containers whose tenants have policies; 0 means DefaultMaxSessions
+	MaxSessions int    // of containers whose tenants have policies; 0 means DefaultMaxSessions
 	MTUReserve  int    // bytes that the containers' MTU stays below the uplink's
 	Device      string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
 	NoCache     bool   // for measurements only: disables the flow cache

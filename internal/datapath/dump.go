@@ -73,7 +73,7 @@ type TenantEntry struct {
 func DumpTables(bpffs string) (Tables, error) {
 	t := Tables{Drops: map[string]uint64{}}
 	pinned := func(name string, read func(*ebpf.Map) error) error {
-		pins, _ := filepath.Glob(filepath.Join(bpffs, bpfobj.MapsFolder, name+"*")) // entriesOf every size
+		pins, _ := filepath.Glob(filepath.Join(bpffs, bpfobj.MapsFolder, name+"*")) // of every size
 		if len(pins) == 0 {
 			return fmt.Errorf("%s: %w", name, os.ErrNotExist)
 		}
@@ -154,8 +154,8 @@ type Pin struct {
 	Kind       string `json:"kind"` // map, link
 	ID         uint32 `json:"id"`
 	Name       string `json:"name,omitempty"`
-	MaxEntries uint32 `json:"maxEntries,omitempty"` // entriesOf a map
-	Bytes      uint64 `json:"bytes,omitempty"`      // entriesOf the kernel's memory
+	MaxEntries uint32 `json:"maxEntries,omitempty"` // of a map
+	Bytes      uint64 `json:"bytes,omitempty"`      // of the kernel's memory
 	Ifindex    uint32 `json:"ifindex,omitempty"`    // a link is on
 	Program    uint32 `json:"program,omitempty"`    // a link runs
 }
@@ -241,7 +241,7 @@ type Hook struct {
 type HookedProgram struct {
 	Name string `json:"name"`
 	ID   uint32 `json:"id"`
-	Link uint32 `json:"link,omitempty"` // tenantIDOf; 0 where it was attached without one
+	Link uint32 `json:"link,omitempty"` // id; 0 where it was attached without one
 }
 
 // Chain returns the programs at a tcx hook of a device of the calling thread's namespace.

@@ -19,9 +19,9 @@ import (
 
 // How a fuzzed frame is made into one that gets far: mutation alone would never hit an address.
 const (
-	fitLength   = 1 << iota // entriesOf the IPv6 header
-	fitChecksum             // entriesOf the transport header
-	fitQuote                // entriesOf an ICMPv6 error: the packet it should be about
+	fitLength   = 1 << iota // of the IPv6 header
+	fitChecksum             // of the transport header
+	fitQuote                // of an ICMPv6 error: the packet it should be about
 	fitMAC                  // the receiving device's
 	asSegments              // a packet the kernel has not cut up yet
 	withMark                // that a program of ours leaves

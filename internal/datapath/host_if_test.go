@@ -193,7 +193,7 @@ func TestHostNetworkProcess(t *testing.T) {
 }
 
 // TestAnotherNode: one that was broken into, without a program on its way out, is believed about its own containers
-// withDeviceLock, and only towards theirs.
+// alone, and only towards theirs.
 func TestAnotherNode(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]

@@ -23,7 +23,7 @@ import (
 const (
 	answerLength = 40 + 8 // what an error has before its quote
 	quoteMax     = 1280 - answerLength
-	answerBurst  = 32 // entriesOf bpf/common/icmp_error.h
+	answerBurst  = 32 // of bpf/common/icmp_error.h
 )
 
 // gateway is the node as the container sees it.

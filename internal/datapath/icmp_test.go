@@ -64,7 +64,7 @@ func (b *progBench) fabricErrors() []progCase {
 		Proto: packet.ProtocolUDP,
 		Data:  make([]byte, 64),
 	}
-	zeroSum := segment // entriesOf which the payload makes it so
+	zeroSum := segment // of which the payload makes it so
 	zeroSum.Payload = []byte{0, 0}
 	sum := packet.Checksum(b1, b3, packet.ProtocolTCP, unsummed(zeroSum))
 	zeroSum.Payload = []byte{byte(sum >> 8), byte(sum)}

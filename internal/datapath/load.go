@@ -23,8 +23,8 @@ import (
 // pinnedMap is a map that is pinned and outlives this process. All maps but the counters are filled from the records at
 // each start, so a map of another layout loses nothing.
 type pinnedMap struct {
-	symbol     string // entriesOf the map in the object
-	name       string // entriesOf the pin, before its size
+	symbol     string // of the map in the object
+	name       string // of the pin, before its size
 	maxEntries int    // entries, by the settings; 0: as many as the object says
 }
 

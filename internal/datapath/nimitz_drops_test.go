@@ -129,7 +129,7 @@ func TestNimitzErrors(t *testing.T) {
 		family                                         string
 		own, service, storage, virtual, router, beside netip.Addr
 		error                                          packet.ICMP
-		checksum                                       int // entriesOf the quoted UDP header
+		checksum                                       int // of the quoted UDP header
 	}{
 		{"IPv4", own4, service4, netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("100.64.1.2"),
 			netip.MustParseAddr("203.0.113.1"), beside4,

@@ -34,7 +34,7 @@ type underlayWire struct {
 	host     *netns.Namespace
 	hostAddr netip.Addr
 	gateways [2]*gateway.Gateway
-	paths    [2]string // entriesOf the gateways' namespaces
+	paths    [2]string // of the gateways' namespaces
 }
 
 func newUnderlayWire(t testing.TB) *underlayWire {

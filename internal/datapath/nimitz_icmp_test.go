@@ -66,7 +66,7 @@ func TestNimitzAnswers(t *testing.T) {
 		unreachable.Payload = packet.Packet{Source: w.far, Destination: w.own, Body: packet.UDP{}}.Marshal()
 		for _, c := range []struct {
 			name   string
-			mtu    int // entriesOf what leaves by the uplink
+			mtu    int // of what leaves by the uplink
 			sent   packet.Packet
 			why    dropreason.Reason
 			answer packet.Packet // none where it has no source

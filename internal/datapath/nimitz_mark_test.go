@@ -35,7 +35,7 @@ func TestNimitzMarks(t *testing.T) {
 }
 
 // markAll has a node hide the sender of all that has a mark of netfilter's, as kube-proxy does, and set all those marks
-// entriesOf what comes and goes.
+// of what comes and goes.
 func markAll(t *testing.T, ns *netns.Namespace) {
 	t.Helper()
 	const theirs = ^uint32(pipeline.MarkBits)

@@ -72,7 +72,7 @@ func (w *regionsWire) lead(t testing.TB, here, there *nimitzWire, at int, vni, t
 func TestNimitzRegions(t *testing.T) {
 	w := newRegionsWire(t)
 	near, far := w.west.add(t, 1, 7, 2), w.east.add(t, 2, 12, 2)
-	other := w.west.add(t, 1, 8, 3) // entriesOf a tenant that is not in the east
+	other := w.west.add(t, 1, 8, 3) // of a tenant that is not in the east
 	way := []*testNode{w.west.nodes[0], w.west.nodes[1], w.east.nodes[0], w.east.nodes[1]}
 	var captures []*packet.Capture
 	for _, n := range way {
@@ -95,7 +95,7 @@ func TestNimitzRegions(t *testing.T) {
 	for i, hop := range []struct {
 		at, by *testNode
 		of     string // VNI and identity
-		source string // entriesOf a container, in both families
+		source string // of a container, in both families
 	}{
 		{way[1], way[0], "7|70", "1::2"}, {way[2], way[1], "7|70", "1::2"}, {way[3], way[2], "12|0", "1::2"},
 		{way[2], way[3], "12|120", "2::2"}, {way[1], way[2], "12|120", "2::2"}, {way[0], way[1], "7|0", "2::2"},
@@ -113,7 +113,7 @@ func TestNimitzRegions(t *testing.T) {
 	for i, n := range way {
 		got := n.counted(t, nil)
 		if i == 0 {
-			delete(got, "no-route") // entriesOf the other tenant
+			delete(got, "no-route") // of the other tenant
 		}
 		if len(got) != 0 {
 			t.Errorf("node %d of the way dropped %v", i, got)

@@ -93,7 +93,7 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, hostLink byte
 	return c
 }
 
-// entriesOf a family: the container as if that were its first.
+// of a family: the container as if that were its first.
 func (c *testContainer) of(family int) *testContainer {
 	other := *c
 	other.record.Attachments = slices.Clone(c.record.Attachments[family:])

@@ -12,8 +12,8 @@ import (
 // What the node and b1 have open with each other while the programs are fuzzed. The ports are the same in every
 // process, because one makes the seeds and others run them.
 const (
-	asking    = 4000 // entriesOf the node
-	answering = 5000 // entriesOf b1
+	asking    = 4000 // of the node
+	answering = 5000 // of b1
 )
 
 // converse opens a connection and a connected socket of the node to b1.

@@ -42,8 +42,8 @@ func newOffloadSocket(t *testing.T, c *testContainer) offloadSocket {
 type offload struct {
 	sum           bool // left to a device: of all from start on, to be written offset bytes behind it
 	start, offset int
-	kind          byte // entriesOf the segments it is to be cut into: gsoTCP, gsoUDP or none
-	size          int  // entriesOf each segment
+	kind          byte // of the segments it is to be cut into: gsoTCP, gsoUDP or none
+	size          int  // of each segment
 }
 
 const (
@@ -134,7 +134,7 @@ func TestChecksumsLeftToADevice(t *testing.T) {
 		name       string
 		packet     packet.Packet
 		start      int // where the header stands whose checksum the device fills in
-		offset     int // entriesOf the field in it
+		offset     int // of the field in it
 		unfinished int // where our header stands if its own checksum is not complete either
 	}{
 		{"UDP", sent(gram), l4, 6, l4},

@@ -339,7 +339,7 @@ func TestTooManyPolicies(t *testing.T) {
 	refused("policies need 101 entries for ports, and the node has room for 100; nothing was changed", p, other)
 	p = rules("a", 1000, 100)
 	must(t, restore(p)) // all others beside those that are in force until then
-	for i := range 50 { // entriesOf a process that was killed
+	for i := range 50 { // of a process that was killed
 		must(
 			t,
 			b.datapath.Objects.PolPortsV1.Put(bpfobj.PilasterPortKey{Table: uint64(i + 1)}, bpfobj.PilasterPortRules{}),
@@ -408,7 +408,7 @@ func TestNoTenantTakesAll(t *testing.T) {
 func TestHeldPolicies(t *testing.T) {
 	b := newPolicyBench(t)
 	at := func(p dpapi.TenantPolicies) dpapi.TenantPolicies {
-		a := netip.AddrFrom16([16]byte{0: 0xfd, 10: p.Tenant[0]}) // entriesOf its id
+		a := netip.AddrFrom16([16]byte{0: 0xfd, 10: p.Tenant[0]}) // of its id
 		p.Overrides = map[netip.Addr]address.AppID{a: 1}
 		return p
 	}

@@ -389,7 +389,7 @@ func TestRestoreSweeps(t *testing.T) {
 }
 
 // TestRestoreGuessesNothing: a container's device is distinguished from a stray one, and an endpoint
-// attachmentsNotIn a device from one whose namespace is gone too.
+// without a device from one whose namespace is gone too.
 func TestRestoreGuessesNothing(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]

@@ -48,7 +48,7 @@ func TestTenContainers(t *testing.T) {
 			pairs = append(
 				pairs,
 				[2]*testContainer{from, own[(k+1)%len(own)]},
-			) // forEachEntry receives too, two of each tenant across nodes
+			) // each receives too, two of each tenant across nodes
 		}
 	}
 	losesNothing(t, pairs, 5*time.Millisecond, func() {

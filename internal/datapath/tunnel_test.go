@@ -108,7 +108,7 @@ func noneOnTheWire(t *testing.T, name string, from, to *testContainer, port uint
 }
 
 // TestTunnelOfContainers: a stream inside a tunnel leaves a container as packets of many segments with two checksums,
-// entriesOf which a device is to make both. They arrive whole, and all sums are right, where the uplink cuts them
+// of which a device is to make both. They arrive whole, and all sums are right, where the uplink cuts them
 // itself and where the kernel does.
 func TestTunnelOfContainers(t *testing.T) {
 	for name, prepare := range map[string]func(n *testNode) error{

@@ -63,7 +63,7 @@ func hang(ctx context.Context, t *testing.T, tr *http.Transport, url string) <-c
 		ended <- resp.Header.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Status")
 	}()
 	t.Cleanup(func() { more.Close() })
-	go more.Write([]byte{0, 0, 0, 0, 200}) // Bytes to come
+	go more.Write([]byte{0, 0, 0, 0, 200}) // bytes to come
 	return ended
 }
 

@@ -48,7 +48,7 @@ func stateWith(t *testing.T, s *Server, n pki.Node, made time.Time) string {
 	return dir
 }
 
-// Tenant registers a node that goes away again.
+// known registers a node that goes away again.
 func known(t *testing.T, s *Server, n pki.Node) {
 	t.Helper()
 	registered(t, s, n).Close()

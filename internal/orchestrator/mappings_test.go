@@ -216,7 +216,7 @@ func TestAddressesOfOneNode(t *testing.T) {
 	allocate(t, n1, "green", "c2/eth0")
 }
 
-// Of each tenant nodes together may ask only so often; who comes too late is told when to come again, and is counted.
+// of each tenant nodes together may ask only so often; who comes too late is told when to come again, and is counted.
 func TestListRate(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)

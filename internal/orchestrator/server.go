@@ -286,7 +286,7 @@ func (s *Server) ServeNodes(l net.Listener) {
 
 // patient sets timeouts for everything but streams, and the maximum size of a header.
 func (s *Server) patient(h *http.Server) *http.Server {
-	h.ReadHeaderTimeout = s.config.patience / 2 // includes the handshake
+	h.ReadHeaderTimeout = s.config.patience / 2 // and the handshake
 	h.ReadTimeout = s.config.patience
 	h.WriteTimeout = 2 * s.config.patience // from the end of the header, so it includes the call
 	h.IdleTimeout = 2 * s.config.patience

@@ -200,7 +200,7 @@ func TestChangeUndoneAtOnce(t *testing.T) {
 	}
 	m := cache.New("self", func(string) {})
 	s := &rpc.OperatorService{Store: st, Cache: m}
-	m.Apply(store.Batch{Whole: true, Revision: 1 << 20}) // Later than what follows: it is made and gone
+	m.Apply(store.Batch{Whole: true, Revision: 1 << 20}) // later than what follows: it is made and gone
 	ctx, cancel := context.WithTimeout(t.Context(), admission.CallTimeout)
 	defer cancel()
 	if _, err := s.CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "blue"})); err != nil {

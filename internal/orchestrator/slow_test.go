@@ -125,7 +125,7 @@ func (s *slowEtcd) pass(_ any, in grpc.ServerStream) error {
 			return err
 		}
 		time.Sleep(back)
-		in.SendMsg(&message) // byTenant nobody, perhaps
+		in.SendMsg(&message) // to no client, perhaps
 	}
 }
 
@@ -135,7 +135,7 @@ type asked struct {
 	s       *Server
 	mu      sync.Mutex
 	told    map[string]string // Tenant or node: id or prefix
-	unknown atomic.Int32      // CallInterceptor without an outcome
+	unknown atomic.Int32      // calls without an outcome
 }
 
 // insist asks until the store answers, and refuses any error but the one that says so in time.

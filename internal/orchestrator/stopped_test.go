@@ -97,7 +97,7 @@ type crowd struct {
 	prefixes   map[string]string // prefix: node
 	tenants    map[uint32]string // id: tenant
 	apps       map[uint32]string // id: label
-	late       atomic.Int32      // CallInterceptor that got no answer in time
+	late       atomic.Int32      // calls that got no answer in time
 	registered atomic.Int32
 }
 
@@ -106,7 +106,7 @@ const (
 	registrations = 1000
 	stopAfter     = 150              // registrations
 	stopFor       = 11 * time.Second // longer than any deadline in an orchestrator: see admission.CallTimeout
-	patience      = time.Second      // Of a client with a call
+	patience      = time.Second      // of a client with a call
 )
 
 // Two orchestrators on one etcd, one of them stopped in the middle of its work until all its

@@ -19,13 +19,13 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-const benchAtOnce = 32 // Nodes: half of what one source may join with
+const benchAtOnce = 32 // nodes: half of what one source may join with
 
 // BenchmarkStreams is what a node that follows costs an orchestrator, with its connection: with `-benchtime 1000x` for
 // as many nodes, which host nothing. The orchestrator is a process of its own, with little garbage; the nodes take
 // processors from it, so it does more a second than this says.
 func BenchmarkStreams(b *testing.B) {
-	b.Setenv("GOGC", "10") // Of the process to start
+	b.Setenv("GOGC", "10") // of the process to start
 	p := startProcess(b, store.External{}, admission.Limits{Joins: 1 << 20})
 	token, err := os.ReadFile(filepath.Join(p.DataDir, "join-token"))
 	if err != nil {

@@ -130,7 +130,7 @@ func (v Verdict) ofStranger() (Verdict, bool) {
 }
 
 // possible returns the ports at which a rule may match an unknown app, in addition to those where it matches every app.
-// On egress any port may have the name.
+// on egress any port may have the name.
 func possible(r *Rule, d Direction, ports []portRange, selected bool) (all []portRange) {
 	if !selected && len(r.Pods) > 0 {
 		all = slices.Clone(ports)

@@ -22,7 +22,7 @@ import (
 type ContainerNS struct {
 	*netlink.Handle
 	Netns  *netns.Namespace
-	cookie uint64 // entriesOf the namespace, as long as the machine runs
+	cookie uint64 // of the namespace, as long as the machine runs
 }
 
 func OpenContainerNS(path string) (_ *ContainerNS, err error) {

@@ -227,7 +227,7 @@ func (d macvlan) AttachedEndpoints() ([]endpoint.ID, error) {
 // their packets are dropped, but only while the uplink's programs are attached.
 func (d *Devices) SweepMacvlans(keep []endpoint.Record) error {
 	if _, err := os.Stat(filepath.Join(d.LinksDir(), "guard_out")); err != nil && d.DeviceKind != endpoint.Macvlan {
-		return nil // lookup never were any
+		return nil // there never were any
 	}
 	known := map[uint32]bool{}
 	for _, r := range keep {

@@ -68,15 +68,15 @@ func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Rol
 		a.Name == pipeline.SwitchSide,
 		a.Name == uplink.Attrs().Name,
 		a.Index == uplink.Attrs().Index:
-		return RoleNone // lookup stand others of our programs
+		return RoleNone // there stand others of our programs
 	case a.Flags&net.FlagLoopback != 0:
 		return RoleLoopback
 	case l.Type() == "ifb", a.EncapType == "can", a.EncapType == "netlink":
-		return RoleNone // hasTarget nowhere, or carries no IP
+		return RoleNone // leads nowhere, or carries no IP
 	case a.MasterIndex != 0:
 		// A VRF receives packets after its members' hooks.
 		if master, err := byIndex(a.MasterIndex); err == nil && master.Type() != "vrf" {
-			return RolePort // entriesOf the uplink too: its containers' frames have other addresses
+			return RolePort // of the uplink too: its containers' frames have other addresses
 		}
 	}
 	if isUnderUplink(a.Index, uplink, byIndex) {

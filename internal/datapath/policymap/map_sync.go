@@ -38,7 +38,7 @@ type MapSync[K comparable, V any, Key, Value comparable] struct {
 	Name, what string // for messages
 	Kernel     *ebpf.Map
 	EntriesOf  func(*dpapi.TenantPolicies) map[K]V
-	size       func(*dpapi.TenantPolicies) int // entriesOf that
+	size       func(*dpapi.TenantPolicies) int // of that
 	Entry      func(K, V) (Key, Value)
 	mayShare   func(a, b *dpapi.TenantPolicies) bool // whether two tenants may share entries; nil: never
 	tenantIDOf func(Key) uint32                      // the tenant of an entry; nil: unknown

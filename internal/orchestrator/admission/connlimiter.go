@@ -41,7 +41,7 @@ type limitedConn struct {
 	net.Conn
 	limiter *ConnLimiter
 	from    netip.Prefix
-	known   pki.Node // zero while it is a stranger
+	known   pki.Node // none while it is a stranger
 	gone    bool
 }
 

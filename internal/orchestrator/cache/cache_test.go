@@ -54,7 +54,7 @@ func TestResume(t *testing.T) {
 		hosted          []string
 		incomplete      []string
 		snapshot        bool
-		deltas, tenants int // Of all deltas
+		deltas, tenants int // of all deltas
 	}{
 		{name: "first time", resume: 0, hosted: []string{"blue"}, snapshot: true},
 		{name: "before this orchestrator read the store", resume: 9, hosted: []string{"blue"}, snapshot: true},

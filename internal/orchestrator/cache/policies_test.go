@@ -230,8 +230,8 @@ func TestResumeAfterLongPolicies(t *testing.T) {
 func TestParts(t *testing.T) {
 	for _, c := range []struct {
 		name                string
-		policies, overrides int // Of each tenant
-		document            int // Bytes of each
+		policies, overrides int // of each tenant
+		document            int // bytes of each
 		want                int
 	}{
 		{"short", 3, 3, 100, 1},

@@ -42,7 +42,7 @@ const (
 	EventSnapshot  = "snapshot"
 	EventDelta     = "delta"
 	EventHeartbeat = "heartbeat"
-	EventChanges   = "changes" // Of mappings, where a list of them is the other answer
+	EventChanges   = "changes" // of mappings, where a list of them is the other answer
 )
 
 func (c CallInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {

@@ -33,7 +33,7 @@ var addressings = map[tenant.Addressing]pilasterv1.Addressing{
 }
 
 // CreateTenantOn creates a tenant with one id and a random key, as its network requires. For a tenant with its own
-// CIDRs the id is the VNI.
+// own: the id is the VNI.
 func (s *Store) CreateTenantOn(
 	ctx context.Context,
 	network, name string,
