@@ -51,9 +51,9 @@ func newCipherCommand(
 	c := &cobra.Command{
 		Use:   verb + " --key HEX [ADDRESS…]",
 		Short: fmt.Sprintf("Print the %s address of each %s address", to, from),
-		Long: fmt.Sprintf(`Print the %s address of each %s address, one a line, under the key of a tenant id
-("pilaster tenant get NAME --show-key"). Without addresses they are read from standard input, one a
-line. Nothing is asked of any daemon.`, to, from),
+		Long: fmt.Sprintf(`Print the %s address of each %s address, one a line, with the key of a tenant id
+("pilaster tenant get NAME --show-key"). Without addresses, the command reads them from
+standard input, one a line. It contacts no daemon.`, to, from),
 		Example: fmt.Sprintf("  pilaster address %s --key 000102030405060708090a0b0c0d0e0f %s", verb, example),
 		RunE: func(_ *cobra.Command, args []string) error {
 			key, err := address.ParseKey(hexKey)

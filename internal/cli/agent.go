@@ -37,15 +37,16 @@ func newAgentCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Run this node's agent",
-		Long: `Run this node's agent: it keeps the endpoints of this node and serves the CNI plugin and people on
-<run-dir>/agent.sock. Packets flow without it, also after it was killed: as long as the bpffs with its pins
-is mounted. In a mount namespace of its own ("ip netns exec", a container) it must find the machine's bpffs
-and refuses to start without, because what it mounts there ends with it.`,
+		Long: `Run this node's agent. The agent manages the endpoints of this node and serves the CNI plugin and the
+command line on <run-dir>/agent.sock. Packets are forwarded without the agent, also after it was killed,
+as long as the bpffs with the pinned eBPF objects stays mounted. In a mount namespace of its own ("ip
+netns exec", a container) the agent must find the bpffs of the machine. It refuses to start without it,
+because a bpffs that it mounted there would disappear with the namespace.`,
 		Example: `  pilaster agent --orchestrator https://[2001:db8::1]:7070 --token-file /etc/pilaster/join-token --uplink eth0`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
-				return usage("pilaster agent needs root: it makes devices and loads eBPF programs")
+				return usage("pilaster agent needs root: it creates devices and loads eBPF programs")
 			}
 			o.Version = programVersion()
 			o.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
@@ -95,41 +96,43 @@ and refuses to start without, because what it mounts there ends with it.`,
 		&maxRules,
 		"max-rules",
 		datapath.DefaultMaxRules,
-		"entries of each table of policies that the node takes; 160 bytes each at once, and more as they come",
+		"maximum entries of each policy table; 160 bytes each are allocated at the start, more as entries are added",
 	)
 	f.IntVar(
 		&maxSessions,
 		"max-sessions",
 		datapath.DefaultMaxSessions,
-		"sessions of containers under policies that the node remembers, 73 bytes each from the start; a power of 2 "+
-			"of sevens is used",
+		"maximum tracked sessions (conntrack entries) of containers with policies, 73 bytes each, allocated at the "+
+			"start; rounded up to 7 times a power of 2",
 	)
 	f.StringVar(&o.OrchestratorURL, "orchestrator", "", "URL of the orchestrator, https://host:port")
-	f.StringVar(&tokenFile, "token-file", "", "file with the join token; it may go when the node has joined")
+	f.StringVar(&tokenFile, "token-file", "", "file with the join token; not needed after the node has joined")
 	f.StringVar(&o.Uplink, "uplink", "", "device to the fabric")
 	f.StringVar(&o.NodeName, "node-name", "", "name of this node (default: the host's name)")
 	f.StringVar(
 		&nodePrefix,
 		"node-prefix",
 		"",
-		"the /64 that the fabric routes to this node (default: the orchestrator gives one)",
+		"the /64 that the fabric routes to this node (default: the orchestrator allocates one)",
 	)
 	f.StringVar(
 		&o.RunDir,
 		"run-dir",
 		"/run/pilaster",
-		"where the agent's socket is; in memory: a copy of the disk must not have it",
+		"folder of the agent's socket; must be on tmpfs",
 	)
-	f.StringVar(&o.StateDir, "state-dir", "/var/lib/pilaster", "where endpoints, keys and the node's identity are kept")
-	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster", "where the packet path is pinned; mounted when missing")
-	f.IntVar(&o.MaxEndpoints, "max-endpoints", dpapi.DefaultMaxEndpoints, "endpoints this node takes, 1 to 65535")
+	f.StringVar(&o.StateDir, "state-dir", "/var/lib/pilaster",
+		"folder where the agent stores endpoints, keys and the node's identity")
+	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster",
+		"bpffs folder where the eBPF programs and maps are pinned; mounted when missing")
+	f.IntVar(&o.MaxEndpoints, "max-endpoints", dpapi.DefaultMaxEndpoints, "maximum endpoints on this node, 1 to 65535")
 	f.IntVar(
 		&o.MaxTenantIDs,
 		"max-tenant-ids",
 		dpapi.DefaultMaxTenantIDs,
-		"ids of tenants this node takes, 1 to 65535; a tenant has one, and one more for each new key",
+		"maximum tenant ids on this node, 1 to 65535; a tenant has one, and one more after each key rotation",
 	)
-	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
+	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes by which the containers' MTU is smaller than the uplink's")
 	bindDevice(c, &dev)
 	networks.bind(c)
 	f.BoolVar(
@@ -165,7 +168,7 @@ func (c choice) String() string {
 func (choice) Type() string { return "kind" }
 func (c choice) Set(value string) error {
 	if !slices.Contains(c.of, value) {
-		return fmt.Errorf("say %s", strings.Join(c.of, ", "))
+		return fmt.Errorf("use %s", strings.Join(c.of, ", "))
 	}
 	*c.to = value
 	return nil
@@ -184,8 +187,8 @@ func bindDevice(c *cobra.Command, dev *string) {
 		c,
 		dev,
 		"device",
-		"how containers are joined to the node: veth; netkit, which is faster, where the kernel has it; auto, the "+
-			"one of these two; or macvlan, only for containers without CAP_NET_ADMIN",
+		"how containers are connected to the node: veth; netkit, which is faster, if the kernel supports it; auto, the "+
+			"better of these two; or macvlan, only for containers without CAP_NET_ADMIN",
 		device.DeviceChoices(),
 	)
 }
@@ -204,7 +207,7 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 	if o.NodeName == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return fmt.Errorf("the host has no name: %w\n  give one with --node-name", err)
+			return fmt.Errorf("cannot read the host's name: %w\n  set a name with --node-name", err)
 		}
 		o.NodeName = strings.ToLower(name)
 	}

@@ -42,11 +42,12 @@ func newOrchestratorBackup(env Env) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
-		Short: "Write what the embedded etcd has to a file",
-		Long: `Write what the embedded etcd has, at one moment, to a new file, whether the orchestrator runs or not.
+		Short: "Back up the embedded etcd to a file",
+		Long: `Write a snapshot of the embedded etcd to a new file. The orchestrator may run or be stopped.
 
-The file holds every tenant's key, the key of the cluster's authority and the join token. Only its owner
-may read it; keep it as you keep those. An etcd cluster of your own is backed up with etcdctl snapshot save.`,
+The file contains the keys of all tenants, the key of the cluster's certificate authority and the join
+token. Only its owner may read it; store it as securely as those secrets. To back up an etcd cluster of
+your own, use "etcdctl snapshot save".`,
 		Example: "  pilaster orchestrator backup /backup/pilaster-$(date +%F).backup",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -64,7 +65,8 @@ may read it; keep it as you keep those. An etcd cluster of your own is backed up
 					v.Cluster,
 					v.Revision,
 				)
-				fmt.Fprintln(w, "It holds every tenant's key, the authority's key and the join token: keep it secret.")
+				fmt.Fprintln(w, "It contains the keys of all tenants, the authority's key and the join token: keep "+
+					"it secret.")
 			})
 		},
 	}
@@ -80,14 +82,15 @@ func newOrchestratorRestore(env Env) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Make an orchestrator's data directory out of a backup",
-		Long: `Make an orchestrator's data directory out of a backup, with the cluster's identity: nodes go on with the
-certificates and the join token they have.
+		Short: "Create an orchestrator's data directory from a backup",
+		Long: `Create an orchestrator's data directory from a backup, with the identity of the cluster. Nodes keep
+their certificates and the join token.
 
-What was handed out after the backup was made is not in it. So that it is not handed out to somebody else, the
-next --skip node prefixes, tenant ids, and apps of each tenant are left out. A node that has one of them
-brings it along when it registers. Say a greater number when more may have been handed out, also by a store
-that was restored from the same file before.`,
+The backup does not contain what was allocated after it was made. To avoid allocating those numbers
+twice, the restored cluster skips the next --skip node prefixes, the next --skip tenant ids, and the
+next --skip apps of each tenant. A node that already has one of them reports it when it registers.
+Choose a greater number if more may have been allocated since the backup, including allocations of
+another cluster that was restored from the same file.`,
 		Example: `  pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator
   pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator --skip 5000`,
 		Args: cobra.ExactArgs(1),
@@ -115,8 +118,8 @@ that was restored from the same file before.`,
 				)
 				fmt.Fprintf(
 					w,
-					"The next %d node prefixes, tenant ids, and apps of each tenant are left out: a node that has "+
-						"one brings it along.\n",
+					"The next %d node prefixes, tenant ids, and apps of each tenant are skipped: a node that has "+
+						"one reports it when it registers.\n",
 					skip,
 				)
 				if len(v.Regions) > 0 {
@@ -147,10 +150,10 @@ that was restored from the same file before.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&dataDir, "data-dir", "", "the data directory to make: empty or not there")
+	cmd.Flags().StringVar(&dataDir, "data-dir", "", "the data directory to create: must be empty or not exist")
 	cmd.Flags().
-		Uint64Var(&skip, "skip", store.DefaultSkip, "how many of each kind to leave out, at least as many as were "+
-			"handed out since the backup")
+		Uint64Var(&skip, "skip", store.DefaultSkip, "how many numbers of each kind to skip, at least as many as were "+
+			"allocated since the backup")
 	_ = cmd.MarkFlagRequired("data-dir")
 	out.bind(cmd)
 	embeddedOnly(cmd, "restore it with `etcdutl snapshot restore`")
@@ -165,7 +168,7 @@ func embeddedOnly(cmd *cobra.Command, instead string) {
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if etcd != "" {
 			return usage(
-				"this is for the etcd inside the orchestrator, and %s is one of your own: %s\n  nothing was changed",
+				"this command is for the embedded etcd, but %s is an external one: %s\n  nothing was changed",
 				etcd,
 				instead,
 			)

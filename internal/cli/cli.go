@@ -98,7 +98,7 @@ func exitCode(err error) int {
 func message(err error) string {
 	var remote *connect.Error
 	if errors.As(err, &remote) && remote.Code() == connect.CodeUnimplemented {
-		return "the daemon does not know this command, so it is older; nothing was changed; upgrade it, or use the " +
+		return "the daemon is older and does not support this command; nothing was changed; upgrade it, or use the " +
 			"pilaster of its build"
 	}
 	return unixrpc.Words(err)
@@ -118,7 +118,7 @@ func (o *output) String() string { return o.format }
 func (o *output) Type() string   { return "string" }
 func (o *output) Set(format string) error {
 	if !slices.Contains(o.formats(), format) {
-		return fmt.Errorf("say %s", strings.Join(o.formats(), " or "))
+		return fmt.Errorf("use %s", strings.Join(o.formats(), " or "))
 	}
 	o.format = format
 	return nil

@@ -41,26 +41,26 @@ func TestExitCodes(t *testing.T) {
 		{"preflight --uplink lo --orchestrator https://[::1]:1 --token-file /nonexistent", ExitUsage,
 			"--token-file: open /nonexistent: no such file or directory; nothing was checked"},
 		{"preflight --uplink lo --device foo", ExitUsage,
-			`invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
+			`invalid argument "foo" for "--device" flag: use veth, macvlan, netkit, auto`},
 		{"agent --device foo", ExitUsage,
-			`invalid argument "foo" for "--device" flag: say veth, macvlan, netkit, auto`},
-		{"preflight --base-prefix x", ExitUsage, `--base-prefix "x": say a prefix such as`},
-		{"preflight --mtu-reserve x", ExitUsage, `--mtu-reserve "x": say a whole number`},
-		{"orchestrator restore x --skip -1", ExitUsage, `--skip "-1": say a whole number, 0 or more`},
+			`invalid argument "foo" for "--device" flag: use veth, macvlan, netkit, auto`},
+		{"preflight --base-prefix x", ExitUsage, `--base-prefix "x": use a prefix such as`},
+		{"preflight --mtu-reserve x", ExitUsage, `--mtu-reserve "x": use a whole number`},
+		{"orchestrator restore x --skip -1", ExitUsage, `--skip "-1": use a whole number, 0 or more`},
 		{"bench scale --endpoints 1,0", ExitUsage, "--endpoints 0: choose 1 to 65535"},
 		{"bench scale --peers 1048577", ExitUsage, "--peers 1048577: choose 1 to 1048576"},
 		{"bench scale --quick --full", ExitUsage, "[full quick]"},
 		{"bench nic --figure 9", ExitUsage, `--figure "9": say one of 7, 8, 12, all`},
 		{"bench nic --figure 8 --seed -1", ExitUsage, "--seed"},
 		{"bench nic -o yaml", ExitUsage, "say text, json or a folder"},
-		{"bench scale --peers x", ExitUsage, `--peers "x": say whole numbers`},
-		{"tenant rotate-key blue --wait soon", ExitUsage, `--wait "soon": say a duration`},
+		{"bench scale --peers x", ExitUsage, `--peers "x": use whole numbers`},
+		{"tenant rotate-key blue --wait soon", ExitUsage, `--wait "soon": use a duration`},
 		{"tenant create blue -o yaml --orchestrator-socket /nonexistent/o.sock", ExitUsage, "text or json"},
 		{"explain fd70::1 --agent-socket /nonexistent/agent.sock", ExitUnreachable, "nobody answers on " +
-			"/nonexistent/agent.sock (connect: no such file or directory)\n  run this where an agent runs; if that " +
-			"is here"},
+			"/nonexistent/agent.sock (connect: no such file or directory)\n  run this command where an agent runs; if " +
+			"it should run here, start it"},
 		{"tenant list --orchestrator-socket /nonexistent/o.sock", ExitUnreachable, "where an orchestrator runs; if " +
-			"that is here, see that it does, or name its socket with --orchestrator-socket"},
+			"it should run here, start it, or set its socket with --orchestrator-socket"},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.says) || (errs == "") != (code == ExitDone) {

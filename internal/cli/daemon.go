@@ -65,7 +65,7 @@ func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
 func names(ask func(context.Context) ([]string, error)) cobra.CompletionFunc {
 	return func(c *cobra.Command, args []string, _ string) (all []string, _ cobra.ShellCompDirective) {
 		if len(args) == 0 {
-			ctx, cancel := context.WithTimeout(c.Context(), 3*time.Second) // somebody waits at a terminal
+			ctx, cancel := context.WithTimeout(c.Context(), 3*time.Second) // a user waits at a terminal
 			defer cancel()
 			all, _ = ask(ctx)
 		}
@@ -149,7 +149,7 @@ func whereTo(c *cobra.Command) string {
 	for _, whose := range []string{"orchestrator", "agent"} {
 		if flag := c.Flag(whose + "-socket"); flag != nil {
 			return fmt.Sprintf(
-				"  run this where an %s runs; if that is here, see that it does, or name its socket with --%s\n",
+				"  run this command where an %s runs; if it should run here, start it, or set its socket with --%s\n",
 				whose,
 				flag.Name,
 			)
@@ -181,7 +181,7 @@ func (p *patience) Type() string   { return "duration" }
 func (p *patience) Set(text string) error {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return errors.New("say a duration such as 10s or 1m")
+		return errors.New("use a duration such as 10s or 1m")
 	}
 	*p = patience(d)
 	return nil
@@ -195,7 +195,7 @@ func (a *atMost) Type() string   { return "duration" }
 func (a *atMost) Set(text string) error {
 	d, err := time.ParseDuration(text)
 	if err != nil || d < 0 {
-		return errors.New("say a duration such as 10s or 1m")
+		return errors.New("use a duration such as 10s or 1m")
 	}
 	*a = atMost(d)
 	return nil
@@ -215,8 +215,8 @@ func (s *daemonSocket) bounded() connect.Option {
 				err = &exitError{
 					ExitUnreachable,
 					fmt.Errorf(
-						"nobody answered on %s within %v; the daemon hangs, or is busy and may still do what was "+
-							"asked: look at its log, ask again, or allow more with --%s",
+						"no answer on %s within %v; the daemon hangs, or is busy and may still complete the "+
+							"request: look at its log, retry, or increase --%s",
 						s.path,
 						limit,
 						timeoutFlag,

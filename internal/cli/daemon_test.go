@@ -122,7 +122,7 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 	refused(
 		t,
 		ExitUnreachable,
-		"may still do what was asked",
+		"may still complete the request",
 		"--timeout",
 		"50ms",
 		"tenant",
@@ -141,12 +141,12 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 		"--orchestrator-socket",
 		path,
 	)
-	refused(t, ExitUsage, "say a duration", "status", "--timeout", "0s")
-	refused(t, ExitUsage, "say a duration", "status", "--timeout", "soon")
+	refused(t, ExitUsage, "use a duration", "status", "--timeout", "0s")
+	refused(t, ExitUsage, "use a duration", "status", "--timeout", "soon")
 	refused(
 		t,
 		ExitFailed,
-		"error: the model is lost\n  id 2 of tenant blue is made",
+		"error: the model is lost\n  id 2 of tenant blue was created",
 		"tenant",
 		"rotate-key",
 		"blue",

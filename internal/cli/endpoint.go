@@ -87,10 +87,11 @@ func newEndpointLabelCommand(env Env) *cobra.Command {
 	var socket agentSocket
 	c := &cobra.Command{
 		Use:   "label ID|CONTAINER|POD|ADDRESS KEY=VALUE|KEY-...",
-		Short: "Change labels of a container that lives",
-		Long: `Change labels of a container that lives: KEY=VALUE sets one, KEY- takes it away. Its address stays. Policies judge it by its new labels,
-on this node when the command ends, and on the others within moments. That lasts as long as the container; a new one has the labels
-that its runtime gives it. What a label in the container's runtime says is not changed.`,
+		Short: "Change the labels of a running container",
+		Long: `Change the labels of a running container: KEY=VALUE sets a label, KEY- removes it. The container keeps
+its address. Policies apply to it by its new labels: on this node when the command returns, on other
+nodes within moments. The change lasts as long as the container; a new container gets the labels that
+its runtime sets. The labels in the container's runtime are not changed.`,
 		Example: "  pilaster endpoint label shop/web-0 tier=front\n  pilaster endpoint label 3 quarantine=yes tier-",
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -98,13 +99,13 @@ that its runtime gives it. What a label in the container's runtime says is not c
 			for _, arg := range args[1:] {
 				if k, v, sets := strings.Cut(arg, "="); sets {
 					if had, twice := req.Set[k]; twice && had != v {
-						return usage("label %s is to be %q and %q; nothing was changed", k, had, v)
+						return usage("label %s has two values, %q and %q; nothing was changed; use one", k, had, v)
 					}
 					req.Set[k] = v
 				} else if k, removes := strings.CutSuffix(arg, "-"); removes && k != "" {
 					req.Remove = append(req.Remove, k)
 				} else {
-					return usage("%.100q: say KEY=VALUE to set a label, KEY- to take it away; nothing was changed", arg)
+					return usage("%.100q: use KEY=VALUE to set a label, KEY- to remove it; nothing was changed", arg)
 				}
 			}
 			resp, err := socket.client().LabelEndpoint(c.Context(), connect.NewRequest(req))

@@ -89,11 +89,11 @@ func newExplainCommand(env Env) *cobra.Command {
 	plan := address.DefaultPlan()
 	c := &cobra.Command{
 		Use:   "explain ADDRESS",
-		Short: "Take an address apart",
-		Long: `Take an address apart into node, tenant id, app and index. That needs nothing but the address
-and the cluster's two prefixes. Where this node's agent answers, its prefixes are used, and it adds the names
-it knows, decrypts what was made under the key of a tenant that it hosts, and says which tenants of network
-nimitz there have the address, of IPv4 or IPv6, in CIDRs of their own, or for a service.`,
+		Short: "Decode an address",
+		Long: `Decode an address into node, tenant id, app and index. This needs only the address and the cluster's two
+prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names that the
+agent knows, and decrypts addresses of tenants that this node hosts. For an IPv4 or IPv6 address of
+network nimitz it lists the tenants on this node whose CIDRs or services contain the address.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -120,8 +120,9 @@ nimitz there have the address, of IPv4 or IPv6, in CIDRs of their own, or for a 
 			return out.print(env.Stdout, e, e.text)
 		},
 	}
-	c.Flags().TextVar(&plan.Base, "base-prefix", plan.Base, "the `prefix` node /64s are cut from")
-	c.Flags().TextVar(&plan.Private, "private-prefix", plan.Private, "the `prefix` of the addresses containers see")
+	c.Flags().TextVar(&plan.Base, "base-prefix", plan.Base, "the `prefix` that node /64s are allocated from")
+	c.Flags().TextVar(&plan.Private, "private-prefix", plan.Private,
+		"the `prefix` of the addresses that containers see")
 	socket.bind(c)
 	out.bind(c)
 	return c
@@ -270,7 +271,7 @@ func (e explanation) text(w io.Writer) {
 	}
 	if e.Plaintext == nil {
 		row("sealed", "a ciphertext; "+cmp.Or(e.Unknown, "this node hosts no tenant whose key opens it"))
-		row("", "ask on a node that hosts the tenant, or: pilaster address decrypt --key HEX "+e.Address.String())
+		row("", "run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX "+e.Address.String())
 		return
 	}
 	if e.Kind == "ciphertext" {

@@ -148,7 +148,7 @@ fd09::7
 fc00::1
   private   fc00::/8   what containers of one tenant see
   sealed    a ciphertext; names unknown: no agent answers on /nonexistent/agent.sock
-            ask on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
+            run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
 `},
 		{"known to the agent", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:100:100:13"}, `
 fd70:696c:6100:3:0:100:100:13
@@ -181,7 +181,7 @@ fd70:696c:6100:3:0:200:100:13
 fc00::1
   private   fc00::/8   what containers of one tenant see
   sealed    a ciphertext; this node hosts no tenant whose key opens it
-            ask on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
+            run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
 `},
 		{"an overlay address of IPv4", []string{"--agent-socket", agent, "10.0.3.1"}, `
 10.0.3.1

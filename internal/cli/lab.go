@@ -50,7 +50,7 @@ func (f *labFlags) offer(count int, rest cobra.ShellCompDirective, of func(*lab.
 // requireRoot says in one line why a command cannot work for anybody else.
 func requireRoot(what string) error {
 	if os.Geteuid() != 0 {
-		return usage("pilaster %s needs root: it makes network namespaces and loads eBPF programs", what)
+		return usage("pilaster %s needs root: it creates network namespaces and loads eBPF programs", what)
 	}
 	return nil
 }
@@ -69,7 +69,7 @@ func newLabCommand(env Env) *cobra.Command {
 	}
 	c.PersistentFlags().StringVar(&flags.root, "lab-root", cmp.Or(os.Getenv("PILASTER_LAB_ROOT"), lab.DefaultRoot),
 		"folder of all labs (PILASTER_LAB_ROOT)")
-	c.PersistentFlags().StringVar(&flags.name, "lab", "", "which lab; not needed where only one is up")
+	c.PersistentFlags().StringVar(&flags.name, "lab", "", "name of the lab; not needed if only one is up")
 	labs := func(context.Context) ([]string, error) { return lab.List(flags.root) }
 	_ = c.RegisterFlagCompletionFunc(
 		"lab",
@@ -86,26 +86,26 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "up -f FILE",
-		Short: "Bring a lab up from a YAML file",
-		Long: `Bring a lab up from a YAML file:
+		Short: "Start a lab from a YAML file",
+		Long: `Start a lab from a YAML file:
 
   name: demo                     # default: the file's name
   nodes: [n1, n2, n3]
-  device: veth                   # default; how containers are joined to nodes: veth, macvlan, netkit, auto
+  device: veth                   # default; how containers are connected to nodes: veth, macvlan, netkit, auto
   tenants: [{name: blue}, {name: red, addressing: clear}]
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}
 
-A tenant of network nimitz has addresses of its own, of IPv4, IPv6 or both, and each node gets a part of them:
+A tenant of network nimitz has IPv4 or IPv6 CIDRs of its own, or both. Each node gets a subnet of them:
 
-  nimitz: ebpf                   # default where a tenant is on it; what carries it on the nodes: ebpf, ovs
+  nimitz: ebpf                   # default if a tenant uses it; the switch on the nodes: ebpf, ovs
   switches: {n2: ovs}            # and on these, where that is another
   tenants:
     - {name: green, network: nimitz, cidrs: [10.0.0.0/16, "fd12::/48"]}
     - {name: gold, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 26}}   # default 24; of ipv6, 80
-    - {name: grey, network: nimitz, cidrs: [10.0.0.0/16], noNodeCIDRs: true}   # addresses are given one by one
+    - {name: grey, network: nimitz, cidrs: [10.0.0.0/16], noNodeCIDRs: true}   # addresses are allocated one by one
 
-A lab of several regions, each with its own orchestrator, has them instead of nodes, and CIDRs by region:
+A lab can have several regions, each with its own orchestrator. Then nodes and CIDRs are set for each region:
 
   regions:
     - {name: west, basePrefix: "fd70:696c:6100::/40", nodes: [w1, w2], edge: we}
@@ -147,7 +147,7 @@ func newLabDown(env Env, flags *labFlags) *cobra.Command {
 	return &cobra.Command{
 		ValidArgsFunction: names(func(context.Context) ([]string, error) { return lab.List(flags.root) }),
 		Use:               "down [NAME]",
-		Short:             "Take a lab down, also one that a crash left behind",
+		Short:             "Remove a lab, also one that a crash left behind",
 		Example:           "  pilaster lab down\n  pilaster lab down demo",
 		Args:              cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -193,7 +193,7 @@ func newLabStatus(env Env, flags *labFlags) *cobra.Command {
 func printLab(w io.Writer, s lab.Status) {
 	supervisor := fmt.Sprint("supervisor ", s.Supervisor)
 	if s.Supervisor == 0 {
-		supervisor = "no supervisor: nothing is started again; pilaster lab down " + s.Name
+		supervisor = "no supervisor runs, processes are not restarted; remove the lab with: pilaster lab down " + s.Name
 	}
 	pid := func(p int) string {
 		switch {
@@ -247,7 +247,7 @@ func printLab(w io.Writer, s lab.Status) {
 		if n.Silent {
 			fmt.Fprintf(
 				w,
-				"the agent of %s does not answer: what its containers have is shown as it was known\n",
+				"the agent of %s does not answer: the addresses of its containers are the last known ones\n",
 				n.Name,
 			)
 		}
@@ -275,8 +275,8 @@ func newLabExec(env Env, flags *labFlags) *cobra.Command {
 		Use:               "exec NAME -- COMMAND…",
 		Short:             "Run a command in a container or on a node",
 		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator", or the name of a
-region) or on the fabric ("router"). It ends with the command's status. There, pilaster is the lab's own, and finds
-the lab's daemons and their folders by its environment.`,
+region) or on the fabric ("router"). It exits with the command's status. In the lab, "pilaster" is the
+lab's own binary, and environment variables point it to the lab's daemons and folders.`,
 		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab " +
 			"exec router -- ip -6 route",
 		Args: cobra.MinimumNArgs(2),
@@ -319,11 +319,12 @@ func newLabPing(env Env, flags *labFlags) *cobra.Command {
 		Use:               "ping [FROM TO]",
 		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).Ends),
 		Short:             "Ping from one container or node to another, or between all containers",
-		Long: `Ping from one container or node to another; it fails when no answer comes.
-Without names, ping between all containers: it fails when two of one tenant do not reach each
-other, or when two of different tenants do. While a tenant moves to another network, its containers
-are asked by their addresses of both. Where an address of another tenant's container is also one of
-FROM's own tenant (overlapping CIDRs of network nimitz), nothing is sent, and it says "own".`,
+		Long: `Ping from one container or node to another. The command fails if no answer arrives.
+Without names, ping between all containers. The command then fails if two containers of one tenant do not
+reach each other, or if two containers of different tenants do. While a tenant migrates to another network,
+its containers are pinged at their addresses of both networks. If the address of another tenant's container
+is also in a CIDR of FROM's tenant (overlapping CIDRs of network nimitz), the command sends nothing and
+prints "own".`,
 		Example: "  pilaster lab ping\n  pilaster lab ping b1 b3\n  pilaster lab ping -o json",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 0 && len(args) != 2 {
@@ -345,7 +346,7 @@ FROM's own tenant (overlapping CIDRs of network nimitz), nothing is sent, and it
 			return pingAll(c.Context(), env, l, o, &out)
 		},
 	}
-	c.Flags().IntVarP(&o.Count, "count", "c", 3, "echoes to send")
+	c.Flags().IntVarP(&o.Count, "count", "c", 3, "echo requests to send")
 	c.Flags().DurationVarP(&o.Timeout, "timeout", "W", 500*time.Millisecond, "how long to wait for each answer")
 	out.bind(c)
 	return c
@@ -443,9 +444,9 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 				fmt.Fprintf(w, "\t%s", cmp.Or(cell[[2]string{from.Name, to.Name}], "–"))
 			}
 		}
-		fmt.Fprintf(w, "\n%d of %d as they must be\n", len(echoes)-own-len(wrong), len(echoes)-own)
+		fmt.Fprintf(w, "\n%d of %d as expected\n", len(echoes)-own-len(wrong), len(echoes)-own)
 		if own > 0 {
-			fmt.Fprintln(w, "own: the address of that container is one of FROM's tenant too, so nothing was sent")
+			fmt.Fprintln(w, "own: the address of that container is also in a CIDR of FROM's tenant, so nothing was sent")
 		}
 	})
 	if err == nil && len(wrong) > 0 {
@@ -457,7 +458,7 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 func newLabSupervise(env Env) *cobra.Command {
 	return &cobra.Command{
 		Use:    "supervise FOLDER",
-		Short:  "Keep the daemons of one lab running; lab up starts it",
+		Short:  "Supervise the daemons of one lab; started by lab up",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -469,7 +470,7 @@ func newLabSupervise(env Env) *cobra.Command {
 func newLabHold() *cobra.Command {
 	return &cobra.Command{
 		Use:    "hold",
-		Short:  "Be the process of a container; lab up starts it",
+		Short:  "Process of a container; started by lab up",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE:   func(c *cobra.Command, _ []string) error { return lab.Hold(c.Context()) },
@@ -479,7 +480,7 @@ func newLabHold() *cobra.Command {
 func newLabOVS() *cobra.Command {
 	return &cobra.Command{
 		Use:    "ovs FOLDER",
-		Short:  "Run a node's Open vSwitch; lab up starts it",
+		Short:  "Run a node's Open vSwitch; started by lab up",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE:   func(c *cobra.Command, args []string) error { return lab.RunOVS(c.Context(), args[0]) },

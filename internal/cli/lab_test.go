@@ -44,7 +44,7 @@ func TestLabMistakes(t *testing.T) {
 	}{
 		{"lab up", ExitUsage, `required flag(s) "file" not set`},
 		{"lab up -f " + bad, ExitUsage, `bad.yaml:2: unknown key "colour"`},
-		{"lab up -f " + bond, ExitUsage, bond + `:2: device "bond": say veth, macvlan, netkit, auto`},
+		{"lab up -f " + bond, ExitUsage, bond + `:2: device "bond": use veth, macvlan, netkit, auto`},
 		{"lab up -f /no/such/file", ExitUsage, "no such file"},
 		{"lab ping b1", ExitUsage, "usage: pilaster lab ping [FROM TO]"},
 		{"lab ping -c 0", ExitUsage, "must be more than 0"},
@@ -114,7 +114,7 @@ func TestLabStatusWhileATenantMoves(t *testing.T) {
 		strings.Contains(text, "n1 does not answer") ||
 		!strings.Contains(
 			text,
-			"the agent of n2 does not answer: what its containers have is shown as it was known\n",
+			"the agent of n2 does not answer: the addresses of its containers are the last known ones\n",
 		) {
 		t.Errorf("%s", text)
 	}

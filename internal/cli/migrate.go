@@ -82,7 +82,7 @@ func (v *leavingView) late() (words []string) {
 
 func (v *leavingView) describe(to string) string {
 	if v.Network == "" {
-		return fmt.Sprintf("addresses of before are being taken away: %d left", v.Endpoints)
+		return fmt.Sprintf("the old addresses are being removed: %d left", v.Endpoints)
 	}
 	return fmt.Sprintf("%d of %d endpoints have addresses of network %s too%s", v.Moved, v.Endpoints, to, v.silent())
 }
@@ -99,9 +99,9 @@ func (v *leavingView) silent() string {
 	case 0:
 		return ""
 	case 1:
-		return ", 1 node has not said"
+		return ", 1 node has not reported"
 	}
-	return fmt.Sprintf(", %s have not said", humanize.Of(n, "node", "nodes"))
+	return fmt.Sprintf(", %s have not reported", humanize.Of(n, "node", "nodes"))
 }
 
 // network is the column of tenant list.
@@ -125,13 +125,15 @@ func newTenantMigrate(env Env) *cobra.Command {
 		Short: "Move a tenant from network nimitz to netpila, with its running containers",
 		Long: `Move a tenant from network nimitz to netpila, with its running containers, in two steps.
 
-With --to netpila new containers get addresses of netpila alone, and the running ones get one beside those
-that they have. Both work: connections go on, and new ones can use the new addresses.
+With --to netpila, new containers get only addresses of netpila. Running containers get an address of
+netpila in addition to those that they have. Both work: existing connections continue, and new ones can
+use the new addresses.
 
-With --finish the addresses of nimitz go, from containers, nodes and cluster, and connections that use them
-end. It is refused while a node has not done the first step; a node that is away does it when it is back.
+With --finish, the addresses of nimitz are removed from containers, nodes and cluster, and connections
+that use them end. The command refuses this until all nodes have completed the first step. A
+disconnected node completes it when it reconnects.
 
-Either step may be repeated: it goes on waiting for nodes.`,
+Both steps can be repeated: the command then continues to wait for the nodes.`,
 		Example: "  pilaster tenant migrate green --to netpila\n  pilaster tenant migrate green --to netpila " +
 			"--addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
 		Args: cobra.ExactArgs(1),
@@ -151,7 +153,8 @@ Either step may be repeated: it goes on waiting for nodes.`,
 				}
 				fmt.Fprintf(
 					w,
-					"tenant %s: %s\nwhen nothing uses the addresses of network %s any more: pilaster tenant migrate "+
+					"tenant %s: %s\nwhen nothing uses the addresses of network %s any longer, run: pilaster tenant "+
+						"migrate "+
 						"%s --finish\n",
 					v.Name,
 					v.Leaving.describe(v.Network),
@@ -177,15 +180,15 @@ Either step may be repeated: it goes on waiting for nodes.`,
 		"what containers see there: encrypted or clear addresses (default encrypted)",
 	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
-	f.BoolVar(&finish, "finish", false, "the second step: take the addresses of before away")
+	f.BoolVar(&finish, "finish", false, "the second step: remove the old addresses")
 	f.BoolVar(
 		&force,
 		"force",
 		false,
-		"with --finish: though some containers have no other address yet; they are without a network until their "+
-			"node is back",
+		"with --finish: also if some containers have no other address yet; they have no network until their "+
+			"node reconnects",
 	)
-	f.Var((*atMost)(&wait), "wait", "how long nodes may take")
+	f.Var((*atMost)(&wait), "wait", "how long to wait for the nodes")
 	return cmd
 }
 
@@ -193,7 +196,7 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 	req := &pilasterv1.MigrateTenantRequest{Name: name, To: to, Finish: finish, Force: force}
 	switch {
 	case finish == (to != ""):
-		return nil, usage("say --to netpila, or --finish when that is done")
+		return nil, usage("use --to netpila, or --finish after that step is complete")
 	case finish && addressing != "", force && !finish:
 		return nil, usage("--addressing is for --to netpila, and --force for --finish")
 	case !finish && to != tenant.Netpila:
@@ -206,7 +209,7 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 	case tenant.Clear:
 		req.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
 	default:
-		return nil, usage("addressing %q: say encrypted or clear", addressing)
+		return nil, usage("addressing %q: use encrypted or clear", addressing)
 	}
 	return req, nil
 }
@@ -227,7 +230,7 @@ func migrate(
 		got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: req.Name}))
 		if err != nil {
 			return tenantView{}, fmt.Errorf(
-				"%w\n  the step is taken and nodes go on with it; `pilaster tenant get %s` shows how far they are",
+				"%w\n  the step has started and the nodes continue with it; `pilaster tenant get %s` shows the progress",
 				err,
 				req.Name,
 			)
@@ -246,8 +249,8 @@ func migrate(
 		}
 		if time.Now().After(end) {
 			return v, fmt.Errorf(
-				"tenant %s: not all nodes are done: %s\n  nothing is lost: bring nodes back that are away, delete "+
-					"those that are gone for good, and repeat the command to wait on",
+				"tenant %s: not all nodes have completed the step: %s\n  nothing is lost: reconnect the nodes that "+
+					"are disconnected, delete those that no longer exist, and repeat the command to continue to wait",
 				v.Name,
 				strings.Join(late, "; "),
 			)

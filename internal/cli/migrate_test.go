@@ -29,12 +29,12 @@ func TestTenantMigrate(t *testing.T) {
 	}
 
 	for says, args := range map[string]string{
-		"say --to netpila, or":     "",
-		"or --finish when":         "--to netpila --finish",
+		"use --to netpila, or":     "",
+		"or --finish after":        "--to netpila --finish",
 		"tenants move to netpila":  "--to nimitz",
 		"--addressing is for":      "--finish --addressing clear",
 		"and --force for --finish": "--to netpila --force",
-		"say encrypted or clear":   "--to netpila --addressing own",
+		"use encrypted or clear":   "--to netpila --addressing own",
 	} {
 		refused(t, ExitUsage, says, append([]string{"tenant", "migrate", "green"}, strings.Fields(args)...)...)
 	}
@@ -64,7 +64,7 @@ func TestTenantMigrate(t *testing.T) {
 	refused(
 		t,
 		ExitFailed,
-		"not all nodes are done: n1 (has not confirmed)",
+		"not all nodes have completed the step: n1 (has not confirmed)",
 		"tenant",
 		"migrate",
 		"green",
@@ -112,7 +112,7 @@ func TestTenantMigrate(t *testing.T) {
 	refused(
 		t,
 		ExitFailed,
-		"not all nodes are done: n1 (3 left)",
+		"not all nodes have completed the step: n1 (3 left)",
 		"tenant",
 		"migrate",
 		"green",
@@ -153,16 +153,16 @@ func TestLeavingSilence(t *testing.T) {
 		return &pilasterv1.Hosting{Node: node, Tenant: "green", Connected: true}
 	}
 	for want, hosting := range map[string][]*pilasterv1.Hosting{
-		"1 of 1 endpoints have addresses of network netpila too":                        {said},
-		"1 of 1 endpoints have addresses of network netpila too, 1 node has not said":   {said, quiet("n2")},
-		"0 of 0 endpoints have addresses of network netpila too, 2 nodes have not said": {quiet("n1"), quiet("n2")},
+		"1 of 1 endpoints have addresses of network netpila too":                            {said},
+		"1 of 1 endpoints have addresses of network netpila too, 1 node has not reported":   {said, quiet("n2")},
+		"0 of 0 endpoints have addresses of network netpila too, 2 nodes have not reported": {quiet("n1"), quiet("n2")},
 	} {
 		if got := viewLeaving(moving, hosting).describe("netpila"); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
 	v := tenantView{Network: "netpila", Leaving: viewLeaving(moving, []*pilasterv1.Hosting{said, quiet("n2")})}
-	if got := v.network(); got != "netpila (leaves nimitz, 1/1, 1 node has not said)" {
+	if got := v.network(); got != "netpila (leaves nimitz, 1/1, 1 node has not reported)" {
 		t.Errorf("the list shows %q", got)
 	}
 }

@@ -20,17 +20,17 @@ func newMonitorCommand(env Env) *cobra.Command {
 	var types []string
 	c := &cobra.Command{
 		Use:   "monitor",
-		Short: "Print what happens to packets on this node, one line an event",
-		Long: "Print what happens to packets on this node, one line an event, until interrupted. Events stand for " +
-			"several packets when\nthere are many; the counters of \"pilaster status\" are exact. What an Open " +
-			"vSwitch\ndrops (switch nimitz: ovs in \"pilaster status\") is counted there alone, but for what a " +
-			"program drops behind it.",
+		Short: "Print packet events of this node, one line each",
+		Long: "Print packet events of this node, one line each, until interrupted. At high rates one event " +
+			"stands for\nseveral packets; the counters of \"pilaster status\" are exact. Packets that Open vSwitch " +
+			"drops\n(switch nimitz: ovs in \"pilaster status\") appear only in those counters, except those that an " +
+			"eBPF\nprogram behind it drops.",
 		Example: "  pilaster monitor --type drop\n  pilaster monitor -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for _, t := range types {
 				if t != "drop" {
-					return usage("--type %q: only drop is known", t)
+					return usage("--type %q: use drop, the only type", t)
 				}
 			}
 			stream, err := socket.client().

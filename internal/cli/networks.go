@@ -45,26 +45,27 @@ func (n *networkFlags) bind(c *cobra.Command) {
 		c,
 		&n.nimitz,
 		"nimitz",
-		"what carries packets of tenants on network nimitz: none, and the node takes no such tenants; ebpf; or ovs, "+
-			"an Open vSwitch that runs already",
+		"switch for tenants of network nimitz: none, the node then hosts no such tenants; ebpf; or ovs, "+
+			"an Open vSwitch that already runs",
 		nimitzSwitches,
 	)
 	bindOVSRunDir(c, &n.ovsRunDir)
 	bindGatewayNetns(c, &n.gatewayNetns)
 	c.Flags().
-		BoolVar(&n.looseDeletes, "loose-deletes", false, "have Open vSwitch search for the entries to delete, as "+
-			"NIMITZ did: slower the more there are")
+		BoolVar(&n.looseDeletes, "loose-deletes", false, "delete Open vSwitch flows by a loose match, as the "+
+			"NIMITZ paper does: slower with more flows")
 	c.Flags().
-		IntVar(&n.maxMappings, "max-mappings", nimitz.DefaultMaxMappings, "subnets and addresses of tenants on "+
-			"network nimitz that this node knows the place of, its own containers included")
+		IntVar(&n.maxMappings, "max-mappings", nimitz.DefaultMaxMappings, "maximum location mappings (subnets "+
+			"and addresses) of tenants on network nimitz, this node's own containers included")
 }
 
 // check refuses what does not go together.
 func (n *networkFlags) check(edge bool, device string) error {
 	if device == endpoint.Macvlan && n.nimitz != nimitzNone {
 		return usage(
-			"--device %s does not go with --nimitz %s: network nimitz sends what containers do by their devices on "+
-				"the node, and behind macvlans they have none; say --device %s or %s",
+			"--device %s does not go with --nimitz %s: network nimitz forwards packets at the containers' host "+
+				"devices, "+
+				"and macvlan containers have none; use --device %s or %s",
 			device,
 			n.nimitz,
 			endpoint.Veth,
@@ -73,7 +74,7 @@ func (n *networkFlags) check(edge bool, device string) error {
 	}
 	if edge && n.nimitz == nimitzNone {
 		return usage(
-			"--edge needs --nimitz %s or %s: it is tenants on that network whose packets go between regions",
+			"--edge needs --nimitz %s or %s: only tenants on that network span regions",
 			nimitzEBPF,
 			nimitzOVS,
 		)
@@ -156,7 +157,7 @@ func (n *networkFlags) openNimitz(
 
 // bindOVSRunDir adds the flag that says where Open vSwitch is.
 func bindOVSRunDir(c *cobra.Command, dir *string) {
-	c.Flags().StringVar(dir, "ovs-run-dir", "/run/openvswitch", "where the sockets of Open vSwitch are")
+	c.Flags().StringVar(dir, "ovs-run-dir", "/run/openvswitch", "folder of the sockets of Open vSwitch")
 	_ = c.MarkFlagDirname("ovs-run-dir")
 }
 
@@ -178,8 +179,8 @@ func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (n
 // bindGatewayNetns adds the flag that says where the gateway of network nimitz is.
 func bindGatewayNetns(c *cobra.Command, path *string) {
 	c.Flags().
-		StringVar(path, "gateway-netns", "", "file of the namespace that the gateway of network nimitz is in; one is "+
-			"made where there is none (default: \"gateway\" in --run-dir)")
+		StringVar(path, "gateway-netns", "", "file of the namespace of the gateway of network nimitz; created if "+
+			"it does not exist (default: \"gateway\" in --run-dir)")
 	_ = c.MarkFlagFilename("gateway-netns")
 }
 

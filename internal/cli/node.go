@@ -57,7 +57,7 @@ func enforcedOn(networks []string) string {
 func newNodeCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "node",
-		Short:   "Show and delete nodes, and the routes the fabric must have; take the agent off this one",
+		Short:   "Show and delete nodes, and the routes the fabric must have; remove the agent from this one",
 		Example: "  pilaster node list\n  pilaster node delete n3",
 		Args:    cobra.NoArgs,
 	}
@@ -145,17 +145,18 @@ func newNodeDelete(env Env) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "delete NAME",
-		Short: "Forget a node whose agent is stopped; its prefix is never used again",
-		Long: `Forget a node whose agent is stopped.
+		Short: "Delete a node whose agent is stopped; its prefix is never reused",
+		Long: `Delete a node whose agent is stopped.
 
-Its name is free afterwards. Its prefix is never given to another node, and its certificate and
-UUID are refused from then on: the machine may join as a new node with an empty state directory.
+Its name can be used again. Its prefix is never allocated to another node. The orchestrator rejects its
+certificate and UUID from then on: the machine can join as a new node with an empty state directory.
 
---force deletes it although it is connected, and ends its connection: for a machine that was stolen, or whose key
-was copied by somebody who stays connected. Containers on it keep the network they have. It ends what the node's gateway
-publishes too, without which such a node is not deleted.
+--force deletes a node that is connected, and closes its connection. Use it for a machine that was
+stolen, or whose key an attacker has copied. Containers on the node keep their network. --force also
+deletes the publications of the node's gateway; without it, a node with publications is not deleted.
 
-An Edge Switch goes on passing what it can between regions until it is reset (pilaster node reset, there) or powered off.`,
+An Edge Switch continues to forward packets between regions until it is reset (run "pilaster node reset"
+there) or powered off.`,
 		Example: "  pilaster node delete n3\n  pilaster node delete n3 --force",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -172,8 +173,8 @@ An Edge Switch goes on passing what it can between regions until it is reset (pi
 			if edge {
 				fmt.Fprintln(
 					env.Stdout,
-					"It was this region's Edge Switch and does not hear of it: it goes on until it is reset "+
-						"(`pilaster node reset` there) or powered off.",
+					"It was this region's Edge Switch and is not notified: it continues to forward until it is reset "+
+						"(run `pilaster node reset` there) or powered off.",
 				)
 			}
 			return nil
@@ -182,7 +183,7 @@ An Edge Switch goes on passing what it can between regions until it is reset (pi
 	socket.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.nodes)
 	cmd.Flags().
-		BoolVar(&force, "force", false, "also while it is connected: whoever it is loses the connection and every "+
-			"right of the node; and what its gateway publishes")
+		BoolVar(&force, "force", false, "also delete a connected node, and the publications of its gateway: its "+
+			"connection is closed and its certificate revoked")
 	return cmd
 }

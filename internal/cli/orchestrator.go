@@ -24,12 +24,12 @@ func newOrchestratorCommand(env Env) *cobra.Command {
 	plan := address.DefaultPlan()
 	cmd := &cobra.Command{
 		Use:   "orchestrator",
-		Short: "Hand out prefixes, tenants, keys and apps, and tell each agent what concerns it",
-		Long: `Hand out prefixes, tenants, keys and apps, and tell each agent what concerns it.
+		Short: "Allocate node prefixes, tenant ids, keys and apps, and distribute them to the agents",
+		Long: `Allocate node prefixes, tenant ids, keys and apps, and send each agent the state that it needs.
 
-The store is an etcd inside this process, or one of your own with --etcd; several orchestrators
-may share that one. Nodes join with the token in <data-dir>/join-token, which "pilaster orchestrator token rotate"
-replaces.`,
+The store is an etcd inside this process, or an external one with --etcd, which several orchestrators
+can share. Nodes join with the token in <data-dir>/join-token, which "pilaster orchestrator token
+rotate" replaces.`,
 		Example: `  pilaster orchestrator --data-dir /var/lib/pilaster/orchestrator --listen [::]:7070
   pilaster orchestrator --etcd https://a:2379,https://b:2379 --etcd-ca ca.pem --etcd-cert me.pem --etcd-key me.key`,
 		Args: cobra.NoArgs,
@@ -46,7 +46,7 @@ replaces.`,
 			}
 			if c.Etcd.Endpoints = store.SplitEndpoints(etcd); len(c.Etcd.Endpoints) == 0 &&
 				(c.Etcd.CA != "" || c.Etcd.Cert != "" || c.Etcd.Key != "") {
-				return usage("--etcd-ca, --etcd-cert and --etcd-key are for an etcd named with --etcd")
+				return usage("--etcd-ca, --etcd-cert and --etcd-key need --etcd")
 			}
 			if c.Region != "" {
 				if err := tenant.CheckRegionName(c.Region); err != nil {
@@ -57,10 +57,10 @@ replaces.`,
 				return usage("--etcd-cert and --etcd-key go together")
 			}
 			if min(c.Limits.Connections, c.Limits.Strangers, c.Limits.Joins) < 1 {
-				return usage("--max-connections, --max-strangers and --max-joins are at least 1")
+				return usage("--max-connections, --max-strangers and --max-joins must be at least 1")
 			}
 			if c.Limits.Lists < 0 {
-				return usage("--list-rate is at least 0, which means no limit")
+				return usage("--list-rate must be at least 0 (0: no limit)")
 			}
 			c.Version = programVersion()
 			c.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
@@ -73,52 +73,52 @@ replaces.`,
 	}
 	cmd.AddCommand(newOrchestratorBackup(env), newOrchestratorRestore(env), newOrchestratorToken(env))
 	f := cmd.Flags()
-	f.StringVar(&c.DataDir, "data-dir", defaultDataDir, "where the join token and the embedded etcd live")
-	f.StringVar(&c.RunDir, "run-dir", "/run/pilaster", "where the operator's socket orchestrator.sock is made")
-	f.StringVar(&c.Region, "region", "", "what other regions call this one (see pilaster region)")
+	f.StringVar(&c.DataDir, "data-dir", defaultDataDir, "folder of the join token and the embedded etcd")
+	f.StringVar(&c.RunDir, "run-dir", "/run/pilaster", "folder of the operator's socket orchestrator.sock")
+	f.StringVar(&c.Region, "region", "", "name of this region (see pilaster region)")
 	f.StringVar(&c.Listen, "listen", "[::]:7070", "address for nodes, with TLS; also /healthz and /readyz")
-	f.StringSliceVar(&c.Advertise, "advertise", nil, "more host names and addresses for the TLS certificate")
+	f.StringSliceVar(&c.Advertise, "advertise", nil, "additional host names and addresses for the TLS certificate")
 	f.StringVar(
 		&c.MetricsListen,
 		"metrics-listen",
 		"",
-		"address for Prometheus, without TLS (always on the operator's socket)",
+		"address for Prometheus metrics, without TLS (they are always on the operator's socket too)",
 	)
 	c.Limits = admission.DefaultLimits
 	f.IntVar(
 		&c.Limits.Connections,
 		"max-connections",
 		c.Limits.Connections,
-		"connections of nodes and all others; a node needs one, and two while its certificate is renewed",
+		"maximum connections in total; a node needs one, and two while its certificate is renewed",
 	)
 	f.IntVar(
 		&c.Limits.Strangers,
 		"max-strangers",
 		c.Limits.Strangers,
-		"connections from one source (IPv4 address, IPv6 /64) that have shown no node's certificate",
+		"maximum connections without a node certificate from one source (IPv4 address, IPv6 /64)",
 	)
 	f.IntVar(
 		&c.Limits.Joins,
 		"max-joins",
 		c.Limits.Joins,
-		"tries to join that one source may make a second; ten times as many at once",
+		"join attempts a second from one source; the burst is ten times that",
 	)
 	f.IntVar(
 		&c.Limits.Lists,
 		"list-rate",
 		0,
-		"queries a second that nodes together may make for where the subnets or containers of one tenant of network "+
-			"nimitz are, 500 a query; those over it try again (0: no limit)",
+		"queries a second, of all nodes together, for the locations of a tenant's subnets or containers on network "+
+			"nimitz, 500 locations a query; nodes retry queries above the limit (0: no limit)",
 	)
 	f.StringVar(&etcd, "etcd", "", "endpoints of an etcd cluster, instead of the embedded one")
-	f.StringVar(&c.Etcd.CA, "etcd-ca", "", "file with the authority of that etcd")
-	f.StringVar(&c.Etcd.Cert, "etcd-cert", "", "file with our certificate for that etcd")
-	f.StringVar(&c.Etcd.Key, "etcd-key", "", "file with its key")
+	f.StringVar(&c.Etcd.CA, "etcd-ca", "", "file with the CA certificate of that etcd")
+	f.StringVar(&c.Etcd.Cert, "etcd-cert", "", "file with the client certificate for that etcd")
+	f.StringVar(&c.Etcd.Key, "etcd-key", "", "file with the key of the client certificate")
 	f.StringVar(
 		&base,
 		"base-prefix",
 		"",
-		fmt.Sprintf("prefix that node /64s are cut from, fixed at the first start (default %v)", plan.Base),
+		fmt.Sprintf("prefix that node /64s are allocated from, fixed at the first start (default %v)", plan.Base),
 	)
 	f.StringVar(
 		&private,
@@ -131,8 +131,8 @@ replaces.`,
 		"gateway-prefix",
 		nil,
 		fmt.Sprintf(
-			"prefixes of virtual addresses, one of each family, of which nodes with tenants of network nimitz have a "+
-				"/%d and a /%d each; fixed at the first start (default %v,%v)",
+			"prefixes of virtual addresses, one of each family; each node with tenants of network nimitz gets a "+
+				"/%d and a /%d; fixed at the first start (default %v,%v)",
 			address.GatewayBits4,
 			address.GatewayBits6,
 			plan.Gateway4,
@@ -154,7 +154,7 @@ func gatewayFlag(texts []string, plan *address.Plan) error {
 			to = &plan.Gateway4
 		}
 		if to.IsValid() {
-			return usage("--gateway-prefix %v and %v are of one family", *to, prefix)
+			return usage("--gateway-prefix %v and %v have the same address family; use one of each", *to, prefix)
 		}
 		*to = prefix
 	}

@@ -213,7 +213,7 @@ func TestOrchestratorFlags(t *testing.T) {
 		{"at least 1", []string{"--max-joins", "0"}},
 		{"at least 0", []string{"--list-rate", "-1"}},
 		{"--gateway-prefix", []string{"--gateway-prefix", "x"}},
-		{"one family", []string{"--gateway-prefix", "100.64.0.0/10,10.0.0.0/8"}},
+		{"same address family", []string{"--gateway-prefix", "100.64.0.0/10,10.0.0.0/8"}},
 		{"unknown flag", []string{"--nonsense"}},
 		{"", []string{"argument"}},
 	} {

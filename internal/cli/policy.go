@@ -80,7 +80,7 @@ func policyNamed(text string) (*pilasterv1.Policy, error) {
 		}
 	}
 	return nil, usage(
-		"%.100q names no policy: say networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or "+
+		"%.100q is not a policy name: use networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or "+
 			"clusternetworkpolicy/NAME",
 		text,
 	)
@@ -89,10 +89,10 @@ func policyNamed(text string) (*pilasterv1.Policy, error) {
 func newPolicyCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
-		Short: "Say which containers of a tenant may speak with whom",
-		Long: `Say which containers of a tenant may speak with whom, by documents as Kubernetes has them: NetworkPolicy of networking.k8s.io/v1 and
-ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2. The annotation pilaster.io/audit: "true" puts a policy in audit: what it
-would drop is counted, and nothing is dropped.`,
+		Short: "Manage the network policies of tenants",
+		Long: `Manage the network policies of tenants, as Kubernetes documents: NetworkPolicy of networking.k8s.io/v1
+and ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2. The annotation pilaster.io/audit: "true"
+puts a policy in audit mode: packets that it would drop are counted and not dropped.`,
 		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy list",
 		Args:    cobra.NoArgs,
 	}
@@ -127,7 +127,7 @@ func (f *documentFiles) read(env Env) (documents []string, err error) {
 		f.of = append(f.of, slices.Repeat([]int{i}, len(some))...)
 	}
 	if len(documents) == 0 {
-		return nil, usage("there is no document in what was read; nothing was changed")
+		return nil, usage("the files contain no document; nothing was changed")
 	}
 	return documents, nil
 }
@@ -162,14 +162,17 @@ func newPolicyApply(env Env) *cobra.Command {
 	var dryRun, force bool
 	cmd := &cobra.Command{
 		Use:   "apply",
-		Short: "Make or change policies, all that are given or none",
-		Long: `Make or change policies, all that are given or none: where one is wrong, or there is no room, nothing is changed. One that is as it was
-stays so, and no node hears of it. A policy that is not given stays too: delete it when it is to end.
+		Short: "Create or change policies, all of them or none",
+		Long: `Create or change policies. If one policy is invalid, or there is no room, nothing is changed. Unchanged
+policies cause no update of the nodes. Policies that are not in the files stay: use "pilaster policy
+delete" to remove them.
 
-The first policy of a tenant that is not in audit is refused while nodes host the tenant that would not enforce it: nodes of builds without
-policies, where everything would pass in silence, and nodes where Open vSwitch carries the tenant's packets, which cut its containers off.
-They are named. From then on such nodes get no container of the tenant. Refused is also what needs more room than a node has as it is installed. --force
-applies it all the same.`,
+The command refuses the first policy of a tenant that is not in audit mode while some nodes that host
+the tenant would not enforce it, and names these nodes: nodes with builds without policy support, where
+all packets would pass, and nodes where Open vSwitch forwards the tenant's packets, which would isolate
+the tenant's containers. After the first policy, such nodes get no containers of the tenant. The command
+also refuses policies that need more table entries than a node has. --force applies the policies in both
+cases.`,
 		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy apply -f web.yaml -f db.yaml " +
 			"--tenant blue --dry-run\n  kubectl get networkpolicy -A -o yaml | pilaster policy apply -f - --tenant " +
 			"blue",
@@ -212,13 +215,14 @@ applies it all the same.`,
 	out.bind(cmd)
 	files.bind(
 		cmd,
-		"file with policies in YAML or JSON, several with lines \"---\" between them; - is standard input; may be "+
+		"file with policies in YAML or JSON, several documents are separated by \"---\" lines; - is standard input; "+
+			"may be "+
 			"repeated",
 	)
 	_ = cmd.MarkFlagRequired("filename")
-	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "tenant of the policies", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would change, and change nothing")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would change, and change nothing")
 	cmd.Flags().
 		BoolVar(&force, "force", false, "though nodes that host the tenant, or as they are installed, would not "+
 			"enforce it")
@@ -280,7 +284,7 @@ func newPolicyList(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	namedFlag(cmd, &tenant, "tenant", "of this tenant alone", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "show only this tenant", socket.tenants)
 	return cmd
 }
 
@@ -291,10 +295,10 @@ func newPolicyGet(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get NAME",
 		Short: "Show a policy",
-		Long: `Show a policy. With -o yaml or json it is the document, which can be applied again.
+		Long: `Show a policy. -o yaml and -o json print the document, which can be applied again.
 
-NAME is as lists have it: networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or clusternetworkpolicy/NAME; netpol and
-cnp are short for these.`,
+NAME is the name in lists: networkpolicy/NAMESPACE/NAME, networkpolicy/NAME for namespace default, or
+clusternetworkpolicy/NAME. The short forms are netpol and cnp.`,
 		Example: "  pilaster policy get networkpolicy/shop/web --tenant blue\n  pilaster policy get netpol/shop/web " +
 			"--tenant blue -o yaml",
 		Args: cobra.ExactArgs(1),
@@ -338,7 +342,7 @@ cnp are short for these.`,
 	}
 	socket.bind(cmd)
 	out.bind(cmd, "yaml")
-	namedFlag(cmd, &tenant, "tenant", "whose it is", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "tenant of the policy", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.policies(ctx, tenant) })
 	return cmd
@@ -351,17 +355,20 @@ func newPolicyDelete(env Env) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
 		Use:   "delete [NAME...]",
-		Short: "End policies, all that are named or none",
-		Long: `End policies, all that are named or none. A container that no policy selects any more may speak with everybody again.
+		Short: "Delete policies, all of them or none",
+		Long: `Delete policies. If one cannot be deleted, nothing is changed. A container that no policy selects any
+longer can communicate with all containers of its tenant again, and with the addresses outside that it
+can reach.
 
-NAME is as for policy get. With -f it is the policies that the files have, whatever else stands in them.`,
+NAME is the same as for "pilaster policy get". With -f, the command deletes the policies that the files
+name and ignores the rest of their content.`,
 		Example: "  pilaster policy delete networkpolicy/shop/web clusternetworkpolicy/base --tenant blue\n  " +
 			"pilaster policy delete -f web.yaml --tenant blue",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (len(args) > 0) == (len(files.names) > 0) {
 				return usage(
-					"say which policies: by name, or with -f by the files that they were applied from; nothing was " +
+					"name the policies, or give the files that they were applied from with -f; nothing was " +
 						"changed",
 				)
 			}
@@ -397,7 +404,7 @@ NAME is as for policy get. With -f it is the policies that the files have, whate
 	socket.bind(cmd)
 	out.bind(cmd)
 	files.bind(cmd, "file with the policies to delete, as for policy apply")
-	namedFlag(cmd, &tenant, "tenant", "whose they are", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "tenant of the policies", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.ValidArgsFunction = func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		all, directive := names(

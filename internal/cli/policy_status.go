@@ -134,9 +134,10 @@ func newPolicyHits(env Env) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
 		Use:   "hits",
-		Short: "Show what rules have denied on this node",
-		Long: `Show the rules that have denied packets on this node, and how many. Rules of a policy in audit stand with what they would have denied, and
-did not. A rule's count goes with the rule.`,
+		Short: "Show how many packets each rule denied on this node",
+		Long: `Show the rules that denied packets on this node, with the number of packets. For a policy in audit mode,
+the number is what the rule would have denied; those packets passed. When a rule is deleted, its counter
+is deleted too.`,
 		Example: "  pilaster policy hits\n  pilaster policy hits --tenant blue -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -163,6 +164,6 @@ did not. A rule's count goes with the rule.`,
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	cmd.Flags().StringVar(&tenant, "tenant", "", "of this tenant alone")
+	cmd.Flags().StringVar(&tenant, "tenant", "", "show only this tenant")
 	return cmd
 }

@@ -21,16 +21,17 @@ func newPreflightCommand(env Env) *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:   "preflight",
-		Short: "See whether this machine can be a node",
-		Long: `See whether this machine can be a node, before an agent is started on it. Nothing is changed. Features
-of the kernel are tried by using them, in network namespaces made for that and gone afterwards.
+		Short: "Check whether this machine can be a node",
+		Long: `Check whether this machine can be a node, before an agent is started on it. Nothing is changed. The
+command tests kernel features by using them in temporary network namespaces.
 
-With --orchestrator and --token-file it also calls at the orchestrator, without joining. A machine that has a prefix,
-by its agent's state or --node-prefix, sends its router two packets for it, one with a false source: the first
-comes back where the fabric has the node's route, the second where it checks no sources.
+With --orchestrator and --token-file it also connects to the orchestrator, without joining. If the
+machine has a node prefix, from its agent's state or --node-prefix, the command sends two packets to the
+router, one of them with a false source address. The first returns if the fabric has a route to the node
+prefix. The second returns if the fabric does not check source addresses.
 
-A line a check: ok, warn, fail, or todo for what could not be checked, and what to do. The exit status is 1 where
-something failed, and 2 where nothing was checked.`,
+Each check prints one line: ok, warn, fail, or todo for a check that was not possible, and what to do.
+The exit status is 1 if a check failed, and 2 if nothing was checked.`,
 		Example: `  pilaster preflight --uplink eth0
   pilaster preflight --uplink eth0 --orchestrator https://[2001:db8::1]:7070 --token-file /etc/pilaster/join-token`,
 		Args: cobra.NoArgs,
@@ -55,7 +56,7 @@ something failed, and 2 where nothing was checked.`,
 				}
 				config.NodePrefix = p
 			}
-			state, _ := agent.ReadDiskState(stateDir) // what cannot be read is of no node that could be told about
+			state, _ := agent.ReadDiskState(stateDir) // an unreadable state belongs to no known node
 			if cluster := state.Node.Cluster; nodePrefix == "" && cluster != nil {
 				config.NodePrefix = cluster.Prefix
 			}
@@ -79,22 +80,22 @@ something failed, and 2 where nothing was checked.`,
 	f.StringVar(&config.Uplink, "uplink", "", "device to the fabric")
 	f.StringVar(&config.URL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token")
-	f.TextVar(&config.Plan.Base, "base-prefix", config.Plan.Base, "the `prefix` node /64s are cut from")
+	f.TextVar(&config.Plan.Base, "base-prefix", config.Plan.Base, "the `prefix` that node /64s are allocated from")
 	f.TextVar(
 		&config.Plan.Private,
 		"private-prefix",
 		config.Plan.Private,
-		"the `prefix` of the addresses containers see",
+		"the `prefix` of the addresses that containers see",
 	)
 	f.StringVar(
 		&nodePrefix,
 		"node-prefix",
 		"",
-		"the /64 that the fabric routes to this node (default: as the agent's state says)",
+		"the /64 that the fabric routes to this node (default: from the agent's state)",
 	)
 	agentState(c, &stateDir)
 	agentPins(c, &config.BPFFS)
-	f.IntVar(&config.MTUReserve, "mtu-reserve", 0, "bytes the containers' MTU stays below the uplink's")
+	f.IntVar(&config.MTUReserve, "mtu-reserve", 0, "bytes by which the containers' MTU is smaller than the uplink's")
 	bindDevice(c, &config.Device)
 	_ = c.MarkFlagRequired("uplink")
 	c.MarkFlagsRequiredTogether("orchestrator", "token-file")

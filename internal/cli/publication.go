@@ -27,12 +27,12 @@ func viewPublication(p *pilasterv1.Publication) publicationView {
 func newPublicationCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "publication",
-		Short: "Give the underlay containers of network nimitz",
-		Long: `Give the underlay containers of network nimitz: a publication is an address of a node's gateway, by which clients
-outside the overlay reach one container, wherever it is.
+		Short: "Publish containers of network nimitz on the underlay",
+		Long: `Publish containers of network nimitz on the underlay. A publication is an address of a node's gateway,
+by which clients outside the overlay reach one container on any node.
 
-The gateway may be any node's. Its connections pass that node and end with it. The container sees the gateway and not the
-client. Gateways are of IPv6.`,
+The gateway can be on any node. Connections pass through that node and end when it fails. The container
+sees the gateway's address, not the client's. Publications are IPv6 only.`,
 		Example: "  pilaster publication create web --tenant green --container fd12:3456::5 --node n1\n  pilaster " +
 			"publication list",
 		Args: cobra.NoArgs,
@@ -47,7 +47,7 @@ func newPublicationCreate(env Env) *cobra.Command {
 	var tenant, container, node string
 	cmd := &cobra.Command{
 		Use:     "create NAME",
-		Short:   "Give a container an address of a node's gateway",
+		Short:   "Publish a container at an address of a node's gateway",
 		Example: "  pilaster publication create web --tenant green --container fd12:3456::5 --node n1",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -82,10 +82,10 @@ func newPublicationCreate(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	namedFlag(cmd, &tenant, "tenant", "whose container it is", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "tenant of the container", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	addressFlag(cmd, &container, "container", "address of the container in the tenant's CIDR")
-	namedFlag(cmd, &node, "node", "whose gateway clients send to", socket.nodes)
+	namedFlag(cmd, &node, "node", "node whose gateway has the address", socket.nodes)
 	_ = cmd.MarkFlagRequired("node")
 	return cmd
 }
@@ -96,7 +96,7 @@ func newPublicationList(env Env) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "Show publications, and where clients reach them",
+		Short:   "Show publications and their addresses",
 		Example: "  pilaster publication list\n  pilaster publication list --tenant green -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -119,7 +119,7 @@ func newPublicationList(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	namedFlag(cmd, &tenant, "tenant", "of this tenant alone", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "show only this tenant", socket.tenants)
 	return cmd
 }
 
@@ -129,7 +129,7 @@ func newPublicationDelete(env Env) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
 		Use:     "delete NAME",
-		Short:   "End a publication; its address is never given again",
+		Short:   "Delete a publication; its address is never reused",
 		Example: "  pilaster publication delete web --tenant green",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -144,7 +144,7 @@ func newPublicationDelete(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	namedFlag(cmd, &tenant, "tenant", "whose it is", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "tenant of the publication", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.ValidArgsFunction = names(
 		func(ctx context.Context) ([]string, error) { return socket.publications(ctx, tenant) },

@@ -86,12 +86,13 @@ func (v regionView) tenants() string {
 func newRegionCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "region",
-		Short: "Join regions, so that tenants of network nimitz that are in both are one",
-		Long: `Join regions, so that tenants of network nimitz that are in both are one.
+		Short: "Connect regions, so that tenants of network nimitz can span them",
+		Long: `Connect regions, so that tenants of network nimitz can span them.
 
-A region is an orchestrator with its nodes. Tenants with the same name in two regions are one tenant, with CIDRs that
-do not overlap. Its packets go from a node to its region's Edge Switch (pilaster agent --edge), to the other region's, and
-on to the container's node. Each orchestrator keeps what the other exported; import again what has changed since.`,
+A region is an orchestrator with its nodes. Tenants with the same name in two regions are one tenant;
+their CIDRs must not overlap. A packet goes from the node to the Edge Switch of its region (pilaster
+agent --edge), to the Edge Switch of the other region, and to the destination's node. Each orchestrator
+stores what the other region exported. After a change, export and import again.`,
 		Example: "  pilaster region export > west.json     # in region west\n  pilaster region import west.json      " +
 			" # in region east, and the other way round\n  pilaster region list",
 		Args: cobra.NoArgs,
@@ -105,9 +106,9 @@ func newRegionExport(env Env) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "export",
-		Short: "Write what other regions must know of this one",
-		Long: `Write what other regions must know of this one: its name and base prefix, the /64 of its Edge Switch, and name, VNI and
-CIDRs of its tenants of network nimitz. Keys are not in it.`,
+		Short: "Write the description of this region for other regions",
+		Long: `Write the description of this region for other regions: its name and base prefix, the /64 of its Edge
+Switch, and name, VNI and CIDRs of its tenants of network nimitz. It contains no keys.`,
 		Example: "  pilaster region export > west.json\n  pilaster region export -o text",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -149,24 +150,27 @@ func newRegionImport(env Env) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "import FILE",
-		Short: "Take another region in, or what is new of one, by what it exported",
-		Long: `Take another region in, or what is new of one, by what it exported ("-" reads standard input). The file is checked whole, and
-nothing is changed where anything of it does not fit: its base prefix must not overlap this region's, CIDRs of a tenant must not
-overlap those it has here, and this region must have an Edge Switch. What was imported of the region before is replaced.
+		Short: "Import or update another region from its export",
+		Long: `Import or update another region from its export ("-" reads standard input). The command checks the whole
+file and changes nothing if a check fails: the base prefix must not overlap this region's, a tenant's
+CIDRs must not overlap those that it has here, and this region must have an Edge Switch. A new import of
+a region replaces the previous one.
 
-The first import takes all tenants, or those that --tenant names. A later one takes those again, and says which others it left
-out: nobody is joined because the other region has made more. To take more name all that are wanted by --tenant, or take --all
-that there are now.
+The first import connects all tenants, or those in --tenant. A later import keeps that choice and lists
+the tenants that it left out, so tenants that are new in the other region are not connected
+automatically. To connect more, list all of them with --tenant, or use --all for all that the file
+contains.
 
-Tenants that are not here yet are joined when they are made, also one that is deleted again and made anew before the next
-import. Any other that was deleted and made anew since an import, here or there, is another tenant: it is joined when an import
-names it by --tenant, or takes --all, and until then an import without them is refused.`,
+Tenants that do not exist here yet are connected when they are created. This includes a tenant that is
+deleted and created again before the next import. Any other tenant that was deleted and created again
+after an import, here or there, counts as a different tenant: the next import must name it with --tenant
+or use --all, otherwise it is refused.`,
 		Example: "  pilaster region import east.json\n  pilaster region import east.json --tenant blue --tenant " +
 			"red\n  pilaster region import east.json --all",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("tenant") && len(tenants) == 0 {
-				return usage("--tenant is empty; leave it out, or name some")
+				return usage("--tenant is empty; omit it, or name tenants")
 			}
 			v, err := readRegion(env, args[0])
 			if err != nil {
@@ -193,9 +197,10 @@ names it by --tenant, or takes --all, and until then an import without them is r
 	socket.bind(cmd)
 	out.bind(cmd)
 	cmd.Flags().
-		StringSliceVar(&tenants, "tenant", nil, "only these of its tenants (default those of the import before; all "+
-			"the first time)")
-	cmd.Flags().BoolVar(&all, "all", false, "all of its tenants, whatever was taken before")
+		StringSliceVar(&tenants, "tenant", nil,
+			"connect only these tenants (default: those of the previous import; all "+
+				"in the first)")
+	cmd.Flags().BoolVar(&all, "all", false, "connect all of its tenants")
 	cmd.MarkFlagsMutuallyExclusive("tenant", "all")
 	_ = cmd.RegisterFlagCompletionFunc(
 		"tenant",
@@ -219,11 +224,11 @@ func readRegion(env Env, file string) (v regionView, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&v); err != nil || v.Version == 0 {
-		return v, usage("%s is not what `pilaster region export` writes; nothing was changed", file)
+		return v, usage("%s is not a file of `pilaster region export`; nothing was changed", file)
 	}
 	if v.Version < 1 || v.Version > regionVersion {
 		return v, usage(
-			"%s has version %d of the format, and this program knows 1 to %d; nothing was changed: use the pilaster "+
+			"%s has format version %d, but this program supports 1 to %d; nothing was changed; use the pilaster "+
 				"that wrote it",
 			file,
 			v.Version,
@@ -267,7 +272,7 @@ func (v regionView) joins(own *pilasterv1.Tenant, edge bool) string {
 	case !edge:
 		return "not joined without an Edge Switch here"
 	}
-	return "made anew here since the import, not joined"
+	return "created again here since the import, not joined"
 }
 
 func newRegionList(env Env) *cobra.Command {
@@ -314,11 +319,12 @@ func newRegionDelete(env Env) *cobra.Command {
 	var socket orchestratorSocket
 	cmd := &cobra.Command{
 		Use:   "delete NAME",
-		Short: "Forget another region; its containers and those here no longer reach each other",
-		Long: `Forget another region; its containers and those here no longer reach each other. The other one goes on
-sending until it forgets this one too, and this region's Edge Switch drops that.
+		Short: "Disconnect another region; its containers and those here no longer reach each other",
+		Long: `Disconnect another region; its containers and those here no longer reach each other. The other region
+continues to send packets until it deletes this region too; this region's Edge Switch drops them.
 
-An Edge Switch that is away does not hear of it: it goes on passing packets of both until it is back, or is reset or powered off.`,
+A disconnected Edge Switch is not notified: it forwards packets of both regions until it reconnects, is
+reset or is powered off.`,
 		Example: "  pilaster region delete east",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -335,8 +341,8 @@ An Edge Switch that is away does not hear of it: it goes on passing packets of b
 				if n.Edge && !n.Connected {
 					fmt.Fprintf(
 						env.Stdout,
-						"Edge Switch %s is away and has not heard of it: it goes on until it is back, or is reset "+
-							"(`pilaster node reset` there) or powered off\n",
+						"Edge Switch %s is disconnected and was not notified: it continues to forward until it "+
+							"reconnects, is reset (run `pilaster node reset` there) or is powered off\n",
 						n.Name,
 					)
 				}

@@ -75,9 +75,9 @@ func TestRegionCommands(t *testing.T) {
 	westEdge()
 	broken := filepath.Join(t.TempDir(), "broken.json")
 	for text, says := range map[string]string{
-		"": "is not what `pilaster region export` writes; nothing was changed", "{}": "is not what",
-		`{"version": 1, "nmae": "x"}`: "is not what",
-		`{"version": 3}`:              "version 3 of the format", `{"version": 1}`: "region name",
+		"": "is not a file of `pilaster region export`; nothing was changed", "{}": "is not a file of",
+		`{"version": 1, "nmae": "x"}`: "is not a file of",
+		`{"version": 3}`:              "format version 3", `{"version": 1}`: "region name",
 		strings.Replace(export.stdout, "10.8.0.0/16", "10.8.0.1/16", 1): "not a prefix",
 	} {
 		if err := os.WriteFile(broken, []byte(text), 0o600); err != nil {
@@ -178,7 +178,7 @@ func TestRegionCommands(t *testing.T) {
 	}
 	if r := command(t, "region", "delete", "east"); !strings.HasPrefix(
 		r.stdout,
-		"region east deleted\nEdge Switch e1 is away and has not heard of it: it goes on until",
+		"region east deleted\nEdge Switch e1 is disconnected and was not notified: it continues to forward until",
 	) {
 		t.Errorf("deleted %+v", r)
 	}

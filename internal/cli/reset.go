@@ -36,14 +36,15 @@ func newNodeReset(env Env) *cobra.Command {
 	var o resetOptions
 	c := &cobra.Command{
 		Use:   "reset",
-		Short: "Take everything of the agent off this machine",
-		Long: `Take everything of the agent off this machine: devices, programs, maps and their pins, the bpffs where the
-agent mounted it, its bridges of Open vSwitch, the gateway's namespace, the node's address and the route behind it, its socket and its state. Settings of the machine
-need no reset: the agent sets devices of its own only.
+		Short: "Remove everything of the agent from this machine",
+		Long: `Remove everything of the agent from this machine: devices, eBPF programs, maps and their pins, the bpffs
+if the agent mounted it, its Open vSwitch bridges, the gateway's namespace, the node's address and its
+route, the agent's socket and its state. Settings of the machine need no reset: the agent changes only
+settings of its own devices.
 
-The agent must be stopped, and containers gone: --force goes on where some are left, and they lose their network
-for good. Unlike the other node commands this one works on this machine and asks no orchestrator: the cluster
-knows the node until 'pilaster node delete NAME' is run there.`,
+Stop the agent and remove the containers first. --force continues although containers are left; they
+lose their network permanently. Unlike the other node commands, this one works on this machine and
+contacts no orchestrator: the cluster keeps the node until you run 'pilaster node delete NAME' there.`,
 		Example: "  pilaster node reset\n  pilaster node reset --yes -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -60,7 +61,7 @@ knows the node until 'pilaster node delete NAME' is run there.`,
 	bindOVSRunDir(c, &o.ovsRunDir)
 	bindGatewayNetns(c, &o.gatewayNetns)
 	f.BoolVar(&o.yes, "yes", false, "do not ask")
-	f.BoolVar(&o.force, "force", false, "go on although containers are attached")
+	f.BoolVar(&o.force, "force", false, "continue although containers are attached")
 	o.out.bind(c)
 	return c
 }
@@ -89,13 +90,13 @@ func reset(env Env, o resetOptions) (err error) {
 	}
 	all := slices.Concat(bridges, kernel, gateway, remains.Files)
 	if len(all) > 0 && !o.yes && !confirmed(env, all, remains.Prefix) {
-		return errors.New("not confirmed\n  nothing was changed; --yes does not ask")
+		return errors.New("not confirmed\n  nothing was changed; use --yes to skip the question")
 	}
 	return removeAll(env, o.out, all)
 }
 
 // attached names the containers that would lose their network: those on record, or else the devices
-// that nobody has a record of.
+// that have no record.
 func attached(r *agent.StaleState, kernel []network.StaleState) []string {
 	if len(r.Endpoints) > 0 {
 		return r.Endpoints
@@ -114,7 +115,7 @@ func confirmed(env Env, all []network.StaleState, prefix netip.Prefix) bool {
 		fmt.Fprintf(env.Stderr, "%s %s\n", l.Kind, l.Name)
 	}
 	if prefix.IsValid() {
-		fmt.Fprintf(env.Stderr, "This node holds %v, which no node is given again.\n", prefix)
+		fmt.Fprintf(env.Stderr, "This node has prefix %v, which is never allocated again.\n", prefix)
 	}
 	fmt.Fprint(env.Stderr, "Remove all of it? [y/N] ")
 	answer, _ := bufio.NewReader(env.Stdin).ReadString('\n') // the end of input is no yes
@@ -137,7 +138,7 @@ func removeAll(env Env, out output, all []network.StaleState) error {
 		removed = append(removed, removedView{l.Kind, l.Name})
 	}
 	if len(errs) > 0 {
-		errs = append(errs, errors.New("run it again when that is mended"))
+		errs = append(errs, errors.New("fix the cause and run the command again"))
 	}
 	err := out.print(env.Stdout, struct {
 		Removed []removedView `json:"removed"`

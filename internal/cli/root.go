@@ -15,9 +15,11 @@ func newRoot(env Env) *cobra.Command {
 		Short: "A container network in which a container's IPv6 address is its location",
 		Long: `A container network in which a container's IPv6 address is its location.
 
-The exit status of every command is 0 when it is done, 1 when it failed or what it checked did, 2 when it was called
-wrongly and nothing was done, and 3 when the agent or orchestrator does not answer. Of 'lab exec' it is the command's.`,
-		Example:       "  pilaster demo     # see it on this machine, in namespaces\n  pilaster status   # of this node",
+Exit status of all commands: 0 for success; 1 if the command or a check failed; 2 for wrong arguments,
+nothing was done; 3 if the agent or orchestrator does not answer. 'lab exec' returns the status of the
+command that it runs.`,
+		Example: "  pilaster demo     # a demonstration in namespaces of this machine\n  pilaster status   # " +
+			"of this node",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
@@ -30,8 +32,7 @@ wrongly and nothing was done, and 3 when the agent or orchestrator does not answ
 	root.SetFlagErrorFunc(badFlag)
 	wait := patience(10 * time.Second)
 	root.PersistentFlags().
-		Var(&wait, timeoutFlag, "how long an agent or orchestrator may take to answer a call; streams take as long "+
-			"as they last")
+		Var(&wait, timeoutFlag, "timeout of a call to an agent or orchestrator; does not apply to streams")
 	_ = root.RegisterFlagCompletionFunc(timeoutFlag, cobra.NoFileCompletions)
 	root.AddCommand(newAddressCommand(env))
 	root.AddCommand(newBenchCommand(env))
@@ -71,7 +72,7 @@ func badFlag(c *cobra.Command, err error) error {
 			"uint64": "a whole number, 0 or more", "duration": "a duration such as 10s or 1m",
 			"": "a prefix such as fd70:696c:6100::/40"}[bad.GetFlag().Value.Type()]
 		if takes != "" {
-			return usage("--%s %q: say %s", bad.GetFlag().Name, bad.GetValue(), takes)
+			return usage("--%s %q: use %s", bad.GetFlag().Name, bad.GetValue(), takes)
 		}
 		return usage("%w", err)
 	}

@@ -18,16 +18,16 @@ import (
 
 // States of a tenant's id.
 const (
-	idCurrent  = "current"  // new containers are drawn from it
+	idCurrent  = "current"  // new containers get addresses of it
 	idAccepted = "accepted" // nodes take its packets; it becomes current when all that host the tenant do
 	idRetiring = "retiring" // until its last container is gone
 )
 
-// tenantIDView is an id as JSON; who holds or lacks it is told by tenant get and rotate-key.
+// tenantIDView is an id as JSON; tenant get and rotate-key show which nodes hold or lack it.
 type tenantIDView struct {
 	ID      uint32   `json:"id"`
 	State   string   `json:"state"`
-	HeldBy  []string `json:"heldBy,omitzero"`  // nodes with containers of it, or that would draw the next from it
+	HeldBy  []string `json:"heldBy,omitzero"`  // nodes with containers of it, or that would use it for the next one
 	Lacking []string `json:"lacking,omitzero"` // nodes that host the tenant and do not accept it, or draw from it, yet
 	Key     string   `json:"key,omitempty"`    // hexadecimal; with --show-key
 }
@@ -95,7 +95,7 @@ func (v tenantIDView) describe() string {
 		words += ", held by " + strings.Join(v.HeldBy, ", ")
 	}
 	if v.State == idCurrent && len(v.Lacking) > 0 {
-		words += "; not yet drawn from by " + strings.Join(v.Lacking, ", ")
+		words += "; not yet used for new containers by " + strings.Join(v.Lacking, ", ")
 	}
 	if v.Key != "" {
 		words += ", key " + v.Key
@@ -125,12 +125,12 @@ func newTenantRotateKey(env Env) *cobra.Command {
 		Short: "Give a tenant a new id with a new key for new containers",
 		Long: `Give a tenant a new id with a new key for new containers.
 
-Every node that hosts the tenant accepts the new id first; then new containers are drawn from it.
-Old containers keep id, key and address, and talk with new ones. The old id and its key retire
-with its last container.
+First, all nodes that host the tenant accept the new id. Then new containers get addresses of the new
+id. Existing containers keep id, key and address, and communicate with new ones. The old id and its key
+are retired when the last container that uses them is deleted.
 
-A node that is away does not accept the id before it is back. Until then containers go on under
-the old id, and the command may be repeated: it finds the rotation that is under way.`,
+A disconnected node accepts the id when it reconnects. Until then, new containers get addresses of the
+old id. The command can be repeated: it continues the rotation in progress.`,
 		Example: "  pilaster tenant rotate-key blue\n  pilaster tenant rotate-key blue --wait 5m --force",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -139,7 +139,7 @@ the old id, and the command may be repeated: it finds the rotation that is under
 				return err
 			}
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "tenant %s: new containers are drawn from id %d\n", v.Name, v.IDs[len(v.IDs)-1].ID)
+				fmt.Fprintf(w, "tenant %s: new containers get addresses of id %d\n", v.Name, v.IDs[len(v.IDs)-1].ID)
 				for _, id := range v.IDs {
 					fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
 				}
@@ -149,14 +149,14 @@ the old id, and the command may be repeated: it finds the rotation that is under
 	socket.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.tenants)
 	out.bind(cmd)
-	cmd.Flags().Var((*atMost)(&wait), "wait", "how long nodes may take to accept the new id")
+	cmd.Flags().Var((*atMost)(&wait), "wait", "how long to wait for the nodes to accept the new id")
 	cmd.Flags().
-		BoolVar(&force, "force", false, "then use it although some have not; nodes that do not know it cannot talk "+
-			"with new containers until they are back")
+		BoolVar(&force, "force", false, "after the wait, use the id although some nodes have not accepted it; they "+
+			"cannot communicate with new containers until they reconnect")
 	return cmd
 }
 
-// rotateKey returns the tenant when containers on all nodes are drawn from the new id, or when after
+// rotateKey returns the tenant when new containers on all nodes use the new id, or when after
 // the wait they may be.
 func rotateKey(
 	ctx context.Context,
@@ -174,7 +174,8 @@ func rotateKey(
 		got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
 		if err != nil {
 			return tenantView{}, fmt.Errorf(
-				"%w\n  id %d of tenant %s is made and goes on its way; `pilaster tenant get %s` shows how far it is",
+				"%w\n  id %d of tenant %s was created and the rotation continues; `pilaster tenant get %s` shows the "+
+					"progress",
 				err,
 				id,
 				name,
@@ -188,13 +189,13 @@ func rotateKey(
 		case i < 0: // it was followed by another meanwhile
 			return v, nil
 		case v.IDs[i].State != idAccepted && (late || len(v.IDs[i].Lacking) == 0):
-			return v, nil // a node that hears of it late draws from the id before until then
+			return v, nil // a node that is notified late uses the previous id until then
 		case late:
 			if !force {
 				return v, fmt.Errorf(
-					"id %d of tenant %s is accepted, but not yet by %s; new containers are drawn from the id before "+
-						"it until it is\n  nothing is lost: bring the nodes back, delete them if they are gone for "+
-						"good, or repeat the command, with --force to do without them",
+					"id %d of tenant %s is not yet accepted by %s; until then, new containers get addresses of the "+
+						"previous id\n  nothing is lost: reconnect the nodes, delete them if they no longer exist, "+
+						"or repeat the command; --force does not wait for them",
 					id,
 					name,
 					strings.Join(v.IDs[i].Lacking, ", "),

@@ -35,7 +35,7 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 	refused(
 		t,
 		ExitFailed,
-		"id 3 of tenant blue is accepted, but not yet by n1",
+		"id 3 of tenant blue is not yet accepted by n1",
 		"tenant",
 		"rotate-key",
 		"blue",
@@ -64,7 +64,7 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 		}
 	}
 	if r := command(t, "tenant", "rotate-key", "blue", "--wait", "0s", "--force"); r.code != ExitDone ||
-		!strings.Contains(r.stdout, "4   current; not yet drawn from by n1\n") {
+		!strings.Contains(r.stdout, "4   current; not yet used for new containers by n1\n") {
 		t.Errorf("forced: %+v", r)
 	}
 }

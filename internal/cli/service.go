@@ -28,11 +28,13 @@ func viewService(s *pilasterv1.Service) serviceView {
 func newServiceCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "service",
-		Short: "Give containers of network nimitz services on the underlay",
-		Long: `Give containers of network nimitz services on the underlay: storage, or anything else outside the overlay.
+		Short: "Give containers of network nimitz access to underlay services",
+		Long: `Give containers of network nimitz access to underlay services: storage, or any other server outside the
+overlay.
 
-A tenant's containers reach a service at a virtual address of the tenant's choice, and no other tenant's do. Every node's gateway
-translates both addresses, so the service sees the node's gateway. Services are of IPv6.`,
+Containers of the tenant reach a service at a virtual address that the tenant chooses; other tenants do
+not reach it. The gateway of the container's node translates both addresses, so the service sees the
+gateway's address. Services are IPv6 only.`,
 		Example: "  pilaster service create storage --tenant green --virtual fd09::7 --real 2001:db8::9\n  pilaster " +
 			"service list",
 		Args: cobra.NoArgs,
@@ -60,7 +62,7 @@ func (f *filled) String() string { return string(*f) }
 func (f *filled) Type() string   { return "string" }
 func (f *filled) Set(text string) error {
 	if text == "" {
-		return errors.New("it is empty; leave it out, or say which")
+		return errors.New("it is empty; omit it, or give a value")
 	}
 	*f = filled(text)
 	return nil
@@ -76,7 +78,7 @@ func addressFlag(cmd *cobra.Command, to *string, flag, usage string) {
 // checkAddress refuses what no gateway could lead to.
 func checkAddress(flag, text string) error {
 	if a, err := netip.ParseAddr(text); err != nil || !a.Is6() || a.Is4In6() {
-		return usage("%s %q is not an IPv6 address; gateways are of IPv6 alone", flag, text)
+		return usage("%s %q is not an IPv6 address; gateways support only IPv6", flag, text)
 	}
 	return nil
 }
@@ -87,7 +89,7 @@ func newServiceCreate(env Env) *cobra.Command {
 	var tenant, virtual, real string
 	cmd := &cobra.Command{
 		Use:     "create NAME",
-		Short:   "Give a tenant's containers a service on the underlay",
+		Short:   "Give a tenant's containers access to an underlay service",
 		Example: "  pilaster service create storage --tenant green --virtual fd09::7 --real 2001:db8::9",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -118,10 +120,10 @@ func newServiceCreate(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	namedFlag(cmd, &tenant, "tenant", "whose containers reach it", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "tenant whose containers reach the service", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	addressFlag(cmd, &virtual, "virtual", "address by which containers reach it, outside the tenant's CIDRs")
-	addressFlag(cmd, &real, "real", "address that it has on the underlay")
+	addressFlag(cmd, &real, "real", "address of the service on the underlay")
 	return cmd
 }
 
@@ -154,7 +156,7 @@ func newServiceList(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	namedFlag(cmd, &tenant, "tenant", "of this tenant alone", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "show only this tenant", socket.tenants)
 	return cmd
 }
 
@@ -164,7 +166,7 @@ func newServiceDelete(env Env) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
 		Use:     "delete NAME",
-		Short:   "End a service: what containers send to it is dropped",
+		Short:   "Delete a service; packets that containers send to it are dropped",
 		Example: "  pilaster service delete storage --tenant green",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -179,7 +181,7 @@ func newServiceDelete(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	namedFlag(cmd, &tenant, "tenant", "whose it is", socket.tenants)
+	namedFlag(cmd, &tenant, "tenant", "tenant of the service", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.services(ctx, tenant) })
 	return cmd

@@ -22,9 +22,9 @@ func newStatusCommand(env Env) *cobra.Command {
 	var socket agentSocket
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show how this node is",
-		Long: "Show how this node is, as its agent tells it. The exit status is 1 when no endpoint would be added " +
-			"now.",
+		Short: "Show the status of this node",
+		Long: "Show the status that this node's agent reports. The exit status is 1 if the agent would refuse new " +
+			"endpoints.",
 		Example: "  pilaster status\n  pilaster status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -256,7 +256,7 @@ func (l linkView) text(now time.Time) string {
 		return fmt.Sprintf("%s, revision %s, for %v", l.URL, humanize.Grouped(l.Revision), age)
 	}
 	return fmt.Sprintf(
-		"%s, for %v: %s; what this node knows goes on working",
+		"%s, for %v: %s; known tenants and containers keep working",
 		l.URL,
 		age,
 		strings.ReplaceAll(l.LastError, "\n  ", "; "),

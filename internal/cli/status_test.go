@@ -259,7 +259,7 @@ func TestStatusOfANodeThatWaits(t *testing.T) {
 	socket := serve(t, w)
 	code, out, errs := run(t, "", "status", "--agent-socket", socket)
 	if code != ExitFailed || errs != "" || !strings.Contains(out, "not ready") ||
-		!strings.Contains(out, "connection refused; start it; what this node knows") ||
+		!strings.Contains(out, "connection refused; start it; known tenants and containers") ||
 		!strings.Contains(
 			out,
 			"\nproblem        this node has no prefix yet\n               start the orchestrator\n",

@@ -31,14 +31,15 @@ func newSysdumpCommand(env Env) *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:   "sysdump [FILE.tar.gz]",
-		Short: "Collect what somebody needs to help from afar",
-		Long: `Collect what somebody needs to help from afar: versions, status, endpoints, tables, counters and recent drops, programs
-and their chains, links, routes, rules, neighbours and settings, preflight, log, metrics and goroutines of the agent,
-and the orchestrator's view where its socket is here. It works with every daemon dead: a part that cannot be had
-is named with its error, in the output and in index.json.
+		Short: "Collect a diagnostic archive of this node",
+		Long: `Collect a diagnostic archive of this node: versions, status, endpoints, tables, counters and recent
+drops, eBPF programs and their chains, links, routes, rules, neighbours and sysctls, preflight checks,
+log, metrics and goroutines of the agent, and the orchestrator's view if its socket is on this machine.
+The command also works if all daemons are stopped: the output and index.json name each part that could
+not be collected, with its error.
 
-Keys, tokens and private keys are not in it. Addresses, names of tenants, pods and nodes, and labels are, and the
-agent's log as it is: look through it before you hand it to strangers.`,
+The archive contains no keys and no tokens. It contains addresses, names of tenants, pods and nodes,
+labels, and the unfiltered log of the agent: review it before you share it.`,
 		Example: `  pilaster sysdump
   pilaster sysdump /tmp/n1.tar.gz --log /var/log/pilaster-agent.log`,
 		Args: cobra.MaximumNArgs(1),
@@ -69,7 +70,7 @@ agent's log as it is: look through it before you hand it to strangers.`,
 	f := c.Flags()
 	agentState(c, &config.StateDir)
 	agentPins(c, &config.BPFFS)
-	f.StringVar(&config.Uplink, "uplink", "", "the agent's --uplink (default: where its programs are)")
+	f.StringVar(&config.Uplink, "uplink", "", "the agent's --uplink (default: the device with its programs)")
 	f.StringVar(&config.Log, "log", "", "file with the agent's log (default: the journal of pilaster-agent)")
 	out.bind(c)
 	return c

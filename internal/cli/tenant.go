@@ -171,7 +171,7 @@ func (v tenantView) cidrs() string {
 func newTenantCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "tenant",
-		Short:   "Make, show and delete tenants",
+		Short:   "Create, show and delete tenants",
 		Example: "  pilaster tenant create blue\n  pilaster tenant list -o json",
 		Args:    cobra.NoArgs,
 	}
@@ -192,12 +192,13 @@ func newTenantCreate(env Env) *cobra.Command {
 	var chosen tenantChoice
 	cmd := &cobra.Command{
 		Use:   "create NAME",
-		Short: "Make a tenant with an id and a random key",
-		Long: `Make a tenant with an id and a random key.
+		Short: "Create a tenant with an id and a random key",
+		Long: `Create a tenant with an id and a random key.
 
-On network netpila a container's address says where it is, and no node keeps a table. On network nimitz
-a tenant has addresses of its own, which others may have too: one CIDR, or one of each family. Every node
-that hosts it gets a subnet of each, or with --no-node-cidrs every container an address.`,
+On network netpila, a container's address contains its location, and nodes need no location table. On
+network nimitz, a tenant has addresses of its own, which other tenants can use too: one CIDR, or one of
+each family. Each node that hosts the tenant gets a subnet of each CIDR. With --no-node-cidrs, each
+container gets an address instead.`,
 		Example: "  pilaster tenant create blue\n  pilaster tenant create red --addressing clear\n" +
 			"  pilaster tenant create green --network nimitz --cidr 10.0.0.0/16 --cidr fd12:3456::/48",
 		Args: cobra.ExactArgs(1),
@@ -256,10 +257,10 @@ func (c *tenantChoice) bind(cmd *cobra.Command) {
 		&c.addressing,
 		"addressing",
 		"",
-		"of network netpila, what its containers see: encrypted or clear addresses (default encrypted)",
+		"for network netpila: addresses that containers see, encrypted or clear (default encrypted)",
 	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
-	f.StringSliceVar(&c.cidrs, "cidr", nil, "of network nimitz, the tenant's own addresses; one, or one of each family")
+	f.StringSliceVar(&c.cidrs, "cidr", nil, "for network nimitz: CIDR of the tenant; one, or one of each family")
 	f.IntSliceVar(
 		&c.nodeBits,
 		"node-bits",
@@ -274,7 +275,7 @@ func (c *tenantChoice) bind(cmd *cobra.Command) {
 		&c.noNodeCIDRs,
 		"no-node-cidrs",
 		false,
-		"nodes get no subnets; addresses are given one by one, and every node keeps an entry for each container",
+		"nodes get no subnets; addresses are allocated one by one, and nodes need a mapping for each container",
 	)
 }
 
@@ -291,14 +292,14 @@ func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, er
 	case tenant.Nimitz:
 		if c.addressing != "" {
 			return nil, usage(
-				"--addressing is for --network netpila; on nimitz containers have addresses of the tenant's own",
+				"--addressing is for --network netpila; on nimitz, containers have addresses in the tenant's CIDRs",
 			)
 		}
 		var err error
 		req.Overlays, err = c.overlays()
 		return req, err
 	default:
-		return nil, usage("network %q: say netpila or nimitz", c.network)
+		return nil, usage("network %q: use netpila or nimitz", c.network)
 	}
 	switch tenant.Addressing(c.addressing) {
 	case tenant.Encrypted, "":
@@ -306,7 +307,7 @@ func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, er
 	case tenant.Clear:
 		req.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
 	default:
-		return nil, usage("addressing %q: say encrypted or clear", c.addressing)
+		return nil, usage("addressing %q: use encrypted or clear", c.addressing)
 	}
 	return req, nil
 }
@@ -314,9 +315,9 @@ func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, er
 func (c *tenantChoice) overlays() ([]*pilasterv1.Overlay, error) {
 	switch {
 	case len(c.cidrs) == 0:
-		return nil, usage("--network nimitz needs the tenant's own addresses: --cidr, once or once for each family")
+		return nil, usage("--network nimitz needs --cidr, once, or once for each family")
 	case c.noNodeCIDRs && len(c.nodeBits) > 0:
-		return nil, usage("--node-bits and --no-node-cidrs exclude each other")
+		return nil, usage("use either --node-bits or --no-node-cidrs")
 	case len(c.nodeBits) > 0 && len(c.nodeBits) != len(c.cidrs):
 		return nil, usage(
 			"%d --node-bits for %d --cidr: give one for each, in their order",
@@ -367,7 +368,7 @@ func newTenantGet(env Env) *cobra.Command {
 	cmd.ValidArgsFunction = names(socket.tenants)
 	out.bind(cmd)
 	cmd.Flags().
-		BoolVar(&showKey, "show-key", false, "show the keys; who has them can tell where the tenant's containers are")
+		BoolVar(&showKey, "show-key", false, "show the keys; they decrypt the locations of the tenant's containers")
 	return cmd
 }
 
@@ -478,7 +479,7 @@ func newTenantDelete(env Env) *cobra.Command {
 	var socket orchestratorSocket
 	cmd := &cobra.Command{
 		Use:     "delete NAME",
-		Short:   "Delete a tenant that has no containers; its ids are never used again",
+		Short:   "Delete a tenant that has no containers; its ids are never reused",
 		Example: "  pilaster tenant delete blue",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

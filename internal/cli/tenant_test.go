@@ -55,13 +55,13 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		args string
 	}{
 		{"netpila or nimitz", "--network vlan"},
-		{"needs the tenant's own addresses", "--network nimitz"},
+		{"needs --cidr, once, or once for each family", "--network nimitz"},
 		{"--cidr", "--cidr 10.0.0.0/16"},
 		{"--node-bits", "--node-bits 24"},
 		{"--no-node-cidrs", "--no-node-cidrs"},
 		{"--addressing is for --network netpila", "--network nimitz --cidr 10.0.0.0/16 --addressing clear"},
 		{"not a prefix such as", "--network nimitz --cidr 10.0.0.0"},
-		{"exclude each other", "--network nimitz --cidr 10.0.0.0/16 --node-bits 24 --no-node-cidrs"},
+		{"use either --node-bits or --no-node-cidrs", "--network nimitz --cidr 10.0.0.0/16 --node-bits 24 --no-node-cidrs"},
 		{"1 --node-bits for 2 --cidr", "--network nimitz --cidr 10.0.0.0/16,fd12:3456::/48 --node-bits 24"},
 		{"not the length of a subnet", "--network nimitz --cidr 10.0.0.0/16 --node-bits 33"},
 		{"leave no room", "--network nimitz --cidr 10.0.0.0/24"},

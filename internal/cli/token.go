@@ -33,7 +33,7 @@ func newTokenShow(env Env) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "show",
-		Short:   "Show the join token; who has it can join as a new node",
+		Short:   "Show the join token, with which any machine can join as a new node",
 		Example: "  pilaster orchestrator token show > join-token",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -55,12 +55,13 @@ func newTokenRotate(env Env) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Make another join token and show it; the old one is refused at once",
-		Long: `Make another join token and show it. When the command returns, no orchestrator of the cluster takes the
-old one, and the file join-token has the new one; on other orchestrators it follows within moments.
+		Short: "Create a new join token and show it; the old one is refused at once",
+		Long: `Create a new join token and show it. When the command returns, no orchestrator of the cluster accepts
+the old token, and the file join-token contains the new one. Other orchestrators update their file
+within moments.
 
-Nodes that have joined need no token and notice nothing. A node that was admitted with a token that
-leaked stays one until 'pilaster node delete'.`,
+Nodes that have joined need no token and are not affected. A node that joined with a leaked token stays
+a node until you run 'pilaster node delete'.`,
 		Example: "  pilaster orchestrator token rotate\n  pilaster orchestrator token rotate -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

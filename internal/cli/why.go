@@ -51,14 +51,16 @@ func newWhyCommand(env Env) *cobra.Command {
 	var peerApp uint16
 	c := &cobra.Command{
 		Use:   "why SOURCE DESTINATION PROTOCOL[/PORT]",
-		Short: "Say whether policies allow a connection, and which rule decides",
-		Long: `Say whether policies allow a connection from one container to another, and which rule decides. This node's agent
-asks the tables that packets are judged by, in the kernel, for those ends of it that are here: the source's egress, the
-destination's ingress. A connection needs both; what is not here the other end's node knows. It ends with 1 where an
-end that is here denies it, and where none is here.
+		Short: "Show whether policies allow a connection, and which rule decides",
+		Long: `Show whether policies allow a connection from one container to another, and which rule decides. This
+node's agent looks the connection up in the policy maps in the kernel, for each end on this node: egress
+for the source, ingress for the destination. A connection needs both. For an end on another node, run
+the command there. The exit status is 1 if an end on this node denies the connection, or if no end is on
+this node.
 
-Addresses of network nimitz say no app, and several tenants may have them: --peer-app says the app of an end that is not
-here, --tenant whose addresses they are. Its nodes have the rules of all apps of a tenant, so they answer for both ends.`,
+Addresses of network nimitz do not contain an app, and several tenants can use the same address:
+--peer-app sets the app of the end that is not on this node, --tenant sets the tenant. Nodes of network
+nimitz have the rules of all apps of a tenant, so each answers for both ends.`,
 		Example: `  pilaster why fc05:3c9f:712b:239e:df1b:6d97:4bae:9aef fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
   pilaster why $SOURCE $DESTINATION icmpv6 -o json
   pilaster why 10.0.1.7 10.0.2.9 tcp/80 --tenant green --peer-app 3`,
@@ -83,7 +85,7 @@ here, --tenant whose addresses they are. Its nodes have the rules of all apps of
 	}
 	out.bind(c)
 	socket.bind(c)
-	c.Flags().StringVar(&tenant, "tenant", "", "whose addresses they are, on network nimitz")
+	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the addresses, on network nimitz")
 	c.Flags().Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network nimitz")
 	return c
 }
@@ -100,7 +102,7 @@ func askWhy(args []string) (v whyView, err error) {
 	if !known {
 		n, err := strconv.ParseUint(name, 10, 8)
 		if err != nil {
-			return v, usage("%q: say tcp/80, udp/53, sctp/9, icmpv6, icmp, or the number of a protocol", args[2])
+			return v, usage("%q: use tcp/80, udp/53, sctp/9, icmpv6, icmp, or a protocol number", args[2])
 		}
 		number = uint8(n)
 	}
@@ -155,7 +157,7 @@ func (v whyView) text(w io.Writer) {
 	if len(v.Reasons) == 0 {
 		fmt.Fprintln(
 			w,
-			"neither end is a container on this node; ask on the node of the source, and on that of the destination",
+			"neither end is a container on this node; run this on the node of the source and on that of the destination",
 		)
 	}
 	for _, r := range v.Reasons {
@@ -166,7 +168,7 @@ func (v whyView) text(w io.Writer) {
 		switch {
 		case because != "":
 		case r.Strangers:
-			because = "the other end is another tenant's, and tenants never speak to each other"
+			because = "the other end is another tenant's, and tenants are always isolated from each other"
 		case !r.Policed:
 			because = "tenant " + r.Tenant + " has no policies"
 		case r.Allowed:

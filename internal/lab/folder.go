@@ -79,9 +79,9 @@ func Choose(root, name string) (string, error) {
 	case len(names) == 0:
 		return "", errors.New("no lab is up; start one with: pilaster lab up -f FILE")
 	case name == "":
-		return "", fmt.Errorf("several labs are up: %s; say which with --lab", strings.Join(names, ", "))
+		return "", fmt.Errorf("several labs are up: %s; name one with --lab", strings.Join(names, ", "))
 	}
-	return "", fmt.Errorf("no lab %q is up; there is: %s", name, strings.Join(names, ", "))
+	return "", fmt.Errorf("no lab %q is up; running labs: %s", name, strings.Join(names, ", "))
 }
 
 // writeJSON replaces a file in one step: a reader finds the old content or the new.

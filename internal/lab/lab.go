@@ -116,7 +116,7 @@ func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
 	ns, err := netns.Open(l.folder.netns(name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf(
-			"lab %s has no node or container %q; pilaster lab status shows those there are",
+			"lab %s has no node or container %q; pilaster lab status lists them",
 			l.Name(),
 			name,
 		)
@@ -178,7 +178,7 @@ func (l *Lab) Address(name string) (netip.Addr, error) {
 	p, err := l.Prefix(name)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf(
-			"lab %s has no node or container %q; pilaster lab status shows those there are",
+			"lab %s has no node or container %q; pilaster lab status lists them",
 			l.Name(),
 			name,
 		)

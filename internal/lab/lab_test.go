@@ -160,7 +160,7 @@ func TestLab(t *testing.T) {
 			t.Error("a missing command has a status")
 		}
 		if err := l.Run("nobody", exec.CommandContext(ctx, "true")); err == nil ||
-			!strings.Contains(err.Error(), "lab status shows") {
+			!strings.Contains(err.Error(), "lab status lists") {
 			t.Error("a command ran in a container that is not there")
 		}
 		if host, _ := os.Hostname(); host == "b1" || host == "n1" {

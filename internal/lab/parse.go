@@ -31,7 +31,7 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 	if err == nil && s.Device == "" && f.Has("$.device") {
 		err = &specfile.Error{
 			Path: "$.device",
-			Text: fmt.Sprintf("device is empty: say %s, or leave it out", strings.Join(device.DeviceChoices(), ", ")),
+			Text: fmt.Sprintf("device is empty: use %s, or omit it", strings.Join(device.DeviceChoices(), ", ")),
 		}
 	}
 	if err != nil {

@@ -148,10 +148,10 @@ func (s Spec) Validate() error {
 		v.fail("$.nodes", "a lab with regions has its nodes in these")
 	}
 	if s.Device != "" && !slices.Contains(device.DeviceChoices(), s.Device) {
-		v.fail("$.device", "device %q: say %s", s.Device, strings.Join(device.DeviceChoices(), ", "))
+		v.fail("$.device", "device %q: use %s", s.Device, strings.Join(device.DeviceChoices(), ", "))
 	}
 	if !slices.Contains([]string{"", EBPF, OVS}, s.Nimitz) {
-		v.fail("$.nimitz", "nimitz %q: say %s or %s", s.Nimitz, EBPF, OVS)
+		v.fail("$.nimitz", "nimitz %q: use %s or %s", s.Nimitz, EBPF, OVS)
 	}
 	if s.Device == endpoint.Macvlan &&
 		slices.ContainsFunc(s.AllNodes(), func(node string) bool { return s.nimitz(node) != "" }) {
@@ -171,7 +171,7 @@ func (s Spec) Validate() error {
 			v.fail("$.switches."+node, "no node is called %q", node)
 		}
 		if on := s.Switches[node]; on != EBPF && on != OVS {
-			v.fail("$.switches."+node, "switch %q of node %s: say %s or %s", on, node, EBPF, OVS)
+			v.fail("$.switches."+node, "switch %q of node %s: use %s or %s", on, node, EBPF, OVS)
 		}
 	}
 	for i, r := range s.Regions {
@@ -289,7 +289,7 @@ func (v *validator) tenant(at string, s Spec, t Tenant) {
 			)
 		}
 		if t.Addressing != "" && t.Addressing != tenant.Encrypted && t.Addressing != tenant.Clear {
-			v.fail(at+".addressing", "addressing %q: say %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
+			v.fail(at+".addressing", "addressing %q: use %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
 		}
 	case tenant.Nimitz:
 		if t.Addressing != "" {
@@ -302,7 +302,7 @@ func (v *validator) tenant(at string, s Spec, t Tenant) {
 		}
 		v.overlays(at, s, t)
 	default:
-		v.fail(at+".network", "network %q: say %s or %s", t.Network, tenant.Netpila, tenant.Nimitz)
+		v.fail(at+".network", "network %q: use %s or %s", t.Network, tenant.Netpila, tenant.Nimitz)
 	}
 }
 
@@ -324,7 +324,7 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 		}
 	}
 	if t.NodeBits != (NodeBits{}) && t.NoNodeCIDRs {
-		v.fail(at+".nodeBits", "nodeBits and noNodeCIDRs exclude each other")
+		v.fail(at+".nodeBits", "use either nodeBits or noNodeCIDRs")
 	}
 	var others []netip.Prefix
 	for _, r := range s.regions() {

@@ -66,7 +66,7 @@ func TestParseSpec(t *testing.T) {
 func TestParseSpecNamesTheLine(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1),
-			`lab.yaml:4: network "carpathia": say netpila or nimitz`},
+			`lab.yaml:4: network "carpathia": use netpila or nimitz`},
 		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1),
 			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz; on netpila addresses follow from the node`},
 		{"nimitz without CIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz", 1),
@@ -88,12 +88,12 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:4: nodeBits of a family that tenant blue has no CIDR of`},
 		{"node bits and none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16], nodeBits: {ipv4: 26}, noNodeCIDRs: true", 1),
-			`lab.yaml:4: nodeBits and noNodeCIDRs exclude each other`},
+			`lab.yaml:4: use either nodeBits or noNodeCIDRs`},
 		{"node bits of no family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16], nodeBits: {ip: 26}", 1), `lab.yaml:4: unknown key "ip": the keys here are ipv4, ipv6`},
 		{"a switch of no node", good + "switches:\n  n3: ovs\n", `lab.yaml:11: no node is called "n3"`},
 		{"a switch that there is not", good + "switches:\n  n1: ebpf\n  n2: vpp\n",
-			`lab.yaml:12: switch "vpp" of node n2: say ebpf or ovs`},
+			`lab.yaml:12: switch "vpp" of node n2: use ebpf or ovs`},
 		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1),
 			`lab.yaml:9: unknown key "tennant": the keys here are name, node, tenant, labels, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
@@ -123,11 +123,11 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"names of ports", strings.Replace(good, "app: web}", "app: web}, ports: {HTTP: 80}", 1),
 			`lab.yaml:6: "HTTP" is no name of a port`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
-		{"device", good + "device: bond\n", `lab.yaml:10: device "bond": say veth, macvlan, netkit, auto`},
+		{"device", good + "device: bond\n", `lab.yaml:10: device "bond": use veth, macvlan, netkit, auto`},
 		{"macvlans and nimitz", good + "device: macvlan\nnimitz: ebpf\n", "lab.yaml:10: device macvlan does not go " +
 			"with network nimitz"},
 		{"empty device", good + "device: \"\"\n",
-			`lab.yaml:10: device is empty: say veth, macvlan, netkit, auto, or leave it out`},
+			`lab.yaml:10: device is empty: use veth, macvlan, netkit, auto, or omit it`},
 		{"no device", good + "device:\n", `lab.yaml:10: device is empty`},
 		{"list of devices", good + "device: [veth]\n", `lab.yaml:10: device: a list where a single word is expected`},
 		{"list in a list", strings.Replace(good, "[n1, n2]", "[[n1]]", 1),

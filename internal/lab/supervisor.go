@@ -61,7 +61,7 @@ func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
-		log.Warn("not told that the supervisor is ready", "error", err)
+		log.Warn("report that the supervisor is ready failed", "error", err)
 	}
 	select {
 	case <-ctx.Done():

@@ -188,7 +188,7 @@ func pinnedUplink(bpffs string) string {
 func Create(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if errors.Is(err, os.ErrExist) {
-		return nil, fmt.Errorf("%s is there already\n  nothing was written; name another file", path)
+		return nil, fmt.Errorf("%s exists already\n  nothing was written; use another file name", path)
 	}
 	return f, err
 }
