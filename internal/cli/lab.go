@@ -47,7 +47,7 @@ func (f *labFlags) offer(count int, rest cobra.ShellCompDirective, of func(*lab.
 	}
 }
 
-// requireRoot says in one line why a command cannot work for anybody else.
+// requireRoot returns an error of one line if the process does not run as root.
 func requireRoot(what string) error {
 	if os.Geteuid() != 0 {
 		return usage("pilaster %s needs root: it creates network namespaces and loads eBPF programs", what)

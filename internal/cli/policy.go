@@ -132,7 +132,7 @@ func (f *documentFiles) read(env Env) (documents []string, err error) {
 	return documents, nil
 }
 
-// documentNumber is where the orchestrator says of which document it speaks.
+// documentNumber matches the number of the document in a message of the orchestrator.
 var documentNumber = regexp.MustCompile(`(^|first in )document (\d+)`)
 
 // named has an error that says numbers of documents say which files they are in, where there are several, and count

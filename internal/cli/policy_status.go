@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// policiesView is what containers of a node are judged by.
+// policiesView is the state of the policies of a node.
 type policiesView struct {
 	Tenants  uint32        `json:"tenants"`
 	Rules    uint32        `json:"rules"`

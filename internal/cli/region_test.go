@@ -160,7 +160,7 @@ func TestRegionCommands(t *testing.T) {
 	command(t, "tenant", "create", "blue", "--network", "nimitz", "--cidr", "10.0.0.0/16")
 	if r := command(t, "region", "list"); !strings.Contains(
 		r.stdout,
-		"blue (made anew here since the import, not joined)\n",
+		"blue (created again here since the import, not joined)\n",
 	) {
 		t.Errorf("listed %s", r.stdout)
 	}

@@ -55,7 +55,7 @@ func namedFlag(cmd *cobra.Command, to *string, flag, usage string, ask func(cont
 	)
 }
 
-// filled is text that is not empty: what a script has no value for is not asked of everybody.
+// filled is a flag that refuses empty text: an unset variable of a script must not select all tenants.
 type filled string
 
 func (f *filled) String() string { return string(*f) }

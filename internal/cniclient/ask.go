@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// patience in seconds is more than the agent itself waits for anybody. The linker sets it for tests.
+// patience in seconds is more than the longest timeout of the agent. The linker sets it for tests.
 var patience = "60"
 
 // The head of a request stands before what is said, and its length is written into it from the right.
@@ -18,7 +18,7 @@ const (
 // answer is what an HTTP server said.
 type answer struct {
 	status string
-	exit   int // -1 where it was not said, so that nobody but an agent is believed
+	exit   int // -1 if the answer has no exit code: then it is not from an agent
 	body   string
 }
 

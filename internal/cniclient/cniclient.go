@@ -49,7 +49,7 @@ type Call struct {
 	why     [64]byte
 }
 
-// Variable is to hear of each variable of the environment, before Run.
+// Variable receives each variable of the environment; call it before Run.
 func (c *Call) Variable(v string) {
 	if !strings.HasPrefix(v, "CNI_") {
 		return

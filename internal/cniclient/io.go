@@ -11,7 +11,7 @@ const (
 	pause  = 10_000_000
 )
 
-// pollFd is what ppoll wants to be told.
+// pollFd is the argument of ppoll.
 type pollFd struct {
 	fd              int32
 	events, revents int16

@@ -19,7 +19,7 @@ const (
 	codeFull          = 102
 )
 
-// Versions of the spec that are spoken.
+// Versions returns the supported versions of the CNI specification.
 func Versions() version.PluginInfo { return version.PluginSupports("1.0.0", "1.1.0") }
 
 // Agent is the part of AgentService that a runtime has a use for.

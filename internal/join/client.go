@@ -63,7 +63,7 @@ const CallTimeout = 10 * time.Second
 
 // Dial returns a client that authenticates as the node, after joining the cluster where the disk holds no certificate;
 // whether one is still valid is for the orchestrator's clock to say. It needs the orchestrator only for joining; the
-// error is then that of the call (connect.CodeUnavailable when nobody answers).
+// error is then that of the call (connect.CodeUnavailable if there is no answer).
 func Dial(ctx context.Context, c Config) (*Client, error) {
 	if err := checkURL(c.URL); err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func (c calls) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 	}
 }
 
-// heard tells of a stream's messages.
+// heard reports the messages of a stream.
 type heard struct {
 	connect.StreamingClientConn
 	tell func(procedure string, message any)

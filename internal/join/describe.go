@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Certificate is what may be told of a certificate.
+// Certificate is the public description of a certificate.
 type Certificate struct {
 	Subject   string    `json:"subject"`
 	Issuer    string    `json:"issuer"`

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// ContainerStatus is a container that is up, as its agent told of it last.
+// ContainerStatus is a container that is up, as its agent last reported it.
 type ContainerStatus struct {
 	Container
 	App     uint32     `json:"app"`
@@ -69,7 +69,7 @@ func (c *ContainerStatus) learn(e *pilasterv1.Endpoint) (err error) {
 	return nil
 }
 
-// agentPatience is how long an agent may take to tell of its containers.
+// agentPatience is how long an agent may take to list its containers.
 const agentPatience = 2 * time.Second
 
 // Refresh asks the agents of nodes, or of all, which addresses their containers have by now: they change when a tenant

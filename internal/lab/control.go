@@ -108,7 +108,7 @@ func startSupervisor(ctx context.Context, f folder, binary string) error {
 	}
 }
 
-// supervisorPID asks the kernel who holds the lab's lock: 0 is nobody.
+// supervisorPID asks the kernel who holds the lab's lock: 0 if no process does.
 func supervisorPID(f folder) (int, error) {
 	lock, err := os.Open(f.lock())
 	if errors.Is(err, os.ErrNotExist) {

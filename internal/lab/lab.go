@@ -28,7 +28,7 @@ type Options struct {
 	OrchestratorArgs []string     // more arguments for the orchestrator
 	AgentArgs        []string     // more arguments for every agent
 	Led              *Led         // by an orchestrator of the caller's; nil means that the lab starts its own
-	Progress         func(string) // told what is being done; may be nil
+	Progress         func(string) // receives each step; may be nil
 }
 
 // Led says how a lab without regions is led by an orchestrator that runs elsewhere and outlives it.

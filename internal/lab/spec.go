@@ -81,7 +81,7 @@ func (t Tenant) overlays(region string) []tenant.Overlay {
 	return overlays
 }
 
-// nimitz is what a node's agent is told of the network.
+// nimitz is the value of --nimitz for a node.
 func (s Spec) nimitz(node string) string {
 	chosen := cmp.Or(s.Switches[node], s.Nimitz)
 	onIt := func(t Tenant) bool { return t.Network == tenant.Nimitz }

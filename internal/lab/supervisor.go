@@ -21,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Supervise is the supervisor process of the lab in dir: it keeps the processes it is told of
+// Supervise is the supervisor process of the lab in dir: it keeps the processes it was asked to start
 // running until ctx ends, then stops them. It takes orders on a unix socket:
 //
 //	GET    /processes                 every state

@@ -44,7 +44,7 @@ func (f Folder) Write(name string, v any, mode os.FileMode) error {
 	return f.disk.replace(f.Path(name), b, mode, f.syncer.Sync)
 }
 
-// Rename gives a file another name, for whoever looks, but not yet for good: a crash of the machine may undo it.
+// Rename renames a file, visible at once to all processes, but not yet durably: a crash of the machine may undo it.
 func (f Folder) Rename(from, to string) error {
 	return advise(f.path, f.disk.on().Rename(f.Path(from), f.Path(to)))
 }

@@ -30,7 +30,7 @@ type Result struct {
 const patience = 15 * time.Second
 
 // Write collects the parts one after the other into a folder of a tar.gz, with an index of all
-// results as its last file. Each result is told as it comes. It fails only where nothing can be written.
+// results as its last file. It reports each result at once. It fails only where nothing can be written.
 func Write(ctx context.Context, w io.Writer, folder string, parts []Part, told func(Result)) ([]Result, error) {
 	zip := gzip.NewWriter(w)
 	archive := tar.NewWriter(zip)

@@ -21,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Config says where things are, as the agent was told.
+// Config is the part of the configuration of the agent that locates its files and sockets.
 type Config struct {
 	Version                         any // of this binary
 	AgentSocket, OrchestratorSocket string
@@ -30,7 +30,7 @@ type Config struct {
 	Log                             string // file with the agent's log; empty: the journal of its unit
 }
 
-// Parts of a node, in the order in which somebody reads them.
+// Parts of a node, in the order in which a reader needs them.
 func Parts(c Config) []Part {
 	if c.Uplink == "" {
 		c.Uplink = pinnedUplink(c.BPFFS)

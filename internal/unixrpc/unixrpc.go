@@ -19,8 +19,8 @@ const URL = "http://pilaster.local"
 // maxPath in bytes is what the kernel takes for a socket (unix(7)).
 const maxPath = 107
 
-// Listen serves path for its owner only. A socket that nobody answers on is replaced; one that
-// somebody answers on is left alone and reported. Closing the listener removes the socket.
+// Listen serves path for its owner only. A socket without a server is replaced; one that
+// another process serves is left alone and reported. Closing the listener removes the socket.
 func Listen(path string) (net.Listener, error) {
 	dir := filepath.Dir(path)
 	if most := maxPath - max(len("/.s4294967295/s"), len(path)-len(dir)); len(dir) > most {
