@@ -33,7 +33,7 @@ type OVSPorts struct {
 // OVSPorts returns an error for kinds of device whose packets our programs receive before Open vSwitch does.
 func (d *Hooks) OVSPorts() (*OVSPorts, error) {
 	if d.DeviceKind != endpoint.Veth {
-		return nil, fmt.Errorf("Open vSwitch needs devices of kind %s: with %s our programs receive packets first; "+
+		return nil, fmt.Errorf("--nimitz ovs needs devices of kind %s: with %s our programs receive packets first; "+
 			"nothing was changed: start the agent with --device %s", endpoint.Veth, d.DeviceKind, endpoint.Veth)
 	}
 	if tunnel, err := d.findTunnel(); err != nil || tunnel != nil {
