@@ -175,7 +175,7 @@ func TestBenchFlowDeleteRefuses(t *testing.T) {
 		t.Skip("needs root")
 	}
 	for line, says := range map[string]string{
-		"--installed=": "say whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed " +
+		"--installed=": "use whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed " +
 			"2000,200001": "choose 2000 to 200000",
 		"--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
 	} {
@@ -199,7 +199,7 @@ func TestBenchEntriesRefuses(t *testing.T) {
 	}
 	for line, says := range map[string]string{
 		"--nodes 5": "choose two sizes or more", "--nodes 5,5": "choose two sizes or " +
-			"more", "--nodes 0,5": "of 1 to 4000", "--nodes 1,4001": "of 1 to 4000", "--nodes=": "say whole numbers",
+			"more", "--nodes 0,5": "of 1 to 4000", "--nodes 1,4001": "of 1 to 4000", "--nodes=": "use whole numbers",
 		"--switches hub": `no switch "hub"; say some of [ebpf ovs]`, "--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
 	} {
 		code, out, errs := run(t, "", append([]string{"bench", "entries"}, strings.Fields(line)...)...)

@@ -420,9 +420,8 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 		if err != nil {
 			return err
 		}
-		if at := [2]string{e.From, e.To}; cell[at] != outcome(
-			e,
-		) { // there are two echoes while their tenant is on two networks
+		// A pair of containers has two echoes while its tenant is on two networks: show both outcomes.
+		if at := [2]string{e.From, e.To}; cell[at] != outcome(e) {
 			cell[at] = strings.TrimPrefix(cell[at]+", "+outcome(e), ", ")
 		}
 		switch {

@@ -316,7 +316,7 @@ func TestRefuses(t *testing.T) {
 	again := taken.record
 	again.ID++
 	if _, err := n.datapath.CreateDevice(t.Context(), again); err == nil ||
-		!strings.Contains(err.Error(), "has a device eth0 already") {
+		!strings.Contains(err.Error(), "already has a device eth0") {
 		t.Errorf("a second eth0: %v", err)
 	}
 	if _, err := n.datapath.Netlink.LinkByName(host.DeviceName(again.ID)); err == nil {
@@ -325,7 +325,7 @@ func TestRefuses(t *testing.T) {
 	// Another interface of the same container, of whatever tenant, would take the routes of the first.
 	again.Interface = "net1"
 	if _, err := n.datapath.CreateDevice(t.Context(), again); err == nil ||
-		!strings.Contains(err.Error(), "has a route fc00::/8 by its device") {
+		!strings.Contains(err.Error(), "already has a route fc00::/8 through its device") {
 		t.Errorf("a second interface: %v", err)
 	}
 	if _, err := n.datapath.Netlink.LinkByName(host.DeviceName(again.ID)); err == nil {

@@ -103,7 +103,7 @@ func TestReaddress(t *testing.T) {
 	must(t, n.datapath.CanReaddress(was, both))
 	must(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: host.IPNet(more.Routes[0])}))
 	for _, err := range []error{n.datapath.CanReaddress(was, both), n.datapath.Readdress(t.Context(), was, both)} {
-		if err == nil || !strings.Contains(err.Error(), "fc00::/8 by its device") ||
+		if err == nil || !strings.Contains(err.Error(), "fc00::/8 through its device") ||
 			!strings.Contains(err.Error(), "nothing was changed") {
 			t.Errorf("a route of another device was taken: %v", err)
 		}

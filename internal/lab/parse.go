@@ -18,7 +18,7 @@ func ReadSpec(path string) (Spec, error) {
 	return ParseSpec(path, b)
 }
 
-// ParseSpec reads YAML; the file's name is the default name and stands in errors, with the line.
+// ParseSpec reads YAML. The lab's default name is the file's name. Errors name the file and the line.
 func ParseSpec(file string, b []byte) (Spec, error) {
 	s, f, err := specfile.Parse[Spec](file, b)
 	if err != nil {

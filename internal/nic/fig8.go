@@ -57,7 +57,7 @@ func recordedJob(job, preheated Matrix, seed uint64) peakJob {
 	return peakJob{t, to}
 }
 
-// run is a container whose traffic demands so many new entries a second.
+// run returns a simulation of one container whose traffic needs demand new entries per second.
 func (j peakJob) run(demand float64, seed uint64) Run {
 	return Run{
 		Spec: Production(), Policy: ProductionPolicy(), Table: j.table, Traffic: peakTraffic(j.to, demand, seed),

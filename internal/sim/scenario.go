@@ -171,13 +171,13 @@ func Read(path string) (Scenario, error) {
 	return Parse(path, b)
 }
 
-// Parse reads YAML; the file's name is the default name and stands in errors, with the line.
+// Parse reads YAML. The scenario's default name is the file's name. Errors name the file and the line.
 func Parse(file string, b []byte) (Scenario, error) {
 	s, f, err := specfile.Parse[Scenario](file, b)
 	if err != nil {
 		return Scenario{}, err
 	}
-	// Of these, what is left out is filled in or has no limit. Who writes 0 means something else.
+	// A field that is left out gets its default or has no limit, so an explicit 0 is an error.
 	for path, zero := range s.zeros() {
 		if zero && f.Has(path) {
 			key := path[strings.LastIndexByte(path, '.')+1:]

@@ -43,7 +43,7 @@ func TestEqualAddresses(t *testing.T) {
 		return status, out.String()
 	}
 	// Only to r3 do pairs across tenants show anything: blue has no container at its address.
-	if status, out := ping(); status != 0 || !strings.Contains(out, "\n10 of 10 as they must be\nown: ") {
+	if status, out := ping(); status != 0 || !strings.Contains(out, "\n10 of 10 as expected\nown: ") {
 		t.Errorf("exit %d\n%s", status, out)
 	}
 	if status, out := ping("b1", "r2"); status != 1 ||

@@ -68,7 +68,7 @@ func (r *MapSync[K, V, Key, Value]) usage(tenants []*dpapi.TenantPolicies, room 
 	return dpapi.Entries{Table: r.Name, Used: r.count(tenants), Capacity: room}
 }
 
-// count counts an entry that two tenants share twice.
+// count returns the sum of the tenants' entries. An entry that two tenants share counts once for each of them.
 func (r *MapSync[K, V, Key, Value]) count(tenants []*dpapi.TenantPolicies) (n int) {
 	for _, t := range tenants {
 		n += r.size(t)
