@@ -120,7 +120,7 @@ func testExample(t *testing.T, n *node) {
 		t.Errorf("endpoint %v is not what the example asks for", e)
 	}
 	tool.must(ctx, t, "check", ns)
-	if _, err := tool.run(ctx, "add", ns); err == nil || !strings.Contains(err.Error(), "has interface eth0 already") {
+	if _, err := tool.run(ctx, "add", ns); err == nil || !strings.Contains(err.Error(), "already has interface eth0") {
 		t.Errorf("a second ADD: %v", err)
 	}
 	tool.must(ctx, t, "check", ns)
