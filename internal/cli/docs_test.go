@@ -18,7 +18,7 @@ import (
 func words(line string) []string {
 	var all []string
 	for _, w := range regexp.MustCompile(`'[^']*'|"[^"]*"|(?:\$\([^)]*\)|[^\s'"])+`).FindAllString(line, -1) {
-		if w == "#" || w == "|" || w == ">" || w == "&&" {
+		if w == "#" || w == "|" || w == ">" || w == "&&" || w == "&" {
 			break
 		}
 		if w != "--help" { // every command takes it
