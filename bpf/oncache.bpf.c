@@ -32,7 +32,7 @@ struct vxlan {
 	__be32 flags, vni;
 };
 
-/* The headers of the tunnel before the inner IPv6 header, as lengths. */
+/* All headers before the inner IPv6 header. Only their sizes matter, so most are byte arrays. */
 struct outer {
 	struct ethhdr eth;
 	__u8 ip[sizeof(struct ipv6hdr)];

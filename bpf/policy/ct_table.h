@@ -52,8 +52,8 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_adoptions_v1 SEC(".maps");
 
-/* Quota: the entries of each endpoint by its number, and under 0 (no endpoint) their sum. An expired entry counts until
- * it is reused or ct_expire_bucket frees it. */
+/* Session entries in use, for the quota: key N is endpoint N, key 0 (no endpoint) the sum of all. An expired entry
+ * counts until it is reused or ct_expire_bucket frees it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

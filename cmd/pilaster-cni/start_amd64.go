@@ -9,7 +9,7 @@ import (
 
 // start is where the program begins if the linker is told so (-E main.start): without Go's runtime, whose threads, heap
 // and signal handlers take ten times as long as all that this program does. It is Go that needs none of it (package
-// plugin): a stack that does not grow, no memory but what stands in variables, system calls that no scheduler hears of.
+// plugin): a stack that does not grow, no memory but what stands in variables, system calls without the Go scheduler.
 func start()
 
 // goroutine is what compiled code looks for its stack's limit in; 0 lets it use all that the kernel gives.

@@ -16,8 +16,8 @@ import (
 // maxCall in bytes is far above a GC that lists the attachments of a full node.
 const maxCall = 32 << 20
 
-// Handler answers what pilaster-cni posts to /cni; the header Pilaster-Exit is the code the plugin is to end with. done
-// hears of each call: its verb, the code of CNI that it was refused with, or 0, and how long it took.
+// Handler answers what pilaster-cni posts to /cni; the header Pilaster-Exit is the plugin's exit code. done
+// is called after each call with its verb, the CNI error code or 0, and its duration.
 func Handler(agent Agent, done func(verb string, code uint, took time.Duration)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start, code, exit := time.Now(), uint(0), 0

@@ -134,7 +134,7 @@ type asked struct {
 	t       *testing.T
 	s       *Server
 	mu      sync.Mutex
-	told    map[string]string // Tenant or node: id or prefix
+	told    map[string]string // tenant or node: id or prefix
 	unknown atomic.Int32      // calls without an outcome
 }
 

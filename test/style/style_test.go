@@ -11,8 +11,8 @@ import (
 // remaining are the folders with findings that wait for their rewrite, and how many each may have. Other folders may
 // have none. The figures only get smaller.
 var remaining = map[string]int{
-	".":                               5,
-	"cmd/pilaster-cni":                2,
+	".":                               4,
+	"cmd/pilaster-cni":                1,
 	"deploy/systemd":                  1,
 	"docs/howto":                      2,
 	"internal/agent":                  1,
@@ -22,7 +22,7 @@ var remaining = map[string]int{
 	"internal/bench/suites":           3,
 	"internal/cli":                    39,
 	"internal/cniclient":              3,
-	"internal/cniserver":              2,
+	"internal/cniserver":              1,
 	"internal/demo":                   1,
 	"internal/endpoint":               1,
 	"internal/join":                   5,

@@ -41,7 +41,7 @@ func TestSessionsOfOthers(t *testing.T) {
 	if m.Node("n1").Connected {
 		t.Error("connected to nobody")
 	}
-	session(16, store.Session{Orchestrator: "self", Instance: "i", Stream: "3"}) // Of a stream that has ended here
+	session(16, store.Session{Orchestrator: "self", Instance: "i", Stream: "3"}) // of a stream that has ended here
 	if m.Node("n1").Connected {
 		t.Error("this orchestrator knows that it has no such stream")
 	}

@@ -83,7 +83,7 @@ func FuzzEvent(f *testing.F) {
 		case e.App != nil:
 			record = e.App
 		case e.Session != nil && !gone:
-			// Of three words, and then it is written as it was read.
+			// of three words, and then it is written as it was read.
 			if is := e.Session.Session.String(); strings.Count(string(value), " ") >= 2 && is != string(value) {
 				t.Fatalf("%q was read as %q", value, is)
 			}

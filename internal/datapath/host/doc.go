@@ -1,0 +1,3 @@
+// Package host is the node as the data path sees it: its network namespace, sysctls, tc filters, the bpffs with the
+// pins, and the names of devices. It knows no container.
+package host
