@@ -3,9 +3,7 @@ package rpc
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -14,12 +12,10 @@ import (
 	"unicode"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/humanize"
-	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
@@ -27,15 +23,14 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Limits of what the store keeps of a node's reports.
+// Limits of a node's reports, which the store keeps.
 const (
-	MaxVersion = 256 // bytes
-	MaxUplinks = 64
-	MaxProblem = 1024    // addresses
-	MaxTenants = 65_535  // bytes
-	MaxApps    = 1 << 18 // as many as there are ids in a packet path
-
-	MaxOverrides = 4096 // of all its tenants
+	MaxVersion   = 256     // bytes
+	MaxUplinks   = 64      // addresses
+	MaxProblem   = 1024    // bytes of the text of a problem
+	MaxTenants   = 65_535  // as many as tenant ids in a node's datapath
+	MaxApps      = 1 << 18 // of all tenants
+	MaxOverrides = 4096    // of all tenants
 )
 
 // NodeService serves agents. The certificate determines the node, and a node acts only as itself.
@@ -278,191 +273,6 @@ func (s *NodeService) registered(ctx context.Context) error {
 	return nil
 }
 
-func (s *NodeService) Follow(
-	ctx context.Context,
-	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
-) error {
-	if err := s.registered(ctx); err != nil {
-		return err
-	}
-	deadlines := admission.Controller(ctx)
-	deadlines.SetReadDeadline(time.Now().Add(s.Timeout))
-	first, err := stream.Receive()
-	if err != nil {
-		return err
-	}
-	deadlines.SetReadDeadline(time.Time{})
-	if err := checkHosted(first); err != nil {
-		return err
-	}
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	node, _ := admission.Caller(ctx)
-	s.awaitPredecessor(ctx, node, admission.Instance(ctx))
-	begun, err := s.Limiter.Begin(ctx)
-	if err != nil {
-		return err
-	}
-	defer begun()
-	session := store.Session{Orchestrator: s.Cache.Self, Instance: admission.Instance(ctx), Stream: join.NewUUID()}
-	defer func() {
-		if !s.Cache.Stopped() { // Stop ends all sessions at once
-			s.Later(func(ctx context.Context) { s.disconnect(ctx, node, session) })
-		}
-	}()
-	err = s.connect(ctx, node, session)
-	// Only now: if the next streams began before the cache has this session, the cache would lag by more than streams
-	// wait for it.
-	begun()
-	if err != nil {
-		return err
-	}
-	f := s.Cache.Subscribe(node, session, first, end)
-	defer s.Cache.Unsubscribe(f)
-
-	requests := make(chan *pilasterv1.FollowRequest)
-	reading := make(chan struct{})
-	go func() {
-		defer close(reading)
-		end(receive(ctx, stream, requests))
-	}()
-	defer func() {
-		end(nil)
-		deadlines.SetReadDeadline(time.Now()) // wakes the reader
-		<-reading
-	}()
-	// The queue already has the incomplete tenants.
-	again := proto.CloneOf(first)
-	again.IncompleteTenants = nil
-	if err := s.host(ctx, f, again); err != nil {
-		return err
-	}
-	return s.writeStream(ctx, f, stream, requests)
-}
-
-// writeStream sends messages until the stream ends, and returns why it ended.
-func (s *NodeService) writeStream(
-	ctx context.Context,
-	f *cache.Subscriber,
-	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
-	requests <-chan *pilasterv1.FollowRequest,
-) error {
-	heartbeat := time.NewTimer(s.Cache.HeartbeatEvery())
-	defer heartbeat.Stop()
-	var told time.Time // when the last other message was sent: it also reports the revision
-	for {
-		var next *pilasterv1.FollowResponse
-		select {
-		case <-ctx.Done():
-			if cause := context.Cause(ctx); !errors.Is(cause, io.EOF) {
-				return cause
-			}
-			return nil // the node closed its side
-		case req := <-requests:
-			if err := s.host(ctx, f, req); err != nil {
-				return err
-			}
-			continue
-		case <-f.Queue.Filled:
-			next = f.Queue.Next()
-		case <-heartbeat.C:
-			every := s.Cache.HeartbeatEvery()
-			if left := time.Until(told.Add(every)); left > 0 {
-				heartbeat.Reset(left)
-				continue
-			}
-			next = s.Cache.Heartbeat(f)
-			heartbeat.Reset(every)
-		}
-		if next == nil {
-			continue
-		}
-		for _, part := range cache.Parts(next) {
-			if err := s.send(ctx, f, stream, part); err != nil {
-				return err
-			}
-		}
-		if next.GetHeartbeat() == nil {
-			told = time.Now()
-		}
-	}
-}
-
-func (s *NodeService) send(
-	ctx context.Context,
-	f *cache.Subscriber,
-	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
-	r *pilasterv1.FollowResponse,
-) error {
-	if size := proto.Size(r); size > admission.MaxAnswer {
-		return s.Limiter.Refuse(
-			admission.LimitAnswer,
-			connect.CodeResourceExhausted,
-			"the state of this node's tenants is a message of %d bytes, and the maximum is %d; nothing was changed on "+
-				"this node: host fewer tenants on it",
-			size,
-			admission.MaxAnswer,
-		)
-	}
-	deadlines, began := admission.Controller(ctx), time.Now()
-	deadlines.SetWriteDeadline(began.Add(s.Timeout))
-	if err := stream.Send(r); err != nil {
-		if time.Since(began) >= s.Timeout {
-			s.Cache.Stalled(f, s.Timeout)
-			s.Log.Warn(
-				"a node reads nothing; its stream was ended, and its next stream sends what it missed",
-				"node",
-				f.Node.Name,
-			)
-			return context.Cause(ctx)
-		}
-		return err
-	}
-	deadlines.SetWriteDeadline(time.Time{})
-	return nil
-}
-
-// host makes the stream follow these tenants and records in the store what the node reports about them.
-func (s *NodeService) host(ctx context.Context, f *cache.Subscriber, req *pilasterv1.FollowRequest) error {
-	add, remove := s.Cache.Rehost(f, req)
-	ctx, cancel := context.WithTimeout(ctx, admission.CallTimeout)
-	defer cancel()
-	noted, err := s.Store.RecordHosting(ctx, f.Node, req.Sequence, add, remove)
-	s.Cache.ForgetRecorded(f, noted.Overtaken)
-	if err == nil && s.Cache.Refuse(f, add, noted.Refused) {
-		s.Log.Warn(
-			"part of a node's report about labels of its containers was refused; the node's status shows the reasons",
-			"node",
-			f.Node.Name,
-		)
-	}
-	return err
-}
-
-func receive(
-	ctx context.Context,
-	stream *connect.BidiStream[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
-	to chan<- *pilasterv1.FollowRequest,
-) error {
-	for {
-		if err := admission.NextMessage(ctx); err != nil {
-			return err
-		}
-		req, err := stream.Receive()
-		if err != nil {
-			return err
-		}
-		if err := checkHosted(req); err != nil {
-			return err
-		}
-		select {
-		case to <- req:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
 // printable replaces control characters in a node's text, which operators see on a terminal.
 func printable(words string) string {
 	return strings.Map(func(r rune) rune {
@@ -471,66 +281,4 @@ func printable(words string) string {
 		}
 		return ' '
 	}, words)
-}
-
-// checkHosted refuses messages that no valid agent sends.
-func checkHosted(req *pilasterv1.FollowRequest) error {
-	for _, name := range slices.Concat(req.HostedTenants, req.CarriedTenants) {
-		if err := tenant.CheckName(name); err != nil {
-			return connect.NewError(connect.CodeInvalidArgument, err)
-		}
-	}
-	overrides := 0
-	for _, h := range req.Hosting {
-		if h.Unenforced = printable(h.Unenforced); h.Moving != nil {
-			h.Moving.Problem = printable(h.Moving.Problem)
-		}
-		overrides += len(h.Overrides)
-		if n := max(len(h.GetMoving().GetProblem()), len(h.Unenforced)); n > MaxProblem {
-			return connect.NewError(
-				connect.CodeInvalidArgument,
-				fmt.Errorf(
-					"the text of a problem has %d bytes, and the maximum is %d; nothing was changed",
-					n,
-					MaxProblem,
-				),
-			)
-		}
-		if len(h.Accepts) > tenant.MaxIDs || len(h.Holds) > tenant.MaxIDs {
-			return connect.NewError(
-				connect.CodeInvalidArgument,
-				fmt.Errorf(
-					"the node accepts %d ids of a tenant and holds %d, and a tenant has %d at most; nothing was "+
-						"changed",
-					len(h.Accepts),
-					len(h.Holds),
-					tenant.MaxIDs,
-				),
-			)
-		}
-	}
-	for _, h := range req.Hosting {
-		if n := len(h.KeepsApps); n > store.MaxRound {
-			return connect.NewError(
-				connect.CodeInvalidArgument,
-				fmt.Errorf(
-					"the node keeps %d retiring apps of a tenant, and there are %d at most; nothing was changed",
-					n,
-					store.MaxRound,
-				),
-			)
-		}
-	}
-	if overrides > MaxOverrides {
-		return connect.NewError(
-			connect.CodeInvalidArgument,
-			fmt.Errorf(
-				"%d containers of the node have changed their labels since they started, and the maximum is %d; "+
-					"nothing was changed: restart these containers",
-				overrides,
-				MaxOverrides,
-			),
-		)
-	}
-	return nil
 }
