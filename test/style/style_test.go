@@ -31,7 +31,6 @@ var remaining = map[string]int{
 	"internal/nic":                    6,
 	"internal/orchestrator":           140,
 	"internal/orchestrator/admission": 4,
-	"internal/orchestrator/cache":     57,
 	"internal/orchestrator/pki":       7,
 	"internal/orchestrator/rpc":       8,
 	"internal/orchestrator/store":     123,

@@ -14,10 +14,10 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// allocations are the addresses and subnets of tenants' overlays that nodes hold.
+// allocations are the addresses and subnets of tenants' overlays that are allocated to nodes.
 type allocations struct {
 	byTenant map[string]*tenantMappings // by name of the tenant
-	ByNode   map[string]int
+	ByNode   map[string]int             // how many each node has
 }
 
 // tenantMappings are the allocations of one tenant.
@@ -27,7 +27,7 @@ type tenantMappings struct {
 	listing  *store.Listing                 // sorted; nil until the first query after a change
 }
 
-// MaxMappings is how many addresses and subnets of tenants a node may have: two of each tenant or endpoint.
+// MaxMappings is how many addresses and subnets of tenants a node may have: two per tenant or endpoint.
 const MaxMappings = 2 * 65_535
 
 func newAllocations() allocations {
@@ -76,7 +76,7 @@ func (m *Cache) Page(tenant, token string) (store.Page, bool) {
 	}
 	listing, ok := m.listed(tenant, after.Revision)
 	if ok && listing == nil {
-		m.listing.Lock() // the first goroutine builds the list, the others find it
+		m.listing.Lock() // the first goroutine builds the list, the others wait and use it
 		defer m.listing.Unlock()
 		if listing, ok = m.listed(tenant, after.Revision); ok && listing == nil {
 			listing = m.list(tenant)
@@ -88,8 +88,8 @@ func (m *Cache) Page(tenant, token string) (store.Page, bool) {
 	return listing.Page(after), true
 }
 
-// listed returns the list of a tenant's mappings, nil if it is not built yet; false if a mapping changed after the
-// revision.
+// listed returns the list of a tenant's mappings, nil if it is not built yet. It returns false if a mapping changed
+// after the revision, or if the cache has not reached the revision.
 func (m *Cache) listed(tenant string, revision int64) (*store.Listing, bool) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -100,7 +100,7 @@ func (m *Cache) listed(tenant string, revision int64) (*store.Listing, bool) {
 	return of.listing, true
 }
 
-// list builds the sorted list without the lock. It returns nil if the mappings change meanwhile.
+// list builds the sorted list without holding the lock. It returns nil if a mapping changes meanwhile.
 func (m *Cache) list(tenant string) *store.Listing {
 	m.Mu.RLock()
 	of := m.Allocations.byTenant[tenant]
@@ -120,7 +120,7 @@ func (m *Cache) list(tenant string) *store.Listing {
 	return listing
 }
 
-// CheckRoom refuses a node that would hold more than its endpoints can use.
+// CheckRoom returns an error if a node would have more addresses and subnets than its endpoints can use.
 func (m *Cache) CheckRoom(node string, more int) error {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -140,7 +140,7 @@ func (m *Cache) CheckRoom(node string, more int) error {
 	)
 }
 
-// Claims counts the mappings that a node reports and the cache does not know as the node's.
+// Claims counts the mappings that a node reports but that the cache does not have for that node.
 func (m *Cache) Claims(node string, held []*pilasterv1.Mapping) (n int) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -152,7 +152,7 @@ func (m *Cache) Claims(node string, held []*pilasterv1.Mapping) (n int) {
 	return n
 }
 
-// counted returns a tenant with the number of allocations per overlay; a tenant without overlays unchanged.
+// counted returns a copy of a tenant with the number of allocations per overlay, or the tenant if it has no overlays.
 func (g allocations) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	if t == nil || len(t.Overlays) == 0 {
 		return t
@@ -173,8 +173,8 @@ func (g allocations) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return t
 }
 
-// ChangedMappings returns the mappings of a tenant that changed after a revision, or false if the history does not
-// reach back that far. For each prefix only the last change counts.
+// ChangedMappings returns the mappings of a tenant that changed after a revision, or false if the history no longer
+// has all of them. For each prefix only the last change counts.
 func (m *Cache) ChangedMappings(node, tenant string, after int64) (*pilasterv1.ListMappingsResponse, bool) {
 	m.Mu.RLock()
 	past, revision, ok := m.since(after)
@@ -183,14 +183,14 @@ func (m *Cache) ChangedMappings(node, tenant string, after int64) (*pilasterv1.L
 		return nil, false
 	}
 	resp := &pilasterv1.ListMappingsResponse{Revision: revision}
-	told := map[string]bool{}
+	seen := map[string]bool{}
 	for _, b := range slices.Backward(past) {
 		for _, e := range slices.Backward(b.Events) {
 			of := cmp.Or(e.Mapping, e.EndedMapping)
-			if of == nil || of.Tenant != tenant || told[of.To] {
+			if of == nil || of.Tenant != tenant || seen[of.To] {
 				continue
 			}
-			told[of.To] = true
+			seen[of.To] = true
 			if e.Mapping != nil {
 				resp.Mappings = append(resp.Mappings, Visible(of, node))
 			} else {
@@ -201,7 +201,7 @@ func (m *Cache) ChangedMappings(node, tenant string, after int64) (*pilasterv1.L
 	return resp, true
 }
 
-// Visible returns a mapping as a node receives it: without the endpoint's key if the mapping is another node's.
+// Visible returns a mapping as a node receives it: without the endpoint's key unless the mapping is the node's own.
 func Visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
 	if m.Name == to || m.Key == "" {
 		return m

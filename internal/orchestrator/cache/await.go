@@ -6,13 +6,13 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// waiter is shared by all that wait for the same node; closing its channel wakes them.
+// waiter is shared by all goroutines that wait for the same node; closing its channel wakes them.
 type waiter struct {
 	changed chan struct{} // closed at the next change
 	count   int
 }
 
-// anything is the key of those that wait for any change.
+// anything is the key of goroutines that wait for any change.
 const anything = ""
 
 // Await waits until the condition holds. The condition runs with the cache locked.
@@ -20,8 +20,7 @@ func (m *Cache) Await(ctx context.Context, condition func() bool) error {
 	return m.AwaitNode(ctx, anything, condition)
 }
 
-// AwaitNode is Await for a condition that depends on one node only. It does not wake for changes of other nodes, of
-// which there are many.
+// AwaitNode is Await for a condition that depends on one node only. The many changes of other nodes do not wake it.
 func (m *Cache) AwaitNode(ctx context.Context, node string, condition func() bool) error {
 	for {
 		m.Mu.RLock()
@@ -31,7 +30,7 @@ func (m *Cache) AwaitNode(ctx context.Context, node string, condition func() boo
 			return nil
 		}
 		m.Mu.Lock()
-		if condition() { // it holds since
+		if condition() { // a change came between the two locks
 			m.Mu.Unlock()
 			return nil
 		}
@@ -55,7 +54,8 @@ func (m *Cache) AwaitNode(ctx context.Context, node string, condition func() boo
 	}
 }
 
-// wake wakes those that wait for these changes. nodes are those whose record or transit tenants changed.
+// wake wakes the goroutines that wait for changes in a batch. nodes are the nodes whose record or transit tenants
+// changed.
 func (m *Cache) wake(b store.Batch, nodes map[string]bool) {
 	if b.Whole {
 		for node := range m.waiters {

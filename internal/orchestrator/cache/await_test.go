@@ -11,66 +11,65 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// Who waits for a node is woken by what is known of that node, and looks at nothing in between.
-func TestOnlyThoseConcernedAreWoken(t *testing.T) {
-	m, _ := newTestModel()
-	var looked [3]int
-	ctx, giveUp := context.WithCancel(t.Context())
+// Only events of a node wake a goroutine that waits for that node.
+func TestOnlyEventsOfTheNodeWake(t *testing.T) {
+	m, _ := newTestCache()
+	var checks [3]int
+	ctx, cancel := context.WithCancel(t.Context())
 	var waits sync.WaitGroup
 	wait := func(i int, ctx context.Context, node string, until int64, want error) {
-		before := m.many()
+		before := m.waiting()
 		waits.Go(func() {
-			err := m.AwaitNode(ctx, node, func() bool { looked[i]++; return m.Revision >= until })
+			err := m.AwaitNode(ctx, node, func() bool { checks[i]++; return m.Revision >= until })
 			if err != want {
-				t.Errorf("%d: %v", i, err)
+				t.Errorf("waiter %d: error %v, want %v", i, err, want)
 			}
 		})
-		for m.many() == before {
+		for m.waiting() == before {
 		}
 	}
 	wait(0, t.Context(), "n1", 20, nil)
 	wait(1, t.Context(), anything, 12, nil)
 	wait(2, ctx, "n2", 99, context.Canceled)
 	app(m, 11, "blue")
-	for m.many() < 3 { // until the second waits again
+	for m.waiting() < 3 { // until the second waits again
 	}
 	app(m, 12, "blue")
-	for m.many() > 2 {
+	for m.waiting() > 2 {
 	}
 	m.Apply(store.Batch{Revision: 20, Events: []store.Event{{Session: &store.NodeSession{Node: "n1"}}}})
-	for m.many() > 1 {
+	for m.waiting() > 1 {
 	}
-	giveUp()
+	cancel()
 	waits.Wait()
-	if looked != [3]int{
-		3,
-		5,
-		2,
-	} { // before it waits each looks twice: among those that only look, and then with nobody beside it
-		t.Errorf("they looked %v times", looked)
+	// Each goroutine checks its condition twice before it waits: with the read lock, then with the write lock.
+	if want := [3]int{3, 5, 2}; checks != want {
+		t.Errorf("the conditions ran %v times, want %v", checks, want)
 	}
-	if m.many() != 0 || len(m.waiters) != 0 {
-		t.Errorf("%d wait still", m.many())
+	if m.waiting() != 0 || len(m.waiters) != 0 {
+		t.Errorf("%d goroutines still wait, want 0", m.waiting())
 	}
 	for name, e := range map[string]store.Event{
-		"record":  {Node: &pilasterv1.Node{Name: "n1"}},
-		"deleted": {DeletedNode: "n1"},
-		"hosts":   {Hosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}},
-		"no more": {EndedHosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}},
-		"carries": {Tenant: &pilasterv1.Tenant{Name: "red", Publications: []*pilasterv1.Publication{{Node: "n1"}}}},
+		"record":        {Node: &pilasterv1.Node{Name: "n1"}},
+		"deleted":       {DeletedNode: "n1"},
+		"hosting":       {Hosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}},
+		"ended hosting": {EndedHosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}},
+		"transit": {Tenant: &pilasterv1.Tenant{
+			Name: "red", Publications: []*pilasterv1.Publication{{Node: "n1"}},
+		}},
 	} {
 		until := m.Revision + 1
 		wait(0, t.Context(), "n1", until, nil)
 		m.Apply(store.Batch{Revision: until, Events: []store.Event{e}})
 		waits.Wait()
-		if m.many() != 0 {
-			t.Errorf("%s: nobody was woken", name)
+		if m.waiting() != 0 {
+			t.Errorf("%s: the goroutine still waits", name)
 		}
 	}
 }
 
-// Count is how many wait.
-func (m *Cache) many() (n int) {
+// waiting counts the goroutines that wait.
+func (m *Cache) waiting() (n int) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	for _, w := range m.waiters {
@@ -79,8 +78,9 @@ func (m *Cache) many() (n int) {
 	return n
 }
 
-// However streams, tenants and what nodes carry come, change and go: told of a tenant is exactly who has its news.
-func TestHearingIsWhatFollowersHave(t *testing.T) {
+// Streams, tenants and transit tenants start, change and end in random order. Exactly the streams that have a tenant
+// receive its events.
+func TestStreamsReceiveEventsOfTheirTenants(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	m := New("self", func(string) {})
 	tenants, revision := []string{"blue", "red", "green"}, int64(10)
@@ -97,8 +97,8 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 		}
 		return names
 	}
-	var all []*Subscriber // also those that have ended
-	told := 0
+	var all []*Subscriber // also streams that have ended
+	received := 0
 	for range 3000 {
 		node, name := testNode(r.IntN(3)), tenants[r.IntN(3)]
 		e := store.Event{DeletedTenant: name}
@@ -135,24 +135,25 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 		}
 		if e.DeletedTenant == "" || r.IntN(4) == 0 {
 			for _, f := range all {
-				for f.Queue.Next() != nil { // so that none is ended for its queue
+				for f.Queue.Next() != nil { // a full queue would end the stream
 				}
 			}
-			hears := map[*Subscriber]bool{}
+			receives := map[*Subscriber]bool{}
 			for _, f := range m.Subscribers {
-				hears[f] = f.has(tenantOf(e)) || m.TransitTenants(f.Node.Name)[name]
+				receives[f] = f.has(tenantOf(e)) || m.TransitTenants(f.Node.Name)[name]
 			}
 			revision++
 			m.Apply(store.Batch{Revision: revision, Events: []store.Event{e}})
 			for _, f := range all {
 				want := 0
-				if hears[f] || m.Subscribers[f.Node.Name] == f && m.TransitTenants(f.Node.Name)[name] { // from now on
+				// This event may make the tenant a transit tenant of the node.
+				if receives[f] || m.Subscribers[f.Node.Name] == f && m.TransitTenants(f.Node.Name)[name] {
 					want = 1
 				}
 				if f.Queue.Len() != want {
-					t.Fatalf("%+v: %d messages for a stream, want %d", e, f.Queue.Len(), want)
+					t.Fatalf("%+v: a stream received %d messages, want %d", e, f.Queue.Len(), want)
 				}
-				told += f.Queue.Len()
+				received += f.Queue.Len()
 			}
 		}
 		want := map[string]map[*Subscriber]bool{}
@@ -164,10 +165,10 @@ func TestHearingIsWhatFollowersHave(t *testing.T) {
 			}
 		}
 		if fmt.Sprint(want) != fmt.Sprint(m.byTenant) {
-			t.Fatalf("told are %v, want %v", m.byTenant, want)
+			t.Fatalf("streams by tenant are %v, want %v", m.byTenant, want)
 		}
 	}
-	if told == 0 {
-		t.Error("nobody was ever told: this proved nothing")
+	if received == 0 {
+		t.Error("no stream received a message, so the test checked nothing")
 	}
 }

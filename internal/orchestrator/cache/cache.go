@@ -15,39 +15,39 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// Limits of the history from which a stream can resume: batches, and the records in them (see eventCost).
+// Limits of the history from which a stream can resume: number of batches, and cost of their events (see eventCost).
 const (
 	MaxHistory     = 4096
 	MaxHistoryCost = 1 << 16
 )
 
-// Cache has the state of the store in memory, and the streams that it feeds. Records are shared and never modified. The
-// exported fields are valid while Mu is held, as in a condition of Await.
+// Cache has the state of the store in memory, and the streams that receive updates of it. Records are shared and never
+// modified. Read the exported fields only while Mu is held, as in a condition of Await.
 type Cache struct {
-	Mu              sync.RWMutex       // many readers when all nodes reconnect; Apply must not queue behind them
-	waiters         map[string]*waiter // by node, or anything
+	Mu              sync.RWMutex       // read-write: Apply must not queue behind all nodes that reconnect
+	waiters         map[string]*waiter // by node; key anything: any change
 	Revision        int64              // 0 until the first batch
 	Nodes           map[string]*pilasterv1.Node
 	Tenants         map[string]*pilasterv1.Tenant
 	Apps            map[string]map[uint32]*pilasterv1.App     // by tenant
-	quarantinedApps map[string]map[uint32]bool                // by tenant: numbers of ended apps
+	quarantinedApps map[string]map[uint32]bool                // by tenant: ids of ended apps
 	endedApps       map[string]int                            // by tenant: apps that ended since the process started
 	Hosting         map[string]map[string]*pilasterv1.Hosting // by tenant and node
 	HostedBy        map[string]map[string]bool                // by node and tenant
-	Unreconciled    map[string]bool                           // tenants that may need a step; see markUnreconciled
+	Unreconciled    map[string]bool                           // see markUnreconciled
 	Allocations     allocations
 	Policies        policies
-	regions         map[string]region          // other regions
-	edge            string                     // the node that is the Edge Switch
+	regions         map[string]region          // other regions, by name
+	edge            string                     // name of the node that is the Edge Switch
 	transit         map[string]map[string]bool // by node and tenant; see transitNodes
-	changedNodes    map[string]bool            // nodes whose record or transit tenants may change in the current batch
+	changedNodes    map[string]bool            // by the current batch: record or transit tenants may differ
 	Sessions        map[string]store.Session   // by node, of all orchestrators
-	serving         map[string]int             // sessions per orchestrator
+	serving         map[string]int             // number of sessions per orchestrator
 	Self            string                     // id of this orchestrator in sessions
 	Lag             time.Duration              // MaxLag, except in tests
 
 	history      []store.Batch // all updates after compactedRev, oldest first
-	historyCost  int           // see eventCost
+	historyCost  int           // of history; see eventCost
 	compactedRev int64
 
 	stopping    bool
@@ -73,7 +73,8 @@ func New(self string, dropped func(reason string)) *Cache {
 	}
 }
 
-// Apply is the callback for store.Watch.
+// Apply applies a batch of events to the cache and notifies the streams and the waiting goroutines. It is the callback
+// for store.Watch.
 func (m *Cache) Apply(b store.Batch) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -89,7 +90,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.regions, m.edge = map[string]region{}, ""
 		m.Sessions, m.serving = map[string]store.Session{}, map[string]int{}
 		m.history, m.historyCost, m.compactedRev = nil, 0, b.Revision
-		// The events in between are unknown, so every stream starts again.
+		// The events since the previous batch are unknown, so every stream must resume or start with a snapshot.
 		m.endStreams(connect.CodeAborted, "restart", "the orchestrator has read the whole store again; follow again")
 	}
 	edge := m.Nodes[m.edge]
@@ -97,7 +98,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.applyEvent(e, b.Revision)
 	}
 	b.Events = append(m.deriveRegions(b.Events, edge != m.Nodes[m.edge]), m.Policies.takeOverrides()...)
-	for _, e := range b.Events { // the cache now has the whole batch
+	for _, e := range b.Events { // after applyEvent: checkStream needs the whole batch
 		m.checkStream(m.Subscribers[e.DeletedNode])
 		if e.Session != nil {
 			m.checkStream(m.Subscribers[e.Session.Node])
@@ -116,7 +117,7 @@ func (m *Cache) Apply(b store.Batch) {
 		)
 	}
 	m.wake(b, m.changedNodes)
-	m.changedNodes = map[string]bool{} // a new map: an emptied one keeps the size of the first batch
+	m.changedNodes = map[string]bool{} // clear would keep the memory of the first, largest batch
 }
 
 // broadcast appends updates to the history and sends them to the streams that they concern.
@@ -131,11 +132,11 @@ func (m *Cache) broadcast(updates store.Batch) {
 	}
 	to := map[*Subscriber]bool{}
 	for _, e := range updates.Events {
-		hearing := m.byTenant
+		streams := m.byTenant
 		if e.Mapping != nil || e.EndedMapping != nil {
-			hearing = m.byMappings
+			streams = m.byMappings
 		}
-		maps.Copy(to, hearing[tenantOf(e)])
+		maps.Copy(to, streams[tenantOf(e)])
 	}
 	for node := range m.changedNodes {
 		if f := m.Subscribers[node]; f != nil {
@@ -155,9 +156,9 @@ func (m *Cache) broadcast(updates store.Batch) {
 	}
 }
 
-// since returns the updates after a revision and the current revision. It returns false if the history does not reach
-// back that far, or if the revision is another orchestrator's that has read further. The batches may be read without
-// the lock.
+// since returns the updates after a revision and the current revision. It returns false if the history no longer has
+// all of them, or if the revision is newer than the cache: it comes from another orchestrator. The caller may read the
+// batches without the lock.
 func (m *Cache) since(revision int64) (past []store.Batch, now int64, ok bool) {
 	if revision < m.compactedRev || revision > m.Revision || revision == 0 {
 		return nil, 0, false
@@ -288,7 +289,7 @@ func (m *Cache) Knows(n pki.Node) bool {
 	return record != nil && record.Uuid == n.UUID
 }
 
-// Node returns a copy that says whether the node is connected, or nil.
+// Node returns a copy of a node's record with its connection state, or nil.
 func (m *Cache) Node(name string) *pilasterv1.Node {
 	m.Mu.RLock()
 	record, connected := m.Nodes[name], m.Connected(name)
@@ -301,23 +302,24 @@ func (m *Cache) Node(name string) *pilasterv1.Node {
 	return record
 }
 
-// Connected uses the streams of this process, and for other orchestrators their sessions in the store.
+// Connected reports whether a node has a stream: to this process, or to another orchestrator by its session in the
+// store. The caller holds the lock.
 func (m *Cache) Connected(name string) bool {
 	return m.Subscribers[name] != nil || m.isElsewhere(m.Sessions[name])
 }
 
 func (m *Cache) isElsewhere(s store.Session) bool { return !s.None() && s.Orchestrator != m.Self }
 
-// decrement reduces a count, and removes it at zero.
+// decrement reduces a count, and deletes the entry at zero.
 func decrement[K comparable](count map[K]int, k K) {
 	if count[k]--; count[k] == 0 {
 		delete(count, k)
 	}
 }
 
-// copies returns copies of records of nodes, sorted by node, with their connection state. It copies without the lock,
-// because there may be many records.
-func copies[R proto.Message](m *Cache, has func() []R, node func(R) string, say func(r R, connected bool)) []R {
+// copies returns copies of records of nodes, sorted by node. The function setState sets the connection state of a
+// record. It copies without the lock, because there may be many records.
+func copies[R proto.Message](m *Cache, has func() []R, node func(R) string, setState func(R, bool)) []R {
 	m.Mu.RLock()
 	all := has()
 	connected := make([]bool, len(all))
@@ -327,7 +329,7 @@ func copies[R proto.Message](m *Cache, has func() []R, node func(R) string, say 
 	m.Mu.RUnlock()
 	for i, r := range all {
 		all[i] = proto.CloneOf(r)
-		say(all[i], connected[i])
+		setState(all[i], connected[i])
 	}
 	slices.SortFunc(all, func(a, b R) int { return cmp.Compare(node(a), node(b)) })
 	return all
@@ -355,7 +357,7 @@ func (m *Cache) Tenant(name string) (t *pilasterv1.Tenant, apps []*pilasterv1.Ap
 	return t, apps, hosting
 }
 
-// Quarantined is the number of a tenant's quarantined app ids.
+// Quarantined returns the number of a tenant's quarantined app ids.
 func (m *Cache) Quarantined(tenant string) int {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -410,8 +412,8 @@ func (m *Cache) Size() Counts {
 	for _, t := range m.Tenants {
 		s.RetiringApps += len(t.GetRetiringApps().GetApps())
 	}
-	for _, rests := range m.quarantinedApps {
-		s.QuarantinedApps += len(rests)
+	for _, ids := range m.quarantinedApps {
+		s.QuarantinedApps += len(ids)
 	}
 	for _, policies := range m.Policies.Of {
 		s.Policies += len(policies)

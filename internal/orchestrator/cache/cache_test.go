@@ -15,8 +15,9 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 )
 
-// newTestModel has node n1, tenants blue (hosted by n1) and red, at revision 10.
-func newTestModel() (*Cache, map[string]int) {
+// newTestCache returns a cache at revision 10 with node n1 and the tenants blue (hosted by n1) and red. The map counts
+// the ended streams, by reason.
+func newTestCache() (*Cache, map[string]int) {
 	ended := map[string]int{}
 	m := New("self", func(reason string) { ended[reason]++ })
 	n := testNode(1)
@@ -54,20 +55,26 @@ func TestResume(t *testing.T) {
 		hosted          []string
 		incomplete      []string
 		snapshot        bool
-		deltas, tenants int // of all deltas
+		deltas, tenants int // number of deltas, and of tenants in them
 	}{
-		{name: "first time", resume: 0, hosted: []string{"blue"}, snapshot: true},
-		{name: "before this orchestrator read the store", resume: 9, hosted: []string{"blue"}, snapshot: true},
-		{name: "from the future", resume: 99, hosted: []string{"blue"}, snapshot: true},
-		{name: "missed two of blue", resume: 10, hosted: []string{"blue"}, deltas: 3},
-		{name: "missed one of blue", resume: 11, hosted: []string{"blue"}, deltas: 2},
+		{name: "no revision", resume: 0, hosted: []string{"blue"}, snapshot: true},
+		{name: "older than the history", resume: 9, hosted: []string{"blue"}, snapshot: true},
+		{name: "newer than the cache", resume: 99, hosted: []string{"blue"}, snapshot: true},
+		{name: "missed two events of blue", resume: 10, hosted: []string{"blue"}, deltas: 3},
+		{name: "missed one event of blue", resume: 11, hosted: []string{"blue"}, deltas: 2},
 		{name: "missed nothing", resume: 13, hosted: []string{"blue"}, deltas: 1},
 		{name: "hosts nothing", resume: 10, deltas: 1},
-		{name: "knows nothing of red", resume: 12, hosted: []string{"blue", "red"}, incomplete: []string{"red", "red"}, deltas: 2, tenants: 1},
-		{name: "asks for what it does not host", resume: 12, hosted: []string{"blue"}, incomplete: []string{"red"}, deltas: 2},
+		{
+			name: "red is incomplete", resume: 12, hosted: []string{"blue", "red"}, incomplete: []string{"red", "red"},
+			deltas: 2, tenants: 1,
+		},
+		{
+			name: "incomplete tenant that the node does not host", resume: 12, hosted: []string{"blue"},
+			incomplete: []string{"red"}, deltas: 2,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m, _ := newTestModel()
+			m, _ := newTestCache()
 			app(m, 11, "blue")
 			app(m, 12, "red")
 			app(m, 13, "blue")
@@ -86,7 +93,7 @@ func TestResume(t *testing.T) {
 				r := f.Queue.Next()
 				last = r.Revision
 				if r.GetSnapshot() != nil != c.snapshot {
-					t.Fatalf("got %v", r)
+					t.Fatalf("got %v, want a snapshot: %v", r, c.snapshot)
 				}
 				if d := r.GetDelta(); d != nil {
 					deltas++
@@ -95,7 +102,7 @@ func TestResume(t *testing.T) {
 			}
 			if deltas != c.deltas || tenants != c.tenants || last != 13 {
 				t.Errorf(
-					"%d deltas with %d tenants up to %d, want %d with %d up to 13",
+					"%d deltas with %d tenants, last revision %d; want %d deltas with %d tenants, last revision 13",
 					deltas,
 					tenants,
 					last,
@@ -107,26 +114,26 @@ func TestResume(t *testing.T) {
 	}
 }
 
-func TestResumeAfterTooMuch(t *testing.T) {
-	m, _ := newTestModel()
+func TestResumeAfterManyEvents(t *testing.T) {
+	m, _ := newTestCache()
 	for i := range int64(MaxHistory) {
 		app(m, 11+i, "red")
 	}
 	if f, _ := testFollow(m, 10, "blue"); f.Queue.Next().GetDelta() == nil {
-		t.Error("everything since is remembered, yet a snapshot came")
+		t.Error("got a snapshot, want a delta: the history has all events")
 	}
 	app(m, 11+MaxHistory, "red")
 	if f, _ := testFollow(m, 10, "blue"); f.Queue.Next().GetSnapshot() == nil {
-		t.Error("one change is forgotten, yet no snapshot came")
+		t.Error("got a delta, want a snapshot: the history lacks one event")
 	}
 	if f, _ := testFollow(m, 11, "red"); f.Queue.Next().GetSnapshot() == nil {
-		t.Error("more was missed than a queue holds, yet no snapshot came")
+		t.Error("got a delta, want a snapshot: the stream missed more events than its queue can have")
 	}
 }
 
-// Changes of very many records are remembered as long as those are not too many together.
+// The history has a limit for the records in all its batches, besides the number of batches.
 func TestResumeAfterManyRecords(t *testing.T) {
-	m, _ := newTestModel()
+	m, _ := newTestCache()
 	const each = 1 << 10
 	for i := range int64(MaxHistoryCost/each + 1) {
 		m.Apply(
@@ -137,16 +144,16 @@ func TestResumeAfterManyRecords(t *testing.T) {
 		)
 	}
 	if f, _ := testFollow(m, 10, "blue"); f.Queue.Next().GetSnapshot() == nil {
-		t.Error("one change is forgotten, yet no snapshot came")
+		t.Error("got a delta, want a snapshot: the history lacks one batch")
 	}
 	if f, _ := testFollow(m, 11, "blue"); f.Queue.Next().GetDelta() == nil {
-		t.Error("everything since is remembered, yet a snapshot came")
+		t.Error("got a snapshot, want a delta: the history has all batches")
 	}
 }
 
-// Nodes are asked to come back as slowly as those take that follow the same orchestrator.
-func TestShare(t *testing.T) {
-	m, _ := newTestModel()
+// The period over which nodes reconnect depends on the number of nodes per orchestrator that has streams.
+func TestSpread(t *testing.T) {
+	m, _ := newTestCache()
 	var events []store.Event
 	for i := range 6 * reconnectRate {
 		events = append(events, store.Event{Node: &pilasterv1.Node{Name: fmt.Sprint("n", i)}})
@@ -155,73 +162,77 @@ func TestShare(t *testing.T) {
 	for i, c := range []struct {
 		node, orchestrator string
 		seconds            uint32
-	}{{"n1", "self", 6}, {"n2", "b", 3}, {"n3", "c", 2}, {"n4", "c", 2}, {"n3", "", 2}, {"n4", "b", 3}, {"n1", "b", 3}, {"n2", "self", 3}, {"n1", "", 3}, {"n4", "", 6}} {
+	}{
+		{"n1", "self", 6}, {"n2", "b", 3}, {"n3", "c", 2}, {"n4", "c", 2}, {"n3", "", 2},
+		{"n4", "b", 3}, {"n1", "b", 3}, {"n2", "self", 3}, {"n1", "", 3}, {"n4", "", 6},
+	} {
 		s := store.NodeSession{Node: c.node}
 		if c.orchestrator != "" {
 			s.Session = store.Session{Orchestrator: c.orchestrator, Instance: "i", Stream: "s"}
 		}
 		m.Apply(store.Batch{Revision: 21 + int64(i), Events: []store.Event{{Session: &s}}})
 		if got := m.spread(); got != c.seconds*1000 {
-			t.Errorf("%v: asked to come within %d ms, want %d s", c, got, c.seconds)
+			t.Errorf("%v: the nodes reconnect within %d ms, want %d s", c, got, c.seconds)
 		}
 	}
 }
 
-func TestSlowFollowerIsEnded(t *testing.T) {
-	m, ended := newTestModel()
+func TestSlowStreamEnds(t *testing.T) {
+	m, ended := newTestCache()
 	f, ctx := testFollow(m, 0, "blue")
-	for i := range int64(maxQueue - 1) { // the snapshot takes a place
+	for i := range int64(maxQueue - 1) { // the snapshot is already in the queue
 		app(m, 11+i, "blue")
 	}
 	if ctx.Err() != nil {
-		t.Fatal("ended while there was room")
+		t.Fatal("the stream ended before its queue was full")
 	}
 	if m.Heartbeat(f) != nil {
-		t.Error("a heartbeat promises what was not told")
+		t.Error("got a heartbeat with the current revision while updates are pending")
 	}
 	app(m, 1000, "red")
 	if ctx.Err() != nil {
-		t.Fatal("ended by what it does not hear")
+		t.Fatal("an event of a tenant that the node does not host ended the stream")
 	}
 	app(m, 1001, "blue")
 	if connect.CodeOf(context.Cause(ctx)) != connect.CodeResourceExhausted || ended["slow"] != 1 ||
 		m.Size().Streams != 0 {
-		t.Errorf("cause %v, ended %v, connected %d", context.Cause(ctx), ended, m.Size().Streams)
+		t.Errorf("cause %v, ended %v, %d streams; want ResourceExhausted, slow:1 and no stream",
+			context.Cause(ctx), ended, m.Size().Streams)
 	}
 	again, _ := testFollow(m, 11, "blue")
 	if r := again.Queue.Next(); r.GetSnapshot() == nil || again.Queue.Len() != 0 {
-		t.Errorf("followed again it hears %v, and more", r)
+		t.Errorf("the next stream has %v and %d more messages, want only a snapshot", r, again.Queue.Len())
 	}
 }
 
-func TestStoreReadAnewEndsStreams(t *testing.T) {
-	m, ended := newTestModel()
+func TestNewSnapshotOfTheStoreEndsStreams(t *testing.T) {
+	m, ended := newTestCache()
 	_, ctx := testFollow(m, 0, "blue")
 	m.Apply(store.Batch{Revision: 500, Whole: true})
 	if connect.CodeOf(context.Cause(ctx)) != connect.CodeAborted || ended["restart"] != 1 {
-		t.Errorf("cause %v, ended %v", context.Cause(ctx), ended)
+		t.Errorf("cause %v, ended %v; want Aborted and restart:1", context.Cause(ctx), ended)
 	}
 	if got := m.Size(); got != (Counts{Revision: 500}) {
-		t.Errorf("what is gone is still there: %+v", got)
+		t.Errorf("the cache has %+v, want no records", got)
 	}
 }
 
-func TestOneStreamANode(t *testing.T) {
-	m, _ := newTestModel()
+func TestOneStreamPerNode(t *testing.T) {
+	m, _ := newTestCache()
 	old, oldCtx := testFollow(m, 0, "blue")
 	now, nowCtx := testFollow(m, 0, "blue")
-	m.Unsubscribe(old) // as its handler does at last
+	m.Unsubscribe(old) // as its RPC handler does when it returns
 	if oldCtx.Err() == nil || nowCtx.Err() != nil || m.Subscribers["n1"] != now {
-		t.Error("the newer stream is not the one that stays")
+		t.Error("the cache did not end the older stream, or ended the newer one")
 	}
 }
 
-// A tenant may leave a node and come back before the model has heard of either.
-func TestWhatIsNotedDoesNotDependOnTheModel(t *testing.T) {
-	m, _ := newTestModel()
+// A tenant may leave a node and return before the cache has either event, so Rehost compares with the previous report.
+func TestRehostComparesWithPreviousReport(t *testing.T) {
+	m, _ := newTestCache()
 	f, _ := testFollow(m, 0, "blue")
 	for i, c := range []struct{ hosted, add, remove string }{
-		{"blue", "[blue]", "[]"}, // another orchestrator may have noted otherwise since
+		{"blue", "[blue]", "[]"}, // another orchestrator may have recorded a different report since
 		{"", "[]", "[blue]"},
 		{"blue", "[blue]", "[]"},
 		{"red blue", "[red]", "[]"},
@@ -238,25 +249,25 @@ func TestWhatIsNotedDoesNotDependOnTheModel(t *testing.T) {
 	}
 }
 
-// A node that forgot a tenant and learnt it anew between two reports gets it whole again.
-func TestIncompleteTenantsComeWhole(t *testing.T) {
-	m, _ := newTestModel()
+// A node that deleted and resolved a tenant again between two reports receives the whole tenant again.
+func TestIncompleteTenantIsSentWhole(t *testing.T) {
+	m, _ := newTestCache()
 	app(m, 11, "blue")
 	f, _ := testFollow(m, 0, "blue")
 	f.Queue.Next()
 	m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}})
 	if f.Queue.Len() != 0 {
-		t.Fatalf("nothing changed, yet %v came", f.Queue.Next())
+		t.Fatalf("got %v after a report without a change, want no message", f.Queue.Next())
 	}
 	m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, IncompleteTenants: []string{"blue"}})
 	if d := f.Queue.Next().GetDelta(); len(d.Tenants) != 1 || len(d.Apps) != 1 || len(d.WholeTenants) != 1 {
-		t.Errorf("got %v", d)
+		t.Errorf("got %v, want a whole tenant with one app", d)
 	}
 }
 
-// What a Resolve under way has noted stays, until a report says that nothing came of it.
-func TestReportsLeaveWhatIsAskedFor(t *testing.T) {
-	m, _ := newTestModel()
+// A report does not remove what a pending Resolve recorded, until a report no longer lists the tenant as resolving.
+func TestReportsKeepResolvingTenants(t *testing.T) {
+	m, _ := newTestCache()
 	f, _ := testFollow(m, 0, "blue")
 	for i, c := range []struct {
 		hosted, resolving string
@@ -265,7 +276,7 @@ func TestReportsLeaveWhatIsAskedFor(t *testing.T) {
 		{"blue", "", 1, 0},
 		{"", "blue red", 0, 0},
 		{"", "red", 0, 1},
-		{"blue red", "red", 2, 0}, // blue was taken back before
+		{"blue red", "red", 2, 0}, // an earlier report removed blue
 		{"blue red", "", 0, 0},
 	} {
 		add, remove := m.Rehost(
@@ -282,7 +293,7 @@ func TestReportsLeaveWhatIsAskedFor(t *testing.T) {
 	m.ForgetRecorded(f, []string{"red"})
 	if add, _ := m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}}); len(add) != 1 ||
 		add[0].Tenant != "red" {
-		t.Errorf("an overtaken report is repeated as %v", add)
+		t.Errorf("after an overtaken report of red, add %v, want red", add)
 	}
 }
 

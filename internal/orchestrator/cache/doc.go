@@ -1,7 +1,7 @@
 // Package cache holds the records of the store in memory and sends updates of them to the nodes.
 //
-// One watch of the store feeds the cache (Apply). Each stream of a node is a Subscriber: it starts with a snapshot, or
-// with the events after the revision that the node has, and then receives an update for every event that concerns its
-// node: the record of the node, and the tenants that it hosts or needs as transit tenants. The cache is where RPCs
-// read; they write to the store and wait until the cache has the revision of their change.
+// One watch of the store feeds the cache (Apply). Each stream of a node is a Subscriber. It starts with a snapshot, or
+// with the events after the revision that the node has. Then it receives an update for each event that concerns its
+// node: the record of the node, and the tenants that the node hosts or needs as transit tenants. RPCs read from the
+// cache. They write to the store, and wait until the cache has the revision of their change.
 package cache

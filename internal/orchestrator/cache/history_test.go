@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// inWords is what an answer has, in order: prefixes with their nodes, and with their keys where they are told.
-func inWords(r *pilasterv1.ListMappingsResponse) string {
+// format lists the mappings of a response, sorted: prefix, node, and key if the response has it.
+func format(r *pilasterv1.ListMappingsResponse) string {
 	var all []string
 	for _, m := range r.Mappings {
 		all = append(all, strings.TrimSpace(m.To+" "+m.Name+" "+m.Key))
@@ -23,10 +23,9 @@ func inWords(r *pilasterv1.ListMappingsResponse) string {
 	return strings.Join(all, ", ")
 }
 
-// Of each prefix the last change counts, however often it went from node to node; what is forgotten is not told in
-// part.
-func TestChanged(t *testing.T) {
-	m, _ := newTestModel()
+// ChangedMappings returns the last change of each prefix. It returns nothing if the history lacks one of the changes.
+func TestChangedMappings(t *testing.T) {
+	m, _ := newTestCache()
 	has := func(to, node string) store.Event {
 		return store.Event{Mapping: &pilasterv1.Mapping{Tenant: "green", To: to, Name: node, Key: "k"}}
 	}
@@ -50,13 +49,15 @@ func TestChanged(t *testing.T) {
 			},
 		},
 	)
-	for after, want := range map[int64]string{10: "10.0.0.1/32 n4, 10.0.0.2/32 n3", 11: "10.0.0.1/32 n4, 10.0.0.2/32 n3", 12: "10.0.0.1/32 n4", 14: ""} {
-		if r, ok := m.ChangedMappings("n1", "green", after); !ok || inWords(r) != want || r.Revision != 14 {
-			t.Errorf("after %d: %q, %v, want %q", after, inWords(r), ok, want)
+	for after, want := range map[int64]string{
+		10: "10.0.0.1/32 n4, 10.0.0.2/32 n3", 11: "10.0.0.1/32 n4, 10.0.0.2/32 n3", 12: "10.0.0.1/32 n4", 14: "",
+	} {
+		if r, ok := m.ChangedMappings("n1", "green", after); !ok || format(r) != want || r.Revision != 14 {
+			t.Errorf("after %d: %q, %v, want %q", after, format(r), ok, want)
 		}
 	}
-	if r, _ := m.ChangedMappings("n3", "green", 11); inWords(r) != "10.0.0.1/32 n4, 10.0.0.2/32 n3 k" {
-		t.Errorf("n3 is told %q of its own", inWords(r))
+	if r, _ := m.ChangedMappings("n3", "green", 11); format(r) != "10.0.0.1/32 n4, 10.0.0.2/32 n3 k" {
+		t.Errorf("n3 received %q, want the key of its own mapping only", format(r))
 	}
 	for i := range int64(MaxHistory) {
 		m.Apply(
@@ -64,17 +65,17 @@ func TestChanged(t *testing.T) {
 		)
 	}
 	if _, ok := m.ChangedMappings("n1", "green", 13); ok {
-		t.Error("something of it is forgotten, and it is told")
+		t.Error("ChangedMappings returned changes although the history lacks one of them")
 	}
 	if r, ok := m.ChangedMappings("n1", "green", 14); !ok || len(r.Mappings) != MaxHistory {
-		t.Errorf("%d mappings, %v", len(r.GetMappings()), ok)
+		t.Errorf("%d mappings, %v; want %d", len(r.GetMappings()), ok, MaxHistory)
 	}
 }
 
-// A page comes from memory as long as nothing of its tenant has changed since the first, and what this orchestrator
-// Knows is as new.
+// The cache returns a page only if no mapping of the tenant changed since the first page, and if the cache has reached
+// the revision of that page.
 func TestPagesFromMemory(t *testing.T) {
-	m, _ := newTestModel()
+	m, _ := newTestCache()
 	has := func(revision int64, tenant string, numbers ...int) {
 		b := store.Batch{Revision: revision}
 		for _, i := range numbers {
@@ -105,25 +106,25 @@ func TestPagesFromMemory(t *testing.T) {
 			return
 		}
 		if ok && (page.Mappings[0].To != fmt.Sprintf("10.0.%d.%d/32", from/256, from%256) || page.Next != "") {
-			t.Errorf("%s: begins with %v and goes on at %q", what, page.Mappings[0], page.Next)
+			t.Errorf("%s: the page begins with %v and continues at %q", what, page.Mappings[0], page.Next)
 		}
 	}
 	want("a page", "green", token(11, 499), 500, 502)
 	has(12, "lime", 1)
 	want("after a change of another tenant", "green", token(11, 499), 500, 502)
 	want("of a later revision", "green", token(12, 499), 500, 502)
-	want("of one that is not read yet", "green", token(13, 499), 0, 0)
-	want("the first", "green", "", 0, 0)
-	want("no tenant", "red", token(12, 499), 0, 0)
+	want("of a revision that the cache has not reached", "green", token(13, 499), 0, 0)
+	want("the first page", "green", "", 0, 0)
+	want("of an unknown tenant", "red", token(12, 499), 0, 0)
 	has(13, "green", 502)
 	want("after a change", "green", token(12, 499), 0, 0)
-	want("after it", "green", token(13, 499), 500, 503)
+	want("of the revision of that change", "green", token(13, 499), 500, 503)
 	m.Apply(
 		store.Batch{
 			Revision: 14,
 			Events:   []store.Event{{EndedMapping: &pilasterv1.Mapping{Tenant: "green", To: "10.0.1.246/32"}}},
 		},
 	)
-	want("after one that ended", "green", token(13, 499), 0, 0)
-	want("without it", "green", token(14, 499), 500, 502)
+	want("after the end of a mapping", "green", token(13, 499), 0, 0)
+	want("of the revision of that end", "green", token(14, 499), 500, 502)
 }

@@ -10,7 +10,8 @@ import (
 // maxPart is the approximate size in bytes above which an event is sent in several messages.
 const maxPart = 4 << 20
 
-// Parts splits an event into messages by its policies and overrides. The first message has all the rest.
+// Parts splits a large event into several messages. The first message has everything but the policies and overrides;
+// deltas with these follow.
 func Parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	if proto.Size(r) <= maxPart {
 		return []*pilasterv1.FollowResponse{r}
@@ -28,7 +29,7 @@ func Parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	}
 	all := []*pilasterv1.FollowResponse{r}
 	d, size := new(pilasterv1.Delta), 0
-	part := func(n int) { // makes room for one more
+	part := func(n int) { // starts a new message if a record of n bytes does not fit into the current one
 		n += 4 // tag and length
 		if size += n; size > maxPart && size > n {
 			all = append(
@@ -69,7 +70,7 @@ func Parts(r *pilasterv1.FollowResponse) []*pilasterv1.FollowResponse {
 	return all
 }
 
-// shallow copies an event without its records: other streams may share the event.
+// shallow copies an event but not its records. Other streams may share the event.
 func shallow(r *pilasterv1.FollowResponse) *pilasterv1.FollowResponse {
 	event := func(of proto.Message) proto.Message {
 		to := of.ProtoReflect().New()

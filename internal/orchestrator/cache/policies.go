@@ -14,13 +14,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// policies are the policies of tenants, and the overrides: containers whose app differs from the one in their address.
-// Only nodes that host the tenant receive them.
+// policies are the policies of tenants, and the overrides: addresses of containers whose app is not the one in the
+// address. Only nodes that host the tenant receive them.
 type policies struct {
 	Of               map[string]map[PolicyName]*pilasterv1.Policy // by tenant
-	read             map[string]map[PolicyName]policy.Policy      // parsed; without those that this build cannot read
+	read             map[string]map[PolicyName]policy.Policy      // parsed, if this build can parse them
 	overrides        map[string]map[string]*pilasterv1.Override   // by tenant and address
-	changedOverrides *[]store.Event                               // of overrides, in the current batch
+	changedOverrides *[]store.Event                               // in the current batch
 }
 
 type PolicyName struct{ kind, namespace, name string }
@@ -42,7 +42,7 @@ func (p policies) add(is *pilasterv1.Policy) {
 	}
 	p.Of[is.Tenant][PolicyNameOf(is)] = is
 	delete(p.read[is.Tenant], PolicyNameOf(is))
-	// Nodes report what they make of a policy of another build.
+	// This build may be unable to parse a policy of another build. The nodes report whether they enforce the policy.
 	if read, err := policy.ParseKept(is.Kind, []byte(is.Document)); err == nil {
 		p.read[is.Tenant][PolicyNameOf(is)] = read
 	}
@@ -60,11 +60,11 @@ func (p policies) removeAll(tenant string) {
 	delete(p.read, tenant)
 }
 
-// override replaces the overrides that a node reports for a tenant. No other node has these addresses.
+// override replaces the overrides that a node reports for a tenant. The addresses belong to that node only.
 func (p policies) override(was, is *pilasterv1.Hosting) {
-	said := map[string]bool{}
+	reported := map[string]bool{}
 	for _, o := range is.Overrides {
-		said[o.Address] = true
+		reported[o.Address] = true
 		o = &pilasterv1.Override{Tenant: is.Tenant, Address: o.Address, App: o.App}
 		if proto.Equal(p.overrides[is.Tenant][o.Address], o) {
 			continue
@@ -76,7 +76,7 @@ func (p policies) override(was, is *pilasterv1.Hosting) {
 		*p.changedOverrides = append(*p.changedOverrides, store.Event{Override: o})
 	}
 	for _, o := range was.GetOverrides() {
-		if said[o.Address] {
+		if reported[o.Address] {
 			continue
 		}
 		if delete(p.overrides[is.Tenant], o.Address); len(p.overrides[is.Tenant]) == 0 {
@@ -89,11 +89,11 @@ func (p policies) override(was, is *pilasterv1.Hosting) {
 	}
 }
 
-// takeOverrides returns and clears the changes of overrides.
+// takeOverrides returns and clears the events of overrides.
 func (p policies) takeOverrides() []store.Event {
-	news := *p.changedOverrides
+	events := *p.changedOverrides
 	*p.changedOverrides = nil
-	return news
+	return events
 }
 
 func policyTenantOf(e store.Event) string {
@@ -107,7 +107,7 @@ func (p policies) addWhole(d *pilasterv1.Delta, tenant string) {
 	d.WholePolicies = append(d.WholePolicies, tenant)
 }
 
-// appendPolicy adds an event about policies if the node receives it.
+// policy adds an event of a policy or an override to a delta. It returns false if the node does not receive the event.
 func (f *Subscriber) policy(d *pilasterv1.Delta, e store.Event) bool {
 	if !f.hosted[policyTenantOf(e)] {
 		return false
@@ -125,7 +125,7 @@ func (f *Subscriber) policy(d *pilasterv1.Delta, e store.Event) bool {
 	return true
 }
 
-// eventCost is the share of the history's limit that events use: a policy may be as long as hundreds of other records.
+// eventCost is what events count towards MaxHistoryCost. A policy may be as large as hundreds of other records.
 func eventCost(events []store.Event) int {
 	n := len(events)
 	for _, e := range events {
@@ -134,8 +134,8 @@ func eventCost(events []store.Event) int {
 	return n
 }
 
-// PolicyInputs returns what nodes compile a tenant's policies from: the policies, the labels of its apps, and its
-// network and addressing.
+// PolicyInputs returns the inputs from which nodes compile a tenant's policies: the policies, the labels of its apps,
+// and its network and addressing.
 func (m *Cache) PolicyInputs(
 	name string,
 ) (all map[PolicyName]policy.Policy, apps map[address.AppID]map[string]string, of tenant.Tenant) {
@@ -155,7 +155,7 @@ func (m *Cache) PolicyInputs(
 	return all, apps, of
 }
 
-// HasPolicy reports whether the tenant has exactly this policy.
+// HasPolicy reports whether the tenant has this policy with the same document.
 func (m *Cache) HasPolicy(tenant string, p *pilasterv1.Policy) bool {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()

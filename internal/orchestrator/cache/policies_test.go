@@ -32,7 +32,7 @@ func endedPolicy(tenant, name string) store.Event {
 	}
 }
 
-// hostingEvent is of a node that says which of its containers are of another app: "ADDRESS=APP".
+// hostingEvent is a report of a node with overrides, each as "ADDRESS=APP".
 func hostingEvent(tenant, node string, overrides ...string) store.Event {
 	h := &pilasterv1.Hosting{Tenant: tenant, Node: node}
 	for _, o := range overrides {
@@ -44,9 +44,9 @@ func hostingEvent(tenant, node string, overrides ...string) store.Event {
 	return store.Event{Hosting: h}
 }
 
-// ruled is what a message says of policies, in a few words: +new ones, -ended ones, and * before tenants of which they
-// are all.
-func ruled(r *pilasterv1.FollowResponse) string {
+// policyChanges lists the policies and overrides in a message, sorted: + before a new or changed one, - before an ended
+// one, * before a tenant whose policies are complete in the message.
+func policyChanges(r *pilasterv1.FollowResponse) string {
 	d := r.GetDelta()
 	if s := r.GetSnapshot(); s != nil {
 		d = &pilasterv1.Delta{Policies: s.Policies, Overrides: s.Overrides, WholePolicies: s.WholePolicies}
@@ -71,68 +71,68 @@ func ruled(r *pilasterv1.FollowResponse) string {
 	return strings.Join(words, ", ")
 }
 
-func wantRuled(t *testing.T, f *Subscriber, messages ...string) {
+func wantPolicyChanges(t *testing.T, f *Subscriber, messages ...string) {
 	t.Helper()
 	for _, want := range messages {
 		if f.Queue.Len() == 0 {
-			t.Errorf("heard nothing, want %q", want)
-		} else if got := ruled(f.Queue.Next()); got != want {
-			t.Errorf("heard %q, want %q", got, want)
+			t.Errorf("no message, want %q", want)
+		} else if got := policyChanges(f.Queue.Next()); got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	for f.Queue.Len() > 0 {
-		t.Errorf("also heard %q", ruled(f.Queue.Next()))
+		t.Errorf("got %q, want no further message", policyChanges(f.Queue.Next()))
 	}
 }
 
-func (m *Cache) happens(events ...store.Event) {
+func (m *Cache) applyNext(events ...store.Event) {
 	m.Apply(store.Batch{Revision: m.Revision + 1, Events: events})
 }
 
-// A node is told of the policies of tenants that it hosts, and of no others: not of one that it only carries.
-func TestPoliciesAreToldToHosts(t *testing.T) {
-	m, _ := newTestModel()
+// A node receives the policies of the tenants that it hosts, not those of its transit tenants.
+func TestPoliciesOfHostedTenants(t *testing.T) {
+	m, _ := newTestCache()
 	f, _ := testFollow(m, 0, "blue")
-	wantRuled(t, f, "*blue")
-	m.happens(policyEvent("blue", "a", "1"), policyEvent("blue", "b", "1"), policyEvent("red", "c", "1"))
-	wantRuled(t, f, "+blue/a=1, +blue/b=1")
-	m.happens(policyEvent("red", "d", "1"))
-	wantRuled(t, f)
-	m.happens(policyEvent("blue", "a", "2"), endedPolicy("blue", "b"))
-	wantRuled(t, f, "+blue/a=2, -blue/b")
+	wantPolicyChanges(t, f, "*blue")
+	m.applyNext(policyEvent("blue", "a", "1"), policyEvent("blue", "b", "1"), policyEvent("red", "c", "1"))
+	wantPolicyChanges(t, f, "+blue/a=1, +blue/b=1")
+	m.applyNext(policyEvent("red", "d", "1"))
+	wantPolicyChanges(t, f)
+	m.applyNext(policyEvent("blue", "a", "2"), endedPolicy("blue", "b"))
+	wantPolicyChanges(t, f, "+blue/a=2, -blue/b")
 
-	publishes(m, m.Revision+1, "red", "n1") // red is carried, which is told whole but for this
-	wantRuled(t, f, "")
-	m.happens(policyEvent("red", "c", "2"))
-	wantRuled(t, f)
+	publish(m, m.Revision+1, "red", "n1") // the transit tenant red is sent without its policies
+	wantPolicyChanges(t, f, "")
+	m.applyNext(policyEvent("red", "c", "2"))
+	wantPolicyChanges(t, f)
 	m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}})
-	wantRuled(t, f, "*red, +red/c=2, +red/d=1")
-	m.happens(policyEvent("red", "c", "3"))
-	wantRuled(t, f, "+red/c=3")
+	wantPolicyChanges(t, f, "*red, +red/c=2, +red/d=1")
+	m.applyNext(policyEvent("red", "c", "3"))
+	wantPolicyChanges(t, f, "+red/c=3")
 	m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}})
-	m.happens(policyEvent("red", "c", "4"))
-	wantRuled(t, f)
+	m.applyNext(policyEvent("red", "c", "4"))
+	wantPolicyChanges(t, f)
 	m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, IncompleteTenants: []string{"blue", "red"}})
-	wantRuled(t, f, "*blue, +blue/a=2")
+	wantPolicyChanges(t, f, "*blue, +blue/a=2")
 
-	m.happens(store.Event{DeletedTenant: "red"}, endedPolicy("red", "c"), endedPolicy("red", "d"))
-	wantRuled(t, f, "")
-	m.happens(store.Event{Tenant: &pilasterv1.Tenant{Name: "red"}})
+	m.applyNext(store.Event{DeletedTenant: "red"}, endedPolicy("red", "c"), endedPolicy("red", "d"))
+	wantPolicyChanges(t, f, "")
+	m.applyNext(store.Event{Tenant: &pilasterv1.Tenant{Name: "red"}})
 	m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}})
-	wantRuled(t, f, "*red")
+	wantPolicyChanges(t, f, "*red")
 }
 
-// Followed again, a node hears what it missed of policies, or all of them.
+// A stream that resumes receives the missed events of policies, or all policies.
 func TestPoliciesResume(t *testing.T) {
-	m, _ := newTestModel()
-	m.happens(
+	m, _ := newTestCache()
+	m.applyNext(
 		policyEvent("blue", "a", "1"),
 		policyEvent("blue", "b", "1"),
 		policyEvent("red", "c", "1"),
 		hostingEvent("blue", "n2", "x=5"),
 	)
-	m.happens(policyEvent("blue", "b", "2"))
-	m.happens(hostingEvent("blue", "n2"), endedPolicy("blue", "a"))
+	m.applyNext(policyEvent("blue", "b", "2"))
+	m.applyNext(hostingEvent("blue", "n2"), endedPolicy("blue", "a"))
 	for _, c := range []struct {
 		name       string
 		resume     int64
@@ -140,10 +140,10 @@ func TestPoliciesResume(t *testing.T) {
 		incomplete []string
 		want       []string
 	}{
-		{"with nothing", 0, "blue", nil, []string{"*blue, +blue/b=2"}},
-		{"after the first", 11, "blue", nil, []string{"+blue/b=2", "-blue x, -blue/a", ""}},
-		{"with all", 13, "blue", nil, []string{""}},
-		{"with a tenant it does not know", 13, "blue red", []string{"red"}, []string{"*red, +red/c=1"}},
+		{"without a revision", 0, "blue", nil, []string{"*blue, +blue/b=2"}},
+		{"after the first batch", 11, "blue", nil, []string{"+blue/b=2", "-blue x, -blue/a", ""}},
+		{"after all batches", 13, "blue", nil, []string{""}},
+		{"with an incomplete tenant", 13, "blue red", []string{"red"}, []string{"*red, +red/c=1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := m.Subscribe(
@@ -156,77 +156,75 @@ func TestPoliciesResume(t *testing.T) {
 				},
 				func(error) {},
 			)
-			wantRuled(t, f, c.want...)
+			wantPolicyChanges(t, f, c.want...)
 		})
 	}
 }
 
-// What a node says of its containers is told to nodes that host the tenant as it changes, and goes with what the node
-// says.
-func TestOverridesAreToldToHosts(t *testing.T) {
-	m, _ := newTestModel()
+// Nodes that host a tenant receive the changes of its overrides. Overrides end with the report of their node.
+func TestOverridesOfHostedTenants(t *testing.T) {
+	m, _ := newTestCache()
 	f, _ := testFollow(m, 0, "blue")
-	wantRuled(t, f, "*blue")
-	m.happens(hostingEvent("blue", "n2", "x=5", "y=6"), hostingEvent("red", "n2", "z=7"))
-	wantRuled(t, f, "+blue x=5, +blue y=6")
-	m.happens(hostingEvent("blue", "n2", "x=5", "y=6"))
-	wantRuled(t, f)
-	m.happens(hostingEvent("blue", "n2", "y=8", "w=9"))
-	wantRuled(t, f, "+blue w=9, +blue y=8, -blue x")
-	m.happens(hostingEvent("blue", "n3", "v=1"))
-	wantRuled(t, f, "+blue v=1")
-	m.happens(store.Event{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n2"}})
-	wantRuled(t, f, "-blue w, -blue y")
-	m.happens(store.Event{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n2"}})
-	wantRuled(t, f)
+	wantPolicyChanges(t, f, "*blue")
+	m.applyNext(hostingEvent("blue", "n2", "x=5", "y=6"), hostingEvent("red", "n2", "z=7"))
+	wantPolicyChanges(t, f, "+blue x=5, +blue y=6")
+	m.applyNext(hostingEvent("blue", "n2", "x=5", "y=6"))
+	wantPolicyChanges(t, f)
+	m.applyNext(hostingEvent("blue", "n2", "y=8", "w=9"))
+	wantPolicyChanges(t, f, "+blue w=9, +blue y=8, -blue x")
+	m.applyNext(hostingEvent("blue", "n3", "v=1"))
+	wantPolicyChanges(t, f, "+blue v=1")
+	m.applyNext(store.Event{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n2"}})
+	wantPolicyChanges(t, f, "-blue w, -blue y")
+	m.applyNext(store.Event{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n2"}})
+	wantPolicyChanges(t, f)
 	m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue", "red"}})
-	wantRuled(t, f, "*red, +red z=7")
+	wantPolicyChanges(t, f, "*red, +red z=7")
 	again, _ := testFollow(m, 0, "blue", "red")
-	wantRuled(t, again, "*blue, *red, +blue v=1, +red z=7")
+	wantPolicyChanges(t, again, "*blue, *red, +blue v=1, +red z=7")
 }
 
-// What the store has of a node's containers already is not noted again when its stream begins.
-func TestOverridesAreNotedOnce(t *testing.T) {
-	m, _ := newTestModel()
-	said := hostingEvent("blue", "n1", "x=5").Hosting
-	m.happens(
-		store.Event{Hosting: proto.CloneOf(said)},
+// A stream that begins does not record overrides again that the store already has.
+func TestOverridesAreRecordedOnce(t *testing.T) {
+	m, _ := newTestCache()
+	report := hostingEvent("blue", "n1", "x=5").Hosting
+	m.applyNext(
+		store.Event{Hosting: proto.CloneOf(report)},
 		store.Event{Tenant: &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}}}},
 	)
-	said.Node = ""
-	first := &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{said}}
+	report.Node = ""
+	first := &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{report}}
 	f := m.Subscribe(testNode(1), store.Session{}, first, func(error) {})
 	if add, _ := m.Rehost(f, first); len(add) != 0 {
-		t.Errorf("what is noted is noted again: %v", add)
+		t.Errorf("a report that the store has is recorded again: %v", add)
 	}
-	said = proto.CloneOf(said)
-	said.Overrides[0].App = 6
-	if add, _ := m.Rehost(f, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{said}}); len(
-		add,
-	) != 1 {
-		t.Errorf("what is new is not noted: %v", add)
+	report = proto.CloneOf(report)
+	report.Overrides[0].App = 6
+	next := &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{report}}
+	if add, _ := m.Rehost(f, next); len(add) != 1 {
+		t.Errorf("a changed override is not recorded: %v, want one report", add)
 	}
 }
 
-// Long policies are forgotten sooner than short records.
+// Long policies use more of the history than short records.
 func TestResumeAfterLongPolicies(t *testing.T) {
-	m, _ := newTestModel()
+	m, _ := newTestCache()
 	long := strings.Repeat("x", (64 << 10))
 	const fit = MaxHistoryCost / ((64<<10)/512 + 1)
 	for range fit {
-		m.happens(policyEvent("red", "a", long))
+		m.applyNext(policyEvent("red", "a", long))
 	}
 	if f, _ := testFollow(m, 10, "blue"); f.Queue.Next().GetDelta() == nil {
-		t.Error("everything since is remembered, yet a snapshot came")
+		t.Error("got a snapshot, want a delta: the history has all events")
 	}
-	m.happens(policyEvent("red", "a", long))
+	m.applyNext(policyEvent("red", "a", long))
 	if f, _ := testFollow(m, 10, "blue"); f.Queue.Next().GetSnapshot() == nil {
-		t.Error("more is remembered than there is room for")
+		t.Error("got a delta, want a snapshot: the policies exceed the limit of the history")
 	}
 }
 
-// An event that is longer than a message comes in several, none of them much longer than one may be, of which the last
-// has the revision; together they are the event.
+// Parts splits an event that exceeds maxPart into messages of about maxPart. The last message has the revision. The
+// messages together are the event.
 func TestParts(t *testing.T) {
 	for _, c := range []struct {
 		name                string
@@ -235,13 +233,13 @@ func TestParts(t *testing.T) {
 		want                int
 	}{
 		{"short", 3, 3, 100, 1},
-		{"just over", 65, 0, maxPart / 64, 3}, // the first has the tenants alone
-		{"of single ones", 3, 0, 2 * maxPart, 4},
+		{"just over", 65, 0, maxPart / 64, 3}, // the first message has only the tenants
+		{"one policy per message", 3, 0, 2 * maxPart, 4},
 		{"overrides alone", 0, 110_000, 0, 3},
 		{"both", 80, 1000, maxPart / 64, 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m, _ := newTestModel()
+			m, _ := newTestCache()
 			var events []store.Event
 			for i := range c.policies {
 				events = append(events, policyEvent("blue", fmt.Sprint("p", i), strings.Repeat("x", c.document)))
@@ -250,7 +248,7 @@ func TestParts(t *testing.T) {
 			for i := range c.overrides {
 				overrides = append(overrides, fmt.Sprintf("fd70:696c:6100:1:0:100:500:%x=7", i+1))
 			}
-			m.happens(append(events, hostingEvent("blue", "n2", overrides...))...)
+			m.applyNext(append(events, hostingEvent("blue", "n2", overrides...))...)
 			f, _ := testFollow(m, 0, "blue")
 			whole := f.Queue.Next()
 			snapshot := proto.CloneOf(whole.GetSnapshot())
@@ -261,7 +259,7 @@ func TestParts(t *testing.T) {
 				last := i == len(all)-1
 				if part.More == last || (part.Revision == revision) != last {
 					t.Errorf(
-						"part %d of %d: more %v, revision %d of %d",
+						"part %d of %d: more %v, revision %d; want revision %d in the last part only",
 						i,
 						len(all),
 						part.More,
@@ -270,13 +268,10 @@ func TestParts(t *testing.T) {
 					)
 				}
 				if d := part.GetDelta(); d != nil {
-					got.Policies, got.Overrides = append(
-						got.Policies,
-						d.Policies...), append(
-						got.Overrides,
-						d.Overrides...)
+					got.Policies = append(got.Policies, d.Policies...)
+					got.Overrides = append(got.Overrides, d.Overrides...)
 					if size := proto.Size(part); size > maxPart+1000 && len(d.Policies) != 1 {
-						t.Errorf("part %d has %d bytes", i, size)
+						t.Errorf("part %d has %d bytes, want about %d", i, size, maxPart)
 					}
 				}
 			}
@@ -301,19 +296,18 @@ func TestParts(t *testing.T) {
 			EndedPolicies: []*pilasterv1.Policy{{Name: "b"}},
 		},
 	)
-	as := proto.CloneOf(d)
+	before := proto.CloneOf(d)
 	if all := Parts(d); len(all) != 2 || len(all[0].GetDelta().EndedPolicies) != 1 ||
 		len(all[1].GetDelta().Policies) != 1 ||
 		all[1].Revision != 7 {
-		t.Errorf("a delta is in parts %.300v", all)
+		t.Errorf("%d parts of a delta, %.300v; want the ended policy, then the long policy", len(all), all)
 	}
-	if !proto.Equal(d, as) {
-		t.Error("what other streams may have as well was written to")
+	if !proto.Equal(d, before) {
+		t.Error("Parts modified its argument, which other streams may share")
 	}
 }
 
-// Each change is a message to each node that hosts the tenant, and none to others, whether the tenant has policies or
-// not.
+// Each node that hosts a tenant receives one message per batch; other nodes receive none. Policies do not change that.
 func TestMessagesOfPolicies(t *testing.T) {
 	m := New("self", func(string) {})
 	var events []store.Event
@@ -356,25 +350,25 @@ func TestMessagesOfPolicies(t *testing.T) {
 		{"policies", []store.Event{policyEvent("blue", "a", "1"), policyEvent("blue", "b", "1")}},
 		{"an app, with policies", []store.Event{{App: &pilasterv1.App{Tenant: "blue", Id: 2}}}},
 		{"an override", []store.Event{hostingEvent("blue", "n1", "x=1")}},
-		{"the end of policies", []store.Event{endedPolicy("blue", "a"), endedPolicy("blue", "b")}},
+		{"ended policies", []store.Event{endedPolicy("blue", "a"), endedPolicy("blue", "b")}},
 	} {
-		m.happens(c.events...)
+		m.applyNext(c.events...)
 		for i, f := range streams {
-			heard, want := 0, 0
-			for ; f.Queue.Len() > 0; heard++ {
+			got, want := 0, 0
+			for ; f.Queue.Len() > 0; got++ {
 				f.Queue.Next()
 			}
 			if i < hosts {
 				want = 1
 			}
-			if heard != want {
-				t.Errorf("%s: node %d heard %d messages, want %d", c.name, i, heard, want)
+			if got != want {
+				t.Errorf("%s: node %d received %d messages, want %d", c.name, i, got, want)
 			}
 		}
 	}
 }
 
-// Many streams have the same message; whatever happens, it says what each of them would be told by itself.
+// A message that several streams share has the same content as a message that is made for each stream.
 func TestSharedMessages(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	m := New("self", func(string) {})
@@ -406,7 +400,9 @@ func TestSharedMessages(t *testing.T) {
 				{App: &pilasterv1.App{Tenant: name, Id: uint32(revision)}},
 				policyEvent(name, "a", fmt.Sprint(revision)),
 				endedPolicy(name, "b"),
-				{Mapping: &pilasterv1.Mapping{Tenant: name, To: "10.0.0.5/32", Node: "fd70:696c:6100:1::/64", Name: testNode(0).Name, Key: "k"}},
+				{Mapping: &pilasterv1.Mapping{
+					Tenant: name, To: "10.0.0.5/32", Node: "fd70:696c:6100:1::/64", Name: testNode(0).Name, Key: "k",
+				}},
 			}[r.IntN(4)])
 		}
 		m.Apply(b)
@@ -415,7 +411,7 @@ func TestSharedMessages(t *testing.T) {
 			got := f.Queue.Next()
 			if want, any := f.delta(b); any != (got != nil) || any && !proto.Equal(got.GetDelta(), want) ||
 				f.Queue.Len() > 0 {
-				t.Fatalf("%v: node %d is told %v, want %v", b.Events, i, got, want)
+				t.Fatalf("%v: node %d received %v, want %v", b.Events, i, got, want)
 			}
 			if had[got] {
 				shared++
@@ -424,6 +420,6 @@ func TestSharedMessages(t *testing.T) {
 		}
 	}
 	if shared == 0 {
-		t.Error("no two streams had the same message: this proved nothing")
+		t.Error("no two streams had the same message, so the test checked nothing")
 	}
 }

@@ -6,14 +6,14 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// maxQueue is how many updates may wait for a node; one more ends its stream.
+// maxQueue is how many messages may be pending for a node; one more ends its stream.
 const maxQueue = 256
 
-// queue has the pending messages of one node. It has its own lock: one change wakes thousands of streams, and neither
-// they nor the cache should wait for each other.
+// queue has the pending messages of one node. It has its own lock: one change may wake thousands of streams, and these
+// should wait neither for each other nor for the cache.
 type queue struct {
 	mu      sync.Mutex
-	waiting []*pilasterv1.FollowResponse // nil when empty: there are many nodes, and most queues are empty
+	waiting []*pilasterv1.FollowResponse // nil when empty, to save memory: most of the many queues are
 	Filled  chan struct{}                // has a token while the queue is not empty
 }
 
@@ -31,7 +31,7 @@ func (q *queue) put(r *pilasterv1.FollowResponse) (fits bool) {
 	return true
 }
 
-// Next removes the oldest message, nil if there is none.
+// Next removes and returns the oldest message, nil if there is none.
 func (q *queue) Next() (next *pilasterv1.FollowResponse) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

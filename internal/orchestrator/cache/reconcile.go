@@ -4,8 +4,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// markUnreconciled marks a tenant that may need a step of its key rotation or app retirement: the last node accepted an
-// id, the last node released one, or the last node answered the round.
+// markUnreconciled marks a tenant that may need the next step of its key rotation or app retirement: for example, the
+// last node may have accepted an id, released an id, or confirmed the retirement round.
 func (m *Cache) markUnreconciled(tenant string) {
 	if t := m.Tenants[tenant]; t != nil && (len(t.Ids) > 1 || t.RetiringApps != nil) {
 		m.Unreconciled[tenant] = true
@@ -27,8 +27,8 @@ func (m *Cache) DueTenants() []string {
 	return due
 }
 
-// NearAppLimit returns the tenants that should start a retirement round, with the number of their apps that have ended
-// so far.
+// NearAppLimit returns the tenants that should start a retirement round, with the number of apps that each has ended so
+// far.
 func (m *Cache) NearAppLimit(isCrowded func(apps int) bool) map[string]int {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()

@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// region is another region, as imported.
+// region is the imported record of another region.
 type region struct {
 	*pilasterv1.Region
 	tenants map[string]*pilasterv1.Region_Tenant // by name
@@ -24,10 +24,10 @@ func newRegion(r *pilasterv1.Region) region {
 	return region{r, tenants}
 }
 
-// deriveRegions adds the regions of tenants to events: in which other regions a tenant exists. A changed region or Edge
-// Switch can affect all tenants.
+// deriveRegions sets in which other regions a tenant exists, in the cache and in the events. It checks the tenants of
+// the events, or all tenants if a region or the Edge Switch changed.
 func (m *Cache) deriveRegions(events []store.Event, all bool) []store.Event {
-	at := map[string]int{} // of tenants in events
+	at := map[string]int{} // index of the last event of each tenant
 	for i, e := range events {
 		if e.Tenant != nil {
 			at[e.Tenant.Name] = i
@@ -65,7 +65,7 @@ func (m *Cache) deriveRegions(events []store.Event, all bool) []store.Event {
 	return events
 }
 
-// regionsOf returns what a tenant's nodes need to know of other regions: nothing while there is no Edge Switch.
+// regionsOf returns the other regions in which a tenant exists; none while this region has no Edge Switch.
 func (m *Cache) regionsOf(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantRegion) {
 	edge := m.Nodes[m.edge]
 	if edge == nil || !hasOverlays(t) {
@@ -90,11 +90,11 @@ func (m *Cache) regionsOf(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantReg
 	return regions
 }
 
-// hasOverlays reports whether a tenant has CIDRs of its own, which other regions may know. That includes a tenant that
-// leaves network nimitz.
+// hasOverlays reports whether a tenant has CIDRs of its own, which other regions may import. That includes a tenant
+// that is migrating from network nimitz.
 func hasOverlays(t *pilasterv1.Tenant) bool { return len(t.GetOverlays()) > 0 }
 
-// WithRegions completes a tenant that was read from the store for its nodes.
+// WithRegions sets the regions of a tenant that was read from the store, for its nodes.
 func (m *Cache) WithRegions(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -102,7 +102,7 @@ func (m *Cache) WithRegions(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return t
 }
 
-// Region returns this region; its edge is empty if there is no Edge Switch.
+// Region returns the record of this region for export. Its edge is empty if there is no Edge Switch.
 func (m *Cache) Region(name string, base string) *pilasterv1.Region {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()

@@ -10,9 +10,9 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// Registered returns the record of a node whose registration agrees with the cache, so that thousands of nodes that
-// reconnect at once need not wait for the store. It returns nil if the store has to decide. If the cache lags, for
-// example behind the node's deletion, the store refuses the node's stream.
+// Registered returns the record of a node whose registration equals the records of the cache, so that thousands of
+// nodes that reconnect at once need not wait for the store. It returns nil if the store has to decide. If the cache
+// lags, for example behind the deletion of the node, the store refuses the node's stream later.
 func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -42,7 +42,7 @@ func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
 	}
 	for _, held := range r.Mappings {
 		if known := m.Allocations.find(held); held.Key != "" || known.GetKey() != "" ||
-			known.GetName() != n.Name { // only the store knows which endpoint has an address
+			known.GetName() != n.Name { // only the store can check the endpoint of an address
 			return nil
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// MaxLag is how long the end of a stream may take to reach every orchestrator. No node is refused because of an old
-// stream before that time has passed.
+// MaxLag is how long the end of a stream may take to reach all orchestrators. Before it has passed, an orchestrator
+// does not refuse a node because of the node's previous stream.
 const MaxLag = 5 * time.Second
 
 func (m *Cache) Session(node string) store.Session {

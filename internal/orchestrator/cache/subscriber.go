@@ -4,46 +4,44 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// A stream without other messages receives a heartbeat with the current revision, every heartbeatEvery, or less often
-// so that all streams together receive at most heartbeatRate per second: with 100,000 nodes each receives one every 50
-// s. No agent waits for it; HTTP/2 pings check the connection. The node's next stream resumes at the last revision, so
-// a broken stream needs no snapshot as long as at most MaxHistory changes came since: 80 per second with 100,000
-// streams.
+// A stream without other messages sends a heartbeat with the current revision every heartbeatEvery. With many nodes the
+// period is longer, so that all streams together send at most heartbeatRate per second: 50 s with 100,000 nodes. The
+// node's next stream resumes at the last revision that the node received, and needs no snapshot if at most MaxHistory
+// batches came since: 80 per second with 100,000 nodes. Agents do not wait for heartbeats; HTTP/2 pings check the
+// connection.
 const (
 	heartbeatEvery = 5 * time.Second
-	heartbeatRate  = 2000
+	heartbeatRate  = 2000 // per second
 )
 
-// reconnectRate is how many nodes per second can start a stream. After a restart all nodes do; spread asks them to
-// reconnect no faster.
+// reconnectRate is how many nodes per second can start a stream. After a restart all nodes start one; spread limits
+// them to this rate.
 const reconnectRate = 3000
 
 // Subscriber is the stream of one node. The lock of the cache protects everything but the queue.
 type Subscriber struct {
 	Node          pki.Node
 	Session       store.Session
-	hosted        map[string]bool                // tenants that the node hosts, by its own report
-	transit       map[string]bool                // tenants that it needs without hosting them
+	hosted        map[string]bool                // tenants that the node hosts, as the node reports
+	transit       map[string]bool                // tenants that the node needs without hosting them
 	pullsMappings bool                           // the node queries mappings, and receives no updates of them
-	recorded      map[string]*pilasterv1.Hosting // what this stream has recorded in the store
-	refused       map[string][]error             // the refused parts of that
+	recorded      map[string]*pilasterv1.Hosting // reports that this stream recorded in the store, by tenant
+	refused       map[string][]error             // refused parts of reports, by tenant
 	Queue         queue
 	end           context.CancelCauseFunc
 }
 
-// Subscribe starts a stream with its first message. The queue begins with the updates after the node's revision, or
-// with a snapshot. It ends an earlier stream of the node.
+// Subscribe starts a stream, of which first is the first message. The queue begins with the updates after the node's
+// revision, or with a snapshot. Subscribe ends an earlier stream of the node.
 func (m *Cache) Subscribe(
 	n pki.Node,
 	session store.Session,
@@ -64,7 +62,7 @@ func (m *Cache) Subscribe(
 	f.recorded = m.alreadyRecorded(f, first)
 	if missed, ok := m.missed(f, first); ok {
 		for _, r := range missed {
-			m.enqueue(f, r) // missed limits them to what fits
+			m.enqueue(f, r) // they fit: missed returns at most half a queue
 		}
 	} else {
 		m.enqueue(f, m.snapshot(f))
@@ -87,9 +85,9 @@ func (m *Cache) drop(f *Subscriber) {
 }
 
 // setTenants replaces the tenants whose updates a stream receives.
-func (m *Cache) setTenants(f *Subscriber, hosted, carried map[string]bool) {
+func (m *Cache) setTenants(f *Subscriber, hosted, transit map[string]bool) {
 	if m.Subscribers[f.Node.Name] != f {
-		return // it has ended
+		return // the stream has ended
 	}
 	for _, had := range []map[string]bool{f.hosted, f.transit} {
 		for tenant := range had {
@@ -97,8 +95,8 @@ func (m *Cache) setTenants(f *Subscriber, hosted, carried map[string]bool) {
 			remove(m.byMappings, tenant, f)
 		}
 	}
-	f.hosted, f.transit = hosted, carried
-	for _, has := range []map[string]bool{hosted, carried} {
+	f.hosted, f.transit = hosted, transit
+	for _, has := range []map[string]bool{hosted, transit} {
 		for tenant := range has {
 			add(m.byTenant, tenant, f)
 			if !f.pullsMappings {
@@ -108,7 +106,8 @@ func (m *Cache) setTenants(f *Subscriber, hosted, carried map[string]bool) {
 	}
 }
 
-// missed returns the updates after the node's revision, or false if a snapshot is better.
+// missed returns the updates after the node's revision. It returns false if the stream needs a snapshot: the history
+// lacks updates, or the updates would fill more than half of the queue.
 func (m *Cache) missed(f *Subscriber, first *pilasterv1.FollowRequest) ([]*pilasterv1.FollowResponse, bool) {
 	past, _, ok := m.since(first.ResumeRevision)
 	if !ok {
@@ -120,10 +119,10 @@ func (m *Cache) missed(f *Subscriber, first *pilasterv1.FollowRequest) ([]*pilas
 			missed = append(missed, response(b.Revision, d))
 		}
 		for _, e := range b.Events {
-			if f.transit[e.DeletedTenant] { // a new tenant of that name must come whole
-				carried := maps.Clone(f.transit)
-				delete(carried, e.DeletedTenant)
-				m.setTenants(f, f.hosted, carried)
+			if f.transit[e.DeletedTenant] { // the stream must send a new tenant of that name whole
+				transit := maps.Clone(f.transit)
+				delete(transit, e.DeletedTenant)
+				m.setTenants(f, f.hosted, transit)
 			}
 		}
 	}
@@ -136,7 +135,7 @@ func (m *Cache) missed(f *Subscriber, first *pilasterv1.FollowRequest) ([]*pilas
 			m.addWhole(rest, tenant, f.hosted[tenant])
 		}
 	}
-	missed = append(missed, response(m.Revision, rest)) // also marks the end
+	missed = append(missed, response(m.Revision, rest)) // even if empty: the node then has the current revision
 	return missed, len(missed) <= maxQueue/2
 }
 
@@ -169,154 +168,6 @@ func (m *Cache) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
 	}
 }
 
-// Rehost changes the tenants of a stream and queues those that are new to the stream or incomplete on the node. It
-// returns what must be recorded in the store. It compares with what this stream recorded last, because the cache may
-// lag behind that.
-func (m *Cache) Rehost(f *Subscriber, req *pilasterv1.FollowRequest) (add []*pilasterv1.Hosting, remove []string) {
-	m.Mu.Lock()
-	defer m.Mu.Unlock()
-	now, incomplete, resolving := set(req.HostedTenants), set(req.IncompleteTenants), set(req.ResolvingTenants)
-	said := reportedHosting(req)
-	var d pilasterv1.Delta
-	for tenant := range now {
-		if !proto.Equal(f.recorded[tenant], said[tenant]) {
-			add = append(add, said[tenant])
-		}
-		if !f.hosted[tenant] || incomplete[tenant] {
-			m.addWhole(&d, tenant, true)
-		}
-	}
-	for tenant := range incomplete {
-		if f.transit[tenant] && !now[tenant] {
-			m.addWhole(&d, tenant, false)
-		}
-	}
-	hosts := m.HostedBy[f.Node.Name]
-	for tenant := range hosts {
-		if !now[tenant] && !resolving[tenant] {
-			remove = append(remove, tenant)
-		}
-	}
-	for tenant := range f.recorded {
-		if !now[tenant] && !resolving[tenant] && !hosts[tenant] {
-			remove = append(remove, tenant)
-		}
-	}
-	for tenant := range resolving {
-		if said[tenant] == nil {
-			said[tenant] = &pilasterv1.Hosting{} // deleted later if the node does not host it in the end
-		}
-	}
-	f.recorded = said
-	m.setTenants(f, now, f.transit)
-	if len(d.Tenants) > 0 {
-		m.enqueue(f, response(m.Revision, &d))
-	}
-	return add, remove
-}
-
-// alreadyRecorded returns what the store has of a stream's first message. The cache knows: it has the stream's session,
-// and only this stream has recorded anything of the node since. For a tenant that rotates its key or retires apps, and
-// for later messages, the store decides.
-func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
-	noted := map[string]*pilasterv1.Hosting{}
-	for _, name := range first.HostedTenants {
-		t, h := m.Tenants[name], m.Hosting[name][f.Node.Name]
-		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && t.RetiringApps == nil &&
-			h.Sequence <= first.Sequence {
-			noted[name] = &pilasterv1.Hosting{
-				Tenant:     name,
-				Accepts:    h.Accepts,
-				Holds:      h.Holds,
-				Moving:     h.Moving,
-				Overrides:  h.Overrides,
-				HeardRound: h.HeardRound,
-				KeepsApps:  h.KeepsApps,
-				Unenforced: h.Unenforced,
-			}
-		}
-	}
-	return noted
-}
-
-// reportedHosting returns a node's report about each tenant that it hosts.
-func reportedHosting(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
-	said := map[string]*pilasterv1.Hosting{}
-	for _, tenant := range req.HostedTenants {
-		said[tenant] = &pilasterv1.Hosting{Tenant: tenant}
-	}
-	for _, h := range req.Hosting {
-		if said[h.Tenant] != nil {
-			said[h.Tenant] = h
-		}
-	}
-	return said
-}
-
-// ForgetRecorded makes the stream record these tenants again at the next message.
-func (m *Cache) ForgetRecorded(f *Subscriber, tenants []string) {
-	m.Mu.Lock()
-	defer m.Mu.Unlock()
-	for _, tenant := range tenants {
-		delete(f.recorded, tenant)
-	}
-}
-
-// MaxReasons is how many reasons a node receives.
-const MaxReasons = 16
-
-// Refuse stores which parts of a node's report were refused, and sends them to the node if they changed.
-func (m *Cache) Refuse(f *Subscriber, said []*pilasterv1.Hosting, refused map[string][]error) (changed bool) {
-	m.Mu.Lock()
-	defer m.Mu.Unlock()
-	for tenant := range f.refused {
-		if f.recorded[tenant] == nil {
-			delete(f.refused, tenant)
-			changed = true
-		}
-	}
-	for _, h := range said {
-		if slices.EqualFunc(
-			f.refused[h.Tenant],
-			refused[h.Tenant],
-			func(a, b error) bool { return a.Error() == b.Error() },
-		) {
-			continue
-		}
-		if f.refused == nil {
-			f.refused = map[string][]error{}
-		}
-		if f.refused[h.Tenant] = refused[h.Tenant]; refused[h.Tenant] == nil {
-			delete(f.refused, h.Tenant)
-		}
-		changed = true
-	}
-	if !changed || m.Subscribers[f.Node.Name] != f {
-		return false
-	}
-	reasons, left := []string{}, 0
-	for _, tenant := range slices.Sorted(maps.Keys(f.refused)) {
-		for _, err := range f.refused[tenant] {
-			if len(reasons) < MaxReasons {
-				reasons = append(reasons, err.Error())
-			} else {
-				left++
-			}
-		}
-	}
-	if left > 0 {
-		reasons = append(reasons, fmt.Sprintf("and %d more", left))
-	}
-	m.enqueue(
-		f,
-		&pilasterv1.FollowResponse{
-			Refusals: &pilasterv1.Refusals{Reasons: reasons},
-			Event:    &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}},
-		},
-	)
-	return len(f.refused) > 0
-}
-
 func set(names []string) map[string]bool {
 	s := map[string]bool{}
 	for _, name := range names {
@@ -325,8 +176,8 @@ func set(names []string) map[string]bool {
 	return s
 }
 
-// common returns the message that every node that hosts the tenant of the batch receives, and the tenant. It returns
-// nil if the batch has several tenants, or if the message depends on the node.
+// common returns the message that all nodes that host the tenant of the batch receive, and the tenant. It returns nil
+// if the batch has several tenants, or if the message depends on the node.
 func common(b store.Batch) (*pilasterv1.FollowResponse, string) {
 	if len(b.Events) == 0 {
 		return nil, ""
@@ -355,7 +206,7 @@ func (m *Cache) feed(f *Subscriber, b store.Batch) {
 	}
 }
 
-// enqueue queues a message that only this stream has.
+// enqueue completes and queues a message for one stream.
 func (m *Cache) enqueue(f *Subscriber, r *pilasterv1.FollowResponse) {
 	r.SpreadMs, r.WithPolicies = m.spread(), true
 	m.queueShared(f, r)
@@ -379,7 +230,7 @@ func (m *Cache) HeartbeatEvery() time.Duration {
 	return max(heartbeatEvery, time.Duration(m.share())*time.Second/heartbeatRate)
 }
 
-// Heartbeat returns a message with the current revision; nil while other messages wait.
+// Heartbeat returns a message with the current revision; nil while other messages are pending.
 func (m *Cache) Heartbeat(f *Subscriber) *pilasterv1.FollowResponse {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -397,8 +248,8 @@ func (m *Cache) Heartbeat(f *Subscriber) *pilasterv1.FollowResponse {
 // spread is the period in milliseconds over which the nodes should reconnect.
 func (m *Cache) spread() uint32 { return uint32(m.share() * 1000 / reconnectRate) }
 
-// share is how many nodes have, or will have after a restart, streams of this orchestrator: all nodes divided by the
-// orchestrators that have streams.
+// share is how many nodes have a stream to this orchestrator, or will have one after a restart: all nodes divided by
+// the orchestrators that have streams.
 func (m *Cache) share() int {
 	orchestrators := len(m.serving)
 	if m.serving[m.Self] == 0 {
@@ -407,15 +258,15 @@ func (m *Cache) share() int {
 	return (len(m.Nodes) + orchestrators - 1) / orchestrators
 }
 
-// endStream ends a stream with an error for the node, and a label for the counter.
-func (m *Cache) endStream(f *Subscriber, code connect.Code, word, reason string) {
-	f.end(connect.NewError(code, fmt.Errorf("%s", reason)))
+// endStream ends a stream. The node receives the text as error, the metric counts the reason.
+func (m *Cache) endStream(f *Subscriber, code connect.Code, reason, text string) {
+	f.end(connect.NewError(code, fmt.Errorf("%s", text)))
 	m.drop(f)
-	m.dropped(word)
+	m.dropped(reason)
 }
 
-// Stalled ends a stream whose node has read nothing for that long.
-func (m *Cache) Stalled(f *Subscriber, long time.Duration) {
+// Stalled ends a stream whose node has read nothing for a period.
+func (m *Cache) Stalled(f *Subscriber, period time.Duration) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	if m.Subscribers[f.Node.Name] == f {
@@ -423,7 +274,7 @@ func (m *Cache) Stalled(f *Subscriber, long time.Duration) {
 			f,
 			connect.CodeResourceExhausted,
 			"stalled",
-			fmt.Sprintf("the node read nothing for %v; follow again", long),
+			fmt.Sprintf("the node read nothing for %v; follow again", period),
 		)
 	}
 }
@@ -432,9 +283,10 @@ func (m *Cache) endReplaced(f *Subscriber) {
 	m.endStream(f, connect.CodeAborted, "replaced", "the node opened another stream")
 }
 
-const storeForgot = "the store has lost the session of this stream; follow again"
+const sessionLost = "the store has lost the session of this stream; follow again"
 
-// checkStream ends the stream of a node that was deleted or whose session is over, which admits another machine.
+// checkStream ends a stream if its node was deleted, or if the store has another session or none: another machine may
+// then use the node's identity. It returns whether the stream remains.
 func (m *Cache) checkStream(f *Subscriber) (good bool) {
 	if f == nil {
 		return false
@@ -447,16 +299,16 @@ func (m *Cache) checkStream(f *Subscriber) (good bool) {
 	case session == f.Session:
 		return true
 	case session.None():
-		m.endStream(f, connect.CodeAborted, "restart", storeForgot)
+		m.endStream(f, connect.CodeAborted, "restart", sessionLost)
 	default:
 		m.endReplaced(f)
 	}
 	return false
 }
 
-func (m *Cache) endStreams(code connect.Code, word, reason string) {
+func (m *Cache) endStreams(code connect.Code, reason, text string) {
 	for _, f := range m.Subscribers {
-		m.endStream(f, code, word, reason)
+		m.endStream(f, code, reason, text)
 	}
 }
 
@@ -464,12 +316,12 @@ func (m *Cache) endStreams(code connect.Code, word, reason string) {
 func (m *Cache) Restart() {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	m.endStreams(connect.CodeAborted, "restart", storeForgot)
+	m.endStreams(connect.CodeAborted, "restart", sessionLost)
 }
 
 const isStopping = "the orchestrator is stopping"
 
-// Stop ends all streams, also those that are starting.
+// Stop ends all streams. Streams that start later end at once.
 func (m *Cache) Stop() {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()

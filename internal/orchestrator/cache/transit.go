@@ -18,7 +18,7 @@ func transitNodes(t *pilasterv1.Tenant) []string {
 	return nodes
 }
 
-// updateTransit updates the index for a changed tenant; nil if it did not exist or was deleted.
+// updateTransit updates the index for a changed tenant. was is nil for a new tenant, is for a deleted one.
 func (m *Cache) updateTransit(was, is *pilasterv1.Tenant) {
 	for _, node := range transitNodes(was) {
 		remove(m.transit, node, was.Name)
@@ -30,8 +30,8 @@ func (m *Cache) updateTransit(was, is *pilasterv1.Tenant) {
 	}
 }
 
-// TransitTenants returns the tenants that a node needs without hosting them. The Edge Switch needs all tenants that
-// exist in other regions too.
+// TransitTenants returns the tenants that a node needs without hosting them. The Edge Switch also needs all tenants
+// that exist in another region.
 func (m *Cache) TransitTenants(node string) map[string]bool {
 	all := maps.Clone(m.transit[node])
 	if node == m.edge {
@@ -47,20 +47,20 @@ func (m *Cache) TransitTenants(node string) map[string]bool {
 	return all
 }
 
-// refreshTransit updates the transit tenants of a stream and returns the new ones. They must be sent whole even if the
-// node hosts them, because it may be about to forget them.
-func (m *Cache) refreshTransit(f *Subscriber) (came []string) {
+// refreshTransit updates the transit tenants of a stream and returns the new ones. The stream sends them whole even if
+// the node hosts them, because the node may be deleting them.
+func (m *Cache) refreshTransit(f *Subscriber) (added []string) {
 	now := m.TransitTenants(f.Node.Name)
 	for tenant := range now {
 		if !f.transit[tenant] {
-			came = append(came, tenant)
+			added = append(added, tenant)
 		}
 	}
 	m.setTenants(f, f.hosted, now)
-	return came
+	return added
 }
 
-// ownRecord is the record of a node as the node receives it.
+// ownRecord returns the record of a node with its transit tenants, as the node receives it.
 func (m *Cache) ownRecord(f *Subscriber) *pilasterv1.Node {
 	record := proto.CloneOf(m.Nodes[f.Node.Name])
 	record.Carries = slices.Sorted(maps.Keys(m.TransitTenants(f.Node.Name)))

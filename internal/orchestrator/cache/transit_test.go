@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// publishes has a tenant published by the gateways of nodes.
-func publishes(m *Cache, revision int64, tenant string, nodes ...string) {
+// publish makes the tenant a transit tenant of nodes: their gateways publish it.
+func publish(m *Cache, revision int64, tenant string, nodes ...string) {
 	t := &pilasterv1.Tenant{Name: tenant, Changes: uint64(revision)}
 	for i, node := range nodes {
 		t.Publications = append(t.Publications, &pilasterv1.Publication{Name: fmt.Sprint("p", i), Node: node})
@@ -18,9 +18,9 @@ func publishes(m *Cache, revision int64, tenant string, nodes ...string) {
 	m.Apply(store.Batch{Revision: revision, Events: []store.Event{{Tenant: t}}})
 }
 
-// heard is the next message of a stream in a few words: what the node carries where its record came, tenants, which of
-// these are whole, apps, deleted ones.
-func heard(f *Subscriber) string {
+// nextMessage formats the next message of a stream: the node's transit tenants if the message has the node's record,
+// else -; the tenants; the whole ones of these; the number of apps; the deleted tenants.
+func nextMessage(f *Subscriber) string {
 	if f.Queue.Len() == 0 {
 		return "nothing"
 	}
@@ -29,9 +29,9 @@ func heard(f *Subscriber) string {
 	if s := r.GetSnapshot(); s != nil {
 		node, tenants, apps = s.Node, s.Tenants, s.Apps
 	}
-	carries := "-"
+	transit := "-"
 	if node != nil {
-		carries = fmt.Sprint(node.Carries)
+		transit = fmt.Sprint(node.Carries)
 	}
 	var names []string
 	for _, t := range tenants {
@@ -40,36 +40,35 @@ func heard(f *Subscriber) string {
 	slices.Sort(names)
 	whole := r.GetDelta().GetWholeTenants()
 	slices.Sort(whole)
-	return fmt.Sprintf("%s%v%v%d%v", carries, names, whole, len(apps), r.GetDelta().GetDeletedTenants())
+	return fmt.Sprintf("%s%v%v%d%v", transit, names, whole, len(apps), r.GetDelta().GetDeletedTenants())
 }
 
 func want(t *testing.T, f *Subscriber, messages ...string) {
 	t.Helper()
 	for _, want := range append(messages, "nothing") {
-		if got := heard(f); got != want {
-			t.Errorf("heard %s, want %s", got, want)
+		if got := nextMessage(f); got != want {
+			t.Errorf("got %s, want %s", got, want)
 		}
 	}
 }
 
-// TestCarried: a node is told what it carries as that changes, and has the news of it meanwhile, whole from the
-// beginning.
-func TestCarried(t *testing.T) {
-	m, _ := newTestModel()
+// A node receives each change of its transit tenants and their updates. A new transit tenant is sent whole.
+func TestTransitTenants(t *testing.T) {
+	m, _ := newTestCache()
 	app(m, 11, "red")
 	f, _ := testFollow(m, 0, "blue")
 	want(t, f, "[][blue][]0[]")
 
-	publishes(m, 12, "red", "n2")
+	publish(m, 12, "red", "n2")
 	want(t, f)
-	publishes(m, 13, "red", "n2", "n1", "n1")
+	publish(m, 13, "red", "n2", "n1", "n1")
 	want(t, f, "[red][red][red]1[]")
 	app(m, 14, "red")
 	want(t, f, "-[][]1[]")
-	publishes(m, 15, "red", "n1")
+	publish(m, 15, "red", "n1")
 	want(t, f, "[red][red][]0[]")
 
-	publishes(m, 16, "blue", "n1") // which it hosts
+	publish(m, 16, "blue", "n1") // a tenant that it hosts
 	want(t, f, "[blue red][blue blue][blue]0[]")
 	m.Rehost(f, &pilasterv1.FollowRequest{})
 	app(m, 17, "blue")
@@ -77,42 +76,42 @@ func TestCarried(t *testing.T) {
 	m.Rehost(f, &pilasterv1.FollowRequest{IncompleteTenants: []string{"blue", "green"}})
 	want(t, f, "-[blue][blue]1[]")
 
-	publishes(m, 18, "blue")
+	publish(m, 18, "blue")
 	want(t, f, "[red][blue][]0[]")
 	app(m, 19, "blue")
 	want(t, f)
 	m.Apply(store.Batch{Revision: 20, Events: []store.Event{{DeletedTenant: "red"}}})
 	want(t, f, "[][][]0[red]")
-	publishes(m, 21, "red")
+	publish(m, 21, "red")
 	want(t, f)
 	m.Apply(store.Batch{Revision: 22, Events: []store.Event{{Node: m.Nodes["n1"]}}})
 	want(t, f, "[][][]0[]")
 }
 
-// TestCarriedResumes: what a node carried before comes as it changed, what it did not, or what is another by now,
-// whole.
-func TestCarriedResumes(t *testing.T) {
-	m, _ := newTestModel()
-	publishes(m, 11, "red", "n1")
+// A stream that resumes receives the missed updates of the transit tenants that the node already has. It receives new
+// transit tenants, and those that were deleted and created again, whole.
+func TestTransitTenantsResume(t *testing.T) {
+	m, _ := newTestCache()
+	publish(m, 11, "red", "n1")
 	app(m, 12, "red")
-	publishes(m, 13, "green", "n1")
+	publish(m, 13, "green", "n1")
 	for _, c := range []struct {
 		name     string
 		resume   int64
-		carried  []string
+		transit  []string
 		messages []string
 	}{
-		{"with nothing", 0, []string{"red"}, []string{"[green red][green red][]1[]"}},
-		{"with one", 11, []string{"red"}, []string{"-[][]1[]", "[green red][green][green]0[]"}},
-		{"with what it had not heard whole", 11, nil, []string{"[green red][green red][green red]1[]"}},
-		{"with all", 13, []string{"red", "green"}, []string{"[green red][][]0[]"}},
-		{"with more", 13, []string{"red", "green", "blue"}, []string{"[green red][][]0[]"}},
+		{"without a revision", 0, []string{"red"}, []string{"[green red][green red][]1[]"}},
+		{"with one tenant", 11, []string{"red"}, []string{"-[][]1[]", "[green red][green][green]0[]"}},
+		{"with a tenant that was not sent whole", 11, nil, []string{"[green red][green red][green red]1[]"}},
+		{"with all tenants", 13, []string{"red", "green"}, []string{"[green red][][]0[]"}},
+		{"with a former transit tenant", 13, []string{"red", "green", "blue"}, []string{"[green red][][]0[]"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := m.Subscribe(
 				testNode(1),
 				store.Session{},
-				&pilasterv1.FollowRequest{ResumeRevision: c.resume, CarriedTenants: c.carried},
+				&pilasterv1.FollowRequest{ResumeRevision: c.resume, CarriedTenants: c.transit},
 				func(error) {},
 			)
 			want(t, f, c.messages...)
@@ -123,7 +122,7 @@ func TestCarriedResumes(t *testing.T) {
 		})
 	}
 	m.Apply(store.Batch{Revision: 20, Events: []store.Event{{DeletedTenant: "red"}}})
-	publishes(m, 21, "red", "n1")
+	publish(m, 21, "red", "n1")
 	f := m.Subscribe(
 		testNode(1),
 		store.Session{},

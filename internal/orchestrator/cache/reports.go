@@ -1,0 +1,160 @@
+package cache
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// Rehost sets the hosted tenants of a stream, and queues those that are new to the stream or incomplete on the node.
+// It returns the reports that the store must record, and the tenants whose reports the store must remove. It compares
+// with the reports that this stream recorded last, because the cache may lag behind them.
+func (m *Cache) Rehost(f *Subscriber, req *pilasterv1.FollowRequest) (add []*pilasterv1.Hosting, remove []string) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	now, incomplete, resolving := set(req.HostedTenants), set(req.IncompleteTenants), set(req.ResolvingTenants)
+	reports := reportedHosting(req)
+	var d pilasterv1.Delta
+	for tenant := range now {
+		if !proto.Equal(f.recorded[tenant], reports[tenant]) {
+			add = append(add, reports[tenant])
+		}
+		if !f.hosted[tenant] || incomplete[tenant] {
+			m.addWhole(&d, tenant, true)
+		}
+	}
+	for tenant := range incomplete {
+		if f.transit[tenant] && !now[tenant] {
+			m.addWhole(&d, tenant, false)
+		}
+	}
+	hosts := m.HostedBy[f.Node.Name]
+	for tenant := range hosts {
+		if !now[tenant] && !resolving[tenant] {
+			remove = append(remove, tenant)
+		}
+	}
+	for tenant := range f.recorded {
+		if !now[tenant] && !resolving[tenant] && !hosts[tenant] {
+			remove = append(remove, tenant)
+		}
+	}
+	for tenant := range resolving {
+		if reports[tenant] == nil {
+			reports[tenant] = &pilasterv1.Hosting{} // a later report removes it if the node does not host the tenant
+		}
+	}
+	f.recorded = reports
+	m.setTenants(f, now, f.transit)
+	if len(d.Tenants) > 0 {
+		m.enqueue(f, response(m.Revision, &d))
+	}
+	return add, remove
+}
+
+// alreadyRecorded returns the reports of a stream's first message that the store already has. The cache has all of
+// them: it has the stream's session, and since then only this stream records reports of the node. The store decides on
+// tenants that rotate their key, migrate or retire apps, and on later messages.
+func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
+	recorded := map[string]*pilasterv1.Hosting{}
+	for _, name := range first.HostedTenants {
+		t, h := m.Tenants[name], m.Hosting[name][f.Node.Name]
+		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && t.RetiringApps == nil &&
+			h.Sequence <= first.Sequence {
+			recorded[name] = &pilasterv1.Hosting{
+				Tenant:     name,
+				Accepts:    h.Accepts,
+				Holds:      h.Holds,
+				Moving:     h.Moving,
+				Overrides:  h.Overrides,
+				HeardRound: h.HeardRound,
+				KeepsApps:  h.KeepsApps,
+				Unenforced: h.Unenforced,
+			}
+		}
+	}
+	return recorded
+}
+
+// reportedHosting returns a node's report about each tenant that it hosts.
+func reportedHosting(req *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
+	reports := map[string]*pilasterv1.Hosting{}
+	for _, tenant := range req.HostedTenants {
+		reports[tenant] = &pilasterv1.Hosting{Tenant: tenant}
+	}
+	for _, h := range req.Hosting {
+		if reports[h.Tenant] != nil {
+			reports[h.Tenant] = h
+		}
+	}
+	return reports
+}
+
+// ForgetRecorded makes the stream record the reports of these tenants again at the node's next message.
+func (m *Cache) ForgetRecorded(f *Subscriber, tenants []string) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	for _, tenant := range tenants {
+		delete(f.recorded, tenant)
+	}
+}
+
+// MaxReasons is how many reasons of refusals a node receives.
+const MaxReasons = 16
+
+// Refuse stores which parts of a node's reports the store refused, and sends the reasons to the node if they changed.
+// It returns true if it sent at least one reason.
+func (m *Cache) Refuse(f *Subscriber, reports []*pilasterv1.Hosting, refused map[string][]error) (changed bool) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	for tenant := range f.refused {
+		if f.recorded[tenant] == nil {
+			delete(f.refused, tenant)
+			changed = true
+		}
+	}
+	for _, h := range reports {
+		if slices.EqualFunc(
+			f.refused[h.Tenant],
+			refused[h.Tenant],
+			func(a, b error) bool { return a.Error() == b.Error() },
+		) {
+			continue
+		}
+		if f.refused == nil {
+			f.refused = map[string][]error{}
+		}
+		if f.refused[h.Tenant] = refused[h.Tenant]; refused[h.Tenant] == nil {
+			delete(f.refused, h.Tenant)
+		}
+		changed = true
+	}
+	if !changed || m.Subscribers[f.Node.Name] != f {
+		return false
+	}
+	reasons, left := []string{}, 0
+	for _, tenant := range slices.Sorted(maps.Keys(f.refused)) {
+		for _, err := range f.refused[tenant] {
+			if len(reasons) < MaxReasons {
+				reasons = append(reasons, err.Error())
+			} else {
+				left++
+			}
+		}
+	}
+	if left > 0 {
+		reasons = append(reasons, fmt.Sprintf("and %d more", left))
+	}
+	m.enqueue(
+		f,
+		&pilasterv1.FollowResponse{
+			Refusals: &pilasterv1.Refusals{Reasons: reasons},
+			Event:    &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}},
+		},
+	)
+	return len(f.refused) > 0
+}
