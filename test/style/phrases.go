@@ -113,7 +113,7 @@ func isKey(text string, from, to int) bool {
 
 var (
 	hyphened   = regexp.MustCompile(`\w[-/]$`)
-	hyphenNext = regexp.MustCompile(`^[-/]\w`)
+	hyphenNext = regexp.MustCompile(`^(?:[-/]\w|/")`)
 )
 
 // isBelow reports whether a path is in one of some folders.

@@ -18,21 +18,78 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 )
 
-// TestStore runs everything on one server of each kind; each part has the store to itself.
+// TestStore runs the tests of the store on one server of each kind of etcd. Each test begins with an empty etcd.
 func TestStore(t *testing.T) {
 	parts := map[string]func(t *testing.T, etcd *clientv3.Client){
-		"plan": testPlan, "older cluster": testOlderCluster, "nodes": testNodes, "prefixes run out": testPrefixesRunOut, "tenants": testTenants, "apps": testApps,
-		"recall": testRecall, "recall refuses": testRecallRefuses, "recall is whole": testRecallIsWhole, "many in few requests": testManyInFewRequests, "hosting": testHosting, "rotation": testRotation, "recall of ids": testRecallOfIds, "recall of nonsense": testRecallOfNonsense, "two stores": testTwoStores,
-		"watch": testWatch, "sleeper": store.SleeperTest, "compacted": store.CompactedTest,
-		"hosted meanwhile": store.HostedMeanwhileTest, "deleted meanwhile": store.DeletedMeanwhileTest, "large change": store.LargeChangeTest, "others between": store.OthersBetweenTest,
-		"crash": store.CrashTest, "half a deletion": store.HalfDeletionTest, "deletion among changes": store.DeletionAmongChangesTest,
-		"together": store.TogetherTest, "too many wait": store.TooManyWaitTest, "refused in vain": store.RefusedInVainTest, "another is first": store.OtherFirstTest, "refused on what is old": store.RefusedOnOldTest, "after a sweep": store.AfterSweepTest, "large in company": store.LargeInCompanyTest, "given up": store.GivenUpTest, "panic in company": store.PanicInCompanyTest, "forgotten lease": store.ForgottenLeaseTest,
-		"subnets": testSubnets, "addresses": testAddresses, "rest": testRest, "mappings recalled": testRecallMappings, "pages": testPages, "hardly anything free": testHardlyAnythingFree, "families amid each other": testFamiliesAmidEachOther, "given by two": testGivenByTwo, "the gateway's id": testGatewayID,
-		"regions": testRegions, "many regions": testManyRegions,
-		"services": testServices, "publications": testPublications, "many publications": testManyPublications, "publications recalled": testRecallPublications, "publications of earlier builds": testEarlierPublications,
-		"policies": testPolicies, "many policies together": testManyPolicies, "long policies": testLongPolicies, "overrides": testOverrides, "enforcing": testEnforcing, "enforcing meets": testEnforcingMeets,
-		"apps end": testAppsEnd, "apps of nodes that are away": testAppsOfAwayNodes, "many apps end": testManyAppsEnd, "apps as they may come": testAppsRandomly,
-		"sessions": testSessions, "sessions lost": testSessionsLost,
+		"plan":                          testPlan,
+		"older cluster":                 testOlderCluster,
+		"nodes":                         testNodes,
+		"prefixes run out":              testPrefixesRunOut,
+		"tenants":                       testTenants,
+		"apps":                          testApps,
+		"reclaim":                       testReclaim,
+		"reclaim refuses":               testReclaimRefuses,
+		"reclaim is atomic":             testReclaimIsAtomic,
+		"few requests for many tenants": testFewRequestsForManyTenants,
+		"hosting":                       testHosting,
+		"rotation":                      testRotation,
+		"reclaim of ids":                testReclaimOfIDs,
+		"reclaim of invented ids":       testReclaimOfInventedIDs,
+		"two stores":                    testTwoStores,
+		"watch":                         testWatch,
+
+		"suspended decision":    store.SuspendedTest,
+		"compacted":             store.CompactedTest,
+		"concurrent hosting":    store.ConcurrentHostingTest,
+		"concurrent deletion":   store.ConcurrentDeletionTest,
+		"large change":          store.LargeChangeTest,
+		"changes between parts": store.ChangesBetweenPartsTest,
+		"crash":                 store.CrashTest,
+		"partial deletion":      store.PartialDeletionTest,
+		"deletion with changes": store.DeletionWithChangesTest,
+
+		"batch":                         store.BatchTest,
+		"full queue":                    store.FullQueueTest,
+		"refusal after a failed commit": store.RefusalAfterFailedCommitTest,
+		"conflict":                      store.ConflictTest,
+		"refusal after a conflict":      store.RefusalAfterConflictTest,
+		"after a range deletion":        store.AfterRangeDeletionTest,
+		"large change in a batch":       store.LargeChangeInBatchTest,
+		"canceled":                      store.CanceledTest,
+		"panic in a batch":              store.PanicInBatchTest,
+		"lost lease":                    store.LostLeaseTest,
+
+		"subnets":               testSubnets,
+		"addresses":             testAddresses,
+		"quarantine":            testQuarantine,
+		"reclaim of mappings":   testReclaimMappings,
+		"pages":                 testPages,
+		"one free address":      testOneFreeAddress,
+		"interleaved families":  testInterleavedFamilies,
+		"concurrent allocation": testConcurrentAllocation,
+		"VNI of gateways":       testGatewayVNI,
+
+		"regions":                        testRegions,
+		"many regions":                   testManyRegions,
+		"services":                       testServices,
+		"publications":                   testPublications,
+		"many publications":              testManyPublications,
+		"reclaim of publications":        testReclaimPublications,
+		"publications of earlier builds": testEarlierPublications,
+
+		"policies":                      testPolicies,
+		"many policies":                 testManyPolicies,
+		"long policies":                 testLongPolicies,
+		"overrides":                     testOverrides,
+		"enforcing":                     testEnforcing,
+		"concurrent policy and hosting": testConcurrentPolicyAndHosting,
+
+		"retirement of apps":                 testRetirement,
+		"retirement with disconnected nodes": testRetirementWithDisconnectedNodes,
+		"retirement of many apps":            testRetirementOfManyApps,
+		"random retirement":                  testRandomRetirement,
+		"sessions":                           testSessions,
+		"lost sessions":                      testLostSessions,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {
 		for name, part := range parts {
@@ -55,7 +112,7 @@ func open(t *testing.T, etcd *clientv3.Client, plan address.Plan) *store.Store {
 	return s
 }
 
-// refused checks why something was refused, and that the sentence names what it is about.
+// refused checks the reason of a refusal, and that its text contains the words.
 func refused(t *testing.T, err error, want store.Reason, words ...string) {
 	t.Helper()
 	var e *store.Error
@@ -65,14 +122,14 @@ func refused(t *testing.T, err error, want store.Reason, words ...string) {
 	}
 	for _, w := range words {
 		if !strings.Contains(e.Text, w) {
-			t.Errorf("%q does not say %q", e.Text, w)
+			t.Errorf("%q does not contain %q", e.Text, w)
 		}
 	}
 }
 
 func node(n int) pki.Node { return pki.Node{Name: fmt.Sprintf("n%d", n), UUID: storetest.UUID(n)} }
 
-// session is a stream of a node.
+// session returns the session of a stream of node n.
 func session(n int) store.Session {
 	return store.Session{Orchestrator: "o", Instance: fmt.Sprint("i", n), Stream: fmt.Sprint("s", n)}
 }
@@ -103,7 +160,7 @@ func testPlan(t *testing.T, etcd *clientv3.Client) {
 	made := open(t, etcd, wanted)
 	first := made.Cluster()
 	if first.Plan.Base != wanted.Base || first.Plan.Private != address.DefaultPlan().Private {
-		t.Errorf("plan %v", first.Plan)
+		t.Errorf("plan %v, want base prefix %v and the default private prefix", first.Plan, wanted.Base)
 	}
 	found := open(t, etcd, address.Plan{})
 	again := found.Cluster()
@@ -112,10 +169,10 @@ func testPlan(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	if same, err := found.Token(t.Context()); err != nil || same != token {
-		t.Errorf("a second start found another token, %v", err)
+		t.Errorf("the second start has token %v, %v; want %v", same, err, token)
 	}
 	if again.UUID != first.UUID || again.Plan != first.Plan {
-		t.Error("a second start found another cluster")
+		t.Errorf("the second start has cluster %v, want %v", again, first)
 	}
 	_, err = store.Open(t.Context(), etcd, address.Plan{Base: netip.MustParsePrefix("fd22::/48")}, slog.Default())
 	refused(t, err, store.Refused, "--base-prefix", "fd11::/48", "fd22::/48")
@@ -125,7 +182,8 @@ func testPlan(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Refused, "--gateway-prefix", "10.0.0.0/8", "100.64.0.0/10")
 }
 
-// A cluster from before gateway prefixes has the defaults, but for one that it has something else in.
+// A cluster of a build without gateway prefixes has the default gateway prefixes, except those that overlap its base
+// prefix.
 func testOlderCluster(t *testing.T, etcd *clientv3.Client) {
 	for base, want6 := range map[string]netip.Prefix{
 		"fd11::/48":           address.DefaultPlan().Gateway6,
@@ -150,7 +208,7 @@ func testOlderCluster(t *testing.T, etcd *clientv3.Client) {
 		}
 		if got := open(t, etcd, address.Plan{}).Cluster().Plan; got.Gateway4 != address.DefaultPlan().Gateway4 ||
 			got.Gateway6 != want6 {
-			t.Errorf("base %s: plan %v", base, got)
+			t.Errorf("base %s: plan %v, want gateway prefix %v", base, got, want6)
 		}
 		if _, err := etcd.Delete(t.Context(), "/", clientv3.WithPrefix()); err != nil {
 			t.Fatal(err)

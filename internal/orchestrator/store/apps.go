@@ -18,21 +18,21 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant has at most 65,279 apps, and new label sets appear for as long as it lives. So unused apps are retired and
-// their ids reused:
+// A tenant has at most 65,279 apps, and new label sets appear as long as the tenant exists. So the orchestrator retires
+// unused apps and reuses their ids:
 //
-//   - When three quarters of a tenant's ids are used, a round begins: the orchestrator asks the hosting nodes
-//     about some apps. Each node answers which of them its containers have. From then on it creates no container
-//     of the others without a call of Resolve, which takes the app out of the round.
+//   - When three quarters of a tenant's ids are used, a round begins. It lists some apps, and each node that hosts
+//     the tenant reports which of them its containers use. From then on the node calls Resolve before it creates a
+//     container of another listed app. Resolve removes that app from the round.
 //
-//   - When all nodes have answered, they must forget the unused apps. When all have confirmed that, those apps
-//     end.
+//   - When all nodes have reported, the next round lists the unused apps, and the nodes delete them from their
+//     memory. When all nodes have confirmed that, these apps end.
 //
 //   - The id of an ended app is quarantined, because packets and lagging orchestrators may still use it for the
 //     old labels.
 //
-// A node that is away does not answer, and no app ends until it returns or is deleted. The same is true of agents of
-// builds without rounds.
+// A round waits for disconnected nodes: no app ends until they reconnect or are deleted. A round waits in the same way
+// for agents of builds without rounds.
 
 // MaxApps is the limit of apps per tenant.
 const MaxApps = int(address.FirstReservedApp) - 1
@@ -46,7 +46,7 @@ func (s *Store) LimitApps(most int) { s.appLimit = most }
 // MaxApps is the configured limit of apps per tenant.
 func (s *Store) MaxApps() int { return s.appLimit }
 
-// NearAppLimit reports whether a tenant with so many apps should retire some.
+// NearAppLimit reports whether a tenant with this number of apps should retire some.
 func (s *Store) NearAppLimit(apps int) bool { return apps >= s.appLimit-s.appLimit/4 }
 
 // BeginAppRound begins a round for a tenant near its limit, unless one is in progress.
@@ -74,26 +74,26 @@ func (s *Store) BeginAppRound(ctx context.Context, name string) error {
 	})
 }
 
-// newRound is random, so that no node knows it from before a restore.
+// newRound returns a random number, so that no report from before a restore matches the round.
 func newRound() uint64 {
 	var b [8]byte
 	rand.Read(b[:])
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// AppsDue reports whether every node that hosts the tenant has answered its round.
+// AppsDue reports whether all nodes that host the tenant have confirmed its round.
 func AppsDue(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) bool {
 	return of.RetiringApps != nil && len(Unanswered(of, hosting)) == 0
 }
 
-// Unanswered returns the nodes for which a tenant's round waits.
+// Unanswered returns the nodes that have not confirmed a tenant's round.
 func Unanswered(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []string {
 	round := of.GetRetiringApps().GetRound()
 	return nodesWhere(hosting, func(h *pilasterv1.Hosting) bool { return h.HeardRound != round })
 }
 
-// reconcileApps performs the step that is due in a tenant's round. While there is more to do, the tenant's record is
-// not changed.
+// reconcileApps performs the due step of a tenant's round. If it returns more, the step needs further transactions, and
+// the caller must not save the tenant's record yet.
 func (s *Store) reconcileApps(t *txn, of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) (more bool, err error) {
 	kept := map[uint32]bool{}
 	for _, h := range hosting {
@@ -113,8 +113,8 @@ func (s *Store) reconcileApps(t *txn, of *pilasterv1.Tenant, hosting []*pilaster
 	return false, nil
 }
 
-// endApps ends as many apps as fit into one transaction, because an app and its id must go together. The tenant's
-// record shows that no node has taken one back.
+// endApps ends as many apps as fit into one transaction. It never splits an app and its id. The tenant's record, which
+// the commit compares, proves that no Resolve took one of the apps out of the round.
 func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool) (more bool, err error) {
 	var claims []string
 	for _, app := range apps {
@@ -127,13 +127,13 @@ func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool
 	for i, app := range apps {
 		hash := t.readings[claims[i]].value
 		switch w := t.weight(); {
-		case hash == "": // it went before
+		case hash == "": // an earlier transaction ended it
 			continue
 		case w.writes+8 > s.committer.maxBatch:
 			return true, nil
 		}
 		record := dirApps + name + "/" + hash
-		if kept[app] { // a node that an orchestrator of an earlier build informed; the others must learn the app again
+		if kept[app] { // a node has it from an orchestrator of an earlier build: send it to the others again
 			if err := t.repeat(record); err != nil {
 				return false, err
 			}
@@ -148,7 +148,7 @@ func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool
 	return false, nil
 }
 
-// keepApp takes an app that a node is about to use out of its tenant's round.
+// keepApp removes an app that a node is about to use from its tenant's round.
 func (t *txn) keepApp(of *pilasterv1.Tenant, app *pilasterv1.App, hash string) error {
 	round := of.RetiringApps
 	i := slices.Index(round.GetApps(), app.Id)
@@ -156,7 +156,8 @@ func (t *txn) keepApp(of *pilasterv1.Tenant, app *pilasterv1.App, hash string) e
 		return nil
 	}
 	if round.Forgotten {
-		if err := t.repeat(dirApps + of.Name + "/" + hash); err != nil { // those that have forgotten it learn it again
+		// Send it again to the nodes that have deleted it.
+		if err := t.repeat(dirApps + of.Name + "/" + hash); err != nil {
 			return err
 		}
 	}
@@ -166,7 +167,7 @@ func (t *txn) keepApp(of *pilasterv1.Tenant, app *pilasterv1.App, hash string) e
 	return t.saveChanged(of)
 }
 
-// repeat writes an unchanged value, so that all nodes receive it again.
+// repeat writes an unchanged value, so that all watches receive it again.
 func (t *txn) repeat(key string) error {
 	value, err := t.get(key)
 	if err == nil && value != "" {
@@ -175,10 +176,10 @@ func (t *txn) repeat(key string) error {
 	return err
 }
 
-// appsAhead is the number of ids that are checked before all are read: neighbouring ids are usually free together.
+// appsAhead is the number of ids that freeApp checks before it reads all ids. Usually one of the next ids is free.
 const appsAhead = 8
 
-// freeApp finds an id that is neither used nor quarantined, upward with wrap-around.
+// freeApp finds an id that is neither used nor quarantined: the next one above the mark, with wrap-around.
 func (s *Store) freeApp(t *txn, of *pilasterv1.Tenant) (uint32, error) {
 	mark, err := t.mark(dirAppMarks + of.Name)
 	if err != nil {
@@ -201,17 +202,15 @@ func (s *Store) freeApp(t *txn, of *pilasterv1.Tenant) (uint32, error) {
 	return s.searchApp(t, of, number)
 }
 
-// isFree reports whether an id is free, and makes the commit fail if it no longer is then.
+// isFree reports whether an id is free. The commit fails if the id is no longer free then.
 func (t *txn) isFree(of *pilasterv1.Tenant, app uint32) (bool, error) {
 	for _, key := range []string{appIDKey(of.Name, app), appQuarantineKey(of.Name, app)} {
 		if value, err := t.get(key); err != nil || value != "" {
 			return false, err
 		}
 	}
-	return !slices.Contains(
-		of.GetRetiringApps().GetApps(),
-		app,
-	), nil // it may have ended while others of its round have not
+	// An app of the current round may have ended already, in one of several transactions.
+	return !slices.Contains(of.GetRetiringApps().GetApps(), app), nil
 }
 
 func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uint32) (uint32, error) {
@@ -219,25 +218,25 @@ func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uin
 	if err != nil {
 		return 0, err
 	}
-	resting, err := t.numbers(dirAppQuarantine + of.Name + "/")
+	quarantined, err := t.numbers(dirAppQuarantine + of.Name + "/")
 	if err != nil {
 		return 0, err
 	}
 	for i := range uint64(s.appLimit) {
-		if app := number(i); !taken[app] && !resting[app] {
+		if app := number(i); !taken[app] && !quarantined[app] {
 			if free, err := t.isFree(of, app); err != nil || free {
 				return app, err
 			}
 		}
 	}
-	waits := ""
+	advice := ""
 	if of.RetiringApps != nil {
 		hosting, err := t.hostingOf(of.Name)
 		if err != nil {
 			return 0, err
 		}
 		if late := Unanswered(of, hosting); len(late) > 0 {
-			waits = fmt.Sprintf(
+			advice = fmt.Sprintf(
 				" (bring back or delete nodes that are away: %s)",
 				strings.Join(late[:min(len(late), 5)], ", "),
 			)
@@ -252,7 +251,7 @@ func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uin
 		s.appLimit,
 		of.Name,
 		quarantineTTL/60+1,
-		waits,
+		advice,
 		of.Name,
 	)
 }
@@ -284,7 +283,7 @@ func parseApp(key, dir string) (*pilasterv1.App, error) {
 	return &pilasterv1.App{Tenant: strings.TrimPrefix(key[:max(at, len(dir))], dir), Id: uint32(n)}, nil
 }
 
-// putApp writes the claim on the id last: a reader that finds it finds the rest.
+// putApp writes an app, and the claim on its id last: a reader that finds the claim also finds the app.
 func (t *txn) putApp(app *pilasterv1.App, hash string, mark uint64) error {
 	t.setMark(dirAppMarks+app.Tenant, mark)
 	if err := t.save(dirApps+app.Tenant+"/"+hash, app); err != nil {

@@ -17,16 +17,16 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// appsBed is a tenant of 16 apps at most, on nodes of which only the store knows.
-type appsBed struct {
+// appsTest is a store with tenant blue, which may have 16 apps, and with nodes that host it.
+type appsTest struct {
 	t *testing.T
 	*store.Store
 	etcd *clientv3.Client
-	at   uint64 // the last message of any node
+	at   uint64 // sequence number of the last message of any node
 }
 
-func newAppsBed(t *testing.T, etcd *clientv3.Client, nodes int) *appsBed {
-	b := &appsBed{t: t, Store: open(t, etcd, address.Plan{}), etcd: etcd}
+func newAppsTest(t *testing.T, etcd *clientv3.Client, nodes int) *appsTest {
+	b := &appsTest{t: t, Store: open(t, etcd, address.Plan{}), etcd: etcd}
 	b.LimitApps(16)
 	for n := range nodes {
 		register(t, b.Store, n+1)
@@ -39,12 +39,12 @@ func newAppsBed(t *testing.T, etcd *clientv3.Client, nodes int) *appsBed {
 
 func appLabels(i int) map[string]string { return map[string]string{"app": fmt.Sprint("a", i)} }
 
-func (b *appsBed) tryResolve(n, i int) (*pilasterv1.Tenant, *pilasterv1.App, error) {
+func (b *appsTest) tryResolve(n, i int) (*pilasterv1.Tenant, *pilasterv1.App, error) {
 	b.at++
 	return b.Resolve(b.t.Context(), node(n), b.at, "blue", appLabels(i))
 }
 
-func (b *appsBed) resolve(n, i int) uint32 {
+func (b *appsTest) resolve(n, i int) uint32 {
 	b.t.Helper()
 	_, app, err := b.tryResolve(n, i)
 	if err != nil {
@@ -53,7 +53,7 @@ func (b *appsBed) resolve(n, i int) uint32 {
 	return app.Id
 }
 
-func (b *appsBed) tenant() *pilasterv1.Tenant {
+func (b *appsTest) tenant() *pilasterv1.Tenant {
 	b.t.Helper()
 	resp, err := b.etcd.Get(b.t.Context(), "/pilaster/1/tenants/blue")
 	found := new(pilasterv1.Tenant)
@@ -63,41 +63,41 @@ func (b *appsBed) tenant() *pilasterv1.Tenant {
 	return found
 }
 
-func (b *appsBed) round() *pilasterv1.RetiringApps { return b.tenant().RetiringApps }
+func (b *appsTest) round() *pilasterv1.RetiringApps { return b.tenant().RetiringApps }
 
-// hears has a node say that it goes by the round there is.
-func (b *appsBed) hears(n int, keeps ...uint32) { b.says(n, b.round().GetRound(), keeps...) }
+// confirm reports that a node has applied the current round and keeps some apps.
+func (b *appsTest) confirm(n int, keeps ...uint32) { b.report(n, b.round().GetRound(), keeps...) }
 
-func (b *appsBed) says(n int, round uint64, keeps ...uint32) {
+func (b *appsTest) report(n int, round uint64, keeps ...uint32) {
 	b.t.Helper()
 	b.at++
-	said := &pilasterv1.Hosting{
+	report := &pilasterv1.Hosting{
 		Tenant:     "blue",
 		Accepts:    []uint32{1},
 		Holds:      []uint32{1},
 		HeardRound: round,
 		KeepsApps:  keeps,
 	}
-	if _, err := b.RecordHosting(b.t.Context(), node(n), b.at, []*pilasterv1.Hosting{said}, nil); err != nil {
+	if _, err := b.RecordHosting(b.t.Context(), node(n), b.at, []*pilasterv1.Hosting{report}, nil); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-func (b *appsBed) settle() {
+func (b *appsTest) reconcile() {
 	b.t.Helper()
 	if err := b.Reconcile(b.t.Context(), "blue"); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-func (b *appsBed) ask() {
+func (b *appsTest) begin() {
 	b.t.Helper()
 	if err := b.BeginAppRound(b.t.Context(), "blue"); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-func (b *appsBed) count(dir string) int64 {
+func (b *appsTest) count(dir string) int64 {
 	b.t.Helper()
 	resp, err := b.etcd.Get(b.t.Context(), "/pilaster/1/"+dir+"/blue/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
@@ -106,16 +106,16 @@ func (b *appsBed) count(dir string) int64 {
 	return resp.Count
 }
 
-// want compares the round with apps, and whether they are to be forgotten.
-func (b *appsBed) want(forgotten bool, apps ...uint32) {
+// want compares the apps of the round, and whether nodes must delete them.
+func (b *appsTest) want(forgotten bool, apps ...uint32) {
 	b.t.Helper()
 	if r := b.round(); !slices.Equal(r.GetApps(), apps) || r.GetForgotten() != forgotten {
-		b.t.Fatalf("the round is %v, want apps %v, to be forgotten: %v", r, apps, forgotten)
+		b.t.Fatalf("the round is %v, want apps %v, to be deleted: %v", r, apps, forgotten)
 	}
 }
 
-// rested has all that rests be free, as it is after quarantineTTL.
-func (b *appsBed) rested() {
+// endQuarantine ends the quarantine of all ids, as quarantineTTL does.
+func (b *appsTest) endQuarantine() {
 	b.t.Helper()
 	if _, err := b.etcd.Delete(b.t.Context(), "/pilaster/1/resting-apps/", clientv3.WithPrefix()); err != nil {
 		b.t.Fatal(err)
@@ -129,46 +129,46 @@ func upTo(n uint32) (all []uint32) {
 	return all
 }
 
-// testAppsEnd follows numbers through their lives, as two nodes see them.
-func testAppsEnd(t *testing.T, etcd *clientv3.Client) {
-	b := newAppsBed(t, etcd, 2)
+// Apps retire after two nodes confirmed both rounds, and their ids are quarantined and reused.
+func testRetirement(t *testing.T, etcd *clientv3.Client) {
+	b := newAppsTest(t, etcd, 2)
 	for i := range 11 {
 		b.resolve(1+i%2, i)
 	}
-	if b.ask(); b.round() != nil {
-		t.Fatal("nodes are asked about 11 apps of 16")
+	if b.begin(); b.round() != nil {
+		t.Fatalf("a round begins with 11 apps of 16: %v", b.round())
 	}
 	b.resolve(1, 11)
-	b.ask()
+	b.begin()
 	b.want(false, upTo(12)...)
 	first := b.round().Round
 
-	b.hears(1, 1, 3)
-	b.settle()
-	b.want(false, upTo(12)...) // the other has not answered
+	b.confirm(1, 1, 3)
+	b.reconcile()
+	b.want(false, upTo(12)...) // the other node has not confirmed
 	if got := b.resolve(2, 4); got != 5 {
-		t.Fatalf("labels that come back while nodes are asked are app %d, want 5", got)
+		t.Fatalf("labels that are resolved again in the first round are app %d, want 5", got)
 	}
 	b.want(false, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12)
-	b.hears(2, 2)
-	b.settle()
+	b.confirm(2, 2)
+	b.reconcile()
 	b.want(true, 4, 6, 7, 8, 9, 10, 11, 12)
 	if second := b.round().Round; second == first {
-		t.Fatal("to be asked and to forget is one round")
+		t.Fatalf("the second round has number %d like the first", second)
 	}
 
-	b.hears(1)
+	b.confirm(1)
 	if got := b.resolve(2, 5); got != 6 {
-		t.Fatalf("labels that come back while they are forgotten are app %d, want 6", got)
+		t.Fatalf("labels that are resolved again in the second round are app %d, want 6", got)
 	}
-	b.says(2, first, 2)
-	b.settle()
-	b.want(true, 4, 7, 8, 9, 10, 11, 12) // that was an answer to what was before
-	b.hears(2)
-	b.settle()
+	b.report(2, first, 2)
+	b.reconcile()
+	b.want(true, 4, 7, 8, 9, 10, 11, 12) // node 2 confirmed only the first round
+	b.confirm(2)
+	b.reconcile()
 	if b.round() != nil || b.count("apps") != 5 || b.count("app-ids") != 5 || b.count("resting-apps") != 7 {
 		t.Fatalf(
-			"round %v, %d apps with %d numbers, %d rest; want none, 5, 5, 7",
+			"round %v, %d apps with %d ids, %d in quarantine; want none, 5, 5, 7",
 			b.round(),
 			b.count("apps"),
 			b.count("app-ids"),
@@ -178,41 +178,41 @@ func testAppsEnd(t *testing.T, etcd *clientv3.Client) {
 
 	for i, want := range []uint32{13, 14, 15, 16} {
 		if got := b.resolve(1, 20+i); got != want {
-			t.Fatalf("app %d, want %d: others rest", got, want)
+			t.Fatalf("app %d, want %d: the ended ids are in quarantine", got, want)
 		}
 	}
 	_, _, err := b.tryResolve(1, 30)
 	if e := (*store.Error)(nil); !errors.As(err, &e) || e.Reason != store.Full ||
 		!strings.Contains(err.Error(), "try again in 7 minutes") {
-		t.Fatalf("no number is free: %v", err)
+		t.Fatalf("no id is free: got %v, want Full", err)
 	}
-	b.rested()
+	b.endQuarantine()
 	for i, want := range []uint32{4, 7, 8, 9, 10, 11} {
 		if got := b.resolve(1, 30+i); got != want {
 			t.Fatalf("app %d, want %d", got, want)
 		}
 	}
 	if got := b.resolve(1, 3); got != 12 {
-		t.Fatalf("labels whose app 4 ended are app %d, want 12", got)
+		t.Fatalf("the labels of the ended app 4 are app %d, want 12", got)
 	}
 }
 
-// testAppsOfAwayNodes has nothing end that a node may have which says nothing: it is away, of an earlier build, or new
-// to the tenant.
-func testAppsOfAwayNodes(t *testing.T, etcd *clientv3.Client) {
-	b := newAppsBed(t, etcd, 3)
+// No app ends while a node has not confirmed the round: it is disconnected, has an earlier build, or is new to the
+// tenant.
+func testRetirementWithDisconnectedNodes(t *testing.T, etcd *clientv3.Client) {
+	b := newAppsTest(t, etcd, 3)
 	for i := range 12 {
 		b.resolve(1, i)
 	}
 	b.resolve(2, 0)
-	b.ask()
-	b.hears(1)
-	b.says(2, 0) // an earlier build says nothing of rounds
-	b.settle()
+	b.begin()
+	b.confirm(1)
+	b.report(2, 0) // an earlier build reports no round
+	b.reconcile()
 	b.want(false, upTo(12)...)
-	b.hears(2)
-	b.resolve(3, 1) // and this one has not heard
-	b.settle()
+	b.confirm(2)
+	b.resolve(3, 1) // a new node, which has not confirmed the round
+	b.reconcile()
 	b.want(false, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 	if _, _, err := b.tryResolve(1, 20); err != nil {
 		t.Fatal(err)
@@ -221,38 +221,39 @@ func testAppsOfAwayNodes(t *testing.T, etcd *clientv3.Client) {
 		b.resolve(1, 21+i)
 	}
 	if _, _, err := b.tryResolve(1, 30); err == nil || !strings.Contains(err.Error(), "away: n3") {
-		t.Fatalf("no number is free and n3 is waited for: %v", err)
+		t.Fatalf("no id is free: got %v, want an error that names n3", err)
 	}
 	if err := b.DeleteNode(t.Context(), "n3", false); err != nil {
 		t.Fatal(err)
 	}
-	b.settle()
+	b.reconcile()
 	b.want(true, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
-	b.hears(1)
-	if _, err := b.RecordHosting(t.Context(), node(2), b.at+1, nil, []string{"blue"}); err != nil { // its last container has gone
+	b.confirm(1)
+	// The last container of node 2 ends.
+	if _, err := b.RecordHosting(t.Context(), node(2), b.at+1, nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
-	b.settle()
+	b.reconcile()
 	if b.want(false); b.count("resting-apps") != 11 {
-		t.Fatalf("%d numbers rest, want 11", b.count("resting-apps"))
+		t.Fatalf("%d ids in quarantine, want 11", b.count("resting-apps"))
 	}
 }
 
-// testManyAppsEnd has more end than one transaction takes.
-func testManyAppsEnd(t *testing.T, etcd *clientv3.Client) {
-	b := newAppsBed(t, etcd, 1)
+// More apps end than fit into one transaction.
+func testRetirementOfManyApps(t *testing.T, etcd *clientv3.Client) {
+	b := newAppsTest(t, etcd, 1)
 	b.LimitApps(480)
 	for i := range 400 {
 		b.resolve(1, i)
 	}
-	b.ask()
-	b.hears(1, 7)
-	b.settle()
-	b.hears(1)
-	b.settle()
+	b.begin()
+	b.confirm(1, 7)
+	b.reconcile()
+	b.confirm(1)
+	b.reconcile()
 	if b.want(false); b.count("apps") != 1 || b.count("app-ids") != 1 || b.count("resting-apps") != 399 {
 		t.Fatalf(
-			"%d apps with %d numbers, %d rest; want 1, 1, 399",
+			"%d apps with %d ids, %d in quarantine; want 1, 1, 399",
 			b.count("apps"),
 			b.count("app-ids"),
 			b.count("resting-apps"),
@@ -260,16 +261,17 @@ func testManyAppsEnd(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// appsNode is a node as the protocol wants it.
+// appsNode is a node that follows the protocol of the rounds.
 type appsNode struct {
-	n     int
-	known map[uint32]string // apps, with their labels
-	uses  map[uint32]int    // containers
-	round *pilasterv1.RetiringApps
-	heard uint64
+	n         int
+	known     map[uint32]string // labels, by app
+	uses      map[uint32]int    // number of containers, by app
+	round     *pilasterv1.RetiringApps
+	confirmed uint64
 }
 
-func (n *appsNode) takes(of *pilasterv1.Tenant, told bool) {
+// apply applies a tenant's record. The node confirms only rounds that it received on its stream.
+func (n *appsNode) apply(of *pilasterv1.Tenant, onStream bool) {
 	if n.round = of.RetiringApps; n.round.GetForgotten() {
 		for _, app := range n.round.Apps {
 			if n.uses[app] == 0 {
@@ -277,8 +279,8 @@ func (n *appsNode) takes(of *pilasterv1.Tenant, told bool) {
 			}
 		}
 	}
-	if told && n.round != nil {
-		n.heard = n.round.Round
+	if onStream && n.round != nil {
+		n.confirmed = n.round.Round
 	}
 }
 
@@ -291,20 +293,20 @@ func (n *appsNode) keeps() (apps []uint32) {
 	return apps
 }
 
-// testAppsRandomly has containers of many labels come and go at nodes that hear late and say late. No number is ever
-// known by two meanings.
-func testAppsRandomly(t *testing.T, etcd *clientv3.Client) {
-	b := newAppsBed(t, etcd, 3)
+// Containers of many labels start and end on nodes that receive updates late and report late. No two nodes ever have
+// different labels for one id.
+func testRandomRetirement(t *testing.T, etcd *clientv3.Client) {
+	b := newAppsTest(t, etcd, 3)
 	r := rand.New(rand.NewPCG(7, 8))
 	nodes := []*appsNode{{n: 1}, {n: 2}, {n: 3}}
 	for _, n := range nodes {
 		n.known, n.uses = map[uint32]string{}, map[uint32]int{}
 	}
-	meaning, given, again, full := map[uint32]string{}, map[uint32]string{}, 0, 0
+	labelsOf, allocated, reused, full := map[uint32]string{}, map[uint32]string{}, 0, 0
 	for step := range 1500 {
 		n := nodes[r.IntN(len(nodes))]
 		switch r.IntN(7) {
-		case 0, 1: // a container comes
+		case 0, 1: // a container starts
 			labels := r.IntN(60)
 			name := fmt.Sprint(appLabels(labels))
 			var app uint32
@@ -322,55 +324,55 @@ func testAppsRandomly(t *testing.T, etcd *clientv3.Client) {
 					t.Fatal(err)
 				}
 				app = resolved.Id
-				if was := given[app]; was != "" && was != name {
-					again++
+				if was := allocated[app]; was != "" && was != name {
+					reused++
 				}
-				given[app], n.known[app] = name, name
-				n.takes(of, false)
+				allocated[app], n.known[app] = name, name
+				n.apply(of, false)
 			}
 			n.uses[app]++
-		case 2, 3: // one goes
+		case 2, 3: // a container ends
 			if apps := slices.Sorted(maps.Keys(n.uses)); len(apps) > 0 {
 				app := apps[r.IntN(len(apps))]
 				if n.uses[app]--; n.uses[app] == 0 {
 					delete(n.uses, app)
 				}
 			}
-		case 4: // it is told all there is, and says how it is
+		case 4: // the node receives the whole tenant and reports
 			of := b.tenant()
 			for app, labels := range b.apps() {
 				n.known[app] = labels
 			}
-			n.takes(of, true)
-			b.says(n.n, n.heard, n.keeps()...)
+			n.apply(of, true)
+			b.report(n.n, n.confirmed, n.keeps()...)
 		case 5:
-			b.settle()
-			b.rested()
+			b.reconcile()
+			b.endQuarantine()
 		case 6:
-			b.ask()
+			b.begin()
 		}
-		clear(meaning)
+		clear(labelsOf)
 		for _, n := range nodes {
 			for app, labels := range n.known {
-				if was := meaning[app]; was != "" && was != labels {
-					t.Fatalf("step %d: app %d is %s and %s", step, app, was, labels)
+				if was := labelsOf[app]; was != "" && was != labels {
+					t.Fatalf("step %d: app %d has labels %s and %s", step, app, was, labels)
 				}
-				meaning[app] = labels
+				labelsOf[app] = labels
 			}
 			for app := range n.uses {
 				if n.known[app] == "" {
-					t.Fatalf("step %d: node %d has forgotten app %d, which a container of it is of", step, n.n, app)
+					t.Fatalf("step %d: node %d has deleted app %d, which one of its containers uses", step, n.n, app)
 				}
 			}
 		}
 	}
-	if again < 20 || full == 0 {
-		t.Errorf("%d numbers went to other labels, and %d times none was free: that tells little", again, full)
+	if reused < 20 || full == 0 {
+		t.Errorf("%d ids were reused, and %d times none was free; want at least 20 and 1", reused, full)
 	}
 }
 
-// apps are those there are, with their labels.
-func (b *appsBed) apps() map[uint32]string {
+// apps returns the labels of the tenant's apps, by id.
+func (b *appsTest) apps() map[uint32]string {
 	b.t.Helper()
 	resp, err := b.etcd.Get(b.t.Context(), "/pilaster/1/apps/blue/", clientv3.WithPrefix())
 	if err != nil {

@@ -9,22 +9,22 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// A restored store begins no number anew that may have been handed out since the backup, and no answer from then
-// counts.
+// A restored store allocates no app id that may have been allocated since the backup, and ignores reports about rounds
+// from before the restore.
 func TestRestoreOfApps(t *testing.T) {
 	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
 	e, err := store.Embed(t.Context(), dir, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newAppsBed(t, e.Client, 1)
+	b := newAppsTest(t, e.Client, 1)
 	for i := range 12 {
 		b.resolve(1, i)
 	}
-	b.ask()
-	b.hears(1)
-	b.settle()
-	b.hears(1) // the last answer, which is not acted upon
+	b.begin()
+	b.confirm(1)
+	b.reconcile()
+	b.confirm(1) // the last confirmation, without a Reconcile after it
 	file, again := filepath.Join(t.TempDir(), "backup"), t.TempDir()
 	if _, err := store.Backup(t.Context(), dir, file, log); err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func TestRestoreOfApps(t *testing.T) {
 	t.Cleanup(e.Close)
 	b.Store, b.etcd = open(t, e.Client, address.Plan{}), e.Client
 	b.want(false)
-	b.settle()
+	b.reconcile()
 	if b.count("apps") != 12 {
 		t.Errorf("%d apps, want 12", b.count("apps"))
 	}
@@ -47,9 +47,9 @@ func TestRestoreOfApps(t *testing.T) {
 		t.Errorf("the next app is %d, want 113", got)
 	}
 	b.LimitApps(16)
-	b.ask()
-	b.settle()
+	b.begin()
+	b.reconcile()
 	if b.round().GetForgotten() {
-		t.Error("an answer from before the backup is one to a round after it")
+		t.Error("a confirmation from before the backup counts for a round after the restore")
 	}
 }

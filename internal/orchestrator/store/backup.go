@@ -23,8 +23,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// BackupHeader is the first line of a backup, as JSON. One record per line follows, and at last the SHA-256 of all
-// that. A backup contains every tenant's key and the authority's key.
+// BackupHeader is the first line of a backup, as JSON. One record per line follows. The last line is the SHA-256 of the
+// lines before it. A backup contains the key of each tenant and of the certificate authority.
 type BackupHeader struct {
 	Format     string       `json:"format"`  // backupFormat
 	Version    int          `json:"version"` // of the format
@@ -66,7 +66,7 @@ func Backup(ctx context.Context, dataDir, file string, log *slog.Logger) (Backup
 	return header, statefile.WriteBytes(file, text, 0o600)
 }
 
-// openDataDir returns a client of the running orchestrator's etcd, or of an etcd that it starts.
+// openDataDir returns a client of the etcd of a data directory. If no orchestrator runs there, it starts the etcd.
 func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*clientv3.Client, func(), error) {
 	if _, err := os.Stat(filepath.Join(dataDir, "etcd")); errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(filepath.Join(dataDir, "join-token")); err == nil {
@@ -82,7 +82,7 @@ func openDataDir(ctx context.Context, dataDir string, log *slog.Logger) (*client
 	}
 	lock, err := statefile.Lock(dataDir)
 	if err == nil {
-		lock.Close() // no orchestrator runs
+		lock.Close() // no orchestrator runs; Embed takes the lock
 		e, err := Embed(ctx, dataDir, log)
 		if err != nil {
 			return nil, nil, err
@@ -134,8 +134,12 @@ func dump(ctx context.Context, client *clientv3.Client) ([]byte, BackupHeader, e
 	return fmt.Appendf(text, "%s%x\n", sumPrefix, sha256.Sum256(text)), header, nil
 }
 
-// each reads all records at one revision, page by page, because there may be very many.
-func each(ctx context.Context, client *clientv3.Client, take func(*mvccpb.KeyValue) error) (revision int64, err error) {
+// each calls visit for all records at one revision. It reads them in pages, because there may be very many.
+func each(
+	ctx context.Context,
+	client *clientv3.Client,
+	visit func(*mvccpb.KeyValue) error,
+) (revision int64, err error) {
 	next, end := root, clientv3.GetPrefixRangeEnd(root)
 	for more := true; more; {
 		once, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -155,7 +159,7 @@ func each(ctx context.Context, client *clientv3.Client, take func(*mvccpb.KeyVal
 		}
 		for _, kv := range resp.Kvs {
 			next = string(kv.Key) + "\x00"
-			if err := take(kv); err != nil {
+			if err := visit(kv); err != nil {
 				return 0, err
 			}
 		}
@@ -164,7 +168,7 @@ func each(ctx context.Context, client *clientv3.Client, take func(*mvccpb.KeyVal
 	return revision, nil
 }
 
-// ReadBackup checks the whole file before it returns.
+// ReadBackup reads a backup and checks the whole file.
 func ReadBackup(file string) (BackupHeader, map[string]string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -184,7 +188,7 @@ func parseBackup(text []byte) (header BackupHeader, records map[string]string, e
 	}
 	if header.Version != backupVersion {
 		return header, nil, fmt.Errorf(
-			"it has version %d of the format, and this program knows version %d: use the pilaster that made it",
+			"it has version %d of the format, and this program supports version %d: use the pilaster that made it",
 			header.Version,
 			backupVersion,
 		)

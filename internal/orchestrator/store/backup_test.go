@@ -14,16 +14,16 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// A damaged backup, and one of another program, restores nothing.
+// Restore refuses a damaged backup and a file of another program, and changes nothing.
 func TestRestoreRefuses(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	whole := someBackup(t)
-	sealed := func(text string) string { // with a checksum that fits
+	sealed := func(text string) string { // with the right checksum
 		body := text[:strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")+1]
 		return fmt.Sprintf("%ssha256 %x\n", body, sha256.Sum256([]byte(body)))
 	}
 	lines := strings.SplitAfter(whole, "\n")
-	cases := map[string]struct{ text, says string }{
+	cases := map[string]struct{ text, want string }{
 		"empty":            {"", "is not a backup"},
 		"something else":   {"{}\n", "is not a backup"},
 		"newer":            {sealed(strings.Replace(whole, `"version":1`, `"version":2`, 1)), "version 2"},
@@ -36,7 +36,7 @@ func TestRestoreRefuses(t *testing.T) {
 		},
 	}
 	for _, at := range []int{1, len(lines[0]), len(whole) / 2, len(whole) - 70, len(whole) - 1} {
-		cases[fmt.Sprintf("cut off after %d bytes", at)] = struct{ text, says string }{whole[:at], "cannot be restored"}
+		cases[fmt.Sprintf("cut off after %d bytes", at)] = struct{ text, want string }{whole[:at], "cannot be restored"}
 	}
 	for name, c := range cases {
 		dir := t.TempDir()
@@ -45,12 +45,12 @@ func TestRestoreRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := store.Restore(t.Context(), file, data, 1, log)
-		if err == nil || !strings.Contains(err.Error(), c.says) ||
+		if err == nil || !strings.Contains(err.Error(), c.want) ||
 			!strings.Contains(err.Error(), "nothing was changed") {
-			t.Errorf("%s: %v, want %q", name, err, c.says)
+			t.Errorf("%s: got %v, want %q and that nothing was changed", name, err, c.want)
 		}
 		if _, err := os.Stat(data); !os.IsNotExist(err) {
-			t.Errorf("%s: a data directory was made", name)
+			t.Errorf("%s: Restore created the data directory", name)
 		}
 	}
 
@@ -61,14 +61,14 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 	_, err := store.Restore(t.Context(), file, dir, 1, log)
 	if err == nil || !strings.Contains(err.Error(), "is not empty: it has backup") {
-		t.Errorf("into a folder that holds something: %v", err)
+		t.Errorf("into a folder with a file: got %v, want a refusal", err)
 	}
 	// The base prefix has 16,777,216 nodes.
 	_, err = store.Restore(t.Context(), file, filepath.Join(dir, "data"), 1<<24, log)
 	if err == nil || !strings.Contains(err.Error(), "none would be left") {
-		t.Errorf("leaving out everything: %v", err)
+		t.Errorf("skipping all numbers: got %v, want a refusal", err)
 	}
-	// What an interrupted restore left does not count, and goes.
+	// Restore removes the files of an interrupted restore.
 	data := filepath.Join(dir, "data")
 	if err := os.MkdirAll(filepath.Join(data, ".restoring", "etcd"), 0o700); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestRestoreRefuses(t *testing.T) {
 		t.Error(err)
 	}
 	if entries, err := os.ReadDir(data); err != nil || len(entries) != 1 || entries[0].Name() != "etcd" {
-		t.Errorf("the restored data directory has %v, %v", entries, err)
+		t.Errorf("the restored data directory has %v, %v; want only etcd", entries, err)
 	}
 }
 
@@ -107,8 +107,7 @@ func someBackup(t *testing.T) string {
 	return string(text)
 }
 
-// TestRestoreOfPolicies: what is restored has every policy, also where they have more together than a transaction
-// takes.
+// Restore restores all policies, also if they are too large for one transaction.
 func TestRestoreOfPolicies(t *testing.T) {
 	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
 	from, file, to := filepath.Join(dir, "from"), filepath.Join(dir, "backup"), filepath.Join(dir, "to")
@@ -119,7 +118,7 @@ func TestRestoreOfPolicies(t *testing.T) {
 		}
 		defer e.Close()
 		work(open(t, e.Client, address.Plan{}))
-		return kept(t, e.Client, "policies/")
+		return revisions(t, e.Client, "policies/")
 	}
 	was := records(from, func(s *store.Store) {
 		for _, name := range []string{"red", "blue"} {
@@ -140,7 +139,7 @@ func TestRestoreOfPolicies(t *testing.T) {
 	}
 	r, err := store.Restore(t.Context(), file, to, 1, log)
 	if err != nil || fmt.Sprint(r.WithPolicies) != "[blue red]" {
-		t.Fatalf("restored is %+v, %v", r, err)
+		t.Fatalf("restored %+v, %v; want policies of blue and red", r, err)
 	}
 	is := records(to, func(*store.Store) {})
 	for key := range was {
@@ -149,6 +148,6 @@ func TestRestoreOfPolicies(t *testing.T) {
 		}
 	}
 	if len(was) != 120 || len(is) != len(was) {
-		t.Errorf("of %d policies %d are restored", len(was), len(is))
+		t.Errorf("%d policies before and %d after the restore, want 120", len(was), len(is))
 	}
 }

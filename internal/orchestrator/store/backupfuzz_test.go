@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/fuzzmutate"
 )
 
-// FuzzBackup: of a backup everything is taken or nothing, nothing that its checksum does not cover, and what is
-// restored hands out nothing that the backup or the numbers left out have.
+// FuzzBackup checks that parseBackup returns all records of a file or an error, and an error for each byte that the
+// checksum does not cover. A restored cluster allocates no number of the backup and none of those to skip.
 func FuzzBackup(f *testing.F) {
 	r, err := newCluster(address.Plan{})
 	if err != nil {
@@ -30,15 +30,16 @@ func FuzzBackup(f *testing.F) {
 		f.Fatal(err)
 	}
 	kept := []backupRecord{
-		{
-			keyCluster,
-			string(cluster),
-		}, {dirTenants + "blue", `{"name":"blue"}`}, {dirAppMarks + "blue", "65270"}, {dirTenants + "red", `{"name":"red"}`},
-		{
-			keyPrefixMark,
-			"3",
-		}, {keyTenantMark, "16777200"}, {dirSessions + "n1", "o1 i1 s1"}, {dirNodes + "n1", `{"name":"n1"}`},
-		{dirNodes + "n2", `{"name":"n2"}`}, {dirPublishedMarks + "n2", "16777200"},
+		{keyCluster, string(cluster)},
+		{dirTenants + "blue", `{"name":"blue"}`},
+		{dirAppMarks + "blue", "65270"},
+		{dirTenants + "red", `{"name":"red"}`},
+		{keyPrefixMark, "3"},
+		{keyTenantMark, "16777200"},
+		{dirSessions + "n1", "o1 i1 s1"},
+		{dirNodes + "n1", `{"name":"n1"}`},
+		{dirNodes + "n2", `{"name":"n2"}`},
+		{dirPublishedMarks + "n2", "16777200"},
 	}
 	header, err := json.Marshal(
 		BackupHeader{
@@ -77,15 +78,15 @@ func FuzzBackup(f *testing.F) {
 			return
 		}
 		if flip != 0 || len(more) > 0 {
-			t.Fatalf("damaged, and accepted: %q", text)
+			t.Fatalf("accepted a damaged backup: %q", text)
 		}
 		if h.Records != len(got) || h.Format != backupFormat || h.Version != backupVersion {
-			t.Fatalf("%d records of %+v", len(got), h)
+			t.Fatalf("read %d records, the header is %+v", len(got), h)
 		}
 		for _, line := range lines {
 			var r backupRecord
 			if err := json.Unmarshal(line, &r); err != nil || got[r.Key] != r.Value || !strings.HasPrefix(r.Key, root) {
-				t.Fatalf("%s became %q, %v", line, got[r.Key], err)
+				t.Fatalf("record %s was read as %q, %v", line, got[r.Key], err)
 			}
 		}
 		restored := maps.Clone(got)
@@ -95,12 +96,12 @@ func FuzzBackup(f *testing.F) {
 	})
 }
 
-// checkRestored compares the records of a backup with those of the cluster it becomes.
+// checkRestored compares the records of a backup with those of the restored cluster.
 func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 	t.Helper()
 	var after clusterRecord
 	if err := json.Unmarshal([]byte(is[keyCluster]), &after); err != nil || after.From == 0 {
-		t.Fatalf("revisions are counted from %d, %v", after.From, err)
+		t.Fatalf("the offset of revisions is %d, %v; want more than 0", after.From, err)
 	}
 	plan := address.Plan{Base: after.BasePrefix, Private: after.PrivatePrefix}
 	marks := map[string]uint64{keyPrefixMark: plan.Nodes(), keyTenantMark: 1 << 24}
@@ -124,15 +125,15 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 		had = max(had, least[key])
 		full := next >= end && (strings.HasPrefix(key, dirAppMarks) || least[key] > 0)
 		if err1 != nil || next < had || next-had != skip && !full && had < end {
-			t.Fatalf("%s was %q and is %q after leaving out %d", key, was[key], is[key], skip)
+			t.Fatalf("%s was %q and is %q after skipping %d", key, was[key], is[key], skip)
 		}
 	}
-	gone := func(key string) bool {
+	leased := func(key string) bool {
 		return strings.HasPrefix(key, dirSessions) || strings.HasPrefix(key, dirQuarantine)
 	}
 	for key, value := range is {
-		if gone(key) {
-			t.Fatalf("%s is still there", key)
+		if leased(key) {
+			t.Fatalf("the restored cluster has %s, which expires", key)
 		}
 		if _, mark := marks[key]; !mark && key != keyCluster && !strings.HasPrefix(key, dirTenants) &&
 			value != was[key] {
@@ -140,13 +141,13 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 		}
 	}
 	for key := range was {
-		if _, there := is[key]; !there && !gone(key) {
-			t.Fatalf("%s is gone", key)
+		if _, there := is[key]; !there && !leased(key) {
+			t.Fatalf("the restored cluster lacks %s", key)
 		}
 	}
 }
 
-// checkNewer compares a tenant's records: only the changes counted are more.
+// checkNewer compares a tenant's records: only the change counter is higher.
 func checkNewer(t *testing.T, key, was, is string, skip uint64) {
 	t.Helper()
 	before, after := new(pilasterv1.Tenant), new(pilasterv1.Tenant)
@@ -154,6 +155,6 @@ func checkNewer(t *testing.T, key, was, is string, skip uint64) {
 		t.Fatal(err)
 	}
 	if before.Changes += skip; !proto.Equal(before, after) {
-		t.Fatalf("%s was %s and is %s after leaving out %d", key, was, is, skip)
+		t.Fatalf("%s was %s and is %s after skipping %d", key, was, is, skip)
 	}
 }

@@ -16,13 +16,13 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Cluster has the decisions of the first start. Only a restore changes it. The join token is not part of it, because it
-// can be rotated.
+// Cluster has the decisions of the first start. Only a restore changes it. The join token is not part of it, because
+// administrators can rotate the token.
 type Cluster struct {
 	UUID      string
 	Plan      address.Plan
 	Authority *pki.Authority
-	From      int64 // offset of revisions; each restore begins above all earlier revisions
+	From      int64 // offset of revisions; a restore raises it above all earlier revisions
 }
 
 // clusterRecord is the stored form of Cluster.
@@ -36,7 +36,7 @@ type clusterRecord struct {
 	JoinSecret    []byte       `json:"joinSecret"`
 	From          int64        `json:"revisionsFrom,omitempty"`
 
-	Gateways *gatewayRecord `json:"gateways,omitempty"` // nil in a cluster that is older than they are
+	Gateways *gatewayRecord `json:"gateways,omitempty"` // nil in a cluster of a build without gateway prefixes
 }
 
 type gatewayRecord struct {
@@ -44,7 +44,7 @@ type gatewayRecord struct {
 	V6 netip.Prefix `json:"v6"`
 }
 
-// plan returns the plan of the record. An older cluster has the default gateway prefixes, if its plan leaves them free.
+// plan returns the plan of the record. An older cluster has the default gateway prefixes that do not overlap its plan.
 func (r clusterRecord) plan() address.Plan {
 	plan := address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}
 	if r.Gateways != nil {
@@ -59,8 +59,8 @@ func (r clusterRecord) plan() address.Plan {
 	return with
 }
 
-// Open finds the cluster in etcd, or creates it. Zero prefixes of the plan mean those of the cluster, or the defaults
-// for a new one; other prefixes must equal the cluster's.
+// Open reads the cluster from etcd, or creates it. A zero prefix in wanted means the prefix of the cluster, or the
+// default for a new cluster. Other prefixes must equal those of the cluster.
 func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *slog.Logger) (*Store, error) {
 	s := &Store{
 		etcd:      etcd,

@@ -13,17 +13,17 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// Group commit. A transaction costs a round trip of the cluster and a write to disk. So all changes of the process that
-// wait meanwhile are decided one after the other and committed in one transaction; each sees the writes of those before
-// it. They stay independent: a refused change writes nothing, and a change that etcd rejects does not affect the
-// others.
+// Group commit. A transaction costs a round trip in the etcd cluster and a write to disk. So while one transaction
+// runs, the changes of this process wait in a queue. Then the committer decides them one after the other, and commits
+// them in one transaction. Each change sees the writes of those before it. The changes stay independent: a refused
+// change writes nothing, and a change that etcd rejects does not affect the others.
 
 // committer is the queue of pending changes.
 type committer struct {
 	mu         sync.Mutex
 	queue      []*request
 	maxWaiting int  // maximum length of queue
-	maxBatch   int  // writes, and also comparisons, of one transaction
+	maxBatch   int  // limit of the writes of one transaction, and of its comparisons
 	running    bool // commitLoop runs
 }
 
@@ -38,12 +38,12 @@ type request struct {
 	taken bool // it is in a batch; protected by committer.mu
 }
 
-// change runs decide, perhaps several times, and commits what it wrote; if decide fails, nothing is written. All reads
-// of decide are of one revision, so its results are consistent even if it writes nothing.
+// change runs decide, perhaps several times, and commits its writes. If decide fails, change writes nothing. All reads
+// of decide have one revision, so its results are consistent even if it writes nothing.
 //
-// A change that is too large for one transaction is committed in several, in the order of its writes, and decided again
-// before each: the later runs skip what is done. So the order must allow a stop anywhere, and a repeated call must
-// complete it.
+// A change that is too large for one transaction is committed in several, in the order of its writes. change runs
+// decide before each of them, and decide must not repeat the writes that are done. The order of the writes must allow a
+// crash after any transaction, and a repeated call must then complete the change.
 //
 // decide may run in another goroutine, but never after change has returned.
 func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
@@ -51,15 +51,15 @@ func (s *Store) change(ctx context.Context, decide func(*txn) error) error {
 	err := decide(t)
 	s.noticeRewound(t.revision, watched)
 	if !errors.Is(err, rpctypes.ErrCompacted) && (err != nil || len(t.writes) == 0) {
-		return err // most calls change nothing and need not wait
+		return err // most calls change nothing and need no commit
 	}
 	return s.submit(
 		&request{ctx: ctx, decide: decide, reads: slices.Collect(maps.Keys(t.readings)), weight: t.weight()},
 	)
 }
 
-// noticeRewound triggers a full read if a read returned an older revision than the watch has seen: reads are
-// linearizable, so this cannot be a lagging member.
+// noticeRewound makes Watch read the whole store again if a read returned an older revision than the watch. Reads are
+// linearizable, so a lagging member cannot be the cause: etcd was restored from a snapshot.
 func (s *Store) noticeRewound(read, watched int64) {
 	if read == 0 || read >= watched {
 		return
@@ -70,9 +70,9 @@ func (s *Store) noticeRewound(read, watched int64) {
 	}
 }
 
-// changeQueued is change without a first decision outside the queue. It is for frequent calls of many nodes that
-// usually write and read few keys: one read for the batch costs less than one per call, and the queue is fair. w
-// estimates the writes; reads are the keys to fetch.
+// changeQueued is change without the first run of decide before the queue. It is for frequent calls of many nodes that
+// read few keys and usually write: one read per batch costs less than one per call, and the queue is fair. w estimates
+// the writes; reads are the keys to fetch.
 func (s *Store) changeQueued(ctx context.Context, decide func(*txn) error, w weight, reads ...string) error {
 	if len(reads) > maxOps {
 		return s.change(ctx, decide)
@@ -89,13 +89,13 @@ func (s *Store) submit(r *request) error {
 		return err
 	case <-r.ctx.Done():
 		if s.committer.isWaiting(r) {
-			return unavailable(r.ctx.Err()) // it was not decided, and a later batch skips it
+			return unavailable(r.ctx.Err()) // not decided; dropExpired removes it from a later batch
 		}
 		return <-r.answer
 	}
 }
 
-// maxWaiting limits the queue; it is more than can be committed within the callers' deadlines.
+// maxWaiting limits the queue. More changes could not be committed within the callers' deadlines.
 const maxWaiting = 1 << 15
 
 func (s *Store) enqueue(r *request) {
@@ -110,11 +110,11 @@ func (s *Store) enqueue(r *request) {
 	q.queue = append(q.queue, r)
 	if !q.running {
 		q.running = true
-		go s.commitLoop() // the waiting callers own it
+		go s.commitLoop() // ends before the last waiting caller returns
 	}
 }
 
-// Waiting is the length of the queue.
+// Waiting returns the length of the queue.
 func (s *Store) Waiting() int {
 	s.committer.mu.Lock()
 	defer s.committer.mu.Unlock()
@@ -139,7 +139,7 @@ func (s *Store) commitLoop() {
 	}
 }
 
-// takeBatch removes as many changes as probably fit into one transaction.
+// takeBatch removes as many changes from the queue as probably fit into one transaction, by their estimates.
 func (q *committer) takeBatch() (some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -166,7 +166,7 @@ func (q *committer) requeueFront(some []*request) {
 	q.queue = slices.Insert(q.queue, 0, some...)
 }
 
-// requeueBack puts a change of several transactions at the back of the queue, so that others have their turn.
+// requeueBack puts a change that needs more transactions at the back of the queue, behind the other changes.
 func (q *committer) requeueBack(some []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -176,7 +176,7 @@ func (q *committer) requeueBack(some []*request) {
 	q.queue = append(q.queue, some...)
 }
 
-// commitBatch decides and commits changes. It returns those that need another transaction.
+// commitBatch decides and commits changes. It returns those that must wait for the next batch.
 func (s *Store) commitBatch(some []*request) (later []*request) {
 	ctx, done := joinContexts(some)
 	defer done()
@@ -194,7 +194,7 @@ func (s *Store) commitBatch(some []*request) (later []*request) {
 		made, err := g.commit(ctx)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound) && len(d.decided) > 1:
-			// etcd rejected all writes because of one change.
+			// etcd rejected the transaction because of one change: commit each by itself.
 			for _, one := range d.decided {
 				s.commitBatch([]*request{one.request})
 			}
@@ -208,7 +208,7 @@ func (s *Store) commitBatch(some []*request) (later []*request) {
 			some = d.requests()
 		default:
 			s.committed.Store(g.revision)
-			if made < len(g.writes) { // such a change is alone in its batch
+			if made < len(g.writes) { // a change of several transactions is alone in its batch
 				s.committer.requeueBack(d.requests())
 				return later
 			}
@@ -241,16 +241,16 @@ func joinContexts(some []*request) (ctx context.Context, done func()) {
 	}
 }
 
-// decisions are the results before the commit. Requests in none of the lists have been answered.
+// decisions are the results before the commit. Requests that are in none of the lists have their answer already.
 type decisions struct {
-	decided []decided  // answered by the commit
+	decided []decided  // answer after the commit
 	retry   []*request // decide again immediately
 	later   []*request // decide after the commit
 }
 
-// decided is a change that depends on the commit: it has writes, or its result depends on writes before it in the
-// batch. All reads are of one revision, and the commit fails if any of them has changed since, so the result is valid
-// at the time of the commit.
+// decided is a change that depends on the commit: it has writes, or its result depends on earlier writes of the batch.
+// All reads have one revision, and the commit fails if one of their keys has changed since. So the result is valid at
+// the time of the commit.
 type decided struct {
 	*request
 	outcome error
@@ -263,8 +263,8 @@ func (d decisions) requests() (all []*request) {
 	return all
 }
 
-// decide runs the function of a change. It recovers from a panic, as net/http does, because other callers wait in the
-// same process.
+// decide runs the function of a change. It recovers from a panic, like net/http, so that the other changes of the batch
+// continue.
 func (s *Store) decide(r *request, t *txn) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -279,18 +279,19 @@ func (s *Store) decide(r *request, t *txn) (err error) {
 	return r.decide(t)
 }
 
-// dropExpired answers requests whose context has ended.
-func dropExpired(some []*request) (still []*request) {
+// dropExpired answers the requests whose context has ended, and returns the others.
+func dropExpired(some []*request) (valid []*request) {
 	for _, r := range some {
 		if err := r.ctx.Err(); err != nil {
 			r.answer <- unavailable(err)
 			continue
 		}
-		still = append(still, r)
+		valid = append(valid, r)
 	}
-	return still
+	return valid
 }
 
+// decideBatch decides changes one after the other in the group g, until one must wait for the commit.
 func (s *Store) decideBatch(g *txn, some []*request) (d decisions) {
 	some = dropExpired(some)
 	var reads []string
@@ -321,7 +322,7 @@ func (s *Store) decideBatch(g *txn, some []*request) (d decisions) {
 		commits := len(t.writes) > 0 || t.readsGroup
 		switch {
 		case errors.Is(err, rpctypes.ErrCompacted):
-			// The process was suspended for so long that the revision is compacted.
+			// etcd has compacted the revision of the batch: the process was suspended for a long time.
 			*g = *newTxn(g.ctx, g.etcd)
 			return decisions{retry: append(d.requests(), some[i:]...)}
 		case errors.Is(err, errLater),

@@ -1,15 +1,16 @@
-// Package store keeps what the cluster has allocated: the prefix of each node, the ids and keys of each tenant, the
-// app of each label set. It keeps it in etcd, embedded or external.
+// Package store keeps the allocations of the cluster in etcd, embedded or external: the prefix of each node, the ids
+// and keys of each tenant, the app of each label set.
 //
-// Every change is one etcd transaction, alone or batched with others, that compares the mod revision of every key it
-// depends on. If one has changed, the change is decided again. So any number of orchestrators may use one etcd, even
-// one that was suspended beyond all its deadlines: its transaction then does nothing.
+// Each change is one etcd transaction, alone or in a batch with others. The transaction compares the mod revision of
+// each key on which the change depends. If one has changed, the store decides the change again. So any number of
+// orchestrators may use one etcd. An orchestrator that was suspended beyond all its deadlines changes nothing, because
+// its transaction fails.
 //
-// Prefixes and tenant ids are never reused: claims outlive their owners, and marks record up to where numbers were
-// used. Ids of apps are few and are reused: see apps.go.
+// Prefixes and tenant ids are never reused: a claim on a number remains after its owner is deleted, and a mark records
+// the highest allocated number. Ids of apps are few, so they are reused: see apps.go.
 //
-// The store contains every tenant's key and the authority's key. Use an etcd for this alone, with TLS and client
-// certificates.
+// The store contains the key of each tenant and of the certificate authority. Use a separate etcd for it, with TLS and
+// client certificates.
 //
 // Keys, under /pilaster/1/:
 //
@@ -29,11 +30,12 @@
 //	given/TENANT/NODE/KEY    prefixes of an endpoint of the node, or, with KEY "node", of the node
 //	resting/TENANT/PREFIX    UUID of the last owner, in quarantine; with a lease
 //	edge                     name of the node that is the Edge Switch
-//	regions/NAME             Region: another region, as it exported itself
+//	regions/NAME             Region: the export of another region
 //	policies/TENANT/KIND/NAMESPACE/NAME
 //	                         Policy: the document, as JSON
 //	sessions/NODE            ids of the orchestrator process, the agent's machine and the stream; with a lease
-//	deletions                written by each transaction that deletes: a range compare does not see deletions
+//	deletions                written by each transaction that deletes, because a range compare does not detect
+//	                         deletions
 //	marks/…                  the lowest number never allocated: of prefixes, tenant ids, and in
 //	                         marks/published/NODE of publications at the node's gateway; the next number in
 //	                         a tenant's CIDR (marks/overlay/…), among its apps (marks/app/…), and

@@ -13,9 +13,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Only nodes that report that they enforce policies on all networks of a tenant may host it while it has policies that
-// are not in audit. A node that starts to host reads the policies, and the first policy reads the hosting nodes. So one
-// of two concurrent changes sees the other and is refused.
+// While a tenant has policies that are not in audit, only nodes that enforce policies on all networks of the tenant may
+// host it. Nodes report the networks on which they enforce policies. The change that starts hosting reads the policies,
+// and the change that adds the first policy reads the hosting nodes. So of two concurrent changes one reads the other
+// and is refused.
 
 // mayHost refuses a node that would not enforce the tenant's policies.
 func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
@@ -41,8 +42,9 @@ func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
 	)
 }
 
-// mayEnforce refuses the tenant's first policy that is not in audit while nodes host it that would not enforce it.
-// Nodes that came later enforce policies, or an administrator forced the policy.
+// mayEnforce refuses the tenant's first policy that is not in audit while nodes host the tenant that would not enforce
+// the policy. Later policies need no check: mayHost has checked later nodes, and an administrator may have forced the
+// first policy.
 func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	if has, err := t.enforced(of.Name); err != nil || has {
 		return err
@@ -58,29 +60,29 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	if err := t.fetch(keys...); err != nil {
 		return err
 	}
-	var are []string
+	var without []string
 	for _, key := range slices.Sorted(slices.Values(keys)) {
-		// There may be thousands of nodes, so their records are not compared at the commit: a node may change its
-		// report right afterwards anyway.
+		// The commit does not compare these records, because there may be thousands. A node may change its report right
+		// after the commit anyway.
 		n := &pilasterv1.Node{}
 		if value := t.readings[key].value; value != "" {
 			if err := decode(key, []byte(value), n); err != nil {
 				return err
 			}
 		}
-		if without := unenforced(n, of); without != "" {
-			are = append(
-				are,
+		if network := unenforced(n, of); network != "" {
+			without = append(
+				without,
 				fmt.Sprintf(
 					"%s (build %s, on network %s)",
 					strings.TrimPrefix(key, dirNodes),
 					cmp.Or(n.Version, "unknown"),
-					without,
+					network,
 				),
 			)
 		}
 	}
-	if are == nil {
+	if without == nil {
 		return nil
 	}
 	return refuse(
@@ -89,8 +91,8 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 			"nodes, put the policies in audit, or use --force: builds without policies then allow everything there, "+
 			"and others isolate its containers",
 		of.Name,
-		humanize.Of(len(are), "node that would not enforce policies", "nodes that would not enforce policies"),
-		someOf(are),
+		humanize.Of(len(without), "node that would not enforce policies", "nodes that would not enforce policies"),
+		someOf(without),
 	)
 }
 
@@ -104,7 +106,7 @@ func unenforced(n *pilasterv1.Node, of *pilasterv1.Tenant) string {
 	return ""
 }
 
-// tenantNetworks are the networks on which the tenant's containers have addresses.
+// tenantNetworks returns the networks on which the tenant's containers have addresses.
 func tenantNetworks(of *pilasterv1.Tenant) []string {
 	network := cmp.Or(of.Network, tenant.Netpila)
 	if of.Leaving == "" {
@@ -113,7 +115,7 @@ func tenantNetworks(of *pilasterv1.Tenant) []string {
 	return []string{network, of.Leaving}
 }
 
-// enforced reports whether the tenant has policies that are not in audit, without the writes of this change.
+// enforced reports whether the tenant has policies that are not in audit. It ignores the writes of this change.
 func (t *txn) enforced(name string) (bool, error) {
 	dir := dirPolicies + name + "/"
 	for from, more := dir, true; more; {
@@ -137,7 +139,7 @@ func (t *txn) enforced(name string) (bool, error) {
 	return false, nil
 }
 
-// policiesPage is the number of policies per read; usually the first page suffices.
+// policiesPage is the number of policies per read. Usually the first page has one that is not in audit.
 const policiesPage = 16
 
 // mostNamed is how many nodes a refusal lists.

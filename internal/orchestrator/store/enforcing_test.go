@@ -16,12 +16,13 @@ import (
 // enforcing registers a node that enforces policies on these networks.
 func enforcing(t *testing.T, s *store.Store, n int, networks ...string) {
 	t.Helper()
-	if _, err := s.Register(t.Context(), store.Registration{Node: node(n), Version: fmt.Sprint("v", n), Enforces: networks}); err != nil {
+	r := store.Registration{Node: node(n), Version: fmt.Sprint("v", n), Enforces: networks}
+	if _, err := s.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A tenant with policies is hosted by nodes alone that enforce them.
+// Only nodes that enforce policies may host a tenant with policies.
 func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	for _, name := range []string{"blue", "red"} {
@@ -88,12 +89,12 @@ func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 	must(s.DeletePolicies(ctx, "blue", []*pilasterv1.Policy{enforced}))
 	must(resolve(1, "blue"))
 
-	// By force; what comes then is held to it as before.
+	// With Force a policy is accepted; later nodes are still refused.
 	must(apply("blue", store.Applying{Force: true}, policies("1", "a")...))
 	must(apply("blue", store.Applying{}, policies("1", "b")...))
 	refused(t, resolve(1, "blue"), store.Refused, "n1")
 
-	// A node that enforces them on one network, and a tenant on another.
+	// The node enforces policies on another network than the tenant's.
 	must(resolve(2, "green"))
 	refused(
 		t,
@@ -110,13 +111,13 @@ func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 	}
 	refused(t, resolve(2, "green"), store.Refused, "network nimitz")
 
-	// An upgrade is known with the next registration.
+	// A registration changes the networks on which the node enforces policies.
 	enforcing(t, s, 1, tenant.Netpila)
 	must(resolve(1, "blue"))
 	enforcing(t, s, 1)
 	refused(t, resolve(1, "blue"), store.Refused, "n1")
 
-	// Many are not all named.
+	// The error names 10 nodes at most.
 	for n := 10; n < 25; n++ {
 		enforcing(t, s, n)
 		must(resolve(n, "red"))
@@ -130,13 +131,13 @@ func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 	)
 }
 
-// Of a node that comes to host a tenant and a policy of the tenant, which meet, one is refused where the node would not
-// enforce it.
-func testEnforcingMeets(t *testing.T, etcd *clientv3.Client) {
+// A node that would not enforce policies starts to host a tenant, while the tenant gets its first policy: the store
+// refuses one of the two.
+func testConcurrentPolicyAndHosting(t *testing.T, etcd *clientv3.Client) {
 	ctx, stores := t.Context(), []*store.Store{open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})}
 	enforcing(t, stores[0], 1)
 	const rounds = 40
-	hosts, rules := 0, 0
+	hosted, enforced := 0, 0
 	for i := range rounds {
 		name := fmt.Sprintf("t%d", i)
 		if _, err := stores[0].CreateTenant(ctx, name, 0); err != nil {
@@ -151,16 +152,16 @@ func testEnforcingMeets(t *testing.T, etcd *clientv3.Client) {
 		both.Wait()
 		switch {
 		case resolved == nil && applied == nil:
-			t.Fatalf("round %d: the node hosts tenant %s, which has a policy", i, name)
+			t.Fatalf("round %d: the node hosts tenant %s, and the tenant has a policy; want one refused", i, name)
 		case resolved == nil:
 			refused(t, applied, store.Refused, "n1")
-			hosts++
+			hosted++
 		case applied == nil:
 			refused(t, resolved, store.Refused, "n1")
-			rules++
+			enforced++
 		default:
-			t.Fatalf("round %d: both were refused: %v; %v", i, resolved, applied)
+			t.Fatalf("round %d: both were refused, want one: %v; %v", i, resolved, applied)
 		}
 	}
-	t.Logf("of %d rounds the node was first in %d, the policy in %d", rounds, hosts, rules)
+	t.Logf("of %d rounds the node was first in %d, the policy in %d", rounds, hosted, enforced)
 }

@@ -28,11 +28,11 @@ import (
 // External is an etcd cluster outside this process.
 type External struct {
 	Endpoints []string // https://host:2379; http only if the network is trusted
-	CA        string   // PEM file of its authority; empty means the system's authorities
+	CA        string   // PEM file of its certificate authority; empty means the system's authorities
 	Cert, Key string   // PEM files of the client certificate, if etcd requires one
 }
 
-// Dial returns a client. It does not wait for the cluster.
+// Dial returns a client. It does not wait for a connection.
 func Dial(e External) (*clientv3.Client, error) {
 	t := &tls.Config{MinVersion: tls.VersionTLS12}
 	if e.CA != "" {
@@ -60,7 +60,7 @@ func Dial(e External) (*clientv3.Client, error) {
 	return newClient(e.Endpoints, t)
 }
 
-// deadAfter is the keepalive timeout of a connection to a member.
+// deadAfter is the keepalive timeout of a connection to an etcd member.
 const deadAfter = 2 * time.Second
 
 func newClient(endpoints []string, t *tls.Config) (*clientv3.Client, error) {
@@ -74,7 +74,7 @@ func newClient(endpoints []string, t *tls.Config) (*clientv3.Client, error) {
 	})
 }
 
-// Embedded is a single-member etcd inside this process; its client calls it directly. It listens only on a unix socket
+// Embedded is a single-member etcd inside this process. Its client calls it directly. It also listens on a unix socket
 // in its directory, for etcdctl and backups.
 type Embedded struct {
 	Client *clientv3.Client
@@ -88,8 +88,8 @@ func socketIn(dir string) string { return filepath.Join(dir, "etcd.sock") }
 // maxSocketPath is the kernel's limit for the path of a unix socket.
 const maxSocketPath = 107
 
-// Embed starts etcd in <dir>/etcd, accessible to the owner of the process only. Writes are synced to disk before they
-// are acknowledged.
+// Embed starts etcd in <dir>/etcd, accessible only to the owner of the process. etcd syncs a write to disk before it
+// acknowledges the write.
 func Embed(ctx context.Context, dir string, log *slog.Logger) (*Embedded, error) {
 	return embedWith(ctx, dir, 0, log)
 }
@@ -129,14 +129,15 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	c.MaxTxnOps = maxEmbeddedOps
 	c.AutoCompactionMode, c.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	c.TickMs, c.ElectionMs = 50, 250 // a single member needs no votes
-	// etcd keeps the entries since its last snapshot in memory, for members that lag, and reads them all at its start.
-	// A single member needs few of them, and an entry may have a thousand changes. The same is true of old WAL files.
+	// etcd keeps the log entries since its last snapshot in memory, for lagging members, and reads all of them when it
+	// starts. A single member needs few of them, and an entry may have a thousand changes. The same is true of old WAL
+	// files.
 	c.SnapshotCount, c.SnapshotCatchUpEntries, c.MaxWalFiles = 500, 1, 2
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{log, &e.quiet}))
 	if e.etcd, err = embed.StartEtcd(c); err != nil {
 		return nil, fmt.Errorf("embedded etcd in %s: %w", c.Dir, err)
 	}
-	// The socket gives access to every key of the cluster, and other users may be able to enter the directory.
+	// The socket gives access to all keys of the cluster, and other users may have access to the directory.
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return nil, err
 	}
@@ -151,7 +152,7 @@ func embedWith(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	return e, e.makeRoom(ctx, log)
 }
 
-// makeRoom removes old revisions if etcd has reached its size limit and accepts no more writes.
+// makeRoom removes old revisions if etcd has reached its size limit, at which it accepts no writes.
 func (e *Embedded) makeRoom(ctx context.Context, log *slog.Logger) error {
 	alarms, err := e.Client.AlarmList(ctx)
 	if err != nil {
@@ -194,7 +195,7 @@ func (e *Embedded) Close() {
 	}
 }
 
-// Failed reports that etcd stopped by itself.
+// Failed receives an error if etcd stops by itself.
 func (e *Embedded) Failed() <-chan error { return e.etcd.Err() }
 
 // SplitEndpoints parses the value of --etcd.
@@ -205,7 +206,7 @@ func SplitEndpoints(list string) []string {
 // slogCore passes etcd's errors to our logger and drops its other messages.
 type slogCore struct {
 	log   *slog.Logger
-	quiet *atomic.Bool // when we stop etcd, it logs errors
+	quiet *atomic.Bool // set by Close, because etcd logs errors when it stops
 }
 
 func (c slogCore) Enabled(l zapcore.Level) bool { return l >= zapcore.ErrorLevel && !c.quiet.Load() }

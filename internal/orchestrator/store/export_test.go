@@ -16,28 +16,28 @@ var (
 	discard = slog.New(slog.DiscardHandler)
 )
 
-// Tests that need the inside of a change, and servers that only the outside can start.
+// Tests that need unexported functions, and the servers that package store_test starts.
 var (
-	SleeperTest              = testSleeper
-	CompactedTest            = testCompacted
-	HostedMeanwhileTest      = testHostedMeanwhile
-	DeletedMeanwhileTest     = testDeletedMeanwhile
-	LargeChangeTest          = testLargeChange
-	OthersBetweenTest        = testOthersBetween
-	CrashTest                = testCrash
-	HalfDeletionTest         = testHalfDeletion
-	DeletionAmongChangesTest = testDeletionAmongChanges
-	EmbedWith                = embedWith
-	TogetherTest             = testTogether
-	TooManyWaitTest          = testTooManyWait
-	RefusedInVainTest        = testRefusedInVain
-	OtherFirstTest           = testOtherFirst
-	RefusedOnOldTest         = testRefusedOnOld
-	AfterSweepTest           = testAfterSweep
-	LargeInCompanyTest       = testLargeInCompany
-	GivenUpTest              = testGivenUp
-	PanicInCompanyTest       = testPanicInCompany
-	ForgottenLeaseTest       = testForgottenLease
+	SuspendedTest                = testSuspended
+	CompactedTest                = testCompacted
+	ConcurrentHostingTest        = testConcurrentHosting
+	ConcurrentDeletionTest       = testConcurrentDeletion
+	LargeChangeTest              = testLargeChange
+	ChangesBetweenPartsTest      = testChangesBetweenParts
+	CrashTest                    = testCrash
+	PartialDeletionTest          = testPartialDeletion
+	DeletionWithChangesTest      = testDeletionWithChanges
+	EmbedWith                    = embedWith
+	BatchTest                    = testBatch
+	FullQueueTest                = testFullQueue
+	RefusalAfterFailedCommitTest = testRefusalAfterFailedCommit
+	ConflictTest                 = testConflict
+	RefusalAfterConflictTest     = testRefusalAfterConflict
+	AfterRangeDeletionTest       = testAfterRangeDeletion
+	LargeChangeInBatchTest       = testLargeChangeInBatch
+	CanceledTest                 = testCanceled
+	PanicInBatchTest             = testPanicInBatch
+	LostLeaseTest                = testLostLease
 )
 
 func must(t *testing.T, err error) {
@@ -47,7 +47,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// opened is an orchestrator's store; another on the same etcd is another orchestrator's.
+// opened returns the store of an orchestrator. Another call with the same etcd returns that of another orchestrator.
 func opened(t *testing.T, etcd *clientv3.Client) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), etcd, noPlan, discard)
@@ -55,9 +55,9 @@ func opened(t *testing.T, etcd *clientv3.Client) *Store {
 	return s
 }
 
-// within is how long a test may take that waits for ever when something is wrong.
-func within(t *testing.T, long time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), long)
+// within returns a context with a timeout, for tests that would otherwise wait forever when they fail.
+func within(t *testing.T, timeout time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
 	return ctx
 }

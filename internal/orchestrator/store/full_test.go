@@ -11,9 +11,9 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// An etcd that has reached its size refuses changes and says what to do, answers questions, loses nothing, and
-// takes changes again after a restart.
-func TestStoreReachesItsSize(t *testing.T) {
+// When etcd has reached its size limit, the store refuses changes with an advice and still serves reads. After a
+// restart it has all acknowledged changes and accepts new ones.
+func TestSizeLimitOfTheStore(t *testing.T) {
 	var log bytes.Buffer
 	dir := t.TempDir()
 	e, err := store.EmbedWith(t.Context(), dir, 2<<20, slog.New(slog.NewTextHandler(&log, nil)))
@@ -29,7 +29,7 @@ func TestStoreReachesItsSize(t *testing.T) {
 	if _, _, err := s.Resolve(t.Context(), node(1), 1, "blue", web); err != nil {
 		t.Fatal(err)
 	}
-	for err == nil { // revisions that nobody needs; etcd looks at its size ten times a second
+	for err == nil { // write old revisions until etcd, which checks its size ten times a second, refuses
 		_, err = e.Client.Put(t.Context(), "/filler", strings.Repeat("x", 300<<10))
 	}
 	_, err = s.CreateTenant(t.Context(), "red", 0)
@@ -44,12 +44,12 @@ func TestStoreReachesItsSize(t *testing.T) {
 	}
 	defer e.Close()
 	if !strings.Contains(log.String(), "had reached its size") {
-		t.Errorf("log: %s", log.String())
+		t.Errorf("log %s, want a message about the size limit", log.String())
 	}
 	s = open(t, e.Client, address.Plan{})
 	if tenant, app, err := s.Resolve(t.Context(), node(1), 1, "blue", web); err != nil || tenant.Ids[0].Id != 1 ||
 		app.Id != 1 {
-		t.Errorf("what was acknowledged before: %v, %v, %v", tenant, app, err)
+		t.Errorf("after the restart: %v, %v, %v; want tenant id 1 and app 1", tenant, app, err)
 	}
 	for i := range 20 {
 		if _, err := s.CreateTenant(t.Context(), fmt.Sprint("t", i), 0); err != nil {

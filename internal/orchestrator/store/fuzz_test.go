@@ -17,11 +17,14 @@ import (
 	"pilaster.io/pilaster/internal/fuzzmutate"
 )
 
-// FuzzEvent: an entry of etcd is refused, is of no interest, or says one thing, which lasts when written.
+// FuzzEvent checks that a key of etcd is refused, ignored, or decoded into one event, which stays equal when encoded
+// and decoded again.
 func FuzzEvent(f *testing.F) {
 	for key, value := range map[string]string{
-		dirNodes + "n1":                  `{"name":"n1","uuid":"u1","prefix":"fd70:696c:6100:1::/64","uplinkAddresses":["2001:db8::1"]}`,
-		dirTenants + "blue":              `{"name":"blue","addressing":"ADDRESSING_ENCRYPTED","ids":[{"id":1,"key":"AAAAAAAAAAAAAAAAAAAAAA=="}]}`,
+		dirNodes + "n1": `{"name":"n1","uuid":"u1","prefix":"fd70:696c:6100:1::/64",` +
+			`"uplinkAddresses":["2001:db8::1"]}`,
+		dirTenants + "blue": `{"name":"blue","addressing":"ADDRESSING_ENCRYPTED",` +
+			`"ids":[{"id":1,"key":"AAAAAAAAAAAAAAAAAAAAAA=="}]}`,
 		dirApps + "blue/00ff":            `{"tenant":"blue","id":1,"labels":{"app":"web"}}`,
 		dirHosting + "blue/n1":           `u1`,
 		dirSessions + "n1":               `o1 i1 s1`,
@@ -51,7 +54,7 @@ func FuzzEvent(f *testing.F) {
 				!strings.HasPrefix(key, dirHosting) &&
 				!strings.HasPrefix(key, dirMappings) &&
 				!strings.HasPrefix(key, dirPolicies) {
-				t.Fatalf("%q is of no interest, and stops all: %v", key, err)
+				t.Fatalf("%q should be ignored, but the watch fails: %v", key, err)
 			}
 			return
 		}
@@ -60,22 +63,26 @@ func FuzzEvent(f *testing.F) {
 		}
 		e := b.Events[0]
 		var record proto.Message
-		said := 0
+		fields := 0
 		for name, is := range map[string]bool{
-			dirNodes: e.Node != nil || e.DeletedNode != "", dirTenants: e.Tenant != nil || e.DeletedTenant != "",
-			dirApps: e.App != nil, dirHosting: e.Hosting != nil, dirSessions: e.Session != nil, dirMappings: e.Mapping != nil || e.EndedMapping != nil,
+			dirNodes:    e.Node != nil || e.DeletedNode != "",
+			dirTenants:  e.Tenant != nil || e.DeletedTenant != "",
+			dirApps:     e.App != nil,
+			dirHosting:  e.Hosting != nil,
+			dirSessions: e.Session != nil,
+			dirMappings: e.Mapping != nil || e.EndedMapping != nil,
 			dirPolicies: e.Policy != nil || e.EndedPolicy != nil,
 		} {
 			if is {
-				said++
+				fields++
 				if !strings.HasPrefix(key, name) {
-					t.Fatalf("%q was taken for one of %s", key, name)
+					t.Fatalf("%q was decoded as a key of %s", key, name)
 				}
 			}
 		}
 		switch {
-		case said > 1 || said == 0 && !gone:
-			t.Fatalf("%q says %d things: %+v", key, said, e)
+		case fields > 1 || fields == 0 && !gone:
+			t.Fatalf("%q was decoded into %d fields, want 1: %+v", key, fields, e)
 		case e.Node != nil:
 			record = e.Node
 		case e.Tenant != nil:
@@ -83,43 +90,43 @@ func FuzzEvent(f *testing.F) {
 		case e.App != nil:
 			record = e.App
 		case e.Session != nil && !gone:
-			// of three words, and then it is written as it was read.
+			// A value of three words is encoded as it was read.
 			if is := e.Session.Session.String(); strings.Count(string(value), " ") >= 2 && is != string(value) {
-				t.Fatalf("%q was read as %q", value, is)
+				t.Fatalf("session %q was encoded as %q", value, is)
 			}
 			return
 		case e.Mapping != nil, e.EndedMapping != nil:
 			m := cmp.Or(e.Mapping, e.EndedMapping)
 			if to, err := netip.ParsePrefix(m.To); err != nil || strings.Contains(m.Tenant, "/") ||
 				mappingKey(m.Tenant, to) != key {
-				t.Fatalf("%q is a mapping of %q to %q", key, m.Tenant, m.To)
+				t.Fatalf("%q was decoded as a mapping of tenant %q, prefix %q", key, m.Tenant, m.To)
 			}
 			return
 		case e.Policy != nil, e.EndedPolicy != nil:
 			if p := cmp.Or(e.Policy, e.EndedPolicy); policyKey(p.Tenant, p) != key {
-				t.Fatalf("%q is policy %v", key, p)
+				t.Fatalf("%q was decoded as policy %v", key, p)
 			}
 			return
 		default:
 			if h := cmp.Or(e.Hosting, e.EndedHosting); h != nil &&
 				strings.Count(key, "/") > strings.Count(dirHosting, "/") &&
 				hostingKey(h.Tenant, h.Node) != key {
-				t.Fatalf("%q is hosting of %q by %q", key, h.Tenant, h.Node)
+				t.Fatalf("%q was decoded as tenant %q on node %q", key, h.Tenant, h.Node)
 			}
 			return
 		}
 		text, err := protojson.Marshal(record)
 		if err != nil {
-			return // a time no calendar has; save says so
+			return // a time out of range, which save also refuses
 		}
-		back := record.ProtoReflect().New().Interface()
-		if err := decode(key, text, back); err != nil || !proto.Equal(record, back) {
-			t.Fatalf("%s became %v, %v", text, back, err)
+		decoded := record.ProtoReflect().New().Interface()
+		if err := decode(key, text, decoded); err != nil || !proto.Equal(record, decoded) {
+			t.Fatalf("%s was decoded as %v, %v", text, decoded, err)
 		}
 	})
 }
 
-// FuzzCluster: a cluster record that is accepted can run a cluster.
+// FuzzCluster checks that an accepted cluster record is valid and complete.
 func FuzzCluster(f *testing.F) {
 	r, err := newCluster(address.Plan{})
 	if err != nil {
@@ -136,9 +143,9 @@ func FuzzCluster(f *testing.F) {
 		func(r *clusterRecord) { r.CAKey = nil },
 		func(r *clusterRecord) { r.UUID = "" },
 	} {
-		spoilt := r
-		change(&spoilt)
-		text, err := json.Marshal(spoilt)
+		changed := r
+		change(&changed)
+		text, err := json.Marshal(changed)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -156,13 +163,13 @@ func FuzzCluster(f *testing.F) {
 		token, err := r.token(c.Authority)
 		if err != nil || c.Plan.Validate() != nil || c.UUID == "" || string(token.Secret[:]) != string(r.JoinSecret) ||
 			token.CA != c.Authority.Sum() {
-			t.Fatalf("accepted %+v, %v", c, err)
+			t.Fatalf("accepted the invalid cluster %+v, %v", c, err)
 		}
 	})
 }
 
-// FuzzCheckNode: a node's name is accepted exactly when it is fit for a certificate, a key and a file, and a UUID when
-// it is one.
+// FuzzCheckNode checks that CheckNode accepts exactly the names that fit a certificate, a key of etcd and a file name,
+// and exactly the valid UUIDs.
 func FuzzCheckNode(f *testing.F) {
 	const uuid = "00000000-0000-4000-8000-00000000000f"
 	f.Add("n1.example.org", uuid)
@@ -170,31 +177,33 @@ func FuzzCheckNode(f *testing.F) {
 	f.Add("a-b", "x")
 	f.Fuzz(func(t *testing.T, name, id string) {
 		const letters, digits = "abcdefghijklmnopqrstuvwxyz", "0123456789"
-		fit := len(name) <= 63
+		valid := len(name) <= 63
 		for _, label := range strings.Split(name, ".") {
-			fit = fit && label != "" && strings.Trim(label, letters+digits+"-") == "" && label[0] != '-' &&
+			valid = valid && label != "" && strings.Trim(label, letters+digits+"-") == "" && label[0] != '-' &&
 				label[len(label)-1] != '-'
 		}
 		groups := strings.Split(id, "-")
-		fit = fit && len(groups) == 5 && strings.Trim(id, "abcdef-"+digits) == ""
+		valid = valid && len(groups) == 5 && strings.Trim(id, "abcdef-"+digits) == ""
 		for i, n := range []int{8, 4, 4, 4, 12} {
-			fit = fit && len(groups[i]) == n
+			valid = valid && len(groups[i]) == n
 		}
-		if err := CheckNode(name, id); (err == nil) != fit {
-			t.Fatalf("node %q with UUID %q, fit %v: %v", name, id, fit, err)
+		if err := CheckNode(name, id); (err == nil) != valid {
+			t.Fatalf("node %q with UUID %q, valid %v: got %v", name, id, valid, err)
 		}
 	})
 }
 
-// FuzzPageToken: a token that is taken is written as a page would, and leads to a key that a mapping can have.
+// FuzzPageToken checks that an accepted token has the form that a page writes, and names a possible key of a mapping.
 func FuzzPageToken(f *testing.F) {
 	form := regexp.MustCompile(`^-?[1-9][0-9]*:[0-9a-f]{8}([0-9a-f]{24})?/(0|[1-9][0-9]*)$`)
-	for _, token := range []string{"17:0a000300/24", "1:" + strings.Repeat("0", 32) + "/128", "", ":", "-1:0a000300/33", "1:0a00/24"} {
+	for _, token := range []string{
+		"17:0a000300/24", "1:" + strings.Repeat("0", 32) + "/128", "", ":", "-1:0a000300/33", "1:0a00/24",
+	} {
 		f.Add(token)
 	}
 	f.Fuzz(func(t *testing.T, token string) {
 		if after, err := ParsePageToken(token); err == nil && after.Revision != 0 && !form.MatchString(token) {
-			t.Fatalf("%q is taken for %+v", token, after)
+			t.Fatalf("%q was accepted as %+v", token, after)
 		}
 	})
 }

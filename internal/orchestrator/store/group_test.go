@@ -14,13 +14,13 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// gated lets transactions through one at a time, when it is told to, and counts them.
+// gated counts transactions, and delays each until the test opens the gate.
 type gated struct {
 	clientv3.KV
-	gate  chan struct{} // nil: open
-	at    chan struct{} // one waits
-	fails error         // what the next one ends with, without having changed anything
-	made  int
+	gate  chan struct{} // receives one token per transaction; nil: no delay
+	at    chan struct{} // has one token per transaction that awaitQueue
+	fails error         // result of the next transaction, which then changes nothing
+	made  int           // transactions
 }
 
 type gatedTxn struct {
@@ -47,9 +47,9 @@ func (g *gated) Txn(ctx context.Context) clientv3.Txn {
 	return gatedTxn{g.KV.Txn(ctx), g}
 }
 
-// openGated is a store whose next transaction, of a change of no meaning, waits at its gate: what is asked of it now
-// waits together.
-func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, together func(...func() error) []error) {
+// openGated returns a store, and a function that runs calls in one batch: it queues them while another transaction
+// awaitQueue at the gate.
+func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, batch func(...func() error) []error) {
 	t.Helper()
 	g = &gated{KV: etcd.KV, at: make(chan struct{}, 100)}
 	c := clientv3.NewCtxClient(t.Context())
@@ -66,13 +66,13 @@ func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, togethe
 		errs := make([]error, len(calls))
 		for i, call := range calls {
 			work.Go(func() { errs[i] = call() })
-			waits(t, s, i+1)
+			awaitQueue(t, s, i+1)
 		}
 		before := g.made
 		g.gate <- struct{}{}
 		<-g.at
 		if g.made != before+1 {
-			t.Errorf("%d transactions", g.made-before)
+			t.Errorf("%d transactions for the batch, want 1", g.made-before)
 		}
 		for range cap(g.gate) {
 			select {
@@ -86,8 +86,8 @@ func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, togethe
 	}
 }
 
-// waits returns when so many changes wait.
-func waits(t *testing.T, s *Store, n int) {
+// awaitQueue returns when n changes are queued.
+func awaitQueue(t *testing.T, s *Store, n int) {
 	t.Helper()
 	for {
 		if s.Waiting() == n {
@@ -95,13 +95,14 @@ func waits(t *testing.T, s *Store, n int) {
 		}
 		select {
 		case <-t.Context().Done():
-			t.Fatal("they do not wait")
+			t.Fatalf("%d changes are queued, want %d", s.Waiting(), n)
 		case <-time.After(time.Millisecond):
 		}
 	}
 }
 
-func testMade(t *testing.T, s *Store, want map[string]string) {
+// checkValues compares values of the store, by key; "" means that the key does not exist.
+func checkValues(t *testing.T, s *Store, want map[string]string) {
 	t.Helper()
 	for key, value := range want {
 		resp, err := s.etcd.Get(t.Context(), root+"test/"+key)
@@ -112,8 +113,8 @@ func testMade(t *testing.T, s *Store, want map[string]string) {
 	}
 }
 
-// count1 counts a key up, and says what it was.
-func count1(t *txn, key string) (string, error) {
+// increment appends a letter to a value, and returns the value before.
+func increment(t *txn, key string) (string, error) {
 	was, err := t.get(root + "test/" + key)
 	t.put(root+"test/"+key, was+"i")
 	return was, err
@@ -127,17 +128,17 @@ func reasonOf(err error) Reason {
 	return 0
 }
 
-// Changes that wait together are made by one transaction, each on those before it, and a refused one leaves nothing
-// behind.
-func testTogether(t *testing.T, etcd *clientv3.Client) {
-	s, g, together := openGated(t, etcd)
+// The changes of a batch are committed in one transaction. Each sees the writes of those before it, and a refused
+// change writes nothing.
+func testBatch(t *testing.T, etcd *clientv3.Client) {
+	s, g, batch := openGated(t, etcd)
 	ctx := t.Context()
-	saw := make([]string, 4)
+	read := make([]string, 4)
 	counts := func(i int, then error) func() error {
 		return func() error {
 			return s.change(ctx, func(t *txn) (err error) {
-				saw[i], err = count1(t, "all")
-				if i == 0 || t.group == nil { // the others would be refused by themselves
+				read[i], err = increment(t, "all")
+				if i == 0 || t.group == nil { // the refusal must come in the batch, not in the first decision
 					return err
 				}
 				t.put(fmt.Sprint(root, "test/", i), "x")
@@ -147,21 +148,21 @@ func testTogether(t *testing.T, etcd *clientv3.Client) {
 	}
 	no := refuse(Refused, "no")
 	before := s.Revision()
-	errs := together(counts(0, nil), counts(1, nil), counts(2, no), counts(3, nil))
+	errs := batch(counts(0, nil), counts(1, nil), counts(2, no), counts(3, nil))
 	if fmt.Sprint(errs) != "[<nil> <nil> no <nil>]" {
-		t.Errorf("answered %v", errs)
+		t.Errorf("errors %v, want one of the third change", errs)
 	}
-	if fmt.Sprint(saw) != "[ i ii ii]" {
-		t.Errorf("they saw %q", saw)
+	if fmt.Sprint(read) != "[ i ii ii]" {
+		t.Errorf("the changes read %q, want [ i ii ii]", read)
 	}
-	testMade(t, s, map[string]string{"all": "iii", "1": "x", "2": "", "3": "x"})
+	checkValues(t, s, map[string]string{"all": "iii", "1": "x", "2": "", "3": "x"})
 	if g.made != 2 || s.Revision() != before+2 {
-		t.Errorf("%d transactions, %d revisions", g.made, s.Revision()-before)
+		t.Errorf("%d transactions, %d revisions; want 2 and 2", g.made, s.Revision()-before)
 	}
 }
 
-// One that would have to wait behind too many is refused at once, and those that wait are made.
-func testTooManyWait(t *testing.T, etcd *clientv3.Client) {
+// When the queue is full, the store refuses a change at once and commits the queued ones.
+func testFullQueue(t *testing.T, etcd *clientv3.Client) {
 	s, g, _ := openGated(t, etcd)
 	s.committer.maxWaiting = 2
 	put := func(key string) error {
@@ -174,11 +175,11 @@ func testTooManyWait(t *testing.T, etcd *clientv3.Client) {
 		if i == 0 {
 			<-g.at
 		} else {
-			waits(t, s, i)
+			awaitQueue(t, s, i)
 		}
 	}
 	if err := put("3"); reasonOf(err) != Unavailable || !strings.Contains(err.Error(), "nothing was changed") {
-		t.Errorf("the third that would wait: %v", err)
+		t.Errorf("a change behind a full queue: got %v, want Unavailable", err)
 	}
 	for range cap(g.gate) {
 		g.gate <- struct{}{}
@@ -188,62 +189,63 @@ func testTooManyWait(t *testing.T, etcd *clientv3.Client) {
 		t.Error(err)
 	}
 	g.gate = nil
-	testMade(t, s, map[string]string{"0": "x", "1": "x", "2": "x", "3": ""})
+	checkValues(t, s, map[string]string{"0": "x", "1": "x", "2": "x", "3": ""})
 }
 
-// What is refused because of a change that is then not made is not refused.
-func testRefusedInVain(t *testing.T, etcd *clientv3.Client) {
-	s, g, together := openGated(t, etcd)
+// A change is refused because of an earlier change of its batch, and then the commit fails: its caller receives the
+// error of the commit, not the refusal.
+func testRefusalAfterFailedCommit(t *testing.T, etcd *clientv3.Client) {
+	s, g, batch := openGated(t, etcd)
 	ctx := t.Context()
 	crashed := errors.New("crashed")
 	create := func(name string) func() error {
 		return func() error { _, err := s.CreateTenant(ctx, name, 0); return err }
 	}
-	errs := together(create("blue"), func() error {
+	errs := batch(create("blue"), func() error {
 		g.fails = nil
 		return s.change(ctx, func(t *txn) error {
 			if t.group != nil {
 				g.fails = crashed
 			}
 			if was, err := t.get(dirTenants + "blue"); err != nil || was != "" {
-				return errors.Join(err, refuse(Exists, "blue is there"))
+				return errors.Join(err, refuse(Exists, "blue exists"))
 			}
 			t.put(root+"test/none", "x")
 			return nil
 		})
 	}, func() error {
 		return s.change(ctx, func(t *txn) error {
-			_, err := count1(t, "none")
+			_, err := increment(t, "none")
 			if t.group != nil && err == nil {
-				return refuse(Refused, "whatever the others do")
+				return refuse(Refused, "independent of the others")
 			}
 			return err
 		})
 	})
 	if reasonOf(errs[0]) != Unavailable || !errors.Is(errs[0], crashed) || reasonOf(errs[1]) != Unavailable ||
 		reasonOf(errs[2]) != Refused {
-		t.Errorf("answered %v", errs)
+		t.Errorf("errors %v, want Unavailable, Unavailable, Refused", errs)
 	}
-	testMade(t, s, map[string]string{"none": ""})
+	checkValues(t, s, map[string]string{"none": ""})
 	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
-		t.Errorf("again: %v", err)
+		t.Errorf("create blue again: %v", err)
 	}
 }
 
-// Another orchestrator is first: all that wait together are decided anew, also who was refused.
-func testOtherFirst(t *testing.T, etcd *clientv3.Client) {
-	s, _, together := openGated(t, etcd)
+// Another orchestrator commits first: the whole batch is decided again, also the changes that were refused.
+func testConflict(t *testing.T, etcd *clientv3.Client) {
+	s, _, batch := openGated(t, etcd)
 	other := opened(t, etcd)
 	ctx := t.Context()
 	var tries [2]int
-	errs := together(func() error {
+	errs := batch(func() error {
 		return s.change(ctx, func(t *txn) error {
 			was, err := t.get(root + "test/mine")
 			if err != nil || was == "other's" {
 				return errors.Join(err, refuse(Refused, "other's"))
 			}
 			t.put(root+"test/mine", "mine")
-			if tries[0]++; tries[0] == 2 { // the first decision never waits for its turn
+			if tries[0]++; tries[0] == 2 { // the first decision is before the queue
 				return other.change(ctx, func(t *txn) error { t.put(root+"test/mine", "other's"); return nil })
 			}
 			return nil
@@ -260,19 +262,19 @@ func testOtherFirst(t *testing.T, etcd *clientv3.Client) {
 		})
 	})
 	if reasonOf(errs[0]) != Refused || errs[1] != nil || tries != [2]int{2, 3} || s.Conflicts() != 1 {
-		t.Errorf("answered %v after %v tries, %d conflicts", errs, tries, s.Conflicts())
+		t.Errorf("errors %v, %v tries, %d conflicts; want Refused and none, [2 3], 1", errs, tries, s.Conflicts())
 	}
-	testMade(t, s, map[string]string{"mine": "other's", "second": "after other's"})
+	checkValues(t, s, map[string]string{"mine": "other's", "second": "after other's"})
 }
 
-// Who is refused because of one before it is decided anew too when another orchestrator was first with what else that
-// was decided on.
-func testRefusedOnOld(t *testing.T, etcd *clientv3.Client) {
-	s, _, together := openGated(t, etcd)
+// A change is refused because of an earlier change of its batch and of a key that another orchestrator then changes: it
+// is decided again.
+func testRefusalAfterConflict(t *testing.T, etcd *clientv3.Client) {
+	s, _, batch := openGated(t, etcd)
 	other := opened(t, etcd)
 	ctx := t.Context()
 	tries := 0
-	errs := together(func() error {
+	errs := batch(func() error {
 		return s.change(ctx, func(t *txn) error { t.put(root+"test/mine", "x"); return nil })
 	}, func() error {
 		return s.change(ctx, func(t *txn) error {
@@ -284,36 +286,35 @@ func testRefusedOnOld(t *testing.T, etcd *clientv3.Client) {
 			if err != nil {
 				return err
 			}
-			if tries++; tries == 2 { // the first decision never waits for its turn
-				if err := other.change(ctx, func(t *txn) error { t.put(root+"test/other", "x"); return nil }); err != nil {
+			if tries++; tries == 2 { // the first decision is before the queue
+				err := other.change(ctx, func(t *txn) error { t.put(root+"test/other", "x"); return nil })
+				if err != nil {
 					return err
 				}
 			}
 			if mine != "" && others == "" {
-				return refuse(Refused, "mine alone")
+				return refuse(Refused, "only mine")
 			}
 			t.put(root+"test/both", mine+others)
 			return nil
 		})
 	})
 	if errs[0] != nil || errs[1] != nil || tries != 3 || s.Conflicts() != 1 {
-		t.Errorf("answered %v after %d tries, %d conflicts", errs, tries, s.Conflicts())
+		t.Errorf("errors %v, %d tries, %d conflicts; want none, 3, 1", errs, tries, s.Conflicts())
 	}
-	testMade(t, s, map[string]string{"both": "xx"})
+	checkValues(t, s, map[string]string{"both": "xx"})
 }
 
-// Who comes after one that takes whole directories away sees them gone, as all else that it took.
-func testAfterSweep(t *testing.T, etcd *clientv3.Client) {
+// A change after one that deletes a whole directory in the same batch sees all its deletions.
+func testAfterRangeDeletion(t *testing.T, etcd *clientv3.Client) {
 	ctx := t.Context()
-	must(
-		t,
-		opened(
-			t,
-			etcd,
-		).change(ctx, func(t *txn) error { t.put(root+"test/of", "x"); t.put(root+"test/of/1", "x"); return nil }),
-	)
-	s, _, together := openGated(t, etcd)
-	errs := together(func() error {
+	must(t, opened(t, etcd).change(ctx, func(t *txn) error {
+		t.put(root+"test/of", "x")
+		t.put(root+"test/of/1", "x")
+		return nil
+	}))
+	s, _, batch := openGated(t, etcd)
+	errs := batch(func() error {
 		return s.change(
 			ctx,
 			func(t *txn) error { t.delete(root + "test/of"); t.deleteAll(root + "test/of/"); return nil },
@@ -326,27 +327,27 @@ func testAfterSweep(t *testing.T, etcd *clientv3.Client) {
 			}
 			one, err := t.get(root + "test/of/1")
 			if err == nil && of != one {
-				err = refuse(Refused, "half of it")
+				err = refuse(Refused, "only one of the keys is deleted")
 			}
 			t.put(root+"test/saw", "saw "+of+one)
 			return err
 		})
 	})
 	if errs[0] != nil || errs[1] != nil {
-		t.Errorf("answered %v", errs)
+		t.Errorf("errors %v, want none", errs)
 	}
-	testMade(t, s, map[string]string{"of": "", "of/1": "", "saw": "saw "})
+	checkValues(t, s, map[string]string{"of": "", "of/1": "", "saw": "saw "})
 }
 
-// One that is too large for a transaction is made in several while small ones wait with it; one that has become larger
-// than it was at first goes with others no more; and one that reads or deletes a whole directory sees what those before
-// it wrote there.
-func testLargeInCompany(t *testing.T, etcd *clientv3.Client) {
-	s, _, together := openGated(t, etcd)
+// A change that is too large for a transaction is committed in several, with small changes in the same queue. A change
+// that became larger than its estimate leaves the batch. A change that reads or deletes a whole directory sees the
+// writes of those before it.
+func testLargeChangeInBatch(t *testing.T, etcd *clientv3.Client) {
+	s, _, batch := openGated(t, etcd)
 	ctx := t.Context()
 	small := func(i int) func() error {
 		return func() error {
-			return s.change(ctx, func(t *txn) error { _, err := count1(t, fmt.Sprint("small/", i)); return err })
+			return s.change(ctx, func(t *txn) error { _, err := increment(t, fmt.Sprint("small/", i)); return err })
 		}
 	}
 	puts := func(name string, n func(*txn) int) func() error {
@@ -365,7 +366,7 @@ func testLargeInCompany(t *testing.T, etcd *clientv3.Client) {
 		}
 	}
 	grows := func(t *txn) int {
-		if t.group == nil { // the first decision never waits for its turn
+		if t.group == nil { // the first decision, before the queue
 			return 1
 		}
 		return 100
@@ -377,61 +378,63 @@ func testLargeInCompany(t *testing.T, etcd *clientv3.Client) {
 			return err
 		})
 	}
-	sweep := func() error {
+	deleteSmall := func() error {
 		return s.change(ctx, func(t *txn) error { t.deleteAll(root + "test/small/"); return nil })
 	}
-	for i, err := range together(small(1), puts("large", func(*txn) int { return 3 * maxOps }), small(2), list, puts("grows", grows), puts("too", grows), sweep, small(3)) {
+	large := puts("large", func(*txn) int { return 3 * maxOps })
+	errs := batch(small(1), large, small(2), list, puts("grows", grows), puts("too", grows), deleteSmall, small(3))
+	for i, err := range errs {
 		if err != nil {
-			t.Errorf("%d: %v", i, err)
+			t.Errorf("change %d: %v", i, err)
 		}
 	}
 	for name, want := range map[string]int64{"large": 3 * maxOps, "grows": 100, "too": 100, "small": 1} {
 		if n := count(t, s, root+"test/"+name+"/", clientv3.WithPrefix()); n != want {
-			t.Errorf("%d of %s, want %d", n, name, want)
+			t.Errorf("%d keys of %s, want %d", n, name, want)
 		}
 	}
-	testMade(t, s, map[string]string{"small/3": "i", "listed": "[1 2]"})
+	checkValues(t, s, map[string]string{"small/3": "i", "listed": "[1 2]"})
 }
 
-// Who gives up before its turn changes nothing, and nobody else notices.
-func testGivenUp(t *testing.T, etcd *clientv3.Client) {
-	s, g, together := openGated(t, etcd)
-	gone, giveUp := context.WithCancel(t.Context())
+// A change whose context ends while it is queued changes nothing and does not affect the others.
+func testCanceled(t *testing.T, etcd *clientv3.Client) {
+	s, g, batch := openGated(t, etcd)
+	canceled, cancel := context.WithCancel(t.Context())
 	answered := make(chan error)
 	counts := func(ctx context.Context, key string) error {
-		return s.change(ctx, func(t *txn) error { _, err := count1(t, key); return err })
+		return s.change(ctx, func(t *txn) error { _, err := increment(t, key); return err })
 	}
-	errs := together(
-		func() error { err := counts(gone, "gone"); answered <- err; return err },
+	errs := batch(
+		func() error { err := counts(canceled, "canceled"); answered <- err; return err },
 		func() error { return counts(t.Context(), "all") },
 		func() error {
-			giveUp()
+			cancel()
 			if err := <-answered; reasonOf(err) != Unavailable || !errors.Is(err, context.Canceled) {
-				t.Errorf("who gave up heard %v", err)
+				t.Errorf("the canceled call returned %v, want Unavailable", err)
 			}
 			return counts(t.Context(), "all")
 		})
 	if errs[1] != nil || errs[2] != nil {
-		t.Errorf("answered %v", errs)
+		t.Errorf("errors %v, want none of the others", errs)
 	}
-	testMade(t, s, map[string]string{"gone": "", "all": "ii"})
+	checkValues(t, s, map[string]string{"canceled": "", "all": "ii"})
 
-	// The last one of a transaction that nobody answers.
-	ctx, giveUp := context.WithCancel(t.Context())
+	// The context of the only change of a transaction ends while the transaction awaitQueue for etcd.
+	ctx, cancel := context.WithCancel(t.Context())
 	g.gate = make(chan struct{}, 1)
 	go func() {
 		<-g.at
-		giveUp()
+		cancel()
 		g.gate <- struct{}{}
 	}()
 	if err := counts(ctx, "last"); reasonOf(err) != Unavailable {
-		t.Errorf("who gave up while it was made heard %v", err)
+		t.Errorf("a call that was canceled during its commit returned %v, want Unavailable", err)
 	}
 }
 
-// A lease that etcd has forgotten is the matter of those who need it.
-func testForgottenLease(t *testing.T, etcd *clientv3.Client) {
-	s, _, together := openGated(t, etcd)
+// When etcd has lost a lease, only the changes that use the lease fail.
+func testLostLease(t *testing.T, etcd *clientv3.Client) {
+	s, _, batch := openGated(t, etcd)
 	ctx, n := t.Context(), pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
 	other := opened(t, etcd)
 	if _, err := other.Register(ctx, Registration{Node: n}); err != nil {
@@ -441,20 +444,20 @@ func testForgottenLease(t *testing.T, etcd *clientv3.Client) {
 	create := func(name string) func() error {
 		return func() error { _, err := s.CreateTenant(ctx, name, 0); return err }
 	}
-	errs := together(create("blue"), func() error { return s.Connect(ctx, n, Session{"o", "i", "s"}) }, create("red"))
+	errs := batch(create("blue"), func() error { return s.Connect(ctx, n, Session{"o", "i", "s"}) }, create("red"))
 	if errs[0] != nil || errs[2] != nil || reasonOf(errs[1]) != Unavailable {
-		t.Errorf("answered %v", errs)
+		t.Errorf("errors %v, want Unavailable of the second", errs)
 	}
 }
 
-// A change whose decision panics fails by itself, and those in its company are made.
-func testPanicInCompany(t *testing.T, etcd *clientv3.Client) {
-	s, _, together := openGated(t, etcd)
+// A change whose decision panics fails; the other changes of its batch are committed.
+func testPanicInBatch(t *testing.T, etcd *clientv3.Client) {
+	s, _, batch := openGated(t, etcd)
 	tries := 0
-	errs := together(
+	errs := batch(
 		func() error {
 			return s.change(t.Context(), func(t *txn) error {
-				if tries++; tries == 2 { // the first decision is the caller's own
+				if tries++; tries == 2 { // the first decision is in the goroutine of the caller
 					panic("a bug")
 				}
 				t.put(root+"test/bad", "x")
@@ -466,11 +469,11 @@ func testPanicInCompany(t *testing.T, etcd *clientv3.Client) {
 		},
 	)
 	if errs[0] == nil || errs[1] != nil {
-		t.Errorf("errors %v, want one of the first alone", errs)
+		t.Errorf("errors %v, want one of the first change only", errs)
 	}
 	for key, want := range map[string]int{"test/bad": 0, "test/good": 1} {
 		if resp, err := etcd.Get(t.Context(), root+key); err != nil || len(resp.Kvs) != want {
-			t.Errorf("%s: %v, %v", key, resp, err)
+			t.Errorf("%s: %v, %v; want %d keys", key, resp, err, want)
 		}
 	}
 }

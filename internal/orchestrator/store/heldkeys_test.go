@@ -8,8 +8,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// What a node makes up is not asked for together with what others need.
-func TestHeldKeysAreOfPossibleNames(t *testing.T) {
+// Keys with invalid names from a node's report are not read together with keys of other nodes.
+func TestHeldKeysHaveValidNames(t *testing.T) {
 	long := strings.Repeat("x", 3<<20)
 	r := Registration{
 		Tenants: []*pilasterv1.Tenant{{Name: long}, {Name: "blue"}},
@@ -20,10 +20,10 @@ func TestHeldKeysAreOfPossibleNames(t *testing.T) {
 		},
 	}
 	keys := r.heldKeys()
-	if i := slices.IndexFunc(keys, func(key string) bool { return len(key) > maxAsked }); i >= 0 {
-		t.Errorf("a key of %d bytes", len(keys[i]))
+	if i := slices.IndexFunc(keys, func(key string) bool { return len(key) > maxFetched }); i >= 0 {
+		t.Errorf("a key has %d bytes, want at most %d", len(keys[i]), maxFetched)
 	}
 	if !slices.Contains(keys, dirTenants+"blue") {
-		t.Errorf("keys %.500q, want tenant blue's among them", keys)
+		t.Errorf("keys %.500q, want the key of tenant blue among them", keys)
 	}
 }

@@ -15,25 +15,25 @@ import (
 
 // HostingResult is the result of RecordHosting.
 type HostingResult struct {
-	Overtaken []string           // tenants whose record is from a later message; they were not changed
-	Refused   map[string][]error // rejected overrides, by tenant
+	Overtaken []string           // tenants whose record has a later sequence number, so it was not changed
+	Refused   map[string][]error // why overrides were not recorded, by tenant
 }
 
-// RecordHosting records what a node reports about tenants that it hosts, and deletes the records of tenants that it no
-// longer hosts. The sequence number orders a node's messages. Tenants that do not exist are skipped.
+// RecordHosting records a node's reports about the tenants that it hosts, and deletes the records of tenants that it no
+// longer hosts. The sequence number orders the messages of a node. RecordHosting skips tenants that do not exist.
 func (s *Store) RecordHosting(
 	ctx context.Context,
 	n pki.Node,
 	sequence uint64,
 	add []*pilasterv1.Hosting,
 	remove []string,
-) (noted HostingResult, err error) {
+) (result HostingResult, err error) {
 	if len(add)+len(remove) == 0 {
-		return noted, nil
+		return result, nil
 	}
 	keys := nodeKeys(n)
-	for _, said := range add {
-		keys = append(keys, hostingKey(said.Tenant, n.Name), dirTenants+said.Tenant)
+	for _, report := range add {
+		keys = append(keys, hostingKey(report.Tenant, n.Name), dirTenants+report.Tenant)
 	}
 	for _, tenant := range remove {
 		keys = append(keys, hostingKey(tenant, n.Name), dirTenants+tenant)
@@ -42,10 +42,10 @@ func (s *Store) RecordHosting(
 		if err := t.fetch(keys...); err != nil {
 			return err
 		}
-		noted, err = s.recordHosting(t, n, sequence, add, remove)
+		result, err = s.recordHosting(t, n, sequence, add, remove)
 		return err
 	}, weight{}, keys...)
-	return noted, err
+	return result, err
 }
 
 func (s *Store) recordHosting(
@@ -60,55 +60,56 @@ func (s *Store) recordHosting(
 		return is, err
 	}
 	is.Refused = map[string][]error{}
-	for _, said := range add {
-		noted, exists, err := t.hosting(said.Tenant, n.Name)
+	for _, report := range add {
+		recorded, exists, err := t.hosting(report.Tenant, n.Name)
 		if err != nil {
 			return is, err
 		}
-		if noted.Sequence > sequence {
-			is.Overtaken = append(is.Overtaken, said.Tenant)
+		if recorded.Sequence > sequence {
+			is.Overtaken = append(is.Overtaken, report.Tenant)
 			continue
 		}
 		found := new(pilasterv1.Tenant)
-		if known, err := t.load(dirTenants+said.Tenant, found); err != nil {
+		if known, err := t.load(dirTenants+report.Tenant, found); err != nil {
 			return is, err
 		} else if !known {
 			continue
 		}
-		overrides, refused := ownOverrides(node, found, said.Overrides)
+		overrides, refused := ownOverrides(node, found, report.Overrides)
 		if refused != nil {
-			is.Refused[said.Tenant] = refused
+			is.Refused[report.Tenant] = refused
 		}
-		// With a single id a report does not become outdated, so it needs no later sequence.
-		same := slices.Equal(noted.Accepts, said.Accepts) && slices.Equal(noted.Holds, said.Holds) &&
-			proto.Equal(noted.Moving, said.Moving) &&
+		// An equal report needs no later sequence number unless the tenant is in transition: rotation, migration or a
+		// retirement round.
+		same := slices.Equal(recorded.Accepts, report.Accepts) && slices.Equal(recorded.Holds, report.Holds) &&
+			proto.Equal(recorded.Moving, report.Moving) &&
 			slices.EqualFunc(
-				noted.Overrides,
+				recorded.Overrides,
 				overrides,
 				func(a, b *pilasterv1.Override) bool { return proto.Equal(a, b) },
 			) &&
-			noted.HeardRound == said.HeardRound &&
-			slices.Equal(noted.KeepsApps, said.KeepsApps) &&
-			noted.Unenforced == said.Unenforced
-		if exists &&
-			(len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil || noted.Sequence == sequence) &&
-			same {
+			recorded.HeardRound == report.HeardRound &&
+			slices.Equal(recorded.KeepsApps, report.KeepsApps) &&
+			recorded.Unenforced == report.Unenforced
+		stable := len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil
+		if exists && same && (stable || recorded.Sequence == sequence) {
 			continue
 		}
 		record := &pilasterv1.Hosting{
-			Accepts: said.Accepts, Holds: said.Holds, Moving: said.Moving, Overrides: overrides,
-			HeardRound: said.HeardRound, KeepsApps: said.KeepsApps, Unenforced: said.Unenforced, Sequence: sequence,
+			Accepts: report.Accepts, Holds: report.Holds, Moving: report.Moving, Overrides: overrides,
+			HeardRound: report.HeardRound, KeepsApps: report.KeepsApps, Unenforced: report.Unenforced,
+			Sequence: sequence,
 		}
-		if err := t.save(hostingKey(said.Tenant, n.Name), record); err != nil {
+		if err := t.save(hostingKey(report.Tenant, n.Name), record); err != nil {
 			return is, err
 		}
 	}
 	for _, tenant := range remove {
-		noted, exists, err := t.hosting(tenant, n.Name)
+		recorded, exists, err := t.hosting(tenant, n.Name)
 		if err != nil {
 			return is, err
 		}
-		if !exists || noted.Sequence > sequence {
+		if !exists || recorded.Sequence > sequence {
 			continue
 		}
 		if err := s.releaseAll(t, n, tenant); err != nil {
@@ -119,21 +120,22 @@ func (s *Store) recordHosting(
 	return is, nil
 }
 
-// ownOverrides drops overrides of containers that are not the node's, so that a wrong report cannot affect other nodes.
+// ownOverrides drops overrides of addresses that cannot be the node's, so that a wrong report cannot affect other
+// nodes.
 func ownOverrides(
 	n *pilasterv1.Node,
 	of *pilasterv1.Tenant,
 	overrides []*pilasterv1.Override,
 ) (own []*pilasterv1.Override, refused []error) {
-	said := map[string]bool{}
+	seen := map[string]bool{}
 	for _, o := range overrides {
 		if err := checkOverride(n, of, o); err != nil {
 			refused = append(refused, err)
-		} else if said[o.Address] {
+		} else if seen[o.Address] {
 			refused = append(refused, refuse(Invalid, "node %s reports two apps for %s of tenant %s; the first was "+
 				"recorded", n.Name, o.Address, of.Name))
 		} else {
-			said[o.Address], own = true, append(own, o)
+			seen[o.Address], own = true, append(own, o)
 		}
 	}
 	return own, refused
@@ -175,43 +177,43 @@ func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Over
 	return nil
 }
 
-// beginHosting records that a node hosts a tenant. The record says that the node accepts all ids, before the node
-// allocates from the current id. A node that would not enforce the tenant's policies is refused. An existing record
-// keeps its content; earlier messages no longer count.
+// beginHosting records that a node hosts a tenant. A new record has all ids as accepted, and the current id as held,
+// because the node allocates from it. An existing record keeps its content and receives the sequence number. A node
+// that would not enforce the tenant's policies is refused.
 func (t *txn) beginHosting(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
-	record, err := t.member(n)
+	node, err := t.member(n)
 	if err != nil {
 		return err
 	}
-	if err := t.mayHost(record, found); err != nil {
+	if err := t.mayHost(node, found); err != nil {
 		return err
 	}
-	noted, exists, err := t.hosting(found.Name, n.Name)
-	if err != nil || exists && noted.Sequence >= sequence {
+	recorded, exists, err := t.hosting(found.Name, n.Name)
+	if err != nil || exists && recorded.Sequence >= sequence {
 		return err
 	}
-	said := &pilasterv1.Hosting{
-		Accepts:    noted.Accepts,
-		Holds:      noted.Holds,
-		Moving:     noted.Moving,
-		Overrides:  noted.Overrides,
-		HeardRound: noted.HeardRound,
-		KeepsApps:  noted.KeepsApps,
-		Unenforced: noted.Unenforced,
+	record := &pilasterv1.Hosting{
+		Accepts:    recorded.Accepts,
+		Holds:      recorded.Holds,
+		Moving:     recorded.Moving,
+		Overrides:  recorded.Overrides,
+		HeardRound: recorded.HeardRound,
+		KeepsApps:  recorded.KeepsApps,
+		Unenforced: recorded.Unenforced,
 		Sequence:   sequence,
 	}
 	if !exists {
 		for _, id := range found.Ids {
-			said.Accepts = append(said.Accepts, id.Id)
+			record.Accepts = append(record.Accepts, id.Id)
 			if !id.OnlyAccepted {
-				said.Holds = []uint32{id.Id}
+				record.Holds = []uint32{id.Id}
 			}
 		}
 	}
-	return t.save(hostingKey(found.Name, n.Name), said)
+	return t.save(hostingKey(found.Name, n.Name), record)
 }
 
-// hosting returns the record of a node and a tenant; an empty one if there is none.
+// hosting returns the hosting record of a node and a tenant, an empty one if there is none.
 func (t *txn) hosting(tenant, node string) (h *pilasterv1.Hosting, exists bool, err error) {
 	value, err := t.get(hostingKey(tenant, node))
 	if err != nil || value == "" {
@@ -239,8 +241,9 @@ func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
 	return all, nil
 }
 
-// hostedBy returns the tenants that a node hosts, and fetches their records. A node that is shut out can host no more.
-// It reads one key per tenant: a list of all hosting records would grow with the number of nodes.
+// hostedBy returns the tenants that a node hosts, and fetches their records. A node that is shut out cannot start to
+// host others, so the commit then compares only the keys that exist. hostedBy reads one key per tenant: a list of all
+// hosting records would grow with the number of nodes.
 func (t *txn) hostedBy(node string, shutOut bool) (hosted []string, err error) {
 	tenants, err := t.names(dirTenants)
 	if err != nil {
@@ -268,7 +271,7 @@ func (t *txn) hostedBy(node string, shutOut bool) (hosted []string, err error) {
 
 func hostingKey(tenant, node string) string { return dirHosting + tenant + "/" + node }
 
-// decodeHosting also reads records of old builds that have only a UUID: such a node has reported nothing.
+// decodeHosting also reads records of old builds, which have only a UUID and no report.
 func decodeHosting(key string, value []byte) (*pilasterv1.Hosting, error) {
 	h := new(pilasterv1.Hosting)
 	if strings.HasPrefix(string(value), "{") {

@@ -16,12 +16,12 @@ type kind struct {
 	// leased records expire. A restore drops them: they are outdated, and without a lease they would never expire.
 	leased bool
 
-	// event decodes a record that was written, or only its key if it was deleted. name is the key without the
-	// directory. The zero Event means that Watch does not report it; nil means never.
+	// event decodes a written record, or the key of a deleted one. name is the key without the directory. Watch does
+	// not report a zero Event. It reports no events of a kind whose function is nil.
 	event func(name string, kv *mvccpb.KeyValue, deleted bool) (Event, error)
 }
 
-// kinds are those that Watch reports or a restore drops. All others are only used by transactions.
+// kinds are the kinds that Watch reports or that a restore drops. Only transactions use the others.
 var kinds = []kind{
 	{dir: dirNodes, event: func(name string, kv *mvccpb.KeyValue, deleted bool) (Event, error) {
 		if deleted {

@@ -13,28 +13,28 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A mapping allocates a subnet of a nimitz tenant's overlay to a node, or an address to an endpoint. It lasts until the
-// node no longer hosts the tenant, releases it, or is deleted; then the address is quarantined. Allocation proceeds
-// upward and wraps around.
+// A mapping allocates a subnet of a nimitz tenant's overlay to a node, or an address to an endpoint. It exists until
+// the node releases it, stops hosting the tenant, or is deleted. Then its prefix is quarantined. Allocation takes the
+// next higher free prefix and wraps around.
 
 // maxKey is the maximum length of an endpoint's key in bytes.
 const maxKey = 512
 
-// ofNode takes the place of an endpoint's key for allocations of the node itself.
+// ofNode replaces an endpoint's key in allocations of the node itself.
 const ofNode = "node"
 
-// Allocate returns a node's subnet of each overlay of a tenant that it hosts, or, if the overlays have no subnets, an
-// address of each for an endpoint. A repeated call returns the same.
-func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (given []netip.Prefix, err error) {
+// Allocate returns the node's subnet of each overlay of a tenant that the node hosts. If the overlays have no subnets,
+// it returns an address of each for an endpoint. A repeated call returns the same prefixes.
+func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (prefixes []netip.Prefix, err error) {
 	if err := checkAllocation(name, key); err != nil {
 		return nil, err
 	}
 	from := hints{}
 	err = s.change(ctx, func(t *txn) (err error) {
-		given, err = s.allocate(t, n, name, key, from)
+		prefixes, err = s.allocate(t, n, name, key, from)
 		return err
 	})
-	return given, err
+	return prefixes, err
 }
 
 func checkAllocation(name, key string) error {
@@ -99,7 +99,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 	return s.complete(t, n, record, name, key, overlays, from)
 }
 
-// complete allocates what a key lacks, which is usually all or nothing.
+// complete returns the prefixes of a key, one per overlay, and allocates those that the key lacks: usually all or none.
 func (s *Store) complete(
 	t *txn,
 	n pki.Node,
@@ -112,9 +112,9 @@ func (s *Store) complete(
 	if err != nil {
 		return nil, err
 	}
-	var rested []netip.Prefix
-	if key == "" && has == nil { // an endpoint never comes back
-		if rested, err = t.quarantinedOf(name, n); err != nil {
+	var previous []netip.Prefix
+	if key == "" && has == nil { // a deleted endpoint never exists again, but a node may host the tenant again
+		if previous, err = t.quarantinedOf(name, n); err != nil {
 			return nil, err
 		}
 	}
@@ -127,7 +127,7 @@ func (s *Store) complete(
 		if err := s.checkGateway(record, o); err != nil {
 			return nil, err
 		}
-		to, err := t.allocatePrefix(name, o, rested, from)
+		to, err := t.allocatePrefix(name, o, previous, from)
 		if err != nil {
 			return nil, err
 		}
@@ -139,7 +139,7 @@ func (s *Store) complete(
 	return all, t.recordAllocation(record, name, key, all, added)
 }
 
-// checkGateway refuses a node without virtual addresses.
+// checkGateway refuses a node whose gateway has no virtual addresses in the family of the overlay.
 func (s *Store) checkGateway(node *pilasterv1.Node, o tenant.Overlay) error {
 	prefix, err := netip.ParsePrefix(node.Prefix)
 	if err != nil {
@@ -199,8 +199,8 @@ func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 	return tenant.ParseOverlays(found.Overlays)
 }
 
-// recordAllocation writes all allocations of a key, and then the mappings of the new ones: a reader that finds a
-// mapping finds the rest.
+// recordAllocation writes the prefixes of a key, and then the mappings of the new ones: a reader that finds a mapping
+// also finds the allocation.
 func (t *txn) recordAllocation(node *pilasterv1.Node, name, key string, all, added []netip.Prefix) error {
 	t.put(allocationKey(name, node.Name, key), joinPrefixes(all))
 	for _, to := range added {
@@ -212,7 +212,7 @@ func (t *txn) recordAllocation(node *pilasterv1.Node, name, key string, all, add
 	return nil
 }
 
-// allocated returns the allocations of a key, nil if there are none.
+// allocated returns the prefixes of a key, nil if there are none.
 func (t *txn) allocated(name, node, key string) ([]netip.Prefix, error) {
 	value, err := t.get(allocationKey(name, node, key))
 	if err != nil || value == "" {
@@ -221,7 +221,7 @@ func (t *txn) allocated(name, node, key string) ([]netip.Prefix, error) {
 	return splitPrefixes(value)
 }
 
-// Free releases an endpoint's addresses. It succeeds if they are free already.
+// Free releases an endpoint's addresses. It also succeeds if they are free already.
 func (s *Store) Free(ctx context.Context, n pki.Node, name, key string) error {
 	if err := checkAllocation(name, key); err != nil {
 		return err
@@ -237,7 +237,7 @@ func (s *Store) Free(ctx context.Context, n pki.Node, name, key string) error {
 	})
 }
 
-// releaseAll releases all that a node holds of a tenant.
+// releaseAll releases all prefixes of a tenant that a node has.
 func (s *Store) releaseAll(t *txn, n pki.Node, name string) error {
 	if overlays, err := t.overlays(name); err != nil || overlays == nil {
 		return err
@@ -255,7 +255,7 @@ func (s *Store) releaseAll(t *txn, n pki.Node, name string) error {
 	return nil
 }
 
-// release quarantines the allocations of one key.
+// release quarantines the prefixes of one key.
 func (s *Store) release(t *txn, n pki.Node, name, key string) error {
 	value, err := t.get(key)
 	if err != nil || value == "" {
@@ -279,7 +279,7 @@ func (s *Store) quarantineMapping(t *txn, n pki.Node, name string, to netip.Pref
 	return s.quarantine(t, quarantineKey(name, to), n.UUID)
 }
 
-// reclaimMapping accepts a mapping that a node reports.
+// reclaimMapping accepts a mapping that a node reports, and records it if the store has lost it.
 func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *pilasterv1.Mapping) error {
 	if err := checkAllocation(held.Tenant, held.Key); err != nil {
 		return err
@@ -291,9 +291,9 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	at := mappingKey(held.Tenant, to)
 	if is, err := decodeMapping(at, []byte(t.readings[at].value)); err == nil && is.Name == node.Name &&
 		is.Key == held.Key {
-		return nil // nothing depends on it
+		return nil // the store agrees; the commit need not compare the key
 	}
-	// Without the tenant there is nothing to protect.
+	// Without the tenant there is no address to protect.
 	if exists, err := t.get(dirTenants + held.Tenant); err != nil || exists == "" {
 		return err
 	}
@@ -302,7 +302,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 		return err
 	}
 	if overlays == nil {
-		return nil // the tenant has left the network, so the addresses belong to no tenant
+		return nil // the tenant has migrated to another network, so its addresses are of no use
 	}
 	i := slices.IndexFunc(overlays, func(o tenant.Overlay) bool { _, ok := o.Contains(to); return ok })
 	if i < 0 || (overlays[i].NodeBits != 0) != (held.Key == "") {
@@ -329,7 +329,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 			heldAdvice,
 		)
 	case is.Name != "":
-		// Another endpoint of this node had it and is gone.
+		// The node reports another endpoint for the prefix, so the one that the store has is deleted.
 		if err := s.release(t, n, held.Tenant, allocationKey(held.Tenant, node.Name, is.Key)); err != nil {
 			return err
 		}
@@ -337,9 +337,9 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	return s.claimMapping(t, node, n, held, overlays[i], to)
 }
 
-// claimMapping records a reported mapping. A node has one subnet of an overlay, so another one that the store has is
-// quarantined. An endpoint's report may be older than its current allocations, which stay until the endpoint is
-// deleted.
+// claimMapping records a reported mapping. A node has one subnet of an overlay, so claimMapping quarantines another one
+// that the store has. A report about an endpoint may be older than the endpoint's current prefixes, so claimMapping
+// keeps these until the endpoint is deleted.
 func (s *Store) claimMapping(
 	t *txn,
 	node *pilasterv1.Node,
@@ -372,7 +372,7 @@ func (s *Store) claimMapping(
 	if n, _ := o.Contains(to); n-first >= mark && n-first-mark < maxJump {
 		t.setMark(overlayMark(held.Tenant, o), (n-first+1)%count)
 	}
-	// Without a hosting record the mapping would outlast the node's use of the tenant. The node reports its ids itself.
+	// A mapping without a hosting record would never be released. The node reports its ids later.
 	if _, hosts, err := t.hosting(held.Tenant, node.Name); err != nil {
 		return err
 	} else if !hosts {

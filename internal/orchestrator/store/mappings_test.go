@@ -21,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// nimitz makes a tenant with these CIDRs, each with node bits ("10.0.0.0/16,24") or without.
+// nimitz creates a tenant with these CIDRs, each with node bits ("10.0.0.0/16,24") or without.
 func nimitz(t *testing.T, s *store.Store, name string, cidrs ...string) *pilasterv1.Tenant {
 	t.Helper()
 	var overlays []tenant.Overlay
@@ -38,7 +38,7 @@ func nimitz(t *testing.T, s *store.Store, name string, cidrs ...string) *pilaste
 	return made
 }
 
-// recordHosting has registered nodes ask for a tenant, so that they host it.
+// hosts registers nodes and lets them host a tenant.
 func hosts(t *testing.T, s *store.Store, name string, nodes ...int) {
 	t.Helper()
 	for _, n := range nodes {
@@ -51,14 +51,14 @@ func hosts(t *testing.T, s *store.Store, name string, nodes ...int) {
 
 func allocate(t *testing.T, s *store.Store, n int, name, key string) string {
 	t.Helper()
-	given, err := s.Allocate(t.Context(), node(n), name, key)
+	prefixes, err := s.Allocate(t.Context(), node(n), name, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.Trim(fmt.Sprint(given), "[]")
+	return strings.Trim(fmt.Sprint(prefixes), "[]")
 }
 
-// mapped is a tenant's mappings as the pages have them: "10.0.1.0/24 n1".
+// mapped lists a tenant's mappings in the order of the pages: "10.0.1.0/24 n1".
 func mapped(t *testing.T, s *store.Store, name string) (all []string) {
 	t.Helper()
 	for token := ""; ; {
@@ -75,8 +75,8 @@ func mapped(t *testing.T, s *store.Store, name string) (all []string) {
 	}
 }
 
-// awake has what rests rest no more.
-func awake(t *testing.T, etcd *clientv3.Client) {
+// endQuarantine ends the quarantine of all prefixes.
+func endQuarantine(t *testing.T, etcd *clientv3.Client) {
 	t.Helper()
 	if _, err := etcd.Delete(t.Context(), "/pilaster/1/resting/", clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
@@ -95,17 +95,17 @@ func testSubnets(t *testing.T, etcd *clientv3.Client) {
 	hosts(t, s, "blue", 1)
 	first := allocate(t, s, 1, "green", "")
 	if first != "10.0.1.0/24 fd12:3456:0:0:1::/80" || allocate(t, s, 1, "green", "") != first {
-		t.Errorf("node 1 has %s, then %s", first, allocate(t, s, 1, "green", ""))
+		t.Errorf("node 1 has %s, and in a repeated call %s", first, allocate(t, s, 1, "green", ""))
 	}
 	if got := allocate(t, s, 1, "lime", ""); got != "10.0.1.0/24" {
-		t.Errorf("of the other tenant it has %s", got)
+		t.Errorf("node 1 has %s of the other tenant, want 10.0.1.0/24", got)
 	}
 	seen := map[string]bool{first: true}
 	for n := 2; n <= 4; n++ {
 		seen[allocate(t, s, n, "green", "")] = true
 	}
 	if len(seen) != 4 {
-		t.Errorf("four nodes have %v", seen)
+		t.Errorf("four nodes have %v, want different subnets", seen)
 	}
 	_, err := s.Allocate(ctx, node(5), "green", "")
 	refused(t, err, store.Full, "all 4 subnets /24 of 10.0.0.0/22", "green", "nothing was changed", "--node-bits")
@@ -123,33 +123,33 @@ func testSubnets(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("mappings are %v", got)
 	}
 
-	// With its last container's tenant a node gives its subnets back, and no other node gets them for a while; it does.
+	// A node that no longer hosts the tenant releases its subnets. During the quarantine only the same node gets them.
 	if _, err := s.RecordHosting(ctx, node(2), 2, nil, []string{"green"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := mapped(t, s, "green"); len(got) != 6 {
-		t.Errorf("then mappings are %v", got)
+		t.Errorf("after node 2 left, mappings are %v, want 6", got)
 	}
 	_, err = s.Allocate(ctx, node(5), "green", "")
 	refused(t, err, store.Full)
 	hosts(t, s, "green", 2)
 	if got := allocate(t, s, 2, "green", ""); got != "10.0.2.0/24 fd12:3456:0:0:2::/80" {
-		t.Errorf("when it is back it has %s", got)
+		t.Errorf("node 2 has %s when it hosts the tenant again, want its subnets from before", got)
 	}
-	// A message that was overtaken takes nothing.
+	// An overtaken message releases nothing.
 	if _, err := s.RecordHosting(ctx, node(2), 0, nil, []string{"green"}); err != nil ||
 		len(mapped(t, s, "green")) != 8 {
-		t.Errorf("an old message left %v, %v", mapped(t, s, "green"), err)
+		t.Errorf("after an overtaken message mappings are %v, %v; want 8", mapped(t, s, "green"), err)
 	}
-	// A node that is gone gives all back; a new one of its name is another machine.
+	// The deletion of a node releases its subnets.
 	if err := s.DeleteNode(ctx, "n3", false); err != nil {
 		t.Fatal(err)
 	}
 	_, err = s.Allocate(ctx, node(5), "green", "")
 	refused(t, err, store.Full)
-	awake(t, etcd)
+	endQuarantine(t, etcd)
 	if got := allocate(t, s, 5, "green", ""); got != "10.0.3.0/24 fd12:3456:0:0:5::/80" {
-		t.Errorf("node 5 has %s", got)
+		t.Errorf("node 5 has %s, want the released IPv4 subnet and a new IPv6 subnet", got)
 	}
 	if err := s.DeleteTenant(ctx, "green"); err == nil {
 		t.Error("a tenant with containers was deleted")
@@ -162,10 +162,10 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 	hosts(t, s, "green", 1, 2)
 	if got := allocate(t, s, 1, "green", "c1/eth0"); got != "10.0.0.2/32 fd12:3456::2/128" ||
 		got != allocate(t, s, 1, "green", "c1/eth0") {
-		t.Errorf("the first has %s, then %s", got, allocate(t, s, 1, "green", "c1/eth0"))
+		t.Errorf("the first endpoint has %s, and in a repeated call %s", got, allocate(t, s, 1, "green", "c1/eth0"))
 	}
 	if got := allocate(t, s, 2, "green", "c1/eth0"); got != "10.0.0.3/32 fd12:3456::3/128" {
-		t.Errorf("the same key on another node has %s", got)
+		t.Errorf("the same key on another node has %s, want the next addresses", got)
 	}
 	for _, key := range []string{"c2/eth0", "c3/eth0", "c4/eth0", "c5/eth0"} {
 		allocate(t, s, 1, "green", key)
@@ -185,18 +185,18 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 		len(got) != 10 {
 		t.Errorf("mappings are %v", got)
 	}
-	_, err = s.Allocate(ctx, node(1), "green", "c6/eth0") // it rests
+	_, err = s.Allocate(ctx, node(1), "green", "c6/eth0") // the free address is in quarantine
 	refused(t, err, store.Full)
-	awake(t, etcd)
+	endQuarantine(t, etcd)
 	if got := allocate(t, s, 1, "green", "c6/eth0"); got != "10.0.0.2/32 fd12:3456::8/128" {
-		t.Errorf("after the rest it is %s", got)
+		t.Errorf("after the quarantine the endpoint has %s, want the free addresses", got)
 	}
-	// With the tenant a node gives back everything.
+	// A node that no longer hosts the tenant releases all addresses.
 	if _, err := s.RecordHosting(ctx, node(1), 2, nil, []string{"green"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := mapped(t, s, "green"); !slices.Equal(got, []string{"10.0.0.3/32 n2", "fd12:3456::3/128 n2"}) {
-		t.Errorf("then mappings are %v", got)
+		t.Errorf("after node 1 left, mappings are %v, want those of node 2", got)
 	}
 	if _, err := s.RecordHosting(ctx, node(2), 2, nil, []string{"green"}); err != nil {
 		t.Fatal(err)
@@ -208,12 +208,12 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 		slices.ContainsFunc(left.Kvs, func(kv *mvccpb.KeyValue) bool {
 			return strings.Contains(string(kv.Key), "green")
 		}) {
-		t.Errorf("the tenant left %v, %v", left.Kvs, err)
+		t.Errorf("after the deletion the store has %v, %v; want no key of the tenant", left.Kvs, err)
 	}
 }
 
-// What rests does so under a lease, so it ends also with no orchestrator.
-func testRest(t *testing.T, etcd *clientv3.Client) {
+// Quarantined keys have a lease, so they expire also without an orchestrator.
+func testQuarantine(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	nimitz(t, s, "green", "10.0.0.0/16")
 	hosts(t, s, "green", 1)
@@ -226,18 +226,18 @@ func testRest(t *testing.T, etcd *clientv3.Client) {
 	}
 	resp, err := etcd.Get(ctx, "/pilaster/1/resting/green/", clientv3.WithPrefix())
 	if err != nil || len(resp.Kvs) != 3 {
-		t.Fatalf("%v rest, %v", resp, err)
+		t.Fatalf("in quarantine are %v, %v; want 3 keys", resp, err)
 	}
 	for _, kv := range resp.Kvs {
 		if kv.Lease == 0 || kv.Lease != resp.Kvs[0].Lease {
-			t.Errorf("%s rests by lease %x", kv.Key, kv.Lease)
+			t.Errorf("%s has lease %x, want that of the first key", kv.Key, kv.Lease)
 		}
 	}
 	lease, err := etcd.TimeToLive(ctx, clientv3.LeaseID(resp.Kvs[0].Lease))
 	if err != nil || lease.TTL > 360 || lease.TTL < 300 {
-		t.Errorf("for %+v, %v", lease, err)
+		t.Errorf("the lease is %+v, %v; want a TTL of 300 to 360 s", lease, err)
 	}
-	// When etcd has lost the lease, one call may fail.
+	// When etcd has lost the lease, one call fails, and the next call gets a new lease.
 	if _, err := etcd.Revoke(ctx, clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,8 @@ func testRest(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-func testGivenByTwo(t *testing.T, etcd *clientv3.Client) {
+// Two orchestrators never allocate the same address.
+func testConcurrentAllocation(t *testing.T, etcd *clientv3.Client) {
 	stores := []*store.Store{open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})}
 	nimitz(t, stores[0], "green", "10.0.0.0/16")
 	hosts(t, stores[0], "green", 1, 2)
@@ -257,19 +258,20 @@ func testGivenByTwo(t *testing.T, etcd *clientv3.Client) {
 	var work sync.WaitGroup
 	for i := range 60 {
 		work.Go(func() {
-			given, err := stores[i%2].Allocate(context.Background(), node(1+i%2), "green", fmt.Sprintf("c%d/eth0", i))
+			key := fmt.Sprintf("c%d/eth0", i)
+			prefixes, err := stores[i%2].Allocate(context.Background(), node(1+i%2), "green", key)
 			mu.Lock()
 			defer mu.Unlock()
-			if err != nil || len(given) != 1 || seen[given[0]] > 0 {
-				t.Errorf("%v is given twice, %v", given, err)
+			if err != nil || len(prefixes) != 1 || seen[prefixes[0]] > 0 {
+				t.Errorf("allocated %v, %v; want one address that no other endpoint has", prefixes, err)
 				return
 			}
-			seen[given[0]]++
+			seen[prefixes[0]]++
 		})
 	}
 	work.Wait()
 	if stores[0].Conflicts()+stores[1].Conflicts() == 0 {
-		t.Error("the stores never met: this proved nothing")
+		t.Error("the stores had no conflict, so the test checked nothing")
 	}
 }
 
@@ -295,18 +297,19 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 			t.Fatal(err)
 		}
 	}
-	last := allocate(t, s, 1, "green", "last") // its revision is ours
+	last := allocate(t, s, 1, "green", "last") // a change of the store, which updates s.Revision
 	want++
 	first, err := s.ListMappings(ctx, "green", "")
 	if err != nil || len(first.Mappings) != store.MappingsPage || first.Next == "" || first.Revision != s.Revision() {
-		t.Fatalf("%d mappings at %d, then %q, %v", len(first.Mappings), first.Revision, first.Next, err)
+		t.Fatalf("the first page has %d mappings, revision %d, next %q, %v; want %d, revision %d",
+			len(first.Mappings), first.Revision, first.Next, err, store.MappingsPage, s.Revision())
 	}
 	m := first.Mappings[0]
 	if m.Tenant != "green" || m.To != "10.0.0.2/32" || m.Node != "fd70:696c:6100:1::/64" || m.Name != "n1" ||
 		m.Key != "0" {
-		t.Errorf("the first is %v", m)
+		t.Errorf("the first mapping is %v", m)
 	}
-	// What changes meanwhile is of a later revision.
+	// The next pages have the revision of the first, without later changes.
 	allocate(t, s, 1, "green", "late")
 	if err := s.Free(ctx, node(1), "green", "last"); err != nil {
 		t.Fatal(err)
@@ -314,12 +317,12 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 	all, page := len(first.Mappings), first
 	for page.Next != "" {
 		if page, err = s.ListMappings(ctx, "green", page.Next); err != nil || page.Revision != first.Revision {
-			t.Fatalf("a page of %d: %+v, %v", first.Revision, page, err)
+			t.Fatalf("a page is %+v, %v; want revision %d", page, err, first.Revision)
 		}
 		all += len(page.Mappings)
 	}
 	if all != want || len(page.Mappings) != 2 || page.Mappings[1].To != last {
-		t.Errorf("%d mappings of %d, and on the last page %v", all, want, page.Mappings)
+		t.Errorf("%d mappings, want %d; the last page has %v", all, want, page.Mappings)
 	}
 	sameFromMemory(t, s)
 	if _, err := etcd.Compact(ctx, s.Revision()-s.Cluster().From); err != nil {
@@ -335,12 +338,12 @@ func testPages(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Stale)
 	_, err = s.ListMappings(ctx, "green", "17:../nodes")
 	refused(t, err, store.Invalid, "page token")
-	if got := mapped(t, s, "nobody"); got != nil {
-		t.Errorf("a tenant that there is none of has %v", got)
+	if got := mapped(t, s, "unknown"); got != nil {
+		t.Errorf("an unknown tenant has mappings %v, want none", got)
 	}
 }
 
-// sameFromMemory wants a listing of all pages, in any order, to give each after the first as the store does.
+// sameFromMemory checks that the pages of a Listing, made of mappings in any order, equal those of the store.
 func sameFromMemory(t *testing.T, s *store.Store) {
 	t.Helper()
 	var pages []store.Page
@@ -368,7 +371,7 @@ func sameFromMemory(t *testing.T, s *store.Store) {
 				func(a, b *pilasterv1.Mapping) bool { return proto.Equal(a, b) },
 			) {
 			t.Errorf(
-				"page %d from memory has %d mappings and goes on at %q; from the store %d, %q",
+				"page %d of the listing has %d mappings, next %q; want %d, %q",
 				i+1,
 				len(got.Mappings),
 				got.Next,
@@ -379,8 +382,8 @@ func sameFromMemory(t *testing.T, s *store.Store) {
 	}
 }
 
-// VNI 0xff is what comes from gateways (NIMITZ §3.1).
-func testGatewayID(t *testing.T, etcd *clientv3.Client) {
+// VNI 0xff is that of packets from gateways (NIMITZ §3.1), so no tenant has it.
+func testGatewayVNI(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})
 	if _, err := etcd.Put(t.Context(), "/pilaster/1/marks/tenant", "254"); err != nil {
 		t.Fatal(err)
@@ -388,6 +391,6 @@ func testGatewayID(t *testing.T, etcd *clientv3.Client) {
 	first := nimitz(t, s, "green", "10.0.0.0/16,24")
 	second, err := s.CreateTenant(t.Context(), "blue", 0)
 	if err != nil || first.Ids[0].Id != 254 || second.Ids[0].Id != 256 {
-		t.Errorf("ids %v and %v, %v", first.Ids, second, err)
+		t.Errorf("ids %v and %v, %v; want 254 and 256", first.Ids, second, err)
 	}
 }

@@ -11,10 +11,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant moves from one network to another in two steps. In between it is on the new network and leaves the old one,
-// and its containers have addresses of both. The id that was its VNI becomes the id of its netpila addresses.
+// A tenant migrates from one network to another in two steps. Between them its record has both: Network is the new one,
+// Leaving the old one, and its containers have addresses of both. The tenant keeps its id: the VNI becomes the id of
+// its netpila addresses.
 
-// Migrate is the first step. It may be repeated.
+// Migrate is the first step. A repeated call changes nothing.
 func (s *Store) Migrate(
 	ctx context.Context,
 	name, to string,
@@ -61,7 +62,7 @@ func (s *Store) Migrate(
 	return found, nil
 }
 
-// hasMoved refuses a repeated step with other parameters.
+// hasMoved refuses a repeated Migrate with other parameters, or after the migration has finished.
 func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	switch {
 	case t.Leaving == "":
@@ -84,9 +85,9 @@ func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	return nil
 }
 
-// FinishMigration is the second step: it deletes what the tenant has of the network that it leaves. Unless forced,
-// every hosting node must have given its containers addresses of the new network, and no other region may know the
-// tenant. It may be repeated.
+// FinishMigration is the second step: it deletes the tenant's mappings and overlays of the old network. Without force
+// it requires that the containers on all hosting nodes have addresses of the new network, and that no other region has
+// imported the tenant. A repeated call changes nothing.
 func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -170,7 +171,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 	return found, nil
 }
 
-// Unmoved returns the nodes that have not completed the first step, with their progress.
+// Unmoved returns the nodes on which containers have no address of the new network yet, with their progress.
 func Unmoved(hosting []*pilasterv1.Hosting) (late []string) {
 	for _, h := range hosting {
 		switch m := h.Moving; {

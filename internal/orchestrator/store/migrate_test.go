@@ -17,9 +17,10 @@ func TestMigrate(t *testing.T) {
 	made := nimitz(t, s, "green", "10.0.0.0/16,24")
 	hosts(t, s, "green", 1, 2)
 	subnet := allocate(t, s, 1, "green", "")
-	says := func(n int, sequence uint64, m *pilasterv1.Moving) {
+	report := func(n int, sequence uint64, m *pilasterv1.Moving) {
 		t.Helper()
-		if _, err := s.RecordHosting(ctx, node(n), sequence, []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}, Moving: m}}, nil); err != nil {
+		r := &pilasterv1.Hosting{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}, Moving: m}
+		if _, err := s.RecordHosting(ctx, node(n), sequence, []*pilasterv1.Hosting{r}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -29,8 +30,11 @@ func TestMigrate(t *testing.T) {
 		addressing pilasterv1.Addressing
 		reason     store.Reason
 	}{
-		{"green", tenant.Nimitz, 0, store.Invalid}, {"green", "", 0, store.Invalid}, {"Green", tenant.Netpila, 0, store.Invalid},
-		{"green", tenant.Netpila, pilasterv1.Addressing_ADDRESSING_OWN, store.Invalid}, {"blue", tenant.Netpila, 0, store.NotFound},
+		{"green", tenant.Nimitz, 0, store.Invalid},
+		{"green", "", 0, store.Invalid},
+		{"Green", tenant.Netpila, 0, store.Invalid},
+		{"green", tenant.Netpila, pilasterv1.Addressing_ADDRESSING_OWN, store.Invalid},
+		{"blue", tenant.Netpila, 0, store.NotFound},
 	} {
 		_, err := s.Migrate(ctx, c.name, c.to, c.addressing)
 		refused(t, err, c.reason)
@@ -49,14 +53,14 @@ func TestMigrate(t *testing.T) {
 		moved.Ids[0].Id != made.Ids[0].Id ||
 		len(moved.Ids[0].Key) != 16 ||
 		moved.Changes != made.Changes+1 {
-		t.Errorf("moved: %v", moved)
+		t.Errorf("Migrate returned %v, want the same id and overlay, Network netpila, Leaving nimitz", moved)
 	}
 	if again, err := s.Migrate(ctx, "green", tenant.Netpila, 0); err != nil || again.Changes != moved.Changes {
-		t.Errorf("again: %v, %v", again, err)
+		t.Errorf("a repeated Migrate returned %v, %v; want no change", again, err)
 	}
 	_, err = s.Migrate(ctx, "green", tenant.Netpila, pilasterv1.Addressing_ADDRESSING_ENCRYPTED)
 	refused(t, err, store.Refused, "another addressing")
-	// What is given stays, and no more is.
+	// Allocated subnets remain, but the store allocates no more.
 	if got := mapped(t, s, "green"); len(got) != 1 || got[0] != subnet+" n1" {
 		t.Errorf("mappings are %v", got)
 	}
@@ -65,20 +69,20 @@ func TestMigrate(t *testing.T) {
 
 	_, err = s.FinishMigration(ctx, "green", false)
 	refused(t, err, store.Refused, "n1 (has not confirmed), n2 (has not confirmed)", "--force")
-	says(1, 2, &pilasterv1.Moving{Endpoints: 3, Moved: 2})
-	says(2, 2, &pilasterv1.Moving{})
+	report(1, 2, &pilasterv1.Moving{Endpoints: 3, Moved: 2})
+	report(2, 2, &pilasterv1.Moving{})
 	_, err = s.FinishMigration(ctx, "green", false)
 	refused(t, err, store.Refused, "n1 (2 of 3 have)")
-	// A Resolve takes nothing of it back.
+	// A Resolve keeps the progress that a node has reported.
 	if _, _, err := s.Resolve(ctx, node(2), 3, "green", nil); err != nil {
 		t.Fatal(err)
 	}
-	says(1, 3, &pilasterv1.Moving{Endpoints: 3, Moved: 3})
+	report(1, 3, &pilasterv1.Moving{Endpoints: 3, Moved: 3})
 	for range 2 {
 		if moved, err = s.FinishMigration(ctx, "green", false); err != nil || moved.Leaving != "" ||
 			moved.Overlays != nil ||
 			moved.Network != tenant.Netpila {
-			t.Fatalf("finished: %v, %v", moved, err)
+			t.Fatalf("FinishMigration returned %v, %v; want network netpila without overlays", moved, err)
 		}
 	}
 	if got := mapped(t, s, "green"); len(got) != 0 {
@@ -89,10 +93,11 @@ func TestMigrate(t *testing.T) {
 	_, err = s.Allocate(ctx, node(1), "green", "")
 	refused(t, err, store.Refused, "no CIDRs of its own")
 
-	// A node that was away comes back with what it had; one that has moved a tenant that the store forgot to have moved
-	// does not.
-	if _, err := s.Register(ctx, store.Registration{Node: node(1), Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: subnet}}}); err != nil {
-		t.Errorf("a node that comes back: %v", err)
+	// A node that was disconnected may register with its subnet of the old network. A node with a tenant on the new
+	// network is refused if the store has lost the migration.
+	r := store.Registration{Node: node(1), Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: subnet}}}
+	if _, err := s.Register(ctx, r); err != nil {
+		t.Errorf("a node with a subnet of the old network: %v", err)
 	}
 	nimitz(t, s, "lime", "10.0.0.0/16,24")
 	_, err = s.Register(
@@ -117,11 +122,11 @@ func TestFinishMigrationByForce(t *testing.T) {
 		t.Errorf("mappings are left: %v", got)
 	}
 	if err := s.Free(t.Context(), node(1), "green", "c1/eth0"); err != nil {
-		t.Errorf("giving back what went: %v", err)
+		t.Errorf("Free of a deleted address: %v", err)
 	}
 }
 
-func TestFinishMigrationOfOneWithServices(t *testing.T) {
+func TestFinishMigrationWithServices(t *testing.T) {
 	s := open(t, storetest.Embedded(t), address.Plan{})
 	nimitz(t, s, "green", "fd12:3456::/48,80")
 	ntp := tenant.Service{
@@ -145,7 +150,7 @@ func TestFinishMigrationOfOneWithServices(t *testing.T) {
 	}
 }
 
-func TestFinishMigrationOfOneInTwoRegions(t *testing.T) {
+func TestFinishMigrationInTwoRegions(t *testing.T) {
 	s := open(t, storetest.Embedded(t), address.Plan{})
 	nimitz(t, s, "t1", "10.0.0.0/16,24")
 	if _, err := s.Register(t.Context(), store.Registration{Node: node(2), Edge: true}); err != nil {
@@ -169,16 +174,16 @@ func TestFinishMigrationOfOneInTwoRegions(t *testing.T) {
 		"--force",
 	)
 	if moved, err := s.FinishMigration(t.Context(), "t1", true); err != nil || moved.Leaving != "" {
-		t.Errorf("%v, %v", moved, err)
+		t.Errorf("with force: %v, %v", moved, err)
 	}
 }
 
-// A store that was restored may be told of the move again, but not of one to other addresses than the node's containers
-// have.
-func TestMoveThatTheStoreForgot(t *testing.T) {
+// After a restore that lost a migration, the administrator may repeat the migration, but only with the addressing that
+// the node's containers have.
+func TestLostMigration(t *testing.T) {
 	s := open(t, storetest.Embedded(t), address.Plan{})
 	nimitz(t, s, "green", "10.0.0.0/16,24")
-	is := func(a pilasterv1.Addressing) error {
+	register := func(a pilasterv1.Addressing) error {
 		_, err := s.Register(
 			t.Context(),
 			store.Registration{
@@ -190,13 +195,13 @@ func TestMoveThatTheStoreForgot(t *testing.T) {
 	}
 	refused(
 		t,
-		is(pilasterv1.Addressing_ADDRESSING_CLEAR),
+		register(pilasterv1.Addressing_ADDRESSING_CLEAR),
 		store.Refused,
 		"pilaster tenant migrate green --to netpila --addressing clear",
 	)
 	refused(
 		t,
-		is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED),
+		register(pilasterv1.Addressing_ADDRESSING_ENCRYPTED),
 		store.Refused,
 		"pilaster tenant migrate green --to netpila --addressing encrypted",
 	)
@@ -205,13 +210,13 @@ func TestMoveThatTheStoreForgot(t *testing.T) {
 	}
 	refused(
 		t,
-		is(pilasterv1.Addressing_ADDRESSING_CLEAR),
+		register(pilasterv1.Addressing_ADDRESSING_CLEAR),
 		store.Refused,
 		"tenant green with clear addresses",
 		"encrypted",
 		"nothing more was accepted",
 	)
-	if err := is(pilasterv1.Addressing_ADDRESSING_ENCRYPTED); err != nil {
+	if err := register(pilasterv1.Addressing_ADDRESSING_ENCRYPTED); err != nil {
 		t.Error(err)
 	}
 }

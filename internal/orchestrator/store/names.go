@@ -18,8 +18,8 @@ func checkTenant(name string) error {
 	return nil
 }
 
-// CheckNode accepts as the name DNS labels joined by dots, at most 63 characters in all (so that it fits a
-// certificate's common name), and a UUID in lower case.
+// CheckNode refuses an invalid name or UUID of a node. A name is DNS labels joined by dots, at most 63 characters
+// together, so that it fits the common name of a certificate. A UUID is in lower case.
 func CheckNode(name, uuid string) error {
 	ok := len(name) <= 63
 	for label := range strings.SplitSeq(name, ".") {

@@ -17,7 +17,7 @@ import (
 // Registration is a node's report about itself.
 type Registration struct {
 	Node    pki.Node
-	Prefix  netip.Prefix // chosen by the operator or held from before; zero requests one
+	Prefix  netip.Prefix // chosen by the administrator or allocated before; zero requests a new one
 	Uplinks []netip.Addr // next hops for the fabric, best first
 	Version string       // of the agent
 	Edge    bool         // it is an Edge Switch
@@ -27,21 +27,21 @@ type Registration struct {
 
 	Instance string // identifies the machine from boot to shutdown
 
-	// What the node uses already, without keys.
+	// The tenants and apps that the node uses already; tenants without keys.
 	Tenants []*pilasterv1.Tenant
 	Apps    []*pilasterv1.App
 
-	Mappings []*pilasterv1.Mapping // of this node
+	Mappings []*pilasterv1.Mapping // that the node has
 
 	Published uint32 // highest index that its gateway publishes; 0 for none
 }
 
-// maxJump is how far above the mark a claimed prefix or tenant id may lie and still raise the mark. One further away
-// was not allocated by an orchestrator whose state is lost: an operator chose the prefix, or the node invented the id,
-// and a raised mark would waste everything below. Allocation skips claimed numbers in any case.
+// maxJump is the highest distance above the mark at which a claimed prefix or tenant id raises the mark. At a larger
+// distance, no orchestrator that lost its state has allocated the number: an administrator chose the prefix, or the
+// node invented the id. A raised mark would then waste all numbers below. Allocation skips claimed numbers in any case.
 const maxJump = 1 << 16
 
-// maxReclaimed is how many tenant ids a node may claim in its life.
+// maxReclaimed is how many tenant ids a node may claim until it is deleted.
 const maxReclaimed = 2 * maxJump
 
 // maxAppJump is maxJump for apps, of which a tenant has at most 65,279.
@@ -55,8 +55,8 @@ func (s *Store) Admit(ctx context.Context, n pki.Node) error {
 	})
 }
 
-// Readmit reports whether a node with a certificate outside its validity may have a new one: it must be registered and
-// not deleted, and no other process may be connected as it.
+// Readmit reports whether a node whose certificate is outside its validity period may have a new one. The node must be
+// registered and not deleted, and no other machine may be connected with its identity.
 func (s *Store) Readmit(ctx context.Context, n pki.Node, instance string) error {
 	return s.change(ctx, func(t *txn) error {
 		record, err := t.identify(n)
@@ -76,12 +76,12 @@ func (s *Store) Readmit(ctx context.Context, n pki.Node, instance string) error 
 	})
 }
 
-// nodeKeys are the keys that decide whether a node may call.
+// nodeKeys returns the keys that decide whether a node may call.
 func nodeKeys(n pki.Node) []string {
 	return []string{dirDeleted + n.UUID, dirUUIDs + n.UUID, dirNodes + n.Name, dirSessions + n.Name}
 }
 
-// identify returns the record of a node, nil for a new node, or why it is refused.
+// identify returns the record of a node, nil for a new node, or an error if the node is refused.
 func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	if err := CheckNode(n.Name, n.UUID); err != nil {
 		return nil, err
@@ -135,8 +135,8 @@ func (t *txn) identify(n pki.Node) (*pilasterv1.Node, error) {
 	return record, nil
 }
 
-// Register creates or updates a node's record and accepts what the node uses. If it refuses, it writes nothing; earlier
-// calls of a node that reports its state in several calls remain.
+// Register creates or updates a node's record and reclaims the ids and prefixes that the node uses. If it refuses, it
+// writes nothing. A node may report its state in several calls; earlier calls then remain in effect.
 func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node, error) {
 	if r.Prefix.IsValid() && !s.cluster.Plan.ContainsNode(r.Prefix) {
 		return nil, refuse(
@@ -157,15 +157,11 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 		}
 		return s.reclaim(t, node, r)
 	}
-	probably := weight{} // usually many nodes return and nothing changes
+	estimate := weight{} // many nodes that register at once are usually known, and nothing changes
 	if !r.Prefix.IsValid() {
-		probably = weight{
-			writes:   4,
-			compares: 6,
-			bytes:    1024,
-		} // usually many nodes are new: each has a record, a UUID, a prefix and the mark
+		estimate = weight{writes: 4, compares: 6, bytes: 1024} // a new node: record, UUID, prefix and mark
 	}
-	err := s.changeQueued(ctx, decide, probably, keys...)
+	err := s.changeQueued(ctx, decide, estimate, keys...)
 	return node, err
 }
 
@@ -177,9 +173,9 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	if _, err := t.session(r.Node.Name, r.Instance); err != nil {
 		return nil, err
 	}
-	fresh := node == nil
+	isNew := node == nil
 	switch {
-	case fresh:
+	case isNew:
 		prefix, err := s.allocateNodePrefix(t, r)
 		if err != nil {
 			return nil, err
@@ -220,7 +216,7 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	for _, a := range r.Uplinks {
 		uplinks = append(uplinks, a.String())
 	}
-	if !fresh && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) &&
+	if !isNew && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) &&
 		node.Gateway == r.Gateway &&
 		slices.Equal(node.Enforces, r.Enforces) {
 		return node, nil
@@ -269,7 +265,7 @@ func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error)
 	)
 }
 
-// ownersAhead is the number of prefixes per read: nodes that register together take consecutive ones.
+// ownersAhead is the number of prefixes per read: nodes that register in one batch receive consecutive prefixes.
 const ownersAhead = 32
 
 // owner returns the UUID of the node that has or had a prefix.
@@ -288,7 +284,7 @@ func (s *Store) owner(t *txn, n uint64) (string, error) {
 	return t.get(key(n))
 }
 
-// mark returns the lowest number never allocated. 0 is never allocated: a zero in an address always means "none".
+// mark returns the lowest number that was never allocated. 0 is never allocated: a zero in an address means "none".
 func (t *txn) mark(key string) (uint64, error) {
 	value, err := t.get(key)
 	if err != nil || value == "" {
@@ -302,8 +298,9 @@ func (t *txn) setMark(key string, n uint64) { t.put(key, strconv.FormatUint(n, 1
 // errParts reports that a change that must be one transaction does not fit into one.
 var errParts = errors.New("this takes more than one transaction")
 
-// DeleteNode deletes a node. Its prefix stays claimed, and its UUID cannot register again. Without force it refuses a
-// connected node; a holder of the node's key could keep a stream open to prevent the deletion.
+// DeleteNode deletes a node. The claim on its prefix remains, and its UUID cannot register again. Without force,
+// DeleteNode refuses to delete a connected node. force is for a machine that keeps a stream open to prevent the
+// deletion.
 func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	err := s.change(ctx, func(t *txn) error {
 		if err := s.deleteNode(t, name, force); err != nil {
@@ -317,8 +314,8 @@ func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	if !errors.Is(err, errParts) {
 		return err
 	}
-	// The first transaction shuts the machine out, so that nothing of it can change any more. The name is deleted last;
-	// until then the deletion can be repeated.
+	// The first transaction shuts the machine out, so that its records no longer change. The last transaction deletes
+	// the name, so an interrupted deletion can be repeated.
 	err = s.change(ctx, func(t *txn) error {
 		_, _, err := t.shutOut(name, force)
 		return err
@@ -329,7 +326,7 @@ func (s *Store) DeleteNode(ctx context.Context, name string, force bool) error {
 	return s.change(ctx, func(t *txn) error { return s.deleteNode(t, name, force) })
 }
 
-// shutOut checks that a node may be deleted and marks it as deleted. before reports whether it was marked already.
+// shutOut checks that a node may be deleted, and marks it as deleted. before is whether it was marked already.
 func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bool, err error) {
 	node = new(pilasterv1.Node)
 	if found, err := t.load(dirNodes+name, node); err != nil {
@@ -364,7 +361,7 @@ func (s *Store) deleteNode(t *txn, name string, force bool) error {
 	if err != nil {
 		return err
 	}
-	t.delete(dirSessions + name) // its stream ends with the record
+	t.delete(dirSessions + name) // its orchestrator ends the stream when the record is deleted
 	for _, tenant := range hosted {
 		if err := s.releaseAll(t, pki.Node{Name: name, UUID: node.Uuid}, tenant); err != nil {
 			return err

@@ -18,10 +18,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Services and publications are part of their tenant's record. Besides there is a mark for each gateway: indexes of
-// publications go upward and are never reused, because a gateway that is away may still publish the old ones.
+// Services and publications are part of their tenant's record. In addition each gateway has a mark: indexes of
+// publications increase and are never reused, because a disconnected gateway may still publish the old ones.
 
-// CreateService gives a service on the underlay a virtual address for the tenant's containers.
+// CreateService creates a virtual address for the tenant's containers, of a service on the underlay.
 func (s *Store) CreateService(ctx context.Context, name string, is tenant.Service) (*pilasterv1.Service, error) {
 	if err := checkReal(s.cluster.Plan, is.Real); err != nil {
 		return nil, err
@@ -53,9 +53,9 @@ func (s *Store) CreateService(ctx context.Context, name string, is tenant.Servic
 	return made, nil
 }
 
-// checkReal refuses a new service at an address that nodes reserve, whether or not a node or publication has it now. An
-// existing service stays: CheckNorthSouth, which nodes also run, does not check this, because it would fail for
-// containers of the tenant.
+// checkReal refuses a new service at an address that is reserved for nodes, even if no node or publication has it now.
+// It is not part of CheckNorthSouth, which nodes also run: an existing service at such an address would then stop the
+// tenant's containers.
 func checkReal(plan address.Plan, real netip.Addr) error {
 	if !plan.Base.Contains(real) || address.Split(real).Tenant != 0 {
 		return nil
@@ -99,7 +99,7 @@ func (s *Store) DeleteService(ctx context.Context, name, service string) error {
 	})
 }
 
-// CreatePublication gives a container an address at a node's gateway.
+// CreatePublication creates an underlay address at a node's gateway for a container.
 func (s *Store) CreatePublication(
 	ctx context.Context,
 	name, publication string,
@@ -209,7 +209,7 @@ func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*tx
 	})
 }
 
-// readNorthSouth returns the part of a tenant that CheckNorthSouth reads, without other regions.
+// readNorthSouth returns the fields of a tenant that CheckNorthSouth reads, except other regions.
 func readNorthSouth(of *pilasterv1.Tenant) (tenant.Tenant, error) {
 	is := tenant.Tenant{Name: of.Name}
 	var err error
@@ -288,7 +288,7 @@ func (t *txn) publishing(node string) (all []*pilasterv1.Tenant, err error) {
 		if _, known := t.readings[key]; !known {
 			t.readings[key] = readingOf([]*mvccpb.KeyValue{kv})
 		}
-		if _, err := t.get(key); err != nil { // the comparison of the list does not notice deletions
+		if _, err := t.get(key); err != nil { // compare the key: the comparison of the list does not detect deletions
 			return nil, err
 		}
 		all = append(all, found)
@@ -296,8 +296,8 @@ func (t *txn) publishing(node string) (all []*pilasterv1.Tenant, err error) {
 	return all, nil
 }
 
-// nextIndex allocates the next index at a node's gateway. An orchestrator of an earlier build may have used one above
-// the mark.
+// nextIndex allocates the next index at a node's gateway. It also reads the publications, because an orchestrator of an
+// earlier build may have allocated an index above the mark.
 func (t *txn) nextIndex(node string) (address.Index, error) {
 	next, err := t.mark(dirPublishedMarks + node)
 	if err != nil {
@@ -342,7 +342,7 @@ func highestIndexes(of *pilasterv1.Tenant) (map[string]address.Index, error) {
 	return highest, nil
 }
 
-// adoptIndexes replaces the keys of earlier builds, one per index, by marks.
+// adoptIndexes replaces the keys of earlier builds, which had one per index, by marks.
 func (t *txn) adoptIndexes() error {
 	for _, dir := range []string{dirPublished, dirWithdrawn} {
 		names, err := t.names(dir)
@@ -370,8 +370,8 @@ func (t *txn) adoptIndexes() error {
 	return nil
 }
 
-// deletePublished deletes the publications at a node's gateway; without force it refuses if there are any.
-func (t *txn) deletePublished(node string, meant bool) error {
+// deletePublished deletes the publications at a node's gateway. Without force it refuses if there are any.
+func (t *txn) deletePublished(node string, force bool) error {
 	tenants, err := t.publishing(node)
 	if err != nil {
 		return err
@@ -388,7 +388,7 @@ func (t *txn) deletePublished(node string, meant bool) error {
 			return err
 		}
 	}
-	if ended > 0 && !meant {
+	if ended > 0 && !force {
 		return refuse(
 			Refused,
 			"the gateway of node %s publishes %s, so the node was not deleted: delete the publications first "+
@@ -401,7 +401,7 @@ func (t *txn) deletePublished(node string, meant bool) error {
 	return nil
 }
 
-// reclaimPublished raises the mark above an index that a node's gateway has published.
+// reclaimPublished raises the mark above an index that a node's gateway has in use.
 func (t *txn) reclaimPublished(node string, to uint32) error {
 	if to == 0 {
 		return nil

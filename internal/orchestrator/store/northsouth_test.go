@@ -27,7 +27,8 @@ func container(name string) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// publish gives the last 24 bits of the address, the index. Each name is of a container of its own.
+// publish creates a publication of a separate container per name. It returns the index: the last 24 bits of the
+// address.
 func publish(t *testing.T, s *store.Store, of, name string, n int) uint32 {
 	t.Helper()
 	p, err := s.CreatePublication(t.Context(), of, name, container(name), node(n).Name)
@@ -36,12 +37,12 @@ func publish(t *testing.T, s *store.Store, of, name string, n int) uint32 {
 	}
 	a := netip.MustParseAddr(p.Underlay)
 	if p.Name != name || p.Node != node(n).Name || !netip.MustParsePrefix(p.Gateway).Contains(a) {
-		t.Errorf("published %v", p)
+		t.Errorf("got publication %v, want %s at the gateway of node n%d", p, name, n)
 	}
 	return uint32(address.Split(a).Index)
 }
 
-// now is a tenant as the store has it.
+// now returns a tenant from the store.
 func now(t *testing.T, s *store.Store, name string) *pilasterv1.Tenant {
 	t.Helper()
 	register(t, s, 99)
@@ -62,7 +63,7 @@ func published(of *pilasterv1.Tenant) (names []string) {
 	return names
 }
 
-// stuff writes a tenant at once that would take many changes.
+// stuff writes a tenant's record directly. The store would need many changes for it.
 func stuff(t *testing.T, etcd *clientv3.Client, is *pilasterv1.Tenant) {
 	t.Helper()
 	text, err := protojson.Marshal(is)
@@ -89,7 +90,7 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 		tenant string
 		is     tenant.Service
 		reason store.Reason
-		says   string
+		want   string
 	}{
 		{"green", service("storage", "fd09::7", "2001:db8::9"), 0, ""},
 		{"green", service("storage", "fd09::8", "2001:db8::a"), store.Exists, "a service storage already"},
@@ -99,13 +100,12 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 		{"green", service("db", "fd12:3456::8", "2001:db8::a"), store.Invalid, "own CIDR"},
 		{"green", service("db", "fd70:696c:6100:1::8", "2001:db8::a"), store.Invalid, "base prefix"},
 		{"green", service("db", "fd09::8", "192.0.2.9"), store.Invalid, "IPv6 alone"},
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid, "reserved for the node; nothing " +
-			"was " +
-			"changed: use a separate address for the service"}, // though no node has it yet
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "reserved for the node"}, // of its tunnels
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid, "belongs to a node's " +
-			"gateway, " +
-			"and one gateway cannot forward to another; nothing was changed"},
+		// Addresses of a prefix that no node has yet.
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid,
+			"reserved for the node; nothing was changed: use a separate address for the service"},
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "reserved for the node"},
+		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid,
+			"belongs to a node's gateway, and one gateway cannot forward to another; nothing was changed"},
 		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:2"), store.Invalid, "cannot forward to another"},
 		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:7ff:0:2"), store.Invalid, "a container's"},
 		{"lime", service("db", "fd09::8", "2001:db8::a"), store.Refused, "no IPv6 CIDR"},
@@ -116,14 +116,14 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	} {
 		made, err := s.CreateService(ctx, c.tenant, c.is)
 		if c.reason != 0 {
-			refused(t, err, c.reason, c.says)
+			refused(t, err, c.reason, c.want)
 		} else if err != nil || made.Virtual != c.is.Virtual.String() || made.Real != c.is.Real.String() {
-			t.Errorf("%v: %v, %v", c.is, made, err)
+			t.Errorf("service %v: got %v, %v", c.is, made, err)
 		}
 	}
 	if is := now(t, s, "green"); len(is.Services) != 2 || is.Services[0].Name != "storage" ||
 		is.Changes != green.Changes+2 {
-		t.Errorf("green is %v", is)
+		t.Errorf("green is %v, want services storage and db", is)
 	}
 	if err := s.DeleteService(ctx, "green", "storage"); err != nil {
 		t.Fatal(err)
@@ -131,9 +131,9 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	refused(t, s.DeleteService(ctx, "green", "storage"), store.NotFound, `no service "storage"`, "--tenant green")
 	refused(t, s.DeleteService(ctx, "red", "storage"), store.NotFound)
 	if is := now(t, s, "green"); len(is.Services) != 1 || is.Services[0].Name != "db" || is.Changes != green.Changes+3 {
-		t.Errorf("then green is %v", is)
+		t.Errorf("green is %v, want only service db", is)
 	}
-	// One from before, at an address that no new one gets, stands in nothing's way.
+	// An old service at an address that is now reserved does not prevent other changes.
 	is := now(t, s, "green")
 	is.Services = append(
 		is.Services,
@@ -181,10 +181,11 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	}
 	register(t, s, 1)
 	register(t, s, 2)
-	if _, err := s.Register(ctx, store.Registration{Node: node(16), Gateway: true, Prefix: netip.MustParsePrefix("fd70:696c:6100:10::/64")}); err != nil {
+	high := netip.MustParsePrefix("fd70:696c:6100:10::/64")
+	if _, err := s.Register(ctx, store.Registration{Node: node(16), Gateway: true, Prefix: high}); err != nil {
 		t.Fatal(err)
 	}
-	for _, gateway := range []bool{true, false} { // it had one
+	for _, gateway := range []bool{true, false} { // node 4 no longer has a gateway
 		if _, err := s.Register(ctx, store.Registration{Node: node(4), Gateway: gateway}); err != nil {
 			t.Fatal(err)
 		}
@@ -193,7 +194,7 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	for _, c := range []struct {
 		tenant, name, container, node string
 		reason                        store.Reason
-		says                          string
+		want                          string
 	}{
 		{"blue", "web", at, "n1", store.Refused, "on network netpila"},
 		{"red", "web", at, "n1", store.NotFound, `no tenant "red"`},
@@ -206,9 +207,9 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 		{"green", "web", at, "n16", store.Refused, "has number 16"},
 	} {
 		_, err := s.CreatePublication(ctx, c.tenant, c.name, netip.MustParseAddr(c.container), c.node)
-		refused(t, err, c.reason, c.says)
+		refused(t, err, c.reason, c.want)
 	}
-	// The next index at the node, whatever the tenant.
+	// All tenants share the indexes of a node.
 	for i, c := range []struct {
 		tenant, name string
 		node         int
@@ -230,51 +231,51 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 		"nothing was changed",
 	)
 
-	// One that ends leaves its address to nobody: a gateway that is away may lead to it for as long as it likes.
+	// The address of a deleted publication is not reused: a disconnected gateway may still publish it.
 	if err := s.DeletePublication(ctx, "lime", "web"); err != nil {
 		t.Fatal(err)
 	}
 	refused(t, s.DeletePublication(ctx, "lime", "web"), store.NotFound, `no publication "web"`, "--tenant lime")
 	for i, name := range []string{"web", "late"} {
 		if got := publish(t, s, "lime", name, 1); got != uint32(5+i) {
-			t.Errorf("after index 4 was given, lime/%s has %d", name, got)
+			t.Errorf("after index 4, lime/%s has index %d, want %d", name, got, 5+i)
 		}
 	}
 
-	// A node whose gateway publishes is not deleted by the way.
+	// Without force, a node whose gateway publishes containers is not deleted.
 	refused(t, s.DeleteNode(ctx, "n1", false), store.Refused, "publishes 4 containers", "--force")
 	if got := published(now(t, s, "green")); len(got) != 3 {
-		t.Errorf("green has %v", got)
+		t.Errorf("green has publications %v, want 3", got)
 	}
 	if err := s.DeleteNode(ctx, "n1", true); err != nil {
 		t.Fatal(err)
 	}
 	if green, lime := published(now(t, s, "green")), published(now(t, s, "lime")); strings.Join(green, " ") != "api" ||
 		len(lime) != 0 {
-		t.Errorf("without the node, published are %v and %v", green, lime)
+		t.Errorf("without the node, publications are %v and %v; want api and none", green, lime)
 	}
 	_, err = s.CreatePublication(ctx, "green", "web", netip.MustParseAddr(at), "n1")
 	refused(t, err, store.NotFound, `no node "n1"`)
 
-	// A tenant's end ends them.
+	// The deletion of a tenant deletes its publications.
 	if err := s.DeleteTenant(ctx, "green"); err != nil {
 		t.Fatal(err)
 	}
 	if got := publish(t, s, "lime", "web", 2); got != 3 {
-		t.Errorf("after index 2 was given, the next is %d", got)
+		t.Errorf("the index after 2 is %d, want 3", got)
 	}
 	if _, err := etcd.Put(ctx, "/pilaster/1/marks/published/n2", fmt.Sprint(address.MaxIndex)); err != nil {
 		t.Fatal(err)
 	}
 	if got := publish(t, s, "lime", "last", 2); got != uint32(address.MaxIndex) {
-		t.Errorf("the last is %d", got)
+		t.Errorf("the last index is %d, want %d", got, address.MaxIndex)
 	}
 	_, err = s.CreatePublication(ctx, "lime", "more", netip.MustParseAddr(at), "n2")
 	refused(t, err, store.Full, "all 16777214 addresses", "node n2", "nothing was changed")
 }
 
-// What is too much for one transaction goes too: as many publications as a tenant may have with it, and those of many
-// tenants with a node.
+// Deletions that exceed one transaction: a tenant with the maximum of publications, and a node that publishes
+// containers of many tenants.
 func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	one, two := register(t, s, 1), register(t, s, 2)
@@ -304,7 +305,7 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	if changes := s.Revision() - before; changes != 1 {
-		t.Errorf("the tenant went in %d changes, between which it is half there", changes)
+		t.Errorf("the tenant was deleted in %d transactions, want 1", changes)
 	}
 	const tenants = 140
 	for i := range tenants {
@@ -328,35 +329,35 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	}
 	for i := 0; i < tenants; i += 20 {
 		if got := published(now(t, s, fmt.Sprint("t", i))); len(got) != 1 || got[0] != "of-n2" {
-			t.Errorf("tenant %d has %v", i, got)
+			t.Errorf("tenant %d has publications %v, want of-n2", i, got)
 		}
 	}
 }
 
-// What a node publishes that the store has forgotten is not another's, however much it is.
-func testRecallPublications(t *testing.T, etcd *clientv3.Client) {
+// Indexes that a node publishes are not allocated again, even if the store has lost them.
+func testReclaimPublications(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	nimitz(t, s, "green", "fd12:3456::/48")
 	register(t, s, 1)
 	publish(t, s, "green", "web", 1)
-	says := func(published uint32) error {
+	report := func(published uint32) error {
 		_, err := s.Register(ctx, store.Registration{Node: node(1), Gateway: true, Published: published})
 		return err
 	}
-	for _, c := range []struct{ says, next uint32 }{{2, 3}, {7, 8}, {0, 9}, {7, 10}} {
+	for _, c := range []struct{ published, next uint32 }{{2, 3}, {7, 8}, {0, 9}, {7, 10}} {
 		for range 2 {
-			if err := says(c.says); err != nil {
+			if err := report(c.published); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if got := publish(t, s, "green", fmt.Sprint("p", c.next), 1); got != c.next {
-			t.Errorf("when the node has said %d, the next is %d, want %d", c.says, got, c.next)
+			t.Errorf("after the node reported index %d, the next is %d, want %d", c.published, got, c.next)
 		}
 	}
-	refused(t, says(1<<24), store.Invalid, "the highest is 16777215")
+	refused(t, report(1<<24), store.Invalid, "the highest is 16777215")
 }
 
-// What an orchestrator of an earlier build gave, before this one or beside it, is nobody else's.
+// Indexes that an orchestrator of an earlier build allocated, before or beside this one, are not allocated again.
 func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	nimitz(t, s, "green", "fd12:3456::/48")
@@ -377,7 +378,7 @@ func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
 	)
 	stuff(t, etcd, is)
 	if got := publish(t, s, "lime", "web", 1); got != 8 {
-		t.Errorf("beside index 7 the next is %d", got)
+		t.Errorf("the index after 7 is %d, want 8", got)
 	}
 	for _, key := range []string{"published/n1/12", "withdrawn/n1/30", "published/n2/4"} {
 		if _, err := etcd.Put(ctx, "/pilaster/1/"+key, "green"); err != nil {
@@ -392,7 +393,7 @@ func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
 		want uint32
 	}{{1, 31}, {2, 5}} {
 		if got := publish(t, s, "lime", "late", c.node); got != c.want {
-			t.Errorf("at n%d the next is %d, want %d", c.node, got, c.want)
+			t.Errorf("the next index at n%d is %d, want %d", c.node, got, c.want)
 		}
 		if err := s.DeletePublication(ctx, "lime", "late"); err != nil {
 			t.Fatal(err)
@@ -400,14 +401,14 @@ func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
 	}
 	for _, dir := range []string{"published/", "withdrawn/"} {
 		if resp, err := etcd.Get(ctx, "/pilaster/1/"+dir, clientv3.WithPrefix()); err != nil || len(resp.Kvs) > 0 {
-			t.Errorf("%s has %v, %v", dir, resp.Kvs, err)
+			t.Errorf("directory %s has %v, %v; want no key", dir, resp.Kvs, err)
 		}
 	}
 }
 
-// A restored store gives no index that may have been given since the backup, takes no rest for eternal, and its tenants
-// count as newer than what nodes have heard since.
-func TestRestoreLeavesOutPublications(t *testing.T) {
+// A restored store skips indexes that may have been allocated since the backup, and its tenants have higher change
+// counters than those that nodes received since the backup.
+func TestRestoreSkipsPublications(t *testing.T) {
 	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
 	e, err := store.Embed(t.Context(), dir, log)
 	if err != nil {
@@ -423,12 +424,12 @@ func TestRestoreLeavesOutPublications(t *testing.T) {
 		t.Fatal(err)
 	}
 	changes := now(t, s, "green").Changes
-	for _, node := range []string{"n1", "n2"} { // as an earlier build left it
+	for _, node := range []string{"n1", "n2"} { // an earlier build has no marks
 		if _, err := e.Client.Delete(t.Context(), "/pilaster/1/marks/published/"+node); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, want := range []uint32{104, 205} { // a restored one is restored again
+	for _, want := range []uint32{104, 205} { // restore twice: the second backup is of the restored store
 		file := filepath.Join(t.TempDir(), "backup")
 		if _, err := store.Backup(t.Context(), dir, file, log); err != nil {
 			t.Fatal(err)
@@ -446,7 +447,7 @@ func TestRestoreLeavesOutPublications(t *testing.T) {
 			t.Errorf("after a restore the next index is %d, want %d", got, want)
 		}
 		if got := publish(t, s, "green", "first", 2); got != want-2 {
-			t.Errorf("of a gateway that published nothing it is %d, want %d", got, want-2)
+			t.Errorf("the next index of a gateway without publications is %d, want %d", got, want-2)
 		}
 		for _, name := range []string{"late", "first"} {
 			if err := s.DeletePublication(t.Context(), "green", name); err != nil {
@@ -455,7 +456,7 @@ func TestRestoreLeavesOutPublications(t *testing.T) {
 		}
 		is := now(t, s, "green")
 		if changes += 104; is.Changes != changes || len(is.Publications) != 1 {
-			t.Errorf("green is %v, want change %d", is, changes)
+			t.Errorf("green is %v, want change counter %d and one publication", is, changes)
 		}
 	}
 	e.Close()

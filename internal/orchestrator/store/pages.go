@@ -17,18 +17,17 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// MappingsPage is the number of mappings per page: that of the nodes that Kubernetes lists at a time, which NIMITZ §3.2
-// uses.
+// MappingsPage is the number of mappings per page. NIMITZ §3.2 uses 500, the page size of Kubernetes for nodes.
 const MappingsPage = 500
 
-// Page has some of a tenant's mappings at one revision.
+// Page is a part of the list of a tenant's mappings at one revision.
 type Page struct {
 	Mappings []*pilasterv1.Mapping
 	Revision int64
 	Next     string // token of the next page at the same revision; empty after the last
 }
 
-// ListMappings reads a page; an empty token returns the first page of the current revision.
+// ListMappings reads a page. An empty token means the first page, at the current revision.
 func (s *Store) ListMappings(ctx context.Context, name, token string) (Page, error) {
 	if err := checkTenant(name); err != nil {
 		return Page{}, err
@@ -67,13 +66,13 @@ func (s *Store) ListMappings(ctx context.Context, name, token string) (Page, err
 	return page, nil
 }
 
-// Listing has a tenant's mappings in the order of the store. Its pages equal those of the store.
+// Listing has a tenant's mappings in the order of the store's keys. Its pages equal those of the store.
 type Listing struct {
 	names    []string // as in keys
 	mappings []*pilasterv1.Mapping
 }
 
-// NewListing sorts mappings.
+// NewListing returns a sorted list. It sorts the argument in place.
 func NewListing(all []*pilasterv1.Mapping) *Listing {
 	l := &Listing{make([]string, len(all)), all}
 	for i, m := range all {
@@ -91,7 +90,7 @@ func (l *Listing) Swap(i, j int) {
 	l.mappings[i], l.mappings[j] = l.mappings[j], l.mappings[i]
 }
 
-// Page returns the page of a token. The caller may replace its mappings but not modify them.
+// Page returns the page of a token. The caller may replace elements of Mappings, but not modify the mappings.
 func (l *Listing) Page(token PageToken) Page {
 	from, found := slices.BinarySearch(l.names, token.after)
 	if found {
@@ -112,7 +111,7 @@ func stale() error {
 	)
 }
 
-// PageToken is a position in a list at a revision.
+// PageToken is a position in a list, and the revision of the list.
 type PageToken struct {
 	Revision int64
 	after    string // last prefix of the previous page, as in keys
@@ -134,7 +133,7 @@ func ParsePageToken(token string) (t PageToken, err error) {
 	return t, nil
 }
 
-// prefixName is a prefix as in keys, which sort by its number.
+// prefixName is a prefix as part of a key: in hexadecimal digits, so that keys sort by the address.
 func prefixName(p netip.Prefix) string {
 	return fmt.Sprintf("%x/%d", p.Addr().AsSlice(), p.Bits())
 }

@@ -13,10 +13,10 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// crashing makes some transactions and fails from then on, as an orchestrator that ends there.
+// crashing commits some transactions and then fails, like an orchestrator that crashes.
 type crashing struct {
 	clientv3.KV
-	left int
+	left int // transactions until the crash
 }
 
 type failed struct{ clientv3.Txn }
@@ -31,7 +31,7 @@ func (c *crashing) Txn(ctx context.Context) clientv3.Txn {
 	return c.KV.Txn(ctx)
 }
 
-// openCrashing is a store that makes so many transactions.
+// openCrashing returns a store that crashes after some transactions.
 func openCrashing(t *testing.T, etcd *clientv3.Client, transactions int) *Store {
 	t.Helper()
 	c := clientv3.NewCtxClient(t.Context())
@@ -42,7 +42,7 @@ func openCrashing(t *testing.T, etcd *clientv3.Client, transactions int) *Store 
 	return s
 }
 
-// hostsMany registers a node that hosts tenants, which are made.
+// hostsMany registers a node and writes records of tenants that it hosts.
 func hostsMany(t *testing.T, s *Store, n pki.Node, tenants ...string) {
 	t.Helper()
 	if _, err := s.Register(t.Context(), Registration{Node: n}); err != nil {
@@ -74,12 +74,12 @@ func count(t *testing.T, s *Store, key string, opts ...clientv3.OpOption) int64 
 	return resp.Count
 }
 
-// A node's deletion may end between any two of its transactions: the machine is out at once and for
-// ever, and the deletion can be gone on with.
+// The deletion of a node may crash between any two of its transactions. The first one shuts the machine out, and a
+// repeated call completes the deletion.
 func testCrash(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, time.Minute)
 	s := opened(t, etcd)
-	// About as many as one transaction takes, so that each of the last writes is once the first of another.
+	// About as many tenants as fit into one transaction, so that each of the last writes begins another one once.
 	for tenants := maxOps - 5; tenants <= maxOps+1; tenants++ {
 		done := false
 		for transactions := 0; !done; transactions++ {
@@ -88,28 +88,30 @@ func testCrash(t *testing.T, etcd *clientv3.Client) {
 				UUID: fmt.Sprintf("00000000-0000-4000-8000-%06d%06d", tenants, transactions),
 			}
 			hostsMany(t, s, n, manyNames(tenants)...)
+			what := fmt.Sprintf("%d tenants, a crash after %d transactions", tenants, transactions)
 			done = openCrashing(t, etcd, transactions).DeleteNode(ctx, n.Name, false) == nil
 			if _, err := s.Register(ctx, Registration{Node: n}); transactions > 0 && err == nil {
-				t.Errorf("%d tenants, a crash after %d transactions: the machine came back", tenants, transactions)
+				t.Errorf("%s: the deleted machine registered again", what)
 			}
 			if !done {
 				if err := s.DeleteNode(ctx, n.Name, false); err != nil {
-					t.Errorf("%d tenants, a crash after %d transactions: asked again: %v", tenants, transactions, err)
+					t.Errorf("%s: repeated deletion: %v", what, err)
 				}
 			}
-			if left := count(t, s, dirHosting, clientv3.WithPrefix()) + count(t, s, dirNodes+n.Name) + count(t, s, dirUUIDs+n.UUID); left != 0 ||
-				count(t, s, dirDeleted+n.UUID) != 1 {
-				t.Fatalf("%d tenants, a crash after %d transactions: %d records are left", tenants, transactions, left)
+			left := count(t, s, dirHosting, clientv3.WithPrefix()) +
+				count(t, s, dirNodes+n.Name) + count(t, s, dirUUIDs+n.UUID)
+			if left != 0 || count(t, s, dirDeleted+n.UUID) != 1 {
+				t.Fatalf("%s: %d records remain, want none and the mark of the deletion", what, left)
 			}
 			if transactions > 3 {
-				t.Fatalf("%d tenants: not deleted by %d transactions", tenants, transactions)
+				t.Fatalf("%d tenants: not deleted after %d transactions", tenants, transactions)
 			}
 		}
 	}
 }
 
-// Who decided on what the first half of a deletion took away decides anew.
-func testHalfDeletion(t *testing.T, etcd *clientv3.Client) {
+// A change that read keys which the first transaction of a deletion then deletes is decided again.
+func testPartialDeletion(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	s := opened(t, etcd)
 	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
@@ -118,7 +120,7 @@ func testHalfDeletion(t *testing.T, etcd *clientv3.Client) {
 	other := openCrashing(t, etcd, 1)
 	tries := 0
 	err := s.change(ctx, func(txn *txn) error {
-		for i := range maxOps { // more than can be compared one by one
+		for i := range maxOps { // more keys than one transaction can compare
 			if _, err := txn.get(fmt.Sprint(root, "nothing/", i)); err != nil {
 				return err
 			}
@@ -128,20 +130,20 @@ func testHalfDeletion(t *testing.T, etcd *clientv3.Client) {
 			return err
 		}
 		txn.put(root+"test", "was "+was)
-		if tries++; tries == 2 { // the first decision never waits for its turn
+		if tries++; tries == 2 { // the first decision is before the queue
 			if _, err := other.RecordHosting(ctx, n, 1, nil, tenants); err == nil {
-				t.Error("the deletion was made in one transaction")
+				t.Error("the deletion fit into one transaction, want several")
 			}
 		}
 		return nil
 	})
 	made, _ := etcd.Get(ctx, root+"test")
 	if err != nil || tries != 3 || string(made.Kvs[0].Value) != "was " {
-		t.Errorf("%d tries, %v: wrote %v", tries, err, made)
+		t.Errorf("%d tries, %v, wrote %v; want 3 tries and \"was \"", tries, err, made)
 	}
 }
 
-// meddling changes something between each decision and its transaction.
+// meddling writes a key between each decision and its transaction.
 type meddling struct {
 	clientv3.KV
 	t     *testing.T
@@ -156,8 +158,9 @@ func (m *meddling) Txn(ctx context.Context) clientv3.Txn {
 	return m.KV.Txn(ctx)
 }
 
-// Among more tenants than can be compared, too, a node is deleted while others change what has nothing to do with it.
-func testDeletionAmongChanges(t *testing.T, etcd *clientv3.Client) {
+// The deletion of a node succeeds while others write unrelated keys, also with more tenants than one transaction can
+// compare.
+func testDeletionWithChanges(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	s := opened(t, etcd)
 	for i, tenants := range [][]string{{"t0"}, manyNames(maxOps)} {

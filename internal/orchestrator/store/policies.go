@@ -13,17 +13,17 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// Policies are stored as documents, one per key. The store does not interpret them; callers have parsed them.
+// The store keeps policies as documents, one per key, and does not interpret them. Its callers have validated them.
 
-// Limits of a tenant's policies: each node that hosts the tenant has all of them in memory.
+// Limits of a tenant's policies. Each node that hosts the tenant has all of them in memory.
 const (
 	maxPolicies  = 10_000
-	maxDocuments = 16 << 20 // bytes, of all of them
+	maxDocuments = 16 << 20 // bytes of all documents
 )
 
 // Applying are the options of ApplyPolicies.
 type Applying struct {
-	DryRun bool // return the changes without making them
+	DryRun bool // return the changes, but write nothing
 	Force  bool // even if nodes that host the tenant would not enforce them
 }
 
@@ -34,8 +34,8 @@ type Applied struct {
 	Revision int64 // of the store, after the change; 0 for a dry run
 }
 
-// ApplyPolicies creates or changes policies of a tenant, all or none, and returns the result for each. Equal policies
-// are not written.
+// ApplyPolicies creates or changes policies of a tenant, all or none, and returns the result for each. It does not
+// write policies that are equal already.
 func (s *Store) ApplyPolicies(
 	ctx context.Context,
 	name string,
@@ -106,7 +106,7 @@ func (t *txn) applyPolicies(
 	return all, t.checkPolicies(name, created, grown)
 }
 
-// checkPolicies refuses to exceed a tenant's limits. A tenant that exceeds them already may shrink.
+// checkPolicies refuses a change that exceeds a tenant's limits. A tenant that exceeds a limit already may shrink.
 func (t *txn) checkPolicies(name string, created, grown int) error {
 	if created == 0 && grown <= 0 {
 		return nil
@@ -163,8 +163,7 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 	return err
 }
 
-// HasPolicies reports whether the tenant has policies now. Nodes that host the tenant receive later ones on their
-// streams.
+// HasPolicies reports whether the tenant has policies now.
 func (s *Store) HasPolicies(ctx context.Context, name string) (has bool, err error) {
 	err = s.change(ctx, func(t *txn) error {
 		resp, err := t.read(dirPolicies+name+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
@@ -174,7 +173,7 @@ func (s *Store) HasPolicies(ctx context.Context, name string) (has bool, err err
 	return has, err
 }
 
-// changePolicies changes policies in one transaction or not at all. The revision is etcd's, of that transaction.
+// changePolicies changes policies in one transaction or not at all. It returns etcd's revision of the transaction.
 func (s *Store) changePolicies(
 	ctx context.Context,
 	name string,
@@ -197,7 +196,7 @@ func (s *Store) changePolicies(
 	}
 	keys := []string{dirTenants + name}
 	for _, p := range policies {
-		if len(policyKey(name, p)) > maxAsked {
+		if len(policyKey(name, p)) > maxFetched {
 			return 0, refuse(
 				Invalid,
 				"the name of policy %.100q is too long; nothing was changed",
@@ -240,7 +239,7 @@ func (s *Store) changePolicies(
 	return last.group.revision, nil
 }
 
-// PolicyName is a policy's name for people: "networkpolicy/shop/web", "clusternetworkpolicy/base".
+// PolicyName is a policy's name in messages: "networkpolicy/shop/web", "clusternetworkpolicy/base".
 func PolicyName(p *pilasterv1.Policy) string {
 	words := []string{strings.ToLower(p.Kind), p.Namespace, p.Name}
 	return strings.Join(slices.DeleteFunc(words, func(word string) bool { return word == "" }), "/")
@@ -250,7 +249,7 @@ func policyKey(tenant string, p *pilasterv1.Policy) string {
 	return dirPolicies + strings.Join([]string{tenant, p.Kind, p.Namespace, p.Name}, "/")
 }
 
-// decodePolicy also accepts a key without value, of a deleted policy. The revision is etcd's.
+// decodePolicy decodes a policy, or the key of a deleted policy without value. The revision is etcd's.
 func decodePolicy(key string, value []byte, revision int64) (*pilasterv1.Policy, error) {
 	p := new(pilasterv1.Policy)
 	if len(value) > 0 {

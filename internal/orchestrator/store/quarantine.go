@@ -9,21 +9,21 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// quarantineTTL, in seconds, is how long a released number is not reused: packets for its old owner may be in flight,
-// and some nodes do not know of the release yet. Releases within leaseReuse share a lease, so some are quarantined up
-// to that much shorter.
+// quarantineTTL, in seconds, is how long a released id or prefix is not reused: packets for its old owner may be in
+// flight, and some nodes have not received the release yet. Releases within leaseReuse share a lease, so the quarantine
+// may be shorter by up to leaseReuse.
 const (
 	quarantineTTL = 6 * 60
 	leaseReuse    = time.Minute
 )
 
-// quarantineLease is the lease of keys in quarantine.
+// quarantineLease is the lease of keys in quarantine, and until when further keys may share it.
 type quarantineLease struct {
 	id    clientv3.LeaseID
 	until time.Time
 }
 
-// quarantine writes a key that expires after the quarantine.
+// quarantine writes a key that expires after quarantineTTL.
 func (s *Store) quarantine(t *txn, key, uuid string) error {
 	lease := s.quarantineLease.Load()
 	if lease == nil || time.Now().After(lease.until) {
@@ -45,7 +45,7 @@ func (t *txn) quarantinedOf(name string, n pki.Node) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
-	var rested []netip.Prefix
+	var quarantined []netip.Prefix
 	for _, kv := range resp.Kvs {
 		if string(kv.Value) != n.UUID {
 			continue
@@ -54,7 +54,7 @@ func (t *txn) quarantinedOf(name string, n pki.Node) ([]netip.Prefix, error) {
 		if err != nil {
 			return nil, err
 		}
-		rested = append(rested, to)
+		quarantined = append(quarantined, to)
 	}
-	return rested, nil
+	return quarantined, nil
 }

@@ -11,15 +11,15 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// maxAsked is the maximum length of keys that are read together with those of other calls. Valid names never make a
-// longer key.
-const maxAsked = 1024
+// maxFetched is the maximum length of keys that are read in one request with those of other calls. Keys of valid names
+// are never longer.
+const maxFetched = 1024
 
-// heldKeys returns the keys on which the decision depends. A node may hold thousands, and usually all agree. The
-// decision reads invalid names separately, which costs only this node.
+// heldKeys returns the keys on which reclaim depends. A node may hold thousands of ids, and usually the store agrees
+// with all. Long keys of invalid names are left out, so that reading them costs only this node's call.
 func (r Registration) heldKeys() (keys []string) {
 	defer func() {
-		keys = slices.DeleteFunc(keys, func(key string) bool { return len(key) > maxAsked })
+		keys = slices.DeleteFunc(keys, func(key string) bool { return len(key) > maxFetched })
 	}()
 	for _, held := range r.Tenants {
 		keys = append(keys, keyTenantMark, dirTenants+held.Name)
@@ -38,8 +38,9 @@ func (r Registration) heldKeys() (keys []string) {
 	return keys
 }
 
-// reclaim accepts what a node uses already. If a restore from a backup lost it, claims and marks are raised so that it
-// is not allocated again. If the store contradicts the node, the node is refused.
+// reclaim accepts the ids and prefixes that a node uses already. If a restore from a backup lost them, reclaim adds the
+// claims and raises the marks, so that they are not allocated again. If the store contradicts the node, reclaim refuses
+// the node.
 func (s *Store) reclaim(t *txn, node *pilasterv1.Node, r Registration) error {
 	for _, held := range r.Tenants {
 		if err := t.reclaimTenant(r.Node, held); err != nil {
@@ -161,13 +162,13 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		t.setMark(keyTenantMark, raised)
 	}
 	if exists && held.Changes > known.Changes {
-		known.Changes = held.Changes // otherwise the node would ignore the next list as outdated
+		known.Changes = held.Changes // otherwise the node would ignore the next change as outdated
 		return t.saveChanged(known)
 	}
 	return nil
 }
 
-// seenAs is the addressing of network netpila, for messages.
+// seenAs names an addressing of network netpila in messages.
 func seenAs(a pilasterv1.Addressing) string {
 	if a == pilasterv1.Addressing_ADDRESSING_CLEAR {
 		return "clear"
@@ -175,8 +176,8 @@ func seenAs(a pilasterv1.Addressing) string {
 	return "encrypted"
 }
 
-// chargeReclaimed counts the tenant ids that are lost because of a node's claims. Ids are limited, and so is what a
-// node can have held.
+// chargeReclaimed limits the tenant ids that are lost by a node's claims, because a node could invent claims until no
+// ids are left.
 func (t *txn) chargeReclaimed(n pki.Node, ids uint64) error {
 	key := dirReclaimed + n.UUID
 	spent, err := t.mark(key)
@@ -205,13 +206,14 @@ func (t *txn) reclaimApp(held *pilasterv1.App) error {
 		return err
 	}
 	if t.readings[appIDKey(held.Tenant, held.Id)].value == hash {
-		// An app does not end before every node has confirmed that it forgot it: nothing to compare at the commit.
+		// An app does not end before all nodes have confirmed that they deleted it, so the commit need not compare the
+		// key.
 		return nil
 	}
 	if held.Id == 0 || held.Id >= uint32(address.FirstReservedApp) {
 		return refuse(Invalid, "held app %d of tenant %s is out of range", held.Id, held.Tenant)
 	}
-	// Without the tenant there is nothing to protect: a new tenant of the name has another id.
+	// Without the tenant there is no app to protect: a new tenant with the name has another id.
 	if tenant, err := t.get(dirTenants + held.Tenant); err != nil || tenant == "" {
 		return err
 	}

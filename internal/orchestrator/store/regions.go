@@ -18,16 +18,16 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Another region is one record: its export, with those of its tenants that were imported. What nodes receive is derived
-// from it, from the Edge Switch, and from the local tenants.
+// The record of another region is its export, reduced to the imported tenants. Package cache derives from it, from the
+// Edge Switch and from the local tenants what nodes receive.
 
 // maxRegion, in bytes, keeps a record below etcd's request limit.
 const maxRegion = 1 << 20
 
-// ImportRegion imports or updates another region. It takes the tenants named by only; if that is empty, the tenants of
-// the previous import; at the first import or with all, every tenant. So a tenant is never joined just because the
-// other region has a new one. It refuses the whole region if any part conflicts with existing state. own is the name of
-// this region.
+// ImportRegion imports or updates another region. It imports the tenants in only. If only is empty, it imports the
+// tenants of the previous import; at the first import, or with all, it imports every tenant. So a new tenant of the
+// other region is not joined to a local tenant of the same name unless an administrator selects it. ImportRegion
+// refuses the whole region if any part conflicts with existing state. own is the name of this region.
 func (s *Store) ImportRegion(
 	ctx context.Context,
 	own string,
@@ -67,7 +67,7 @@ func (s *Store) ImportRegion(
 		if err := t.checkBeside(s.cluster.Plan, kept, before, cidrs); err != nil {
 			return err
 		}
-		if err := fits(kept); err != nil { // including joined
+		if err := fits(kept); err != nil { // again, with the field Joined that checkBeside has set
 			return err
 		}
 		return t.save(dirRegions+kept.Name, kept)
@@ -104,6 +104,7 @@ func chosen(r, before *pilasterv1.Region, only []string, all bool) (*pilasterv1.
 	return kept, nil
 }
 
+// fits refuses a region whose record is too large for etcd.
 func fits(r *pilasterv1.Region) error {
 	text, err := protojson.Marshal(r)
 	switch {
@@ -147,7 +148,7 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 			plan.Base,
 		)
 	}
-	if err := theirs.Validate(); err != nil { // together with the other prefixes of this cluster
+	if err := theirs.Validate(); err != nil { // their base prefix with the private and gateway prefixes of this cluster
 		return nil, invalid("region %s: %v", r.Name, err)
 	}
 	if !theirs.ContainsNode(base[1]) {
@@ -188,7 +189,7 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 }
 
 // checkBeside refuses a region that conflicts with other regions or local tenants. It records to which local tenants
-// the region's are joined. With a previous import it joins only the tenants of that.
+// the region's tenants are joined. before is the previous import, nil if the administrator selected the tenants.
 func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs [][]netip.Prefix) error {
 	regions, err := t.regions()
 	if err != nil {
@@ -198,8 +199,8 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 	if len(regions) >= tenant.MaxRegions {
 		return refuse(
 			Full,
-			"this region knows %d others, which is the maximum; nothing was changed: delete one with `pilaster region "+
-				"delete`",
+			"this region has imported %d others, which is the maximum; nothing was changed: delete one with "+
+				"`pilaster region delete`",
 			len(regions),
 		)
 	}
@@ -256,8 +257,8 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 	return nil
 }
 
-// joinTo records which local tenant another region's tenant is joined to. A tenant that was deleted and created again,
-// on either side, is another tenant: the name alone does not join it.
+// joinTo records to which local tenant another region's tenant is joined. A tenant that was deleted and created again,
+// in either region, is another tenant, and its name alone does not join it.
 func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant, before *pilasterv1.Region) error {
 	of.Joined = here.Created
 	i := slices.IndexFunc(before.GetTenants(), func(was *pilasterv1.Region_Tenant) bool { return was.Name == of.Name })
@@ -286,7 +287,8 @@ func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant
 	return nil
 }
 
-// another reports whether two creation times belong to different tenants of a name, as far as both are known.
+// another reports whether two creation times differ, so that they belong to different tenants of the same name. It
+// returns false if one of them is unknown.
 func another(was, is *timestamppb.Timestamp) bool {
 	return was != nil && is != nil && !was.AsTime().Equal(is.AsTime())
 }
@@ -312,7 +314,7 @@ func (t *txn) checkElsewhere(of *pilasterv1.Tenant) error {
 	return nil
 }
 
-// apartFrom refuses CIDRs of a tenant that overlap those it has in other regions.
+// apartFrom refuses CIDRs of a tenant that overlap its CIDRs in other regions.
 func apartFrom(regions []*pilasterv1.Region, name, where string, cidrs []netip.Prefix) error {
 	there, err := cidrsIn(regions, name)
 	if err != nil {
@@ -343,6 +345,7 @@ func cidrsIn(regions []*pilasterv1.Region, name string) (there []tenant.Region, 
 	return there, nil
 }
 
+// apart refuses CIDRs of a tenant that overlap others of the tenant.
 func apart(name, where string, cidrs []netip.Prefix, there string, others []netip.Prefix) error {
 	for _, cidr := range cidrs {
 		for _, other := range others {
@@ -381,7 +384,7 @@ func (t *txn) regions() ([]*pilasterv1.Region, error) {
 	return regions, nil
 }
 
-// DeleteRegion deletes another region: nodes send nothing there and accept nothing from there.
+// DeleteRegion deletes another region: nodes then send no packets to it and accept none from it.
 func (s *Store) DeleteRegion(ctx context.Context, name string) error {
 	if err := tenant.CheckRegionName(name); err != nil {
 		return refuse(Invalid, "%v; nothing was changed", err)
@@ -416,7 +419,8 @@ func (t *txn) setEdge(name string) error {
 	return nil
 }
 
-// unsetEdge removes a deleted node as the Edge Switch; other regions are then unreachable.
+// unsetEdge removes a deleted node as the Edge Switch. Other regions are then unreachable, so without force it refuses
+// if there are any.
 func (t *txn) unsetEdge(name string, force bool) error {
 	is, err := t.get(keyEdge)
 	if err != nil || is != name {

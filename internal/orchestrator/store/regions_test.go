@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// east exports tenants with a CIDR each: their VNIs are 1, 2, …
+// east returns the export of a region with tenants t1, t2, …, one per CIDR, with VNIs 1, 2, …
 func east(cidrs ...string) *pilasterv1.Region {
 	r := &pilasterv1.Region{Name: "east", BasePrefix: "fd70:696c:6200::/40", Edge: "fd70:696c:6200:3::/64"}
 	for i, cidr := range cidrs {
@@ -40,7 +40,7 @@ func makeNimitz(t *testing.T, s *store.Store, name, cidr string) error {
 
 func testRegions(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
-	take := func(r *pilasterv1.Region, only ...string) error {
+	imports := func(r *pilasterv1.Region, only ...string) error {
 		_, err := s.ImportRegion(ctx, "west", r, only, false)
 		return err
 	}
@@ -49,10 +49,10 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 			t.Fatal(err)
 		}
 	}
-	refused(t, take(east("10.1.0.0/16")), store.Refused, "no Edge Switch", "--edge", "nothing was changed")
+	refused(t, imports(east("10.1.0.0/16")), store.Refused, "no Edge Switch", "--edge", "nothing was changed")
 	register(t, s, 1)
 	if n, err := s.Register(ctx, store.Registration{Node: node(2), Edge: true}); err != nil || !n.Edge {
-		t.Fatalf("the Edge Switch: %v, %v", n, err)
+		t.Fatalf("register the Edge Switch: %v, %v", n, err)
 	}
 	_, err := s.Register(ctx, store.Registration{Node: node(3), Edge: true})
 	refused(t, err, store.Refused, "node n2 is already this region's Edge Switch", "nothing was changed")
@@ -63,52 +63,75 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 
 	for name, c := range map[string]struct {
 		change func(*pilasterv1.Region)
-		why    store.Reason
-		says   string
+		reason store.Reason
+		want   string
 	}{
-		"itself":             {func(r *pilasterv1.Region) { r.Name = "west" }, store.Invalid, "region west itself"},
-		"no name":            {func(r *pilasterv1.Region) { r.Name = "" }, store.Invalid, "region name"},
-		"no prefix":          {func(r *pilasterv1.Region) { r.BasePrefix = "x" }, store.Invalid, "not a prefix"},
-		"IPv4":               {func(r *pilasterv1.Region) { r.BasePrefix = "10.0.0.0/8" }, store.Invalid, "not an IPv6 prefix"},
-		"our base prefix":    {func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fd70:696c:6100::/44", "fd70:696c:6100:3::/64" }, store.Refused, "overlaps this region's"},
-		"our private prefix": {func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fc70::/40", "fc70::/64" }, store.Invalid, "private prefix"},
-		"our gateway prefix": {func(r *pilasterv1.Region) { r.BasePrefix, r.Edge = "fd70:696c:6700::/40", "fd70:696c:6700::/64" }, store.Invalid, "gateway prefix"},
-		"edge elsewhere":     {func(r *pilasterv1.Region) { r.Edge = "fd70:696c:6300:3::/64" }, store.Invalid, "not a /64 inside"},
-		"no edge":            {func(r *pilasterv1.Region) { r.Edge = "" }, store.Invalid, "not a prefix"},
-		"tenant twice":       {func(r *pilasterv1.Region) { r.Tenants[1].Name = "t1" }, store.Invalid, "there twice"},
-		"tenant's name":      {func(r *pilasterv1.Region) { r.Tenants[1].Name = "T" }, store.Invalid, "tenant name"},
-		"VNI twice":          {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 1 }, store.Invalid, "also that of tenant t1"},
-		"VNI 0":              {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 0 }, store.Invalid, "not in 1..16777215"},
-		"VNI too high":       {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 1 << 24 }, store.Invalid, "not in 1..16777215"},
-		"the gateway's VNI":  {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 255 }, store.Invalid, "that of gateways"},
-		"no CIDR":            {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs = nil }, store.Invalid, "tenant t2"},
-		"a wrong CIDR":       {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "10.2.0.1/16" }, store.Invalid, "not a prefix"},
-		"a CIDR of nodes":    {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "fd70:696c:6100::/48" }, store.Invalid, "base prefix"},
-		"our CIDR":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs[0] = "10.0.128.0/17" }, store.Refused, "tenant t2 has 10.0.128.0/17 in region east and 10.0.0.0/16 in this region"},
-		"too much":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs = make([]string, 1<<20) }, store.Full, "select tenants with --tenant"},
+		"itself":    {func(r *pilasterv1.Region) { r.Name = "west" }, store.Invalid, "region west itself"},
+		"no name":   {func(r *pilasterv1.Region) { r.Name = "" }, store.Invalid, "region name"},
+		"no prefix": {func(r *pilasterv1.Region) { r.BasePrefix = "x" }, store.Invalid, "not a prefix"},
+		"IPv4":      {func(r *pilasterv1.Region) { r.BasePrefix = "10.0.0.0/8" }, store.Invalid, "not an IPv6 prefix"},
+		"our base prefix": {func(r *pilasterv1.Region) {
+			r.BasePrefix, r.Edge = "fd70:696c:6100::/44", "fd70:696c:6100:3::/64"
+		}, store.Refused, "overlaps this region's"},
+		"our private prefix": {func(r *pilasterv1.Region) {
+			r.BasePrefix, r.Edge = "fc70::/40", "fc70::/64"
+		}, store.Invalid, "private prefix"},
+		"our gateway prefix": {func(r *pilasterv1.Region) {
+			r.BasePrefix, r.Edge = "fd70:696c:6700::/40", "fd70:696c:6700::/64"
+		}, store.Invalid, "gateway prefix"},
+		"edge elsewhere": {func(r *pilasterv1.Region) {
+			r.Edge = "fd70:696c:6300:3::/64"
+		}, store.Invalid, "not a /64 inside"},
+		"no edge":       {func(r *pilasterv1.Region) { r.Edge = "" }, store.Invalid, "not a prefix"},
+		"tenant twice":  {func(r *pilasterv1.Region) { r.Tenants[1].Name = "t1" }, store.Invalid, "there twice"},
+		"tenant's name": {func(r *pilasterv1.Region) { r.Tenants[1].Name = "T" }, store.Invalid, "tenant name"},
+		"VNI twice": {func(r *pilasterv1.Region) {
+			r.Tenants[1].Vni = 1
+		}, store.Invalid, "also that of tenant t1"},
+		"VNI 0": {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 0 }, store.Invalid, "not in 1..16777215"},
+		"VNI too high": {func(r *pilasterv1.Region) {
+			r.Tenants[1].Vni = 1 << 24
+		}, store.Invalid, "not in 1..16777215"},
+		"the gateway's VNI": {func(r *pilasterv1.Region) { r.Tenants[1].Vni = 255 }, store.Invalid, "that of gateways"},
+		"no CIDR":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs = nil }, store.Invalid, "tenant t2"},
+		"a wrong CIDR": {func(r *pilasterv1.Region) {
+			r.Tenants[1].Cidrs[0] = "10.2.0.1/16"
+		}, store.Invalid, "not a prefix"},
+		"a CIDR of nodes": {func(r *pilasterv1.Region) {
+			r.Tenants[1].Cidrs[0] = "fd70:696c:6100::/48"
+		}, store.Invalid, "base prefix"},
+		"our CIDR": {func(r *pilasterv1.Region) {
+			r.Tenants[1].Cidrs[0] = "10.0.128.0/17"
+		}, store.Refused, "tenant t2 has 10.0.128.0/17 in region east and 10.0.0.0/16 in this region"},
+		"too large": {func(r *pilasterv1.Region) {
+			r.Tenants[1].Cidrs = make([]string, 1<<20)
+		}, store.Full, "select tenants with --tenant"},
 	} {
 		r := east("10.1.0.0/16", "10.2.0.0/16")
 		c.change(r)
-		err := take(r)
-		refused(t, err, c.why, c.says)
+		err := imports(r)
+		refused(t, err, c.reason, c.want)
 		if err == nil {
-			t.Errorf("%s was taken", name)
+			t.Errorf("%s: the region was imported, want a refusal", name)
 		}
 	}
-	refused(t, s.DeleteRegion(ctx, "east"), store.NotFound, "no other region") // nothing of those was kept
+	refused(t, s.DeleteRegion(ctx, "east"), store.NotFound, "no other region") // the refused imports wrote nothing
 
-	// Tenants that overlap may be left out; one that does not exist here is kept for later.
-	if err := take(east("10.1.0.0/16", "10.0.0.0/16", "10.3.0.0/16"), "t1", "t3"); err != nil {
+	// An import may leave out tenants with overlapping CIDRs, and may have tenants that do not exist here.
+	if err := imports(east("10.1.0.0/16", "10.0.0.0/16", "10.3.0.0/16"), "t1", "t3"); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, take(east("10.1.0.0/16"), "t1", "t9"), store.NotFound, `no tenant "t9"`)
+	refused(t, imports(east("10.1.0.0/16"), "t1", "t9"), store.NotFound, `no tenant "t9"`)
 
-	// What is new of a region joins nobody who was not chosen, until that is said.
+	// A repeated import has the tenants of the previous one, unless others are selected.
 	for _, c := range []struct {
 		only []string
 		all  bool
 		want string
-	}{{nil, false, "t1 t3"}, {[]string{"t1"}, false, "t1"}, {nil, false, "t1"}, {nil, true, "t1 t2 t3"}, {nil, false, "t1 t2 t3"}} {
+	}{
+		{nil, false, "t1 t3"}, {[]string{"t1"}, false, "t1"}, {nil, false, "t1"}, {nil, true, "t1 t2 t3"},
+		{nil, false, "t1 t2 t3"},
+	} {
 		kept, err := s.ImportRegion(ctx, "west", east("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"), c.only, c.all)
 		if err != nil {
 			t.Fatal(err)
@@ -118,11 +141,11 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 			names = append(names, of.Name)
 		}
 		if got := strings.Join(names, " "); got != c.want {
-			t.Errorf("of %v, all %v: it took %s, want %s", c.only, c.all, got, c.want)
+			t.Errorf("only %v, all %v: imported %s, want %s", c.only, c.all, got, c.want)
 		}
 	}
-	testMadeAnew(t, s)
-	testMadeSince(t, s)
+	checkRecreatedTenants(t, s)
+	checkNewTenants(t, s)
 	refused(
 		t,
 		makeNimitz(t, s, "t3", "10.3.0.0/20"),
@@ -132,12 +155,12 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	if err := makeNimitz(t, s, "t3", "10.4.0.0/16"); err != nil {
 		t.Error(err)
 	}
-	// A third region must keep apart from the second too.
+	// A third region must not overlap the second.
 	third := func(change func(*pilasterv1.Region)) error {
 		r := east("10.5.0.0/16")
 		r.Name, r.BasePrefix, r.Edge = "north", "fd70:696c:6300::/40", "fd70:696c:6300:1::/64"
 		change(r)
-		return take(r)
+		return imports(r)
 	}
 	refused(
 		t,
@@ -155,7 +178,7 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		t.Error(err)
 	}
 
-	// Services and other regions keep apart, whichever comes first; what is no tenant's of that name does not matter.
+	// Services of a tenant and its CIDRs in other regions must not overlap, whichever exists first.
 	four := east("10.1.128.0/17", "10.6.0.0/16", "10.3.0.0/16", "fd12:9::/48")
 	nimitz(t, s, "t4", "fd12:3456::/48")
 	if _, err := s.CreateService(ctx, "t4", service("storage", "fd12:9::7", "2001:db8::9")); err != nil {
@@ -163,7 +186,7 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	}
 	refused(
 		t,
-		take(four, "t1", "t2", "t3", "t4"),
+		imports(four, "t1", "t2", "t3", "t4"),
 		store.Refused,
 		"service t4/storage: fd12:9::7 is in the tenant's CIDR fd12:9::/48 in region east",
 		"service delete",
@@ -173,7 +196,7 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	if err := s.DeleteService(ctx, "t4", "storage"); err != nil {
 		t.Fatal(err)
 	}
-	if err := take(four, "t1", "t2", "t3", "t4"); err != nil {
+	if err := imports(four, "t1", "t2", "t3", "t4"); err != nil {
 		t.Error(err)
 	}
 	_, err = s.CreateService(ctx, "t4", service("storage", "fd09::7", "fd12:9::9"))
@@ -185,8 +208,8 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		"nothing was changed",
 	)
 
-	// Import again replaces, and nothing of before is in the way of it.
-	if err := take(east("10.1.128.0/17")); err != nil {
+	// A repeated import replaces the previous one and does not conflict with it.
+	if err := imports(east("10.1.128.0/17")); err != nil {
 		t.Error(err)
 	}
 	refused(t, s.DeleteNode(ctx, "n2", false), store.Refused, "Edge Switch", "east, north", "region delete")
@@ -197,33 +220,33 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		t.Error(err)
 	}
 	if n, err := s.Register(ctx, store.Registration{Node: node(3), Edge: true}); err != nil || !n.Edge {
-		t.Errorf("another Edge Switch: %v, %v", n, err)
+		t.Errorf("register another Edge Switch: %v, %v", n, err)
 	}
 }
 
-// testMadeAnew has tenants that are another since a region was imported, on either side, with t1 and t2 here.
-func testMadeAnew(t *testing.T, s *store.Store) {
+// checkRecreatedTenants imports a region again after a tenant was deleted and created again in one of the regions.
+func checkRecreatedTenants(t *testing.T, s *store.Store) {
 	t.Helper()
 	was, is := timestamppb.New(time.Unix(1, 1)), timestamppb.New(time.Unix(1, 2))
-	take := func(made *timestamppb.Timestamp, only ...string) (*pilasterv1.Region, error) {
+	imports := func(created *timestamppb.Timestamp, only ...string) (*pilasterv1.Region, error) {
 		r := east("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16")
-		r.Tenants[0].Created = made
+		r.Tenants[0].Created = created
 		return s.ImportRegion(t.Context(), "west", r, only, false)
 	}
 	names := []string{"t1", "t2", "t3"}
 	for i, c := range []struct {
-		made *timestamppb.Timestamp
-		only []string
-		says string
+		created *timestamppb.Timestamp
+		only    []string
+		want    string
 	}{
-		{was, names, ""}, {was, nil, ""}, {nil, nil, ""}, {was, nil, ""}, // also what an older export does not tell
+		{was, names, ""}, {was, nil, ""}, {nil, nil, ""}, {was, nil, ""}, // an export of an older build has no time
 		{is, nil, "tenant t1 was deleted and created again in region east since region east was imported"},
-		{was, nil, ""}, // nothing was changed
+		{was, nil, ""}, // the refused import changed nothing
 		{is, names, ""}, {is, nil, ""},
 	} {
-		kept, err := take(c.made, c.only...)
-		if c.says != "" {
-			refused(t, err, store.Refused, c.says, "nothing was changed", "--tenant", "--all")
+		kept, err := imports(c.created, c.only...)
+		if c.want != "" {
+			refused(t, err, store.Refused, c.want, "nothing was changed", "--tenant", "--all")
 		} else if err != nil || kept.Tenants[0].Joined == nil || kept.Tenants[2].Joined != nil {
 			t.Errorf("import %d: %v, %v", i, kept, err)
 		}
@@ -232,39 +255,43 @@ func testMadeAnew(t *testing.T, s *store.Store) {
 	if err := s.DeleteTenant(t.Context(), "t1"); err != nil {
 		t.Fatal(err)
 	}
-	if kept, err := take(is); err != nil || !proto.Equal(kept.Tenants[0].Joined, before.Created) {
-		t.Errorf("while it is gone: %v, %v", kept, err)
+	if kept, err := imports(is); err != nil || !proto.Equal(kept.Tenants[0].Joined, before.Created) {
+		t.Errorf("import while t1 does not exist: %v, %v; want it joined as before", kept, err)
 	}
 	if err := makeNimitz(t, s, "t1", "10.0.0.0/16"); err != nil {
 		t.Fatal(err)
 	}
-	_, err := take(is)
+	_, err := imports(is)
 	refused(t, err, store.Refused, "tenant t1 was deleted and created again here")
-	if kept, err := take(is, names...); err != nil || proto.Equal(kept.Tenants[0].Joined, before.Created) {
-		t.Errorf("when it is meant: %v, %v", kept, err)
+	if kept, err := imports(is, names...); err != nil || proto.Equal(kept.Tenants[0].Joined, before.Created) {
+		t.Errorf("import with t1 selected: %v, %v; want it joined to the new t1", kept, err)
 	}
-	if _, err := s.ImportRegion(t.Context(), "west", east("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"), nil, true); err != nil {
+	r := east("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16")
+	if _, err := s.ImportRegion(t.Context(), "west", r, nil, true); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// testMadeSince: tenants that a region has made since its first import, which took all, are joined to nobody by a
-// refresh, nor are those that went from an export and came back.
-func testMadeSince(t *testing.T, s *store.Store) {
+// checkNewTenants imports a region again after it has created tenants: they are not imported unless selected, also not
+// a tenant that was missing in one export.
+func checkNewTenants(t *testing.T, s *store.Store) {
 	t.Helper()
 	cidrs := []string{"10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"}
 	for i, c := range []struct {
 		exported int
 		all      bool
 		want     int
-	}{{2, false, 2}, {3, false, 2}, {1, false, 1}, {2, false, 1}, {3, true, 3}, {0, false, 0}, {3, false, 0}, {2, true, 2}, {3, false, 2}} {
+	}{
+		{2, false, 2}, {3, false, 2}, {1, false, 1}, {2, false, 1}, {3, true, 3}, {0, false, 0}, {3, false, 0},
+		{2, true, 2}, {3, false, 2},
+	} {
 		r := east(cidrs[:c.exported]...)
 		r.Name, r.BasePrefix, r.Edge = "south", "fd70:696c:6400::/40", "fd70:696c:6400:1::/64"
-		for i := range r.Tenants { // whose CIDRs are not in the way of others'
+		for i := range r.Tenants { // names that do not conflict with the other regions' tenants
 			r.Tenants[i].Name = fmt.Sprintf("t%d", i+5)
 		}
 		if kept, err := s.ImportRegion(t.Context(), "west", r, nil, c.all); err != nil || len(kept.Tenants) != c.want {
-			t.Errorf("import %d of %d tenants took %v, %v; want %d", i, c.exported, kept, err, c.want)
+			t.Errorf("import %d of %d tenants: got %v, %v; want %d tenants", i, c.exported, kept, err, c.want)
 		}
 	}
 	if err := s.DeleteRegion(t.Context(), "south"); err != nil {
@@ -272,7 +299,7 @@ func testMadeSince(t *testing.T, s *store.Store) {
 	}
 }
 
-// testManyRegions has a record nearly as long as one may be, and as many regions as there may be.
+// testManyRegions imports the maximum of regions, one of them with almost the maximum size.
 func testManyRegions(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	if _, err := s.Register(ctx, store.Registration{Node: node(1), Edge: true}); err != nil {
@@ -282,16 +309,9 @@ func testManyRegions(t *testing.T, etcd *clientv3.Client) {
 	for i := range tenant.MaxRegions + 1 {
 		r := east("10.1.0.0/16")
 		r.Tenants[0].Name = fmt.Sprintf("t%d", i)
-		r.Name, r.BasePrefix, r.Edge = fmt.Sprintf(
-			"r%d",
-			i,
-		), fmt.Sprintf(
-			"fd70:696c:%x::/48",
-			0x6200+i,
-		), fmt.Sprintf(
-			"fd70:696c:%x:1::/64",
-			0x6200+i,
-		)
+		r.Name = fmt.Sprintf("r%d", i)
+		r.BasePrefix = fmt.Sprintf("fd70:696c:%x::/48", 0x6200+i)
+		r.Edge = fmt.Sprintf("fd70:696c:%x:1::/64", 0x6200+i)
 		if i == tenant.MaxRegions-1 {
 			for n := range 10_000 {
 				r.Tenants = append(
@@ -308,5 +328,5 @@ func testManyRegions(t *testing.T, etcd *clientv3.Client) {
 			t.Fatalf("region %d: %v", i, last)
 		}
 	}
-	refused(t, last, store.Full, "knows 64 others")
+	refused(t, last, store.Full, "has imported 64 others")
 }

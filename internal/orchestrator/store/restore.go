@@ -24,13 +24,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// DefaultSkip is how many numbers of each kind a restore skips by default.
+// DefaultSkip is how many numbers a restore skips by default, of prefixes, of tenant ids and so on.
 const DefaultSkip = 1024
 
 // unfinished is the folder in a data directory in which a restore works. Its content is never used.
 const unfinished = ".restoring"
 
-// RestoreResult describes what a restored cluster has of other regions and policies, which may be outdated.
+// RestoreResult lists the other regions and the policies of a restored cluster, which may be outdated.
 type RestoreResult struct {
 	BackupHeader
 	Regions      []string // other regions
@@ -40,9 +40,9 @@ type RestoreResult struct {
 
 // Restore creates the embedded etcd of a new data directory from a backup.
 //
-// Allocations after the backup are lost. So the next skip prefixes, tenant ids, and apps of each tenant are not
-// allocated: a node that has one of them and is away finds it free when it returns, and Register accepts it. Revisions
-// begin above all earlier ones, so that no node resumes from a revision with another meaning.
+// Allocations after the backup are lost. So the restored store does not allocate the next skip prefixes, tenant ids,
+// and apps of each tenant: when a node with one of them reconnects, the number is free, and Register accepts it.
+// Revisions begin above all earlier ones, so that no node resumes from a revision of the lost history.
 func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.Logger) (is RestoreResult, err error) {
 	header, records, err := ReadBackup(file)
 	if err != nil {
@@ -70,7 +70,7 @@ func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.L
 	}
 	work := filepath.Join(dataDir, unfinished)
 	defer os.RemoveAll(work)
-	if err := os.RemoveAll(work); err != nil { // of an interrupted restore
+	if err := os.RemoveAll(work); err != nil { // files of an interrupted restore
 		return is, err
 	}
 	if err := fill(ctx, work, records, log); err != nil {
@@ -126,14 +126,14 @@ func fill(ctx context.Context, dir string, records map[string]string, log *slog.
 	return nil
 }
 
-// revisionsFrom is the offset of revisions of the restored store. It is above all revisions of the store of the backup,
-// and of others restored from the same file: a store makes fewer than 100 changes per millisecond. The sum is exact in
-// a float64, which metrics use.
+// revisionsFrom returns the offset of revisions of the restored store. It is higher than all revisions of the backed-up
+// store, and of other stores restored from the same file: a store commits fewer than 100 changes per millisecond. The
+// sum is exact as a float64, which metrics use.
 func revisionsFrom(h BackupHeader) int64 {
 	return 100 * max(time.Now().UnixMilli(), h.Made.UnixMilli())
 }
 
-// skipAhead turns the records of a backup into those of a restored cluster.
+// skipAhead changes the records of a backup into those of the restored cluster.
 func skipAhead(records map[string]string, skip uint64, from int64) error {
 	var r clusterRecord
 	if err := json.Unmarshal([]byte(records[keyCluster]), &r); err != nil {
@@ -180,15 +180,15 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 	return raisePublished(records, skip)
 }
 
-// raiseTenant raises the tenant's change counter above what nodes may have received since, and skips the next
-// allocations of its overlays.
+// raiseTenant raises the tenant's change counter above the values that nodes may have received since the backup, and
+// skips prefixes of its overlays.
 func raiseTenant(records map[string]string, name string, skip uint64) error {
 	found := new(pilasterv1.Tenant)
 	if err := decode(dirTenants+name, []byte(records[dirTenants+name]), found); err != nil {
 		return err
 	}
 	found.Changes += skip
-	found.RetiringApps = nil // answers of nodes are outdated
+	found.RetiringApps = nil // nodes may have confirmed the round before the restore
 	text, err := protojson.Marshal(found)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", dirTenants+name, err)
@@ -224,8 +224,8 @@ func markIn(records map[string]string, mark string) (uint64, error) {
 	return next, nil
 }
 
-// raiseOverlays skips at most half of each overlay: allocation wraps around and reaches the numbers below last. By then
-// the nodes have reported what they hold.
+// raiseOverlays skips at most half of each overlay. Allocation wraps around and reaches the skipped prefixes last, when
+// the nodes have reported the prefixes that they have.
 func raiseOverlays(records map[string]string, name string, overlays []tenant.Overlay, skip uint64) error {
 	for _, o := range overlays {
 		next, err := markIn(records, overlayMark(name, o))
@@ -238,7 +238,8 @@ func raiseOverlays(records map[string]string, name string, overlays []tenant.Ove
 	return nil
 }
 
-// raisePublished skips indexes at each node's gateway. A gateway without free indexes keeps its publications.
+// raisePublished skips indexes at each node's gateway. It is no error if a gateway then has no free indexes: the
+// gateway keeps its publications.
 func raisePublished(records map[string]string, skip uint64) error {
 	next := map[string]address.Index{}
 	for key, text := range records {
@@ -275,7 +276,7 @@ func raisePublished(records map[string]string, skip uint64) error {
 
 var errNoneLeft = errors.New("none would be left to allocate")
 
-// raise skips numbers, at most all that are left.
+// raise skips numbers, at most all that are left. It returns errNoneLeft if none is left.
 func raise(records map[string]string, mark string, skip, end uint64) error {
 	next, err := markIn(records, mark)
 	if err != nil {

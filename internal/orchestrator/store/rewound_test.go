@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// An old snapshot takes etcd's place while it is watched: what the watch tells is the old state, whole, and what
-// comes after it, although etcd has not got as far as it was.
+// etcd is restored from an old snapshot during a watch. The watch reports the whole old state and then further changes,
+// although etcd has not reached the revision before the restore again.
 func TestRestoredWhileWatched(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -20,20 +20,20 @@ func TestRestoredWhileWatched(t *testing.T) {
 	e, err := Embed(ctx, dir, discard)
 	must(t, err)
 	defer func() { e.Close() }()
-	again := func(between ...error) {
+	restart := func(between ...error) {
 		t.Helper()
 		if e, err = Embed(ctx, dir, discard); errors.Join(append(between, err)...) != nil {
 			t.Fatal(between, err)
 		}
 	}
-	client, err := newClient([]string{"unix://" + socketIn(dir)}, nil) // one that lasts
+	client, err := newClient([]string{"unix://" + socketIn(dir)}, nil) // a client that remains open across restarts
 	must(t, err)
 	defer client.Close()
 	s, err := Open(ctx, client, noPlan, discard)
 	must(t, err)
 	create := func(name string) {
 		t.Helper()
-		for { // it may not have been noticed yet that etcd is there again
+		for { // the client may not have reconnected to etcd yet
 			_, err := s.CreateTenant(ctx, name, 0)
 			if refusal := new(Error); err == nil || errors.As(err, &refusal) && refusal.Reason == Exists {
 				return
@@ -45,7 +45,7 @@ func TestRestoredWhileWatched(t *testing.T) {
 	}
 	create("blue")
 	e.Close()
-	again(os.CopyFS(snapshot, os.DirFS(filepath.Join(dir, "etcd"))))
+	restart(os.CopyFS(snapshot, os.DirFS(filepath.Join(dir, "etcd"))))
 
 	batches, ended := make(chan Batch, 100), make(chan struct{})
 	go func() {
@@ -53,7 +53,7 @@ func TestRestoredWhileWatched(t *testing.T) {
 		s.Watch(ctx, func(b Batch) { batches <- b })
 	}()
 	defer func() { cancel(); <-ended }()
-	told := func(is func(Batch) bool) Batch {
+	next := func(is func(Batch) bool) Batch {
 		t.Helper()
 		for {
 			select {
@@ -64,7 +64,7 @@ func TestRestoredWhileWatched(t *testing.T) {
 			case <-time.After(100 * time.Millisecond):
 				s.Ping(ctx)
 			case <-ctx.Done():
-				t.Fatal("not told")
+				t.Fatal("the watch did not report the expected batch")
 			}
 		}
 	}
@@ -72,17 +72,18 @@ func TestRestoredWhileWatched(t *testing.T) {
 	tenant := func(name string) func(Batch) bool {
 		return func(b Batch) bool { return !b.Whole && b.Events[0].Tenant.GetName() == name }
 	}
-	told(whole)
+	next(whole)
 	for i := range 20 {
 		create(fmt.Sprint("lost-", i))
 	}
-	last := told(tenant("lost-19"))
+	last := next(tenant("lost-19"))
 
 	e.Close()
-	again(os.RemoveAll(filepath.Join(dir, "etcd")), os.CopyFS(filepath.Join(dir, "etcd"), os.DirFS(snapshot)))
-	if b := told(whole); len(b.Events) != 1 || b.Events[0].Tenant.GetName() != "blue" || b.Revision >= last.Revision {
-		t.Errorf("told of %d things at revision %d, after %d", len(b.Events), b.Revision, last.Revision)
+	restart(os.RemoveAll(filepath.Join(dir, "etcd")), os.CopyFS(filepath.Join(dir, "etcd"), os.DirFS(snapshot)))
+	if b := next(whole); len(b.Events) != 1 || b.Events[0].Tenant.GetName() != "blue" || b.Revision >= last.Revision {
+		t.Errorf("got %d events at revision %d, want tenant blue at a revision below %d",
+			len(b.Events), b.Revision, last.Revision)
 	}
 	create("red")
-	told(tenant("red"))
+	next(tenant("red"))
 }

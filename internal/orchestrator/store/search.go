@@ -10,23 +10,23 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Allocations of an overlay are in the store in numeric order, so one page of keys shows which of at least as many
-// numbers are free. In an almost full overlay a search may read many pages; the first decision, before the queue, does
-// that, and the decision in the batch continues where it ended.
+// The keys of an overlay's allocations are in numeric order, so one page of keys shows which numbers of a range are
+// free. In an almost full overlay a search may read many pages. The first decision, before the queue, does that. The
+// decision in the batch starts at the number that the first one found.
 
-// hints are the free numbers that the last search found, by CIDR.
+// hints are the free numbers that the first decision found, by CIDR.
 type hints map[netip.Prefix]uint64
 
-// Page sizes: the next number is usually free.
+// Page sizes. The first page is small, because the next number is usually free.
 const (
 	firstPage = 32
 	namesPage = 4096
 )
 
-// allocatePrefix finds a prefix that is neither allocated nor quarantined: first one that is quarantined for the
-// requester, otherwise the next free one.
-func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefix, from hints) (netip.Prefix, error) {
-	for _, to := range rested {
+// allocatePrefix returns a prefix that is not allocated: one of previous, which the requester had before and which are
+// in quarantine, or the next one that is neither allocated nor in quarantine.
+func (t *txn) allocatePrefix(name string, o tenant.Overlay, previous []netip.Prefix, from hints) (netip.Prefix, error) {
+	for _, to := range previous {
 		if _, ok := o.Contains(to); !ok {
 			continue
 		}
@@ -75,17 +75,18 @@ func (t *txn) allocatePrefix(name string, o tenant.Overlay, rested []netip.Prefi
 	)
 }
 
-// search returns the first free number from a start, wrapping around. The commit fails if it is no longer free then.
+// search returns the first free number from a start, with wrap-around. The commit fails if the number is no longer free
+// then.
 func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, found bool, err error) {
 	first, count := o.Given()
 	limit := int64(firstPage)
 	for _, part := range [][2]uint64{{from, count}, {0, from}} {
 		for at := part[0]; at < part[1]; limit = namesPage {
-			taken, judged, err := t.takenPrefixes(name, o, at, part[1], limit)
+			taken, complete, err := t.takenPrefixes(name, o, at, part[1], limit)
 			if err != nil {
 				return 0, false, err
 			}
-			for ; at < judged; at++ {
+			for ; at < complete; at++ {
 				if to := o.At(first + at); !taken[to] {
 					return at, true, t.vacant(mappingKey(name, to), quarantineKey(name, to))
 				}
@@ -95,14 +96,14 @@ func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, foun
 	return 0, false, nil
 }
 
-// takenPrefixes returns the allocated and quarantined prefixes in a range of numbers, and the end of the part of the
-// range for which the answer is complete.
+// takenPrefixes returns the allocated and quarantined prefixes in a range of numbers. The result is complete for
+// numbers below complete.
 func (t *txn) takenPrefixes(
 	name string,
 	o tenant.Overlay,
 	at, end uint64,
 	limit int64,
-) (taken map[netip.Prefix]bool, judged uint64, err error) {
+) (taken map[netip.Prefix]bool, complete uint64, err error) {
 	first, _ := o.Given()
 	var gets []clientv3.Op
 	for _, key := range []func(string, netip.Prefix) string{mappingKey, quarantineKey} {
@@ -120,9 +121,10 @@ func (t *txn) takenPrefixes(
 	if err != nil {
 		return nil, 0, unavailable(err)
 	}
-	taken, judged = map[netip.Prefix]bool{}, end
+	taken, complete = map[netip.Prefix]bool{}, end
 	for i, dir := range []string{dirMappings + name + "/", dirQuarantine + name + "/"} {
-		for _, key := range t.groupWrites([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) { // of this batch
+		// Earlier changes of the batch.
+		for _, key := range t.groupWrites([]byte(dir), []byte(clientv3.GetPrefixRangeEnd(dir))) {
 			to, err := parsePrefixName(strings.TrimPrefix(key, dir))
 			if err != nil {
 				return nil, 0, err
@@ -135,18 +137,18 @@ func (t *txn) takenPrefixes(
 			if err != nil {
 				return nil, 0, err
 			}
-			if n, ok := o.Contains(to); ok { // it may be of the other IP family
+			if n, ok := o.Contains(to); ok { // keys of the other IP family may be in the range
 				taken[to], last = true, n-first
 			}
 		}
 		if page.More {
-			judged = min(judged, last+1)
+			complete = min(complete, last+1)
 		}
 	}
-	return taken, judged, nil
+	return taken, complete, nil
 }
 
-// vacant makes the commit fail if one of the keys, which do not exist, exists then.
+// vacant makes the commit fail if one of the keys exists then. None of them exists now.
 func (t *txn) vacant(keys ...string) error {
 	for _, key := range keys {
 		t.readings[key] = reading{}

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// fill has a node have addresses of green, as many from one on.
+// fill writes mappings of tenant green on a node: consecutive addresses from first.
 func fill(t *testing.T, etcd *clientv3.Client, first string, many int) {
 	t.Helper()
 	var puts []clientv3.Op
@@ -36,7 +36,7 @@ func fill(t *testing.T, etcd *clientv3.Client, first string, many int) {
 	}
 }
 
-// pages counts requests for many keys.
+// pages counts requests of type Do, which read several keys.
 type pages struct {
 	clientv3.KV
 	read atomic.Int64
@@ -47,8 +47,9 @@ func (p *pages) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, er
 	return p.KV.Do(ctx, op)
 }
 
-// The one free address of many is found in a few requests, and in the turn, for which others wait, in one.
-func testHardlyAnythingFree(t *testing.T, etcd *clientv3.Client) {
+// The only free address of many is found with few requests. The decision in the batch, for which others wait, needs
+// one.
+func testOneFreeAddress(t *testing.T, etcd *clientv3.Client) {
 	count := &pages{KV: etcd.KV}
 	etcd.KV = count
 	defer func() { etcd.KV = count.KV }()
@@ -58,27 +59,28 @@ func testHardlyAnythingFree(t *testing.T, etcd *clientv3.Client) {
 	fill(t, etcd, "10.0.0.1", 8189)
 	before := count.read.Load()
 	if got := allocate(t, s, 1, "green", "c1/eth0"); got != "10.0.31.254/32" {
-		t.Errorf("the one that was free is %s", got)
+		t.Errorf("got %s, want the only free address 10.0.31.254/32", got)
 	}
-	if n := count.read.Load() - before; n > 6 { // what it is judged by, twice; three pages; and one in the turn
-		t.Errorf("%d pages were read to find it", n)
+	// Two fetches of the records, three pages, and one page in the batch.
+	if n := count.read.Load() - before; n > 6 {
+		t.Errorf("%d requests to find the address, want at most 6", n)
 	}
 	before = count.read.Load()
 	_, err := s.Allocate(ctx, node(1), "green", "c2/eth0")
 	refused(t, err, store.Full, "all 8190 addresses")
 	if n := count.read.Load() - before; n > 5 {
-		t.Errorf("%d pages were read to find none", n)
+		t.Errorf("%d requests to find no address, want at most 5", n)
 	}
 }
 
-// Names of the two families are in one order, and an address of one may stand amid those of the other.
-func testFamiliesAmidEachOther(t *testing.T, etcd *clientv3.Client) {
+// The keys of both IP families have one order, so keys of one family may be between those of the other.
+func testInterleavedFamilies(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})
 	nimitz(t, s, "green", "32.1.13.0/24", "2001:db8::/48") // 2001:0db8 is 32.1.13.184
 	hosts(t, s, "green", 1)
 	fill(t, etcd, "32.1.13.1", 253)
 	fill(t, etcd, "2001:db8::1", 5000)
 	if got := allocate(t, s, 1, "green", "c1/eth0"); got != "32.1.13.254/32 2001:db8::1389/128" {
-		t.Errorf("given %s", got)
+		t.Errorf("got %s, want the next free address of each family", got)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Session identifies a node's stream. A node has at most one: a second machine with the same certificate, from a copied
-// disk, is refused.
+// Session identifies a node's stream. A node has at most one session: the store refuses a second machine with the same
+// certificate, which is on a copied disk.
 type Session struct {
 	Orchestrator string // id of the orchestrator process
 	Instance     string // identifies the agent's machine from boot to shutdown
@@ -32,7 +32,7 @@ func parseSession(text string) (s Session) {
 	return s
 }
 
-// sessionTTL, in seconds, is how long nodes count as connected after their orchestrator died.
+// sessionTTL, in seconds, is how long nodes count as connected after their orchestrator crashed.
 const sessionTTL = 15
 
 // grant creates the lease of this orchestrator's sessions.
@@ -47,8 +47,8 @@ func (s *Store) grant(ctx context.Context) error {
 	return nil
 }
 
-// KeepSessions keeps the lease alive until ctx ends. It calls lost if the store lost the lease or did not answer within
-// its TTL: then the sessions have expired, and other machines may connect.
+// KeepSessions keeps the lease alive until ctx ends. It calls lost if etcd lost the lease or did not answer within the
+// lease's TTL: the sessions have then expired, and other machines may connect with the nodes' identities.
 func (s *Store) KeepSessions(ctx context.Context, lost func()) {
 	for {
 		if alive, err := s.etcd.KeepAlive(ctx, clientv3.LeaseID(s.lease.Load())); err == nil {
@@ -76,7 +76,7 @@ func (s *Store) EndSessions(ctx context.Context) error {
 	return err
 }
 
-// session refuses a process of a node if another one is connected.
+// session returns the session of a node. It refuses a machine if another one is connected.
 func (t *txn) session(node, instance string) (Session, error) {
 	text, err := t.get(dirSessions + node)
 	if err != nil || text == "" {
@@ -86,7 +86,7 @@ func (t *txn) session(node, instance string) (Session, error) {
 	return is, is.Admit(node, instance)
 }
 
-// Admit refuses a process that is not the session's.
+// Admit refuses a machine that is not the one of the session.
 func (s Session) Admit(node, instance string) error {
 	if s.None() || s.Instance == instance {
 		return nil
@@ -94,14 +94,13 @@ func (s Session) Admit(node, instance string) error {
 	return refuse(
 		Exists,
 		"node %s is connected already, from another machine with the same identity; that one stays connected and this "+
-			"one was refused: "+
-			"if its disk was copied, stop the agent here, run `pilaster node reset` and let it join as a new node (a "+
-			"machine that has just lost power is accepted again within half a minute)",
+			"one was refused: if its disk was copied, stop the agent here, run `pilaster node reset` and let it join "+
+			"as a new node (a machine that has just lost power is accepted again within half a minute)",
 		node,
 	)
 }
 
-// Connect records the stream of a registered node. It replaces an earlier one of the same machine.
+// Connect records the session of a registered node. It replaces an earlier session of the same machine.
 func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
 	return s.changeQueued(ctx, func(t *txn) error {
 		if _, err := t.member(n); err != nil {
@@ -116,7 +115,7 @@ func (s *Store) Connect(ctx context.Context, n pki.Node, to Session) error {
 	}, weight{writes: 1, compares: 4}, nodeKeys(n)...)
 }
 
-// Disconnect deletes the session, unless another one has replaced it.
+// Disconnect deletes a session, unless another one has replaced it.
 func (s *Store) Disconnect(ctx context.Context, node string, from Session) error {
 	return s.changeQueued(ctx, func(t *txn) error {
 		if is, err := t.get(dirSessions + node); err != nil || is != from.String() {

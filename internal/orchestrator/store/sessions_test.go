@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// A second machine with the node's name, UUID and certificate, at another orchestrator.
+// A second machine with the node's name, UUID and certificate connects to another orchestrator, and is refused.
 func testSessions(t *testing.T, etcd *clientv3.Client) {
 	ctx, s, other := t.Context(), open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})
 	refused(t, s.Connect(ctx, node(1), session(1)), store.Refused, "not registered")
@@ -33,20 +33,20 @@ func testSessions(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Exists, "n1")
 	refused(t, other.DeleteNode(ctx, "n1", false), store.Refused, "n1 is connected")
 	if _, err := s.Register(ctx, store.Registration{Node: node(1), Instance: "i1"}); err != nil {
-		t.Errorf("the first, after the second was refused: %v", err)
+		t.Errorf("register the first machine after the second was refused: %v", err)
 	}
 
-	// By force, its session goes with it, and it does not come back.
+	// The deletion of a connected node with force deletes its session, and the node cannot connect again.
 	connect(t, s, 2)
 	if err := other.DeleteNode(ctx, "n2", true); err != nil {
 		t.Fatal(err)
 	}
 	refused(t, s.Connect(ctx, node(2), session(2)), store.Refused, "was node n2 until it was deleted")
 	if left, err := etcd.Get(ctx, "/pilaster/1/sessions/n2"); err != nil || left.Count != 0 {
-		t.Errorf("a session of nobody is left: %v", err)
+		t.Errorf("the session of the deleted node remains: %v, %v", left, err)
 	}
 
-	// The same process comes back before its old stream has ended: that one ends nothing any more.
+	// The machine connects again before its old stream has ended. The end of the old stream keeps the new session.
 	again := session(1)
 	again.Orchestrator, again.Stream = "other", "s1 again"
 	if err := other.Connect(ctx, node(1), again); err != nil {
@@ -57,11 +57,12 @@ func testSessions(t *testing.T, etcd *clientv3.Client) {
 	}
 	refused(t, other.Connect(ctx, node(1), clone), store.Exists, "n1")
 	if err := errors.Join(other.Disconnect(ctx, "n1", again), other.Connect(ctx, node(1), clone)); err != nil {
-		t.Errorf("the other, when the first had gone: %v", err)
+		t.Errorf("connect the second machine after the first has disconnected: %v", err)
 	}
 }
 
-func testSessionsLost(t *testing.T, etcd *clientv3.Client) {
+// When etcd loses the lease of the sessions, the orchestrator receives a notification and gets a new lease.
+func testLostSessions(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	lost, ended := make(chan struct{}), make(chan struct{})
@@ -71,31 +72,30 @@ func testSessionsLost(t *testing.T, etcd *clientv3.Client) {
 	}()
 	defer func() { cancel(); <-ended }()
 	connect(t, s, 1)
-	if err := s.EndSessions(ctx); err != nil { // as etcd does when an orchestrator was away too long
+	if err := s.EndSessions(ctx); err != nil { // as if the lease expired
 		t.Fatal(err)
 	}
 	select {
 	case <-lost:
 	case <-ctx.Done():
-		t.Fatal("the orchestrator never noticed")
+		t.Fatal("KeepSessions did not call lost")
 	}
 	if got, err := etcd.Get(ctx, "/pilaster/1/sessions/", clientv3.WithPrefix()); err != nil || got.Count != 0 {
-		t.Errorf("%d sessions are left, %v", got.Count, err)
+		t.Errorf("%d sessions remain, %v; want none", got.Count, err)
 	}
-	for { // the streams are ended at once, before there is a lease for new ones
+	for { // KeepSessions calls lost before it has a new lease
 		err := s.Connect(ctx, node(1), session(1))
 		if err == nil {
 			break
 		}
 		refused(t, err, store.Unavailable, "nothing was changed: try again")
 		if t.Failed() || ctx.Err() != nil {
-			t.Fatalf("connecting anew: %v", err)
+			t.Fatalf("connect again: %v", err)
 		}
 	}
 }
 
-// A backup is of a cluster in which nodes are connected; in the restored one nobody is, and no lease
-// would ever end such a session.
+// A restored cluster has no sessions from the backup: without a lease they would never expire.
 func TestRestoreHasNoSessions(t *testing.T) {
 	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
 	e, err := store.Embed(t.Context(), dir, log)

@@ -16,6 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
+// Two orchestrators use one etcd concurrently and never allocate the same prefix or id.
 func testTwoStores(t *testing.T, etcd *clientv3.Client) {
 	ctx := t.Context()
 	stores := []*store.Store{open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})}
@@ -32,12 +33,12 @@ func testTwoStores(t *testing.T, etcd *clientv3.Client) {
 				t.Error(err)
 				return
 			}
-			name := fmt.Sprintf("t%d", i/2) // both want it
+			name := fmt.Sprintf("t%d", i/2) // both stores create it
 			tenant, err := s.CreateTenant(ctx, name, 0)
 			mu.Lock()
 			defer mu.Unlock()
 			if other, taken := prefixes[n.Prefix]; taken {
-				t.Errorf("%s was given to %s and %s", n.Prefix, other, n.Name)
+				t.Errorf("prefix %s was allocated to %s and %s", n.Prefix, other, n.Name)
 			}
 			prefixes[n.Prefix] = n.Name
 			if err != nil {
@@ -46,7 +47,7 @@ func testTwoStores(t *testing.T, etcd *clientv3.Client) {
 			}
 			made[name]++
 			if other, taken := ids[tenant.Ids[0].Id]; taken {
-				t.Errorf("tenant id %d was given to %s and %s", tenant.Ids[0].Id, other, name)
+				t.Errorf("tenant id %d was allocated to %s and %s", tenant.Ids[0].Id, other, name)
 			}
 			ids[tenant.Ids[0].Id] = name
 		})
@@ -54,14 +55,14 @@ func testTwoStores(t *testing.T, etcd *clientv3.Client) {
 	work.Wait()
 	for name, n := range made {
 		if n != 1 {
-			t.Errorf("tenant %s was made %d times", name, n)
+			t.Errorf("tenant %s was created %d times, want once", name, n)
 		}
 	}
 	if len(made) != each {
-		t.Errorf("%d tenants made, want %d", len(made), each)
+		t.Errorf("%d tenants created, want %d", len(made), each)
 	}
 	if stores[0].Conflicts()+stores[1].Conflicts() == 0 {
-		t.Error("the stores never met: this proved nothing")
+		t.Error("the stores had no conflict, so the test checked nothing")
 	}
 }
 
@@ -81,30 +82,30 @@ func testWatch(t *testing.T, etcd *clientv3.Client) {
 
 	whole := <-batches
 	if !whole.Whole || len(whole.Events) != 1 || whole.Events[0].Tenant.GetName() != "before" {
-		t.Fatalf("whole state: %+v", whole)
+		t.Fatalf("first batch: got %+v, want the whole state with tenant before", whole)
 	}
 	register(t, s, 1)
 	if b := <-batches; b.Whole || b.Revision <= whole.Revision || b.Events[0].Node.GetName() != "n1" {
-		t.Fatalf("new node: %+v", b)
+		t.Fatalf("new node: got %+v, want one event of node n1", b)
 	}
 	if _, _, err := s.Resolve(ctx, node(1), 1, "before", nil); err != nil {
 		t.Fatal(err)
 	}
 	want := &pilasterv1.Hosting{Tenant: "before", Node: "n1", Accepts: []uint32{1}, Holds: []uint32{1}, Sequence: 1}
 	if b := <-batches; len(b.Events) != 2 || !proto.Equal(b.Events[0].Hosting, want) || b.Events[1].App.GetId() != 1 {
-		t.Fatalf("new app: %+v", b)
+		t.Fatalf("new app: got %+v, want events of %v and app 1", b, want)
 	}
 	if err := s.DeleteNode(ctx, "n1", false); err != nil {
 		t.Fatal(err)
 	}
 	if b := <-batches; len(b.Events) != 2 {
-		t.Fatalf("node deleted: %+v", b)
+		t.Fatalf("node deleted: got %+v, want 2 events", b)
 	}
 	if err := s.DeleteTenant(ctx, "before"); err != nil {
 		t.Fatal(err)
 	}
 	if b := <-batches; len(b.Events) != 2 || b.Events[0].DeletedTenant != "before" ||
 		b.Events[1].EndedApp.GetTenant() != "before" {
-		t.Fatalf("tenant deleted: %+v", b)
+		t.Fatalf("tenant deleted: got %+v, want the end of the tenant and of its app", b)
 	}
 }

@@ -42,8 +42,8 @@ const (
 	dirOverlayMarks  = root + "marks/overlay/"
 
 	dirPublishedMarks = root + "marks/published/"
-	dirPublished      = root + "published/" // of earlier builds, as the next
-	dirWithdrawn      = root + "withdrawn/"
+	dirPublished      = root + "published/"    // of earlier builds; see adoptIndexes
+	dirWithdrawn      = root + "withdrawn/"    // of earlier builds; see adoptIndexes
 	requestTimeout    = 5 * time.Second        // timeout of one etcd request
 	readTimeout       = 500 * time.Millisecond // timeout of the first attempt of a read, doubled for each further one
 )
@@ -60,16 +60,16 @@ type Store struct {
 	conflicts       atomic.Uint64
 	committed       atomic.Int64  // etcd's revision of the last commit
 	watched         atomic.Int64  // etcd's revision up to which Watch has called apply
-	rewound         chan struct{} // signals that a read returned an older revision
+	rewound         chan struct{} // signals that a read returned an older revision than watched
 }
 
 // Cluster returns what Open found or created.
 func (s *Store) Cluster() Cluster { return s.cluster }
 
-// Conflicts is how many transactions were retried because another orchestrator committed first.
+// Conflicts returns how many transactions were retried because another orchestrator committed first.
 func (s *Store) Conflicts() uint64 { return s.conflicts.Load() }
 
-// Revision is that of this process's last change.
+// Revision returns the revision of this process's last change.
 func (s *Store) Revision() int64 { return s.cluster.From + s.committed.Load() }
 
 // Ping reports whether a majority of the store answers.
@@ -89,11 +89,11 @@ const (
 	Exists                        // the object exists already
 	Refused                       // the state of the cluster forbids it
 	Full                          // a limit is reached
-	Stale                         // the base of the request is gone; start again
-	Unavailable                   // the store does not answer; the text says whether the change may have happened
+	Stale                         // the revision of the request is compacted; start again
+	Unavailable                   // the store does not answer; the text tells whether the change may have happened
 )
 
-// Error is a refusal with a text for people.
+// Error is a refusal. Its text is for administrators.
 type Error struct {
 	Reason Reason
 	Text   string
@@ -121,7 +121,7 @@ func unavailable(err error) error {
 			err,
 		}
 	}
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // until the next lease is granted
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // until KeepSessions has a new lease
 		return &Error{
 			Unavailable,
 			"the store has just lost the sessions of this orchestrator's nodes; nothing was changed: try again",

@@ -29,13 +29,15 @@ func TestNames(t *testing.T) {
 		{"a234567890123456789012345678901234567890123456789012345678901234", false, false},
 	} {
 		if err := checkTenant(c.name); (err == nil) != c.tenant {
-			t.Errorf("tenant %q: %v", c.name, err)
+			t.Errorf("tenant %q: got %v, want valid: %v", c.name, err, c.tenant)
 		}
 		if err := CheckNode(c.name, "00000000-0000-4000-8000-000000000001"); (err == nil) != c.node {
-			t.Errorf("node %q: %v", c.name, err)
+			t.Errorf("node %q: got %v, want valid: %v", c.name, err, c.node)
 		}
 	}
-	for _, uuid := range []string{"", "x", "00000000-0000-4000-8000-00000000000G", "0000000000004000800000000000000001"} {
+	for _, uuid := range []string{
+		"", "x", "00000000-0000-4000-8000-00000000000G", "0000000000004000800000000000000001",
+	} {
 		if CheckNode("n1", uuid) == nil {
 			t.Errorf("UUID %q was accepted", uuid)
 		}
@@ -47,45 +49,46 @@ func TestLabelsAreASet(t *testing.T) {
 	first, err := hashLabels(same[0])
 	must(t, err)
 	if second, _ := hashLabels(same[1]); first != second {
-		t.Error("order matters")
+		t.Error("the hash depends on the order of the labels")
 	}
 	empty, _ := hashLabels(map[string]string{})
 	if none, _ := hashLabels(nil); none != empty {
-		t.Error("no labels and an empty set differ")
+		t.Error("nil and empty labels have different hashes")
 	}
 	if other, _ := hashLabels(map[string]string{"a": "1", "b": "3"}); other == first {
-		t.Error("another value is the same set")
+		t.Error("labels with another value have the same hash")
 	}
 	if _, err := hashLabels(map[string]string{"": "x"}); err == nil {
 		t.Error("an empty key was accepted")
 	}
 }
 
-// A decision that slept while another orchestrator made the same one must be decided anew. This is
-// what a process stopped between reading and writing does.
-func testSleeper(t *testing.T, etcd *clientv3.Client) {
+// A process is suspended between its reads and its commit, while another orchestrator commits the same change: the
+// suspended one is decided again.
+func testSuspended(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
-	sleeper, awake := opened(t, etcd), opened(t, etcd)
-	var took []uint32
-	err := sleeper.change(ctx, func(txn *txn) error {
+	suspended, other := opened(t, etcd), opened(t, etcd)
+	var allocated []uint32
+	err := suspended.change(ctx, func(txn *txn) error {
 		id, err := txn.allocateTenantID("slow")
-		took = append(took, id)
-		if err == nil && len(took) == 2 { // the first decision never waits for its turn
-			_, err = awake.CreateTenant(ctx, "fast", 0)
+		allocated = append(allocated, id)
+		if err == nil && len(allocated) == 2 { // the first decision is before the queue
+			_, err = other.CreateTenant(ctx, "fast", 0)
 		}
 		return err
 	})
 	must(t, err)
-	if len(took) != 3 || took[1] != 1 || took[2] != 2 {
-		t.Errorf("decided on ids %v, want 1 until it woke and 2 then", took)
+	if len(allocated) != 3 || allocated[1] != 1 || allocated[2] != 2 {
+		t.Errorf("the decisions allocated ids %v, want 1, 1, 2", allocated)
 	}
-	if sleeper.Conflicts() != 1 {
-		t.Errorf("%d conflicts, want 1", sleeper.Conflicts())
+	if suspended.Conflicts() != 1 {
+		t.Errorf("%d conflicts, want 1", suspended.Conflicts())
 	}
 }
 
-// A tenant that somebody begins to host while it is being deleted stays.
-func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
+// A node starts to host a tenant while another orchestrator deletes the tenant or the node: the deletion is decided
+// again.
+func testConcurrentHosting(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	s, other := opened(t, etcd), opened(t, etcd)
 	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
@@ -100,7 +103,7 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 		if err := txn.deleteTenant("blue"); err != nil {
 			return err
 		}
-		if tries++; tries == 2 { // the first decision never waits for its turn
+		if tries++; tries == 2 { // the first decision is before the queue
 			_, err := other.RecordHosting(ctx, n, 1, []*pilasterv1.Hosting{{Tenant: "blue"}}, nil)
 			return err
 		}
@@ -108,13 +111,13 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 	})
 	var e *Error
 	if !errors.As(err, &e) || e.Reason != Refused || tries != 2 {
-		t.Errorf("%d tries, %v; want a refusal at the third", tries, err)
+		t.Errorf("%d tries, %v; want 2 tries and then a refusal", tries, err)
 	}
 	if _, _, err := s.Resolve(ctx, n, 1, "blue", nil); err != nil {
-		t.Errorf("blue is gone: %v", err)
+		t.Errorf("tenant blue does not exist: %v", err)
 	}
 
-	// Nor does a node go and leave behind what it begins to host meanwhile.
+	// The deletion of the node also deletes the record of a tenant that the node just started to host.
 	if _, err := s.RecordHosting(ctx, n, 1, nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
@@ -133,19 +136,20 @@ func testHostedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("%d tries, %v; want success at the third", tries, err)
 	}
 	if err := s.DeleteTenant(ctx, "blue"); err != nil {
-		t.Errorf("a node that is gone hosts blue: %v", err)
+		t.Errorf("the deleted node still hosts tenant blue: %v", err)
 	}
 }
 
-// A tenant that is deleted by another orchestrator while the node that publishes it goes stays deleted.
-func testDeletedMeanwhile(t *testing.T, etcd *clientv3.Client) {
+// One orchestrator deletes a tenant while another deletes the node that publishes the tenant: the tenant stays deleted.
+func testConcurrentDeletion(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	s, other := opened(t, etcd), opened(t, etcd)
 	n := pki.Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
 	if _, err := s.Register(ctx, Registration{Node: n, Gateway: true}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.CreateTenantOn(ctx, tenant.Nimitz, "green", 0, []tenant.Overlay{{CIDR: netip.MustParsePrefix("fd12:3456::/48")}}); err != nil {
+	overlays := []tenant.Overlay{{CIDR: netip.MustParsePrefix("fd12:3456::/48")}}
+	if _, err := s.CreateTenantOn(ctx, tenant.Nimitz, "green", 0, overlays); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.CreatePublication(ctx, "green", "web", netip.MustParseAddr("fd12:3456::5"), "n1"); err != nil {
@@ -156,7 +160,7 @@ func testDeletedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 		if err := s.deleteNode(txn, "n1", true); err != nil {
 			return err
 		}
-		if tries++; tries == 2 { // the first decision never waits for its turn
+		if tries++; tries == 2 { // the first decision is before the queue
 			return other.DeleteTenant(ctx, "green")
 		}
 		return nil
@@ -165,19 +169,19 @@ func testDeletedMeanwhile(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("%d tries, %v; want success at the third", tries, err)
 	}
 	if resp, err := etcd.Get(ctx, dirTenants+"green"); err != nil || len(resp.Kvs) > 0 {
-		t.Errorf("green is there again: %v, %v", resp.Kvs, err)
+		t.Errorf("tenant green exists again: %v, %v", resp.Kvs, err)
 	}
 }
 
-// A change that was decided on more than a transaction compares notices what came and what went.
+// A change that read more keys than a transaction can compare detects new and deleted keys.
 func testLargeChange(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	s, other := opened(t, etcd), opened(t, etcd)
 	for name, meanwhile := range map[string]func() error{
-		"came": func() error { _, err := other.CreateTenant(ctx, "blue", 0); return err },
-		"went": func() error { return other.DeleteTenant(ctx, "blue") },
+		"created": func() error { _, err := other.CreateTenant(ctx, "blue", 0); return err },
+		"deleted": func() error { return other.DeleteTenant(ctx, "blue") },
 	} {
-		if name == "went" {
+		if name == "deleted" {
 			other.CreateTenant(ctx, "blue", 0)
 		} else {
 			other.DeleteTenant(ctx, "blue")
@@ -200,49 +204,49 @@ func testLargeChange(t *testing.T, etcd *clientv3.Client) {
 					txn.put(key, "x")
 				}
 			}
-			if tries++; tries == 2 { // the first decision never waits for its turn
+			if tries++; tries == 2 { // the first decision is before the queue
 				return meanwhile()
 			}
 			return nil
 		})
 		made, _ := etcd.Get(ctx, root+"test/"+name, clientv3.WithPrefix(), clientv3.WithCountOnly())
-		if err != nil || tries != 4 || made.Count != maxOps+1 { // once without a turn, once in vain, once for each part
-			t.Errorf("%s: %d tries, %d writes, %v", name, tries, made.Count, err)
+		// One decision before the queue, one whose commit fails, and one for each of the two parts.
+		if err != nil || tries != 4 || made.Count != maxOps+1 {
+			t.Errorf("%s: %d tries, %d writes, %v; want 4 tries, %d writes", name, tries, made.Count, err, maxOps+1)
 		}
 	}
 }
 
-// A change of many parts keeps nobody waiting until its end.
-func testOthersBetween(t *testing.T, etcd *clientv3.Client) {
+// Other changes are committed between the transactions of a large change.
+func testChangesBetweenParts(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	s := opened(t, etcd)
 	const most = 300
-	other, tries, through := make(chan error, 1), 0, false
+	other, tries, committed := make(chan error, 1), 0, false
 	err := s.change(ctx, func(txn *txn) error {
-		if tries++; tries == 2 { // the first decision never waits for its turn
+		if tries++; tries == 2 { // the first decision is before the queue
 			go func() { _, err := s.CreateTenant(ctx, "blue", 0); other <- err }()
 		}
 		select {
 		case err := <-other:
-			through = true
+			committed = true
 			return err
 		default:
 		}
-		for i := range s.committer.maxBatch + 1 { // more than is made together with another
+		for i := range s.committer.maxBatch + 1 { // more than one transaction
 			txn.put(fmt.Sprint(root, "test/", tries%2, "/", i), "x")
 		}
 		if tries == most {
-			return errors.New("it waits for the end")
+			return errors.New("the other change waits for the end of this one")
 		}
 		return nil
 	})
-	if err != nil || !through {
-		t.Errorf("beside a change of %d parts another: %v", tries, err)
+	if err != nil || !committed {
+		t.Errorf("after %d tries the other change was committed: %v, %v; want true", tries, committed, err)
 	}
 }
 
-// One that slept until the revision it reads was compacted away decides anew, too, and a watch
-// that did starts over.
+// A change whose revision is compacted during its decision is decided again. A watch from a compacted revision fails.
 func testCompacted(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	s := opened(t, etcd)
@@ -255,7 +259,7 @@ func testCompacted(t *testing.T, etcd *clientv3.Client) {
 		if _, err := txn.get(keyTenantMark); err != nil {
 			return err
 		}
-		if tries <= 2 { // without and with the turn
+		if tries <= 2 { // before the queue and in the batch
 			resp, err := etcd.Put(ctx, "/elsewhere", "")
 			if err != nil {
 				return err
@@ -272,16 +276,14 @@ func testCompacted(t *testing.T, etcd *clientv3.Client) {
 	}
 
 	revision := int64(1)
-	if err := s.watch(ctx, &revision, func(Batch) { t.Error("told of a revision that is gone") }); !errors.Is(
-		err,
-		rpctypes.ErrCompacted,
-	) {
-		t.Errorf("watch from a revision that is gone: %v", err)
+	err = s.watch(ctx, &revision, func(Batch) { t.Error("the watch reported a batch of a compacted revision") })
+	if !errors.Is(err, rpctypes.ErrCompacted) {
+		t.Errorf("watch from a compacted revision: got %v, want ErrCompacted", err)
 	}
 }
 
-func TestDeadlineIsAnUnknownOutcome(t *testing.T) {
-	client, err := Dial(External{Endpoints: []string{"http://127.0.0.1:1"}}) // nobody listens there
+func TestTimeoutIsUnavailable(t *testing.T) {
+	client, err := Dial(External{Endpoints: []string{"http://127.0.0.1:1"}}) // a closed port
 	must(t, err)
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)

@@ -11,12 +11,12 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant's ids, in order of creation, are: old ones that containers still use, the current one from which nodes
-// allocate, and at most one that nodes only accept. The last becomes current when every node that hosts the tenant
-// accepts it, so that every receiver can decrypt its addresses. An old id is removed when no node holds it.
+// A tenant's ids, in order of creation, are: old ids that containers still use; the current id, from which nodes
+// allocate addresses; and at most one id that nodes only accept. The last one becomes current when all nodes that host
+// the tenant accept it, so that each receiver can decrypt its addresses. An old id is removed when no node holds it.
 
-// RotateKey gives a tenant a new id with a new key. If an id is only accepted yet, it changes nothing, so that a call
-// with an unknown result may be repeated.
+// RotateKey adds a new id with a new key to a tenant. If the tenant has an id that is only accepted, RotateKey changes
+// nothing, so a call with an unknown result may be repeated.
 func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 	return found, nil
 }
 
-// ForceKey makes an id current that not all nodes accept.
+// ForceKey makes an id current, even if not all nodes accept it.
 func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilasterv1.Tenant, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (s *Store) Reconcile(ctx context.Context, name string) error {
 	}
 }
 
-// Due returns the ids as they should be now, nil if nothing changes.
+// Due returns the ids after the due steps, nil if no step is due.
 func Due(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []*pilasterv1.TenantId {
 	var ids []*pilasterv1.TenantId
 	last := len(of.Ids) - 1
@@ -143,8 +143,8 @@ func Due(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) []*pilasterv1.Ten
 	return ids
 }
 
-// Holders returns the nodes that have, or may create at any time, containers of an id. A node that has not reported its
-// ids counts as a holder.
+// Holders returns the nodes that have containers with addresses of an id, or may create them. A node that has not
+// reported its ids counts as a holder.
 func Holders(hosting []*pilasterv1.Hosting, id uint32) []string {
 	return nodesWhere(
 		hosting,

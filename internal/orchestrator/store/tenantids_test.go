@@ -20,7 +20,7 @@ func ids(list ...int) (out []*pilasterv1.TenantId) {
 	return out
 }
 
-// list writes ids as above: one below 0 is only accepted.
+// list formats ids. An id that is only accepted has a minus sign.
 func list(ids []*pilasterv1.TenantId) string {
 	var words []string
 	for _, id := range ids {
@@ -33,37 +33,37 @@ func list(ids []*pilasterv1.TenantId) string {
 	return strings.Join(words, " ")
 }
 
-func says(node string, accepts, holds []uint32) *pilasterv1.Hosting {
-	return &pilasterv1.Hosting{Node: node, Accepts: accepts, Holds: holds}
-}
-
 func TestDue(t *testing.T) {
 	type u = []uint32
+	type hosting = []*pilasterv1.Hosting
+	of := func(node string, accepts, holds u) *pilasterv1.Hosting {
+		return &pilasterv1.Hosting{Node: node, Accepts: accepts, Holds: holds}
+	}
 	for name, c := range map[string]struct {
 		ids     []*pilasterv1.TenantId
-		hosting []*pilasterv1.Hosting
-		want    string // empty: nothing is due
+		hosting hosting
+		want    string // empty: no step is due
 	}{
-		"one id":                          {ids(1), []*pilasterv1.Hosting{says("n1", u{1}, u{1})}, ""},
-		"nobody hosts":                    {ids(1, -2), nil, "1 2"},
-		"nobody hosts, after that":        {ids(1, 2), nil, "2"},
-		"a node lacks it":                 {ids(1, -2), []*pilasterv1.Hosting{says("n1", u{1, 2}, u{1}), says("n2", u{1}, u{1})}, ""},
-		"all accept it":                   {ids(1, -2), []*pilasterv1.Hosting{says("n1", u{1, 2}, u{1}), says("n2", u{1, 2}, u{1})}, "1 2"},
-		"a node has said nothing":         {ids(1, -2), []*pilasterv1.Hosting{says("n1", u{1, 2}, u{1}), says("n2", nil, nil)}, ""},
-		"may be held by one that did not": {ids(1, 2), []*pilasterv1.Hosting{says("n2", nil, nil)}, ""},
-		"old one is held":                 {ids(1, 2), []*pilasterv1.Hosting{says("n1", u{1, 2}, u{2}), says("n2", u{1, 2}, u{1, 2})}, ""},
-		"old one is free":                 {ids(1, 2), []*pilasterv1.Hosting{says("n1", u{1, 2}, u{2}), says("n2", u{1, 2}, u{2})}, "2"},
-		"one between is free":             {ids(1, 2, 3), []*pilasterv1.Hosting{says("n1", u{1, 2, 3}, u{1, 3})}, "1 3"},
-		"the current one is never":        {ids(1, 2, -3), []*pilasterv1.Hosting{says("n1", u{1, 2}, u{1})}, ""},
-		"two steps at once":               {ids(1, 2, -3), []*pilasterv1.Hosting{says("n1", u{1, 2, 3}, u{2})}, "2 3"},
+		"one id":                      {ids(1), hosting{of("n1", u{1}, u{1})}, ""},
+		"no node hosts":               {ids(1, -2), nil, "1 2"},
+		"no node hosts, next step":    {ids(1, 2), nil, "2"},
+		"a node does not accept 2":    {ids(1, -2), hosting{of("n1", u{1, 2}, u{1}), of("n2", u{1}, u{1})}, ""},
+		"all nodes accept 2":          {ids(1, -2), hosting{of("n1", u{1, 2}, u{1}), of("n2", u{1, 2}, u{1})}, "1 2"},
+		"a node has not reported":     {ids(1, -2), hosting{of("n1", u{1, 2}, u{1}), of("n2", nil, nil)}, ""},
+		"such a node may hold 1":      {ids(1, 2), hosting{of("n2", nil, nil)}, ""},
+		"old id held":                 {ids(1, 2), hosting{of("n1", u{1, 2}, u{2}), of("n2", u{1, 2}, u{1, 2})}, ""},
+		"old id not held":             {ids(1, 2), hosting{of("n1", u{1, 2}, u{2}), of("n2", u{1, 2}, u{2})}, "2"},
+		"second id not held":          {ids(1, 2, 3), hosting{of("n1", u{1, 2, 3}, u{1, 3})}, "1 3"},
+		"current id is never removed": {ids(1, 2, -3), hosting{of("n1", u{1, 2}, u{1})}, ""},
+		"two steps at once":           {ids(1, 2, -3), hosting{of("n1", u{1, 2, 3}, u{2})}, "2 3"},
 	} {
 		if got := list(store.Due(&pilasterv1.Tenant{Ids: c.ids}, c.hosting)); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
+			t.Errorf("%s: ids %q are due, want %q", name, got, c.want)
 		}
 	}
 }
 
-// testRotation follows a tenant's ids through their lives, as two nodes see them.
+// testRotation rotates the key of a tenant that two nodes host.
 func testRotation(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	register(t, s, 1)
@@ -114,20 +114,20 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	}
 	type u = []uint32
 
-	// Who asks for a tenant counts at once, before it has said anything.
+	// A node that resolves a tenant counts as hosting it, before its first report.
 	if _, _, err := s.Resolve(ctx, node(1), 5, "blue", nil); err != nil {
 		t.Fatal(err)
 	}
 	first := rotate()
 	if again := rotate(); list(again.Ids) != "1 -2" || again.Changes != first.Changes ||
 		string(again.Ids[1].Key) != string(first.Ids[1].Key) {
-		t.Errorf("repeated: %v after %v", again, first)
+		t.Errorf("a repeated rotation returned %v, want %v", again, first)
 	}
 	if string(first.Ids[1].Key) == string(made.Ids[0].Key) || len(first.Ids[1].Key) != 16 {
-		t.Error("the new id has no key of its own")
+		t.Error("the new id does not have a new key")
 	}
 	want("1 -2")
-	// One that comes to host meanwhile gets both, and is taken at its word before it speaks.
+	// A node that starts hosting during the rotation receives both ids and counts as accepting both before its report.
 	if _, _, err := s.Resolve(ctx, node(2), 1, "blue", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -135,9 +135,9 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	report(1, 6, u{1, 2}, u{1})
 	want("1 2")
 
-	// Messages that were overtaken change nothing, in particular not that a node hosts.
+	// Overtaken messages change nothing.
 	if late := report(1, 4, u{2}, u{2}); len(late) != 1 {
-		t.Errorf("an overtaken report was taken: %v", late)
+		t.Errorf("an overtaken report was recorded; overtaken are %v", late)
 	}
 	if _, err := s.RecordHosting(ctx, node(1), 5, nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
@@ -148,10 +148,10 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	report(1, 9, u{1, 2}, u{2})
 	want("2")
 	if tenant := now(); tenant.Changes != 4 || string(tenant.Ids[0].Key) != string(first.Ids[1].Key) {
-		t.Errorf("in the end %v", tenant)
+		t.Errorf("after the rotation the tenant is %v, want change 4 and the new key", tenant)
 	}
 
-	// Not more than a packet path takes; ids are never used again; a node that is away can be done without.
+	// A tenant has 4 ids at most, ids are never reused, and ForceKey does not wait for a disconnected node.
 	rotate()
 	report(1, 10, u{2, 3}, u{2})
 	want("2 -3")
@@ -162,7 +162,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	report(2, 11, u{2, 3}, u{2, 3})
 	for i, id := range []uint32{4, 5} {
 		if got := list(rotate().Ids); !strings.HasSuffix(got, fmt.Sprint("-", id)) {
-			t.Fatalf("rotated to %q", got)
+			t.Fatalf("rotated to %q, want the last id -%d", got, id)
 		}
 		for n := range 2 {
 			report(n+1, uint64(12+i), append(u{2, 3, 4}, id), append(u{2, 3, 4}, id))
@@ -179,22 +179,22 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	_, err = s.ForceKey(ctx, "blue", 99)
 	refused(t, err, store.NotFound, "no id 99")
 	if tenant, err := s.ForceKey(ctx, "blue", 3); err != nil || list(tenant.Ids) != "2 3 4 5" {
-		t.Errorf("force of an old id: %v, %v", tenant, err)
+		t.Errorf("ForceKey of an old id: %v, %v; want no change", tenant, err)
 	}
 
-	// A node that is gone for good holds nothing.
+	// A deleted node holds no id.
 	if err := s.DeleteNode(ctx, "n1", false); err != nil {
 		t.Fatal(err)
 	}
 	report(2, 20, u{2, 3, 4, 5}, u{3, 5})
 	want("3 5")
 	if _, _, err := s.Resolve(ctx, node(1), 99, "blue", nil); err == nil {
-		t.Error("a deleted node hosts again")
+		t.Error("Resolve of a deleted node succeeded")
 	}
 }
 
-// Of what a node holds, only what its containers use stands against the cluster's word.
-func testRecallOfIds(t *testing.T, etcd *clientv3.Client) {
+// A node is refused if it holds an id that the tenant does not have, but not if it only accepts such an id.
+func testReclaimOfIDs(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
 		t.Fatal(err)
@@ -202,59 +202,60 @@ func testRecallOfIds(t *testing.T, etcd *clientv3.Client) {
 	held := func(changes uint64, list ...int) []*pilasterv1.Tenant {
 		return []*pilasterv1.Tenant{{Name: "blue", Ids: ids(list...), Changes: changes}}
 	}
-	refused(t, recall(s, held(9, 1, 7), nil), store.Refused, "id 7 of tenant blue", "does not have it")
-	if err := recall(s, held(9, 1, -7), nil); err != nil {
+	refused(t, reclaim(s, held(9, 1, 7), nil), store.Refused, "id 7 of tenant blue", "does not have it")
+	if err := reclaim(s, held(9, 1, -7), nil); err != nil {
 		t.Fatal(err)
 	}
-	// What the node has heard of lies behind.
+	// The change counter is above the one that the node reported.
 	rotated, err := s.RotateKey(ctx, "blue")
 	if err != nil || list(rotated.Ids) != "1 -8" || rotated.Changes <= 9 {
-		t.Errorf("rotated %v, %v", rotated, err)
+		t.Errorf("rotated %v, %v; want ids 1 and -8 and a change above 9", rotated, err)
 	}
-	refused(t, recall(s, held(9, 1, 7), nil), store.Refused, "id 7 of tenant blue", "does not have it")
+	refused(t, reclaim(s, held(9, 1, 7), nil), store.Refused, "id 7 of tenant blue", "does not have it")
 }
 
-// What one node makes up costs the cluster no more than what it names.
-func testRecallOfNonsense(t *testing.T, etcd *clientv3.Client) {
+// Ids that a node invents use up only these ids, not those below them, and a node can invent a limited number.
+func testReclaimOfInventedIDs(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := recall(s, []*pilasterv1.Tenant{{Name: "lost", Ids: ids(3, 0xffffff)}}, nil); err != nil {
+	if err := reclaim(s, []*pilasterv1.Tenant{{Name: "lost", Ids: ids(3, 0xffffff)}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if red, err := s.CreateTenant(ctx, "red", 0); err != nil || list(red.Ids) != "4" {
-		t.Errorf("a tenant after an id that nobody can have handed out: %v, %v", red, err)
+		t.Errorf("tenant after an invented id: %v, %v; want id 4", red, err)
 	}
 	for i, id := range []uint32{2, uint32(address.FirstReservedApp) - 1} {
-		if err := recall(s, nil, []*pilasterv1.App{{Tenant: "blue", Id: id, Labels: map[string]string{"held": fmt.Sprint(i)}}}); err != nil {
+		app := &pilasterv1.App{Tenant: "blue", Id: id, Labels: map[string]string{"held": fmt.Sprint(i)}}
+		if err := reclaim(s, nil, []*pilasterv1.App{app}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, app, err := s.Resolve(ctx, node(77), 1, "blue", nil); err != nil || app.Id != 3 {
-		t.Errorf("an app after one that nobody can have handed out: %v, %v", app, err)
+		t.Errorf("app after an invented one: %v, %v; want id 3", app, err)
 	}
 	refused(
 		t,
-		recall(s, []*pilasterv1.Tenant{{Name: "blue", Changes: 1<<64 - 1}}, nil),
+		reclaim(s, []*pilasterv1.Tenant{{Name: "blue", Changes: 1<<64 - 1}}, nil),
 		store.Refused,
 		"changes of tenant blue",
 		"nothing more was accepted",
 	)
 	if rotated, err := s.RotateKey(ctx, "blue"); err != nil || list(rotated.Ids) != "1 -5" || rotated.Changes != 2 {
-		t.Errorf("rotated %v, %v", rotated, err)
+		t.Errorf("rotated %v, %v; want ids 1 and -5 and change 2", rotated, err)
 	}
 
-	// Nor does it when it makes up more and more.
+	// A node that invents more and more ids is refused.
 	var err error
 	for id := 50_000; err == nil && id < int(address.MaxTenantID); id += 50_000 {
-		err = recall(s, []*pilasterv1.Tenant{{Name: "lost", Ids: ids(id)}}, nil)
+		err = reclaim(s, []*pilasterv1.Tenant{{Name: "lost", Ids: ids(id)}}, nil)
 	}
 	refused(t, err, store.Refused, "n77", "node delete n77", "nothing more was accepted")
 	if green, err := s.CreateTenant(ctx, "green", 0); err != nil || list(green.Ids) != "100001" {
-		t.Errorf("a tenant after many made-up ids: %v, %v", green, err)
+		t.Errorf("tenant after many invented ids: %v, %v; want id 100001", green, err)
 	}
-	if err := recall(s, nil, nil); err != nil {
-		t.Errorf("the same node without them: %v", err)
+	if err := reclaim(s, nil, nil); err != nil {
+		t.Errorf("register the same node without invented ids: %v", err)
 	}
 }

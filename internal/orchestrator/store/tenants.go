@@ -25,15 +25,15 @@ func (s *Store) CreateTenant(
 	return s.CreateTenantOn(ctx, tenant.Networks()[0], name, addressing, nil)
 }
 
-// addressings maps addressings to their protobuf values.
+// addressings are the protobuf values of addressings.
 var addressings = map[tenant.Addressing]pilasterv1.Addressing{
 	tenant.Encrypted: pilasterv1.Addressing_ADDRESSING_ENCRYPTED,
 	tenant.Clear:     pilasterv1.Addressing_ADDRESSING_CLEAR,
 	tenant.Own:       pilasterv1.Addressing_ADDRESSING_OWN,
 }
 
-// CreateTenantOn creates a tenant with one id and a random key, as its network requires. For a tenant with its own
-// own: the id is the VNI.
+// CreateTenantOn creates a tenant on a network, with one id and a random key. On a network with overlays the id is the
+// VNI.
 func (s *Store) CreateTenantOn(
 	ctx context.Context,
 	network, name string,
@@ -130,7 +130,7 @@ func (t *txn) allocateTenantID(owner string) (uint32, error) {
 
 func tenantIDKey(id uint32) string { return fmt.Sprintf("%s%d", dirTenantIDs, id) }
 
-// DeleteTenant deletes a tenant that no node hosts, with its publications. Its ids stay claimed.
+// DeleteTenant deletes a tenant that no node hosts, with its publications. The claims on its ids remain.
 func (s *Store) DeleteTenant(ctx context.Context, name string) error {
 	if err := checkTenant(name); err != nil {
 		return err
@@ -168,8 +168,8 @@ func (t *txn) deleteTenant(name string) error {
 	return nil
 }
 
-// Resolve returns a tenant and the app of a label set; it creates the app if it is new. From then on the node hosts the
-// tenant: the answer suffices to create a container.
+// Resolve returns a tenant and the app of a label set. It creates the app if the label set is new. It also records that
+// the node hosts the tenant, so the node can create a container without another call.
 func (s *Store) Resolve(
 	ctx context.Context,
 	n pki.Node,

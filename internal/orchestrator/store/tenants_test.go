@@ -20,7 +20,7 @@ func testTenants(t *testing.T, etcd *clientv3.Client) {
 	}
 	if blue.Ids[0].Id != 1 || len(blue.Ids[0].Key) != 16 ||
 		blue.Addressing != pilasterv1.Addressing_ADDRESSING_ENCRYPTED {
-		t.Errorf("blue is %v", blue)
+		t.Errorf("blue is %v, want id 1, a key and encrypted addressing", blue)
 	}
 	_, err = s.CreateTenant(ctx, "blue", pilasterv1.Addressing_ADDRESSING_CLEAR)
 	refused(t, err, store.Exists, "blue")
@@ -35,7 +35,7 @@ func testTenants(t *testing.T, etcd *clientv3.Client) {
 	}
 	again, err := s.CreateTenant(ctx, "blue", pilasterv1.Addressing_ADDRESSING_CLEAR)
 	if err != nil || again.Ids[0].Id != 2 || string(again.Ids[0].Key) == string(blue.Ids[0].Key) {
-		t.Errorf("blue made again is %v, %v; want another id and key", again, err)
+		t.Errorf("blue created again is %v, %v; want another id and key", again, err)
 	}
 }
 
@@ -54,7 +54,7 @@ func testApps(t *testing.T, etcd *clientv3.Client) {
 			t.Fatal(err)
 		}
 		if len(tenant.Ids[0].Key) != 16 || !maps.Equal(app.Labels, labels) {
-			t.Errorf("resolved %v, %v", tenant, app)
+			t.Errorf("resolved tenant %v, app %v; want a key and labels %v", tenant, app, labels)
 		}
 		return app.Id
 	}
@@ -66,38 +66,39 @@ func testApps(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.NotFound, "red", "tenant create")
 
 	last := &pilasterv1.App{Tenant: "blue", Id: 0xfeff, Labels: map[string]string{"app": "last"}}
-	if err := recall(s, nil, []*pilasterv1.App{last}); err != nil {
+	if err := reclaim(s, nil, []*pilasterv1.App{last}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := etcd.Put(ctx, "/pilaster/1/marks/app/blue", "65278"); err != nil { // as if all others had been handed out
+	if _, err := etcd.Put(ctx, "/pilaster/1/marks/app/blue", "65278"); err != nil { // as if all others were allocated
 		t.Fatal(err)
 	}
 	if got := resolve(map[string]string{"app": "last-but-one"}); got != 0xfefe {
-		t.Errorf("the last free app is %d", got)
+		t.Errorf("the last free app is %d, want 0xfefe", got)
 	}
-	if got := resolve(map[string]string{"app": "one-more"}); got != 3 { // the held one is passed over, as those at the beginning
-		t.Errorf("after the last app comes %d, want 3", got)
+	// Allocation skips the held app and those at the beginning.
+	if got := resolve(map[string]string{"app": "one-more"}); got != 3 {
+		t.Errorf("the app after the last is %d, want 3", got)
 	}
 	if got := resolve(web); got != 1 {
-		t.Errorf("app 1 is forgotten: %d", got)
+		t.Errorf("the labels of app 1 are app %d", got)
 	}
 }
 
 func testHosting(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	var names []string
-	for i := range 130 { // more than a transaction holds
+	for i := range 130 { // more than fit into one transaction
 		names = append(names, fmt.Sprintf("t%d", i))
 		if _, err := s.CreateTenant(ctx, names[i], 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err := s.RecordHosting(ctx, node(1), 1, said(names[0]), nil)
+	_, err := s.RecordHosting(ctx, node(1), 1, reports(names[0]), nil)
 	refused(t, err, store.Refused, "not registered")
 	register(t, s, 1)
 	register(t, s, 2)
 	for n := range 2 {
-		if _, err := s.RecordHosting(ctx, node(n+1), 1, said(append(names, "no-such-tenant")...), nil); err != nil {
+		if _, err := s.RecordHosting(ctx, node(n+1), 1, reports(append(names, "no-such-tenant")...), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -110,13 +111,13 @@ func testHosting(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	if err := s.DeleteTenant(ctx, "t0"); err != nil {
-		t.Errorf("nobody hosts it any more: %v", err)
+		t.Errorf("delete a tenant that no node hosts: %v", err)
 	}
 	refused(t, s.DeleteTenant(ctx, "t129"), store.Refused, "on n1;")
 }
 
-// said is what a node says that has not drawn from any id.
-func said(tenants ...string) []*pilasterv1.Hosting {
+// reports returns a node's reports that it hosts tenants but uses no id.
+func reports(tenants ...string) []*pilasterv1.Hosting {
 	var all []*pilasterv1.Hosting
 	for _, name := range tenants {
 		all = append(all, &pilasterv1.Hosting{Tenant: name})

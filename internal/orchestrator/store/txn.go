@@ -15,20 +15,19 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// txn is one change that is being decided, or a group of them. It reads one revision of the store, plus the writes of
-// the changes before it in the group and its own. It collects writes, which are committed only if nothing that it read
-// has changed.
+// txn is one change during its decision, or a group of changes. Its reads return one revision of the store, plus the
+// earlier writes of the group and its own. It collects writes. The commit fails if a key that it read has changed.
 type txn struct {
 	ctx          context.Context
 	etcd         *clientv3.Client
-	group        *txn  // earlier changes of the batch
-	revision     int64 // of all reads; 0 before the first; after the commit, of the commit
+	group        *txn  // earlier changes of the batch; nil for the group, and before the queue
+	revision     int64 // of all reads, 0 before the first one; after the commit, the revision of the commit
 	writes       []clientv3.Op
-	index        map[string]int // of writes, by key
+	index        map[string]int // positions in writes, by key
 	readings     map[string]reading
 	compared     map[string]bool // keys that must be unchanged at the commit
 	listed       map[string]bool // directories that must have no new or changed keys at the commit
-	deletesRange bool            // it deletes whole directories, and needs a transaction of its own
+	deletesRange bool            // it deletes whole directories: the last change of its batch
 	indivisible  bool            // it fits into one transaction and must not be split
 	readsGroup   bool            // it read writes of the group
 	maxOps       int             // limit of etcd, for writes and for comparisons
@@ -52,7 +51,7 @@ func newTxn(ctx context.Context, etcd *clientv3.Client) *txn {
 	}
 }
 
-// next returns a change that is decided after those in the group.
+// next returns a txn for a change that is decided after those in the group.
 func (g *txn) next(ctx context.Context) *txn {
 	t := newTxn(ctx, g.etcd)
 	t.group, t.revision, t.readings = g, g.revision, g.readings
@@ -76,7 +75,7 @@ func (g *txn) join(t *txn) {
 // maxOps is etcd's default limit per transaction.
 const maxOps = 128
 
-// maxEmbeddedOps is the limit of the embedded etcd: so many changes share one write to disk.
+// maxEmbeddedOps is the limit of the embedded etcd. It is higher, so that more changes share one write to disk.
 const maxEmbeddedOps = 1024
 
 // maxBatchOf returns the limit of an etcd.
@@ -110,8 +109,8 @@ func (w weight) fits(most int) bool {
 	return w.writes < most && w.compares <= most && w.bytes <= maxBytes
 }
 
-// commit writes as many of the first writes as fit into a transaction. It returns 0 if something that the change read
-// has changed.
+// commit commits as many of the first writes as fit into one transaction, and returns their number. It returns 0 if a
+// key that the change read has changed.
 func (t *txn) commit(ctx context.Context) (made int, err error) {
 	writes := t.writes[:min(len(t.writes), t.maxOps)]
 	ops := writes
@@ -134,7 +133,7 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 		return clientv3.Compare(clientv3.ModRevision(dir), "<", t.revision+1).WithPrefix()
 	}
 	if t.weight().compares > t.maxOps {
-		// Too many keys to compare: nothing at all may have changed.
+		// Too many keys to compare: no key of the store may have changed.
 		return []clientv3.Cmp{unchanged(root)}
 	}
 	for key := range t.compared {
@@ -146,8 +145,8 @@ func (t *txn) compares() (all []clientv3.Cmp) {
 	return all
 }
 
-// errLater is returned by a change that reads a range into which earlier changes of the batch wrote: it must wait for
-// their commit.
+// errLater is returned by a change that reads a range into which earlier changes of the batch wrote. The change must
+// wait for their commit.
 var errLater = errors.New("this change must wait for the commit of those before it")
 
 func (t *txn) read(key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
@@ -185,27 +184,27 @@ func (t *txn) groupWrites(from, end []byte) (keys []string) {
 	return keys
 }
 
-// tryRead retries a read without an answer, which makes the client use the next member: so a dead member costs little
-// time. With a single member, one attempt has the whole time.
-func (t *txn) tryRead(ask func(context.Context) error) error {
+// tryRead retries a read that times out. The client then uses the next etcd member, so a failed member delays a read
+// only briefly. With a single member, one attempt has the whole timeout.
+func (t *txn) tryRead(attempt func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(t.ctx, requestTimeout)
 	defer cancel()
-	patience := requestTimeout
+	timeout := requestTimeout
 	if len(t.etcd.Endpoints()) > 1 {
-		patience = readTimeout
+		timeout = readTimeout
 	}
-	for ; ; patience *= 2 {
-		once, cancel := context.WithTimeout(ctx, patience)
-		err := ask(once)
-		late := once.Err() != nil && ctx.Err() == nil
+	for ; ; timeout *= 2 {
+		once, cancel := context.WithTimeout(ctx, timeout)
+		err := attempt(once)
+		timedOut := once.Err() != nil && ctx.Err() == nil
 		cancel()
-		if err == nil || !late {
+		if err == nil || !timedOut {
 			return err
 		}
 	}
 }
 
-// fetch reads keys that are not known yet, in few requests; get then finds them.
+// fetch reads the keys that are not in readings yet, in few requests. A later get returns them without a request.
 func (t *txn) fetch(keys ...string) error {
 	keys = slices.DeleteFunc(slices.Clone(keys), func(key string) bool { _, known := t.readings[key]; return known })
 	slices.Sort(keys)
@@ -240,7 +239,7 @@ func readingOf(kvs []*mvccpb.KeyValue) reading {
 	return reading{value: string(kvs[0].Value), revision: kvs[0].ModRevision}
 }
 
-// get returns "" for a key that does not exist.
+// get returns the value of a key, "" if it does not exist. The commit fails if the key has changed since.
 func (t *txn) get(key string) (string, error) {
 	if i, ok := t.index[key]; ok {
 		return string(t.writes[i].ValueBytes()), nil
@@ -264,7 +263,7 @@ func (t *txn) get(key string) (string, error) {
 	return found.value, nil
 }
 
-// load reports whether the key exists.
+// load decodes the value of a key into m. It returns false if the key does not exist.
 func (t *txn) load(key string, m proto.Message) (bool, error) {
 	value, err := t.get(key)
 	if err != nil || value == "" {
@@ -273,7 +272,7 @@ func (t *txn) load(key string, m proto.Message) (bool, error) {
 	return true, decode(key, []byte(value), m)
 }
 
-// names lists the keys below a directory, without the directory.
+// names lists the keys below a directory, without the name of the directory.
 func (t *txn) names(dir string) ([]string, error) {
 	resp, err := t.list(dir, clientv3.WithKeysOnly())
 	if err != nil {
@@ -297,7 +296,7 @@ func (t *txn) list(dir string, opts ...clientv3.OpOption) (*clientv3.GetResponse
 
 func (t *txn) put(key, value string) { t.write(key, clientv3.OpPut(key, value)) }
 
-// write replaces an earlier write to the key: etcd refuses two in one transaction.
+// write adds a write. It replaces an earlier write to the key, because etcd refuses two in one transaction.
 func (t *txn) write(key string, op clientv3.Op) {
 	if i, ok := t.index[key]; ok {
 		t.writes[i] = op

@@ -14,7 +14,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// Batch has the events of one revision, or the whole state at one.
+// Batch has the events of one revision, or the whole state at one revision.
 type Batch struct {
 	Revision int64 // etcd's plus Cluster.From
 	Whole    bool  // Events are the whole state
@@ -27,11 +27,11 @@ type Event struct {
 	Node           *pilasterv1.Node
 	DeletedNode    string
 	Tenant         *pilasterv1.Tenant
-	DeletedTenant  string // its apps are deleted too
+	DeletedTenant  string // with its apps
 	App            *pilasterv1.App
-	EndedApp       *pilasterv1.App // with tenant and id only, as the next
-	QuarantinedApp *pilasterv1.App
-	FreedApp       *pilasterv1.App // its id is free again
+	EndedApp       *pilasterv1.App // with tenant and id only
+	QuarantinedApp *pilasterv1.App // with tenant and id only
+	FreedApp       *pilasterv1.App // the quarantine of its id has ended; with tenant and id only
 	Hosting        *pilasterv1.Hosting
 	EndedHosting   *pilasterv1.Hosting
 	Session        *NodeSession
@@ -42,7 +42,7 @@ type Event struct {
 	Policy         *pilasterv1.Policy
 	EndedPolicy    *pilasterv1.Policy // with tenant, kind, namespace and name only
 
-	// Part of Hosting; package cache derives these events.
+	// Package cache derives these events from Hosting.
 	Override      *pilasterv1.Override
 	EndedOverride *pilasterv1.Override
 }
@@ -53,11 +53,11 @@ type NodeSession struct {
 	Session
 }
 
-// Watch calls apply with the whole state and then with every change, in order, from one goroutine, until ctx ends. It
-// retries while etcd is absent. After a compaction that it missed, or if etcd was restored from a snapshot, it starts
-// again with the whole state.
+// Watch calls apply with the whole state and then with each change, in order, from one goroutine, until ctx ends. It
+// retries while etcd is unavailable. It starts again with the whole state if etcd has compacted changes that Watch
+// missed, or if etcd was restored from a snapshot.
 func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
-	var revision int64 // up to which apply was called
+	var revision int64 // of the last batch for which apply was called
 	for {
 		err := s.watch(ctx, &revision, apply)
 		if ctx.Err() != nil {
@@ -75,8 +75,8 @@ func (s *Store) Watch(ctx context.Context, apply func(Batch)) error {
 	}
 }
 
-// errRewound reports that etcd no longer has the history that is being watched. etcd itself would report nothing until
-// it has reached the old revision again, and then continue from there.
+// errRewound reports that etcd no longer has the watched history. Without it, etcd would report no changes until it has
+// reached the old revision again.
 var errRewound = errors.New(
 	"etcd has an earlier revision than before, so it was restored from a snapshot; reading the whole store again",
 )
@@ -124,8 +124,8 @@ func (s *Store) watch(ctx context.Context, revision *int64, apply func(Batch)) e
 	}
 }
 
-// readAll reads everything and then decodes it on all processors, which is most of the time that an orchestrator with
-// 100,000 nodes takes to start.
+// readAll reads all records and decodes them on all processors, because decoding is most of the time that an
+// orchestrator with 100,000 nodes needs to start.
 func (s *Store) readAll(ctx context.Context) (b Batch, err error) {
 	b.Whole = true
 	var all []*mvccpb.KeyValue
@@ -155,7 +155,7 @@ func (s *Store) readAll(ctx context.Context) (b Batch, err error) {
 	return b, err
 }
 
-// splitByRevision groups events by transaction.
+// splitByRevision groups events by revision, that is, by transaction.
 func splitByRevision(events []*clientv3.Event) ([]Batch, error) {
 	var batches []Batch
 	for _, e := range events {
@@ -169,7 +169,7 @@ func splitByRevision(events []*clientv3.Event) ([]Batch, error) {
 	return batches, nil
 }
 
-// countFrom adds the offset of revisions.
+// countFrom adds the offset of revisions to etcd's revisions.
 func (b *Batch) countFrom(from int64) {
 	b.Revision += from
 	for _, e := range b.Events {
@@ -179,7 +179,7 @@ func (b *Batch) countFrom(from int64) {
 	}
 }
 
-// decode decodes an event; see kinds.
+// decode appends an event of etcd if its key is of a kind that Watch reports.
 func (b *Batch) decode(raw *clientv3.Event) error {
 	key := string(raw.Kv.Key)
 	b.Cluster = b.Cluster || key == keyCluster

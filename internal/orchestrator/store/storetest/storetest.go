@@ -1,4 +1,4 @@
-// Package storetest starts etcd servers for tests: the embedded one, and Debian's as an external cluster.
+// Package storetest starts etcd servers for tests: the embedded one, and that of Debian as an external cluster.
 package storetest
 
 import (
@@ -39,7 +39,7 @@ func Each(t *testing.T, test func(t *testing.T, etcd *clientv3.Client)) {
 	})
 }
 
-// Embedded runs until the end of the test.
+// Embedded starts an embedded etcd, which runs until the end of the test.
 func Embedded(t *testing.T) *clientv3.Client {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -51,7 +51,7 @@ func Embedded(t *testing.T) *clientv3.Client {
 	return e.Client
 }
 
-// Debian starts /usr/bin/etcd on the loopback device; it requires client certificates.
+// Debian starts /usr/bin/etcd on the loopback device. The server requires client certificates.
 func Debian(t *testing.T) store.External {
 	t.Helper()
 	dir := t.TempDir()
@@ -71,7 +71,7 @@ func Debian(t *testing.T) store.External {
 	}
 }
 
-// startDebian returns a channel that is closed when the process has ended.
+// startDebian starts the process. It returns a channel that is closed when the process has ended.
 func startDebian(t *testing.T, external store.External, dir, client, peer string, log *os.File) <-chan struct{} {
 	t.Helper()
 	cmd := exec.Command(
@@ -118,8 +118,8 @@ func startDebian(t *testing.T, external store.External, dir, client, peer string
 	return exited
 }
 
-// answered returns false if another process took one of its ports first: then etcd exits and reports it only in its
-// log.
+// answered waits until etcd answers. It returns false if another process took one of the ports first: etcd then exits,
+// and its log has the reason.
 func answered(t *testing.T, e store.External, exited <-chan struct{}, log string) bool {
 	t.Helper()
 	client, err := store.Dial(e)
@@ -148,8 +148,8 @@ func answered(t *testing.T, e store.External, exited <-chan struct{}, log string
 	return false
 }
 
-// freeAddress returns an address that was free a moment ago. Its port is outside the ephemeral range, of which
-// concurrent tests use thousands.
+// freeAddress returns an address that was free a moment ago. Its port is outside the ephemeral range, because
+// concurrent tests use thousands of those ports.
 func freeAddress(t *testing.T) string {
 	for range 1000 {
 		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10000+mathrand.IntN(20000)))
@@ -162,7 +162,7 @@ func freeAddress(t *testing.T) string {
 	return ""
 }
 
-// certify creates an authority, and certificates for the server and its client.
+// certify creates a certificate authority, and certificates for the server and its client.
 func certify(t *testing.T, dir string) store.External {
 	t.Helper()
 	e := store.External{
