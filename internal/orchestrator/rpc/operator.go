@@ -88,7 +88,7 @@ func (s *OperatorService) tenant(name string) (*pilasterv1.Tenant, []*pilasterv1
 	if t == nil {
 		return nil, nil, nil, connect.NewError(
 			connect.CodeNotFound,
-			fmt.Errorf("there is no tenant %q; `pilaster tenant list` shows those there are", name),
+			fmt.Errorf("there is no tenant %q; `pilaster tenant list` lists the tenants", name),
 		)
 	}
 	return t, apps, hosting, nil
@@ -177,7 +177,7 @@ func (s *OperatorService) GetNode(
 	if node == nil {
 		return nil, connect.NewError(
 			connect.CodeNotFound,
-			fmt.Errorf("there is no node %q; `pilaster node list` shows those there are", req.Msg.Name),
+			fmt.Errorf("there is no node %q; `pilaster node list` lists the nodes", req.Msg.Name),
 		)
 	}
 	return connect.NewResponse(&pilasterv1.GetNodeResponse{Node: node, Tenants: s.Cache.TenantsOf(node.Name)}), nil

@@ -214,7 +214,7 @@ func (s *OperatorService) GetPolicy(
 		return nil, connect.NewError(
 			connect.CodeNotFound,
 			fmt.Errorf(
-				"tenant %s has no policy %.300s; `pilaster policy list --tenant %s` shows those it has",
+				"tenant %s has no policy %.300s; `pilaster policy list --tenant %s` lists its policies",
 				wanted.Tenant,
 				store.PolicyName(wanted),
 				wanted.Tenant,

@@ -237,7 +237,7 @@ func (s *Store) searchApp(t *txn, of *pilasterv1.Tenant, number func(uint64) uin
 		}
 		if late := Unanswered(of, hosting); len(late) > 0 {
 			advice = fmt.Sprintf(
-				" (bring back or delete nodes that are away: %s)",
+				" (wait for disconnected nodes or delete them: %s)",
 				strings.Join(late[:min(len(late), 5)], ", "),
 			)
 		}

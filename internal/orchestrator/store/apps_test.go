@@ -220,7 +220,7 @@ func testRetirementWithDisconnectedNodes(t *testing.T, etcd *clientv3.Client) {
 	for i := range 3 {
 		b.resolve(1, 21+i)
 	}
-	if _, _, err := b.tryResolve(1, 30); err == nil || !strings.Contains(err.Error(), "away: n3") {
+	if _, _, err := b.tryResolve(1, 30); err == nil || !strings.Contains(err.Error(), "delete them: n3") {
 		t.Fatalf("no id is free: got %v, want an error that names n3", err)
 	}
 	if err := b.DeleteNode(t.Context(), "n3", false); err != nil {

@@ -110,7 +110,7 @@ func (s *Store) enqueue(r *request) {
 	q.queue = append(q.queue, r)
 	if !q.running {
 		q.running = true
-		go s.commitLoop() // ends before the last waiting caller returns
+		go s.commitLoop() // ends when the queue is empty
 	}
 }
 

@@ -7,7 +7,7 @@
 // its transaction fails.
 //
 // Prefixes and tenant ids are never reused: a claim on a number remains after its owner is deleted, and a mark records
-// the highest allocated number. Ids of apps are few, so they are reused: see apps.go.
+// the lowest number that was never allocated. Ids of apps are few, so they are reused: see apps.go.
 //
 // The store contains the key of each tenant and of the certificate authority. Use a separate etcd for it, with TLS and
 // client certificates.

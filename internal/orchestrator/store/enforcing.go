@@ -28,7 +28,7 @@ func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
 	if err != nil || !has {
 		return err
 	}
-	advice := fmt.Sprintf("use another node; `pilaster status` on %s says why", n.Name)
+	advice := fmt.Sprintf("use another node; `pilaster status` on %s shows the reason", n.Name)
 	if len(n.Enforces) == 0 {
 		advice = fmt.Sprintf("upgrade its agent, which is build %s, or use another node", cmp.Or(n.Version, "unknown"))
 	}

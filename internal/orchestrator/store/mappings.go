@@ -76,7 +76,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 	if found.Leaving != "" {
 		return nil, refuse(
 			Refused,
-			"tenant %s leaves network %s, so no more of its addresses are allocated; nothing was changed",
+			"tenant %s is migrating from network %s, so no more of its addresses are allocated; nothing was changed",
 			name,
 			found.Leaving,
 		)

@@ -68,15 +68,15 @@ func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 	case t.Leaving == "":
 		return refuse(
 			Refused,
-			"tenant %s is on network %s and leaves none; nothing was changed",
+			"tenant %s is on network %s and is not migrating; nothing was changed",
 			t.Name,
 			cmp.Or(t.Network, tenant.Netpila),
 		)
 	case addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && addressing != t.Addressing:
 		return refuse(
 			Refused,
-			"tenant %s already moves to network %s with another addressing, which cannot change; nothing was changed: "+
-				"`pilaster tenant get %s` shows it",
+			"tenant %s is already migrating to network %s with another addressing, which cannot change; nothing was "+
+				"changed: `pilaster tenant get %s` shows it",
 			t.Name,
 			t.Network,
 			t.Name,
@@ -101,7 +101,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		case on.To != "":
 			return refuse(
 				Refused,
-				"tenant %s is on network %s and does not leave it; nothing was changed: begin with `pilaster tenant "+
+				"tenant %s is on network %s and is not migrating; nothing was changed: begin with `pilaster tenant "+
 					"migrate %s --to %s`",
 				name,
 				found.Network,
@@ -118,9 +118,9 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if late := Unmoved(hosting); len(late) > 0 && !force {
 			return refuse(
 				Refused,
-				"containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait, bring back "+
-					"or delete nodes that are away, or use --force: these containers then have no network until they "+
-					"have an address",
+				"containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait for "+
+					"these nodes, delete disconnected ones, or use --force: these containers then have no network "+
+					"until they have an address",
 				name,
 				found.Network,
 				strings.Join(late, ", "),

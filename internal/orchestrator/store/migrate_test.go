@@ -40,7 +40,7 @@ func TestMigrate(t *testing.T) {
 		refused(t, err, c.reason)
 	}
 	_, err := s.FinishMigration(ctx, "green", true)
-	refused(t, err, store.Refused, "does not leave it")
+	refused(t, err, store.Refused, "is not migrating")
 
 	moved, err := s.Migrate(ctx, "green", tenant.Netpila, pilasterv1.Addressing_ADDRESSING_CLEAR)
 	if err != nil {
@@ -65,7 +65,7 @@ func TestMigrate(t *testing.T) {
 		t.Errorf("mappings are %v", got)
 	}
 	_, err = s.Allocate(ctx, node(2), "green", "")
-	refused(t, err, store.Refused, "leaves network nimitz")
+	refused(t, err, store.Refused, "is migrating from network nimitz")
 
 	_, err = s.FinishMigration(ctx, "green", false)
 	refused(t, err, store.Refused, "n1 (has not confirmed), n2 (has not confirmed)", "--force")
@@ -89,7 +89,7 @@ func TestMigrate(t *testing.T) {
 		t.Errorf("mappings are left: %v", got)
 	}
 	_, err = s.Migrate(ctx, "green", tenant.Netpila, 0)
-	refused(t, err, store.Refused, "leaves none")
+	refused(t, err, store.Refused, "is not migrating")
 	_, err = s.Allocate(ctx, node(1), "green", "")
 	refused(t, err, store.Refused, "no CIDRs of its own")
 

@@ -332,7 +332,7 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 	if found, err := t.load(dirNodes+name, node); err != nil {
 		return nil, false, err
 	} else if !found {
-		return nil, false, refuse(NotFound, "there is no node %q; `pilaster node list` shows those there are", name)
+		return nil, false, refuse(NotFound, "there is no node %q; `pilaster node list` lists the nodes", name)
 	}
 	if session, err := t.get(dirSessions + name); err != nil {
 		return nil, false, err

@@ -88,7 +88,7 @@ func (s *Store) DeleteService(ctx context.Context, name, service string) error {
 		if i < 0 {
 			return refuse(
 				NotFound,
-				"tenant %s has no service %q; `pilaster service list --tenant %s` shows those it has",
+				"tenant %s has no service %q; `pilaster service list --tenant %s` lists its services",
 				name,
 				service,
 				name,
@@ -161,7 +161,7 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 		if i < 0 {
 			return refuse(
 				NotFound,
-				"tenant %s has no publication %q; `pilaster publication list --tenant %s` shows those it has",
+				"tenant %s has no publication %q; `pilaster publication list --tenant %s` lists its publications",
 				name,
 				publication,
 				name,
@@ -253,7 +253,7 @@ func (t *txn) gateway(node string) (netip.Prefix, error) {
 	case !exists || deleted != "":
 		return netip.Prefix{}, refuse(
 			NotFound,
-			"there is no node %q; nothing was changed: `pilaster node list` shows those there are",
+			"there is no node %q; nothing was changed: `pilaster node list` lists the nodes",
 			node,
 		)
 	case !at.Gateway:

@@ -42,8 +42,8 @@ func publish(t *testing.T, s *store.Store, of, name string, n int) uint32 {
 	return uint32(address.Split(a).Index)
 }
 
-// now returns a tenant from the store.
-func now(t *testing.T, s *store.Store, name string) *pilasterv1.Tenant {
+// stored returns a tenant from the store.
+func stored(t *testing.T, s *store.Store, name string) *pilasterv1.Tenant {
 	t.Helper()
 	register(t, s, 99)
 	found, _, err := s.Resolve(t.Context(), node(99), 1, name, nil)
@@ -63,8 +63,8 @@ func published(of *pilasterv1.Tenant) (names []string) {
 	return names
 }
 
-// stuff writes a tenant's record directly. The store would need many changes for it.
-func stuff(t *testing.T, etcd *clientv3.Client, is *pilasterv1.Tenant) {
+// putTenant writes a tenant's record directly. The store would need many changes for it.
+func putTenant(t *testing.T, etcd *clientv3.Client, is *pilasterv1.Tenant) {
 	t.Helper()
 	text, err := protojson.Marshal(is)
 	if err != nil {
@@ -121,7 +121,7 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 			t.Errorf("service %v: got %v, %v", c.is, made, err)
 		}
 	}
-	if is := now(t, s, "green"); len(is.Services) != 2 || is.Services[0].Name != "storage" ||
+	if is := stored(t, s, "green"); len(is.Services) != 2 || is.Services[0].Name != "storage" ||
 		is.Changes != green.Changes+2 {
 		t.Errorf("green is %v, want services storage and db", is)
 	}
@@ -130,23 +130,24 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	}
 	refused(t, s.DeleteService(ctx, "green", "storage"), store.NotFound, `no service "storage"`, "--tenant green")
 	refused(t, s.DeleteService(ctx, "red", "storage"), store.NotFound)
-	if is := now(t, s, "green"); len(is.Services) != 1 || is.Services[0].Name != "db" || is.Changes != green.Changes+3 {
+	if is := stored(t, s, "green"); len(is.Services) != 1 || is.Services[0].Name != "db" ||
+		is.Changes != green.Changes+3 {
 		t.Errorf("green is %v, want only service db", is)
 	}
 	// An old service at an address that is now reserved does not prevent other changes.
-	is := now(t, s, "green")
+	is := stored(t, s, "green")
 	is.Services = append(
 		is.Services,
 		&pilasterv1.Service{Name: "before", Virtual: "fd09::9", Real: "fd70:696c:6100:7::1"},
 	)
-	stuff(t, etcd, is)
+	putTenant(t, etcd, is)
 	if _, err := s.CreateService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
 		t.Error(err)
 	}
 	if err := s.DeleteService(ctx, "green", "storage"); err != nil {
 		t.Error(err)
 	}
-	is = now(t, s, "green")
+	is = stored(t, s, "green")
 	for i := 2; i < tenant.MaxServices-1; i++ {
 		is.Services = append(
 			is.Services,
@@ -157,7 +158,7 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 			},
 		)
 	}
-	stuff(t, etcd, is)
+	putTenant(t, etcd, is)
 	if _, err := s.CreateService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
 		t.Fatal(err)
 	}
@@ -244,14 +245,14 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 
 	// Without force, a node whose gateway publishes containers is not deleted.
 	refused(t, s.DeleteNode(ctx, "n1", false), store.Refused, "publishes 4 containers", "--force")
-	if got := published(now(t, s, "green")); len(got) != 3 {
+	if got := published(stored(t, s, "green")); len(got) != 3 {
 		t.Errorf("green has publications %v, want 3", got)
 	}
 	if err := s.DeleteNode(ctx, "n1", true); err != nil {
 		t.Fatal(err)
 	}
-	if green, lime := published(now(t, s, "green")), published(now(t, s, "lime")); strings.Join(green, " ") != "api" ||
-		len(lime) != 0 {
+	green, lime := published(stored(t, s, "green")), published(stored(t, s, "lime"))
+	if strings.Join(green, " ") != "api" || len(lime) != 0 {
 		t.Errorf("without the node, publications are %v and %v; want api and none", green, lime)
 	}
 	_, err = s.CreatePublication(ctx, "green", "web", netip.MustParseAddr(at), "n1")
@@ -280,7 +281,7 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	one, two := register(t, s, 1), register(t, s, 2)
 	nimitz(t, s, "green", "fd12:3456::/48")
-	is := now(t, s, "green")
+	is := stored(t, s, "green")
 	for i := range tenant.MaxPublications - 1 {
 		is.Publications = append(
 			is.Publications,
@@ -293,7 +294,7 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 			},
 		)
 	}
-	stuff(t, etcd, is)
+	putTenant(t, etcd, is)
 	if _, err := etcd.Put(ctx, "/pilaster/1/marks/published/n1", fmt.Sprint(tenant.MaxPublications+1)); err != nil {
 		t.Fatal(err)
 	}
@@ -322,13 +323,13 @@ func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 				},
 			)
 		}
-		stuff(t, etcd, is)
+		putTenant(t, etcd, is)
 	}
 	if err := s.DeleteNode(ctx, "n1", true); err != nil {
 		t.Fatal(err)
 	}
 	for i := 0; i < tenants; i += 20 {
-		if got := published(now(t, s, fmt.Sprint("t", i))); len(got) != 1 || got[0] != "of-n2" {
+		if got := published(stored(t, s, fmt.Sprint("t", i))); len(got) != 1 || got[0] != "of-n2" {
 			t.Errorf("tenant %d has publications %v, want of-n2", i, got)
 		}
 	}
@@ -365,7 +366,7 @@ func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
 	one := register(t, s, 1)
 	register(t, s, 2)
 	publish(t, s, "green", "web", 1)
-	is := now(t, s, "green")
+	is := stored(t, s, "green")
 	is.Publications = append(
 		is.Publications,
 		&pilasterv1.Publication{
@@ -376,7 +377,7 @@ func testEarlierPublications(t *testing.T, etcd *clientv3.Client) {
 			Underlay:  underlay(one, 7),
 		},
 	)
-	stuff(t, etcd, is)
+	putTenant(t, etcd, is)
 	if got := publish(t, s, "lime", "web", 1); got != 8 {
 		t.Errorf("the index after 7 is %d, want 8", got)
 	}
@@ -423,7 +424,7 @@ func TestRestoreSkipsPublications(t *testing.T) {
 	if err := s.DeletePublication(t.Context(), "green", "web"); err != nil {
 		t.Fatal(err)
 	}
-	changes := now(t, s, "green").Changes
+	changes := stored(t, s, "green").Changes
 	for _, node := range []string{"n1", "n2"} { // an earlier build has no marks
 		if _, err := e.Client.Delete(t.Context(), "/pilaster/1/marks/published/"+node); err != nil {
 			t.Fatal(err)
@@ -454,7 +455,7 @@ func TestRestoreSkipsPublications(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		is := now(t, s, "green")
+		is := stored(t, s, "green")
 		if changes += 104; is.Changes != changes || len(is.Publications) != 1 {
 			t.Errorf("green is %v, want change counter %d and one publication", is, changes)
 		}

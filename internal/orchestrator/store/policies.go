@@ -154,7 +154,7 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 				return err
 			} else if value == "" {
 				return refuse(NotFound, "tenant %s has no policy %s; nothing was changed: `pilaster policy list "+
-					"--tenant %s` shows those it has", name, PolicyName(p), name)
+					"--tenant %s` lists its policies", name, PolicyName(p), name)
 			}
 			t.delete(key)
 		}

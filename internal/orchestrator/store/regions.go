@@ -393,7 +393,7 @@ func (s *Store) DeleteRegion(ctx context.Context, name string) error {
 		if value, err := t.get(dirRegions + name); err != nil {
 			return err
 		} else if value == "" {
-			return refuse(NotFound, "there is no other region %q; `pilaster region list` shows those there are", name)
+			return refuse(NotFound, "there is no other region %q; `pilaster region list` lists the regions", name)
 		}
 		t.delete(dirRegions + name)
 		return nil

@@ -251,7 +251,7 @@ func checkRecreatedTenants(t *testing.T, s *store.Store) {
 			t.Errorf("import %d: %v, %v", i, kept, err)
 		}
 	}
-	before := now(t, s, "t1")
+	before := stored(t, s, "t1")
 	if err := s.DeleteTenant(t.Context(), "t1"); err != nil {
 		t.Fatal(err)
 	}

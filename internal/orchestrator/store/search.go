@@ -14,7 +14,7 @@ import (
 // free. In an almost full overlay a search may read many pages. The first decision, before the queue, does that. The
 // decision in the batch starts at the number that the first one found.
 
-// hints are the free numbers that the first decision found, by CIDR.
+// hints are the free numbers that the last decision found, by CIDR.
 type hints map[netip.Prefix]uint64
 
 // Page sizes. The first page is small, because the next number is usually free.

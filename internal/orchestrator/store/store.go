@@ -90,7 +90,7 @@ const (
 	Refused                       // the state of the cluster forbids it
 	Full                          // a limit is reached
 	Stale                         // the revision of the request is compacted; start again
-	Unavailable                   // the store does not answer; the text tells whether the change may have happened
+	Unavailable                   // the store does not answer; the text states whether the change may have happened
 )
 
 // Error is a refusal. Its text is for administrators.

@@ -74,7 +74,7 @@ func (s *Store) ForceKey(ctx context.Context, name string, id uint32) (*pilaster
 		if i < 0 {
 			return refuse(
 				NotFound,
-				"tenant %s has no id %d; `pilaster tenant get %s` shows those it has",
+				"tenant %s has no id %d; `pilaster tenant get %s` shows its ids",
 				name,
 				id,
 				name,
@@ -171,7 +171,7 @@ func (t *txn) loadTenant(name string, to *pilasterv1.Tenant) error {
 	if exists, err := t.load(dirTenants+name, to); err != nil {
 		return err
 	} else if !exists {
-		return refuse(NotFound, "there is no tenant %q; `pilaster tenant list` shows those there are", name)
+		return refuse(NotFound, "there is no tenant %q; `pilaster tenant list` lists the tenants", name)
 	}
 	return nil
 }

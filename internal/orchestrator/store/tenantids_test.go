@@ -72,7 +72,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := func() *pilasterv1.Tenant {
+	current := func() *pilasterv1.Tenant {
 		t.Helper()
 		resp, err := etcd.Get(ctx, "/pilaster/1/tenants/blue")
 		found := new(pilasterv1.Tenant)
@@ -86,7 +86,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 		if err := s.Reconcile(ctx, "blue"); err != nil {
 			t.Fatal(err)
 		}
-		if got := list(now().Ids); got != ids {
+		if got := list(current().Ids); got != ids {
 			t.Fatalf("ids %q, want %q", got, ids)
 		}
 	}
@@ -147,7 +147,7 @@ func testRotation(t *testing.T, etcd *clientv3.Client) {
 	refused(t, s.DeleteTenant(ctx, "blue"), store.Refused, "n1, n2")
 	report(1, 9, u{1, 2}, u{2})
 	want("2")
-	if tenant := now(); tenant.Changes != 4 || string(tenant.Ids[0].Key) != string(first.Ids[1].Key) {
+	if tenant := current(); tenant.Changes != 4 || string(tenant.Ids[0].Key) != string(first.Ids[1].Key) {
 		t.Errorf("after the rotation the tenant is %v, want change 4 and the new key", tenant)
 	}
 
