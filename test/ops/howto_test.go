@@ -29,6 +29,7 @@ var howTos = []struct {
 	{"howto/services.md", "orchestrator", 5, ""},
 	{"howto/migrate.md", "orchestrator", 2, ""},
 	{"howto/backup.md", "orchestrator", 2, ""},
+	{"howto/several-orchestrators.md", "orchestrator", 2, ""}, // the commands are those of the embedded etcd
 }
 
 // elsewhere are commands of these pages that run on a node.
