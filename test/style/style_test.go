@@ -40,7 +40,6 @@ var remaining = map[string]int{
 	"internal/statefile":              1,
 	"internal/sysdump":                2,
 	"internal/unixrpc":                4,
-	"test":                            2,
 	"test/cni":                        1,
 	"test/ops":                        1,
 	"test/style":                      2,
