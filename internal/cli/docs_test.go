@@ -237,6 +237,31 @@ func TestDocsIndex(t *testing.T) {
 	}
 }
 
+// TestDocsMetrics checks that metrics which pages name, such as those of alerts, are in the list of metrics.
+func TestDocsMetrics(t *testing.T) {
+	texts := pages(t)
+	listed := map[string]bool{}
+	list := texts[filepath.Join("..", "..", "docs", "reference", "metrics.md")]
+	for _, m := range regexp.MustCompile("(?m)^\\| `(pilaster_[a-z_]+)` \\|").FindAllStringSubmatch(list, -1) {
+		listed[m[1]] = true
+	}
+	if len(listed) < 30 {
+		t.Errorf("found only %d metrics in the list", len(listed))
+	}
+	named := 0
+	for path, text := range texts {
+		for _, name := range regexp.MustCompile(`\bpilaster_[a-z_]+\b`).FindAllString(text, -1) {
+			named++
+			if !listed[name] {
+				t.Errorf("%s: got the metric %s, want one that docs/reference/metrics.md lists", path, name)
+			}
+		}
+	}
+	if named < 60 {
+		t.Errorf("found only %d names of metrics", named)
+	}
+}
+
 // TestDocsPaths checks that pages which sources name (help texts, errors, reports, units) exist.
 func TestDocsPaths(t *testing.T) {
 	root := filepath.Join("..", "..")
