@@ -21,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// nodePair is a node's certificate from any authority.
+// nodePair returns a node's certificate, signed by an authority, and its key.
 func nodePair(t *testing.T, a *pki.Authority, n pki.Node, made time.Time) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -39,7 +39,7 @@ func nodePair(t *testing.T, a *pki.Authority, n pki.Node, made time.Time) tls.Ce
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-func TestWhoMayCall(t *testing.T) {
+func TestClientCertificates(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	authority := s.store.Cluster().Authority
@@ -59,7 +59,8 @@ func TestWhoMayCall(t *testing.T) {
 		{"no certificate", nil, connect.CodeUnauthenticated},
 		{"certificate of another cluster", ptr(nodePair(t, foreign, testNode(1), time.Now())), connect.CodeUnavailable},
 		{"certificate of an orchestrator", server, connect.CodeUnavailable},
-		{"certificate that is not bound", ptr(nodePair(t, authority, pki.Node{UUID: testNode(1).UUID}, time.Now())), connect.CodeUnauthenticated},
+		{"certificate that names no node", ptr(nodePair(t, authority, pki.Node{UUID: testNode(1).UUID}, time.Now())),
+			connect.CodeUnauthenticated},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			client := raw(t, s, &http.Transport{TLSClientConfig: &tls.Config{
@@ -68,7 +69,7 @@ func TestWhoMayCall(t *testing.T) {
 					if c.pair == nil {
 						return &tls.Certificate{}, nil
 					}
-					return c.pair, nil // whatever authorities the server asks for
+					return c.pair, nil // also if the server does not list its authority
 				},
 			}})
 			_, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
@@ -84,10 +85,10 @@ func TestWhoMayCall(t *testing.T) {
 		})
 	}
 	if nodes := s.cache.AllNodes(); len(nodes) != 0 {
-		t.Errorf("one of them registered: %v", nodes)
+		t.Errorf("registered nodes %v, want none", nodes)
 	}
 
-	t.Run("much from a stranger", func(t *testing.T) {
+	t.Run("long request without a certificate", func(t *testing.T) {
 		client := raw(
 			t,
 			s,
@@ -96,7 +97,7 @@ func TestWhoMayCall(t *testing.T) {
 		_, err := client.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{Csr: make([]byte, 65<<10)}))
 		wantCode(t, err, connect.CodeResourceExhausted)
 	})
-	t.Run("old TLS", func(t *testing.T) {
+	t.Run("TLS 1.2", func(t *testing.T) {
 		c, err := tls.Dial(
 			"tcp",
 			s.Addr().String(),
@@ -104,7 +105,7 @@ func TestWhoMayCall(t *testing.T) {
 		)
 		if err == nil {
 			c.Close()
-			t.Error("TLS 1.2 was accepted")
+			t.Error("a TLS 1.2 connection was accepted, want an error")
 		}
 	})
 	t.Run("without TLS", func(t *testing.T) {
@@ -112,7 +113,7 @@ func TestWhoMayCall(t *testing.T) {
 		if err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == http.StatusOK {
-				t.Error("plain HTTP was served")
+				t.Error("got status 200 over plain HTTP, want none")
 			}
 		}
 	})
@@ -134,7 +135,7 @@ func TestWhoMayCall(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a node is no operator", func(t *testing.T) {
+	t.Run("operator call with a node certificate", func(t *testing.T) {
 		pair := nodePair(t, authority, testNode(1), time.Now())
 		client := &http.Client{
 			Transport: &http.Transport{
@@ -157,7 +158,7 @@ func TestWhoMayCall(t *testing.T) {
 	t.Run("socket", func(t *testing.T) {
 		fi, err := os.Stat(Socket(s.config.RunDir))
 		if err != nil || fi.Mode().Perm() != 0o600 {
-			t.Errorf("mode %v, %v; want 0600", fi.Mode(), err)
+			t.Errorf("got mode %v, %v; want 0600", fi.Mode(), err)
 		}
 	})
 }
@@ -176,7 +177,8 @@ func TestJoinRefuses(t *testing.T) {
 	wrongPin.CA[0] ^= 1
 	try := func(token join.Token, n pki.Node) error {
 		_, err := join.Dial(t.Context(), join.Config{
-			URL: s.url(), Token: token.String(), StateDir: t.TempDir(), NodeName: n.Name, NodeUUID: n.UUID, Log: s.config.Log,
+			URL: s.url(), Token: token.String(), StateDir: t.TempDir(),
+			NodeName: n.Name, NodeUUID: n.UUID, Log: s.config.Log,
 		})
 		return err
 	}
@@ -184,7 +186,7 @@ func TestJoinRefuses(t *testing.T) {
 	err = try(wrongPin, testNode(1))
 	wantCode(t, err, connect.CodeUnavailable)
 	if !strings.Contains(err.Error(), "does not belong to the cluster of this join token") {
-		t.Errorf("wrong pin: %v", err)
+		t.Errorf("wrong pin: got error %v", err)
 	}
 	wantCode(t, try(good, pki.Node{Name: "N1", UUID: testNode(1).UUID}), connect.CodeInvalidArgument)
 	wantCode(t, try(good, pki.Node{Name: "n1", UUID: "1"}), connect.CodeInvalidArgument)
@@ -192,12 +194,13 @@ func TestJoinRefuses(t *testing.T) {
 	wantCode(t, try(good, pki.Node{Name: "n1", UUID: testNode(2).UUID}), connect.CodeFailedPrecondition)
 	wantCode(t, try(good, pki.Node{Name: "n2", UUID: testNode(1).UUID}), connect.CodeFailedPrecondition)
 	if err := try(good, testNode(1)); err != nil {
-		t.Errorf("a node that lost its certificate, not its UUID: %v", err)
+		t.Errorf("join again with the same name and UUID: %v", err)
 	}
 }
 
-// A server whose chain merely contains the pinned authority must not pass for an orchestrator.
-func TestPinNeedsMoreThanTheAuthorityInTheChain(t *testing.T) {
+// A node must not accept a server whose chain contains the pinned authority if that authority has not signed the
+// server's certificate for an orchestrator.
+func TestPinVerifiesTheServerCertificate(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	authority := s.store.Cluster().Authority
@@ -211,8 +214,12 @@ func TestPinNeedsMoreThanTheAuthorityInTheChain(t *testing.T) {
 	}
 	node := nodePair(t, authority, testNode(1), time.Now())
 	for name, pair := range map[string]tls.Certificate{
-		"impostor with the authority appended": {Certificate: [][]byte{fake.Certificate[0], authority.Certificate()}, PrivateKey: fake.PrivateKey},
-		"a node as server":                     {Certificate: [][]byte{node.Certificate[0], authority.Certificate()}, PrivateKey: node.PrivateKey},
+		"impostor with the authority appended": {
+			Certificate: [][]byte{fake.Certificate[0], authority.Certificate()}, PrivateKey: fake.PrivateKey,
+		},
+		"a node as server": {
+			Certificate: [][]byte{node.Certificate[0], authority.Certificate()}, PrivateKey: node.PrivateKey,
+		},
 	} {
 		l, err := tls.Listen(
 			"tcp",
@@ -222,30 +229,30 @@ func TestPinNeedsMoreThanTheAuthorityInTheChain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		heard := make(chan []byte, 1)
+		received := make(chan []byte, 1)
 		go func() {
 			c, err := l.Accept()
 			if err != nil {
-				heard <- nil
+				received <- nil
 				return
 			}
 			defer c.Close()
 			b, _ := io.ReadAll(io.LimitReader(c, 1))
-			heard <- b
+			received <- b
 		}()
 		_, err = join.Dial(t.Context(), join.Config{
 			URL: "https://" + l.Addr().(*net.TCPAddr).String(), Token: s.Token(), StateDir: t.TempDir(),
 			NodeName: "n1", NodeUUID: testNode(1).UUID, Log: s.config.Log,
 		})
 		wantCode(t, err, connect.CodeUnavailable)
-		if b := <-heard; len(b) != 0 {
-			t.Errorf("%s: was told something", name)
+		if b := <-received; len(b) != 0 {
+			t.Errorf("%s: the server received data, want none", name)
 		}
 		l.Close()
 	}
 }
 
-func TestRenewAndRemember(t *testing.T) {
+func TestRenewedCertificateIsStored(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	config := join.Config{
@@ -263,7 +270,7 @@ func TestRenewAndRemember(t *testing.T) {
 	defer c.Close()
 	before, _ := os.ReadDir(config.StateDir)
 	if len(before) != 1 {
-		t.Fatalf("state: %v", before)
+		t.Fatalf("got %v in the state directory, want one file", before)
 	}
 	first, _ := os.ReadFile(config.StateDir + "/" + before[0].Name())
 	if err := c.RenewCertificate(t.Context()); err != nil {
@@ -271,9 +278,9 @@ func TestRenewAndRemember(t *testing.T) {
 	}
 	second, _ := os.ReadFile(config.StateDir + "/" + before[0].Name())
 	if string(first) == string(second) {
-		t.Error("nothing was renewed")
+		t.Error("the certificate file is unchanged after the renewal")
 	}
-	config.Token = "" // the certificate is enough from now on
+	config.Token = "" // the certificate authenticates the node
 	again, err := join.Dial(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -282,7 +289,7 @@ func TestRenewAndRemember(t *testing.T) {
 	for _, client := range []*join.Client{c, again} {
 		resp, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
 		if err != nil || resp.Msg.Node.Name != "n1" {
-			t.Errorf("with the new certificate: %v, %v", resp, err)
+			t.Errorf("register with the new certificate: got %v, %v; want node n1", resp, err)
 		}
 	}
 }

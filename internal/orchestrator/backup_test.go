@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// startAndStop also gives a way to stop it before the test ends.
+// startAndStop starts an orchestrator. stop stops it before the test ends.
 func startAndStop(t *testing.T, c Config) (s *Server, stop func()) {
 	t.Helper()
 	s, err := Start(t.Context(), c)
@@ -38,12 +38,12 @@ func backup(t *testing.T, c Config) string {
 		t.Fatal(err)
 	}
 	if fi, err := os.Stat(file); err != nil || fi.Mode().Perm() != 0o600 {
-		t.Errorf("backup on disk: %v, %v", fi.Mode(), err)
+		t.Errorf("backup file: got mode %v, %v; want 0600", fi.Mode(), err)
 	}
 	return file
 }
 
-// restored is an orchestrator of a restored backup, at another place.
+// restored starts an orchestrator with a restored backup, in other folders than the original's.
 func restored(t *testing.T, file string, skip uint64) *Server {
 	t.Helper()
 	return start(t, restoredConfig(t, file, skip))
@@ -58,17 +58,17 @@ func restoredConfig(t *testing.T, file string, skip uint64) Config {
 	return c
 }
 
-// everything that people can ask for.
-func everything(t *testing.T, s *Server) (all []proto.Message) {
+// shownState returns all nodes and the tenants blue and red, as operators see them.
+func shownState(t *testing.T, s *Server) (all []proto.Message) {
 	t.Helper()
-	people := operator(s.config.RunDir)
-	nodes, err := people.ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+	op := operator(s.config.RunDir)
+	nodes, err := op.ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	all = append(all, nodes.Msg)
 	for _, name := range []string{"blue", "red"} {
-		tenant, err := people.GetTenant(
+		tenant, err := op.GetTenant(
 			t.Context(),
 			connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name, ShowKey: true}),
 		)
@@ -80,7 +80,8 @@ func everything(t *testing.T, s *Server) (all []proto.Message) {
 	return all
 }
 
-// The same cluster comes back, from a backup made while it ran and from one made while it did not.
+// A restored orchestrator serves the same cluster, whether the backup was made while the original ran or after it had
+// stopped.
 func TestBackupAndRestore(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -89,36 +90,37 @@ func TestBackupAndRestore(t *testing.T) {
 	createTenant(t, s, "red")
 	n1 := registered(t, s, testNode(1))
 	resolve(t, n1, "blue", "web")
-	for i := range 45 { // 3 records each: more than a transaction holds
+	for i := range 45 { // 3 records each: more than fit in one transaction
 		resolve(t, n1, "red", testNode(i).Name)
 	}
 	await(t, s, func() bool { return len(s.cache.Apps["red"]) == 45 && len(s.cache.Hosting) == 2 })
-	want, cluster, token := everything(t, s), s.store.Cluster(), s.Token()
+	want, cluster, token := shownState(t, s), s.store.Cluster(), s.Token()
 	running := backup(t, c)
 	n1.Close()
 	stop()
-	for _, m := range want { // newer than what nodes may have heard since
+	for _, m := range want { // Restore raises this counter above every value that nodes may have received
 		if tenant, ok := m.(*pilasterv1.GetTenantResponse); ok {
 			tenant.Tenant.Changes += store.DefaultSkip
 		}
 	}
 	for name, file := range map[string]string{"running": running, "stopped": backup(t, c)} {
 		s := restored(t, file, store.DefaultSkip)
-		for i, got := range everything(t, s) {
+		for i, got := range shownState(t, s) {
 			if !proto.Equal(got, want[i]) {
 				t.Errorf("%s: restored %v, want %v", name, got, want[i])
 			}
 		}
 		if now := s.store.Cluster(); now.UUID != cluster.UUID || s.Token() != token || now.From == 0 {
-			t.Errorf("%s: restored as cluster %s", name, now.UUID)
+			t.Errorf("%s: got cluster %s, token %s, from %d; want %s, %s, not 0",
+				name, now.UUID, s.Token(), now.From, cluster.UUID, token)
 		}
 	}
 	again := c
 	if _, err := store.Restore(t.Context(), running, again.DataDir, 1, c.Log); err == nil {
-		t.Error("restored over an orchestrator's data")
+		t.Error("a restore into a used data directory succeeded, want an error")
 	}
 	if s = start(t, again); s.store.Cluster().From != 0 {
-		t.Error("a refused restore changed something")
+		t.Error("a refused restore changed the data directory")
 	}
 }
 
@@ -129,15 +131,15 @@ func await(t *testing.T, s *Server, condition func() bool) {
 	}
 }
 
-// away is what a node has that was given it after the backup.
-type away struct {
-	config join.Config // its certificate is on its disk
+// newerState is a node's state that was allocated after the backup.
+type newerState struct {
+	config join.Config // its StateDir has the node's certificate
 	prefix string
 	tenant *pilasterv1.Tenant
 	app    *pilasterv1.App
 }
 
-func (a away) register(t *testing.T, s *Server) error {
+func (a newerState) register(t *testing.T, s *Server) error {
 	t.Helper()
 	a.config.URL = s.url()
 	client, err := join.Dial(t.Context(), a.config)
@@ -154,15 +156,15 @@ func (a away) register(t *testing.T, s *Server) error {
 		Held: &pilasterv1.Held{Tenants: []*pilasterv1.Tenant{tenant}, Apps: []*pilasterv1.App{a.app}},
 	}))
 	if err == nil && resp.Msg.Node.Prefix != a.prefix {
-		t.Errorf("it had %s and is given %s", a.prefix, resp.Msg.Node.Prefix)
+		t.Errorf("got prefix %s, want %s, which the node had before", resp.Msg.Node.Prefix, a.prefix)
 	}
 	return err
 }
 
-// goesOn gives nodes of a cluster what a backup does not know of.
-func goesOn(t *testing.T, s *Server, n int) away {
+// allocateState registers a node and allocates a prefix, a tenant and an app for it.
+func allocateState(t *testing.T, s *Server, n int) newerState {
 	t.Helper()
-	a := away{
+	a := newerState{
 		config: join.Config{
 			URL:      s.url(),
 			Token:    s.Token(),
@@ -187,50 +189,51 @@ func goesOn(t *testing.T, s *Server, n int) away {
 	return a
 }
 
-// A backup is restored that knows nothing of two nodes. One is there at once and one stays away; in
-// between others are given prefixes, tenants and apps, and none that the two have.
+// Two nodes registered after the backup. After the restore, one of them registers at once. Then other nodes receive
+// prefixes, tenants and apps, and the second node registers last. With a margin, Restore skips the ids of both nodes,
+// so that no id is allocated twice.
 func TestRestoreOfAnOldBackup(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		skip  uint64
 		twice bool
-	}{"with a margin": {store.DefaultSkip, false}, "without": {0, true}} {
+	}{"with a margin": {store.DefaultSkip, false}, "without a margin": {0, true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, stop := startAndStop(t, testConfig(t))
 			createTenant(t, s, "blue")
 			registered(t, s, testNode(1)).Close()
 			file := backup(t, s.config)
-			here, gone := goesOn(t, s, 2), goesOn(t, s, 3)
+			present, absent := allocateState(t, s, 2), allocateState(t, s, 3)
 			stop()
 
 			s = restored(t, file, c.skip)
-			if err := here.register(t, s); err != nil {
-				t.Errorf("the node that is there: %v", err)
+			if err := present.register(t, s); err != nil {
+				t.Errorf("first node: %v", err)
 			}
-			var others []away
+			var others []newerState
 			for n := range 3 {
-				others = append(others, goesOn(t, s, 10+n))
+				others = append(others, allocateState(t, s, 10+n))
 			}
 			twice := false
 			for _, o := range others {
-				for _, a := range []away{here, gone} {
+				for _, a := range []newerState{present, absent} {
 					twice = twice || o.prefix == a.prefix || o.tenant.Ids[0].Id == a.tenant.Ids[0].Id ||
 						o.app.Id == a.app.Id
 				}
 			}
 			if twice != c.twice {
-				t.Errorf("something was handed out twice: %v, want %v", twice, c.twice)
+				t.Errorf("a prefix or id was allocated twice: got %v, want %v", twice, c.twice)
 			}
-			if err := gone.register(t, s); (err != nil) != c.twice {
-				t.Errorf("the node that was away: %v", err)
+			if err := absent.register(t, s); (err != nil) != c.twice {
+				t.Errorf("last node: got error %v, want one: %v", err, c.twice)
 			}
 		})
 	}
 }
 
-// A node that follows from a revision before the restore is told everything, also when the restored store has
-// got past that number: it counted other changes.
+// A node that resumes at a revision from before the restore receives a snapshot, also if the restored store has passed
+// that revision: its changes are different ones.
 func TestFollowAcrossARestore(t *testing.T) {
 	t.Parallel()
 	s, stop := startAndStop(t, testConfig(t))
@@ -241,7 +244,7 @@ func TestFollowAcrossARestore(t *testing.T) {
 	n1.Close()
 	stop()
 
-	for n := range 2 { // the second restore of the same file is another history than the first, too
+	for n := range 2 { // two restores of the same file have different histories, too
 		s, stop := startAndStop(t, restoredConfig(t, file, 1))
 		n1 = registered(t, s, testNode(1))
 		for i := range 20 { // at least as many changes as there were
@@ -251,7 +254,8 @@ func TestFollowAcrossARestore(t *testing.T) {
 		first.ResumeRevision = before
 		next := follow(t, n1, first).next(t)
 		if next.GetSnapshot() == nil || next.Revision <= before || int64(float64(next.Revision)) != next.Revision {
-			t.Errorf("restored %d times, resumed at %d with %v", n+1, before, next)
+			t.Errorf("after %d restores, resumed at revision %d: got %v, want a snapshot of a later revision",
+				n+1, before, next)
 		}
 		before = next.Revision - 10
 		n1.Close()
@@ -264,7 +268,7 @@ func TestBackupRefuses(t *testing.T) {
 	dir := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
 	if _, err := store.Backup(t.Context(), dir, filepath.Join(dir, "file"), log); err == nil {
-		t.Error("a backup of nothing")
+		t.Error("a backup of an empty directory succeeded, want an error")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "join-token"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -274,13 +278,13 @@ func TestBackupRefuses(t *testing.T) {
 	_, err = store.Backup(t.Context(), dir, filepath.Join(dir, "join-token"), log)
 	wantText(t, err, "exists already")
 	if _, err := os.Stat(filepath.Join(dir, "file")); !errors.Is(err, fs.ErrNotExist) {
-		t.Error("a refused backup left a file")
+		t.Error("a refused backup left a file behind")
 	}
 }
 
 func wantText(t *testing.T, err error, text string) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), text) {
-		t.Errorf("got %v, want %q", err, text)
+		t.Errorf("got error %v, want one with %q", err, text)
 	}
 }

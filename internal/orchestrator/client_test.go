@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// tlsOf is how a client of this cluster's calls, as a node where there is one.
+// tlsOf returns the TLS configuration of a client of this cluster, with a node's certificate unless n is zero.
 func tlsOf(t *testing.T, s *Server, n pki.Node, protocols ...string) *tls.Config {
 	authority := s.store.Cluster().Authority
 	c := &tls.Config{RootCAs: authority.Pool(), ServerName: join.ServerName, NextProtos: protocols}
@@ -29,18 +29,18 @@ func tlsOf(t *testing.T, s *Server, n pki.Node, protocols ...string) *tls.Config
 	return c
 }
 
-// ends fails when the other side has not ended the connection in time.
-func ends(t *testing.T, c net.Conn) {
+// wantClosed fails if the peer has not closed the connection in time.
+func wantClosed(t *testing.T, c net.Conn) {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(20 * time.Second))
 	_, err := io.Copy(io.Discard, c)
 	if e, ok := err.(net.Error); ok && e.Timeout() {
-		t.Error("it is open still")
+		t.Error("the connection is still open after 20 s, want it closed")
 	}
 }
 
-// hang begins a call whose request does not come, until it or the server ends it: with the code of gRPC, or
-// with an error where the server says nothing.
+// hang starts a call and never sends its whole request. The channel receives the gRPC status, or the error if the
+// server sends none.
 func hang(ctx context.Context, t *testing.T, tr *http.Transport, url string) <-chan string {
 	t.Helper()
 	body, more := io.Pipe()
@@ -63,7 +63,7 @@ func hang(ctx context.Context, t *testing.T, tr *http.Transport, url string) <-c
 		ended <- resp.Header.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Status")
 	}()
 	t.Cleanup(func() { more.Close() })
-	go more.Write([]byte{0, 0, 0, 0, 200}) // bytes to come
+	go more.Write([]byte{0, 0, 0, 0, 200}) // the frame header of 200 bytes, which never follow
 	return ended
 }
 
@@ -73,13 +73,14 @@ func transport(t *testing.T, s *Server, n pki.Node) *http.Transport {
 	return tr
 }
 
-// Who is slow is not waited for, whoever it is; a stream may be as slow as it likes between messages.
+// The orchestrator closes connections and ends calls of slow clients, with or without a certificate. A stream may be
+// idle between messages.
 func TestSlowClients(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
 	c := testConfig(t)
-	c.patience = 2 * time.Second
+	c.timeout = 2 * time.Second
 	s := start(t, c)
 	n1 := testNode(1)
 	f := follow(t, registered(t, s, n1), hosting())
@@ -93,61 +94,66 @@ func TestSlowClients(t *testing.T) {
 		return conn
 	}
 	t.Run("all", func(t *testing.T) {
-		t.Run("says nothing", func(t *testing.T) {
+		t.Run("sends nothing", func(t *testing.T) {
 			t.Parallel()
 			conn, err := net.Dial("tcp", s.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			ends(t, conn)
+			wantClosed(t, conn)
 		})
-		t.Run("says nothing after the handshake", func(t *testing.T) {
+		t.Run("sends nothing after the handshake", func(t *testing.T) {
 			t.Parallel()
-			ends(t, connected(t, "http/1.1"))
+			wantClosed(t, connected(t, "http/1.1"))
 		})
 		t.Run("opens HTTP/2 and no stream", func(t *testing.T) {
 			t.Parallel()
 			conn := connected(t, "h2")
-			if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil { // the preface, and no settings
+			// The preface, and an empty SETTINGS frame.
+			const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+			if _, err := io.WriteString(conn, preface); err != nil {
 				t.Fatal(err)
 			}
-			ends(t, conn)
+			wantClosed(t, conn)
 		})
-		t.Run("drips its header", func(t *testing.T) {
+		t.Run("sends its header byte by byte", func(t *testing.T) {
 			t.Parallel()
 			conn := connected(t, "http/1.1")
 			go func() {
-				for _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nX: "); err == nil; time.Sleep(50 * time.Millisecond) {
+				for _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nX: "); err == nil; {
 					_, err = io.WriteString(conn, "x")
+					time.Sleep(50 * time.Millisecond)
 				}
 			}()
-			ends(t, conn)
+			wantClosed(t, conn)
 		})
-		t.Run("keeps what it does not use", func(t *testing.T) {
+		t.Run("keeps an idle connection", func(t *testing.T) {
 			t.Parallel()
 			conn := connected(t, "http/1.1")
 			if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 				t.Fatal(err)
 			}
-			ends(t, conn)
+			wantClosed(t, conn)
 		})
 		for procedure, n := range map[string]pki.Node{
-			pilasterv1connect.NodeServiceJoinProcedure: {}, pilasterv1connect.NodeServiceRegisterProcedure: n1, pilasterv1connect.NodeServiceFollowProcedure: n1,
+			pilasterv1connect.NodeServiceJoinProcedure:     {},
+			pilasterv1connect.NodeServiceRegisterProcedure: n1,
+			pilasterv1connect.NodeServiceFollowProcedure:   n1,
 		} {
 			t.Run("does not send "+procedure, func(t *testing.T) {
 				t.Parallel()
 				select {
 				case status := <-hang(t.Context(), t, transport(t, s, n), s.url()+procedure):
-					if status != "4" { // deadline exceeded
-						t.Errorf("ended with %s", status)
+					if status != "4" {
+						t.Errorf("got status %s, want 4 (deadline exceeded)", status)
 					}
 				case <-time.After(20 * time.Second):
-					t.Error("it is waited for still")
+					t.Error("the call is still in progress after 20 s")
 				}
 			})
 		}
-		t.Run("does not take its answer", func(t *testing.T) {
+		t.Run("does not read its response", func(t *testing.T) {
 			t.Parallel()
 			conn := connected(t, "h2")
 			// A window of 0 bytes for each stream, and a GET of /healthz in stream 1.
@@ -157,7 +163,7 @@ func TestSlowClients(t *testing.T) {
 			}
 			for frame := make([]byte, 9); frame[3] != 3; { // RST_STREAM
 				if _, err := io.ReadFull(conn, frame); err != nil {
-					t.Fatalf("its stream was never ended: %v", err)
+					t.Fatalf("got no RST_STREAM: %v", err)
 				}
 				io.CopyN(io.Discard, conn, int64(frame[0])<<16|int64(frame[1])<<8|int64(frame[2]))
 			}
@@ -166,32 +172,31 @@ func TestSlowClients(t *testing.T) {
 			t.Parallel()
 			req, _ := http.NewRequest(http.MethodGet, s.url()+"/healthz", nil)
 			req.Header.Set("X", strings.Repeat("x", 2*admission.MaxHeader))
-			resp, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: tlsOf(t, s, pki.Node{}, "http/1.1")}}).Do(
-				req,
-			)
+			tr := &http.Transport{TLSClientConfig: tlsOf(t, s, pki.Node{}, "http/1.1")}
+			resp, err := (&http.Client{Transport: tr}).Do(req)
 			if err != nil {
 				t.Fatal(err)
 			}
 			resp.Body.Close()
 			if resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
-				t.Errorf("status %d", resp.StatusCode)
+				t.Errorf("got status %d, want 431", resp.StatusCode)
 			}
 		})
 	})
-	// By now it lasts longer than anything may that is not a stream.
+	// The stream is now older than any other call may become.
 	createTenant(t, s, "blue")
 	f.send(t, hosting("blue"))
 	if d := f.next(t).GetDelta(); len(d.GetTenants()) != 1 {
-		t.Errorf("the stream of a node says %v", d)
+		t.Errorf("got %v on the stream, want the tenant", d)
 	}
 }
 
-// What one caller may do at once is not taken from others.
-func TestCallsAtOnce(t *testing.T) {
+// Each caller has a limit of concurrent calls of its own.
+func TestConcurrentCalls(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	member, other := registered(t, s, testNode(1)), registered(t, s, testNode(2))
-	going := func(n int) {
+	awaitRunning := func(n int) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 			sum := s.limiter.Running()
@@ -199,7 +204,7 @@ func TestCallsAtOnce(t *testing.T) {
 				return
 			}
 			if time.Now().After(end) {
-				t.Fatalf("%d calls go on, want %d", sum, n)
+				t.Fatalf("%d calls are in progress, want %d", sum, n)
 			}
 		}
 	}
@@ -217,42 +222,42 @@ func TestCallsAtOnce(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	begin := func(n pki.Node, procedure string) {
+	fill := func(n pki.Node, procedure string) {
 		tr := transport(t, s, n)
 		for range admission.Allowances[procedure].AtOnce {
 			hang(ctx, t, tr, s.url()+procedure)
 		}
 	}
-	going(0)
-	begin(testNode(1), pilasterv1connect.NodeServiceRegisterProcedure)
-	going(4)
+	awaitRunning(0)
+	fill(testNode(1), pilasterv1connect.NodeServiceRegisterProcedure)
+	awaitRunning(4)
 	err := register(member)
 	wantCode(t, err, connect.CodeUnavailable)
 	wantText(t, err, "node n1 has 4 calls")
 	if err := register(other); err != nil {
-		t.Errorf("another node: %v", err)
+		t.Errorf("call of another node: %v", err)
 	}
-	begin(testNode(1), pilasterv1connect.NodeServiceFollowProcedure)
-	going(8)
+	fill(testNode(1), pilasterv1connect.NodeServiceFollowProcedure)
+	awaitRunning(8)
 	refused := member.Follow(t.Context())
-	refused.Send(nil) // the header at least
+	refused.Send(nil) // sends the header
 	_, err = refused.Receive()
 	wantCode(t, err, connect.CodeUnavailable)
-	begin(pki.Node{}, pilasterv1connect.NodeServiceJoinProcedure)
-	going(72)
+	fill(pki.Node{}, pilasterv1connect.NodeServiceJoinProcedure)
+	awaitRunning(72)
 	err = joinAs()
 	wantCode(t, err, connect.CodeUnavailable)
 	wantText(t, err, "::/64 has 64 calls")
 	if err := register(other); err != nil {
-		t.Errorf("a node beside strangers: %v", err)
+		t.Errorf("call of a node while calls without a certificate are at their limit: %v", err)
 	}
 	if n := metric(t, s.config.RunDir, `pilaster_orchestrator_refused_total{limit="calls"}`); n != 3 {
-		t.Errorf("%d refusals counted, want 3", n)
+		t.Errorf("the metric counts %d refusals, want 3", n)
 	}
 	cancel()
-	going(0)
+	awaitRunning(0)
 	if err := register(member); err != nil {
-		t.Errorf("afterwards: %v", err)
+		t.Errorf("call after the others have ended: %v", err)
 	}
 	wantCode(t, joinAs(), connect.CodeUnauthenticated)
 }

@@ -22,13 +22,13 @@ import (
 
 const year = 365 * 24 * time.Hour
 
-// Certificates made then are not valid now.
+// outdated has offsets from now at which a certificate was made that is not valid now.
 var outdated = map[string]time.Duration{
 	"expired":       -pki.NodeLife - time.Hour,
 	"not yet valid": year, // the orchestrator's clock was ahead
 }
 
-// stateWith is a node's disk with such a certificate.
+// stateWith returns a node's state directory with a certificate that was made at the given time.
 func stateWith(t *testing.T, s *Server, n pki.Node, made time.Time) string {
 	t.Helper()
 	authority := s.store.Cluster().Authority
@@ -38,7 +38,11 @@ func stateWith(t *testing.T, s *Server, n pki.Node, made time.Time) string {
 		t.Fatal(err)
 	}
 	var text []byte
-	for _, b := range []pem.Block{{Type: "PRIVATE KEY", Bytes: key}, {Type: "CERTIFICATE", Bytes: pair.Certificate[0]}, {Type: "CERTIFICATE", Bytes: authority.Certificate()}} {
+	for _, b := range []pem.Block{
+		{Type: "PRIVATE KEY", Bytes: key},
+		{Type: "CERTIFICATE", Bytes: pair.Certificate[0]},
+		{Type: "CERTIFICATE", Bytes: authority.Certificate()},
+	} {
 		text = append(text, pem.EncodeToMemory(&b)...)
 	}
 	dir := t.TempDir()
@@ -48,13 +52,8 @@ func stateWith(t *testing.T, s *Server, n pki.Node, made time.Time) string {
 	return dir
 }
 
-// known registers a node that goes away again.
-func known(t *testing.T, s *Server, n pki.Node) {
-	t.Helper()
-	registered(t, s, n).Close()
-}
-
-func back(t *testing.T, s *Server, n pki.Node, dir, token string) *join.Client {
+// dialFrom connects as a node with the certificate in a state directory, or joins with the token.
+func dialFrom(t *testing.T, s *Server, n pki.Node, dir, token string) *join.Client {
 	t.Helper()
 	c, err := join.Dial(
 		t.Context(),
@@ -76,23 +75,29 @@ func ownCertificate(t *testing.T, dir string) join.Certificate {
 	return all[0]
 }
 
-func TestOutdatedCertificateIsGoodForItsRenewalOnly(t *testing.T) {
+func TestOutdatedCertificatePermitsOnlyRenewal(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
-	known(t, s, testNode(1))
+	registered(t, s, testNode(1)).Close()
 	for name, off := range outdated {
 		t.Run(name, func(t *testing.T) {
 			pair := nodePair(t, s.store.Cluster().Authority, testNode(1), time.Now().Add(off))
 			client := raw(t, s, &http.Transport{TLSClientConfig: &tls.Config{
-				RootCAs: s.store.Cluster().Authority.Pool(), ServerName: join.ServerName, Certificates: []tls.Certificate{pair},
+				RootCAs: s.store.Cluster().Authority.Pool(), ServerName: join.ServerName,
+				Certificates: []tls.Certificate{pair},
 			}})
 			check := func(err error) {
 				t.Helper()
 				wantCode(t, err, connect.CodeUnauthenticated)
 				leaf, _ := x509.ParseCertificate(pair.Certificate[0])
-				for _, says := range []string{"n1", "the clock of this orchestrator says " + time.Now().UTC().Format("2006-01-02T"), leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339)} {
-					if err == nil || !strings.Contains(err.Error(), says) {
-						t.Errorf("%v does not say %q", err, says)
+				for _, text := range []string{
+					"n1",
+					"the clock of this orchestrator says " + time.Now().UTC().Format("2006-01-02T"),
+					leaf.NotBefore.UTC().Format(time.RFC3339),
+					leaf.NotAfter.UTC().Format(time.RFC3339),
+				} {
+					if err == nil || !strings.Contains(err.Error(), text) {
+						t.Errorf("got error %v, want one with %q", err, text)
 					}
 				}
 			}
@@ -106,11 +111,11 @@ func TestOutdatedCertificateIsGoodForItsRenewalOnly(t *testing.T) {
 			check(err)
 
 			dir := stateWith(t, s, testNode(1), time.Now().Add(off))
-			if err := register(t, back(t, s, testNode(1), dir, "")); err != nil {
-				t.Fatalf("without a token: %v", err)
+			if err := register(t, dialFrom(t, s, testNode(1), dir, "")); err != nil {
+				t.Fatalf("renewal without a token: %v", err)
 			}
 			if c := ownCertificate(t, dir); time.Now().Before(c.NotBefore) || time.Now().After(c.NotAfter) {
-				t.Errorf("still %v to %v", c.NotBefore, c.NotAfter)
+				t.Errorf("the certificate is valid from %v to %v, want now in between", c.NotBefore, c.NotAfter)
 			}
 		})
 	}
@@ -124,13 +129,13 @@ func TestOutdatedCertificateIsNotRenewed(t *testing.T) {
 
 	t.Run("never registered", func(t *testing.T) {
 		dir := stateWith(t, s, testNode(1), long)
-		err := register(t, back(t, s, testNode(1), dir, ""))
+		err := register(t, dialFrom(t, s, testNode(1), dir, ""))
 		wantCode(t, err, connect.CodeFailedPrecondition)
 		if err == nil || !strings.Contains(err.Error(), "--token-file") {
 			t.Error(err)
 		}
-		if err := register(t, back(t, s, testNode(1), dir, s.Token())); err != nil {
-			t.Errorf("with the token: %v", err)
+		if err := register(t, dialFrom(t, s, testNode(1), dir, s.Token())); err != nil {
+			t.Errorf("join with a token: %v", err)
 		}
 	})
 	t.Run("connected", func(t *testing.T) {
@@ -139,20 +144,21 @@ func TestOutdatedCertificateIsNotRenewed(t *testing.T) {
 		stream.next(t)
 		dir := stateWith(t, s, testNode(2), long)
 		was := ownCertificate(t, dir)
-		err := register(t, back(t, s, testNode(2), dir, ""))
+		err := register(t, dialFrom(t, s, testNode(2), dir, ""))
 		wantCode(t, err, connect.CodeAlreadyExists)
 		if ownCertificate(t, dir).SHA256 != was.SHA256 {
-			t.Error("it was renewed")
+			t.Error("the certificate was renewed, want it unchanged")
 		}
 	})
 	t.Run("deleted", func(t *testing.T) {
-		known(t, s, testNode(3))
+		registered(t, s, testNode(3)).Close()
 		dir := stateWith(t, s, testNode(3), long)
-		if _, err := operator(s.config.RunDir).DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n3"})); err != nil {
+		request := connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n3"})
+		if _, err := operator(s.config.RunDir).DeleteNode(t.Context(), request); err != nil {
 			t.Fatal(err)
 		}
 		for _, token := range []string{"", s.Token()} {
-			err := register(t, back(t, s, testNode(3), dir, token))
+			err := register(t, dialFrom(t, s, testNode(3), dir, token))
 			wantCode(t, err, connect.CodeFailedPrecondition)
 			if err == nil || !strings.Contains(err.Error(), "until it was deleted") {
 				t.Error(err)
@@ -160,9 +166,9 @@ func TestOutdatedCertificateIsNotRenewed(t *testing.T) {
 		}
 	})
 	t.Run("another machine's UUID", func(t *testing.T) {
-		known(t, s, testNode(4))
+		registered(t, s, testNode(4)).Close()
 		n := pki.Node{Name: "n4", UUID: testNode(5).UUID}
-		wantCode(t, register(t, back(t, s, n, stateWith(t, s, n, long), "")), connect.CodeFailedPrecondition)
+		wantCode(t, register(t, dialFrom(t, s, n, stateWith(t, s, n, long), "")), connect.CodeFailedPrecondition)
 	})
 	t.Run("signed by another cluster", func(t *testing.T) {
 		foreign, err := pki.NewAuthority()
@@ -179,48 +185,48 @@ func TestOutdatedCertificateIsNotRenewed(t *testing.T) {
 	})
 }
 
-// clock is one that a test sets.
+// clock is a clock that a test sets ahead or, with a negative value, back.
 type clock struct{ ahead atomic.Int64 }
 
 func (c *clock) set(ahead time.Duration) { c.ahead.Store(int64(ahead)) }
 func (c *clock) now() time.Time          { return time.Now().Add(time.Duration(c.ahead.Load())) }
 
-// While a stream goes on, calls after a renewal show the new certificate.
-func TestRenewedCertificateIsUsedBesideAStream(t *testing.T) {
+// Calls after a renewal use the new certificate, also while a stream from before the renewal continues.
+func TestRenewedCertificateIsUsedDuringAStream(t *testing.T) {
 	t.Parallel()
-	var its clock
+	var server clock
 	config := testConfig(t)
-	config.Now = its.now
+	config.Now = server.now
 	s := start(t, config)
 	dir := t.TempDir()
-	c := back(t, s, testNode(1), dir, s.Token())
+	c := dialFrom(t, s, testNode(1), dir, s.Token())
 	if err := register(t, c); err != nil {
 		t.Fatal(err)
 	}
 	stream := follow(t, c, hosting())
 	stream.next(t)
-	its.set(pki.NodeLife - 24*time.Hour)
+	server.set(pki.NodeLife - 24*time.Hour)
 	if err := c.RenewCertificate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	renewed := ownCertificate(t, dir)
-	its.set(pki.NodeLife + 24*time.Hour) // the first certificate is over
+	server.set(pki.NodeLife + 24*time.Hour) // the first certificate has expired
 	createTenant(t, s, "blue")
 	resolve(t, c, "blue", "web")
 	if ownCertificate(t, dir).SHA256 != renewed.SHA256 {
-		t.Error("the old certificate was shown, and replaced once more")
+		t.Error("the calls renewed the certificate once more: they used the old one")
 	}
 	stream.send(t, hosting("blue"))
 	if e := stream.next(t); len(e.GetSnapshot().GetTenants())+len(e.GetDelta().GetTenants()) == 0 {
-		t.Errorf("the stream brought %v", e)
+		t.Errorf("got %v on the stream, want the tenant", e)
 	}
 }
 
 func TestWrongClock(t *testing.T) {
 	t.Parallel()
-	var its, ours clock
+	var server, client clock
 	config := testConfig(t)
-	config.Now = its.now
+	config.Now = server.now
 	s := start(t, config)
 	node := join.Config{
 		URL:      s.url(),
@@ -229,26 +235,29 @@ func TestWrongClock(t *testing.T) {
 		NodeName: "n1",
 		NodeUUID: testNode(1).UUID,
 		Log:      s.config.Log,
-		Now:      ours.now,
+		Now:      client.now,
 	}
-	blamed := func(err error) {
+	wantBothClocks := func(err error) {
 		t.Helper()
-		wantCode(t, err, connect.CodeUnavailable) // so that the agent tries again
-		for _, says := range []string{"the clock of this node says " + ours.now().UTC().Format("2006-01-02T"), "the orchestrator at " + s.url() + " says " + time.Now().UTC().Format("2006-01-02T")} {
-			if err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("%v\ndoes not say %q", err, says)
+		wantCode(t, err, connect.CodeUnavailable) // the agent retries after this code
+		for _, text := range []string{
+			"the clock of this node says " + client.now().UTC().Format("2006-01-02T"),
+			"the orchestrator at " + s.url() + " says " + time.Now().UTC().Format("2006-01-02T"),
+		} {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("got error %v, want one with %q", err, text)
 			}
 		}
 	}
 	for _, off := range []time.Duration{-8 * year, 8 * year} {
-		ours.set(off)
+		client.set(off)
 		_, err := join.Dial(t.Context(), node)
-		blamed(err)
+		wantBothClocks(err)
 	}
-	ours.set(0)
+	client.set(0)
 	c, err := join.Dial(t.Context(), node)
 	if err != nil {
-		t.Fatalf("set right: %v", err)
+		t.Fatalf("with a correct clock: %v", err)
 	}
 	defer c.Close()
 	if err := register(t, c); err != nil {
@@ -256,16 +265,16 @@ func TestWrongClock(t *testing.T) {
 	}
 
 	for _, off := range []time.Duration{-8 * year, 8 * year} {
-		ours.set(off)
+		client.set(off)
 		again, err := join.Dial(t.Context(), node) // a restart
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer again.Close()
-		blamed(register(t, again))
-		ours.set(0)
+		wantBothClocks(register(t, again))
+		client.set(0)
 		if err := register(t, again); err != nil {
-			t.Errorf("set right: %v", err)
+			t.Errorf("with a correct clock: %v", err)
 		}
 	}
 
@@ -273,29 +282,29 @@ func TestWrongClock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, off := range []time.Duration{-8 * year, 8 * year} { // the orchestrator's
-		its.set(off)
+	for _, off := range []time.Duration{-8 * year, 8 * year} { // of the orchestrator's clock
+		server.set(off)
 		c.Close()
 		other := node
 		other.StateDir = t.TempDir()
 		_, err := join.Dial(t.Context(), other)
-		blamed(err)
+		wantBothClocks(err)
 		if _, err := join.Visit(t.Context(), s.url(), token); err != nil {
-			t.Errorf("preflight cannot ask for the time: %v", err)
+			t.Errorf("Visit, with which preflight reads the orchestrator's clock: %v", err)
 		}
-		ours.set(off) // both wrong: certificates that no right clock accepts
+		client.set(off) // with both clocks wrong, certificates are made that are not valid now
 		again, err := join.Dial(t.Context(), node)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer again.Close()
 		if err := again.RenewCertificate(t.Context()); off > 0 && err != nil {
-			t.Errorf("both ahead: %v", err)
+			t.Errorf("renewal with both clocks ahead: %v", err)
 		}
-		its.set(0)
-		ours.set(0)
+		server.set(0)
+		client.set(0)
 		if err := register(t, again); err != nil {
-			t.Errorf("both set right: %v", err)
+			t.Errorf("with both clocks correct again: %v", err)
 		}
 	}
 }

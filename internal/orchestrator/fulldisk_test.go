@@ -19,8 +19,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// A disk that fills up ends the orchestrator, which says so; every tenant that was acknowledged is
-// there when there is room again.
+// If the disk fills up, the orchestrator reports that and exits. When there is room again, it starts with every tenant
+// that it has acknowledged.
 func TestFullDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -28,7 +28,7 @@ func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
 	disk := t.TempDir()
-	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=200m"); err != nil { // etcd takes 64 MB at once
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=200m"); err != nil { // etcd allocates 64 MB at a time
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -42,10 +42,10 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready, notify := notifySocket(t)
-	var said bytes.Buffer
+	var stderr bytes.Buffer
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), asProcess+"="+string(text), "NOTIFY_SOCKET="+notify)
-	cmd.Stderr = &said
+	cmd.Stderr = &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -55,8 +55,12 @@ func TestFullDisk(t *testing.T) {
 	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
 	ready()
 
-	people, acknowledged := operator(c.RunDir), []string{"first"}
-	if _, err := people.CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "first"})); err != nil {
+	op, acknowledged := operator(c.RunDir), []string{"first"}
+	create := func(name string) error {
+		_, err := op.CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
+		return err
+	}
+	if err := create("first"); err != nil {
 		t.Fatal(err)
 	}
 	junk := filepath.Join(disk, "junk")
@@ -68,8 +72,8 @@ func TestFullDisk(t *testing.T) {
 	}
 	for i := 0; ; i++ {
 		name := fmt.Sprint("t", i)
-		if _, err := people.CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name})); err != nil {
-			if !errors.Is(err, io.ErrUnexpectedEOF) { // it ends while it answers
+		if err := create(name); err != nil {
+			if !errors.Is(err, io.ErrUnexpectedEOF) { // it exited while it sent the response
 				wantCode(t, err, connect.CodeUnavailable)
 			}
 			break
@@ -77,9 +81,9 @@ func TestFullDisk(t *testing.T) {
 		acknowledged = append(acknowledged, name)
 	}
 	<-ended
-	if err == nil || !strings.Contains(said.String(), "no space left on device") ||
-		!strings.Contains(said.String(), "repair what etcd reported, and restart") {
-		t.Errorf("it ended with %v and said\n%s", err, said.String())
+	if err == nil || !strings.Contains(stderr.String(), "no space left on device") ||
+		!strings.Contains(stderr.String(), "repair what etcd reported, and restart") {
+		t.Errorf("the process exited with %v and logged\n%s", err, stderr.String())
 	}
 
 	if err := os.Remove(junk); err != nil {
@@ -89,7 +93,7 @@ func TestFullDisk(t *testing.T) {
 	s := start(t, c)
 	for _, name := range acknowledged {
 		if tenant, _, _ := s.cache.Tenant(name); tenant == nil {
-			t.Errorf("lost: tenant %s of %d that were acknowledged", name, len(acknowledged))
+			t.Errorf("tenant %s is lost, one of %d that were acknowledged", name, len(acknowledged))
 		}
 	}
 	createTenant(t, s, "after")

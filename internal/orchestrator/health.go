@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// health records when the store last answered, so that a probe costs nothing. It uses the monotonic clock: a clock that
-// is set back must not make a dead store look alive.
+// health records when the store last answered, so that a probe sends no request to the store. It compares monotonic
+// times: setting the wall clock back must not make an unreachable store look ready.
 type health struct{ answered atomic.Pointer[time.Time] } // nil: never
 
 func (h *health) note(at time.Time) { h.answered.Store(&at) }
@@ -63,7 +63,7 @@ func (c *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
-	// A clock that was ahead makes a certificate that is not valid yet.
+	// If the clock was ahead when the certificate was made, the certificate is not valid yet.
 	if c.current == nil || now.Before(c.current.Leaf.NotBefore) ||
 		now.After(c.current.Leaf.NotAfter.Add(-pki.ServerLife/3)) {
 		made, err := c.authority.Server(append([]string{join.ServerName}, c.hosts...), now)

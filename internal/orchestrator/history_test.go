@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/rpc"
 )
 
-func changes(t *testing.T, c *join.Client, tenant string, after int64) (*pilasterv1.ListMappingsResponse, error) {
+func listChanges(t *testing.T, c *join.Client, tenant string, after int64) (*pilasterv1.ListMappingsResponse, error) {
 	t.Helper()
 	resp, err := c.ListMappings(
 		t.Context(),
@@ -27,21 +27,22 @@ func changes(t *testing.T, c *join.Client, tenant string, after int64) (*pilaste
 	return resp.Msg, nil
 }
 
-// inWords is what an answer has, in order: prefixes with their nodes, and with their keys where they are told.
-func inWords(r *pilasterv1.ListMappingsResponse) string {
+// describe returns the mappings of a response as text, sorted: each prefix with its node, and with its key if it has
+// one.
+func describe(r *pilasterv1.ListMappingsResponse) string {
 	var all []string
 	for _, m := range r.Mappings {
 		all = append(all, strings.TrimSpace(m.To+" "+m.Name+" "+m.Key))
 	}
 	for _, m := range r.EndedMappings {
-		all = append(all, "not "+m.To)
+		all = append(all, "ended "+m.To)
 	}
 	slices.Sort(all)
 	return strings.Join(all, ", ")
 }
 
-// A node that asks is told what has changed since it asked the last time, before which it was given; its stream tells
-// it nothing of that.
+// A node that lists mappings after a revision receives the changes since that revision. With WithoutMappings, its
+// stream has no mappings.
 func TestChangedMappings(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -71,31 +72,32 @@ func TestChangedMappings(t *testing.T) {
 		{func() {
 			allocate(t, n2, "green", "c3/eth0")
 			for _, key := range []string{"c2/eth0", "c3/eth0"} {
-				if _, err := n2.Free(t.Context(), connect.NewRequest(&pilasterv1.FreeRequest{Tenant: "green", Key: key})); err != nil {
+				request := connect.NewRequest(&pilasterv1.FreeRequest{Tenant: "green", Key: key})
+				if _, err := n2.Free(t.Context(), request); err != nil {
 					t.Fatal(err)
 				}
 			}
-		}, "not 10.0.0.3/32, not 10.0.0.4/32"},
+		}, "ended 10.0.0.3/32, ended 10.0.0.4/32"},
 	} {
 		step.do()
-		r, err := changes(t, n1, "green", after)
-		if err != nil || inWords(r) != step.want || r.NextPageToken != "" || r.Revision < after {
-			t.Errorf("step %d: %q at %d, %v; want %q", i, inWords(r), r.GetRevision(), err, step.want)
+		r, err := listChanges(t, n1, "green", after)
+		if err != nil || describe(r) != step.want || r.NextPageToken != "" || r.Revision < after {
+			t.Errorf("step %d: got %q at revision %d, %v; want %q", i, describe(r), r.GetRevision(), err, step.want)
 		}
 		after = r.GetRevision()
 	}
 	resolve(t, n1, "green", "db")
 	if d := f.next(t).GetDelta(); len(d.GetApps()) != 1 || len(d.GetMappings())+len(d.GetEndedMappings()) > 0 {
-		t.Errorf("the stream tells %v", d)
+		t.Errorf("got %v on the stream, want one app and no mappings", d)
 	}
 
-	_, err = changes(t, n1, "lime", after)
+	_, err = listChanges(t, n1, "lime", after)
 	wantCode(t, err, connect.CodePermissionDenied)
 	for _, unknown := range []int64{1, after + 1000, -1} {
-		_, err = changes(t, n1, "green", unknown)
+		_, err = listChanges(t, n1, "green", unknown)
 		if wantCode(t, err, connect.CodeAborted); err != nil &&
 			!strings.Contains(err.Error(), "begin with the first page") {
-			t.Errorf("after revision %d: %v", unknown, err)
+			t.Errorf("after revision %d: got error %v", unknown, err)
 		}
 	}
 	_, err = n1.ListMappings(
@@ -107,7 +109,7 @@ func TestChangedMappings(t *testing.T) {
 	wantCode(t, err, connect.CodeInvalidArgument)
 }
 
-// Such a query is one of those of which a tenant has so many a second, and is counted apart.
+// Queries for changes count towards the tenant's query rate, and have an event label of their own in the metric.
 func TestChangedMappingsAreThrottledAndCounted(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
@@ -120,22 +122,24 @@ func TestChangedMappingsAreThrottledAndCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answered, refused := 0, 0
+	accepted, refused := 0, 0
 	for range 12 {
-		if _, err := changes(t, n1, "green", page.Revision); err != nil {
+		if _, err := listChanges(t, n1, "green", page.Revision); err != nil {
 			wantCode(t, err, connect.CodeResourceExhausted)
 			refused++
 		} else {
-			answered++
+			accepted++
 		}
 	}
 	if refused == 0 {
-		t.Error("13 queries at once are not too many")
+		t.Error("no query was refused, of 13 with a rate of 3 a second")
 	}
 	wantRefusals(t, s, admission.LimitLists, refused)
-	for event, want := range map[string]int{"": 1, rpc.EventChanges: answered} {
-		if n := metric(t, s.config.RunDir, fmt.Sprintf("pilaster_orchestrator_messages_total{direction=%q,event=%q,procedure=%q}", rpc.Sent, event, pilasterv1connect.NodeServiceListMappingsProcedure)); n != want {
-			t.Errorf("%d answers of kind %q are counted, want %d", n, event, want)
+	for event, want := range map[string]int{"": 1, rpc.EventChanges: accepted} {
+		name := fmt.Sprintf("pilaster_orchestrator_messages_total{direction=%q,event=%q,procedure=%q}",
+			rpc.Sent, event, pilasterv1connect.NodeServiceListMappingsProcedure)
+		if n := metric(t, s.config.RunDir, name); n != want {
+			t.Errorf("the metric counts %d responses with event %q, want %d", n, event, want)
 		}
 	}
 }

@@ -21,11 +21,11 @@ import (
 func wantRefusals(t *testing.T, s *Server, limit string, want int) {
 	t.Helper()
 	if n := metric(t, s.config.RunDir, fmt.Sprintf("pilaster_orchestrator_refused_total{limit=%q}", limit)); n != want {
-		t.Errorf("%d refusals are counted for %s, want %d", n, limit, want)
+		t.Errorf("the metric counts %d refusals for limit %s, want %d", n, limit, want)
 	}
 }
 
-func TestSizeOfRequests(t *testing.T) {
+func TestRequestSize(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
@@ -45,7 +45,7 @@ func TestSizeOfRequests(t *testing.T) {
 	wantCode(t, err, connect.CodeResourceExhausted)
 	wantRefusals(t, s, admission.LimitRequest, 2)
 
-	// Each message of a stream may be as long as the first; one that only says to be longer is ended, too.
+	// Each message of a stream may be as long as the first. The orchestrator ends the stream at a longer message.
 	long := func(n int) *pilasterv1.FollowRequest {
 		return &pilasterv1.FollowRequest{IncompleteTenants: []string{strings.Repeat("x", n)}}
 	}
@@ -56,18 +56,20 @@ func TestSizeOfRequests(t *testing.T) {
 	createTenant(t, s, "blue")
 	f.send(t, hosting("blue"))
 	if d := f.next(t).GetDelta(); len(d.GetTenants()) != 1 {
-		t.Errorf("after many long messages: %v", d)
+		t.Errorf("after long messages: got %v, want the tenant", d)
 	}
 	f.Send(long(16 << 20))
 	f.ended(t, connect.CodeResourceExhausted)
 	wantRefusals(t, s, admission.LimitRequest, 3)
 }
 
-// What is compressed may be a thousand times as long.
+// Compressed requests are refused: a few bytes may expand to a thousand times as many.
 func TestCompressedRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
-	for name, protocol := range map[string]connect.ClientOption{"gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb(), "Connect": connect.WithClientOptions()} {
+	for name, protocol := range map[string]connect.ClientOption{
+		"gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb(), "Connect": connect.WithClientOptions(),
+	} {
 		client := pilasterv1connect.NewNodeServiceClient(
 			&http.Client{Transport: transport(t, s, pki.Node{})},
 			s.url(),
@@ -76,13 +78,13 @@ func TestCompressedRequests(t *testing.T) {
 		)
 		_, err := client.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{Csr: make([]byte, 63<<10)}))
 		if connect.CodeOf(err) != connect.CodeUnimplemented || !strings.Contains(err.Error(), "send it uncompressed") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got error %v, want unimplemented", name, err)
 		}
 	}
 	wantRefusals(t, s, admission.LimitCompressed, 3)
 }
 
-func TestSizeOfAnswers(t *testing.T) {
+func TestMessageSize(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	n1 := registered(t, s, testNode(1))
@@ -115,15 +117,15 @@ func TestSizeOfAnswers(t *testing.T) {
 	wantRefusals(t, s, admission.LimitAnswer, 1)
 }
 
-func TestJoinsOfOneSource(t *testing.T) {
+func TestJoinRateOfOneSource(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
 	c.Limits.Joins = 1
 	s := start(t, c)
 	n1 := registered(t, s, testNode(1))
-	stranger := pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: transport(t, s, pki.Node{})}, s.url())
+	client := pilasterv1connect.NewNodeServiceClient(&http.Client{Transport: transport(t, s, pki.Node{})}, s.url())
 	try := func() error {
-		_, err := stranger.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{}))
+		_, err := client.Join(t.Context(), connect.NewRequest(&pilasterv1.JoinRequest{}))
 		return err
 	}
 	admitted := 0
@@ -132,22 +134,23 @@ func TestJoinsOfOneSource(t *testing.T) {
 		err = try()
 	}
 	if connect.CodeOf(err) != connect.CodeUnavailable || admitted < 9 {
-		t.Fatalf("after %d tries: %v", admitted, err)
+		t.Fatalf("after %d attempts: got error %v, want unavailable after at least 9", admitted, err)
 	}
 	wantText(t, err, "::/64 tries to join more than 1 times a second")
 	wantRefusals(t, s, admission.LimitJoins, 1)
 	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{})); err != nil {
-		t.Errorf("a node of the same source: %v", err)
+		t.Errorf("call of a node from the same source: %v", err)
 	}
-	for end := time.Now().Add(20 * time.Second); connect.CodeOf(try()) != connect.CodeUnauthenticated; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); connect.CodeOf(try()) != connect.CodeUnauthenticated; {
 		if time.Now().After(end) {
-			t.Fatal("it is refused for ever")
+			t.Fatal("still refused after 20 s")
 		}
+		time.Sleep(100 * time.Millisecond)
 	}
 }
 
-// A certificate may call as often as an agent ever does, and no oftener; others notice nothing.
-func TestCallsOfOneNode(t *testing.T) {
+// Each node has a rate limit per procedure. Other nodes and procedures are not affected.
+func TestCallRateOfOneNode(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	n1, n2 := registered(t, s, testNode(1)), registered(t, s, testNode(2))
@@ -160,32 +163,31 @@ func TestCallsOfOneNode(t *testing.T) {
 	err := register(n1)
 	for ; err == nil; err = register(n1) {
 		if calls++; calls > 100*rate {
-			t.Fatalf("%d calls were let through", calls)
+			t.Fatalf("%d calls were accepted, want a refusal", calls)
 		}
 	}
 	if most := 10*rate + int(time.Since(began).Seconds()+1)*rate; calls < 10*rate || calls > most {
-		t.Errorf("%d calls were let through, at least %d and at most %d should be", calls, 10*rate, most)
+		t.Errorf("%d calls were accepted, want %d to %d", calls, 10*rate, most)
 	}
 	wantCode(t, err, connect.CodeUnavailable)
 	wantText(t, err, "node n1 calls /pilaster.v1.NodeService/Register more than 10 times a second")
 	wantRefusals(t, s, admission.LimitRate, 1)
 	if err := register(n2); err != nil {
-		t.Errorf("another node: %v", err)
+		t.Errorf("call of another node: %v", err)
 	}
-	if _, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "none"})); connect.CodeOf(
-		err,
-	) != connect.CodeNotFound {
-		t.Errorf("another procedure: %v", err)
+	_, err = n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "none"}))
+	if connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("another procedure: got error %v, want not found", err)
 	}
 	for end := time.Now().Add(20 * time.Second); register(n1) != nil; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("it is refused for ever")
+			t.Fatal("still refused after 20 s")
 		}
 	}
 }
 
-// Messages of a stream that come too fast wait, and are heard.
-func TestMessagesOfOneNode(t *testing.T) {
+// The orchestrator delays messages of a stream above the message rate, and drops none.
+func TestMessageRateOfOneNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
@@ -201,20 +203,20 @@ func TestMessagesOfOneNode(t *testing.T) {
 	}
 	f.send(t, hosting("blue"))
 	if d := f.next(t).GetDelta(); len(d.GetTenants()) != 1 {
-		t.Errorf("the last message was answered with %v", d)
+		t.Errorf("got %v after the last message, want the tenant", d)
 	}
 	if took := time.Since(began); took < excess/admission.MessageRate*time.Second-time.Second/2 {
-		t.Errorf("%d messages were heard in %v", 10*admission.MessageRate+excess, took)
+		t.Errorf("%d messages were read in %v, want a delay", 10*admission.MessageRate+excess, took)
 	}
 }
 
-// shut is a connection that the other side ends without a word.
-func shut(t *testing.T, s *Server) {
+// wantRefused opens a connection, which the orchestrator must close without a response.
+func wantRefused(t *testing.T, s *Server) {
 	t.Helper()
-	c := knock(t, s)
+	c := connectTCP(t, s)
 	c.SetReadDeadline(time.Now().Add(20 * time.Second))
 	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || isTimeout(err) {
-		t.Errorf("read %d, %v; it was to be ended", n, err)
+		t.Errorf("read %d bytes, %v; want a closed connection", n, err)
 	}
 }
 
@@ -223,7 +225,8 @@ func isTimeout(err error) bool {
 	return ok && e.Timeout()
 }
 
-func knock(t *testing.T, s *Server) net.Conn {
+// connectTCP opens a connection and starts no TLS handshake.
+func connectTCP(t *testing.T, s *Server) net.Conn {
 	c, err := net.Dial("tcp", s.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -241,7 +244,7 @@ func awaitConns(t *testing.T, s *Server, all, strangers int) {
 		}
 		if time.Now().After(end) {
 			t.Fatalf(
-				"%d connections, %d of strangers, of %d sources; want %d and %d",
+				"%d connections, %d without a certificate, of %d sources; want %d and %d",
 				isAll,
 				isStrangers,
 				sources,
@@ -252,25 +255,25 @@ func awaitConns(t *testing.T, s *Server, all, strangers int) {
 	}
 }
 
-func TestStrangers(t *testing.T) {
+func TestConnectionsWithoutCertificate(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
 	c.Limits.Strangers = 4
-	c.patience = time.Minute // so that they are slow to leave
+	c.timeout = time.Minute // so that the orchestrator does not close them during the test
 	s := start(t, c)
 	f := follow(t, registered(t, s, testNode(1)), hosting())
 	f.next(t)
 	awaitConns(t, s, 1, 0)
 	var silent []net.Conn
 	for range 4 {
-		silent = append(silent, knock(t, s))
+		silent = append(silent, connectTCP(t, s))
 	}
 	awaitConns(t, s, 5, 4)
-	shut(t, s)
+	wantRefused(t, s)
 	wantRefusals(t, s, admission.LimitStrangers, 1)
 	createTenant(t, s, "blue")
 	f.send(t, hosting("blue"))
-	f.next(t) // who is known has its connection
+	f.next(t) // the node's connection is not affected
 	for _, c := range silent {
 		c.Close()
 	}
@@ -284,15 +287,15 @@ func TestConnections(t *testing.T) {
 	}
 	t.Parallel()
 	c := testConfig(t)
-	c.Limits.Connections = 16 // two of strangers: to join, and to register
+	c.Limits.Connections = 16 // at most two without a certificate: enough to join and to register
 	s := start(t, c)
 	for n := range 15 {
 		registered(t, s, testNode(n+1))
 		awaitConns(t, s, n+1, 0)
 	}
-	knock(t, s)
+	connectTCP(t, s)
 	awaitConns(t, s, 16, 1)
-	shut(t, s)
+	wantRefused(t, s)
 	wantRefusals(t, s, admission.LimitConnections, 1)
 }
 
@@ -319,15 +322,15 @@ func TestConnectionsOfOneNode(t *testing.T) {
 	wantCode(t, err, connect.CodeUnavailable)
 	wantText(t, err, "node n1 has 16 connections")
 	wantRefusals(t, s, admission.LimitNodeConnections, 1)
-	awaitConns(t, s, admission.MaxNodeConnections, 0) // the refused one was ended
+	awaitConns(t, s, admission.MaxNodeConnections, 0) // the refused one was closed
 	if err := register(all[0]); err != nil {
-		t.Errorf("one of the sixteen: %v", err)
+		t.Errorf("call on an earlier connection: %v", err)
 	}
 	registered(t, s, testNode(2))
 	all[0].CloseIdleConnections()
 	for end := time.Now().Add(20 * time.Second); register(transport(t, s, testNode(1))) != nil; {
 		if time.Now().After(end) {
-			t.Fatal("there is room again, and it is not given")
+			t.Fatal("a new connection is refused 20 s after another was closed")
 		}
 	}
 }

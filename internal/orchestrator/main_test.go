@@ -24,13 +24,13 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// asProcess makes this test binary an orchestrator: its value is a Config in JSON.
+// asProcess is an environment variable that makes this test binary run an orchestrator. Its value is a Config in JSON.
 const asProcess = "PILASTER_TEST_ORCHESTRATOR"
 
 func TestMain(m *testing.M) {
 	text := os.Getenv(asProcess)
 	if text == "" {
-		flag.Set("test.parallel", "8") // they wait for time and disks, not for processors
+		flag.Set("test.parallel", "8") // tests wait for timers and disks, not for processors
 		os.Exit(m.Run())
 	}
 	var c Config
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// testConfig is an orchestrator in folders of its own, on the loopback device.
+// testConfig configures an orchestrator with its own folders, on the loopback device.
 func testConfig(t testing.TB) Config {
 	dir := t.TempDir()
 	return Config{
@@ -75,7 +75,7 @@ func operator(runDir string) pilasterv1connect.OperatorServiceClient {
 
 func testNode(n int) pki.Node { return pki.Node{Name: fmt.Sprintf("n%d", n), UUID: storetest.UUID(n)} }
 
-// dial joins as a node.
+// dial joins the cluster as a node.
 func dial(t *testing.T, s *Server, n pki.Node) *join.Client {
 	t.Helper()
 	c, err := join.Dial(t.Context(), join.Config{
@@ -88,11 +88,13 @@ func dial(t *testing.T, s *Server, n pki.Node) *join.Client {
 	return c
 }
 
-// Registered joins and registers.
+// registered joins the cluster as a node and registers it.
 func registered(t *testing.T, s *Server, n pki.Node) *join.Client {
 	t.Helper()
 	c := dial(t, s, n)
-	if _, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Enforces: []string{"netpila", "nimitz"}})); err != nil {
+	if _, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+		Version: "test", Enforces: []string{"netpila", "nimitz"},
+	})); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -124,11 +126,11 @@ func resolve(t *testing.T, c *join.Client, tenant, app string) *pilasterv1.App {
 func wantCode(t *testing.T, err error, want connect.Code) {
 	t.Helper()
 	if err == nil || connect.CodeOf(err) != want {
-		t.Errorf("got %v, want %v", err, want)
+		t.Errorf("got error %v, want code %v", err, want)
 	}
 }
 
-// stream is a Follow whose events are read one by one.
+// stream is a Follow stream; the test reads its messages one by one.
 type stream struct {
 	*connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]
 }
@@ -157,7 +159,7 @@ func (s stream) send(t *testing.T, req *pilasterv1.FollowRequest) {
 	}
 }
 
-// Next is the next event that is no mere heartbeat.
+// next returns the next message, without heartbeats that carry no refusals.
 func (s stream) next(t *testing.T) *pilasterv1.FollowResponse {
 	t.Helper()
 	for {
@@ -171,7 +173,7 @@ func (s stream) next(t *testing.T) *pilasterv1.FollowResponse {
 	}
 }
 
-// endedApps waits for the end of the stream and checks why.
+// ended waits for the end of the stream and checks its code.
 func (s stream) ended(t *testing.T, want connect.Code) {
 	t.Helper()
 	for {
@@ -184,7 +186,7 @@ func (s stream) ended(t *testing.T, want connect.Code) {
 	}
 }
 
-// raw is a client with any TLS configuration.
+// raw returns a client with the transport's own TLS configuration.
 func raw(t *testing.T, s *Server, tr *http.Transport) pilasterv1connect.NodeServiceClient {
 	var p http.Protocols
 	p.SetHTTP2(true)

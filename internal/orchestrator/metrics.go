@@ -54,13 +54,8 @@ func newMetrics(version string) *metrics {
 		m.refused.WithLabelValues(limit)
 	}
 	for _, event := range []string{rpc.EventSnapshot, rpc.EventDelta, rpc.EventHeartbeat} {
-		m.countMessages(
-			pilasterv1connect.NodeServiceFollowProcedure,
-			rpc.Sent,
-			event,
-			0,
-			0,
-		) // exported from the start, with value 0
+		// Exported from the start, with value 0.
+		m.countMessages(pilasterv1connect.NodeServiceFollowProcedure, rpc.Sent, event, 0, 0)
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pilaster_build_info", Help: "1, labelled by the version of this orchestrator.",

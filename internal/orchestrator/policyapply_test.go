@@ -18,37 +18,39 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// netpol is a NetworkPolicy as people write it.
+// netpol returns a NetworkPolicy in YAML.
 func netpol(name, more string) string {
-	return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: " + name + ", namespace: shop}\nspec:\n  podSelector: {}\n" + more
+	return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n" +
+		"metadata: {name: " + name + ", namespace: shop}\nspec:\n  podSelector: {}\n" + more
 }
 
+// apply applies documents and returns the name and the change of each policy. It checks that GetPolicy returns the
+// same.
 func apply(t *testing.T, s *Server, tenant string, documents ...string) string {
 	t.Helper()
-	resp, err := operator(
-		s.config.RunDir,
-	).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant, Documents: documents}))
+	op := operator(s.config.RunDir)
+	resp, err := op.ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{
+		Tenant: tenant, Documents: documents,
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var said []string
+	var applied []string
 	for _, p := range resp.Msg.Policies {
-		// What is there now says the same.
-		is, err := operator(
-			s.config.RunDir,
-		).GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: p.Policy}))
+		stored, err := op.GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: p.Policy}))
 		if err == nil {
-			is.Msg.Policy.Document = ""
+			stored.Msg.Policy.Document = ""
 		}
-		if err != nil || !proto.Equal(is.Msg.Policy, p.Policy) || p.Policy.Revision == 0 {
-			t.Errorf("answered was %v, and it is %v, %v", p.Policy, is, err)
+		if err != nil || !proto.Equal(stored.Msg.Policy, p.Policy) || p.Policy.Revision == 0 {
+			t.Errorf("ApplyPolicies returned %v, GetPolicy %v, %v", p.Policy, stored, err)
 		}
-		said = append(said, p.Policy.Name+" "+strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_")))
+		change := strings.ToLower(strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_"))
+		applied = append(applied, p.Policy.Name+" "+change)
 	}
-	return strings.Join(said, ", ")
+	return strings.Join(applied, ", ")
 }
 
-// TestApplyPolicies: what a person writes reaches nodes that host the tenant, on their streams.
+// TestApplyPolicies: nodes that host the tenant receive applied policies on their streams.
 func TestApplyPolicies(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -60,63 +62,67 @@ func TestApplyPolicies(t *testing.T) {
 	f1, f2 := follow(t, n1, hosting("blue")), follow(t, n2, hosting("red"))
 	f1.next(t)
 	f2.next(t)
-	ruled := func(want bool) {
+	wantHasPolicies := func(want bool) {
 		t.Helper()
 		resp, err := n2.Resolve(
 			t.Context(),
 			connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}}),
 		)
 		if err != nil || resp.Msg.HasPolicies != want {
-			t.Errorf("who resolves hears %v, %v", resp, err)
+			t.Errorf("Resolve returned %v, %v; want HasPolicies %v", resp, err, want)
 		}
 	}
-	ruled(false)
+	wantHasPolicies(false)
 
-	if got := apply(t, s, "blue", netpol("a", "  ingress: [{}, {}]\n"), netpol("b", "")); got != "a created, b created" {
-		t.Errorf("applied: %s", got)
+	a := netpol("a", "  ingress: [{}, {}]\n")
+	if got := apply(t, s, "blue", a, netpol("b", "")); got != "a created, b created" {
+		t.Errorf("got changes %s", got)
 	}
 	first := f1.next(t)
 	if d := first.GetDelta(); len(d.GetPolicies()) != 2 || d.Policies[0].Tenant != "blue" ||
 		d.Policies[0].Revision != first.Revision ||
 		!strings.Contains(d.Policies[0].Document, `"podSelector":{}`) ||
 		d.Policies[0].Rules != 2 {
-		t.Errorf("n1 heard %v", first)
+		t.Errorf("n1 received %v, want policies a and b", first)
 	}
-	if got := apply(t, s, "blue", netpol("a", "  ingress: [{}, {}]\n")+"# as it was\n", netpol("c", "  egress: [{}]\n")); got != "a unchanged, c created" {
-		t.Errorf("applied: %s", got)
+	c := netpol("c", "  egress: [{}]\n")
+	if got := apply(t, s, "blue", a+"# a comment\n", c); got != "a unchanged, c created" {
+		t.Errorf("got changes %s", got)
 	}
 	if d := f1.next(t).GetDelta(); len(d.GetPolicies()) != 1 || d.Policies[0].Name != "c" {
-		t.Errorf("n1 heard %v", d)
+		t.Errorf("n1 received %v, want policy c only", d)
 	}
-	if got := apply(t, s, "blue", netpol("a", "  ingress: [{}, {}]\n")); got != "a unchanged" {
-		t.Errorf("applied: %s", got)
+	if got := apply(t, s, "blue", a); got != "a unchanged" {
+		t.Errorf("got changes %s", got)
 	}
 
 	ref := &pilasterv1.Policy{Tenant: "blue", Kind: "NetworkPolicy", Namespace: "shop", Name: "a"}
 	got, err := op.GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: ref}))
 	if err != nil || !proto.Equal(got.Msg.Policy, first.GetDelta().Policies[0]) {
-		t.Errorf("asked for it is %v, %v", got, err)
+		t.Errorf("GetPolicy returned %v, %v; want the policy that n1 received", got, err)
 	}
 	listed, err := op.ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
 	if err != nil || len(listed.Msg.Policies) != 3 ||
 		metric(t, s.config.RunDir, "pilaster_orchestrator_policies") != 3 ||
 		listed.Msg.Policies[0].Document != "" ||
 		listed.Msg.Policies[0].Changed == nil {
-		t.Errorf("listed are %v, %v", listed, err)
+		t.Errorf("ListPolicies returned %v, %v; want three policies without documents", listed, err)
 	}
 	deleted, err := op.DeletePolicies(
 		t.Context(),
 		connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Policies: []*pilasterv1.Policy{ref}}),
 	)
 	if err != nil || len(deleted.Msg.Policies) != 1 {
-		t.Errorf("deleted are %v, %v", deleted, err)
+		t.Errorf("DeletePolicies returned %v, %v; want one policy", deleted, err)
 	}
 	if d := f1.next(t).GetDelta(); len(d.GetEndedPolicies()) != 1 || d.EndedPolicies[0].Name != "a" ||
 		len(d.Policies) != 0 {
-		t.Errorf("n1 heard %v", d)
+		t.Errorf("n1 received %v, want the end of policy a", d)
 	}
-	if _, err := op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue", Documents: []string{netpol("b", "  ingress: []\n")}})); err != nil {
-		t.Errorf("by its document: %v", err)
+	if _, err := op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{
+		Tenant: "blue", Documents: []string{netpol("b", "  ingress: []\n")},
+	})); err != nil {
+		t.Errorf("delete a policy by its document: %v", err)
 	}
 	f1.next(t)
 	_, err = op.GetPolicy(t.Context(), connect.NewRequest(&pilasterv1.GetPolicyRequest{Policy: ref}))
@@ -124,30 +130,28 @@ func TestApplyPolicies(t *testing.T) {
 	_, err = op.DeletePolicies(t.Context(), connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "blue"}))
 	wantCode(t, err, connect.CodeInvalidArgument)
 
-	// Another node, later, and the one that comes back.
-	ruled(true)
+	// A node that hosts the tenant later receives the policies, and so does a new stream of the first node.
+	wantHasPolicies(true)
 	f2.send(t, hosting("red", "blue"))
 	if d := f2.next(t).GetDelta(); len(d.GetTenants()) != 1 || len(d.Policies) != 1 || d.Policies[0].Name != "c" ||
 		len(d.WholePolicies) != 1 {
-		t.Errorf("the first that n2 heard is %v", d)
+		t.Errorf("n2 received %v, want the tenant and policy c", d)
 	}
-	if r := follow(t, n1, &pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}).next(t).GetSnapshot(); len(
-		r.GetPolicies(),
-	) != 1 ||
+	if r := follow(t, n1, hosting("blue")).next(t).GetSnapshot(); len(r.GetPolicies()) != 1 ||
 		len(r.WholePolicies) != 1 {
-		t.Errorf("back, n1 heard %v", r)
+		t.Errorf("n1 received snapshot %v, want policy c", r)
 	}
 }
 
-// A node says what it enforces when it registers; one that enforces nothing is refused, and so are policies that it
-// would not enforce.
-func TestNodesThatEnforceNothing(t *testing.T) {
+// When a node registers, it reports the networks on which it enforces policies. On other networks, the orchestrator
+// refuses policies of tenants that the node hosts, and refuses to resolve labels of tenants with policies for it.
+func TestNodesWithoutEnforcement(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	op := operator(s.config.RunDir)
 	createTenant(t, s, "blue")
 	n1 := dial(t, s, testNode(1))
-	says := func(enforces ...string) {
+	register := func(enforces ...string) {
 		t.Helper()
 		resp, err := n1.Register(
 			t.Context(),
@@ -156,9 +160,9 @@ func TestNodesThatEnforceNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if said := resp.Msg.Node.Enforces; len(said) > 2 || slices.Contains(said, "later") ||
-			slices.Contains(said, "netpila") != slices.Contains(enforces, "netpila") {
-			t.Errorf("it said %q, and noted is %q", enforces, said)
+		if stored := resp.Msg.Node.Enforces; len(stored) > 2 || slices.Contains(stored, "later") ||
+			slices.Contains(stored, "netpila") != slices.Contains(enforces, "netpila") {
+			t.Errorf("the node reported %q, the orchestrator stored %q", enforces, stored)
 		}
 	}
 	try := func(force bool) error {
@@ -170,42 +174,46 @@ func TestNodesThatEnforceNothing(t *testing.T) {
 		)
 		return err
 	}
-	asks := func() error {
+	resolve := func() error {
 		_, err := n1.Resolve(
 			t.Context(),
 			connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Sequence: uint64(time.Now().UnixNano())}),
 		)
 		return err
 	}
-	says()
-	if err := asks(); err != nil {
+	register()
+	if err := resolve(); err != nil {
 		t.Fatal(err)
 	}
 	wantCode(t, try(false), connect.CodeFailedPrecondition)
 	if err := try(true); err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, asks(), connect.CodeFailedPrecondition)
-	says("nimitz")
-	wantCode(t, asks(), connect.CodeFailedPrecondition)
-	says("netpila", "later", "nimitz", "netpila")
-	if err := asks(); err != nil {
-		t.Errorf("after its upgrade: %v", err)
+	wantCode(t, resolve(), connect.CodeFailedPrecondition)
+	register("nimitz")
+	wantCode(t, resolve(), connect.CodeFailedPrecondition)
+	register("netpila", "later", "nimitz", "netpila")
+	if err := resolve(); err != nil {
+		t.Errorf("resolve after the node reported netpila: %v", err)
 	}
-	says("netpila", "nimitz")
+	register("netpila", "nimitz")
 }
 
-// TestPoliciesThatNoNodeCouldEnforce: two that go each by itself and not together. The second is refused, and is not
-// there afterwards.
-func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
+// TestPoliciesBeyondCapacity: two policies that a node could enforce one at a time, but not both. The orchestrator
+// refuses the second, and does not store it.
+func TestPoliciesBeyondCapacity(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	createTenant(t, s, "blue")
 	n1 := dial(t, s, testNode(1))
-	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Enforces: []string{"netpila"}})); err != nil {
+	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+		Version: "test", Enforces: []string{"netpila"},
+	})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{tenant.NamespaceKey: "shop"}})); err != nil {
+	if _, err := n1.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{
+		Tenant: "blue", Labels: map[string]string{tenant.NamespaceKey: "shop"},
+	})); err != nil {
 		t.Fatal(err)
 	}
 	ranges := func(first int) string {
@@ -228,7 +236,7 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 		}
 	}
 	if all := s.cache.PoliciesOf("blue"); len(all) != 1 || all[0].Name != "a" {
-		t.Errorf("the tenant has %d policies", len(all))
+		t.Errorf("the tenant has %d policies, want policy a only", len(all))
 	}
 	if got := apply(t, s, "blue", netpol("a", "")); got != "a configured" {
 		t.Fatal(got)
@@ -237,7 +245,7 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 		t.Error(got)
 	}
 
-	// What it has already stays so, though no node could enforce it since the tenant has other apps.
+	// An existing policy may be applied again unchanged, also if together with the others it exceeds the capacity.
 	first := []string{netpol("a", ranges(1))}
 	read, err := rpc.ReadPolicies(first)
 	if err != nil {
@@ -256,19 +264,19 @@ func TestPoliciesThatNoNodeCouldEnforce(t *testing.T) {
 	}
 }
 
-// TestBlocksAreRefused: the call refuses such a block.
-func TestBlocksAreRefused(t *testing.T) {
+// TestEncryptedCIDRIsRefused: a rule's CIDR may not be in the range of encrypted addresses.
+func TestEncryptedCIDRIsRefused(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	createTenant(t, s, "blue")
-	_, err := operator(
-		s.config.RunDir,
-	).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("a", "  ingress: [{from: [{ipBlock: {cidr: \"fc22::7/128\"}}]}]\n")}}))
+	document := netpol("a", "  ingress: [{from: [{ipBlock: {cidr: \"fc22::7/128\"}}]}]\n")
+	_, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(
+		&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{document}}))
 	wantCode(t, err, connect.CodeInvalidArgument)
 }
 
-// TestLongPoliciesAreFollowed: what is longer than one message comes in several, over a real connection.
-func TestLongPoliciesAreFollowed(t *testing.T) {
+// TestSnapshotInSeveralMessages: policies that exceed the size of a message arrive in several, over a real connection.
+func TestSnapshotInSeveralMessages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
@@ -290,12 +298,12 @@ func TestLongPoliciesAreFollowed(t *testing.T) {
 	f := follow(t, registered(t, s, testNode(1)), hosting("blue"))
 	r := f.next(t)
 	if r.GetSnapshot() == nil || len(r.GetSnapshot().WholePolicies) != 1 {
-		t.Fatalf("first it heard %.300v", r)
+		t.Fatalf("got first message %.300v, want a snapshot", r)
 	}
 	got, messages := map[string]bool{}, 1
 	for r.More {
 		if r.Revision != 0 {
-			t.Errorf("message %d has a revision, and there are more", messages)
+			t.Errorf("message %d has a revision, want one in the last message only", messages)
 		}
 		r = f.next(t)
 		messages++
@@ -305,7 +313,7 @@ func TestLongPoliciesAreFollowed(t *testing.T) {
 	}
 	if len(got) != each*times || messages < 3 || r.Revision == 0 {
 		t.Errorf(
-			"%d policies came in %d messages, the last at revision %d; want %d in 3 or more",
+			"received %d policies in %d messages, the last with revision %d; want %d in 3 or more",
 			len(got),
 			messages,
 			r.Revision,
@@ -314,8 +322,8 @@ func TestLongPoliciesAreFollowed(t *testing.T) {
 	}
 }
 
-// TestOverrides: a node says of its own containers which app they are of, and others that host the tenant hear of it;
-// not of another's.
+// TestOverrides: a node may report another app for its own containers. Other nodes that host the tenant receive it. The
+// orchestrator refuses overrides of other nodes' containers.
 func TestOverrides(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -327,7 +335,7 @@ func TestOverrides(t *testing.T) {
 	f1.next(t)
 	f2.next(t)
 	const own = "fd70:696c:6100:1:0:100:500:7"
-	say := func(sequence uint64, overrides ...*pilasterv1.Override) *pilasterv1.FollowRequest {
+	report := func(sequence uint64, overrides ...*pilasterv1.Override) *pilasterv1.FollowRequest {
 		return &pilasterv1.FollowRequest{
 			HostedTenants: []string{"blue"},
 			Sequence:      sequence,
@@ -336,48 +344,48 @@ func TestOverrides(t *testing.T) {
 			},
 		}
 	}
-	f1.send(t, say(10, &pilasterv1.Override{Address: own, App: 9}))
+	f1.send(t, report(10, &pilasterv1.Override{Address: own, App: 9}))
 	if d := f2.next(t).GetDelta(); len(d.GetOverrides()) != 1 || d.Overrides[0].Tenant != "blue" ||
 		d.Overrides[0].Address != own ||
 		d.Overrides[0].App != 9 {
-		t.Errorf("n2 heard %v", d)
+		t.Errorf("n2 received %v, want the override", d)
 	}
-	f1.send(t, say(11))
+	f1.send(t, report(11))
 	if d := f2.next(t).GetDelta(); len(d.GetEndedOverrides()) != 1 || d.EndedOverrides[0].Address != own {
-		t.Errorf("then n2 heard %v", d)
+		t.Errorf("n2 received %v, want the end of the override", d)
 	}
 
-	// What is refused costs the stream nothing, and its node is told as long as it says so.
-	untaken := func(reasons int, words string) {
+	// A refused override does not end the stream. The node receives the reasons until its report has no such override.
+	wantRefusal := func(reasons int, text string) {
 		t.Helper()
 		if r := f2.next(t); r.Refusals == nil || len(r.Refusals.Reasons) != reasons ||
-			!strings.Contains(strings.Join(r.Refusals.Reasons, "; "), words) ||
+			!strings.Contains(strings.Join(r.Refusals.Reasons, "; "), text) ||
 			r.Revision != 0 {
-			t.Errorf("n2 heard %v", r)
+			t.Errorf("n2 received %v, want %d reasons with %q", r, reasons, text)
 		}
 	}
-	f2.send(t, say(12, &pilasterv1.Override{Address: own, App: 9}))
-	untaken(1, "node n2 reports another app for "+own)
-	f2.send(t, say(13))
-	untaken(0, "")
-	var wrong []*pilasterv1.Override
+	f2.send(t, report(12, &pilasterv1.Override{Address: own, App: 9}))
+	wantRefusal(1, "node n2 reports another app for "+own)
+	f2.send(t, report(13))
+	wantRefusal(0, "")
+	var refused []*pilasterv1.Override
 	for range cache.MaxReasons + 3 {
-		wrong = append(wrong, &pilasterv1.Override{Address: own, App: 9})
+		refused = append(refused, &pilasterv1.Override{Address: own, App: 9})
 	}
-	f2.send(t, say(14, wrong...))
-	untaken(cache.MaxReasons+1, "; and 3 more")
+	f2.send(t, report(14, refused...))
+	wantRefusal(cache.MaxReasons+1, "; and 3 more")
 	f2.send(t, hosting())
-	untaken(0, "")
+	wantRefusal(0, "")
 
 	var many []*pilasterv1.Override
 	for range rpc.MaxOverrides + 1 {
 		many = append(many, &pilasterv1.Override{Address: own, App: 9})
 	}
-	f1.send(t, say(15, many...))
+	f1.send(t, report(15, many...))
 	f1.ended(t, connect.CodeInvalidArgument)
 }
 
-// TestWarnings: what may not be as its writer means it is said, and applied all the same.
+// TestWarnings: the orchestrator applies policies that are probably not what their author intended, and warns.
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -394,21 +402,20 @@ func TestWarnings(t *testing.T) {
 		{"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: empty, namespace: " +
 			"shop}\n", "all containers of namespace shop"},
 	} {
-		resp, err := operator(
-			s.config.RunDir,
-		).ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{c.document}}))
+		resp, err := operator(s.config.RunDir).ApplyPolicies(t.Context(), connect.NewRequest(
+			&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{c.document}}))
 		if err != nil {
 			t.Fatalf("%s: %v", c.document, err)
 		}
 		got := strings.Join(resp.Msg.Policies[0].Warnings, "; ")
 		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
-			t.Errorf("%s\nwarned of %q, want %q", c.document, got, c.want)
+			t.Errorf("%s\ngot warnings %q, want %q", c.document, got, c.want)
 		}
 	}
 }
 
-// TestUnenforced: that a tenant's policies are not in force on a node is known where it was said, until it is said no
-// more.
+// TestUnenforced: while a node reports that it cannot enforce a tenant's policies, operators see the reason with the
+// tenant and with its policies.
 func TestUnenforced(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -417,10 +424,10 @@ func TestUnenforced(t *testing.T) {
 	resolve(t, n1, "blue", "web")
 	f := follow(t, n1, hosting("blue"))
 	f.next(t)
-	for i, words := range []string{"no room for 7 ports", ""} {
-		said := words
-		if words != "" { // what a terminal obeys is not passed on
-			said = "no\x1broom\nfor\u202e7 ports"
+	for i, want := range []string{"no room for 7 ports", ""} {
+		reported := want
+		if want != "" { // the orchestrator replaces control characters
+			reported = "no\x1broom\nfor\u202e7 ports"
 		}
 		f.send(
 			t,
@@ -428,28 +435,29 @@ func TestUnenforced(t *testing.T) {
 				HostedTenants: []string{"blue"},
 				Sequence:      uint64(10 + i),
 				Hosting: []*pilasterv1.Hosting{
-					{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Unenforced: said},
+					{Tenant: "blue", Accepts: []uint32{1}, Holds: []uint32{1}, Unenforced: reported},
 				},
 			},
 		)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		if err := s.cache.Await(ctx, func() bool { return s.cache.Hosting["blue"]["n1"].GetUnenforced() == words }); err != nil {
-			t.Fatalf("%q is not noted: %v", words, err)
+		cached := func() string { return s.cache.Hosting["blue"]["n1"].GetUnenforced() }
+		if err := s.cache.Await(ctx, func() bool { return cached() == want }); err != nil {
+			t.Fatalf("the cache never has %q: %v", want, err)
 		}
 		cancel()
-		resp, err := operator(
-			s.config.RunDir,
-		).GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
-		if err != nil || len(resp.Msg.Hosting) != 1 || resp.Msg.Hosting[0].Unenforced != words {
-			t.Errorf("%q is shown as %v, %v", words, resp, err)
+		op := operator(s.config.RunDir)
+		resp, err := op.GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
+		if err != nil || len(resp.Msg.Hosting) != 1 || resp.Msg.Hosting[0].Unenforced != want {
+			t.Errorf("GetTenant returned %v, %v; want %q", resp, err, want)
 		}
-		list, err := operator(
-			s.config.RunDir,
-		).ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
-		if err != nil || len(list.Msg.Unenforced) != 1-i ||
-			i == 0 &&
-				(list.Msg.Unenforced[0].Tenant != "blue" || list.Msg.Unenforced[0].Node != "n1" || list.Msg.Unenforced[0].Unenforced != words) {
-			t.Errorf("beside policies %q is shown as %v, %v", words, list, err)
+		list, err := op.ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
+		if err != nil || len(list.Msg.Unenforced) != 1-i {
+			t.Fatalf("ListPolicies returned %v, %v; want %q", list, err, want)
+		}
+		for _, h := range list.Msg.Unenforced {
+			if h.Tenant != "blue" || h.Node != "n1" || h.Unenforced != want {
+				t.Errorf("ListPolicies returned %v, want %q of tenant blue on node n1", h, want)
+			}
 		}
 	}
 	f.send(

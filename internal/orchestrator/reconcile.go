@@ -8,8 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 )
 
-// reconcile performs the steps that tenants' key rotations and app retirements need, until ctx ends. Other
-// orchestrators may do the same; the store decides each step once.
+// reconcile performs the steps that tenants' key rotations and app retirements need, until ctx ends. Several
+// orchestrators may do so at the same time: a transaction of the store performs each step once.
 func (s *Server) reconcile(ctx context.Context) {
 	for s.cache.Await(ctx, func() bool { return len(s.cache.Unreconciled) > 0 }) == nil {
 		for _, tenant := range s.cache.DueTenants() {
@@ -43,11 +43,11 @@ const (
 
 // retireApps starts retirement rounds for tenants near their app limit, until ctx ends.
 func (s *Server) retireApps(ctx context.Context) {
-	type asked struct {
+	type attempt struct {
 		at    time.Time
-		ended int // apps that had ended before
+		ended int // apps that had ended before it
 	}
-	last := map[string]asked{}
+	last := map[string]attempt{}
 	tick := time.NewTicker(roundEvery)
 	defer tick.Stop()
 	for {
@@ -66,11 +66,11 @@ func (s *Server) retireApps(ctx context.Context) {
 					err,
 				)
 			} else {
-				last[name] = asked{now, ended}
+				last[name] = attempt{now, ended}
 			}
 			cancel()
 		}
-		maps.DeleteFunc(last, func(_ string, was asked) bool { return now.Sub(was.at) > roundRetry })
+		maps.DeleteFunc(last, func(_ string, was attempt) bool { return now.Sub(was.at) > roundRetry })
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -12,17 +12,19 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// edge joins as a region's Edge Switch.
+// edge joins and registers a node as the region's Edge Switch.
 func edge(t *testing.T, s *Server, n int) *join.Client {
 	t.Helper()
 	c := dial(t, s, testNode(n))
-	if _, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Edge: true})); err != nil {
+	request := connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", Edge: true})
+	if _, err := c.Register(t.Context(), request); err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-// startRegion starts an orchestrator of one, with its Edge Switch as node 9 and a tenant of each name and CIDR.
+// startRegion starts the orchestrator of a region, with node 9 as its Edge Switch. tenants are names, each followed by
+// its tenant's CIDR.
 func startRegion(t *testing.T, name, base string, tenants ...string) (*Server, *join.Client) {
 	t.Helper()
 	c := testConfig(t)
@@ -37,60 +39,56 @@ func startRegion(t *testing.T, name, base string, tenants ...string) (*Server, *
 	return s, edge(t, s, 9)
 }
 
-func exported(t *testing.T, s *Server) *pilasterv1.Region {
+func exportRegion(t *testing.T, s *Server) *pilasterv1.Region {
 	t.Helper()
-	resp, err := operator(
-		s.config.RunDir,
-	).ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+	op := operator(s.config.RunDir)
+	resp, err := op.ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return resp.Msg.Region
 }
 
-// imported takes a region in, with those tenants or with all.
-func imported(t *testing.T, s *Server, r *pilasterv1.Region, only ...string) {
+// importRegion imports a region with some tenants, or with all if none is named.
+func importRegion(t *testing.T, s *Server, r *pilasterv1.Region, tenants ...string) {
 	t.Helper()
-	if _, err := operator(s.config.RunDir).ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: r, Tenants: only, All: len(only) == 0})); err != nil {
+	request := &pilasterv1.ImportRegionRequest{Region: r, Tenants: tenants, All: len(tenants) == 0}
+	if _, err := operator(s.config.RunDir).ImportRegion(t.Context(), connect.NewRequest(request)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestRegions has nodes told where else their tenants are, and told anew when that changes (NM6).
+// TestRegions: nodes receive the other regions of the tenants that they host, and every change (NM6).
 func TestRegions(t *testing.T) {
 	t.Parallel()
-	west, switching := startRegion(t, "west", "", "blue", "10.0.0.0/16", "red", "10.0.0.0/16")
-	east, _ := startRegion(
-		t,
-		"east",
-		"fd70:696c:6200::/40",
-		"other",
-		"10.9.0.0/16",
-		"blue",
-		"10.1.0.0/16",
-		"red",
-		"10.1.0.0/16",
-	)
-	people := operator(west.config.RunDir)
+	west, edgeSwitch := startRegion(t, "west", "", "blue", "10.0.0.0/16", "red", "10.0.0.0/16")
+	east, _ := startRegion(t, "east", "fd70:696c:6200::/40",
+		"other", "10.9.0.0/16", "blue", "10.1.0.0/16", "red", "10.1.0.0/16")
+	op := operator(west.config.RunDir)
+	deleteTenant := func(name string) error {
+		_, err := op.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: name}))
+		return err
+	}
 	n1 := registered(t, west, testNode(1))
 	resolve(t, n1, "blue", "web")
-	e := follow(t, switching, hosting())
+	e := follow(t, edgeSwitch, hosting())
 	if n := e.next(t).GetSnapshot().GetNode(); !n.GetEdge() || len(n.Carries) != 0 {
-		t.Errorf("before the import the Edge Switch is %v", n)
+		t.Errorf("before the import: got Edge Switch %v, want no transit tenants", n)
 	}
 	f := follow(t, n1, hosting("blue"))
 	if got := f.next(t).GetSnapshot().GetTenants(); len(got) != 1 || len(got[0].Regions) != 0 {
-		t.Errorf("before the import: %v", got)
+		t.Errorf("before the import: got tenants %v, want one without regions", got)
 	}
-	there := exported(t, east)
-	if there.Name != "east" || there.BasePrefix != "fd70:696c:6200::/40" || there.Edge != "fd70:696c:6200:1::/64" ||
-		len(there.Tenants) != 3 ||
-		there.Tenants[0].Created == nil ||
-		there.Tenants[0].Name != "blue" ||
-		there.Tenants[0].Vni != 2 {
-		t.Errorf("exported %v", there)
+	exported := exportRegion(t, east)
+	if exported.Name != "east" || exported.BasePrefix != "fd70:696c:6200::/40" ||
+		exported.Edge != "fd70:696c:6200:1::/64" ||
+		len(exported.Tenants) != 3 ||
+		exported.Tenants[0].Created == nil ||
+		exported.Tenants[0].Name != "blue" ||
+		exported.Tenants[0].Vni != 2 {
+		t.Errorf("exported %v", exported)
 	}
-	imported(t, west, there, "blue")
+	importRegion(t, west, exported, "blue")
 	want := &pilasterv1.TenantRegion{
 		Name:     "east",
 		Cidrs:    []string{"10.1.0.0/16"},
@@ -98,65 +96,65 @@ func TestRegions(t *testing.T) {
 		PeerEdge: "fd70:696c:6200:1::/64",
 		PeerVni:  2,
 	}
-	hears := func(what string, want ...*pilasterv1.TenantRegion) {
+	wantRegions := func(what string, want ...*pilasterv1.TenantRegion) {
 		t.Helper()
 		d := f.next(t).GetDelta()
 		same := func(a, b *pilasterv1.TenantRegion) bool { return proto.Equal(a, b) }
 		if len(d.GetTenants()) != 1 || d.Tenants[0].Name != "blue" ||
 			!slices.EqualFunc(d.Tenants[0].Regions, want, same) {
-			t.Errorf("%s: the node hears %v, want %v", what, d, want)
+			t.Errorf("%s: the node received %v, want regions %v", what, d, want)
 		}
 	}
-	hears("import", want)
-	carries := func(what string, whole []string, carries ...string) {
+	wantRegions("import", want)
+	wantTransit := func(what string, whole []string, transit ...string) {
 		t.Helper()
-		if d := e.next(t).GetDelta(); !slices.Equal(d.GetNode().GetCarries(), carries) ||
+		if d := e.next(t).GetDelta(); !slices.Equal(d.GetNode().GetCarries(), transit) ||
 			!slices.Equal(d.GetWholeTenants(), whole) {
-			t.Errorf("%s: the Edge Switch hears %v, want %v, and of these %v whole", what, d, carries, whole)
+			t.Errorf("%s: the Edge Switch received %v, want transit tenants %v, complete %v", what, d, transit, whole)
 		}
 	}
-	carries("import", []string{"blue"}, "blue")
+	wantTransit("import", []string{"blue"}, "blue")
 
-	// Who asks hears the same: nodes, people, and nodes that come later.
+	// Resolve, GetTenant and the snapshot of a new node have the region, too.
 	resp, err := n1.Resolve(
 		t.Context(),
 		connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue", Labels: map[string]string{"app": "web"}}),
 	)
 	if err != nil || len(resp.Msg.Tenant.Regions) != 1 || !proto.Equal(resp.Msg.Tenant.Regions[0], want) {
-		t.Errorf("resolved %v, %v", resp, err)
+		t.Errorf("Resolve returned %v, %v; want region %v", resp, err, want)
 	}
-	got, err := people.GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
+	got, err := op.GetTenant(t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"}))
 	if err != nil || len(got.Msg.Tenant.Regions) != 1 {
-		t.Errorf("people see %v, %v", got, err)
+		t.Errorf("GetTenant returned %v, %v; want one region", got, err)
 	}
 	if red, _, _ := west.cache.Tenant("red"); len(red.Regions) != 0 {
-		t.Errorf("red, which was left out, has %v", red.Regions)
+		t.Errorf("red was not imported, got regions %v", red.Regions)
 	}
 	n2 := registered(t, west, testNode(2))
 	resolve(t, n2, "blue", "web")
 	if s := follow(t, n2, hosting("blue")).next(t).GetSnapshot(); len(s.GetTenants()) != 1 ||
 		len(s.Tenants[0].Regions) != 1 {
-		t.Errorf("a new node's snapshot is %v", s)
+		t.Errorf("got snapshot %v for a new node, want one region", s)
 	}
 
-	// Import again refreshes; what changes nothing is not told.
-	imported(t, west, there, "blue", "red")
-	carries("import of red", []string{"red"}, "blue", "red")
-	there.Tenants[0].Cidrs = []string{"10.2.0.0/16"}
-	imported(t, west, there, "blue", "red")
+	// A second import replaces the first. Nodes receive a message only if it changes something.
+	importRegion(t, west, exported, "blue", "red")
+	wantTransit("import of red", []string{"red"}, "blue", "red")
+	exported.Tenants[0].Cidrs = []string{"10.2.0.0/16"}
+	importRegion(t, west, exported, "blue", "red")
 	want.Cidrs = []string{"10.2.0.0/16"}
-	hears("import again", want)
-	carries("import again", nil, "blue", "red")
-	imported(t, west, there, "red")
-	hears("without blue")
-	carries("without blue", nil, "red")
-	imported(t, west, there)
-	hears("with all", want)
-	carries("with all", []string{"blue"}, "blue", "red")
+	wantRegions("import again", want)
+	wantTransit("import again", nil, "blue", "red")
+	importRegion(t, west, exported, "red")
+	wantRegions("without blue")
+	wantTransit("without blue", nil, "red")
+	importRegion(t, west, exported)
+	wantRegions("with all", want)
+	wantTransit("with all", []string{"blue"}, "blue", "red")
 
-	// A tenant that is made later is joined then.
+	// A tenant that is created after the import is connected to its region at that time.
 	overlay := &pilasterv1.Overlay{Cidr: "10.9.0.0/24", NodeBits: 28}
-	_, err = people.CreateTenant(
+	_, err = op.CreateTenant(
 		t.Context(),
 		connect.NewRequest(
 			&pilasterv1.CreateTenantRequest{Name: "other", Network: "nimitz", Overlays: []*pilasterv1.Overlay{overlay}},
@@ -165,75 +163,74 @@ func TestRegions(t *testing.T) {
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	wantText(t, err, "10.9.0.0/16 in region east")
 	createNimitz(t, west, "other", &pilasterv1.Overlay{Cidr: "10.8.0.0/24", NodeBits: 28})
-	carries("made later", []string{"other"}, "blue", "other", "red")
-	if _, err := people.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"})); err != nil {
+	wantTransit("created later", []string{"other"}, "blue", "other", "red")
+	if err := deleteTenant("red"); err != nil {
 		t.Errorf("delete a tenant that is in another region: %v", err)
 	}
-	carries("red deleted", nil, "blue", "other")
+	wantTransit("red deleted", nil, "blue", "other")
 
-	// Made anew it is another, until somebody says that it is meant.
+	// A tenant with the same name that is created again is not connected until the region is imported again.
 	createNimitz(t, west, "red", &pilasterv1.Overlay{Cidr: "10.0.0.0/16", NodeBits: 24})
-	carries("red created again", nil, "blue", "other")
+	wantTransit("red created again", nil, "blue", "other")
 	if red, _, _ := west.cache.Tenant("red"); len(red.Regions) != 0 {
-		t.Errorf("red, created again, has %v", red.Regions)
+		t.Errorf("red was created again, got regions %v", red.Regions)
 	}
-	_, err = people.ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: there}))
+	_, err = op.ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	wantText(t, err, "tenant red was deleted and created again here since region east was imported")
-	imported(t, west, there)
-	carries("red is meant", []string{"red"}, "blue", "other", "red")
-	if _, err := people.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"})); err != nil {
+	importRegion(t, west, exported)
+	wantTransit("red imported again", []string{"red"}, "blue", "other", "red")
+	if err := deleteTenant("red"); err != nil {
 		t.Fatal(err)
 	}
-	carries("red deleted again", nil, "blue", "other")
+	wantTransit("red deleted again", nil, "blue", "other")
 	if other, _, _ := west.cache.Tenant("other"); len(other.Regions) != 1 || other.Regions[0].PeerVni != 1 {
-		t.Errorf("other has %v", other.Regions)
+		t.Errorf("got regions %v of tenant other, want one with VNI 1", other.Regions)
 	}
 
-	// Without the Edge Switch there is no way; with another there is again.
-	_, err = people.DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n9"}))
+	// Without an Edge Switch, tenants have no regions. A new Edge Switch restores them.
+	request := &pilasterv1.DeleteNodeRequest{Name: "n9"}
+	_, err = op.DeleteNode(t.Context(), connect.NewRequest(request))
 	wantCode(t, err, connect.CodeFailedPrecondition)
-	if _, err := people.DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n9", Force: true})); err != nil {
+	request.Force = true
+	if _, err := op.DeleteNode(t.Context(), connect.NewRequest(request)); err != nil {
 		t.Fatal(err)
 	}
-	hears("without an Edge Switch")
-	_, err = people.ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+	wantRegions("without an Edge Switch")
+	_, err = op.ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	edge(t, west, 8)
 	want.Edge = "fd70:696c:6100:4::/64"
-	hears("another Edge Switch", want)
+	wantRegions("another Edge Switch", want)
 
-	if _, err := people.DeleteRegion(t.Context(), connect.NewRequest(&pilasterv1.DeleteRegionRequest{Name: "east"})); err != nil {
+	_, err = op.DeleteRegion(t.Context(), connect.NewRequest(&pilasterv1.DeleteRegionRequest{Name: "east"}))
+	if err != nil {
 		t.Fatal(err)
 	}
-	hears("region deleted")
+	wantRegions("region deleted")
 }
 
-// TestRegionsRestored: what was imported is in a backup, and is told by a restored orchestrator.
+// TestRegionsRestored: a backup contains imported regions, and a restored orchestrator has them.
 func TestRegionsRestored(t *testing.T) {
 	t.Parallel()
 	west, _ := startRegion(t, "west", "", "blue", "10.0.0.0/16")
 	east, _ := startRegion(t, "east", "fd70:696c:6200::/40", "blue", "10.1.0.0/16")
-	imported(t, west, exported(t, east))
+	importRegion(t, west, exportRegion(t, east))
 	again := restored(t, backup(t, west.config), 10)
 	blue, _, _ := again.cache.Tenant("blue")
 	if len(blue.Regions) != 1 || blue.Regions[0].Name != "east" || blue.Regions[0].Edge != "fd70:696c:6100:1::/64" {
-		t.Errorf("blue has %v", blue.Regions)
+		t.Errorf("got regions %v of tenant blue, want east", blue.Regions)
 	}
-	list, err := operator(
-		again.config.RunDir,
-	).ListRegions(t.Context(), connect.NewRequest(&pilasterv1.ListRegionsRequest{}))
+	op := operator(again.config.RunDir)
+	list, err := op.ListRegions(t.Context(), connect.NewRequest(&pilasterv1.ListRegionsRequest{}))
 	if err != nil || len(list.Msg.Regions) != 1 || list.Msg.Own.Edge == "" {
-		t.Errorf("the restored one lists %v, %v", list, err)
+		t.Errorf("ListRegions returned %v, %v; want one region, and an Edge Switch of its own", list, err)
 	}
-	// It was started without --region.
-	_, err = operator(
-		again.config.RunDir,
-	).ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
+	// The restored orchestrator was started without --region.
+	_, err = op.ExportRegion(t.Context(), connect.NewRequest(&pilasterv1.ExportRegionRequest{}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	wantText(t, err, "--region NAME")
-	_, err = operator(
-		again.config.RunDir,
-	).ImportRegion(t.Context(), connect.NewRequest(&pilasterv1.ImportRegionRequest{Region: exported(t, east)}))
+	request := &pilasterv1.ImportRegionRequest{Region: exportRegion(t, east)}
+	_, err = op.ImportRegion(t.Context(), connect.NewRequest(request))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 }

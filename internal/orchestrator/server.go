@@ -45,8 +45,8 @@ type Config struct {
 	Version       string
 	Log           *slog.Logger
 
-	Now      func() time.Time `json:"-"` // clock for certificates; nil means time.Now
-	patience time.Duration    // for a request, or one message of a stream; 0 means admission.CallTimeout
+	Now     func() time.Time `json:"-"` // clock for certificates; nil means time.Now
+	timeout time.Duration    // of a request, or one message of a stream; 0 means admission.CallTimeout
 }
 
 // Socket is the path of the operators' socket in a run directory.
@@ -59,18 +59,18 @@ type Server struct {
 	cache       *cache.Cache
 	token       *admission.TokenFile
 	metrics     *metrics
-	pinged      health
+	storeHealth health
 	connLimiter *admission.ConnLimiter
 	limiter     *admission.CallLimiter
 	nodes       net.Listener
 	handler     http.Handler   // for nodes
-	within      sync.WaitGroup // calls from this process
+	inProcess   sync.WaitGroup // calls by NodeHandler
 	servers     []*http.Server
 	closeEtcd   func()
 	failed      chan error
 
 	running    sync.WaitGroup
-	background context.Context // of background goroutines
+	background context.Context // for background goroutines
 	stop       context.CancelFunc
 }
 
@@ -115,7 +115,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	c.patience = cmp.Or(c.patience, admission.CallTimeout)
+	c.timeout = cmp.Or(c.timeout, admission.CallTimeout)
 	s := &Server{config: c, metrics: newMetrics(c.Version), failed: make(chan error, 8), closeEtcd: func() {}}
 	s.cache = cache.New(join.NewUUID(), s.metrics.countDropped)
 	background, stop := context.WithCancel(context.Background())
@@ -145,7 +145,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	s.metrics.observe(s.cache, s.store)
 	s.running.Go(func() { s.store.Watch(background, s.apply) })
 	s.running.Go(func() { s.token.Run(background, c.Log) })
-	s.running.Go(func() { s.pinged.run(background, s.store) })
+	s.running.Go(func() { s.storeHealth.run(background, s.store) })
 	s.running.Go(func() { s.reconcile(background) })
 	s.running.Go(func() { s.retireApps(background) })
 	s.running.Go(func() { s.store.KeepSessions(background, s.cache.Restart) })
@@ -208,7 +208,7 @@ func (s *Server) serve() error {
 	)
 	health := func(mux *http.ServeMux) {
 		mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-		mux.HandleFunc("/readyz", s.pinged.serve)
+		mux.HandleFunc("/readyz", s.storeHealth.serve)
 	}
 
 	nodes, err := net.Listen("tcp", s.config.Listen)
@@ -219,7 +219,7 @@ func (s *Server) serve() error {
 	health(mux)
 	s.limiter = admission.NewCallLimiter(limits, s.metrics.countRefused)
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&rpc.NodeService{
-		Store: s.store, Cache: s.cache, Token: s.token, Timeout: s.config.patience,
+		Store: s.store, Cache: s.cache, Token: s.token, Timeout: s.config.timeout,
 		Now: s.config.Now, Log: s.config.Log,
 		Limiter: s.limiter, Lists: admission.ListRates(limits),
 		Later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
@@ -254,7 +254,7 @@ func (s *Server) serve() error {
 	s.start(
 		admission.LimitedListener{Listener: metrics, Limiter: s.connLimiter},
 		false,
-		s.patient(&http.Server{Handler: mux}),
+		s.withTimeouts(&http.Server{Handler: mux}),
 	)
 	return nil
 }
@@ -269,7 +269,7 @@ func (s *Server) ServeNodes(l net.Listener) {
 		hosts:     s.hosts(l.Addr()),
 		now:       s.config.Now,
 	}
-	s.start(admission.LimitedListener{Listener: l, Limiter: s.connLimiter}, true, s.patient(&http.Server{
+	s.start(admission.LimitedListener{Listener: l, Limiter: s.connLimiter}, true, s.withTimeouts(&http.Server{
 		Handler:     s.handler,
 		ConnContext: admission.WithConn,
 		Protocols:   &both,
@@ -284,12 +284,12 @@ func (s *Server) ServeNodes(l net.Listener) {
 	}))
 }
 
-// patient sets timeouts for everything but streams, and the maximum size of a header.
-func (s *Server) patient(h *http.Server) *http.Server {
-	h.ReadHeaderTimeout = s.config.patience / 2 // and the handshake
-	h.ReadTimeout = s.config.patience
-	h.WriteTimeout = 2 * s.config.patience // from the end of the header, so it includes the call
-	h.IdleTimeout = 2 * s.config.patience
+// withTimeouts sets timeouts for everything but streams, and the maximum size of a header.
+func (s *Server) withTimeouts(h *http.Server) *http.Server {
+	h.ReadHeaderTimeout = s.config.timeout / 2 // also of the TLS handshake
+	h.ReadTimeout = s.config.timeout
+	h.WriteTimeout = 2 * s.config.timeout // starts at the end of the header, so it includes the call
+	h.IdleTimeout = 2 * s.config.timeout
 	h.MaxHeaderBytes = admission.MaxHeader
 	return h
 }
@@ -313,12 +313,12 @@ func (s *Server) start(l net.Listener, secure bool, h *http.Server) {
 // Addr is the address for nodes.
 func (s *Server) Addr() net.Addr { return s.nodes.Addr() }
 
-// NodeHandler serves nodes inside this process. The caller sets Request.TLS, as net/http does after a verified
-// handshake. No call may start after Close, which waits for all of them.
+// NodeHandler serves nodes that run in this process, such as simulated ones. The caller sets Request.TLS, as net/http
+// does after a verified handshake. Close waits for all calls; no call may start after it.
 func (s *Server) NodeHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.within.Add(1)
-		defer s.within.Done()
+		s.inProcess.Add(1)
+		defer s.inProcess.Done()
 		s.handler.ServeHTTP(w, r)
 	})
 }
@@ -341,27 +341,28 @@ func (s *Server) Close() {
 		s.limiter.Stop()
 	}
 	for _, h := range s.servers {
-		if inTime(h.Shutdown) != nil {
+		if withStopTimeout(h.Shutdown) != nil {
 			h.Close()
 		}
 	}
-	s.within.Wait()
+	s.inProcess.Wait()
 	if s.store != nil {
-		inTime(s.store.EndSessions) // otherwise they expire
+		withStopTimeout(s.store.EndSessions) // without this, they expire later
 	}
 	s.stop()
 	s.running.Wait()
 	s.closeEtcd()
 }
 
-// inTime runs one step of a stop with its own timeout.
-func inTime(step func(context.Context) error) error {
+// withStopTimeout runs one step of Close with a timeout of its own.
+func withStopTimeout(step func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	return step(ctx)
 }
 
-// hosts are all names by which a person may verify the certificate; nodes verify join.ServerName.
+// hosts returns the names in the certificate by which administrators' clients may verify it. Nodes verify
+// join.ServerName.
 func (s *Server) hosts(listen net.Addr) []string {
 	hosts := append([]string{"localhost", "::1", "127.0.0.1"}, s.config.Advertise...)
 	if name, err := os.Hostname(); err == nil {

@@ -41,35 +41,35 @@ func TestRestart(t *testing.T) {
 	if fi, _ := os.Stat(filepath.Join(c.DataDir, "join-token")); err != nil ||
 		strings.TrimSpace(string(text)) != token ||
 		fi.Mode().Perm() != 0o600 {
-		t.Errorf("join token on disk: %v, %q", err, text)
+		t.Errorf("join token file: got %q, %v; want %s with mode 0600", text, err, token)
 	}
 	createTenant(t, s, "blue")
 	n1 := registered(t, s, testNode(1))
 
 	if _, err := Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "in use by another process") {
-		t.Errorf("a second one on the same data: %v", err)
+		t.Errorf("start with a data directory in use: got error %v", err)
 	}
 	n1.Close()
 	s.Close()
 	if _, err := os.Stat(Socket(c.RunDir)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("socket is still there: %v", err)
+		t.Errorf("the socket exists after Close: %v", err)
 	}
 
 	other := c
 	other.Plan.Base = netip.MustParsePrefix("fd22::/48")
 	var refused *store.Error
 	if _, err := Start(t.Context(), other); !errors.As(err, &refused) || refused.Reason != store.Refused {
-		t.Errorf("another base prefix: %v", err)
+		t.Errorf("start with another base prefix: got error %v, want a refusal", err)
 	}
 	c.Plan.Base = netip.Prefix{}
 	s = start(t, c)
 	nodes, err := operator(c.RunDir).ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
 	if err != nil || len(nodes.Msg.Nodes) != 1 || nodes.Msg.Nodes[0].Prefix != "fd11:0:0:1::/64" || s.Token() != token {
-		t.Errorf("after a restart: %v, %v", nodes, err)
+		t.Errorf("after a restart: got nodes %v, %v; want one, and the same token", nodes, err)
 	}
 	tenants, err := operator(c.RunDir).ListTenants(t.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 	if err != nil || len(tenants.Msg.Tenants) != 1 || tenants.Msg.Tenants[0].Ids[0].Key != nil {
-		t.Errorf("after a restart: %v, %v", tenants, err)
+		t.Errorf("after a restart: got tenants %v, %v; want one without its key", tenants, err)
 	}
 }
 
@@ -77,11 +77,11 @@ func TestLongDataDirIsRefused(t *testing.T) {
 	c := testConfig(t)
 	c.DataDir = filepath.Join(c.DataDir, strings.Repeat("x", 100))
 	if _, err := Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "shorter --data-dir") {
-		t.Errorf("got %v", err)
+		t.Errorf("got error %v, want advice to use a shorter --data-dir", err)
 	}
 }
 
-func TestReadyOnlyWhileTheStoreAnswers(t *testing.T) {
+func TestReadiness(t *testing.T) {
 	var h health
 	status := func() int {
 		w := httptest.NewRecorder()
@@ -89,24 +89,24 @@ func TestReadyOnlyWhileTheStoreAnswers(t *testing.T) {
 		return w.Code
 	}
 	if got := status(); got != http.StatusServiceUnavailable {
-		t.Errorf("before the store answered: %d", got)
+		t.Errorf("before the first answer of the store: got status %d, want 503", got)
 	}
 	h.note(time.Now())
 	if got := status(); got != http.StatusOK {
-		t.Errorf("after: %d", got)
+		t.Errorf("after an answer: got status %d, want 200", got)
 	}
 	h.note(time.Now().Add(-2 * staleAfter))
 	if got := status(); got != http.StatusServiceUnavailable {
-		t.Errorf("long after: %d", got)
+		t.Errorf("%v after the last answer: got status %d, want 503", 2*staleAfter, got)
 	}
 	h.note(time.Now())
-	if kept := h.answered.Load(); *kept == kept.Round(0) { // which takes the monotonic clock's reading away
-		t.Error("what is remembered goes by the clock that people set")
+	if kept := h.answered.Load(); *kept == kept.Round(0) { // Round removes the reading of the monotonic clock
+		t.Error("the recorded time has no reading of the monotonic clock")
 	}
 }
 
-// A node that reads nothing must not hold its handler for ever.
-func TestNodeThatReadsNothing(t *testing.T) {
+// The orchestrator ends the stream of a node that does not read it.
+func TestStalledStream(t *testing.T) {
 	s := start(t, testConfig(t))
 	registered(t, s, testNode(1))
 	ended := map[string]int{}
@@ -120,7 +120,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	stopped, stop := context.WithCancel(t.Context())
 	defer stop()
 	watching := make(chan struct{})
-	go func() { // what this orchestrator notes it must hear of; the rest is made up
+	go func() { // the cache receives sessions from the store, and all other events from the test
 		defer close(watching)
 		s.store.Watch(stopped, func(b store.Batch) {
 			for _, e := range b.Events {
@@ -133,7 +133,9 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	defer func() { stop(); <-watching }()
 	mux := http.NewServeMux()
 	mux.Handle(pilasterv1connect.NewNodeServiceHandler(&rpc.NodeService{
-		Store: s.store, Cache: m, Timeout: time.Second, Log: s.config.Log, Limiter: admission.NewCallLimiter(admission.DefaultLimits, func(string) {}), Later: func(func(context.Context)) {},
+		Store: s.store, Cache: m, Timeout: time.Second, Log: s.config.Log,
+		Limiter: admission.NewCallLimiter(admission.DefaultLimits, func(string) {}),
+		Later:   func(func(context.Context)) {},
 	}))
 	returned := make(chan struct{})
 	path := filepath.Join(t.TempDir(), "s")
@@ -156,7 +158,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 	if err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stream.Receive(); err != nil { // the snapshot, and nothing after it
+	if _, err := stream.Receive(); err != nil { // only the snapshot
 		t.Fatal(err)
 	}
 	noise := make([]byte, 60<<10) // does not compress
@@ -167,7 +169,7 @@ func TestNodeThatReadsNothing(t *testing.T) {
 		f := m.Subscribers[testNode(1).Name]
 		keepsUp := f == nil || f.Queue.Len() == 0
 		m.Mu.Unlock()
-		if keepsUp { // so that it is not ended because of its queue
+		if keepsUp { // a full queue would end the stream for another reason
 			m.Apply(
 				store.Batch{
 					Revision: revision,
@@ -178,21 +180,22 @@ func TestNodeThatReadsNothing(t *testing.T) {
 		select {
 		case <-returned:
 			if ended["slow"] != 0 {
-				t.Error("its queue was full before its connection was: this proved nothing")
+				t.Error("the stream ended because its queue was full, want a stalled connection")
 			}
 			if ended["stalled"] != 1 {
-				t.Errorf("ended %v", ended)
+				t.Errorf("ended streams by reason: got %v, want one stalled", ended)
 			}
 			return
 		case <-ctx.Done():
-			t.Fatal("the handler still waits for the node")
+			t.Fatal("the handler has not returned after 20 s")
 		case <-time.After(time.Millisecond):
 		}
 	}
 }
 
-// A change that somebody else undid at once is answered as soon as it was seen: it may never be there to be seen.
-func TestChangeUndoneAtOnce(t *testing.T) {
+// A call that changes something returns when the cache has reached the revision of the change, also if another client
+// has reverted the change meanwhile.
+func TestRevertedChange(t *testing.T) {
 	t.Parallel()
 	st, err := store.Open(t.Context(), storetest.Embedded(t), address.Plan{}, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -200,13 +203,13 @@ func TestChangeUndoneAtOnce(t *testing.T) {
 	}
 	m := cache.New("self", func(string) {})
 	s := &rpc.OperatorService{Store: st, Cache: m}
-	m.Apply(store.Batch{Whole: true, Revision: 1 << 20}) // later than what follows: it is made and gone
+	m.Apply(store.Batch{Whole: true, Revision: 1 << 20}) // later than the change, and without the tenant
 	ctx, cancel := context.WithTimeout(t.Context(), admission.CallTimeout)
 	defer cancel()
 	if _, err := s.CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "blue"})); err != nil {
 		t.Fatal(err)
 	}
 	if ctx.Err() != nil {
-		t.Error("the answer came only when the call had run out of time")
+		t.Error("the call returned only at its deadline")
 	}
 }

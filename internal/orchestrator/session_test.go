@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 )
 
-// machine is a node's disk, from which any number of machines may be started.
+// machine is a node's disk. The test may start several machines from it, as from copies of the disk.
 type machine struct {
 	node pki.Node
 	dir  string
@@ -27,7 +27,7 @@ type machine struct {
 
 func newMachine(t *testing.T, n int) machine { return machine{testNode(n), t.TempDir()} }
 
-// boot is a process of the agent; what it calls goes by way of through where that is given.
+// boot connects a new process of the agent, by the address in through unless that is empty.
 func (m machine) boot(t *testing.T, s *Server, through string) *join.Client {
 	t.Helper()
 	url := s.url()
@@ -54,11 +54,11 @@ func wantRefusedClone(t *testing.T, err error) {
 	t.Helper()
 	wantCode(t, err, connect.CodeAlreadyExists)
 	if err != nil && !strings.Contains(err.Error(), "if its disk was copied") {
-		t.Errorf("%v does not say what to do", err)
+		t.Errorf("got error %v, want one with advice", err)
 	}
 }
 
-// wire is a network path that can be cut so that neither side hears of it.
+// wire is a TCP proxy. After cut is closed, it drops all data and keeps the connections open.
 type wire struct {
 	net.Listener
 	cut chan struct{}
@@ -96,7 +96,7 @@ func newWire(t *testing.T, to string) *wire {
 	return w
 }
 
-// closeAll is what a kernel does for a process that was killed.
+// closeAll closes all connections, as the kernel does for a process that was killed.
 func (w *wire) closeAll() {
 	w.Close()
 	w.mu.Lock()
@@ -111,7 +111,7 @@ func (w *wire) copy(to, from net.Conn) {
 	for {
 		n, err := from.Read(b)
 		select {
-		case <-w.cut: // it lies on this side for ever
+		case <-w.cut:
 			return
 		default:
 		}
@@ -123,7 +123,7 @@ func (w *wire) copy(to, from net.Conn) {
 	}
 }
 
-// Two machines from one disk: the first goes on, the second is refused, at each orchestrator.
+// Of two machines with copies of one disk, the first continues to work. Each orchestrator refuses the second.
 func TestClonedDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -155,30 +155,26 @@ func TestClonedDisk(t *testing.T) {
 		_, err = stream.Receive()
 		wantRefusedClone(t, err)
 
-		// Each orchestrator knows of the node, and neither lets it be deleted.
-		nodes, err := operator(
-			s.config.RunDir,
-		).ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+		// Each orchestrator shows the node as connected, and refuses to delete it.
+		op := operator(s.config.RunDir)
+		nodes, err := op.ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
 		if err != nil || len(nodes.Msg.Nodes) != 1 || !nodes.Msg.Nodes[0].Connected {
-			t.Errorf("orchestrator %d shows %v, %v", i, nodes, err)
+			t.Errorf("orchestrator %d: got nodes %v, %v; want one, connected", i, nodes, err)
 		}
-		status, err := operator(
-			s.config.RunDir,
-		).ClusterStatus(t.Context(), connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
+		status, err := op.ClusterStatus(t.Context(), connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
 		if err != nil || status.Msg.NodesConnected != 1 {
-			t.Errorf("orchestrator %d: status %v, %v", i, status, err)
+			t.Errorf("orchestrator %d: got status %v, %v; want one connected node", i, status, err)
 		}
-		_, err = operator(
-			s.config.RunDir,
-		).DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"}))
+		_, err = op.DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"}))
 		wantCode(t, err, connect.CodeFailedPrecondition)
 	}
 	app := resolve(t, first, "blue", "web")
 	if d := f.next(t).GetDelta(); len(d.GetApps()) != 1 || d.Apps[0].Id != app.Id {
-		t.Errorf("the first hears %v", d)
+		t.Errorf("the first machine received %v, want app %d", d, app.Id)
 	}
 
-	// The first moves to the other orchestrator: its old stream ends, and both say it is connected.
+	// The first machine connects to the other orchestrator. Its old stream ends, and both orchestrators show it as
+	// connected.
 	moved := moveTo(t, first, m, both[1])
 	g := follow(t, moved, hosting("blue"))
 	g.next(t)
@@ -188,21 +184,22 @@ func TestClonedDisk(t *testing.T) {
 			t.Errorf("orchestrator %d: %v", i, err)
 		}
 	}
-	// An orchestrator that stops takes its streams along.
+	// An orchestrator that stops ends its streams.
 	both[1].Close()
 	g.ended(t, connect.CodeUnavailable)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := both[0].cache.Await(ctx, func() bool { return !both[0].cache.Connected("n1") }); err != nil {
-		t.Error("n1 still counts as connected at an orchestrator that stopped")
+		t.Error("n1 still counts as connected to an orchestrator that stopped")
 	}
-	if _, err := operator(both[0].config.RunDir).DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"})); err != nil {
+	request := connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"})
+	if _, err := operator(both[0].config.RunDir).DeleteNode(t.Context(), request); err != nil {
 		t.Error(err)
 	}
 }
 
-// Who has a node's key and stays connected is put out by another orchestrator, at once and for good.
-func TestStolenKeyIsTakenBack(t *testing.T) {
+// Deleting a node by force at one orchestrator ends its stream at the other one, and revokes its certificate.
+func TestForcedDeleteRevokesCertificate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
@@ -215,30 +212,31 @@ func TestStolenKeyIsTakenBack(t *testing.T) {
 		both[i] = start(t, c)
 	}
 	createTenant(t, both[0], "blue")
-	thief := registered(t, both[0], testNode(1))
-	stream := follow(t, thief, hosting("blue"))
+	client := registered(t, both[0], testNode(1))
+	stream := follow(t, client, hosting("blue"))
 	stream.next(t)
 
-	people := operator(both[1].config.RunDir)
-	_, err := people.DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1", Force: true}))
+	op := operator(both[1].config.RunDir)
+	_, err := op.DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1", Force: true}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	stream.ended(t, connect.CodeFailedPrecondition)
-	wantCode(t, register(t, thief), connect.CodeFailedPrecondition)
-	_, err = thief.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue"}))
+	wantCode(t, register(t, client), connect.CodeFailedPrecondition)
+	_, err = client.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue"}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
-	wantCode(t, thief.RenewCertificate(t.Context()), connect.CodeFailedPrecondition)
-	if _, err := people.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "blue"})); err != nil {
-		t.Errorf("the tenant that the thief said it hosts: %v", err)
+	wantCode(t, client.RenewCertificate(t.Context()), connect.CodeFailedPrecondition)
+	_, err = op.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "blue"}))
+	if err != nil {
+		t.Errorf("delete the tenant that the deleted node hosted: %v", err)
 	}
 	if nodes := both[1].cache.AllNodes(); len(nodes) != 0 {
-		t.Errorf("left: %v", nodes)
+		t.Errorf("got nodes %v, want none", nodes)
 	}
 }
 
-// An orchestrator that is cut off from the store ends its streams when the store lets other machines in.
-func TestOrchestratorIsCutOff(t *testing.T) {
+// An orchestrator that cannot reach the store ends its streams when its sessions expire in the store.
+func TestOrchestratorWithoutStore(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
@@ -268,20 +266,21 @@ func TestOrchestratorIsCutOff(t *testing.T) {
 			}
 		}
 	}()
-	session := func(is bool) {
+	awaitSession := func(exists bool) {
 		t.Helper()
-		if err := other.cache.Await(ctx, func() bool { return other.cache.Sessions["n1"].None() != is }); err != nil {
+		reached := func() bool { return other.cache.Sessions["n1"].None() != exists }
+		if err := other.cache.Await(ctx, reached); err != nil {
 			t.Fatal(err)
 		}
 	}
-	session(true)
+	awaitSession(true)
 	close(w.cut)
-	session(false)
+	awaitSession(false)
 	select {
 	case err := <-ended:
 		wantCode(t, err, connect.CodeAborted)
 	case <-time.After(10 * time.Second):
-		t.Error("another machine may be let in, and the stream goes on")
+		t.Error("the stream continues 10 s after its session expired in the store")
 	}
 	moved := moveTo(t, first, m, other)
 	if err := register(t, moved); err != nil {
@@ -290,16 +289,17 @@ func TestOrchestratorIsCutOff(t *testing.T) {
 	follow(t, moved, hosting()).next(t)
 }
 
-// A call that does not end takes its own time of a stop, and none of what the store must be told.
+// When an orchestrator stops, it ends its sessions in the store, also if a call does not end in time.
 func TestStopEndsSessions(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
 	c.Etcd = storetest.Debian(t)
 	other := start(t, c)
-	c.DataDir, c.RunDir, c.patience = t.TempDir(), t.TempDir(), time.Minute
+	c.DataDir, c.RunDir, c.timeout = t.TempDir(), t.TempDir(), time.Minute
 	s, stop := startAndStop(t, c)
 	registered(t, s, testNode(1)).Close()
-	if err := s.store.Connect(t.Context(), testNode(1), store.Session{Orchestrator: s.cache.Self, Instance: "i", Stream: "1"}); err != nil {
+	session := store.Session{Orchestrator: s.cache.Self, Instance: "i", Stream: "1"}
+	if err := s.store.Connect(t.Context(), testNode(1), session); err != nil {
 		t.Fatal(err)
 	}
 	ended := hang(t.Context(), t, transport(t, s, testNode(1)), s.url()+pilasterv1connect.NodeServiceRegisterProcedure)
@@ -313,11 +313,12 @@ func TestStopEndsSessions(t *testing.T) {
 	}
 }
 
-// moveTo is the same process at another orchestrator.
+// moveTo connects the process of a client to another orchestrator, or by another path.
 func moveTo(t *testing.T, c *join.Client, m machine, s *Server) *join.Client {
 	t.Helper()
 	moved, err := join.Dial(t.Context(), join.Config{
-		URL: s.url(), StateDir: m.dir, NodeName: m.node.Name, NodeUUID: m.node.UUID, Instance: c.Instance(), Log: s.config.Log,
+		URL: s.url(), StateDir: m.dir, NodeName: m.node.Name, NodeUUID: m.node.UUID,
+		Instance: c.Instance(), Log: s.config.Log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -326,8 +327,8 @@ func moveTo(t *testing.T, c *join.Client, m machine, s *Server) *join.Client {
 	return moved
 }
 
-// The orchestrator has not noticed yet that the network was cut when the same agent comes back by another path.
-func TestReconnectBeforeTheOldStreamIsDead(t *testing.T) {
+// An agent reconnects by another path before the orchestrator has detected that the old connection is broken.
+func TestReconnectBeforeOldStreamEnds(t *testing.T) {
 	s := start(t, testConfig(t))
 	w := newWire(t, s.Addr().String())
 	m := newMachine(t, 1)
@@ -348,18 +349,18 @@ func TestReconnectBeforeTheOldStreamIsDead(t *testing.T) {
 	g := follow(t, after, hosting())
 	g.next(t)
 	if took := time.Since(began); took >= cache.MaxLag {
-		t.Errorf("took %v: it waited for the old stream to die", took)
+		t.Errorf("the new stream took %v, want less than %v: it waited for the old one", took, cache.MaxLag)
 	}
 	s.cache.Mu.Lock()
 	now := s.cache.Subscribers["n1"]
 	s.cache.Mu.Unlock()
 	if now == old || now == nil {
-		t.Error("the old stream is still the node's")
+		t.Error("the cache still has the old stream")
 	}
 }
 
-// An agent that was killed leaves a connection that its kernel closes: the next process is let in at its first try.
-func TestRestartedAgentGetsIn(t *testing.T) {
+// After an agent was killed, the kernel closes its connections. The first call of the next process is accepted.
+func TestRestartedAgent(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	m := newMachine(t, 1)
@@ -368,7 +369,7 @@ func TestRestartedAgentGetsIn(t *testing.T) {
 		c := m.boot(t, s, w.Addr().String())
 		if again {
 			_, err := c.Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "none"}))
-			wantCode(t, err, connect.CodeNotFound) // an ADD may come before anything else
+			wantCode(t, err, connect.CodeNotFound) // an ADD may resolve labels before the agent registers
 		}
 		if err := register(t, c); err != nil {
 			t.Fatal(err)

@@ -27,8 +27,8 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// slowEtcd stands before an etcd that takes its time, as with a slow disk: connections live, and what was asked is
-// done however late, also when nobody waits for it any more.
+// slowEtcd is a proxy that delays calls to etcd, as a slow disk does: connections stay open, and etcd performs every
+// call, also after its client has given up.
 type slowEtcd struct {
 	etcd *grpc.ClientConn
 	mode atomic.Int32
@@ -38,14 +38,14 @@ type slowEtcd struct {
 // Modes of a slowEtcd.
 const (
 	quick   = iota
-	lagging // by lag
-	lateTxn // by late: every other change is made late, the others are answered late
-	lateAll // by late, before anything is done
+	lagging // delays requests and responses by lag
+	lateTxn // delays transactions by late: every second one before it is performed, the others after it
+	lateAll // delays all requests by late
 )
 
 const (
 	lag  = 50 * time.Millisecond
-	late = 6 * time.Second // more than a request is given
+	late = 6 * time.Second // more than the timeout of a request
 )
 
 func startSlowEtcd(t *testing.T) (*slowEtcd, store.External) {
@@ -60,21 +60,21 @@ func startSlowEtcd(t *testing.T) (*slowEtcd, store.External) {
 		t.Fatal(err)
 	}
 	s := &slowEtcd{etcd: client.ActiveConnection()}
-	server := grpc.NewServer(grpc.ForceServerCodec(untouched{}), grpc.UnknownServiceHandler(s.pass))
+	server := grpc.NewServer(grpc.ForceServerCodec(rawCodec{}), grpc.UnknownServiceHandler(s.pass))
 	go server.Serve(l)
 	t.Cleanup(server.Stop)
 	return s, store.External{Endpoints: []string{"http://" + l.Addr().String()}}
 }
 
-// untouched leaves messages as they are.
-type untouched struct{}
+// rawCodec passes messages on without decoding them.
+type rawCodec struct{}
 
-func (untouched) Name() string                    { return "untouched" }
-func (untouched) Marshal(v any) ([]byte, error)   { return *v.(*[]byte), nil }
-func (untouched) Unmarshal(b []byte, v any) error { *v.(*[]byte) = b; return nil }
+func (rawCodec) Name() string                    { return "raw" }
+func (rawCodec) Marshal(v any) ([]byte, error)   { return *v.(*[]byte), nil }
+func (rawCodec) Unmarshal(b []byte, v any) error { *v.(*[]byte) = b; return nil }
 
-// delays are how long a call waits on its way there and back.
-func (s *slowEtcd) delays(method string) (there, back time.Duration) {
+// delays returns the delays of a call's request and response.
+func (s *slowEtcd) delays(method string) (request, response time.Duration) {
 	switch mode := s.mode.Load(); {
 	case mode == lagging:
 		return lag, lag
@@ -98,12 +98,12 @@ func (s *slowEtcd) pass(_ any, in grpc.ServerStream) error {
 		ctx,
 		&grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
 		method,
-		grpc.ForceCodec(untouched{}),
+		grpc.ForceCodec(rawCodec{}),
 	)
 	if err != nil {
 		return err
 	}
-	there, back := s.delays(method)
+	request, response := s.delays(method)
 	go func() {
 		defer out.CloseSend()
 		for {
@@ -111,7 +111,7 @@ func (s *slowEtcd) pass(_ any, in grpc.ServerStream) error {
 			if in.RecvMsg(&message) != nil {
 				return
 			}
-			time.Sleep(there) // the lateness is what is tested
+			time.Sleep(request) // the test needs the delay
 			if out.SendMsg(&message) != nil {
 				return
 			}
@@ -124,30 +124,30 @@ func (s *slowEtcd) pass(_ any, in grpc.ServerStream) error {
 		} else if err != nil {
 			return err
 		}
-		time.Sleep(back)
-		in.SendMsg(&message) // to no client, perhaps
+		time.Sleep(response)
+		in.SendMsg(&message) // fails if the client has given up
 	}
 }
 
-// Tenants is what clients of a slow store did and were told.
-type asked struct {
-	t       *testing.T
-	s       *Server
-	mu      sync.Mutex
-	told    map[string]string // tenant or node: id or prefix
-	unknown atomic.Int32      // calls without an outcome
+// slowClients are the clients of a slow store, and the results that they received.
+type slowClients struct {
+	t        *testing.T
+	s        *Server
+	mu       sync.Mutex
+	received map[string]string // tenant or node: id or prefix
+	unknown  atomic.Int32      // calls with an unknown outcome
 }
 
-// insist asks until the store answers, and refuses any error but the one that says so in time.
-func (a *asked) insist(ctx context.Context, what string, ask func(context.Context) error) bool {
+// retry repeats a call until it succeeds. It accepts no error but the one for an unknown outcome, and only in time.
+func (c *slowClients) retry(ctx context.Context, what string, call func(context.Context) error) bool {
 	for {
 		began := time.Now()
-		err := ask(ctx)
+		err := call(ctx)
 		if ctx.Err() != nil {
 			return false
 		}
 		if took := time.Since(began); took > 2*admission.CallTimeout {
-			a.t.Errorf("%s was answered after %v", what, took)
+			c.t.Errorf("the call for %s returned after %v, want at most %v", what, took, 2*admission.CallTimeout)
 		}
 		if err == nil {
 			return true
@@ -157,81 +157,82 @@ func (a *asked) insist(ctx context.Context, what string, ask func(context.Contex
 				err.Error(),
 				"the store did not answer, so it is not known whether anything changed; try again",
 			) {
-			a.t.Errorf("%s: %v", what, err)
+			c.t.Errorf("%s: got error %v", what, err)
 			return false
 		}
-		a.unknown.Add(1)
+		c.unknown.Add(1)
 	}
 }
 
-func (a *asked) note(what, was string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.told[what] = was
+func (c *slowClients) record(what, result string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.received[what] = result
 }
 
-func (a *asked) createTenant(ctx context.Context, name string) bool {
-	op := operator(a.s.config.RunDir)
+func (c *slowClients) createTenant(ctx context.Context, name string) bool {
+	op := operator(c.s.config.RunDir)
 	tries := 0
-	return a.insist(ctx, name, func(ctx context.Context) error {
+	return c.retry(ctx, name, func(ctx context.Context) error {
 		tries++
 		resp, err := op.CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
 		if connect.CodeOf(err) == connect.CodeAlreadyExists && tries > 1 {
-			a.note(name, "") // by the call before, whose answer nobody got
+			c.record(name, "") // created by an earlier call, whose response was lost
 			return nil
 		}
 		if err == nil {
-			a.note(name, fmt.Sprint(resp.Msg.Tenant.Ids[0].Id))
+			c.record(name, fmt.Sprint(resp.Msg.Tenant.Ids[0].Id))
 		}
 		return err
 	})
 }
 
-func (a *asked) register(ctx context.Context, n int) bool {
+func (c *slowClients) register(ctx context.Context, n int) bool {
 	id := testNode(n)
 	config := join.Config{
-		URL:      a.s.url(),
-		Token:    a.s.Token(),
-		StateDir: a.t.TempDir(),
+		URL:      c.s.url(),
+		Token:    c.s.Token(),
+		StateDir: c.t.TempDir(),
 		NodeName: id.Name,
 		NodeUUID: id.UUID,
 		Log:      slog.New(slog.DiscardHandler),
 	}
-	return a.insist(ctx, id.Name, func(ctx context.Context) error {
-		c, err := join.Dial(ctx, config)
+	return c.retry(ctx, id.Name, func(ctx context.Context) error {
+		client, err := join.Dial(ctx, config)
 		if err != nil {
 			return err
 		}
-		defer c.Close()
-		resp, err := c.Register(ctx, connect.NewRequest(&pilasterv1.RegisterRequest{}))
+		defer client.Close()
+		resp, err := client.Register(ctx, connect.NewRequest(&pilasterv1.RegisterRequest{}))
 		if err == nil {
-			a.note(id.Name, resp.Msg.Node.Prefix)
+			c.record(id.Name, resp.Msg.Node.Prefix)
 		}
 		return err
 	})
 }
 
-func (a *asked) ready() bool {
-	resp, err := unixrpc.Client(Socket(a.s.config.RunDir)).Get(unixrpc.URL + "/readyz")
+func (c *slowClients) ready() bool {
+	resp, err := unixrpc.Client(Socket(c.s.config.RunDir)).Get(unixrpc.URL + "/readyz")
 	if err != nil {
-		a.t.Error(err)
+		c.t.Error(err)
 		return false
 	}
 	resp.Body.Close()
 	return resp.StatusCode == http.StatusOK
 }
 
-// until waits for what others do.
-func (a *asked) until(what string, is func() bool) {
-	a.t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !is(); time.Sleep(20 * time.Millisecond) {
+// await waits until a condition holds.
+func (c *slowClients) await(what string, condition func() bool) {
+	c.t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			a.t.Fatalf("never: %s", what)
+			c.t.Fatalf("after 2 minutes, still waiting for %s", what)
 		}
 	}
 }
 
-// An etcd that is late by more than a call may take costs time and clear errors, and nothing that was acknowledged.
+// With an etcd that is slower than the timeout of a call, calls fail with an error that says that the outcome is
+// unknown. No change that was acknowledged is lost.
 func TestSlowStore(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -240,89 +241,84 @@ func TestSlowStore(t *testing.T) {
 	etcd, external := startSlowEtcd(t)
 	config := testConfig(t)
 	config.Etcd = external
-	a := &asked{t: t, s: start(t, config), told: map[string]string{}}
-	node := registered(t, a.s, testNode(0))
+	c := &slowClients{t: t, s: start(t, config), received: map[string]string{}}
+	node := registered(t, c.s, testNode(0))
 
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	var calm atomic.Bool
+	var stop atomic.Bool
 	var work sync.WaitGroup
 	defer work.Wait()
 	for w := range 6 {
 		work.Go(func() {
-			for i := 0; !calm.Load(); i++ {
-				if n := 100*(w+1) + i; w%2 == 0 && !a.createTenant(ctx, fmt.Sprint("t", n)) ||
-					w%2 == 1 && !a.register(ctx, n) {
+			for i := 0; !stop.Load(); i++ {
+				if n := 100*(w+1) + i; w%2 == 0 && !c.createTenant(ctx, fmt.Sprint("t", n)) ||
+					w%2 == 1 && !c.register(ctx, n) {
 					return
 				}
 			}
 		})
 	}
-	count := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.told) }
-	a.until("changes while it is quick", func() bool { return count() > 20 })
+	count := func() int { c.mu.Lock(); defer c.mu.Unlock(); return len(c.received) }
+	c.await("changes with a quick store", func() bool { return count() > 20 })
 	etcd.mode.Store(lagging)
 	before := count()
-	a.until("changes while it lags", func() bool { return count() > before+3 })
-	if n := a.unknown.Load(); n > 0 || !a.ready() {
-		t.Errorf("a store that lags is not answered for: %d calls", n)
+	c.await("changes with a lagging store", func() bool { return count() > before+3 })
+	if n := c.unknown.Load(); n > 0 || !c.ready() {
+		t.Errorf("with a lag of %v, %d calls had an unknown outcome, want none and a ready orchestrator", lag, n)
 	}
 	etcd.mode.Store(lateTxn)
-	a.until("changes without an outcome", func() bool { return a.unknown.Load() >= 4 })
+	c.await("calls with an unknown outcome", func() bool { return c.unknown.Load() >= 4 })
 	etcd.mode.Store(lateAll)
-	a.until("an orchestrator that says it is not ready", func() bool { return !a.ready() })
+	c.await("an orchestrator that is not ready", func() bool { return !c.ready() })
 	etcd.mode.Store(quick)
-	a.until("an orchestrator that is ready again", a.ready)
+	c.await("an orchestrator that is ready again", c.ready)
 	before = count()
-	a.until("changes after all", func() bool { return count() > before+10 })
-	calm.Store(true)
+	c.await("changes after the store is quick again", func() bool { return count() > before+10 })
+	stop.Store(true)
 	work.Wait()
-	a.compare(t.Context())
-	createTenant(t, a.s, "blue")
+	c.compare(t.Context())
+	createTenant(t, c.s, "blue")
 	resolve(t, node, "blue", "web")
-	t.Logf("%d changes, %d calls without an outcome", len(a.told), a.unknown.Load())
+	t.Logf("%d changes, %d calls with an unknown outcome", len(c.received), c.unknown.Load())
 }
 
-// compare holds what clients were told against what the orchestrator shows, and another one reads in the store.
-func (a *asked) compare(ctx context.Context) {
-	config := testConfig(a.t)
-	config.Etcd = a.s.config.Etcd
-	for i, s := range []*Server{a.s, start(a.t, config)} {
-		shows, owners := map[string]string{}, map[string]string{}
-		show := func(what, is string) {
-			if other := owners[is]; other != "" {
-				a.t.Errorf("orchestrator %d: %s is of %s and of %s", i, is, other, what)
+// compare compares the results that clients received with the state that the orchestrator shows, and with the state
+// that a new orchestrator reads from the store.
+func (c *slowClients) compare(ctx context.Context) {
+	config := testConfig(c.t)
+	config.Etcd = c.s.config.Etcd
+	for i, s := range []*Server{c.s, start(c.t, config)} {
+		shown, owners := map[string]string{}, map[string]string{}
+		add := func(what, result string) {
+			if other := owners[result]; other != "" {
+				c.t.Errorf("orchestrator %d: %s is allocated to %s and to %s", i, result, other, what)
 			}
-			owners[is] = what
-			if a.told[what] == "" {
-				is = "" // nobody was told
+			owners[result] = what
+			if c.received[what] == "" {
+				result = "" // no client received it
 			}
-			shows[what] = is
+			shown[what] = result
 		}
 		tenants, err := operator(s.config.RunDir).ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 		if err != nil {
-			a.t.Fatal(err)
+			c.t.Fatal(err)
 		}
 		for _, tenant := range tenants.Msg.Tenants {
-			show(tenant.Name, fmt.Sprint(tenant.Ids[0].Id))
+			add(tenant.Name, fmt.Sprint(tenant.Ids[0].Id))
 		}
 		nodes, err := operator(s.config.RunDir).ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
 		if err != nil {
-			a.t.Fatal(err)
+			c.t.Fatal(err)
 		}
 		for _, n := range nodes.Msg.Nodes {
 			if n.Name != "n0" {
-				show(n.Name, n.Prefix)
+				add(n.Name, n.Prefix)
 			}
 		}
-		if !maps.Equal(shows, a.told) {
-			a.t.Errorf(
-				"orchestrator %d shows %d, clients were told of %d:\n%v\n%v",
-				i,
-				len(shows),
-				len(a.told),
-				shows,
-				a.told,
-			)
+		if !maps.Equal(shown, c.received) {
+			c.t.Errorf("orchestrator %d shows %d results, clients received %d:\n%v\n%v",
+				i, len(shown), len(c.received), shown, c.received)
 		}
 	}
 }

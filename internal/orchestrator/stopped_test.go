@@ -30,14 +30,14 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// process is an orchestrator of its own.
+// process is an orchestrator in a process of its own.
 type process struct {
 	Config
 	cmd *exec.Cmd
 	url string
 }
 
-// startProcess returns when it says that it is ready.
+// startProcess returns when the orchestrator has sent READY=1.
 func startProcess(t testing.TB, etcd store.External, limits admission.Limits) *process {
 	t.Helper()
 	p := &process{Config: testConfig(t)}
@@ -70,7 +70,7 @@ func startProcess(t testing.TB, etcd store.External, limits admission.Limits) *p
 	return p
 }
 
-// notifySocket plays the supervisor; ready waits until the process says it is.
+// notifySocket listens as the supervisor does; ready waits for READY=1.
 func notifySocket(t testing.TB) (ready func(), path string) {
 	path = filepath.Join(t.TempDir(), "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -83,13 +83,13 @@ func notifySocket(t testing.TB) (ready func(), path string) {
 		b := make([]byte, 64)
 		c.SetReadDeadline(time.Now().Add(20 * time.Second))
 		if n, err := c.Read(b); err != nil || string(b[:n]) != sdnotify.Ready {
-			t.Fatalf("waiting for READY=1: %q, %v", b[:n], err)
+			t.Fatalf("got %q, %v on the supervisor's socket; want READY=1", b[:n], err)
 		}
 	}, path
 }
 
-// crowd is what the clients were told, by whom is all the same.
-type crowd struct {
+// clients are the clients of both orchestrators, and all results that they received.
+type clients struct {
 	t          *testing.T
 	token      string
 	both       []*process
@@ -97,27 +97,27 @@ type crowd struct {
 	prefixes   map[string]string // prefix: node
 	tenants    map[uint32]string // id: tenant
 	apps       map[uint32]string // id: label
-	late       atomic.Int32      // calls that got no answer in time
+	late       atomic.Int32      // calls without a response in time
 	registered atomic.Int32
 }
 
 const (
-	clients       = 64
+	workers       = 64
 	registrations = 1000
 	stopAfter     = 150              // registrations
 	stopFor       = 11 * time.Second // longer than any deadline in an orchestrator: see admission.CallTimeout
-	patience      = time.Second      // of a client with a call
+	clientTimeout = time.Second      // of a call
 )
 
-// Two orchestrators on one etcd, one of them stopped in the middle of its work until all its
-// deadlines have passed, and woken: whatever it had decided by then must not happen.
+// Two orchestrators share an etcd. One of them is stopped by a signal, and continues after all its deadlines have
+// passed. What it had decided before must not take effect then.
 func TestTwoOrchestratorsOneStopped(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
 	t.Parallel()
 	etcd := storetest.Debian(t)
-	c := &crowd{
+	c := &clients{
 		t:        t,
 		both:     []*process{startProcess(t, etcd, admission.Limits{}), startProcess(t, etcd, admission.Limits{})},
 		prefixes: map[string]string{},
@@ -129,19 +129,20 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	if other, _ := os.ReadFile(filepath.Join(c.both[1].DataDir, "join-token")); string(other) != string(token) {
-		t.Fatal("the two are not one cluster")
+		t.Fatal("the orchestrators have different join tokens, want one cluster")
 	}
 	c.token = string(token)
-	if _, err := operator(c.both[0].RunDir).CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "shared"})); err != nil {
+	request := connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: "shared"})
+	if _, err := operator(c.both[0].RunDir).CreateTenant(t.Context(), request); err != nil {
 		t.Fatal(err)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	numbers := make(chan int)
-	stopped := make(chan struct{}) // closed when one was stopped and has woken
+	stopped := make(chan struct{}) // closed when the stopped orchestrator has continued
 	var work sync.WaitGroup
-	for range clients {
+	for range workers {
 		work.Go(func() {
 			for n := range numbers {
 				c.node(ctx, n)
@@ -153,7 +154,7 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 			go func() { defer close(stopped); c.stop(c.both[0]) }()
 		}
 		if n == registrations*9/10 {
-			<-stopped // the last ones find both awake
+			<-stopped // both run during the last registrations
 		}
 		numbers <- n
 	}
@@ -161,7 +162,7 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 	work.Wait()
 
 	if c.late.Load() == 0 {
-		t.Error("no call was late: the stop was not in the middle of anything")
+		t.Error("no call was late, want some in progress during the stop")
 	}
 	c.compare(ctx)
 	conflicts := 0
@@ -169,13 +170,13 @@ func TestTwoOrchestratorsOneStopped(t *testing.T) {
 		conflicts += metric(t, p.RunDir, "pilaster_orchestrator_store_conflicts_total")
 	}
 	if conflicts == 0 {
-		t.Error("the orchestrators never wanted the same thing at once")
+		t.Error("the orchestrators had no conflicts, want some")
 	}
-	t.Logf("%d registrations, %d prefixes, %d tenants, %d apps, %d conflicts, %d calls without an answer in time",
+	t.Logf("%d registrations, %d prefixes, %d tenants, %d apps, %d conflicts, %d late calls",
 		c.registered.Load(), len(c.prefixes), len(c.tenants), len(c.apps), conflicts, c.late.Load())
 }
 
-// metric reads one from the operator's socket.
+// metric returns the value of a metric from the operators' socket.
 func metric(t testing.TB, runDir, name string) int {
 	t.Helper()
 	resp, err := unixrpc.Client(Socket(runDir)).Get(unixrpc.URL + "/metrics")
@@ -196,15 +197,15 @@ func metric(t testing.TB, runDir, name string) int {
 	return 0
 }
 
-func (c *crowd) stop(p *process) {
+func (c *clients) stop(p *process) {
 	p.cmd.Process.Signal(syscall.SIGSTOP)
-	time.Sleep(stopFor) // the passing of time is the event
+	time.Sleep(stopFor) // until all deadlines have passed
 	p.cmd.Process.Signal(syscall.SIGCONT)
 }
 
-// Node is a client's life: join, register, resolve labels, and as an operator make a tenant. It turns to
-// the other orchestrator when one does not answer, and repeats what it asked.
-func (c *crowd) node(ctx context.Context, n int) {
+// node joins, registers and resolves labels as a node, and creates a tenant as an operator. After each error it repeats
+// the call at the other orchestrator.
+func (c *clients) node(ctx context.Context, n int) {
 	id := testNode(n)
 	config := join.Config{
 		Token:    c.token,
@@ -214,7 +215,7 @@ func (c *crowd) node(ctx context.Context, n int) {
 		Log:      slog.New(slog.DiscardHandler),
 	}
 	var node *pilasterv1.Node
-	c.insist(ctx, n, func(ctx context.Context, p *process) error {
+	c.retry(ctx, n, func(ctx context.Context, p *process) error {
 		config.URL = p.url
 		client, err := join.Dial(ctx, config)
 		if err != nil {
@@ -236,7 +237,7 @@ func (c *crowd) node(ctx context.Context, n int) {
 			if err != nil {
 				return err
 			}
-			tell(c, c.apps, resp.Msg.App.Id, label)
+			record(c, c.apps, resp.Msg.App.Id, label)
 		}
 		return nil
 	})
@@ -244,27 +245,27 @@ func (c *crowd) node(ctx context.Context, n int) {
 		return
 	}
 	c.registered.Add(1)
-	tell(c, c.prefixes, node.Prefix, node.Name)
+	record(c, c.prefixes, node.Prefix, node.Name)
 	if n%10 != 0 {
 		return
 	}
-	name := fmt.Sprint("t", n/20) // two clients want it, each of another orchestrator
-	c.insist(ctx, n/10, func(ctx context.Context, p *process) error {
-		resp, err := operator(
-			p.RunDir,
-		).CreateTenant(ctx, connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name}))
+	name := fmt.Sprint("t", n/20) // two clients create it, each at another orchestrator
+	c.retry(ctx, n/10, func(ctx context.Context, p *process) error {
+		request := connect.NewRequest(&pilasterv1.CreateTenantRequest{Name: name})
+		resp, err := operator(p.RunDir).CreateTenant(ctx, request)
 		if err != nil {
 			if connect.CodeOf(err) == connect.CodeAlreadyExists {
-				return nil // by the other client, or by ourselves when we got no answer
+				return nil // created by the other client, or by an earlier call whose response was late
 			}
 			return err
 		}
-		tell(c, c.tenants, resp.Msg.Tenant.Ids[0].Id, name)
+		record(c, c.tenants, resp.Msg.Tenant.Ids[0].Id, name)
 		return nil
 	})
 }
 
-// labels of a node's containers: one that 20 nodes have, and at every fifth node one of its own.
+// labels returns the labels of a node's containers: one that 20 nodes share, and on every fifth node another one of its
+// own.
 func labels(n int) []string {
 	if n%5 == 0 {
 		return []string{fmt.Sprint(n % 50), fmt.Sprint("own-", n)}
@@ -272,11 +273,11 @@ func labels(n int) []string {
 	return []string{fmt.Sprint(n % 50)}
 }
 
-// insist asks until one of them does it.
-func (c *crowd) insist(ctx context.Context, first int, ask func(context.Context, *process) error) {
+// retry repeats a call, at both orchestrators by turns, until it succeeds.
+func (c *clients) retry(ctx context.Context, first int, call func(context.Context, *process) error) {
 	for try := first; ; try++ {
-		once, cancel := context.WithTimeout(ctx, patience)
-		err := ask(once, c.both[try%2])
+		once, cancel := context.WithTimeout(ctx, clientTimeout)
+		err := call(once, c.both[try%2])
 		cancel()
 		switch {
 		case err == nil:
@@ -284,7 +285,8 @@ func (c *crowd) insist(ctx context.Context, first int, ask func(context.Context,
 		case ctx.Err() != nil:
 			c.t.Errorf("gave up: %v", err)
 			return
-		case connect.CodeOf(err) == connect.CodeDeadlineExceeded || connect.CodeOf(err) == connect.CodeUnavailable || once.Err() != nil:
+		case connect.CodeOf(err) == connect.CodeDeadlineExceeded, connect.CodeOf(err) == connect.CodeUnavailable,
+			once.Err() != nil:
 			c.late.Add(1)
 		default:
 			c.t.Error(err)
@@ -293,17 +295,17 @@ func (c *crowd) insist(ctx context.Context, first int, ask func(context.Context,
 	}
 }
 
-func tell[K comparable](c *crowd, known map[K]string, id K, owner string) {
+func record[K comparable](c *clients, known map[K]string, id K, owner string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if other, taken := known[id]; taken && other != owner {
-		c.t.Errorf("%v was given to %s and to %s", id, other, owner)
+		c.t.Errorf("%v was allocated to %s and to %s", id, other, owner)
 	}
 	known[id] = owner
 }
 
-// compare holds what clients were told against what each orchestrator shows in the end.
-func (c *crowd) compare(ctx context.Context) {
+// compare compares the results that clients received with the state that each orchestrator shows.
+func (c *clients) compare(ctx context.Context) {
 	t := c.t
 	if got := c.registered.Load(); got != registrations || len(c.prefixes) != registrations {
 		t.Errorf("%d registrations and %d prefixes, want %d", got, len(c.prefixes), registrations)
@@ -319,7 +321,7 @@ func (c *crowd) compare(ctx context.Context) {
 			prefixes[n.Prefix] = n.Name
 		}
 		if !maps.Equal(prefixes, c.prefixes) {
-			t.Errorf("orchestrator %d shows other prefixes than nodes were told", i)
+			t.Errorf("orchestrator %d shows prefixes %v, nodes received %v", i, prefixes, c.prefixes)
 		}
 		tenants, err := op.ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 		if err != nil {
@@ -328,16 +330,16 @@ func (c *crowd) compare(ctx context.Context) {
 		ids := map[uint32]string{}
 		for _, tenant := range tenants.Msg.Tenants {
 			if other, taken := ids[tenant.Ids[0].Id]; taken {
-				t.Errorf("id %d belongs to %s and %s", tenant.Ids[0].Id, other, tenant.Name)
+				t.Errorf("orchestrator %d: id %d belongs to %s and %s", i, tenant.Ids[0].Id, other, tenant.Name)
 			}
 			ids[tenant.Ids[0].Id] = tenant.Name
 		}
-		if len(ids) != registrations/20+1 { // and shared
+		if len(ids) != registrations/20+1 { // with tenant "shared"
 			t.Errorf("orchestrator %d shows %d tenants, want %d", i, len(ids), registrations/20+1)
 		}
 		for id, name := range c.tenants {
 			if ids[id] != name {
-				t.Errorf("orchestrator %d: id %d belongs to %q, but %s was told it has it", i, id, ids[id], name)
+				t.Errorf("orchestrator %d: id %d belongs to %q, want %q, as the client received", i, id, ids[id], name)
 			}
 		}
 		shared, err := op.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "shared"}))
@@ -349,13 +351,8 @@ func (c *crowd) compare(ctx context.Context) {
 			apps[a.Id] = a.Labels["app"]
 		}
 		if !maps.Equal(apps, c.apps) || len(apps) != 50+registrations/5 {
-			t.Errorf(
-				"orchestrator %d shows %d apps, clients were told of %d; want %d",
-				i,
-				len(apps),
-				len(c.apps),
-				50+registrations/5,
-			)
+			t.Errorf("orchestrator %d shows %d apps, clients received %d; want %d",
+				i, len(apps), len(c.apps), 50+registrations/5)
 		}
 	}
 }

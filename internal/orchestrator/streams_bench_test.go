@@ -19,13 +19,13 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-const benchAtOnce = 32 // nodes: half of what one source may join with
+const benchWorkers = 32 // half of the concurrent joins that one source may have
 
-// BenchmarkStreams is what a node that follows costs an orchestrator, with its connection: with `-benchtime 1000x` for
-// as many nodes, which host nothing. The orchestrator is a process of its own, with little garbage; the nodes take
-// processors from it, so it does more a second than this says.
+// BenchmarkStreams measures the memory that a node's stream and connection take in an orchestrator. `-benchtime 1000x`
+// is for 1000 nodes, which host no tenants. The orchestrator is a process of its own, with a low GOGC. The nodes share
+// its processors, so an orchestrator alone would serve more calls a second.
 func BenchmarkStreams(b *testing.B) {
-	b.Setenv("GOGC", "10") // of the process to start
+	b.Setenv("GOGC", "10") // for the orchestrator's process
 	p := startProcess(b, store.External{}, admission.Limits{Joins: 1 << 20})
 	token, err := os.ReadFile(filepath.Join(p.DataDir, "join-token"))
 	if err != nil {
@@ -37,7 +37,8 @@ func BenchmarkStreams(b *testing.B) {
 	joins := eachNode(b, func(n int) (err error) {
 		id := testNode(n)
 		nodes[n], err = join.Dial(b.Context(), join.Config{
-			URL: p.url, Token: string(token), StateDir: b.TempDir(), NodeName: id.Name, NodeUUID: id.UUID, Log: slog.New(slog.DiscardHandler),
+			URL: p.url, Token: string(token), StateDir: b.TempDir(),
+			NodeName: id.Name, NodeUUID: id.UUID, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})
@@ -56,8 +57,8 @@ func BenchmarkStreams(b *testing.B) {
 			}
 		}
 	})
-	if held := metric(b, p.RunDir, "pilaster_orchestrator_nodes_connected"); held != b.N {
-		b.Fatalf("%d streams are held, want %d", held, b.N)
+	if connected := metric(b, p.RunDir, "pilaster_orchestrator_nodes_connected"); connected != b.N {
+		b.Fatalf("%d nodes are connected, want %d", connected, b.N)
 	}
 	for unit, after := range p.costs(b) {
 		b.ReportMetric((after-before[unit])/float64(b.N), unit)
@@ -65,19 +66,19 @@ func BenchmarkStreams(b *testing.B) {
 	b.ReportMetric(joins, "joins/s")
 	b.ReportMetric(registrations, "registrations/s")
 	b.ReportMetric(streams, "streams/s")
-	b.ReportMetric(0, "ns/op") // the start of a process is in it
+	b.ReportMetric(0, "ns/op") // hides a value that would include the start of the process
 }
 
-// eachNode takes a step for every node, and returns how many were taken a second.
-func eachNode(b *testing.B, take func(n int) error) float64 {
+// eachNode performs a step for every node and returns the number of steps per second.
+func eachNode(b *testing.B, step func(n int) error) float64 {
 	b.Helper()
 	began := time.Now()
 	numbers := make(chan int)
 	var work sync.WaitGroup
-	for range benchAtOnce {
+	for range benchWorkers {
 		work.Go(func() {
 			for n := range numbers {
-				if err := take(n); err != nil {
+				if err := step(n); err != nil {
 					b.Errorf("node %d: %v", n, err)
 				}
 			}
@@ -94,7 +95,7 @@ func eachNode(b *testing.B, take func(n int) error) float64 {
 	return float64(b.N) / time.Since(began).Seconds()
 }
 
-// costs is what the process takes at this moment, by unit once it is divided by streams.
+// costs returns what the process uses now, by the unit of the benchmark's result.
 func (p *process) costs(b *testing.B) map[string]float64 {
 	b.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))

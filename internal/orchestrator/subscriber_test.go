@@ -29,10 +29,10 @@ func TestFollow(t *testing.T) {
 		len(snap.Tenants[0].Ids[0].Key) != 16 ||
 		len(snap.Apps) != 1 ||
 		snap.Apps[0].Labels["app"] != "web" {
-		t.Fatalf("snapshot %v", r)
+		t.Fatalf("n1 received %v, want a snapshot with tenant blue, its key and app web", r)
 	}
 
-	// Things happen that are none of n1's business; the next thing it hears is its own.
+	// n1 does not receive changes of tenants that it does not host; its next message is about blue.
 	f2 := follow(t, n2, hosting("red"))
 	f2.next(t)
 	createTenant(t, s, "green")
@@ -43,37 +43,39 @@ func TestFollow(t *testing.T) {
 	if d := r.GetDelta(); d == nil || d.Node != nil || len(d.Tenants) != 0 || len(d.Apps) != 1 ||
 		d.Apps[0].Id != db.Id ||
 		d.Apps[0].Tenant != "blue" {
-		t.Fatalf("n1 heard %v", r)
+		t.Fatalf("n1 received %v, want app db only", r)
 	}
 	resumeAt := r.Revision
 	if d := f2.next(t).GetDelta(); len(d.GetApps()) != 1 || d.Apps[0].Labels["app"] != "more" {
-		t.Fatalf("n2 heard %v", d)
+		t.Fatalf("n2 received %v, want app more", d)
 	}
 
-	// Its own record.
-	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test", UplinkAddresses: []string{"2001:db8::2"}})); err != nil {
+	// A node receives changes of its own record.
+	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+		Version: "test", UplinkAddresses: []string{"2001:db8::2"},
+	})); err != nil {
 		t.Fatal(err)
 	}
 	if d := f1.next(t).GetDelta(); d.GetNode().GetUplinkAddresses()[0] != "2001:db8::2" {
-		t.Fatalf("n1 heard %v", d)
+		t.Fatalf("n1 received %v, want uplink address 2001:db8::2", d)
 	}
 
-	// A tenant hosted anew comes whole.
+	// A node receives all apps of a tenant that it starts to host.
 	f1.send(t, hosting("blue", "red"))
 	if d := f1.next(t).GetDelta(); len(d.GetTenants()) != 1 || d.Tenants[0].Name != "red" || len(d.Apps) != 2 {
-		t.Fatalf("n1 heard %v", d)
+		t.Fatalf("n1 received %v, want tenant red with two apps", d)
 	}
-	hosts := func(tenant string, want int) {
+	awaitHosting := func(tenant string, want int) {
 		t.Helper()
 		if err := s.cache.Await(t.Context(), func() bool { return len(s.cache.Hosting[tenant]) == want }); err != nil {
-			t.Fatalf("%d nodes never hosted %s", want, tenant)
+			t.Fatalf("waiting for %d nodes that host %s: %v", want, tenant, err)
 		}
 	}
-	hosts("red", 2)
+	awaitHosting("red", 2)
 	_, err := op.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 
-	// Resumed, it hears what it missed, and whole what it does not know.
+	// A resumed stream has the changes after its revision, and tenants that the node reports as incomplete in full.
 	again := follow(
 		t,
 		n1,
@@ -87,31 +89,32 @@ func TestFollow(t *testing.T) {
 	r = again.next(t)
 	if d := r.GetDelta(); d.GetNode() == nil || len(d.GetTenants()) != 1 || d.Tenants[0].Name != "red" ||
 		len(d.Apps) != 2 {
-		t.Fatalf("last of what was missed: %v", r)
+		t.Fatalf("n1 received %v on the resumed stream, want its node, and tenant red with two apps", r)
 	}
 
-	// No tenant of the node may be deleted; one that is not, may, and nobody else hears of it.
+	// A tenant may be deleted when no node hosts it. Nodes that do not host it receive nothing.
 	again.send(t, hosting("blue"))
-	hosts("red", 1)
+	awaitHosting("red", 1)
 	f2.send(t, hosting())
-	hosts("red", 0)
-	if _, err := op.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"})); err != nil {
+	awaitHosting("red", 0)
+	_, err = op.DeleteTenant(t.Context(), connect.NewRequest(&pilasterv1.DeleteTenantRequest{Name: "red"}))
+	if err != nil {
 		t.Fatal(err)
 	}
 	resolve(t, n2, "blue", "last")
 	if d := again.next(t).GetDelta(); len(d.GetApps()) != 1 || d.Apps[0].Labels["app"] != "last" ||
 		len(d.DeletedTenants) != 0 {
-		t.Fatalf("n1 heard %v", d)
+		t.Fatalf("n1 received %v, want app last only", d)
 	}
 
-	// A node is deleted only when it is away; away, its certificate is worth nothing.
+	// A node may be deleted only while it is disconnected. That revokes its certificate.
 	_, err = op.DeleteNode(t.Context(), connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: "n1"}))
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	got, err := op.GetNode(t.Context(), connect.NewRequest(&pilasterv1.GetNodeRequest{Name: "n1"}))
 	if err != nil || !got.Msg.Node.Connected || len(got.Msg.Tenants) != 1 {
-		t.Errorf("node get: %v, %v", got, err)
+		t.Errorf("GetNode returned %v, %v; want a connected node with one tenant", got, err)
 	}
-	// As when this orchestrator was away from the store for so long that its sessions are forgotten.
+	// The same happens when the orchestrator cannot reach the store until its sessions have expired.
 	if err := s.store.Disconnect(t.Context(), "n1", s.cache.Subscribers["n1"].Session); err != nil {
 		t.Fatal(err)
 	}
@@ -125,24 +128,24 @@ func TestFollow(t *testing.T) {
 	wantCode(t, err, connect.CodeFailedPrecondition)
 	wantCode(t, n1.RenewCertificate(t.Context()), connect.CodeFailedPrecondition)
 	if blue.Ids[0].Key != nil {
-		t.Error("tenant create shows the key")
+		t.Error("CreateTenant returned the key, want none")
 	}
 }
 
-func TestHeartbeatCarriesTheRevision(t *testing.T) {
+func TestHeartbeatHasRevision(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
 	n1 := registered(t, s, testNode(1))
 	f := follow(t, n1, hosting())
 	first := f.next(t)
-	createTenant(t, s, "blue") // moves the revision and is not n1's business
+	createTenant(t, s, "blue") // a new revision without a change for n1
 	r, err := f.Receive()
 	if err != nil || r.GetHeartbeat() == nil || r.Revision <= first.Revision {
 		t.Errorf("got %v, %v; want a heartbeat after revision %d", r, err, first.Revision)
 	}
 }
 
-func TestStopTellsWhy(t *testing.T) {
+func TestStopEndsStreams(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
 	s, err := Start(t.Context(), c)
@@ -165,22 +168,27 @@ func TestRegisterRefuses(t *testing.T) {
 	for id := range uint32(tenant.MaxIDs + 1) {
 		many = append(many, &pilasterv1.TenantId{Id: id + 1})
 	}
+	const invalid = connect.CodeInvalidArgument
 	for name, c := range map[string]struct {
 		req  *pilasterv1.RegisterRequest
 		want connect.Code
 	}{
 		"another cluster": {&pilasterv1.RegisterRequest{ClusterUuid: "x"}, connect.CodeFailedPrecondition},
-		"no prefix":       {&pilasterv1.RegisterRequest{WantedPrefix: "x"}, connect.CodeInvalidArgument},
-		"foreign prefix":  {&pilasterv1.RegisterRequest{WantedPrefix: "2001:db8::/64"}, connect.CodeInvalidArgument},
-		"long version":    {&pilasterv1.RegisterRequest{Version: strings.Repeat("x", rpc.MaxVersion+1)}, connect.CodeInvalidArgument},
-		"many addresses":  {&pilasterv1.RegisterRequest{UplinkAddresses: slices.Repeat([]string{"2001:db8::2"}, rpc.MaxUplinks+1)}, connect.CodeInvalidArgument},
-		"no address":      {&pilasterv1.RegisterRequest{UplinkAddresses: []string{"x"}}, connect.CodeInvalidArgument},
-		"many tenants":    {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Tenants: slices.Repeat([]*pilasterv1.Tenant{{Name: "blue"}}, rpc.MaxTenants+1)}}, connect.CodeInvalidArgument},
-		"many apps":       {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{Apps: slices.Repeat([]*pilasterv1.App{{Tenant: "blue", Id: 1}}, rpc.MaxApps+1)}}, connect.CodeInvalidArgument},
+		"invalid prefix":  {&pilasterv1.RegisterRequest{WantedPrefix: "x"}, invalid},
+		"foreign prefix":  {&pilasterv1.RegisterRequest{WantedPrefix: "2001:db8::/64"}, invalid},
+		"long version": {&pilasterv1.RegisterRequest{
+			Version: strings.Repeat("x", rpc.MaxVersion+1)}, invalid},
+		"many addresses": {&pilasterv1.RegisterRequest{
+			UplinkAddresses: slices.Repeat([]string{"2001:db8::2"}, rpc.MaxUplinks+1)}, invalid},
+		"invalid address": {&pilasterv1.RegisterRequest{UplinkAddresses: []string{"x"}}, invalid},
+		"many tenants": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
+			Tenants: slices.Repeat([]*pilasterv1.Tenant{{Name: "blue"}}, rpc.MaxTenants+1)}}, invalid},
+		"many apps": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
+			Apps: slices.Repeat([]*pilasterv1.App{{Tenant: "blue", Id: 1}}, rpc.MaxApps+1)}}, invalid},
 		"many ids": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
-			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: many}}}}, connect.CodeInvalidArgument},
-		"held app": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
-			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{}}}}}}, connect.CodeInvalidArgument},
+			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: many}}}}, invalid},
+		"tenant id 0": {&pilasterv1.RegisterRequest{Held: &pilasterv1.Held{
+			Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{}}}}}}, invalid},
 	} {
 		_, err := n1.Register(t.Context(), connect.NewRequest(c.req))
 		t.Run(name, func(t *testing.T) { wantCode(t, err, c.want) })
@@ -195,7 +203,7 @@ func TestRegisterRefuses(t *testing.T) {
 	)
 	if err != nil || resp.Msg.Plan.BasePrefix != "fd70:696c:6100::/40" ||
 		resp.Msg.ClusterUuid != s.store.Cluster().UUID {
-		t.Errorf("%v, %v", resp, err)
+		t.Errorf("Register returned %v, %v; want the plan and the UUID of the cluster", resp, err)
 	}
 }
 
@@ -205,9 +213,11 @@ func TestFollowRefuses(t *testing.T) {
 	n1 := registered(t, s, testNode(1))
 	createTenant(t, s, "blue")
 	for name, first := range map[string]*pilasterv1.FollowRequest{
-		"a name":         hosting(strings.Repeat("x", 60<<10)),
-		"ids it accepts": {HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Accepts: make([]uint32, tenant.MaxIDs+1)}}},
-		"ids it has":     {HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{{Tenant: "blue", Holds: make([]uint32, tenant.MaxIDs+1)}}},
+		"long name": hosting(strings.Repeat("x", 60<<10)),
+		"many accepted ids": {HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{
+			{Tenant: "blue", Accepts: make([]uint32, tenant.MaxIDs+1)}}},
+		"many held ids": {HostedTenants: []string{"blue"}, Hosting: []*pilasterv1.Hosting{
+			{Tenant: "blue", Holds: make([]uint32, tenant.MaxIDs+1)}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := n1.Follow(t.Context())
@@ -215,7 +225,7 @@ func TestFollowRefuses(t *testing.T) {
 			_, err := f.Receive()
 			wantCode(t, err, connect.CodeInvalidArgument)
 			if err != nil && len(err.Error()) > 1000 {
-				t.Errorf("it is refused in %d bytes", len(err.Error()))
+				t.Errorf("the error has %d bytes, want at most 1000", len(err.Error()))
 			}
 		})
 	}

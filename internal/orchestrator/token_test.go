@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 )
 
-// Two orchestrators of one cluster: what one rotates, the other refuses at once and writes to its file.
-func TestTokenIsRotated(t *testing.T) {
+// After one orchestrator has rotated the join token, both refuse the old one at once.
+func TestRotateToken(t *testing.T) {
 	t.Parallel()
 	etcd := storetest.Debian(t)
 	here, there := testConfig(t), testConfig(t)
@@ -23,7 +23,7 @@ func TestTokenIsRotated(t *testing.T) {
 	a, b := start(t, here), start(t, there)
 	before, old := a.Token(), b.token.Current()
 	if before != b.Token() {
-		t.Fatal("two tokens of one cluster")
+		t.Fatal("the orchestrators of one cluster have different tokens")
 	}
 	member := registered(t, a, testNode(1))
 	try := func(s *Server, n int, token string) error {
@@ -50,36 +50,36 @@ func TestTokenIsRotated(t *testing.T) {
 	}
 	after := resp.Msg.Token
 	if after == before || strings.Split(after, ".")[2] != strings.Split(before, ".")[2] {
-		t.Fatalf("%s became %s: another secret of the same authority was wanted", before, after)
+		t.Fatalf("token %s became %s, want another secret for the same authority", before, after)
 	}
 	if text, err := os.ReadFile(filepath.Join(here.DataDir, "join-token")); err != nil || string(text) != after+"\n" {
-		t.Errorf("the file has %q, %v", text, err)
+		t.Errorf("got %q, %v in the token file; want %s", text, err, after)
 	}
-	for s, told := range map[*Server]bool{a: true, b: false} {
-		if !told { // it has not heard yet
+	for s, updated := range map[*Server]bool{a: true, b: false} {
+		if !updated { // as before the store's watch has delivered the new token
 			s.token.Known.Store(&old)
 		}
 		err := try(s, 2, before)
 		wantCode(t, err, connect.CodeUnauthenticated)
 		if err != nil && !strings.Contains(err.Error(), "token show") {
-			t.Errorf("%v does not say what to do", err)
+			t.Errorf("got error %v, want one with advice", err)
 		}
 	}
-	if got, err := operator(there.RunDir).GetToken(t.Context(), connect.NewRequest(&pilasterv1.GetTokenRequest{})); err != nil ||
-		got.Msg.Token != after {
-		t.Errorf("the other one shows %v, %v", got, err)
+	got, err := operator(there.RunDir).GetToken(t.Context(), connect.NewRequest(&pilasterv1.GetTokenRequest{}))
+	if err != nil || got.Msg.Token != after {
+		t.Errorf("the other orchestrator shows token %v, %v; want %s", got, err, after)
 	}
 	if err := try(a, 2, after); err != nil {
-		t.Errorf("the new token: %v", err)
+		t.Errorf("join with the new token: %v", err)
 	}
-	// Who is a member needs no token.
-	if _, err := member.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Version: "test"})); err != nil {
-		t.Errorf("a member: %v", err)
+	// A node that has joined needs no token.
+	if err := register(t, member); err != nil {
+		t.Errorf("register a node that has joined before: %v", err)
 	}
 }
 
-// The file follows what another orchestrator did, and a restart does not bring the old token back.
-func TestTokenFileFollows(t *testing.T) {
+// An orchestrator writes a token that another one has rotated to its file. A restart keeps the new token.
+func TestTokenFileIsUpdated(t *testing.T) {
 	t.Parallel()
 	etcd := storetest.Debian(t)
 	here, there := testConfig(t), testConfig(t)
@@ -94,24 +94,24 @@ func TestTokenFileFollows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(there.DataDir, "join-token") // it is written after the old token is refused
+	file := filepath.Join(there.DataDir, "join-token") // written after the old token is refused
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		text, err := os.ReadFile(file)
 		if err == nil && string(text) == resp.Msg.Token+"\n" {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("the other orchestrator never heard of it: its file has %q, %v", text, err)
+			t.Fatalf("after 20 s, the other orchestrator's file has %q, %v; want %s", text, err, resp.Msg.Token)
 		}
 	}
 	if b.Token() != resp.Msg.Token {
-		t.Error("the other orchestrator still takes the old token")
+		t.Errorf("the other orchestrator has token %s, want %s", b.Token(), resp.Msg.Token)
 	}
 	a.Close()
 	if a, err = Start(t.Context(), here); err != nil {
 		t.Fatal(err)
 	}
 	if a.Token() != resp.Msg.Token {
-		t.Error("a restart has another token")
+		t.Errorf("after a restart, the token is %s, want %s", a.Token(), resp.Msg.Token)
 	}
 }
