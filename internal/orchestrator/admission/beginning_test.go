@@ -10,9 +10,9 @@ import (
 	"connectrpc.com/connect"
 )
 
-// Streams that begin do so in the order in which they came, so many at once; one that waited for too long is sent away,
-// and one that went is waited for by nobody.
-func TestBeginning(t *testing.T) {
+// At most beginningAtOnce streams start at a time, the others in order of arrival. A stream that has waited for
+// beginWait is refused. A canceled one leaves the queue.
+func TestBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := 0
 		g := NewCallLimiter(DefaultLimits, func(string) { refused++ })
@@ -25,17 +25,17 @@ func TestBeginning(t *testing.T) {
 			begun = append(begun, done)
 		}
 		var order []int
-		gone, leave := context.WithCancel(t.Context())
+		canceled, cancel := context.WithCancel(t.Context())
 		for i := range 4 {
 			ctx := t.Context()
 			if i == 1 {
-				ctx = gone
+				ctx = canceled
 			}
 			go func() {
 				switch _, err := g.Begin(ctx); {
 				case err == nil:
 					order = append(order, i)
-				case i == 1 && err == context.Canceled: // it went
+				case i == 1 && err == context.Canceled:
 				default:
 					if connect.CodeOf(err) != connect.CodeUnavailable {
 						t.Error(err)
@@ -45,16 +45,16 @@ func TestBeginning(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		leave()
+		cancel()
 		synctest.Wait()
-		for _, end := range begun[:2] { // 0 and 2 have their turn, in place of 1
+		for _, end := range begun[:2] { // 0 and 2 start, because 1 was canceled
 			end()
 			synctest.Wait()
 		}
 		time.Sleep(beginWait)
 		synctest.Wait()
 		if want := []int{0, 2, -3}; !slices.Equal(order, want) || refused != 1 {
-			t.Errorf("began in order %v, %d refused; want %v", order, refused, want)
+			t.Errorf("got order %v, %d refused; want %v, 1 refused", order, refused, want)
 		}
 	})
 }

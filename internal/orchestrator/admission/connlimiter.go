@@ -16,13 +16,14 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// ConnLimiter counts connections and closes new ones beyond a limit. A connection counts as a stranger's until a call
-// on it shows a node certificate. Strangers have one eighth of all places, so that nodes always find one.
+// ConnLimiter counts connections and closes new ones beyond a limit. A connection counts as a stranger until a call on
+// it has a valid node certificate. Strangers may have one eighth of all connections, so that seven eighths remain for
+// nodes.
 type ConnLimiter struct {
 	limits  Limits
 	refused func(limit string)
 	log     *slog.Logger
-	seldom  rate.Sometimes
+	logRate rate.Sometimes // limits warnings
 
 	mu        sync.Mutex
 	all       int
@@ -32,7 +33,7 @@ type ConnLimiter struct {
 }
 
 func NewConnLimiter(l Limits, refused func(string), log *slog.Logger) *ConnLimiter {
-	return &ConnLimiter{limits: l, refused: refused, log: log, seldom: rate.Sometimes{First: 1, Interval: time.Minute},
+	return &ConnLimiter{limits: l, refused: refused, log: log, logRate: rate.Sometimes{First: 1, Interval: time.Minute},
 		sources: map[netip.Prefix]int{}, nodes: map[pki.Node]int{}}
 }
 
@@ -42,9 +43,10 @@ type limitedConn struct {
 	limiter *ConnLimiter
 	from    netip.Prefix
 	known   pki.Node // none while it is a stranger
-	gone    bool
+	closed  bool
 }
 
+// LimitedListener accepts connections within the limits of a ConnLimiter.
 type LimitedListener struct {
 	net.Listener
 	Limiter *ConnLimiter
@@ -68,7 +70,7 @@ func (l LimitedListener) Accept() (net.Conn, error) {
 func (d *ConnLimiter) refuse(c net.Conn, limit string) {
 	d.refused(limit)
 	c.Close()
-	d.seldom.Do(func() {
+	d.logRate.Do(func() {
 		d.log.Warn(
 			"connections are refused; --max-connections and --max-strangers allow more",
 			"limit",
@@ -104,7 +106,7 @@ func (g *limitedConn) identify(n pki.Node) error {
 	d := g.limiter
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if g.gone || g.known == n {
+	if g.closed || g.known == n {
 		return nil
 	}
 	if d.nodes[n] >= MaxNodeConnections {
@@ -144,8 +146,8 @@ func decrement[K comparable](count map[K]int, k K) {
 func (g *limitedConn) Close() error {
 	d := g.limiter
 	d.mu.Lock()
-	if !g.gone {
-		g.gone = true
+	if !g.closed {
+		g.closed = true
 		d.all--
 		d.uncount(g)
 	}

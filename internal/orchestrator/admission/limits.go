@@ -23,7 +23,7 @@ import (
 type Limits struct {
 	Connections int // of nodes and strangers together
 	Strangers   int // connections of one source without a verified node certificate
-	Joins       int // attempts of one source to join, per second; the burst is ten times as many
+	Joins       int // attempts of one source to join, per second; the burst is ten times the rate
 	Lists       int // queries for mappings of one tenant, per second; 0 means no limit
 	Apps        int // of one tenant
 }
@@ -31,6 +31,7 @@ type Limits struct {
 // DefaultLimits suit 100,000 nodes, each with one connection and a second one that replaces it.
 var DefaultLimits = Limits{Connections: 200_000, Strangers: 256, Joins: 100, Apps: store.MaxApps}
 
+// WithDefaults replaces zeros by the defaults.
 func (l Limits) WithDefaults() Limits {
 	return Limits{
 		Connections: cmp.Or(l.Connections, DefaultLimits.Connections),
@@ -68,7 +69,7 @@ const (
 type Allowance struct {
 	AtOnce int   // calls or streams
 	Bytes  int64 // of a request, or of each message of a stream
-	Rate   int   // calls per second, burst ten times as many; 0 for Join: see Limits
+	Rate   int   // calls per second, the burst is ten times the rate; 0 for Join: see Limits
 }
 
 // Allowances suffice for a node that hosts 65,535 tenants, that resolves what all its containers need at once after a
@@ -93,8 +94,8 @@ const (
 	beginWait       = 30 * time.Second
 )
 
-// MessageRate is how many messages per second a node may send on its streams; the burst is ten times as many. The
-// server reads the rest later.
+// MessageRate is how many messages per second a node may send on its streams; the burst is ten times the rate. The
+// server delays reading further messages.
 const MessageRate = 100
 
 // Labels of the counter of refusals, one per limit.
@@ -112,6 +113,7 @@ const (
 	limitBeginning       = "beginning"
 )
 
+// LimitWords are all labels.
 var LimitWords = []string{
 	LimitConnections,
 	LimitStrangers,
@@ -186,7 +188,7 @@ func NewCallLimiter(l Limits, refused func(string)) *CallLimiter {
 func (g *CallLimiter) admit(r *http.Request, by client) (done func(), err error) {
 	may, ok := Allowances[r.URL.Path]
 	if !ok {
-		return func() {}, nil // answered at once; the body is not read
+		return func() {}, nil // its handler returns at once, without reading the body
 	}
 	// A few compressed bytes may expand to very many.
 	for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
@@ -272,6 +274,7 @@ func (g *CallLimiter) end(c call) {
 	decrement(g.running, c)
 }
 
+// Refuse counts a refusal and returns its error.
 func (g *CallLimiter) Refuse(limit string, code connect.Code, format string, args ...any) error {
 	g.refused(limit)
 	return connect.NewError(code, fmt.Errorf(format, args...))
@@ -317,6 +320,7 @@ func (b *body) next(ctx context.Context) error {
 	return b.limiter.messages.of(b.by).Wait(ctx)
 }
 
+// NextMessage allows one more message of the call's stream; see body.next.
 func NextMessage(ctx context.Context) error {
 	if b, ok := ctx.Value(bodyKey).(*body); ok {
 		return b.next(ctx)

@@ -13,8 +13,8 @@ const maxClients = 1 << 17
 
 // Rates limits how often an operation may happen for each K.
 type Rates[K comparable] struct {
-	PerSecond int // operations per second
-	burst     int // burst
+	PerSecond int
+	burst     int // operations
 	now       func() time.Time
 	mu        sync.Mutex
 	by        map[K]*rate.Limiter
@@ -45,7 +45,8 @@ func (r *Rates[K]) of(c K) *rate.Limiter {
 	return l
 }
 
-// room removes limiters that are full again, which changes nothing for their clients, when there are maxClients.
+// room reports whether there is room for one more limiter. If not, it first removes those with a full burst, at most
+// once a second: a new limiter for the same client has the same state.
 func (r *Rates[K]) room() bool {
 	if now := r.now(); len(r.by) >= maxClients && now.Sub(r.swept) > time.Second {
 		r.swept = now

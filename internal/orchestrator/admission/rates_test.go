@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-func TestRatesForget(t *testing.T) {
+func TestRatesRemoveIdleClients(t *testing.T) {
 	r, now := newRates[client](1, 10), time.Now()
 	r.now = func() time.Time { return now }
 	allow := func(i int) bool {
@@ -23,24 +23,25 @@ func TestRatesForget(t *testing.T) {
 	}
 	for range 10 {
 		if !allow(maxClients) {
-			t.Fatal("refused early")
+			t.Fatal("the shared limiter refused a call within its burst")
 		}
 	}
 	if allow(maxClients+1) || len(r.by) != maxClients {
-		t.Errorf("%d sources are told apart; the others share", len(r.by))
+		t.Errorf("got %d limiters, want %d and a shared one", len(r.by), maxClients)
 	}
 	if !allow(1) {
-		t.Error("one that is told apart pays for the others")
+		t.Error("a client with a limiter of its own was refused")
 	}
 	now = now.Add(1100 * time.Millisecond)
 	if !allow(maxClients+2) || len(r.by) > 10 {
-		t.Errorf("%d sources are remembered for nothing", len(r.by))
+		t.Errorf("got %d limiters after a second, want those with a full burst removed", len(r.by))
 	}
 }
 
 func TestSource(t *testing.T) {
 	for remote, want := range map[string]string{
-		"[2001:db8:1:2:3::4]:5": "2001:db8:1:2::/64", "[::ffff:192.0.2.1]:5": "192.0.2.1/32", "192.0.2.1:5": "192.0.2.1/32",
+		"[2001:db8:1:2:3::4]:5": "2001:db8:1:2::/64",
+		"[::ffff:192.0.2.1]:5":  "192.0.2.1/32", "192.0.2.1:5": "192.0.2.1/32",
 		"[fe80::1%eth0]:5": "fe80::/64", "@": "invalid Prefix",
 	} {
 		if got := source(remote).String(); got != want {
@@ -49,18 +50,18 @@ func TestSource(t *testing.T) {
 	}
 }
 
-func TestConnectionsWithinFiles(t *testing.T) {
+func TestLimitsWithinFiles(t *testing.T) {
 	few, err := Limits{Connections: math.MaxInt}.WithinFiles()
 	if err != nil || few.Connections == math.MaxInt || few.Connections < 100 {
-		t.Errorf("%+v, %v", few, err)
+		t.Errorf("got %+v, %v; want fewer connections", few, err)
 	}
 	if same, err := (Limits{Connections: 7, Joins: 8}).WithinFiles(); err != nil ||
 		same != (Limits{Connections: 7, Joins: 8}) {
-		t.Errorf("%+v, %v", same, err)
+		t.Errorf("got %+v, %v; want the limits unchanged", same, err)
 	}
 }
 
-// conn is a connection that only comes from somewhere.
+// conn is a connection that has a remote address and nothing else.
 type conn struct {
 	net.Conn
 	from net.Addr
@@ -76,16 +77,16 @@ func (addr) Network() string { return "tcp" }
 
 func (a addr) String() string { return string(a) }
 
-// Each of 100,000 nodes has a connection, and another while it renews its certificate, also from one
-// source; strangers leave them room.
-func TestDefaultsSuit100000Nodes(t *testing.T) {
+// The default limits admit two connections of each of 100,000 nodes, also from one source. Strangers cannot use all
+// connections.
+func TestDefaultsFor100000Nodes(t *testing.T) {
 	refused := map[string]int{}
 	d := NewConnLimiter(
 		Limits{}.WithDefaults(),
 		func(limit string) { refused[limit]++ },
 		slog.New(slog.NewTextHandler(io.Discard, nil)),
 	)
-	enter := func(from string) *limitedConn {
+	accept := func(from string) *limitedConn {
 		c := conn{from: addr(from)}
 		g, limit := d.admit(c)
 		if limit != "" {
@@ -94,38 +95,33 @@ func TestDefaultsSuit100000Nodes(t *testing.T) {
 		return g
 	}
 	for i := range 30_000 {
-		enter(fmt.Sprintf("[2001:db8:%x::1]:1", i))
+		accept(fmt.Sprintf("[2001:db8:%x::1]:1", i))
 	}
 	if d.strangers != 25_000 || refused[LimitStrangers] != 5_000 {
-		t.Fatalf("%d strangers, refused %v", d.strangers, refused)
+		t.Fatalf("got %d strangers, refused %v; want 25000, and 5000 refused", d.strangers, refused)
 	}
 	d = NewConnLimiter(Limits{}.WithDefaults(), func(limit string) { refused[limit]++ }, slog.New(slog.DiscardHandler))
 	clear(refused)
-	var guests []*limitedConn
+	var accepted []*limitedConn
 	for i := range 200_000 {
-		g := enter("192.0.2.1:1")
+		g := accept("192.0.2.1:1")
 		if g == nil {
-			t.Fatalf("connection %d is refused: %v", i, refused)
+			t.Fatalf("connection %d was refused: %v", i, refused)
 		}
 		if err := g.identify(pki.Node{Name: fmt.Sprint(i % 100_000)}); err != nil {
 			t.Fatal(err)
 		}
-		guests = append(guests, g)
+		accepted = append(accepted, g)
 	}
-	if enter("192.0.2.2:1") != nil || refused[LimitConnections] != 1 {
-		t.Errorf("refused %v", refused)
+	if accept("192.0.2.2:1") != nil || refused[LimitConnections] != 1 {
+		t.Errorf("refused %v, want one because of the limit of connections", refused)
 	}
-	for _, g := range guests {
+	for _, g := range accepted {
 		g.Close()
-		g.Close()
+		g.Close() // counts once
 	}
 	if d.all != 0 || d.strangers != 0 || len(d.sources) != 0 || len(d.nodes) != 0 {
-		t.Errorf(
-			"left over: %d connections, %d strangers, %d sources, %d nodes",
-			d.all,
-			d.strangers,
-			len(d.sources),
-			len(d.nodes),
-		)
+		t.Errorf("after all were closed: got %d connections, %d strangers, %d sources, %d nodes; want none",
+			d.all, d.strangers, len(d.sources), len(d.nodes))
 	}
 }

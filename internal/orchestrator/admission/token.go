@@ -18,21 +18,22 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// TokenFile keeps the file join-token equal to the store's token, whichever orchestrator rotates it.
+// TokenFile keeps the file join-token equal to the store's token, also when another orchestrator rotates it.
 type TokenFile struct {
 	store   *store.Store
 	path    string
 	changed chan struct{} // capacity one
 
 	writing sync.Mutex
-	Known   atomic.Pointer[join.Token] // the last token read; the file follows it
+	Known   atomic.Pointer[join.Token] // the last token read from the store; written to the file next
 }
 
 func NewTokenFile(s *store.Store, dataDir string) *TokenFile {
 	return &TokenFile{store: s, path: filepath.Join(dataDir, "join-token"), changed: make(chan struct{}, 1)}
 }
 
-// Write runs once at a time, so that the last writer has the latest token.
+// Write reads the token from the store and writes it to the file. Writes are serialized, so that the file never gets an
+// older token after a newer one.
 func (f *TokenFile) Write(ctx context.Context) (join.Token, error) {
 	f.writing.Lock()
 	defer f.writing.Unlock()
@@ -44,6 +45,7 @@ func (f *TokenFile) Write(ctx context.Context) (join.Token, error) {
 	return token, statefile.WriteBytes(f.path, []byte(token.String()+"\n"), 0o600)
 }
 
+// Current returns the last token read from the store.
 func (f *TokenFile) Current() join.Token { return *f.Known.Load() }
 
 // HandleBatch receives every batch of the store and never blocks.
@@ -57,6 +59,7 @@ func (f *TokenFile) HandleBatch(b store.Batch) {
 	}
 }
 
+// Run writes each rotated token to the file, until ctx ends.
 func (f *TokenFile) Run(ctx context.Context, log *slog.Logger) {
 	for {
 		select {
@@ -98,8 +101,8 @@ func (f *TokenFile) Rotate(ctx context.Context) (join.Token, error) {
 	return token, nil
 }
 
-// Admit refuses wrong tokens from memory. For a token that matches it asks the store, because another orchestrator may
-// have rotated it just now.
+// Admit refuses a wrong token without a call to the store. If the token matches, Admit reads the store, because another
+// orchestrator may have just rotated the token.
 func (f *TokenFile) Admit(ctx context.Context, secret []byte) error {
 	same := func(t join.Token) bool { return subtle.ConstantTimeCompare(secret, t.Secret[:]) == 1 }
 	if same(f.Current()) {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// damaged changes one byte of a copy; a flip of 0 leaves all as it is.
-func damaged(der []byte, at uint16, flip byte) []byte {
+// flipByte returns a copy with one byte changed; a flip of 0 changes nothing.
+func flipByte(der []byte, at uint16, flip byte) []byte {
 	der = bytes.Clone(der)
 	if len(der) > 0 {
 		der[int(at)%len(der)] ^= flip
@@ -22,7 +22,8 @@ func damaged(der []byte, at uint16, flip byte) []byte {
 	return der
 }
 
-// FuzzParseAuthority: what is accepted can sign, its certificate verifies what it signed, and it stays the same.
+// FuzzParseAuthority: an accepted authority can sign, its certificate verifies what it has signed, and Marshal returns
+// the same certificate and key.
 func FuzzParseAuthority(f *testing.F) {
 	now := time.Now()
 	var certs, keys [2][]byte
@@ -35,7 +36,7 @@ func FuzzParseAuthority(f *testing.F) {
 			f.Fatal(err)
 		}
 	}
-	asked := csr(f, newKey(f, elliptic.P256()))
+	request := csr(f, newKey(f, elliptic.P256()))
 	f.Add(certs[0], keys[0], byte(0), byte(0), uint16(0), byte(0))
 	f.Add(certs[0], keys[0][:60], byte(0), byte(0), uint16(0), byte(0))
 	f.Add([]byte{}, []byte{}, byte(1), byte(1), uint16(0), byte(0))
@@ -46,27 +47,30 @@ func FuzzParseAuthority(f *testing.F) {
 		if whoseKey > 0 {
 			key = keys[whoseKey%2]
 		}
-		cert = damaged(cert, at, flip)
+		cert = flipByte(cert, at, flip)
 		a, err := ParseAuthority(cert, key)
 		if err != nil {
 			return
 		}
 		if _, err := a.Server([]string{"::1", "n1"}, now); err != nil {
-			t.Fatalf("accepted, and cannot sign: %v", err)
+			t.Fatalf("an accepted authority cannot sign a server: %v", err)
 		}
-		der, err := a.SignNode(asked, Node{"n1", "u1"}, now)
+		der, err := a.SignNode(request, Node{"n1", "u1"}, now)
 		if err != nil {
-			t.Fatalf("accepted, and cannot sign: %v", err)
+			t.Fatalf("an accepted authority cannot sign a node: %v", err)
 		}
 		leaf, err := x509.ParseCertificate(der)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: a.Pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-			t.Fatalf("it signed what nobody can verify: %v", err)
+		options := x509.VerifyOptions{
+			Roots: a.Pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		}
+		if _, err := leaf.Verify(options); err != nil {
+			t.Fatalf("the signed certificate cannot be verified: %v", err)
 		}
 		if c, k, err := a.Marshal(); err != nil || !bytes.Equal(c, cert) || !sameKey(k, key) {
-			t.Fatalf("it became another: %v", err)
+			t.Fatalf("Marshal returned another certificate or key: %v", err)
 		}
 	})
 }
@@ -77,7 +81,7 @@ func sameKey(a, b []byte) bool {
 	return err1 == nil && err2 == nil && one.(interface{ Equal(crypto.PrivateKey) bool }).Equal(other)
 }
 
-// FuzzSignNode: whatever a machine asks for, it gets a certificate for its name and its own key, or none.
+// FuzzSignNode: SignNode signs a certificate for the node's name and the key of the request, or none.
 func FuzzSignNode(f *testing.F) {
 	now := time.Now()
 	a, err := NewAuthority()
@@ -88,13 +92,16 @@ func FuzzSignNode(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	long, err := rsa.GenerateKey(rand.Reader, 2048)
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		f.Fatal(err)
 	}
-	// All but the first are of kinds that no agent makes.
+	// Agents make requests of the first kind only.
 	var requests [][]byte
-	for _, key := range []crypto.Signer{newKey(f, elliptic.P256()), newKey(f, elliptic.P224()), newKey(f, elliptic.P384()), newKey(f, elliptic.P521()), edwards, long} {
+	for _, key := range []crypto.Signer{
+		newKey(f, elliptic.P256()), newKey(f, elliptic.P224()), newKey(f, elliptic.P384()), newKey(f, elliptic.P521()),
+		edwards, rsaKey,
+	} {
 		requests = append(requests, csr(f, key))
 	}
 	f.Add([]byte{}, byte(0), uint16(0), byte(0))
@@ -104,7 +111,7 @@ func FuzzSignNode(f *testing.F) {
 		if kind != 1 {
 			der = requests[int(kind)%len(requests)]
 		}
-		request := damaged(der, at, flip)
+		request := flipByte(der, at, flip)
 		der, err := a.SignNode(request, Node{"n1", "u1"}, now)
 		if err != nil {
 			return
@@ -115,16 +122,16 @@ func FuzzSignNode(f *testing.F) {
 		}
 		asked, err := x509.ParseCertificateRequest(request)
 		if err != nil || asked.CheckSignature() != nil {
-			t.Fatalf("nobody has shown the key: %v", err)
+			t.Fatalf("signed a request without a valid signature: %v", err)
 		}
 		key, ok := asked.PublicKey.(*ecdsa.PublicKey)
 		if !ok || key.Curve != elliptic.P256() || !key.Equal(cert.PublicKey) {
-			t.Fatalf("asked for a %T, got one for a %T", asked.PublicKey, cert.PublicKey)
+			t.Fatalf("requested a %T, got a certificate for a %T", asked.PublicKey, cert.PublicKey)
 		}
 		if n, err := NodeOf(cert); err != nil || n != (Node{"n1", "u1"}) || cert.IsCA ||
 			len(cert.DNSNames)+len(cert.IPAddresses) > 0 ||
 			a.VerifyNode(cert) != nil {
-			t.Fatalf("a certificate for %+v, %v, names %v", n, err, cert.DNSNames)
+			t.Fatalf("got a certificate for %+v, %v, names %v; want n1 with UUID u1", n, err, cert.DNSNames)
 		}
 	})
 }

@@ -1,7 +1,6 @@
-// Package pki is the cluster's own certificate authority: it signs one certificate for each
-// orchestrator and one for each node, bound to the node's name and UUID, and reads such a
-// binding back. It keeps nothing; the authority lives in the store, so that every orchestrator of
-// a cluster has the same.
+// Package pki is the cluster's certificate authority: it signs a certificate for each orchestrator, and one for each
+// node with the node's name and UUID. It stores nothing: the authority's key is in the store, which all orchestrators
+// of a cluster share.
 package pki
 
 import (
@@ -106,8 +105,8 @@ func (a *Authority) Pool() *x509.CertPool {
 	return p
 }
 
-// Server makes an orchestrator's certificate for these host names and IP addresses. The chain
-// includes the authority, because a joining node knows only its hash.
+// Server makes an orchestrator's certificate for these host names and IP addresses. The chain includes the authority,
+// because a joining node has only the authority's hash.
 func (a *Authority) Server(hosts []string, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

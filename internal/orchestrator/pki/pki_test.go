@@ -20,11 +20,8 @@ var node = Node{Name: "n1", UUID: "00000000-0000-4000-8000-000000000001"}
 
 func csr(t testing.TB, key any) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(
-		rand.Reader,
-		&x509.CertificateRequest{DNSNames: []string{"n2"}},
-		key,
-	) // not its name
+	// The authority must ignore the name.
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: []string{"n2"}}, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +60,7 @@ func TestNodeCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := NodeOf(leaf); err != nil || got != node {
-		t.Errorf("bound to %v, %v", got, err)
+		t.Errorf("got node %v, %v; want %v", got, err, node)
 	}
 	verify := func(usage x509.ExtKeyUsage, at time.Time) error {
 		_, err := leaf.Verify(
@@ -75,10 +72,10 @@ func TestNodeCertificate(t *testing.T) {
 		t.Error(err)
 	}
 	if verify(x509.ExtKeyUsageServerAuth, now) == nil {
-		t.Error("a node can play orchestrator")
+		t.Error("a node certificate was verified for a server, want an error")
 	}
 	if verify(x509.ExtKeyUsageClientAuth, now.Add(NodeLife+time.Minute)) == nil {
-		t.Error("valid for ever")
+		t.Error("an expired certificate was verified, want an error")
 	}
 
 	other := newKey(t, elliptic.P384())
@@ -88,14 +85,16 @@ func TestNodeCertificate(t *testing.T) {
 	}
 	forged := csr(t, newKey(t, elliptic.P256()))
 	forged[len(forged)-1] ^= 1
-	for name, bad := range map[string][]byte{"P-384": csr(t, other), "RSA": csr(t, rsaKey), "bad signature": forged, "nothing": nil} {
+	for name, bad := range map[string][]byte{
+		"P-384": csr(t, other), "RSA": csr(t, rsaKey), "bad signature": forged, "nothing": nil,
+	} {
 		if _, err := a.SignNode(bad, node, now); err == nil {
-			t.Errorf("%s was signed", name)
+			t.Errorf("%s: the request was signed, want an error", name)
 		}
 	}
 }
 
-func TestServerCertificateIsNoNode(t *testing.T) {
+func TestServerCertificate(t *testing.T) {
 	a, err := NewAuthority()
 	if err != nil {
 		t.Fatal(err)
@@ -110,25 +109,27 @@ func TestServerCertificateIsNoNode(t *testing.T) {
 		}
 	}
 	if c.Leaf.VerifyHostname("elsewhere") == nil {
-		t.Error("good for any host")
+		t.Error("the certificate is valid for any host, want an error")
 	}
 	if n, err := NodeOf(c.Leaf); err == nil {
-		t.Errorf("bound to %v", n)
+		t.Errorf("got node %v in a server certificate, want an error", n)
 	}
 	if len(c.Certificate) != 2 || !slices.Equal(c.Certificate[1], a.Certificate()) {
-		t.Error("the chain does not end with the authority, which a joining node looks for")
+		t.Error("the chain does not end with the authority, which a joining node needs")
 	}
 }
 
-// The clock of a cluster's first start may be wrong by any number of years: once it is right, what is signed is valid.
-func TestAuthorityIsOfNoTime(t *testing.T) {
+// The authority is valid at any time: the clock may have been wrong when it was made.
+func TestAuthorityHasNoExpiry(t *testing.T) {
 	a, err := NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	writePEM(t, ca, a.Certificate())
-	for _, at := range []time.Time{time.Unix(0, 0).Add(24 * time.Hour), time.Now(), time.Date(2200, 2, 29, 0, 0, 0, 0, time.UTC)} {
+	for _, at := range []time.Time{
+		time.Unix(0, 0).Add(24 * time.Hour), time.Now(), time.Date(2200, 2, 29, 0, 0, 0, 0, time.UTC),
+	} {
 		server, err := a.Server([]string{"orchestrator.pilaster"}, at)
 		if err != nil {
 			t.Fatal(err)
@@ -138,7 +139,9 @@ func TestAuthorityIsOfNoTime(t *testing.T) {
 		}
 		leaf := filepath.Join(t.TempDir(), "server.pem")
 		writePEM(t, leaf, server.Certificate[0])
-		if out, err := exec.Command("openssl", "verify", "-x509_strict", "-attime", strconv.FormatInt(at.Unix(), 10), "-CAfile", ca, leaf).CombinedOutput(); err != nil {
+		verify := exec.Command("openssl", "verify", "-x509_strict",
+			"-attime", strconv.FormatInt(at.Unix(), 10), "-CAfile", ca, leaf)
+		if out, err := verify.CombinedOutput(); err != nil {
 			t.Errorf("OpenSSL at %v: %v\n%s", at, err, out)
 		}
 	}
@@ -151,7 +154,7 @@ func writePEM(t *testing.T, path string, der []byte) {
 	}
 }
 
-// OpenSSL has its own idea of what a valid chain is.
+// OpenSSL verifies the chains independently.
 func TestOpenSSLVerifies(t *testing.T) {
 	now := time.Now()
 	a, err := NewAuthority()
@@ -183,6 +186,6 @@ func TestOpenSSLVerifies(t *testing.T) {
 		t.Errorf("orchestrator as server: %v", err)
 	}
 	if verify("-purpose", "sslserver", n) == nil {
-		t.Error("node as server was accepted")
+		t.Error("node as server: OpenSSL verified it, want an error")
 	}
 }
