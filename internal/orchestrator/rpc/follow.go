@@ -52,8 +52,8 @@ func (s *NodeService) Follow(
 		}
 	}()
 	err = s.connect(ctx, node, session)
-	// After connect: if the next streams began before the cache has this session, the cache would lag by more than
-	// streams wait for it.
+	// After connect: if more streams started before the cache has this session, the cache would lag by more than streams
+	// wait for it.
 	begun()
 	if err != nil {
 		return err
@@ -69,10 +69,10 @@ func (s *NodeService) Follow(
 	}()
 	defer func() {
 		end(nil)
-		deadlines.SetReadDeadline(time.Now()) // wakes the reader
+		deadlines.SetReadDeadline(time.Now()) // ends receive
 		<-reading
 	}()
-	// The queue already has the incomplete tenants.
+	// Subscribe has queued the incomplete tenants already.
 	again := proto.CloneOf(first)
 	again.IncompleteTenants = nil
 	if err := s.host(ctx, f, again); err != nil {

@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// FastGzip compresses answers at the fastest level: for pages of mappings it takes a quarter of the default level's
-// time, with the same length.
+// FastGzip compresses responses at the fastest level: for pages of mappings it takes a quarter of the default level's
+// time, and the result is as short.
 func FastGzip() connect.HandlerOption {
 	return connect.WithCompression(
 		"gzip",
@@ -38,11 +38,11 @@ type CallInterceptor struct {
 const (
 	Received       = "in"
 	Sent           = "out"
-	eventReport    = "report" // what a node says of itself
+	eventReport    = "report" // from a node
 	EventSnapshot  = "snapshot"
 	EventDelta     = "delta"
 	EventHeartbeat = "heartbeat"
-	EventChanges   = "changes" // of mappings, where a list of them is the other answer
+	EventChanges   = "changes" // of ListMappings with a revision, in place of a list
 )
 
 func (c CallInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {

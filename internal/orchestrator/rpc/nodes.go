@@ -145,6 +145,7 @@ func (s *NodeService) Register(
 	), nil
 }
 
+// registration reads a node's request to register, and refuses one that exceeds a limit.
 func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.Registration, err error) {
 	r.Node, _ = admission.Caller(ctx)
 	r.Instance = admission.Instance(ctx)
@@ -169,9 +170,8 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	slices.Sort(r.Enforces)
 	r.Enforces = slices.Compact(r.Enforces)
 	r.Edge, r.Gateway, r.Published = m.Edge, m.Gateway, m.Held.GetPublished()
-	r.Version, r.Tenants, r.Apps, r.Mappings = printable(
-		m.Version,
-	), m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
+	r.Version = printable(m.Version)
+	r.Tenants, r.Apps, r.Mappings = m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
 		if r.Prefix, err = netip.ParsePrefix(m.WantedPrefix); err != nil {
 			return r, fmt.Errorf("node prefix: %w", err)
@@ -240,12 +240,12 @@ func (s *NodeService) Resolve(
 		return nil, err
 	}
 	// The cache may not have the latest changes of other orchestrators.
-	ruled, err := s.Store.HasPolicies(ctx, tenant.Name)
+	hasPolicies, err := s.Store.HasPolicies(ctx, tenant.Name)
 	if err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(
-		&pilasterv1.ResolveResponse{Tenant: s.Cache.WithRegions(tenant), App: app, HasPolicies: ruled},
+		&pilasterv1.ResolveResponse{Tenant: s.Cache.WithRegions(tenant), App: app, HasPolicies: hasPolicies},
 	), nil
 }
 

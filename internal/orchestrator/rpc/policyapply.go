@@ -63,12 +63,12 @@ func (s *OperatorService) ApplyPolicies(
 func (s *OperatorService) checkPolicies(
 	ctx context.Context,
 	name string,
-	news []*pilasterv1.Policy,
+	changes []*pilasterv1.Policy,
 	force bool,
 ) (warnings [][]string, err error) {
 	all, apps, t := s.Cache.PolicyInputs(name)
 	changed, labels := map[string]bool{}, policy.LabelsOf(apps)
-	for _, p := range news {
+	for _, p := range changes {
 		read, err := policy.ParseKept(p.Kind, []byte(p.Document))
 		if err != nil {
 			return nil, connect.NewError(
@@ -77,16 +77,16 @@ func (s *OperatorService) checkPolicies(
 			)
 		}
 		if !s.Cache.HasPolicy(name, p) { // existing policies are not checked again
-			if err := seenBy(t, s.Store.Cluster().Plan.Private, &read); err != nil {
+			if err := refuseEncrypted(t, s.Store.Cluster().Plan.Private, &read); err != nil {
 				return nil, connect.NewError(connect.CodeInvalidArgument, err)
 			}
 			all[cache.PolicyNameOf(p)] = read
 			changed[read.String()] = true
 		}
-		var about []string
+		var texts []string
 		if keys := labels.Unmatched(&read); len(apps) > 0 && len(keys) > 0 {
-			about = append(
-				about,
+			texts = append(
+				texts,
 				fmt.Sprintf(
 					"it selects by %s, which no container of tenant %s has: such a selector matches no container "+
 						"(DoesNotExist and NotIn match all); docs/howto/policy.md says where labels come from",
@@ -96,8 +96,8 @@ func (s *OperatorService) checkPolicies(
 			)
 		}
 		if lacksSpec(p.Document) {
-			about = append(
-				about,
+			texts = append(
+				texts,
 				fmt.Sprintf(
 					"it has no spec, so it selects all containers of namespace %s and denies all ingress: delete it "+
 						"if that is not intended",
@@ -105,7 +105,7 @@ func (s *OperatorService) checkPolicies(
 				),
 			)
 		}
-		warnings = append(warnings, about)
+		warnings = append(warnings, texts)
 	}
 	if len(changed) == 0 {
 		return warnings, nil
@@ -140,9 +140,9 @@ func lacksSpec(document string) bool {
 	return json.Unmarshal([]byte(document), &is) == nil && (len(is.Spec) == 0 || string(is.Spec) == "null")
 }
 
-// seenBy refuses CIDRs of encrypted addresses, which a tenant's containers see: neighbouring addresses there belong to
-// unrelated containers, and rules match plaintext addresses.
-func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
+// refuseEncrypted refuses CIDRs in the range of encrypted addresses, which a tenant's containers see. Rules match
+// plaintext addresses, and neighbouring encrypted addresses belong to unrelated containers.
+func refuseEncrypted(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 	if t.Addressing != tenant.Encrypted {
 		return nil
 	}
@@ -167,7 +167,7 @@ func seenBy(t tenant.Tenant, private netip.Prefix, p *policy.Policy) error {
 	return nil
 }
 
-// brief is a policy without its document.
+// brief returns a policy without its document.
 func brief(p *pilasterv1.Policy) *pilasterv1.Policy {
 	return &pilasterv1.Policy{
 		Tenant:    p.Tenant,

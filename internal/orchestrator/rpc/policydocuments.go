@@ -27,13 +27,13 @@ const appliedAnnotation = "kubectl.kubernetes.io/last-applied-configuration"
 // SplitDocuments splits YAML at lines "---" and omits documents that have only comments.
 func SplitDocuments(text string) (documents []string) {
 	var document strings.Builder
-	says := false
+	hasContent := false
 	end := func() {
-		if says {
+		if hasContent {
 			documents = append(documents, document.String())
 		}
 		document.Reset()
-		says = false
+		hasContent = false
 	}
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, "---"); ok && strings.TrimLeft(rest, " \t\r\n") != rest ||
@@ -43,14 +43,14 @@ func SplitDocuments(text string) (documents []string) {
 		}
 		document.WriteString(line)
 		trimmed := strings.TrimSpace(line)
-		says = says || trimmed != "" && trimmed[0] != '#'
+		hasContent = hasContent || trimmed != "" && trimmed[0] != '#'
 	}
 	end()
 	return documents
 }
 
-// whole refuses text of which a parser would read only the beginning.
-func whole(text string) error {
+// checkSingle refuses text of which a parser would read only the beginning.
+func checkSingle(text string) error {
 	switch n := len(SplitDocuments(text)); {
 	case n == 0:
 		return errors.New("it is empty")
@@ -95,7 +95,7 @@ func ReadPolicies(documents []string) (all []*pilasterv1.Policy, err error) {
 }
 
 func readDocument(text string) ([]*pilasterv1.Policy, error) {
-	if err := whole(text); err != nil {
+	if err := checkSingle(text); err != nil {
 		return nil, err
 	}
 	asJSON, err := yaml.YAMLToJSONStrict([]byte(text))
