@@ -231,7 +231,7 @@ func (d *daemon) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient,
 	c, err := join.Dial(ctx, join.Config{
 		URL: d.OrchestratorURL, Token: d.Token, StateDir: d.StateDir, NodeName: d.node.Name(), NodeUUID: d.node.UUID(),
 		Instance: instance,
-		Heard:    d.service.received.count, Log: d.Log,
+		Received: d.service.received.count, Log: d.Log,
 	})
 	if err != nil {
 		return nil, err

@@ -22,24 +22,24 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 )
 
-// Config says who joins what.
+// Config configures a Client.
 type Config struct {
 	URL      string // of the orchestrator: https://host:port
 	Token    string // text of the join token; may be empty once the node has joined
-	StateDir string // where the certificate is kept, in a file of mode 0600
+	StateDir string // for the certificate and its key, in a file with mode 0600
 	NodeName string
 	NodeUUID string // lower-case, with dashes
-	// of the calling machine, which tells it from one with a copy of its disk; empty means a new one
+	// identifies the calling machine, to distinguish it from one with a copy of its disk; empty means a new UUID
 	Instance string
-	Heard    func(procedure string, message any) // called with each message of the orchestrator's; nil for none
+	Received func(procedure string, message any) // called with each message from the orchestrator; may be nil
 	Log      *slog.Logger
 
 	Now func() time.Time // nil means time.Now
 }
 
-// Client calls the orchestrator as this node. A call without a deadline gets one of 10 s;
-// streams have none and end when the peer has been silent for 20 s. A call, not a stream, that is refused
-// because of the node's certificate gets a new one and is made again.
+// Client calls the orchestrator as this node. A call without a deadline gets one of 10 s. Streams have none; they end
+// 20 s after the last data from the orchestrator. If the orchestrator refuses a call because of the node's
+// certificate, the client gets a new certificate and repeats the call. It does not do so for streams.
 type Client struct {
 	pilasterv1connect.NodeServiceClient
 	config   Config
@@ -47,23 +47,23 @@ type Client struct {
 	current  atomic.Pointer[identity]
 }
 
-// identity is a membership and the connections that were made with it.
+// identity is a certificate and the connections that use it.
 type identity struct {
 	*member
 	*http.Transport
 }
 
-// Do makes new connections with the newest certificate; streams go on with the one they began with.
+// Do uses the newest certificate for new connections. Existing streams continue with the older one.
 func (c *Client) Do(r *http.Request) (*http.Response, error) {
 	return (&http.Client{Transport: c.current.Load().Transport}).Do(r)
 }
 
-// CallTimeout is how long a call may take that has no deadline of its own.
+// CallTimeout is the time limit of a call without a deadline.
 const CallTimeout = 10 * time.Second
 
-// Dial returns a client that authenticates as the node, after joining the cluster where the disk holds no certificate;
-// whether one is still valid is for the orchestrator's clock to say. It needs the orchestrator only for joining; the
-// error is then that of the call (connect.CodeUnavailable if there is no answer).
+// Dial returns a client that authenticates as the node. Without a certificate on disk, it joins the cluster first; if
+// that fails, the error is that of the call (connect.CodeUnavailable if the orchestrator does not answer). With a
+// certificate, Dial makes no connection and does not check the validity period: the orchestrator does.
 func Dial(ctx context.Context, c Config) (*Client, error) {
 	if err := checkURL(c.URL); err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func Dial(ctx context.Context, c Config) (*Client, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	m, err := c.membership(ctx)
+	m, err := c.loadOrJoin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func Dial(ctx context.Context, c Config) (*Client, error) {
 	return client, nil
 }
 
-// use makes the calls to come with this membership.
+// use makes all later calls use this certificate.
 func (c *Client) use(m *member) {
 	roots := x509.NewCertPool()
 	roots.AddCert(m.ca)
@@ -96,7 +96,7 @@ func (c *Client) use(m *member) {
 		},
 	})})
 	if was != nil {
-		was.CloseIdleConnections() // those in use follow when they are idle
+		was.CloseIdleConnections() // the others close when they have been idle for IdleConnTimeout
 	}
 }
 
@@ -107,14 +107,14 @@ func checkURL(s string) error {
 	return nil
 }
 
-// Instance is the machine that the client calls as.
+// Instance identifies the machine in the client's calls.
 func (c *Client) Instance() string { return c.config.Instance }
 
 // Close ends idle connections.
 func (c *Client) Close() { c.current.Load().CloseIdleConnections() }
 
-// membership is the one on disk where it is still good, or else a new one.
-func (c Config) membership(ctx context.Context) (*member, error) {
+// loadOrJoin returns the certificate on disk. If there is none, it joins the cluster.
+func (c Config) loadOrJoin(ctx context.Context) (*member, error) {
 	var token *Token
 	if c.Token != "" {
 		t, err := ParseToken(c.Token)
@@ -130,14 +130,14 @@ func (c Config) membership(ctx context.Context) (*member, error) {
 		return nil, err
 	case token != nil && m.caSum() != token.CA:
 		return nil, fmt.Errorf(
-			"this node joined another cluster than the join token's; its state in %s was left as it was: empty it to "+
-				"join the new cluster",
+			"this node has joined another cluster than the join token's; nothing was changed: empty the state "+
+				"directory %s to join the token's cluster",
 			c.StateDir,
 		)
 	case !m.is(c.NodeName, c.NodeUUID):
 		return nil, fmt.Errorf(
-			"this node joined as %s, not as %s (%s); its state in %s was left as it was: keep the name, or delete "+
-				"the node and empty that directory",
+			"this node has joined as %s, not as %s (%s); nothing was changed: use the old name and UUID, or delete "+
+				"the node and empty its state directory %s",
 			m.cert.Subject.CommonName,
 			c.NodeName,
 			c.NodeUUID,
@@ -148,8 +148,8 @@ func (c Config) membership(ctx context.Context) (*member, error) {
 	}
 	if token == nil {
 		return nil, errors.New(
-			"this node has no certificate and no join token to buy one; copy the orchestrator's join-token file to " +
-				"this node and name it with --token-file",
+			"this node has no certificate and no join token; copy the orchestrator's join-token file to this node " +
+				"and name it with --token-file",
 		)
 	}
 	return c.join(ctx, *token)
@@ -181,7 +181,7 @@ func (c Config) join(ctx context.Context, token Token) (*member, error) {
 	}
 	if m.caSum() != token.CA || !m.is(c.NodeName, c.NodeUUID) {
 		return nil, fmt.Errorf(
-			"the orchestrator at %s answered with a certificate of another cluster or node; nothing was kept",
+			"the orchestrator at %s returned a certificate of another cluster or node; nothing was changed",
 			c.URL,
 		)
 	}
@@ -189,7 +189,7 @@ func (c Config) join(ctx context.Context, token Token) (*member, error) {
 	return m, m.save(c.StateDir)
 }
 
-// newTransport speaks HTTP/2 only: streams in both directions need it.
+// newTransport uses HTTP/2 only: bidirectional streams need it.
 func newTransport(t *tls.Config) *http.Transport {
 	var p http.Protocols
 	p.SetHTTP2(true)
@@ -204,7 +204,7 @@ func newTransport(t *tls.Config) *http.Transport {
 	}
 }
 
-// InstanceHeader names the machine that calls, on each call.
+// InstanceHeader is a header of each call that has Config.Instance.
 const InstanceHeader = "Pilaster-Instance"
 
 func newService(
@@ -216,10 +216,10 @@ func newService(
 	return pilasterv1connect.NewNodeServiceClient(t, c.URL, connect.WithInterceptors(append(outer, calls{c, pin})...))
 }
 
-// calls gives each call what all have in common.
+// calls is an interceptor for all calls: it sets InstanceHeader and deadlines, and reports messages and wrong clocks.
 type calls struct {
 	Config
-	pin Token // of the authority; it has no secret
+	pin Token // of the authority; without a secret
 }
 
 func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
@@ -231,10 +231,10 @@ func (c calls) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			defer cancel()
 		}
 		resp, err := next(ctx, req)
-		if err == nil && c.Heard != nil {
-			c.Heard(req.Spec().Procedure, resp.Any())
+		if err == nil && c.Received != nil {
+			c.Received(req.Spec().Procedure, resp.Any())
 		}
-		return resp, c.clocks(ctx, c.pin, err)
+		return resp, c.explainClocks(ctx, c.pin, err)
 	}
 }
 
@@ -242,23 +242,23 @@ func (c calls) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
 		conn := next(ctx, spec)
 		conn.RequestHeader().Set(InstanceHeader, c.Instance)
-		if c.Heard != nil {
-			return heard{conn, c.Heard}
+		if c.Received != nil {
+			return reportingStream{conn, c.Received}
 		}
 		return conn
 	}
 }
 
-// heard reports the messages of a stream.
-type heard struct {
+// reportingStream reports the messages that it receives.
+type reportingStream struct {
 	connect.StreamingClientConn
-	tell func(procedure string, message any)
+	received func(procedure string, message any)
 }
 
-func (h heard) Receive(m any) error {
-	err := h.StreamingClientConn.Receive(m)
+func (s reportingStream) Receive(m any) error {
+	err := s.StreamingClientConn.Receive(m)
 	if err == nil {
-		h.tell(h.Spec().Procedure, m)
+		s.received(s.Spec().Procedure, m)
 	}
 	return err
 }

@@ -10,8 +10,8 @@ import (
 	"connectrpc.com/connect"
 )
 
-// VerifyButTime verifies a certificate that ca itself has signed in every respect but when: o.CurrentTime and
-// o.Roots are not looked at. Clocks may be wrong on either side, and then no moment may suit both certificates.
+// VerifyButTime verifies a certificate that ca has signed, except its validity period. It ignores o.CurrentTime and
+// o.Roots. If a clock is wrong, there may be no time at which both certificates are valid.
 func VerifyButTime(cert, ca *x509.Certificate, o x509.VerifyOptions) error {
 	o.Roots = x509.NewCertPool()
 	o.Roots.AddCert(ca)
@@ -22,7 +22,7 @@ func VerifyButTime(cert, ca *x509.Certificate, o x509.VerifyOptions) error {
 	return err
 }
 
-// CheckTime says what is wrong when a certificate is not valid by the clock of whose.
+// CheckTime returns an error if a certificate is not valid at the time now, which the clock of whose shows.
 func CheckTime(cert *x509.Certificate, now time.Time, whose string) error {
 	if !now.Before(cert.NotBefore) && !now.After(cert.NotAfter) {
 		return nil
@@ -33,26 +33,26 @@ func CheckTime(cert *x509.Certificate, now time.Time, whose string) error {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// clocks names the clocks where an orchestrator's certificate is not valid by this node's. Who serves
-// it is asked for its own, which nothing but this message depends on.
-func (c Config) clocks(ctx context.Context, ca Token, err error) error {
+// explainClocks adds the time of both clocks to an error if the orchestrator's certificate is not valid by this node's
+// clock. It gets the orchestrator's time without a check of that certificate's validity, only for the error message.
+func (c Config) explainClocks(ctx context.Context, ca Token, err error) error {
 	var invalid x509.CertificateInvalidError
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired || invalid.Cert == nil {
 		return err
 	}
 	here := c.Now()
 	text := CheckTime(invalid.Cert, here, "this node")
-	if text == nil { // set right meanwhile
+	if text == nil { // the clock was corrected meanwhile
 		return err
 	}
-	there := "cannot be asked for its own"
-	if ahead, asked := Visit(ctx, c.URL, ca); asked == nil {
+	there := "does not return its time"
+	if ahead, err := Probe(ctx, c.URL, ca); err == nil {
 		there = "says " + stamp(time.Now().Add(ahead))
 	}
 	return connect.NewError(
 		connect.CodeOf(err),
 		fmt.Errorf(
-			"%w; the orchestrator at %s %s\n  set the wrong clock right; the node tries again by itself",
+			"%w; the orchestrator at %s %s\n  correct the clock that is wrong; the node retries automatically",
 			text,
 			c.URL,
 			there,

@@ -22,7 +22,7 @@ type Certificate struct {
 	SHA256    string    `json:"sha256"` // of the DER
 }
 
-// Describe tells the certificates a node holds, its own first. The key beside them is not parsed.
+// Describe returns the certificates in a node's state directory, the node's own first. It does not parse the key.
 func Describe(stateDir string) ([]Certificate, error) {
 	path := filepath.Join(stateDir, MemberFile)
 	text, err := os.ReadFile(path)
@@ -48,7 +48,7 @@ func Describe(stateDir string) ([]Certificate, error) {
 		all = append(all, d)
 	}
 	if len(all) == 0 {
-		return nil, errors.New(path + " holds no certificate")
+		return nil, errors.New(path + " has no certificate")
 	}
 	return all, nil
 }

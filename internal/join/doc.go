@@ -1,7 +1,6 @@
-// Package join is how a node becomes and stays a member of a cluster: it reads the join token,
-// buys a certificate bound to the node's name and UUID, keeps it on disk, renews it, and makes
-// the client that every other call to the orchestrator goes through.
+// Package join makes a node a member of a cluster: it reads the join token, gets a certificate with the node's name and
+// UUID, stores it on disk and renews it. Its Client makes all calls of a node to the orchestrator.
 //
-// The token pins the cluster's certificate authority, so the first connection already knows whom
-// it speaks to. Nothing here decides what a node may do; see package orchestrator for that.
+// The token contains the hash of the cluster's certificate authority, so the node authenticates the orchestrator on the
+// first connection. What a node may do is decided in package orchestrator/admission.
 package join

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// FuzzMember: a file that is accepted holds a key, its certificate and the authority of that, and those are told.
+// FuzzMember: an accepted file has a key, its certificate and that certificate's authority, and Describe returns both
+// certificates.
 func FuzzMember(f *testing.F) {
 	dir := f.TempDir()
 	path := filepath.Join(dir, MemberFile)
@@ -27,15 +28,8 @@ func FuzzMember(f *testing.F) {
 	}
 	f.Add(saved[0])
 	f.Add(saved[0][:len(saved[0])-10])
-	one, other := bytes.SplitAfterN(
-		saved[0],
-		[]byte("KEY-----\n"),
-		3,
-	), bytes.SplitAfterN(
-		saved[1],
-		[]byte("KEY-----\n"),
-		3,
-	)
+	keyEnd := []byte("KEY-----\n")
+	one, other := bytes.SplitAfterN(saved[0], keyEnd, 3), bytes.SplitAfterN(saved[1], keyEnd, 3)
 	f.Add(append(bytes.Join(one[:2], nil), other[2]...)) // the key of one, the certificates of the other
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if err := os.WriteFile(path, text, 0o600); err != nil {
@@ -46,19 +40,19 @@ func FuzzMember(f *testing.F) {
 			return
 		}
 		if !m.key.PublicKey.Equal(m.cert.PublicKey) || m.cert.CheckSignatureFrom(m.ca) != nil {
-			t.Fatal("key, certificate and authority do not belong together")
+			t.Fatal("accepted a certificate of another key or authority")
 		}
-		told, err := Describe(dir)
-		if err != nil || len(told) != 2 || told[0].SHA256 != fmt.Sprintf("%x", sha256.Sum256(m.cert.Raw)) ||
-			told[1].SHA256 != fmt.Sprintf("%x", m.caSum()) {
-			t.Fatalf("what is told of it is %+v, %v", told, err)
+		all, err := Describe(dir)
+		if err != nil || len(all) != 2 || all[0].SHA256 != fmt.Sprintf("%x", sha256.Sum256(m.cert.Raw)) ||
+			all[1].SHA256 != fmt.Sprintf("%x", m.caSum()) {
+			t.Fatalf("Describe returned %+v, %v; want the node's certificate and the authority's", all, err)
 		}
 		if err := m.save(dir); err != nil {
 			t.Fatal(err)
 		}
 		if back, err := load(dir); err != nil || !back.key.Equal(m.key) || !back.cert.Equal(m.cert) ||
 			!back.ca.Equal(m.ca) {
-			t.Fatalf("became another: %v", err)
+			t.Fatalf("the file is different after save and load: %v", err)
 		}
 	})
 }

@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-const goodToken = "pilaster.000102030405060708090a0b0c0d0e0f.000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+const goodToken = "pilaster.000102030405060708090a0b0c0d0e0f." +
+	"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
 
 func TestToken(t *testing.T) {
 	token, err := ParseToken("  " + goodToken + "\n")
@@ -24,7 +25,7 @@ func TestToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	if token.Secret[15] != 15 || token.CA[31] != 31 || token.String() != goodToken {
-		t.Errorf("read %v", token)
+		t.Errorf("got token %v, want %s", token, goodToken)
 	}
 	for _, bad := range []string{
 		"", "pilaster", "pilaster..", strings.ToUpper(goodToken), goodToken[1:], goodToken + "00",
@@ -32,7 +33,7 @@ func TestToken(t *testing.T) {
 		strings.Replace(goodToken, "0f.", "0g.", 1), goodToken + ".00", strings.Replace(goodToken, ".", " ", 1),
 	} {
 		if _, err := ParseToken(bad); err == nil {
-			t.Errorf("%q was accepted", bad)
+			t.Errorf("%q was accepted, want an error", bad)
 		}
 	}
 }
@@ -51,7 +52,7 @@ func FuzzToken(f *testing.F) {
 	})
 }
 
-// newTestMember is from an authority made for it.
+// newTestMember returns a certificate from a new authority.
 func newTestMember(t testing.TB, name, uuid string, until time.Time) *member {
 	t.Helper()
 	sign := func(c, parent *x509.Certificate, pub, key any) []byte {
@@ -88,20 +89,20 @@ func newTestMember(t testing.TB, name, uuid string, until time.Time) *member {
 	return m
 }
 
-func TestMembershipOnDisk(t *testing.T) {
+func TestMemberFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	if _, err := load(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Fatalf("without a file: %v", err)
+		t.Fatalf("load without a file: got error %v", err)
 	}
 	m := newTestMember(t, "n1", "u1", time.Now().Add(time.Hour))
 	if err := m.save(dir); err != nil {
 		t.Fatal(err)
 	}
 	if fi, err := os.Stat(filepath.Join(dir, MemberFile)); err != nil || fi.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v; want 0600", fi.Mode(), err)
+		t.Errorf("got mode %v, %v; want 0600", fi.Mode(), err)
 	}
 	if files, _ := os.ReadDir(dir); len(files) != 1 {
-		t.Errorf("left behind: %v", files)
+		t.Errorf("got files %v, want %s only", files, MemberFile)
 	}
 	token := Token{CA: m.caSum()}
 	good := Config{
@@ -112,28 +113,28 @@ func TestMembershipOnDisk(t *testing.T) {
 		Log:      slog.New(slog.DiscardHandler),
 	}
 	if c, err := Dial(t.Context(), good); err != nil || !c.current.Load().key.Equal(m.key) {
-		t.Errorf("a member needs neither token nor orchestrator, but got %v", err)
+		t.Errorf("dial with a certificate, without a token or an orchestrator: %v", err)
 	}
 	good.Token = token.String()
 	if _, err := Dial(t.Context(), good); err != nil {
-		t.Errorf("with its own cluster's token: %v", err)
+		t.Errorf("dial with a certificate and a token of the same cluster: %v", err)
 	}
 
 	for _, c := range []struct {
-		name, says string
+		name, text string
 		change     func(*Config)
 	}{
-		{"another name", "joined as n1", func(c *Config) { c.NodeName = "n2" }},
-		{"another UUID", "joined as n1", func(c *Config) { c.NodeUUID = "u2" }},
+		{"another name", "has joined as n1", func(c *Config) { c.NodeName = "n2" }},
+		{"another UUID", "has joined as n1", func(c *Config) { c.NodeUUID = "u2" }},
 		{"another cluster", "another cluster", func(c *Config) { c.Token = goodToken }},
-		{"no token", "", func(c *Config) { c.Token = "x" }},
+		{"invalid token", "not of the form", func(c *Config) { c.Token = "x" }},
 		{"no TLS", "https://", func(c *Config) { c.URL = "http://[::1]:1" }},
 		{"never joined", "no join token", func(c *Config) { c.StateDir, c.Token = t.TempDir(), "" }},
 	} {
 		config := good
 		c.change(&config)
-		if _, err := Dial(t.Context(), config); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v", c.name, err)
+		if _, err := Dial(t.Context(), config); err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: got error %v, want one with %q", c.name, err, c.text)
 		}
 	}
 
@@ -143,14 +144,14 @@ func TestMembershipOnDisk(t *testing.T) {
 	}
 	good.Token = ""
 	if c, err := Dial(t.Context(), good); err != nil || !c.current.Load().key.Equal(expired.key) {
-		t.Errorf("one that expired buys its successor, without a token, but got %v", err)
+		t.Errorf("dial with an expired certificate, without a token: %v", err)
 	}
 	for _, damage := range []string{"", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"} {
 		if err := os.WriteFile(filepath.Join(dir, MemberFile), []byte(damage), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := load(dir); err == nil || !strings.Contains(err.Error(), MemberFile) {
-			t.Errorf("damaged file %q: %v", damage, err)
+			t.Errorf("damaged file %q: got error %v, want one with the file's name", damage, err)
 		}
 	}
 }

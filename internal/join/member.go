@@ -18,18 +18,18 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// member is what a node holds after it joined. On disk it is one file, so that key, certificate
-// and authority change together or not at all.
+// member is a node's key and certificate with the cluster's authority. On disk it is one file, so that a crash cannot
+// leave a certificate with another key.
 type member struct {
 	key  *ecdsa.PrivateKey
 	cert *x509.Certificate
 	ca   *x509.Certificate
 }
 
-// MemberFile is what a node's certificate, its key and the authority are kept in.
+// MemberFile is the name of the file with a node's key, its certificate and the authority.
 const MemberFile = "member.pem"
 
-// Joined is whether a node's state holds a certificate, good or not.
+// Joined reports whether a node's state directory has a certificate, valid or not.
 func Joined(stateDir string) bool {
 	_, err := os.Stat(filepath.Join(stateDir, MemberFile))
 	return !errors.Is(err, fs.ErrNotExist)
@@ -41,7 +41,7 @@ func request() (*ecdsa.PrivateKey, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// The orchestrator takes name and UUID from what it has authenticated, not from here.
+	// The request has no name and UUID: the orchestrator uses those that it has authenticated.
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 	return key, csr, err
 }
@@ -56,7 +56,7 @@ func newMember(key *ecdsa.PrivateKey, certDER, caDER []byte) (*member, error) {
 		return nil, fmt.Errorf("certificate authority: %w", err)
 	}
 	if err := cert.CheckSignatureFrom(ca); err != nil {
-		return nil, fmt.Errorf("certificate of this node is not from the cluster's authority: %w", err)
+		return nil, fmt.Errorf("certificate of this node is not signed by the cluster's authority: %w", err)
 	}
 	if !key.PublicKey.Equal(cert.PublicKey) {
 		return nil, errors.New("certificate of this node is for another key")
@@ -70,7 +70,7 @@ func (m *member) tlsCertificate() *tls.Certificate {
 
 func (m *member) caSum() [sha256.Size]byte { return sha256.Sum256(m.ca.Raw) }
 
-// pin names the authority as a join token does.
+// pin returns the authority's hash as a token without a secret.
 func (m *member) pin() Token { return Token{CA: m.caSum()} }
 
 // is reports whether the certificate is bound to this name and UUID.
@@ -97,7 +97,7 @@ func (m *member) save(dir string) error {
 	return statefile.WriteBytes(filepath.Join(dir, MemberFile), text, 0o600)
 }
 
-// load returns os.ErrNotExist when the node never joined.
+// load returns os.ErrNotExist if the node has not joined.
 func load(dir string) (*member, error) {
 	path := filepath.Join(dir, MemberFile)
 	text, err := os.ReadFile(path)
@@ -110,7 +110,7 @@ func load(dir string) (*member, error) {
 		ders, kinds = append(ders, b.Bytes), append(kinds, b.Type)
 	}
 	if !slices.Equal(kinds, []string{"PRIVATE KEY", "CERTIFICATE", "CERTIFICATE"}) {
-		return nil, unusable(path, fmt.Errorf("its PEM blocks are %q, not key, certificate and authority", kinds))
+		return nil, unusable(path, fmt.Errorf("its PEM blocks are %q, want key, certificate and authority", kinds))
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(ders[0])
 	if err != nil {
@@ -127,11 +127,11 @@ func load(dir string) (*member, error) {
 	return m, nil
 }
 
-// unusable says what to do: nothing but this file is needed to prove who the node is.
+// unusable adds advice. The node may join again under its name without this file.
 func unusable(path string, err error) error {
 	return fmt.Errorf(
-		"%s cannot be used: %w\n  nothing was changed; restore the file, or move it away and give --token-file to "+
-			"join again under the same name",
+		"%s cannot be used: %w\n  nothing was changed; restore the file, or remove it and use --token-file to join "+
+			"again under the same name",
 		path,
 		err,
 	)

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 )
 
-// KeepCertificate renews the certificate when a third of its life is left, until ctx ends. It looks
-// at the clock time and again, which may be set meanwhile.
+// KeepCertificate renews the certificate when a third of its validity period is left, until ctx ends. It polls the
+// clock instead of setting a timer, because the clock may be set meanwhile.
 func (c *Client) KeepCertificate(ctx context.Context) error {
 	const every = 10 * time.Minute
 	tick := time.NewTicker(every)
@@ -23,7 +23,7 @@ func (c *Client) KeepCertificate(ctx context.Context) error {
 		if c.config.Now().After(cert.NotAfter.Add(-life / 3)) {
 			if err := c.RenewCertificate(ctx); err != nil {
 				c.config.Log.Warn(
-					"certificate of this node was not renewed",
+					"renewing the certificate of this node failed; retrying",
 					"error",
 					err,
 					"valid_until",
@@ -41,7 +41,7 @@ func (c *Client) KeepCertificate(ctx context.Context) error {
 	}
 }
 
-// RenewCertificate buys a fresh certificate with the present one and uses it for new connections.
+// RenewCertificate gets a new certificate with the current one, and uses it for new connections.
 func (c *Client) RenewCertificate(ctx context.Context) error {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -68,8 +68,9 @@ func (c *Client) renew(ctx context.Context) error {
 	return nil
 }
 
-// replace gets a certificate in place of one that the orchestrator does not accept: by that one, which it
-// takes for nothing else, or by the join token. Another call may have done so meanwhile.
+// replace gets a new certificate after the orchestrator has refused the current one: with the refused one, which may
+// still permit its renewal, or else with the join token. It does nothing if another call has replaced the certificate
+// meanwhile.
 func (c *Client) replace(ctx context.Context, refused *identity) error {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -86,13 +87,16 @@ func (c *Client) replace(ctx context.Context, refused *identity) error {
 		m, second = c.config.join(ctx, token)
 	}
 	if second != nil {
-		return connect.NewError(connect.CodeOf(err), fmt.Errorf("%w\n  nor does the join token help: %w", err, second))
+		return connect.NewError(
+			connect.CodeOf(err),
+			fmt.Errorf("%w\n  joining with the join token failed, too: %w", err, second),
+		)
 	}
 	c.use(m)
 	return nil
 }
 
-// renewal makes a call again that was refused because of the certificate.
+// renewal is an interceptor that replaces a refused certificate and repeats the call.
 type renewal struct{ *Client }
 
 func (r renewal) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
@@ -103,18 +107,18 @@ func (r renewal) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			req.Spec().Procedure == pilasterv1connect.NodeServiceRenewProcedure {
 			return resp, err
 		}
-		r.config.Log.Warn("the orchestrator does not accept this node's certificate; it is replaced", "error", err)
-		if instead := r.replace(ctx, used); instead != nil {
+		r.config.Log.Warn("the orchestrator refused this node's certificate; getting a new one", "error", err)
+		if failed := r.replace(ctx, used); failed != nil {
 			return nil, connect.NewError(
-				connect.CodeOf(instead),
-				fmt.Errorf("%w\n  it was not replaced: %w", err, instead),
+				connect.CodeOf(failed),
+				fmt.Errorf("%w\n  getting a new certificate failed: %w", err, failed),
 			)
 		}
 		return next(ctx, req)
 	}
 }
 
-// WrapStreamingClient leaves streams alone: a node registers before each, which is a call.
+// WrapStreamingClient changes nothing: before each stream, a node registers, which is a call.
 func (r renewal) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
 }

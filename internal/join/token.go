@@ -11,12 +11,11 @@ import (
 	"time"
 )
 
-// ServerName is in every orchestrator's certificate and checked by every node. It stands for
-// "an orchestrator of this cluster", whatever address the node reached it by.
+// ServerName is a DNS name in every orchestrator's certificate, which nodes verify instead of the address that they
+// connect to.
 const ServerName = "orchestrator.pilaster"
 
-// Token admits a node to a cluster: a secret the cluster knows, and the SHA-256 of its
-// certificate authority (DER).
+// Token admits a node to a cluster: it has a secret, and the SHA-256 of the cluster's certificate authority (DER).
 type Token struct {
 	Secret [16]byte
 	CA     [sha256.Size]byte
@@ -24,14 +23,14 @@ type Token struct {
 
 const tokenForm = "pilaster.<32 hexadecimal digits>.<64 hexadecimal digits>"
 
-// ParseToken reads what Token.String writes; space around it is ignored.
+// ParseToken reads the output of Token.String. It ignores space around it.
 func ParseToken(s string) (Token, error) {
 	var t Token
 	parts := strings.Split(strings.TrimSpace(s), ".")
 	if len(parts) != 3 || parts[0] != "pilaster" ||
 		!decodeHex(t.Secret[:], parts[1]) || !decodeHex(t.CA[:], parts[2]) {
 		return Token{}, errors.New(
-			"join token is not of the form " + tokenForm + "; copy it whole from the orchestrator's join-token file",
+			"join token is not of the form " + tokenForm + "; copy all of it from the orchestrator's join-token file",
 		)
 	}
 	return t, nil
@@ -49,7 +48,7 @@ func (t Token) String() string {
 	return fmt.Sprintf("pilaster.%x.%x", t.Secret, t.CA)
 }
 
-// authority is the pinned one, out of the chain of a server.
+// authority returns the pinned authority from a server's chain.
 func (t Token) authority(chain []*x509.Certificate) (*x509.Certificate, error) {
 	for _, c := range chain {
 		if c.IsCA && sha256.Sum256(c.Raw) == t.CA {
@@ -58,12 +57,12 @@ func (t Token) authority(chain []*x509.Certificate) (*x509.Certificate, error) {
 	}
 	return nil, errors.New(
 		"the server does not belong to the cluster of this join token; take the token from the join-token file in " +
-			"this orchestrator's data folder, or name the right orchestrator",
+			"this orchestrator's data directory, or set the right orchestrator",
 	)
 }
 
-// verify accepts a server whose chain leads to the pinned authority. It takes the place of the
-// usual verification, which has no roots yet. No time means any.
+// verify accepts a server whose chain leads to the pinned authority. It replaces the verification by crypto/tls, which
+// needs roots. With a zero time it ignores validity periods.
 func (t Token) verify(cs tls.ConnectionState, now time.Time) error {
 	ca, err := t.authority(cs.PeerCertificates)
 	if err != nil {
@@ -83,12 +82,12 @@ func (t Token) verify(cs tls.ConnectionState, now time.Time) error {
 	return err
 }
 
-// tlsConfig trusts the pinned authority, and shows no certificate: there is none yet.
+// tlsConfig trusts the pinned authority, and has no client certificate.
 func (t Token) tlsConfig(now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		ServerName:         ServerName,
-		InsecureSkipVerify: true, // verify does it, against the pinned authority
+		InsecureSkipVerify: true, // VerifyConnection verifies the certificate
 		VerifyConnection:   func(cs tls.ConnectionState) error { return t.verify(cs, now()) },
 	}
 }

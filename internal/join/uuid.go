@@ -8,7 +8,7 @@ import (
 
 var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// NewUUID is a random one (RFC 9562, version 4), as nodes and clusters have: lower-case, with dashes.
+// NewUUID returns a random UUID (RFC 9562, version 4), lower-case with dashes, as of nodes and clusters.
 func NewUUID() string {
 	var b [16]byte
 	rand.Read(b[:])
@@ -16,5 +16,5 @@ func NewUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// IsUUID tells whether a text has the form of NewUUID's.
+// IsUUID reports whether a text has the form of NewUUID's results.
 func IsUUID(s string) bool { return uuidForm.MatchString(s) }

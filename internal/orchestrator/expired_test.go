@@ -289,8 +289,8 @@ func TestWrongClock(t *testing.T) {
 		other.StateDir = t.TempDir()
 		_, err := join.Dial(t.Context(), other)
 		wantBothClocks(err)
-		if _, err := join.Visit(t.Context(), s.url(), token); err != nil {
-			t.Errorf("Visit, with which preflight reads the orchestrator's clock: %v", err)
+		if _, err := join.Probe(t.Context(), s.url(), token); err != nil {
+			t.Errorf("Probe, with which preflight reads the orchestrator's clock: %v", err)
 		}
 		client.set(off) // with both clocks wrong, certificates are made that are not valid now
 		again, err := join.Dial(t.Context(), node)

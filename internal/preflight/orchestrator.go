@@ -20,7 +20,7 @@ func orchestrator(ctx context.Context, url, text string) (Result, *Result) {
 	if err != nil {
 		return failed(err, "copy the file join-token whole from the orchestrator's data folder"), nil
 	}
-	ahead, err := join.Visit(ctx, url, token)
+	ahead, err := join.Probe(ctx, url, token)
 	if err != nil {
 		return failed(
 			err,

@@ -72,15 +72,18 @@ func TestReadPolicies(t *testing.T) {
 		"cluster-wide with a namespace": {[]string{cluster + "  namespace: shop\n"}, "metadata.namespace"},
 		"twice": {[]string{netpol("a", ""), netpol("b", ""), netpol("a", "")}, "document 3: " +
 			"networkpolicy/shop/a is there twice, first in document 1"},
-		"invalid audit value":  {annotated(`pilaster.io/audit: "yes"`), "pilaster.io/audit"},
-		"a number as a name":   {[]string{netpol("7", "")}, "document 1: metadata.name: a number"},
-		"metadata in capitals": {[]string{strings.Replace(jsonPolicy, "metadata", "Metadata", 1)}, `unknown field "Metadata"`},
+		"invalid audit value": {annotated(`pilaster.io/audit: "yes"`), "pilaster.io/audit"},
+		"a number as a name":  {[]string{netpol("7", "")}, "document 1: metadata.name: a number"},
+		"metadata in capitals": {
+			[]string{strings.Replace(jsonPolicy, "metadata", "Metadata", 1)}, `unknown field "Metadata"`,
+		},
 		"too many rules": {
 			[]string{netpol("a", "  ingress: ["+strings.Repeat("{},", maxRules)+"{}]\n")}, "1001 rules",
 		},
 		"too long": {annotated("x: " + strings.Repeat("x", MaxDocument)), "the maximum is 65536"},
-		"two documents in one": {[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: the text has 2 " +
-			"documents"},
+		"two documents in one": {
+			[]string{netpol("a", "") + "---\n" + netpol("b", "")}, "document 1: the text has 2 documents",
+		},
 		"empty document": {[]string{netpol("a", ""), "# nothing\n"}, "document 2: it is empty"},
 		"end marker":     {[]string{netpol("a", "") + "... \nkind: Pod\n"}, "document 1: its line ... ends it"},
 		"nested list": {[]string{"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: " +

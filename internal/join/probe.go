@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Visit calls at the orchestrator without joining: whoever answers belongs to the token's cluster.
-// The token's secret is not shown, and certificates are taken whatever the time is: ahead is how far the
-// orchestrator's clock is before this one's, to a second or two.
-func Visit(ctx context.Context, baseURL string, token Token) (ahead time.Duration, err error) {
+// Probe checks without joining that an orchestrator of the token's cluster answers and is ready. It does not send the
+// token's secret, and ignores validity periods of certificates. ahead is how far the orchestrator's clock is ahead of
+// this machine's, within about two seconds.
+func Probe(ctx context.Context, baseURL string, token Token) (ahead time.Duration, err error) {
 	if err := checkURL(baseURL); err != nil {
 		return 0, err
 	}
@@ -30,11 +30,11 @@ func Visit(ctx context.Context, baseURL string, token Token) (ahead time.Duratio
 	defer resp.Body.Close()
 	answered := time.Now()
 	if resp.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("the orchestrator at %s answers, and is not ready (%s)", baseURL, resp.Status)
+		return 0, fmt.Errorf("the orchestrator at %s is not ready (%s)", baseURL, resp.Status)
 	}
 	clock, err := http.ParseTime(resp.Header.Get("Date"))
 	if err != nil {
-		return 0, fmt.Errorf("the orchestrator at %s does not say what time it is: %w", baseURL, err)
+		return 0, fmt.Errorf("the response of the orchestrator at %s has no valid Date: %w", baseURL, err)
 	}
 	return clock.Sub(asked.Add(answered.Sub(asked) / 2)), nil
 }
