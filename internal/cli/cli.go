@@ -67,7 +67,7 @@ func Run(ctx context.Context, env Env) int {
 	var exit *exitError
 	if !errors.As(err, &exit) || exit.err != nil {
 		fmt.Fprintf(env.Stderr, "error: %s\n", message(err))
-		if errors.Is(err, unixrpc.ErrSilent) {
+		if errors.Is(err, unixrpc.ErrNoListener) {
 			fmt.Fprint(env.Stderr, whereTo(c))
 		}
 	}

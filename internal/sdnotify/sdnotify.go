@@ -1,4 +1,4 @@
-// Package sdnotify sends state changes of a daemon to systemd (sd_notify(3)).
+// Package sdnotify sends a daemon's state to systemd (sd_notify(3)).
 package sdnotify
 
 import (
@@ -14,7 +14,7 @@ const (
 	Stopping = "STOPPING=1"
 )
 
-// Notify sends a state to the supervisor that NOTIFY_SOCKET names. Without one it does nothing.
+// Notify sends a state to the socket in the environment variable NOTIFY_SOCKET. Without the variable it does nothing.
 func Notify(state string) error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -25,11 +25,11 @@ func Notify(state string) error {
 	}
 	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
-		return fmt.Errorf("tell the supervisor %s: %w", state, err)
+		return fmt.Errorf("send %s to the supervisor: %w", state, err)
 	}
 	defer c.Close()
 	if _, err := c.Write([]byte(state)); err != nil {
-		return fmt.Errorf("tell the supervisor %s: %w", state, err)
+		return fmt.Errorf("send %s to the supervisor: %w", state, err)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ func TestNotify(t *testing.T) {
 	if err := Notify(Ready); err != nil {
 		t.Fatalf("without a supervisor: %v", err)
 	}
-	for _, name := range []string{filepath.Join(t.TempDir(), "notify"), "@pilaster-observe-test"} {
+	for _, name := range []string{filepath.Join(t.TempDir(), "notify"), "@pilaster-sdnotify-test"} {
 		c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
 		if err != nil {
 			t.Fatal(err)
@@ -23,11 +23,11 @@ func TestNotify(t *testing.T) {
 		b := make([]byte, 64)
 		n, err := c.Read(b)
 		if err != nil || string(b[:n]) != "READY=1" {
-			t.Errorf("%s: supervisor got %q, %v", name, b[:n], err)
+			t.Errorf("%s: the supervisor received %q, %v; want READY=1", name, b[:n], err)
 		}
 		c.Close()
 		if err := Notify(Ready); err == nil {
-			t.Errorf("%s: no error though nobody listens", name)
+			t.Errorf("%s: got no error, though no process listens", name)
 		}
 	}
 }

@@ -7,27 +7,27 @@ import (
 	"path/filepath"
 )
 
-// Disk is where files are kept. The zero Disk is the machine's own; one process that stands for many machines gives
-// each of them another.
+// Disk is a file system. The zero Disk is the machine's own; a simulation of many machines has a Disk for each.
 type Disk struct{ medium Medium }
 
-// Medium is what a Disk is made of. A path that is not there is an error wrapping fs.ErrNotExist.
+// Medium implements a Disk. For a path that does not exist, it returns an error that wraps fs.ErrNotExist.
 type Medium interface {
-	// MakeFolder makes a folder and those it is in, for the owner alone, where they are not there.
+	// MakeFolder creates a folder and its parents with mode 0700, unless they exist.
 	MakeFolder(path string) error
 	Read(path string) ([]byte, error)
-	// Replace writes all of a file or leaves it as it was. Its content lasts; its name, when the folder is synced.
+	// Replace replaces a file atomically. Its content is durable when Replace returns, its name after a Sync of the
+	// folder.
 	Replace(path string, b []byte, mode os.FileMode) error
-	// Append adds a line, all of it or nothing. It lasts when the file is synced.
+	// Append adds a line or, on an error, nothing. The line is durable after a Sync of the file.
 	Append(path, line string, mode os.FileMode) error
-	// Rename and Remove last when the folder is synced.
+	// Rename and Remove are durable after a Sync of the folder.
 	Rename(from, to string) error
 	Remove(path string) error
-	// Sync makes what was done before to a file, or to a folder's names, last.
+	// Sync makes earlier changes durable: of a file's content, or of the names in a folder.
 	Sync(path string) error
-	// List is what is in a folder, by name.
+	// List returns the entries of a folder, sorted by name.
 	List(folder string) ([]fs.DirEntry, error)
-	// Open gives a file that is written in place, and makes it where it is not there. What is written need not last.
+	// Open opens a file that is written in place, and creates it if it does not exist. Writes need not be durable.
 	Open(path string) (Open, error)
 }
 
@@ -38,7 +38,7 @@ type Open interface {
 	io.Closer
 }
 
-// On is a disk made of a medium.
+// On returns a Disk on a medium.
 func On(m Medium) Disk { return Disk{m} }
 
 func (d Disk) on() Medium {
@@ -48,16 +48,16 @@ func (d Disk) on() Medium {
 	return d.medium
 }
 
-// MakeFolder makes a folder where it is not there.
+// MakeFolder creates a folder unless it exists.
 func (d Disk) MakeFolder(path string) error { return d.on().MakeFolder(path) }
 
-// ReadFile is all of a file's bytes.
+// ReadFile returns the content of a file.
 func (d Disk) ReadFile(path string) ([]byte, error) { return d.on().Read(path) }
 
-// Open gives a file that is written in place.
+// Open opens a file that is written in place.
 func (d Disk) Open(path string) (Open, error) { return d.on().Open(path) }
 
-// Walk visits every file below a folder, unfinished ones included.
+// Walk calls visit for every file below a folder, also for those of interrupted writes.
 func (d Disk) Walk(folder string, visit func(path string, entry fs.DirEntry)) error {
 	entries, err := d.on().List(folder)
 	if err != nil {
@@ -74,7 +74,7 @@ func (d Disk) Walk(folder string, visit func(path string, entry fs.DirEntry)) er
 	return nil
 }
 
-// What has one file or folder on the machine's own disk.
+// The functions below work on the machine's own disk.
 
 func Write(path string, v any, mode os.FileMode) error { return Disk{}.Write(path, v, mode) }
 func WriteBytes(path string, b []byte, mode os.FileMode) error {
@@ -87,7 +87,7 @@ func Names(dir, suffix string) ([]string, error)       { return Disk{}.Names(dir
 func NewFolder(path string) Folder                     { return Disk{}.NewFolder(path) }
 func SyncDir(dir string) error                         { return machine{}.Sync(dir) }
 
-// machine is this machine's disk.
+// machine is this machine's file system.
 type machine struct{}
 
 func (machine) MakeFolder(path string) error              { return os.MkdirAll(path, 0o700) }
@@ -100,7 +100,7 @@ func (machine) Open(path string) (Open, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 }
 
-// Sync syncs a folder as a file.
+// Sync calls fsync, for a folder too.
 func (machine) Sync(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/batch"
 )
 
-// Syncer makes changes of a file or folder last, once for all who ask meanwhile.
+// Syncer makes changes of a file or folder durable. Concurrent calls share one fsync.
 type Syncer struct{ rounds *batch.Rounds[struct{}] }
 
 func (d Disk) NewSyncer(path string) Syncer {
@@ -20,10 +20,10 @@ func (d Disk) NewSyncer(path string) Syncer {
 	})}
 }
 
-// Sync returns when what was changed before the call lasts.
+// Sync returns when all changes from before the call are durable.
 func (s Syncer) Sync() error { return s.rounds.Do(struct{}{}) }
 
-// Folder is a directory of files that several write at a time.
+// Folder is a directory whose files may be written concurrently.
 type Folder struct {
 	disk   Disk
 	path   string
@@ -32,10 +32,10 @@ type Folder struct {
 
 func (d Disk) NewFolder(path string) Folder { return Folder{d, path, d.NewSyncer(path)} }
 
-// Path is that of a file in the folder.
+// Path returns the path of a file in the folder.
 func (f Folder) Path(name string) string { return filepath.Join(f.path, name) }
 
-// Write is Write of a file in the folder.
+// Write replaces a file in the folder by v as JSON; see Disk.Write.
 func (f Folder) Write(name string, v any, mode os.FileMode) error {
 	b, err := encode(f.Path(name), v)
 	if err != nil {
@@ -44,22 +44,23 @@ func (f Folder) Write(name string, v any, mode os.FileMode) error {
 	return f.disk.replace(f.Path(name), b, mode, f.syncer.Sync)
 }
 
-// Rename renames a file, visible at once to all processes, but not yet durably: a crash of the machine may undo it.
+// Rename renames a file. Other processes see the new name at once, but it is not durable: a crash of the machine may
+// undo it.
 func (f Folder) Rename(from, to string) error {
 	return advise(f.path, f.disk.on().Rename(f.Path(from), f.Path(to)))
 }
 
-// Remove deletes files for good; one that is not there is no error.
+// Remove deletes files durably. It ignores files that do not exist.
 func (f Folder) Remove(names ...string) error {
-	there := false
+	removed := false
 	for _, name := range names {
 		err := f.disk.on().Remove(f.Path(name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return advise(f.path, err)
 		}
-		there = there || err == nil
+		removed = removed || err == nil
 	}
-	if !there {
+	if !removed {
 		return nil
 	}
 	return f.syncer.Sync()

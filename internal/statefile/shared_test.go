@@ -30,24 +30,24 @@ func TestFolder(t *testing.T) {
 	all.Wait()
 	left, err := os.ReadDir(f.Path(""))
 	if err != nil || len(left) != 1 || left[0].Name() != "a" {
-		t.Errorf("left are %v, %v", left, err)
+		t.Errorf("got files %v, %v; want a only", left, err)
 	}
 	if text, err := os.ReadFile(f.Path("a")); err != nil || string(text) != "\"a\"\n" {
-		t.Errorf("a is %q, %v", text, err)
+		t.Errorf("got %q, %v in file a", text, err)
 	}
 	if err := os.RemoveAll(f.Path("")); err != nil {
 		t.Fatal(err)
 	}
 	if f.Remove("a") != nil || f.Write("a", 1, 0o600) == nil || f.Rename("a", "b") == nil {
-		t.Error("a folder that is not there took changes, or has a file")
+		t.Error("in a folder that does not exist: Remove failed, or Write or Rename did not")
 	}
 }
 
-func TestSyncOfWhatIsGone(t *testing.T) {
+func TestSyncOfMissingFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	s := Disk{}.NewSyncer(path)
 	if err := s.Sync(); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("a sync of what is not there: %v", err)
+		t.Errorf("sync of a missing file: got error %v, want one with %s", err, path)
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)

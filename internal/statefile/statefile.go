@@ -1,6 +1,5 @@
-// Package statefile keeps small files that survive a crash at any moment: a file is either
-// the old one or the new one, and once a write has returned it stays. It knows nothing of what
-// the files mean.
+// Package statefile writes small files that survive a crash at any time: afterwards a file has either its old or its
+// new content, and the new one if the write has returned. It does not interpret the contents.
 package statefile
 
 import (
@@ -16,7 +15,7 @@ import (
 	"syscall"
 )
 
-// CorruptError is a file that exists but does not say what it should. Nothing was changed.
+// CorruptError reports a file with invalid content. Nothing was changed.
 type CorruptError struct {
 	Path string
 	Err  error
@@ -24,17 +23,17 @@ type CorruptError struct {
 
 func (e *CorruptError) Error() string {
 	return fmt.Sprintf(
-		"%s cannot be used: %v\n  nothing was changed and nothing is guessed from it; restore the file",
+		"%s cannot be used: %v\n  nothing was changed; restore the file from a backup",
 		e.Path,
 		e.Err,
 	)
 }
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// tempPrefix marks files whose writing has not ended; they never count.
+// tempPrefix is the prefix of files that are being written. Readers ignore them.
 const tempPrefix = ".writing-"
 
-// IsUnfinished reports whether a file of this name is what an interrupted write left behind.
+// IsUnfinished reports whether a file of this name belongs to an interrupted write.
 func IsUnfinished(name string) bool { return strings.HasPrefix(name, tempPrefix) }
 
 // Write replaces the file by v as JSON.
@@ -67,7 +66,7 @@ func (d Disk) replace(path string, b []byte, mode os.FileMode, syncDir func() er
 	return advise(filepath.Dir(path), err)
 }
 
-// Replace fills and flushes a new file and renames it over the old one.
+// Replace writes and syncs a temporary file, and renames it to path.
 func (machine) Replace(path string, b []byte, mode os.FileMode) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix+filepath.Base(path)+"-*")
 	if err != nil {
@@ -94,7 +93,7 @@ func (machine) Replace(path string, b []byte, mode os.FileMode) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// advise says what to do about a disk that takes nothing.
+// advise adds advice to the error of a disk that is full or read-only.
 func advise(dir string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
@@ -105,8 +104,8 @@ func advise(dir string, err error) error {
 	return err
 }
 
-// Append adds a line to the file, all of it or nothing. Only a crash may leave a part, as the file's end. It lasts when
-// the file is synced.
+// Append adds a line to the file or, on an error, nothing. Only a crash may leave part of the line at the end of the
+// file. The line is durable after a Sync of the file.
 func (d Disk) Append(path, line string, mode os.FileMode) error {
 	return advise(filepath.Dir(path), d.on().Append(path, line, mode))
 }
@@ -122,13 +121,13 @@ func (machine) Append(path, line string, mode os.FileMode) error {
 		return err
 	}
 	if _, err := f.WriteString(line); err != nil {
-		// A disk that is full takes what there is room for.
+		// A full disk may have written part of the line.
 		return errors.Join(err, f.Truncate(was.Size()))
 	}
 	return nil
 }
 
-// Remove deletes the file for good; a file that is not there is no error.
+// Remove deletes the file durably. It ignores a file that does not exist.
 func (d Disk) Remove(path string) error {
 	if err := d.on().Remove(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -139,8 +138,8 @@ func (d Disk) Remove(path string) error {
 	return d.on().Sync(filepath.Dir(path))
 }
 
-// Read decodes a file of a version into v. Unknown fields and trailing data are corruption: they were
-// written by something else, and leaving them out would be a guess.
+// Read decodes a file with a format version into v. It refuses unknown fields and trailing data, because this program
+// does not write them.
 func (d Disk) Read(path string, version int, v any) error {
 	b, err := d.on().Read(path)
 	if err != nil {
@@ -152,10 +151,10 @@ func (d Disk) Read(path string, version int, v any) error {
 	return nil
 }
 
-// DecodeVersion is Read without the file. The version is looked at first: a later one may have any fields.
+// DecodeVersion decodes the content of a file. It checks the version first, because a later one may have other fields.
 func DecodeVersion(b []byte, version int, v any) error { return DecodeSince(b, version, version, v) }
 
-// DecodeSince also takes earlier versions, whose fields are among this one's.
+// DecodeSince also accepts earlier versions, from first on, whose fields are a subset of this one's.
 func DecodeSince(b []byte, first, version int, v any) error {
 	var has struct {
 		Version int `json:"version"`
@@ -176,7 +175,7 @@ func DecodeSince(b []byte, first, version int, v any) error {
 	return nil
 }
 
-// Decode is the part of DecodeVersion that knows no version.
+// Decode decodes JSON without a version.
 func Decode(b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -187,13 +186,13 @@ func Decode(b []byte, v any) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the JSON value")
+		return errors.New("it has data after the JSON value")
 	}
 	return nil
 }
 
-// Names lists the directory's finished files with the suffix, without it, in order. What an
-// interrupted write left behind is removed.
+// Names returns the names of the directory's files with a suffix, without that suffix, sorted. It removes files of
+// interrupted writes.
 func (d Disk) Names(dir, suffix string) ([]string, error) {
 	entries, err := d.on().List(dir)
 	if err != nil {
@@ -214,7 +213,7 @@ func (d Disk) Names(dir, suffix string) ([]string, error) {
 	return names, nil
 }
 
-// LockFile is the file in a directory that Lock locks.
+// LockFile is the name of the file in a directory that Lock locks.
 const LockFile = "lock"
 
 // Lock makes this process the only one using the directory until the returned file is closed.
@@ -228,11 +227,12 @@ func Lock(dir string) (*os.File, error) {
 		f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, fmt.Errorf(
-				"%s is in use by another process\n  nothing was changed; stop that process, or choose another directory",
+				"%s is in use by another process\n  nothing was changed; stop that process, or choose another "+
+					"directory",
 				dir,
 			)
 		}
-		return nil, fmt.Errorf("%s cannot be locked: %w\n  nothing was changed; choose a directory that can", dir, err)
+		return nil, fmt.Errorf("%s cannot be locked: %w\n  nothing was changed; choose another directory", dir, err)
 	}
 	return f, nil
 }

@@ -14,7 +14,7 @@ type content struct {
 	N       int `json:"n"`
 }
 
-func TestWriteReplacesWholeAndPrivate(t *testing.T) {
+func TestWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.json")
 	for n := range 3 {
 		if err := Write(path, content{1, n}, 0o600); err != nil {
@@ -22,53 +22,53 @@ func TestWriteReplacesWholeAndPrivate(t *testing.T) {
 		}
 		var c content
 		if err := Read(path, 1, &c); err != nil || c.N != n {
-			t.Fatalf("read back %+v, %v; want %d", c, err, n)
+			t.Fatalf("read %+v, %v; want n = %d", c, err, n)
 		}
 	}
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Fatalf("mode %v, %v; want 0600", info.Mode(), err)
+		t.Fatalf("got mode %v, %v; want 0600", info.Mode(), err)
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
-		t.Errorf("left beside the file: %v", entries)
+		t.Errorf("got files %v, want one", entries)
 	}
 }
 
-func TestWriteLeavesTheOldFileWhenItFails(t *testing.T) {
+func TestFailedWriteChangesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x.json")
 	if err := Write(path, content{1, 1}, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := Write(path, func() {}, 0o600); err == nil {
-		t.Fatal("a function was written as JSON")
+		t.Fatal("Write of a function succeeded, want an error")
 	}
-	// A directory cannot be replaced by a file: the rename fails at the last moment.
+	// A file cannot replace a directory: only the rename at the end fails.
 	taken := filepath.Join(dir, "taken")
 	if err := os.MkdirAll(filepath.Join(taken, "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := Write(taken, content{1, 2}, 0o600); err == nil {
-		t.Fatal("a directory was replaced")
+		t.Fatal("Write replaced a directory, want an error")
 	}
 	var c content
 	if err := Read(path, 1, &c); err != nil || c.N != 1 {
-		t.Fatalf("old file says %+v, %v", c, err)
+		t.Fatalf("read %+v, %v; want the old file", c, err)
 	}
 	if names, err := Names(dir, ""); err != nil || !slices.Equal(names, []string{"x.json"}) {
-		t.Errorf("left behind: %v, %v", names, err)
+		t.Errorf("got files %v, %v; want x.json only", names, err)
 	}
 }
 
-func TestReadNamesTheCorruptFile(t *testing.T) {
+func TestReadCorruptFile(t *testing.T) {
 	for name, text := range map[string]string{
-		"empty":     "",
-		"cut off":   `{"version": 1, "n": 1`,
-		"unknown":   `{"version": 1, "n": 1, "m": 2}`,
-		"trailing":  `{"version": 1, "n": 1} {"n": 2}`,
-		"not JSON":  "\x00\x00\x00",
-		"wrong way": `{"version": 1, "n": "1"}`,
-		"no number": `{"n": 1}`,
+		"empty":      "",
+		"cut off":    `{"version": 1, "n": 1`,
+		"unknown":    `{"version": 1, "n": 1, "m": 2}`,
+		"trailing":   `{"version": 1, "n": 1} {"n": 2}`,
+		"not JSON":   "\x00\x00\x00",
+		"wrong type": `{"version": 1, "n": "1"}`,
+		"no version": `{"n": 1}`,
 	} {
 		path := filepath.Join(t.TempDir(), "x.json")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -78,20 +78,20 @@ func TestReadNamesTheCorruptFile(t *testing.T) {
 		err := Read(path, 1, &c)
 		var corrupt *CorruptError
 		if !errors.As(err, &corrupt) || corrupt.Path != path || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v does not name %s", name, err, path)
+			t.Errorf("%s: got error %v, want a CorruptError with %s", name, err, path)
 		}
 	}
 }
 
-// A later build may have written fields of which this one knows nothing: that is not what is wrong.
-func TestLaterVersionIsSaid(t *testing.T) {
+// The error for a later version names the version, not the unknown fields that a later build may write.
+func TestLaterVersion(t *testing.T) {
 	err := DecodeVersion([]byte(`{"version": 2, "n": 1, "m": 2}`), 1, new(content))
 	if err == nil || !strings.Contains(err.Error(), "a later build wrote it; start that one") {
-		t.Errorf("said is %v", err)
+		t.Errorf("got error %v, want one that names a later build", err)
 	}
 }
 
-func TestNamesDropsInterruptedWrites(t *testing.T) {
+func TestNamesRemovesInterruptedWrites(t *testing.T) {
 	dir := t.TempDir()
 	for _, f := range []string{"b.json", "a.json", "other.txt", tempPrefix + "a.json-123"} {
 		if err := os.WriteFile(filepath.Join(dir, f), nil, 0o600); err != nil {
@@ -100,10 +100,10 @@ func TestNamesDropsInterruptedWrites(t *testing.T) {
 	}
 	names, err := Names(dir, ".json")
 	if err != nil || !slices.Equal(names, []string{"a", "b"}) {
-		t.Fatalf("names %v, %v", names, err)
+		t.Fatalf("got names %v, %v; want a and b", names, err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, tempPrefix+"*")); left != nil {
-		t.Errorf("interrupted write is still there: %v", left)
+		t.Errorf("got files of interrupted writes %v, want none", left)
 	}
 }
 
@@ -119,19 +119,19 @@ func TestRemoveTwice(t *testing.T) {
 	}
 }
 
-func TestLockKeepsOthersOut(t *testing.T) {
+func TestLock(t *testing.T) {
 	dir := t.TempDir()
 	first, err := Lock(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Lock(dir); err == nil || !strings.Contains(err.Error(), dir) {
-		t.Fatalf("a second user got %v", err)
+		t.Fatalf("a second Lock: got error %v, want one with %s", err, dir)
 	}
 	first.Close()
 	second, err := Lock(dir)
 	if err != nil {
-		t.Fatalf("after the first has gone: %v", err)
+		t.Fatalf("Lock after the first lock was closed: %v", err)
 	}
 	second.Close()
 }

@@ -1,5 +1,5 @@
-// Package unixrpc is the unix sockets on which Pilaster's daemons serve the machine they run on:
-// who may connect, and an HTTP client for them.
+// Package unixrpc has servers and clients for HTTP on unix sockets, on which Pilaster's daemons serve commands and
+// runtimes of their machine. Only the owner of a socket may connect.
 package unixrpc
 
 import (
@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// URL is the base URL for clients made by Client; the host in it means nothing.
+// URL is the base URL for clients made by Client, which ignore the host in it.
 const URL = "http://pilaster.local"
 
-// maxPath in bytes is what the kernel takes for a socket (unix(7)).
+// maxPath is the kernel's limit for the path of a socket, in bytes (unix(7)).
 const maxPath = 107
 
-// Listen serves path for its owner only. A socket without a server is replaced; one that
-// another process serves is left alone and reported. Closing the listener removes the socket.
+// Listen creates a socket with mode 0600. It replaces a socket on which no process listens; if a process does, it
+// returns an error. Closing the listener removes the socket.
 func Listen(path string) (net.Listener, error) {
 	dir := filepath.Dir(path)
 	if most := maxPath - max(len("/.s4294967295/s"), len(path)-len(dir)); len(dir) > most {
 		return nil, fmt.Errorf(
-			"%s cannot be a socket: its path has room for a --run-dir of at most %d bytes",
+			"%s is too long for a socket; nothing was changed: choose a --run-dir of at most %d bytes",
 			path,
 			most,
 		)
@@ -37,8 +37,8 @@ func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	// Made in a private folder and moved into place with its final mode: at no moment can
-	// another user connect, and at no moment is the path without a socket.
+	// The socket is created in a private folder, gets its mode there, and is then renamed: other users can never
+	// connect, and the path always has a socket.
 	private, err := os.MkdirTemp(dir, ".s")
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func Listen(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	l.SetUnlinkOnClose(false) // it would unlink the temporary name
+	l.SetUnlinkOnClose(false) // it would remove the temporary path
 	if err := errors.Join(os.Chmod(made, 0o600), os.Rename(made, path)); err != nil {
 		l.Close()
 		return nil, err
@@ -67,10 +67,10 @@ func (l *listener) Close() error {
 	return l.Listener.Close()
 }
 
-// ErrSilent is that a socket is not there, or nobody takes connections on it.
-var ErrSilent = errors.New("nobody answers")
+// ErrNoListener means that a socket does not exist, or that no process accepts connections on it.
+var ErrNoListener = errors.New("no daemon listens")
 
-// Client speaks HTTP/2 without TLS, so that also streams in both directions work.
+// Client returns a client that uses HTTP/2 without TLS, which bidirectional streams need.
 func Client(path string) *http.Client {
 	var p http.Protocols
 	p.SetUnencryptedHTTP2(true)
@@ -80,14 +80,14 @@ func Client(path string) *http.Client {
 			d := net.Dialer{Timeout: 5 * time.Second}
 			c, err := d.DialContext(ctx, "unix", path)
 			if err != nil {
-				return nil, fmt.Errorf("%w on %s (%w)", ErrSilent, path, errors.Unwrap(err))
+				return nil, fmt.Errorf("%w on %s (%w)", ErrNoListener, path, errors.Unwrap(err))
 			}
 			return c, nil
 		},
 	}}
 }
 
-// Server serves HTTP/1 and HTTP/2 without TLS, for a listener of Listen.
+// Server returns a server for HTTP/1 and HTTP/2 without TLS, to use with Listen.
 func Server(h http.Handler) *http.Server {
 	var p http.Protocols
 	p.SetHTTP1(true)

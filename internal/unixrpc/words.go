@@ -7,7 +7,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// Words is an error as people read it: without the transport's code in front of what a daemon said.
+// Words returns the text of an error without the prefix of the RPC code before a daemon's message.
 func Words(err error) string {
 	var remote *connect.Error
 	if !errors.As(err, &remote) || remote.Message() == "" {

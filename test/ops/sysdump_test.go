@@ -302,7 +302,7 @@ func TestSysdump(t *testing.T) {
 		if p.Error != "" {
 			failed = append(failed, p.Part)
 			if !strings.HasPrefix(strings.TrimPrefix(p.Error, "unavailable: "),
-				"nobody answers on "+n.AgentSocket(name)) || !strings.Contains(complaint, p.Part) ||
+				"no daemon listens on "+n.AgentSocket(name)) || !strings.Contains(complaint, p.Part) ||
 				!bytes.Contains(dead["index.json"], []byte(p.Part)) {
 				t.Errorf("%+v", p)
 			}
