@@ -6,61 +6,61 @@ import (
 	"unsafe"
 )
 
-// patience in seconds is more than the longest timeout of the agent. The linker sets it for tests.
-var patience = "60"
+// timeout of a call in seconds, longer than every timeout of the agent. A variable, because tests set it by the linker.
+var timeout = "60"
 
-// The head of a request stands before what is said, and its length is written into it from the right.
+// The head of a request. Its content length is filled in, right-aligned.
 const (
 	head    = "POST /cni HTTP/1.0\r\nHost: pilaster.local\r\nContent-Length: 00000000\r\n\r\n"
 	maxHead = len(head)
 )
 
-// answer is what an HTTP server said.
-type answer struct {
+// response is an HTTP response.
+type response struct {
 	status string
-	exit   int // -1 if the answer has no exit code: then it is not from an agent
+	exit   int // exit code of the plugin; -1 if there is none, and the server is not an agent
 	body   string
 }
 
-// ask is one exchange of HTTP/1.0: the answer ends where the connection ends. If it fails it says which system call
-// did, if it is one, and why.
-func (c *Call) ask(socket string) (a answer, call, why string) {
+// ask sends the request by HTTP/1.0, where the end of the connection ends the response. If it fails, why is the reason,
+// and call the failed system call, if any.
+func (c *Call) ask(socket string) (r response, call, why string) {
 	const stream = syscall.SOCK_STREAM | syscall.SOCK_CLOEXEC | syscall.SOCK_NONBLOCK
 	s, _, err := c.Kernel(syscall.SYS_SOCKET, syscall.AF_UNIX, stream, 0, 0, 0, 0)
 	if err != 0 {
-		return a, "socket: ", c.describe(err)
+		return r, "socket: ", c.describe(err)
 	}
-	a, call, why = c.exchange(s, socket)
+	r, call, why = c.exchange(s, socket)
 	c.Kernel(syscall.SYS_CLOSE, s, 0, 0, 0, 0, 0)
-	return a, call, why
+	return r, call, why
 }
 
-func (c *Call) exchange(s uintptr, socket string) (a answer, call, why string) {
-	c.left = syscall.NsecToTimespec(int64(number(patience)) * second)
+func (c *Call) exchange(s uintptr, socket string) (r response, call, why string) {
+	c.left = syscall.NsecToTimespec(int64(number(timeout)) * second)
 	if err := c.connect(s, socket); err != 0 {
-		return a, "connect: ", c.describe(err)
+		return r, "connect: ", c.describe(err)
 	}
-	copy(c.said[:], head)
+	copy(c.request[:], head)
 	for i, n := maxHead-len("\r\n\r\n")-1, c.end-maxHead; n > 0; i, n = i-1, n/10 {
-		c.said[i] = '0' + byte(n%10)
+		c.request[i] = '0' + byte(n%10)
 	}
-	if err := c.send(s, c.said[:c.end]); err != 0 {
-		return a, "write: ", c.describe(err)
+	if err := c.send(s, c.request[:c.end]); err != 0 {
+		return r, "write: ", c.describe(err)
 	}
-	n, err := c.read(int(s), c.came[:], &c.left)
+	n, err := c.read(int(s), c.answer[:], &c.left)
 	switch {
 	case err != 0:
-		return a, "read: ", c.describe(err)
-	case n == len(c.came):
-		return a, "", "its answer is longer than 1 MiB"
+		return r, "read: ", c.describe(err)
+	case n == len(c.answer):
+		return r, "", "its response is longer than 1 MiB"
 	}
-	a, why = understand(view(c.came[:n]))
-	return a, "read: ", why
+	r, why = parseResponse(view(c.answer[:n]))
+	return r, "read: ", why
 }
 
 func (c *Call) connect(s uintptr, socket string) syscall.Errno {
 	c.address.Family = syscall.AF_UNIX
-	for i := range len(socket) { // findSocket has seen that there is room
+	for i := range len(socket) { // findSocket has checked the length
 		c.address.Path[i] = int8(socket[i])
 	}
 	length := unsafe.Offsetof(c.address.Path) + uintptr(len(socket)) + 1
@@ -69,13 +69,13 @@ func (c *Call) connect(s uintptr, socket string) syscall.Errno {
 		if err != syscall.EAGAIN {
 			return err
 		}
-		// As many wait already as the agent's socket lets, and no event tells when there are fewer.
+		// The queue of the agent's socket is full, and no event reports when it has room again.
 		left := c.left.Nano()
 		if left <= pause {
 			return syscall.ETIMEDOUT
 		}
 		c.left = syscall.NsecToTimespec(pause)
-		c.poll = pollFd{fd: -1} // none
+		c.poll = pollFd{fd: -1} // only sleeps
 		if err := c.await(&c.left); err != syscall.ETIMEDOUT {
 			return err
 		}
@@ -83,34 +83,34 @@ func (c *Call) connect(s uintptr, socket string) syscall.Errno {
 	}
 }
 
-// understand reads an HTTP/1 response, or says why it is none.
-func understand(said string) (a answer, why string) {
-	head, body, whole := strings.Cut(said, "\r\n\r\n")
+// parseResponse reads an HTTP/1 response. For an invalid one, why is the reason.
+func parseResponse(text string) (r response, why string) {
+	head, body, complete := strings.Cut(text, "\r\n\r\n")
 	line, headers, _ := strings.Cut(head, "\r\n")
 	version, rest, _ := strings.Cut(line, " ")
 	status, _, _ := strings.Cut(rest, " ")
-	if !whole || !strings.HasPrefix(version, "HTTP/1.") || len(status) != 3 {
-		return a, "what came is not a whole answer of HTTP"
+	if !complete || !strings.HasPrefix(version, "HTTP/1.") || len(status) != 3 {
+		return r, "the response is not valid HTTP"
 	}
-	a = answer{status: status, exit: -1, body: body}
+	r = response{status: status, exit: -1, body: body}
 	for headers != "" {
 		line, headers, _ = strings.Cut(headers, "\r\n")
 		name, value, _ := strings.Cut(line, ": ")
-		switch name { // as Go's server writes them
+		switch name { // in the case that Go's server uses
 		case "Content-Length":
 			if number(value) != len(body) {
-				return a, "the answer was cut off"
+				return r, "the response is incomplete"
 			}
 		case "Pilaster-Exit":
 			if exit := number(value); exit <= 255 {
-				a.exit = exit
+				r.exit = exit
 			}
 		}
 	}
-	return a, ""
+	return r, ""
 }
 
-// number is -1 for what is none, or is longer than anything here.
+// number parses a decimal number of at most nine digits. For other texts it returns -1.
 func number(text string) int {
 	if text == "" || len(text) > 9 {
 		return -1

@@ -22,7 +22,8 @@ import (
 
 const tree = "../.."
 
-// build makes the plugin as `make build` does, whatever GOFLAGS a distribution sets, with other words to the linker.
+// build builds the plugin as `make build` does, with GOFLAGS as a distribution may set them. With a path, it uses other
+// linker flags.
 func build(path, link string, env ...string) error {
 	args := []string{"-C", tree, "plugin"}
 	if path != "" {
@@ -36,7 +37,7 @@ func build(path, link string, env ...string) error {
 	return nil
 }
 
-// plain builds it with Go's runtime.
+// plain builds the plugin with Go's runtime.
 func plain(path, link string) error {
 	cmd := exec.Command("go", "build", "-ldflags", link, "-o", path, tree+"/cmd/pilaster-cni")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -45,7 +46,7 @@ func plain(path, link string) error {
 	return nil
 }
 
-// both are the plugin as it is installed, without Go's runtime, and with it.
+// both returns the plugin as it is installed, without Go's runtime, and one with it.
 var both = sync.OnceValues(func() ([]string, error) {
 	dir, err := os.MkdirTemp("", "pilaster-plugin-")
 	if err != nil {
@@ -63,26 +64,26 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// start starts a binary that waits for its standard input, or fails if it ends.
+// start starts a binary and returns when it waits for its standard input.
 func start(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		said, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
-		if strings.Contains(string(said), ") S ") {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+		if strings.Contains(string(stat), ") S ") {
 			return
 		}
-		if err != nil || strings.Contains(string(said), ") Z ") || time.Now().After(deadline) {
+		if err != nil || strings.Contains(string(stat), ") Z ") || time.Now().After(deadline) {
 			cmd.Process.Kill()
-			t.Fatalf("%s does not wait for its standard input: %v, %q, %v", cmd.Path, err, said, cmd.Wait())
+			t.Fatalf("%s does not wait for its standard input: %v, %q, %v", cmd.Path, err, stat, cmd.Wait())
 		}
 	}
 }
 
-// TestNoRuntime: what is installed has one thread, where Go's runtime has more before main begins; and it is in its
-// place without a dynamic linker.
+// TestNoRuntime: the installed plugin has one thread, whereas Go's runtime starts more before main. It is not a PIE,
+// which would need relocation.
 func TestNoRuntime(t *testing.T) {
 	binaries, err := both()
 	if err != nil {
@@ -94,7 +95,7 @@ func TestNoRuntime(t *testing.T) {
 	}
 	defer file.Close()
 	if file.Type != elf.ET_EXEC {
-		t.Errorf("%s is %v", binaries[0], file.Type)
+		t.Errorf("%s has type %v, want %v", binaries[0], file.Type, elf.ET_EXEC)
 	}
 	for i, binary := range binaries {
 		cmd := exec.Command(binary)
@@ -108,7 +109,7 @@ func TestNoRuntime(t *testing.T) {
 		stdin.Close()
 		cmd.Wait()
 		if err != nil || (len(threads) == 1) != (i == 0 && runtime.GOARCH == "amd64") {
-			t.Errorf("%s has %d threads, %v", binary, len(threads), err)
+			t.Errorf("%s has %d threads, %v; want 1 without Go's runtime, more with it", binary, len(threads), err)
 		}
 	}
 }
@@ -116,17 +117,16 @@ func TestNoRuntime(t *testing.T) {
 var (
 	function = regexp.MustCompile(`^TEXT (\S+)\(SB\)`)
 	callee   = regexp.MustCompile(`\t(?:CALL|JMP) (\S+)\(SB\)`)
-	// Of the runtime only what needs none of it: what copies, compares and decodes, and what is called where a program
-	// dies.
-	harmless = regexp.MustCompile(
-		`^runtime\.(mem(move|equal|clrNoHeapPointers)\w*|(gop|p)anic\w*|morestack\w*|decoderune|duff(zero|copy))(\.abi0)?$`,
-	)
+	// Functions of the runtime that need no initialization: they copy, compare and decode, or report a fatal error.
+	harmless = regexp.MustCompile(`^runtime\.(mem(move|equal|clrNoHeapPointers)\w*|(gop|p)anic\w*|morestack\w*|` +
+		`decoderune|duff(zero|copy))(\.abi0)?$`)
 )
 
-// TestAllocatesNothing walks through all that begin calls in what is installed. Without Go's runtime there is no heap.
+// TestAllocatesNothing checks every function that main.begin calls, directly or not, in the installed plugin: without
+// Go's runtime there is no heap.
 func TestAllocatesNothing(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "pilaster-cni")
-	if err := build(binary, "", "GOARCH=amd64"); err != nil { // as installed, but its functions have names
+	if err := build(binary, "", "GOARCH=amd64"); err != nil { // as installed, but with symbols
 		t.Fatal(err)
 	}
 	text, err := exec.Command("go", "tool", "objdump", binary).Output()
@@ -143,8 +143,8 @@ func TestAllocatesNothing(t *testing.T) {
 		}
 	}
 	excused := []string{
-		"main.begin runtime.gcWriteBarrier1", // only where a collector has set a flag
-		// For numbers that are not in its table; TestDescribe shows that it is not asked for those.
+		"main.begin runtime.gcWriteBarrier1", // called only while the garbage collector runs
+		// Only for numbers without a text, for which describe does not call Error: see TestDescribe.
 		"syscall.Errno.Error runtime.concatstring2", "syscall.Errno.Error internal/strconv.FormatInt",
 	}
 	seen, next := map[string]bool{}, []string{"main.begin", "syscall.RawSyscall6"}
@@ -156,13 +156,13 @@ func TestAllocatesNothing(t *testing.T) {
 		}
 		seen[name] = true
 		if calls[name] == nil {
-			t.Errorf("%s is called, and is not in the binary", name)
+			t.Errorf("called function %s is not in the binary", name)
 		}
 		for _, to := range calls[name] {
 			switch {
 			case harmless.MatchString(to), slices.Contains(excused, name+" "+to):
 			case strings.HasPrefix(to, "runtime."):
-				t.Errorf("%s calls %s", name, to)
+				t.Errorf("%s calls %s, which needs Go's runtime", name, to)
 			default:
 				next = append(next, to)
 			}
@@ -170,7 +170,7 @@ func TestAllocatesNothing(t *testing.T) {
 	}
 	for _, name := range []string{"Run", "refusal", "exchange", "read"} {
 		if !seen["pilaster.io/pilaster/internal/cniclient.(*Call)."+name] {
-			t.Errorf("%s was not looked at, of %d functions", name, len(seen))
+			t.Errorf("%s is not among the %d functions that main.begin calls", name, len(seen))
 		}
 	}
 }
@@ -179,20 +179,20 @@ func TestDescribe(t *testing.T) {
 	c := &Call{}
 	for n := syscall.Errno(1); n < 4096; n++ {
 		var got string
-		if took := testing.AllocsPerRun(1, func() { got = c.describe(n) }); took > 0 ||
+		if allocations := testing.AllocsPerRun(1, func() { got = c.describe(n) }); allocations > 0 ||
 			got != n.Error() && n != syscall.ETIMEDOUT {
-			t.Errorf("%d is %q and takes memory %v times; Go says %q", n, got, took, n.Error())
+			t.Errorf("errno %d: got %q with %v allocations, want %q with none", n, got, allocations, n.Error())
 		}
 	}
 }
 
-// An agent that takes a call and never answers, or has no room for one, is waited for as long as is said, however many
-// signals come meanwhile.
-func TestPatience(t *testing.T) {
+// The plugin waits for its timeout, and no longer, if the agent does not answer or its socket's queue is full. Signals
+// do not change that.
+func TestTimeout(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	const link, seconds = "-X pilaster.io/pilaster/internal/cniclient.patience=1", time.Second
+	const link, seconds = "-X pilaster.io/pilaster/internal/cniclient.timeout=1", time.Second
 	dir := t.TempDir()
 	without, with := filepath.Join(dir, "without"), filepath.Join(dir, "with")
 	if err := errors.Join(build(without, link), plain(with, link)); err != nil {
@@ -205,8 +205,8 @@ func TestPatience(t *testing.T) {
 	}
 	defer l.Close()
 	for _, c := range []struct{ binary, socket, at string }{
-		{without, silent, "read"}, {with, silent, "read"}, {without, crowded(t), "connect"},
-		{with, crowded(t), "connect"},
+		{without, silent, "read"}, {with, silent, "read"}, {without, fullSocket(t), "connect"},
+		{with, fullSocket(t), "connect"},
 	} {
 		var out strings.Builder
 		cmd := exec.Command(c.binary)
@@ -234,14 +234,14 @@ func TestPatience(t *testing.T) {
 		// connect tries every pause, and gives up when less than one more is left.
 		if took := time.Since(began); took < seconds-pause*time.Nanosecond || cmd.ProcessState.ExitCode() != 1 ||
 			!strings.Contains(out.String(), `"code":11,`) ||
-			!strings.Contains(out.String(), "does not answer: "+c.at+": nothing came for 1 seconds") {
-			t.Errorf("%s: %v after %v, said %q", c.binary, cmd.ProcessState, took, out.String())
+			!strings.Contains(out.String(), "does not answer: "+c.at+": timeout after 1 seconds") {
+			t.Errorf("%s: %v after %v, printed %q", c.binary, cmd.ProcessState, took, out.String())
 		}
 	}
 }
 
-// crowded is a socket where as many wait already as may.
-func crowded(t *testing.T) string {
+// fullSocket returns a socket with a full queue of connections.
+func fullSocket(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "s")
 	socket := func() int {
 		s, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
@@ -266,13 +266,13 @@ func crowded(t *testing.T) string {
 	}
 }
 
-// A runtime may give files that do not block.
-func TestFilesThatDoNotBlock(t *testing.T) {
+// A runtime may pass non-blocking files.
+func TestNonBlockingFiles(t *testing.T) {
 	binaries, err := both()
 	if err != nil {
 		t.Fatal(err)
 	}
-	long := strings.Repeat("x", 300_000) // is more than a pipe takes
+	long := strings.Repeat("x", 300_000) // longer than a pipe's buffer
 	socket := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Pilaster-Exit", "0")
@@ -287,8 +287,8 @@ func TestFilesThatDoNotBlock(t *testing.T) {
 		in, inEnd := os.NewFile(uintptr(stdin[0]), "in"), os.NewFile(uintptr(stdin[1]), "in")
 		outEnd, out := os.NewFile(uintptr(stdout[0]), "out"), os.NewFile(uintptr(stdout[1]), "out")
 		page := strings.Repeat("-", 65536)
-		if n, err := syscall.Write(stdout[1], []byte(page)); n != len(page) || err != nil { // so that it is full
-			t.Fatalf("%d bytes filled a pipe: %v", n, err)
+		if n, err := syscall.Write(stdout[1], []byte(page)); n != len(page) || err != nil { // fills the pipe
+			t.Fatalf("wrote %d bytes to a pipe, want %d: %v", n, len(page), err)
 		}
 		cmd := exec.Command(binary)
 		cmd.Env, cmd.Stdin, cmd.Stdout = []string{"CNI_COMMAND=ADD"}, in, out
@@ -297,11 +297,11 @@ func TestFilesThatDoNotBlock(t *testing.T) {
 		out.Close()
 		io.WriteString(inEnd, config(socket))
 		inEnd.Close()
-		time.Sleep(50 * time.Millisecond) // for what does not wait for room in a full pipe to show it
+		time.Sleep(50 * time.Millisecond) // a plugin that does not wait for room in the pipe fails meanwhile
 		got, err := io.ReadAll(outEnd)
 		outEnd.Close()
 		if failed := cmd.Wait(); failed != nil || err != nil || string(got) != page+long {
-			t.Errorf("%s: %v, %v; of %d bytes %d came: %.100q", binary, failed, err, len(page+long), len(got), got)
+			t.Errorf("%s: %v, %v; got %d bytes of %d: %.100q", binary, failed, err, len(got), len(page+long), got)
 		}
 	}
 }

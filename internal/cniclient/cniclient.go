@@ -6,46 +6,47 @@ import (
 	"unicode/utf8"
 )
 
-// DefaultSocket is where the agent is looked for unless "agentSocket" says otherwise.
+// DefaultSocket is the agent's socket unless the configuration has "agentSocket".
 const DefaultSocket = "/run/pilaster/agent.sock"
 
-// Codes of CNI for what the agent cannot answer itself.
+// CNI error codes for errors without a response from the agent.
 const (
 	codeIO       = "5"
 	codeConfig   = "7"
 	codeTryAgain = "11"
-	codeStatus   = "50" // STATUS: an ADD would not be taken now
+	codeStatus   = "50" // STATUS: the agent cannot serve an ADD now
 	codeInternal = "999"
 )
 
-// Known without an agent.
+// Responses that need no agent.
 const (
 	versions = `{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}` + "\n"
-	about    = "Pilaster's CNI plugin: it asks the agent of this node; see https://www.cni.dev for how it is called\n" +
+	about    = "Pilaster's CNI plugin: it passes calls of a container runtime to the node's agent; " +
+		"see https://www.cni.dev\n" +
 		"CNI protocol versions supported: 1.0.0, 1.1.0\n"
 )
 
-// In bytes. The agent takes no longer call.
+// Sizes in bytes.
 const (
-	maxCall   = 32 << 20
+	maxCall   = 32 << 20 // the agent's limit
 	maxAnswer = 1 << 20
-	maxText   = 4096 // of what a message quotes
+	maxText   = 4096 // of a quotation in an error
 )
 
-// Call is one call by a runtime, and all the memory it takes. Pages that are not used cost nothing.
+// Call is one call by a runtime, with all memory that it needs. The kernel allocates no pages for unused parts.
 type Call struct {
 	Kernel  func(number, a, b, c, d, e, f uintptr) (r1, r2 uintptr, err syscall.Errno)
-	command [16]byte // what CNI_COMMAND is, or begins with
-	said    [maxHead + maxCall]byte
-	end     int // of said
-	came    [maxAnswer]byte
+	command [16]byte // the beginning of CNI_COMMAND
+	request [maxHead + maxCall]byte
+	end     int // of the used part of request
+	answer  [maxAnswer]byte
 	socket  [maxText]byte
-	key     [len(socketKey) + 2*utf8.UTFMax]byte // room for that key in any case
+	key     [len(socketKey) + 2*utf8.UTFMax]byte // enough for the key in other cases
 	other   [len(socketKey) + 2*utf8.UTFMax]byte
 	out     [1 << 16]byte
 	address syscall.RawSockaddrUnix
 	poll    pollFd
-	left    syscall.Timespec // of patience
+	left    syscall.Timespec // of timeout
 	why     [64]byte
 }
 
@@ -58,14 +59,14 @@ func (c *Call) Variable(v string) {
 		c.command = [len(c.command)]byte{}
 		copy(c.command[:], value)
 	}
-	c.say(v)
-	c.say("\x00") // which no variable contains
+	c.add(v)
+	c.add("\x00") // no variable contains it
 }
 
-// say leaves out what is more than any agent takes.
-func (c *Call) say(text string) {
+// add appends text to the request, up to the agent's limit.
+func (c *Call) add(text string) {
 	c.end = max(c.end, maxHead)
-	c.end += copy(c.said[c.end:], text)
+	c.end += copy(c.request[c.end:], text)
 }
 
 func (c *Call) verb() string {
@@ -73,8 +74,8 @@ func (c *Call) verb() string {
 	return verb
 }
 
-// Run is the rest of the call: what the runtime gets on its standard output and error, and the exit code. What is not
-// an answer of the agent is one here: a runtime always gets a result or an error of CNI.
+// Run performs the call and returns the plugin's standard output, standard error and exit code. Without a response from
+// the agent, it returns an error in CNI's format.
 func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
 	switch c.verb() {
 	case "":
@@ -82,21 +83,25 @@ func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
 	case "VERSION":
 		return versions, "", 0
 	}
-	c.say("\x00") // an empty variable ends the environment
-	n, failed := c.read(stdin, c.said[c.end:], nil)
+	c.add("\x00") // an empty variable ends the environment
+	n, failed := c.read(stdin, c.request[c.end:], nil)
 	if failed != 0 {
-		return c.refusal(codeIO, "the configuration cannot be read from standard input: ", c.describe(failed)), "", 1
+		return c.refusal(
+			codeIO,
+			"reading the configuration from standard input failed; nothing was changed: ",
+			c.describe(failed),
+		), "", 1
 	}
-	if n == len(c.said)-c.end {
+	if n == len(c.request)-c.end {
 		return c.refusal(codeIO, "the configuration is longer than 32 MiB; nothing was changed"), "", 1
 	}
-	config := c.said[c.end:][:n]
+	config := c.request[c.end:][:n]
 	c.end += n
 	socket, refused := c.findSocket(config)
 	if refused != "" {
 		return refused, "", 1
 	}
-	answer, call, why := c.ask(socket)
+	r, call, why := c.ask(socket)
 	if why != "" {
 		code := codeTryAgain
 		if c.verb() == "STATUS" {
@@ -105,26 +110,26 @@ func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
 		return c.refusal(code, "the agent on ", socket, " does not answer: ", call, why), "", 1
 	}
 	switch {
-	case answer.status == "404":
+	case r.status == "404":
 		return c.refusal(
 			codeInternal,
 			"the agent on ",
 			socket,
 			" does not know /cni, so it is older than this plugin; nothing was changed; upgrade the agent",
 		), "", 1
-	case answer.status != "200" || answer.exit < 0:
+	case r.status != "200" || r.exit < 0:
 		return c.refusal(
 			codeInternal,
 			socket,
 			" answers with HTTP status ",
-			answer.status,
-			" and is no agent of Pilaster; correct agentSocket",
+			r.status,
+			", so it is not an agent of Pilaster; nothing was changed; correct agentSocket",
 		), "", 1
 	}
-	return answer.body, "", answer.exit
+	return r.body, "", r.exit
 }
 
-// refusal is an error as CNI wants it on standard output.
+// refusal returns an error in CNI's format for standard output.
 func (c *Call) refusal(code string, message ...string) string {
 	out := add(add(add(c.out[:0], `{"code":`), code), `,"msg":"`)
 	for _, part := range message {

@@ -21,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// serve answers on a socket with h and returns its path.
+// serve serves h on a socket and returns its path.
 func serve(t *testing.T, h http.Handler) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent.sock")
@@ -39,8 +39,7 @@ func config(socket string) string {
 	return fmt.Sprintf(`{"cniVersion":"1.1.0","name":"pil","type":"pilaster-cni","agentSocket":%q}`, socket)
 }
 
-// call starts both of them with an environment and a standard input, which must answer the same: what they print, and
-// the exit code.
+// call runs both binaries, which must print the same and exit with the same code.
 func call(t *testing.T, env []string, stdin string) (stdout, stderr string, exit int) {
 	t.Helper()
 	binaries, err := both()
@@ -48,32 +47,32 @@ func call(t *testing.T, env []string, stdin string) (stdout, stderr string, exit
 		t.Fatal(err)
 	}
 	for i, binary := range binaries {
-		var out, said strings.Builder
+		var out, errs strings.Builder
 		cmd := exec.Command(binary, "an argument")
-		cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(stdin), &out, &said
+		cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(stdin), &out, &errs
 		var failed *exec.ExitError
 		if err := cmd.Run(); err != nil && (!errors.As(err, &failed) || !failed.Exited()) {
-			t.Fatalf("%s: %v\n%s", binary, err, said.String())
+			t.Fatalf("%s: %v\n%s", binary, err, errs.String())
 		}
 		code := cmd.ProcessState.ExitCode()
-		if i > 0 && (out.String() != stdout || said.String() != stderr || code != exit) {
+		if i > 0 && (out.String() != stdout || errs.String() != stderr || code != exit) {
 			t.Fatalf(
-				"%s ended with %d, said %q and %q\nand with Go's runtime %d, %q, %q",
+				"%s exited with %d and printed %q and %q\nwith Go's runtime %d, %q and %q",
 				binaries[0],
 				exit,
 				stdout,
 				stderr,
 				code,
 				out.String(),
-				said.String(),
+				errs.String(),
 			)
 		}
-		stdout, stderr, exit = out.String(), said.String(), code
+		stdout, stderr, exit = out.String(), errs.String(), code
 	}
 	return stdout, stderr, exit
 }
 
-// run is one call with that configuration: what was printed, or the error of CNI that was.
+// run makes a call with a configuration and returns the printed result or CNI error.
 func run(t *testing.T, verb, config string) (string, *types.Error) {
 	t.Helper()
 	stdout, stderr, exit := call(
@@ -82,22 +81,22 @@ func run(t *testing.T, verb, config string) (string, *types.Error) {
 		config,
 	)
 	if stderr != "" {
-		t.Errorf("%s: standard error has %q", verb, stderr)
+		t.Errorf("%s: got %q on standard error, want none", verb, stderr)
 	}
 	if exit == 0 {
 		return stdout, nil
 	}
 	refused := &types.Error{}
 	if err := json.Unmarshal([]byte(stdout), refused); err != nil || refused.Code == 0 || refused.Msg == "" {
-		t.Fatalf("%s: exit code %d with %q: %v", verb, exit, stdout, err)
+		t.Fatalf("%s: exit code %d with %q, %v; want a CNI error", verb, exit, stdout, err)
 	}
 	return "", refused
 }
 
 var verbs = []string{"ADD", "DEL", "CHECK", "GC", "STATUS"}
 
-func TestPassesOn(t *testing.T) {
-	long := strings.Repeat("x", 300_000) // is more than one read of a socket or pipe
+func TestForwardsCalls(t *testing.T) {
+	long := strings.Repeat("x", 300_000) // longer than one read of a socket or pipe
 	var got string
 	exit := "0"
 	socket := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -109,41 +108,41 @@ func TestPassesOn(t *testing.T) {
 		w.Header().Set("Pilaster-Exit", exit)
 		fmt.Fprintf(w, `{"code":102,"msg":"%s"}`, long)
 	}))
-	given := config(socket) + strings.Repeat(" ", 200_000)
-	out, refused := run(t, "ADD", given)
-	if want := "CNI_COMMAND=ADD\x00CNI_CONTAINERID=c1\x00CNI_ARGS=a=b\nHost: x\x00\x00" + given; refused != nil ||
+	conf := config(socket) + strings.Repeat(" ", 200_000)
+	out, refused := run(t, "ADD", conf)
+	if want := "CNI_COMMAND=ADD\x00CNI_CONTAINERID=c1\x00CNI_ARGS=a=b\nHost: x\x00\x00" + conf; refused != nil ||
 		got != want {
-		t.Errorf("%v; passed on was %.200q", refused, got)
+		t.Errorf("got error %v, the agent received %.200q", refused, got)
 	}
 	if want := `{"code":102,"msg":"` + long + `"}`; out != want {
-		t.Errorf("%d bytes were printed of %d", len(out), len(want))
+		t.Errorf("printed %d bytes, want %d", len(out), len(want))
 	}
 	exit = "1"
-	if _, refused := run(t, "ADD", given); refused == nil || refused.Code != 102 {
-		t.Errorf("refused with %v", refused)
+	if _, refused := run(t, "ADD", conf); refused == nil || refused.Code != 102 {
+		t.Errorf("got error %v, want code 102", refused)
 	}
 }
 
-func TestKnownWithoutAnAgent(t *testing.T) {
+func TestCallsWithoutAgent(t *testing.T) {
 	out, _, exit := call(t, []string{"CNI_COMMAND=VERSION"}, "")
 	info, err := (&version.PluginDecoder{}).Decode([]byte(out))
 	if want := cniserver.Versions(); exit != 0 || err != nil ||
 		fmt.Sprint(info.SupportedVersions()) != fmt.Sprint(want.SupportedVersions()) {
-		t.Errorf("VERSION says %q, %v; the agent speaks %v", out, err, want.SupportedVersions())
+		t.Errorf("VERSION: got %q, %v; want versions %v, as of the agent", out, err, want.SupportedVersions())
 	}
 	if out, help, exit := call(t, []string{"CNI_PATH=/x"}, ""); out != "" || exit != 0 ||
 		!strings.Contains(help, "https://www.cni.dev") {
-		t.Errorf("without a verb: %q, %q, %d", out, help, exit)
+		t.Errorf("without a verb: printed %q and %q, exit code %d; want help on standard error", out, help, exit)
 	}
 }
 
-func TestSocketsThatCannotBe(t *testing.T) {
+func TestInvalidSockets(t *testing.T) {
 	for config, want := range map[string]string{
 		config("agent.sock"): `"agent.sock" is not an absolute path`,
-		config("/" + strings.Repeat("x", 107)): "has more than the 107 bytes " +
-			"that the path of a socket has at most",
+		config("/" + strings.Repeat("x", 107)): "is longer than the 107 bytes " +
+			"that the path of a socket may have",
 		strings.Replace(config("/run/x"), "agentSocket", "agentsocket",
-			1): `the key "agentsocket", which is written agentSocket`,
+			1): `the key "agentsocket" must be written agentSocket`,
 		strings.Replace(config("/run/x"), "agentSocket", "\\u0041GENTSOCKET", 1): `the key "AGENTSOCKET"`,
 		strings.Replace(config("/run/x"), "agentSocket", "agent\u017foc\u212aET",
 			1): "the key \"agent\u017foc\u212aET\"",
@@ -152,24 +151,24 @@ func TestSocketsThatCannotBe(t *testing.T) {
 		for _, verb := range verbs {
 			if _, refused := run(t, verb, config); refused == nil || refused.Code != types.ErrInvalidNetworkConfig ||
 				!strings.Contains(refused.Msg, want) {
-				t.Errorf("%s with %s: %v, want %q", verb, config, refused, want)
+				t.Errorf("%s with %s: got error %v, want %q", verb, config, refused, want)
 			}
 		}
 	}
 	if _, refused := new(Call).findSocket([]byte(`{"args":{"agentsocket":"/x"},"type":"agentsocket"}`)); refused != "" {
-		t.Errorf("elsewhere: %s", refused)
+		t.Errorf("the key in another object: got error %s", refused)
 	}
 }
 
-func TestAgentAway(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), `no"body`)
+func TestUnreachableAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), `missing"`)
 	stale := filepath.Join(t.TempDir(), "stale")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.SetUnlinkOnClose(false)
-	l.Close() // as after a crash
+	l.Close() // as after a crash: the file remains
 	for _, socket := range []string{socket, stale, "/" + strings.Repeat("x", 106)} {
 		for _, verb := range verbs {
 			want := types.ErrTryAgainLater
@@ -178,7 +177,7 @@ func TestAgentAway(t *testing.T) {
 			}
 			if _, refused := run(t, verb, config(socket)); refused == nil || refused.Code != want ||
 				!strings.Contains(refused.Msg, "the agent on "+socket+" does not answer: connect: ") {
-				t.Errorf("%s: %v, want code %d", verb, refused, want)
+				t.Errorf("%s: got error %v, want code %d", verb, refused, want)
 			}
 		}
 	}
@@ -189,22 +188,22 @@ func TestEarlierAgent(t *testing.T) {
 	for _, verb := range verbs {
 		if _, refused := run(t, verb, config(socket)); refused == nil ||
 			!strings.Contains(refused.Msg, "older than this plugin; nothing was changed; upgrade the agent") {
-			t.Errorf("%s: %v", verb, refused)
+			t.Errorf("%s: got error %v, want advice to upgrade the agent", verb, refused)
 		}
 	}
 }
 
-// Whoever answers on the socket, the plugin says what is wrong.
-func TestStrangeAnswers(t *testing.T) {
+// The plugin reports an error for each response that is not from an agent.
+func TestInvalidResponses(t *testing.T) {
 	for name, answer := range map[string]string{
 		"no HTTP":       "hello\r\n\r\n",
-		"nothing":       "",
+		"no response":   "",
 		"cut off":       "HTTP/1.0 200 OK\r\nPilaster-Exit: 0\r\nContent-Length: 100\r\n\r\nxx",
 		"half a header": "HTTP/1.0 200 OK\r\nPilaster-Exit: 0\r\n",
-		"status a word": "HTTP/1.0 fine\r\n\r\n",
-		"another web":   "HTTP/1.0 200 OK\r\n\r\nhello",
-		"no code":       "HTTP/1.0 200 OK\r\nPilaster-Exit: -1\r\n\r\n{}",
-		"broken":        "HTTP/1.0 500 Internal Server Error\r\nPilaster-Exit: 0\r\n\r\n{}",
+		"no number":     "HTTP/1.0 fine\r\n\r\n",
+		"no exit code":  "HTTP/1.0 200 OK\r\n\r\nhello",
+		"exit code -1":  "HTTP/1.0 200 OK\r\nPilaster-Exit: -1\r\n\r\n{}",
+		"status 500":    "HTTP/1.0 500 Internal Server Error\r\nPilaster-Exit: 0\r\n\r\n{}",
 	} {
 		path := filepath.Join(t.TempDir(), "s")
 		l, err := net.Listen("unix", path)
@@ -228,7 +227,7 @@ func TestStrangeAnswers(t *testing.T) {
 		l.Close()
 		<-done
 		if refused == nil || refused.Code == 0 {
-			t.Errorf("%s: printed %q", name, out)
+			t.Errorf("%s: printed %q, want a CNI error", name, out)
 		}
 	}
 }
@@ -238,12 +237,12 @@ func TestEscapesInTheSocket(t *testing.T) {
 		`\u00e4\u00C4`: "äÄ", `\ud83d\ude00`: "😀", `\ud83d`: "\ufffd", `\ud83dx`: "\ufffdx", `\ud83d\u0041`: "\ufffdA",
 		`\b\f\n\r\t\/\\\"`: "\b\f\n\r\t/\\\"",
 	} {
-		var judge string
-		if err := json.Unmarshal([]byte(`"`+text+`"`), &judge); err != nil || judge != want {
-			t.Fatalf("%s is %q, %v", text, judge, err)
+		var decoded string
+		if err := json.Unmarshal([]byte(`"`+text+`"`), &decoded); err != nil || decoded != want {
+			t.Fatalf("encoding/json decodes %s as %q, %v; want %q", text, decoded, err, want)
 		}
 		if got, _ := new(Call).agentSocket([]byte(`{"agentSocket":"` + text + `"}`)); got != want {
-			t.Errorf("%s read as %q, want %q", text, got, want)
+			t.Errorf("%s: got %q, want %q", text, got, want)
 		}
 	}
 }
@@ -259,11 +258,11 @@ func TestReadAndWriteAll(t *testing.T) {
 	room := make([]byte, len(want)+1)
 	n, failed := c.read(pipe[0], room, nil)
 	if failed != 0 || string(room[:n]) != want {
-		t.Errorf("%d bytes of %d came, %v", n, len(want), failed)
+		t.Errorf("read %d bytes of %d, %v", n, len(want), failed)
 	}
 	syscall.Close(pipe[0])
 	if out, _, exit := read(c, pipe[0]); exit != 1 || !strings.Contains(out, `"code":5,`) {
-		t.Errorf("a closed file was read: %q", out)
+		t.Errorf("with standard input closed: printed %q, want an error with code 5", out)
 	}
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -271,7 +270,7 @@ func TestReadAndWriteAll(t *testing.T) {
 	}
 	defer full.Close()
 	if c.Write(int(full.Fd()), "x") {
-		t.Error("a full disk took what was written")
+		t.Error("Write to /dev/full succeeded, want an error")
 	}
 }
 
@@ -280,11 +279,11 @@ func read(c *Call, stdin int) (string, string, int) {
 	return c.Run(stdin)
 }
 
-// What is longer than there is room for is refused, and says so.
+// The plugin refuses configurations and responses above its limits.
 func TestTooLong(t *testing.T) {
 	if _, refused := run(t, "ADD", strings.Repeat(" ", maxCall)); refused == nil ||
 		!strings.Contains(refused.Msg, "longer than 32 MiB") {
-		t.Errorf("a configuration of 32 MiB: %v", refused)
+		t.Errorf("configuration of 32 MiB: got error %v", refused)
 	}
 	length := maxAnswer - 1000
 	socket := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -292,11 +291,11 @@ func TestTooLong(t *testing.T) {
 		w.Write(make([]byte, length))
 	}))
 	if out, refused := run(t, "ADD", config(socket)); refused != nil || len(out) != length {
-		t.Errorf("of %d bytes %d came: %v", length, len(out), refused)
+		t.Errorf("printed %d bytes, want %d; error %v", len(out), length, refused)
 	}
 	length = maxAnswer
 	if _, refused := run(t, "ADD", config(socket)); refused == nil ||
 		!strings.Contains(refused.Msg, "longer than 1 MiB") {
-		t.Errorf("an answer of 1 MiB: %v", refused)
+		t.Errorf("response of 1 MiB: got error %v", refused)
 	}
 }

@@ -1,7 +1,7 @@
-// Package cniclient is all that a container runtime starts for each verb of CNI: it passes the environment and the
-// configuration to the agent of the node and prints what that answers. Package cni, in the agent, does the rest.
+// Package cniclient is the CNI plugin that a container runtime starts for each CNI verb. It sends the environment and
+// the configuration to the node's agent, where package cniserver handles them, and prints the response.
 //
-// Starting costs more than running, and Go's runtime is most of the start. So the program does without it where it can
-// (cmd/pilaster-cni), and nothing here may need it: no memory but that of a Call, no goroutine, no map, no variable
-// that is set when a program begins, as those of errors.New are.
+// Most of the plugin's time is the start of Go's runtime. Where possible (see cmd/pilaster-cni), it therefore runs
+// without that runtime. Code in this package must not need it: no memory besides a Call, no goroutines, no maps, and no
+// variables that are initialized when a program starts, such as those with errors.New.
 package cniclient

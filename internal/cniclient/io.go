@@ -22,8 +22,8 @@ const (
 	pollOut = 4
 )
 
-// await waits for what c.poll says. The kernel counts left down, also where a signal ends the wait, so nothing makes it
-// longer; nil is for ever.
+// await waits for the events in c.poll. The kernel subtracts the time from left, also if a signal interrupts the wait,
+// so signals do not prolong it. nil means no timeout.
 func (c *Call) await(left *syscall.Timespec) syscall.Errno {
 	for {
 		n, _, err := c.Kernel(
@@ -47,9 +47,9 @@ func (c *Call) await(left *syscall.Timespec) syscall.Errno {
 	}
 }
 
-// again says what to do about an error of reading or writing a file: 0 is to try again. A file that does not block may
-// be our socket, and may be what a runtime gives us.
-func (c *Call) again(err syscall.Errno, fd int, event int16, left *syscall.Timespec) syscall.Errno {
+// mayRetry handles an error of a read or write. It returns 0 if the caller must repeat the call. EAGAIN occurs on the
+// socket, and on non-blocking files that a runtime may pass.
+func (c *Call) mayRetry(err syscall.Errno, fd int, event int16, left *syscall.Timespec) syscall.Errno {
 	switch err {
 	case syscall.EINTR:
 		return 0
@@ -60,7 +60,7 @@ func (c *Call) again(err syscall.Errno, fd int, event int16, left *syscall.Times
 	return err
 }
 
-// send does not let a signal end the program where the agent has closed.
+// send writes all of text to a socket. If the agent has closed it, it returns EPIPE, without SIGPIPE.
 func (c *Call) send(s uintptr, text []byte) syscall.Errno {
 	for len(text) > 0 {
 		n, _, err := c.Kernel(
@@ -73,7 +73,7 @@ func (c *Call) send(s uintptr, text []byte) syscall.Errno {
 			0,
 		)
 		if err != 0 {
-			if err = c.again(err, int(s), pollOut, &c.left); err != 0 {
+			if err = c.mayRetry(err, int(s), pollOut, &c.left); err != 0 {
 				return err
 			}
 			continue
@@ -83,7 +83,7 @@ func (c *Call) send(s uintptr, text []byte) syscall.Errno {
 	return 0
 }
 
-// Write writes all of it to an open file, and says whether it could.
+// Write writes all of text to an open file, and reports whether it succeeded.
 func (c *Call) Write(fd int, text string) bool {
 	for len(text) > 0 {
 		n, _, err := c.Kernel(
@@ -96,7 +96,7 @@ func (c *Call) Write(fd int, text string) bool {
 			0,
 		)
 		if err != 0 {
-			if c.again(err, fd, pollOut, nil) != 0 {
+			if c.mayRetry(err, fd, pollOut, nil) != 0 {
 				return false
 			}
 			continue
@@ -106,7 +106,7 @@ func (c *Call) Write(fd int, text string) bool {
 	return true
 }
 
-// read reads an open file to its end, or until the room is full.
+// read reads an open file to its end, or until room is full.
 func (c *Call) read(fd int, room []byte, left *syscall.Timespec) (n int, err syscall.Errno) {
 	for n < len(room) {
 		more, _, err := c.Kernel(
@@ -120,7 +120,7 @@ func (c *Call) read(fd int, room []byte, left *syscall.Timespec) (n int, err sys
 		)
 		switch {
 		case err != 0:
-			if err = c.again(err, fd, pollIn, left); err != 0 {
+			if err = c.mayRetry(err, fd, pollIn, left); err != 0 {
 				return n, err
 			}
 		case more == 0:

@@ -6,16 +6,16 @@ import (
 	"unicode/utf8"
 )
 
-// socketKey is of the configuration.
+// socketKey is the key of the agent's socket in the configuration.
 const socketKey = "agentSocket"
 
-// findSocket is where the configuration says that the agent listens, or the refusal of it.
+// findSocket returns the agent's socket. For an invalid configuration, refused is the error in CNI's format.
 func (c *Call) findSocket(config []byte) (socket, refused string) {
 	const cannot = "the network configuration cannot be used: "
 	socket, other := c.agentSocket(config)
 	switch {
 	case other != "":
-		return "", c.refusal(codeConfig, cannot, `it has the key "`, other, `", which is written `, socketKey)
+		return "", c.refusal(codeConfig, cannot, `the key "`, other, `" must be written `, socketKey)
 	case socket == "":
 		return DefaultSocket, ""
 	case socket[0] != '/':
@@ -27,15 +27,16 @@ func (c *Call) findSocket(config []byte) (socket, refused string) {
 			socketKey,
 			` "`,
 			socket,
-			`" has more than the 107 bytes that the path of a socket has at most; choose another --run-dir for the agent`,
+			`" is longer than the 107 bytes that the path of a socket may have; choose another --run-dir for the `,
+			`agent`,
 		)
 	}
 	return socket, ""
 }
 
-// agentSocket is the text of that key of the configuration, of which the last counts, as far as there is room for it;
-// empty where there is none. other is the same key in another case. It is right for JSON, and the agent refuses what is
-// not.
+// agentSocket returns the value of that key, of the last one if there are several, up to maxText bytes; "" if there is
+// no such key. other is the same key in another case, if there is one. The results are meaningful for valid JSON only;
+// the agent refuses anything else.
 func (c *Call) agentSocket(config []byte) (socket, other string) {
 	depth := 0
 	for i := 0; i < len(config); i++ {
@@ -58,7 +59,7 @@ func (c *Call) agentSocket(config []byte) (socket, other string) {
 				continue
 			}
 			socket = ""
-			i = skipSpace(config, colon+1) - 1 // whatever stands there is looked at next
+			i = skipSpace(config, colon+1) - 1 // the loop continues with the value
 			if i+1 < len(config) && config[i+1] == '"' {
 				text, after := stringAt(config, i+1)
 				socket, i = view(unquote(c.socket[:0], text)), after-1
@@ -75,7 +76,7 @@ func skipSpace(text []byte, i int) int {
 	return i
 }
 
-// stringAt is what stands between the quote at i and the one that ends the string, and the place behind that.
+// stringAt returns the text of the string that begins at i, without its quotes, and the index after it.
 func stringAt(text []byte, i int) (inside []byte, after int) {
 	for end := i + 1; end < len(text); end++ {
 		switch text[end] {
@@ -90,7 +91,7 @@ func stringAt(text []byte, i int) (inside []byte, after int) {
 
 var escapes = [...]byte{'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// unquote adds the text of a string to out, as far as that has room for any character.
+// unquote appends the value of a JSON string to out, while out has room for any character.
 func unquote(out, s []byte) []byte {
 	for i := 0; i < len(s) && cap(out)-len(out) >= utf8.UTFMax; i++ {
 		if s[i] != '\\' || i+1 == len(s) {
@@ -111,7 +112,7 @@ func unquote(out, s []byte) []byte {
 			out = addRune(out, r)
 		case int(c) < len(escapes) && escapes[c] != 0:
 			out = add(out, view(escapes[c:][:1]))
-		default: // itself
+		default: // a quote, slash or backslash
 			out = add(out, view(s[i:][:1]))
 		}
 	}

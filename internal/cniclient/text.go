@@ -6,10 +6,10 @@ import (
 	"unsafe"
 )
 
-// view is a text without a copy of it.
+// view returns a string that shares the bytes of text.
 func view(text []byte) string { return unsafe.String(unsafe.SliceData(text), len(text)) }
 
-// add is append, but leaves out what there is no room for: append would take memory.
+// add appends text as far as out has capacity: append would allocate memory.
 func add(out []byte, text string) []byte {
 	return out[:len(out)+copy(out[len(out):cap(out)], text)]
 }
@@ -21,12 +21,12 @@ func addRune(out []byte, r rune) []byte {
 	return out[:len(out)+utf8.EncodeRune(out[len(out):cap(out)], r)]
 }
 
-// describe is Errno.Error in the call's own memory: for numbers that Go has no text of, that takes some.
+// describe is like Errno.Error, but allocates no memory for numbers without a text.
 func (c *Call) describe(err syscall.Errno) string {
 	switch {
 	case err == syscall.ETIMEDOUT:
-		return view(add(add(add(c.why[:0], "nothing came for "), patience), " seconds"))
-	case err != 0 && err != 41 && err != 58 && err <= syscall.ERFKILL: // the gaps and the end of Go's table
+		return view(add(add(add(c.why[:0], "timeout after "), timeout), " seconds"))
+	case err != 0 && err != 41 && err != 58 && err <= syscall.ERFKILL: // numbers in Go's table
 		return err.Error()
 	}
 	var digits [20]byte
@@ -38,10 +38,10 @@ func (c *Call) describe(err syscall.Errno) string {
 	return view(add(add(c.why[:0], "errno "), view(digits[i:])))
 }
 
-// escape adds text to a string of JSON, which has room for as much of it as is quoted.
+// escape appends the first maxText bytes of text to a JSON string. out has room for them.
 func escape(out []byte, text string) []byte {
 	const hex = "0123456789abcdef"
-	for _, r := range text[:min(len(text), maxText)] { // what is not UTF-8 becomes U+FFFD
+	for _, r := range text[:min(len(text), maxText)] { // invalid UTF-8 becomes U+FFFD
 		switch {
 		case r == '"' || r == '\\':
 			out = addRune(add(out, `\`), r)
