@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// call is one run of the plugin.
+// call is one call of the plugin.
 type call struct {
 	verb                     string
 	containerID, netns, name string // name of the interface
@@ -20,7 +20,7 @@ type call struct {
 	config                   []byte
 }
 
-// verbs need these variables, and their configuration this version of the spec.
+// verbs are the CNI verbs, each with its required variables, and the first version of the specification that has it.
 var verbs = map[string]struct {
 	needs []string
 	since string
@@ -32,13 +32,14 @@ var verbs = map[string]struct {
 	"STATUS": {nil, "1.1.0"},
 }
 
-// parseCall reads what the plugin sent: each variable with a NUL behind it, an empty one, the configuration.
+// parseCall reads a request of the plugin: the variables, each followed by a NUL, an empty variable, and the
+// configuration.
 func parseCall(body []byte) (call, *types.Error) {
 	env := map[string]string{}
 	for {
 		variable, rest, ok := bytes.Cut(body, []byte{0})
 		if !ok {
-			return call{}, types.NewError(types.ErrDecodingFailure, "the call of the plugin was cut off", "")
+			return call{}, types.NewError(types.ErrDecodingFailure, "the plugin's request is incomplete", "")
 		}
 		body = rest
 		if len(variable) == 0 {
@@ -79,7 +80,7 @@ func parseCall(body []byte) (call, *types.Error) {
 	return c, checkHead(c.config, c.verb, verb.since)
 }
 
-// checkHead looks at what every configuration must have.
+// checkHead checks the keys that every configuration must have.
 func checkHead(config []byte, verb, since string) *types.Error {
 	var head struct {
 		Name    string `json:"name"`

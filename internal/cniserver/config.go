@@ -11,32 +11,32 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Annotations of a pod that come before anything in the configuration file.
+// Annotations of a pod. They have precedence over the configuration file.
 const (
 	tenantAnnotation = "pilaster.io/tenant"
 	labelsAnnotation = "pilaster.io/labels" // "app=web,tier=front"
-	portsAnnotation  = "pilaster.io/ports"  // "http=80/TCP,dns=53/UDP": what the pod calls its ports
+	portsAnnotation  = "pilaster.io/ports"  // "http=80/TCP,dns=53/UDP": names of the pod's ports
 )
 
-// Config is what the runtime says about an attachment. What only one verb needs is read when it
-// asks: a DEL must succeed with the same annotations for which the ADD was refused.
+// Config is a network configuration with CNI_ARGS. Values that only one verb needs are checked by that verb: a DEL must
+// succeed with the annotations for which an ADD was refused.
 type Config struct {
 	Network          string               // name of the CNI network
 	Version          string               // of the spec
 	Pod              string               // "namespace/name", or empty
-	namespace        string               // of the pod, by the runtime; or empty
+	namespace        string               // of the pod, from CNI_ARGS; or empty
 	ValidAttachments []types.GCAttachment // for GC
 	file             fileConfig
 }
 
-// fileConfig is the network configuration as a runtime hands it over. containerd and CRI-O pass the
-// annotations of a pod to plugins with the capability of that name.
+// fileConfig is the network configuration from the runtime. containerd and CRI-O pass a pod's annotations to plugins
+// with the capability io.kubernetes.cri.pod-annotations.
 type fileConfig struct {
 	types.PluginConf
 	Tenant      string            `json:"tenant"`
 	Labels      map[string]string `json:"labels"`
-	AgentSocket string            `json:"agentSocket"` // looked at by the plugin
-	// The name of the list in the first text of spec 1.1.0; libcni sends both.
+	AgentSocket string            `json:"agentSocket"` // used by the plugin
+	// The key in the first edition of CNI 1.1.0; libcni sends both.
 	OldAttachments []types.GCAttachment `json:"cni.dev/attachments"`
 	RuntimeConfig  struct {
 		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
@@ -48,8 +48,7 @@ type fileConfig struct {
 	} `json:"args"`
 }
 
-// parseLabelArgs reads the labels of args.cni, which the CNI conventions write as a list of key and
-// value; a plain object is read as well.
+// parseLabelArgs reads the labels of args.cni: a list of keys and values, as in the CNI conventions, or an object.
 func parseLabelArgs(raw json.RawMessage) (map[string]string, error) {
 	var pairs []struct{ Key, Value string }
 	if err := json.Unmarshal(raw, &pairs); err != nil {
@@ -85,9 +84,9 @@ func ParseConfig(stdin []byte, args string) (Config, error) {
 	return c, nil
 }
 
-// Identity is the tenant and the labels of the container, each from the first place that gives them: the pod's
-// annotations, args.cni.labels, the file. To the labels come the pod's namespace, which the runtime alone says, and its
-// ports' names.
+// Identity returns the tenant and the labels of the container, each from the first source that has them: the pod's
+// annotations, args.cni.labels, the file. It adds labels for the pod's namespace, which only the runtime may set, and
+// for the names of its ports.
 func (c Config) Identity() (name string, labels map[string]string, err error) {
 	name, labels = c.file.Tenant, c.file.Labels
 	if raw := c.file.Args.CNI.Labels; raw != nil {
@@ -105,7 +104,7 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 		}
 		if says := tenant.SaysNamespace(labels); says != "" && c.namespace != "" {
 			return "", nil, fmt.Errorf(
-				"annotation %s: %s is not the pod's to say, whose namespace is %s",
+				"annotation %s: a pod may not set %s; the runtime reports namespace %s",
 				labelsAnnotation,
 				says,
 				c.namespace,
@@ -120,7 +119,7 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 	if name == "" {
 		return "", nil, errors.New(
 			`no tenant is given; set "tenant" in the network configuration, or the annotation ` + tenantAnnotation +
-				" on the pod",
+				" of the pod",
 		)
 	}
 	if err := tenant.CheckName(name); err != nil {
@@ -129,7 +128,7 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 	return name, labels, tenant.CheckLabels(labels)
 }
 
-// podName is "namespace/name" where CNI_ARGS has both.
+// podName returns "namespace/name" if CNI_ARGS has both, otherwise "".
 func podName(args string) string {
 	namespace, name := argOf(args, "K8S_POD_NAMESPACE"), argOf(args, "K8S_POD_NAME")
 	if namespace == "" || name == "" {
@@ -138,7 +137,7 @@ func podName(args string) string {
 	return namespace + "/" + name
 }
 
-// argOf reads one of "K=V;K=V"; the last counts.
+// argOf returns the last value of a key in "K=V;K=V".
 func argOf(args, key string) (value string) {
 	for pair := range strings.SplitSeq(args, ";") {
 		if k, v, _ := strings.Cut(pair, "="); k == key {

@@ -9,12 +9,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// conf is a configuration with more keys.
+// conf returns a configuration with additional keys.
 func conf(more ...string) string {
-	return `{"cniVersion":"1.1.0","name":"pil","type":"pilaster-cni"` + strings.Join(
-		append([]string{""}, more...),
-		",",
-	) + `}`
+	keys := append([]string{`{"cniVersion":"1.1.0","name":"pil","type":"pilaster-cni"`}, more...)
+	return strings.Join(keys, ",") + `}`
 }
 
 const (
@@ -22,7 +20,8 @@ const (
 	fileLabels  = `"labels":{"from":"file"}`
 	argsList    = `"args":{"cni":{"labels":[{"key":"from","value":"args"}]}}`
 	argsObject  = `"args":{"cni":{"labels":{"from":"args"}}}`
-	annotations = `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/tenant":"annotation","pilaster.io/labels":"from=annotation"}}`
+	annotations = `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{` +
+		`"pilaster.io/tenant":"annotation","pilaster.io/labels":"from=annotation"}}`
 )
 
 func TestPrecedence(t *testing.T) {
@@ -32,20 +31,21 @@ func TestPrecedence(t *testing.T) {
 		{"file", conf(fileTenant, fileLabels), "file", "from=file"},
 		{"args over file", conf(fileTenant, fileLabels, argsList), "file", "from=args"},
 		{"args as an object", conf(fileTenant, fileLabels, argsObject), "file", "from=args"},
-		{"annotations over all", conf(fileTenant, fileLabels, argsList, annotations), "annotation", "from=annotation"},
+		{"annotations over args and file", conf(fileTenant, fileLabels, argsList, annotations), "annotation",
+			"from=annotation"},
 		{"annotations alone", conf(annotations), "annotation", "from=annotation"},
-		{"annotated tenant, labels of args", conf(fileTenant, fileLabels, argsList,
+		{"annotation for the tenant, args for labels", conf(fileTenant, fileLabels, argsList,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/tenant":"annotation"}}`), "annotation",
 			"from=args"},
-		{"annotated labels, tenant of the file", conf(fileTenant, fileLabels,
+		{"annotation for labels, file for the tenant", conf(fileTenant, fileLabels,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"a=b, c=d"}}`), "file",
 			"a=b,c=d"},
-		{"annotated to have no labels", conf(fileTenant, fileLabels,
+		{"annotation without labels", conf(fileTenant, fileLabels,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":""}}`), "file", ""},
 		{"args with an empty list", conf(fileTenant, fileLabels, `"args":{"cni":{"labels":[]}}`), "file", ""},
 		{"args without labels", conf(fileTenant, fileLabels, `"args":{"cni":{"ips":["10.0.0.1"]}}`), "file",
 			"from=file"},
-		{"annotations of others", conf(fileTenant, fileLabels,
+		{"other annotations", conf(fileTenant, fileLabels,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"example.org/x":"y"}}`), "file", "from=file"},
 	} {
 		config, err := ParseConfig([]byte(c.stdin), "")
@@ -55,7 +55,7 @@ func TestPrecedence(t *testing.T) {
 		name, labels, err := config.Identity()
 		if err != nil || name != c.tenant || tenant.Canonical(labels) != c.labels {
 			t.Errorf(
-				"%s: tenant %q, labels %q, %v; want %q and %q",
+				"%s: got tenant %q, labels %q, %v; want %q and %q",
 				c.name,
 				name,
 				tenant.Canonical(labels),
@@ -67,13 +67,14 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// The namespace is the runtime's to say, whatever a pod's annotations say.
+// The namespace comes from the runtime. A pod's annotations cannot set it.
 func TestNamespace(t *testing.T) {
 	annotated := func(labels string) string {
 		return conf(
 			fileTenant,
 			fileLabels,
-			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/ports":"http=80/TCP","pilaster.io/labels":"`+labels+`"}}`,
+			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/ports":"http=80/TCP",`+
+				`"pilaster.io/labels":"`+labels+`"}}`,
 		)
 	}
 	for _, c := range []struct{ stdin, args, labels string }{
@@ -96,23 +97,23 @@ func TestNamespace(t *testing.T) {
 		}
 		_, labels, err := config.Identity()
 		if c.labels == "" {
-			if err == nil || !strings.Contains(err.Error(), "not the pod's to say") {
-				t.Errorf("%s\n%s: %v, %v", c.stdin, c.args, labels, err)
+			if err == nil || !strings.Contains(err.Error(), "a pod may not set") {
+				t.Errorf("%s\n%s: got labels %v, error %v; want a refusal", c.stdin, c.args, labels, err)
 			}
 		} else if err != nil || tenant.Canonical(labels) != c.labels {
-			t.Errorf("%s\n%s: %s, %v", c.stdin, c.args, tenant.Canonical(labels), err)
+			t.Errorf("%s\n%s: got labels %s, %v; want %s", c.stdin, c.args, tenant.Canonical(labels), err, c.labels)
 		}
 	}
 }
 
-func TestBadConfigurations(t *testing.T) {
+func TestInvalidConfigurations(t *testing.T) {
 	for want, stdin := range map[string]string{
 		"network configuration": `{"tenant":`,
 		"cannot unmarshal":      conf(`"tenant":5`),
 		"agentSocket":           conf(fileTenant, `"agentSocket":5`),
 	} {
 		if _, err := ParseConfig([]byte(stdin), ""); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s\ngave %v, want %q", stdin, err, want)
+			t.Errorf("%s\ngot error %v, want %q", stdin, err, want)
 		}
 	}
 	for want, stdin := range map[string]string{
@@ -131,14 +132,14 @@ func TestBadConfigurations(t *testing.T) {
 		"is given twice": conf(fileTenant,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"a=b,a=c"}}`),
 	} {
-		// A DEL reads no more than this, and must succeed.
+		// A DEL calls only ParseConfig, and must succeed.
 		c, err := ParseConfig([]byte(stdin), "")
 		if err != nil {
-			t.Errorf("%s\nkeeps a DEL from working: %v", stdin, err)
+			t.Errorf("%s\nParseConfig, as for a DEL: %v", stdin, err)
 			continue
 		}
 		if _, _, err := c.Identity(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s\ngave %v, want %q", stdin, err, want)
+			t.Errorf("%s\ngot error %v, want %q", stdin, err, want)
 		}
 	}
 	c, err := ParseConfig([]byte(conf(fileTenant, `"prevResult":{"cniVersion":"9.9.9"}`)), "")
@@ -146,7 +147,7 @@ func TestBadConfigurations(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.claimed("eth0", "/x"); err == nil || !strings.Contains(err.Error(), "prevResult") {
-		t.Errorf("prevResult of another version: %v", err)
+		t.Errorf("prevResult of another version: got error %v", err)
 	}
 }
 
@@ -167,7 +168,7 @@ func TestPodName(t *testing.T) {
 		"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=abc": "default/web-0",
 	} {
 		if got := podName(args); got != want {
-			t.Errorf("%q: %q, want %q", args, got, want)
+			t.Errorf("%q: got %q, want %q", args, got, want)
 		}
 	}
 }
@@ -175,7 +176,8 @@ func TestPodName(t *testing.T) {
 func FuzzParseConfig(f *testing.F) {
 	for _, s := range []string{
 		conf(), conf(fileTenant, fileLabels, argsList, annotations), conf(argsObject),
-		conf(`"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"fc00::1/128","interface":0}],"interfaces":[{"name":"eth0","sandbox":"/x"}]}`),
+		conf(`"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"fc00::1/128","interface":0}],` +
+			`"interfaces":[{"name":"eth0","sandbox":"/x"}]}`),
 		conf(`"prevResult":{"ips":[{"address":"fc00::1/128","interface":-1}]}`),
 		conf(`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]`),
 	} {
@@ -192,11 +194,11 @@ func FuzzParseConfig(f *testing.F) {
 			return
 		}
 		if tenant.CheckLabels(labels) != nil || tenant.CheckName(name) != nil {
-			t.Errorf("accepted tenant %q, labels %v", name, labels)
+			t.Errorf("got tenant %q, labels %v, want an error", name, labels)
 		}
 		if again, err := tenant.ParseLabels(tenant.Canonical(labels)); err != nil ||
 			len(labels) > 0 && !maps.Equal(again, labels) {
-			t.Errorf("labels %v are read back as %v, %v", labels, again, err)
+			t.Errorf("labels %v are parsed again as %v, %v", labels, again, err)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// FuzzResult: whatever an endpoint says, the runtime is handed a result that it can read, or none.
+// FuzzResult: for any endpoint, result returns an error, or a result that a runtime can parse.
 func FuzzResult(f *testing.F) {
 	endpoint, err := proto.Marshal(&pilasterv1.Endpoint{
 		HostDevice: "pil1", Interface: "eth0", ContainerMac: "02:70:69:6c:00:02", Mtu: 1500,
@@ -33,28 +33,28 @@ func FuzzResult(f *testing.F) {
 		}
 		out, err := json.Marshal(r)
 		if err != nil {
-			t.Fatalf("not to be written: %v", err)
+			t.Fatalf("the result cannot be encoded: %v", err)
 		}
 		if _, err := types100.NewResult(out); err != nil {
-			t.Fatalf("no runtime can read %s: %v", out, err)
+			t.Fatalf("the result cannot be parsed: %v\n%s", err, out)
 		}
 		if len(r.IPs) != len(e.Attachments) || strings.Contains(string(out), `"address":"<nil>"`) {
-			t.Fatalf("%d attachments became %s", len(e.Attachments), out)
+			t.Fatalf("%d attachments: got result %s", len(e.Attachments), out)
 		}
 	})
 }
 
-// FuzzCall: whatever is posted to /cni, what goes on is a call that can be acted upon.
+// FuzzCall: for any request, parseCall returns an error, or a call with all values that its verb needs.
 func FuzzCall(f *testing.F) {
-	for _, body := range []string{said("ADD", conf(fileTenant)), said("GC", conf()),
-		said("DEL", conf(), "CNI_NETNS=", "CNI_CONTAINERID=a"), said("VERSION", ""), "\x00"} {
+	for _, body := range []string{request("ADD", conf(fileTenant)), request("GC", conf()),
+		request("DEL", conf(), "CNI_NETNS=", "CNI_CONTAINERID=a"), request("VERSION", ""), "\x00"} {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		c, refused := parseCall(body)
 		if refused != nil {
 			if refused.Code == 0 || refused.Msg == "" {
-				t.Fatalf("refused with %+v", refused)
+				t.Fatalf("got error %+v, want a code and a message", refused)
 			}
 			return
 		}
@@ -63,9 +63,10 @@ func FuzzCall(f *testing.F) {
 			!strings.HasSuffix(string(body), "\x00\x00"+string(c.config)) {
 			t.Fatalf("accepted the configuration %q: %v", c.config, err)
 		}
-		about := c.verb == "ADD" || c.verb == "DEL" || c.verb == "CHECK"
-		if about && (c.containerID == "" || c.name == "" || strings.ContainsAny(c.containerID+c.name, "/\x00 ")) ||
-			c.verb != "DEL" && about && c.netns == "" {
+		onInterface := c.verb == "ADD" || c.verb == "DEL" || c.verb == "CHECK"
+		if onInterface && (c.containerID == "" || c.name == "" ||
+			strings.ContainsAny(c.containerID+c.name, "/\x00 ")) ||
+			c.verb != "DEL" && onInterface && c.netns == "" {
 			t.Fatalf("accepted %+v", c)
 		}
 	})

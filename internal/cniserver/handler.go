@@ -16,8 +16,8 @@ import (
 // maxCall in bytes is far above a GC that lists the attachments of a full node.
 const maxCall = 32 << 20
 
-// Handler answers what pilaster-cni posts to /cni; the header Pilaster-Exit is the plugin's exit code. done
-// is called after each call with its verb, the CNI error code or 0, and its duration.
+// Handler serves requests of pilaster-cni to /cni. The response's header Pilaster-Exit is the plugin's exit code.
+// Handler calls done after each call, with its verb, the CNI error code or 0, and its duration.
 func Handler(agent Agent, done func(verb string, code uint, took time.Duration)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start, code, exit := time.Now(), uint(0), 0
@@ -25,9 +25,9 @@ func Handler(agent Agent, done func(verb string, code uint, took time.Duration))
 		var answer bytes.Buffer
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxCall))
 		if err != nil {
-			err = types.NewError(types.ErrIOFailure, "the call of the plugin cannot be read", err.Error())
+			err = types.NewError(types.ErrIOFailure, "reading the plugin's request failed", err.Error())
 		} else {
-			c, err = answerTo(r.Context(), agent, body, &answer)
+			c, err = serve(r.Context(), agent, body, &answer)
 		}
 		if err != nil {
 			e := asCNI(err)
@@ -43,9 +43,9 @@ func Handler(agent Agent, done func(verb string, code uint, took time.Duration))
 	})
 }
 
-func answerTo(ctx context.Context, agent Agent, body []byte, stdout io.Writer) (call, error) {
+func serve(ctx context.Context, agent Agent, body []byte, stdout io.Writer) (call, error) {
 	c, refused := parseCall(body)
-	if refused != nil { // a nil *types.Error would be an error
+	if refused != nil { // a nil *types.Error is not a nil error
 		return c, refused
 	}
 	return c, plugin{agent}.run(ctx, c, stdout)

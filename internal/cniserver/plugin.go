@@ -12,9 +12,9 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// Codes of errors beyond those the spec names.
+// Error codes in addition to those of the specification.
 const (
-	codeNotAvailable  = 50 // STATUS: an ADD would not be taken now
+	codeNotAvailable  = 50 // STATUS: the agent cannot serve an ADD now
 	codeUnknownTenant = 101
 	codeFull          = 102
 )
@@ -22,7 +22,7 @@ const (
 // Versions returns the supported versions of the CNI specification.
 func Versions() version.PluginInfo { return version.PluginSupports("1.0.0", "1.1.0") }
 
-// Agent is the part of AgentService that a runtime has a use for.
+// Agent is the part of AgentService that CNI needs.
 type Agent interface {
 	AddEndpoint(
 		context.Context,
@@ -48,7 +48,7 @@ type Agent interface {
 
 type plugin struct{ agent Agent }
 
-// run does what the verb says; a result goes to stdout.
+// run performs a call and writes the result to stdout.
 func (p plugin) run(ctx context.Context, c call, stdout io.Writer) error {
 	config, err := ParseConfig(c.config, c.args)
 	if err != nil {
@@ -118,7 +118,7 @@ func (p plugin) status(ctx context.Context) error {
 		return types.NewError(codeNotAvailable, message(err), "")
 	}
 	if resp.Msg.GetNode().GetEdge() {
-		return types.NewError(codeNotAvailable, "this node is an Edge Switch, which takes no containers", "")
+		return types.NewError(codeNotAvailable, "this node is an Edge Switch, which cannot have containers", "")
 	}
 	if !resp.Msg.Ready {
 		problem := "the agent is not ready"
@@ -131,7 +131,7 @@ func (p plugin) status(ctx context.Context) error {
 }
 
 func (p plugin) collectGarbage(ctx context.Context, config Config) error {
-	// No list means that nothing is valid: so libcni asks when its caller has no list.
+	// Without a list, no attachment is valid: libcni omits an empty list.
 	req := &pilasterv1.CollectGarbageRequest{CniNetwork: config.Network}
 	for _, v := range config.ValidAttachments {
 		req.Valid = append(
@@ -143,7 +143,7 @@ func (p plugin) collectGarbage(ctx context.Context, config Config) error {
 	return toCNI(err)
 }
 
-// message is what an error says, without the name of its code.
+// message returns the text of an error without its code.
 func message(err error) string {
 	var refused *connect.Error
 	if errors.As(err, &refused) && refused.Message() != "" {
@@ -152,7 +152,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// toCNI gives an error the code that tells a runtime what to do about it.
+// toCNI converts an error to a CNI error. Its code determines whether the runtime retries.
 func toCNI(err error) error {
 	if err == nil {
 		return nil

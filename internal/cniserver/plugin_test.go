@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 )
 
-// fakeAgent refuses everything with one error, or answers.
+// fakeAgent returns err for each call or, without err, a fixed response.
 type fakeAgent struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	err     error
@@ -69,8 +69,8 @@ func (a *fakeAgent) CollectGarbage(
 	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{}), a.err
 }
 
-// said is what the plugin sends for container c1.
-func said(verb, config string, but ...string) string {
+// request returns a request of the plugin for container c1. Variables in but replace the defaults.
+func request(verb, config string, but ...string) string {
 	env := []string{
 		"CNI_COMMAND=" + verb,
 		"CNI_CONTAINERID=c1",
@@ -86,8 +86,8 @@ func said(verb, config string, but ...string) string {
 	return strings.Join(env, "\x00") + "\x00\x00" + config
 }
 
-// ask is what a plugin is answered; an exit code other than 0 is an error.
-func ask(t *testing.T, a Agent, body string) (string, error) {
+// serveCall sends a request to a handler. It returns the output, or the CNI error if the exit code is not 0.
+func serveCall(t *testing.T, a Agent, body string) (string, error) {
 	t.Helper()
 	reported := -1
 	h := Handler(a, func(_ string, code uint, _ time.Duration) { reported = int(code) })
@@ -98,37 +98,38 @@ func ask(t *testing.T, a Agent, body string) (string, error) {
 	case exit == "0" && reported == 0:
 		return answer, nil
 	case exit != "1":
-		t.Fatalf("exit code %q with %q", exit, answer)
+		t.Fatalf("got exit code %q with %q, want 0 or 1", exit, answer)
 	}
 	refused := &types.Error{}
 	if err := json.Unmarshal([]byte(answer), refused); err != nil || int(refused.Code) != reported ||
 		refused.Code == 0 ||
 		refused.Msg == "" {
-		t.Fatalf("%q is no error of code %d: %v", answer, reported, err)
+		t.Fatalf("got %q, %v; want an error with code %d", answer, err, reported)
 	}
 	return "", refused
 }
 
-const prevResult = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/c1"}],"ips":[{"address":"fc00::1/128","interface":0}]}`
+const prevResult = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/c1"}],` +
+	`"ips":[{"address":"fc00::1/128","interface":0}]}`
 
 func cniCode(t *testing.T, err error) uint {
 	t.Helper()
 	var e *types.Error
 	if !errors.As(err, &e) {
-		t.Fatalf("%v is no CNI error", err)
+		t.Fatalf("got error %v, want a CNI error", err)
 	}
 	return e.Code
 }
 
-// An Edge Switch is ready, and not for containers.
+// STATUS fails on an Edge Switch: it is ready, but cannot have containers.
 func TestStatusOfAnEdgeSwitch(t *testing.T) {
 	for _, edge := range []bool{false, true} {
 		a := &fakeAgent{status: &pilasterv1.StatusResponse{Ready: true, Node: &pilasterv1.Node{Edge: edge}}}
-		_, err := ask(t, a, said("STATUS", conf()))
+		_, err := serveCall(t, a, request("STATUS", conf()))
 		if refused := err != nil && cniCode(t, err) == codeNotAvailable &&
 			strings.Contains(err.Error(), "Edge Switch"); refused != edge ||
 			(err != nil) != edge {
-			t.Errorf("edge %v: %v", edge, err)
+			t.Errorf("edge %v: got error %v", edge, err)
 		}
 	}
 }
@@ -146,68 +147,68 @@ func TestCodes(t *testing.T) {
 		connect.CodeInternal:           {types.ErrInternal, types.ErrInternal},
 	} {
 		a := &fakeAgent{err: connect.NewError(code, errors.New("because of this"))}
-		_, err := ask(t, a, said("ADD", conf(fileTenant)))
+		_, err := serveCall(t, a, request("ADD", conf(fileTenant)))
 		if got := cniCode(t, err); got != want.add || err.Error() != "because of this" {
-			t.Errorf("ADD, %v: code %d, want %d: %v", code, got, want.add, err)
+			t.Errorf("ADD, %v: got code %d, want %d: %v", code, got, want.add, err)
 		}
-		_, err = ask(t, a, said("CHECK", conf(prevResult)))
+		_, err = serveCall(t, a, request("CHECK", conf(prevResult)))
 		if got := cniCode(t, err); got != want.check {
-			t.Errorf("CHECK, %v: code %d, want %d", code, got, want.check)
+			t.Errorf("CHECK, %v: got code %d, want %d", code, got, want.check)
 		}
-		_, err = ask(t, a, said("DEL", conf()))
+		_, err = serveCall(t, a, request("DEL", conf()))
 		if got := cniCode(t, err); got != want.add {
-			t.Errorf("DEL, %v: code %d, want %d", code, got, want.add)
+			t.Errorf("DEL, %v: got code %d, want %d", code, got, want.add)
 		}
 	}
 }
 
-// What a runtime gets wrong is refused before the agent is asked, by the codes of the spec.
-func TestCallsThatAreRefused(t *testing.T) {
+// Invalid calls of a runtime are refused with the specification's codes, without a call to the agent.
+func TestInvalidCalls(t *testing.T) {
 	full := conf(fileTenant)
 	for name, c := range map[string]struct {
-		body, says string
+		body, text string
 		code       uint
 	}{
-		"nothing":             {"", "cut off", types.ErrDecodingFailure},
-		"no end of variables": {"CNI_COMMAND=ADD\x00", "cut off", types.ErrDecodingFailure},
-		"unknown verb": {said("MOVE", full), `unknown CNI_COMMAND: "MOVE"`,
+		"empty request":       {"", "incomplete", types.ErrDecodingFailure},
+		"no end of variables": {"CNI_COMMAND=ADD\x00", "incomplete", types.ErrDecodingFailure},
+		"unknown verb": {request("MOVE", full), `unknown CNI_COMMAND: "MOVE"`,
 			types.ErrInvalidEnvironmentVariables},
-		"no container": {said("ADD", full, "CNI_CONTAINERID="), "[CNI_CONTAINERID] missing",
+		"no container": {request("ADD", full, "CNI_CONTAINERID="), "[CNI_CONTAINERID] missing",
 			types.ErrInvalidEnvironmentVariables},
-		"two missing": {said("CHECK", full, "CNI_NETNS=", "CNI_IFNAME="), "[CNI_NETNS,CNI_IFNAME] missing",
+		"two missing": {request("CHECK", full, "CNI_NETNS=", "CNI_IFNAME="), "[CNI_NETNS,CNI_IFNAME] missing",
 			types.ErrInvalidEnvironmentVariables},
-		"a path as a container": {said("DEL", full, "CNI_CONTAINERID=../x"), "containerID",
+		"a path as a container": {request("DEL", full, "CNI_CONTAINERID=../x"), "containerID",
 			types.ErrInvalidEnvironmentVariables},
-		"a path as a device": {said("DEL", full, "CNI_IFNAME=a/b"), "interface name",
+		"a path as a device": {request("DEL", full, "CNI_IFNAME=a/b"), "interface name",
 			types.ErrInvalidEnvironmentVariables},
-		"no JSON": {said("DEL", "{"), "network configuration", types.ErrDecodingFailure},
-		"no name": {said("DEL", `{"cniVersion":"1.0.0"}`), "network name", types.ErrInvalidNetworkConfig},
-		"a name with a slash": {said("DEL", `{"cniVersion":"1.0.0","name":"a/b"}`), "network name",
+		"no JSON": {request("DEL", "{"), "network configuration", types.ErrDecodingFailure},
+		"no name": {request("DEL", `{"cniVersion":"1.0.0"}`), "network name", types.ErrInvalidNetworkConfig},
+		"a name with a slash": {request("DEL", `{"cniVersion":"1.0.0","name":"a/b"}`), "network name",
 			types.ErrInvalidNetworkConfig},
-		"a later version": {said("ADD", strings.Replace(full, "1.1.0", "1.2.0", 1)), "incompatible",
+		"a later version": {request("ADD", strings.Replace(full, "1.1.0", "1.2.0", 1)), "incompatible",
 			types.ErrIncompatibleCNIVersion},
-		"no version": {said("ADD", `{"name":"a"}`), "incompatible", types.ErrIncompatibleCNIVersion},
-		"GC before it was": {said("GC", strings.Replace(full, "1.1.0", "1.0.0", 1)), "GC needs",
+		"no version": {request("ADD", `{"name":"a"}`), "incompatible", types.ErrIncompatibleCNIVersion},
+		"GC in CNI 1.0.0": {request("GC", strings.Replace(full, "1.1.0", "1.0.0", 1)), "GC needs",
 			types.ErrIncompatibleCNIVersion},
-		"STATUS before it was": {said("STATUS", strings.Replace(full, "1.1.0", "1.0.0", 1)), "STATUS needs",
+		"STATUS in CNI 1.0.0": {request("STATUS", strings.Replace(full, "1.1.0", "1.0.0", 1)), "STATUS needs",
 			types.ErrIncompatibleCNIVersion},
-		"a tenant as a number": {said("DEL", conf(`"tenant":5`)), "configuration", types.ErrInvalidNetworkConfig},
-		"ADD without a tenant": {said("ADD", conf()), "configuration", types.ErrInvalidNetworkConfig},
+		"a tenant as a number": {request("DEL", conf(`"tenant":5`)), "configuration", types.ErrInvalidNetworkConfig},
+		"ADD without a tenant": {request("ADD", conf()), "configuration", types.ErrInvalidNetworkConfig},
 	} {
-		_, err := ask(t, nil, c.body) // whoever asks no agent breaks
-		if got := cniCode(t, err); got != c.code || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: code %d, %v; want %d and %q", name, got, err, c.code, c.says)
+		_, err := serveCall(t, nil, c.body) // a call to the agent would panic
+		if got := cniCode(t, err); got != c.code || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: got code %d, %v; want %d and %q", name, got, err, c.code, c.text)
 		}
 	}
-	// A DEL of what may be gone needs no namespace.
-	if _, err := ask(t, &fakeAgent{}, said("DEL", conf(), "CNI_NETNS=")); err != nil {
+	// A DEL needs no network namespace, which may not exist any more.
+	if _, err := serveCall(t, &fakeAgent{}, request("DEL", conf(), "CNI_NETNS=")); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestResultInTheAskedVersion(t *testing.T) {
+func TestResultVersions(t *testing.T) {
 	for version, mtu := range map[string]any{"1.1.0": 1400.0, "1.0.0": 1400.0} {
-		out, err := ask(t, &fakeAgent{}, said("ADD", strings.Replace(conf(fileTenant), "1.1.0", version, 1)))
+		out, err := serveCall(t, &fakeAgent{}, request("ADD", strings.Replace(conf(fileTenant), "1.1.0", version, 1)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -218,26 +219,26 @@ func TestResultInTheAskedVersion(t *testing.T) {
 		inside := r["interfaces"].([]any)[1].(map[string]any)
 		if r["cniVersion"] != version || inside["sandbox"] != "/run/netns/c1" || inside["mtu"] != mtu ||
 			strings.Contains(out, "fd70") {
-			t.Errorf("%s: %s", version, out)
+			t.Errorf("version %s: got result %s", version, out)
 		}
 	}
 }
 
-func TestGarbageListInBothSpellings(t *testing.T) {
+func TestValidAttachmentKeys(t *testing.T) {
 	a := &fakeAgent{}
 	for _, list := range []string{`"cni.dev/valid-attachments":[{"containerID":"x","ifname":"eth0"}]`,
 		`"cni.dev/attachments":[{"containerID":"x","ifname":"eth0"}]`} {
-		if _, err := ask(t, a, said("GC", conf(list))); err != nil {
+		if _, err := serveCall(t, a, request("GC", conf(list))); err != nil {
 			t.Fatal(err)
 		}
 		if g := a.garbage; g.CniNetwork != "pil" || len(g.Valid) != 1 || g.Valid[0].ContainerId != "x" ||
 			g.Valid[0].Interface != "eth0" {
-			t.Errorf("%s became %v", list, g)
+			t.Errorf("%s: the agent received %v", list, g)
 		}
 	}
-	if _, err := ask(t, a, said("GC",
+	if _, err := serveCall(t, a, request("GC",
 		conf(`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"x"}]`))); err != nil ||
 		len(a.garbage.Valid) != 0 {
-		t.Errorf("an empty list became %v, %v", a.garbage, err)
+		t.Errorf("empty list: the agent received %v, %v", a.garbage, err)
 	}
 }

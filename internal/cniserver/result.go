@@ -14,11 +14,10 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// result is what the container sees of its endpoint; no plaintext address is in it. netns is the
-// path as the runtime gave it.
+// result returns the CNI result for an endpoint. It has no plaintext addresses. netns is the path from the runtime.
 func result(e *pilasterv1.Endpoint, netns string) (*types100.Result, error) {
 	if len(e.GetAttachments()) == 0 {
-		return nil, errors.New("the agent's answer cannot be used: the endpoint has no address")
+		return nil, errors.New("the agent's response is invalid: the endpoint has no address")
 	}
 	r := &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
@@ -31,7 +30,7 @@ func result(e *pilasterv1.Endpoint, netns string) (*types100.Result, error) {
 	for _, a := range e.Attachments {
 		addr, err := netip.ParseAddr(a.Address)
 		if err != nil {
-			return nil, fmt.Errorf("the agent's answer cannot be used: %w", err)
+			return nil, fmt.Errorf("the agent's response is invalid: %w", err)
 		}
 		gateway := net.ParseIP(a.Gateway)
 		r.IPs = append(r.IPs, &types100.IPConfig{
@@ -42,7 +41,7 @@ func result(e *pilasterv1.Endpoint, netns string) (*types100.Result, error) {
 		for _, route := range a.Routes {
 			_, dst, err := net.ParseCIDR(route)
 			if err != nil {
-				return nil, fmt.Errorf("the agent's answer cannot be used: %w", err)
+				return nil, fmt.Errorf("the agent's response is invalid: %w", err)
 			}
 			r.Routes = append(r.Routes, &types.Route{Dst: *dst, GW: gateway})
 		}
@@ -50,10 +49,10 @@ func result(e *pilasterv1.Endpoint, netns string) (*types100.Result, error) {
 	return r, nil
 }
 
-// claimed are the addresses that the runtime believes the interface has, by the prevResult.
+// claimed returns the interface's addresses in the prevResult of the configuration.
 func (c Config) claimed(iface, netns string) ([]string, error) {
 	if c.file.RawPrevResult == nil {
-		return nil, errors.New("CHECK needs the prevResult of the ADD")
+		return nil, errors.New("the configuration has no prevResult, which CHECK needs")
 	}
 	if err := version.ParsePrevResult(&c.file.PluginConf); err != nil {
 		return nil, fmt.Errorf("prevResult: %w", err)

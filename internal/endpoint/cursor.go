@@ -36,7 +36,7 @@ type CursorKey struct {
 	Subnet netip.Prefix
 }
 
-// String is also the name of files.
+// String returns the key as text, which is also the name of its files.
 func (k CursorKey) String() string {
 	if k.Subnet.IsValid() {
 		return fmt.Sprintf("%d-%s", k.Tenant, strings.Replace(k.Subnet.String(), "/", "_", 1))
@@ -102,7 +102,7 @@ type cursor struct {
 	log  statefile.Syncer // of the release log
 
 	mu          sync.Mutex
-	gone        bool          // removed: the key has another cursor, or none
+	removed     bool          // the key has another cursor now, or none
 	used        time.Time     // when an index was last allocated or released, or the cursor was read from disk
 	next        address.Index // the first index never allocated, apart from those in taken
 	taken       map[address.Index]bool
@@ -157,7 +157,7 @@ func (s *Store) AllocateIndex(key CursorKey, find func(from address.Index) (addr
 		return 0, ErrExhausted
 	}
 	oldest := c.quarantined[0]
-	if wait := s.rest - s.now().Sub(oldest.at); wait > 0 {
+	if wait := s.quarantine - s.now().Sub(oldest.at); wait > 0 {
 		return 0, fmt.Errorf("%w; the quarantine of the next one ends in %v", ErrExhausted, wait.Round(time.Second))
 	}
 	// The log keeps its line: the record that is written next makes it void.
@@ -210,7 +210,7 @@ func (s *Store) lockCursor(key CursorKey) *cursor {
 	for {
 		c := s.cursor(key)
 		c.mu.Lock()
-		if !c.gone {
+		if !c.removed {
 			return c
 		}
 		c.mu.Unlock()
@@ -228,8 +228,8 @@ func (s *Store) cursor(key CursorKey) *cursor {
 	return c
 }
 
-// Forget removes the cursors of tenant ids that this node no longer has, once no index is quarantined any more: an id
-// may come back with its tenant. Only callers that use such a cursor wait for the disk.
+// Forget removes the cursors of tenant ids that this node no longer has, when their quarantines are over: until then,
+// the node may get the id again with its tenant. Only callers that use such a cursor wait for the disk.
 func (s *Store) Forget(has func(address.TenantID) bool) error {
 	var errs []error
 	for key, c := range s.unused(has) {
@@ -252,7 +252,7 @@ func (s *Store) unused(has func(address.TenantID) bool) map[CursorKey]*cursor {
 func (s *Store) forget(key CursorKey, c *cursor) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.gone || s.now().Sub(c.used) < s.rest {
+	if c.removed || s.now().Sub(c.used) < s.quarantine {
 		return nil
 	}
 	// The log first: a log without its cursor file is read as a lost cursor.
@@ -261,7 +261,7 @@ func (s *Store) forget(key CursorKey, c *cursor) error {
 			return err
 		}
 	}
-	c.gone = true
+	c.removed = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.cursors, key)
@@ -288,7 +288,7 @@ func (c *cursor) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	used := max(c.next-1, c.top)
-	if c.gone || used == c.reserved {
+	if c.removed || used == c.reserved {
 		return nil
 	}
 	return c.writeReserved(used)
@@ -333,23 +333,23 @@ func (s *Store) loadCursors() error {
 		}
 		c.used = s.now()
 		if key.Subnet.IsValid() {
-			c.again(live[key])
+			c.restart(live[key])
 		}
 		s.cursors[key] = c
 	}
 	// Without its cursor file a key would start from 1 again.
-	witnesses, err := s.disk.Names(dir, ".released")
+	expected, err := s.disk.Names(dir, ".released")
 	if err != nil {
 		return err
 	}
 	for key := range live {
-		witnesses = append(witnesses, key.String())
+		expected = append(expected, key.String())
 	}
-	for _, name := range witnesses {
+	for _, name := range expected {
 		if !slices.Contains(names, name) {
 			return &statefile.CorruptError{
 				Path: filepath.Join(dir, name+".json"),
-				Err:  errors.New("it is missing, though indexes of it were allocated"),
+				Err:  errors.New("it is missing, but its indexes were allocated"),
 			}
 		}
 	}
@@ -379,9 +379,9 @@ func loadCursor(disk statefile.Disk, path string, live map[address.Index]bool) (
 	return c, c.loadReleased(live)
 }
 
-// again restarts the cursor with what is neither in use nor quarantined: a subnet is too small to lose reserved
-// indexes. A reserved index without a record was never used by a container, or it is in the log.
-func (c *cursor) again(live map[address.Index]bool) {
+// restart sets the cursor to the first index that is neither in use nor quarantined: a subnet is too small to lose
+// reserved indexes. A reserved index without a record was never used by a container, or it is in the log.
+func (c *cursor) restart(live map[address.Index]bool) {
 	c.next, c.taken = 1, maps.Clone(live)
 	if c.taken == nil {
 		c.taken = map[address.Index]bool{}
@@ -405,10 +405,10 @@ func (c *cursor) loadReleased(live map[address.Index]bool) error {
 	if err != nil {
 		return err
 	}
-	whole := bytes.LastIndexByte(b, '\n') + 1
+	complete := bytes.LastIndexByte(b, '\n') + 1
 	var lines []released
 	last := map[address.Index]int{}
-	for line := range bytes.Lines(b[:whole]) {
+	for line := range bytes.Lines(b[:complete]) {
 		r, err := parseReleased(string(line), c.reserved)
 		if err != nil {
 			return &statefile.CorruptError{Path: path, Err: fmt.Errorf("line %d: %w", len(lines)+1, err)}
@@ -422,7 +422,7 @@ func (c *cursor) loadReleased(live map[address.Index]bool) error {
 		}
 	}
 	c.lines = len(lines)
-	if whole < len(b) || c.lines > len(c.quarantined) {
+	if complete < len(b) || c.lines > len(c.quarantined) {
 		return c.compact()
 	}
 	return nil
@@ -443,7 +443,7 @@ func parseReleased(line string, reserved address.Index) (released, error) {
 	}
 	r.at = t
 	if r.line() != line {
-		return r, fmt.Errorf("%q holds more than an index and a time", line)
+		return r, fmt.Errorf("%q is more than an index and a time", line)
 	}
 	return r, nil
 }

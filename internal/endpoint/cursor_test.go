@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// every takes each index; sparse takes one in 64, as a private prefix would, up to last.
+// every finds each index; sparse finds one in 64, as with a private prefix, up to last.
 func every(from address.Index) (address.Index, error) { return from, nil }
 
 func sparse(last address.Index) func(address.Index) (address.Index, error) {
@@ -27,7 +27,7 @@ func sparse(last address.Index) func(address.Index) (address.Index, error) {
 	}
 }
 
-func draw(t testing.TB, s *Store) address.Index {
+func allocate(t testing.TB, s *Store) address.Index {
 	t.Helper()
 	i, err := s.AllocateIndex(key, every)
 	if err != nil {
@@ -36,9 +36,9 @@ func draw(t testing.TB, s *Store) address.Index {
 	return i
 }
 
-// NP1, §6.1: no index has two holders, whenever the agent crashes: a store that is opened again knows only what was on
-// disk.
-func TestNoIndexIsGivenTwice(t *testing.T) {
+// NP1, §6.1: no index is allocated twice, also if the agent crashes at any time. Here a crash opens the store again,
+// with only the state on disk.
+func TestNoIndexIsAllocatedTwice(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
@@ -68,7 +68,7 @@ func TestNoIndexIsGivenTwice(t *testing.T) {
 					t.Fatalf("seed %d: index %d allocated again after %v", seed, i, c.t.Sub(at))
 				}
 				if n < 5 {
-					// A crash or failure before the record was written: the index may be lost, never allocated twice.
+					// A crash or failure before the record was written may lose the index.
 					continue
 				}
 				nextID++
@@ -108,7 +108,7 @@ func TestNoIndexIsGivenTwice(t *testing.T) {
 	}
 }
 
-func TestOldestReleasedComesFirstAndOnlyAfterItsRest(t *testing.T) {
+func TestQuarantineOrder(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
 	find := sparse(64 * 3)
@@ -124,56 +124,56 @@ func TestOldestReleasedComesFirstAndOnlyAfterItsRest(t *testing.T) {
 		c.advance(time.Minute)
 	}
 	if _, err := s.AllocateIndex(key, find); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "2m0s") {
-		t.Fatalf("while all rest: %v; want exhausted, 2m0s to go", err)
+		t.Fatalf("with all quarantined: got error %v, want ErrExhausted with 2m0s", err)
 	}
 	c.advance(2 * time.Minute)
 	s = open(t, dir, c) // the order is on disk too
 	for _, want := range []address.Index{128, 64, 192} {
 		if i, err := s.AllocateIndex(key, find); err != nil || i != want {
-			t.Fatalf("allocated %d, %v; want %d, the oldest released", i, err, want)
+			t.Fatalf("allocated %d, %v; want %d, which was released first", i, err, want)
 		}
 		c.advance(time.Minute)
 	}
 	if _, err := s.AllocateIndex(key, find); !errors.Is(err, ErrExhausted) {
-		t.Fatalf("with all in use: %v", err)
+		t.Fatalf("with all in use: got error %v, want ErrExhausted", err)
 	}
 }
 
-func TestFreshIndexesComeBeforeReleasedOnes(t *testing.T) {
+func TestUnusedIndexesBeforeReleasedOnes(t *testing.T) {
 	c := newClock()
 	s := open(t, t.TempDir(), c)
-	first := draw(t, s)
+	first := allocate(t, s)
 	if err := s.ReleaseIndex(key, first); err != nil {
 		t.Fatal(err)
 	}
 	c.advance(time.Hour)
-	if i := draw(t, s); i == first {
-		t.Fatalf("index %d was given again while fresh ones are left", i)
+	if i := allocate(t, s); i == first {
+		t.Fatalf("allocated the released index %d, want one that was never used", i)
 	}
 }
 
-func TestCloseGivesBackWhatWasReserved(t *testing.T) {
+func TestCloseReleasesReservedIndexes(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
-	last := draw(t, s)
+	last := allocate(t, s)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	s = open(t, dir, c)
-	if i := draw(t, s); i != last+1 {
+	if i := allocate(t, s); i != last+1 {
 		t.Fatalf("after a clean stop allocated %d, want %d", i, last+1)
 	}
 	s = open(t, dir, c) // as after a crash
-	if i := draw(t, s); i != last+2+reserveAhead {
+	if i := allocate(t, s); i != last+2+reserveAhead {
 		t.Fatalf("after a crash allocated %d, want %d, beyond the reserved block", i, last+2+reserveAhead)
 	}
 }
 
-// A power cut may leave half of the last line; the release it belongs to was not acknowledged.
-func TestTornLastLineOfTheReleaseLog(t *testing.T) {
+// A power failure may leave part of the log's last line. That release was not acknowledged.
+func TestIncompleteReleaseLog(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
-	a, b := draw(t, s), draw(t, s)
+	a, b := allocate(t, s), allocate(t, s)
 	for _, i := range []address.Index{a, b} {
 		if err := s.ReleaseIndex(key, i); err != nil {
 			t.Fatal(err)
@@ -189,10 +189,10 @@ func TestTornLastLineOfTheReleaseLog(t *testing.T) {
 	if err != nil || strings.Count(string(text), "\n") != 2 {
 		t.Fatalf("log after the repair: %q, %v", text, err)
 	}
-	open(t, dir, c) // and it can be read
+	open(t, dir, c) // fails if the log is invalid
 }
 
-// A full disk takes part of a line. The lines after it, when there is room again, must be lines of their own.
+// A full disk may write part of a line. Lines that are appended when there is room again must be separate.
 func TestReleaseLogOnAFullDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -205,7 +205,7 @@ func TestReleaseLogOnAFullDisk(t *testing.T) {
 	s := open(t, dir, c)
 	var allocated []address.Index
 	for range 1000 {
-		allocated = append(allocated, draw(t, s))
+		allocated = append(allocated, allocate(t, s))
 	}
 	released := 0
 	release := func() error {
@@ -257,11 +257,12 @@ func TestReleaseLogStaysShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lines := strings.Count(string(b), "\n"); lines > compactAbove/2 {
-		t.Errorf("one index given %d times leaves %d lines", compactAbove+100, lines)
+		t.Errorf("after %d releases of one index, the log has %d lines, want at most %d",
+			compactAbove+100, lines, compactAbove/2)
 	}
 }
 
-func TestDrawsSideBySide(t *testing.T) {
+func TestConcurrentAllocations(t *testing.T) {
 	s := open(t, t.TempDir(), newClock())
 	const each = 50
 	var wg sync.WaitGroup

@@ -15,17 +15,17 @@ type ID uint32
 // MaxID is the largest endpoint id.
 const MaxID ID = 65535
 
-// State is how far an endpoint has come. Packets flow only while it is Active.
+// State is the state of an endpoint's life cycle. Packets flow only while it is Active.
 type State string
 
 const (
 	Preparing State = "preparing" // in memory only, perhaps with a device; no program or map entry yet
 	Active    State = "active"    // packets flow
 	Lost      State = "lost"      // its device is gone, as after a reboot; to be deleted by the runtime
-	Deleting  State = "deleting"  // map entries go first, then the device, then the record
+	Deleting  State = "deleting"  // map entries are deleted first, then the device, then the record
 )
 
-// Record is everything that is kept of an endpoint, on disk and in memory.
+// Record is the state of an endpoint, on disk and in memory.
 type Record struct {
 	ID          ID               `json:"id"`
 	ContainerID string           `json:"containerId"`
@@ -36,7 +36,7 @@ type Record struct {
 	Tenant      string           `json:"tenant"`
 	TenantID    address.TenantID `json:"tenantId"`
 	App         address.AppID    `json:"app"` // the app in its addresses
-	// the app of its labels since they have changed; 0: the same
+	// the app of its current labels; 0: they have not changed since its addresses were allocated
 	AppNow      address.AppID     `json:"appNow,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"` // the identity labels determine the app
 	State       State             `json:"state"`
@@ -47,7 +47,7 @@ type Record struct {
 	Created time.Time    `json:"created"`
 }
 
-// Lives reports whether the runtime has added the endpoint and not deleted it.
+// Lives reports whether the runtime has added the endpoint and has not deleted it.
 func (r Record) Lives() bool { return r.State == Active || r.State == Lost }
 
 // Networks returns the names of the networks that it has attachments of.
@@ -89,7 +89,7 @@ func (r Record) Addresses() []netip.Addr {
 	return all
 }
 
-// Overhead returns how many bytes its packets may grow by between nodes.
+// Overhead returns the maximum number of bytes that networks add to its packets between nodes.
 func (r Record) Overhead() int {
 	most := 0
 	for _, a := range r.Attachments {
@@ -115,7 +115,7 @@ type Attachment struct {
 // Device connects the container to the node.
 type Device struct {
 	Kind         string           // "veth", "macvlan"
-	HostName     string           // of the node's side; empty where there is none
+	HostName     string           // name on the node; empty if the node has no device
 	HostIfindex  int              // or the number that identifies the device in the packet path
 	HostMAC      net.HardwareAddr // the gateway's MAC
 	ContainerMAC net.HardwareAddr

@@ -28,26 +28,26 @@ func cursorFiles(t *testing.T, dir string) []string {
 	return files
 }
 
-// The files of a tenant id are removed when this node has neither the id nor a quarantined index of it.
-func TestCursorsOfIDsThatAreGone(t *testing.T) {
+// Forget removes the files of a tenant id if this node has neither the id nor a quarantined index of it.
+func TestForget(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
-	i := draw(t, s)
+	i := allocate(t, s)
 	if err := s.Put(record(1, i)); err != nil {
 		t.Fatal(err)
 	}
-	stays := func(why string, has ...address.TenantID) {
+	wantKept := func(why string, has ...address.TenantID) {
 		t.Helper()
 		forget(t, s, has...)
-		if next := draw(t, s); next == i {
-			t.Fatalf("%s: index %d was given again", why, i)
+		if next := allocate(t, s); next == i {
+			t.Fatalf("%s: index %d was allocated again", why, i)
 		}
 		if len(cursorFiles(t, dir)) == 0 {
-			t.Fatalf("%s: the cursor is gone", why)
+			t.Fatalf("%s: the cursor was removed", why)
 		}
 	}
 	c.advance(2 * MinQuarantine)
-	stays("in use")
+	wantKept("in use")
 	if err := s.ReleaseIndex(key, i); err != nil {
 		t.Fatal(err)
 	}
@@ -55,30 +55,30 @@ func TestCursorsOfIDsThatAreGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.advance(MinQuarantine - 1)
-	stays("just released")
+	wantKept("just released")
 	c.advance(2 * MinQuarantine)
-	stays("the node has the id", key.Tenant)
+	wantKept("the node has the id", key.Tenant)
 
 	c.advance(2 * MinQuarantine)
 	s = open(t, dir, c) // the allocated indexes are no longer known
-	stays("just read")
+	wantKept("just read")
 	c.advance(MinQuarantine)
 	forget(t, s)
 	if left := cursorFiles(t, dir); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("got files %v, want none", left)
 	}
 	s = open(t, dir, c)
-	if again := draw(t, s); again != 1 {
-		t.Errorf("from the beginning: %d", again)
+	if again := allocate(t, s); again != 1 {
+		t.Errorf("allocated %d, want 1 from a new cursor", again)
 	}
 }
 
-// A failed removal leaves readable files, which are removed later.
-func TestForgottenHalf(t *testing.T) {
+// A failed removal leaves valid files, which a later Forget removes.
+func TestForgetFails(t *testing.T) {
 	for _, suffix := range []string{".released", ".json"} {
 		dir, c := t.TempDir(), newClock()
 		s := open(t, dir, c)
-		if err := s.ReleaseIndex(key, draw(t, s)); err != nil {
+		if err := s.ReleaseIndex(key, allocate(t, s)); err != nil {
 			t.Fatal(err)
 		}
 		c.advance(MinQuarantine)
@@ -91,7 +91,7 @@ func TestForgottenHalf(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := s.Forget(func(address.TenantID) bool { return false }); err == nil {
-			t.Fatalf("%s: no error", suffix)
+			t.Fatalf("%s: Forget succeeded, want an error", suffix)
 		}
 		os.RemoveAll(file)
 		if err := os.Rename(file+".kept", file); err != nil {
@@ -101,13 +101,13 @@ func TestForgottenHalf(t *testing.T) {
 		c.advance(MinQuarantine)
 		forget(t, s)
 		if left := cursorFiles(t, dir); len(left) > 0 {
-			t.Errorf("%s: left %v", suffix, left)
+			t.Errorf("%s: got files %v, want none", suffix, left)
 		}
 	}
 }
 
-// Indexes that are allocated while their cursor is removed differ all the same.
-func TestForgetMeanwhile(t *testing.T) {
+// No index is allocated twice while Forget removes its cursor.
+func TestForgetDuringAllocations(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s, err := OpenStore(StoreConfig{Dir: dir, Now: c.now, Quarantine: 1}) // every quarantine ends at once
 	if err != nil {
@@ -128,19 +128,19 @@ func TestForgetMeanwhile(t *testing.T) {
 		allocated.Wait()
 		slices.Sort(indexes[:])
 		if len(slices.Compact(slices.Clone(indexes[:]))) < len(indexes) {
-			t.Fatalf("given twice: %v", indexes)
+			t.Fatalf("an index was allocated twice: %v", indexes)
 		}
 		c.advance(1)
 	}
 }
 
-// While one cursor is removed, which may wait for a slow disk, callers of other cursors do not wait.
-func TestForgetLetsOthersGoOn(t *testing.T) {
+// While Forget waits for the disk to remove a cursor, callers of other cursors do not wait.
+func TestForgetBlocksNoOtherCursors(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
-	draw(t, s)
+	allocate(t, s)
 	c.advance(MinQuarantine)
-	slow := s.lockCursor(key) // as a caller that waits for the disk holds it
+	slow := s.lockCursor(key) // as during a slow write
 	forgotten := make(chan struct{})
 	go func() { defer close(forgotten); forget(t, s) }()
 	others := make(chan error, 1)
@@ -154,7 +154,7 @@ func TestForgetLetsOthersGoOn(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("others wait")
+		t.Error("callers of another cursor still wait after 20 s")
 	}
 	slow.mu.Unlock()
 	<-forgotten

@@ -17,8 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// FuzzCursor: whatever is on disk, no index that may be in use is allocated, and no line of the log is ignored
-// silently.
+// FuzzCursor: for any content of its files, a cursor allocates no index that may be in use, and ignores no line of the
+// log.
 func FuzzCursor(f *testing.F) {
 	log := "3 2026-11-01T00:00:00Z\n4 2026-11-01T00:00:01Z\n3 2026-11-01T00:05:00Z\n"
 	for _, s := range []string{log, log[:len(log)-4], "", "0 2026-11-01T00:00:00Z\n", "9 2026-11-01T00:00:00Z\n",
@@ -38,26 +38,26 @@ func FuzzCursor(f *testing.F) {
 			return
 		}
 		last := map[string]string{}
-		whole := log[:bytes.LastIndexByte(log, '\n')+1]
-		for line := range bytes.Lines(whole) {
+		complete := log[:bytes.LastIndexByte(log, '\n')+1]
+		for line := range bytes.Lines(complete) {
 			index, _, _ := bytes.Cut(line, []byte(" "))
 			last[string(index)] = string(line)
 		}
 		delete(last, fmt.Sprint(inUse))
 		if len(c.quarantined) != len(last) {
-			t.Fatalf("%d indexes rest, the log says %v", len(c.quarantined), last)
+			t.Fatalf("%d indexes are quarantined, want %v", len(c.quarantined), last)
 		}
 		for _, r := range c.quarantined {
 			if last[fmt.Sprint(r.index)] != r.line() || r.index == 0 || r.index > c.reserved {
-				t.Fatalf("%+v is quarantined, the log says %v", r, last)
+				t.Fatalf("%+v is quarantined, want %v", r, last)
 			}
 		}
 		if c.next != c.reserved+1 || c.next > address.MaxIndex+1 || address.Index(inUse) >= c.next {
-			t.Fatalf("next is %d, reserved %d, in use %d", c.next, c.reserved, inUse)
+			t.Fatalf("next is %d with %d reserved and %d in use", c.next, c.reserved, inUse)
 		}
 		again, err := loadCursor(statefile.Disk{}, path, live)
 		if err != nil || fmt.Sprint(again.quarantined) != fmt.Sprint(c.quarantined) {
-			t.Fatalf("a second start has %+v, %v; the first had %+v", again, err, c)
+			t.Fatalf("loaded again: got %+v, %v; want %+v", again, err, c)
 		}
 	})
 }
@@ -85,22 +85,22 @@ func FuzzDecodeRecord(f *testing.F) {
 			return
 		}
 		checkRecord(t, r)
-		var says struct {
+		var decoded struct {
 			Endpoint struct {
 				ID     uint64
 				Device struct{ HostMac, ContainerMac string }
 			}
 		}
-		if err := json.Unmarshal(text, &says); err != nil || says.Endpoint.ID != uint64(r.ID) ||
-			!strings.EqualFold(digits(says.Endpoint.Device.HostMac), digits(r.Device.HostMAC.String())) ||
-			!strings.EqualFold(digits(says.Endpoint.Device.ContainerMac), digits(r.Device.ContainerMAC.String())) {
+		if err := json.Unmarshal(text, &decoded); err != nil || decoded.Endpoint.ID != uint64(r.ID) ||
+			!strings.EqualFold(digits(decoded.Endpoint.Device.HostMac), digits(r.Device.HostMAC.String())) ||
+			!strings.EqualFold(digits(decoded.Endpoint.Device.ContainerMac), digits(r.Device.ContainerMAC.String())) {
 			t.Fatalf("%s was read as %+v, %v", text, r, err)
 		}
-		// What was accepted can be written, and is read back the same.
+		// An accepted record can be written, and read again without a change.
 		s := open(t, dir, newClock())
 		defer os.RemoveAll(filepath.Join(dir, "endpoints"))
 		if err := s.Put(r); err != nil {
-			t.Fatalf("accepted but not written: %v", err)
+			t.Fatalf("Put of an accepted record: %v", err)
 		}
 		written, err := os.ReadFile(s.RecordPath(r.ID))
 		if err != nil {
@@ -108,10 +108,10 @@ func FuzzDecodeRecord(f *testing.F) {
 		}
 		back, err := DecodeRecord(written)
 		if err != nil {
-			t.Fatalf("written but not read: %v\n%s", err, written)
+			t.Fatalf("the written record is refused: %v\n%s", err, written)
 		}
 		if !reflect.DeepEqual(normal(back), normal(r)) {
-			t.Fatalf("became %+v, was %+v", back, r)
+			t.Fatalf("read %+v, want %+v", back, r)
 		}
 	})
 }
@@ -131,12 +131,12 @@ func checkRecord(t *testing.T, r Record) {
 		}
 		if b := a.Plaintext.As16(); uint32(b[8])<<16|uint32(b[9])<<8|uint32(b[10]) != uint32(r.TenantID) ||
 			uint16(b[11])<<8|uint16(b[12]) != uint16(r.App) {
-			t.Fatalf("%v is not of %d and %d", a.Plaintext, r.TenantID, r.App)
+			t.Fatalf("address %v, want tenant %d and app %d in it", a.Plaintext, r.TenantID, r.App)
 		}
 	}
 }
 
-// digits are those of a MAC in any of its forms.
+// digits returns the digits of a MAC in any of its formats.
 func digits(mac string) string { return strings.NewReplacer(":", "", "-", "", ".", "").Replace(mac) }
 
 // normal makes empty and missing lists equal, which JSON does not distinguish.

@@ -17,7 +17,7 @@ import (
 // version 1, so that older builds read it.
 const (
 	firstVersion  = 1
-	withNetworks  = 2 // attachments without a plaintext, of IPv4, with a subnet or an overhead
+	withNetworks  = 2 // attachments without a plaintext address, with IPv4, a subnet or an overhead
 	withLeft      = 3 // addresses left
 	recordVersion = 4 // an app that differs from the one in the addresses
 )
@@ -59,7 +59,7 @@ func (r Record) validate() error {
 	case r.ContainerID == "" || r.Interface == "":
 		return errors.New("container id or interface is missing")
 	case r.Tenant == "" || r.TenantID < 1 || r.TenantID > address.MaxTenantID:
-		return fmt.Errorf("tenant %q with id %d is none", r.Tenant, r.TenantID)
+		return fmt.Errorf("tenant %q with id %d is invalid", r.Tenant, r.TenantID)
 	case max(r.App, r.AppNow) >= address.FirstReservedApp:
 		return fmt.Errorf("app %#x is reserved", max(r.App, r.AppNow))
 	case !slices.Contains([]State{Preparing, Active, Lost, Deleting}, r.State):
@@ -74,7 +74,7 @@ func (r Record) validate() error {
 	}
 	for _, a := range r.Left {
 		if !isPlain(a) {
-			return fmt.Errorf("address left %v is none", a)
+			return fmt.Errorf("address left %v is invalid", a)
 		}
 	}
 	return nil
@@ -83,7 +83,7 @@ func (r Record) validate() error {
 // maxOverhead is far above the outer headers of any network, and far below any MTU.
 const maxOverhead = 512
 
-// validate refuses what no network can have made; the attachment's own network checks more.
+// validate checks what holds on every network; the attachment's own network checks more.
 func (a Attachment) validate() error {
 	switch {
 	case a.Network == "" || !isPlain(a.Address) || !isPlain(a.Gateway) || a.Address.Is4() != a.Gateway.Is4(),
@@ -105,7 +105,7 @@ func (a Attachment) validate() error {
 // isPlain reports whether an address is valid, not IPv4-mapped, and has no zone.
 func isPlain(a netip.Addr) bool { return a.IsValid() && !a.Is4In6() && a.Zone() == "" }
 
-// firstKind is the kind of a device whose file names none.
+// firstKind is the kind of a device without a kind in its file.
 const firstKind = "veth"
 
 // deviceFile is a Device with its MACs as text.
@@ -121,7 +121,7 @@ type deviceFile struct {
 func (d Device) MarshalJSON() ([]byte, error) {
 	kind := d.Kind
 	if kind == firstKind {
-		kind = "" // readable also by builds that know no other kind
+		kind = "" // older builds know no other kind, and refuse the field
 	}
 	return json.Marshal(deviceFile{kind, d.HostName, d.HostIfindex, d.HostMAC.String(), d.ContainerMAC.String(), d.MTU})
 }

@@ -36,12 +36,12 @@ func Folders() []string { return []string{recordsFolder, cursorsFolder} }
 // Memory and disk agree whenever no call is running. All methods may be called concurrently; calls about one endpoint
 // must be made one after the other.
 type Store struct {
-	dir   string
-	disk  statefile.Disk
-	files statefile.Folder // of the records
-	last  statefile.Open   // the id allocated last
-	rest  time.Duration
-	now   func() time.Time
+	dir        string
+	disk       statefile.Disk
+	files      statefile.Folder // of the records
+	last       statefile.Open   // the id allocated last
+	quarantine time.Duration
+	now        func() time.Time
 
 	mu      sync.Mutex // may be locked while a cursor is locked, not the other way around
 	records map[ID]Record
@@ -65,15 +65,15 @@ type StoreConfig struct {
 // *statefile.CorruptError.
 func OpenStore(c StoreConfig) (*Store, error) {
 	s := &Store{
-		dir:     c.Dir,
-		disk:    c.Disk,
-		files:   c.Disk.NewFolder(filepath.Join(c.Dir, recordsFolder)),
-		rest:    cmp.Or(c.Quarantine, MinQuarantine),
-		now:     c.Now,
-		records: map[ID]Record{},
-		ids:     map[interfaceOf]ID{},
-		given:   map[ID]bool{},
-		cursors: map[CursorKey]*cursor{},
+		dir:        c.Dir,
+		disk:       c.Disk,
+		files:      c.Disk.NewFolder(filepath.Join(c.Dir, recordsFolder)),
+		quarantine: cmp.Or(c.Quarantine, MinQuarantine),
+		now:        c.Now,
+		records:    map[ID]Record{},
+		ids:        map[interfaceOf]ID{},
+		given:      map[ID]bool{},
+		cursors:    map[CursorKey]*cursor{},
 	}
 	if s.now == nil {
 		s.now = time.Now
@@ -147,11 +147,11 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 		return &statefile.CorruptError{Path: path, Err: err}
 	}
 	if name != strconv.Itoa(int(r.ID)) {
-		return &statefile.CorruptError{Path: path, Err: fmt.Errorf("it holds endpoint %d", r.ID)}
+		return &statefile.CorruptError{Path: path, Err: fmt.Errorf("it has endpoint %d", r.ID)}
 	}
 	if suffix == markedSuffix {
-		if _, again := s.records[r.ID]; again {
-			// An older build, which ignores marked records, has reused the id for another endpoint.
+		if _, reused := s.records[r.ID]; reused {
+			// An older build, which ignores marked records, has allocated the id to another endpoint.
 			return s.files.Remove(name + suffix)
 		}
 		r.State = Deleting
@@ -175,7 +175,7 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 	return nil
 }
 
-// keep is called with the lock held, or before OpenStore has returned the store.
+// keep stores a record in memory. The caller holds the lock, or is OpenStore.
 func (s *Store) keep(r Record) {
 	s.records[r.ID] = r
 	s.ids[interfaceOf{r.ContainerID, r.Interface}] = r.ID
@@ -220,8 +220,8 @@ func (s *Store) Put(r Record) error {
 	return s.Hold(r)
 }
 
-// Mark notes that the endpoint's removal has begun, for the next process after a crash of this one. After a crash of
-// the machine there is nothing to remove; so Mark does not wait for the disk, and succeeds on a full one.
+// Mark records that the endpoint's removal has begun, for the next process if this one crashes. After a crash of the
+// machine there is nothing to remove, so Mark need not be durable, and succeeds on a full disk.
 func (s *Store) Mark(r Record) error {
 	r.State = Deleting
 	if err := s.Hold(r); err != nil {
@@ -229,7 +229,7 @@ func (s *Store) Mark(r Record) error {
 	}
 	err := s.files.Rename(recordName(r.ID), markedName(r.ID))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it is marked, or was never written
+		return nil // the record is marked already, or was never written
 	}
 	return err
 }

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// clock is a time that the test moves.
+// clock is a clock that the test sets.
 type clock struct{ t time.Time }
 
 func (c *clock) now() time.Time          { return c.t }
@@ -63,12 +63,12 @@ func record(id ID, i address.Index) Record {
 	}
 }
 
-func TestRecordsSurvive(t *testing.T) {
+func TestRecords(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
-	i := draw(t, s)
+	i := allocate(t, s)
 	want := record(1, i)
-	other, preparing := record(2, draw(t, s)), record(3, draw(t, s))
+	other, preparing := record(2, allocate(t, s)), record(3, allocate(t, s))
 	preparing.State, preparing.Device = Preparing, Device{}
 	for _, r := range []Record{want, other} {
 		if err := s.Put(r); err != nil {
@@ -79,53 +79,55 @@ func TestRecordsSurvive(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := s.List(); len(got) != 3 {
-		t.Fatalf("in memory: %+v", got)
+		t.Fatalf("got %+v in memory, want three records", got)
 	}
 	s = open(t, dir, c)
 	if got := s.List(); !reflect.DeepEqual(got, []Record{want, other}) {
-		t.Fatalf("read back\n%+v, want\n%+v", got, []Record{want, other})
+		t.Fatalf("read\n%+v, want\n%+v", got, []Record{want, other})
 	}
 	if got, ok := s.Find(want.ContainerID, "eth0"); !ok || got.ID != 1 {
-		t.Errorf("found %+v, %v", got, ok)
+		t.Errorf("found %+v, %v; want endpoint 1", got, ok)
 	}
 	if err := s.Delete(1); err != nil {
 		t.Fatal(err)
 	}
 	if got := open(t, dir, c).List(); len(got) != 1 || got[0].ID != 2 {
-		t.Errorf("after a delete: %+v", got)
+		t.Errorf("after a delete: got %+v, want endpoint 2", got)
 	}
 }
 
-func TestPutRefusesWhatCouldNotBeRead(t *testing.T) {
+func TestPutRefusesInvalidRecords(t *testing.T) {
 	s := open(t, t.TempDir(), newClock())
-	sound := record(1, 1).Attachments[0]
-	for name, spoil := range map[string]func(*Attachment){
-		"no network":             func(a *Attachment) { a.Network = "" },
-		"no address":             func(a *Attachment) { a.Address = netip.Addr{} },
-		"IPv4 in IPv6":           func(a *Attachment) { a.Address = netip.MustParseAddr("::ffff:10.0.0.1") },
-		"gateway of IPv4":        func(a *Attachment) { a.Gateway = netip.MustParseAddr("169.254.1.1") },
-		"route of IPv4":          func(a *Attachment) { a.Routes = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} },
+	valid := record(1, 1).Attachments[0]
+	for name, change := range map[string]func(*Attachment){
+		"no network":      func(a *Attachment) { a.Network = "" },
+		"no address":      func(a *Attachment) { a.Address = netip.Addr{} },
+		"IPv4 in IPv6":    func(a *Attachment) { a.Address = netip.MustParseAddr("::ffff:10.0.0.1") },
+		"gateway of IPv4": func(a *Attachment) { a.Gateway = netip.MustParseAddr("169.254.1.1") },
+		"route of IPv4": func(a *Attachment) {
+			a.Routes = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+		},
 		"plaintext of IPv4":      func(a *Attachment) { a.Plaintext = netip.MustParseAddr("10.0.0.1") },
 		"not of its subnet":      func(a *Attachment) { a.Subnet = netip.MustParsePrefix("2001:db8::/64") },
 		"subnet not masked":      func(a *Attachment) { a.Subnet = netip.PrefixFrom(a.Address, 64) },
 		"negative overhead":      func(a *Attachment) { a.Overhead = -1 },
 		"more overhead than MTU": func(a *Attachment) { a.Overhead = 1500 },
 	} {
-		r, a := record(1, 1), sound
-		spoil(&a)
+		r, a := record(1, 1), valid
+		change(&a)
 		r.Attachments = []Attachment{a}
 		if err := s.Put(r); err == nil {
-			t.Errorf("%s: %+v was written", name, a)
+			t.Errorf("%s: %+v was written, want an error", name, a)
 		}
 	}
 	if len(s.List()) != 0 {
-		t.Error("it is in memory")
+		t.Error("a refused record is in memory")
 	}
 }
 
-// TestOtherNetworksRecords: attachments of either family, allocated from a subnet of the node or by the cluster, and
-// those of two tenants that have the same address.
-func TestOtherNetworksRecords(t *testing.T) {
+// TestNimitzRecords: addresses of a subnet of the node, and addresses that the cluster allocates. Two tenants may have
+// the same address.
+func TestNimitzRecords(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
 	subnet := netip.MustParsePrefix("10.0.3.0/24")
@@ -157,12 +159,12 @@ func TestOtherNetworksRecords(t *testing.T) {
 		}
 	}
 	for n, version := range map[string]string{"1": "2", "2": "2", "3": "1"} {
-		if err := s.Put(record(3, draw(t, s))); err != nil {
+		if err := s.Put(record(3, allocate(t, s))); err != nil {
 			t.Fatal(err)
 		}
 		b, err := os.ReadFile(filepath.Join(dir, "endpoints", n+".json"))
 		if err != nil || !strings.Contains(string(b), `"version": `+version) {
-			t.Errorf("record %s is not of version %s: %s %v", n, version, b, err)
+			t.Errorf("record %s: got %s %v, want version %s", n, b, err, version)
 		}
 	}
 	if err := s.Delete(3); err != nil {
@@ -170,13 +172,13 @@ func TestOtherNetworksRecords(t *testing.T) {
 	}
 	s = open(t, dir, c)
 	if got := s.List(); !reflect.DeepEqual(got, []Record{r, other}) {
-		t.Fatalf("read back\n%+v, want\n%+v", got, []Record{r, other})
+		t.Fatalf("read\n%+v, want\n%+v", got, []Record{r, other})
 	}
 	if key, i, allocated := r.AllocatedIndex(r.Attachments[0]); key != of || i != first || !allocated {
-		t.Errorf("%v is index %d of %v", addr, i, key)
+		t.Errorf("%v: got index %d of %v, want %d of %v", addr, i, key, first, of)
 	}
 	if second, err := s.AllocateIndex(of, every); err != nil || second <= first {
-		t.Errorf("index %d after %d, %v", second, first, err)
+		t.Errorf("allocated %d after %d, %v; want a larger index", second, first, err)
 	}
 	other.TenantID--
 	if err := s.Put(other); err != nil {
@@ -185,11 +187,11 @@ func TestOtherNetworksRecords(t *testing.T) {
 	var corrupt *statefile.CorruptError
 	if _, err := OpenStore(StoreConfig{Dir: dir}); !errors.As(err, &corrupt) ||
 		!strings.Contains(err.Error(), addr.String()) {
-		t.Errorf("one tenant's address twice: %v", err)
+		t.Errorf("two endpoints of a tenant with one address: got error %v, want a CorruptError with it", err)
 	}
 }
 
-func TestAddressesInSubnets(t *testing.T) {
+func TestAddressIn(t *testing.T) {
 	for _, s := range []string{"10.0.3.0/24", "10.0.0.0/8", "10.0.3.240/28", "255.255.255.0/24", "2001:db8:0:7::/64",
 		"fd00:1::ff00/120"} {
 		subnet := netip.MustParsePrefix(s)
@@ -197,24 +199,24 @@ func TestAddressesInSubnets(t *testing.T) {
 			a, ok := AddressIn(subnet, i)
 			fits := uint64(i)>>min(subnet.Addr().BitLen()-subnet.Bits(), 32) == 0
 			if ok != fits || ok && indexIn(subnet, a) != i {
-				t.Errorf("index %d of %v is %v (%v), index %d", i, subnet, a, ok, indexIn(subnet, a))
+				t.Errorf("index %d of %v: got address %v (%v) with index %d", i, subnet, a, ok, indexIn(subnet, a))
 			}
 		}
 	}
 }
 
-func TestNoStoreBesideAnError(t *testing.T) {
+func TestFailedOpenReturnsNoStore(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, LastIDFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := OpenStore(StoreConfig{Dir: dir}); err == nil || s != nil {
-		t.Errorf("a store %v and %v", s, err)
+		t.Errorf("got store %v, error %v; want only an error", s, err)
 	}
 }
 
-func TestCorruptFilesAreNamed(t *testing.T) {
-	for name, spoil := range map[string]func(t *testing.T, dir string) string{
+func TestCorruptFiles(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, dir string) string{
 		"record cut off": func(t *testing.T, dir string) string {
 			return rewrite(t, filepath.Join(dir, "endpoints/1.json"), func(b string) string { return b[:len(b)/2] })
 		},
@@ -223,7 +225,7 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 				return strings.Replace(b, `"version": 1`, fmt.Sprintf(`"version": %d`, recordVersion+1), 1)
 			})
 		},
-		"record with a state of its own": func(t *testing.T, dir string) string {
+		"record with an unknown state": func(t *testing.T, dir string) string {
 			return rewrite(t, filepath.Join(dir, "endpoints/1.json"),
 				func(b string) string { return strings.Replace(b, `"active"`, `"asleep"`, 1) })
 		},
@@ -256,17 +258,17 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 			return rewrite(t, filepath.Join(dir, "cursors/7-3.json"),
 				func(string) string { return `{"version": 1, "reserved": 16777216}` })
 		},
-		"cursor gone, record there": func(t *testing.T, dir string) string {
+		"cursor missing, with a record": func(t *testing.T, dir string) string {
 			return remove(t, filepath.Join(dir, "cursors/7-3.json"))
 		},
-		"cursor of no key": func(t *testing.T, dir string) string {
+		"cursor with an invalid name": func(t *testing.T, dir string) string {
 			path := filepath.Join(dir, "cursors/blue.json")
 			if err := os.WriteFile(path, []byte(`{"version": 1, "reserved": 5}`), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			return path
 		},
-		"release log spoilt in the middle": func(t *testing.T, dir string) string {
+		"invalid line in the release log": func(t *testing.T, dir string) string {
 			return rewrite(t, filepath.Join(dir, "cursors/7-3.released"), func(b string) string { return "zz\n" + b })
 		},
 		"release of an index never allocated": func(t *testing.T, dir string) string {
@@ -277,34 +279,34 @@ func TestCorruptFilesAreNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, c := t.TempDir(), newClock()
 			s := open(t, dir, c)
-			if err := s.Put(record(1, draw(t, s))); err != nil {
+			if err := s.Put(record(1, allocate(t, s))); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.ReleaseIndex(key, draw(t, s)); err != nil {
+			if err := s.ReleaseIndex(key, allocate(t, s)); err != nil {
 				t.Fatal(err)
 			}
-			path := spoil(t, dir)
+			path := damage(t, dir)
 			_, err := OpenStore(StoreConfig{Dir: dir, Now: c.now})
 			var corrupt *statefile.CorruptError
 			if !errors.As(err, &corrupt) || corrupt.Path != path {
-				t.Fatalf("opened with %v; want an error that names %s", err, path)
+				t.Fatalf("got error %v, want a CorruptError with %s", err, path)
 			}
 		})
 	}
 }
 
-// Without its cursor file a key whose log exists would start from 1 again.
-func TestCursorGoneWithOnlyReleasesLeft(t *testing.T) {
+// A release log without its cursor file is an error: the cursor would start from 1 again.
+func TestMissingCursorWithReleaseLog(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
-	if err := s.ReleaseIndex(key, draw(t, s)); err != nil {
+	if err := s.ReleaseIndex(key, allocate(t, s)); err != nil {
 		t.Fatal(err)
 	}
 	path := remove(t, filepath.Join(dir, "cursors/7-3.json"))
 	_, err := OpenStore(StoreConfig{Dir: dir, Now: c.now})
 	var corrupt *statefile.CorruptError
 	if !errors.As(err, &corrupt) || corrupt.Path != path {
-		t.Fatalf("opened with %v", err)
+		t.Fatalf("got error %v, want a CorruptError with %s", err, path)
 	}
 }
 
@@ -328,11 +330,11 @@ func remove(t *testing.T, path string) string {
 	return path
 }
 
-// The next process knows of a removal that has begun, and an older build reads nothing wrongly.
+// After a crash, the next process finds a removal that has begun. An older build ignores its record.
 func TestMark(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
-	r := record(1, draw(t, s))
+	r := record(1, allocate(t, s))
 	if err := s.Put(r); err != nil {
 		t.Fatal(err)
 	}
@@ -341,22 +343,22 @@ func TestMark(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, ok := s.Get(1); !ok || got.State != Deleting {
-			t.Errorf("marked is %+v", got)
+			t.Errorf("after Mark: got %+v, want state deleting", got)
 		}
 	}
 	again := open(t, dir, c)
 	if seen := Peek(dir); len(seen) != 1 {
-		t.Errorf("from aside %v is seen", seen)
+		t.Errorf("Peek returned %v, want one record", seen)
 	}
 	if got, ok := again.Get(1); !ok || got.State != Deleting || !reflect.DeepEqual(got.Attachments, r.Attachments) {
-		t.Errorf("after a crash it is %+v, %v", got, ok)
+		t.Errorf("after a crash: got %+v, %v; want state deleting", got, ok)
 	}
-	second := record(1, draw(t, again))
-	if err := again.Put(second); err != nil { // as an older build does, which ignores the mark
+	second := record(1, allocate(t, again))
+	if err := again.Put(second); err != nil { // as by an older build, which ignores marked records
 		t.Fatal(err)
 	}
 	if got, _ := open(t, dir, c).Get(1); got.State != Active {
-		t.Errorf("an endpoint with the id of one that was removed is %+v", got)
+		t.Errorf("endpoint with the id of a marked one: got %+v, want state active", got)
 	}
 	if err := again.Mark(second); err != nil {
 		t.Fatal(err)
@@ -365,7 +367,7 @@ func TestMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(filepath.Join(dir, recordsFolder)); err != nil || len(left) > 0 {
-		t.Errorf("left are %v, %v", left, err)
+		t.Errorf("got files %v, %v; want none", left, err)
 	}
 	if err := again.Mark(record(2, 1)); err != nil { // never written
 		t.Error(err)

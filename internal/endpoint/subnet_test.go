@@ -8,8 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// A crash loses no address of a subnet, a start allocates none twice, and every released address is quarantined.
-func TestSubnetOverStarts(t *testing.T) {
+// With a subnet, a crash loses no address, no address is allocated twice, and every released address is quarantined.
+func TestSubnetAcrossRestarts(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	of := CursorKey{Tenant: 7, Subnet: netip.MustParsePrefix("10.0.3.0/29")}
 	within := func(from address.Index) (address.Index, error) {
@@ -25,7 +25,7 @@ func TestSubnetOverStarts(t *testing.T) {
 		for range want {
 			i, err := s.AllocateIndex(of, within)
 			if err != nil || has[i] != 0 {
-				t.Fatalf("allocated %d, %v, beside %v", i, err, has)
+				t.Fatalf("allocated %d, %v, in use are %v", i, err, has)
 			}
 			a, _ := AddressIn(of.Subnet, i)
 			r := record(ID(len(has)+1), 1)
@@ -40,7 +40,7 @@ func TestSubnetOverStarts(t *testing.T) {
 		}
 	}
 	put(2)
-	if _, err := s.AllocateIndex(of, within); err != nil { // of an ADD that a crash cuts off
+	if _, err := s.AllocateIndex(of, within); err != nil { // for an ADD that a crash interrupts
 		t.Fatal(err)
 	}
 	s = open(t, dir, c) // after a crash
@@ -56,11 +56,11 @@ func TestSubnetOverStarts(t *testing.T) {
 	}
 	put(2)
 	if i, err := s.AllocateIndex(of, within); !errors.Is(err, ErrExhausted) {
-		t.Errorf("allocated %d, %v, beside %v, while one is quarantined", i, err, has)
+		t.Errorf("allocated %d, %v with %v in use and one quarantined, want ErrExhausted", i, err, has)
 	}
 	s = open(t, dir, c)
 	c.advance(MinQuarantine)
 	if i, err := s.AllocateIndex(of, within); i != 2 || err != nil {
-		t.Errorf("allocated %d, %v after its rest", i, err)
+		t.Errorf("allocated %d, %v after the quarantine, want 2", i, err)
 	}
 }
