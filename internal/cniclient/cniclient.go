@@ -101,7 +101,7 @@ func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
 	if refused != "" {
 		return refused, "", 1
 	}
-	r, call, why := c.ask(socket)
+	r, call, why := c.roundTrip(socket)
 	if why != "" {
 		code := codeTryAgain
 		if c.verb() == "STATUS" {

@@ -22,7 +22,7 @@ func VerifyButTime(cert, ca *x509.Certificate, o x509.VerifyOptions) error {
 	return err
 }
 
-// CheckTime returns an error if a certificate is not valid at the time now, which the clock of whose shows.
+// CheckTime returns an error if a certificate is not valid now. whose is the machine with that clock, for the error.
 func CheckTime(cert *x509.Certificate, now time.Time, whose string) error {
 	if !now.Before(cert.NotBefore) && !now.After(cert.NotAfter) {
 		return nil

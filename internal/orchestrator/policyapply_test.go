@@ -225,7 +225,7 @@ func TestPoliciesBeyondCapacity(t *testing.T) {
 		return b.String()
 	}
 	if got := apply(t, s, "blue", netpol("a", ranges(1))); got != "a created" {
-		t.Fatal(got)
+		t.Fatalf("got changes %s, want a created", got)
 	}
 	second := &pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{netpol("b", ranges(3000))}}
 	for _, second.DryRun = range []bool{true, false} {
@@ -239,10 +239,10 @@ func TestPoliciesBeyondCapacity(t *testing.T) {
 		t.Errorf("the tenant has %d policies, want policy a only", len(all))
 	}
 	if got := apply(t, s, "blue", netpol("a", "")); got != "a configured" {
-		t.Fatal(got)
+		t.Fatalf("got changes %s, want a configured", got)
 	}
 	if got := apply(t, s, "blue", second.Documents...); got != "b created" {
-		t.Error(got)
+		t.Errorf("got changes %s, want b created", got)
 	}
 
 	// An existing policy may be applied again unchanged, also if together with the others it exceeds the capacity.
@@ -260,7 +260,7 @@ func TestPoliciesBeyondCapacity(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := apply(t, s, "blue", first...); got != "a unchanged" {
-		t.Error(got)
+		t.Errorf("got changes %s, want a unchanged", got)
 	}
 }
 

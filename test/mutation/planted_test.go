@@ -205,7 +205,7 @@ func bugs() []planted {
 		},
 		{"FuzzSocket", "internal/cniclient/socket.go", "c += 9", "c += 8"},
 		{
-			"FuzzAnswer", "internal/cniclient/ask.go",
+			"FuzzAnswer", "internal/cniclient/http.go",
 			`!strings.HasPrefix(version, "HTTP/1.")`,
 			`!strings.HasPrefix(version, "HTTP/")`,
 		},

@@ -135,7 +135,7 @@ func TestAuthorityHasNoExpiry(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := server.Leaf.Verify(x509.VerifyOptions{Roots: a.Pool(), CurrentTime: at}); err != nil {
-			t.Errorf("%v: %v", at, err)
+			t.Errorf("verify at %v: %v", at, err)
 		}
 		leaf := filepath.Join(t.TempDir(), "server.pem")
 		writePEM(t, leaf, server.Certificate[0])

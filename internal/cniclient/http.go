@@ -22,9 +22,9 @@ type response struct {
 	body   string
 }
 
-// ask sends the request by HTTP/1.0, where the end of the connection ends the response. If it fails, why is the reason,
-// and call the failed system call, if any.
-func (c *Call) ask(socket string) (r response, call, why string) {
+// roundTrip sends the request by HTTP/1.0, where the end of the connection ends the response. If it fails, why is the
+// reason, and call the failed system call, if any.
+func (c *Call) roundTrip(socket string) (r response, call, why string) {
 	const stream = syscall.SOCK_STREAM | syscall.SOCK_CLOEXEC | syscall.SOCK_NONBLOCK
 	s, _, err := c.Kernel(syscall.SYS_SOCKET, syscall.AF_UNIX, stream, 0, 0, 0, 0)
 	if err != 0 {
