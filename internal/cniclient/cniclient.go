@@ -41,7 +41,7 @@ type Call struct {
 	end     int // of the used part of request
 	answer  [maxAnswer]byte
 	socket  [maxText]byte
-	key     [len(socketKey) + 2*utf8.UTFMax]byte // enough for the key in other cases
+	key     [len(socketKey) + 2*utf8.UTFMax]byte // enough for the key in any letter case
 	other   [len(socketKey) + 2*utf8.UTFMax]byte
 	out     [1 << 16]byte
 	address syscall.RawSockaddrUnix

@@ -35,8 +35,8 @@ func (c *Call) findSocket(config []byte) (socket, refused string) {
 }
 
 // agentSocket returns the value of that key, of the last one if there are several, up to maxText bytes; "" if there is
-// no such key. other is the same key in another case, if there is one. The results are meaningful for valid JSON only;
-// the agent refuses anything else.
+// no such key. other is the same key in another letter case, if there is one. The results are meaningful for valid JSON
+// only; the agent refuses anything else.
 func (c *Call) agentSocket(config []byte) (socket, other string) {
 	depth := 0
 	for i := 0; i < len(config); i++ {

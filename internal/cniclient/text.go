@@ -26,7 +26,7 @@ func (c *Call) describe(err syscall.Errno) string {
 	switch {
 	case err == syscall.ETIMEDOUT:
 		return view(add(add(add(c.why[:0], "timeout after "), timeout), " seconds"))
-	case err != 0 && err != 41 && err != 58 && err <= syscall.ERFKILL: // numbers in Go's table
+	case err != 0 && err != 41 && err != 58 && err <= syscall.ERFKILL: // Go's table of texts, with its gaps
 		return err.Error()
 	}
 	var digits [20]byte

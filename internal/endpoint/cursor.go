@@ -379,8 +379,8 @@ func loadCursor(disk statefile.Disk, path string, live map[address.Index]bool) (
 	return c, c.loadReleased(live)
 }
 
-// restart sets the cursor to the first index that is neither in use nor quarantined: a subnet is too small to lose
-// reserved indexes. A reserved index without a record was never used by a container, or it is in the log.
+// restart makes the cursor allocate from index 1 again, without the indexes in use or quarantined: a subnet is too
+// small to lose reserved indexes. A reserved index without a record was never used by a container, or it is in the log.
 func (c *cursor) restart(live map[address.Index]bool) {
 	c.next, c.taken = 1, maps.Clone(live)
 	if c.taken == nil {
