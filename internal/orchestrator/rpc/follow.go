@@ -52,8 +52,8 @@ func (s *NodeService) Follow(
 		}
 	}()
 	err = s.connect(ctx, node, session)
-	// After connect: if more streams started before the cache has this session, the cache would lag by more than streams
-	// wait for it.
+	// After connect: if more streams started before the cache has this session, the cache would lag by more than
+	// streams wait for it.
 	begun()
 	if err != nil {
 		return err
