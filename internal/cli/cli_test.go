@@ -57,8 +57,8 @@ func TestExitCodes(t *testing.T) {
 		{"tenant rotate-key blue --wait soon", ExitUsage, `--wait "soon": use a duration`},
 		{"tenant create blue -o yaml --orchestrator-socket /nonexistent/o.sock", ExitUsage, "text or json"},
 		{"explain fd70::1 --agent-socket /nonexistent/agent.sock", ExitUnreachable, "no daemon listens on " +
-			"/nonexistent/agent.sock (connect: no such file or directory)\n  run this command where an agent runs; if " +
-			"it should run here, start it"},
+			"/nonexistent/agent.sock (connect: no such file or directory)\n  run this command where an agent runs; " +
+			"if it should run here, start it"},
 		{"tenant list --orchestrator-socket /nonexistent/o.sock", ExitUnreachable, "where an orchestrator runs; if " +
 			"it should run here, start it, or set its socket with --orchestrator-socket"},
 	} {

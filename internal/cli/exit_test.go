@@ -8,7 +8,7 @@ import (
 )
 
 // Like mistakes have like exit codes: 2 for what is wrong as it was typed, 1 for what is refused for what there is or
-// is not, and 3 where no daemon listens.
+// is not, and 3 where nobody answers.
 func TestLikeMistakes(t *testing.T) {
 	west, westEdge := startRegion(t, "west", "fd70:696c:6100::/40")
 	west()
