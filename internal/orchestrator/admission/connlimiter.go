@@ -67,11 +67,11 @@ func (l LimitedListener) Accept() (net.Conn, error) {
 }
 
 // refuse closes a connection. It cannot send a reason: TLS has not started.
-func (d *ConnLimiter) refuse(c net.Conn, limit string) {
-	d.refused(limit)
+func (l *ConnLimiter) refuse(c net.Conn, limit string) {
+	l.refused(limit)
 	c.Close()
-	d.logRate.Do(func() {
-		d.log.Warn(
+	l.logRate.Do(func() {
+		l.log.Warn(
 			"connections are refused; --max-connections and --max-strangers allow more",
 			"limit",
 			limit,
@@ -81,19 +81,19 @@ func (d *ConnLimiter) refuse(c net.Conn, limit string) {
 	})
 }
 
-func (d *ConnLimiter) admit(c net.Conn) (_ *limitedConn, limit string) {
-	g := &limitedConn{Conn: c, limiter: d, from: source(c.RemoteAddr().String())}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (l *ConnLimiter) admit(c net.Conn) (_ *limitedConn, limit string) {
+	g := &limitedConn{Conn: c, limiter: l, from: source(c.RemoteAddr().String())}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	switch {
-	case d.all >= d.limits.Connections:
+	case l.all >= l.limits.Connections:
 		return nil, LimitConnections
-	case d.strangers >= max(1, d.limits.Connections/8), d.sources[g.from] >= d.limits.Strangers:
+	case l.strangers >= max(1, l.limits.Connections/8), l.sources[g.from] >= l.limits.Strangers:
 		return nil, LimitStrangers
 	}
-	d.all++
-	d.strangers++
-	d.sources[g.from]++
+	l.all++
+	l.strangers++
+	l.sources[g.from]++
 	return g, ""
 }
 
@@ -103,14 +103,14 @@ func (g *limitedConn) identify(n pki.Node) error {
 	if g == nil {
 		return nil
 	}
-	d := g.limiter
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	l := g.limiter
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if g.closed || g.known == n {
 		return nil
 	}
-	if d.nodes[n] >= MaxNodeConnections {
-		d.refused(LimitNodeConnections)
+	if l.nodes[n] >= MaxNodeConnections {
+		l.refused(LimitNodeConnections)
 		return connect.NewError(
 			connect.CodeUnavailable,
 			fmt.Errorf(
@@ -121,20 +121,20 @@ func (g *limitedConn) identify(n pki.Node) error {
 			),
 		)
 	}
-	d.uncount(g)
+	l.uncount(g)
 	g.known = n
-	d.nodes[n]++
+	l.nodes[n]++
 	return nil
 }
 
 // uncount removes the connection from the counter that it is in.
-func (d *ConnLimiter) uncount(g *limitedConn) {
+func (l *ConnLimiter) uncount(g *limitedConn) {
 	if g.known != (pki.Node{}) {
-		decrement(d.nodes, g.known)
+		decrement(l.nodes, g.known)
 		return
 	}
-	d.strangers--
-	decrement(d.sources, g.from)
+	l.strangers--
+	decrement(l.sources, g.from)
 }
 
 func decrement[K comparable](count map[K]int, k K) {
@@ -144,14 +144,14 @@ func decrement[K comparable](count map[K]int, k K) {
 }
 
 func (g *limitedConn) Close() error {
-	d := g.limiter
-	d.mu.Lock()
+	l := g.limiter
+	l.mu.Lock()
 	if !g.closed {
 		g.closed = true
-		d.all--
-		d.uncount(g)
+		l.all--
+		l.uncount(g)
 	}
-	d.mu.Unlock()
+	l.mu.Unlock()
 	return g.Conn.Close()
 }
 
@@ -170,8 +170,8 @@ func connOf(ctx context.Context) *limitedConn {
 }
 
 // Counts are the open connections, those of them without a verified node certificate, and the sources of the latter.
-func (d *ConnLimiter) Counts() (all, strangers, sources int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.all, d.strangers, len(d.sources)
+func (l *ConnLimiter) Counts() (all, strangers, sources int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all, l.strangers, len(l.sources)
 }
