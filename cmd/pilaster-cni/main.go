@@ -1,5 +1,4 @@
-// Command pilaster-cni is the CNI plugin: it passes what a container runtime wants on to the
-// agent of this node.
+// Command pilaster-cni is the CNI plugin. It forwards the requests of a container runtime to the agent of this node.
 package main
 
 import (
@@ -14,7 +13,7 @@ func main() {
 	for _, v := range syscall.Environ() {
 		call.Variable(v)
 	}
-	// which tells the scheduler: it would interrupt a raw one that waits, again and again
+	// Not RawSyscall6: the scheduler would interrupt a blocked raw system call again and again.
 	call.Kernel = syscall.Syscall6
 	syscall.Exit(run())
 }

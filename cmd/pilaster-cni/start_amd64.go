@@ -1,4 +1,4 @@
-//lint:file-ignore U1000 start_amd64.s and the linker name what is here
+//lint:file-ignore U1000 start_amd64.s and the linker refer to these names
 
 package main
 
@@ -7,15 +7,15 @@ import (
 	"unsafe"
 )
 
-// start is where the program begins if the linker is told so (-E main.start): without Go's runtime, whose threads, heap
-// and signal handlers take ten times as long as all that this program does. It is Go that needs none of it (package
-// plugin): a stack that does not grow, no memory but what stands in variables, system calls without the Go scheduler.
+// start is the entry point of the program with the linker flag -E main.start. It skips Go's runtime, whose threads,
+// heap and signal handlers take ten times as long as the work of this program. Package cniclient needs none of these:
+// the stack does not grow, all memory is in variables, and system calls bypass the Go scheduler.
 func start()
 
-// goroutine is what compiled code looks for its stack's limit in; 0 lets it use all that the kernel gives.
+// goroutine is where compiled code reads the limit of its stack; 0 permits all of the stack that the kernel provides.
 var goroutine [64]uintptr
 
-// begin gets the stack as the kernel has laid it out: the number of arguments, these, nil, the environment, nil.
+// begin receives the stack in the layout of the kernel: number of arguments, arguments, nil, environment, nil.
 func begin(stack unsafe.Pointer) {
 	const word = unsafe.Sizeof(uintptr(0))
 	arguments := *(*uintptr)(stack)

@@ -1,6 +1,6 @@
 #include "textflag.h"
 
-// Compiled code has its goroutine 8 bytes below where FS points.
+// Compiled code reads the pointer to its goroutine 8 bytes below the address in FS.
 TEXT ·start(SB), NOSPLIT|NOFRAME, $0
 	MOVQ SP, BX
 	LEAQ ·goroutine(SB), AX

@@ -1,5 +1,5 @@
-// Command pilaster is everything of Pilaster but the CNI plugin: orchestrator, agent, lab, bench
-// and what a person asks of them.
+// Command pilaster is all of Pilaster except the CNI plugin: orchestrator, agent, lab, benchmarks and the commands for
+// operators.
 package main
 
 import (

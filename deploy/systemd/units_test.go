@@ -14,8 +14,8 @@ import (
 
 const installed = "/usr/local/bin/pilaster"
 
-// units writes the units to a folder with the installed binary replaced by one that exists here,
-// as systemd looks for it, and changed as a test wants.
+// units writes copies of the units, changed by the given function, and returns their paths. The copies use the test's
+// binary, because systemd requires that the file exists.
 func units(t *testing.T, change func(string) string) []string {
 	t.Helper()
 	self, err := os.Executable()
@@ -33,7 +33,8 @@ func units(t *testing.T, change func(string) string) []string {
 			t.Fatal(err)
 		}
 		unit := filepath.Join(t.TempDir(), source)
-		if err := os.WriteFile(unit, []byte(change(strings.ReplaceAll(string(text), installed, self))), 0o644); err != nil {
+		copied := change(strings.ReplaceAll(string(text), installed, self))
+		if err := os.WriteFile(unit, []byte(copied), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		out = append(out, unit)
@@ -41,7 +42,7 @@ func units(t *testing.T, change func(string) string) []string {
 	return out
 }
 
-// verify is empty when systemd has nothing to say about the units.
+// verify returns the output of systemd-analyze verify, which is empty for valid units.
 func verify(units []string) string {
 	out, err := exec.Command("systemd-analyze", append([]string{"verify", "--man=no"}, units...)...).CombinedOutput()
 	if err != nil {
@@ -52,17 +53,17 @@ func verify(units []string) string {
 
 func TestSystemdAcceptsUnits(t *testing.T) {
 	if said := verify(units(t, func(s string) string { return s })); said != "" {
-		t.Errorf("systemd-analyze verify: %s", said)
+		t.Errorf("systemd-analyze verify: %s, want no output", said)
 	}
-	// The judge is awake: it sees a misspelt setting.
+	// systemd-analyze must report a misspelt setting.
 	spoiled := units(t, func(s string) string { return strings.ReplaceAll(s, "Type=notify", "Type=notified") })
 	if said := verify(spoiled); !strings.Contains(said, "notified") {
-		t.Errorf("systemd-analyze verify took Type=notified: %q", said)
+		t.Errorf("systemd-analyze verify accepts Type=notified: %q", said)
 	}
 }
 
-// The command lines in the units, and the examples above them, are ones the program takes.
-func TestUnitsCallTheProgram(t *testing.T) {
+// The program must accept the command lines in the units and in the examples.
+func TestCommandLines(t *testing.T) {
 	command := regexp.MustCompile(`(?m)^ExecStart=\S+ (.*) \$PILASTER_\w+_ARGS$`)
 	example := regexp.MustCompile(`(?s)# PILASTER_\w+_ARGS, for example:(.*?)\nEnv`)
 	for _, unit := range units(t, func(s string) string { return s }) {
@@ -83,7 +84,7 @@ func TestUnitsCallTheProgram(t *testing.T) {
 }
 
 func TestUnitsAreConfined(t *testing.T) {
-	// The exposure systemd computes, in tenths of its 0 (none) to 10.
+	// Highest exposure that systemd may compute, in tenths. Its scale is 0 (none) to 10.
 	most := map[string]string{"pilaster-orchestrator.service": "25", "pilaster-agent.service": "45"}
 	for _, unit := range units(t, func(s string) string { return s }) {
 		out, err := exec.Command("systemd-analyze", "security", "--offline=yes", "--no-pager",

@@ -39,11 +39,11 @@ func newAddressCommand(env Env) *cobra.Command {
 	return c
 }
 
-// newCipherCommand turns addresses of one kind into the other, one a line.
+// newCipherCommand returns the command that encrypts or decrypts addresses, one per line.
 func newCipherCommand(
 	env Env,
 	verb, from, to string,
-	turn func(*address.Cipher, netip.Addr) netip.Addr,
+	convert func(*address.Cipher, netip.Addr) netip.Addr,
 	example string,
 ) *cobra.Command {
 	var out output
@@ -51,9 +51,9 @@ func newCipherCommand(
 	c := &cobra.Command{
 		Use:   verb + " --key HEX [ADDRESS…]",
 		Short: fmt.Sprintf("Print the %s address of each %s address", to, from),
-		Long: fmt.Sprintf(`Print the %s address of each %s address, one a line, with the key of a tenant id
+		Long: fmt.Sprintf(`Print the %s address of each %s address, one per line, with the key of a tenant id
 ("pilaster tenant get NAME --show-key"). Without addresses, the command reads them from
-standard input, one a line. It contacts no daemon.`, to, from),
+standard input, one per line. It contacts no daemon.`, to, from),
 		Example: fmt.Sprintf("  pilaster address %s --key 000102030405060708090a0b0c0d0e0f %s", verb, example),
 		RunE: func(_ *cobra.Command, args []string) error {
 			key, err := address.ParseKey(hexKey)
@@ -72,7 +72,7 @@ standard input, one a line. It contacts no daemon.`, to, from),
 				if err != nil {
 					return usage("%w", err)
 				}
-				results[i] = map[string]netip.Addr{from: a, to: turn(cipher, a)}
+				results[i] = map[string]netip.Addr{from: a, to: convert(cipher, a)}
 			}
 			return out.print(env.Stdout, results, func(w io.Writer) {
 				for _, r := range results {

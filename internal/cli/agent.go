@@ -25,9 +25,9 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// garbage is how much of it an agent may have, in percent of what it needs: it is idle most of the time, and its memory
-// is the node's.
-const garbage = 25
+// gcPercent is the agent's GOGC, in percent of the live heap. The agent is idle most of the time, so a small heap is
+// worth more garbage collections.
+const gcPercent = 25
 
 func newAgentCommand(env Env) *cobra.Command {
 	var o agent.Options
@@ -38,7 +38,7 @@ func newAgentCommand(env Env) *cobra.Command {
 		Use:   "agent",
 		Short: "Run this node's agent",
 		Long: `Run this node's agent. The agent manages the endpoints of this node and serves the CNI plugin and the
-command line on <run-dir>/agent.sock. Packets are forwarded without the agent, also after it was killed,
+command line on <run-dir>/agent.sock. Packets are forwarded without the agent, even after it was killed,
 as long as the bpffs with the pinned eBPF objects stays mounted. In a mount namespace of its own ("ip
 netns exec", a container) the agent must find the bpffs of the machine. It refuses to start without it,
 because a bpffs that it mounted there would disappear with the namespace.`,
@@ -59,7 +59,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			if maxRules < 1 || maxRules > datapath.MaxMaxRules || maxSessions < 1 ||
 				maxSessions > datapath.MaxMaxSessions {
 				return usage(
-					"--max-rules %d, --max-sessions %d: choose 1 to %d, and 1 to %d",
+					"--max-rules %d, --max-sessions %d: choose 1 to %d for --max-rules, 1 to %d for --max-sessions",
 					maxRules,
 					maxSessions,
 					datapath.MaxMaxRules,
@@ -75,7 +75,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
 				Log: o.Log,
 			}
-			// Before the node joins: a name and a prefix that were bought for nothing are in the way later.
+			// Before the node joins: if the start failed later, the node's name and prefix would stay allocated.
 			if err := cmp.Or(host.CheckBPFFS(bpffs), datapath.CheckUplink(config),
 				networks.ready(c.Context())); err != nil {
 				return err
@@ -87,7 +87,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				return path, err
 			}
 			o.Networks = networks.openers(c.Context(), &o, func() *datapath.Datapath { return path })
-			debug.SetGCPercent(garbage)
+			debug.SetGCPercent(gcPercent)
 			return agent.Run(c.Context(), o)
 		},
 	}
@@ -108,7 +108,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	f.StringVar(&o.OrchestratorURL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token; not needed after the node has joined")
 	f.StringVar(&o.Uplink, "uplink", "", "device to the fabric")
-	f.StringVar(&o.NodeName, "node-name", "", "name of this node (default: the host's name)")
+	f.StringVar(&o.NodeName, "node-name", "", "name of this node (default: the host name)")
 	f.StringVar(
 		&nodePrefix,
 		"node-prefix",
@@ -139,8 +139,8 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 		&o.Edge,
 		"edge",
 		false,
-		"be the Edge Switch of this region, by which tenants on network nimitz reach other regions; it takes no "+
-			"containers",
+		"run as the Edge Switch of this region, through which tenants on network nimitz reach other regions; it "+
+			"hosts no containers",
 	)
 	f.StringVar(
 		&o.MetricsListen,
@@ -153,7 +153,8 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	return c
 }
 
-// choice is a flag that refuses what is not among the choices while flags are read, before the command does anything.
+// choice is a flag with a fixed set of values. It rejects other values while flags are parsed, before the command does
+// anything.
 type choice struct {
 	to *string
 	of []string
@@ -181,19 +182,19 @@ func bindChoice(c *cobra.Command, to *string, name, usage string, of []string) {
 	_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(of, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// bindDevice adds the flag that says how new containers are joined to the node.
+// bindDevice adds the flag that selects the kind of device of new containers.
 func bindDevice(c *cobra.Command, dev *string) {
 	bindChoice(
 		c,
 		dev,
 		"device",
-		"how containers are connected to the node: veth; netkit, which is faster, if the kernel supports it; auto, the "+
-			"better of these two; or macvlan, only for containers without CAP_NET_ADMIN",
+		"how containers are connected to the node: veth; netkit, which is faster, if the kernel supports it; auto, "+
+			"the better of these two; or macvlan, only for containers without CAP_NET_ADMIN",
 		device.DeviceChoices(),
 	)
 }
 
-// completeAgent reads what flags only point at.
+// completeAgent checks the options and reads the values that flags only refer to: host name, prefix and token file.
 func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 	if u, err := url.Parse(o.OrchestratorURL); err != nil || u.Scheme != "https" || u.Host == "" {
 		return usage("--orchestrator %q is not of the form https://host:port", o.OrchestratorURL)
@@ -221,7 +222,7 @@ func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
 	if tokenFile != "" {
 		b, err := os.ReadFile(tokenFile)
 		if err != nil &&
-			!(errors.Is(err, fs.ErrNotExist) && join.Joined(o.StateDir)) { // a node that has joined needs none
+			!(errors.Is(err, fs.ErrNotExist) && join.Joined(o.StateDir)) { // a node that has joined needs no token
 			return fmt.Errorf(
 				"--token-file: %w\n  nothing was changed; copy the orchestrator's join-token file there: this node "+
 					"has no certificate yet",

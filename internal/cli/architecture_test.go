@@ -15,7 +15,7 @@ var (
 	sourcePath = regexp.MustCompile("`((?:api|bpf|cmd|deploy|internal|test)/[A-Za-z0-9_./*-]+)`")
 	// sourceName is a file without its folder.
 	sourceName = regexp.MustCompile("`([a-z0-9_]+\\.(?:c|h|go))`")
-	// placed is an identifier, and the file that has it: `name` (`file`).
+	// placed is an identifier and the file that contains it: `name` (`file`).
 	placed = regexp.MustCompile("`([A-Za-z_][A-Za-z0-9_.]*)`\\s+\\((?:both\\s+)?`([A-Za-z0-9_./-]+\\.(?:h|c|go))`")
 )
 
@@ -69,12 +69,12 @@ func TestArchitecture(t *testing.T) {
 				must(t, err)
 				return name.Match(text)
 			}) {
-				t.Errorf("%s says that %s is in %s, where it is not", page, m[1], m[2])
+				t.Errorf("%s: no %s in %s", page, m[1], m[2])
 			}
 		}
 	}
 	if paths < 50 || names < 20 {
-		t.Errorf("only %d paths and %d names with their files were found", paths, names)
+		t.Errorf("found %d paths and %d names with their files, want at least 50 and 20", paths, names)
 	}
 	t.Logf("%d paths, %d names with their files", paths, names)
 }

@@ -20,9 +20,9 @@ type backupView struct {
 	Revision int64     `json:"revision"`
 	Records  int       `json:"records"`
 	DataDir  string    `json:"dataDir"`
-	Skip     *uint64   `json:"skip,omitempty"` // of restore, as what follows
+	Skip     *uint64   `json:"skip,omitempty"` // this field and the next ones: of restore
 	Regions  []string  `json:"regions,omitempty"`
-	Edge     string    `json:"edge,omitempty"`     // the node that is the Edge Switch again
+	Edge     string    `json:"edge,omitempty"`     // node that the backup records as the Edge Switch
 	Ruled    []string  `json:"policies,omitempty"` // tenants with policies
 }
 
@@ -65,8 +65,8 @@ your own, use "etcdctl snapshot save".`,
 					v.Cluster,
 					v.Revision,
 				)
-				fmt.Fprintln(w, "It contains the keys of all tenants, the authority's key and the join token: keep "+
-					"it secret.")
+				fmt.Fprintln(w, "It contains the keys of all tenants, the key of the certificate authority and the "+
+					"join token: keep it secret.")
 			})
 		},
 	}
@@ -91,8 +91,9 @@ twice, the restored cluster skips the next --skip node prefixes, the next --skip
 next --skip apps of each tenant. A node that already has one of them reports it when it registers.
 Choose a greater number if more may have been allocated since the backup, including allocations of
 another cluster that was restored from the same file.`,
-		Example: `  pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator
-  pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir /var/lib/pilaster/orchestrator --skip 5000`,
+		Example: "  pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir " + defaultDataDir +
+			"\n  pilaster orchestrator restore /backup/pilaster-2026-11-21.backup --data-dir " + defaultDataDir +
+			" --skip 5000",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			is, err := store.Restore(
@@ -110,7 +111,7 @@ another cluster that was restored from the same file.`,
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(
 					w,
-					"cluster %s is in %s as it was at %s: %d records\n",
+					"cluster %s restored to %s from the backup of %s: %d records\n",
 					v.Cluster,
 					v.DataDir,
 					moment(v.Made),
@@ -118,31 +119,31 @@ another cluster that was restored from the same file.`,
 				)
 				fmt.Fprintf(
 					w,
-					"The next %d node prefixes, tenant ids, and apps of each tenant are skipped: a node that has "+
-						"one reports it when it registers.\n",
+					"The next %d node prefixes, tenant ids, and apps of each tenant are skipped, because nodes may "+
+						"have them already; a node that has one reports it when it registers.\n",
 					skip,
 				)
 				if len(v.Regions) > 0 {
 					fmt.Fprintf(
 						w,
-						"It is joined again to %s, as it was: delete with `pilaster region delete` what was deleted "+
-							"since.\n",
+						"Connected regions are those of the backup (%s): run `pilaster region delete` for regions "+
+							"that were deleted later.\n",
 						strings.Join(v.Regions, ", "),
 					)
 				}
 				if len(v.Ruled) > 0 {
 					fmt.Fprintf(
 						w,
-						"Policies of %s are as they were: apply with `pilaster policy apply` what was changed since, "+
-							"and delete what was deleted.\n",
+						"Policies are those of the backup (tenants %s): repeat later changes with `pilaster policy "+
+							"apply` and `pilaster policy delete`.\n",
 						strings.Join(v.Ruled, ", "),
 					)
 				}
 				if v.Edge != "" {
 					fmt.Fprintf(
 						w,
-						"Node %s is its Edge Switch: if another has taken its place since, that one is refused until "+
-							"`pilaster node delete %s --force`.\n",
+						"Node %s is the Edge Switch: if another node replaced it after the backup, the orchestrator "+
+							"refuses that node until you run `pilaster node delete %s --force`.\n",
 						v.Edge,
 						v.Edge,
 					)
@@ -160,7 +161,7 @@ another cluster that was restored from the same file.`,
 	return cmd
 }
 
-// embeddedOnly takes the orchestrator's --etcd to say what to do instead.
+// embeddedOnly adds the orchestrator's --etcd as a hidden flag, and rejects it with what to do instead.
 func embeddedOnly(cmd *cobra.Command, instead string) {
 	var etcd string
 	cmd.Flags().StringVar(&etcd, "etcd", "", "")

@@ -33,7 +33,7 @@ func TestOrchestratorBackupRestore(t *testing.T) {
 	made := ask[backupView](t, "orchestrator", "backup", file, "--data-dir", data)
 	if made.File != file || made.DataDir != data || made.Records == 0 || made.Cluster == "" || made.Revision == 0 ||
 		made.Skip != nil {
-		t.Errorf("backup: %+v", made)
+		t.Errorf("backup: %+v, want file, data directory, cluster, records and revision, and no skip", made)
 	}
 	refused(t, ExitFailed, "exists already", "orchestrator", "backup", file, "--data-dir", data)
 	refused(t, ExitUsage, "", "orchestrator", "backup", "--data-dir", data)
@@ -41,7 +41,7 @@ func TestOrchestratorBackupRestore(t *testing.T) {
 	if r := command(t, "orchestrator", "backup", file+"2", "--data-dir", data); r.code != ExitDone ||
 		!strings.Contains(r.stdout, made.Cluster) ||
 		!strings.Contains(r.stdout, "keep it secret") {
-		t.Errorf("backup: %+v", r)
+		t.Errorf("backup: %+v, want the cluster and a warning about secrets", r)
 	}
 
 	refused(t, ExitUsage, "data-dir", "orchestrator", "restore", file)
@@ -64,24 +64,24 @@ func TestOrchestratorBackupRestore(t *testing.T) {
 		back.Cluster != made.Cluster ||
 		back.DataDir != other ||
 		!back.Made.Equal(made.Made) {
-		t.Errorf("restore: %+v", back)
+		t.Errorf("restore: %+v, want skip 7, policies of blue, and the rest as in the backup %+v", back, made)
 	}
 	if err := os.RemoveAll(other); err != nil {
 		t.Fatal(err)
 	}
 	if r := command(t, "orchestrator", "restore", file, "--data-dir", other); r.code != ExitDone ||
 		!strings.Contains(r.stdout, "The next 1024 node prefixes") ||
-		!strings.Contains(r.stdout, "Policies of blue are as they were") ||
-		!strings.Contains(r.stdout, " as it was at "+moment(made.Made)+":") {
-		t.Errorf("restore: %+v", r)
+		!strings.Contains(r.stdout, "Policies are those of the backup (tenants blue)") ||
+		!strings.Contains(r.stdout, " from the backup of "+moment(made.Made)+":") {
+		t.Errorf("restore: %+v, want the skipped numbers, the policies and the time of the backup", r)
 	}
 	for _, sub := range []string{"backup", "restore"} {
 		if r := command(t, "__complete", "orchestrator", sub, "x", "--"); !strings.Contains(r.stdout, "--data-dir") ||
 			strings.Contains(r.stdout, "--etcd") {
-			t.Errorf("%s completes to %q", sub, r.stdout)
+			t.Errorf("%s -- <TAB>: %q, want --data-dir and not --etcd", sub, r.stdout)
 		}
 		if r := command(t, "orchestrator", sub, "--help"); !strings.Contains(r.stdout, "Examples:") {
-			t.Errorf("%s --help: %s", sub, r.stdout)
+			t.Errorf("%s --help: %s, want examples", sub, r.stdout)
 		}
 	}
 }

@@ -118,7 +118,7 @@ run. Run it on an idle machine. docs/reference/benchmarks.md explains scenarios,
 	return c
 }
 
-// benchNames lists what --scenarios and --metrics take.
+// benchNames lists the values of --scenarios and --metrics.
 func benchNames() string {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
@@ -154,11 +154,11 @@ func listed(known []string) cobra.CompletionFunc {
 	}
 }
 
-// selectRun takes the named scenarios and metrics instead of those of the form.
+// selectRun replaces the scenarios and metrics of the form by the named ones.
 func selectRun(o *bench.Options, scenarios, metrics []string) (err error) {
 	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
 		if names != nil && len(names) == 0 {
-			return usage("--%s is empty; leave it out for those of the form, or name some", flag)
+			return usage("--%s is empty; omit it, or name some", flag)
 		}
 	}
 	if len(scenarios) > 0 {
@@ -197,7 +197,7 @@ func addPeers(o *bench.Options, peers []string) error {
 	for _, peer := range peers {
 		name, command, found := strings.Cut(peer, "=")
 		if !found || command == "" || !peerName.MatchString(name) {
-			return usage("--peer %q: say NAME=COMMAND, where the name is of small letters, digits and dashes", peer)
+			return usage("--peer %q: use NAME=COMMAND, with a name of lower-case letters, digits and dashes", peer)
 		}
 		if slices.Contains(scenario.Names(append(scenario.Scenarios(), o.Scenarios...)), name) {
 			return usage("--peer %q: there is a scenario %s already; choose another name", peer, name)
@@ -229,10 +229,10 @@ func prepare(o *bench.Options, env Env) (err error) {
 	started := time.Now()
 	o.Dir, o.Seed = benchDir, uint64(started.UnixNano())
 	o.Generator = func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, "bench", "generator") }
-	said, rounds := started, o.Rounds
+	printed, rounds := started, o.Rounds
 	o.Progress = func(s bench.Step) {
-		if now := time.Now(); s.Part == 1 || now.Sub(said) >= 5*time.Second {
-			said = now
+		if now := time.Now(); s.Part == 1 || now.Sub(printed) >= 5*time.Second {
+			printed = now
 			left := now.Sub(started).Seconds() * (1 - s.Part) / s.Part
 			fmt.Fprintf(
 				env.Stderr,
@@ -254,15 +254,16 @@ func newBenchCheckCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Compare the bench's own generator with iperf3 and sockperf",
-		Long: `Measure node to node with the bench's own generator and with iperf3 and sockperf, in turn, where they
-measure the same: the generator exists for what they lack, and has to agree with them elsewhere. It needs Debian's
-iperf3 and sockperf and takes about two minutes. The command fails if a ratio of the two is not between 0.8 and 1.25,
-or if its interval is wider than a quarter and holds one of these limits. Run it on an idle machine.`,
+		Long: `Measure node to node with the bench's own generator and with iperf3 and sockperf, in turn, for the
+metrics that both support. The generator exists for metrics that these tools lack; elsewhere it must agree with them.
+The command needs Debian's iperf3 and sockperf and takes about two minutes. The command fails if a ratio of the two is
+not between 0.8 and 1.25, or if its interval is wider than 0.25 and contains one of these limits. Run it on an idle
+machine.`,
 		Example: "  pilaster bench check",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if rounds < bench.FewestRounds {
-				return usage("--rounds %d: say %d or more; an interval needs as many", rounds, bench.FewestRounds)
+				return usage("--rounds %d: use %d or more; an interval needs as many", rounds, bench.FewestRounds)
 			}
 			if err := requireRoot("bench"); err != nil {
 				return err
@@ -271,7 +272,7 @@ or if its interval is wider than a quarter and holds one of these limits. Run it
 				return fmt.Errorf("%w; nothing was measured", err)
 			}
 			run := bench.Full()
-			run.Rounds, run.Window = rounds, time.Second // the tools' shortest
+			run.Rounds, run.Window = rounds, time.Second // the shortest that the tools support
 			if err := prepare(&run, env); err != nil {
 				return err
 			}
@@ -351,8 +352,8 @@ func bindReport(c *cobra.Command, to *reportPlace) {
 	)
 }
 
-// formats are names of formats in other programs. -o refuses those that we do not have instead of making a folder of that
-// name.
+// formats are names of formats in other programs. -o refuses those that we do not have instead of creating a folder of
+// that name.
 var formats = []string{
 	"", "csv", "html", "json", "markdown", "md", "table", "text", "tsv", "txt", "wide", "xml", "yaml", "yml",
 }
@@ -364,7 +365,7 @@ func (p *reportPlace) String() string { return string(*p) }
 func (p *reportPlace) Type() string   { return "string" }
 func (p *reportPlace) Set(to string) error {
 	if to != "text" && to != "json" && slices.Contains(formats, strings.ToLower(to)) {
-		return fmt.Errorf("say text, json or a folder; ./%s is a folder of that name", cmp.Or(to, "results"))
+		return fmt.Errorf("use text, json or a folder; for a folder of that name, use ./%s", cmp.Or(to, "results"))
 	}
 	*p = reportPlace(to)
 	return nil
@@ -372,13 +373,13 @@ func (p *reportPlace) Set(to string) error {
 
 func (p reportPlace) isFolder() bool { return p != "text" && p != "json" }
 
-// makeReportFolder checks before the measurement whether a report can be written. giveUp removes a folder that it created,
-// unless the folder has files by then.
+// makeReportFolder checks before the measurement whether a report can be written. giveUp removes a folder that
+// makeReportFolder created, unless the folder has files by then.
 func makeReportFolder(to reportPlace) (giveUp func(), err error) {
 	return makeFolder(to, []string{"report.json", "report.html"})
 }
 
-// makeFolder is makeReportFolder for these files.
+// makeFolder is makeReportFolder for reports that consist of the given files.
 func makeFolder(to reportPlace, files []string) (giveUp func(), err error) {
 	giveUp = func() {}
 	if !to.isFolder() {
@@ -417,7 +418,8 @@ func writable(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// writeReport writes JSON; or text, and beside it report.json and report.html in the folder to.
+// writeReport prints the report as JSON or text. If place is a folder, it prints text, and writes report.json and
+// report.html to the folder.
 func writeReport(stdout io.Writer, r benchReport, place reportPlace) error {
 	to := string(place)
 	if !place.isFolder() {

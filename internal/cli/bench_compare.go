@@ -25,9 +25,9 @@ order within a pair, and print this build's speed relative to the other one: the
 interval.
 
 The command fails if a speed is below the gate (--at-least), or if the gate lies in an interval that is too wide to
-decide. No gate applies to times, as of the programs themselves (PROGRAM_OUT, PROGRAM_IN). It takes about five minutes;
-run it on an idle machine. docs/results/compare.md explains the method, docs/reference/benchmarks.md scenarios and
-metrics.`,
+decide. No gate applies to times, such as the run times of the programs (PROGRAM_OUT, PROGRAM_IN). It takes about five
+minutes; run it on an idle machine. docs/results/compare.md explains the method, docs/reference/benchmarks.md
+scenarios and metrics.`,
 		Example: "  pilaster bench compare ./pilaster-before -o results\n" +
 			"  pilaster bench compare ./pilaster-before --scenarios netpila,netpila-macvlan --metrics UDP_RR,UDP_PPS " +
 			"--pairs 60",
@@ -76,7 +76,8 @@ metrics.`,
 	return c
 }
 
-// checkCompare refuses before the first run what the runs would refuse, and names each scenario and metric once.
+// checkCompare rejects before the first run what the runs would reject, and removes duplicates of scenarios and
+// metrics.
 func checkCompare(o *bench.CompareOptions) error {
 	var run bench.Options
 	if err := selectRun(&run, o.Scenarios, o.Metrics); err != nil {
@@ -88,9 +89,9 @@ func checkCompare(o *bench.CompareOptions) error {
 	case len(lacks) > 0:
 		return usage("--scenarios: %s; nothing was measured", strings.Join(lacks, "; "))
 	case o.Pairs < bench.FewestRounds:
-		return usage("--pairs %d: say %d or more; an interval needs as many", o.Pairs, bench.FewestRounds)
+		return usage("--pairs %d: use %d or more; an interval needs that many pairs", o.Pairs, bench.FewestRounds)
 	case !(o.AtLeast > 0 && o.AtLeast <= 1):
-		return usage("--at-least %v: say more than 0 and 1 at most", o.AtLeast)
+		return usage("--at-least %v: use a number above 0, at most 1", o.AtLeast)
 	}
 	return nil
 }

@@ -20,8 +20,8 @@ func newBenchEntriesCommand(env Env) *cobra.Command {
 		Short: "Count the entries of a NIMITZ node's switch as the cluster grows",
 		Long: `Fill the switch of one node of network nimitz as its agent does, and read its entries from it: from the
 kernel's tables, and from Open vSwitch. The cluster around it is simulated: its nodes and containers exist only as
-mappings. The command counts with node CIDRs and without, and fails if there are more entries than the sum of what
-nodes, containers and services have each. docs/results/entries.md explains the figures.
+mappings. The command counts with node CIDRs and without, and fails if the switch has more entries than nodes,
+containers and services account for. docs/results/entries.md explains the figures.
 
 A folder given with -o gets report.json, and report.html with plots.`,
 		Example: "  pilaster bench entries --quick -o results\n" +
@@ -42,12 +42,12 @@ A folder given with -o gets report.json, and report.html with plots.`,
 			if c.Flags().Changed("switches") {
 				for _, name := range switches {
 					if !slices.Contains(suites.EntrySwitches, name) {
-						return usage("--switches: there is no switch %q; say some of %v", name, suites.EntrySwitches)
+						return usage("--switches: there is no switch %q; use some of %v", name, suites.EntrySwitches)
 					}
 				}
 				slices.Sort(switches)
 				if o.Switches = slices.Compact(switches); len(switches) == 0 {
-					return usage("--switches is empty; leave it out for all, or name some")
+					return usage("--switches is empty; omit it for all, or name some")
 				}
 			}
 			if err := requireRoot("bench"); err != nil {
@@ -68,7 +68,7 @@ A folder given with -o gets report.json, and report.html with plots.`,
 		formFlag{"full", "a minute and a half: up to 1,000 nodes, 80,000 containers"})
 	f := c.Flags()
 	f.IntSliceVar(&nodes, "nodes", nil, "sizes of the cluster, two or more")
-	f.StringSliceVar(&switches, "switches", nil, "these only: ebpf, ovs")
+	f.StringSliceVar(&switches, "switches", nil, "only these switches: ebpf, ovs")
 	bindReport(c, &to)
 	_ = c.RegisterFlagCompletionFunc("nodes", cobra.NoFileCompletions)
 	_ = c.RegisterFlagCompletionFunc("switches", listed(suites.EntrySwitches))

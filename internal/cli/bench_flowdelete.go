@@ -19,9 +19,9 @@ func newBenchFlowDeleteCommand(env Env) *cobra.Command {
 		Use:   "flow-delete",
 		Short: "Measure how long Open vSwitch takes to delete entries",
 		Long: `Measure how long Open vSwitch takes to delete 2,000 of NIMITZ's entries, by the number of installed
-entries: with loose deletions, for which it searches all of them, as NIMITZ met at scale, and with strict ones, as
-pilaster uses by default. The command starts a switch of its own in a network namespace. docs/results/flow-delete.md
-explains the figures.
+entries: with loose deletions, for which it searches all entries, a problem that the NIMITZ paper reports, and with
+strict ones, which pilaster uses by default. The command starts a switch of its own in a network namespace.
+docs/results/flow-delete.md explains the figures.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on an idle machine.`,
 		Example: "  pilaster bench flow-delete --quick -o results\n  pilaster bench flow-delete --installed " +

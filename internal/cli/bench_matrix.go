@@ -12,12 +12,12 @@ import (
 	"pilaster.io/pilaster/internal/nic"
 )
 
-// recordMatrix writes the packets of the model's rehearsal, or those that an Open vSwitch sends within a time. It leaves
-// no file if it fails.
+// recordMatrix writes the packets of the model's rehearsal, or those that an Open vSwitch sends within a time. It
+// leaves no file if it fails.
 func recordMatrix(ctx context.Context, env Env, file, runDir string, within time.Duration, seed uint64) error {
 	to, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("%s exists already; it was left as it was: name a new file", file)
+		return fmt.Errorf("%s exists already and was not changed: name a new file", file)
 	}
 	if err != nil {
 		return usage("--record: %w", err)
@@ -42,7 +42,7 @@ func recordMatrix(ctx context.Context, env Env, file, runDir string, within time
 	return err
 }
 
-// watchMatrix counts packets to other nodes by the switch's own counters.
+// watchMatrix counts packets to other nodes with the switch's own counters.
 func watchMatrix(ctx context.Context, env Env, runDir string, within time.Duration) (m nic.Matrix, err error) {
 	before, err := ovs.Forwarded(ctx, runDir)
 	if err != nil {
@@ -50,14 +50,14 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	}
 	fmt.Fprintf(
 		env.Stderr,
-		"counting for %v what %s to other nodes\n",
+		"counting for %v the packets that %s to other nodes\n",
 		within,
 		humanize.Of(len(before), "entry sends", "entries send"),
 	)
 	began := time.Now()
 	select {
 	case <-ctx.Done():
-		return m, fmt.Errorf("interrupted: %w; nothing was kept", context.Cause(ctx))
+		return m, fmt.Errorf("interrupted: %w; no file was written", context.Cause(ctx))
 	case <-time.After(within):
 	}
 	after, err := ovs.Forwarded(ctx, runDir)
@@ -74,7 +74,7 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	m.Sort()
 	if len(m.Destinations) == 0 {
 		return m, fmt.Errorf(
-			"nothing was sent to other nodes in %v; nothing was kept: record while the job runs, or for longer with "+
+			"no packet was sent to other nodes in %v; no file was written: record while the job runs, or longer with "+
 				"--for",
 			within,
 		)

@@ -40,21 +40,21 @@ destinations of the job from another one.`,
 			if figure != "all" {
 				n, err := strconv.Atoi(figure)
 				if err != nil || !slices.Contains(nic.Numbers, n) {
-					return usage("--figure %q: say one of %s", figure, strings.Join(figureNames(), ", "))
+					return usage("--figure %q: use one of %s", figure, strings.Join(figureNames(), ", "))
 				}
 				numbers = []int{n}
 			}
 			switch {
 			case record == "" && (runDir != "" || c.Flags().Changed("for")), runDir == "" && c.Flags().Changed("for"):
-				return usage("--ovs-run-dir says what --record counts, and --for how long")
+				return usage("--ovs-run-dir needs --record, and --for needs both")
 			case within <= 0:
-				return usage("--for %v: say how long, such as 30s", within)
+				return usage("--for %v: use a duration above 0, such as 30s", within)
 			case record != "":
 				return recordMatrix(c.Context(), env, record, runDir, within, seed)
 			case job != "" && matrix == "":
-				return usage("--job names the destinations of the job that --matrix preheats; say both")
+				return usage("--job needs --matrix: it names the destinations of the job that --matrix preheats")
 			case matrix != "" && figure != "all" && figure != "8":
-				return usage("--matrix is of figure 8; leave --figure out")
+				return usage("--matrix applies only to figure 8; omit --figure")
 			}
 			draw := func() (*nic.Report, error) { return nic.Draw(c.Context(), seed, numbers...) }
 			if matrix != "" {
@@ -92,7 +92,7 @@ destinations of the job from another one.`,
 	return c
 }
 
-// recorded is figure 8 with files in place of its rehearsal, and of its job if one is given.
+// recorded returns a function that plots figure 8 with files in place of its rehearsal and, if given, its job.
 func recorded(ctx context.Context, matrix, job string, seed uint64) (draw func() (*nic.Report, error), err error) {
 	preheated, err := readMatrix("matrix", matrix)
 	if err != nil || job == "" {

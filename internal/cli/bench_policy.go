@@ -11,11 +11,12 @@ func newBenchPolicyCommand(env Env) *cobra.Command {
 	var form func() string
 	c := &cobra.Command{
 		Use:   "policy",
-		Short: "Compare containers under 0 to 10,000 rules, with netfilter's same rules beside them",
+		Short: "Compare containers with 0 to 10,000 policy rules, and netfilter with the same rules",
 		Long: `Compare the speed of containers under a NetworkPolicy of 1 to 10,000 rules, the last of which admits the
-client, with that of a tenant without policies; and, beside it, routed containers behind the same rules of netfilter.
-All are measured in one run, in turn and in random order, as "pilaster bench datapath" does. Then first packets, which
-need a lookup of the rules: the time of the program for one, by number of rules and by size (Nezha's table A1).
+client, with that of a tenant without policies, and with routed containers behind the same rules of netfilter. All are
+measured in one run, in turn and in random order, as "pilaster bench datapath" does. The command then measures first
+packets, which need a lookup of the rules: the program's run time for one, by number of rules and by size (table A1 of
+the Nezha paper).
 
 The command fails if a policy costs more than the gate allows, or if the run was too noisy to decide. Run it on an idle
 machine. docs/reference/benchmarks.md explains scenarios, metrics and method.`,

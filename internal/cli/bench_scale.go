@@ -21,7 +21,7 @@ func newBenchScaleCommand(env Env) *cobra.Command {
 	var form func() string
 	c := &cobra.Command{
 		Use:   "scale",
-		Short: "Measure a packet's cost by endpoints and peers, and beside a sprayer",
+		Short: "Measure the cost of a packet by the number of endpoints and peers",
 		Long: `Measure the time that the packet path's programs take for a packet: by the number of endpoints and
 tenants of the node and of their peers, which packets address in random order; for a packet that misses the flow cache;
 and for flows beside a container that sprays packets over many addresses. The command fills the tables of a node of its

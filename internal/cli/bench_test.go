@@ -19,32 +19,33 @@ func TestBenchRefuses(t *testing.T) {
 		t.Skip("needs root")
 	}
 	if code := exitCode(fmt.Errorf("bench: %w", bench.ErrNoFigures)); code != ExitUsage {
-		t.Errorf("metrics that no scenario has: exit %d", code)
+		t.Errorf("metrics that no scenario has: exit %d, want %d", code, ExitUsage)
 	}
 	for line, says := range map[string]string{
-		"--scenarios native,nonsense":         `there is no scenario "nonsense"; say some of native, route, vxlan, `,
-		"--metrics TCP_RR,tcp_crr":            `there is no metric "tcp_crr"; say some of TCP_RR, UDP_RR, `,
-		"--scenarios native,":                 `there is no scenario ""; say some of native, `,
-		"--metrics ,TCP_RR":                   `there is no metric ""; say some of TCP_RR, `,
-		"-o xml":                              "say text, json or a folder; ./xml is a folder of that name",
-		"-o JSON":                             "say text, json or a folder",
-		"--output=":                           "say text, json or a folder; ./results",
+		"--scenarios native,nonsense":         `there is no scenario "nonsense"; use some of native, route, vxlan, `,
+		"--metrics TCP_RR,tcp_crr":            `there is no metric "tcp_crr"; use some of TCP_RR, UDP_RR, `,
+		"--scenarios native,":                 `there is no scenario ""; use some of native, `,
+		"--metrics ,TCP_RR":                   `there is no metric ""; use some of TCP_RR, `,
+		"-o xml":                              "use text, json or a folder; for a folder of that name, use ./xml",
+		"-o JSON":                             "use text, json or a folder",
+		"--output=":                           "use text, json or a folder; for a folder of that name, use ./results",
 		"--scenarios=":                        "--scenarios is empty",
 		"--metrics=":                          "--metrics is empty",
 		"--quick --full":                      "none of the others can be",
 		"--smoke --full --scenarios nonsense": "none of the others can be",
-		"nonsense":                            "the arguments do not fit",
-		"--peer flannel":                      "say NAME=COMMAND",
-		"--peer flannel=":                     "say NAME=COMMAND",
+		"nonsense":                            "wrong number of arguments",
+		"--peer flannel":                      "use NAME=COMMAND",
+		"--peer flannel=":                     "use NAME=COMMAND",
 		"--output /dev/null/x":                "not a directory; nothing was measured",
-		"--peer ../x=sh":                      "say NAME=COMMAND",
+		"--peer ../x=sh":                      "use NAME=COMMAND",
 		"--peer x=/nonexistent/x":             "no such file",
 		"--peer native=sh":                    "there is a scenario native already",
 		"--peer x=sh --peer x=sh":             "there is a scenario x already",
 	} {
 		code, out, errs := run(t, "", append([]string{"bench", "datapath"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("bench datapath %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("bench datapath %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitUsage, says)
 		}
 	}
 }
@@ -54,23 +55,24 @@ func TestBenchCompareRefuses(t *testing.T) {
 		t.Skip("needs root")
 	}
 	for line, says := range map[string]string{
-		"":                              "the arguments do not fit",
-		"/bin/sh x":                     "the arguments do not fit",
+		"":                              "wrong number of arguments",
+		"/bin/sh x":                     "wrong number of arguments",
 		"/nonexistent/pilaster":         "no such file or directory; name a build of this program as a path",
 		"nonexistent":                   "name a build of this program as a path",
 		"/bin/sh --scenarios netpila,x": `there is no scenario "x"`,
 		"/bin/sh --scenarios=":          "--scenarios is empty",
 		"/bin/sh --metrics tcp_rr":      `there is no metric "tcp_rr"`,
-		"/bin/sh --pairs 5":             "say 6 or more",
-		"/bin/sh --at-least 0":          "say more than 0 and 1 at most",
-		"/bin/sh --at-least NaN":        "say more than 0 and 1 at most",
-		"/bin/sh --at-least 1.1":        "say more than 0 and 1 at most",
-		"/bin/sh -o xml":                "say text, json or a folder",
+		"/bin/sh --pairs 5":             "use 6 or more",
+		"/bin/sh --at-least 0":          "use a number above 0, at most 1",
+		"/bin/sh --at-least NaN":        "use a number above 0, at most 1",
+		"/bin/sh --at-least 1.1":        "use a number above 0, at most 1",
+		"/bin/sh -o xml":                "use text, json or a folder",
 		"/bin/sh --output /dev/null/x":  "nothing was measured",
 	} {
 		code, out, errs := run(t, "", append([]string{"bench", "compare"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("bench compare %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("bench compare %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitUsage, says)
 		}
 	}
 	if _, offers, _ := run(t, "", "__complete", "bench", "compare", "/bin/sh", "--metrics",
@@ -78,26 +80,27 @@ func TestBenchCompareRefuses(t *testing.T) {
 		offers,
 		"UDP_RR,UDP_PPS\n",
 	) {
-		t.Errorf("--metrics UDP_RR,<TAB>: %q", offers)
+		t.Errorf("--metrics UDP_RR,<TAB>: %q, want UDP_RR,UDP_PPS", offers)
 	}
 }
 
-// A folder is one, whatever its name.
+// A path with a slash is a folder, also if its last element is the name of a format.
 func TestReportPlace(t *testing.T) {
 	for to, folder := range map[string]bool{"text": false, "json": false, "results": true, "./xml": true,
 		"dist/bench": true} {
 		var p reportPlace
 		if err := p.Set(to); err != nil || p.isFolder() != folder || p.String() != to {
-			t.Errorf("%s: %v, a folder: %v", to, err, p.isFolder())
+			t.Errorf("%s: %v, isFolder %v, want %v", to, err, p.isFolder(), folder)
 		}
 	}
 	if _, help, _ := run(t, "", "bench", "--help"); !strings.Contains(help, "ONCache") ||
 		!strings.Contains(help, "bounds") {
-		t.Errorf("what is compared: %s", help)
+		t.Errorf("help lacks ONCache or bounds: %s", help)
 	}
 }
 
-// What this kernel cannot do is no scenario here: named, it is refused and nothing is measured; it is not offered.
+// A scenario that this kernel does not support is not offered for completion. If it is named, the command fails before
+// it measures.
 func TestBenchLeavesOut(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -106,7 +109,7 @@ func TestBenchLeavesOut(t *testing.T) {
 	_, offers, _ := run(t, "", "__complete", "bench", "datapath", "--scenarios", "")
 	for _, name := range []string{"bound-netkit", "netpila-netkit"} {
 		if strings.Contains("\n"+offers, "\n"+name+"\n") != (lacks == nil) {
-			t.Errorf("%v, and offered: %q", lacks, offers)
+			t.Errorf("HasNetkit: %v; offered: %q", lacks, offers)
 		}
 		if lacks == nil {
 			continue
@@ -121,16 +124,17 @@ func TestBenchLeavesOut(t *testing.T) {
 }
 
 func TestBenchCheckRefuses(t *testing.T) {
-	for line, says := range map[string]string{"--rounds 0": "say 6 or more", "--rounds 5": "an interval needs as " +
-		"many", "-o yaml": "text or json", "x": "do not fit"} {
+	for line, says := range map[string]string{"--rounds 0": "use 6 or more", "--rounds 5": "an interval needs as " +
+		"many", "-o yaml": "text or json", "x": "wrong number of arguments"} {
 		code, _, errs := run(t, "", append([]string{"bench", "check"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) {
-			t.Errorf("bench check %s: exit %d, stderr %q", line, code, errs)
+			t.Errorf("bench check %s: exit %d, stderr %q; want exit %d, stderr with %q",
+				line, code, errs, ExitUsage, says)
 		}
 	}
 }
 
-// Names are offered one after the other, each once.
+// Completion offers each name once, also after a comma.
 func TestBenchCompletion(t *testing.T) {
 	for _, c := range []struct {
 		flag, typed string
@@ -165,7 +169,7 @@ func TestBenchFormerNames(t *testing.T) {
 			t.Errorf("bench %s: exit %d, stderr %q; bench %s: exit %d, %q", former, code, errs, name, wantCode, want)
 		}
 		if strings.Contains(help, "\n  "+former) || !strings.Contains(help, "\n  "+name) {
-			t.Errorf("help: %q", help)
+			t.Errorf("help: %q, want %s and not %s", help, name, former)
 		}
 	}
 }
@@ -177,11 +181,13 @@ func TestBenchFlowDeleteRefuses(t *testing.T) {
 	for line, says := range map[string]string{
 		"--installed=": "use whole numbers", "--installed 1999": "choose 2000 to 200000", "--installed " +
 			"2000,200001": "choose 2000 to 200000",
-		"--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
+		"--quick --full": "none of the others can be", "-o xml": "use text, json or a folder",
+		"x": "wrong number of arguments",
 	} {
 		code, out, errs := run(t, "", append([]string{"bench", "flow-delete"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("bench flow-delete %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("bench flow-delete %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitUsage, says)
 		}
 	}
 	t.Setenv("PATH", "/nonexistent")
@@ -200,18 +206,20 @@ func TestBenchEntriesRefuses(t *testing.T) {
 	for line, says := range map[string]string{
 		"--nodes 5": "choose two sizes or more", "--nodes 5,5": "choose two sizes or " +
 			"more", "--nodes 0,5": "of 1 to 4000", "--nodes 1,4001": "of 1 to 4000", "--nodes=": "use whole numbers",
-		"--switches hub": `no switch "hub"; say some of [ebpf ovs]`, "--quick --full": "none of the others can be", "-o xml": "say text, json or a folder", "x": "do not fit",
+		"--switches hub": `no switch "hub"; use some of [ebpf ovs]`, "--quick --full": "none of the others can be",
+		"-o xml": "use text, json or a folder", "x": "wrong number of arguments",
 	} {
 		code, out, errs := run(t, "", append([]string{"bench", "entries"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("bench entries %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("bench entries %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitUsage, says)
 		}
 	}
 	if _, offers, _ := run(t, "", "__complete", "bench", "entries", "--switches", "ebpf,"); !strings.HasPrefix(
 		offers,
 		"ebpf,ovs\n",
 	) {
-		t.Errorf("--switches ebpf,<TAB>: %q", offers)
+		t.Errorf("--switches ebpf,<TAB>: %q, want ebpf,ovs", offers)
 	}
 	t.Setenv("PATH", "/nonexistent")
 	code, out, errs := run(t, "", "bench", "entries")
@@ -221,16 +229,16 @@ func TestBenchEntriesRefuses(t *testing.T) {
 	}
 }
 
-// The model says in every form that it is one, needs no root, and is the same again.
+// Every output states that it comes from a model. The command needs no root. The same seed gives the same report.
 func TestBenchNIC(t *testing.T) {
 	to := filepath.Join(t.TempDir(), "model")
 	code, text, errs := run(t, "", "bench", "nic", "--figure", "8", "--seed", "5", "-o", to)
 	if code != ExitDone || errs != "" || !strings.HasPrefix(text, nic.Nature+" Seed 5.\n") {
-		t.Fatalf("exit %d, stdout %q, stderr %q", code, text, errs)
+		t.Fatalf("bench nic: exit %d, stdout %q, stderr %q; want prefix %q", code, text, errs, nic.Nature)
 	}
 	page, err := os.ReadFile(filepath.Join(to, "report.html"))
 	if err != nil || !strings.Contains(string(page), nic.Nature) {
-		t.Errorf("the page: %v", err)
+		t.Errorf("report.html: %v, or it lacks %q", err, nic.Nature)
 	}
 	kept, err := os.ReadFile(filepath.Join(to, "report.json"))
 	if err != nil {
@@ -239,24 +247,25 @@ func TestBenchNIC(t *testing.T) {
 	_, again, _ := run(t, "", "bench", "nic", "--figure", "8", "--seed", "5", "-o", "json")
 	var r nic.Report
 	if err := json.Unmarshal([]byte(again), &r); err != nil || again != string(kept) {
-		t.Errorf("the same seed as JSON: %v, same as before: %v", err, again == string(kept))
+		t.Errorf("JSON with the same seed: %v, equal to report.json: %v, want true", err, again == string(kept))
 	}
 	if r.Nature != nic.Nature || r.Seed != 5 || len(r.Figures) != 1 || r.Figures[0].Number != 8 ||
 		len(r.Parameters) == 0 {
-		t.Errorf("%q, seed %d, %d figures", r.Nature, r.Seed, len(r.Figures))
+		t.Errorf("report: %q, seed %d, %d figures; want %q, seed 5, figure 8",
+			r.Nature, r.Seed, len(r.Figures), nic.Nature)
 	}
 	if _, help, _ := run(t, "", "bench", "nic", "--help"); !strings.Contains(help, "It is a model and no measurement") {
-		t.Errorf("help: %q", help)
+		t.Errorf("help: %q, want it to say that this is a model", help)
 	}
 	if _, offers, _ := run(t, "", "__complete", "bench", "nic", "--figure", ""); !strings.HasPrefix(
 		offers,
 		"7\n8\n12\nall\n",
 	) {
-		t.Errorf("--figure <TAB>: %q", offers)
+		t.Errorf("--figure <TAB>: %q, want 7, 8, 12 and all", offers)
 	}
 }
 
-// A matrix that was recorded is what preheating reads; what is none, or says too little, is refused.
+// --matrix reads files that --record wrote. It rejects other files, and incomplete combinations of flags.
 func TestBenchNICMatrix(t *testing.T) {
 	dir := t.TempDir()
 	file, wrong, other := filepath.Join(dir, "m.tsv"), filepath.Join(dir, "wrong.tsv"), filepath.Join(dir, "other.tsv")
@@ -278,22 +287,23 @@ func TestBenchNICMatrix(t *testing.T) {
 		if err := json.Unmarshal([]byte(out), &r); code != ExitDone || err != nil || len(r.Figures) != 1 ||
 			!strings.Contains(r.Figures[0].About, says) ||
 			r.Nature != nic.Nature {
-			t.Errorf("%s: exit %d, %v, %+v, stderr %q", line, code, err, r, errs)
+			t.Errorf("bench nic %s: exit %d, %v, %+v, stderr %q; want one figure about %q",
+				line, code, err, r, errs, says)
 		}
 	}
 	for line, says := range map[string]string{
 		"--matrix " + wrong: "is no traffic matrix", "--matrix " + dir + "/none": "no such file", "--matrix " + file +
-			" --job " + wrong: "--job " + wrong, "--job " + file: "say both",
-		"--matrix " + file + " --figure 12": "is of figure 8", "--for 3s": "says what --record " +
-			"counts", "--record " + file + " --for 3s": "says what --record counts", "--ovs-run-dir /x": "says what " +
-			"--record counts",
+			" --job " + wrong: "--job " + wrong, "--job " + file: "--job needs --matrix",
+		"--matrix " + file + " --figure 12": "applies only to figure 8", "--for 3s": "--ovs-run-dir needs " +
+			"--record", "--record " + file + " --for 3s": "--for needs both", "--ovs-run-dir /x": "needs --record",
 		"--record " + file + " --ovs-run-dir /x --for " +
-			"0s": "say how long", "--record " + file + " --matrix " + file: "none of the others can " +
+			"0s": "use a duration above 0", "--record " + file + " --matrix " + file: "none of the others can " +
 			"be", "--record " + dir + "/none/m.tsv": "no such file",
 	} {
 		code, out, errs := run(t, "", strings.Fields("bench nic "+line)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("%s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("bench nic %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitUsage, says)
 		}
 	}
 	before, err := os.ReadFile(file)
@@ -303,34 +313,35 @@ func TestBenchNICMatrix(t *testing.T) {
 	for line, says := range map[string]string{
 		"--record " + dir + "/new.tsv --ovs-run-dir /nonexistent": "is it running with --ovs-run-dir " +
 			"/nonexistent?", "--matrix " + other: "the job sends to none of them",
-		"--record " + file + " --seed 6": file + " exists already; it was left as it was: name a new " +
+		"--record " + file + " --seed 6": file + " exists already and was not changed: name a new " +
 			"file", "--record " + file + " --ovs-run-dir " +
 			"/nonexistent": "exists already", "--record " + dir: "exists already",
 	} {
 		code, out, errs := run(t, "", strings.Fields("bench nic "+line)...)
 		if code != ExitFailed || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("%s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("bench nic %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitFailed, says)
 		}
 	}
 	if kept, err := os.ReadFile(file); err != nil || !bytes.Equal(kept, before) {
-		t.Errorf("a record that was refused has left %d of %d bytes of the one before, %v", len(kept), len(before), err)
+		t.Errorf("after rejected runs, the earlier file has %d bytes, want %d: %v", len(kept), len(before), err)
 	}
 	if _, err := os.Stat(dir + "/new.tsv"); !os.IsNotExist(err) {
-		t.Errorf("a record that failed has left a file: %v", err)
+		t.Errorf("file of a failed run: %v, want none", err)
 	}
 }
 
-// What cannot be written is known before anything is measured, and a folder that was made for nothing goes.
+// A folder that cannot be written is reported before the measurement. giveUp removes a folder that the command created.
 func TestReportFolder(t *testing.T) {
 	made, there := filepath.Join(t.TempDir(), "made"), t.TempDir()
 	for _, dir := range []string{made, there} {
 		giveUp, err := makeReportFolder(reportPlace(dir))
 		if left, _ := os.ReadDir(dir); err != nil || len(left) > 0 {
-			t.Fatalf("%s: %v, %v", dir, err, left)
+			t.Fatalf("makeReportFolder(%s): %v, files %v; want an empty folder", dir, err, left)
 		}
 		giveUp()
 		if _, err := os.Stat(dir); (err == nil) != (dir == there) {
-			t.Errorf("given up, %s: %v", dir, err)
+			t.Errorf("%s after giveUp: %v, want it to exist: %v", dir, err, dir == there)
 		}
 	}
 	if err := os.Mkdir(filepath.Join(there, "report.json"), 0o755); err != nil {
@@ -338,6 +349,6 @@ func TestReportFolder(t *testing.T) {
 	}
 	if _, err := makeReportFolder(reportPlace(there)); exitCode(err) != ExitUsage ||
 		!strings.Contains(err.Error(), "is a directory; nothing was measured") {
-		t.Errorf("report.json cannot be written: %v", err)
+		t.Errorf("report.json is a folder: got %v, want a usage error", err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package cli is the command line: flags, output and exit codes. What a command does lives in
-// the package it is about; a file here holds one family of commands.
+// Package cli is the command line: flags, output and exit codes. The work of a command is done by other packages; each
+// file here holds one family of commands.
 package cli
 
 import (
@@ -20,7 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Env is what a command may touch of its surroundings, so that tests run it without a process.
+// Env is the environment of a command: its arguments and standard streams. Tests set it to run commands without a
+// process of their own.
 type Env struct {
 	Args           []string
 	Stdin          io.Reader
@@ -32,7 +33,7 @@ const (
 	ExitDone        = 0
 	ExitFailed      = 1
 	ExitUsage       = 2
-	ExitUnreachable = 3 // the orchestrator or agent asked does not answer
+	ExitUnreachable = 3 // the orchestrator or agent does not answer
 )
 
 // exitError carries an exit code with an error; a nil error prints nothing.
@@ -49,7 +50,7 @@ func (e *exitError) Error() string {
 }
 func (e *exitError) Unwrap() error { return e.err }
 
-// usage marks an error as the caller's.
+// usage returns an error with ExitUsage: the user has to correct the command line.
 func usage(format string, args ...any) error {
 	return &exitError{ExitUsage, fmt.Errorf(format, args...)}
 }
@@ -104,11 +105,11 @@ func message(err error) string {
 	return unixrpc.Words(err)
 }
 
-// moment is a time as all output has it: RFC 3339, UTC, so that what nodes say can be compared.
+// moment formats a time for output: RFC 3339 in UTC, so that outputs of several nodes can be compared.
 func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// output is the -o flag of a command that shows something. It refuses what it does not know while
-// flags are read, before the command does anything.
+// output is the -o flag of a command that shows something. It rejects unknown formats while flags are parsed, before
+// the command does anything.
 type output struct {
 	format string
 	also   []string // formats of this command beside text and json

@@ -25,9 +25,9 @@ func TestExitCodes(t *testing.T) {
 		{"nonsense", ExitUsage, `unknown command "nonsense" for "pilaster"; see pilaster --help`},
 		{"address nonsense", ExitUsage, `unknown command "nonsense"`},
 		{"address encrypt", ExitUsage, `"key" not set`},
-		{"explain", ExitUsage, "the arguments do not fit; usage: pilaster explain ADDRESS"},
-		{"version nonsense", ExitUsage, "the arguments do not fit; usage: pilaster version"},
-		{"sysdump a b", ExitUsage, "the arguments do not fit; usage: pilaster sysdump [FILE.tar.gz]"},
+		{"explain", ExitUsage, "wrong number of arguments; usage: pilaster explain ADDRESS"},
+		{"version nonsense", ExitUsage, "wrong number of arguments; usage: pilaster version"},
+		{"sysdump a b", ExitUsage, "wrong number of arguments; usage: pilaster sysdump [FILE.tar.gz]"},
 		{"explain --nonsense", ExitUsage, "unknown flag"},
 		{"explain fd70::1 -o yaml", ExitUsage, "text or json"},
 		{"help tenant", ExitDone, ""},
@@ -50,9 +50,9 @@ func TestExitCodes(t *testing.T) {
 		{"bench scale --endpoints 1,0", ExitUsage, "--endpoints 0: choose 1 to 65535"},
 		{"bench scale --peers 1048577", ExitUsage, "--peers 1048577: choose 1 to 1048576"},
 		{"bench scale --quick --full", ExitUsage, "[full quick]"},
-		{"bench nic --figure 9", ExitUsage, `--figure "9": say one of 7, 8, 12, all`},
+		{"bench nic --figure 9", ExitUsage, `--figure "9": use one of 7, 8, 12, all`},
 		{"bench nic --figure 8 --seed -1", ExitUsage, "--seed"},
-		{"bench nic -o yaml", ExitUsage, "say text, json or a folder"},
+		{"bench nic -o yaml", ExitUsage, "use text, json or a folder"},
 		{"bench scale --peers x", ExitUsage, `--peers "x": use whole numbers`},
 		{"tenant rotate-key blue --wait soon", ExitUsage, `--wait "soon": use a duration`},
 		{"tenant create blue -o yaml --orchestrator-socket /nonexistent/o.sock", ExitUsage, "text or json"},
@@ -64,12 +64,13 @@ func TestExitCodes(t *testing.T) {
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(errs, c.says) || (errs == "") != (code == ExitDone) {
-			t.Errorf("pilaster %s: exit %d, stdout %q, stderr %q", c.line, code, out, errs)
+			t.Errorf("pilaster %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				c.line, code, out, errs, c.code, c.says)
 		}
 	}
 }
 
-// Names of files are offered where a command takes one, and nowhere else.
+// Completion offers file names only to commands that take a file.
 func TestCompletionOfArguments(t *testing.T) {
 	for line, files := range map[string]bool{
 		"tenant get": false, "node delete": false, "endpoint get": false, "explain": false, "orchestrator backup": true,
@@ -77,7 +78,7 @@ func TestCompletionOfArguments(t *testing.T) {
 	} {
 		_, out, _ := run(t, "", append(append([]string{"__complete"}, strings.Fields(line)...), "")...)
 		if strings.Contains(out, ":0\n") != files || strings.Contains(out, ":4\n") == files {
-			t.Errorf("pilaster %s <TAB>: %q", line, out)
+			t.Errorf("pilaster %s <TAB>: %q, want file names: %v", line, out, files)
 		}
 	}
 }

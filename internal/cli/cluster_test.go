@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// startOrchestrator starts one that commands of the test find.
+// startOrchestrator starts an orchestrator, and sets the environment variable with which commands find its socket.
 func startOrchestrator(t *testing.T) *orchestrator.Server {
 	t.Helper()
 	dir := t.TempDir()
@@ -27,7 +27,7 @@ func startOrchestrator(t *testing.T) *orchestrator.Server {
 	return s
 }
 
-// joinNode has a node join and register.
+// joinNode joins a node to the cluster and registers it.
 func joinNode(t *testing.T, s *orchestrator.Server, name string, as *pilasterv1.RegisterRequest) *join.Client {
 	t.Helper()
 	client, err := join.Dial(t.Context(), join.Config{

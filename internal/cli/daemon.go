@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// daemonSocket is the flag of a command that asks a daemon of this machine.
+// daemonSocket is the flag for the socket of a daemon on this machine.
 type daemonSocket struct {
 	path    string
 	command *cobra.Command
@@ -28,7 +28,7 @@ func (s *daemonSocket) bind(c *cobra.Command, flag, variable, path, whose string
 	c.Flags().StringVar(&s.path, flag, cmp.Or(os.Getenv(variable), path), "unix socket of the "+whose+" ("+variable+")")
 }
 
-// agentSocket is that of this node's agent.
+// agentSocket is the socket of this node's agent.
 type agentSocket struct{ daemonSocket }
 
 func (s *agentSocket) bind(c *cobra.Command) {
@@ -39,7 +39,7 @@ func (s *agentSocket) client() pilasterv1connect.AgentServiceClient {
 	return pilasterv1connect.NewAgentServiceClient(unixrpc.Client(s.path), unixrpc.URL, connect.WithGRPC(), s.bounded())
 }
 
-// orchestratorSocket is that of the orchestrator on this machine.
+// orchestratorSocket is the socket of the orchestrator on this machine.
 type orchestratorSocket struct{ daemonSocket }
 
 func (s *orchestratorSocket) bind(c *cobra.Command) {
@@ -61,7 +61,7 @@ func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
 	)
 }
 
-// names completes a command's one argument with what a daemon knows; of a silent daemon there is nothing to offer.
+// names completes the only argument of a command with names from a daemon. Without an answer it offers none.
 func names(ask func(context.Context) ([]string, error)) cobra.CompletionFunc {
 	return func(c *cobra.Command, args []string, _ string) (all []string, _ cobra.ShellCompDirective) {
 		if len(args) == 0 {
@@ -144,7 +144,7 @@ func (s *agentSocket) endpoints(ctx context.Context) (all []string, err error) {
 	return all, err
 }
 
-// whereTo says where a command finds its daemon.
+// whereTo is what to do if the daemon of a command does not answer.
 func whereTo(c *cobra.Command) string {
 	for _, whose := range []string{"orchestrator", "agent"} {
 		if flag := c.Flag(whose + "-socket"); flag != nil {
@@ -158,7 +158,7 @@ func whereTo(c *cobra.Command) string {
 	return ""
 }
 
-// folder is the flag of a command that looks at what a daemon of this machine keeps; a lab sets the variable.
+// folder adds the flag for a folder of a daemon on this machine. A lab sets the environment variable.
 func folder(c *cobra.Command, into *string, flag, variable, path, whose string) {
 	c.Flags().StringVar(into, flag, cmp.Or(os.Getenv(variable), path), "the "+whose+"'s --"+flag+" ("+variable+")")
 }
@@ -187,7 +187,7 @@ func (p *patience) Set(text string) error {
 	return nil
 }
 
-// atMost is how long a command waits for others: 0 asks once.
+// atMost is how long a command waits for nodes; with 0 it checks once.
 type atMost time.Duration
 
 func (a *atMost) String() string { return time.Duration(*a).String() }
@@ -201,7 +201,7 @@ func (a *atMost) Set(text string) error {
 	return nil
 }
 
-// bounded gives each call that is not a stream its deadline.
+// bounded sets the deadline of unary calls; streams have none.
 func (s *daemonSocket) bounded() connect.Option {
 	return connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
@@ -209,7 +209,7 @@ func (s *daemonSocket) bounded() connect.Option {
 			call, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
 			resp, err := next(call, req)
-			// The daemon knows the deadline too, and may be first to say that it is over.
+			// The daemon has the same deadline, and may return the error first.
 			if err != nil && ctx.Err() == nil &&
 				(call.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded) {
 				err = &exitError{

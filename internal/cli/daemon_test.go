@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// stuck is a daemon that takes calls and answers none, and streams late.
+// stuck is a daemon that accepts calls and does not answer Status and CreateTenant.
 type stuck struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	pilasterv1connect.UnimplementedOperatorServiceHandler
@@ -49,7 +49,7 @@ func (*stuck) GetTenant(
 	context.Context,
 	*connect.Request[pilasterv1.GetTenantRequest],
 ) (*connect.Response[pilasterv1.GetTenantResponse], error) {
-	return nil, connect.NewError(connect.CodeInternal, errors.New("the model is lost"))
+	return nil, connect.NewError(connect.CodeInternal, errors.New("the store is lost"))
 }
 
 func (*stuck) ListNodes(
@@ -59,7 +59,7 @@ func (*stuck) ListNodes(
 	return nil, connect.NewError(connect.CodeInternal, errors.New("the nodes are lost"))
 }
 
-// Its clock is ahead of ours.
+// DeleteTenant returns at once, like a daemon for which the deadline has already passed.
 func (*stuck) DeleteTenant(
 	context.Context,
 	*connect.Request[pilasterv1.DeleteTenantRequest],
@@ -78,12 +78,12 @@ func (s *stuck) Monitor(
 
 func TestDaemonsThatDoNotAnswer(t *testing.T) {
 	dir := t.TempDir()
-	// One that does not even read.
-	deaf, err := net.Listen("unix", filepath.Join(dir, "deaf.sock"))
+	// A listener that never accepts a connection.
+	unread, err := net.Listen("unix", filepath.Join(dir, "unread.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer deaf.Close()
+	defer unread.Close()
 	path := filepath.Join(dir, "stuck.sock")
 	l, err := unixrpc.Listen(path)
 	if err != nil {
@@ -100,21 +100,21 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 	refused(
 		t,
 		ExitUnreachable,
-		deaf.Addr().String()+says,
+		unread.Addr().String()+says,
 		"status",
 		"--agent-socket",
-		deaf.Addr().String(),
+		unread.Addr().String(),
 		"--timeout",
 		"50ms",
 	)
 	refused(
 		t,
 		ExitUnreachable,
-		deaf.Addr().String()+says,
+		unread.Addr().String()+says,
 		"node",
 		"list",
 		"--orchestrator-socket",
-		deaf.Addr().String(),
+		unread.Addr().String(),
 		"--timeout",
 		"50ms",
 	)
@@ -146,7 +146,7 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 	refused(
 		t,
 		ExitFailed,
-		"error: the model is lost\n  id 2 of tenant blue was created",
+		"error: the store is lost\n  id 2 of tenant blue was created",
 		"tenant",
 		"rotate-key",
 		"blue",
@@ -154,14 +154,14 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 		path,
 	)
 
-	// What is to be said of a deletion is asked before it.
+	// region delete lists the nodes first, and deletes nothing if that fails.
 	refused(t, ExitFailed, "the nodes are lost", "region", "delete", "east", "--orchestrator-socket", path)
 
-	// A stream lasts as long as it likes.
+	// --timeout does not apply to streams.
 	ended := make(chan result)
 	go func() { ended <- command(t, "monitor", "--agent-socket", path, "--timeout", "1ns") }()
 	close(ready)
 	if r := <-ended; r.code != ExitDone {
-		t.Errorf("monitor: %+v", r)
+		t.Errorf("monitor: %+v, want exit %d", r, ExitDone)
 	}
 }

@@ -12,7 +12,7 @@ func newDemoCommand(env Env) *cobra.Command {
 	var o demo.Options
 	c := &cobra.Command{
 		Use:     "demo",
-		Short:   "Bring a network of 3 nodes up on this machine, prove it, and take it down again",
+		Short:   "Start a network of 3 nodes on this machine, verify it, and remove it",
 		Example: "  pilaster demo\n  pilaster demo --keep",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
@@ -26,7 +26,7 @@ func newDemoCommand(env Env) *cobra.Command {
 			return demo.Run(c.Context(), env.Stdout, o)
 		},
 	}
-	c.Flags().BoolVar(&o.Keep, "keep", false, "leave the network up and say how to look around")
+	c.Flags().BoolVar(&o.Keep, "keep", false, "keep the network, and print commands to look at it")
 	c.Flags().StringVar(&o.Root, "lab-root", os.Getenv("PILASTER_LAB_ROOT"), "folder of all labs (PILASTER_LAB_ROOT)")
 	return c
 }

@@ -28,7 +28,7 @@ func words(line string) []string {
 	return all
 }
 
-// understood says what is wrong with a command line. A mention may leave out arguments and flags.
+// understood returns what is wrong with a command line. A mention may omit arguments and flags.
 func understood(line string, mention bool) error {
 	c, rest, err := newRoot(Env{}).Find(words(line)[1:])
 	if err != nil {
@@ -50,8 +50,8 @@ var (
 	heading = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
 )
 
-// Floors of what the pages contain, the generated command reference left out. Without them a page that a move hides
-// from these tests would never fail one.
+// Lower bounds of what the pages contain, without the generated command reference. With them a test fails if pages
+// moved to a place where it does not look.
 const (
 	minPages    = 75
 	minTyped    = 95
@@ -80,7 +80,7 @@ func pages(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	if len(paths) < minPages {
-		t.Fatalf("found only %d pages: %q", len(paths), paths)
+		t.Fatalf("found %d pages, want at least %d: %q", len(paths), minPages, paths)
 	}
 	texts := map[string]string{}
 	for _, path := range paths {
@@ -134,17 +134,18 @@ func TestDocsCommands(t *testing.T) {
 	}
 	t.Logf("%d commands in code blocks, %d in text", typed, mentioned)
 	if typed < minTyped || mentioned < minMentions {
-		t.Errorf("only %d commands in code blocks and %d in text were found", typed, mentioned)
+		t.Errorf("found %d commands in code blocks and %d in text, want at least %d and %d",
+			typed, mentioned, minTyped, minMentions)
 	}
 	for _, wrong := range []string{"pilaster nonsense", "pilaster status --nonsense", "pilaster explain",
 		"pilaster agent --uplink eth0", "pilaster tenant nonsense"} {
 		if understood(wrong, false) == nil {
-			t.Errorf("%q was taken for a command", wrong)
+			t.Errorf("%q: no error, want one", wrong)
 		}
 	}
 }
 
-// TestExamples: every command, and every family of them, has one that it would take.
+// TestExamples checks that every command and every family of commands has an example, and that it is a valid command.
 func TestExamples(t *testing.T) {
 	var visit func(*cobra.Command)
 	visit = func(c *cobra.Command) {
@@ -181,8 +182,8 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// TestDocsReferences checks that files and headings that the pages link to exist, and that drop reasons they explain
-// do.
+// TestDocsReferences checks that the files and headings that the pages link to, and the drop reasons that they explain,
+// exist.
 func TestDocsReferences(t *testing.T) {
 	var known []string
 	for _, r := range dropreason.All() {
@@ -217,7 +218,7 @@ func TestDocsReferences(t *testing.T) {
 	}
 	t.Logf("%d pages, %d links, %d drop reasons", len(texts), links, explained)
 	if links < minLinks || explained < 12 {
-		t.Errorf("only %d links and %d drop reasons were found", links, explained)
+		t.Errorf("found %d links and %d drop reasons, want at least %d and 12", links, explained, minLinks)
 	}
 }
 
@@ -304,6 +305,6 @@ func TestDocsPaths(t *testing.T) {
 	}
 	t.Logf("%d names of pages", found)
 	if found < minNames {
-		t.Errorf("found only %d names of pages", found)
+		t.Errorf("found %d names of pages, want at least %d", found, minNames)
 	}
 }

@@ -16,7 +16,7 @@ import (
 func newEndpointCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "endpoint",
-		Short:   "Containers' attachment points on this node",
+		Short:   "Show the endpoints of this node, and change labels of containers",
 		Example: "  pilaster endpoint list",
 	}
 	c.AddCommand(newEndpointListCommand(env), newEndpointGetCommand(env), newEndpointLabelCommand(env))
@@ -89,9 +89,9 @@ func newEndpointLabelCommand(env Env) *cobra.Command {
 		Use:   "label ID|CONTAINER|POD|ADDRESS KEY=VALUE|KEY-...",
 		Short: "Change the labels of a running container",
 		Long: `Change the labels of a running container: KEY=VALUE sets a label, KEY- removes it. The container keeps
-its address. Policies apply to it by its new labels: on this node when the command returns, on other
-nodes within moments. The change lasts as long as the container; a new container gets the labels that
-its runtime sets. The labels in the container's runtime are not changed.`,
+its address. Policies use the new labels: on this node when the command returns, on other nodes within
+moments. The change lasts as long as the container; a new container gets the labels that its runtime
+sets. The labels in the container's runtime are not changed.`,
 		Example: "  pilaster endpoint label shop/web-0 tier=front\n  pilaster endpoint label 3 quarantine=yes tier-",
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -131,7 +131,7 @@ its runtime sets. The labels in the container's runtime are not changed.`,
 	return c
 }
 
-// endpointView is an endpoint as people and scripts see it.
+// endpointView is an endpoint, for text and JSON.
 type endpointView struct {
 	ID          uint32 `json:"id"`
 	ContainerID string `json:"containerId"`
@@ -141,19 +141,19 @@ type endpointView struct {
 	CNINetwork  string `json:"cniNetwork,omitempty"`
 	Tenant      string `json:"tenant"`
 	TenantID    uint32 `json:"tenantId"`
-	App         uint32 `json:"app"` // that its addresses say
-	// by which policies judge it, since its labels have changed
+	App         uint32 `json:"app"` // the app in its addresses
+	// the app that policies use, if the labels have changed
 	AppNow       uint32            `json:"appNow,omitempty"`
 	Labels       map[string]string `json:"labels"`
 	State        string            `json:"state"`
 	Attachments  []attachmentView  `json:"attachments"`
 	DeviceKind   string            `json:"deviceKind"`
-	HostDevice   string            `json:"hostDevice"`  // empty behind a macvlan
-	HostIfindex  uint32            `json:"hostIfindex"` // 0 there
+	HostDevice   string            `json:"hostDevice"`  // empty with a macvlan
+	HostIfindex  uint32            `json:"hostIfindex"` // 0 with a macvlan
 	ContainerMAC string            `json:"containerMac"`
 	MTU          uint32            `json:"mtu"`
 	Created      string            `json:"created"`
-	NodeAddress  string            `json:"nodeAddress,omitempty"` // of endpoint get: the node, as the container sees it
+	NodeAddress  string            `json:"nodeAddress,omitempty"` // of endpoint get: address of the node for this container
 }
 
 type attachmentView struct {
@@ -201,19 +201,19 @@ func (v endpointView) text(w io.Writer) {
 	row("tenant", fmt.Sprintf("%s, id %d", v.Tenant, v.TenantID))
 	row("app", fmt.Sprintf("%d, %s", cmp.Or(v.AppNow, v.App), orNone(tenant.Canonical(v.Labels))))
 	if v.AppNow != 0 {
-		row("", fmt.Sprintf("its addresses say app %d: its labels have changed since", v.App))
+		row("", fmt.Sprintf("its addresses contain app %d: its labels have changed", v.App))
 	}
 	for _, a := range v.Attachments {
-		row(a.Network, a.Address+"\twhat the container sees")
+		row(a.Network, a.Address+"\taddress in the container")
 		if a.Plaintext != "" {
-			row("", a.Plaintext+"\twhat the fabric sees")
+			row("", a.Plaintext+"\taddress on the fabric")
 		}
 		for _, r := range a.Routes {
 			row("", r+" via "+a.Gateway)
 		}
 	}
 	if v.NodeAddress != "" {
-		row("node", v.NodeAddress+"\twhat the container sees of the node")
+		row("node", v.NodeAddress+"\taddress of the node for the container")
 	}
 	device := fmt.Sprintf("%s, index %d", v.HostDevice, v.HostIfindex)
 	if v.HostDevice == "" {

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// Like mistakes have like exit codes: 2 for what is wrong as it was typed, 1 for what is refused for what there is or
-// is not, and 3 where nobody answers.
-func TestLikeMistakes(t *testing.T) {
+// TestExitCodesOfFamilies: all families of commands use the exit codes alike. The code is 2 for a command line that is
+// wrong in any cluster, 1 for one that the state of the cluster does not permit, and 3 if no daemon answers.
+func TestExitCodesOfFamilies(t *testing.T) {
 	west, westEdge := startRegion(t, "west", "fd70:696c:6100::/40")
 	west()
 	westEdge()
@@ -39,7 +39,7 @@ func TestLikeMistakes(t *testing.T) {
 	const service, publication = "--virtual fd09::8 --real 2001:db8::a", "--container fd12:3456::6 --node e1"
 	for code, lines := range map[int][]string{
 		ExitUsage: {
-			// Names that nobody can have, whatever is to be done with them.
+			// Invalid names.
 			"tenant create Green --network nimitz --cidr 10.0.0.0/16", "tenant get Green", "tenant delete Green",
 			"tenant migrate Green --to netpila", "tenant migrate Green --finish", "tenant rotate-key Green",
 			"service create Db --tenant green " + service, "service create x --tenant Green " + service,
@@ -50,7 +50,7 @@ func TestLikeMistakes(t *testing.T) {
 			"region import " + file("East", "fd70:696c:6200::", "green", "fd13::/48"), "region import " +
 				file("east", "fd70:696c:6200::", "Green", "fd13::/48"), "region import " + east + " --tenant Green",
 			"region delete East",
-			// What is empty, as a script's variable may be.
+			// Empty values, for example of unset variables of a script.
 			"tenant create red --network nimitz --cidr=", "service list --tenant=", "service create x --tenant= " +
 				service, "service delete db --tenant=", "publication list --tenant=",
 			"publication create x --tenant green --container fd12:3456::6 --node=",
@@ -58,7 +58,7 @@ func TestLikeMistakes(t *testing.T) {
 			"bench nic --matrix " + east + " --job=", "bench nic --record=", "bench nic --record " + dir +
 				"/m --ovs-run-dir=",
 			"bench entries --nodes=", "bench entries --switches=", "bench flow-delete --installed=",
-			// What has no sense.
+			// Invalid values and combinations of flags.
 			"tenant create red --network ila", "tenant create red --network nimitz", "tenant create red --network " +
 				"nimitz --cidr x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits x",
 			"tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits 16",
@@ -81,13 +81,13 @@ func TestLikeMistakes(t *testing.T) {
 			"bench entries --quick --full", "bench entries -o /proc/none",
 			"bench flow-delete --installed 1", "bench flow-delete --installed x", "bench flow-delete --quick --full",
 			"bench flow-delete -o /proc/none",
-			// Arguments that are too many or too few.
+			// Too many or too few arguments.
 			"tenant create", "tenant migrate", "service create " + service, "service delete", "service list x",
 			"publication delete", "publication list x", "region export x", "region import", "region delete",
 			"region list x", "bench nic x", "bench entries x", "bench flow-delete x",
 		},
 		ExitFailed: {
-			// What there is not.
+			// Objects that do not exist.
 			"tenant get none", "tenant migrate none --to netpila", "tenant migrate none --finish",
 			"service create x --tenant none " + service, "service delete none --tenant green",
 			"service list --tenant none",
@@ -95,7 +95,7 @@ func TestLikeMistakes(t *testing.T) {
 				"fd12:3456::6 --node none", "publication delete none --tenant green", "publication list --tenant none",
 			"region delete none", "region import " + east + " --tenant none", "bench nic --record " + dir +
 				"/m --ovs-run-dir " + dir + "/none",
-			// What there is already, or is otherwise.
+			// Objects that exist already or are in another state.
 			"tenant create green --network nimitz --cidr 10.0.0.0/16", "tenant migrate blue --to netpila",
 			"tenant migrate green --finish",
 			"service create db --tenant green " + service, "service create x --tenant green --virtual fd09::7 --real " +
@@ -112,7 +112,7 @@ func TestLikeMistakes(t *testing.T) {
 		}
 	}
 	if r := command(t, "region", "list"); strings.Contains(r.stdout, "east") {
-		t.Errorf("what was refused is there: %s", r.stdout)
+		t.Errorf("region list shows a rejected region: %s", r.stdout)
 	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", filepath.Join(dir, "none"))
 	for _, line := range []string{

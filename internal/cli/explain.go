@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// explanation is one address taken apart; what is not known is left out.
+// explanation is a decoded address. Parts that are not known are absent.
 type explanation struct {
 	Address   netip.Addr       `json:"address"`
 	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, service, gateway or foreign
@@ -29,9 +29,9 @@ type explanation struct {
 	App       *explainedApp    `json:"app,omitempty"`
 	Index     *address.Index   `json:"index,omitempty"`
 	Endpoint  *explainedHere   `json:"endpoint,omitempty"`
-	// as hosted tenants of network nimitz have the address
+	// tenants of network nimitz on this node that have the address in a CIDR
 	Overlays []explainedOverlay `json:"overlays,omitempty"`
-	// of hosted tenants of network nimitz, whose containers have the address for them
+	// services with this virtual address, of tenants of network nimitz on this node
 	Services    []explainedService    `json:"services,omitempty"`
 	Publication *explainedPublication `json:"publication,omitempty"`
 	Unknown     string                `json:"unknown,omitempty"` // why names are missing
@@ -55,23 +55,23 @@ type explainedTenant struct {
 
 type explainedApp struct {
 	ID     address.AppID      `json:"id"`
-	Labels *map[string]string `json:"labels,omitempty"` // nil where the app is not known
+	Labels *map[string]string `json:"labels,omitempty"` // nil if the app is not known
 }
 
 type explainedOverlay struct {
 	Tenant   string         `json:"tenant"`
 	CIDR     string         `json:"cidr"`
-	Region   string         `json:"region,omitempty"` // another than this node's
+	Region   string         `json:"region,omitempty"` // of the CIDR; empty for this node's region
 	Endpoint *explainedHere `json:"endpoint,omitempty"`
 }
 
 type explainedService struct {
-	Name string `json:"name"` // with its tenant's
+	Name string `json:"name"` // TENANT/NAME
 	Real string `json:"real"`
 }
 
 type explainedPublication struct {
-	Name      string `json:"name"` // with its tenant's
+	Name      string `json:"name"` // TENANT/NAME
 	Container string `json:"container"`
 }
 
@@ -91,9 +91,10 @@ func newExplainCommand(env Env) *cobra.Command {
 		Use:   "explain ADDRESS",
 		Short: "Decode an address",
 		Long: `Decode an address into node, tenant id, app and index. This needs only the address and the cluster's two
-prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names that the
-agent knows, and decrypts addresses of tenants that this node hosts. For an IPv4 or IPv6 address of
-network nimitz it lists the tenants on this node whose CIDRs or services contain the address.`,
+prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names of
+tenants, apps and endpoints on this node, and decrypts addresses of tenants that this node hosts. For an
+IPv4 or IPv6 address of network nimitz it lists the tenants on this node whose CIDRs or services contain
+the address.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -102,7 +103,7 @@ network nimitz it lists the tenants on this node whose CIDRs or services contain
 				return usage("%w", err)
 			}
 			known, asked, err := socket.explain(c.Context(), a)
-			// Offline is fine unless this agent was meant.
+			// The command works without an agent, unless the user names one.
 			if err != nil && c.Flags().Changed("agent-socket") {
 				return err
 			}
@@ -128,7 +129,7 @@ network nimitz it lists the tenants on this node whose CIDRs or services contain
 	return c
 }
 
-// explain asks the agent for what it knows of an address, and for the plan it goes by.
+// explain returns the agent's information about an address, and the agent's plan.
 func (s *agentSocket) explain(ctx context.Context, a netip.Addr) (*pilasterv1.ExplainResponse, *address.Plan, error) {
 	agent := s.client()
 	status, err := agent.Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
@@ -159,7 +160,7 @@ func (s *agentSocket) explain(ctx context.Context, a netip.Addr) (*pilasterv1.Ex
 	return known.Msg, asked, nil
 }
 
-// explain puts together what the bits say and what an agent knows; known may be nil.
+// explain combines the fields of the address with an agent's information; known may be nil.
 func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse) explanation {
 	e := explanation{Address: a, Kind: "foreign", Plan: explainedPlan{Base: plan.Base, Private: plan.Private}}
 	for _, gateway := range []netip.Prefix{plan.Gateway4, plan.Gateway6} {
@@ -230,17 +231,17 @@ func (e explanation) text(w io.Writer) {
 		fmt.Fprintln(w)
 	}
 	for _, o := range e.Overlays {
-		where := "of its own"
+		where := "this region"
 		if o.Region != "" {
-			where = "in region " + o.Region
+			where = "region " + o.Region
 		}
-		row("overlay", o.CIDR, "tenant "+o.Tenant, "has it "+where+", on network "+tenant.Nimitz)
+		row("overlay", o.CIDR, "tenant "+o.Tenant, "in "+where+", on network "+tenant.Nimitz)
 		if here := o.Endpoint; here != nil {
 			row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
 		}
 	}
 	for _, s := range e.Services {
-		row("service", s.Name, "which is "+s.Real)
+		row("service", s.Name, "real address "+s.Real)
 	}
 	switch e.Kind {
 	case "overlay", "service":
@@ -250,7 +251,7 @@ func (e explanation) text(w io.Writer) {
 			"gateway",
 			e.Node.Prefix,
 			"a virtual address of the gateway of node "+fmt.Sprint(e.Node.Number),
-			"by which containers of network nimitz and the underlay see each other",
+			"between containers of network nimitz and the underlay",
 		)
 		return
 	}
@@ -258,7 +259,7 @@ func (e explanation) text(w io.Writer) {
 		row(
 			"foreign",
 			fmt.Sprintf(
-				"in neither %v (nodes) nor %v (what containers see), %s",
+				"in neither %v (nodes) nor %v (containers), %s",
 				e.Plan.Base,
 				e.Plan.Private,
 				e.overlayUnknown(),
@@ -267,10 +268,10 @@ func (e explanation) text(w io.Writer) {
 		return
 	}
 	if e.Kind == "ciphertext" {
-		row("private", e.Plan.Private, "what containers of one tenant see")
+		row("private", e.Plan.Private, "encrypted addresses, for containers of one tenant")
 	}
 	if e.Plaintext == nil {
-		row("sealed", "a ciphertext; "+cmp.Or(e.Unknown, "this node hosts no tenant whose key opens it"))
+		row("encrypted", cmp.Or(e.Unknown, "this node hosts no tenant whose key decrypts it"))
 		row("", "run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX "+e.Address.String())
 		return
 	}
@@ -278,7 +279,7 @@ func (e explanation) text(w io.Writer) {
 		row("plaintext", *e.Plaintext)
 	}
 	row("base", e.Plan.Base)
-	row("node", e.Node.Number, e.Node.Prefix, "routed by the base network")
+	row("node", e.Node.Number, e.Node.Prefix, "routed by the fabric")
 	row("tenant", e.Tenant.ID, e.tenantName())
 	row("app", e.App.ID, e.appName())
 	row("index", *e.Index)
@@ -290,18 +291,15 @@ func (e explanation) text(w io.Writer) {
 	}
 }
 
-// overlayUnknown says why no tenant of network nimitz is named.
+// overlayUnknown is why explain names no tenant of network nimitz.
 func (e explanation) overlayUnknown() string {
 	if e.Unknown != "" {
-		return "whether a tenant of network nimitz has it is not known: " + strings.TrimPrefix(
-			e.Unknown,
-			"names unknown: ",
-		)
+		return "tenants of network nimitz unknown: " + strings.TrimPrefix(e.Unknown, "names unknown: ")
 	}
 	return "and no tenant of network nimitz on this node has it in its CIDRs"
 }
 
-// gateway tells an address of a node's gateway on the underlay.
+// gateway reports whether the address is one of a node's gateway on the underlay.
 func (e explanation) gateway() bool { return e.Tenant.ID == 0 && e.App.ID == address.GatewayApp }
 
 func (e explanation) tenantName() string {
@@ -309,7 +307,7 @@ func (e explanation) tenantName() string {
 		return "the node's gateway for tenants of network nimitz"
 	}
 	if pipeline.IsVTEP(*e.Plaintext) {
-		return "the node's tunnel for tenants of network nimitz"
+		return "the node's tunnel endpoint for tenants of network nimitz"
 	}
 	if e.Tenant.ID == 0 {
 		return "the node itself and services on it"
@@ -324,15 +322,15 @@ func (e explanation) appName() string {
 	case e.gateway() && *e.Index < tenant.FirstPublished:
 		return "reserved: the gateway's own address"
 	case e.gateway() && e.Publication == nil:
-		return "reserved: for a publication; " + cmp.Or(e.Unknown, "none that this node knows has it")
+		return "reserved for publications; " + cmp.Or(e.Unknown, "no publication on this node has it")
 	case e.gateway():
-		return "reserved: a publication's"
+		return "reserved for publications"
 	case e.App.ID == address.GatewayApp:
-		return "reserved: the node, as containers of the tenant on it see it"
+		return "reserved: the alias of the node, for containers of the tenant"
 	case e.App.ID >= address.FirstReservedApp:
-		return "reserved, never a container's"
+		return "reserved; no container has it"
 	case e.App.Labels == nil:
-		return cmp.Or(e.Unknown, "not known to this node")
+		return cmp.Or(e.Unknown, "unknown on this node")
 	}
 	return cmp.Or(tenant.Canonical(*e.App.Labels), "no identity labels")
 }

@@ -14,13 +14,13 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// scholar is an agent that knows one tenant's containers, of which one is here.
-type scholar struct {
+// explainAgent is an agent that explains addresses of one tenant and hosts one of its containers.
+type explainAgent struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	base string
 }
 
-func (s scholar) Status(
+func (s explainAgent) Status(
 	context.Context,
 	*connect.Request[pilasterv1.StatusRequest],
 ) (*connect.Response[pilasterv1.StatusResponse], error) {
@@ -33,7 +33,7 @@ func (s scholar) Status(
 	}), nil
 }
 
-func (scholar) Explain(
+func (explainAgent) Explain(
 	_ context.Context,
 	r *connect.Request[pilasterv1.ExplainRequest],
 ) (*connect.Response[pilasterv1.ExplainResponse], error) {
@@ -92,8 +92,8 @@ func serve(t *testing.T, agent pilasterv1connect.AgentServiceHandler) string {
 }
 
 func TestExplain(t *testing.T) {
-	agent := serve(t, scholar{base: "fd70:696c:6100::/40"})
-	elsewhere := serve(t, scholar{base: "2001:db8::/32"})
+	agent := serve(t, explainAgent{base: "fd70:696c:6100::/40"})
+	elsewhere := serve(t, explainAgent{base: "2001:db8::/32"})
 	t.Setenv("PILASTER_AGENT_SOCKET", "/nonexistent/agent.sock")
 	for _, c := range []struct {
 		name string
@@ -103,7 +103,7 @@ func TestExplain(t *testing.T) {
 		{"offline", []string{"fd70:696c:6100:3:0:100:100:13"}, `
 fd70:696c:6100:3:0:100:100:13
   base     fd70:696c:6100::/40
-  node     3   fd70:696c:6100:3::/64   routed by the base network
+  node     3   fd70:696c:6100:3::/64   routed by the fabric
   tenant   1   names unknown: no agent answers on /nonexistent/agent.sock
   app      1   names unknown: no agent answers on /nonexistent/agent.sock
   index    19
@@ -111,7 +111,7 @@ fd70:696c:6100:3:0:100:100:13
 		{"a node", []string{"fd70:696c:6100:3::1"}, `
 fd70:696c:6100:3::1
   base     fd70:696c:6100::/40
-  node     3   fd70:696c:6100:3::/64   routed by the base network
+  node     3   fd70:696c:6100:3::/64   routed by the fabric
   tenant   0   the node itself and services on it
   app      0   none
   index    1
@@ -119,90 +119,93 @@ fd70:696c:6100:3::1
 		{"a tunnel", []string{"fd70:696c:6100:3::2"}, `
 fd70:696c:6100:3::2
   base     fd70:696c:6100::/40
-  node     3   fd70:696c:6100:3::/64   routed by the base network
-  tenant   0   the node's tunnel for tenants of network nimitz
+  node     3   fd70:696c:6100:3::/64   routed by the fabric
+  tenant   0   the node's tunnel endpoint for tenants of network nimitz
   app      0   none
   index    2
 `},
 		{"a service", []string{"--agent-socket", agent, "fd09::7"}, `
 fd09::7
-  service   green/host   which is 2001:db8:70::2
+  service   green/host   real address 2001:db8:70::2
 `},
 		{"another plan", []string{"--base-prefix", "2001:db8::/32", "2001:db8:0:5:0:1ff:0:1"}, `
 2001:db8:0:5:0:1ff:0:1
   base     2001:db8::/32
-  node     5       2001:db8:0:5::/64   routed by the base network
+  node     5       2001:db8:0:5::/64   routed by the fabric
   tenant   1       names unknown: no agent answers on /nonexistent/agent.sock
-  app      65280   reserved: the node, as containers of the tenant on it see it
+  app      65280   reserved: the alias of the node, for containers of the tenant
   index    1
 `},
 		{"foreign", []string{"2001:db8::1"}, `
 2001:db8::1
-  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see), whether a tenant of network nimitz has it is not known: no agent answers on /nonexistent/agent.sock
+  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (containers), ` +
+			`tenants of network nimitz unknown: no agent answers on /nonexistent/agent.sock
 `},
-		{"perhaps an overlay's", []string{"10.0.3.1"}, `
+		{"IPv4, perhaps of an overlay", []string{"10.0.3.1"}, `
 10.0.3.1
-  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (what containers see), whether a tenant of network nimitz has it is not known: no agent answers on /nonexistent/agent.sock
+  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (containers), ` +
+			`tenants of network nimitz unknown: no agent answers on /nonexistent/agent.sock
 `},
-		{"sealed", []string{"fc00::1"}, `
+		{"ciphertext without an agent", []string{"fc00::1"}, `
 fc00::1
-  private   fc00::/8   what containers of one tenant see
-  sealed    a ciphertext; names unknown: no agent answers on /nonexistent/agent.sock
-            run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
+  private     fc00::/8   encrypted addresses, for containers of one tenant
+  encrypted   names unknown: no agent answers on /nonexistent/agent.sock
+              run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
 `},
-		{"known to the agent", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:100:100:13"}, `
+		{"names from the agent", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:100:100:13"}, `
 fd70:696c:6100:3:0:100:100:13
   base     fd70:696c:6100::/40
-  node     3   fd70:696c:6100:3::/64   routed by the base network
+  node     3   fd70:696c:6100:3::/64   routed by the fabric
   tenant   1   blue
   app      1   app=web,tier=front
   index    19
 `},
-		{"opened by the agent, and here", []string{"--agent-socket", agent, "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640"}, `
+		{"decrypted by the agent", []string{"--agent-socket", agent, "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640"}, `
 fc88:83c1:cf8:1561:4d50:127a:8d8b:f640
-  private     fc00::/8   what containers of one tenant see
+  private     fc00::/8   encrypted addresses, for containers of one tenant
   plaintext   fd70:696c:6100:1:0:100:100:3bc
   base        fd70:696c:6100::/40
-  node        1   fd70:696c:6100:1::/64   routed by the base network
+  node        1   fd70:696c:6100:1::/64   routed by the fabric
   tenant      1   blue
   app         1   app=web,tier=front
   index       956
   endpoint    7   shop/front c0ffee   eth0   active
 `},
-		{"not the agent's tenant", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:200:100:13"}, `
+		{"tenant that the node does not host", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:200:100:13"}, `
 fd70:696c:6100:3:0:200:100:13
   base     fd70:696c:6100::/40
-  node     3   fd70:696c:6100:3::/64   routed by the base network
+  node     3   fd70:696c:6100:3::/64   routed by the fabric
   tenant   2   not hosted on this node
-  app      1   not known to this node
+  app      1   unknown on this node
   index    19
 `},
-		{"sealed for the agent", []string{"--agent-socket", agent, "fc00::1"}, `
+		{"ciphertext of a tenant that the node does not host", []string{"--agent-socket", agent, "fc00::1"}, `
 fc00::1
-  private   fc00::/8   what containers of one tenant see
-  sealed    a ciphertext; this node hosts no tenant whose key opens it
-            run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
+  private     fc00::/8   encrypted addresses, for containers of one tenant
+  encrypted   this node hosts no tenant whose key decrypts it
+              run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX fc00::1
 `},
 		{"an overlay address of IPv4", []string{"--agent-socket", agent, "10.0.3.1"}, `
 10.0.3.1
-  overlay    10.0.0.0/16   tenant green   has it of its own, on network nimitz
+  overlay    10.0.0.0/16   tenant green   in this region, on network nimitz
   endpoint   8             c0c0a          eth0   active
-  overlay    10.0.0.0/15   tenant grey    has it in region east, on network nimitz
+  overlay    10.0.0.0/15   tenant grey    in region east, on network nimitz
 `},
 		{"an overlay address that could be a ciphertext", []string{"--agent-socket", agent, "fc12::3:1"}, `
 fc12::3:1
-  overlay    10.0.0.0/16   tenant green   has it of its own, on network nimitz
+  overlay    10.0.0.0/16   tenant green   in this region, on network nimitz
   endpoint   8             c0c0a          eth0   active
-  overlay    10.0.0.0/15   tenant grey    has it in region east, on network nimitz
+  overlay    10.0.0.0/15   tenant grey    in region east, on network nimitz
 `},
 		{"a virtual address", []string{"--agent-socket", agent, "100.64.3.7"}, `
 100.64.3.7
-  gateway   fd70:696c:6100:3::/64   a virtual address of the gateway of node 3   by which containers of network nimitz and the underlay see each other
+  gateway   fd70:696c:6100:3::/64   ` +
+			`a virtual address of the gateway of node 3   between containers of network nimitz and the underlay
 `},
 		{"a gateway", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:ff:0:1"}, `
 fd70:696c:6100:3:0:ff:0:1
   base     fd70:696c:6100::/40
-  node     3       fd70:696c:6100:3::/64   routed by the base network
+  node     3       fd70:696c:6100:3::/64   routed by the fabric
   tenant   0       the node's gateway for tenants of network nimitz
   app      65280   reserved: the gateway's own address
   index    1
@@ -210,36 +213,37 @@ fd70:696c:6100:3:0:ff:0:1
 		{"a publication", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:ff:0:2"}, `
 fd70:696c:6100:3:0:ff:0:2
   base          fd70:696c:6100::/40
-  node          3       fd70:696c:6100:3::/64   routed by the base network
+  node          3       fd70:696c:6100:3::/64   routed by the fabric
   tenant        0       the node's gateway for tenants of network nimitz
-  app           65280   reserved: a publication's
+  app           65280   reserved for publications
   index         2
   publication   green/web   of container fd12::3:1
 `},
-		{"nobody's publication", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:ff:0:3"}, `
+		{"a publication address that is not used", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:ff:0:3"}, `
 fd70:696c:6100:3:0:ff:0:3
   base     fd70:696c:6100::/40
-  node     3       fd70:696c:6100:3::/64   routed by the base network
+  node     3       fd70:696c:6100:3::/64   routed by the fabric
   tenant   0       the node's gateway for tenants of network nimitz
-  app      65280   reserved: for a publication; none that this node knows has it
+  app      65280   reserved for publications; no publication on this node has it
   index    3
 `},
 		{"the agent's plan", []string{"--agent-socket", elsewhere, "fd70:696c:6100:3::1"}, `
 fd70:696c:6100:3::1
-  foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (what containers see), and no tenant of network nimitz on this node has it in its CIDRs
+  foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (containers), ` +
+			`and no tenant of network nimitz on this node has it in its CIDRs
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			code, stdout, stderr := run(t, "", append([]string{"explain"}, c.args...)...)
 			if code != ExitDone || "\n"+stdout != c.want {
-				t.Errorf("exit %d, stderr %q\n%s", code, stderr, stdout)
+				t.Errorf("exit %d, stderr %q, stdout\n%swant\n%s", code, stderr, stdout, c.want[1:])
 			}
 		})
 	}
 }
 
 func TestExplainJSON(t *testing.T) {
-	agent := serve(t, scholar{base: "fd70:696c:6100::/40"})
+	agent := serve(t, explainAgent{base: "fd70:696c:6100::/40"})
 	_, stdout, _ := run(
 		t,
 		"",
@@ -257,7 +261,7 @@ func TestExplainJSON(t *testing.T) {
 	if e.Kind != "ciphertext" || e.Plaintext.String() != "fd70:696c:6100:1:0:100:100:3bc" || e.Node.Number != 1 ||
 		e.Tenant.Name != "blue" || (*e.App.Labels)["app"] != "web" || *e.Index != 0x3bc ||
 		e.Endpoint.Pod != "shop/front" {
-		t.Errorf("explained as %s", stdout)
+		t.Errorf("explain -o json: %s, want all parts of the address", stdout)
 	}
 }
 
@@ -269,7 +273,7 @@ func TestExplainRefuses(t *testing.T) {
 		{"fd70::1", "--private-prefix", "fc00::/12"},
 	} {
 		if code, stdout, _ := run(t, "", append([]string{"explain"}, args...)...); code != ExitUsage || stdout != "" {
-			t.Errorf("explain %v: exit %d, stdout %q", args, code, stdout)
+			t.Errorf("explain %v: exit %d, stdout %q; want exit %d and no output", args, code, stdout, ExitUsage)
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// labFlags choose a lab among those of this machine.
+// labFlags select one of the labs on this machine.
 type labFlags struct{ root, name string }
 
 func (f *labFlags) choose() (string, error) { return lab.Choose(f.root, f.name) }
@@ -33,7 +33,7 @@ func (f *labFlags) open() (*lab.Lab, error) {
 	return lab.Open(f.root, name)
 }
 
-// offer completes the first arguments of a command with names of the lab's, and leaves the others to the shell.
+// offer completes the first count arguments of a command with names from the lab. For later arguments it returns rest.
 func (f *labFlags) offer(count int, rest cobra.ShellCompDirective, of func(*lab.Lab) []string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= count {
@@ -59,7 +59,7 @@ func newLabCommand(env Env) *cobra.Command {
 	var flags labFlags
 	c := &cobra.Command{
 		Use:   "lab",
-		Short: "A cluster of network namespaces on this machine, with the real daemons",
+		Short: "Run a cluster in network namespaces of this machine, with the real daemons",
 		Example: `  pilaster lab up -f demo.yaml
   pilaster lab ping
   pilaster lab exec b1 -- ip -6 addr
@@ -99,7 +99,7 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
 A tenant of network nimitz has IPv4 or IPv6 CIDRs of its own, or both. Each node gets a subnet of them:
 
   nimitz: ebpf                   # default if a tenant uses it; the switch on the nodes: ebpf, ovs
-  switches: {n2: ovs}            # and on these, where that is another
+  switches: {n2: ovs}            # nodes with another switch
   tenants:
     - {name: green, network: nimitz, cidrs: [10.0.0.0/16, "fd12::/48"]}
     - {name: gold, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 26}}   # default 24; of ipv6, 80
@@ -147,7 +147,7 @@ func newLabDown(env Env, flags *labFlags) *cobra.Command {
 	return &cobra.Command{
 		ValidArgsFunction: names(func(context.Context) ([]string, error) { return lab.List(flags.root) }),
 		Use:               "down [NAME]",
-		Short:             "Remove a lab, also one that a crash left behind",
+		Short:             "Remove a lab, even if it has crashed",
 		Example:           "  pilaster lab down\n  pilaster lab down demo",
 		Args:              cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -171,7 +171,7 @@ func newLabStatus(env Env, flags *labFlags) *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:     "status",
-		Short:   "Nodes, containers and processes of a lab",
+		Short:   "Show nodes, containers and processes of a lab",
 		Example: "  pilaster lab status\n  pilaster lab status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -238,7 +238,7 @@ func printLab(w io.Writer, s lab.Status) {
 			c.Node,
 			c.Tenant,
 			c.App,
-			inWords(c.Addresses),
+			commaList(c.Addresses),
 			onFabric(c.Attachments),
 			pid(c.PID),
 		)
@@ -254,7 +254,7 @@ func printLab(w io.Writer, s lab.Status) {
 	}
 }
 
-// onFabric is what the wire shows of a container.
+// onFabric lists the container's addresses that packets on the fabric have.
 func onFabric(all []lab.Attachment) string {
 	var shown []string
 	for _, a := range all {
@@ -274,9 +274,9 @@ func newLabExec(env Env, flags *labFlags) *cobra.Command {
 		ValidArgsFunction: flags.offer(1, cobra.ShellCompDirectiveDefault, (*lab.Lab).Places),
 		Use:               "exec NAME -- COMMAND…",
 		Short:             "Run a command in a container or on a node",
-		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator", or the name of a
-region) or on the fabric ("router"). It exits with the command's status. In the lab, "pilaster" is the
-lab's own binary, and environment variables point it to the lab's daemons and folders.`,
+		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator", or the name
+of a region) or on the fabric ("router"). It exits with the command's status. In the lab, "pilaster"
+is the lab's own binary, and environment variables point it to the lab's daemons and folders.`,
 		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab " +
 			"exec router -- ip -6 route",
 		Args: cobra.MinimumNArgs(2),
@@ -293,12 +293,12 @@ lab's own binary, and environment variables point it to the lab's daemons and fo
 			if err := l.Launch(args[0], cmd); err != nil {
 				return err
 			}
-			// Ctrl-C at a terminal reaches the command without us; the rest is passed on.
+			// A terminal sends SIGINT to the command itself; other signals are forwarded here.
 			term := make(chan os.Signal, 1)
 			signal.Notify(term, syscall.SIGTERM, syscall.SIGHUP)
 			go func() {
 				for s := range term {
-					_ = cmd.Process.Signal(s) // ended already: nothing to do
+					_ = cmd.Process.Signal(s) // fails if the command has ended
 				}
 			}()
 			err = cmd.Wait()
@@ -360,7 +360,7 @@ func pingPair(ctx context.Context, env Env, l *lab.Lab, from, to string, o packe
 	err = out.print(env.Stdout, echoes, func(w io.Writer) {
 		for _, e := range echoes {
 			if len(echoes) > 1 { // on two networks
-				fmt.Fprintf(w, "by %v: ", e.Address)
+				fmt.Fprintf(w, "at %v: ", e.Address)
 			}
 			fmt.Fprintln(w, describeEcho(l, e))
 		}
@@ -374,10 +374,9 @@ func pingPair(ctx context.Context, env Env, l *lab.Lab, from, to string, o packe
 func describeEcho(l *lab.Lab, e lab.Echo) string {
 	if own, err := l.Container(e.Own); err == nil {
 		return fmt.Sprintf(
-			"%s → %s: for %s %v is %s in tenant %s, nothing sent",
+			"%s → %s: nothing sent, because %v is the address of %s in tenant %s too",
 			e.From,
 			e.To,
-			e.From,
 			e.Address,
 			own.Name,
 			own.Tenant,
@@ -420,13 +419,13 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 		if err != nil {
 			return err
 		}
-		// A pair of containers has two echoes while its tenant is on two networks: show both outcomes.
+		// During a migration, a pair of containers has one echo per network: show both outcomes.
 		if at := [2]string{e.From, e.To}; cell[at] != outcome(e) {
 			cell[at] = strings.TrimPrefix(cell[at]+", "+outcome(e), ", ")
 		}
 		switch {
 		case must && !e.Reached():
-			wrong = append(wrong, fmt.Sprintf("%s does not reach %s by %v", e.From, e.To, e.Address))
+			wrong = append(wrong, fmt.Sprintf("%s does not reach %s at %v", e.From, e.To, e.Address))
 		case !must && e.Reached():
 			wrong = append(wrong, fmt.Sprintf("%s reaches %s, of another tenant or region", e.From, e.To))
 		}
@@ -445,7 +444,7 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 		}
 		fmt.Fprintf(w, "\n%d of %d as expected\n", len(echoes)-own-len(wrong), len(echoes)-own)
 		if own > 0 {
-			fmt.Fprintln(w, "own: the address of that container is also in a CIDR of FROM's tenant, so nothing was sent")
+			fmt.Fprintln(w, "own: the container's address is also in a CIDR of FROM's tenant, so nothing was sent")
 		}
 	})
 	if err == nil && len(wrong) > 0 {
@@ -486,8 +485,8 @@ func newLabOVS() *cobra.Command {
 	}
 }
 
-// inWords writes values as people read them.
-func inWords[T fmt.Stringer](values []T) string {
+// commaList joins values with commas.
+func commaList[T fmt.Stringer](values []T) string {
 	var texts []string
 	for _, v := range values {
 		texts = append(texts, v.String())

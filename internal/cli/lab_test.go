@@ -34,7 +34,7 @@ func TestLabMistakes(t *testing.T) {
 		if want := "error: lab netkit: " + lacks.Error() + "\n  nothing was changed; choose another --device: veth, " +
 			"macvlan, auto\n"; code != ExitFailed ||
 			errs != want {
-			t.Errorf("netkit on a kernel without it: exit %d, %q; want %q", code, errs, want)
+			t.Errorf("netkit on a kernel without it: exit %d, stderr %q; want %q", code, errs, want)
 		}
 	}
 	for _, c := range []struct {
@@ -84,8 +84,8 @@ func TestLabHelpHasExamples(t *testing.T) {
 	}
 }
 
-// Of a container whose tenant moves, lab status shows both networks' addresses; and whose agent was not to be asked.
-func TestLabStatusWhileATenantMoves(t *testing.T) {
+// While a tenant migrates, lab status shows the addresses of both networks. It names the agents that did not answer.
+func TestLabStatusDuringMigration(t *testing.T) {
 	four, hidden, plain := netip.MustParseAddr(
 		"10.0.0.2",
 	), netip.MustParseAddr(
@@ -116,23 +116,23 @@ func TestLabStatusWhileATenantMoves(t *testing.T) {
 			text,
 			"the agent of n2 does not answer: the addresses of its containers are the last known ones\n",
 		) {
-		t.Errorf("%s", text)
+		t.Errorf("status lacks addresses of a network, or names the wrong agents:\n%s", text)
 	}
 }
 
-// TestLabStatusWithoutSupervisor: processes outlive a supervisor that was killed, and nobody knows which.
+// TestLabStatusWithoutSupervisor: processes outlive a killed supervisor, so their state is unknown.
 func TestLabStatusWithoutSupervisor(t *testing.T) {
 	s := lab.Status{Name: "demo", Nodes: []lab.NodeStatus{{Name: "n1"}}}
 	var out bytes.Buffer
 	printLab(&out, s)
 	if text := out.String(); strings.Contains(text, "not running") || !strings.Contains(text, "unknown") ||
 		!strings.Contains(text, "lab down demo") {
-		t.Errorf("without a supervisor:\n%s", text)
+		t.Errorf("without a supervisor:\n%swant unknown processes and the command to remove the lab", text)
 	}
 	s.Supervisor = 7
 	out.Reset()
 	printLab(&out, s)
 	if text := out.String(); !strings.Contains(text, "not running") || !strings.Contains(text, "supervisor 7\n") {
-		t.Errorf("with one:\n%s", text)
+		t.Errorf("with a supervisor:\n%swant its pid, and processes that do not run", text)
 	}
 }

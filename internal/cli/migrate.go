@@ -16,25 +16,25 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// leavingView is how far a tenant is that leaves a network.
+// leavingView is the progress of a tenant's migration.
 type leavingView struct {
-	Network   string           `json:"network"`   // empty when that is finished and nodes still take its addresses away
-	Endpoints uint32           `json:"endpoints"` // that have addresses of it
-	Moved     uint32           `json:"moved"`     // of these, those that work on the other as well
+	Network   string           `json:"network"`   // the old network; empty in the second step
+	Endpoints uint32           `json:"endpoints"` // with addresses of the old network
+	Moved     uint32           `json:"moved"`     // of these, those with addresses of the new network
 	Nodes     []movingNodeView `json:"nodes"`
 }
 
-// movingNodeView is how far a node is with that.
+// movingNodeView is the progress of a node.
 type movingNodeView struct {
 	Name      string `json:"name"`
 	Connected bool   `json:"connected"`
-	Knows     bool   `json:"knows"` // that the tenant leaves
+	Knows     bool   `json:"knows"` // the node has confirmed the migration
 	Endpoints uint32 `json:"endpoints"`
 	Moved     uint32 `json:"moved"`
 	Problem   string `json:"problem,omitempty"`
 }
 
-// viewLeaving is nil of a tenant that leaves no network, and has left none just now.
+// viewLeaving is nil if the tenant does not migrate and no node still removes old addresses.
 func viewLeaving(t *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) *leavingView {
 	v := &leavingView{Network: t.Leaving, Nodes: []movingNodeView{}}
 	for _, h := range hosting {
@@ -55,19 +55,19 @@ func viewLeaving(t *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) *leavingVi
 	return v
 }
 
-// late are the nodes that are not done, in words.
+// late describes the nodes that have not completed the step.
 func (v *leavingView) late() (words []string) {
 	for _, n := range v.Nodes {
 		var why string
 		switch {
 		case v.Network == "":
-			why = fmt.Sprintf("%d left", n.Endpoints)
+			why = humanize.Of(n.Endpoints, "endpoint", "endpoints") + " left"
 		case !n.Knows:
 			why = "has not confirmed"
 		case n.Moved == n.Endpoints:
 			continue
 		default:
-			why = fmt.Sprintf("%d of %d", n.Moved, n.Endpoints)
+			why = fmt.Sprintf("%d of %d endpoints", n.Moved, n.Endpoints)
 		}
 		if !n.Connected {
 			why += ", away"
@@ -82,12 +82,12 @@ func (v *leavingView) late() (words []string) {
 
 func (v *leavingView) describe(to string) string {
 	if v.Network == "" {
-		return fmt.Sprintf("the old addresses are being removed: %d left", v.Endpoints)
+		return "the old addresses are being removed: " + humanize.Of(v.Endpoints, "endpoint", "endpoints") + " left"
 	}
 	return fmt.Sprintf("%d of %d endpoints have addresses of network %s too%s", v.Moved, v.Endpoints, to, v.silent())
 }
 
-// silent says how many nodes' endpoints are not among those counted.
+// silent is how many nodes have not reported, so that their endpoints are not counted.
 func (v *leavingView) silent() string {
 	n := 0
 	for _, node := range v.Nodes {
@@ -148,14 +148,13 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 			}
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				if v.Leaving == nil {
-					fmt.Fprintf(w, "tenant %s is on network %s alone\n", v.Name, v.Network)
+					fmt.Fprintf(w, "tenant %s is only on network %s\n", v.Name, v.Network)
 					return
 				}
 				fmt.Fprintf(
 					w,
 					"tenant %s: %s\nwhen nothing uses the addresses of network %s any longer, run: pilaster tenant "+
-						"migrate "+
-						"%s --finish\n",
+						"migrate %s --finish\n",
 					v.Name,
 					v.Leaving.describe(v.Network),
 					v.Leaving.Network,
@@ -177,7 +176,7 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 		&addressing,
 		"addressing",
 		"",
-		"what containers see there: encrypted or clear addresses (default encrypted)",
+		"addresses that containers see on netpila: encrypted or clear (default encrypted)",
 	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
 	f.BoolVar(&finish, "finish", false, "the second step: remove the old addresses")
@@ -200,7 +199,7 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 	case finish && addressing != "", force && !finish:
 		return nil, usage("--addressing is for --to netpila, and --force for --finish")
 	case !finish && to != tenant.Netpila:
-		return nil, usage("--to %q: tenants move to netpila", to)
+		return nil, usage("--to %q: tenants can migrate only to netpila", to)
 	}
 	switch tenant.Addressing(addressing) {
 	case "":
@@ -214,7 +213,7 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 	return req, nil
 }
 
-// migrate takes a step and returns the tenant when all nodes have done it, telling meanwhile how far they are.
+// migrate starts a step, prints the progress, and returns the tenant when all nodes have completed the step.
 func migrate(
 	ctx context.Context,
 	client pilasterv1connect.OperatorServiceClient,
@@ -230,7 +229,7 @@ func migrate(
 		got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: req.Name}))
 		if err != nil {
 			return tenantView{}, fmt.Errorf(
-				"%w\n  the step has started and the nodes continue with it; `pilaster tenant get %s` shows the progress",
+				"%w\n  the step has started and the nodes continue it; `pilaster tenant get %s` shows the progress",
 				err,
 				req.Name,
 			)

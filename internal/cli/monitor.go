@@ -45,7 +45,7 @@ func newMonitorCommand(env Env) *cobra.Command {
 				}
 			}
 			if c.Context().Err() != nil {
-				return nil // interrupted, as it should be
+				return nil // interrupted by the user
 			}
 			return stream.Err()
 		},
@@ -60,7 +60,7 @@ func newMonitorCommand(env Env) *cobra.Command {
 	return c
 }
 
-// eventView is an event as people and scripts see it.
+// eventView is an event, for text and JSON.
 type eventView struct {
 	Time            string `json:"time"`
 	Type            string `json:"type"`
@@ -75,10 +75,10 @@ type eventView struct {
 	Length          uint32 `json:"length"`
 	EndpointID      uint32 `json:"endpointId,omitempty"`
 	Endpoint        string `json:"endpoint,omitempty"`
-	Tenant          string `json:"tenant,omitempty"` // the endpoint's
+	Tenant          string `json:"tenant,omitempty"` // of the endpoint
 	Ifindex         uint32 `json:"ifindex"`
 	LostEvents      uint64 `json:"lostEvents,omitempty"`
-	Policy          string `json:"policy,omitempty"` // that denied it
+	Policy          string `json:"policy,omitempty"` // that denied the packet
 	Rule            string `json:"rule,omitempty"`
 }
 
@@ -104,7 +104,7 @@ func printEvent(env Env, format string, e eventView) error {
 	return err
 }
 
-// line is one event for a person: when, what, why, from whom to whom, at which endpoint, how often.
+// line formats an event as text: time, type, reason, packet, endpoint, count.
 func (e eventView) line() string {
 	at := e.Time
 	if t, err := time.Parse(time.RFC3339Nano, e.Time); err == nil {

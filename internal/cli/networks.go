@@ -24,7 +24,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What carries packets of network nimitz.
+// Switches of network nimitz.
 const (
 	nimitzNone = "none"
 	nimitzEBPF = "ebpf"
@@ -33,7 +33,7 @@ const (
 
 var nimitzSwitches = []string{nimitzNone, nimitzEBPF, nimitzOVS} // the default first
 
-// networkFlags are the agent's about its networks.
+// networkFlags are the agent's flags for its networks.
 type networkFlags struct {
 	nimitz, ovsRunDir, gatewayNetns string
 	looseDeletes                    bool
@@ -59,13 +59,12 @@ func (n *networkFlags) bind(c *cobra.Command) {
 			"and addresses) of tenants on network nimitz, this node's own containers included")
 }
 
-// check refuses what does not go together.
+// check rejects invalid values and combinations.
 func (n *networkFlags) check(edge bool, device string) error {
 	if device == endpoint.Macvlan && n.nimitz != nimitzNone {
 		return usage(
-			"--device %s does not go with --nimitz %s: network nimitz forwards packets at the containers' host "+
-				"devices, "+
-				"and macvlan containers have none; use --device %s or %s",
+			"--device %s cannot be combined with --nimitz %s: network nimitz forwards packets at the containers' "+
+				"host devices, and macvlan containers have none; use --device %s or %s",
 			device,
 			n.nimitz,
 			endpoint.Veth,
@@ -85,7 +84,7 @@ func (n *networkFlags) check(edge bool, device string) error {
 	return nil
 }
 
-// ready refuses to go on where what is to carry them does not answer.
+// ready returns an error if --nimitz is ovs and Open vSwitch does not answer.
 func (n *networkFlags) ready(ctx context.Context) error {
 	if n.nimitz != nimitzOVS {
 		return nil
@@ -96,7 +95,7 @@ func (n *networkFlags) ready(ctx context.Context) error {
 	return nil
 }
 
-// openers are all networks, over a packet path that is opened before them.
+// openers are the factories of all networks. path returns the packet path, which is open before a factory is called.
 func (n *networkFlags) openers(
 	ctx context.Context,
 	o *agent.Options,
@@ -114,8 +113,8 @@ func (n *networkFlags) openers(
 	}
 }
 
-// openNimitz opens the switch, and then the gateway: a node does without that, its containers reach no services, and
-// nothing is published at it.
+// openNimitz opens the switch, and then the gateway. Without a gateway the node works, but its containers reach no
+// services, and it has no publications.
 func (n *networkFlags) openNimitz(
 	ctx context.Context,
 	o *agent.Options,
@@ -145,7 +144,7 @@ func (n *networkFlags) openNimitz(
 	if g, err := openGateway(ctx, path, gatewayNetns(n.gatewayNetns, o.RunDir), on); err != nil {
 		c.NoGateway = err
 		o.Log.Warn(
-			"this node has no gateway: its containers reach no services, and nothing is published at it",
+			"this node has no gateway: its containers reach no services, and it has no publications",
 			"error",
 			err,
 		)
@@ -155,13 +154,13 @@ func (n *networkFlags) openNimitz(
 	return nimitz.New(c), nil
 }
 
-// bindOVSRunDir adds the flag that says where Open vSwitch is.
+// bindOVSRunDir adds the flag for the folder of Open vSwitch.
 func bindOVSRunDir(c *cobra.Command, dir *string) {
 	c.Flags().StringVar(dir, "ovs-run-dir", "/run/openvswitch", "folder of the sockets of Open vSwitch")
 	_ = c.MarkFlagDirname("ovs-run-dir")
 }
 
-// openOVS opens the Open vSwitch of the node that this process is on.
+// openOVS opens the Open vSwitch of this node.
 func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (nimitz.Switch, error) {
 	taps, err := path.OVSPorts()
 	if err != nil {
@@ -176,7 +175,7 @@ func openOVS(ctx context.Context, path *datapath.Datapath, config ovs.Config) (n
 	return ovs.Open(ctx, config)
 }
 
-// bindGatewayNetns adds the flag that says where the gateway of network nimitz is.
+// bindGatewayNetns adds the flag for the network namespace of the gateway.
 func bindGatewayNetns(c *cobra.Command, path *string) {
 	c.Flags().
 		StringVar(path, "gateway-netns", "", "file of the namespace of the gateway of network nimitz; created if "+
@@ -184,15 +183,15 @@ func bindGatewayNetns(c *cobra.Command, path *string) {
 	_ = c.MarkFlagFilename("gateway-netns")
 }
 
-func gatewayNetns(said, runDir string) string { return cmp.Or(said, filepath.Join(runDir, "gateway")) }
+func gatewayNetns(path, runDir string) string { return cmp.Or(path, filepath.Join(runDir, "gateway")) }
 
-// openGateway opens the gateway of the node that this process is on, between the switch and the packet path.
+// openGateway opens the gateway of this node, between the switch and the packet path.
 func openGateway(ctx context.Context, path *datapath.Datapath, netns string, on network.Node) (nimitz.Gateway, error) {
 	block, ok := on.Plan.GatewayBlock(on.Prefix, false)
 	if !ok {
 		return nil, fmt.Errorf(
 			"the cluster's gateway prefix of IPv6, %v, has no block of virtual addresses for node %v; it was fixed "+
-				"at the orchestrator's first start: let nodes with lower numbers be gateways",
+				"at the orchestrator's first start: use nodes with lower numbers as gateways",
 			on.Plan.Gateway6,
 			on.Prefix,
 		)

@@ -18,14 +18,14 @@ type nodeView struct {
 	UUID            string    `json:"uuid"`
 	Prefix          string    `json:"prefix"`
 	State           string    `json:"state"` // connected (to any orchestrator) or away
-	Route           string    `json:"route"` // what the fabric must have; empty if the node named no next hop
+	Route           string    `json:"route"` // that the fabric must have; empty if the node reported no next hop
 	UplinkAddresses []string  `json:"uplinkAddresses"`
 	Version         string    `json:"version"`
 	Registered      time.Time `json:"registered"`
 	Edge            bool      `json:"edge,omitempty"`    // the Edge Switch of its region
 	Gateway         bool      `json:"gateway,omitempty"` // containers can be published there
-	Enforces        []string  `json:"enforces"`          // networks on which it enforces policies
-	Tenants         []string  `json:"tenants,omitzero"`  // of node get: those it hosts
+	Enforces        []string  `json:"enforces"`          // networks on which the node enforces policies
+	Tenants         []string  `json:"tenants,omitzero"`  // of node get: tenants that the node hosts
 }
 
 func viewNode(n *pilasterv1.Node) nodeView {
@@ -46,7 +46,7 @@ func viewNode(n *pilasterv1.Node) nodeView {
 	return v
 }
 
-// enforcedOn says on which networks a node enforces policies.
+// enforcedOn describes the networks on which a node enforces policies.
 func enforcedOn(networks []string) string {
 	if len(networks) == 0 {
 		return "not enforced"
@@ -57,7 +57,7 @@ func enforcedOn(networks []string) string {
 func newNodeCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "node",
-		Short:   "Show and delete nodes, and the routes the fabric must have; remove the agent from this one",
+		Short:   "Show and delete nodes, and the routes that the fabric must have; remove the agent from this node",
 		Example: "  pilaster node list\n  pilaster node delete n3",
 		Args:    cobra.NoArgs,
 	}
@@ -115,7 +115,7 @@ func newNodeList(env Env) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "Show all nodes and the route the fabric must have to each",
+		Short:   "Show all nodes, and the route to each that the fabric must have",
 		Example: "  pilaster node list",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -29,28 +29,23 @@ func TestServicesAndPublications(t *testing.T) {
 		"--real",
 		"2001:db8::9",
 	}
-	if r := command(t, storage...); r.stdout != "service storage of tenant green created: containers reach "+
-		"2001:db8::9 at fd09::7\n" {
-		t.Errorf("created %+v", r)
-	}
+	prints(t, "service storage of tenant green created: containers reach 2001:db8::9 at fd09::7\n", storage...)
 	web := []string{"publication", "create", "web", "--tenant", "green", "--container", "fd12:3456::5", "--node", "n1"}
 	refused(t, ExitFailed, "node n1 has no gateway", web...)
 	if _, err := n1.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{Gateway: true})); err != nil {
 		t.Fatal(err)
 	}
-	if r := command(t, web...); r.stdout != "publication web of tenant green created: clients reach fd12:3456::5 at "+
-		"fd70:696c:6100:1:0:ff:0:2, by node n1\n" {
-		t.Errorf("created %+v", r)
-	}
+	prints(t, "publication web of tenant green created: clients reach fd12:3456::5 at fd70:696c:6100:1:0:ff:0:2 "+
+		"of node n1\n", web...)
 	files := serviceView{"lime", "files", "fd09::8", "2001:db8::9"}
 	if v := ask[serviceView](t, "service", "create", "files", "--tenant", "lime", "--virtual", "fd09::8", "--real",
 		"2001:db8::9"); v != files {
-		t.Errorf("created %+v", v)
+		t.Errorf("service create: %+v, want %+v", v, files)
 	}
 	api := publicationView{"lime", "api", "fd12:3456::5", "n1", "fd70:696c:6100:1:0:ff:0:3"}
 	if v := ask[publicationView](t, "publication", "create", "api", "--tenant", "lime", "--container", "fd12:3456::5",
 		"--node", "n1"); v != api {
-		t.Errorf("created %+v", v)
+		t.Errorf("publication create: %+v, want %+v", v, api)
 	}
 
 	for _, c := range []struct {
@@ -84,36 +79,35 @@ func TestServicesAndPublications(t *testing.T) {
 		refused(t, c.code, c.says, strings.Fields(c.args)...)
 	}
 
-	if r := command(t, "service", "list"); r.stdout != "TENANT   NAME      VIRTUAL   REAL\ngreen    storage   "+
-		"fd09::7   2001:db8::9\nlime     files     fd09::8   2001:db8::9\n" {
-		t.Errorf("listed %+v", r)
-	}
-	if r := command(t, "publication", "list", "--tenant", "lime"); r.stdout != "TENANT   NAME   CONTAINER      NODE  "+
-		" UNDERLAY\nlime     api    fd12:3456::5   n1     fd70:696c:6100:1:0:ff:0:3\n" {
-		t.Errorf("listed %+v", r)
-	}
+	prints(t, "TENANT   NAME      VIRTUAL   REAL\n"+
+		"green    storage   fd09::7   2001:db8::9\n"+
+		"lime     files     fd09::8   2001:db8::9\n",
+		"service", "list")
+	prints(t, "TENANT   NAME   CONTAINER      NODE   UNDERLAY\n"+
+		"lime     api    fd12:3456::5   n1     fd70:696c:6100:1:0:ff:0:3\n",
+		"publication", "list", "--tenant", "lime")
 	if v := ask[[]serviceView](t, "service", "list", "--tenant", "lime"); !reflect.DeepEqual(v, []serviceView{files}) {
-		t.Errorf("listed %+v", v)
+		t.Errorf("service list: %+v, want %+v", v, files)
 	}
 	if r := command(t, "node", "get", "n1"); !strings.Contains(r.stdout, "gateway      open\n") ||
 		!ask[nodeView](t, "node", "get", "n1").Gateway {
-		t.Errorf("n1 is %s", r.stdout)
+		t.Errorf("node get: %s, want an open gateway", r.stdout)
 	}
 	if v := ask[[]publicationView](t, "publication", "list"); len(v) != 2 || v[1] != api {
-		t.Errorf("listed %+v", v)
+		t.Errorf("publication list: %+v, want 2, the second %+v", v, api)
 	}
 	if r := command(t, "tenant", "get", "green"); !strings.Contains(
 		r.stdout,
-		"storage          fd09::7, which is 2001:db8::9\n",
+		"storage          fd09::7, real address 2001:db8::9\n",
 	) ||
-		!strings.Contains(r.stdout, "web              fd70:696c:6100:1:0:ff:0:2, which is fd12:3456::5 (node n1)\n") {
-		t.Errorf("green is %s", r.stdout)
+		!strings.Contains(r.stdout, "web              fd70:696c:6100:1:0:ff:0:2 on node n1, container fd12:3456::5\n") {
+		t.Errorf("tenant get green: %s, want its service and its publication", r.stdout)
 	}
 	files.Tenant = ""
 	if v := ask[tenantView](t, "tenant", "get", "lime"); !reflect.DeepEqual(v.Services, []serviceView{files}) ||
 		len(v.Published) != 1 ||
 		v.Published[0].Name != "api" {
-		t.Errorf("lime is %+v", v)
+		t.Errorf("tenant get lime: %+v, want service files and publication api", v)
 	}
 	for line, says := range map[string]string{
 		"service delete --tenant green": "storage\n:", "publication delete --tenant lime": "api\n:",
@@ -124,24 +118,21 @@ func TestServicesAndPublications(t *testing.T) {
 			r.stdout,
 			says,
 		) {
-			t.Errorf("%s completes to %q", line, r.stdout)
+			t.Errorf("%s <TAB>: %q, want prefix %q", line, r.stdout, says)
 		}
 	}
 
-	if r := command(t, "service", "delete", "storage", "--tenant",
-		"green"); r.stdout != "service storage of tenant green deleted\n" {
-		t.Errorf("deleted %+v", r)
-	}
+	prints(t, "service storage of tenant green deleted\n", "service", "delete", "storage", "--tenant", "green")
 	if v := ask[publicationView](t, "publication", "delete", "web", "--tenant",
 		"green"); v != (publicationView{Tenant: "green", Name: "web"}) {
-		t.Errorf("deleted %+v", v)
+		t.Errorf("publication delete: %+v, want name and tenant of web", v)
 	}
 	command(t, "node", "delete", "n1", "--force")
 	if v, left := ask[[]serviceView](t, "service", "list"), ask[[]publicationView](t, "publication", "list"); len(
 		v,
 	) != 1 ||
 		len(left) != 0 {
-		t.Errorf("left are %+v and %+v", v, left)
+		t.Errorf("after the deletions: %+v and %+v, want one service and no publication", v, left)
 	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	refused(t, ExitUnreachable, "/nonexistent", "service", "list")

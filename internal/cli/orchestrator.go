@@ -54,7 +54,7 @@ rotate" replaces.`,
 				}
 			}
 			if (c.Etcd.Cert == "") != (c.Etcd.Key == "") {
-				return usage("--etcd-cert and --etcd-key go together")
+				return usage("--etcd-cert and --etcd-key: set both or none")
 			}
 			if min(c.Limits.Connections, c.Limits.Strangers, c.Limits.Joins) < 1 {
 				return usage("--max-connections, --max-strangers and --max-joins must be at least 1")

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// result of one command line.
+// result is the exit code and the output of a command.
 type result struct {
 	code           int
 	stdout, stderr string
@@ -26,7 +26,15 @@ func command(t *testing.T, args ...string) result {
 	return result{code, stdout, stderr}
 }
 
-// ask runs a command that must succeed and reads its JSON.
+// prints runs a command and checks its whole output.
+func prints(t *testing.T, want string, args ...string) {
+	t.Helper()
+	if r := command(t, args...); r.stdout != want {
+		t.Errorf("%v: exit %d, stdout\n%s\nstderr %q; want stdout\n%s", args, r.code, r.stdout, r.stderr, want)
+	}
+}
+
+// ask runs a command that must succeed, and decodes its JSON.
 func ask[T any](t *testing.T, args ...string) (v T) {
 	t.Helper()
 	r := command(t, append(args, "-o", "json")...)
@@ -64,12 +72,9 @@ func TestOperatorCommands(t *testing.T) {
 	blue := ask[tenantView](t, "tenant", "create", "blue")
 	if blue.Name != "blue" || blue.Addressing != "encrypted" || blue.ids() != "1" || blue.IDs[0].State != "current" ||
 		blue.IDs[0].Key != "" {
-		t.Errorf("created %+v", blue)
+		t.Errorf("created %+v, want blue, encrypted, with id 1 and no key", blue)
 	}
-	if r := command(t, "tenant", "create", "red", "--addressing",
-		"clear"); r.stdout != "tenant red created: id 2, clear\n" {
-		t.Errorf("created %+v", r)
-	}
+	prints(t, "tenant red created: id 2, clear\n", "tenant", "create", "red", "--addressing", "clear")
 	refused(t, ExitFailed, "tenant blue exists already", "tenant", "create", "blue")
 	refused(t, ExitUsage, "tenant name \"Blue\"", "tenant", "create", "Blue")
 	refused(t, ExitUsage, "encrypted or clear", "tenant", "create", "green", "--addressing", "plain")
@@ -78,20 +83,18 @@ func TestOperatorCommands(t *testing.T) {
 	refused(t, ExitFailed, "no tenant \"yellow\"", "tenant", "get", "yellow")
 	refused(t, ExitFailed, "no tenant \"green\"", "tenant", "get", "green")
 	if key := ask[tenantView](t, "tenant", "get", "blue", "--show-key").IDs[0].Key; len(key) != 32 {
-		t.Errorf("key %q", key)
+		t.Errorf("key %q, want 32 digits", key)
 	}
 	if r := command(t, "tenant", "get", "blue", "-o", "json"); !strings.Contains(r.stdout, `"nodes": []`) ||
 		!strings.Contains(r.stdout, `"apps": []`) {
-		t.Errorf("a tenant nobody uses: %s", r.stdout)
+		t.Errorf("a tenant without containers: %s", r.stdout)
 	}
 	if key := ask[tenantView](t, "tenant", "get", "blue").IDs[0].Key; key != "" {
-		t.Error("the key was shown to who did not ask for it")
+		t.Error("tenant get shows the key without --show-key")
 	}
-	if r := command(t, "node", "list"); r.stdout != "NAME   PREFIX   STATE   ROUTE THE FABRIC MUST HAVE\n" {
-		t.Errorf("no nodes: %+v", r)
-	}
+	prints(t, "NAME   PREFIX   STATE   ROUTE THE FABRIC MUST HAVE\n", "node", "list")
 	if got := ask[[]nodeView](t, "node", "list"); got == nil || len(got) != 0 {
-		t.Errorf("no nodes: %v", got)
+		t.Errorf("no nodes: %v, want an empty list", got)
 	}
 
 	joined := func(name, uuid string) *join.Client {
@@ -123,7 +126,7 @@ func TestOperatorCommands(t *testing.T) {
 			Labels: map[string]string{"app": "web"}})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stream.Receive(); err != nil { // the app: this orchestrator knows it, and who hosts blue
+	if _, err := stream.Receive(); err != nil { // the app; the orchestrator now has it, and the node's hosting record
 		t.Fatal(err)
 	}
 
@@ -131,21 +134,21 @@ func TestOperatorCommands(t *testing.T) {
 		r.stdout,
 		"\nn1     fd70:696c:6100:1::/64   connected   fd70:696c:6100:1::/64 via 2001:db8:70:1::2\n",
 	) {
-		t.Errorf("node list: %s", r.stdout)
+		t.Errorf("node list: %s, want n1 connected, with its route", r.stdout)
 	}
 	if n := ask[nodeView](t, "node", "get", "n1"); n.Route != "fd70:696c:6100:1::/64 via 2001:db8:70:1::2" ||
 		n.State != "connected" ||
 		strings.Join(n.Tenants, " ") != "blue" ||
 		strings.Join(n.Enforces, " ") != "netpila" {
-		t.Errorf("node get: %+v", n)
+		t.Errorf("node get: %+v, want n1 connected, with route, tenant blue and network netpila", n)
 	}
 	if r := command(t, "node", "get", "n1"); !strings.Contains(r.stdout, "policies     enforced on netpila\n") {
-		t.Errorf("node get: %s", r.stdout)
+		t.Errorf("node get: %s, want policies enforced on netpila", r.stdout)
 	}
 	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "app=web\n") ||
 		strings.Contains(r.stdout, "key") ||
 		!strings.Contains(r.stdout, "id           1   current, held by n1") {
-		t.Errorf("tenant get: %s", r.stdout)
+		t.Errorf("tenant get: %s, want app=web and id 1 held by n1, without the key", r.stdout)
 	}
 	for _, c := range []struct{ says, line string }{
 		{"n1\n:4\n", "node get"}, {"n1\n:4\n", "node delete"}, {":4\n", "node get n1"},
@@ -156,7 +159,7 @@ func TestOperatorCommands(t *testing.T) {
 			r.stdout,
 			c.says,
 		) {
-			t.Errorf("%s <TAB>: %q", c.line, r.stdout)
+			t.Errorf("%s <TAB>: %q, want prefix %q", c.line, r.stdout, c.says)
 		}
 	}
 	rotate(t, stream)
@@ -167,20 +170,20 @@ func TestOperatorCommands(t *testing.T) {
 		t.Errorf("tenant delete: %+v", r)
 	}
 	if got := ask[[]tenantView](t, "tenant", "list"); len(got) != 1 || got[0].Name != "blue" {
-		t.Errorf("tenant list: %+v", got)
+		t.Errorf("tenant list: %+v, want only blue", got)
 	}
 	stream.CloseRequest()
 	for ; err == nil; _, err = stream.Receive() {
 	}
 	stream.CloseResponse()
 	if n := ask[nodeView](t, "node", "get", "n1"); n.State != "away" {
-		t.Errorf("its stream ended, yet it is %s", n.State)
+		t.Errorf("after the stream ended, n1 is %s, want away", n.State)
 	}
 	if r := command(t, "node", "delete", "n1"); r.code != ExitDone {
-		t.Errorf("node delete: %+v", r)
+		t.Errorf("node delete: %+v, want exit %d", r, ExitDone)
 	}
 
-	// Somebody connected as n2 does not let go.
+	// Another machine has the certificate of n2 and stays connected.
 	thief := joined("n2", "00000000-0000-4000-8000-000000000002")
 	taken := thief.Follow(t.Context())
 	if err := taken.Send(&pilasterv1.FollowRequest{}); err != nil {
@@ -207,7 +210,7 @@ func TestOrchestratorFlags(t *testing.T) {
 		{"--base-prefix", []string{"--base-prefix", "x"}},
 		{"--private-prefix", []string{"--private-prefix", "x"}},
 		{"--etcd", []string{"--etcd-ca", "ca.pem"}},
-		{"go together", []string{"--etcd", "https://[::1]:1", "--etcd-cert", "c.pem"}},
+		{"set both or none", []string{"--etcd", "https://[::1]:1", "--etcd-cert", "c.pem"}},
 		{"at least 1", []string{"--max-connections", "0"}},
 		{"at least 1", []string{"--max-strangers", "-1"}},
 		{"at least 1", []string{"--max-joins", "0"}},
@@ -253,14 +256,14 @@ func TestOrchestratorFlags(t *testing.T) {
 func TestVersion(t *testing.T) {
 	v := ask[versionView](t, "version")
 	if !strings.HasPrefix(v.Version, "v0.") || !strings.HasPrefix(v.Go, "go") || v.Platform == "" {
-		t.Errorf("version %+v", v)
+		t.Errorf("version -o json: %+v, want release, Go version and platform", v)
 	}
 	if r := command(t, "--version"); r.stdout != "pilaster "+v.Version+"\n" {
-		t.Errorf("pilaster --version says %q, version -o json %q", r.stdout, v.Version)
+		t.Errorf("pilaster --version prints %q, want %q", r.stdout, v.Version)
 	}
 	if r := command(t, "version"); !strings.HasPrefix(r.stdout, "pilaster "+v.Version) ||
 		!strings.HasPrefix(programVersion(), v.Version) {
-		t.Errorf("version %+v", r)
+		t.Errorf("version: %+v, want prefix pilaster %s", r, v.Version)
 	}
 }
 
@@ -271,6 +274,6 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 	if r := command(t, "__complete", "tenant", "create", "--addressing", ""); !strings.Contains(r.stdout, "clear") {
-		t.Errorf("addressing completes to %q", r.stdout)
+		t.Errorf("--addressing <TAB>: %q, want clear", r.stdout)
 	}
 }

@@ -33,7 +33,7 @@ type policyView struct {
 	Audit     bool       `json:"audit"`
 	Rules     uint32     `json:"rules"`
 	Changed   *time.Time `json:"changed,omitempty"`
-	Revision  int64      `json:"revision,omitempty"` // of the store, when it changed
+	Revision  int64      `json:"revision,omitempty"` // of the store at the last change
 	Change    string     `json:"change,omitempty"`   // of policy apply: created, configured, unchanged
 	DryRun    bool       `json:"dryRun,omitempty"`
 	Warnings  []string   `json:"warnings,omitempty"`
@@ -56,7 +56,7 @@ func viewPolicy(p *pilasterv1.Policy) policyView {
 	return v
 }
 
-// policyKinds are what a policy's kind may be called; the first is its own name in lower case.
+// policyKinds are the words for each kind in names of policies; the first is the kind in lower case.
 var policyKinds = []struct {
 	kind       string
 	words      []string
@@ -66,7 +66,7 @@ var policyKinds = []struct {
 	{"ClusterNetworkPolicy", []string{"clusternetworkpolicy", "cnp"}, false},
 }
 
-// policyNamed reads a name of a policy, as lists and errors have it.
+// policyNamed parses the name of a policy in the form that lists and errors print.
 func policyNamed(text string) (*pilasterv1.Policy, error) {
 	words := strings.Split(text, "/")
 	for _, k := range policyKinds {
@@ -100,7 +100,7 @@ puts a policy in audit mode: packets that it would drop are counted and not drop
 	return cmd
 }
 
-// documentFiles is the flag of commands that read documents.
+// documentFiles is the flag for files with policies.
 type documentFiles struct {
 	names []string
 	of    []int // the file that each document is in
@@ -110,7 +110,7 @@ func (f *documentFiles) bind(cmd *cobra.Command, usage string) {
 	cmd.Flags().StringArrayVarP(&f.names, "filename", "f", nil, usage)
 }
 
-// read is the documents of all files, in their order.
+// read returns the documents of all files, in order.
 func (f *documentFiles) read(env Env) (documents []string, err error) {
 	for i, file := range f.names {
 		var text []byte
@@ -135,18 +135,18 @@ func (f *documentFiles) read(env Env) (documents []string, err error) {
 // documentNumber matches the number of the document in a message of the orchestrator.
 var documentNumber = regexp.MustCompile(`(^|first in )document (\d+)`)
 
-// named has an error that says numbers of documents say which files they are in, where there are several, and count
-// there.
+// named replaces numbers of documents in an error of the orchestrator by the file and the number within the file, if
+// there are several files.
 func (f *documentFiles) named(err error) error {
 	var remote *connect.Error
 	if len(f.names) < 2 || !errors.As(err, &remote) {
 		return err
 	}
-	words := documentNumber.ReplaceAllStringFunc(remote.Message(), func(said string) string {
-		parts := documentNumber.FindStringSubmatch(said)
+	words := documentNumber.ReplaceAllStringFunc(remote.Message(), func(match string) string {
+		parts := documentNumber.FindStringSubmatch(match)
 		n, err := strconv.Atoi(parts[2])
 		if err != nil || n < 1 || n > len(f.of) {
-			return said
+			return match
 		}
 		in := f.of[n-1]
 		return fmt.Sprintf("%s%s, document %d", parts[1], f.names[in], n-slices.Index(f.of, in))
@@ -162,10 +162,10 @@ func newPolicyApply(env Env) *cobra.Command {
 	var dryRun, force bool
 	cmd := &cobra.Command{
 		Use:   "apply",
-		Short: "Create or change policies, all of them or none",
-		Long: `Create or change policies. If one policy is invalid, or there is no room, nothing is changed. Unchanged
-policies cause no update of the nodes. Policies that are not in the files stay: use "pilaster policy
-delete" to remove them.
+		Short: "Create or change policies: all in the files, or none",
+		Long: `Create or change policies. If one policy is invalid, or the tenant would have too many, nothing is
+changed. Unchanged policies cause no update of the nodes. Policies that are not in the files stay: use
+"pilaster policy delete" to remove them.
 
 The command refuses the first policy of a tenant that is not in audit mode while some nodes that host
 the tenant would not enforce it, and names these nodes: nodes with builds without policy support, where
@@ -202,11 +202,11 @@ cases.`,
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				for i, v := range views {
-					said := v.Change
+					change := v.Change
 					if dryRun {
-						said += " (dry run)"
+						change += " (dry run)"
 					}
-					fmt.Fprintf(w, "%s %s\n", store.PolicyName(resp.Msg.Policies[i].Policy), said)
+					fmt.Fprintf(w, "%s %s\n", store.PolicyName(resp.Msg.Policies[i].Policy), change)
 				}
 			})
 		},
@@ -215,21 +215,19 @@ cases.`,
 	out.bind(cmd)
 	files.bind(
 		cmd,
-		"file with policies in YAML or JSON, several documents are separated by \"---\" lines; - is standard input; "+
-			"may be "+
-			"repeated",
+		"file with policies in YAML or JSON; \"---\" lines separate documents; - is standard input; may be repeated",
 	)
 	_ = cmd.MarkFlagRequired("filename")
 	namedFlag(cmd, &tenant, "tenant", "tenant of the policies", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would change, and change nothing")
 	cmd.Flags().
-		BoolVar(&force, "force", false, "though nodes that host the tenant, or as they are installed, would not "+
-			"enforce it")
+		BoolVar(&force, "force", false, "also if some nodes that host the tenant would not enforce the policies, or "+
+			"the policies need more table entries than a node has")
 	return cmd
 }
 
-// policyMode is what a policy in audit, or another, does.
+// policyMode is the mode of a policy, in text and JSON.
 func policyMode(audit bool) string {
 	if audit {
 		return "audit"
@@ -259,8 +257,8 @@ func newPolicyList(env Env) *cobra.Command {
 			for _, h := range resp.Msg.Unenforced {
 				fmt.Fprintf(
 					env.Stderr,
-					"warning: tenant %s: node %s does not have the policies in force as they were applied (those "+
-						"from before hold, or its containers are isolated), and adds no container of it: %s\n",
+					"warning: tenant %s: node %s does not enforce the current policies (it enforces the previous "+
+						"ones, or isolates the containers) and adds no container of the tenant: %s\n",
 					h.Tenant,
 					h.Node,
 					h.Unenforced,
@@ -355,7 +353,7 @@ func newPolicyDelete(env Env) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
 		Use:   "delete [NAME...]",
-		Short: "Delete policies, all of them or none",
+		Short: "Delete policies: all that are named, or none",
 		Long: `Delete policies. If one cannot be deleted, nothing is changed. A container that no policy selects any
 longer can communicate with all containers of its tenant again, and with the addresses outside that it
 can reach.
@@ -368,8 +366,7 @@ name and ignores the rest of their content.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (len(args) > 0) == (len(files.names) > 0) {
 				return usage(
-					"name the policies, or give the files that they were applied from with -f; nothing was " +
-						"changed",
+					"name the policies, or use -f with the files that they were applied from; nothing was changed",
 				)
 			}
 			req := &pilasterv1.DeletePoliciesRequest{Tenant: tenant}

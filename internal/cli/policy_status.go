@@ -17,7 +17,7 @@ type policiesView struct {
 	Tenants  uint32        `json:"tenants"`
 	Rules    uint32        `json:"rules"`
 	Entries  []entryView   `json:"entries"`
-	Sessions *sessionsView `json:"sessions"` // null where they cannot be read
+	Sessions *sessionsView `json:"sessions"` // null if the agent cannot read them
 	Hits     []hitsView    `json:"hits"`
 }
 
@@ -26,19 +26,19 @@ type sessionsView struct {
 	Capacity        uint32 `json:"capacity"`
 	HalfOpen        uint32 `json:"halfOpen"`
 	Begun           uint64 `json:"begun"`
-	Evicted         uint64 `json:"evicted"` // half open, for another's sake
-	Refused         uint64 `json:"refused"` // for want of room
+	Evicted         uint64 `json:"evicted"` // half open, to make room for another session
+	Refused         uint64 `json:"refused"` // because the table was full
 	LargestEndpoint uint32 `json:"largestEndpoint,omitempty"`
 	Largest         string `json:"largest,omitempty"`
 	LargestUsed     uint32 `json:"largestUsed,omitempty"`
 }
 
-// hitsView is what a rule has denied.
+// hitsView is how many packets a rule has denied.
 type hitsView struct {
 	Tenant  string `json:"tenant"`
 	Policy  string `json:"policy"`
 	Rule    string `json:"rule"`
-	Mode    string `json:"mode"` // "audit": it would have denied them, and they passed
+	Mode    string `json:"mode"` // "enforce", or "audit": the packets would have been denied, and passed
 	Packets uint64 `json:"packets"`
 }
 
@@ -90,7 +90,7 @@ func (p *policiesView) rows(row func(name, value, state, rest string)) {
 		}
 	}
 	row("policies", "", "enforced", fmt.Sprintf(
-		"%s of %s; packets denied %s, by audit %s   pilaster policy hits",
+		"%s of %s; packets denied: %s, in audit mode: %s   pilaster policy hits",
 		humanize.Of(
 			p.Rules,
 			"rule",
@@ -107,7 +107,7 @@ func (p *policiesView) rows(row func(name, value, state, rest string)) {
 		of := humanize.Grouped(s.Used) + " of " + humanize.Grouped(s.Capacity)
 		if s.LargestUsed > 1 {
 			of += fmt.Sprintf(
-				", most of them of endpoint %d %s: %s",
+				", of which endpoint %d %s has %s",
 				s.LargestEndpoint,
 				s.Largest,
 				humanize.Grouped(s.LargestUsed),
@@ -118,7 +118,7 @@ func (p *policiesView) rows(row func(name, value, state, rest string)) {
 			"",
 			"sessions",
 			fmt.Sprintf(
-				"%s; %s half open; since start %s gave way, %s refused",
+				"%s; %s half open; since start %s evicted, %s refused",
 				of,
 				humanize.Grouped(s.HalfOpen),
 				humanize.Grouped(s.Evicted),

@@ -45,27 +45,25 @@ func TestPolicyCommands(t *testing.T) {
 
 	const dry = "networkpolicy/shop/web created (dry run)\nclusternetworkpolicy/base created (dry run)\n"
 	if r := command(t, "policy", "apply", "-f", web, "-f", base, "--tenant", "blue", "--dry-run"); r.stdout != dry {
-		t.Errorf("tried %+v", r)
+		t.Errorf("dry run: %+v, want stdout %q", r, dry)
 	}
 	if v := ask[[]policyView](t, "policy", "list"); len(v) != 0 {
-		t.Errorf("after a dry run there are %+v", v)
+		t.Errorf("policies after a dry run: %+v, want none", v)
 	}
-	if r := command(t, "policy", "apply", "-f", web, "--tenant",
-		"blue"); r.stdout != "networkpolicy/shop/web created\n" {
-		t.Errorf("applied %+v", r)
-	}
+	prints(t, "networkpolicy/shop/web created\n", "policy", "apply", "-f", web, "--tenant", "blue")
 	if code, out, err := run(t,
 		strings.Replace(webPolicy, "podSelector: {}", "namespaceSelector: {}", 1)+"---\n"+basePolicy, "policy", "apply",
 		"-f", "-", "--tenant", "blue"); code != ExitDone ||
 		out != "networkpolicy/shop/web configured\nclusternetworkpolicy/base created\n" {
-		t.Errorf("applied: %d, %s%s", code, out, err)
+		t.Errorf("apply of two documents: exit %d, stdout %s, stderr %s; want one configured, one created",
+			code, out, err)
 	}
 	if v := ask[[]policyView](t, "policy", "apply", "-f", base, "--tenant", "blue"); len(v) != 1 ||
 		v[0].Change != "unchanged" ||
 		v[0].Tenant != "blue" ||
 		!v[0].Audit ||
 		v[0].DryRun {
-		t.Errorf("applied %+v", v)
+		t.Errorf("apply of base again: %+v, want it unchanged", v)
 	}
 
 	for _, c := range []struct {
@@ -93,11 +91,11 @@ func TestPolicyCommands(t *testing.T) {
 		{ExitUsage, "is not a policy name", "policy get web --tenant blue"},
 		{ExitUsage, "is not a policy name", "policy get cnp/shop/base --tenant blue"},
 		{ExitUsage, "required flag", "policy get netpol/shop/web"},
-		{ExitUsage, "do not fit", "policy get --tenant blue"},
+		{ExitUsage, "wrong number of arguments", "policy get --tenant blue"},
 		{ExitFailed, "no policy networkpolicy/default/web", "policy get netpol/web --tenant blue"},
 		{ExitFailed, "no policy", "policy get netpol/shop/web --tenant red"},
-		{ExitUsage, "name the policies, or give the files", "policy delete --tenant blue"},
-		{ExitUsage, "name the policies, or give the files", "policy delete cnp/base --tenant blue -f " + web},
+		{ExitUsage, "name the policies, or use -f with the files", "policy delete --tenant blue"},
+		{ExitUsage, "name the policies, or use -f with the files", "policy delete cnp/base --tenant blue -f " + web},
 		{ExitUsage, "is not a policy name", "policy delete base --tenant blue"},
 		{ExitFailed, "no policy clusternetworkpolicy/none; nothing was changed", "policy delete cnp/base cnp/none " +
 			"--tenant blue"},
@@ -109,7 +107,7 @@ func TestPolicyCommands(t *testing.T) {
 	if len(listed) != 2 || listed[0].Name != "base" || listed[1].Namespace != "shop" || listed[1].Rules != 1 ||
 		listed[1].Changed == nil ||
 		listed[1].Revision <= 0 {
-		t.Fatalf("listed %+v", listed)
+		t.Fatalf("policy list: %+v, want base and shop/web", listed)
 	}
 	want := "TENANT   NAME                        MODE      RULES   CHANGED\n" +
 		"blue     clusternetworkpolicy/base   audit     0       " + moment(*listed[0].Changed) + "\n" +
@@ -122,12 +120,12 @@ func TestPolicyCommands(t *testing.T) {
 		"tenant      blue\nkind        NetworkPolicy\nnamespace   shop\nname        web\nmode        enforce\n",
 	) ||
 		!strings.Contains(r.stdout, "\n\napiVersion: networking.k8s.io/v1\n") {
-		t.Errorf("got %+v", r)
+		t.Errorf("policy get: %+v, want fields and document of shop/web", r)
 	}
-	for _, format := range []string{"yaml", "json"} { // what is shown can be applied again, elsewhere too
+	for _, format := range []string{"yaml", "json"} { // the output can be applied again, also to another tenant
 		r := command(t, "policy", "get", "networkpolicy/shop/web", "--tenant", "blue", "-o", format)
 		if !strings.Contains(r.stdout, "namespaceSelector") {
-			t.Errorf("as %s it is %s", format, r.stdout)
+			t.Errorf("policy get -o %s: %s, want a namespaceSelector", format, r.stdout)
 		}
 		for tenant, change := range map[string]string{"blue": "unchanged", "red": "created (dry run)"} {
 			args := []string{"policy", "apply", "-f", "-", "--tenant", tenant}
@@ -136,7 +134,8 @@ func TestPolicyCommands(t *testing.T) {
 			}
 			if code, out, err := run(t, r.stdout, args...); code != ExitDone ||
 				out != "networkpolicy/shop/web "+change+"\n" {
-				t.Errorf("%s applied again to %s: %d, %s%s", format, tenant, code, out, err)
+				t.Errorf("%s applied to %s: exit %d, stdout %s, stderr %s; want it %s",
+					format, tenant, code, out, err, change)
 			}
 		}
 	}
@@ -153,20 +152,17 @@ func TestPolicyCommands(t *testing.T) {
 			r.stdout,
 			says,
 		) {
-			t.Errorf("%s completes to %q", line, r.stdout)
+			t.Errorf("%s <TAB>: %q, want prefix %q", line, r.stdout, says)
 		}
 	}
 
-	if r := command(t, "policy", "delete", "-f", web, "--tenant",
-		"blue"); r.stdout != "networkpolicy/shop/web deleted\n" {
-		t.Errorf("deleted %+v", r)
-	}
+	prints(t, "networkpolicy/shop/web deleted\n", "policy", "delete", "-f", web, "--tenant", "blue")
 	if v := ask[[]goneView](t, "policy", "delete", "cnp/base", "--tenant", "blue"); len(v) != 1 ||
 		v[0] != (goneView{"blue", "ClusterNetworkPolicy", "", "base"}) {
-		t.Errorf("deleted %+v", v)
+		t.Errorf("policy delete: %+v, want base", v)
 	}
 	if v := ask[[]policyView](t, "policy", "list"); len(v) != 0 {
-		t.Errorf("left are %+v", v)
+		t.Errorf("policies after the deletion: %+v, want none", v)
 	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	for _, line := range []string{"policy list", "policy apply --tenant blue -f " + web,
@@ -176,32 +172,32 @@ func TestPolicyCommands(t *testing.T) {
 }
 
 func TestPolicyHits(t *testing.T) {
-	socket := serve(t, &witness{})
+	socket := serve(t, &fakeAgent{})
 	want := "TENANT   MODE      PACKETS   RULE\n" +
 		"blue     enforce   1,234     NetworkPolicy shop/web isolates in ingress, and no rule accepts\n" +
 		"blue     audit     7         ClusterNetworkPolicy base egress[0] \"out\"\n"
 	if code, out, err := run(t, "", "policy", "hits", "--agent-socket", socket); code != ExitDone || out != want ||
 		err != "" {
-		t.Errorf("%d\n%s%swant\n%s", code, out, err, want)
+		t.Errorf("exit %d, stdout\n%sstderr %q, want\n%s", code, out, err, want)
 	}
 	if _, out, _ := run(t, "", "policy", "hits", "--tenant", "red", "-o", "json", "--agent-socket",
 		socket); out != "[]\n" {
-		t.Errorf("of a tenant without any: %s", out)
+		t.Errorf("hits of a tenant without any: %q, want []", out)
 	}
 }
 
 func TestEndpointLabel(t *testing.T) {
-	socket := serve(t, &witness{})
+	socket := serve(t, &fakeAgent{})
 	if code, out, err := run(t, "", "endpoint", "label", "default/web-0", "tier=front", "app-", "--agent-socket",
 		socket); code != ExitDone ||
 		out != "endpoint 3 default/web-0: app 5, tier=front\n" {
-		t.Errorf("%d, %s%s", code, out, err)
+		t.Errorf("endpoint label: exit %d, stdout %s, stderr %s; want app 5, tier=front", code, out, err)
 	}
 	for _, args := range [][]string{{"3"}, {"3", "tier"}, {"3", "-"}, {"3", "a=b", "a=c"}} {
 		if code, out, _ := run(t, "",
 			append([]string{"endpoint", "label", "--agent-socket", socket}, args...)...); code != ExitUsage ||
 			out != "" {
-			t.Errorf("%v: %d, %s", args, code, out)
+			t.Errorf("endpoint label %v: exit %d, stdout %s; want exit %d and no output", args, code, out, ExitUsage)
 		}
 	}
 }

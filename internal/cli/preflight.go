@@ -56,7 +56,7 @@ The exit status is 1 if a check failed, and 2 if nothing was checked.`,
 				}
 				config.NodePrefix = p
 			}
-			state, _ := agent.ReadDiskState(stateDir) // an unreadable state belongs to no known node
+			state, _ := agent.ReadDiskState(stateDir) // an unreadable state counts as none
 			if cluster := state.Node.Cluster; nodePrefix == "" && cluster != nil {
 				config.NodePrefix = cluster.Prefix
 			}

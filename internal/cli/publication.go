@@ -16,8 +16,8 @@ type publicationView struct {
 	Tenant    string `json:"tenant,omitempty"`
 	Name      string `json:"name"`
 	Container string `json:"container,omitempty"`
-	Node      string `json:"node,omitempty"`     // whose gateway it is
-	Underlay  string `json:"underlay,omitempty"` // by which clients reach it
+	Node      string `json:"node,omitempty"`     // node whose gateway has the address
+	Underlay  string `json:"underlay,omitempty"` // address for clients
 }
 
 func viewPublication(p *pilasterv1.Publication) publicationView {
@@ -29,7 +29,7 @@ func newPublicationCommand(env Env) *cobra.Command {
 		Use:   "publication",
 		Short: "Publish containers of network nimitz on the underlay",
 		Long: `Publish containers of network nimitz on the underlay. A publication is an address of a node's gateway,
-by which clients outside the overlay reach one container on any node.
+through which clients outside the overlay reach one container on any node.
 
 The gateway can be on any node. Connections pass through that node and end when it fails. The container
 sees the gateway's address, not the client's. Publications are IPv6 only.`,
@@ -70,7 +70,7 @@ func newPublicationCreate(env Env) *cobra.Command {
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(
 					w,
-					"publication %s of tenant %s created: clients reach %s at %s, by node %s\n",
+					"publication %s of tenant %s created: clients reach %s at %s of node %s\n",
 					v.Name,
 					v.Tenant,
 					v.Container,

@@ -33,7 +33,7 @@ func TestReference(t *testing.T) {
 	}
 	want := referencePages(newRoot(Env{}))
 	if len(want) < 15 {
-		t.Fatalf("only %d pages", len(want))
+		t.Fatalf("%d pages, want at least 15", len(want))
 	}
 	var have []string
 	files, err := os.ReadDir(referenceFolder)
@@ -66,12 +66,12 @@ func TestReference(t *testing.T) {
 	}
 	for name, text := range want {
 		if b, err := os.ReadFile(filepath.Join(referenceFolder, name)); err == nil && !bytes.Equal(b, text) {
-			t.Errorf("docs/reference/cli/%s is not what the help texts say: run make generate", name)
+			t.Errorf("docs/reference/cli/%s differs from the help texts: run make generate", name)
 		}
 	}
 }
 
-// documented reports whether a command has a place in the reference: cobra's own and hidden ones have none.
+// documented reports whether a command is in the reference. Cobra's own and hidden commands are not.
 func documented(c *cobra.Command) bool {
 	return !c.Hidden && c.Name() != "help" && c.Name() != "completion"
 }
@@ -108,7 +108,7 @@ func referencePages(root *cobra.Command) map[string][]byte {
 	return pages
 }
 
-// longestPage is the most lines of a family's page. The commands of a longer one get pages of their own.
+// longestPage is the maximum number of lines of a family's page. The commands of a longer one get pages of their own.
 const longestPage = 200
 
 func splitPage(pages map[string][]byte, c *cobra.Command) {
@@ -130,7 +130,7 @@ func splitPage(pages map[string][]byte, c *cobra.Command) {
 	pages[c.Name()+".md"] = page.Bytes()
 }
 
-// writeCommand writes what follows a command's heading, and its commands if they have no part of their own.
+// writeCommand writes the text below the heading of a command, and its subcommands if they have no heading.
 func writeCommand(b *bytes.Buffer, c *cobra.Command) {
 	long := c.Long
 	if long == "" {
@@ -147,7 +147,7 @@ func writeCommand(b *bytes.Buffer, c *cobra.Command) {
 		fmt.Fprintf(b, "\nThe flags of `%s` apply too.\n", c.Parent().CommandPath())
 	}
 	if !c.HasParent() || !c.Parent().HasParent() {
-		return // the caller goes on with its commands
+		return // the caller writes its subcommands
 	}
 	for _, sub := range c.Commands() {
 		if documented(sub) {
@@ -226,7 +226,7 @@ func escape(s string) string { return special.ReplaceAllString(s, `\$0`) }
 
 func cell(s string) string { return strings.ReplaceAll(escape(s), "|", `\|`) }
 
-// unindent takes off the spaces that all lines begin with.
+// unindent removes the indentation that all lines share.
 func unindent(text string) string {
 	lines := strings.Split(strings.Trim(text, "\n"), "\n")
 	least := len(text)

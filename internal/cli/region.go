@@ -19,12 +19,12 @@ import (
 
 // regionView is a region as JSON: also what export writes and import reads.
 type regionView struct {
-	Version    int                `json:"version,omitempty"` // of the format, in what is exported
+	Version    int                `json:"version,omitempty"` // of the format; only in exports
 	Name       string             `json:"name"`
 	BasePrefix string             `json:"basePrefix"`
-	Edge       string             `json:"edge"` // prefix of its Edge Switch; empty where there is none
+	Edge       string             `json:"edge"` // prefix of its Edge Switch; empty without one
 	Tenants    []regionTenantView `json:"tenants"`
-	LeftOut    []string           `json:"leftOut,omitempty"` // of import: tenants in the file that were not taken
+	LeftOut    []string           `json:"leftOut,omitempty"` // of import: tenants in the file that were not connected
 }
 
 type regionTenantView struct {
@@ -32,8 +32,8 @@ type regionTenantView struct {
 	VNI   uint32   `json:"vni"`
 	CIDRs []string `json:"cidrs"`
 
-	Created time.Time `json:"created,omitzero"` // tells it from others of its name
-	// of another region's, but in what is exported: what there is of the tenant in this one
+	Created time.Time `json:"created,omitzero"` // distinguishes it from other tenants with this name
+	// of other regions: the state of the tenant in this region; not in exports
 	Here string `json:"here,omitempty"`
 }
 
@@ -43,8 +43,8 @@ type regionsView struct {
 	Regions []regionView `json:"regions"`
 }
 
-// regionVersion is of what export writes. Version 1 does not say when tenants were made, and builds that know it alone
-// refuse to read that.
+// regionVersion is the version of the format that export writes. Version 1 has no creation times of tenants; builds
+// that know only version 1 reject version 2.
 const regionVersion = 2
 
 func viewRegion(r *pilasterv1.Region) regionView {
@@ -238,7 +238,7 @@ func readRegion(env Env, file string) (v regionView, err error) {
 	return v, nil
 }
 
-// without are the tenants that another view of the region lacks.
+// without returns the tenants that another view of the region lacks.
 func (v regionView) without(other regionView) (names []string) {
 	for _, t := range v.Tenants {
 		if !slices.ContainsFunc(other.Tenants, func(o regionTenantView) bool { return o.Name == t.Name }) {
@@ -250,7 +250,7 @@ func (v regionView) without(other regionView) (names []string) {
 
 const joined = "joined"
 
-// find says what there is here of each tenant, where there is an Edge Switch or not.
+// find sets Here of each tenant. edge is whether this region has an Edge Switch.
 func (v regionView) find(here []*pilasterv1.Tenant, edge bool) {
 	for i, t := range v.Tenants {
 		v.Tenants[i].Here = "not in this region"
@@ -262,17 +262,17 @@ func (v regionView) find(here []*pilasterv1.Tenant, edge bool) {
 	}
 }
 
-// joins says whether a tenant of this region is joined to the one of its name in another.
+// joins describes whether a tenant of this region is connected to the tenant with its name in another region.
 func (v regionView) joins(own *pilasterv1.Tenant, edge bool) string {
 	switch {
 	case slices.ContainsFunc(own.Regions, func(r *pilasterv1.TenantRegion) bool { return r.Name == v.Name }):
 		return joined
 	case len(own.Overlays) == 0:
-		return "on network netpila here, not joined"
+		return "not joined: on network netpila here"
 	case !edge:
-		return "not joined without an Edge Switch here"
+		return "not joined: no Edge Switch here"
 	}
-	return "created again here since the import, not joined"
+	return "not joined: created again here since the import"
 }
 
 func newRegionList(env Env) *cobra.Command {
@@ -280,7 +280,7 @@ func newRegionList(env Env) *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "Show this region and the others it knows",
+		Short:   "Show this region and the imported ones",
 		Example: "  pilaster region list\n  pilaster region list -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

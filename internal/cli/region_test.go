@@ -13,7 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// startRegion starts an orchestrator, and gives what makes commands ask it and what has an Edge Switch join.
+// startRegion starts the orchestrator of a region. use makes commands call it; join adds an Edge Switch.
 func startRegion(t *testing.T, name, base string) (use, join func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -43,25 +43,25 @@ func TestRegionCommands(t *testing.T) {
 	west, westEdge := startRegion(t, "west", "fd70:696c:6100::/40")
 	east, eastEdge := startRegion(t, "east", "fd70:696c:6200::/40")
 	east()
-	if r := command(t, "region", "list"); r.stdout != "REGION        BASE PREFIX           EDGE   TENANTS\neast "+
-		"(here)   fd70:696c:6200::/40   none   none\n" {
-		t.Errorf("alone: %+v", r)
-	}
+	prints(t, "REGION        BASE PREFIX           EDGE   TENANTS\n"+
+		"east (here)   fd70:696c:6200::/40   none   none\n",
+		"region", "list")
 	refused(t, ExitFailed, "no Edge Switch", "region", "export")
 	eastEdge()
 	for _, line := range []string{"other --cidr 10.8.0.0/16", "blue --cidr 10.1.0.0/16", "red --cidr 10.1.0.0/16"} {
 		command(t, append([]string{"tenant", "create", "--network", "nimitz"}, strings.Fields(line)...)...)
 	}
-	command(t, "tenant", "create", "green") // of netpila: no other region's concern
-	if r := command(t, "region", "export", "-o", "text"); r.stdout != "region        east\nbase prefix   "+
-		"fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
-		"tenant        blue    VNI 2   10.1.0.0/16\ntenant        other   VNI 1   10.8.0.0/16\ntenant        red     "+
-		"VNI 3   10.1.0.0/16\n" {
-		t.Errorf("exported %+v", r)
-	}
+	command(t, "tenant", "create", "green") // on netpila: not exported
+	prints(t, "region        east\n"+
+		"base prefix   fd70:696c:6200::/40\n"+
+		"edge          fd70:696c:6200:1::/64\n"+
+		"tenant        blue    VNI 2   10.1.0.0/16\n"+
+		"tenant        other   VNI 1   10.8.0.0/16\n"+
+		"tenant        red     VNI 3   10.1.0.0/16\n",
+		"region", "export", "-o", "text")
 	export := command(t, "region", "export")
 	if !strings.Contains(export.stdout, `"version": 2,`) {
-		t.Errorf("with when tenants were made, which readers of version 1 refuse, export wrote %s", export.stdout)
+		t.Errorf("export wrote %s, want version 2, which has creation times", export.stdout)
 	}
 	file := filepath.Join(t.TempDir(), "east.json")
 	if err := os.WriteFile(file, []byte(export.stdout), 0o600); err != nil {
@@ -86,26 +86,26 @@ func TestRegionCommands(t *testing.T) {
 		refused(t, ExitUsage, says, "region", "import", broken)
 	}
 	refused(t, ExitUsage, "no such file", "region", "import", broken+"x")
-	refused(t, ExitFailed, `exports no tenant "nobody"`, "region", "import", file, "--tenant", "nobody")
+	refused(t, ExitFailed, `exports no tenant "pink"`, "region", "import", file, "--tenant", "pink")
 	if r := command(t, "region", "list"); strings.Contains(r.stdout, "east") {
-		t.Errorf("what was refused is there: %s", r.stdout)
+		t.Errorf("region list shows a rejected region: %s", r.stdout)
 	}
 
 	if r := command(t, "region", "import", file); r.code != ExitDone ||
 		r.stdout != "region        east\nbase prefix   fd70:696c:6200::/40\nedge          fd70:696c:6200:1::/64\n"+
 			"tenant        blue    VNI 2   10.1.0.0/16   joined\ntenant        other   VNI 1   10.8.0.0/16   not in "+
-			"this region\ntenant        red     VNI 3   10.1.0.0/16   on network netpila here, not joined\n" {
-		t.Errorf("imported %+v", r)
+			"this region\ntenant        red     VNI 3   10.1.0.0/16   not joined: on network netpila here\n" {
+		t.Errorf("region import: %+v, want tenants blue (joined), other and red (not joined)", r)
 	}
 	if r := command(t, "region", "list"); !strings.Contains(
 		r.stdout,
-		"blue, other (not in this region), red (on network netpila here, not joined)\n",
+		"blue, other (not in this region), red (not joined: on network netpila here)\n",
 	) {
-		t.Errorf("listed %s", r.stdout)
+		t.Errorf("region list: %s, want the state of each tenant", r.stdout)
 	}
 	if v := ask[regionsView](t, "region", "list"); v.Regions[0].Tenants[0].Here != "joined" ||
 		v.Own.Tenants[0].Here != "" {
-		t.Errorf("listed %+v", v)
+		t.Errorf("region list: %+v, want blue joined, and no state of this region's tenants", v)
 	}
 	v := ask[tenantView](t, "tenant", "get", "blue")
 	if want := []elsewhereView{{"east", []string{"10.1.0.0/16"}, "fd70:696c:6100:1::/64", "fd70:696c:6200:1::/64",
@@ -113,46 +113,46 @@ func TestRegionCommands(t *testing.T) {
 		v.Regions,
 		want,
 	) {
-		t.Errorf("blue is in %+v", v.Regions)
+		t.Errorf("tenant get blue: regions %+v, want %+v", v.Regions, want)
 	}
 	if r := command(t, "tenant", "get", "blue"); !strings.Contains(
 		r.stdout,
 		"10.1.0.0/16, VNI 2, by Edge Switch fd70:696c:6200:1::/64",
 	) {
-		t.Errorf("blue is %s", r.stdout)
+		t.Errorf("tenant get blue: %s, want its CIDR in the other region", r.stdout)
 	}
 	if !ask[nodeView](t, "node", "get", "e1").Edge {
-		t.Error("nobody is told that e1 is the Edge Switch")
+		t.Error("node get does not show that e1 is the Edge Switch")
 	}
 	refused(t, ExitFailed, "e1 is the Edge Switch", "node", "delete", "e1")
 	if code, stdout, stderr := run(t, export.stdout, "region", "import", "-", "--tenant", "blue", "-o",
 		"json"); code != ExitDone ||
 		strings.Contains(stdout, `"name": "red"`) ||
 		!strings.Contains(stdout, `"here": "joined"`) {
-		t.Errorf("from standard input: %d, %s%s", code, stdout, stderr)
+		t.Errorf("import of blue from standard input: exit %d, stdout %s, stderr %s", code, stdout, stderr)
 	}
 	if r := command(t, "region", "import", file); r.code != ExitDone || strings.Contains(r.stdout, "VNI 3") ||
 		!strings.Contains(r.stdout, "left out      other, red\n") {
-		t.Errorf("imported anew %+v", r)
+		t.Errorf("imported again: %+v, want the choice of the first import and 2 tenants left out", r)
 	}
 	refused(t, ExitUsage, "all", "region", "import", file, "--all", "--tenant", "blue")
 	if v := ask[regionView](t, "region", "import", file, "--all"); len(v.Tenants) != 3 || len(v.LeftOut) > 0 {
-		t.Errorf("all of it: %+v", v)
+		t.Errorf("import --all: %+v, want 3 tenants", v)
 	}
 	if v := ask[regionView](t, "region", "import", file, "--tenant", "blue"); len(v.LeftOut) != 2 {
-		t.Errorf("some of it: %+v", v)
+		t.Errorf("import --tenant blue: %+v, want 2 tenants left out", v)
 	}
 	if v := ask[regionsView](t, "region", "list"); v.Own.Name != "west" || v.Own.Edge != "fd70:696c:6100:1::/64" ||
 		len(v.Regions) != 1 ||
 		len(v.Regions[0].Tenants) != 1 {
-		t.Errorf("listed %+v", v)
+		t.Errorf("region list: %+v, want west and one region with one tenant", v)
 	}
 	for line, says := range map[string]string{"region delete": "east\n", "region import x --tenant": "blue\nred\n"} {
 		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
 			r.stdout,
 			says,
 		) {
-			t.Errorf("%s completes to %q", line, r.stdout)
+			t.Errorf("%s <TAB>: %q, want prefix %q", line, r.stdout, says)
 		}
 	}
 	testRestoredRegions(t, filepath.Join(filepath.Dir(os.Getenv("PILASTER_ORCHESTRATOR_SOCKET")), "data"))
@@ -160,9 +160,9 @@ func TestRegionCommands(t *testing.T) {
 	command(t, "tenant", "create", "blue", "--network", "nimitz", "--cidr", "10.0.0.0/16")
 	if r := command(t, "region", "list"); !strings.Contains(
 		r.stdout,
-		"blue (created again here since the import, not joined)\n",
+		"blue (not joined: created again here since the import)\n",
 	) {
-		t.Errorf("listed %s", r.stdout)
+		t.Errorf("region list: %s, want blue not joined", r.stdout)
 	}
 	refused(
 		t,
@@ -174,13 +174,13 @@ func TestRegionCommands(t *testing.T) {
 	)
 	if r := command(t, "region", "import", file, "--tenant", "blue"); r.code != ExitDone ||
 		!strings.Contains(r.stdout, "10.1.0.0/16   joined\n") {
-		t.Errorf("imported by name %+v", r)
+		t.Errorf("import --tenant blue: %+v, want blue joined", r)
 	}
 	if r := command(t, "region", "delete", "east"); !strings.HasPrefix(
 		r.stdout,
 		"region east deleted\nEdge Switch e1 is disconnected and was not notified: it continues to forward until",
 	) {
-		t.Errorf("deleted %+v", r)
+		t.Errorf("region delete: %+v, want a note about the disconnected Edge Switch", r)
 	}
 	command(t, "region", "import", file, "--tenant", "blue")
 	if r := command(t, "node", "delete", "e1", "--force"); !strings.HasPrefix(
@@ -188,34 +188,32 @@ func TestRegionCommands(t *testing.T) {
 		"node e1 deleted\nIt was this region's Edge Switch",
 	) ||
 		!strings.Contains(r.stdout, "powered off") {
-		t.Errorf("deleted %+v", r)
+		t.Errorf("node delete: %+v, want a note about the Edge Switch", r)
 	}
 	if r := command(t, "region", "list"); !strings.Contains(
 		r.stdout,
-		"blue (not joined without an Edge Switch here)\n",
+		"blue (not joined: no Edge Switch here)\n",
 	) {
-		t.Errorf("listed %s", r.stdout)
+		t.Errorf("region list: %s, want blue not joined", r.stdout)
 	}
-	if r := command(t, "region", "delete", "east"); r.stdout != "region east deleted\n" {
-		t.Errorf("deleted %+v", r)
-	}
+	prints(t, "region east deleted\n", "region", "delete", "east")
 	refused(t, ExitFailed, `no other region "east"`, "region", "delete", "east")
 	refused(t, ExitUsage, "--region: region name \"West\"", "orchestrator", "--region", "West")
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	refused(t, ExitUnreachable, "/nonexistent", "region", "list")
 }
 
-// testRestoredRegions: a restore says which regions are joined again, and by what.
+// testRestoredRegions checks that a restore prints the connected regions and the Edge Switch.
 func testRestoredRegions(t *testing.T, data string) {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "backup")
 	command(t, "orchestrator", "backup", file, "--data-dir", data)
 	r := command(t, "orchestrator", "restore", file, "--data-dir", filepath.Join(dir, "text"))
-	for _, says := range []string{"joined again to east, as it was", "Node e1 is its Edge Switch",
+	for _, says := range []string{"Connected regions are those of the backup (east)", "Node e1 is the Edge Switch",
 		"node delete e1 --force"} {
 		if !strings.Contains(r.stdout, says) {
-			t.Errorf("restored %+v, which does not say %q", r, says)
+			t.Errorf("restore: %+v, want %q", r, says)
 		}
 	}
 	if v := ask[backupView](t, "orchestrator", "restore", file, "--data-dir", filepath.Join(dir, "json")); len(
@@ -223,6 +221,6 @@ func testRestoredRegions(t *testing.T, data string) {
 	) != 1 ||
 		v.Regions[0] != "east" ||
 		v.Edge != "e1" {
-		t.Errorf("restored %+v", v)
+		t.Errorf("restore: %+v, want region east and Edge Switch e1", v)
 	}
 }

@@ -26,7 +26,7 @@ type resetOptions struct {
 	out                                              output
 }
 
-// removedView is one thing that was taken away, as JSON.
+// removedView is a removed object, as JSON.
 type removedView struct {
 	Kind string `json:"kind"`
 	Name string `json:"name"`
@@ -80,7 +80,7 @@ func reset(env Env, o resetOptions) (err error) {
 	if attached := attached(remains, kernel); len(attached) > 0 && !o.force {
 		return fmt.Errorf(
 			"containers are attached to this node: %s\n  nothing was changed; remove them first, or use --force: "+
-				"they lose their network for good",
+				"they lose their network permanently",
 			strings.Join(attached, ", "),
 		)
 	}
@@ -95,8 +95,8 @@ func reset(env Env, o resetOptions) (err error) {
 	return removeAll(env, o.out, all)
 }
 
-// attached names the containers that would lose their network: those on record, or else the devices
-// that have no record.
+// attached names the containers that would lose their network: those with a record, or the devices if no container has
+// a record.
 func attached(r *agent.StaleState, kernel []network.StaleState) []string {
 	if len(r.Endpoints) > 0 {
 		return r.Endpoints
@@ -104,7 +104,7 @@ func attached(r *agent.StaleState, kernel []network.StaleState) []string {
 	var devices []string
 	for _, l := range kernel {
 		if l.Kind == network.StateDevice {
-			devices = append(devices, "the one behind device "+l.Name)
+			devices = append(devices, "the container of device "+l.Name)
 		}
 	}
 	return devices
@@ -118,7 +118,7 @@ func confirmed(env Env, all []network.StaleState, prefix netip.Prefix) bool {
 		fmt.Fprintf(env.Stderr, "This node has prefix %v, which is never allocated again.\n", prefix)
 	}
 	fmt.Fprint(env.Stderr, "Remove all of it? [y/N] ")
-	answer, _ := bufio.NewReader(env.Stdin).ReadString('\n') // the end of input is no yes
+	answer, _ := bufio.NewReader(env.Stdin).ReadString('\n') // the end of input counts as no
 	if !strings.HasSuffix(answer, "\n") {
 		fmt.Fprintln(env.Stderr)
 	}
@@ -126,13 +126,13 @@ func confirmed(env Env, all []network.StaleState, prefix netip.Prefix) bool {
 	return answer == "y" || answer == "yes"
 }
 
-// removeAll goes on after a failure, and tells what is gone also then.
+// removeAll continues after a failure, and prints what it removed.
 func removeAll(env Env, out output, all []network.StaleState) error {
 	removed := []removedView{}
 	var errs []error
 	for _, l := range all {
 		if err := l.Remove(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("%s %s is left: %w", l.Kind, l.Name, err))
+			errs = append(errs, fmt.Errorf("%s %s was not removed: %w", l.Kind, l.Name, err))
 			continue
 		}
 		removed = append(removed, removedView{l.Kind, l.Name})

@@ -23,7 +23,7 @@ command that it runs.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
-		Version:       buildVersion().Version, // --version, where people look for it first
+		Version:       buildVersion().Version, // for --version
 	}
 	root.SetVersionTemplate("pilaster {{.Version}}\n")
 	root.SetIn(env.Stdin)
@@ -55,7 +55,7 @@ command that it runs.`,
 	root.AddCommand(newStatusCommand(env))
 	root.AddCommand(newMonitorCommand(env))
 	root.AddCommand(newSysdumpCommand(env))
-	root.InitDefaultCompletionCmd() // now, so that they are strict too
+	root.InitDefaultCompletionCmd() // here, so that strict changes them too
 	root.InitDefaultHelpCmd()
 	if c, _, err := root.Find([]string{"completion"}); err == nil {
 		c.Example = "  pilaster completion bash > /etc/bash_completion.d/pilaster"
@@ -64,7 +64,7 @@ command that it runs.`,
 	return root
 }
 
-// badFlag says in our words which values a flag takes, not in those of the function that parses it.
+// badFlag replaces the error of the function that parses a flag by one that names the valid values.
 func badFlag(c *cobra.Command, err error) error {
 	var bad *pflag.InvalidValueError
 	if errors.As(err, &bad) { // pflag has no name for the type of a TextVar; ours are prefixes
@@ -79,16 +79,16 @@ func badFlag(c *cobra.Command, err error) error {
 	return usage("%w; see %s --help", err, c.CommandPath())
 }
 
-// missing makes flags that are left out a usage error, as other mistakes are.
+// missing turns an error about a missing flag into a usage error.
 func missing(c *cobra.Command, err error) error {
-	if said := err.Error(); strings.HasPrefix(said, "required flag") ||
-		strings.HasPrefix(said, "if any flags in the group") {
+	if text := err.Error(); strings.HasPrefix(text, "required flag") ||
+		strings.HasPrefix(text, "if any flags in the group") {
 		return usage("%w; see %s --help", err, c.CommandPath())
 	}
 	return err
 }
 
-// strict makes every mistake in arguments a usage error, also an unknown command of a family.
+// strict turns every error in arguments into a usage error, including unknown subcommands.
 func strict(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		strict(sub)
@@ -106,7 +106,7 @@ func strict(c *cobra.Command) {
 		}
 		return
 	}
-	// Names of files are offered where one is asked for.
+	// Complete file names only for commands that take a file.
 	if c.ValidArgsFunction == nil && !strings.Contains(c.Use, "FILE") && !strings.Contains(c.Use, "COMMAND") {
 		c.ValidArgsFunction = cobra.NoFileCompletions
 	}
@@ -119,7 +119,7 @@ func strict(c *cobra.Command) {
 			case c.HasSubCommands():
 				return usage("%w; see %s --help", err, c.CommandPath())
 			}
-			return usage("the arguments do not fit; usage: %s", strings.TrimSuffix(c.UseLine(), " [flags]"))
+			return usage("wrong number of arguments; usage: %s", strings.TrimSuffix(c.UseLine(), " [flags]"))
 		}
 	}
 }

@@ -19,16 +19,16 @@ import (
 // States of a tenant's id.
 const (
 	idCurrent  = "current"  // new containers get addresses of it
-	idAccepted = "accepted" // nodes take its packets; it becomes current when all that host the tenant do
-	idRetiring = "retiring" // until its last container is gone
+	idAccepted = "accepted" // becomes current when all nodes that host the tenant accept its packets
+	idRetiring = "retiring" // until its last container is deleted
 )
 
 // tenantIDView is an id as JSON; tenant get and rotate-key show which nodes hold or lack it.
 type tenantIDView struct {
 	ID      uint32   `json:"id"`
 	State   string   `json:"state"`
-	HeldBy  []string `json:"heldBy,omitzero"`  // nodes with containers of it, or that would use it for the next one
-	Lacking []string `json:"lacking,omitzero"` // nodes that host the tenant and do not accept it, or draw from it, yet
+	HeldBy  []string `json:"heldBy,omitzero"`  // nodes with containers of it, or that use it for new ones
+	Lacking []string `json:"lacking,omitzero"` // nodes that host the tenant and do not accept or use it yet
 	Key     string   `json:"key,omitempty"`    // hexadecimal; with --show-key
 }
 
@@ -52,7 +52,7 @@ func viewIDs(ids []*pilasterv1.TenantId) []tenantIDView {
 	return views
 }
 
-// viewHosted is a tenant with what the nodes that host it say.
+// viewHosted is a tenant with the reports of the nodes that host it.
 func viewHosted(r *pilasterv1.GetTenantResponse) tenantView {
 	v := viewTenant(r.Tenant)
 	v.Apps, v.Nodes = []appView{}, []hostView{}
@@ -156,8 +156,8 @@ old id. The command can be repeated: it continues the rotation in progress.`,
 	return cmd
 }
 
-// rotateKey returns the tenant when new containers on all nodes use the new id, or when after
-// the wait they may be.
+// rotateKey returns the tenant when all nodes use the new id for new containers, or after the wait when nodes may use
+// it.
 func rotateKey(
 	ctx context.Context,
 	client pilasterv1connect.OperatorServiceClient,
@@ -186,10 +186,10 @@ func rotateKey(
 		i := slices.IndexFunc(v.IDs, func(has tenantIDView) bool { return has.ID == id })
 		late := time.Now().After(end)
 		switch {
-		case i < 0: // it was followed by another meanwhile
+		case i < 0: // another rotation has replaced it
 			return v, nil
 		case v.IDs[i].State != idAccepted && (late || len(v.IDs[i].Lacking) == 0):
-			return v, nil // a node that is notified late uses the previous id until then
+			return v, nil // a disconnected node uses the previous id until it reconnects
 		case late:
 			if !force {
 				return v, fmt.Errorf(

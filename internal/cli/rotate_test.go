@@ -9,7 +9,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// rotate gives blue, which node n1 hosts at the other end of the stream, a new key.
+// rotate rotates the key of tenant blue. The stream is that of node n1, which hosts the tenant.
 func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) {
 	t.Helper()
 	says := func(sequence uint64, accepts, holds []uint32) {
@@ -44,14 +44,14 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 	)
 	if r := command(t, "tenant", "get", "blue"); !strings.Contains(r.stdout, "3   accepted, not yet by n1\n") ||
 		!strings.Contains(r.stdout, "1   current, held by n1\n") {
-		t.Errorf("tenant get: %s", r.stdout)
+		t.Errorf("tenant get: %s, want id 1 current and id 3 not yet accepted", r.stdout)
 	}
 	says(2, []uint32{1, 3}, []uint32{1})
 	says(3, []uint32{1, 3}, []uint32{1, 3})
 	if v := <-done; len(v.IDs) != 2 || v.IDs[1].ID != 3 || v.IDs[1].State != "current" ||
 		v.IDs[0].State != "retiring" ||
 		v.IDs[0].HeldBy[0] != "n1" {
-		t.Errorf("rotated: %+v", v)
+		t.Errorf("rotate-key: %+v, want id 3 current and id 1 retiring, held by n1", v)
 	}
 	says(4, []uint32{1, 3}, []uint32{3})
 	if _, err := stream.Receive(); err != nil {
@@ -60,12 +60,12 @@ func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowR
 	for v := ask[tenantView](t, "tenant", "get", "blue", "--show-key"); len(v.IDs) != 1; v = ask[tenantView](t,
 		"tenant", "get", "blue", "--show-key") {
 		if len(v.IDs[0].Key) != 32 || v.IDs[0].Key == v.IDs[1].Key {
-			t.Fatalf("keys: %+v", v)
+			t.Fatalf("tenant get --show-key: %+v, want two different keys of 32 digits", v)
 		}
 	}
 	if r := command(t, "tenant", "rotate-key", "blue", "--wait", "0s", "--force"); r.code != ExitDone ||
 		!strings.Contains(r.stdout, "4   current; not yet used for new containers by n1\n") {
-		t.Errorf("forced: %+v", r)
+		t.Errorf("rotate-key --force: %+v, want id 4 current, not yet used by n1", r)
 	}
 }
 
@@ -73,11 +73,11 @@ func TestTenantTextOfAnAppWithoutLabels(t *testing.T) {
 	var out strings.Builder
 	printTenant(&out, tenantView{Name: "blue", Apps: []appView{{ID: 2}}})
 	if !strings.Contains(out.String(), "app\t2\twithout labels\n") {
-		t.Errorf("%q", out.String())
+		t.Errorf("%q, want app 2 without labels", out.String())
 	}
 }
 
-func TestTenantTextOfPoliciesThatAreNotInForce(t *testing.T) {
+func TestTenantTextOfUnenforcedPolicies(t *testing.T) {
 	v := viewHosted(
 		&pilasterv1.GetTenantResponse{
 			Tenant:  &pilasterv1.Tenant{Name: "blue"},
@@ -88,9 +88,9 @@ func TestTenantTextOfPoliciesThatAreNotInForce(t *testing.T) {
 	if printTenant(&out, v); strings.Count(out.String(), "policies\t") != 1 ||
 		!strings.Contains(
 			out.String(),
-			"policies\tn2\tnot in force there as they were applied (those before are, or containers are isolated): "+
-				"no room\n",
+			"policies\tn2\tdoes not enforce the current ones (it enforces the previous ones, or isolates the "+
+				"containers): no room\n",
 		) {
-		t.Errorf("%q", out.String())
+		t.Errorf("%q, want one line about the policies, of node n2", out.String())
 	}
 }

@@ -17,8 +17,8 @@ import (
 type serviceView struct {
 	Tenant  string `json:"tenant,omitempty"`
 	Name    string `json:"name"`
-	Virtual string `json:"virtual,omitempty"` // as containers have it
-	Real    string `json:"real,omitempty"`    // as the underlay has it
+	Virtual string `json:"virtual,omitempty"` // address for containers
+	Real    string `json:"real,omitempty"`    // address on the underlay
 }
 
 func viewService(s *pilasterv1.Service) serviceView {
@@ -43,7 +43,7 @@ gateway's address. Services are IPv6 only.`,
 	return cmd
 }
 
-// namedFlag is one that says which tenant, or which node.
+// namedFlag adds a flag for the name of a tenant or of a node, with completion.
 func namedFlag(cmd *cobra.Command, to *string, flag, usage string, ask func(context.Context) ([]string, error)) {
 	cmd.Flags().Var((*filled)(to), flag, usage)
 	offered := names(ask)
@@ -55,27 +55,27 @@ func namedFlag(cmd *cobra.Command, to *string, flag, usage string, ask func(cont
 	)
 }
 
-// filled is a flag that refuses empty text: an unset variable of a script must not select all tenants.
+// filled is a flag that rejects an empty value: an unset variable of a script must not select all tenants.
 type filled string
 
 func (f *filled) String() string { return string(*f) }
 func (f *filled) Type() string   { return "string" }
 func (f *filled) Set(text string) error {
 	if text == "" {
-		return errors.New("it is empty; omit it, or give a value")
+		return errors.New("it is empty; omit it, or set a value")
 	}
 	*f = filled(text)
 	return nil
 }
 
-// addressFlag is one that has an address.
+// addressFlag adds a required flag for an address.
 func addressFlag(cmd *cobra.Command, to *string, flag, usage string) {
 	cmd.Flags().StringVar(to, flag, "", usage)
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.NoFileCompletions)
 	_ = cmd.MarkFlagRequired(flag)
 }
 
-// checkAddress refuses what no gateway could lead to.
+// checkAddress rejects text that is no IPv6 address.
 func checkAddress(flag, text string) error {
 	if a, err := netip.ParseAddr(text); err != nil || !a.Is6() || a.Is4In6() {
 		return usage("%s %q is not an IPv6 address; gateways support only IPv6", flag, text)
@@ -122,7 +122,7 @@ func newServiceCreate(env Env) *cobra.Command {
 	out.bind(cmd)
 	namedFlag(cmd, &tenant, "tenant", "tenant whose containers reach the service", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
-	addressFlag(cmd, &virtual, "virtual", "address by which containers reach it, outside the tenant's CIDRs")
+	addressFlag(cmd, &virtual, "virtual", "address at which containers reach the service, outside the tenant's CIDRs")
 	addressFlag(cmd, &real, "real", "address of the service on the underlay")
 	return cmd
 }

@@ -21,7 +21,7 @@ import (
 func newSimCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "sim",
-		Short:   "Simulate a cluster of very many nodes, with the real orchestrator",
+		Short:   "Simulate a cluster of many nodes, with the real orchestrator",
 		Example: "  pilaster sim run grow.yaml\n  pilaster sim paper --quick -o figures",
 		Args:    cobra.NoArgs,
 	}
@@ -35,8 +35,8 @@ func newSimRunCommand(env Env) *cobra.Command {
 	var step bool
 	c := &cobra.Command{
 		Use:   "run FILE",
-		Short: "Play a scenario and count the messages between orchestrator and agents",
-		Long: `Play the scenario of a YAML file: a number of nodes and containers, and events. The command runs the
+		Short: "Run a scenario and count the messages between orchestrator and agents",
+		Long: `Run the scenario of a YAML file: a number of nodes and containers, and events. The command runs the
 real orchestrator with its etcd and, for every node, the real agent without its kernel, disk and sockets, all in one
 process, and prints the duration and the messages of each event. docs/reference/simulation.md describes scenarios, and
 what is real.
@@ -59,7 +59,7 @@ scenario was exceeded. It needs no root. Run it on an idle machine.`,
 			if step {
 				in := bufio.NewReader(env.Stdin)
 				options.Before = func(event string) error {
-					fmt.Fprintf(env.Stderr, "next is: %s; press Enter\n", event)
+					fmt.Fprintf(env.Stderr, "next event: %s; press Enter\n", event)
 					return awaitEnter(c.Context(), in)
 				}
 			}
@@ -75,7 +75,7 @@ scenario was exceeded. It needs no root. Run it on an idle machine.`,
 				}
 			}
 			if r != nil && err != nil {
-				return &exitError{ExitFailed, err} // of a node's call too, to whom an orchestrator may be unreachable
+				return &exitError{ExitFailed, err} // not ExitUnreachable, if a simulated node's call failed
 			}
 			if err != nil {
 				return err
@@ -88,20 +88,19 @@ scenario was exceeded. It needs no root. Run it on an idle machine.`,
 	}
 	o.bind(c)
 	c.Flags().
-		StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, where the orchestrator's etcd is while it "+
-			"runs")
+		StringVar(&dir, "data-dir", os.TempDir(), "folder on a real disk, for the orchestrator's etcd during the run")
 	c.Flags().BoolVar(&step, "step", false, "wait for Enter before each event")
 	c.Flags().
 		StringVar(&profile, "profile", "", "folder for profiles of this process, which pprof reads: "+
 			"cpu-0-set-up.pprof, one more for each event, heap.pprof")
-	c.Flags().StringVar(&plot, "plot", "", "HTML file to write, with how each event went over time")
+	c.Flags().StringVar(&plot, "plot", "", "HTML file to write, with a plot of each event over time")
 	_ = c.MarkFlagFilename("plot", "html")
 	_ = c.MarkFlagDirname("data-dir")
 	_ = c.MarkFlagDirname("profile")
 	return c
 }
 
-// awaitEnter waits for a line, or for an interrupt; then the reading goroutine ends with the process.
+// awaitEnter waits for a line or an interrupt. After an interrupt the reading goroutine stays until the process ends.
 func awaitEnter(ctx context.Context, in *bufio.Reader) error {
 	line := make(chan struct{})
 	go func() {
@@ -168,7 +167,7 @@ func runSim(
 	return sim.Run(ctx, s, o)
 }
 
-// profiles writes one of the processors for each event, and one of the heap.
+// profiles writes a CPU profile of each event, and a heap profile.
 type profiles struct {
 	folder string
 	begun  int
@@ -192,7 +191,7 @@ func (p *profiles) end() error {
 	return p.cpu.Close()
 }
 
-// heap is of what there is while all is still there.
+// heap writes the heap profile while all simulated nodes still exist.
 func (p *profiles) heap() error {
 	f, err := os.Create(filepath.Join(p.folder, "heap.pprof"))
 	if err != nil {

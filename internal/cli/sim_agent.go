@@ -29,14 +29,15 @@ func newSimAgentCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Measure the memory and messages of a real agent as a simulated cluster grows",
-		Long: `Start one real agent with real containers in a lab of its own. By TLS it follows an orchestrator with
-simulated nodes, and more of them in each step. When no more messages are sent, the command measures the agent: its
+		Long: `Start one real agent with real containers in a lab of its own. Over TLS it follows an orchestrator whose
+cluster has more simulated nodes in each step. When no more messages are sent, the command measures the agent: its
 live heap after a collection, its resident memory, the messages received since the step before, and the entries of its
-packet path. All containers are of one tenant, on network netpila and, beside another agent, on nimitz.
+packet path. All containers are of one tenant. The command measures an agent with the tenant on network netpila, and
+another with the tenant on nimitz.
 
 It exits with 1 if the agent of network netpila depends on the other nodes: after the first step its heap must stay
 within 1 %, its resident memory within 5 %, and it must receive nothing but heartbeats. Network nimitz has no limits:
-there each node must know all others.
+there each node needs mappings of all others.
 
 A folder given with -o gets report.json, and report.html with plots. It needs root; run it on an idle machine.
 docs/reference/simulation.md explains what is real.`,
@@ -49,7 +50,7 @@ docs/reference/simulation.md explains what is real.`,
 			}
 			for _, name := range o.Networks {
 				if !slices.Contains(simNetworks, name) {
-					return usage("--networks %q: say %s; nothing was simulated", name, strings.Join(simNetworks, ", "))
+					return usage("--networks %q: use %s; nothing was simulated", name, strings.Join(simNetworks, ", "))
 				}
 			}
 			if err := checkDataDir(o.Dir); err != nil {
@@ -73,7 +74,7 @@ docs/reference/simulation.md explains what is real.`,
 			o.Log = slog.New(slog.NewTextHandler(env.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 			o.Progress = func(what string) { fmt.Fprintln(env.Stderr, what) }
 			report, err := agentprobe.Run(c.Context(), o)
-			if report.Measured() { // also before it failed
+			if report.Measured() { // some steps are complete, also after an error
 				if failed := writeReport(env.Stdout, report, to); failed != nil {
 					return failed
 				}
@@ -88,8 +89,8 @@ docs/reference/simulation.md explains what is real.`,
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.Networks, "networks", o.Networks, "of the tenant, one after the other")
-	f.IntSliceVar(&o.Sizes, "sizes", o.Sizes, "simulated nodes in each step, more and more")
+	f.StringSliceVar(&o.Networks, "networks", o.Networks, "networks of the tenant, measured one after the other")
+	f.IntSliceVar(&o.Sizes, "sizes", o.Sizes, "simulated nodes in each step, in ascending order")
 	f.IntVar(&o.Containers, "containers", o.Containers, "containers of the agent")
 	f.IntVar(&o.NodeContainers, "node-containers", o.NodeContainers, "containers of each simulated node")
 	f.IntVar(
@@ -103,7 +104,7 @@ docs/reference/simulation.md explains what is real.`,
 		&o.Dir,
 		"data-dir",
 		os.TempDir(),
-		"folder on a real disk, where the orchestrator's etcd is while it runs",
+		"folder on a real disk, for the orchestrator's etcd during the run",
 	)
 	_ = c.RegisterFlagCompletionFunc(
 		"networks",

@@ -28,8 +28,8 @@ func newSimPaperCommand(env Env) *cobra.Command {
 	var to reportPlace
 	c := &cobra.Command{
 		Use:   "paper",
-		Short: "Plot figures of the NETPILA and NIMITZ paper again, from runs on this machine",
-		Long: `Plot figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again, beside the
+		Short: "Reproduce figures of the NETPILA and NIMITZ paper with runs on this machine",
+		Long: `Reproduce figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper, beside the
 numbers of its text: with simulated clusters of the real orchestrator and agents, with the tables of the kernel and of
 Open vSwitch, with the benchmark of the datapath, and with the model of "pilaster bench nic" in place of a NIC. Each
 figure states its sizes, what was run, and why it differs from the paper. docs/results/paper.md explains them.
@@ -54,11 +54,11 @@ Run it on an idle machine.`,
 				form = paper.Full()
 			}
 			if c.Flags().Changed("only") && len(only) == 0 {
-				return usage("--only is empty; leave it out for all, or name some")
+				return usage("--only is empty; omit it for all, or name some")
 			}
 			for _, id := range only {
 				if !slices.Contains(paper.IDs(), id) {
-					return usage("--only: there is no figure %q; say some of %s", id, strings.Join(paper.IDs(), ", "))
+					return usage("--only: there is no figure %q; use some of %s", id, strings.Join(paper.IDs(), ", "))
 				}
 			}
 			if err := checkDataDir(dir); err != nil {
@@ -79,12 +79,12 @@ Run it on an idle machine.`,
 	f.BoolVar(&quick, "quick", false, "two minutes: small sizes")
 	f.BoolVar(&full, "full", false, "an hour or more: the paper's sizes, as far as 16 GiB of memory go")
 	c.MarkFlagsMutuallyExclusive("quick", "full")
-	f.StringSliceVar(&only, "only", nil, "these only: "+strings.Join(paper.IDs(), ", "))
+	f.StringSliceVar(&only, "only", nil, "only these: "+strings.Join(paper.IDs(), ", "))
 	f.StringVar(
 		&dir,
 		"data-dir",
 		os.TempDir(),
-		"folder on a real disk, where simulated orchestrators' etcd is while they run",
+		"folder on a real disk, for the simulated orchestrators' etcd during the run",
 	)
 	bindReport(c, &to)
 	c.Flags().Lookup("output").Usage = "text, json, or a folder for index.html and each figure's data beside the text"
@@ -94,12 +94,12 @@ Run it on an idle machine.`,
 }
 
 func drawPaper(ctx context.Context, env Env, form paper.Form, only []string, dir string, to reportPlace) error {
-	var drawn []paper.Figure
+	var figures []paper.Figure
 	err := paper.Draw(ctx, paper.Options{
 		Form: form, Only: only, Origin: originOf(buildVersion()), Measure: paperMeasures(env, dir),
 		Progress: func(text string) { fmt.Fprintln(env.Stderr, text) },
 		Done: func(f paper.Figure) error {
-			drawn = append(drawn, f)
+			figures = append(figures, f)
 			if !to.isFolder() {
 				return nil
 			}
@@ -110,12 +110,12 @@ func drawPaper(ctx context.Context, env Env, form paper.Form, only []string, dir
 	if !to.isFolder() {
 		format = to.String()
 	}
-	printed := (&output{format: format}).print(env.Stdout, drawn, func(w io.Writer) {
-		for _, f := range drawn {
+	printed := (&output{format: format}).print(env.Stdout, figures, func(w io.Writer) {
+		for _, f := range figures {
 			f.Table(w)
 		}
 	})
-	if to.isFolder() && len(drawn) > 0 {
+	if to.isFolder() && len(figures) > 0 {
 		fmt.Fprintf(env.Stdout, "\nplots are in %s/%s, each figure's data beside it\n", to, paper.PageName)
 	}
 	return errors.Join(err, printed)
@@ -136,13 +136,13 @@ func originOf(v versionView) paper.Origin {
 	return o
 }
 
-// paperMeasures are the simulator and the benches, as their own commands run them.
+// paperMeasures runs the simulator and the benchmarks as their own commands do.
 func paperMeasures(env Env, dir string) paper.Measures {
 	every := func(what string) func(done, of int) {
-		said := time.Now()
+		printed := time.Now()
 		return func(done, of int) {
-			if now := time.Now(); done == of || now.Sub(said) >= 2*time.Second {
-				said = now
+			if now := time.Now(); done == of || now.Sub(printed) >= 2*time.Second {
+				printed = now
 				fmt.Fprintf(env.Stderr, "%s %d of %d\n", what, done, of)
 			}
 		}

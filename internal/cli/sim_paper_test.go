@@ -10,29 +10,30 @@ import (
 func TestSimPaperMistakes(t *testing.T) {
 	t.Parallel()
 	for line, says := range map[string]string{
-		"--only fig8":                         `there is no figure "fig8"; say some of fig7, fig9, `,
+		"--only fig8":                         `there is no figure "fig8"; use some of fig7, fig9, `,
 		"--only=":                             "--only is empty",
 		"--quick --full":                      "none of the others can be",
-		"--only fig12 -o csv":                 "say text, json or a folder",
+		"--only fig12 -o csv":                 "use text, json or a folder",
 		"--only fig12 -o /dev/null/x":         "not a directory; nothing was measured",
 		"--only fig9 --data-dir /nonexistent": "--data-dir /nonexistent is no folder; nothing was simulated",
-		"x":                                   "do not fit",
+		"x":                                   "wrong number of arguments",
 	} {
 		code, out, errs := run(t, "", append([]string{"sim", "paper"}, strings.Fields(line)...)...)
 		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
-			t.Errorf("sim paper %s: exit %d, stdout %q, stderr %q", line, code, out, errs)
+			t.Errorf("sim paper %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitUsage, says)
 		}
 	}
 	if _, offers, _ := run(t, "", "__complete", "sim", "paper", "--only", "fig9,tab"); !strings.Contains(
 		offers,
 		"fig9,table1\n",
 	) {
-		t.Errorf("offered are %q", offers)
+		t.Errorf("--only fig9,tab<TAB>: %q, want fig9,table1", offers)
 	}
 }
 
-// TestSimPaperFails: without Open vSwitch nothing is run; with one that does not start, the figure that fails is named,
-// and the other is there.
+// TestSimPaperFails: without Open vSwitch, nothing runs. If Open vSwitch does not start, the command names the failed
+// figure and plots the other one.
 func TestSimPaperFails(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -47,7 +47,7 @@ func newStatusCommand(env Env) *cobra.Command {
 	return c
 }
 
-// statusView is a node's status as people and scripts see it.
+// statusView is a node's status, for text and JSON.
 type statusView struct {
 	Node         nodeStatusView `json:"node"`
 	Ready        bool           `json:"ready"`
@@ -58,7 +58,7 @@ type statusView struct {
 	Endpoints    uint32         `json:"endpoints"`
 	Limits       []limitView    `json:"limits"`
 	Tenants      uint32         `json:"tenants"`
-	Policies     *policiesView  `json:"policies"` // null where no tenant here has any
+	Policies     *policiesView  `json:"policies"` // null if no tenant on this node has policies
 	Drops        []dropView     `json:"drops"`
 	Version      string         `json:"version"`
 	PID          uint32         `json:"pid"`
@@ -71,7 +71,7 @@ type nodeStatusView struct {
 	Uplink  string `json:"uplink"`
 	Base    string `json:"basePrefix"`
 	Private string `json:"privatePrefix"`
-	Edge    bool   `json:"edge,omitempty"` // it is an Edge Switch
+	Edge    bool   `json:"edge,omitempty"` // the node is an Edge Switch
 }
 
 type linkView struct {
@@ -84,23 +84,23 @@ type linkView struct {
 
 type datapathView struct {
 	DeviceKind   string            `json:"deviceKind"`
-	DeviceWhy    string            `json:"deviceWhy,omitempty"` // why that one, where the agent chose it
+	DeviceWhy    string            `json:"deviceWhy,omitempty"` // why, if the agent chose the kind
 	Programs     string            `json:"programs"`
 	Healthy      bool              `json:"healthy"`
 	FirstInChain bool              `json:"firstInChain"`
-	Guarded      []string          `json:"guarded"`  // interfaces beside the uplink where packets are checked
-	Switches     map[string]string `json:"switches"` // what carries packets, by network, where there is a choice
-	Without      []string          `json:"without"`  // what containers here do without, which they have on other nodes
+	Guarded      []string          `json:"guarded"`  // other interfaces where the agent checks packets
+	Switches     map[string]string `json:"switches"` // switch of each network that has a choice
+	Without      []string          `json:"without"`  // features that containers lack here and have on other nodes
 	Entries      []entryView       `json:"entries"`
 }
 
-// gatewayView is the way to services and from clients; without one it has no addresses.
+// gatewayView is the node's gateway to services and for clients. Without a gateway it has no addresses.
 type gatewayView struct {
-	Own          string `json:"own,omitempty"`     // what services see
-	Virtual      string `json:"virtual,omitempty"` // what published containers see
+	Own          string `json:"own,omitempty"`     // source address for services
+	Virtual      string `json:"virtual,omitempty"` // source address for published containers
 	Services     uint32 `json:"services"`
 	Publications uint32 `json:"publications"`
-	Missing      string `json:"missing,omitempty"` // why there is none
+	Missing      string `json:"missing,omitempty"` // why there is no gateway
 }
 
 func (g gatewayView) text() (state, rest string) {
@@ -128,7 +128,7 @@ func (e entryView) text() string {
 	return humanize.Grouped(e.Used) + " of " + humanize.Grouped(e.Capacity) + " entries"
 }
 
-// limitView is what an ADD beyond is refused for.
+// limitView is a limit. The agent rejects an ADD that exceeds it.
 type limitView struct {
 	Name          string `json:"name"`
 	Used          uint32 `json:"used"`
@@ -140,7 +140,7 @@ type limitView struct {
 func (l limitView) text() string {
 	s := humanize.Grouped(l.Used) + " of " + humanize.Grouped(l.Capacity)
 	if l.LargestUsed > 1 {
-		s += fmt.Sprintf(", most of them tenant %s's: %s", l.LargestTenant, humanize.Grouped(l.LargestUsed))
+		s += fmt.Sprintf(", of which tenant %s has %s", l.LargestTenant, humanize.Grouped(l.LargestUsed))
 	}
 	return s
 }
@@ -256,14 +256,14 @@ func (l linkView) text(now time.Time) string {
 		return fmt.Sprintf("%s, revision %s, for %v", l.URL, humanize.Grouped(l.Revision), age)
 	}
 	return fmt.Sprintf(
-		"%s, for %v: %s; known tenants and containers keep working",
+		"%s, for %v: %s; existing tenants and containers keep working",
 		l.URL,
 		age,
 		strings.ReplaceAll(l.LastError, "\n  ", "; "),
 	)
 }
 
-// dropText names the reasons that occurred, most packets first.
+// dropText lists the reasons with drops, most packets first.
 func (v statusView) dropText() string {
 	var total, lastMinute uint64
 	var reasons []dropView

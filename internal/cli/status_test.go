@@ -25,8 +25,8 @@ import (
 
 var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
-// witness is an agent with one endpoint that has seen one drop.
-type witness struct {
+// fakeAgent is an agent with one endpoint and one drop event.
+type fakeAgent struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	status *pilasterv1.StatusResponse
 }
@@ -44,21 +44,21 @@ func theEndpoint() *pilasterv1.Endpoint {
 	}
 }
 
-func (w *witness) Status(
+func (f *fakeAgent) Status(
 	context.Context,
 	*connect.Request[pilasterv1.StatusRequest],
 ) (*connect.Response[pilasterv1.StatusResponse], error) {
-	return connect.NewResponse(w.status), nil
+	return connect.NewResponse(f.status), nil
 }
 
-func (w *witness) ListEndpoints(
+func (f *fakeAgent) ListEndpoints(
 	context.Context,
 	*connect.Request[pilasterv1.ListEndpointsRequest],
 ) (*connect.Response[pilasterv1.ListEndpointsResponse], error) {
 	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{Endpoints: []*pilasterv1.Endpoint{theEndpoint()}}), nil
 }
 
-func (w *witness) GetEndpoint(
+func (f *fakeAgent) GetEndpoint(
 	_ context.Context,
 	r *connect.Request[pilasterv1.GetEndpointRequest],
 ) (*connect.Response[pilasterv1.GetEndpointResponse], error) {
@@ -68,7 +68,7 @@ func (w *witness) GetEndpoint(
 	return connect.NewResponse(&pilasterv1.GetEndpointResponse{Endpoint: theEndpoint()}), nil
 }
 
-func (w *witness) Monitor(
+func (f *fakeAgent) Monitor(
 	_ context.Context,
 	r *connect.Request[pilasterv1.MonitorRequest],
 	s *connect.ServerStream[pilasterv1.MonitorResponse],
@@ -85,7 +85,7 @@ func (w *witness) Monitor(
 	return errors.Join(err, connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")))
 }
 
-func (w *witness) ListRuleHits(
+func (f *fakeAgent) ListRuleHits(
 	_ context.Context,
 	r *connect.Request[pilasterv1.ListRuleHitsRequest],
 ) (*connect.Response[pilasterv1.ListRuleHitsResponse], error) {
@@ -95,7 +95,7 @@ func (w *witness) ListRuleHits(
 	return connect.NewResponse(&pilasterv1.ListRuleHitsResponse{Hits: theStatus().Policies.Hits}), nil
 }
 
-func (w *witness) LabelEndpoint(
+func (f *fakeAgent) LabelEndpoint(
 	_ context.Context,
 	r *connect.Request[pilasterv1.LabelEndpointRequest],
 ) (*connect.Response[pilasterv1.LabelEndpointResponse], error) {
@@ -206,12 +206,13 @@ func TestStatusText(t *testing.T) {
 	if err := o.print(&b, v, v.textAt(noon.Add(90*time.Second))); err != nil {
 		t.Fatal(err)
 	}
-	want := `
+	want := (`
 node n1        ready             fd70:696c:6100:1::/64 on eth0, pilaster v1
-limits         endpoints         2,000 of 4,096, most of them tenant blue's: 1,900
+limits         endpoints         2,000 of 4,096, of which tenant blue has 1,900
                tenant-ids        2 of 4,096
 orchestrator   connected         https://o:7070, revision 1,412, for 1m30s
-gateway        open              fd70:696c:6100:1:0:ff:0:1 to the underlay, fd70:696c:6700:0:1::1 to containers; 2 services, 1 publication
+gateway        open              fd70:696c:6100:1:0:ff:0:1 to the underlay, fd70:696c:6700:0:1::1 to containers; ` +
+		`2 services, 1 publication
 datapath       healthy           veth, programs 1.4.0, first in chain
                device            veth: this kernel has no netkit
                switch            nimitz: ovs
@@ -220,11 +221,13 @@ datapath       healthy           veth, programs 1.4.0, first in chain
                flows             a cache of 8,192 slots
                nimitz-register   1,024 entries
                nimitz-nat        1 entry
-policies       enforced          1,200 rules of 1 tenant; packets denied 1,234, by audit 7   pilaster policy hits
+policies       enforced          1,200 rules of 1 tenant; packets denied: 1,234, in audit mode: 7   pilaster policy hits
                policy-ports      1,500 of 262,144 entries
-               sessions          1,002 of 229,376, most of them of endpoint 3 default/web-0: 1,000; 2 half open; since start 7 gave way, 1 refused
-drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)   pilaster monitor --type drop
-`[1:]
+               sessions          1,002 of 229,376, of which endpoint 3 default/web-0 has 1,000; ` +
+		`2 half open; since start 7 evicted, 1 refused
+drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)` +
+		`   pilaster monitor --type drop
+`)[1:]
 	if b.String() != want {
 		t.Errorf("status\n%s\nwant\n%s", b.String(), want)
 	}
@@ -236,19 +239,19 @@ drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, s
 		b.String(),
 		"edge\topen\tbetween this region and others; no containers\n",
 	) {
-		t.Errorf("status\n%s", b.String())
+		t.Errorf("status\n%s\nwant a row of the Edge Switch", b.String())
 	}
 	b.Reset()
 	if viewStatus(none).text(&b, noon); !strings.Contains(
 		b.String(),
 		"gateway\tnone\tthe kernel has no NAT; nothing was changed\n",
 	) {
-		t.Errorf("status\n%s", b.String())
+		t.Errorf("status\n%s\nwant a row about the missing gateway", b.String())
 	}
 }
 
-func TestStatusOfANodeThatWaits(t *testing.T) {
-	w := &witness{status: &pilasterv1.StatusResponse{
+func TestStatusBeforeRegistration(t *testing.T) {
+	w := &fakeAgent{status: &pilasterv1.StatusResponse{
 		Node: &pilasterv1.Node{Name: "n1"}, Problems: []string{"this node has no prefix yet\n  start the orchestrator"},
 		Orchestrator: &pilasterv1.OrchestratorLink{
 			Url:       "https://o:7070",
@@ -259,12 +262,13 @@ func TestStatusOfANodeThatWaits(t *testing.T) {
 	socket := serve(t, w)
 	code, out, errs := run(t, "", "status", "--agent-socket", socket)
 	if code != ExitFailed || errs != "" || !strings.Contains(out, "not ready") ||
-		!strings.Contains(out, "connection refused; start it; known tenants and containers") ||
+		!strings.Contains(out, "connection refused; start it; existing tenants and containers") ||
 		!strings.Contains(
 			out,
 			"\nproblem        this node has no prefix yet\n               start the orchestrator\n",
 		) {
-		t.Errorf("exit %d\n%s%s", code, out, errs)
+		t.Errorf("status: exit %d, stdout\n%sstderr %q; want exit %d, not ready, with the problem",
+			code, out, errs, ExitFailed)
 	}
 	w.status = theStatus()
 	code, out, _ = run(t, "", "status", "-o", "json", "--agent-socket", socket)
@@ -275,12 +279,12 @@ func TestStatusOfANodeThatWaits(t *testing.T) {
 		v.Datapath.Switches["nimitz"] != "ovs" ||
 		v.Policies.Sessions.Evicted != 7 ||
 		v.Policies.Hits[1].Mode != "audit" {
-		t.Errorf("exit %d, %v\n%s", code, err, out)
+		t.Errorf("status -o json: exit %d, %v, stdout\n%s", code, err, out)
 	}
 }
 
 func TestEndpointCommands(t *testing.T) {
-	socket := serve(t, &witness{})
+	socket := serve(t, &fakeAgent{})
 	code, out, _ := run(t, "", "endpoint", "list", "--agent-socket", socket)
 	want := `
 ID   CONTAINER       TENANT   APP   STATE    NETWORK   ADDRESS    PLAINTEXT
@@ -294,7 +298,7 @@ ID   CONTAINER       TENANT   APP   STATE    NETWORK   ADDRESS    PLAINTEXT
 		out,
 		"default/web-0\n:4\n",
 	) {
-		t.Errorf("endpoint get <TAB>: %q", out)
+		t.Errorf("endpoint get <TAB>: %q, want default/web-0", out)
 	}
 	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "--agent-socket", socket)
 	want = `
@@ -303,12 +307,12 @@ container   c0ffee eth0
 pod         default/web-0
 tenant      blue, id 1
 app         2, app=web
-netpila     fc00::7                        what the container sees
-            fd70:696c:6100:1:0:100:200:7   what the fabric sees
+netpila     fc00::7                        address in the container
+            fd70:696c:6100:1:0:100:200:7   address on the fabric
             fc00::/8 via fe80::1
-nimitz      10.0.3.7   what the container sees
+nimitz      10.0.3.7   address in the container
             0.0.0.0/0 via 169.254.1.1
-node        fc00::99   what the container sees of the node
+node        fc00::99   address of the node for the container
 device      veth pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
 netns       /run/netns/x
 since       2026-11-01T12:00:00Z
@@ -322,20 +326,20 @@ since       2026-11-01T12:00:00Z
 		v.Attachments[0].Address != "fc00::7" ||
 		v.ID != 3 ||
 		v.DeviceKind != "veth" {
-		t.Errorf("exit %d, %v\n%s", code, err, out)
+		t.Errorf("endpoint get -o json: exit %d, %v, stdout\n%s", code, err, out)
 	}
-	if code, _, errs := run(t, "", "endpoint", "get", "nobody", "--agent-socket", socket); code != ExitFailed ||
+	if code, _, errs := run(t, "", "endpoint", "get", "none", "--agent-socket", socket); code != ExitFailed ||
 		!strings.Contains(errs, "error: no such endpoint") {
-		t.Errorf("unknown endpoint: exit %d, %s", code, errs)
+		t.Errorf("unknown endpoint: exit %d, stderr %q; want exit %d", code, errs, ExitFailed)
 	}
 	if code, _, errs := run(t, "", "endpoint", "list", "--agent-socket", "/nonexistent"); code != ExitUnreachable ||
 		errs == "" {
-		t.Errorf("no agent: exit %d, %s", code, errs)
+		t.Errorf("no agent: exit %d, stderr %q; want exit %d", code, errs, ExitUnreachable)
 	}
 }
 
 func TestMonitorLines(t *testing.T) {
-	socket := serve(t, &witness{})
+	socket := serve(t, &fakeAgent{})
 	code, out, errs := run(t, "", "monitor", "--type", "drop", "--agent-socket", socket)
 	want := "2026-11-01T12:00:00.000Z  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at " +
 		"container of endpoint 3 default/web-0  ×1,200  by NetworkPolicy shop/web ingress[0]  (5 events lost " +
@@ -359,11 +363,11 @@ func TestMonitorLines(t *testing.T) {
 	var v eventView
 	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Reason != "src-not-own" || v.Count != 1200 ||
 		strings.Count(out, "\n") != 1 {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("monitor -o json: %v, stdout\n%s\nwant one event of 1200 packets", err, out)
 	}
 	for _, args := range [][]string{{"monitor", "--type", "trace"}, {"monitor", "-o", "yaml"}} {
 		if code, _, _ := run(t, "", args...); code != ExitUsage {
-			t.Errorf("%v: exit %d", args, code)
+			t.Errorf("%v: exit %d, want %d", args, code, ExitUsage)
 		}
 	}
 }
@@ -389,26 +393,26 @@ func TestAgentUsage(t *testing.T) {
 		"--node-prefix":    {"--node-prefix", "fd70::/48"},
 		"--max-mappings":   {"--max-mappings", "0"},
 		"--nimitz":         {"--nimitz", "hardware"},
-		"--device macvlan does not go with --nimitz ebpf": {"--nimitz", "ebpf", "--device", "macvlan"},
-		"--device macvlan does not go with --nimitz ovs":  {"--nimitz", "ovs", "--device", "macvlan"},
+		"--device macvlan cannot be combined with --nimitz ebpf": {"--nimitz", "ebpf", "--device", "macvlan"},
+		"--device macvlan cannot be combined with --nimitz ovs":  {"--nimitz", "ovs", "--device", "macvlan"},
 		"--mtu-reserve":  {"--mtu-reserve", "-1"},
 		"--orchestrator": {"--orchestrator", "o:7070"},
 	} {
 		code, _, errs := run(t, "", append(base, more...)...)
 		if code != ExitUsage || !strings.Contains(errs, want) {
-			t.Errorf("%v: exit %d, %s", more, code, errs)
+			t.Errorf("%v: exit %d, stderr %q; want exit %d, stderr with %q", more, code, errs, ExitUsage, want)
 		}
 	}
 	if code, _, errs := run(t, "", append(base, "--token-file", "/nonexistent")...); code != ExitFailed ||
 		!strings.Contains(errs, "--token-file") {
-		t.Errorf("no token file: exit %d, %s", code, errs)
+		t.Errorf("no token file: exit %d, stderr %q; want exit %d", code, errs, ExitFailed)
 	}
 	if code, _, errs := run(t, "", append(base, "--uplink", "nosuch0")...); code != ExitFailed ||
 		!strings.Contains(errs, "--uplink nosuch0") {
-		t.Errorf("no uplink: exit %d, %s", code, errs)
+		t.Errorf("no uplink: exit %d, stderr %q; want exit %d", code, errs, ExitFailed)
 	}
 	if code, _, errs := run(t, "", "agent"); code != ExitUsage || !strings.Contains(errs, "required") {
-		t.Errorf("no flags: exit %d, %s", code, errs)
+		t.Errorf("no flags: exit %d, stderr %q; want exit %d", code, errs, ExitUsage)
 	}
 }
 
@@ -423,29 +427,29 @@ func TestCompleteAgent(t *testing.T) {
 	}
 	if o.Token != "pilaster.x.y\n" || o.NodePrefix.String() != "fd70:696c:6100:1::/64" || o.NodeName == "" ||
 		o.NodeName != strings.ToLower(o.NodeName) {
-		t.Errorf("options %+v", o)
+		t.Errorf("options: %+v, want token, prefix and host name", o)
 	}
 }
 
-// A joined node needs no token any more, so a token file that is gone is no error by itself.
+// A node that has joined needs no token, so a missing token file is no error.
 func TestAgentWithoutItsTokenFile(t *testing.T) {
 	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, StateDir: t.TempDir()}
 	if err := completeAgent(&o, "/nonexistent/join-token", ""); err == nil ||
 		!strings.Contains(err.Error(), "/nonexistent/join-token: no such file") ||
 		exitCode(err) != ExitFailed {
-		t.Errorf("before it joined: %v", err)
+		t.Errorf("before it joined: %v, want an error with the path", err)
 	}
 	if err := os.WriteFile(filepath.Join(o.StateDir, join.MemberFile), []byte("a certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := completeAgent(&o, "/nonexistent/join-token", ""); err != nil || o.Token != "" {
-		t.Errorf("when it had joined: %v, token %q", err, o.Token)
+		t.Errorf("after it joined: %v, token %q; want no error and no token", err, o.Token)
 	}
 }
 
-// In a mount namespace of its own, without the machine's bpffs, an agent would take the network from containers when it
-// ends.
-func TestAgentWithABPFFSOfItsOwn(t *testing.T) {
+// In a mount namespace without the machine's bpffs, the agent's pins would be removed when it ends, and containers
+// would lose their network.
+func TestAgentWithOwnBPFFS(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -469,12 +473,13 @@ func TestAgentWithABPFFSOfItsOwn(t *testing.T) {
 				},
 				flags...)...)
 		if code != ExitFailed || !strings.Contains(errs, "pins in "+flags[3]+" would be removed with the agent") {
-			t.Errorf("exit %d, %q", code, errs)
+			t.Errorf("agent: exit %d, stderr %q; want exit %d and the folder of the pins", code, errs, ExitFailed)
 		}
 		code, out, _ := run(t, "", append([]string{"preflight"}, flags...)...)
 		if code != ExitFailed ||
-			!strings.Contains(out, "fail   bpffs                   pins in "+flags[3]+" would be removed with the agent") {
-			t.Errorf("preflight: exit %d, %q", code, out)
+			!strings.Contains(out, "fail   bpffs                   pins in "+flags[3]+
+				" would be removed with the agent") {
+			t.Errorf("preflight: exit %d, stdout %q; want exit %d and a failed check of bpffs", code, out, ExitFailed)
 		}
 		return nil
 	})

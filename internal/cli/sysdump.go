@@ -21,7 +21,7 @@ type sysdumpView struct {
 	File   string           `json:"file"`
 	Bytes  int64            `json:"bytes"`
 	Parts  []sysdump.Result `json:"parts"`
-	Failed int              `json:"failed"` // parts that lack something
+	Failed int              `json:"failed"` // incomplete parts
 }
 
 func newSysdumpCommand(env Env) *cobra.Command {
@@ -44,7 +44,8 @@ labels, and the unfiltered log of the agent: review it before you share it.`,
   pilaster sysdump /tmp/n1.tar.gz --log /var/log/pilaster-agent.log`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			config.Version, config.AgentSocket, config.OrchestratorSocket = buildVersion(), agent.path, orchestrator.path
+			config.Version = buildVersion()
+			config.AgentSocket, config.OrchestratorSocket = agent.path, orchestrator.path
 			file := defaultDump(time.Now())
 			if len(args) > 0 {
 				file = args[0]
@@ -76,7 +77,7 @@ labels, and the unfiltered log of the agent: review it before you share it.`,
 	return c
 }
 
-// defaultDump is a name that tells whose and when, in the folder a person is in.
+// defaultDump is a file name in the working directory, with the host name and the time.
 func defaultDump(now time.Time) string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -85,7 +86,7 @@ func defaultDump(now time.Time) string {
 	return fmt.Sprintf("pilaster-sysdump-%s-%s.tar.gz", host, now.UTC().Format("20060102T150405Z"))
 }
 
-// dump leaves a whole archive or none.
+// dump writes the archive, and removes the file if it fails.
 func dump(ctx context.Context, progress io.Writer, config sysdump.Config, file string) (v sysdumpView, err error) {
 	f, err := sysdump.Create(file)
 	if err != nil {

@@ -21,16 +21,16 @@ type tenantView struct {
 	Network    string            `json:"network"`
 	Addressing tenant.Addressing `json:"addressing"`
 	Overlays   []overlayView     `json:"overlays,omitzero"` // of a nimitz tenant
-	Regions    []elsewhereView   `json:"regions,omitzero"`  // others that it is in too
+	Regions    []elsewhereView   `json:"regions,omitzero"`  // other regions with the tenant
 	Services   []serviceView     `json:"services,omitzero"`
 	Published  []publicationView `json:"publications,omitzero"`
-	IDs        []tenantIDView    `json:"ids"` // in the order made
+	IDs        []tenantIDView    `json:"ids"` // in the order of creation
 	Created    time.Time         `json:"created"`
 	Apps       []appView         `json:"apps,omitzero"` // of tenant get
 	AppNumbers *appNumbersView   `json:"appNumbers,omitempty"`
-	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: those that host it
+	Nodes      []hostView        `json:"nodes,omitzero"` // of tenant get: nodes that host it
 	Leaving    *leavingView      `json:"leaving,omitempty"`
-	// of tenant get: nodes where its policies are not in force as they were applied last
+	// of tenant get: nodes that do not enforce its current policies
 	Unenforced []unenforcedView `json:"unenforced,omitzero"`
 }
 
@@ -57,9 +57,9 @@ type appView struct {
 type appNumbersView struct {
 	Used       int      `json:"used"`
 	Capacity   uint32   `json:"capacity"`
-	Retiring   int      `json:"retiring"`            // of those used: nodes are asked whether containers have them
-	WaitingFor []string `json:"waitingFor,omitzero"` // nodes that have not answered
-	Resting    uint32   `json:"resting"`             // free in some minutes
+	Retiring   int      `json:"retiring"`            // of those used: retired unless a container has them
+	WaitingFor []string `json:"waitingFor,omitzero"` // nodes that have not reported
+	Resting    uint32   `json:"resting"`             // quarantined for some minutes
 }
 
 func viewAppNumbers(r *pilasterv1.GetTenantResponse) *appNumbersView {
@@ -83,22 +83,22 @@ func viewAppNumbers(r *pilasterv1.GetTenantResponse) *appNumbersView {
 func (v *appNumbersView) describe() string {
 	words := fmt.Sprintf("%d of %d", v.Used, v.Capacity)
 	if v.Retiring > 0 {
-		words += fmt.Sprintf(", %d of them retire unless a container has them", v.Retiring)
+		words += fmt.Sprintf(", %d of them are retired unless a container has them", v.Retiring)
 	}
 	if len(v.WaitingFor) > 0 {
-		words += " (not yet answered by " + strings.Join(v.WaitingFor, ", ") + ")"
+		words += " (no report yet from " + strings.Join(v.WaitingFor, ", ") + ")"
 	}
 	if v.Resting > 0 {
-		words += fmt.Sprintf("; %d more are free in some minutes", v.Resting)
+		words += fmt.Sprintf("; %d more are quarantined for some minutes", v.Resting)
 	}
 	return words
 }
 
-// overlayView is a range of addresses that is a tenant's own.
+// overlayView is a CIDR of a tenant on network nimitz.
 type overlayView struct {
 	CIDR     string `json:"cidr"`
-	NodeBits uint32 `json:"nodeBits,omitempty"` // 0: addresses are given one by one
-	Given    uint64 `json:"given"`              // subnets or addresses that nodes have
+	NodeBits uint32 `json:"nodeBits,omitempty"` // 0: addresses are allocated one by one
+	Given    uint64 `json:"given"`              // allocated subnets or addresses
 	Capacity uint64 `json:"capacity"`
 }
 
@@ -106,7 +106,7 @@ type overlayView struct {
 type elsewhereView struct {
 	Name     string   `json:"name"`
 	CIDRs    []string `json:"cidrs"`
-	Edge     string   `json:"edge"` // prefix of the Edge Switch here
+	Edge     string   `json:"edge"` // prefix of this region's Edge Switch
 	PeerEdge string   `json:"peerEdge"`
 	PeerVNI  uint32   `json:"peerVni"`
 }
@@ -157,7 +157,7 @@ func (o overlayView) describe() string {
 	if o.NodeBits != 0 {
 		what = fmt.Sprintf("node subnets /%d", o.NodeBits)
 	}
-	return fmt.Sprintf("%d of %d %s given", o.Given, o.Capacity, what)
+	return fmt.Sprintf("%d of %d %s allocated", o.Given, o.Capacity, what)
 }
 
 func (v tenantView) cidrs() string {
@@ -223,7 +223,7 @@ container gets an address instead.`,
 	return cmd
 }
 
-// describe is how its containers get their addresses.
+// describe is how the tenant's containers get their addresses.
 func (v tenantView) describe() string {
 	if v.Network == tenant.Netpila {
 		return string(v.Addressing)
@@ -238,7 +238,7 @@ func (v tenantView) describe() string {
 	return fmt.Sprintf("network %s, %s", v.Network, strings.Join(cidrs, ", "))
 }
 
-// tenantChoice is the flags of tenant create.
+// tenantChoice are the flags of tenant create.
 type tenantChoice struct {
 	network, addressing string
 	cidrs               []string
@@ -320,7 +320,7 @@ func (c *tenantChoice) overlays() ([]*pilasterv1.Overlay, error) {
 		return nil, usage("use either --node-bits or --no-node-cidrs")
 	case len(c.nodeBits) > 0 && len(c.nodeBits) != len(c.cidrs):
 		return nil, usage(
-			"%d --node-bits for %d --cidr: give one for each, in their order",
+			"%d --node-bits for %d --cidr: use one for each, in their order",
 			len(c.nodeBits),
 			len(c.cidrs),
 		)
@@ -401,10 +401,10 @@ func printTenant(w io.Writer, v tenantView) {
 		)
 	}
 	for _, is := range v.Services {
-		fmt.Fprintf(w, "service\t%s\t%s, which is %s\n", is.Name, is.Virtual, is.Real)
+		fmt.Fprintf(w, "service\t%s\t%s, real address %s\n", is.Name, is.Virtual, is.Real)
 	}
 	for _, p := range v.Published {
-		fmt.Fprintf(w, "publication\t%s\t%s, which is %s (node %s)\n", p.Name, p.Underlay, p.Container, p.Node)
+		fmt.Fprintf(w, "publication\t%s\t%s on node %s, container %s\n", p.Name, p.Underlay, p.Node, p.Container)
 	}
 	for _, id := range v.IDs {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())
@@ -412,12 +412,13 @@ func printTenant(w io.Writer, v tenantView) {
 	for _, u := range v.Unenforced {
 		fmt.Fprintf(
 			w,
-			"policies\t%s\tnot in force there as they were applied (those before are, or containers are isolated): %s\n",
+			"policies\t%s\tdoes not enforce the current ones (it enforces the previous ones, or isolates the "+
+				"containers): %s\n",
 			u.Node,
 			u.Problem,
 		)
 	}
-	if v.AppNumbers != nil && v.AppNumbers.Capacity > 0 { // of an earlier build's orchestrator it is not known
+	if v.AppNumbers != nil && v.AppNumbers.Capacity > 0 { // earlier builds of the orchestrator do not report it
 		fmt.Fprintf(w, "apps\t%s\n", v.AppNumbers.describe())
 	}
 	for _, a := range v.Apps {

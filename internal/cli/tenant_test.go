@@ -12,11 +12,9 @@ import (
 
 func TestTenantsOfNetworkNimitz(t *testing.T) {
 	s := startOrchestrator(t)
-	if r := command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16", "--cidr",
-		"fd12:3456::/48"); r.stdout != "tenant green created: id 1, network nimitz, 10.0.0.0/16 (a /24 each node), "+
-		"fd12:3456::/48 (a /80 each node)\n" {
-		t.Errorf("created %+v", r)
-	}
+	prints(t, "tenant green created: id 1, network nimitz, 10.0.0.0/16 (a /24 each node), fd12:3456::/48 "+
+		"(a /80 each node)\n",
+		"tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16", "--cidr", "fd12:3456::/48")
 	lime := ask[tenantView](
 		t,
 		"tenant",
@@ -30,7 +28,7 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 	)
 	if lime.Network != "nimitz" || lime.Addressing != "own" ||
 		!reflect.DeepEqual(lime.Overlays, []overlayView{{CIDR: "10.0.0.0/16", Capacity: 65534}}) {
-		t.Errorf("created %+v", lime)
+		t.Errorf("tenant create lime: %+v, want one CIDR of 65534 addresses", lime)
 	}
 	olive := ask[tenantView](
 		t,
@@ -48,7 +46,7 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		olive.Overlays,
 		[]overlayView{{"10.0.0.0/16", 26, 0, 1024}, {"fd12:3456::/48", 96, 0, 1 << 32}},
 	) {
-		t.Errorf("created %+v", olive)
+		t.Errorf("tenant create olive: %+v, want CIDRs with /26 and /96 subnets", olive)
 	}
 	for _, c := range []struct {
 		says string
@@ -61,7 +59,8 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		{"--no-node-cidrs", "--no-node-cidrs"},
 		{"--addressing is for --network netpila", "--network nimitz --cidr 10.0.0.0/16 --addressing clear"},
 		{"not a prefix such as", "--network nimitz --cidr 10.0.0.0"},
-		{"use either --node-bits or --no-node-cidrs", "--network nimitz --cidr 10.0.0.0/16 --node-bits 24 --no-node-cidrs"},
+		{"use either --node-bits or --no-node-cidrs",
+			"--network nimitz --cidr 10.0.0.0/16 --node-bits 24 --no-node-cidrs"},
 		{"1 --node-bits for 2 --cidr", "--network nimitz --cidr 10.0.0.0/16,fd12:3456::/48 --node-bits 24"},
 		{"not the length of a subnet", "--network nimitz --cidr 10.0.0.0/16 --node-bits 33"},
 		{"leave no room", "--network nimitz --cidr 10.0.0.0/24"},
@@ -82,28 +81,28 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green"})); err != nil {
 		t.Fatal(err)
 	}
-	// The command below waits for what it has changed, and so for that.
-	if r := command(t, "tenant", "create", "blue"); r.stdout != "tenant blue created: id 4, encrypted\n" {
-		t.Errorf("created %+v", r)
-	}
+	// tenant create returns after its own change is in the cache, so the changes above are too.
+	prints(t, "tenant blue created: id 4, encrypted\n", "tenant", "create", "blue")
 	r := command(t, "tenant", "get", "green")
 	for _, line := range []string{"network      nimitz\n", "addressing   own\n", "cidr         10.0.0.0/16      1 of " +
-		"256 node subnets /24 given\n", "cidr         fd12:3456::/48   1 of 4294967296 node subnets /80 given\n"} {
+		"256 node subnets /24 allocated\n", "cidr         fd12:3456::/48   1 of 4294967296 node " +
+		"subnets /80 allocated\n"} {
 		if !strings.Contains(r.stdout, line) {
 			t.Errorf("tenant get has no line %q:\n%s", line, r.stdout)
 		}
 	}
 	if v := ask[tenantView](t, "tenant", "get", "green"); v.Overlays[0] != (overlayView{"10.0.0.0/16", 24, 1, 256}) {
-		t.Errorf("tenant get: %+v", v)
+		t.Errorf("tenant get: %+v, want 1 of 256 subnets allocated", v)
 	}
 	r = command(t, "tenant", "list")
 	for _, words := range []string{"green   nimitz    own          10.0.0.0/16 (1/256), fd12:3456::/48 " +
-		"(1/4294967296)    1 ", "lime    nimitz    own          10.0.0.0/16 (0/65534) ", "blue    netpila   encrypted    - "} {
+		"(1/4294967296)    1 ", "lime    nimitz    own          10.0.0.0/16 (0/65534) ",
+		"blue    netpila   encrypted    - "} {
 		if !strings.Contains(r.stdout, words) {
 			t.Errorf("tenant list has no %q:\n%s", words, r.stdout)
 		}
 	}
 	if r := command(t, "__complete", "tenant", "create", "--network", ""); !strings.Contains(r.stdout, "nimitz") {
-		t.Errorf("network completes to %q", r.stdout)
+		t.Errorf("--network <TAB>: %q, want nimitz", r.stdout)
 	}
 }

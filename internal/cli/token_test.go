@@ -23,7 +23,7 @@ func TestTokenCommands(t *testing.T) {
 	}
 	t.Cleanup(s.Close)
 	refused(t, ExitUsage, "unknown command", "orchestrator", "token", "nonsense")
-	refused(t, ExitUsage, "do not fit", "orchestrator", "token", "rotate", "now")
+	refused(t, ExitUsage, "wrong number of arguments", "orchestrator", "token", "rotate", "now")
 
 	var shown []string
 	for range 2 {
@@ -37,16 +37,16 @@ func TestTokenCommands(t *testing.T) {
 		shown = append(shown, r.stdout, command(t, "orchestrator", "token", "rotate").stdout)
 	}
 	if shown[1] != shown[2] || len(slices.Compact(slices.Clone(shown))) != 3 {
-		t.Errorf("rotated and shown %q", shown)
+		t.Errorf("show, rotate, show, rotate: %q, want the third to equal the second", shown)
 	}
 	if v := ask[tokenView](t, "orchestrator", "token", "show"); v.Token+"\n" != shown[3] {
-		t.Errorf("shown %+v", v)
+		t.Errorf("token show: %+v, want %s", v, shown[3])
 	}
 	if v := ask[tokenView](t, "orchestrator", "token", "rotate"); v.Token != s.Token() || v.Token+"\n" == shown[3] {
-		t.Errorf("rotated %+v", v)
+		t.Errorf("token rotate: %+v, want the new token %s", v, s.Token())
 	}
 	if r := command(t, "__complete", "orchestrator", "token", ""); !strings.Contains(r.stdout, "show") ||
 		!strings.Contains(r.stdout, "rotate") {
-		t.Errorf("completed %+v", r)
+		t.Errorf("token <TAB>: %+v, want show and rotate", r)
 	}
 }

@@ -28,7 +28,7 @@ func buildVersion() versionView {
 	}
 }
 
-// programVersion is what daemons report to each other: the release and the commit.
+// programVersion is the version that daemons report to each other: release and commit.
 func programVersion() string { return version.Current().String() }
 
 func newVersionCommand(env Env) *cobra.Command {

@@ -16,21 +16,21 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// reasonView is what policies say at one end of a connection, as JSON.
+// reasonView is the verdict of the policies at one end of a connection, as JSON.
 type reasonView struct {
 	Direction string `json:"direction"`
-	Endpoint  uint32 `json:"endpoint,omitempty"` // of network nimitz none where it is not here
+	Endpoint  uint32 `json:"endpoint,omitempty"` // 0 if the end is not on this node (network nimitz)
 	Pod       string `json:"pod,omitempty"`
 	Tenant    string `json:"tenant"`
 	App       uint32 `json:"app"`
 	Peer      string `json:"peer"`
 	PeerApp   uint32 `json:"peerApp"`
 	Policed   bool   `json:"policed"`             // the tenant has policies
-	Strangers bool   `json:"strangers,omitempty"` // the peer is another tenant's
+	Strangers bool   `json:"strangers,omitempty"` // the peer belongs to another tenant
 	Allowed   bool   `json:"allowed"`
-	Policy    string `json:"policy,omitempty"` // that decided
+	Policy    string `json:"policy,omitempty"` // the deciding policy
 	Rule      string `json:"rule,omitempty"`
-	Audit     string `json:"audit,omitempty"` // the rule that would have denied if its policy were not in audit
+	Audit     string `json:"audit,omitempty"` // the rule that would deny if its policy were not in audit mode
 }
 
 type whyView struct {
@@ -38,10 +38,10 @@ type whyView struct {
 	Destination netip.Addr   `json:"destination"`
 	Protocol    uint8        `json:"protocol"`
 	Port        uint16       `json:"port"`
-	Reasons     []reasonView `json:"reasons"` // at those ends that are on this node
+	Reasons     []reasonView `json:"reasons"` // for each end on this node
 }
 
-// protocolNumbers are those that have ports, and those without that people ask about.
+// protocolNumbers are the numbers of protocols that have a name here.
 var protocolNumbers = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
 
 func newWhyCommand(env Env) *cobra.Command {
@@ -157,7 +157,7 @@ func (v whyView) text(w io.Writer) {
 	if len(v.Reasons) == 0 {
 		fmt.Fprintln(
 			w,
-			"neither end is a container on this node; run this on the node of the source and on that of the destination",
+			"neither end is a container on this node; run this on the node of the source, and on the destination's",
 		)
 	}
 	for _, r := range v.Reasons {
@@ -168,7 +168,7 @@ func (v whyView) text(w io.Writer) {
 		switch {
 		case because != "":
 		case r.Strangers:
-			because = "the other end is another tenant's, and tenants are always isolated from each other"
+			because = "the other end belongs to another tenant, and tenants are always isolated from each other"
 		case !r.Policed:
 			because = "tenant " + r.Tenant + " has no policies"
 		case r.Allowed:
@@ -178,7 +178,7 @@ func (v whyView) text(w io.Writer) {
 		}
 		who := fmt.Sprint("endpoint ", r.Endpoint)
 		if r.Endpoint == 0 {
-			who = "not here"
+			who = "not on this node"
 		}
 		fmt.Fprintf(
 			w,
@@ -193,7 +193,7 @@ func (v whyView) text(w io.Writer) {
 			because,
 		)
 		if r.Audit != "" {
-			fmt.Fprintf(w, "%-8s %-8s if it were not in audit: %s\n", r.Direction, "denied", r.Audit)
+			fmt.Fprintf(w, "%-8s %-8s without audit mode it would be denied: %s\n", r.Direction, "audit", r.Audit)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestUplinkTooNarrow(t *testing.T) {
 		d, err := Open(config)
 		if err == nil {
 			t.Errorf("a packet path was opened: %v", d.Close())
-		} else if !strings.Contains(err.Error(), "under IPv6's 1280") || !strings.Contains(err.Error(),
+		} else if !strings.Contains(err.Error(), "below IPv6's minimum of 1280") || !strings.Contains(err.Error(),
 			"nothing was changed") {
 			t.Error(err)
 		}

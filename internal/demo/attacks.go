@@ -16,10 +16,10 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// attacker is who attacks, from inside, with raw sockets.
+// attacker is the container that sends the attacks, with raw sockets.
 const attacker = "r1"
 
-// attack is a number of packets that must be dropped for a reason.
+// attack is a number of packets, and the reason for which they must be dropped.
 type attack struct {
 	name   string
 	n      int
@@ -27,9 +27,8 @@ type attack struct {
 	frame  func(k int) []byte
 }
 
-// attacks tries what a container must not be able to do. Each counter must rise by exactly what
-// was sent, and no packet may arrive anywhere; captures prove themselves alive by a packet that
-// must arrive.
+// attacks sends packets that must be dropped. Each drop counter must rise by exactly the number sent, and no packet may
+// arrive. Each capture then sees a sentinel, which proves that the capture works.
 func (p *proof) attacks(ctx context.Context) error {
 	ns, err := p.lab.Namespace(attacker)
 	if err != nil {
@@ -85,7 +84,7 @@ func (p *proof) attacks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Once more, after the captures have shown that everything before them is through.
+	// Read the counters again: the sentinels have arrived, so no earlier packet is in transit.
 	rise, err := p.dropsSince(ctx, before, total(sum))
 	if err != nil {
 		return err
@@ -95,10 +94,10 @@ func (p *proof) attacks(ctx context.Context) error {
 		if n != node {
 			want = map[string]uint64{}
 		}
-		p.check(maps.Equal(rise[n], want), "5: in the end drops on %s rose by %v, want %v", n, rise[n], want)
+		p.check(maps.Equal(rise[n], want), "5: after all attacks, drops on %s rose by %v, want %v", n, rise[n], want)
 	}
-	if p.check(arrived == 0, "5: %d attacking packets arrived", arrived) {
-		p.print("%-46snothing arrived anywhere (%d captures, sentinel seen in each)", "", len(watched))
+	if p.check(arrived == 0, "5: %d attack packets arrived, want none", arrived) {
+		p.print("%-46sno packet arrived (%d captures, each saw its sentinel)", "", len(watched))
 	}
 	return nil
 }
@@ -115,7 +114,7 @@ func total(drops map[string]uint64) (sum uint64) {
 	return sum
 }
 
-// craft makes the packets. All carry the marker, by which a capture would know them.
+// craft builds the attacks. All packets contain the marker, by which arrivals recognizes them.
 func (p *proof) craft(ctx context.Context, inject *packet.Injector, marker packet.Sentinel) ([]attack, error) {
 	me, err1 := p.lab.Container(attacker)
 	mate, err2 := p.lab.Container("r2")
@@ -127,7 +126,7 @@ func (p *proof) craft(ctx context.Context, inject *packet.Injector, marker packe
 			return nil, err
 		}
 	}
-	// An address of blue on b3's node whose ciphertext under red's own key passes for one of red's.
+	// A ciphertext in the private prefix that decrypts under red's key to an address of blue on b3's node.
 	_, forged, err := address.NewCipher(key).Draw(address.DefaultPlan().Private, address.Split(victim.Plaintext))
 	if err != nil {
 		return nil, err
@@ -147,8 +146,8 @@ func (p *proof) craft(ctx context.Context, inject *packet.Injector, marker packe
 	ipv4 := packet.Frame(gateway, inject.MAC(), packet.EtherTypeIPv4, append([]byte{0x45, 0, 0, 36}, marker[:]...))
 	return []attack{
 		{"100,000 random addresses", 100_000, undecryptable, random},
-		{"blue's b3, its address copied", 1, undecryptable, frame(to(victim.Address))},
-		{"blue's b3, its plaintext address", 1, "dst-not-private", frame(to(victim.Plaintext))},
+		{"blue's b3 at its encrypted address", 1, undecryptable, frame(to(victim.Address))},
+		{"blue's b3 at its plaintext address", 1, "dst-not-private", frame(to(victim.Plaintext))},
 		{"an address of blue under red's own key", 1, "tenant-mismatch", frame(to(forged))},
 		{
 			"another container's address as source",
@@ -174,14 +173,14 @@ func randomPrivate() netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// watcher is a capture, and from where and to where a packet goes that it must see.
+// watcher is a capture, and sender and destination of the sentinel that it must see.
 type watcher struct {
 	capture *packet.Capture
 	sender  *netns.Namespace
 	to      netip.Addr
 }
 
-// watch captures in every other container, and on the fabric where the attacker's node enters it.
+// watch starts captures in all other containers, and on the fabric at the attacker's node.
 func (p *proof) watch() ([]watcher, error) {
 	var all []watcher
 	for _, w := range []struct{ namespace, device, from, to string }{
@@ -209,7 +208,7 @@ func (p *proof) watch() ([]watcher, error) {
 	return all, nil
 }
 
-// arrivals sends each capture its sentinel and counts the attacking packets seen before it.
+// arrivals sends a sentinel to each capture, and counts the attack packets that the capture saw before it.
 func (p *proof) arrivals(ctx context.Context, watched []watcher, marker packet.Sentinel) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, waitTime)
 	defer cancel()
@@ -221,7 +220,7 @@ func (p *proof) arrivals(ctx context.Context, watched []watcher, marker packet.S
 			return arrived, err
 		}
 		if r.Received != 1 {
-			return arrived, fmt.Errorf("no answer from %v, which must answer", w.to)
+			return arrived, fmt.Errorf("no answer from %v, want one", w.to)
 		}
 		seen, err := w.capture.Until(ctx, sentinel.In)
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 
 // Options of a run.
 type Options struct {
-	Binary  string // the pilaster binary; pilaster-cni lies beside it
+	Binary  string // the pilaster binary; pilaster-cni is in the same folder
 	Command string // its name in printed commands
 	Root    string // folder of labs; lab.DefaultRoot when empty
 	Keep    bool   // leave the lab up
@@ -36,10 +36,10 @@ var spec = lab.Spec{
 	},
 }
 
-// downTime bounds taking the lab down after the proof, or after an interruption.
+// downTime is the timeout for the removal of the lab, also after an interrupt.
 const downTime = time.Minute
 
-// Run runs the demo and prints the proof. The error names what failed.
+// Run runs the demo and prints what it measures. The error names the checks that failed.
 func Run(ctx context.Context, out io.Writer, o Options) error {
 	before, err := lab.Leftovers(o.Root, spec.Name)
 	if err != nil {
@@ -55,7 +55,7 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 		"pilaster demo", len(spec.Nodes), len(spec.Tenants), len(spec.Containers)), time.Since(started).Seconds())
 	err = p.run(ctx)
 	if o.Keep && ctx.Err() == nil {
-		p.print("\nEverything above was measured in this run. The lab is still up; look around, then take it down:")
+		p.print("\nEverything above was measured in this run. The lab is still up; look at it, then remove it:")
 		for _, line := range lookAround(o.Command) {
 			p.print("  %s", line)
 		}
@@ -69,7 +69,7 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 	}
 	if err == nil {
 		p.print(
-			"\nEverything above was measured in this run. KEEP=1 make demo leaves it up; then: %s",
+			"\nEverything above was measured in this run. With KEEP=1 make demo the lab stays up; then: %s",
 			lookAround(o.Command)[0],
 		)
 	}
@@ -100,13 +100,13 @@ func (p *proof) down(ctx context.Context, o Options, before []string) error {
 	}
 	after = slices.DeleteFunc(after, func(thing string) bool { return slices.Contains(before, thing) })
 	if len(after) > 0 {
-		return fmt.Errorf("left behind: %s", strings.Join(after, ", "))
+		return fmt.Errorf("not removed: %s", strings.Join(after, ", "))
 	}
-	p.print("\nTaken down: no process, namespace, mount, pin or device is left.")
+	p.print("\nLab removed: no process, namespace, mount, pin or device is left.")
 	return nil
 }
 
-// proof is one run over a lab: what was printed, and what was not as it must be.
+// proof is one run of all checks on a lab: its output, and the failed checks.
 type proof struct {
 	lab    *lab.Lab
 	out    io.Writer
@@ -117,7 +117,7 @@ func (p *proof) print(format string, args ...any) {
 	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf(format, args...), " "))
 }
 
-// check records a failure and reports whether there is none.
+// check records a failure unless ok, and returns ok.
 func (p *proof) check(ok bool, format string, args ...any) bool {
 	if !ok {
 		p.failed = append(p.failed, fmt.Sprintf(format, args...))
@@ -134,13 +134,13 @@ func (p *proof) run(ctx context.Context) error {
 		p.failed = append(p.failed, err.Error())
 	}
 	if len(p.failed) > 0 {
-		return fmt.Errorf("the proof failed:\n  %s", strings.Join(p.failed, "\n  "))
+		return fmt.Errorf("checks failed:\n  %s", strings.Join(p.failed, "\n  "))
 	}
 	return nil
 }
 
 func (p *proof) sections(ctx context.Context) error {
-	// First packets are first only before everything else.
+	// First packets are measured before all other traffic.
 	first, err := p.firstPackets(ctx)
 	if err != nil {
 		return err
@@ -173,12 +173,11 @@ func (p *proof) drops(ctx context.Context) (map[string]map[string]uint64, error)
 	return all, nil
 }
 
-// counterTime bounds how long counters may lag behind the packets.
+// counterTime is how long counters may lag behind the packets.
 const counterTime = 5 * time.Second
 
-// dropsSince waits until at least as many packets were dropped as expected, and returns what every
-// counter has risen by. Containers' own neighbour and multicast chatter is left out: it comes when
-// it wants.
+// dropsSince waits until at least the expected number of packets was dropped, and returns how much each counter rose.
+// It leaves out the neighbour discovery and multicast listener messages of containers, which come at any time.
 func (p *proof) dropsSince(
 	ctx context.Context,
 	before map[string]map[string]uint64,
@@ -208,7 +207,7 @@ func (p *proof) dropsSince(
 	}
 }
 
-// short is an address of which a person needs only both ends.
+// short is the first and the last group of an address.
 func short(address string) string {
 	groups := strings.Split(address, ":")
 	return groups[0] + ":…:" + groups[len(groups)-1]

@@ -16,11 +16,11 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-func TestDemoProvesAndLeavesNothing(t *testing.T) {
+func TestDemo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	root := filepath.Join("/run", labtest.Name(t)) // beside a demo that somebody keeps
+	root := filepath.Join("/run", labtest.Name(t)) // not the folder of a demo that runs with --keep
 	var out bytes.Buffer
 	err := Run(labtest.Context(t), &out, Options{Binary: labtest.Binary(t), Command: "pilaster", Root: root})
 	t.Log(out.String())
@@ -28,21 +28,21 @@ func TestDemoProvesAndLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, line := range []string{
-		"3 nodes, 2 tenants, 6 containers", "30 of 30 as they must be; 36 packets across tenants, 36 dropped",
+		"3 nodes, 2 tenants, 6 containers", "30 of 30 as expected; 36 packets across tenants, 36 dropped",
 		"node 1 | blue | app 1 → node 3 | blue | app 2", "1,500 bytes in, 1,500 bytes on the wire",
-		"first packet", "0 entries for other nodes", "dropped 100,000", "tenant-mismatch", "nothing arrived anywhere " +
-			"(6 captures", "Taken down",
+		"first packet", "0 entries for other nodes", "dropped 100,000", "tenant-mismatch",
+		"no packet arrived (6 captures", "Lab removed",
 	} {
 		if !strings.Contains(out.String(), line) {
-			t.Errorf("%q is not shown", line)
+			t.Errorf("the output lacks %q", line)
 		}
 	}
 	if _, err := os.Stat(root); !os.IsNotExist(err) {
-		t.Errorf("the folder is left: %v", err)
+		t.Errorf("the folder %s exists after the demo: %v", root, err)
 	}
 }
 
-// A proof is worth what its failing is worth: each section must notice what is wrong.
+// Each section must fail if the lab is broken in what the section checks.
 func TestSectionsFail(t *testing.T) {
 	spec := spec
 	spec.Name = ""
@@ -65,7 +65,7 @@ func TestSectionsFail(t *testing.T) {
 	}
 	for section := range sections {
 		if err := run(section); err != nil {
-			t.Fatalf("%s fails on a whole lab: %v", section, err)
+			t.Fatalf("%s on an intact lab: %v", section, err)
 		}
 	}
 
@@ -77,7 +77,7 @@ func TestSectionsFail(t *testing.T) {
 		route := &netlink.Route{Dst: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(64, 128)}, LinkIndex: 1}
 		inside(t, l, "n1", func(h *netlink.Handle) error { return h.RouteAdd(route) })
 		if err := run("entries"); err == nil {
-			t.Error("entries did not notice")
+			t.Error("entries: no failure, want one")
 		}
 		inside(t, l, "n1", func(h *netlink.Handle) error { return h.RouteDel(route) })
 	})
@@ -86,7 +86,7 @@ func TestSectionsFail(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// It receives, and its answers go nowhere.
+		// It receives packets, but its answers are dropped.
 		hole := &netlink.Route{
 			Dst:      &net.IPNet{IP: net.ParseIP("fc00::"), Mask: net.CIDRMask(8, 128)},
 			Type:     6,
@@ -95,7 +95,7 @@ func TestSectionsFail(t *testing.T) {
 		inside(t, l, "b3", func(h *netlink.Handle) error { return h.RouteAdd(hole) })
 		for _, section := range []string{"reach", "speed", "attacks"} {
 			if err := run(section); err == nil {
-				t.Errorf("%s did not notice that %v does not answer", section, address)
+				t.Errorf("%s: no failure although %v does not answer", section, address)
 			}
 		}
 		inside(t, l, "b3", func(h *netlink.Handle) error { return h.RouteDel(hole) })
@@ -103,13 +103,13 @@ func TestSectionsFail(t *testing.T) {
 	t.Run("a small MTU on the way", func(t *testing.T) {
 		inside(t, l, "b1", func(h *netlink.Handle) error { return setMTU(h, 1400) })
 		if err := run("places"); err == nil {
-			t.Error("places did not notice")
+			t.Error("places: no failure, want one")
 		}
 		inside(t, l, "b1", func(h *netlink.Handle) error { return setMTU(h, 1500) })
 	})
 	for section := range sections {
 		if err := run(section); err != nil {
-			t.Errorf("%s fails on the mended lab: %v", section, err)
+			t.Errorf("%s on the repaired lab: %v", section, err)
 		}
 	}
 }

@@ -1,3 +1,3 @@
-// Package demo brings a lab up, proves on it what Pilaster claims, and takes it down again. Every
-// line it prints was measured in that run and can fail.
+// Package demo starts a lab, verifies on it what Pilaster promises, and removes it. Each line that it prints was
+// measured in that run and can fail.
 package demo

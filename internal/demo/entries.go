@@ -14,10 +14,10 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// entries shows what each node keeps: of tables that are not caches no more than its own
-// endpoints need, and no route or neighbour for what other nodes hold.
+// entries prints the entries of each node. Tables that are not caches may have one entry per endpoint of the node at
+// most, and the node may have no route or neighbour for another node's prefix.
 func (p *proof) entries(ctx context.Context) error {
-	title := "4  What a node keeps"
+	title := "4  Entries of each node"
 	for _, node := range spec.Nodes {
 		response, err := p.lab.Agent(node).Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 		if err != nil {
@@ -36,15 +36,15 @@ func (p *proof) entries(ctx context.Context) error {
 			if e.Cache {
 				continue
 			}
-			p.check(int(e.Used) <= own, "4: %s keeps %d entries in %s for %d endpoints", node, e.Used, e.Table, own)
+			p.check(int(e.Used) <= own, "4: %s has %d entries in %s for %d endpoints", node, e.Used, e.Table, own)
 			tables = append(tables, fmt.Sprintf("%s %d", e.Table, e.Used))
 		}
-		p.check(len(tables) > 0, "4: %s names no table", node)
+		p.check(len(tables) > 0, "4: %s reports no table", node)
 		foreign, err := p.foreign(node)
 		if err != nil {
 			return err
 		}
-		p.check(len(foreign) == 0, "4: %s keeps %s", node, strings.Join(foreign, ", "))
+		p.check(len(foreign) == 0, "4: %s has %s, want none", node, strings.Join(foreign, ", "))
 		p.print(
 			"%-46s%s: %s, %s, %s for other nodes  (%s)",
 			title,
@@ -63,7 +63,7 @@ func (p *proof) entries(ctx context.Context) error {
 	return nil
 }
 
-// foreign lists a node's routes and neighbours that lie in another node's prefix.
+// foreign lists a node's routes and neighbours in other nodes' prefixes.
 func (p *proof) foreign(node string) ([]string, error) {
 	ns, err := p.lab.Namespace(node)
 	if err != nil {

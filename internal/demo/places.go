@@ -17,19 +17,19 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// waitTime bounds how long a packet that must come may take.
+// waitTime is the timeout for a packet that must arrive.
 const waitTime = 5 * time.Second
 
-// packetLength is a full packet of the fabric: one byte of encapsulation would not fit.
+// packetLength is the MTU of the fabric: with one byte of encapsulation the packet would not fit.
 const packetLength = 1500
 
-// sighting is one packet seen in one place.
+// sighting is a captured packet.
 type sighting struct {
 	packet packet.Packet
 	length int // of the IPv6 packet, as captured
 }
 
-// places follows one packet from b1 to b3: as b1 sees it, on the fabric, as b3 sees it.
+// places captures one packet from b1 to b3 in three places: in b1, on the fabric and in b3.
 func (p *proof) places(ctx context.Context) error {
 	b1, err := p.lab.Container("b1")
 	if err != nil {
@@ -63,14 +63,15 @@ func (p *proof) places(ctx context.Context) error {
 	for i, s := range seen {
 		_, udp := s.packet.Body.(packet.UDP)
 		p.check(udp && len(s.packet.Extensions) == 0 && s.length == packetLength,
-			"2: in place %d the packet has %d bytes, %d extension headers", i+1, s.length, len(s.packet.Extensions))
+			"2: in place %d the packet has %d bytes and %d extension headers, want %d bytes of plain UDP",
+			i+1, s.length, len(s.packet.Extensions), packetLength)
 	}
 
 	p.print("%-46s%s → %s", "2  One packet, three places", b1.Name, b3.Name)
 	ends := func(s sighting) string {
 		return fmt.Sprintf("%s  →  %s", short(s.packet.Source.String()), short(s.packet.Destination.String()))
 	}
-	p.print("   %-15s%-28s   %s", "in b1", ends(inside), "what the container sees (AES-128 under blue's key)")
+	p.print("   %-15s%-28s   %s", "in b1", ends(inside), "encrypted with AES-128 and blue's key")
 	p.print(
 		"   %-15s%v  →  %v   %s → %s",
 		"on the fabric",
@@ -93,7 +94,7 @@ func (p *proof) describe(c lab.ContainerStatus) string {
 	return fmt.Sprintf("node %s | %s | app %d", c.Node[1:], c.Tenant, c.App)
 }
 
-// key is the newest key of a tenant, which only an operator can ask for.
+// key returns the newest key of a tenant, from the operators' socket.
 func (p *proof) key(ctx context.Context, tenant string) (address.Key, error) {
 	response, err := p.lab.Operator().
 		GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: tenant, ShowKey: true}))
@@ -107,8 +108,8 @@ func (p *proof) key(ctx context.Context, tenant string) (address.Key, error) {
 	return address.Key(ids[len(ids)-1].Key), nil
 }
 
-// sendSeen sends a datagram from one container to another, waits for it there, and returns where
-// it was seen: leaving its container, on the fabric in front of the other's node, arriving.
+// sendSeen sends a datagram from one container to another, and returns the packet as captured in the sender, on the
+// fabric in front of the receiver's node, and in the receiver.
 func (p *proof) sendSeen(ctx context.Context, from, to lab.ContainerStatus) ([3]sighting, error) {
 	var seen [3]sighting
 	ctx, cancel := context.WithTimeout(ctx, waitTime)
@@ -165,7 +166,7 @@ func (p *proof) datagram(from, to lab.ContainerStatus, payload []byte) error {
 	got := make([]byte, packetLength)
 	n, sender, err := listen.ReadFromUDPAddrPort(got)
 	if err != nil {
-		return fmt.Errorf("%s waits for a datagram from %s: %w", to.Name, from.Name, err)
+		return fmt.Errorf("no datagram from %s to %s: %w", from.Name, to.Name, err)
 	}
 	p.check(
 		bytes.Equal(got[:n], payload) && sender.Addr() == from.Address,

@@ -11,11 +11,11 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// undecryptable is the reason that drops another tenant's ciphertext: it decrypts to noise.
+// undecryptable is the drop reason for another tenant's ciphertext, which does not decrypt to a valid address.
 const undecryptable = "dst-undecryptable"
 
-// reach shows who reaches whom. That a packet does not arrive proves little; that its node counts
-// a drop for it, and for nothing else, does.
+// reach prints which containers reach each other. A missing answer alone proves little, so each node's drop counters
+// must rise by exactly the packets sent to other tenants.
 func (p *proof) reach(ctx context.Context) error {
 	before, err := p.drops(ctx)
 	if err != nil {
@@ -66,7 +66,7 @@ func (p *proof) reach(ctx context.Context) error {
 		p.check(maps.Equal(rise[node], want), "1: drops on %s rose by %v, want %v", node, rise[node], want)
 	}
 	p.printMatrix(cell)
-	p.print("%-46s%d of %d as they must be; %d packets across tenants, %d dropped as %s",
+	p.print("%-46s%d of %d as expected; %d packets across tenants, %d dropped as %s",
 		"", right, len(echoes), total, dropped, undecryptable)
 	return nil
 }
@@ -80,7 +80,7 @@ func (p *proof) printMatrix(cell map[string]string) {
 		}
 		return b.String()
 	}
-	p.print("%-42sto  %s", "1  Who reaches whom", row(func(c lab.ContainerStatus) string { return c.Name }))
+	p.print("%-42sto  %s", "1  Reachability", row(func(c lab.ContainerStatus) string { return c.Name }))
 	for i, from := range containers {
 		remark := ""
 		if i == 0 {

@@ -9,22 +9,22 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// beside is one figure of containers beside the same of the nodes they are on.
+// beside is a round-trip time between containers, and between their nodes.
 type beside struct{ containers, nodes time.Duration }
 
 const (
-	idle   = 20 * time.Millisecond // before a first packet: everything has gone to sleep
-	bursts = 30                    // of later packets, ten each
+	idle   = 20 * time.Millisecond // pause before a first packet, so that CPUs and timers are idle
+	bursts = 30                    // of later packets, each of ten
 )
 
-// Bounds are wide: they tell a working datapath from one that waits for something, on any machine.
+// Limits are wide: they detect a datapath that waits for something, on any machine.
 const (
 	slowestFirst = 20 * time.Millisecond
 	slowestLater = 3.0 // times node to node
 )
 
-// firstPackets measures the first packet between containers on different nodes that have never
-// talked, each beside an echo between their nodes after the same silence.
+// firstPackets measures the first packet between each two containers on different nodes, and an echo between their
+// nodes after the same pause.
 func (p *proof) firstPackets(ctx context.Context) (beside, error) {
 	var containers, nodes []time.Duration
 	for i, a := range p.lab.Containers() {
@@ -32,7 +32,7 @@ func (p *proof) firstPackets(ctx context.Context) (beside, error) {
 			if a.Tenant != b.Tenant || a.Node == b.Node {
 				continue
 			}
-			// The first of all teaches the fabric its neighbours and is not counted.
+			// The first echo resolves the fabric's neighbours and does not count.
 			if _, err := p.echo(ctx, a.Node, b.Node); err != nil {
 				return beside{}, err
 			}
@@ -67,8 +67,8 @@ func (p *proof) echo(ctx context.Context, from, to string) (time.Duration, error
 	return time.Duration(*e.RTTUs * float64(time.Microsecond)), nil
 }
 
-// speed prints first and later packets. Later ones alternate between containers and nodes, so
-// that both meet the same machine.
+// speed prints the times of first and later packets. Bursts of later packets alternate between containers and nodes, so
+// that both see the same load of the machine.
 func (p *proof) speed(ctx context.Context, first beside) error {
 	var containers, nodes []time.Duration
 	for range bursts {
@@ -91,7 +91,7 @@ func (p *proof) speed(ctx context.Context, first beside) error {
 	return nil
 }
 
-// burst is ten echoes, after one that warms up.
+// burst returns the times of ten echoes, after one that does not count.
 func (p *proof) burst(ctx context.Context, from, to string) ([]time.Duration, error) {
 	ns, err := p.lab.Namespace(from)
 	if err != nil {

@@ -158,7 +158,7 @@ func (s Spec) Validate() error {
 		v.fail(
 			"$.device",
 			"device %s does not go with network %s, nor with regions: behind macvlans containers have no devices on "+
-				"the node; say %s or %s",
+				"the node; use %s or %s",
 			s.Device,
 			tenant.Nimitz,
 			endpoint.Veth,

@@ -119,7 +119,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"namespace", strings.Replace(good, "app: web}", "app: web}, namespace: 'sh op'", 1),
 			`lab.yaml:6: label io.kubernetes.pod.namespace: value "sh op"`},
 		{"ports", strings.Replace(good, "app: web}", "app: web}, ports: {http: tcp}", 1),
-			`lab.yaml:6: port "tcp": say 80/TCP`},
+			`lab.yaml:6: port "tcp": use 80/TCP`},
 		{"names of ports", strings.Replace(good, "app: web}", "app: web}, ports: {HTTP: 80}", 1),
 			`lab.yaml:6: "HTTP" is no name of a port`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// foreignSource is a source that no fabric routes to one of its nodes (RFC 6666).
+// foreignSource is a source address that belongs to no node: the discard prefix of RFC 6666.
 var foreignSource = netip.MustParseAddr("100::1")
 
 const (
@@ -24,14 +24,14 @@ const (
 	probeTimeout = time.Second
 )
 
-// fabric tests the route and the source check of the fabric: it sends its router a packet for its own prefix, which
-// comes back if the router has the route. Before that it sends one with a source that belongs to no node, which
-// comes back as well unless the fabric checks sources.
+// fabric tests the route and the source check of the fabric. It sends the router a packet for this node's prefix, which
+// comes back if the router has the route. Before that it sends a packet with a source that belongs to no node, which
+// comes back too unless the fabric checks sources.
 func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix netip.Prefix) (route, sources Result) {
-	const urpf = "let every port of the fabric check sources (uRPF): docs/howto/fabric.md"
+	const urpf = "enable source checks (uRPF) on all ports of the fabric: docs/howto/fabric.md"
 	unchecked := func(why string) (Result, Result) {
 		return todo(
-				"give the fabric this node's route as 'pilaster node list' says it, and ping the node's address "+
+				"add this node's route, as in 'pilaster node list', to the fabric, and ping the node's address "+
 					"ending in ::1 from another node",
 				"not checked: %s",
 				why,
@@ -47,7 +47,7 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 	}
 	source, found := globalAddress(uplink)
 	if !found {
-		return unchecked("the uplink has link-local addresses only")
+		return unchecked("the uplink has only link-local addresses")
 	}
 	router, err := routerMAC(ctx, uplink, plan)
 	if err != nil {
@@ -58,20 +58,20 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 	case err != nil:
 		return unchecked(err.Error())
 	case !came:
-		_, sources = unchecked("nothing comes back from the fabric")
-		return warn(fmt.Sprintf("give the fabric the route %v via %v: docs/howto/fabric.md", prefix, source),
-			"a packet for %v, handed to the router, did not come back", prefix), sources
+		_, sources = unchecked("no packet came back from the fabric")
+		return warn(fmt.Sprintf("add the route %v via %v to the fabric: docs/howto/fabric.md", prefix, source),
+			"a packet for %v, sent to the router, did not come back", prefix), sources
 	}
-	route = ok("a packet for %v, handed to the router, came back", prefix)
+	route = ok("a packet for %v, sent to the router, came back", prefix)
 	if forged {
 		return route, warn(
 			urpf,
-			"the fabric forwards what this machine sends as %v, which is not its own",
+			"the fabric forwards packets of this machine with the false source %v",
 			foreignSource,
 		)
 	}
 	return route, ok(
-		"a packet sent as %v, which is not this machine's own, did not come back; a true one did",
+		"a packet with the false source %v did not come back; one with the true source did",
 		foreignSource,
 	)
 }
@@ -89,12 +89,12 @@ func globalAddress(uplink netlink.Link) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// routerMAC is the link-layer address of the next hop to other nodes. The kernel is made to find it
-// out where it does not know it.
+// routerMAC is the link-layer address of the next hop to other nodes. If the kernel has no neighbour entry, an empty
+// datagram makes it resolve the address.
 func routerMAC(ctx context.Context, uplink netlink.Link, plan address.Plan) (net.HardwareAddr, error) {
 	routes, err := routesToNodes(plan)
 	if err != nil || len(routes) == 0 || routes[0].LinkIndex != uplink.Attrs().Index || routes[0].Gw == nil {
-		return nil, fmt.Errorf("no router leads to other nodes in %v", plan.Base)
+		return nil, fmt.Errorf("there is no router to other nodes in %v", plan.Base)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*probeTimeout)
 	defer cancel()
@@ -123,8 +123,9 @@ func routerMAC(ctx context.Context, uplink netlink.Link, plan address.Plan) (net
 	}
 }
 
-// probe sends a false and a true packet in turn until a true one is back, and reports whether a false one
-// came before it. They have no upper layer: a host that receives one drops it.
+// probe sends packets with a false and with the true source in turn until one with the true source is back. forged
+// reports whether one with the false source came before it. The packets have no upper layer: a host that receives one
+// drops it.
 func probe(
 	ctx context.Context,
 	uplink string,
@@ -146,7 +147,7 @@ func probe(
 		return false, false, err
 	}
 	defer out.Close()
-	label := rand.Uint32N(1 << 20) // routers keep it, and so it tells ours from others
+	label := rand.Uint32N(1 << 20) // routers do not change it, so it identifies these packets
 	for range probeRounds {
 		for _, from := range []netip.Addr{foreignSource, source} {
 			if err := out.Send(packet.Packet{Source: from, Destination: target, FlowLabel: label}.Frame(router,
@@ -175,7 +176,7 @@ func probe(
 	return false, forged, ctx.Err()
 }
 
-// withoutUpperLayer has a socket see only such packets, on an uplink that may be busy.
+// withoutUpperLayer filters a socket, so that it receives only such packets, also on a busy uplink.
 func withoutUpperLayer(fd int) error {
 	const nextHeader = 14 + 6
 	filter := []unix.SockFilter{

@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// needed are the capabilities that the agent's systemd unit leaves it.
+// needed are the capabilities that the agent's systemd unit grants.
 var needed = []struct {
 	name string
 	bit  int
@@ -41,10 +41,10 @@ func privileges() Result {
 	}
 	switch {
 	case os.Geteuid() != 0:
-		return fail("run it as root, as the agent will be", "this is not root")
+		return fail("run it as root, like the agent", "this process does not run as root")
 	case len(missing) > 0:
 		return fail(
-			"give it those capabilities; a container needs to be privileged",
+			"add these capabilities; a container must be privileged",
 			"root lacks %s",
 			strings.Join(missing, ", "),
 		)
@@ -52,7 +52,7 @@ func privileges() Result {
 	return ok("root with the agent's %d capabilities", len(needed))
 }
 
-// Version of the oldest kernel that has everything.
+// The oldest kernel with all features.
 const wantMajor, wantMinor = 6, 12
 
 func kernel() Result {
@@ -76,12 +76,12 @@ func kernelVersion(release string) Result {
 
 func types() Result {
 	if _, err := btf.LoadKernelSpec(); err != nil {
-		return fail("use a kernel with CONFIG_DEBUG_INFO_BTF", "the kernel does not describe its types (BTF): %v", err)
+		return fail("use a kernel with CONFIG_DEBUG_INFO_BTF", "the kernel has no type information (BTF): %v", err)
 	}
-	return ok("the kernel describes its types (BTF)")
+	return ok("the kernel has type information (BTF)")
 }
 
-// bpffs looks at where pins would go; the agent makes the folder, and mounts what is missing.
+// bpffs checks the folder of the pins. The agent creates the folder, and mounts bpffs if it is missing.
 func bpffs(dir string) Result {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -96,7 +96,7 @@ func bpffs(dir string) Result {
 		return failed(err, "mount bpffs on the machine")
 	}
 	if fs.Type == unix.BPF_FS_MAGIC {
-		return ok("pins go to %s, on the bpffs that is there", dir)
+		return ok("pins go to %s, on the mounted bpffs", dir)
 	}
 	known, err := os.ReadFile("/proc/filesystems")
 	if err != nil {
@@ -109,14 +109,14 @@ func bpffs(dir string) Result {
 			dir,
 		)
 	}
-	return ok("pins go to %s, where the agent mounts bpffs", dir)
+	return ok("pins go to %s; the agent mounts bpffs there", dir)
 }
 
-// packetPath has two nodes out of namespaces do what nodes do: nothing proves a kernel feature but
-// using it, and here no packet of the machine is involved.
+// packetPath sends packets between two nodes in temporary namespaces. Only the use of a kernel feature proves that it
+// works, and packets of the machine are not involved.
 func packetPath(ctx context.Context, rights Result) Result {
 	if rights.State != OK {
-		return fail("see privileges", "not tried")
+		return fail("see privileges", "not tested")
 	}
 	dir, err := os.MkdirTemp("", "pilaster-preflight-")
 	if err != nil {
@@ -126,7 +126,7 @@ func packetPath(ctx context.Context, rights Result) Result {
 	err = scenario.Once(filepath.Join(dir, "wire"), scenario.Netpila(), func(p scenario.Pair) error {
 		r, err := packet.Ping(ctx, p.Client, p.Target, packet.PingOptions{Count: 3})
 		if err == nil && r.Received == 0 {
-			err = errors.New("programs load, and no packet gets from container to container")
+			err = errors.New("programs load, but no packet arrives from container to container")
 		}
 		return err
 	})
@@ -136,13 +136,13 @@ func packetPath(ctx context.Context, rights Result) Result {
 			"use Linux 6.12 or newer with tcx, clsact, cls_bpf, veth and the bpf_crypto kfuncs with ecb(aes)",
 		)
 	}
-	return ok("tried: programs on tcx and clsact, ecb(aes) in them is AES-128, an echo between containers of two nodes")
+	return ok("tested: programs on tcx and clsact, AES-128 in them (ecb(aes)), an echo between containers of two nodes")
 }
 
-// gatewayRules tries what only gateways of network nimitz need of the kernel.
+// gatewayRules tests the kernel features that only gateways of network nimitz need.
 func gatewayRules(rights Result) Result {
 	if rights.State != OK {
-		return fail("see privileges", "not tried")
+		return fail("see privileges", "not tested")
 	}
 	dir, err := os.MkdirTemp("", "pilaster-preflight-")
 	if err != nil {
@@ -152,12 +152,12 @@ func gatewayRules(rights Result) Result {
 	if err := gateway.Try(filepath.Join(dir, "gateway")); err != nil {
 		return warn(
 			"use a kernel with nftables, NAT of IPv6 and limits of connections (CONFIG_NF_TABLES_IPV6, "+
-				"CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network nimitz are to have services",
-			"there would be none: %v",
+				"CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network nimitz need services",
+			"this node would have no gateway: %v",
 			err,
 		)
 	}
-	return ok("tried: rules that translate by connection")
+	return ok("tested: NAT rules with connection limits")
 }
 
 // ownClock queries the kernel if there is no orchestrator to compare with.
@@ -170,10 +170,10 @@ func ownClock() Result {
 	now := time.Now().UTC().Format(time.RFC3339)
 	if state == unix.TIME_ERROR {
 		return warn(
-			"synchronise it, or compare it by --orchestrator and --token-file",
-			"it is %s here, by a clock that is not synchronised",
+			"synchronise it, or compare it with --orchestrator and --token-file",
+			"the clock shows %s and is not synchronised",
 			now,
 		)
 	}
-	return ok("it is %s here, by a clock that is synchronised", now)
+	return ok("the clock shows %s and is synchronised", now)
 }

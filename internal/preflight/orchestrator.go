@@ -7,8 +7,8 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// Certificates bear an hour of difference (orchestrator/pki), above that no node joins; less of it
-// makes logs hard to compare.
+// Certificates tolerate a difference of an hour (orchestrator/pki); with more, no node joins. Smaller differences make
+// logs hard to compare.
 const (
 	clockWarns = 10 * time.Second
 	clockFails = time.Hour
@@ -18,17 +18,17 @@ const (
 func orchestrator(ctx context.Context, url, text string) (Result, *Result) {
 	token, err := join.ParseToken(text)
 	if err != nil {
-		return failed(err, "copy the file join-token whole from the orchestrator's data folder"), nil
+		return failed(err, "copy the complete file join-token from the orchestrator's data folder"), nil
 	}
 	ahead, err := join.Probe(ctx, url, token)
 	if err != nil {
 		return failed(
 			err,
-			"see that the orchestrator runs, that this machine reaches it, and that the token is its own",
+			"check that the orchestrator runs, that this machine reaches it, and that the token is of its cluster",
 		), nil
 	}
 	compared := compare(ahead)
-	return ok("%s belongs to the cluster of the token, whose secret is tried only by joining", url), &compared
+	return ok("%s belongs to the token's cluster; joining will check the token's secret", url), &compared
 }
 
 func compare(ahead time.Duration) Result {
@@ -39,9 +39,9 @@ func compare(ahead time.Duration) Result {
 	}
 	switch {
 	case by > clockFails:
-		return fail("set it right", "this clock is %v %s the orchestrator's", by, behind)
+		return fail("correct the clock", "this clock is %v %s the orchestrator's", by, behind)
 	case by > clockWarns:
-		return warn("synchronise both", "this clock is %v %s the orchestrator's", by, behind)
+		return warn("synchronise both clocks", "this clock is %v %s the orchestrator's", by, behind)
 	}
 	return ok("the same as the orchestrator's, within %v", max(by, time.Second)+time.Second)
 }

@@ -1,5 +1,5 @@
-// Package preflight checks whether this machine can be a node before an agent is started on it.
-// It leaves no changes behind. It reports what it cannot check from here.
+// Package preflight checks whether this machine can be a node, before an agent is started on it. It leaves no changes
+// on the machine, and reports what it could not check.
 package preflight
 
 import (
@@ -12,26 +12,26 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Config is what the agent would be started with.
+// Config is the configuration with which the agent would be started.
 type Config struct {
 	Uplink     string
 	Plan       address.Plan
 	MTUReserve int // bytes
 	Device     string
-	Endpoints  []endpoint.Record // that this machine has, by their numbers
+	Endpoints  []endpoint.Record // of this machine, sorted by number
 	BPFFS      string
-	NodePrefix netip.Prefix // the node's; zero where it has none yet
-	URL, Token string       // of the orchestrator, and the token's text; both empty to leave it out
+	NodePrefix netip.Prefix // of the node; zero if it has none yet
+	URL, Token string       // of the orchestrator, and the join token; both empty to skip this check
 }
 
-// State is how a check ended.
+// State is the outcome of a check.
 type State string
 
 const (
 	OK   State = "ok"
-	Warn State = "warn" // a node works, and this may surprise
+	Warn State = "warn" // a node works, perhaps not as expected
 	Fail State = "fail" // a node will not work
-	Todo State = "todo" // could not be checked here; the administrator has to
+	Todo State = "todo" // not checked; the administrator has to
 )
 
 // Result of one check.
@@ -42,7 +42,7 @@ type Result struct {
 	Do    string `json:"do,omitempty"` // empty when there is nothing to do
 }
 
-// Run makes every check on the node whose namespaces this process is in.
+// Run runs all checks in the namespaces of this process.
 func Run(ctx context.Context, c Config) []Result {
 	var all []Result
 	add := func(check string, r Result) {
@@ -109,10 +109,10 @@ func todo(do, format string, args ...any) Result {
 	return Result{State: Todo, Says: fmt.Sprintf(format, args...), Do: do}
 }
 
-// unknown is a check that could not be made.
+// unknown is the result of a check that could not run.
 func unknown(err error) Result { return failed(err, "run it as root, in the node's namespaces") }
 
-// failed is an error of the agent's own check; where it says what to do, that is what to do.
+// failed is the result for an error. Advice in the error takes the place of do.
 func failed(err error, do string) Result {
 	says, advice, _ := strings.Cut(err.Error(), "\n  ")
 	if advice = strings.TrimPrefix(advice, "nothing was changed; "); advice != "" {

@@ -18,7 +18,7 @@ func TestKernelVersion(t *testing.T) {
 		"Linux": Fail,
 	} {
 		if got := kernelVersion(release); got.State != want || (want == Fail) != (got.Do != "") {
-			t.Errorf("%s: %+v", release, got)
+			t.Errorf("%s: %+v, want %s", release, got, want)
 		}
 	}
 }
@@ -30,27 +30,27 @@ func TestClocks(t *testing.T) {
 	} {
 		got := compare(ahead)
 		if got.State != want {
-			t.Errorf("%v: %+v", ahead, got)
+			t.Errorf("%v: %+v, want %s", ahead, got, want)
 		}
 		if late := ahead > 0; want != OK && late != strings.Contains(got.Says, " behind ") {
-			t.Errorf("%v: %+v", ahead, got)
+			t.Errorf("%v: %+v, want behind: %v", ahead, got, late)
 		}
 	}
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestAdviceOfErrors(t *testing.T) {
 	for said, want := range map[string]Result{
-		"it is broken": {State: Fail, Says: "it is broken", Do: "mend it"},
+		"it is broken": {State: Fail, Says: "it is broken", Do: "fix it"},
 		"private prefix is taken\n  nothing was changed; choose another": {State: Fail,
 			Says: "private prefix is taken", Do: "choose another"},
 	} {
-		if got := failed(errors.New(said), "mend it"); got != want {
-			t.Errorf("%q became %+v", said, got)
+		if got := failed(errors.New(said), "fix it"); got != want {
+			t.Errorf("failed(%q): %+v, want %+v", said, got, want)
 		}
 	}
 }
 
-// Without the rights no kernel lists programs, and a newer one does not either.
+// Without privileges the kernel lists no programs. The check must not report an old kernel then.
 func TestOtherProgramsWithoutRights(t *testing.T) {
 	var got Result
 	err := netns.OnThread(func() error {
@@ -65,7 +65,7 @@ func TestOtherProgramsWithoutRights(t *testing.T) {
 		got = otherPrograms(lo, t.TempDir(), privileges())
 		return nil
 	})
-	if want := (Result{State: Fail, Says: "not tried", Do: "see privileges"}); err != nil || got != want {
+	if want := (Result{State: Fail, Says: "not tested", Do: "see privileges"}); err != nil || got != want {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 }

@@ -25,20 +25,20 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// findUplink is nil where there is no such device to look at further.
+// findUplink returns nil if the device does not exist.
 func findUplink(name string) (netlink.Link, Result) {
 	uplink, err := netlink.LinkByName(name)
 	if err != nil {
 		return nil, fail("name the device to the fabric with --uplink", "uplink %s: %v", name, err)
 	}
 	if uplink.Attrs().Flags&net.FlagUp == 0 || uplink.Attrs().OperState == netlink.OperDown {
-		return uplink, fail("set it up: ip link set "+name+" up; look at its cable or peer", "%s is down", name)
+		return uplink, fail("set it up: ip link set "+name+" up; check its cable or peer", "%s is down", name)
 	}
 	if kind := uplink.Attrs().EncapType; kind != datapath.UplinkKind {
-		return uplink, fail("name an Ethernet device with --uplink", "%s is no Ethernet device (%s)", name, kind)
+		return uplink, fail("name an Ethernet device with --uplink", "%s is not an Ethernet device (%s)", name, kind)
 	}
 	if ipv6(name, "disable_ipv6") != "0" {
-		return uplink, fail("sysctl -w net.ipv6.conf."+name+".disable_ipv6=0", "%s has IPv6 switched off", name)
+		return uplink, fail("sysctl -w net.ipv6.conf."+name+".disable_ipv6=0", "IPv6 is disabled on %s", name)
 	}
 	addrs, err := netns.List(func() ([]netlink.Addr, error) { return netlink.AddrList(uplink, unix.AF_INET6) })
 	if err != nil {
@@ -49,8 +49,8 @@ func findUplink(name string) (netlink.Link, Result) {
 	})
 	if len(usable) == 0 {
 		return uplink, fail(
-			"give it one, a link-local one at least: the fabric routes to it",
-			"%s has no IPv6 address that lasts",
+			"add an IPv6 address, at least a link-local one: it is the fabric's next hop",
+			"%s has no permanent IPv6 address",
 			name,
 		)
 	}
@@ -65,7 +65,7 @@ func checkDevice(uplink netlink.Link, choice string, there []endpoint.Record) Re
 	if i := slices.IndexFunc(there, onNimitz); i >= 0 && kind == endpoint.Macvlan {
 		return fail(
 			"use --device veth, or move the tenants to network netpila first",
-			"endpoint %d is on network nimitz, and an agent with --device macvlan carries none of it",
+			"endpoint %d is on network nimitz, which an agent with --device macvlan does not support",
 			there[i].ID,
 		)
 	}
@@ -75,7 +75,7 @@ func checkDevice(uplink netlink.Link, choice string, there []endpoint.Record) Re
 	other := changes(uplink, kind)
 	if kind == endpoint.Macvlan {
 		return warn(
-			"use veth where a container has CAP_NET_ADMIN: behind a macvlan that lets it listen to the node "+
+			"use veth if a container has CAP_NET_ADMIN: with a macvlan, it could receive the node's packets "+
 				"(docs/howto/devices.md)",
 			"containers get macvlans on %s%s",
 			uplink.Attrs().Name,
@@ -92,7 +92,7 @@ func onNimitz(r endpoint.Record) bool {
 // changes reports whether an agent runs here with another kind of device.
 func changes(uplink netlink.Link, kind string) string {
 	chain, err := datapath.Chain(uplink, ebpf.AttachTCXIngress)
-	if err != nil { // the check of other programs reports it
+	if err != nil { // otherPrograms reports it
 		return ""
 	}
 	has := func(prefix string) bool {
@@ -105,10 +105,10 @@ func changes(uplink netlink.Link, kind string) string {
 	case !has(ours) || macvlans == (kind == endpoint.Macvlan):
 		return ""
 	case macvlans:
-		return "; the agent that is here has --device macvlan, and may be started again with this one"
+		return "; the agent on this node has --device macvlan, and can be restarted with this one"
 	}
-	return "; the agent that is here has another --device, and may be started again with this one: containers that " +
-		"are there keep theirs"
+	return "; the agent on this node has another --device, and can be restarted with this one: existing containers " +
+		"keep their devices"
 }
 
 func mtu(uplink netlink.Link, reserve int) Result {
@@ -119,8 +119,8 @@ func mtu(uplink netlink.Link, reserve int) Result {
 	left := uplink.Attrs().MTU - reserve
 	if left < least {
 		return fail(
-			"raise the one or lower the other",
-			"%s has an MTU of %d, less a reserve of %d that is under IPv6's %d",
+			"increase the MTU, or decrease --mtu-reserve",
+			"%s has an MTU of %d; less the reserve of %d, that is below IPv6's minimum of %d",
 			uplink.Attrs().Name,
 			uplink.Attrs().MTU,
 			reserve,
@@ -128,7 +128,7 @@ func mtu(uplink netlink.Link, reserve int) Result {
 		)
 	}
 	name := uplink.Attrs().Name
-	// A router may announce less than the device takes (RFC 4861 §4.6.4); the kernel keeps that apart.
+	// A router may announce a smaller MTU than the device's (RFC 4861 §4.6.4); the kernel stores both.
 	if announced, err := strconv.Atoi(ipv6(name, "mtu")); err == nil && announced < uplink.Attrs().MTU {
 		return warn(
 			fmt.Sprintf(
@@ -137,7 +137,7 @@ func mtu(uplink netlink.Link, reserve int) Result {
 				announced,
 				uplink.Attrs().MTU-announced+reserve,
 			),
-			"containers get %d bytes, but the router of %s announces %d: larger packets are lost",
+			"containers get an MTU of %d, but the router of %s announces %d: larger packets are lost",
 			left,
 			name,
 			announced,
@@ -145,33 +145,34 @@ func mtu(uplink netlink.Link, reserve int) Result {
 	}
 	if left > ethernet {
 		return todo(
-			fmt.Sprintf("on the way to each other node: ping -M do -s %d, and 'pilaster preflight' there", left-48),
-			"containers get %d bytes; not checked: whether all nodes and the fabric between them carry as much",
+			fmt.Sprintf("ping each other node with: ping -M do -s %d, and run 'pilaster preflight' there", left-48),
+			"containers get an MTU of %d; not checked: whether all nodes and the fabric support it",
 			left,
 		)
 	}
-	return ok("containers get %d bytes", left)
+	return ok("containers get an MTU of %d", left)
 }
 
-// What names of our programs on the uplink begin with, and of those behind them where containers have macvlans.
+// Prefixes of the names of the agent's programs on the uplink, and of those after them if containers have macvlans.
 const (
 	ours  = "pil_uplink_"
 	guard = "pil_guard_"
 )
 
-// otherPrograms reports other programs that receive packets. The agent's is first in the chain; XDP runs before it.
+// otherPrograms reports other programs that receive packets. The agent's must be first in the chain; XDP runs before
+// it.
 func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	name := uplink.Attrs().Name
 	if xdp := uplink.Attrs().Xdp; xdp != nil && xdp.Attached {
 		return warn(
-			"see that it passes IPv6 on",
-			"an XDP program (id %d) on %s sees containers' packets before ours",
+			"make sure that it passes IPv6 packets",
+			"an XDP program (id %d) on %s receives containers' packets before the agent's programs",
 			xdp.ProgId,
 			name,
 		)
 	}
 	pinned := map[uint32]bool{}
-	pins, _ := datapath.DumpPins(bpffs) // without pins nothing on the uplink is ours
+	pins, _ := datapath.DumpPins(bpffs) // without pins, no program on the uplink is the agent's
 	for _, p := range pins {
 		pinned[p.ID] = pinned[p.ID] || p.Kind == "link"
 	}
@@ -179,8 +180,8 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	running := false
 	for _, attachPoint := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 		chain, err := datapath.Chain(uplink, attachPoint)
-		if err != nil && rights.State != OK { // the kernel returns the same error as if it could not list any
-			return fail("see privileges", "not tried")
+		if err != nil && rights.State != OK { // the kernel returns the same error as one without this feature
+			return fail("see privileges", "not tested")
 		}
 		if err != nil {
 			return fail("use Linux 6.12 or newer", "the programs of %s cannot be listed (tcx): %v", name, err)
@@ -191,9 +192,8 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 		)
 		if own >= 0 && !pinned[chain.Programs[own].Link] {
 			return fail(
-				"use the --bpffs and --state-dir that agent was started with, or take it apart with 'pilaster node "+
-					"reset'",
-				"%s carries the packet path of another agent, whose pins are not in %s",
+				"use the --bpffs and --state-dir of that agent, or remove it with 'pilaster node reset'",
+				"%s has the packet path of another agent, whose pins are not in %s",
 				name,
 				bpffs,
 			)
@@ -210,60 +210,61 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	}
 	switch {
 	case len(before) > 0:
-		return warn("attach them after ours", "before our programs on %s stand %s", name, strings.Join(before, ", "))
+		return warn("attach them after the agent's", "programs on %s before the agent's: %s", name,
+			strings.Join(before, ", "))
 	case len(after) > 0:
 		return warn(
-			"nothing, if they need not; the agent's log and 'pilaster status' tell when one goes first later",
-			"%s on %s will see no packet from the fabric to a container: the agent goes first",
+			"nothing, if they do not need them; the agent's log and 'pilaster status' report if one is first later",
+			"%s on %s will receive no packets from the fabric to containers: the agent's programs run first",
 			strings.Join(after, ", "),
 			name,
 		)
 	}
 	if running {
-		return ok("an agent's are on %s, first in the chain", name)
+		return ok("an agent's programs are first in the chain on %s", name)
 	}
-	return ok("none on %s", name)
+	return ok("no other programs on %s", name)
 }
 
-// otherInterfaces names those that the agent is going to guard. That something there has the private prefix, which
-// would be cut off, the check of that prefix says.
+// otherInterfaces lists the interfaces that the agent will guard. The check of the private prefix reports whether one
+// of them uses addresses of it.
 func otherInterfaces(uplink netlink.Link) Result {
 	edge, err := hook.HostInterfaces(&netlink.Handle{}, uplink)
 	if err != nil {
 		return unknown(err)
 	}
 	if len(edge) == 0 {
-		return ok("none beside %s leads to this machine", uplink.Attrs().Name)
+		return ok("no other interface than %s receives packets for this machine", uplink.Attrs().Name)
 	}
 	names := make([]string, len(edge))
 	for i, l := range edge {
 		names[i] = l.Attrs().Name
 	}
 	return ok(
-		"the agent guards %s: packets that pose as containers or as this node end there, all others pass",
+		"the agent will drop packets with addresses of containers or of this node on %s, and pass all others",
 		strings.Join(names, ", "),
 	)
 }
 
-// routesToNodes are those to the last node there can be.
+// routesToNodes returns the routes to the last possible node.
 func routesToNodes(plan address.Plan) ([]netlink.Route, error) {
 	other := plan.Node(plan.Nodes() - 1).Addr().Next()
 	return netns.List(func() ([]netlink.Route, error) { return netlink.RouteGet(other.AsSlice()) })
 }
 
-// wayToNodes asks where packets to a node would leave. Routes may come later, so nothing fails here.
+// wayToNodes checks the device to other nodes. It only warns, because routes may be added later.
 func wayToNodes(uplink netlink.Link, plan address.Plan) Result {
 	name := uplink.Attrs().Name
 	routes, err := routesToNodes(plan)
 	if err != nil || len(routes) == 0 {
 		return warn(
-			fmt.Sprintf("give %s a default route or one for %v", name, plan.Base),
-			"no route leads to other nodes in %v",
+			fmt.Sprintf("add a default route by %s, or one for %v", name, plan.Base),
+			"there is no route to other nodes in %v",
 			plan.Base,
 		)
 	}
 	if out := routes[0].LinkIndex; out != uplink.Attrs().Index {
-		return warn(fmt.Sprintf("route %v by %s; containers' packets leave by no other device", plan.Base, name),
+		return warn(fmt.Sprintf("route %v by %s: containers' packets leave only by the uplink", plan.Base, name),
 			"packets to nodes in %v leave by %s", plan.Base, deviceName(out))
 	}
 	return ok("packets to nodes in %v leave by %s", plan.Base, name)
@@ -276,14 +277,14 @@ func deviceName(index int) string {
 	return fmt.Sprint("device ", index)
 }
 
-// routerAdvertisements looks for a default route that ends with its lifetime, because the device
-// forwards and the kernel then accepts advertisements only if it is configured to.
+// routerAdvertisements looks for a default route that will expire: on a device that forwards, the kernel accepts router
+// advertisements only with accept_ra=2.
 func routerAdvertisements() Result {
 	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, unix.AF_INET6) })
 	if err != nil {
 		return unknown(err)
 	}
-	var learnt []string
+	var learned []string
 	for _, r := range routes {
 		if r.Protocol != unix.RTPROT_RA || r.Dst != nil && !isDefault(r.Dst) {
 			continue
@@ -292,19 +293,19 @@ func routerAdvertisements() Result {
 		if ipv6(dev, "forwarding") != "0" && ipv6(dev, "accept_ra") == "1" {
 			return fail(
 				"sysctl -w net.ipv6.conf."+dev+".accept_ra=2",
-				"the default route on %s is learnt from router advertisements, which a device that forwards "+
-					"ignores: it will end",
+				"the default route on %s comes from router advertisements, which a device that forwards ignores: "+
+					"the route will expire",
 				dev,
 			)
 		}
-		learnt = append(learnt, dev)
+		learned = append(learned, dev)
 	}
-	if len(learnt) == 0 {
-		return ok("no default route is learnt from them")
+	if len(learned) == 0 {
+		return ok("no default route comes from router advertisements")
 	}
 	return ok(
-		"the default route learnt on %s stays: the agent sets forwarding on its own devices only",
-		strings.Join(learnt, ", "),
+		"the default route from router advertisements on %s stays: the agent sets forwarding only on its own devices",
+		strings.Join(learned, ", "),
 	)
 }
 
@@ -313,7 +314,7 @@ func isDefault(n *net.IPNet) bool {
 	return ones == 0
 }
 
-// ipv6 is a setting of a device; "" where it cannot be read.
+// ipv6 reads an IPv6 setting of a device; "" if it cannot be read.
 func ipv6(dev, name string) string {
 	b, _ := os.ReadFile(filepath.Join("/proc/sys/net/ipv6/conf", dev, name))
 	return strings.TrimSpace(string(b))
@@ -334,5 +335,5 @@ func basePrefix(plan address.Plan, uplink string) Result {
 }
 
 func free(p netip.Prefix) Result {
-	return ok("no address and no route of this machine is in the way of %v", p)
+	return ok("no address or route of this machine overlaps %v", p)
 }

@@ -181,7 +181,7 @@ func Parse(file string, b []byte) (Scenario, error) {
 	for path, zero := range s.zeros() {
 		if zero && f.Has(path) {
 			key := path[strings.LastIndexByte(path, '.')+1:]
-			return Scenario{}, f.Wrong(&specfile.Error{Path: path, Text: key + ": say more than 0, or leave it out"})
+			return Scenario{}, f.Wrong(&specfile.Error{Path: path, Text: key + ": use more than 0, or omit it"})
 		}
 	}
 	s = s.Filled(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
@@ -239,7 +239,7 @@ func (s Scenario) Validate() error {
 	}
 	between := func(key string, value, least, most int) error {
 		if value < least || value > most {
-			return wrong("$."+key, "%s %d: say %d to %d", key, value, least, most)
+			return wrong("$."+key, "%s %d: use %d to %d", key, value, least, most)
 		}
 		return nil
 	}
@@ -247,7 +247,7 @@ func (s Scenario) Validate() error {
 		if limit < 0 {
 			return wrong(
 				path,
-				"%s %v: say more than 0, or leave it out",
+				"%s %v: use more than 0, or omit it",
 				path[strings.LastIndexByte(path, '.')+1:],
 				limit,
 			)
@@ -265,7 +265,7 @@ func (s Scenario) Validate() error {
 		return err
 	}
 	if s.Limits.Messages < 0 {
-		return wrong("$.limits.messages", "messages %d: say more than 0, or leave it out", s.Limits.Messages)
+		return wrong("$.limits.messages", "messages %d: use more than 0, or omit it", s.Limits.Messages)
 	}
 	switch s.Network {
 	case tenant.Netpila:
@@ -278,7 +278,7 @@ func (s Scenario) Validate() error {
 			)
 		}
 		if s.Addressing != tenant.Encrypted && s.Addressing != tenant.Clear {
-			return wrong("$.addressing", "addressing %q: say %s or %s", s.Addressing, tenant.Encrypted, tenant.Clear)
+			return wrong("$.addressing", "addressing %q: use %s or %s", s.Addressing, tenant.Encrypted, tenant.Clear)
 		}
 		if s.CIDR.IsValid() || s.NodeBits != 0 || s.NoNodeCIDRs || s.MappingsBy != "" {
 			return wrong(
@@ -303,7 +303,7 @@ func (s Scenario) Validate() error {
 		if s.MappingsBy != ByStream && (s.MappingsBy != ByQuery || s.NoNodeCIDRs) {
 			return wrong(
 				"$.mappingsBy",
-				"mappingsBy %q: say %s, or where nodes have subnets %s",
+				"mappingsBy %q: use %s, or where nodes have subnets %s",
 				s.MappingsBy,
 				ByStream,
 				ByQuery,
@@ -313,7 +313,7 @@ func (s Scenario) Validate() error {
 			return wrong("$.cidr", "%v", err)
 		}
 	default:
-		return wrong("$.network", "network %q: say %s or %s", s.Network, tenant.Netpila, tenant.Nimitz)
+		return wrong("$.network", "network %q: use %s or %s", s.Network, tenant.Netpila, tenant.Nimitz)
 	}
 	nodes := s.Nodes
 	for i, e := range s.Events {
@@ -321,7 +321,7 @@ func (s Scenario) Validate() error {
 		needs, known := counted[e.Do]
 		switch {
 		case !known:
-			return wrong(at+".do", "event %q: say %s", e.Do, strings.Join(kinds(), ", "))
+			return wrong(at+".do", "event %q: use %s", e.Do, strings.Join(kinds(), ", "))
 		case needs && e.By == Amount{}:
 			return wrong(at, "event %s needs a number of nodes: write by: 10%%, or by: 100", e.Do)
 		case !needs && e.By != Amount{}:
@@ -336,9 +336,9 @@ func (s Scenario) Validate() error {
 		case e.Times != 0 && e.Do != ChangePolicy:
 			return wrong(at+".times", "times is for event %s", ChangePolicy)
 		case e.Do == ChangePolicy && (e.Times < 1 || e.Times > maxTimes):
-			return wrong(at+".times", "times %d: say 1 to %d", e.Times, maxTimes)
+			return wrong(at+".times", "times %d: use 1 to %d", e.Times, maxTimes)
 		case e.Do == ChangePolicy && s.ContainersPerNode == 0:
-			return wrong(at+".do", "event %s is about nodes with containers: say containersPerNode", ChangePolicy)
+			return wrong(at+".do", "event %s is about nodes with containers: set containersPerNode", ChangePolicy)
 		case needs && e.By.of(nodes) < 1:
 			return wrong(at+".by", "event %v: %v of %d nodes is none", e, e.By, nodes)
 		}

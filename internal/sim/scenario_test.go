@@ -65,24 +65,24 @@ func TestOneDocument(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"nodes: 0":             "f.yaml:1: nodes 0: say 1 to 1000000",
+		"nodes: 0":             "f.yaml:1: nodes 0: use 1 to 1000000",
 		"nodes: 1\nnoodles: 2": `f.yaml:2: unknown key "noodles": the keys here are name, seed`,
-		"nodes: many":          "f.yaml:1: nodes many: say a whole number",
-		"nodes: 5\ncontainersPerNode: 5000": "f.yaml:2: containersPerNode 5000: say 0 " +
+		"nodes: many":          "f.yaml:1: nodes many: use a whole number",
+		"nodes: 5\ncontainersPerNode: 5000": "f.yaml:2: containersPerNode 5000: use 0 " +
 			"to 4096",
-		"nodes: 5\nnetwork: ila":    `f.yaml:2: network "ila": say netpila or nimitz`,
-		"nodes: 5\naddressing: own": `f.yaml:2: addressing "own": say encrypted or clear`,
+		"nodes: 5\nnetwork: ila":    `f.yaml:2: network "ila": use netpila or nimitz`,
+		"nodes: 5\naddressing: own": `f.yaml:2: addressing "own": use encrypted or clear`,
 		"nodes: 5\ncidr: 10.0.0.0/8": "f.yaml: cidr, nodeBits, noNodeCIDRs and " +
 			"mappingsBy are for network nimitz",
-		"nodes: 5\nnetwork: nimitz\ncidr: 10.0": "f.yaml:3: cidr 10.0: say a range of " +
+		"nodes: 5\nnetwork: nimitz\ncidr: 10.0": "f.yaml:3: cidr 10.0: use a range of " +
 			"addresses, such as 10.0.0.0/16",
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 4": "f.yaml: ",
-		"nodes: 5\nevents:\n- {do: nothing}":     `f.yaml:3: event "nothing": say change-policy, crash, grow, reconnect, restart-job, restart-orchestrator, shrink`,
+		"nodes: 5\nevents:\n- {do: nothing}":     `f.yaml:3: event "nothing": use change-policy, crash, grow, reconnect, restart-job, restart-orchestrator, shrink`,
 		"nodes: 5\nevents:\n- {do: change-policy}": "f.yaml:3: event change-policy is about " +
 			"nodes with containers",
-		"nodes: 5\nevents:\n- {do: change-policy, times: -1}": "f.yaml:3: times -1: say 1 to 10000",
-		"nodes: 5\nevents:\n- {do: change-policy, times: 0}": "f.yaml:3: times: say more than 0, or " +
-			"leave it out",
+		"nodes: 5\nevents:\n- {do: change-policy, times: -1}": "f.yaml:3: times -1: use 1 to 10000",
+		"nodes: 5\nevents:\n- {do: change-policy, times: 0}": "f.yaml:3: times: use more than 0, or " +
+			"omit it",
 		"nodes: 5\nevents:\n- {do: crash, by: 1, times: 2}": "f.yaml:3: times is for event change-policy",
 		"nodes: 5\nevents:\n- {do: grow}": "f.yaml:3: event grow needs a number of " +
 			"nodes",
@@ -97,46 +97,46 @@ func TestParseRefuses(t *testing.T) {
 			"there are not so many",
 		"nodes: 5\nevents:\n- {do: grow, by: 1, listFirst: true}": "f.yaml:3: listFirst is for event grow on " +
 			"network nimitz",
-		"nodes: 5\nevents:\n- {do: grow, by: 1, within: soon}": "f.yaml:3: within soon: say a time with " +
+		"nodes: 5\nevents:\n- {do: grow, by: 1, within: soon}": "f.yaml:3: within soon: use a time with " +
 			"its unit, such as 30s",
 		"nodes: 5\nlimits: {memory: much}": `f.yaml:2: memory much: write a size`,
 		"nodes: 900000\nevents:\n- {do: grow, by: 50%}": "f.yaml:3: event grow 50%: 900000 nodes " +
 			"and 450000 more: 1000000 are the most",
 		"nodes: 5\nnetwork: nimitz\naddressing: clear": "f.yaml:3: addressing is for network " +
 			"netpila",
-		"nodes: 5\nnetwork: nimitz\nmappingsBy: rumour":                   `f.yaml:3: mappingsBy "rumour": say stream`,
-		"nodes: 5\nnetwork: nimitz\nmappingsBy: query\nnoNodeCIDRs: true": `f.yaml:3: mappingsBy "query": say stream, or where nodes have subnets query`,
+		"nodes: 5\nnetwork: nimitz\nmappingsBy: rumour":                   `f.yaml:3: mappingsBy "rumour": use stream`,
+		"nodes: 5\nnetwork: nimitz\nmappingsBy: query\nnoNodeCIDRs: true": `f.yaml:3: mappingsBy "query": use stream, or where nodes have subnets query`,
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 24\nnoNodeCIDRs: true": "f.yaml:3: nodeBits is for nodes with " +
 			"subnets",
 		"nodes: 5\nnetwork: nimitz\nevents: [{do: crash, by: 1, bye: 1}]": `f.yaml:3: unknown key "bye": the keys here are do, by, within, times, listFirst`,
-		"nodes: &n 20.5":           "f.yaml:1: nodes 20.5: say a whole number",
-		"nodes: .inf":              "f.yaml:1: nodes .inf: say a whole number",
-		"nodes: 5\nnoNodeCIDRs: 1": "f.yaml:2: noNodeCIDRs 1: say true or false",
-		"nodes: 5\nlimits: {time: 300}": "f.yaml:2: time 300: say a time with its " +
+		"nodes: &n 20.5":           "f.yaml:1: nodes 20.5: use a whole number",
+		"nodes: .inf":              "f.yaml:1: nodes .inf: use a whole number",
+		"nodes: 5\nnoNodeCIDRs: 1": "f.yaml:2: noNodeCIDRs 1: use true or false",
+		"nodes: 5\nlimits: {time: 300}": "f.yaml:2: time 300: use a time with its " +
 			"unit, such as 300s",
-		"nodes: 5\nlimits: {time: 0}": "f.yaml:2: time 0: say a time with its " +
+		"nodes: 5\nlimits: {time: 0}": "f.yaml:2: time 0: use a time with its " +
 			"unit, such as 30s",
-		"nodes: 20.5": "f.yaml:1: nodes 20.5: say a whole number",
-		"nodes: 5\nseed: -3": "f.yaml:2: seed -3: say a whole number, 0 " +
+		"nodes: 20.5": "f.yaml:1: nodes 20.5: use a whole number",
+		"nodes: 5\nseed: -3": "f.yaml:2: seed -3: use a whole number, 0 " +
 			"or more",
-		"nodes: 5\ntenants: 0": "f.yaml:2: tenants: say more than 0, or " +
-			"leave it out",
-		"nodes: 5\natOnce: 0": "f.yaml:2: atOnce: say more than 0, or " +
-			"leave it out",
+		"nodes: 5\ntenants: 0": "f.yaml:2: tenants: use more than 0, or " +
+			"omit it",
+		"nodes: 5\natOnce: 0": "f.yaml:2: atOnce: use more than 0, or " +
+			"omit it",
 		"nodes: 5\nlistRate: 200": "f.yaml:2: listRate is for network nimitz",
-		"nodes: 5\nnetwork: nimitz\ncidr: fd10::/999": "f.yaml:3: cidr fd10::/999: say a range " +
+		"nodes: 5\nnetwork: nimitz\ncidr: fd10::/999": "f.yaml:3: cidr fd10::/999: use a range " +
 			"of addresses",
-		"nodes: 5\nlimits:\n  time: 0s": "f.yaml:3: time: say more than 0, or " +
-			"leave it out",
-		"nodes: 5\nlimits: {time: -1s}":    "f.yaml:2: time -1s: say more than 0",
-		"nodes: 5\nlimits: {messages: 0}":  "f.yaml:2: messages: say more than 0",
-		"nodes: 5\nlimits: {messages: -1}": "f.yaml:2: messages -1: say more than 0",
+		"nodes: 5\nlimits:\n  time: 0s": "f.yaml:3: time: use more than 0, or " +
+			"omit it",
+		"nodes: 5\nlimits: {time: -1s}":    "f.yaml:2: time -1s: use more than 0",
+		"nodes: 5\nlimits: {messages: 0}":  "f.yaml:2: messages: use more than 0",
+		"nodes: 5\nlimits: {messages: -1}": "f.yaml:2: messages -1: use more than 0",
 		"nodes: 5\nlimits: {memory: 0}":    "f.yaml:2: memory 0: write a size",
-		"nodes: 5\nevents:\n- {do: reconnect, within: 0s}": "f.yaml:3: within: say more than 0, or " +
-			"leave it out",
-		"nodes: 5\nevents:\n- {do: reconnect, within: -5s}": "f.yaml:3: within -5s: say more than 0, " +
-			"or leave it out",
-		"nodes: 5\nevents:\n- {do: reconnect, within: 30}": "f.yaml:3: within 30: say a time with its " +
+		"nodes: 5\nevents:\n- {do: reconnect, within: 0s}": "f.yaml:3: within: use more than 0, or " +
+			"omit it",
+		"nodes: 5\nevents:\n- {do: reconnect, within: -5s}": "f.yaml:3: within -5s: use more than 0, " +
+			"or omit it",
+		"nodes: 5\nevents:\n- {do: reconnect, within: 30}": "f.yaml:3: within 30: use a time with its " +
 			"unit, such as 30s",
 		"nodes: 5\n---\nnodes: 6": "f.yaml:3: a second document begins here",
 	} {

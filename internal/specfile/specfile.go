@@ -1,4 +1,4 @@
-// Package specfile reads the YAML files that people write: strictly, and with errors that name the line.
+// Package specfile reads YAML files that users write. It is strict, and its errors name the line.
 package specfile
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// Error is what is wrong with a spec, and where: a path into the YAML like $.containers[2].node, or $ for all of it.
+// Error is an error in a spec. Path is its place in the YAML, such as $.containers[2].node, or $ for the whole file.
 type Error struct{ Path, Text string }
 
 func (e *Error) Error() string {
@@ -23,20 +23,20 @@ func (e *Error) Error() string {
 	return strings.TrimPrefix(e.Path, "$.") + ": " + e.Text
 }
 
-// File is one that was read.
+// File is a parsed file.
 type File struct {
 	name string
 	tree *ast.File
 }
 
-// Parse reads a file's content into a struct, whose fields all have yaml tags. The name stands in errors, with the
-// line.
+// Parse parses the content of a file into a struct. All fields of the struct must have yaml tags. Errors contain the
+// name and the line.
 func Parse[T any](name string, b []byte) (spec T, f File, err error) {
 	f.name = name
 	defer func() {
 		// The library panics over some malformed tags and anchors.
 		if p := recover(); p != nil {
-			err = fmt.Errorf("%s: not understood as YAML: %v", name, p)
+			err = fmt.Errorf("%s: invalid YAML: %v", name, p)
 		}
 	}()
 	if f.tree, err = parser.ParseBytes(b, 0); err == nil {
@@ -60,8 +60,8 @@ func Parse[T any](name string, b []byte) (spec T, f File, err error) {
 	return spec, f, nil
 }
 
-// once makes sure that there is one document, of which no word is other than its type has it. The library reads the
-// first one alone.
+// once checks that the file has one document, and that every value in it has the type of its key. The library reads
+// only the first document.
 func (f File) once(t reflect.Type) error {
 	read := false
 	for _, d := range f.tree.Docs {
@@ -70,7 +70,7 @@ func (f File) once(t reflect.Type) error {
 		}
 		if read {
 			return fmt.Errorf(
-				"%s:%d: a second document begins here: write one for each file",
+				"%s:%d: a second document begins here: use one file for each",
 				f.name,
 				d.Body.GetToken().Position.Line,
 			)
@@ -83,7 +83,7 @@ func (f File) once(t reflect.Type) error {
 	return nil
 }
 
-// Read is the content of a file, what it is said in errors.
+// Read returns the content of a file. what is the kind of file, for errors.
 func Read(what, path string) ([]byte, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -92,7 +92,7 @@ func Read(what, path string) ([]byte, error) {
 	return b, nil
 }
 
-// Wrong is an error with the place where it is, if it says one.
+// Wrong adds file and line to an error, if it is an Error with a path.
 func (f File) Wrong(err error) error {
 	var wrong *Error
 	if errors.As(err, &wrong) {
@@ -103,7 +103,7 @@ func (f File) Wrong(err error) error {
 	return fmt.Errorf("%s: %w", f.name, err)
 }
 
-// words are the library's own, but for those that are about Go.
+// words is the text of a library's error, with YAML terms in place of terms of Go.
 func words(err yaml.Error, tree *ast.File, t reflect.Type) string {
 	var unknown *yaml.UnknownFieldError
 	if errors.As(err, &unknown) {
@@ -127,8 +127,8 @@ func words(err yaml.Error, tree *ast.File, t reflect.Type) string {
 	return what
 }
 
-// keysBeside are those that may stand where the key at an offset does, in what is read as a type; nil where the key is
-// not in there.
+// keysBeside returns the valid keys of the mapping that has a key at the given offset. The node is of type t. The
+// result is nil if no mapping in the node has the key.
 func keysBeside(node ast.Node, t reflect.Type, offset int) []string {
 	switch node := node.(type) {
 	case *ast.SequenceNode:
@@ -163,7 +163,7 @@ func keysBeside(node ast.Node, t reflect.Type, offset int) []string {
 	return nil
 }
 
-// shape is what a type is in YAML.
+// shape is the YAML name of a type.
 func shape(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Slice:
@@ -174,7 +174,7 @@ func shape(t reflect.Type) string {
 	return "a single word"
 }
 
-// Has tells whether something is written at a path, such as $.limits.time.
+// Has reports whether the file has a value at a path, such as $.limits.time.
 func (f File) Has(path string) bool {
 	p, err := yaml.PathString(path)
 	if err != nil {
@@ -184,8 +184,7 @@ func (f File) Has(path string) bool {
 	return err == nil && node != nil
 }
 
-// lineOf finds the line of a path, or of what should contain it where it is left out; 0 for the
-// whole file.
+// lineOf returns the line of a path. If the path is absent, it is the line of the closest parent; 0 for the whole file.
 func lineOf(tree *ast.File, path string) int {
 	for path != "$" && path != "" {
 		if p, err := yaml.PathString(path); err == nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// misread finds the first word in a node that is no value of what is read as a type: which key has it, where, and what
-// to say instead. The library says neither key nor line of most of these, and cuts 20.5 down to 20.
+// misread finds the first value in a node that does not have the type of its key, and describes which values are valid.
+// For most of these the library reports neither key nor line, and it truncates 20.5 to 20.
 func misread(key string, node ast.Node, t reflect.Type) (where ast.Node, what string) {
 	switch node := node.(type) {
 	case *ast.SequenceNode:
@@ -57,21 +57,21 @@ func fields(t reflect.Type) map[string]reflect.Type {
 	return types
 }
 
-// notOf says what to write where a text is no value of a type, and nothing where it is one.
+// notOf describes the valid values if a text is no value of the type, and is empty otherwise.
 func notOf(t reflect.Type, text string) string {
 	value := reflect.New(t).Interface()
 	switch value := value.(type) {
 	case *time.Duration:
 		number, err := strconv.ParseFloat(text, 64)
 		if err == nil && number > 0 {
-			return fmt.Sprintf("say a time with its unit, such as %ss", text)
+			return fmt.Sprintf("use a time with its unit, such as %ss", text)
 		}
 		if _, wrong := time.ParseDuration(text); wrong != nil || err == nil {
-			return "say a time with its unit, such as 30s"
+			return "use a time with its unit, such as 30s"
 		}
 	case *netip.Prefix:
 		if _, err := netip.ParsePrefix(text); err != nil {
-			return "say a range of addresses, such as 10.0.0.0/16 or fd10::/48"
+			return "use a range of addresses, such as 10.0.0.0/16 or fd10::/48"
 		}
 	case encoding.TextUnmarshaler:
 		if err := value.UnmarshalText([]byte(text)); err != nil {
@@ -80,13 +80,13 @@ func notOf(t reflect.Type, text string) string {
 	default:
 		digits := strings.ReplaceAll(text, "_", "")
 		if _, err := strconv.ParseInt(digits, 0, 64); err != nil && reflect.Zero(t).CanInt() {
-			return "say a whole number"
+			return "use a whole number"
 		}
 		if _, err := strconv.ParseUint(digits, 0, 64); err != nil && reflect.Zero(t).CanUint() {
-			return "say a whole number, 0 or more"
+			return "use a whole number, 0 or more"
 		}
 		if lower := strings.ToLower(text); t.Kind() == reflect.Bool && lower != "true" && lower != "false" {
-			return "say true or false"
+			return "use true or false"
 		}
 	}
 	return ""

@@ -14,24 +14,24 @@ import (
 
 // Part is one file of the archive.
 type Part struct {
-	Name string // path in it
-	// Collect may return what it has beside an error.
+	Name string // path in the archive
+	// Collect may return an incomplete part together with an error.
 	Collect func(context.Context) ([]byte, error)
 }
 
-// Result tells how a part went.
+// Result is the outcome of a part.
 type Result struct {
 	Part  string `json:"part"`
 	Bytes int    `json:"bytes"`
-	Error string `json:"error,omitempty"` // empty when nothing is missing
+	Error string `json:"error,omitempty"` // empty if the part is complete
 }
 
-// patience is how long a part may take: a daemon that hangs is no reason to have nothing.
-const patience = 15 * time.Second
+// partTimeout limits the time of a part, so that a daemon that hangs does not stop the others.
+const partTimeout = 15 * time.Second
 
-// Write collects the parts one after the other into a folder of a tar.gz, with an index of all
-// results as its last file. It reports each result at once. It fails only where nothing can be written.
-func Write(ctx context.Context, w io.Writer, folder string, parts []Part, told func(Result)) ([]Result, error) {
+// Write collects the parts one after the other into a folder of a tar.gz. The last file is an index of all results.
+// Write calls report with each result at once. It returns an error only if it cannot write the archive.
+func Write(ctx context.Context, w io.Writer, folder string, parts []Part, report func(Result)) ([]Result, error) {
 	zip := gzip.NewWriter(w)
 	archive := tar.NewWriter(zip)
 	put := func(name string, content []byte) error {
@@ -54,7 +54,7 @@ func Write(ctx context.Context, w io.Writer, folder string, parts []Part, told f
 			r.Error = unixrpc.Words(err)
 		}
 		results = append(results, r)
-		told(r)
+		report(r)
 		if len(content) == 0 && err != nil {
 			continue
 		}
@@ -70,7 +70,7 @@ func Write(ctx context.Context, w io.Writer, folder string, parts []Part, told f
 }
 
 func collect(ctx context.Context, p Part) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, partTimeout)
 	defer cancel()
 	return p.Collect(ctx)
 }

@@ -1,4 +1,4 @@
-// Package sysdump collects what an engineer needs to help from afar into one archive: parts that each
-// succeed or are named with their error, whether daemons run or not. Secrets stay out because what is
-// written has no place for them: types without keys, messages without bytes. Nothing is filtered.
+// Package sysdump collects the state of a node in one archive, for remote diagnosis. Each part is in the archive, or
+// its error is; daemons may be stopped. The archive has no secrets because parts are of types without keys, or of
+// messages without fields of bytes. Logs are not filtered.
 package sysdump

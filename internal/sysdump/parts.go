@@ -20,8 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// object is a part of a value whose type has no place for secrets. What there is beside an error is
-// kept.
+// object is a part with a value as JSON. Its type must have no secrets. The part keeps a value that comes with an
+// error.
 func object[T any](name string, read func(context.Context) (T, error)) Part {
 	return Part{name, func(ctx context.Context) ([]byte, error) {
 		v, err := read(ctx)
@@ -33,7 +33,7 @@ func object[T any](name string, read func(context.Context) (T, error)) Part {
 	}}
 }
 
-// answer is a part of what a daemon answers: a message that could hold a key is refused.
+// answer is a part with the answer of a daemon. It rejects messages that can contain a key.
 func answer[Q, A any](name string, call func(context.Context, *connect.Request[Q]) (*connect.Response[A], error)) Part {
 	return Part{name, func(ctx context.Context) ([]byte, error) {
 		resp, err := call(ctx, connect.NewRequest(new(Q)))
@@ -48,7 +48,7 @@ func answer[Q, A any](name string, call func(context.Context, *connect.Request[Q
 	}}
 }
 
-// holdsBytes reports whether a message has a field of bytes anywhere, as all our keys are.
+// holdsBytes reports whether a message or a nested one has a field of bytes. All keys are such fields.
 func holdsBytes(m protoreflect.MessageDescriptor, seen map[protoreflect.FullName]bool) bool {
 	if seen[m.FullName()] {
 		return false
@@ -63,7 +63,7 @@ func holdsBytes(m protoreflect.MessageDescriptor, seen map[protoreflect.FullName
 	return false
 }
 
-// page is a part that a daemon serves on its socket.
+// page is a part with a page that a daemon serves on its socket.
 func page(name, socket, path string) Part {
 	return Part{name, func(ctx context.Context) ([]byte, error) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, unixrpc.URL+path, nil)
@@ -72,7 +72,7 @@ func page(name, socket, path string) Part {
 		}
 		resp, err := unixrpc.Client(socket).Do(req)
 		if err != nil {
-			return nil, errors.Unwrap(err) // without the URL, which names no machine
+			return nil, errors.Unwrap(err) // without the URL, which is the same for all sockets
 		}
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
@@ -83,7 +83,7 @@ func page(name, socket, path string) Part {
 	}}
 }
 
-// command is a part that a program of the machine prints.
+// command is a part with the output of a program.
 func command(name string, argv ...string) Part {
 	return Part{name, func(ctx context.Context) ([]byte, error) {
 		var out, complaint bytes.Buffer
@@ -97,10 +97,10 @@ func command(name string, argv ...string) Part {
 	}}
 }
 
-// tailBytes is how much of a log is taken.
+// tailBytes is how much tail reads at most.
 const tailBytes = 4 << 20
 
-// tail is a part of the end of a file.
+// tail is a part with the end of a file.
 func tail(name, path string) Part {
 	return Part{name, func(context.Context) ([]byte, error) {
 		f, err := os.Open(path)

@@ -21,16 +21,16 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Config is the part of the configuration of the agent that locates its files and sockets.
+// Config has the paths of the daemons' files and sockets.
 type Config struct {
 	Version                         any // of this binary
 	AgentSocket, OrchestratorSocket string
 	StateDir, BPFFS                 string
-	Uplink                          string // empty: where the pinned programs are
-	Log                             string // file with the agent's log; empty: the journal of its unit
+	Uplink                          string // empty: the device of the pinned programs
+	Log                             string // file with the agent's log; empty: the journal of its systemd unit
 }
 
-// Parts of a node, in the order in which a reader needs them.
+// Parts returns the parts of a node, in the order in which a reader needs them.
 func Parts(c Config) []Part {
 	if c.Uplink == "" {
 		c.Uplink = pinnedUplink(c.BPFFS)
@@ -49,7 +49,7 @@ func (c Config) machine() []Part {
 		object("machine/cpus.json", func(context.Context) (int, error) { return runtime.NumCPU(), nil }),
 		object("preflight.json", func(ctx context.Context) ([]preflight.Result, error) {
 			if c.Uplink == "" {
-				return nil, errors.New("the uplink is not known, because nothing is pinned; name it with --uplink")
+				return nil, errors.New("the uplink is unknown, because no program is pinned; set it with --uplink")
 			}
 			config := preflight.Config{Uplink: c.Uplink, Plan: address.DefaultPlan(), BPFFS: c.BPFFS}
 			if s, _ := agent.ReadDiskState(c.StateDir); s.Node.Cluster != nil {
@@ -170,9 +170,9 @@ func (c Config) orchestrator() []Part {
 	}
 }
 
-// pinnedUplink is the device our pinned links are on; empty where there is none.
+// pinnedUplink is the device of the pinned links; empty without pins.
 func pinnedUplink(bpffs string) string {
-	pins, _ := datapath.DumpPins(bpffs) // what is wrong with them, their own part says
+	pins, _ := datapath.DumpPins(bpffs) // the part of the pins reports the error
 	for _, p := range pins {
 		if !p.OnUplink() {
 			continue
@@ -184,7 +184,7 @@ func pinnedUplink(bpffs string) string {
 	return ""
 }
 
-// Create opens a new file for an archive and never one that is there.
+// Create creates the file of an archive. It returns an error if the file exists.
 func Create(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if errors.Is(err, os.ErrExist) {

@@ -56,7 +56,7 @@ func ParsePort(text string) (Port, error) {
 		protocol = "TCP"
 	}
 	if err != nil || n == 0 || !slices.Contains([]string{"TCP", "UDP", "SCTP"}, protocol) {
-		return Port{}, fmt.Errorf("port %.40q: say 80/TCP, 53/UDP or 9/SCTP", text)
+		return Port{}, fmt.Errorf("port %.40q: use 80/TCP, 53/UDP or 9/SCTP", text)
 	}
 	return Port{uint16(n), protocol}, nil
 }

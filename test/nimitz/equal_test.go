@@ -47,10 +47,12 @@ func TestEqualAddresses(t *testing.T) {
 		t.Errorf("exit %d\n%s", status, out)
 	}
 	if status, out := ping("b1", "r2"); status != 1 ||
-		out != "b1 → r2: for b1 "+address["r2"].String()+" is b2 in tenant blue, nothing sent\n" {
+		out != "b1 → r2: nothing sent, because "+address["r2"].String()+
+			" is the address of b2 in tenant blue too\n" {
 		t.Errorf("exit %d\n%s", status, out)
 	}
-	if status, out := ping("r2", "b2"); status != 1 || !strings.Contains(out, "is r2 in tenant red") {
+	if status, out := ping("r2", "b2"); status != 1 ||
+		!strings.Contains(out, "is the address of r2 in tenant red too") {
 		t.Errorf("exit %d\n%s", status, out)
 	}
 	if status, out := ping("b1", "r3"); status != 1 || !strings.Contains(out, "0 of 3 answered") {

@@ -52,7 +52,7 @@ func TestMTUFollowsTheUplink(t *testing.T) {
 	s.flows(ctx, t, "once an agent runs again")
 
 	link(1290)
-	for !strings.Contains(problems(ctx, t, l), "less a reserve of 20 that is under IPv6's 1280") {
+	for !strings.Contains(problems(ctx, t, l), "less the reserve of 20, that is below IPv6's minimum of 1280") {
 		pause(ctx, t)
 	}
 	awaitMTU(ctx, t, l, 1280)

@@ -97,17 +97,17 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 		also               string // a check that then says something too
 	}{
 		{check: "uplink", state: "fail", says: "nothing0", args: []string{"--uplink", "nothing0"}},
-		{check: "uplink", state: "fail", says: "IPv6 switched off",
+		{check: "uplink", state: "fail", says: "IPv6 is disabled on v0",
 			spoil: "ip link add v0 type veth peer name v1\nip link set v1 up\nip link set v0 up\nv0/disable_ipv6=1",
 			mend:  "ip link del v0",
 			args:  []string{"--uplink", "v0"}, also: "way to nodes"},
 		{check: "uplink", state: "fail", says: "v0 is down", spoil: "ip link add v0 type veth peer name v1",
 			mend: "ip link del v0", args: []string{"--uplink", "v0"}, also: "way to nodes"},
-		{check: "uplink", state: "fail", says: "lo is no Ethernet device", args: []string{"--uplink", "lo"},
+		{check: "uplink", state: "fail", says: "lo is not an Ethernet device", args: []string{"--uplink", "lo"},
 			also: "way to nodes"},
-		{check: "mtu", state: "fail", says: "under IPv6's 1280", args: []string{"--mtu-reserve", "300"}},
+		{check: "mtu", state: "fail", says: "below IPv6's minimum of 1280", args: []string{"--mtu-reserve", "300"}},
 		{check: "mtu", state: "warn", says: "announces 1400", spoil: "eth0/mtu=1400", mend: "eth0/mtu=1500"},
-		{check: "mtu", state: "todo", says: "containers get 9000 bytes; not checked",
+		{check: "mtu", state: "todo", says: "containers get an MTU of 9000; not checked",
 			spoil: "ip link set eth0 mtu 9000", mend: "ip link set eth0 mtu 1500"},
 		{check: "device", state: "warn", says: "containers get macvlans on eth0",
 			args: []string{"--device", "macvlan"}},
@@ -119,12 +119,12 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 		{check: "base prefix", state: "fail", says: "fd70:696c:6109::/64 on v0",
 			spoil: "ip link add v0 type veth peer name v1\nip link set v1 up\nip link set v0 up\nip addr add " +
 				"fd70:696c:6109::1/64 dev v0 nodad", mend: "ip link del v0"},
-		{check: "way to nodes", state: "warn", says: "no route leads", spoil: "ip -6 route del default",
+		{check: "way to nodes", state: "warn", says: "no route to other nodes", spoil: "ip -6 route del default",
 			mend: "ip -6 route add default via 2001:db8:70::1"},
 		{check: "way to nodes", state: "warn", says: "leave by lo",
 			spoil: "ip -6 route add local fd70:696c:6100::/40 dev lo",
 			mend:  "ip -6 route del local fd70:696c:6100::/40 dev lo"},
-		{check: "router advertisements", state: "fail", says: "it will end",
+		{check: "router advertisements", state: "fail", says: "the route will expire",
 			spoil: "ip -6 route add default via 2001:db8:70::1 proto ra metric " +
 				"2048\neth0/forwarding=1\neth0/accept_ra=1",
 			mend: "ip -6 route del default metric 2048\neth0/forwarding=0\neth0/accept_ra=0"},
@@ -228,15 +228,15 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 			}
 			if has == endpoint.Veth {
 				want(endpoint.Veth, "ok", "containers get veth devices")
-				want(endpoint.Macvlan, "warn", "containers get macvlans on eth0; the agent that is here has another "+
-					"--device, and may be started again with this one: containers that are there keep theirs")
+				want(endpoint.Macvlan, "warn", "containers get macvlans on eth0; the agent on this node has another "+
+					"--device, and can be restarted with this one: existing containers keep their devices")
 				return
 			}
 			want(endpoint.Macvlan, "warn", "containers get macvlans on eth0")
 			want(endpoint.Veth, "fail", "endpoints with a macvlan: 1, the first of them endpoint 1")
 			must(t, c.RemoveContainer(ctx, "b1"))
-			want(endpoint.Veth, "ok", "containers get veth devices; the agent that is here has --device macvlan, and "+
-				"may be started again with this one")
+			want(endpoint.Veth, "ok", "containers get veth devices; the agent on this node has --device macvlan, and "+
+				"can be restarted with this one")
 		})
 	}
 }
@@ -273,7 +273,7 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	ctx := labtest.Context(t)
 	foreign := attach(t, c.ns, "foreign")
 	_, checks := c.preflight(ctx, t, args...)
-	c.only(t, "other programs", "warn", "foreign on eth0 will see no packet", checks)
+	c.only(t, "other programs", "warn", "foreign on eth0 will receive no packets", checks)
 	must(t, foreign.Close())
 
 	// Interfaces that will be guarded are nothing to worry about, and named.
@@ -313,7 +313,7 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	node.asksTheFabric(ctx, t, args)
 	defer attach(t, node.ns, "first").Close()
 	_, checks = node.preflight(ctx, t, args...)
-	c.only(t, "other programs", "warn", "before our programs on eth0 stand first", checks)
+	c.only(t, "other programs", "warn", "programs on eth0 before the agent's: first", checks)
 }
 
 // asksTheFabric: the node learns what its fabric does by what comes back from it.
@@ -336,7 +336,7 @@ func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []stri
 	rules := say(ctx, t, router, "ip -6 rule")
 	say(ctx, t, router, "ip -6 rule del iif "+name+" blackhole")
 	_, checks = c.preflight(ctx, t, args...)
-	c.only(t, "source check", "warn", "forwards what this machine sends as 100::1", checks)
+	c.only(t, "source check", "warn", "forwards packets of this machine with the false source 100::1", checks)
 	say(ctx, t, router, "ip -6 rule add iif "+name+" blackhole priority 2000")
 	if is := say(ctx, t, router, "ip -6 rule"); is != rules {
 		t.Errorf("rules are\n%swere\n%s", is, rules)
@@ -374,7 +374,7 @@ func TestPreflightOfAnyone(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
 	if status, _ := lab.ExitStatus(err); status != 1 || !strings.Contains(string(out), "fail   privileges") ||
-		!strings.Contains(string(out), "not tried; see privileges") {
+		!strings.Contains(string(out), "not tested; see privileges") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

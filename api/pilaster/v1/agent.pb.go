@@ -178,9 +178,9 @@ type Endpoint struct {
 	Mtu           uint32                 `protobuf:"varint,15,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	Created       *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=created,proto3" json:"created,omitempty"`
 	CniNetwork    string                 `protobuf:"bytes,17,opt,name=cni_network,json=cniNetwork,proto3" json:"cni_network,omitempty"`
-	NodeAddress   string                 `protobuf:"bytes,18,opt,name=node_address,json=nodeAddress,proto3" json:"node_address,omitempty"` // of GetEndpoint: the node, as the container sees it
+	NodeAddress   string                 `protobuf:"bytes,18,opt,name=node_address,json=nodeAddress,proto3" json:"node_address,omitempty"` // of GetEndpoint: address of the node for the container
 	DeviceKind    string                 `protobuf:"bytes,19,opt,name=device_kind,json=deviceKind,proto3" json:"device_kind,omitempty"`    // veth, macvlan, netkit; empty before there is a device
-	AppNow        uint32                 `protobuf:"varint,20,opt,name=app_now,json=appNow,proto3" json:"app_now,omitempty"`               // where its labels have changed since: the app that policies use
+	AppNow        uint32                 `protobuf:"varint,20,opt,name=app_now,json=appNow,proto3" json:"app_now,omitempty"`               // the app that policies use, if the labels have changed; else 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -359,8 +359,8 @@ func (x *Endpoint) GetAppNow() uint32 {
 type Attachment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Network       string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`     // "netpila"
-	Plaintext     string                 `protobuf:"bytes,2,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // what nodes and the fabric see
-	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`     // what the container sees; the plaintext where the tenant is clear
+	Plaintext     string                 `protobuf:"bytes,2,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // address on the fabric
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`     // address in the container; for a clear tenant the plaintext
 	Gateway       string                 `protobuf:"bytes,4,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"` // prefixes reached through the gateway
 	unknownFields protoimpl.UnknownFields
@@ -525,7 +525,7 @@ type CheckEndpointRequest struct {
 	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
 	Interface     string                 `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
 	Netns         string                 `protobuf:"bytes,3,opt,name=netns,proto3" json:"netns,omitempty"`
-	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"` // what the runtime believes: "fc..:1/128"
+	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"` // expected by the runtime: "fc..:1/128"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1033,8 +1033,8 @@ type StatusResponse struct {
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Plan          *Plan                  `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
 	Uplink        string                 `protobuf:"bytes,3,opt,name=uplink,proto3" json:"uplink,omitempty"`
-	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`      // an ADD would succeed now, and packets would flow
-	Problems      []string               `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"` // why not, and what else is wrong, each with what to do
+	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`      // an ADD would succeed now, and packets would be forwarded
+	Problems      []string               `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"` // why it is not ready, and other problems, each with what to do
 	Orchestrator  *OrchestratorLink      `protobuf:"bytes,6,opt,name=orchestrator,proto3" json:"orchestrator,omitempty"`
 	Datapath      *DatapathStatus        `protobuf:"bytes,7,opt,name=datapath,proto3" json:"datapath,omitempty"`
 	Endpoints     uint32                 `protobuf:"varint,8,opt,name=endpoints,proto3" json:"endpoints,omitempty"`
@@ -1043,8 +1043,8 @@ type StatusResponse struct {
 	Version       string                 `protobuf:"bytes,12,opt,name=version,proto3" json:"version,omitempty"`
 	Pid           uint32                 `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
 	Limits        []*Limit               `protobuf:"bytes,14,rep,name=limits,proto3" json:"limits,omitempty"`
-	Gateway       *Gateway               `protobuf:"bytes,15,opt,name=gateway,proto3" json:"gateway,omitempty"`   // unset where no network here has one
-	Policies      *Policies              `protobuf:"bytes,16,opt,name=policies,proto3" json:"policies,omitempty"` // unset where no tenant here has any
+	Gateway       *Gateway               `protobuf:"bytes,15,opt,name=gateway,proto3" json:"gateway,omitempty"`   // unset if no network on this node has one
+	Policies      *Policies              `protobuf:"bytes,16,opt,name=policies,proto3" json:"policies,omitempty"` // unset if no tenant on this node has any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1187,11 +1187,11 @@ func (x *StatusResponse) GetPolicies() *Policies {
 // Policies are the policies in force on this node, and their sessions.
 type Policies struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenants       uint32                 `protobuf:"varint,1,opt,name=tenants,proto3" json:"tenants,omitempty"` // that have some
+	Tenants       uint32                 `protobuf:"varint,1,opt,name=tenants,proto3" json:"tenants,omitempty"` // with policies
 	Rules         uint32                 `protobuf:"varint,2,opt,name=rules,proto3" json:"rules,omitempty"`
-	Entries       []*Entries             `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"` // of the tables of policies
+	Entries       []*Entries             `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"` // of the policy tables
 	Sessions      *Sessions              `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	Hits          []*RuleHits            `protobuf:"bytes,5,rep,name=hits,proto3" json:"hits,omitempty"` // of the rules that have denied any
+	Hits          []*RuleHits            `protobuf:"bytes,5,rep,name=hits,proto3" json:"hits,omitempty"` // of rules that have denied packets
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1266,10 +1266,10 @@ type Sessions struct {
 	Capacity        uint32                 `protobuf:"varint,1,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	Used            uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
 	HalfOpen        uint32                 `protobuf:"varint,3,opt,name=half_open,json=halfOpen,proto3" json:"half_open,omitempty"`                      // of these, those that are evicted first
-	Begun           uint64                 `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`                                            // since the table was made, as the next two
-	Evicted         uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // half open, for another session
+	Begun           uint64                 `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`                                            // since the table was created, like the next two
+	Evicted         uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // half open, to make room for another session
 	Refused         uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                        // because the table was full
-	LargestEndpoint uint32                 `protobuf:"varint,7,opt,name=largest_endpoint,json=largestEndpoint,proto3" json:"largest_endpoint,omitempty"` // that has most; 0 where none has any
+	LargestEndpoint uint32                 `protobuf:"varint,7,opt,name=largest_endpoint,json=largestEndpoint,proto3" json:"largest_endpoint,omitempty"` // with the most sessions; 0 without sessions
 	Largest         string                 `protobuf:"bytes,8,opt,name=largest,proto3" json:"largest,omitempty"`                                         // its pod or container id
 	LargestUsed     uint32                 `protobuf:"varint,9,opt,name=largest_used,json=largestUsed,proto3" json:"largest_used,omitempty"`
 	unknownFields   protoimpl.UnknownFields
@@ -1373,7 +1373,7 @@ type RuleHits struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Rule          *RuleName              `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
-	Packets       uint64                 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"` // denied; of a policy in audit, that would have been
+	Packets       uint64                 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"` // denied, or in audit mode: that would have been denied
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1520,8 +1520,8 @@ func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
 // Gateway connects containers of network nimitz with hosts outside it.
 type Gateway struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Own           string                 `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`                    // the address that services see; empty where there is no gateway
-	Virtual       string                 `protobuf:"bytes,2,opt,name=virtual,proto3" json:"virtual,omitempty"`            // the address that published containers see
+	Own           string                 `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`                    // source address for services; empty without a gateway
+	Virtual       string                 `protobuf:"bytes,2,opt,name=virtual,proto3" json:"virtual,omitempty"`            // source address for published containers
 	Services      uint32                 `protobuf:"varint,3,opt,name=services,proto3" json:"services,omitempty"`         // of the tenants here
 	Publications  uint32                 `protobuf:"varint,4,opt,name=publications,proto3" json:"publications,omitempty"` // at this gateway
 	Missing       string                 `protobuf:"bytes,5,opt,name=missing,proto3" json:"missing,omitempty"`            // why there is no gateway
@@ -1594,7 +1594,7 @@ func (x *Gateway) GetMissing() string {
 	return ""
 }
 
-// Limit is what an ADD beyond is refused for.
+// Limit is a limit of this node. The agent rejects an ADD that exceeds it.
 type Limit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "endpoints", "tenant-ids"
@@ -1753,9 +1753,9 @@ type DatapathStatus struct {
 	Programs      string                 `protobuf:"bytes,2,opt,name=programs,proto3" json:"programs,omitempty"`                       // version tag of the loaded programs
 	Healthy       bool                   `protobuf:"varint,3,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	FirstInChain  bool                   `protobuf:"varint,4,opt,name=first_in_chain,json=firstInChain,proto3" json:"first_in_chain,omitempty"`
-	Entries       []*Entries             `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"`                                                                             // what this node keeps, read from the kernel
+	Entries       []*Entries             `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"`                                                                             // of the tables of this node, read from the kernel
 	Guarded       []string               `protobuf:"bytes,6,rep,name=guarded,proto3" json:"guarded,omitempty"`                                                                             // interfaces beside the uplink where packets are checked
-	DeviceWhy     string                 `protobuf:"bytes,7,opt,name=device_why,json=deviceWhy,proto3" json:"device_why,omitempty"`                                                        // why that kind, where the agent chose it
+	DeviceWhy     string                 `protobuf:"bytes,7,opt,name=device_why,json=deviceWhy,proto3" json:"device_why,omitempty"`                                                        // why, if the agent chose the kind
 	Without       []string               `protobuf:"bytes,8,rep,name=without,proto3" json:"without,omitempty"`                                                                             // features that containers lack here and have on other nodes
 	Switches      map[string]string      `protobuf:"bytes,9,rep,name=switches,proto3" json:"switches,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // switch of each network that has a choice: "nimitz": "ovs"
 	unknownFields protoimpl.UnknownFields
@@ -2029,14 +2029,14 @@ func (x *ExplainRequest) GetAddress() string {
 
 type ExplainResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Plaintext     string                 `protobuf:"bytes,1,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // decrypted when a hosted tenant's key does it
-	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`       // when the node knows it
+	Plaintext     string                 `protobuf:"bytes,1,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // if the key of a tenant on this node decrypts the address
+	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`       // if the node has it
 	App           *App                   `protobuf:"bytes,3,opt,name=app,proto3" json:"app,omitempty"`
-	Endpoint      *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`       // when it is here
-	Overlaid      []*Overlaid            `protobuf:"bytes,5,rep,name=overlaid,proto3" json:"overlaid,omitempty"`       // the address as tenants of network nimitz have it
-	Publication   string                 `protobuf:"bytes,6,opt,name=publication,proto3" json:"publication,omitempty"` // "tenant/name": the address is its on the underlay
-	Published     string                 `protobuf:"bytes,7,opt,name=published,proto3" json:"published,omitempty"`     // and this container is reached by it
-	Services      []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"`       // of tenants here, that containers have the address for
+	Endpoint      *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`       // if it is on this node
+	Overlaid      []*Overlaid            `protobuf:"bytes,5,rep,name=overlaid,proto3" json:"overlaid,omitempty"`       // tenants of network nimitz with the address in a CIDR
+	Publication   string                 `protobuf:"bytes,6,opt,name=publication,proto3" json:"publication,omitempty"` // "tenant/name", if the address is that of a publication
+	Published     string                 `protobuf:"bytes,7,opt,name=published,proto3" json:"published,omitempty"`     // the container of that publication
+	Services      []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"`       // of tenants on this node, with this virtual address
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2127,13 +2127,13 @@ func (x *ExplainResponse) GetServices() []*Service {
 	return nil
 }
 
-// Overlaid is a tenant that has an address in its own CIDRs, which mean something else to every tenant.
+// Overlaid is a tenant that has the address in one of its CIDRs. CIDRs of different tenants can overlap.
 type Overlaid struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Cidr          string                 `protobuf:"bytes,2,opt,name=cidr,proto3" json:"cidr,omitempty"`
-	Region        string                 `protobuf:"bytes,3,opt,name=region,proto3" json:"region,omitempty"`     // of the CIDR, where that is another than this node's
-	Endpoint      *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // when it is here
+	Region        string                 `protobuf:"bytes,3,opt,name=region,proto3" json:"region,omitempty"`     // of the CIDR; empty for this node's region
+	Endpoint      *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // if it is on this node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2198,12 +2198,12 @@ func (x *Overlaid) GetEndpoint() *Endpoint {
 
 type WhyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // as a container sees it, or plaintext
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // address in a container, or plaintext
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`              // of IP: 6 is TCP
-	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                      // of the destination; 0 where the protocol has none
-	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // of network nimitz, where containers of several here have the addresses
-	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // of that network: of the end that is not here
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                      // of the destination; 0 if the protocol has no ports
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // on network nimitz, if several tenants on this node have the addresses
+	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // on network nimitz: of the end that is not on this node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2324,18 +2324,18 @@ func (x *WhyResponse) GetReasons() []*Reason {
 	return nil
 }
 
-// Reason is what policies say at one end of a connection.
+// Reason is the verdict of the policies at one end of a connection.
 type Reason struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Direction     string                 `protobuf:"bytes,1,opt,name=direction,proto3" json:"direction,omitempty"` // "egress" of the source, "ingress" of the destination
-	Endpoint      *Endpoint              `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`   // of network nimitz unset where it is not here: the node has rules for it too
-	Peer          string                 `protobuf:"bytes,3,opt,name=peer,proto3" json:"peer,omitempty"`           // plaintext, or as tenants of network nimitz have it
+	Endpoint      *Endpoint              `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`   // unset if the end is on another node of network nimitz
+	Peer          string                 `protobuf:"bytes,3,opt,name=peer,proto3" json:"peer,omitempty"`           // plaintext, or on network nimitz the address in the container
 	Policed       bool                   `protobuf:"varint,4,opt,name=policed,proto3" json:"policed,omitempty"`    // the tenant has policies
 	App           uint32                 `protobuf:"varint,5,opt,name=app,proto3" json:"app,omitempty"`            // of the endpoint now
 	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"`
 	Allowed       bool                   `protobuf:"varint,7,opt,name=allowed,proto3" json:"allowed,omitempty"`
 	Rule          *RuleName              `protobuf:"bytes,8,opt,name=rule,proto3" json:"rule,omitempty"`   // that decided; unset if none did
-	Audit         *RuleName              `protobuf:"bytes,9,opt,name=audit,proto3" json:"audit,omitempty"` // that would have denied if its policy were not in audit
+	Audit         *RuleName              `protobuf:"bytes,9,opt,name=audit,proto3" json:"audit,omitempty"` // that would deny if its policy were not in audit mode
 	Tenant        string                 `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Strangers     bool                   `protobuf:"varint,11,opt,name=strangers,proto3" json:"strangers,omitempty"` // the ends are of two tenants, which never communicate
 	unknownFields protoimpl.UnknownFields
@@ -2638,7 +2638,7 @@ type MonitorResponse struct {
 	Time            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	Type            string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"` // "drop"
 	Reason          string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	Count           uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`  // packets this event stands for
+	Count           uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`  // packets that this event represents
 	Hook            string                 `protobuf:"bytes,5,opt,name=hook,proto3" json:"hook,omitempty"`     // where: container, uplink-in, uplink-out, edge-in, edge-out, node
 	Source          string                 `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"` // as seen at the hook
 	Destination     string                 `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"`
@@ -2649,9 +2649,9 @@ type MonitorResponse struct {
 	EndpointId      uint32                 `protobuf:"varint,12,opt,name=endpoint_id,json=endpointId,proto3" json:"endpoint_id,omitempty"`
 	Endpoint        string                 `protobuf:"bytes,13,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // pod or container id
 	Ifindex         uint32                 `protobuf:"varint,14,opt,name=ifindex,proto3" json:"ifindex,omitempty"`
-	LostEvents      uint64                 `protobuf:"varint,15,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"` // events the ring had no room for since the last one
-	Rule            *RuleName              `protobuf:"bytes,16,opt,name=rule,proto3" json:"rule,omitempty"`                                // of a policy that decided it
-	Tenant          string                 `protobuf:"bytes,17,opt,name=tenant,proto3" json:"tenant,omitempty"`                            // of the endpoint, while it is here
+	LostEvents      uint64                 `protobuf:"varint,15,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"` // events lost since the previous one, because the ring was full
+	Rule            *RuleName              `protobuf:"bytes,16,opt,name=rule,proto3" json:"rule,omitempty"`                                // of the policy that denied the packet
+	Tenant          string                 `protobuf:"bytes,17,opt,name=tenant,proto3" json:"tenant,omitempty"`                            // of the endpoint, if it still exists
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }

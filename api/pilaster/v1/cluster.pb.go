@@ -76,12 +76,12 @@ func (Addressing) EnumDescriptor() ([]byte, []int) {
 	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{0}
 }
 
-// Plan is the cluster's use of the 128 bits; it never changes after the first start.
+// Plan has the prefixes of the cluster. It never changes after the first start.
 type Plan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	BasePrefix    string                 `protobuf:"bytes,1,opt,name=base_prefix,json=basePrefix,proto3" json:"base_prefix,omitempty"`          // "fd70:696c:6100::/40": node /64s are cut from it
-	PrivatePrefix string                 `protobuf:"bytes,2,opt,name=private_prefix,json=privatePrefix,proto3" json:"private_prefix,omitempty"` // "fc00::/8": what containers of encrypted tenants see
-	// "100.64.0.0/10" and one of IPv6: each node has a block of virtual addresses in each, which follows from its prefix.
+	BasePrefix    string                 `protobuf:"bytes,1,opt,name=base_prefix,json=basePrefix,proto3" json:"base_prefix,omitempty"`          // "fd70:696c:6100::/40": node /64s are allocated from it
+	PrivatePrefix string                 `protobuf:"bytes,2,opt,name=private_prefix,json=privatePrefix,proto3" json:"private_prefix,omitempty"` // "fc00::/8": addresses in containers of encrypted tenants
+	// "100.64.0.0/10" and one of IPv6. Each node has a block of virtual addresses in each, derived from its prefix.
 	GatewayPrefixes []string `protobuf:"bytes,3,rep,name=gateway_prefixes,json=gatewayPrefixes,proto3" json:"gateway_prefixes,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -271,8 +271,8 @@ type TenantId struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`  // 1..0xffffff
 	Key   []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // 16 bytes; empty if the reader may not see it
-	// Packets with it are accepted, but no address is allocated from it: for a tenant, because not all nodes that host it
-	// know it yet; for what a node holds, because it has no container with it.
+	// Nodes accept packets with it, but allocate no address from it. In a tenant: because not all nodes that host the
+	// tenant have accepted it. In a node's report: because the node has no container with it.
 	OnlyAccepted  bool `protobuf:"varint,3,opt,name=only_accepted,json=onlyAccepted,proto3" json:"only_accepted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -335,8 +335,8 @@ type Tenant struct {
 	Addressing   Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
 	Ids          []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in order of creation; new containers use the last that is not only accepted
 	Created      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
-	Changes      uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // of ids, services and publications, counted: of two records the one with more is newer
-	Network      string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila", also where it is empty, or "nimitz"
+	Changes      uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // counts changes of ids, services and publications: a record with a higher count is newer
+	Network      string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila" or "nimitz"; empty means netpila
 	Overlays     []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"` // of a nimitz tenant: one, or one of each family
 	Services     []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"` // of a nimitz tenant; at most 256 of each
 	Publications []*Publication         `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
@@ -464,13 +464,13 @@ func (x *Tenant) GetRetiringApps() *RetiringApps {
 }
 
 // RetiringApps are apps of a tenant whose ids may be reused for other labels. First each node that hosts the tenant
-// answers whether it has containers of them; from its answer on it creates none before Resolve has removed the app from
-// the list. Then all nodes forget the apps that none has.
+// reports which of them its containers have. After that it creates no container of an app in the list before Resolve
+// has removed the app from it. Then all nodes delete the apps that no node has.
 type RetiringApps struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Round         uint64                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"` // a new number for each list of questions, and for each list to forget
+	Round         uint64                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"` // a new number for each list, in both steps
 	Apps          []uint32               `protobuf:"varint,2,rep,packed,name=apps,proto3" json:"apps,omitempty"`
-	Forgotten     bool                   `protobuf:"varint,3,opt,name=forgotten,proto3" json:"forgotten,omitempty"` // no node has any of them: nodes must forget them, and when all have confirmed that, the apps end
+	Forgotten     bool                   `protobuf:"varint,3,opt,name=forgotten,proto3" json:"forgotten,omitempty"` // second step: nodes must delete the apps; when all have confirmed that, the apps end
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -526,14 +526,14 @@ func (x *RetiringApps) GetForgotten() bool {
 	return false
 }
 
-// TenantRegion is what nodes know of their tenant in another region.
+// TenantRegion is a tenant in another region, for nodes that host or forward it.
 type TenantRegion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                         // of the region
-	Cidrs         []string               `protobuf:"bytes,2,rep,name=cidrs,proto3" json:"cidrs,omitempty"`                       // of the tenant, there
+	Cidrs         []string               `protobuf:"bytes,2,rep,name=cidrs,proto3" json:"cidrs,omitempty"`                       // of the tenant in that region
 	Edge          string                 `protobuf:"bytes,3,opt,name=edge,proto3" json:"edge,omitempty"`                         // prefix of the Edge Switch of this region
-	PeerEdge      string                 `protobuf:"bytes,4,opt,name=peer_edge,json=peerEdge,proto3" json:"peer_edge,omitempty"` // and of the other's
-	PeerVni       uint32                 `protobuf:"varint,5,opt,name=peer_vni,json=peerVni,proto3" json:"peer_vni,omitempty"`   // of the tenant, there
+	PeerEdge      string                 `protobuf:"bytes,4,opt,name=peer_edge,json=peerEdge,proto3" json:"peer_edge,omitempty"` // prefix of the Edge Switch of that region
+	PeerVni       uint32                 `protobuf:"varint,5,opt,name=peer_vni,json=peerVni,proto3" json:"peer_vni,omitempty"`   // of the tenant in that region
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -603,8 +603,8 @@ func (x *TenantRegion) GetPeerVni() uint32 {
 	return 0
 }
 
-// Region is an orchestrator with its nodes, as other regions need it. Tenants of one name in two regions are one
-// tenant, whose CIDRs do not overlap.
+// Region is an orchestrator with its nodes, described for other regions. Tenants with the same name in two regions are
+// one tenant; their CIDRs do not overlap.
 type Region struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -678,8 +678,8 @@ type Service struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // in answers to operators; empty in the tenant's record
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Virtual       string                 `protobuf:"bytes,3,opt,name=virtual,proto3" json:"virtual,omitempty"` // as containers have it: "fd09::7"
-	Real          string                 `protobuf:"bytes,4,opt,name=real,proto3" json:"real,omitempty"`       // as the underlay has it: "2001:db8::9"
+	Virtual       string                 `protobuf:"bytes,3,opt,name=virtual,proto3" json:"virtual,omitempty"` // address for containers: "fd09::7"
+	Real          string                 `protobuf:"bytes,4,opt,name=real,proto3" json:"real,omitempty"`       // address on the underlay: "2001:db8::9"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -749,7 +749,7 @@ type Publication struct {
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Container     string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"` // "fd12:3456::1:0:0:5"
 	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`           // name of the node whose gateway it is
-	Gateway       string                 `protobuf:"bytes,5,opt,name=gateway,proto3" json:"gateway,omitempty"`     // its prefix: "fd70:696c:6100:1::/64"
+	Gateway       string                 `protobuf:"bytes,5,opt,name=gateway,proto3" json:"gateway,omitempty"`     // prefix of that node: "fd70:696c:6100:1::/64"
 	Underlay      string                 `protobuf:"bytes,6,opt,name=underlay,proto3" json:"underlay,omitempty"`   // "fd70:696c:6100:1:0:ff:0:2"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -827,7 +827,7 @@ func (x *Publication) GetUnderlay() string {
 	return ""
 }
 
-// Overlay is a range of addresses that is a tenant's own; other tenants may have the same.
+// Overlay is a CIDR of a tenant. CIDRs of different tenants can overlap.
 type Overlay struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cidr          string                 `protobuf:"bytes,1,opt,name=cidr,proto3" json:"cidr,omitempty"`                          // "10.0.0.0/16"
@@ -977,8 +977,8 @@ type Hosting struct {
 	Moving        *Moving                `protobuf:"bytes,7,opt,name=moving,proto3" json:"moving,omitempty"`                                 // while the tenant leaves a network
 	Overrides     []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`                           // of its containers, without the tenant
 	HeardRound    uint64                 `protobuf:"varint,9,opt,name=heard_round,json=heardRound,proto3" json:"heard_round,omitempty"`      // the last round of RetiringApps that the node applied; earlier builds report none
-	KeepsApps     []uint32               `protobuf:"varint,10,rep,packed,name=keeps_apps,json=keepsApps,proto3" json:"keeps_apps,omitempty"` // of these, those that its containers have, or that it has not forgotten yet
-	Unenforced    string                 `protobuf:"bytes,11,opt,name=unenforced,proto3" json:"unenforced,omitempty"`                        // why the tenant's policies are not in force there as the cluster has them
+	KeepsApps     []uint32               `protobuf:"varint,10,rep,packed,name=keeps_apps,json=keepsApps,proto3" json:"keeps_apps,omitempty"` // of these, those of its containers, or that it has not deleted yet
+	Unenforced    string                 `protobuf:"bytes,11,opt,name=unenforced,proto3" json:"unenforced,omitempty"`                        // why the node does not enforce the tenant's current policies
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1090,12 +1090,12 @@ func (x *Hosting) GetUnenforced() string {
 	return ""
 }
 
-// Moving is how far a node is with a tenant that leaves a network.
+// Moving is a node's progress with the migration of a tenant.
 type Moving struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Endpoints     uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // that have addresses of the network left
-	Moved         uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those that work on the tenant's network as well
-	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first that does not
+	Endpoints     uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // with addresses of the old network
+	Moved         uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those with addresses of the new network
+	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first endpoint without
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1389,8 +1389,8 @@ type Region_Tenant struct {
 	Vni     uint32                 `protobuf:"varint,2,opt,name=vni,proto3" json:"vni,omitempty"`
 	Cidrs   []string               `protobuf:"bytes,3,rep,name=cidrs,proto3" json:"cidrs,omitempty"`
 	Created *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
-	// In the store: creation time of the local tenant at the import. A tenant created since is another one and not
-	// joined; unset if there was none.
+	// In the store: creation time of the local tenant at the import; unset if there was none. A tenant that was created
+	// later is another one and not connected.
 	Joined        *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=joined,proto3" json:"joined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -598,7 +598,7 @@ func (x *RenewResponse) GetCertificate() []byte {
 
 type RegisterRequest struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
-	WantedPrefix    string                 `protobuf:"bytes,1,opt,name=wanted_prefix,json=wantedPrefix,proto3" json:"wanted_prefix,omitempty"` // from --node-prefix, or held from before; may be empty
+	WantedPrefix    string                 `protobuf:"bytes,1,opt,name=wanted_prefix,json=wantedPrefix,proto3" json:"wanted_prefix,omitempty"` // from --node-prefix, or the node's present one; may be empty
 	UplinkAddresses []string               `protobuf:"bytes,2,rep,name=uplink_addresses,json=uplinkAddresses,proto3" json:"uplink_addresses,omitempty"`
 	Version         string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterUuid     string                 `protobuf:"bytes,4,opt,name=cluster_uuid,json=clusterUuid,proto3" json:"cluster_uuid,omitempty"` // of the cluster that the agent joined; empty the first time
@@ -696,14 +696,14 @@ func (x *RegisterRequest) GetEnforces() []string {
 	return nil
 }
 
-// Held is what an agent already uses. The orchestrator raises its marks above it, or refuses on conflict, so that a
-// restored backup allocates nothing twice.
+// Held is what an agent already uses. The orchestrator then allocates only higher numbers, or returns an error on a
+// conflict, so that it allocates nothing twice after a restore from a backup.
 type Held struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names and ids, without keys; changes as last received.
 	Tenants       []*Tenant  `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	Apps          []*App     `protobuf:"bytes,2,rep,name=apps,proto3" json:"apps,omitempty"`
-	Mappings      []*Mapping `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"`    // its own
+	Mappings      []*Mapping `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"`    // of its own containers
 	Published     uint32     `protobuf:"varint,4,opt,name=published,proto3" json:"published,omitempty"` // highest index of a publication at the node's gateway; 0 for none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -953,7 +953,7 @@ type FollowRequest struct {
 	// All tenants hosted now, at each change; the first message starts the stream.
 	HostedTenants  []string `protobuf:"bytes,1,rep,name=hosted_tenants,json=hostedTenants,proto3" json:"hosted_tenants,omitempty"`
 	ResumeRevision int64    `protobuf:"varint,2,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"` // first message only: deltas after this one, or a snapshot
-	// Hosted and transit tenants that the node has not received whole yet, or has forgotten since.
+	// Hosted and transit tenants that the node has not received completely, or has deleted since.
 	IncompleteTenants []string `protobuf:"bytes,3,rep,name=incomplete_tenants,json=incompleteTenants,proto3" json:"incomplete_tenants,omitempty"`
 	// Reports about the hosted tenants. Ids that are not listed do not count as accepted.
 	Hosting []*Hosting `protobuf:"bytes,4,rep,name=hosting,proto3" json:"hosting,omitempty"`
@@ -962,8 +962,8 @@ type FollowRequest struct {
 	// Grows with each message and Resolve of the node, also across restarts: a message that arrives after a later one
 	// changes nothing.
 	Sequence uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// First message only: transit tenants that the node has received whole. hosted_tenants has no tenant that is only a
-	// transit tenant. Transit tenants that are not listed here come whole, and so do later ones.
+	// First message only: transit tenants that the node has received completely. hosted_tenants has no tenant that is
+	// only a transit tenant. The orchestrator sends transit tenants that are not listed here, and later ones, completely.
 	CarriedTenants []string `protobuf:"bytes,7,rep,name=carried_tenants,json=carriedTenants,proto3" json:"carried_tenants,omitempty"`
 	// First message only: the stream has no mappings. For agents that query changes
 	// (ListMappingsRequest.after_revision).
@@ -1584,9 +1584,9 @@ func (x *ExportRegionResponse) GetRegion() *Region {
 
 type ImportRegionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Region        *Region                `protobuf:"bytes,1,opt,name=region,proto3" json:"region,omitempty"`   // another's export
-	Tenants       []string               `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // of these only; empty means of those it took before, or of all the first time
-	All           bool                   `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`        // of all that there are now
+	Region        *Region                `protobuf:"bytes,1,opt,name=region,proto3" json:"region,omitempty"`   // from ExportRegion of the other region
+	Tenants       []string               `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"` // to connect; empty: those of the previous import, or all at the first
+	All           bool                   `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`        // connect all tenants
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1724,7 +1724,7 @@ func (*ListRegionsRequest) Descriptor() ([]byte, []int) {
 
 type ListRegionsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Own           *Region                `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`         // without an edge where there is none
+	Own           *Region                `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`         // edge is empty without an Edge Switch
 	Regions       []*Region              `protobuf:"bytes,2,rep,name=regions,proto3" json:"regions,omitempty"` // the others, sorted by name
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2346,9 +2346,9 @@ type MigrateTenantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`                                              // "netpila"; empty with finish
-	Addressing    Addressing             `protobuf:"varint,3,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"` // there; unspecified means encrypted, or as it is
+	Addressing    Addressing             `protobuf:"varint,3,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"` // on the new network; unspecified means encrypted, or unchanged if repeated
 	Finish        bool                   `protobuf:"varint,4,opt,name=finish,proto3" json:"finish,omitempty"`
-	Force         bool                   `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"` // with finish: though containers of some nodes have no other address yet
+	Force         bool                   `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"` // with finish: also if some containers have no other address yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2545,7 +2545,7 @@ func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
 type RotateKeyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Force         uint32                 `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // draw from this id from now on, though some nodes do not know it; 0: make one
+	Force         uint32                 `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // use this id now, also if some nodes have not accepted it; 0: create an id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3178,8 +3178,8 @@ type ApplyPoliciesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Documents     []string               `protobuf:"bytes,2,rep,name=documents,proto3" json:"documents,omitempty"`          // YAML or JSON, one each
-	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // say what would change
-	Force         bool                   `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`                 // though nodes that host the tenant do not enforce them
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // only return what would change
+	Force         bool                   `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`                 // also if some nodes that host the tenant would not enforce them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3290,7 +3290,7 @@ type AppliedPolicy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Policy        *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // without its document
 	Change        PolicyChange           `protobuf:"varint,2,opt,name=change,proto3,enum=pilaster.v1.PolicyChange" json:"change,omitempty"`
-	Warnings      []string               `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"` // what may not be as its writer means it
+	Warnings      []string               `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"` // parts with an effect that the author may not expect
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3393,7 +3393,7 @@ func (x *ListPoliciesRequest) GetTenant() string {
 type ListPoliciesResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Policies []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"` // by tenant, kind, namespace and name; without documents
-	// tenant, node and why: where they are not in force as they were applied last; by tenant and node
+	// nodes that do not enforce the current policies: tenant, node and reason; by tenant and node
 	Unenforced    []*Hosting `protobuf:"bytes,2,rep,name=unenforced,proto3" json:"unenforced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3535,7 +3535,7 @@ type DeletePoliciesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Policies      []*Policy              `protobuf:"bytes,2,rep,name=policies,proto3" json:"policies,omitempty"`   // kind, namespace and name
-	Documents     []string               `protobuf:"bytes,3,rep,name=documents,proto3" json:"documents,omitempty"` // or as they were applied
+	Documents     []string               `protobuf:"bytes,3,rep,name=documents,proto3" json:"documents,omitempty"` // or the documents that were applied
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3814,7 +3814,7 @@ func (x *ListNodesResponse) GetNodes() []*Node {
 type DeleteNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // also while it is connected: its stream ends; and what its gateway publishes
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // also if it is connected or has publications: its stream ends, they are deleted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

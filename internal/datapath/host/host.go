@@ -84,8 +84,8 @@ func (d *Host) MTU() (int, error) {
 	mtu := uplink.Attrs().MTU - d.MTUReserve
 	if mtu < IPv6MinMTU {
 		return 0, fmt.Errorf(
-			"uplink %s has an MTU of %d, less a reserve of %d that is under IPv6's %d; raise the one or lower the "+
-				"other",
+			"uplink %s has an MTU of %d; less the reserve of %d, that is below IPv6's minimum of %d; increase the "+
+				"MTU, or decrease --mtu-reserve",
 			d.UplinkName,
 			uplink.Attrs().MTU,
 			d.MTUReserve,

@@ -111,7 +111,7 @@ func (o Options) Check() error {
 		"node", o.NodeContainers, 1}, {"followers", o.Followers, 0}} {
 		if of.n < of.least || of.n > dpapi.DefaultMaxEndpoints && of.least > 0 {
 			return fmt.Errorf(
-				"%d %s: say %d or more, and no more containers than %d",
+				"%d %s: use %d or more, and no more containers than %d",
 				of.n,
 				of.what,
 				of.least,

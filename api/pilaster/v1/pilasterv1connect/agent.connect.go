@@ -81,16 +81,15 @@ type AgentServiceClient interface {
 	GetEndpoint(context.Context, *connect.Request[v1.GetEndpointRequest]) (*connect.Response[v1.GetEndpointResponse], error)
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
-	// Why evaluates the policies of a connection at those of its ends that are on this node, in the tables that apply to
-	// packets.
+	// Why evaluates the policies for a connection at each end that is on this node, with the packet path's policy tables.
 	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
-	// ListRuleHits lists the rules that denied packets here, or would have if their policies were not in audit.
+	// ListRuleHits lists the rules that denied packets on this node, or would have denied them without audit mode.
 	ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error)
 	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
 	// labels.
 	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
-	// RecentEvents are the last that Monitor would have shown, oldest first.
+	// RecentEvents returns the last events that Monitor would have sent, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
 }
 
@@ -279,16 +278,15 @@ type AgentServiceHandler interface {
 	GetEndpoint(context.Context, *connect.Request[v1.GetEndpointRequest]) (*connect.Response[v1.GetEndpointResponse], error)
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
-	// Why evaluates the policies of a connection at those of its ends that are on this node, in the tables that apply to
-	// packets.
+	// Why evaluates the policies for a connection at each end that is on this node, with the packet path's policy tables.
 	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
-	// ListRuleHits lists the rules that denied packets here, or would have if their policies were not in audit.
+	// ListRuleHits lists the rules that denied packets on this node, or would have denied them without audit mode.
 	ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error)
 	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
 	// labels.
 	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
-	// RecentEvents are the last that Monitor would have shown, oldest first.
+	// RecentEvents returns the last events that Monitor would have sent, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
 }
 

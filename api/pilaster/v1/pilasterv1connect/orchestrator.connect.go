@@ -415,38 +415,38 @@ type OperatorServiceClient interface {
 	GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error)
 	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
-	// RotateKey gives a tenant a new id with a new key, or returns the one that is only accepted yet.
+	// RotateKey creates an id with a new key for a tenant, or returns the id of the rotation in progress.
 	RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error)
 	// MigrateTenant moves a tenant to another network. Its containers get addresses of the new network in addition; new
 	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
 	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
-	// CreateService gives an address on the underlay a virtual address for a nimitz tenant's containers.
+	// CreateService creates a virtual address, for a nimitz tenant's containers, of an address on the underlay.
 	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
 	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
 	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
-	// CreatePublication gives a nimitz tenant's container an address on the underlay, at a node's gateway.
+	// CreatePublication allocates an underlay address, at a node's gateway, for a nimitz tenant's container.
 	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
 	// DeletePublication deletes a publication; its address is never reused.
 	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
-	// ApplyPolicies makes or changes policies of a tenant: those of all documents, or none.
+	// ApplyPolicies creates or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
 	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
 	GetPolicy(context.Context, *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error)
-	// DeletePolicies ends policies of a tenant: all that are named, or none.
+	// DeletePolicies deletes policies of a tenant: all that are named, or none.
 	DeletePolicies(context.Context, *connect.Request[v1.DeletePoliciesRequest]) (*connect.Response[v1.DeletePoliciesResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
 	ClusterStatus(context.Context, *connect.Request[v1.ClusterStatusRequest]) (*connect.Response[v1.ClusterStatusResponse], error)
-	// GetToken shows the join token.
+	// GetToken returns the join token.
 	GetToken(context.Context, *connect.Request[v1.GetTokenRequest]) (*connect.Response[v1.GetTokenResponse], error)
-	// RotateToken makes another join token; when it returns, no orchestrator takes the old one.
+	// RotateToken creates a new join token. When it returns, no orchestrator accepts the old one.
 	RotateToken(context.Context, *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error)
-	// ExportRegion is what other regions must know of this one.
+	// ExportRegion returns the description of this region for other regions.
 	ExportRegion(context.Context, *connect.Request[v1.ExportRegionRequest]) (*connect.Response[v1.ExportRegionResponse], error)
-	// ImportRegion takes another region in, or what is new of one, whole or not at all.
+	// ImportRegion stores or updates the description of another region, completely or not at all.
 	ImportRegion(context.Context, *connect.Request[v1.ImportRegionRequest]) (*connect.Response[v1.ImportRegionResponse], error)
 	ListRegions(context.Context, *connect.Request[v1.ListRegionsRequest]) (*connect.Response[v1.ListRegionsResponse], error)
 	DeleteRegion(context.Context, *connect.Request[v1.DeleteRegionRequest]) (*connect.Response[v1.DeleteRegionResponse], error)
@@ -788,38 +788,38 @@ type OperatorServiceHandler interface {
 	GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error)
 	ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error)
 	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
-	// RotateKey gives a tenant a new id with a new key, or returns the one that is only accepted yet.
+	// RotateKey creates an id with a new key for a tenant, or returns the id of the rotation in progress.
 	RotateKey(context.Context, *connect.Request[v1.RotateKeyRequest]) (*connect.Response[v1.RotateKeyResponse], error)
 	// MigrateTenant moves a tenant to another network. Its containers get addresses of the new network in addition; new
 	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
 	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
-	// CreateService gives an address on the underlay a virtual address for a nimitz tenant's containers.
+	// CreateService creates a virtual address, for a nimitz tenant's containers, of an address on the underlay.
 	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
 	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
 	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
-	// CreatePublication gives a nimitz tenant's container an address on the underlay, at a node's gateway.
+	// CreatePublication allocates an underlay address, at a node's gateway, for a nimitz tenant's container.
 	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
 	// DeletePublication deletes a publication; its address is never reused.
 	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
-	// ApplyPolicies makes or changes policies of a tenant: those of all documents, or none.
+	// ApplyPolicies creates or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
 	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
 	GetPolicy(context.Context, *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error)
-	// DeletePolicies ends policies of a tenant: all that are named, or none.
+	// DeletePolicies deletes policies of a tenant: all that are named, or none.
 	DeletePolicies(context.Context, *connect.Request[v1.DeletePoliciesRequest]) (*connect.Response[v1.DeletePoliciesResponse], error)
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
 	ClusterStatus(context.Context, *connect.Request[v1.ClusterStatusRequest]) (*connect.Response[v1.ClusterStatusResponse], error)
-	// GetToken shows the join token.
+	// GetToken returns the join token.
 	GetToken(context.Context, *connect.Request[v1.GetTokenRequest]) (*connect.Response[v1.GetTokenResponse], error)
-	// RotateToken makes another join token; when it returns, no orchestrator takes the old one.
+	// RotateToken creates a new join token. When it returns, no orchestrator accepts the old one.
 	RotateToken(context.Context, *connect.Request[v1.RotateTokenRequest]) (*connect.Response[v1.RotateTokenResponse], error)
-	// ExportRegion is what other regions must know of this one.
+	// ExportRegion returns the description of this region for other regions.
 	ExportRegion(context.Context, *connect.Request[v1.ExportRegionRequest]) (*connect.Response[v1.ExportRegionResponse], error)
-	// ImportRegion takes another region in, or what is new of one, whole or not at all.
+	// ImportRegion stores or updates the description of another region, completely or not at all.
 	ImportRegion(context.Context, *connect.Request[v1.ImportRegionRequest]) (*connect.Response[v1.ImportRegionResponse], error)
 	ListRegions(context.Context, *connect.Request[v1.ListRegionsRequest]) (*connect.Response[v1.ListRegionsResponse], error)
 	DeleteRegion(context.Context, *connect.Request[v1.DeleteRegionRequest]) (*connect.Response[v1.DeleteRegionResponse], error)
