@@ -77,7 +77,7 @@ func TestSimMistakes(t *testing.T) {
 			"no such file or directory; nothing was simulated"},
 		{"sim run " + small + " --plot /tmp", ExitUsage, "", "--plot: open /tmp: is a directory; nothing was " +
 			"simulated"},
-		{"sim run " + small, ExitFailed, " messages, and 3 are the limit\n", ""},
+		{"sim run " + small, ExitFailed, " messages; the limit is 3\n", ""},
 	} {
 		code, out, errs := run(t, "", strings.Fields(c.line)...)
 		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.errs) {
@@ -125,7 +125,7 @@ func (e endless) Read([]byte) (int, error) {
 func TestSimAgentMistakes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ line, errs string }{
-		{"sim agent --sizes 1000", "two sizes at least"},
+		{"sim agent --sizes 1000", "give at least two sizes"},
 		{"sim agent --sizes 1000,1000", "size 1000 after 1000"},
 		{"sim agent --sizes 0,1000", "nodes 0: use 1 to 1000000"},
 		{"sim agent --containers 0", "0 containers of the agent: use 1 or more"},

@@ -15,29 +15,29 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// Nodes that query are agents of NIMITZ's first generation (NIMITZ §4.1): their streams have no mappings, and after
-// each event each of them queries once for the changes since the last time. They are the nodes of the set-up. Later
-// nodes list everything and receive changes on their streams, as our agents do.
+// A node with asks set is an agent of NIMITZ's first generation (NIMITZ §4.1): its stream carries no mappings, and it
+// queries once after each event for the changes since its last query. All nodes of the set-up are such nodes. Nodes
+// that join later list all mappings and receive changes on their streams, as our agents do.
 
-// ask lets all querying nodes query.
+// ask runs one query for changes on every querying node.
 func (w *world) ask(ctx context.Context, s step) error {
 	asking := slices.DeleteFunc(slices.Clone(w.nodes), func(n *node) bool { return !n.asks })
 	if s.setUp {
-		return w.acquaint(ctx, asking)
+		return w.seedMappings(ctx, asking)
 	}
-	w.progress.begin(s.String()+", then the others ask", len(asking))
+	w.progress.begin(s.String()+", then the other nodes query", len(asking))
 	return w.each(ctx, asking, func(ctx context.Context, n *node) error {
 		if err := n.ask(ctx); err != nil {
-			return fmt.Errorf("node %s asks what has changed: %w", n.name, err)
+			return fmt.Errorf("node %s queries for changes: %w", n.name, err)
 		}
 		return nil
 	})
 }
 
-// acquaint sets the mappings of the set-up on the nodes. One node of each tenant lists them, and the switches of the
-// others get a copy without a message: lists by 25,000 nodes would be 625 million mappings, which the paper does not
-// count.
-func (w *world) acquaint(ctx context.Context, nodes []*node) error {
+// seedMappings sets the mappings of the set-up on the nodes. One node of each tenant lists the mappings; the switches
+// of the other nodes get a copy without any message. Lists by 25,000 nodes would have 625 million mappings, which the
+// paper does not count.
+func (w *world) seedMappings(ctx context.Context, nodes []*node) error {
 	revisions := map[string]int64{}
 	all, of := map[string]bitset{},
 		map[string]map[netip.Prefix][]int{} // mappings by tenant; and by the node that has them
@@ -65,7 +65,7 @@ func (w *world) acquaint(ctx context.Context, nodes []*node) error {
 	}
 	for _, n := range nodes {
 		for _, name := range n.nimitz.names() {
-			n.received.know(name, all[name], of[name][n.received.node])
+			n.received.setRemote(name, all[name], of[name][n.received.node])
 		}
 		for _, revision := range revisions {
 			if n.asked == 0 || revision < n.asked {
@@ -76,15 +76,15 @@ func (w *world) acquaint(ctx context.Context, nodes []*node) error {
 	return nil
 }
 
-// names are the tenants that a switch has.
+// names returns the tenants of the switch, sorted.
 func (s *nimitzSwitch) names() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.tenants))
 }
 
-// know replaces the mappings of a tenant by all except the node's own.
-func (n *nimitzNetwork) know(name string, all bitset, own []int) {
+// setRemote replaces the remote mappings of a tenant by all mappings except the node's own.
+func (n *nimitzNetwork) setRemote(name string, all bitset, own []int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	remote := slices.Clone(all)
@@ -94,7 +94,7 @@ func (n *nimitzNetwork) know(name string, all bitset, own []int) {
 	n.tenants[name].remote = remote
 }
 
-// awaitList waits until the node's agent has listed a tenant that it hosts: later queries return newer changes.
+// awaitList waits until the node's agent has listed a hosted tenant: only later queries return newer changes.
 func (n *node) awaitList(ctx context.Context, name string) error {
 	for !n.received.hasListed(name) {
 		if err := pause(ctx, noticeEvery); err != nil {
@@ -110,8 +110,8 @@ func (n *nimitzNetwork) hasListed(name string) bool {
 	return n.seen[name]
 }
 
-// ask queries once for the changes of each of the node's tenants. It lists a tenant again if the orchestrator has
-// compacted the changes.
+// ask queries once for the changes of each of the node's tenants. If the orchestrator has compacted the changes of a
+// tenant, ask lists the tenant again.
 func (n *node) ask(ctx context.Context) error {
 	now := int64(0)
 	for _, name := range n.nimitz.names() {
@@ -131,7 +131,7 @@ func (n *node) ask(ctx context.Context) error {
 }
 
 func (n *node) askAbout(ctx context.Context, name string) (revision int64, err error) {
-	said, err := n.query(ctx, &pilasterv1.ListMappingsRequest{Tenant: name, AfterRevision: n.asked})
+	response, err := n.query(ctx, &pilasterv1.ListMappingsRequest{Tenant: name, AfterRevision: n.asked})
 	if connect.CodeOf(err) == connect.CodeAborted {
 		list, revision, err := n.list(ctx, name)
 		if err != nil {
@@ -142,19 +142,19 @@ func (n *node) askAbout(ctx context.Context, name string) (revision int64, err e
 	if err != nil {
 		return 0, err
 	}
-	added, err := mappingsOf(said.Mappings)
+	added, err := mappingsOf(response.Mappings)
 	if err != nil {
 		return 0, err
 	}
 	var ended []network.Mapping
-	for _, m := range said.EndedMappings {
+	for _, m := range response.EndedMappings {
 		to, err := netip.ParsePrefix(m.To)
 		if err != nil {
 			return 0, err
 		}
 		ended = append(ended, network.Mapping{Tenant: m.Tenant, To: to})
 	}
-	return said.Revision, n.received.Apply(ctx, name, added, ended)
+	return response.Revision, n.received.Apply(ctx, name, added, ended)
 }
 
 // list queries all mappings of a tenant, page by page.
@@ -175,8 +175,8 @@ func (n *node) list(ctx context.Context, name string) (list []network.Mapping, r
 	}
 }
 
-// query waits as long as the orchestrator demands, as agents do, and retries without an answer. Queries whose answer
-// came too late count, too.
+// query retries until the orchestrator answers, with the delay that the orchestrator demands, as agents do. Queries
+// whose response arrived too late count too.
 func (n *node) query(
 	ctx context.Context,
 	req *pilasterv1.ListMappingsRequest,
@@ -199,9 +199,9 @@ func (n *node) query(
 	}
 }
 
-func mappingsOf(said []*pilasterv1.Mapping) ([]network.Mapping, error) {
-	all := make([]network.Mapping, len(said))
-	for i, m := range said {
+func mappingsOf(response []*pilasterv1.Mapping) ([]network.Mapping, error) {
+	all := make([]network.Mapping, len(response))
+	for i, m := range response {
 		var err error
 		if all[i], err = agent.MappingFromProto(m); err != nil {
 			return nil, err

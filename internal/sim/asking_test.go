@@ -2,9 +2,9 @@ package sim
 
 import "testing"
 
-// TestWarmUp: the queries are those that NIMITZ §4.1 counts (NM7), 50 pages for each of 2,500 new nodes and 1 for each
-// of 25,000 others there; here 2 pages for each of 52 and 1 for each of 520. The time follows from the throttle, which
-// lets a second's share through at once.
+// TestWarmUp expects the queries that NIMITZ §4.1 counts (NM7): 50 pages for each of 2,500 new nodes and 1 query for
+// each of 25,000 existing nodes. Scaled down here: 2 pages for each of 52 and 1 query for each of 520. The expected
+// time follows from the rate limit, which admits a burst of one second's queries.
 func TestWarmUp(t *testing.T) {
 	t.Parallel()
 	const rate = 200
@@ -17,12 +17,12 @@ func TestWarmUp(t *testing.T) {
 		s := r.Stages[i]
 		q := *s.Queries
 		if i > 0 && q.Refused == 0 {
-			t.Errorf("%s: no query was refused at %d a second", s.Event, rate)
+			t.Errorf("%s: no query was refused at a limit of %d per second", s.Event, rate)
 		}
 		answered := q.Pages + q.Changes
 		if least := float64(answered-rate) / rate; s.Acted < least {
 			t.Errorf(
-				"%s: %d queries took %.2f s, and %d a second are let through in %.2f s",
+				"%s: %d queries took %.2f s; at a limit of %d per second want %.2f s",
 				s.Event,
 				answered,
 				s.Acted,
@@ -31,24 +31,25 @@ func TestWarmUp(t *testing.T) {
 			)
 		}
 		if q.Refused, q.PerSecond = 0, 0; q != want {
-			t.Errorf("%s: queries are %+v, want %+v", s.Event, q, want)
+			t.Errorf("%s: got queries %+v, want %+v", s.Event, q, want)
 		}
 	}
-	// Of new nodes' subnets only the new nodes are received: at most each of 52 of 52.
+	// Mappings of new nodes' subnets reach only the new nodes: at most 52 changes for each of 52 nodes.
 	if sent := r.Stages[1].Counts["Follow out delta"].Messages; sent > 2*52+52*52 {
-		t.Errorf("%d changes were sent", sent)
+		t.Errorf("%d changes were sent, want at most 2*52+52*52", sent)
 	}
 }
 
-// TestAsking: nodes that ask know where everything is, whatever happens between two queries; where the orchestrator
-// began anew they list everything.
+// TestAsking checks that querying nodes have all mappings after each event, and that they list all mappings again after
+// the orchestrator restarted with compacted changes.
 func TestAsking(t *testing.T) {
 	t.Parallel()
 	r := play(t, `{network: nimitz, mappingsBy: query, nodes: 10, containersPerNode: 3, tenants: 4, events: [
-		{do: grow, by: 2}, {do: restart-job, by: 5}, {do: crash, by: 3}, {do: shrink, by: 3}, {do: reconnect}, {do: restart-orchestrator}, {do: grow, by: 2}]}`)
+		{do: grow, by: 2}, {do: restart-job, by: 5}, {do: crash, by: 3},
+		{do: shrink, by: 3}, {do: reconnect}, {do: restart-orchestrator}, {do: grow, by: 2}]}`)
 	for _, s := range r.Stages[1:] {
 		if s.Queries == nil || s.Queries.Changes == 0 && s.Event != RestartOrchestrator {
-			t.Errorf("%s: queries are %+v", s.Event, s.Queries)
+			t.Errorf("%s: unexpected queries %+v", s.Event, s.Queries)
 		}
 	}
 }

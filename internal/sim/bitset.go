@@ -30,7 +30,7 @@ func (b bitset) count() (n int) {
 	return n
 }
 
-// without are the numbers that are not in the other set.
+// without returns the numbers that are not in other.
 func (b bitset) without(other bitset) bitset {
 	rest := slices.Clone(b)
 	for i := range min(len(rest), len(other)) {
@@ -39,10 +39,10 @@ func (b bitset) without(other bitset) bitset {
 	return rest
 }
 
-// active are the endpoints that have entries.
+// active counts the endpoints that have entries.
 type active struct {
 	ids       bitset
-	addresses int // of all of them
+	addresses int // of all these endpoints
 }
 
 func (a *active) add(r endpoint.Record) {

@@ -13,17 +13,17 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// Count is a number of messages, and of their bytes without framing.
+// Count is a number of messages and their size in bytes, without framing.
 type Count struct {
 	Messages int64 `json:"messages"`
 	Bytes    int64 `json:"bytes"`
 }
 
-// Counts has the counters of orchestrators for calls and streams of nodes, by kind, such as "Register in" and "Follow
-// out snapshot".
+// Counts holds the orchestrators' counters for calls and streams of nodes, by kind of message, such as "Register in"
+// and "Follow out snapshot".
 type Counts map[string]Count
 
-// Kinds that are counted separately.
+// Kinds of messages that are counted separately.
 const (
 	heartbeats = "Follow out heartbeat"    // they depend on the clock, not on events
 	snapshots  = "Follow out snapshot"     // first message of a stream: the full state for its node
@@ -32,44 +32,44 @@ const (
 	deltas     = "Follow out delta"
 )
 
-// Answers to queries for mappings.
+// Kinds of responses to queries for mappings.
 const (
 	pagesListed  = "ListMappings out"
 	changesAsked = "ListMappings out changes"
 )
 
-// live is the current orchestrator, and the counters of those before it.
+// live refers to the current orchestrator, and holds the counters of earlier ones.
 type live struct {
 	mu      sync.Mutex
-	server  *orchestrator.Server // nil for none; written by the goroutine that plays events
+	server  *orchestrator.Server // nil while no orchestrator runs; written by the goroutine that plays events
 	earlier Counts
 }
 
-// set replaces the orchestrator; before has the counters of the last one.
+// set replaces the orchestrator; before holds the counters of the earlier orchestrators.
 func (l *live) set(s *orchestrator.Server, before Counts) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.server, l.earlier = s, l.earlier.plus(before)
 }
 
-// read returns the metrics of the current orchestrator, with the counters of all.
-func (l *live) read() (r said, err error) {
+// read returns the metrics of the current orchestrator, plus the counters of earlier ones.
+func (l *live) read() (r serverMetrics, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.server != nil {
-		r, err = saidBy(l.server)
+		r, err = readMetrics(l.server)
 	}
 	r.counts = l.earlier.plus(r.counts)
 	return r, err
 }
 
-// said has the Prometheus metrics of an orchestrator.
-type said struct {
+// serverMetrics holds an orchestrator's Prometheus metrics.
+type serverMetrics struct {
 	counts           Counts
 	streams, waiting int64
 }
 
-func saidBy(s *orchestrator.Server) (r said, err error) {
+func readMetrics(s *orchestrator.Server) (r serverMetrics, err error) {
 	families, err := s.Gatherer().Gather()
 	if err != nil {
 		return r, err
@@ -126,7 +126,7 @@ func (c Counts) plus(d Counts) Counts {
 	return sum
 }
 
-// since is the difference, without kinds that did not change.
+// since returns the difference to before, without kinds that did not change.
 func (c Counts) since(before Counts) Counts {
 	more := Counts{}
 	for kind, n := range c {
@@ -137,7 +137,7 @@ func (c Counts) since(before Counts) Counts {
 	return more
 }
 
-// total is the sum without the kinds that are counted separately.
+// total returns the sum of all kinds, without those that are counted separately.
 func (c Counts) total() (t Count) {
 	for kind, n := range c {
 		if kind != heartbeats && kind != throttled {
@@ -148,7 +148,7 @@ func (c Counts) total() (t Count) {
 	return t
 }
 
-// Queries are queries for mappings: pages and changes.
+// Queries counts queries for mappings, for pages and for changes.
 type Queries struct {
 	Pages     int64   `json:"pages"`   // answered
 	Changes   int64   `json:"changes"` // answered
@@ -156,7 +156,7 @@ type Queries struct {
 	PerSecond float64 `json:"perSecond"`
 }
 
-// queries are those of a time in seconds.
+// queries returns the queries of a period of so many seconds.
 func (c Counts) queries(long float64) *Queries {
 	q := Queries{Pages: c[pagesListed].Messages, Changes: c[changesAsked].Messages, Refused: c[throttled].Messages}
 	if q == (Queries{}) {
@@ -170,7 +170,8 @@ func (c Counts) queries(long float64) *Queries {
 
 func (c Counts) kinds() []string { return slices.Sorted(maps.Keys(c)) }
 
-// valueOf is a counter, gauge, or the number of observations, of a metric without labels of this process.
+// valueOf returns the value of a counter or gauge of this process, or the number of observations of a histogram. The
+// metric must have no labels.
 func valueOf(name string) float64 {
 	families, _ := prometheus.DefaultGatherer.Gather()
 	for _, f := range families {

@@ -17,30 +17,30 @@ import (
 // written counts the writes of agents to their disks.
 type written struct{ files, bytes, syncs atomic.Int64 }
 
-// forgetful is the disk of an agent that is never restarted: it counts writes and keeps nothing.
-type forgetful struct{ written *written }
+// discardDisk is the disk of an agent that never restarts: it counts writes and discards the data.
+type discardDisk struct{ written *written }
 
-func (d forgetful) MakeFolder(string) error          { return nil }
-func (d forgetful) Read(path string) ([]byte, error) { return nil, missing("read", path) }
-func (d forgetful) Replace(_ string, b []byte, _ os.FileMode) error {
+func (d discardDisk) MakeFolder(string) error          { return nil }
+func (d discardDisk) Read(path string) ([]byte, error) { return nil, missing("read", path) }
+func (d discardDisk) Replace(_ string, b []byte, _ os.FileMode) error {
 	d.written.add(len(b))
 	return nil
 }
 
-func (d forgetful) Append(_, line string, _ os.FileMode) error {
+func (d discardDisk) Append(_, line string, _ os.FileMode) error {
 	d.written.add(len(line))
 	return nil
 }
-func (d forgetful) Rename(string, string) error { return nil }
-func (d forgetful) Remove(string) error         { return nil }
-func (d forgetful) Sync(string) error {
+func (d discardDisk) Rename(string, string) error { return nil }
+func (d discardDisk) Remove(string) error         { return nil }
+func (d discardDisk) Sync(string) error {
 	d.written.syncs.Add(1)
 	return nil
 }
-func (d forgetful) List(string) ([]fs.DirEntry, error)  { return nil, nil }
-func (d forgetful) Open(string) (statefile.Open, error) { return &inPlace{}, nil }
+func (d discardDisk) List(string) ([]fs.DirEntry, error)  { return nil, nil }
+func (d discardDisk) Open(string) (statefile.Open, error) { return &inPlace{}, nil }
 
-// inPlace is the few bytes of a file that is written in place.
+// inPlace is a small file that is overwritten in place.
 type inPlace struct {
 	mu sync.Mutex
 	b  []byte
@@ -74,17 +74,17 @@ func (w *written) add(bytes int) {
 
 func missing(op, path string) error { return &fs.PathError{Op: op, Path: path, Err: fs.ErrNotExist} }
 
-// disk keeps an agent's files across restarts of its process. All writes are durable at once, because no machine
-// crashes here.
+// disk keeps an agent's files across restarts of its process. Every write is durable immediately, because no simulated
+// machine crashes.
 type disk struct {
-	forgetful
+	discardDisk
 	mu    sync.Mutex
 	files map[string][]byte
 	open  map[string]*inPlace
 }
 
 func newDisk(w *written) *disk {
-	return &disk{forgetful: forgetful{w}, files: map[string][]byte{}, open: map[string]*inPlace{}}
+	return &disk{discardDisk: discardDisk{w}, files: map[string][]byte{}, open: map[string]*inPlace{}}
 }
 
 func (d *disk) Open(path string) (statefile.Open, error) {
@@ -110,14 +110,14 @@ func (d *disk) Replace(path string, b []byte, mode os.FileMode) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.files[path] = slices.Clone(b)
-	return d.forgetful.Replace(path, b, mode)
+	return d.discardDisk.Replace(path, b, mode)
 }
 
 func (d *disk) Append(path, line string, mode os.FileMode) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.files[path] = append(d.files[path], line...)
-	return d.forgetful.Append(path, line, mode)
+	return d.discardDisk.Append(path, line, mode)
 }
 
 func (d *disk) Rename(from, to string) error {
@@ -162,7 +162,7 @@ func (d *disk) List(folder string) ([]fs.DirEntry, error) {
 	return all, nil
 }
 
-// entry is a file, or a folder that has some.
+// entry is a file, or a folder with its entries.
 type entry struct {
 	name   string
 	folder bool

@@ -13,22 +13,22 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// uplinkMTU is that of every node, in bytes.
+// uplinkMTU is the MTU of every node's uplink, in bytes.
 const uplinkMTU = 1500
 
-// driver replaces the kernel: it records which endpoints have devices, and never fails.
+// driver replaces the kernel datapath: it records which endpoints have devices, and never fails.
 type driver struct {
 	names    *deviceNames
 	mu       sync.Mutex
-	devices  bitset                     // by endpoint
-	attached bitset                     // of these, those with a program
-	ports    map[string]map[uint16]bool // that rules name, by tenant
+	devices  bitset                     // by endpoint ID
+	attached bitset                     // those with a program attached
+	ports    map[string]map[uint16]bool // ports that the tenant's rules name, by tenant
 	enforced enforced
 }
 
 var _ dpapi.Driver = (*driver)(nil)
 
-// deviceNames are those of devices: every node has the same, for the like endpoints.
+// deviceNames caches devices. All nodes share the cache: equal endpoint IDs have equal devices on every node.
 type deviceNames struct{ sync.Map } // endpoint.ID to endpoint.Device
 
 func (n *deviceNames) of(id endpoint.ID) endpoint.Device {
@@ -73,7 +73,7 @@ func (d *driver) RemoveDevice(_ context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// Restore finds every device: containers outlive agents.
+// Restore finds every device, because containers keep running while the agent restarts.
 func (d *driver) Restore(
 	_ context.Context,
 	keep []endpoint.Record,
@@ -102,7 +102,7 @@ func (d *driver) Check(context.Context, endpoint.Record) error                  
 func (d *driver) MissingDevices([]endpoint.Record) (map[endpoint.ID]error, error)   { return nil, nil }
 func (d *driver) RemoveRoutes(endpoint.Record) error                                { return nil }
 func (d *driver) LookupPolicy(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
-	return dpapi.PolicyVerdict{}, errors.New("this packet path judges nothing")
+	return dpapi.PolicyVerdict{}, errors.New("the simulated packet path has no policy verdicts")
 }
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
 func (d *driver) Sessions() (dpapi.Sessions, error)    { return dpapi.Sessions{}, nil }
@@ -111,5 +111,5 @@ func (d *driver) ReconcileSettings() error             { return nil }
 func (d *driver) GuardInterfaces(netlink.Link) error   { return nil }
 func (d *driver) Status() (dpapi.Status, error)        { return dpapi.Status{Healthy: true}, nil }
 func (d *driver) Events(ctx context.Context) (<-chan dpapi.Event, error) {
-	return nil, fmt.Errorf("this packet path reports nothing")
+	return nil, fmt.Errorf("the simulated packet path has no events")
 }

@@ -12,14 +12,14 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// step is an event of a scenario with the nodes that it is about, by number.
+// step is an event of a scenario with the numbers of its nodes.
 type step struct {
 	Event
 	nodes []int
 	setUp bool
 }
 
-// plan chooses by the seed the nodes of each event, independent of the order in which things happen later.
+// plan chooses the nodes of each event by the seed alone, so that the choice does not depend on timing.
 func (s Scenario) plan() (steps []step) {
 	random := rand.New(rand.NewPCG(s.Seed, 0))
 	var there []int
@@ -54,7 +54,7 @@ func (s Scenario) plan() (steps []step) {
 	return steps
 }
 
-// keeps are the nodes whose agents restart later.
+// keeps returns the nodes whose agents restart in a later step.
 func keeps(steps []step) map[int]bool {
 	all := map[int]bool{}
 	for _, s := range steps {
@@ -67,8 +67,8 @@ func keeps(steps []step) map[int]bool {
 	return all
 }
 
-// play executes an event and returns when it is done, querying nodes have queried, and every node follows the
-// orchestrator.
+// play executes an event. It returns when the event is done, the querying nodes have queried, and every node follows
+// the orchestrator.
 func (w *world) play(ctx context.Context, s step) error {
 	var nodes []*node
 	if s.Do == Grow {
@@ -78,7 +78,7 @@ func (w *world) play(ctx context.Context, s step) error {
 	}
 	w.progress.begin(s.String(), len(nodes))
 	var err error
-	var since time.Time // streams of before are none
+	var since time.Time // zero time: streams from before the event are valid too
 	switch s.Do {
 	case Grow:
 		start := w.start
@@ -121,7 +121,7 @@ func (w *world) play(ctx context.Context, s step) error {
 	return w.await(ctx, nodes, since)
 }
 
-// streams is the number of streams that an event starts: each may cost one snapshot.
+// streams returns the number of streams that an event starts; each may cost one snapshot.
 func (s step) streams(nodes int) int {
 	switch s.Do {
 	case Grow, Crash:
@@ -132,7 +132,7 @@ func (s step) streams(nodes int) int {
 	return 0
 }
 
-// numbered finds nodes, which are in order of their numbers.
+// numbered returns the nodes with these numbers; w.nodes is sorted by number.
 func (w *world) numbered(numbers []int) []*node {
 	var some []*node
 	for _, number := range numbers {
@@ -142,7 +142,7 @@ func (w *world) numbered(numbers []int) []*node {
 	return some
 }
 
-// restartJob removes a node's containers and creates as many new ones.
+// restartJob removes the node's containers and creates as many new ones.
 func (n *node) restartJob(ctx context.Context, w *world) error {
 	for len(n.running) > 0 {
 		if err := n.remove(ctx); err != nil {
@@ -152,7 +152,7 @@ func (n *node) restartJob(ctx context.Context, w *world) error {
 	return n.fill(ctx, w)
 }
 
-// shrink removes nodes as an operator does: containers, agent, node.
+// shrink removes nodes in an operator's order: containers, agent, node.
 func (w *world) shrink(ctx context.Context, nodes []*node) error {
 	gone := map[*node]bool{}
 	for _, n := range nodes {
@@ -171,7 +171,7 @@ func (w *world) shrink(ctx context.Context, nodes []*node) error {
 	return err
 }
 
-// deleteNode waits for the orchestrator to notice the end of the node's stream.
+// deleteNode retries until the orchestrator has noticed that the node's stream ended.
 func (w *world) deleteNode(ctx context.Context, n *node) error {
 	for {
 		_, err := w.operator.DeleteNode(ctx, connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: n.name}))
@@ -179,7 +179,7 @@ func (w *world) deleteNode(ctx context.Context, n *node) error {
 			return err
 		}
 		if err := pause(ctx, noticeEvery); err != nil {
-			return fmt.Errorf("node %s is not deleted: %w", n.name, err)
+			return fmt.Errorf("delete node %s: %w", n.name, err)
 		}
 	}
 }

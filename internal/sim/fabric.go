@@ -22,34 +22,34 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// fabric passes calls of nodes to the orchestrator's handler: complete HTTP requests and responses, but no bytes of
-// HTTP/2, TLS or TCP. The context of a call has the caller, where a verified TLS handshake would put it.
+// fabric passes calls of nodes to the orchestrator's handler: complete HTTP requests and responses, but no HTTP/2, TLS
+// or TCP. The context of a call carries the caller, as after a verified TLS handshake.
 type fabric struct {
-	// A call takes a place until it is answered. Other calls wait: agents have no processors of their own here, and
+	// A unary call holds a slot until its response. Other calls wait: agents have no processors of their own here, and
 	// thousands of runnable calls would delay the orchestrator's own work.
-	places chan struct{}
+	slots chan struct{}
 
-	mu      sync.RWMutex
-	handler http.Handler    // nil while there is no orchestrator
-	whole   context.Context // of all calls under way
-	cut     context.CancelFunc
-	calls   atomic.Int64 // all that there were
-	missed  atomic.Int64 // calls without an orchestrator
+	mu       sync.RWMutex
+	handler  http.Handler    // nil while no orchestrator runs
+	callsCtx context.Context // parent of all calls in progress
+	cut      context.CancelFunc
+	calls    atomic.Int64 // calls so far
+	missed   atomic.Int64 // calls while no orchestrator ran
 }
 
 var (
-	errNobody = errors.New("connection refused: no orchestrator is there")
-	errCut    = errors.New("connection reset")
+	errNoOrchestrator = errors.New("connection refused: no orchestrator runs")
+	errCut            = errors.New("connection reset")
 )
 
-func newFabric() *fabric { return &fabric{places: make(chan struct{}, 64)} }
+func newFabric() *fabric { return &fabric{slots: make(chan struct{}, 64)} }
 
-// plug connects calls to an orchestrator.
+// plug connects the fabric to an orchestrator.
 func (f *fabric) plug(s *orchestrator.Server) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.handler = s.NodeHandler()
-	f.whole, f.cut = context.WithCancel(context.Background())
+	f.callsCtx, f.cut = context.WithCancel(context.Background())
 }
 
 // unplug refuses new calls.
@@ -59,15 +59,15 @@ func (f *fabric) unplug() {
 	f.handler = nil
 }
 
-// cutAll breaks all calls in progress, like a short failure of the network.
+// cutAll aborts all calls in progress, as a short network failure does.
 func (f *fabric) cutAll() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cut()
-	f.whole, f.cut = context.WithCancel(context.Background())
+	f.callsCtx, f.cut = context.WithCancel(context.Background())
 }
 
-// caller is the TLS identity of a node, and its machine.
+// caller is the TLS identity of a node and its machine.
 type caller struct {
 	instance string
 	state    tls.ConnectionState
@@ -83,12 +83,12 @@ func newCaller(n pki.Node, instance string, now time.Time) *caller {
 
 type callerKey struct{}
 
-// as sets the node as caller. All nodes share one client; real nodes have one each, of some 10 KiB.
+// as sets the node as the caller. All nodes share one client; a real node's own client takes about 10 KiB.
 func (n *node) as(ctx context.Context) context.Context {
 	return context.WithValue(ctx, callerKey{}, n.caller)
 }
 
-// inTime sets the usual deadline of a call.
+// inTime sets the usual deadline of a unary call.
 func inTime(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		if _, ok := ctx.Deadline(); !ok {
@@ -104,15 +104,15 @@ func inTime(next connect.UnaryFunc) connect.UnaryFunc {
 func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	who := req.Context().Value(callerKey{}).(*caller)
 	f.mu.RLock()
-	handler, whole := f.handler, f.whole
+	handler, callsCtx := f.handler, f.callsCtx
 	f.mu.RUnlock()
 	f.calls.Add(1)
 	if handler == nil {
 		f.missed.Add(1)
-		return nil, errNobody
+		return nil, errNoOrchestrator
 	}
-	ctx, cancel := context.WithCancel(whole)
-	stop := context.AfterFunc(req.Context(), cancel) // as a client ends its stream
+	ctx, cancel := context.WithCancel(callsCtx)
+	stop := context.AfterFunc(req.Context(), cancel) // the client may end its stream
 	r := (&http.Request{
 		Method: req.Method, URL: req.URL, Host: req.Host, Header: req.Header, Body: req.Body,
 		ContentLength: req.ContentLength,
@@ -123,8 +123,8 @@ func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	if req.ContentLength >= 0 {
 		defer end()
 		select {
-		case f.places <- struct{}{}:
-			defer func() { <-f.places }()
+		case f.slots <- struct{}{}:
+			defer func() { <-f.slots }()
 		case <-req.Context().Done():
 			return nil, req.Context().Err()
 		}
@@ -135,7 +135,7 @@ func (f *fabric) Do(req *http.Request) (*http.Response, error) {
 	return stream(handler, req, r, end)
 }
 
-// stream starts a streaming call, and returns when the response has begun.
+// stream starts a streaming call and returns when the response header is written.
 func stream(handler http.Handler, req, r *http.Request, end func()) (*http.Response, error) {
 	body := &request{ReadCloser: req.Body}
 	s := &streamed{answer: answer{status: http.StatusOK}, pipe: newPipe(), request: body, begun: make(chan struct{})}
@@ -145,7 +145,7 @@ func stream(handler http.Handler, req, r *http.Request, end func()) (*http.Respo
 		handler.ServeHTTP(s, r)
 		s.begin.Do(func() { close(s.begun) })
 		s.pipe.End()
-		body.Close() // the node sends no more
+		body.Close() // the node sends nothing further
 	}()
 	select {
 	case <-s.begun:
@@ -198,7 +198,7 @@ type streamed struct {
 	pipe    *pipe
 	request *request
 	begin   sync.Once
-	begun   chan struct{} // closed when the header may be read
+	begun   chan struct{} // closed when the response header is complete
 }
 
 func (s *streamed) WriteHeader(status int) {
@@ -228,14 +228,14 @@ func (s *streamed) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// request is the request body of a stream: the reading end of its client's pipe.
+// request is the request body of a stream: the read side of the client's pipe.
 type request struct {
 	io.ReadCloser
 	mu    sync.Mutex
 	timer *time.Timer
 }
 
-// setDeadline ends reading at a time, permanently, as net/http does on HTTP/2; the zero time cancels a future deadline.
+// setDeadline ends reads permanently at a time, as net/http does on HTTP/2; the zero time cancels a future deadline.
 func (b *request) setDeadline(t time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -253,7 +253,7 @@ func (b *request) setDeadline(t time.Time) {
 	}
 }
 
-// reading is the response body of a stream for the node; closing it ends the call.
+// reading is the response body of a stream, for the node. Close ends the call.
 type reading struct {
 	*pipe
 	end func()

@@ -8,23 +8,23 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// gate delays the allocation of subnets to new nodes until all of them have listed those of the others. Only nodes with
-// a place run; a node that waits at the gate has none.
+// gate delays the subnet allocation of new nodes until all new nodes have listed the mappings of the others. Only a
+// node with a slot runs; a node that waits at the gate releases its slot.
 type gate struct {
-	places chan struct{}
-	open   chan struct{}
+	slots chan struct{}
+	open  chan struct{}
 
 	mu   sync.Mutex
-	left int                     // that have not listed
-	done map[*node]chan struct{} // closed when a node has
+	left int                     // nodes that have not listed yet
+	done map[*node]chan struct{} // the channel is closed when its node has listed
 }
 
 func newGate(nodes []*node, atOnce int) *gate {
 	g := &gate{
-		places: make(chan struct{}, atOnce),
-		open:   make(chan struct{}),
-		left:   len(nodes),
-		done:   map[*node]chan struct{}{},
+		slots: make(chan struct{}, atOnce),
+		open:  make(chan struct{}),
+		left:  len(nodes),
+		done:  map[*node]chan struct{}{},
 	}
 	for _, n := range nodes {
 		g.done[n] = make(chan struct{})
@@ -32,7 +32,7 @@ func newGate(nodes []*node, atOnce int) *gate {
 	return g
 }
 
-// listed records that a node has listed, and reports whether it is the first time.
+// listed records that a node has listed its mappings, and reports whether this was its first list.
 func (g *gate) listed(n *node) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -58,17 +58,17 @@ func closed(c <-chan struct{}) bool {
 
 func (g *gate) enter(ctx context.Context) error {
 	select {
-	case g.places <- struct{}{}:
+	case g.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (g *gate) leave() { <-g.places }
+func (g *gate) leave() { <-g.slots }
 
-// pass waits until the gate is open. A node releases its place when it has listed, and takes one again afterwards, also
-// after an interrupt.
+// pass waits until the gate is open. A node that has listed releases its slot while it waits and takes a slot again
+// afterwards, also after an interrupt.
 func (g *gate) pass(ctx context.Context, n *node) error {
 	done := g.done[n]
 	if done == nil || closed(g.open) {
@@ -86,11 +86,11 @@ func (g *gate) pass(ctx context.Context, n *node) error {
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	g.places <- struct{}{}
+	g.slots <- struct{}{}
 	return err
 }
 
-// gated is the cluster as a node's network nimitz sees it, behind the gate where there is one.
+// gated is the cluster interface of a node's network nimitz, behind the gate if there is one.
 type gated struct {
 	network.Cluster
 	world *world

@@ -20,13 +20,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// maxListed is the number of violations of one kind that are listed.
+// maxListed limits the listed violations of each kind.
 const maxListed = 5
 
 // violations collects violated invariants.
 type violations struct {
 	all  []string
-	seen map[string]int // of a kind
+	seen map[string]int // number of violations by kind
 }
 
 func (v *violations) add(kind, format string, args ...any) {
@@ -50,7 +50,7 @@ func (v *violations) list() []string {
 
 // held is an address of a container, and the scope in which it must be unique.
 type held struct {
-	scope uint32 // tenant, from 1; 0 is all of them
+	scope uint32 // tenant, from 1; 0 if the scope is all tenants
 	addr  [16]byte
 	node  int32
 }
@@ -62,11 +62,11 @@ func (h held) compare(o held) int {
 	return bytes.Compare(h.addr[:], o.addr[:])
 }
 
-// known is the agents' view of the cluster, for comparison with the orchestrator's.
+// known is the agents' view of the cluster, for comparison with the orchestrator's view.
 type known struct {
-	prefixes map[netip.Prefix]string    // node
-	hosts    map[string]map[string]bool // tenant, node
-	sum      string                     // of all addresses, and where they are
+	prefixes map[netip.Prefix]string    // node by prefix
+	hosts    map[string]map[string]bool // set of hosting nodes by tenant
+	sum      string                     // digest of all addresses and their nodes
 }
 
 const (
@@ -74,7 +74,7 @@ const (
 	lookEvery  = 200 * time.Millisecond // interval of checks; with very many nodes a check takes longer
 )
 
-// sumOf is the same for two runs where every address is on the same node.
+// sumOf returns a digest of all addresses with their nodes, to compare runs.
 func sumOf(sorted []held) string {
 	sum := sha256.New()
 	for _, h := range sorted {
@@ -86,21 +86,21 @@ func sumOf(sorted []held) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// check compares all agents, their packet paths and the orchestrator's view of them, while nothing happens. The agents'
-// own work is complete; only updates about it may still be in transit.
+// check compares all agents, their packet paths and the orchestrator's view of them while no event runs. The agents
+// have finished their own work; only updates about it may still be in transit.
 func (w *world) check(ctx context.Context) ([]string, error) {
 	var agents violations
 	has := w.checkAgents(&agents)
 	w.sum = has.sum
 	for end := time.Now().Add(w.patience); ; {
-		var said violations
-		err := w.checkKnown(ctx, &said, has)
-		w.checkPolicies(&said)
+		var central violations
+		err := w.checkKnown(ctx, &central, has)
+		w.checkPolicies(&central)
 		if w.scenario.Network == tenant.Nimitz {
-			w.checkMappings(&said)
+			w.checkMappings(&central)
 		}
-		if err != nil || len(agents.all) > 0 || len(said.all) == 0 || time.Now().After(end) {
-			return append(agents.list(), said.list()...), err
+		if err != nil || len(agents.all) > 0 || len(central.all) == 0 || time.Now().After(end) {
+			return append(agents.list(), central.list()...), err
 		}
 		if err := pause(ctx, lookEvery); err != nil {
 			return nil, err
@@ -119,7 +119,7 @@ func (w *world) checkAgents(v *violations) known {
 	for _, n := range w.nodes {
 		m, _ := n.who.Membership()
 		if other, taken := prefixes[m.Prefix]; taken {
-			v.add("one prefix for two nodes", "%v is that of %s and %s", m.Prefix, other, n.name)
+			v.add("one prefix for two nodes", "%v belongs to %s and %s", m.Prefix, other, n.name)
 		}
 		prefixes[m.Prefix] = n.name
 		records := n.store.List()
@@ -146,7 +146,7 @@ func (w *world) checkAgents(v *violations) known {
 	return known{prefixes, hosts, sumOf(addrs)}
 }
 
-// checkRecords compares a node's records with its containers and its packet path.
+// checkRecords compares a node's records with its containers and with its packet path.
 func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.Record) {
 	runs := map[string]bool{}
 	for _, c := range n.running {
@@ -154,7 +154,7 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 	}
 	if len(records) != len(n.running) {
 		v.add(
-			"records are not the containers",
+			"records do not match the containers",
 			"%s has %d containers and %d records",
 			n.name,
 			len(n.running),
@@ -175,7 +175,7 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 	if d := n.driver.attached.count(); d != len(records) || n.driver.devices.count() != d || endpoints != d ||
 		addresses != want {
 		v.add(
-			"the packet path is not the records",
+			"the packet path does not match the records",
 			"%s has %d records with %d addresses, %d devices, and entries of %d endpoints with %d addresses",
 			n.name,
 			len(records),
@@ -188,8 +188,8 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 	for _, r := range records {
 		if r.State != endpoint.Active || !runs[r.ContainerID] {
 			v.add(
-				"records are not the containers",
-				"endpoint %d of %s is %s, of container %.12s",
+				"records do not match the containers",
+				"endpoint %d of %s has state %s, container %.12s",
 				r.ID,
 				n.name,
 				r.State,
@@ -198,26 +198,32 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 		}
 		if has, known := n.has(r); !known {
 			v.add(
-				"a tenant is not known",
-				"%s has endpoint %d of tenant %s, id %d, which its packet path does not know",
+				"the packet path lacks a tenant",
+				"%s has endpoint %d of tenant %s, id %d, which its packet path lacks",
 				n.name,
 				r.ID,
 				r.Tenant,
 				r.TenantID,
 			)
 		} else if !has || !n.driver.attached.has(int(r.ID)) {
-			v.add("the packet path is not the records", "endpoint %d of %s has no program or no entries", r.ID, n.name)
+			v.add(
+				"the packet path does not match the records",
+				"endpoint %d of %s has no program or no entries", r.ID, n.name,
+			)
 		}
 		for _, a := range r.Attachments {
 			if p := address.Split(a.Plaintext); a.Plaintext.IsValid() &&
 				(p.Node != own || p.Tenant != r.TenantID || p.App != r.App) {
-				v.add("an address says something else", "%v of endpoint %d of %s, %v", a.Plaintext, r.ID, n.name, own)
+				v.add(
+					"an address encodes another endpoint",
+					"%v of endpoint %d of %s, %v", a.Plaintext, r.ID, n.name, own,
+				)
 			}
 		}
 	}
 }
 
-// active is the number of endpoints with entries, and of their addresses. The caller holds the locks.
+// active returns the number of endpoints with entries and of their addresses. The caller holds the locks.
 func (n *node) active() (endpoints, addresses int) {
 	endpoints, addresses = n.netpila.endpoints.ids.count(), n.netpila.endpoints.addresses
 	for _, f := range n.nimitz.tenants {
@@ -226,7 +232,7 @@ func (n *node) active() (endpoints, addresses int) {
 	return endpoints, addresses
 }
 
-// has reports whether the packet path has entries of an endpoint, and whether it knows its tenant.
+// has reports whether the packet path has entries of an endpoint, and whether it has the endpoint's tenant.
 func (n *node) has(r endpoint.Record) (has, known bool) {
 	if f := n.nimitz.tenants[r.Tenant]; f != nil {
 		return f.endpoints.ids.has(int(r.ID)), true
@@ -235,7 +241,7 @@ func (n *node) has(r endpoint.Record) (has, known bool) {
 	return n.netpila.endpoints.ids.has(int(r.ID)), known
 }
 
-// checkMappings compares the mappings of nodes on network nimitz with the real placement.
+// checkMappings compares the mappings of nodes on network nimitz with the actual placement.
 func (w *world) checkMappings(v *violations) {
 	live := map[string]*placed{}
 	for _, n := range w.nodes {
@@ -270,8 +276,8 @@ func (w *world) checkMappings(v *violations) {
 			there := cmp.Or(live[name], new(placed))
 			if want, is := there.elsewhere(n, f.remote); !is {
 				v.add(
-					"a node does not know where a tenant is",
-					"%s knows %d subnets or addresses of tenant %s on other nodes, and there are %d",
+					"a node lacks mappings of a tenant",
+					"%s has mappings for %d subnets or addresses of tenant %s on other nodes, want %d",
 					n.name,
 					f.remote.count(),
 					name,
@@ -283,14 +289,14 @@ func (w *world) checkMappings(v *violations) {
 	}
 }
 
-// placed is where a tenant's subnets or addresses are, by number.
+// placed maps a tenant's subnets or addresses, by number, to nodes.
 type placed struct {
 	all   bitset
 	owner map[int]*node
 	of    map[*node][]int
 }
 
-// put places a number on a node, and returns its first node.
+// put records a number on a node, and returns the number's first node.
 func (p *placed) put(at int, n *node) *node {
 	if p.all.has(at) {
 		return p.owner[at]
@@ -300,7 +306,7 @@ func (p *placed) put(at int, n *node) *node {
 	return n
 }
 
-// elsewhere is the number on other nodes, and whether the node knows exactly those.
+// elsewhere counts the numbers on other nodes, and reports whether the node has mappings for exactly those.
 func (p *placed) elsewhere(n *node, known bitset) (want int, are bool) {
 	own := p.of[n]
 	want = len(p.owner) - len(own)
@@ -311,24 +317,24 @@ func (p *placed) elsewhere(n *node, known bitset) (want int, are bool) {
 	return want, are
 }
 
-// checkKnown compares the orchestrator's view of nodes and of hosted tenants.
+// checkKnown compares the orchestrator's nodes and hosting nodes of tenants with the agents' view.
 func (w *world) checkKnown(ctx context.Context, v *violations, has known) error {
 	nodes, err := w.operator.ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
 	if err != nil {
 		return err
 	}
 	if n := len(nodes.Msg.Nodes); n != len(w.nodes) {
-		v.add("the orchestrator knows other nodes", "%d, and there are %d", n, len(w.nodes))
+		v.add("the orchestrator's nodes are wrong", "%d nodes, want %d", n, len(w.nodes))
 	}
-	for _, said := range nodes.Msg.Nodes {
-		prefix, _ := netip.ParsePrefix(said.Prefix)
-		if has.prefixes[prefix] != said.Name || !said.Connected {
+	for _, listed := range nodes.Msg.Nodes {
+		prefix, _ := netip.ParsePrefix(listed.Prefix)
+		if has.prefixes[prefix] != listed.Name || !listed.Connected {
 			v.add(
-				"the orchestrator knows other nodes",
-				"%s with %v (connected: %v), which is the prefix of %q",
-				said.Name,
-				said.Prefix,
-				said.Connected,
+				"the orchestrator's nodes are wrong",
+				"%s with %v (connected: %v), and the agent with that prefix is %q",
+				listed.Name,
+				listed.Prefix,
+				listed.Connected,
 				has.prefixes[prefix],
 			)
 		}
@@ -340,8 +346,8 @@ func (w *world) checkKnown(ctx context.Context, v *violations, has known) error 
 		}
 		if n := len(got.Msg.Hosting); n != len(has.hosts[name]) {
 			v.add(
-				"the orchestrator knows other hosts",
-				"%d of tenant %s, and there are %d",
+				"the orchestrator's hosting nodes are wrong",
+				"%d nodes host tenant %s, want %d",
 				n,
 				name,
 				len(has.hosts[name]),
@@ -349,14 +355,14 @@ func (w *world) checkKnown(ctx context.Context, v *violations, has known) error 
 		}
 		for _, h := range got.Msg.Hosting {
 			if !has.hosts[name][h.Node] {
-				v.add("the orchestrator knows other hosts", "%s of tenant %s", h.Node, name)
+				v.add("the orchestrator's hosting nodes are wrong", "%s of tenant %s", h.Node, name)
 			}
 		}
 	}
 	return nil
 }
 
-// entries is how many each table of packet paths has.
+// entries counts the entries of each table of the packet paths.
 func (w *world) entries(ctx context.Context) (all []Entries, err error) {
 	for i, n := range w.nodes {
 		tables, err := n.core.Entries(ctx)

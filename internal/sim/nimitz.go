@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// numbers gives each subnet or address of a tenant a number, the same for all nodes, so that a node has a bit for each
-// that it knows.
+// numbers assigns each subnet or address of a tenant a number, the same on all nodes, so that a node stores one bit for
+// each mapping.
 type numbers struct {
 	mu sync.RWMutex
 	of map[string]map[netip.Prefix]int
@@ -41,16 +41,16 @@ func (n *numbers) number(tenant string, to netip.Prefix) int {
 	return i
 }
 
-// nimitzSwitch is the forwarding of one node as package nimitz would have it: of its containers, and which mappings of
-// others it has. There are no entries: those of 27,500 nodes with one for each other would not fit in memory. It
-// outlives the agent.
+// nimitzSwitch is the forwarding state of one node as package nimitz would program it: the node's containers, and which
+// mappings of other nodes it has. It stores no entries, because those of 27,500 nodes with an entry for each other node
+// exceed the memory. It survives a restart of the agent.
 type nimitzSwitch struct {
 	numbers *numbers
 	mu      sync.Mutex
 	tenants map[string]*forwarding
 }
 
-// forwarding is what a switch has of one tenant.
+// forwarding is the switch's state of one tenant.
 type forwarding struct {
 	overlays  int
 	remote    bitset
@@ -61,13 +61,13 @@ func newNimitzSwitch(n *numbers) *nimitzSwitch {
 	return &nimitzSwitch{numbers: n, tenants: map[string]*forwarding{}}
 }
 
-// nimitzNetwork is network nimitz of one node: real addresses, and a switch with the received mappings.
+// nimitzNetwork is network nimitz of one node: the real address allocation, and a switch that counts mappings.
 type nimitzNetwork struct {
 	network.Addresses
 	*nimitzSwitch
 	node   netip.Prefix
-	seen   map[string]bool // tenants with a received list
-	listed func()          // called at each list
+	seen   map[string]bool // tenants whose list was received
+	listed func()          // called at each received list
 }
 
 var (
@@ -108,7 +108,7 @@ func (n *nimitzNetwork) Activate(_ context.Context, r endpoint.Record) error {
 	defer n.mu.Unlock()
 	f, ok := n.tenants[r.Tenant]
 	if !ok {
-		return fmt.Errorf("endpoint %d: tenant %s is not known", r.ID, r.Tenant)
+		return fmt.Errorf("endpoint %d: unknown tenant %s", r.ID, r.Tenant)
 	}
 	f.endpoints.add(r)
 	return nil
@@ -160,7 +160,7 @@ func (n *nimitzNetwork) Apply(_ context.Context, name string, add, remove []netw
 		return nil
 	}
 	if !n.seen[name] {
-		return fmt.Errorf("tenant %s: a change of mappings without a list before it", name)
+		return fmt.Errorf("tenant %s: received a change of mappings before the list", name)
 	}
 	for _, m := range remove {
 		f.remote.set(n.numbers.number(name, m.To), false)
@@ -169,15 +169,16 @@ func (n *nimitzNetwork) Apply(_ context.Context, name string, add, remove []netw
 	return nil
 }
 
-// place notes what is on other nodes.
+// place records the mappings to other nodes.
 func (n *nimitzNetwork) place(f *forwarding, name string, all []network.Mapping) {
 	for _, m := range all {
 		f.remote.set(n.numbers.number(name, m.To), m.Node != n.node)
 	}
 }
 
-// Entries counts what package nimitz makes of that, without services: one for the region's nodes; of a container a
-// sender and the way to it; and of each mapping to another node the way there.
+// Entries counts the entries that package nimitz would program without services: one for the region's nodes, a sender
+// entry and a local forwarding entry for each container, and a remote forwarding entry for each mapping to another
+// node.
 func (n *nimitzNetwork) Entries(context.Context) ([]network.Entries, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// table is a switch that keeps the entries.
+// table is a switch that stores the entries.
 type table map[any]pipeline.Entry
 
 func (s table) Plug(context.Context, pipeline.Port, pipeline.Device) error { return nil }
@@ -39,14 +39,14 @@ func (s table) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 	return nil
 }
 
-// networks is what of a network is told of tenants, endpoints and mappings.
+// networks is a network that receives tenants, endpoints and mappings.
 type networks interface {
 	network.Dataplane
 	network.MappingSink
 }
 
-// TestNimitzCounts: whatever is told, the network counts as many entries in each stage as the real one has its switch
-// hold.
+// TestNimitzCounts compares nimitzNetwork with the real network: after any input both have as many entries in each
+// stage.
 func TestNimitzCounts(t *testing.T) {
 	ctx, plan := t.Context(), address.DefaultPlan()
 	own := plan.Node(1)
@@ -57,7 +57,7 @@ func TestNimitzCounts(t *testing.T) {
 	both := func(do func(networks) error) {
 		t.Helper()
 		if one, other := do(real), do(counting); (one == nil) != (other == nil) {
-			t.Fatalf("the real one says %v, the counting one %v", one, other)
+			t.Fatalf("the real network returned %v, the counting network %v", one, other)
 		}
 	}
 	both(func(n networks) error { return n.Repair(ctx, nil, nil) })
@@ -90,7 +90,7 @@ func TestNimitzCounts(t *testing.T) {
 		for i := range want {
 			if want[i].Used != got[i].Used {
 				t.Fatalf(
-					"step %d: of %s the real network has %d and %d are counted",
+					"step %d: table %s has %d entries in the real network, counted %d",
 					step,
 					want[i].Table,
 					want[i].Used,
@@ -108,7 +108,8 @@ func overlaid(name string, id address.TenantID, nodeBits int) tenant.Tenant {
 	}
 }
 
-// mappings are of subnets to nodes, this one too; or of addresses to other nodes, as none is in two places.
+// mappings returns mappings of subnets to nodes, including this one; or of addresses to other nodes, because an address
+// is on one node only.
 func mappings(random *rand.Rand, plan address.Plan, t tenant.Tenant) (some []network.Mapping) {
 	for range random.IntN(5) {
 		i := uint64(1 + random.IntN(20))

@@ -21,38 +21,38 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// node is a machine: what outlives its agent, and the agent.
+// node is a simulated machine: the state that survives its agent, and the agent.
 type node struct {
 	number   int
 	name     string
-	instance string // until the machine boots
+	instance string // boot ID; changes when the machine boots
 	disk     statefile.Disk
 	driver   *driver
 	netpila  *netpilaPath
 	nimitz   *nimitzSwitch
-	asks     bool  // queries for mappings instead of receiving them
+	asks     bool  // queries for mappings instead of receiving them on its stream
 	asked    int64 // revision of its last query
-	made     int   // containers, since the beginning
+	made     int   // containers created so far
 	running  []container
 
 	who      *state.Node
-	clients  pilasterv1connect.NodeServiceClient // every node's
+	clients  pilasterv1connect.NodeServiceClient // shared by all nodes
 	caller   *caller
 	received *nimitzNetwork
 	store    *endpoint.Store
 	link     *agent.Link
 	core     *agent.Core
 	stop     context.CancelFunc // of the agent; nil while none runs
-	done     chan struct{}      // closed when its link has ended
+	done     chan struct{}      // closed when the agent's link has ended
 }
 
-// container is one that the node's runtime has.
+// container is a container of the node's runtime.
 type container struct{ id, tenant string }
 
-// Where an agent keeps its state on its own disk.
+// stateDir is the agent's state folder on its simulated disk.
 const stateDir = "/var/lib/pilaster"
 
-// containerInterface is what containers have of the network.
+// containerInterface is the name of the network interface in containers.
 const containerInterface = "eth0"
 
 func (w *world) newNode(number int, d statefile.Disk) *node {
@@ -69,7 +69,7 @@ func (w *world) newNode(number int, d statefile.Disk) *node {
 	return n
 }
 
-// start boots the node and creates its containers when it follows the orchestrator, as a scheduler does.
+// start boots the node and, once the node follows the orchestrator, creates its containers as a scheduler does.
 func (n *node) start(ctx context.Context, w *world) error {
 	if w.followers > 0 && n.number > w.followers {
 		return n.visit(ctx, w)
@@ -83,7 +83,7 @@ func (n *node) start(ctx context.Context, w *world) error {
 	return n.fill(ctx, w)
 }
 
-// visit creates the node's containers and ends its agent, which never follows the orchestrator. The node keeps its
+// visit creates the node's containers and then ends its agent, which never follows the orchestrator. The node keeps its
 // allocations.
 func (n *node) visit(ctx context.Context, w *world) error {
 	if err := n.open(ctx, w); err != nil {
@@ -96,7 +96,7 @@ func (n *node) visit(ctx context.Context, w *world) error {
 	return nil
 }
 
-// boot starts the node's agent and has it follow the orchestrator.
+// boot starts the node's agent and its link to the orchestrator.
 func (n *node) boot(ctx context.Context, w *world) error {
 	if err := n.open(ctx, w); err != nil {
 		return err
@@ -105,7 +105,7 @@ func (n *node) boot(ctx context.Context, w *world) error {
 	return nil
 }
 
-// open starts the node's agent as package agent's daemon does, and registers it where it is new.
+// open starts the node's agent as package agent's daemon does, and registers a new node.
 func (n *node) open(ctx context.Context, w *world) error {
 	var err error
 	if n.who, err = state.OpenNodeOn(n.disk, stateDir, n.name); err != nil {
@@ -147,7 +147,7 @@ func (n *node) open(ctx context.Context, w *world) error {
 	return n.core.Start(ctx)
 }
 
-// networks are both: netpila's and nimitz' own drawing of addresses, over packet paths that count.
+// networks opens netpila and nimitz with their real address allocation, over packet paths that count.
 func (n *node) networks(w *world, m state.Membership) (map[string]agent.Network, error) {
 	own, err := netpila.New(m.Plan, m.Prefix, n.store, n.netpila)
 	if err != nil {
@@ -168,7 +168,7 @@ func (n *node) follow() {
 	}()
 }
 
-// kill ends the agent's process: disk and packet path stay. The store is not closed.
+// kill ends the agent's process without closing its store; disk and packet path remain.
 func (n *node) kill() {
 	if n.stop == nil {
 		return
@@ -181,7 +181,7 @@ func (n *node) kill() {
 
 func (n *node) forget() { n.who, n.link, n.core, n.store = nil, nil, nil, nil }
 
-// fill creates the containers of the node, for all tenants in turn.
+// fill creates the node's containers, for all tenants in turn.
 func (n *node) fill(ctx context.Context, w *world) error {
 	for len(n.running) < w.scenario.ContainersPerNode {
 		if err := n.add(ctx, w, w.tenants[(n.number+n.made)%len(w.tenants)]); err != nil {
@@ -194,7 +194,7 @@ func (n *node) fill(ctx context.Context, w *world) error {
 // againAfter is the retry delay of a runtime.
 const againAfter = time.Second
 
-// add has the agent make a container's endpoint, as its runtime asks for it.
+// add requests a container's endpoint from the agent, as a runtime does.
 func (n *node) add(ctx context.Context, w *world, tenant string) error {
 	id, began := n.containerID(), time.Now()
 	for {
@@ -218,14 +218,14 @@ func (n *node) add(ctx context.Context, w *world, tenant string) error {
 	return nil
 }
 
-// containerID is one that no other container has, as long as runtimes make them.
+// containerID returns an ID that no other container has, as long as runtimes create them.
 func (n *node) containerID() string {
 	n.made++
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", n.name, n.made))
 	return hex.EncodeToString(sum[:])
 }
 
-// remove has the agent remove the oldest container.
+// remove deletes the endpoint of the oldest container.
 func (n *node) remove(ctx context.Context) error {
 	c := n.running[0]
 	if err := n.core.Delete(n.as(ctx), c.id, containerInterface); err != nil {

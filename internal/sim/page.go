@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// Page writes how the events went as one HTML file.
+// Page writes the course of each event as one HTML file.
 func (r *Result) Page(w io.Writer, now time.Time) error {
 	page := plot.Page{
 		Title:   "simulation " + r.Scenario.Name,
@@ -26,7 +26,7 @@ func (r *Result) Page(w io.Writer, now time.Time) error {
 	}
 	bad := func(text string) { page.Notes = append(page.Notes, plot.Note{Class: "bad", Text: text}) }
 	if r.Error != "" {
-		bad(r.Error + "; the figures below are of the part that was done")
+		bad(r.Error + "; the figures below cover only the part that was done")
 	}
 	for _, v := range r.Violations {
 		bad("violated: " + v)
@@ -60,8 +60,10 @@ func (s Stage) section() plot.Section {
 	over := func(title, y string, lines ...plot.Line) *plot.Lines {
 		return plot.NewLines("", plot.Plot{Title: title, X: "seconds", Y: y, Lines: lines})
 	}
-	about := fmt.Sprintf("%s afterwards. The event was done after %.1f s, and all nodes followed after %.1f s.",
-		humanize.Of(s.Nodes, "node", "nodes"), s.Acted, s.Ready)
+	about := fmt.Sprintf(
+		"%s afterwards. The event was done after %.1f s; all nodes followed the orchestrator after %.1f s.",
+		humanize.Of(s.Nodes, "node", "nodes"), s.Acted, s.Ready,
+	)
 	if s.Unfinished {
 		about = fmt.Sprintf("%s by then. The run ended during the event, after %.1f s.",
 			humanize.Of(s.Nodes, "node", "nodes"), s.Ready)
@@ -70,13 +72,13 @@ func (s Stage) section() plot.Section {
 	if p := s.Policies; p != nil && p.Changes > 0 {
 		about += fmt.Sprintf(
 			" A policy was changed %d times: %d nodes that host its tenant received %d to %d messages each, "+
-				"and the %d others %d in all.",
+				"and the %d others %d in total.",
 			p.Changes,
 			p.Hosts,
 			p.Least,
 			p.Most,
 			p.Others,
-			p.Astray,
+			p.ToOthers,
 		)
 		lines = append(lines, p.lines())
 	}
@@ -85,7 +87,7 @@ func (s Stage) section() plot.Section {
 			line("streams", func(s Sample) float64 { return float64(s.Streams) })),
 		over("calls of nodes", "a second",
 			rate("calls", func(s Sample) int64 { return s.Calls }),
-			rate("of them, without an orchestrator", func(s Sample) int64 { return s.Missed }),
+			rate("calls while no orchestrator ran", func(s Sample) int64 { return s.Missed }),
 			rate("registrations answered", func(s Sample) int64 { return s.Registered }),
 			rate("snapshots", func(s Sample) int64 { return s.Snapshots })),
 		over("changes in the store's queue", "changes",

@@ -10,10 +10,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// netpilaPath counts the entries that package datapath has in its tables of network netpila.
+// netpilaPath counts the entries that package datapath would have in its tables of network netpila.
 type netpilaPath struct {
 	mu        sync.Mutex
-	ids       map[address.TenantID]bool // whether it has a key
+	ids       map[address.TenantID]bool // by tenant ID; true if it has a key
 	endpoints active
 }
 

@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// window is the number of unread bytes that a stream accepts, as in HTTP/2.
+// window is the number of unread bytes that a stream accepts, as HTTP/2's flow-control window does.
 const window = 64 << 10
 
 // keptBuffer is the size of the buffer that an empty stream keeps.
 const keptBuffer = 256
 
-// pipe carries a stream's messages to the node. Written bytes can be read after a flush.
+// pipe carries a stream's messages to the node. The reader sees written bytes after a flush.
 type pipe struct {
 	mu       sync.Mutex
 	changed  sync.Cond
 	buf      []byte
-	read     int  // of buf
-	flushed  int  // of buf
-	ended    bool // nothing more is written
-	broken   bool // nothing more is read
-	waiting  int  // writers
+	read     int  // bytes of buf that were read
+	flushed  int  // bytes of buf that were flushed
+	ended    bool // the writer has ended the stream
+	broken   bool // the reader has closed the stream
+	waiting  int  // number of blocked writers
 	deadline time.Time
 }
 
@@ -32,7 +32,7 @@ func newPipe() *pipe {
 	return p
 }
 
-// Write waits while the window is full, until the deadline.
+// Write blocks while the window is full, until the write deadline.
 func (p *pipe) Write(b []byte) (n int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,7 +55,7 @@ func (p *pipe) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// await waits for a change, or for the current deadline. The caller holds the lock.
+// await waits for a change of the pipe, or for the current deadline. The caller holds the lock.
 func (p *pipe) await() {
 	if !p.deadline.IsZero() {
 		timer := time.AfterFunc(time.Until(p.deadline), p.wake)
@@ -96,7 +96,7 @@ func (p *pipe) SetWriteDeadline(t time.Time) {
 	}
 }
 
-// End flushes, and then returns io.EOF to the reader.
+// End flushes the written bytes; after them the reader gets io.EOF.
 func (p *pipe) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,7 +131,7 @@ func (p *pipe) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// Close ends it from the reader's side.
+// Close ends the stream from the reader's side.
 func (p *pipe) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

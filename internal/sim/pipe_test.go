@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestPipe: what is written is read after a flush, as much as the window takes waits, and either side hears of the
-// other's end.
+// TestPipe: the reader gets written bytes after a flush, a writer waits while the window is full, and each side notices
+// when the other side ends the stream.
 func TestPipe(t *testing.T) {
 	p := newPipe()
 	sent, got := bytes.Repeat([]byte("0123456789"), window/3), new(bytes.Buffer)
@@ -20,15 +20,15 @@ func TestPipe(t *testing.T) {
 		done <- err
 	}()
 	if n, err := p.Write(sent); n != len(sent) || err != nil {
-		t.Fatalf("wrote %d of %d, %v", n, len(sent), err)
+		t.Fatalf("wrote %d of %d bytes: %v", n, len(sent), err)
 	}
 	p.Flush()
 	p.End()
 	if err := <-done; err != nil || !bytes.Equal(got.Bytes(), sent) {
-		t.Errorf("read %d bytes of %d, %v", got.Len(), len(sent), err)
+		t.Errorf("read %d of %d bytes: %v", got.Len(), len(sent), err)
 	}
 	if _, err := p.Write(sent); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("after its end a write says %v", err)
+		t.Errorf("a write after End returned %v", err)
 	}
 }
 
@@ -36,7 +36,7 @@ func TestPipeDeadline(t *testing.T) {
 	p := newPipe()
 	p.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
 	if n, err := p.Write(make([]byte, 2*window)); n != window || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("wrote %d, %v", n, err)
+		t.Errorf("wrote %d bytes: %v", n, err)
 	}
 	p.SetWriteDeadline(time.Time{})
 	wrote := make(chan error)
@@ -48,13 +48,13 @@ func TestPipeDeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-wrote; err != nil {
-		t.Errorf("with room again: %v", err)
+		t.Errorf("a write after the window had room again: %v", err)
 	}
 	p.Close()
 	if _, err := p.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("with nobody reading: %v", err)
+		t.Errorf("a write after the reader closed returned %v", err)
 	}
 	if _, err := p.Read(make([]byte, 1)); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("a read after closing says %v", err)
+		t.Errorf("a read after Close returned %v", err)
 	}
 }

@@ -19,30 +19,30 @@ import (
 )
 
 // Policies is the cost of changes of a tenant's policy. Times are from the operator's call until packet paths have the
-// change; messages are those that nodes received on their streams, without heartbeats.
+// change. Messages are those that nodes received on their streams, without heartbeats.
 type Policies struct {
-	Changes int          `json:"changes"`
-	Hosts   int          `json:"hosts"`            // nodes that host the tenant
-	Node    Quantiles    `json:"nodeMilliseconds"` // on one of them, of all of them and all changes
-	Last    Quantiles    `json:"lastMilliseconds"` // on the last of them, of all changes
-	OnNode  [][2]float64 `json:"onNode"`           // milliseconds, and percent of Node that took no longer
-	OnLast  [][2]float64 `json:"onLast"`           // the same of Last
-	Least   int64        `json:"leastMessages"`    // to one of them
-	Most    int64        `json:"mostMessages"`
-	Others  int          `json:"others"`         // nodes that do not host the tenant
-	Astray  int64        `json:"othersMessages"` // to all of these
+	Changes  int          `json:"changes"`
+	Hosts    int          `json:"hosts"`            // nodes that host the tenant
+	Node     Quantiles    `json:"nodeMilliseconds"` // until one hosting node has a change, over all hosting nodes and changes
+	Last     Quantiles    `json:"lastMilliseconds"` // until the last hosting node has a change, over all changes
+	OnNode   [][2]float64 `json:"onNode"`           // distribution of Node: milliseconds, and percent that took no longer
+	OnLast   [][2]float64 `json:"onLast"`           // the same of Last
+	Least    int64        `json:"leastMessages"`    // to one hosting node
+	Most     int64        `json:"mostMessages"`
+	Others   int          `json:"others"`         // nodes that do not host the tenant
+	ToOthers int64        `json:"othersMessages"` // to all of these together
 }
 
-// changes are measured while they happen.
+// changes measures policy changes while they happen.
 type changes struct {
 	done       int
 	hosts      map[*node]bool
-	received   map[*node]int64 // messages, before the first change
+	received   map[*node]int64 // messages before the first change
 	each, last latencies
 }
 
-// changePolicy changes a policy of the first tenant that many times, and waits each time until the packet paths of all
-// nodes that host the tenant have the change.
+// changePolicy changes a policy of the first tenant so many times. After each change it waits until the packet paths of
+// all nodes that host the tenant have it.
 func (w *world) changePolicy(ctx context.Context, times int) error {
 	name := w.tenants[0]
 	c := &changes{hosts: w.hosting(name), received: map[*node]int64{}}
@@ -52,7 +52,8 @@ func (w *world) changePolicy(ctx context.Context, times int) error {
 	w.stage.changes = c
 	left := inUse()
 	for i := range times {
-		if inUse() > left/2*3 { // collect now, while nothing is measured: all nodes share one heap, and a collection would delay all of them
+		// Collect garbage now, while nothing is measured: all nodes share one heap, and a collection would delay them.
+		if inUse() > left/2*3 {
 			runtime.GC()
 			left = inUse()
 		}
@@ -61,13 +62,13 @@ func (w *world) changePolicy(ctx context.Context, times int) error {
 		began := time.Now()
 		if _, err := w.operator.ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: name,
 			Documents: []string{portPolicy(port)}})); err != nil {
-			return fmt.Errorf("change %d of the policy: %w", i+1, err)
+			return fmt.Errorf("policy change %d: %w", i+1, err)
 		}
 		var last time.Duration
 		for n := range c.hosts {
 			since, err := n.driver.awaitPort(ctx, port)
 			if err != nil {
-				return fmt.Errorf("change %d of the policy is not on node %s: %w", i+1, n.name, err)
+				return fmt.Errorf("policy change %d did not reach node %s: %w", i+1, n.name, err)
 			}
 			took := since.Sub(began)
 			c.each.note(took)
@@ -79,15 +80,15 @@ func (w *world) changePolicy(ctx context.Context, times int) error {
 	return nil
 }
 
-// policies computes the results when no more messages are sent.
+// policies computes the results after the last message was sent.
 func (c *changes) policies() *Policies {
 	p := &Policies{Changes: c.done, Hosts: len(c.hosts), Others: len(c.received) - len(c.hosts), Least: -1}
-	p.OnNode, p.OnLast = c.each.shares(), c.last.shares()
+	p.OnNode, p.OnLast = c.each.distribution(), c.last.distribution()
 	p.Node, p.Last = c.each.take(), c.last.take()
 	for n, before := range c.received {
 		received := n.caller.received.Load() - before
 		if !c.hosts[n] {
-			p.Astray += received
+			p.ToOthers += received
 			continue
 		}
 		if p.Most = max(p.Most, received); p.Least < 0 || received < p.Least {
@@ -98,29 +99,29 @@ func (c *changes) policies() *Policies {
 	return p
 }
 
-// violated lists violated invariants of messages.
+// violated returns the violated invariants of messages.
 func (p *Policies) violated() []string {
-	if p == nil || p.Astray == 0 {
+	if p == nil || p.ToOthers == 0 {
 		return nil
 	}
 	return []string{
 		fmt.Sprintf(
 			"%d messages went to %d nodes that do not host the tenant whose policy was changed",
-			p.Astray,
+			p.ToOthers,
 			p.Others,
 		),
 	}
 }
 
-// exceeded lists exceeded limits: the time of a change to a node in 99 % of cases, the time to the last node in half of
-// them, and one message to each node that hosts the tenant. sent is the count of the orchestrator, which includes
-// messages that no node has read.
+// exceeded returns the exceeded limits: the time until a node has a change in 99 % of cases, the time until the last
+// node has it in half of the cases, and one message for each node that hosts the tenant. sent is the orchestrator's
+// count, which includes messages that no node has read.
 func (p *Policies) exceeded(within time.Duration, sent int64) (all []string) {
 	if within > 0 && p.Node.P99 > milliseconds(within) {
 		all = append(
 			all,
 			fmt.Sprintf(
-				"a change was in force on a node within %.0f ms in 99 of 100 cases, and %v is the limit",
+				"a change was in force on a node within %.0f ms in 99 of 100 cases; the limit is %v",
 				p.Node.P99,
 				within,
 			),
@@ -130,7 +131,7 @@ func (p *Policies) exceeded(within time.Duration, sent int64) (all []string) {
 		all = append(
 			all,
 			fmt.Sprintf(
-				"a change was in force on the last node within %.0f ms in half of the cases, and %v is the limit",
+				"a change was in force on the last node within %.0f ms in half of the cases; the limit is %v",
 				p.Last.Median,
 				within,
 			),
@@ -140,8 +141,8 @@ func (p *Policies) exceeded(within time.Duration, sent int64) (all []string) {
 		all = append(
 			all,
 			fmt.Sprintf(
-				"%d changes cost %d messages, up to %d to a node, and %d nodes host the tenant: one for each change "+
-					"is enough",
+				"%d changes cost %d messages, up to %d to a node; %d nodes host the tenant, and "+
+					"one message for each change is enough",
 				p.Changes,
 				sent,
 				p.Most,
@@ -174,12 +175,12 @@ func (p *Policies) text(w io.Writer) {
 		p.Changes,
 		p.Least,
 		p.Most,
-		p.Astray,
+		p.ToOthers,
 		p.Others,
 	)
 }
 
-// lines is how soon changes were in force.
+// lines plots how soon changes were in force.
 func (p *Policies) lines() *plot.Lines {
 	return plot.NewLines(
 		"",
@@ -194,7 +195,7 @@ func (p *Policies) lines() *plot.Lines {
 	)
 }
 
-// hosting is the nodes that have containers of a tenant.
+// hosting returns the nodes that have containers of a tenant.
 func (w *world) hosting(tenant string) map[*node]bool {
 	hosts := map[*node]bool{}
 	for _, n := range w.nodes {
@@ -207,8 +208,8 @@ func (w *world) hosting(tenant string) map[*node]bool {
 	return hosts
 }
 
-// checkPolicies compares the policies of packet paths with the last change: nodes that host the tenant enforce it
-// alone, and the others enforce nothing.
+// checkPolicies compares the policies of packet paths with the last change: nodes that host the tenant enforce only
+// that policy, and other nodes enforce none.
 func (w *world) checkPolicies(v *violations) {
 	if w.policyPort == 0 {
 		return
@@ -222,13 +223,13 @@ func (w *world) checkPolicies(v *violations) {
 		case hosts[n] && !(ports[w.policyPort] && len(ports) == 1):
 			v.add(
 				"a changed policy is not in force",
-				"node %s accepts ports %v, and it says %d",
+				"node %s accepts ports %v, want %d",
 				n.name,
 				slices.Collect(maps.Keys(ports)),
 				w.policyPort,
 			)
 		case !hosts[n] && len(ports) > 0:
-			v.add("a policy is where its tenant is not", "node %s has rules of tenant %s", n.name, w.tenants[0])
+			v.add("a node without the tenant has its policy", "node %s has rules of tenant %s", n.name, w.tenants[0])
 		}
 	}
 }
@@ -255,17 +256,18 @@ func (h countedStream) Receive(m any) error {
 	return err
 }
 
-// portPolicy lets all containers be reached at one port alone.
+// portPolicy returns a policy that admits connections to one port only.
 func portPolicy(port uint16) string {
 	return fmt.Sprintf(
-		`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: sim, namespace: default}, spec: {podSelector: {}, ingress: [{ports: [{port: %d}]}]}}`,
+		`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: sim, namespace: default}, `+
+			`spec: {podSelector: {}, ingress: [{ports: [{port: %d}]}]}}`,
 		port,
 	)
 }
 
 // enforced is the last policy of a packet path.
 type enforced struct {
-	ports map[uint16]bool // that a rule names
+	ports map[uint16]bool // ports that a rule names
 	since time.Time
 	next  chan struct{} // closed at the next change; nil while no goroutine waits
 }
@@ -311,7 +313,7 @@ func (d *driver) enforce() {
 	d.enforced = given
 }
 
-// awaitPort waits until a rule names the port, and returns since when.
+// awaitPort waits until a rule names the port, and returns when the rule took effect.
 func (d *driver) awaitPort(ctx context.Context, port uint16) (since time.Time, err error) {
 	for {
 		d.mu.Lock()

@@ -12,9 +12,9 @@ import (
 // Progress is the progress of an event.
 type Progress struct {
 	Event    string // in words
-	Done, Of int    // nodes
+	Done, Of int    // numbers of nodes
 	Elapsed  time.Duration
-	Left     time.Duration // an estimate; 0 for none yet
+	Left     time.Duration // an estimate; 0 if there is none yet
 }
 
 func (p Progress) String() string {
@@ -28,7 +28,7 @@ func (p Progress) String() string {
 	return text
 }
 
-// progress counts the nodes that an event has been done with.
+// progress counts the nodes for which an event is done.
 type progress struct {
 	done  atomic.Int64
 	mu    sync.Mutex
@@ -56,8 +56,8 @@ func (p *progress) now() Progress {
 	return now
 }
 
-// tell calls report with the progress at an interval until ctx ends.
-func (p *progress) tell(ctx context.Context, every time.Duration, report func(Progress)) {
+// reportEvery calls report with the progress at an interval until ctx ends.
+func (p *progress) reportEvery(ctx context.Context, every time.Duration, report func(Progress)) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -86,7 +86,7 @@ func pause(ctx context.Context, long time.Duration) error {
 	}
 }
 
-// latencies are how long single things took.
+// latencies collects durations of single operations.
 type latencies struct {
 	mu  sync.Mutex
 	all []time.Duration
@@ -98,7 +98,7 @@ func (l *latencies) note(d time.Duration) {
 	l.all = append(l.all, d)
 }
 
-// take is the median and the 99th percentile in milliseconds, of how many, and begins anew.
+// take returns count, median and 99th percentile in milliseconds, and resets the collection.
 func (l *latencies) take() (q Quantiles) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,8 +110,8 @@ func (l *latencies) take() (q Quantiles) {
 	return q
 }
 
-// shares are points of their distribution: milliseconds, and percent of them that took no longer.
-func (l *latencies) shares() (all [][2]float64) {
+// distribution returns points of the distribution: milliseconds, and percent of the durations that took no longer.
+func (l *latencies) distribution() (all [][2]float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	slices.Sort(l.all)

@@ -14,16 +14,16 @@ import (
 // Result is the result of a run.
 type Result struct {
 	Scenario   Scenario       `json:"scenario"`
-	Error      string         `json:"error,omitempty"` // why it ended before all had happened
+	Error      string         `json:"error,omitempty"` // why the run ended before its last event
 	CPUs       int            `json:"cpus"`
-	InMemory   bool           `json:"storeInMemory"` // etcd's files are on a tmpfs: its waits for a disk took no time
-	Stages     []Stage        `json:"stages"`        // setting it up, then each event
+	InMemory   bool           `json:"storeInMemory"` // etcd's files are on a tmpfs, so writes took no disk time
+	Stages     []Stage        `json:"stages"`        // the set-up, then each event
 	Entries    []Entries      `json:"entriesPerNode"`
-	Addresses  string         `json:"addressesSum"` // the same where every address is on the same node
+	Addresses  string         `json:"addressesSum"` // digest of all addresses with their nodes, to compare runs
 	PeakBytes  int64          `json:"peakResidentBytes"`
 	Warnings   map[string]int `json:"agentWarnings,omitempty"`
-	Violations []string       `json:"violations"` // of what always holds
-	Exceeded   []string       `json:"exceeded"`   // limits of the scenario
+	Violations []string       `json:"violations"` // violated invariants
+	Exceeded   []string       `json:"exceeded"`   // exceeded limits of the scenario
 	Real       []string       `json:"real"`
 	NotReal    []string       `json:"notReal"`
 }
@@ -31,30 +31,30 @@ type Result struct {
 // Pass reports whether all events were done, and all invariants and limits held.
 func (r *Result) Pass() bool { return r.Error == "" && len(r.Violations)+len(r.Exceeded) == 0 }
 
-// Stage is one event and what it cost.
+// Stage is the cost of one event.
 type Stage struct {
 	Event      string    `json:"event"`
-	Unfinished bool      `json:"unfinished,omitempty"` // the run ended during it; what follows is of the part that was done
+	Unfinished bool      `json:"unfinished,omitempty"` // the run ended during the event; the figures cover only the part that was done
 	Nodes      int       `json:"nodes"`                // afterwards
 	Containers int       `json:"containers"`           // afterwards
-	About      int       `json:"about"`                // nodes that it was about
+	About      int       `json:"about"`                // nodes that the event affected
 	Acted      float64   `json:"actedSeconds"`
-	Ready      float64   `json:"readySeconds"` // until every node follows the orchestrator, too
+	Ready      float64   `json:"readySeconds"` // until every node followed the orchestrator again
 	CPU        float64   `json:"cpuSeconds"`
 	Counts     Counts    `json:"messages"`          // with heartbeats
-	Total      Count     `json:"total"`             // without
-	Queries    *Queries  `json:"queries,omitempty"` // for mappings; nil where there were none
+	Total      Count     `json:"total"`             // without heartbeats
+	Queries    *Queries  `json:"queries,omitempty"` // for mappings; nil if there were none
 	Adds       Quantiles `json:"addMilliseconds"`
-	Policies   *Policies `json:"policies,omitempty"` // nil where none was changed
-	Retried    int64     `json:"addsRetried"`        // refused for the moment, and asked for again
-	Heap       int64     `json:"heapBytes"`          // live, at its end
+	Policies   *Policies `json:"policies,omitempty"` // nil if no policy was changed
+	Retried    int64     `json:"addsRetried"`        // ADDs that the agent refused temporarily, and the runtime retried
+	Heap       int64     `json:"heapBytes"`          // live, at the end of the event
 	Stacks     int64     `json:"stackBytes"`         // of goroutines
 	Goroutines int       `json:"goroutines"`
 	Resident   int64     `json:"residentBytes"`
 	Store      int64     `json:"storeBytes"`   // etcd's file
-	Syncs      int64     `json:"syncs"`        // of etcd's log
-	Written    int64     `json:"filesWritten"` // by agents, to their disks in memory
-	Samples    []Sample  `json:"samples"`      // of the time that it took
+	Syncs      int64     `json:"syncs"`        // of etcd's write-ahead log
+	Written    int64     `json:"filesWritten"` // by agents, to their in-memory disks
+	Samples    []Sample  `json:"samples"`      // taken during the event
 }
 
 // Quantiles of durations, in milliseconds.
@@ -64,7 +64,7 @@ type Quantiles struct {
 	P99    float64 `json:"p99"`
 }
 
-// Entries is how many of a table nodes have.
+// Entries counts the entries of one table on the nodes.
 type Entries struct {
 	Table string  `json:"table"`
 	Least int     `json:"least"`
@@ -72,7 +72,7 @@ type Entries struct {
 	Most  int     `json:"most"`
 }
 
-// title is the event as people read of it.
+// title names the event for people.
 func (s Stage) title() string {
 	if s.Unfinished {
 		return s.Event + " (unfinished)"
@@ -103,12 +103,12 @@ func (r *Result) Text(w io.Writer) {
 	if r.InMemory {
 		fmt.Fprint(
 			w,
-			"etcd's files are on a tmpfs, in memory: it never waited for a disk, and with one changes take longer; "+
+			"etcd's files are on a tmpfs, in memory: writes took no disk time; on a disk, changes take longer; "+
 				"use --data-dir\n\n",
 		)
 	}
 	if r.Error != "" {
-		fmt.Fprintf(w, "%s; what follows is of the part that was done\n\n", r.Error)
+		fmt.Fprintf(w, "%s; the figures below cover only the part that was done\n\n", r.Error)
 	}
 	fmt.Fprintln(w, "EVENT\tNODES\tCONTAINERS\tSECONDS\tREADY\tCPU\tMESSAGES\tBYTES\tADD P50\tP99\tMEMORY")
 	for _, s := range r.Stages {
@@ -138,7 +138,7 @@ func (r *Result) Text(w io.Writer) {
 	r.verdict(w)
 }
 
-// kinds says what an event cost, if it cost anything.
+// kinds writes the cost of an event by kind of message, if the event had any cost.
 func (s Stage) kinds(w io.Writer) {
 	if s.Queries == nil && len(s.Counts) == 0 {
 		return
@@ -147,7 +147,7 @@ func (s Stage) kinds(w io.Writer) {
 	if q := s.Queries; q != nil {
 		fmt.Fprintf(
 			w,
-			"  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and asked again: "+
+			"  queries for mappings answered: %d (%d pages, %d for changes), %.0f a second; refused and retried: "+
 				"%d\n",
 			q.Pages+q.Changes,
 			q.Pages,
@@ -162,7 +162,7 @@ func (s Stage) kinds(w io.Writer) {
 	}
 }
 
-// tables are those of the scenario's network: agents have others' too.
+// tables writes the tables of the scenario's network; agents also have those of the other network.
 func (r *Result) tables(w io.Writer) {
 	used := slices.DeleteFunc(slices.Clone(r.Entries), func(e Entries) bool {
 		return strings.HasPrefix(e.Table, tenant.Nimitz+"-") != (r.Scenario.Network == tenant.Nimitz)
@@ -176,7 +176,7 @@ func (r *Result) tables(w io.Writer) {
 	}
 }
 
-// verdict is how it came out, in the last lines.
+// verdict writes the outcome as the last lines.
 func (r *Result) verdict(w io.Writer) {
 	fmt.Fprintln(w)
 	for _, v := range r.Violations {
@@ -187,13 +187,13 @@ func (r *Result) verdict(w io.Writer) {
 	}
 	switch {
 	case r.Pass():
-		fmt.Fprintln(w, "all held, within the limits")
+		fmt.Fprintln(w, "passed: all invariants and limits held")
 	case r.Error != "" && len(r.Exceeded) == 0:
-		fmt.Fprintln(w, "not all was done:", r.Error)
+		fmt.Fprintln(w, "stopped early:", r.Error)
 	}
 }
 
-// text is one of them, where there are any.
+// text formats one quantile, or a dash if there were no observations.
 func (q Quantiles) text(of float64) string {
 	if q.N == 0 {
 		return "-"

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// cut plays a scenario that ends early, by its limit or because of what happens before an event.
+// cut plays a scenario that ends early, because of its time limit or because before fails or interrupts the run.
 func cut(t *testing.T, text string, before func(interrupt func()) error) (*Result, string, error) {
 	t.Helper()
 	s, err := Parse("scenario.yaml", []byte(text))
@@ -35,48 +35,49 @@ func cut(t *testing.T, text string, before func(interrupt func()) error) (*Resul
 
 const twoEvents = "{nodes: 2, containersPerNode: 1, events: [{do: reconnect}]}"
 
-// TestInterrupted: the event that was interrupted is marked, and it is said to people and to programs.
+// TestInterrupted: text and JSON results mark an interrupted event.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	r, shown, err := cut(t, twoEvents, func(interrupt func()) error { interrupt(); return nil })
 	const why = `interrupted during "reconnect"`
 	if err == nil || err.Error() != why || r.Error != why || r.Pass() || len(r.Stages) != 2 || r.Stages[0].Unfinished ||
 		!r.Stages[1].Unfinished {
-		t.Errorf("it ends with %v: %+v", err, r)
+		t.Errorf("ended with %v: %+v", err, r)
 	}
-	for _, want := range []string{why + "; what follows is of the part that was done\n", "\nreconnect " +
-		"(unfinished)\t", "\nnot all was done: " + why + "\n"} {
+	for _, want := range []string{why + "; the figures below cover only the part that was done\n", "\nreconnect " +
+		"(unfinished)\t", "\nstopped early: " + why + "\n"} {
 		if !strings.Contains(shown, want) {
-			t.Errorf("it lacks %q:\n%s", want, shown)
+			t.Errorf("the text lacks %q:\n%s", want, shown)
 		}
 	}
 }
 
-// TestFailed: so is an event that fails.
+// TestFailed: the result of a failed event is not a success.
 func TestFailed(t *testing.T) {
 	t.Parallel()
 	r, shown, err := cut(t, twoEvents, func(func()) error { return errors.New("no more") })
-	if err == nil || r.Error != "no more" || r.Pass() || strings.Contains(shown, "all held") {
-		t.Errorf("it ends with %v: %s", err, shown)
+	if err == nil || r.Error != "no more" || r.Pass() || strings.Contains(shown, "passed") {
+		t.Errorf("ended with %v: %s", err, shown)
 	}
 }
 
-// TestOverTime: a limit of time is named, whatever the call says that it cuts short.
+// TestOverTime: the error names the exceeded time limit, not the call that the limit cancelled.
 func TestOverTime(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"{nodes: 2000, containersPerNode: 9, limits: {time: 1s}}", "{nodes: 2, limits: " +
 		"{time: 1ms}}"} {
 		r, shown, err := cut(t, text, nil)
 		last := regexp.MustCompile(
-			`\nexceeded: the scenario's limit of 1m?s was over (during "set up"|while the orchestrator started)\n$`,
+			`\nexceeded: the scenario's time limit of 1m?s was exceeded ` +
+				`(during "set up"|while the orchestrator started)\n$`,
 		)
 		if err != nil || r.Pass() || r.Stages == nil || !last.MatchString(shown) {
-			t.Errorf("it ends with %v: %s", err, shown)
+			t.Errorf("ended with %v: %s", err, shown)
 		}
 	}
 }
 
-// TestText: what there was none of is not shown as 0, and the last line says how it came out.
+// TestText: the text leaves out counts that are 0, and its last line has the outcome.
 func TestText(t *testing.T) {
 	t.Parallel()
 	_, shown, err := cut(
@@ -84,12 +85,12 @@ func TestText(t *testing.T) {
 		"{nodes: 3, containersPerNode: 1, events: [{do: shrink, by: 1}]}",
 		func(func()) error { return nil },
 	)
-	if err != nil || !strings.HasSuffix(shown, "\nall held, within the limits\n") ||
+	if err != nil || !strings.HasSuffix(shown, "\npassed: all invariants and limits held\n") ||
 		strings.Contains(shown, "nimitz-") ||
 		strings.Contains(shown, "shrink 1, by kind") {
 		t.Errorf("%v: %s", err, shown)
 	}
 	if row := regexp.MustCompile(`\nshrink 1\t.*\t-\t-\t[0-9]+ MiB\n`); !row.MatchString(shown) {
-		t.Errorf("without an ADD it is not left open how long one took: %s", shown)
+		t.Errorf("an ADD latency is shown although there was no ADD: %s", shown)
 	}
 }

@@ -20,20 +20,20 @@ import (
 
 // Options configure a run besides the scenario.
 type Options struct {
-	Dir      string // an empty folder for the orchestrator's etcd and socket, which is removed
+	Dir      string // empty folder for the orchestrator's etcd and socket; Run removes it
 	Log      *slog.Logger
 	Progress func(Progress)     // nil for none
-	Every    time.Duration      // how often
-	Before   func(string) error // called before each event, with its words; nil for none
-	Settled  func() error       // called when all has happened and everything is still there; nil for none
-	Patience time.Duration      // how long updates of agents may take to reach the orchestrator; 0 means 30 s
+	Every    time.Duration      // interval of Progress
+	Before   func(string) error // called with each event's title before the event; nil for none
+	Settled  func() error       // called after the last event while the cluster still runs; nil for none
+	Patience time.Duration      // maximum delay of agents' updates to the orchestrator; 0 means 30 s
 
-	Probe     Probe // nil for none; with one, invariants are not checked: they cover only simulated nodes
-	Followers int   // nodes that follow the orchestrator; agents of the others end when they have their containers; 0 means all follow
+	Probe     Probe // nil for none; with a probe, Run does not check the invariants: they cover only simulated nodes
+	Followers int   // nodes that follow the orchestrator; the other agents end when their containers exist; 0: all
 }
 
-// Run plays a scenario until its end or the first violated invariant. It returns the result also with an error of an
-// event.
+// Run plays a scenario until its end or the first violated invariant. The result is valid also if an event returns an
+// error.
 func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	if s.Limits.Time > 0 {
 		var cancel context.CancelFunc
@@ -57,9 +57,9 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		}
 	}()
 	if o.Progress != nil {
-		telling, stop := context.WithCancel(ctx)
+		reporting, stop := context.WithCancel(ctx)
 		defer stop()
-		go w.progress.tell(telling, o.Every, o.Progress)
+		go w.progress.reportEvery(reporting, o.Every, o.Progress)
 	}
 	r = &Result{
 		Scenario:   s,
@@ -82,17 +82,17 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 	}
 	r.Warnings, r.PeakBytes = w.warnings.m, status("VmHWM")
 	if err == nil {
-		r.judge(w)
+		r.checkLimits(w)
 		return r, nil
 	}
 	return r, r.ended(ctx, err)
 }
 
-// errOverTime is why a run ends whose scenario has a limit of its time.
-var errOverTime = errors.New("the scenario's limit of its time is over")
+// errOverTime is the cause of a run's end after the scenario's time limit.
+var errOverTime = errors.New("the scenario's time limit is exceeded")
 
-// ended notes why a run ended before all of it had happened. Whatever a call says that was cut short, it is the limit,
-// or who interrupted it. That a limit was exceeded is no error of the run.
+// ended records why a run ended early: by the time limit or an interrupt, not by the error of the call that was
+// cancelled. An exceeded limit is not an error of the run.
 func (r *Result) ended(ctx context.Context, err error) error {
 	where := "while the orchestrator started"
 	if n := len(r.Stages); n > 0 {
@@ -103,7 +103,7 @@ func (r *Result) ended(ctx context.Context, err error) error {
 	}
 	switch {
 	case context.Cause(ctx) == errOverTime:
-		r.Error = fmt.Sprintf("the scenario's limit of %v was over %s", r.Scenario.Limits.Time, where)
+		r.Error = fmt.Sprintf("the scenario's time limit of %v was exceeded %s", r.Scenario.Limits.Time, where)
 		r.Exceeded = append(r.Exceeded, r.Error)
 		return nil
 	case ctx.Err() != nil:
@@ -135,7 +135,7 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 				return err
 			}
 		}
-		runtime.GC() // what is garbage now is not of this event
+		runtime.GC() // do not count earlier garbage for this event
 		w.stage = w.beginStage()
 		sampled := w.sample(ctx)
 		err := w.play(ctx, s)
@@ -162,8 +162,8 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 				r.Exceeded = append(r.Exceeded, stage.Event+": "+e)
 			}
 		} else if limit := s.Within; limit > 0 && stage.Ready > limit.Seconds() {
-			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s, and %v is its "+
-				"limit", stage.Event, stage.Ready, limit))
+			r.Exceeded = append(r.Exceeded, fmt.Sprintf("%s took %.1f s; its limit is %v",
+				stage.Event, stage.Ready, limit))
 		}
 		if o.Probe != nil {
 			if err := o.Probe.After(ctx, stage); err != nil {
@@ -176,19 +176,19 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 			r.Exceeded = append(
 				r.Exceeded,
 				fmt.Sprintf(
-					"%s cost %d snapshots, and it is about %d streams, each of which may begin with one",
+					"%s cost %d snapshots for %d streams; each stream may begin with one",
 					stage.Event,
 					n,
 					streams,
 				),
 			)
 		}
-		// A stream begins with a registration; one that does not come about costs another.
+		// A stream begins with a registration; a failed attempt costs another registration.
 		if n := stage.Counts[registered].Messages; 2*n > 3*int64(streams) {
 			r.Exceeded = append(
 				r.Exceeded,
 				fmt.Sprintf(
-					"%s cost %d registrations for %d streams: more than one of three tries was in vain",
+					"%s cost %d registrations for %d streams: more than one of three attempts failed",
 					stage.Event,
 					n,
 					streams,
@@ -209,19 +209,19 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 	return nil
 }
 
-// judge checks the limits of the whole run.
-func (r *Result) judge(w *world) {
+// checkLimits checks the limits of the whole run.
+func (r *Result) checkLimits(w *world) {
 	limits, total := w.scenario.Limits, int64(0)
 	for _, s := range r.Stages {
 		total += s.Total.Messages
 	}
 	if limits.Messages > 0 && total > limits.Messages {
-		r.Exceeded = append(r.Exceeded, fmt.Sprintf("%d messages, and %d are the limit", total, limits.Messages))
+		r.Exceeded = append(r.Exceeded, fmt.Sprintf("%d messages; the limit is %d", total, limits.Messages))
 	}
 	if limits.Memory > 0 && r.PeakBytes > int64(limits.Memory) {
 		r.Exceeded = append(
 			r.Exceeded,
-			fmt.Sprintf("%d MiB of memory, and %v are the limit", r.PeakBytes>>20, limits.Memory),
+			fmt.Sprintf("%d MiB of memory; the limit is %v", r.PeakBytes>>20, limits.Memory),
 		)
 	}
 }
@@ -231,12 +231,12 @@ type stage struct {
 	began  time.Time
 	acts   time.Duration
 	ready  time.Duration
-	cpu    time.Duration // at its beginning, and when it is over what it took
+	cpu    time.Duration // at its beginning; after its end, the time it took
 	counts Counts
 	syncs  int64
 	files  int64
 
-	changes *changes // of a policy; nil for none
+	changes *changes // policy changes; nil for none
 }
 
 const (
@@ -255,16 +255,16 @@ func (w *world) beginStage() *stage {
 	}
 }
 
-// acted records that the event was done; nodes may not follow yet.
+// acted records that the event was done; nodes may not follow the orchestrator yet.
 func (s *stage) acted() { s.acts = time.Since(s.began) }
 
-// over records that all nodes follow.
+// over records that all nodes follow the orchestrator.
 func (s *stage) over() { s.ready, s.cpu = time.Since(s.began), cpuTime()-s.cpu }
 
-// quietFor is the time without messages, except for heartbeats, after which an event is over.
+// quietFor is the time without messages, except heartbeats, after which an event is over.
 const quietFor = 200 * time.Millisecond
 
-// quiet waits until no more messages are sent, so that they count for their event.
+// quiet waits until no more messages are sent, so that every message counts for its own event.
 func (w *world) quiet(ctx context.Context) error {
 	for last := (Count{-1, 0}); ; {
 		counts, err := w.counts()
@@ -316,7 +316,7 @@ func inMemory(dir string) bool {
 	return unix.Statfs(dir, &fs) == nil && (fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC)
 }
 
-// status is a size that the kernel keeps of this process, in bytes.
+// status returns a size from /proc/self/status, in bytes.
 func status(key string) int64 {
 	text, _ := os.ReadFile("/proc/self/status")
 	for line := range strings.Lines(string(text)) {
@@ -328,31 +328,31 @@ func status(key string) int64 {
 	return 0
 }
 
-// What is real in a run, and what is not, as every result says it.
+// What is real in a run and what is not, as every result states.
 var (
 	isReal = []string{
 		"the orchestrator: its handlers, limits, model and streams",
-		"its etcd, which waits for the disk of --data-dir at every change, if it is one: a tmpfs has nothing to wait " +
-			"for",
+		"its etcd, which waits for the disk of --data-dir at every change, unless that is a tmpfs, which has no " +
+			"disk to wait for",
 		"the encoding of every message, by protobuf and Connect's framing",
-		"of each agent the core, the link to the orchestrator and the drawing of addresses",
+		"of each agent the core, the link to the orchestrator and the allocation of addresses",
 	}
 	isNotReal = []string{
-		"TLS, HTTP/2 and TCP between agents and orchestrator: calls are passed within the process, and who calls is " +
-			"said, not proven",
-		"how many calls arrive at once: but for streams 64 are answered at a time, and the others wait before they " +
-			"reach the orchestrator, as they would on wires",
-		"joining: nodes have no certificates, so none is bought with a token; what begins a node is its registration",
-		"packet paths: they know which endpoints and tenants they were given, and count them",
-		"disks of agents: what they write is encoded as ever, and kept in memory or only counted",
+		"TLS, HTTP/2 and TCP between agents and orchestrator: calls are passed within the process, and the caller is " +
+			"not authenticated",
+		"how many calls arrive at once: except streams, the orchestrator handles 64 calls at a time, and the others " +
+			"wait before they reach it",
+		"joining: nodes have no certificates, so no token is exchanged for one; a node begins with its registration",
+		"packet paths: they only record endpoints and tenants, and count their entries",
+		"disks of agents: files are encoded as usual, but kept in memory or only counted",
 		"time and processors of many machines: all agents and the orchestrator share one clock and the processors of " +
 			"this machine",
 	}
 )
 
 // collectEarly starts garbage collections before the memory limit is reached. The runtime itself would start late and
-// then charge allocating goroutines with the collection: all simulated machines would stop for ten seconds, because
-// they share one heap.
+// charge the allocating goroutines with the collection. Because all simulated machines share one heap, all of them
+// would pause for ten seconds.
 func collectEarly(ctx context.Context, limit uint64) {
 	for left := uint64(0); ; {
 		if now := inUse(); now > limit/8*5 && now > left+limit/4 {
@@ -365,7 +365,7 @@ func collectEarly(ctx context.Context, limit uint64) {
 	}
 }
 
-// inUse is what the heap has, with garbage, and goroutines' stacks, in bytes.
+// inUse returns the size of the heap, with garbage, and of the goroutines' stacks, in bytes.
 func inUse() uint64 {
 	used := []metrics.Sample{{Name: heapObjects}, {Name: "/memory/classes/heap/stacks:bytes"}}
 	metrics.Read(used)

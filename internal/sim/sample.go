@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// Sample is how things stand while an event happens. What is counted is counted from the event's beginning.
+// Sample is the state of the cluster at a time during an event. Counts start at the event's beginning.
 type Sample struct {
 	At         float64 `json:"seconds"`
 	Streams    int64   `json:"streams"`
-	Calls      int64   `json:"calls"`      // of nodes, streams too
-	Missed     int64   `json:"missed"`     // those of them that found no orchestrator
-	Registered int64   `json:"registered"` // answers
+	Calls      int64   `json:"calls"`      // of nodes, including streams
+	Missed     int64   `json:"missed"`     // calls while no orchestrator ran
+	Registered int64   `json:"registered"` // answered registrations
 	Snapshots  int64   `json:"snapshots"`
-	Waiting    int64   `json:"changesWaiting"` // for the store
+	Waiting    int64   `json:"changesWaiting"` // queued for the store
 	Heap       int64   `json:"heapBytes"`      // live or garbage
 }
 
-// sampleEvery is how often, where that is little beside all the rest.
+// sampleEvery is the default interval of samples.
 const sampleEvery = 500 * time.Millisecond
 
 const heapObjects = "/memory/classes/heap/objects:bytes"
@@ -31,8 +31,8 @@ func (w *world) sample(ctx context.Context) (end func() []Sample) {
 	first, _ := w.live.read()
 	calls, missed := w.fabric.calls.Load(), w.fabric.missed.Load()
 	look := func() Sample {
-		now, _ := w.live.read() // of none there is nothing to read
-		said := now.counts.since(first.counts)
+		now, _ := w.live.read() // while no orchestrator runs, the metrics are empty
+		counts := now.counts.since(first.counts)
 		heap := []metrics.Sample{{Name: heapObjects}}
 		metrics.Read(heap)
 		return Sample{
@@ -40,7 +40,7 @@ func (w *world) sample(ctx context.Context) (end func() []Sample) {
 				time.Since(began),
 			), Streams: now.streams, Waiting: now.waiting, Heap: int64(heap[0].Value.Uint64()),
 			Calls: w.fabric.calls.Load() - calls, Missed: w.fabric.missed.Load() - missed,
-			Registered: said[registered].Messages, Snapshots: said[snapshots].Messages,
+			Registered: counts[registered].Messages, Snapshots: counts[snapshots].Messages,
 		}
 	}
 	all := []Sample{look()}

@@ -25,55 +25,55 @@ type Scenario struct {
 	Addressing        tenant.Addressing `yaml:"addressing"        json:"addressing"`            // on netpila; empty means encrypted
 	CIDR              netip.Prefix      `yaml:"cidr"              json:"cidr,omitzero"`         // on nimitz, of each tenant; empty means fd10::/48
 	NodeBits          int               `yaml:"nodeBits"          json:"nodeBits,omitempty"`    // of a node's subnet of it; 0 means 80
-	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs"       json:"noNodeCIDRs,omitempty"` // addresses are given one by one
-	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on nimitz: how nodes learn mappings; empty means by stream
-	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are theirs in turn
+	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs"       json:"noNodeCIDRs,omitempty"` // addresses are allocated one by one, without subnets of nodes
+	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on nimitz: how nodes receive mappings; empty means by stream
+	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are assigned to them in turn
 	Nodes             int               `yaml:"nodes"             json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
-	AtOnce            int               `yaml:"atOnce"            json:"atOnce"`   // nodes that something is done with at the same time; 0 means 512
-	ListRate          int               `yaml:"listRate"          json:"listRate"` // of the orchestrator; 0 means no limit
+	AtOnce            int               `yaml:"atOnce"            json:"atOnce"`   // nodes that an event handles concurrently; 0 means 512
+	ListRate          int               `yaml:"listRate"          json:"listRate"` // the orchestrator's rate limit of queries, per second; 0 means no limit
 	Events            []Event           `yaml:"events"            json:"events"`
 	Limits            Limits            `yaml:"limits"            json:"limits,omitzero"`
 }
 
-// Event is one thing that happens.
+// Event is one change of the cluster.
 type Event struct {
 	Do     string        `yaml:"do"     json:"do"`
-	By     Amount        `yaml:"by"     json:"by,omitzero"` // nodes
+	By     Amount        `yaml:"by"     json:"by,omitzero"` // number of nodes
 	Within time.Duration `yaml:"within" json:"within,omitzero"`
 
-	Times     int  `yaml:"times"     json:"times,omitempty"`     // of change-policy; 0 means 100
-	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // of grow on nimitz: all new nodes list before one is given a subnet
+	Times     int  `yaml:"times"     json:"times,omitempty"`     // number of policy changes of change-policy; 0 means 100
+	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // for grow on nimitz: all new nodes list the mappings before one gets a subnet
 }
 
-// How nodes learn mappings of others' containers.
+// How nodes receive mappings of other nodes' containers.
 const (
 	ByStream = "stream" // updates on their streams
-	ByQuery  = "query"  // those of the set-up ask once after each event, as NIMITZ §4.1 counts
+	ByQuery  = "query"  // nodes of the set-up query once after each event, as NIMITZ §4.1 counts
 )
 
 // asks reports whether the nodes of the set-up query for mappings.
 func (s Scenario) asks() bool { return s.MappingsBy == ByQuery }
 
-// Limits are of a whole run; 0 means none.
+// Limits apply to a whole run; 0 means no limit.
 type Limits struct {
 	Time     time.Duration `yaml:"time"     json:"time,omitzero"`
-	Memory   Size          `yaml:"memory"   json:"memory,omitzero"`   // resident, of this process
+	Memory   Size          `yaml:"memory"   json:"memory,omitzero"`   // resident set of this process
 	Messages int64         `yaml:"messages" json:"messages,omitzero"` // of calls and streams, without heartbeats
 }
 
-// What may happen.
+// Kinds of events.
 const (
 	Grow                = "grow"                 // new nodes join and get containers
 	Shrink              = "shrink"               // nodes lose their containers, stop and are deleted
-	RestartJob          = "restart-job"          // all containers of nodes are removed and made anew
-	Crash               = "crash"                // agents are killed and start again from their disks
-	Reconnect           = "reconnect"            // every stream is cut
-	RestartOrchestrator = "restart-orchestrator" // and every agent follows it again
-	ChangePolicy        = "change-policy"        // of the first tenant, again and again
+	RestartJob          = "restart-job"          // all containers of some nodes are removed and as many are created
+	Crash               = "crash"                // agents are killed and restart from their disks
+	Reconnect           = "reconnect"            // all streams are cut
+	RestartOrchestrator = "restart-orchestrator" // the orchestrator restarts, and all agents follow it again
+	ChangePolicy        = "change-policy"        // a policy of the first tenant changes repeatedly
 )
 
-// counted says which events are about a number of nodes.
+// counted holds whether an event needs a number of nodes.
 var counted = map[string]bool{
 	Grow:                true,
 	Shrink:              true,
@@ -84,7 +84,7 @@ var counted = map[string]bool{
 	ChangePolicy:        false,
 }
 
-// Amount is a number of nodes, or a part of those there are in percent.
+// Amount is a number of nodes, or a percentage of the existing nodes.
 type Amount struct {
 	N       int
 	Percent bool
@@ -93,7 +93,7 @@ type Amount struct {
 func (a *Amount) UnmarshalText(text []byte) (err error) {
 	digits, percent := strings.CutSuffix(string(text), "%")
 	if a.N, err = strconv.Atoi(digits); err != nil || a.N < 1 || percent && a.N > 1000 {
-		return errors.New("write a number of nodes: 100, or 10% of those there are")
+		return errors.New("write a number of nodes, such as 100, or a percentage, such as 10%")
 	}
 	a.Percent = percent
 	return nil
@@ -134,7 +134,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return errors.New("write a size: 16GiB, or 512MiB")
+	return errors.New("write a size, such as 16GiB or 512MiB")
 }
 
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
@@ -148,21 +148,21 @@ func (s Size) String() string {
 	return ""
 }
 
-// Of a tenant on nimitz. Of IPv4 a cluster has virtual addresses for fewer nodes.
+// defaultCIDR is the CIDR of a tenant on nimitz. IPv4 has virtual addresses for fewer nodes.
 var defaultCIDR = netip.MustParsePrefix("fd10::/48")
 
 const defaultNodeBits = tenant.DefaultNodeBits6
 
 func (s Scenario) overlay() tenant.Overlay { return tenant.Overlay{CIDR: s.CIDR, NodeBits: s.NodeBits} }
 
-// Limits of scenarios.
+// Bounds of scenarios' fields.
 const (
 	maxNodes   = 1_000_000
 	maxTenants = 1_000
 	maxTimes   = 10_000
 )
 
-// Read reads a scenario's YAML file. It is called like the file where it has no name.
+// Read reads a scenario's YAML file. The file's name is the default name of the scenario.
 func Read(path string) (Scenario, error) {
 	b, err := specfile.Read("scenario", path)
 	if err != nil {
@@ -171,13 +171,13 @@ func Read(path string) (Scenario, error) {
 	return Parse(path, b)
 }
 
-// Parse reads YAML. The scenario's default name is the file's name. Errors name the file and the line.
+// Parse parses YAML. The file's name is the default name of the scenario. Errors name the file and the line.
 func Parse(file string, b []byte) (Scenario, error) {
 	s, f, err := specfile.Parse[Scenario](file, b)
 	if err != nil {
 		return Scenario{}, err
 	}
-	// A field that is left out gets its default or has no limit, so an explicit 0 is an error.
+	// An omitted field gets its default or has no limit, so an explicit 0 is an error.
 	for path, zero := range s.zeros() {
 		if zero && f.Has(path) {
 			key := path[strings.LastIndexByte(path, '.')+1:]
@@ -191,7 +191,7 @@ func Parse(file string, b []byte) (Scenario, error) {
 	return s, nil
 }
 
-// zeros are the paths of what is more than 0 where it is written, and whether it is 0.
+// zeros maps the path of each field that must be more than 0 if present to whether it is 0.
 func (s Scenario) zeros() map[string]bool {
 	all := map[string]bool{
 		"$.tenants": s.Tenants == 0, "$.atOnce": s.AtOnce == 0,
@@ -205,7 +205,7 @@ func (s Scenario) zeros() map[string]bool {
 	return all
 }
 
-// Filled has what was left out.
+// Filled returns the scenario with defaults for omitted fields.
 func (s Scenario) Filled(name string) Scenario {
 	s.Name = cmp.Or(s.Name, name)
 	s.Network = cmp.Or(s.Network, tenant.Netpila)
@@ -272,7 +272,7 @@ func (s Scenario) Validate() error {
 		if s.ListRate != 0 {
 			return wrong(
 				"$.listRate",
-				"listRate is for network %s; on %s nodes ask for no mappings",
+				"listRate is for network %s; on %s nodes do not query mappings",
 				tenant.Nimitz,
 				tenant.Netpila,
 			)
@@ -298,12 +298,12 @@ func (s Scenario) Validate() error {
 			)
 		}
 		if s.NoNodeCIDRs && s.NodeBits != 0 {
-			return wrong("$.nodeBits", "nodeBits is for nodes with subnets, and noNodeCIDRs says that they have none")
+			return wrong("$.nodeBits", "nodeBits needs nodes with subnets, and noNodeCIDRs disables those")
 		}
 		if s.MappingsBy != ByStream && (s.MappingsBy != ByQuery || s.NoNodeCIDRs) {
 			return wrong(
 				"$.mappingsBy",
-				"mappingsBy %q: use %s, or where nodes have subnets %s",
+				"mappingsBy %q: use %s, or, if nodes have subnets, %s",
 				s.MappingsBy,
 				ByStream,
 				ByQuery,
@@ -325,7 +325,7 @@ func (s Scenario) Validate() error {
 		case needs && e.By == Amount{}:
 			return wrong(at, "event %s needs a number of nodes: write by: 10%%, or by: 100", e.Do)
 		case !needs && e.By != Amount{}:
-			return wrong(at+".by", "event %s is of all nodes; leave by out", e.Do)
+			return wrong(at+".by", "event %s affects all nodes; leave by out", e.Do)
 		case e.ListFirst && (e.Do != Grow || s.NodeBits == 0):
 			return wrong(
 				at+".listFirst",
@@ -338,24 +338,24 @@ func (s Scenario) Validate() error {
 		case e.Do == ChangePolicy && (e.Times < 1 || e.Times > maxTimes):
 			return wrong(at+".times", "times %d: use 1 to %d", e.Times, maxTimes)
 		case e.Do == ChangePolicy && s.ContainersPerNode == 0:
-			return wrong(at+".do", "event %s is about nodes with containers: set containersPerNode", ChangePolicy)
+			return wrong(at+".do", "event %s needs nodes with containers: set containersPerNode", ChangePolicy)
 		case needs && e.By.of(nodes) < 1:
-			return wrong(at+".by", "event %v: %v of %d nodes is none", e, e.By, nodes)
+			return wrong(at+".by", "event %v: %v of %d nodes is less than one node", e, e.By, nodes)
 		}
 		if err := positive(at+".within", e.Within); err != nil {
 			return err
 		}
 		switch n := e.By.of(nodes); {
 		case e.Do == Grow && nodes+n > maxNodes:
-			return wrong(at+".by", "event %v: %d nodes and %d more: %d are the most", e, nodes, n, maxNodes)
+			return wrong(at+".by", "event %v: %d nodes and %d more: the maximum is %d", e, nodes, n, maxNodes)
 		case e.Do == Grow:
 			nodes += n
 		case e.Do == Shrink && n >= nodes:
-			return wrong(at+".by", "event %v: %d of %d nodes: one must be left", e, n, nodes)
+			return wrong(at+".by", "event %v: %d of %d nodes: at least one must remain", e, n, nodes)
 		case e.Do == Shrink:
 			nodes -= n
 		case needs && n > nodes:
-			return wrong(at+".by", "event %v: %d of %d nodes: there are not so many", e, n, nodes)
+			return wrong(at+".by", "event %v: %d of %d nodes: there are too few", e, n, nodes)
 		}
 	}
 	return nil

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestExamples: scenarios for people can be played.
+// TestExamples: the example scenarios for users are valid.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../docs/scenarios/*.yaml")
 	if err != nil || len(files) < 6 {
@@ -53,12 +53,12 @@ events:
 	}
 }
 
-// TestOneDocument: a document may be marked as one.
+// TestOneDocument: document markers around the only document are valid.
 func TestOneDocument(t *testing.T) {
 	for _, text := range []string{"---\nnodes: 5\n", "# of nodes\n---\n# five\nnodes: " +
 		"5\n...\n", "nodes: 5\n---\n", "nodes: 0x5"} {
 		if s, err := Parse("f.yaml", []byte(text)); err != nil || s.Nodes != 5 {
-			t.Errorf("%q is read as %+v, %v", text, s, err)
+			t.Errorf("%q parses to %+v, %v", text, s, err)
 		}
 	}
 }
@@ -77,8 +77,9 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: 5\nnetwork: nimitz\ncidr: 10.0": "f.yaml:3: cidr 10.0: use a range of " +
 			"addresses, such as 10.0.0.0/16",
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 4": "f.yaml: ",
-		"nodes: 5\nevents:\n- {do: nothing}":     `f.yaml:3: event "nothing": use change-policy, crash, grow, reconnect, restart-job, restart-orchestrator, shrink`,
-		"nodes: 5\nevents:\n- {do: change-policy}": "f.yaml:3: event change-policy is about " +
+		"nodes: 5\nevents:\n- {do: nothing}": `f.yaml:3: event "nothing": use change-policy, crash, ` +
+			`grow, reconnect, restart-job, restart-orchestrator, shrink`,
+		"nodes: 5\nevents:\n- {do: change-policy}": "f.yaml:3: event change-policy needs " +
 			"nodes with containers",
 		"nodes: 5\nevents:\n- {do: change-policy, times: -1}": "f.yaml:3: times -1: use 1 to 10000",
 		"nodes: 5\nevents:\n- {do: change-policy, times: 0}": "f.yaml:3: times: use more than 0, or " +
@@ -86,29 +87,31 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: 5\nevents:\n- {do: crash, by: 1, times: 2}": "f.yaml:3: times is for event change-policy",
 		"nodes: 5\nevents:\n- {do: grow}": "f.yaml:3: event grow needs a number of " +
 			"nodes",
-		"nodes: 5\nevents:\n- {do: reconnect, by: 1}": "f.yaml:3: event reconnect is of all " +
+		"nodes: 5\nevents:\n- {do: reconnect, by: 1}": "f.yaml:3: event reconnect affects all " +
 			"nodes; leave by out",
 		"nodes: 5\nevents:\n- {do: grow, by: 10%}": "f.yaml:3: event grow 10%: 10% of 5 nodes " +
-			"is none",
+			"is less than one node",
 		"nodes: 5\nevents:\n- {do: grow, by: 0}": `f.yaml:3: by 0: write a number of nodes`,
 		"nodes: 5\nevents:\n- {do: shrink, by: 5}": "f.yaml:3: event shrink 5: 5 of 5 nodes: " +
-			"one must be left",
+			"at least one must remain",
 		"nodes: 5\nevents:\n- {do: shrink, by: 2}\n- {do: crash, by: 4}": "f.yaml:4: event crash 4: 4 of 3 nodes: " +
-			"there are not so many",
+			"there are too few",
 		"nodes: 5\nevents:\n- {do: grow, by: 1, listFirst: true}": "f.yaml:3: listFirst is for event grow on " +
 			"network nimitz",
 		"nodes: 5\nevents:\n- {do: grow, by: 1, within: soon}": "f.yaml:3: within soon: use a time with " +
 			"its unit, such as 30s",
 		"nodes: 5\nlimits: {memory: much}": `f.yaml:2: memory much: write a size`,
 		"nodes: 900000\nevents:\n- {do: grow, by: 50%}": "f.yaml:3: event grow 50%: 900000 nodes " +
-			"and 450000 more: 1000000 are the most",
+			"and 450000 more: the maximum is 1000000",
 		"nodes: 5\nnetwork: nimitz\naddressing: clear": "f.yaml:3: addressing is for network " +
 			"netpila",
-		"nodes: 5\nnetwork: nimitz\nmappingsBy: rumour":                   `f.yaml:3: mappingsBy "rumour": use stream`,
-		"nodes: 5\nnetwork: nimitz\nmappingsBy: query\nnoNodeCIDRs: true": `f.yaml:3: mappingsBy "query": use stream, or where nodes have subnets query`,
+		"nodes: 5\nnetwork: nimitz\nmappingsBy: rumour": `f.yaml:3: mappingsBy "rumour": use stream`,
+		"nodes: 5\nnetwork: nimitz\nmappingsBy: query\nnoNodeCIDRs: true": `f.yaml:3: mappingsBy "query": ` +
+			`use stream, or, if nodes have subnets, query`,
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 24\nnoNodeCIDRs: true": "f.yaml:3: nodeBits is for nodes with " +
 			"subnets",
-		"nodes: 5\nnetwork: nimitz\nevents: [{do: crash, by: 1, bye: 1}]": `f.yaml:3: unknown key "bye": the keys here are do, by, within, times, listFirst`,
+		"nodes: 5\nnetwork: nimitz\nevents: [{do: crash, by: 1, bye: 1}]": `f.yaml:3: unknown key "bye": ` +
+			`the keys here are do, by, within, times, listFirst`,
 		"nodes: &n 20.5":           "f.yaml:1: nodes 20.5: use a whole number",
 		"nodes: .inf":              "f.yaml:1: nodes .inf: use a whole number",
 		"nodes: 5\nnoNodeCIDRs: 1": "f.yaml:2: noNodeCIDRs 1: use true or false",
@@ -142,12 +145,12 @@ func TestParseRefuses(t *testing.T) {
 	} {
 		_, err := Parse("f.yaml", []byte(text))
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%q is refused with\n%v, want\n%v", text, err, want)
+			t.Errorf("%q: got error\n%v\nwant\n%v", text, err, want)
 		}
 	}
 }
 
-// TestPlan: a seed says which nodes events are about, and which agents start again.
+// TestPlan: the seed alone decides which nodes events affect, and which agents restart.
 func TestPlan(t *testing.T) {
 	s := Scenario{
 		Seed:  3,
@@ -162,23 +165,23 @@ func TestPlan(t *testing.T) {
 	one, again := s.plan(), s.plan()
 	for i := range one {
 		if !slices.Equal(one[i].nodes, again[i].nodes) {
-			t.Errorf("%v is about %v and %v", one[i].Event, one[i].nodes, again[i].nodes)
+			t.Errorf("%v affects nodes %v, and in the second plan %v", one[i].Event, one[i].nodes, again[i].nodes)
 		}
 	}
 	s.Seed = 4
 	if other := s.plan(); slices.Equal(one[0].nodes, other[0].nodes) && slices.Equal(one[2].nodes, other[2].nodes) {
-		t.Errorf("with another seed it is about the same: %v", one)
+		t.Errorf("another seed gives the same plan: %v", one)
 	}
 	if !slices.Equal(one[1].nodes, []int{11, 12, 13}) {
-		t.Errorf("new nodes are %v", one[1].nodes)
+		t.Errorf("got new nodes %v", one[1].nodes)
 	}
 	kept := keeps(one)
 	for _, n := range one[2].nodes {
 		if slices.Contains(one[0].nodes, n) || !kept[n] {
-			t.Errorf("node %d crashes, of %v that are gone and %v that keep their disks", n, one[0].nodes, kept)
+			t.Errorf("node %d crashes; nodes %v were removed, and %v keep their disks", n, one[0].nodes, kept)
 		}
 	}
 	if len(kept) != 5 {
-		t.Errorf("%v keep their disks", kept)
+		t.Errorf("got nodes %v that keep their disks", kept)
 	}
 }

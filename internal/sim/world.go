@@ -26,10 +26,10 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// world is the cluster that a scenario plays in.
+// world is the simulated cluster of a scenario.
 type world struct {
 	scenario Scenario
-	dir      string // of the orchestrator's
+	dir      string // folder of the orchestrator
 	url      string
 	version  string
 	fabric   *fabric
@@ -47,9 +47,9 @@ type world struct {
 	tenants []string
 
 	nodes     []*node
-	followers int          // 0 means all of them
+	followers int          // simulated nodes that follow the orchestrator; 0 means all
 	keeps     map[int]bool // nodes whose disks are read again, by number
-	joined    int          // nodes there ever were
+	joined    int          // number of nodes that have ever joined
 
 	devices  *deviceNames
 	numbers  *numbers             // of mappings
@@ -57,10 +57,10 @@ type world struct {
 	progress *progress
 	stage    *stage
 	adds     *latencies
-	sum      string       // of all addresses, when they were last looked at
-	retried  atomic.Int64 // ADDs that were refused for the moment
+	sum      string       // digest of all addresses at the last check
+	retried  atomic.Int64 // ADDs that agents refused temporarily
 
-	policyPort uint16 // that the policy names, as it was changed last
+	policyPort uint16 // port that the current policy names
 	patience   time.Duration
 }
 
@@ -80,7 +80,7 @@ func newWorld(s Scenario, dir string, log *slog.Logger) *world {
 	return w
 }
 
-// open starts the first orchestrator and makes the tenants.
+// open starts the first orchestrator and creates the tenants.
 func (w *world) open(ctx context.Context) error {
 	if err := w.startOrchestrator(ctx); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (w *world) open(ctx context.Context) error {
 	for i := range w.scenario.Tenants {
 		name := fmt.Sprintf("t%d", i+1)
 		if _, err := w.operator.CreateTenant(ctx, connect.NewRequest(w.scenario.tenant(name))); err != nil {
-			return fmt.Errorf("make tenant %s: %w", name, err)
+			return fmt.Errorf("create tenant %s: %w", name, err)
 		}
 		w.tenants = append(w.tenants, name)
 	}
@@ -134,23 +134,23 @@ func (w *world) startOrchestrator(ctx context.Context) error {
 	return nil
 }
 
-// stopOrchestrator ends it as a service manager does.
+// stopOrchestrator stops the orchestrator gracefully, as a service manager does.
 func (w *world) stopOrchestrator() error {
 	w.fabric.unplug()
 	s := w.live.server
 	s.Close()
-	last, err := saidBy(s)
+	last, err := readMetrics(s)
 	w.live.set(nil, last.counts)
 	return err
 }
 
-// counts is what all orchestrators have counted.
+// counts returns the counters of all orchestrators so far.
 func (w *world) counts() (Counts, error) {
 	now, err := w.live.read()
 	return now.counts, err
 }
 
-// close ends everything, agents first, so that the orchestrator does not have to end each stream.
+// close ends agents first, so that the orchestrator does not have to end each stream.
 func (w *world) close() error {
 	w.fabric.unplug()
 	for _, n := range w.nodes {
@@ -169,12 +169,12 @@ func (w *world) close() error {
 	return os.RemoveAll(w.dir)
 }
 
-// join makes so many nodes, which have no agent yet.
+// join creates so many nodes, without agents.
 func (w *world) join(many int) []*node {
 	fresh := make([]*node, many)
 	for i := range fresh {
 		w.joined++
-		d := statefile.On(forgetful{w.written})
+		d := statefile.On(discardDisk{w.written})
 		if w.keeps[w.joined] {
 			d = statefile.On(newDisk(w.written))
 		}
@@ -184,13 +184,13 @@ func (w *world) join(many int) []*node {
 	return fresh
 }
 
-// start has nodes join the cluster and get their containers.
+// start boots nodes and creates their containers.
 func (w *world) start(ctx context.Context, nodes []*node) error {
 	return w.each(ctx, nodes, func(ctx context.Context, n *node) error { return n.start(ctx, w) })
 }
 
-// startListing has nodes join and list where the others' containers are before any of them is given a subnet, as NIMITZ
-// §4.1 counts.
+// startListing boots nodes. All of them list the mappings of the others' containers before any of them gets a subnet,
+// as NIMITZ §4.1 counts.
 func (w *world) startListing(ctx context.Context, nodes []*node) error {
 	g := newGate(nodes, w.scenario.AtOnce)
 	w.gate.Store(g)
@@ -212,7 +212,7 @@ func (w *world) listed(n *node) {
 	}
 }
 
-// each does something with every node, with as many at a time as the scenario says.
+// each calls do for every node, for as many at a time as the scenario allows.
 func (w *world) each(ctx context.Context, nodes []*node, do func(context.Context, *node) error) error {
 	return eachOf(ctx, nodes, w.scenario.AtOnce, func(ctx context.Context, n *node) error {
 		err := do(ctx, n)
@@ -248,12 +248,13 @@ func eachOf(ctx context.Context, nodes []*node, atOnce int, do func(context.Cont
 	return g.Wait()
 }
 
-// await waits until every node follows the orchestrator, by a stream begun since.
+// await waits until every node follows the orchestrator on a stream that began after since.
 func (w *world) await(ctx context.Context, nodes []*node, since time.Time) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for i := 0; ; {
-		for i < len(nodes) && nodes[i].follows(since) { // one after the other: to look at all each time takes a processor that they need
+		// Do not check all nodes each time: that would take processor time from them.
+		for i < len(nodes) && nodes[i].follows(since) {
 			i++
 		}
 		if i == len(nodes) {
@@ -263,7 +264,7 @@ func (w *world) await(ctx context.Context, nodes []*node, since time.Time) error
 		case <-tick.C:
 		case <-ctx.Done():
 			return fmt.Errorf(
-				"not all of %d nodes follow the orchestrator, such as %s: %s: %w",
+				"some of %d nodes do not follow the orchestrator, such as %s: %s: %w",
 				len(nodes),
 				nodes[i].name,
 				nodes[i].link.Status().LastError,
@@ -273,9 +274,10 @@ func (w *world) await(ctx context.Context, nodes []*node, since time.Time) error
 	}
 }
 
-// follows tells whether the node's agent follows the orchestrator by a stream begun since, if it is to.
+// follows reports whether the node's agent follows the orchestrator on a stream that began after since. Nodes whose
+// agents must not follow count as following.
 func (n *node) follows(since time.Time) bool {
-	if n.link == nil { // it has been there and does not follow
+	if n.link == nil { // the agent of visit has ended
 		return true
 	}
 	s := n.link.Status()
@@ -311,8 +313,8 @@ func (h *warnings) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// digits are removed from warnings, so that those about different nodes, tenants and revisions count together.
+// digits are removed from warnings, so that warnings about different nodes, tenants and revisions count together.
 var digits = regexp.MustCompile("[0-9]+")
 
-// maxWarnings is the number of different warnings that are kept.
+// maxWarnings limits the number of distinct warnings.
 const maxWarnings = 100

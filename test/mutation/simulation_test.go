@@ -37,21 +37,21 @@ func faults() []fault {
 			"mappings not sent", "internal/orchestrator/cache/subscriber.go",
 			"case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings:",
 			`case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings && f.Node.Name != "n3":`,
-			"TestNimitz", "a node does not know where a tenant is", false,
+			"TestNimitz", "a node lacks mappings of a tenant", false,
 		},
 		{
 			"snapshots twice", "internal/orchestrator/cache/subscriber.go",
 			"m.enqueue(f, m.snapshot(f))",
 			`m.enqueue(f, m.snapshot(f))
 		m.enqueue(f, m.snapshot(f))`,
-			"TestEvents", "snapshots, and it is about", false,
+			"TestEvents", "; each stream may begin with one", false,
 		},
 		{"indexes twice", "internal/endpoint/cursor.go",
 			"c.next = i + 1\n\t\t\treturn i, nil", "c.next = i\n\t\t\treturn i, nil",
 			"TestEvents", "one address for two containers", true},
 		{"subnets kept", "internal/orchestrator/store/hosting.go",
 			"if err := s.releaseAll(t, n, tenant); err != nil {\n\t\t\treturn is, err\n\t\t}\n", "",
-			"TestTenantsMove", "a node does not know where a tenant is", false},
+			"TestTenantsMove", "a node lacks mappings of a tenant", false},
 	}
 }
 

@@ -21,8 +21,6 @@ var remaining = map[string]int{
 	"internal/network/nimitz":   1,
 	"internal/nic":              6,
 	"internal/paper":            1,
-	"internal/sim":              23,
-	"internal/sim/agentprobe":   1,
 	"test/cni":                  1,
 	"test/style":                2,
 }

@@ -21,16 +21,16 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// probe is the real agent in the simulated cluster.
+// probe runs the real agent in the simulated cluster.
 type probe struct {
 	Options
 	line   *Line
-	tell   func(string)
+	report func(string)
 	began  time.Time
-	lab    *lab.Lab // nil before it is up
+	lab    *lab.Lab // nil until it is up
 	agent  *http.Client
-	before said
-	warm   chan struct{} // closed when it is
+	before metrics
+	warm   chan struct{} // closed when the warm-up is over
 }
 
 // node is the name of the agent's node.
@@ -42,11 +42,11 @@ func (g *probe) Join(ctx context.Context, c sim.Cluster) (err error) {
 	var arguments []string
 	if g.line.Network == tenant.Nimitz {
 		spec.Nimitz = lab.EBPF
-		// Each simulated node has a subnet of the tenant, and the node's own containers an entry each.
+		// Each simulated node has a subnet of the tenant; the agent's own containers have one entry each.
 		most := g.Sizes[len(g.Sizes)-1] + 2*g.Containers
 		arguments = []string{"--max-mappings", strconv.Itoa(max(2*most, nimitz.DefaultMaxMappings))}
 	}
-	g.tell(humanize.Of(g.Containers, "container", "containers") + " of a real agent")
+	g.report(humanize.Of(g.Containers, "container", "containers") + " of a real agent")
 	g.lab, err = lab.Up(ctx, spec, lab.Options{
 		Binary: g.Binary, AgentArgs: arguments,
 		Led: &lab.Led{Serve: c.Orchestrator.ServeNodes, Socket: c.Socket, Token: c.Token},
@@ -79,7 +79,7 @@ func (g *probe) leave(ctx context.Context) error {
 	return g.lab.Down(ctx)
 }
 
-// After measures the agent, the first time after its warm-up.
+// After measures the agent. The first call waits for the agent's warm-up.
 func (g *probe) After(ctx context.Context, s sim.Stage) error {
 	select {
 	case <-g.warm:
@@ -101,7 +101,7 @@ func (g *probe) After(ctx context.Context, s sim.Stage) error {
 		return err
 	}
 	g.line.Points = append(g.line.Points, p)
-	g.tell(p.String())
+	g.report(p.String())
 	return nil
 }
 
@@ -114,7 +114,7 @@ func (g *probe) same(ctx context.Context) error {
 	for _, p := range all {
 		if p.Name == lab.AgentProcess(node) && p.Restarts > 0 {
 			return fmt.Errorf(
-				"the agent ended (%s) and was started again; its log is %s/log/%s.log while the lab is up",
+				"the agent exited (%s) and was restarted; its log is %s/log/%s.log while the lab is up",
 				p.LastExit,
 				g.lab.Folder(),
 				p.Name,
@@ -124,26 +124,26 @@ func (g *probe) same(ctx context.Context) error {
 	return nil
 }
 
-// said has the agent's metrics.
-type said struct {
-	received, heartbeats sim.Count      // since it started
+// metrics holds the agent's metrics.
+type metrics struct {
+	received, heartbeats sim.Count      // since the agent's start
 	entries              map[string]int // by table
 	connected            bool
 }
 
-func (s said) equal(o said) bool {
+func (s metrics) equal(o metrics) bool {
 	return s.received == o.received && s.connected == o.connected && maps.Equal(s.entries, o.entries)
 }
 
-// An agent that has applied all updates has the same metrics in two readings.
+// Two equal readings of the metrics mean that the agent has applied all updates.
 const (
 	lookEvery  = 300 * time.Millisecond
 	settleTime = time.Minute
 )
 
 // quiet waits until the agent has applied all updates.
-func (g *probe) quiet(ctx context.Context) (said, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, errors.New("the agent does not come to rest"))
+func (g *probe) quiet(ctx context.Context) (metrics, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, errors.New("the agent's metrics do not settle"))
 	defer cancel()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -154,7 +154,7 @@ func (g *probe) quiet(ctx context.Context) (said, error) {
 		case <-ctx.Done():
 			return last, context.Cause(ctx)
 		}
-		var now said
+		var now metrics
 		if now, err = g.ask(ctx); err == nil && now.connected && now.equal(last) {
 			return now, nil
 		}
@@ -164,7 +164,7 @@ func (g *probe) quiet(ctx context.Context) (said, error) {
 }
 
 // ask reads the agent's metrics.
-func (g *probe) ask(ctx context.Context) (s said, err error) {
+func (g *probe) ask(ctx context.Context) (s metrics, err error) {
 	return s, g.get(ctx, "/metrics", func(body io.Reader) (err error) {
 		s, err = parse(body)
 		return err
@@ -178,12 +178,12 @@ func (g *probe) get(ctx context.Context, path string, read func(io.Reader) error
 	}
 	resp, err := g.agent.Do(req)
 	if err != nil {
-		return fmt.Errorf("ask the agent for %s: %w", path, err)
+		return fmt.Errorf("read %s from the agent: %w", path, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-		return fmt.Errorf("ask the agent for %s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
+		return fmt.Errorf("read %s from the agent: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
 	}
 	return read(resp.Body)
 }
@@ -192,7 +192,7 @@ func (g *probe) get(ctx context.Context, path string, read func(io.Reader) error
 var ownCounts = map[string]bool{"endpoints": true, "tenant-ids": true}
 
 // parse reads the needed metrics from Prometheus text.
-func parse(page io.Reader) (s said, err error) {
+func parse(page io.Reader) (s metrics, err error) {
 	s.entries = map[string]int{}
 	lines := bufio.NewScanner(page)
 	for lines.Scan() {
@@ -207,7 +207,7 @@ func parse(page io.Reader) (s said, err error) {
 		}
 		v, err := strconv.ParseFloat(line[at+1:], 64)
 		if err != nil {
-			return s, fmt.Errorf("the agent's metrics: %q", line)
+			return s, fmt.Errorf("unexpected line in the agent's metrics: %q", line)
 		}
 		to := &s.received
 		if strings.Contains(labels, `event="heartbeat"`) {

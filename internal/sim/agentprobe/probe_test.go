@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestAgent: on netpila a real agent hears nothing of forty more nodes, and on nimitz of each of them. It is not warm
-// yet, so its memory is not quite what it will be.
+// TestAgent: on netpila a real agent receives no message about forty new nodes, and on nimitz some for each of them.
+// The agent is not fully warm, so the test tolerates some change of its memory.
 func TestAgent(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -46,38 +46,40 @@ func TestAgent(t *testing.T) {
 			first, last := r.Lines[0].Points[0], r.Lines[0].Points[1]
 			if first.Nodes != 20 || last.Nodes != 60 || last.Containers != 180 || last.Memory.Heap < 1<<20 ||
 				last.Memory.Resident < last.Memory.Heap {
-				t.Errorf("beside 20 nodes %+v, beside 60 %+v", first, last)
+				t.Errorf("unexpected points: with 20 nodes %+v, with 60 nodes %+v", first, last)
 			}
-			more, heard := 0, last.Received
+			more, received := 0, last.Received
 			if network == tenant.Nimitz {
 				more = 40
-				if heard.Bytes < 40*40 || heard.Bytes > 100*40 || heard.Messages == 0 {
-					t.Errorf("of 40 more nodes it received %+v", heard)
+				if received.Bytes < 40*40 || received.Bytes > 100*40 || received.Messages == 0 {
+					t.Errorf("with 40 more nodes the agent received %+v, want 40 to 100 bytes per node", received)
 				}
-			} else if heard != (sim.Count{}) || first.Received != (sim.Count{}) {
-				t.Errorf("until 20 nodes it received %+v, and of 40 more %+v", first.Received, heard)
+			} else if received != (sim.Count{}) || first.Received != (sim.Count{}) {
+				t.Errorf("the agent received %+v with 20 nodes, and %+v with 40 more; want nothing",
+					first.Received, received)
 			}
 			if grown := change(last.Memory.Heap, first.Memory.Heap); math.Abs(grown) > 0.05 {
-				t.Errorf("beside 20 nodes it has %+v, beside 60 %+v", first.Memory, last.Memory)
+				t.Errorf("the live heap changed by more than 5 %%: with 20 nodes %+v, with 60 nodes %+v",
+					first.Memory, last.Memory)
 			}
 			if is := last.entries() - first.entries(); is != more {
-				t.Errorf("40 more nodes are %d more entries, want %d: %v, %v", is, more, first.Entries, last.Entries)
+				t.Errorf("40 more nodes caused %d more entries, want %d: %v, %v", is, more, first.Entries, last.Entries)
 			}
 			var page, table bytes.Buffer
 			if err := r.Page(&page); err != nil || !strings.Contains(page.String(), "<svg") {
-				t.Errorf("the page is %q, %v", page.String(), err)
+				t.Errorf("got page %q: %v", page.String(), err)
 			}
 			if r.Table(&table); !strings.Contains(table.String(), "network "+network) {
-				t.Errorf("the table is %q", table.String())
+				t.Errorf("got table %q", table.String())
 			}
 			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-				t.Errorf("it leaves %v, %v", left, err)
+				t.Errorf("files remain in the folder: %v, %v", left, err)
 			}
 		})
 	}
 }
 
-// TestNotFlat: growth that is planted is found, and what is within the limits is not.
+// TestNotFlat: notFlat reports planted growth, and accepts changes within the limits.
 func TestNotFlat(t *testing.T) {
 	series := func(plant func(*Point)) []Point {
 		var all []Point
@@ -101,15 +103,15 @@ func TestNotFlat(t *testing.T) {
 	}{
 		{func(*Point) {}, ""},
 		{func(p *Point) { p.Memory.Heap, p.Memory.Resident = 4_039_000, 38_100_000 }, ""},
-		{func(p *Point) { p.Memory.Heap = 4_041_000 }, "live heap is +1.0"},
-		{func(p *Point) { p.Memory.Heap = 3_959_000 }, "live heap is -1.0"},
-		{func(p *Point) { p.Memory.Resident = 42_100_000 }, "resident memory is +5.25 %"},
+		{func(p *Point) { p.Memory.Heap = 4_041_000 }, "live heap changed by +1.0"},
+		{func(p *Point) { p.Memory.Heap = 3_959_000 }, "live heap changed by -1.0"},
+		{func(p *Point) { p.Memory.Resident = 42_100_000 }, "resident memory changed by +5.25 %"},
 		{func(p *Point) { p.Received = sim.Count{Messages: 1, Bytes: 24} }, "1 messages of 24 bytes"},
 		{func(p *Point) { p.Entries = map[string]int{"locals": 32} }, "32 entries"},
 	} {
-		told := notFlat(series(c.plant))
-		if c.want == "" && len(told) > 0 || c.want != "" && (len(told) != 1 || !strings.Contains(told[0], c.want)) {
-			t.Errorf("it says %q, want %q", told, c.want)
+		got := notFlat(series(c.plant))
+		if c.want == "" && len(got) > 0 || c.want != "" && (len(got) != 1 || !strings.Contains(got[0], c.want)) {
+			t.Errorf("got findings %q, want %q", got, c.want)
 		}
 	}
 	for _, c := range []struct {
@@ -118,21 +120,21 @@ func TestNotFlat(t *testing.T) {
 	}{
 		{Line{Network: tenant.Netpila, Points: series(func(*Point) {})}, "\nflat\n"},
 		{Line{Network: tenant.Netpila, Points: series(func(*Point) {}), NotFlat: []string{"one"}}, "\nnot flat: one\n"},
-		{Line{Network: tenant.Netpila, Points: series(func(*Point) {})[:2]}, ""}, // it ended before
+		{Line{Network: tenant.Netpila, Points: series(func(*Point) {})[:2]}, ""}, // the run ended early
 		{Line{Network: tenant.Nimitz, Points: series(func(*Point) {})}, ""},
 	} {
 		var table bytes.Buffer
 		(&Report{Sizes: []int{1000, 10_000, 100_000}, Lines: []Line{c.line}}).Table(&table)
 		if !strings.HasSuffix(table.String(), c.want) || c.want == "" && strings.Contains(table.String(), "flat") {
-			t.Errorf("of %+v it says %q", c.line, table.String())
+			t.Errorf("unexpected table for %+v: %q", c.line, table.String())
 		}
 	}
-	growing := series(func(*Point) {}) // a little in each step is as much in the end
+	growing := series(func(*Point) {}) // small growth in each step adds up to too much
 	for i := range growing {
 		growing[i].Memory.Heap += int64(30_000 * i)
 	}
-	if told := notFlat(growing); len(told) != 1 || !(&Report{Lines: []Line{{NotFlat: nil}}}).Pass() ||
-		(&Report{Lines: []Line{{}, {NotFlat: told}}}).Pass() {
-		t.Errorf("of an agent that grows it says %q", told)
+	if got := notFlat(growing); len(got) != 1 || !(&Report{Lines: []Line{{NotFlat: nil}}}).Pass() ||
+		(&Report{Lines: []Line{{}, {NotFlat: got}}}).Pass() {
+		t.Errorf("unexpected findings for an agent that grows: %q", got)
 	}
 }

@@ -20,12 +20,12 @@ type Report struct {
 	Seconds        float64   `json:"seconds"`
 	Sizes          []int     `json:"sizes"`
 	Containers     int       `json:"agentContainers"`
-	NodeContainers int       `json:"containersPerNode"`   // of simulated nodes
+	NodeContainers int       `json:"containersPerNode"`   // of each simulated node
 	Followers      int       `json:"followers,omitempty"` // simulated nodes on nimitz that follow the orchestrator; 0: all
 	Lines          []Line    `json:"networks"`
 }
 
-// Line is one agent beside a cluster that grows.
+// Line is the result of one agent in a growing cluster.
 type Line struct {
 	Network  string         `json:"network"`
 	Points   []Point        `json:"points"`
@@ -35,13 +35,13 @@ type Line struct {
 
 // Point is the state of the agent at the end of a step.
 type Point struct {
-	Nodes      int                `json:"nodes"`      // simulated
-	Containers int                `json:"containers"` // of them
+	Nodes      int                `json:"nodes"`      // simulated nodes
+	Containers int                `json:"containers"` // of simulated nodes
 	Memory     debugserver.Memory `json:"memory"`
-	Received   sim.Count          `json:"received"` // since the step before, without heartbeats
+	Received   sim.Count          `json:"received"` // since the previous step, without heartbeats
 	Heartbeats sim.Count          `json:"heartbeats"`
 	Entries    map[string]int     `json:"entries"` // by table
-	Seconds    float64            `json:"seconds"` // since the beginning
+	Seconds    float64            `json:"seconds"` // since the beginning of the run
 	Simulation int64              `json:"simulationResidentBytes"`
 }
 
@@ -58,7 +58,7 @@ func (p Point) entries() (n int) {
 
 func (p Point) String() string {
 	return fmt.Sprintf(
-		"beside %s nodes the agent has %s live, %s resident, and received %s bytes",
+		"with %s nodes the agent has %s live, %s resident, and received %s bytes",
 		humanize.Grouped(p.Nodes),
 		mib(p.Memory.Heap),
 		mib(p.Memory.Resident),
@@ -72,14 +72,14 @@ const (
 	residentWithin = 0.05
 )
 
-// notFlat reports in what the cost of an agent depends on other nodes.
+// notFlat returns the costs of the agent that depend on other nodes.
 func notFlat(points []Point) (all []string) {
 	for i, p := range points {
 		if p.Received.Messages != 0 || p.Received.Bytes != 0 {
 			all = append(
 				all,
 				fmt.Sprintf(
-					"until %d nodes: %d messages of %d bytes were received, and none were to be",
+					"with %d nodes: received %d messages of %d bytes, want none",
 					p.Nodes,
 					p.Received.Messages,
 					p.Received.Bytes,
@@ -99,7 +99,7 @@ func notFlat(points []Point) (all []string) {
 				all = append(
 					all,
 					fmt.Sprintf(
-						"beside %d nodes: %s is %+.2f %% of what it was beside %d, and %.0f %% are allowed",
+						"with %d nodes: %s changed by %+.2f %% since %d nodes; the limit is %.0f %%",
 						p.Nodes,
 						of.what,
 						100*change,
@@ -113,7 +113,7 @@ func notFlat(points []Point) (all []string) {
 			all = append(
 				all,
 				fmt.Sprintf(
-					"beside %d nodes: the packet path has %d entries, and had %d beside %d",
+					"with %d nodes: the packet path has %d entries, and had %d with %d nodes",
 					p.Nodes,
 					now,
 					was,
@@ -137,7 +137,7 @@ func (r *Report) Pass() bool {
 	return true
 }
 
-// Measured reports whether the report has any step.
+// Measured reports whether the report has at least one point.
 func (r *Report) Measured() bool {
 	return slices.ContainsFunc(r.Lines, func(l Line) bool { return len(l.Points) > 0 })
 }
@@ -215,7 +215,7 @@ func (r *Report) Page(w io.Writer) error {
 	plots := []plot.Plot{
 		{Title: "live heap of the agent", Y: "MiB"},
 		{Title: "resident memory of the agent", Y: "MiB"},
-		{Title: "received since it has its containers, without heartbeats", Y: "KiB"},
+		{Title: "received since its containers exist, without heartbeats", Y: "KiB"},
 		{Title: "entries of its packet path", Y: "entries"},
 	}
 	t := &plot.Table{Head: append([]string{"NETWORK"}, head...)}
@@ -238,7 +238,7 @@ func (r *Report) Page(w io.Writer) error {
 		}
 	}
 	s := plot.Section{
-		Title: "beside a cluster that grows",
+		Title: "the agent in a growing cluster",
 		Notes: []plot.Note{
 			{Text: "The same agent with the same containers; the axis is the number of simulated nodes."},
 		},
@@ -251,14 +251,14 @@ func (r *Report) Page(w io.Writer) error {
 	followers := "all of them follow the orchestrator."
 	if r.Followers > 0 {
 		followers = fmt.Sprintf(
-			"%d of them follow the orchestrator; the others keep their first state and send nothing.",
+			"%d of them follow the orchestrator; the others keep their initial state and send nothing.",
 			r.Followers,
 		)
 	}
 	when := r.Started.Format(time.RFC3339)
 	page := plot.Page{
-		Title:   "what an agent keeps as its cluster grows, " + when,
-		Heading: "What an agent keeps as its cluster grows",
+		Title:   "the state of an agent as its cluster grows, " + when,
+		Heading: "The state of an agent as its cluster grows",
 		Facts: []string{when, fmt.Sprintf("%.0f s", r.Seconds), fmt.Sprintf(
 			"%d containers of the agent, %d of each simulated node", r.Containers, r.NodeContainers)},
 		Notes: []plot.Note{

@@ -15,20 +15,20 @@ import (
 
 // Options configure the agent and the simulated cluster.
 type Options struct {
-	Networks       []string      // of the tenant; one run each
-	Sizes          []int         // simulated nodes, more in each step; two at least
-	Containers     int           // of the agent
-	NodeContainers int           // of each simulated node
+	Networks       []string      // networks of the tenant; one run each
+	Sizes          []int         // numbers of simulated nodes, increasing; at least two
+	Containers     int           // containers of the agent
+	NodeContainers int           // containers of each simulated node
 	Followers      int           // simulated nodes on nimitz that follow the orchestrator; 0 means all
 	Dir            string        // folder on a real disk for the orchestrator's etcd
 	WarmUp         time.Duration // minimum time between the last container and the first measurement
-	Binary         string        // pilaster, with pilaster-cni beside it
-	Name           string        // of the lab
+	Binary         string        // path of pilaster; pilaster-cni must be in the same folder
+	Name           string        // name of the lab
 	Log            *slog.Logger
 	Progress       func(string)
 }
 
-// Run measures on each network. The report is there also beside an error, with the steps that were measured.
+// Run measures on each network. If it fails, the report has the steps measured so far.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	began := time.Now()
 	r := &Report{
@@ -53,20 +53,20 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// tellEvery is the interval of progress reports.
-const tellEvery = 2 * time.Second
+// reportEvery is the interval of progress reports.
+const reportEvery = 2 * time.Second
 
-// follow grows one cluster beside one agent.
+// follow grows one cluster around one agent.
 func follow(ctx context.Context, o Options, line *Line) error {
 	dir, err := os.MkdirTemp(o.Dir, "pilaster-sim-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	tell := func(what string) { o.Progress(line.Network + ": " + what) }
-	g := &probe{Options: o, line: line, tell: tell, began: time.Now(), warm: make(chan struct{})}
+	report := func(what string) { o.Progress(line.Network + ": " + what) }
+	g := &probe{Options: o, line: line, report: report, began: time.Now(), warm: make(chan struct{})}
 	options := sim.Options{
-		Dir: dir, Log: o.Log, Every: tellEvery, Progress: func(p sim.Progress) { tell(p.String()) },
+		Dir: dir, Log: o.Log, Every: reportEvery, Progress: func(p sim.Progress) { report(p.String()) },
 		Probe: g, Settled: func() error { return g.leave(ctx) },
 	}
 	if line.Network == tenant.Nimitz {
@@ -96,12 +96,12 @@ func (o Options) scenario(network string) (sim.Scenario, error) {
 func (o Options) Check() error {
 	if len(o.Sizes) < 2 {
 		return errors.New(
-			"two sizes at least: the agent beside the first is what it is compared with beside the others",
+			"give at least two sizes: the measurements at the others are compared with those at the first",
 		)
 	}
 	for i, size := range o.Sizes[1:] {
 		if size <= o.Sizes[i] {
-			return fmt.Errorf("size %d after %d: each is to be more than the one before", size, o.Sizes[i])
+			return fmt.Errorf("size %d after %d: each size must be larger than the previous one", size, o.Sizes[i])
 		}
 	}
 	for _, of := range []struct {
@@ -111,7 +111,7 @@ func (o Options) Check() error {
 		"node", o.NodeContainers, 1}, {"followers", o.Followers, 0}} {
 		if of.n < of.least || of.n > dpapi.DefaultMaxEndpoints && of.least > 0 {
 			return fmt.Errorf(
-				"%d %s: use %d or more, and no more containers than %d",
+				"%d %s: use %d or more, and at most %d containers",
 				of.n,
 				of.what,
 				of.least,
