@@ -271,7 +271,7 @@ func onFabric(all []lab.Attachment) string {
 
 func newLabExec(env Env, flags *labFlags) *cobra.Command {
 	return &cobra.Command{
-		ValidArgsFunction: flags.offer(1, cobra.ShellCompDirectiveDefault, (*lab.Lab).Places),
+		ValidArgsFunction: flags.offer(1, cobra.ShellCompDirectiveDefault, (*lab.Lab).ExecTargets),
 		Use:               "exec NAME -- COMMAND…",
 		Short:             "Run a command in a container or on a node",
 		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator", or the name
@@ -317,7 +317,7 @@ func newLabPing(env Env, flags *labFlags) *cobra.Command {
 	var o packet.PingOptions
 	c := &cobra.Command{
 		Use:               "ping [FROM TO]",
-		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).Ends),
+		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).PingTargets),
 		Short:             "Ping from one container or node to another, or between all containers",
 		Long: `Ping from one container or node to another. The command fails if no answer arrives.
 Without names, ping between all containers. The command then fails if two containers of one tenant do not
@@ -471,7 +471,7 @@ func newLabHold() *cobra.Command {
 		Short:  "Process of a container; started by lab up",
 		Hidden: true,
 		Args:   cobra.NoArgs,
-		RunE:   func(c *cobra.Command, _ []string) error { return lab.Hold(c.Context()) },
+		RunE:   func(c *cobra.Command, _ []string) error { return lab.Pause(c.Context()) },
 	}
 }
 

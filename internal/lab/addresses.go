@@ -14,27 +14,28 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// ContainerStatus is a container that is up, as its agent last reported it.
+// ContainerStatus is a running container, as its agent last reported it.
 type ContainerStatus struct {
 	Container
 	App     uint32     `json:"app"`
-	Address netip.Addr `json:"address"` // what the container sees; the first of its attachments'
-	// what nodes and the fabric see; not valid where its networks show them no address
+	Address netip.Addr `json:"address"` // the address that the container sees, of its first attachment
+	// the address that nodes and the fabric see; invalid if the container's networks have none
 	Plaintext   netip.Addr   `json:"plaintext"`
 	Attachments []Attachment `json:"attachments"`
 }
 
-// Attachment is an address that a container has of a network. While its tenant moves it has some of both.
+// Attachment is a container's address on one network. While a tenant moves to another network, its containers have
+// attachments of both.
 type Attachment struct {
 	Network   string     `json:"network"`
 	Address   netip.Addr `json:"address"`
 	Plaintext netip.Addr `json:"plaintext,omitzero"`
 }
 
-// hides reports whether the address says nothing of where the container is, and means the same to no other tenant.
-func (a Attachment) hides() bool { return a.Plaintext.IsValid() && a.Plaintext != a.Address }
+// isOpaque reports whether the address does not reveal the container's node, and is unique among all tenants.
+func (a Attachment) isOpaque() bool { return a.Plaintext.IsValid() && a.Plaintext != a.Address }
 
-// Addresses are all that the container sees.
+// Addresses returns all addresses that the container sees.
 func (c ContainerStatus) Addresses() (all []netip.Addr) {
 	for _, a := range c.Attachments {
 		all = append(all, a.Address)
@@ -46,16 +47,16 @@ func (c ContainerStatus) on(network string) bool {
 	return slices.ContainsFunc(c.Attachments, func(a Attachment) bool { return a.Network == network })
 }
 
-// learn takes what an agent says of a container.
-func (c *ContainerStatus) learn(e *pilasterv1.Endpoint) (err error) {
+// merge replaces the status with an agent's report.
+func (c *ContainerStatus) merge(e *pilasterv1.Endpoint) (err error) {
 	is := ContainerStatus{Container: c.Container, App: e.GetApp()}
-	for i, told := range e.GetAttachments() {
-		a := Attachment{Network: told.Network}
-		if a.Address, err = netip.ParseAddr(told.Address); err != nil {
+	for i, attached := range e.GetAttachments() {
+		a := Attachment{Network: attached.Network}
+		if a.Address, err = netip.ParseAddr(attached.Address); err != nil {
 			return err
 		}
-		if told.Plaintext != "" {
-			if a.Plaintext, err = netip.ParseAddr(told.Plaintext); err != nil {
+		if attached.Plaintext != "" {
+			if a.Plaintext, err = netip.ParseAddr(attached.Plaintext); err != nil {
 				return err
 			}
 			is.Plaintext = a.Plaintext
@@ -72,8 +73,9 @@ func (c *ContainerStatus) learn(e *pilasterv1.Endpoint) (err error) {
 // agentPatience is how long an agent may take to list its containers.
 const agentPatience = 2 * time.Second
 
-// Refresh asks the agents of nodes, or of all, which addresses their containers have by now: they change when a tenant
-// moves to another network. Where no agent answers they stay as they were known; those nodes are returned.
+// Refresh lists the endpoints of some nodes' agents, or of all if nodes is empty, and updates the containers'
+// addresses, which change when a tenant moves to another network. If an agent does not respond, its containers keep
+// their last known addresses, and Refresh returns the node.
 func (l *Lab) Refresh(ctx context.Context, nodes ...string) (silent []string, err error) {
 	if len(nodes) == 0 {
 		nodes = l.state.Spec.AllNodes()
@@ -88,26 +90,26 @@ func (l *Lab) Refresh(ctx context.Context, nodes ...string) (silent []string, er
 		})
 	}
 	asking.Wait()
-	told := map[string]*pilasterv1.Endpoint{}
+	reports := map[string]*pilasterv1.Endpoint{}
 	for i, node := range nodes {
 		if answers[i] == nil {
 			silent = append(silent, node)
 			continue
 		}
 		for _, e := range answers[i].Msg.Endpoints {
-			told[e.ContainerId] = e
+			reports[e.ContainerId] = e
 		}
 	}
-	return silent, l.learn(told)
+	return silent, l.merge(reports)
 }
 
-// learn takes what agents say, by the containers' ids.
-func (l *Lab) learn(told map[string]*pilasterv1.Endpoint) error {
+// merge updates containers from the agents' reports, by container ID.
+func (l *Lab) merge(reports map[string]*pilasterv1.Endpoint) error {
 	return l.change(func(all []ContainerStatus) ([]ContainerStatus, error) {
 		for i := range all {
 			c := &all[i]
-			if e := told[l.ContainerID(c.Name)]; e != nil {
-				if err := c.learn(e); err != nil {
+			if e := reports[l.ContainerID(c.Name)]; e != nil {
+				if err := c.merge(e); err != nil {
 					return nil, fmt.Errorf("container %s: %w", c.Name, err)
 				}
 			}
@@ -116,7 +118,7 @@ func (l *Lab) learn(told map[string]*pilasterv1.Endpoint) error {
 	})
 }
 
-// refreshOf is Refresh for the nodes of containers; other names have no addresses that change.
+// refreshOf refreshes the nodes of containers; other names have fixed addresses.
 func (l *Lab) refreshOf(ctx context.Context, names ...string) error {
 	var nodes []string
 	for _, name := range names {
@@ -131,8 +133,8 @@ func (l *Lab) refreshOf(ctx context.Context, names ...string) error {
 	return err
 }
 
-// between are the addresses by which somebody sends to another: of two containers, one of each network that both are
-// on.
+// between returns the destination addresses from one container or node to another: for two containers, one address for
+// each network that both are on.
 func (l *Lab) between(from, to string) ([]netip.Addr, error) {
 	a, notFrom := l.Container(from)
 	b, notTo := l.Container(to)
@@ -153,7 +155,7 @@ func (l *Lab) between(from, to string) ([]netip.Addr, error) {
 	return []netip.Addr{first}, err
 }
 
-// reaches tells whether a network leads from one container's node to the other's: only nimitz does between regions.
+// reaches reports whether a network connects the nodes of two containers: only nimitz connects regions.
 func (l *Lab) reaches(a, b ContainerStatus, network string) bool {
 	return network == tenant.Nimitz || l.RegionOf(a.Node) == l.RegionOf(b.Node)
 }

@@ -27,8 +27,8 @@ const (
 	Interface = "eth0"
 )
 
-// AddContainer makes a container's namespace and process and has the CNI plugin attach it. When
-// it fails nothing of the container is left.
+// AddContainer creates a container's namespace and process and runs CNI ADD. If it fails, it removes everything of the
+// container.
 func (l *Lab) AddContainer(ctx context.Context, c Container) error {
 	ns, err := netns.Create(l.folder.netns(c.Name))
 	if err != nil {
@@ -67,19 +67,19 @@ func (l *Lab) attach(ctx context.Context, c Container) error {
 	got, err := l.Agent(c.Node).
 		GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: l.ContainerID(c.Name)}))
 	if err != nil {
-		return fmt.Errorf("ask its agent: %w", err)
+		return fmt.Errorf("read its address from its agent: %w", err)
 	}
 	state := ContainerStatus{Container: c}
-	if err := state.learn(got.Msg.Endpoint); err != nil {
+	if err := state.merge(got.Msg.Endpoint); err != nil {
 		return err
 	}
 	if !state.Address.IsValid() {
-		return errors.New("it has no address")
+		return errors.New("the agent reports no address")
 	}
 	return l.keep(state)
 }
 
-// RemoveContainer has the CNI plugin detach a container, then ends its process and namespace.
+// RemoveContainer runs CNI DEL for a container, then ends its process and removes its namespace.
 func (l *Lab) RemoveContainer(ctx context.Context, name string) error {
 	c, err := l.Container(name)
 	if err != nil {
@@ -111,7 +111,7 @@ func (l *Lab) forget(name string) error {
 	})
 }
 
-// CheckContainer has the CNI plugin compare a container with what its ADD answered.
+// CheckContainer runs CNI CHECK for a container, against the result of its ADD.
 func (l *Lab) CheckContainer(ctx context.Context, name string) error {
 	c, err := l.Container(name)
 	if err != nil {
@@ -127,7 +127,7 @@ func (l *Lab) CheckContainer(ctx context.Context, name string) error {
 	return nil
 }
 
-// Container finds a container that is up.
+// Container returns a running container.
 func (l *Lab) Container(name string) (ContainerStatus, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,7 +139,7 @@ func (l *Lab) Container(name string) (ContainerStatus, error) {
 	return ContainerStatus{}, fmt.Errorf("lab %s has no container %q", l.Name(), name)
 }
 
-// Containers lists the containers in the order of the spec.
+// Containers returns the containers in the order of the spec.
 func (l *Lab) Containers() []ContainerStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -158,10 +158,10 @@ func (l *Lab) tenant(name string) Tenant {
 	return Tenant{}
 }
 
-// ContainerID is what the CNI plugin and the agent call a container.
+// ContainerID returns a container's ID for the CNI plugin and the agent.
 func (l *Lab) ContainerID(name string) string { return l.Name() + "-" + name }
 
-// CNIConfig is the network configuration list of a container: what a runtime would read.
+// CNIConfig returns the network configuration list of a container, as a runtime would read it.
 func (l *Lab) CNIConfig(c Container) ([]byte, error) {
 	labels, err := c.identity()
 	if err != nil {
@@ -196,15 +196,15 @@ func (l *Lab) cniRuntime(name string) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{ContainerID: l.ContainerID(name), NetNS: l.folder.netns(name), IfName: Interface}
 }
 
-// OVSProcess is what the supervisor calls a node's Open vSwitch.
+// OVSProcess returns the supervisor's name for a node's Open vSwitch.
 func OVSProcess(node string) string { return "ovs-" + node }
 
-// AgentProcess is what the supervisor calls a node's agent.
+// AgentProcess returns the supervisor's name for a node's agent.
 func AgentProcess(node string) string { return "agent-" + node }
 
 func containerProcess(name string) string { return "container-" + name }
 
-// Gateway is the MAC address to which a container sends everything: its static neighbour.
+// Gateway returns the MAC address of the container's static neighbour, its next hop for all traffic.
 func (l *Lab) Gateway(container string) (net.HardwareAddr, error) {
 	ns, err := l.Namespace(container)
 	if err != nil {

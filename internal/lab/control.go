@@ -22,7 +22,7 @@ import (
 // answerTime bounds how long a daemon may take to become ready or to end.
 const answerTime = 60 * time.Second
 
-// control gives orders to a lab's supervisor.
+// control is a client of a lab's supervisor.
 type control struct{ client *http.Client }
 
 func newControl(f folder) control { return control{unixrpc.Client(f.control())} }
@@ -38,13 +38,14 @@ func (c control) start(ctx context.Context, p Process) (ProcessState, error) {
 	return state, c.do(ctx, http.MethodPut, "/"+p.Name, p, &state)
 }
 
-// stop returns when the process is gone. With kill it is not asked to end.
+// stop returns when the process has ended. With kill, the supervisor sends SIGKILL instead of SIGTERM.
 func (c control) stop(ctx context.Context, name string, kill bool) error {
 	return c.do(ctx, http.MethodDelete, fmt.Sprintf("/%s?kill=%t", name, kill), nil, nil)
 }
 
-// again returns when the process is ready under another pid; with started, when it runs under another pid.
-func (c control) again(ctx context.Context, name string, not int, started bool) (ProcessState, error) {
+// awaitRestart waits until the process is ready under another pid than not; with started, until it runs under another
+// pid.
+func (c control) awaitRestart(ctx context.Context, name string, not int, started bool) (ProcessState, error) {
 	var state ProcessState
 	return state, c.do(ctx, http.MethodGet, fmt.Sprintf("/%s?not=%d&started=%t", name, not, started), nil, &state)
 }
@@ -62,7 +63,7 @@ func (c control) do(ctx context.Context, method, path string, in, out any) error
 	}
 	response, err := c.client.Do(request)
 	if err != nil {
-		return fmt.Errorf("ask the lab's supervisor: %w", err)
+		return fmt.Errorf("call the lab's supervisor: %w", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode >= 300 {
@@ -75,8 +76,7 @@ func (c control) do(ctx context.Context, method, path string, in, out any) error
 	return json.NewDecoder(response.Body).Decode(out)
 }
 
-// startSupervisor starts the supervisor of a lab and waits until it takes orders. It goes on when
-// this process ends.
+// startSupervisor starts the supervisor of a lab and waits until it serves. The supervisor survives this process.
 func startSupervisor(ctx context.Context, f folder, binary string) error {
 	ready := make(chan struct{}, 1)
 	notify, err := listenNotify(f.path("supervisor.notify"), func() { ready <- struct{}{} })
@@ -92,12 +92,12 @@ func startSupervisor(ctx context.Context, f folder, binary string) error {
 	cmd := exec.Command(binary, "lab", "supervise", string(f))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+notify.path)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at a terminal is not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at a terminal does not reach the supervisor
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start supervisor: %w", err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // it outlives this process, or is reaped here
+	go func() { ended <- cmd.Wait() }() // the supervisor outlives this process, or is reaped here
 	select {
 	case <-ready:
 		return nil
@@ -108,7 +108,7 @@ func startSupervisor(ctx context.Context, f folder, binary string) error {
 	}
 }
 
-// supervisorPID asks the kernel who holds the lab's lock: 0 if no process does.
+// supervisorPID returns the process that holds the lab's lock, or 0 if no process holds it.
 func supervisorPID(f folder) (int, error) {
 	lock, err := os.Open(f.lock())
 	if errors.Is(err, os.ErrNotExist) {
@@ -120,7 +120,7 @@ func supervisorPID(f folder) (int, error) {
 	defer lock.Close()
 	holder := unix.Flock_t{Type: unix.F_WRLCK}
 	if err := unix.FcntlFlock(lock.Fd(), unix.F_GETLK, &holder); err != nil {
-		return 0, fmt.Errorf("who supervises %s: %w", f, err)
+		return 0, fmt.Errorf("find the supervisor of %s: %w", f, err)
 	}
 	if holder.Type == unix.F_UNLCK {
 		return 0, nil

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stop stops Orchestrator, or OrchestratorOf(region), or an AgentProcess(node). It stays stopped.
+// Stop stops Orchestrator, an OrchestratorOf(region) or an AgentProcess(node). The supervisor does not restart it.
 func (l *Lab) Stop(ctx context.Context, process string) error {
 	return l.control.stop(ctx, process, false)
 }
 
-// Slay kills a process with SIGKILL, and it stays dead until Start.
-func (l *Lab) Slay(ctx context.Context, process string) error {
+// KillNoRestart kills a process with SIGKILL; unlike after Kill, the supervisor does not restart it.
+func (l *Lab) KillNoRestart(ctx context.Context, process string) error {
 	return l.control.stop(ctx, process, true)
 }
 
-// Start starts a process that was stopped and waits until it is ready.
+// Start starts a stopped process and waits until it is ready.
 func (l *Lab) Start(ctx context.Context, process string) error {
 	node, isAgent := strings.CutPrefix(process, AgentProcess(""))
 	switches, isSwitch := strings.CutPrefix(process, OVSProcess(""))
@@ -40,21 +40,21 @@ func (l *Lab) Start(ctx context.Context, process string) error {
 	return fmt.Errorf("lab %s has no process %q", l.Name(), process)
 }
 
-// Kill kills a process with SIGKILL and waits until the supervisor has started it again and it is
-// ready. It returns the new pid.
+// Kill kills a process with SIGKILL and waits until the supervisor has restarted it and it is ready. It returns the new
+// pid.
 func (l *Lab) Kill(ctx context.Context, process string) (int, error) {
 	return l.kill(ctx, process, false)
 }
 
-// Crash kills a process like Kill but waits only until the supervisor has started it again, ready or
-// not: so it can be killed while it starts.
+// Crash kills a process like Kill, but waits only until the supervisor has restarted it, so that a test can kill the
+// process again during its start.
 func (l *Lab) Crash(ctx context.Context, process string) (int, error) {
 	return l.kill(ctx, process, true)
 }
 
-// Await waits until a process is ready. One that is killed meanwhile has to become ready again.
+// Await waits until a process is ready, across restarts.
 func (l *Lab) Await(ctx context.Context, process string) error {
-	_, err := l.control.again(ctx, process, 0, false)
+	_, err := l.control.awaitRestart(ctx, process, 0, false)
 	return err
 }
 
@@ -70,11 +70,11 @@ func (l *Lab) kill(ctx context.Context, process string, started bool) (int, erro
 	if err := unix.Kill(states[i].PID, unix.SIGKILL); err != nil {
 		return 0, fmt.Errorf("kill %s: %w", process, err)
 	}
-	state, err := l.control.again(ctx, process, states[i].PID, started)
+	state, err := l.control.awaitRestart(ctx, process, states[i].PID, started)
 	return state.PID, err
 }
 
-// Processes is how the lab's processes are doing.
+// Processes returns the states of the lab's processes.
 func (l *Lab) Processes(ctx context.Context) ([]ProcessState, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

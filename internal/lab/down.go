@@ -18,18 +18,18 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// supervisorPatience is how long the supervisor may take to stop its processes.
+// supervisorPatience bounds how long the supervisor may take to stop its processes.
 const supervisorPatience = 2 * killAfter
 
-// Down takes a lab down: its processes, namespaces, pins and mounts, its folder. It does not need
-// the lab to be whole, so it cleans up after a crash as well.
+// Down removes a lab: its processes, namespaces, pins, mounts and folder. It also removes an incomplete lab, such as
+// after a crash.
 func Down(ctx context.Context, root, name string) error {
 	f := folder(filepath.Join(cmp.Or(root, DefaultRoot), name))
 	if _, err := os.Stat(string(f)); err != nil {
 		return fmt.Errorf("lab %s: %w", name, err)
 	}
 	if err := f.clean(ctx); err != nil {
-		return fmt.Errorf("lab %s is not wholly down: %w; what is left is in %s, run down again", name, err, f)
+		return fmt.Errorf("lab %s is not completely down: %w; the rest is in %s; run down again", name, err, f)
 	}
 	return nil
 }
@@ -46,14 +46,14 @@ func (f folder) clean(ctx context.Context) error {
 	if err := f.killInside(ctx); err != nil {
 		return err
 	}
-	// Pins first: each holds a program or a map, also where the mount itself lives on elsewhere.
+	// Pins first: each keeps a program or a map alive, even if the mount persists in another namespace.
 	pins, err := os.ReadDir(f.bpf())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	for _, p := range pins {
 		if !p.IsDir() {
-			continue // the kernel's own, in every bpffs
+			continue // created by the kernel in every bpffs
 		}
 		if err := os.RemoveAll(f.nodeBPF(p.Name())); err != nil {
 			return err
@@ -71,7 +71,7 @@ func (f folder) clean(ctx context.Context) error {
 	if err := os.RemoveAll(string(f)); err != nil {
 		return err
 	}
-	// The root goes with the last lab.
+	// The last lab removes the root folder.
 	if err := os.Remove(filepath.Dir(string(f))); err != nil && !errors.Is(err, unix.ENOTEMPTY) &&
 		!errors.Is(err, unix.EBUSY) {
 		return err
@@ -84,7 +84,7 @@ func (f folder) endSupervisor(ctx context.Context) error {
 	if err != nil || pid == 0 {
 		return err
 	}
-	p, ok := hold(pid, func() bool {
+	p, ok := openProcess(pid, func() bool {
 		now, err := supervisorPID(f)
 		return err == nil && now == pid
 	})
@@ -95,7 +95,7 @@ func (f folder) endSupervisor(ctx context.Context) error {
 	return p.end(ctx, supervisorPatience)
 }
 
-// killInside kills what runs in the lab's namespaces, until nothing does.
+// killInside kills the processes in the lab's namespaces, until there are none.
 func (f folder) killInside(ctx context.Context) error {
 	paths, err := filepath.Glob(f.netns("*"))
 	if err != nil {
@@ -105,7 +105,7 @@ func (f folder) killInside(ctx context.Context) error {
 	for _, path := range paths {
 		ns, err := netns.Open(path)
 		if err != nil {
-			continue // made but never bound
+			continue // created but never mounted
 		}
 		inode, err := ns.Inode()
 		ns.Close()
@@ -132,8 +132,8 @@ func (f folder) killInside(ctx context.Context) error {
 	}
 }
 
-// Leftovers lists what is still there of a lab that is down: its folder, mounts, processes that
-// know the folder, and devices of its agents in the namespace of this process.
+// Leftovers lists remaining parts of a lab that is down: its folder, mounts, processes with the folder in their command
+// line, and its agents' devices in the namespace of this process.
 func Leftovers(root, name string) ([]string, error) {
 	dir := filepath.Join(cmp.Or(root, DefaultRoot), name)
 	var left []string
@@ -152,7 +152,7 @@ func Leftovers(root, name string) ([]string, error) {
 		return nil, err
 	}
 	for _, path := range commands {
-		// Ended meanwhile: no leftover.
+		// A process that has ended meanwhile is not a leftover.
 		if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, []byte(dir+"/")) {
 			left = append(left, "process "+string(bytes.ReplaceAll(b, []byte{0}, []byte{' '})))
 		}
@@ -169,10 +169,10 @@ func Leftovers(root, name string) ([]string, error) {
 	return left, nil
 }
 
-// hostDevicePrefix begins the name of the node's side of every container's device.
+// hostDevicePrefix is the prefix of the node's side of every container's device.
 const hostDevicePrefix = "pil"
 
-// mountsBelow lists the mounts in a folder, the deepest first.
+// mountsBelow returns the mounts below a folder, the deepest first.
 func mountsBelow(dir string) ([]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -181,7 +181,7 @@ func mountsBelow(dir string) ([]string, error) {
 	defer f.Close()
 	var mounts []string
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		// Field 5 is where it is mounted; names of ours need no unescaping.
+		// Field 5 is the mount point; the lab's names need no unescaping.
 		if fields := strings.Fields(lines.Text()); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
 			mounts = append(mounts, fields[4])
 		}

@@ -16,8 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// surroundings is what a lab could leave behind: links, mounts and its own processes.
-func surroundings(t *testing.T, name string) []string {
+// machineState lists what a lab could leave behind: links, mounts, processes and its folder.
+func machineState(t *testing.T, name string) []string {
 	t.Helper()
 	var all []string
 	links, err := net.Interfaces()
@@ -25,7 +25,7 @@ func surroundings(t *testing.T, name string) []string {
 		t.Fatal(err)
 	}
 	for _, l := range links {
-		// The names the lab and its agents give; other tests may make others meanwhile.
+		// Only the names of this lab and its agents; other tests may create devices meanwhile.
 		if l.Name == lab.Orchestrator || strings.HasPrefix(l.Name, "pil") || slices.Contains(small.Nodes, l.Name) {
 			all = append(all, "link "+l.Name)
 		}
@@ -55,16 +55,17 @@ func surroundings(t *testing.T, name string) []string {
 	return all
 }
 
-// inSurroundings hands out a lab to be, and wants the surroundings as they were whenever unchanged is called.
-func inSurroundings(t *testing.T) (spec lab.Spec, unchanged func(after string)) {
+// specOf returns a spec for a lab. unchanged fails the test unless the machine has the same links, mounts and
+// processes as before.
+func specOf(t *testing.T) (spec lab.Spec, unchanged func(after string)) {
 	t.Helper()
 	spec = small
 	spec.Name = labtest.Name(t)
-	before := surroundings(t, spec.Name)
+	before := machineState(t, spec.Name)
 	return spec, func(after string) {
 		t.Helper()
-		if now := surroundings(t, spec.Name); !slices.Equal(before, now) {
-			t.Errorf("%s: before %q\nafter  %q", after, before, now)
+		if now := machineState(t, spec.Name); !slices.Equal(before, now) {
+			t.Errorf("%s:\ngot  %q\nwant %q", after, before, now)
 		}
 	}
 }
@@ -79,16 +80,16 @@ func up(ctx context.Context, t *testing.T, spec lab.Spec) *lab.Lab {
 }
 
 func TestDownLeavesNothing(t *testing.T) {
-	spec, unchanged := inSurroundings(t)
+	spec, unchanged := specOf(t)
 	ctx := labtest.Context(t)
-	before := surroundings(t, spec.Name)
+	before := machineState(t, spec.Name)
 	l := up(ctx, t, spec)
-	if during := surroundings(t, spec.Name); len(during) < len(before)+8 {
-		t.Errorf("the test does not see the lab: %q", during)
+	if during := machineState(t, spec.Name); len(during) < len(before)+8 {
+		t.Errorf("machineState does not list the running lab: %q", during)
 	}
 	if _, err := lab.Up(ctx, spec, lab.Options{Binary: labtest.Binary(t)}); err == nil ||
 		!strings.Contains(err.Error(), "lab down "+spec.Name) {
-		t.Errorf("up twice: %v", err)
+		t.Errorf("a second up of the same lab returned %v", err)
 	}
 	if err := l.Down(ctx); err != nil {
 		t.Fatal(err)
@@ -97,10 +98,10 @@ func TestDownLeavesNothing(t *testing.T) {
 }
 
 func TestDownCleansUpAfterACrash(t *testing.T) {
-	spec, unchanged := inSurroundings(t)
+	spec, unchanged := specOf(t)
 	ctx := labtest.Context(t)
 	l := up(ctx, t, spec)
-	// A command somebody left running in a container, and the supervisor gone.
+	// The supervisor is gone, and a command of another process still runs in a container.
 	left := exec.CommandContext(ctx, "sleep", "1000")
 	ended := make(chan error, 1)
 	go func() { ended <- l.Run("b1", left) }()
@@ -111,20 +112,20 @@ func TestDownCleansUpAfterACrash(t *testing.T) {
 	if err := unix.Kill(s.Supervisor, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(l.Folder(), "lab.json")); err != nil { // half written, say
+	if err := os.Remove(filepath.Join(l.Folder(), "lab.json")); err != nil { // as if only partly written
 		t.Fatal(err)
 	}
 	if err := lab.Down(ctx, "", spec.Name); err != nil {
 		t.Fatal(err)
 	}
 	if status, _ := lab.ExitStatus(<-ended); status != 128+9 {
-		t.Errorf("the command in the container ended with %d", status)
+		t.Errorf("the command in the container ended with status %d, want 128+9 (SIGKILL)", status)
 	}
 	unchanged("down after a crash")
 }
 
 func TestUpThatIsInterruptedLeavesNothing(t *testing.T) {
-	spec, unchanged := inSurroundings(t)
+	spec, unchanged := specOf(t)
 	for _, stage := range []string{"fabric", "orchestrator", "agents", "containers"} {
 		ctx, cancel := context.WithCancel(labtest.Context(t))
 		defer cancel()
@@ -134,7 +135,7 @@ func TestUpThatIsInterruptedLeavesNothing(t *testing.T) {
 			}
 		}})
 		if err == nil {
-			t.Errorf("%s: up in spite of the interruption", stage)
+			t.Errorf("%s: Up succeeded despite the interrupt", stage)
 		}
 		unchanged(stage)
 	}

@@ -18,9 +18,9 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Launch starts a command as if on a node or in a container: in its network namespace, with its
-// host name, and with an /etc/hosts that knows the names of the lab. On a node and at the orchestrator the
-// environment leads pilaster to the lab's daemon and its folders, and not to the machine's.
+// Launch starts a command on a node or in a container: in its network namespace, with its host name, and with an
+// /etc/hosts with the names of the lab. On a node and at the orchestrator, environment variables direct pilaster to the
+// daemon and folders of the lab instead of those of the machine.
 func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 	ns, err := l.Namespace(name)
 	if err != nil {
@@ -30,7 +30,7 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 	if cmd.Env == nil {
 		cmd.Env = os.Environ()
 	}
-	l.leadToBinaries(cmd)
+	l.prependBinaries(cmd)
 	if r, _, ok := l.state.Spec.at(func(r Region) bool { return r.place() == name }); ok {
 		cmd.Env = append(cmd.Env, "PILASTER_ORCHESTRATOR_SOCKET="+l.folder.orchestratorSocket(r.Name),
 			"PILASTER_DATA_DIR="+l.folder.orchestratorData(r.Name))
@@ -48,22 +48,22 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 		if err := unix.Setns(ns.FD(), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter %s: %w", name, err)
 		}
-		if err := l.disguise(name); err != nil {
+		if err := l.setHostname(name); err != nil {
 			return fmt.Errorf("enter %s: %w", name, err)
 		}
 		return cmd.Start()
 	})
 }
 
-// leadToBinaries puts the folder of the lab's own binaries first on the path: one found elsewhere may be of another
+// prependBinaries puts the folder of the lab's own binaries first on the path: binaries elsewhere may be of another
 // build.
-func (l *Lab) leadToBinaries(cmd *exec.Cmd) {
+func (l *Lab) prependBinaries(cmd *exec.Cmd) {
 	bin := filepath.Dir(l.state.Binary)
 	cmd.Env = append(cmd.Env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 	if strings.Contains(cmd.Args[0], "/") {
 		return
 	}
-	// The command itself was looked up before, on the caller's path.
+	// exec.Command resolved the command earlier, on the caller's path.
 	if ours, err := exec.LookPath(filepath.Join(bin, cmd.Args[0])); err == nil {
 		cmd.Path, cmd.Err = ours, nil
 	}
@@ -77,8 +77,8 @@ func (l *Lab) Run(name string, cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// disguise gives this thread, and what it starts, a host name and an /etc/hosts of its own.
-func (l *Lab) disguise(name string) error {
+// setHostname gives this thread and its children their own host name and /etc/hosts.
+func (l *Lab) setHostname(name string) error {
 	viewer := nodeHosts
 	if c, err := l.Container(name); err == nil {
 		viewer = c.Tenant
@@ -96,18 +96,18 @@ func (l *Lab) disguise(name string) error {
 		!errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("hosts: %w", err)
 	}
-	// A copy of a namespace's mount would keep that namespace alive for as long as the command.
+	// A copy of a namespace's mount would keep that namespace alive as long as the command runs.
 	bound, err := namespaceMounts()
 	if err != nil {
 		return err
 	}
 	for _, m := range bound {
-		_ = unix.Unmount(m, unix.MNT_DETACH) // perhaps not below our root: no harm
+		_ = unix.Unmount(m, unix.MNT_DETACH) // fails harmlessly if the mount is not below our root
 	}
 	return nil
 }
 
-// namespaceMounts lists where this thread sees namespaces mounted.
+// namespaceMounts returns the mount points of namespaces in this thread's mount namespace.
 func namespaceMounts() ([]string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -123,7 +123,7 @@ func namespaceMounts() ([]string, error) {
 	return mounts, nil
 }
 
-// Output runs a command like Run and returns what it prints; its standard error is in the error.
+// Output runs a command like Run and returns its standard output; an error includes its standard error.
 func (l *Lab) Output(ctx context.Context, name string, argv ...string) (string, error) {
 	var out, complaint bytes.Buffer
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -140,8 +140,8 @@ func (l *Lab) Output(ctx context.Context, name string, argv ...string) (string, 
 	return out.String(), nil
 }
 
-// ExitStatus is the status a shell would give a command that Run ran: 128 and the signal where
-// one ended it. ok is false where the command did not run at all.
+// ExitStatus returns a command's exit status as a shell reports it: 128 plus the signal number if a signal ended it. ok
+// is false if the command did not run.
 func ExitStatus(err error) (status int, ok bool) {
 	if err == nil {
 		return 0, true

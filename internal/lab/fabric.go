@@ -19,8 +19,8 @@ const Uplink = "eth0"
 // fabricMTU is the MTU of every link of the fabric.
 const fabricMTU = 1500
 
-// underlay numbers the links of the fabric: the orchestrators' from 0, nodes follow. On each the
-// router is ::1 and the other side ::2.
+// underlay returns the prefix of a link of the fabric; the orchestrators' links begin at 0, and the nodes' follow. The
+// router is ::1 and the other side is ::2.
 func underlay(link int) netip.Prefix {
 	b := netip.MustParseAddr("2001:db8:70::").As16()
 	b[6], b[7] = byte(link>>8), byte(link)
@@ -30,13 +30,12 @@ func underlay(link int) netip.Prefix {
 func routerSide(link int) netip.Addr { return underlay(link).Addr().Next() }
 func farSide(link int) netip.Addr    { return routerSide(link).Next() }
 
-// firstIndex keeps the router's device indexes apart from those inside, which are 2: the kernel
-// takes a veth whose peer has the same index for one without a peer and waits up to a second
-// before it lets packets through.
+// firstIndex separates the router's device indexes from those in the other namespaces, which are 2: if a veth and its
+// peer have the same index, the kernel assumes that there is no peer and delays the first packets by up to a second.
 const firstIndex = 100
 
-// The router's rules: a packet that comes in over a node's link must have a source of that node,
-// else it goes nowhere. Local delivery (neighbour discovery) stands before them.
+// The router's rules: a packet from a node's link must have a source address of that node, or the router drops it. The
+// rule for local delivery (neighbour discovery) precedes them.
 const (
 	ruleOwnSource = 1000
 	ruleNoOther   = 2000
@@ -44,7 +43,7 @@ const (
 	ruleBlackhole = 6 // FR_ACT_BLACKHOLE
 )
 
-// fabric is the router's side of every link.
+// fabric is the router's side of all links.
 type fabric struct {
 	router *netns.Namespace
 	handle *netlink.Handle
@@ -68,7 +67,7 @@ func (r *fabric) close() {
 	r.router.Close()
 }
 
-// createRouter makes the router's namespace: the only one that forwards.
+// createRouter creates the router's namespace, the only one that forwards.
 func createRouter(f folder) error {
 	ns, err := netns.Create(f.netns(Router))
 	if err != nil {
@@ -81,15 +80,16 @@ func createRouter(f folder) error {
 	)
 }
 
-// connect makes a namespace and a link from the router to it. The device is called like the
-// namespace in the router and Uplink inside.
+// connect creates a namespace and a link from the router to it. The device has the name of the namespace in the router,
+// and the name Uplink inside.
 func (r *fabric) connect(f folder, name string, link int) error {
 	ns, err := netns.Create(f.netns(name))
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	// No duplicate detection: addresses work at once. No router advertisements: routes are given.
+	// No duplicate address detection, so that addresses work immediately. No router advertisements, because routes are
+	// static.
 	if err := setSysctls(ns, map[string]string{"default/accept_dad": "0", "default/accept_ra": "0"}); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (r *fabric) connect(f folder, name string, link int) error {
 	return errors.Join(r.allowSource(name, underlay(link)), r.refuseOtherSources(name))
 }
 
-// route leads a node's prefix to the node and lets packets with that source come from it.
+// route adds the route to a node's prefix, and the rule that accepts packets with that source from the node.
 func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
 	link, err := r.handle.LinkByName(name)
 	if err != nil {
@@ -158,7 +158,7 @@ func (r *fabric) rule(device string, set func(*netlink.Rule)) error {
 	return nil
 }
 
-// setUp gives a device its address and sets it up.
+// setUp assigns an address to a device and sets the device up.
 func setUp(h *netlink.Handle, device string, addr netip.Addr) error {
 	link, err := h.LinkByName(device)
 	if err != nil {
@@ -172,7 +172,7 @@ func setUp(h *netlink.Handle, device string, addr netip.Addr) error {
 	})
 }
 
-// setSysctls writes below /proc/sys/net/ipv6/conf inside a namespace.
+// setSysctls writes sysctls below /proc/sys/net/ipv6/conf in a namespace.
 func setSysctls(ns *netns.Namespace, values map[string]string) error {
 	return ns.Do(func() error {
 		for name, value := range values {

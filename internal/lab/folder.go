@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// DefaultRoot is where labs lie.
+// DefaultRoot is the default folder of labs.
 const DefaultRoot = "/run/pilaster-lab"
 
-// folder is a lab's folder and where things lie in it.
+// folder is a lab's folder; its methods return paths in it.
 type folder string
 
 func (f folder) path(elem ...string) string {
@@ -43,7 +43,7 @@ func (f folder) token(region string) string {
 	return f.path("orchestrator", region, "data", "join-token")
 }
 
-// List names the labs under a root, up or left behind.
+// List returns the names of the labs under a root, including incomplete ones after a crash.
 func List(root string) ([]string, error) {
 	entries, err := os.ReadDir(root)
 	if errors.Is(err, os.ErrNotExist) {
@@ -61,7 +61,7 @@ func List(root string) ([]string, error) {
 	return names, nil
 }
 
-// Choose returns name, or the only lab there is where name is empty.
+// Choose returns name, or the only running lab if name is empty.
 func Choose(root, name string) (string, error) {
 	names, err := List(root)
 	if err != nil {
@@ -84,7 +84,7 @@ func Choose(root, name string) (string, error) {
 	return "", fmt.Errorf("no lab %q is up; running labs: %s", name, strings.Join(names, ", "))
 }
 
-// writeJSON replaces a file in one step: a reader finds the old content or the new.
+// writeJSON replaces a file atomically.
 func writeJSON(path string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

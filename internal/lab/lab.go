@@ -21,34 +21,34 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Options say how to bring a lab up.
+// Options configure Up.
 type Options struct {
-	Root             string       // folder of all labs; DefaultRoot when empty
-	Binary           string       // the pilaster binary; pilaster-cni lies beside it
-	OrchestratorArgs []string     // more arguments for the orchestrator
-	AgentArgs        []string     // more arguments for every agent
-	Led              *Led         // by an orchestrator of the caller's; nil means that the lab starts its own
-	Progress         func(string) // receives each step; may be nil
+	Root             string                // folder of all labs; empty means DefaultRoot
+	Binary           string                // path of the pilaster binary; pilaster-cni must be in the same folder
+	OrchestratorArgs []string              // additional arguments of the orchestrator
+	AgentArgs        []string              // additional arguments of every agent
+	External         *ExternalOrchestrator // orchestrator outside the lab; nil means that the lab starts its own
+	Progress         func(string)          // called at each step; may be nil
 }
 
-// Led says how a lab without regions is led by an orchestrator that runs elsewhere and outlives it.
-type Led struct {
-	Serve  func(net.Listener) // has it serve the lab's nodes, too
-	Socket string             // its operator's
-	Token  string             // file with its join token
+// ExternalOrchestrator is an orchestrator that runs outside a lab without regions and outlives the lab.
+type ExternalOrchestrator struct {
+	Serve  func(net.Listener) // makes the orchestrator serve the lab's nodes on this listener too
+	Socket string             // path of its operator socket
+	Token  string             // path of the file with its join token
 }
 
-// Lab is a lab that is up. Its methods may be called at the same time.
+// Lab is a lab that is up. Its methods are safe for concurrent use.
 type Lab struct {
 	folder  folder
 	control control
-	agents  sync.Map // by node: clients, each with a connection of its own
+	agents  sync.Map // clients by node, each with its own connection
 
 	mu    sync.Mutex
 	state state
 }
 
-// state is what lab.json keeps, so that other processes can use the lab.
+// state is the content of lab.json, from which other processes open the lab.
 type state struct {
 	Spec             Spec              `json:"spec"`
 	Binary           string            `json:"binary"`
@@ -63,7 +63,7 @@ type nodeState struct {
 	Prefix netip.Prefix `json:"prefix"`
 }
 
-// Open finds a lab that is up.
+// Open opens a lab that is up.
 func Open(root, name string) (*Lab, error) {
 	f := folder(filepath.Join(cmp.Or(root, DefaultRoot), name))
 	l := newLab(f)
@@ -88,30 +88,30 @@ func (f folder) read() (s state, err error) {
 
 func newLab(f folder) *Lab { return &Lab{folder: f, control: newControl(f)} }
 
-// Name of the lab.
+// Name returns the lab's name.
 func (l *Lab) Name() string { return filepath.Base(string(l.folder)) }
 
-// Ends are the names of containers and nodes.
-func (l *Lab) Ends() (all []string) {
+// PingTargets returns the names of containers and nodes.
+func (l *Lab) PingTargets() (all []string) {
 	for _, c := range l.Containers() {
 		all = append(all, c.Name)
 	}
 	return append(all, l.state.Spec.AllNodes()...)
 }
 
-// Places are the names of all that commands run in: beside the ends, orchestrators and the fabric.
-func (l *Lab) Places() []string {
-	all := l.Ends()
+// ExecTargets returns the names of all places for commands: containers, nodes, orchestrators and the router.
+func (l *Lab) ExecTargets() []string {
+	all := l.PingTargets()
 	for _, r := range l.state.Spec.regions() {
 		all = append(all, r.place())
 	}
 	return append(all, Router)
 }
 
-// Folder holds everything of the lab: log/ is what its daemons print.
+// Folder returns the lab's folder; log/ has the output of its daemons.
 func (l *Lab) Folder() string { return string(l.folder) }
 
-// Namespace opens the namespace of a node, a container, Router or Orchestrator. Close it.
+// Namespace opens the namespace of a node, a container, Router or Orchestrator. The caller must close it.
 func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
 	ns, err := netns.Open(l.folder.netns(name))
 	if errors.Is(err, os.ErrNotExist) {
@@ -124,7 +124,7 @@ func (l *Lab) Namespace(name string) (*netns.Namespace, error) {
 	return ns, err
 }
 
-// Agent is the API of a node's agent.
+// Agent returns a client of a node's agent.
 func (l *Lab) Agent(node string) pilasterv1connect.AgentServiceClient {
 	client, known := l.agents.Load(node)
 	if !known {
@@ -140,25 +140,26 @@ func (l *Lab) Agent(node string) pilasterv1connect.AgentServiceClient {
 	return client.(pilasterv1connect.AgentServiceClient)
 }
 
-// AgentSocket is where a node's agent serves.
+// AgentSocket returns the path of a node's agent socket.
 func (l *Lab) AgentSocket(node string) string { return l.folder.agentSocket(node) }
 
-// OVS is the folder of a node's Open vSwitch.
+// OVS returns the folder of a node's Open vSwitch.
 func (l *Lab) OVS(node string) string { return l.folder.nodeOVS(node) }
 
-// Operator is the API for people of the orchestrator, of the first region's where there are any.
+// Operator returns a client of the orchestrator's operator API; with regions, of the first region's.
 func (l *Lab) Operator() pilasterv1connect.OperatorServiceClient { return l.OperatorOf(l.first().Name) }
 
 func (l *Lab) first() Region { return l.state.Spec.regions()[0] }
 
-// OrchestratorURL is where agents reach that orchestrator; TokenFile what they join with.
+// OrchestratorURL returns the URL at which agents connect to that orchestrator. TokenFile is the path of its join
+// token.
 func (l *Lab) OrchestratorURL() string { return "https://" + orchestratorListen(0) }
 func (l *Lab) TokenFile() string       { return l.folder.token(l.first().Name) }
 
-// BPF is the folder of a node's pins.
+// BPF returns the folder of a node's pins.
 func (l *Lab) BPF(node string) string { return l.folder.nodeBPF(node) }
 
-// Prefix is a node's /64.
+// Prefix returns a node's prefix, a /64.
 func (l *Lab) Prefix(node string) (netip.Prefix, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -169,8 +170,8 @@ func (l *Lab) Prefix(node string) (netip.Prefix, error) {
 	return l.state.Nodes[i].Prefix, nil
 }
 
-// Address is how others name a container or a node: a container's is the one that containers of
-// its tenant see, a node's is the first of its prefix.
+// Address returns a destination address of a container or node: of a container, the address that containers of its
+// tenant see; of a node, the first address of its prefix.
 func (l *Lab) Address(name string) (netip.Addr, error) {
 	if c, err := l.Container(name); err == nil {
 		return c.Address, nil
@@ -186,8 +187,8 @@ func (l *Lab) Address(name string) (netip.Addr, error) {
 	return p.Addr().Next(), nil
 }
 
-// change alters the containers that all processes know by the state, one after another, and saves it where that makes a
-// difference.
+// change applies alter to the current containers in lab.json, serialized across processes, and saves the result if it
+// differs.
 func (l *Lab) change(alter func([]ContainerStatus) ([]ContainerStatus, error)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,7 +215,8 @@ func (l *Lab) change(alter func([]ContainerStatus) ([]ContainerStatus, error)) e
 	return l.save()
 }
 
-// save writes the state and the hosts files made of it. The locks are held, or no other process has the lab yet.
+// save writes the state and the hosts files derived from it. The caller holds the locks, or is the only process with
+// the lab.
 func (l *Lab) save() error {
 	if err := writeJSON(l.folder.state(), l.state); err != nil {
 		return fmt.Errorf("lab %s: %w", l.Name(), err)
@@ -238,16 +240,16 @@ func (l *Lab) save() error {
 
 const (
 	localHost = "127.0.0.1 localhost\n::1 localhost\n"
-	nodeHosts = "_nodes" // no tenant is called so
+	nodeHosts = "_nodes" // not a valid name of a tenant
 )
 
-// hostsOf is what a tenant's containers have in /etc/hosts: their own kind, and others where that
-// shows no plaintext address.
+// hostsOf returns the /etc/hosts of a tenant's containers: the tenant's containers, and others whose address reveals no
+// plaintext address.
 func (l *Lab) hostsOf(tenant string) string {
 	hosts := localHost
 	for _, c := range l.state.Containers {
 		for _, a := range c.Attachments {
-			if c.Tenant == tenant || a.hides() {
+			if c.Tenant == tenant || a.isOpaque() {
 				hosts += a.Address.String() + " " + c.Name + "\n"
 			}
 		}

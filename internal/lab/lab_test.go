@@ -32,7 +32,7 @@ var small = lab.Spec{
 	},
 }
 
-// TestLab goes through what a lab can do. One lab serves all of it: each takes seconds.
+// TestLab covers the functions of a lab. All subtests share one lab, because each lab takes seconds.
 func TestLab(t *testing.T) {
 	l := labtest.New(t, small)
 	ctx := labtest.Context(t)
@@ -43,7 +43,7 @@ func TestLab(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(echoes) != 20 {
-			t.Errorf("%d pairs, want 20", len(echoes))
+			t.Errorf("got %d pairs, want 20", len(echoes))
 		}
 		for _, e := range echoes {
 			must, err := l.MustReach(e.From, e.To)
@@ -51,7 +51,7 @@ func TestLab(t *testing.T) {
 				t.Fatal(err)
 			}
 			if e.Reached() != must || (e.RTTUs == nil) == must {
-				t.Errorf("%+v, must reach: %v", e, must)
+				t.Errorf("got %+v, must reach: %v", e, must)
 			}
 		}
 	})
@@ -70,7 +70,7 @@ func TestLab(t *testing.T) {
 			if is := strings.Join(strings.Fields(string(out)), " "); err != nil ||
 				!strings.Contains(" "+is+" ", " "+want+" ") ||
 				strings.HasPrefix(want, ":") != strings.HasPrefix(is, ":") {
-				t.Errorf("%s: offers %q, want %q (%v)", typed, is, want, err)
+				t.Errorf("completion of %q: got %q, want %q (%v)", typed, is, want, err)
 			}
 		}
 	})
@@ -78,12 +78,12 @@ func TestLab(t *testing.T) {
 	t.Run("commands find the lab's own binaries", func(t *testing.T) {
 		for _, argv := range [][]string{{"pilaster", "version"}, {"sh", "-c", "pilaster version"}} {
 			if out, err := l.Output(ctx, "n1", argv...); err != nil || !strings.Contains(out, "pilaster") {
-				t.Errorf("%q: %q, %v", argv, out, err)
+				t.Errorf("%q printed %q: %v", argv, out, err)
 			}
 		}
 	})
 
-	t.Run("status shows what the issue promises", func(t *testing.T) {
+	t.Run("status lists nodes, containers and the orchestrator", func(t *testing.T) {
 		s, err := l.Status(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -115,7 +115,7 @@ func TestLab(t *testing.T) {
 		for i, n := range shape.Nodes {
 			if want := fmt.Sprintf("fd70:696c:6100:%d::/64", i+1); n.Name != small.Nodes[i] || n.Prefix != want ||
 				!runsIn(t, n.AgentPid, n.Netns) {
-				t.Errorf("node %+v", n)
+				t.Errorf("unexpected status of node %+v", n)
 			}
 			if _, err := os.Stat(n.AgentSocket); err != nil {
 				t.Error(err)
@@ -127,16 +127,16 @@ func TestLab(t *testing.T) {
 				c.Plaintext == "" ||
 				(c.Ciphertext == "") != (want.Tenant == "glass") ||
 				!runsIn(t, c.Pid, c.Netns) {
-				t.Errorf("container %+v", c)
+				t.Errorf("unexpected status of container %+v", c)
 			}
 		}
 		if _, err := os.Stat(shape.Orchestrator.Socket); err != nil || shape.Orchestrator.Pid == 0 ||
 			shape.Orchestrator.Listen == "" {
-			t.Errorf("orchestrator %+v: %v", shape.Orchestrator, err)
+			t.Errorf("unexpected status of orchestrator %+v: %v", shape.Orchestrator, err)
 		}
 	})
 
-	t.Run("exec is inside and gives the status back", func(t *testing.T) {
+	t.Run("exec runs inside the namespace and returns the exit status", func(t *testing.T) {
 		out, err := l.Output(ctx, "b1", "sh", "-c", "hostname; getent hosts b2; cat /proc/net/if_inet6")
 		if err != nil {
 			t.Fatal(err)
@@ -146,25 +146,25 @@ func TestLab(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.HasPrefix(out, "b1\n"+b2.Address.String()) || !strings.Contains(out, "eth0") {
-			t.Errorf("inside b1: %s", out)
+			t.Errorf("unexpected output in b1: %s", out)
 		}
 		err = l.Run("n1", exec.CommandContext(ctx, "sh", "-c", "exit 7"))
 		if status, ran := lab.ExitStatus(err); !ran || status != 7 {
-			t.Errorf("exit 7 came back as %d, %v, %v", status, ran, err)
+			t.Errorf("exit 7: got status %d, %v, %v", status, ran, err)
 		}
 		err = l.Run("b1", exec.CommandContext(ctx, "sh", "-c", "kill -9 $$"))
 		if status, ran := lab.ExitStatus(err); !ran || status != 128+9 {
-			t.Errorf("SIGKILL came back as %d, %v, %v", status, ran, err)
+			t.Errorf("SIGKILL: got status %d, %v, %v", status, ran, err)
 		}
 		if _, ran := lab.ExitStatus(l.Run("b1", exec.CommandContext(ctx, "/no/such/command"))); ran {
-			t.Error("a missing command has a status")
+			t.Error("a missing command has an exit status")
 		}
-		if err := l.Run("nobody", exec.CommandContext(ctx, "true")); err == nil ||
+		if err := l.Run("missing", exec.CommandContext(ctx, "true")); err == nil ||
 			!strings.Contains(err.Error(), "lab status lists") {
-			t.Error("a command ran in a container that is not there")
+			t.Error("running a command in a missing container did not fail as expected")
 		}
 		if host, _ := os.Hostname(); host == "b1" || host == "n1" {
-			t.Errorf("this machine is called %s now", host)
+			t.Errorf("exec changed the machine's host name to %s", host)
 		}
 	})
 
@@ -173,7 +173,7 @@ func TestLab(t *testing.T) {
 			cmd := exec.CommandContext(ctx, labtest.Binary(t), args...)
 			var out strings.Builder
 			cmd.Stdout, cmd.Stderr = &out, &out
-			_ = l.Run(name, cmd) // what it said tells
+			_ = l.Run(name, cmd) // only the output is checked
 			return out.String()
 		}
 		if out := said("n1", "node", "reset", "--yes"); !strings.Contains(
@@ -198,7 +198,7 @@ func TestLab(t *testing.T) {
 		}
 	})
 
-	t.Run("no plaintext address is in a container's hosts file", func(t *testing.T) {
+	t.Run("a container's hosts file has no plaintext address", func(t *testing.T) {
 		out, err := l.Output(ctx, "b1", "cat", "/etc/hosts")
 		if err != nil {
 			t.Fatal(err)
@@ -208,7 +208,7 @@ func TestLab(t *testing.T) {
 		}
 	})
 
-	t.Run("the fabric drops what claims to be from another node", func(t *testing.T) {
+	t.Run("the fabric drops packets with another node's source address", func(t *testing.T) {
 		n1, err := l.Namespace("n1")
 		if err != nil {
 			t.Fatal(err)
@@ -233,7 +233,7 @@ func TestLab(t *testing.T) {
 		p2, _ := l.Prefix("n2")
 		gateway := routerMAC(t, l, "n1")
 		forged, sentinel := packet.NewSentinel(), packet.NewSentinel()
-		// Not a tenant's address: the agents' own programs have no say in it.
+		// Not a tenant's address, so that the agents' programs do not filter it.
 		to := p2.Addr().Next()
 		bad := packet.Packet{
 			Source:      to.Next(),
@@ -259,7 +259,7 @@ func TestLab(t *testing.T) {
 		}
 	})
 
-	t.Run("a killed daemon comes back", func(t *testing.T) {
+	t.Run("the supervisor restarts a killed daemon", func(t *testing.T) {
 		for _, process := range []string{lab.AgentProcess("n1"), lab.Orchestrator} {
 			before, err := l.Processes(ctx)
 			if err != nil {
@@ -276,12 +276,12 @@ func TestLab(t *testing.T) {
 			for _, p := range after {
 				if p.Name == process &&
 					(p.PID != pid || !p.Ready || p.Restarts != 1 || p.LastExit != "signal: killed") {
-					t.Errorf("%+v, new pid %d", p, pid)
+					t.Errorf("unexpected state %+v, new pid %d", p, pid)
 				}
 				if i := slices.IndexFunc(before,
 					func(b lab.ProcessState) bool { return b.Name == p.Name }); p.Name != process &&
 					before[i] != p {
-					t.Errorf("%+v is not what it was: %+v", p, before[i])
+					t.Errorf("another process changed: got %+v, want %+v", p, before[i])
 				}
 			}
 		}
@@ -298,13 +298,13 @@ func TestLab(t *testing.T) {
 		}
 		second, err := l.Crash(ctx, agent)
 		if err != nil || second == first {
-			t.Fatalf("pid %d, then %d, %v", first, second, err)
+			t.Fatalf("got pid %d, then %d: %v", first, second, err)
 		}
 		if err := l.Await(ctx, agent); err != nil {
 			t.Fatal(err)
 		}
 		if pid, err := l.Kill(ctx, agent); err != nil || pid == second {
-			t.Errorf("pid %d, then %d, %v", second, pid, err)
+			t.Errorf("got pid %d, then %d: %v", second, pid, err)
 		}
 	})
 
@@ -314,20 +314,20 @@ func TestLab(t *testing.T) {
 			t.Fatal(err)
 		}
 		if e, err := l.Ping(ctx, "b1", "b2", packet.PingOptions{Count: 3}); err != nil || e.Received != 3 {
-			t.Errorf("packets without an agent: %+v, %v", e, err)
+			t.Errorf("ping without an agent: %+v, %v", e, err)
 		}
 		if err := l.AddContainer(ctx, lab.Container{Name: "late", Node: "n2", Tenant: "blue"}); err == nil {
-			t.Error("a container was attached without an agent")
+			t.Error("AddContainer succeeded without an agent")
 		}
 		if err := l.Start(ctx, agent); err != nil {
 			t.Fatal(err)
 		}
 		if err := l.Start(ctx, agent); err == nil {
-			t.Error("started twice")
+			t.Error("a second Start of a running process succeeded")
 		}
 	})
 
-	t.Run("containers come and go", func(t *testing.T) {
+	t.Run("containers are added and removed", func(t *testing.T) {
 		if err := l.AddContainer(ctx, lab.Container{Name: "late", Node: "n2", Tenant: "blue"}); err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +343,7 @@ func TestLab(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := l.Namespace("late"); err == nil {
-			t.Error("its namespace is left")
+			t.Error("the removed container's namespace still exists")
 		}
 	})
 }

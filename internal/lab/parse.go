@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/specfile"
 )
 
-// ReadSpec reads a lab's YAML file. The lab is called like the file where it has no name.
+// ReadSpec reads a lab's YAML file. The file's name is the default name of the lab.
 func ReadSpec(path string) (Spec, error) {
 	b, err := specfile.Read("lab", path)
 	if err != nil {
@@ -18,7 +18,7 @@ func ReadSpec(path string) (Spec, error) {
 	return ParseSpec(path, b)
 }
 
-// ParseSpec reads YAML. The lab's default name is the file's name. Errors name the file and the line.
+// ParseSpec parses YAML. The file's name is the default name of the lab. Errors name the file and the line.
 func ParseSpec(file string, b []byte) (Spec, error) {
 	s, f, err := specfile.Parse[Spec](file, b)
 	if err != nil {

@@ -14,22 +14,23 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Echo is what came of pinging one container or node from another.
+// Echo is the result of a ping from one container or node to another.
 type Echo struct {
 	From    string     `json:"from"`
 	To      string     `json:"to"`
 	Address netip.Addr `json:"address"`
-	// who has the address for From, where To is another tenant's: tenants may overlap. Nothing is sent
+	// Name of the container that has this address in From's tenant, if To is of another tenant: tenants may have
+	// overlapping addresses. If it is set, Ping sends nothing.
 	Own      string   `json:"own,omitempty"`
 	Sent     int      `json:"sent"`
 	Received int      `json:"received"`
-	RTTUs    *float64 `json:"rttUs"` // median in µs; null where nothing came back
+	RTTUs    *float64 `json:"rttUs"` // median in µs; null without a response
 }
 
-// Reached reports whether any answer came.
+// Reached reports whether any response arrived.
 func (e Echo) Reached() bool { return e.Received > 0 }
 
-// Ping sends echoes from a container or node to another. Without a route nothing is sent.
+// Ping sends echo requests from a container or node to another. Without a route it sends nothing.
 func (l *Lab) Ping(ctx context.Context, from, to string, o packet.PingOptions) (Echo, error) {
 	all, err := l.PingEach(ctx, from, to, o)
 	if err != nil {
@@ -38,8 +39,8 @@ func (l *Lab) Ping(ctx context.Context, from, to string, o packet.PingOptions) (
 	return all[0], nil
 }
 
-// PingEach is Ping by one address of each network that two containers are both on: there are two while their tenant
-// moves.
+// PingEach pings one address of each network that both containers are on; there are two such networks while their
+// tenant moves.
 func (l *Lab) PingEach(ctx context.Context, from, to string, o packet.PingOptions) ([]Echo, error) {
 	if err := l.refreshOf(ctx, from, to); err != nil {
 		return nil, err
@@ -81,16 +82,14 @@ func (l *Lab) ping(ctx context.Context, from, to string, address netip.Addr, o p
 	return e, nil
 }
 
-// pingsAtOnce is how many pairs PingAll has under way: most of them wait for answers that must
-// not come.
+// pingsAtOnce is the number of concurrent pairs of PingAll: most of them wait for a timeout.
 const pingsAtOnce = 16
 
-// patience is what a pair that must reach each other gets at least. It costs time only where
-// something is wrong.
+// patience is the minimum timeout of pairs that must reach each other. It costs time only if a ping fails.
 const patience = 2 * time.Second
 
-// PingAll pings from every container to every other, as PingEach does. The timeout is for those that must not reach
-// each other.
+// PingAll pings from every container to every other, as PingEach does. The timeout of the options applies to pairs that
+// must not reach each other.
 func (l *Lab) PingAll(ctx context.Context, o packet.PingOptions) ([]Echo, error) {
 	if _, err := l.Refresh(ctx); err != nil {
 		return nil, err
@@ -128,8 +127,8 @@ func (l *Lab) PingAll(ctx context.Context, o packet.PingOptions) ([]Echo, error)
 	return echoes, group.Wait()
 }
 
-// MustReach reports whether two containers must reach each other: those of one tenant must, those
-// of two must not. A tenant of network nimitz is one in all regions; any other is another in each.
+// MustReach reports whether two containers must reach each other: yes if they are of the same tenant. A tenant of
+// network nimitz spans all regions; a tenant of netpila is a separate tenant in each region.
 func (l *Lab) MustReach(from, to string) (bool, error) {
 	a, err := l.Container(from)
 	if err != nil {
@@ -143,7 +142,8 @@ func (l *Lab) MustReach(from, to string) (bool, error) {
 	return a.Tenant == b.Tenant && joined, nil
 }
 
-// own is the container, maybe the sender itself, that the sender reaches at an address of another tenant's.
+// own returns the container of the sender's tenant that has this address of another tenant's container; it may be the
+// sender itself.
 func (l *Lab) own(from, to string, address netip.Addr) string {
 	if must, err := l.MustReach(from, to); err != nil || must {
 		return ""
@@ -156,7 +156,7 @@ func (l *Lab) own(from, to string, address netip.Addr) string {
 	return ""
 }
 
-// Median of durations; the upper one of an even number. There must be one.
+// Median returns the median of durations, the upper one of an even number. all must not be empty.
 func Median(d []time.Duration) time.Duration {
 	d = slices.Clone(d)
 	slices.Sort(d)

@@ -19,26 +19,26 @@ import (
 	"pilaster.io/pilaster/internal/sdnotify"
 )
 
-// Process is a daemon the supervisor keeps running.
+// Process is a daemon that the supervisor keeps running.
 type Process struct {
 	Name  string   `json:"name"`
 	Argv  []string `json:"argv"`
-	Netns string   `json:"netns"` // path of the namespace it runs in
-	Log   string   `json:"log"`   // file its output is appended to
+	Netns string   `json:"netns"` // path of its namespace
+	Log   string   `json:"log"`   // the supervisor appends its output to this file
 }
 
-// ProcessState is how a process is doing.
+// ProcessState is the state of a process.
 type ProcessState struct {
 	Name     string `json:"name"`
-	PID      int    `json:"pid"`   // 0 while it waits to be started again
-	Ready    bool   `json:"ready"` // it said so (sd_notify)
+	PID      int    `json:"pid"`   // 0 until its next restart
+	Ready    bool   `json:"ready"` // reported by sd_notify
 	Restarts int    `json:"restarts"`
 	LastExit string `json:"lastExit,omitempty"`
 }
 
-// A process that dies is started again after firstBackoff, then after twice that, and so on up to
-// maxBackoff. One that became ready, or has run for steady, starts over. One that ignores SIGTERM for
-// killAfter is killed.
+// The supervisor restarts an ended process after firstBackoff, and doubles the delay up to maxBackoff. A process that
+// became ready, or ran for steady, resets the delay. The supervisor kills a process that does not end within killAfter
+// after SIGTERM.
 const (
 	firstBackoff = 100 * time.Millisecond
 	maxBackoff   = 5 * time.Second
@@ -46,27 +46,27 @@ const (
 	killAfter    = 10 * time.Second
 )
 
-// keeper runs one process until it is stopped.
-type keeper struct {
+// runner runs one process until it is stopped.
+type runner struct {
 	process Process
 	folder  string // for the notify socket
 	log     *slog.Logger
 	stop    context.CancelFunc
-	done    chan struct{} // closed when the process is gone for good
+	done    chan struct{} // closed when the process has ended and is not restarted
 
-	mu       sync.Mutex
-	state    ProcessState
-	changed  chan struct{}  // closed and replaced at each change of state
-	farewell syscall.Signal // what stop ends the process with
+	mu         sync.Mutex
+	state      ProcessState
+	changed    chan struct{}  // closed and replaced at each change of state
+	stopSignal syscall.Signal // signal that ends the process on stop
 }
 
-func keep(ctx context.Context, folder string, p Process, log *slog.Logger) *keeper {
+func keep(ctx context.Context, folder string, p Process, log *slog.Logger) *runner {
 	ctx, stop := context.WithCancel(ctx)
-	k := &keeper{
+	k := &runner{
 		process: p, folder: folder, log: log.With("process", p.Name), stop: stop,
 		done: make(
 			chan struct{},
-		), state: ProcessState{Name: p.Name}, changed: make(chan struct{}), farewell: syscall.SIGTERM,
+		), state: ProcessState{Name: p.Name}, changed: make(chan struct{}), stopSignal: syscall.SIGTERM,
 	}
 	go func() {
 		defer close(k.done)
@@ -75,7 +75,7 @@ func keep(ctx context.Context, folder string, p Process, log *slog.Logger) *keep
 	return k
 }
 
-func (k *keeper) run(ctx context.Context) {
+func (k *runner) run(ctx context.Context) {
 	backoff := firstBackoff
 	for {
 		started := time.Now()
@@ -91,7 +91,7 @@ func (k *keeper) run(ctx context.Context) {
 		if err != nil {
 			exit = err.Error()
 		}
-		k.log.Warn("process ended", "exit", exit, "again_in", backoff)
+		k.log.Warn("process ended", "exit", exit, "restart_in", backoff)
 		k.update(func(s *ProcessState) { s.PID, s.Ready, s.Restarts, s.LastExit = 0, false, s.Restarts+1, exit })
 		select {
 		case <-ctx.Done():
@@ -102,8 +102,8 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// once runs the process one time.
-func (k *keeper) once(ctx context.Context) error {
+// once runs the process until it ends.
+func (k *runner) once(ctx context.Context) error {
 	ns, err := netns.Open(k.process.Netns)
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func (k *keeper) once(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	// A path, not an abstract name: those do not cross namespaces.
+	// The notify socket needs a path: abstract names belong to a network namespace.
 	notify, err := listenNotify(filepath.Join(k.folder, k.process.Name+".notify"), func() {
 		k.update(func(s *ProcessState) { s.Ready = true })
 	})
@@ -129,7 +129,7 @@ func (k *keeper) once(ctx context.Context) error {
 	cmd.Cancel = func() error {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		return cmd.Process.Signal(k.farewell)
+		return cmd.Process.Signal(k.stopSignal)
 	}
 	cmd.WaitDelay = killAfter
 	if err := ns.Start(cmd); err != nil {
@@ -140,7 +140,7 @@ func (k *keeper) once(ctx context.Context) error {
 	return cmd.Wait()
 }
 
-func (k *keeper) update(change func(*ProcessState)) {
+func (k *runner) update(change func(*ProcessState)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	change(&k.state)
@@ -148,14 +148,14 @@ func (k *keeper) update(change func(*ProcessState)) {
 	k.changed = make(chan struct{})
 }
 
-func (k *keeper) current() (ProcessState, <-chan struct{}) {
+func (k *runner) current() (ProcessState, <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.state, k.changed
 }
 
-// await waits until the state is as wanted.
-func (k *keeper) await(ctx context.Context, wanted func(ProcessState) bool) (ProcessState, error) {
+// await waits until wanted accepts the state.
+func (k *runner) await(ctx context.Context, wanted func(ProcessState) bool) (ProcessState, error) {
 	for {
 		s, changed := k.current()
 		if wanted(s) {
@@ -171,7 +171,7 @@ func (k *keeper) await(ctx context.Context, wanted func(ProcessState) bool) (Pro
 	}
 }
 
-// notifySocket is where one process says that it is ready.
+// notifySocket receives the ready message of one process.
 type notifySocket struct {
 	*net.UnixConn
 	path string
@@ -211,7 +211,7 @@ func (s *notifySocket) Close() error {
 	return errors.Join(err, os.Remove(s.path))
 }
 
-// tail is the end of a log file, for an error message.
+// tail returns the end of a log file, for an error message.
 func tail(path string, bytes int64) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a running process, held by a descriptor so that a pid used anew is never hit.
+// process is a running process with a pidfd, so that a signal never reaches another process with a reused pid.
 type process struct{ pid, fd int }
 
-// hold takes hold of pid if is still says, after that, that it is the one meant.
-func hold(pid int, is func() bool) (process, bool) {
+// openProcess opens a pidfd, then checks with is that the pid still belongs to the intended process.
+func openProcess(pid int, is func() bool) (process, bool) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return process{}, false // gone
+		return process{}, false // has ended
 	}
 	if !is() {
 		unix.Close(fd)
@@ -37,11 +37,11 @@ func (p process) signal(s unix.Signal) error {
 	return nil
 }
 
-// wait waits for the process's end.
+// wait waits until the process ends.
 func (p process) wait(ctx context.Context) error {
 	for {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("process %d does not end: %w", p.pid, context.Cause(ctx))
+			return fmt.Errorf("process %d has not ended: %w", p.pid, context.Cause(ctx))
 		}
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, 100)
 		if n > 0 {
@@ -53,7 +53,7 @@ func (p process) wait(ctx context.Context) error {
 	}
 }
 
-// end asks a process to end, and kills it when it has not after patience.
+// end sends SIGTERM, and SIGKILL if the process has not ended after patience.
 func (p process) end(ctx context.Context, patience time.Duration) error {
 	if err := p.signal(unix.SIGTERM); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (p process) end(ctx context.Context, patience time.Duration) error {
 	return p.wait(ctx)
 }
 
-// inside holds every process whose network namespace is one of those given by inode, but this one.
+// inside opens the processes in these network namespaces, given by inode, except this process.
 func inside(namespaces map[uint64]bool) ([]process, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -89,7 +89,7 @@ func inside(namespaces map[uint64]bool) ([]process, error) {
 		if !is() {
 			continue
 		}
-		if p, ok := hold(pid, is); ok {
+		if p, ok := openProcess(pid, is); ok {
 			found = append(found, p)
 		}
 	}

@@ -15,16 +15,16 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Region is an orchestrator with nodes of its own, and an Edge Switch by which tenants of network nimitz reach those of
-// other regions.
+// Region is an orchestrator with its own nodes, and an Edge Switch that connects tenants of network nimitz with their
+// containers in other regions.
 type Region struct {
 	Name       string       `yaml:"name"       json:"name"`
 	BasePrefix netip.Prefix `yaml:"basePrefix" json:"basePrefix"`
 	Nodes      []string     `yaml:"nodes"      json:"nodes"`
-	Edge       string       `yaml:"edge"       json:"edge"` // a node more, without containers
+	Edge       string       `yaml:"edge"       json:"edge"` // an additional node without containers
 }
 
-// regions of a lab: where none are named it is one of its nodes, with no other to reach.
+// regions returns the regions. A lab without regions is one region that connects to no other.
 func (s Spec) regions() []Region {
 	if len(s.Regions) == 0 {
 		return []Region{{Nodes: s.Nodes}}
@@ -32,7 +32,7 @@ func (s Spec) regions() []Region {
 	return s.Regions
 }
 
-// AllNodes are those of all regions, in their order, each region's Edge Switch last.
+// AllNodes returns the nodes of all regions, in order; each region's Edge Switch is last.
 func (s Spec) AllNodes() (all []string) {
 	for _, r := range s.regions() {
 		all = append(all, r.all()...)
@@ -47,10 +47,10 @@ func (r Region) all() []string {
 	return append(slices.Clone(r.Nodes), r.Edge)
 }
 
-// place is what the namespace of the region's orchestrator is called, its process, and the router's link to it.
+// place is the name of the namespace of the region's orchestrator, of its process, and of the router's link to it.
 func (r Region) place() string { return cmp.Or(r.Name, Orchestrator) }
 
-// at is the region that a condition holds for, and its number.
+// at returns the region for which a condition holds, and its number.
 func (s Spec) at(is func(Region) bool) (Region, int, bool) {
 	regions := s.regions()
 	i := slices.IndexFunc(regions, is)
@@ -60,13 +60,13 @@ func (s Spec) at(is func(Region) bool) (Region, int, bool) {
 	return regions[i], i, true
 }
 
-// RegionOf is the region that a node is in; its name is empty where the lab has none.
+// RegionOf returns the region of a node; its name is empty if the lab has no regions.
 func (s Spec) RegionOf(node string) (Region, bool) {
 	r, _, ok := s.at(func(r Region) bool { return slices.Contains(r.all(), node) })
 	return r, ok
 }
 
-// cidrs of a tenant in a region.
+// cidrs returns a tenant's CIDRs in a region.
 func (t Tenant) cidrs(region string) []netip.Prefix {
 	if region == "" {
 		return t.CIDRs
@@ -74,12 +74,12 @@ func (t Tenant) cidrs(region string) []netip.Prefix {
 	return t.Regions[region]
 }
 
-// in tells whether a tenant is in a region: one of network nimitz where it has addresses, others everywhere.
+// in reports whether a tenant is in a region: on network nimitz if it has CIDRs there, on netpila always.
 func (t Tenant) in(region string) bool {
 	return t.Network != tenant.Nimitz || len(t.cidrs(region)) > 0
 }
 
-// OperatorOf is the API for people of a region's orchestrator.
+// OperatorOf returns a client of the operator API of a region's orchestrator.
 func (l *Lab) OperatorOf(region string) pilasterv1connect.OperatorServiceClient {
 	return pilasterv1connect.NewOperatorServiceClient(
 		unixrpc.Client(l.folder.orchestratorSocket(region)),
@@ -88,16 +88,16 @@ func (l *Lab) OperatorOf(region string) pilasterv1connect.OperatorServiceClient 
 	)
 }
 
-// RegionOf is the name of the region that a node is in; empty where the lab has none.
+// RegionOf returns the name of a node's region; empty if the lab has no regions.
 func (l *Lab) RegionOf(node string) string {
 	r, _ := l.state.Spec.RegionOf(node)
 	return r.Name
 }
 
-// OrchestratorOf is what the supervisor calls a region's orchestrator, and its namespace is called.
+// OrchestratorOf is the supervisor's name for a region's orchestrator, and the name of its namespace.
 func OrchestratorOf(region string) string { return Region{Name: region}.place() }
 
-// joinRegions has each region import what the others export.
+// joinRegions imports every region's export into each other region.
 func (l *Lab) joinRegions(ctx context.Context) error {
 	regions := l.state.Spec.regions()
 	for _, from := range regions {

@@ -16,46 +16,46 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Names of the two namespaces every lab has beside those of its nodes and containers.
+// Names of the two namespaces of every lab besides those of its nodes and containers.
 const (
 	Router = "router" // the fabric
-	// where the orchestrator runs; in a lab with regions each one's is called as the region
+	// namespace of the orchestrator; in a lab with regions, each orchestrator's namespace has the region's name
 	Orchestrator = "orchestrator"
 )
 
-// Spec says what a lab consists of.
+// Spec describes a lab.
 type Spec struct {
 	Name    string   `yaml:"name"       json:"name"`
 	Nodes   []string `yaml:"nodes"      json:"nodes"`
 	Regions []Region `yaml:"regions"    json:"regions,omitempty"` // instead of nodes
-	// how containers are joined to their nodes; empty means veth
+	// kind of the containers' devices; empty means veth
 	Device string `yaml:"device"     json:"device,omitempty"`
-	// what carries network nimitz on the nodes; empty means ebpf where a tenant is on it
+	// switch of network nimitz on the nodes; empty means ebpf if a tenant is on nimitz
 	Nimitz     string      `yaml:"nimitz"     json:"nimitz,omitempty"`
 	Switches   Switches    `yaml:"switches"   json:"switches,omitempty"`
 	Tenants    []Tenant    `yaml:"tenants"    json:"tenants"`
 	Containers []Container `yaml:"containers" json:"containers"`
 }
 
-// Switches say what carries network nimitz on nodes where that is not as in the rest of the lab.
+// Switches maps nodes to their switch of network nimitz, if it differs from the lab's.
 type Switches map[string]string
 
-// Tenant is one tenant of a lab, on netpila where no network is named; there Addressing is encrypted when empty. On
-// nimitz it has addresses of its own, and each node gets a subnet of them.
+// Tenant is a tenant of a lab. Without a network it is on netpila; there an empty Addressing means encrypted. On nimitz
+// it has its own CIDRs, and each node gets a subnet of them.
 type Tenant struct {
 	Name       string            `yaml:"name"        json:"name"`
 	Network    string            `yaml:"network"     json:"network,omitempty"`
 	Addressing tenant.Addressing `yaml:"addressing"  json:"addressing,omitempty"`
 	CIDRs      []netip.Prefix    `yaml:"cidrs"       json:"cidrs,omitempty"`
-	// CIDRs by region, where the lab has any
+	// CIDRs by region, if the lab has regions
 	Regions map[string][]netip.Prefix `yaml:"regions"     json:"regions,omitempty"`
-	// length of each node's subnet
+	// prefix length of each node's subnet
 	NodeBits NodeBits `yaml:"nodeBits"    json:"nodeBits,omitzero"`
-	// addresses are given one by one
+	// addresses are allocated one by one, without subnets of nodes
 	NoNodeCIDRs bool `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"`
 }
 
-// NodeBits are by family; 0 is the usual length.
+// NodeBits are prefix lengths by family; 0 means the default.
 type NodeBits struct {
 	IPv4 int `yaml:"ipv4" json:"ipv4,omitempty"`
 	IPv6 int `yaml:"ipv6" json:"ipv6,omitempty"`
@@ -68,7 +68,7 @@ func (b NodeBits) of(cidr netip.Prefix) int {
 	return b.IPv6
 }
 
-// overlays of a tenant in a region.
+// overlays returns a tenant's overlays in a region.
 func (t Tenant) overlays(region string) []tenant.Overlay {
 	var overlays []tenant.Overlay
 	for _, cidr := range t.cidrs(region) {
@@ -81,7 +81,7 @@ func (t Tenant) overlays(region string) []tenant.Overlay {
 	return overlays
 }
 
-// nimitz is the value of --nimitz for a node.
+// nimitz returns the value of --nimitz for a node.
 func (s Spec) nimitz(node string) string {
 	chosen := cmp.Or(s.Switches[node], s.Nimitz)
 	onIt := func(t Tenant) bool { return t.Network == tenant.Nimitz }
@@ -98,13 +98,13 @@ type Container struct {
 	Tenant string            `yaml:"tenant" json:"tenant"`
 	Labels map[string]string `yaml:"labels" json:"labels,omitempty"`
 
-	// What policies select by beside labels.
+	// What policies select by besides labels.
 	Namespace       string            `yaml:"namespace"       json:"namespace,omitempty"`
 	NamespaceLabels map[string]string `yaml:"namespaceLabels" json:"namespaceLabels,omitempty"`
 	Ports           map[string]string `yaml:"ports"           json:"ports,omitempty"` // http: 80/TCP
 }
 
-// identity is its labels with all that policies select by.
+// identity returns the container's labels, with namespace and ports as further labels.
 func (c Container) identity() (map[string]string, error) {
 	place := tenant.Place{Namespace: c.Namespace, NamespaceLabels: c.NamespaceLabels, Ports: map[string]tenant.Port{}}
 	for name, text := range c.Ports {
@@ -118,14 +118,14 @@ func (c Container) identity() (map[string]string, error) {
 	return labels, tenant.CheckLabels(labels)
 }
 
-// What carries network nimitz on a node.
+// Switches of network nimitz on a node.
 const (
 	EBPF = "ebpf"
 	OVS  = "ovs"
 )
 
-// Limits of names. A node's name is a device name in the router; all of them together with the
-// lab's folder must fit a unix socket's path.
+// Limits of names. A node's name is also a device name in the router. The lab's folder and the names together must fit
+// in the path of a Unix socket.
 const (
 	maxLabName  = 24
 	maxNodeName = 15
@@ -135,17 +135,17 @@ const (
 
 var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
-// Validate says what is wrong with the spec, or returns nil.
+// Validate returns the first error of the spec, or nil.
 func (s Spec) Validate() error {
 	v := validator{
 		names: map[string]string{Router: "the fabric", Orchestrator: "the orchestrator", "lo": "the loopback device"},
 	}
 	v.name("$.name", s.Name, maxLabName)
 	if all := len(s.AllNodes()); all == 0 || all > maxNodes {
-		v.fail("$", "a lab has 1 to %d nodes, this one has %d; write them as nodes: [n1, n2]", maxNodes, all)
+		v.fail("$", "a lab has 1 to %d nodes, not %d; write them as nodes: [n1, n2]", maxNodes, all)
 	}
 	if len(s.Regions) > 0 && len(s.Nodes) > 0 {
-		v.fail("$.nodes", "a lab with regions has its nodes in these")
+		v.fail("$.nodes", "a lab with regions lists its nodes in its regions")
 	}
 	if s.Device != "" && !slices.Contains(device.DeviceChoices(), s.Device) {
 		v.fail("$.device", "device %q: use %s", s.Device, strings.Join(device.DeviceChoices(), ", "))
@@ -157,7 +157,7 @@ func (s Spec) Validate() error {
 		slices.ContainsFunc(s.AllNodes(), func(node string) bool { return s.nimitz(node) != "" }) {
 		v.fail(
 			"$.device",
-			"device %s does not go with network %s, nor with regions: behind macvlans containers have no devices on "+
+			"device %s does not work with network %s or with regions: containers behind macvlans have no devices on "+
 				"the node; use %s or %s",
 			s.Device,
 			tenant.Nimitz,
@@ -205,9 +205,9 @@ func (s Spec) Validate() error {
 	return v.err
 }
 
-// validator keeps the first thing that is wrong.
+// validator keeps the first error.
 type validator struct {
-	names map[string]string // names in use, and what bears them
+	names map[string]string // user of each name, by name
 	err   *specfile.Error
 }
 
@@ -217,7 +217,7 @@ func (v *validator) fail(path, format string, args ...any) {
 	}
 }
 
-// nodes are checked, and their names taken.
+// nodes checks the names of nodes and reserves them.
 func (v *validator) nodes(at string, names []string) {
 	for i, n := range names {
 		at := fmt.Sprintf("%s[%d]", at, i)
@@ -227,13 +227,13 @@ func (v *validator) nodes(at string, names []string) {
 }
 
 func (v *validator) region(at string, all []Region, i int, r Region) {
-	v.name(at+".name", r.Name, maxNodeName) // the router's link is called so
+	v.name(at+".name", r.Name, maxNodeName) // also the name of the router's link
 	v.unique(at+".name", r.Name, "a region")
 	v.nodes(at+".nodes", r.Nodes)
 	if r.Edge == "" {
 		v.fail(
 			at+".edge",
-			"region %s needs an Edge Switch: name one with edge:, a node more, without containers",
+			"region %s needs an Edge Switch: name one with edge:, an additional node without containers",
 			r.Name,
 		)
 	}
@@ -250,7 +250,7 @@ func (v *validator) region(at string, all []Region, i int, r Region) {
 	}
 }
 
-// plan is the region's, with its base prefix where it has one.
+// plan is the region's address plan, with its base prefix if it has one.
 func (r Region) plan() address.Plan {
 	plan := address.DefaultPlan()
 	if r.Name != "" {
@@ -259,7 +259,7 @@ func (r Region) plan() address.Plan {
 	return plan
 }
 
-// place checks where a container is to be, and whose it is.
+// place checks a container's node and tenant.
 func (v *validator) place(at string, s Spec, c Container, tenants map[string]Tenant) {
 	region, ok := s.RegionOf(c.Node)
 	if !ok {
@@ -306,7 +306,7 @@ func (v *validator) tenant(at string, s Spec, t Tenant) {
 	}
 }
 
-// overlays checks a tenant's CIDRs in each region, and that they are apart.
+// overlays checks that a tenant's CIDRs in each region are valid and do not overlap.
 func (v *validator) overlays(at string, s Spec, t Tenant) {
 	if len(s.Regions) == 0 && len(t.Regions) > 0 {
 		v.fail(at+".regions", "this lab has no regions; write the tenant's addresses as cidrs: [10.0.0.0/16]")
@@ -314,7 +314,7 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 	if len(s.Regions) > 0 && (len(t.CIDRs) > 0 || len(t.Regions) == 0) {
 		v.fail(
 			at,
-			"in a lab with regions a tenant's CIDRs are of these; write them as regions: {%s: [10.0.0.0/16]}",
+			"in a lab with regions, write a tenant's CIDRs by region, as regions: {%s: [10.0.0.0/16]}",
 			s.Regions[0].Name,
 		)
 	}
@@ -338,7 +338,7 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 			}
 			v.fail(
 				at,
-				"a tenant of network %s has a range of addresses of its own: write it as %s, or one of each family",
+				"a tenant of network %s needs its own CIDR: write it as %s, or one of each family",
 				tenant.Nimitz,
 				cmp.Or(key, "cidrs: [10.0.0.0/16]"),
 			)
@@ -357,7 +357,7 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 		return slices.ContainsFunc(others, func(p netip.Prefix) bool { return p.Addr().Is4() == four })
 	}
 	if t.NodeBits.IPv4 != 0 && !has(true) || t.NodeBits.IPv6 != 0 && !has(false) {
-		v.fail(at+".nodeBits", "nodeBits of a family that tenant %s has no CIDR of", t.Name)
+		v.fail(at+".nodeBits", "nodeBits for a family without a CIDR of tenant %s", t.Name)
 	}
 }
 
@@ -367,7 +367,7 @@ func (v *validator) name(path, name string, longest int) {
 	}
 }
 
-// unique holds over nodes and containers together: `lab exec NAME` takes either.
+// unique reserves a name among nodes and containers together: `lab exec NAME` accepts both.
 func (v *validator) unique(path, name, what string) {
 	if bearer, taken := v.names[name]; taken {
 		v.fail(path, "%s is already called %q", bearer, name)

@@ -68,9 +68,11 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1),
 			`lab.yaml:4: network "carpathia": use netpila or nimitz`},
 		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1),
-			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz; on netpila addresses follow from the node`},
+			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz; ` +
+				`on netpila addresses follow from the node`},
 		{"nimitz without CIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz", 1),
-			`lab.yaml:4: a tenant of network nimitz has a range of addresses of its own: write it as cidrs: [10.0.0.0/16], or one of each family`},
+			`lab.yaml:4: a tenant of network nimitz needs its own CIDR: write it as cidrs: [10.0.0.0/16], ` +
+				`or one of each family`},
 		{"two CIDRs of a family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16, 10.1.0.0/16]", 1),
 			`lab.yaml:4: 10.0.0.0/16 and 10.1.0.0/16 are of one family; a tenant has one CIDR of each at most`},
@@ -79,27 +81,30 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:4: addressing is for network netpila; on nimitz containers have addresses of the tenant's own`},
 		{"node bits on netpila", strings.Replace(good, "name: blue", "name: blue, nodeBits: {ipv4: 26}", 1),
 			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz`},
-		{"node bits without room", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+		{"node bits as long as the CIDR", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16], nodeBits: {ipv4: 16}", 1), `lab.yaml:4: node bits 16 leave no room in CIDR 10.0.0.0/16`},
-		{"node bits below none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+		{"negative node bits", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16], nodeBits: {ipv4: -1}", 1), `lab.yaml:4: node bits -1 leave no room`},
 		{"node bits without such a CIDR", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16], nodeBits: {ipv6: 96}", 1),
-			`lab.yaml:4: nodeBits of a family that tenant blue has no CIDR of`},
-		{"node bits and none", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+			`lab.yaml:4: nodeBits for a family without a CIDR of tenant blue`},
+		{"node bits and noNodeCIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16], nodeBits: {ipv4: 26}, noNodeCIDRs: true", 1),
 			`lab.yaml:4: use either nodeBits or noNodeCIDRs`},
-		{"node bits of no family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
+		{"node bits of an unknown family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16], nodeBits: {ip: 26}", 1), `lab.yaml:4: unknown key "ip": the keys here are ipv4, ipv6`},
-		{"a switch of no node", good + "switches:\n  n3: ovs\n", `lab.yaml:11: no node is called "n3"`},
-		{"a switch that there is not", good + "switches:\n  n1: ebpf\n  n2: vpp\n",
+		{"switch of an unknown node", good + "switches:\n  n3: ovs\n", `lab.yaml:11: no node is called "n3"`},
+		{"unknown switch", good + "switches:\n  n1: ebpf\n  n2: vpp\n",
 			`lab.yaml:12: switch "vpp" of node n2: use ebpf or ovs`},
 		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1),
-			`lab.yaml:9: unknown key "tennant": the keys here are name, node, tenant, labels, namespace, namespaceLabels, ports`},
+			`lab.yaml:9: unknown key "tennant": ` +
+				`the keys here are name, node, tenant, labels, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
-			`lab.yaml:10: unknown key "colour": the keys here are name, nodes, regions, device, nimitz, switches, tenants, containers`},
+			`lab.yaml:10: unknown key "colour": ` +
+				`the keys here are name, nodes, regions, device, nimitz, switches, tenants, containers`},
 		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1),
-			`lab.yaml:4: unknown key "cidr": the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs`},
+			`lab.yaml:4: unknown key "cidr": ` +
+				`the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs`},
 		{"duplicate key", good + "nodes: [n1]\n", `lab.yaml:10: mapping key "nodes" already defined`},
 		{"duplicate node", strings.Replace(good, "[n1, n2]", "[n1,\n  n1]", 1),
 			`lab.yaml:4: a node is already called "n1"`},
@@ -107,7 +112,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:4: a tenant is already called "blue"`},
 		{"duplicate container", strings.Replace(good, "name: r1", "name: b1", 1),
 			`lab.yaml:7: a container is already called "b1"`},
-		{"container called like a node", strings.Replace(good, "name: r1", "name: n2", 1),
+		{"container with the name of a node", strings.Replace(good, "name: r1", "name: n2", 1),
 			`lab.yaml:7: a node is already called "n2"`},
 		{"reserved name", strings.Replace(good, "[n1, n2]", "[n1, n2, router]", 1),
 			`lab.yaml:3: the fabric is already called "router"`},
@@ -124,7 +129,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:6: "HTTP" is no name of a port`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
 		{"device", good + "device: bond\n", `lab.yaml:10: device "bond": use veth, macvlan, netkit, auto`},
-		{"macvlans and nimitz", good + "device: macvlan\nnimitz: ebpf\n", "lab.yaml:10: device macvlan does not go " +
+		{"macvlans and nimitz", good + "device: macvlan\nnimitz: ebpf\n", "lab.yaml:10: device macvlan does not work " +
 			"with network nimitz"},
 		{"empty device", good + "device: \"\"\n",
 			`lab.yaml:10: device is empty: use veth, macvlan, netkit, auto, or omit it`},
@@ -171,34 +176,34 @@ func TestParseRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all := got.AllNodes(); !slices.Equal(all, []string{"w1", "w2", "we", "e1", "ee"}) {
-		t.Errorf("nodes are %v", all)
+		t.Errorf("got nodes %v", all)
 	}
 	if r, ok := got.RegionOf("ee"); !ok || r.Name != "east" || r.Edge != "ee" ||
 		r.BasePrefix != netip.MustParsePrefix("fd70:696c:6200::/40") {
-		t.Errorf("ee is in %+v, %v", r, ok)
+		t.Errorf("got region %+v of ee, %v", r, ok)
 	}
 	if want := netip.MustParsePrefix("10.0.0.0/16"); !slices.Equal(
 		got.Tenants[1].Regions["west"],
 		[]netip.Prefix{want},
 	) {
-		t.Errorf("tenants are %+v", got.Tenants)
+		t.Errorf("got tenants %+v", got.Tenants)
 	}
 	for _, c := range []struct{ name, old, new, want string }{
 		{"nodes beside regions", "tenants:", "nodes: [n1]\ntenants:",
-			`lab.yaml:8: a lab with regions has its nodes in these`},
-		{"two of a name", "name: east", "name: west", `lab.yaml:4: a region is already called "west"`},
-		{"called like a node", "name: east", "name: w1", `lab.yaml:4: a node is already called "w1"`},
-		{"a node of two", "[e1]", "[w1]", `lab.yaml:6: a node is already called "w1"`},
+			`lab.yaml:8: a lab with regions lists its nodes in its regions`},
+		{"two regions with one name", "name: east", "name: west", `lab.yaml:4: a region is already called "west"`},
+		{"region with the name of a node", "name: east", "name: w1", `lab.yaml:4: a node is already called "w1"`},
+		{"a node in two regions", "[e1]", "[w1]", `lab.yaml:6: a node is already called "w1"`},
 		{"no edge", "    edge: ee\n", "", `lab.yaml:4: region east needs an Edge Switch: name one with edge:`},
 		{"an edge that is a node", "edge: ee", "edge: e1", `lab.yaml:7: a node is already called "e1"`},
 		{"no base prefix", "    basePrefix: fd70:696c:6200::/40\n", "",
 			`lab.yaml:4: base prefix invalid Prefix is not an IPv6 prefix`},
 		{"overlapping base prefixes", "fd70:696c:6200::/40", "fd70:696c:6100::/48",
 			`lab.yaml:5: base prefix fd70:696c:6100::/48 overlaps fd70:696c:6100::/40 of region west`},
-		{"a base prefix that is none", "fd70:696c:6200::/40", "fe80::/40",
+		{"an invalid base prefix", "fd70:696c:6200::/40", "fe80::/40",
 			`lab.yaml:5: base prefix fe80::/40 overlaps multicast`},
-		{"CIDRs of no region", "regions: {west: [10.0.0.0/16], east: [10.1.0.0/16, 'fd12::/48']}",
-			"cidrs: [10.0.0.0/16]", `lab.yaml:10: in a lab with regions a tenant's CIDRs are of these`},
+		{"CIDRs without regions", "regions: {west: [10.0.0.0/16], east: [10.1.0.0/16, 'fd12::/48']}",
+			"cidrs: [10.0.0.0/16]", `lab.yaml:10: in a lab with regions, write a tenant's CIDRs by region`},
 		{"CIDRs of an unknown region", "{west: [10.0.0.0/16], east:", "{west: [10.0.0.0/16], north:",
 			`lab.yaml:12: no region is called "north"`},
 		{"overlapping CIDRs", "10.1.0.0/16,", "10.0.128.0/17,",
@@ -209,11 +214,11 @@ func TestParseRegions(t *testing.T) {
 			`lab.yaml:9: cidrs, nodeBits and noNodeCIDRs are for network nimitz`},
 		{"a container on an edge", "node: e1", "node: ee",
 			`lab.yaml:15: node "ee" is the Edge Switch of region east, and has no containers`},
-		{"a container where its tenant is not", ", east: [10.1.0.0/16, 'fd12::/48']", "",
+		{"a container in a region without its tenant", ", east: [10.1.0.0/16, 'fd12::/48']", "",
 			`lab.yaml:15: tenant "blue" has no CIDRs in region east`},
 	} {
 		if !strings.Contains(regional, c.old) {
-			t.Fatalf("%s: %q is not there", c.name, c.old)
+			t.Fatalf("%s: the spec lacks %q", c.name, c.old)
 		}
 		_, err := lab.ParseSpec("lab.yaml", []byte(strings.Replace(regional, c.old, c.new, 1)))
 		if err == nil || !strings.HasPrefix(err.Error(), c.want) {
@@ -225,7 +230,7 @@ func TestParseRegions(t *testing.T) {
 		[]byte(strings.Replace(good, "name: blue", "name: blue, network: nimitz, regions: {west: [10.0.0.0/16]}", 1)),
 	)
 	if err == nil || !strings.Contains(err.Error(), "this lab has no regions") {
-		t.Errorf("regions of a tenant where there are none: %v", err)
+		t.Errorf("regions of a tenant in a lab without regions: got error %v", err)
 	}
 }
 
@@ -236,7 +241,7 @@ func FuzzParseSpec(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := lab.ParseSpec("lab.yaml", b)
 		if err == nil && s.Validate() != nil {
-			t.Errorf("accepted %+v, which is not valid", s)
+			t.Errorf("ParseSpec returned an invalid spec: %+v", s)
 		}
 	})
 }

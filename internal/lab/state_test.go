@@ -10,8 +10,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// TestStateOfSeveralProcesses: commands that run at the same time, each with the state as it was when it began, keep
-// what the others have written, and do not bring back what they took away.
+// TestStateOfSeveralProcesses: concurrent commands, each with the state from its own start, keep the changes of the
+// others and do not restore removed containers.
 func TestStateOfSeveralProcesses(t *testing.T) {
 	root := t.TempDir()
 	f := folder(filepath.Join(root, "demo"))
@@ -34,9 +34,9 @@ func TestStateOfSeveralProcesses(t *testing.T) {
 		}
 		running.Go(func() {
 			for i := range each {
-				told := map[string]*pilasterv1.Endpoint{}
+				reports := map[string]*pilasterv1.Endpoint{}
 				for _, name := range []string{"demo-moves", "demo-goes"} {
-					told[name] = &pilasterv1.Endpoint{
+					reports[name] = &pilasterv1.Endpoint{
 						Attachments: []*pilasterv1.Attachment{
 							{Network: "nimitz", Address: fmt.Sprintf("fd00::%x:%x", p+1, i)},
 						},
@@ -45,7 +45,7 @@ func TestStateOfSeveralProcesses(t *testing.T) {
 				if err := l.keep(ContainerStatus{Container: Container{Name: fmt.Sprint(p, "-", i)}}); err != nil {
 					t.Error(err)
 				}
-				if err := l.learn(told); err != nil {
+				if err := l.merge(reports); err != nil {
 					t.Error(err)
 				}
 				if err := l.forget("goes"); err != nil {
@@ -60,12 +60,12 @@ func TestStateOfSeveralProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(l.Containers()); n != 1+processes*each {
-		t.Errorf("%d containers, want %d", n, 1+processes*each)
+		t.Errorf("got %d containers, want %d", n, 1+processes*each)
 	}
 	if _, err := l.Container("goes"); err == nil {
-		t.Error("a container that was taken away is back")
+		t.Error("a removed container is present again")
 	}
 	if c, err := l.Container("moves"); err != nil || !c.on("nimitz") {
-		t.Errorf("the one that moved: %+v, %v", c, err)
+		t.Errorf("unexpected attachments of the moved container: %+v, %v", c, err)
 	}
 }

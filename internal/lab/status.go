@@ -11,18 +11,17 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// Status is what `lab status` shows.
+// Status is the output of `lab status`.
 type Status struct {
 	Name         string             `json:"name"`
 	Nodes        []NodeStatus       `json:"nodes"`
 	Containers   []ContainerOutput  `json:"containers"`
-	Orchestrator OrchestratorStatus `json:"orchestrator"` // of the first region, where there are any
+	Orchestrator OrchestratorStatus `json:"orchestrator"` // of the first region, if there are regions
 	Regions      []RegionStatus     `json:"regions,omitempty"`
-	Supervisor   int                `json:"supervisorPid"` // 0: gone, so nothing is restarted and no other pid is known
+	Supervisor   int                `json:"supervisorPid"` // 0 if it does not run; then the other pids are unknown
 }
 
-// NodeStatus is a node; a pid of 0 is a process that does not run now, or one that only a supervisor
-// would know.
+// NodeStatus is the status of a node. A pid is 0 if the process does not run, or if the supervisor does not run.
 type NodeStatus struct {
 	Name          string       `json:"name"`
 	Prefix        netip.Prefix `json:"prefix"`
@@ -32,7 +31,7 @@ type NodeStatus struct {
 	AgentRestarts int          `json:"agentRestarts"`
 	Region        string       `json:"region,omitempty"`
 	Edge          bool         `json:"edge,omitempty"` // the Edge Switch of its region
-	Silent        bool         `json:"silent"`         // its agent does not answer: containers are as they were known
+	Silent        bool         `json:"silent"`         // its agent does not respond: the containers have their last known addresses
 }
 
 // RegionStatus is a region and its orchestrator.
@@ -43,7 +42,8 @@ type RegionStatus struct {
 	Orchestrator OrchestratorStatus `json:"orchestrator"`
 }
 
-// ContainerOutput is a container. Ciphertext is empty where the tenant is clear, both where its network has neither.
+// ContainerOutput is a container. Ciphertext is empty if the tenant is clear; both addresses are empty on network
+// nimitz.
 type ContainerOutput struct {
 	Name        string       `json:"name"`
 	Node        string       `json:"node"`
@@ -64,7 +64,7 @@ type OrchestratorStatus struct {
 	Socket string `json:"socket"`
 }
 
-// Status asks the supervisor for the processes, and agents for their containers, and adds what the lab knows.
+// Status combines the supervisor's processes, the agents' containers and the lab's state.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
 	supervisor, err := supervisorPID(l.folder)
 	if err != nil {
@@ -127,7 +127,7 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		if c.Plaintext.IsValid() {
 			out.Plaintext = c.Plaintext.String()
 		}
-		if i := slices.IndexFunc(c.Attachments, Attachment.hides); i >= 0 {
+		if i := slices.IndexFunc(c.Attachments, Attachment.isOpaque); i >= 0 {
 			out.Ciphertext = c.Attachments[i].Address.String()
 		}
 		s.Containers = append(s.Containers, out)
@@ -135,7 +135,7 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// Drops reads a node's drop counters by reason; reasons at 0 are there.
+// Drops reads a node's drop counters by reason, including those that are 0.
 func (l *Lab) Drops(ctx context.Context, node string) (map[string]uint64, error) {
 	response, err := l.Agent(node).Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 	if err != nil {

@@ -21,15 +21,15 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Supervise is the supervisor process of the lab in dir: it keeps the processes it was asked to start
-// running until ctx ends, then stops them. It takes orders on a unix socket:
+// Supervise is the supervisor process of the lab in dir: it keeps the requested processes running until ctx ends, then
+// stops them. It serves on a Unix socket:
 //
-//	GET    /processes                 every state
+//	GET    /processes                 all states
 //	GET    /processes/NAME?not=PID    the state, once the process is ready under another pid;
 //	                                  with &started=true once it runs under another pid
-//	PUT    /processes/NAME            start it; the answer comes when it is ready
-//	DELETE /processes/NAME            stop it; the answer comes when it is gone;
-//	                                  with ?kill=true it is not asked to end
+//	PUT    /processes/NAME            start it; responds when it is ready
+//	DELETE /processes/NAME            stop it; responds when it has ended;
+//	                                  with ?kill=true by SIGKILL
 func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 	f := folder(dir)
 	lock, err := os.OpenFile(f.lock(), os.O_CREATE|os.O_RDWR, 0o600)
@@ -37,8 +37,8 @@ func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 		return fmt.Errorf("supervise: %w", err)
 	}
 	defer lock.Close()
-	// The lock says who the supervisor is, for as long as it lives. It must be this descriptor
-	// that stays open: closing any other of the same file would drop it.
+	// The holder of the lock is the supervisor. This descriptor must stay open: a POSIX lock is released when the
+	// process closes any descriptor of the file.
 	if err := unix.FcntlFlock(lock.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 		return fmt.Errorf("supervise %s: another supervisor runs: %w", dir, err)
 	}
@@ -51,7 +51,7 @@ func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	s := &supervisor{ctx: ctx, folder: f, log: log, keepers: map[string]*keeper{}}
+	s := &supervisor{ctx: ctx, folder: f, log: log, runners: map[string]*runner{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /processes", s.list)
 	mux.HandleFunc("GET /processes/{name}", s.await)
@@ -61,7 +61,7 @@ func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
-		log.Warn("report that the supervisor is ready failed", "error", err)
+		log.Warn("cannot notify readiness", "error", err)
 	}
 	select {
 	case <-ctx.Done():
@@ -74,24 +74,24 @@ func Supervise(ctx context.Context, dir string, log *slog.Logger) error {
 }
 
 type supervisor struct {
-	ctx    context.Context // of the process: outlives each request
+	ctx    context.Context // of the process; outlives each request
 	folder folder
 	log    *slog.Logger
 
 	mu      sync.Mutex
-	keepers map[string]*keeper
+	runners map[string]*runner
 }
 
-func (s *supervisor) keeper(name string) *keeper {
+func (s *supervisor) runner(name string) *runner {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.keepers[name]
+	return s.runners[name]
 }
 
 func (s *supervisor) list(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	states := make([]ProcessState, 0, len(s.keepers))
-	for _, k := range s.keepers {
+	states := make([]ProcessState, 0, len(s.runners))
+	for _, k := range s.runners {
 		state, _ := k.current()
 		states = append(states, state)
 	}
@@ -100,7 +100,7 @@ func (s *supervisor) list(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *supervisor) await(w http.ResponseWriter, r *http.Request) {
-	k := s.keeper(r.PathValue("name"))
+	k := s.runner(r.PathValue("name"))
 	if k == nil {
 		http.Error(w, "no such process", http.StatusNotFound)
 		return
@@ -122,17 +122,17 @@ func (s *supervisor) start(w http.ResponseWriter, r *http.Request) {
 	var p Process
 	if err := json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(&p); err != nil || len(p.Argv) == 0 ||
 		p.Name != r.PathValue("name") {
-		http.Error(w, "not a process", http.StatusBadRequest)
+		http.Error(w, "invalid process", http.StatusBadRequest)
 		return
 	}
 	s.mu.Lock()
-	if s.keepers[p.Name] != nil || s.ctx.Err() != nil {
+	if s.runners[p.Name] != nil || s.ctx.Err() != nil {
 		s.mu.Unlock()
-		http.Error(w, p.Name+" is running already", http.StatusConflict)
+		http.Error(w, p.Name+" is already running", http.StatusConflict)
 		return
 	}
 	k := keep(s.ctx, s.folder.path("notify"), p, s.log)
-	s.keepers[p.Name] = k
+	s.runners[p.Name] = k
 	s.mu.Unlock()
 
 	state, err := k.await(r.Context(), func(p ProcessState) bool { return p.Ready || p.Restarts > 0 })
@@ -140,7 +140,7 @@ func (s *supervisor) start(w http.ResponseWriter, r *http.Request) {
 		err = fmt.Errorf("%s did not start: %s\n%s", p.Name, state.LastExit, tail(p.Log, 2000))
 	}
 	if err != nil {
-		s.forget(k)
+		s.stop(k)
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
@@ -148,31 +148,31 @@ func (s *supervisor) start(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *supervisor) stopOne(w http.ResponseWriter, r *http.Request) {
-	if k := s.keeper(r.PathValue("name")); k != nil {
+	if k := s.runner(r.PathValue("name")); k != nil {
 		if r.URL.Query().Get("kill") == "true" {
 			k.mu.Lock()
-			k.farewell = syscall.SIGKILL
+			k.stopSignal = syscall.SIGKILL
 			k.mu.Unlock()
 		}
-		s.forget(k)
+		s.stop(k)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// forget stops a process and waits for its end.
-func (s *supervisor) forget(k *keeper) {
+// stop stops a process and waits until it has ended.
+func (s *supervisor) stop(k *runner) {
 	k.stop()
 	<-k.done
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.keepers, k.process.Name)
+	delete(s.runners, k.process.Name)
 }
 
-// wait waits for the end of every process; their context has ended.
+// wait waits until all processes have ended; their context is already cancelled.
 func (s *supervisor) wait() {
 	s.mu.Lock()
-	all := make([]*keeper, 0, len(s.keepers))
-	for _, k := range s.keepers {
+	all := make([]*runner, 0, len(s.runners))
+	for _, k := range s.runners {
 		all = append(all, k)
 	}
 	s.mu.Unlock()
@@ -183,11 +183,11 @@ func (s *supervisor) wait() {
 
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v) // the reader is gone: nothing to do
+	_ = json.NewEncoder(w).Encode(v) // an error means that the client is gone
 }
 
-// RunOVS is the process of a node's Open vSwitch: it starts the daemons and ends with either of them, and the other one
-// with it.
+// RunOVS is the process of a node's Open vSwitch: it starts the daemons. When one of them ends, it ends the other one
+// and returns.
 func RunOVS(ctx context.Context, dir string) error {
 	ns, err := netns.Current()
 	if err != nil {
@@ -204,8 +204,8 @@ func RunOVS(ctx context.Context, dir string) error {
 	return errors.Join(err, daemons.Stop())
 }
 
-// Hold is the process of a container that does nothing else: it says that it is there and waits.
-func Hold(ctx context.Context) error {
+// Pause is the only process of a container, like Kubernetes' pause: it reports readiness and waits.
+func Pause(ctx context.Context) error {
 	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
 		return err
 	}

@@ -23,17 +23,17 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// downTime bounds the cleaning up after an Up that failed.
+// downTime bounds the clean-up after a failed Up.
 const downTime = time.Minute
 
-// Up brings a lab up, its nodes and containers in the order of the spec, so that they are numbered
-// in that order too. When it fails, or when ctx ends before it is done, nothing is left.
+// Up brings a lab up. Nodes and containers start in the order of the spec, so their numbers are in that order too. If
+// Up fails, or ctx ends before it is done, it removes everything.
 func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
 	}
-	// What the kernel lacks, each agent would find out by itself, late. The uplinks, which veth pairs are, suit every
-	// kind.
+	// Check missing kernel features here: each agent would report them later. The uplinks are veth pairs, which support
+	// every kind of device.
 	kind, _ := device.ChooseDevice(spec.Device)
 	if err := device.CheckDeviceUplink(kind, &netlink.Veth{}); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
@@ -55,7 +55,8 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	if err := os.Mkdir(string(f), 0o755); err != nil {
 		if errors.Is(err, os.ErrExist) {
 			return nil, fmt.Errorf(
-				"lab %s is up already, or was left behind; nothing was changed; take it down with: pilaster lab down %s",
+				"lab %s is already up, or remains after a crash; nothing was changed; "+
+					"remove it with: pilaster lab down %s",
 				spec.Name,
 				spec.Name,
 			)
@@ -68,7 +69,7 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	}
 	l := newLab(f)
 	l.state = state{Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs}
-	if err := l.up(ctx, o.Led, progress); err != nil {
+	if err := l.up(ctx, o.External, progress); err != nil {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 		defer cancel()
 		return nil, errors.Join(fmt.Errorf("lab %s: %w", spec.Name, err), Down(cleanup, root, spec.Name))
@@ -76,7 +77,7 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	return l, nil
 }
 
-func (l *Lab) up(ctx context.Context, led *Led, progress func(string)) error {
+func (l *Lab) up(ctx context.Context, external *ExternalOrchestrator, progress func(string)) error {
 	spec := l.state.Spec
 	for _, dir := range []string{"netns", "log", "nodes", "orchestrator", "bpf", "hosts"} {
 		if err := os.Mkdir(l.folder.path(dir), 0o755); err != nil {
@@ -98,8 +99,8 @@ func (l *Lab) up(ctx context.Context, led *Led, progress func(string)) error {
 		return err
 	}
 	for i, r := range regions {
-		if led != nil {
-			if err := l.beLed(led); err != nil {
+		if external != nil {
+			if err := l.useExternal(external); err != nil {
 				return err
 			}
 		} else if _, err := l.control.start(ctx, l.orchestratorProcess(r, i)); err != nil {
@@ -139,8 +140,9 @@ func (l *Lab) up(ctx context.Context, led *Led, progress func(string)) error {
 	return nil
 }
 
-// beLed has an orchestrator elsewhere serve where the lab's own would, and be found where that would.
-func (l *Lab) beLed(by *Led) error {
+// useExternal makes an external orchestrator serve on the address of the lab's own, and links its socket and token into
+// the lab's folder.
+func (l *Lab) useExternal(by *ExternalOrchestrator) error {
 	ns, err := l.Namespace(Orchestrator)
 	if err != nil {
 		return err
@@ -204,7 +206,7 @@ func (l *Lab) waitUplink(ctx context.Context, name string, router *netns.Namespa
 
 const orchestratorPort = 7070
 
-// orchestratorListen is where the orchestrator of a region, by its number, serves nodes.
+// orchestratorListen returns the address on which the orchestrator of a region, by its number, serves nodes.
 func orchestratorListen(region int) string {
 	return netip.AddrPortFrom(farSide(region), orchestratorPort).String()
 }
@@ -277,7 +279,7 @@ func (l *Lab) createTenant(ctx context.Context, region string, t Tenant) error {
 	return nil
 }
 
-// routeNodes gives the fabric the routes that the orchestrators say it must have.
+// routeNodes adds the nodes' routes, as the orchestrators list them, to the fabric.
 func (l *Lab) routeNodes(ctx context.Context) error {
 	var nodes []*pilasterv1.Node
 	for _, region := range l.state.Spec.regions() {
@@ -317,7 +319,7 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 	l.state.Nodes = nil
 	for _, name := range l.state.Spec.AllNodes() {
 		if !prefixes[name].IsValid() {
-			return fmt.Errorf("the orchestrator does not know node %s, whose agent says it is ready", name)
+			return fmt.Errorf("the orchestrator does not list node %s although its agent is ready", name)
 		}
 		l.state.Nodes = append(l.state.Nodes, nodeState{name, prefixes[name]})
 	}

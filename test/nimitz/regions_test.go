@@ -145,7 +145,7 @@ func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
 func unkept(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	for _, region := range []string{"west", "east"} {
-		must(t, l.Slay(ctx, lab.OrchestratorOf(region)))
+		must(t, l.KillNoRestart(ctx, lab.OrchestratorOf(region)))
 	}
 	results := make(chan packet.PingResult)
 	senders := [][2]string{{"green-w1", "green-e1"}, {"gold-e1", "gold-w1"}, {"blue-w1", "blue-w2"}}

@@ -64,7 +64,7 @@ func TestManyPolicies(t *testing.T) {
 	if err := l.Stop(ctx, lab.Orchestrator); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Slay(ctx, lab.AgentProcess("n1")); err != nil {
+	if err := l.KillNoRestart(ctx, lab.AgentProcess("n1")); err != nil {
 		t.Fatal(err)
 	}
 	begun = time.Now()

@@ -24,8 +24,8 @@ func TestBothKilled(t *testing.T) {
 		connected = got.Msg.Node.Connected
 	}
 	for _, do := range []func() error{
-		func() error { return l.Slay(ctx, lab.Orchestrator) },
-		func() error { return l.Slay(ctx, lab.AgentProcess("n1")) },
+		func() error { return l.KillNoRestart(ctx, lab.Orchestrator) },
+		func() error { return l.KillNoRestart(ctx, lab.AgentProcess("n1")) },
 		func() error { return l.Start(ctx, lab.Orchestrator) },
 		func() error { return l.Start(ctx, lab.AgentProcess("n1")) },
 		func() error {

@@ -102,7 +102,7 @@ func newFabric(t *testing.T, containers int) *fabric {
 	}
 	f := &fabric{lab: labtest.New(t, spec)}
 	for _, node := range spec.Nodes {
-		must(t, f.lab.Slay(labtest.Context(t), lab.AgentProcess(node)))
+		must(t, f.lab.KillNoRestart(labtest.Context(t), lab.AgentProcess(node)))
 	}
 	f.node, f.core = f.open(t, "n1"), f.open(t, lab.Router)
 	f.wire = create(t, "switch")

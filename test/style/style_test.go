@@ -17,7 +17,6 @@ var remaining = map[string]int{
 	"internal/bench/cpuprofile": 1,
 	"internal/bench/scenario":   4,
 	"internal/bench/suites":     3,
-	"internal/lab":              13,
 	"internal/network/nimitz":   1,
 	"internal/nic":              6,
 	"internal/paper":            1,

@@ -1,4 +1,4 @@
-// Package labtest brings labs up for tests, out of binaries built from this source tree.
+// Package labtest creates labs for tests, with binaries built from this source tree.
 package labtest
 
 import (
@@ -18,11 +18,11 @@ import (
 	"pilaster.io/pilaster/internal/lab"
 )
 
-// Patience is how long New waits for a lab, and what Context gives a test.
+// Patience is the timeout of New and of Context.
 const Patience = 2 * time.Minute
 
-// New brings a lab up and takes it down with the test. An empty name is made from the test's. On
-// failure the test's log gets the end of every daemon's.
+// New brings a lab up and removes it at the end of the test. If the spec has no name, the name derives from the test's
+// name. If the test fails, its log gets the end of every daemon's log.
 func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -52,10 +52,10 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 	return l
 }
 
-// Device is how the containers of the tests are joined to their nodes: PILASTER_TEST_DEVICE, or veth.
+// Device is the kind of the containers' devices in tests: PILASTER_TEST_DEVICE, or veth.
 func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), endpoint.Veth) }
 
-// Context ends with the test, or when it takes too long.
+// Context ends with the test, or after Patience.
 func Context(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
@@ -63,7 +63,7 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// Name makes a lab's name that no other test uses at the same time.
+// Name returns a lab name that no concurrent test uses.
 func Name(t testing.TB) string {
 	t.Helper()
 	letters := strings.Map(func(r rune) rune {
@@ -81,8 +81,8 @@ var build struct {
 	err    error
 }
 
-// Binary is the path of a pilaster binary of this source tree, with pilaster-cni beside it. PILASTER_TEST_BINARY names
-// one that was made before, where building takes minutes.
+// Binary returns the path of a pilaster binary of this source tree, with pilaster-cni in the same folder.
+// PILASTER_TEST_BINARY names an existing one, for machines where building takes minutes.
 func Binary(t testing.TB) string {
 	t.Helper()
 	build.Do(func() { build.binary, build.err = makeBinary() })
@@ -112,7 +112,7 @@ func makeBinary() (string, error) {
 	return filepath.Join(tree, "bin", "pilaster"), nil
 }
 
-// lock makes one test binary of several build, and the others find it done.
+// lock serializes concurrent test binaries, so that only the first one builds.
 func lock(tree string) (unlock func() error, err error) {
 	if err := os.MkdirAll(filepath.Join(tree, "bin"), 0o755); err != nil {
 		return nil, err

@@ -24,17 +24,17 @@ var other struct {
 	err    error
 }
 
-// otherVersion ends the version of the build that makeOther makes.
+// otherVersion is the suffix of the version of makeOther's build.
 const otherVersion = "-other"
 
-// givenOther is the path of a pilaster binary of another release, with its pilaster-cni beside it. With it, tests of
-// upgrades run between that release and this tree.
+// givenOther is the variable with the path of a pilaster binary of another release, with its pilaster-cni in the same
+// folder. If it is set, upgrade tests run between that release and this tree.
 const givenOther = "PILASTER_TEST_OTHER"
 
 // OtherBinary returns the path of a pilaster binary of another build, with its pilaster-cni in the same folder: the one
-// that PILASTER_TEST_OTHER names, or one made from this source tree as a later one could be. That one has other
-// programs, every pinned map under another name, and entries that are laid out differently. Both builds share the
-// session table, whose version most builds share.
+// that PILASTER_TEST_OTHER names, or one built from this tree with changes that a later release could have. That build
+// has other programs, another name for every pinned map, and other layouts of entries. Both builds share the session
+// table, whose version rarely changes between releases.
 func OtherBinary(t testing.TB) string {
 	t.Helper()
 	if given := os.Getenv(givenOther); given != "" {
@@ -43,7 +43,7 @@ func OtherBinary(t testing.TB) string {
 			t.Fatalf("%s=%s: %v", givenOther, given, err)
 		}
 		if strings.Contains(string(out), strconv.Quote(version.Current().Release)) {
-			t.Fatalf("%s=%s is also %s: the tests could not tell the builds apart", givenOther, given,
+			t.Fatalf("%s=%s also has release %s: the tests cannot distinguish the builds", givenOther, given,
 				version.Current().Release)
 		}
 		return given
@@ -59,7 +59,7 @@ func OtherBinary(t testing.TB) string {
 // OtherIsRelease reports whether OtherBinary is a given binary of another release.
 func OtherIsRelease() bool { return os.Getenv(givenOther) != "" }
 
-// IsOther reports whether an agent's version is that of OtherBinary's build.
+// IsOther reports whether an agent's version is the version of OtherBinary's build.
 func IsOther(reported string) bool {
 	if OtherIsRelease() {
 		return !strings.HasPrefix(reported, version.Current().Release)
@@ -68,7 +68,7 @@ func IsOther(reported string) bool {
 }
 
 func makeOther(tree string) (string, error) {
-	folder := filepath.Join(tree, "bin", ".other") // ./... leaves it out
+	folder := filepath.Join(tree, "bin", ".other") // ./... excludes it
 	unlock, err := lock(tree)
 	if err != nil {
 		return "", err
@@ -130,7 +130,7 @@ func otherSources(tree, folder string) error {
 	)
 }
 
-// generate does what go generate does, with the sources in c.
+// generate runs the command of go generate, with the sources in c.
 func generate(bpfobj, c, out string) error {
 	doc, err := os.ReadFile(filepath.Join(bpfobj, "doc.go"))
 	if err != nil {
@@ -142,7 +142,7 @@ func generate(bpfobj, c, out string) error {
 	tool, source := slices.Index(command, "bpf2go"), slices.Index(command, "../../../bpf/pilaster.bpf.c")
 	include := slices.Index(command, "-I../../../bpf")
 	if tool < 0 || source < 0 || include < 0 {
-		return fmt.Errorf("%s/doc.go generates by another command: %q", bpfobj, command)
+		return fmt.Errorf("%s/doc.go has an unexpected go:generate command: %q", bpfobj, command)
 	}
 	command[source], command[include] = filepath.Join(c, "pilaster.bpf.c"), "-I"+c
 	command = slices.Insert(command, tool+1, "-output-dir", out)
@@ -154,8 +154,8 @@ func generate(bpfobj, c, out string) error {
 	return nil
 }
 
-// rewriteTree writes a changed copy of each source file of a folder into another folder, under the same relative path.
-// It leaves tests out, and fails if it finds fewer files than least: then the sources have moved.
+// rewriteTree writes a changed copy of each source file of a folder into another folder, under the same relative path,
+// without tests. It fails if it finds fewer files than least, because then the sources have moved.
 func (r *rewriter) rewriteTree(from, to string, extensions []string, least int, change func(string) string) error {
 	files := 0
 	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
@@ -174,7 +174,7 @@ func (r *rewriter) rewriteTree(from, to string, extensions []string, least int, 
 		return rewrite(path, filepath.Join(to, name), change)
 	})
 	if err == nil && files < least {
-		err = fmt.Errorf("%s has %d source files, expected %d or more; OtherBinary must know where they are",
+		err = fmt.Errorf("%s has %d source files, expected %d or more; adjust the folders in OtherBinary",
 			from, files, least)
 	}
 	return err
@@ -192,17 +192,17 @@ var (
 	mapInC  = regexp.MustCompile(`\b((?:pil|nim|pol)_[a-z_]+)_v\d+\b`)
 	mapInGo = regexp.MustCompile(`((?:Pil|Nim|Pol)[A-Z][A-Za-z]*)V\d+\b`)
 	pinInGo = regexp.MustCompile(`"((?:pil|nim|pol)_[a-z_]+)_v\d+"`)
-	// Sessions go from one build to the next.
+	// Both builds share the session tables.
 	kept    = regexp.MustCompile(`^(pil_sessions?_|PilSessions?[A-Z])`)
 	entries = regexp.MustCompile(`(?m)^struct (ep_src|ep_dst|tenant) \{\n`)
 	sizes   = regexp.MustCompile(`(sizeof\(struct (?:ep_src|ep_dst|tenant)\) == )(\d+)`)
-	// Counters begin with the packets in every layout.
+	// Every layout of drop_state begins with the packet counter.
 	counters = regexp.MustCompile(`(?s)(struct drop_state \{.*?)\n\};`)
 	release  = regexp.MustCompile(`return text\n`)
 )
 
-// The number of changes that each expression makes in the whole tree: exactly, or at least. A renamed struct or a
-// moved file would otherwise give a build that is not another one.
+// The number of changes that each expression makes in the whole tree: exactly, or at least. After a rename or move of
+// the sources, the expressions could match nothing, and the build would be equal to this one.
 var (
 	exactly = map[*regexp.Regexp]int{entries: 3, sizes: 3, counters: 1, release: 1}
 	atLeast = map[*regexp.Regexp]int{mapInC: 70, mapInGo: 100, pinInGo: 25}
@@ -227,18 +227,18 @@ func (r *rewriter) check() error {
 	var errs []error
 	for expression, want := range exactly {
 		if got := r.changed[expression]; got != want {
-			errs = append(errs, fmt.Errorf("%s has changed %d places, not %d", expression, got, want))
+			errs = append(errs, fmt.Errorf("%s changed %d places, want %d", expression, got, want))
 		}
 	}
 	for expression, least := range atLeast {
 		if got := r.changed[expression]; got < least {
-			errs = append(errs, fmt.Errorf("%s has changed %d places, not %d or more", expression, got, least))
+			errs = append(errs, fmt.Errorf("%s changed %d places, want at least %d", expression, got, least))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// otherC gives the maps other names, moves all that entries hold and makes counters larger.
+// otherC renames the maps, moves the fields of entries and enlarges counters.
 func (r *rewriter) otherC(text string) string {
 	text = r.otherNames(mapInC, text, "_v99")
 	text = r.replace(entries, text, func(m []string) string { return m[0] + "\t__u32 other[2];\n" })
@@ -249,7 +249,7 @@ func (r *rewriter) otherC(text string) string {
 	return r.replace(counters, text, func(m []string) string { return m[1] + "\n\t__u64 other;\n};" })
 }
 
-// otherGo gives the maps of the generated file, and their pins, other names. All builds share the pin of the mark.
+// otherGo renames the maps of the generated file and their pins. All builds share the pin of the mark.
 func (r *rewriter) otherGo(text string) string {
 	text = r.otherNames(mapInGo, text, "V99")
 	return r.replace(pinInGo, text, func(m []string) string {
@@ -260,8 +260,8 @@ func (r *rewriter) otherGo(text string) string {
 	})
 }
 
-// IsShared reports whether OtherBinary's build has a map under the same name. A given binary of another release is
-// supposed to share all: its pins are this tree's until a layout changes.
+// IsShared reports whether OtherBinary's build has a map under the same name. The tests assume that a given binary of
+// another release shares all maps: pins change only with a layout.
 func IsShared(name string) bool { return OtherIsRelease() || isKept(name) }
 
 func isKept(name string) bool { return kept.MatchString(name) }

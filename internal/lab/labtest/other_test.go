@@ -2,7 +2,7 @@ package labtest
 
 import "testing"
 
-// TestOtherSources: OtherBinary still finds all that it changes.
+// TestOtherSources: all of OtherBinary's expressions still match the sources.
 func TestOtherSources(t *testing.T) {
 	if err := otherSources("../../..", t.TempDir()); err != nil {
 		t.Fatal(err)

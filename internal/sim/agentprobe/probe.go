@@ -49,7 +49,7 @@ func (g *probe) Join(ctx context.Context, c sim.Cluster) (err error) {
 	g.report(humanize.Of(g.Containers, "container", "containers") + " of a real agent")
 	g.lab, err = lab.Up(ctx, spec, lab.Options{
 		Binary: g.Binary, AgentArgs: arguments,
-		Led: &lab.Led{Serve: c.Orchestrator.ServeNodes, Socket: c.Socket, Token: c.Token},
+		External: &lab.ExternalOrchestrator{Serve: c.Orchestrator.ServeNodes, Socket: c.Socket, Token: c.Token},
 	})
 	if err != nil {
 		return err
