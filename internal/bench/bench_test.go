@@ -19,11 +19,11 @@ import (
 
 const (
 	generatorEnv = "PILASTER_BENCH_TEST_GENERATOR"
-	endlessEnv   = "PILASTER_BENCH_TEST_ENDLESS" // the folder of a run without an end
-	datapathEnv  = "PILASTER_BENCH_TEST_BUILD"   // the folder of a run as a build of the program
+	endlessEnv   = "PILASTER_BENCH_TEST_ENDLESS" // folder of a run that does not end by itself
+	datapathEnv  = "PILASTER_BENCH_TEST_BUILD"   // folder of a run as a build of the program
 )
 
-// The test binary is its own generator, and a bench that somebody interrupts.
+// TestMain lets the test binary act as the traffic generator, as a run that a test interrupts, and as another build.
 func TestMain(m *testing.M) {
 	var err error
 	switch dir := os.Getenv(endlessEnv); {
@@ -68,7 +68,8 @@ func options(cpu int, dir string) Options {
 	}
 }
 
-// The mechanics of a run, not its speed: every scenario carries traffic, in segments that are cut too.
+// TestRunOfAllScenarios checks the mechanics of a run, not its speed: every scenario carries traffic, also in segments
+// that the kernel must split.
 func TestRunOfAllScenarios(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios, _ = scenario.Offered(scenario.Scenarios())
@@ -80,13 +81,13 @@ func TestRunOfAllScenarios(t *testing.T) {
 	for _, s := range o.Scenarios {
 		for _, m := range o.Metrics {
 			if x := r.find(s.Name, m.Name); x == nil || len(x.Samples) != 1 || !(x.Samples[0] > 0) {
-				t.Errorf("%s %s: %+v", s.Name, m.Name, x)
+				t.Errorf("unexpected figures of %s %s: %+v", s.Name, m.Name, x)
 			}
 		}
 	}
 }
 
-// Every metric can be had, and nothing stays.
+// TestRunOfAllMetrics measures every metric, and checks that the run leaves no files.
 func TestRunOfAllMetrics(t *testing.T) {
 	o := tiny(t)
 	r, err := Run(t.Context(), o)
@@ -98,12 +99,12 @@ func TestRunOfAllMetrics(t *testing.T) {
 			x := r.find(s.Name, m.Name)
 			if ours := strings.HasPrefix(s.Name, "netpila"); m.Programs != 0 && !ours {
 				if x != nil {
-					t.Errorf("%s has no programs, and %s", s.Name, m.Name)
+					t.Errorf("got figures of %s, which has no programs, for %s", s.Name, m.Name)
 				}
 				continue
 			}
 			if x == nil || len(x.Samples) != 1 || !(x.Samples[0] > 0) {
-				t.Errorf("%s %s: %+v", s.Name, m.Name, x)
+				t.Errorf("unexpected figures of %s %s: %+v", s.Name, m.Name, x)
 			}
 		}
 	}
@@ -112,10 +113,10 @@ func TestRunOfAllMetrics(t *testing.T) {
 			p.Name == "pil_container" && p.Ns.Median > 0
 	}); i < 0 ||
 		!(r.EmptyProgramNs > 0) {
-		t.Errorf("programs %+v, empty %v", r.Programs, r.EmptyProgramNs)
+		t.Errorf("unexpected programs %+v, empty program %v ns", r.Programs, r.EmptyProgramNs)
 	}
 	if _, err := os.Stat(o.Dir); !os.IsNotExist(err) {
-		t.Errorf("%s is still there: %v", o.Dir, err)
+		t.Errorf("folder %s still exists: %v", o.Dir, err)
 	}
 }
 
@@ -129,23 +130,24 @@ func TestRunInRounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(steps, []Step{{1, "TCP_RR", 0.25}, {1, "UDP_RR", 0.5}, {2, "TCP_RR", 0.75}, {2, "UDP_RR", 1}}) {
-		t.Errorf("progress %v", steps)
+		t.Errorf("unexpected progress %v", steps)
 	}
 	for _, x := range r.Results {
 		if len(x.Samples) != 2 || x.Ratio.Low > x.Ratio.Median || x.Ratio.Median > x.Ratio.High {
-			t.Errorf("%s %s: %+v", x.Scenario, x.Metric, x)
+			t.Errorf("unexpected figures of %s %s: %+v", x.Scenario, x.Metric, x)
 		}
 		if x.Scenario == "native" && *x.Ratio != (report.Interval{Median: 1, Low: 1, High: 1}) {
-			t.Errorf("native against itself is %+v", x.Ratio)
+			t.Errorf("got ratio %+v of native to itself, want 1", x.Ratio)
 		}
 	}
 	if len(r.Checks) != 2 || r.Checks[0].Scenario != "netpila" || r.Checks[0].Metric != "TCP_RR" ||
 		r.Checks[0].Verdict == "" {
-		t.Errorf("checks %+v", r.Checks)
+		t.Errorf("unexpected checks %+v", r.Checks)
 	}
 }
 
-// A run that was killed leaves namespaces bound, bpffs mounted and daemons at work; the next one clears them away.
+// TestRunAfterACrash: a killed run leaves bound namespaces, a mounted bpffs and running daemons. The next run removes
+// them.
 func TestRunAfterACrash(t *testing.T) {
 	o := tiny(t)
 	o.Dir = filepath.Join(short(t), "b")
@@ -169,15 +171,15 @@ func TestRunAfterACrash(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(o.Dir); !os.IsNotExist(err) {
-		t.Errorf("%s is still there: %v", o.Dir, err)
+		t.Errorf("folder %s still exists: %v", o.Dir, err)
 	}
 	for _, pid := range left {
 		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
-			t.Errorf("process %d, %s, is still there", pid, exe)
+			t.Errorf("process %d, %s, still runs", pid, exe)
 		}
 	}
 	if len(left) == 0 {
-		t.Error("no process was left")
+		t.Error("the killed run left no process, so the test shows nothing")
 	}
 }
 
@@ -189,11 +191,11 @@ func TestOneRunAtATime(t *testing.T) {
 	}
 	defer release()
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "another bench") {
-		t.Errorf("a second run: %v", err)
+		t.Errorf("a second concurrent run: got error %v", err)
 	}
 }
 
-// A scenario over which nothing flows is an error that names it, not a figure.
+// TestRunOfABrokenScenario: if no traffic passes, the run returns an error that names the scenario, and no figure.
 func TestRunOfABrokenScenario(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = append(
@@ -207,20 +209,21 @@ func TestRunOfABrokenScenario(t *testing.T) {
 	_, err := Run(t.Context(), o)
 	if err == nil || !strings.Contains(err.Error(), "TCP_RR of cut: client: ") ||
 		!strings.Contains(err.Error(), "network is unreachable") {
-		t.Errorf("ran: %v", err)
+		t.Errorf("got error %v", err)
 	}
 }
 
 func TestGenerateRefuses(t *testing.T) {
 	for _, in := range []string{"", "{}", `{"Metric":"SCTP_RR"}`, `{"Metric":"TCP_RR","Target":"nonsense"}`} {
 		if err := traffic.Generate(strings.NewReader(in), &bytes.Buffer{}); err == nil {
-			t.Errorf("took %q", in)
+			t.Errorf("got progress %q", in)
 		}
 	}
 }
 
-// Our generator and those that people trust mean the same by a figure. One round on a busy machine can be
-// off by ten; a unit that is read wrongly, by a thousand. `pilaster bench check` is the real comparison.
+// TestCompare: our generator and well-known tools measure the same quantities. On a busy machine one round can be wrong
+// by a factor of ten, and a misread unit by a factor of a thousand; the test detects the latter. `pilaster bench check`
+// is the real comparison.
 func TestCompare(t *testing.T) {
 	o := tiny(t)
 	o.Window = 300 * time.Millisecond
@@ -233,16 +236,17 @@ func TestCompare(t *testing.T) {
 	}
 	for _, a := range all {
 		if a.Ratio.Median < 0.01 || a.Ratio.Median > 100 || a.Verdict == "" {
-			t.Errorf("%s: ours %v, %s says %v", a.Metric, a.Ours, a.Tool, a.Theirs)
+			t.Errorf("%s: our generator measured %v, and %s measured %v", a.Metric, a.Ours, a.Tool, a.Theirs)
 		}
 	}
 }
 
-// peerScript joins the containers by a pair of its own, and has a process that outlives "up".
+// peerScript connects the containers by its own veth pair, and starts a process that outlives "up".
 const peerScript = `#!/bin/sh -e
 case $1 in
 up)
-	test -d "$BENCH_DIR" -a -n "$BENCH_ADDRESS_1" -a -n "$BENCH_ADDRESS4_2" -a -e "$BENCH_NODE_2" -a "$BENCH_UPLINK" = eth0
+	test -d "$BENCH_DIR" -a -n "$BENCH_ADDRESS_1" -a -n "$BENCH_ADDRESS4_2" -a -e "$BENCH_NODE_2"
+	test "$BENCH_UPLINK" = eth0
 	sleep 60 & echo $! > "$BENCH_DIR/pid"
 	in1="nsenter --net=$BENCH_CONTAINER_1" in2="nsenter --net=$BENCH_CONTAINER_2"
 	$in1 ip link add eth0 index 50 type veth peer name eth0 netns "$BENCH_CONTAINER_2"
@@ -269,10 +273,10 @@ func TestPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if x := r.find("other", "UDP_PPS"); x == nil || !(x.Median > 0) {
-		t.Errorf("the peer's figures: %+v", r.Results)
+		t.Errorf("unexpected figures of the peer: %+v", r.Results)
 	}
 	if _, err := os.Stat(gone); err != nil {
-		t.Errorf("it was not taken down: %v", err)
+		t.Errorf("the command did not run with down: %v", err)
 	}
 }
 
@@ -300,7 +304,7 @@ func TestPeerThatFails(t *testing.T) {
 func TestIdleTime(t *testing.T) {
 	all, err := traffic.ReadIdle(Free)
 	if err != nil || all.Cpus < 1 || all.Seconds <= 0 {
-		t.Errorf("all: %+v, %v", all, err)
+		t.Errorf("unexpected list of all: %+v, %v", all, err)
 	}
 	cpu, err := traffic.LastCPU()
 	if err != nil {
@@ -308,7 +312,7 @@ func TestIdleTime(t *testing.T) {
 	}
 	if one, err := traffic.ReadIdle(cpu); err != nil || one.Cpus != 1 || one.Seconds <= 0 ||
 		one.Seconds > all.Seconds+1 {
-		t.Errorf("one: %+v of %+v, %v", one, all, err)
+		t.Errorf("unexpected choice: %+v of %+v, %v", one, all, err)
 	}
 	if _, err := traffic.ReadIdle(100_000); err == nil {
 		t.Error("found CPU 100,000")

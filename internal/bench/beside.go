@@ -9,22 +9,22 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// others are the scenarios of the second network, NIMITZ, which NETPILA replaced (NP11).
+// others are the scenarios of NIMITZ, the network that NETPILA replaced (NP11).
 var others = []string{"nimitz-ebpf", "nimitz-ovs"}
 
-// Comparison is the ratio of a figure of ours to one of theirs, within a round.
+// Comparison is the ratio of a figure of ours to one of another scenario, within a round.
 type Comparison struct {
 	Scenario string          `json:"scenario"`
 	Against  string          `json:"against"`
 	Metric   string          `json:"metric"`
 	Less     bool            `json:"lessIsBetter,omitempty"`
 	Ratio    report.Interval `json:"ratio"`
-	// CPU is the ratio of CPU times; 0 where none was measured.
+	// CPU is the ratio of CPU times; 0 if none was measured.
 	CPU float64 `json:"cpu,omitempty"`
 }
 
-// beside compares all device kinds of ours with all scenarios of theirs, and scenarios with the one that they name
-// (Of), in every metric that both have.
+// beside compares all our device kinds with all scenarios of the other network, and other scenarios with the scenario
+// that they name (Of), in every metric that both have.
 func (r *Report) beside(scenarios []scenario.Scenario) (all []Comparison) {
 	for _, metric := range r.metrics() {
 		compare := func(scenario, against string) {
@@ -55,7 +55,7 @@ func (r *Report) beside(scenarios []scenario.Scenario) (all []Comparison) {
 var inPapers = map[string]string{
 	"nimitz-ebpf": ofNIMITZ, "nimitz-ovs": ofNIMITZ,
 	"netpila": "from 0 to 1,000 rules, Nezha's lookups are slower by 18 % (table A1, NZ10)",
-	"route": "a filter by netfilter and one by eBPF cost nothing that could be measured, with one rule (CI1, fig. " +
+	"route": "a filter by netfilter and one by eBPF have no measurable cost, with one rule (CI1, fig. " +
 		"14)",
 }
 
@@ -83,7 +83,7 @@ func besideTable(all []Comparison) *plot.Table {
 	return t
 }
 
-// besideSections compares with one scenario of theirs each.
+// besideSections has one section for each scenario of the other network.
 func (r *Report) besideSections() (all []plot.Section) {
 	for _, against := range slices.Sorted(maps.Keys(inPapers)) {
 		of := slices.DeleteFunc(slices.Clone(r.Beside), func(c Comparison) bool { return c.Against != against })

@@ -21,24 +21,24 @@ import (
 
 // CompareOptions configure a comparison of two builds of this program.
 type CompareOptions struct {
-	This, Other string // programs
+	This, Other string // paths of the programs
 	Scenarios   []string
 	Metrics     []string
-	Pairs       int     // of runs, one of each build
-	AtLeast     float64 // of the other's speed
+	Pairs       int     // of runs, one of each build per pair
+	AtLeast     float64 // minimum ratio to the other build's speed
 	Seed        uint64  // of the order of runs and of the bootstrap
 	// Progress is called after each run.
 	Progress func(done, of int)
 }
 
-// CompareMetrics are the metrics of a comparison of builds by default: the main speeds, and the time of our programs.
+// CompareMetrics are the default metrics of a comparison of builds: the main speeds, and the time of our programs.
 var CompareMetrics = []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STREAM", "PROGRAM_OUT", "PROGRAM_IN"}
 
 // interruptTimeout bounds how long an interrupted run may take to remove its namespaces.
 const interruptTimeout = 20 * time.Second
 
-// CompareBuilds runs the datapath benchmark of both programs, in pairs and in random order within a pair. All runs have
-// the smoke form: many short runs, and the two of a pair are only seconds apart.
+// CompareBuilds runs the datapath benchmark of both programs, in pairs and in random order within a pair. All runs use
+// the smoke form: the runs are short, so the two of a pair are only seconds apart.
 func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err error) {
 	defer func() { err = scenario.Interrupted(ctx, err) }()
 	random := rand.New(rand.NewPCG(o.Seed, 0))
@@ -63,8 +63,8 @@ func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err
 	return r, r.judge(o, runs[0], runs[1])
 }
 
-// runBuild is one run of a program. It ignores exit code 1, which a missed gate of the smoke form also gives, and uses
-// the report.
+// runBuild runs a program once and reads its report. It ignores exit code 1, which the smoke form returns if a gate
+// fails.
 func runBuild(ctx context.Context, program string, o CompareOptions) (*Report, error) {
 	c := exec.CommandContext(ctx, program, "bench", "datapath", "--smoke",
 		"--scenarios", strings.Join(o.Scenarios, ","), "--metrics", strings.Join(o.Metrics, ","), "-o", "json")
@@ -80,7 +80,7 @@ func runBuild(ctx context.Context, program string, o CompareOptions) (*Report, e
 	if json.Unmarshal(out.Bytes(), r) != nil || len(r.Results) == 0 {
 		said := strings.TrimSpace(errs.String())
 		return nil, fmt.Errorf(
-			"it has no report of bench datapath: %s",
+			"the program printed no report of bench datapath: %s",
 			cmp.Or(said[strings.LastIndexByte(said, '\n')+1:], fmt.Sprint(err)),
 		)
 	}

@@ -31,23 +31,24 @@ type Build struct {
 	Version string `json:"version,omitempty"`
 }
 
-// CompareResult is one metric of one scenario, or all its speeds together.
+// CompareResult is the result of one metric of one scenario, or of all its speeds together.
 type CompareResult struct {
 	Scenario string `json:"scenario"`
 	Metric   string `json:"metric"`
 	Unit     string `json:"unit"`
 	Less     bool   `json:"lessIsBetter,omitempty"`
-	// This and Other are the medians of the runs, by pair. They are not ratios to a scenario without our programs in
-	// the same run: its windows are as uncertain as ours, and the run of the other build is only seconds away.
+	// This and Other are the medians of the runs, by pair. They are absolute figures, not ratios to a scenario without
+	// our programs in the same run: that scenario's windows are as noisy as ours, and the run of the other build is
+	// only seconds away.
 	This  []float64 `json:"this"`
 	Other []float64 `json:"other"`
-	// Ratio is the median over the pairs of This by Other.
+	// Ratio is the median over the pairs of This / Other.
 	Ratio   report.Interval `json:"ratio"`
 	Verdict Verdict         `json:"verdict,omitempty"` // empty for times, which have no gate
 }
 
-// together is the name of a metric for all speeds of a scenario: the geometric mean of their ratios in each pair. It
-// hides differences between the single speeds.
+// together is the metric for all speeds of a scenario: the geometric mean of their ratios in each pair. It hides
+// differences between single speeds.
 const together = "all speeds"
 
 // judge computes the results from the runs and applies the gate to the speeds.
@@ -107,7 +108,7 @@ func (x *CompareResult) samples(runs []*Report) ([]float64, error) {
 	for _, run := range runs {
 		found := run.find(x.Scenario, x.Metric)
 		if found == nil || !(found.Median > 0) {
-			return nil, fmt.Errorf("its run has no %s of %s", x.Metric, x.Scenario)
+			return nil, fmt.Errorf("the run has no %s of %s", x.Metric, x.Scenario)
 		}
 		x.Unit, x.Less = found.Unit, found.Less
 		all = append(all, found.Median)
@@ -115,12 +116,12 @@ func (x *CompareResult) samples(runs []*Report) ([]float64, error) {
 	return all, nil
 }
 
-// gate is the gate of each speed.
+// gate returns the gate of each speed.
 func (r *CompareReport) gate() Gate { return Gate{AtLeast: r.AtLeast} }
 
-// table has a line for each result.
+// table has one line for each result.
 func (r *CompareReport) table() *plot.Table {
-	t := &plot.Table{Head: []string{"scenario", "metric", "this", "other", "this of other", "95 %", "verdict"}}
+	t := &plot.Table{Head: []string{"scenario", "metric", "this", "other", "this / other", "95 %", "verdict"}}
 	for _, x := range r.Results {
 		verdict := "–"
 		if x.Verdict != "" {
@@ -161,7 +162,7 @@ func (r *CompareReport) Table(w io.Writer) {
 
 // Page writes the report as one HTML file.
 func (r *CompareReport) Page(w io.Writer) error {
-	const title = "this build of the other"
+	const title = "this build / other build"
 	var bars []plot.Bar
 	for _, x := range r.Results {
 		bars = append(bars, plot.Bar{

@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
-// runAsBuild is the test binary as a build of the program that runs "bench datapath", in a form that takes no time.
+// runAsBuild makes the test binary a build that runs "bench datapath", with very short runs.
 func runAsBuild(ctx context.Context, dir string) error {
 	o := options(Free, dir)
 	asked := func(flag string) []string {
@@ -38,8 +38,8 @@ func runAsBuild(ctx context.Context, dir string) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// standIn is a build that prints one report after the other and ends as a run does whose gates were missed.
-func standIn(t *testing.T, reports ...Report) string {
+// fakeBuild returns a program that prints one report per run, in turn, and exits as after missed gates.
+func fakeBuild(t *testing.T, reports ...Report) string {
 	t.Helper()
 	dir := t.TempDir()
 	for i, r := range reports {
@@ -69,8 +69,8 @@ func program(t *testing.T, script string) string {
 	return path
 }
 
-// told is a report of speeds and a time.
-func told(rr, pps, ns float64) Report {
+// reportOf returns a report of two speeds and a time.
+func reportOf(rr, pps, ns float64) Report {
 	return Report{Results: []Result{
 		{Scenario: "netpila", Metric: "TCP_RR", Unit: "1/s", Median: rr},
 		{Scenario: "netpila", Metric: "UDP_PPS", Unit: "1/s", Median: pps},
@@ -85,15 +85,15 @@ func comparison(this, other string) CompareOptions {
 	}
 }
 
-// A build is as fast as itself, by runs that really are made.
+// TestCompareOfOneProgram compares a build with itself, by real runs.
 func TestCompareOfOneProgram(t *testing.T) {
 	t.Setenv(datapathEnv, filepath.Join(t.TempDir(), "bench"))
 	o := comparison(os.Args[0], os.Args[0])
-	o.Metrics, o.Pairs, o.AtLeast = []string{"UDP_RR"}, 1, 0.05 // the machine may do anything else meanwhile
+	o.Metrics, o.Pairs, o.AtLeast = []string{"UDP_RR"}, 1, 0.05 // allow for other load on the machine
 	runs := 0
 	o.Progress = func(done, of int) {
 		if runs++; done != runs || of != 2 {
-			t.Errorf("run %d of %d after %d", done, of, runs)
+			t.Errorf("got progress %d of %d after %d runs", done, of, runs)
 		}
 	}
 	r, err := CompareBuilds(t.Context(), o)
@@ -102,29 +102,33 @@ func TestCompareOfOneProgram(t *testing.T) {
 	}
 	if x := r.Results[0]; !r.Pass || len(r.Results) != 1 || runs != 2 || len(x.This) != 1 || len(x.Other) != 1 ||
 		r.This.Version == "" {
-		t.Errorf("%d runs, %+v", runs, r)
+		t.Errorf("got %d runs and report %+v", runs, r)
 	}
 }
 
-// A slower build is found out, in one speed or in all; a bar within a wide interval is no pass, and of times nothing is
-// asked.
+// TestCompareByVerdict: the comparison detects a slower build, in one speed or in all. A limit inside a wide interval
+// gives no pass. Times have no gate.
 func TestCompareByVerdict(t *testing.T) {
-	before := told(1000, 200, 100)
+	before := reportOf(1000, 200, 100)
 	for name, c := range map[string]struct {
 		this         []Report
 		rr, pps, all Verdict
 	}{
 		"the same":                {[]Report{before}, Passed, Passed, Passed},
-		"faster":                  {[]Report{told(1100, 210, 90)}, Passed, Passed, Passed},
-		"programs that take long": {[]Report{told(1000, 200, 900)}, Passed, Passed, Passed},
-		"one slower":              {[]Report{told(960, 200, 100)}, TooLow, Passed, Passed},
-		"all slower":              {[]Report{told(960, 190, 100)}, TooLow, TooLow, TooLow},
-		"as slow as may be":       {[]Report{told(971, 194.2, 100)}, Passed, Passed, Passed},
-		"one now so, now so":      {[]Report{told(920, 200, 100), told(1080, 200, 100)}, TooNoisy, Passed, Passed},
-		"both now so, now so":     {[]Report{told(900, 220, 100), told(1100, 180, 100)}, TooNoisy, TooNoisy, Passed},
+		"faster":                  {[]Report{reportOf(1100, 210, 90)}, Passed, Passed, Passed},
+		"programs that take long": {[]Report{reportOf(1000, 200, 900)}, Passed, Passed, Passed},
+		"one speed slower":        {[]Report{reportOf(960, 200, 100)}, TooLow, Passed, Passed},
+		"all speeds slower":       {[]Report{reportOf(960, 190, 100)}, TooLow, TooLow, TooLow},
+		"at the limit":            {[]Report{reportOf(971, 194.2, 100)}, Passed, Passed, Passed},
+		"one speed noisy": {
+			[]Report{reportOf(920, 200, 100), reportOf(1080, 200, 100)}, TooNoisy, Passed, Passed,
+		},
+		"both speeds noisy": {
+			[]Report{reportOf(900, 220, 100), reportOf(1100, 180, 100)}, TooNoisy, TooNoisy, Passed,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, err := CompareBuilds(t.Context(), comparison(standIn(t, c.this...), standIn(t, before)))
+			r, err := CompareBuilds(t.Context(), comparison(fakeBuild(t, c.this...), fakeBuild(t, before)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -133,7 +137,7 @@ func TestCompareByVerdict(t *testing.T) {
 				got = append(got, x.Verdict)
 			}
 			if !slices.Equal(got, []Verdict{c.rr, c.pps, "", c.all}) || r.Pass != (c.rr == Passed && c.pps == Passed) {
-				t.Errorf("%q, pass: %v", got, r.Pass)
+				t.Errorf("got verdicts %q, pass: %v", got, r.Pass)
 			}
 			var table, page bytes.Buffer
 			r.Table(&table)
@@ -144,21 +148,21 @@ func TestCompareByVerdict(t *testing.T) {
 			for _, row := range r.table().Rows {
 				if verdict := row[len(row)-1]; !strings.Contains(table.String(), verdict) ||
 					!strings.Contains(page.String(), verdict) {
-					t.Errorf("%q is not told", verdict)
+					t.Errorf("the table lacks %q", verdict)
 				}
 			}
 		})
 	}
 }
 
-// A build that has no report, or not of what was asked, fails the comparison with what it said; who interrupts is told
-// that.
+// TestCompareWithoutReport: a build that prints no report, or one without the requested figures, fails the comparison;
+// the error has the build's output.
 func TestCompareWithoutReport(t *testing.T) {
-	good := standIn(t, told(1000, 200, 100))
-	lacks := told(1000, 200, 100)
+	good := fakeBuild(t, reportOf(1000, 200, 100))
+	lacks := reportOf(1000, 200, 100)
 	lacks.Results = lacks.Results[:2]
 	for other, says := range map[string]string{
-		standIn(t, lacks): "its run has no PROGRAM_OUT of netpila",
+		fakeBuild(t, lacks): "the run has no PROGRAM_OUT of netpila",
 		program(t, "#!/bin/sh\necho first >&2\necho there is no form smoke >&2\nexit 2\n"): "no report of bench " +
 			"datapath: there is no form smoke",
 		program(t, "#!/bin/sh\necho '{}'\n"): "no report of bench " +
@@ -167,12 +171,12 @@ func TestCompareWithoutReport(t *testing.T) {
 	} {
 		r, err := CompareBuilds(t.Context(), comparison(good, other))
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), other) {
-			t.Errorf("%v, %+v, want %q", err, r, says)
+			t.Errorf("got error %v, report %+v; want error %q", err, r, says)
 		}
 	}
 }
 
-// Who interrupts a comparison is told that, and the run of the moment may take away what it made.
+// TestCompareInterrupted: the error of an interrupted comparison names the interrupt, and the current run can clean up.
 func TestCompareInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	began, left := filepath.Join(dir, "began"), filepath.Join(dir, "left")

@@ -13,22 +13,22 @@ import (
 // Gate is a limit for one metric of a scenario.
 type Gate struct {
 	Scenario string `json:"scenario"`
-	// Against is the scenario whose figure of the same round divides this one's; "": the limit is for the figure
-	// itself.
+	// Against is the scenario whose figure of the same round is the divisor. If it is empty, the limit applies to the
+	// figure itself.
 	Against string  `json:"against,omitempty"`
 	Metric  string  `json:"metric"`
 	AtLeast float64 `json:"atLeast,omitempty"`
 	AtMost  float64 `json:"atMost,omitempty"`
-	// Whole applies the limit to the far end of the interval instead of the median.
+	// Whole applies the limit to the worse end of the interval instead of the median.
 	Whole bool `json:"whole,omitempty"`
-	// Reach is the minimum of the interval's better end: below it the figures show that the two are not equal.
+	// Reach is the minimum of the interval's better end: if that is lower, the figures show that the two are not equal.
 	Reach float64 `json:"reach,omitempty"`
 }
 
-// Check is a gate and its result.
+// Check is a gate with its result.
 type Check struct {
 	Gate
-	// Best means that the scenario was chosen as the best of the device kinds.
+	// Best reports that the scenario is the best of the device kinds.
 	Best    bool            `json:"bestDevice,omitempty"`
 	Got     report.Interval `json:"got"`
 	Verdict Verdict         `json:"verdict"`
@@ -50,8 +50,8 @@ const (
 	TooNoisy Verdict = "too noisy"
 )
 
-// judge returns TooNoisy if the limit lies in the interval and the interval is wider than tooWide of 1, or of the
-// figure if that is more; tooWide 0 accepts any width.
+// judge returns TooNoisy if the limit is inside the interval and the interval is wider than tooWide, relative to 1 or
+// to a larger figure. With tooWide 0, any width is acceptable.
 func (g Gate) judge(got report.Interval, tooWide float64) Verdict {
 	low, high := got.Median, got.Median
 	wide := tooWide > 0 && got.High-got.Low > tooWide*max(1, got.Median)
@@ -70,7 +70,7 @@ func (g Gate) judge(got report.Interval, tooWide float64) Verdict {
 	return Passed
 }
 
-// wants describes a gate in words.
+// wants describes the gate in words.
 func (g Gate) wants() string {
 	what := fmt.Sprintf("at least %.2f", g.AtLeast)
 	if g.AtMost > 0 {
@@ -109,11 +109,11 @@ var kinds = []kind{
 var ofVXLAN = map[string]float64{"TCP_RR": 1.5, "UDP_RR": 1.5, "TCP_CRR": 1.5, "TCP_STREAM": 1.25}
 
 const (
-	ofBound     = 0.97 // of the same device without BPF, in every speed
-	ofClear     = 0.97 // an encrypted tenant, of a clear one
-	ofLocal     = 1.00 // within a node, of node to node
-	firstPacket = 1.05 // of native's, at most
-	programTime = 80   // ns a packet and direction, cached, at most
+	ofBound     = 0.97 // ratio to the same device without BPF, for every speed
+	ofClear     = 0.97 // ratio of an encrypted tenant to a clear one
+	ofLocal     = 1.00 // ratio of traffic within a node to traffic between nodes
+	firstPacket = 1.05 // maximum ratio to native
+	programTime = 80   // maximum of cached packets, in ns per packet and direction
 )
 
 // FullGates are the gates of a full run on an idle machine, pinned to one CPU.
@@ -146,23 +146,23 @@ func QuickGates() []Gate {
 	return append(gates, noWorse(best, "oncache")...)
 }
 
-// policyBars are minimum ratios: of a tenant with policies to one without, and with many rules to a single rule. One is
-// for the median, because medians of streams under the same program differ by 5 % between runs; the other is for the
+// policyBars are minimum ratios: of a tenant with policies to one without, and of many rules to a single rule. median
+// is for the median, because medians of streams under the same program differ by 5 % between runs; reach is for the
 // better end of the interval.
 type policyBars struct{ median, reach float64 }
 
-// A quick run detects only large differences, such as the 18 % of NZ10.
+// Limits of quick and full runs. A quick run detects only large differences, such as the 18 % of NZ10.
 var (
 	ofNoRules      = policyBars{0.92, 0.97}
 	ofNoRulesQuick = policyBars{0.87, 0.92}
 )
 
-// ofOneRule is the maximum time of a lookup under many rules, relative to a single rule. It allows for noise of the
-// machine, not for the number of rules.
+// ofOneRule is the maximum ratio of a lookup's time under many rules to its time under a single rule. It allows for
+// noise of the machine, not for growth with the number of rules.
 const ofOneRule = 1.5
 
-// PolicyGates require that the number of rules costs nothing, and that a policy costs almost nothing on long
-// connections: both are equal within the interval.
+// PolicyGates require that the number of rules has no cost, and that a policy has almost no cost on long connections:
+// the figures are equal within the interval.
 func PolicyGates(of policyBars) []Gate {
 	bar := of.median
 	var gates []Gate
@@ -180,12 +180,12 @@ func PolicyGates(of policyBars) []Gate {
 	return gates
 }
 
-// SmokeGates also hold on a busy machine.
+// SmokeGates are loose enough for a busy machine.
 func SmokeGates() []Gate {
 	return atLeast("netpila", "native", false, speeds(0.25))
 }
 
-// atLeast are gates of one scenario, in the order of metrics.
+// atLeast returns gates of one scenario, in the order of metrics.
 func atLeast(scenario, against string, whole bool, bars map[string]float64) []Gate {
 	var gates []Gate
 	for _, m := range traffic.Metrics() {
@@ -199,7 +199,7 @@ func atLeast(scenario, against string, whole bool, bars map[string]float64) []Ga
 	return gates
 }
 
-// noWorse requires in every metric that the whole interval is not worse than the other scenario's figure.
+// noWorse requires for every metric that the whole interval is not worse than the other scenario's figure.
 func noWorse(scenario, against string) []Gate {
 	var gates []Gate
 	for _, m := range traffic.Metrics() {
@@ -212,7 +212,7 @@ func noWorse(scenario, against string) []Gate {
 	return gates
 }
 
-// speeds has the same limit for every metric of which more is better.
+// speeds returns the same limit for every metric whose larger values are better.
 func speeds(bar float64) map[string]float64 {
 	bars := map[string]float64{}
 	for _, m := range traffic.Metrics() {
@@ -223,11 +223,11 @@ func speeds(bar float64) map[string]float64 {
 	return bars
 }
 
-// best stands for the best device kind of the run: the same one for all metrics.
+// best stands for the best device kind of the run, the same one for all metrics.
 const best = "best device"
 
-// bestOf is the kind with the highest product over the metrics, inverted if less is better: of ratios to the reference,
-// which come from the same rounds as the checks, or of figures if the reference has none.
+// bestOf returns the kind with the highest product over the metrics, inverted if less is better. The factors are ratios
+// to the reference, from the same rounds as the checks, or figures if the reference has none.
 func (r *Report) bestOf(metrics []string) string {
 	name, highest := "", math.Inf(-1)
 	for _, k := range kinds {
@@ -253,8 +253,8 @@ func (r *Report) bestOf(metrics []string) string {
 	return name
 }
 
-// check applies the gates of the run. A gate without figures fails, unless the run was not meant to have them: the
-// kernel lacks the scenario, or the user chose other ones.
+// check applies the gates of the run. A gate without figures fails, unless their absence is intended: the kernel lacks
+// the scenario, or the user chose others.
 func (r *Report) check(o Options) {
 	var judged []string
 	for _, g := range o.Gates {
@@ -286,7 +286,7 @@ func (r *Report) check(o Options) {
 	}
 }
 
-// missing is the reason why a run has no figures for a gate, and whether that was intended.
+// missing returns the reason why a run has no figures for a gate, and whether that was intended.
 func (o Options) missing(g Gate) (why string, meant bool) {
 	ran := scenario.Names(o.Scenarios)
 	if g.Scenario == best &&
@@ -301,10 +301,10 @@ func (o Options) missing(g Gate) (why string, meant bool) {
 	if !slices.Contains(scenario.Names(o.Metrics), g.Metric) {
 		return "these metrics did not run", true
 	}
-	return "it ran and has no figures, no pass", false
+	return "the scenario ran but has no figures: failed", false
 }
 
-// unjudged is a line for all metrics of the same scenarios.
+// unjudged groups the gates without figures: one line for all metrics of the same scenarios.
 func (r *Report) unjudged() []string {
 	var lines []string
 	before := ""

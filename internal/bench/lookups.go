@@ -21,17 +21,17 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// Lookups configure the measurement of packets that miss the cache and need a lookup of the rules: first packets, which
-// create a session, and others (NZ10, Nezha's table A1).
+// Lookups configure the measurement of packets that miss the cache and need a rule lookup: first packets, which create
+// a session, and later packets of a session (NZ10, Nezha's table A1).
 type Lookups struct {
 	Rules   []int // 0: the tenant has no policies and no sessions
-	Bytes   []int // of a frame; the first with all combinations, the others as in Nezha's table
-	Packets int   // a sample
+	Bytes   []int // frame sizes; the first is measured with all combinations, the others as in Nezha's table
+	Packets int   // per sample
 	Rounds  int
-	AtMost  float64 // maximum time of a lookup under the most rules, relative to a single rule; 0: no gate
+	AtMost  float64 // maximum ratio of a lookup's time under the most rules to that under a single rule; 0: no gate
 }
 
-// LookupCost is the time of the program on the uplink for a packet.
+// LookupCost is the time of the uplink's program for a packet.
 type LookupCost struct {
 	Rules   int             `json:"rules"`
 	By      string          `json:"by"`      // how rules select peers
@@ -54,13 +54,13 @@ const (
 	isBegun = "begun"
 )
 
-// newSessions is more than the table has room for, so that each packet creates a session and evicts another one.
+// newSessions exceeds the table's size, so that each packet creates a session and evicts another one.
 const (
 	newSessions   = 1 << 15
 	placesOfBench = 1 << 12
 )
 
-// waysOf returns how that many rules select peers.
+// waysOf returns how a number of rules can select peers.
 func waysOf(rules int) []string {
 	if rules == 0 {
 		return []string{byNothing}
@@ -73,7 +73,7 @@ func (l Lookups) measures(i int, by, session string) bool {
 	return i == 0 || by != byAddresses && session != isFound
 }
 
-// rows is the number of figures.
+// rows returns the number of figures.
 func (l Lookups) rows() (n int) {
 	for _, rules := range l.Rules {
 		for _, by := range waysOf(rules) {
@@ -95,7 +95,7 @@ func (r *run) stepsOfRow() int {
 	return 1 + int(row/(time.Duration(len(r.Scenarios))*(r.Warmup+r.Window)))
 }
 
-// measureLookups makes a node of one container for each number of rules.
+// measureLookups creates a node with one container for each number of rules.
 func (r *run) measureLookups(ctx context.Context) error {
 	for _, n := range r.Lookups.Rules {
 		for _, by := range waysOf(n) {
@@ -155,7 +155,7 @@ func sessionsOf(rules int) []string {
 	return []string{isFound, isBegun}
 }
 
-// rulesBy is a policy whose last rule admits the peer, and the apps that its other rules select.
+// rulesBy returns a policy whose last rule admits the peer, and the apps that its other rules select.
 func rulesBy(by string, n int, peer netip.Addr) (policy.Policy, map[address.AppID]map[string]string) {
 	last, _ := peer.Prefix(64)
 	p := scenario.RulePolicy(scenario.RuleBlocks(n, last))
@@ -177,7 +177,7 @@ func rulesBy(by string, n int, peer netip.Addr) (policy.Policy, map[address.AppI
 	return p, apps
 }
 
-// uncached measures packets that all miss the cache, of one session or of more sessions than the table has room for.
+// uncached measures packets that all miss the cache, of one session or of more sessions than the table can hold.
 func (l Lookups) uncached(m *progrun.Meter, p progrun.Peer, size int, session string) (report.Interval, error) {
 	hook := m.Bed.HookNamed("uplink-in")
 	all := make([]progrun.Frame, 1)
@@ -196,7 +196,7 @@ func (l Lookups) uncached(m *progrun.Meter, p progrun.Peer, size int, session st
 	return ns, errors.Join(err, f.Close())
 }
 
-// checkLookups applies the gate: the time of a lookup does not depend on the number of rules.
+// checkLookups applies the gate: the time of a lookup must not depend on the number of rules.
 func (r *Report) checkLookups(l Lookups) {
 	if l.AtMost == 0 {
 		return
@@ -239,7 +239,7 @@ func (r *Report) checkLookups(l Lookups) {
 	}
 }
 
-// lookupsTable has a line for each figure.
+// lookupsTable has one line for each figure.
 func (r *Report) lookupsTable() *plot.Table {
 	t := &plot.Table{Head: []string{"rules", "by", "session", "bytes", "ns", "95 %", "a second"}}
 	for _, c := range r.Lookups {
@@ -265,7 +265,7 @@ const lookupsInPapers = "Nezha table A1 (NZ10): on a SmartNIC, 6.61 million a se
 	"1,000 " +
 	"(−18 %), of 64 bytes; 5.99 and 4.76 of 512"
 
-// lookupsSections is one section, or none if nothing was measured.
+// lookupsSections returns one section, or none if nothing was measured.
 func (r *Report) lookupsSections() []plot.Section {
 	if len(r.Lookups) == 0 {
 		return nil

@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
-// short is a folder where sockets can lie.
+// short returns a folder whose path is short enough for sockets.
 func short(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "nim")
@@ -31,8 +31,8 @@ func short(t *testing.T) string {
 	return dir
 }
 
-// What is measured on the second network goes by VXLAN and by no other way; Open vSwitch forgets what it knew of a flow
-// where a first packet is asked for, and works on the CPU that is measured.
+// TestNimitzScenarios: all measured traffic of network NIMITZ passes VXLAN. For first packets, Open vSwitch's flow
+// caches are flushed before each one. Open vSwitch runs on the measured CPU.
 func TestNimitzScenarios(t *testing.T) {
 	o := tiny(t)
 	traffic, _ := traffic.MetricByName("UDP_RR")
@@ -73,11 +73,11 @@ func TestNimitzScenarios(t *testing.T) {
 			case ok && udp.DestinationPort == pipeline.UDPPort:
 				tunnelled++
 			case ok:
-				t.Errorf("%s: beside the tunnel: %+v", s.Name, is)
+				t.Errorf("%s: packets outside the tunnel: %+v", s.Name, is)
 			}
 		}
 		if float64(tunnelled) < got.Ops {
-			t.Errorf("%s: %d packets by VXLAN for %.0f transactions", s.Name, tunnelled, got.Ops)
+			t.Errorf("%s: got %d VXLAN packets for %.0f transactions", s.Name, tunnelled, got.Ops)
 		}
 		if s.Name == "nimitz-ovs" {
 			checkSwitches(t, o, p, traffic)
@@ -107,28 +107,28 @@ func checkSwitches(t *testing.T, o Options, p scenario.Pair, traffic traffic.Met
 		}
 		did := after.Since(before)
 		if did.Packets == 0 || did.Passes != did.Exact+did.Megaflow+did.Upcalls {
-			t.Errorf("Open vSwitch did %+v", did)
+			t.Errorf("unexpected work of Open vSwitch: %+v", did)
 		}
 		return did.Upcalls, did.Packets
 	}
-	if n, packets := upcalls(); n > packets/10 { // the kernels' own multicast may be among them
-		t.Errorf("%d upcalls for %d packets that are cached", n, packets)
+	if n, packets := upcalls(); n > packets/10 { // the kernel's own multicast packets may be among them
+		t.Errorf("got %d upcalls for %d packets with cached flows", n, packets)
 	}
 	if err := p.Fresh(); err != nil {
 		t.Fatal(err)
 	}
 	if n, _ := upcalls(); n < 4 {
-		t.Errorf("%d upcalls for first packets on two nodes, both ways", n)
+		t.Errorf("got %d upcalls for first packets on two nodes in both directions", n)
 	}
 	for _, pid := range p.Processes {
 		var set unix.CPUSet
 		if err := unix.SchedGetaffinity(pid, &set); err != nil || set.Count() != 1 || !set.IsSet(o.CPU) {
-			t.Errorf("process %d runs on %d CPUs, %v", pid, set.Count(), err)
+			t.Errorf("process %d may run on %d CPUs, %v", pid, set.Count(), err)
 		}
 	}
 }
 
-// Of a window's samples each is one place's, and its part of every transaction.
+// TestProfileCounts: each sample of a window counts for one place, as a part of each transaction.
 func TestProfileCounts(t *testing.T) {
 	at := func(ns int64, pid uint32, address uint64) cpuprofile.Sample {
 		return cpuprofile.Sample{Address: address, PID: pid, At: ns}
@@ -147,16 +147,16 @@ func TestProfileCounts(t *testing.T) {
 	for name, want := range map[string]float64{cpuprofile.ByGenerator: 2 * each, cpuprofile.BySwitch: each,
 		"VXLAN and tunnels of the kernel": each, cpuprofile.ByOthers: each, cpuprofile.Elsewhere: 0} {
 		if got := p.places[name]; !slices.Equal(got, []float64{want}) {
-			t.Errorf("%s has %v, want %v", name, got, want)
+			t.Errorf("%s: got %v, want %v", name, got, want)
 		}
 	}
 	if !slices.Equal(p.total, []float64{4 * each}) || p.ops != 2 ||
 		p.each()[spot{cpuprofile.BySwitch, cpuprofile.BySwitch}] != each {
-		t.Errorf("in all %v of %v: %v", p.total, p.ops, p.functions)
+		t.Errorf("got total %v of %v transactions: %v", p.total, p.ops, p.functions)
 	}
 }
 
-// Samples are told by whose they are, and all of them once.
+// TestProfiles: every sample is attributed to one place, and the places add up to the total.
 func TestProfiles(t *testing.T) {
 	o := tiny(t)
 	o.Dir = filepath.Join(short(t), "b")
@@ -179,13 +179,13 @@ func TestProfiles(t *testing.T) {
 			}
 		}
 		if p.Scenario != name || !(p.Total.Median > 0) || sum < 0.999*p.Total.Median || sum > 1.001*p.Total.Median {
-			t.Errorf("%s: %v of %+v", name, sum, p)
+			t.Errorf("%s: the places add up to %v, want the total of %+v", name, sum, p)
 		}
 		if (ns(p, cpuprofile.BySwitch) > 0) != (name == "nimitz-ovs") || (p.Work != nil) != (name == "nimitz-ovs") {
-			t.Errorf("%s: Open vSwitch takes %v, %+v", name, ns(p, cpuprofile.BySwitch), p.Work)
+			t.Errorf("%s: unexpected time of Open vSwitch: %v, %+v", name, ns(p, cpuprofile.BySwitch), p.Work)
 		}
 		if len(p.Most) == 0 || (p.Most[0].More > 0) != (name != "netpila") {
-			t.Errorf("%s: most of it %+v", name, p.Most)
+			t.Errorf("%s: unexpected largest functions %+v", name, p.Most)
 		}
 	}
 	if ns(
@@ -198,7 +198,7 @@ func TestProfiles(t *testing.T) {
 		r.Profiles[1],
 		"the programs' tables, helpers and hooks",
 	) == 0 {
-		t.Errorf("nimitz-ebpf: %+v", r.Profiles[1].Places)
+		t.Errorf("unexpected places of nimitz-ebpf: %+v", r.Profiles[1].Places)
 	}
 	var table, page bytes.Buffer
 	r.Table(&table)
@@ -208,12 +208,12 @@ func TestProfiles(t *testing.T) {
 	plottest.CheckPage(t, page.String(), 2+2+3)
 	for _, want := range []string{"by that of", "Open vSwitch, in user space", "upcalls"} {
 		if !strings.Contains(table.String(), want) || !strings.Contains(page.String(), want) {
-			t.Errorf("%q is not told:\n%s", want, &table)
+			t.Errorf("the table lacks %q:\n%s", want, &table)
 		}
 	}
 }
 
-// Ratios are of rounds, as all are.
+// TestBeside: comparisons are medians of the rounds' ratios.
 func TestBeside(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "netpila", "netpila-macvlan", "nimitz-ebpf")

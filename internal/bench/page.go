@@ -49,7 +49,7 @@ func (r *Report) Page(w io.Writer) error {
 	}, "docs/reference/benchmarks.md explains scenarios, metrics and method.", "form "+r.Settings.Form)
 }
 
-// checkSection shows all gates.
+// checkSection lists all gates.
 func (r *Report) checkSection() plot.Section {
 	s := plot.Section{ID: "gates", Title: "Gates"}
 	t := r.checkTable()
@@ -70,7 +70,7 @@ func (r *Report) checkSection() plot.Section {
 	return s
 }
 
-// metricSection shows ratios to the reference if there are any, and figures if not.
+// metricSection lists ratios to the reference if there are any, and otherwise figures.
 func (r *Report) metricSection(m traffic.Metric) plot.Section {
 	axis, relative := m.Unit, r.find(r.Reference, m.Name) != nil
 	if relative {
@@ -112,7 +112,7 @@ func (r *Report) metricSection(m traffic.Metric) plot.Section {
 	}
 }
 
-// programSections is one section, or none if no program of ours was measured.
+// programSections returns one section, or none if no program of ours was measured.
 func (r *Report) programSections() []plot.Section {
 	if len(r.Programs) == 0 {
 		return nil
@@ -122,18 +122,18 @@ func (r *Report) programSections() []plot.Section {
 		t.Rows = append(t.Rows, []string{p.Name, p.Scenario, fmt.Sprintf("%.0f", p.Ns.Median), p.Ns.String()})
 	}
 	return []plot.Section{{
-		ID: "programs", Title: "Our programs, each by itself", Table: t,
+		ID: "programs", Title: "Each of our programs", Table: t,
 		Notes: []plot.Note{{Class: "paper", Lead: inThePapers,
 			Text: "ONCache's table of the CPU time of each part of the path; NETPILA §6.2. Here: the kernel's BPF " +
 				"statistics, " +
 				fmt.Sprintf(
-					"beyond the %.0f ns of a program that does nothing, which are the clock's.",
+					"above the %.0f ns of an empty program, which are the cost of the clock.",
 					r.EmptyProgramNs,
 				)}},
 	}}
 }
 
-// class is the colour of a scenario, which follows from its name.
+// class returns the colour of a scenario, derived from its name.
 func class(scenario string) string {
 	switch {
 	case strings.HasPrefix(scenario, "netpila"):

@@ -14,43 +14,43 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Profile is the CPU time of a scenario's UDP_RR transactions by place, from samples.
+// Profile is the sampled CPU time of a scenario's UDP_RR transactions, by place.
 type Profile struct {
 	Scenario string          `json:"scenario"`
-	Total    report.Interval `json:"ns"` // a transaction
+	Total    report.Interval `json:"ns"` // per transaction
 	Places   []Spent         `json:"places"`
-	Most     []Function      `json:"functions"` // the functions with the largest excess over netpila, if the run has netpila
-	// Work is the work of Open vSwitch for a transaction, if the scenario has one.
+	Most     []Function      `json:"functions"` // functions with the largest excess over netpila, if the run has netpila
+	// Work is Open vSwitch's work per transaction, if the scenario uses it.
 	Work *WorkEach `json:"openVSwitch,omitempty"`
 }
 
-// Spent is the time of a place.
+// Spent is the time spent in a place.
 type Spent struct {
 	Place string          `json:"place"`
-	Ns    report.Interval `json:"ns"` // a transaction
+	Ns    report.Interval `json:"ns"` // per transaction
 }
 
 // Function is a function of the kernel or of a program, or a whole process.
 type Function struct {
 	Name  string  `json:"name"`
 	Place string  `json:"place"`
-	Ns    float64 `json:"ns"`             // a transaction
-	More  float64 `json:"more,omitempty"` // its excess over netpila
+	Ns    float64 `json:"ns"`             // per transaction
+	More  float64 `json:"more,omitempty"` // excess over netpila
 }
 
-// WorkEach is work for each packet that Open vSwitch received, on both nodes.
+// WorkEach is the work per packet that Open vSwitch received, on both nodes.
 type WorkEach struct {
-	Passes   float64 `json:"passes"` // through its caches
+	Passes   float64 `json:"passes"` // lookups in its caches
 	Exact    float64 `json:"exact"`
 	Megaflow float64 `json:"megaflow"`
-	Upcalls  float64 `json:"upcalls"` // packets that its tables decided
+	Upcalls  float64 `json:"upcalls"` // packets that the tables had to classify
 }
 
 // profile collects the samples of one scenario.
 type profile struct {
-	total     []float64            // ns a transaction, by round
+	total     []float64            // ns per transaction, by round
 	places    map[string][]float64 // the same
-	functions map[spot]float64     // ns in all
+	functions map[spot]float64     // total ns
 	ops       float64
 	work      ovs.Work
 }
@@ -58,10 +58,10 @@ type profile struct {
 // spot is a function in a place.
 type spot struct{ place, function string }
 
-// profiled reports whether a scenario is sampled: our programs or a process forward its packets.
+// profiled reports whether a scenario is sampled: only those in which our programs or a process forward packets.
 func profiled(p scenario.Pair) bool { return p.Runs != nil || len(p.Processes) > 0 }
 
-// measureProfile samples the CPU of client and server, in a phase of its own.
+// measureProfile samples the CPU of client and server, in a separate phase.
 func (r *run) measureProfile(ctx context.Context) (err error) {
 	s, err := cpuprofile.NewSampler(r.CPU)
 	if err != nil {
@@ -84,7 +84,7 @@ func (r *run) measureProfile(ctx context.Context) (err error) {
 				continue
 			}
 			if err := r.profile(ctx, s, names, all, i, traffic); err != nil {
-				return fmt.Errorf("round %d, where the time of %s goes: %w", round+1, r.Scenarios[i].Name, err)
+				return fmt.Errorf("round %d, profile of %s: %w", round+1, r.Scenarios[i].Name, err)
 			}
 		}
 		r.step(round, "PROFILE", 1)
@@ -107,7 +107,7 @@ func (r *run) profile(
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Warmup+r.Window+4*traffic.DialTimeout)
 	defer cancel()
-	// Start before the client, which does not wait for this process.
+	// Start sampling before the client, which does not wait for this process.
 	if err := sampled.Start(); err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (r *run) profile(
 	return nil
 }
 
-// count takes the samples of a client's window.
+// count adds the samples of a client's window.
 func (p *profile) count(
 	samples []cpuprofile.Sample,
 	got traffic.Answer,
@@ -168,7 +168,7 @@ func (p *profile) count(
 	p.total, p.ops = append(p.total, total), p.ops+got.Ops
 }
 
-// worked is the work of the pair's Open vSwitches so far.
+// worked returns the total work of the pair's Open vSwitches so far.
 func worked(ctx context.Context, p scenario.Pair) (sum ovs.Work, err error) {
 	if p.Work == nil {
 		return sum, nil
@@ -179,7 +179,7 @@ func worked(ctx context.Context, p scenario.Pair) (sum ovs.Work, err error) {
 // mostFunctions is the number of functions reported for each scenario.
 const mostFunctions = 12
 
-// profilesOf computes the profiles of the report.
+// profilesOf returns the profiles for the report.
 func (r *run) profilesOf(s Settings) (all []Profile) {
 	base := map[spot]float64{}
 	for i, p := range r.profiles {
@@ -218,7 +218,7 @@ func (r *run) profilesOf(s Settings) (all []Profile) {
 	return all
 }
 
-// each is the ns a transaction of every function.
+// each returns the ns per transaction of every function.
 func (p *profile) each() map[spot]float64 {
 	all := maps.Clone(p.functions)
 	for of := range all {

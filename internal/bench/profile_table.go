@@ -9,10 +9,10 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// profileTable has a line for each place with its time in each scenario; the first line is the total.
+// profileTable has one line for each place with its time in each scenario; the first line is the total.
 func (r *Report) profileTable() *plot.Table {
 	t := &plot.Table{Head: []string{"ns of a UDP_RR transaction"}}
-	total := []string{"all of it"}
+	total := []string{"total"}
 	for _, p := range r.Profiles {
 		t.Head = append(t.Head, p.Scenario)
 		total = append(total, report.Nanos(p.Total))
@@ -42,13 +42,13 @@ func (w *WorkEach) String() string {
 	)
 }
 
-// profileSections show for each scenario where its time goes, and how much more it is than netpila's.
+// profileSections show the time of each scenario by place, and its excess over netpila.
 func (r *Report) profileSections() (all []plot.Section) {
 	at := slices.IndexFunc(r.Profiles, func(p Profile) bool { return p.Scenario == "netpila" })
 	for _, p := range r.Profiles {
 		s := plot.Section{
-			Title: "where the time of " + p.Scenario + " goes",
-			Table: &plot.Table{Head: []string{"function", "place", "ns", "beyond netpila"}},
+			Title: "time of " + p.Scenario + " by place",
+			Table: &plot.Table{Head: []string{"function", "place", "ns", "above netpila"}},
 		}
 		about := "By samples of the CPU, in ns of a UDP_RR transaction."
 		if p.Work != nil {

@@ -21,14 +21,14 @@ func directionOf(program string) traffic.Direction {
 	return traffic.Out
 }
 
-// perRun is the time of a program for a packet in ns, minus that of an empty program.
+// perRun returns the time of a program per packet in ns, minus that of an empty program.
 func (r *run) perRun(of datapath.ProgStat) float64 {
 	return float64(of.Time.Nanoseconds())/float64(of.Count) - r.emptyProgram
 }
 
-// perPacket is the time in ns that all programs of a direction take for one packet. The program with the most runs
-// gives the number of packets, because every packet passes it. Between containers of one node, no program runs in one
-// of the directions.
+// perPacket returns the time in ns that all programs of a direction take per packet. The program with the most runs
+// gives the number of packets, because every packet passes it. Between containers of one node, one of the directions
+// has no program.
 func (r *run) perPacket(d traffic.Direction, runs datapath.ProgStats) (ns float64, ran bool) {
 	var packets uint64
 	var sum float64
@@ -41,8 +41,8 @@ func (r *run) perPacket(d traffic.Direction, runs datapath.ProgStats) (ns float6
 	return sum / float64(packets), packets > 0
 }
 
-// measurePrograms turns on the kernel's run-time statistics of programs. They slow all programs, so this is a phase of
-// its own, after all others.
+// measurePrograms enables the kernel's run-time statistics of programs. They slow down all programs, so this is a
+// separate phase after all others.
 func (r *run) measurePrograms(ctx context.Context) (err error) {
 	traffic, _ := traffic.MetricByName("UDP_RR")
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
@@ -94,8 +94,8 @@ func (r *run) countPrograms(scenario int, runs datapath.ProgStats) {
 	}
 }
 
-// emptyProgram is the time in ns that the statistics report for an empty program: reading the clock, which is included
-// in the time of every program.
+// emptyProgram returns the time in ns that the statistics report for an empty program: the cost of reading the clock,
+// which every program's time includes.
 func emptyProgram() (float64, error) {
 	const runs = 100_000
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{

@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// Report is a whole run, including all samples, so that its results can be computed again.
+// Report is a complete run, including all samples, so that its results can be recomputed.
 type Report struct {
 	report.Header
 	Settings Settings `json:"settings"`
@@ -19,19 +19,19 @@ type Report struct {
 	// LeftOut are scenarios that the kernel does not support, and the reasons.
 	LeftOut []string `json:"leftOut,omitempty"`
 	Results []Result `json:"results"`
-	// Beside are ratios of our scenarios to those of the second network.
+	// Beside are ratios of our scenarios to those of NIMITZ.
 	Beside   []Comparison `json:"beside,omitempty"`
 	Programs []Program    `json:"programs,omitempty"`
-	// Lookups are first packets by rules and size.
+	// Lookups are the costs of first packets by rules and size.
 	Lookups []LookupCost `json:"lookups,omitempty"`
-	// Profiles are where the CPU's time of a UDP_RR transaction goes.
+	// Profiles attribute the CPU time of a UDP_RR transaction to parts of the path.
 	Profiles []Profile `json:"profiles,omitempty"`
 	// EmptyProgramNs is the time that the kernel reports for an empty program; the times of all programs include it.
 	EmptyProgramNs float64 `json:"emptyProgramNs,omitempty"`
 	Checks         []Check `json:"checks,omitempty"`
 	// NotJudged are the gates without figures.
 	NotJudged []Unjudged `json:"notJudged,omitempty"`
-	// Lost datagrams had no echo in 100 ms; each costs UDP_RR that much.
+	// Lost is the number of datagrams without an echo within 100 ms; each adds that time to UDP_RR.
 	Lost int  `json:"lost"`
 	Pass bool `json:"pass"` // all checks passed, and none is missing
 }
@@ -41,7 +41,7 @@ type Settings struct {
 	Rounds     int     `json:"rounds"`
 	WarmupMs   int64   `json:"warmupMs"`
 	WindowMs   int64   `json:"windowMs"`
-	CPU        int     `json:"cpu"` // of client and server both; -1: any
+	CPU        int     `json:"cpu"` // CPU of both client and server; -1: any
 	Congestion string  `json:"congestion"`
 	Seed       uint64  `json:"seed"`
 	TooWide    float64 `json:"tooWide"` // width from which an interval gives no verdict, relative to 1 or to its median
@@ -56,18 +56,18 @@ type Result struct {
 	Less     bool      `json:"lessIsBetter,omitempty"`
 	Median   float64   `json:"median"`
 	Samples  []float64 `json:"samples"` // by round
-	// Spread is the interval of the median: wider than that of the ratio, because it includes differences between
+	// Spread is the interval of the median. It is wider than the ratio's, because it includes differences between
 	// rounds.
 	Spread report.Interval `json:"spread"`
 	// Ratio is the median over the rounds of the sample divided by the first scenario's sample of the same round; nil
-	// if that one has no such figure.
+	// if that scenario has no such figure.
 	Ratio *report.Interval `json:"ratio,omitempty"`
-	// CPUMicros is the CPU time of one Counted, on all CPUs or on the one that the run was pinned to.
+	// CPUMicros is the CPU time per Counted, on all CPUs or on the one that the run was pinned to.
 	CPUMicros float64 `json:"cpuMicros,omitempty"`
 	Counted   string  `json:"counted,omitempty"`
 }
 
-// Program is one of our programs, and its time for a packet.
+// Program is one of our programs, and its time per packet.
 type Program struct {
 	Scenario string          `json:"scenario"`
 	Name     string          `json:"name"`
@@ -147,7 +147,7 @@ func (r *Report) metrics() []string {
 	return names
 }
 
-// of are the results of a metric.
+// of returns the results of a metric.
 func (r *Report) of(metric string) []Result {
 	return slices.DeleteFunc(slices.Clone(r.Results), func(x Result) bool { return x.Metric != metric })
 }

@@ -22,9 +22,10 @@ import (
 func TestBootstrap(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	if got := report.Bootstrap([]float64{0.9}, random); got != (report.Interval{Median: 0.9, Low: 0.9, High: 0.9}) {
-		t.Errorf("of one sample: %+v", got)
+		t.Errorf("one sample: got interval %+v", got)
 	}
-	// The interval covers the true median in about 95 of 100 runs; 200 runs, five standard deviations.
+	// The interval should cover the true median in about 95 of 100 runs. The test makes 200 runs and allows five
+	// standard deviations.
 	covered := 0
 	for range 200 {
 		samples := make([]float64, 20)
@@ -36,7 +37,7 @@ func TestBootstrap(t *testing.T) {
 		}
 	}
 	if covered < 175 || covered == 200 {
-		t.Errorf("covered in %d of 200", covered)
+		t.Errorf("the interval covered the median in %d of 200 runs", covered)
 	}
 }
 
@@ -46,7 +47,7 @@ func TestMedian(t *testing.T) {
 		want float64
 	}{{[]float64{3}, 3}, {[]float64{3, 1}, 2}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 2, 3}, 2.5}} {
 		if got := report.Median(c.in); got != c.want {
-			t.Errorf("median of %v is %v", c.in, got)
+			t.Errorf("median of %v: got %v", c.in, got)
 		}
 	}
 }
@@ -95,12 +96,12 @@ func TestJudge(t *testing.T) {
 		{reach, report.Interval{Median: 0.70, Low: 0.60, High: 0.75}, 0.1, TooLow},
 	} {
 		if got := c.gate.judge(c.got, c.tooWide); got != c.want {
-			t.Errorf("%+v against %+v: %q, want %q", c.got, c.gate, got, c.want)
+			t.Errorf("%+v with gate %+v: got verdict %q, want %q", c.got, c.gate, got, c.want)
 		}
 	}
 }
 
-// TestLookupGates: lookups that are slower by the number of rules do not pass, of any kind.
+// TestLookupGates: lookups that become slower with the number of rules fail the gate, for every kind of rules.
 func TestLookupGates(t *testing.T) {
 	of := func(rules int, by string, ns float64) LookupCost {
 		return LookupCost{rules, by, isBegun, 64, report.Interval{Median: ns, Low: ns * 0.95, High: ns * 1.05}}
@@ -122,31 +123,31 @@ func TestLookupGates(t *testing.T) {
 		if len(r.Checks) != 2 || r.Checks[0].Verdict != want || r.Checks[1].Verdict != Passed ||
 			r.Pass != (want == Passed) ||
 			r.Checks[0].Scenario != "10,000 rules by labels" {
-			t.Errorf("%v: %+v", many, r.Checks)
+			t.Errorf("%v: unexpected checks %+v", many, r.Checks)
 		}
 	}
 }
 
-// TestPolicyGatesNotice: a fall of 18 %, as Nezha's from none to 1,000 rules (NZ10), passes neither gate, however the
-// run was; what is equal passes both.
+// TestPolicyGatesNotice: a loss of 18 %, as Nezha's from no rule to 1,000 rules (NZ10), fails both gates in every form
+// of run; equal figures pass both.
 func TestPolicyGatesNotice(t *testing.T) {
 	for form, o := range map[string]Options{"quick": QuickPolicy(), "full": FullPolicy()} {
 		for _, got := range []report.Interval{{Median: 0.82, Low: 0.81, High: 0.83}, {Median: 0.82, Low: 0.79,
 			High: 0.86}, {Median: 0.82, Low: 0.74, High: 0.99}, {Median: 0.82, Low: 0.60, High: 1.20}} {
 			if v := o.Gates[0].judge(got, o.TooWide); v == Passed {
-				t.Errorf("%s: %+v passes", form, got)
+				t.Errorf("%s: %+v passed", form, got)
 			}
 		}
 		for _, got := range []report.Interval{{Median: 1, Low: 0.97, High: 1.03}, {Median: 0.97, Low: 0.93,
 			High: 1.01}} {
 			if v := o.Gates[0].judge(got, o.TooWide); v != Passed {
-				t.Errorf("%s: %+v: %s", form, got, v)
+				t.Errorf("%s: %+v: got verdict %s", form, got, v)
 			}
 		}
 	}
 }
 
-// Every gate names scenarios and metrics that there are, or that device kinds to come will bring.
+// TestGatesNameWhatThereIs: every gate names existing scenarios and metrics.
 func TestGatesNameWhatThereIs(t *testing.T) {
 	known := append(scenario.Names(scenario.Scenarios()), "", best)
 	for _, g := range slices.Concat(FullGates(), QuickGates(), SmokeGates(), PolicyGates(ofNoRules)) {
@@ -166,13 +167,13 @@ func TestGatesNameWhatThereIs(t *testing.T) {
 							g.Metric == "TCP_RR"
 					},
 				) {
-				t.Errorf("a %s run asks nothing of %s", form, k.scenario)
+				t.Errorf("the gates of a %s run lack %s", form, k.scenario)
 			}
 		}
 	}
 }
 
-// reported is a report of what was taken, by scenario, metric and round.
+// reported returns a report of samples by scenario, metric and round.
 func reported(t *testing.T, o Options, samples [][][]float64) *Report {
 	t.Helper()
 	o.Rounds = len(samples[len(samples)-1][0])
@@ -192,7 +193,7 @@ func TestReport(t *testing.T) {
 	o.Scenarios, o.Metrics = some("native", "route", "netpila"), o.Metrics[:1]
 	r := reported(t, o, [][][]float64{{{100_000, 120_000}}, {{80_000, 96_000}}, {{70_000, 84_000}}})
 	if r.Pass {
-		t.Error("0.70 of native passed")
+		t.Error("a ratio of 0.70 to native passed")
 	}
 	var text bytes.Buffer
 	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
@@ -207,7 +208,7 @@ func TestReport(t *testing.T) {
 		"3 datagrams were lost",
 	} {
 		if !strings.Contains(text.String(), want) {
-			t.Errorf("table lacks %q:\n%s", want, &text)
+			t.Errorf("the table lacks %q:\n%s", want, &text)
 		}
 	}
 	b, err := json.Marshal(r)
@@ -217,11 +218,11 @@ func TestReport(t *testing.T) {
 	var back Report
 	if err := json.Unmarshal(b, &back); err != nil || len(back.Results) != 3 || len(back.Checks) != 1 ||
 		back.Checks[0].Verdict != TooLow {
-		t.Errorf("report.json reads back as %+v, %v", back, err)
+		t.Errorf("report.json decodes to %+v: %v", back, err)
 	}
 }
 
-// What the reference has no figure of has no ratio, whatever comes first.
+// TestReportWithoutRatios: a metric that the reference lacks has no ratio, whatever scenario is first.
 func TestReportWithoutRatios(t *testing.T) {
 	o := tiny(t)
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"PROGRAM_IN"})
@@ -238,7 +239,7 @@ func TestReportWithoutRatios(t *testing.T) {
 	}
 }
 
-// The page is one file that needs no other, well-formed, with each metric's plot and table.
+// TestPage: the page is one well-formed file without references to others, with each metric's plot and table.
 func TestPage(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "route", "netpila")
@@ -255,7 +256,8 @@ func TestPage(t *testing.T) {
 	text := page.String()
 	for _, want := range []string{
 		"a software datapath between namespaces", "NETPILA fig. 20", "1 of 1 not reached", "too low: at least 0.85",
-		`<th scope="row">route</th><td>88.0 1/s</td><td>0.800</td>`, `<th scope="row">netpila</th><td>42.0 µs</td><td>2.100</td>`,
+		`<th scope="row">route</th><td>88.0 1/s</td><td>0.800</td>`,
+		`<th scope="row">netpila</th><td>42.0 µs</td><td>2.100</td>`,
 		`<th scope="row">netpila</th><td>73.0 ns</td><td></td>`, `<th scope="row">pil_container</th>`,
 	} {
 		if !strings.Contains(text, want) {
@@ -263,17 +265,17 @@ func TestPage(t *testing.T) {
 		}
 	}
 	plottest.CheckPage(t, text, 3)
-	// Bars are as long as their ratios: route's 0.8 of native's.
+	// The lengths of bars are proportional to their ratios: route's is 0.8 of native's.
 	widths := regexp.MustCompile(`<rect class="theirs" x="150" y="5" width="([0-9.]+)"`).FindAllStringSubmatch(text, 2)
 	var native, route float64
 	fmt.Sscan(widths[0][1], &native)
 	fmt.Sscan(widths[1][1], &route)
 	if !(native > 100) || math.Abs(route/native-0.8) > 0.01 {
-		t.Errorf("bars of %v and %v", native, route)
+		t.Errorf("got bars of lengths %v and %v", native, route)
 	}
 }
 
-// The best device is one, the same for all metrics.
+// TestBestDevice: the best device is the same one for all metrics.
 func TestBestDevice(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "vxlan", "oncache", "netpila", "netpila-macvlan")
@@ -288,7 +290,8 @@ func TestBestDevice(t *testing.T) {
 	var seen []string
 	for _, c := range r.Checks {
 		if c.Against == "native" && c.Got != *r.find(c.Scenario, c.Metric).Ratio {
-			t.Errorf("%s: %v is judged, and %v shown", c.Metric, c.Got, r.find(c.Scenario, c.Metric).Ratio)
+			t.Errorf("%s: the gate checked %v, but the report shows %v", c.Metric, c.Got,
+				r.find(c.Scenario, c.Metric).Ratio)
 		}
 		if c.Against == "vxlan" || c.Against == "oncache" {
 			seen = append(
@@ -297,17 +300,17 @@ func TestBestDevice(t *testing.T) {
 			)
 		}
 		if strings.HasPrefix(c.Against, "bound") {
-			t.Errorf("judged against what was not run: %+v", c)
+			t.Errorf("a gate has a verdict against a scenario that did not run: %+v", c)
 		}
 	}
 	if n := len(r.Checks) + len(r.NotJudged); n != len(o.Gates) {
-		t.Errorf("%d gates are judged or said not to be, of %d", n, len(o.Gates))
+		t.Errorf("%d of %d gates have a verdict or are listed as not checked", n, len(o.Gates))
 	}
 	if !slices.Equal(seen, []string{
 		"netpila-macvlan vxlan TCP_RR 1.8 ok", "netpila-macvlan vxlan UDP_RR 1.8 ok",
 		"netpila-macvlan oncache TCP_RR 1.1 ok", "netpila-macvlan oncache UDP_RR 1.0 too low",
 	}) {
-		t.Errorf("best device: %q", seen)
+		t.Errorf("unexpected checks of the best device: %q", seen)
 	}
 	var text, page bytes.Buffer
 	r.Table(&text)
@@ -316,11 +319,11 @@ func TestBestDevice(t *testing.T) {
 		!strings.Contains(text.String(), "\nnetpila-macvlan (best device)\tvxlan\t") ||
 		!strings.Contains(page.String(), "netpila-macvlan (best device)") ||
 		strings.Count(string(b), `"bestDevice":true`) != 4 {
-		t.Errorf("the best is not named: %v\n%s", err, &text)
+		t.Errorf("the text or page does not name the best device: %v\n%s", err, &text)
 	}
 }
 
-// Rounds were slow and fast; of the same round macvlan was the better, by its median veth.
+// TestBestDeviceOfTheSameRounds: some rounds are slow. By ratios within each round macvlan is better, by medians veth.
 func TestBestDeviceOfTheSameRounds(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios, o.Gates = some("native", "oncache", "netpila", "netpila-macvlan"), FullGates()
@@ -332,11 +335,12 @@ func TestBestDeviceOfTheSameRounds(t *testing.T) {
 		}, {{50, 100, 150}, {2, 4, 6}}, {{80, 190, 240}, {1.2, 2.1, 3.6}}, {{90, 180, 270}, {1.1, 2.2, 3.3}},
 	})
 	if got := r.bestOf([]string{"TCP_RR", "FIRST_RTT"}); got != "netpila-macvlan" {
-		t.Errorf("best device: %s", got)
+		t.Errorf("got best device %s", got)
 	}
 }
 
-// What is asked and has no figures is named, and is no pass unless the kernel or a person left it out.
+// TestNotJudged: the report names gates without figures, and fails unless the kernel or the user left their scenarios
+// out.
 func TestNotJudged(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "netpila")
@@ -372,7 +376,7 @@ func TestNotJudged(t *testing.T) {
 		want []string
 	}{
 		{[]float64{9, 9}, true, meant},
-		{nil, false, append(slices.Clone(meant), "netpila, it ran and has no figures, no pass: UDP_RR")},
+		{nil, false, append(slices.Clone(meant), "netpila, the scenario ran but has no figures: failed: UDP_RR")},
 	} {
 		r := reported(t, o, [][][]float64{{{10, 10}, {10, 10}}, {{10, 10}, c.udp}})
 		var text, page bytes.Buffer
@@ -383,7 +387,7 @@ func TestNotJudged(t *testing.T) {
 		for _, line := range c.want {
 			if !strings.Contains(text.String(), "\nnot checked: "+line+"\n") ||
 				!strings.Contains(page.String(), "<p>not checked: "+line+"</p>") {
-				t.Errorf("not told: %s", line)
+				t.Errorf("the text or page lacks: %s", line)
 			}
 		}
 		b, err := json.Marshal(r)
@@ -391,7 +395,7 @@ func TestNotJudged(t *testing.T) {
 			!slices.Equal(got, c.want) ||
 			err != nil ||
 			!strings.Contains(string(b), `"notJudged":[{"scenario":"netpila"`) {
-			t.Errorf("pass %v, not judged %q, %v\n%s", r.Pass, got, err, b)
+			t.Errorf("got pass %v, gates without verdict %q, %v\n%s", r.Pass, got, err, b)
 		}
 		plottest.CheckPage(t, page.String(), 2)
 	}
@@ -401,7 +405,7 @@ func TestFigure(t *testing.T) {
 	for v, want := range map[float64]string{1: "1.0", 41.26: "41.3", 999: "999.0", 1000: "1,000", 135012.4: "135,012",
 		1234567: "1,234,567"} {
 		if got := report.Figure(v); got != want {
-			t.Errorf("%v is written %s, want %s", v, got, want)
+			t.Errorf("Figure(%v) = %s, want %s", v, got, want)
 		}
 	}
 }
@@ -446,12 +450,14 @@ func TestAgreements(t *testing.T) {
 	for said, want := range map[string]float64{"x\nsockperf: Summary: Round trip is 12.500 " +
 		"usec\n": 80_000, "sockperf: ERROR": 0} {
 		if got, err := roundTripRate([]byte(said)); got != want || (err == nil) != (want > 0) {
-			t.Errorf("%q: %v, %v", said, got, err)
+			t.Errorf("%q: got %v, %v", said, got, err)
 		}
 	}
-	for said, want := range map[string]float64{`{"end":{"sum_received":{"bits_per_second":4e10}}}`: 40, `{"end":{}}`: 0, `x`: 0} {
+	for said, want := range map[string]float64{
+		`{"end":{"sum_received":{"bits_per_second":4e10}}}`: 40, `{"end":{}}`: 0, `x`: 0,
+	} {
 		if got, err := received([]byte(said)); got != want || (err == nil) != (want > 0) {
-			t.Errorf("%q: %v, %v", said, got, err)
+			t.Errorf("%q: got %v, %v", said, got, err)
 		}
 	}
 }

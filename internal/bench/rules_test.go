@@ -11,7 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/bench/scenario"
 )
 
-// TestPolicyReport: rules and their number are in the report, beside none and beside netfilter's.
+// TestPolicyReport: the report has figures by number of rules, for policies and for netfilter, and compares them with
+// no rules.
 func TestPolicyReport(t *testing.T) {
 	like, o := tiny(t), SmokePolicy()
 	o.Lookups.Packets, o.Lookups.Rounds, o.Rounds, o.Window, o.Warmup = 200, 1, 1, like.Window, like.Warmup
@@ -20,12 +21,13 @@ func TestPolicyReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := 1*2 + 2*(4+1); len(r.Lookups) != want { // each way with the first size, and one with the other
-		t.Errorf("%d rows of lookups, want %d: %+v", len(r.Lookups), want, r.Lookups)
+	// Every combination with the first size, and one with the other size.
+	if want := 1*2 + 2*(4+1); len(r.Lookups) != want {
+		t.Errorf("got %d rows of lookups, want %d: %+v", len(r.Lookups), want, r.Lookups)
 	}
 	for _, c := range r.Lookups {
 		if c.Ns.Median <= 0 {
-			t.Errorf("%+v took no time", c)
+			t.Errorf("no time measured: %+v", c)
 		}
 	}
 	for of, against := range map[string]string{"netpila-rules-100": "netpila", "route-rules-100": "route"} {
@@ -33,7 +35,7 @@ func TestPolicyReport(t *testing.T) {
 			r.Beside,
 			func(c Comparison) bool { return c.Scenario == of && c.Against == against && c.Metric == "TCP_CRR" },
 		) {
-			t.Errorf("%s is not beside %s: %+v", of, against, r.Beside)
+			t.Errorf("no comparison of %s with %s: %+v", of, against, r.Beside)
 		}
 	}
 	var text, page strings.Builder
@@ -47,11 +49,11 @@ func TestPolicyReport(t *testing.T) {
 		}
 	}
 	if !strings.Contains(page.String(), "Nezha table A1") {
-		t.Error("the page does not say what the paper has")
+		t.Error("the page lacks the paper's figure")
 	}
 }
 
-// TestRulesDecide: what is measured is refused where it would not be the last rule that decides.
+// TestRulesDecide: ApplyPolicy fails if a rule other than the last one decides.
 func TestRulesDecide(t *testing.T) {
 	bed, err := progrun.NewBed(filepath.Join(t.TempDir(), "rules"), 1, 1, placesOfBench)
 	if err != nil {
@@ -61,10 +63,10 @@ func TestRulesDecide(t *testing.T) {
 	local, peer := bed.Endpoints[0].Plain, netip.MustParseAddr("2001:db8:1::1")
 	p, apps := rulesBy(byAddresses, 3, peer)
 	if err := scenario.ApplyPolicy(bed.Datapath, local.Tenant, p, apps, local.Addr(), peer); err != nil {
-		t.Errorf("the last rule does not decide: %v", err)
+		t.Errorf("ApplyPolicy failed although the last rule decides: %v", err)
 	}
 	if err := scenario.ApplyPolicy(bed.Datapath, local.Tenant, p, apps, local.Addr(),
 		netip.MustParseAddr("2001:db8:72::1")); err == nil {
-		t.Error("the first rule decided, and nobody minded")
+		t.Error("ApplyPolicy succeeded although the first rule decides")
 	}
 }

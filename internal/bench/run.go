@@ -22,16 +22,16 @@ type Options struct {
 	LeftOut   []string // scenarios that this kernel does not support, and the reasons
 	Metrics   []traffic.Metric
 	Gates     []Gate
-	TooWide   float64 // width from which an interval gives no verdict, relative to 1 or to its median; 0: none
-	Lookups   Lookups // measurement of first packets, after everything else
+	TooWide   float64 // width from which an interval gives no verdict, relative to 1 or to its median; 0: never
+	Lookups   Lookups // measurement of first packets, at the end
 	Rounds    int
 	Warmup    time.Duration
 	Window    time.Duration
-	CPU       int    // of client and server both; -1: any
+	CPU       int    // CPU of both client and server; -1: any
 	Seed      uint64 // of the order of scenarios and of the bootstrap
-	Dir       string // for namespaces and pins; one run at a time uses it, and removes it
+	Dir       string // folder for namespaces and pins; only one run at a time can use it, and removes it
 
-	// Generator makes a command that calls Generate.
+	// Generator returns a command that calls Generate.
 	Generator func(context.Context) *exec.Cmd
 	// Progress is called after each metric of a round.
 	Progress func(Step)
@@ -44,7 +44,7 @@ type Step struct {
 	Part   float64 // of the whole run
 }
 
-// Free as CPU of a run leaves the choice to the scheduler.
+// Free, as the CPU of a run, leaves the choice to the scheduler.
 const Free = -1
 
 // Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 28 minutes.
@@ -139,7 +139,7 @@ func FullPolicy() Options {
 func policyOptions(form string, gates []Gate, rounds int, lookups Lookups, metrics ...string) Options {
 	o := Options{
 		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), scenario.RuleScenarios()), Gates: gates,
-		TooWide: 0.20, // a gate on the median needs this: noise alone must not pass
+		TooWide: 0.20, // required for a gate on the median: noise alone must not pass
 		Lookups: lookups, Rounds: rounds, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), metrics)
@@ -160,17 +160,17 @@ type run struct {
 	taken  [][]taken // by scenario and metric
 	idle   *scenario.UnusedMap
 
-	profiles     []*profile             // by scenario; nil where there is none
+	profiles     []*profile             // by scenario; nil if it is not sampled
 	programs     []map[string][]float64 // by scenario: ns by program and round
 	emptyProgram float64
 	looked       []LookupCost
 	steps, done  int
 }
 
-// taken has the samples of a metric of a scenario.
+// taken has the samples of one metric of one scenario.
 type taken struct {
 	values    []float64 // by round
-	ops, busy float64   // of all rounds
+	ops, busy float64   // sums over all rounds
 	lost      int
 }
 
@@ -301,7 +301,7 @@ func (r *run) round(ctx context.Context, m int) (err error) {
 	return nil
 }
 
-// samples are one of every scenario.
+// samples takes one sample of every scenario.
 func (r *run) samples(ctx context.Context, m int) ([]traffic.Answer, error) {
 	metric := r.Metrics[m]
 	if metric.Trials {
@@ -318,7 +318,7 @@ func (r *run) samples(ctx context.Context, m int) ([]traffic.Answer, error) {
 	return all, nil
 }
 
-// together are the metrics that are measured with the same traffic.
+// together returns the metrics that are measured with the same traffic as m.
 func (r *run) together(m int) []int {
 	if !r.Metrics[m].Trials {
 		return []int{m}
@@ -337,7 +337,7 @@ func (r *run) leads(m int) bool {
 	return r.Metrics[m].Programs == 0 && r.together(m)[0] == m
 }
 
-// step counts the progress, in rounds of one metric.
+// step reports the progress, in rounds of one metric.
 func (r *run) step(round int, metric string, many int) {
 	r.done += many
 	r.Progress(Step{Round: round + 1, Metric: metric, Part: float64(r.done) / float64(r.steps)})

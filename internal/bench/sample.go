@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// sample runs one server and one client to the end.
+// sample runs one server and one client until they end.
 func (o Options) sample(ctx context.Context, p scenario.Pair, m traffic.Metric) (traffic.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Warmup+o.Window+4*traffic.DialTimeout)
 	defer cancel()
@@ -31,8 +31,8 @@ func (o Options) sample(ctx context.Context, p scenario.Pair, m traffic.Metric) 
 	return s.end()
 }
 
-// inTurns starts a server and a client of every scenario, and lets one at a time do a trial: in each turn all of them,
-// in random order. A disturbance of the machine that is longer than a turn then affects the figures of all.
+// inTurns starts a server and a client of every scenario. In each turn every scenario does one trial, in random order,
+// so that a disturbance of the machine that is longer than a turn affects all figures.
 func (r *run) inTurns(ctx context.Context, m traffic.Metric, windows int) ([]traffic.Answer, error) {
 	warmup, window := time.Duration(windows*len(r.pairs))*r.Warmup, time.Duration(windows*len(r.pairs))*r.Window
 	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*traffic.DialTimeout)
@@ -74,7 +74,7 @@ func (r *run) inTurns(ctx context.Context, m traffic.Metric, windows int) ([]tra
 		if len(all[i].First) == 0 {
 			return errors.New("no echo at all")
 		}
-		return sessions[i].noMore()
+		return sessions[i].endTrials()
 	})
 }
 
@@ -113,7 +113,7 @@ func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (
 func (s *session) trial(to *traffic.Answer) error {
 	if s.pair.Fresh != nil {
 		if err := s.pair.Fresh(); err != nil {
-			return fmt.Errorf("void what is cached: %w", err)
+			return fmt.Errorf("invalidate the cache: %w", err)
 		}
 	}
 	if err := s.client.in.Encode(true); err != nil {
@@ -127,8 +127,8 @@ func (s *session) trial(to *traffic.Answer) error {
 	return nil
 }
 
-// noMore ends a session of trials.
-func (s *session) noMore() error {
+// endTrials ends a session of trials.
+func (s *session) endTrials() error {
 	if err := s.client.in.Encode(false); err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
@@ -146,7 +146,7 @@ func (s *session) end() (traffic.Answer, error) {
 	if err != nil {
 		return got, fmt.Errorf("server: %w", err)
 	}
-	if arrived.Ops > 0 { // only datagrams that arrived count
+	if arrived.Ops > 0 { // only received datagrams count
 		got.Ops = arrived.Ops
 	}
 	return got, errors.Join(s.client.wait(), s.server.wait())
@@ -165,11 +165,11 @@ type generator struct {
 	errors bytes.Buffer
 }
 
-// start puts a generator on the CPU and into the namespace, and gives it its job.
+// start starts a generator on the CPU and in the namespace, and sends it its job.
 func (o Options) start(ctx context.Context, ns *netns.Namespace, j traffic.Job) (*generator, error) {
 	g := &generator{cmd: o.Generator(ctx)}
 	g.cmd.Stderr = &g.errors
-	// One thread without interruptions: no preemption by signals, no garbage collector.
+	// One thread without interruptions: no preemption by signals, no garbage collection.
 	g.cmd.Env = append(g.cmd.Environ(), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
 	pipe, err := g.cmd.StdoutPipe()
 	if err != nil {
@@ -201,7 +201,7 @@ func (o Options) share(pids []int) error {
 	return nil
 }
 
-// pin pins a thread, and those that it starts.
+// pin pins a thread and its later children.
 func (o Options) pin(thread int) error {
 	if o.CPU == Free {
 		return nil
@@ -226,7 +226,7 @@ func (o Options) launch(c *exec.Cmd) error {
 
 func (g *generator) answer() (a traffic.Answer, err error) {
 	if err := g.out.Decode(&a); err != nil {
-		return a, errors.Join(fmt.Errorf("no answer: %w", err), g.wait())
+		return a, errors.Join(fmt.Errorf("read the generator's answer: %w", err), g.wait())
 	}
 	return a, nil
 }

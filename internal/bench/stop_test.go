@@ -22,7 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// endless measures until it is interrupted, and prints a line whenever something was measured.
+// endless measures until it is interrupted, and prints a line after each measurement.
 func endless(dir string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -34,8 +34,8 @@ func endless(dir string) error {
 	return err
 }
 
-// Whoever interrupts a bench, alone or as a terminal does together with all that it started, is told that, and nothing
-// stays.
+// TestInterrupted: an interrupt of the benchmark, alone or with its process group as from a terminal, ends it with an
+// error that names the interrupt, and nothing remains.
 func TestInterrupted(t *testing.T) {
 	for name, pid := range map[string]func(int) int{
 		"alone": func(pid int) int { return pid },
@@ -64,21 +64,21 @@ func TestInterrupted(t *testing.T) {
 			}
 			_, _ = io.Copy(io.Discard, out) // until it ends
 			_ = c.Wait()
-			if want := "interrupted: interrupt signal received; nothing was kept: only a whole run has a " +
+			if want := "interrupted: interrupt signal received; nothing was kept: only a complete run has a " +
 				"report"; errs.String() != want {
-				t.Errorf("%s\nwant %s", errs.String(), want)
+				t.Errorf("got %s\nwant %s", errs.String(), want)
 			}
 			if c.ProcessState.ExitCode() != 1 {
 				t.Error(c.ProcessState)
 			}
 			if _, err := os.Stat(dir); !os.IsNotExist(err) {
-				t.Errorf("%s is still there: %v", dir, err)
+				t.Errorf("folder %s still exists: %v", dir, err)
 			}
 		})
 	}
 }
 
-// So is who interrupts a comparison, or a run before anything is measured.
+// TestStopped: the same for a comparison, and for a run that has not measured anything yet.
 func TestStopped(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -92,7 +92,7 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// Metrics that no scenario has are found out before anything is measured.
+// TestNoFigures: a run fails before it measures anything if no scenario has the metrics.
 func TestNoFigures(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native")

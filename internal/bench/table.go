@@ -23,7 +23,7 @@ func (r *Report) Table(w io.Writer) {
 		besideTable(r.Beside).Text(w, "")
 	}
 	if len(r.Lookups) > 0 {
-		fmt.Fprint(w, "\npackets that need a lookup of the rules, the program alone\n")
+		fmt.Fprint(w, "\npackets that need a rule lookup, the program alone\n")
 		r.lookupsTable().Text(w, "")
 	}
 	if len(r.Profiles) > 0 {
@@ -38,7 +38,7 @@ func (r *Report) Table(w io.Writer) {
 	if len(r.Programs) > 0 {
 		fmt.Fprintf(
 			w,
-			"\nprogram\tscenario\tns a packet\t\t95 %%\t(beyond the %.0f that are the clock)\n",
+			"\nprogram\tscenario\tns a packet\t\t95 %%\t(above the %.0f of the clock)\n",
 			r.EmptyProgramNs,
 		)
 		for _, p := range r.Programs {
@@ -65,7 +65,7 @@ func (r *Report) Table(w io.Writer) {
 	}
 }
 
-// checkTable has a line for each gate.
+// checkTable has one line for each gate.
 func (r *Report) checkTable() *plot.Table {
 	t := &plot.Table{Head: []string{"gate on", "beside", "metric", "is", "95 %", "verdict"}}
 	for i, c := range r.Checks {
@@ -79,7 +79,7 @@ func (r *Report) checkTable() *plot.Table {
 	return t
 }
 
-// text is how the run was made.
+// text describes how the run was made.
 func (s Settings) text(m report.Machine) string {
 	where := fmt.Sprintf("client and server on CPU %d", s.CPU)
 	if s.CPU < 0 {
@@ -124,7 +124,7 @@ func (c Check) beside() string {
 func (c Check) verdict() string {
 	switch c.Verdict {
 	case TooNoisy:
-		return "too noisy to tell, no pass: " + c.wants()
+		return "too noisy to tell, failed: " + c.wants()
 	default:
 		return string(c.Verdict) + ": " + c.wants()
 	}

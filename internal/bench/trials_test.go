@@ -20,34 +20,34 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Before every first packet the scenario is told to forget, and a scenario that cannot fails the run.
+// TestFreshBeforeEachFirstPacket: the run calls Fresh before every first packet, and fails if Fresh fails.
 func TestFreshBeforeEachFirstPacket(t *testing.T) {
 	o := tiny(t)
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"FIRST_RTT", "NEXT_RTT"})
-	forgot, fails := 0, error(nil)
-	o.Scenarios = []scenario.Scenario{{Name: "forgetful", Build: func(w *scenario.Wire) (scenario.Pair, error) {
+	calls, fails := 0, error(nil)
+	o.Scenarios = []scenario.Scenario{{Name: "cached", Build: func(w *scenario.Wire) (scenario.Pair, error) {
 		p, err := scenario.Native(w)
-		p.Fresh = func() error { forgot++; return fails }
+		p.Fresh = func() error { calls++; return fails }
 		return p, err
 	}}}
 	if _, err := Run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	if forgot < 2*16 || forgot%16 != 0 { // both metrics of the same trials: a warm-up and a window of sixteen at least
-		t.Errorf("forgot %d times", forgot)
+	if calls < 2*16 || calls%16 != 0 { // both metrics use the same trials: a warm-up and a window of at least sixteen
+		t.Errorf("Fresh was called %d times", calls)
 	}
-	fails = errors.New("cannot forget")
+	fails = errors.New("test error")
 	if _, err := Run(t.Context(), o); err == nil ||
-		!strings.Contains(err.Error(), "FIRST_RTT of forgetful: void what is cached: cannot forget") {
-		t.Errorf("ran: %v", err)
+		!strings.Contains(err.Error(), "FIRST_RTT of cached: invalidate the cache: test error") {
+		t.Errorf("got error %v", err)
 	}
 }
 
-// Trials of all scenarios take turns, and in every turn each has one, from the first to the last.
+// TestTrialsTakeTurns: in each turn, every scenario has one trial.
 func TestTrialsTakeTurns(t *testing.T) {
 	o := tiny(t)
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"FIRST_RTT"})
-	// Some of their processes are long at work before the first turn, and that must tell nothing about the last.
+	// Some generators start long before the first turn; that must not affect the last turn.
 	o.Warmup = 30 * time.Millisecond
 	o.Generator = func(ctx context.Context) *exec.Cmd {
 		c := exec.CommandContext(ctx, "sh", "-c", `sleep 0.05; exec "$0"`, os.Args[0])
@@ -71,17 +71,17 @@ func TestTrialsTakeTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(turns) < 2*16*scenarios || len(turns)%scenarios != 0 {
-		t.Errorf("%d trials of %d scenarios", len(turns), scenarios)
+		t.Errorf("got %d trials of %d scenarios", len(turns), scenarios)
 	}
 	for turn := range slices.Chunk(turns, scenarios) {
 		if slices.Sort(turn); !slices.Equal(turn, []int{0, 1, 2}) {
-			t.Fatalf("a turn is of scenarios %v", turn)
+			t.Fatalf("one turn has trials of scenarios %v", turn)
 		}
 	}
 }
 
-// A server of trials waits for its client's however long those of others take: its socket's patience ends here while it
-// has none.
+// TestServerWaitsForItsTrial: a server waits for its client's next trial without a timeout, because trials of other
+// scenarios may take any time. The test waits longer than the socket's timeout.
 func TestServerWaitsForItsTrial(t *testing.T) {
 	ns, err := netns.Create(filepath.Join(t.TempDir(), "ns"))
 	if err != nil {
@@ -123,17 +123,17 @@ func TestServerWaitsForItsTrial(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := unix.Read(client, buffer); n != 1 {
-		t.Fatalf("an echo of %d bytes, %v", n, err)
+		t.Fatalf("got an echo of %d bytes: %v", n, err)
 	}
 	if _, err := unix.Write(client, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err != nil {
-		t.Errorf("at its end: %v", err)
+		t.Errorf("the server ended with %v", err)
 	}
 }
 
-// A scenario that has nothing to forget has as much written before a first packet as netpila has.
+// TestNothingToForget: for a scenario without a cache, the run writes as much before a first packet as for netpila.
 func TestNothingToForget(t *testing.T) {
 	o := tiny(t)
 	idle, err := scenario.NewUnusedMap()
@@ -152,6 +152,6 @@ func TestNothingToForget(t *testing.T) {
 	}
 	var writes uint32
 	if err := idle.Lookup(uint32(0), &writes); err != nil || writes != 2 {
-		t.Errorf("%d writes, %v; a generation a node are two", writes, err)
+		t.Errorf("got %d writes, want two (one generation per node): %v", writes, err)
 	}
 }

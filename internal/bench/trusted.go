@@ -21,17 +21,17 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// tool is another generator, for a metric that it also has.
+// tool is another traffic generator for one of our metrics.
 type tool struct {
 	metric string
-	// server and client are command lines; both get the server's address.
+	// server and client return command lines; both get the server's address.
 	server, client func(at string) []string
-	// figure parses the output of the client, in the metric's unit.
+	// figure parses the client's output, in the metric's unit.
 	figure func(said []byte) (float64, error)
 }
 
-// tools are well-known generators in Debian. sockperf's shortest message has 14 bytes, and it uses only IPv4; so both
-// sides of a comparison do.
+// tools returns well-known generators in Debian. sockperf's shortest message has 14 bytes, and it supports only IPv4;
+// so both sides of a comparison do the same.
 func tools() []tool {
 	sockperf := func(metric string, protocol ...string) tool {
 		return tool{
@@ -73,7 +73,7 @@ func tools() []tool {
 
 var roundTrip = regexp.MustCompile(`Summary: Round trip is ([0-9.]+) usec`)
 
-// roundTripRate is round trips a second, from the output of sockperf.
+// roundTripRate returns round trips per second from sockperf's output.
 func roundTripRate(said []byte) (float64, error) {
 	m := roundTrip.FindSubmatch(said)
 	if m == nil {
@@ -83,7 +83,7 @@ func roundTripRate(said []byte) (float64, error) {
 	return 1e6 / micros, err
 }
 
-// received is Gbit/s, from the output of iperf3.
+// received returns Gbit/s from iperf3's output.
 func received(said []byte) (float64, error) {
 	var all struct {
 		End struct {
@@ -100,14 +100,14 @@ func received(said []byte) (float64, error) {
 	return bits / 1e9, err
 }
 
-// Agreement compares a metric by our generator and by another one.
+// Agreement compares a metric by our generator with the same metric by another one.
 type Agreement struct {
 	Metric string          `json:"metric"`
 	Tool   string          `json:"tool"`
 	Unit   string          `json:"unit"`
 	Ours   float64         `json:"ours"`   // median
 	Theirs float64         `json:"theirs"` // median
-	Ratio  report.Interval `json:"ratio"`  // of ours to theirs in the same round
+	Ratio  report.Interval `json:"ratio"`  // ours / theirs in the same round
 	// Verdict is Passed if both agree.
 	Verdict Verdict `json:"verdict"`
 	// Samples by round, ours and theirs.
@@ -120,11 +120,11 @@ var generatorGate = Gate{AtLeast: 0.8, AtMost: 1.25}
 // generatorTooWide is the width from which an interval gives no verdict.
 const generatorTooWide = 0.25
 
-// FewestRounds is the minimum for an interval: with fewer samples, all lie on one side of the median more than once in
+// FewestRounds is the minimum for an interval: with fewer samples, all are on one side of the median more than once in
 // 20 times.
 const FewestRounds = 6
 
-// LacksTools reports which of the other generators are not installed.
+// LacksTools returns an error that names the other generators that are not installed.
 func LacksTools() error {
 	for _, t := range tools() {
 		if _, err := exec.LookPath(t.client("")[0]); err != nil {
@@ -134,7 +134,7 @@ func LacksTools() error {
 	return nil
 }
 
-// Agreements are those of a run.
+// Agreements are the results of a run.
 type Agreements []Agreement
 
 // Agree reports whether all agree.

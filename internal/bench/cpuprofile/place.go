@@ -24,7 +24,7 @@ const (
 	Elsewhere   = "system calls, and the rest of the kernel"
 )
 
-// places are those of the kernel. A function counts for the first place that matches.
+// places are the places of the kernel. A function counts for the first place that matches.
 var places = []place{
 	{"our programs", regexp.MustCompile(`^` + ofPrograms)},
 	{"the programs' tables, helpers and hooks", regexp.MustCompile(
@@ -62,7 +62,7 @@ var places = []place{
 	},
 }
 
-// PlaceOf is the place of a function of the kernel.
+// PlaceOf returns the place of a kernel function.
 func PlaceOf(function string) string {
 	i := slices.IndexFunc(places, func(p place) bool { return p.functions.MatchString(function) })
 	if i < 0 {

@@ -13,13 +13,13 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// A sample is so much of a CPU's time, whoever else has the CPU as well.
+// TestSampler: each sample stands for one period of CPU time, even if other threads use the CPU too.
 func TestSampler(t *testing.T) {
 	cpu, err := traffic.LastCPU()
 	if err != nil {
 		t.Fatal(err)
 	}
-	runtime.LockOSThread() // and never unlocked: the thread is pinned, and ends with the test
+	runtime.LockOSThread() // never unlocked: the pinned thread ends with the test
 	var set unix.CPUSet
 	set.Set(cpu)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
@@ -50,7 +50,7 @@ func TestSampler(t *testing.T) {
 	all = slices.DeleteFunc(all, func(i Sample) bool { return int(i.PID) != os.Getpid() })
 	if sampled := time.Duration(len(all)) * Period; sampled < 50*time.Millisecond ||
 		sampled > 300*time.Millisecond {
-		t.Errorf("200 ms of a thread are %v by samples", sampled)
+		t.Errorf("got %v of samples for 200 ms of a thread", sampled)
 	}
 }
 
@@ -66,20 +66,20 @@ func TestPlaces(t *testing.T) {
 		"finish_task_switch.isra.0": "scheduler, wake-ups and locks", "do_syscall_64": Elsewhere,
 	} {
 		if got := PlaceOf(function); got != want {
-			t.Errorf("%s is of %q, want %q", function, got, want)
+			t.Errorf("%s: got place %q, want %q", function, got, want)
 		}
 	}
 	names := Symbols{{100, "a"}, {200, "b"}}
 	for at, want := range map[uint64]string{99: "unknown", 100: "a", 199: "a", 200: "b", 1 << 40: "b"} {
 		if got := names.Name(at); got != want {
-			t.Errorf("%d is in %s, want %s", at, got, want)
+			t.Errorf("address %d: got function %s, want %s", at, got, want)
 		}
 	}
 	w := Workers{7: ByGenerator}
 	for i, want := range map[Sample]string{{Address: 5, PID: 7}: ByGenerator, {Address: KernelFrom + 5,
 		PID: 8}: ByOthers, {Address: KernelFrom + 5, PID: 7}: Elsewhere} {
 		if got, _ := w.PlaceOf(i, names); got != want {
-			t.Errorf("%+v is of %q, want %q", i, got, want)
+			t.Errorf("%+v: got place %q, want %q", i, got, want)
 		}
 	}
 }

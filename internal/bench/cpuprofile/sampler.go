@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sampler records the instruction that a CPU executes, every Period of its busy time. On machines without non-maskable
-// interrupts, such as virtual ones, code that runs with interrupts off is recorded at the instruction that turns them
-// on.
+// Sampler records the instruction that a CPU executes, after every Period of its busy time. On machines without
+// non-maskable interrupts, such as virtual machines, a sample in code with interrupts off is recorded at the
+// instruction that enables interrupts.
 type Sampler struct {
 	fd   int
 	ring []byte // the first page is the kernel's description of the others

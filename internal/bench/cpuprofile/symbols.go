@@ -49,7 +49,7 @@ func ReadSymbols() (all Symbols, err error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, errors.New("/proc/kallsyms hides where functions are (sysctl kernel.kptr_restrict)")
+		return nil, errors.New("/proc/kallsyms hides the functions' addresses (sysctl kernel.kptr_restrict)")
 	}
 	slices.SortStableFunc(all, func(a, b Symbol) int { return cmp.Compare(a.Address, b.Address) })
 	return all, lines.Err()
@@ -58,7 +58,7 @@ func ReadSymbols() (all Symbols, err error) {
 // KernelFrom is the lowest address of the kernel; lower ones belong to processes.
 const KernelFrom = 1 << 63
 
-// Name is the name of the function that contains an instruction.
+// Name returns the name of the function that contains an instruction.
 func (s Symbols) Name(instruction uint64) string {
 	i, exact := slices.BinarySearchFunc(
 		s,

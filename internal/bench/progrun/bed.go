@@ -24,16 +24,16 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// scalePlan has a wide private prefix, so that addresses for a million peers are found in seconds. The programs compare
-// a mask of any length at the same cost.
+// scalePlan has a wide private prefix, so that finding addresses for a million peers takes only seconds. The programs
+// compare a mask of any length at the same cost.
 func scalePlan() address.Plan {
 	p := address.DefaultPlan()
 	p.Private = netip.MustParsePrefix("e000::/4")
 	return p
 }
 
-// Bed is a node with tables filled as an agent fills them. All endpoints share one device, because a program runs for
-// one device at a time; the tables do not depend on the number of devices.
+// Bed is a node with tables filled as by an agent. All endpoints share one device, because a program runs for one
+// device at a time; the tables do not depend on the number of devices.
 type Bed struct {
 	wire                       *scenario.Wire
 	Node                       *scenario.Node
@@ -41,7 +41,7 @@ type Bed struct {
 	ciphers                    []*address.Cipher // by tenant
 	Endpoints                  []scaleEndpoint
 	Hooks                      []Hook
-	Generation, RuleGeneration *ebpf.Map // generations of tables and of rules; a change invalidates the cache
+	Generation, RuleGeneration *ebpf.Map // epochs of tables and of rules; a change invalidates the cache
 	idle                       *ebpf.Map // program array with an empty program
 }
 
@@ -57,11 +57,11 @@ type Hook struct {
 	target  *ebpf.Map // program array with its program
 	idle    *ebpf.Map // program array with an empty program
 	ifindex uint32
-	mac     []byte // of the device: destination of frames
-	inward  bool   // from peers, with plaintext addresses
+	mac     []byte // MAC of the device: destination address of frames
+	inward  bool   // receives packets from peers, with plaintext addresses
 }
 
-// NewBed makes a bed. With 0 sessions the session table has its default size.
+// NewBed creates a bed. With 0 sessions the session table has its default size.
 func NewBed(dir string, endpoints, tenants, sessions int) (_ *Bed, err error) {
 	w, err := scenario.NewWire(dir)
 	if err != nil {
@@ -97,11 +97,11 @@ func NewBed(dir string, endpoints, tenants, sessions int) (_ *Bed, err error) {
 		return nil, err
 	}
 	if b.Generation, err = ebpf.LoadPinnedMap(filepath.Join(pins, "maps", "pil_generation_v1"), nil); err != nil {
-		return nil, fmt.Errorf("the generation: %w", err)
+		return nil, fmt.Errorf("open the generation map: %w", err)
 	}
 	w.OnClose(b.Generation.Close)
 	if b.RuleGeneration, err = ebpf.LoadPinnedMap(filepath.Join(pins, "maps", "pol_generation_v1"), nil); err != nil {
-		return nil, fmt.Errorf("the generation of rules: %w", err)
+		return nil, fmt.Errorf("open the rule generation map: %w", err)
 	}
 	w.OnClose(b.RuleGeneration.Close)
 	if err := b.makeIdle(); err != nil {
@@ -112,7 +112,7 @@ func NewBed(dir string, endpoints, tenants, sessions int) (_ *Bed, err error) {
 
 func (b *Bed) Close() error { return b.wire.Close() }
 
-// routePeers routes the whole base prefix to the other node, which has a permanent neighbour entry.
+// routePeers adds a route for the whole base prefix via the other node, which has a permanent neighbour entry.
 func (b *Bed) routePeers() error {
 	far := b.wire.Nodes[1]
 	var mac []byte
@@ -138,7 +138,7 @@ func (b *Bed) routePeers() error {
 	})
 }
 
-// fill adds tenants and endpoints to the node. Only the first address is assigned to the container, because no packet
+// fill adds tenants and endpoints to the node. Only the first address is assigned in the container, because no packet
 // is delivered.
 func (b *Bed) fill(endpoints, tenants int) (device endpoint.Device, err error) {
 	c, err := b.wire.Namespace("container")
@@ -168,7 +168,7 @@ func (b *Bed) fill(endpoints, tenants int) (device endpoint.Device, err error) {
 	next := make([]address.Index, tenants)
 	for i := range endpoints {
 		t := i % tenants
-		plain, seen, err := b.draw(t, b.Node.Prefix, next[t])
+		plain, seen, err := b.nextAddress(t, b.Node.Prefix, next[t])
 		if err != nil {
 			return device, err
 		}
@@ -192,15 +192,15 @@ func (b *Bed) fill(endpoints, tenants int) (device endpoint.Device, err error) {
 	return device, nil
 }
 
-// draw finds the next valid address of the tenant from an index on.
-func (b *Bed) draw(t int, node netip.Prefix, index address.Index) (address.Plain, netip.Addr, error) {
+// nextAddress returns the tenant's next valid address from an index on.
+func (b *Bed) nextAddress(t int, node netip.Prefix, index address.Index) (address.Plain, netip.Addr, error) {
 	return b.ciphers[t].Draw(
 		scalePlan().Private,
 		address.Plain{Node: node, Tenant: address.TenantID(t + 1), App: 1, Index: index},
 	)
 }
 
-// findPrograms finds the programs attached to the devices.
+// findPrograms opens the programs attached to the devices.
 func (b *Bed) findPrograms(device endpoint.Device) error {
 	return scenario.OnDevice(b.Node.NS, "eth0", func(h *netlink.Handle, eth0 netlink.Link) error {
 		container, err := h.LinkByIndex(device.HostIfindex)
@@ -231,7 +231,7 @@ func (b *Bed) findPrograms(device endpoint.Device) error {
 			return err
 		}
 		if len(on.Programs) != 1 {
-			return fmt.Errorf("%d programs on the uplink", len(on.Programs))
+			return fmt.Errorf("got %d programs on the uplink, want 1", len(on.Programs))
 		}
 		return b.addHook("uplink-in", on.Programs[0].ID, eth0, true)
 	})
@@ -277,13 +277,14 @@ type Peer struct {
 // peerNodes is the number of nodes that peers are spread over.
 const peerNodes = 1 << 16
 
-// Peers are n containers on other nodes, each with one of the given endpoints.
+// Peers returns n containers on other nodes, each with one of the given endpoints.
 func (b *Bed) Peers(n int, with []scaleEndpoint, random *rand.Rand) ([]Peer, error) {
 	all := make([]Peer, n)
 	for i := range all {
 		e := with[random.IntN(len(with))]
 		// Spread the indexes of peers on one node.
-		plain, seen, err := b.draw(e.tenant, scalePlan().Node(uint64(2+i%peerNodes)), address.Index(i/peerNodes)<<16)
+		node := scalePlan().Node(uint64(2 + i%peerNodes))
+		plain, seen, err := b.nextAddress(e.tenant, node, address.Index(i/peerNodes)<<16)
 		if err != nil {
 			return nil, err
 		}
@@ -292,12 +293,12 @@ func (b *Bed) Peers(n int, with []scaleEndpoint, random *rand.Rand) ([]Peer, err
 	return all, nil
 }
 
-// frameBytes is the length of a frame's head, and of an entry of the map that holds it.
+// frameBytes is the size of a frame's stored head, which is an entry of the packets' map.
 const frameBytes = 64
 
 type Frame [frameBytes]byte
 
-// Frame is the packet between an endpoint and a peer that this hook sees, on one of the paths.
+// Frame returns the packet between an endpoint and a peer as this hook sees it, on one of the paths.
 func (h *Hook) Frame(p Peer, path uint32) (f Frame) {
 	body := packet.Packet{
 		Source:      p.endpoint.seen,
@@ -312,7 +313,7 @@ func (h *Hook) Frame(p Peer, path uint32) (f Frame) {
 	return f
 }
 
-// Datagram is a frame of that many bytes from a port of the peer.
+// Datagram returns a frame of so many bytes from a port of the peer.
 func (h *Hook) Datagram(p Peer, port uint16, size int) (f Frame) {
 	body := packet.Packet{
 		Source:      p.Plain,
@@ -323,13 +324,13 @@ func (h *Hook) Datagram(p Peer, port uint16, size int) (f Frame) {
 	return f
 }
 
-// HookNamed finds a hook by name.
+// HookNamed returns the hook with this name.
 func (b *Bed) HookNamed(name string) *Hook {
 	i := slices.IndexFunc(b.Hooks, func(h Hook) bool { return h.Name == name })
 	return &b.Hooks[i]
 }
 
-// Noise is a packet to an address that no container has.
+// Noise returns a packet to an address that no container has.
 func (h *Hook) Noise(from scaleEndpoint, random *rand.Rand) Frame {
 	var to [16]byte
 	binary.BigEndian.PutUint64(to[:], random.Uint64())

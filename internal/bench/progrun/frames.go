@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Frames are packets in a map, and driver programs that pass them to a program one after the other. BPF_PROG_TEST_RUN
-// itself would repeat one packet, which the datapath has modified after the first run.
+// Frames are packets in a map, and driver programs that pass them to a program one by one. BPF_PROG_TEST_RUN itself
+// would repeat one packet, which the datapath has already modified after the first run.
 type Frames struct {
 	hook          *Hook
 	Size          int // of each, in bytes
@@ -27,8 +27,8 @@ const (
 	Dropped   = 2 // TC_ACT_SHOT
 )
 
-// NewFrames loads the largest power of two of the packets. The driver increments voids, which are generations of the
-// datapath, before each packet, so that each packet misses the cache.
+// NewFrames loads as many of the packets as the largest power of two. Before each packet, the driver increments voids,
+// which are generations of the datapath, so that the packet misses the cache.
 func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (_ *Frames, err error) {
 	f := &Frames{hook: h, Size: frameBytes + 32}
 	defer func() {
@@ -78,7 +78,7 @@ func (f *Frames) Close() error {
 	return errors.Join(f.packets.Close(), f.next.Close(), f.driver.Close(), f.idle.Close())
 }
 
-// driverOf is a program that writes the next packet's head over the skb and calls the target.
+// driverOf returns a program that writes the next packet's head over the skb and calls the target.
 func driverOf(packets, next, target *ebpf.Map, voids []*ebpf.Map, mask int32) asm.Instructions {
 	const head = 14 + 40 + 8
 	lookup := func(m *ebpf.Map) asm.Instructions {
@@ -131,14 +131,14 @@ func driverOf(packets, next, target *ebpf.Map, voids []*ebpf.Map, mask int32) as
 
 const markOffset = 8 // of mark in struct __sk_buff
 
-// skbContext is the head of the kernel's struct __sk_buff, as BPF_PROG_TEST_RUN takes it.
+// skbContext is the beginning of struct __sk_buff, as BPF_PROG_TEST_RUN accepts it.
 type skbContext struct {
 	_       [10]uint32
 	Ifindex uint32
 	_       [37]uint32
 }
 
-// callable is a program array for tail calls to the program.
+// callable returns a program array for tail calls to the program.
 func callable(p *ebpf.Program) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(
 		&ebpf.MapSpec{Name: "bench_target", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1},
@@ -152,7 +152,7 @@ func callable(p *ebpf.Program) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// newIdle is an empty program that returns the verdict of a forwarded packet.
+// newIdle returns an empty program with the verdict of a forwarded packet.
 func newIdle() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "bench_idle", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
@@ -160,11 +160,11 @@ func newIdle() (*ebpf.Program, error) {
 	})
 }
 
-// run passes n packets on the CPU and in the namespace of the thread, and returns the CPU time of one in ns, including
+// run passes n packets on the thread's CPU and in its namespace, and returns the CPU time per packet in ns, including
 // the driver's.
 func (f *Frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) {
 	first := make([]byte, f.Size)
-	copy(first, f.hook.mac) // so that the kernel accepts it as addressed to the device
+	copy(first, f.hook.mac) // so that the packet is addressed to the device
 	copy(first[12:], []byte{0x86, 0xdd, 0x60})
 	for {
 		interrupted := false
@@ -185,15 +185,15 @@ func (f *Frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) 
 		case err != nil:
 			return 0, err
 		case verdict != want:
-			return 0, fmt.Errorf("a packet ended with %d and not with %d", int32(verdict), want)
+			return 0, fmt.Errorf("got verdict %d of a packet, want %d", int32(verdict), want)
 		case !interrupted:
 			return float64((to - from).Nanoseconds()) / float64(n), nil
 		}
 	}
 }
 
-// Time is the time in ns of the hook's program alone for one of n packets, which must all end with the wanted verdict.
-// A first run warms the CPU's caches and is not counted.
+// Time returns the time in ns of the hook's program alone per packet, over n packets, which must all have the wanted
+// verdict. An additional first run warms the CPU's caches and does not count.
 func (f *Frames) Time(n int, want uint32) (float64, error) {
 	if _, err := f.run(f.idle, n, Forwarded); err != nil {
 		return 0, err
@@ -217,7 +217,7 @@ func (f *Frames) Time(n int, want uint32) (float64, error) {
 	return with - without, nil
 }
 
-// ThreadTime is the CPU time of the thread.
+// ThreadTime returns the CPU time of the calling thread.
 func ThreadTime() (time.Duration, error) {
 	var t unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)

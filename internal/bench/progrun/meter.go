@@ -11,12 +11,12 @@ import (
 // Meter takes samples of programs on a bed.
 type Meter struct {
 	Bed     *Bed
-	Count   int // of samples
+	Count   int // number of samples
 	Context context.Context
 	Random  *rand.Rand // for the bootstrap and the choice of peers
 }
 
-// Samples takes count samples after one that fills the cache. It fails if a packet was dropped.
+// Samples takes count samples after a first one that fills the cache. It fails if a packet was dropped.
 func (m *Meter) Samples(take func() (float64, error)) (report.Interval, error) {
 	before, err := m.Drops()
 	if err != nil {
@@ -37,12 +37,12 @@ func (m *Meter) Samples(take func() (float64, error)) (report.Interval, error) {
 	}
 	after, err := m.Drops()
 	if err == nil && after != before {
-		err = fmt.Errorf("%d packets were dropped that should have gone on", after-before)
+		err = fmt.Errorf("%d packets were dropped, want none", after-before)
 	}
 	return report.Bootstrap(all, m.Random), err
 }
 
-// Drops is the number of packets dropped so far.
+// Drops returns the number of packets dropped so far.
 func (m *Meter) Drops() (n uint64, err error) {
 	s, err := m.Bed.Datapath.Status()
 	for _, d := range s.Drops {

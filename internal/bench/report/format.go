@@ -9,7 +9,7 @@ import (
 
 func (i Interval) String() string { return Precise(i.Low) + "–" + Precise(i.High) }
 
-// Precise is a ratio, or a figure that has a gate of its own.
+// Precise formats a ratio, or a figure that has its own gate.
 func Precise(v float64) string {
 	if v < 10 {
 		return fmt.Sprintf("%.3f", v)
@@ -40,7 +40,7 @@ func Nanos(i Interval) string {
 	return fmt.Sprintf("%s (%s–%s)", Whole(i.Median), Whole(i.Low), Whole(i.High))
 }
 
-// Whole is a number without a fraction.
+// Whole formats a number without a fraction.
 func Whole(v float64) string { return humanize.Grouped(int(math.Round(max(v, 0)))) }
 
 func Percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }

@@ -14,21 +14,21 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// Header is the part that the reports of all suites have in common.
+// Header is the common part of the reports of all suites.
 type Header struct {
 	Started time.Time `json:"started"`
 	Seconds float64   `json:"seconds"`
 	Machine Machine   `json:"machine"`
 }
 
-// Machine is where a report was made.
+// Machine is the machine of a report.
 type Machine struct {
 	Kernel string `json:"kernel"`
 	Arch   string `json:"arch"`
 	CPUs   int    `json:"cpus"`
 }
 
-// NewHeader is the header of a run that began then and ends now.
+// NewHeader returns the header of a run that began at started and ends now.
 func NewHeader(started time.Time) Header {
 	return Header{
 		Started: started.UTC().Truncate(time.Second),
@@ -37,7 +37,7 @@ func NewHeader(started time.Time) Header {
 	}
 }
 
-// WritePage writes a report as one HTML file. The guide is the document that explains its figures.
+// WritePage writes a report as one HTML file. guide names the document that explains its figures.
 func (h Header) WritePage(w io.Writer, p plot.Page, guide string, facts ...string) error {
 	when := h.Started.Format(time.RFC3339)
 	p.Title += ", " + when
@@ -52,7 +52,7 @@ func (h Header) WritePage(w io.Writer, p plot.Page, guide string, facts ...strin
 // BarNote explains the bars of a page.
 const BarNote = "Bars are medians; the line on a bar is the interval that holds 95 % of resampled medians."
 
-// NameWidth is the room for names of bars.
+// NameWidth is the width for names of bars.
 const NameWidth = 270
 
 func kernel() string {

@@ -15,8 +15,8 @@ type Interval struct {
 // resamples is the number of resamples of the bootstrap; more change the ends by less than their accuracy.
 const resamples = 2000
 
-// Bootstrap is the median of samples and the interval that holds 95 % of the medians of resamples (Efron's percentile
-// method). It needs at least one sample.
+// Bootstrap returns the median of samples and the interval that contains 95 % of the medians of resamples (Efron's
+// percentile method). It needs at least one sample.
 func Bootstrap(samples []float64, random *rand.Rand) Interval {
 	medians := make([]float64, resamples)
 	again := make([]float64, len(samples))
@@ -43,7 +43,7 @@ func Median(samples []float64) float64 {
 	return (s[half-1] + s[half]) / 2
 }
 
-// Ratios are by pairs of samples.
+// Ratios returns the ratios of paired samples.
 func Ratios(of, to []float64) []float64 {
 	r := make([]float64, min(len(of), len(to)))
 	for i := range r {

@@ -16,18 +16,18 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// A bound is the cost of a device kind without any decision about a packet. Our programs add to this cost, not to that
-// of the bare wire.
+// A bound is the cost of a device kind without any decision about packets. The cost of our programs is on top of the
+// bound, not on top of native.
 
-// boundVeth uses the same devices as netpila, and no others. There a packet leaves its container by one veth pair,
-// crosses to the other node by a second, and a redirect delivers it into the container without a third. So here each
-// direction has a wire of its own that ends in the receiving container; on the sending node a traffic control action
-// without conditions redirects the container's pair to it. Routing, as in `route`, or bridges would be a weaker bound:
-// they do more work for a packet than netpila.
+// boundVeth uses only the devices that netpila uses. On netpila a packet leaves its container by one veth pair, reaches
+// the other node by a second one, and a redirect delivers it into the container without a third. So here each direction
+// has its own veth pair, which ends in the receiving container; on the sending node an unconditional tc action
+// redirects the container's packets to it. Routing, as in `route`, or bridges would be a weaker bound, because they do
+// more work per packet than netpila.
 func boundVeth(w *Wire) (Pair, error) { return w.oneWayEach((*Node).joinVeth) }
 
-// boundNetkit is the same with netkit devices instead of the containers' veth pairs. A netkit needs a program to pass
-// packets on: here one of four instructions, which redirects.
+// boundNetkit is the same with netkit devices instead of the containers' veth pairs. A netkit device needs a program to
+// forward packets: here a redirect of four instructions.
 func boundNetkit(w *Wire) (Pair, error) { return w.oneWayEach((*Node).joinNetkit) }
 
 // join adds eth0 to a container, and redirects its packets to the node's device "wire".
@@ -51,7 +51,7 @@ func (w *Wire) oneWayEach(join join) (Pair, error) {
 	return Pair{Client: ends[0], Server: ends[1], Target: addresses[1]}, nil
 }
 
-// oneWay connects a container of the node to one on the other node, in one direction.
+// oneWay connects a container of the node to one of the other node, in one direction.
 func (n *Node) oneWay(
 	join join,
 	from *netns.Namespace,
@@ -113,7 +113,7 @@ func (n *Node) joinNetkit(container *netns.Namespace) error {
 	})
 }
 
-// redirect sends all ingress packets of one device of the node out by another.
+// redirect redirects all ingress packets of one device of the node to another.
 func (n *Node) redirect(in, out string) error {
 	return OnDevice(n.NS, in, func(h *netlink.Handle, from netlink.Link) error {
 		to, err := h.LinkByName(out)
@@ -129,7 +129,7 @@ func (n *Node) redirect(in, out string) error {
 			h.LinkSetUp(from),
 			h.LinkSetUp(to),
 			h.QdiscAdd(&netlink.Ingress{QdiscAttrs: ingress}),
-			h.FilterAdd(&netlink.U32{ // without a selector it matches everything
+			h.FilterAdd(&netlink.U32{ // without a selector it matches every packet
 				FilterAttrs: netlink.FilterAttrs{
 					LinkIndex: ingress.LinkIndex,
 					Parent:    ingress.Handle,
@@ -141,7 +141,7 @@ func (n *Node) redirect(in, out string) error {
 	})
 }
 
-// boundMacvlan has containers directly on the uplink.
+// boundMacvlan attaches containers directly to the uplink.
 func boundMacvlan(w *Wire) (Pair, error) {
 	return w.containers((*Node).addMacvlan)
 }

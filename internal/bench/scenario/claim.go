@@ -14,18 +14,19 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Claim locks a folder for one run, and removes what a run that was killed left in it.
+// Claim locks a folder for one run, and removes what a killed run left in it.
 func Claim(dir string) (release func() error, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("a folder for namespaces: %w", err)
+		return nil, fmt.Errorf("create the folder for namespaces: %w", err)
 	}
 	f, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("a folder for namespaces: %w", err)
+		return nil, fmt.Errorf("create the folder for namespaces: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("lock %s: %w; is another bench running? Two at once would measure each other", dir, err)
+		return nil, fmt.Errorf("lock %s: %w; is another bench running? "+
+			"Concurrent runs would disturb each other", dir, err)
 	}
 	wires, err := filepath.Glob(filepath.Join(dir, "*"))
 	for _, wire := range wires {
@@ -33,14 +34,14 @@ func Claim(dir string) (release func() error, err error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("clear away what an earlier bench left: %w", err)
+		return nil, fmt.Errorf("clean up after an earlier bench: %w", err)
 	}
 	return func() error { return errors.Join(os.Remove(dir), f.Close()) }, nil
 }
 
 func clearWire(dir string) error {
 	mounts, err := filepath.Glob(filepath.Join(dir, "*"))
-	for _, folder := range mounts { // where daemons may run
+	for _, folder := range mounts { // daemons may run in these
 		if strings.HasSuffix(folder, "ovs") {
 			err = errors.Join(err, ovs.StopIn(folder))
 		}
@@ -54,11 +55,11 @@ func clearWire(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// interruptDelay is how long this process waits for its own interrupt: when a signal goes to a whole process group, a
-// child may end before the signal arrives here.
+// interruptDelay is how long this process waits for its own signal: if a signal goes to a whole process group, a child
+// may end before the signal reaches this process.
 const interruptDelay = 200 * time.Millisecond
 
-// Interrupted reports an interrupt instead of the error that it caused.
+// Interrupted returns the interrupt instead of the error that it caused.
 func Interrupted(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -68,5 +69,5 @@ func Interrupted(ctx context.Context, err error) error {
 	case <-time.After(interruptDelay):
 		return err
 	}
-	return fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))
+	return fmt.Errorf("interrupted: %w; nothing was kept: only a complete run has a report", context.Cause(ctx))
 }

@@ -10,14 +10,14 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Cluster replaces the orchestrator in a simulation: numbers determine which container is on which node. All nodes have
-// the same number of containers.
+// Cluster replaces the orchestrator in a simulation: the numbers of nodes and containers determine the placement. All
+// nodes have the same number of containers.
 type Cluster struct {
 	Tenant  tenant.Tenant
-	Density int // containers of a node
+	Density int // containers on each node
 }
 
-// NewCluster has a tenant on network nimitz. Without node CIDRs each container has a mapping of its own.
+// NewCluster creates a cluster with a tenant on network nimitz. Without node CIDRs each container has its own mapping.
 func NewCluster(nodeCIDRs bool, density int) *Cluster {
 	overlay := tenant.Overlay{CIDR: netip.MustParsePrefix("fd10::/48")}
 	if nodeCIDRs {
@@ -31,12 +31,12 @@ func NewCluster(nodeCIDRs bool, density int) *Cluster {
 
 func (c *Cluster) nodeCIDRs() bool { return c.Tenant.Overlays[0].NodeBits != 0 }
 
-// node is the /64 of one, by its number from 0.
+// node returns a node's /64, by its number from 0.
 func (c *Cluster) node(number int) netip.Prefix {
 	return address.DefaultPlan().Node(uint64(number + 1))
 }
 
-// of is the allocation of a node: its subnet, or the addresses of its containers.
+// of returns the allocation of a node: its subnet, or the addresses of its containers.
 func (c *Cluster) of(number int) (all []netip.Prefix) {
 	overlay := c.Tenant.Overlays[0]
 	first, _ := overlay.Given()
@@ -50,7 +50,7 @@ func (c *Cluster) of(number int) (all []netip.Prefix) {
 	return all
 }
 
-// Mappings are those of the first nodes.
+// Mappings returns the mappings of the first nodes.
 func (c *Cluster) Mappings(nodes int) (all []network.Mapping) {
 	for number := range nodes {
 		for _, to := range c.of(number) {
@@ -64,7 +64,7 @@ func (c *Cluster) Mappings(nodes int) (all []network.Mapping) {
 type Member struct {
 	*Cluster
 	number int
-	taken  int // addresses, if they are allocated one by one
+	taken  int // number of allocated addresses, if they are allocated one by one
 	drawn  address.Index
 }
 

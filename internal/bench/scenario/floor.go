@@ -16,10 +16,10 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// A floor is a bound with programs on the same hooks as ours, which only pass the packet on: the cost of calling any
-// program there. The rest is the cost of our decisions.
+// A floor is a bound with programs on the same hooks as ours that only pass packets on: the cost of calling any program
+// there. The difference to netpila is the cost of our decisions.
 
-// floorMacvlan has an empty program on either hook of the uplink.
+// floorMacvlan has an empty program on both hooks of the uplink.
 func floorMacvlan(w *Wire) (Pair, error) {
 	pair, err := boundMacvlan(w)
 	for _, n := range w.Nodes {
@@ -44,7 +44,7 @@ func floorVeth(w *Wire) (Pair, error) {
 			return Pair{}, err
 		}
 	}
-	// The container's neighbour is the other node's uplink, so that it accepts the packets that are then redirected.
+	// The container's neighbour is the other node's uplink, so that that node accepts the redirected packets.
 	return w.containers(func(n *Node) (*netns.Namespace, netip.Addr, error) {
 		gateway := macs[0]
 		if n == w.Nodes[0] {
@@ -87,7 +87,7 @@ func floorLocal(w *Wire) (Pair, error) {
 		n.filter(paired(2), redirect(asm.FnRedirectPeer, devices[0])...))
 }
 
-// addPaired adds a container behind a new veth pair, and returns the device of the node's end. That is also the
+// addPaired adds a container behind a new veth pair, and returns the index of the node's end. That end is also the
 // container's neighbour, unless there is a gateway.
 func (n *Node) addPaired(number int, gateway net.HardwareAddr) (c *netns.Namespace, a netip.Addr, ours int, err error) {
 	a = address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: address.Index(number)}.Addr()
@@ -126,15 +126,15 @@ func (n *Node) addPaired(number int, gateway net.HardwareAddr) (c *netns.Namespa
 	return c, a, ours, err
 }
 
-// paired is the name of the node's end.
+// paired returns the name of the node's end.
 func paired(number int) string { return fmt.Sprint("container", number) }
 
-// redirect sends every packet to a device, by one of the kernel's helpers for that.
+// redirect returns a program that redirects every packet to a device with one of the kernel's redirect helpers.
 func redirect(by asm.BuiltinFunc, ifindex int) []asm.Instruction {
 	return []asm.Instruction{asm.Mov.Imm(asm.R1, int32(ifindex)), asm.Mov.Imm(asm.R2, 0), by.Call()}
 }
 
-// hook attaches a program to a device of the node until the run ends, like our programs on the uplink.
+// hook attaches a program to a device of the node until the run ends, as our programs on the uplink are attached.
 func (n *Node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) error {
 	return n.load(body, func(p *ebpf.Program) error {
 		return OnDevice(n.NS, device, func(_ *netlink.Handle, d netlink.Link) error {
@@ -149,7 +149,7 @@ func (n *Node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) 
 	})
 }
 
-// filter attaches a program like our programs on the veth of a container.
+// filter attaches a program as our programs on a container's veth are attached.
 func (n *Node) filter(device string, body ...asm.Instruction) error {
 	return n.load(body, func(p *ebpf.Program) error {
 		return OnDevice(n.NS, device, func(h *netlink.Handle, d netlink.Link) error {
@@ -165,6 +165,6 @@ func (n *Node) load(body []asm.Instruction, use func(*ebpf.Program) error) error
 	if err != nil {
 		return err
 	}
-	defer p.Close() // the device keeps it
+	defer p.Close() // the device keeps a reference
 	return use(p)
 }

@@ -19,19 +19,19 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Variant has the differences of a scenario from the usual one on our datapath.
+// Variant describes how a scenario differs from the usual one on our datapath.
 type Variant struct {
-	device  string // kind; "" means veth
-	clear   bool   // the tenant's addresses
+	device  string // device kind; "" means veth
+	clear   bool   // the tenant has clear addresses
 	noCache bool
 	local   bool // both containers on one node
-	rules   int  // of a policy, the last of which admits the client; 0: the tenant has no policies
-	// Endpoints and Mappings are sizes of tables; 0 means enough for a pair.
+	rules   int  // number of rules of a policy whose last rule admits the client; 0: the tenant has no policies
+	// Endpoints and Mappings are table sizes; 0 means enough for a pair.
 	Endpoints, Mappings int
 }
 
-// netpila attaches containers to their nodes with the driver that an agent uses. The agent itself is not on the packet
-// path and would only share the measured CPU.
+// netpila attaches containers to their nodes with the driver that an agent uses. The agent itself does not run: it is
+// not on the packet path, and would only share the measured CPU.
 func netpila(v Variant) func(*Wire) (Pair, error) {
 	return func(w *Wire) (Pair, error) {
 		blue := tenant.Tenant{
@@ -74,7 +74,7 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 			client, server := last[0].Plaintext, last[1].Plaintext
 			p := RulePolicy(RuleBlocks(v.rules, netip.PrefixFrom(client, 64).Masked()))
 			apps := map[address.AppID]map[string]string{1: {}}
-			for _, d := range paths { // of the client, too: it has the session of its connections
+			for _, d := range paths { // also of the client, which has the session of its connections
 				if err := ApplyPolicy(d, blue.Current().ID, p, apps, server, client); err != nil {
 					return Pair{}, err
 				}
@@ -82,7 +82,7 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 		}
 		return Pair{
 			Client: ends[0], Server: ends[1], Target: last[1].Address,
-			// Invalidates the cache, like any change of a table.
+			// Invalidates the cache, as any change of a table does.
 			Fresh: func() (err error) {
 				for _, d := range paths {
 					err = errors.Join(err, d.InvalidateFlows())
@@ -94,7 +94,7 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 	}
 }
 
-// addNetpila adds a container with the number of its endpoint.
+// addNetpila adds a container with this endpoint number.
 func (n *Node) addNetpila(
 	d *datapath.Datapath,
 	t tenant.Tenant,
@@ -149,7 +149,7 @@ func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
 	return d, nil
 }
 
-// StartDatapath puts programs on the hooks of a node without endpoints. It may have networks beside netpila.
+// StartDatapath attaches programs to the hooks of a node without endpoints. others are networks besides netpila.
 func StartDatapath(d *datapath.Datapath, others ...network.Dataplane) error {
 	_, err := d.Restore(context.Background(), nil, func(found []endpoint.Record) error {
 		err := d.Netpila().Repair(context.Background(), nil, found)

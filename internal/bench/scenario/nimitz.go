@@ -16,10 +16,10 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Scenarios on the second network have a tenant with node CIDRs on two nodes, each with a real switch that is filled as
-// an agent fills it.
+// Scenarios of NIMITZ have a tenant with node CIDRs on two nodes, each with a real switch that is filled as by an
+// agent.
 
-// nimitzEBPF has our programs around a VXLAN device of the kernel.
+// nimitzEBPF forwards with our programs and a VXLAN device of the kernel.
 func nimitzEBPF(w *Wire) (Pair, error) {
 	var paths []*datapath.Datapath
 	p, err := w.onNimitz(func(_ *Node, d *datapath.Datapath) (nimitz.Switch, error) {
@@ -30,7 +30,7 @@ func nimitzEBPF(w *Wire) (Pair, error) {
 	return p, err
 }
 
-// nimitzOVS has an Open vSwitch with its datapath in user space, one of its own for each node.
+// nimitzOVS forwards with an Open vSwitch on each node, with its userspace datapath.
 func nimitzOVS(w *Wire) (Pair, error) {
 	var all []*ovs.Daemons
 	p, err := w.onNimitz(func(n *Node, d *datapath.Datapath) (nimitz.Switch, error) {
@@ -70,7 +70,7 @@ func nimitzOVS(w *Wire) (Pair, error) {
 func (n *Node) OpenOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), peerTimeout)
 	defer cancel()
-	// Kernels before 6.17 cannot forward between two devices alone.
+	// Kernels before 6.17 cannot enable forwarding on two devices only.
 	if err := n.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }); err != nil {
 		return nil, nil, err
 	}
@@ -90,7 +90,7 @@ func (n *Node) OpenOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) 
 	return s, daemons, err
 }
 
-// onNimitz adds a container to each node, behind the switch that open makes there.
+// onNimitz adds a container to each node, behind the switch that open creates on the node.
 func (w *Wire) onNimitz(open func(*Node, *datapath.Datapath) (nimitz.Switch, error)) (p Pair, err error) {
 	c := NewCluster(true, 1)
 	var ends []*netns.Namespace
@@ -121,13 +121,13 @@ func (w *Wire) onNimitz(open func(*Node, *datapath.Datapath) (nimitz.Switch, err
 	return p, nil
 }
 
-// join makes the node a member of a cluster, with a tenant and nothing in its switch yet.
+// join makes the node a member of a cluster, with a tenant and an empty switch.
 func (n *Node) join(m *Member, s nimitz.Switch) (*nimitz.Network, error) {
 	network := nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: n.Prefix, Indexes: m, Cluster: m, Switch: s})
 	return network, network.PutTenant(context.Background(), m.Tenant)
 }
 
-// addNimitz adds a container, and the mappings of that many nodes.
+// addNimitz adds a container, and the mappings of so many nodes.
 func (n *Node) addNimitz(
 	d *datapath.Datapath,
 	network *nimitz.Network,
@@ -155,12 +155,12 @@ func (n *Node) addNimitz(
 		network.Activate(ctx, record),
 	)
 	if err != nil {
-		return nil, a, fmt.Errorf("a container on network %s: %w", nimitz.Name, err)
+		return nil, a, fmt.Errorf("add a container on network %s: %w", nimitz.Name, err)
 	}
 	return c, record.Attachments[0].Address, nil
 }
 
-// OVSMissing reports why this machine cannot run Open vSwitch; nil if it can.
+// OVSMissing returns the reason why this machine cannot run Open vSwitch; nil if it can.
 func OVSMissing() error {
 	for _, name := range []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd"} {
 		if _, err := exec.LookPath(name); err != nil {

@@ -10,21 +10,21 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// feature is one of a device's, by the commands of linux/ethtool.h that read and write it.
+// feature is an offload feature of a device, with the commands of linux/ethtool.h that read and write it.
 type feature struct {
 	name     string
 	get, set uint32
 }
 
-// segmentation are all features that merge packets or split them late.
+// segmentation lists all features that merge packets or delay segmentation.
 var segmentation = []feature{
 	{"tso", unix.ETHTOOL_GTSO, unix.ETHTOOL_STSO},
 	{"gso", unix.ETHTOOL_GGSO, unix.ETHTOOL_SGSO},
 	{"gro", unix.ETHTOOL_GGRO, unix.ETHTOOL_SGRO},
 }
 
-// DisableOffloads turns segmentation offload off on all devices of the wire. restore turns the features on that were on
-// before.
+// DisableOffloads disables segmentation offload on all devices of the wire. restore enables the features that were
+// enabled before.
 func (w *Wire) DisableOffloads() (restore func() error, err error) {
 	var undo []func() error
 	restore = func() error {
@@ -38,13 +38,13 @@ func (w *Wire) DisableOffloads() (restore func() error, err error) {
 		was, err := cut(ns)
 		undo = append(undo, was)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("turn segmentation offload off in %s: %w", ns.Path(), err), restore())
+			return nil, errors.Join(fmt.Errorf("disable segmentation offload in %s: %w", ns.Path(), err), restore())
 		}
 	}
 	return restore, nil
 }
 
-// cut does one namespace. restore is never nil.
+// cut disables it in one namespace. restore is never nil.
 func cut(ns *netns.Namespace) (restore func() error, err error) {
 	var undo []func(*netlink.Handle) error
 	restore = func() error {
@@ -75,15 +75,15 @@ func cut(ns *netns.Namespace) (restore func() error, err error) {
 					return err
 				}
 			}
-			// A macvlan always leaves segmentation to the device below. So TCP sends single segments on it, and on all
-			// other devices too: segmentation behind TCP costs far less than single segments, and scenarios may differ
-			// only in their path.
+			// A macvlan always leaves segmentation to the device below. So limit TCP to single segments on it, and on
+			// all other devices too: segmentation below TCP costs far less than single segments, and scenarios may
+			// differ only in their path.
 			undo = append(
 				undo,
 				func(h *netlink.Handle) error { return h.LinkSetGSOMaxSegs(link, int(link.Attrs().GSOMaxSegs)) },
 			)
 			if err := h.LinkSetGSOMaxSegs(link, 1); err != nil {
-				return fmt.Errorf("one segment at a time for %s: %w", name, err)
+				return fmt.Errorf("limit %s to one segment: %w", name, err)
 			}
 		}
 		return nil
@@ -100,7 +100,7 @@ func inside(ns *netns.Namespace, use func(*netlink.Handle) error) error {
 	return ns.Do(func() error { return use(h) })
 }
 
-// off turns the feature off, and reports whether it was on.
+// off disables the feature, and reports whether it was enabled.
 func (f feature) off(device string) (was bool, err error) {
 	value, err := netns.Ethtool(device, f.get, 0)
 	if err != nil || value == 0 {
@@ -110,7 +110,7 @@ func (f feature) off(device string) (was bool, err error) {
 		return true, err
 	}
 	if value, err = netns.Ethtool(device, f.get, 0); err == nil && value != 0 {
-		err = fmt.Errorf("%s of %s stays on", f.name, device)
+		err = fmt.Errorf("%s of %s stays enabled", f.name, device)
 	}
 	return true, err
 }

@@ -12,7 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Where segments are cut, no device of the wire is given more than one at once; afterwards all is as it was.
+// TestCut: with offloads disabled, no device of the wire gets more than one segment at once; restore restores all
+// features.
 func TestCut(t *testing.T) {
 	w, err := NewWire(filepath.Join(t.TempDir(), "w"))
 	if err != nil {
@@ -50,9 +51,9 @@ func TestCut(t *testing.T) {
 	}
 	veth, macvlan := "veth 1 65535", "macvlan 1 65535"
 	if want := []string{veth, veth, macvlan, macvlan}; !slices.Equal(before, want) || !slices.Equal(features(), want) {
-		t.Errorf("before %q, after %q", before, features())
+		t.Errorf("features after restore: got %q, want %q", before, features())
 	}
 	if want := []string{"veth 0 1", "veth 0 1", "macvlan 1 1", "macvlan 1 1"}; !slices.Equal(during, want) {
-		t.Errorf("cut: %q", during)
+		t.Errorf("while disabled: got %q", during)
 	}
 }

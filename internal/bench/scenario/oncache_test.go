@@ -37,7 +37,7 @@ func cachedPair(t *testing.T) (*Wire, Pair) {
 	return w, p
 }
 
-// watch captures on a device of a node.
+// watch captures packets on a device of a node.
 func watch(t *testing.T, n *Node, device string, options ...packet.CaptureOption) *packet.Capture {
 	t.Helper()
 	c, err := packet.NewCapture(n.NS, device, options...)
@@ -46,19 +46,19 @@ func watch(t *testing.T, n *Node, device string, options ...packet.CaptureOption
 	return c
 }
 
-// inNamespace is what open gives there.
+// inNamespace returns the result of open, called in the namespace.
 func inNamespace[T any](t *testing.T, ns *netns.Namespace, open func() (T, error)) (it T) {
 	t.Helper()
 	must(t, ns.Do(func() (err error) { it, err = open(); return err }))
 	return it
 }
 
-// port is what servers of these tests listen on.
+// port is the port of the tests' servers.
 const port = 7000
 
 func (p Pair) at(port uint16) string { return netip.AddrPortFrom(p.Target, port).String() }
 
-// tcp is a connection from client to server.
+// tcp opens a connection from client to server.
 func tcp(t *testing.T, p Pair) (client, server net.Conn) {
 	t.Helper()
 	l := inNamespace(t, p.Server, func() (net.Listener, error) { return net.Listen("tcp", p.at(port)) })
@@ -77,7 +77,7 @@ func tcp(t *testing.T, p Pair) (client, server net.Conn) {
 	return client, server
 }
 
-// echoes sends n times a byte there and back.
+// echoes sends n times one byte and waits for its echo.
 func echoes(t *testing.T, client, server io.ReadWriter, n int) {
 	t.Helper()
 	b := make([]byte, 1)
@@ -89,14 +89,14 @@ func echoes(t *testing.T, client, server io.ReadWriter, n int) {
 			_, err = way[1].Read(b)
 			must(t, err)
 			if b[0] != byte(i) {
-				t.Fatalf("%d came as %d", i, b[0])
+				t.Fatalf("byte %d: got echo %d", i, b[0])
 			}
 		}
 	}
 }
 
-// sayOnce sends a datagram that has no answer, on a flow of its own.
-func sayOnce(t *testing.T, p Pair, n int, payload []byte) {
+// sendOnce sends a datagram without a response, on a new flow.
+func sendOnce(t *testing.T, p Pair, n int, payload []byte) {
 	t.Helper()
 	c := inNamespace(t, p.Client, func() (net.PacketConn, error) { return net.ListenPacket("udp", "[::]:0") })
 	defer c.Close()
@@ -106,7 +106,8 @@ func sayOnce(t *testing.T, p Pair, n int, payload []byte) {
 	}
 }
 
-// passed are the packets between two nodes that the network's own device had until one with the sentinel, in short.
+// passed returns summaries of the packets between two nodes that the network's own device received, until one with the
+// sentinel.
 func passed(t *testing.T, c *packet.Capture, s packet.Sentinel) (all []string) {
 	t.Helper()
 	got, err := c.Until(t.Context(), s.In)
@@ -126,7 +127,8 @@ func passed(t *testing.T, c *packet.Capture, s packet.Sentinel) (all []string) {
 	return all
 }
 
-// Only what begins a connection, in either direction, passes the network's own devices (OC1, OC2).
+// TestCacheIsPassedBy: only packets that begin a connection, in either direction, pass the network's own devices (OC1,
+// OC2).
 func TestCacheIsPassedBy(t *testing.T) {
 	w, p := cachedPair(t)
 	for name, c := range map[string]struct {
@@ -160,20 +162,20 @@ func TestCacheIsPassedBy(t *testing.T) {
 		"ICMPv6": {func(t *testing.T) {
 			if got, err := packet.Ping(t.Context(), p.Client, p.Target, packet.PingOptions{Count: 50,
 				Timeout: time.Minute}); err != nil || got.Received != 50 {
-				t.Fatalf("%+v, %v", got, err)
+				t.Fatalf("got %+v: %v", got, err)
 			}
 		}, []string{"packet.ICMP", "packet.ICMP"}},
-		"one side speaks": {func(t *testing.T) { sayOnce(t, p, 3, []byte{1}) },
+		"one side sends": {func(t *testing.T) { sendOnce(t, p, 3, []byte{1}) },
 			[]string{"packet.UDP", "packet.UDP", "packet.UDP"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			taps := []*packet.Capture{watch(t, w.Nodes[0], "vxlan"), watch(t, w.Nodes[1], "vxlan")}
 			c.talk(t)
 			end := packet.NewSentinel()
-			sayOnce(t, p, 1, end[:])
+			sendOnce(t, p, 1, end[:])
 			for i, tap := range taps {
 				slow := passed(t, tap, end)
-				if name == "one side speaks" { // and is told that nobody listens
+				if name == "one side sends" { // and receives an ICMP port unreachable
 					slow = slices.DeleteFunc(slow, func(s string) bool { return s == "packet.ICMP" })
 				}
 				if !slices.Equal(slow, c.slow) {
@@ -190,7 +192,7 @@ func TestCacheIsPassedBy(t *testing.T) {
 	}
 }
 
-// After Fresh a connection's next packets pass the network's own devices again, until it is known.
+// TestCacheForgets: after Fresh, a connection's next packets pass the network's own devices until it is cached again.
 func TestCacheForgets(t *testing.T) {
 	w, p := cachedPair(t)
 	client, server := tcp(t, p)
@@ -199,13 +201,14 @@ func TestCacheForgets(t *testing.T) {
 	must(t, p.Fresh())
 	echoes(t, client, server, 5)
 	end := packet.NewSentinel()
-	sayOnce(t, p, 1, end[:])
+	sendOnce(t, p, 1, end[:])
 	if slow := passed(t, tap, end); !slices.Equal(slow, []string{"packet.TCP 16", "packet.TCP 16"}) {
-		t.Errorf("%q passed the network's own device", slow)
+		t.Errorf("unexpected packets passed the network's own device: %q", slow)
 	}
 }
 
-// What the cache sends is VXLAN as any other, also where the uplink leaves segments and checksums to the kernel (OC4).
+// TestCacheOnTheWire: the cache's packets are normal VXLAN, also if the uplink leaves segmentation and checksums to the
+// kernel (OC4).
 func TestCacheOnTheWire(t *testing.T) {
 	w, p := cachedPair(t)
 	for _, n := range w.Nodes {
@@ -230,22 +233,22 @@ func TestCacheOnTheWire(t *testing.T) {
 	go client.Write(sent)
 	got := make([]byte, len(sent))
 	if _, err := io.ReadFull(server, got); err != nil || !bytes.Equal(got, sent) {
-		t.Fatalf("not what was sent: %v", err)
+		t.Fatalf("the received data differs: %v", err)
 	}
 	end := packet.NewSentinel()
-	sayOnce(t, p, 1, end[:])
+	sendOnce(t, p, 1, end[:])
 	if by := passed(t, slow, end); len(by) > 0 {
-		t.Errorf("%d packets passed the network's own device", len(by))
+		t.Errorf("%d packets passed the network's own device, want none", len(by))
 	}
 	frames, err := wire.Until(t.Context(), end.In)
 	must(t, err)
-	// The kernel reports what a device listens to when it likes, minutes after it came up.
+	// The kernel sends multicast listener reports at any time, up to minutes after a device came up.
 	frames = slices.DeleteFunc(frames, func(f packet.Captured) bool { return f.Frame[0] == 0x33 && f.Frame[1] == 0x33 })
 	bytes, first := 0, frames[0]
 	for _, f := range frames {
 		inner := vxlanInside(t, w, f)
 		if len(f.Frame) > 1514 {
-			t.Fatalf("a frame of %d bytes", len(f.Frame))
+			t.Fatalf("unexpected frame of %d bytes", len(f.Frame))
 		}
 		if f.ChecksumPartial || !packet.ChecksumOK(inner[14:14+40+int(binary.BigEndian.Uint16(inner[14+4:]))]) {
 			t.Fatal("a segment with a wrong checksum")
@@ -255,16 +258,17 @@ func TestCacheOnTheWire(t *testing.T) {
 		if segment, is := p.Body.(packet.TCP); is {
 			bytes += len(segment.Payload)
 			if f.Frame[54] != first.Frame[54] || f.Frame[55] != first.Frame[55] {
-				t.Error("segments of one connection with other outer ports: routers would part them")
+				t.Error("segments of one connection have different outer ports, and could take different paths")
 			}
 		}
 	}
 	if bytes < len(sent) {
-		t.Errorf("%d bytes on the wire", bytes)
+		t.Errorf("got %d bytes on the wire", bytes)
 	}
 }
 
-// vxlanInside is the inner frame of one that has to be what the kernel's VXLAN of the scenario sends from node 1 to 2.
+// vxlanInside returns the inner frame of a packet, which must be VXLAN as the scenario's kernel device sends it from
+// node 1 to node 2.
 func vxlanInside(t *testing.T, w *Wire, c packet.Captured) []byte {
 	t.Helper()
 	p, err := c.Packet()
@@ -277,11 +281,11 @@ func vxlanInside(t *testing.T, w *Wire, c packet.Captured) []byte {
 		int(binary.BigEndian.Uint16(c.Frame[54+4:])) != payload ||
 		!bytes.Equal(c.Frame[54+6:54+8], []byte{0, 0}) ||
 		!bytes.Equal(udp.Payload[:8], []byte{8, 0, 0, 0, 0, 0, vxlanID, 0}) {
-		t.Fatalf("not the VXLAN of the scenario: % x", c.Frame[:min(len(c.Frame), 84)])
+		t.Fatalf("unexpected VXLAN headers: % x", c.Frame[:min(len(c.Frame), 84)])
 	}
 	inner := udp.Payload[8:]
 	if !bytes.Equal(inner[:12], slices.Concat(w.Nodes[1].hardware(), w.Nodes[0].hardware())) {
-		t.Fatalf("inner MACs % x", inner[:12])
+		t.Fatalf("unexpected inner MACs % x", inner[:12])
 	}
 	return inner
 }

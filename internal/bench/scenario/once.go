@@ -2,8 +2,8 @@ package scenario
 
 import "errors"
 
-// Once builds a scenario over two nodes in dir, which must not exist, calls use with its pair, and removes everything
-// again. It measures nothing.
+// Once builds a scenario over two nodes in dir, which must not exist, calls use with its pair, and removes everything.
+// It measures nothing.
 func Once(dir string, s Scenario, use func(Pair) error) (err error) {
 	w, err := NewWire(dir)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// peerTimeout is how long a peer may take to build its network, or to take it down.
+// peerTimeout bounds how long a peer may take to set up or remove its network.
 const peerTimeout = 2 * time.Minute
 
-// Peer is a scenario that a command builds: with "up" it connects two containers by any network, over two of our nodes;
-// with "down" it removes that. See docs/howto/benchmark-peer.md.
+// Peer is a scenario that a command builds: with "up" it connects two containers by any network over two of our nodes;
+// with "down" it removes that network. See docs/howto/benchmark-peer.md.
 func Peer(name, command string) Scenario {
 	return Scenario{Name: name, About: "as " + command + " builds it", Build: func(w *Wire) (Pair, error) {
 		p, env, err := w.vacant()
@@ -40,7 +40,7 @@ func Peer(name, command string) Scenario {
 	}}
 }
 
-// vacant is a pair of containers without a network, and the environment of the peer's command.
+// vacant creates a pair of containers without a network, and the environment of the peer's command.
 func (w *Wire) vacant() (p Pair, env []string, err error) {
 	folder := filepath.Join(w.Dir, "peer")
 	if err := os.Mkdir(folder, 0o700); err != nil {
@@ -68,7 +68,7 @@ func runPeer(command, verb string, env []string) ([]byte, error) {
 	defer cancel()
 	c := exec.CommandContext(ctx, command, verb)
 	c.Env = append(os.Environ(), env...)
-	// Processes that it leaves running would keep a pipe open, but not a file.
+	// Output goes to a file: processes that the command leaves running would keep a pipe open.
 	out, err := os.CreateTemp("", "peer")
 	if err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 // gateway is the next hop of containers in kernel scenarios.
 var gateway = netip.MustParseAddr("fe80::1")
 
-// addRouted puts a container behind the node as any Linux router would.
+// addRouted adds a container that the node routes to, without any network plugin.
 func (n *Node) addRouted() (*netns.Namespace, netip.Addr, error) {
 	a := address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: 1}.Addr()
 	c, err := n.Wire.Namespace(n.name + "-container")
@@ -44,9 +44,9 @@ func (n *Node) addRouted() (*netns.Namespace, netip.Addr, error) {
 	return c, a, errors.Join(inNode, inContainer)
 }
 
-// vxlan is the setup of Flannel's VXLAN backend on each node: containers on a bridge, kernel routing between it and one
-// VXLAN device without learning; for the other node a static route, neighbour and forwarding entry. It omits Flannel's
-// masquerading rules, which would slow it down.
+// vxlan is the set-up of Flannel's VXLAN backend on each node: containers on a bridge, kernel routing between the
+// bridge and one VXLAN device without learning, and static route, neighbour and forwarding entry for the other node. It
+// omits Flannel's masquerading rules, which would slow it down.
 func vxlan(w *Wire) (Pair, error) { return w.overlay(netlink.Vxlan{}) }
 
 // overlay is vxlan, with the settings of like in its devices.
@@ -59,14 +59,14 @@ func (w *Wire) overlay(like netlink.Vxlan) (Pair, error) {
 	return p, errors.Join(a.tunnel(b, like), b.tunnel(a, like))
 }
 
-// What Flannel uses.
+// Flannel's values.
 const (
 	vxlanID       = 1
 	vxlanPort     = 8472
 	vxlanOverhead = 70 // Ethernet, IPv6, UDP and VXLAN headers
 )
 
-// addBridged puts a container on the node's bridge.
+// addBridged adds a container to the node's bridge.
 func (n *Node) addBridged() (*netns.Namespace, netip.Addr, error) {
 	a := address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: 1}.Addr()
 	if err := n.bridge("bridge"); err != nil {
@@ -122,12 +122,12 @@ func (n *Node) enslave(device, bridge string) error {
 	})
 }
 
-// hardware is the MAC of a node's end of the tunnel.
+// hardware returns the MAC of a node's end of the tunnel.
 func (n *Node) hardware() net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0, n.Prefix.Addr().As16()[7]}
 }
 
-// tunnel makes the VXLAN device and its static entries for the peer.
+// tunnel creates the VXLAN device and its static entries for the peer.
 func (n *Node) tunnel(peer *Node, device netlink.Vxlan) error {
 	return OnDevice(n.NS, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
 		attrs := netlink.NewLinkAttrs()
@@ -151,7 +151,7 @@ func (n *Node) tunnel(peer *Node, device netlink.Vxlan) error {
 				HardwareAddr: peer.hardware(), IP: there.AsSlice(),
 			}),
 			addAddress(h, &device, netip.PrefixFrom(n.Prefix.Addr(), 128)),
-			h.RouteDel(&netlink.Route{Dst: IPNet(peer.Prefix)}), // the fabric's
+			h.RouteDel(&netlink.Route{Dst: IPNet(peer.Prefix)}), // of the fabric
 			h.RouteAdd(&netlink.Route{
 				LinkIndex: index, Dst: IPNet(peer.Prefix), Gw: there.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
 			}))

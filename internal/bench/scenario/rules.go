@@ -21,8 +21,8 @@ import (
 // RuleCounts are the numbers of rules for the measurement of policies and netfilter (NZ10, CI1).
 var RuleCounts = []int{1, 100, 1000, 10_000}
 
-// RuleScenarios have the same rules twice: a NetworkPolicy on netpila, and netfilter in front of a routed container.
-// Each rule lets peers of one /64 connect to the server, and the client's is the last.
+// RuleScenarios have the same rules in two forms: a NetworkPolicy on netpila, and netfilter rules in front of a routed
+// container. Each rule admits peers of one /64 to the server; the last rule admits the client.
 func RuleScenarios() (all []Scenario) {
 	for _, n := range RuleCounts {
 		all = append(all, Scenario{
@@ -59,7 +59,7 @@ func rulesOf(n int) string {
 	return humanize.Grouped(n) + " rules, the last of which admits the client"
 }
 
-// RuleBlocks are n prefixes of 64 bits that end with the given one.
+// RuleBlocks returns n /64 prefixes; last is the last one.
 func RuleBlocks(n int, last netip.Prefix) (all []netip.Prefix) {
 	for i := range n - 1 {
 		all = append(
@@ -70,7 +70,7 @@ func RuleBlocks(n int, last netip.Prefix) (all []netip.Prefix) {
 	return append(all, last)
 }
 
-// RulePolicy is a policy with a rule for each of these, which admits all its connections.
+// RulePolicy returns a policy with one rule for each prefix, which admits all its connections.
 func RulePolicy(blocks []netip.Prefix) policy.Policy {
 	p := policy.Policy{
 		Tier:      policy.NetworkPolicy,
@@ -87,8 +87,8 @@ func RulePolicy(blocks []netip.Prefix) policy.Policy {
 	return p
 }
 
-// ApplyPolicy enforces a policy for the containers of a tenant's ID, as an agent does, and checks that the tables have
-// all of its rules and that the last one admits the peer.
+// ApplyPolicy enforces a policy for the containers of a tenant's ID, as an agent does. It checks that the tables have
+// all rules and that the last one admits the peer.
 func ApplyPolicy(
 	d *datapath.Datapath,
 	id address.TenantID,
@@ -96,7 +96,7 @@ func ApplyPolicy(
 	apps map[address.AppID]map[string]string,
 	local, remote netip.Addr,
 ) error {
-	const app = 1 // of all containers of the benchmark
+	const app = 1 // app of all containers of the benchmark
 	tables, err := policy.Compile("bench", []policy.Policy{p}, apps, []address.AppID{app})
 	if err != nil {
 		return err
@@ -106,8 +106,8 @@ func ApplyPolicy(
 		return err
 	}
 	rules := len(p.Rules[policy.Ingress])
-	if hits, err := d.RuleHits(); err != nil || len(hits) < rules { // it counts every rule
-		return errors.Join(err, fmt.Errorf("%d rules in the tables, of %d", len(hits), rules))
+	if hits, err := d.RuleHits(); err != nil || len(hits) < rules { // RuleHits has an entry for every rule
+		return errors.Join(err, fmt.Errorf("the tables have %d of %d rules", len(hits), rules))
 	}
 	a, err := d.LookupPolicy(
 		dpapi.PolicyQuery{
@@ -126,7 +126,7 @@ func ApplyPolicy(
 	}
 	if by := tables.Names[a.Rules[policy.Ingress]]; !a.Allowed[policy.Ingress] || by.Rule != rules-1 {
 		return fmt.Errorf(
-			"%v → %v is decided by %v (allowed: %v), and not by the last of %d rules",
+			"%v → %v is decided by %v (allowed: %v), want the last of %d rules",
 			remote,
 			local,
 			by,
@@ -137,11 +137,11 @@ func ApplyPolicy(
 	return nil
 }
 
-// rulesAtOnce rules fit into one netlink message.
+// rulesAtOnce is the number of rules in one netlink message.
 const rulesAtOnce = 50
 
-// netfilter drops forwarded packets on this node, except for established connections and for those from these prefixes,
-// with one rule each.
+// netfilter makes this node drop forwarded packets, except those of established connections and those from these
+// prefixes, with one rule per prefix.
 func (n *Node) netfilter(sources []netip.Prefix) error {
 	nft, err := nftables.New(nftables.WithNetNSFd(n.NS.FD()))
 	if err != nil {
@@ -185,7 +185,7 @@ func (n *Node) netfilter(sources []netip.Prefix) error {
 	}
 	has, err := nft.GetRules(table, chain)
 	if err == nil && len(has) != 1+len(sources) {
-		err = fmt.Errorf("%d rules, of %d", len(has), 1+len(sources))
+		err = fmt.Errorf("got %d of %d rules", len(has), 1+len(sources))
 	}
 	if err != nil {
 		return fmt.Errorf("netfilter in %s: %w", n.name, err)
@@ -193,5 +193,5 @@ func (n *Node) netfilter(sources []netip.Prefix) error {
 	return nil
 }
 
-// sourceOffset is the offset of the source in an IPv6 header.
+// sourceOffset is the offset of the source address in an IPv6 header.
 const sourceOffset = 8

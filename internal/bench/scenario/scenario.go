@@ -1,6 +1,6 @@
-// Package scenario builds the ways from a client to a server that benchmarks compare: two nodes, as network namespaces
+// Package scenario builds the paths from a client to a server that benchmarks compare: two nodes, as network namespaces
 // on one veth link, with containers on NETPILA, NIMITZ, kernel routing, kernel VXLAN, a cache of ONCache's design, or
-// on bare devices. A new network adds its scenario here.
+// bare devices. To benchmark a new network, add its scenario here.
 package scenario
 
 import (
@@ -17,37 +17,37 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Scenario is one way from a client to a server. The first of a run is the reference of the others.
+// Scenario is one path from a client to a server. The first scenario of a run is the reference of the others.
 type Scenario struct {
 	Name  string
 	About string
-	// Build makes a pair over two fresh nodes; closing the wire closes it.
+	// Build creates a pair over two fresh nodes; closing the wire removes it.
 	Build func(*Wire) (Pair, error)
-	// Of is another scenario to compare this one with; "" for the first of the run.
+	// Of is another scenario to compare this one with; "" means the first of the run.
 	Of string
-	// Lacks reports why this kernel does not support it; nil if every kernel does.
+	// Lacks returns the reason why this kernel does not support it; nil if every kernel does.
 	Lacks func() error
 }
 
-// ID is the name.
+// ID returns the name.
 func (s Scenario) ID() string { return s.Name }
 
 // Pair has the namespaces of client and server, and the address that the client connects to.
 type Pair struct {
 	Client, Server *netns.Namespace
 	Target         netip.Addr
-	// Fresh makes the next packet the first of its path; nil without a cache: then a run does the same work on an
+	// Fresh makes the next packet the first of its path. It is nil without a cache; then a run does the same work on an
 	// unused map.
 	Fresh func() error
-	// Runs has the statistics of our programs on both nodes; nil if there are none.
+	// Runs returns the statistics of our programs on both nodes; nil if there are none.
 	Runs func() (datapath.ProgStats, error)
 	// Processes forward packets. They share the CPU of client and server, so that their time counts too.
 	Processes []int
-	// Work has the statistics of those on both nodes; nil if there are none.
+	// Work returns the statistics of these processes on both nodes; nil if there are none.
 	Work func(context.Context) (ovs.Work, error)
 }
 
-// Scenarios are all scenarios, in the order of reports. A new network adds its value here.
+// Scenarios returns all scenarios, in the order of reports. Add the scenario of a new network here.
 func Scenarios() []Scenario {
 	return append([]Scenario{
 		{Name: "native", About: "node to node, no container", Build: Native},
@@ -136,7 +136,7 @@ func Scenarios() []Scenario {
 	}, RuleScenarios()...)
 }
 
-// Netpila is our datapath, driven as an agent drives it.
+// Netpila is our datapath, used as by an agent.
 func Netpila() Scenario {
 	return Scenario{
 		Name:  "netpila",
@@ -157,7 +157,7 @@ func route(w *Wire) (Pair, error) {
 	return w.containers((*Node).addRouted)
 }
 
-// Offered are the scenarios that this kernel supports, and the reasons for the others.
+// Offered returns the scenarios that this kernel supports, and the reasons for leaving out the others.
 func Offered(all []Scenario) (offered []Scenario, leftOut []string) {
 	for _, s := range all {
 		if s.Lacks != nil {
@@ -171,7 +171,7 @@ func Offered(all []Scenario) (offered []Scenario, leftOut []string) {
 	return offered, leftOut
 }
 
-// Names are those of scenarios or metrics.
+// Names returns the names of scenarios or metrics.
 func Names[T interface{ ID() string }](all []T) []string {
 	names := make([]string, len(all))
 	for i, x := range all {
@@ -180,11 +180,11 @@ func Names[T interface{ ID() string }](all []T) []string {
 	return names
 }
 
-// Pick selects by name, in the order of all; the error reports the first unknown name.
+// Pick selects by name, in the order of all; the error names the first unknown name.
 func Pick[T interface{ ID() string }](all []T, names []string) ([]T, error) {
 	for _, name := range names {
 		if !slices.Contains(Names(all), name) {
-			return nil, fmt.Errorf("%q; use some of %s", name, strings.Join(Names(all), ", "))
+			return nil, fmt.Errorf("%q; choose from %s", name, strings.Join(Names(all), ", "))
 		}
 	}
 	return slices.DeleteFunc(all, func(x T) bool { return !slices.Contains(names, x.ID()) }), nil

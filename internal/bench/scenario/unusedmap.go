@@ -6,14 +6,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// UnusedMap is a map that no program reads. In a scenario without a cache, it is written before a first packet as
-// netpila's generations are, so that this process disturbs the machine equally in all compared scenarios.
+// UnusedMap is a map that no program reads. In a scenario without a cache, the run writes it before a first packet, as
+// it writes netpila's generations, so that this process disturbs all compared scenarios equally.
 type UnusedMap struct{ *ebpf.Map }
 
 func NewUnusedMap() (*UnusedMap, error) {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
-		return nil, fmt.Errorf("a map that nothing reads: %w", err)
+		return nil, fmt.Errorf("create the unused map: %w", err)
 	}
 	return &UnusedMap{m}, nil
 }

@@ -16,12 +16,11 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Wire is two nodes on one veth link, the shortest possible network: nothing between them adds to the time of a
-// scenario.
+// Wire is two nodes on one veth link, the shortest possible network: nothing else adds to the time of a scenario.
 type Wire struct {
 	Dir        string
 	Nodes      [2]*Node
-	namespaces []*netns.Namespace // of nodes and containers
+	namespaces []*netns.Namespace // namespaces of nodes and containers
 	links      int
 	closes     []func() error
 }
@@ -32,14 +31,14 @@ type Node struct {
 	NS        *netns.Namespace
 	Prefix    netip.Prefix
 	Underlay  netip.Addr
-	Underlay4 netip.Addr // for tools that use only IPv4
+	Underlay4 netip.Addr // for tools that support only IPv4
 }
 
 func NewWire(dir string) (_ *Wire, err error) {
 	w := &Wire{Dir: dir}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("two nodes on a wire: %w", err), w.Close())
+			err = errors.Join(fmt.Errorf("create two nodes: %w", err), w.Close())
 		}
 	}()
 	for i := range w.Nodes {
@@ -73,7 +72,7 @@ func (n *Node) configure(peer *Node) error {
 	})
 }
 
-// containers adds one container to each node in the given way and pairs them.
+// containers adds one container to each node with add, and pairs them.
 func (w *Wire) containers(add func(*Node) (*netns.Namespace, netip.Addr, error)) (Pair, error) {
 	client, _, err := add(w.Nodes[0])
 	if err != nil {
@@ -83,9 +82,9 @@ func (w *Wire) containers(add func(*Node) (*netns.Namespace, netip.Addr, error))
 	return Pair{Client: client, Server: server, Target: target}, err
 }
 
-// Namespace makes a namespace without duplicate address detection, and with reno as congestion control. With BBR as the
-// machine's default, a connection would keep BBR's pacing even if iperf3 selects another algorithm later, and lose half
-// its speed.
+// Namespace creates a namespace without duplicate address detection, and with reno as congestion control. If BBR is the
+// machine's default, a connection keeps BBR's pacing and loses half its speed, even if iperf3 selects another algorithm
+// later.
 func (w *Wire) Namespace(name string) (*netns.Namespace, error) {
 	ns, err := netns.Create(filepath.Join(w.Dir, name))
 	if err != nil {
@@ -112,8 +111,8 @@ func (w *Wire) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(w.Dir))...)
 }
 
-// firstIndex keeps device indexes of the two sides distinct: the kernel treats a veth whose peer has the same index as
-// one without a peer, and passes no packet for up to a second.
+// firstIndex keeps the device indexes of the two sides distinct: if a veth and its peer have the same index, the kernel
+// assumes that there is no peer and passes no packet for up to a second.
 const firstIndex = 100
 
 // Link joins two namespaces by a veth pair.

@@ -1,3 +1,4 @@
-// Package suites has the benchmarks of a single question: what a packet costs as a node grows (scale), how many entries
-// a NIMITZ node has as the cluster grows (entries), and how long Open vSwitch takes to delete entries (flow-delete).
+// Package suites has the benchmarks of one topic each: the cost of a packet as a node grows (scale), the number of
+// entries of a NIMITZ node as the cluster grows (entries), and the time that Open vSwitch takes to delete entries
+// (flow-delete).
 package suites

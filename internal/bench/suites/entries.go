@@ -16,15 +16,15 @@ import (
 
 // EntriesOptions configure the size of the simulated cluster.
 type EntriesOptions struct {
-	Switches []string // of EntrySwitches
-	Nodes    []int    // two sizes or more, ascending
-	Density  int      // containers of each node
-	Services int      // of the tenant
+	Switches []string // some of EntrySwitches
+	Nodes    []int    // at least two sizes, ascending
+	Density  int      // containers on each node
+	Services int      // services of the tenant
 	Dir      string
 	Progress func(done, of int)
 }
 
-// Switches that entries are read from.
+// Switches whose entries are counted.
 const (
 	onEBPF = "ebpf"
 	onOVS  = "ovs"
@@ -33,7 +33,7 @@ const (
 // EntrySwitches are all switches.
 var EntrySwitches = []string{onEBPF, onOVS}
 
-// density is the paper's number of containers a node, and its factor of saved entries (NIMITZ §3.2).
+// density is the paper's number of containers per node, and its factor of saved entries (NIMITZ §3.2).
 const density = 80
 
 // QuickEntries takes ten seconds.
@@ -51,11 +51,11 @@ func FullEntries() EntriesOptions {
 	}
 }
 
-// MaxEntryNodes bounds what a run takes: 320,000 mappings without node CIDRs.
+// MaxEntryNodes limits the size of a run: 320,000 mappings without node CIDRs.
 const MaxEntryNodes = 4000
 
-// Entries fills the switch of a node as its agent does, with mappings of nodes that do not exist, and reads its entries
-// (NM2, NM3).
+// Entries fills the switch of a node as its agent does, with mappings of nodes that do not exist, and counts its
+// entries (NM2, NM3).
 func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error) {
 	started := time.Now()
 	release, err := scenario.Claim(o.Dir)
@@ -85,8 +85,8 @@ func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error
 	return r, nil
 }
 
-// count reads a switch with one container on this node and with as many as on the others, with one service and with
-// all, at each size of the cluster. The sizes ascend with one container, and descend with all.
+// count reads a switch at each size of the cluster, with one container on this node or as many as on the others, and
+// with one service or all. The sizes ascend with one container, and descend with all.
 func (o EntriesOptions) count(
 	ctx context.Context,
 	kind string,
@@ -136,17 +136,17 @@ func (o EntriesOptions) count(
 	return all, nil
 }
 
-// Counts is entries by stage.
+// Counts are numbers of entries by stage.
 type Counts struct {
 	Decap      int `json:"decap"`
 	Register   int `json:"register"`
 	NAT        int `json:"nat"`
 	Forwarding int `json:"forwarding"`
-	// Remote are the forwarding entries to other nodes.
+	// Remote is the number of forwarding entries to other nodes.
 	Remote int `json:"remote"`
 }
 
-// All is the sum.
+// All returns the sum of all stages.
 func (c Counts) All() int { return c.Decap + c.Register + c.NAT + c.Forwarding }
 
 func countsOf(entries []pipeline.Entry) Counts {
@@ -165,7 +165,7 @@ func countsOf(entries []pipeline.Entry) Counts {
 	return c
 }
 
-// service is the n-th service of the tenant.
+// service returns the addresses of the tenant's n-th service.
 func service(n int) (virtual, real netip.Addr) {
 	at := func(first uint16) netip.Addr {
 		return netip.AddrFrom16([16]byte{byte(first >> 8), byte(first), 14: byte((n + 1) >> 8), 15: byte(n + 1)})

@@ -17,17 +17,18 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// entriesBed is a node of a simulated cluster, with a real switch and a device for each container, but no containers.
+// entriesBed is a node of a simulated cluster, with a real switch and a device for each container, but without
+// containers.
 type entriesBed struct {
 	node    *scenario.Node
-	beyond  *netns.Namespace // the devices' other ends
+	beyond  *netns.Namespace // has the devices' other ends
 	member  *scenario.Member
 	network *nimitz.Network
 	sw      nimitz.Switch
 	records []endpoint.Record
 }
 
-// newEntriesBed makes a bed with room for that many mappings.
+// newEntriesBed creates a bed with room for so many mappings.
 func newEntriesBed(
 	ctx context.Context,
 	w *scenario.Wire,
@@ -67,7 +68,7 @@ func newEntriesBed(
 	return b, scenario.StartDatapath(d, b.network)
 }
 
-// device makes the device of a port.
+// device creates the device of a port.
 func (b *entriesBed) device(name string) error {
 	if err := b.node.Wire.Link(b.node.NS, name, b.beyond, name); err != nil {
 		return err
@@ -75,7 +76,7 @@ func (b *entriesBed) device(name string) error {
 	return scenario.OnDevice(b.node.NS, name, func(h *netlink.Handle, d netlink.Link) error { return h.LinkSetUp(d) })
 }
 
-// fill adds containers until the node has that many.
+// fill adds containers until the node has so many.
 func (b *entriesBed) fill(ctx context.Context, containers int) error {
 	for i := len(b.records) + 1; i <= containers; i++ {
 		t := b.member.Tenant
@@ -100,7 +101,7 @@ func (b *entriesBed) fill(ctx context.Context, containers int) error {
 	return nil
 }
 
-// read counts the entries of the switch when the tenant has that many services.
+// read counts the entries of the switch when the tenant has so many services.
 func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err error) {
 	t := b.member.Tenant
 	for i := range services {
@@ -119,10 +120,12 @@ func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err erro
 
 const gatewayDevice = "gateway"
 
-// nullGateway is a gateway without connection: entries do not depend on it.
+// nullGateway is a gateway without connections: the number of entries does not depend on them.
 type nullGateway struct{}
 
-func (nullGateway) Device() pipeline.Device                                  { return pipeline.Device{Name: gatewayDevice} }
+func (nullGateway) Device() pipeline.Device {
+	return pipeline.Device{Name: gatewayDevice}
+}
 func (nullGateway) Addresses() (own, virtual netip.Addr)                     { return }
 func (nullGateway) SetMTU(int) error                                         { return nil }
 func (nullGateway) Publish(context.Context, map[netip.Addr]netip.Addr) error { return nil }

@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// simulated stands beside all figures.
+// simulated describes the cluster in all reports.
 const simulated = "a simulated cluster: one node with a real switch, filled as its agent fills it; " +
 	"the other nodes exist only as mappings"
 
@@ -23,7 +23,7 @@ type EntriesReport struct {
 	Services int             `json:"services"`
 	Samples  []EntriesSample `json:"samples"`
 	Grows    []Growth        `json:"growth"`
-	Pass     bool            `json:"pass"` // nothing grows with a product
+	Pass     bool            `json:"pass"` // no entries for pairs
 }
 
 // EntriesSample is one reading of a switch.
@@ -36,15 +36,15 @@ type EntriesSample struct {
 	Stages     Counts `json:"entries"`
 }
 
-// Growth is how many entries a switch has for each node, container and service, by differences between samples.
+// Growth is the number of entries that a switch has per node, container and service, by differences between samples.
 type Growth struct {
 	Switch    string  `json:"switch"`
 	NodeCIDRs bool    `json:"nodeCIDRs"`
-	Node      float64 `json:"perNode"`      // each other one
-	Container float64 `json:"perContainer"` // each on this node, of a tenant with services
+	Node      float64 `json:"perNode"`      // per other node
+	Container float64 `json:"perContainer"` // per container on this node, of a tenant with services
 	Service   float64 `json:"perService"`
-	// OffSum is the largest difference between a sample and the sum of these. Entries for each pair of any two of
-	// nodes, containers and services would add their product to it.
+	// OffSum is the largest difference between a sample and the sum of these. Entries for pairs of nodes, containers or
+	// services would add their product to it.
 	OffSum float64 `json:"offTheSum"`
 }
 
@@ -62,8 +62,8 @@ func (r *EntriesReport) of(kind string, nodeCIDRs bool) (at func(nodes, containe
 	return at, slices.Compact(nodes)
 }
 
-// grows computes the growth of each switch and form from its smallest sample and those that differ from it in one
-// thing.
+// grows computes the growth of each switch and form, from its smallest sample and the samples that differ from it in
+// one quantity.
 func (r *EntriesReport) grows() (all []Growth) {
 	for _, kind := range EntrySwitches {
 		for _, nodeCIDRs := range []bool{true, false} {
@@ -98,7 +98,7 @@ func form(nodeCIDRs bool) string {
 	return "without node CIDRs"
 }
 
-// sizes has a line for each size of the cluster, with all containers and services there.
+// sizes has one line for each size of the cluster, with all its containers and services.
 func (r *EntriesReport) sizes(kind string) *plot.Table {
 	t := &plot.Table{Head: []string{
 		"nodes", "containers", "to other nodes, with CIDRs", "without", "times", "all entries, with " +
@@ -123,7 +123,7 @@ func (r *EntriesReport) sizes(kind string) *plot.Table {
 	return t
 }
 
-// growth has a line for each switch and form.
+// growth has one line for each switch and form.
 func (r *EntriesReport) growth() *plot.Table {
 	t := &plot.Table{Head: []string{
 		"switch", "node CIDRs", "each node", "each container here", "each service", "off the sum",
@@ -139,9 +139,9 @@ func (r *EntriesReport) growth() *plot.Table {
 
 func (r *EntriesReport) verdict() string {
 	if r.Pass {
-		return "Entries are a sum of what nodes, containers and services have each: no product of two is among them."
+		return "Entries are a sum over nodes, containers and services: no product of two is among them."
 	}
-	return "Entries are more than what nodes, containers and services have each: pairs of them have entries of their " +
+	return "Entries are more than a sum over nodes, containers and services: pairs of them have their " +
 		"own."
 }
 
@@ -190,10 +190,10 @@ func (r *EntriesReport) Page(w io.Writer) error {
 		})
 	}
 	sections = append(sections, plot.Section{
-		Title: "what one more adds",
+		Title: "entries per node, container and service",
 		Notes: []plot.Note{
 			{Text: "By differences between samples. NIMITZ §3.1 (NM2): O(service) + O(container) + O(node), " +
-				"and not their product. " + r.verdict()},
+				"not their product. " + r.verdict()},
 		},
 		Table: r.growth(),
 	})

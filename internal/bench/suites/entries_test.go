@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/plot/plottest"
 )
 
-// A real switch of either kind has entries for nodes, containers and services, and for no pair of them (NM2); what
-// leads to other nodes is as many times less with node CIDRs as a node has containers (NM3).
+// TestEntries: a real switch of either kind has entries for nodes, containers and services, and none for pairs of them
+// (NM2). With node CIDRs, the number of entries to other nodes is smaller by the number of containers per node (NM3).
 func TestEntries(t *testing.T) {
 	const here = 5
 	steps := 0
@@ -24,15 +24,15 @@ func TestEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(r.Samples) != 2*2*2*2*3 || steps != 24 || len(r.Grows) != 4 || !r.Pass {
-		t.Fatalf("%d samples in %d steps, %+v", len(r.Samples), steps, r.Grows)
+		t.Fatalf("got %d samples in %d steps, growth %+v", len(r.Samples), steps, r.Grows)
 	}
 	for _, g := range r.Grows {
 		node := 1.0
 		if !g.NodeCIDRs {
 			node = here
 		}
-		// A container: who may send, and where to; and its way to services and back. A service: the ways to its address
-		// and from it, and that both are outside.
+		// Per container: its sender and forwarding entries, and the NAT entries to services and back. Per service:
+		// forwarding to and from its address, and the entries that mark both as external.
 		if (g != Growth{Switch: g.Switch, NodeCIDRs: g.NodeCIDRs, Node: node, Container: 4, Service: 4}) {
 			t.Errorf("%+v", g)
 		}
@@ -44,7 +44,7 @@ func TestEntries(t *testing.T) {
 			a, b := with(nodes, here, 7), without(nodes, here, 7)
 			if a.Remote != nodes-1 || b.Remote != here*a.Remote || a.Decap != 1 || a.Register != here ||
 				b.Register != here {
-				t.Errorf("%s, %d nodes: %+v and %+v", kind, nodes, a, b)
+				t.Errorf("%s, %d nodes: unexpected counts %+v and %+v", kind, nodes, a, b)
 			}
 		}
 	}
@@ -60,12 +60,13 @@ func TestEntries(t *testing.T) {
 	}
 	for _, want := range []string{"a simulated cluster", "no product of two"} {
 		if !strings.Contains(table.String(), want) || !strings.Contains(page.String(), want) {
-			t.Errorf("%q is not told", want)
+			t.Errorf("the table lacks %q", want)
 		}
 	}
 }
 
-// A product of any two, and what grows faster than nodes do, are noticed.
+// TestEntriesThatMultiply: the report fails on a product of any two quantities, and on growth faster than the number of
+// nodes.
 func TestEntriesThatMultiply(t *testing.T) {
 	for name, extra := range map[string]func(nodes, containers, services int) int{
 		"nodes and containers": func(n, c, _ int) int { return n * c }, "nodes and services": func(n, _,
@@ -99,12 +100,12 @@ func TestEntriesThatMultiply(t *testing.T) {
 			}
 		}
 		if got := r.grows(); len(got) != 1 || (got[0].OffSum == 0) != (name == "nothing") {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: the report passed or has unexpected growth: %+v", name, got)
 		}
 	}
 }
 
-// short is a folder with a short path, because the paths of sockets have a maximum length.
+// short returns a folder with a short path, because the paths of sockets have a maximum length.
 func short(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "nim")

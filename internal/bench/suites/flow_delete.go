@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// FlowDeleteOptions configure the number of installed entries and the batch that is deleted.
+// FlowDeleteOptions configure the numbers of installed entries, and the batch that is deleted.
 type FlowDeleteOptions struct {
 	Installed []int // each at least Batch
 	Batch     int
@@ -28,7 +28,7 @@ type FlowDeleteOptions struct {
 	Progress  func(done, of int)
 }
 
-// flowDeleteBatch is the batch of the paper (§4, fig 10).
+// flowDeleteBatch is the paper's batch size (§4, fig 10).
 const flowDeleteBatch = 2000
 
 // QuickFlowDelete takes about a minute.
@@ -88,7 +88,7 @@ type flowDelete struct {
 	random  *rand.Rand
 	version string
 	ways    [2]*ovs.Switch
-	samples map[int][2][]float64 // ms by entries installed and way
+	samples map[int][2][]float64 // ms by number of installed entries and way
 }
 
 func (m *flowDelete) run(ctx context.Context) (err error) {
@@ -125,7 +125,7 @@ func (m *flowDelete) rounds(ctx context.Context) error {
 	entries := flowDeleteEntries(slices.Max(m.Installed))
 	installed, done := 0, 0
 	for round := range m.Rounds {
-		// Upwards and downwards in turn, so that no size always comes after the same one.
+		// Alternately ascending and descending, so that a size does not always follow the same one.
 		sizes := slices.Sorted(slices.Values(m.Installed))
 		if round%2 == 1 {
 			slices.Reverse(sizes)
@@ -178,12 +178,12 @@ func (m *flowDelete) sample(ctx context.Context, entries []pipeline.Entry, way i
 		return err
 	}
 	if len(left) != len(entries)-m.Batch {
-		return fmt.Errorf("of %d entries %d are left where %d were deleted", len(entries), len(left), m.Batch)
+		return fmt.Errorf("of %d entries, %d remain after deleting %d", len(entries), len(left), m.Batch)
 	}
 	return m.ways[strict].Apply(ctx, nil, batch)
 }
 
-// flowDeleteEntries are of one job without node CIDRs: a mapping a container, eight containers a node.
+// flowDeleteEntries are entries of one job without node CIDRs: a mapping per container, eight containers per node.
 func flowDeleteEntries(n int) []pipeline.Entry {
 	entries := make([]pipeline.Entry, n)
 	for i := range entries {

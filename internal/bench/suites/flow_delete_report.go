@@ -20,19 +20,19 @@ type FlowDeleteReport struct {
 	Results []FlowDeleteCost `json:"results"`
 }
 
-// FlowDeleteCost is the cost with that many entries installed.
+// FlowDeleteCost is the cost with a number of installed entries.
 type FlowDeleteCost struct {
 	Installed int             `json:"installed"`
 	Loose     report.Interval `json:"looseMs"`
 	Strict    report.Interval `json:"strictMs"`
 }
 
-// growth is the time as a multiple of the time with the fewest entries.
+// growth returns the times as multiples of the times with the fewest entries.
 func (r *FlowDeleteReport) growth(c FlowDeleteCost) (loose, strict float64) {
 	return c.Loose.Median / r.Results[0].Loose.Median, c.Strict.Median / r.Results[0].Strict.Median
 }
 
-// table has a line for each number of entries.
+// table has one line for each number of entries.
 func (r *FlowDeleteReport) table() *plot.Table {
 	t := &plot.Table{Head: []string{"installed", "loose, ms", "growth", "strict, ms", "growth", "loose to strict"}}
 	times := func(f float64) string { return fmt.Sprintf("%.1f", f) }
@@ -102,7 +102,7 @@ func growthBar(name, class string, growth float64, of, least report.Interval) pl
 	}
 }
 
-// section shows one way in ms.
+// section shows one way to delete, in ms.
 func (r *FlowDeleteReport) section(
 	title, class string,
 	of func(FlowDeleteCost) report.Interval,

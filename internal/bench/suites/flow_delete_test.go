@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestFlowDelete deletes a batch out of few and of many entries (NM8): loosely it takes the longer the more there are,
-// which shows that what is measured is a search; strictly it does not. The bounds leave room for a machine that does
-// other things.
+// TestFlowDelete deletes a batch out of few and of many entries (NM8). The time of loose deletions grows with the
+// number of entries, because each is a search; that of strict ones does not. The bounds tolerate other load on the
+// machine.
 func TestFlowDelete(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "clean")
 	if err != nil {
@@ -28,7 +28,7 @@ func TestFlowDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	if steps != 12 || len(r.Results) != 2 || !strings.Contains(r.Switch, "Open vSwitch") {
-		t.Fatalf("%d steps, %+v", steps, r)
+		t.Fatalf("got %d steps, report %+v", steps, r)
 	}
 	loose, strict := r.growth(r.Results[1])
 	if loose < 5 {
@@ -36,7 +36,7 @@ func TestFlowDelete(t *testing.T) {
 	}
 	if strict > loose/2 || 3*r.Results[1].Strict.Median > r.Results[1].Loose.Median {
 		t.Errorf(
-			"strict deletions take %.1f times as long with 20 times the entries, loose ones %.1f: %+v",
+			"with 20 times the entries, strict deletions take %.1f times as long, and loose ones %.1f times: %+v",
 			strict,
 			loose,
 			r.Results,
@@ -51,7 +51,10 @@ func TestFlowDelete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, has := range map[string][2]string{"table": {table.String(), "10,000"}, "page": {page.String(), "<svg"}, "JSON": {string(text), `"looseMs":{"median":`}} {
+	for name, has := range map[string][2]string{
+		"table": {table.String(), "10,000"}, "page": {page.String(), "<svg"},
+		"JSON": {string(text), `"looseMs":{"median":`},
+	} {
 		if !strings.Contains(has[0], has[1]) {
 			t.Errorf("the %s lacks %s: %s", name, has[1], has[0])
 		}

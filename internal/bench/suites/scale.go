@@ -19,21 +19,21 @@ import (
 
 // ScaleOptions configure `pilaster bench scale`.
 type ScaleOptions struct {
-	Endpoints []int // of a node, each 1 to 65,535
+	Endpoints []int // numbers of endpoints of a node, each 1 to 65,535
 	Peers     []int // each 1 to 2^20
 	Keys      []int // numbers of pairs of a valid address and a path that a sprayer uses; powers of two
 	Rounds    int   // samples of each figure
-	Packets   int   // a sample
+	Packets   int   // per sample
 	CPU       int
 	Dir       string // for namespaces; created and removed
 	Seed      uint64
 	Progress  func(done, of int)
 }
 
-// endpointsATenant is how many endpoints share a tenant.
+// endpointsATenant is the number of endpoints per tenant.
 const endpointsATenant = 10
 
-// flowSlots is how many decisions the cache of one CPU holds: FLOW_SLOTS of bpf/net/netpila/flow.h.
+// flowSlots is the size of the flow cache of one CPU: FLOW_SLOTS of bpf/net/netpila/flow.h.
 const flowSlots = 4096
 
 // QuickScale takes about half a minute.
@@ -57,7 +57,7 @@ func FullScale() ScaleOptions {
 }
 
 // Scale measures the cost of a packet by the number of endpoints and peers, and the cost that a container which sprays
-// packets over many addresses adds to another one.
+// packets over many addresses causes to another container.
 func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 	started := time.Now()
 	release, err := scenario.Claim(o.Dir)
@@ -91,7 +91,7 @@ type scaleMeter struct {
 	step func()
 }
 
-// measure makes a node with that many endpoints and takes all its figures.
+// measure creates a node with so many endpoints and takes all its figures.
 func (m *scaleMeter) measure(endpoints int, r *ScaleReport) (err error) {
 	tenants := (endpoints + endpointsATenant - 1) / endpointsATenant
 	if m.Bed, err = progrun.NewBed(filepath.Join(m.Dir, "scale"), endpoints, tenants, 0); err != nil {
@@ -144,8 +144,8 @@ func (m *scaleMeter) byPeers(h *progrun.Hook, cost *HookCost) error {
 	return nil
 }
 
-// missed is the part of packets that miss the cache when each belongs to a random peer: a slot has the last of the
-// flows that share it.
+// missed returns the expected share of cache misses when each packet belongs to a random peer: a slot caches the last
+// of the flows that share it.
 func missed(peers int) float64 {
 	p := float64(peers)
 	return 1 - flowSlots/p*(1-math.Pow(1-1.0/flowSlots, p))
@@ -158,7 +158,7 @@ const (
 	mostPackets   = 1 << 20
 )
 
-// conversation is packets of peers in random order.
+// conversation returns packets of peers in random order.
 func (m *scaleMeter) conversation(h *progrun.Hook, peers []progrun.Peer, never bool) (*progrun.Frames, error) {
 	n := fewestPackets
 	for n < 4*len(peers) && n < mostPackets {

@@ -9,15 +9,15 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// ScaleReport is the result of `pilaster bench scale`. All times are of the program alone, in ns a packet, medians with
-// 95 % intervals.
+// ScaleReport is the result of `pilaster bench scale`. All times are of the program alone, in ns per packet, medians
+// with 95 % intervals.
 type ScaleReport struct {
 	report.Header
 	Rounds  int         `json:"rounds"`
-	Packets int         `json:"packets"` // a round
+	Packets int         `json:"packets"` // per round
 	CPU     int         `json:"cpu"`
 	Seed    uint64      `json:"seed"`
-	Slots   int         `json:"slots"` // of the flow cache, on each CPU
+	Slots   int         `json:"slots"` // slots of the flow cache of each CPU
 	Hooks   []HookCost  `json:"hooks"`
 	Sprays  []SprayCost `json:"sprays"`
 }
@@ -31,21 +31,21 @@ type HookCost struct {
 	Peers     []PeersCost     `json:"peers"`
 }
 
-// PeersCost is the cost with packets of that many peers in random order.
+// PeersCost is the cost with packets of so many peers in random order.
 type PeersCost struct {
 	Peers       int             `json:"peers"`
-	Missed      float64         `json:"missed"` // calculated part of the packets that miss the cache
+	Missed      float64         `json:"missed"` // calculated share of packets that miss the cache
 	Nanoseconds report.Interval `json:"ns"`
 }
 
-// SprayCost is the cost that one container, which sprays packets over many addresses, adds to the flows of others at
+// SprayCost is the cost that one container which sprays packets over many addresses causes to the flows of others at
 // the container hook.
 type SprayCost struct {
 	Endpoints int             `json:"endpoints"`
-	Keys      int             `json:"keys"`    // pairs of valid address and path that the sprayer uses; 0: made-up addresses, all dropped
-	Evicted   float64         `json:"evicted"` // calculated part of the others' slots that one packet of each key takes
-	Alone     report.Interval `json:"alone"`   // the flows, when the sprayer sends as much to one peer
-	Beside    report.Interval `json:"beside"`  // the flows, when it sprays between every two packets of each
+	Keys      int             `json:"keys"`    // pairs of valid address and path that the sprayer uses; 0: random addresses, whose packets are all dropped
+	Evicted   float64         `json:"evicted"` // calculated share of the others' slots that one packet of each key evicts
+	Alone     report.Interval `json:"alone"`   // the flows, while the sprayer sends as much to one peer
+	Beside    report.Interval `json:"beside"`  // the flows, while the sprayer sends to all keys between every two packets of each
 	Own       report.Interval `json:"own"`     // a packet of the sprayer
 }
 
@@ -119,7 +119,7 @@ func (r *ScaleReport) Page(w io.Writer) error {
 	}, "docs/results/scale.md explains them.")
 }
 
-// costs are the costs at one hook, by endpoints.
+// costs returns the costs at one hook, by endpoints.
 func (r *ScaleReport) costs(hook string) (all []*HookCost) {
 	for i := range r.Hooks {
 		if r.Hooks[i].Hook == hook {
@@ -129,7 +129,7 @@ func (r *ScaleReport) costs(hook string) (all []*HookCost) {
 	return all
 }
 
-// hookSection orders the bars for comparison: the same peers at more and more endpoints.
+// hookSection orders the bars for comparison: the same peers with increasing numbers of endpoints.
 func hookSection(hook string, costs []*HookCost) plot.Section {
 	t := &plot.Table{Head: []string{"peers", "endpoints", "tenants", "ns", "not in the cache"}}
 	var bars []plot.Bar

@@ -27,9 +27,9 @@ func tinyScale(t *testing.T) ScaleOptions {
 	}
 }
 
-// TestScale judges a packet's cost by other costs of the same run, with room for a machine that does other things:
-// it is the same at 1,000 endpoints, a hit is far cheaper than a miss, and so are flows without a sprayer who
-// can take their slots. What the code is to blame for is so in each of three runs.
+// TestScale compares costs of packets within a run, with tolerance for other load on the machine: 1,000 endpoints cost
+// no more than one, a hit is far cheaper than a miss, and flows without a sprayer are cheaper than flows whose slots it
+// evicts. A violation by the code occurs in each of three runs.
 func TestScale(t *testing.T) {
 	o := tinyScale(t)
 	var done []int
@@ -40,15 +40,15 @@ func TestScale(t *testing.T) {
 	}
 	steps := 2*2*3 + 2*3
 	if len(done) != 2*steps || done[len(done)-2] != steps || done[len(done)-1] != steps {
-		t.Errorf("progress %v, want %d steps", done, steps)
+		t.Errorf("got progress %v, want %d steps", done, steps)
 	}
-	found := dearer(t, r)
+	found := violatedCosts(t, r)
 	for again := 0; again < 2 && len(found) > 0; again++ {
-		t.Logf("once more: %q", found)
+		t.Logf("run again because of %q", found)
 		if r, err = Scale(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
-		found = foundAgain(found, dearer(t, r))
+		found = inBoth(found, violatedCosts(t, r))
 	}
 	for what, figures := range found {
 		t.Errorf("%s: %s", what, figures)
@@ -66,8 +66,8 @@ func TestScale(t *testing.T) {
 	t.Log("\n" + text.String())
 }
 
-// foundAgain is what both runs found, with the figures of the later one.
-func foundAgain(before, now map[string]string) map[string]string {
+// inBoth returns the violations of both runs, with the figures of the later one.
+func inBoth(before, now map[string]string) map[string]string {
 	again := map[string]string{}
 	for what, figures := range now {
 		if _, ok := before[what]; ok {
@@ -78,62 +78,63 @@ func foundAgain(before, now map[string]string) map[string]string {
 }
 
 func TestFoundAgain(t *testing.T) {
-	again := foundAgain(
+	again := inBoth(
 		map[string]string{"a hit": "80", "a miss": "900"},
 		map[string]string{"a miss": "901", "a sprayer": "5"},
 	)
 	if len(again) != 1 || again["a miss"] != "901" {
-		t.Errorf("found again: %q", again)
+		t.Errorf("got violations of both runs %q", again)
 	}
 }
 
-// dearer says what a run of tinyScale found dearer, or cheaper, than it is to be, with its figures.
-func dearer(t *testing.T, r *ScaleReport) map[string]string {
+// violatedCosts returns the violated comparisons of a run of tinyScale, with their figures.
+func violatedCosts(t *testing.T, r *ScaleReport) map[string]string {
 	t.Helper()
 	if len(r.Hooks) != 4 || len(r.Sprays) != 6 {
-		t.Fatalf("%d hooks and %d sprays", len(r.Hooks), len(r.Sprays))
+		t.Fatalf("got %d hooks and %d sprays", len(r.Hooks), len(r.Sprays))
 	}
 	all := map[string]string{}
 	for i, few := range r.Hooks[:2] {
 		many := r.Hooks[i+2]
 		if few.Hook != many.Hook || few.Endpoints != 1 || many.Endpoints != 1000 || many.Tenants != 100 ||
 			len(many.Peers) != 2 {
-			t.Fatalf("compared %+v with %+v", few, many)
+			t.Fatalf("unexpected costs %+v and %+v", few, many)
 		}
 		for _, c := range []struct {
 			what      string
 			few, many report.Interval
 		}{{"a hit", few.Peers[0].Nanoseconds, many.Peers[0].Nanoseconds}, {"a miss", few.Miss, many.Miss}} {
 			if c.many.Low > 2*c.few.High {
-				all[few.Hook+", "+c.what+" at 1,000 endpoints"] = fmt.Sprintf("%v ns, at one %v", c.many, c.few)
+				all[few.Hook+", "+c.what+" at 1,000 endpoints"] = fmt.Sprintf(
+					"%v ns; with one endpoint %v ns", c.many, c.few)
 			}
 		}
 		if hit, miss := few.Peers[0].Nanoseconds, few.Miss; 2*hit.Median > miss.Median {
-			all[few.Hook+", the cache is of no use, or not used"] = fmt.Sprintf(
+			all[few.Hook+", a hit is not cheaper than a miss"] = fmt.Sprintf(
 				"a hit takes %v ns, a miss %v",
 				hit,
 				miss,
 			)
 		}
 		if many := few.Peers[1]; many.Missed < 0.7 || many.Nanoseconds.Median < 2*few.Peers[0].Nanoseconds.Median {
-			all[few.Hook+", peers of which the cache has few"] = fmt.Sprintf(
-				"%d take %v ns",
+			all[few.Hook+", many peers, most not in the cache"] = fmt.Sprintf(
+				"%d peers take %v ns",
 				many.Peers,
 				many.Nanoseconds,
 			)
 		}
 	}
 	for i, s := range r.Sprays {
-		// What made-up addresses push out of the CPU's own caches depends on the machine.
+		// The effect of random addresses on the CPU's own caches depends on the machine.
 		switch taken := s.Beside.Median - s.Alone.Median; i % 3 {
 		case 1:
 			if s.Keys != 8 || s.Evicted > 0.01 || taken > r.Hooks[0].Miss.Median/2 {
-				all[fmt.Sprintf("flows beside a sprayer of no account (%d)", i)] = fmt.Sprintf("%+v", s)
+				all[fmt.Sprintf("flows beside a sprayer with few keys (%d)", i)] = fmt.Sprintf("%+v", s)
 			}
 		case 2:
 			if s.Keys != 16_384 || s.Evicted < 0.97 || taken < r.Hooks[0].Miss.Median/4 {
-				all[fmt.Sprintf("flows whose slots are taken (%d)", i)] = fmt.Sprintf(
-					"at %v ns a miss: %+v",
+				all[fmt.Sprintf("flows whose slots are evicted (%d)", i)] = fmt.Sprintf(
+					"a miss takes %v ns: %+v",
 					r.Hooks[0].Miss,
 					s,
 				)
@@ -148,10 +149,10 @@ func TestScaleStops(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Scale(ctx, o); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "interrupted: ") {
-		t.Errorf("got %v", err)
+		t.Errorf("got error %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(o.Dir, "*")); len(left) > 0 {
-		t.Errorf("left %v", left)
+		t.Errorf("files remain: %v", left)
 	}
 }
 
@@ -163,7 +164,7 @@ func TestMissed(t *testing.T) {
 	}
 }
 
-// The page has every figure of the report, and is whole.
+// TestScalePage: the page is well-formed and has every figure of the report.
 func TestScalePage(t *testing.T) {
 	at := func(ns float64) report.Interval { return report.Interval{Median: ns, Low: ns - 1, High: ns + 1} }
 	r := &ScaleReport{Rounds: 9, Packets: 1000, Slots: flowSlots, Sprays: []SprayCost{
@@ -204,7 +205,7 @@ func TestScalePage(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	// The same peers at more endpoints stand beneath each other, each bar as long as its figure.
+	// Bars of the same peers with more endpoints are adjacent, and each bar is as long as its figure.
 	few, many := strings.Index(
 		page.String(),
 		"10 peers · 1 endpoint",
@@ -214,6 +215,6 @@ func TestScalePage(t *testing.T) {
 	)
 	between := page.String()[few:many]
 	if strings.Count(between, "<rect") != 1 || !strings.Contains(between, fmt.Sprintf(`width="%.1f"`, 80*480.0/1250)) {
-		t.Errorf("between them: %s", between)
+		t.Errorf("unexpected bars between them: %s", between)
 	}
 }

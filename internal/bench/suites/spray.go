@@ -9,17 +9,16 @@ import (
 	"pilaster.io/pilaster/internal/bench/report"
 )
 
-// victimFlows are flows of one container while another one sprays: few, so that they rarely share a slot with each
-// other.
+// victimFlows is the number of flows of one container while another one sprays: few, so that they rarely share a slot.
 const victimFlows = 16
 
-// roundsASpray multiplies the samples of a spray, because each has only a few packets.
+// roundsASpray multiplies the samples of a spray, because each sample has only a few packets.
 const roundsASpray = 8
 
-// noisePackets is a burst to made-up addresses.
+// noisePackets is the size of a burst to random addresses.
 const noisePackets = 4096
 
-// sprays lets a sprayer send between every two packets of a flow, and measures the flows. A container knows only
+// sprays lets a sprayer send between every two packets of a flow, and measures the flows. A container can only use
 // addresses of its own tenant; with them and with flow labels, which select paths, it can fill slots.
 func (m *scaleMeter) sprays(endpoints int) (all []SprayCost, err error) {
 	h := &m.Bed.Hooks[0]
@@ -48,7 +47,7 @@ func (m *scaleMeter) sprays(endpoints int) (all []SprayCost, err error) {
 	return all, nil
 }
 
-// spray measures one sprayer with that many keys; with 0 it makes addresses up.
+// spray measures one sprayer with so many keys; with 0 it uses random addresses.
 func (m *scaleMeter) spray(h *progrun.Hook, victim *progrun.Frames, keys int) (s SprayCost, err error) {
 	burst, want := keys, uint32(progrun.Forwarded)
 	if keys == 0 {
@@ -94,7 +93,7 @@ func (m *scaleMeter) spray(h *progrun.Hook, victim *progrun.Frames, keys int) (s
 		wanted = sprayed.Sent
 	}
 	if after-before != wanted {
-		return s, fmt.Errorf("%d packets were dropped, and %d were sent to made-up addresses", after-before, wanted)
+		return s, fmt.Errorf("%d packets were dropped; want %d, those to random addresses", after-before, wanted)
 	}
 	s.Alone, s.Beside, s.Own = report.Bootstrap(
 		alone,
@@ -109,8 +108,8 @@ func (m *scaleMeter) spray(h *progrun.Hook, victim *progrun.Frames, keys int) (s
 	return s, nil
 }
 
-// neighbours are packets of the sprayer, and as many of a container with one peer, so that the CPU's caches are equally
-// warm in both cases.
+// neighbours returns packets of the sprayer, and as many of a container with one peer, so that the CPU's caches are
+// equally warm in both cases.
 func (m *scaleMeter) neighbours(h *progrun.Hook, keys, burst int) (sprayed, usual *progrun.Frames, err error) {
 	peers, err := m.Bed.Peers(max(1, (keys+paths-1)/paths), m.Bed.Endpoints[:1], m.Random)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IdleTime is the idle time of CPUs since boot. The kernel counts it exactly and reports hundredths of a second; it
+// idle is the idle time of CPUs since boot. The kernel counts it exactly, in hundredths of a second. In contrast, it
 // only samples the time of processes and interrupts, and charges softirqs to the interrupted process.
 type idle struct{ Cpus, Seconds float64 }
 
-// ReadIdle is the idle time of one CPU, or of all for -1.
+// ReadIdle returns the idle time of one CPU, or of all for -1.
 func ReadIdle(cpu int) (idle, error) {
 	f, err := os.Open("/proc/stat")
 	if err != nil {
@@ -39,16 +39,16 @@ func ReadIdle(cpu int) (idle, error) {
 		sum.Cpus++
 	}
 	if sum.Cpus == 0 {
-		return idle{}, fmt.Errorf("/proc/stat knows no CPU %d", cpu)
+		return idle{}, fmt.Errorf("/proc/stat has no CPU %d", cpu)
 	}
 	return sum, nil
 }
 
-// LastCPU is the highest CPU that this process may use: the lowest one handles most interrupts.
+// LastCPU returns the highest CPU that this process may use, because the lowest one handles most interrupts.
 func LastCPU() (int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, fmt.Errorf("which CPUs there are: %w", err)
+		return 0, fmt.Errorf("read the CPU affinity: %w", err)
 	}
 	for cpu := len(set)*64 - 1; cpu >= 0; cpu-- {
 		if set.IsSet(cpu) {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// echoing: every write waits for its echo.
+// echoing: the client waits for the echo of every write.
 var echoing = traffic{Serve: serveEcho, drive: driveEcho}
 
 // serveEcho ends with its client: at the end of the stream, or at an empty datagram.
@@ -46,7 +46,7 @@ func driveEcho(c *client) (Answer, error) {
 	if c.metric.kind == unix.SOCK_STREAM {
 		return c.measure(once, func() {})
 	}
-	// A lost datagram is counted and costs its time, and the run continues.
+	// A lost datagram counts with its timeout, and the run continues.
 	if err := s.Wait(echoWait); err != nil {
 		return Answer{}, err
 	}
@@ -70,8 +70,8 @@ func driveEcho(c *client) (Answer, error) {
 // echoWait is the time after which a datagram without echo counts as lost.
 const echoWait = 100 * time.Millisecond
 
-// connecting: each transaction has a connection of its own. The server closes first, as in HTTP 1.0: TIME_WAIT is then
-// on the server's port, and the client does not run out of ports.
+// connecting: each transaction has its own connection. The server closes first, as in HTTP 1.0, so that TIME_WAIT is on
+// the server's port and the client does not run out of ports.
 var connecting = traffic{
 	Serve: func(s Socket, m Metric) (Answer, error) {
 		buffer := make([]byte, m.block)
@@ -113,7 +113,7 @@ var connecting = traffic{
 			if _, err := s.write(buffer); err != nil {
 				return 0, err
 			}
-			for { // the echo, and the end that follows it
+			for { // the echo, and the end of the stream after it
 				n, err := s.read(buffer)
 				if n == 0 || err != nil {
 					return 1, err
@@ -136,16 +136,16 @@ var connecting = traffic{
 const (
 	warmup byte = iota
 	measured
-	first // both have an answer: caches such as ONCache require packets in both directions
+	first // the server answers both: caches such as ONCache require packets in both directions
 	last
 )
 
-// flooding: as many datagrams as possible; those that arrive count.
+// flooding: the client sends as many datagrams as possible; those that arrive count.
 var flooding = traffic{
 	Serve: func(s Socket, m Metric) (a Answer, err error) {
 		// The reader may run only after some milliseconds; datagrams that arrive before must not be lost.
 		if err := unix.SetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
-			return a, fmt.Errorf("a long queue: %w", err)
+			return a, fmt.Errorf("enlarge the receive queue: %w", err)
 		}
 		if s, err = s.accept(m.kind); err != nil {
 			return a, err
@@ -197,7 +197,7 @@ func (s Socket) ask(what byte, block int) error {
 			return err
 		}
 		_, err := s.read(reply)
-		for err == nil && reply[0] != what { // to an earlier question
+		for err == nil && reply[0] != what { // the reply to an earlier datagram
 			_, err = s.read(reply)
 		}
 		if !errors.Is(err, unix.EAGAIN) {
@@ -253,14 +253,14 @@ var firsts = traffic{
 	},
 }
 
-// followers are the datagrams after a first one; their median is the time of the cached path.
+// followers is the number of datagrams after a first one; their median is the time of the cached path.
 const followers = 4
 
-// settle is the time that a client waits after a change, so that the work of the node is not part of the first packet.
-// It waits without sleeping: waking a CPU takes as long as a packet, and varies in a virtual machine.
+// settle is how long a client waits after a change, so that the node's work for the change is not part of the first
+// packet. It busy-waits: waking a CPU takes as long as a packet, and varies in a virtual machine.
 const settle = 200 * time.Microsecond
 
-// roundTrips are the times in seconds of n echoes, one after the other, on a new socket.
+// roundTrips returns the times in seconds of n consecutive echoes on a new socket.
 func (c *client) roundTrips(n int) ([]float64, error) {
 	s, err := c.dial()
 	if err != nil {

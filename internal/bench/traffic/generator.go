@@ -17,22 +17,22 @@ type Job struct {
 	// Target is the address to listen on (port 0) or to connect to.
 	Target         netip.AddrPort
 	Warmup, Window time.Duration
-	// CPU whose time is measured; -1: all of them.
+	// CPU is the CPU whose time is measured; -1 means all.
 	CPU int
 }
 
-// Answer is the output of a generator. A server sends its port as soon as it listens, and its counts when the client is
-// gone. A client sends its results, at its end or after each trial.
+// Answer is the output of a generator. A server sends its port when it listens, and its counts when the client has
+// disconnected. A client sends its results at its end or after each trial.
 type Answer struct {
 	Port uint16 `json:",omitempty"`
 
-	Ops     float64 `json:",omitempty"` // in the window: writes, echoes, or datagrams that arrived
+	Ops     float64 `json:",omitempty"` // in the window: writes, echoes, or received datagrams
 	Seconds float64 `json:",omitempty"` // actual length of the window
-	Busy    float64 `json:",omitempty"` // CPU seconds in it
+	Busy    float64 `json:",omitempty"` // CPU seconds in the window
 	// From and To are the ends of the window, by CLOCK_MONOTONIC, in ns.
 	From, To int64 `json:",omitempty"`
-	Lost     int   `json:",omitempty"` // datagrams whose echo did not come in time
-	// Seconds of first round trips and of those that follow them.
+	Lost     int   `json:",omitempty"` // datagrams whose echo did not arrive in time
+	// Durations in seconds of first round trips and of those that follow them.
 	First, Next []float64 `json:",omitempty"`
 }
 
@@ -53,8 +53,8 @@ type client struct {
 	out    *json.Encoder
 }
 
-// Generate is the generator process: one job from in, answers to out. It blocks in raw system calls, which Go's
-// scheduler does not see, so it must be alone in its process.
+// Generate is the generator process: it reads one job from in, and writes answers to out. It blocks in raw system
+// calls, which Go's scheduler does not notice, so it must be alone in its process.
 func Generate(in io.Reader, out io.Writer) error {
 	c := client{in: json.NewDecoder(in), out: json.NewEncoder(out)}
 	if err := c.in.Decode(&c.Job); err != nil {
@@ -62,7 +62,7 @@ func Generate(in io.Reader, out io.Writer) error {
 	}
 	m, ok := MetricByName(c.Metric)
 	if !ok {
-		return fmt.Errorf("no metric %q", c.Metric)
+		return fmt.Errorf("unknown metric %q", c.Metric)
 	}
 	c.metric = m
 	run, role := m.Traffic.drive, "drive"
@@ -112,7 +112,7 @@ func (c *client) dial() (Socket, error) {
 	return s, nil
 }
 
-// measure calls once repeatedly for the warm-up, then calls begin, and once again for the window.
+// measure calls once repeatedly for the warm-up, then calls begin, then calls once repeatedly for the window.
 func (c *client) measure(once func() (float64, error), begin func()) (a Answer, err error) {
 	if _, _, err := Repeat(once, c.Warmup); err != nil {
 		return a, err
@@ -138,8 +138,8 @@ func monotonic() int64 {
 	return now.Nano()
 }
 
-// Repeat calls once for the given time and returns the sum. It reads the clock only now and then, because that costs as
-// much as a part of the packet path.
+// Repeat calls once for the given time and returns the sum. It rarely reads the clock, because that costs as much as a
+// part of the packet path.
 func Repeat(once func() (float64, error), window time.Duration) (sum, seconds float64, err error) {
 	start := time.Now()
 	for {

@@ -8,29 +8,29 @@ import (
 	"pilaster.io/pilaster/internal/bench/report"
 )
 
-// Metric is a kind of traffic and its figure. Names that netperf has mean the same as there.
+// Metric is a kind of traffic and its figure. Names that netperf uses have netperf's meaning.
 type Metric struct {
 	Name  string
 	About string
 	Unit  string
-	// Less means that less is better.
+	// Less means that smaller values are better.
 	Less bool
-	// Figure is the figure of the papers.
+	// Figure is the papers' figure.
 	Figure string
 
 	Traffic traffic
-	kind    int    // of socket
-	block   int    // bytes of one write
-	flows   int    // connections at once
-	Cut     bool   // segmentation offloads are off
-	Trials  bool   // one by one, in turn with the other scenarios; all such metrics have the same traffic
+	kind    int    // socket type
+	block   int    // bytes per write
+	flows   int    // concurrent connections
+	Cut     bool   // segmentation offloads are disabled
+	Trials  bool   // single trials, in turn with the other scenarios; all such metrics share the same traffic
 	Counted string // unit that CPU time refers to
 	Value   func(Answer) float64
-	// Programs is the direction of the measured programs; the kernel's BPF statistics are on.
+	// Programs is the direction of the measured programs; the kernel's BPF statistics are enabled.
 	Programs Direction
 }
 
-// ID is the name.
+// ID returns the name.
 func (m Metric) ID() string { return m.Name }
 
 const (
@@ -40,7 +40,7 @@ const (
 	section6 = "NETPILA §6.2: first packet 0.812 ms, later ones 0.082 ms"
 )
 
-// Metrics are all metrics, in the order of reports.
+// Metrics returns all metrics, in the order of reports.
 func Metrics() []Metric {
 	perSecond := func(a Answer) float64 { return a.Ops / a.Seconds }
 	gigabits := func(a Answer) float64 { return perSecond(a) * 8 * StreamBlock / 1e9 }
@@ -125,7 +125,7 @@ func Metrics() []Metric {
 
 const StreamBlock = 128 << 10
 
-// as is a copy of a metric with a few differences.
+// as returns a copy of a metric with a few differences.
 func (m Metric) as(name, about string, differs func(*Metric)) Metric {
 	m.Name, m.About = name, about
 	differs(&m)
@@ -141,7 +141,7 @@ func MetricByName(name string) (Metric, bool) {
 	return all[i], true
 }
 
-// Direction is that of a packet, from the view of a node.
+// Direction is a packet's direction, as seen by a node.
 type Direction int
 
 const (

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket uses raw blocking system calls: Go's wrappers add the cost of the scheduler or the poller, which is more than
-// the compared differences.
+// Socket uses raw blocking system calls: Go's wrappers add the cost of the scheduler or the poller, which exceeds the
+// compared differences.
 type Socket int
 
-// Congestion is the congestion control of every TCP connection, independent of the default of the machine.
+// Congestion is the congestion control of every TCP connection, independent of the machine's default.
 const Congestion = "cubic"
 
 func newSocket(kind int) (Socket, error) {
@@ -30,7 +30,7 @@ func newSocket(kind int) (Socket, error) {
 	return Socket(fd), nil
 }
 
-// patientSocket has timeouts, and sends data at once (no Nagle).
+// patientSocket returns a socket with timeouts that sends data immediately (no Nagle).
 func patientSocket(kind int) (Socket, error) {
 	s, err := newSocket(kind)
 	if err != nil {
@@ -45,7 +45,7 @@ func patientSocket(kind int) (Socket, error) {
 	return s, nil
 }
 
-// Wait bounds how long a call blocks; it fails with EAGAIN then.
+// Wait bounds how long a call blocks; after that the call fails with EAGAIN.
 func (s Socket) Wait(d time.Duration) error {
 	tv := unix.NsecToTimeval(d.Nanoseconds())
 	return errors.Join(
@@ -53,7 +53,7 @@ func (s Socket) Wait(d time.Duration) error {
 		unix.SetsockoptTimeval(int(s), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
 }
 
-// accept is the socket to a client; of datagrams the first stays to be read.
+// accept returns the socket to a client. The first datagram stays in the receive queue.
 func (s Socket) accept(kind int) (Socket, error) {
 	if kind == unix.SOCK_STREAM {
 		for {
@@ -105,7 +105,7 @@ func (s Socket) close() {
 	unix.RawSyscall(unix.SYS_CLOSE, uintptr(s), 0, 0)
 }
 
-// rawSockaddr is an address, or an IPv4 one inside IPv6, as the kernel takes it.
+// rawSockaddr returns an address as the kernel expects it; an IPv4 address is mapped to IPv6.
 func rawSockaddr(a netip.AddrPort) *unix.RawSockaddrInet6 {
 	raw := &unix.RawSockaddrInet6{Family: unix.AF_INET6, Addr: a.Addr().As16()}
 	port := (*[2]byte)(unsafe.Pointer(&raw.Port))

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// streaming: as much as possible, over one connection or over several with poll.
+// streaming: as much as possible, over one connection, or over several with poll.
 var streaming = traffic{Serve: serveStream, drive: driveStream}
 
 func serveStream(listening Socket, m Metric) (Answer, error) {
@@ -20,7 +20,7 @@ func serveStream(listening Socket, m Metric) (Answer, error) {
 		err := flows.each(func(i int, s Socket) error {
 			n, err := s.read(buffer)
 			if n == 0 && err == nil {
-				flows.polled[i].Fd = -1 // poll passes over it
+				flows.polled[i].Fd = -1 // poll ignores it
 				open--
 			}
 			return err
@@ -68,8 +68,8 @@ func driveStream(c *client) (Answer, error) {
 	}, func() {})
 }
 
-// turns is how often a ready connection is used before the next one. iperf3's sender writes as often, but its receiver
-// reads once; ours reads as often.
+// turns is how often a ready connection is used before the next one. iperf3's sender writes as often; its receiver
+// reads once, ours as often as it writes.
 const turns = 10
 
 // flows are connections of one process; a single one blocks instead of being polled.
@@ -99,7 +99,7 @@ func (f *flows) each(use func(int, Socket) error) error {
 		return fmt.Errorf("poll: %w", err)
 	}
 	if n == 0 {
-		return fmt.Errorf("nothing moves: %w", unix.EAGAIN)
+		return fmt.Errorf("no connection became ready: %w", unix.EAGAIN)
 	}
 	for i, p := range f.polled {
 		if p.Revents != 0 {
@@ -111,7 +111,7 @@ func (f *flows) each(use func(int, Socket) error) error {
 	return nil
 }
 
-// inTurn uses a connection that is ready until it is not.
+// inTurn uses a ready connection until it would block.
 func (f *flows) inTurn(i int, use func(int, Socket) error) error {
 	for range turns {
 		if f.polled[i].Fd < 0 {
