@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// The server of fig 12. Container 1's job has run for long, with the same nodes. An earlier job of container 2's tenant
-// ends, and its entries have aged when the next one begins, which sends to new nodes all the time.
+// The server of fig 12. Container 1's job has run for a long time with the same nodes. An earlier job of container 2's
+// tenant has ended, and its entries have aged when the next job begins, which continuously sends to new nodes.
 const (
 	oldJobEnds     = 20 * time.Second
 	newJobBegins   = 30 * time.Second
@@ -22,9 +22,9 @@ const (
 	oldJobPeers  = 4000
 	newJobNodes  = 12_000 // §4.2
 	newJobPeers  = 6000
-	turn         = 60 * time.Second // after which container 2 is back at the same node
+	turn         = 60 * time.Second // container 2 sends to the same node again after this time
 	turnBusy     = 20 * time.Second
-	containerMax = 200 // Gbit/s of each of the two
+	containerMax = 200 // Gbit/s of each container
 )
 
 func serverTable() *Table {
@@ -58,7 +58,7 @@ func serverTraffic(t *Table, seed uint64) *Traffic {
 	return NewTraffic(flows)
 }
 
-// serverRun is the server as it was in §4.2.
+// serverRun returns the server as in §4.2.
 func serverRun(seed uint64) Run {
 	t := serverTable()
 	return Run{
@@ -67,33 +67,33 @@ func serverRun(seed uint64) Run {
 	}
 }
 
-// change is what a run has otherwise.
+// change is a modification of a run.
 type change struct {
 	Name string
 	make func(r *Run, seed uint64)
 }
 
-// cures take a cause of the fluctuation out each.
+// cures returns modifications that each remove one cause of the fluctuation.
 func cures() []change {
 	return []change{
 		{"counters without delay", func(r *Run, _ uint64) { r.Spec.CounterDelay = 0 }},
 		{"threshold raised to 10 s", func(r *Run, _ uint64) { r.Policy.Threshold = 10 * time.Second }},
-		{"preheated", func(r *Run, seed uint64) { // by a rehearsal of the new job with another seed
+		{"preheated", func(r *Run, seed uint64) { // from a rehearsal of the new job with another seed
 			r.Pinned = serverTraffic(r.Table, seed+1).Matrix(newJobBegins, fluctuationEnd)
 		}},
 		{"static offload", func(r *Run, _ uint64) { r.Pinned, r.Policy.Period = r.Table.All(), 0 }},
 	}
 }
 
-// free is not a real cure: it shows that the duration of removals misleads the switch.
+// free is not a real cure: it shows that the switch misinterprets the duration of removals.
 var free = change{"removals that take no time", func(r *Run, _ uint64) { r.Spec.RemoveEntry = 0 }}
 
-// Fluctuation is how a container's throughput does once the new job runs.
+// Fluctuation describes a container's throughput after the new job has begun.
 type Fluctuation struct {
-	Below    float64 // seconds below 90 % of what it would send
+	Below    float64 // seconds below 90 % of its offered load
 	Lowest   float64 // Gbit/s
-	Removed  int     // entries of the node, in the same time
-	Mistaken int     // of them, those that were in use
+	Removed  int     // removed entries of the node in this time
+	Mistaken int     // removed entries that were in use
 }
 
 func judge(r Run, samples []Sample, container int) Fluctuation {
@@ -115,14 +115,14 @@ func judge(r Run, samples []Sample, container int) Fluctuation {
 	return f
 }
 
-// Server is what the server of fig 12 does.
+// Server is the result for the server of fig 12.
 type Server struct {
-	Most       float64 // Gbit/s that each container would send
+	Most       float64 // offered load of each container, Gbit/s
 	Lines      [2]plot.Line
 	Containers [2]Fluctuation
 }
 
-// RunServer has the NIC's counters late by so much; all else is as in §4.2.
+// RunServer simulates the server with this delay of the NIC's counters; everything else is as in §4.2.
 func RunServer(ctx context.Context, seed uint64, delay time.Duration) (s Server, err error) {
 	r := serverRun(seed)
 	r.Spec.CounterDelay = delay

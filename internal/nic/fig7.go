@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// What §3.3 says of the job of fig 7.
+// The job of fig 7, from §3.3.
 const (
 	jobNodes   = 8076
 	jobEntries = 11_830
@@ -20,14 +20,15 @@ const (
 	jobP95     = 3300
 )
 
-// logNormal is the distribution with this mean and 95th percentile.
+// logNormal returns the parameters of the distribution with this mean and 95th percentile.
 func logNormal(mean, p95 float64) (mu, sigma float64) {
 	const z = 1.6448536 // of the 95th percentile
 	sigma = z - math.Sqrt(z*z-2*math.Log(p95/mean))
 	return math.Log(mean) - sigma*sigma/2, sigma
 }
 
-// jobTable has one entry for each other node; the rest, of which the paper says nothing, are services'.
+// jobTable has one entry for each other node; the paper does not describe the rest, which the model attributes to
+// services.
 func jobTable() *Table {
 	entries := remote(tenantA, 10, jobNodes-1)
 	for i := 0; len(entries) < jobEntries; i++ {
@@ -44,8 +45,8 @@ func jobTable() *Table {
 	return NewTable(entries)
 }
 
-// jobRun is one node of it. The number of its peers is long-tailed; it sends to each with pauses that are rarely longer
-// than the idle timeout.
+// jobRun is one node of the job. The number of its peers is long-tailed; it sends to each peer with pauses that are
+// rarely longer than the idle timeout.
 func jobRun(t *Table, rng *rand.Rand) Run {
 	const burst, pause, end = 4 * time.Second, 2 * time.Second, 20 * time.Second
 	mu, sigma := logNormal(jobMean, jobP95)
@@ -70,14 +71,14 @@ func jobRun(t *Table, rng *rand.Rand) Run {
 	}
 }
 
-// Offloads is how many entries are offloaded on nodes of fig 7's job.
+// Offloads counts the offloaded entries on nodes of fig 7's job.
 type Offloads struct {
-	Nodes, Entries  int   // of the job, and in each node's switch
-	Counts          []int // ascending, one for each node that was run
+	Nodes, Entries  int   // nodes of the job; entries of each node's switch
+	Counts          []int // ascending, one for each simulated node
 	Mean, P95, Peak float64
 }
 
-// RunJob runs every step-th node of the job.
+// RunJob simulates every step-th node of the job.
 func RunJob(ctx context.Context, seed uint64, step int) (Offloads, error) {
 	t := jobTable()
 	o := Offloads{Nodes: jobNodes, Entries: t.Entries}
@@ -96,7 +97,7 @@ func RunJob(ctx context.Context, seed uint64, step int) (Offloads, error) {
 	return o, nil
 }
 
-// Curve has the nodes in percent, those with least first, and about 400 points at most.
+// Curve returns about 400 points at most: percent of the nodes, sorted by their entries, and entries.
 func (o Offloads) Curve() (points [][2]float64) {
 	for i := 0; i < len(o.Counts); i += max(len(o.Counts)/400, 1) {
 		points = append(points, [2]float64{100 * float64(i) / float64(len(o.Counts)), float64(o.Counts[i])})

@@ -8,12 +8,12 @@ import (
 )
 
 const (
-	peakBegin = 15 * time.Second // so that preheating has ended
+	peakBegin = 15 * time.Second // after the end of preheating
 	peakEnd   = 23 * time.Second
 )
 
-// peakTraffic starts to send to a new one of these that many times a second, as long as there are any, and continues
-// with all.
+// peakTraffic starts to send to a new destination demand times a second until there are no more, and continues to send
+// to all.
 func peakTraffic(to []Handle, demand float64, seed uint64) *Traffic {
 	rng := rand.New(rand.NewPCG(seed, 8))
 	var flows []Flow
@@ -27,7 +27,7 @@ func peakTraffic(to []Handle, demand float64, seed uint64) *Traffic {
 	return NewTraffic(flows)
 }
 
-// peakNodes are enough for any demand of the figure.
+// peakNodes suffice for any demand of the figure.
 const peakNodes = 12_000
 
 // peakJob has the destinations of a container, in the order of its first packets.
@@ -41,7 +41,8 @@ func ownJob() peakJob {
 	return peakJob{t, t.All()}
 }
 
-// recordedJob sends to the destinations of a matrix, in an order by the seed; the table also has the preheated ones.
+// recordedJob sends to the destinations of a matrix, in an order by the seed; its table also has the preheated
+// destinations.
 func recordedJob(job, preheated Matrix, seed uint64) peakJob {
 	seen := map[Megaflow]bool{}
 	var all Matrix
@@ -65,7 +66,7 @@ func (j peakJob) run(demand float64, seed uint64) Run {
 	}
 }
 
-// rehearsed is what a rehearsal with another seed has recorded.
+// rehearsed returns the matrix recorded in a rehearsal with another seed.
 func (j peakJob) rehearsed(demand float64, seed uint64) Matrix {
 	traffic := peakTraffic(j.to, demand, seed+1)
 	m := j.table.record(traffic, traffic.Matrix(peakBegin, peakEnd))
@@ -73,7 +74,7 @@ func (j peakJob) rehearsed(demand float64, seed uint64) Matrix {
 	return m
 }
 
-// ends is the time of the first packet to the last destination: before the peak's end if the job runs out of
+// ends returns the time of the first packet to the last destination; it is before the peak's end if the job runs out of
 // destinations.
 func (j peakJob) ends(demand float64, seed uint64) time.Duration {
 	begun := peakTraffic(j.to, demand, seed).Flows
@@ -83,10 +84,10 @@ func (j peakJob) ends(demand float64, seed uint64) time.Duration {
 	return begun[len(begun)-1].Bursts[0].From
 }
 
-// peak is what a run of it shows.
+// peak is the result of a run.
 type peak struct {
 	backlog int
-	drained time.Duration // after its end
+	drained time.Duration // time after the peak's end until the queue is empty
 	lowest  float64       // Gbit/s
 }
 
@@ -100,7 +101,7 @@ func peakOf(samples []Sample, end time.Duration) peak {
 		if s.Backlog > 0 {
 			p.drained = max(p.drained, s.At-end)
 		}
-		if s.Rates[0] > 0 { // it has begun
+		if s.Rates[0] > 0 { // after the container's first packet
 			p.lowest = min(p.lowest, s.Rates[0])
 		}
 	}

@@ -10,22 +10,22 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// Numbers are the paper's figures that there are models of.
+// Numbers are the paper's figures with a model.
 var Numbers = []int{7, 8, 12}
 
-// Draw runs the model for these figures. The same seed gives the same report. It ends early when the context does.
+// Draw runs the model for these figures. Equal seeds give equal reports. A cancelled context ends it early.
 func Draw(ctx context.Context, seed uint64, numbers ...int) (*Report, error) {
 	r := &Report{Nature: Nature, Seed: seed, Parameters: Parameters()}
 	for _, n := range numbers {
 		draw := map[int]func(context.Context, uint64) (Figure, error){7: drawCounts, 8: drawPeak,
 			12: drawFluctuation}[n]
 		if draw == nil {
-			return nil, fmt.Errorf("there is no model of figure %d; there is one of each of %v", n, Numbers)
+			return nil, fmt.Errorf("there is no model of figure %d; choose from %v", n, Numbers)
 		}
 		f, err := draw(ctx, seed)
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf(
-				"interrupted: %w; nothing was kept: only a whole run has a report",
+				"interrupted: %w; nothing was kept: only a complete run has a report",
 				context.Cause(ctx),
 			)
 		}
@@ -45,8 +45,8 @@ func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
 	return Figure{
 		Number: 7, Title: "entries of a node and how many are offloaded",
 		About: fmt.Sprintf(
-			"A job on %s nodes, each of which runs the model for 20 s. How many peers a node has is fitted; that the "+
-				"peak is what it is follows, for a node can have no more megaflows than the job has other nodes.",
+			"A job on %s nodes, each of which runs the model for 20 s. The number of peers of a node is fitted; the "+
+				"peak follows, because a node has at most one megaflow for each other node of the job.",
 			humanize.Grouped(jobNodes),
 		),
 		Findings: []Finding{
@@ -56,7 +56,7 @@ func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
 			{"offloaded, peak", job.Peak, "entries", "8K", "follows"},
 		},
 		Plots: []plot.Plot{
-			{Title: "entries by node", X: "% of the nodes, those with least first", Y: "entries", Lines: []plot.Line{
+			{Title: "entries by node", X: "% of the nodes, in ascending order", Y: "entries", Lines: []plot.Line{
 				{
 					Name:   "offloaded",
 					Points: job.Curve(),
@@ -68,13 +68,13 @@ func drawCounts(ctx context.Context, seed uint64) (Figure, error) {
 
 func drawPeak(ctx context.Context, seed uint64) (Figure, error) {
 	j := ownJob()
-	return j.draw(ctx, seed, j.rehearsed(fullDemand, seed), "what a rehearsal with another seed has recorded")
+	return j.draw(ctx, seed, j.rehearsed(fullDemand, seed), "the record of a rehearsal with another seed")
 }
 
-// DrawRecorded is figure 8 with preheating from a recorded matrix. The job is the model's own, or without one that
-// another recording has.
+// DrawRecorded is figure 8 with preheating from a recorded matrix. Without a job's matrix, the job is the model's own;
+// with one, the job sends to the destinations of that matrix.
 func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matrix) (*Report, error) {
-	j, from := ownJob(), "what was recorded: "+preheated.Source
+	j, from := ownJob(), "the record: "+preheated.Source
 	if job != nil {
 		j = recordedJob(*job, preheated, seed)
 		from += ". The job has the destinations of another recording: " + job.Source
@@ -91,7 +91,7 @@ func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matri
 	if known == 0 {
 		return nil, fmt.Errorf(
 			"the matrix has %s, and the job sends to none of them: its first is %v of VNI %d; a record of a switch "+
-				"needs --job with another one",
+				"needs --job with a second record",
 			humanize.Of(len(preheated.Destinations), "destination", "destinations"),
 			preheated.Destinations[0].To,
 			preheated.Destinations[0].VNI,
@@ -99,27 +99,28 @@ func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matri
 	}
 	f, err := j.draw(ctx, seed, preheated, from)
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("interrupted: %w; nothing was kept: only a whole run has a report", context.Cause(ctx))
+		return nil, fmt.Errorf(
+			"interrupted: %w; nothing was kept: only a complete run has a report", context.Cause(ctx))
 	}
 	f.Findings = append([]Finding{
 		{"destinations of the matrix", float64(len(preheated.Destinations)), "megaflows", "", "given"},
-		{"of them, those of the job", float64(known), "megaflows", "", "given"},
+		{"of them, destinations of the job", float64(known), "megaflows", "", "given"},
 		{"destinations of the job", float64(len(j.to)), "megaflows", "", "given"},
 	}, f.Findings...)
 	return &Report{Nature: Nature, Seed: seed, Parameters: Parameters(), Figures: []Figure{f}}, err
 }
 
-// Rehearse is what a rehearsal of figure 8's job records.
+// Rehearse returns the matrix recorded in a rehearsal of figure 8's job.
 func Rehearse(seed uint64) Matrix { return ownJob().rehearsed(fullDemand, seed) }
 
 const fullDemand = 1000 // new megaflows a second, the paper's peak
 
 func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from string) (Figure, error) {
 	f := Figure{
-		Number: 8, Title: "what the insertion channel bears, and what a peak demands",
+		Number: 8, Title: "capacity of the insertion channel, and demand of a peak",
 		About: fmt.Sprintf(
-			"From %v to %v, or until it has sent to all of them, a container sends to new nodes, so many a second, "+
-				"and continues with all. Preheating installs before %s, and keeps it.",
+			"From %v to %v, or until it has sent to all of them, a container sends to new nodes at a fixed rate, "+
+				"and continues with all. Preheating installs entries before %s and pins them.",
 			peakBegin,
 			peakEnd,
 			from,
@@ -149,15 +150,15 @@ func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from s
 		p := peakOf(samples, end)
 		paper := ""
 		switch {
-		case end < peakEnd: // no peak of the paper's
+		case end < peakEnd: // not the paper's peak
 		case c.preheated:
 			paper = "no longer a bottleneck"
 		case c.demand == fullDemand:
 			paper = "638/s of 1,000/s: the channel is the bottleneck"
 		}
 		f.Findings = append(f.Findings,
-			Finding{name + ": most that wait", float64(p.backlog), "megaflows", paper, "follows"},
-			Finding{name + ": none waits, after the peak's end", p.drained.Seconds(), "s", "", "follows"},
+			Finding{name + ": longest queue", float64(p.backlog), "megaflows", paper, "follows"},
+			Finding{name + ": queue empty, after the peak's end", p.drained.Seconds(), "s", "", "follows"},
 			Finding{name + ": lowest throughput", p.lowest, "Gbit/s", "", "follows"})
 		f.Plots[0].Lines = append(
 			f.Plots[0].Lines,
@@ -173,23 +174,23 @@ func (j peakJob) draw(ctx context.Context, seed uint64, preheated Matrix, from s
 
 func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 	f := Figure{
-		Number: 12, Title: "throughput of two containers beside revalidation",
+		Number: 12, Title: "throughput of two containers with revalidation",
 		About: fmt.Sprintf(
-			"An earlier job's entries age at %v, when container 2's job begins. To remove them takes long, so the "+
-				"switch believes that the NIC is too full and removes what looks idle: new entries, whose counters "+
-				"are late, are too. They come back, and are removed again. The model evaluates it from %v on; low is "+
-				"below 90 %% of %d Gbit/s. Each cure takes one cause away.",
+			"An earlier job's entries age at %v, when container 2's job begins. Because their removal takes long, the "+
+				"switch concludes that the NIC has too many entries, and removes those that seem idle. That includes "+
+				"new entries, whose counters are late. They are installed again, and removed again. The evaluation "+
+				"starts at %v; low means below 90 %% of %d Gbit/s. Each cure removes one cause.",
 			newJobBegins,
 			judgedFrom,
 			containerMax,
 		),
 		Plots: []plot.Plot{
-			{Title: "throughput, as it was", X: "s", Y: "Gbit/s"},
-			{Title: "entries that are offloaded", X: "s", Y: "entries"},
+			{Title: "throughput, as in the paper", X: "s", Y: "Gbit/s"},
+			{Title: "offloaded entries", X: "s", Y: "entries"},
 			{Title: "throughput of container 2, with cures", X: "s", Y: "Gbit/s"},
 		},
 	}
-	for _, c := range slices.Concat([]change{{"as it was", func(*Run, uint64) {}}}, cures(), []change{free}) {
+	for _, c := range slices.Concat([]change{{"as in the paper", func(*Run, uint64) {}}}, cures(), []change{free}) {
 		r := serverRun(seed)
 		c.make(&r, seed)
 		samples, err := r.Do(ctx)
@@ -227,8 +228,8 @@ func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 	return f, err
 }
 
-// sensitivity has the chosen times of the NIC at half and at twice, with late counters, and the worst of all without
-// delay.
+// sensitivity varies the chosen times of the NIC by factors of a half and two, with late counters, and returns also the
+// worst result without delay.
 func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 	var worst Fluctuation
 	for _, dump := range []float64{0.5, 1, 2} {
@@ -241,7 +242,7 @@ func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 				return nil, err
 			}
 			name, f := fmt.Sprintf(
-				"an entry's dump in %v, removal in %v: ",
+				"dump of an entry in %v, removal in %v: ",
 				r.Spec.DumpEntry,
 				r.Spec.RemoveEntry,
 			), judge(
@@ -272,7 +273,7 @@ func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 	), nil
 }
 
-// line has means of half a second.
+// line returns means over half a second.
 func line(name string, samples []Sample, from time.Duration, of func(Sample) float64) plot.Line {
 	const bin = 5
 	l := plot.Line{Name: name}

@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// TestFluctuation is NIMITZ §4.2 and fig 12 (NM9). With all causes container 2 falls far below what it would send again
-// and again, and container 1 does not; with any one of them taken out, nothing in use is removed and nobody is ever
-// slow.
+// TestFluctuation covers NIMITZ §4.2 and fig 12 (NM9). With all causes, container 2 repeatedly falls far below its
+// offered load, and container 1 does not. Without any one of the causes, no entry in use is removed, and both
+// containers are always fast.
 func TestFluctuation(t *testing.T) {
 	for seed := range uint64(3) {
 		does := func(c change) (one, two Fluctuation, samples []Sample) {
@@ -27,7 +27,7 @@ func TestFluctuation(t *testing.T) {
 			}
 			return judge(r, samples, 0), judge(r, samples, 1), samples
 		}
-		one, two, samples := does(change{"as it was", func(*Run, uint64) {}})
+		one, two, samples := does(change{"as in the paper", func(*Run, uint64) {}})
 		if one.Below > 0 || one.Lowest < 0.99*containerMax {
 			t.Errorf("seed %d: container 1: %+v", seed, one)
 		}
@@ -35,18 +35,18 @@ func TestFluctuation(t *testing.T) {
 			t.Errorf("seed %d: container 2 does not fluctuate: %+v", seed, two)
 		}
 		if falls := falls(samples); falls < 2 {
-			t.Errorf("seed %d: container 2 falls %d times: it does not come back", seed, falls)
+			t.Errorf("seed %d: container 2 falls %d times; want repeated falls and recoveries", seed, falls)
 		}
 		for _, c := range append(cures(), free) {
 			one, two, _ := does(c)
 			if one.Below > 0 || two.Below > 0 || two.Lowest < 0.99*containerMax || two.Mistaken > 0 {
-				t.Errorf("seed %d: %s, and the effect stays: %+v, %+v", seed, c.Name, one, two)
+				t.Errorf("seed %d: the effect remains with %s: %+v, %+v", seed, c.Name, one, two)
 			}
 		}
 	}
 }
 
-// falls counts how often container 2 goes from its full rate to below two thirds.
+// falls counts the falls of container 2 from its full rate to less than two thirds.
 func falls(samples []Sample) (n int) {
 	up := false
 	for _, s := range samples {
@@ -63,8 +63,8 @@ func falls(samples []Sample) (n int) {
 	return n
 }
 
-// TestLateCountersAlone: whatever the NIC's own times, without late counters nothing that is in use is removed; with
-// them it is wherever revalidation takes too long.
+// TestLateCountersAlone: without late counters no entry in use is removed, for any times of the NIC; with them some
+// are, if revalidation takes too long.
 func TestLateCountersAlone(t *testing.T) {
 	late, nine := 0, 0
 	for _, f := range drawn(t).Figures[1].Findings {
@@ -83,11 +83,11 @@ func TestLateCountersAlone(t *testing.T) {
 		}
 	}
 	if nine != 9+2 || late < 5 {
-		t.Errorf("%d findings; late counters cost something in %d of 9", nine, late)
+		t.Errorf("got %d findings; late counters have an effect in %d of 9", nine, late)
 	}
 }
 
-// peakRun is figure 8's job, preheated by its rehearsal or not.
+// peakRun is figure 8's job, optionally preheated from its rehearsal.
 func peakRun(demand float64, preheated bool, seed uint64) Run {
 	j := ownJob()
 	r := j.run(demand, seed)
@@ -97,8 +97,8 @@ func peakRun(demand float64, preheated bool, seed uint64) Run {
 	return r
 }
 
-// TestPeak is NIMITZ §3.3 and fig 8 (NM5): 1,000 new megaflows a second are more than the channel takes, 600 are not,
-// and preheated ones wait for nothing.
+// TestPeak covers NIMITZ §3.3 and fig 8 (NM5): 1,000 new megaflows per second exceed the channel's rate, 600 do not,
+// and preheated megaflows do not wait.
 func TestPeak(t *testing.T) {
 	seconds := (peakEnd - peakBegin).Seconds()
 	for _, c := range []struct {
@@ -113,8 +113,8 @@ func TestPeak(t *testing.T) {
 		}
 		p := peakOf(samples, peakEnd)
 		if off := math.Abs(float64(p.backlog) - c.backlog); off > 250 ||
-			c.preheated && p.backlog > 40 { // a rehearsal may miss the last few
-			t.Errorf("%+v: %d wait, want about %.0f", c, p.backlog, c.backlog)
+			c.preheated && p.backlog > 40 { // a rehearsal may lack the last few
+			t.Errorf("%+v: got a queue of %d, want about %.0f", c, p.backlog, c.backlog)
 		}
 		if slow := c.backlog > 0; slow != (p.lowest < 0.9*400) || slow != (p.drained > time.Second) {
 			t.Errorf("%+v: %+v", c, p)
@@ -125,13 +125,13 @@ func TestPeak(t *testing.T) {
 				t.Fatal(err)
 			}
 			if p := peakOf(samples, peakEnd); c.demand == 1000 && p.backlog < 500 {
-				t.Errorf("a tenth preheated, and only %d wait", p.backlog)
+				t.Errorf("with a tenth preheated, only %d wait", p.backlog)
 			}
 		}
 	}
 }
 
-// TestMatrix: what is recorded is what was sent to, the busiest first.
+// TestMatrix: the matrix has the destinations that had packets, the busiest first.
 func TestMatrix(t *testing.T) {
 	table := NewTable(remote(tenantA, 10, 5))
 	burst := func(node int, from, to time.Duration) Flow { return table.flow(tenantA, 10, node, 0, Burst{from, to}) }
@@ -144,20 +144,19 @@ func TestMatrix(t *testing.T) {
 		},
 	)
 	if got := traffic.Matrix(0, 9*time.Second); !slices.Equal(got, []Handle{4, 1}) {
-		t.Errorf("recorded %v", got)
+		t.Errorf("got matrix %v", got)
 	}
 	if got := traffic.Matrix(0, 3*time.Second); !slices.Equal(got, []Handle{1, 4}) {
-		t.Errorf("recorded %v: those of as many packets come by their numbers", got)
+		t.Errorf("got matrix %v; destinations with equal packets must be in order of their numbers", got)
 	}
 }
 
-// TestCounts is fig 7 on every 16th node (NM4). Mean and P95 are fitted; the peak follows from how many nodes there
-// are.
+// TestCounts covers fig 7 on every 16th node (NM4). Mean and P95 are fitted; the peak follows from the number of nodes.
 func TestCounts(t *testing.T) {
 	mu, sigma := logNormal(jobMean, jobP95)
 	if mean, p95 := math.Exp(mu+sigma*sigma/2), math.Exp(mu+1.6448536*sigma); math.Abs(mean-jobMean) > 1 ||
 		math.Abs(p95-jobP95) > 1 {
-		t.Errorf("fitted to mean %.0f and P95 %.0f", mean, p95)
+		t.Errorf("the distribution has mean %.0f and P95 %.0f", mean, p95)
 	}
 	if n := jobTable().Entries; n != jobEntries {
 		t.Errorf("%d entries", n)
@@ -167,7 +166,7 @@ func TestCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if math.Abs(o.Mean/jobMean-1) > 0.15 || math.Abs(o.P95/jobP95-1) > 0.2 || o.Peak < 6000 || o.Peak > jobNodes-1 {
-		t.Errorf("mean %.0f, P95 %.0f, peak %.0f of %d nodes", o.Mean, o.P95, o.Peak, len(o.Counts))
+		t.Errorf("got mean %.0f, P95 %.0f, peak %.0f over %d nodes", o.Mean, o.P95, o.Peak, len(o.Counts))
 	}
 }
 
@@ -182,17 +181,17 @@ func drawn(t *testing.T) *Report {
 	return r
 }
 
-// TestReport: every form and every plot says that it is a model.
+// TestReport: every format and every plot states that it is a model.
 func TestReport(t *testing.T) {
 	if _, err := Draw(t.Context(), 1, 9); err == nil ||
-		!strings.Contains(err.Error(), "there is one of each of [7 8 12]") {
+		!strings.Contains(err.Error(), "choose from [7 8 12]") {
 		t.Errorf("figure 9: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Draw(ctx, 1, Numbers...); !errors.Is(err, context.Canceled) ||
 		!strings.HasPrefix(err.Error(), "interrupted: ") {
-		t.Errorf("a run that was interrupted: %v", err)
+		t.Errorf("interrupted run: got error %v", err)
 	}
 	r := drawn(t)
 	var text, page strings.Builder
@@ -205,8 +204,8 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, s := range map[string]string{"text": text.String(), "page": page.String(), "JSON": string(data)} {
-		if !strings.Contains(s, "A model and no measurement") {
-			t.Errorf("%s does not say what it is", name)
+		if !strings.Contains(s, "A model, not a measurement") {
+			t.Errorf("%s lacks the note that it is a model", name)
 		}
 		for _, f := range r.Figures {
 			for _, x := range f.Findings {
@@ -216,18 +215,18 @@ func TestReport(t *testing.T) {
 			}
 		}
 		if strings.Contains(s, "NaN") || strings.Contains(s, "Inf") {
-			t.Errorf("%s has what is no number", name)
+			t.Errorf("%s has a value that is not a number", name)
 		}
 	}
 	plots := strings.Count(page.String(), "<svg ")
-	if plots != 5 || strings.Count(page.String(), "Model, no measurement:</tspan>") != plots ||
+	if plots != 5 || strings.Count(page.String(), "Model, not a measurement:</tspan>") != plots ||
 		strings.Count(text.String(), "by the model:") != 2 {
-		t.Errorf("%d plots, not all of which say that they are a model's", plots)
+		t.Errorf("got %d plots; each must state that it is a model", plots)
 	}
 	for seed, same := range map[uint64]bool{1: true, 2: false} {
 		if again, err := Draw(t.Context(), seed, 8); err != nil ||
 			reflect.DeepEqual(again.Figures[0], r.Figures[0]) != same {
-			t.Errorf("seed %d, same as of seed 1: want %v; %v", seed, same, err)
+			t.Errorf("seed %d: equality with seed 1: want %v; %v", seed, same, err)
 		}
 	}
 }

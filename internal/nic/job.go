@@ -8,16 +8,16 @@ import (
 )
 
 const (
-	packetRate                    = 100_000 // a second, of a flow that sends: RoCE's are never few
+	packetRate                    = 100_000 // per second, of a flow while it sends: RoCE flows are always fast
 	tenantA, tenantB pipeline.VNI = 7, 8
 )
 
-// subnet is the node CIDR of a tenant's node, a /29 as in §3.2.
+// subnet returns the node CIDR of a tenant's node, a /29 as in §3.2.
 func subnet(job byte, node int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{job, byte(node >> 13), byte(node >> 5), byte(node << 3)}), 29)
 }
 
-// remote are the forwarding entries of a job's other nodes.
+// remote returns the forwarding entries of a job's other nodes.
 func remote(vni pipeline.VNI, job byte, nodes int) (all []pipeline.Entry) {
 	for n := range nodes {
 		all = append(all, pipeline.Forward{VNI: vni, To: subnet(job, n), Port: pipeline.VXLAN})
@@ -25,16 +25,16 @@ func remote(vni pipeline.VNI, job byte, nodes int) (all []pipeline.Entry) {
 	return all
 }
 
-// flow goes to the first container of a job's node.
+// flow returns a flow to a container of a job's node.
 func (t *Table) flow(vni pipeline.VNI, job byte, node, container int, bursts ...Burst) Flow {
 	h, found := t.Lookup(vni, subnet(job, node).Addr().Next())
 	if !found {
-		panic("traffic to a node that the table does not have")
+		panic("the table lacks the destination node")
 	}
 	return Flow{Handle: h, Container: container, Packets: packetRate, Bursts: bursts}
 }
 
-// All is every megaflow of the table: what static offload pins.
+// All returns every megaflow of the table, for static offload.
 func (t *Table) All() (all []Handle) {
 	for h := range t.flows {
 		all = append(all, Handle(h))

@@ -14,26 +14,27 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Matrix is a node's row of a recorded traffic matrix (§3.3): what it has sent to other nodes, by megaflow, the most
-// first. It is what preheating pins before a job begins, and may come from this model or from a switch's counters.
+// Matrix is a node's row of a recorded traffic matrix (§3.3): the packets that it has sent to other nodes, by megaflow,
+// the most packets first. Preheating pins these megaflows before a job begins. The record is from this model or from a
+// switch's counters.
 type Matrix struct {
-	Source       string // where it was recorded, for people
+	Source       string // origin of the record, for people
 	Destinations []Destination
 }
 
-// Destination is a subnet of another node, or a container there where nodes have no subnets.
+// Destination is the subnet of another node, or one of its containers if nodes have no subnets.
 type Destination struct {
 	Megaflow
 	Packets uint64
 }
 
-// matrixHead is a file's first line. The number is of its format.
+// matrixHead is the first line of a file. The number is the version of the format.
 const matrixHead = "# pilaster traffic matrix 1"
 
-// MostDestinations bounds a file; no switch has as many.
+// MostDestinations limits the size of a file; it exceeds the size of any switch.
 const MostDestinations = 1 << 20
 
-// Sort puts the busiest first, and leaves out what had no packet.
+// Sort sorts by packets, most first, and removes destinations without packets.
 func (m *Matrix) Sort() {
 	m.Destinations = slices.DeleteFunc(m.Destinations, func(d Destination) bool { return d.Packets == 0 })
 	slices.SortFunc(m.Destinations, func(a, b Destination) int {
@@ -46,7 +47,7 @@ func (m *Matrix) Sort() {
 	})
 }
 
-// Write writes a file: the head, where it is from, and a line for each destination: VNI, prefix and packets.
+// Write writes a file: the head, the source, and a line for each destination with VNI, prefix and packets.
 func (m Matrix) Write(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	fmt.Fprintf(b, "%s\n# %s\n", matrixHead, strings.Join(strings.Fields(m.Source), " "))
@@ -56,7 +57,8 @@ func (m Matrix) Write(w io.Writer) error {
 	return b.Flush()
 }
 
-// ReadMatrix reads one, and refuses what none has written. Lines that begin with # are for people, but for the first.
+// ReadMatrix parses a file and rejects anything that Write would not write. Lines that begin with #, except the first,
+// are comments.
 func ReadMatrix(r io.Reader) (m Matrix, err error) {
 	seen := map[Megaflow]bool{}
 	lines := bufio.NewScanner(r)
@@ -65,7 +67,7 @@ func ReadMatrix(r io.Reader) (m Matrix, err error) {
 		comment, is := strings.CutPrefix(line, "#")
 		switch {
 		case number == 1 && line != matrixHead:
-			return m, fmt.Errorf("line 1 is not %q: this is no traffic matrix, or one of another version", matrixHead)
+			return m, fmt.Errorf("line 1 is not %q: the file is no traffic matrix, or has another version", matrixHead)
 		case number == 2 && is:
 			m.Source = strings.TrimSpace(comment)
 			continue
@@ -77,7 +79,7 @@ func ReadMatrix(r io.Reader) (m Matrix, err error) {
 		case err != nil:
 			return m, fmt.Errorf("line %d: %w", number, err)
 		case seen[d.Megaflow]:
-			return m, fmt.Errorf("line %d: %v of VNI %d was there before", number, d.To, d.VNI)
+			return m, fmt.Errorf("line %d: duplicate destination %v of VNI %d", number, d.To, d.VNI)
 		case len(m.Destinations) == MostDestinations:
 			return m, fmt.Errorf("line %d: more than %d destinations", number, MostDestinations)
 		}
@@ -88,7 +90,7 @@ func ReadMatrix(r io.Reader) (m Matrix, err error) {
 		return m, err
 	}
 	if len(m.Destinations) == 0 {
-		return m, errors.New("it has no destination: nothing was sent to other nodes while it was recorded")
+		return m, errors.New("the matrix is empty: the node sent nothing to other nodes during the record")
 	}
 	m.Sort()
 	return m, nil
@@ -114,7 +116,7 @@ func parseDestination(line string) (d Destination, err error) {
 	return Destination{Megaflow{pipeline.VNI(vni), to}, packets}, nil
 }
 
-// record is a matrix of what the model sent to these.
+// record returns the matrix of the model's traffic to these megaflows.
 func (t *Table) record(traffic *Traffic, handles []Handle) (m Matrix) {
 	for _, h := range handles {
 		m.Destinations = append(m.Destinations, Destination{t.flows[h], traffic.Sent(h, peakBegin, peakEnd)})
@@ -123,7 +125,7 @@ func (t *Table) record(traffic *Traffic, handles []Handle) (m Matrix) {
 	return m
 }
 
-// Pins are the megaflows of the table that a matrix has, the busiest first.
+// Pins returns the megaflows of the table that the matrix contains, the busiest first.
 func (t *Table) Pins(m Matrix) (all []Handle) {
 	for _, d := range m.Destinations {
 		if h, ok := t.handles[d.Megaflow]; ok {
@@ -133,7 +135,7 @@ func (t *Table) Pins(m Matrix) (all []Handle) {
 	return all
 }
 
-// entries lead to all of the matrix's destinations.
+// entries returns forwarding entries for all destinations of the matrix.
 func (m Matrix) entries() (all []pipeline.Entry) {
 	for _, d := range m.Destinations {
 		all = append(all, pipeline.Forward{VNI: d.VNI, To: d.To, Port: pipeline.VXLAN})

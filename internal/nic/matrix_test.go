@@ -15,7 +15,8 @@ func destination(vni pipeline.VNI, to string, packets uint64) Destination {
 	return Destination{Megaflow{vni, netip.MustParsePrefix(to)}, packets}
 }
 
-// What is written is read again, the busiest first and what had no packet left out.
+// TestMatrixFile: a written file reads back equal, with the busiest destination first and without those that had no
+// packet.
 func TestMatrixFile(t *testing.T) {
 	m := Matrix{Source: "a lab,\nnode n1", Destinations: []Destination{
 		destination(
@@ -35,20 +36,20 @@ func TestMatrixFile(t *testing.T) {
 	}
 	m.Source = "a lab, node n1"
 	if got, err := ReadMatrix(&file); err != nil || !reflect.DeepEqual(got, m) {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("got %+v: %v", got, err)
 	}
 	for text, says := range map[string]string{
-		"": "it has no destination", "7\t10.0.0.0/24\t1\n": "line 1 is not", matrixHead +
-			"\n# x\n# y\n": "nothing was sent", matrixHead + "\n7\t10.0.0.0/24\n": "line 2: ",
+		"": "the matrix is empty", "7\t10.0.0.0/24\t1\n": "line 1 is not", matrixHead +
+			"\n# x\n# y\n": "sent nothing to other nodes", matrixHead + "\n7\t10.0.0.0/24\n": "line 2: ",
 		matrixHead + "\n0\t10.0.0.0/24\t1\n": "not a VNI", matrixHead + "\n16777216\t10.0.0.0/24\t1\n": "not a VNI",
 		matrixHead + "\n7\t10.0.0.1/24\t1\n": "not a prefix",
 		matrixHead + "\n7\t10.0.0.0/24\t0\n": "not a number of " +
 			"packets", matrixHead + "\n7\t10.0.0.0/24\t1\n\n": "line 3: ",
-		matrixHead + "\n7\t10.0.0.0/24\t1\n7\t10.0.0.0/24\t2\n": "was there before", "# pilaster traffic matrix " +
+		matrixHead + "\n7\t10.0.0.0/24\t1\n7\t10.0.0.0/24\t2\n": "duplicate destination", "# pilaster traffic matrix " +
 			"2\n": "another version",
 	} {
 		if _, err := ReadMatrix(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v, want %s", text, err, says)
+			t.Errorf("%q: got error %v, want %s", text, err, says)
 		}
 	}
 }
@@ -66,13 +67,13 @@ func FuzzReadMatrix(f *testing.F) {
 		}
 		m.Source = strings.Join(strings.Fields(m.Source), " ")
 		if again, err := ReadMatrix(&file); err != nil || !reflect.DeepEqual(again, m) {
-			t.Errorf("%+v is read again as %+v, %v", m, again, err)
+			t.Errorf("%+v reads back as %+v: %v", m, again, err)
 		}
 	})
 }
 
-// Preheating from a file does what it did from the rehearsal itself; from a tenth of it, the peak is not met; and of a
-// job that is another recording, that of the job counts.
+// TestPreheatingFromAFile: preheating from a file equals preheating from the rehearsal itself. A tenth of the file is
+// not enough for the peak. With a second record as the job, the job sends to its destinations.
 func TestPreheatingFromAFile(t *testing.T) {
 	find := func(r *Report, what string) float64 {
 		t.Helper()
@@ -84,7 +85,7 @@ func TestPreheatingFromAFile(t *testing.T) {
 		t.Fatalf("no finding %q", what)
 		return 0
 	}
-	const waits = "1,000/s, preheated: most that wait"
+	const waits = "1,000/s, preheated: longest queue"
 	own, err := Draw(t.Context(), 3, 8)
 	if err != nil {
 		t.Fatal(err)
@@ -102,35 +103,36 @@ func TestPreheatingFromAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(r.Figures[0].Findings[3:], own.Figures[0].Findings) || find(r, waits) > 40 ||
-		find(r, "of them, those of the job") != float64(len(m.Destinations)) {
-		t.Errorf("by the file %+v, without %+v", r.Figures[0].Findings, own.Figures[0].Findings)
+		find(r, "of them, destinations of the job") != float64(len(m.Destinations)) {
+		t.Errorf("with the file %+v, without %+v", r.Figures[0].Findings, own.Figures[0].Findings)
 	}
 	tenth := m
 	tenth.Destinations = m.Destinations[:len(m.Destinations)/10]
 	if r, err = DrawRecorded(t.Context(), 3, tenth, nil); err != nil || find(r, waits) < 500 {
-		t.Errorf("a tenth recorded: %v, %+v", err, r)
+		t.Errorf("with a tenth of the record: %v, %+v", err, r)
 	}
 	if r, err = DrawRecorded(t.Context(), 3, m, &tenth); err != nil {
 		t.Fatal(err)
 	}
-	// It has sent to all destinations long before the end of the peak: the figure says so, and starts its evaluation there.
+	// The job has sent to all destinations long before the end of the peak: the report says so, and starts its
+	// evaluation there.
 	few := fmt.Sprintf("1,000/s, %d in all", len(tenth.Destinations))
 	if find(r, "destinations of the job") != float64(len(tenth.Destinations)) ||
-		find(r, few+", preheated: most that wait") != 0 ||
-		find(r, few+": most that wait") < 100 ||
-		find(r, few+": none waits, after the peak's end") < 0.2 ||
-		find(r, fmt.Sprintf("600/s, %d in all: most that wait", len(tenth.Destinations))) > 40 {
-		t.Errorf("another recording's job: %+v", r.Figures[0].Findings)
+		find(r, few+", preheated: longest queue") != 0 ||
+		find(r, few+": longest queue") < 100 ||
+		find(r, few+": queue empty, after the peak's end") < 0.2 ||
+		find(r, fmt.Sprintf("600/s, %d in all: longest queue", len(tenth.Destinations))) > 40 {
+		t.Errorf("with another record as the job: %+v", r.Figures[0].Findings)
 	}
 	for _, f := range r.Figures[0].Findings {
 		if f.Paper != "" {
-			t.Errorf("%+v is compared with the paper's peak", f)
+			t.Errorf("%+v is compared with the paper's peak, but the job is another one", f)
 		}
 	}
 	other := Matrix{Destinations: []Destination{destination(99, "10.0.0.0/29", 1)}}
 	if _, err := DrawRecorded(t.Context(), 3, other, nil); err == nil ||
 		!strings.Contains(err.Error(), "the matrix has 1 destination, and the job sends to none of them") ||
-		!strings.HasSuffix(err.Error(), "; a record of a switch needs --job with another one") {
-		t.Errorf("another tenant's matrix: %v", err)
+		!strings.HasSuffix(err.Error(), "; a record of a switch needs --job with a second record") {
+		t.Errorf("another tenant's matrix: got error %v", err)
 	}
 }

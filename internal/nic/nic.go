@@ -9,48 +9,48 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Megaflow is what a NIC finds packets by: everything that a switch would decide alike (§3.3). With node CIDRs it is
-// all that goes to one node.
+// Megaflow is a NIC's match: all packets with the same forwarding decision of the switch (§3.3). With node CIDRs it
+// matches all packets to one node.
 type Megaflow struct {
 	VNI pipeline.VNI
 	To  netip.Prefix
 }
 
-// Handle names a megaflow between switch and NIC, as tc's handles do.
+// Handle identifies a megaflow between switch and NIC, like tc's handles.
 type Handle uint32
 
-// Counter is a line of a dump.
+// Counter is one entry of a dump.
 type Counter struct {
 	Handle  Handle
-	Packets uint64 // since it was installed, as far as the driver knows
+	Packets uint64 // since its installation, as far as the driver has read
 }
 
-// NIC is what a switch asks of one. A caller waits for as long as the driver takes, which every call tells; a real
-// NIC's would be what a clock shows.
+// NIC is the interface of a switch to a NIC. Every call returns the time that the driver takes, and the caller waits
+// for so long; with a real NIC that would be the elapsed time.
 type NIC interface {
 	Install(at time.Duration, h Handle, m Megaflow) (took time.Duration, err error)
 	Remove(at time.Duration, h Handle) (took time.Duration, err error)
 	Dump(at time.Duration) (counters []Counter, took time.Duration)
 }
 
-// ErrFull is a NIC without room: the megaflow stays in software, and nothing else is changed.
+// ErrFull reports a NIC without capacity: the megaflow stays in software, and nothing else changes.
 var ErrFull = errors.New("the NIC has no room for another entry")
 
-// Spec is a NIC and its driver. Parameters says where Production's values come from.
+// Spec describes a NIC and its driver. Parameters lists the origins of Production's values.
 type Spec struct {
-	Capacity     int           // entries it has memory for
-	InsertRate   float64       // entries a second
-	DumpEntry    time.Duration // a dump's time for each entry
-	RemoveEntry  time.Duration // a removal's time, if nothing else were offloaded
-	RemoveSlope  float64       // by how many times that it takes longer for every 1,000 entries
-	CounterDelay time.Duration // at most, until a packet is in a dump
-	GroupSize    int           // entries of a flow group, which are looked up at once
-	FreeGroups   int           // groups that are looked up at line rate
-	Line         float64       // Gbit/s, offloaded
-	Software     float64       // Gbit/s of all flows that are not
+	Capacity     int           // entries that fit in its memory
+	InsertRate   float64       // entries per second
+	DumpEntry    time.Duration // time of a dump per entry
+	RemoveEntry  time.Duration // time of a removal if nothing else is offloaded
+	RemoveSlope  float64       // relative increase of that time per 1,000 entries
+	CounterDelay time.Duration // maximum time until a packet is counted in a dump
+	GroupSize    int           // entries of a flow group; one lookup covers a group
+	FreeGroups   int           // groups that can be looked up at line rate
+	Line         float64       // Gbit/s of offloaded traffic
+	Software     float64       // Gbit/s of all other traffic together
 }
 
-// Production is the NIC that the figures are drawn with.
+// Production returns the NIC of the figures.
 func Production() Spec {
 	return Spec{
 		Capacity: 65_536, InsertRate: 638, DumpEntry: 50 * time.Microsecond, RemoveEntry: 90 * time.Microsecond,
@@ -59,12 +59,12 @@ func Production() Spec {
 	}
 }
 
-// Model is a NIC that does not exist.
+// Model is a simulated NIC.
 type Model struct {
 	Spec
 	sent    func(h Handle, from, to time.Duration) uint64 // packets of a megaflow
 	entries []offloaded
-	place   []int // of a handle in entries, plus 1
+	place   []int // index of a handle in entries, plus 1
 }
 
 type offloaded struct {
@@ -74,12 +74,12 @@ type offloaded struct {
 
 var _ NIC = (*Model)(nil)
 
-// NewModel has no entries. sent tells it how many packets a megaflow had between two times.
+// NewModel returns a NIC without entries. sent returns the packets of a megaflow between two times.
 func NewModel(s Spec, sent func(h Handle, from, to time.Duration) uint64) *Model {
 	return &Model{Spec: s, sent: sent}
 }
 
-// Install takes an entry, which forwards as soon as the channel has let it through.
+// Install adds an entry, which forwards as soon as the channel has processed it.
 func (m *Model) Install(at time.Duration, h Handle, _ Megaflow) (time.Duration, error) {
 	took := time.Duration(float64(time.Second) / m.InsertRate)
 	if m.find(h) != nil {
@@ -96,7 +96,7 @@ func (m *Model) Install(at time.Duration, h Handle, _ Megaflow) (time.Duration, 
 	return took, nil
 }
 
-// Remove takes an entry out at once; then the driver is busy with its own lists for the longer, the more entries there
+// Remove removes an entry immediately; then the driver is busy with its own lists, the longer the more entries there
 // are (§4.1, §4.2).
 func (m *Model) Remove(_ time.Duration, h Handle) (time.Duration, error) {
 	e := m.find(h)
@@ -111,7 +111,7 @@ func (m *Model) Remove(_ time.Duration, h Handle) (time.Duration, error) {
 	return took, nil
 }
 
-// Dump lists what forwards, with counters as late as the driver's.
+// Dump lists the entries that forward, with counters as late as the driver's.
 func (m *Model) Dump(at time.Duration) ([]Counter, time.Duration) {
 	counters := make([]Counter, 0, len(m.entries))
 	counted := m.counted(at)
@@ -128,9 +128,9 @@ func (m *Model) Dump(at time.Duration) ([]Counter, time.Duration) {
 	return counters, time.Duration(len(counters)) * m.DumpEntry
 }
 
-// counted is up to when packets are in counters. The driver reads all counters over and over, each time for half of the
-// delay; what it reads is that of the beginning, and is shown when it has been over all. So a new entry shows zero for
-// one to two of these times.
+// counted returns the time up to which packets are in counters. The driver repeatedly reads all counters, and each pass
+// takes half of the delay. A pass reads the values at its beginning and publishes them at its end. So a new entry shows
+// zero for one to two passes.
 func (m *Model) counted(at time.Duration) time.Duration {
 	walk := m.CounterDelay / 2
 	if walk == 0 {
@@ -139,7 +139,7 @@ func (m *Model) counted(at time.Duration) time.Duration {
 	return (at/walk - 1) * walk
 }
 
-// Holds tells whether packets of a megaflow are forwarded here.
+// Holds reports whether the NIC forwards packets of a megaflow.
 func (m *Model) Holds(at time.Duration, h Handle) bool {
 	e := m.find(h)
 	return e != nil && e.since <= at
@@ -152,10 +152,11 @@ func (m *Model) find(h Handle) *offloaded {
 	return &m.entries[m.place[h]-1]
 }
 
-// Len is how many entries there are, the one in the channel included.
+// Len returns the number of entries, including the one in the channel.
 func (m *Model) Len() int { return len(m.entries) }
 
-// Speed is what part of the line rate offloaded packets reach: flow groups are looked up one after the other (§4.2).
+// Speed returns the share of the line rate that offloaded packets reach: the NIC looks up flow groups one by one
+// (§4.2).
 func (m *Model) Speed() float64 {
 	groups := (len(m.entries) + m.GroupSize - 1) / m.GroupSize
 	return min(1, float64(m.FreeGroups)/float64(max(groups, 1)))

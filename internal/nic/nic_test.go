@@ -10,12 +10,12 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// steady is a megaflow with a packet every 10 µs, for ever.
+// steady is a megaflow with a packet every 10 µs.
 func steady(_ Handle, from, to time.Duration) uint64 {
 	return uint64((to - from) / (10 * time.Microsecond))
 }
 
-// filled has n entries, and is asked for nothing else while they are installed.
+// filled returns a NIC with n entries.
 func filled(t testing.TB, s Spec, n int) *Model {
 	t.Helper()
 	m := NewModel(s, steady)
@@ -27,7 +27,8 @@ func filled(t testing.TB, s Spec, n int) *Model {
 	return m
 }
 
-// TestRemoval is NIMITZ §4.1: a batch of 2,000 takes 28 times as long from 50,000 as from the last 2,000 (NM8).
+// TestRemoval covers NIMITZ §4.1: removing a batch of 2,000 takes 28 times as long from 50,000 entries as from the last
+// 2,000 (NM8).
 func TestRemoval(t *testing.T) {
 	m := filled(t, Production(), 50_000)
 	var batches []time.Duration
@@ -42,7 +43,8 @@ func TestRemoval(t *testing.T) {
 			batch += took
 		}
 		if len(batches) > 0 && batch >= batches[len(batches)-1] {
-			t.Errorf("with %d left a batch takes %v, no less than the one before", n, batch)
+			t.Errorf("with %d entries left a batch takes %v, want less than the previous batch's %v",
+				n, batch, batches[len(batches)-1])
 		}
 		batches = append(batches, batch)
 	}
@@ -50,11 +52,11 @@ func TestRemoval(t *testing.T) {
 		t.Errorf("the first batch takes %.1f times as long as the last", ratio)
 	}
 	if m.Len() != 0 {
-		t.Errorf("%d entries are left", m.Len())
+		t.Errorf("got %d entries left, want none", m.Len())
 	}
 }
 
-// TestCounters: a new entry shows zero for one to two seconds, and no counter is later than two (§4.2).
+// TestCounters: a new entry shows zero for one to two seconds, and no counter is later than two seconds (§4.2).
 func TestCounters(t *testing.T) {
 	for _, delay := range []time.Duration{0, 2 * time.Second} {
 		for _, begin := range []time.Duration{0, 300 * time.Millisecond, 999 * time.Millisecond, 4 * time.Second} {
@@ -67,53 +69,53 @@ func TestCounters(t *testing.T) {
 			}
 			since, first := begin+took, time.Duration(-1)
 			if c, _ := m.Dump(since - 1); len(c) != 0 || m.Holds(since-1, 7) {
-				t.Errorf("an entry is there before the channel has let it through")
+				t.Errorf("an entry forwards before the channel has processed it")
 			}
 			for at := since; at < since+6*time.Second; at += time.Millisecond {
 				c, _ := m.Dump(at)
 				if len(c) != 1 || c[0].Handle != 7 || !m.Holds(at, 7) {
-					t.Fatalf("the dump at %v: %v", at, c)
+					t.Fatalf("unexpected dump at %v: %v", at, c)
 				}
 				if c[0].Packets > 0 && first < 0 {
 					first = at - since
 				}
 				if least := steady(7, since, max(since, at-delay)); c[0].Packets < least {
-					t.Fatalf("at %v the counter says %d; %v before there were %d", at, c[0].Packets, delay, least)
+					t.Fatalf("at %v the counter is %d; %v earlier there were %d packets",
+						at, c[0].Packets, delay, least)
 				}
 			}
 			if first < delay/2 || first > delay+time.Millisecond {
-				t.Errorf("delay %v, installed at %v: counted after %v", delay, begin, first)
+				t.Errorf("delay %v, installed at %v: first count after %v", delay, begin, first)
 			}
 		}
 	}
 }
 
-// TestRoom: the NIC refuses what it has no room for, and what it is not to be asked.
+// TestRoom: the NIC rejects entries beyond its capacity, duplicates, and the removal of unknown entries.
 func TestRoom(t *testing.T) {
 	s := Production()
 	s.Capacity = 3
 	m := filled(t, s, 3)
 	if _, err := m.Install(0, 9, Megaflow{}); !errors.Is(err, ErrFull) || m.Len() != 3 {
-		t.Errorf("a fourth of three: %v, and there are %d", err, m.Len())
+		t.Errorf("a fourth entry in a NIC for three: got error %v, %d entries", err, m.Len())
 	}
 	if _, err := m.Install(0, 1, Megaflow{}); err == nil || errors.Is(err, ErrFull) {
-		t.Errorf("one twice: %v", err)
+		t.Errorf("a duplicate entry: got error %v", err)
 	}
 	if _, err := m.Remove(0, 9); err == nil {
-		t.Error("one that is not there was removed")
+		t.Error("the removal of an unknown entry succeeded")
 	}
 	if _, err := m.Remove(0, 0); err != nil {
 		t.Error(err)
 	}
 	for h, held := range []bool{false, true, true} {
 		if m.Holds(time.Second, Handle(h)) != held {
-			t.Errorf("entry %d: want %v", h, held)
+			t.Errorf("entry %d: want Holds = %v", h, held)
 		}
 	}
 }
 
-// TestFlowGroups: each group beyond those that are free slows all lookups down, without any sign of it but the speed
-// (§4.2).
+// TestFlowGroups: each group beyond the free ones slows down all lookups; only the speed shows it (§4.2).
 func TestFlowGroups(t *testing.T) {
 	s := Production()
 	free := s.FreeGroups * s.GroupSize
@@ -126,8 +128,8 @@ func TestFlowGroups(t *testing.T) {
 	}
 }
 
-// TestGrouping: a megaflow is as wide as the forwarding entry that the pipeline meets, so containers of one node have
-// one where it has a CIDR, and one each where not.
+// TestGrouping: a megaflow is as wide as the forwarding entry that the pipeline matches. So containers of one node
+// share a megaflow if the node has a CIDR, and have one each if not.
 func TestGrouping(t *testing.T) {
 	node := pipeline.VTEP(netip.MustParsePrefix("fd70:696c:6100:2::/64"))
 	entries := []pipeline.Entry{
@@ -153,20 +155,20 @@ func TestGrouping(t *testing.T) {
 		verdict, met := judge.Run(pipeline.Packet{From: 2, Src: netip.MustParseAddr("10.0.0.1"), Dst: dst})
 		h, ok := table.Lookup(7, dst)
 		if ok != (verdict.Drop == 0) {
-			t.Errorf("%s: found %v, and the pipeline says %v", to, ok, verdict)
+			t.Errorf("%s: found %v, but the pipeline's verdict is %v", to, ok, verdict)
 		}
 		if f := (pipeline.Forward{}); ok {
 			if f = met[len(met)-1].(pipeline.Forward); table.flows[h] != (Megaflow{f.VNI, f.To}) {
-				t.Errorf("%s: megaflow %v, the pipeline met %v", to, table.flows[h], f)
+				t.Errorf("%s: got megaflow %v, but the pipeline matched %v", to, table.flows[h], f)
 			}
 			found[dst] = h
 		}
 	}
 	a := netip.MustParseAddr
 	if found[a("10.0.1.1")] != found[a("10.0.1.2")] || found[a("10.0.2.1")] == found[a("10.0.2.2")] || len(found) != 6 {
-		t.Errorf("megaflows %v", found)
+		t.Errorf("got megaflows %v", found)
 	}
 	if _, ok := table.Lookup(8, a("fd00:2::1")); ok {
-		t.Error("another tenant has this one's megaflow")
+		t.Error("two tenants share a megaflow")
 	}
 }

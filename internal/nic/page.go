@@ -28,14 +28,14 @@ func (r *Report) Page(w io.Writer) error {
 	for _, p := range r.Parameters {
 		t.Rows = append(t.Rows, []string{p.Name, p.Value, p.Origin, p.Why})
 	}
-	page.Sections = append(page.Sections, plot.Section{ID: "parameters", Title: "What the model assumes", Table: t})
+	page.Sections = append(page.Sections, plot.Section{ID: "parameters", Title: "Assumptions of the model", Table: t})
 	return page.Write(w)
 }
 
 func (f Figure) section() plot.Section {
 	t := &plot.Table{
 		Caption: fmt.Sprintf("Model, figure %d. Given: by the paper. Fitted: to its figure. "+
-			"Follows: from what was given, fitted and assumed", f.Number),
+			"Follows: from given, fitted and assumed values", f.Number),
 		Head: []string{"what", "model", "paper", "kind"},
 	}
 	for _, x := range f.Findings {
@@ -46,7 +46,7 @@ func (f Figure) section() plot.Section {
 		Notes: []plot.Note{{Text: f.About}}, Table: t,
 	}
 	for _, p := range f.Plots {
-		s.Lines = append(s.Lines, plot.NewLines("Model, no measurement:", p))
+		s.Lines = append(s.Lines, plot.NewLines("Model, not a measurement:", p))
 	}
 	return s
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // Nature is the first sentence of every report.
-const Nature = "A model and no measurement: no NIC, no driver and no packet took part. Figures say what follows from " +
-	"the assumptions that are listed with them."
+const Nature = "A model, not a measurement: no NIC, no driver and no packet took part. The figures follow from the " +
+	"assumptions that are listed with them."
 
 // Report is the result of `pilaster bench nic`.
 type Report struct {
@@ -21,7 +21,7 @@ type Report struct {
 	Parameters []Parameter `json:"parameters"`
 }
 
-// Figure is the model's answer to one of the paper's.
+// Figure is the model's counterpart of a figure of the paper.
 type Figure struct {
 	Number   int         `json:"number"`
 	Title    string      `json:"title"`
@@ -30,13 +30,13 @@ type Figure struct {
 	Plots    []plot.Plot `json:"plots"`
 }
 
-// Finding is a figure of the model beside the paper's, where that has one.
+// Finding is a value of the model, with the paper's value if there is one.
 type Finding struct {
 	What  string  `json:"what"`
 	Value float64 `json:"value"`
 	Unit  string  `json:"unit"`
 	Paper string  `json:"paper,omitempty"`
-	Kind  string  `json:"kind"` // given by the paper; fitted to its figure; or it follows from what was given, fitted and assumed
+	Kind  string  `json:"kind"` // given by the paper; fitted to its figure; or following from given, fitted and assumed values
 }
 
 // Parameter is an assumption of the model.
@@ -47,7 +47,7 @@ type Parameter struct {
 	Why    string `json:"why"`
 }
 
-// Parameters are all of them.
+// Parameters returns all parameters.
 func Parameters() []Parameter {
 	s, p := Production(), ProductionPolicy()
 	mu, sigma := logNormal(jobMean, jobP95)
@@ -68,8 +68,8 @@ func Parameters() []Parameter {
 			"delay of counters",
 			fmt.Sprint(s.CounterDelay),
 			"paper",
-			"§4.2, at most. The driver reads all counters over and over, for half of it each time; what is new shows " +
-				"zero for one to two of these",
+			"§4.2, at most. The driver repeatedly reads all counters, and each pass takes half of it; new entries " +
+				"show zero for one to two passes",
 		},
 		{
 			"slope of removals",
@@ -81,7 +81,7 @@ func Parameters() []Parameter {
 			"a removal from an empty NIC",
 			fmt.Sprint(s.RemoveEntry),
 			"chosen",
-			"so that fig 12's effect shows; that figure's table has it at half and at twice",
+			"so that fig 12's effect shows; that figure's table varies it by factors of a half and two",
 		},
 		{
 			"a dump's time for an entry",
@@ -99,8 +99,8 @@ func Parameters() []Parameter {
 			"its threshold",
 			fmt.Sprint(p.Threshold),
 			"assumed",
-			"one that took longer, removals included, makes the next remove entries whose counter is zero, and idle " +
-				"ones after " + fmt.Sprint(
+			"a round that takes longer, removals included, makes the next one remove entries whose counter is zero, " +
+				"and idle ones after " + fmt.Sprint(
 				p.Pressed,
 			) + " (§4.2 names no times)",
 		},
@@ -113,7 +113,7 @@ func Parameters() []Parameter {
 				s.GroupSize,
 			),
 			"assumed",
-			"§4.2 has no figures. With more groups the line rate falls as their number rises",
+			"§4.2 has no figures. Beyond that, the rate falls with the number of groups",
 		},
 		{
 			"peers of a node of fig 7",
@@ -124,14 +124,14 @@ func Parameters() []Parameter {
 				humanize.Grouped(jobNodes-1),
 			),
 			"fitted",
-			"to mean 1,200 and P95 3,300; there is one megaflow for each other node. With a peer, 4 s of traffic, " +
+			"to mean 1,200 and P95 3,300; there is one megaflow for each other node. To each peer, 4 s of traffic, " +
 				"then a pause of 2 s on average",
 		},
 		{
 			"entries of fig 7",
-			fmt.Sprintf("%s: %s nodes, the rest services'", humanize.Grouped(jobEntries), humanize.Grouped(jobNodes-1)),
+			fmt.Sprintf("%s: %s nodes, rest: services", humanize.Grouped(jobEntries), humanize.Grouped(jobNodes-1)),
 			"assumed",
-			"§3.3 does not say what the rest is; it is never offloaded here",
+			"§3.3 does not describe the rest; the model never offloads it",
 		},
 		{
 			"server of fig 12",
@@ -168,7 +168,7 @@ func (r *Report) Table(w io.Writer) {
 	}
 }
 
-// Text is a finding's value as people read it.
+// Text formats a finding's value for people.
 func (f Finding) Text() string {
 	if whole := int(math.Round(f.Value)); f.Unit != "s" {
 		return humanize.Grouped(whole) + " " + f.Unit

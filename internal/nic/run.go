@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// Burst is when a flow sends.
+// Burst is a period in which a flow sends.
 type Burst struct{ From, To time.Duration }
 
-// Flow is a connection, or as many as are alike.
+// Flow is a connection, or a group of equal ones.
 type Flow struct {
 	Handle    Handle
-	Container int     // whose it is
-	Packets   float64 // a second, while it sends
-	Bursts    []Burst // in order, apart from each other
+	Container int     // number of the sending container
+	Packets   float64 // per second, while it sends
+	Bursts    []Burst // in order, without overlap
 }
 
-// Traffic is all that a node sends.
+// Traffic is all traffic that a node sends.
 type Traffic struct {
 	Flows []Flow
-	first []int // flow of a handle, plus 1
-	next  []int // flow of the same handle, plus 1
+	first []int // first flow of a handle, plus 1
+	next  []int // next flow of the same handle, plus 1
 }
 
-// NewTraffic has these flows.
+// NewTraffic returns traffic of these flows.
 func NewTraffic(flows []Flow) *Traffic {
 	t := &Traffic{Flows: flows, next: make([]int, len(flows))}
 	for i, f := range flows {
@@ -38,7 +38,7 @@ func NewTraffic(flows []Flow) *Traffic {
 	return t
 }
 
-// of are the flows of a megaflow.
+// of returns the flows of a megaflow.
 func (t *Traffic) of(h Handle) iter.Seq[*Flow] {
 	return func(yield func(*Flow) bool) {
 		if int(h) >= len(t.first) {
@@ -58,7 +58,7 @@ func (f *Flow) busy(at time.Duration) bool {
 	return false
 }
 
-// Sent is how many packets a megaflow had.
+// Sent returns the packets of a megaflow between two times.
 func (t *Traffic) Sent(h Handle, from, to time.Duration) (n uint64) {
 	for f := range t.of(h) {
 		for _, b := range f.Bursts {
@@ -70,7 +70,7 @@ func (t *Traffic) Sent(h Handle, from, to time.Duration) (n uint64) {
 	return n
 }
 
-// Busy tells whether a megaflow has packets just then.
+// Busy reports whether a megaflow has packets at a time.
 func (t *Traffic) Busy(at time.Duration, h Handle) bool {
 	for f := range t.of(h) {
 		if f.busy(at) {
@@ -80,7 +80,7 @@ func (t *Traffic) Busy(at time.Duration, h Handle) bool {
 	return false
 }
 
-// Matrix is a recorded traffic matrix: the megaflows that had packets, the busiest first.
+// Matrix returns the megaflows that had packets, the busiest first.
 func (t *Traffic) Matrix(from, to time.Duration) (all []Handle) {
 	sent := make([]uint64, len(t.first))
 	for h := range sent {
@@ -92,7 +92,7 @@ func (t *Traffic) Matrix(from, to time.Duration) (all []Handle) {
 	return all
 }
 
-// start is a burst's first packet.
+// start is the time of a burst's first packet.
 type start struct {
 	at     time.Duration
 	handle Handle
@@ -111,32 +111,32 @@ func (t *Traffic) starts() (all []start) {
 	return all
 }
 
-// Run is a node over time.
+// Run is a simulation of a node.
 type Run struct {
 	Spec       Spec
 	Policy     Policy
 	Table      *Table
 	Traffic    *Traffic
-	Pinned     []Handle // from the beginning
+	Pinned     []Handle // installed at the beginning
 	Until      time.Duration
-	Every      time.Duration // from sample to sample
-	Containers []float64     // Gbit/s that each would send
+	Every      time.Duration // interval of samples
+	Containers []float64     // offered load of each, in Gbit/s
 
-	// Check is called after every step; tests look at the invariants there.
+	// Check is called after every step, for tests of invariants.
 	Check func(at time.Duration, n *Model, s *Switch)
 }
 
-// Sample is a node at one time.
+// Sample is the state of a node at one time.
 type Sample struct {
 	At        time.Duration
 	Offloaded int
 	Backlog   int
 	Removed   int       // so far
-	Mistaken  int       // of them, those that were in use
+	Mistaken  int       // removed entries that were in use
 	Rates     []float64 // Gbit/s of each container
 }
 
-// Do goes from event to event. It ends early when the context does.
+// Do runs the simulation. A cancelled context ends it early.
 func (r Run) Do(ctx context.Context) ([]Sample, error) {
 	n := NewModel(r.Spec, r.Traffic.Sent)
 	s := NewSwitch(r.Table, n, r.Policy, r.Traffic.Busy)
@@ -173,8 +173,8 @@ func (r Run) Do(ctx context.Context) ([]Sample, error) {
 	}
 }
 
-// rates are the containers' throughput. A container's flows want equal parts of what it would send. An offloaded one
-// gets it, as far as the NIC's lookups allow; all others of the node share what software can do.
+// rates returns the containers' throughput. A container divides its offered load equally among its flows. An offloaded
+// flow gets its part, as far as the NIC's lookups allow; all other flows of the node share the software's throughput.
 func (r Run) rates(at time.Duration, n *Model) []float64 {
 	rates := make([]float64, len(r.Containers))
 	if len(rates) == 0 {

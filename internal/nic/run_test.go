@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestAgeing: an entry goes some time after its last packet and not before, a pinned one never.
+// TestAgeing: an entry is removed some time after its last packet and not before; a pinned entry is never removed.
 func TestAgeing(t *testing.T) {
 	table := NewTable(remote(tenantA, 10, 2))
 	r := Run{
@@ -25,7 +25,7 @@ func TestAgeing(t *testing.T) {
 		switch at := s.At.Seconds(); {
 		case at > 1.1 && at < 15:
 			want = 2
-		case at >= 15 && at < 18, at >= 1 && at <= 1.1, at == 0: // counters are late, and a round may just have been
+		case at >= 15 && at < 18, at >= 1 && at <= 1.1, at == 0: // counters are late, and a round may be in progress
 			continue
 		}
 		if s.Offloaded != want {
@@ -34,7 +34,7 @@ func TestAgeing(t *testing.T) {
 	}
 }
 
-// TestChannel: no more than 638 entries a second get through, in the order in which they were asked for (§3.3; NM4).
+// TestChannel: the channel processes at most 638 entries per second, in the order of the requests (§3.3; NM4).
 func TestChannel(t *testing.T) {
 	table := NewTable(remote(tenantA, 10, 2000))
 	var flows []Flow
@@ -57,24 +57,24 @@ func TestChannel(t *testing.T) {
 	for _, s := range samples {
 		want := min(2000, 638*s.At.Seconds())
 		if d := float64(s.Offloaded) - want; d < -1 || d > 2 || s.Offloaded+s.Backlog != 2000 && s.At > 0 {
-			t.Errorf("at %v %d are offloaded and %d wait", s.At, s.Offloaded, s.Backlog)
+			t.Errorf("at %v: %d entries are offloaded and %d wait", s.At, s.Offloaded, s.Backlog)
 		}
-		// What waits shares what software can do.
+		// Waiting flows share the software's throughput.
 		rate := 400*want/2000 + min(400*(1-want/2000), r.Spec.Software)
 		if s.At > 0 && (s.Rates[0] < rate-1 || s.Rates[0] > rate+1) {
-			t.Errorf("at %v %.1f Gbit/s, want %.1f", s.At, s.Rates[0], rate)
+			t.Errorf("at %v: got %.1f Gbit/s, want %.1f", s.At, s.Rates[0], rate)
 		}
 	}
-	r.Spec.GroupSize, r.Spec.FreeGroups = 500, 3 // so many entries are four groups
+	r.Spec.GroupSize, r.Spec.FreeGroups = 500, 3 // the entries fill four groups
 	if samples, err = r.Do(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if last := samples[len(samples)-1].Rates[0]; last != 300 {
-		t.Errorf("%.1f Gbit/s with a flow group too many, want 300", last)
+		t.Errorf("got %.1f Gbit/s with one flow group too many, want 300", last)
 	}
 }
 
-// random is a small node whose NIC is too small for what it does.
+// random is a small node whose NIC is too small for its traffic.
 func random(seed uint64) Run {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	const nodes = 120
@@ -101,15 +101,15 @@ func random(seed uint64) Run {
 	return r
 }
 
-// TestInvariants: after every step each megaflow is in one place, switch and NIC agree about it, and the NIC holds no
-// more than it can; in the end only pinned ones are left.
+// TestInvariants: after every step each megaflow is in exactly one place, switch and NIC agree about it, and the NIC
+// does not exceed its capacity. At the end only pinned entries remain.
 func TestInvariants(t *testing.T) {
 	for seed := range uint64(40) {
 		r := random(seed)
 		full := false
 		r.Check = func(at time.Duration, n *Model, s *Switch) {
 			if n.Len() > n.Capacity {
-				t.Fatalf("seed %d: %d entries in a NIC for %d", seed, n.Len(), n.Capacity)
+				t.Fatalf("seed %d: got %d entries in a NIC for %d", seed, n.Len(), n.Capacity)
 			}
 			full = full || n.Len() == n.Capacity && s.Backlog() > 0
 			waits := map[Handle]int{}
@@ -120,7 +120,7 @@ func TestInvariants(t *testing.T) {
 			for h, f := range s.flows {
 				if (f.where == queued) != (waits[Handle(h)] == 1) || (f.where == inNIC) != (n.find(Handle(h)) != nil) {
 					t.Fatalf(
-						"seed %d at %v: megaflow %d is %d, waits %d times, NIC %v",
+						"seed %d at %v: megaflow %d has state %d, is queued %d times, and is in the NIC: %v",
 						seed,
 						at,
 						h,
@@ -135,7 +135,7 @@ func TestInvariants(t *testing.T) {
 			}
 			if len(waits) != len(s.queue) || in != n.Len() {
 				t.Fatalf(
-					"seed %d at %v: %d wait in a queue of %d; %d and %d are in the NIC",
+					"seed %d at %v: %d wait in a queue of %d; the switch counts %d in the NIC, which has %d",
 					seed,
 					at,
 					len(waits),
@@ -155,22 +155,22 @@ func TestInvariants(t *testing.T) {
 		}
 		last := samples[len(samples)-1]
 		if last.Offloaded != len(pinned) || last.Backlog != 0 || last.At != r.Until {
-			t.Errorf("seed %d: in the end %+v, want %d pinned", seed, last, len(pinned))
+			t.Errorf("seed %d: got final sample %+v, want only %d pinned entries", seed, last, len(pinned))
 		}
 		for _, s := range samples {
 			for c, rate := range s.Rates {
 				if rate < 0 || rate > r.Containers[c]+1e-9 {
-					t.Fatalf("seed %d: container %d at %.1f Gbit/s", seed, c, rate)
+					t.Fatalf("seed %d: container %d has %.1f Gbit/s", seed, c, rate)
 				}
 			}
 		}
 		if r.Spec.Capacity < 60 && r.Spec.InsertRate > 100 && !full {
-			t.Errorf("seed %d: a NIC of %d was never full", seed, r.Spec.Capacity)
+			t.Errorf("seed %d: the NIC of %d entries was never full", seed, r.Spec.Capacity)
 		}
 	}
 }
 
-// TestSeed: the same seed gives the same run, another one another.
+// TestSeed: equal seeds give equal runs, and different seeds different ones.
 func TestSeed(t *testing.T) {
 	run := func(seed uint64) []Sample {
 		samples, err := random(seed).Do(t.Context())
@@ -195,7 +195,7 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// BenchmarkNIC is a second of a node with so many entries in use.
+// BenchmarkNIC simulates a second of a node with many entries in use.
 func BenchmarkNIC(b *testing.B) {
 	for _, n := range []int{10_000, 100_000} {
 		table := NewTable(remote(tenantA, 10, n))

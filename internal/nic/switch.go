@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Policy is when a switch removes entries.
+// Policy describes when a switch removes entries.
 type Policy struct {
-	Period    time.Duration // from one revalidation to the next, unless one takes longer; 0: there is none, nothing is removed
-	Threshold time.Duration // a revalidation that takes longer means that too many are offloaded
-	Idle      time.Duration // an entry goes when its counter has not moved for so long
-	Pressed   time.Duration // the same while too many are offloaded; then one whose counter is zero goes at once
+	Period    time.Duration // interval of revalidations, unless one takes longer; 0: none, nothing is removed
+	Threshold time.Duration // a revalidation that takes longer means that too many entries are offloaded
+	Idle      time.Duration // an entry whose counter has not changed for so long is removed
+	Pressed   time.Duration // the same while too many are offloaded; entries whose counter is zero are removed at once
 }
 
-// ProductionPolicy is Open vSwitch's, with the threshold of a server that has not met §4.2 yet.
+// ProductionPolicy is Open vSwitch's policy, with the threshold of a server without the changes of §4.2.
 func ProductionPolicy() Policy {
 	return Policy{
 		Period:    500 * time.Millisecond,
@@ -33,47 +33,47 @@ const (
 	inNIC
 )
 
-// flow is what the switch knows of a megaflow.
+// flow is the switch's state of a megaflow.
 type flow struct {
 	where   place
 	pinned  bool
 	packets uint64        // of the last dump
-	used    time.Duration // when the counter was last seen to move, or when it was installed
+	used    time.Duration // time of the counter's last change, or of the installation
 }
 
 // Switch is the offloading side of Open vSwitch on a node.
 type Switch struct {
 	Policy
 	Removed  int // so far
-	Mistaken int // of them, those that had packets just then
+	Mistaken int // removed entries that had packets at that time
 	table    *Table
 	nic      NIC
 	busy     func(at time.Duration, h Handle) bool
 	flows    []flow
 	queue    []Handle
-	channel  time.Duration // is free again
+	channel  time.Duration // time at which the channel is free
 
 	round   round
 	pressed bool
 }
 
-// round is a revalidation.
+// round is one revalidation.
 type round struct {
 	begin    time.Duration
-	next     time.Duration // when something is to be done for it
-	counters []Counter     // dumped and not yet looked at
+	next     time.Duration // time of its next step
+	counters []Counter     // dumped and not yet checked
 	victims  []Handle
 	dumped   bool
 }
 
-// NewSwitch has nothing offloaded. busy tells whether packets of a megaflow come just then: of one that is taken out,
-// the next goes to software at once.
+// NewSwitch returns a switch without offloaded entries. busy reports whether packets of a megaflow arrive at a time:
+// after a removal, the next packet goes to software at once.
 func NewSwitch(t *Table, n NIC, p Policy, busy func(time.Duration, Handle) bool) *Switch {
 	return &Switch{Policy: p, table: t, nic: n, busy: busy, flows: make([]flow, len(t.flows))}
 }
 
-// Miss is a packet that the NIC does not know: the switch forwards it in software, and its megaflow is queued for the
-// channel (fig 6, 3 and 4).
+// Miss handles a packet without an entry in the NIC: the switch forwards it in software, and queues its megaflow for
+// the channel (fig 6, 3 and 4).
 func (s *Switch) Miss(h Handle) {
 	if f := &s.flows[h]; f.where == inSoftware {
 		f.where = queued
@@ -81,7 +81,7 @@ func (s *Switch) Miss(h Handle) {
 	}
 }
 
-// Pin installs entries and keeps them: preheating (§3.3), or static offload where it is all of them.
+// Pin installs entries permanently: preheating (§3.3), or static offload if these are all entries.
 func (s *Switch) Pin(handles []Handle) {
 	for _, h := range handles {
 		s.flows[h].pinned = true
@@ -89,10 +89,10 @@ func (s *Switch) Pin(handles []Handle) {
 	}
 }
 
-// Backlog is how many megaflows wait for the channel.
+// Backlog returns the number of megaflows that wait for the channel.
 func (s *Switch) Backlog() int { return len(s.queue) }
 
-// Next is when the switch has something to do; false: not before there is a packet.
+// Next returns the time of the switch's next action; false if there is none before the next packet.
 func (s *Switch) Next(now time.Duration) (at time.Duration, any bool) {
 	if len(s.queue) > 0 {
 		at, any = max(now, s.channel), true
@@ -103,7 +103,7 @@ func (s *Switch) Next(now time.Duration) (at time.Duration, any bool) {
 	return at, any
 }
 
-// Do does what is due.
+// Do executes the actions that are due.
 func (s *Switch) Do(at time.Duration) error {
 	if len(s.queue) > 0 && s.channel <= at {
 		if err := s.install(at); err != nil {
@@ -123,7 +123,7 @@ func (s *Switch) install(at time.Duration) error {
 	s.channel = at + took
 	switch f := &s.flows[h]; {
 	case errors.Is(err, ErrFull):
-		s.queue = append(s.queue, h) // tried again in its turn
+		s.queue = append(s.queue, h) // retried later
 	case err != nil:
 		return fmt.Errorf("install: %w", err)
 	default:
@@ -132,8 +132,7 @@ func (s *Switch) install(at time.Duration) error {
 	return nil
 }
 
-// revalidate does a round's next step: the dump, the decisions once that has been read, and one removal after the
-// other.
+// revalidate executes a round's next step: the dump, then the decisions, then the removals one by one.
 func (s *Switch) revalidate(at time.Duration) error {
 	r := &s.round
 	var took time.Duration
@@ -163,13 +162,13 @@ func (s *Switch) revalidate(at time.Duration) error {
 		r.next = at + took
 		return nil
 	}
-	// How long it took is all that the switch has to tell by: a NIC shows no other sign of being too full (§4.2).
+	// The duration is the switch's only indication: a NIC does not otherwise show that it has too many entries (§4.2).
 	s.pressed = at-r.begin > s.Threshold
 	*r = round{next: max(at, r.begin+s.Period)}
 	return nil
 }
 
-// idle picks what a round removes.
+// idle returns the entries that a round removes.
 func (s *Switch) idle(at time.Duration) (victims []Handle) {
 	limit := s.Idle
 	if s.pressed {

@@ -7,16 +7,16 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Table is a switch's software table as offloading sees it.
+// Table is a switch's software table from the view of offloading.
 type Table struct {
-	Entries     int // of all stages
+	Entries     int // entries of all stages
 	flows       []Megaflow
 	handles     map[Megaflow]Handle
 	unforwarded map[Megaflow]bool
-	lengths     []int // of prefixes, longest first
+	lengths     []int // prefix lengths, longest first
 }
 
-// NewTable takes a node's entries.
+// NewTable indexes a node's entries.
 func NewTable(entries []pipeline.Entry) *Table {
 	t := &Table{Entries: len(entries), handles: map[Megaflow]Handle{}, unforwarded: map[Megaflow]bool{}}
 	for _, e := range entries {
@@ -39,8 +39,8 @@ func NewTable(entries []pipeline.Entry) *Table {
 	return t
 }
 
-// Lookup is the megaflow that a packet's matched entries are grouped into: it is as wide as the forwarding entry, which
-// stands for a node where nodes have CIDRs. There is none for what no entry forwards.
+// Lookup returns the megaflow of a packet's matched entries: it is as wide as the forwarding entry, which covers a node
+// if nodes have CIDRs. It returns false for a packet that no entry forwards.
 func (t *Table) Lookup(vni pipeline.VNI, to netip.Addr) (Handle, bool) {
 	for _, v := range []pipeline.VNI{vni, pipeline.Any} {
 		for _, bits := range t.lengths {

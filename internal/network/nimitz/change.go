@@ -179,7 +179,7 @@ func (n *Network) Apply(ctx context.Context, name string, add, remove []network.
 		return nil
 	}
 	if !h.synced {
-		return fmt.Errorf("tenant %s: an update of mappings before the first list of mappings; nothing was changed", name)
+		return fmt.Errorf("tenant %s: an update of mappings before their first list; nothing was changed", name)
 	}
 	if err := n.check(h, add); err != nil {
 		return err
