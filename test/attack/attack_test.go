@@ -1,12 +1,11 @@
-// Package attack_test attacks a lab from inside containers and from the fabric, with frames of
-// its own making. Each attack must be dropped under its own reason, counted exactly once a frame
-// where the reason says, and must have arrived nowhere.
+// Package attack_test attacks a lab from inside containers and from the fabric, with crafted frames. Each attack must
+// be dropped for its own reason, be counted once per frame, and reach no receiver.
 //
-//   - NP3, §6.2: drops by default; every packet's source and destination are checked with the
-//     tenant id, and beyond it with the base prefix: an address made up is 2^-64 likely to pass
-//   - NP4, §6.2: a container knows encrypted addresses only; knowing its tenant's key as well gains
-//     it nothing but its own tenant's endpoints
-//   - NP1, §6.1: tenant 0 is the node itself, which containers do not reach
+//   - NP3, §6.2: drops by default; every packet's source and destination are checked with the tenant ID, and with the
+//     base prefix: a random address passes with probability 2^-64
+//   - NP4, §6.2: a container has only encrypted addresses; even with its tenant's key, it reaches only its own tenant's
+//     endpoints
+//   - NP1, §6.1: tenant 0 is the node itself, which containers cannot reach
 package attack_test
 
 import (
@@ -50,8 +49,8 @@ var spec = withNimitz(lab.Spec{
 	},
 })
 
-// sentinels run from the first to the second: together they pass every container but mallory and
-// every port of the fabric.
+// sentinels run from the first to the second container of each pair: together they pass every container except mallory,
+// and every port of the fabric.
 var sentinels = func() [][2]string {
 	all := [][2]string{{"mallory", "b1"}, {"mallory", "b2"}, {"b2", "b3"}, {"r2", "r1"}, {"r1", "r2"}}
 	if hasNimitz() {
@@ -60,11 +59,11 @@ var sentinels = func() [][2]string {
 	return all
 }()
 
-// Where frames are sent from beside containers.
+// Senders of frames, besides containers.
 const (
-	onRouter = "router-"  // + node: out of the router's port, as the fabric itself would
-	onNode   = "node-"    // + node: out of the uplink, as a process with raw sockets would
-	outsider = "outsider" // a machine on the fabric that is no node
+	onRouter = "router-"  // + node: from the router's port, as by the fabric itself
+	onNode   = "node-"    // + node: from the uplink, as by a process with raw sockets
+	outsider = "outsider" // a machine on the fabric that is not a node
 )
 
 // bed is a lab under attack.
@@ -73,11 +72,11 @@ type bed struct {
 	spec      lab.Spec
 	sentinels [][2]string
 	ctx       context.Context
-	inject    map[string]*packet.Injector // by container or one of the names above
-	captures  map[string]*packet.Capture  // every container's device but mallory's, every port of the router
+	inject    map[string]*packet.Injector // by container, or by one of the names above
+	captures  map[string]*packet.Capture  // of each container's device except mallory's, and each port of the router
 	tenants   map[string]tenantKey
 	released  map[string]lab.ContainerStatus
-	sent      map[string]uint64 // frames so far, by node and reason as in drops
+	sent      map[string]uint64 // number of frames so far, by node and reason, as in drops
 }
 
 type tenantKey struct {
@@ -120,14 +119,14 @@ func newBed(t *testing.T, spec lab.Spec, sentinels [][2]string) *bed {
 	b.open(t, outsider, lab.Orchestrator, lab.Uplink, false)
 	b.open(t, onRouter+outsider, lab.Router, lab.Orchestrator, false)
 	for _, node := range spec.Nodes {
-		if b.late() { // what came before is counted before
-			b.tell(t, node, "revalidator/wait")
+		if b.late() { // count earlier packets before
+			b.appctl(t, node, "revalidator/wait")
 		}
 	}
 	return b
 }
 
-// open makes an injector, and a capture where one is wanted, on a device of a namespace.
+// open opens an injector, and optionally a capture, on a device of a namespace.
 func (b *bed) open(t *testing.T, as, namespace, device string, capture bool) {
 	t.Helper()
 	ns, err := b.Namespace(namespace)
@@ -152,11 +151,11 @@ func (b *bed) open(t *testing.T, as, namespace, device string, capture bool) {
 	b.captures[as] = c
 }
 
-// release removes a container that mallory has just talked to, so that every cache knows it.
+// release removes a container with which mallory has just communicated, so that every cache has it.
 func (b *bed) release(t *testing.T, name string) {
 	t.Helper()
 	if e, err := b.Ping(b.ctx, "mallory", name, packet.PingOptions{Count: 3}); err != nil || e.Received != 3 {
-		t.Fatalf("mallory reaches %s: %+v, %v", name, e, err)
+		t.Fatalf("ping from mallory to %s: %+v, %v", name, e, err)
 	}
 	b.released[name] = b.container(t, name)
 	if err := b.RemoveContainer(b.ctx, name); err != nil {
@@ -182,18 +181,18 @@ func (b *bed) prefix(t *testing.T, node string) netip.Prefix {
 	return p
 }
 
-// attack is frames that one sender sends, and what must become of them.
+// attack is a set of frames from one sender, with the expected result.
 type attack struct {
 	name   string
-	from   string // of bed.inject
+	from   string // key of bed.inject
 	frames [][]byte
 	why    dropreason.Reason // 0: our programs never count them
 	at     string            // the node that drops them
-	ports  int               // how many ports of the fabric each frame passes
+	ports  int               // number of fabric ports that each frame passes
 }
 
-// try sends an attack and wants every frame of it dropped once, by that node, for that reason,
-// and nothing else counted or captured anywhere.
+// try sends an attack, and checks that the node drops every frame once for that reason, and that nothing else is
+// counted or captured.
 func (b *bed) try(t *testing.T, a attack) {
 	t.Helper()
 	before := b.drops(t)
@@ -202,7 +201,7 @@ func (b *bed) try(t *testing.T, a attack) {
 		t.Fatal(err)
 	}
 	if passed := b.judgeCaptures(t, sentinel); passed != a.ports*len(a.frames) {
-		t.Errorf("frames passed ports of the fabric %d times, wanted %d", passed, a.ports*len(a.frames))
+		t.Errorf("frames passed ports of the fabric %d times, want %d", passed, a.ports*len(a.frames))
 	}
 	want := maps.Clone(before)
 	if a.why != 0 {
@@ -211,7 +210,7 @@ func (b *bed) try(t *testing.T, a attack) {
 	}
 	judged := func(now map[string]uint64) map[string]uint64 {
 		maps.DeleteFunc(now, func(key string, _ uint64) bool {
-			// Kernels report listeners when they like.
+			// Kernels send listener reports at any time.
 			return a.why != dropreason.MldIgnored && strings.HasSuffix(key, " "+dropreason.MldIgnored.String())
 		})
 		return now
@@ -224,16 +223,15 @@ func (b *bed) try(t *testing.T, a attack) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(after)) {
 		if after[key] != want[key] {
-			t.Errorf("%s: %d more, wanted %d", key, after[key]-before[key], want[key]-before[key])
+			t.Errorf("%s increased by %d, want %d", key, after[key]-before[key], want[key]-before[key])
 		}
 	}
 }
 
-// late reports whether counts come after the packets: an Open vSwitch that is asked for what it has counted leaves out
-// the flows that it looks at meanwhile.
+// late reports whether counters lag behind the packets: Open vSwitch's counters exclude flows that it is processing.
 func (b *bed) late() bool { return b.spec.Nimitz == lab.OVS }
 
-// drops reads the counters of every node: "n1 dst-undecryptable".
+// drops reads the counters of every node, with keys such as "n1 dst-undecryptable".
 func (b *bed) drops(t *testing.T) map[string]uint64 {
 	t.Helper()
 	all := map[string]uint64{}
@@ -250,34 +248,34 @@ func (b *bed) drops(t *testing.T) map[string]uint64 {
 	return all
 }
 
-// settle has an Open vSwitch tell what it has counted until now.
+// settle makes an Open vSwitch update its counters.
 func (b *bed) settle(t *testing.T, node string) {
 	t.Helper()
 	if b.late() {
-		b.tell(t, node, "revalidator/purge")
+		b.appctl(t, node, "revalidator/purge")
 	}
 }
 
-// tell has the Open vSwitch of a node do something.
-func (b *bed) tell(t *testing.T, node, what string) {
+// appctl runs a command of a node's Open vSwitch.
+func (b *bed) appctl(t *testing.T, node, what string) {
 	t.Helper()
 	sockets, err := filepath.Glob(filepath.Join(b.OVS(node), "ovs-vswitchd.*.ctl"))
 	if err != nil || len(sockets) != 1 {
-		t.Fatalf("Open vSwitch on %s has %v: %v", node, sockets, err)
+		t.Fatalf("find the control socket of Open vSwitch on %s: %v: %v", node, sockets, err)
 	}
 	if out, err := exec.CommandContext(b.ctx, "ovs-appctl", "-t", sockets[0], what).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 }
 
-// send sends the frames and behind them the sentinels. All of it happens on one CPU, whose queues
-// are first in, first out: where a sentinel has arrived, everything before it has been dealt with.
+// send sends the frames and then the sentinels. All of this runs on one CPU, whose queues are FIFO: when a sentinel has
+// arrived, all earlier packets are processed.
 func (b *bed) send(t *testing.T, a attack) (packet.Sentinel, error) {
 	t.Helper()
 	sentinel := packet.NewSentinel()
 	var last [][]byte
 	for _, s := range b.sentinels {
-		// An answer without a request: no kernel replies to it.
+		// an echo reply without a request: no kernel responds to it
 		last = append(last, toGateway(packet.Packet{Source: b.container(t, s[0]).Address,
 			Destination: b.container(t, s[1]).Address,
 			Body:        packet.ICMP{Type: packet.EchoReply, Payload: sentinel[:]}}.Marshal()))
@@ -304,17 +302,17 @@ func (b *bed) sendFrames(a attack) error {
 	if !strings.HasPrefix(a.from, onNode) {
 		return b.inject[a.from].Burst(len(a.frames), func(k int) []byte { return a.frames[k] })
 	}
-	// Dropped on the way out: the sender gets an error.
+	// Frames dropped at egress: the sender gets an error.
 	for _, f := range a.frames {
 		if err := b.inject[a.from].Send(f); !errors.Is(err, unix.ENOBUFS) {
-			return fmt.Errorf("not refused: %w", err)
+			return fmt.Errorf("the frame was not refused: %w", err)
 		}
 	}
 	return nil
 }
 
-// judgeCaptures reads every capture up to the sentinels, which prove it alive. A container must
-// have seen nothing else. On the fabric, what containers have to do with is counted and returned.
+// judgeCaptures reads every capture up to the sentinels, which prove that the capture works. A container must have
+// received nothing else. On the fabric, it counts and returns the frames of containers.
 func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int) {
 	t.Helper()
 	due := map[string]int{}
@@ -329,7 +327,7 @@ func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int)
 	}
 	for name, c := range b.captures {
 		if due[name] == 0 {
-			t.Fatalf("no sentinel passes %s", name)
+			t.Fatalf("no sentinel passed %s", name)
 		}
 		for range due[name] {
 			frames, err := c.Until(b.ctx, sentinel.In)
@@ -338,9 +336,9 @@ func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int)
 			}
 			for _, f := range frames[:len(frames)-1] {
 				switch {
-				case !strings.HasPrefix(name, onRouter) && f.Outgoing: // it attacks
+				case !strings.HasPrefix(name, onRouter) && f.Outgoing: // an attack from this container
 				case !strings.HasPrefix(name, onRouter):
-					t.Errorf("%s saw %d bytes: %.80x", name, len(f.Frame), f.Frame)
+					t.Errorf("%s received %d bytes: %.80x", name, len(f.Frame), f.Frame)
 				case !fabricsOwn(f):
 					passed++
 				}
@@ -350,8 +348,8 @@ func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int)
 	return passed
 }
 
-// fabricsOwn reports whether a frame is between addresses of the fabric: all others, plaintext
-// and ciphertext, are unique local ones.
+// fabricsOwn reports whether a frame has addresses of the fabric: all other addresses, plaintext and ciphertext, are
+// unique local ones.
 func fabricsOwn(c packet.Captured) bool {
 	p, err := c.Packet()
 	return err == nil && !p.Source.IsPrivate() && !p.Destination.IsPrivate()

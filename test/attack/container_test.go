@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// many is how often each small attack is tried; few enough for the monitor to show each.
+// many is the number of repetitions of each small attack, few enough for the monitor to show each of them.
 const many = 3
 
 // floodSize is the number of random ciphertexts.
@@ -50,22 +50,22 @@ func TestAttacks(t *testing.T) {
 			}
 		})
 	}
-	t.Run("policies", b.policies) // last: from here on blue's later fragments need a first one
+	t.Run("policies", b.policies) // last: after it, blue's later fragments need a first one
 	t.Run("every reason", b.testEveryReason)
 	t.Run("monitor", func(t *testing.T) { b.judgeMonitors(t, monitors) })
 }
 
-// testEveryReason makes sure that no reason is left without an attack.
+// testEveryReason checks that every drop reason has an attack.
 func (b *bed) testEveryReason(t *testing.T) {
-	// Of a node whose routes, tenants or programs are broken; nothing a sender can do.
+	// These reasons are of nodes with broken routes, tenants or programs, which no sender can cause.
 	except := []dropreason.Reason{dropreason.NoRoute, dropreason.NoKey, dropreason.NoProgram}
-	except = append(except, dropreason.LaterFragment)   // Open vSwitch's alone
-	except = append(except, dropreason.ConnectionLimit) // of gateways
-	except = append(except, dropreason.ForeignUnknown)  // of Edge Switches, and its lab is one region
-	except = append(except, dropreason.SessionLimit)    // of a node with more connections than a test makes
+	except = append(except, dropreason.LaterFragment)   // Open vSwitch only
+	except = append(except, dropreason.ConnectionLimit) // gateways only
+	except = append(except, dropreason.ForeignUnknown)  // Edge Switches only; this lab has one region
+	except = append(except, dropreason.SessionLimit)    // only with more connections than a test opens
 	if labtest.Device() == endpoint.Macvlan {
 		except = append(except, dropreason.PeerUnknown, dropreason.TunnelForged, dropreason.Untranslated)
-		except = append(except, dropreason.TooBig) // the kernel lets no macvlan be wider than its uplink
+		except = append(except, dropreason.TooBig) // the kernel limits a macvlan's MTU to its uplink's
 	} else {
 		except = append(except, dropreason.MacOutside) // no frame on the fabric has a container's MAC
 	}
@@ -74,7 +74,7 @@ func (b *bed) testEveryReason(t *testing.T) {
 			continue
 		}
 		if !slices.ContainsFunc(spec.Nodes, func(node string) bool { return b.sent[node+" "+r.String()] > 0 }) {
-			t.Errorf("%s was never tried", r)
+			t.Errorf("no attack was dropped as %s", r)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func datagram(from, to netip.Addr) packet.Packet {
 		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("this must not arrive")}}
 }
 
-// from is an attack that sends one packet, many times, out of a container.
+// from is an attack of packets from a container, repeated many times.
 func from(name, container string, why dropreason.Reason, at string, ports int, packets ...packet.Packet) attack {
 	a := attack{name: name, from: container, why: why, at: at, ports: ports}
 	for _, p := range packets {
@@ -105,7 +105,7 @@ func from(name, container string, why dropreason.Reason, at string, ports int, p
 	return a
 }
 
-// draw chooses an index under a tenant's key so that the ciphertext may leave a container.
+// draw returns a ciphertext under a tenant's key that may leave a container; it searches for the index.
 func (b *bed) draw(t *testing.T, tenant string, p address.Plain) netip.Addr {
 	t.Helper()
 	_, ciphertext, err := b.tenants[tenant].cipher.Draw(address.DefaultPlan().Private, p)
@@ -115,10 +115,10 @@ func (b *bed) draw(t *testing.T, tenant string, p address.Plain) netip.Addr {
 	return ciphertext
 }
 
-// unused is an index far above those given out.
+// unused is an index far above the allocated ones.
 const unused = address.Index(0x800000)
 
-// chosenPlaintexts are what mallory can make of its own tenant's key.
+// chosenPlaintexts are attacks that are possible with the key of mallory's tenant.
 func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 	self, blue := b.container(t, "mallory"), b.tenants["blue"].id
 	app := address.AppID(self.App)
@@ -159,7 +159,7 @@ func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 	}
 }
 
-// ciphertexts are destinations that mallory has overheard or made up.
+// ciphertexts are attacks on overheard or random destinations.
 func (b *bed) ciphertexts(t *testing.T) []attack {
 	self := b.container(t, "mallory")
 	random := rand.New(rand.NewPCG(1, 2))
@@ -193,7 +193,7 @@ func (b *bed) ciphertexts(t *testing.T) []attack {
 	}
 }
 
-// sources are others' addresses, and mallory's on others' devices.
+// sources are attacks with others' source addresses, and with mallory's on others' devices.
 func (b *bed) sources(t *testing.T) []attack {
 	self, b1, b2 := b.container(t, "mallory"), b.container(t, "b1"), b.container(t, "b2")
 	var foreign []packet.Packet
@@ -214,10 +214,10 @@ func (b *bed) sources(t *testing.T) []attack {
 	}
 }
 
-// longest is what the node takes from a container whose MTU was 1,500: room for a tag is always there.
+// longest is the longest packet that the node accepts from a container whose MTU was 1,500: it always allows for a tag.
 const longest = 1504
 
-// widen raises a container's MTU, as root inside may.
+// widen raises a container's MTU, as root in the container may.
 func (b *bed) widen(t *testing.T, container string, mtu int) {
 	t.Helper()
 	ns, err := b.Namespace(container)
@@ -239,7 +239,7 @@ func (b *bed) widen(t *testing.T, container string, mtu int) {
 	}
 }
 
-// headers are sound packets that must not travel.
+// headers are attacks with valid packets that must be dropped.
 func (b *bed) headers(t *testing.T) []attack {
 	self, b1, b2 := b.container(t, "mallory"), b.container(t, "b1"), b.container(t, "b2")
 	with := func(to netip.Addr, e ...packet.Extension) packet.Packet {
@@ -295,7 +295,7 @@ func (b *bed) headers(t *testing.T) []attack {
 			quoting(self.Address, b1.Address, datagram(b1.Address, b2.Address).Marshal()),
 			quoting(self.Address, b1.Address, []byte{0x60, 0, 0, 0})),
 	}
-	if labtest.Device() != endpoint.Macvlan { // no macvlan can be widened
+	if labtest.Device() != endpoint.Macvlan { // a macvlan's MTU cannot be raised
 		b.widen(t, "mallory", longest)
 		long := datagram(self.Address, b2.Address)
 		long.Body = packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, longest-40-8)}
@@ -319,7 +319,7 @@ func homeAddress(home netip.Addr) packet.Extension {
 	return packet.Extension{Type: packet.DestinationOptions, Data: slices.Concat([]byte{1, 2, 0, 0, 0xc9, 16}, a[:])}
 }
 
-// malformed are packets that end too early or contradict themselves.
+// malformed are attacks with packets that are truncated or inconsistent.
 func (b *bed) malformed(t *testing.T) []attack {
 	self := b.container(t, "mallory").Address
 	var frames [][]byte
@@ -329,13 +329,13 @@ func (b *bed) malformed(t *testing.T) []attack {
 		}
 	}
 	whole := datagram(self, b.container(t, "b1").Address).Marshal()
-	for _, n := range []int{0, 1, 20, 39} { // not even an IPv6 header
+	for _, n := range []int{0, 1, 20, 39} { // shorter than an IPv6 header
 		frames = append(frames, toGateway(whole[:n]))
 	}
 	return []attack{{name: "cut short", from: "mallory", frames: frames, why: dropreason.Malformed, at: "n1"}}
 }
 
-// cutShort are packets from one to another with a whole IPv6 header and something wrong behind it.
+// cutShort returns packets with a complete IPv6 header and an error after it.
 func cutShort(from, to netip.Addr) [][]byte {
 	cut := func(protocol uint8, n int, e ...packet.Extension) []byte {
 		return packet.Packet{Source: from, Destination: to, Extensions: e,
@@ -358,7 +358,7 @@ func cutShort(from, to netip.Addr) [][]byte {
 	}
 }
 
-// notIPv6 is everything else that fits a frame.
+// notIPv6 are attacks with other protocols.
 func (b *bed) notIPv6(t *testing.T) []attack {
 	whole := datagram(b.container(t, "mallory").Address, b.container(t, "b1").Address).Marshal()
 	tagged := func(kind uint16) []byte {

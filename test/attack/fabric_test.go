@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// fabric are packets that reach a node from outside: what the fabric's own source check would
-// stop is sent behind it, out of the router's port, so that the node alone must tell.
+// fabric are attacks on a node from outside. They are sent from the router's port, past the fabric's own source check,
+// so that only the node can detect them.
 func (b *bed) fabric(t *testing.T) []attack {
 	b1, b2, r1, r2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r1"), b.container(t, "r2")
 	n1, n2 := b.prefix(t, "n1"), b.prefix(t, "n2")
@@ -40,7 +40,7 @@ func (b *bed) fabric(t *testing.T) []attack {
 		return raw(name, why, all...)
 	}
 	stranger := netip.MustParseAddr("2001:db8:70:99::1")
-	// In all but the base prefix an address of blue.
+	// An address of blue, except for its base prefix.
 	strangerAsBlue := plain(netip.MustParsePrefix("fd70:696c:6000:1::/64"), blue, address.AppID(b1.App), 1)
 	viaRouter := datagram(b1.Plaintext, b2.Plaintext)
 	viaRouter.Extensions = []packet.Extension{routingHeader(0, b2.Plaintext)}
@@ -94,7 +94,7 @@ func (b *bed) fabric(t *testing.T) []attack {
 	return all
 }
 
-// nodes are attacks by processes on a node and by machines that are none.
+// nodes are attacks of processes on a node, and of machines that are not nodes.
 func (b *bed) nodes(t *testing.T) []attack {
 	b1, b2, r2, n2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r2"), b.prefix(t, "n2")
 	out := func(name, sender, receiver string, why dropreason.Reason, at string, ports int,
@@ -107,7 +107,7 @@ func (b *bed) nodes(t *testing.T) []attack {
 		}
 		return a
 	}
-	underlay := netip.MustParseAddr("2001:db8:70::2") // the outsider's own
+	underlay := netip.MustParseAddr("2001:db8:70::2") // the outsider's own address
 	return []attack{
 		out("process claims a container's address", onNode+"n3", onRouter+"n3", dropreason.HostClaimsTenant, "n3", 0,
 			datagram(b1.Plaintext, b2.Plaintext), datagram(b.container(t, "b3").Plaintext, b2.Plaintext),

@@ -15,21 +15,21 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// monitor is `pilaster monitor --type drop` at work on a node.
+// monitor is a running `pilaster monitor --type drop` on a node.
 type monitor struct {
 	node  string
 	lines chan string
 }
 
 const (
-	// tryAgain is how often a monitor is given something to show until it does.
+	// tryAgain is the interval of events for a monitor that has not shown one yet.
 	tryAgain = 100 * time.Millisecond
-	// patience is for what comes late.
+	// patience is the timeout of expected output.
 	patience = 10 * time.Second
 )
 
-// startMonitors runs one that prints JSON on n1 and one that prints text on n2, and returns when
-// both have shown something.
+// startMonitors starts one with JSON output on n1 and one with text output on n2, and returns when both have shown an
+// event.
 func (b *bed) startMonitors(t *testing.T) map[string]monitor {
 	t.Helper()
 	all := map[string]monitor{}
@@ -57,7 +57,7 @@ func (b *bed) startMonitors(t *testing.T) map[string]monitor {
 	return all
 }
 
-// awaitMonitor has a container send listener reports, which are dropped, until one is shown.
+// awaitMonitor makes a container send listener reports, which are dropped, until the monitor shows one.
 func (b *bed) awaitMonitor(t *testing.T, m monitor, sender string) {
 	t.Helper()
 	report := toGateway(packet.Packet{Source: b.container(t, sender).Address, Destination: b.container(t, "b3").Address,
@@ -71,28 +71,28 @@ func (b *bed) awaitMonitor(t *testing.T, m monitor, sender string) {
 		select {
 		case line, open := <-m.lines:
 			if !open || !strings.Contains(line, dropreason.MldIgnored.String()) {
-				t.Fatalf("monitor on %s: %q", m.node, line)
+				t.Fatalf("unexpected output of the monitor on %s: %q", m.node, line)
 			}
 			return
 		case <-again.C:
 		case <-b.ctx.Done():
-			t.Fatalf("monitor on %s shows nothing: %v", m.node, context.Cause(b.ctx))
+			t.Fatalf("the monitor on %s shows no event: %v", m.node, context.Cause(b.ctx))
 		}
 	}
 }
 
-// event is what the test asks of a line of JSON.
+// event has the fields of a JSON line that the test needs.
 type event struct {
 	Type, Reason, Hook, Source, Destination, Endpoint string
 	Count                                             uint64
 }
 
-// burst is how many drops of one reason a node is sure to show at once; then events become rare
-// and say how many packets they stand for.
+// burst is the number of drops of one reason that a node always shows; after them it samples events, which have the
+// number of packets that they represent.
 const burst = 32
 
-// judgeMonitors wants the drops of n1 in its monitor, up to a burst of each reason and never more
-// than were sent, and the sender of what came from a container named. n2's shows every reason as text.
+// judgeMonitors checks that n1's monitor has shown the drops of n1, up to a burst for each reason and never more than
+// were sent, with the names of sending containers. n2's text must have every reason.
 func (b *bed) judgeMonitors(t *testing.T, monitors map[string]monitor) {
 	due, left := map[string]uint64{}, map[string]uint64{}
 	for key, n := range b.sent {
@@ -110,10 +110,11 @@ func (b *bed) judgeMonitors(t *testing.T, monitors map[string]monitor) {
 			t.Fatalf("%q: %v", line, err)
 		}
 		if e.Type != "drop" || e.Count == 0 || e.Hook == "container" && !names[e.Endpoint] {
-			t.Errorf("shown %s", line)
+			t.Errorf("unexpected event %s", line)
 		}
 		if e.Reason != dropreason.MldIgnored.String() && e.Count > left[e.Reason] {
-			t.Errorf("shows %d of %s, %d more than there were", e.Count, e.Reason, e.Count-left[e.Reason])
+			t.Errorf("got an event for %d packets of %s, %d more than were dropped",
+				e.Count, e.Reason, e.Count-left[e.Reason])
 		}
 		left[e.Reason] -= e.Count
 		if due[e.Reason] <= e.Count {
@@ -144,7 +145,7 @@ func (b *bed) judgeMonitors(t *testing.T, monitors map[string]monitor) {
 	}
 }
 
-// shown yields a monitor's lines until enough says so.
+// shown yields a monitor's lines until enough returns true.
 func (b *bed) shown(t *testing.T, m monitor, enough func() bool) func(func(string) bool) {
 	return func(yield func(string) bool) {
 		for !enough() {

@@ -18,10 +18,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// hasNimitz reports whether the nodes carry network nimitz: behind macvlans they do not.
+// hasNimitz reports whether the nodes support network nimitz: with macvlans they do not.
 func hasNimitz() bool { return labtest.Device() != endpoint.Macvlan }
 
-// withNimitz adds its tenants, where nodes carry it.
+// withNimitz adds tenants of nimitz if the nodes support it.
 func withNimitz(spec lab.Spec) lab.Spec {
 	if !hasNimitz() {
 		return spec
@@ -42,10 +42,10 @@ func addNimitz(spec lab.Spec) lab.Spec {
 	return spec
 }
 
-// storage is a service's address on the underlay, where no host is.
+// storage is a service's real address on the underlay, where there is no host.
 var storage = netip.MustParseAddr("2001:db8:70::99")
 
-// serve has a tenant reach storage, and returns when nodes know.
+// serve creates a service for storage, and waits until the nodes have received it.
 func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 	t.Helper()
 	service := &pilasterv1.Service{Tenant: name, Name: "storage", Virtual: "fd09::7", Real: storage.String()}
@@ -67,8 +67,8 @@ func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 	}
 }
 
-// nimitz are packets of containers on network nimitz that reach out of it, and VXLAN that only nodes may send
-// (NIMITZ §3.1).
+// nimitz are attacks with packets of containers on network nimitz to other networks, and with VXLAN that only nodes may
+// send (NIMITZ §3.1).
 func (b *bed) nimitz(t *testing.T) []attack {
 	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t,
 		"n1"), b.prefix(t, "n2"), b.prefix(t, "n3")
@@ -94,7 +94,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 		return packet.Packet{Source: from, Destination: to,
 			Body: packet.UDP{SourcePort: 50000, DestinationPort: 4789, Payload: payload}}
 	}
-	// tunnel is what a node of the source would send to the container.
+	// tunnel is the VXLAN packet that the source's node would send to the container's node.
 	tunnel := func(from, to netip.Addr, vni uint32) packet.Packet {
 		return carry(from, to, vni, datagram(at6, v2.Address))
 	}
@@ -148,7 +148,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	}
 }
 
-// onOVS is the same tenants on nodes whose switch is an Open vSwitch, beside some of netpila; v1 and a1 are on n1.
+// onOVS has the same tenants on nodes with Open vSwitch, and tenants of netpila; v1 and a1 are on n1.
 func onOVS() lab.Spec {
 	spec := lab.Spec{
 		Nodes: []string{"n1", "n2", "n3"}, Nimitz: lab.OVS, Device: endpoint.Veth,
@@ -159,7 +159,7 @@ func onOVS() lab.Spec {
 	return addNimitz(spec)
 }
 
-// TestAttacksOnOpenVSwitch are those on network nimitz, where its switch is an Open vSwitch.
+// TestAttacksOnOpenVSwitch runs the attacks on network nimitz with Open vSwitch as the switch.
 func TestAttacksOnOpenVSwitch(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, onOVS(), [][2]string{{"mallory", "b1"}, {"b1", "b3"}, {"v1", "v2"}, {"a2", "a1"}})

@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// forbidden is a port that blue's containers may send nothing to.
+// forbidden is a port to which blue's containers may send nothing.
 const forbidden = 4242
 
 const forbid = `
@@ -26,7 +26,7 @@ spec:
   - {action: Deny, to: [{namespaces: {}}], protocols: [{udp: {destinationPort: {number: 4242}}}]}
 `
 
-// policies are packets that a policy forbids, and parts of packets that do not say what they are.
+// policies are attacks with packets that a policy denies, and with fragments without a first fragment.
 func (b *bed) policies(t *testing.T) {
 	if _, err := b.Operator().ApplyPolicies(b.ctx,
 		connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{forbid}})); err != nil {

@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	concurrent = 16              // clients
-	few        = 60              // changes of the short run
-	healing    = 2 * time.Minute // at most, until all is well again after the last fault
+	concurrent = 16              // number of clients
+	few        = 60              // changes in a short run
+	healing    = 2 * time.Minute // maximum time until everything works again after the last fault
 )
 
-// TestChaos lets clients make PILASTER_CHAOS_CHANGES changes while faults of every kind happen, with the
-// choices of PILASTER_CHAOS_SEED, and judges by what the clients wrote down.
+// TestChaos makes clients perform PILASTER_CHAOS_CHANGES changes while faults of every kind occur, with random choices
+// by PILASTER_CHAOS_SEED, and checks the clients' logs.
 func TestChaos(t *testing.T) {
 	changes, long := setting(t, "PILASTER_CHAOS_CHANGES", few)
 	seed, given := setting(t, "PILASTER_CHAOS_SEED", 0)
@@ -53,7 +53,7 @@ func TestChaos(t *testing.T) {
 		}()
 	}
 	for range kinds {
-		select { // the clients work at least until each kind has happened
+		select { // the clients work at least until each kind has occurred
 		case <-all:
 		case <-crowd.ended:
 		}
@@ -79,13 +79,13 @@ func TestChaos(t *testing.T) {
 	for _, some := range kinds {
 		for _, f := range some {
 			if counts.count[f.name] == 0 {
-				t.Errorf("never happened: %s", f.name)
+				t.Errorf("fault did not occur: %s", f.name)
 			}
 		}
 	}
 	healed := time.Now()
 	ready(t, reader, places)
-	t.Logf("all serves again %v after the last fault", time.Since(healed).Round(time.Millisecond))
+	t.Logf("everything serves again %v after the last fault", time.Since(healed).Round(time.Millisecond))
 
 	log, err := readLogs(w.Dir, concurrent)
 	if err != nil {
@@ -101,7 +101,7 @@ func TestChaos(t *testing.T) {
 	report(t, log, f, counts, changes, time.Since(began))
 }
 
-// setting is a number from the environment, or the one given here.
+// setting returns a number from the environment, or the given default.
 func setting(t *testing.T, name string, other int) (n int, given bool) {
 	t.Helper()
 	text, given := os.LookupEnv(name)
@@ -115,7 +115,7 @@ func setting(t *testing.T, name string, other int) (n int, given bool) {
 	return n, true
 }
 
-// report says what the run was made of, and fails where it cannot have shown anything.
+// report summarizes the run, and fails if it had too few changes or faults to show anything.
 func report(t *testing.T, log []entry, f final, faults *tally, changes int, took time.Duration) {
 	calls := &tally{count: map[string]int{}}
 	outcomes := map[string]int{}
@@ -133,16 +133,16 @@ func report(t *testing.T, log []entry, f final, faults *tally, changes int, took
 	t.Logf("the store has %d nodes, %d deleted ones, %d prefixes, %d tenants and %d tenant ids", len(f.nodes),
 		len(f.deleted), len(f.prefixes), len(f.tenants), len(f.tenantIDs))
 	if changed < changes {
-		t.Errorf("%d changes, want %d", changed, changes)
+		t.Errorf("got %d changes, want %d", changed, changes)
 	}
 	for _, outcome := range []string{done, refused, unknown} {
 		if outcomes[outcome] == 0 {
-			t.Errorf("no call was %s: the faults, or the clients, did not meet", outcome)
+			t.Errorf("no call had the outcome %q: the faults did not affect the clients", outcome)
 		}
 	}
 }
 
-// crowd is the process with the clients.
+// crowd is the process with all clients.
 type crowd struct {
 	cmd    *exec.Cmd
 	mayEnd func() error
@@ -198,7 +198,7 @@ func (c *crowd) progress() string {
 	return text
 }
 
-// await repeats a question until it is answered.
+// await retries until ask succeeds.
 func await(t *testing.T, what string, ask func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), healing)

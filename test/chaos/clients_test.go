@@ -26,20 +26,20 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// place is how an orchestrator is reached.
+// place is how clients reach an orchestrator.
 type place struct{ URL, RunDir, TokenFile string }
 
-// work is the job of the process with all clients. They work until they were answered so many
-// times that something was changed, and their standard input has ended.
+// work is the job of the process with all clients. They work until so many of their calls have made a change, and
+// standard input is closed.
 type work struct {
 	Places  []place
-	Dir     string // for logs and the state of nodes
+	Dir     string // for logs and the nodes' state
 	Seed    uint64
 	Clients int
 	Changes int64
 }
 
-// Kinds of what clients ask for.
+// Kinds of calls.
 const (
 	register = "register a node"
 	remove   = "delete a node"
@@ -53,7 +53,7 @@ const (
 	unrule   = "delete policies"
 )
 
-// Outcomes of a call. A refusal changed nothing; what came of a call without an answer is unknown.
+// Outcomes of a call. A refused call changed nothing; the effect of a call without a response is unknown.
 const (
 	done    = "done"
 	refused = "refused"
@@ -64,33 +64,33 @@ const (
 type entry struct {
 	Client          int
 	Place           int
-	Asked, Answered time.Duration // since all clients started, on one clock
+	Asked, Answered time.Duration // since the start of all clients, on one clock
 
 	Ask    string
 	Name   string // of the node or tenant
-	Of     int    `json:",omitempty"` // which of the machines that want the name
-	Wanted string `json:",omitempty"` // prefix
+	Of     int    `json:",omitempty"` // number of the machine, among those that use the name
+	Wanted string `json:",omitempty"` // requested prefix
 	Label  string `json:",omitempty"`
 
 	Outcome string
 	Code    string `json:",omitempty"`
 	Error   string `json:",omitempty"`
 	Prefix  string `json:",omitempty"`
-	ID      uint32 `json:",omitempty"` // of the tenant
+	ID      uint32 `json:",omitempty"` // tenant ID
 	App     uint32 `json:",omitempty"`
 
-	Underlay string `json:",omitempty"` // of a publication
-	Change   string `json:",omitempty"` // of policies
+	Underlay string `json:",omitempty"` // address of a publication
+	Change   string `json:",omitempty"` // change of policies
 }
 
 const (
-	rivals    = 3               // machines that want one name
-	window    = 6               // names that are fought over at a time
-	perName   = 60              // changes of any kind before the window moves on
-	patience  = 3 * time.Second // of a client; an orchestrator works on for up to 10 s
-	labels    = 5               // different ones a tenant
-	wishes    = 12              // prefixes that nodes wish for at a time, about where the next free ones are
-	ownNumber = 1 << 20         // of the first machine that no other client is
+	rivals    = 3               // machines that compete for one name
+	window    = 6               // number of names in use at a time
+	perName   = 60              // changes of any kind before the window moves
+	patience  = 3 * time.Second // timeout of a client; an orchestrator may process a call for up to 10 s
+	labels    = 5               // distinct label sets per tenant
+	wishes    = 12              // distinct prefixes that nodes request at a time, close to the next free ones
+	ownNumber = 1 << 20         // number of the first machine that belongs to one client only
 )
 
 func machine(name, rival int) string { return storetest.UUID(name*rivals + rival) }
@@ -99,7 +99,7 @@ type clients struct {
 	work
 	token   string
 	began   time.Time
-	changed atomic.Int64 // answered calls that changed something
+	changed atomic.Int64 // calls that changed something and got a response
 	ending  atomic.Bool
 }
 
@@ -108,8 +108,8 @@ type client struct {
 	number int
 	random *rand.Rand
 	log    *json.Encoder
-	people []pilasterv1connect.OperatorServiceClient // by place
-	nodes  []*join.Client                            // of a node of its own, by place
+	people []pilasterv1connect.OperatorServiceClient // operator clients, by place
+	nodes  []*join.Client                            // clients of the client's own node, by place
 }
 
 func beClients(text string) error {
@@ -173,14 +173,14 @@ func (all *clients) run(number int) error {
 	return buffer.Flush()
 }
 
-// settle joins as a node that no other client joins as, for the calls that only a node may make.
+// settle registers a node that no other client uses, for calls that only nodes may make.
 func (c *client) settle() {
 	for c.nodes == nil {
 		c.nodes = c.join(fmt.Sprintf("own%d", c.number), ownNumber+c.number, 0, c.random.IntN(len(c.Places)), "")
 	}
 }
 
-// step asks for one thing, and perhaps for the same once more when there was no answer.
+// step makes one call, and sometimes repeats a call without a response.
 func (c *client) step() {
 	base := int(c.changed.Load() / perName)
 	n, place := base+c.random.IntN(window), c.random.IntN(len(c.Places))
@@ -188,7 +188,7 @@ func (c *client) step() {
 	switch dice := c.random.IntN(100); {
 	case dice < 25:
 		rival, wanted := c.random.IntN(rivals), ""
-		if c.random.IntN(5) == 0 { // a prefix that others want too
+		if c.random.IntN(5) == 0 { // a prefix that other clients request too
 			wanted = address.DefaultPlan().Node(uint64(1 + base*wishes + c.random.IntN(2*wishes))).String()
 		}
 		ask = func(place int) string {
@@ -206,7 +206,7 @@ func (c *client) step() {
 		ask = func(place int) string { return c.operate(create, fmt.Sprint("k", n), place).Outcome }
 	case dice < 76:
 		ask = func(place int) string { return c.operate(rotate, fmt.Sprint("k", n), place).Outcome }
-	case dice < 84: // policies that are applied together have one value
+	case dice < 84: // policies that are applied together have the same value
 		do, value := []string{create, rule, rule, rule, unrule, destroy}[c.random.IntN(6)], ""
 		if do == rule {
 			value = fmt.Sprint(c.random.IntN(values))
@@ -215,7 +215,7 @@ func (c *client) step() {
 	case dice < 92: // all at one node's gateway
 		do := []string{create, publish, publish, withdraw, destroy}[c.random.IntN(5)]
 		ask = func(place int) string { return c.operate(do, fmt.Sprint("p", n), place).Outcome }
-	default: // a tenant of an odd number is deleted no more once a node has resolved labels in it
+	default: // a tenant with an odd number cannot be deleted after a node has resolved labels in it
 		label := fmt.Sprint(c.random.IntN(labels))
 		ask = func(place int) string { return c.resolve(fmt.Sprint("t", n|1), label, place).Outcome }
 	}
@@ -230,7 +230,7 @@ func closeAll(nodes []*join.Client) {
 	}
 }
 
-// record makes one call and writes down what came of it.
+// record makes one call and logs its result.
 func (c *client) record(e entry, call func(ctx context.Context, e *entry) error) entry {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -244,15 +244,15 @@ func (c *client) record(e entry, call func(ctx context.Context, e *entry) error)
 		c.changed.Add(1)
 	}
 	if err := c.log.Encode(e); err != nil {
-		panic(err) // a test without its log is none
+		panic(err) // without a log, the test is useless
 	}
 	if e.Outcome == unknown {
-		time.Sleep(20 * time.Millisecond) // as a client that tries again would
+		time.Sleep(20 * time.Millisecond) // the delay of a retry
 	}
 	return e
 }
 
-// outcome takes for a refusal only what the orchestrator says as one.
+// outcome classifies an error as refused only if the orchestrator sent it as a refusal.
 func outcome(err error) string {
 	if err == nil {
 		return done
@@ -270,8 +270,8 @@ func (c *client) join(name string, number, rival, place int, wanted string) []*j
 	return nodes
 }
 
-// register joins and registers as a machine, with the state of each client on a disk of its own: a machine
-// that two clients are is one whose disk was copied. It returns how to call each place when done.
+// register joins and registers as a machine, with the state of each client on its own disk: two clients as one machine
+// stand for a copied disk. It also returns the clients for each place.
 func (c *client) register(name string, number, rival, place int, wanted string) (entry, []*join.Client) {
 	id := machine(number, rival)
 	config := func(place int) join.Config {
@@ -298,7 +298,7 @@ func (c *client) register(name string, number, rival, place int, wanted string) 
 			e.Prefix = resp.Msg.Node.Prefix
 			if _, err := netip.ParsePrefix(e.Prefix); err != nil || resp.Msg.Node.Name != name ||
 				resp.Msg.Node.Uuid != id {
-				panic(fmt.Sprintf("registered as %s %s, and answered as %v", name, id, resp.Msg.Node))
+				panic(fmt.Sprintf("registered as %s %s, but got a response for %v", name, id, resp.Msg.Node))
 			}
 			return nil
 		})
@@ -306,7 +306,7 @@ func (c *client) register(name string, number, rival, place int, wanted string) 
 		return e, nil
 	}
 	for i := range c.Places {
-		node, err := join.Dial(context.Background(), config(i)) // makes no call: the certificate is there
+		node, err := join.Dial(context.Background(), config(i)) // makes no call: the certificate exists
 		if err != nil {
 			panic(err)
 		}
@@ -328,7 +328,7 @@ func (c *client) resolve(name, label string, place int) entry {
 		})
 }
 
-// operate makes a call of a person.
+// operate makes an operator's call.
 func (c *client) operate(ask, name string, place int) entry {
 	return c.operateOn(ask, name, "", place)
 }

@@ -1,10 +1,10 @@
-// Package chaos_test kills, stops and cuts off orchestrators and the etcd cluster behind them, at random, while clients
-// join nodes, make and delete tenants, rotate keys, publish containers, apply policies and resolve labels. Each client
-// writes down what it asked and what it was answered. Afterwards these logs are held against what etcd has: nothing was
-// handed out twice, and nothing that was answered is lost.
+// Package chaos_test kills, stops and disconnects orchestrators and their etcd cluster at random, while clients join
+// nodes, create and delete tenants, rotate keys, publish containers, apply policies and resolve labels. Each client
+// logs its calls and their results. Afterwards the test compares the logs with etcd: nothing may be allocated twice,
+// and no acknowledged change may be lost.
 //
-// Alone the test makes a short run; `make chaos` makes the long one by PILASTER_CHAOS_CHANGES. PILASTER_CHAOS_SEED
-// repeats the choices of a run, though not its timing.
+// By default the test makes a short run; `make chaos` makes a long one by PILASTER_CHAOS_CHANGES. PILASTER_CHAOS_SEED
+// reproduces the choices of a run, but not its timing.
 package chaos_test
 
 import (
@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// What this binary is when it was started by itself, with its configuration in JSON.
+// Environment variables with a JSON configuration, which make this binary act as another program.
 const (
 	asOrchestrator = "PILASTER_CHAOS_ORCHESTRATOR"
 	asClients      = "PILASTER_CHAOS_CLIENTS"

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// fault is one kind of what can happen to a machine, to some of a set of them, and how it ends.
+// fault is a kind of fault of one or all machines of a set, and its end.
 type fault struct {
 	name  string
 	to    []*process
-	all   bool // at once; otherwise one of them is chosen
+	all   bool // all machines at once; otherwise a random one
 	begin func(*process) (happened bool, err error)
 	end   func(*process) error
 }
@@ -37,7 +37,7 @@ func cut(side string) func(*process) (bool, error) {
 	}
 }
 
-// storeFaults leave a majority of etcd, but for one kind.
+// storeFaults leave a majority of etcd running, except those of all members.
 func storeFaults(etcd []*process) []fault {
 	return []fault{
 		{"etcd member killed", etcd, false, kill, revive},
@@ -58,7 +58,7 @@ func orchestratorFaults(all []*process) []fault {
 	}
 }
 
-// tally counts what happened.
+// tally counts the faults.
 type tally struct {
 	mu    sync.Mutex
 	count map[string]int
@@ -80,17 +80,17 @@ func (c *tally) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Most faults are short. The long ones outlast every deadline in an orchestrator, so that what it had
-// decided before is executed, or not, long after all callers have given up on it.
+// Most faults are short. Long ones outlast every deadline in an orchestrator, so that its pending writes are executed,
+// or not, long after all callers have given up.
 const (
 	shortest = 100 * time.Millisecond
 	longest  = time.Second
 	outlast  = 11 * time.Second
-	rest     = time.Second // at most, between two faults; in a long run four times as long
+	rest     = time.Second // maximum pause between two faults; four times as long in a long run
 )
 
-// inject lets all kinds happen again and again, in an order that the seed decides, until ctx ends; once,
-// called after each time through all kinds, may be nil. With long, one fault in eight outlasts deadlines.
+// inject causes faults of all kinds repeatedly, in a random order, until ctx ends. It calls once, unless nil, after
+// each round through all kinds. With long, one fault in eight outlasts deadlines.
 func inject(ctx context.Context, t *testing.T, r *rand.Rand, kinds []fault, long bool, counts *tally, once func()) {
 	for ctx.Err() == nil {
 		for _, i := range r.Perm(len(kinds)) {
@@ -136,7 +136,7 @@ func (f fault) happen(ctx context.Context, victims []*process, length time.Durat
 	if happened {
 		counts.add(f.name, 1)
 	}
-	sleep(ctx, length) // its length is the fault
+	sleep(ctx, length) // the fault lasts so long
 	for _, p := range victims {
 		err = errors.Join(err, f.end(p))
 	}

@@ -12,7 +12,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// final is what etcd has in the end.
+// final is the content of etcd at the end.
 type final struct {
 	nodes     map[string]*pilasterv1.Node
 	tenants   map[string]*pilasterv1.Tenant
@@ -25,7 +25,7 @@ type final struct {
 	policies  map[string]map[string]string // tenant, name: value
 }
 
-// judge says everything that the logs and the store disagree on, or that should not be.
+// judge returns all contradictions between the logs and the store, and all violations of invariants.
 func judge(log []entry, f final) (wrong []string) {
 	j := &judgement{final: f, byName: map[string][]entry{}}
 	for _, e := range log {
@@ -61,10 +61,10 @@ func (j *judgement) say(format string, args ...any) {
 	j.wrong = append(j.wrong, fmt.Sprintf(format, args...))
 }
 
-// uuid of the machine that asked.
+// uuid returns the UUID of the calling machine.
 func (e entry) uuid() string {
 	n, err := strconv.Atoi(e.Name[1:])
-	if err != nil { // a client's own
+	if err != nil { // a machine of one client only
 		if n, err = strconv.Atoi(e.Name[len("own"):]); err != nil {
 			panic(e.Name)
 		}
@@ -73,15 +73,15 @@ func (e entry) uuid() string {
 	return machine(n, e.Of)
 }
 
-// hold notes that key belongs to owner, for ever, and complains when it belonged to another.
+// hold records the permanent owner of a key, and reports a conflict with an earlier owner.
 func hold[K comparable](j *judgement, all map[K]string, key K, owner, what string) {
 	if other, taken := all[key]; taken && other != owner {
-		j.say("%s %v was given to %s and to %s", what, key, other, owner)
+		j.say("%s %v was allocated to %s and to %s", what, key, other, owner)
 	}
 	all[key] = owner
 }
 
-// unique looks at answers alone: what was given to one is never given to another.
+// unique checks responses only: what was allocated to one owner is never allocated to another.
 func (j *judgement) unique(log []entry) {
 	prefixes, of := map[string]string{}, map[string]string{}
 	ids, made := map[uint32]string{}, map[uint32]string{}
@@ -96,7 +96,7 @@ func (j *judgement) unique(log []entry) {
 			hold(j, prefixes, e.Prefix, e.uuid(), "prefix")
 			hold(j, of, e.uuid(), e.Prefix, "to one machine more than one prefix: machine")
 			if e.Wanted != "" && e.Wanted != e.Prefix {
-				j.say("%s wanted prefix %s and was given %s", e.Name, e.Wanted, e.Prefix)
+				j.say("%s requested prefix %s and got %s", e.Name, e.Wanted, e.Prefix)
 			}
 		case create:
 			hold(j, ids, e.ID, e.Name, "tenant id")
@@ -111,14 +111,14 @@ func (j *judgement) unique(log []entry) {
 			hold(j, addresses, e.Underlay, fmt.Sprint("call ", i), "address")
 		}
 	}
-	for name, t := range j.tenants { // also those of calls without an answer
+	for name, t := range j.tenants { // includes those of calls without a response
 		for _, p := range t.Publications {
 			hold(j, published, p.Underlay, name, "address")
 		}
 	}
 }
 
-// store looks for what was acknowledged and is not there, and for what no client asked for.
+// store checks that acknowledged allocations are in the store, and that the store has nothing that no client requested.
 func (j *judgement) store(log []entry) {
 	asked := map[string]bool{}
 	for _, e := range log {
@@ -132,7 +132,7 @@ func (j *judgement) store(log []entry) {
 				j.say("lost: prefix %s of %s (%s) belongs to %q in the store", e.Prefix, e.Name, e.uuid(), owner)
 			}
 			if n := j.nodes[e.Name]; n != nil && n.Uuid == e.uuid() && n.Prefix != e.Prefix {
-				j.say("node %s got %s, and the store says %s", e.Name, e.Prefix, n.Prefix)
+				j.say("node %s got prefix %s, but the store has %s", e.Name, e.Prefix, n.Prefix)
 			}
 		case create, rotate:
 			if e.Outcome == done && j.tenantIDs[e.ID] != e.Name {
@@ -150,10 +150,10 @@ func (j *judgement) store(log []entry) {
 	for name, n := range j.nodes {
 		hold(j, held, n.Prefix, name, "prefix (in the store)")
 		if !asked[n.Uuid+" "+name] {
-			j.say("the store has node %s (%s), which no client asked for", name, n.Uuid)
+			j.say("the store has node %s (%s), which no client requested", name, n.Uuid)
 		}
 		if j.uuids[n.Uuid] != name || j.prefixes[n.Prefix] != n.Uuid || j.deleted[n.Uuid] != "" {
-			j.say("node %s (%s, %s) is not what the rest of the store says: UUID of %q, prefix of %q, deleted as %q",
+			j.say("node %s (%s, %s) contradicts the rest of the store: UUID of %q, prefix of %q, deleted as %q",
 				name, n.Uuid, n.Prefix, j.uuids[n.Uuid], j.prefixes[n.Prefix], j.deleted[n.Uuid])
 		}
 	}
@@ -162,7 +162,7 @@ func (j *judgement) store(log []entry) {
 		for _, id := range t.Ids {
 			hold(j, ids, id.Id, name, "tenant id (in the store)")
 			if j.tenantIDs[id.Id] != name {
-				j.say("tenant %s has id %d, which the store says is of %q", name, id.Id, j.tenantIDs[id.Id])
+				j.say("tenant %s has id %d, which the store assigns to %q", name, id.Id, j.tenantIDs[id.Id])
 			}
 		}
 		apps := map[uint32]string{}
@@ -172,7 +172,7 @@ func (j *judgement) store(log []entry) {
 	}
 }
 
-// nodeState is who is node of a name now, and who was until deleted: bits of machines.
+// nodeState is the machine that has a node name now, and those that had it until deletion, as bits of machines.
 type nodeState struct{ is, deleted uint8 }
 
 func bit(rival int) uint8 { return 1 << rival }
@@ -181,7 +181,7 @@ func (j *judgement) nodeHistory(name string, log []entry) {
 	var calls []call[nodeState]
 	for _, e := range log {
 		if e.Outcome == refused && e.Wanted != "" {
-			continue // perhaps for the prefix's sake, which another node has
+			continue // possibly refused because another node has the prefix
 		}
 		calls = append(calls, call[nodeState]{e.Asked, e.Answered, e.Outcome == unknown, fmt.Sprint(e.Ask, e.Of),
 			e.node})
@@ -197,7 +197,8 @@ func (j *judgement) nodeHistory(name string, log []entry) {
 		}
 	}
 	if !linearizable(calls, nodeState{}, func(s nodeState) bool { return s == end }) {
-		j.say("no order of the calls about node %s gives their answers and %+v in the end:%s", name, end, history(log))
+		j.say("no order of the calls for node %s explains their results and the final state %+v:%s",
+			name, end, history(log))
 	}
 }
 
@@ -214,7 +215,7 @@ func (e entry) node(s nodeState) (nodeState, bool) {
 	return step(e, s, next, ok)
 }
 
-// step keeps the state where the answer was a refusal.
+// step keeps the state if the call was refused.
 func step[S any](e entry, s, next S, ok bool) (S, bool) {
 	if e.Outcome == refused {
 		return s, !ok
@@ -222,7 +223,7 @@ func step[S any](e entry, s, next S, ok bool) (S, bool) {
 	return next, ok
 }
 
-// keyHistory is of tenants that are never deleted: they are made once, and have the last id they were given.
+// keyHistory checks tenants that are never deleted: they are created once, and have the last ID that they got.
 func (j *judgement) keyHistory(name string, log []entry) {
 	var made int
 	var last uint32
@@ -237,20 +238,20 @@ func (j *judgement) keyHistory(name string, log []entry) {
 	case t == nil && last != 0:
 		j.say("lost: tenant %s, which was never deleted:%s", name, history(log))
 	case made > 1 || t != nil && t.Ids[len(t.Ids)-1].Id < last:
-		j.say("tenant %s was made %d times and given id %d, and the store has %v:%s", name, made, last, t.Ids,
+		j.say("tenant %s was created %d times and got id %d, but the store has %v:%s", name, made, last, t.Ids,
 			history(log))
 	}
 }
 
-// tenantState is the id of a tenant now, 0 when there is none, the highest it ever had, and whether a node
-// hosts it.
+// tenantState is the current ID of a tenant (0 if it does not exist), its highest ID so far, and whether a node hosts
+// it.
 type tenantState struct {
 	is, highest uint32
 	hosted      bool
 }
 
 func (j *judgement) tenantHistory(name string, log []entry) {
-	// Ids of the name that no client got: each is of a create without an answer.
+	// IDs of the name that no client received: each is from a create without a response.
 	got := map[uint32]bool{}
 	for _, e := range log {
 		if e.Ask == create {
@@ -272,13 +273,13 @@ func (j *judgement) tenantHistory(name string, log []entry) {
 			lost++
 		}
 		if e.Ask == resolve && e.Outcome == refused && e.Code != "not_found" {
-			continue // it was the node that was not known there yet
+			continue // refused because its node did not exist yet
 		}
 		calls = append(calls, call[tenantState]{e.Asked, e.Answered, e.Outcome == unknown, e.Ask,
 			func(s tenantState) (tenantState, bool) { return e.tenant(s, untold) }})
 	}
 	if len(untold) > lost {
-		j.say("tenant %s had ids %v that no client got, but only %d of the calls that make it were not answered",
+		j.say("tenant %s had ids %v that no client received, but only %d of the calls that create it had no response",
 			name, untold, lost)
 	}
 	var end tenantState
@@ -291,15 +292,15 @@ func (j *judgement) tenantHistory(name string, log []entry) {
 		}
 	}
 	if !linearizable(calls, tenantState{}, func(s tenantState) bool { return s == end }) {
-		j.say("no order of the calls about tenant %s gives their answers, ids %v that no client got, and %+v in "+
-			"the end:%s", name, untold, end, history(log))
+		j.say("no order of the calls for tenant %s explains their results, ids %v that no client received, and the "+
+			"final state %+v:%s", name, untold, end, history(log))
 	}
 }
 
 func (e entry) tenant(s tenantState, untold []uint32) (tenantState, bool) {
 	switch {
 	case e.Ask == create && e.Outcome == unknown:
-		i := slices.IndexFunc(untold, func(id uint32) bool { return id > s.highest }) // they go up
+		i := slices.IndexFunc(untold, func(id uint32) bool { return id > s.highest }) // IDs increase
 		if s.is != 0 || i < 0 {
 			return s, false
 		}
@@ -334,7 +335,7 @@ func history(log []entry) (text string) {
 	return text
 }
 
-// readLogs puts the logs of all clients together.
+// readLogs merges the logs of all clients.
 func readLogs(dir string, clients int) (all []entry, err error) {
 	for i := range clients {
 		f, err := os.Open(logFile(dir, i))

@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// call is what one client did to one thing, as a step of the thing's state: it happened at one moment
-// between asked and answered, or, when that is unknown, at one moment after asked or never.
+// call is one operation of a client on an object: it took effect at one time between asked and answered or, if its
+// outcome is unknown, at one time after asked or never.
 type call[S comparable] struct {
 	asked, answered time.Duration
 	unknown         bool
-	kind            string            // calls of one kind have one step; for unknown ones only
-	step            func(S) (S, bool) // the state it leads to; false where its answer would have been another
+	kind            string            // unknown calls of one kind have the same step
+	step            func(S) (S, bool) // the next state; false if the result contradicts the state
 }
 
-// linearizable reports whether the calls can have happened one after the other, from the first state to a
-// state that last accepts. It is Wing and Gong's search, in which nothing is tried twice, what leaves the
-// state as it is happens as soon as it can, and of unknown calls of a kind the first asked happens first:
-// none of that takes an order away that another one would not replace.
+// linearizable reports whether a sequential order of the calls leads from the first state to a state that last accepts.
+// It is Wing and Gong's search with three reductions: it tries no state twice, executes calls that do not change the
+// state as soon as possible, and executes unknown calls of a kind in the order of their start. None of these excludes
+// an order without an equivalent one.
 func linearizable[S comparable](calls []call[S], first S, last func(S) bool) bool {
 	s := search[S]{calls: calls, done: make([]byte, (len(calls)+7)/8), tried: map[string]map[S]bool{}, last: last}
 	slices.SortFunc(s.calls, func(a, b call[S]) int { return int(a.asked - b.asked) })
@@ -31,8 +31,8 @@ func linearizable[S comparable](calls []call[S], first S, last func(S) bool) boo
 
 type search[S comparable] struct {
 	calls []call[S]
-	done  []byte // a bit for each call
-	open  int    // answered calls that are not done
+	done  []byte // one bit per call
+	open  int    // calls with a known outcome that are not executed yet
 	tried map[string]map[S]bool
 	last  func(S) bool
 }
@@ -51,7 +51,7 @@ func (s *search[S]) from(state S) bool {
 	}
 	seen[state] = true
 
-	// Nothing that was asked after another's answer can come before it.
+	// A call that started after the response of another one cannot precede it.
 	soonest := time.Duration(1<<63 - 1)
 	for i, c := range s.calls {
 		if !c.unknown && !s.has(i) {

@@ -13,12 +13,11 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// network is a switch with two segments: etcd and the orchestrators on one, the orchestrators and
-// the nodes on the other.
+// network is a switch with two segments: etcd and orchestrators are on one, orchestrators and nodes on the other.
 type network struct {
 	t       *testing.T
 	dir     string
-	handle  *netlink.Handle // inside the switch
+	handle  *netlink.Handle // in the switch's namespace
 	bridges map[string]netlink.Link
 }
 
@@ -36,7 +35,7 @@ func newNetwork(t *testing.T) *network {
 	}
 	t.Cleanup(n.handle.Close)
 	for i, side := range []string{storeSide, nodeSide} {
-		// Indexes apart from those inside: see address.
+		// These indexes differ from those inside: see connect.
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: side, Index: 100 + i}}
 		n.must(n.handle.LinkAdd(bridge))
 		n.must(n.handle.LinkSetUp(bridge))
@@ -65,8 +64,8 @@ func (n *network) namespace(name string) *netns.Namespace {
 	return ns
 }
 
-// host is a machine: a namespace, and a thread in it that starts its processes and lives as long
-// as the test, for a child dies with the thread that started it.
+// host is a machine: a namespace, and a thread in it that starts the machine's processes. The thread lives as long as
+// the test, because a child ends with the thread that started it.
 type host struct {
 	network *network
 	name    string
@@ -99,8 +98,8 @@ func (n *network) host(name string, number int, sides ...string) *host {
 	return h
 }
 
-// connect plugs a host in. The two ends have different indexes: the kernel takes a veth whose peer
-// has the same for one without a peer, and waits before it lets packets through.
+// connect connects a host. The two ends have different indexes: if a veth and its peer have the same index, the kernel
+// assumes that there is no peer, and delays the first packets.
 func (n *network) connect(h *host, side string, index int) {
 	n.t.Helper()
 	port := h.port(side)
@@ -132,7 +131,7 @@ func (h *host) endpoint(scheme, side string, port int) string {
 	return fmt.Sprintf("%s://[%s]:%d", scheme, h.address(side), port)
 }
 
-// cut takes the host's cable out of the switch: what either side sends is lost without an error.
+// cut disconnects the host's device from the switch: packets of both sides are lost without an error.
 func (h *host) cut(side string) error {
 	return h.plug(side, h.network.handle.LinkSetNoMaster)
 }

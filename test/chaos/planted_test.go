@@ -8,7 +8,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// log numbers calls that follow each other, one a second.
+// log numbers consecutive calls, one per second.
 func log(calls ...entry) []entry {
 	for i := range calls {
 		calls[i].Asked, calls[i].Answered = time.Duration(2*i)*time.Second, time.Duration(2*i+1)*time.Second
@@ -32,7 +32,7 @@ func app(tenant string, id uint32, label string, number uint32) entry {
 	return entry{Ask: resolve, Name: tenant, Label: label, Outcome: done, ID: id, App: number}
 }
 
-// store has a tenant of each name with its id, and whatever else had an id.
+// stored returns a store with these tenants and their IDs, and with earlier IDs.
 func stored(tenants map[string]uint32, had map[uint32]string) final {
 	f := final{tenants: map[string]*pilasterv1.Tenant{}, tenantIDs: map[uint32]string{},
 		apps: map[string]map[string]uint32{}}
@@ -46,7 +46,7 @@ func stored(tenants map[string]uint32, had map[uint32]string) final {
 	return f
 }
 
-// storedNode has machine 0 as node n1.
+// storedNode returns a store with machine 0 as node n1.
 func storedNode(prefix string) final {
 	id := machine(1, 0)
 	return final{
@@ -60,7 +60,7 @@ func shown(tenant, underlay string) entry {
 	return entry{Ask: publish, Name: tenant, Outcome: done, Underlay: underlay}
 }
 
-// storedPublished has tenant p1 published at an address, and with it others.
+// storedPublished returns a store in which tenant p1, and the others, have published one address.
 func storedPublished(others ...string) final {
 	f := stored(map[string]uint32{"p1": 1}, map[uint32]string{2: "p2"})
 	for _, name := range append(others, "p1") {
@@ -74,14 +74,14 @@ func ruled(tenant, value, change string) entry {
 	return entry{Ask: rule, Name: tenant, Label: value, Outcome: done, Change: change}
 }
 
-// storedRuled has tenant r1 with policies of these values.
+// storedRuled returns a store in which tenant r1 has policies of these values.
 func storedRuled(db, web string) final {
 	f := stored(map[string]uint32{"r1": 1}, nil)
 	f.policies = map[string]map[string]string{"r1": {"db": db, "web": web}}
 	return f
 }
 
-// What the judge must see, and what it must let pass.
+// TestJudge: judge detects planted errors, and accepts correct logs.
 func TestJudge(t *testing.T) {
 	type ids = map[string]uint32
 	type had = map[uint32]string
@@ -89,37 +89,39 @@ func TestJudge(t *testing.T) {
 		name string
 		log  []entry
 		final
-		says string // empty: nothing is wrong
+		says string // empty: no error
 	}{
-		{"made, deleted, made again", log(made("t1", 1), gone("t1"), made("t1", 2)), stored(ids{"t1": 2}, had{1: "t1"}),
+		{"created, deleted, created again",
+			log(made("t1", 1), gone("t1"), made("t1", 2)), stored(ids{"t1": 2}, had{1: "t1"}),
 			""},
-		{"id given twice", log(made("t1", 1), made("t2", 1)), stored(ids{"t1": 1}, nil), "tenant id 1 was given"},
-		{"id given again later", log(made("t1", 1), gone("t1"), made("t1", 1)), stored(ids{"t1": 1}, nil),
-			"tenant id 1 was given"},
+		{"id allocated twice", log(made("t1", 1), made("t2", 1)),
+			stored(ids{"t1": 1}, nil), "tenant id 1 was allocated"},
+		{"id allocated again later", log(made("t1", 1), gone("t1"), made("t1", 1)), stored(ids{"t1": 1}, nil),
+			"tenant id 1 was allocated"},
 		{"acknowledged tenant lost", log(made("t1", 1)), stored(nil, had{1: "t1"}), "no order"},
 		{"acknowledged deletion lost", log(made("t1", 1), gone("t1")), stored(ids{"t1": 1}, nil), "no order"},
 		{"claim lost", log(made("t1", 1), gone("t1")), stored(nil, nil), "lost: id 1"},
-		{"refused because it exists, yet it did not", log(no(create, "t1", "already_exists")), stored(nil, nil),
+		{"refused as existing, but it did not exist", log(no(create, "t1", "already_exists")), stored(nil, nil),
 			"no order"},
-		{"unknown, and it happened", log(lost(create, "t1"), gone("t1")), stored(nil, had{1: "t1"}), ""},
-		{"unknown, and it did not happen", log(lost(create, "t1"), no(destroy, "t1", "not_found")), stored(nil, nil),
+		{"unknown, and executed", log(lost(create, "t1"), gone("t1")), stored(nil, had{1: "t1"}), ""},
+		{"unknown, and not executed", log(lost(create, "t1"), no(destroy, "t1", "not_found")), stored(nil, nil),
 			""},
-		{"unknown, and it happened late", log(lost(create, "t1"), no(destroy, "t1", "not_found"), gone("t1")),
+		{"unknown, and executed late", log(lost(create, "t1"), no(destroy, "t1", "not_found"), gone("t1")),
 			stored(nil, had{1: "t1"}), ""},
-		{"unknown, and it happened twice", log(lost(create, "t1"), gone("t1"), gone("t1")),
+		{"unknown, and executed twice", log(lost(create, "t1"), gone("t1"), gone("t1")),
 			stored(nil, had{1: "t1", 2: "t1"}), "only 1 of the calls"},
-		{"unknown deletion, and it was there again",
+		{"unknown deletion, and the tenant exists again",
 			log(made("t1", 1), lost(destroy, "t1"), no(destroy, "t1", "not_found"), no(create, "t1", "already_exists")),
 			stored(ids{"t1": 1}, nil), "no order"},
 		{"deleted although a node hosts it", log(made("t1", 1), app("t1", 1, "a", 1), gone("t1")),
 			stored(nil, had{1: "t1"}), "no order"},
 		{"not deleted although no node hosts it", log(made("t1", 1), no(destroy, "t1", "failed_precondition")),
 			stored(ids{"t1": 1}, nil), "no order"},
-		{"key given to two", log(made("k1", 1), made("k2", 2), given("k1", 3), given("k2", 3)),
-			stored(ids{"k1": 3, "k2": 2}, had{1: "k1"}), "tenant id 3 was given"},
-		{"key lost", log(made("k1", 1), given("k1", 2)), stored(ids{"k1": 1}, had{2: "k1"}), "given id 2"},
+		{"key allocated to two tenants", log(made("k1", 1), made("k2", 2), given("k1", 3), given("k2", 3)),
+			stored(ids{"k1": 3, "k2": 2}, had{1: "k1"}), "tenant id 3 was allocated"},
+		{"key lost", log(made("k1", 1), given("k1", 2)), stored(ids{"k1": 1}, had{2: "k1"}), "got id 2"},
 		{"key", log(made("k1", 1), given("k1", 2)), stored(ids{"k1": 2}, had{1: "k1"}), ""},
-		{"app given twice", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "b", 1), gone("t1")),
+		{"app allocated twice", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "b", 1), gone("t1")),
 			stored(nil, had{1: "t1"}), "app (of tenant id)"},
 		{"app lost", log(made("t1", 1), app("t1", 1, "a", 1)), stored(ids{"t1": 1}, nil), "lost: app 1"},
 		{"app changed", log(made("t1", 1), app("t1", 1, "a", 1), app("t1", 1, "a", 2), gone("t1")),
@@ -132,41 +134,43 @@ func TestJudge(t *testing.T) {
 			stored(nil, had{2: "p2"}), ""},
 		{"published twice", log(made("p1", 1), shown("p1", "u2"), shown("p1", "u3")), storedPublished(), "no order"},
 		{"publication lost", log(made("p2", 2), shown("p2", "u2")), stored(ids{"p2": 2}, nil), "no order"},
-		{"address given again", log(made("p1", 1), shown("p1", "u2"), made("p2", 2), shown("p2", "u2"), gone("p2")),
-			storedPublished(), "address u2 was given"},
-		{"address of two", log(made("p1", 1), made("p2", 2), shown("p1", "u2"), lost(publish, "p2")),
-			storedPublished("p2"), "address u2 was given"},
+		{"address allocated again", log(made("p1", 1), shown("p1", "u2"), made("p2", 2), shown("p2", "u2"), gone("p2")),
+			storedPublished(), "address u2 was allocated"},
+		{"address of two tenants", log(made("p1", 1), made("p2", 2), shown("p1", "u2"), lost(publish, "p2")),
+			storedPublished("p2"), "address u2 was allocated"},
 		{"ruled", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "unchanged"),
 			ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
-		{"ruled, ended, ruled", log(made("r1", 1), ruled("r1", "0", "created"),
+		{"policies applied, deleted, applied", log(made("r1", 1), ruled("r1", "0", "created"),
 			entry{Ask: unrule, Name: "r1", Outcome: done}, no(unrule, "r1", "not_found"), ruled("r1", "0", "created")),
 			storedRuled("0", "0"), ""},
-		{"rules of a lost answer",
+		{"policies of a call without a response",
 			log(made("r1", 1), entry{Ask: rule, Name: "r1", Label: "2", Outcome: unknown},
 				ruled("r1", "1", "configured")), storedRuled("1", "1"), ""},
-		{"rules in half", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")),
+		{"half of the policies", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")),
 			storedRuled("0", "1"), "applied together are"},
-		{"rules lost", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")),
+		{"policies lost", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "1", "configured")),
 			storedRuled("0", "0"), "no order"},
-		{"rules there again", log(made("r1", 1), ruled("r1", "0", "created"),
+		{"deleted policies present again", log(made("r1", 1), ruled("r1", "0", "created"),
 			entry{Ask: unrule, Name: "r1", Outcome: done}), storedRuled("0", "0"), "no order"},
-		{"rules changed that were not", log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "configured")),
+		{"unchanged policies reported as changed",
+			log(made("r1", 1), ruled("r1", "0", "created"), ruled("r1", "0", "configured")),
 			storedRuled("0", "0"), "no order"},
-		{"rules outlast their tenant",
+		{"policies outlast their tenant",
 			log(made("r1", 1), ruled("r1", "0", "created"), gone("r1"), made("r1", 2), ruled("r1", "1", "configured")),
 			storedRuled("1", "1"), "no order"},
 		{"node", log(node(0, "n1", "p"), node(0, "n1", "p")), storedNode("p"), ""},
-		{"prefix given twice", log(node(0, "n1", "p"), node(0, "n2", "p")), storedNode("p"), "prefix p was given"},
+		{"prefix allocated twice", log(node(0, "n1", "p"), node(0, "n2", "p")),
+			storedNode("p"), "prefix p was allocated"},
 		{"prefix changed", log(node(0, "n1", "q"), node(0, "n1", "p")), storedNode("p"), "more than one prefix"},
 		{"node lost", log(node(0, "n1", "p")), final{prefixes: map[string]string{"p": machine(1, 0)}}, "no order"},
-		{"name given to two machines", log(node(0, "n1", "p"), node(1, "n1", "q")), storedNode("p"), "no order"},
-		{"deleted, and back", log(node(0, "n1", "p"), entry{Ask: remove, Name: "n1", Outcome: done},
+		{"name allocated to two machines", log(node(0, "n1", "p"), node(1, "n1", "q")), storedNode("p"), "no order"},
+		{"deleted, and present again", log(node(0, "n1", "p"), entry{Ask: remove, Name: "n1", Outcome: done},
 			node(0, "n1", "p")), storedNode("p"), "no order"},
-		{"no client asked for it", log(no(remove, "n1", "not_found")), storedNode("p"), "no client asked for"},
+		{"not requested by any client", log(no(remove, "n1", "not_found")), storedNode("p"), "no client requested"},
 	} {
 		wrong := strings.Join(judge(c.log, c.final), "\n")
 		if c.says == "" && wrong != "" || !strings.Contains(wrong, c.says) {
-			t.Errorf("%s: the judge says %q, want %q", c.name, wrong, c.says)
+			t.Errorf("%s: judge found %q, want %q", c.name, wrong, c.says)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// process is a daemon on a host, with a supervisor that starts it again whenever it ended.
+// process is a daemon on a host, with a supervisor that restarts it.
 type process struct {
 	host *host
 	argv []string
@@ -25,12 +25,12 @@ type process struct {
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd     // nil while it does not run
-	hold chan struct{} // not nil: it is not started again until closed
+	hold chan struct{} // if not nil, it is not restarted until this is closed
 	end  bool
 	wait sync.WaitGroup
 }
 
-// restartAfter is how long a supervisor waits, so that one that cannot start does not spin.
+// restartAfter is the delay of a restart, so that a process that cannot start does not spin.
 const restartAfter = 100 * time.Millisecond
 
 func (p *process) keep(t *testing.T) {
@@ -57,7 +57,7 @@ func (p *process) keep(t *testing.T) {
 	})
 }
 
-// once runs it until it ends, and reports whether it is to be started again.
+// once runs the process until it ends, and reports whether to restart it.
 func (p *process) once(t *testing.T) bool {
 	p.mu.Lock()
 	hold := p.hold
@@ -87,7 +87,7 @@ func (p *process) once(t *testing.T) bool {
 		t.Error(err)
 		return false
 	}
-	cmd.Wait() // being killed is what it is for
+	cmd.Wait() // it was killed on purpose
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cmd = nil
@@ -100,7 +100,7 @@ func (h *host) start(cmd *exec.Cmd) error {
 	return <-done
 }
 
-// kill kills it, and it stays away until resumed. It reports whether there was something to kill.
+// kill kills the process, without a restart until resume. It reports whether the process was running.
 func (p *process) kill() (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,7 +151,7 @@ const (
 	nodePort      = 7070
 )
 
-// startEtcd starts a cluster; each member keeps its data when it is killed.
+// startEtcd starts a cluster; a killed member keeps its data.
 func startEtcd(t *testing.T, n *network) (all []*process) {
 	var hosts []*host
 	var cluster []string
@@ -182,7 +182,7 @@ func endpoints(etcd []*process) (all []string) {
 	return all
 }
 
-// startOrchestrators returns them and how clients find them.
+// startOrchestrators returns the orchestrators, and how clients reach them.
 func startOrchestrators(t *testing.T, n *network, etcd []*process) (all []*process, where []place) {
 	for i := range orchestrators {
 		h := n.host(fmt.Sprint("orch", i+1), 10+i, storeSide, nodeSide)

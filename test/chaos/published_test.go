@@ -2,21 +2,21 @@ package chaos_test
 
 import "strings"
 
-// publishedState is whether a tenant is there, and published.
+// publishedState is whether a tenant exists, and whether it is published.
 type publishedState struct{ there, published bool }
 
 func (j *judgement) publishedHistory(name string, log []entry) {
 	var calls []call[publishedState]
 	for _, e := range log {
 		if e.Ask == publish && e.Outcome == refused && strings.Contains(e.Error, "no node") {
-			continue // the node was not there yet
+			continue // the node did not exist yet
 		}
 		calls = append(calls, call[publishedState]{e.Asked, e.Answered, e.Outcome == unknown, e.Ask, e.published})
 	}
 	t := j.tenants[name]
 	end := publishedState{t != nil, len(t.GetPublications()) > 0}
 	if !linearizable(calls, publishedState{}, func(s publishedState) bool { return s == end }) {
-		j.say("no order of the calls about tenant %s gives their answers and %+v in the end:%s", name, end,
+		j.say("no order of the calls for tenant %s explains their results and the final state %+v:%s", name, end,
 			history(log))
 	}
 }

@@ -8,12 +8,12 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// ruling are the policies that a tenant has, all of them with one value, or none.
+// ruling are the policies of a tenant: it has all of them with one value, or none.
 var ruling = []string{"db", "web"}
 
-const values = 3 // different ones
+const values = 3 // number of distinct values
 
-// ruledBy are the documents of all policies with a value.
+// ruledBy returns the documents of all policies with a value.
 func ruledBy(value string) (documents []string) {
 	for _, name := range ruling {
 		documents = append(documents, fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: "+
@@ -22,7 +22,7 @@ func ruledBy(value string) (documents []string) {
 	return documents
 }
 
-// ruledAs is the value of a policy, as the store has it.
+// ruledAs returns the value of a stored policy.
 func ruledAs(p *pilasterv1.Policy) (string, error) {
 	var document struct {
 		Metadata struct{ Labels map[string]string }
@@ -33,7 +33,7 @@ func ruledAs(p *pilasterv1.Policy) (string, error) {
 	return strings.TrimPrefix(document.Metadata.Labels["value"], "v"), nil
 }
 
-// changesOf is what became of each policy of a call, in one word where it was the same for all.
+// changesOf returns the changes of the policies of a call, as one word if they are equal.
 func changesOf(applied []*pilasterv1.AppliedPolicy) string {
 	var words []string
 	for i, p := range applied {
@@ -44,7 +44,7 @@ func changesOf(applied []*pilasterv1.AppliedPolicy) string {
 	return strings.Join(words, " and ")
 }
 
-// ruledState is whether a tenant is there, and the value of its policies; empty where it has none.
+// ruledState is whether a tenant exists, and the value of its policies; the value is empty if it has none.
 type ruledState struct {
 	there bool
 	value string
@@ -62,7 +62,7 @@ func (j *judgement) ruledHistory(name string, log []entry) {
 		}
 	}
 	if !linearizable(calls, ruledState{}, func(s ruledState) bool { return s == end }) {
-		j.say("no order of the calls about tenant %s gives their answers and %+v in the end:%s", name, end,
+		j.say("no order of the calls for tenant %s explains their results and the final state %+v:%s", name, end,
 			history(log))
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// dialFrom makes a client whose connections start on the host.
+// dialFrom returns a client whose connections start on the host.
 func dialFrom(t *testing.T, h *host, endpoint string) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop(),
@@ -42,14 +42,14 @@ func dialFrom(t *testing.T, h *host, endpoint string) *clientv3.Client {
 	return client
 }
 
-// ready waits until etcd and every orchestrator answer, and each orchestrator shows what etcd has.
+// ready waits until etcd and every orchestrator respond, and each orchestrator has etcd's current revision.
 func ready(t *testing.T, etcd *clientv3.Client, places []place) {
 	t.Helper()
 	var revision int64
 	await(t, "etcd", func(ctx context.Context) error {
 		resp, err := etcd.Get(ctx, "/pilaster/1/cluster")
 		if err == nil && resp.Count == 0 {
-			err = fmt.Errorf("there is no cluster yet")
+			err = fmt.Errorf("the cluster has no leader yet")
 		}
 		if err == nil {
 			revision = resp.Header.Revision
@@ -60,7 +60,7 @@ func ready(t *testing.T, etcd *clientv3.Client, places []place) {
 		await(t, fmt.Sprint("orchestrator ", i), func(ctx context.Context) error {
 			status, err := people(p).ClusterStatus(ctx, connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
 			if err == nil && status.Msg.Revision < revision {
-				err = fmt.Errorf("it has seen revision %d of %d", status.Msg.Revision, revision)
+				err = fmt.Errorf("its cache has revision %d of %d", status.Msg.Revision, revision)
 			}
 			if err == nil {
 				_, err = os.Stat(p.TokenFile)
@@ -74,7 +74,7 @@ func people(p place) pilasterv1connect.OperatorServiceClient {
 	return pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(orchestrator.Socket(p.RunDir)), unixrpc.URL)
 }
 
-// readFinal reads all of etcd at one revision.
+// readFinal reads all keys of etcd at one revision.
 func readFinal(t *testing.T, etcd *clientv3.Client) final {
 	t.Helper()
 	resp, err := etcd.Get(t.Context(), "", clientv3.WithPrefix())
@@ -97,7 +97,7 @@ func (f *final) add(key string, value []byte) error {
 	path, ours := strings.CutPrefix(key, "/pilaster/1/")
 	dir, name, _ := strings.Cut(path, "/")
 	if !ours {
-		return fmt.Errorf("is not ours")
+		return fmt.Errorf("unexpected prefix")
 	}
 	switch dir {
 	case "nodes":
@@ -133,7 +133,7 @@ func (f *final) add(key string, value []byte) error {
 		words, p := strings.Split(name, "/"), new(pilasterv1.Policy)
 		if err := protojson.Unmarshal(value, p); err != nil || len(words) != 4 || words[1] != "NetworkPolicy" ||
 			words[2] != "default" {
-			return fmt.Errorf("is no policy that a client applied: %v, %v", p, err)
+			return fmt.Errorf("not a policy of a client: %v, %v", p, err)
 		}
 		if f.policies[words[0]] == nil {
 			f.policies[words[0]] = map[string]string{}
@@ -143,7 +143,7 @@ func (f *final) add(key string, value []byte) error {
 		return err
 	case "cluster", "marks", "app-ids", "deletions":
 	default:
-		return fmt.Errorf("is unknown to this test, which then cannot judge it")
+		return fmt.Errorf("unknown key: extend this test")
 	}
 	return nil
 }
@@ -153,15 +153,15 @@ func record(name string, m proto.Message, value []byte, named func() string) err
 		return err
 	}
 	if named() != name {
-		return fmt.Errorf("is of %q", named())
+		return fmt.Errorf("belongs to %q", named())
 	}
 	return nil
 }
 
-// last is the id that stays: older ones go in time.
+// last returns the newest ID of a tenant: older ones retire.
 func last(t *pilasterv1.Tenant) uint32 { return t.Ids[len(t.Ids)-1].Id }
 
-// compare holds what an orchestrator shows against the store.
+// compare compares an orchestrator's view with the store.
 func compare(t *testing.T, p place, f final) {
 	t.Helper()
 	nodes, err := people(p).ListNodes(t.Context(), connect.NewRequest(&pilasterv1.ListNodesRequest{}))
@@ -170,7 +170,7 @@ func compare(t *testing.T, p place, f final) {
 	}
 	for _, n := range nodes.Msg.Nodes {
 		if !proto.Equal(n, f.nodes[n.Name]) {
-			t.Errorf("orchestrator %s shows %v, and the store has %v", p.URL, n, f.nodes[n.Name])
+			t.Errorf("orchestrator %s has node %v, and the store has %v", p.URL, n, f.nodes[n.Name])
 		}
 	}
 	tenants, err := people(p).ListTenants(t.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
@@ -179,7 +179,7 @@ func compare(t *testing.T, p place, f final) {
 	}
 	for _, shown := range tenants.Msg.Tenants {
 		if known := f.tenants[shown.Name]; known == nil || last(known) != last(shown) {
-			t.Errorf("orchestrator %s shows %v, and the store has %v", p.URL, shown, known)
+			t.Errorf("orchestrator %s has tenant %v, and the store has %v", p.URL, shown, known)
 		}
 	}
 	policies, err := people(p).ListPolicies(t.Context(), connect.NewRequest(&pilasterv1.ListPoliciesRequest{}))
@@ -192,14 +192,14 @@ func compare(t *testing.T, p place, f final) {
 	}
 	for _, shown := range policies.Msg.Policies {
 		if has--; f.policies[shown.Tenant][shown.Name] == "" {
-			t.Errorf("orchestrator %s shows policy %v, which the store does not have", p.URL, shown)
+			t.Errorf("orchestrator %s has policy %v, which the store lacks", p.URL, shown)
 		}
 	}
 	if has != 0 {
-		t.Errorf("orchestrator %s shows %d policies, and the store has %d more", p.URL, len(policies.Msg.Policies), has)
+		t.Errorf("orchestrator %s has %d policies, and the store has %d more", p.URL, len(policies.Msg.Policies), has)
 	}
 	if len(nodes.Msg.Nodes) != len(f.nodes) || len(tenants.Msg.Tenants) != len(f.tenants) {
-		t.Errorf("orchestrator %s shows %d nodes and %d tenants, and the store has %d and %d", p.URL,
+		t.Errorf("orchestrator %s has %d nodes and %d tenants, and the store has %d and %d", p.URL,
 			len(nodes.Msg.Nodes), len(tenants.Msg.Tenants), len(f.nodes), len(f.tenants))
 	}
 }

@@ -21,10 +21,10 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// victim is an endpoint that a test breaks behind the agent's back.
+// victim is an endpoint that a test damages without the agent's knowledge.
 type victim struct {
 	inside, host *netlink.Handle
-	device, peer netlink.Link // in the container, and on the node if it has a side there
+	device, peer netlink.Link // in the container, and on the node if it has an end there
 	endpoint     *pilasterv1.Endpoint
 	maps         string // folder of the node's pinned maps
 }
@@ -40,7 +40,7 @@ func (v victim) gateway() netlink.Neigh {
 
 // forget removes an entry of a pinned map.
 func (v victim) forget(name string, key []byte) error {
-	pins, err := filepath.Glob(filepath.Join(v.maps, name+"_*")) // its size follows
+	pins, err := filepath.Glob(filepath.Join(v.maps, name+"_*")) // the suffix is the map's size
 	if err != nil || len(pins) != 1 {
 		return errors.Join(err, fmt.Errorf("pins of %s: %q", name, pins))
 	}
@@ -62,7 +62,7 @@ type breakage struct {
 	said string // in CHECK's message, with {} for the host device's name
 }
 
-// breakages are what CHECK must see.
+// breakages are what CHECK must detect.
 var breakages = []breakage{
 	{"address", func(v victim) error {
 		a, err := netlink.ParseAddr(v.attachment().Address + "/128")
@@ -109,11 +109,11 @@ var breakages = []breakage{
 }
 
 var ofPair = []breakage{
-	{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link {}"}, // it takes the other end along
+	{"link", func(v victim) error { return v.inside.LinkDel(v.device) }, "link {}"}, // this also removes the other end
 	{"host's link down", func(v victim) error { return v.host.LinkSetDown(v.peer) }, "link {} is down"},
 }
 
-// breakagesOf are those of one kind of device.
+// breakagesOf are breakages for one kind of device.
 var breakagesOf = map[string][]breakage{
 	endpoint.Veth: append(ofPair, breakage{
 		"program", func(v victim) error {
@@ -135,7 +135,7 @@ var breakagesOf = map[string][]breakage{
 	},
 }
 
-// testCheck breaks one thing after the other; DEL takes away whatever is left.
+// testCheck makes one breakage after another; DEL removes whatever is left.
 func testCheck(t *testing.T, n *node) {
 	n.configure(t, "check", conflist(t, "1.1.0", "check", map[string]any{"tenant": "blue"}))
 	tool := newCNITool(t, n, "check")
@@ -165,7 +165,7 @@ func testCheck(t *testing.T, n *node) {
 			}
 			said := strings.ReplaceAll(b.said, "{}", v.endpoint.HostDevice)
 			if _, err := tool.run(ctx, "check", ns); err == nil || !strings.Contains(err.Error(), said) {
-				t.Errorf("CHECK says %v, want %q in it", err, said)
+				t.Errorf("CHECK: got error %v, want %q in it", err, said)
 			}
 			tool.must(ctx, t, "del", ns)
 			n.empty(ctx, t)

@@ -22,7 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// docExample is the JSON under a heading of the installation guide.
+// docExample returns the JSON under a heading of the installation guide.
 func docExample(t *testing.T, heading string) []byte {
 	t.Helper()
 	guide, err := os.ReadFile("../../docs/howto/cni.md")
@@ -36,12 +36,12 @@ func docExample(t *testing.T, heading string) []byte {
 	return found[1]
 }
 
-// cnitool drives the plugin on a node, with the tool CNI itself offers for that.
+// cnitool runs the plugin on a node with CNI's own tool.
 type cnitool struct {
 	*node
 	binary  string
-	network string   // name of a network configured on the node
-	env     []string // besides what always is there
+	network string   // name of a network that is configured on the node
+	env     []string // in addition to the usual variables
 }
 
 func newCNITool(t *testing.T, n *node, network string) cnitool {
@@ -77,12 +77,12 @@ func (c cnitool) add(ctx context.Context, t *testing.T, ns *netns.Namespace) *pi
 	all := c.endpoints(ctx, t)
 	i := slices.IndexFunc(all, func(e *pilasterv1.Endpoint) bool { return e.Netns == ns.Path() })
 	if i < 0 {
-		t.Fatalf("the agent has no endpoint in %s, but %v", ns.Path(), all)
+		t.Fatalf("the agent has no endpoint in %s; its endpoints are %v", ns.Path(), all)
 	}
 	return all[i]
 }
 
-// conflist is a network of our plugin alone.
+// conflist is a network configuration list with our plugin only.
 func conflist(t *testing.T, version, name string, plugin map[string]any) []byte {
 	t.Helper()
 	plugin["type"] = "pilaster-cni"
@@ -93,7 +93,7 @@ func conflist(t *testing.T, version, name string, plugin map[string]any) []byte 
 	return b
 }
 
-// TestCNITool goes through the verbs and what may break. One lab serves all of it.
+// TestCNITool covers the verbs and their failures. All subtests share one lab.
 func TestCNITool(t *testing.T) {
 	n := newNode(t, labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1"},
@@ -108,7 +108,7 @@ func TestCNITool(t *testing.T) {
 	t.Run("alone", func(t *testing.T) { testAlone(t, n) })
 }
 
-// testExample does what the installation guide says.
+// testExample follows the installation guide.
 func testExample(t *testing.T, n *node) {
 	ctx := labtest.Context(t)
 	n.configure(t, "10-pilaster", docExample(t, "Anything else that speaks CNI"))
@@ -117,22 +117,22 @@ func testExample(t *testing.T, n *node) {
 	tool.must(ctx, t, "status", ns)
 	e := tool.add(ctx, t, ns)
 	if e.Tenant != "blue" || e.Labels["app"] != "web" || e.CniNetwork != "pilaster" {
-		t.Errorf("endpoint %v is not what the example asks for", e)
+		t.Errorf("endpoint %v does not match the example", e)
 	}
 	tool.must(ctx, t, "check", ns)
 	if _, err := tool.run(ctx, "add", ns); err == nil || !strings.Contains(err.Error(), "already has interface eth0") {
-		t.Errorf("a second ADD: %v", err)
+		t.Errorf("a second ADD: got error %v", err)
 	}
 	tool.must(ctx, t, "check", ns)
 	tool.must(ctx, t, "del", ns)
 	tool.must(ctx, t, "del", ns)
 	if _, err := tool.run(ctx, "check", ns); err == nil {
-		t.Error("CHECK passes after DEL")
+		t.Error("CHECK succeeded after DEL")
 	}
 	n.empty(ctx, t)
 }
 
-// testResult compares what ADD returns with what the kernel says the container has.
+// testResult compares the result of ADD with the kernel's view of the container.
 func testResult(t *testing.T, n *node) {
 	for _, version := range []string{"1.1.0", "1.0.0"} {
 		for _, tenantName := range []string{"blue", "glass"} {
@@ -149,12 +149,12 @@ func testResult(t *testing.T, n *node) {
 				if err := json.Unmarshal(out, &r); err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
-				var hosts []*types100.Interface // the node's side; a macvlan has none
+				var hosts []*types100.Interface // on the node; a macvlan has none there
 				if labtest.Device() != endpoint.Macvlan && len(r.Interfaces) > 0 {
 					hosts = r.Interfaces[:1]
 				}
 				if r.CNIVersion != version || len(r.Interfaces) != len(hosts)+1 || len(r.IPs) != 1 {
-					t.Fatalf("result %s", out)
+					t.Fatalf("unexpected result %s", out)
 				}
 				for _, hostLink := range hosts {
 					if hostLink.Sandbox != "" || !slices.Contains(n.devices(t), hostLink.Name) {
@@ -163,7 +163,8 @@ func testResult(t *testing.T, n *node) {
 				}
 				inside := r.Interfaces[len(hosts)]
 				if inside.Name != "net7" || inside.Sandbox != ns.Path() || *r.IPs[0].Interface != len(hosts) {
-					t.Errorf("container side %+v, address on %d", inside, *r.IPs[0].Interface)
+					t.Errorf("unexpected container side %+v, with the address on interface %d",
+						inside, *r.IPs[0].Interface)
 				}
 				said := device{mac: inside.Mac, mtu: inside.Mtu, addresses: []string{r.IPs[0].Address.String()}}
 				for _, route := range r.Routes {
@@ -171,10 +172,10 @@ func testResult(t *testing.T, n *node) {
 				}
 				is := read(t, ns, "net7")
 				if fmt.Sprint(said) != fmt.Sprint(is) {
-					t.Errorf("the result says %+v, the container has %+v", said, is)
+					t.Errorf("the result has %+v, but the container has %+v", said, is)
 				}
 				if clear := strings.HasPrefix(is.addresses[0], "fd70:696c:61"); clear != (tenantName == "glass") {
-					t.Errorf("a container of %s has %v", tenantName, is.addresses)
+					t.Errorf("unexpected addresses of a container of %s: %v", tenantName, is.addresses)
 				}
 				tool.must(ctx, t, "del", ns)
 				n.empty(ctx, t)
@@ -183,7 +184,7 @@ func testResult(t *testing.T, n *node) {
 	}
 }
 
-// testPrecedence gives tenant and labels in several places at once. The pod's namespace is one of them.
+// testPrecedence sets tenant and labels in several places at once. The pod's namespace becomes one of the labels.
 func testPrecedence(t *testing.T, n *node) {
 	const capability = "io.kubernetes.cri.pod-annotations"
 	args := map[string]any{"cni": map[string]any{"labels": []map[string]string{{"key": "app", "value": "args"}}}}

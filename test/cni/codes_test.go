@@ -19,14 +19,13 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// network is a network configuration in the hands of libcni, which returns the codes of errors.
+// network is a network configuration used through libcni, which returns error codes.
 type network struct {
 	*libcni.CNIConfig
 	list *libcni.NetworkConfigList
 }
 
-// network reads a configuration. Each remembers its own attachments only, like a runtime that
-// started anew.
+// network parses a configuration. Each network has its own cache of attachments, like a runtime that was restarted.
 func (n *node) network(t *testing.T, name string, plugin map[string]any) network {
 	t.Helper()
 	plugin["agentSocket"] = n.lab.AgentSocket(n.name)
@@ -71,11 +70,11 @@ func hasCode(t *testing.T, what string, err error, code uint, said string) {
 	t.Helper()
 	var e *types.Error
 	if !errors.As(err, &e) || e.Code != code || !strings.Contains(err.Error(), said) {
-		t.Errorf("%s: %v (%+v), want code %d and %q", what, err, e, code, said)
+		t.Errorf("%s: got error %v (%+v), want code %d and %q", what, err, e, code, said)
 	}
 }
 
-// testCodes provokes each code that has a meaning of its own.
+// testCodes provokes each documented error code.
 func testCodes(t *testing.T, n *node) {
 	ctx := labtest.Context(t)
 	w, ns := n.network(t, "codes", in("blue")), n.container(t, "c1")
@@ -100,7 +99,7 @@ func testCodes(t *testing.T, n *node) {
 	hasCode(t, "ADD without an agent", w.add(ctx, "c2", other), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
 	hasCode(t, "CHECK without an agent", w.check(ctx, "c1", ns), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
 	hasCode(t, "DEL without an agent", w.del(ctx, "c1", ns), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
-	// With c1 valid nothing is deleted before GC itself.
+	// With c1 as valid, libcni calls no DEL before GC.
 	hasCode(t, "GC without an agent", w.gc(ctx, "c1"), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
 	if err := n.lab.Start(ctx, lab.AgentProcess(n.name)); err != nil {
 		t.Fatal(err)
@@ -119,16 +118,16 @@ func testCodes(t *testing.T, n *node) {
 	if err := w.add(ctx, "c1", ns); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.network(t, "codes", in("blue")).del(ctx, "c1", ns); err != nil { // behind its back
+	if err := n.network(t, "codes", in("blue")).del(ctx, "c1", ns); err != nil { // without the network w
 		t.Fatal(err)
 	}
-	hasCode(t, "CHECK of what is gone", w.check(ctx, "c1", ns), types.ErrUnknownContainer, "c1")
+	hasCode(t, "CHECK of a deleted container", w.check(ctx, "c1", ns), types.ErrUnknownContainer, "c1")
 	if err := w.del(ctx, "c1", ns); err != nil {
 		t.Error(err)
 	}
 }
 
-// testAlone adds containers while no orchestrator runs: what the node knows is enough.
+// testAlone adds containers while no orchestrator runs: the node's cached state suffices.
 func testAlone(t *testing.T, n *node) {
 	ctx := labtest.Context(t)
 	w, ns, other := n.network(t, "alone", in("blue")), n.container(t, "c1"), n.container(t, "c2")
@@ -158,7 +157,7 @@ func testAlone(t *testing.T, n *node) {
 	n.empty(ctx, t)
 }
 
-// TestFullNode adds one container more than the node takes.
+// TestFullNode adds one container more than the node's maximum.
 func TestFullNode(t *testing.T) {
 	ctx := labtest.Context(t)
 	n := newNode(t, labtest.New(t, lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}},
@@ -167,14 +166,14 @@ func TestFullNode(t *testing.T) {
 	if err := w.add(ctx, "c1", first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.lab.Kill(ctx, lab.AgentProcess(n.name)); err != nil { // a full node's agent starts
+	if _, err := n.lab.Kill(ctx, lab.AgentProcess(n.name)); err != nil { // the agent of a full node must start
 		t.Fatal(err)
 	}
 	devices, metrics := n.devices(t), n.metrics(t)
 	hasCode(t, "ADD to a full node", w.add(ctx, "c2", second), 102,
 		"1 of 1 endpoints are in use, 1 of them by tenant blue")
 	labels := n.network(t, "full", map[string]any{"tenant": "blue", "labels": map[string]string{"app": "new"}})
-	hasCode(t, "ADD to a full node, of an app it does not know", labels.add(ctx, "c2", second), 102, "--max-endpoints")
+	hasCode(t, "ADD to a full node, of an unknown app", labels.add(ctx, "c2", second), 102, "--max-endpoints")
 	if d := links(t, second); len(d) != 1 || !slices.Equal(n.devices(t), devices) || n.metrics(t) != metrics {
 		t.Errorf("the refused container has %d devices, the node %v; its tables\n%swere\n%s", len(d), n.devices(t),
 			n.metrics(t), metrics)
@@ -197,12 +196,12 @@ func TestFullNode(t *testing.T) {
 	}
 	if apps, err := n.lab.Operator().GetTenant(ctx,
 		connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "blue"})); err != nil || len(apps.Msg.Apps) != 1 {
-		t.Errorf("the cluster knows of a refused container: %v, %v", apps, err)
+		t.Errorf("the cluster has state of a refused container: %v, %v", apps, err)
 	}
 	n.empty(ctx, t)
 }
 
-// metrics are the lines of the node's tables.
+// metrics returns the metrics of the node's tables.
 func (n *node) metrics(t *testing.T) string {
 	t.Helper()
 	resp, err := unixrpc.Client(n.lab.AgentSocket(n.name)).Get(unixrpc.URL + "/metrics")
@@ -219,7 +218,7 @@ func (n *node) metrics(t *testing.T) string {
 	}), "")
 }
 
-// testGarbage collects what no runtime knows of any more.
+// testGarbage collects endpoints that no runtime lists as valid.
 func testGarbage(t *testing.T, n *node) {
 	ctx := labtest.Context(t)
 	w, other := n.network(t, "garbage", in("blue")), n.network(t, "other", in("blue"))
@@ -231,7 +230,7 @@ func testGarbage(t *testing.T, n *node) {
 	if err := other.add(ctx, "foreign", n.container(t, "foreign")); err != nil {
 		t.Fatal(err)
 	}
-	// A runtime that lost its memory: nothing is cached, so only the plugin's GC removes anything.
+	// The runtime has lost its cache, so only the plugin's GC removes anything.
 	forgetful := n.network(t, "garbage", in("blue"))
 	left := func(valid ...string) []string {
 		if err := forgetful.gc(ctx, valid...); err != nil {
@@ -243,28 +242,28 @@ func testGarbage(t *testing.T, n *node) {
 		}
 		slices.Sort(ids)
 		if d := n.devices(t); len(d) != len(withoutContainers)+len(ids) {
-			t.Errorf("%v are left, with devices %v", ids, d)
+			t.Errorf("endpoints %v remain, with devices %v", ids, d)
 		}
 		return ids
 	}
 	if got := left("kept", "lost-1", "lost-2"); !slices.Equal(got, []string{"foreign", "kept", "lost-1", "lost-2"}) {
-		t.Errorf("GC of nothing leaves %v", got)
+		t.Errorf("unexpected endpoints after a GC without garbage: %v", got)
 	}
-	// A container whose namespace is gone is garbage like any other, unless the agent was the first to notice.
+	// A container whose namespace is gone is garbage too, unless the agent has already removed it.
 	if err := netns.Remove(n.folder + "/netns/lost-2"); err != nil {
 		t.Fatal(err)
 	}
 	if got := left("kept", "never-was"); !slices.Equal(got, []string{"foreign", "kept"}) {
-		t.Errorf("GC leaves %v", got)
+		t.Errorf("endpoints remain after GC: %v", got)
 	}
 
-	// cnitool lists nothing as valid: its GC takes the whole network.
+	// cnitool lists no valid attachments: its GC removes the whole network.
 	n.configure(t, "garbage", conflist(t, "1.1.0", "garbage", map[string]any{"tenant": "blue"}))
 	tool := newCNITool(t, n, "garbage")
 	tool.add(ctx, t, n.container(t, "c1"))
 	tool.must(ctx, t, "gc", n.container(t, "none"))
 	if got := n.endpoints(ctx, t); len(got) != 1 || got[0].ContainerId != "foreign" {
-		t.Errorf("cnitool gc leaves %v", got)
+		t.Errorf("endpoints remain after cnitool gc: %v", got)
 	}
 	if err := other.gc(ctx); err != nil {
 		t.Fatal(err)

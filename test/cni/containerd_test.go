@@ -24,13 +24,13 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// containerdConfig keeps everything of a containerd in one folder or in /run, which is its own.
-// restrict_oom_score_adj: without the capability to lower the score no sandbox would start.
+// containerdConfig keeps all files of a containerd in one folder and in its own /run. restrict_oom_score_adj: sandboxes
+// could not start without the capability to lower the score.
 var containerdConfig = template.Must(template.New("").Parse(`version = 2
 root = "{{.Folder}}/root"
 state = "/run/containerd"
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
 [debug]
   level = "warn"
 [grpc]
@@ -48,21 +48,21 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
       SystemdCgroup = false
 `))
 
-// containerd is a container runtime on a node, alone with its containers in a pid namespace.
+// containerd is a container runtime on a node, in its own pid namespace.
 type containerd struct {
 	*node
 	pid     int
-	cgroup  string // parent of every pod's
+	cgroup  string // parent of all pods' cgroups
 	runtime cri.RuntimeServiceClient
 }
 
-// startContainerd starts a containerd that knows one image and our network, and ends it with the
-// test, its containers included.
+// startContainerd starts a containerd with one image and our network. At the end of the test it ends it together with
+// its containers.
 func startContainerd(t *testing.T, n *node, archive string, network []byte) *containerd {
 	t.Helper()
 	ctx := labtest.Context(t)
 	n.configure(t, "10-pilaster", network)
-	// containerd itself asks for the plugin that sets up lo.
+	// containerd itself requires the loopback plugin.
 	for _, plugin := range []string{filepath.Join(plugins(t), "pilaster-cni"), "/usr/lib/cni/loopback"} {
 		if err := os.Symlink(plugin, filepath.Join(n.folder, "bin", filepath.Base(plugin))); err != nil {
 			t.Fatal(err)
@@ -99,7 +99,7 @@ func startContainerd(t *testing.T, n *node, archive string, network []byte) *con
 			b, _ := os.ReadFile(log.Name())
 			t.Logf("containerd on %s:\n%s", n.name, b[max(0, len(b)-4000):])
 		}
-		// It is the first process of its pid namespace: all others end before it does.
+		// It is the first process of its pid namespace: the others end before it.
 		if err := unix.Kill(c.pid, unix.SIGKILL); err != nil {
 			t.Error(err)
 		}
@@ -141,14 +141,14 @@ func startContainerd(t *testing.T, n *node, archive string, network []byte) *con
 	poll(running, t, func() error {
 		r, err := images.ImageStatus(running, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
 		if err == nil && r.Image == nil {
-			err = fmt.Errorf("the image is not there")
+			err = fmt.Errorf("the image is not listed")
 		}
 		return err
 	})
 	return c
 }
 
-// poll repeats what containerd sends no event for, until it succeeds.
+// poll retries until try succeeds, for changes without events from containerd.
 func poll(ctx context.Context, t *testing.T, try func() error) {
 	t.Helper()
 	again := time.NewTicker(20 * time.Millisecond)
@@ -166,7 +166,7 @@ func poll(ctx context.Context, t *testing.T, try func() error) {
 	}
 }
 
-// cgroups lists a group in each hierarchy and what is below it, the innermost first.
+// cgroups returns a cgroup in each hierarchy and its descendants, the innermost first.
 func cgroups(t *testing.T, name string) []string {
 	t.Helper()
 	roots, err := filepath.Glob(filepath.Join("/sys/fs/cgroup", "*", name))
@@ -206,7 +206,7 @@ func (c *containerd) podConfig(name string, annotations map[string]string) *cri.
 	}
 }
 
-// run runs a pod; command is what its container does, or nothing for sleeping.
+// run starts a pod; command is what its container runs; without a command it sleeps.
 func (c *containerd) run(ctx context.Context, t *testing.T, config *cri.PodSandboxConfig, command ...string) *pod {
 	t.Helper()
 	sandbox, err := c.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
@@ -231,7 +231,7 @@ func (c *containerd) run(ctx context.Context, t *testing.T, config *cri.PodSandb
 	return p
 }
 
-// remove ends a pod as kubelet does.
+// remove removes a pod as kubelet does.
 func (p *pod) remove(ctx context.Context) error {
 	if _, err := p.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.sandbox}); err != nil {
 		return err
@@ -240,7 +240,7 @@ func (p *pod) remove(ctx context.Context) error {
 	return err
 }
 
-// exec runs a busybox applet in the pod's container and returns what it prints.
+// exec runs a busybox applet in the pod's container and returns its output.
 func (p *pod) exec(ctx context.Context, applet ...string) (string, error) {
 	r, err := p.runtime.ExecSync(ctx,
 		&cri.ExecSyncRequest{ContainerId: p.container, Cmd: append([]string{"/bin/busybox"}, applet...), Timeout: 10})
@@ -253,7 +253,7 @@ func (p *pod) exec(ctx context.Context, applet ...string) (string, error) {
 	return string(r.Stdout), nil
 }
 
-// address is what the runtime says the pod has.
+// address returns the pod's address as the runtime reports it.
 func (p *pod) address(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	s, err := p.runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: p.sandbox})
@@ -274,7 +274,7 @@ func (p *pod) namespace(ctx context.Context, t *testing.T) *netns.Namespace {
 	if err := json.Unmarshal([]byte(s.Info["info"]), &info); err != nil || info.Pid == 0 {
 		t.Fatalf("no process of the sandbox in %q: %v", s.Info["info"], err)
 	}
-	// The process is numbered as in containerd's pid namespace, whose /proc is in its mount namespace.
+	// The pid is relative to containerd's pid namespace, whose /proc is in its mount namespace.
 	ns, err := netns.Open(fmt.Sprintf("/proc/%d/root/proc/%d/ns/net", p.pid, info.Pid))
 	if err != nil {
 		t.Fatal(err)

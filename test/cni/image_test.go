@@ -12,12 +12,11 @@ import (
 	"testing"
 )
 
-// image is the only one there is: busybox, which sleeps without another command. It serves as the
-// sandbox's as well.
+// image is the only image: busybox, which sleeps without a command. It is also the sandbox image.
 const image = "pilaster.test/busybox:1"
 
-// writeImage makes a docker archive of the machine's own static busybox, so that no registry is
-// asked, and returns its path.
+// writeImage creates a docker archive of the machine's static busybox, so that no registry is needed, and returns its
+// path.
 func writeImage(t *testing.T) string {
 	t.Helper()
 	busybox, err := os.ReadFile("/bin/busybox")

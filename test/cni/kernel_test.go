@@ -35,7 +35,7 @@ func links(t *testing.T, ns *netns.Namespace) []netlink.Link {
 	return all
 }
 
-// device is what the kernel says of one device, in the words of a CNI result.
+// device is the kernel's view of a device, in the form of a CNI result.
 type device struct {
 	mac       string
 	mtu       int
@@ -63,7 +63,7 @@ func read(t *testing.T, ns *netns.Namespace, name string) device {
 		t.Fatal(err)
 	}
 	for _, r := range routes {
-		// The kernel adds a route to the own address and one for multicast.
+		// The kernel adds a route to the device's own address and a multicast route.
 		if r.Protocol != unix.RTPROT_KERNEL {
 			d.routes = append(d.routes, fmt.Sprintf("%v via %v", r.Dst, r.Gw))
 		}

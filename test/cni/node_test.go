@@ -1,5 +1,5 @@
-// Package cni_test has container runtimes drive the real plugin on the nodes of a lab: cnitool
-// through every verb, libcni where codes of errors matter, and containerd by CRI.
+// Package cni_test tests the real plugin with container runtimes on the nodes of a lab: cnitool for every verb, libcni
+// for error codes, and containerd by CRI.
 package cni_test
 
 import (
@@ -26,8 +26,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Set where this binary is started to become something else on a node: folder of the node, folder
-// of its agent's socket.
+// Environment variables that make this binary act as a command on a node: the folder of the node, and the folder of its
+// agent's socket.
 const (
 	nodeFolder  = "PILASTER_TEST_NODE"
 	agentFolder = "PILASTER_TEST_AGENT"
@@ -42,8 +42,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// becomeNode gives this process, alone in its mount namespace, the paths of a node of its own, and
-// turns into a command.
+// becomeNode mounts a node's folders at the default paths, in the process's own mount namespace, and executes a
+// command.
 func becomeNode(folder, agent string, argv []string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
@@ -78,8 +78,8 @@ func becomeNode(folder, agent string, argv []string) error {
 	return unix.Exec(path, argv, os.Environ())
 }
 
-// forgetNamespaces drops the copies of mounted namespaces that came with the mount namespace: they
-// would keep other tests' alive. Those of this node stay.
+// forgetNamespaces unmounts the namespaces that were copied with the mount namespace, because they would keep the
+// namespaces of other tests alive. Those of this node stay.
 func forgetNamespaces(folder string) error {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -95,12 +95,12 @@ func forgetNamespaces(folder string) error {
 	return nil
 }
 
-// node is a node of a lab as a container runtime finds it: the agent's socket at its default path,
-// and /run, /var/lib and /var/lib/cni of its own.
+// node is a node of a lab as a container runtime expects it: the agent's socket at its default path, and its own /run,
+// /var/lib and /var/lib/cni.
 type node struct {
 	lab    *lab.Lab
 	name   string
-	folder string // cni/ is its /var/lib/cni, net.d/ and bin/ hold network configurations and plugins
+	folder string // cni/ is its /var/lib/cni; net.d/ and bin/ have network configurations and plugins
 }
 
 func newNode(t *testing.T, l *lab.Lab, name string) *node {
@@ -114,7 +114,7 @@ func newNode(t *testing.T, l *lab.Lab, name string) *node {
 	return n
 }
 
-// start starts a command on the node, with these namespaces of its own besides the mounts.
+// start starts a command on the node, with its own mounts and these namespaces.
 func (n *node) start(cmd *exec.Cmd, namespaces uintptr) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -132,7 +132,7 @@ func (n *node) start(cmd *exec.Cmd, namespaces uintptr) error {
 	return ns.Start(cmd)
 }
 
-// output runs a command on the node. The error holds what it complained of.
+// output runs a command on the node. An error includes its standard error.
 func (n *node) output(cmd *exec.Cmd) ([]byte, error) {
 	var out, complaint bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaint
@@ -145,7 +145,7 @@ func (n *node) output(cmd *exec.Cmd) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// container makes a network namespace that nothing is attached to.
+// container creates a network namespace without attachments.
 func (n *node) container(t *testing.T, name string) *netns.Namespace {
 	t.Helper()
 	path := filepath.Join(n.folder, "netns", name)
@@ -178,7 +178,7 @@ func (n *node) endpoints(ctx context.Context, t *testing.T) []*pilasterv1.Endpoi
 	return list.Msg.Endpoints
 }
 
-// devices are the names of the node's own devices and those of its containers.
+// devices returns the names of the node's own devices and those of its containers.
 func (n *node) devices(t *testing.T) []string {
 	t.Helper()
 	ns, err := n.lab.Namespace(n.name)
@@ -201,7 +201,7 @@ func (n *node) devices(t *testing.T) []string {
 	return names
 }
 
-// onUplink are the devices of a container that stand on the node's uplink.
+// onUplink returns the devices of a container whose parent is the node's uplink.
 func onUplink(t *testing.T, path string) (names []string) {
 	t.Helper()
 	ns, err := netns.Open(path)
@@ -217,19 +217,19 @@ func onUplink(t *testing.T, path string) (names []string) {
 	return names
 }
 
-// withoutContainers are a node's devices when it has none.
+// withoutContainers are a node's devices without containers.
 var withoutContainers = []string{lab.Uplink, "lo", "pilaster0", "pilaster1"}
 
-// empty fails the test if the node holds anything of a container.
+// empty fails the test if the node has any resources of a container.
 func (n *node) empty(ctx context.Context, t *testing.T) {
 	t.Helper()
 	if left := n.endpoints(ctx, t); len(left) > 0 {
-		t.Errorf("endpoints are left on %s: %v", n.name, left)
+		t.Errorf("endpoints remain on %s: %v", n.name, left)
 	}
 	if d := n.devices(t); !slices.Equal(d, withoutContainers) {
-		t.Errorf("devices are left on %s: %v", n.name, d)
+		t.Errorf("devices remain on %s: %v", n.name, d)
 	}
 }
 
-// plugins is the folder of the plugin under test.
+// plugins returns the folder of the plugin under test.
 func plugins(t *testing.T) string { return filepath.Dir(labtest.Binary(t)) }

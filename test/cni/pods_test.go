@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// TestPods has containerd and runc run pods on two nodes, as kubelet would ask for them.
+// TestPods runs pods on two nodes with containerd and runc, as kubelet does.
 func TestPods(t *testing.T) {
 	ctx := labtest.Context(t)
 	l := labtest.New(t, lab.Spec{Nodes: []string{"n1", "n2"}, Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}}})
@@ -28,7 +28,7 @@ func TestPods(t *testing.T) {
 	n1 := startContainerd(t, newNode(t, l, "n1"), archive, network)
 	n2 := startContainerd(t, newNode(t, l, "n2"), archive, network)
 
-	// web says its name to who connects. client is annotated with nothing: blue is in the file.
+	// web sends its name to each client. client has no annotations: its tenant, blue, is in the file.
 	web := n1.run(ctx, t, n1.podConfig("web",
 		map[string]string{"pilaster.io/tenant": "blue", "pilaster.io/labels": "app=web"}),
 		"/bin/busybox", "nc", "-ll", "-p", "80", "-e", "/bin/busybox", "hostname")
@@ -40,11 +40,11 @@ func TestPods(t *testing.T) {
 		return err
 	})
 
-	t.Run("the agent knows pods by name", func(t *testing.T) {
+	t.Run("the agent lists pods by name", func(t *testing.T) {
 		got := endpointList(ctx, t, l, "n1")
 		if len(got) != 1 || got[0].Pod != "shop/web" || got[0].Tenant != "blue" || got[0].Labels["app"] != "web" ||
 			got[0].Attachments[0].Address != address {
-			t.Errorf("endpoint list on n1: %+v, the runtime says %s", got, address)
+			t.Errorf("endpoint list on n1: got %+v, want address %s as in the runtime", got, address)
 		}
 		var pods []string
 		for _, e := range endpointList(ctx, t, l, "n2") {
@@ -52,7 +52,7 @@ func TestPods(t *testing.T) {
 		}
 		slices.Sort(pods)
 		if !slices.Equal(pods, []string{"shop/client blue", "shop/stranger red"}) {
-			t.Errorf("endpoint list on n2: %v", pods)
+			t.Errorf("endpoint list on n2: got %v", pods)
 		}
 	})
 
@@ -68,30 +68,30 @@ func TestPods(t *testing.T) {
 
 	t.Run("pods of one tenant reach each other", func(t *testing.T) {
 		if out, err := client.exec(ctx, "ping6", "-c", "2", "-W", "2", address); err != nil {
-			t.Errorf("ping: %v %s", err, out)
+			t.Errorf("ping failed: %v %s", err, out)
 		}
 		if out, err := client.exec(ctx, "nc", "-w", "2", address, "80"); err != nil || out != "web\n" {
-			t.Errorf("TCP: %q, %v", out, err)
+			t.Errorf("TCP: got %q, %v", out, err)
 		}
 		if err := exchange(web.namespace(ctx, t), client.namespace(ctx, t), address); err != nil {
-			t.Errorf("UDP: %v", err)
+			t.Errorf("UDP failed: %v", err)
 		}
 	})
 
 	t.Run("a pod of another tenant reaches nothing", func(t *testing.T) {
 		before := undecryptable(ctx, t, l, "n2")
 		if out, err := stranger.exec(ctx, "ping6", "-c", "2", "-W", "1", address); err == nil {
-			t.Errorf("ping: %s", out)
+			t.Errorf("ping succeeded: %s", out)
 		}
 		sent := uint64(2)
 		if labtest.Device() != endpoint.Veth {
-			sent = 1 // the sender gets an error, and gives up
+			sent = 1 // the sender gets an error and stops
 		}
 		if rose := undecryptable(ctx, t, l, "n2") - before; rose != sent {
-			t.Errorf("%d packets were dropped as dst-undecryptable, of %d", rose, sent)
+			t.Errorf("%d packets were dropped as dst-undecryptable, want %d", rose, sent)
 		}
 		if out, err := stranger.exec(ctx, "nc", "-w", "1", address, "80"); err == nil || out != "" {
-			t.Errorf("TCP: %q, %v", out, err)
+			t.Errorf("TCP: got %q, %v", out, err)
 		}
 	})
 
@@ -100,14 +100,14 @@ func TestPods(t *testing.T) {
 		_, err := n1.runtime.RunPodSandbox(ctx,
 			&cri.RunPodSandboxRequest{Config: n1.podConfig("lost", map[string]string{"pilaster.io/tenant": "missing"})})
 		if err == nil || !strings.Contains(err.Error(), "missing") {
-			t.Errorf("a pod of an unknown tenant: %v", err)
+			t.Errorf("a pod of an unknown tenant: got error %v", err)
 		}
 		if after := endpointList(ctx, t, l, "n1"); len(after) != len(before) {
-			t.Errorf("before %+v, after %+v", before, after)
+			t.Errorf("the resources changed from %+v to %+v", before, after)
 		}
 		list, err := n1.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 		if err != nil || len(list.Items) != 1 {
-			t.Errorf("sandboxes %v, %v", list, err)
+			t.Errorf("sandboxes remain: %v, %v", list, err)
 		}
 	})
 
@@ -119,23 +119,23 @@ func TestPods(t *testing.T) {
 		}
 		for _, c := range []*containerd{n1, n2} {
 			c.empty(ctx, t)
-			// Where containerd keeps the namespaces of pods, and libcni what it must not forget.
+			// Folders of containerd's pod namespaces, and of libcni's cache.
 			for _, dir := range []string{fmt.Sprintf("/proc/%d/root/run/netns", c.pid),
 				filepath.Join(c.folder, "cni", "results")} {
 				if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-					t.Errorf("%s of %s: %v, %v", dir, c.name, left, err)
+					t.Errorf("files remain in %s of %s: %v, %v", dir, c.name, left, err)
 				}
 			}
 			for _, group := range cgroups(t, c.cgroup) {
 				if filepath.Base(group) != filepath.Base(c.cgroup) {
-					t.Errorf("cgroup %s is left", group)
+					t.Errorf("cgroup %s remains", group)
 				}
 			}
 		}
 	})
 }
 
-// endpointView is what `pilaster endpoint list -o json` shows, as far as it matters here.
+// endpointView is the part of `pilaster endpoint list -o json` that the test needs.
 type endpointView struct {
 	Pod, Tenant string
 	Labels      map[string]string
@@ -164,7 +164,7 @@ func undecryptable(ctx context.Context, t *testing.T, l *lab.Lab, node string) u
 	return drops["dst-undecryptable"]
 }
 
-// exchange sends one UDP datagram to a server and takes it back.
+// exchange sends one UDP datagram to a server and back.
 func exchange(server, client *netns.Namespace, address string) error {
 	const port = "5000"
 	var listener net.PacketConn
@@ -202,7 +202,7 @@ func exchange(server, client *netns.Namespace, address string) error {
 		return err
 	}
 	if size, err = conn.Read(b); err == nil && string(b[:size]) != "ping" {
-		err = fmt.Errorf("%q came back", b[:size])
+		err = fmt.Errorf("got echo %q", b[:size])
 	}
 	return err
 }

@@ -1,9 +1,9 @@
-// Command fuzz runs the fuzz targets of the tree, some at once, and prints a line for each at its end. Seeds alone run
-// in every `go test`.
+// Command fuzz runs the fuzz targets of the tree, several at a time, and prints a result table. `go test` itself
+// only runs the seeds.
 //
 //	go run ./test/fuzz -time 10m -parallel 2 [-only 'Tenant|Record']
 //
-// It ends with 1 where a target failed, and says where the input lies that made it fail.
+// It exits with 1 if a target failed, and prints the path of the failing input.
 package main
 
 import (
@@ -29,9 +29,9 @@ import (
 )
 
 func main() {
-	each := flag.Duration("time", 5*time.Second, "how long each target runs")
-	parallel := flag.Int("parallel", 1, "targets at once")
-	only := flag.String("only", "", "targets whose name matches this pattern; all where it is empty")
+	each := flag.Duration("time", 5*time.Second, "duration of each target")
+	parallel := flag.Int("parallel", 1, "number of concurrent targets")
+	only := flag.String("only", "", "run only targets whose name matches this pattern; empty means all")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -46,20 +46,20 @@ func main() {
 	}
 }
 
-// target is one fuzz target, and what came of it.
+// target is one fuzz target and its result.
 type target struct {
 	folder, name string
-	runs, kept   uint64 // inputs tried, and those of them kept because they reached something new
-	known        string // how many of the inputs kept before it got through, where the time was up then
+	runs, kept   uint64 // inputs tried, and inputs kept because of new coverage
+	known        string // how many of the known inputs were tried, if the time was not enough for all
 	took         time.Duration
-	input        string // the file that made it fail
+	input        string // path of the failing input
 	err          error
 	said         []byte
 }
 
 var declared = regexp.MustCompile(`(?m)^func (Fuzz\w*)\(`)
 
-// targets finds them in the source, by folder and name.
+// targets finds the targets in the source, by folder and name.
 func targets(tree, only string) (found []*target, err error) {
 	wanted, err := regexp.Compile(only)
 	if err != nil {
@@ -99,7 +99,7 @@ func runAll(ctx context.Context, all []*target, each time.Duration, parallel int
 	return report(all, out)
 }
 
-// run has go fuzz the target by so many workers. Making inputs smaller takes most of the time where it is not bounded.
+// run fuzzes the target with so many workers. Minimization is bounded, because it would take most of the time.
 func (t *target) run(ctx context.Context, each time.Duration, workers int) {
 	start := time.Now()
 	fuzz := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t.name+"$", "-fuzztime", each.String(),
@@ -115,12 +115,12 @@ var (
 	progress = regexp.MustCompile(`(?m)^fuzz: elapsed: .*execs: (\d+) .*new interesting: (\d+) `)
 	written  = regexp.MustCompile(`(?m)^ *Failing input written to (\S+)`)
 	baseline = regexp.MustCompile(`(?m)^fuzz: elapsed: .*baseline coverage: (\d+/\d+) completed$`)
-	// What go prints, and fails with, where a worker was still at an input when the time was up: it found nothing.
+	// go reports this failure if a worker was processing an input when the time ended: nothing was found.
 	timeIsUp = regexp.MustCompile(`(?m)^--- FAIL: \w+ \([\d.]+s\)\n +context deadline exceeded\n`)
 	seedFail = regexp.MustCompile(`(?m)^ *failure while testing seed corpus entry: (\S+)`)
 )
 
-// read takes from go's words what the table has.
+// read parses go's output.
 func (t *target) read() {
 	if lines := progress.FindAllSubmatch(t.said, -1); lines != nil {
 		last := lines[len(lines)-1]
@@ -138,14 +138,14 @@ func (t *target) read() {
 	if lines := baseline.FindAllSubmatch(t.said, -1); t.runs == 0 && lines != nil {
 		t.known = string(lines[len(lines)-1][1])
 	} else if t.err == nil && t.runs == 0 {
-		t.err = errors.New("it tried no input")
+		t.err = errors.New("no input was tried")
 	}
 }
 
 func (t *target) verdict() string {
 	switch {
 	case t.err == nil && t.known != "":
-		return "clean, but time for " + t.known + " known inputs only"
+		return "clean, but the time was enough for " + t.known + " known inputs only"
 	case t.err == nil:
 		return "clean"
 	case t.input != "":
@@ -154,7 +154,7 @@ func (t *target) verdict() string {
 	return fmt.Sprintf("FAILED: %v", t.err)
 }
 
-// report prints what failed, in whole, and the table; it returns how many failed.
+// report prints the full output of failed targets and the table; it returns the number of failed targets.
 func report(all []*target, out io.Writer) (failed int) {
 	for _, t := range all {
 		if t.err != nil {

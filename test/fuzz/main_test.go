@@ -12,14 +12,15 @@ import (
 	"time"
 )
 
-// The table distinguishes a target that finds something from one that does not, counts, and says where the input lies.
+// TestTargetsAreRunAndJudged: the table distinguishes failed and passed targets, counts them, and has the path of the
+// failing input.
 func TestTargetsAreRunAndJudged(t *testing.T) {
 	tree := t.TempDir()
 	folder := filepath.Join(tree, "internal", "x")
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// FUNC, or these would be taken for targets of this tree.
+	// "FUNC" stands for func, so that these are not targets of this tree.
 	for name, text := range map[string]string{
 		"go.mod": "module x\n",
 		"internal/x/x_test.go": `package x
@@ -34,7 +35,7 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 			t.Fatal(err)
 		}
 	}
-	// Once, or each of the targets, which start together, would compile the standard library for fuzzing.
+	// Compile first: otherwise the concurrent targets would each compile the standard library for fuzzing.
 	compile := exec.CommandContext(t.Context(), "go", "test", "-c", "-fuzz", ".", "-o", os.DevNull, "./internal/x")
 	compile.Dir = tree
 	if said, err := compile.CombinedOutput(); err != nil {
@@ -42,7 +43,7 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 	}
 	found, err := targets(tree, "")
 	if err != nil || len(found) != 3 {
-		t.Fatalf("%d targets, %v", len(found), err)
+		t.Fatalf("got %d targets: %v", len(found), err)
 	}
 	var out bytes.Buffer
 	if failed := runAll(context.Background(), found, time.Second, 3, &out); failed != 2 {
@@ -50,22 +51,23 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 	}
 	clean, finds, seed := found[0], found[1], found[2]
 	if clean.err != nil || clean.runs == 0 {
-		t.Errorf("clean: %d runs, %v", clean.runs, clean.err)
+		t.Errorf("clean target: got %d runs, error %v", clean.runs, clean.err)
 	}
 	if _, err := os.Stat(finds.input); err != nil {
-		t.Errorf("the input that failed is not there: %v", err)
+		t.Errorf("the failing input does not exist: %v", err)
 	}
 	if !strings.HasPrefix(seed.input, "FuzzSeed/seed#0") {
-		t.Errorf("the seed that failed is called %q", seed.input)
+		t.Errorf("got failing seed %q", seed.input)
 	}
 	for _, want := range []string{"FuzzClean", "clean", "FAILED by " + finds.input, "3 targets, 2 failed"} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is missing from\n%s", want, &out)
+			t.Errorf("the report lacks %q:\n%s", want, &out)
 		}
 	}
 }
 
-// A worker that is at an input when the time is up has found nothing; one that has is reported all the same.
+// TestTimeIsUp: a worker that was processing an input when the time ended has not failed; one that wrote a failing
+// input has.
 func TestTimeIsUp(t *testing.T) {
 	const said = "fuzz: elapsed: 10s, execs: 900 (90/sec), new interesting: 3 (total: 9)\n--- FAIL: FuzzCall " +
 		"(10.46s)\n    context deadline exceeded\nFAIL\n"
@@ -77,21 +79,21 @@ func TestTimeIsUp(t *testing.T) {
 		ended := &target{folder: "x", said: []byte(text), err: errors.New("exit")}
 		ended.read()
 		if got := ended.verdict(); got != want {
-			t.Errorf("%s, not %s", got, want)
+			t.Errorf("got %s, want %s", got, want)
 		}
 	}
 }
 
-// Where the time is up before anything new was tried, the table says so.
+// TestTimeForKnownInputsOnly: the table shows if the time was not enough for new inputs.
 func TestTimeForKnownInputsOnly(t *testing.T) {
 	short := &target{said: []byte("fuzz: elapsed: 0s, gathering baseline coverage: 0/86 completed\nfuzz: elapsed: " +
 		"2s, gathering baseline coverage: 80/86 completed\nPASS\n")}
 	short.read()
 	if got := short.verdict(); short.err != nil || !strings.Contains(got, "80/86") {
-		t.Errorf("%s, %v", got, short.err)
+		t.Errorf("got %s, error %v", got, short.err)
 	}
 	none := &target{said: []byte("PASS\n")}
 	if none.read(); none.err == nil {
-		t.Error("a target that tried nothing is clean")
+		t.Error("a target without tried inputs passed")
 	}
 }

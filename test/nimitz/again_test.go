@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestOpenVSwitchAgain kills ovs-vswitchd, whose flows go with it: the agent, which runs on, gives the next one all of
-// them. What the switch reads is no drop of the node's own programs.
+// TestOpenVSwitchAgain kills ovs-vswitchd, which loses its flows: the running agent installs all flows in the new one.
+// Packets for the switch do not count as drops of the node's own programs.
 func TestOpenVSwitchAgain(t *testing.T) {
 	spec := overlapping()
 	spec.Nimitz, spec.Tenants = lab.OVS, []lab.Tenant{{Name: "green", Network: tenant.Nimitz,
@@ -42,7 +42,7 @@ func TestOpenVSwitchAgain(t *testing.T) {
 		return true
 	}
 	if !reaches() {
-		t.Fatal("green1 does not reach the others")
+		t.Fatal("green1 cannot reach the other containers")
 	}
 	must(t, unix.Kill(before, unix.SIGKILL))
 	for daemon(t, file) == before {
@@ -55,14 +55,15 @@ func TestOpenVSwitchAgain(t *testing.T) {
 	drops, err := l.Drops(ctx, "n1")
 	must(t, err)
 	for why, n := range drops {
-		if n > 0 && why != "multicast" && why != "mld-ignored" { // what containers' kernels say of themselves
-			t.Errorf("the node's programs count %d of %s", n, why)
+		// The containers' kernels send neighbour and multicast packets.
+		if n > 0 && why != "multicast" && why != "mld-ignored" {
+			t.Errorf("the node's programs dropped %d packets of reason %s", n, why)
 		}
 	}
 }
 
-// unrouted has an agent start again, and fails where it writes a route: Open vSwitch reads all of them again when one
-// changes, and for that moment has none for its tunnels.
+// unrouted restarts an agent, and fails if it writes a route: Open vSwitch rereads all routes after a change, and for
+// that moment has none for its tunnels.
 func unrouted(ctx context.Context, t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ns, err := l.Namespace("n1")
@@ -85,14 +86,14 @@ func unrouted(ctx context.Context, t *testing.T, l *lab.Lab) {
 			if c.Dst != nil && c.Dst.String() == mark.String() {
 				return
 			}
-			t.Errorf("an agent that starts again writes the route %v", c.Route)
+			t.Errorf("the restarted agent wrote route %v", c.Route)
 		case <-ctx.Done():
 			t.Fatal(context.Cause(ctx))
 		}
 	}
 }
 
-// daemon is the number in a pid file, 0 while there is none.
+// daemon reads a pid file, and returns 0 if there is none.
 func daemon(t *testing.T, file string) int {
 	t.Helper()
 	text, err := os.ReadFile(file)

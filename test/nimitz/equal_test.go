@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestEqualAddresses: an echo to an address that another tenant's container has too proves nothing, and lab ping says
-// so.
+// TestEqualAddresses: an echo from an address that a container of another tenant also has proves nothing, and lab ping
+// reports that.
 func TestEqualAddresses(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Nodes: []string{"n1", "n2"},
@@ -42,7 +42,7 @@ func TestEqualAddresses(t *testing.T) {
 		}
 		return status, out.String()
 	}
-	// Only to r3 do pairs across tenants show anything: blue has no container at its address.
+	// Only pairs with r3 test the isolation of tenants: blue has no container at its address.
 	if status, out := ping(); status != 0 || !strings.Contains(out, "\n10 of 10 as expected\nown: ") {
 		t.Errorf("exit %d\n%s", status, out)
 	}

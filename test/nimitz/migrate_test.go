@@ -28,13 +28,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestMigrate moves a tenant with running containers to netpila, while agents and the orchestrator are killed and
-// containers come and go. Connections on the old addresses go on until the move is finished; then the new ones are all
-// there is, between all, and no tenant has met another.
+// TestMigrate moves a tenant with running containers to netpila while agents and the orchestrator are killed and
+// containers are added and removed. Connections on the old addresses continue until the migration is finished; then all
+// containers have only the new addresses. Tenants stay isolated throughout.
 func TestMigrate(t *testing.T) {
 	for _, on := range []string{lab.EBPF, lab.OVS} {
 		t.Run(on, func(t *testing.T) {
-			t.Parallel() // most of it is waiting
+			t.Parallel() // most of the time it waits
 			spec := overlapping()
 			spec.Name, spec.Nimitz = fmt.Sprintf("tm%s-%d", on, os.Getpid()), on
 			spec.Tenants = slices.DeleteFunc(spec.Tenants, func(t lab.Tenant) bool { return t.Name == "grey" })
@@ -53,7 +53,7 @@ type migration struct {
 	*lab.Lab
 	*testing.T
 	ctx   context.Context
-	known map[string]*pilasterv1.Endpoint // as they are until something is awaited
+	known map[string]*pilasterv1.Endpoint // containers' last known endpoints
 }
 
 func (m *migration) run() {
@@ -78,7 +78,7 @@ func (m *migration) run() {
 	}
 	must(m.T, m.AddContainer(m.ctx, lab.Container{Name: "green4", Node: "n2", Tenant: "green"}))
 	unblock()
-	must(m.T, m.RemoveContainer(m.ctx, "green5")) // which has n1 look again
+	must(m.T, m.RemoveContainer(m.ctx, "green5")) // so that n1 reconciles
 	m.await("all have moved", map[string][2]uint32{"n1": {2, 2}, "n2": {1, 1}})
 	m.mustTalk(old, old6)
 	m.reach("when all have moved")
@@ -94,7 +94,7 @@ func (m *migration) run() {
 		m.Errorf("green1 has an MTU of %d beside addresses of nimitz, and green4 %d", a, b)
 	}
 	m.isolated("while it moves")
-	// All of it is known without an orchestrator.
+	// The migration continues without an orchestrator.
 	must(m.T, m.Stop(m.ctx, lab.Orchestrator))
 	m.kill(lab.AgentProcess("n1"), lab.AgentProcess("n2"))
 	m.mustTalk(old, old6)
@@ -105,25 +105,25 @@ func (m *migration) run() {
 
 	must(m.T, m.Stop(m.ctx, lab.AgentProcess("n2")))
 	m.step(&pilasterv1.MigrateTenantRequest{Name: "green", Finish: true})
-	m.await("n1 has left, and n2 knows nothing of it", map[string][2]uint32{"n1": {}, "n2": {1, 1}})
+	m.await("n1 has left, and n2 has not been notified", map[string][2]uint32{"n1": {}, "n2": {1, 1}})
 	m.kill(lab.Orchestrator, lab.AgentProcess("n1"))
 	must(m.T, m.Start(m.ctx, lab.AgentProcess("n2")))
 	m.await("all have left", map[string][2]uint32{"n1": {}, "n2": {}})
 	for _, c := range []*talk{old, old6} {
 		if c.goesOn(time.Second) {
-			m.Errorf("%v goes on", c)
+			m.Errorf("connection %v still works", c)
 		}
 	}
 	for _, name := range []string{"green1", "green2", "green3", "green4"} {
 		if got := m.networks(name); !slices.Equal(got, []string{tenant.Netpila}) {
-			m.Errorf("at last %s is on %v", name, got)
+			m.Errorf("finally %s is on %v", name, got)
 		}
 	}
 	if a, b := m.mtu("green1"), m.mtu("green4"); a != b {
-		m.Errorf("at last green1 has an MTU of %d, and green4 %d", a, b)
+		m.Errorf("finally green1 has an MTU of %d, and green4 %d", a, b)
 	}
-	m.isolated("at last")
-	m.shown("at last", "green1", "green3")
+	m.isolated("finally")
+	m.shown("finally", "green1", "green3")
 	m.check()
 	for _, c := range m.Containers() {
 		must(m.T, m.RemoveContainer(m.ctx, c.Name))
@@ -149,7 +149,7 @@ func (m *migration) kill(processes ...string) {
 	}
 }
 
-// block keeps a container on the network that it is on: by a route of its own it reaches what has netpila's addresses.
+// block keeps a container on its network: its own route to netpila addresses prevents the move.
 func (m *migration) block(name string) (undo func()) {
 	m.Helper()
 	route := func(do string) {
@@ -160,7 +160,8 @@ func (m *migration) block(name string) (undo func()) {
 	return func() { route("del") }
 }
 
-// await waits until both nodes say of green that so many of so many have moved; 0 of 0 has left.
+// await waits until both nodes report these numbers of moved and all containers of green; 0 of 0 means that the node
+// has left.
 func (m *migration) await(what string, far map[string][2]uint32) {
 	m.Helper()
 	for {
@@ -192,7 +193,7 @@ func (m *migration) endpoint(name string) *pilasterv1.Endpoint {
 	return got.Msg.Endpoint
 }
 
-// networks are those that a container has addresses of, in order.
+// networks returns the networks of which a container has addresses, in order.
 func (m *migration) networks(name string) (all []string) {
 	for _, a := range m.endpoint(name).Attachments {
 		all = append(all, a.Network)
@@ -203,7 +204,7 @@ func (m *migration) networks(name string) (all []string) {
 
 func (m *migration) mtu(name string) uint32 { return m.endpoint(name).Mtu }
 
-// addresses are a container's of one network.
+// addresses returns a container's addresses of one network.
 func (m *migration) addresses(name, network string) (all []netip.Addr) {
 	m.Helper()
 	e := m.known[name]
@@ -219,7 +220,7 @@ func (m *migration) addresses(name, network string) (all []netip.Addr) {
 	return all
 }
 
-// check has the runtime ask about all containers.
+// check makes the runtime call CNI CHECK for all containers.
 func (m *migration) check() {
 	m.Helper()
 	for _, c := range m.Containers() {
@@ -235,7 +236,7 @@ func (m *migration) pings(from string, to netip.Addr, timeout time.Duration) boo
 	return answered
 }
 
-// reach has all of green reach all others' addresses of netpila.
+// reach checks that all containers of green reach each other by netpila addresses.
 func (m *migration) reach(when string) {
 	m.Helper()
 	for _, from := range m.Containers() {
@@ -245,15 +246,15 @@ func (m *migration) reach(when string) {
 			}
 			for _, a := range m.addresses(to.Name, tenant.Netpila) {
 				if !m.pings(from.Name, a, 5*time.Second) {
-					m.Errorf("%s: %s does not reach %s by %v", when, from.Name, to.Name, a)
+					m.Errorf("%s: %s cannot reach %s at %v", when, from.Name, to.Name, a)
 				}
 			}
 		}
 	}
 }
 
-// isolated has green reach its own, and no other container any of its addresses, nor it theirs: asking as themselves,
-// or as one of green.
+// isolated checks that containers of green reach each other only, in both directions, with their own source addresses
+// and with forged ones.
 func (m *migration) isolated(when string) {
 	m.Helper()
 	m.reach(when)
@@ -278,7 +279,7 @@ func (m *migration) isolated(when string) {
 			for _, a := range m.addresses(to.Name, tenant.Netpila) {
 				s, answered := echo(m.ctx, m.T, m.Lab, from.Name, a, 50*time.Millisecond)
 				if sent[s] = fmt.Sprint(from.Name, " to ", a, " of ", to.Name); answered {
-					m.Errorf("%s: %s is answered", when, sent[s])
+					m.Errorf("%s: %s received a reply", when, sent[s])
 				}
 				s = m.forge(from.Name, m.peer(to), a)
 				sent[s] = fmt.Sprint(from.Name, " as ", m.peer(to), " to ", a, " of ", to.Name)
@@ -286,21 +287,21 @@ func (m *migration) isolated(when string) {
 		}
 	}
 	if m.dropped()["src-not-own"] == before["src-not-own"] {
-		m.Errorf("%s: no node counts what containers send in others' names", when)
+		m.Errorf("%s: no node counts packets with forged sources", when)
 	}
 	for i, name := range watched {
 		last, _ := echo(m.ctx, m.T, m.Lab, m.mate(name), m.some(name), 5*time.Second)
 		for _, frame := range until(m.ctx, m.T, captures[i], last) {
 			for s, what := range sent {
 				if s.In(frame) {
-					m.Errorf("%s: %s sees %s", when, name, what)
+					m.Errorf("%s: %s received %s", when, name, what)
 				}
 			}
 		}
 	}
 }
 
-// some is an address that a container's mates reach.
+// some returns an address at which the container's peers reach it.
 func (m *migration) some(name string) netip.Addr {
 	if a := m.addresses(name, tenant.Netpila); len(a) > 0 {
 		return a[0]
@@ -314,10 +315,10 @@ func (m *migration) mate(name string) string {
 	return mate(m.Lab, c)
 }
 
-// peer is an address of netpila that a container's mate has.
+// peer returns a netpila address of a container's peer.
 func (m *migration) peer(c lab.ContainerStatus) netip.Addr { return m.some(m.mate(c.Name)) }
 
-// forge sends a datagram from a container with another's source.
+// forge sends a datagram from a container with another source.
 func (m *migration) forge(from string, as, to netip.Addr) packet.Sentinel {
 	m.Helper()
 	ns, err := m.Namespace(from)
@@ -334,7 +335,7 @@ func (m *migration) forge(from string, as, to netip.Addr) packet.Sentinel {
 	return s
 }
 
-// dropped is what both nodes' programs have dropped, by reason.
+// dropped returns the packets that both nodes' programs have dropped, by reason.
 func (m *migration) dropped() map[string]uint64 {
 	all := map[string]uint64{}
 	for _, node := range []string{"n1", "n2"} {
@@ -347,17 +348,18 @@ func (m *migration) dropped() map[string]uint64 {
 	return all
 }
 
-// undropped fails where anything was dropped but what containers' kernels say of themselves.
+// undropped fails if any packets were dropped, except neighbour and multicast packets of the containers' kernels.
 func (m *migration) undropped(before map[string]uint64) {
 	m.Helper()
 	for why, n := range m.dropped() {
 		if why != "multicast" && why != "mld-ignored" && n > before[why] {
-			m.Errorf("the nodes' programs count %d of %s", n-before[why], why)
+			m.Errorf("the nodes' programs dropped %d packets of reason %s", n-before[why], why)
 		}
 	}
 }
 
-// shown has the command line say what containers have now, and one reach the other by all of it.
+// shown checks that the command line shows the containers' current addresses, and that one container reaches the other
+// at all of them.
 func (m *migration) shown(when, from, to string) {
 	m.Helper()
 	pilaster := func(into any, args ...string) {
@@ -380,7 +382,7 @@ func (m *migration) shown(when, from, to string) {
 			has, plain = append(has, netip.MustParseAddr(a.Address)), cmp.Or(plain, a.Plaintext)
 		}
 		if !slices.Equal(c.Addresses, has) || c.Plaintext != plain {
-			m.Errorf("%s: lab status has %v and %q of %s, which has %v and %q", when, c.Addresses, c.Plaintext, c.Name,
+			m.Errorf("%s: lab status shows %v and %q for %s, want %v and %q", when, c.Addresses, c.Plaintext, c.Name,
 				has, plain)
 		}
 	}
@@ -395,15 +397,15 @@ func (m *migration) shown(when, from, to string) {
 			m.Errorf("%s: lab ping: %+v", when, e)
 		}
 	}
-	// By name: /etc/hosts is of now too.
+	// By name: /etc/hosts must be current too.
 	out, err := exec.CommandContext(m.ctx, labtest.Binary(m.T), "lab", "exec", "--lab", m.Name(), from, "--", "getent",
 		"ahostsv6", to).CombinedOutput()
 	if want := m.addresses(to, tenant.Netpila)[0].String(); err != nil || !strings.Contains(string(out), want) {
-		m.Errorf("%s: %s knows %s as %s, %v; want %s", when, from, to, out, err, want)
+		m.Errorf("%s: on %s, %s resolves to %s: %v; want %s", when, from, to, out, err, want)
 	}
 }
 
-// talk is a connection that answers what it is asked, one number after the other.
+// talk is a connection whose server echoes consecutive numbers.
 type talk struct {
 	what    string
 	answers atomic.Uint64
@@ -412,7 +414,7 @@ type talk struct {
 
 func (c *talk) String() string { return c.what }
 
-// goesOn reports whether there are ten more answers before the time is over.
+// goesOn reports whether ten more echoes arrive in time.
 func (c *talk) goesOn(within time.Duration) bool {
 	from := c.answers.Load()
 	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -427,12 +429,12 @@ func (m *migration) mustTalk(all ...*talk) {
 	m.Helper()
 	for _, c := range all {
 		if !c.goesOn(20 * time.Second) {
-			m.Fatalf("%v does not go on: %v", c, c.end.Load())
+			m.Fatalf("connection %v has stopped: %v", c, c.end.Load())
 		}
 	}
 }
 
-// talk begins a connection to one of a container's addresses of a network. It ends with the test.
+// talk opens a connection to one of a container's addresses of a network. It ends with the test.
 func (m *migration) talk(from, to, network string, which int) *talk {
 	m.Helper()
 	at := net.TCPAddrFromAddrPort(netip.AddrPortFrom(m.addresses(to, network)[which], 0))
@@ -466,14 +468,14 @@ func (c *talk) ask(conn net.Conn) error {
 			return err
 		}
 		if !slices.Equal(question, answer) {
-			return errors.New("the answer is another")
+			return errors.New("unexpected echo")
 		}
 		c.answers.Add(1)
-		time.Sleep(time.Millisecond) // there are others
+		time.Sleep(time.Millisecond) // leave processor time to other connections
 	}
 }
 
-// inside does something in a container's namespace.
+// inside calls do in a container's namespace.
 func (m *migration) inside(name string, do func() error) {
 	m.Helper()
 	ns, err := m.Namespace(name)

@@ -1,5 +1,6 @@
-// Package nimitz_test has tenants of network nimitz in a lab beside one of netpila (NIMITZ §3; NM1, NM3): they reach
-// their own and no others, whatever addresses they share, and go on without agent and orchestrator.
+// Package nimitz_test tests tenants of network nimitz in a lab together with one of netpila (NIMITZ §3; NM1, NM3):
+// containers reach their own tenant only, even with overlapping addresses, and stay connected without agent and
+// orchestrator.
 package nimitz_test
 
 import (
@@ -18,7 +19,7 @@ import (
 
 var ten = netip.MustParsePrefix("10.0.0.0/16")
 
-// Blue and red have the same addresses; red's are given one by one.
+// Blue and red have the same CIDR; red's addresses are allocated one by one.
 var spec = lab.Spec{
 	Nodes: []string{"n1", "n2"},
 	Tenants: []lab.Tenant{
@@ -41,7 +42,7 @@ type bed struct {
 	*testing.T
 }
 
-// isolated pings every container from every container.
+// isolated pings from every container to every container.
 func (b bed) isolated(when string) {
 	b.Helper()
 	echoes, err := b.PingAll(labtest.Context(b.T), packet.PingOptions{Timeout: 300 * time.Millisecond})
@@ -50,12 +51,12 @@ func (b bed) isolated(when string) {
 	}
 	for _, e := range echoes {
 		if must, err := b.MustReach(e.From, e.To); err != nil || must != e.Reached() {
-			b.Errorf("%s: %s reaches %s: %v, must be %v (%v)", when, e.From, e.To, e.Reached(), must, err)
+			b.Errorf("%s: %s reaches %s: got %v, want %v (%v)", when, e.From, e.To, e.Reached(), must, err)
 		}
 	}
 }
 
-// entries are the switch's, by table.
+// entries returns the sizes of the switch's tables.
 func (b bed) entries(node string) map[string]uint32 {
 	b.Helper()
 	s, err := b.Agent(node).Status(labtest.Context(b.T), connect.NewRequest(&pilasterv1.StatusRequest{}))
@@ -72,8 +73,8 @@ func (b bed) entries(node string) map[string]uint32 {
 	return used
 }
 
-// on n1: an address of each family for b1 and b3 each, one for r1; the CIDRs; n2's subnets of blue, and the addresses
-// of r2 and r3.
+// On n1: one address per family for each of b1 and b3, and one for r1; the CIDRs; n2's subnets of blue, and the
+// addresses of r2 and r3.
 const (
 	senders  = 2*2 + 1
 	forwards = senders + 3 + 2 + 2
@@ -97,14 +98,14 @@ func TestTenantsSideBySide(t *testing.T) {
 	}
 	for i, bits := range []uint32{26, 96} {
 		if got := blue.Msg.Tenant.Overlays[i]; got.NodeBits != bits {
-			t.Errorf("nodes have subnets of %v", got)
+			t.Errorf("unexpected subnets of nodes: %v", got)
 		}
 	}
 	b.isolated("at first")
 	b.counted("at first")
 
-	// Who sends meanwhile loses nothing: the agent is not on the way, and what it does not know at its start the switch
-	// does.
+	// A flow loses nothing meanwhile: the agent is not on the packet path, and a starting agent keeps the switch's
+	// entries.
 	lost := make(chan packet.PingResult, 1)
 	ns, err := b.Namespace("b1")
 	if err != nil {
@@ -131,17 +132,17 @@ func TestTenantsSideBySide(t *testing.T) {
 		}
 	}
 	if r := <-lost; r.Sent != 60 || r.Received != r.Sent {
-		t.Errorf("%d of %d arrived while agents were killed", r.Received, r.Sent)
+		t.Errorf("%d of %d packets arrived while agents were killed", r.Received, r.Sent)
 	}
 	b.isolated("after agents were killed, without an orchestrator")
 	b.counted("after agents were killed, without an orchestrator")
-	// The node has a subnet of blue's; an address of red's it would have to ask for.
+	// The node has a subnet of blue, but would have to request an address of red.
 	if err := b.AddContainer(ctx, lab.Container{Name: "b4", Node: "n1", Tenant: "blue"}); err != nil {
 		t.Error(err)
 	}
 	if err := b.AddContainer(ctx, lab.Container{Name: "r4", Node: "n1", Tenant: "red"}); err == nil ||
 		!strings.Contains(err.Error(), "orchestrator") {
-		t.Errorf("an address without an orchestrator: %v", err)
+		t.Errorf("adding a container that needs an address, without an orchestrator: got error %v", err)
 	}
 	if err := b.Start(ctx, lab.Orchestrator); err != nil {
 		t.Fatal(err)

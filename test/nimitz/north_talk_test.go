@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// helloSize is that of what is said first.
+// helloSize is the size of the first message.
 const helloSize = 64
 
 func hello(name string, to net.Addr) string {
@@ -25,7 +25,8 @@ func hello(name string, to net.Addr) string {
 	return fmt.Sprintf("%-*s", helloSize, name+" "+seen.String())
 }
 
-// stream sends 2 MiB over TCP and a datagram, and reads them back. It returns who answers and which source it sees.
+// stream sends 2 MiB over TCP and a datagram, and reads them back. It returns the name of the server, and the source
+// that the server sees.
 func (n north) stream(from string, to netip.Addr) (seen netip.Addr, by string, err error) {
 	ns, err := n.Namespace(from)
 	if err != nil {
@@ -46,9 +47,10 @@ func (n north) stream(from string, to netip.Addr) (seen netip.Addr, by string, e
 	return seen, by, datagram(n.ctx, ns, to, n.port, by)
 }
 
-// echoes sends small and big ones, each of which must come back. No stream may run beside them: the user-space data
-// path of Open vSwitch reads packets from sockets with the kernel's default buffer (net.core.rmem_default, 208 KiB).
-// Streams fill it when ovs-vswitchd waits for a processor, and the kernel drops what comes next. TCP sends that again.
+// echoes sends small and large echo requests, each of which must be answered. No stream may run concurrently: the
+// userspace datapath of Open vSwitch reads packets from sockets with the kernel's default buffer
+// (net.core.rmem_default, 208 KiB). While ovs-vswitchd waits for a processor, streams fill the buffer and the kernel
+// drops later packets. Only TCP retransmits.
 func (n north) echoes(from string, to netip.Addr) error {
 	ns, err := n.Namespace(from)
 	if err != nil {
@@ -56,7 +58,7 @@ func (n north) echoes(from string, to netip.Addr) error {
 	}
 	defer ns.Close()
 	const fragments = 4000
-	// The gateway sends an error to an outside sender of what is longer than a tunnel takes: that first packet is lost.
+	// A packet from an outside sender that exceeds the tunnel's MTU is lost, and the gateway sends an error.
 	for range 10 {
 		r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Timeout: time.Second, Size: fragments})
 		if err != nil {
@@ -98,7 +100,7 @@ func greeting(conn io.Reader) (seen netip.Addr, by string, err error) {
 	return seen, by, err
 }
 
-// comesBack sends bytes that nothing else has, and wants them back.
+// comesBack sends random bytes and reads them back.
 func comesBack(conn io.ReadWriter, size int) error {
 	sent := make([]byte, size)
 	rand.NewChaCha8(sha256.Sum256([]byte(fmt.Sprint(size)))).Read(sent)
@@ -112,12 +114,12 @@ func comesBack(conn io.ReadWriter, size int) error {
 		return fmt.Errorf("%d of %d bytes came back: %w", read, size, err)
 	}
 	if !bytes.Equal(got, sent) {
-		return errors.New("other bytes came back")
+		return errors.New("the received bytes differ")
 	}
 	return <-failed
 }
 
-// datagram wants one back, sent again while none comes.
+// datagram sends a datagram, with retries, until it is echoed.
 func datagram(ctx context.Context, ns *netns.Namespace, to netip.Addr, port uint16, by string) error {
 	conn, err := dial(ctx, ns, "udp", to, port)
 	if err != nil {

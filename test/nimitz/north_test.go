@@ -22,28 +22,28 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// outside is the lab's orchestrator's namespace: a host of the underlay without any network of containers.
+// outside is the namespace of the lab's orchestrator: a host of the underlay without a container network.
 const outside = lab.Orchestrator
 
-// Each tenant's own name for the host outside.
+// services are each tenant's virtual addresses of the host outside.
 var services = map[string]netip.Addr{"green": netip.MustParseAddr("fd09::7"), "gold": netip.MustParseAddr("fd09::8")}
 
-// north is a lab of two tenants with the same addresses, whose containers call the host outside each by a name of their
-// own; n1's gateway publishes green's, of both nodes.
+// north is a lab of two tenants with the same addresses, whose containers reach the host outside at a service of their
+// own tenant. n1's gateway publishes containers of green on both nodes.
 type north struct {
 	*testing.T
 	*lab.Lab
 	ctx  context.Context
 	host netip.Addr
-	port uint16 // of echo, everywhere
+	port uint16 // port of the echo servers
 }
 
-// TestNorthSouth is traffic (c) and (d) (NIMITZ §3.1, appendix A), with each switch on both nodes, and with one of
+// TestNorthSouth covers traffic (c) and (d) (NIMITZ §3.1, appendix A), with each switch on both nodes and with one of
 // each.
 func TestNorthSouth(t *testing.T) {
 	for _, on := range pairs {
 		t.Run(on[0]+"-"+on[1], func(t *testing.T) {
-			t.Parallel() // most of it is waiting
+			t.Parallel() // most of the time it waits
 			newNorth(t, on).test()
 		})
 	}
@@ -77,7 +77,7 @@ func (n north) test() {
 	n.ended(published)
 }
 
-// provide makes services and publications, and waits until nodes lead there.
+// provide creates services and publications, and waits until the nodes forward to them.
 func (n north) provide() map[string]netip.Addr {
 	n.Helper()
 	for _, of := range slices.Sorted(maps.Keys(services)) {
@@ -110,8 +110,8 @@ func (n north) provide() map[string]netip.Addr {
 	return published
 }
 
-// toServices has all containers send to the host at once, which sees the gateways of their nodes: streams, and then
-// echoes.
+// toServices makes all containers send to the host concurrently, streams first and then echoes. The host sees the
+// gateways of their nodes.
 func (n north) toServices() {
 	var streams, echoes sync.WaitGroup
 	for of, name := range services {
@@ -120,7 +120,7 @@ func (n north) toServices() {
 			streams.Go(func() {
 				if seen, by, err := n.stream(from, name); err != nil || by != outside ||
 					seen.String() != n.gateway(node).Own {
-					n.Errorf("%s to its service: %s answers, and sees %v: %v", from, by, seen, err)
+					n.Errorf("%s to its service: got a response of %s, which sees source %v: %v", from, by, seen, err)
 				}
 			})
 		}
@@ -139,18 +139,18 @@ func (n north) toServices() {
 	echoes.Wait()
 }
 
-// toPublished has the host send to a container, which sees the gateway.
+// toPublished sends from the host to a published container, which sees the gateway as the source.
 func (n north) toPublished(name string, at netip.Addr) {
 	seen, by, err := n.stream(outside, at)
 	if err == nil {
 		err = n.echoes(outside, at)
 	}
 	if err != nil || by != name || seen.String() != n.gateway("n1").Virtual {
-		n.Errorf("the published %s at %v: %s answers, and sees %v: %v", name, at, by, seen, err)
+		n.Errorf("published %s at %v: got a response of %s, which sees source %v: %v", name, at, by, seen, err)
 	}
 }
 
-// strangers are those who are not to reach a service or a container so.
+// strangers checks that others cannot reach a service or a published container.
 func (n north) strangers(published map[string]netip.Addr) {
 	for _, c := range []struct {
 		from string
@@ -163,13 +163,13 @@ func (n north) strangers(published map[string]netip.Addr) {
 		{outside, tenant.UnderlayAddress(n.prefix("n1"), 99)},
 	} {
 		if n.pings(c.from, c.to, 200*time.Millisecond) > 0 {
-			n.Errorf("%s reaches %v", c.from, c.to)
+			n.Errorf("%s reaches %v, want no response", c.from, c.to)
 		}
 	}
 }
 
-// killed has connections and echoes go on while the agents are killed and no orchestrator runs. The connections carry
-// their bytes when all echoes have ended (echoes says why).
+// killed checks that connections and echoes continue while the agents are killed and no orchestrator runs. The
+// connections transfer their data after the last echo (see echoes).
 func (n north) killed(published map[string]netip.Addr) {
 	ways := map[string]netip.Addr{"green1": services["green"], "gold2": services["gold"]}
 	must(n.T, n.Stop(n.ctx, lab.Orchestrator))
@@ -186,7 +186,7 @@ func (n north) killed(published map[string]netip.Addr) {
 			defer ns.Close()
 			r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Count: 60, Interval: 25 * time.Millisecond})
 			if err != nil || r.Sent != 60 || r.Received != r.Sent {
-				n.Errorf("%d of %d echoes of %s came back from %v while agents were killed: %v", r.Received, r.Sent,
+				n.Errorf("got %d of %d echo replies for %s from %v while agents were killed: %v", r.Received, r.Sent,
 					from, to, err)
 			}
 			echoes.Done()
@@ -221,12 +221,12 @@ func (n north) killed(published map[string]netip.Addr) {
 		n.toPublished(name, at)
 	}
 	if g := n.gateway("n1"); g.Services != 2 || g.Publications != 2 {
-		n.Errorf("n1's gateway leads to %v", g)
+		n.Errorf("unexpected entries of n1's gateway: %v", g)
 	}
 	must(n.T, n.Start(n.ctx, lab.Orchestrator))
 }
 
-// ended: what is deleted leads nowhere, and leaves nothing.
+// ended checks that deleted services and publications are unreachable and leave no state.
 func (n north) ended(published map[string]netip.Addr) {
 	for name, at := range published {
 		_, err := n.Operator().DeletePublication(n.ctx,
@@ -244,7 +244,7 @@ func (n north) ended(published map[string]netip.Addr) {
 			pause(n.ctx, n.T)
 		}
 		if other := "gold1"; of == "green" && n.pings(other, services["gold"], 5*time.Second) == 0 {
-			n.Errorf("%s has lost its service with green's", other)
+			n.Errorf("%s lost its service when green's was deleted", other)
 		}
 	}
 	for _, node := range []string{"n1", "n2"} {
@@ -252,19 +252,19 @@ func (n north) ended(published map[string]netip.Addr) {
 			pause(n.ctx, n.T)
 		}
 		if g := n.gateway(node); g.Services+g.Publications > 0 {
-			n.Errorf("%s's gateway leads to %v", node, g)
+			n.Errorf("entries of %s's gateway remain: %v", node, g)
 		}
 	}
 }
 
-// nat is how many entries of that stage a switch has.
+// nat returns the size of the NAT stage of a switch.
 func (n north) nat(node string) uint32 {
 	for _, e := range n.status(node).Datapath.GetEntries() {
 		if e.Table == "nimitz-nat" {
 			return e.Used
 		}
 	}
-	n.Fatalf("%s has no such stage", node)
+	n.Fatalf("%s has no NAT stage", node)
 	return 0
 }
 
@@ -283,7 +283,7 @@ func (n north) prefix(node string) netip.Prefix {
 	return p
 }
 
-// six is a container's IPv6 address.
+// six returns a container's IPv6 address.
 func (n north) six(name string) netip.Addr {
 	c, err := n.Container(name)
 	must(n.T, err)
@@ -300,8 +300,8 @@ func (n north) pings(from string, to netip.Addr, timeout time.Duration) int {
 	return 0
 }
 
-// serve answers connections and datagrams of a namespace: first with its name and the source it sees, then with what
-// is sent.
+// serve runs an echo server for TCP and UDP in a namespace. It first sends its name and the source that it sees, and
+// then echoes.
 func (n north) serve(name string) netip.Addr {
 	n.Helper()
 	ns, err := n.Namespace(name)

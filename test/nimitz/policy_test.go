@@ -20,8 +20,8 @@ import (
 const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},
 	"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
 
-// TestPoliciesOnOpenVSwitch: a node whose switch enforces none cuts off what it has of a tenant that gets some, though
-// its agent is killed, and takes no more, until the tenant has none.
+// TestPoliciesOnOpenVSwitch: a node whose switch does not enforce policies isolates its containers of a tenant that
+// gets a policy, even while its agent is down, and accepts no further ones until the tenant has no policies.
 func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Name: fmt.Sprintf("tpolicy-ovs-%d", os.Getpid()), Nodes: []string{"n1", "n2"},
@@ -48,7 +48,7 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	apply := &pilasterv1.ApplyPoliciesRequest{Tenant: "green", Documents: []string{mutedDB}}
 	if _, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(apply)); err == nil ||
 		!strings.Contains(err.Error(), "n2 (build") {
-		t.Errorf("policies of a tenant on such a node: %v", err)
+		t.Errorf("applying a policy of a tenant with such a node: %v", err)
 	}
 	apply.Force = true
 	_, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(apply))
@@ -61,7 +61,7 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	reaches("with a policy, its agent killed", "far", "web", false)
 	if err := l.AddContainer(ctx, lab.Container{Name: "more", Node: "n2", Tenant: "green"}); err == nil ||
 		!strings.Contains(err.Error(), "Open vSwitch forwards its packets") {
-		t.Errorf("another container: %v", err)
+		t.Errorf("adding a container: got error %v", err)
 	}
 	must(t, l.AddContainer(ctx,
 		lab.Container{Name: "db", Node: "n1", Tenant: "green", Labels: map[string]string{"app": "db"}}))
@@ -83,14 +83,14 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	asked, err := why("db", "web", 0)
 	if must(t, err); len(asked) != 2 || asked[0].Allowed || asked[0].Rule.GetPolicy() != "NetworkPolicy default/db" ||
 		!asked[1].Allowed {
-		t.Errorf("why db does not reach web: %v", asked)
+		t.Errorf("unexpected reason why db cannot reach web: %v", asked)
 	}
 	if _, err := why("web", "far", 0); err == nil || !strings.Contains(err.Error(), "--peer-app") {
-		t.Errorf("why of a container that is not here, and of no app: %v", err)
+		t.Errorf("policy query for an unknown container without an app: got error %v", err)
 	}
-	asked, err = why("far", "web", asked[0].App) // were it a db
+	asked, err = why("far", "web", asked[0].App) // as if it were a db
 	if must(t, err); len(asked) != 2 || asked[0].Allowed || asked[0].Endpoint != nil || !asked[1].Allowed {
-		t.Errorf("why far would not reach web: %v", asked)
+		t.Errorf("unexpected reason why far could not reach web: %v", asked)
 	}
 	_, err = l.Operator().DeletePolicies(ctx,
 		connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: "green",

@@ -21,8 +21,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Two regions. Green and gold have the same addresses in both, green with node subnets and gold without; blue is on
-// netpila. What is only in the east makes the ids of tenants, their VNIs, others there.
+// regional is two regions. Green and gold have the same addresses in both, green with node subnets and gold without;
+// blue is on netpila. A tenant that exists only in the east makes the tenant IDs, and so the VNIs, differ between
+// regions.
 func regional() lab.Spec {
 	cidrs := map[string][]netip.Prefix{
 		"west": {netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:1::/48")},
@@ -51,12 +52,12 @@ func regional() lab.Spec {
 }
 
 // TestRegions has tenants in two regions, each with its own orchestrator and Edge Switch (NIMITZ §3.1, cross-region
-// traffic; NM6): their own containers reach each other, others' with the same addresses do not; the one that keeps them
-// is not on the way.
+// traffic; NM6). Containers of a tenant reach each other across regions, and not those of others with the same
+// addresses. Traffic does not depend on orchestrators.
 func TestRegions(t *testing.T) {
 	for _, on := range []struct{ nodes, edges string }{{lab.EBPF, lab.EBPF}, {lab.OVS, lab.OVS}, {lab.EBPF, lab.OVS}} {
 		t.Run(on.nodes+"-"+on.edges, func(t *testing.T) {
-			t.Parallel() // most of it is waiting
+			t.Parallel() // most of the time it waits
 			spec := regional()
 			spec.Name, spec.Nimitz = fmt.Sprintf("r%s-%s-%d", on.nodes, on.edges, os.Getpid()), on.nodes
 			spec.Switches = lab.Switches{"we": on.edges, "ee": on.edges}
@@ -70,7 +71,7 @@ func TestRegions(t *testing.T) {
 	}
 }
 
-// vnis makes sure that a tenant's id is another in each region.
+// vnis checks that a tenant's ID differs between the regions.
 func vnis(t *testing.T, l *lab.Lab) {
 	ids := map[uint32]bool{}
 	for _, region := range []string{"west", "east"} {
@@ -80,12 +81,12 @@ func vnis(t *testing.T, l *lab.Lab) {
 		ids[got.Msg.Tenant.Ids[0].Id] = true
 	}
 	if len(ids) != 2 {
-		t.Fatalf("green has ids %v", ids)
+		t.Fatalf("unexpected ids of green: %v", ids)
 	}
 }
 
-// transfers has TCP carry more than one packet's worth each way, by each family. Its senders leave segments and
-// checksums to devices, which do not exist here.
+// transfers sends more than one segment by TCP in each direction and family. Senders leave segmentation and checksums
+// to the devices, which do not perform them here.
 func transfers(t *testing.T, l *lab.Lab, pairs [][2]string) {
 	for _, pair := range pairs {
 		to, err := l.Container(pair[1])
@@ -98,7 +99,7 @@ func transfers(t *testing.T, l *lab.Lab, pairs [][2]string) {
 	}
 }
 
-// echoed sends a megabyte from one container to another, which sends it back.
+// echoed sends a megabyte from one container to another, which echoes it.
 func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
 	client, err := l.Namespace(from)
 	must(t, err)
@@ -114,7 +115,7 @@ func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
 	defer listener.Close()
 	go func() {
 		if c, err := listener.Accept(); err == nil {
-			_, _ = io.Copy(c, c) // what it lacks, the other side misses
+			_, _ = io.Copy(c, c) // the other side reports missing data
 			c.Close()
 		}
 	}()
@@ -135,13 +136,13 @@ func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
 	}()
 	got, err := io.ReadAll(c)
 	if err == nil && !bytes.Equal(got, sent) {
-		err = fmt.Errorf("%d of %d bytes came back, or others", len(got), len(sent))
+		err = fmt.Errorf("got %d of %d bytes, or different ones", len(got), len(sent))
 	}
 	return err
 }
 
-// unkept kills agents, of the Edge Switches too, while there is no orchestrator. Who sends meanwhile loses nothing, and
-// what they find is as it was.
+// unkept kills agents, also of Edge Switches, while no orchestrator runs. Traffic loses nothing meanwhile, and all
+// entries remain.
 func unkept(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	for _, region := range []string{"west", "east"} {
@@ -164,7 +165,7 @@ func unkept(t *testing.T, l *lab.Lab) {
 	for range senders {
 		r := <-results
 		if r.Sent != pings || r.Received != r.Sent {
-			t.Errorf("%d of %d arrived while agents were killed, without orchestrators", r.Received, r.Sent)
+			t.Errorf("%d of %d packets arrived while agents were killed, without orchestrators", r.Received, r.Sent)
 		}
 	}
 	for _, region := range []string{"west", "east"} {
@@ -197,8 +198,8 @@ func ping(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) packet
 	return r
 }
 
-// apartAndJoined takes one region from the other, and brings it back: nodes follow, of that tenant and of those beside
-// it.
+// apartAndJoined disconnects one region from the other for one tenant and reconnects it: the nodes' entries follow, for
+// that tenant and no other.
 func apartAndJoined(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	to := address(t, l, "green-e1")
@@ -221,6 +222,6 @@ func apartAndJoined(t *testing.T, l *lab.Lab) {
 	must(t, err)
 	reaches(true)
 	if _, answered := echo(ctx, t, l, "gold-w1", address(t, l, "gold-e1"), 200*time.Millisecond); answered {
-		t.Error("gold, which was left out, reaches the other region")
+		t.Error("gold is not exported, but reaches the other region")
 	}
 }

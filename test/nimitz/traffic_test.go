@@ -1,5 +1,5 @@
-// Package nimitz_test has tenants of network nimitz in labs, with the real daemons: what reaches whom, and what the
-// wire carries (NIMITZ §3.1).
+// Package nimitz_test tests tenants of network nimitz in labs, with the real daemons: the reachability of containers,
+// and the packets on the wire (NIMITZ §3.1).
 package nimitz_test
 
 import (
@@ -25,7 +25,7 @@ var (
 	own6 = netip.MustParsePrefix("fd12:1::/48")
 )
 
-// overlapping is three tenants with the same addresses, one without node CIDRs, beside one of netpila.
+// overlapping is three tenants with the same addresses, one without node CIDRs, and one tenant of netpila.
 func overlapping() lab.Spec {
 	spec := lab.Spec{
 		Nodes: []string{"n1", "n2"},
@@ -45,14 +45,14 @@ func overlapping() lab.Spec {
 	return spec
 }
 
-// pairs is each switch on both nodes, and one of each.
+// pairs are the same switch on both nodes, and different ones.
 var pairs = [][2]string{{lab.EBPF, lab.EBPF}, {lab.OVS, lab.OVS}, {lab.EBPF, lab.OVS}, {lab.OVS, lab.EBPF}}
 
-// onEach runs a test with each of them.
+// onEach runs a test with each of pairs.
 func onEach(t *testing.T, test func(*testing.T, *lab.Lab)) {
 	for _, on := range pairs {
 		t.Run(on[0]+"-"+on[1], func(t *testing.T) {
-			t.Parallel() // most of it is waiting
+			t.Parallel() // most of the time it waits
 			spec := overlapping()
 			spec.Name = fmt.Sprintf("t%s-%s-%d", on[0], on[1], os.Getpid())
 			spec.Switches = lab.Switches{"n1": on[0], "n2": on[1]}
@@ -63,7 +63,7 @@ func onEach(t *testing.T, test func(*testing.T, *lab.Lab)) {
 	}
 }
 
-// switches makes sure that nodes have those that they are to have.
+// switches checks that the nodes run the expected switches.
 func switches(t *testing.T, l *lab.Lab, on lab.Switches) {
 	t.Helper()
 	all, err := l.Processes(labtest.Context(t))
@@ -71,19 +71,19 @@ func switches(t *testing.T, l *lab.Lab, on lab.Switches) {
 	for node, is := range on {
 		runs := slices.ContainsFunc(all, func(p lab.ProcessState) bool { return p.Name == lab.OVSProcess(node) })
 		if runs != (is == lab.OVS) {
-			t.Errorf("%s is to have %s; an Open vSwitch runs there: %v", node, is, runs)
+			t.Errorf("%s should have %s; Open vSwitch runs there: %v", node, is, runs)
 		}
 	}
 }
 
-// sent is one echo, which nothing else carries.
+// sent is one echo request with a unique payload.
 type sent struct {
 	from, to lab.ContainerStatus
 	address  netip.Addr
 	answered bool
 }
 
-// TestSwitches has a lab for each pair of switches, for tests that change nothing in it.
+// TestSwitches has one lab for each pair of switches, shared by tests that do not modify it.
 func TestSwitches(t *testing.T) {
 	onEach(t, func(t *testing.T, l *lab.Lab) {
 		t.Run("wire", func(t *testing.T) { onTheWire(t, l) })
@@ -94,8 +94,9 @@ func TestSwitches(t *testing.T) {
 	})
 }
 
-// eastWest sends echoes from every container to each address of every other: those of its own tenant, on its node (a)
-// and on another (b), get and answer them, and none of another tenant's sees one, though it has the same address (NM1).
+// eastWest sends echo requests from every container to each address of every other one. Containers of the same tenant,
+// on the same node (a) and on another one (b), receive and answer them; no container of another tenant receives one,
+// even with the same address (NM1).
 func eastWest(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	captures := map[string]*packet.Capture{}
@@ -128,28 +129,28 @@ func eastWest(t *testing.T, l *lab.Lab) {
 		}
 	}
 	for _, to := range l.Containers() {
-		// What was sent to it before this one has arrived before it, or never does.
+		// Earlier packets to the container have arrived before this one, or are lost.
 		last, _ := echo(ctx, t, l, mate(l, to), to.Address, 5*time.Second)
 		seen := until(ctx, t, captures[to.Name], last)
 		for s, e := range echoes {
 			if e.from.Name == to.Name {
-				continue // what it sees are answers
+				continue // ignore echo replies
 			}
 			got := false
 			for _, frame := range seen {
 				got = got || s.In(frame)
 			}
-			// Another tenant's address may be one of its own as well.
+			// The address may also belong to a container of the sender's tenant.
 			must := e.from.Tenant == to.Tenant && slices.Contains(to.Addresses(), e.address)
 			if got != must || must && !e.answered {
-				t.Errorf("%s to %v, as %s has it: %s sees it: %v, it is answered: %v", e.from.Name, e.address,
+				t.Errorf("%s to %v, as %s has it: %s received it: %v, got a reply: %v", e.from.Name, e.address,
 					e.to.Name, to.Name, got, e.answered)
 			}
 		}
 	}
 }
 
-// mate is another container of the same tenant.
+// mate returns another container of the same tenant.
 func mate(l *lab.Lab, c lab.ContainerStatus) string {
 	for _, other := range l.Containers() {
 		if other.Tenant == c.Tenant && other.Name != c.Name {
@@ -173,7 +174,7 @@ func echo(ctx context.Context, t *testing.T, l *lab.Lab, from string, to netip.A
 	return s, r.Received > 0
 }
 
-// until reads what was captured up to a frame.
+// until returns the captured packets up to a frame.
 func until(ctx context.Context, t *testing.T, c *packet.Capture, last packet.Sentinel) (seen []packet.Captured) {
 	t.Helper()
 	for {

@@ -22,9 +22,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// onTheWire has tshark read what two tenants with the same addresses put on the fabric: VXLAN over IPv6 between the
-// nodes' VTEPs, the tenant's id as VNI, the sender's identity as group policy (NM2, §3.1). Nothing of it is on the
-// fabric otherwise.
+// onTheWire checks with tshark the packets of two tenants with the same addresses on the fabric: VXLAN over IPv6
+// between the nodes' VTEPs, with the tenant's ID as VNI and the sender's identity as group policy (NM2, §3.1), and no
+// other form.
 func onTheWire(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	router, err := l.Namespace(lab.Router)
@@ -44,7 +44,7 @@ func onTheWire(t *testing.T, l *lab.Lab) {
 		must(t, err)
 		for i, a := range to.Addresses() {
 			if _, answered := echo(ctx, t, l, from.Name, a, 5*time.Second); !answered {
-				t.Fatalf("%s does not reach %v", from.Name, a)
+				t.Fatalf("%s cannot reach %v", from.Name, a)
 			}
 			want = append(want, fmt.Sprint(vtep(t, l, "n1"), vtep(t, l, "n2"), got.Msg.Tenant.Ids[0].Id, from.App,
 				from.Addresses()[i], a))
@@ -52,7 +52,7 @@ func onTheWire(t *testing.T, l *lab.Lab) {
 	}
 	last, answered := echo(ctx, t, l, "blue1", address(t, l, "blue3"), 5*time.Second)
 	if !answered {
-		t.Fatal("blue1 does not reach blue3")
+		t.Fatal("blue1 cannot reach blue3")
 	}
 	var seen []string
 	for _, line := range decode(t, until(ctx, t, capture, last)) {
@@ -63,7 +63,7 @@ func onTheWire(t *testing.T, l *lab.Lab) {
 	slices.Sort(seen)
 	slices.Sort(want)
 	if !slices.Equal(seen, want) {
-		t.Errorf("tshark reads\n%s\nwant\n%s", strings.Join(seen, "\n"), strings.Join(want, "\n"))
+		t.Errorf("tshark: got\n%s\nwant\n%s", strings.Join(seen, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -81,8 +81,8 @@ func address(t *testing.T, l *lab.Lab, name string) netip.Addr {
 	return a
 }
 
-// decode has tshark say of each frame: UDP port, "request" where it is an echo request, outer addresses, VNI, group
-// policy, inner addresses.
+// decode runs tshark on frames. For each frame it prints the UDP port, "request" for an echo request, outer addresses,
+// VNI, group policy and inner addresses.
 func decode(t *testing.T, frames []packet.Captured) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "n2.pcap")
@@ -110,7 +110,7 @@ func decode(t *testing.T, frames []packet.Captured) []string {
 	return lines
 }
 
-// inWords puts tshark's fields in the order of decode.
+// inWords orders tshark's fields as decode describes.
 func inWords(f []string) string {
 	src, dst := strings.Split(f[3], ","), strings.Split(f[4], ",")
 	if f[5] != "" {

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestBothKilled kills an orchestrator and an agent that was connected to it. The store still counts the agent's stream
-// as open, and yet the agent that takes over is let in: it asks for an unknown app.
+// TestBothKilled kills an orchestrator and an agent that is connected to it. Although the store still lists the agent's
+// stream as open, the restarted agent can register: it requests an unknown app.
 func TestBothKilled(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}})
 	ctx := t.Context()

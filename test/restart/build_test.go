@@ -8,11 +8,11 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// builds are two builds of Pilaster, of which a lab starts the one that its binary leads to.
+// builds are two builds of Pilaster. A lab starts the one to which its binary, a symlink, points.
 type builds struct {
-	binary  string // a link
+	binary  string // path of the symlink
 	targets [2]string
-	next    int // which of them is started next
+	next    int // index of the build that is started next
 }
 
 func newBuilds(t *testing.T) *builds {
@@ -28,7 +28,7 @@ func newBuilds(t *testing.T) *builds {
 	return b
 }
 
-// choose makes whatever starts from now on be of that build.
+// choose selects the build of processes that start later.
 func (b *builds) choose(t *testing.T, build int) {
 	t.Helper()
 	b.next = build

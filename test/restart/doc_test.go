@@ -1,9 +1,9 @@
-// Package restart_test kills agents while packets pass and containers come and go, and adds and
-// removes so many containers that whatever one of them left behind would be seen.
+// Package restart_test kills agents while packets pass and containers are added and removed. It also adds and removes
+// so many containers that leaked resources become visible.
 //
-// Alone the tests make short runs; `make restart` and `make churn` make the long ones by the environment:
+// By default the tests make short runs; `make restart` and `make churn` make long ones by the environment variables
 // PILASTER_RESTART_KILLS, PILASTER_RESTART_CONTAINERS, PILASTER_RESTART_ROUNDS and PILASTER_RESTART_SYNS. With
-// PILASTER_RESTART_LIMITS times have limits, which needs a machine with nothing else to do.
+// PILASTER_RESTART_LIMITS durations have limits, which needs an otherwise idle machine.
 package restart_test
 
 import (
@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// setting is a positive number from the environment, or the one for a short run.
+// setting returns a positive number from the environment, or the default for a short run.
 func setting(t *testing.T, name string, short int) int {
 	t.Helper()
 	text, set := os.LookupEnv(name)
@@ -26,5 +26,5 @@ func setting(t *testing.T, name string, short int) int {
 	return n
 }
 
-// judgesTimes reports whether the machine has nothing else to do.
+// judgesTimes reports whether durations are checked.
 func judgesTimes() bool { return os.Getenv("PILASTER_RESTART_LIMITS") != "" }

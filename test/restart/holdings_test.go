@@ -22,24 +22,24 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// holdings is how many there are of each thing that a container could leave behind.
+// holdings counts each kind of resource that a container could leak.
 type holdings map[string]int
 
-// settle is how long the kernel and the agent may take to let go of what containers had, and patience
-// how long a machine with other things to do may take.
+// settle is how long the kernel and the agent may take to release a container's resources, and patience the same on a
+// busy machine.
 const (
 	settle   = 5 * time.Second
 	patience = time.Minute
 )
 
-// reread is how often holdings are read again, and steady how often in a row they must be the same to
-// be taken for what stays: a descriptor or thread of the last call may still be on its way out.
+// reread is the interval of readings, and steady the number of equal consecutive readings of a stable state:
+// descriptors and threads of the last call may remain for a moment.
 const (
 	reread = 100 * time.Millisecond
 	steady = 5
 )
 
-// rest waits until the holdings stay as they are.
+// rest waits until the resources are stable.
 func rest(ctx context.Context, t *testing.T, now func() holdings) holdings {
 	t.Helper()
 	tick := time.NewTicker(reread)
@@ -48,7 +48,7 @@ func rest(ctx context.Context, t *testing.T, now func() holdings) holdings {
 	last, times := now(), 1
 	for times < steady {
 		if time.Now().After(deadline) {
-			t.Fatalf("what the node holds has not been the same for %v", patience)
+			t.Fatalf("the node's resources have not become stable within %v", patience)
 		}
 		select {
 		case <-tick.C:
@@ -64,7 +64,7 @@ func rest(ctx context.Context, t *testing.T, now func() holdings) holdings {
 	return last
 }
 
-// held reads out of the kernel and the file system what a node and its agent hold.
+// held reads the resources of a node and its agent from the kernel and the file system.
 func held(ctx context.Context, t *testing.T, l *lab.Lab, p *plugin, namespaces int) holdings {
 	t.Helper()
 	h := holdings{}
@@ -78,7 +78,7 @@ func held(ctx context.Context, t *testing.T, l *lab.Lab, p *plugin, namespaces i
 	return h
 }
 
-// same waits until the node holds what it did.
+// same waits until the node has the same resources as before.
 func (h holdings) same(ctx context.Context, t *testing.T, now func() holdings) {
 	t.Helper()
 	most := patience
@@ -98,7 +98,8 @@ func (h holdings) same(ctx context.Context, t *testing.T, now func() holdings) {
 			maps.Copy(all, after)
 			for _, thing := range slices.Sorted(maps.Keys(all)) {
 				if h[thing] != after[thing] {
-					t.Errorf("%s: %d before, %d %v after the last container went", thing, h[thing], after[thing], most)
+					t.Errorf("%s: %d before, %d at %v after the last container was removed",
+						thing, h[thing], after[thing], most)
 				}
 			}
 			return
@@ -111,7 +112,7 @@ func (h holdings) same(ctx context.Context, t *testing.T, now func() holdings) {
 	}
 }
 
-// addLinks counts the node's links by name, and all those in the containers' namespaces.
+// addLinks counts the node's links by name, and all links in the containers' namespaces.
 func (h holdings) addLinks(l *lab.Lab, p *plugin, namespaces int) error {
 	ns, err := l.Namespace(node)
 	if err != nil {
@@ -138,7 +139,7 @@ func (h holdings) addLinks(l *lab.Lab, p *plugin, namespaces int) error {
 	return nil
 }
 
-// linksOf closes the namespace.
+// linksOf lists the links of a namespace, and closes it.
 func linksOf(ns *netns.Namespace) ([]netlink.Link, error) {
 	defer ns.Close()
 	handle, err := ns.Netlink()
@@ -149,7 +150,7 @@ func linksOf(ns *netns.Namespace) ([]netlink.Link, error) {
 	return netns.List(handle.LinkList)
 }
 
-// addPins counts pins, and the entries of those that are hash maps: only these grow.
+// addPins counts pins, and the entries of pinned hash maps: only these maps grow.
 func (h holdings) addPins(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -180,8 +181,8 @@ func (h holdings) addPins(dir string) error {
 
 var digits = regexp.MustCompile(`\d+`)
 
-// addProcess counts a process's descriptors by what they are, the programs and maps behind them by
-// id, and the network namespaces that its threads are in.
+// addProcess counts a process's descriptors by target, their programs and maps by ID, and the network namespaces of its
+// threads.
 func (h holdings) addProcess(pid int) error {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	descriptors, err := os.ReadDir(filepath.Join(proc, "fd"))
@@ -214,7 +215,7 @@ func (h holdings) addProcess(pid int) error {
 	}
 	in := map[string]bool{}
 	for _, path := range threads {
-		if ns, err := os.Readlink(path); err == nil { // else the thread has ended
+		if ns, err := os.Readlink(path); err == nil { // otherwise the thread has ended
 			in[ns] = true
 		}
 	}
@@ -222,7 +223,7 @@ func (h holdings) addProcess(pid int) error {
 	return nil
 }
 
-// addFiles counts files by path, those with a record of an endpoint too.
+// addFiles counts files by path, including records of endpoints.
 func (h holdings) addFiles(dir string) error {
 	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		h["file "+path]++
@@ -230,13 +231,13 @@ func (h holdings) addFiles(dir string) error {
 	})
 }
 
-// kernelObject is a map or program that a descriptor leads to.
+// kernelObject is the map or program of a descriptor.
 type kernelObject struct {
 	name    string // "map 7"
 	memlock int    // bytes
 }
 
-// kernelObjects reads what the kernel says about a process's descriptors.
+// kernelObjects reads a process's maps and programs from its fdinfo.
 func kernelObjects(pid int) ([]kernelObject, error) {
 	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
 	if err != nil {

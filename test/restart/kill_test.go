@@ -23,13 +23,13 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// youth is up to which age agents are killed.
+// youth is the maximum age at which agents are killed.
 const youth = 500 * time.Millisecond
 
-// TestKills kills the agents of two nodes PILASTER_RESTART_KILLS times, with the choices of
-// PILASTER_RESTART_SEED: while they start, in the middle of ADD and DEL, and of taking over from another
-// build, whose tables are laid out otherwise. Two containers send each other numbered datagrams all the
-// while, and none is lost; what they send to no container is counted, each once.
+// TestKills kills the agents of two nodes PILASTER_RESTART_KILLS times, with random choices by PILASTER_RESTART_SEED:
+// during their start, during ADD and DEL, and during an upgrade to another build with other table layouts. Meanwhile
+// two containers exchange numbered datagrams. No datagram is lost, and each datagram to an address without a container
+// is counted once as dropped.
 func TestKills(t *testing.T) {
 	kills := setting(t, "PILASTER_RESTART_KILLS", 8)
 	seed := uint64(rand.Uint32())
@@ -80,14 +80,14 @@ func TestKills(t *testing.T) {
 		s.finish(t, k.start)
 		k.counted(nodes[i], s.noise)
 	}
-	t.Logf("%d kills; they cut %d ADDs and %d DELs off; %d starts were of another build than the one before, and %d "+
-		"of those were cut off",
+	t.Logf("%d kills; they interrupted %d ADDs and %d DELs; %d starts were of another build than the "+
+		"previous one, and %d of those were interrupted",
 		k.kills, k.cutAdds, k.cutDels, k.upgrades, k.cutUpgrades)
 	if kills >= 50 && (k.cutAdds == 0 || k.cutDels == 0 || k.cutUpgrades == 0) {
-		t.Error("no ADD, no DEL or no upgrade was cut off: the kills come at the wrong time")
+		t.Error("no ADD, no DEL or no upgrade was interrupted: the kills have the wrong timing")
 	}
 	if 10*k.upgrades < k.kills {
-		t.Errorf("%d of %d starts were of another build, want every tenth", k.upgrades, k.kills)
+		t.Errorf("%d of %d starts were of another build, want at least every tenth", k.upgrades, k.kills)
 	}
 	for _, node := range nodes {
 		k.onlyOne(node)
@@ -108,10 +108,10 @@ type killer struct {
 	kills, cutAdds, cutDels, names int
 	upgrades, cutUpgrades          int
 
-	added, removed time.Duration // what the last undisturbed ADD and DEL took
+	added, removed time.Duration // durations of the last uninterrupted ADD and DEL
 }
 
-// crash kills an agent and returns when it has been started again.
+// crash kills an agent and returns when the supervisor has restarted it.
 func (k *killer) crash(node, when string) {
 	k.Helper()
 	k.kills++
@@ -126,18 +126,18 @@ func (k *killer) crash(node, when string) {
 
 func (k *killer) wait(most time.Duration) time.Duration {
 	d := time.Duration(k.random.Int64N(int64(most) + 1))
-	time.Sleep(d) // at random is what kills come at
+	time.Sleep(d) // the test needs kills at random times
 	return d
 }
 
-// young kills an agent some time after its start, at which it was killed too.
+// young kills an idle agent, and kills it again at a random time after its restart.
 func (k *killer) young(node string) {
 	k.crash(node, "while idle")
 	k.crash(node, fmt.Sprint("at the age of ", k.wait(youth)))
 }
 
-// duringUpgrade has another build take over, kills it some time after its start, and has it or the one
-// before go on.
+// duringUpgrade makes another build take over, kills it at a random time after its start, and lets it or the previous
+// build continue.
 func (k *killer) duringUpgrade(node string) {
 	k.builds.choose(k.T, 1-k.running[node])
 	k.crash(node, "while idle, for another build")
@@ -160,7 +160,7 @@ func (k *killer) taken(node string) bool {
 		func(s lab.ProcessState) bool { return s.Name == lab.AgentProcess(node) && s.Ready })
 }
 
-// duringAdd kills an agent while a container comes. Where the ADD fails, a runtime calls DEL.
+// duringAdd kills an agent during an ADD. If the ADD fails, it calls DEL as a runtime does.
 func (k *killer) duringAdd(node string) {
 	c := k.next(node)
 	added := make(chan error, 1)
@@ -179,7 +179,7 @@ func (k *killer) duringAdd(node string) {
 	k.must(err)
 }
 
-// duringDel kills an agent while a container goes. Where the DEL fails, a runtime calls it again.
+// duringDel kills an agent during a DEL. If the DEL fails, it repeats DEL as a runtime does.
 func (k *killer) duringDel(node string) {
 	c := k.next(node)
 	k.must(k.lab.AddContainer(k.Context(), c))
@@ -194,7 +194,7 @@ func (k *killer) duringDel(node string) {
 	}
 }
 
-// works wants an agent to be ready, and an ADD and a DEL to succeed.
+// works checks that an agent becomes ready, and that an ADD and a DEL succeed.
 func (k *killer) works(node string) {
 	k.Helper()
 	k.ready(node)
@@ -207,7 +207,7 @@ func (k *killer) works(node string) {
 	k.removed = time.Since(start)
 }
 
-// ready waits until an agent says that it is ready and wants /readyz to agree.
+// ready waits until an agent reports that it is ready, and checks /readyz.
 func (k *killer) ready(node string) {
 	k.Helper()
 	k.must(k.lab.Await(k.Context(), lab.AgentProcess(node)))
@@ -223,26 +223,26 @@ func (k *killer) ready(node string) {
 	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
 	k.must(err)
 	if is := labtest.IsOther(status.Msg.Version); is != (k.running[node] == 1) {
-		k.Fatalf("%s runs version %s, not build %d", node, status.Msg.Version, k.running[node])
+		k.Fatalf("%s runs version %s, want build %d", node, status.Msg.Version, k.running[node])
 	}
 	if response.StatusCode != http.StatusOK {
-		k.Fatalf("%s: /readyz says %d %s", node, response.StatusCode, body)
+		k.Fatalf("%s: /readyz returned %d %s", node, response.StatusCode, body)
 	}
 }
 
-// counted wants each datagram to no container to be counted once, whichever build dropped it.
+// counted checks that each datagram to an address without a container was counted once, whichever build dropped it.
 func (k *killer) counted(node string, sent uint64) {
 	const reason = "dst-undecryptable"
 	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
 	k.must(err)
 	for _, d := range status.Msg.Drops {
 		if d.Reason == reason && (d.Packets != sent || sent == 0) {
-			k.Errorf("%s counted %d drops for %s, and %d were sent", node, d.Packets, reason, sent)
+			k.Errorf("%s counted %d drops for %s, want %d", node, d.Packets, reason, sent)
 		}
 	}
 }
 
-// onlyOwnPins wants nothing of the other build to be left but its counters, and what builds share.
+// onlyOwnPins checks that no pin of the other build remains, except its counters and shared pins.
 func (k *killer) onlyOwnPins(node string) {
 	pins, err := filepath.Glob(filepath.Join(k.lab.BPF(node), "maps", "*"))
 	k.must(err)
@@ -255,18 +255,18 @@ func (k *killer) onlyOwnPins(node string) {
 		case strings.Contains(name, "_v99") == (k.running[node] == 1):
 			own++
 		case !strings.HasPrefix(name, "pil_drops") && !strings.HasPrefix(name, "pil_mark"):
-			k.Errorf("%s: %s is left of another build", node, pin)
+			k.Errorf("%s: pin %s of another build remains", node, pin)
 		}
 	}
 	if labtest.OtherIsRelease() {
 		own = shared
 	}
 	if own < 7 {
-		k.Errorf("%s: %d pins of its build: %q", node, own, pins)
+		k.Errorf("%s: unexpected number of pins of its build, %d: %q", node, own, pins)
 	}
 }
 
-// onlyOne wants a node to have one container and nothing of others.
+// onlyOne checks that a node has the resources of one container.
 func (k *killer) onlyOne(node string) {
 	k.Helper()
 	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
@@ -282,14 +282,14 @@ func (k *killer) onlyOne(node string) {
 	links, err := linksOf(ns)
 	k.must(err)
 	for _, l := range links {
-		// The pair between the node and its containers is there without them.
+		// The veth pair between the node and its containers exists without containers.
 		if name := l.Attrs().Name; strings.HasPrefix(name, "pil") && !strings.HasPrefix(name, "pilaster") {
 			got["devices"]++
 		}
 	}
 	want := map[string]uint32{"endpoints": 1, "tenants": 1, "sources": 1, "locals": 1}
 	if labtest.Device() != endpoint.Macvlan {
-		want["devices"] = 1 // a macvlan is not on the node
+		want["devices"] = 1 // a macvlan is not in the node's namespace
 	}
 	for thing := range want {
 		if got[thing] != want[thing] {
@@ -297,7 +297,7 @@ func (k *killer) onlyOne(node string) {
 		}
 	}
 	if len(status.Msg.Problems) > 0 {
-		k.Errorf("%s: %q", node, status.Msg.Problems)
+		k.Errorf("%s: unexpected problems %q", node, status.Msg.Problems)
 	}
 }
 

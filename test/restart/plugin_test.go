@@ -19,16 +19,16 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// plugin runs the CNI plugin as a runtime does: the verb and the namespace in the environment, the
-// configuration on standard input.
+// plugin runs the CNI plugin as a runtime does: verb and namespace in the environment, and the configuration on
+// standard input.
 type plugin struct {
 	binary string
-	config string // a file
-	name   string // begins the containers' ids
-	dir    string // of their namespaces
+	config string // path of a file
+	name   string // prefix of the containers' IDs
+	dir    string // folder of their namespaces
 }
 
-// newPlugin makes n namespaces and what runs the plugin for them.
+// newPlugin creates n namespaces, and a plugin for them.
 func newPlugin(t *testing.T, l *lab.Lab, n int) *plugin {
 	t.Helper()
 	list, err := l.CNIConfig(lab.Container{Node: node, Tenant: "blue", Labels: map[string]string{"app": "web"}})
@@ -78,12 +78,12 @@ func newPlugin(t *testing.T, l *lab.Lab, n int) *plugin {
 
 func (p *plugin) netns(i int) string { return filepath.Join(p.dir, fmt.Sprint("c", i)) }
 
-// run is one call for container i: how long it took and the CPU time of the plugin itself.
+// run is one call for container i. It returns the duration and the CPU time of the plugin.
 func (p *plugin) run(ctx context.Context, verb string, i int) (wall, cpu time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, 0, err
 	}
-	// Plain files at all its ends: the less is done beside it, the more of the time is the plugin's.
+	// Use plain files for its input and output, so that the duration includes as little other work as possible.
 	stdin, err := os.Open(p.config)
 	if err != nil {
 		return 0, 0, err
@@ -117,8 +117,8 @@ func (p *plugin) run(ctx context.Context, verb string, i int) (wall, cpu time.Du
 	return wall, state.UserTime() + state.SystemTime(), nil
 }
 
-// each runs the verb for the containers from..to-1, so many at a time, and returns the times
-// sorted and the CPU time of all the plugins.
+// each runs the verb for the containers from..to-1, inFlight at a time. It returns the durations, sorted, and the total
+// CPU time of the plugins.
 func (p *plugin) each(ctx context.Context, verb string, from, to, inFlight int) (walls []time.Duration,
 	cpu time.Duration, err error) {
 	walls = make([]time.Duration, to-from)
@@ -140,7 +140,7 @@ func (p *plugin) each(ctx context.Context, verb string, from, to, inFlight int) 
 
 func median(sorted []time.Duration) time.Duration { return percentile(sorted, 50) }
 
-// percentile is the smallest time that so many of a hundred do not exceed.
+// percentile returns the smallest duration that p percent of the durations do not exceed.
 func percentile(sorted []time.Duration, p int) time.Duration {
 	return sorted[(len(sorted)*p+99)/100-1]
 }

@@ -26,7 +26,7 @@ func agentPID(ctx context.Context, t *testing.T, l *lab.Lab, node string) int {
 	return states[i].PID
 }
 
-// peakMemory is VmHWM in bytes.
+// peakMemory returns VmHWM in bytes.
 func peakMemory(pid int) (int, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -44,16 +44,16 @@ func peakMemory(pid int) (int, error) {
 // tick is the unit of CPU time in /proc/PID/stat.
 const tick = 10 * time.Millisecond
 
-// cpuTime is what all threads of a process have used, ended ones included.
+// cpuTime returns the CPU time of all threads of a process, including ended ones.
 func cpuTime(pid int) (time.Duration, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
 	}
-	// The name in parentheses may hold anything; utime and stime are the 12th and 13th after it.
+	// The name in parentheses may contain anything; utime and stime are the 12th and 13th field after it.
 	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%d/stat: %q", pid, b)
+		return 0, fmt.Errorf("unexpected /proc/%d/stat: %q", pid, b)
 	}
 	user, err := strconv.Atoi(fields[11])
 	if err != nil {
@@ -63,7 +63,7 @@ func cpuTime(pid int) (time.Duration, error) {
 	return time.Duration(user+system) * tick, err
 }
 
-// mapMemory is what the kernel keeps for the maps that a process has open, in bytes.
+// mapMemory returns the kernel memory of a process's maps, in bytes.
 func mapMemory(pid int) (sum int, err error) {
 	objects, err := kernelObjects(pid)
 	if err != nil {

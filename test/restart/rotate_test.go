@@ -20,9 +20,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestRotation gives a tenant new keys while its containers talk, agents die and the orchestrator
-// does, and no datagram is lost: not between old containers, not between new ones, not between old
-// and new. The old ids retire with their last containers, and what is forged under them is dropped.
+// TestRotation gives a tenant new keys while its containers exchange datagrams and agents and the orchestrator are
+// killed. No datagram is lost between old containers, between new ones, or between old and new. Old IDs retire with
+// their last containers, and packets forged under retired IDs are dropped.
 func TestRotation(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1", "n2"},
@@ -55,7 +55,7 @@ func TestRotation(t *testing.T) {
 		r.ready("n1")
 		r.ready("n2")
 		r.settled(func(now *pilasterv1.GetTenantResponse) bool {
-			for _, h := range now.Hosting { // each knows that it is to draw from it
+			for _, h := range now.Hosting { // each node must use it for allocations
 				if !slices.Contains(h.Holds, id) {
 					return false
 				}
@@ -69,7 +69,7 @@ func TestRotation(t *testing.T) {
 				t.Errorf("%s has id %d, want the new one, %d", name, got, id)
 			}
 		}
-		// Between new ones; from new to old and from old to new, in turns across nodes and on one.
+		// Between new containers; from new to old and from old to new, alternately across nodes and on one node.
 		old := []string{"c0", "d0"}[turn-1]
 		streams = append(streams, startStream(sending, t, l, a, b), startStream(sending, t, l, b, old),
 			startStream(sending, t, l, old, a))
@@ -88,12 +88,12 @@ func TestRotation(t *testing.T) {
 		r.must(l.RemoveContainer(r.Context(), name))
 	}
 	if ids := r.blue().Tenant.Ids; len(ids) != 3 {
-		t.Errorf("b0 lives, and the ids are %v", ids)
+		t.Errorf("b0 still exists, but the ids are %v", ids)
 	}
-	// Its node is away with it: no node may report that it is gone.
+	// b0's node is not connected, so no node can report that the ID is unused.
 	r.must(l.Stop(r.Context(), lab.AgentProcess("n2")))
 	if ids := r.blue().Tenant.Ids; len(ids) != 3 {
-		t.Errorf("the node of b0 is away, and the ids are %v", ids)
+		t.Errorf("the node of b0 is not connected, but the ids are %v", ids)
 	}
 	r.must(l.Start(r.Context(), lab.AgentProcess("n2")))
 	r.must(l.RemoveContainer(r.Context(), "b0"))
@@ -108,7 +108,7 @@ func TestRotation(t *testing.T) {
 
 type rotator struct{ *killer }
 
-// rotate asks until it is answered: the orchestrator may be dead.
+// rotate retries until it succeeds: the orchestrator may be down.
 func (r *rotator) rotate() uint32 {
 	for {
 		resp, err := r.lab.Operator().RotateKey(r.Context(),
@@ -123,7 +123,7 @@ func (r *rotator) rotate() uint32 {
 	}
 }
 
-// pause is what a person takes before asking again.
+// pause is a person's delay before a retry.
 func (r *rotator) pause() {
 	select {
 	case <-time.After(50 * time.Millisecond):
@@ -154,7 +154,7 @@ func (r *rotator) settled(is func(*pilasterv1.GetTenantResponse) bool) {
 			return
 		}
 		if time.Now().After(end) {
-			r.Fatalf("blue stays %v", now)
+			r.Fatalf("the ids of blue remain %v", now)
 		}
 	}
 }
@@ -166,7 +166,7 @@ func (r *rotator) endpoint(name, node string) *pilasterv1.Endpoint {
 	return got.Msg.Endpoint
 }
 
-// forgotten wants nothing of an id and its key on a node.
+// forgotten checks that a node has no state of an ID and its key.
 func (r *rotator) forgotten(node string, id *pilasterv1.TenantId) {
 	r.Helper()
 	tables := func() map[string]uint32 {
@@ -180,7 +180,7 @@ func (r *rotator) forgotten(node string, id *pilasterv1.TenantId) {
 	}
 	for end := time.Now().Add(time.Minute); tables()["tenants"] != 2 || tables()["keys"] != 2; r.pause() {
 		if time.Now().After(end) {
-			r.Fatalf("%s keeps %v", node, tables())
+			r.Fatalf("%s still has %v", node, tables())
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(r.lab.Folder(), "nodes", node, "state", "tenants", "blue.json"))
@@ -190,7 +190,7 @@ func (r *rotator) forgotten(node string, id *pilasterv1.TenantId) {
 	}
 }
 
-// forged sends what a container of a retired id would, from behind the fabric's own check.
+// forged sends packets as a container of a retired ID would, past the fabric's source check.
 func (r *rotator) forged(old lab.ContainerStatus) {
 	to, err := r.lab.Container("a1")
 	r.must(err)

@@ -20,12 +20,12 @@ import (
 
 const (
 	web         = 80
-	silent      = 1000  // the first of the ports that answer nothing
-	perSilent   = 50000 // connections from as many ports are begun to one
+	silent      = 1000  // first of the ports that do not respond
+	perSilent   = 50000 // connections, from different ports, to one such port
 	connections = 100
 )
 
-// isolated lets the server begin nothing: what it says passes as an answer alone.
+// isolated does not let the server initiate connections: it can only send replies.
 const isolated = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -37,7 +37,7 @@ spec:
   - ports: [{port: 80}, {port: 1000, endPort: 1999}]
 `
 
-// unconcerned is another policy each time, of a container that is none of these.
+// unconcerned is a new policy each time, for a container that is not part of the test.
 const unconcerned = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -48,9 +48,9 @@ spec:
   - ports: [{port: %d}]
 `
 
-// TestSessions: connections through policies go on whatever comes: PILASTER_RESTART_SYNS others that are begun on both
-// of their nodes and stay half open, in tables that have no room for so many; policies that do not concern them; agents
-// that are killed, and are of another build then.
+// TestSessions: established connections that policies allow survive a flood of PILASTER_RESTART_SYNS half-open
+// connections on both nodes, whose tables are too small for them; policy updates for other containers; and kills of
+// agents, which restart with another build.
 func TestSessions(t *testing.T) {
 	syns := setting(t, "PILASTER_RESTART_SYNS", 100_000)
 	builds := newBuilds(t)
@@ -83,8 +83,8 @@ func TestSessions(t *testing.T) {
 		got := s.status(node).GetPolicies().GetSessions()
 		t.Logf("%s: %v", node, got)
 		if got.Evicted < uint64(syns/10) || got.Used > got.Capacity*6/10 {
-			t.Errorf("%s: %v: want most of %d half-open connections evicted, and no more of them than there is room "+
-				"left", node, got, syns)
+			t.Errorf("%s: %v: want most of %d half-open connections evicted, and the others within the size of the "+
+				"table", node, got, syns)
 		}
 	}
 
@@ -102,11 +102,11 @@ func TestSessions(t *testing.T) {
 		s.must(err)
 	}
 	s.exchange("with agents of another build")
-	// A table that were lost would have them begin anew, and count from nothing.
+	// If the table were lost, sessions would begin again, and the counter at 0.
 	for _, node := range nodes {
 		if now := s.status(node).GetPolicies().GetSessions().GetBegun(); now < begun[node] ||
 			now >= begun[node]+connections {
-			t.Errorf("%s: %d sessions were begun, %d before the agents were killed: want those that there are to go on",
+			t.Errorf("%s: got %d new sessions, %d before the agents were killed: want sessions to continue",
 				node, now, begun[node])
 		}
 	}
@@ -135,7 +135,7 @@ func (s *sessions) status(node string) *pilasterv1.StatusResponse {
 	return got.Msg
 }
 
-// apply returns when both nodes have the policy.
+// apply returns when both nodes enforce the policy.
 func (s *sessions) apply(document string) {
 	s.Helper()
 	_, err := s.lab.Operator().ApplyPolicies(s.Context(),
@@ -153,7 +153,7 @@ func (s *sessions) apply(document string) {
 	}
 }
 
-// in calls f in a container's namespace.
+// in calls f in a container's network namespace.
 func (s *sessions) in(name string, f func() error) {
 	s.Helper()
 	ns, err := s.lab.Namespace(name)
@@ -195,7 +195,7 @@ func (s *sessions) connect() {
 	}
 }
 
-// exchange has the server say something in each connection, and be answered.
+// exchange makes the server send on each connection, and the client reply.
 func (s *sessions) exchange(when string) {
 	s.Helper()
 	s.rounds++
@@ -211,21 +211,21 @@ func (s *sessions) exchange(when string) {
 			_, err = io.ReadFull(to, got)
 		}
 		if err == nil && string(got) != string(said) {
-			err = fmt.Errorf("%x was said, %x arrives", said, got)
+			err = fmt.Errorf("sent %x, received %x", said, got)
 		}
 		return err
 	}
 	for i := range s.servers {
 		if err := pass(s.servers[i], s.clients[i]); err != nil {
-			s.Fatalf("%s, connection %d: the server sends: %v", when, i, err)
+			s.Fatalf("%s, connection %d: server to client: %v", when, i, err)
 		}
 		if err := pass(s.clients[i], s.servers[i]); err != nil {
-			s.Fatalf("%s, connection %d: the client answers: %v", when, i, err)
+			s.Fatalf("%s, connection %d: client to server: %v", when, i, err)
 		}
 	}
 }
 
-// flood has the flooder begin connections that no server answers.
+// flood makes the flooder begin connections to ports that do not respond.
 func (s *sessions) flood(syns int) <-chan error {
 	s.Helper()
 	from, err := s.lab.Container("flooder")
@@ -255,7 +255,7 @@ func (s *sessions) flood(syns int) <-chan error {
 	return done
 }
 
-// listenInSilence listens, and has its queue be full with one connection: it answers no others.
+// listenInSilence listens with a full accept queue, so that it answers no further connections.
 func (s *sessions) listenInSilence(at netip.AddrPort) {
 	s.Helper()
 	s.in("server", func() error {
@@ -278,7 +278,7 @@ func (s *sessions) listenInSilence(at netip.AddrPort) {
 	})
 }
 
-// isolation wants the policy to have been in force: the server begins nothing.
+// isolation checks that the policy is in force: the server cannot initiate a connection.
 func (s *sessions) isolation() {
 	s.Helper()
 	s.in("server", func() error {
@@ -287,7 +287,7 @@ func (s *sessions) isolation() {
 			c.Close()
 		}
 		if e, is := err.(net.Error); !is || !e.Timeout() {
-			s.Errorf("the server begins a connection: %v; want no answer at all", err)
+			s.Errorf("the server initiates a connection: got %v; want a timeout", err)
 		}
 		return nil
 	})

@@ -22,7 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// damage is one way to lose a file, and what the agent then says beside its path.
+// damage is a way to damage a file, and the error that the agent then prints with the file's path.
 type damage struct {
 	name string
 	do   func(path string) error
@@ -49,8 +49,8 @@ func damages() []damage {
 	}
 }
 
-// TestDamagedState: whatever is wrong with an agent's files, it says which and what to do, changes
-// nothing, and the node's containers talk on.
+// TestDamagedState: an agent that cannot use a file names the file and the remedy, and changes nothing. The node's
+// containers keep their connections.
 func TestDamagedState(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1", "n2"},
@@ -87,10 +87,10 @@ func TestDamagedState(t *testing.T) {
 
 	s.must(l.Start(t.Context(), lab.AgentProcess("n1")))
 	if got := s.status().Node.Prefix; got != prefix {
-		t.Errorf("the prefix was %s and is %s", prefix, got)
+		t.Errorf("the prefix changed from %s to %s", prefix, got)
 	}
 	if a := s.addAndRemove(); seen[a] {
-		t.Errorf("address %s was given twice", a)
+		t.Errorf("address %s was allocated twice", a)
 	}
 	stop()
 	for _, stream := range streams {
@@ -103,7 +103,7 @@ type state struct {
 	*testing.T
 	lab    *lab.Lab
 	folder string
-	argv   []string // of the agent
+	argv   []string // arguments of the agent
 	names  int
 }
 
@@ -138,7 +138,7 @@ func (s *state) container() lab.Container {
 	return lab.Container{Name: fmt.Sprintf("s%d-%d", s.names, time.Now().UnixNano()%1e6), Node: "n1", Tenant: "blue"}
 }
 
-// addAndRemove returns the address that a container had.
+// addAndRemove adds and removes a container, and returns its address.
 func (s *state) addAndRemove() string {
 	s.Helper()
 	c := s.container()
@@ -149,7 +149,7 @@ func (s *state) addAndRemove() string {
 	return a.String()
 }
 
-// says starts the agent, which must not start, and returns what it says.
+// says starts the agent, which must fail, and returns its output.
 func (s *state) says() string {
 	s.Helper()
 	ns, err := s.lab.Namespace("n1")
@@ -162,15 +162,15 @@ func (s *state) says() string {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	var exit *exec.ExitError
 	if err := ns.Run(cmd); !errors.As(err, &exit) || ctx.Err() != nil {
-		s.Fatalf("the agent ended with %v: %s", err, out.String())
+		s.Fatalf("the agent exited with %v: %s", err, out.String())
 	}
 	return out.String()
 }
 
-// starts is counted by each start, also by those that come to nothing.
+// starts is incremented by each start, including failed ones.
 var starts = regexp.MustCompile(`"starts": \d+`)
 
-// files are all of the folder, by path.
+// files returns the contents of all files of the folder, by path.
 func (s *state) files() map[string]string {
 	files := map[string]string{}
 	s.must(filepath.WalkDir(s.folder, func(path string, e fs.DirEntry, err error) error {
@@ -198,7 +198,7 @@ func (s *state) refuses(pattern string, d damage) {
 	for _, want := range []string{path, d.said, "nothing was changed", "restore the file",
 		"packets of containers flow as before"} {
 		if !strings.Contains(said, want) {
-			s.Errorf("it does not say %q: %s", want, said)
+			s.Errorf("the output lacks %q: %s", want, said)
 		}
 	}
 	if after := s.files(); fmt.Sprint(after) != fmt.Sprint(spoilt) {
@@ -207,19 +207,19 @@ func (s *state) refuses(pattern string, d damage) {
 	s.must(os.WriteFile(path, whole, 0o600))
 }
 
-// readOnly is a disk that was found broken and mounted again.
+// readOnly tests a disk that the kernel remounted read-only after an error.
 func (s *state) readOnly() {
 	s.must(unix.Mount(s.folder, s.folder, "", unix.MS_BIND, ""))
 	defer unix.Unmount(s.folder, unix.MNT_DETACH)
 	s.must(unix.Mount("", s.folder, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	if said := s.says(); !strings.Contains(said, s.folder) || !strings.Contains(said, "read-only file system") ||
 		!strings.Contains(said, "writable") {
-		s.Errorf("it says %s", said)
+		s.Errorf("unexpected output: %s", said)
 	}
 }
 
-// withoutCertificate is all an agent needs for what it knows; it asks for the file where it cannot ask
-// the orchestrator for another.
+// withoutCertificate: an agent needs no certificate for its existing state; without the orchestrator, it cannot get
+// another one and names the file.
 func (s *state) withoutCertificate() {
 	path := filepath.Join(s.folder, "member.pem")
 	whole, err := os.ReadFile(path)
@@ -232,13 +232,13 @@ func (s *state) withoutCertificate() {
 		said = s.status().Orchestrator.LastError
 	}
 	if !strings.Contains(said, path) || !strings.Contains(said, "--token-file") {
-		s.Errorf("it says %q", said)
+		s.Errorf("unexpected output: %q", said)
 	}
 	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
 	s.must(os.WriteFile(path, whole, 0o600))
 }
 
-// full is a disk without room: nothing comes, and what is there can go.
+// full tests a full disk: no container can be added, and existing ones can be removed.
 func (s *state) full() {
 	goes := s.container()
 	s.must(s.lab.Start(s.Context(), lab.AgentProcess("n1")))
@@ -260,9 +260,9 @@ func (s *state) full() {
 	s.must(s.lab.Start(s.Context(), lab.AgentProcess("n1")))
 	if err := s.lab.AddContainer(s.Context(), s.container()); err == nil ||
 		!strings.Contains(err.Error(), "make room on the disk of "+s.folder) {
-		s.Errorf("ADD: %v", err)
+		s.Errorf("ADD on a full disk: got error %v", err)
 	}
 	s.must(s.lab.RemoveContainer(s.Context(), goes.Name))
 	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
-	// Below lies an older disk, with a record of the container that went: it is reaped.
+	// The file system below has an older state, with a record of the removed container; the agent removes that record.
 }

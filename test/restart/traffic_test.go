@@ -22,31 +22,31 @@ const (
 	firstPort = 10000
 	lastPort  = 60000
 	port      = 9
-	buffer    = 256 << 20 // bytes the receiver may be late by: nothing is lost in its socket
+	buffer    = 256 << 20 // socket buffer in bytes, so that a slow receiver loses nothing
 
-	// maxLate is for how long a sender that was not scheduled makes up: a larger burst would not
-	// fit the kernel's backlog of 1,000 packets a CPU.
+	// maxLate bounds the delay that a sender catches up with after it was not scheduled: a larger burst would not fit
+	// the kernel's backlog of 1,000 packets per CPU.
 	maxLate = 100 * time.Millisecond
 
-	// arrival is how long the last datagrams may be on their way.
+	// arrival is the timeout of the last datagrams.
 	arrival = 10 * time.Second
 )
 
-// stream is numbered datagrams from one container to another.
+// stream is a sequence of numbered datagrams from one container to another.
 type stream struct {
 	from, to string
-	ended    chan error // of the sender
+	ended    chan error // result of the sender
 	done     chan struct{}
 	conn     *net.UDPConn
 
-	sent  []time.Time // when, by number; the sender's until it has ended
-	noise uint64      // datagrams to no container, one a flow; the sender's too
+	sent  []time.Time // times by number; owned by the sender until it has ended
+	noise uint64      // datagrams to an address without a container, one per flow; also owned by the sender
 
 	mu       sync.Mutex
-	received []int // how often, by number
+	received []int // number of receptions, by number
 	distinct int
-	want     int           // 0: not known yet
-	complete chan struct{} // closed once distinct is want
+	want     int           // 0 until it is known
+	complete chan struct{} // closed when distinct is want
 }
 
 // startStream sends until ctx ends.
@@ -102,7 +102,7 @@ func listen(at netip.Addr) (*net.UDPConn, error) {
 	return conn, nil
 }
 
-// send is on a thread of its own inside the sender's namespace.
+// send runs on a thread in the sender's namespace.
 func (s *stream) send(ctx context.Context, address netip.Addr) error {
 	to := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
 	nowhere := &unix.SockaddrInet6{Port: port, Addr: netip.MustParseAddr("fc12::1").As16()}
@@ -120,7 +120,7 @@ func (s *stream) send(ctx context.Context, address netip.Addr) error {
 				from = firstPort
 			}
 			if err := unix.Sendto(fd, nil, 0, nowhere); err != nil {
-				return fmt.Errorf("datagram to no container: %w", err)
+				return fmt.Errorf("datagram to an address without a container: %w", err)
 			}
 			s.noise++
 		}
@@ -176,8 +176,8 @@ func (s *stream) note(number int) {
 	}
 }
 
-// finish waits for what was sent and wants each datagram to have come once. The context of
-// startStream has ended.
+// finish waits for the sent datagrams and checks that each was received once. The context of startStream must have
+// ended.
 func (s *stream) finish(t *testing.T, start time.Time) {
 	t.Helper()
 	if err := <-s.ended; err != nil {
@@ -206,14 +206,14 @@ func (s *stream) finish(t *testing.T, start time.Time) {
 		}
 		switch {
 		case number >= n:
-			wrong = append(wrong, fmt.Sprintf("datagram %d was never sent and came", number))
+			wrong = append(wrong, fmt.Sprintf("datagram %d was received but never sent", number))
 		case times != 1:
-			wrong = append(wrong, fmt.Sprintf("datagram %d, sent at %v, came %d times", number,
+			wrong = append(wrong, fmt.Sprintf("datagram %d, sent at %v, was received %d times", number,
 				s.sent[number].Sub(start).Round(time.Millisecond), times))
 		}
 	}
 	if len(wrong) > 0 {
-		t.Errorf("%s to %s: %d datagrams were lost, doubled or made up; the first and the last:\n%s\n%s", s.from, s.to,
-			len(wrong), wrong[0], wrong[len(wrong)-1])
+		t.Errorf("%s to %s: %d datagrams were lost, duplicated or never sent; the first and the last:\n%s\n%s",
+			s.from, s.to, len(wrong), wrong[0], wrong[len(wrong)-1])
 	}
 }

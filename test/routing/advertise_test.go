@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// advertiser is a router that says every sixth of a lifetime that it is one.
+// advertiser is a router that sends advertisements every sixth of a lifetime.
 type advertiser struct {
 	t        *testing.T
 	injector *packet.Injector
@@ -84,8 +84,8 @@ func (r *router) linkLocal(t *testing.T) netip.Addr {
 	return netip.Addr{}
 }
 
-// TestAdvertisedRoute: a node that lives by router advertisements keeps its default route for as long as they come,
-// goes over to another router when the first says that it is none any more, and, in the long run, when it dies.
+// TestAdvertisedRoute: a node with router advertisements keeps its default route while they arrive. It switches to
+// another router when the first one advertises lifetime 0, and, in the long run, when the first one fails.
 func TestAdvertisedRoute(t *testing.T) {
 	t.Parallel()
 	lifetime := 3 * time.Second
@@ -99,7 +99,7 @@ func TestAdvertisedRoute(t *testing.T) {
 	settle(t, all)
 	route, err := f.lab.Output(t.Context(), "n1", "ip", "-6", "route", "show", "default")
 	if err != nil || !strings.Contains(route, "proto ra") || !strings.Contains(route, "expires") {
-		t.Fatalf("no default route out of advertisements: %q, %v", route, err)
+		t.Fatalf("no default route from advertisements: %q, %v", route, err)
 	}
 	since := time.Now()
 	for time.Since(since) < 2*lifetime {
@@ -110,9 +110,9 @@ func TestAdvertisedRoute(t *testing.T) {
 	first.stop()
 	since = time.Now()
 	first.say(0)
-	overcome(t, all, "the advertised router says that it is none", since, hopLife)
+	overcome(t, all, "the router advertises lifetime 0", since, hopLife)
 	if on := f.paths(t, all); on[flow{all[0].source, 0}] != r2.name {
-		t.Errorf("after the advertised router said that it is none: %v", on)
+		t.Errorf("after the router advertised lifetime 0: %v", on)
 	}
 
 	if !long() {
@@ -126,7 +126,7 @@ func TestAdvertisedRoute(t *testing.T) {
 	since = time.Now()
 	advertiser.stop()
 	f.dies(t, dying)
-	if losers := overcome(t, all, "the advertised router died", since, nud+hopLife); len(losers) != flows {
-		t.Errorf("the advertised router died: only %d flows lost something: it was not theirs", len(losers))
+	if losers := overcome(t, all, "the advertised router failed", since, nud+hopLife); len(losers) != flows {
+		t.Errorf("the advertised router failed: only %d flows lost packets, so it was not their router", len(losers))
 	}
 }

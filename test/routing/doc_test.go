@@ -1,9 +1,9 @@
-// Package routing_test changes what lies behind a node's uplink while its agent is dead: routers die, move
-// and are withdrawn, the link goes down and up, its MTU shrinks, the default route comes from router
-// advertisements. Containers send numbered datagrams all the while; which were lost, and when they were
-// sent, is held against what the kernel and the packet path may take to notice.
+// Package routing_test changes the network behind a node's uplink while its agent is stopped: routers fail, move and
+// are withdrawn, the link goes down and up, its MTU shrinks, and the default route comes from router advertisements.
+// Meanwhile containers send numbered datagrams. The tests compare the times of the lost ones with the time that the
+// kernel and the packet path may take to react.
 //
-// One node hangs on a switch with two routers behind which the rest of the lab is:
+// One node is attached to a switch with two routers, which connect it to the rest of the lab:
 //
 //	n1 eth0 ── switch ─┬─ r1 ─┬─ router ── n2
 //	                   └─ r2 ─┘
@@ -22,7 +22,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// retry is netns.Retry, with the end of the test in place of an error.
+// retry is netns.Retry, but it ends the test instead of returning an error.
 func retry(t *testing.T, call func() error) {
 	t.Helper()
 	must(t, netns.Retry(call))

@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// place is a namespace and a handle in it.
+// place is a namespace with a netlink handle.
 type place struct {
 	*netlink.Handle
 	ns *netns.Namespace
@@ -47,7 +47,7 @@ func (p place) down(t *testing.T, device string) {
 	retry(t, func() error { return p.LinkSetDown(p.link(t, device)) })
 }
 
-// give gives a device an address that works at once.
+// give assigns an address that works immediately.
 func (p place) give(t *testing.T, device string, a netip.Addr) {
 	t.Helper()
 	retry(t, func() error {
@@ -61,20 +61,20 @@ func (p place) route(t *testing.T, r *netlink.Route) {
 	retry(t, func() error { return p.RouteReplace(r) })
 }
 
-// sysctl writes below /proc/sys/net/ipv6.
+// sysctl writes a value below /proc/sys/net/ipv6.
 func (p place) sysctl(t *testing.T, name, value string) {
 	t.Helper()
 	must(t, p.ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/"+name, []byte(value), 0) }))
 }
 
-// fabric is a lab whose n1 has been given the switch and the two routers.
+// fabric is a lab whose n1 is attached to the switch and the two routers.
 type fabric struct {
 	lab              *lab.Lab
 	node, core, wire place // n1, the lab's router, the switch
 	routers          [2]router
 }
 
-// router is r1 or r2: "lan" is its device to the switch, "wan" the one to the lab's router.
+// router is r1 or r2: "lan" is its device on the switch, "wan" the one to the lab's router.
 type router struct {
 	place
 	name    string
@@ -82,16 +82,16 @@ type router struct {
 	wan     netip.Addr // on the link to the lab's router
 }
 
-var nodeSide = netip.MustParseAddr("2001:db8:70:1::2") // the lab's second link: n1's
+var nodeSide = netip.MustParseAddr("2001:db8:70:1::2") // address of n1 on the lab's second link
 
-// indexes are apart from those inside, as the lab's own.
+// These indexes differ from those inside, like the lab's own.
 const switchIndex, wanIndex = 200, 300
 
-// flush takes n1's ways out away.
+// flush removes n1's next hops and default routes.
 const flush = "nexthop flush; -6 route flush default"
 
-// newFabric brings the lab up with containers c0, c1 … on n1 and "far" on n2, kills both agents, and puts
-// the switch and routers between n1 and the lab's router. n1 has no default route yet.
+// newFabric brings the lab up with containers c0, c1 … on n1 and "far" on n2, stops both agents, and inserts the switch
+// and routers between n1 and the lab's router. n1 has no default route yet.
 func newFabric(t *testing.T, containers int) *fabric {
 	spec := lab.Spec{
 		Nodes: []string{"n1", "n2"}, Tenants: []lab.Tenant{{Name: "blue"}},
@@ -116,7 +116,7 @@ func newFabric(t *testing.T, containers int) *fabric {
 	f.wire.ready(t, "n1")
 	f.node.ready(t, lab.Uplink)
 	f.ip(t, flush)
-	// A short NUD, so that a test does not wait for the kernel's usual half minute.
+	// A short neighbour unreachability detection, so that tests do not wait for the kernel's default of half a minute.
 	for name, value := range nudSettings {
 		f.node.sysctl(t, "neigh/"+lab.Uplink+"/"+name, value)
 	}
@@ -157,7 +157,7 @@ func handleIn(t *testing.T, ns *netns.Namespace) place {
 	return place{h, ns}
 }
 
-// plug sets a device of the switch up as one of its ports.
+// plug makes a device a port of the switch and sets it up.
 func (f *fabric) plug(t *testing.T, port string) {
 	t.Helper()
 	retry(t, func() error { return f.wire.LinkSetMaster(f.wire.link(t, port), f.wire.link(t, "bridge")) })
@@ -206,17 +206,17 @@ func (f *fabric) prefix(t *testing.T) netip.Prefix {
 	return p
 }
 
-// back has the fabric reach n1 through a router, as its routing would.
+// back makes the fabric route packets to n1 through a router, as its routing protocol would.
 func (f *fabric) back(t *testing.T, r *router) {
 	t.Helper()
 	link := f.core.link(t, r.name).Attrs().Index
 	f.core.route(t, &netlink.Route{LinkIndex: link, Dst: ipNet(f.prefix(t)), Gw: r.wan.AsSlice()})
 }
 
-// dies takes a router off the switch without a word. No link goes down but its own.
+// dies disconnects a router from the switch without notice. Only the router's own link goes down.
 func (f *fabric) dies(t *testing.T, r *router) { f.wire.down(t, r.name) }
 
-// returns plugs a router in again, and the node forgets what it knows of it.
+// returns connects a router again, and removes the node's neighbour state of it.
 func (f *fabric) returns(t *testing.T, r *router) {
 	t.Helper()
 	f.wire.up(t, r.name)
@@ -230,8 +230,8 @@ func (f *fabric) returns(t *testing.T, r *router) {
 	}
 }
 
-// ip runs iproute2 on n1, as people and routing daemons' hooks do; R1 and R2 stand for the routers. Several
-// commands are separated by a semicolon.
+// ip runs iproute2 on n1, as administrators and routing daemons do. R1 and R2 stand for the routers. A semicolon
+// separates commands.
 func (f *fabric) ip(t *testing.T, commands string) {
 	t.Helper()
 	routers := strings.NewReplacer("R1", f.routers[0].address.String()+" dev eth0", "R2",

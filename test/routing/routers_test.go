@@ -12,9 +12,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// What the node's kernel takes to give a router up: it believes an answer for reachable, longer by up to a
-// half; then the next packet sent through the neighbour table, at most a hop's life later, starts the
-// delay, and the probes follow.
+// The time that the node's kernel takes to detect a failed router: a neighbour entry is reachable for up to 1.5 times
+// its base time; the next packet through the neighbour table, at most the lifetime of a cached next hop later, starts
+// the delay; the probes follow.
 const (
 	hopLife   = time.Second // bpf/net/netpila/flow.h
 	reachable = 500 * time.Millisecond
@@ -31,11 +31,11 @@ var nudSettings = map[string]string{
 	"ucast_solicit":          fmt.Sprint(probes), "retrans_time_ms": fmt.Sprint(retrans.Milliseconds()),
 }
 
-const flows = 8 // of each container
+const flows = 8 // per container
 
 func long() bool { return os.Getenv("PILASTER_ROUTING_LONG") != "" }
 
-// start makes containers and has each send to the far one.
+// start creates containers and makes each send to the far one.
 func start(t *testing.T, containers int) (f *fabric, all []*traffic) {
 	t.Helper()
 	f = newFabric(t, containers)
@@ -45,7 +45,7 @@ func start(t *testing.T, containers int) (f *fabric, all []*traffic) {
 	return f, all
 }
 
-// settle waits until every flow delivers, and whatever was believed of next hops before is believed no longer.
+// settle waits until every flow delivers, and earlier neighbour and next-hop state has expired.
 func settle(t *testing.T, all []*traffic) {
 	t.Helper()
 	now := time.Now()
@@ -54,7 +54,7 @@ func settle(t *testing.T, all []*traffic) {
 	}
 }
 
-// overcome is overcomes for all traffic.
+// overcome calls overcomes for all traffic.
 func overcome(t *testing.T, all []*traffic, event string, since time.Time, most time.Duration) map[flow]bool {
 	t.Helper()
 	losers := map[flow]bool{}
@@ -64,7 +64,8 @@ func overcome(t *testing.T, all []*traffic, event string, since time.Time, most 
 	return losers
 }
 
-// death is a router that dies, with the routes of the node before and, where a routing daemon notices it, after.
+// death is the failure of a router, with the node's routes before it and, if a routing daemon notices the failure,
+// after it.
 type death struct {
 	name          string
 	before, after string
@@ -72,8 +73,9 @@ type death struct {
 	long          bool // only in the long run
 }
 
-// TestDeadEqualRouter: flows spread over equal routers, each on one of them. When a router dies, those on the
-// other lose nothing, and its own go on over the other as soon as the kernel has noticed, or was notified.
+// TestDeadEqualRouter: flows are distributed over equal routers, each on one of them. When a router fails, flows on the
+// other one lose nothing, and its own flows continue over the other one when the kernel has detected the failure or a
+// routing daemon has changed the route.
 func TestDeadEqualRouter(t *testing.T) {
 	t.Parallel()
 	const equal = "-6 route add default nexthop via R1 nexthop via R2"
@@ -81,8 +83,8 @@ func TestDeadEqualRouter(t *testing.T) {
 		"default nhid 3"
 	f, all := start(t, 3)
 	for _, d := range []death{
-		{"one of two equal routers died", equal, "", nud + hopLife, false},
-		{"one of a group of routers died", group, "", nud + hopLife, true},
+		{"one of two equal routers failed", equal, "", nud + hopLife, false},
+		{"one of a group of routers failed", group, "", nud + hopLife, true},
 		{"one of two equal routers was withdrawn", equal, "-6 route replace default via R2", hopLife, true},
 	} {
 		if d.long && !long() {
@@ -99,18 +101,18 @@ func TestDeadEqualRouter(t *testing.T) {
 			split = split || len(own) > 1
 		}
 		if len(routers) != 2 || !split {
-			t.Errorf("%s: before that, flows did not spread over both: %v", d.name, on)
+			t.Errorf("%s: before that, flows were not distributed over both routers: %v", d.name, on)
 		}
 	}
 }
 
-// TestDeadBetterRouter: all flows are on one router, and go on over another when it dies.
+// TestDeadBetterRouter: all flows use one router, and continue over another one when it fails.
 func TestDeadBetterRouter(t *testing.T) {
 	t.Parallel()
 	const better = "-6 route add default via R1 metric 100; -6 route add default via R2 metric 200"
 	f, all := start(t, 1)
 	for _, d := range []death{
-		{"the better of two routers died", better, "", nud + hopLife, false},
+		{"the better of two routers failed", better, "", nud + hopLife, false},
 		{"the better of two routers was withdrawn", better, "-6 route del default via R1", hopLife, false},
 	} {
 		on := d.of(t, f, all)
@@ -122,8 +124,8 @@ func TestDeadBetterRouter(t *testing.T) {
 	}
 }
 
-// TestMovedRouter: a router gets another MAC. Where it says so, its packets are lost for as long as a next hop is
-// believed; where it does not, until the kernel has given the old MAC up and asked anew.
+// TestMovedRouter: a router gets another MAC. If it announces that, packets are lost for at most the lifetime of a
+// cached next hop; otherwise until the kernel has detected that the old MAC fails and resolved the new one.
 func TestMovedRouter(t *testing.T) {
 	t.Parallel()
 	f, all := start(t, 1)
@@ -133,8 +135,8 @@ func TestMovedRouter(t *testing.T) {
 		event, notify string
 		most          time.Duration
 	}{
-		{"the router has another MAC and says so", "1", hopLife},
-		{"the router has another MAC and does not say so", "0", nud + hopLife + probes*retrans},
+		{"the router has another MAC and announces it", "1", hopLife},
+		{"the router has another MAC and does not announce it", "0", nud + hopLife + probes*retrans},
 	} {
 		f.paths(t, all)
 		r1.sysctl(t, "conf/lan/ndisc_notify", c.notify)
@@ -144,12 +146,12 @@ func TestMovedRouter(t *testing.T) {
 		})
 		losers := overcome(t, all, c.event, since, c.most)
 		if c.notify == "0" && len(losers) != flows {
-			t.Errorf("%s: only %d flows lost something: it did not move", c.event, len(losers))
+			t.Errorf("%s: only %d flows lost packets: the router did not move", c.event, len(losers))
 		}
 	}
 }
 
-// of lets r1 die and come back, and says on which router each flow was before.
+// of makes r1 fail and return, and returns each flow's router before that.
 func (d death) of(t *testing.T, f *fabric, all []*traffic) (on map[flow]string) {
 	t.Helper()
 	r1 := &f.routers[0]
@@ -162,16 +164,16 @@ func (d death) of(t *testing.T, f *fabric, all []*traffic) (on map[flow]string) 
 	}
 	losers := overcome(t, all, d.name, since, d.most)
 	for at, router := range on {
-		// A sender that is notified at once may have lost nothing.
+		// A sender whose route changes at once may lose nothing.
 		if router != r1.name && losers[at] || router == r1.name && !losers[at] && d.after == "" {
-			t.Errorf("%s: %v was on %s; that it lost something: %v", d.name, at, router, losers[at])
+			t.Errorf("%s: %v was on %s; lost packets: %v", d.name, at, router, losers[at])
 		}
 	}
 	f.returns(t, r1)
 	return on
 }
 
-// paths looks on which router each flow is, which must be the same one for a while.
+// paths returns each flow's router, which must be the same one for a while.
 func (f *fabric) paths(t *testing.T, all []*traffic) map[flow]string {
 	t.Helper()
 	settle(t, all)
@@ -197,7 +199,7 @@ func (f *fabric) paths(t *testing.T, all []*traffic) map[flow]string {
 			}
 			at := flow{p.Source, int(u.SourcePort) - firstPort}
 			if other, seen := on[at]; seen && other != name {
-				t.Fatalf("%v takes %s and %s", at, other, name)
+				t.Fatalf("%v uses both %s and %s", at, other, name)
 			}
 			on[at] = name
 		}
@@ -208,7 +210,7 @@ func (f *fabric) paths(t *testing.T, all []*traffic) map[flow]string {
 	return on
 }
 
-// sentinel sends a frame to a router, which shows that all before it have come.
+// sentinel sends a frame to a router; when it arrives, all frames before it have arrived.
 func (f *fabric) sentinel(t *testing.T, router string) func(packet.Captured) bool {
 	t.Helper()
 	i, err := packet.NewInjector(f.wire.ns, router)

@@ -18,19 +18,19 @@ import (
 
 const (
 	interval      = 3 * time.Millisecond // between datagrams
-	firstPort     = 20000                // of the first flow; the others follow
+	firstPort     = 20000                // source port of the first flow; the others follow
 	firstListener = 9000
 
-	// calm is how long datagrams must keep coming before something is broken and after it was overcome:
-	// longer than a next hop is believed.
+	// calm is how long datagrams must arrive without loss before and after a failure: longer than the lifetime of a
+	// cached next hop.
 	calm = 1100 * time.Millisecond
 
-	// slack is what a busy machine may take longer.
+	// slack is the tolerance for a busy machine.
 	slack = 3 * time.Second
 )
 
-// traffic is numbered datagrams from one container to another, in turn on several flows: sockets, each
-// with its port and its flow label.
+// traffic is a sequence of numbered datagrams from one container to another, alternating between several flows:
+// sockets, each with its own port and flow label.
 type traffic struct {
 	name   string
 	source netip.Addr // as the fabric sees it
@@ -38,9 +38,9 @@ type traffic struct {
 	conn   *net.UDPConn
 
 	mu      sync.Mutex
-	sent    []time.Time // when, by number
-	came    []bool      // by number
-	last    []int       // by flow, the highest number that came
+	sent    []time.Time // times, by number
+	came    []bool      // whether received, by number
+	last    []int       // highest received number, by flow
 	changed chan struct{}
 	failed  error
 }
@@ -137,8 +137,8 @@ func (s *traffic) receive() {
 	}
 }
 
-// delivers waits until every flow has delivered a datagram that was sent at since or later, and fails if
-// that takes longer than most.
+// delivers waits until every flow has delivered a datagram that was sent at since or later, and fails if that takes
+// longer than most.
 func (s *traffic) delivers(t *testing.T, since time.Time, most time.Duration) {
 	t.Helper()
 	limit := time.NewTimer(time.Until(since.Add(most)))
@@ -158,7 +158,7 @@ func (s *traffic) delivers(t *testing.T, since time.Time, most time.Duration) {
 	}
 }
 
-// silent is the first flow that has delivered nothing of what it sent since then, or -1.
+// silent returns the first flow that has not delivered any datagram sent since then, or -1.
 func (s *traffic) silent(since time.Time) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,18 +176,18 @@ func (s *traffic) count() int {
 	return len(s.sent)
 }
 
-// flowsCalmly wants everything sent from now on for a while to arrive.
+// flowsCalmly checks that all datagrams of the next calm period arrive.
 func (s *traffic) flowsCalmly(t *testing.T) {
 	t.Helper()
 	start := time.Now()
 	s.delivers(t, start.Add(calm), calm+slack)
 	if lost := s.lost(start, start.Add(calm)); len(lost) > 0 {
-		t.Errorf("%s: %d datagrams were lost though nothing happened, the first %v after all was well", s.name,
+		t.Errorf("%s: %d datagrams were lost without a failure, the first %v after the beginning of the check", s.name,
 			len(lost), lost[0].at.Sub(start).Round(time.Millisecond))
 	}
 }
 
-// flow is one of a traffic's, by the address it comes from and its number.
+// flow identifies one of a traffic's flows by its source address and number.
 type flow struct {
 	source netip.Addr
 	number int
@@ -200,7 +200,7 @@ type loss struct {
 	at   time.Time
 }
 
-// lost are the datagrams sent in a time of which later ones have come, and which have not.
+// lost returns the datagrams that were sent in a period and not received although later ones of their flow were.
 func (s *traffic) lost(from, to time.Time) (all []loss) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -212,8 +212,8 @@ func (s *traffic) lost(from, to time.Time) (all []loss) {
 	return all
 }
 
-// overcomes waits until nothing was lost for a while after an event. What was lost until then was sent
-// between start, which is just before the event, and start+most. It returns the flows that lost something.
+// overcomes waits until no datagram was lost for a calm period after an event. All losses must be of datagrams sent
+// between start, just before the event, and start+most. It returns the flows that lost datagrams.
 func (s *traffic) overcomes(t *testing.T, event string, start time.Time, most time.Duration) (losers map[flow]bool) {
 	t.Helper()
 	most += slack
@@ -225,7 +225,7 @@ func (s *traffic) overcomes(t *testing.T, event string, start time.Time, most ti
 			break
 		}
 		if last = lost[len(lost)-1].at; last.Sub(start) > most {
-			t.Fatalf("%s: %s: a datagram of %v was lost %v after it, more than %v", event, s.name,
+			t.Fatalf("%s: %s: a datagram of %v was lost %v after the event; the limit is %v", event, s.name,
 				lost[len(lost)-1].flow, last.Sub(start), most)
 		}
 	}
@@ -234,7 +234,7 @@ func (s *traffic) overcomes(t *testing.T, event string, start time.Time, most ti
 	for _, l := range all {
 		losers[l.flow] = true
 	}
-	t.Logf("%s: %s: lost %d datagrams of %d flows in %v; allowed are %v", event, s.name, len(all), len(losers),
+	t.Logf("%s: %s: lost %d datagrams of %d flows in %v; the limit is %v", event, s.name, len(all), len(losers),
 		last.Sub(start).Round(time.Millisecond), most)
 	return losers
 }

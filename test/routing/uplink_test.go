@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// both is traffic from n1's container and to it, over r1 and back over r2.
+// both starts traffic from and to n1's container, out over r1 and back over r2.
 func both(t *testing.T) (*fabric, []*traffic) {
 	t.Helper()
 	f, all := start(t, 1)
@@ -28,8 +28,8 @@ func both(t *testing.T) (*fabric, []*traffic) {
 	return f, append(all, startTraffic(t, f.lab, "far", "c0", firstListener, flows))
 }
 
-// TestUplinkFlaps: the programs stay on a link that goes down and comes back, and packets pass as soon as the
-// kernel has a way again.
+// TestUplinkFlaps: the programs stay attached to a link that goes down and up, and packets pass as soon as the kernel
+// has a route again.
 func TestUplinkFlaps(t *testing.T) {
 	t.Parallel()
 	f, all := both(t)
@@ -61,12 +61,12 @@ func TestUplinkFlaps(t *testing.T) {
 		c.flap()
 		away := time.Since(since)
 		if losers := overcome(t, all, c.event, since, away+hopLife+probes*retrans); len(losers) != len(all)*flows {
-			t.Errorf("%s: only %d flows lost something: it was not away", c.event, len(losers))
+			t.Errorf("%s: only %d flows lost packets: the uplink was not down", c.event, len(losers))
 		}
 	}
 }
 
-// loseSome waits until every flow has sent some more.
+// loseSome waits until every flow has sent some more datagrams.
 func loseSome(t *testing.T, all []*traffic) {
 	t.Helper()
 	const each = 10
@@ -78,7 +78,7 @@ func loseSome(t *testing.T, all []*traffic) {
 	}
 }
 
-// addresses are n1's on its uplink, but for the link-local one.
+// addresses returns n1's addresses on its uplink, except the link-local one.
 func (f *fabric) addresses(t *testing.T) (global []netlink.Addr) {
 	t.Helper()
 	all, err := netns.List(func() ([]netlink.Addr,
@@ -94,8 +94,8 @@ func (f *fabric) addresses(t *testing.T) (global []netlink.Addr) {
 	return global
 }
 
-// TestUplinkShrinks: small packets do not notice. The sender of a packet that no longer fits gets an error from
-// its node, and what it sends after that arrives.
+// TestUplinkShrinks: small packets are not affected. The sender of a packet that no longer fits gets an error from its
+// node, and its later, smaller packets arrive.
 func TestUplinkShrinks(t *testing.T) {
 	t.Parallel()
 	const before, after = 1500, 1400
@@ -118,15 +118,15 @@ func TestUplinkShrinks(t *testing.T) {
 	must(t, err)
 	knows := []string{"ip", "-6", "route", "get", address.String()}
 	if labtest.Device() == endpoint.Macvlan {
-		knows = []string{"ip", "link", "show", lab.Interface} // the kernel narrows it with its uplink
+		knows = []string{"ip", "link", "show", lab.Interface} // the kernel reduces its MTU with its uplink's
 	}
 	if says, err := f.lab.Output(t.Context(), "c0", knows...); err != nil ||
 		!strings.Contains(says, fmt.Sprint("mtu ", after)) {
-		t.Errorf("the container does not know that %d is the longest: %q, %v", after, says, err)
+		t.Errorf("the container has not learnt MTU %d: %q, %v", after, says, err)
 	}
 }
 
-// sendLong sends datagrams of a length, IPv6 header included, until one arrives.
+// sendLong sends datagrams of a length, including the IPv6 header, until one arrives.
 func (f *fabric) sendLong(t *testing.T, length int) {
 	t.Helper()
 	const headers = 40 + 8
@@ -145,12 +145,12 @@ func (f *fabric) sendLong(t *testing.T, length int) {
 		}
 		must(t, err)
 		if n != length-headers {
-			t.Errorf("of %d bytes %d arrived", length-headers, n)
+			t.Errorf("of %d bytes, only %d arrived", length-headers, n)
 		}
 		t.Logf("the first datagram of %d bytes that arrived was number %d", length, tries)
 		return
 	}
-	t.Fatalf("no datagram of %d bytes arrives", length)
+	t.Fatalf("no datagram of %d bytes arrived", length)
 }
 
 func (f *fabric) socket(t *testing.T, container string, at netip.AddrPort) (conn *net.UDPConn) {

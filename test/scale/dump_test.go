@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// cache is the one map whose content depends on who talks: a fixed number of slots.
+	// cache is the one map whose content depends on traffic: it has a fixed number of slots.
 	cache = "pil_flows"
-	// verdicts is the other cache, in use only where a tenant has policies.
+	// verdicts is the second cache, used only if a tenant has policies.
 	verdicts = "pil_verdicts"
 )
 
-// state is what a node's kernel keeps for Pilaster and its traffic, element by element.
+// state is the kernel state of a node for Pilaster and its traffic, by element.
 type state struct {
 	elements        map[string]string // "map pil_locals_v1 KEY" → value, "route …", "neighbour …", …
 	slots, capacity int               // of the cache, on all CPUs
@@ -46,7 +46,7 @@ func (s *state) count(prefix string) (n int) {
 	return n
 }
 
-// same wants another state of the node to have exactly the elements of this one.
+// same checks that another state of the node has exactly the same elements.
 func (s *state) same(t *testing.T, other *state, when string) {
 	t.Helper()
 	keys := maps.Clone(s.elements)
@@ -56,11 +56,11 @@ func (s *state) same(t *testing.T, other *state, when string) {
 		is, has := other.elements[key]
 		switch {
 		case !has:
-			t.Errorf("%s: %s is gone", when, key)
+			t.Errorf("%s: %s was removed", when, key)
 		case !had:
 			t.Errorf("%s: %s = %s is new", when, key, is)
 		case was != is:
-			t.Errorf("%s: %s was %s, is %s", when, key, was, is)
+			t.Errorf("%s: %s changed from %s to %s", when, key, was, is)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func dump(ctx context.Context, t *testing.T, l *lab.Lab, node string) *state {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the dumps leave out: exceptions to routes, such as the MTU of a path.
+	// The dumps exclude route exceptions, such as the path MTU.
 	exceptions, err := l.Output(ctx, node, "ip", "-6", "route", "show", "table", "all", "cache")
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func dump(ctx context.Context, t *testing.T, l *lab.Lab, node string) *state {
 	return s
 }
 
-// addPins reads every element of every pinned map, and notes every other pin.
+// addPins reads every element of every pinned map, and records every other pin.
 func (s *state) addPins(dir string) (pinned map[ebpf.MapID]bool, err error) {
 	pinned = map[ebpf.MapID]bool{}
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -113,7 +113,7 @@ func (s *state) addPins(dir string) (pinned map[ebpf.MapID]bool, err error) {
 		s.elements["size of map "+name] = fmt.Sprintf("%v, %d × (%d + %d) bytes", m.Type(), m.MaxEntries(), m.KeySize(),
 			m.ValueSize())
 		if m.Type() == ebpf.RingBuf {
-			return nil // a queue of events, which its reader empties
+			return nil // an event queue, which its reader drains
 		}
 		return eachElement(m, func(key, value []byte) {
 			s.elements["map "+name+" "+hex.EncodeToString(key)] = hex.EncodeToString(value)
@@ -122,7 +122,7 @@ func (s *state) addPins(dir string) (pinned map[ebpf.MapID]bool, err error) {
 	return pinned, err
 }
 
-// eachElement lists a map's elements; a value per CPU comes as all of them behind each other.
+// eachElement lists a map's elements; a per-CPU value is the concatenation of all CPUs' values.
 func eachElement(m *ebpf.Map, f func(key, value []byte)) error {
 	var key, value []byte
 	var values [][]byte
@@ -142,8 +142,8 @@ func eachElement(m *ebpf.Map, f func(key, value []byte)) error {
 	return nil
 }
 
-// addUnpinned finds the maps that a program on the uplink uses beside the pinned ones: the cache, whose
-// slots in use are counted, and single elements, of which no number of peers makes more.
+// addUnpinned finds the unpinned maps of the uplink's programs: the cache, whose used slots are counted, and maps of a
+// single element, whose size does not depend on peers.
 func (s *state) addUnpinned(dir string, pinned map[ebpf.MapID]bool) error {
 	attached, err := link.LoadPinnedLink(filepath.Join(dir, "links", "uplink_in"), nil)
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *state) addUnpinnedMap(id ebpf.MapID) error {
 				s.elements[fmt.Sprintf("verdict %x", slot)] = fmt.Sprintf("%x", value)
 			}
 		})
-	case m.MaxEntries() == 1: // constants, and where the cipher works
+	case m.MaxEntries() == 1: // constants, and the cipher's scratch space
 		s.elements["size of unpinned map "+info.Name] = fmt.Sprintf("%v of %d bytes", m.Type(), m.ValueSize())
 		return nil
 	}
@@ -263,8 +263,8 @@ func (s *state) addNetwork(l *lab.Lab, node string) error {
 	return s.addNeighbours(h, names)
 }
 
-// addNeighbours takes a neighbour by its MAC: a router answers to more than one address, and which
-// of them the kernel remembers at a moment depends on its timers.
+// addNeighbours identifies a neighbour by its MAC: a router responds to several addresses, and the kernel's timers
+// determine which of them it has at a time.
 func (s *state) addNeighbours(h *netlink.Handle, names map[int]string) error {
 	neighbours, err := netns.List(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -274,7 +274,7 @@ func (s *state) addNeighbours(h *netlink.Handle, names map[int]string) error {
 		switch {
 		case n.IP.IsMulticast() || n.IP.IsLoopback():
 		case len(n.HardwareAddr) == 0:
-			s.elements[fmt.Sprintf("neighbour %v on %s", n.IP, names[n.LinkIndex])] = "is looked for"
+			s.elements[fmt.Sprintf("neighbour %v on %s", n.IP, names[n.LinkIndex])] = "is being resolved"
 		default:
 			s.elements[fmt.Sprintf("neighbour %v on %s", n.HardwareAddr, names[n.LinkIndex])] = "is there"
 		}
@@ -282,7 +282,7 @@ func (s *state) addNeighbours(h *netlink.Handle, names map[int]string) error {
 	return nil
 }
 
-// scrape reads those of the orchestrator's metrics that are whole numbers.
+// scrape reads the orchestrator's integer metrics.
 func scrape(ctx context.Context, t *testing.T, l *lab.Lab) map[string]int {
 	t.Helper()
 	status, err := l.Status(ctx)

@@ -1,9 +1,10 @@
-// Package scale_test reads out of the kernel what a node keeps while its cluster grows, and
-// counts what the cluster says about it.
+// Package scale_test reads a node's kernel state while its cluster grows, and counts the cluster's messages.
 //
-//   - NP2, §6.1, table 1, fig 14: two pairs of entries a container, none for other nodes
-//   - NP10, §7.1, fig 16, 17: what a node keeps does not depend on the size of the cluster
-//   - NP1, §6.1: a new container costs no message to any other node
+// NP2, §6.1, table 1, fig 14: two pairs of entries per container, none for other nodes.
+//
+// NP10, §7.1, fig 16, 17: a node's state does not depend on the size of the cluster.
+//
+// NP1, §6.1: a new container causes no message to other nodes.
 package scale_test
 
 import (
@@ -27,14 +28,13 @@ const (
 
 func peer(i int) string { return fmt.Sprintf("p%d", i) }
 
-// on is the n-th container of a node; all are alike.
+// on returns the n-th container of a node; all are alike.
 func on(node string, n int) lab.Container {
 	return lab.Container{Name: fmt.Sprintf("%s-c%d", node, n), Node: node, Tenant: "blue",
 		Labels: map[string]string{"app": "web"}}
 }
 
-// TestPeers lets a growing number of nodes talk to one, whose kernel must keep the same elements
-// throughout, byte for byte.
+// TestPeers makes a growing number of nodes communicate with one node, whose kernel state must not change.
 func TestPeers(t *testing.T) {
 	spec := lab.Spec{Nodes: []string{hub}, Tenants: []lab.Tenant{{Name: "blue"}},
 		Containers: []lab.Container{on(hub, 1), on(hub, 2)}}
@@ -47,7 +47,7 @@ func TestPeers(t *testing.T) {
 	talk(ctx, t, l, on(hub, 1).Name, on(hub, 2).Name)
 	alone := dump(ctx, t, l, hub)
 	if alone.slots == 0 {
-		t.Fatal("two containers have talked, yet the cache is empty: it is not the one in use")
+		t.Fatal("two containers have communicated, but the cache is empty: it is not the cache in use")
 	}
 	slots, talked := alone.slots, 0
 	for _, n := range []int{1, 4, peers} {
@@ -55,17 +55,17 @@ func TestPeers(t *testing.T) {
 			addFirst(ctx, t, l, peer(talked+1))
 		}
 		now := dump(ctx, t, l, hub)
-		alone.same(t, now, fmt.Sprintf("%d peers have talked", n))
+		alone.same(t, now, fmt.Sprintf("%d peers have communicated", n))
 		if now.slots <= slots {
-			t.Errorf("%d peers have talked, yet the cache went from %d to %d slots", n, slots, now.slots)
+			t.Errorf("%d peers have communicated, but the cache went from %d to %d used slots", n, slots, now.slots)
 		}
 		slots = now.slots
-		t.Logf("%2d peers: %d elements in pinned maps, %d routes, %d neighbours; apart from them %d of %d cache "+
+		t.Logf("%2d peers: %d elements in pinned maps, %d routes, %d neighbours; besides, %d of %d cache "+
 			"slots in use",
 			n, now.count("map "), now.count("route "), now.count("neighbour "), now.slots, now.capacity)
 	}
 
-	// More containers where the tenant is known already: no message is sent.
+	// More containers on nodes that already host the tenant cause no message.
 	before := said(ctx, t, l)
 	for i := range peers {
 		if err := l.AddContainer(ctx, on(peer(i+1), 2)); err != nil {
@@ -74,11 +74,11 @@ func TestPeers(t *testing.T) {
 	}
 	talk(ctx, t, l, on(hub, 1).Name, on(peer(peers), 2).Name)
 	if after := said(ctx, t, l); after != before {
-		t.Errorf("%d more containers: %+v, before %+v", peers, after, before)
+		t.Errorf("%d more containers caused messages: %+v, before %+v", peers, after, before)
 	}
 	alone.same(t, dump(ctx, t, l, hub), "every peer has two containers")
 
-	// That the judge is not blind: a container here is two entries, a device and the node's route to it.
+	// Check the comparison itself: a container on this node adds two entries, a device and a route.
 	if err := l.AddContainer(ctx, on(hub, 3)); err != nil {
 		t.Fatal(err)
 	}
@@ -88,13 +88,13 @@ func TestPeers(t *testing.T) {
 		"neighbour ": 0,
 	} {
 		if got := more.count(kind) - alone.count(kind); got != want {
-			t.Errorf("one container here added %d of %q, wanted %d", got, kind, want)
+			t.Errorf("one container on this node added %d of %q, want %d", got, kind, want)
 		}
 	}
 }
 
-// addFirst adds a node's first container and has it talk with those of the hub. The node asks for
-// the tenant and gets an event; no other node does.
+// addFirst adds a node's first container, which then communicates with those of the hub. Only this node requests the
+// tenant and receives an event.
 func addFirst(ctx context.Context, t *testing.T, l *lab.Lab, node string) {
 	t.Helper()
 	before := said(ctx, t, l)
@@ -108,20 +108,19 @@ func addFirst(ctx context.Context, t *testing.T, l *lab.Lab, node string) {
 	}
 	after := waitSent(ctx, t, l, before)
 	if after.deltas != before.deltas+1 || after.snapshots != before.snapshots || after.resolved != before.resolved+1 {
-		t.Errorf("the first container on %s: %+v, before %+v, wanted one call and one delta", node, after, before)
+		t.Errorf("the first container on %s: %+v, before %+v, want one call and one delta", node, after, before)
 	}
 }
 
-// talk sends echoes from one container to another.
+// talk sends echo requests from one container to another.
 func talk(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) {
 	t.Helper()
 	if e, err := l.Ping(ctx, from, to, packet.PingOptions{Count: 2}); err != nil || e.Received != 2 {
-		t.Fatalf("%s reaches %s: %+v, %v", from, to, e, err)
+		t.Fatalf("ping from %s to %s: %+v, %v", from, to, e, err)
 	}
 }
 
-// words is what the orchestrator has been asked, has noted and has sent to nodes since it started;
-// heartbeats apart.
+// words counts the orchestrator's calls, changes and messages to nodes since its start, without heartbeats.
 type words struct {
 	resolved, snapshots, deltas int
 	revision                    int64 // of its store
@@ -142,11 +141,10 @@ func said(ctx context.Context, t *testing.T, l *lab.Lab) words {
 	}
 }
 
-// poll is how often a metric is read that must rise.
+// poll is the polling interval of metrics.
 const poll = 10 * time.Millisecond
 
-// waitSent waits until another delta was sent and the store has noted which node hosts the tenant:
-// an ADD waits for neither.
+// waitSent waits until another delta was sent and the store has the hosting node: an ADD does not wait for either.
 func waitSent(ctx context.Context, t *testing.T, l *lab.Lab, before words) words {
 	t.Helper()
 	tick := time.NewTicker(poll)
@@ -159,7 +157,7 @@ func waitSent(ctx context.Context, t *testing.T, l *lab.Lab, before words) words
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("no event was sent: %+v, before %+v", now, before)
+			t.Fatalf("no delta was sent: %+v, before %+v", now, before)
 		}
 	}
 }

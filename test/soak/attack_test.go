@@ -11,9 +11,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-const forgeries = 20 // frames an attack
+const forgeries = 20 // frames of each attack
 
-// attack sends what no container may send; each frame is counted under the reason it must be dropped for.
+// attack sends packets that no container may send; each frame must be counted under its drop reason.
 func (s *soak) attack() {
 	everyone := s.names(func(*container) bool { return true })
 	if len(everyone) == 0 {
@@ -52,7 +52,7 @@ func (s *soak) attack() {
 		g := s.gone[s.pick(graves)]
 		p.Source, p.Destination = from(s.current[g.tenant]), g.plaintext
 		if netip.MustParsePrefix(s.prefix(g.node)).Contains(p.Source) {
-			return // elsewhere is here
+			return // the other node is this one
 		}
 		s.forge("released address", "no-endpoint", g.node, p)
 	case 4:
@@ -60,13 +60,13 @@ func (s *soak) attack() {
 	}
 }
 
-// forge sends out of the fabric's port to a node, behind the fabric's own check.
+// forge sends from the fabric's port to a node, past the fabric's source check.
 func (s *soak) forge(kind, reason, node string, p packet.Packet) {
 	s.did("attack: "+kind, "%v to %v on %s", p.Source, p.Destination, node)
 	s.inject(lab.Router, node, node, lab.Uplink, reason, node, p)
 }
 
-// steal sends with another's source out of a container.
+// steal sends a packet with another container's source from a container.
 func (s *soak) steal(thief *container, p packet.Packet) {
 	p.Source, p.Destination = netip.MustParseAddr("fc00::1"), thief.Address
 	s.did("attack: stolen source", "%s on %s", thief.Name, thief.Node)
@@ -81,7 +81,7 @@ func (s *soak) steal(thief *container, p packet.Packet) {
 	s.counted("src-not-own", thief.Node, out, p.Frame(gateway, out.MAC()))
 }
 
-// inject sends from a device to the one at its other end.
+// inject sends from a device to the device at its other end.
 func (s *soak) inject(in, device, receiver, receiving, reason, at string, p packet.Packet) {
 	ns, err := s.lab.Namespace(in)
 	s.must(err)
@@ -98,7 +98,7 @@ func (s *soak) inject(in, device, receiver, receiving, reason, at string, p pack
 	s.counted(reason, at, out, p.Frame(to.MAC(), out.MAC()))
 }
 
-// counted wants as many drops more of a reason as were sent.
+// counted checks that a drop counter increases by the number of sent frames.
 func (s *soak) counted(reason, node string, out *packet.Injector, frame []byte) {
 	drops := func() uint64 {
 		all, err := s.lab.Drops(s.Context(), node)

@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// compare asks everything there is to ask.
+// compare runs all comparisons with the model.
 func (s *soak) compare() {
 	s.compareIDs()
 	s.compareReach()
@@ -23,14 +23,14 @@ func (s *soak) compare() {
 	s.compareEntries()
 }
 
-// reaches is the model of the packet path: containers of one tenant answer each other, and no
-// others, unless the fabric does not carry one of their nodes and they are on two.
+// reaches is the model of the packet path: two containers reach each other if they are of one tenant, unless they are
+// on two nodes of which the fabric drops one's packets.
 func (s *soak) reaches(a, b *container) bool {
-	connected := !slices.Contains(s.unheard, a.Node) && !slices.Contains(s.unheard, b.Node)
+	connected := !slices.Contains(s.dropped, a.Node) && !slices.Contains(s.dropped, b.Node)
 	return a.Tenant == b.Tenant && (a.Node == b.Node && !s.still(a.Node) || connected)
 }
 
-// still reports whether a node's containers can send nothing: macvlans are down with their uplink.
+// still reports whether a node's containers cannot send: macvlans are down with their uplink.
 func (s *soak) still(node string) bool {
 	return labtest.Device() == endpoint.Macvlan && slices.Contains(s.down, node)
 }
@@ -39,7 +39,7 @@ func (s *soak) compareReach() {
 	echoes, err := s.lab.PingAll(s.Context(), packet.PingOptions{Timeout: 500 * time.Millisecond})
 	s.must(err)
 	if want := len(s.up) * (len(s.up) - 1); len(echoes) != want {
-		s.Errorf("%d pairs of containers, want %d", len(echoes), want)
+		s.Errorf("got %d pairs of containers, want %d", len(echoes), want)
 	}
 	for _, e := range echoes {
 		from, to := s.up[e.From], s.up[e.To]
@@ -48,8 +48,8 @@ func (s *soak) compareReach() {
 	s.compareNodes()
 }
 
-// compareNodes pings from nodes to containers: a node reaches its own and no others. The way back
-// is closed: no container reaches the node at the address that it sees of it.
+// compareNodes pings from nodes to containers: a node reaches only its own containers. The reverse path is blocked: no
+// container reaches the node at the address that it sees as the node's.
 func (s *soak) compareNodes() {
 	type echo struct {
 		from string
@@ -79,7 +79,7 @@ func (s *soak) compareNodes() {
 				wait = 2 * time.Second
 			}
 			r, err := packet.Ping(ctx, ns, e.to, packet.PingOptions{Timeout: wait})
-			e.got = err == nil && r.Received > 0 // without a route nothing is sent, which is as good
+			e.got = err == nil && r.Received > 0 // without a route nothing is sent, which is also correct
 			return nil
 		})
 	}
@@ -89,7 +89,7 @@ func (s *soak) compareNodes() {
 	}
 }
 
-// compareReleased pings addresses that were released. They are quarantined for longer than a round takes.
+// compareReleased pings released addresses. Their quarantine is longer than a round.
 func (s *soak) compareReleased() {
 	asking := s.names(func(*container) bool { return true })
 	if len(asking) == 0 {
@@ -99,15 +99,15 @@ func (s *soak) compareReleased() {
 	s.must(err)
 	defer ns.Close()
 	for name, a := range s.released {
-		// A container of another addressing has no route there, which is as good.
+		// A container of a tenant with other addressing has no route to it, which is also correct.
 		r, err := packet.Ping(s.Context(), ns, a, packet.PingOptions{Timeout: 50 * time.Millisecond})
-		s.answered("released address", err == nil && r.Received > 0, false, "%s asks %v, which %s released", asking[0],
-			a, name)
+		s.answered("released address", err == nil && r.Received > 0, false, "from %s to %v, which %s released",
+			asking[0], a, name)
 	}
 }
 
-// compareIDs waits until tenants have the ids that the model says, and all nodes that host them
-// know which to draw from. An id of a living container is never missing.
+// compareIDs waits until tenants have the IDs of the model, and all hosting nodes have the ID for allocations. The ID
+// of a running container must always exist.
 func (s *soak) compareIDs() {
 	for _, name := range tenants {
 		s.eventually(func() string {
@@ -120,48 +120,48 @@ func (s *soak) compareIDs() {
 			}
 			for _, c := range s.up {
 				if c.Tenant == name && !slices.Contains(ids, c.id) {
-					s.Fatalf("%s of %s lives under id %d, and the tenant has %v", c.Name, name, c.id, ids)
+					s.Fatalf("%s of %s has id %d, but the tenant has %v", c.Name, name, c.id, ids)
 				}
 			}
 			if accepted || !slices.Equal(ids, s.live[name]) {
-				return fmt.Sprintf("%s has ids %v, the last only accepted: %v; the model says %v", name, ids, accepted,
+				return fmt.Sprintf("%s has ids %v, the last only accepted: %v; want %v", name, ids, accepted,
 					s.live[name])
 			}
-			return s.informed(name, now.Hosting)
+			return s.missingIDs(name, now.Hosting)
 		})
 		s.answers["ids of a tenant"]++
 	}
 }
 
-// informed says who that can does not know yet what to accept or to draw from.
-func (s *soak) informed(tenant string, hosting []*pilasterv1.Hosting) string {
+// missingIDs describes the first node that does not have the tenant's current IDs yet.
+func (s *soak) missingIDs(tenant string, hosting []*pilasterv1.Hosting) string {
 	hosts := map[string]bool{}
 	for _, c := range s.up {
 		hosts[c.Node] = hosts[c.Node] || c.Tenant == tenant
 	}
 	for _, h := range hosting {
 		if !hosts[h.Node] {
-			return fmt.Sprintf("%s hosts %s, the model says it does not", h.Node, tenant)
+			return fmt.Sprintf("%s hosts %s, which the model excludes", h.Node, tenant)
 		}
 		delete(hosts, h.Node)
 		if slices.Contains(s.away, h.Node) {
 			continue
 		}
 		if !slices.Contains(h.Holds, s.current[tenant]) || !slices.Equal(h.Accepts, s.live[tenant]) {
-			return fmt.Sprintf("%s accepts %v and holds %v of %s, the model says %v and at least %d", h.Node, h.Accepts,
+			return fmt.Sprintf("%s accepts %v and holds %v of %s, want %v and at least %d", h.Node, h.Accepts,
 				h.Holds, tenant, s.live[tenant], s.current[tenant])
 		}
 	}
 	for node, is := range hosts {
 		if is && !slices.Contains(s.away, node) {
-			return fmt.Sprintf("%s does not host %s, the model says it does", node, tenant)
+			return fmt.Sprintf("%s does not host %s, which the model requires", node, tenant)
 		}
 	}
 	return ""
 }
 
-// compareEntries reads what nodes keep: as much as their own containers need (NP2, NP10), and an
-// entry for each id of their tenants.
+// compareEntries checks the number of table entries on nodes: those of the node's own containers (NP2, NP10), and one
+// for each ID of their tenants.
 func (s *soak) compareEntries() {
 	for _, node := range nodes {
 		here, ids, keys := 0, 0, 0
@@ -182,19 +182,19 @@ func (s *soak) compareEntries() {
 		}
 		for table, want := range map[string]int{"endpoints": here, "sources": here, "locals": here, "tenants": ids,
 			"keys": keys} {
-			s.answered("entries", used[table], want, "%s of %s; it has %v", table, node, used)
+			s.answered("entries", used[table], want, "table %s of %s; all tables: %v", table, node, used)
 		}
 	}
 }
 
-// tenant is what the orchestrator says of one.
+// tenant returns a tenant from the orchestrator.
 func (s *soak) tenant(name string) *pilasterv1.GetTenantResponse {
 	got, err := s.lab.Operator().GetTenant(s.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
 	s.must(err)
 	return got.Msg
 }
 
-// eventually waits until nothing is wrong any more.
+// eventually waits until wrong returns nothing.
 func (s *soak) eventually(wrong func() string) {
 	s.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {

@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// turnOver picks a name: the container of that name goes, or comes.
+// turnOver picks a name, and removes the container of that name if it exists or adds it if not.
 func (s *soak) turnOver() {
 	name := fmt.Sprint("c", s.random.IntN(containers))
 	if s.up[name] != nil {
@@ -48,13 +48,13 @@ func (s *soak) remove(name string) {
 	c := s.up[name]
 	s.must(s.lab.RemoveContainer(s.Context(), name))
 	s.released[name] = c.Address
-	s.gone[name] = grave{c.Node, c.Tenant, c.Plaintext}
+	s.gone[name] = removed{c.Node, c.Tenant, c.Plaintext}
 	delete(s.up, name)
 	s.did("remove", "%s of %s on %s", name, c.Tenant, c.Node)
 	s.retire(c.Tenant)
 }
 
-// retire takes the ids that have no container any more out of the model.
+// retire removes the IDs without containers from the model.
 func (s *soak) retire(tenant string) {
 	s.live[tenant] = slices.DeleteFunc(s.live[tenant], func(id uint32) bool {
 		used := len(s.names(func(c *container) bool { return c.Tenant == tenant && c.id == id })) > 0
@@ -77,7 +77,7 @@ func (s *soak) kill(kind, process string) {
 	s.must(err)
 }
 
-// rotate gives a tenant a new key, often with a kill on top.
+// rotate gives a tenant a new key, often combined with a kill.
 func (s *soak) rotate() {
 	tenant := s.pick(tenants)
 	id := s.newID(tenant)
@@ -93,7 +93,7 @@ func (s *soak) rotate() {
 	s.rotated(tenant, id)
 }
 
-// newID asks for a new key and returns its id, or 0 where the tenant has as many as it may.
+// newID requests a new key and returns its ID, or 0 if the tenant has the maximum number of IDs.
 func (s *soak) newID(tenant string) uint32 {
 	resp, err := s.lab.Operator().RotateKey(s.Context(), connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: tenant}))
 	if len(s.live[tenant]) == 4 {
@@ -107,7 +107,7 @@ func (s *soak) newID(tenant string) uint32 {
 	return resp.Msg.Id
 }
 
-// exhaust gives a tenant containers under as many ids as it may have, and asks for one more.
+// exhaust gives a tenant containers under the maximum number of IDs, and requests one more.
 func (s *soak) exhaust() {
 	tenant := s.pick(tenants)
 	for {
@@ -128,28 +128,28 @@ func (s *soak) exhaust() {
 		}
 		s.rotated(tenant, id)
 		if len(s.names(func(c *container) bool { return c.Tenant == tenant })) == containers {
-			return // all are of it, under fewer ids
+			return // all containers are of this tenant, under fewer IDs
 		}
 	}
 }
 
-// heldUp wants an id not to be allocated from while a node that hosts the tenant cannot receive it.
+// heldUp checks that no address is allocated under an ID while a hosting node cannot receive it.
 func (s *soak) heldUp(tenant string, id uint32) bool {
 	hosts := s.names(func(c *container) bool { return c.Tenant == tenant && slices.Contains(s.away, c.Node) })
 	if len(hosts) == 0 {
 		return false
 	}
-	s.did("rotate held up", "%s to %d, by the node of %s", tenant, id, hosts[0])
+	s.did("rotate delayed", "%s to %d, by the node of %s", tenant, id, hosts[0])
 	for range 5 {
-		time.Sleep(100 * time.Millisecond) // that nothing happens has no event
+		time.Sleep(100 * time.Millisecond) // there is no event to wait for
 		ids := s.tenant(tenant).Tenant.Ids
 		last := ids[len(ids)-1]
-		s.answered("id held up", last.Id == id && last.OnlyAccepted, true, "%s has %v", tenant, ids)
+		s.answered("id delayed", last.Id == id && last.OnlyAccepted, true, "%s has %v", tenant, ids)
 	}
 	return true
 }
 
-// rotated is what follows once all nodes accept a new id.
+// rotated updates the model after all nodes accept a new ID.
 func (s *soak) rotated(tenant string, id uint32) {
 	s.live[tenant] = append(s.live[tenant], id)
 	s.current[tenant] = id
@@ -157,13 +157,13 @@ func (s *soak) rotated(tenant string, id uint32) {
 	s.compareIDs()
 }
 
-// flap sets a node's uplink down and, later, up: its address and routes are gone and given anew,
-// as a network manager does.
+// flap sets a node's uplink down and later up: its addresses and routes are removed and added again, as by a network
+// manager.
 func (s *soak) flap() {
 	node := s.pick(nodes)
 	s.did("flap", "uplink of %s", node)
 	s.command(node, "ip", "link", "set", lab.Uplink, "down")
-	s.unheard, s.away, s.down = []string{node}, []string{node}, []string{node}
+	s.dropped, s.away, s.down = []string{node}, []string{node}, []string{node}
 	s.compareReach()
 	s.command(node, "ip", "link", "set", lab.Uplink, "up")
 	link := 1 + slices.Index(nodes, node)
@@ -173,19 +173,19 @@ func (s *soak) flap() {
 	s.heal(node)
 }
 
-// cutOff has the fabric drop what a node sends.
+// cutOff makes the fabric drop a node's packets.
 func (s *soak) cutOff() {
 	node := s.pick(nodes)
 	s.did("cut off", "%s", node)
 	rule := []string{"iif", node, "priority", "900", "blackhole"}
 	s.command(lab.Router, append([]string{"ip", "-6", "rule", "add"}, rule...)...)
-	s.unheard, s.away = []string{node}, []string{node}
+	s.dropped, s.away = []string{node}, []string{node}
 	s.during(node)
 	s.command(lab.Router, append([]string{"ip", "-6", "rule", "del"}, rule...)...)
 	s.heal(node)
 }
 
-// partition keeps a node from the orchestrator alone: packets of containers go on.
+// partition disconnects a node only from the orchestrator: containers still exchange packets.
 func (s *soak) partition() {
 	node := s.pick(nodes)
 	s.did("partition", "%s", node)
@@ -197,7 +197,7 @@ func (s *soak) partition() {
 	s.heal(node)
 }
 
-// during is what goes on while a node does not reach the orchestrator.
+// during makes changes while a node cannot reach the orchestrator.
 func (s *soak) during(node string) {
 	tenant := s.pick(tenants)
 	var announced uint32
@@ -213,7 +213,7 @@ func (s *soak) during(node string) {
 		}
 	}
 	if here := s.names(func(c *container) bool { return c.Node == node }); len(here) > 0 && len(s.up) < containers {
-		// What the node knows it takes without asking.
+		// The node allocates from its cached state, without the orchestrator.
 		like := s.up[here[0]]
 		for i := range containers {
 			if name := fmt.Sprint("c", i); s.up[name] == nil {
@@ -225,14 +225,14 @@ func (s *soak) during(node string) {
 	s.compareReach()
 	if announced != 0 {
 		s.live[tenant] = append(s.live[tenant], announced)
-		s.current[tenant] = announced // once it is back
+		s.current[tenant] = announced // after it reconnects
 		s.retire(tenant)
 	}
 }
 
 // heal waits until a node is connected again in both directions.
 func (s *soak) heal(node string) {
-	s.unheard, s.away, s.down = nil, nil, nil
+	s.dropped, s.away, s.down = nil, nil, nil
 	ns, err := s.lab.Namespace(node)
 	s.must(err)
 	defer ns.Close()
@@ -246,7 +246,7 @@ func (s *soak) heal(node string) {
 			continue
 		}
 		s.eventually(func() string {
-			// The other's neighbour entries may be as old as the flap.
+			// The other node's neighbour entries may be from before the flap.
 			if s.pings(node, i+1) && s.pings(other, 1+slices.Index(nodes, node)) {
 				return ""
 			}
@@ -255,7 +255,7 @@ func (s *soak) heal(node string) {
 	}
 }
 
-// pings asks from a node for the underlay's address of a link.
+// pings pings the underlay address of a link from a node.
 func (s *soak) pings(from string, link int) bool {
 	ns, err := s.lab.Namespace(from)
 	s.must(err)
@@ -264,7 +264,7 @@ func (s *soak) pings(from string, link int) bool {
 	return err == nil && r.Received > 0
 }
 
-// reset makes a node a machine that was never one, and then a new node with another prefix.
+// reset makes a node unused, and then a new node with another prefix.
 func (s *soak) reset() {
 	node := s.pick(nodes)
 	for _, name := range s.names(func(c *container) bool { return c.Node == node }) {
@@ -292,7 +292,7 @@ func (s *soak) reset() {
 	s.must(s.lab.Start(s.Context(), lab.AgentProcess(node)))
 	s.did("reset", "%s", node)
 	now := s.prefix(node)
-	s.answered("prefix of a new node", now != was, true, "%s had %s and has %s", node, was, now)
+	s.answered("prefix of a new node", now != was, true, "%s had %s, now has %s", node, was, now)
 	via := farSide(1 + slices.Index(nodes, node)).String()
 	s.command(lab.Router, "ip", "-6", "route", "del", was)
 	s.command(lab.Router, "ip", "-6", "rule", "del", "iif", node, "from", was)

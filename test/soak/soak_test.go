@@ -1,8 +1,8 @@
-// Package soak_test keeps a lab under churn, kills, rotations, flaps, partitions, resets and
-// attacks at random, and compares every answer with a model of what it must be: who reaches whom,
-// what nodes keep, which ids tenants have, which drops are counted.
+// Package soak_test applies random churn, kills, key rotations, flaps, partitions, resets and attacks to a lab, and
+// compares it with a model: which containers reach each other, which entries nodes have, which IDs tenants have, which
+// drops are counted.
 //
-// What happens is chosen by a seed: the same seed makes the same events in the same order.
+// The events follow from a seed: equal seeds give equal events in the same order.
 package soak_test
 
 import (
@@ -24,11 +24,11 @@ import (
 )
 
 const (
-	containers = 8                // that may be up at once
-	rounds     = 3                // at least
-	long       = 5 * time.Minute  // a run in which everything must have happened
-	patience   = 90 * time.Second // for what comes by itself: agents that connect again, ids that settle
-	remembered = 40               // events that are printed with a disagreement
+	containers = 8                // maximum number at one time
+	rounds     = 3                // minimum
+	long       = 5 * time.Minute  // a run in which every kind of event must occur
+	patience   = 90 * time.Second // for asynchronous changes, such as reconnections of agents
+	remembered = 40               // events printed with a failure
 )
 
 var (
@@ -36,7 +36,7 @@ var (
 	tenants = []string{"blue", "glass", "red"} // glass is clear
 )
 
-// soak is a lab and what it must be like.
+// soak is a lab with its model.
 type soak struct {
 	*testing.T
 	lab    *lab.Lab
@@ -46,14 +46,14 @@ type soak struct {
 	start  time.Time
 
 	up       map[string]*container
-	released map[string]netip.Addr // by name, what the last container of it was called by its tenant
-	gone     map[string]grave      // by name, what it was
-	current  map[string]uint32     // by tenant, the id that addresses are allocated from
-	live     map[string][]uint32   // by tenant, ids in the order made
+	released map[string]netip.Addr // by name, the tenant's address of the last container with that name
+	gone     map[string]removed    // by name, its last container
+	current  map[string]uint32     // by tenant, the ID for allocations
+	live     map[string][]uint32   // by tenant, IDs in the order of their creation
 	retired  map[string][]uint32
-	unheard  []string // nodes that the fabric does not carry
+	dropped  []string // nodes whose packets the fabric drops
 	down     []string // nodes whose uplink is down
-	away     []string // nodes that do not reach the orchestrator
+	away     []string // nodes that cannot reach the orchestrator
 
 	history       []string
 	events        map[string]int
@@ -61,20 +61,19 @@ type soak struct {
 	answers       map[string]int
 }
 
-// container is one that is up.
+// container is a running container.
 type container struct {
 	lab.ContainerStatus
 	id   uint32     // of its tenant
-	node netip.Addr // what it sees of its node
+	node netip.Addr // the address that it sees as its node's
 }
 
-type grave struct {
+type removed struct {
 	node, tenant string
 	plaintext    netip.Addr
 }
 
-// TestSoak runs for PILASTER_SOAK (a Go duration; a few rounds without it), with the choices of
-// PILASTER_SOAK_SEED.
+// TestSoak runs for PILASTER_SOAK (a Go duration; by default a few rounds), with random choices by PILASTER_SOAK_SEED.
 func TestSoak(t *testing.T) {
 	length, err := time.ParseDuration(cmp.Or(os.Getenv("PILASTER_SOAK"), "0s"))
 	if err != nil {
@@ -87,7 +86,7 @@ func TestSoak(t *testing.T) {
 	t.Logf("SEED=%d", seed)
 	s := &soak{
 		T: t, random: rand.New(rand.NewPCG(seed, 0)), seed: seed, start: time.Now(), binary: labtest.Binary(t),
-		up: map[string]*container{}, released: map[string]netip.Addr{}, gone: map[string]grave{},
+		up: map[string]*container{}, released: map[string]netip.Addr{}, gone: map[string]removed{},
 		current: map[string]uint32{}, live: map[string][]uint32{}, retired: map[string][]uint32{},
 		events: map[string]int{}, answers: map[string]int{},
 		lab: labtest.New(t, lab.Spec{
@@ -105,12 +104,12 @@ func TestSoak(t *testing.T) {
 	}
 	for _, kind := range kinds {
 		if length >= long && s.events[kind] == 0 {
-			t.Errorf("%s never happened", kind)
+			t.Errorf("no event of kind %q occurred", kind)
 		}
 	}
 }
 
-// round makes some changes and compares.
+// round makes some changes, then compares.
 func (s *soak) round() {
 	for range 1 + s.random.IntN(3) {
 		s.turnOver()
@@ -119,7 +118,7 @@ func (s *soak) round() {
 	s.compare()
 }
 
-// happen picks an event: those that take long come less often.
+// happen picks an event: slow events have a lower probability.
 func (s *soak) happen() {
 	choices := []struct {
 		weight int
@@ -141,7 +140,7 @@ func (s *soak) happen() {
 	}
 }
 
-// did notes an event of a kind.
+// did records an event of a kind.
 func (s *soak) did(kind, format string, args ...any) {
 	s.events[kind]++
 	line := fmt.Sprintf("%v: %s: ", time.Since(s.start).Round(time.Millisecond), kind) + fmt.Sprintf(format, args...)
@@ -150,25 +149,25 @@ func (s *soak) did(kind, format string, args ...any) {
 	}
 }
 
-// answered compares what was answered with what the model says.
+// answered compares a result with the model.
 func (s *soak) answered(kind string, got, want any, format string, args ...any) {
 	s.Helper()
 	s.answers[kind]++
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		s.disagreements++
-		s.Errorf("%s: the network says %v, the model %v: %s", kind, got, want, fmt.Sprintf(format, args...))
+		s.Errorf("%s: got %v, want %v by the model: %s", kind, got, want, fmt.Sprintf(format, args...))
 	}
 }
 
-// kinds of events, all of which a long run must have had.
+// kinds of events, all of which a long run must include.
 var kinds = []string{
-	"add", "remove", "kill agent", "kill orchestrator", "rotate", "rotate refused", "rotate held up", "id retired",
+	"add", "remove", "kill agent", "kill orchestrator", "rotate", "rotate refused", "rotate delayed", "id retired",
 	"flap", "cut off", "partition", "reset",
 	"attack: another tenant", "attack: retired id", "attack: own prefix", "attack: released address",
 	"attack: stolen source",
 }
 
-// report says what was done, however it ended, and after a failure how to do it again.
+// report logs the events at the end and, after a failure, how to reproduce the run.
 func (s *soak) report(length time.Duration) {
 	count := func(of map[string]int) string {
 		var words []string
@@ -177,10 +176,10 @@ func (s *soak) report(length time.Duration) {
 		}
 		return cmp.Or(strings.Join(words, ", "), "none")
 	}
-	s.Logf("SEED=%d, %v; events: %s; answers checked: %s; disagreements: %d", s.seed,
+	s.Logf("SEED=%d, %v; events: %s; comparisons: %s; failures: %d", s.seed,
 		time.Since(s.start).Round(time.Second), count(s.events), count(s.answers), s.disagreements)
 	if s.Failed() {
-		// A longer run makes the same events first.
+		// A longer run begins with the same events.
 		s.Logf("the last events:\n%s\nthe same events again: make soak SOAK=%v SEED=%d", strings.Join(s.history, "\n"),
 			max(length, time.Since(s.start).Round(time.Second)), s.seed)
 	}
@@ -188,7 +187,7 @@ func (s *soak) report(length time.Duration) {
 
 func (s *soak) pick(from []string) string { return from[s.random.IntN(len(from))] }
 
-// names of the containers that are, in order.
+// names returns the sorted names of the containers for which is returns true.
 func (s *soak) names(is func(*container) bool) []string {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(s.up)) {

@@ -25,7 +25,8 @@ var layers = []struct {
 }{
 	{"tools of no domain", []string{
 		"internal/statefile", "internal/keymutex", "internal/unixrpc", "internal/netns", "internal/humanize",
-		"internal/debugserver", "internal/sdnotify", "internal/openflow", "internal/plot", "internal/specfile", "internal/fuzzmutate",
+		"internal/debugserver", "internal/sdnotify", "internal/openflow", "internal/plot", "internal/specfile",
+		"internal/fuzzmutate",
 		"internal/batch", "internal/version",
 	}},
 	{"the domain, pure", []string{

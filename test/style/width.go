@@ -28,8 +28,8 @@ var (
 // longWord is a text without spaces, such as the name of a metric with its labels, that makes a line as long as it is.
 var longWord = regexp.MustCompile(`[^\s]{80,}`)
 
-// checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL or a very
-// long word, lines of "go:generate" or "go:build" and struct tags may be longer, and so may recipes and help of a
+// checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL or a
+// very long word, lines of "go:generate" or "go:build" and struct tags may be longer, and so may recipes and help of a
 // Makefile and commands of a script.
 func checkWidth(f file) (found []finding) {
 	if f.language == makefile || f.language == shell {

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// archive writes what the kernel unpacks as its first files: cpio's "newc" format.
+// archive writes an initramfs in cpio's "newc" format.
 type archive struct {
 	w      io.Writer
 	inodes int
-	err    error // of the first write that failed
+	err    error // of the first failed write
 }
 
 func (a *archive) folder(name string) { a.entry(name, 0o40755, nil) }
@@ -40,7 +40,7 @@ func (a *archive) entry(name string, mode int, data []byte) {
 	a.write(data)
 }
 
-// write pads to four bytes.
+// write pads to a multiple of four bytes.
 func (a *archive) write(data []byte) {
 	if a.err == nil {
 		_, a.err = a.w.Write(data)
@@ -50,8 +50,8 @@ func (a *archive) write(data []byte) {
 	}
 }
 
-// loadOrder is the files of the named modules and of all they need, by modules.dep, what is needed first. A
-// module that is not there is built into the kernel.
+// loadOrder returns the files of the named modules and of their dependencies by modules.dep, dependencies first. A
+// module that is not listed is built into the kernel.
 func loadOrder(index []byte, wanted ...string) (files []string) {
 	needs, named := map[string][]string{}, map[string]string{}
 	for line := range strings.Lines(string(index)) {

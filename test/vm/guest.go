@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guest is the machine's first process: it makes this machine's files its own, runs the command and
-// switches the machine off. It uses no package that is linked dynamically.
+// guest is the first process of the virtual machine: it mounts the host's files as its root, runs the command and
+// powers the machine off. It must not use dynamically linked packages.
 func guest() {
 	status, err := serve()
 	if err != nil {
@@ -19,7 +19,7 @@ func guest() {
 		status = noAnswer
 	}
 	os.Stdout.Sync()
-	unix.IoctlSetInt(1, unix.TCSBRK, 1) // waits until all of the output has left
+	unix.IoctlSetInt(1, unix.TCSBRK, 1) // waits until all output has been sent
 	port, err := os.OpenFile("/dev/port", os.O_WRONLY, 0)
 	if err == nil {
 		port.WriteAt([]byte{byte(min(status, 126) + 1)}, exitPort)
@@ -61,7 +61,7 @@ func serve() (status int, err error) {
 	return runCommand(j)
 }
 
-// takeOutput makes the serial line stdout and stderr, byte for byte.
+// takeOutput makes the serial line stdout and stderr, without conversion.
 func takeOutput(device string) error {
 	f, err := os.OpenFile(device, os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -85,7 +85,7 @@ func takeOutput(device string) error {
 }
 
 func loadModules(folder string) error {
-	modules, err := os.ReadDir(folder) // by name, which is their order
+	modules, err := os.ReadDir(folder) // sorted by name, which is the order to load them
 	if err != nil {
 		return err
 	}
@@ -101,8 +101,8 @@ func loadModules(folder string) error {
 	return nil
 }
 
-// enterFiles makes the files of the machine outside the root, below a layer in memory that takes all that is
-// written, and mounts what the kernel itself has to offer.
+// enterFiles makes the host's files the root, below an in-memory overlay for writes, and mounts the kernel's own file
+// systems.
 func enterFiles(j job) error {
 	const transport = "trans=virtio,version=9p2000.L,msize=512000"
 	if err := mount("files", "/files", "9p", unix.MS_RDONLY, transport+",cache=loose"); err != nil {
@@ -120,7 +120,7 @@ func enterFiles(j job) error {
 		"lowerdir=/files,upperdir=/own/upper,workdir=/own/work"); err != nil {
 		return err
 	}
-	// What is mounted in the files is not theirs: mounts below come from this kernel.
+	// The host's own mounts are not part of its files: the mounts below come from this kernel.
 	if err := os.Chdir("/root"); err != nil {
 		return err
 	}
@@ -144,14 +144,15 @@ func enterFiles(j job) error {
 			return err
 		}
 	}
-	// The kernel asks modprobe for the others.
+	// The kernel loads other modules with modprobe.
 	if err := mount(j.Modules, "/lib/modules", "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
 	return makeDeviceFiles("/dev")
 }
 
-// makeDeviceFiles makes those whose opening loads a module, as /dev/net/tun's does; on other machines udev does.
+// makeDeviceFiles creates device files that load a module when opened, such as /dev/net/tun; on other machines udev
+// does that.
 func makeDeviceFiles(folder string) error {
 	lists, err := filepath.Glob("/lib/modules/*/modules.devname")
 	if err != nil || len(lists) != 1 {
@@ -206,7 +207,7 @@ func bringUpLoopback() error {
 	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, lo)
 }
 
-// runCommand also waits for what the command's children leave behind, as a first process must.
+// runCommand also reaps the command's orphaned children, as a first process must.
 func runCommand(j job) (status int, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {

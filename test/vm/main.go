@@ -14,19 +14,20 @@ import (
 	"time"
 )
 
-// job is what the guest is to do.
+// job is the input of the guest.
 type job struct {
 	Command []string
 	Dir     string
 	Env     []string
-	Modules string // the folder of all the kernel's modules, as this machine's files
-	Write   string // the folder of this machine that is written to; or none
+	Modules string // folder of all modules of the kernel, on the host
+	Write   string // writable folder of the host; optional
 }
 
-// exitPort is where the guest writes its exit status plus one; qemu then ends with twice that and one.
+// exitPort is the I/O port to which the guest writes its exit status plus one; qemu then exits with twice that value
+// plus one.
 const exitPort = 0x501
 
-// noAnswer is the status when the command's own is not known.
+// noAnswer is the exit status if the command's own is unknown.
 const noAnswer = 125
 
 func main() {
@@ -34,11 +35,11 @@ func main() {
 		guest()
 	}
 	kernel := flag.String("kernel", "", "`folder` of an unpacked kernel package (.ci/kernel makes one)")
-	limit := flag.Duration("limit", 20*time.Minute, "the machine is switched off after `this` long")
+	limit := flag.Duration("limit", 20*time.Minute, "power the machine off after this `time`")
 	write := flag.String("write", "", "`folder` of this machine that the command may write to")
 	accel := flag.String("accel", "tcg,thread=multi", "qemu's `accelerator`; kvm is faster where it works")
 	memory := flag.String("memory", "2G", "`size` of the machine's memory")
-	cpus := flag.Int("cpus", 2, "how many CPUs the machine has")
+	cpus := flag.Int("cpus", 2, "number of CPUs of the machine")
 	flag.Usage = func() {
 		fmt.Fprintln(os.Stderr, "usage: vm -kernel FOLDER [flags] COMMAND [ARGUMENT ...]")
 		flag.PrintDefaults()
@@ -63,7 +64,7 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 	}
 	images, err := filepath.Glob(filepath.Join(kernel, "boot", "vmlinuz-*"))
 	if err != nil || len(images) != 1 {
-		return 0, fmt.Errorf("%s holds %d kernels and not one; .ci/kernel makes such a folder", kernel, len(images))
+		return 0, fmt.Errorf("%s has %d kernels, want one; .ci/kernel creates such a folder", kernel, len(images))
 	}
 	if command[0], err = exec.LookPath(command[0]); err != nil {
 		return 0, err
@@ -88,7 +89,7 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 	modules := filepath.Join(kernel, "lib", "modules")
 	j := job{Command: command, Dir: dir, Env: os.Environ(), Modules: modules, Write: write}
 	if err := writeInitramfs(initramfs, modules, j); err != nil {
-		return 0, fmt.Errorf("the machine's first files: %w", err)
+		return 0, fmt.Errorf("write the initramfs: %w", err)
 	}
 
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -102,7 +103,7 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 		"-serial", "file:"+messages, "-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output")...)
 	var complaints bytes.Buffer
 	qemu.Stdout, qemu.Stderr = os.Stdout, &complaints
-	// A process that stops this program, as `go test` does after its own time limit, stops the machine.
+	// If this program is killed, as by `go test` after its time limit, the machine stops too.
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err = qemu.Run()
 	var exit *exec.ExitError
@@ -112,7 +113,7 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 	said, _ := os.ReadFile(messages)
 	switch {
 	case ctx.Err() != nil:
-		err = fmt.Errorf("not done after %v, and switched off", limit)
+		err = fmt.Errorf("the command was not done after %v; the machine was powered off", limit)
 	case err != nil:
 		err = fmt.Errorf("qemu: %w: %s", err, bytes.TrimSpace(complaints.Bytes()))
 	default:
@@ -123,12 +124,11 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 
 func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
 
-// writeInitramfs packs this program as /init, the modules by which it gets at this machine's files, and
-// what it is to do then.
+// writeInitramfs packs this program as /init, the modules that it needs to mount the host's files, and its job.
 func writeInitramfs(path, modules string, j job) (err error) {
 	versions, err := os.ReadDir(modules)
 	if err != nil || len(versions) != 1 {
-		return fmt.Errorf("%s holds the modules of %d kernels: %w", modules, len(versions), err)
+		return fmt.Errorf("%s has the modules of %d kernels, want one: %w", modules, len(versions), err)
 	}
 	folder := filepath.Join(modules, versions[0].Name())
 	index, err := os.ReadFile(filepath.Join(folder, "modules.dep"))

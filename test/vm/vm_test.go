@@ -24,7 +24,7 @@ kernel/fs/fat/fat.ko.xz:
 	}
 }
 
-// TestArchive lets busybox judge what the kernel is to unpack.
+// TestArchive checks the archive with busybox's cpio.
 func TestArchive(t *testing.T) {
 	var b bytes.Buffer
 	a := archive{w: &b}
