@@ -1,7 +1,7 @@
 package mutation_test
 
-// attackers are the checks of the uplink against attackers outside of containers, on a wire between two nodes: a
-// process of the node, and a compromised node.
+// attackers are mutations of the uplink's checks against attackers outside of containers, on a wire between two nodes:
+// a process of the node, and a compromised node.
 func attackers() []mutation {
 	const process, node = "TestHostNetworkProcess", "TestAnotherNode"
 	return []mutation{

@@ -1,7 +1,7 @@
 // Package mutation_test removes the checks of bpf/ one at a time and runs the tests of internal/datapath: the cases for
-// that check must fail, and no other case of the same test. MUTATION=all does so for every entry of the table; without
-// it a few are run. Likewise every fuzz target must find a bug that is planted for it, and a small simulation must
-// notice faults in the allocation and the distribution of addresses.
+// that check must fail, and no other case of the same test. MUTATION=all does so for every entry of the table; by
+// default a few entries run. Likewise, every fuzz target must find a planted bug, and a small simulation must detect
+// faults in the allocation and distribution of addresses.
 package mutation_test
 
 import (
@@ -24,17 +24,17 @@ const (
 	bpfobj   = datapath + "/bpfobj" // the compiled programs
 )
 
-// A mutation removes or inverts one check.
+// mutation removes or inverts one check.
 type mutation struct {
 	name     string
-	old, new string // the source has old exactly once
+	old, new string // old must occur exactly once in the source
 	test     string // of internal/datapath
-	// The names of the cases that must fail, in any order. The program must still load and no other case may fail.
+	// The names of the cases that must fail, in any order. The program must still load, and no other case may fail.
 	cases []string
 }
 
-// table has the mutations of each file. A list may be of several files: each of its mutations is of the first one that
-// has the old text.
+// table has the mutations of each file. A list may be for several files: each of its mutations applies to the first
+// file that contains its old text.
 func table(t *testing.T) map[string][]mutation {
 	t.Helper()
 	byFile := map[string][]mutation{}
@@ -77,7 +77,7 @@ func table(t *testing.T) map[string][]mutation {
 	return byFile
 }
 
-// few are the mutations of a run without MUTATION=all.
+// few are the mutations that run without MUTATION=all.
 func few() []string {
 	return []string{
 		"hooks/container.h/source", "hooks/uplink.h/own source", "common/border.h/spoofed node address",
@@ -89,7 +89,7 @@ func few() []string {
 func TestEveryCheckHasItsAttack(t *testing.T) {
 	all := os.Getenv("MUTATION") == "all"
 	binary := linkAttacks(t)
-	slots := make(chan struct{}, 2) // a run is a compiler and two nodes
+	slots := make(chan struct{}, 2) // each run needs a compiler and two nodes
 	tests := map[string]bool{}
 	for file, mutations := range table(t) {
 		for _, m := range mutations {
@@ -120,16 +120,16 @@ func (m mutation) mustBeNoticed(t *testing.T, binary, file string) {
 	out, err := attack(t, binary, compile(t, file, mutated), "^"+m.test+"$")
 	var failed *exec.ExitError
 	if err == nil {
-		t.Fatalf("%s passes without this check", m.test)
+		t.Fatalf("%s passed without this check", m.test)
 	} else if !errors.As(err, &failed) {
 		t.Fatal(err)
 	}
 	if got, want := complaints(out), slices.Sorted(slices.Values(m.cases)); !slices.Equal(got, want) {
-		t.Errorf("%s fails for\n%q, not for\n%q:\n%s", m.test, got, want, out)
+		t.Errorf("%s: got failed cases\n%q, want\n%q:\n%s", m.test, got, want, out)
 	}
 }
 
-// complaint is what a test says first in a line of its own, which is its case's name.
+// complaint matches a line of a test's output, with the name of the failed case.
 var complaint = regexp.MustCompile(`(?m)^ +\w+_test\.go:\d+: ([^:\n]*)`)
 
 func complaints(out []byte) (cases []string) {
@@ -152,7 +152,7 @@ func linkAttacks(t *testing.T) (binary string) {
 	return binary
 }
 
-// attack runs tests of the datapath with the object file beside an overlay.
+// attack runs tests of the datapath with the object file of an overlay.
 func attack(t *testing.T, binary, overlay, tests string) ([]byte, error) {
 	run := exec.CommandContext(t.Context(), binary, "-test.timeout=2m", "-test.run", tests)
 	run.Dir = datapath
@@ -160,8 +160,8 @@ func attack(t *testing.T, binary, overlay, tests string) ([]byte, error) {
 	return run.CombinedOutput()
 }
 
-// compile makes the object file that go generate makes, of a changed header, and an overlay that has
-// it in place of the committed one and lies beside it.
+// compile compiles the object file from a changed header, as go generate does, and writes an overlay that replaces the
+// committed one.
 func compile(t *testing.T, file, text string) (overlay string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -177,7 +177,7 @@ func compile(t *testing.T, file, text string) (overlay string) {
 	generate := generateCommand(t)
 	source, include := slices.Index(generate, "../../../bpf/pilaster.bpf.c"), slices.Index(generate, "-I../../../bpf")
 	if source < 0 || include < 0 {
-		t.Fatalf("go generate compiles something else: %q", generate)
+		t.Fatalf("unexpected go:generate command: %q", generate)
 	}
 	generate[source], generate[include] = filepath.Join(dir, "pilaster.bpf.c"), "-I"+dir
 	out := t.TempDir()
@@ -198,14 +198,14 @@ func compile(t *testing.T, file, text string) (overlay string) {
 	return overlay
 }
 
-// fewestSources is a floor for the C files of bpf/ in all folders: below it they have moved to where the suite does not
-// look.
+// fewestSources is a minimum for the C files of bpf/ in all folders: with fewer files, they have moved to a folder that
+// this test does not read.
 const fewestSources = 30
 
-// fewestReasons is a floor for the places where headers name the reason for a drop.
+// fewestReasons is a minimum for the places where headers name a drop reason.
 const fewestReasons = 135
 
-// sourceFiles are the C files below bpf/, by their path there.
+// sourceFiles returns the C files below bpf/, by relative path.
 func sourceFiles(t *testing.T) (names []string) {
 	t.Helper()
 	must(t, filepath.WalkDir(sources, func(path string, entry os.DirEntry, err error) error {
@@ -235,15 +235,14 @@ func generateCommand(t *testing.T) []string {
 	return nil
 }
 
-// TestTableIsComplete: every place that gives a reason for a drop is in a mutation, or it is known why
-// no packet gets there.
+// TestTableIsComplete: every place with a drop reason has a mutation, or is listed as unreachable with a reason.
 func TestTableIsComplete(t *testing.T) {
 	reason := regexp.MustCompile(`\bREASON_\w+`)
 	mutations, unreachable := table(t), unreachable()
 	names, seen := sourceFiles(t), 0
 	for _, name := range slices.Concat(slices.Collect(maps.Keys(mutations)), slices.Collect(maps.Keys(unreachable))) {
 		if !slices.Contains(names, name) {
-			t.Errorf("%s: the table has mutations of this file, and bpf/ does not have it", name)
+			t.Errorf("%s: the table has mutations of this file, but bpf/ lacks it", name)
 		}
 	}
 	for _, name := range names {
@@ -253,7 +252,7 @@ func TestTableIsComplete(t *testing.T) {
 		text := []byte(read(t, name))
 		cover := func(what, part string) {
 			if n := bytes.Count(text, []byte(part)); n != 1 {
-				t.Errorf("%s: %s: found %d times, must be once:\n%s", name, what, n, part)
+				t.Errorf("%s: %s: found %d times, want once:\n%s", name, what, n, part)
 			}
 		}
 		covered := slices.Clone(text)
@@ -284,14 +283,14 @@ func TestTableIsComplete(t *testing.T) {
 		for _, m := range list {
 			name := file + "/" + m.name
 			if known[name] || len(m.cases) == 0 || m.old == m.new {
-				t.Errorf("%s: a second one of that name, or it changes nothing, or expects nothing", name)
+				t.Errorf("%s: the name is not unique, old and new are equal, or no case is expected", name)
 			}
 			known[name] = true
 		}
 	}
 	for _, name := range few() {
 		if !known[name] {
-			t.Errorf("%s: tried always, but not in the table", name)
+			t.Errorf("%s is in the list of few mutations, but not in the table", name)
 		}
 	}
 }

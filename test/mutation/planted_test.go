@@ -16,14 +16,14 @@ import (
 
 const tree = "../.."
 
-// fuzzTime is how long a target may search for its bug. Most bugs are found in the first seconds.
+// fuzzTime is the time limit of a target's search. Targets find most bugs in the first seconds.
 const fuzzTime = 5 * time.Minute
 
-// A planted bug is one that a fuzz target must find by searching: no seed of the target shows it.
+// planted is a bug that a fuzz target must find by searching: no seed of the target triggers it.
 type planted struct {
 	target   string
-	file     string // below the source tree
-	old, new string // the file has old exactly once
+	file     string // relative to the source tree
+	old, new string // old must occur exactly once in the file
 }
 
 func bugs() []planted {
@@ -220,7 +220,7 @@ func bugs() []planted {
 	}
 }
 
-// TestEveryFuzzTargetFindsABug plants each bug and fuzzes until it is found.
+// TestEveryFuzzTargetFindsABug plants each bug, and fuzzes until the target finds it.
 func TestEveryFuzzTargetFindsABug(t *testing.T) {
 	all := os.Getenv("MUTATION") == "all"
 	tried := []string{"FuzzSplit"} // without MUTATION=all
@@ -240,17 +240,17 @@ func (b planted) mustBeFound(t *testing.T) {
 	} else {
 		overlay = overlayOf(t, filepath.Join(tree, b.file), bad)
 	}
-	// A binary writes the inputs that it finds into its working folder; `go test -fuzz` would write them into the tree.
+	// A binary writes its inputs to its working folder; `go test -fuzz` would write them to the tree.
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-fuzz", "^"+b.target+"$", "-vet=off",
 		"-overlay", overlay, "-o", binary, "./"+folder)
 	build.Dir = tree
 	if said, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("with the bug it does not compile: %v\n%s", err, said)
+		t.Fatalf("the source with the bug does not compile: %v\n%s", err, said)
 	}
 	seeds := exec.CommandContext(t.Context(), binary, "-test.run=^"+b.target+"$")
 	seeds.Dir = t.TempDir()
 	if said, err := seeds.CombinedOutput(); err != nil {
-		t.Fatalf("a seed shows the bug, so the search proves nothing: %v\n%s", err, said)
+		t.Fatalf("a seed triggers the bug, so the search proves nothing: %v\n%s", err, said)
 	}
 	start := time.Now()
 	run := exec.CommandContext(t.Context(), binary, "-test.run=^$", "-test.fuzz=^"+b.target+"$",
@@ -264,7 +264,7 @@ func (b planted) mustBeFound(t *testing.T) {
 	t.Logf("found by searching for %v", time.Since(start).Round(100*time.Millisecond))
 }
 
-// overlayOf makes an overlay with which go builds another text in place of a file.
+// overlayOf writes an overlay with which go builds another text in place of a file.
 func overlayOf(t *testing.T, file, text string) string {
 	t.Helper()
 	file, err := filepath.Abs(file)
@@ -290,7 +290,7 @@ func TestEveryFuzzTargetHasABug(t *testing.T) {
 	var known []string
 	for _, b := range bugs() {
 		if n := strings.Count(b.text(t), b.old); n != 1 {
-			t.Errorf("%s: found %d times in %s, must be once:\n%s", b.target, n, b.file, b.old)
+			t.Errorf("%s: found %d times in %s, want once:\n%s", b.target, n, b.file, b.old)
 		}
 		known = append(known, b.target)
 	}
@@ -315,6 +315,6 @@ func TestEveryFuzzTargetHasABug(t *testing.T) {
 		t.Errorf("the tree has %d fuzz targets, expected 25 or more", len(there))
 	}
 	if !slices.Equal(known, there) {
-		t.Errorf("the table has bugs for\n%q, the fuzz targets are\n%q", known, there)
+		t.Errorf("the table has bugs for\n%q, but the fuzz targets are\n%q", known, there)
 	}
 }

@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-// A fault is planted in the allocation or the distribution of addresses. A small simulation must notice it, because an
-// invariant fails.
+// fault is a planted fault in the allocation or distribution of addresses. A small simulation must detect it as a
+// violated invariant.
 type fault struct {
 	name           string
 	file, old, new string
 	test           string // of internal/sim
 	says           string
-	quick          bool // found quickly: also run without MUTATION=all
+	quick          bool // detected quickly: also run without MUTATION=all
 }
 
 func faults() []fault {
@@ -55,13 +55,13 @@ func faults() []fault {
 	}
 }
 
-// TestSimulationNotices plants the quick faults, and with MUTATION=all each fault. It checks of all of them that their
-// texts are still in the sources.
+// TestSimulationNotices plants the quick faults, and with MUTATION=all each fault. It checks for all faults that their
+// old texts are still in the sources.
 func TestSimulationNotices(t *testing.T) {
 	for _, f := range faults() {
 		text := planted{file: f.file}.text(t)
 		if n := strings.Count(text, f.old); n != 1 {
-			t.Errorf("%s: found %d times in %s, must be once:\n%s", f.name, n, f.file, f.old)
+			t.Errorf("%s: found %d times in %s, want once:\n%s", f.name, n, f.file, f.old)
 			continue
 		}
 		if !f.quick && os.Getenv("MUTATION") != "all" {
@@ -75,7 +75,7 @@ func TestSimulationNotices(t *testing.T) {
 			said, err := run.CombinedOutput()
 			var failed *exec.ExitError
 			if !errors.As(err, &failed) || !bytes.Contains(said, []byte(f.says)) {
-				t.Errorf("the simulation does not say %q: %v\n%s", f.says, err, said)
+				t.Errorf("the simulation's output lacks %q: %v\n%s", f.says, err, said)
 			}
 		})
 	}

@@ -15,14 +15,14 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestInterfacesAreFollowed: an interface is guarded as soon as it comes, and stays so when the agent has gone; of what
-// has changed meanwhile the next start knows.
+// TestInterfacesAreFollowed: the agent guards a new interface immediately, and the guard persists when the agent stops.
+// The next agent handles the changes made meanwhile.
 func TestInterfacesAreFollowed(t *testing.T) {
 	n := newNode(t, false)
 	ctx := labtest.Context(t)
 	b1, err := n.Container("b1")
 	must(t, err)
-	awaitGuarded(ctx, t, n, "eth1", "eth2") // there before the agent
+	awaitGuarded(ctx, t, n, "eth1", "eth2") // present before the agent
 	say(ctx, t, n.ns, "ip link add nic0 type veth peer name nic1")
 	awaitGuarded(ctx, t, n, "eth1", "eth2", "nic0", "nic1")
 	say(ctx, t, n.ns, "ip link add br0 type bridge")
@@ -37,7 +37,7 @@ func TestInterfacesAreFollowed(t *testing.T) {
 	forged := packet.Packet{Source: b1.Plaintext, Destination: b1.Plaintext,
 		Body: packet.UDP{SourcePort: 1, DestinationPort: 9}}.Frame(raw.MAC(), raw.MAC())
 	if err := raw.Send(forged); !errors.Is(err, unix.ENOBUFS) {
-		t.Errorf("without an agent a process sent as a container: %v", err)
+		t.Errorf("a process could send with a container's source while no agent ran: %v", err)
 	}
 	say(ctx, t, n.ns, "ip link del nic0")
 	must(t, n.Start(ctx, lab.AgentProcess(name)))
@@ -45,11 +45,11 @@ func TestInterfacesAreFollowed(t *testing.T) {
 	drops, err := n.Drops(ctx, name)
 	must(t, err)
 	if got := drops["host-claims-tenant"]; got != 1 {
-		t.Errorf("%d drops for host-claims-tenant, want 1", got)
+		t.Errorf("got %d drops for host-claims-tenant, want 1", got)
 	}
 }
 
-// awaitGuarded waits until the agent says that these interfaces are guarded, and no others.
+// awaitGuarded waits until the agent reports exactly these interfaces as guarded.
 func awaitGuarded(ctx context.Context, t *testing.T, n *node, devices ...string) {
 	t.Helper()
 	for {
@@ -60,7 +60,7 @@ func awaitGuarded(ctx context.Context, t *testing.T, n *node, devices ...string)
 			return
 		}
 		if ctx.Err() != nil {
-			t.Fatalf("guarded are %q, not %q", got, devices)
+			t.Fatalf("got guarded interfaces %q, want %q", got, devices)
 		}
 		pause(ctx, t)
 	}

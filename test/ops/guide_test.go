@@ -14,20 +14,20 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// A step is a command of a guide, the machine that it is typed on (empty where a guide has one machine), and its
-// output there.
+// step is a command of a guide, the machine on which it runs (empty if the guide has one machine), and its output
+// there.
 type step struct{ machine, command, shown string }
 
 var prompt = regexp.MustCompile(`^(n[0-9])?\$ (.*)`)
 
-// unfinished reports whether a command goes on in the next line: behind a backslash, or inside of quotes.
+// unfinished reports whether a command continues on the next line: after a backslash, or inside quotes.
 func unfinished(command string) bool {
 	return strings.HasSuffix(command, `\`) || strings.Count(command, "'")%2 == 1
 }
 
-// guide reads what a guide has one do: blocks of yaml that begin with "# NAME.yaml" are files, and blocks of
-// console are commands behind "$ ", with what they show. In that "…" is whatever there is, and runs of spaces are
-// as wide as they need to be; "(exit status 1)" is how the command ends, which else succeeds.
+// guide reads the steps of a guide. Blocks of yaml that begin with "# NAME.yaml" are files. Blocks of console are
+// commands after "$ ", with their output. In the output "…" matches anything, runs of spaces have any length, and
+// "(exit status 1)" is the exit status of a command that fails.
 func guide(t *testing.T, path string) (files map[string]string, steps []step) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -57,7 +57,7 @@ func guide(t *testing.T, path string) (files map[string]string, steps []step) {
 	return files, steps
 }
 
-// fits reports whether a command has shown what the guide says.
+// fits reports whether a command's output matches the guide.
 func (s step) fits(output string) bool {
 	var lines []string
 	for line := range strings.Lines(s.shown) {
@@ -70,16 +70,16 @@ func (s step) fits(output string) bool {
 	return regexp.MustCompile("^" + strings.Join(lines, "\n") + "$").MatchString(strings.TrimSuffix(output, "\n"))
 }
 
-// TestPolicyGuide does what docs/howto/policy.md says, and compares what it shows.
+// TestPolicyGuide runs docs/howto/policy.md and compares the output.
 func TestPolicyGuide(t *testing.T) { follow(t, "../../docs/howto/policy.md", "shop", 2, 20) }
 
-// TestRegionsGuide does what docs/howto/regions.md has one try in a lab, and compares what it shows.
+// TestRegionsGuide runs the lab part of docs/howto/regions.md and compares the output.
 func TestRegionsGuide(t *testing.T) {
 	follow(t, "../../docs/howto/regions.md", "two", 1, 9)
 }
 
-// follow does what a guide with a lab of its own says, and compares what it shows. The guide calls the lab as
-// given; here it has a name of the test's.
+// follow runs a guide with its own lab, and compares the output. called is the lab's name in the guide; the test
+// replaces it with a unique one.
 func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -110,7 +110,7 @@ func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {
 		return out.String(), err
 	}
 	t.Cleanup(func() {
-		if t.Failed() { // else the guide has done it
+		if t.Failed() { // otherwise the guide has removed the lab
 			_, _ = run(context.Background(), "pilaster lab down "+name)
 		}
 		os.RemoveAll(root)
@@ -121,20 +121,20 @@ func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {
 			variables += s.command + "; "
 			continue
 		}
-		// Ids of containers begin with the lab's name.
+		// IDs of containers begin with the lab's name.
 		out, err := run(ctx, variables+strings.ReplaceAll(s.command, called+"-", name+"-"))
 		must(t, err)
 		out = strings.ReplaceAll(out, name, called)
 		if !s.fits(out) {
-			t.Fatalf("$ %s\n%s\nthe guide shows\n%s", s.command, out, s.shown)
+			t.Fatalf("$ %s\n%s\nwant, by the guide,\n%s", s.command, out, s.shown)
 		}
 	}
 	if len(files) < leastFiles || len(steps) < leastSteps {
-		t.Errorf("the guide has %d files and %d commands", len(files), len(steps))
+		t.Errorf("the guide has %d files and %d commands, want more", len(files), len(steps))
 	}
 }
 
-// What a guide shows is not just anything.
+// TestGuideIsCompared: fits rejects wrong output.
 func TestGuideIsCompared(t *testing.T) {
 	for _, c := range []struct {
 		shown, output string

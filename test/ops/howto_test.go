@@ -15,17 +15,17 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// howTos are pages whose commands run in one lab, in this order, and where they run there.
+// howTos are pages whose commands run in one lab, in this order, and the places where they run.
 var howTos = []struct {
 	page, where string
-	least       int // commands on the page
+	least       int // minimum number of commands on the page
 	rename      string
 }{
 	{"howto/tenants.md", "orchestrator", 4, ""},
 	{"howto/join-token.md", "orchestrator", 3, ""},
 	{"howto/mtu.md", "n1", 2, ""},
 	{"howto/rotate-key.md", "orchestrator", 1, ""},
-	{"nimitz.md", "orchestrator", 2, "grey"}, // the lab has green
+	{"nimitz.md", "orchestrator", 2, "grey"}, // the lab has tenant green
 	{"howto/services.md", "orchestrator", 5, ""},
 	{"howto/migrate.md", "orchestrator", 2, ""},
 	{"howto/backup.md", "orchestrator", 2, ""},
@@ -35,7 +35,7 @@ var howTos = []struct {
 // elsewhere are commands of these pages that run on a node.
 var elsewhere = map[string]string{"pilaster status | grep gateway": "n1"}
 
-// varying are parts of an output that differ between runs, and what stands for them in a comparison.
+// varying are parts of outputs that differ between runs, and their replacements in a comparison.
 var varying = []struct {
 	part *regexp.Regexp
 	by   string
@@ -48,7 +48,7 @@ var varying = []struct {
 	{regexp.MustCompile(`\d[\d,]*`), "NUMBER"},
 }
 
-// likeness is a text without what differs between runs, and with single spaces.
+// likeness returns a text without varying parts, and with single spaces.
 func likeness(text string) string {
 	for _, v := range varying {
 		text = v.part.ReplaceAllString(text, v.by)
@@ -60,7 +60,7 @@ func likeness(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// howToSteps reads the commands behind "$ " in all blocks of code of a page, up to what is tried in a lab of its own.
+// howToSteps reads the commands after "$ " in all code blocks of a page, up to the part with a lab of its own.
 func howToSteps(t *testing.T, page string) (steps []step) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("../../docs", page))
@@ -78,7 +78,7 @@ func howToSteps(t *testing.T, page string) (steps []step) {
 	return steps
 }
 
-// TestHowTo does in a lab what pages of docs/ say, and compares what they show, except numbers, addresses and times.
+// TestHowTo runs pages of docs/ in a lab, and compares the output except numbers, addresses and times.
 func TestHowTo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -87,7 +87,7 @@ func TestHowTo(t *testing.T) {
 	name := labtest.Name(t)
 	cidrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}
 	labtest.New(t, lab.Spec{
-		Name: name, Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, // macvlans do not carry network nimitz
+		Name: name, Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, // macvlans do not support network nimitz
 		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "green", Network: "nimitz", CIDRs: cidrs}},
 		Containers: []lab.Container{
 			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"},
@@ -125,11 +125,11 @@ func TestHowTo(t *testing.T) {
 			want = regexp.MustCompile(`(?m)^…$`).ReplaceAllString(want, `(?s:.*)`)
 			want = strings.ReplaceAll(want, "…", ".*")
 			if shown != "" && !regexp.MustCompile("^"+want+"$").MatchString(likeness(got)) {
-				t.Errorf("%s: $ %s\n%s\nthe page shows\n%s", h.page, command, likeness(got), likeness(shown))
+				t.Errorf("%s: $ %s\n%s\nwant, by the page,\n%s", h.page, command, likeness(got), likeness(shown))
 			}
 		}
 		if ran < h.least {
-			t.Errorf("%s has only %d commands", h.page, ran)
+			t.Errorf("%s has only %d commands, want more", h.page, ran)
 		}
 	}
 }

@@ -14,7 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestNoOpenVSwitchIsSeenBeforeJoining: an agent that cannot start has neither a name in the cluster nor a certificate.
+// TestNoOpenVSwitchIsSeenBeforeJoining: an agent that cannot start because of Open vSwitch does not register a name or
+// get a certificate.
 func TestNoOpenVSwitchIsSeenBeforeJoining(t *testing.T) {
 	c, args := newCandidate(t)
 	ctx := labtest.Context(t)
@@ -30,6 +31,6 @@ func TestNoOpenVSwitchIsSeenBeforeJoining(t *testing.T) {
 		t.Errorf("exit %d, want %q\n%s", status, says, &complaint)
 	}
 	if _, err := os.Stat(state); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it has a state: %v", err)
+		t.Errorf("the agent has a state folder: %v", err)
 	}
 }

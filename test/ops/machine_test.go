@@ -1,5 +1,4 @@
-// Package ops_test tries what operators do to a node against what the machine itself says:
-// iproute2, the mount table, the folders.
+// Package ops_test checks operations on nodes against the machine's own view: iproute2, the mount table and folders.
 package ops_test
 
 import (
@@ -22,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// machine is everything a node's agent could leave on it, in the words of others.
+// machine is everything that a node's agent could leave on it, as output of other tools.
 type machine map[string]string
 
 // look reads a node's namespace, and the folders that its agent writes to.
@@ -53,7 +52,7 @@ func look(ctx context.Context, t *testing.T, ns *netns.Namespace, folders ...str
 	return m
 }
 
-// age is what changes by itself.
+// age matches parts that change by themselves.
 var age = regexp.MustCompile(`expires \S+sec|_lft \d+sec|linkinfo \S+`)
 
 func say(ctx context.Context, t *testing.T, ns *netns.Namespace, command string) string {
@@ -85,7 +84,7 @@ func (m machine) addPrograms() error {
 	return nil
 }
 
-// addFiles lists a tree, with what is in the files where that is asked for.
+// addFiles lists a tree, optionally with the contents of files.
 func (m machine) addFiles(root string, content bool) error {
 	return filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, os.ErrNotExist) {
@@ -98,14 +97,14 @@ func (m machine) addFiles(root string, content bool) error {
 		if !content || e.IsDir() {
 			return nil
 		}
-		// Some settings can only be written, and some are read as an error.
+		// Some sysctls are write-only, and reading others returns an error.
 		b, err := os.ReadFile(path)
 		m["path "+path] = fmt.Sprint(string(b), err)
 		return nil
 	})
 }
 
-// differences says how another state of the machine differs from this one.
+// differences lists the differences to another state of the machine.
 func (m machine) differences(other machine) []string {
 	var all []string
 	for key, was := range m {

@@ -21,8 +21,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestMTUFollowsTheUplink: containers that live and talk get the uplink's MTU less the reserve, also when
-// it changed while no agent ran. Never one that would take their IPv6 away.
+// TestMTUFollowsTheUplink: running containers get the uplink's MTU less the reserve, also if it changed while no agent
+// ran. The agent never sets an MTU too small for IPv6.
 func TestMTUFollowsTheUplink(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Name: labtest.Name(t), Nodes: []string{"n1", "n2"}, Tenants: []lab.Tenant{{Name: "blue"}},
@@ -82,7 +82,7 @@ func inside(t *testing.T, l *lab.Lab, namespace string, do func(*netlink.Handle)
 	must(t, do(h))
 }
 
-// awaitMTU waits until b1's device has it on each side and the command line says so.
+// awaitMTU waits until b1's device has the MTU on both ends and the command line shows it.
 func awaitMTU(ctx context.Context, t *testing.T, l *lab.Lab, want int) {
 	t.Helper()
 	since := time.Now()
@@ -95,7 +95,7 @@ func awaitMTU(ctx context.Context, t *testing.T, l *lab.Lab, want int) {
 		must(t, err)
 		must(t, json.Unmarshal([]byte(out), &said))
 		container := deviceMTU(t, l, "b1", lab.Interface)
-		host := container // a macvlan has no side on the node
+		host := container // a macvlan has no end on the node
 		if labtest.Device() != endpoint.Macvlan {
 			host = deviceMTU(t, l, "n1", said.HostDevice)
 		}
@@ -104,7 +104,8 @@ func awaitMTU(ctx context.Context, t *testing.T, l *lab.Lab, want int) {
 			return
 		}
 		if time.Since(since) > 20*time.Second {
-			t.Fatalf("MTU %d is said, %d is the node's side, %d the container's; not %d", said.MTU, host, container,
+			t.Fatalf("the agent reports MTU %d, the node's end has %d and the container's %d; want %d",
+				said.MTU, host, container,
 				want)
 		}
 		pause(ctx, t)
@@ -139,7 +140,7 @@ func pause(ctx context.Context, t *testing.T) {
 	}
 }
 
-// stream is a TCP connection between containers on which bytes flow until it ends.
+// stream is a TCP connection between containers that sends continuously until it ends.
 type stream struct {
 	arrived atomic.Int64
 	stop    context.CancelFunc
@@ -187,7 +188,7 @@ func startStream(ctx context.Context, t *testing.T, l *lab.Lab, from, to string)
 				sent = -2
 				break
 			}
-			time.Sleep(time.Millisecond) // a flow for all of the test, not a flood
+			time.Sleep(time.Millisecond) // a steady flow, not a flood
 		}
 		s.sent <- sent
 	}()
@@ -206,10 +207,10 @@ type counter struct{ n *atomic.Int64 }
 
 func (c counter) Write(b []byte) (int, error) { c.n.Add(int64(len(b))); return len(b), nil }
 
-// flows waits until far more has arrived than was under way.
+// flows waits until far more data has arrived than was in flight.
 func (s *stream) flows(ctx context.Context, t *testing.T, when string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, errors.New("nothing flows "+when))
+	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, errors.New("no data flows "+when))
 	defer cancel()
 	since := time.Now()
 	for until := s.arrived.Load() + 4<<20; s.arrived.Load() < until; {
@@ -222,6 +223,6 @@ func (s *stream) end(t *testing.T) {
 	t.Helper()
 	s.stop()
 	if sent, arrived := <-s.sent, <-s.all; sent != arrived {
-		t.Errorf("%d bytes were sent and %d arrived", sent, arrived)
+		t.Errorf("sent %d bytes, but %d arrived", sent, arrived)
 	}
 }

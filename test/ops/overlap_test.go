@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestNetworksOfOthers: where kind or Docker has a network in the private prefix, the agent does not start and says
-// what to do; one that runs takes no new endpoint, and keeps those it has.
+// TestNetworksOfOthers: if kind or Docker has a network in the private prefix, the agent does not start and names the
+// remedy; a running agent accepts no new endpoint, and keeps the existing ones.
 func TestNetworksOfOthers(t *testing.T) {
 	n := newNode(t, false)
 	ctx := labtest.Context(t)
@@ -38,16 +38,16 @@ func TestNetworksOfOthers(t *testing.T) {
 		}
 		if status, err := n.Agent("n1").Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{})); err != nil ||
 			status.Msg.Ready {
-			t.Errorf("%s: the agent takes endpoints: %v, %v", name, status, err)
+			t.Errorf("%s: the agent accepts endpoints: %v, %v", name, status, err)
 		}
 		must(t, n.Stop(ctx, lab.AgentProcess("n1")))
 		err := n.Start(ctx, lab.AgentProcess("n1"))
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), doing) {
-			t.Errorf("%s: the agent starts with %v", name, err)
+			t.Errorf("%s: starting the agent: got error %v", name, err)
 		}
 		if echo, err := n.Ping(ctx, "b1", "b2", packet.PingOptions{Count: 3, Timeout: 3 * time.Second}); err != nil ||
 			!echo.Reached() {
-			t.Errorf("%s: containers that live: %+v, %v", name, echo, err)
+			t.Errorf("%s: existing containers: %+v, %v", name, echo, err)
 		}
 		say(ctx, t, n.ns, network.del)
 		say(ctx, t, n.ns, "ip link del br-kind")

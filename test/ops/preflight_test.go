@@ -30,7 +30,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// A machine on the fabric that is no node: the orchestrator's.
+// candidate is a machine on the fabric that is not a node: the orchestrator's.
 type candidate struct {
 	*lab.Lab
 	ns  *netns.Namespace
@@ -77,14 +77,14 @@ func TestPreflightChangesNothing(t *testing.T) {
 	}
 	if want := []string{"route to this node", "source check"}; status != 0 || len(checks) != 19 ||
 		!slices.Equal(unchecked, want) {
-		t.Errorf("exit %d of %d checks", status, len(checks))
+		t.Errorf("got exit status %d, %d checks", status, len(checks))
 	}
 	for _, d := range before.differences(look(ctx, t, c.ns, c.tmp)) {
 		t.Error(d)
 	}
 }
 
-// TestPreflightNamesWhatIsWrong spoils one thing at a time: its check says so, and no other.
+// TestPreflightNamesWhatIsWrong breaks one thing at a time: the corresponding check reports it, and no other.
 func TestPreflightNamesWhatIsWrong(t *testing.T) {
 	c, args := newCandidate(t)
 	other := filepath.Join(t.TempDir(), "token")
@@ -92,9 +92,9 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 	must(t, os.WriteFile(other, []byte(token), 0o600))
 	for _, spoil := range []struct {
 		check, state, says string
-		spoil, mend        string // commands in the namespace and settings of IPv6, a line each
+		spoil, mend        string // commands in the namespace, and sysctls of IPv6, one per line
 		args               []string
-		also               string // a check that then says something too
+		also               string // another check that then fails too
 	}{
 		{check: "uplink", state: "fail", says: "nothing0", args: []string{"--uplink", "nothing0"}},
 		{check: "uplink", state: "fail", says: "IPv6 is disabled on v0",
@@ -142,7 +142,7 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 			checks = slices.DeleteFunc(checks, func(one check) bool { return one.Check == spoil.also })
 			c.only(t, spoil.check, spoil.state, spoil.says, checks)
 			if want := map[string]int{"warn": 0, "todo": 0, "fail": 1}[spoil.state]; status != want {
-				t.Errorf("exit %d", status)
+				t.Errorf("got exit status %d", status)
 			}
 		})
 	}
@@ -160,7 +160,7 @@ func (c *candidate) commands(ctx context.Context, t *testing.T, lines string) {
 	}
 }
 
-// only wants one check to say what it should, and tell what to do, and the others to be content.
+// only checks that one check has the expected result and names a remedy, and that the others are ok.
 func (c *candidate) only(t *testing.T, name, state, says string, checks []check) {
 	t.Helper()
 	if !slices.ContainsFunc(checks, func(one check) bool { return one.Check == name }) {
@@ -171,12 +171,12 @@ func (c *candidate) only(t *testing.T, name, state, says string, checks []check)
 		case one.Check != name && one.State != "ok" && one.State != "todo":
 			t.Errorf("%+v", one)
 		case one.Check == name && (one.State != state || !strings.Contains(one.Says, says) || one.Do == ""):
-			t.Errorf("%+v, wanted %s with %q", one, state, says)
+			t.Errorf("got %+v, want %s with %q", one, state, says)
 		}
 	}
 }
 
-// TestPreflightChoosesTheDevice: by what this kernel has, and it says so.
+// TestPreflightChoosesTheDevice: preflight chooses the device by the kernel's features, and reports why.
 func TestPreflightChoosesTheDevice(t *testing.T) {
 	c, args := newCandidate(t)
 	ctx := labtest.Context(t)
@@ -192,13 +192,13 @@ func TestPreflightChoosesTheDevice(t *testing.T) {
 	} {
 		_, checks := c.preflight(ctx, t, append(slices.Clone(args), "--device", device)...)
 		if !slices.Contains(checks, want) {
-			t.Errorf("%s: %+v, want %+v", device, checks, want)
+			t.Errorf("%s: got %+v, want %+v", device, checks, want)
 		}
 	}
 }
 
-// TestPreflightOfAnotherDevice: a node may be given another kind, but for one that leaves containers behind macvlans
-// unjudged.
+// TestPreflightOfAnotherDevice: the device kind of a node can change, unless policy would no longer apply to containers
+// behind macvlans.
 func TestPreflightOfAnotherDevice(t *testing.T) {
 	ctx := labtest.Context(t)
 	for _, has := range []string{endpoint.Veth, endpoint.Macvlan} {
@@ -219,7 +219,7 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 			want := func(kind, state, says string) {
 				t.Helper()
 				if is := device(kind); is.State != state || is.Says != says {
-					t.Errorf("--device %s: %+v, want %s: %s", kind, is, state, says)
+					t.Errorf("--device %s: got %+v, want %s: %s", kind, is, state, says)
 				}
 			}
 			listed, err := c.Output(ctx, name, labtest.Binary(t), "endpoint", "list", "-o", "json")
@@ -241,7 +241,7 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 	}
 }
 
-// TestPreflightBesideOpenVSwitch: what the agent put on the node is no part of the base prefix elsewhere.
+// TestPreflightBesideOpenVSwitch: the base prefix check ignores the agent's own devices and routes.
 func TestPreflightBesideOpenVSwitch(t *testing.T) {
 	ctx := labtest.Context(t)
 	c := &candidate{tmp: t.TempDir(),
@@ -267,7 +267,8 @@ func TestPreflightBesideOpenVSwitch(t *testing.T) {
 	}
 }
 
-// TestPreflightSeesOtherPrograms: which will see nothing of ours, and which see it first.
+// TestPreflightSeesOtherPrograms: preflight reports programs that will not receive packets because of ours, and
+// programs that receive them first.
 func TestPreflightSeesOtherPrograms(t *testing.T) {
 	c, args := newCandidate(t)
 	ctx := labtest.Context(t)
@@ -276,7 +277,7 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	c.only(t, "other programs", "warn", "foreign on eth0 will receive no packets", checks)
 	must(t, foreign.Close())
 
-	// Interfaces that will be guarded are nothing to worry about, and named.
+	// Interfaces that will be guarded are listed, without a warning.
 	c.commands(ctx, t, "ip link add v0 type veth peer name v1\nip link add br0 type bridge\nip link set v1 master br0")
 	_, checks = c.preflight(ctx, t, args...)
 	at := slices.IndexFunc(checks, func(one check) bool { return one.Check == "other interfaces" })
@@ -308,7 +309,7 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	args = append(args, "--bpffs", c.BPF(name), "--state-dir", filepath.Join(c.Folder(), "nodes", name, "state"))
 	if status, checks := node.preflight(ctx, t, args...); status != 0 ||
 		slices.ContainsFunc(checks, func(one check) bool { return one.State != "ok" }) {
-		t.Errorf("a node whose agent runs: exit %d\n%+v", status, checks)
+		t.Errorf("on a node with a running agent: got exit status %d\n%+v", status, checks)
 	}
 	node.asksTheFabric(ctx, t, args)
 	defer attach(t, node.ns, "first").Close()
@@ -316,7 +317,7 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	c.only(t, "other programs", "warn", "programs on eth0 before the agent's: first", checks)
 }
 
-// asksTheFabric: the node learns what its fabric does by what comes back from it.
+// asksTheFabric: preflight sends packets and detects by their return how the fabric handles them.
 func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []string) {
 	t.Helper()
 	router, err := c.Namespace(lab.Router)
@@ -339,11 +340,11 @@ func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []stri
 	c.only(t, "source check", "warn", "forwards packets of this machine with the false source 100::1", checks)
 	say(ctx, t, router, "ip -6 rule add iif "+name+" blackhole priority 2000")
 	if is := say(ctx, t, router, "ip -6 rule"); is != rules {
-		t.Errorf("rules are\n%swere\n%s", is, rules)
+		t.Errorf("the rules changed: got\n%swant\n%s", is, rules)
 	}
 }
 
-// attach puts a program that lets everything pass first on a namespace's uplink.
+// attach attaches a program that accepts every packet as the first on a namespace's uplink.
 func attach(t *testing.T, ns *netns.Namespace, name string) (l link.Link) {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "GPL",
@@ -364,7 +365,7 @@ func attach(t *testing.T, ns *netns.Namespace, name string) (l link.Link) {
 }
 
 func TestPreflightOfAnyone(t *testing.T) {
-	// Where anyone may run it.
+	// In a folder where any user can execute it.
 	binary := filepath.Join(os.TempDir(), fmt.Sprintf("pilaster-anyone-%d", os.Getpid()))
 	b, err := os.ReadFile(labtest.Binary(t))
 	must(t, err)
@@ -379,7 +380,7 @@ func TestPreflightOfAnyone(t *testing.T) {
 	}
 }
 
-// TestSecondAgentIsRefusedBeforeItJoins: on the uplink of another, a new agent gets neither a name nor a prefix.
+// TestSecondAgentIsRefusedBeforeItJoins: a second agent on the same uplink gets neither a name nor a prefix.
 func TestSecondAgentIsRefusedBeforeItJoins(t *testing.T) {
 	c, args := newCandidate(t)
 	ctx := labtest.Context(t)
@@ -407,9 +408,9 @@ func TestSecondAgentIsRefusedBeforeItJoins(t *testing.T) {
 		t.Errorf("exit %d\n%s", status, &complaint)
 	}
 	if is := nodes(); !slices.Equal(is, before) {
-		t.Errorf("nodes are %v, were %v", is, before)
+		t.Errorf("the nodes changed: got %v, want %v", is, before)
 	}
 	if _, err := os.Stat(state); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a state directory was left: %v", err)
+		t.Errorf("a state directory remains: %v", err)
 	}
 }

@@ -25,11 +25,11 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// node is the one of a lab whose machine is looked at before its agent ever ran.
+// node is the node of a lab, with the state of its machine before the first start of its agent.
 type node struct {
 	*lab.Lab
 	ns       *netns.Namespace
-	flags    []string // that lead a command to the agent's folders
+	flags    []string // that select the agent's folders for a command
 	bpffs    string
 	folders  []string
 	pristine machine
@@ -37,8 +37,8 @@ type node struct {
 
 const name = "n1"
 
-// newNode brings up a lab of one node with two containers. Its pins are on a bpffs that the agent
-// must mount, or in a folder of one that is there.
+// newNode brings up a lab of one node with two containers. Its pins are on a bpffs that the agent must mount, or in a
+// folder of an existing one.
 func newNode(t *testing.T, mounted bool) *node {
 	n := &node{}
 	spec := lab.Spec{
@@ -49,7 +49,7 @@ func newNode(t *testing.T, mounted bool) *node {
 	n.bpffs = filepath.Join(folder, "bpf", name)
 	if mounted {
 		n.bpffs = filepath.Join(t.TempDir(), "bpf")
-		t.Cleanup(func() { // where the test has failed
+		t.Cleanup(func() { // if the test has failed
 			_ = exec.Command("umount", n.bpffs).Run()
 		})
 	}
@@ -66,7 +66,7 @@ func newNode(t *testing.T, mounted bool) *node {
 			var err error
 			n.ns, err = netns.Open(filepath.Join(folder, "netns", name))
 			must(t, err)
-			say(ctx, t, n.ns, "ip link add eth1 type veth peer name eth2") // other interfaces of it
+			say(ctx, t, n.ns, "ip link add eth1 type veth peer name eth2") // further interfaces
 			n.pristine = look(ctx, t, n.ns, n.folders...)
 		}
 	})
@@ -74,7 +74,7 @@ func newNode(t *testing.T, mounted bool) *node {
 	return n
 }
 
-// reset runs the command as a person on the node does, in the mount namespace of its agent.
+// reset runs the command as an administrator does, in the mount namespace of the agent.
 func (n *node) reset(t *testing.T, stdin string, args ...string) (status int, out, complaint string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -94,10 +94,10 @@ func (n *node) refuses(t *testing.T, why, stdin string, args ...string) {
 	before := look(ctx, t, n.ns, n.folders...)
 	status, out, complaint := n.reset(t, stdin, args...)
 	if status != 1 || !strings.Contains(complaint, why) || !strings.Contains(complaint, "nothing was changed") {
-		t.Errorf("exit %d, wanted a refusal with %q\n%s%s", status, why, out, complaint)
+		t.Errorf("got exit status %d, want a refusal with %q\n%s%s", status, why, out, complaint)
 	}
 	for _, d := range before.differences(look(ctx, t, n.ns, n.folders...)) {
-		t.Errorf("a reset that was refused: %s", d)
+		t.Errorf("a refused reset changed the machine: %s", d)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestResetLeavesTheMachineAsItWasFound(t *testing.T) {
 			n := newNode(t, mounted)
 			ctx := labtest.Context(t)
 			if made := n.pristine.differences(look(ctx, t, n.ns, n.folders...)); len(made) < 20 {
-				t.Fatalf("an agent with two containers makes only %d differences: %q", len(made), made)
+				t.Fatalf("an agent with two containers causes only %d differences: %q", len(made), made)
 			}
 			n.live(ctx, t)
 			programs, maps := n.objects(t)
@@ -135,14 +135,14 @@ func TestResetLeavesTheMachineAsItWasFound(t *testing.T) {
 			}
 			if status, out, complaint := n.reset(t, ""); status != 0 ||
 				out != "nothing of the agent is on this machine\n" {
-				t.Errorf("a second reset: exit %d\n%s%s", status, out, complaint)
+				t.Errorf("a second reset: got exit status %d\n%s%s", status, out, complaint)
 			}
 			n.joinsAgain(ctx, t)
 		})
 	}
 }
 
-// live is what happens to a node before it is taken apart.
+// live makes changes on a node before the reset.
 func (n *node) live(ctx context.Context, t *testing.T) {
 	t.Helper()
 	_, err := n.Operator().RotateKey(ctx, connect.NewRequest(&pilasterv1.RotateKeyRequest{Name: "blue"}))
@@ -156,11 +156,11 @@ func (n *node) live(ctx context.Context, t *testing.T) {
 	say(ctx, t, n.ns, "ip link set eth0 mtu 1500")
 	if status, d, complaint := n.sysdump(ctx, t, filepath.Join(t.TempDir(), "before.tar.gz")); status != 0 ||
 		d.Failed != 0 {
-		t.Errorf("sysdump: exit %d\n%s", status, complaint)
+		t.Errorf("sysdump: got exit status %d\n%s", status, complaint)
 	}
 }
 
-// joinsAgain: the machine is one that never was a node.
+// joinsAgain: after the reset, the machine can join like a new one.
 func (n *node) joinsAgain(ctx context.Context, t *testing.T) {
 	t.Helper()
 	_, err := n.Operator().DeleteNode(ctx, connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: name}))
@@ -169,14 +169,14 @@ func (n *node) joinsAgain(ctx context.Context, t *testing.T) {
 	must(t, n.Stop(ctx, lab.AgentProcess(name)))
 	if status, out, complaint := n.reset(t, "yes\n"); status != 0 ||
 		!strings.Contains(out, "removed   route     unreachable ") {
-		t.Errorf("reset without containers: exit %d\n%s%s", status, out, complaint)
+		t.Errorf("reset without containers: got exit status %d\n%s%s", status, out, complaint)
 	}
 	for _, d := range n.pristine.differences(look(ctx, t, n.ns, n.folders...)) {
-		t.Errorf("after the second life: %s", d)
+		t.Errorf("after the second reset: %s", d)
 	}
 }
 
-// objects are the ids of what the node's packet path has in the kernel.
+// objects returns the IDs of the node's programs and maps in the kernel.
 func (n *node) objects(t *testing.T) (programs map[ebpf.ProgramID]bool, maps map[ebpf.MapID]bool) {
 	t.Helper()
 	programs, maps = map[ebpf.ProgramID]bool{}, map[ebpf.MapID]bool{}
@@ -218,7 +218,7 @@ func (n *node) objects(t *testing.T) (programs map[ebpf.ProgramID]bool, maps map
 	return programs, maps
 }
 
-// vanishes waits for what the kernel frees after its last reader has gone.
+// vanishes waits for an object that the kernel frees after its last user.
 func vanishes(t *testing.T, what string, open func() error) {
 	t.Helper()
 	var err error
@@ -227,5 +227,5 @@ func vanishes(t *testing.T, what string, open func() error) {
 			return
 		}
 	}
-	t.Errorf("a %s is still there: %v", what, err)
+	t.Errorf("a %s still exists: %v", what, err)
 }

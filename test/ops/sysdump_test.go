@@ -38,8 +38,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// writings are the ways in which a secret could stand in a text, without spaces and in lower case. A word of four bytes
-// is as short as other things are, and so is looked for as a whole number or string only.
+// writings are the forms in which a text could contain a secret, without spaces and in lower case. A value of four
+// bytes is too short to search for inside other text, so it is only searched as a complete number or string.
 func writings(secret []byte) []string {
 	all := []string{hex.EncodeToString(secret)}
 	var decimal, hexadecimal []string
@@ -57,7 +57,7 @@ func writings(secret []byte) []string {
 		}
 		return plainly(all)
 	}
-	// As a part of something longer, at any of its places in a group of three.
+	// Base64 inside longer data, at any of the three offsets in a group of bytes.
 	all = append(all, string(secret))
 	for before := range 3 {
 		text := base64.StdEncoding.EncodeToString(append(make([]byte, before), secret...))
@@ -85,7 +85,7 @@ func plainly(all []string) []string {
 	return all
 }
 
-// plain is what is compared: case and spaces make no difference.
+// plain normalizes text for comparisons: lower case and without spaces.
 func plain(s string) string {
 	return strings.ToLower(strings.Map(func(r rune) rune {
 		if unicode.IsSpace(r) {
@@ -95,14 +95,14 @@ func plain(s string) string {
 	}, s))
 }
 
-// leaks names the files in which any of the secrets stands.
+// leaks names the files that contain any of the secrets.
 func leaks(files map[string][]byte, secrets map[string][]byte) []string {
 	var found []string
 	for file, content := range files {
 		text := plain(string(content))
 		for name, secret := range secrets {
 			if bytes.Contains(content, secret) {
-				found = append(found, fmt.Sprintf("%s has %s as it is", file, name))
+				found = append(found, fmt.Sprintf("%s has %s unencoded", file, name))
 			}
 			for _, w := range writings(secret) {
 				if strings.Contains(text, w) {
@@ -114,7 +114,7 @@ func leaks(files map[string][]byte, secrets map[string][]byte) []string {
 	return found
 }
 
-// TestLeaksAreFound: the judge of the next test sees a secret however it is written.
+// TestLeaksAreFound: leaks finds a secret in every form.
 func TestLeaksAreFound(t *testing.T) {
 	secret := []byte{0xd3, 0x5b, 0x07, 0xff, 0xfe, 0x10, 0x99, 0xa1, 0x00, 0xc2, 0x77, 0x31, 0xee, 0x5d, 0x62, 0x8f}
 	array, err := json.MarshalIndent(struct{ Key [16]byte }{[16]byte(secret)}, "", "  ")
@@ -147,7 +147,7 @@ func TestLeaksAreFound(t *testing.T) {
 	}
 }
 
-// secrets of a node and its cluster.
+// secrets returns the secrets of a node and its cluster.
 func (n *node) secrets(ctx context.Context, t *testing.T) map[string][]byte {
 	t.Helper()
 	all := map[string][]byte{}
@@ -213,7 +213,7 @@ func (n *node) sysdump(ctx context.Context, t *testing.T, file string) (status i
 	return status, d, errs.String()
 }
 
-// unpack reads an archive's files, by their path in its folder.
+// unpack reads the files of an archive, by path in its folder.
 func unpack(t *testing.T, file string) map[string][]byte {
 	t.Helper()
 	f, err := os.Open(file)
@@ -245,12 +245,12 @@ func TestSysdump(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "alive.tar.gz")
 	status, d, complaint := n.sysdump(ctx, t, file)
 	if status != 0 || d.Failed != 0 || len(d.Parts) < 25 || strings.Count(complaint, " ok\n") != len(d.Parts) {
-		t.Errorf("exit %d, %+v\n%s", status, d, complaint)
+		t.Errorf("got exit status %d, %+v\n%s", status, d, complaint)
 	}
 	alive := unpack(t, file)
 	device, program := "pil1", "pil_container" // of b1
 	if labtest.Device() == endpoint.Macvlan {
-		device, program = "pilaster1", "pil_guard_out" // b1 has none on the node
+		device, program = "pilaster1", "pil_guard_out" // b1 has no device on the node
 	}
 	for part, says := range map[string]string{
 		"agent/status.json": `"ready":true`, "agent/endpoints.json": b1.Address.String(),
@@ -268,7 +268,7 @@ func TestSysdump(t *testing.T) {
 		"index.json": "agent/status.json",
 	} {
 		if !strings.Contains(plain(string(alive[part])), strings.ToLower(says)) {
-			t.Errorf("%s does not say %q:\n%s", part, says, alive[part])
+			t.Errorf("%s lacks %q:\n%s", part, says, alive[part])
 		}
 	}
 
@@ -287,10 +287,10 @@ func TestSysdump(t *testing.T) {
 	must(t, err)
 	if status, _, complaint := n.sysdump(ctx, t, file); status != 1 ||
 		!strings.Contains(complaint, "nothing was written") {
-		t.Errorf("over a file: exit %d, %s", status, complaint)
+		t.Errorf("with an existing file: got exit status %d, %s", status, complaint)
 	}
 	if after, err := os.ReadFile(file); err != nil || !bytes.Equal(before, after) {
-		t.Errorf("the file is another one: %v", err)
+		t.Errorf("the existing file was changed: %v", err)
 	}
 
 	must(t, n.Stop(ctx, lab.AgentProcess(name)))
@@ -310,11 +310,11 @@ func TestSysdump(t *testing.T) {
 	}
 	if want := []string{"agent/status.json", "agent/endpoints.json", "agent/drops.json", "agent/metrics.txt",
 		"agent/goroutines.txt"}; status != 0 || !slices.Equal(failed, want) {
-		t.Errorf("without an agent: exit %d, incomplete %q", status, failed)
+		t.Errorf("without an agent: got exit status %d, incomplete parts %q", status, failed)
 	}
 	for _, part := range []string{"agent/state.json", "datapath/tables.json"} {
 		if !bytes.Contains(dead[part], []byte(b1.Address.String())) {
-			t.Errorf("without an agent %s does not have %v:\n%s", part, b1.Address, dead[part])
+			t.Errorf("without an agent %s lacks %v:\n%s", part, b1.Address, dead[part])
 		}
 	}
 	for _, l := range append(leaks(alive, secrets), leaks(dead, secrets)...) {
@@ -322,7 +322,7 @@ func TestSysdump(t *testing.T) {
 	}
 }
 
-// documented compares the daemons' metrics with the guide's.
+// documented compares the daemons' metrics with the reference.
 func documented(t *testing.T, pages ...[]byte) {
 	t.Helper()
 	guide, err := os.ReadFile("../../docs/reference/metrics.md")
@@ -336,7 +336,7 @@ func documented(t *testing.T, pages ...[]byte) {
 			says[string(m[1])] = true
 		}
 	}
-	// What no daemon counted yet has no line, nor has what is of policies where there are none.
+	// Metrics without a value have no line, nor have metrics of policies without policies.
 	for _, later := range []string{
 		"pilaster_orchestrator_streams_ended_total counter", "pilaster_policy_denied_packets_total counter",
 		"pilaster_sessions gauge",
@@ -346,12 +346,12 @@ func documented(t *testing.T, pages ...[]byte) {
 		says[later] = says[later] || shown[later]
 	}
 	if len(says) < 15 || !maps.Equal(shown, says) {
-		t.Errorf("docs/reference/metrics.md has\n%q, the daemons\n%q", slices.Sorted(maps.Keys(shown)),
+		t.Errorf("docs/reference/metrics.md has\n%q, the daemons have\n%q", slices.Sorted(maps.Keys(shown)),
 			slices.Sorted(maps.Keys(says)))
 	}
 }
 
-// drop sends what must be dropped and waits until the agent has counted it.
+// drop sends packets that must be dropped, and waits until the agent has counted them.
 func (n *node) drop(ctx context.Context, t *testing.T) {
 	t.Helper()
 	b1, err := n.Namespace("b1")

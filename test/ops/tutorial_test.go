@@ -16,9 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestTutorial runs what docs/tutorial/two-machines.md says for one machine, and compares the output. It happens in
-// namespaces of the test's own for mounts, processes and network, so the tutorial's paths and names are the ones that a
-// reader has, and all of it ends with the test.
+// TestTutorial runs docs/tutorial/two-machines.md on one machine, and compares the output. It runs in its own mount,
+// pid and network namespaces, so that it can use the tutorial's paths and names, and everything ends with the test.
 func TestTutorial(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -26,7 +25,7 @@ func TestTutorial(t *testing.T) {
 	ctx := labtest.Context(t)
 	_, steps := guide(t, "../../docs/tutorial/two-machines.md")
 	if len(steps) < 30 {
-		t.Fatalf("the tutorial has %d commands", len(steps))
+		t.Fatalf("the tutorial has only %d commands", len(steps))
 	}
 	bin := t.TempDir()
 	for name, target := range map[string]string{"pilaster": labtest.Binary(t), "pilaster-cni": labtest.Binary(t) +
@@ -35,14 +34,14 @@ func TestTutorial(t *testing.T) {
 	}
 	inside := enclosed(ctx, t)
 
-	// Functions and variables that a reader's shells keep.
+	// State of the reader's shells: functions and variables.
 	functions, variables, last := "", map[string]string{}, ""
 	for _, s := range steps {
 		switch name, _, isVariable := strings.Cut(s.command, "=fc…"); {
-		case isVariable: // an address that the output before it shows
+		case isVariable: // an address from the previous output
 			addresses := regexp.MustCompile(`\bfc[0-9a-f]{2}:[0-9a-f:]+`).FindAllString(last, -1)
 			if addresses == nil {
-				t.Fatalf("%s: no address before it in\n%s", s.command, last)
+				t.Fatalf("%s: no address in the previous output\n%s", s.command, last)
 			}
 			variables[s.machine] += name + "=" + addresses[len(addresses)-1] + "\n"
 			continue
@@ -55,7 +54,7 @@ func TestTutorial(t *testing.T) {
 			script = fmt.Sprintf("%smachine %s <<'COMMAND'\n%s%s\nCOMMAND\n", functions, s.machine,
 				variables[s.machine], s.command)
 		}
-		// Daemons need a moment: what only looks is repeated until it shows what the tutorial says.
+		// Daemons need time to start: a command that only reads is retried until its output matches the tutorial.
 		for started := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 			out, err := inside(ctx, "export PATH="+bin+":$PATH\n"+script)
 			if last = out; err == nil && s.fits(out) {
@@ -64,13 +63,13 @@ func TestTutorial(t *testing.T) {
 			}
 			looks := regexp.MustCompile(`^pilaster (status|node list|tenant create)`).MatchString(s.command)
 			if !looks || time.Since(started) > 30*time.Second {
-				t.Fatalf("%s$ %s: %v\n%s\nthe tutorial shows\n%s", s.machine, s.command, err, out, s.shown)
+				t.Fatalf("%s$ %s: %v\n%s\nwant, by the tutorial,\n%s", s.machine, s.command, err, out, s.shown)
 			}
 		}
 	}
 }
 
-// enclosed returns a function that runs a script of bash in namespaces of their own. What scripts leave behind ends
+// enclosed returns a function that runs a bash script in separate namespaces. Processes that scripts leave running end
 // with the test.
 func enclosed(ctx context.Context, t *testing.T) func(context.Context, string) (string, error) {
 	t.Helper()

@@ -20,28 +20,29 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// Connections run from all of the first to all of the others, which are on the other node. Each of the others has a
-// process a port, and each of the first as many: a process may not have more than 20,000 files.
+// Connections run from each of the first containers to each of the others, which are on the other node. Each of the
+// others has one process per port, and each of the first as many processes: a process cannot have more than 20,000
+// files.
 var (
 	diallers = []string{"xa", "xc", "yb", "za"}
 	listened = []string{"xb", "ya", "yc", "zb"}
 )
 
 const (
-	changeEvery = 100 * time.Millisecond // some policy comes, changes or goes
-	wordsEvery  = 50 * time.Millisecond  // some of the connections are used, and more than once while a policy holds
-	wordsAtOnce = 256                    // on average
+	changeEvery = 100 * time.Millisecond // interval of policy changes
+	wordsEvery  = 50 * time.Millisecond  // interval of exchanges on some connections; a policy lasts for more than one
+	wordsAtOnce = 256                    // average number per exchange
 )
 
-// churn is how many connections there are, and what happens meanwhile.
+// churn is the number of connections and the changes made meanwhile.
 type churn struct {
-	connections, changes int // as many connections between each two of the processes
-	killEvery            int // changes an agent is killed
+	connections, changes int // connections is a multiple of the number of pairs of processes
+	killEvery            int // number of changes between two kills of an agent
 }
 
-// TestConnectionsOutlivePolicies: connections between processes on two nodes, while policies come, change and go, none
-// of which forbids them, and agents are killed. Each word on them arrives and comes back, no container's packet is
-// dropped, and both nodes go on remembering each connection; until one policy does forbid them.
+// TestConnectionsOutlivePolicies: connections between processes on two nodes continue while policies that allow them
+// are created, changed and deleted, and agents are killed. Each message arrives and is echoed, no packet is dropped,
+// and both nodes keep all sessions; until a policy denies the connections.
 func TestConnectionsOutlivePolicies(t *testing.T) {
 	size := churn{connections: 2_048, changes: 12, killEvery: 6}
 	if long() {
@@ -51,7 +52,7 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	defer cancel()
 	l := labtest.New(t, podsOn(lab.Tenant{}),
 		func(o *lab.Options) { o.AgentArgs = []string{"--max-sessions", fmt.Sprint(4 * size.connections)} })
-	// All who listen are under policies from the start, and so are all who dial.
+	// All containers are isolated from the start.
 	apply(ctx, t, l, 0, []string{allowed("ingress", 80, 81), allowed("egress", 80, 81)})
 	c := dial(t, l, size.connections)
 	c.talk(t, "at first", 1)
@@ -76,36 +77,36 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	c.talk(t, "when policies have changed", 1)
 	c.mustBeRemembered(ctx, t, l, remembered)
 	if now := drops(ctx, t, l); !slices.EqualFunc(dropped, now, maps.Equal) {
-		t.Errorf("nodes dropped %v, and before policies changed %v", now, dropped)
+		t.Errorf("the nodes dropped packets: got counters %v, want %v", now, dropped)
 	}
-	t.Logf("%d connections of %d processes; %d changes of policies in %v, and %d kills of agents; %d words came and "+
-		"went meanwhile; sessions %v",
+	t.Logf("%d connections of %d processes; %d changes of policies in %v, and %d kills of agents; %d messages were "+
+		"echoed meanwhile; sessions %v",
 		size.connections, len(c.dialled)+len(c.accepted), size.changes, took.Round(time.Millisecond),
 		size.changes/size.killEvery, words, remembered)
 
-	// That this is not blind: neither to a node that forgets, nor to a policy that forbids what the other one
-	// remembers.
+	// Check the test itself: it must notice a node that loses its sessions, and a policy that denies connections with
+	// sessions on the other node.
 	forget(t, l, nodes[0])
 	if _, err := c.remembered(ctx, l, remembered); err == nil {
-		t.Error("a node that forgot all connections is not noticed")
+		t.Error("the loss of all sessions of a node was not noticed")
 	}
 	apply(ctx, t, l, size.changes+1, []string{allowed("ingress", 1), allowed("egress", 80, 81)})
 	if said, err := c.accepted.each("Say", 1.0); err != nil || said != size.connections {
-		t.Fatalf("a word is said on %d connections: %v", said, err)
+		t.Fatalf("messages were sent on %d connections: %v", said, err)
 	}
 	for denied := uint64(0); denied < uint64(size.connections); {
 		if ctx.Err() != nil {
-			t.Fatalf("of %d connections that are forbidden, %d packets were dropped", size.connections, denied)
+			t.Fatalf("with %d denied connections, only %d packets were dropped", size.connections, denied)
 		}
 		denied = drops(ctx, t, l)[1]["policy-denied"]
 	}
 	if arrived, err := c.accepted.each("Arrived", 100*time.Millisecond); err != nil || arrived > 0 {
-		t.Errorf("%d of %d connections that are forbidden carry something: %v", arrived, size.connections, err)
+		t.Errorf("%d of %d denied connections still carry data: %v", arrived, size.connections, err)
 	}
 }
 
-// documents are the policies at a change. All of them let the connections pass: some name their ends and other ports
-// beside theirs, and some cut off another container, by name and by block.
+// documents are the policies of a change. All of them allow the connections: some name their ends and additional ports,
+// and some deny another container, by labels and by CIDR.
 func (s churn) documents(change int) []string {
 	documents := []string{allowed("ingress", 80, 81, 1000+change), allowed("egress", 80, 81)}
 	if change%4 < 2 {
@@ -117,8 +118,7 @@ func (s churn) documents(change int) []string {
 	return documents
 }
 
-// run has policies change at a steady rate, whether or not nodes have received the change before, and kills the agents
-// in turn.
+// run changes policies at a fixed rate, without waiting for the nodes, and kills the agents in turn.
 func (s churn) run(ctx context.Context, l *lab.Lab) error {
 	var kills sync.WaitGroup
 	killed := make([]error, s.changes)
@@ -147,7 +147,7 @@ func (s churn) run(ctx context.Context, l *lab.Lab) error {
 	return errors.Join(killed...)
 }
 
-// allowed is a policy by which all of the tenant reach each other by some ports of TCP and no others, in one direction.
+// allowed is a policy that allows all pods of the tenant to reach each other at some TCP ports only, in one direction.
 func allowed(direction string, ports ...int) string {
 	who := "from"
 	if direction == "egress" {
@@ -168,13 +168,13 @@ func allowed(direction string, ports ...int) string {
 				{"action": "Deny", %q: %s}]}}`, direction, direction, who, peers, list, who, peers)
 }
 
-// connections are established ones, by the processes that have their ends.
+// connections are established connections, by the processes of their ends.
 type connections struct {
 	count             int
 	dialled, accepted talkers
 }
 
-// dial makes connections, evenly between all pairs of containers and ports.
+// dial opens connections, evenly between all pairs of containers and ports.
 func dial(t *testing.T, l *lab.Lab, count int) *connections {
 	t.Helper()
 	c := &connections{count: count}
@@ -209,12 +209,12 @@ func dial(t *testing.T, l *lab.Lab, count int) *connections {
 	if err := errors.Join(<-made, err); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d connections within %v", count, time.Since(begun))
+	t.Logf("opened %d connections within %v", count, time.Since(begun))
 	return c
 }
 
-// talk wants a word on a share of the connections to arrive and to come back, and all of them to be open at both of
-// their ends. It returns how many words.
+// talk sends a message on a share of the connections and checks that all are echoed and all connections are open at
+// both ends. It returns the number of messages.
 func (c *connections) talk(t *testing.T, when string, share float64) int {
 	t.Helper()
 	said, err := c.accepted.each("Say", share)
@@ -223,11 +223,11 @@ func (c *connections) talk(t *testing.T, when string, share float64) int {
 	}
 	arrived, err := c.accepted.each("Arrived", patience)
 	if err != nil || arrived != said {
-		t.Errorf("%s: %d of %d words came back: %v", when, arrived, said, err)
+		t.Errorf("%s: %d of %d messages were echoed: %v", when, arrived, said, err)
 	}
 	for _, ends := range []talkers{c.dialled, c.accepted} {
 		if open, err := ends.each("Open", 0); err != nil || open != c.count {
-			t.Errorf("%s: %d of %d connections are open at one of their ends: %v", when, open, c.count, err)
+			t.Errorf("%s: %d of %d connections are open at each end: %v", when, open, c.count, err)
 		}
 	}
 	if t.Failed() {
@@ -236,8 +236,8 @@ func (c *connections) talk(t *testing.T, when string, share float64) int {
 	return said
 }
 
-// remembered wants each node to have each connection in its table of sessions, established, and neither to have begun,
-// evicted or refused any since before.
+// remembered checks that each node has an established session for each connection, and that neither has created,
+// evicted or refused any session since before.
 func (c *connections) remembered(ctx context.Context, l *lab.Lab,
 	before []*pilasterv1.Sessions) (all []*pilasterv1.Sessions, err error) {
 	for i, node := range nodes {
@@ -247,11 +247,11 @@ func (c *connections) remembered(ctx context.Context, l *lab.Lab,
 		}
 		s := status.Msg.GetPolicies().GetSessions()
 		if int(s.GetUsed()-s.GetHalfOpen()) != c.count {
-			err = errors.Join(err, fmt.Errorf("%s remembers %v, and there are %d connections", node, s, c.count))
+			err = errors.Join(err, fmt.Errorf("%s has sessions %v, want %d established", node, s, c.count))
 		}
 		if before != nil && (s.Begun != before[i].Begun || s.Evicted != before[i].Evicted ||
 			s.Refused != before[i].Refused) {
-			err = errors.Join(err, fmt.Errorf("%s: %v, and before %v", node, s, before[i]))
+			err = errors.Join(err, fmt.Errorf("%s: the counters changed to %v from %v", node, s, before[i]))
 		}
 		all = append(all, s)
 	}
@@ -268,12 +268,12 @@ func (c *connections) mustBeRemembered(ctx context.Context, t *testing.T, l *lab
 	return all
 }
 
-// forget empties the table of sessions of a node.
+// forget empties the session table of a node.
 func forget(t *testing.T, l *lab.Lab, node string) {
 	t.Helper()
 	pins, err := filepath.Glob(filepath.Join(l.BPF(node), "maps", "pil_sessions_v1*"))
 	if err != nil || len(pins) != 1 {
-		t.Fatalf("tables of sessions: %v, %v", pins, err)
+		t.Fatalf("unexpected pins of the session tables: %v, %v", pins, err)
 	}
 	m, err := ebpf.LoadPinnedMap(pins[0], nil)
 	if err != nil {

@@ -20,11 +20,11 @@ import (
 	"pilaster.io/pilaster/internal/policy/policytest"
 )
 
-// networks are those that enforce policies.
+// networks are the networks that enforce policies.
 var networks = []struct {
 	name     string
 	tenant   lab.Tenant
-	families []int // lengths of addresses
+	families []int // lengths of addresses in bits
 }{
 	{"netpila", lab.Tenant{}, []int{128}},
 	{"netpila-clear", lab.Tenant{Addressing: "clear"}, []int{128}},
@@ -33,9 +33,9 @@ var networks = []struct {
 		[]int{32, 128}},
 }
 
-// TestPacketsAgainstCyclonus: in all cases of cyclonus that change policies alone, packets of TCP and UDP arrive, and
-// are answered, where its matcher says so, and nowhere else. The long run has them all on each network; else each
-// network has others.
+// TestPacketsAgainstCyclonus runs all cases of cyclonus that only change policies: packets of TCP and UDP arrive and
+// are answered exactly if its matcher allows them. The long run has all cases on each network; a short one divides them
+// among the networks.
 func TestPacketsAgainstCyclonus(t *testing.T) {
 	part := 0
 	for _, network := range networks {
@@ -50,13 +50,12 @@ func TestPacketsAgainstCyclonus(t *testing.T) {
 	}
 }
 
-// parts is how many families the networks have together.
+// parts is the total number of families of the networks.
 const parts = 4
 
 var nodes = []string{"n1", "n2"}
 
-// podsOn are the pods of cyclonus on two nodes, those of each of its namespaces on both, and beside them a tenant
-// without policies.
+// podsOn are cyclonus's pods, distributed over two nodes, and a tenant without policies.
 func podsOn(network lab.Tenant) lab.Spec {
 	of := func(name string) lab.Tenant {
 		network.Name = name
@@ -137,16 +136,15 @@ func compare(t *testing.T, l *lab.Lab, bits, part int) {
 				trial.Documents)
 		}
 	}
-	t.Logf("%d cases, %d packets and their answers, %d of them allowed; %d as cyclonus does not say; %v, %v of it "+
+	t.Logf("%d cases, %d packets and their answers, %d of them allowed; %d differ from cyclonus; %v, %v of it "+
 		"until policies were in force", len(trials), count, arrive, wrong, time.Since(begun), applying)
 	if all < 200 || count < 10_000 || arrive < count/10 || arrive > count*9/10 {
-		t.Error("that says too little")
+		t.Error("too few cases or packets")
 	}
 }
 
-// apply has the tenant's policies be these and no others, and waits until they are in force on both nodes. One that
-// selects no pod is always another one, so that there is a change whose revision the nodes can be asked for; it comes
-// last.
+// apply replaces the tenant's policies, and waits until they are in force on both nodes. The last one selects no pod
+// and has a new name each time, so that there is always a change whose revision the nodes report.
 func apply(ctx context.Context, t *testing.T, l *lab.Lab, number int, documents []string) {
 	t.Helper()
 	wanted := map[[2]string]bool{{nowhere, marker}: true}
@@ -190,13 +188,13 @@ func policiesOf(ctx context.Context, t *testing.T, l *lab.Lab) []*pilasterv1.Pol
 	return list.Msg.Policies
 }
 
-// What a policy is called that selects no pod, and where it is.
+// Name and namespace of the policy that selects no pod.
 const (
 	marker  = "marker"
 	nowhere = "nowhere"
 )
 
-// untilInForce waits until a node has in force what the cluster had at a revision.
+// untilInForce waits until a node enforces the policies of a revision.
 func untilInForce(ctx context.Context, t *testing.T, l *lab.Lab, node string, revision int64) {
 	t.Helper()
 	for again := time.Tick(5 * time.Millisecond); ; {
@@ -218,14 +216,14 @@ func untilInForce(ctx context.Context, t *testing.T, l *lab.Lab, node string, re
 	}
 }
 
-// drops are what each node has dropped, by reason.
+// drops returns the drop counters of each node, by reason.
 func drops(ctx context.Context, t *testing.T, l *lab.Lab) (all []map[string]uint64) {
 	for _, node := range nodes {
 		d, err := l.Drops(ctx, node)
 		if err != nil {
 			t.Fatal(err)
 		}
-		delete(d, dropreason.MldIgnored.String()) // kernels report listeners when they like
+		delete(d, dropreason.MldIgnored.String()) // kernels send listener reports at any time
 		all = append(all, d)
 	}
 	return all

@@ -1,9 +1,9 @@
-// Package policies_test has policies in force in a lab, and real packets meet them. What is to arrive is decided by the
-// matcher of cyclonus, an implementation that is not ours (internal/policy/policytest).
+// Package policies_test checks policies in a lab with real packets. The matcher of cyclonus, an independent
+// implementation, decides which packets must arrive (internal/policy/policytest).
 package policies_test
 
 import "os"
 
-// long reports whether this is the long run, on a machine that does nothing else: it has all cases on each network, and
-// judges times.
+// long reports whether this is the long run, on an otherwise idle machine: it has all cases on each network, and checks
+// durations.
 func long() bool { return os.Getenv("PILASTER_POLICIES_LONG") != "" }

@@ -25,18 +25,17 @@ import (
 
 const (
 	changes  = 120                    // in a series
-	standing = 100                    // policies beside the one that changes
-	within   = 100 * time.Millisecond // of 99 in 100 changes
+	standing = 100                    // policies in addition to the changing one
+	within   = 100 * time.Millisecond // for 99 of 100 changes
 	series   = 4
 )
 
-// TestChangeToEnforcement: 99 of 100 changes of a policy are in force on both nodes within 100 ms after they were
-// committed. It takes the time that packets show, and beside it what the agents count from the orchestrator's message
-// on.
+// TestChangeToEnforcement: 99 of 100 policy changes are in force on both nodes within 100 ms after their commit. It
+// measures with packets, and also logs the agents' histogram, which begins at the orchestrator's message.
 //
-// Whatever else runs on the machine can only make a change slower, for a while: so one of four series has to be in
-// time, and all are logged, with how long tasks waited for a processor and how late who sends the packets was. A change
-// that takes too long by itself does so in each of them.
+// Other load on the machine can only slow changes down temporarily, so only one of four series must meet the limit. All
+// are logged, with the time that tasks waited for a processor and the maximum delay of the sender. A change that is
+// slow by itself is slow in each series.
 func TestChangeToEnforcement(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{
 		{Name: "p1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "p1"}},
@@ -78,8 +77,8 @@ func TestChangeToEnforcement(t *testing.T) {
 		counted = now
 		p99, agents99 := percentile(fromCommit, 99), agents.percentile(99)
 		t.Logf(
-			"%d changes in %v: to the first packets that they decide on both nodes, from the commit P50 %v, P99 %v, "+
-				"at most %v; from the call P50 %v, P99 %v; agents, from the message P50 ≤ %g s, P99 ≤ %g s; "+
+			"%d changes in %v; on both nodes, from the commit to the first affected packets: P50 %v, P99 %v, "+
+				"maximum %v; from the call: P50 %v, P99 %v; agents, from the message: P50 ≤ %g s, P99 ≤ %g s; "+
 				"tasks waited for a processor in %.0f %% of the time, packets up to %v",
 			changes,
 			took.Round(time.Millisecond),
@@ -96,9 +95,9 @@ func TestChangeToEnforcement(t *testing.T) {
 		if p99 <= within && agents99 <= within.Seconds() {
 			return
 		}
-		t.Logf("series %d of %d is not in time", i+1, series)
+		t.Logf("series %d of %d exceeds the limit", i+1, series)
 	}
-	t.Errorf("in none of %d series P99 is at most %v", series, within)
+	t.Errorf("P99 exceeds the limit in each of %d series; want at most %v", series, within)
 }
 
 // accept is a policy that isolates all pods, and accepts datagrams to one port.
@@ -115,7 +114,7 @@ func changeTo(ctx context.Context, t *testing.T, l *lab.Lab, documents ...string
 	}
 }
 
-// percentile is that of the nearest rank.
+// percentile returns the nearest-rank percentile.
 func percentile(of []time.Duration, p int) time.Duration {
 	sorted := slices.Sorted(slices.Values(of))
 	return sorted[(len(sorted)*p+99)/100-1]
@@ -123,22 +122,22 @@ func percentile(of []time.Duration, p int) time.Duration {
 
 type flow struct{ from, to string }
 
-// watched are flows whose packets begin to arrive, and cease to.
+// watched are flows whose packets the test observes.
 type watched struct {
 	flows  []flow
 	turned chan turn
-	late   atomic.Int64 // ns between two rounds of packets, at most
+	late   atomic.Int64 // maximum delay between two rounds of packets, in ns
 }
 
-// turn is a packet of a flow that other than the one before arrived, or did not, and a time when that was certain.
+// turn is a change of a flow between open and closed, and a time at which the change was certain.
 type turn struct {
 	flow
 	open bool
 	at   time.Time
 }
 
-// watch sends two datagrams on each flow every millisecond, of which policies always accept the second. All happens on
-// one CPU, as prober says: when the second is there the first has arrived as well, or was dropped.
+// watch sends two datagrams on each flow every millisecond; policies always accept the second one. All of this runs on
+// one CPU (see prober): when the second datagram has arrived, the first one has arrived or was dropped.
 func watch(ctx context.Context, t *testing.T, p *prober, flows []flow) *watched {
 	w := &watched{flows: flows, turned: make(chan turn, 4*len(flows))}
 	ctx, stop := context.WithCancel(ctx)
@@ -188,7 +187,7 @@ func (w *watched) run(ctx context.Context, p *prober) error {
 	}
 }
 
-// passes reports whether a datagram arrives, by one behind it that does.
+// passes reports whether a datagram arrives, using a later one that always does.
 func (p *prober) passes(f flow) (bool, error) {
 	for _, port := range serverPorts {
 		if err := unix.Sendto(p.clients[f.from], p.letter(0), 0, p.place(end{f.to, port})); err != nil &&
@@ -212,7 +211,7 @@ func (p *prober) passes(f flow) (bool, error) {
 	return came[0] > 0, nil
 }
 
-// readable waits until a socket is.
+// readable waits until a socket is readable.
 func readable(fd int) error {
 	for {
 		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds()))
@@ -220,13 +219,13 @@ func readable(fd int) error {
 			continue
 		}
 		if err == nil && ready == 0 {
-			return errors.New("nothing arrives")
+			return errors.New("nothing arrived in time")
 		}
 		return err
 	}
 }
 
-// await waits until each flow has turned, once, and returns when the last had.
+// await waits until each flow has changed exactly once, and returns the time of the last change.
 func (w *watched) await(t *testing.T, open bool) (last time.Time) {
 	t.Helper()
 	left := slices.Clone(w.flows)
@@ -235,17 +234,17 @@ func (w *watched) await(t *testing.T, open bool) (last time.Time) {
 		case turned := <-w.turned:
 			i := slices.Index(left, turned.flow)
 			if i < 0 || turned.open != open {
-				t.Fatalf("%v is open: %v, and all are to become: %v", turned.flow, turned.open, open)
+				t.Fatalf("%v changed to open: %v, want %v for all", turned.flow, turned.open, open)
 			}
 			left, last = slices.Delete(left, i, i+1), turned.at
 		case <-patient:
-			t.Fatalf("%v of the flows do not become open: %v", left, open)
+			t.Fatalf("%v of the flows did not change to open: %v", left, open)
 		}
 	}
 	return last
 }
 
-// histogram is how many were at most so long; the last has all.
+// histogram has cumulative counts by duration; the last count is the total.
 type histogram []atMost
 
 type atMost struct {
@@ -253,8 +252,8 @@ type atMost struct {
 	many    int
 }
 
-// enforced is what all agents say of the time from the orchestrator's message to its policies being in the packet path,
-// and on disk: which may be later than packets show, so it waits for the last of so many times.
+// enforced returns the histograms of all agents of the time from the orchestrator's message until its policies are in
+// the packet path and on disk. The write to disk may be later than packets show, so it waits for so many observations.
 func enforced(ctx context.Context, t *testing.T, l *lab.Lab, times int) histogram {
 	t.Helper()
 	for again := time.Tick(time.Millisecond); ; {
@@ -265,7 +264,7 @@ func enforced(ctx context.Context, t *testing.T, l *lab.Lab, times int) histogra
 		select {
 		case <-again:
 		case <-ctx.Done():
-			t.Fatalf("agents have had policies in force %d times, and not %d", h.count(), times)
+			t.Fatalf("the agents' histograms have %d observations, want %d", h.count(), times)
 		}
 	}
 }
@@ -292,7 +291,7 @@ func scrape(t *testing.T, l *lab.Lab) (sum histogram) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusOK || i == 0 {
-			t.Fatalf("%s reports no times: %s", node, resp.Status)
+			t.Fatalf("the metrics of %s lack the histogram: %s", node, resp.Status)
 		}
 	}
 	return sum
@@ -308,17 +307,17 @@ func (h histogram) since(before histogram) histogram {
 
 func (h histogram) count() int { return h[len(h)-1].many }
 
-// percentile is a number of seconds that is no less than it was.
+// percentile returns an upper bound of the percentile, in seconds.
 func (h histogram) percentile(p int) float64 {
 	return h[slices.IndexFunc(h, func(b atMost) bool { return b.many*100 >= h.count()*p })].seconds
 }
 
-// pressure is how long some task has waited for a processor, since the machine's start.
+// pressure returns the total time that some task has waited for a processor, since the machine's start.
 func pressure(t *testing.T) time.Duration {
 	t.Helper()
 	b, err := os.ReadFile("/proc/pressure/cpu")
 	if err != nil {
-		return 0 // this kernel does not count it
+		return 0 // this kernel does not have it
 	}
 	var avg10, avg60, avg300 float64
 	var total int64

@@ -18,11 +18,11 @@ const webFromFront = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy
 	"spec":{"podSelector":{"matchLabels":{"app":"web"}},
 	"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"front"}}}]}]}}`
 
-// labelled is how long other nodes may take to judge a container by its new labels.
+// labelled is how long other nodes may take to apply policy by a container's new labels.
 const labelled = 100 * time.Millisecond
 
-// TestLabelsOnOtherNodes: what a container's labels are from now on, another node that hosts the tenant judges it by at
-// once, whatever becomes of the agent that has said so, and no longer than the container lives.
+// TestLabelsOnOtherNodes: another node that hosts the tenant applies policy by a container's new labels immediately,
+// also after restarts of the container's agent, until the container is removed.
 func TestLabelsOnOtherNodes(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{
 		{Name: "web", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
@@ -40,7 +40,7 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 	must(err)
 	web, err := l.Container("web")
 	must(err)
-	// allows asks the kernel of web's node.
+	// allows queries the kernel of web's node.
 	allows := func() bool {
 		t.Helper()
 		resp, err := l.Agent("n1").Why(ctx,
@@ -48,7 +48,7 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 				Destination: web.Plaintext.String(), Protocol: 6, Port: 80}))
 		must(err)
 		if len(resp.Msg.Reasons) != 1 {
-			t.Fatalf("n1 says %v", resp.Msg)
+			t.Fatalf("unexpected verdict of n1: %v", resp.Msg)
 		}
 		return resp.Msg.Reasons[0].Allowed
 	}
@@ -59,7 +59,7 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 				return time.Since(start)
 			}
 			if ctx.Err() != nil || time.Since(start) > 20*time.Second {
-				t.Fatalf("%s, and n1 never allows it: %v", what, allowed)
+				t.Fatalf("%s: n1 did not change its verdict to allowed: %v", what, allowed)
 			}
 		}
 	}
@@ -86,7 +86,7 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 	t.Logf("from the label to the other node's kernel: median %v, most %v of %d", took[len(took)/2], took[len(took)-1],
 		len(took))
 	if median := took[len(took)/2]; median > labelled {
-		t.Errorf("mostly another node takes %v", median)
+		t.Errorf("the median delay of the other node is %v", median)
 	}
 
 	label("front")
@@ -94,14 +94,14 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 	_, err = l.Kill(ctx, lab.AgentProcess("n2"))
 	must(err)
 	if !allows() {
-		t.Error("its agent was killed, and guest is what it was before")
+		t.Error("guest's new labels were lost when its agent was killed")
 	}
 	must(awaitConnected(ctx, l, "n2"))
 	if !allows() {
-		t.Error("its agent was started anew, and guest is what it was before")
+		t.Error("guest's new labels were lost when its agent restarted")
 	}
 	if echo, err := l.Ping(ctx, "guest", "web", packet.PingOptions{}); err != nil || !echo.Reached() {
-		t.Errorf("guest as front does not reach web: %+v, %v", echo, err)
+		t.Errorf("guest with front's labels cannot reach web: %+v, %v", echo, err)
 	}
 	must(l.RemoveContainer(ctx, "guest"))
 	until("guest has ended", false)

@@ -22,15 +22,15 @@ import (
 const (
 	manyPods     = 50
 	manyPolicies = 5_000
-	atOnce       = 100 // policies of one change of the store
+	atOnce       = 100 // policies per call
 
-	maxPeak  = 96 << 20        // bytes of memory of the agent, at any time
-	maxStart = 2 * time.Second // until it is ready, from its own disk
+	maxPeak  = 96 << 20        // maximum memory of the agent, in bytes
+	maxStart = 2 * time.Second // until it is ready, without an orchestrator
 )
 
-// TestManyPolicies: a node with 50 containers, no two of which are alike, in a tenant with 5,000 policies, all of which
-// select some of them. What the agent needs while they come and to start with them from its own disk is bounded; no
-// orchestrator is there then.
+// TestManyPolicies: a node has 50 containers with different labels, in a tenant with 5,000 policies, each of which
+// selects some of them. The agent's memory is bounded while it receives them, and its start from its own disk without
+// an orchestrator is bounded in time and memory.
 func TestManyPolicies(t *testing.T) {
 	spec := lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}}
 	for i := range manyPods {
@@ -53,12 +53,12 @@ func TestManyPolicies(t *testing.T) {
 	accepted := time.Since(begun)
 	all := policiesOf(ctx, t, l)
 	if len(all) != manyPolicies {
-		t.Fatalf("the cluster has %d policies", len(all))
+		t.Fatalf("unexpected number of policies in the cluster: %d", len(all))
 	}
 	newest := slices.MaxFunc(all, newer)
 	untilInForce(ctx, t, l, "n1", newest.Revision)
 	t.Logf("%d policies accepted within %v, in force after %v", manyPolicies, accepted, time.Since(begun))
-	// how far the collection of garbage is behind depends on who else wants the CPUs
+	// The delay of garbage collections depends on other load, so only the long run checks the memory here.
 	peak(ctx, t, l, "while policies came", long())
 
 	if err := l.Stop(ctx, lab.Orchestrator); err != nil {
@@ -74,19 +74,19 @@ func TestManyPolicies(t *testing.T) {
 	took := time.Since(begun)
 	t.Logf("ready from its own disk within %v", took)
 	if took > maxStart && long() {
-		t.Errorf("the agent took %v to be ready, of %v at most", took, maxStart)
+		t.Errorf("the agent took %v to be ready; the limit is %v", took, maxStart)
 	}
 	status, err := l.Agent("n1").Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if status.Msg.GetOrchestrator().GetConnected() {
-		t.Error("it did not start from its own disk: the orchestrator lives")
+		t.Error("the agent did not start from its own disk: an orchestrator runs")
 	}
 	peak(ctx, t, l, "from its start", true)
 }
 
-// manyLabels are of one of 10 namespaces with 5 apps each.
+// manyLabels returns labels of one of 10 namespaces with 5 apps each.
 func manyLabels(i int) map[string]string {
 	namespace, app := i/5, i%5
 	port, number := tenant.NamedPort("http", uint16(8000+i%10), "TCP")
@@ -97,8 +97,8 @@ func manyLabels(i int) map[string]string {
 	}
 }
 
-// manyDocument is one as in the benchmark of package policy: who may come by labels, to ranges of ports and to one;
-// half of them also say whom to go to, by the name of a port and by blocks.
+// manyDocument returns a policy as in the benchmark of package policy: it allows ingress by labels, to port ranges and
+// to a single port; half of the policies also allow egress, to a named port and to CIDRs.
 func manyDocument(r *rand.Rand, i int) string {
 	rule := func() string {
 		return fmt.Sprintf(`{"from": [{"podSelector": {"matchLabels": {"tier": "tier-%d"}}},
@@ -118,7 +118,7 @@ func manyDocument(r *rand.Rand, i int) string {
 			"ingress": [%s, %s]%s}}`, i, i%10, r.IntN(5), rule(), rule(), egress)
 }
 
-// agentFile reads what the kernel says of the agent's process.
+// agentFile reads a file of the agent's process in /proc.
 func agentFile(ctx context.Context, t *testing.T, l *lab.Lab, name string) string {
 	t.Helper()
 	states, err := l.Processes(ctx)
@@ -133,16 +133,16 @@ func agentFile(ctx context.Context, t *testing.T, l *lab.Lab, name string) strin
 	return string(b)
 }
 
-// peak wants the memory of the agent to have been bounded until now.
+// peak checks the maximum memory of the agent so far.
 func peak(ctx context.Context, t *testing.T, l *lab.Lab, when string, limited bool) {
 	t.Helper()
 	_, rest, found := strings.Cut(agentFile(ctx, t, l, "status"), "VmHWM:")
 	kb, err := strconv.Atoi(strings.TrimSpace(strings.Split(rest, "kB")[0]))
 	if !found || err != nil {
-		t.Fatalf("its memory: %v", err)
+		t.Fatalf("read the agent's peak memory: %v", err)
 	}
 	t.Logf("%s: at most %d MiB", when, kb>>10)
 	if kb<<10 > maxPeak && limited {
-		t.Errorf("%s the agent had %d MiB, of %d at most", when, kb>>10, maxPeak>>20)
+		t.Errorf("%s the agent had %d MiB; the limit is %d", when, kb>>10, maxPeak>>20)
 	}
 }

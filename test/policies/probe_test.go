@@ -18,27 +18,26 @@ import (
 )
 
 const (
-	clientPort   = 5000 // the same in all trials: a flow that was allowed gets a new verdict
+	clientPort   = 5000 // the same in all trials: a flow gets a new verdict in each
 	sentinelPort = 7
-	patience     = 5 * time.Second // for what is to arrive
+	patience     = 5 * time.Second // timeout of packets that must arrive
 )
 
 var serverPorts = []uint16{80, 81}
 
-// prober sends packets between pods and returns what arrived. It does not wait for what does not come: all of it
-// happens on one CPU, whose queues are first in, first out, so that whatever was sent before a sentinel has arrived or
-// was dropped when the sentinel is there. Sentinels run between all containers of a tenant without policies, which has
-// two on each node.
+// prober sends packets between pods and returns which arrived. It does not wait for dropped packets: everything runs on
+// one CPU, whose queues are FIFO. So when a sentinel has arrived, every earlier packet has arrived or was dropped.
+// Sentinels run between all containers of a tenant without policies, which has two on each node.
 type prober struct {
-	addresses map[string]netip.Addr // that containers send to
+	addresses map[string]netip.Addr // destination addresses by container
 	spaces    map[string]*netns.Namespace
-	clients   map[string]int // sockets of datagrams, by pod
+	clients   map[string]int // datagram sockets, by pod
 	servers   map[end]server
 	sentinels map[string]int
 	round     uint32
 }
 
-// end is where a server listens.
+// end is the address of a server.
 type end struct {
 	pod  string
 	port uint16
@@ -107,7 +106,7 @@ func (p *prober) close() {
 	}
 }
 
-// open makes a socket that waits for nothing, bound to a port of a container, in the namespace of the thread.
+// open returns a nonblocking socket, bound to a port of a container, in the thread's namespace.
 func (p *prober) open(name string, kind int, port uint16) (int, error) {
 	fd, err := unix.Socket(family(p.addresses[name]), kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -137,7 +136,8 @@ func (p *prober) place(e end) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(e.port), Addr: p.addresses[e.pod].As16()}
 }
 
-// arrived is what came of a probe: a datagram there and its answer back, or a connection that was established.
+// arrived is the result of a probe: whether the datagram and its answer arrived, or whether the connection was
+// established.
 type arrived struct{ there, back bool }
 
 // try sends all probes at once.
@@ -167,7 +167,7 @@ func (p *prober) tryHere(probes []policytest.Probe) ([]arrived, error) {
 		}
 		to := p.place(end{probe.To, probe.Port})
 		if sockets[i] = -1; probe.Protocol == policy.UDP {
-			// dropped on the way out
+			// The kernel returns an error for a drop at egress.
 			if err := unix.Sendto(p.clients[probe.From], p.letter(i), 0, to); err != nil &&
 				!errors.Is(err, unix.ENOBUFS) {
 				return nil, fmt.Errorf("%s to %s: %w", probe.From, probe.To, err)
@@ -185,8 +185,8 @@ func (p *prober) tryHere(probes []policytest.Probe) ([]arrived, error) {
 			return nil, fmt.Errorf("%s to %s: %w", probe.From, probe.To, err)
 		}
 	}
-	// The first time everything has come where it was to, and the second time its answer. What is missing then was not
-	// dropped by a policy, or is late.
+	// After the first round, all requests have arrived; after the second, all answers. Anything missing then was
+	// dropped, but not by a policy, or is late.
 	begun := time.Now()
 	for range 2 {
 		if err := p.settle(); err != nil {
@@ -216,17 +216,17 @@ func missing(probes []policytest.Probe, came []arrived) bool {
 	return false
 }
 
-// letter is what a datagram of a probe says.
+// letter returns the content of a probe's datagram.
 func (p *prober) letter(i int) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, p.round), uint32(i))
 }
 
-// look takes what has come until now, and answers.
+// look reads what has arrived so far, and answers.
 func (p *prober) look(probes []policytest.Probe, sockets []int, came []arrived) error {
 	for e, s := range p.servers {
 		if err := p.read(s.datagrams, func(i int, letter []byte, from unix.Sockaddr) error {
 			if i >= len(probes) || probes[i].To != e.pod || probes[i].Port != e.port {
-				return fmt.Errorf("%v got datagram %d, which is not for it", e, i)
+				return fmt.Errorf("%v received datagram %d of another destination", e, i)
 			}
 			came[i].there = true
 			if err := unix.Sendto(s.datagrams, letter, 0, from); err != nil && !errors.Is(err, unix.ENOBUFS) {
@@ -249,14 +249,14 @@ func (p *prober) look(probes []policytest.Probe, sockets []int, came []arrived) 
 		if fd < 0 || came[i].back {
 			continue
 		}
-		if _, err := unix.Getpeername(fd); err == nil { // it is established
+		if _, err := unix.Getpeername(fd); err == nil { // the connection is established
 			came[i] = arrived{true, true}
 		}
 	}
 	return nil
 }
 
-// read takes all datagrams of this round from a socket.
+// read reads all datagrams of this round from a socket.
 func (p *prober) read(fd int, each func(i int, letter []byte, from unix.Sockaddr) error) error {
 	for b := make([]byte, 16); ; {
 		n, from, err := unix.Recvfrom(fd, b, 0)
@@ -275,7 +275,7 @@ func (p *prober) read(fd int, each func(i int, letter []byte, from unix.Sockaddr
 	}
 }
 
-// settle waits until all that was sent before on this CPU has arrived, or was dropped.
+// settle waits until all packets sent earlier on this CPU have arrived or were dropped.
 func (p *prober) settle() error {
 	for from, fd := range p.sentinels {
 		for to := range p.sentinels {
@@ -293,7 +293,7 @@ func (p *prober) settle() error {
 				return err
 			}
 			if err == nil && ready == 0 {
-				return fmt.Errorf("sentinels to %s do not arrive", name)
+				return fmt.Errorf("the sentinels to %s did not arrive", name)
 			}
 			if err := p.read(fd, func(int, []byte, unix.Sockaddr) error { n++; return nil }); err != nil {
 				return err
@@ -303,13 +303,13 @@ func (p *prober) settle() error {
 	return nil
 }
 
-// hangUp ends a connection at once, so that nothing of it is on the way later.
+// hangUp resets a connection, so that none of its packets is in flight later.
 func (p *prober) hangUp(fd int) {
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	unix.Close(fd)
 }
 
-// hangUpServers takes all connections that wait.
+// hangUpServers resets all connections in the accept queues.
 func (p *prober) hangUpServers() error {
 	for e, s := range p.servers {
 		for {

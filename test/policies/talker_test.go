@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/lab"
 )
 
-// talkerEnv has the test's binary be a process with connections of its own in a container.
+// talkerEnv makes the test's binary a process with connections in a container.
 const talkerEnv = "PILASTER_TEST_TALKER"
 
 func TestMain(m *testing.M) {
@@ -34,28 +34,28 @@ func TestMain(m *testing.M) {
 	server.ServeConn(pipe{os.Stdin, os.Stdout})
 }
 
-// pipe is how a test and a talker reach each other.
+// pipe connects a test and a talker.
 type pipe struct {
 	io.Reader
 	io.WriteCloser
 }
 
-// A Talker has one end of each of some connections, and says on demand something on those that it accepted. Who dialled
-// says the same again: so the first word is that of the one who may begin nothing, and passes by what is remembered
-// alone.
+// Talker has one end of each of some connections, and sends messages on those that it accepted. The side that dialled
+// echoes them. So the first message is from the side that may not initiate connections, and passes because of the
+// session only.
 type Talker struct {
 	listener net.Listener
 	accepted chan error
-	arrived  chan int // connections, as their words come back
-	waits    int      // for so many of them
+	arrived  chan int // numbers of connections whose echo arrived
+	waits    int      // number of missing echoes
 
 	open   atomic.Int64
 	mu     sync.Mutex
-	failed error // of one of the connections, the first time
+	failed error // first error of a connection
 	ends   []*talk
 }
 
-// talk is one connection. A word is the number that who accepted it gave it, and how many there were.
+// talk is one connection. A message has the connection's number at the accepting side, and a sequence number.
 type talk struct {
 	net.Conn
 	number uint32
@@ -68,7 +68,7 @@ func (c *talk) word() []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, c.number), c.words.Load())
 }
 
-// Listen has connections be accepted from now on.
+// Listen starts to accept connections.
 func (t *Talker) Listen(at netip.AddrPort, _ *int) (err error) {
 	t.listener, err = net.Listen("tcp", at.String())
 	if err == nil {
@@ -87,7 +87,7 @@ func (t *Talker) acceptAll() {
 	}
 }
 
-// keep has a connection end at once when the process does, so that nothing of it is on the way later.
+// keep makes a connection reset when the process ends, so that none of its packets is in flight later.
 func (t *Talker) keep(c net.Conn, attend func(*talk) error) error {
 	end := &talk{Conn: c, number: uint32(len(t.ends))}
 	t.ends = append(t.ends, end)
@@ -104,7 +104,7 @@ func (t *Talker) keep(c net.Conn, attend func(*talk) error) error {
 	return c.(*net.TCPConn).SetLinger(0)
 }
 
-// Accept returns when so many connections are accepted.
+// Accept waits until so many connections are accepted.
 func (t *Talker) Accept(count int, _ *int) error {
 	for n := range count {
 		select {
@@ -113,13 +113,13 @@ func (t *Talker) Accept(count int, _ *int) error {
 				return err
 			}
 		case <-time.After(patience):
-			return fmt.Errorf("%d of %d connections were accepted, and none for %v", n, count, patience)
+			return fmt.Errorf("%d of %d connections were accepted, but none in the last %v", n, count, patience)
 		}
 	}
 	return nil
 }
 
-// Dials are connections to make, to each of some in turn.
+// Dials are connections to open, to each of some servers in turn.
 type Dials struct {
 	To    []netip.AddrPort
 	Count int
@@ -138,7 +138,7 @@ func (t *Talker) Dial(d Dials, _ *int) error {
 	return nil
 }
 
-// repeat says every word again.
+// repeat echoes every message.
 func repeat(c *talk) error {
 	for b := make([]byte, wordLength); ; {
 		if _, err := io.ReadFull(c, b); err != nil {
@@ -149,7 +149,7 @@ func repeat(c *talk) error {
 			c.number = number
 		}
 		if string(b) != string(c.word()) {
-			return fmt.Errorf("%x arrives, and not %x", b, c.word())
+			return fmt.Errorf("received %x, want %x", b, c.word())
 		}
 		if _, err := c.Write(b); err != nil {
 			return err
@@ -157,20 +157,20 @@ func repeat(c *talk) error {
 	}
 }
 
-// receive wants every word back.
+// receive checks every echo.
 func (t *Talker) receive(c *talk) error {
 	for b := make([]byte, wordLength); ; {
 		if _, err := io.ReadFull(c, b); err != nil {
 			return err
 		}
 		if string(b) != string(c.word()) {
-			return fmt.Errorf("%x comes back of %x", b, c.word())
+			return fmt.Errorf("received echo %x, want %x", b, c.word())
 		}
 		t.arrived <- 1
 	}
 }
 
-// Say says a word on a share of the connections, chosen by chance, and returns how many those are.
+// Say sends a message on a random share of the connections, and returns the number of messages.
 func (t *Talker) Say(share float64, said *int) error {
 	for _, c := range t.ends {
 		if rand.Float64() >= share {
@@ -186,7 +186,7 @@ func (t *Talker) Say(share float64, said *int) error {
 	return nil
 }
 
-// Arrived returns how many of the words have come back, when all have, or none has for so long.
+// Arrived returns the number of echoes, when all have arrived or none has for the duration of patience.
 func (t *Talker) Arrived(patience time.Duration, arrived *int) error {
 	for patient := time.NewTimer(patience); *arrived < t.waits; patient.Reset(patience) {
 		select {
@@ -199,7 +199,7 @@ func (t *Talker) Arrived(patience time.Duration, arrived *int) error {
 	return nil
 }
 
-// Open is how many connections there are, none of which ever failed.
+// Open returns the number of connections, or the first error of any of them.
 func (t *Talker) Open(_ int, open *int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -207,13 +207,13 @@ func (t *Talker) Open(_ int, open *int) error {
 	return t.failed
 }
 
-// talkers are processes of several containers.
+// talkers are processes in several containers.
 type talkers []*rpc.Client
 
-// start starts another one.
+// start starts another process.
 func (all *talkers) start(t *testing.T, l *lab.Lab, container string) *rpc.Client {
 	t.Helper()
-	cmd := exec.Command(os.Args[0]) // it ends when its standard input ends
+	cmd := exec.Command(os.Args[0]) // the process ends when its standard input is closed
 	cmd.Env, cmd.Stderr = append(os.Environ(), talkerEnv+"=1"), os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -237,14 +237,14 @@ func (all *talkers) start(t *testing.T, l *lab.Lab, container string) *rpc.Clien
 	return client
 }
 
-// end has all of them end at the same time.
+// end ends all of them concurrently.
 func (all talkers) end() {
 	for _, c := range all {
 		c.Close()
 	}
 }
 
-// each asks all of them at once for a number, and adds those up.
+// each calls a method of all of them concurrently, and returns the sum of the results.
 func (all talkers) each(method string, argument any) (sum int, err error) {
 	var calls []*rpc.Call
 	for _, c := range all {

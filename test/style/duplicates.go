@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// maxTwice is how many lines of code in a row may stand twice, outside of tests.
+// maxTwice is the maximum length of duplicate code, in lines of code, outside of tests.
 const maxTwice = 12
 
 // codeLine is a line of code without comments and indentation.
@@ -16,15 +16,15 @@ type codeLine struct {
 	text string
 }
 
-// block is code that stands twice: where, and how many lines of code it has.
+// block is duplicate code: its two locations and its length in lines of code.
 type block struct {
 	file, other string
 	line, at    int
 	lines       int
-	longest     string // line of code: what people find the block by
+	longest     string // line of code, to identify the block
 }
 
-// checkDuplicates finds code that stands twice in the given files.
+// checkDuplicates finds duplicate code in the given files.
 func checkDuplicates(files []file) (found []finding) {
 	for _, b := range duplicates(files) {
 		if !isKnown(b) {
@@ -35,7 +35,7 @@ func checkDuplicates(files []file) (found []finding) {
 	return found
 }
 
-// duplicates are the longest blocks of more than maxTwice lines that stand twice in Go or C outside of tests. Blank
+// duplicates returns the longest blocks of more than maxTwice lines that occur twice in Go or C outside of tests. Blank
 // lines, comments, imports and whitespace do not count.
 func duplicates(files []file) (blocks []block) {
 	type place struct{ file, line int }
@@ -86,7 +86,7 @@ func window(code []codeLine) string {
 	return b.String()
 }
 
-// codeOf is nil for languages without code that we compare.
+// codeOf returns nil for languages whose code is not compared.
 func codeOf(f file) []codeLine {
 	switch f.language {
 	case golang:
@@ -152,7 +152,7 @@ func longest(code []codeLine) (text string) {
 	return text
 }
 
-// known are blocks that stand twice, by their longest line of code, and why. The list only gets shorter.
+// known are accepted duplicates, by their longest line of code, with a reason. The list may only shrink.
 var known = map[string]string{}
 
 func isKnown(b block) bool { return known[b.longest] != "" }

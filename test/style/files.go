@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// language is how a file is read.
+// language selects how a file is parsed.
 type language string
 
 const (
@@ -26,27 +26,27 @@ const (
 	plain    language = "text" // unit files, lists of drop reasons
 )
 
-// file is a file that git tracks, in a language that the rules know.
+// file is a file that git tracks, in a supported language.
 type file struct {
-	path     string // from the root of the repository, with slashes
+	path     string // relative to the root of the repository, with slashes
 	language language
 	text     []byte
 }
 
 func (f file) lines() []string { return strings.Split(strings.TrimSuffix(string(f.text), "\n"), "\n") }
 
-// isTest reports whether a file is part of the tests, or of a package that only tests import.
+// isTest reports whether a file belongs to tests, or to a package that only tests import.
 func (f file) isTest() bool {
 	folder := filepath.Base(filepath.Dir(f.path))
 	return strings.HasPrefix(f.path, "test/") || strings.HasSuffix(f.path, "_test.go") ||
 		strings.HasSuffix(folder, "test") || folder == "testdata"
 }
 
-// Generated files follow their generator. The pattern is that of Go, in the comments of each language.
+// Generated files follow their generator. The pattern is Go's, with each language's comment marks.
 var generated = regexp.MustCompile(`(?m)^(?://|/\*|#|<!--) ?Code generated .* DO NOT EDIT\.`)
 
-// ours are the files of the working tree below the given paths, in languages that the rules know. Generated files,
-// the kernel's types, test data and licences are left out.
+// ours returns the files of the working tree below the given paths, in supported languages, except generated files, the
+// kernel's types, test data and licences.
 func ours(root string, paths []string) ([]file, error) {
 	list := []string{"-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"}
 	command := exec.Command("git", append(list, paths...)...)
@@ -64,7 +64,7 @@ func ours(root string, paths []string) ([]file, error) {
 		}
 		if folder := filepath.Dir(path); !folders[folder] {
 			folders[folder] = true
-			// go test repeats the result of an earlier run unless a file or folder that it read has changed.
+			// Read the folder, so that go test does not use a cached result after a change in it.
 			if _, err := os.ReadDir(filepath.Join(root, folder)); err != nil && !os.IsNotExist(err) {
 				return nil, err
 			}
@@ -91,7 +91,7 @@ func ours(root string, paths []string) ([]file, error) {
 	return slices.CompactFunc(files, func(a, b file) bool { return a.path == b.path }), nil
 }
 
-// languageOf is empty for a known file without an extension: its first line decides.
+// languageOf returns an empty language for a known file without an extension: its first line decides.
 func languageOf(path string) (language, bool) {
 	if strings.Contains(path, "/testdata/") || strings.HasPrefix(path, "dist/") || path == "bpf/vmlinux.h" {
 		return "", false
@@ -122,7 +122,7 @@ func languageOf(path string) (language, bool) {
 	return "", false
 }
 
-// rootOf is the root of the repository that holds a folder.
+// rootOf returns the root of the repository that contains a folder.
 func rootOf(folder string) (string, error) {
 	folder, err := filepath.Abs(folder)
 	if err != nil {

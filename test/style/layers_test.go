@@ -17,8 +17,8 @@ import (
 
 const module = "pilaster.io/pilaster/"
 
-// layers are all packages from the bottom up. A package imports packages of its own layer and of layers below, never
-// of one above. A folder stands for the packages below it that are not listed themselves.
+// layers are all packages from the bottom up. A package may import packages of its own layer and of lower ones only. A
+// folder stands for all packages below it that are not listed themselves.
 var layers = []struct {
 	name    string
 	folders []string
@@ -48,19 +48,19 @@ var layers = []struct {
 	{"programs and tests", []string{"cmd", "deploy", "test"}},
 }
 
-// forbidden are packages that may not import others, not even by way of a third one.
+// forbidden are packages that may not import others, not even indirectly.
 var forbidden = []struct{ from, to []string }{{
 	from: []string{"internal/datapath", "internal/network", "internal/policy", "internal/address"},
 	to:   []string{"internal/agent", "internal/orchestrator", "internal/cli", "internal/bench"},
 }}
 
-// knownImports are imports that the tables above do not allow, and what ends them. The list only gets shorter.
+// knownImports are temporary exceptions from the tables above, with their remedy. The list may only shrink.
 var knownImports = map[string]string{}
 
-// maxFiles is how many files a package may have, besides tests and generated ones.
+// maxFiles is the maximum number of files of a package, without tests and generated files.
 const maxFiles = 15
 
-// knownLarge are packages with more files than maxFiles, how many at most, and why. The figures only get smaller.
+// knownLarge are packages with more files than maxFiles, with a limit and a remedy. The limits may only decrease.
 var knownLarge = map[string]struct {
 	files  int
 	reason string
@@ -72,7 +72,7 @@ var knownLarge = map[string]struct {
 	"internal/sim":                {23, "to be split by responsibility"},
 }
 
-// minPackages is fewer packages than the module has, and more than a listing that went wrong.
+// minPackages is a lower bound for the number of packages, to detect an incomplete list.
 const minPackages = 60
 
 // listed is a package as go list describes it.
@@ -83,7 +83,7 @@ type listed struct {
 
 func (p listed) folder() string { return strings.TrimPrefix(p.ImportPath, module) }
 
-// packages are those of the module, by folder.
+// packages returns the packages of the module, by folder.
 func packages(t *testing.T) map[string]listed {
 	all, err := listOnce()
 	if err != nil {
@@ -120,7 +120,7 @@ func list() (map[string]listed, error) {
 	}
 }
 
-// imports are the packages of the module that one imports, as folders.
+// imports returns the packages of the module that a package imports, as folders.
 func imports(p listed) (folders []string) {
 	for _, i := range p.Imports {
 		if folder, ours := strings.CutPrefix(i, module); ours {
@@ -130,7 +130,7 @@ func imports(p listed) (folders []string) {
 	return folders
 }
 
-// layerOf is the index of a package's layer: of the longest folder that holds it; -1 if there is none.
+// layerOf returns the index of a package's layer, by the longest folder that contains it; -1 if there is none.
 func layerOf(folder string) (layer int) {
 	layer, longest := -1, 0
 	for i, l := range layers {
@@ -143,7 +143,7 @@ func layerOf(folder string) (layer int) {
 	return layer
 }
 
-// upward are the imports of packages above, as "from → to", with the names of their layers.
+// upward returns the imports of packages of higher layers, as "from → to", with the names of their layers.
 func upward(all map[string]listed) map[string]string {
 	found := map[string]string{}
 	for from, p := range all {
@@ -156,8 +156,8 @@ func upward(all map[string]listed) map[string]string {
 	return found
 }
 
-// reached are the paths of imports, "from → … → to", that forbidden rules out; by their last import, "from → to". An
-// import that is in known counts as absent.
+// reached returns the forbidden paths of imports, "from → … → to", by their last import, "from → to". It ignores
+// imports in known.
 func reached(all map[string]listed, known map[string]string) map[string]string {
 	found := map[string]string{}
 	for _, rule := range forbidden {

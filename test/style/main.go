@@ -1,9 +1,9 @@
-// Command style checks how the source reads: the width of lines, identifiers and phrases that we replaced, blocks of
-// code that stand twice. Its tests also check which package may import which, and how large packages are.
+// Command style checks how the source reads: the width of lines, replaced identifiers and phrases, and duplicate code.
+// Its tests also check the imports between packages, and the size of packages.
 //
 //	go run ./test/style [-summary] [PATHS...]
 //
-// It prints a line for each finding, file:line: rule: text, and ends with 1 if there is one. Without paths it checks
+// It prints a line for each finding, file:line: rule: text, and exits with 1 if there is one. Without paths it checks
 // all files that git tracks or would add. With -summary it prints a count per folder and rule instead.
 package main
 
@@ -20,7 +20,7 @@ import (
 	"text/tabwriter"
 )
 
-// finding is a place where a rule is broken.
+// finding is a violation of a rule.
 type finding struct {
 	file       string
 	line       int
@@ -29,7 +29,7 @@ type finding struct {
 
 func (f finding) String() string { return fmt.Sprintf("%s:%d: %s: %s", f.file, f.line, f.rule, f.text) }
 
-// rules check a file at a time.
+// rules check one file at a time.
 var rules = []struct {
 	name  string
 	check func(file) []finding
@@ -84,7 +84,7 @@ func checkTree(paths []string) (found []finding, checked int, err error) {
 	return check(files), len(files), nil
 }
 
-// check applies all rules. Duplicates are found among the given files only.
+// check applies all rules. Duplicates are searched among the given files only.
 func check(files []file) (found []finding) {
 	for _, f := range files {
 		for _, r := range rules {

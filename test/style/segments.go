@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// segment is text that people read: a comment, a string literal or a document. Its lines are the file's lines.
+// segment is text for people: a comment, a string literal or a document. Its lines are the file's lines.
 type segment struct {
-	line int // of its beginning
+	line int // first line
 	text string
 }
 
-// segments are the texts of a file: comments and strings of programs, the whole of anything else.
+// segments returns the texts of a file: comments and strings of a program, or the whole document.
 func segments(f file) []segment {
 	switch f.language {
 	case golang:
@@ -25,7 +25,7 @@ func segments(f file) []segment {
 	return []segment{{1, string(f.text)}}
 }
 
-// parseGo is nil for text that is not Go; the compiler reports that.
+// parseGo returns nil for text that is not Go; the compiler reports that.
 func parseGo(f file) (*token.FileSet, *ast.File) {
 	set := token.NewFileSet()
 	tree, err := parser.ParseFile(set, f.path, f.text, parser.ParseComments|parser.SkipObjectResolution)
@@ -49,7 +49,7 @@ func goSegments(f file) (texts []segment) {
 		case *ast.ImportSpec:
 			return false
 		case *ast.Field:
-			n.Tag = nil // no text
+			n.Tag = nil // tags are not text for people
 		case *ast.BasicLit:
 			if n.Kind == token.STRING {
 				texts = append(texts, segment{set.Position(n.Pos()).Line, n.Value})
@@ -60,7 +60,7 @@ func goSegments(f file) (texts []segment) {
 	return texts
 }
 
-// uncomment blanks the marks of comments, so that a phrase is found that two lines share.
+// uncomment blanks comment marks, so that a phrase that spans two lines is found.
 func uncomment(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
@@ -76,8 +76,8 @@ func uncomment(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// splitC takes the text of C or protobuf apart: code, in which comments, literals and #include lines are blank but for
-// line breaks, and the comments and strings. Comments on consecutive lines are one segment.
+// splitC separates C or protobuf: code, in which comments, literals and #include lines are blank except for line
+// breaks, and the comments and strings. Comments on consecutive lines are one segment.
 func splitC(text string) (code string, texts []segment) {
 	out := []byte(text)
 	blank := func(from, to int) {

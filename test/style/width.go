@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// maxColumns is the longest line, in columns.
+// maxColumns is the maximum width of a line.
 const maxColumns = 120
 
-// tabColumns are the columns of a tab: eight in C, as clang-format counts; four elsewhere.
+// tabColumns is the width of a tab: eight in C, as in clang-format; four elsewhere.
 func tabColumns(l language) int {
 	if l == clang {
 		return 8
@@ -25,7 +25,7 @@ var (
 	linkOnly  = regexp.MustCompile(`^\s*(?:[-*] )?(?:!?\[[^\]]*\])\([^)]*\)[.,]?\s*$`)
 )
 
-// longWord is a text without spaces, such as the name of a metric with its labels, that makes a line as long as it is.
+// longWord is a text without spaces, such as the name of a metric with its labels, that makes its line long.
 var longWord = regexp.MustCompile(`[^\s]{80,}`)
 
 // checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL or a

@@ -21,31 +21,31 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// port is one of the router's devices, and what sends a sentinel out of it.
+// port is one of the router's devices, with an injector for sentinels.
 type port struct {
 	name   string
 	inject *packet.Injector
-	// Both ends of the link, for a sentinel that is a sound packet of the fabric.
+	// Addresses of both ends of the link, so that a sentinel is a valid packet of the fabric.
 	router, far netip.Addr
 }
 
-// capture is dumpcap, the half of tshark that listens, on every port of the router.
+// capture is dumpcap, the capturing part of tshark, on every port of the router.
 type capture struct {
 	ports  []port
 	cmd    *exec.Cmd
-	report bytes.Buffer  // what it says at its end
-	grown  chan struct{} // holds one while there is something new
+	report bytes.Buffer  // standard error, with the final counts
+	grown  chan struct{} // has an element after new output
 	ended  chan struct{}
 
 	mu     sync.Mutex
 	pcapng []byte
 }
 
-// startCapture returns when a sentinel was seen on every port.
+// startCapture returns when it has captured a sentinel on every port.
 func startCapture(ctx context.Context, t *testing.T, router *netns.Namespace, ports []port) *capture {
 	t.Helper()
 	c := &capture{ports: ports, grown: make(chan struct{}, 1), ended: make(chan struct{})}
-	// Room for 64 MB in the kernel for each port, and as much between dumpcap's threads.
+	// Buffers of 64 MB in the kernel for each port, and as much between dumpcap's threads.
 	args := []string{"-q", "-B", "64", "-C", "64000000", "-N", "100000", "-w", "-"}
 	for _, p := range ports {
 		args = append(args, "-i", p.name)
@@ -60,7 +60,7 @@ func startCapture(ctx context.Context, t *testing.T, router *netns.Namespace, po
 		t.Fatal(err)
 	}
 	go c.read(out)
-	t.Cleanup(func() { _ = c.cmd.Process.Kill() }) // ended already where all went well
+	t.Cleanup(func() { _ = c.cmd.Process.Kill() }) // already ended unless the test failed
 	c.await(ctx, t)
 	return c
 }
@@ -82,7 +82,7 @@ func (c *capture) read(from io.Reader) {
 	}
 }
 
-// contains looks for a sentinel in what was captured from a byte on.
+// contains searches the capture for a sentinel, from an offset.
 func (c *capture) contains(sentinel packet.Sentinel, from int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,11 +95,10 @@ func (c *capture) size() int {
 	return len(c.pcapng)
 }
 
-// resend is after how long a sentinel that was not seen is sent again: dumpcap may not have
-// listened yet.
+// resend is the retry interval of a sentinel that was not captured: dumpcap may not have listened yet.
 const resend = 100 * time.Millisecond
 
-// await sends a sentinel out of every port until each was captured.
+// await sends a sentinel from every port until each was captured.
 func (c *capture) await(ctx context.Context, t *testing.T) {
 	t.Helper()
 	again := time.NewTicker(resend)
@@ -107,7 +106,7 @@ func (c *capture) await(ctx context.Context, t *testing.T) {
 	from := c.size()
 	for _, p := range c.ports {
 		sentinel := packet.NewSentinel()
-		// No process listens there; the error that comes back is sound as well.
+		// No process listens there; the resulting ICMPv6 error is valid too.
 		frame := packet.Packet{Source: p.router, Destination: p.far,
 			Body: packet.UDP{SourcePort: sentinelPort, DestinationPort: sentinelPort, Payload: sentinel[:]}}
 		for due := true; !c.contains(sentinel, from); {
@@ -130,7 +129,7 @@ func (c *capture) await(ctx context.Context, t *testing.T) {
 	}
 }
 
-// stop returns a file with everything that passed a port before.
+// stop returns a file with all packets of the ports so far.
 func (c *capture) stop(ctx context.Context, t *testing.T) recording {
 	t.Helper()
 	c.await(ctx, t)
@@ -141,7 +140,7 @@ func (c *capture) stop(ctx context.Context, t *testing.T) recording {
 	if err := c.cmd.Wait(); err != nil {
 		t.Fatalf("dumpcap: %v\n%s", err, c.report.String())
 	}
-	// A line for each port. What was flushed came after the sentinel.
+	// One line per port. Packets that were flushed came after the sentinel.
 	for _, p := range c.ports {
 		_, counts, _ := strings.Cut(c.report.String(), "on interface '"+p.name+"': ")
 		if _, lost, _ := strings.Cut(counts, " "); !strings.HasPrefix(lost, "(pcap:0/dumpcap:0/") {
@@ -155,19 +154,19 @@ func (c *capture) stop(ctx context.Context, t *testing.T) recording {
 	return file
 }
 
-// recording is a file for tshark to read.
+// recording is the path of a capture file for tshark.
 type recording string
 
-// frame is what tshark says about one.
+// frame has tshark's fields of one frame.
 type frame struct {
 	number, length int
 	port           string
 	layers         string // "eth:ethertype:ipv6:udp:data"
 	source         []netip.Addr
-	destination    []netip.Addr // of the packet, then of the one an ICMPv6 error quotes
-	payload        int          // what the IPv6 header says
-	checksum       string       // goodChecksum, badChecksum, or empty where there is none to check
-	sum            uint64       // the checksum itself
+	destination    []netip.Addr // of the packet, then of the packet quoted by an ICMPv6 error
+	payload        int          // payload length in the IPv6 header
+	checksum       string       // goodChecksum or badChecksum; empty without a checksum
+	sum            uint64       // value of the checksum
 	protocol       uint8
 	icmpType       string
 }
@@ -188,7 +187,7 @@ func (r recording) tshark(t *testing.T, args ...string) []string {
 	t.Helper()
 	args = append([]string{"-n", "-r", string(r), "-o", "tcp.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE",
 		"-T", "fields", "-E", "separator=|", "-E", "occurrence=a", "-E", "aggregator=,"}, args...)
-	// Nothing is to be guessed from payloads, or from the port a kernel chose for the other side.
+	// tshark must not guess protocols from payloads or from ephemeral ports.
 	for _, port := range []int{openPort, closedPort, sentinelPort} {
 		args = append(args, "-d", fmt.Sprintf("udp.port==%d,data", port), "-d", fmt.Sprintf("tcp.port==%d,data", port))
 	}
@@ -199,7 +198,7 @@ func (r recording) tshark(t *testing.T, args ...string) []string {
 	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
 }
 
-// frames has every frame decoded.
+// frames decodes every frame.
 func (r recording) frames(t *testing.T) []frame {
 	t.Helper()
 	var args []string
@@ -210,7 +209,7 @@ func (r recording) frames(t *testing.T) []frame {
 	for _, line := range r.tshark(t, args...) {
 		f, err := parseFrame(strings.Split(line, "|"))
 		if err != nil {
-			t.Fatalf("tshark said %q: %v", line, err)
+			t.Fatalf("unexpected output of tshark %q: %v", line, err)
 		}
 		all = append(all, f)
 	}
@@ -219,10 +218,10 @@ func (r recording) frames(t *testing.T) []frame {
 
 func parseFrame(v []string) (f frame, err error) {
 	if len(v) != len(fields) {
-		return f, fmt.Errorf("%d fields of %d", len(v), len(fields))
+		return f, fmt.Errorf("got %d of %d fields", len(v), len(fields))
 	}
 	number := func(s string) int {
-		first, _, _ := strings.Cut(s, ",") // that of the outermost header
+		first, _, _ := strings.Cut(s, ",") // of the outermost header
 		n, err2 := strconv.ParseInt(first, 0, 64)
 		if first != "" && err2 != nil {
 			err = err2
@@ -242,7 +241,7 @@ func parseFrame(v []string) (f frame, err error) {
 		source: addresses(v[4]), destination: addresses(v[5]), payload: number(v[6]),
 		icmpType: v[12],
 	}
-	// The protocol of the packet itself: an error quotes another one's header behind its own.
+	// Only the packet's own protocol: an error also has the headers of the quoted packet.
 	for _, layer := range strings.Split(f.layers, ":") {
 		switch layer {
 		case "tcp":
@@ -260,8 +259,8 @@ func parseFrame(v []string) (f frame, err error) {
 	return f, err
 }
 
-// partial reports whether the checksum is the pseudo header's alone: what the kernel leaves there
-// when a device is to add the rest. A veth never does.
+// partial reports whether the checksum covers the pseudo header only: the kernel leaves the rest to the device, and a
+// veth never adds it.
 func (f frame) partial() bool {
 	if f.protocol != packet.ProtocolTCP && f.protocol != packet.ProtocolUDP {
 		return false
@@ -270,7 +269,7 @@ func (f frame) partial() bool {
 	return uint64(pseudo)%0xffff == f.sum%0xffff
 }
 
-// openPorts finds the router's devices of these names.
+// openPorts opens the router's devices with these names.
 func openPorts(t *testing.T, router *netns.Namespace, names ...string) []port {
 	t.Helper()
 	var ports []port
@@ -295,7 +294,7 @@ func openPorts(t *testing.T, router *netns.Namespace, names ...string) []port {
 			return err
 		})
 		if err != nil || !p.router.IsValid() {
-			t.Fatalf("the router's address on %s: %v, %v", name, p.router, err)
+			t.Fatalf("read the router's address on %s: %v, %v", name, p.router, err)
 		}
 		ports = append(ports, p)
 	}

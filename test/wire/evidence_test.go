@@ -25,14 +25,14 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// needle is a way to write down where a container is.
+// needle is an encoding of a container's location.
 type needle struct {
 	name string
-	text []byte // in lower case where it is text
+	text []byte // lower case if it is text
 }
 
-// needles are the prefixes that all plaintext addresses, and all of the fabric's, begin with:
-// raw, as text short and long, as the hex digits of if_inet6 and of tcp6, which turns each word.
+// needles are encodings of the common prefix of all plaintext addresses, and of the fabric's prefix: raw, as short and
+// long text, as hex digits of if_inet6, and of tcp6, which swaps the bytes of each word.
 func (b *bed) needles() []needle {
 	var all []needle
 	for _, prefix := range []netip.Prefix{b.judge.base, b.judge.underlay} {
@@ -41,7 +41,7 @@ func (b *bed) needles() []needle {
 		turned := binary.NativeEndian.AppendUint32(nil, binary.BigEndian.Uint32(raw))
 		digits := hex.EncodeToString(raw)
 		short, long := strings.TrimSuffix(prefix.Addr().String(), "::"), prefix.Addr().StringExpanded()
-		const sure = len("fd70:696c:61") // as much of a text as is the same for all nodes
+		const sure = len("fd70:696c:61") // the part of the text that is the same for all nodes
 		all = append(all,
 			needle{"raw " + prefix.String(), raw},
 			needle{"text " + prefix.String(), []byte(short[:min(sure, len(short))])},
@@ -53,7 +53,7 @@ func (b *bed) needles() []needle {
 	return all
 }
 
-// evidence is the names of the needles in something a container sees.
+// evidence returns the names of the needles in data that a container can read.
 func (b *bed) evidence(seen []byte) []string {
 	var found []string
 	lower := bytes.ToLower(seen)
@@ -69,8 +69,8 @@ func (b *bed) evidence(seen []byte) []string {
 	return found
 }
 
-// testContainers captures in every container of encrypted tenants while all of them send, and
-// looks at every byte. A clear tenant's container shows that the search finds what it looks for.
+// testContainers captures in every container of encrypted tenants while all of them send, and searches every byte. A
+// clear tenant's container shows that the search works.
 func (b *bed) testContainers(t *testing.T) {
 	captures := map[string]*packet.Capture{}
 	for name, h := range b.hosts {
@@ -111,7 +111,7 @@ func (b *bed) judgeFrames(t *testing.T, name string, frames []packet.Captured) {
 		macs := []string{net.HardwareAddr(f.Frame[:6]).String(), net.HardwareAddr(f.Frame[6:12]).String()}
 		slices.Sort(macs)
 		if want := []string{gateway, own}; !slices.Equal(macs, want) {
-			t.Fatalf("%s: a frame between %v, wanted %v", name, macs, want)
+			t.Fatalf("%s: got a frame with MACs %v, want %v", name, macs, want)
 		}
 	}
 	if len(frames) < 50 {
@@ -120,17 +120,18 @@ func (b *bed) judgeFrames(t *testing.T, name string, frames []packet.Captured) {
 	raw := fmt.Sprintf("raw %v", b.judge.base)
 	switch {
 	case b.Clear(c.Tenant) && found[raw] != len(frames):
-		t.Errorf("%s is clear, yet only %d of %d frames have plaintext: the search is blind", name, found[raw],
+		t.Errorf("%s is clear, but the search found plaintext in only %d of %d frames", name, found[raw],
 			len(frames))
 	case !b.Clear(c.Tenant) && len(found) > 0:
 		t.Errorf("%s: %v in %d frames", name, found, len(frames))
 	}
 }
 
-// gateway is the MAC that every container has its frames from; a real one would tell nodes apart.
+// gateway is the source MAC of all frames to containers; the MAC of a real device would identify the node.
 const gateway = "02:70:69:6c:00:01"
 
-// mac is a container's own: the same everywhere, or made of a number that shows nothing of the node.
+// mac returns a container's own MAC: the same one everywhere, or one derived from a number that does not identify the
+// node.
 func (b *bed) mac(t *testing.T, container string) (mac string) {
 	t.Helper()
 	if labtest.Device() != endpoint.Macvlan {
@@ -150,7 +151,7 @@ func (b *bed) mac(t *testing.T, container string) (mac string) {
 	return mac
 }
 
-// sendSentinel sends a datagram from a socket to another container; no process listens there.
+// sendSentinel sends a datagram from a socket to another container, to a port without a listener.
 func (b *bed) sendSentinel(t *testing.T, from, to host) packet.Sentinel {
 	t.Helper()
 	sentinel := packet.NewSentinel()
@@ -165,8 +166,8 @@ func (b *bed) sendSentinel(t *testing.T, from, to host) packet.Sentinel {
 	return sentinel
 }
 
-// testListings reads what the kernel shows a container: commands, netlink, /proc/net, /proc/sys/net,
-// while connections are open. A clear tenant's container shows that each listing would tell.
+// testListings reads the kernel's state in a container by commands, netlink, /proc/net and /proc/sys/net, while
+// connections are open. A clear tenant's container shows that each listing would reveal plaintext.
 func (b *bed) testListings(t *testing.T) {
 	for _, p := range pairs {
 		from, to := b.hosts[p[0]], b.hosts[p[1]]
@@ -203,7 +204,7 @@ func (b *bed) testListings(t *testing.T) {
 				if !bytes.Contains(listings[what], c.Address.AsSlice()) &&
 					!strings.Contains(string(listings[what]), c.Address.String()) &&
 					!strings.Contains(string(listings[what]), colonless(c.Address)) {
-					t.Errorf("%s: %s does not show %v: it was read elsewhere", c.Name, what, c.Address)
+					t.Errorf("%s: %s lacks %v: it is from another namespace", c.Name, what, c.Address)
 				}
 			}
 		}
@@ -213,12 +214,12 @@ func (b *bed) testListings(t *testing.T) {
 		"/proc/net/if_inet6", "/proc/net/ipv6_route", "/proc/net/tcp6", "/proc/net/udp6",
 	} {
 		if !shown[what] {
-			t.Errorf("%s shows no plaintext in a clear container either: the search is blind", what)
+			t.Errorf("%s shows no plaintext in a clear container: the search does not work", what)
 		}
 	}
 }
 
-// listings is everything by name.
+// listings returns all listings by name.
 func (b *bed) listings(container string) (map[string][]byte, error) {
 	all := map[string][]byte{}
 	for _, command := range []string{
@@ -257,7 +258,7 @@ func (b *bed) listings(container string) (map[string][]byte, error) {
 	return all, err
 }
 
-// readTree reads every file below a folder of the thread's own namespace.
+// readTree reads every file below a folder in the thread's namespace.
 func readTree(root string, into map[string][]byte) error {
 	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {

@@ -9,29 +9,28 @@ import (
 	"testing"
 )
 
-// judge knows what may be on the fabric. It reads captures with tshark, which shares nothing with
-// Pilaster.
+// judge has the rules of the fabric's traffic. It reads captures with tshark, which is independent of Pilaster.
 type judge struct {
 	places   map[netip.Addr]place // by plaintext address
-	secret   []netip.Addr         // ciphertext addresses, which must be nowhere
-	base     netip.Prefix         // all plaintext addresses
-	underlay netip.Prefix         // the fabric's own packets
+	secret   []netip.Addr         // ciphertext addresses, which must not occur
+	base     netip.Prefix         // prefix of all plaintext addresses
+	underlay netip.Prefix         // prefix of the fabric's own packets
 }
 
-// place is where a plaintext address belongs.
+// place is the location of a plaintext address.
 type place struct {
 	port, tenant string // the router's port to its node
 }
 
-// plainLayers are all that a packet may consist of. In front of a quoted packet stands ICMPv6.
+// plainLayers are the allowed protocol stacks. ICMPv6 precedes a quoted packet.
 var plainLayers = []string{
 	"ipv6:tcp", "ipv6:tcp:data", "ipv6:udp", "ipv6:udp:data", "ipv6:icmpv6", "ipv6:icmpv6:data",
 	"ipv6:ipv6.fraghdr:data", "ipv6:ipv6.fraghdr:udp:data", "ipv6:ipv6.fraghdr:icmpv6:data",
 	"ipv6:icmpv6:ipv6:udp:data", "ipv6:icmpv6:ipv6:tcp", "ipv6:icmpv6:ipv6:tcp:data",
 }
 
-// findings is what is wrong with the frames of a recording. Partial checksums are faults
-// unless the senders leave checksums to their devices.
+// findings returns the errors in the frames of a recording. A partial checksum is an error unless the senders leave
+// checksums to their devices.
 func (j judge) findings(t *testing.T, r recording, frames []frame, offload bool) []string {
 	t.Helper()
 	var all []string
@@ -43,8 +42,8 @@ func (j judge) findings(t *testing.T, r recording, frames []frame, offload bool)
 	return append(all, j.ciphertexts(t, r)...)
 }
 
-// ciphertexts finds frames with either half of one, which is enough to give it away. What a
-// display filter calls frame is every byte of it.
+// ciphertexts finds frames that contain either half of a ciphertext address, which is enough to reveal it. In a display
+// filter, "frame" means all bytes of the frame.
 func (j judge) ciphertexts(t *testing.T, r recording) []string {
 	t.Helper()
 	var filter, all []string
@@ -83,7 +82,7 @@ func (j judge) fault(f frame, offload bool) string {
 	case from.tenant != to.tenant:
 		return "two tenants"
 	case from.port == to.port:
-		return "same node, yet on the fabric"
+		return "same node, but on the fabric"
 	case f.port != from.port && f.port != to.port:
 		return "on a port of neither node"
 	case len(f.source) > 1 && (f.source[1] != f.destination[0] || f.destination[1] != f.source[0]):
@@ -92,8 +91,8 @@ func (j judge) fault(f frame, offload bool) string {
 	return ""
 }
 
-// fabricsOwn reports whether no container has to do with a packet: neighbour discovery, the
-// orchestrator's streams, sentinels.
+// fabricsOwn reports whether a packet has nothing to do with containers: neighbour discovery, the orchestrator's
+// streams, sentinels.
 func (j judge) fabricsOwn(f frame, layers string) bool {
 	for _, a := range slices.Concat(f.source, f.destination) {
 		if !j.underlay.Contains(a) && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !a.IsUnspecified() {
@@ -105,7 +104,7 @@ func (j judge) fabricsOwn(f frame, layers string) bool {
 	}) || layers == "ipv6:udp:data"
 }
 
-// colons is how a display filter takes bytes.
+// colons formats bytes for a display filter.
 func colons(b []byte) string {
 	text := make([]string, len(b))
 	for i := range b {

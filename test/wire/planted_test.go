@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// testPlanted puts onto the fabric what must never be there, one frame a kind, from a namespace
-// without an agent, and wants the judge to find exactly that.
+// testPlanted puts one frame of each forbidden kind on the fabric, from a namespace without an agent, and checks that
+// the judge finds exactly these.
 func (b *bed) testPlanted(t *testing.T) {
 	outside, err := b.Namespace(lab.Orchestrator)
 	if err != nil {
@@ -44,7 +44,7 @@ func (b *bed) testPlanted(t *testing.T) {
 	vxlan := append(binary.BigEndian.AppendUint32(nil, 0x08000000), 0, 0, 1, 0)
 	vxlan = append(vxlan, sound.Frame(inject.MAC(), inject.MAC())...)
 
-	// The router's source check ends each right behind this port: none has a source of this link.
+	// The router's source check drops each of them after this port: none has a source of this link.
 	planted := []struct {
 		name    string
 		packet  []byte
@@ -77,17 +77,17 @@ func (b *bed) testPlanted(t *testing.T) {
 	for _, finding := range b.judge.findings(t, r, r.frames(t), true) {
 		number, fault, _ := strings.Cut(finding, ": ")
 		if faulty[number] == nil {
-			order = append(order, number) // each has a fault beside a ciphertext, if only its port
+			order = append(order, number) // each has a second fault, such as its port
 		}
 		faulty[number] = append(faulty[number], fault)
 	}
 	if len(order) != len(planted) {
-		t.Fatalf("%d frames planted, %d found: %q", len(planted), len(order), faulty)
+		t.Fatalf("planted %d frames, found %d: %q", len(planted), len(order), faulty)
 	}
 	for i, p := range planted {
 		found := faulty[order[i]]
 		if !slices.ContainsFunc(found, func(f string) bool { return strings.Contains(f, p.finding) }) {
-			t.Errorf("%s: found %q, wanted %q", p.name, found, p.finding)
+			t.Errorf("%s: found %q, want %q", p.name, found, p.finding)
 		}
 	}
 }

@@ -23,21 +23,21 @@ const (
 	closedPort   = 51001
 	sentinelPort = 51009
 
-	streamSize   = 1 << 20 // bytes each way: dozens of full GSO packets
+	streamSize   = 1 << 20 // bytes in each direction: dozens of full GSO packets
 	segmentSize  = 1200    // of UDP GSO
 	manySegments = 40
-	bigDatagram  = 8000 // leaves in fragments
+	bigDatagram  = 8000 // is fragmented
 )
 
-// host is a container as a user of sockets knows it.
+// host is a container with its namespace and address.
 type host struct {
 	name    string
 	ns      *netns.Namespace
 	address netip.Addr
 }
 
-// talk has a send everything it can to b, and b answer: TCP streams, datagrams small, fragmented
-// and segmented by the kernel, echoes, and errors that come back.
+// talk exchanges all kinds of traffic from a to b: TCP streams; small, fragmented and GSO-segmented datagrams; echoes;
+// and errors.
 func talk(ctx context.Context, a, b host) error {
 	for _, part := range []struct {
 		name string
@@ -88,7 +88,7 @@ func streams(ctx context.Context, a, b host) error {
 		return err
 	}
 	if !bytes.Equal(got, sent) {
-		return fmt.Errorf("%d bytes came back, %d of them sent, or they differ", len(got), len(sent))
+		return fmt.Errorf("received %d bytes, want %d, or they differ", len(got), len(sent))
 	}
 	return <-echoed
 }
@@ -106,7 +106,7 @@ func datagrams(ctx context.Context, a, b host) error {
 			if err != nil {
 				return // closed
 			}
-			_, _ = echo.WriteToUDPAddrPort(buffer[:n], from) // a lost answer is missed by who waits
+			_, _ = echo.WriteToUDPAddrPort(buffer[:n], from) // the client notices a lost reply
 		}
 	}()
 	defer func() { echo.Close(); <-ended }()
@@ -125,11 +125,11 @@ func datagrams(ctx context.Context, a, b host) error {
 		}
 		n, err := c.Read(answer)
 		if err != nil || !bytes.Equal(answer[:n], sent) {
-			return fmt.Errorf("%d of %d bytes came back, or they differ: %w", n, size, err)
+			return fmt.Errorf("received %d of %d bytes, or they differ: %w", n, size, err)
 		}
 	}
 
-	// One write, cut into datagrams by the kernel or its device.
+	// One write, split into datagrams by the kernel or its device.
 	raw, err := c.(*net.UDPConn).SyscallConn()
 	if err != nil {
 		return err
@@ -155,14 +155,14 @@ func echoes(ctx context.Context, a, b host) error {
 	for _, size := range []int{56, 4000} {
 		r, err := packet.Ping(ctx, a.ns, b.address, packet.PingOptions{Count: 3, Size: size})
 		if err != nil || r.Received != 3 {
-			return fmt.Errorf("%d of 3 of %d bytes came back: %w", r.Received, size, err)
+			return fmt.Errorf("received %d of 3 echo replies of %d bytes: %w", r.Received, size, err)
 		}
 	}
 	return nil
 }
 
-// portUnreachable wants the ICMPv6 error to find its socket, and to say in the container's terms
-// whose it is: what the error queue holds comes from the quoted packet and from the error's source.
+// portUnreachable checks that an ICMPv6 error reaches its socket, with addresses that the container knows: the error
+// queue has those of the quoted packet and of the error's source.
 func portUnreachable(_ context.Context, a, b host) error {
 	c, err := dial(a, "udp6", b.address, closedPort)
 	if err != nil {
@@ -184,7 +184,7 @@ func portUnreachable(_ context.Context, a, b host) error {
 		return err
 	}
 	if _, err := c.Read(make([]byte, 200)); !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("wanted ECONNREFUSED, got %w", err)
+		return fmt.Errorf("want ECONNREFUSED, got %w", err)
 	}
 	var to, offender netip.Addr
 	err2 := raw.Read(func(fd uintptr) bool {
@@ -195,13 +195,13 @@ func portUnreachable(_ context.Context, a, b host) error {
 		return fmt.Errorf("error queue: %w", errors.Join(err, err2))
 	}
 	if to != b.address || offender != b.address {
-		return fmt.Errorf("error queue: sent to %v, refused by %v; the container knows only %v", to, offender,
-			b.address)
+		return fmt.Errorf("error queue: destination %v, refused by %v; want only %v",
+			to, offender, b.address)
 	}
 	return nil
 }
 
-// readErrorQueue is to whom the refused packet went and who refused it.
+// readErrorQueue returns the destination of the refused packet, and the source of the error.
 func readErrorQueue(fd int) (to, offender netip.Addr, err error) {
 	control := make([]byte, 512)
 	_, n, _, from, err := unix.Recvmsg(fd, make([]byte, 200), control, unix.MSG_ERRQUEUE)
@@ -215,7 +215,7 @@ func readErrorQueue(fd int) (to, offender netip.Addr, err error) {
 	for _, m := range messages {
 		size := int(unsafe.Sizeof(unix.SockExtendedErr{}))
 		if m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_RECVERR && len(m.Data) >= size+24 {
-			offender = netip.AddrFrom16([16]byte(m.Data[size+8:])) // sockaddr_in6 behind it
+			offender = netip.AddrFrom16([16]byte(m.Data[size+8:])) // a sockaddr_in6 follows
 		}
 	}
 	return to, offender, err
@@ -227,7 +227,7 @@ func refused(_ context.Context, a, b host) error {
 		c.Close()
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("wanted ECONNREFUSED, got %w", err)
+		return fmt.Errorf("want ECONNREFUSED, got %w", err)
 	}
 	return nil
 }
@@ -248,7 +248,7 @@ func listenUDP(h host, port uint16) (c *net.UDPConn, err error) {
 	return c, err
 }
 
-// pattern is payload that no address hides in.
+// pattern returns a payload that contains no address.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -257,7 +257,7 @@ func pattern(n int) []byte {
 	return b
 }
 
-// setOffload says whether a container leaves checksums and segmenting to its device.
+// setOffload sets whether a container leaves checksums and segmentation to its device.
 func setOffload(h host, on uint32) error {
 	return h.ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -269,7 +269,7 @@ func setOffload(h host, on uint32) error {
 		request := struct {
 			name  [unix.IFNAMSIZ]byte
 			value unsafe.Pointer
-			_     [16]byte // the kernel copies a whole struct ifreq
+			_     [16]byte // the kernel copies a complete struct ifreq
 		}{value: unsafe.Pointer(&value)}
 		copy(request.name[:], "eth0")
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL,

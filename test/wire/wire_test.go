@@ -1,8 +1,8 @@
-// Package wire_test judges a lab's network from outside: what passes the fabric and what a
-// container can see. The judges are tshark, OpenSSL and the kernel's own listings.
+// Package wire_test checks a lab's network with independent tools: the packets on the fabric, and everything that a
+// container can read. The tools are tshark, OpenSSL and the kernel's own listings.
 //
-//   - NP1, §6.1: the address on the wire says node, tenant and app
-//   - NP2, §6.1: plain IPv6, no VXLAN, no other encapsulation
+//   - NP1, §6.1: the address on the wire encodes node, tenant and app
+//   - NP2, §6.1: plain IPv6, without VXLAN or other encapsulation
 //   - NP3, §6.2: both ends of every packet belong to one tenant
 //   - NP4, §6.2: containers see encrypted addresses only, AES-128 under the tenant's key
 package wire_test
@@ -27,7 +27,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// patience is how long one answer may take.
+// patience is the timeout of one response.
 const patience = 5 * time.Second
 
 var (
@@ -45,7 +45,7 @@ var (
 			{Name: "c3", Node: "n3", Tenant: "clear"},
 		},
 	}
-	// Who talks to whom: across nodes under two keys and without one, and on one node.
+	// Pairs that communicate: across nodes under two keys and without one, and on one node.
 	pairs = [][2]string{{"b1", "b2"}, {"r3", "r2"}, {"c1", "c3"}, {"b1", "b1too"}}
 )
 
@@ -106,8 +106,8 @@ func TestWire(t *testing.T) {
 	t.Run("drops", b.testDrops)
 }
 
-// testAddresses has OpenSSL decrypt what each container sees, with the key an operator is shown,
-// and compares it with where the container really is.
+// testAddresses decrypts each container's address with OpenSSL and the key that an operator can read, and compares the
+// result with the container's actual location.
 func (b *bed) testAddresses(t *testing.T) {
 	for _, c := range b.Containers() {
 		text, err := b.Output(b.ctx, lab.Orchestrator, labtest.Binary(t), "tenant", "get", c.Tenant, "--show-key", "-o",
@@ -142,18 +142,18 @@ func (b *bed) testAddresses(t *testing.T) {
 			}
 		}
 		if got := netip.AddrFrom16(plain); got != c.Plaintext {
-			t.Errorf("%s: OpenSSL makes %v of %v, the node says %v", c.Name, got, c.Address, c.Plaintext)
+			t.Errorf("%s: OpenSSL decrypts to %v from %v, the node reports %v", c.Name, got, c.Address, c.Plaintext)
 		}
-		// By hand: 64 bits of node, 24 of tenant, 16 of app, 24 of index.
+		// Decode by hand: 64 bits of node, 24 of tenant, 16 of app, 24 of index.
 		prefix, err := b.Prefix(c.Node)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if node := prefix.Addr().As16(); [8]byte(plain[:8]) != [8]byte(node[:8]) {
-			t.Errorf("%s is on %s (%v), its address says %x", c.Name, c.Node, prefix, plain[:8])
+			t.Errorf("%s is on %s (%v), but its address encodes %x", c.Name, c.Node, prefix, plain[:8])
 		}
 		if id := uint32(plain[8])<<16 | uint32(plain[9])<<8 | uint32(plain[10]); id != shown.IDs[0].ID {
-			t.Errorf("%s is of tenant id %d, its address says %d", c.Name, shown.IDs[0].ID, id)
+			t.Errorf("%s has tenant id %d, but its address encodes %d", c.Name, shown.IDs[0].ID, id)
 		}
 		app := uint32(plain[11])<<8 | uint32(plain[12])
 		known := false
@@ -161,12 +161,12 @@ func (b *bed) testAddresses(t *testing.T) {
 			known = known || a.ID == app && a.Labels["app"] == c.Labels["app"]
 		}
 		if !known {
-			t.Errorf("%s has labels %v, its address says app %d of %v", c.Name, c.Labels, app, shown.Apps)
+			t.Errorf("%s has labels %v, but its address encodes app %d of %v", c.Name, c.Labels, app, shown.Apps)
 		}
 	}
 }
 
-// testFabric is the judge over everything containers can say to each other.
+// testFabric checks the traffic of containers on the fabric.
 func (b *bed) testFabric(t *testing.T) {
 	for _, offload := range []bool{true, false} {
 		name := map[bool]string{true: "offload", false: "no offload"}[offload]
@@ -188,8 +188,7 @@ func (b *bed) testFabric(t *testing.T) {
 	}
 }
 
-// offloaders are those whose eth0 has the say in what containers leave to their device: a macvlan does as its
-// uplink.
+// offloaders are the hosts whose eth0 determines the containers' offloads: a macvlan uses its uplink's features.
 func (b *bed) offloaders(t *testing.T) (all []host) {
 	t.Helper()
 	if labtest.Device() != endpoint.Macvlan {
@@ -206,8 +205,7 @@ func (b *bed) offloaders(t *testing.T) (all []host) {
 	return all
 }
 
-// wantKinds makes sure that the judge had something to judge: every kind of packet, of every
-// tenant, on both ports it passes.
+// wantKinds checks that the recording has every kind of packet, of every tenant, on both of its ports.
 func (b *bed) wantKinds(t *testing.T, frames []frame, offload bool) {
 	t.Helper()
 	kinds := map[string]func(frame) bool{
@@ -244,11 +242,11 @@ func (b *bed) wantKinds(t *testing.T, frames []frame, offload bool) {
 			}
 		}
 	}
-	t.Logf("%d packets of containers checked, %d frames in all", total, len(frames))
+	t.Logf("checked %d packets of containers, %d frames in total", total, len(frames))
 }
 
-// testDrops finds that nothing was dropped so far: all that was sent was meant to arrive, and a
-// container without attacks sends nothing of its own.
+// testDrops checks that nothing was dropped so far: all packets were meant to arrive, and containers send nothing
+// unsolicited.
 func (b *bed) testDrops(t *testing.T) {
 	for _, node := range nodes {
 		drops, err := b.Drops(b.ctx, node)
