@@ -1,6 +1,6 @@
-// Package network is the interface between the agent and a network: one way to give containers addresses and to deliver
+// Package network is the interface between the agent and a network, which allocates containers' addresses and delivers
 // their packets. Several networks run side by side on a node, each in its own folder below; a tenant chooses one, and
-// an endpoint may have attachments of more.
+// an endpoint may have attachments of several.
 package network
 
 import (
@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// ErrConflict means that a tenant conflicts with what the node already has. Other tenants are not affected.
-var ErrConflict = errors.New("this node cannot take it")
+// ErrConflict means that a tenant conflicts with the node's existing state. Other tenants are not affected.
+var ErrConflict = errors.New("this node cannot accept it")
 
 // Factory opens a network on a node.
 type Factory struct {
@@ -34,16 +34,16 @@ type Node struct {
 	Cluster Cluster
 }
 
-// Indexes allocates indexes and stores which are in use; *endpoint.Store does it on disk.
+// Indexes allocates indexes and stores the ones in use; *endpoint.Store does so on disk.
 type Indexes interface {
 	AllocateIndex(key endpoint.CursorKey, find func(from address.Index) (address.Index, error)) (address.Index, error)
 	ReleaseIndex(key endpoint.CursorKey, i address.Index) error
 }
 
-// Network is one network on one node. It receives records with its own attachments only. Calls about one endpoint come
-// one after the other, and every call except Prepare may be repeated: the second one finds nothing to do. Optional
-// interfaces are MappingSink, DropCounter, SwitchInfo, PolicyGuard, GatewayProvider and Runner. A network that holds
-// resources is an io.Closer; Close leaves in place what packets need.
+// Network is one network on one node. It receives records with its own attachments only. Calls for one endpoint are
+// sequential, and every call except Prepare is idempotent. Optional interfaces are MappingSink, DropCounter,
+// SwitchInfo, PolicyGuard, GatewayProvider and Runner. A network that holds resources is an io.Closer; Close keeps
+// everything that packets need.
 type Network interface {
 	Addresses
 	Dataplane
@@ -74,9 +74,9 @@ type Dataplane interface {
 	Deactivate(ctx context.Context, r endpoint.Record) error
 	// Check names the first difference between a record and the tables.
 	Check(ctx context.Context, r endpoint.Record) error
-	// Repair makes the tables hold exactly the endpoints found, with the tenants of all endpoints that are recorded or
-	// were put, and loses no packet. The agent calls it once, at its start, after it has put all tenants; what is put
-	// before need not take effect until then.
+	// Repair makes the tables hold exactly the endpoints in found, with the tenants of all endpoints that are recorded
+	// or were put, without losing packets. The agent calls it once, at its start, after it has put all tenants; earlier
+	// calls need not take effect before Repair.
 	Repair(ctx context.Context, recorded, found []endpoint.Record) error
 	// Entries returns how full the tables are, read from the kernel or the switch.
 	Entries(ctx context.Context) ([]Entries, error)
@@ -94,17 +94,17 @@ type DropCounter interface {
 	Drops(ctx context.Context) (map[dropreason.Reason]uint64, error)
 }
 
-// SwitchInfo is a network that can use different switches.
+// SwitchInfo is a network with a choice of switches.
 type SwitchInfo interface {
 	// Switch names this node's switch: "ebpf", "ovs".
 	Switch() string
-	// Lacks lists what containers here do not have with this switch, a line each.
+	// Lacks lists the features that containers here lack with this switch, one per line.
 	Lacks() []string
 }
 
 // PolicyGuard is a network that may be unable to enforce policies on this node.
 type PolicyGuard interface {
-	// PolicyError says why this node cannot enforce policies; nil means that it can.
+	// PolicyError returns the reason why this node cannot enforce policies; nil if it can.
 	PolicyError() error
 	// Seal blocks all packets from and to a tenant's containers here, or unblocks them. It may be called before the
 	// tenant is put, and before Repair.
@@ -122,23 +122,23 @@ type GatewayProvider interface {
 
 // Gateway is the status of a gateway.
 type Gateway struct {
-	// services see Own, published containers see Virtual; zero where there is no gateway
+	// the source that services see, and the source that published containers see; zero without a gateway
 	Own, Virtual           netip.Addr
 	Services, Publications int    // services of the tenants here, and publications at this gateway
-	Missing                string // why there is no gateway
+	Missing                string // reason why there is no gateway
 }
 
-// StateDevice is the kind of a container's device: the container still runs.
+// StateDevice is the kind of a container's device, whose container still runs.
 const StateDevice = "device"
 
-// StaleState is one object that an agent left on a node where no agent runs.
+// StaleState is an object that an agent left on a node without a running agent.
 type StaleState struct {
 	Kind   string // "device", "route", "file", …
 	Name   string
 	Remove func() error
 }
 
-// Entries is how full one table is. A cache table holds only what can be computed again.
+// Entries is the size and use of one table. A cache table contains only data that can be recomputed.
 type Entries struct {
 	Table          string
 	Used, Capacity int

@@ -1,5 +1,5 @@
-// Package netpila is the Go side of the default network (NETPILA §6): it allocates an address that says where the
-// container is, so no other node needs an update. The packet path is in package datapath.
+// Package netpila is the Go side of the default network (NETPILA §6): it allocates addresses that encode the
+// container's location, so that no other node needs an update. The packet path is in package datapath.
 package netpila
 
 import (

@@ -17,7 +17,7 @@ var (
 	}}
 )
 
-// memory draws without a disk.
+// memory allocates indexes without a disk.
 type memory struct {
 	next     map[endpoint.CursorKey]address.Index
 	released []address.Index
@@ -59,8 +59,8 @@ func prepare(t *testing.T, n *Network, of tenant.Tenant, app address.AppID) endp
 	return a[0]
 }
 
-// NP1 and NP4, §6.1 and §6.2: the plaintext says where the container is; the container sees the
-// ciphertext under its tenant's current key, in the private prefix.
+// NP1 and NP4, §6.1 and §6.2: the plaintext address encodes the container's location; the container sees the ciphertext
+// under its tenant's current key, in the private prefix.
 func TestPrepareEncrypted(t *testing.T) {
 	n, m := newNetwork(t)
 	seen := map[netip.Addr]bool{}
@@ -68,7 +68,7 @@ func TestPrepareEncrypted(t *testing.T) {
 		a := prepare(t, n, blue, 5)
 		p := address.Split(a.Plaintext)
 		if p.Node != node || p.Tenant != 9 || p.App != 5 || p.Index == 0 {
-			t.Fatalf("plaintext %v is %+v", a.Plaintext, p)
+			t.Fatalf("plaintext %v has unexpected parts %+v", a.Plaintext, p)
 		}
 		if !address.DefaultPlan().Private.Contains(a.Address) ||
 			address.NewCipher(address.Key{2}).Decrypt(a.Address) != a.Plaintext {
@@ -76,10 +76,10 @@ func TestPrepareEncrypted(t *testing.T) {
 		}
 		if len(a.Routes) != 1 || a.Routes[0] != address.DefaultPlan().Private || a.Gateway.String() != "fe80::1" ||
 			a.Network != Name {
-			t.Fatalf("attachment %+v", a)
+			t.Fatalf("unexpected attachment %+v", a)
 		}
 		if seen[a.Address] {
-			t.Fatalf("%v given twice", a.Address)
+			t.Fatalf("%v was allocated twice", a.Address)
 		}
 		seen[a.Address] = true
 		if err := n.Release(t.Context(), endpoint.Record{Attachments: []endpoint.Attachment{a}}); err != nil ||
@@ -105,10 +105,10 @@ func TestPrepareClear(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	n, _ := newNetwork(t)
 	if _, err := n.Prepare(t.Context(), blue, address.FirstReservedApp, endpoint.Record{TenantID: 9}); err == nil {
-		t.Error("a reserved app got an address")
+		t.Error("Prepare allocated an address for a reserved app")
 	}
 	if _, err := n.Prepare(t.Context(), blue, 5, endpoint.Record{TenantID: 5}); err == nil {
-		t.Error("an address of an id that is not the tenant's")
+		t.Error("Prepare accepted an id that the tenant does not have")
 	}
 	sound := endpoint.Record{TenantID: 9, App: 5, Attachments: []endpoint.Attachment{prepare(t, n, blue, 5)}}
 	if err := n.Validate(sound); err != nil {
@@ -129,10 +129,10 @@ func TestRefusals(t *testing.T) {
 		spoil(&r, &a)
 		r.Attachments = []endpoint.Attachment{a}
 		if err := n.Validate(r); err == nil {
-			t.Errorf("%s was taken: %+v", name, r)
+			t.Errorf("%s: Validate accepted %+v", name, r)
 		}
 	}
 	if _, err := New(address.DefaultPlan(), netip.MustParsePrefix("fd71::/64"), nil, nil); err == nil {
-		t.Error("a node outside the base prefix was taken")
+		t.Error("New accepted a node outside the base prefix")
 	}
 }

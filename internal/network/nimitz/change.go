@@ -259,7 +259,7 @@ func (n *Network) Run(ctx context.Context, log *slog.Logger) {
 			log.Error("the switch of network nimitz lacks entries", "error", err)
 			continue
 		}
-		log.Warn("the switch of network nimitz was started anew and has its entries again")
+		log.Warn("the switch of network nimitz restarted and has its entries again")
 	}
 }
 
@@ -273,7 +273,7 @@ func (n *Network) refill(ctx context.Context) error {
 	return n.config.Switch.Apply(ctx, nil, all)
 }
 
-// adopt takes the switch's entries over, each into its tenant.
+// adopt takes over the switch's entries, each into its tenant.
 func (n *Network) adopt(there []pipeline.Entry) {
 	byVNI := map[pipeline.VNI]*hosted{}
 	for _, h := range append(slices.Collect(maps.Values(n.tenants)), n.region) {
@@ -303,7 +303,7 @@ func (n *Network) adopt(there []pipeline.Entry) {
 	}
 }
 
-// plug makes ports of the devices of the endpoints found, and of no others.
+// plug makes the devices of the endpoints in found ports, and removes other ports.
 func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endpoint.Record) error {
 	ports := map[pipeline.Port]bool{}
 	for _, r := range found {
@@ -319,7 +319,7 @@ func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endp
 		}
 		ports[s.Port] = true
 		if err := n.config.Switch.Unplug(ctx, s.Port); err != nil {
-			return fmt.Errorf("%v, of no endpoint: %w", s.Port, err)
+			return fmt.Errorf("%v without an endpoint: %w", s.Port, err)
 		}
 	}
 	return n.plugGateway(ctx)

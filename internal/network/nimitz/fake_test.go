@@ -45,13 +45,13 @@ func (s *tableSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) err
 	}
 	for _, e := range remove {
 		if s.has[e.Match()] != e {
-			return fmt.Errorf("%v is not there", e)
+			return fmt.Errorf("entry %v does not exist", e)
 		}
 		delete(s.has, e.Match())
 	}
 	for _, e := range add {
 		if s.has[e.Match()] != nil {
-			return fmt.Errorf("%v is there", s.has[e.Match()])
+			return fmt.Errorf("entry %v exists", s.has[e.Match()])
 		}
 		s.has[e.Match()] = e
 	}
@@ -70,7 +70,7 @@ func (s *tableSwitch) Check(
 	}
 	for _, e := range entries {
 		if s.has[e.Match()] != e {
-			return fmt.Errorf("%v is not there", e)
+			return fmt.Errorf("port %v does not exist", e)
 		}
 	}
 	return s.fail
@@ -229,7 +229,7 @@ func newRegion(t testing.TB, plan address.Plan, nodes int, tenants ...tenant.Ten
 	return c
 }
 
-// start acts as a new agent process: it knows the records and finds the switch in its present state.
+// start acts as a new agent process: it has the records, and finds the switch in its current state.
 func (n *node) start(indexes network.Indexes) {
 	n.c.t.Helper()
 	config := Config{

@@ -50,7 +50,7 @@ func (n *Network) Gateway() (g network.Gateway) {
 		}
 	}
 	if n.config.Gateway == nil {
-		g.Missing = "this node was given none"
+		g.Missing = "this node has no gateway"
 		if n.config.NoGateway != nil {
 			g.Missing = n.config.NoGateway.Error()
 		}

@@ -11,8 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// hosted is a tenant that this node hosts: its mappings, its containers here, and the entries that the switch has of
-// it.
+// hosted is a tenant that this node hosts: its mappings, its containers here, and its entries in the switch.
 type hosted struct {
 	name     string
 	vni      pipeline.VNI

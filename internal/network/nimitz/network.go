@@ -300,7 +300,7 @@ func (n *Network) Drops(ctx context.Context) (map[dropreason.Reason]uint64, erro
 // Switch returns the kind of the switch.
 func (n *Network) Switch() string { return n.config.Kind }
 
-// PolicyError asks the switch.
+// PolicyError returns the switch's PolicyError.
 func (n *Network) PolicyError() error {
 	if s, ok := n.config.Switch.(PolicyGuard); ok {
 		return s.PolicyError()
@@ -323,7 +323,7 @@ func (n *Network) Seal(ctx context.Context, name string, sealed bool) error {
 	return n.change(ctx, h, h.allMatches())
 }
 
-// Lacks asks the switch.
+// Lacks returns the switch's missing features.
 func (n *Network) Lacks() []string {
 	if s, ok := n.config.Switch.(Lacking); ok {
 		return s.Lacks()

@@ -33,12 +33,12 @@ func (c *cluster) send(from *node, r endpoint.Record, src, dst netip.Addr) (at *
 			return n, out
 		}
 	}
-	c.t.Errorf("%v is sent to %v, which no node has", dst, out.VTEP)
+	c.t.Errorf("packet to %v is sent to VTEP %v, which no node has", dst, out.VTEP)
 	return nil, out
 }
 
-// isOutside reports whether a packet left for a destination that is no container of the region, where no node checks it
-// any more.
+// isOutside reports whether a packet left for a destination that is not a container of the region, so that no other
+// node checks it.
 func isOutside(trace []pipeline.Entry) bool {
 	return slices.ContainsFunc(trace, func(e pipeline.Entry) bool {
 		f, is := e.(pipeline.Forward)
@@ -230,7 +230,7 @@ func TestRepairBelievesTheSwitch(t *testing.T) {
 	n.start(n.config.Indexes)
 	c.reach()
 	if len(n.sw.has) != 5 || len(n.sw.ports) != 2 || n.sw.ports[pipeline.Gateway] != "gateway" {
-		t.Errorf("holds %v, ports %v", n.sw.table(), n.sw.ports)
+		t.Errorf("unexpected entries %v, ports %v", n.sw.table(), n.sw.ports)
 	}
 	if err := n.Apply(t.Context(), blue.Name, nil, nil); err == nil {
 		t.Error("accepted a change to a tenant whose list was never received")
@@ -247,14 +247,14 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	c := newCluster(t, 2, tenantOf(7, overlay("10.0.0.0/16", 24)))
 	blue, n := c.tenants[0], c.nodes[0]
 	a := n.add(blue, 1)
-	n.sw.fail = errors.New("made to fail")
+	n.sw.fail = errors.New("test error")
 	if err := n.Deactivate(t.Context(), a); err == nil {
 		t.Error("the error was not returned")
 	}
 	n.sw.fail = nil
 	n.remove(a)
 	if len(n.sw.has) != 1 {
-		t.Errorf("left: %v", n.sw.table())
+		t.Errorf("entries remain: %v", n.sw.table())
 	}
 	// When a DEL is repeated, another container may have the address.
 	next := n.add(blue, 1)
@@ -266,7 +266,7 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	n.remove(next)
 	r, err := n.tryAdd(blue, 1)
 	n.must(err)
-	n.sw.fail = errors.New("made to fail")
+	n.sw.fail = errors.New("test error")
 	other := []network.Mapping{{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.77.0/24"), Node: plan.Node(2)}}
 	if err := n.Apply(t.Context(), blue.Name, other, nil); err == nil {
 		t.Error("the error was not returned")
@@ -286,7 +286,7 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 	before := len(n.sw.has)
 	for _, m := range []network.Mapping{
 		{Tenant: blue.Name, To: netip.MustParsePrefix("10.1.0.0/24"), Node: plan.Node(2)},
-		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.0.0/16"), Node: plan.Node(2)}, // all of it
+		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.0.0/16"), Node: plan.Node(2)}, // the complete CIDR
 		{Tenant: blue.Name, To: netip.PrefixFrom(netip.MustParseAddr("10.0.3.1"), 24), Node: plan.Node(2)},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("fd00:1::/80"), Node: plan.Node(2)},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: netip.MustParsePrefix("2001:db8::/64")},
@@ -342,7 +342,7 @@ func TestFullNodeRefuses(t *testing.T) {
 	}
 	if i := n.config.Indexes.(memory)[endpoint.CursorKey{Tenant: 7,
 		Subnet: netip.MustParsePrefix("10.0.0.0/24")}]; i.next != 2 {
-		t.Errorf("an address was allocated: next is %d", i.next)
+		t.Errorf("an index was allocated: next is %d", i.next)
 	}
 	n.start(n.config.Indexes)
 	n.receive(c.tenants[0])

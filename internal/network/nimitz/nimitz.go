@@ -1,5 +1,5 @@
-// Package nimitz is the Go side of the paper's first network (NIMITZ §3): tenants have addresses of their own, VXLAN
-// takes their packets between nodes, and every node stores where each of a tenant's subnets or containers is. Package
+// Package nimitz is the Go side of the paper's first network (NIMITZ §3): tenants have their own addresses, nodes
+// exchange packets by VXLAN, and every node stores the location of each of a tenant's subnets or containers. Package
 // pipeline defines how a packet is processed.
 package nimitz
 
@@ -19,8 +19,8 @@ type Switch interface {
 	Unplug(ctx context.Context, port pipeline.Port) error
 	// Apply removes entries and adds others, all or nothing.
 	Apply(ctx context.Context, remove, add []pipeline.Entry) error
-	// Check names the first of a port's entries that the switch does not have, or why the device is not the port. It
-	// reads no other entries.
+	// Check names the first of a port's entries that the switch lacks, or why the device is not the port. It reads no
+	// other entries.
 	Check(ctx context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error
 	// SetMTU sets the MTU of the tunnel devices after the uplink's MTU, in bytes, changed.
 	SetMTU(mtu int) error
@@ -36,7 +36,7 @@ type Lacking interface {
 
 // PolicyGuard is a switch that cannot enforce policies.
 type PolicyGuard interface {
-	// PolicyError says why.
+	// PolicyError returns the reason.
 	PolicyError() error
 }
 

@@ -19,8 +19,8 @@ func (n *Network) checkRegions(t tenant.Tenant) error {
 	for _, r := range t.Regions {
 		if !n.config.Plan.ContainsNode(r.Edge) || n.config.Plan.Base.Overlaps(r.PeerEdge) {
 			return fmt.Errorf(
-				"tenant %s, region %s: the Edge Switch of this region is to be in %v, which %v is not, and the "+
-					"other, %v, elsewhere; nothing was changed",
+				"tenant %s, region %s: the Edge Switch of this region must be in %v, but %v is not, and the other "+
+					"one, %v, must be elsewhere; nothing was changed",
 				t.Name,
 				r.Name,
 				n.config.Plan.Base,
@@ -31,7 +31,7 @@ func (n *Network) checkRegions(t tenant.Tenant) error {
 		for _, cidr := range r.CIDRs {
 			if i := slices.IndexFunc(cidrs, cidr.Overlaps); i >= 0 {
 				return fmt.Errorf(
-					"tenant %s, region %s: CIDR %v overlaps %v, which the tenant has already; nothing was changed",
+					"tenant %s, region %s: CIDR %v overlaps the tenant's %v; nothing was changed",
 					t.Name,
 					r.Name,
 					cidr,

@@ -156,7 +156,8 @@ func TestCrossRegion(t *testing.T) {
 			if hops, _, out := r.send(r.west.nodes[0], pipeline.Port(of.ID), of.Attachments[0].Address,
 				r.far.Attachments[0].Address); out.Drop == 0 ||
 				len(hops) != 0 {
-				t.Errorf("tenant %s reaches another's container in the other region: %v, %+v", of.Tenant, hops, out)
+				t.Errorf("tenant %s reaches another tenant's container in the other region: %v, %+v",
+					of.Tenant, hops, out)
 			}
 		}
 	}

@@ -250,7 +250,7 @@ func TestServicesWithoutAGateway(t *testing.T) {
 	}
 	three.must(three.FollowMTU(1400))
 	if three.mtu != 1400 {
-		t.Errorf("its gateway has an MTU of %d", three.mtu)
+		t.Errorf("the gateway has an MTU of %d", three.mtu)
 	}
 }
 

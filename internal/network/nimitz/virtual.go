@@ -8,9 +8,9 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Addresses of a gateway follow from numbers that are stored anyway, so they need neither allocation nor storage: a
-// container's virtual address from its endpoint id, which is quarantined as long as other addresses, and a
-// publication's from its address on the underlay. In a block of 48 bits:
+// Addresses of a gateway derive from numbers that are stored anyway, so they need neither allocation nor storage: a
+// container's virtual address from its endpoint ID, whose quarantine covers the address too, and a publication's from
+// its address on the underlay. In a block of 48 bits:
 //
 //	0 … 0 | 1           the gateway's own
 //	1 | endpoint id     a container here

@@ -38,8 +38,8 @@ type Config struct {
 	Switch, Fabric string
 
 	Block   netip.Prefix // the node's virtual addresses
-	Virtual netip.Addr   // the gateway's own address in Block: clients have it in the eyes of containers
-	Own     netip.Addr   // the gateway's own address on the underlay: containers have it in the eyes of services
+	Virtual netip.Addr   // the gateway's own address in Block, which containers see as the source of clients
+	Own     netip.Addr   // the gateway's own address on the underlay, which services see as the source of containers
 	MTU     int          // of packets on the uplink
 }
 
@@ -80,9 +80,9 @@ func outlives(ns *netns.Namespace) error {
 	if kept, err := ns.IsPersistent(); err != nil || kept {
 		return nil
 	}
-	return fmt.Errorf("the gateway's namespace at %s would end with the agent, whose mounts the machine does not see; "+
-		"make one on the machine, with `ip netns add pilaster-gateway`, and name it with --gateway-netns "+
-		"/run/netns/pilaster-gateway", ns.Path())
+	return fmt.Errorf("the gateway's namespace at %s would end with the agent, because the machine does not see the "+
+		"agent's mounts; create one on the machine with `ip netns add pilaster-gateway`, and name it with "+
+		"--gateway-netns /run/netns/pilaster-gateway", ns.Path())
 }
 
 // Close releases the handle; the gateway stays in operation.
@@ -96,8 +96,8 @@ func (g *Gateway) Device() pipeline.Device {
 // Addresses returns the gateway's own addresses: the one that services see, and the one that published containers see.
 func (g *Gateway) Addresses() (own, virtual netip.Addr) { return g.config.Own, g.config.Virtual }
 
-// Try creates a gateway's rules in a new namespace at path, and removes both. Its error says which kernel feature is
-// missing.
+// Try creates a gateway's rules in a new namespace at path, and removes both. Its error names the missing kernel
+// feature.
 func Try(path string) error {
 	ns, err := netns.Create(path)
 	if err != nil {
@@ -175,7 +175,7 @@ func (g *Gateway) setUp(ctx context.Context) error {
 			},
 		} {
 			if err := netns.Retry(step); err != nil {
-				return fmt.Errorf("%s and %s: %w", side.near, side.far, err)
+				return fmt.Errorf("create %s and %s: %w", side.near, side.far, err)
 			}
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 )
 
-// MostConnections is how many connections to services a container may have at once. All containers share the gateway's
-// conntrack table and, for each service, its ports.
+// MostConnections limits a container's concurrent connections to services. All containers share the gateway's conntrack
+// table and, for each service, its ports.
 const MostConnections = 4096
 
 // The table of limits is separate, so that it stays with its counters when the rules are replaced. Its number changes
@@ -49,7 +49,7 @@ func (g *Gateway) limit(there []*nftables.Table) error {
 	}
 	if !limited {
 		if err := addLimit(nft); err != nil {
-			return fmt.Errorf("make a set of connections by source: %w", err)
+			return fmt.Errorf("create a set of connections by source: %w", err)
 		}
 	}
 	if err := nft.Flush(); err != nil {

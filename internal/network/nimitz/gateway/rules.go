@@ -90,7 +90,7 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 		err = errors.Join(err, nft.SetAddElements(leads, some))
 	}
 	if err != nil {
-		return fmt.Errorf("make a map of what is published: %w", err)
+		return fmt.Errorf("create the map of published addresses: %w", err)
 	}
 	add := func(chain *nftables.Chain, parts ...[]expr.Any) {
 		nft.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(parts...)})

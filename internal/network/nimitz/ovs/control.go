@@ -27,7 +27,7 @@ func (s *Switch) control(ctx context.Context, method string, args ...string) (st
 	return answer, nil
 }
 
-// daemon returns the PID of ovs-vswitchd, which distinguishes its runs.
+// daemon returns the PID of ovs-vswitchd, which changes with each start.
 func daemon(runDir string) (string, error) {
 	pid, err := os.ReadFile(filepath.Join(runDir, daemonName+".pid"))
 	return strings.TrimSpace(string(pid)), err

@@ -217,7 +217,7 @@ func (d *database) ensureBridge(
 	}
 	if len(rows) > 0 {
 		if ownerOf(rows[0]) == "" {
-			return fmt.Errorf("bridge %s is not ours; it was left alone: rename or remove it", name)
+			return fmt.Errorf("bridge %s is not ours; it was not changed: rename or remove it", name)
 		}
 		return nil
 	}

@@ -7,7 +7,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Each entry to another node counts the packets that it has sent, cached or not.
+// TestForwarded: each entry to another node counts the packets that it has sent, cached or not.
 func TestForwarded(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -39,7 +39,7 @@ func TestForwarded(t *testing.T) {
 	others := 0
 	for e, n := range got {
 		if n != sent[e] {
-			t.Errorf("%v has sent %d packets, and counts %d", e, sent[e], n)
+			t.Errorf("%v has sent %d packets, but counts %d", e, sent[e], n)
 		}
 		if sent[e] == 0 {
 			others++

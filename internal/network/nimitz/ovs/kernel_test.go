@@ -132,11 +132,11 @@ func (b *bed) offloaded(t *testing.T, ends map[pipeline.Port]end) {
 			places["in the datapath itself"]++
 		default:
 			all, err := b.s.control(limit(t), "dpctl/dump-flows", "-m")
-			t.Errorf("%s: no tc rule has counted it: %s, %v", c.Name, all, err)
+			t.Errorf("%s: no tc rule has counted the packet: %s, %v", c.Name, all, err)
 		}
 	}
 	if places["in tc"] == 0 {
-		t.Error("no case goes from one port to another on this node")
+		t.Error("no case forwards between two ports of this node in tc")
 	}
 	t.Logf("packets went by flows %v", places)
 }

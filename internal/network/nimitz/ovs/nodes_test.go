@@ -92,8 +92,8 @@ func twoNodes(t *testing.T) (one, two *bed) {
 	return one, two
 }
 
-// TestTwoNodes: containers of two nodes, each with an Open vSwitch, exchange data by TCP of their kernels, also after
-// Open vSwitch has forgotten the node's MAC.
+// TestTwoNodes: containers of two nodes, each with an Open vSwitch, exchange data by their kernels' TCP, also after
+// Open vSwitch has lost the node's MAC.
 func TestTwoNodes(t *testing.T) {
 	one, two := twoNodes(t)
 	a := one.contain(t, netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("fd10:0:0:1::2"))
@@ -136,7 +136,7 @@ func TestOpenedAgain(t *testing.T) {
 		case r := <-sent:
 			t.Logf("opened %d times", opened)
 			if opened == 0 || r.Sent == 0 || r.Received != r.Sent {
-				t.Errorf("%d of %d came back while the switch was opened %d times", r.Received, r.Sent, opened)
+				t.Errorf("%d of %d replies arrived while the switch was opened %d times", r.Received, r.Sent, opened)
 			}
 			return
 		default:
@@ -182,7 +182,7 @@ func transfer(t *testing.T, from, to container, address netip.Addr) {
 		t.Fatalf("%v: %d of %d bytes, %v", address, len(got), len(sent), err)
 	}
 	if !bytes.Equal(got, sent) {
-		t.Errorf("%v: other bytes came back", address)
+		t.Errorf("%v: the received bytes differ", address)
 	}
 	must(t, <-echoed)
 }

@@ -34,7 +34,7 @@ type Config struct {
 	Uplink string           // the node's device to the fabric
 	Node   netip.Prefix     // its /64
 	Region netip.Prefix     // contains the /64s of all nodes of the region
-	// the mark of tunnel packets, by which the programs on the uplink recognise them; some of pipeline.MarkBits
+	// mark of tunnel packets, by which the programs on the uplink recognise them; some of pipeline.MarkBits
 	Mark     uint32
 	OVSPorts OVSPorts       // the node's own programs on containers' devices; nil where there are none
 	Others   []netip.Prefix // source prefixes of another network's containers, whose packets these programs check
@@ -56,7 +56,7 @@ type OVSPorts interface {
 type Switch struct {
 	config Config
 	mu     sync.Mutex // serialises changes
-	opened string     // the daemon for which Open was done
+	opened string     // the daemon that Open has configured
 	// The devices whose peers compute checksums and segments themselves.
 	reliant map[pipeline.Port]pipeline.Device
 }
@@ -174,7 +174,7 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Devic
 			case other == name && is.of == port.String() && is.ofport == int(of):
 				return nil
 			case other == name || is.of == port.String():
-				return fmt.Errorf("%s is the port of %s already; nothing was changed: unplug it first", other, is.of)
+				return fmt.Errorf("%s is already the port of %s; nothing was changed: unplug it first", other, is.of)
 			}
 		}
 		if err := d.change(ctx, addPort(where("name", bridgeName),
@@ -186,7 +186,7 @@ func (s *Switch) Plug(ctx context.Context, port pipeline.Port, is pipeline.Devic
 		}
 		if is := all[name]; is.ofport != int(of) {
 			return errors.Join(
-				fmt.Errorf("ovs-vswitchd gave it port %d in the place of %d: %s", is.ofport, of, is.wrong),
+				fmt.Errorf("ovs-vswitchd assigned port %d instead of %d: %s", is.ofport, of, is.wrong),
 				d.removePort(ctx, name),
 			)
 		}
@@ -235,7 +235,7 @@ func (s *Switch) sweep(ctx context.Context, d *database) error {
 		return err
 	}
 	if is := all[vxlanName]; is.ofport != ofportVXLAN {
-		return fmt.Errorf("%s has port %d in the place of %d: %s", vxlanName, is.ofport, ofportVXLAN, is.wrong)
+		return fmt.Errorf("%s has port %d instead of %d: %s", vxlanName, is.ofport, ofportVXLAN, is.wrong)
 	}
 	h, err := s.config.Netns.Netlink()
 	if err != nil {
@@ -286,7 +286,7 @@ func (s *Switch) Apply(ctx context.Context, remove, add []pipeline.Entry) error 
 		err = s.withBridge(ctx, bridgeName, func(c *openflow.Conn) error { return c.Apply(ctx, changes) })
 	}
 	if err != nil {
-		return fmt.Errorf("%d entries to remove and %d to add: none was: %w", len(remove), len(add), err)
+		return fmt.Errorf("%d entries to remove and %d to add: nothing was changed: %w", len(remove), len(add), err)
 	}
 	return s.abroad(ctx, remove, false)
 }
@@ -304,7 +304,7 @@ func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Devi
 				"device %s is not %v of the switch: %s",
 				is.Name,
 				port,
-				cmp.Or(all[is.Name].wrong, "it is none of its ports"),
+				cmp.Or(all[is.Name].wrong, "it is not a port"),
 			)
 		}
 		return err
@@ -334,7 +334,7 @@ func (s *Switch) Check(ctx context.Context, port pipeline.Port, is pipeline.Devi
 				found,
 				func(f openflow.Flow) bool { is, err := parse(f); return err == nil && is == e },
 			) {
-				return fmt.Errorf("the switch does not have %v", e)
+				return fmt.Errorf("the switch lacks %v", e)
 			}
 		}
 		return nil
@@ -421,18 +421,18 @@ func (s *Switch) Lacks() []string {
 	return []string{
 		"containers on Open vSwitch receive no ICMP errors for an exceeded hop limit or MTU: traceroute does not " +
 			"show their node",
-		"ICMP errors about packets of services and publications are dropped (icmp-quote): a link behind the gateway " +
-			"that is narrower than the uplink is not noticed",
-		"no policies are enforced: containers of tenants that have some are refused, and those that are here already " +
-			"are cut off",
+		"ICMP errors about packets of services and publications are dropped (icmp-quote): path MTU discovery fails " +
+			"if a link behind the gateway is narrower than the uplink",
+		"no policies are enforced: containers of tenants with policies are refused, and existing ones are " +
+			"isolated",
 	}
 }
 
 // PolicyError implements nimitz.PolicyGuard.
 func (s *Switch) PolicyError() error {
 	return errors.New(
-		"Open vSwitch forwards its packets and applies no policy: start the agent with --nimitz ebpf on nodes that " +
-			"are to have containers of tenants with policies",
+		"Open vSwitch forwards its packets and applies no policy: start the agent with --nimitz ebpf on nodes for " +
+			"containers of tenants with policies",
 	)
 }
 

@@ -57,7 +57,7 @@ func TestEntries(t *testing.T) {
 		b.s.config.LooseDeletes = loose
 		must(t, b.s.Apply(limit(t), nil, all))
 		b.has(t, all)
-		must(t, b.s.Apply(limit(t), nil, all)) // again
+		must(t, b.s.Apply(limit(t), nil, all)) // idempotent
 		b.has(t, all)
 
 		bad := pipeline.Forward{VNI: 7, To: all[0].(pipeline.Peer).Nodes, Port: lastContainer + 1}
@@ -106,7 +106,7 @@ func TestReopened(t *testing.T) {
 	b.open(t)
 	b.has(t, packettest.Entries())
 	if after := constants(); !slices.Equal(before, after) {
-		t.Errorf("constant flows were %v and are %v", before, after)
+		t.Errorf("the constant flows changed from %v to %v", before, after)
 	}
 	got, err := b.s.Plugged(limit(t))
 	must(t, err)
@@ -155,15 +155,15 @@ func TestOffload(t *testing.T) {
 	}
 	two := pipeline.Device{Name: "c2", Netns: b.beyond.Path(), Inside: "c2"}
 	must(t, b.s.Plug(limit(t), 2, two))
-	b.open(t) // a new process plugs again what is there
+	b.open(t) // a new process plugs existing devices again
 	must(t, b.s.Plug(limit(t), 2, two))
 	if got := is("c2"); got != plugged {
-		t.Errorf("plugged, its offload is %d", got)
+		t.Errorf("after Plug its offload is %d", got)
 	}
 	for range 2 {
 		must(t, b.s.Unplug(limit(t), 2))
 		if got := is("c2"); got != 1 {
-			t.Errorf("unplugged, its offload is %d", got)
+			t.Errorf("after Unplug its offload is %d", got)
 		}
 	}
 	must(t, b.beyond.Do(func() error { return NoOffload("c3") }))
@@ -174,7 +174,7 @@ func TestOffload(t *testing.T) {
 	}
 }
 
-// TestPackets: the switch treats each packet of the cases as the pipeline says.
+// TestPackets: the switch processes each packet of the cases as the pipeline defines.
 func TestPackets(t *testing.T) {
 	b := newBed(t)
 	b.plug(t)
@@ -199,7 +199,7 @@ func TestPackets(t *testing.T) {
 	must(t, ends[2].Send(others.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 	b.meet(t, cases[i], ends)
 	if after := fmt.Sprint(b.drops(t, limit(t))); after != before {
-		t.Errorf("drops were %v and are %v", before, after)
+		t.Errorf("the drops changed from %v to %v", before, after)
 	}
 	if b.config.Datapath == Kernel {
 		b.offloaded(t, ends)
@@ -301,7 +301,7 @@ func (b *bed) meet(t *testing.T, c packettest.Case, ends map[pipeline.Port]end) 
 			t.Errorf("drops were %v and are %v", before, after)
 		}
 	}
-	// Nothing came out elsewhere: when the switch answers, it has sent all its packets.
+	// Nothing may have come out elsewhere: when the switch responds, it has sent all its packets.
 	b.drops(t, ctx)
 	for p, e := range ends {
 		if frame, err := e.next(past()); err == nil {

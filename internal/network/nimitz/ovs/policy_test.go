@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// vxlanFrame is a tunnel packet with the given flag bytes and policy field.
+// vxlanFrame returns a tunnel packet with the given flag bytes and policy field.
 func vxlanFrame(from, to netip.Addr, flags, policy uint16) []byte {
 	head := []byte{byte(flags >> 8), byte(flags), byte(policy >> 8), byte(policy), 0, 0, 7, 0}
 	p := packet.Packet{

@@ -19,9 +19,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestRegions: containers of a tenant in two regions exchange data by both Edge Switches, on four nodes with Open
-// vSwitch. Each hop has other tunnel addresses, and after the last Edge Switch the VNI is that of the other region
-// (§3.1; NM6). TCP verifies the data.
+// TestRegions: containers of a tenant in two regions exchange data through both Edge Switches, on four nodes with Open
+// vSwitch. Each hop has its own tunnel addresses, and after the last Edge Switch the VNI is the other region's (§3.1;
+// NM6). TCP verifies the data.
 func TestRegions(t *testing.T) {
 	p := netip.MustParsePrefix
 	east := p("fd71:696c:6100::/40")
@@ -59,7 +59,7 @@ func TestRegions(t *testing.T) {
 		{vtep(2) + " 12 0"},
 	} {
 		if got := tunnels(limit(t), captures[i], len(want)); !slices.Equal(got, want) {
-			t.Errorf("node %d of the way has tunnels %v, want %v", i, got, want)
+			t.Errorf("node %d of the path has tunnels %v, want %v", i, got, want)
 		}
 	}
 	// Without its peer Edge Switch, a node sends nothing to the other region.

@@ -178,7 +178,7 @@ func render(region netip.Prefix, e pipeline.Entry) (openflow.Flow, error) {
 		f.Actions = []openflow.Action{set(regVNI.Number(uint64(e.VNI))), set(regIdentity.Number(uint64(e.Identity)))}
 	case pipeline.Foreign:
 		if e.Edge.Bits() != address.NodeBits || !e.Edge.Addr().Is6() {
-			return f, fmt.Errorf("%v: it is no node's prefix", e)
+			return f, fmt.Errorf("%v: not a node's prefix", e)
 		}
 		k, f.Table, f.Goto = foreign, tableRegister, tableDNAT
 		f.Match = append([]openflow.Value{inPort(ofportVXLAN), vteps(e.Edge),
@@ -317,7 +317,7 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 			}, nil
 		}
 	}
-	return nil, fmt.Errorf("a flow has our cookie and is no entry: %v", f)
+	return nil, fmt.Errorf("a flow has our cookie but is not an entry: %v", f)
 }
 
 func values(f openflow.Flow) map[openflow.Field]openflow.Value {

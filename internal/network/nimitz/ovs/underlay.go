@@ -17,10 +17,10 @@ import (
 	"pilaster.io/pilaster/internal/openflow"
 )
 
-// The path of tunnels between the VXLAN port and the node's stack. Open vSwitch sends encapsulated packets through the
-// bridge whose device has the tunnel's address, and receives packets that this bridge sends to its device. The device
-// itself stays down: the node routes the VTEP's packets to the bridge by a pair of devices, and forwards those from it
-// as any others.
+// The path of tunnel packets between the VXLAN port and the node's stack. Open vSwitch sends encapsulated packets
+// through the bridge whose device has the tunnel's address, and receives packets that this bridge sends to its device.
+// The device itself stays down: the node routes packets for the VTEP to the bridge by a pair of devices, and forwards
+// packets from it like any others.
 const (
 	underlayName = pipeline.Underlay // the bridge and its device
 	hostSide     = pipeline.NodeSide
@@ -141,7 +141,7 @@ func (s *Switch) sysctls() error {
 		for _, set := range settings {
 			if err := os.WriteFile(conf+set[0], []byte(set[1]), 0); err != nil {
 				return fmt.Errorf(
-					"%w; kernels before 6.17 need net.ipv6.conf.all.forwarding=1, which is yours to set",
+					"%w; kernels before 6.17 need net.ipv6.conf.all.forwarding=1, which the agent does not set",
 					err,
 				)
 			}
@@ -242,7 +242,7 @@ func underlayFlows() []openflow.Change {
 // routes adds Open vSwitch's routes to the region's nodes.
 func (s *Switch) routes(ctx context.Context) error {
 	if s.config.Datapath == Kernel {
-		return nil // the stack knows
+		return nil // the stack has the routes
 	}
 	takes, err := s.takesTunnels(ctx)
 	if err == nil && !takes { // a route of an earlier bridge refers to the index of a deleted device
@@ -258,7 +258,7 @@ func (s *Switch) routes(ctx context.Context) error {
 		return err
 	}
 	if takes, err = s.takesTunnels(ctx); err == nil && !takes {
-		err = fmt.Errorf("ovs-vswitchd takes no tunnels at %v, as tnl/ports/show says", pipeline.VTEP(s.config.Node))
+		err = fmt.Errorf("ovs-vswitchd accepts no tunnels at %v (tnl/ports/show)", pipeline.VTEP(s.config.Node))
 	}
 	return err
 }
@@ -276,11 +276,11 @@ func (s *Switch) route(ctx context.Context, to netip.Prefix, there bool) error {
 	if !there {
 		_, err := s.control(ctx, "ovs/route/del", p)
 		if errors.As(err, new(refusal)) {
-			return nil // it was gone
+			return nil // it did not exist
 		}
 		return err
 	}
-	// Before it answers, ovs-vswitchd has processed all earlier route notifications of the kernel.
+	// ovs-vswitchd responds after it has processed all earlier route notifications of the kernel.
 	all, err := s.control(ctx, "ovs/route/show")
 	if err != nil ||
 		strings.Contains(
@@ -338,7 +338,7 @@ func (s *Switch) SetMTU(mtu int) error {
 	}
 	defer h.Close()
 	if s.config.Datapath == Kernel {
-		return nil // what it encapsulates goes by the uplink itself
+		return nil // the encapsulated packets use the uplink itself
 	}
 	for _, name := range []string{hostSide, bridgeSide} {
 		l, err := h.LinkByName(name)

@@ -20,7 +20,7 @@ pmd thread numa_id 0 core_id 1:
 	}
 	for _, wrong := range []string{"", "main thread:\n  packets received: many\n"} {
 		if w, err := parseWork(wrong); err == nil {
-			t.Errorf("%q is %+v", wrong, w)
+			t.Errorf("%q parses to %+v", wrong, w)
 		}
 	}
 }

@@ -27,7 +27,7 @@ type world struct {
 	own      netip.Addr // port 2 of tenant 7, port 3 of tenant 8
 	beside   netip.Addr // port 4 of tenant 7, on this node too
 	far      netip.Addr // of both tenants, on There
-	nobody   netip.Addr // in the tenants' overlay, used by no container
+	unused   netip.Addr // in the tenants' overlay, used by no container
 	overlay  netip.Prefix
 	there    netip.Prefix // of both tenants, on There
 	service  netip.Addr   // tenant 7's address for storage
@@ -52,7 +52,7 @@ func worlds() []world {
 		name: "IPv4",
 		own: a(
 			"10.0.1.2",
-		), beside: a("10.0.1.4"), far: a("10.0.2.2"), nobody: a("10.0.7.7"), overlay: p("10.0.0.0/16"),
+		), beside: a("10.0.1.4"), far: a("10.0.2.2"), unused: a("10.0.7.7"), overlay: p("10.0.0.0/16"),
 		there:   p("10.0.2.0/24"),
 		service: a("10.9.9.9"), storage: a("192.0.2.9"), outside: a("192.0.2.1"), shared: a("198.51.100.9"),
 		gateway: a(
@@ -66,7 +66,7 @@ func worlds() []world {
 		name: "IPv6",
 		own: a(
 			"fd10:0:0:1::2",
-		), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), nobody: a("fd10:0:0:7::7"), overlay: p("fd10::/48"),
+		), beside: a("fd10:0:0:1::4"), far: a("fd10:0:0:2::2"), unused: a("fd10:0:0:7::7"), overlay: p("fd10::/48"),
 		there:   p("fd10:0:0:2::/64"),
 		service: a("fd10:9::9"), storage: a("2001:db8:9::9"), outside: a("2001:db8:9::1"), shared: a("2001:db8:8::9"),
 		gateway: a(
@@ -261,7 +261,7 @@ func (w world) forgeries() []Case {
 		by("a tenant that is not in the other region", there, 8, w.far, w.abroad),
 		by("from abroad to abroad", abroad, 8, w.abroad, w.farther),
 		by("from abroad and back", abroad, 8, w.abroad, w.abroad),
-		by("from abroad to a missing container", abroad, 8, w.abroad, w.nobody),
+		by("from abroad to a missing container", abroad, 8, w.abroad, w.unused),
 		by("from abroad to a service", abroad, 8, w.abroad, w.service),
 		by("from abroad to the gateway", abroad, 8, w.abroad, w.gateway),
 		by("a VNI of here from abroad", abroad, 7, w.abroad, w.far),
@@ -303,7 +303,7 @@ func (w world) drops() []Case {
 		at("another's source", 2, w.beside, w.far),
 		at("a source of far away", 2, w.far, w.own),
 		at("a source of the other tenant alone", 3, w.beside, w.far),
-		at("no container is there", 2, w.own, w.nobody),
+		at("no container is there", 2, w.own, w.unused),
 		at("outside, and no service", 2, w.own, w.outside),
 		at("the other tenant to the service", 3, w.own, w.service),
 		at("who has no virtual address to the service", 4, w.beside, w.service),

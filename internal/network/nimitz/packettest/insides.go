@@ -59,8 +59,8 @@ func (w world) insides() (all []Case) {
 			return e
 		}
 		add("an error", 0, quoting(way.dst, way.src))
-		add("an error about another sender's packet", dropreason.IcmpQuote, quoting(w.nobody, way.src))
-		add("an error about a packet for another receiver", dropreason.IcmpQuote, quoting(way.dst, w.nobody))
+		add("an error about another sender's packet", dropreason.IcmpQuote, quoting(w.unused, way.src))
+		add("an error about a packet for another receiver", dropreason.IcmpQuote, quoting(way.dst, w.unused))
 		nothing := quoting(way.dst, way.src)
 		nothing.Payload = nil
 		add("an error that quotes nothing", dropreason.IcmpQuote, nothing)
