@@ -11,13 +11,13 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What §4.1 and §7.1 say of clusters that grow by 10 %.
+// Figures of §4.1 and §7.1 for clusters that grow by 10 %.
 const (
-	listRate      = 200 // queries a second of a tenant
+	listRate      = 200 // queries per second of a tenant
 	listPage      = 500 // nodes
 	paperNodes    = 25_000
 	paperQueries  = 150_000
-	paperLeast    = 12 * 60.0 // seconds, of warm-up
+	paperLeast    = 12 * 60.0 // seconds of warm-up
 	paperMost     = 20 * 60.0 // seconds
 	paperNimitz   = 12.5 * 60 // seconds, at 25,000 nodes
 	paperNetpila  = 1.25 * 60 // seconds, at 25,000 nodes
@@ -26,21 +26,21 @@ const (
 	memoryLimit   = 16 << 30  // of a simulated cluster
 )
 
-// queries is §4.1's count for so many nodes and so many new ones: each new node asks for all pages, and each that was
-// there asks once for the new ones.
+// queries is §4.1's count for a number of nodes and of new ones: each new node queries all pages, and each other node
+// queries once for the new ones.
 func queries(nodes, fresh int) (ofNew, ofOthers int) {
 	return fresh * ((nodes + listPage - 1) / listPage), nodes
 }
 
-// grown is a cluster before and after it grew by a tenth.
+// grown is a cluster before and after growth by a tenth.
 type grown struct {
-	nodes  int // before
+	nodes  int // before the growth
 	result *sim.Result
 }
 
 func (g grown) event() sim.Stage { return g.result.Stages[len(g.result.Stages)-1] }
 
-// asked is how many queries for mappings were answered: pages for new nodes, and changes for those that were there.
+// asked returns the answered queries for mappings: pages for new nodes, and changes for the others.
 func (g grown) asked() (pages, changes int) {
 	if q := g.event().Queries; q != nil {
 		return int(q.Pages), int(q.Changes)
@@ -60,14 +60,14 @@ func (g grown) refused() int {
 	return 0
 }
 
-// throttled is the least that so many queries take at listRate, in seconds: of a second's the throttle lets all through
-// at once.
+// throttled returns the minimum time of the queries at listRate, in seconds: the throttle admits a burst of one
+// second's queries.
 func (g grown) throttled() float64 { return max(float64(g.queries()-listRate)/listRate, 0) }
 
 func (g grown) seconds() float64 { return g.event().Ready }
 func (g grown) messages() int    { return int(g.event().Total.Messages) }
 
-// entries is how many a node has in all tables of the cluster's network: the least and the most of any node.
+// entries returns the entries in all tables of the cluster's network: the minimum and maximum of any node.
 func (g grown) entries() (least, most int) {
 	for _, e := range g.result.Entries {
 		if strings.HasPrefix(e.Table, tenant.Nimitz) == (g.result.Scenario.Network == tenant.Nimitz) {
@@ -77,7 +77,7 @@ func (g grown) entries() (least, most int) {
 	return least, most
 }
 
-// growing is the scenario of a cluster that grows by a tenth.
+// growing returns the scenario of a cluster that grows by a tenth.
 func growing(network string, nodes, containers int) (sim.Scenario, error) {
 	more, grow := "", "do: grow, by: 10%"
 	if network == tenant.Nimitz {
@@ -95,7 +95,7 @@ func growing(network string, nodes, containers int) (sim.Scenario, error) {
 	return sim.Parse(fmt.Sprintf("%s-%d", network, nodes), []byte(text))
 }
 
-// cluster grows one by a tenth, once for all figures.
+// cluster simulates the growth of a cluster, once for all figures.
 func (r *run) cluster(ctx context.Context, network string, nodes, containers int) (grown, error) {
 	key := fmt.Sprintf("%s %d %d", network, nodes, containers)
 	g := grown{nodes: nodes, result: r.clusters[key]}
@@ -128,7 +128,7 @@ func (r *run) cluster(ctx context.Context, network string, nodes, containers int
 	return g, nil
 }
 
-// series grows clusters of all sizes that memory is likely to hold; of those that are left out it says why.
+// series grows clusters of all sizes that should fit in memory, and returns the reason for leaving out the others.
 func (r *run) series(ctx context.Context, network string) (all []grown, leftOut string, err error) {
 	sizes := r.Form.Netpila
 	if network == tenant.Nimitz {
@@ -140,7 +140,7 @@ func (r *run) series(ctx context.Context, network string) (all []grown, leftOut 
 			needs := float64(before.event().Resident) / float64(before.event().Nodes) * float64(nodes) * 1.1
 			if needs > memoryLimit {
 				return all, fmt.Sprintf(
-					"%s nodes on %s were left out: by the size before they would take %.0f GiB, and 16 GiB is the "+
+					"%s nodes on %s were left out: by the previous size they would need %.0f GiB, and 16 GiB is the "+
 						"limit",
 					humanize.Grouped(nodes),
 					network,
@@ -157,7 +157,7 @@ func (r *run) series(ctx context.Context, network string) (all []grown, leftOut 
 	return all, "", nil
 }
 
-// both are the clusters of both networks, with what there is to say of their sizes.
+// both returns the clusters of both networks, and sets the description of their sizes.
 func (r *run) both(ctx context.Context, f *Figure) (onNimitz, onNetpila []grown, err error) {
 	onNimitz, one, err := r.series(ctx, tenant.Nimitz)
 	if err != nil {
@@ -192,7 +192,7 @@ func scenarios(all []grown) (some []sim.Scenario) {
 	return some
 }
 
-// over has a point for each cluster, by its nodes before it grew.
+// over returns a point for each cluster, by its nodes before the growth.
 func over(all []grown, of func(grown) float64) (points [][2]float64) {
 	for _, g := range all {
 		points = append(points, [2]float64{float64(g.nodes), of(g)})
@@ -205,7 +205,7 @@ func sumOf(g grown) float64 {
 	return float64(ofNew + ofOthers)
 }
 
-// sums are the paper's arithmetic at the sizes of clusters and at the paper's own.
+// sums returns the paper's arithmetic at the sizes of the clusters and at the paper's own.
 func sums(all []grown, by float64) [][2]float64 {
 	ofNew, ofOthers := queries(paperNodes, paperNodes/10)
 	return append(
@@ -221,9 +221,9 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 	}
 	f.Sizes, f.Scenario = sentences(sizesOf(all), leftOut), scenarios(all)
 	f.Ran = fmt.Sprintf(
-		"The real orchestrator, with %d list queries a second for the tenant and %d nodes a page, and a real agent "+
-			"for each node, all in one process (docs/reference/simulation.md): all new nodes list the others before "+
-			"one of them is given its subnet, and then each of those that were there asks what is new.",
+		"The real orchestrator, with %d list queries per second for the tenant and %d nodes per page, and a real "+
+			"agent for each node, all in one process (docs/reference/simulation.md). All new nodes list the others "+
+			"before one of them gets its subnet; then each of the other nodes queries what is new.",
 		listRate,
 		listPage,
 	)
@@ -241,14 +241,14 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 			)
 		}
 	}
-	f.Differs = "As many queries were counted as §4.1's arithmetic has at each size"
+	f.Differs = "The counted queries equal §4.1's arithmetic at each size"
 	if off != nil {
-		f.Differs = "Counted were, beside §4.1's arithmetic, " + strings.Join(off, ", ")
+		f.Differs = "Counted queries and §4.1's arithmetic: " + strings.Join(off, ", ")
 	}
 	last := all[len(all)-1]
 	f.Differs += fmt.Sprintf(
-		"; at %s nodes they took %.1f s, of which the throttle alone asks for %.1f, and it refused %s, which were "+
-			"asked again; the paper's 12 minutes at least are of 150,000 queries of 25,000 nodes.",
+		"; at %s nodes they took %.1f s, of which the throttle alone requires %.1f, and it refused %s, which were "+
+			"retried; the paper's minimum of 12 minutes is for 150,000 queries of 25,000 nodes.",
 		humanize.Grouped(last.nodes),
 		last.seconds(),
 		last.throttled(),
@@ -263,7 +263,7 @@ func (r *run) fig9(ctx context.Context, f *Figure) error {
 				fmt.Sprintf("%s nodes: queries of new nodes, of the others; seconds", humanize.Grouped(g.nodes)),
 				fmt.Sprintf("%s, %s; %.2f s", humanize.Grouped(pages), humanize.Grouped(changes), g.seconds()),
 				fmt.Sprintf(
-					"%s, %s; %.2f s at 200 a second, by its arithmetic",
+					"%s, %s; %.2f s at 200 a second, by §4.1's arithmetic",
 					humanize.Grouped(ofNew),
 					humanize.Grouped(ofOthers),
 					sumOf(g)/listRate,
@@ -308,7 +308,7 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 	if err != nil {
 		return err
 	}
-	// A node's entries are looked at when the cluster has grown.
+	// Entries are read after the growth.
 	points := func(all []grown) (points [][2]float64) {
 		for _, g := range all {
 			_, most := g.entries()
@@ -317,16 +317,16 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 		return points
 	}
 	f.Ran = "The real agents of a simulated cluster filled packet paths that only count entries " +
-		"(docs/reference/simulation.md); entries are of all tables of the network, read on every node when the " +
-		"cluster had grown."
+		"(docs/reference/simulation.md). Entries are those of all tables of the network, read on every node after " +
+		"the growth."
 	slope, from, to := slopes(onNimitz)
 	flat, least, most := slopes(onNetpila)
 	f.Differs = fmt.Sprintf(
-		"NIMITZ's entries grow from %s to %s, %.2f for each further node, and NETPILA's are %s at the smallest size "+
-			"and %s at the largest, %.2f for each further node, of which %s are two for each container of the node; "+
-			"the text has no number of this figure, and those drawn are of the paper's jobs, whose containers a node "+
-			"it does not name; it counts two pairs of entries for each container (§6.1), and entries here are of "+
-			"eBPF maps in place of a NIC's table.",
+		"NIMITZ's entries grow from %s to %s, %.2f for each further node. NETPILA's are %s at the smallest size "+
+			"and %s at the largest, %.2f for each further node; %s of them are two for each container of the node. "+
+			"The text has no numbers for this figure; those plotted are of the paper's jobs, whose containers per "+
+			"node it does not state. It counts two pairs of entries for each container (§6.1); entries here are of "+
+			"eBPF maps, not of a NIC's table.",
 		humanize.Grouped(
 			from,
 		),
@@ -365,8 +365,8 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 	return nil
 }
 
-// slopes is how many entries a node has more for each further node, from the smallest cluster to the largest, and what
-// it has in these.
+// slopes returns the additional entries per further node, from the smallest cluster to the largest, and the entries of
+// both.
 func slopes(all []grown) (each float64, from, to int) {
 	first, last := all[0], all[len(all)-1]
 	_, from = first.entries()
@@ -374,7 +374,7 @@ func slopes(all []grown) (each float64, from, to int) {
 	return float64(to-from) / float64(last.event().Nodes-first.event().Nodes), from, to
 }
 
-// power is p where a count goes with nodes^p from the smallest cluster to the largest.
+// power returns p if a count grows as nodes^p from the smallest cluster to the largest.
 func power(all []grown, of func(grown) float64) float64 {
 	first, last := all[0], all[len(all)-1]
 	return math.Log(of(last)/of(first)) / math.Log(float64(last.nodes)/float64(first.nodes))
@@ -386,18 +386,18 @@ func (r *run) fig18(ctx context.Context, f *Figure) error {
 		return err
 	}
 	f.Ran = fmt.Sprintf(
-		"The real orchestrator, with %d list queries a second for the tenant, and a real agent for each node, all in "+
-			"one process (docs/reference/simulation.md): a tenth more nodes join and get their containers, and the "+
-			"time ends when all of them follow the orchestrator and, on NIMITZ, those that were there have asked "+
+		"The real orchestrator, with %d list queries per second for the tenant, and a real agent for each node, all "+
+			"in one process (docs/reference/simulation.md). A tenth more nodes join and get their containers; the "+
+			"time ends when all of them follow the orchestrator and, on NIMITZ, the other nodes have queried "+
 			"what is new.",
 		listRate,
 	)
 	nimitz, netpila := onNimitz[len(onNimitz)-1], onNetpila[len(onNetpila)-1]
 	f.Differs = fmt.Sprintf(
-		"NIMITZ at %s nodes made %s list queries, for which the throttle alone asks for %.1f of its %.1f s; NETPILA "+
-			"at %s nodes made %s, so that no throttle is in its %.2f s, which took %.1f s of CPU time for %s "+
-			"messages: one machine's %d CPUs hold the orchestrator and all agents, and the paper's nodes are "+
-			"machines of their own.",
+		"NIMITZ at %s nodes made %s list queries, for which the throttle alone requires %.1f of its %.1f s. NETPILA "+
+			"at %s nodes made %s, so the throttle does not affect its %.2f s, which took %.1f s of CPU time for %s "+
+			"messages. Here one machine's %d CPUs run the orchestrator and all agents; the paper's nodes are "+
+			"separate machines.",
 		humanize.Grouped(nimitz.nodes),
 		humanize.Grouped(nimitz.queries()),
 		nimitz.throttled(),

@@ -14,36 +14,36 @@ import (
 	"pilaster.io/pilaster/internal/sim"
 )
 
-// Form is the sizes that are run.
+// Form is the sizes of the measurements.
 type Form struct {
 	Name       string
-	JobStep    int             // of fig 7's nodes, every such one is run
-	Delays     []time.Duration // of counters, the paper's among them
-	Netpila    []int           // nodes that grow by a tenth; two sizes at least
-	Nimitz     []int           // the same
-	Containers int             // of each of these nodes
-	Installed  []int           // entries before each batch of a deletion: multiples of the batch, all from the first on
+	JobStep    int             // every such node of fig 7's job is simulated
+	Delays     []time.Duration // of counters, including the paper's
+	Netpila    []int           // nodes that grow by a tenth; at least two sizes
+	Nimitz     []int           // the same for NIMITZ
+	Containers int             // on each of these nodes
+	Installed  []int           // entries before the deletion of each batch: consecutive multiples of the batch
 	Batch      int
-	Rounds     int      // of a deletion
-	Switches   []string // that entries are read from
+	Rounds     int      // of each deletion
+	Switches   []string // switches whose entries are counted
 	Jobs       []Job
 	Datapath   int // rounds
 }
 
-// Job is one of fig 16's. Its containers a node are not in the paper: they are so many that its two pairs of entries
-// for each come to its 12 and 20.
+// Job is one of fig 16's jobs. The paper does not state the containers per node: they are chosen so that two pairs of
+// entries for each match its 12 and 20 entries.
 type Job struct {
 	Name       string
 	Nodes      int
 	Containers int
-	Simulated  int // nodes of the cluster on netpila that stands for it
+	Simulated  int // nodes of the simulated cluster on netpila that represents the job
 }
 
 func jobs(most int) []Job {
 	return []Job{{"A", jobNodes, 3, min(jobNodes, most)}, {"B", jobBNodes, 5, min(jobBNodes, most)}}
 }
 
-// paperContainers is how many a node has in fig 17 and 18 (§7.1).
+// paperContainers is the number of containers per node in fig 17 and 18 (§7.1).
 const paperContainers = 31
 
 var delays = []time.Duration{
@@ -55,7 +55,7 @@ var delays = []time.Duration{
 	3 * time.Second,
 }
 
-// batches are sizes from one batch to as many.
+// batches returns the sizes from one batch to n batches.
 func batches(n int) (all []int) {
 	for i := range n {
 		all = append(all, (i+1)*deleteBatch)
@@ -63,7 +63,7 @@ func batches(n int) (all []int) {
 	return all
 }
 
-// Quick takes a minute or two.
+// Quick takes one or two minutes.
 func Quick() Form {
 	return Form{
 		Name: "quick", JobStep: 16, Delays: delays, Netpila: []int{100, 300, 1000}, Nimitz: []int{100, 300, 1000},
@@ -82,7 +82,7 @@ func Standard() Form {
 	return f
 }
 
-// Full goes to the paper's sizes, as far as memoryLimit allows.
+// Full has the paper's sizes, as far as memoryLimit allows.
 func Full() Form {
 	f := Standard()
 	f.Name, f.Datapath = "full", 40
@@ -90,7 +90,7 @@ func Full() Form {
 	return f
 }
 
-// Measures are where figures come from.
+// Measures are the sources of the figures.
 type Measures struct {
 	Sim        func(context.Context, sim.Scenario) (*sim.Result, error)
 	FlowDelete func(context.Context, suites.FlowDeleteOptions) (*suites.FlowDeleteReport, error)
@@ -98,20 +98,20 @@ type Measures struct {
 	Datapath   func(context.Context, bench.Options) (*bench.Report, error)
 }
 
-// Options say what is drawn and with what.
+// Options configure Draw.
 type Options struct {
 	Form     Form
-	Only     []string // ids; none means all
-	Origin   Origin   // but for form and date
+	Only     []string // IDs; none means all
+	Origin   Origin   // without form and date
 	Measure  Measures
 	Progress func(string)
-	Done     func(Figure) error // is given each figure, failed ones too
+	Done     func(Figure) error // receives each figure, including failed ones
 }
 
-// definition is how a figure is made.
+// definition describes how a figure is created.
 type definition struct {
 	id, title, claims, nature string
-	root, ovs                 bool // what it needs of the machine
+	root, ovs                 bool // requirements: root, Open vSwitch
 	draw                      func(*run, context.Context, *Figure) error
 }
 
@@ -124,7 +124,7 @@ const (
 var definitions = []definition{
 	{
 		"fig7",
-		"entries of a NIMITZ node, and how many are offloaded",
+		"entries of a NIMITZ node, and offloaded ones",
 		"§3.3, fig 7; NM4",
 		model,
 		false,
@@ -133,7 +133,7 @@ var definitions = []definition{
 	},
 	{
 		"fig9",
-		"queries of 10 % more nodes on NIMITZ, and how long they take",
+		"queries of 10 % more nodes on NIMITZ, and their time",
 		"§4.1, fig 9; NM7",
 		simulated,
 		false,
@@ -142,17 +142,17 @@ var definitions = []definition{
 	},
 	{
 		"fig10",
-		"deleting a batch, by how many entries are installed",
+		"deleting a batch, by number of installed entries",
 		"§4.1, fig 10; NM8",
 		measured,
 		true,
 		true,
 		(*run).fig10,
 	},
-	{"fig11", "deleting all entries, by how many there are", "§4.1, fig 11; NM8", measured, true, true, (*run).fig11},
+	{"fig11", "deleting all entries, by their number", "§4.1, fig 11; NM8", measured, true, true, (*run).fig11},
 	{
 		"fig12",
-		"throughput of two containers beside revalidation with late counters",
+		"throughput of two containers with revalidation and late counters",
 		"§4.2, fig 12; NM9",
 		model,
 		false,
@@ -189,7 +189,7 @@ var definitions = []definition{
 	},
 }
 
-// IDs are of all figures.
+// IDs returns the IDs of all figures.
 func IDs() (all []string) {
 	for _, d := range definitions {
 		all = append(all, d.id)
@@ -206,7 +206,8 @@ func chosen(only []string) (some []definition) {
 	return some
 }
 
-// Lacks says which of the figures cannot be had here: without root, or without Open vSwitch, which ovs tells.
+// Lacks returns an error that names the figures that cannot be created here: without root, or without Open vSwitch, if
+// ovs is its error.
 func Lacks(only []string, root bool, ovs error) error {
 	need := func(what func(definition) bool) (with, without []string) {
 		for _, d := range chosen(only) {
@@ -226,7 +227,7 @@ func Lacks(only []string, root bool, ovs error) error {
 	}
 	if with, rest := need(func(d definition) bool { return d.root }); !root && len(with) > 0 {
 		return fmt.Errorf(
-			"%s: root is needed, to make network namespaces and load eBPF programs; %s",
+			"%s: root is needed, to create network namespaces and load eBPF programs; %s",
 			strings.Join(with, ", "),
 			instead(rest),
 		)
@@ -237,20 +238,19 @@ func Lacks(only []string, root bool, ovs error) error {
 	return nil
 }
 
-// run has what was measured, so that figures share it.
+// run has the results of measurements, which figures share.
 type run struct {
 	Options
-	of       string // the figure that is drawn
+	of       string // the current figure
 	job      *nic.Offloads
 	deleted  *suites.FlowDeleteReport
 	clusters map[string]*sim.Result
 }
 
-// seed is of all that is random.
+// seed is the seed of all random choices.
 const seed = 1
 
-// Draw makes the figures. One that fails does not keep the others from being made; the error has the names of all that
-// did.
+// Draw creates the figures. If one fails, the others are still created; the error names all that failed.
 func Draw(ctx context.Context, o Options) error {
 	r := &run{Options: o, clusters: map[string]*sim.Result{}}
 	var failed error
@@ -264,7 +264,7 @@ func Draw(ctx context.Context, o Options) error {
 		if ctx.Err() != nil {
 			return errors.Join(
 				failed,
-				fmt.Errorf("%s: interrupted: %w; figures that were done before are kept", d.id, context.Cause(ctx)),
+				fmt.Errorf("%s: interrupted: %w; completed figures are kept", d.id, context.Cause(ctx)),
 			)
 		}
 		if err != nil {

@@ -11,24 +11,24 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// Figure is one of the paper's, drawn again.
+// Figure is one of the paper's figures, plotted again.
 type Figure struct {
 	ID       string  `json:"id"` // fig9, table1
 	Title    string  `json:"title"`
-	Claims   string  `json:"claims"` // sections, and the ids of claims
+	Claims   string  `json:"claims"` // sections of the paper, and IDs of claims
 	Nature   string  `json:"nature"` // simulated, a model, measured
 	Origin   Origin  `json:"origin"`
-	Seconds  float64 `json:"seconds"`          // that it took; what another figure of the run had measured already took none
-	Failed   string  `json:"failed,omitempty"` // why there is nothing else
+	Seconds  float64 `json:"seconds"`          // duration; measurements for an earlier figure of the run count as zero
+	Failed   string  `json:"failed,omitempty"` // error; the rest is empty then
 	Sizes    string  `json:"sizes,omitempty"`
-	Ran      string  `json:"ran,omitempty"`     // what was run here
-	Differs  string  `json:"differs,omitempty"` // why it is not as in the paper
+	Ran      string  `json:"ran,omitempty"`     // description of the measurement
+	Differs  string  `json:"differs,omitempty"` // differences from the paper
 	Rows     []Row   `json:"rows,omitempty"`
 	Panels   []Panel `json:"panels,omitempty"`
-	Scenario any     `json:"scenario,omitempty"` // what it was run with
+	Scenario any     `json:"scenario,omitempty"` // parameters of the measurement
 }
 
-// Origin is where and when a figure was drawn.
+// Origin describes where and when a figure was created.
 type Origin struct {
 	Form    string    `json:"form"`
 	Version string    `json:"version"`
@@ -50,15 +50,15 @@ func (o Origin) String() string {
 	)
 }
 
-// Row is a figure in words.
+// Row is a value in words.
 type Row struct {
 	What  string `json:"what"`
-	Here  string `json:"here,omitempty"`  // empty: not measured
-	Paper string `json:"paper,omitempty"` // empty: its text has none
-	Where string `json:"where,omitempty"` // in the paper
+	Here  string `json:"here,omitempty"`  // empty if it was not measured
+	Paper string `json:"paper,omitempty"` // empty if the text has no value
+	Where string `json:"where,omitempty"` // section of the paper
 }
 
-// Panel is one drawing.
+// Panel is one plot.
 type Panel struct {
 	Title  string   `json:"title"`
 	X      string   `json:"x"`
@@ -67,35 +67,35 @@ type Panel struct {
 	Series []Series `json:"series"`
 }
 
-// Whose a series is.
+// Sources of a series.
 const (
 	ours       = "here"
-	theirs     = "paper" // read off its text
+	theirs     = "paper" // from the paper's text
 	arithmetic = "sum"   // the paper's arithmetic at other sizes
 )
 
-// Series is what a line has.
+// Series is the data of a line.
 type Series struct {
 	Name   string       `json:"name"`
 	Of     string       `json:"of"` // here, paper, sum
 	Where  string       `json:"where,omitempty"`
-	Apart  bool         `json:"apart,omitempty"` // no line between the points
+	Apart  bool         `json:"apart,omitempty"` // plot points without a line
 	Points [][2]float64 `json:"points"`
 }
 
-// read is a series of the paper's text.
+// read returns a series of values from the paper's text.
 func read(where, name string, points ...[2]float64) Series {
-	return Series{Name: name, Of: theirs, Where: where + ", read off the text", Apart: true, Points: points}
+	return Series{Name: name, Of: theirs, Where: where + ", from the text", Apart: true, Points: points}
 }
 
-// marked is a number of the paper's text along an axis.
+// marked returns a value of the paper's text as a line along an axis.
 func marked(where, name string, from, to [2]float64) Series {
 	s := read(where, name, from, to)
 	s.Apart = false
 	return s
 }
 
-// chart places a panel.
+// chart converts a panel to a plot.
 func (p Panel) chart(nature string) *plot.Lines {
 	drawn := plot.Plot{Title: p.Title, X: p.X, Y: p.Y, Log: p.Log}
 	for _, s := range p.Series {
@@ -109,7 +109,7 @@ func (p Panel) chart(nature string) *plot.Lines {
 	return plot.NewLines(nature+":", drawn)
 }
 
-// Charts are the panels as drawings.
+// Charts returns the panels as plots.
 func (f Figure) Charts() (all []*plot.Lines) {
 	for _, p := range f.Panels {
 		all = append(all, p.chart(f.Nature))
@@ -117,7 +117,7 @@ func (f Figure) Charts() (all []*plot.Lines) {
 	return all
 }
 
-// TSV writes the points; or the rows, where nothing is drawn. Lines with # say what it is.
+// TSV writes the points, or the rows if there is no plot. Lines with # describe the figure.
 func (f Figure) TSV(w io.Writer) {
 	fmt.Fprintf(w, "# %s: %s (%s)\n# %s; %s\n", f.ID, f.Title, f.Claims, f.Nature, f.Origin)
 	if f.Failed != "" {

@@ -12,14 +12,13 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// PageName is the page's file.
+// PageName is the file name of the page.
 const PageName = "index.html"
 
-// Folder keeps figures. Those that another run has left there stay, with where and when they were drawn, until they are
-// drawn again.
+// Folder stores figures. Figures of earlier runs remain, with their origin, until they are created again.
 type Folder string
 
-// Files are what a run with these figures writes.
+// Files returns the files that a run with these figures writes.
 func Files(only []string) []string {
 	all := []string{PageName}
 	for _, d := range chosen(only) {
@@ -28,7 +27,7 @@ func Files(only []string) []string {
 	return all
 }
 
-// Put writes a figure's data, and the page anew.
+// Put writes a figure's data, and the page again.
 func (d Folder) Put(f Figure) error {
 	data, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {
@@ -59,7 +58,7 @@ func (d Folder) write(name string, b []byte) error {
 	return nil
 }
 
-// figures are all that are there, in the paper's order.
+// figures returns all stored figures, in the paper's order.
 func (d Folder) figures() (all []Figure, err error) {
 	for _, id := range IDs() {
 		path := filepath.Join(string(d), id+".json")
@@ -73,7 +72,7 @@ func (d Folder) figures() (all []Figure, err error) {
 		}
 		if err != nil {
 			return nil, fmt.Errorf(
-				"read the figure that an earlier run left in %s: %w; remove the file, or choose another folder",
+				"read the figure of an earlier run in %s: %w; remove the file, or choose another folder",
 				path,
 				err,
 			)
@@ -89,10 +88,10 @@ func Page(w io.Writer, figures []Figure) error {
 		Title:   "figures of the NETPILA and NIMITZ paper, plotted again",
 		Heading: "Figures of the NETPILA and NIMITZ paper, plotted again",
 		Notes: []plot.Note{
-			{Class: "what", Text: "What was measured ran on the kernel and the switches of one machine. " +
-				"What is simulated has the real orchestrator and agents in one process. A model has no NIC and no " +
+			{Class: "what", Text: "Measurements ran on the kernel and the switches of one machine. " +
+				"Simulations have the real orchestrator and agents in one process. A model has no NIC and no " +
 				"packets. " +
-				"The paper's values were read off its text, with the section, and never off a figure: they are a " +
+				"The paper's values are from its text, with the section, and never from a plot: they are a " +
 				"cross or a line " +
 				"named paper. A line named sum is the paper's own arithmetic (§4.1) at other sizes."},
 		},
@@ -136,12 +135,12 @@ func (f Figure) section() plot.Section {
 	}
 	s.Notes = append(s.Notes,
 		plot.Note{Lead: "Sizes:", Text: f.Sizes + "."},
-		plot.Note{Lead: "What was run:", Text: f.Ran},
-		plot.Note{Lead: "Why ours differs:", Text: f.Differs})
+		plot.Note{Lead: "Measurement:", Text: f.Ran},
+		plot.Note{Lead: "Differences:", Text: f.Differs})
 	s.Lines = f.Charts()
 	s.Table = f.table()
 	s.Table.Caption = fmt.Sprintf(
-		"%s, %s. Paper: read off the text. –: not measured here, or not in the text", f.ID, f.Nature)
+		"%s, %s. Paper: from the text. –: not measured here, or not in the text", f.ID, f.Nature)
 	points := "All points"
 	if len(f.Panels) == 0 {
 		points = "The same rows"

@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// What §3.3 says of fig 7.
+// Figures of §3.3 for fig 7.
 const (
 	jobEntries  = 11_830
 	jobMean     = 1200
@@ -21,7 +21,7 @@ const (
 	jobSections = "§3.3"
 )
 
-// offloads runs fig 7's job once for all figures.
+// offloads simulates fig 7's job once for all figures.
 func (r *run) offloads(ctx context.Context) (nic.Offloads, error) {
 	if r.job == nil {
 		r.say("the model of offloading, every %d. of %s nodes", r.Form.JobStep, humanize.Grouped(jobNodes))
@@ -34,7 +34,7 @@ func (r *run) offloads(ctx context.Context) (nic.Offloads, error) {
 	return *r.job, nil
 }
 
-// modelled is what a model was run with.
+// modelled returns the parameters of a model's run.
 func modelled(more map[string]any) map[string]any {
 	more["seed"], more["parameters"] = seed, nic.Parameters()
 	return more
@@ -55,9 +55,9 @@ func (r *run) fig7(ctx context.Context, f *Figure) error {
 		f.Sizes,
 	)
 	f.Differs = fmt.Sprintf(
-		"That mean and P95 agree tells nothing, as the number of a node's peers is fitted to the paper's; the peak "+
-			"follows: a node can have one megaflow for each of the %s other nodes, and of those that were run the "+
-			"busiest had %s.",
+		"That mean and P95 match shows nothing, because the number of a node's peers is fitted to the paper's. The "+
+			"peak follows: a node can have one megaflow for each of the %s other nodes, and the busiest of the "+
+			"simulated nodes had %s.",
 		humanize.Grouped(o.Nodes-1),
 		humanize.Grouped(int(o.Peak)),
 	)
@@ -70,7 +70,7 @@ func (r *run) fig7(ctx context.Context, f *Figure) error {
 	}
 	level := func(y float64) [][2]float64 { return [][2]float64{{0, y}, {100, y}} }
 	f.Panels = []Panel{{
-		Title: "entries by node", X: "% of the nodes, those with least offloaded first", Y: "entries", Series: []Series{
+		Title: "entries by node", X: "% of the nodes, in ascending order", Y: "entries", Series: []Series{
 			{Name: "offloaded", Of: ours, Points: o.Curve()},
 			{Name: "mean offloaded", Of: ours, Points: level(o.Mean)},
 			marked(jobSections, "mean 1.2k", level(jobMean)[0], level(jobMean)[1]),
@@ -82,7 +82,7 @@ func (r *run) fig7(ctx context.Context, f *Figure) error {
 	return nil
 }
 
-// counterDelay is the most that the driver's counters are late (§4.2).
+// counterDelay is the maximum delay of the driver's counters (§4.2).
 const counterDelay = 2 * time.Second
 
 func (r *run) fig12(ctx context.Context, f *Figure) error {
@@ -126,15 +126,16 @@ func (r *run) fig12(ctx context.Context, f *Figure) error {
 		strings.Join(late, ", "),
 	)
 	f.Ran = fmt.Sprintf(
-		"The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, ran a server whose "+
+		"The model of pilaster bench nic (docs/results/nic.md), with no NIC and no packets, simulated a server whose "+
 			"container 2 begins a new job at 30 s, with counters late by none to %v s; low is below 90 %% of %.0f "+
 			"Gbit/s, from 40 s to 120 s.",
 		delays[len(delays)-1],
 		at.Most,
 	)
-	f.Differs = "The text has no throughput of this figure, only that one container fluctuates and the other does " +
-		"not, and that counters are late by up to 2 s; the times of the model's dumps and removals were chosen so " +
-		"that this shows (docs/results/nic.md), and how deep and how long container 2 falls follows from that choice."
+	f.Differs = "The text has no throughput for this figure, only that one container fluctuates and the other does " +
+		"not, and that counters are late by up to 2 s. The times of the model's dumps and removals were chosen so " +
+		"that the effect shows (docs/results/nic.md); depth and duration of container 2's falls follow " +
+		"from that choice."
 	f.Scenario = modelled(map[string]any{"countersLateSeconds": delays})
 	top := func(s Series) (most float64) {
 		for _, p := range s.Points {

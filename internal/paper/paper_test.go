@@ -28,7 +28,7 @@ import (
 
 const generatorEnv = "PILASTER_PAPER_TEST_GENERATOR"
 
-// The test binary is also the generator of the datapath's bench.
+// TestMain lets the test binary act as the traffic generator too.
 func TestMain(m *testing.M) {
 	if os.Getenv(generatorEnv) == "" {
 		os.Exit(m.Run())
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// tiny runs everything there is, at sizes that take seconds.
+// tiny measures everything, at sizes that take seconds.
 func tiny() Form {
 	f := Quick()
 	f.JobStep, f.Delays, f.Netpila, f.Nimitz, f.Containers = 400, []time.Duration{
@@ -57,7 +57,7 @@ func tiny() Form {
 	return f
 }
 
-// real measures as the command does, in folders of its own.
+// real measures as the command does, in its own folders.
 func real(t *testing.T) Measures {
 	dir, err := os.MkdirTemp("/tmp", "paper") // short, for sockets
 	if err != nil {
@@ -113,7 +113,7 @@ func draw(t *testing.T, m Measures, to Folder, only ...string) (map[string]Figur
 	return all, err
 }
 
-// ahead runs the simulated clusters of the tiny form, all at once: what they wait for is time and disks.
+// ahead runs the simulated clusters of the tiny form concurrently, because they mostly wait for time and disks.
 func ahead(t *testing.T, m Measures) Measures {
 	t.Helper()
 	f := tiny()
@@ -148,8 +148,8 @@ func ahead(t *testing.T, m Measures) Measures {
 	return m
 }
 
-// TestFigures draws all of them into one folder, as --only does in several runs: each has what the paper's text says
-// beside what was run, and says with what, and the page has them all and needs nothing else.
+// TestFigures creates all figures in one folder, as several runs with --only do. Each figure has the paper's values,
+// the measured ones and their origin. The page has all figures and no external references.
 func TestFigures(t *testing.T) {
 	to, m := Folder(t.TempDir()), ahead(t, real(t))
 	all := map[string]Figure{}
@@ -182,31 +182,31 @@ func TestFigures(t *testing.T) {
 		f := all[d.id]
 		if f.Sizes == "" || f.Ran == "" || f.Differs == "" || f.Scenario == nil || f.Origin.Form != "quick" ||
 			f.Origin.Date.IsZero() {
-			t.Errorf("%s says too little of itself: %+v", d.id, f)
+			t.Errorf("%s lacks part of its description: %+v", d.id, f)
 		}
 		whose := map[string]int{}
 		for _, p := range f.Panels {
 			for _, s := range p.Series {
 				whose[s.Of]++
 				if len(s.Points) == 0 ||
-					s.Of == theirs && !regexp.MustCompile(`^§\d\.\d, read off the text$`).MatchString(s.Where) {
-					t.Errorf("%s: series %+v", d.id, s)
+					s.Of == theirs && !regexp.MustCompile(`^§\d\.\d, from the text$`).MatchString(s.Where) {
+					t.Errorf("%s: unexpected series %+v", d.id, s)
 				}
 			}
 		}
 		for _, chart := range f.Charts() {
 			for _, c := range chart.Curves {
-				if n := len([]rune(c.Name)); n > 30 { // at 13 px, beside the drawing
-					t.Errorf("%s: the name %q has %d letters", d.id, c.Name, n)
+				if n := len([]rune(c.Name)); n > 30 { // the width of the legend, at 13 px
+					t.Errorf("%s: the name %q has %d characters, want at most 30", d.id, c.Name, n)
 				}
 			}
 		}
 		papers := slices.ContainsFunc(f.Rows, func(r Row) bool { return r.Paper != "" && r.Where != "" })
 		if !papers || d.id != "table1" && (whose[ours] == 0 || whose[theirs] == 0) {
-			t.Errorf("%s lacks what is the paper's or what is ours: %v, %+v", d.id, whose, f.Rows)
+			t.Errorf("%s lacks the paper's or our values: %v, %+v", d.id, whose, f.Rows)
 		}
 		if !strings.Contains(string(page), `<h2 id="`+d.id+`"`) || strings.Count(string(page), "<svg") < len(f.Panels) {
-			t.Errorf("%s is not on the page", d.id)
+			t.Errorf("the page lacks %s", d.id)
 		}
 		for _, ends := range []string{".json", ".tsv"} {
 			b, err := os.ReadFile(filepath.Join(string(to), d.id+ends))
@@ -217,7 +217,7 @@ func TestFigures(t *testing.T) {
 		}
 	}
 	if found := regexp.MustCompile(`(?i)(https?:)?//[a-z]|src=|@import|url\(|href="[^#]`).FindString(string(page)); found != "" {
-		t.Errorf("the page names something outside: %q", found)
+		t.Errorf("the page has an external reference: %q", found)
 	}
 	checkQueries(t, all["fig9"])
 	checkEntries(t, all["fig17"], all["fig16"], all["table1"])
@@ -233,16 +233,16 @@ func series(t *testing.T, f Figure, of, name string) [][2]float64 {
 			}
 		}
 	}
-	t.Fatalf("%s has no series %s of %s", f.ID, name, of)
+	t.Fatalf("%s has no series %s from %s", f.ID, name, of)
 	return nil
 }
 
-// checkQueries: what is counted is §4.1's arithmetic: of 10 and 30 nodes, a page for each new one, and each of the
-// others once.
+// checkQueries: the counts equal §4.1's arithmetic: with 10 and 30 nodes, one page for each new node, and one query of
+// each other node.
 func checkQueries(t *testing.T, f Figure) {
 	for of, want := range map[string][][2]float64{"all": {{10, 11}, {30, 33}}, "of new nodes": {{10, 1}, {30, 3}}} {
 		if got := series(t, f, ours, of); !slices.Equal(got, want) {
-			t.Errorf("queries, %s: %v, want %v", of, got, want)
+			t.Errorf("queries, %s: got %v, want %v", of, got, want)
 		}
 	}
 	if got, want := series(t, f, arithmetic, "all, §4.1"), [][2]float64{{10, 11}, {30, 33}, {25_000,
@@ -250,22 +250,22 @@ func checkQueries(t *testing.T, f Figure) {
 		got,
 		want,
 	) {
-		t.Errorf("arithmetic %v, want %v", got, want)
+		t.Errorf("arithmetic: got %v, want %v", got, want)
 	}
-	if !strings.HasPrefix(f.Differs, "As many queries were counted as") {
-		t.Errorf("it says %s", f.Differs)
+	if !strings.HasPrefix(f.Differs, "The counted queries equal") {
+		t.Errorf("unexpected differences: %s", f.Differs)
 	}
 }
 
-// checkEntries: a node on NIMITZ has one for each other node, and on NETPILA what its own containers need.
+// checkEntries: a node on NIMITZ has one entry for each other node; on NETPILA it only has those of its own containers.
 func checkEntries(t *testing.T, clusters, job, table Figure) {
 	nimitz, netpila := series(t, clusters, ours, "NIMITZ"), series(t, clusters, ours, "NETPILA")
 	if nimitz[1][1]-nimitz[0][1] != 33-11 || netpila[0] != [2]float64{11, 2*3 + 2} ||
 		netpila[1] != [2]float64{33, 2*3 + 2} {
-		t.Errorf("entries of nodes: %v, %v", nimitz, netpila)
+		t.Errorf("unexpected entries of nodes: %v, %v", nimitz, netpila)
 	}
 	if got := series(t, job, ours, "NIMITZ, in ebpf"); len(got) != 1 || got[0][1] < 39+4*3 {
-		t.Errorf("entries of job A: %v", got)
+		t.Errorf("unexpected entries of job A: %v", got)
 	}
 	for i, want := range []string{"1.00 for each further node, 2.00 for each container here", "0.00 for each further " +
 		"node, 2.00 for each container here"} {
@@ -275,16 +275,16 @@ func checkEntries(t *testing.T, clusters, job, table Figure) {
 	}
 }
 
-// checkSums: a whole clean-up is its batches.
+// checkSums: the time of a complete deletion is the sum of its batches.
 func checkSums(t *testing.T, batches, whole Figure) {
 	growth, seconds := series(t, batches, ours, "loose"), series(t, whole, ours, "loose")
 	if first, both := seconds[0][1], seconds[1][1]; growth[0][1] != 1 || both/first < growth[1][1] ||
 		both/first > growth[1][1]+1.001 {
-		t.Errorf("growth %v, seconds %v", growth, seconds)
+		t.Errorf("unexpected growth %v, seconds %v", growth, seconds)
 	}
 }
 
-// TestFailure: a figure whose measurement fails is named, on the page too, and keeps no other from being drawn.
+// TestFailure: a failed figure is named, also on the page, and the others are still created.
 func TestFailure(t *testing.T) {
 	m := Measures{
 		FlowDelete: func(context.Context, suites.FlowDeleteOptions) (*suites.FlowDeleteReport, error) {
@@ -298,10 +298,10 @@ func TestFailure(t *testing.T) {
 	all, err := draw(t, m, to, "fig7", "fig10", "fig9")
 	if err == nil || !strings.Contains(err.Error(), "fig10: the switch ended") ||
 		!strings.Contains(err.Error(), "fig9: nimitz, 10 nodes: two containers have one address") {
-		t.Errorf("the error is %v", err)
+		t.Errorf("got error %v", err)
 	}
 	if all["fig10"].Failed != "the switch ended" || all["fig7"].Failed != "" || len(all["fig7"].Panels) != 1 {
-		t.Errorf("figures %+v", all)
+		t.Errorf("unexpected figures %+v", all)
 	}
 	page, _ := os.ReadFile(filepath.Join(string(to), PageName))
 	for _, want := range []string{"It failed: the switch ended", "Not plotted: fig11, fig12, fig16, fig17, fig18, " +
@@ -315,11 +315,11 @@ func TestFailure(t *testing.T) {
 	if err := Draw(ctx, Options{Form: tiny(), Only: []string{"fig7"}, Progress: func(string) {},
 		Done: to.Put}); err == nil ||
 		!strings.Contains(err.Error(), "fig7: interrupted") {
-		t.Errorf("interrupted, it says %v", err)
+		t.Errorf("interrupted: got error %v", err)
 	}
 }
 
-// TestFolder: figures of an earlier run stay with their own date; one that cannot be read is named.
+// TestFolder: figures of an earlier run keep their own date; an unreadable figure is named.
 func TestFolder(t *testing.T) {
 	to := Folder(t.TempDir())
 	for i, id := range []string{"fig18", "fig7"} {
@@ -330,18 +330,18 @@ func TestFolder(t *testing.T) {
 	}
 	page, _ := os.ReadFile(filepath.Join(string(to), PageName))
 	if a, b := bytes.Index(page, []byte("1970-01-02")), bytes.Index(page, []byte("1970-01-01")); a < 0 || b < a {
-		t.Errorf("figures are not there, or not in order: %s", page)
+		t.Errorf("figures are missing, or not in order: %s", page)
 	}
 	if err := os.WriteFile(filepath.Join(string(to), "fig9.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := to.Put(Figure{ID: "fig7"}); err == nil ||
 		!strings.Contains(err.Error(), "fig9.json: unexpected end of JSON input; remove the file") {
-		t.Errorf("it says %v", err)
+		t.Errorf("got error %v", err)
 	}
 }
 
-// TestLacks: what cannot be had is told before anything is run, with what can.
+// TestLacks: before any measurement, an error names the figures that cannot be created here, and how to leave them out.
 func TestLacks(t *testing.T) {
 	for _, c := range []struct {
 		only []string
@@ -351,10 +351,10 @@ func TestLacks(t *testing.T) {
 	}{
 		{nil, true, nil, ""},
 		{[]string{"fig7", "fig9", "fig18"}, false, errors.New("no switch"), ""},
-		{nil, false, nil, "fig10, fig11, fig16, table1: root is needed, to make network namespaces and load eBPF " +
+		{nil, false, nil, "fig10, fig11, fig16, table1: root is needed, to create network namespaces and load eBPF " +
 			"programs; leave them out with --only fig7,fig9,fig12,fig17,fig18; nothing was run"},
-		{[]string{"table1"}, false, nil, "table1: root is needed, to make network namespaces and load eBPF programs; " +
-			"nothing was run"},
+		{[]string{"table1"}, false, nil, "table1: root is needed, to create network namespaces and load eBPF " +
+			"programs; nothing was run"},
 		{[]string{"fig10", "table1"}, true, errors.New("no switch"), "fig10: no switch; or leave them out with " +
 			"--only table1; nothing was run"},
 	} {
@@ -362,53 +362,54 @@ func TestLacks(t *testing.T) {
 		if got := ""; err != nil {
 			got = err.Error()
 			if got != c.says {
-				t.Errorf("%v: %s, want %s", c.only, got, c.says)
+				t.Errorf("%v: got %s, want %s", c.only, got, c.says)
 			}
 		} else if c.says != "" {
-			t.Errorf("%v: nothing is lacking", c.only)
+			t.Errorf("%v: got an error although nothing is missing", c.only)
 		}
 	}
 }
 
-// TestForms: each form has sizes that a figure can be made of, and larger ones than the one before; the paper's are
-// among the largest.
+// TestForms: each form has enough sizes for a figure, and larger ones than the previous form; the largest form includes
+// the paper's sizes.
 func TestForms(t *testing.T) {
 	before := Form{}
 	for _, f := range []Form{Quick(), Standard(), Full()} {
 		for _, sizes := range [][]int{f.Netpila, f.Nimitz, f.Installed} {
 			if len(sizes) < 2 || !slices.IsSorted(sizes) || sizes[0] < 10 {
-				t.Errorf("%s: %v", f.Name, sizes)
+				t.Errorf("%s: unexpected sizes %v", f.Name, sizes)
 			}
 		}
 		if slices.Max(f.Netpila) <= slices.Max(append(before.Netpila, 0)) ||
 			slices.Max(f.Nimitz) <= slices.Max(append(before.Nimitz, 0)) {
-			t.Errorf("%s is no larger than %s", f.Name, before.Name)
+			t.Errorf("%s is not larger than %s", f.Name, before.Name)
 		}
 		if !slices.Contains(f.Delays, counterDelay) {
-			t.Errorf("%s: delays %v", f.Name, f.Delays)
+			t.Errorf("%s: unexpected delays %v", f.Name, f.Delays)
 		}
 		before = f
 	}
 	if !slices.Contains(before.Nimitz, paperNodes) || !slices.Contains(before.Netpila, paperFarthest) ||
 		slices.Max(before.Installed) != deleteMost {
-		t.Errorf("the full form is %+v", before)
+		t.Errorf("unexpected full form %+v", before)
 	}
 }
 
-// TestArithmetic is §4.1's own sum: 25,000 nodes and a tenth more.
+// TestArithmetic checks §4.1's example: 25,000 nodes and a tenth more.
 func TestArithmetic(t *testing.T) {
 	if ofNew, ofOthers := queries(25_000, 2500); ofNew != 125_000 || ofOthers != 25_000 {
-		t.Errorf("new nodes ask %d times, the others %d", ofNew, ofOthers)
+		t.Errorf("got %d queries of new nodes, %d of the others", ofNew, ofOthers)
 	}
 	if ofNew, _ := queries(501, 50); ofNew != 100 {
-		t.Errorf("of two pages %d queries", ofNew)
+		t.Errorf("two pages: got %d queries", ofNew)
 	}
 	if got := overhead(report.Interval{Median: 0.8, Low: 0.5, High: 1}, true); got != "+25.0 % (+0.0 to +100.0)" {
-		t.Errorf("latency %s", got)
+		t.Errorf("unexpected latency %s", got)
 	}
 	var f Figure
-	if err := json.Unmarshal([]byte(`{"id":"fig9","panels":[{"series":[{"of":"paper","where":"§4.1, read off the text","name":"x","points":[[1,2]]}]}]}`), &f); err != nil ||
+	if err := json.Unmarshal([]byte(`{"id":"fig9","panels":[{"series":[{"of":"paper",`+
+		`"where":"§4.1, from the text","name":"x","points":[[1,2]]}]}]}`), &f); err != nil ||
 		f.Charts()[0].Curves[0].Name != "paper: x, §4.1" {
-		t.Errorf("%v, %+v", err, f)
+		t.Errorf("got %v, %+v", err, f)
 	}
 }

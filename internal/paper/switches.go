@@ -11,14 +11,14 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What §4.1 says of a deletion.
+// Figures of §4.1 for a deletion.
 const (
 	deleteBatch  = 2000
 	deleteMost   = 50_000
 	deleteGrowth = 28
 )
 
-// deletions measures a deletion once for both figures.
+// deletions measures deletions once for both figures.
 func (r *run) deletions(ctx context.Context) (*suites.FlowDeleteReport, error) {
 	if r.deleted == nil {
 		r.say("deletions of %s entries", humanize.Grouped(r.Form.Batch))
@@ -34,7 +34,7 @@ func (r *run) deletions(ctx context.Context) (*suites.FlowDeleteReport, error) {
 	return r.deleted, nil
 }
 
-// costs describes a figure of a deletion, and has its batches.
+// costs describes a figure of a deletion, and returns its batches.
 func (r *run) costs(
 	ctx context.Context,
 	f *Figure,
@@ -81,16 +81,16 @@ func (r *run) fig10(ctx context.Context, f *Figure) error {
 	}
 	loose, strict := looseOf(last)/looseOf(first), strictOf(last)/strictOf(first)
 	f.Ran = fmt.Sprintf(
-		"%s in a network namespace deleted %s entries, drawn at random from all that were installed, in one "+
-			"transaction (docs/results/flow-delete.md): loosely, as NIMITZ did, and strictly, as pilaster does; "+
-			"there is no traffic and no NIC.",
+		"%s in a network namespace deleted %s entries, chosen at random from all installed ones, in one "+
+			"transaction (docs/results/flow-delete.md): loosely, as NIMITZ did, and strictly, as pilaster does. "+
+			"There is no traffic and no NIC.",
 		report.Switch,
 		humanize.Grouped(report.Batch),
 	)
 	f.Differs = fmt.Sprintf(
-		"Loose deletions take %.1f times as long with %s entries as with %s, strict ones %.1f times; the paper's 28 "+
-			"times are of 50,000 entries, and of the search of the switch's rules together with the NIC's driver, "+
-			"which reclaims what is offloaded (§4.1): there is no NIC here.",
+		"Loose deletions take %.1f times as long with %s entries as with %s, strict ones %.1f times. The paper's "+
+			"factor of 28 is for 50,000 entries, and includes the NIC's driver, which reclaims offloaded entries "+
+			"(§4.1): there is no NIC here.",
 		loose,
 		humanize.Grouped(last.Installed),
 		humanize.Grouped(first.Installed),
@@ -117,7 +117,7 @@ func (r *run) fig10(ctx context.Context, f *Figure) error {
 	)
 	f.Panels = []Panel{
 		{
-			Title: fmt.Sprintf("times as long as with %s entries", humanize.Grouped(first.Installed)),
+			Title: fmt.Sprintf("time relative to %s entries", humanize.Grouped(first.Installed)),
 			X:     "entries installed",
 			Y:     "times",
 			Log:   true,
@@ -136,8 +136,7 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 	if err != nil {
 		return err
 	}
-	// A deletion deletes batch after batch, each out of what the ones before have left: those are the sizes that were
-	// measured.
+	// A complete deletion deletes batch after batch, each from the entries that remain: these are the measured sizes.
 	sum := func(of func(suites.FlowDeleteCost) float64) (points [][2]float64) {
 		total := 0.0
 		for _, c := range report.Results {
@@ -148,14 +147,14 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 	}
 	loose, strict := sum(looseOf), sum(strictOf)
 	f.Ran = fmt.Sprintf(
-		"The batches of figure 10 are added up: to delete n entries takes what a batch takes out of n, and out of %s "+
-			"less, down to the last; each was measured with as many installed.",
+		"This adds up the batches of figure 10: deleting n entries takes the time of a batch at n installed entries, "+
+			"at %s fewer, and so on; each was measured with as many entries installed.",
 		humanize.Grouped(report.Batch),
 	)
 	all := func(points [][2]float64) float64 { return points[len(points)-1][1] }
 	f.Differs = fmt.Sprintf(
-		"To delete %s entries takes %.2f s loosely and %.2f s strictly; the text has no time of this figure, only "+
-			"that the cluster had 50,000 containers; deletions there reclaim entries from a NIC too (§4.1), and "+
+		"Deleting %s entries takes %.2f s loosely and %.2f s strictly. The text has no time for this figure, only "+
+			"that the cluster had 50,000 containers. Deletions there also reclaim entries from a NIC (§4.1); "+
 			"there is no NIC here.",
 		humanize.Grouped(last.Installed),
 		all(loose),
@@ -175,7 +174,7 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 		Row{
 			"size of the cluster whose entries are deleted",
 			humanize.Of(last.Installed, "entry", "entries"),
-			"50k containers; no time in the text",
+			"50k containers; the text has no time",
 			"§4.1",
 		},
 	)
@@ -195,15 +194,15 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 	return nil
 }
 
-// What §7.1 says of fig 16.
+// Figures of §7.1 for fig 16.
 const (
 	jobBNodes    = 6176
 	paperFewest  = 12 // entries of a node on NETPILA
 	paperLargest = 20
-	services     = 16 // of a job; the text has none
+	services     = 16 // of a job; the text has no number
 )
 
-// job12To20 is what NETPILA needs for a node of either job.
+// job12To20 is the number of entries of a node on NETPILA, for both jobs.
 func job12To20() [][2]float64 {
 	return [][2]float64{
 		{jobBNodes, paperFewest},
@@ -318,15 +317,15 @@ func (r *run) fig16(ctx context.Context, f *Figure) error {
 		Row{"entries of a node's switch in a job on 8,076 nodes", "", "11,830", jobSections},
 	)
 	f.Ran = fmt.Sprintf(
-		"NIMITZ's entries were read from a real switch of one node, which had mappings of the others "+
-			"(docs/results/entries.md); NETPILA's were counted by a simulated cluster's agents "+
-			"(docs/reference/simulation.md); what is offloaded is figure 7's model, with %s nodes of job A.",
+		"NIMITZ's entries were read from a real switch of one node, with mappings of the other nodes "+
+			"(docs/results/entries.md). NETPILA's were counted by the agents of a simulated cluster "+
+			"(docs/reference/simulation.md). Offloaded entries are figure 7's model, with %s nodes of job A.",
 		humanize.Grouped(len(offloaded.Counts)),
 	)
 	f.Differs = fmt.Sprintf(
-		"Here %s; containers and services of the paper's jobs are not in the text, so containers were chosen such "+
-			"that its two pairs of entries for each come to its 12 and 20, and %d services; NETPILA's entries here "+
-			"are two for each container, one of the tenant and one of its key, of eBPF maps in place of a NIC's table.",
+		"Here %s. The text does not state containers and services of the paper's jobs, so containers were chosen such "+
+			"that two pairs of entries for each match its 12 and 20, and %d services. NETPILA's entries here "+
+			"are two for each container, one of the tenant and one of its key, of eBPF maps, not of a NIC's table.",
 		strings.Join(texts, ", "),
 		services,
 	)

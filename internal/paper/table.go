@@ -13,7 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// The scenarios and metrics of the datapath's bench that table 1's overheads are taken of.
+// Scenarios and metrics of the datapath benchmark for table 1's overheads.
 const (
 	bare, onNetpila, onNimitz = "native", "netpila", "nimitz-ebpf"
 	transactions, stream      = "UDP_RR", "TCP_STREAM"
@@ -80,10 +80,10 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 		{"messages to grow by 10 %, NETPILA", messages(netpila), "O(node)", "table 1"},
 		{"throughput of the offloading channel, NIMITZ", "", "~600/s", "table 1"},
 		{"throughput of the offloading channel, NETPILA", "", "N/A", "table 1"},
-		{"latency beside node to node, NIMITZ", overheads[onNimitz+transactions], "+2.5 %", "table 1"},
-		{"latency beside node to node, NETPILA", overheads[onNetpila+transactions], "0", "table 1"},
-		{"throughput beside node to node, NIMITZ", overheads[onNimitz+stream], "−2.6 %", "table 1"},
-		{"throughput beside node to node, NETPILA", overheads[onNetpila+stream], "0", "table 1"},
+		{"latency relative to node to node, NIMITZ", overheads[onNimitz+transactions], "+2.5 %", "table 1"},
+		{"latency relative to node to node, NETPILA", overheads[onNetpila+transactions], "0", "table 1"},
+		{"throughput relative to node to node, NIMITZ", overheads[onNimitz+stream], "−2.6 %", "table 1"},
+		{"throughput relative to node to node, NETPILA", overheads[onNetpila+stream], "0", "table 1"},
 	}
 	f.Sizes = sentences(f.Sizes, fmt.Sprintf("datapath: %s", humanize.Of(report.Settings.Rounds, "round", "rounds")))
 	f.Scenario = map[string]any{
@@ -91,9 +91,9 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 		"datapath": report.Settings,
 	}
 	f.Ran = fmt.Sprintf(
-		"Entries and messages are figures 17's and 18's clusters and one with 1 container a node; latency is that of "+
-			"a transaction (%s) and throughput that of one connection (%s) of pilaster bench datapath "+
-			"(docs/reference/benchmarks.md), with %s and %s beside %s in the same rounds.",
+		"Entries and messages are those of the clusters of figures 17 and 18, and of one with 1 container per "+
+			"node. Latency is that of a transaction (%s) and throughput that of one connection (%s) of pilaster bench "+
+			"datapath (docs/reference/benchmarks.md), with %s and %s relative to %s in the same rounds.",
 		transactions,
 		stream,
 		onNimitz,
@@ -102,9 +102,9 @@ func (r *run) table1(ctx context.Context, f *Figure) error {
 	)
 	f.Differs = fmt.Sprintf(
 		"Here the CPUs of one machine encapsulate, translate and forward by programs between namespaces, with eBPF "+
-			"maps in place of a NIC's table, where the paper has NICs and servers on a wire; without a NIC the "+
-			"channel is not measured; messages count all between agents and orchestrator in both directions, of "+
-			"which NIMITZ's list queries, which §4.1 counts, were %s of %s at its largest size.",
+			"maps instead of a NIC's table; the paper has NICs, and servers on a wire. Without a NIC the offloading "+
+			"channel is not measured. Messages are all messages between agents and orchestrator in both directions; "+
+			"at the largest size, NIMITZ's list queries, which §4.1 counts, were %s of %s.",
 		humanize.Grouped(nimitz[len(nimitz)-1].queries()),
 		humanize.Grouped(nimitz[len(nimitz)-1].messages()),
 	)
@@ -130,7 +130,7 @@ func ratioOf(from *bench.Report, scenario, metric string) (report.Interval, erro
 	return *from.Results[i].Ratio, nil
 }
 
-// overhead formats a ratio of speeds: a latency is the inverse of one.
+// overhead formats a ratio of speeds; a latency is the inverse of a speed.
 func overhead(r report.Interval, latency bool) string {
 	if latency {
 		r = report.Interval{Median: 1 / r.Median, Low: 1 / r.High, High: 1 / r.Low}
