@@ -1,7 +1,6 @@
-# Reads `go test -v ./...`: prints the closing line of a package that passed and everything of one
-# that did not. A test skipped where all of them can run is a failure. With -v times=FILE it appends
-# a line for every package and test to FILE: seconds, "package" or "test", name. Fewer tests than -v least=N are a
-# failure: a pattern that names them is out of date.
+# Reads the output of `go test -v ./...`: prints the last line of a package that passed, and the full output of one that
+# failed. A skipped test is a failure. With -v times=FILE it appends a line for every package and test to FILE:
+# seconds, "package" or "test", name. Fewer than -v least=N tests are a failure: the pattern of tests is out of date.
 function seconds(text) { gsub(/[^0-9.]/, "", text); return text + 0 }
 { package = package $0 "\n" }
 /^ *--- SKIP: / { skips = 1 }
@@ -21,7 +20,7 @@ times && /^--- (PASS|FAIL): .* \([0-9.]+s\)$/ { tests[count++] = seconds($NF) "\
     package = ""; skips = 0; count = 0; fflush()
 }
 END {
-    printf "%s", package # "FAIL" alone, or what go test said before it broke off
+    printf "%s", package # "FAIL" alone, or the output before go test aborted
     if (ran < least) {
         printf "FAIL: ran %d tests, not %d\n", ran, least
         failed = 1
