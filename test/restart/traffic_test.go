@@ -2,10 +2,7 @@ package restart_test
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
 	"testing"
@@ -14,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
 const (
@@ -35,9 +33,7 @@ const (
 // stream is a sequence of numbered datagrams from one container to another.
 type stream struct {
 	from, to string
-	ended    chan error // result of the sender
-	done     chan struct{}
-	conn     *net.UDPConn
+	ended    <-chan error // result of the sender
 
 	sent  []time.Time // times by number; owned by the sender until it has ended
 	noise uint64      // datagrams to an address without a container, one per flow; also owned by the sender
@@ -52,54 +48,10 @@ type stream struct {
 // startStream sends until ctx ends.
 func startStream(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) *stream {
 	t.Helper()
-	s := &stream{from: from, to: to, ended: make(chan error, 1), done: make(chan struct{}),
-		complete: make(chan struct{})}
-	address, err := l.Address(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := l.Namespace(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	destination, err := l.Namespace(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer destination.Close()
-	if err := destination.Do(func() (err error) { s.conn, err = listen(address); return err }); err != nil {
-		t.Fatal(err)
-	}
-	go s.receive()
-	t.Cleanup(func() {
-		s.conn.Close()
-		<-s.done
-	})
-	go func() {
-		defer source.Close()
-		s.ended <- source.Do(func() error { return s.send(ctx, address) })
-	}()
+	s := &stream{from: from, to: to, complete: make(chan struct{})}
+	address := labtest.ReceiveNumbered(t, l, to, port, buffer, s.note)
+	s.ended = labtest.RunIn(t, l, from, func() error { return s.send(ctx, address) })
 	return s
-}
-
-func listen(at netip.Addr) (*net.UDPConn, error) {
-	conn, err := net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, port)))
-	if err != nil {
-		return nil, err
-	}
-	raw, err := conn.SyscallConn()
-	if err == nil {
-		e := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE,
-				buffer)
-		})
-		err = errors.Join(e, err)
-	}
-	if err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return conn, nil
 }
 
 // send runs on a thread in the sender's namespace.
@@ -113,7 +65,7 @@ func (s *stream) send(ctx context.Context, address netip.Addr) error {
 		if len(s.sent)%perFlow == 0 {
 			unix.Close(fd)
 			var err error
-			if fd, err = openFlow(from); err != nil {
+			if fd, err = labtest.OpenFlow(from); err != nil {
 				return fmt.Errorf("flow from port %d: %w", from, err)
 			}
 			if from++; from > lastPort {
@@ -124,7 +76,7 @@ func (s *stream) send(ctx context.Context, address netip.Addr) error {
 			}
 			s.noise++
 		}
-		if err := unix.Sendto(fd, binary.BigEndian.AppendUint64(nil, uint64(len(s.sent))), 0, to); err != nil {
+		if err := labtest.SendNumbered(fd, len(s.sent), to); err != nil {
 			return fmt.Errorf("datagram %d: %w", len(s.sent), err)
 		}
 		now := time.Now()
@@ -136,33 +88,7 @@ func (s *stream) send(ctx context.Context, address netip.Addr) error {
 	return nil
 }
 
-func openFlow(from int) (int, error) {
-	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	if err := unix.Bind(fd, &unix.SockaddrInet6{Port: from}); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
-}
-
-// receive reads until the socket is closed.
-func (s *stream) receive() {
-	defer close(s.done)
-	b := make([]byte, 64)
-	for {
-		n, err := s.conn.Read(b)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err == nil && n == 8 {
-			s.note(int(binary.BigEndian.Uint64(b)))
-		}
-	}
-}
-
+// note records the arrival of a datagram.
 func (s *stream) note(number int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

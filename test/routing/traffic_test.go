@@ -2,10 +2,7 @@ package routing_test
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
 	"testing"
@@ -14,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
 const (
@@ -35,7 +33,6 @@ type traffic struct {
 	name   string
 	source netip.Addr // as the fabric sees it
 	flows  int
-	conn   *net.UDPConn
 
 	mu      sync.Mutex
 	sent    []time.Time // times, by number
@@ -52,26 +49,14 @@ func startTraffic(t *testing.T, l *lab.Lab, from, to string, port, flows int) *t
 	must(t, err)
 	s := &traffic{name: from + " to " + to, source: sender.Plaintext, flows: flows, last: make([]int, flows),
 		changed: make(chan struct{}, 1)}
-	address, err := l.Address(to)
-	must(t, err)
-	source, err := l.Namespace(from)
-	must(t, err)
-	destination, err := l.Namespace(to)
-	must(t, err)
-	defer destination.Close()
-	must(t, destination.Do(func() (err error) {
-		s.conn, err = net.ListenUDP("udp6", net.UDPAddrFromAddrPort(netip.AddrPortFrom(address, uint16(port))))
-		return err
-	}))
+	address := labtest.ReceiveNumbered(t, l, to, port, 0, s.receive)
 	ctx, stop := context.WithCancel(context.Background())
+	ended := labtest.RunIn(t, l, from, func() error {
+		return s.send(ctx, &unix.SockaddrInet6{Port: port, Addr: address.As16()})
+	})
 	var running sync.WaitGroup
-	running.Go(s.receive)
 	running.Go(func() {
-		defer source.Close()
-		if err := source.Do(func() error {
-			return s.send(ctx,
-				&unix.SockaddrInet6{Port: port, Addr: address.As16()})
-		}); err != nil {
+		if err := <-ended; err != nil {
 			s.mu.Lock()
 			s.failed = err
 			s.mu.Unlock()
@@ -79,7 +64,6 @@ func startTraffic(t *testing.T, l *lab.Lab, from, to string, port, flows int) *t
 	})
 	t.Cleanup(func() {
 		stop()
-		s.conn.Close()
 		running.Wait()
 	})
 	return s
@@ -88,14 +72,11 @@ func startTraffic(t *testing.T, l *lab.Lab, from, to string, port, flows int) *t
 func (s *traffic) send(ctx context.Context, to unix.Sockaddr) error {
 	sockets := make([]int, s.flows)
 	for i := range sockets {
-		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		fd, err := labtest.OpenFlow(firstPort + i)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		if err := unix.Bind(fd, &unix.SockaddrInet6{Port: firstPort + i}); err != nil {
-			return err
-		}
 		sockets[i] = fd
 	}
 	tick := time.NewTicker(interval)
@@ -104,8 +85,7 @@ func (s *traffic) send(ctx context.Context, to unix.Sockaddr) error {
 		s.mu.Lock()
 		s.sent, s.came = append(s.sent, time.Now()), append(s.came, false)
 		s.mu.Unlock()
-		if err := unix.Sendto(sockets[number%s.flows], binary.BigEndian.AppendUint64(nil, uint64(number)), 0,
-			to); err != nil {
+		if err := labtest.SendNumbered(sockets[number%s.flows], number, to); err != nil {
 			return fmt.Errorf("datagram %d: %w", number, err)
 		}
 		<-tick.C
@@ -113,27 +93,17 @@ func (s *traffic) send(ctx context.Context, to unix.Sockaddr) error {
 	return nil
 }
 
-func (s *traffic) receive() {
-	b := make([]byte, 64)
-	for {
-		n, err := s.conn.Read(b)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil || n != 8 {
-			continue
-		}
-		number := int(binary.BigEndian.Uint64(b))
-		s.mu.Lock()
-		if number < len(s.came) {
-			s.came[number] = true
-			s.last[number%s.flows] = max(s.last[number%s.flows], number)
-		}
-		s.mu.Unlock()
-		select {
-		case s.changed <- struct{}{}:
-		default:
-		}
+// receive records the arrival of a datagram.
+func (s *traffic) receive(number int) {
+	s.mu.Lock()
+	if number < len(s.came) {
+		s.came[number] = true
+		s.last[number%s.flows] = max(s.last[number%s.flows], number)
+	}
+	s.mu.Unlock()
+	select {
+	case s.changed <- struct{}{}:
+	default:
 	}
 }
 
