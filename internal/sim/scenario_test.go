@@ -108,7 +108,7 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: 5\nnetwork: nimitz\nmappingsBy: rumour": `f.yaml:3: mappingsBy "rumour": use stream`,
 		"nodes: 5\nnetwork: nimitz\nmappingsBy: query\nnoNodeCIDRs: true": `f.yaml:3: mappingsBy "query": ` +
 			`use stream, or, if nodes have subnets, query`,
-		"nodes: 5\nnetwork: nimitz\nnodeBits: 24\nnoNodeCIDRs: true": "f.yaml:3: nodeBits is for nodes with " +
+		"nodes: 5\nnetwork: nimitz\nnodeBits: 24\nnoNodeCIDRs: true": "f.yaml:3: nodeBits needs nodes with " +
 			"subnets",
 		"nodes: 5\nnetwork: nimitz\nevents: [{do: crash, by: 1, bye: 1}]": `f.yaml:3: unknown key "bye": ` +
 			`the keys here are do, by, within, times, listFirst`,

@@ -184,7 +184,7 @@ func Names[T interface{ ID() string }](all []T) []string {
 func Pick[T interface{ ID() string }](all []T, names []string) ([]T, error) {
 	for _, name := range names {
 		if !slices.Contains(Names(all), name) {
-			return nil, fmt.Errorf("%q; say some of %s", name, strings.Join(Names(all), ", "))
+			return nil, fmt.Errorf("%q; use some of %s", name, strings.Join(Names(all), ", "))
 		}
 	}
 	return slices.DeleteFunc(all, func(x T) bool { return !slices.Contains(names, x.ID()) }), nil
