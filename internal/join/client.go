@@ -3,6 +3,7 @@ package join
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -55,8 +56,33 @@ type identity struct {
 
 // Do uses the newest certificate for new connections. Existing streams continue with the older one.
 func (c *Client) Do(r *http.Request) (*http.Response, error) {
-	return (&http.Client{Transport: c.current.Load().Transport}).Do(r)
+	current := c.current.Load()
+	resp, err := (&http.Client{Transport: current.Transport}).Do(r)
+	return resp, c.config.explainCluster(current.caSum(), err)
 }
+
+// explainCluster replaces the error of a certificate check if the server is an orchestrator of another cluster.
+func (c Config) explainCluster(own [sha256.Size]byte, err error) error {
+	var refused *tls.CertificateVerificationError
+	var unknown x509.UnknownAuthorityError
+	if !errors.As(err, &refused) || !errors.As(err, &unknown) {
+		return err
+	}
+	for _, other := range refused.UnverifiedCertificates {
+		if other.IsCA && other.Subject.CommonName == AuthorityName {
+			return fmt.Errorf(
+				"the orchestrator at %s belongs to another cluster than this node (its join tokens end in %x…, those "+
+					"of this node's cluster in %x…); packets flow as before\n  if the orchestrator has lost its data, "+
+					"restore it from a backup; else correct --orchestrator, or empty the state directory %s to join "+
+					"the other cluster",
+				c.URL, sha256Prefix(sha256.Sum256(other.Raw)), sha256Prefix(own), c.StateDir)
+		}
+	}
+	return err
+}
+
+// sha256Prefix is enough of a hash to tell two clusters apart.
+func sha256Prefix(sum [sha256.Size]byte) []byte { return sum[:4] }
 
 // CallTimeout is the time limit of a call without a deadline.
 const CallTimeout = 10 * time.Second

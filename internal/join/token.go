@@ -15,6 +15,9 @@ import (
 // connect to.
 const ServerName = "orchestrator.pilaster"
 
+// AuthorityName is the common name in the certificate of every cluster's authority.
+const AuthorityName = "Pilaster cluster"
+
 // Token admits a node to a cluster: it has a secret, and the SHA-256 of the cluster's certificate authority (DER).
 type Token struct {
 	Secret [16]byte

@@ -1,12 +1,15 @@
 package orchestrator
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -291,5 +294,35 @@ func TestRenewedCertificateIsStored(t *testing.T) {
 		if err != nil || resp.Msg.Node.Name != "n1" {
 			t.Errorf("register with the new certificate: got %v, %v; want node n1", resp, err)
 		}
+	}
+}
+
+// A node whose orchestrator was started with an empty data directory gets an error that names both clusters.
+func TestAnotherCluster(t *testing.T) {
+	var log bytes.Buffer
+	c := testConfig(t)
+	c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	other := start(t, c)
+	if !strings.Contains(log.String(), "a new cluster was created") ||
+		!strings.Contains(log.String(), other.store.Cluster().UUID) {
+		t.Errorf("the log of a start with an empty data directory has no new cluster:\n%s", log.String())
+	}
+	own, n1, dir := start(t, testConfig(t)), testNode(1), t.TempDir()
+	dialURL := func(url string) *join.Client {
+		client, err := join.Dial(t.Context(), join.Config{
+			URL: url, Token: own.Token(), StateDir: dir, NodeName: n1.Name, NodeUUID: n1.UUID, Log: own.config.Log,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(client.Close)
+		return client
+	}
+	dialURL(own.url())
+	_, err := dialURL(other.url()).Resolve(t.Context(), connect.NewRequest(&pilasterv1.ResolveRequest{Tenant: "blue"}))
+	ca := other.store.Cluster().Authority.Sum()
+	if err == nil || !strings.Contains(err.Error(), "belongs to another cluster than this node") ||
+		!strings.Contains(err.Error(), fmt.Sprintf("%x", ca[:4])) || strings.Contains(err.Error(), "x509") {
+		t.Errorf("got error %v; want one that names both clusters", err)
 	}
 }

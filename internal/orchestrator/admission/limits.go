@@ -250,7 +250,7 @@ func (g *CallLimiter) Begin(ctx context.Context) (begun func(), err error) {
 func (g *CallLimiter) checkRate(r *http.Request, by client) error {
 	calls := g.rates[r.URL.Path]
 	if r.URL.Path == pilasterv1connect.NodeServiceJoinProcedure {
-		if from := source(r.RemoteAddr); !calls.Allow(client{from: from}) {
+		if from, _ := source(r.RemoteAddr); !calls.Allow(client{from: from}) {
 			return g.Refuse(
 				LimitJoins,
 				connect.CodeUnavailable,

@@ -59,11 +59,12 @@ func (r *Rates[K]) room() bool {
 	return len(r.by) < maxClients
 }
 
-// source is the range of addresses that one stranger is assumed to control: an IPv4 address, or an IPv6 /64.
-func source(remote string) netip.Prefix {
+// source returns the address of a remote end, and the range of addresses that one stranger is assumed to control: an
+// IPv4 address, or an IPv6 /64.
+func source(remote string) (netip.Prefix, netip.Addr) {
 	p, err := netip.ParseAddrPort(remote)
 	if err != nil {
-		return netip.Prefix{}
+		return netip.Prefix{}, netip.Addr{}
 	}
 	a := p.Addr().Unmap().WithZone("")
 	bits := 64
@@ -71,5 +72,5 @@ func source(remote string) netip.Prefix {
 		bits = 32
 	}
 	from, _ := a.Prefix(bits)
-	return from
+	return from, a
 }

@@ -47,7 +47,7 @@ func NewAuthority() (*Authority, error) {
 	}
 	t := &x509.Certificate{
 		SerialNumber:          serial(),
-		Subject:               pkix.Name{CommonName: "Pilaster cluster"},
+		Subject:               pkix.Name{CommonName: join.AuthorityName},
 		NotBefore:             time.Unix(0, 0),
 		NotAfter:              time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), // no end: RFC 5280, 4.1.2.5
 		IsCA:                  true,

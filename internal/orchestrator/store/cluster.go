@@ -70,7 +70,9 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 		committer: committer{maxWaiting: maxWaiting, maxBatch: maxBatchOf(etcd)},
 	}
 	var r clusterRecord
+	made := false
 	err := s.change(ctx, func(t *txn) error {
+		made = false
 		value, err := t.get(keyCluster)
 		if err != nil {
 			return err
@@ -81,6 +83,7 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 		if r, err = newCluster(wanted); err != nil {
 			return err
 		}
+		made = true
 		text, err := json.Marshal(r)
 		t.put(keyCluster, string(text))
 		return err
@@ -109,6 +112,10 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 	}
 	if s.cluster, err = r.cluster(); err != nil {
 		return nil, err
+	}
+	if made {
+		log.Warn("the store was empty: a new cluster was created, with a new join token; nodes of an earlier cluster "+
+			"are refused until its backup is restored", "cluster", s.cluster.UUID)
 	}
 	if err := s.change(ctx, (*txn).adoptIndexes); err != nil {
 		return nil, err
