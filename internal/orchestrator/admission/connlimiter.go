@@ -20,9 +20,10 @@ import (
 
 // ConnLimiter counts connections and closes some beyond a limit. A connection counts as a stranger until a call on it
 // has a valid node certificate. Strangers may have one eighth of all connections, so that seven eighths remain for
-// nodes. Those of one source have a limit of their own, and those of one IPv6 address a quarter of it. Beyond a limit of
-// strangers, the oldest connection without a call is closed for the new one, so idle connections keep no node out. A
-// connection with a call, or younger than handshakeGrace, is never closed for another one.
+// nodes. Those of one source have a limit of their own, and those of one IPv6 address a quarter of it.
+//
+// Beyond a limit of strangers, the oldest connection without a call is closed for the new one, so idle connections keep
+// no node out. A connection with a call, or younger than handshakeGrace, is never closed for another one.
 type ConnLimiter struct {
 	limits  Limits
 	refused func(limit string)
