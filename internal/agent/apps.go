@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 
-	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 )
 
@@ -22,17 +21,6 @@ type Retiring struct {
 
 func (r Retiring) equal(other Retiring) bool {
 	return r.Round == other.Round && slices.Equal(r.Apps, other.Apps) && r.Forgotten == other.Forgotten
-}
-
-func retiringFromProto(r *pilasterv1.RetiringApps) Retiring {
-	if r == nil {
-		return Retiring{}
-	}
-	out := Retiring{Round: r.Round, Forgotten: r.Forgotten}
-	for _, app := range r.Apps {
-		out.Apps = append(out.Apps, address.AppID(app))
-	}
-	return out
 }
 
 // appOf identifies an app within a tenant.

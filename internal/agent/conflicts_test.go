@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"fmt"
@@ -9,12 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 // lime is another tenant like green, with the same of its containers published by this node.
-func (b *bed) lime(changes uint64) TenantState {
+func (b *bed) lime(changes uint64) agent.TenantState {
 	lime := b.published(changes, time.Unix(5, 0).UTC())
 	lime.Tenant.Name, lime.Tenant.IDs = "lime", []tenant.ID{{ID: 4, Key: [16]byte{4}}}
 	return lime
@@ -33,42 +34,42 @@ func TestRefusedByItsNetwork(t *testing.T) {
 	}
 	made := time.Unix(5, 0).UTC()
 	must(b.SetTransit(ctx, []string{"green", "lime"}))
-	must(b.Apply(ctx, []TenantState{b.published(1, made)}, nil))
+	must(b.Apply(ctx, []agent.TenantState{b.published(1, made)}, nil))
 
 	// A prefix of green conflicts for lime: updates of other tenants are applied, and a restart works.
-	b.add("c1")
-	web := TenantState{
-		Tenant: b.orchestrator.tenants["blue"],
-		Apps:   []App{{ID: 77, Labels: map[string]string{"app": "x"}}},
+	b.MustAdd("c1")
+	web := agent.TenantState{
+		Tenant: b.Orchestrator.Tenants["blue"],
+		Apps:   []agent.App{{ID: 77, Labels: map[string]string{"app": "x"}}},
 		Whole:  true,
 	}
-	must(b.Apply(ctx, []TenantState{b.lime(1), web}, nil))
-	if problems := b.tenants.refusedProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant lime") ||
+	must(b.Apply(ctx, []agent.TenantState{b.lime(1), web}, nil))
+	if problems := b.Tenants.RefusedProblems(); len(problems) != 1 || !strings.Contains(problems[0], "tenant lime") ||
 		!strings.Contains(problems[0], "tenants green and lime both have fd70:696c:6100:1:0:ff:0:2") {
 		t.Errorf("problems %q", problems)
 	}
-	if k, _, _ := b.tenants.get("blue"); len(k.Apps) != 2 {
+	if k, _, _ := b.Tenants.Get("blue"); len(k.Apps) != 2 {
 		t.Errorf("blue has apps %v", k.Apps)
 	}
 	if r := b.report(true); !slices.Contains(r.IncompleteTenants, "lime") {
 		t.Errorf("it asks for %v", r.IncompleteTenants)
 	}
-	b.reopen()
-	if problems := b.tenants.refusedProblems(); len(problems) != 1 {
+	b.Reopen()
+	if problems := b.Tenants.RefusedProblems(); len(problems) != 1 {
 		t.Errorf("after a start: problems %q", problems)
 	}
-	must(b.Apply(ctx, []TenantState{b.lime(1)}, nil))
+	must(b.Apply(ctx, []agent.TenantState{b.lime(1)}, nil))
 
 	// In one event the order does not matter.
 	without := b.published(2, made)
 	without.Tenant.Publications = nil
-	must(b.Apply(ctx, []TenantState{b.lime(1), without}, nil))
-	if problems := b.tenants.refusedProblems(); len(problems) > 0 {
+	must(b.Apply(ctx, []agent.TenantState{b.lime(1), without}, nil))
+	if problems := b.Tenants.RefusedProblems(); len(problems) > 0 {
 		t.Errorf("problems %q", problems)
 	}
-	b.reopen()
+	b.Reopen()
 	for name, want := range map[string]int{"green": 0, "lime": 1} {
-		if k, _, ok := b.tenants.get(name); !ok || len(k.Tenant.Publications) != want {
+		if k, _, ok := b.Tenants.Get(name); !ok || len(k.Tenant.Publications) != want {
 			t.Errorf("%s is %+v", name, k.Tenant)
 		}
 	}
@@ -78,13 +79,13 @@ func TestRefusedByItsNetwork(t *testing.T) {
 func TestNoRoomForMore(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
-	_, err := b.Add(ctx, b.green("c1"))
+	_, err := b.Add(ctx, b.Green("c1"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.maxMappings = 3
-	b.reopen()
-	larger := b.orchestrator.tenants["green"]
+	b.MaxMappings = 3
+	b.Reopen()
+	larger := b.Orchestrator.Tenants["green"]
 	larger.Changes++
 	for i := range 4 {
 		larger.Regions = append(larger.Regions, tenant.Region{
@@ -94,32 +95,32 @@ func TestNoRoomForMore(t *testing.T) {
 			), PeerEdge: netip.MustParsePrefix(fmt.Sprintf("fd71:%d::/64", i)), PeerVNI: 9,
 		})
 	}
-	if err := b.Apply(ctx, []TenantState{{Tenant: larger, Whole: true}}, nil); err != nil {
+	if err := b.Apply(ctx, []agent.TenantState{{Tenant: larger, Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if problems := b.tenants.refusedProblems(); len(problems) != 1 ||
+	if problems := b.Tenants.RefusedProblems(); len(problems) != 1 ||
 		!strings.Contains(problems[0], "no room for 4 more mappings") {
 		t.Errorf("problems %q", problems)
 	}
 	for range 2 { // as it is, and after a start
-		if k, _, _ := b.tenants.get("green"); len(k.Tenant.Regions) > 0 || k.Tenant.Changes >= larger.Changes {
+		if k, _, _ := b.Tenants.Get("green"); len(k.Tenant.Regions) > 0 || k.Tenant.Changes >= larger.Changes {
 			t.Errorf("green is %+v", k.Tenant)
 		}
-		if _, err := b.Add(ctx, b.green("c2")); err != nil {
+		if _, err := b.Add(ctx, b.Green("c2")); err != nil {
 			t.Errorf("an ADD beside it: %v", err)
 		}
 		if err := b.Delete(ctx, "c2", "eth0"); err != nil {
 			t.Errorf("a DEL beside it: %v", err)
 		}
-		b.reopen()
+		b.Reopen()
 	}
 	larger.Regions = larger.Regions[:1]
-	if err := b.Apply(ctx, []TenantState{{Tenant: larger, Whole: true}}, nil); err != nil {
+	if err := b.Apply(ctx, []agent.TenantState{{Tenant: larger, Whole: true}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.reopen()
-	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Regions) != 1 || len(b.tenants.refusedProblems()) > 0 {
-		t.Errorf("green is %+v, problems %q", k.Tenant, b.tenants.refusedProblems())
+	b.Reopen()
+	if k, _, _ := b.Tenants.Get("green"); len(k.Tenant.Regions) != 1 || len(b.Tenants.RefusedProblems()) > 0 {
+		t.Errorf("green is %+v, problems %q", k.Tenant, b.Tenants.RefusedProblems())
 	}
 }
 
@@ -130,13 +131,13 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 	ctx := t.Context()
 	full := b.published(1, time.Unix(5, 0).UTC())
 	full.Tenant.Publications = nil
-	b.orchestrator.tenants["green"] = full.Tenant
-	b.nimitz.subnets = append(b.nimitz.subnets, netip.MustParsePrefix("fd12:1::/64"))
-	r, err := b.Add(ctx, b.green("c1"))
+	b.Orchestrator.Tenants["green"] = full.Tenant
+	b.Nimitz.Subnets = append(b.Nimitz.Subnets, netip.MustParsePrefix("fd12:1::/64"))
+	r, err := b.Add(ctx, b.Green("c1"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := b.tenants.path("green")
+	path := b.Tenants.Path("green")
 	sound, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -146,8 +147,8 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		b.reopen()
-		if problems := b.tenants.refusedProblems(); len(problems) != 1 ||
+		b.Reopen()
+		if problems := b.Tenants.RefusedProblems(); len(problems) != 1 ||
 			!strings.Contains(problems[0], "tenant green") ||
 			!strings.Contains(problems[0], "own CIDR") {
 			t.Errorf("problems %q", problems)
@@ -156,10 +157,12 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 			!slices.Contains(r.HostedTenants, "green") {
 			t.Errorf("it asks for %v and hosts %v", r.IncompleteTenants, r.HostedTenants)
 		}
-		if err := b.Check(ctx, CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
+		if err := b.Check(ctx, agent.CheckRequest{
+			ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1",
+		}); err != nil {
 			t.Errorf("its container: %v", err)
 		}
-		if _, err := b.Add(ctx, b.green("c2")); err != nil {
+		if _, err := b.Add(ctx, b.Green("c2")); err != nil {
 			t.Errorf("an ADD beside it: %v", err)
 		}
 		if err := b.Delete(ctx, "c2", "eth0"); err != nil {
@@ -169,14 +172,14 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 			t.Errorf("on disk is\n%s\n%v", now, err)
 		}
 	}
-	if got, _ := b.store.Get(r.ID); got.State != endpoint.Active {
+	if got, _ := b.Store.Get(r.ID); got.State != endpoint.Active {
 		t.Errorf("it is %v", got.State)
 	}
-	if err := b.Apply(ctx, []TenantState{full}, nil); err != nil {
+	if err := b.Apply(ctx, []agent.TenantState{full}, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.reopen()
-	if k, _, _ := b.tenants.get("green"); len(k.Tenant.Services) != 1 || len(b.tenants.refusedProblems()) > 0 {
-		t.Errorf("after another update green is %+v, problems %q", k.Tenant, b.tenants.refusedProblems())
+	b.Reopen()
+	if k, _, _ := b.Tenants.Get("green"); len(k.Tenant.Services) != 1 || len(b.Tenants.RefusedProblems()) > 0 {
+		t.Errorf("after another update green is %+v, problems %q", k.Tenant, b.Tenants.RefusedProblems())
 	}
 }

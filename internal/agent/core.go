@@ -23,20 +23,6 @@ import (
 // removeTimeout limits the rollback of an ADD, which may outlive the call.
 const removeTimeout = 30 * time.Second
 
-// Resolver asks the orchestrator for a tenant or for the app of a label set. Its errors are refusals of kind
-// ErrNotFound, ErrExhausted, ErrInvalid, ErrUnavailable or ErrNever.
-type Resolver interface {
-	Resolve(ctx context.Context, name string, identity map[string]string) (Resolved, error)
-}
-
-// Resolved is the orchestrator's answer.
-type Resolved struct {
-	Tenant   tenant.Tenant
-	App      address.AppID
-	Policies bool // the tenant has policies; they arrive on the stream
-	Retiring Retiring
-}
-
 // Core is the agent without sockets, streams and kernel access: it writes its decisions to the store and through the
 // driver. All methods are safe for concurrent use; calls for the same container and interface are serialised.
 type Core struct {
@@ -54,8 +40,8 @@ type Core struct {
 	now      func() time.Time
 	log      *slog.Logger
 
-	byKey    keyLocks // container id and interface
-	byTenant keyLocks
+	byKey    refusal.KeyLocks // container id and interface
+	byTenant refusal.KeyLocks
 
 	mu     sync.Mutex
 	ids    map[endpoint.ID]bool // in use, including endpoints being created
@@ -149,7 +135,8 @@ func (q AddRequest) validate() error {
 	return nil
 }
 
-func key(containerID, iface string) string { return containerID + "/" + iface }
+// EndpointKey is the key by which the orchestrator knows the addresses of an endpoint.
+func EndpointKey(containerID, iface string) string { return containerID + "/" + iface }
 
 // Add creates an endpoint and returns it active. After an error nothing of it remains.
 func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
@@ -163,7 +150,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 				"was changed; use another node of the region",
 		)
 	}
-	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
+	unlock, err := c.byKey.Lock(ctx, EndpointKey(q.ContainerID, q.Interface))
 	if err != nil {
 		return endpoint.Record{}, err
 	}
@@ -283,7 +270,7 @@ func (c *Core) releaseAddresses(ctx context.Context, r endpoint.Record) error {
 
 // Delete removes an endpoint; it succeeds if there is none.
 func (c *Core) Delete(ctx context.Context, containerID, iface string) error {
-	unlock, err := c.byKey.lock(ctx, key(containerID, iface))
+	unlock, err := c.byKey.Lock(ctx, EndpointKey(containerID, iface))
 	if err != nil {
 		return err
 	}
@@ -361,7 +348,7 @@ type CheckRequest struct {
 
 // Check compares an endpoint with its record and with the request, and reports the first difference.
 func (c *Core) Check(ctx context.Context, q CheckRequest) error {
-	unlock, err := c.byKey.lock(ctx, key(q.ContainerID, q.Interface))
+	unlock, err := c.byKey.Lock(ctx, EndpointKey(q.ContainerID, q.Interface))
 	if err != nil {
 		return err
 	}

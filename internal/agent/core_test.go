@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -19,15 +21,15 @@ import (
 func TestAddMakesAnActiveEndpoint(t *testing.T) {
 	b := newBed(t)
 	var seen []string
-	b.driver.during = func(call string, r endpoint.Record) {
+	b.Driver.During = func(call string, r endpoint.Record) {
 		switch call {
 		case "CreateDevice", "Activate":
-			known, _ := b.store.Find("c1", "eth0")
-			_, err := os.Stat(b.store.RecordPath(known.ID))
+			known, _ := b.Store.Find("c1", "eth0")
+			_, err := os.Stat(b.Store.RecordPath(known.ID))
 			seen = append(seen, fmt.Sprintf("%s %s, on disk %v, %s", call, known.State, err == nil, r.Netns))
 		}
 	}
-	r := b.add("c1")
+	r := b.MustAdd("c1")
 	want := []string{
 		"CreateDevice preparing, on disk false, /proc/self/fd/9",
 		"Activate active, on disk true, /run/netns/c1",
@@ -38,31 +40,31 @@ func TestAddMakesAnActiveEndpoint(t *testing.T) {
 	p := address.Split(r.Attachments[0].Plaintext)
 	if r.State != endpoint.Active || r.Netns != "/run/netns/c1" || r.Device.HostName != "pil1" || p.Tenant != 1 ||
 		p.App != 1 ||
-		p.Node != nodePrefix {
+		p.Node != agenttest.NodePrefix {
 		t.Errorf("record %+v", r)
 	}
-	if got := b.driver.active[r.ID]; got.Device.HostIfindex != r.Device.HostIfindex {
+	if got := b.Driver.Active[r.ID]; got.Device.HostIfindex != r.Device.HostIfindex {
 		t.Errorf("activated without its device: %+v", got)
 	}
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	b.clean()
+	b.CheckClean()
 }
 
 // What this node knows costs no message (design §2): a second endpoint of a known tenant and
 // label set, also after a restart, also with the orchestrator away.
 func TestKnownTenantAndLabelsNeedNoOrchestrator(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
-	b.add("c2")
-	if b.orchestrator.calls != 1 {
-		t.Fatalf("%d calls for two endpoints alike", b.orchestrator.calls)
+	b.MustAdd("c1")
+	b.MustAdd("c2")
+	if b.Orchestrator.Calls != 1 {
+		t.Fatalf("%d calls for two endpoints alike", b.Orchestrator.Calls)
 	}
-	b.orchestrator.err = refusal.New(refusal.ErrUnavailable, "away")
-	b.reopen()
-	b.add("c3")
-	q := b.request("c4")
+	b.Orchestrator.Err = refusal.New(refusal.ErrUnavailable, "away")
+	b.Reopen()
+	b.MustAdd("c3")
+	q := b.Request("c4")
 	q.Labels = map[string]string{"app": "db"}
 	if _, err := b.Add(t.Context(), q); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Fatalf("unknown labels with the orchestrator away: %v", err)
@@ -78,11 +80,11 @@ func TestKnownTenantAndLabelsNeedNoOrchestrator(t *testing.T) {
 
 func TestSecondAddIsRefused(t *testing.T) {
 	b := newBed(t)
-	first := b.add("c1")
-	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, refusal.ErrExists) {
+	first := b.MustAdd("c1")
+	if _, err := b.Add(t.Context(), b.Request("c1")); !errors.Is(err, refusal.ErrExists) {
 		t.Fatalf("second ADD: %v", err)
 	}
-	q := b.request("c1")
+	q := b.Request("c1")
 	q.Interface = "eth1"
 	second, err := b.Add(t.Context(), q)
 	if err != nil || second.ID == first.ID {
@@ -92,27 +94,27 @@ func TestSecondAddIsRefused(t *testing.T) {
 
 func TestInvalidRequestsTakeNothing(t *testing.T) {
 	b := newBed(t)
-	for name, change := range map[string]func(*AddRequest){
-		"no container":        func(q *AddRequest) { q.ContainerID = "" },
-		"no interface":        func(q *AddRequest) { q.Interface = "" },
-		"interface too long":  func(q *AddRequest) { q.Interface = "interface-name-x" },
-		"interface a path":    func(q *AddRequest) { q.Interface = "a/b" },
-		"interface a pattern": func(q *AddRequest) { q.Interface = "eth%d" }, // the kernel would find a number
-		"relative netns":      func(q *AddRequest) { q.Netns = "netns/x" },
-		"no tenant":           func(q *AddRequest) { q.Tenant = "" },
-		"tenant a path":       func(q *AddRequest) { q.Tenant = "../x" },
-		"bad label":           func(q *AddRequest) { q.Labels = map[string]string{"a,b": "c"} },
+	for name, change := range map[string]func(*agent.AddRequest){
+		"no container":        func(q *agent.AddRequest) { q.ContainerID = "" },
+		"no interface":        func(q *agent.AddRequest) { q.Interface = "" },
+		"interface too long":  func(q *agent.AddRequest) { q.Interface = "interface-name-x" },
+		"interface a path":    func(q *agent.AddRequest) { q.Interface = "a/b" },
+		"interface a pattern": func(q *agent.AddRequest) { q.Interface = "eth%d" }, // the kernel would find a number
+		"relative netns":      func(q *agent.AddRequest) { q.Netns = "netns/x" },
+		"no tenant":           func(q *agent.AddRequest) { q.Tenant = "" },
+		"tenant a path":       func(q *agent.AddRequest) { q.Tenant = "../x" },
+		"bad label":           func(q *agent.AddRequest) { q.Labels = map[string]string{"a,b": "c"} },
 	} {
-		q := b.request("c1")
+		q := b.Request("c1")
 		change(&q)
 		if _, err := b.Add(t.Context(), q); !errors.Is(err, refusal.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if b.orchestrator.calls > 0 || len(b.driver.calls) > 3 { // RestorePolicies, Restore and Repair at the start
-		t.Errorf("%d calls to the orchestrator, kernel %v", b.orchestrator.calls, b.driver.calls)
+	if b.Orchestrator.Calls > 0 || len(b.Driver.Calls) > 3 { // RestorePolicies, Restore and Repair at the start
+		t.Errorf("%d calls to the orchestrator, kernel %v", b.Orchestrator.Calls, b.Driver.Calls)
 	}
-	b.clean()
+	b.CheckClean()
 }
 
 // Any failure rolls back everything: the next ADD of the same container finds nothing in its way.
@@ -120,37 +122,37 @@ func TestFailureAtEachStepLeavesNothing(t *testing.T) {
 	for _, step := range []string{"PutTenant", "CreateDevice", "Attach", "Activate"} {
 		t.Run(step, func(t *testing.T) {
 			b := newBed(t)
-			b.driver.fail[step] = errFake
-			if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, errFake) {
+			b.Driver.Fail[step] = agenttest.ErrFake
+			if _, err := b.Add(t.Context(), b.Request("c1")); !errors.Is(err, agenttest.ErrFake) {
 				t.Fatalf("ADD: %v", err)
 			}
-			b.clean()
-			delete(b.driver.fail, step)
-			b.add("c1")
+			b.CheckClean()
+			delete(b.Driver.Fail, step)
+			b.MustAdd("c1")
 		})
 	}
 	t.Run("unknown tenant", func(t *testing.T) {
 		b := newBed(t)
-		q := b.request("c1")
+		q := b.Request("c1")
 		q.Tenant = "green"
 		if _, err := b.Add(t.Context(), q); !errors.Is(err, refusal.ErrNotFound) {
 			t.Fatalf("ADD: %v", err)
 		}
-		b.clean()
+		b.CheckClean()
 	})
 	t.Run("record cannot be written", func(t *testing.T) {
 		b := newBed(t)
-		path := filepath.Join(b.dir, "endpoints")
+		path := filepath.Join(b.Dir, "endpoints")
 		if err := os.Rename(path, path+"-away"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Add(t.Context(), b.request("c1")); err == nil {
+		if _, err := b.Add(t.Context(), b.Request("c1")); err == nil {
 			t.Fatal("ADD without a record")
 		}
-		if slices.Contains(b.driver.calls, "Activate") {
+		if slices.Contains(b.Driver.Calls, "Activate") {
 			t.Error("packets flowed without a record")
 		}
-		b.clean()
+		b.CheckClean()
 	})
 }
 
@@ -158,16 +160,16 @@ func TestFailureAtEachStepLeavesNothing(t *testing.T) {
 func TestRollbackOutlivesTheCaller(t *testing.T) {
 	b := newBed(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	b.driver.fail["CreateDevice"] = errFake
-	b.driver.during = func(call string, _ endpoint.Record) {
+	b.Driver.Fail["CreateDevice"] = agenttest.ErrFake
+	b.Driver.During = func(call string, _ endpoint.Record) {
 		if call == "CreateDevice" {
 			cancel()
 		}
 	}
-	if _, err := b.Add(ctx, b.request("c1")); !errors.Is(err, errFake) {
+	if _, err := b.Add(ctx, b.Request("c1")); !errors.Is(err, agenttest.ErrFake) {
 		t.Fatalf("ADD: %v", err)
 	}
-	b.clean()
+	b.CheckClean()
 }
 
 func TestDeleteIsIdempotent(t *testing.T) {
@@ -177,27 +179,27 @@ func TestDeleteIsIdempotent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.add("c1")
+	b.MustAdd("c1")
 	for range 2 {
 		if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b.clean()
+	b.CheckClean()
 }
 
 // A full disk must not keep containers from going.
 func TestDeleteWithoutRoomOnDisk(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
-	away := filepath.Join(b.dir, "cursors")
+	b.MustAdd("c1")
+	away := filepath.Join(b.Dir, "cursors")
 	if err := os.Rename(away, away+"-away"); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	b.clean()
+	b.CheckClean()
 }
 
 // After the last endpoint this node knows nothing of the tenant any more and says so.
@@ -205,17 +207,17 @@ func TestLastEndpointForgetsTheTenant(t *testing.T) {
 	b := newBed(t)
 	hosted := func() []string {
 		select {
-		case <-b.tenants.Changed():
+		case <-b.Tenants.Changed():
 		default:
 			t.Error("no signal that the hosted tenants changed")
 		}
-		return b.tenants.Names()
+		return b.Tenants.Names()
 	}
-	b.add("c1")
+	b.MustAdd("c1")
 	if names := hosted(); !slices.Equal(names, []string{"blue"}) {
 		t.Errorf("hosted %v", names)
 	}
-	b.add("c2")
+	b.MustAdd("c2")
 	for _, c := range []string{"c1", "c2"} {
 		if err := b.Delete(t.Context(), c, "eth0"); err != nil {
 			t.Fatal(err)
@@ -224,13 +226,13 @@ func TestLastEndpointForgetsTheTenant(t *testing.T) {
 	if names := hosted(); len(names) != 0 {
 		t.Errorf("hosted %v", names)
 	}
-	if files, _ := os.ReadDir(filepath.Join(b.dir, "tenants")); len(files) > 0 {
+	if files, _ := os.ReadDir(filepath.Join(b.Dir, "tenants")); len(files) > 0 {
 		t.Errorf("keys are left on disk: %v", files)
 	}
-	b.clean()
-	b.add("c3")
-	if b.orchestrator.calls != 2 {
-		t.Errorf("%d calls; a forgotten tenant is asked for again", b.orchestrator.calls)
+	b.CheckClean()
+	b.MustAdd("c3")
+	if b.Orchestrator.Calls != 2 {
+		t.Errorf("%d calls; a forgotten tenant is asked for again", b.Orchestrator.Calls)
 	}
 }
 
@@ -238,22 +240,22 @@ func TestLastEndpointForgetsTheTenant(t *testing.T) {
 func TestFreedIDsRestOverAStart(t *testing.T) {
 	b := newBed(t)
 	for _, container := range []string{"c1", "c2", "c3"} {
-		b.add(container)
+		b.MustAdd(container)
 	}
 	if err := b.Delete(t.Context(), "c3", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	b.reopen()
-	if r := b.add("c4"); r.ID != 4 {
+	b.Reopen()
+	if r := b.MustAdd("c4"); r.ID != 4 {
 		t.Errorf("the next endpoint has id %d", r.ID)
 	}
-	b.max = 4
-	b.reopen()
-	if r := b.add("c5"); r.ID != 3 {
+	b.Max = 4
+	b.Reopen()
+	if r := b.MustAdd("c5"); r.ID != 3 {
 		t.Errorf("when all others are taken, it has id %d", r.ID)
 	}
 	// What a crash of the machine may have left says nothing.
-	path := filepath.Join(b.dir, endpoint.LastIDFile)
+	path := filepath.Join(b.Dir, endpoint.LastIDFile)
 	for _, content := range []string{"", "\x00\x00\x00\x00\x00\x00", "99999\n", "   -1\n"} {
 		if err := b.Delete(t.Context(), "c5", "eth0"); err != nil {
 			t.Fatal(err)
@@ -261,8 +263,8 @@ func TestFreedIDsRestOverAStart(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		b.reopen()
-		if r := b.add("c5"); r.ID != 3 {
+		b.Reopen()
+		if r := b.MustAdd("c5"); r.ID != 3 {
 			t.Errorf("with %q in the file it has id %d", content, r.ID)
 		}
 	}
@@ -270,8 +272,8 @@ func TestFreedIDsRestOverAStart(t *testing.T) {
 
 func TestKeysOnDiskAreTheOwnersAlone(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
-	info, err := os.Stat(filepath.Join(b.dir, "tenants", "blue.json"))
+	b.MustAdd("c1")
+	info, err := os.Stat(filepath.Join(b.Dir, "tenants", "blue.json"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("%v, %v; want 0600", info, err)
 	}
@@ -280,14 +282,14 @@ func TestKeysOnDiskAreTheOwnersAlone(t *testing.T) {
 func TestGarbageIsExactlyTheUnlisted(t *testing.T) {
 	b := newBed(t)
 	for _, c := range []string{"keep", "gone1", "gone2"} {
-		b.add(c)
+		b.MustAdd(c)
 	}
-	other := b.request("elsewhere")
+	other := b.Request("elsewhere")
 	other.CNINetwork = "other"
 	if _, err := b.Add(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
-	two := b.request("keep")
+	two := b.Request("keep")
 	two.Interface = "eth1" // same container, not listed
 	if _, err := b.Add(t.Context(), two); err != nil {
 		t.Fatal(err)
@@ -302,7 +304,7 @@ func TestGarbageIsExactlyTheUnlisted(t *testing.T) {
 	}
 	names := func(records []endpoint.Record) (all []string) {
 		for _, r := range records {
-			all = append(all, key(r.ContainerID, r.Interface))
+			all = append(all, agent.EndpointKey(r.ContainerID, r.Interface))
 		}
 		slices.Sort(all)
 		return all
@@ -318,7 +320,7 @@ func TestGarbageIsExactlyTheUnlisted(t *testing.T) {
 // The list a runtime sends cannot know an ADD that is still running.
 func TestGarbageLeavesRunningAddsAlone(t *testing.T) {
 	b := newBed(t)
-	b.driver.during = func(call string, _ endpoint.Record) {
+	b.Driver.During = func(call string, _ endpoint.Record) {
 		if call == "CreateDevice" {
 			if removed, err := b.CollectGarbage(t.Context(), "pilaster",
 				func(string, string) bool { return false }); err != nil ||
@@ -327,7 +329,7 @@ func TestGarbageLeavesRunningAddsAlone(t *testing.T) {
 			}
 		}
 	}
-	b.add("c1")
+	b.MustAdd("c1")
 	if len(b.Endpoints()) != 1 {
 		t.Error("the endpoint is gone")
 	}
@@ -335,15 +337,15 @@ func TestGarbageLeavesRunningAddsAlone(t *testing.T) {
 
 func TestCheckNamesTheDifference(t *testing.T) {
 	b := newBed(t)
-	r := b.add("c1")
+	r := b.MustAdd("c1")
 	own := netip.PrefixFrom(r.Attachments[0].Address, 128)
-	good := CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: r.Netns, Addresses: []netip.Prefix{own}}
+	good := agent.CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: r.Netns, Addresses: []netip.Prefix{own}}
 	if err := b.Check(t.Context(), good); err != nil {
 		t.Fatal(err)
 	}
-	for want, change := range map[string]func(*CheckRequest){
-		"netns":   func(q *CheckRequest) { q.Netns = "/run/netns/other" },
-		"address": func(q *CheckRequest) { q.Addresses = []netip.Prefix{netip.MustParsePrefix("fc00::1/128")} },
+	for want, change := range map[string]func(*agent.CheckRequest){
+		"netns":   func(q *agent.CheckRequest) { q.Netns = "/run/netns/other" },
+		"address": func(q *agent.CheckRequest) { q.Addresses = []netip.Prefix{netip.MustParsePrefix("fc00::1/128")} },
 	} {
 		q := good
 		change(&q)
@@ -351,7 +353,7 @@ func TestCheckNamesTheDifference(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-	b.driver.fail["Check"] = errors.New("route fc00::/8 is missing")
+	b.Driver.Fail["Check"] = errors.New("route fc00::/8 is missing")
 	if err := b.Check(t.Context(), good); !errors.Is(err, refusal.ErrCheck) ||
 		!strings.Contains(err.Error(), "route fc00::/8") {
 		t.Errorf("kernel's difference: %v", err)
@@ -365,14 +367,14 @@ func TestCheckNamesTheDifference(t *testing.T) {
 // A tenant that the kernel forgot at most in part is written again for its next endpoint.
 func TestTenantHalfForgottenIsPutAgain(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
-	b.driver.fail["DeleteTenant"] = errFake
+	b.MustAdd("c1")
+	b.Driver.Fail["DeleteTenant"] = agenttest.ErrFake
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	clear(b.driver.tenants)
-	b.add("c2")
-	if len(b.driver.ids("blue")) != 1 {
+	clear(b.Driver.Tenants)
+	b.MustAdd("c2")
+	if len(b.Driver.IDs("blue")) != 1 {
 		t.Error("the tenant is not in the kernel")
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/hostnet"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -17,25 +18,25 @@ import (
 
 // The agent detects devices that go away while it runs, or did before it subscribed: a DEL may never arrive.
 func TestDevicesThatGoAreNoticed(t *testing.T) {
-	ns := newNetns(t)
+	ns := agenttest.NewNetns(t)
 	h, err := ns.Netlink()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer h.Close()
 	b := newBed(t)
-	b.add("c1")
-	reaped, lost := b.add("c2"), b.add("c3")
-	b.add("c4")
+	b.MustAdd("c1")
+	reaped, lost := b.MustAdd("c2"), b.MustAdd("c3")
+	b.MustAdd("c4")
 	settled := make(chan string, 10)
-	b.driver.looked = func(records []endpoint.Record) {
+	b.Driver.Looked = func(records []endpoint.Record) {
 		var names []string
 		for _, r := range records {
 			names = append(names, r.ContainerID)
 		}
 		settled <- strings.Join(names, " ")
 	}
-	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", dpapi.ErrNoNamespace)
+	b.Driver.Lost["c1"] = fmt.Errorf("link pil1: %w", dpapi.ErrNoNamespace)
 	for _, r := range []endpoint.Record{reaped, lost} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = r.Device.HostName
@@ -66,9 +67,9 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 		}
 	}
 	wait("c1 c2 c3 c4") // at first, all, and at once
-	b.driver.mu.Lock()
-	b.driver.lost["c2"], b.driver.lost["c3"] = fmt.Errorf("link pil2: %w", dpapi.ErrNoNamespace), errFake
-	b.driver.mu.Unlock()
+	b.Driver.Mu.Lock()
+	b.Driver.Lost["c2"], b.Driver.Lost["c3"] = fmt.Errorf("link pil2: %w", dpapi.ErrNoNamespace), agenttest.ErrFake
+	b.Driver.Mu.Unlock()
 	for _, r := range []endpoint.Record{reaped, lost} {
 		if err := h.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: r.Device.HostName}}); err != nil {
 			t.Fatal(err)
@@ -91,8 +92,8 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	) {
 		t.Errorf("endpoints %v, want %v", is, want)
 	}
-	if _, left := b.driver.active[lost.ID]; left || len(b.driver.active) != 1 {
-		t.Errorf("active are %v", b.driver.active)
+	if _, left := b.Driver.Active[lost.ID]; left || len(b.Driver.Active) != 1 {
+		t.Errorf("active are %v", b.Driver.Active)
 	}
 	if err := b.Delete(t.Context(), "c3", "eth0"); err != nil {
 		t.Error(err)
@@ -102,9 +103,9 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 // A device that goes away by a DEL does not disturb the DEL.
 func TestDeviceThatGoesByDelete(t *testing.T) {
 	b := newBed(t)
-	r := b.add("c1")
+	r := b.MustAdd("c1")
 	done := make(chan error, 1)
-	b.driver.during = func(call string, _ endpoint.Record) {
+	b.Driver.During = func(call string, _ endpoint.Record) {
 		switch call {
 		case "Remove":
 			go func() { done <- b.MarkLost(t.Context(), hostnet.OnDevice(r.Device.HostName)) }()
@@ -118,5 +119,5 @@ func TestDeviceThatGoesByDelete(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	b.clean()
+	b.CheckClean()
 }

@@ -1,4 +1,5 @@
-// Package agent is the agent of one node: it manages the node's endpoints, follows the tenants hosted here, and serves
-// the CNI plugin and operators on a unix socket. It is not on the packet path: it writes its decisions through a
-// Driver, and packets flow without it.
+// Package agent is the core of a node's agent: it adds, keeps and removes the node's endpoints, and keeps the state of
+// the tenants that they belong to. It is not on the packet path: it writes its decisions through a Driver, and packets
+// flow without it. Package control is its client of the orchestrator, package api what it answers to the CNI plugin and
+// operators, and package daemon starts all of them.
 package agent

@@ -2,16 +2,11 @@ package agent
 
 import (
 	"cmp"
-	"context"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
-
-	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -153,7 +148,7 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 			apps[i] = of.PeerApp
 		}
 	}
-	known, _, _ := c.tenants.get(name)
+	known, _, _ := c.tenants.Get(name)
 	if !slices.ContainsFunc(known.Apps, func(a App) bool { return a.ID == of.PeerApp }) && of.PeerApp != 0 {
 		return nil, refusal.New(refusal.ErrNever, "tenant %s has no app %d known to this node", name, of.PeerApp)
 	}
@@ -200,74 +195,4 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 		HasPolicies: c.policies.view()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]),
 		Audit: c.ruleName(tenant, answer.Audits[direction]),
 	}, nil
-}
-
-func (s *Service) Why(
-	_ context.Context,
-	req *connect.Request[pilasterv1.WhyRequest],
-) (*connect.Response[pilasterv1.WhyResponse], error) {
-	core, err := s.ready()
-	if err != nil {
-		return nil, err
-	}
-	var ends [2]netip.Addr
-	for i, text := range []string{req.Msg.Source, req.Msg.Destination} {
-		if ends[i], err = address.ParseAny(text); err != nil {
-			return nil, connect.NewError(connect.CodeInvalidArgument, err)
-		}
-	}
-	if req.Msg.Protocol > 255 || req.Msg.Port > 65535 {
-		return nil, connect.NewError(
-			connect.CodeInvalidArgument,
-			fmt.Errorf("protocol %d, port %d: out of range", req.Msg.Protocol, req.Msg.Port),
-		)
-	}
-	if req.Msg.PeerApp >= uint32(address.FirstReservedApp) {
-		return nil, connect.NewError(
-			connect.CodeInvalidArgument,
-			fmt.Errorf("app %d: choose 1 to %d", req.Msg.PeerApp, address.FirstReservedApp-1),
-		)
-	}
-	reasons, err := core.Why(
-		Connection{
-			Source:      ends[0],
-			Destination: ends[1],
-			Protocol:    uint8(req.Msg.Protocol),
-			Port:        uint16(req.Msg.Port),
-			Tenant:      req.Msg.Tenant,
-			PeerApp:     address.AppID(req.Msg.PeerApp),
-		},
-	)
-	if err != nil {
-		return nil, toConnect(err)
-	}
-	resp := &pilasterv1.WhyResponse{}
-	for _, r := range reasons {
-		m := &pilasterv1.Reason{
-			Direction: r.Direction.String(),
-			Tenant:    r.Tenant,
-			Peer:      r.Peer.String(),
-			Policed:   r.HasPolicies,
-			Strangers: r.CrossTenant,
-			App: uint32(
-				r.Own,
-			),
-			PeerApp: uint32(r.Far),
-			Allowed: r.Allowed,
-			Rule:    ruleToProto(r.By),
-			Audit:   ruleToProto(r.Audit),
-		}
-		if r.Endpoint != nil {
-			m.Endpoint = endpointToProto(*r.Endpoint)
-		}
-		resp.Reasons = append(resp.Reasons, m)
-	}
-	return connect.NewResponse(resp), nil
-}
-
-func ruleToProto(n *policy.RuleName) *pilasterv1.RuleName {
-	if n == nil {
-		return nil
-	}
-	return &pilasterv1.RuleName{Policy: n.Policy, Rule: n.String(), Audit: n.Audit}
 }

@@ -7,8 +7,6 @@ import (
 	"maps"
 	"slices"
 
-	"connectrpc.com/connect"
-
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -55,7 +53,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	if err != nil {
 		return endpoint.Record{}, err
 	}
-	unlock, err := c.byKey.lock(ctx, key(found.ContainerID, found.Interface))
+	unlock, err := c.byKey.Lock(ctx, EndpointKey(found.ContainerID, found.Interface))
 	if err != nil {
 		return endpoint.Record{}, err
 	}
@@ -170,19 +168,4 @@ func (c *Core) overrides() map[string][]*pilasterv1.Override {
 		slices.SortFunc(of, func(a, b *pilasterv1.Override) int { return cmp.Compare(a.Address, b.Address) })
 	}
 	return all
-}
-
-func (s *Service) LabelEndpoint(
-	ctx context.Context,
-	req *connect.Request[pilasterv1.LabelEndpointRequest],
-) (*connect.Response[pilasterv1.LabelEndpointResponse], error) {
-	core, err := s.ready()
-	if err != nil {
-		return nil, err
-	}
-	r, err := core.Label(ctx, req.Msg.Key, LabelChange{req.Msg.Set, req.Msg.Remove})
-	if err != nil {
-		return nil, toConnect(err)
-	}
-	return connect.NewResponse(&pilasterv1.LabelEndpointResponse{Endpoint: endpointToProto(r)}), nil
 }

@@ -1,14 +1,15 @@
-package agent
+package agent_test
 
 import (
 	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -16,10 +17,10 @@ import (
 )
 
 func (b *bed) overridden() []*pilasterv1.Override {
-	b.t.Helper()
+	b.T.Helper()
 	r := b.report(false)
 	if len(r.Hosting) != 1 {
-		b.t.Fatalf("it says of hosting %v", r.Hosting)
+		b.T.Fatalf("it says of hosting %v", r.Hosting)
 	}
 	return r.Hosting[0].Overrides
 }
@@ -28,14 +29,14 @@ func (b *bed) overridden() []*pilasterv1.Override {
 // notified, and a restart keeps them.
 func TestLabelsOfALiveContainer(t *testing.T) {
 	b := newBed(t)
-	r := b.add("c1")
-	b.add("c2")
-	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	r := b.MustAdd("c1")
+	b.MustAdd("c2")
+	b.MustApplyPolicies(agenttest.AllPolicies("blue", agenttest.Document("web", agenttest.WebFromDB)))
 	if !b.lets(2, 2) || b.lets(1, 1) {
 		t.Fatal("the policy is not in force")
 	}
-	drain(b.tenants.Changed())
-	is, err := b.Label(t.Context(), "default/c1", LabelChange{Set: map[string]string{"app": "db"}})
+	drain(b.Tenants.Changed())
+	is, err := b.Label(t.Context(), "default/c1", agent.LabelChange{Set: map[string]string{"app": "db"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,8 +46,8 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	}
 	check := func(when string) {
 		t.Helper()
-		if b.driver.policies["blue"].Overrides[own] != 2 {
-			t.Errorf("%s: the packet path has %v", when, b.driver.policies["blue"].Overrides)
+		if b.Driver.Policies["blue"].Overrides[own] != 2 {
+			t.Errorf("%s: the packet path has %v", when, b.Driver.Policies["blue"].Overrides)
 		}
 		if said := b.overridden(); len(said) != 1 || said[0].Address != own.String() || said[0].App != 2 {
 			t.Errorf("%s: it says %v", when, said)
@@ -54,30 +55,30 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	}
 	check("labelled")
 	select {
-	case <-b.tenants.Changed():
+	case <-b.Tenants.Changed():
 	default:
 		t.Error("no notification")
 	}
-	b.reopen()
+	b.Reopen()
 	check("after a start")
 	// What the cluster says of containers of this node is older than what the node knows.
-	b.applyPolicies(PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
+	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
 	check("after an old word")
 
-	if is, err = b.Label(t.Context(), own.String(), LabelChange{Set: map[string]string{"app": "web"}}); err != nil ||
-		is.AppNow != 0 {
+	back := agent.LabelChange{Set: map[string]string{"app": "web"}}
+	if is, err = b.Label(t.Context(), own.String(), back); err != nil || is.AppNow != 0 {
 		t.Fatalf("back: %+v, %v", is, err)
 	}
-	if said := b.overridden(); len(said) != 0 || len(b.driver.policies["blue"].Overrides) != 0 {
-		t.Errorf("its labels are as they were, and it says %v, %v", said, b.driver.policies["blue"].Overrides)
+	if said := b.overridden(); len(said) != 0 || len(b.Driver.Policies["blue"].Overrides) != 0 {
+		t.Errorf("its labels are as they were, and it says %v, %v", said, b.Driver.Policies["blue"].Overrides)
 	}
 	if is, err = b.Label(t.Context(), "1",
-		LabelChange{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil ||
+		agent.LabelChange{Set: map[string]string{"app": "db"}, Remove: []string{"pod-template-hash"}}); err != nil ||
 		len(is.Labels) != 1 ||
 		is.AppNow != 2 {
 		t.Fatalf("once more: %+v, %v", is, err)
 	}
-	drain(b.tenants.Changed())
+	drain(b.Tenants.Changed())
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +86,7 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 		t.Errorf("its container is gone, and it says %v", said)
 	}
 	select {
-	case <-b.tenants.Changed():
+	case <-b.Tenants.Changed():
 	default:
 		t.Error("no notification that the container is gone")
 	}
@@ -100,49 +101,49 @@ func drain(c <-chan struct{}) {
 
 func TestLabelsThatAreRefused(t *testing.T) {
 	b := newBedOfTwo(t)
-	b.add("c1")
+	b.MustAdd("c1")
 	for _, c := range []struct {
 		name string
-		q    LabelChange
+		q    agent.LabelChange
 		kind error
 	}{
-		{"nothing", LabelChange{}, refusal.ErrInvalid},
-		{"a key that is none", LabelChange{Set: map[string]string{"a b": "c"}}, refusal.ErrInvalid},
-		{"both", LabelChange{Set: map[string]string{"a": "c"}, Remove: []string{"a"}}, refusal.ErrInvalid},
+		{"nothing", agent.LabelChange{}, refusal.ErrInvalid},
+		{"a key that is none", agent.LabelChange{Set: map[string]string{"a b": "c"}}, refusal.ErrInvalid},
+		{"both", agent.LabelChange{Set: map[string]string{"a": "c"}, Remove: []string{"a"}}, refusal.ErrInvalid},
 	} {
 		if _, err := b.Label(t.Context(), "1", c.q); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	if _, err := b.Label(t.Context(), "9", LabelChange{Set: map[string]string{"a": "b"}}); !errors.Is(
+	if _, err := b.Label(t.Context(), "9", agent.LabelChange{Set: map[string]string{"a": "b"}}); !errors.Is(
 		err,
 		refusal.ErrNotFound,
 	) {
 		t.Errorf("of no endpoint: %v", err)
 	}
-	b.orchestrator.err = refusal.New(refusal.ErrUnavailable, "away")
+	b.Orchestrator.Err = refusal.New(refusal.ErrUnavailable, "away")
 	if is, err := b.Label(t.Context(), "1",
-		LabelChange{Set: map[string]string{"pod-template-hash": "x"}}); err != nil ||
+		agent.LabelChange{Set: map[string]string{"pod-template-hash": "x"}}); err != nil ||
 		is.Labels["pod-template-hash"] != "x" {
 		t.Errorf("a label that makes no identity needs the orchestrator: %v", err)
 	}
-	if _, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": "new"}}); !errors.Is(
+	if _, err := b.Label(t.Context(), "1", agent.LabelChange{Set: map[string]string{"app": "new"}}); !errors.Is(
 		err,
 		refusal.ErrUnavailable,
 	) {
 		t.Errorf("of an unknown app: %v", err)
 	}
-	b.orchestrator.err = nil
+	b.Orchestrator.Err = nil
 
-	b.applyPolicies(PolicyUpdate{Tenant: "blue", Whole: true, Documents: []Document{document("web", webFromDB)}})
-	b.driver.fail["SetPolicies"] = errFake
-	if _, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": "db"}}); !errors.Is(
+	b.MustApplyPolicies(agenttest.AllPolicies("blue", agenttest.Document("web", agenttest.WebFromDB)))
+	b.Driver.Fail["SetPolicies"] = agenttest.ErrFake
+	if _, err := b.Label(t.Context(), "1", agent.LabelChange{Set: map[string]string{"app": "db"}}); !errors.Is(
 		err,
 		refusal.ErrUnavailable,
 	) {
 		t.Errorf("what the packet path refuses: %v", err)
 	}
-	b.driver.fail["SetPolicies"] = nil
+	b.Driver.Fail["SetPolicies"] = nil
 	if r, _ := b.Find("1"); tenant.Canonical(tenant.IdentityLabels(r.Labels)) != "app=web" || r.AppNow != 0 {
 		t.Errorf("refused, and it is %+v", r)
 	}
@@ -151,20 +152,20 @@ func TestLabelsThatAreRefused(t *testing.T) {
 // TestLabelsWhereThePacketSaysTheApp: other nodes need no notification then.
 func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 	b := newBedOfTwo(t)
-	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
+	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
 		t.Fatal(err)
 	}
 	identity := func() (all []uint16) {
-		for _, e := range b.nimitz.entries {
+		for _, e := range b.Nimitz.Has {
 			if s, is := e.(pipeline.Sender); is {
 				all = append(all, s.Identity)
 			}
 		}
 		return all
 	}
-	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.MustApplyPolicies(agenttest.AllPolicies("green", agenttest.Document("db", agenttest.MutedDB)))
 	label := func(app string) error {
-		_, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": app}})
+		_, err := b.Label(t.Context(), "1", agent.LabelChange{Set: map[string]string{"app": app}})
 		return err
 	}
 	if err := label("db"); err != nil {
@@ -177,13 +178,13 @@ func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 		if said := b.overridden(); len(said) != 0 {
 			t.Errorf("it says %v", said)
 		}
-		b.reopen()
+		b.Reopen()
 	}
-	b.nimitz.fail = errFake
+	b.Nimitz.Fail = agenttest.ErrFake
 	if err := label("web"); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Errorf("what the switch refuses: %v", err)
 	}
-	b.nimitz.fail = nil
+	b.Nimitz.Fail = nil
 	if r, _ := b.Find("1"); r.AppNow != 2 || !slices.Equal(identity(), []uint16{2}) {
 		t.Errorf("refused, and it is %+v, and %v to the switch", r, identity())
 	}
@@ -192,73 +193,33 @@ func TestLabelsWhereThePacketSaysTheApp(t *testing.T) {
 	}
 }
 
-// What the orchestrator did not take of what this node says is a problem that people see, until it takes it, or another
-// stream says it again.
-func TestUntakenLabelsAreSeen(t *testing.T) {
-	b := newServiceBed(t)
-	b.service.Serve(b.Core, func() error { return nil })
-	link := b.service.config.Link
-	problems := func() (n int) {
-		for _, p := range b.service.status(t.Context()).Problems {
-			if strings.Contains(p, "node n1 says that") {
-				n++
-			}
-		}
-		return n
-	}
-	hears := func(reasons ...string) {
-		t.Helper()
-		r := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}, WithPolicies: true}
-		if reasons != nil {
-			r.Refusals = &pilasterv1.Refusals{Reasons: reasons}
-		}
-		if err := link.apply(t.Context(), b.Core, r); err != nil {
-			t.Fatal(err)
-		}
-	}
-	hears("node n1 says that a", "node n1 says that b")
-	hears()
-	if n := problems(); n != 2 {
-		t.Errorf("%d problems are seen, want 2", n)
-	}
-	hears([]string{}...) // which is not nil
-	if n := problems(); n != 0 {
-		t.Errorf("%d problems are seen after all was taken", n)
-	}
-	hears("node n1 says that a")
-	link.markDisconnected(errors.New("the stream broke"), 0)
-	if n := problems(); n != 0 {
-		t.Errorf("%d problems of a stream that has ended", n)
-	}
-}
-
 // TestLabelsOfAContainerThatMoves: its new address contains the initial app, and the policy tables have the current app
 // before packets use the address; labels that a network rejects have no effect.
 func TestLabelsOfAContainerThatMoves(t *testing.T) {
 	b := newBedThatMoves(t)
 	label := func(app string) error {
-		_, err := b.Label(t.Context(), "1", LabelChange{Set: map[string]string{"app": app}})
+		_, err := b.Label(t.Context(), "1", agent.LabelChange{Set: map[string]string{"app": app}})
 		return err
 	}
-	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.MustApplyPolicies(agenttest.AllPolicies("green", agenttest.Document("db", agenttest.MutedDB)))
 	if err := label("db"); err != nil {
 		t.Fatal(err)
 	}
 	b.step(1)
 	inForce := func() (apps []address.AppID) {
-		for _, app := range b.driver.policies["green"].Overrides {
+		for _, app := range b.Driver.Policies["green"].Overrides {
 			apps = append(apps, app)
 		}
 		return apps
 	}
 	var first []address.AppID
-	b.driver.during = func(call string, r endpoint.Record) {
+	b.Driver.During = func(call string, r endpoint.Record) {
 		if call == "Activate" && r.ID == 1 && first == nil {
 			first = append([]address.AppID{}, inForce()...)
 		}
 	}
 	b.movesAll()
-	b.driver.during = nil
+	b.Driver.During = nil
 	if !slices.Equal(first, []address.AppID{2}) || !slices.Equal(inForce(), []address.AppID{2}) {
 		t.Errorf(
 			"policy is applied to apps %v when it has the address, and %v then; want 2, as which it was labelled",
@@ -266,11 +227,11 @@ func TestLabelsOfAContainerThatMoves(t *testing.T) {
 			inForce(),
 		)
 	}
-	b.nimitz.fail = errFake
+	b.Nimitz.Fail = agenttest.ErrFake
 	if err := label("web"); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Errorf("what the switch refuses: %v", err)
 	}
-	b.nimitz.fail = nil
+	b.Nimitz.Fail = nil
 	if r, _ := b.Find("1"); r.AppNow != 2 || !slices.Equal(inForce(), []address.AppID{2}) {
 		t.Errorf("it is %+v, and policy is applied to apps %v", r, inForce())
 	}

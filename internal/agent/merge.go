@@ -3,12 +3,13 @@ package agent
 import (
 	"fmt"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// merge adds state to a tenant, or adds the tenant, and returns the state before. Of a tenant that was known, save
+// Merge adds state to a tenant, or adds the tenant, and returns the state before. Of a tenant that was known, save
 // writes the result to disk.
-func (t *Tenants) merge(k TenantState) (before TenantState, err error) {
+func (t *Tenants) Merge(k TenantState) (before TenantState, err error) {
 	if err := tenant.CheckName(k.Tenant.Name); err != nil {
 		return before, err
 	}
@@ -41,8 +42,11 @@ func (t *Tenants) merge(k TenantState) (before TenantState, err error) {
 		)
 	}
 	h := *old
-	if err := h.mergeIDs(k); err != nil {
+	if err := h.MergeIDs(k, func(id address.TenantID) bool { return h.endpoints[id] > 0 }); err != nil {
 		return before, err
+	}
+	if len(h.Tenant.Overlays) == 0 {
+		h.subnets = nil
 	}
 	h.Apps = mergeApps(old.Apps, k.Apps)
 	grown := len(h.Apps) > len(old.Apps)

@@ -83,7 +83,7 @@ func (c *Core) migrateAll(ctx context.Context) (done bool) {
 }
 
 func (c *Core) migrateTenant(ctx context.Context, name string, records []endpoint.Record) (done bool) {
-	known, _, ok := c.tenants.get(name)
+	known, _, ok := c.tenants.Get(name)
 	if !ok ||
 		known.Tenant.Leaving == "" && c.tenants.migration(name) == nil &&
 			!slices.ContainsFunc(records, func(r endpoint.Record) bool { return isMigrating(known.Tenant, r) }) {
@@ -124,7 +124,7 @@ func (c *Core) migrateTenant(ctx context.Context, name string, records []endpoin
 }
 
 func (c *Core) reinstallTenant(ctx context.Context, name string) error {
-	unlock, err := c.byTenant.lock(ctx, name)
+	unlock, err := c.byTenant.Lock(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func isMigrating(t tenant.Tenant, r endpoint.Record) bool {
 
 // signalMigration wakes the migration loop for an added or removed endpoint if its tenant migrates.
 func (c *Core) signalMigration(r endpoint.Record) {
-	known, _, ok := c.tenants.get(r.Tenant)
+	known, _, ok := c.tenants.Get(r.Tenant)
 	if ok && (isMigrating(known.Tenant, r) || c.tenants.migration(r.Tenant) != nil) {
 		c.migrationDue.wake()
 	}
@@ -168,7 +168,7 @@ func (c *Core) setMigrated(id endpoint.ID) {
 }
 
 func (c *Core) migrateOne(ctx context.Context, containerID, iface string) error {
-	unlock, err := c.byKey.lock(ctx, key(containerID, iface))
+	unlock, err := c.byKey.Lock(ctx, EndpointKey(containerID, iface))
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (c *Core) migrateOne(ctx context.Context, containerID, iface string) error 
 	if !ok || r.State != endpoint.Active {
 		return nil // a DEL removed it, or its device is gone
 	}
-	known, _, ok := c.tenants.get(r.Tenant)
+	known, _, ok := c.tenants.Get(r.Tenant)
 	if !ok || !c.needsMigration(known.Tenant, r) {
 		return nil
 	}
@@ -306,7 +306,7 @@ func (c *Core) detachNetwork(ctx context.Context, r *endpoint.Record, name strin
 
 // reportMigration updates a tenant's migration progress for the orchestrator, with the first failure.
 func (c *Core) reportMigration(name string, failed error) {
-	known, _, ok := c.tenants.get(name)
+	known, _, ok := c.tenants.Get(name)
 	if !ok {
 		return
 	}

@@ -27,7 +27,7 @@ func (c *Core) FollowMTU(ctx context.Context) error {
 }
 
 func (c *Core) setMTU(ctx context.Context, containerID, iface string, mtu int) error {
-	unlock, err := c.byKey.lock(ctx, key(containerID, iface))
+	unlock, err := c.byKey.Lock(ctx, EndpointKey(containerID, iface))
 	if err != nil {
 		return err
 	}

@@ -1,10 +1,11 @@
-package agent
+package agent_test
 
 import (
 	"errors"
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -19,32 +20,32 @@ func (b *bed) mtus() map[string]int {
 
 func TestEndpointsFollowTheMTU(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
-	b.add("c2")
-	b.driver.mtu = 1400
+	b.MustAdd("c1")
+	b.MustAdd("c2")
+	b.Driver.LinkMTU = 1400
 	if err := b.FollowMTU(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.add("c3")
-	b.reopen()
+	b.MustAdd("c3")
+	b.Reopen()
 	for container, mtu := range b.mtus() {
 		if mtu != 1400 {
 			t.Errorf("%s has an MTU of %d", container, mtu)
 		}
 	}
-	calls := len(b.driver.calls)
-	if err := b.FollowMTU(t.Context()); err != nil || len(b.driver.calls) != calls+1 {
-		t.Errorf("what is as it should be was changed: %v, %v", b.driver.calls[calls:], err)
+	calls := len(b.Driver.Calls)
+	if err := b.FollowMTU(t.Context()); err != nil || len(b.Driver.Calls) != calls+1 {
+		t.Errorf("what is as it should be was changed: %v, %v", b.Driver.Calls[calls:], err)
 	}
 
-	b.driver.mtu, b.driver.fail["SetMTU"] = 1300, errFake
-	if err := b.FollowMTU(t.Context()); !errors.Is(err, errFake) ||
+	b.Driver.LinkMTU, b.Driver.Fail["SetMTU"] = 1300, agenttest.ErrFake
+	if err := b.FollowMTU(t.Context()); !errors.Is(err, agenttest.ErrFake) ||
 		!strings.Contains(err.Error(), "endpoint 1 keeps an MTU of 1400") {
 		t.Errorf("a device that cannot be changed: %v", err)
 	}
-	delete(b.driver.fail, "SetMTU")
-	b.driver.fail["MTU"] = errFake
-	if err := b.FollowMTU(t.Context()); !errors.Is(err, errFake) || b.mtus()["c1"] != 1400 {
+	delete(b.Driver.Fail, "SetMTU")
+	b.Driver.Fail["MTU"] = agenttest.ErrFake
+	if err := b.FollowMTU(t.Context()); !errors.Is(err, agenttest.ErrFake) || b.mtus()["c1"] != 1400 {
 		t.Errorf("an MTU that will not do: %v, %v", err, b.mtus())
 	}
 }
@@ -53,15 +54,15 @@ func TestEndpointsFollowTheMTU(t *testing.T) {
 func TestMTUChangesDuringAnAdd(t *testing.T) {
 	b := newBed(t)
 	done := make(chan error, 1)
-	b.driver.during = func(call string, _ endpoint.Record) {
+	b.Driver.During = func(call string, _ endpoint.Record) {
 		if call == "Activate" { // its device is there, with the MTU of before
-			b.driver.mu.Lock()
-			b.driver.mtu = 1400
-			b.driver.mu.Unlock()
+			b.Driver.Mu.Lock()
+			b.Driver.LinkMTU = 1400
+			b.Driver.Mu.Unlock()
 			go func() { done <- b.FollowMTU(t.Context()) }()
 		}
 	}
-	b.add("c1")
+	b.MustAdd("c1")
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}

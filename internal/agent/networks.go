@@ -108,8 +108,8 @@ func (c *Core) putOnNetworks(ctx context.Context, t tenant.Tenant, wanted []stri
 	})
 }
 
-// status is the driver's status plus drops and capabilities of the networks' switches.
-func (c *Core) status(ctx context.Context) (dpapi.Status, error) {
+// DatapathStatus is the driver's status plus drops and capabilities of the networks' switches.
+func (c *Core) DatapathStatus(ctx context.Context) (dpapi.Status, error) {
 	s, err := c.driver.Status()
 	if err != nil {
 		return s, err
@@ -150,10 +150,10 @@ func (c *Core) eachGateway(do func(network.GatewayProvider) error) error {
 	})
 }
 
-// hasGateway reports whether a network has a working gateway to the underlay.
-func hasGateway(n Network) bool {
-	outward, ok := n.(network.GatewayProvider)
-	return ok && outward.Gateway().Missing == ""
+// Gateways returns the gateways to the underlay that networks of this node have.
+func (c *Core) Gateways() (all []network.Gateway) {
+	_ = c.eachGateway(func(n network.GatewayProvider) error { all = append(all, n.Gateway()); return nil })
+	return all
 }
 
 func (c *Core) deleteTenant(ctx context.Context, t tenant.Tenant) error {
@@ -210,4 +210,15 @@ func (c *Core) Entries(ctx context.Context) ([]dpapi.Entries, error) {
 		return nil
 	})
 	return all, err
+}
+
+// MappingSinks returns the networks that receive a tenant's mappings: its own and the one that it leaves, if they use
+// mappings.
+func (c *Core) MappingSinks(t tenant.Tenant) (all []network.MappingSink) {
+	for _, name := range []string{networkOf(t), t.Leaving} {
+		if m, ok := c.networks[name].(network.MappingSink); ok {
+			all = append(all, m)
+		}
+	}
+	return all
 }

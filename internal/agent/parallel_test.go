@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"context"
@@ -20,7 +20,7 @@ func TestManyAtOnce(t *testing.T) {
 	for worker := range 8 {
 		wg.Go(func() {
 			for n := range 6 {
-				q := b.request(fmt.Sprintf("c%d", (worker+n)%5))
+				q := b.Request(fmt.Sprintf("c%d", (worker+n)%5))
 				q.Tenant = []string{"blue", "red"}[n%2]
 				if _, err := b.Add(t.Context(), q); err != nil && !errors.Is(err, refusal.ErrExists) {
 					t.Error(err)
@@ -44,7 +44,7 @@ func TestManyAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.clean()
+	b.CheckClean()
 }
 
 // Two endpoints are being made at the same moment: neither waits for the other.
@@ -52,7 +52,7 @@ func TestDifferentEndpointsDoNotWait(t *testing.T) {
 	b := newBed(t)
 	var both sync.WaitGroup
 	both.Add(2)
-	b.driver.during = func(call string, _ endpoint.Record) {
+	b.Driver.During = func(call string, _ endpoint.Record) {
 		if call == "CreateDevice" {
 			both.Done()
 			both.Wait() // deadlocks if the calls are serialised
@@ -61,7 +61,7 @@ func TestDifferentEndpointsDoNotWait(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, c := range []string{"c1", "c2"} {
 		wg.Go(func() {
-			if _, err := b.Add(t.Context(), b.request(c)); err != nil {
+			if _, err := b.Add(t.Context(), b.Request(c)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -71,7 +71,7 @@ func TestDifferentEndpointsDoNotWait(t *testing.T) {
 
 func TestWaitingForTheSameEndpointEndsWithTheCaller(t *testing.T) {
 	b := newBed(t)
-	b.driver.during = func(call string, _ endpoint.Record) {
+	b.Driver.During = func(call string, _ endpoint.Record) {
 		if call == "CreateDevice" {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
@@ -80,5 +80,5 @@ func TestWaitingForTheSameEndpointEndsWithTheCaller(t *testing.T) {
 			}
 		}
 	}
-	b.add("c1")
+	b.MustAdd("c1")
 }

@@ -198,7 +198,7 @@ func (d Document) parse() (policy.Policy, error) {
 // and retries on the next update or ADD; until then the previous ones stay in force and no container of the tenant is
 // added.
 func (c *Core) ApplyPolicies(ctx context.Context, n PolicyUpdate) error {
-	unlock, err := c.byTenant.lock(ctx, n.Tenant)
+	unlock, err := c.byTenant.Lock(ctx, n.Tenant)
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (c *Core) ApplyPolicies(ctx context.Context, n PolicyUpdate) error {
 	if !c.tenants.isHosted(n.Tenant) {
 		return nil // not hosted any more
 	}
-	if _, deleted, _ := c.tenants.get(n.Tenant); deleted {
+	if _, deleted, _ := c.tenants.Get(n.Tenant); deleted {
 		return nil // its last policies stay in force for its remaining containers
 	}
 	c.policies.mu.Lock()
@@ -311,7 +311,7 @@ func (c *Core) compile(name string, p *tenantPolicy) (next dpapi.TenantPolicies,
 
 // compileInputs returns the current inputs.
 func (c *Core) compileInputs(name string, p *tenantPolicy) (s compileInputs, err error) {
-	known, _, ok := c.tenants.get(name)
+	known, _, ok := c.tenants.Get(name)
 	if !ok {
 		return s, fmt.Errorf("this node does not know tenant %s", name)
 	}

@@ -21,8 +21,8 @@ func (c *Core) seal(name string, sealed bool) error {
 	})
 }
 
-// guardError returns why a network enforces no policies on this node, or nil.
-func guardError(n Network) error {
+// PolicyError returns why a network enforces no policies on this node, or nil.
+func PolicyError(n Network) error {
 	if u, ok := n.(network.PolicyGuard); ok {
 		return u.PolicyError()
 	}
@@ -32,7 +32,7 @@ func guardError(n Network) error {
 // checkGuards returns why one of these networks enforces no policies of a tenant on this node, or nil.
 func (c *Core) checkGuards(name string, networks []string) error {
 	for _, on := range networks {
-		if why := guardError(c.networks[on]); why != nil {
+		if why := PolicyError(c.networks[on]); why != nil {
 			return fmt.Errorf("tenant %s has policies, and network %s enforces none on this node: %w", name, on, why)
 		}
 	}
@@ -41,7 +41,7 @@ func (c *Core) checkGuards(name string, networks []string) error {
 
 // sealProblems describes tenants whose containers here are isolated for that reason.
 func (c *Core) sealProblems(name string, t dpapi.TenantPolicies) []string {
-	known, _, ok := c.tenants.get(name)
+	known, _, ok := c.tenants.Get(name)
 	if !ok || !t.Restricts() {
 		return nil
 	}

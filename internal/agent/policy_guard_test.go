@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"errors"
@@ -7,19 +7,18 @@ import (
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/policy"
 )
 
-const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},` +
-	`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
-
 // sends tells whether what the packet path was given lets an app of green begin something.
 func (b *bed) sends(app address.AppID) bool {
-	b.driver.mu.Lock()
-	defer b.driver.mu.Unlock()
-	return b.driver.policies["green"].Tables.Decide(
+	b.Driver.Mu.Lock()
+	defer b.Driver.Mu.Unlock()
+	return b.Driver.Policies["green"].Tables.Decide(
 		app,
 		policy.Egress,
 		1,
@@ -33,15 +32,15 @@ func (b *bed) sends(app address.AppID) bool {
 // unknown apps are denied.
 func TestRulesOfOthersApps(t *testing.T) {
 	b := newBedOfTwo(t)
-	if _, err := b.Add(t.Context(), b.green("c1")); err != nil {
+	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
 		t.Fatal(err)
 	}
-	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("db", mutedDB)}})
+	b.MustApplyPolicies(agenttest.AllPolicies("green", agenttest.Document("db", agenttest.MutedDB)))
 	if !b.sends(1) || b.sends(2) {
 		t.Errorf("app 1 may begin something: %v; app 2, which is not known: %v", b.sends(1), b.sends(2))
 	}
-	apps := []App{{2, map[string]string{"app": "db"}}, {3, map[string]string{"app": "cache"}}}
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: b.orchestrator.tenants["green"], Apps: apps}},
+	apps := []agent.App{{2, map[string]string{"app": "db"}}, {3, map[string]string{"app": "cache"}}}
+	if err := b.Apply(t.Context(), []agent.TenantState{{Tenant: b.Orchestrator.Tenants["green"], Apps: apps}},
 		nil); err != nil {
 		t.Fatal(err)
 	}
@@ -54,9 +53,9 @@ func TestRulesOfOthersApps(t *testing.T) {
 				b.sends(4),
 			)
 		}
-		b.reopen()
+		b.Reopen()
 	}
-	b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true, Documents: []Document{document("web", webFromDB)}})
+	b.MustApplyPolicies(agenttest.AllPolicies("green", agenttest.Document("web", agenttest.WebFromDB)))
 	if !b.sends(4) {
 		t.Error("no policy has a say in what is begun, and who is not known may begin nothing")
 	}
@@ -66,13 +65,13 @@ func TestRulesOfOthersApps(t *testing.T) {
 // off, over a restart too, until it has none; others come in the meantime only of other tenants.
 func TestUnpolicedNetworkIsSealed(t *testing.T) {
 	b := newBedOfTwo(t)
-	b.nimitz.unpoliced = errors.New("it judges nothing")
-	r, err := b.Add(t.Context(), b.green("c1"))
+	b.Nimitz.Unpoliced = errors.New("it judges nothing")
+	r, err := b.Add(t.Context(), b.Green("c1"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	open := func() (sends, receives bool) {
-		for _, e := range b.nimitz.entries {
+		for _, e := range b.Nimitz.Has {
 			switch e := e.(type) {
 			case pipeline.Sender:
 				sends = true
@@ -87,42 +86,42 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 		do     func()
 		sealed bool
 	}{
-		{"no policies", func() { b.applyPolicies(PolicyUpdate{Tenant: "green", Whole: true}) }, false},
+		{"no policies", func() { b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "green", Whole: true}) }, false},
 		{"a policy in audit", func() {
-			audited := strings.Replace(mutedDB, `"name":"db"`, `"name":"db","annotations":{"pilaster.io/audit":"true"}`,
-				1)
-			b.applyPolicies(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", audited)}})
+			audited := strings.Replace(agenttest.MutedDB,
+				`"name":"db"`, `"name":"db","annotations":{"pilaster.io/audit":"true"}`, 1)
+			b.MustApplyPolicies(agenttest.MorePolicies("green", agenttest.Document("db", audited)))
 		}, false},
 		{"a policy", func() {
-			b.applyPolicies(PolicyUpdate{Tenant: "green",
-				Documents: []Document{document("db", mutedDB)}})
+			b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "green",
+				Documents: []agent.Document{agenttest.Document("db", agenttest.MutedDB)}})
 		}, true},
-		{"a start", b.reopen, true},
+		{"a start", b.Reopen, true},
 		{"the tenant updated", func() {
 			if err := b.Apply(t.Context(),
-				[]TenantState{{Tenant: b.orchestrator.tenants["green"],
-					Apps: []App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
+				[]agent.TenantState{{Tenant: b.Orchestrator.Tenants["green"],
+					Apps: []agent.App{{2, map[string]string{"app": "db"}}}}}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}, true},
 		{"none any more", func() {
-			b.applyPolicies(PolicyUpdate{Tenant: "green",
-				Removed: []Document{document("db", "")}})
+			b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "green",
+				Removed: []agent.Document{agenttest.Document("db", "")}})
 		}, false},
 	} {
 		c.do()
 		if sends, receives := open(); sends == c.sealed || receives == c.sealed {
 			t.Errorf("%s: sends %v, receives %v", c.name, sends, receives)
 		}
-		if problems := strings.Join(b.policyProblems(), "; "); strings.Contains(problems,
+		if problems := strings.Join(b.PolicyProblems(), "; "); strings.Contains(problems,
 			"it judges nothing") != c.sealed {
 			t.Errorf("%s: problems %q", c.name, problems)
 		}
 		if err := b.Check(t.Context(),
-			CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
+			agent.CheckRequest{ContainerID: "c1", Interface: "eth0", Netns: "/run/netns/c1"}); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if _, err := b.Add(t.Context(), b.green("c2")); c.sealed != errors.Is(err, refusal.ErrUnavailable) ||
+		if _, err := b.Add(t.Context(), b.Green("c2")); c.sealed != errors.Is(err, refusal.ErrUnavailable) ||
 			c.sealed && !strings.Contains(err.Error(), "it judges nothing") {
 			t.Errorf("%s: another container: %v", c.name, err)
 		}
@@ -131,12 +130,12 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 		}
 	}
 
-	b.applyPolicies(PolicyUpdate{Tenant: "green", Documents: []Document{document("db", mutedDB)}})
+	b.MustApplyPolicies(agenttest.MorePolicies("green", agenttest.Document("db", agenttest.MutedDB)))
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	b.clean()
-	if r, err = b.Add(t.Context(), b.green("c1")); err != nil { // the tenant has none when it comes back
+	b.CheckClean()
+	if r, err = b.Add(t.Context(), b.Green("c1")); err != nil { // the tenant has none when it comes back
 		t.Fatal(err)
 	}
 	if sends, receives := open(); !sends || !receives {

@@ -2,16 +2,13 @@ package agent
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
 
-	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/policy"
 )
@@ -69,8 +66,8 @@ func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
 	return nil
 }
 
-// ruleOf returns the policy rule that dropped a packet; nil if no rule did.
-func (c *Core) ruleOf(e dpapi.Event) *policy.RuleName {
+// RuleOf returns the policy rule that dropped a packet; nil if no rule did.
+func (c *Core) RuleOf(e dpapi.Event) *policy.RuleName {
 	if e.Rule == 0 {
 		return nil
 	}
@@ -120,66 +117,45 @@ func (c *Core) RuleHits(tenant string) ([]RuleHits, error) {
 	return all, nil
 }
 
-func (s *Service) ListRuleHits(
-	_ context.Context,
-	req *connect.Request[pilasterv1.ListRuleHitsRequest],
-) (*connect.Response[pilasterv1.ListRuleHitsResponse], error) {
-	core, err := s.ready()
-	if err != nil {
-		return nil, err
-	}
-	hits, err := core.RuleHits(req.Msg.Tenant)
-	if err != nil {
-		return nil, toConnect(err)
-	}
-	return connect.NewResponse(&pilasterv1.ListRuleHitsResponse{Hits: hitsToProto(hits)}), nil
+// PolicyStatus is the state of policies on this node.
+type PolicyStatus struct {
+	Tenants, Rules int // with policies in the packet path
+	Hits           []RuleHits
+	Entries        []dpapi.Entries
+	Sessions       *dpapi.Sessions // nil if they could not be read
+	Largest        string          // name of the endpoint with the most sessions
+	Problems       []string
 }
 
-func hitsToProto(hits []RuleHits) (all []*pilasterv1.RuleHits) {
-	for _, h := range hits {
-		all = append(all, &pilasterv1.RuleHits{Tenant: h.Tenant, Rule: ruleToProto(&h.Rule), Packets: h.Packets})
-	}
-	return all
-}
-
-// addPolicies adds the policy status, if there are policies.
-func addPolicies(r *pilasterv1.StatusResponse, core *Core) {
-	p := &pilasterv1.Policies{}
-	for _, t := range core.policies.view() {
+// PolicyStatus returns the state of policies; ok is false if no tenant here has policies.
+func (c *Core) PolicyStatus() (p PolicyStatus, ok bool) {
+	for _, t := range c.policies.view() {
 		if t.Selects() {
 			p.Tenants++
-			p.Rules += uint32(len(t.Tables.Names))
+			p.Rules += len(t.Tables.Names)
 		}
 	}
 	if p.Tenants == 0 {
-		return
+		return p, false
 	}
-	r.Policies = p
-	hits, err := core.RuleHits("")
+	var err error
+	if p.Hits, err = c.RuleHits(""); err != nil {
+		p.Problems = append(p.Problems, "reading the hits of policy rules failed: "+err.Error())
+	}
+	p.Entries = c.driver.PolicyEntries()
+	s, err := c.driver.Sessions()
 	if err != nil {
-		r.Problems = append(r.Problems, "reading the hits of policy rules failed: "+err.Error())
+		p.Problems = append(p.Problems, "reading the sessions of the packet path failed: "+err.Error())
+		return p, true
 	}
-	p.Hits = hitsToProto(hits)
-	for _, e := range core.driver.PolicyEntries() {
-		p.Entries = append(p.Entries, entriesToProto(e))
-	}
-	s, err := core.driver.Sessions()
-	if err != nil {
-		r.Problems = append(r.Problems, "reading the sessions of the packet path failed: "+err.Error())
-		return
-	}
-	largest, _ := core.nameOf(s.Largest)
-	p.Sessions = &pilasterv1.Sessions{
-		Capacity:        uint32(s.Capacity),
-		Used:            uint32(s.Used),
-		HalfOpen:        uint32(s.HalfOpen),
-		Begun:           s.Begun,
-		Evicted:         s.Evicted,
-		Refused:         s.Refused,
-		LargestEndpoint: uint32(s.Largest),
-		Largest:         largest,
-		LargestUsed:     uint32(s.Most),
-	}
+	p.Sessions = &s
+	p.Largest, _ = c.NameOf(s.Largest)
+	return p, true
+}
+
+// PolicyTimes returns the metrics of compilation and enforcement.
+func (c *Core) PolicyTimes() []prometheus.Collector {
+	return []prometheus.Collector{c.policies.times.compile, c.policies.times.enforce}
 }
 
 // policyTimes measures compilation and enforcement.

@@ -1,9 +1,12 @@
 package agent
 
 import (
+	"cmp"
+	"context"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
@@ -13,6 +16,15 @@ import (
 
 // Endpoints returns all records, by id.
 func (c *Core) Endpoints() []endpoint.Record { return c.store.List() }
+
+// TenantNames returns the tenants that this node knows, in order.
+func (c *Core) TenantNames() []string { return c.tenants.Names() }
+
+// Problems describes what this node fails to apply of its tenants' updates, transit, policies and migrations.
+func (c *Core) Problems() []string {
+	return slices.Concat(c.tenants.refusedProblems(), c.transitProblems(), c.policyProblems(),
+		c.tenants.migrationProblems())
+}
 
 // Find returns the endpoint with this id, container id, pod or address. It refuses a container with several interfaces:
 // select one by id.
@@ -48,9 +60,9 @@ func (c *Core) Find(key string) (endpoint.Record, error) {
 	)
 }
 
-// nodeSeenBy returns the alias address of this node among an endpoint's peers.
-func (c *Core) nodeSeenBy(r endpoint.Record) (netip.Addr, bool) {
-	known, _, _ := c.tenants.get(r.Tenant)
+// NodeSeenBy returns the alias address of this node among an endpoint's peers.
+func (c *Core) NodeSeenBy(r endpoint.Record) (netip.Addr, bool) {
+	known, _, _ := c.tenants.Get(r.Tenant)
 	i := slices.IndexFunc(known.Tenant.IDs, func(id tenant.ID) bool { return id.ID == r.TenantID })
 	seen := slices.IndexFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Plaintext.IsValid() })
 	if i < 0 || seen < 0 {
@@ -169,4 +181,25 @@ func (c *Core) decrypt(addr netip.Addr) netip.Addr {
 		}
 	}
 	return netip.Addr{}
+}
+
+// IfUnused calls do while no endpoint has the key, and none is being created with it.
+func (c *Core) IfUnused(ctx context.Context, key string, do func() error) error {
+	unlock, err := c.byKey.Lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if i := strings.LastIndexByte(key, '/'); i >= 0 { // other keys belong to no endpoint
+		if _, used := c.store.Find(key[:i], key[i+1:]); used {
+			return nil
+		}
+	}
+	return do()
+}
+
+// NameOf returns an endpoint's pod, or else its container, and its tenant. Both are empty if it is not here.
+func (c *Core) NameOf(id endpoint.ID) (name, tenant string) {
+	r, _ := c.store.Get(id)
+	return cmp.Or(r.Pod, r.ContainerID), r.Tenant
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 
@@ -144,7 +145,7 @@ func (c *Core) MarkLost(ctx context.Context, suspected func(endpoint.Record) boo
 }
 
 func (c *Core) markOneLost(ctx context.Context, seen endpoint.Record, why error) error {
-	unlock, err := c.byKey.lock(ctx, key(seen.ContainerID, seen.Interface))
+	unlock, err := c.byKey.Lock(ctx, EndpointKey(seen.ContainerID, seen.Interface))
 	if err != nil {
 		return err
 	}
@@ -160,8 +161,8 @@ func (c *Core) markOneLost(ctx context.Context, seen endpoint.Record, why error)
 	return err
 }
 
-// lostProblem names the endpoints that could not be restored, or returns "".
-func (c *Core) lostProblem() string {
+// LostProblem names the endpoints that could not be restored, or returns "".
+func (c *Core) LostProblem() string {
 	var names []string
 	for _, r := range c.store.List() {
 		if r.State == endpoint.Lost {
@@ -192,7 +193,7 @@ func (c *Core) installTenants(ctx context.Context) error {
 // that a correction can arrive: its containers run without services, publications and other regions until the next
 // update of the tenant.
 func (c *Core) installKnown(ctx context.Context, name string) error {
-	unlock, err := c.byTenant.lock(ctx, name)
+	unlock, err := c.byTenant.Lock(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -216,3 +217,11 @@ func (c *Core) installKnown(ctx context.Context, name string) error {
 
 // GuardInterfaces attaches guards to an interface beside the uplink that changed, or to all if it is nil.
 func (c *Core) GuardInterfaces(changed netlink.Link) error { return c.driver.GuardInterfaces(changed) }
+
+// Run migrates endpoints and removes state of retired tenant ids until ctx ends.
+func (c *Core) Run(ctx context.Context) {
+	var tasks sync.WaitGroup
+	tasks.Go(func() { c.runForgetIndexes(ctx) })
+	tasks.Go(func() { c.runMigrations(ctx) })
+	tasks.Wait()
+}

@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -19,43 +20,43 @@ import (
 // A device that cannot be removed keeps its record and address until it can.
 func TestFailedRemovalIsTakenUpAgain(t *testing.T) {
 	again := map[string]func(b *bed) error{
-		"by DEL":     func(b *bed) error { return b.Delete(b.t.Context(), "c1", "eth0") },
-		"by restart": func(b *bed) error { return b.tryReopen() },
+		"by DEL":     func(b *bed) error { return b.Delete(b.T.Context(), "c1", "eth0") },
+		"by restart": func(b *bed) error { return b.TryReopen() },
 		"by GC": func(b *bed) error {
-			_, err := b.CollectGarbage(b.t.Context(), "pilaster", func(string, string) bool { return false })
+			_, err := b.CollectGarbage(b.T.Context(), "pilaster", func(string, string) bool { return false })
 			return err
 		},
 	}
 	for name, retry := range again {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			r := b.add("c1")
-			b.driver.fail["Remove"] = errFake
-			if err := b.Delete(t.Context(), "c1", "eth0"); !errors.Is(err, errFake) {
+			r := b.MustAdd("c1")
+			b.Driver.Fail["Remove"] = agenttest.ErrFake
+			if err := b.Delete(t.Context(), "c1", "eth0"); !errors.Is(err, agenttest.ErrFake) {
 				t.Fatalf("DEL: %v", err)
 			}
-			if got, ok := b.store.Get(r.ID); !ok || got.State != endpoint.Deleting {
+			if got, ok := b.Store.Get(r.ID); !ok || got.State != endpoint.Deleting {
 				t.Fatalf("record is %+v, %v; want deleting", got, ok)
 			}
-			delete(b.driver.fail, "Remove")
+			delete(b.Driver.Fail, "Remove")
 			if err := retry(b); err != nil {
 				t.Fatal(err)
 			}
-			b.clean()
+			b.CheckClean()
 		})
 	}
 	t.Run("by ADD", func(t *testing.T) {
 		b := newBed(t)
-		old := b.add("c1")
-		b.driver.fail["Remove"] = errFake
+		old := b.MustAdd("c1")
+		b.Driver.Fail["Remove"] = agenttest.ErrFake
 		if err := b.Delete(t.Context(), "c1", "eth0"); err == nil {
 			t.Fatal("DEL succeeded")
 		}
-		if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, errFake) {
+		if _, err := b.Add(t.Context(), b.Request("c1")); !errors.Is(err, agenttest.ErrFake) {
 			t.Fatalf("ADD over it: %v", err)
 		}
-		delete(b.driver.fail, "Remove")
-		if r := b.add("c1"); r.Attachments[0].Plaintext == old.Attachments[0].Plaintext {
+		delete(b.Driver.Fail, "Remove")
+		if r := b.MustAdd("c1"); r.Attachments[0].Plaintext == old.Attachments[0].Plaintext {
 			t.Error("the address was given again at once")
 		}
 	})
@@ -71,40 +72,41 @@ func TestCrashAtEachStep(t *testing.T) {
 			// the original, which is thrown away.
 			image := t.TempDir()
 			taken := false
-			b.driver.during = func(call string, _ endpoint.Record) {
+			b.Driver.During = func(call string, _ endpoint.Record) {
 				if call == at && !taken {
 					taken = true
-					if err := os.CopyFS(image, os.DirFS(b.dir)); err != nil {
+					if err := os.CopyFS(image, os.DirFS(b.Dir)); err != nil {
 						t.Error(err)
 					}
 				}
 			}
-			r := b.add("c1")
+			r := b.MustAdd("c1")
 			if at == "Deactivate" || at == "Remove" || at == "DeleteTenant" {
 				if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 					t.Fatal(err)
 				}
 			}
-			b.driver.during, b.dir = nil, image
+			b.Driver.During, b.Dir = nil, image
 			// Without a record the kernel holds no more than a device, with one it may hold everything.
-			b.driver.devices, b.driver.active = map[endpoint.ID]endpoint.Record{}, map[endpoint.ID]endpoint.Record{}
+			b.Driver.Devices, b.Driver.Active = map[endpoint.ID]endpoint.Record{}, map[endpoint.ID]endpoint.Record{}
 			switch at {
 			case "CreateDevice", "Remove":
-				b.driver.devices[r.ID] = r
+				b.Driver.Devices[r.ID] = r
 			case "Attach", "Activate", "Deactivate":
-				b.driver.devices[r.ID], b.driver.active[r.ID] = r, r
+				b.Driver.Devices[r.ID], b.Driver.Active[r.ID] = r, r
 			}
-			b.driver.tenants["blue"] = b.orchestrator.tenants["blue"]
-			b.reopen()
+			b.Driver.Tenants["blue"] = b.Orchestrator.Tenants["blue"]
+			b.Reopen()
 			if at == "Attach" || at == "Activate" {
 				// The runtime received no answer, and deletes such endpoints.
 				if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 					t.Fatal(err)
 				}
 			}
-			b.clean()
+			b.CheckClean()
 			// Before the address was allocated, none can be reused.
-			if again := b.add("c1"); again.Attachments[0].Plaintext == r.Attachments[0].Plaintext && at != "PutTenant" {
+			if again := b.MustAdd("c1"); again.Attachments[0].Plaintext == r.Attachments[0].Plaintext &&
+				at != "PutTenant" {
 				t.Errorf("address %v was given again after the crash", r.Attachments[0].Plaintext)
 			}
 		})
@@ -114,8 +116,8 @@ func TestCrashAtEachStep(t *testing.T) {
 // What no network can have made is refused by it, and what is on a network that this node does not have is left alone.
 func TestRecordsAreTheirNetworks(t *testing.T) {
 	b := newBed(t)
-	r := b.add("c1")
-	path := b.store.RecordPath(r.ID)
+	r := b.MustAdd("c1")
+	path := b.Store.RecordPath(r.ID)
 	sound, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -129,56 +131,56 @@ func TestRecordsAreTheirNetworks(t *testing.T) {
 		if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		before := len(b.driver.calls)
-		if err := b.tryReopen(); err == nil || !strings.Contains(err.Error(), says) {
+		before := len(b.Driver.Calls)
+		if err := b.TryReopen(); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v does not say %q of\n%s", err, says, changed)
 		}
-		if len(b.driver.calls) != before {
-			t.Errorf("the kernel was touched: %v", b.driver.calls[before:])
+		if len(b.Driver.Calls) != before {
+			t.Errorf("the kernel was touched: %v", b.Driver.Calls[before:])
 		}
 	}
 }
 
 func TestRestartBringsActiveEndpointsBack(t *testing.T) {
 	b := newBed(t)
-	r1, r2 := b.add("c1"), b.add("c2")
-	b.driver.devices[77] = endpoint.Record{ID: 77} // of no endpoint
-	b.driver.active, b.driver.tenants = map[endpoint.ID]endpoint.Record{}, map[string]tenant.Tenant{}
-	b.driver.calls = nil
-	b.reopen()
-	if want := []string{"PutTenant", "RestorePolicies", "Restore", "Repair"}; !slices.Equal(b.driver.calls, want) {
-		t.Errorf("calls %v, want %v", b.driver.calls, want)
+	r1, r2 := b.MustAdd("c1"), b.MustAdd("c2")
+	b.Driver.Devices[77] = endpoint.Record{ID: 77} // of no endpoint
+	b.Driver.Active, b.Driver.Tenants = map[endpoint.ID]endpoint.Record{}, map[string]tenant.Tenant{}
+	b.Driver.Calls = nil
+	b.Reopen()
+	if want := []string{"PutTenant", "RestorePolicies", "Restore", "Repair"}; !slices.Equal(b.Driver.Calls, want) {
+		t.Errorf("calls %v, want %v", b.Driver.Calls, want)
 	}
-	if len(b.driver.active) != 2 || b.driver.active[r1.ID].Attachments[0].Address != r1.Attachments[0].Address {
-		t.Errorf("active %v", b.driver.active)
+	if len(b.Driver.Active) != 2 || b.Driver.Active[r1.ID].Attachments[0].Address != r1.Attachments[0].Address {
+		t.Errorf("active %v", b.Driver.Active)
 	}
-	if _, left := b.driver.devices[77]; left {
+	if _, left := b.Driver.Devices[77]; left {
 		t.Error("a device of no endpoint was kept")
 	}
-	if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, refusal.ErrExists) {
+	if _, err := b.Add(t.Context(), b.Request("c2")); !errors.Is(err, refusal.ErrExists) {
 		t.Errorf("ADD of %v after the restart: %v", r2.ID, err)
 	}
-	if r := b.add("c3"); r.ID == r1.ID || r.ID == r2.ID {
+	if r := b.MustAdd("c3"); r.ID == r1.ID || r.ID == r2.ID {
 		t.Errorf("id %d is in use", r.ID)
 	}
 }
 
 func TestOneLostDeviceDoesNotKeepTheOthersAway(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
-	b.driver.lost["c1"] = errFake
-	b.reopen()
-	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Lost || !strings.Contains(b.lostProblem(), "c1") {
-		t.Errorf("the endpoint is %s; said is %q", r.State, b.lostProblem())
+	b.MustAdd("c1")
+	b.Driver.Lost["c1"] = agenttest.ErrFake
+	b.Reopen()
+	if r, _ := b.Store.Find("c1", "eth0"); r.State != endpoint.Lost || !strings.Contains(b.LostProblem(), "c1") {
+		t.Errorf("the endpoint is %s; said is %q", r.State, b.LostProblem())
 	}
-	delete(b.driver.lost, "c1")
-	b.add("c2")
-	b.reopen()
-	if r, _ := b.store.Find("c1", "eth0"); r.State != endpoint.Active || b.lostProblem() != "" {
-		t.Errorf("the endpoint is %s after its device came back; said is %q", r.State, b.lostProblem())
+	delete(b.Driver.Lost, "c1")
+	b.MustAdd("c2")
+	b.Reopen()
+	if r, _ := b.Store.Find("c1", "eth0"); r.State != endpoint.Active || b.LostProblem() != "" {
+		t.Errorf("the endpoint is %s after its device came back; said is %q", r.State, b.LostProblem())
 	}
-	b.driver.lost["c1"] = errFake
-	b.reopen()
+	b.Driver.Lost["c1"] = agenttest.ErrFake
+	b.Reopen()
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -187,17 +189,17 @@ func TestOneLostDeviceDoesNotKeepTheOthersAway(t *testing.T) {
 // Endpoints of containers that ended while no agent ran, or with the machine, are removed.
 func TestContainersWithoutNamespaceAreReaped(t *testing.T) {
 	b := newBed(t)
-	gone := b.add("c1")
-	kept := b.add("c2")
-	b.driver.lost["c1"] = fmt.Errorf("link pil1: %w", dpapi.ErrNoNamespace)
-	b.reopen()
+	gone := b.MustAdd("c1")
+	kept := b.MustAdd("c2")
+	b.Driver.Lost["c1"] = fmt.Errorf("link pil1: %w", dpapi.ErrNoNamespace)
+	b.Reopen()
 	if records := b.Endpoints(); len(records) != 1 || records[0].ID != kept.ID {
 		t.Fatalf("records %+v", records)
 	}
-	if _, left := b.driver.devices[gone.ID]; left {
+	if _, left := b.Driver.Devices[gone.ID]; left {
 		t.Error("its device is left")
 	}
-	if r := b.add("c1"); r.Attachments[0].Plaintext == gone.Attachments[0].Plaintext {
+	if r := b.MustAdd("c1"); r.Attachments[0].Plaintext == gone.Attachments[0].Plaintext {
 		t.Error("its address was given again at once")
 	}
 }
@@ -206,26 +208,26 @@ func TestContainersWithoutNamespaceAreReaped(t *testing.T) {
 // the tenant of which it may be the last.
 func TestLostRecordIsNamed(t *testing.T) {
 	b := newBed(t)
-	r := b.add("c1")
-	path := b.store.RecordPath(r.ID)
+	r := b.MustAdd("c1")
+	path := b.Store.RecordPath(r.ID)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	b.driver.calls = nil
-	err := b.tryReopen()
+	b.Driver.Calls = nil
+	err := b.TryReopen()
 	var corrupt *statefile.CorruptError
 	if !errors.As(err, &corrupt) || corrupt.Path != path {
 		t.Errorf("%v does not name %s", err, path)
 	}
-	if len(b.driver.calls) > 0 || len(b.driver.tenants) != 1 {
-		t.Errorf("the kernel was touched: %v", b.driver.calls)
+	if len(b.Driver.Calls) > 0 || len(b.Driver.Tenants) != 1 {
+		t.Errorf("the kernel was touched: %v", b.Driver.Calls)
 	}
 }
 
 func TestMissingKeysAreNamed(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
-	path := filepath.Join(b.dir, "tenants", "blue.json")
+	b.MustAdd("c1")
+	path := filepath.Join(b.Dir, "tenants", "blue.json")
 	whole, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -243,14 +245,14 @@ func TestMissingKeysAreNamed(t *testing.T) {
 		if err := spoil(); err != nil {
 			t.Fatal(err)
 		}
-		before := len(b.driver.calls)
-		err := b.tryReopen()
+		before := len(b.Driver.Calls)
+		err := b.TryReopen()
 		var corrupt *statefile.CorruptError
 		if !errors.As(err, &corrupt) || corrupt.Path != path {
 			t.Errorf("%s: %v does not name %s", name, err, path)
 		}
-		if len(b.driver.calls) != before {
-			t.Errorf("%s: the kernel was touched: %v", name, b.driver.calls[before:])
+		if len(b.Driver.Calls) != before {
+			t.Errorf("%s: the kernel was touched: %v", name, b.Driver.Calls[before:])
 		}
 	}
 }

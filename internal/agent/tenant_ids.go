@@ -8,41 +8,68 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// mergeIDs merges a list of ids, unless it is older than the known one, together with the tenant's networks, overlays
+func appToProto(tenant string, a App) *pilasterv1.App {
+	return &pilasterv1.App{Tenant: tenant, Id: uint32(a.ID), Labels: a.Labels}
+}
+
+// tenantToProto converts a tenant without its ids.
+func tenantToProto(t tenant.Tenant) *pilasterv1.Tenant {
+	out := &pilasterv1.Tenant{
+		Name:       t.Name,
+		Addressing: pilasterv1.Addressing_ADDRESSING_ENCRYPTED,
+		Changes:    t.Changes,
+		Network:    t.Network,
+		Leaving:    t.Leaving,
+	}
+	if !t.Created.IsZero() {
+		out.Created = timestamppb.New(t.Created)
+	}
+	switch t.Addressing {
+	case tenant.Clear:
+		out.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+	case tenant.Own:
+		out.Addressing = pilasterv1.Addressing_ADDRESSING_OWN
+	}
+	for _, o := range t.Overlays {
+		out.Overlays = append(out.Overlays, &pilasterv1.Overlay{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)})
+	}
+	return out
+}
+
+// MergeIDs merges a list of ids, unless it is older than the known one, together with the tenant's networks, overlays
 // and retiring apps. Ids that endpoints here use always stay.
-func (h *hosted) mergeIDs(k TenantState) error {
-	update := k.Tenant
-	if len(update.IDs) == 0 || update.Changes < h.Tenant.Changes {
+func (k *TenantState) MergeIDs(newer TenantState, used func(address.TenantID) bool) error {
+	update := newer.Tenant
+	if len(update.IDs) == 0 || update.Changes < k.Tenant.Changes {
 		return nil
 	}
 	ids := slices.Clone(update.IDs)
-	for _, had := range h.Tenant.IDs {
+	for _, had := range k.Tenant.IDs {
 		i := slices.IndexFunc(ids, func(id tenant.ID) bool { return id.ID == had.ID })
 		if i >= 0 && ids[i].Key != had.Key {
 			return fmt.Errorf(
 				"tenant %s: id %d has one key here and another in the cluster\n  nothing was changed; remove this "+
 					"node's containers of the tenant, or restore a newer backup of the cluster's store",
-				h.Tenant.Name,
+				k.Tenant.Name,
 				had.ID,
 			)
 		}
-		if i < 0 && h.endpoints[had.ID] > 0 {
+		if i < 0 && used(had.ID) {
 			ids = slices.Insert(ids, 0, had)
 		}
 	}
-	h.Tenant.IDs, h.Tenant.Changes, h.Retiring = ids, update.Changes, k.Retiring
-	h.Tenant.Network, h.Tenant.Leaving = update.Network, update.Leaving
-	h.Tenant.Addressing, h.Tenant.Overlays = update.Addressing, update.Overlays
-	h.Tenant.Services, h.Tenant.Publications = update.Services, update.Publications
-	h.Tenant.Regions = update.Regions
-	if len(update.Overlays) == 0 {
-		h.subnets = nil
-	}
+	k.Tenant.IDs, k.Tenant.Changes, k.Retiring = ids, update.Changes, newer.Retiring
+	k.Tenant.Network, k.Tenant.Leaving = update.Network, update.Leaving
+	k.Tenant.Addressing, k.Tenant.Overlays = update.Addressing, update.Overlays
+	k.Tenant.Services, k.Tenant.Publications = update.Services, update.Publications
+	k.Tenant.Regions = update.Regions
 	return nil
 }
 
@@ -143,8 +170,8 @@ func (t *Tenants) markResolving(name string) (done func()) {
 	}
 }
 
-// held is what this node, with this prefix, uses, without keys.
-func (t *Tenants) held(node netip.Prefix) *pilasterv1.Held {
+// Held is what this node, with this prefix, uses, without keys.
+func (t *Tenants) Held(node netip.Prefix) *pilasterv1.Held {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	held := &pilasterv1.Held{}

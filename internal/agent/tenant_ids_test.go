@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"errors"
@@ -10,6 +10,8 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -19,20 +21,20 @@ import (
 
 // applyIDs delivers blue's ids to the node; one after a plus is only accepted.
 func (b *bed) applyIDs(changes uint64, ids ...int) error {
-	blue := b.orchestrator.tenants["blue"]
+	blue := b.Orchestrator.Tenants["blue"]
 	blue.IDs, blue.Changes = nil, changes
 	for _, id := range ids {
 		only := id < 0
 		id = max(id, -id)
 		blue.IDs = append(blue.IDs, tenant.ID{ID: address.TenantID(id), Key: address.Key{byte(id)}, OnlyAccepted: only})
 	}
-	return b.Apply(b.t.Context(), []TenantState{{Tenant: blue}}, nil)
+	return b.Apply(b.T.Context(), []agent.TenantState{{Tenant: blue}}, nil)
 }
 
 // idsReported is what the node reports of blue: accepted, held.
 func (b *bed) idsReported() string {
 	var report pilasterv1.FollowRequest
-	b.tenants.Report(&report, true)
+	b.Tenants.Report(&report, true)
 	for _, h := range report.Hosting {
 		if h.Tenant == "blue" {
 			return fmt.Sprint(h.Accepts, h.Holds)
@@ -57,21 +59,21 @@ func TestIdsComeAndGo(t *testing.T) {
 			if got := b.idsReported(); got != want {
 				t.Errorf("the node says %s, want %s", got, want)
 			}
-			b.reopen()
+			b.Reopen()
 		}
 	}
 	must(b.applyIDs(1, 1))
 	says("nothing")
-	old := b.add("old")
+	old := b.MustAdd("old")
 	says("[1] [1]")
 	must(b.applyIDs(2, 1, -8))
 	says("[1 8] [1]")
-	if r := b.add("between"); r.TenantID != 1 {
+	if r := b.MustAdd("between"); r.TenantID != 1 {
 		t.Errorf("allocated from id %d, which is only accepted", r.TenantID)
 	}
 	must(b.applyIDs(3, 1, 8))
 	says("[1 8] [1 8]")
-	if r := b.add("new"); r.TenantID != 8 {
+	if r := b.MustAdd("new"); r.TenantID != 8 {
 		t.Errorf("allocated from id %d, not from the current one", r.TenantID)
 	}
 	must(b.applyIDs(2, 1, -8)) // overtaken on its way
@@ -82,19 +84,19 @@ func TestIdsComeAndGo(t *testing.T) {
 	says("[1 8] [8]")
 	must(b.applyIDs(4, 8))
 	says("[8] [8]")
-	if ids := b.driver.ids("blue"); len(ids) != 1 || ids[0].ID != 8 {
+	if ids := b.Driver.IDs("blue"); len(ids) != 1 || ids[0].ID != 8 {
 		t.Errorf("the kernel has %v", ids)
 	}
 	must(b.applyIDs(3, 1, 8)) // overtaken: a retired key does not come back
 	says("[8] [8]")
-	if r := b.add("last"); r.TenantID != 8 || old.TenantID != 1 {
+	if r := b.MustAdd("last"); r.TenantID != 8 || old.TenantID != 1 {
 		t.Errorf("allocated from id %d", r.TenantID)
 	}
 
 	// The disk does not keep its cursor after the quarantine of its addresses.
 	cursors := func() string {
-		must(b.forgetIndexes())
-		files, err := filepath.Glob(filepath.Join(b.dir, "cursors", "*.json"))
+		must(b.ForgetIndexes())
+		files, err := filepath.Glob(filepath.Join(b.Dir, "cursors", "*.json"))
 		must(err)
 		for i, file := range files {
 			files[i] = filepath.Base(file)
@@ -104,13 +106,13 @@ func TestIdsComeAndGo(t *testing.T) {
 	if got := cursors(); got != "[1-1.json 8-1.json]" {
 		t.Errorf("during the quarantine: %s", got)
 	}
-	b.now = b.now.Add(endpoint.MinQuarantine)
+	b.Now = b.Now.Add(endpoint.MinQuarantine)
 	if got := cursors(); got != "[8-1.json]" {
 		t.Errorf("of ids 1 and 8: %s", got)
 	}
 	must(b.Delete(t.Context(), "new", "eth0"))
 	must(b.Delete(t.Context(), "last", "eth0"))
-	b.now = b.now.Add(endpoint.MinQuarantine)
+	b.Now = b.Now.Add(endpoint.MinQuarantine)
 	if got := cursors(); got != "[]" {
 		t.Errorf("without the tenant: %s", got)
 	}
@@ -119,16 +121,16 @@ func TestIdsComeAndGo(t *testing.T) {
 // What the cluster forgot of what containers here use stays, and nothing else is put in its place.
 func TestIdsInUseStay(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
+	b.MustAdd("c1")
 	if err := b.applyIDs(5, 8); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.idsReported(); got != "[1 8] [1 8]" {
 		t.Errorf("the node says %s", got)
 	}
-	b.orchestrator.tenants["blue"] = tenant.Tenant{Name: "blue"}
+	b.Orchestrator.Tenants["blue"] = tenant.Tenant{Name: "blue"}
 	other := tenant.Tenant{Name: "blue", Changes: 6, IDs: []tenant.ID{{ID: 1, Key: address.Key{99}}}}
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: other}}, nil); err == nil ||
+	if err := b.Apply(t.Context(), []agent.TenantState{{Tenant: other}}, nil); err == nil ||
 		!strings.Contains(err.Error(), "id 1 has one key here and another") {
 		t.Errorf("another key under a known id: %v", err)
 	}
@@ -137,23 +139,23 @@ func TestIdsInUseStay(t *testing.T) {
 // A retired id that the kernel would not let go of is tried again.
 func TestRetiredIdIsTakenAwayAgain(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
+	b.MustAdd("c1")
 	if err := b.applyIDs(2, 1, 8); err != nil {
 		t.Fatal(err)
 	}
-	b.add("c2")
+	b.MustAdd("c2")
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
 	}
-	b.driver.fail["DeleteTenant"] = errFake
+	b.Driver.Fail["DeleteTenant"] = agenttest.ErrFake
 	if err := b.applyIDs(3, 8); err == nil {
 		t.Error("a key stays in the kernel without an error")
 	}
-	delete(b.driver.fail, "DeleteTenant")
+	delete(b.Driver.Fail, "DeleteTenant")
 	if err := b.applyIDs(3, 8); err != nil {
 		t.Fatal(err)
 	}
-	if ids := b.driver.ids("blue"); len(ids) != 1 || ids[0].ID != 8 {
+	if ids := b.Driver.IDs("blue"); len(ids) != 1 || ids[0].ID != 8 {
 		t.Errorf("the kernel has %v", ids)
 	}
 }
@@ -163,21 +165,21 @@ func TestReportsSayWhatIsAskedFor(t *testing.T) {
 	b := newBed(t)
 	report := func() string {
 		var r pilasterv1.FollowRequest
-		b.tenants.Report(&r, true)
+		b.Tenants.Report(&r, true)
 		return fmt.Sprint(r.HostedTenants, r.ResolvingTenants)
 	}
-	first, second := b.tenants.markResolving("blue"), b.tenants.markResolving("blue")
+	first, second := b.Tenants.MarkResolving("blue"), b.Tenants.MarkResolving("blue")
 	first()
 	if got := report(); got != "[] [blue]" {
 		t.Errorf("reported %s", got)
 	}
-	<-b.tenants.Changed()
+	<-b.Tenants.Changed()
 	second()
 	if got := report(); got != "[] []" {
 		t.Errorf("reported %s", got)
 	}
 	select {
-	case <-b.tenants.Changed(): // the next report takes back what came of neither
+	case <-b.Tenants.Changed(): // the next report takes back what came of neither
 	default:
 		t.Error("no report follows")
 	}
@@ -204,20 +206,20 @@ func TestSequenceGrowsOverRestarts(t *testing.T) {
 // A node that has no address left under an id says what helps, and it does.
 func TestRotationGivesFreshAddresses(t *testing.T) {
 	b := newBed(t)
-	if err := statefile.Write(filepath.Join(b.dir, "cursors", "1-1.json"),
+	if err := statefile.Write(filepath.Join(b.Dir, "cursors", "1-1.json"),
 		map[string]address.Index{"version": 1, "reserved": address.MaxIndex}, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b.reopen()
-	if _, err := b.Add(t.Context(), b.request("c1")); !errors.Is(err, refusal.ErrExhausted) ||
+	b.Reopen()
+	if _, err := b.Add(t.Context(), b.Request("c1")); !errors.Is(err, refusal.ErrExhausted) ||
 		!strings.Contains(err.Error(), "pilaster tenant rotate-key blue") {
 		t.Errorf("without addresses: %v", err)
 	}
-	b.clean()
-	blue := b.orchestrator.tenants["blue"]
+	b.CheckClean()
+	blue := b.Orchestrator.Tenants["blue"]
 	blue.IDs = append(blue.IDs, tenant.ID{ID: 8, Key: address.Key{8}})
-	b.orchestrator.tenants["blue"] = blue
-	if r := b.add("c1"); r.TenantID != 8 {
+	b.Orchestrator.Tenants["blue"] = blue
+	if r := b.MustAdd("c1"); r.TenantID != 8 {
 		t.Errorf("allocated from id %d", r.TenantID)
 	}
 }
@@ -225,10 +227,10 @@ func TestRotationGivesFreshAddresses(t *testing.T) {
 // Several reports may leave before the answer to the first arrives.
 func TestAsksOnceForTheWhole(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
+	b.MustAdd("c1")
 	asked := func(newStream bool) []string {
 		var r pilasterv1.FollowRequest
-		b.tenants.Report(&r, newStream)
+		b.Tenants.Report(&r, newStream)
 		return r.IncompleteTenants
 	}
 	for i, c := range []struct {
@@ -239,7 +241,7 @@ func TestAsksOnceForTheWhole(t *testing.T) {
 			t.Errorf("report %d asks for %v, want %v", i, got, c.want)
 		}
 	}
-	b.tenants.noteRefused("blue", errors.New("full"))
+	b.Tenants.NoteRefused("blue", errors.New("full"))
 	if got := asked(false); !slices.Equal(got, []string{"blue"}) {
 		t.Errorf("after it refused the answer, the node asks for %v", got)
 	}

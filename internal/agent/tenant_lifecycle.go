@@ -79,7 +79,7 @@ func (c *Core) acquireKnown(
 	identity map[string]string,
 	answer *Resolved,
 ) (t tenant.Tenant, app address.AppID, ok bool, err error) {
-	unlock, err := c.byTenant.lock(ctx, name)
+	unlock, err := c.byTenant.Lock(ctx, name)
 	if err != nil {
 		return t, 0, false, err
 	}
@@ -91,7 +91,7 @@ func (c *Core) acquireKnown(
 			Apps:     []App{{answer.App, maps.Clone(identity)}},
 		}
 		// Changes does not count regions, so this answer may have older regions than the stream.
-		if known, _, ok := c.tenants.get(name); ok {
+		if known, _, ok := c.tenants.Get(name); ok {
 			if known.Tenant.Created.Equal(answer.Tenant.Created) && known.Tenant.Changes > answer.Tenant.Changes {
 				return t, 0, false, nil // outdated: the app may have retired meanwhile
 			}
@@ -104,7 +104,7 @@ func (c *Core) acquireKnown(
 			return t, 0, false, err
 		}
 	}
-	known, deleted, ok := c.tenants.get(name)
+	known, deleted, ok := c.tenants.Get(name)
 	if deleted {
 		return t, 0, false, refusal.New(
 			refusal.ErrNotFound,
@@ -136,7 +136,7 @@ func (c *Core) acquireKnown(
 // known stays as it was, also on disk, which is written last: a start restores its containers with that state. The
 // caller holds the tenant's lock.
 func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
-	before, err := c.tenants.merge(k)
+	before, err := c.tenants.Merge(k)
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func isConflict(err error) bool {
 
 // installTenant installs the tenant on its networks. The caller holds the tenant's lock.
 func (c *Core) installTenant(ctx context.Context, name string) error {
-	known, _, ok := c.tenants.get(name)
+	known, _, ok := c.tenants.Get(name)
 	if !ok {
 		return nil
 	}
@@ -191,7 +191,7 @@ func (c *Core) installTenant(ctx context.Context, name string) error {
 
 // release counts one endpoint less of the tenant's id; after the last one the node removes the tenant.
 func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
-	unlock, err := c.byTenant.lock(context.WithoutCancel(ctx), name)
+	unlock, err := c.byTenant.Lock(context.WithoutCancel(ctx), name)
 	if err != nil {
 		return // cannot happen: the context never ends
 	}
@@ -205,7 +205,7 @@ func (c *Core) release(ctx context.Context, name string, id address.TenantID) {
 // the latest after a reconnect or restart, or is superseded by the tenant's next endpoint. The caller holds the
 // tenant's lock.
 func (c *Core) removeTenant(ctx context.Context, name string) error {
-	known, _, ok := c.tenants.get(name)
+	known, _, ok := c.tenants.Get(name)
 	if !ok {
 		return nil
 	}
@@ -250,12 +250,12 @@ func (c *Core) Apply(ctx context.Context, updates []TenantState, deleted []strin
 }
 
 func (c *Core) applyOne(ctx context.Context, k TenantState) error {
-	unlock, err := c.byTenant.lock(ctx, k.Tenant.Name)
+	unlock, err := c.byTenant.Lock(ctx, k.Tenant.Name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	before, _, known := c.tenants.get(k.Tenant.Name)
+	before, _, known := c.tenants.Get(k.Tenant.Name)
 	if !known && (!c.tenants.isTransit(k.Tenant.Name) || len(k.Tenant.IDs) == 0) {
 		return nil
 	}
@@ -281,7 +281,7 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	} else {
 		c.tenants.ackRound(k.Tenant.Name, k.Retiring.Round)
 	}
-	if after, _, _ := c.tenants.get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
+	if after, _, _ := c.tenants.Get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
 		after.Tenant.Leaving != before.Tenant.Leaving {
 		c.migrationDue.wake()
 	}

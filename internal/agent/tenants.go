@@ -317,8 +317,8 @@ func checkSubnets(t tenant.Tenant, subnets []netip.Prefix) error {
 	return nil
 }
 
-// subnets returns this node's subnets of a tenant; none before they are allocated.
-func (t *Tenants) subnets(name string) []netip.Prefix {
+// Subnets returns this node's subnets of a tenant; none before they are allocated.
+func (t *Tenants) Subnets(name string) []netip.Prefix {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
@@ -327,8 +327,8 @@ func (t *Tenants) subnets(name string) []netip.Prefix {
 	return nil
 }
 
-// setSubnets stores the subnets for as long as the tenant is hosted.
-func (t *Tenants) setSubnets(name string, subnets []netip.Prefix) error {
+// SetSubnets stores the subnets for as long as the tenant is hosted.
+func (t *Tenants) SetSubnets(name string, subnets []netip.Prefix) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.m[name] == nil {
@@ -375,7 +375,8 @@ func (t *Tenants) signal() {
 	}
 }
 
-func (t *Tenants) get(name string) (k TenantState, deleted, ok bool) {
+// Get returns a known tenant, and whether an operator has deleted it.
+func (t *Tenants) Get(name string) (k TenantState, deleted, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h, ok := t.m[name]
@@ -443,9 +444,9 @@ func (t *Tenants) setPolicyProblem(name string, why error) {
 	}
 }
 
-// requestPolicies makes the next stream request all policies: this stream, of an orchestrator without policies, has
+// RequestPolicies makes the next stream request all policies: this stream, of an orchestrator without policies, has
 // skipped their updates.
-func (t *Tenants) requestPolicies() {
+func (t *Tenants) RequestPolicies() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, h := range t.m {

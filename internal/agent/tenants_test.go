@@ -1,4 +1,4 @@
-package agent
+package agent_test
 
 import (
 	"errors"
@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -14,38 +16,38 @@ import (
 func TestTenantMadeAnewIsRefused(t *testing.T) {
 	b := newBed(t)
 	made := time.Unix(1e9, 5).UTC()
-	blue := b.orchestrator.tenants["blue"]
+	blue := b.Orchestrator.Tenants["blue"]
 	blue.Created = made
-	b.orchestrator.tenants["blue"] = blue
-	b.add("c1")
-	b.reopen()
-	if held := b.tenants.held(nodePrefix); !held.Tenants[0].Created.AsTime().Equal(made) {
+	b.Orchestrator.Tenants["blue"] = blue
+	b.MustAdd("c1")
+	b.Reopen()
+	if held := b.Tenants.Held(agenttest.NodePrefix); !held.Tenants[0].Created.AsTime().Equal(made) {
 		t.Errorf("held %v", held)
 	}
 	blue.Created = made.Add(time.Hour)
 	blue.IDs = append(blue.IDs, tenant.ID{ID: 9})
-	if err := b.Apply(t.Context(), []TenantState{{Tenant: blue}}, nil); err == nil ||
+	if err := b.Apply(t.Context(), []agent.TenantState{{Tenant: blue}}, nil); err == nil ||
 		!strings.Contains(err.Error(), "created at") {
 		t.Errorf("another blue was taken: %v", err)
 	}
-	if len(b.driver.ids("blue")) != 1 {
-		t.Errorf("the kernel has: %v", b.driver.ids("blue"))
+	if len(b.Driver.IDs("blue")) != 1 {
+		t.Errorf("the kernel has: %v", b.Driver.IDs("blue"))
 	}
 }
 
 func TestDeletedTenantTakesNoMoreEndpoints(t *testing.T) {
 	b := newBed(t)
-	b.add("c1")
+	b.MustAdd("c1")
 	if err := b.Apply(t.Context(), nil, []string{"blue", "unknown"}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := b.Add(t.Context(), b.request("c2")); !errors.Is(err, refusal.ErrNotFound) {
+		if _, err := b.Add(t.Context(), b.Request("c2")); !errors.Is(err, refusal.ErrNotFound) {
 			t.Fatalf("ADD into a deleted tenant: %v", err)
 		}
-		if len(b.driver.active) != 1 {
+		if len(b.Driver.Active) != 1 {
 			t.Fatal("the living endpoint was touched")
 		}
-		b.reopen()
+		b.Reopen()
 	}
 }

@@ -27,7 +27,7 @@ func (c *Core) SetTransit(ctx context.Context, names []string) error {
 }
 
 func (c *Core) removeUnneeded(ctx context.Context, name string) error {
-	unlock, err := c.byTenant.lock(ctx, name)
+	unlock, err := c.byTenant.Lock(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (c *Core) tenantEmptied(ctx context.Context, name string) {
 // transitProblems names the transit tenants that this node cannot serve.
 func (c *Core) transitProblems() (problems []string) {
 	for _, name := range c.tenants.transitNames() {
-		known, _, ok := c.tenants.get(name)
+		known, _, ok := c.tenants.Get(name)
 		on := networkOf(known.Tenant)
 		if _, has := c.networks[on]; ok && !has {
 			problems = append(

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/daemon"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/datapath/device"
@@ -30,7 +30,7 @@ import (
 const gcPercent = 25
 
 func newAgentCommand(env Env) *cobra.Command {
-	var o agent.Options
+	var o daemon.Options
 	var networks networkFlags
 	var tokenFile, nodePrefix, bpffs, dev string
 	var mtuReserve, maxRules, maxSessions int
@@ -81,14 +81,14 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				return err
 			}
 			var path *datapath.Datapath
-			o.OpenDriver = func(m state.Membership) (_ agent.DriverCloser, err error) {
+			o.OpenDriver = func(m state.Membership) (_ daemon.DriverCloser, err error) {
 				config.NodePrefix, config.Plan = m.Prefix, m.Plan
 				path, err = datapath.Open(config)
 				return path, err
 			}
 			o.Networks = networks.openers(c.Context(), &o, func() *datapath.Datapath { return path })
 			debug.SetGCPercent(gcPercent)
-			return agent.Run(c.Context(), o)
+			return daemon.Run(c.Context(), o)
 		},
 	}
 	f := c.Flags()
@@ -195,7 +195,7 @@ func bindDevice(c *cobra.Command, dev *string) {
 }
 
 // completeAgent checks the options and reads the values that flags only refer to: host name, prefix and token file.
-func completeAgent(o *agent.Options, tokenFile, nodePrefix string) error {
+func completeAgent(o *daemon.Options, tokenFile, nodePrefix string) error {
 	if u, err := url.Parse(o.OrchestratorURL); err != nil || u.Scheme != "https" || u.Host == "" {
 		return usage("--orchestrator %q is not of the form https://host:port", o.OrchestratorURL)
 	}

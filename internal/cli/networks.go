@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/daemon"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -98,7 +98,7 @@ func (n *networkFlags) ready(ctx context.Context) error {
 // openers are the factories of all networks. path returns the packet path, which is open before a factory is called.
 func (n *networkFlags) openers(
 	ctx context.Context,
-	o *agent.Options,
+	o *daemon.Options,
 	path func() *datapath.Datapath,
 ) []network.Factory {
 	other := network.Factory{Name: nimitz.Name, With: fmt.Sprintf("--nimitz %s or --nimitz %s", nimitzEBPF, nimitzOVS)}
@@ -117,7 +117,7 @@ func (n *networkFlags) openers(
 // services, and it has no publications.
 func (n *networkFlags) openNimitz(
 	ctx context.Context,
-	o *agent.Options,
+	o *daemon.Options,
 	path *datapath.Datapath,
 	on network.Node,
 ) (network.Network, error) {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/daemon"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/gateway"
@@ -68,7 +68,7 @@ contacts no orchestrator: the cluster keeps the node until you run 'pilaster nod
 
 func reset(env Env, o resetOptions) (err error) {
 	gateway := gateway.Leftovers(gatewayNetns(o.gatewayNetns, o.runDir))
-	remains, err := agent.FindStaleState(o.stateDir, o.runDir, gateway)
+	remains, err := daemon.FindStaleState(o.stateDir, o.runDir, gateway)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func reset(env Env, o resetOptions) (err error) {
 
 // attached names the containers that would lose their network: those with a record, or the devices if no container has
 // a record.
-func attached(r *agent.StaleState, kernel []network.StaleState) []string {
+func attached(r *daemon.StaleState, kernel []network.StaleState) []string {
 	if len(r.Endpoints) > 0 {
 		return r.Endpoints
 	}

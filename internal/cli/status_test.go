@@ -18,7 +18,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/daemon"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/netns"
 )
@@ -421,7 +421,7 @@ func TestCompleteAgent(t *testing.T) {
 	if err := os.WriteFile(token, []byte("pilaster.x.y\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10}
+	o := daemon.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10}
 	if err := completeAgent(&o, token, "fd70:696c:6100:1::/64"); err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +433,7 @@ func TestCompleteAgent(t *testing.T) {
 
 // A node that has joined needs no token, so a missing token file is no error.
 func TestAgentWithoutItsTokenFile(t *testing.T) {
-	o := agent.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, StateDir: t.TempDir()}
+	o := daemon.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, StateDir: t.TempDir()}
 	if err := completeAgent(&o, "/nonexistent/join-token", ""); err == nil ||
 		!strings.Contains(err.Error(), "/nonexistent/join-token: no such file") ||
 		exitCode(err) != ExitFailed {

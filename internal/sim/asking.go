@@ -11,7 +11,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/control"
 	"pilaster.io/pilaster/internal/network"
 )
 
@@ -186,7 +186,7 @@ func (n *node) query(
 		if err == nil {
 			return resp.Msg, nil
 		}
-		long, ok := agent.RetryAfter(err)
+		long, ok := control.RetryAfter(err)
 		if code := connect.CodeOf(err); code == connect.CodeDeadlineExceeded || code == connect.CodeUnavailable {
 			long, ok = againAfter, ctx.Err() == nil
 		}
@@ -203,7 +203,7 @@ func mappingsOf(response []*pilasterv1.Mapping) ([]network.Mapping, error) {
 	all := make([]network.Mapping, len(response))
 	for i, m := range response {
 		var err error
-		if all[i], err = agent.MappingFromProto(m); err != nil {
+		if all[i], err = control.MappingFromProto(m); err != nil {
 			return nil, err
 		}
 	}

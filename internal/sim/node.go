@@ -11,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/control"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -40,7 +41,7 @@ type node struct {
 	caller   *caller
 	received *nimitzNetwork
 	store    *endpoint.Store
-	link     *agent.Link
+	link     *control.Link
 	core     *agent.Core
 	stop     context.CancelFunc // of the agent; nil while none runs
 	done     chan struct{}      // closed when the agent's link has ended
@@ -120,7 +121,7 @@ func (n *node) open(ctx context.Context, w *world) error {
 	}
 	n.clients, n.caller = w.clients, newCaller(pki.Node{Name: n.name, UUID: n.who.UUID()}, n.instance, time.Now())
 	ctx = n.as(ctx)
-	n.link = agent.NewLink(agent.LinkConfig{
+	n.link = control.New(control.Config{
 		URL: w.url, Version: w.version, Node: n.who, Tenants: tenants, Endpoints: n.store.WithClusterAddresses,
 		Enforces:        func() []string { return []string{nimitz.Name, netpila.Name} },
 		UplinkAddresses: func() ([]netip.Addr, error) { return w.uplink, nil },

@@ -173,7 +173,7 @@ func bugs() []planted {
 		s.Tenants = append(s.Tenants, t)`,
 		},
 		{
-			"FuzzKnown", "internal/agent/convert.go",
+			"FuzzKnown", "internal/agent/control/convert.go",
 			"if id.Id < 1 || id.Id > uint32(address.MaxTenantID) ||",
 			"if id.Id < 1 || id.Id > uint32(address.MaxTenantID)+1 ||",
 		},

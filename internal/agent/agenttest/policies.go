@@ -1,0 +1,38 @@
+package agenttest
+
+import "pilaster.io/pilaster/internal/agent"
+
+// Policies of tests: DenyAll denies all ingress, WebFromDB lets app db reach app web, and MutedDB denies app db all
+// egress.
+const DenyAll = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"deny"},` +
+	`"spec":{"podSelector":{},"policyTypes":["Ingress"]}}`
+
+const WebFromDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"web"},` +
+	`"spec":{"podSelector":{"matchLabels":{"app":"web"}},
+	"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"db"}}}]}]}}`
+
+const MutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},` +
+	`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
+
+// Document is a policy of namespace default.
+func Document(name, text string) agent.Document {
+	return agent.Document{Kind: "NetworkPolicy", Namespace: "default", Name: name, Text: text}
+}
+
+// AllPolicies is an update with all policies of a tenant.
+func AllPolicies(tenant string, documents ...agent.Document) agent.PolicyUpdate {
+	return agent.PolicyUpdate{Tenant: tenant, Whole: true, Documents: documents}
+}
+
+// MorePolicies is an update with new or changed policies of a tenant.
+func MorePolicies(tenant string, documents ...agent.Document) agent.PolicyUpdate {
+	return agent.PolicyUpdate{Tenant: tenant, Documents: documents}
+}
+
+// MustApplyPolicies applies an update; the test fails after an error.
+func (b *Bed) MustApplyPolicies(n agent.PolicyUpdate) {
+	b.T.Helper()
+	if err := b.ApplyPolicies(b.T.Context(), n); err != nil {
+		b.T.Fatal(err)
+	}
+}

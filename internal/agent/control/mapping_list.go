@@ -1,0 +1,173 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network"
+)
+
+// mappingSinks are the networks that receive a tenant's mappings: its own and the one that it leaves, if they use
+// mappings.
+type mappingSinks []network.MappingSink
+
+func (all mappingSinks) Replace(ctx context.Context, tenant string, list []network.Mapping) error {
+	var errs []error
+	for _, m := range all {
+		errs = append(errs, m.Replace(ctx, tenant, list))
+	}
+	return errors.Join(errs...)
+}
+
+func (all mappingSinks) Apply(ctx context.Context, tenant string, add, remove []network.Mapping) error {
+	var errs []error
+	for _, m := range all {
+		errs = append(errs, m.Apply(ctx, tenant, add, remove))
+	}
+	return errors.Join(errs...)
+}
+
+// mappingUpdate is the change of a tenant's mappings at one store revision.
+type mappingUpdate struct {
+	revision    int64
+	add, remove []network.Mapping
+}
+
+// mappingList delivers one tenant's mappings from the orchestrator to its networks: a list, then changes.
+type mappingList struct {
+	tenant string
+	sinks  mappingSinks
+	stop   context.CancelFunc // ends the listing goroutine
+
+	mu       sync.Mutex
+	listed   bool
+	revision int64           // of the list
+	pending  []mappingUpdate // received before the list was delivered
+}
+
+// maxPending is the number of changes kept while a list is outstanding.
+const maxPending = 1 << 14
+
+// handleUpdate delivers a change, or keeps it until the list is delivered.
+func (m *mappingList) handleUpdate(ctx context.Context, n mappingUpdate) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.listed {
+		if len(m.pending) == maxPending {
+			return fmt.Errorf("%d changes are pending for the list of tenant %s, which is the maximum", maxPending,
+				m.tenant)
+		}
+		m.pending = append(m.pending, n)
+		return nil
+	}
+	if n.revision <= m.revision {
+		return nil // the list, which may come from another replica, contains it
+	}
+	return m.sinks.Apply(ctx, m.tenant, n.add, n.remove)
+}
+
+// replaceAll delivers a list of one revision, then the pending changes with a later revision.
+func (m *mappingList) replaceAll(ctx context.Context, list []network.Mapping, revision int64) error {
+	first := true
+	for {
+		waiting, listed := m.drainPending(first, revision)
+		waiting = slices.DeleteFunc(waiting, func(n mappingUpdate) bool { return n.revision <= revision })
+		if listed {
+			return nil
+		}
+		if first {
+			if err := m.sinks.Replace(ctx, m.tenant, merged(list, waiting)); err != nil {
+				return err
+			}
+			first = false
+			continue
+		}
+		for _, n := range waiting {
+			if err := m.sinks.Apply(ctx, m.tenant, n.add, n.remove); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// drainPending returns the pending changes. If there are none and the list was delivered, later changes are delivered
+// directly.
+func (m *mappingList) drainPending(first bool, revision int64) (waiting []mappingUpdate, listed bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	waiting, m.pending = m.pending, nil
+	m.listed, m.revision = !first && len(waiting) == 0, revision
+	return waiting, m.listed
+}
+
+// merged is a list with changes applied.
+func merged(list []network.Mapping, changes []mappingUpdate) []network.Mapping {
+	if len(changes) == 0 {
+		return list
+	}
+	all := make(map[netip.Prefix]network.Mapping, len(list))
+	for _, has := range list {
+		all[has.To] = has
+	}
+	for _, n := range changes {
+		n.applyTo(all)
+	}
+	return slices.Collect(maps.Values(all))
+}
+
+func (n mappingUpdate) applyTo(all map[netip.Prefix]network.Mapping) {
+	for _, gone := range n.remove {
+		delete(all, gone.To)
+	}
+	for _, has := range n.add {
+		all[has.To] = has
+	}
+}
+
+// mappingUpdates groups an event's mappings by tenant.
+func mappingUpdates(event *pilasterv1.FollowResponse) (map[string]mappingUpdate, error) {
+	by := map[string]mappingUpdate{}
+	for _, m := range event.GetDelta().GetMappings() {
+		has, err := MappingFromProto(m)
+		if err != nil {
+			return nil, err
+		}
+		n := by[has.Tenant]
+		n.add = append(n.add, has)
+		by[has.Tenant] = n
+	}
+	for _, m := range event.GetDelta().GetEndedMappings() {
+		to, err := netip.ParsePrefix(m.To)
+		if err != nil {
+			return nil, fmt.Errorf("mapping %v of tenant %s: %w", m.To, m.Tenant, err)
+		}
+		n := by[m.Tenant]
+		n.remove = append(n.remove, network.Mapping{Tenant: m.Tenant, To: to})
+		by[m.Tenant] = n
+	}
+	for name, n := range by {
+		n.revision = event.Revision
+		by[name] = n
+	}
+	return by, nil
+}
+
+// MappingFromProto decodes the mapping of a subnet or an address to its node.
+func MappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
+	to, err := netip.ParsePrefix(m.To)
+	if err != nil || to != to.Masked() || to.Addr().Is4In6() {
+		return network.Mapping{}, fmt.Errorf("tenant %s has a mapping of %q, which is not a prefix", m.Tenant, m.To)
+	}
+	node, err := netip.ParsePrefix(m.Node)
+	if err != nil || node != node.Masked() || node.Bits() != address.NodeBits || !node.Addr().Is6() {
+		return network.Mapping{}, fmt.Errorf("tenant %s has %v on %q, which is not a node prefix", m.Tenant, to, m.Node)
+	}
+	return network.Mapping{Tenant: m.Tenant, To: to, Node: node}, nil
+}

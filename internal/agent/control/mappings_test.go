@@ -1,0 +1,694 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// createNimitz makes a tenant of 10.0.0.0/16, with subnets of nodes or without.
+func (c *cluster) createNimitz(name string, nodeBits uint32) uint32 {
+	c.t.Helper()
+	resp, err := c.op.CreateTenant(c.t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{
+		Name: name, Network: tenant.Nimitz, Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: nodeBits}},
+	}))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return resp.Msg.Tenant.Ids[0].Id
+}
+
+// given is the number of allocations of a tenant, as shown to operators.
+func (c *cluster) given(name string) uint64 {
+	c.t.Helper()
+	resp, err := c.op.GetTenant(c.t.Context(), connect.NewRequest(&pilasterv1.GetTenantRequest{Name: name}))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return resp.Msg.Tenant.Overlays[0].Given
+}
+
+func (m *member) addOf(tenant, container string) endpoint.Record {
+	m.T.Helper()
+	q := m.Request(container)
+	q.Tenant = tenant
+	r, err := m.Add(m.T.Context(), q)
+	if err != nil {
+		m.T.Fatal(err)
+	}
+	return r
+}
+
+// leads waits until the switch of a node leads to these.
+func (m *member) leads(vni uint32, want string) {
+	m.T.Helper()
+	agenttest.Eventually(m.T, func() error {
+		if got := m.Driver.VXLAN.Remote(vni); got != want {
+			return fmt.Errorf("the switch leads to %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+const vtep = "fd70:696c:6100:%d::2"
+
+func at(prefix string, node int) string { return prefix + " " + fmt.Sprintf(vtep, node) }
+
+// Nodes that host a tenant receive the mappings of its subnets, and of no other tenant's; each keeps its own also
+// without the orchestrator.
+func TestSubnetsOfNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	t.Parallel()
+	c := newCluster(t)
+	green, lime := c.createNimitz("green", 24), c.createNimitz("lime", 24)
+	dirs := []string{t.TempDir(), t.TempDir()}
+	drivers := []*agenttest.Driver{agenttest.NewDriver(), agenttest.NewDriver()}
+	n1, n2 := c.boot(dirs[0], "n1", drivers[0]), c.boot(dirs[1], "n2", drivers[1])
+	n1.until(connected)
+	n2.until(connected)
+	if a := n1.addOf("green", "c1").Attachments[0]; a.Subnet.String() != "10.0.1.0/24" ||
+		!a.Subnet.Contains(a.Address) {
+		t.Errorf("a container of n1 has %+v", a)
+	}
+	n2.addOf("lime", "c1")
+	if n2.Driver.VXLAN.Remote(green) != "" {
+		t.Error("n2 knows green")
+	}
+	n2.addOf("green", "c2")
+	n1.leads(green, at("10.0.2.0/24", 2))
+	if got := n1.Driver.VXLAN.Remote(lime); got != "" {
+		t.Errorf("n1 does not host lime, and knows %s", got)
+	}
+	if c.given("green") != 2 || c.given("lime") != 1 {
+		t.Errorf("%d and %d are given", c.given("green"), c.given("lime"))
+	}
+
+	// With the orchestrator away, and over a restart.
+	n1.stop()
+	listen := c.Addr().String()
+	c.Close()
+	n1 = c.boot(dirs[0], "n1", drivers[0])
+	if a := n1.addOf("green", "c3").Attachments[0]; a.Subnet.String() != "10.0.1.0/24" {
+		t.Errorf("without the orchestrator a container has %+v", a)
+	}
+	if got := n1.Driver.VXLAN.Remote(green); got != at("10.0.2.0/24", 2) {
+		t.Errorf("without the orchestrator the switch leads to %q", got)
+	}
+	c.start(listen, 0)
+	n1.until(connected)
+	n2.until(connected)
+
+	// The last container of a tenant takes the node's subnet with it.
+	if err := n2.Delete(t.Context(), "c2", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	n1.leads(green, "")
+	n2.addOf("green", "c4")
+	n1.leads(green, at("10.0.2.0/24", 2)) // it gets the same again
+	n2.leads(green, at("10.0.1.0/24", 1))
+}
+
+// Without subnets every address has a mapping, which goes with its endpoint, also if the orchestrator was away then.
+func TestAddressesOneByOne(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	t.Parallel()
+	c := newCluster(t)
+	green := c.createNimitz("green", 0)
+	dir, driver := t.TempDir(), agenttest.NewDriver()
+	n1, n2 := c.boot(dir, "n1", driver), c.boot(t.TempDir(), "n2", agenttest.NewDriver())
+	n1.until(connected)
+	n2.until(connected)
+	n2.addOf("green", "c9")
+	for _, name := range []string{"c1", "c2", "c3"} {
+		n1.addOf("green", name)
+	}
+	n2.leads(green, strings.Join([]string{at("10.0.0.3/32", 1), at("10.0.0.4/32", 1), at("10.0.0.5/32", 1)}, ", "))
+	if err := n1.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	n2.leads(green, strings.Join([]string{at("10.0.0.4/32", 1), at("10.0.0.5/32", 1)}, ", "))
+
+	listen := c.Addr().String()
+	c.Close()
+	n1.until(func(s agent.LinkStatus) bool { return !s.Connected })
+	if err := n1.Delete(t.Context(), "c2", "eth0"); err != nil { // no orchestrator
+		t.Fatal(err)
+	}
+	c.start(listen, 0)
+	n2.leads(green, at("10.0.0.5/32", 1))
+
+	// Nor is it lost by the process that would tell: the next one finds that no endpoint has it.
+	n1.addOf("green", "c4")
+	n2.leads(green, strings.Join([]string{at("10.0.0.5/32", 1), at("10.0.0.6/32", 1)}, ", "))
+	c.Close()
+	if err := n1.Delete(t.Context(), "c4", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	n1.stop()
+	c.start(listen, 1) // nodes wait for their turn
+	n1 = c.boot(dir, "n1", driver)
+	n1.until(connected)
+	n2.leads(green, at("10.0.0.5/32", 1))
+	if c.given("green") != 2 {
+		t.Errorf("%d are given", c.given("green"))
+	}
+}
+
+// recorder is a network that records the mappings it receives.
+type recorder struct {
+	said []string
+	fail error
+}
+
+func (r *recorder) Replace(_ context.Context, _ string, all []network.Mapping) error {
+	r.said = append(r.said, "all "+words(all))
+	return r.fail
+}
+
+func (r *recorder) Apply(_ context.Context, _ string, add, remove []network.Mapping) error {
+	r.said = append(r.said, "+"+words(add)+" -"+words(remove))
+	return r.fail
+}
+
+func words(mappings []network.Mapping) string {
+	var all []string
+	for _, m := range mappings {
+		all = append(all, m.To.String())
+	}
+	slices.Sort(all)
+	return strings.Join(all, ",")
+}
+
+func mappingsTo(tos ...string) (all []network.Mapping) {
+	for _, to := range tos {
+		all = append(all, network.Mapping{Tenant: "green", To: netip.MustParsePrefix(to)})
+	}
+	return all
+}
+
+// Changes that arrive while a list is read are delivered after it, except those that the list contains.
+func TestListThenChanges(t *testing.T) {
+	r := &recorder{}
+	m := &mappingList{tenant: "green", sinks: mappingSinks{r}}
+	ctx := t.Context()
+	for _, n := range []mappingUpdate{
+		{revision: 9, remove: mappingsTo("10.0.1.0/24")}, // in the list, which has it again
+		{revision: 11, add: mappingsTo("10.0.3.0/24"), remove: mappingsTo("10.0.2.0/24")},
+	} {
+		if err := m.handleUpdate(ctx, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(r.said) != 0 {
+		t.Errorf("before the list: %v", r.said)
+	}
+	if err := m.replaceAll(ctx, mappingsTo("10.0.1.0/24", "10.0.2.0/24"), 10); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []mappingUpdate{{revision: 10, remove: mappingsTo("10.0.1.0/24")},
+		{revision: 12, remove: mappingsTo("10.0.3.0/24")}} {
+		if err := m.handleUpdate(ctx, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"all 10.0.1.0/24,10.0.3.0/24", "+ -10.0.3.0/24"}; !slices.Equal(r.said, want) {
+		t.Errorf("received %q, want %q", r.said, want)
+	}
+
+	m, r.fail = &mappingList{tenant: "green", sinks: mappingSinks{r}}, agenttest.ErrFake
+	if err := m.replaceAll(ctx, nil, 10); !errors.Is(err, agenttest.ErrFake) || m.listed {
+		t.Errorf("a list that was not accepted counts as delivered: %v", err)
+	}
+}
+
+// during is a network to which a change is sent while it processes a list.
+type during struct {
+	*recorder
+	m *mappingList
+}
+
+func (d during) Replace(ctx context.Context, name string, all []network.Mapping) error {
+	d.m.handleUpdate(ctx, mappingUpdate{revision: 20, add: mappingsTo("10.0.7.0/24")})
+	return d.recorder.Replace(ctx, name, all)
+}
+
+func TestChangeWhileAListIsTaken(t *testing.T) {
+	d := during{recorder: &recorder{}}
+	d.m = &mappingList{tenant: "green", sinks: nil}
+	d.m.sinks = mappingSinks{d}
+	if err := d.m.replaceAll(t.Context(), mappingsTo("10.0.1.0/24"), 10); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"all 10.0.1.0/24", "+10.0.7.0/24 -"}; !slices.Equal(d.said, want) || !d.m.listed {
+		t.Errorf("received %q, want %q", d.said, want)
+	}
+}
+
+// lister answers list queries of a tenant whose node has 10.0.1.0/24.
+// listed is the tenant of a lister.
+var listed = tenant.Tenant{
+	Name: "green", Network: tenant.Nimitz, Addressing: tenant.Own, IDs: []tenant.ID{{ID: 7}},
+	Overlays: []tenant.Overlay{{CIDR: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}},
+}
+
+func newLister(
+	t *testing.T,
+	answer func(n int, token string) (*pilasterv1.ListMappingsResponse, error),
+) (*streamMappings, *recorder) {
+	return newListerOf(t, agenttest.New(t), answer), &recorder{}
+}
+
+// newListerOf is a lister of a core, to which it adds tenant green.
+func newListerOf(
+	t *testing.T,
+	core *agenttest.Bed,
+	answer func(n int, token string) (*pilasterv1.ListMappingsResponse, error),
+) *streamMappings {
+	b := newLinkBed(t)
+	b.link.config.Tenants = core.Tenants
+	calls := 0
+	b.cluster.list = func(req *pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
+		calls++
+		return answer(calls, req.PageToken)
+	}
+	if _, err := core.Tenants.Merge(agent.TenantState{Tenant: listed}); err != nil {
+		t.Fatal(err)
+	}
+	if err := core.Tenants.SetSubnets("green", []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}); err != nil {
+		t.Fatal(err)
+	}
+	client, err := b.link.dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &streamMappings{mappingSync: newMappingSync(b.link, core.Core), client: client}
+}
+
+func page(revision int64, next string, tos ...string) *pilasterv1.ListMappingsResponse {
+	p := &pilasterv1.ListMappingsResponse{Revision: revision, NextPageToken: next}
+	for _, to := range tos {
+		p.Mappings = append(p.Mappings,
+			&pilasterv1.Mapping{Tenant: "green", To: to, Node: agenttest.NodePrefix.String()})
+	}
+	return p
+}
+
+// A list that is incomplete, or lacks an allocation of the node, is not delivered: nothing is removed by mistake.
+func TestListsThatAreNotTold(t *testing.T) {
+	away := connect.NewError(connect.CodeUnavailable, agenttest.ErrFake)
+	for name, c := range map[string]struct {
+		pages []*pilasterv1.ListMappingsResponse
+		err   error // after them
+		words string
+	}{
+		"empty": {[]*pilasterv1.ListMappingsResponse{page(5, "")}, nil, "not 10.0.1.0/24"},
+		"without this node's": {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.2.0/24")}, nil,
+			"not 10.0.1.0/24"},
+		"broken off": {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24")}, away,
+			agenttest.ErrFake.Error()},
+		"of two revisions": {[]*pilasterv1.ListMappingsResponse{page(5, "a", "10.0.1.0/24"),
+			page(6, "", "10.0.2.0/24")}, nil, "revision 6"},
+		"with what is no prefix": {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2")}, nil,
+			"not a prefix"},
+		"with bits beside a prefix": {[]*pilasterv1.ListMappingsResponse{page(5, "", "10.0.1.0/24", "10.0.2.1/24")},
+			nil, "not a prefix"},
+		"refused, and not for a bit": {
+			nil, connect.NewError(connect.CodeResourceExhausted, agenttest.ErrFake), agenttest.ErrFake.Error(),
+		},
+	} {
+		reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
+			if n > len(c.pages) {
+				return nil, c.err
+			}
+			return c.pages[n-1], nil
+		})
+		m := &mappingList{tenant: "green", sinks: mappingSinks{told}}
+		if err := reader.listOnce(t.Context(), m); err == nil || !strings.Contains(err.Error(), c.words) ||
+			len(told.said) != 0 ||
+			m.listed {
+			t.Errorf("%s: %v, received %q", name, err, told.said)
+		}
+	}
+}
+
+// A list that lacks what this node has again and again ends the stream: the node registers, and says that it has it.
+func TestListThatLacks(t *testing.T) {
+	tries := 0
+	reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
+		tries = n
+		return page(5, "", "10.0.2.0/24"), nil
+	})
+	reader.link.config.Wait = func(_ context.Context, n int, _ time.Duration) error {
+		if n > 2*maxIncomplete {
+			return agenttest.ErrFake
+		}
+		return nil
+	}
+	ctx, end := context.WithCancelCause(t.Context())
+	var running sync.WaitGroup
+	reader.end, reader.running = end, &running
+	reader.mu.Lock()
+	reader.list(ctx, "green", mappingSinks{told})
+	reader.mu.Unlock()
+	running.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, errIncomplete) || tries != maxIncomplete || len(told.said) != 0 {
+		t.Errorf("after %d tries the stream ended with %v, received %q", tries, err, told.said)
+	}
+}
+
+// mappedNetwork is one that keeps mappings.
+type mappedNetwork struct {
+	agent.Network
+	*recorder
+}
+
+// Every network of a tenant that uses mappings receives them, and a network added later receives all.
+func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
+	core := agenttest.New(t)
+	reader := newListerOf(t, core, func(int, string) (*pilasterv1.ListMappingsResponse, error) {
+		return page(5, "", "10.0.1.0/24"), nil
+	})
+	var running sync.WaitGroup
+	reader.running = &running
+	first, second := &recorder{}, &recorder{}
+	core.Networks["first"], core.Networks["second"] = mappedNetwork{nil, first}, mappedNetwork{nil, second}
+	says := func(step string, firsts, seconds []string) {
+		t.Helper()
+		running.Wait()
+		if !slices.Equal(first.said, firsts) || !slices.Equal(second.said, seconds) {
+			t.Errorf(
+				"%s: the first received %q, the second %q; want %q, %q",
+				step,
+				first.said,
+				second.said,
+				firsts,
+				seconds,
+			)
+		}
+	}
+	delta := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{}}}
+	hears := func(on, leaving string, event *pilasterv1.FollowResponse, changed map[string]mappingUpdate) {
+		green := listed
+		green.Network, green.Leaving = on, leaving
+		if _, err := core.Tenants.Merge(agent.TenantState{Tenant: green}); err != nil {
+			t.Fatal(err)
+		}
+		reader.handleEvent(t.Context(), event, changed)
+	}
+	all, more := "all 10.0.1.0/24", "+10.0.7.0/24 -"
+	hears(
+		"first",
+		"",
+		&pilasterv1.FollowResponse{
+			Event: &pilasterv1.FollowResponse_Snapshot{
+				Snapshot: &pilasterv1.Snapshot{Tenants: []*pilasterv1.Tenant{{Name: "green"}}},
+			},
+		},
+		nil,
+	)
+	says("on the first", []string{all}, nil)
+	hears("second", "first", delta, nil)
+	says("leaving it", []string{all, all}, []string{all})
+	hears("second", "first", delta, map[string]mappingUpdate{"green": {revision: 6, add: mappingsTo("10.0.7.0/24")}})
+	says("at a change", []string{all, all, more}, []string{all, more})
+	hears("second", "", delta, nil)
+	says("having left", []string{all, all, more}, []string{all, more, all})
+}
+
+// While there is no list only so much waits for it; then all is asked for again.
+func TestChangesThatWaitHaveAnEnd(t *testing.T) {
+	m := &mappingList{tenant: "green", sinks: mappingSinks{&recorder{}}}
+	for i := range maxPending + 1 {
+		if err := m.handleUpdate(t.Context(), mappingUpdate{revision: int64(i)}); (err != nil) != (i == maxPending) {
+			t.Fatalf("change %d: %v", i, err)
+		}
+	}
+}
+
+// A tenant that is asked about too often is asked about again when it may be, from where the list was.
+func TestListWaits(t *testing.T) {
+	t.Parallel()
+	late := connect.NewError(connect.CodeResourceExhausted, agenttest.ErrFake)
+	late.Meta().Set("Retry-After", "1")
+	var asked []time.Time
+	reader, told := newLister(t, func(n int, token string) (*pilasterv1.ListMappingsResponse, error) {
+		asked = append(asked, time.Now())
+		switch {
+		case n == 1:
+			return page(5, "a", "10.0.1.0/24"), nil
+		case n == 2:
+			return nil, late
+		case token != "a":
+			t.Errorf("asked for page %q", token)
+		}
+		return page(5, "", "10.0.2.0/24"), nil
+	})
+	if err := reader.listOnce(t.Context(), &mappingList{tenant: "green", sinks: mappingSinks{told}}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"all 10.0.1.0/24,10.0.2.0/24"}; !slices.Equal(told.said, want) || len(asked) != 3 ||
+		asked[2].Sub(asked[1]) < time.Second {
+		t.Errorf("received %q after queries at %v", told.said, asked)
+	}
+}
+
+// Failed releases are repeated when there is a stream again, unless an endpoint has the address by then.
+func TestFreeLater(t *testing.T) {
+	b, core := newLinkBed(t), agenttest.New(t)
+	freed := make(chan string, 10)
+	var back atomic.Bool
+	b.cluster.free = func(req *pilasterv1.FreeRequest) error {
+		if back.Load() {
+			freed <- req.Tenant + " " + req.Key
+			return nil
+		}
+		return connect.NewError(connect.CodeUnavailable, agenttest.ErrFake)
+	}
+	for _, container := range []string{"c1", "c2"} {
+		if err := b.link.Free(t.Context(), "green", container+"/eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	back.Store(true)
+	core.MustAdd("c2")
+	defer b.run(core)()
+	<-b.cluster.hosted
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Heartbeat{}}
+	if got := <-freed; got != "green c1/eth0" {
+		t.Errorf("freed %s", got)
+	}
+	agenttest.Eventually(t, func() error {
+		b.link.mu.Lock()
+		defer b.link.mu.Unlock()
+		if len(b.link.pendingFrees) != 0 {
+			return fmt.Errorf("%v waits", b.link.pendingFrees)
+		}
+		return nil
+	})
+	if len(freed) != 0 {
+		t.Errorf("freed %s, which a container has", <-freed)
+	}
+}
+
+// While there is a stream, failed releases are retried, and so are releases of addresses that may have been allocated
+// for an ADD that received no answer.
+func TestFreeAgain(t *testing.T) {
+	b, core := newLinkBed(t), agenttest.New(t)
+	late := connect.NewError(connect.CodeDeadlineExceeded, agenttest.ErrFake)
+	freed := make(chan string, 10)
+	var tries atomic.Int32
+	b.cluster.free = func(req *pilasterv1.FreeRequest) error {
+		if tries.Add(1) <= 3 {
+			return late
+		}
+		freed <- req.Tenant + " " + req.Key
+		return nil
+	}
+	b.cluster.allocate = func(req *pilasterv1.AllocateRequest) (*pilasterv1.AllocateResponse, error) {
+		switch req.Key {
+		case "full/eth0":
+			return nil, connect.NewError(connect.CodeResourceExhausted, agenttest.ErrFake)
+		case "late/eth0":
+			return nil, late
+		}
+		return &pilasterv1.AllocateResponse{Prefixes: []string{"10.0.0.2/32"}}, nil
+	}
+	defer b.run(core)()
+	<-b.cluster.hosted
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Heartbeat{}}
+	if err := b.link.Free(t.Context(), "green", "c1/eth0"); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-freed; got != "green c1/eth0" {
+		t.Errorf("freed %s", got)
+	}
+	for _, key := range []string{"full/eth0", "good/eth0", "late/eth0"} {
+		if _, err := b.link.Allocate(t.Context(), "green", key); (err == nil) != (key == "good/eth0") {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+	if got := <-freed; got != "green late/eth0" {
+		t.Errorf("freed %s", got)
+	}
+}
+
+// What the orchestrator will never take back is asked once, and the rest goes beside it.
+func TestFreeThatIsRefused(t *testing.T) {
+	b := newLinkBed(t)
+	for code, again := range map[connect.Code]bool{
+		connect.CodeInvalidArgument: false, connect.CodeFailedPrecondition: false, connect.CodeUnavailable: true,
+		connect.CodeResourceExhausted: true,
+	} {
+		b.cluster.free = func(*pilasterv1.FreeRequest) error { return connect.NewError(code, agenttest.ErrFake) }
+		key := code.String() + "/eth0"
+		if err := b.link.Free(t.Context(), "green", key); err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(b.link.pendingNow(t.Context()), allocation{"green", key}) != again {
+			t.Errorf("%v: %v waits", code, b.link.pendingNow(t.Context()))
+		}
+	}
+}
+
+// An allocation whose key belongs to no endpoint is released too, once.
+func TestFreeOfNobodys(t *testing.T) {
+	b, core := newLinkBed(t), agenttest.New(t)
+	var freed []string
+	b.cluster.free = func(req *pilasterv1.FreeRequest) error { freed = append(freed, req.Key); return nil }
+	b.link.freeUnused(t.Context(), core.Core, "green", "nobodys")
+	if late := b.link.pendingNow(t.Context()); !slices.Equal(freed, []string{"nobodys"}) || len(late) > 0 {
+		t.Errorf("freed %q, and %v waits", freed, late)
+	}
+}
+
+// slow is a network that takes its time for the first list.
+type slow struct {
+	*recorder
+	begun, end chan struct{}
+	first      sync.Once
+}
+
+func (s *slow) Replace(ctx context.Context, name string, all []network.Mapping) error {
+	err := s.recorder.Replace(ctx, name, all)
+	s.first.Do(func() { close(s.begun); <-s.end; s.recorder.said = append(s.recorder.said, "done") })
+	return err
+}
+
+// A cancelled list is not delivered while or after its replacement is.
+func TestListsOneAfterTheOther(t *testing.T) {
+	var pages atomic.Int32
+	reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
+		pages.Add(1)
+		return page(int64(n), "", "10.0.1.0/24", fmt.Sprintf("10.0.%d.0/24", 1+n)), nil
+	})
+	to := &slow{recorder: told, begun: make(chan struct{}), end: make(chan struct{})}
+	var running sync.WaitGroup
+	reader.running = &running
+	list := func(n int32) {
+		reader.mu.Lock()
+		reader.list(t.Context(), "green", mappingSinks{to})
+		reader.mu.Unlock()
+		agenttest.Eventually(t, func() error {
+			if got := pages.Load(); got < n {
+				return fmt.Errorf("%d pages were asked for", got)
+			}
+			return nil
+		})
+	}
+	list(1)
+	<-to.begun
+	list(2)                           // waits for the first, and is stopped
+	time.Sleep(20 * time.Millisecond) // in which it would be delivered at the same time
+	list(3)
+	close(to.end)
+	running.Wait()
+	if want := []string{"all 10.0.1.0/24,10.0.2.0/24", "done", "all 10.0.1.0/24,10.0.4.0/24"}; !slices.Equal(
+		told.said,
+		want,
+	) {
+		t.Errorf("received %q, want %q", told.said, want)
+	}
+}
+
+// The first ADD of a tenant returns when this node knows where the rest of it is; else its first packets would be
+// dropped.
+func TestFirstAddWaitsForTheList(t *testing.T) {
+	b, core := newLinkBed(t), agenttest.NewWithTwoNetworks(t)
+	var added atomic.Bool
+	b.cluster.list = func(*pilasterv1.ListMappingsRequest) (*pilasterv1.ListMappingsResponse, error) {
+		time.Sleep(50 * time.Millisecond) // in which it would return
+		if added.Load() {
+			t.Error("the ADD did not wait")
+		}
+		return page(5, ""), nil
+	}
+	defer b.run(core)()
+	<-b.cluster.hosted
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 4, Event: &pilasterv1.FollowResponse_Heartbeat{}}
+	done := make(chan error)
+	go func() {
+		_, err := core.Add(t.Context(), core.Green("c1"))
+		added.Store(true)
+		done <- err
+	}()
+	for req := range b.cluster.hosted {
+		if slices.Contains(req.HostedTenants, "green") {
+			break
+		}
+	}
+	go func() {
+		for range b.cluster.hosted { // it reports more
+		}
+	}()
+	green := &pilasterv1.Tenant{
+		Name: "green", Network: tenant.Nimitz, Addressing: pilasterv1.Addressing_ADDRESSING_OWN,
+		Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: 24}},
+	}
+	for _, id := range core.Orchestrator.Tenants["green"].IDs {
+		green.Ids = append(green.Ids, &pilasterv1.TenantId{Id: uint32(id.ID), Key: id.Key[:]})
+	}
+	b.cluster.events <- &pilasterv1.FollowResponse{Revision: 5,
+		Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+			Tenants: []*pilasterv1.Tenant{green}, WholeTenants: []string{"green"}}}}
+	began := time.Now()
+	if err := <-done; err != nil || time.Since(began) > agent.ListWait {
+		t.Errorf("the ADD: %v after %v", err, time.Since(began))
+	}
+}
+
+// Addresses that the orchestrator allocated are those that were not chosen here, on any network.
+func TestHeldAddresses(t *testing.T) {
+	given, drawn := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.1")
+	held := heldAddresses(
+		[]endpoint.Record{{ContainerID: "c1", Interface: "eth0", Tenant: "green", Attachments: []endpoint.Attachment{
+			{
+				Network: "later",
+				Address: given,
+			}, {Network: "later", Address: drawn, Subnet: netip.MustParsePrefix("10.1.0.0/24")},
+			{Network: tenant.Netpila, Address: agenttest.NodePrefix.Addr(), Plaintext: agenttest.NodePrefix.Addr()},
+		}}},
+	)
+	if len(held) != 1 || held[0].To != "10.0.0.1/32" || held[0].Key != "c1/eth0" {
+		t.Errorf("held %v", held)
+	}
+}

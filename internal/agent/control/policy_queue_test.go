@@ -1,0 +1,254 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/agent/state"
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// An orchestrator of a build without policies moves a node past what became of them; the next stream is asked for all.
+func TestPoliciesThatWerePassedOver(t *testing.T) {
+	b, core := newLinkBed(t), agenttest.New(t)
+	core.MustAdd("c1")
+	defer b.run(core)()
+	tell := func(r *pilasterv1.FollowResponse) {
+		for {
+			select {
+			case b.cluster.events <- r:
+				return
+			case <-b.cluster.hosted:
+			}
+		}
+	}
+	hears := func(revision int64, r *pilasterv1.FollowResponse) {
+		t.Helper()
+		r.Revision = revision
+		for tell(r); b.link.Status().Revision != revision; {
+			tell(&pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}})
+		}
+	}
+	beginsWith := func(incomplete ...string) {
+		t.Helper()
+		revision := b.link.Status().Revision
+		tell(nil)
+		for said := range b.cluster.hosted {
+			if said.ResumeRevision != revision {
+				continue // of the stream before
+			}
+			if !slices.Equal(said.IncompleteTenants, incomplete) {
+				t.Errorf("after revision %d asked is for %q, want %q", revision, said.IncompleteTenants, incomplete)
+			}
+			return
+		}
+	}
+	whole := func() *pilasterv1.FollowResponse {
+		blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: agenttest.BlueKey[:]}}}
+		return &pilasterv1.FollowResponse{
+			WithPolicies: true,
+			Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
+				Tenants: []*pilasterv1.Tenant{blue}, WholeTenants: []string{"blue"}, WholePolicies: []string{"blue"},
+			}},
+		}
+	}
+	hears(5, whole())
+	beginsWith()
+	hears(6, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	beginsWith()
+	hears(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // of an older one
+	hears(8, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	beginsWith("blue")
+	hears(9, whole())
+	beginsWith()
+}
+
+func policyEvent(revision int64, d *pilasterv1.Delta) *pilasterv1.FollowResponse {
+	return &pilasterv1.FollowResponse{
+		Revision:     revision,
+		WithPolicies: true,
+		Event:        &pilasterv1.FollowResponse_Delta{Delta: d},
+	}
+}
+
+func said(name, text string) *pilasterv1.Policy {
+	return &pilasterv1.Policy{Tenant: "blue", Kind: "NetworkPolicy", Namespace: "default", Name: name, Document: text}
+}
+
+// policingBed is of a node with a container of tenant blue; end is called with why the stream ended.
+func policingBed(t *testing.T, end func(error)) (*policyQueue, *agenttest.Bed) {
+	b, core := newLinkBed(t), agenttest.New(t)
+	b.link.config.Tenants = core.Tenants
+	core.MustAdd("c1")
+	core.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Whole: true})
+	return &policyQueue{link: b.link, core: core.Core, running: new(sync.WaitGroup), end: end}, core
+}
+
+// TestPoliciesThatWait: updates that arrive during a compilation are in force after one more, and until then the
+// stream's revision does not include them.
+func TestPoliciesThatWait(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	p, core := policingBed(t, func(err error) { t.Error(err) })
+	defer p.running.Wait()
+	defer end()
+	entered, release := make(chan struct{}), make(chan struct{})
+	compiled := 0
+	core.Driver.During = func(call string, _ endpoint.Record) {
+		if call != "SetPolicies" {
+			return
+		}
+		if compiled++; compiled == 1 {
+			close(entered)
+			<-release
+		}
+	}
+	hear := func(r *pilasterv1.FollowResponse) {
+		t.Helper()
+		if err := p.handleEvent(ctx, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hear(policyEvent(6, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("p0", agenttest.WebFromDB)}}))
+	<-entered
+	for i := range int64(50) {
+		hear(
+			policyEvent(
+				7+i,
+				&pilasterv1.Delta{
+					Policies:      []*pilasterv1.Policy{said(fmt.Sprint("p", i+1), agenttest.WebFromDB)},
+					EndedPolicies: []*pilasterv1.Policy{said(fmt.Sprint("p", i), "")},
+				},
+			),
+		)
+	}
+	if at := p.link.Status().Revision; at != 0 {
+		t.Errorf("the node says that it has revision %d, and nothing is in force", at)
+	}
+	close(release)
+	if err := p.wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if at := p.link.Status().Revision; compiled != 2 || at != 56 {
+		t.Errorf("51 changes were compiled %d times, and the node has revision %d", compiled, at)
+	}
+	kept := func() []agent.Document {
+		t.Helper()
+		disk, err := agent.ReadDiskState(core.Dir)
+		if err != nil && !strings.Contains(err.Error(), state.NodeFileName) { // there is none
+			t.Fatal(err)
+		}
+		return disk.Policies["blue"].Documents
+	}
+	if has := kept(); len(has) != 1 || has[0].Name != "p50" || has[0].Text == "" {
+		t.Errorf("it has %v", has)
+	}
+	hear(policyEvent(57, &pilasterv1.Delta{EndedPolicies: []*pilasterv1.Policy{said("p50", "")}}))
+	if err := p.wait(ctx); err != nil || len(kept()) != 0 || p.link.Status().Revision != 57 {
+		t.Errorf("after a rest: %v, %v", err, kept())
+	}
+}
+
+// TestPoliciesThatAreNotKept: what the disk does not take ends the stream at the revision before it.
+func TestPoliciesThatAreNotKept(t *testing.T) {
+	var why error
+	ctx, end := context.WithCancelCause(t.Context())
+	p, core := policingBed(t, func(err error) { why = err; end(err) })
+	if err := os.RemoveAll(filepath.Join(core.Dir, state.PoliciesFolder)); err != nil {
+		t.Fatal(err)
+	}
+	deny := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("deny", agenttest.DenyAll)}}
+	if err := p.handleEvent(ctx, policyEvent(6, deny)); err != nil {
+		t.Fatal(err)
+	}
+	p.running.Wait()
+	if why == nil || p.link.Status().Revision != 0 {
+		t.Errorf("the stream ended with %v, at revision %d", why, p.link.Status().Revision)
+	}
+	if err := p.wait(ctx); err != why {
+		t.Errorf("wait returns %v", err)
+	}
+}
+
+// TestIsOfPolicies: only what nothing else depends on may wait. It goes through all fields that a message has, those
+// too that come after this was written.
+func TestIsOfPolicies(t *testing.T) {
+	mayWait := map[protoreflect.Name]bool{
+		"policies":        true,
+		"ended_policies":  true,
+		"overrides":       true,
+		"ended_overrides": true,
+		"whole_policies":  true,
+	}
+	besides := map[protoreflect.Name]bool{"delta": true, "revision": true, "spread_ms": true, "with_policies": true}
+	some := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{{Tenant: "blue"}}}
+	for f := range fieldsOf(&pilasterv1.Delta{}) {
+		if alone := (&pilasterv1.Delta{}); isPolicyOnly(policyEvent(1, set(alone, f))) != mayWait[f.Name()] {
+			t.Errorf("%s alone may wait: %v", f.Name(), !mayWait[f.Name()])
+		}
+		if both := proto.CloneOf(some); isPolicyOnly(policyEvent(1, set(both, f))) != mayWait[f.Name()] {
+			t.Errorf("%s beside policies may wait: %v", f.Name(), !mayWait[f.Name()])
+		}
+	}
+	for f := range fieldsOf(&pilasterv1.FollowResponse{}) {
+		if f.Name() == "delta" {
+			continue
+		}
+		if event := policyEvent(1, proto.CloneOf(some)); isPolicyOnly(set(event, f)) != besides[f.Name()] {
+			t.Errorf("policies in a message with %s may wait: %v", f.Name(), !besides[f.Name()])
+		}
+	}
+	if isPolicyOnly(policyEvent(1, &pilasterv1.Delta{})) {
+		t.Error("an event without anything may wait")
+	}
+}
+
+func fieldsOf(m proto.Message) iter.Seq[protoreflect.FieldDescriptor] {
+	return func(yield func(protoreflect.FieldDescriptor) bool) {
+		fields := m.ProtoReflect().Descriptor().Fields()
+		for i := range fields.Len() {
+			if !yield(fields.Get(i)) {
+				return
+			}
+		}
+	}
+}
+
+// set gives a field of a message some value that is not empty.
+func set[M proto.Message](m M, f protoreflect.FieldDescriptor) M {
+	r := m.ProtoReflect()
+	one := func(new func() protoreflect.Value) protoreflect.Value {
+		switch f.Kind() {
+		case protoreflect.MessageKind:
+			return new()
+		case protoreflect.StringKind:
+			return protoreflect.ValueOfString("x")
+		case protoreflect.BoolKind:
+			return protoreflect.ValueOfBool(true)
+		case protoreflect.Int64Kind:
+			return protoreflect.ValueOfInt64(1)
+		case protoreflect.Uint32Kind:
+			return protoreflect.ValueOfUint32(1)
+		}
+		panic(f.Kind().String() + " of " + string(f.FullName()))
+	}
+	if !f.IsList() {
+		r.Set(f, one(func() protoreflect.Value { return r.NewField(f) }))
+		return m
+	}
+	list := r.Mutable(f).List()
+	list.Append(one(list.NewElement))
+	return m
+}

@@ -1,0 +1,408 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/api"
+	"pilaster.io/pilaster/internal/agent/control"
+	"pilaster.io/pilaster/internal/agent/hostnet"
+	"pilaster.io/pilaster/internal/agent/state"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/sdnotify"
+	"pilaster.io/pilaster/internal/statefile"
+	"pilaster.io/pilaster/internal/unixrpc"
+)
+
+// Options configure the daemon.
+type Options struct {
+	OrchestratorURL  string
+	Token            string // join token; may be empty once joined
+	NodeName         string
+	NodePrefix       netip.Prefix // chosen by the operator; may be zero
+	Uplink           string
+	RunDir, StateDir string
+	MaxEndpoints     int
+	MaxTenantIDs     int
+	Edge             bool   // this node is an Edge Switch: it runs no containers
+	MetricsListen    string // "host:port"; empty means the unix socket only
+	Version          string
+	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
+	OpenDriver func(state.Membership) (DriverCloser, error)
+	Networks   []network.Factory // all known networks, in the order in which they are opened
+	Log        *slog.Logger
+}
+
+// DriverCloser is a Driver that must be closed.
+type DriverCloser interface {
+	dpapi.Driver
+	io.Closer
+}
+
+// Run runs the agent daemon until ctx ends. The packet path continues without it.
+func Run(ctx context.Context, o Options) (err error) {
+	d, err := newDaemon(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
+	if err := d.serve(ctx, g); err != nil {
+		cancel()
+		return errors.Join(err, g.Wait())
+	}
+	g.Go(func() error { return d.keepCertificate(ctx) })
+	g.Go(func() error {
+		if err := d.start(ctx, g); err != nil && ctx.Err() == nil {
+			return err
+		}
+		return nil
+	})
+	<-ctx.Done()
+	sdnotify.Notify(sdnotify.Stopping)
+	return g.Wait()
+}
+
+// daemon has the parts that Run connects.
+type daemon struct {
+	Options
+	lock     *os.File
+	node     *state.Node
+	tenants  *agent.Tenants
+	store    *endpoint.Store
+	link     *control.Link
+	service  *api.Service
+	received control.MessageCounter
+	joined   chan *join.Client
+	changed  chan struct{} // receives a value when addresses of this node changed
+	driver   DriverCloser
+	opened   []agent.Network // in that order
+	// one of them has a working gateway; queried once, because a network may wait for its switch
+	gateway bool
+
+	enforces []string // names of networks that enforce policies
+}
+
+func newDaemon(o Options) (*daemon, error) {
+	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
+		return nil, err
+	}
+	d := &daemon{
+		Options:  o,
+		received: control.NewMessageCounter(),
+		joined:   make(chan *join.Client, 1),
+		changed:  make(chan struct{}, 1),
+	}
+	var err error
+	if d.lock, err = statefile.Lock(o.StateDir); err != nil {
+		return nil, err
+	}
+	if err := d.load(); err != nil {
+		d.lock.Close()
+		return nil, stateError(err)
+	}
+	d.link = control.New(control.Config{
+		URL: o.OrchestratorURL, Version: o.Version, Node: d.node, Tenants: d.tenants,
+		Endpoints:    d.store.WithClusterAddresses,
+		WantedPrefix: o.NodePrefix, Edge: o.Edge,
+		Gateway:  d.hasGateway,
+		Enforces: d.enforcing,
+		UplinkAddresses: func() ([]netip.Addr, error) {
+			m, _ := d.node.Membership()
+			return hostnet.UplinkAddresses(d.Uplink, m.Prefix)
+		},
+		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
+	})
+	d.service = api.New(
+		api.Config{
+			Node:    d.node,
+			Link:    d.link.Status,
+			URL:     o.OrchestratorURL,
+			Uplink:  o.Uplink,
+			Edge:    o.Edge,
+			Version: o.Version,
+			Metrics: []prometheus.Collector{d.received},
+		},
+	)
+	return d, nil
+}
+
+// hasGateway reports whether the node has a gateway; it is known once networks are open.
+func (d *daemon) hasGateway() bool { return d.gateway }
+
+// enforcing returns the networks that enforce policies; they are known once networks are open.
+func (d *daemon) enforcing() []string { return d.enforces }
+
+// stateError adds to an error of corrupt state what it means for the node.
+func stateError(err error) error {
+	var corrupt *statefile.CorruptError
+	if errors.As(err, &corrupt) {
+		return fmt.Errorf(
+			"%w\n  packets of containers flow as before; restore the file from a backup, or drain the node and run "+
+				"`pilaster node reset`",
+			err,
+		)
+	}
+	return err
+}
+
+func (d *daemon) load() (err error) {
+	if d.node, err = state.OpenNode(d.StateDir, d.NodeName); err != nil {
+		return err
+	}
+	if m, ok := d.node.Membership(); ok && d.NodePrefix.IsValid() && d.NodePrefix != m.Prefix {
+		return fmt.Errorf(
+			"--node-prefix %v differs from %v, the prefix of this node\n  nothing was changed; omit the flag, or "+
+				"delete the node and use an empty --state-dir",
+			d.NodePrefix,
+			m.Prefix,
+		)
+	}
+	if d.tenants, err = agent.OpenTenants(d.StateDir); err != nil {
+		return err
+	}
+	if d.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: d.StateDir}); err != nil {
+		return err
+	}
+	return d.fits()
+}
+
+// fits refuses settings that are too small for the existing state, before the packet path is opened with them.
+func (d *daemon) fits() error {
+	if has := d.store.List(); d.Edge && len(has) > 0 {
+		return fmt.Errorf(
+			"--edge: an Edge Switch runs no containers, but this node has %s, such as %s of container %s\n  nothing "+
+				"was changed and packets flow as before; start the agent without --edge, or use another node",
+			humanize.Of(len(has), "endpoint", "endpoints"),
+			has[0].Interface,
+			has[0].ContainerID,
+		)
+	}
+	ids := 0
+	for _, k := range d.tenants.All() {
+		ids += len(k.Tenant.IDs)
+	}
+	for _, c := range []struct {
+		flag, what string
+		max, has   int
+	}{
+		{"--max-endpoints", "endpoints", cmp.Or(d.MaxEndpoints, dpapi.DefaultMaxEndpoints), len(d.store.List())},
+		{"--max-tenant-ids", "tenant ids", cmp.Or(d.MaxTenantIDs, dpapi.DefaultMaxTenantIDs), ids},
+	} {
+		if c.has > c.max {
+			return fmt.Errorf(
+				"%s %d is less than the %d %s of this node\n  nothing was changed and packets flow as before; allow "+
+					"at least as many, or remove containers first",
+				c.flag,
+				c.max,
+				c.has,
+				c.what,
+			)
+		}
+	}
+	return nil
+}
+
+func (d *daemon) close() error {
+	var errs []error
+	for _, n := range slices.Backward(d.opened) {
+		if c, ok := n.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	if d.driver != nil {
+		errs = append(errs, d.driver.Close())
+	}
+	return errors.Join(append(errs, d.store.Close(), d.lock.Close())...)
+}
+
+// dial returns a client of the orchestrator; it joins first if needed.
+func (d *daemon) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
+	instance, err := state.Instance(d.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	c, err := join.Dial(ctx, join.Config{
+		URL: d.OrchestratorURL, Token: d.Token, StateDir: d.StateDir, NodeName: d.node.Name(), NodeUUID: d.node.UUID(),
+		Instance: instance,
+		Received: d.received.Count, Log: d.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.joined <- c // dialled once
+	return c, nil
+}
+
+func (d *daemon) keepCertificate(ctx context.Context) error {
+	select {
+	case c := <-d.joined:
+		defer c.Close()
+		if err := c.KeepCertificate(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// agentSocket is the name of the agent's socket in the run directory.
+const agentSocket = "agent.sock"
+
+// serve serves the agent's socket; until the core is ready, answers say what the agent waits for.
+func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
+	observer := d.service.ObserveHandler()
+	socket, err := unixrpc.Listen(filepath.Join(d.RunDir, agentSocket))
+	if err != nil {
+		return err
+	}
+	server := unixrpc.Server(d.service.Handler(observer))
+	server.ConnContext = api.WithPeer
+	serve(ctx, g, server, socket)
+	if d.MetricsListen == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", d.MetricsListen)
+	if err != nil {
+		return fmt.Errorf("--metrics-listen: %w", err)
+	}
+	serve(ctx, g, &http.Server{Handler: observer, ReadHeaderTimeout: 5 * time.Second}, l)
+	return nil
+}
+
+// serve runs a server in the group. When ctx ends, running calls are cancelled: an ADD is rolled back, other calls can
+// be repeated.
+func serve(ctx context.Context, g *errgroup.Group, s *http.Server, l net.Listener) {
+	s.BaseContext = func(net.Listener) context.Context { return ctx }
+	g.Go(func() error {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	g.Go(func() error {
+		<-ctx.Done()
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		if s.Shutdown(grace) != nil {
+			return s.Close()
+		}
+		return nil
+	})
+}
+
+// start starts the core, at once if the node knows its prefix, otherwise after the registration, and starts its
+// background tasks.
+func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
+	_, member := d.node.Membership()
+	if !member {
+		if err := d.link.Register(ctx); err != nil {
+			return err
+		}
+	}
+	m, _ := d.node.Membership()
+	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed)
+	if err := overlap.Check(); err != nil {
+		return err
+	}
+	driver, err := d.OpenDriver(m)
+	if err != nil {
+		return err // the driver that came with it is not valid and must not be closed
+	}
+	d.driver = driver
+	networks, absent, err := d.networks(m)
+	if err != nil {
+		return err
+	}
+	// the first registration did not name the networks that enforce policies: containers of tenants with policies would
+	// be refused
+	if !member {
+		if err := d.link.Register(ctx); err != nil {
+			return err
+		}
+	}
+	core, err := agent.New(agent.Config{
+		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
+		Tried: d.link.Tried(), Edge: d.Edge,
+		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
+	})
+	if err != nil {
+		return stateError(err)
+	}
+	if err := core.Start(ctx); err != nil {
+		return stateError(err)
+	}
+	d.service.Serve(core, func() error { return cmp.Or(overlap.Problem(), d.link.Problem()) })
+	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))
+	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
+		d.Log.Warn("notifying the service manager failed", "error", err)
+	}
+	d.supply(ctx, g, core, overlap)
+	return nil
+}
+
+// networks opens the networks that this node has, and returns for the others the option that enables them; both by
+// name.
+func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, absent map[string]string, err error) {
+	has, absent = map[string]agent.Network{}, map[string]string{}
+	for _, o := range d.Networks {
+		if o.Open == nil {
+			absent[o.Name] = o.With
+			continue
+		}
+		n, err := o.Open(network.Node{Plan: m.Plan, Prefix: m.Prefix, Indexes: d.store, Cluster: d.link})
+		if err != nil {
+			return nil, nil, err
+		}
+		has[o.Name], d.opened = n, append(d.opened, n)
+		d.gateway = d.gateway || hasGateway(n)
+		if agent.PolicyError(n) == nil {
+			d.enforces = append(d.enforces, o.Name)
+		}
+	}
+	return has, absent, nil
+}
+
+// supply starts the background tasks.
+func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core, overlap *hostnet.OverlapWatch) {
+	g.Go(func() error { d.link.Run(ctx, core); return nil })
+	g.Go(func() error { return d.service.RunEvents(ctx, d.driver, d.Log) })
+	g.Go(func() error { d.service.RunDrops(ctx, core, d.driver.ReconcileSettings, d.Log); return nil })
+	g.Go(func() error { core.Run(ctx); return nil })
+	for _, n := range d.opened {
+		if working, ok := n.(network.Runner); ok {
+			g.Go(func() error { working.Run(ctx, d.Log); return nil })
+		}
+	}
+	g.Go(func() error { return overlap.Run(ctx, d.Log) })
+	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })
+}
+
+// hasGateway reports whether a network has a working gateway to the underlay.
+func hasGateway(n agent.Network) bool {
+	outward, ok := n.(network.GatewayProvider)
+	return ok && outward.Gateway().Missing == ""
+}
