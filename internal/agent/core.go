@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -28,11 +29,10 @@ const removeTimeout = 30 * time.Second
 type Core struct {
 	store    *endpoint.Store
 	tenants  *Tenants
-	policies *policies
+	policies *policies.Manager
 	networks map[string]Network
 	driver   dpapi.Driver
 	resolver Resolver
-	tried    <-chan struct{} // see Config
 	plan     address.Plan
 	absent   map[string]string
 	edge     bool
@@ -73,12 +73,16 @@ type Config struct {
 func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent,
-		driver: c.Driver, resolver: c.Resolver, tried: c.Tried,
+		driver: c.Driver, resolver: c.Resolver,
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
 		migrationDue: newWakeup(),
 	}
 	c.Tenants.appOverrides = core.overrides
+	core.policies.Connect(policies.Config{
+		Tenants: c.Tenants, Endpoints: c.Store.List, Driver: c.Driver,
+		Seal: core.seal, CheckGuards: core.checkGuards, Tried: c.Tried, Log: c.Log,
+	})
 	c.Tenants.usedApps = core.usedApps
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
 	if core.max < 1 || core.max > int(endpoint.MaxID) {
@@ -251,7 +255,7 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 		return err
 	}
 	*r = active
-	if err := c.enforceFor(active); err != nil {
+	if err := c.policies.EnforceFor(active); err != nil {
 		return err
 	}
 	if err := c.driver.Attach(active); err != nil {
@@ -312,7 +316,7 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 		c.tenants.signal()
 	}
 	c.release(ctx, r.Tenant, r.TenantID)
-	c.retryPolicies(r.Tenant)
+	c.policies.Retry(r.Tenant)
 	c.signalMigration(r)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/statefile"
@@ -20,7 +21,7 @@ import (
 type DiskState struct {
 	Node      state.NodeFile              `json:"node"`
 	Tenants   []DiskTenant                `json:"tenants"`
-	Policies  map[string]policyFile       `json:"policies,omitempty"` // by tenant
+	Policies  map[string]policies.File    `json:"policies,omitempty"` // by tenant
 	Endpoints map[string]*endpoint.Record `json:"endpoints"`          // by path; null if a record is invalid
 }
 
@@ -60,9 +61,9 @@ func ReadDiskState(dir string) (DiskState, error) {
 	if !errors.Is(err, os.ErrNotExist) { // written by an older build
 		errs = append(errs, err)
 	}
-	s.Policies = map[string]policyFile{}
+	s.Policies = map[string]policies.File{}
 	for _, name := range policed {
-		var f policyFile
+		var f policies.File
 		path := filepath.Join(dir, state.PoliciesFolder, name+".json")
 		if err := statefile.Read(path, state.Version, &f); err != nil {
 			errs = append(errs, err)

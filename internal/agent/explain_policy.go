@@ -192,7 +192,7 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 	return Reason{
 		Direction: direction, Tenant: tenant, Peer: q.Remote, Own: answer.LocalApp, Far: answer.RemoteApp,
 		Allowed:     answer.Allowed[direction],
-		HasPolicies: c.policies.view()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]),
+		HasPolicies: c.policies.View()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]),
 		Audit: c.ruleName(tenant, answer.Audits[direction]),
 	}, nil
 }

@@ -87,7 +87,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	if err := c.store.Put(is); err != nil {
 		return endpoint.Record{}, err
 	}
-	err = c.renewPolicies(was.Tenant)
+	err = c.policies.Renew(was.Tenant)
 	if err == nil {
 		err = c.activateApp(ctx, is)
 	}
@@ -96,7 +96,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 		if undo := c.store.Put(was); undo != nil {
 			return endpoint.Record{}, undo
 		}
-		return endpoint.Record{}, errors.Join(err, c.renewPolicies(was.Tenant), c.activateApp(ctx, was))
+		return endpoint.Record{}, errors.Join(err, c.policies.Renew(was.Tenant), c.activateApp(ctx, was))
 	}
 	c.tenants.signal()
 	c.log.Info(

@@ -10,6 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -62,7 +63,7 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	b.Reopen()
 	check("after a start")
 	// What the cluster says of containers of this node is older than what the node knows.
-	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
+	b.MustApplyPolicies(policies.Update{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
 	check("after an old word")
 
 	back := agent.LabelChange{Set: map[string]string{"app": "web"}}

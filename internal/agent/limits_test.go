@@ -10,6 +10,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
@@ -118,8 +119,8 @@ func TestNoRoomForANewKey(t *testing.T) {
 				{Tenant: b.Orchestrator.Tenants["red"], Apps: app, Whole: true}}, nil); err != nil {
 			t.Fatal(err)
 		}
-		b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Whole: true})
-		b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "red", Whole: true})
+		b.MustApplyPolicies(policies.Update{Tenant: "blue", Whole: true})
+		b.MustApplyPolicies(policies.Update{Tenant: "red", Whole: true})
 	}
 	apply()
 	if problems := b.Tenants.RefusedProblems(); len(problems) != 1 ||

@@ -222,7 +222,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 		*r = both
 	}
 	// After a label change the new address contains the wrong app.
-	err := c.renewPolicies(r.Tenant)
+	err := c.policies.Renew(r.Tenant)
 	if err == nil {
 		err = c.driver.Readdress(ctx, was, *r)
 	}

@@ -15,6 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -73,7 +74,7 @@ func TestPoliciesAreInForce(t *testing.T) {
 	}
 
 	b.MustApplyPolicies(
-		agent.PolicyUpdate{
+		policies.Update{
 			Tenant:    "blue",
 			Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2},
 		},
@@ -82,9 +83,9 @@ func TestPoliciesAreInForce(t *testing.T) {
 		t.Error("an override is not in force")
 	}
 	b.MustApplyPolicies(
-		agent.PolicyUpdate{
+		policies.Update{
 			Tenant:         "blue",
-			Removed:        []agent.Document{agenttest.Document("deny", ""), agenttest.Document("web", "")},
+			Removed:        []policies.Document{agenttest.Document("deny", ""), agenttest.Document("web", "")},
 			EndedOverrides: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7")},
 		},
 	)
@@ -110,11 +111,11 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 	b.MustApplyPolicies(agenttest.AllPolicies("blue", agenttest.Document("deny", agenttest.DenyAll)))
 	for _, c := range []struct {
 		name   string
-		update agent.PolicyUpdate
+		update policies.Update
 		fail   error
 	}{
-		{"of a newer kind", agent.PolicyUpdate{Tenant: "blue",
-			Documents: []agent.Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}}, nil},
+		{"of a newer kind", policies.Update{Tenant: "blue",
+			Documents: []policies.Document{{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}}}, nil},
 		{"too many", agenttest.MorePolicies("blue", agenttest.Document("web", agenttest.WebFromDB)),
 			errors.New("no room")},
 	} {
@@ -205,7 +206,7 @@ func TestPoliciesAreNotLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Reopen()
-	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Whole: true})
+	b.MustApplyPolicies(policies.Update{Tenant: "blue", Whole: true})
 	if _, err := os.Stat(file); strings.Contains(text(), "policed") || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("policies that have ended are still there: %v", err)
 	}
@@ -217,7 +218,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	b.MustAdd("c1")
 	b.MustApplyPolicies(agenttest.AllPolicies("blue", agenttest.Document("web", agenttest.WebFromDB)))
 	b.MustApplyPolicies(
-		agenttest.MorePolicies("blue", agent.Document{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}),
+		agenttest.MorePolicies("blue", policies.Document{Kind: "Firewall", Name: "f", Text: `{"kind":"Firewall"}`}),
 	)
 	b.MustApplyPolicies(agenttest.MorePolicies("blue", agenttest.Document("deny", agenttest.DenyAll)))
 	if err := b.Apply(t.Context(),
@@ -242,7 +243,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	if _, err := b.Add(t.Context(), b.Request("c2")); !errors.Is(err, refusal.ErrUnavailable) {
 		t.Errorf("an endpoint was added: %v", err)
 	}
-	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Removed: []agent.Document{{Kind: "Firewall", Name: "f"}}})
+	b.MustApplyPolicies(policies.Update{Tenant: "blue", Removed: []policies.Document{{Kind: "Firewall", Name: "f"}}})
 	if problems := b.PolicyProblems(); len(problems) != 0 || !b.lets(2, 1) {
 		t.Errorf("it has ended, and the others are not in force: %q", problems)
 	}
@@ -251,7 +252,7 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	}
 
 	b.Driver.Fail["SetPolicies"] = agenttest.ErrFake
-	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Removed: []agent.Document{agenttest.Document("web", "")}})
+	b.MustApplyPolicies(policies.Update{Tenant: "blue", Removed: []policies.Document{agenttest.Document("web", "")}})
 	b.Driver.Fail["SetPolicies"] = nil
 	b.MustAdd("c2")
 	if b.lets(2, 1) {
@@ -288,7 +289,7 @@ func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	}
 	b.Driver.Fail["SetPolicies"] = nil
 	b.MustAdd("c2")
-	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Removed: []agent.Document{agenttest.Document("deny", "")}})
+	b.MustApplyPolicies(policies.Update{Tenant: "blue", Removed: []policies.Document{agenttest.Document("deny", "")}})
 	if problems := b.PolicyProblems(); len(problems) != 0 || !b.lets(1, 1) {
 		t.Errorf("all is well again: %q", problems)
 	}
@@ -319,10 +320,10 @@ func TestRoomForPolicies(t *testing.T) {
 func TestFirstPolicyOfATenant(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
-	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Whole: true})
+	b.MustApplyPolicies(policies.Update{Tenant: "blue", Whole: true})
 	b.MustApplyPolicies(agenttest.MorePolicies("blue", agenttest.Document("deny", agenttest.DenyAll)))
 	b.Orchestrator.Policies["blue"] = true
-	ctx, cancel := context.WithTimeout(t.Context(), agent.PoliciesWait/2)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second/2)
 	defer cancel()
 	q := b.Request("c2")
 	q.Labels = map[string]string{"app": "other"}
@@ -388,7 +389,7 @@ func TestPoliciesOfADeletedTenant(t *testing.T) {
 	if err := b.Apply(t.Context(), nil, []string{"blue"}); err != nil {
 		t.Fatal(err)
 	}
-	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Removed: []agent.Document{agenttest.Document("deny", "")}})
+	b.MustApplyPolicies(policies.Update{Tenant: "blue", Removed: []policies.Document{agenttest.Document("deny", "")}})
 	if b.lets(1, 1) {
 		t.Error("its containers may do what they might not")
 	}
@@ -398,10 +399,10 @@ func TestPoliciesOfADeletedTenant(t *testing.T) {
 func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
-	whole := agent.PolicyUpdate{
+	whole := policies.Update{
 		Tenant:    "blue",
 		Whole:     true,
-		Documents: []agent.Document{agenttest.Document("web", agenttest.WebFromDB)},
+		Documents: []policies.Document{agenttest.Document("web", agenttest.WebFromDB)},
 		Overrides: map[netip.Addr]address.AppID{netip.MustParseAddr("fd70:696c:6100:2:0:100:100:7"): 2},
 	}
 	b.MustApplyPolicies(whole)
@@ -448,7 +449,7 @@ func TestPoliciesAreAskedFor(t *testing.T) {
 	incomplete("")
 	b.MustAdd("c1")
 	incomplete("blue")
-	b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Whole: true})
+	b.MustApplyPolicies(policies.Update{Tenant: "blue", Whole: true})
 	incomplete("")
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)
@@ -496,7 +497,8 @@ func TestContainersWaitForTheFirstStream(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
 	tried := make(chan struct{})
-	b.SetTried(tried)
+	b.Tried = tried
+	b.Reopen()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := b.Add(ctx, b.Request("c2")); !errors.Is(err, context.DeadlineExceeded) {

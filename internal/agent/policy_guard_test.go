@@ -9,6 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/policy"
@@ -86,15 +87,15 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 		do     func()
 		sealed bool
 	}{
-		{"no policies", func() { b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "green", Whole: true}) }, false},
+		{"no policies", func() { b.MustApplyPolicies(policies.Update{Tenant: "green", Whole: true}) }, false},
 		{"a policy in audit", func() {
 			audited := strings.Replace(agenttest.MutedDB,
 				`"name":"db"`, `"name":"db","annotations":{"pilaster.io/audit":"true"}`, 1)
 			b.MustApplyPolicies(agenttest.MorePolicies("green", agenttest.Document("db", audited)))
 		}, false},
 		{"a policy", func() {
-			b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "green",
-				Documents: []agent.Document{agenttest.Document("db", agenttest.MutedDB)}})
+			b.MustApplyPolicies(policies.Update{Tenant: "green",
+				Documents: []policies.Document{agenttest.Document("db", agenttest.MutedDB)}})
 		}, true},
 		{"a start", b.Reopen, true},
 		{"the tenant updated", func() {
@@ -105,8 +106,8 @@ func TestUnpolicedNetworkIsSealed(t *testing.T) {
 			}
 		}, true},
 		{"none any more", func() {
-			b.MustApplyPolicies(agent.PolicyUpdate{Tenant: "green",
-				Removed: []agent.Document{agenttest.Document("db", "")}})
+			b.MustApplyPolicies(policies.Update{Tenant: "green",
+				Removed: []policies.Document{agenttest.Document("db", "")}})
 		}, false},
 	} {
 		c.do()

@@ -43,7 +43,7 @@ func (c *Core) Start(ctx context.Context) error {
 	if err := c.installTenants(ctx); err != nil {
 		return err
 	}
-	if err := c.startPolicies(); err != nil {
+	if err := c.policies.Start(); err != nil {
 		return err
 	}
 	records := c.store.List()

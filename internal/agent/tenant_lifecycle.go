@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
@@ -28,7 +29,7 @@ func (c *Core) acquire(
 	if err != nil {
 		return t, app, err
 	}
-	if err := c.awaitPolicies(ctx, name); err != nil {
+	if err := c.policies.Await(ctx, name); err != nil {
 		c.tenants.unclaim(name, app)
 		c.release(ctx, name, t.Current().ID)
 		return tenant.Tenant{}, 0, err
@@ -112,7 +113,7 @@ func (c *Core) acquireKnown(
 			name,
 		)
 	}
-	if !ok || answer == nil && !c.tenants.isHosted(name) {
+	if !ok || answer == nil && !c.tenants.IsHosted(name) {
 		return t, 0, false, nil // for a transit tenant the orchestrator first has to learn that this node hosts it
 	}
 	if app, ok = c.tenants.claim(name, identity); !ok {
@@ -126,7 +127,7 @@ func (c *Core) acquireKnown(
 		return t, 0, false, err
 	}
 	if answer != nil && answer.Policies {
-		c.expectPolicies(name)
+		c.policies.Expect(name)
 	}
 	c.tenants.count(name, known.Tenant.Current().ID, +1)
 	return known.Tenant, app, true, nil
@@ -212,7 +213,7 @@ func (c *Core) removeTenant(ctx context.Context, name string) error {
 	c.tenants.setInstalled(name, tenant.Tenant{}, nil)
 	err := c.deleteTenant(ctx, known.Tenant)
 	if err == nil {
-		err = c.forgetPolicies(name)
+		err = c.policies.Forget(name)
 	}
 	if err == nil {
 		err = c.tenants.forget(name)
@@ -259,14 +260,14 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	if !known && (!c.tenants.isTransit(k.Tenant.Name) || len(k.Tenant.IDs) == 0) {
 		return nil
 	}
-	if known && !c.tenants.isHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 &&
+	if known && !c.tenants.IsHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 &&
 		!k.Tenant.Created.Equal(before.Tenant.Created) {
 		// a new tenant with this name; nothing here belongs to the old one
 		if err := c.removeTenant(ctx, k.Tenant.Name); err != nil {
 			return err
 		}
 	}
-	if !c.tenants.isHosted(k.Tenant.Name) {
+	if !c.tenants.IsHosted(k.Tenant.Name) {
 		k.Apps = nil // transit tenants need no apps: the node receives all when it hosts the tenant
 	}
 	if err := c.mergeTenant(ctx, k); err != nil {
@@ -276,7 +277,7 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 		}
 		return err
 	}
-	if err := c.renewPolicies(k.Tenant.Name); err != nil {
+	if err := c.policies.Renew(k.Tenant.Name); err != nil {
 		c.log.Error("renewing policies failed", "error", err)
 	} else {
 		c.tenants.ackRound(k.Tenant.Name, k.Retiring.Round)
@@ -299,4 +300,52 @@ func checkResolved(t tenant.Tenant, app address.AppID, name string) error {
 		)
 	}
 	return nil
+}
+
+// ListWait is how long an ADD of a newly hosted tenant waits for the tenant's mappings: until they arrive, packets to
+// other nodes are dropped.
+const ListWait = 5 * time.Second
+
+// SetHasMappings sets which tenants have mappings; ADDs of newly hosted ones then wait for the first list.
+func (t *Tenants) SetHasMappings(isMapped func(tenant.Tenant) bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.hasMappings = isMapped
+}
+
+// SetListed ends the wait of ADDs for a tenant's mappings.
+func (t *Tenants) SetListed(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil && h.mappingsListed != nil {
+		close(h.mappingsListed)
+		h.mappingsListed = nil
+	}
+}
+
+// awaitList waits up to ListWait for the first list of mappings of a newly hosted tenant.
+func (c *Core) awaitList(ctx context.Context, name string) {
+	c.tenants.mu.Lock()
+	h := c.tenants.m[name]
+	var listed <-chan struct{}
+	if h != nil {
+		listed = h.mappingsListed
+	}
+	c.tenants.mu.Unlock()
+	if listed == nil {
+		return
+	}
+	select {
+	case <-listed:
+	case <-ctx.Done():
+	case <-time.After(ListWait):
+		c.log.Warn(
+			"an endpoint is active before the mappings of its tenant arrived; packets to other nodes are dropped "+
+				"until then",
+			"tenant",
+			name,
+			"waited",
+			ListWait,
+		)
+	}
 }

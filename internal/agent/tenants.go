@@ -8,12 +8,12 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -28,7 +28,7 @@ type Tenants struct {
 	dir      string
 	changed  chan struct{}
 	maxIDs   int
-	policies *policies
+	policies *policies.Manager
 
 	mu           sync.Mutex
 	m            map[string]*hosted
@@ -157,7 +157,7 @@ func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
 		return nil, err
 	}
 	var err error
-	if t.policies, err = openPolicies(disk, dir); err != nil {
+	if t.policies, err = policies.Open(disk, dir); err != nil {
 		return nil, err
 	}
 	names, err := disk.Names(t.dir, ".json")
@@ -400,67 +400,6 @@ func (t *Tenants) markDeleted(name string) error {
 	}
 	t.m[name] = &h
 	return nil
-}
-
-// setHasPolicies stores whether a tenant has policies.
-func (t *Tenants) setHasPolicies(name string, policed bool) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	old := t.m[name]
-	if old == nil || old.hasPolicies == policed {
-		return nil
-	}
-	h := *old
-	h.hasPolicies = policed
-	if err := t.write(&h); err != nil {
-		return err
-	}
-	t.m[name] = &h
-	return nil
-}
-
-// setSynced sets whether all policies of a tenant were received. Setting it to false requests them again.
-func (t *Tenants) setSynced(name string, synced bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if h := t.m[name]; h != nil {
-		h.synced, h.requested = synced, h.requested && synced
-	}
-}
-
-// setPolicyProblem reports to the orchestrator why a tenant's last policy update is not in force here, or, with nil,
-// that it is.
-func (t *Tenants) setPolicyProblem(name string, why error) {
-	words := ""
-	if why != nil {
-		words = strings.Join(strings.FieldsFunc(why.Error(), func(r rune) bool { return r == '\n' }), ";")
-		words = strings.ToValidUTF8(words[:min(len(words), maxProblem)], "")
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if h := t.m[name]; h != nil && h.policyProblem != words {
-		h.policyProblem = words
-		t.signal()
-	}
-}
-
-// RequestPolicies makes the next stream request all policies: this stream, of an orchestrator without policies, has
-// skipped their updates.
-func (t *Tenants) RequestPolicies() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, h := range t.m {
-		if h.synced {
-			h.synced, h.requested = false, true
-		}
-	}
-}
-
-func (t *Tenants) hasPolicies(name string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	h := t.m[name]
-	return h != nil && h.hasPolicies
 }
 
 func (t *Tenants) forget(name string) error {

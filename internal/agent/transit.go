@@ -45,7 +45,7 @@ func (c *Core) tenantEmptied(ctx context.Context, name string) {
 		_ = c.removeTenant(ctx, name) // which logs the error; a later call retries
 		return
 	}
-	if err := c.forgetPolicies(name); err != nil {
+	if err := c.policies.Forget(name); err != nil {
 		c.log.Error("removing the policies of a tenant without endpoints failed", "tenant", name, "error", err)
 	}
 	if err := c.tenants.dropHosted(name); err != nil {
@@ -115,7 +115,7 @@ func (t *Tenants) hosts(name string) bool {
 	return t.m[name] != nil && (t.m[name].count() > 0 || !t.transit[name])
 }
 
-func (t *Tenants) isHosted(name string) bool {
+func (t *Tenants) IsHosted(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.hosts(name)

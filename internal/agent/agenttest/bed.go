@@ -24,7 +24,8 @@ type Bed struct {
 	Now          time.Time
 	Nimitz       *Switch // nil: the node does not have it
 	Edge         bool
-	MaxMappings  int // 0: as many as the network takes by itself
+	MaxMappings  int             // 0: as many as the network takes by itself
+	Tried        <-chan struct{} // of the core's configuration
 	Store        *endpoint.Store
 	Tenants      *agent.Tenants
 	Networks     map[string]agent.Network
@@ -85,7 +86,7 @@ func (b *Bed) TryReopen() error {
 	b.Core, err = agent.New(agent.Config{
 		Store: b.Store, Tenants: b.Tenants,
 		Networks: b.Networks, Absent: map[string]string{nimitz.Name: "--some switch"},
-		Driver: b.Driver, Resolver: b.Orchestrator,
+		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried,
 		Plan: address.DefaultPlan(), Edge: b.Edge, MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
 		Now: func() time.Time { return b.Now }, Log: slog.New(slog.DiscardHandler),
 	})

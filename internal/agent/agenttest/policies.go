@@ -1,6 +1,8 @@
 package agenttest
 
-import "pilaster.io/pilaster/internal/agent"
+import (
+	"pilaster.io/pilaster/internal/agent/policies"
+)
 
 // Policies of tests: DenyAll denies all ingress, WebFromDB lets app db reach app web, and MutedDB denies app db all
 // egress.
@@ -15,22 +17,22 @@ const MutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","me
 	`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
 
 // Document is a policy of namespace default.
-func Document(name, text string) agent.Document {
-	return agent.Document{Kind: "NetworkPolicy", Namespace: "default", Name: name, Text: text}
+func Document(name, text string) policies.Document {
+	return policies.Document{Kind: "NetworkPolicy", Namespace: "default", Name: name, Text: text}
 }
 
 // AllPolicies is an update with all policies of a tenant.
-func AllPolicies(tenant string, documents ...agent.Document) agent.PolicyUpdate {
-	return agent.PolicyUpdate{Tenant: tenant, Whole: true, Documents: documents}
+func AllPolicies(tenant string, documents ...policies.Document) policies.Update {
+	return policies.Update{Tenant: tenant, Whole: true, Documents: documents}
 }
 
 // MorePolicies is an update with new or changed policies of a tenant.
-func MorePolicies(tenant string, documents ...agent.Document) agent.PolicyUpdate {
-	return agent.PolicyUpdate{Tenant: tenant, Documents: documents}
+func MorePolicies(tenant string, documents ...policies.Document) policies.Update {
+	return policies.Update{Tenant: tenant, Documents: documents}
 }
 
 // MustApplyPolicies applies an update; the test fails after an error.
-func (b *Bed) MustApplyPolicies(n agent.PolicyUpdate) {
+func (b *Bed) MustApplyPolicies(n policies.Update) {
 	b.T.Helper()
 	if err := b.ApplyPolicies(b.T.Context(), n); err != nil {
 		b.T.Fatal(err)

@@ -11,7 +11,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/policies"
 )
 
 // reassemble joins an event that comes in several messages: the first may be a snapshot, the others are deltas, and the
@@ -42,15 +42,15 @@ func reassemble(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1
 }
 
 // policiesFromProto returns the policy updates of an event, by tenant.
-func policiesFromProto(event *pilasterv1.FollowResponse, received time.Time) ([]agent.PolicyUpdate, error) {
+func policiesFromProto(event *pilasterv1.FollowResponse, received time.Time) ([]policies.Update, error) {
 	d := event.GetDelta()
 	if s := event.GetSnapshot(); s != nil {
 		d = &pilasterv1.Delta{Policies: s.Policies, Overrides: s.Overrides, WholePolicies: s.WholePolicies}
 	}
-	by := map[string]*agent.PolicyUpdate{}
-	of := func(tenant string) *agent.PolicyUpdate {
+	by := map[string]*policies.Update{}
+	of := func(tenant string) *policies.Update {
 		if by[tenant] == nil {
-			by[tenant] = &agent.PolicyUpdate{
+			by[tenant] = &policies.Update{
 				Tenant: tenant, Received: received, Overrides: map[netip.Addr]address.AppID{},
 			}
 		}
@@ -62,11 +62,11 @@ func policiesFromProto(event *pilasterv1.FollowResponse, received time.Time) ([]
 	for _, p := range d.GetPolicies() {
 		n := of(p.Tenant)
 		n.Documents = append(n.Documents,
-			agent.Document{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, Text: p.Document})
+			policies.Document{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, Text: p.Document})
 	}
 	for _, p := range d.GetEndedPolicies() {
 		n := of(p.Tenant)
-		n.Removed = append(n.Removed, agent.Document{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
+		n.Removed = append(n.Removed, policies.Document{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
 	}
 	for _, o := range d.GetOverrides() {
 		a, err := netip.ParseAddr(o.Address)
@@ -82,10 +82,10 @@ func policiesFromProto(event *pilasterv1.FollowResponse, received time.Time) ([]
 		}
 		of(o.Tenant).EndedOverrides = append(of(o.Tenant).EndedOverrides, a)
 	}
-	all := make([]agent.PolicyUpdate, 0, len(by))
+	all := make([]policies.Update, 0, len(by))
 	for _, n := range by {
 		all = append(all, *n)
 	}
-	slices.SortFunc(all, func(a, b agent.PolicyUpdate) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	slices.SortFunc(all, func(a, b policies.Update) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	return all, nil
 }

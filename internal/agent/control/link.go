@@ -16,6 +16,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -28,7 +29,7 @@ import (
 type Core interface {
 	// Apply, ApplyPolicies and SetTransit apply an event of the stream.
 	Apply(ctx context.Context, states []agent.TenantState, deleted []string) error
-	ApplyPolicies(ctx context.Context, n agent.PolicyUpdate) error
+	ApplyPolicies(ctx context.Context, n policies.Update) error
 	SetTransit(ctx context.Context, names []string) error
 	// MappingSinks returns the networks that receive a tenant's mappings.
 	MappingSinks(t tenant.Tenant) []network.MappingSink

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/policies"
 )
 
 // policyQueue enforces policy updates of a stream while the stream is read on: updates that arrive during a compilation
@@ -21,7 +21,7 @@ type policyQueue struct {
 	end     context.CancelCauseFunc // of the stream
 
 	mu      sync.Mutex
-	waiting []agent.PolicyUpdate
+	waiting []policies.Update
 	size    int                        // bytes of the waiting messages
 	last    *pilasterv1.FollowResponse // the last of these messages, without its policies
 	idle    chan struct{}              // closed when all updates are in force; nil if none is pending
@@ -122,7 +122,7 @@ func (p *policyQueue) run(ctx context.Context) {
 			return
 		}
 		for updates, last := p.take(); last != nil; updates, last = p.take() {
-			for _, n := range agent.MergeByTenant(updates) {
+			for _, n := range policies.MergeByTenant(updates) {
 				if err := p.core.ApplyPolicies(ctx, n); err != nil {
 					p.end(err)
 					return
@@ -133,7 +133,7 @@ func (p *policyQueue) run(ctx context.Context) {
 	}
 }
 
-func (p *policyQueue) take() ([]agent.PolicyUpdate, *pilasterv1.FollowResponse) {
+func (p *policyQueue) take() ([]policies.Update, *pilasterv1.FollowResponse) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	updates, last := p.waiting, p.last

@@ -17,6 +17,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -93,7 +94,7 @@ func policingBed(t *testing.T, end func(error)) (*policyQueue, *agenttest.Bed) {
 	b, core := newLinkBed(t), agenttest.New(t)
 	b.link.config.Tenants = core.Tenants
 	core.MustAdd("c1")
-	core.MustApplyPolicies(agent.PolicyUpdate{Tenant: "blue", Whole: true})
+	core.MustApplyPolicies(policies.Update{Tenant: "blue", Whole: true})
 	return &policyQueue{link: b.link, core: core.Core, running: new(sync.WaitGroup), end: end}, core
 }
 
@@ -144,7 +145,7 @@ func TestPoliciesThatWait(t *testing.T) {
 	if at := p.link.Status().Revision; compiled != 2 || at != 56 {
 		t.Errorf("51 changes were compiled %d times, and the node has revision %d", compiled, at)
 	}
-	kept := func() []agent.Document {
+	kept := func() []policies.Document {
 		t.Helper()
 		disk, err := agent.ReadDiskState(core.Dir)
 		if err != nil && !strings.Contains(err.Error(), state.NodeFileName) { // there is none

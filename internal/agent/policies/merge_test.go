@@ -1,4 +1,4 @@
-package agent
+package policies
 
 import (
 	"fmt"
@@ -24,15 +24,15 @@ func TestTogether(t *testing.T) {
 	}
 	for range 2000 {
 		is, one := newTenantPolicy(), newTenantPolicy()
-		begun := PolicyUpdate{
+		begun := Update{
 			Documents: names(),
 			Overrides: map[netip.Addr]address.AppID{netip.AddrFrom4([4]byte{0: 1}): 9},
 		}
 		is.apply(begun)
 		one.apply(begun)
-		var news []PolicyUpdate
+		var news []Update
 		for range 1 + r.IntN(5) {
-			n := PolicyUpdate{
+			n := Update{
 				Tenant:    "blue",
 				Whole:     r.IntN(6) == 0,
 				Documents: names(),

@@ -1,4 +1,4 @@
-package agent
+package policies
 
 import (
 	"maps"
@@ -8,8 +8,8 @@ import (
 )
 
 // MergeByTenant merges updates of the same tenant, in order.
-func MergeByTenant(updates []PolicyUpdate) (all []PolicyUpdate) {
-	of := map[string][]PolicyUpdate{}
+func MergeByTenant(updates []Update) (all []Update) {
+	of := map[string][]Update{}
 	var names []string
 	for _, n := range updates {
 		if of[n.Tenant] == nil {
@@ -24,13 +24,13 @@ func MergeByTenant(updates []PolicyUpdate) (all []PolicyUpdate) {
 }
 
 // mergeUpdates merges successive updates of one tenant.
-func mergeUpdates(updates []PolicyUpdate) PolicyUpdate {
+func mergeUpdates(updates []Update) Update {
 	if len(updates) == 1 {
 		return updates[0]
 	}
-	documents := map[policyName]*Document{} // nil for a removed one
-	apps := map[netip.Addr]address.AppID{}  // 0 for the app in the address
-	all := PolicyUpdate{
+	documents := map[documentName]*Document{} // nil for a removed one
+	apps := map[netip.Addr]address.AppID{}    // 0 for the app in the address
+	all := Update{
 		Tenant:    updates[0].Tenant,
 		Received:  updates[0].Received,
 		Overrides: map[netip.Addr]address.AppID{},

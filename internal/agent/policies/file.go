@@ -1,4 +1,4 @@
-package agent
+package policies
 
 import (
 	"bytes"
@@ -15,55 +15,55 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// policyFile is the file with a tenant's policies.
-type policyFile struct {
+// File is the file with a tenant's policies.
+type File struct {
 	Version   int                          `json:"version"`
 	Documents []Document                   `json:"documents"`
 	Overrides map[netip.Addr]address.AppID `json:"overrides,omitempty"`
 }
 
-// openPolicies reads <dir>/policies.
-func openPolicies(disk statefile.Disk, dir string) (*policies, error) {
-	p := &policies{
-		disk:  disk,
-		dir:   filepath.Join(dir, state.PoliciesFolder),
-		m:     map[string]*tenantPolicy{},
-		times: newPolicyTimes(),
+// Open reads <dir>/policies.
+func Open(disk statefile.Disk, dir string) (*Manager, error) {
+	m := &Manager{
+		disk:    disk,
+		dir:     filepath.Join(dir, state.PoliciesFolder),
+		tenants: map[string]*tenantPolicy{},
+		times:   newDurations(),
 	}
-	if err := disk.MakeFolder(p.dir); err != nil {
+	if err := disk.MakeFolder(m.dir); err != nil {
 		return nil, err
 	}
-	names, err := disk.Names(p.dir, ".json")
+	names, err := disk.Names(m.dir, ".json")
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
-		var f policyFile
-		if err := disk.Read(p.path(name), state.Version, &f); err != nil {
+		var f File
+		if err := disk.Read(m.path(name), state.Version, &f); err != nil {
 			return nil, err
 		}
 		read := newTenantPolicy()
-		read.apply(PolicyUpdate{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
+		read.apply(Update{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
 		for _, err := range read.parseErrors {
-			return nil, &statefile.CorruptError{Path: p.path(name), Err: err}
+			return nil, &statefile.CorruptError{Path: m.path(name), Err: err}
 		}
 		read.unsaved = false
 		close(read.synced)
-		p.m[name] = read
+		m.tenants[name] = read
 	}
-	return p, nil
+	return m, nil
 }
 
-func (p *policies) path(name string) string { return filepath.Join(p.dir, name+".json") }
+func (m *Manager) path(name string) string { return filepath.Join(m.dir, name+".json") }
 
 // write stores a tenant's policies. A tenant without policies has no file.
-func (p *policies) write(name string, of *tenantPolicy) error {
+func (m *Manager) write(name string, of *tenantPolicy) error {
 	documents := slices.SortedFunc(maps.Values(of.documents), func(a, b Document) int {
 		return strings.Compare(a.Kind+"/"+a.Namespace+"/"+a.Name, b.Kind+"/"+b.Namespace+"/"+b.Name)
 	})
-	b, err := encodePolicies(documents, of.overrides)
+	b, err := encode(documents, of.overrides)
 	if err == nil {
-		err = p.disk.WriteBytes(p.path(name), b, 0o600)
+		err = m.disk.WriteBytes(m.path(name), b, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("writing policies of tenant %s: %w", name, err)
@@ -71,12 +71,12 @@ func (p *policies) write(name string, of *tenantPolicy) error {
 	return nil
 }
 
-func (p *policies) remove(name string) error { return p.disk.Remove(p.path(name)) }
+func (m *Manager) remove(name string) error { return m.disk.Remove(m.path(name)) }
 
-// encodePolicies encodes a policyFile. The file can have megabytes and is rewritten at each change, so it is built in
+// encode encodes a policyFile. The file can have megabytes and is rewritten at each change, so it is built in
 // one buffer of sufficient size.
-func encodePolicies(documents []Document, overrides map[netip.Addr]address.AppID) ([]byte, error) {
-	rest, err := json.Marshal(policyFile{Version: state.Version, Documents: []Document{}, Overrides: overrides})
+func encode(documents []Document, overrides map[netip.Addr]address.AppID) ([]byte, error) {
+	rest, err := json.Marshal(File{Version: state.Version, Documents: []Document{}, Overrides: overrides})
 	if err != nil {
 		return nil, err
 	}

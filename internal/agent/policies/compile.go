@@ -1,0 +1,82 @@
+package policies
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/policy"
+)
+
+// compileInputs are the inputs of a compilation besides the policies.
+type compileInputs struct {
+	ids       []address.TenantID
+	apps      map[address.AppID]map[string]string
+	subjects  []address.AppID // of containers here, or all apps if atDestination
+	overrides map[netip.Addr]address.AppID
+
+	atDestination bool // policy is applied at the destination, also to packets of other nodes' containers
+}
+
+func (s compileInputs) equal(o compileInputs) bool {
+	return s.atDestination == o.atDestination && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
+		maps.Equal(s.overrides, o.overrides) &&
+		sameApps(s.apps, o.apps)
+}
+
+func sameApps(a, b map[address.AppID]map[string]string) bool {
+	return maps.EqualFunc(a, b, func(a, b map[string]string) bool { return maps.Equal(a, b) })
+}
+
+func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolicies, around compileInputs, err error) {
+	for _, err := range p.parseErrors {
+		return next, around, err
+	}
+	if around, err = m.compileInputs(name, p); err != nil {
+		return next, around, err
+	}
+	defer m.times.compiled(time.Now())
+	next = dpapi.TenantPolicies{Tenant: name, IDs: around.ids, Overrides: around.overrides}
+	if p.index == nil || !sameApps(p.indexed, around.apps) {
+		p.index, p.indexed = policy.NewIndex(around.apps), around.apps
+	}
+	all := slices.Collect(maps.Values(p.parsed))
+	if next.Tables, err = p.index.Compile(name, all, around.subjects); around.atDestination {
+		next.Tables.HoldUnknown(all)
+	}
+	return next, around, err
+}
+
+// compileInputs returns the current inputs.
+func (m *Manager) compileInputs(name string, p *tenantPolicy) (s compileInputs, err error) {
+	known, apps, ok := m.config.Tenants.PolicyInputs(name)
+	if !ok {
+		return s, fmt.Errorf("this node does not know tenant %s", name)
+	}
+	s.apps, s.overrides = apps, maps.Clone(p.overrides)
+	for _, id := range known.IDs {
+		s.ids = append(s.ids, id.ID)
+	}
+	for _, r := range m.config.Endpoints() {
+		if r.Tenant != name {
+			continue
+		}
+		s.subjects = append(s.subjects, cmp.Or(r.AppNow, r.App))
+		for _, a := range r.Attachments { // for containers here local state is newer
+			if delete(s.overrides, a.Plaintext); r.AppNow != 0 && a.Plaintext.IsValid() {
+				s.overrides[a.Plaintext] = r.AppNow
+			}
+		}
+	}
+	if s.atDestination = known.PolicyAtReceiver(); s.atDestination {
+		s.subjects = slices.AppendSeq(s.subjects, maps.Keys(s.apps))
+	}
+	slices.Sort(s.subjects)
+	s.subjects = slices.Compact(s.subjects)
+	return s, nil
+}
