@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -30,11 +31,10 @@ type Core struct {
 	store    *endpoint.Store
 	tenants  *Tenants
 	policies *policies.Manager
-	networks map[string]Network
+	networks *networks.Set
 	driver   dpapi.Driver
 	resolver Resolver
 	plan     address.Plan
-	absent   map[string]string
 	edge     bool
 	max      int
 	now      func() time.Time
@@ -72,7 +72,7 @@ type Config struct {
 // New returns a core with the state of store and tenants. Call Start before any other method.
 func New(c Config) (*Core, error) {
 	core := &Core{
-		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: c.Networks, absent: c.Absent,
+		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: networks.New(c.Networks, c.Absent),
 		driver: c.Driver, resolver: c.Resolver,
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
@@ -81,7 +81,7 @@ func New(c Config) (*Core, error) {
 	c.Tenants.appOverrides = core.overrides
 	core.policies.Connect(policies.Config{
 		Tenants: c.Tenants, Endpoints: c.Store.List, Driver: c.Driver,
-		Seal: core.seal, CheckGuards: core.checkGuards, Tried: c.Tried, Log: c.Log,
+		Seal: core.networks.Seal, CheckGuards: core.networks.CheckGuards, Tried: c.Tried, Log: c.Log,
 	})
 	c.Tenants.usedApps = core.usedApps
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
@@ -230,7 +230,7 @@ func (c *Core) prepare(
 		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: q.Labels,
 		State: endpoint.Preparing, Created: c.now().UTC(),
 	}
-	if r.Attachments, err = c.prepareAttachments(ctx, t, app, r); err != nil {
+	if r.Attachments, err = c.networks.Prepare(ctx, t, app, r); err != nil {
 		return endpoint.Record{}, err
 	}
 	if err := c.store.Hold(r); err != nil {
@@ -261,15 +261,15 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 	if err := c.driver.Attach(active); err != nil {
 		return err
 	}
-	return c.forNetworksOf(active, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
+	return c.networks.EachOf(active, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
 }
 
 func (c *Core) deactivate(ctx context.Context, r endpoint.Record) error {
-	return c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Deactivate(ctx, r) })
+	return c.networks.EachOf(r, func(n Network, r endpoint.Record) error { return n.Deactivate(ctx, r) })
 }
 
 func (c *Core) releaseAddresses(ctx context.Context, r endpoint.Record) error {
-	return c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
+	return c.networks.EachOf(r, func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
 }
 
 // Delete removes an endpoint; it succeeds if there is none.
@@ -379,7 +379,7 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	// For a lost endpoint the error says what is missing.
 	err = c.driver.Check(ctx, r)
 	if err == nil {
-		err = c.forNetworksOf(r, func(n Network, r endpoint.Record) error { return n.Check(ctx, r) })
+		err = c.networks.EachOf(r, func(n Network, r endpoint.Record) error { return n.Check(ctx, r) })
 	}
 	if err != nil {
 		return refusal.New(refusal.ErrCheck, "%w", err)

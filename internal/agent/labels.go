@@ -123,7 +123,7 @@ func (c *Core) activateApp(ctx context.Context, r endpoint.Record) error {
 	var errs []error
 	for _, name := range r.Networks() {
 		if on, _ := tenant.TraitsOf(name); on.PolicyAtReceiver {
-			errs = append(errs, c.networks[name].Activate(ctx, r.On(name)))
+			errs = append(errs, c.networks.Get(name).Activate(ctx, r.On(name)))
 		}
 	}
 	return errors.Join(errs...)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -134,7 +135,7 @@ func (c *Core) reinstallTenant(ctx context.Context, name string) error {
 
 // isMigrating reports whether an endpoint's tenant leaves a network, or its networks differ from its tenant's.
 func isMigrating(t tenant.Tenant, r endpoint.Record) bool {
-	return t.Leaving != "" || !slices.Equal(r.Networks(), []string{networkOf(t)})
+	return t.Leaving != "" || !slices.Equal(r.Networks(), []string{networks.Of(t)})
 }
 
 // signalMigration wakes the migration loop for an added or removed endpoint if its tenant migrates.
@@ -148,11 +149,11 @@ func (c *Core) signalMigration(r endpoint.Record) {
 // needsMigration reports whether an endpoint has to join or leave a network.
 func (c *Core) needsMigration(t tenant.Tenant, r endpoint.Record) bool {
 	on := r.Networks()
-	if slices.Equal(on, []string{networkOf(t)}) {
+	if slices.Equal(on, []string{networks.Of(t)}) {
 		return false
 	}
 	return !c.isMigrated(r.ID) ||
-		slices.ContainsFunc(on, func(name string) bool { return name != networkOf(t) && name != t.Leaving })
+		slices.ContainsFunc(on, func(name string) bool { return name != networks.Of(t) && name != t.Leaving })
 }
 
 func (c *Core) isMigrated(id endpoint.ID) bool {
@@ -196,7 +197,7 @@ func (c *Core) migrateOne(ctx context.Context, containerID, iface string) error 
 // joinNetwork gives an endpoint addresses of its tenant's network, or leaves it unchanged. If it already has them, all
 // their state is verified; after an error they stay, because they may be in use.
 func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
-	name := networkOf(t)
+	name := networks.Of(t)
 	was := r.Without(name)
 	if c.isMigrated(r.ID) {
 		return nil
@@ -205,7 +206,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 	if isNew {
 		bare := was
 		bare.Attachments = nil
-		more, err := c.prepareAttachments(ctx, t, r.App, bare)
+		more, err := c.networks.Prepare(ctx, t, r.App, bare)
 		if err != nil {
 			return err
 		}
@@ -217,7 +218,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 			err = c.store.Put(both)
 		}
 		if err != nil {
-			return errors.Join(err, c.networks[name].Release(ctx, both.On(name)))
+			return errors.Join(err, c.networks.Get(name).Release(ctx, both.On(name)))
 		}
 		*r = both
 	}
@@ -227,7 +228,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 		err = c.driver.Readdress(ctx, was, *r)
 	}
 	if err == nil {
-		err = c.networks[name].Activate(ctx, r.On(name))
+		err = c.networks.Get(name).Activate(ctx, r.On(name))
 	}
 	if err != nil && !isNew {
 		return err
@@ -257,7 +258,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 // leaveNetworks removes an endpoint's attachments of networks that its tenant has left.
 func (c *Core) leaveNetworks(ctx context.Context, t tenant.Tenant, r *endpoint.Record) error {
 	for _, name := range r.Networks() {
-		if name == networkOf(t) || name == t.Leaving {
+		if name == networks.Of(t) || name == t.Leaving {
 			continue
 		}
 		stays := r.Without(name)
@@ -285,7 +286,7 @@ func (c *Core) leaveNetworks(ctx context.Context, t tenant.Tenant, r *endpoint.R
 // detachNetwork removes an endpoint's attachments of a network: first entries, then the container's addresses, then the
 // record. After an error the record still has them, and the next call continues.
 func (c *Core) detachNetwork(ctx context.Context, r *endpoint.Record, name string, stays endpoint.Record) error {
-	n, gone := c.networks[name], r.On(name)
+	n, gone := c.networks.Get(name), r.On(name)
 	if err := n.Deactivate(ctx, gone); err != nil {
 		return err
 	}
@@ -313,7 +314,7 @@ func (c *Core) reportMigration(name string, failed error) {
 	moving := &pilasterv1.Moving{}
 	for _, r := range c.store.List() {
 		if r.Tenant != name || r.State == endpoint.Lost || r.State == endpoint.Deleting ||
-			len(r.Without(networkOf(known.Tenant)).Attachments) == 0 {
+			len(r.Without(networks.Of(known.Tenant)).Attachments) == 0 {
 			continue
 		}
 		moving.Endpoints++
@@ -367,7 +368,7 @@ func (t *Tenants) migrationProblems() []string {
 					name,
 					h.migration.Moved,
 					h.migration.Endpoints,
-					networkOf(h.Tenant),
+					networks.Of(h.Tenant),
 					h.migration.Problem,
 				),
 			)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/network"
 )
 
 // FollowMTU sets the MTU of the packet path on every endpoint and on the networks' gateways. An endpoint that cannot be
@@ -16,7 +15,7 @@ func (c *Core) FollowMTU(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("endpoints keep their MTU: %w", err)
 	}
-	errs := []error{c.eachGateway(func(n network.GatewayProvider) error { return n.FollowMTU(mtu) })}
+	errs := []error{c.networks.FollowMTU(mtu)}
 	for _, r := range c.store.List() {
 		// An endpoint being created may have read the old MTU; setMTU waits for its lock.
 		if own := mtu - r.Overhead(); r.State != endpoint.Active || r.Device.MTU != own {

@@ -55,6 +55,24 @@ func (c *Core) policyProblems() (problems []string) {
 	return problems
 }
 
+// sealProblems describes a tenant whose containers here are isolated because a network cannot enforce its policies.
+func (c *Core) sealProblems(name string, t dpapi.TenantPolicies) []string {
+	known, _, ok := c.tenants.Get(name)
+	if !ok || !t.Restricts() {
+		return nil
+	}
+	if err := c.networks.CheckGuards(name, c.networksOf(known.Tenant)); err != nil {
+		return []string{
+			fmt.Sprintf(
+				"%v\n  its containers on this node are isolated from it, and none is added: delete its policies, or "+
+					"move its containers to other nodes",
+				err,
+			),
+		}
+	}
+	return nil
+}
+
 // ruleName returns the rule with a number in a tenant's policies; nil if it is gone.
 func (c *Core) ruleName(tenant string, number uint32) *policy.RuleName {
 	if name, known := c.policies.View()[tenant].Tables.Names[number]; known && number != 0 {

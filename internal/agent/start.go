@@ -50,7 +50,7 @@ func (c *Core) Start(ctx context.Context) error {
 	lost, err := c.driver.Restore(
 		ctx,
 		records,
-		func(found []endpoint.Record) error { return c.repair(ctx, records, found) },
+		func(found []endpoint.Record) error { return c.networks.Repair(ctx, records, found) },
 	)
 	if err != nil {
 		return fmt.Errorf("taking over the packet path: %w", err)

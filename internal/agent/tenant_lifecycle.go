@@ -175,14 +175,14 @@ func (c *Core) installTenant(ctx context.Context, name string) error {
 	if same && slices.Equal(on, wanted) {
 		return nil
 	}
-	if err := c.putOnNetworks(ctx, known.Tenant, wanted, had, on); err != nil {
+	if err := c.networks.Put(ctx, known.Tenant, wanted, had, on); err != nil {
 		return fmt.Errorf("installing tenant %s in the packet path: %w", name, err)
 	}
 	// Retired ids are removed once no list contains them.
 	retired := known.Tenant
 	retired.IDs = slices.DeleteFunc(slices.Clone(had.IDs), func(id tenant.ID) bool { return known.Tenant.Has(id.ID) })
 	if len(retired.IDs) > 0 {
-		if err := c.deleteTenant(ctx, retired); err != nil {
+		if err := c.networks.Delete(ctx, retired); err != nil {
 			return fmt.Errorf("removing retired ids of tenant %s from the packet path: %w", name, err)
 		}
 	}
@@ -211,7 +211,7 @@ func (c *Core) removeTenant(ctx context.Context, name string) error {
 		return nil
 	}
 	c.tenants.setInstalled(name, tenant.Tenant{}, nil)
-	err := c.deleteTenant(ctx, known.Tenant)
+	err := c.networks.Delete(ctx, known.Tenant)
 	if err == nil {
 		err = c.policies.Forget(name)
 	}

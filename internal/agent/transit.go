@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent/networks"
 )
 
 // Transit tenants are tenants that a node must know without having endpoints of them, for example because its gateway
@@ -57,8 +58,8 @@ func (c *Core) tenantEmptied(ctx context.Context, name string) {
 func (c *Core) transitProblems() (problems []string) {
 	for _, name := range c.tenants.transitNames() {
 		known, _, ok := c.tenants.Get(name)
-		on := networkOf(known.Tenant)
-		if _, has := c.networks[on]; ok && !has {
+		on := networks.Of(known.Tenant)
+		if ok && c.networks.Get(on) == nil {
 			problems = append(
 				problems,
 				fmt.Sprintf(
@@ -66,7 +67,7 @@ func (c *Core) transitProblems() (problems []string) {
 						"another node",
 					name,
 					on,
-					c.howToEnable(on),
+					c.networks.HowToEnable(on),
 				),
 			)
 		}

@@ -365,7 +365,7 @@ func (w *world) checkKnown(ctx context.Context, v *violations, has known) error 
 // entries counts the entries of each table of the packet paths.
 func (w *world) entries(ctx context.Context) (all []Entries, err error) {
 	for i, n := range w.nodes {
-		tables, err := n.core.Entries(ctx)
+		tables, err := n.core.Networks().Entries(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -67,7 +67,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	}
 	s.addDatapath(ctx, r, core.Core)
 	addPolicies(r, core.Core)
-	for _, gateway := range core.Gateways() {
+	for _, gateway := range core.Networks().Gateways() {
 		addGateway(r, gateway)
 	}
 	r.Problems = append(r.Problems, core.Problems()...)
@@ -126,7 +126,7 @@ func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse,
 		FirstInChain: status.FirstInChain,
 		Guarded:      status.Guarded, DeviceWhy: status.DeviceWhy, Without: status.Without, Switches: status.Switches,
 	}
-	entries, err := core.Entries(ctx)
+	entries, err := core.Networks().Entries(ctx)
 	if err != nil {
 		r.Problems = append(r.Problems, "reading the tables of the packet path failed: "+err.Error())
 	}

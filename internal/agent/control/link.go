@@ -16,12 +16,11 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -31,8 +30,8 @@ type Core interface {
 	Apply(ctx context.Context, states []agent.TenantState, deleted []string) error
 	ApplyPolicies(ctx context.Context, n policies.Update) error
 	SetTransit(ctx context.Context, names []string) error
-	// MappingSinks returns the networks that receive a tenant's mappings.
-	MappingSinks(t tenant.Tenant) []network.MappingSink
+	// Networks returns the networks of this node, which receive mappings.
+	Networks() *networks.Set
 	// Endpoints returns the records of this node's endpoints.
 	Endpoints() []endpoint.Record
 	// IfUnused calls do while no endpoint has the key, and none is being created with it.

@@ -39,7 +39,7 @@ type mappingSync struct {
 }
 
 func newMappingSync(l *Link, core Core) *mappingSync {
-	l.config.Tenants.SetHasMappings(func(t tenant.Tenant) bool { return len(core.MappingSinks(t)) > 0 })
+	l.config.Tenants.SetHasMappings(func(t tenant.Tenant) bool { return len(core.Networks().MappingSinks(t)) > 0 })
 	return &mappingSync{link: l, core: core, pages: make(chan struct{}, maxPages), m: map[string]*mappingList{}}
 }
 
@@ -119,7 +119,7 @@ func (r *streamMappings) sinksOf(name string) mappingSinks {
 	if !ok {
 		return nil
 	}
-	return r.core.MappingSinks(known.Tenant)
+	return r.core.Networks().MappingSinks(known.Tenant)
 }
 
 // errIncomplete means that a list lacks an allocation of this node. The orchestrator learns it again when the node

@@ -23,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/api"
 	"pilaster.io/pilaster/internal/agent/control"
 	"pilaster.io/pilaster/internal/agent/hostnet"
+	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -379,7 +380,7 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 		}
 		has[o.Name], d.opened = n, append(d.opened, n)
 		d.gateway = d.gateway || hasGateway(n)
-		if agent.PolicyError(n) == nil {
+		if networks.PolicyError(n) == nil {
 			d.enforces = append(d.enforces, o.Name)
 		}
 	}
