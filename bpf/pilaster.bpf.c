@@ -148,6 +148,32 @@ int pil_why(struct __sk_buff *skb)
 	return policy_lookup(&r.tuple, &r.pre) || bpf_skb_store_bytes(skb, ETH_HLEN, &r, sizeof(r), 0);
 }
 
+/* How many buckets a run of pil_sweep visits. */
+#define SWEEP_BUCKETS 1024
+
+/* Frees sessions: expired ones, and those of an endpoint that has been deleted. The agent runs it, never a packet, on a
+ * part of the table at a time, because softirqs are off meanwhile. The request is behind an Ethernet header, as that of
+ * pil_why. */
+struct sweep_request {
+	__u32 endpoint; /* 0: only expired sessions */
+	__u32 bucket;	/* the first of SWEEP_BUCKETS */
+};
+const struct sweep_request *unused_sweep_request __attribute__((unused)); /* keeps the type in BTF */
+
+SEC("tc")
+int pil_sweep(struct __sk_buff *skb)
+{
+	struct ct_sweep w = {.now = bpf_ktime_get_coarse_ns()};
+	struct sweep_request r;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &r, sizeof(r)))
+		return -1;
+	w.endpoint = r.endpoint;
+	for (int i = 0; i < SWEEP_BUCKETS; i++)
+		ct_sweep_bucket(&w, r.bucket + i);
+	return 0;
+}
+
 /* The decision of policy/ct.h alone, for tests. */
 struct action_request {
 	struct pkt_info pkt;

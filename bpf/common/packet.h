@@ -72,8 +72,14 @@ struct packet {
 	__u8 proto;
 	__u8 icmp_type; /* if proto is ICMPv6, or ICMP in IPv4 */
 	__u8 ip4;	/* 1: the packet is IPv4 */
-	__u8 zero;
+	__u8 parts;	/* has_part */
 	__u32 fragment; /* fragment identification; 0 if the packet is not a fragment */
+};
+
+/* Extension headers of an IPv6 packet. */
+enum has_part {
+	HAS_FRAGMENT = 1 << 0,
+	HAS_HOP_OPTIONS = 1 << 1,
 };
 
 /* fragment4 maps an IPv4 identification to the 32 bits that IPv6 uses. IPv4 has one number space per protocol (RFC
@@ -172,12 +178,13 @@ static __always_inline int check_icmp(__u8 type)
 /* The packet that starts a transport header must have all of it. Tiny first fragments could bypass checks of ports. */
 static __always_inline int check_transport(struct __sk_buff *skb, struct packet *p)
 {
-	__u32 need = p->proto == NEXTHDR_TCP ? 20 : p->proto == NEXTHDR_DCCP ? 12 : 8;
+	__u32 need = p->proto == NEXTHDR_TCP ? 20 : p->proto == NEXTHDR_DCCP ? 12 : p->proto == NEXTHDR_SCTP ? 12 : 8;
 
 	switch (p->proto) {
 	case NEXTHDR_TCP:
 	case NEXTHDR_UDP:
 	case NEXTHDR_UDPLITE:
+	case NEXTHDR_SCTP:
 	case NEXTHDR_DCCP:
 		return p->l4 + need > p->end ? REASON_MALFORMED : 0;
 	case NEXTHDR_ICMP:
@@ -236,8 +243,11 @@ __slowpath int find_transport(struct __sk_buff *skb, struct packet *p)
 		}
 		if (at + sizeof(header) > p->end || bpf_skb_load_bytes(skb, at, header, sizeof(header)))
 			return REASON_MALFORMED;
+		if (kind == NEXTHDR_HOP)
+			p->parts |= HAS_HOP_OPTIONS;
 		if (kind == NEXTHDR_FRAGMENT) {
 			length = 8;
+			p->parts |= HAS_FRAGMENT;
 			__builtin_memcpy(&p->fragment, header + 4, sizeof(p->fragment));
 			if (((header[2] << 8 | header[3]) & 0xfff8) != 0) {
 				p->l4 = 0; /* the transport header is in the first fragment */
@@ -259,6 +269,16 @@ __slowpath int find_transport(struct __sk_buff *skb, struct packet *p)
 		at += length;
 	}
 	return REASON_MALFORMED;
+}
+
+/* is_big_tcp reports whether the hop-by-hop header is only that of BIG TCP, which the kernel removes before the packet
+ * leaves the node. */
+__slowpath int is_big_tcp(struct __sk_buff *skb, __u32 payload)
+{
+	__u8 header[4];
+
+	return skb->gso_segs && !payload && !bpf_skb_load_bytes(skb, sizeof(struct eth_ip6), header, sizeof(header)) &&
+	       header[1] == 0 && header[2] == OPTION_JUMBO;
 }
 
 static __always_inline bool is_error(const struct packet *p)
@@ -287,6 +307,7 @@ static __always_inline int check_pending(struct __sk_buff *skb, struct packet *p
 static __always_inline int parse_headers(struct __sk_buff *skb, const struct eth_ip6 *f, struct packet *p)
 {
 	__u32 payload = bpf_ntohs(f->payload_len);
+	int why;
 
 	if (f->priority_version >> 4 != 6)
 		return REASON_MALFORMED;
@@ -299,12 +320,17 @@ static __always_inline int parse_headers(struct __sk_buff *skb, const struct eth
 	p->l4 = sizeof(*f);
 	p->proto = f->nexthdr;
 	if (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP) {
-		int why = find_transport(skb, p);
-
+		why = find_transport(skb, p);
 		if (why)
 			return why;
 	}
-	return p->l4 ? check_transport(skb, p) : 0;
+	why = p->l4 ? check_transport(skb, p) : 0;
+	if (why)
+		return why;
+	/* Routers may handle such options in software (RFC 9673 §5), so a container could overload the fabric's. */
+	if (p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb, payload))
+		return REASON_HOP_OPTIONS;
+	return 0;
 }
 
 static __always_inline int parse(struct __sk_buff *skb, const struct eth_ip6 *f, struct packet *p)

@@ -52,6 +52,7 @@
 
 #define OPTION_PAD1	    0
 #define OPTION_HOME_ADDRESS 0xc9
+#define OPTION_JUMBO	    0xc2
 
 #define TCP_FLAGS	    13 /* in the TCP header: the byte with the flags */
 #define TCP_FIN		    0x01

@@ -19,10 +19,12 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 	__u8 flags = 0;
 	bool answer;
 
-	if (p->proto == NEXTHDR_ICMP && p->l4)
+	/* Incomplete packets would fill the memory for reassembly that the node shares with others. */
+	if (p->parts & HAS_FRAGMENT)
+		return REASON_TO_NODE;
+	if (p->proto == NEXTHDR_ICMP)
 		return is_error(p) || p->icmp_type == ICMPV6_REPLY ? 0 : REASON_TO_NODE;
-	/* A later fragment has no ports, so no socket can be found for it. */
-	if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
+	if (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP)
 		return REASON_TO_NODE;
 	if (bpf_skb_load_bytes(skb, p->l4, &t.ipv6.sport, 2 * sizeof(t.ipv6.sport)))
 		return REASON_MALFORMED;

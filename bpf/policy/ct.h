@@ -163,6 +163,7 @@ static __always_inline struct ct_result action(const struct pkt_info *m, const s
 #define TIMEOUT_DATAGRAMS 180
 #define TIMEOUT_TCP	  7440
 #define TIMEOUT_CLOSED	  10
+#define TIMEOUT_FRAGMENT  30 /* receivers wait 60 s for the rest (RFC 8200 §4.5), senders need less */
 
 static __always_inline __u32 ct_timeout(const struct session_state *s)
 {
@@ -170,5 +171,7 @@ static __always_inline __u32 ct_timeout(const struct session_state *s)
 		return TIMEOUT_CLOSED;
 	if (s->proto == NEXTHDR_TCP)
 		return s->seen & ESTABLISHED ? TIMEOUT_TCP : TIMEOUT_HALF_OPEN;
+	if (s->proto == NEXTHDR_FRAGMENT)
+		return TIMEOUT_FRAGMENT;
 	return s->seen & ESTABLISHED ? TIMEOUT_DATAGRAMS : TIMEOUT_ONE_WAY;
 }

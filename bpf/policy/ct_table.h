@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The session table. Each session is in the emptier of two buckets, so that the table fills almost completely before
- * any pair of buckets is full. Expired entries count as free: no agent has to clean up. If a pair is full, its oldest
- * half-open or closed session is evicted, never an established one. policy.h calls ct_update. */
+ * any pair of buckets is full. Expired entries count as free: no agent has to clean up. If a pair is full, a new
+ * session may evict another one (may_evict): first by tenant, then by endpoint, so that a user with few sessions finds
+ * an entry whatever others do. policy.h calls ct_update. */
 #pragma once
 #include "policy/ct.h"
 
@@ -12,7 +13,8 @@ struct session_key {
 	__u32 endpoint;
 	__u32 tenant; /* id or VNI */
 	__u8 proto;
-	__u8 zero[3];
+	__u8 dir; /* of a fragment, which has its identification in place of the ports; else 0 */
+	__u8 zero[2];
 };
 
 struct session {
@@ -52,8 +54,8 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pol_adoptions_v1 SEC(".maps");
 
-/* Session entries in use, for the quota: key N is endpoint N, key 0 (no endpoint) the sum of all. An expired entry
- * counts until it is reused or ct_expire_bucket frees it. */
+/* Session entries in use by each endpoint (key: its number) and by each tenant (key: tenant id or VNI). An expired
+ * entry counts until it is reused or ct_sweep_bucket frees it. The agent counts both anew at each start. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -61,34 +63,55 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_session_users_v1 SEC(".maps");
 
-static __always_inline __u32 quota_owner(const struct session_key *k)
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __s64);
+	__uint(max_entries, 1); /* set at load */
+} pil_session_tenants_v1 SEC(".maps");
+
+/* Who has a session. */
+struct ct_owner {
+	__u32 endpoint, tenant;
+};
+
+/* How many entries a tenant and its endpoint use. */
+struct ct_usage {
+	__s64 tenant, endpoint;
+};
+
+static __always_inline struct ct_owner owner_of(const struct session_key *k)
 {
-	return k->endpoint;
+	return (struct ct_owner){.endpoint = k->endpoint, .tenant = k->tenant};
 }
 
-static __always_inline void charge_quota(__u32 owner, __s64 entries)
+static __always_inline void usage_of(const struct ct_owner *o, struct ct_usage *u)
 {
-	__s64 *n = bpf_map_lookup_elem(&pil_session_users_v1, &owner);
+	__s64 *tenant = bpf_map_lookup_elem(&pil_session_tenants_v1, &o->tenant),
+	      *endpoint = bpf_map_lookup_elem(&pil_session_users_v1, &o->endpoint);
 
-	if (n)
-		__sync_fetch_and_add(n, entries);
+	u->tenant = tenant ? *tenant : 0;
+	u->endpoint = endpoint ? *endpoint : 0;
 }
 
-/* over_quota reports whether the endpoint already holds as many session entries as are free. So one endpoint gets at
- * most half of the table, two get a third each, and there is always room for an endpoint with few. */
-static __always_inline bool over_quota(__u32 owner)
+static __always_inline void add_usage(const struct ct_owner *o, __s64 entries)
 {
-	__u32 zero = 0;
-	__s64 *own = bpf_map_lookup_elem(&pil_session_users_v1, &owner),
-	      *all = bpf_map_lookup_elem(&pil_session_users_v1, &zero);
+	__s64 *tenant = bpf_map_lookup_elem(&pil_session_tenants_v1, &o->tenant),
+	      *endpoint = bpf_map_lookup_elem(&pil_session_users_v1, &o->endpoint);
 
-	return !own || !all || *own >= (__s64)session_buckets * BUCKET_ENTRIES - *all;
+	if (tenant)
+		__sync_fetch_and_add(tenant, entries);
+	else if (entries > 0) /* two CPUs may be first at once; the loser counts one too few until the next start */
+		bpf_map_update_elem(&pil_session_tenants_v1, &o->tenant, &entries, BPF_NOEXIST);
+	if (endpoint)
+		__sync_fetch_and_add(endpoint, entries);
 }
 
 /* Counters since load. */
 struct session_counts {
 	__u64 created;
-	__u64 evicted; /* half open or closed, to make room */
+	__u64 evicted; /* to make room */
 	__u64 refused; /* no room */
 	__u64 zero;
 };
@@ -134,19 +157,29 @@ static __always_inline struct ct_slot ct_slot_of(const struct session_key *key)
 	return p;
 }
 
-/* Whether a new session may take the entry. */
+/* How a new session gets an entry, cheapest first. */
 enum evict_class {
-	EVICT_FREE,  /* free or expired */
-	EVICT_CHEAP, /* half open or closed */
-	EVICT_NEVER,
+	EVICT_FREE,  /* it is free, or the session has expired */
+	EVICT_CHEAP, /* it is half open or closed */
+	EVICT_ESTABLISHED,
+	EVICT_NONE,
 };
 
 static __always_inline enum evict_class evict_class_of(__u32 tag, const struct session *s, __u64 now)
 {
 	if (!tag || s->until <= now)
 		return EVICT_FREE;
-	return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_NEVER : EVICT_CHEAP;
+	return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_ESTABLISHED : EVICT_CHEAP;
 }
+
+/* The entry that a new session would evict: of the cheapest class; in it, of the user with the most entries; of its
+ * sessions the one that expires first. */
+struct ct_victim {
+	__u32 bucket, entry, tag;
+	__u32 class;
+	__s64 used; /* entries of its tenant, or, in the tenant of the new session, of its endpoint */
+	__u64 until;
+};
 
 /* A packet at the table: input and result. */
 struct ct_ctx {
@@ -158,9 +191,9 @@ struct ct_ctx {
 	__u32 entry; /* index found in a bucket. A value from memory is unknown to the verifier, which would else check
 			all the code that follows once per index */
 	__u32 used[2]; /* entries in use in both buckets */
-	__u32 owner;
-	__u32 over_quota;
-	__u32 evicted_eps[BUCKET_ENTRIES]; /* endpoints whose entries were taken; 0: none */
+	struct ct_usage usage;
+	struct ct_victim victim;
+	struct ct_owner evicted; /* whose entry was taken; endpoint 0: it was free */
 };
 
 /* ct_lookup_bucket looks for the session in a bucket, calls action with its state, and stores the new state. It returns
@@ -197,12 +230,31 @@ __noinline int ct_lookup_bucket(struct ct_ctx *t, const struct pre_actions *pre,
 	return at < BUCKET_ENTRIES;
 }
 
-/* ct_insert puts a new session into a bucket: into an entry of at most max_class, or, over quota, into one of the same
- * endpoint. It returns false if there is none. */
-__noinline int ct_insert(struct ct_ctx *t, __u32 bucket, __u32 max_class)
+/* ct_write stores a new session in an entry of a locked bucket. */
+static __always_inline void ct_write(struct ct_ctx *t, struct session_bucket *b, __u32 entry)
+{
+	struct session *s = &b->entries[entry];
+
+	t->evicted = b->tags[entry] ? owner_of(&s->key) : (struct ct_owner){};
+	b->tags[entry] = t->slot.tag;
+	s->key = t->key;
+	s->state = t->result.state;
+	s->until = t->now + ct_timeout(&s->state) * 1000000000ULL;
+}
+
+static __always_inline void ct_count_written(struct ct_ctx *t)
+{
+	struct ct_owner owner = owner_of(&t->key);
+
+	if (t->evicted.endpoint)
+		add_usage(&t->evicted, -1);
+	add_usage(&owner, 1);
+}
+
+/* ct_insert puts a new session into a free entry of a bucket. It returns false if there is none. */
+__noinline int ct_insert(struct ct_ctx *t, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
-	__u64 oldest = ~0ULL;
 	__u32 chosen;
 
 	if (!b || !t)
@@ -210,72 +262,130 @@ __noinline int ct_insert(struct ct_ctx *t, __u32 bucket, __u32 max_class)
 	t->entry = BUCKET_ENTRIES;
 	bpf_spin_lock(&b->lock);
 	for (int i = 0; i < BUCKET_ENTRIES; i++) {
-		enum evict_class class = evict_class_of(b->tags[i], &b->entries[i], t->now);
-
-		if (t->over_quota && (!b->tags[i] || quota_owner(&b->entries[i].key) != t->owner))
+		if (evict_class_of(b->tags[i], &b->entries[i], t->now) != EVICT_FREE)
 			continue;
-		if (class == EVICT_FREE) {
-			t->entry = i;
-			break;
-		}
-		if (class <= max_class && b->entries[i].until < oldest) {
-			oldest = b->entries[i].until;
-			t->entry = i;
-		}
+		t->entry = i;
+		break;
 	}
 	chosen = t->entry;
-	if (chosen < BUCKET_ENTRIES) {
-		struct session *s = &b->entries[chosen];
-
-		t->evicted_eps[0] = b->tags[chosen] ? quota_owner(&s->key) : 0;
-		b->tags[chosen] = t->slot.tag;
-		s->key = t->key;
-		s->state = t->result.state;
-		s->until = t->now + ct_timeout(&s->state) * 1000000000ULL;
-	}
+	if (chosen < BUCKET_ENTRIES)
+		ct_write(t, b, chosen);
 	bpf_spin_unlock(&b->lock);
 	if (chosen >= BUCKET_ENTRIES)
 		return false;
-	charge_quota(t->evicted_eps[0], t->evicted_eps[0] ? -1 : 1);
-	charge_quota(t->owner, 1);
+	ct_count_written(t);
 	return true;
 }
 
-/* ct_expire_bucket frees the expired entries of a bucket. */
-__noinline int ct_expire_bucket(struct ct_ctx *t, __u32 bucket)
+/* may_evict reports whether a user with own entries may take an entry of one with other's. A half-open or closed
+ * session only has to be of no smaller user, so a flood of them evicts its own first. An established one has to be of a
+ * user with more than twice as many: users of similar size never take from each other. */
+static __always_inline bool may_evict(enum evict_class class, __s64 own, __s64 other)
+{
+	return class == EVICT_FREE || (class == EVICT_CHEAP ? other >= own : other > 2 * own);
+}
+
+/* ct_find_victim looks in a full bucket for a better entry to evict than t->victim. It takes no lock, because programs
+ * may not look up usage under one; ct_evict checks again. */
+__noinline int ct_find_victim(struct ct_ctx *t, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
+	struct ct_victim *v;
 
 	if (!b || !t)
 		return 0;
-	bpf_spin_lock(&b->lock);
+	v = &t->victim;
 	for (int i = 0; i < BUCKET_ENTRIES; i++) {
-		t->evicted_eps[i] = 0;
-		if (!b->tags[i] || b->entries[i].until > t->now)
+		enum evict_class class = evict_class_of(b->tags[i], &b->entries[i], t->now);
+		struct ct_owner owner = owner_of(&b->entries[i].key);
+		__u64 until = b->entries[i].until;
+		struct ct_usage usage;
+		__s64 own, used;
+
+		if (class > v->class)
 			continue;
-		t->evicted_eps[i] = quota_owner(&b->entries[i].key);
-		b->tags[i] = 0;
-	}
-	bpf_spin_unlock(&b->lock);
-	for (int i = 0; i < BUCKET_ENTRIES; i++) {
-		if (!t->evicted_eps[i])
+		usage_of(&owner, &usage);
+		own = owner.tenant == t->key.tenant ? t->usage.endpoint : t->usage.tenant;
+		used = owner.tenant == t->key.tenant ? usage.endpoint : usage.tenant;
+		if (!may_evict(class, own, used))
 			continue;
-		charge_quota(t->evicted_eps[i], -1);
-		charge_quota(0, -1);
+		if (class == v->class && (used < v->used || (used == v->used && until >= v->until)))
+			continue;
+		v->bucket = bucket;
+		v->entry = i;
+		v->tag = b->tags[i];
+		v->class = class;
+		v->used = used;
+		v->until = until;
 	}
 	return 0;
 }
 
-/* over_quota_after_expiry reports whether the endpoint is over its quota after expired entries have been freed in both
- * of the session's buckets and in a random one, which packets may not have visited for long. */
-static __always_inline bool over_quota_after_expiry(struct ct_ctx *t)
+/* ct_evict replaces the victim with the new session. It returns false if there is no victim, or another CPU has changed
+ * the entry meanwhile. */
+__noinline int ct_evict(struct ct_ctx *t)
 {
-	if (!over_quota(t->owner))
+	struct session_bucket *b;
+	__u32 entry, bucket;
+	bool same;
+
+	if (!t || t->victim.class == EVICT_NONE)
 		return false;
-	ct_expire_bucket(t, t->slot.first);
-	ct_expire_bucket(t, t->slot.second);
-	ct_expire_bucket(t, bpf_get_prandom_u32() & (session_buckets - 1));
-	return over_quota(t->owner);
+	bucket = t->victim.bucket;
+	entry = t->victim.entry;
+	b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
+	if (!b || entry >= BUCKET_ENTRIES)
+		return false;
+	bpf_spin_lock(&b->lock);
+	same = b->tags[entry] == t->victim.tag && b->entries[entry].until == t->victim.until;
+	if (same)
+		ct_write(t, b, entry);
+	bpf_spin_unlock(&b->lock);
+	if (same)
+		ct_count_written(t);
+	return same;
+}
+
+/* ct_make_room evicts a session from one of the two buckets of a new one, which are full. */
+static __always_inline bool ct_make_room(struct ct_ctx *t)
+{
+	struct ct_owner owner = owner_of(&t->key);
+
+	usage_of(&owner, &t->usage);
+	t->victim.class = EVICT_NONE;
+	ct_find_victim(t, t->slot.first);
+	ct_find_victim(t, t->slot.second);
+	return ct_evict(t);
+}
+
+/* A pass over the table that frees expired entries, and all entries of one endpoint, which has been deleted. The agent
+ * runs it, never a packet. */
+struct ct_sweep {
+	__u64 now;	/* CLOCK_MONOTONIC, ns */
+	__u32 endpoint; /* 0: none */
+	__u32 zero;
+	struct ct_owner freed[BUCKET_ENTRIES]; /* endpoint 0: not freed */
+};
+
+__noinline int ct_sweep_bucket(struct ct_sweep *w, __u32 bucket)
+{
+	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
+
+	if (!b || !w)
+		return 0;
+	bpf_spin_lock(&b->lock);
+	for (int i = 0; i < BUCKET_ENTRIES; i++) {
+		w->freed[i].endpoint = 0;
+		if (!b->tags[i] || (b->entries[i].until > w->now && b->entries[i].key.endpoint != w->endpoint))
+			continue;
+		w->freed[i] = owner_of(&b->entries[i].key);
+		b->tags[i] = 0;
+	}
+	bpf_spin_unlock(&b->lock);
+	for (int i = 0; i < BUCKET_ENTRIES; i++)
+		if (w->freed[i].endpoint)
+			add_usage(&w->freed[i], -1);
+	return 0;
 }
 
 /* may_pick_up reports whether an unknown connection may be older than the table. */
@@ -310,13 +420,11 @@ __noinline int ct_create(struct ct_ctx *t, const struct pre_actions *pre)
 		t->slot.first = t->slot.second;
 		t->slot.second = first;
 	}
-	t->owner = quota_owner(&t->key);
-	t->over_quota = over_quota_after_expiry(t);
-	if (ct_insert(t, t->slot.first, EVICT_FREE) || ct_insert(t, t->slot.second, EVICT_FREE)) {
+	if (ct_insert(t, t->slot.first) || ct_insert(t, t->slot.second)) {
 		counts->created++;
 		return true;
 	}
-	if (ct_insert(t, t->slot.first, EVICT_CHEAP) || ct_insert(t, t->slot.second, EVICT_CHEAP)) {
+	if (ct_make_room(t)) {
 		counts->created++;
 		counts->evicted++;
 		return true;
@@ -325,9 +433,14 @@ __noinline int ct_create(struct ct_ctx *t, const struct pre_actions *pre)
 	return false;
 }
 
-/* ct_update finds or creates the session of a packet, with the decision in t->result. It returns false if there is no
- * room. */
+/* ct_lookup finds the session of a packet, with the decision in t->result. It returns false if there is none. */
+static __always_inline bool ct_lookup(struct ct_ctx *t, const struct pre_actions *pre)
+{
+	return ct_lookup_bucket(t, pre, t->slot.first) || ct_lookup_bucket(t, pre, t->slot.second);
+}
+
+/* ct_update finds or creates the session of a packet. It returns false if there is no room. */
 static __always_inline bool ct_update(struct ct_ctx *t, const struct pre_actions *pre)
 {
-	return ct_lookup_bucket(t, pre, t->slot.first) || ct_lookup_bucket(t, pre, t->slot.second) || ct_create(t, pre);
+	return ct_lookup(t, pre) || ct_create(t, pre);
 }

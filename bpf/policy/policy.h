@@ -45,24 +45,6 @@ static __always_inline struct verdict *verdict_slot(const struct addr *local, co
 	return bpf_map_lookup_elem(&pil_verdicts, &slot);
 }
 
-/* Later fragments have no ports. They get the verdict of the first fragment. */
-#define FRAGMENT_LIFE 30000000000ULL /* ns; receivers wait 60 s for the rest (RFC 8200 §4.5), senders need less */
-
-struct fragment_key {
-	struct addr local, remote;
-	__u32 id;
-	__u32 endpoint;
-	__u32 dir;
-	__u32 zero;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct fragment_key);
-	__type(value, __u64); /* expiry, CLOCK_MONOTONIC, ns */
-	__uint(max_entries, 8192);
-} pil_fragments_v1 SEC(".maps");
-
 /* How policy applies to one end of a packet. */
 enum enforce_mode {
 	ENFORCE_BY_ADDR, /* the end's own rules; the addresses contain both apps */
@@ -75,8 +57,7 @@ enum enforce_mode {
 struct pol_scratch {
 	struct ct_ctx ct;
 	struct flow_tuple tuple;
-	struct fragment_key fragment;
-	__u32 quotes_fragment; /* 1: an ICMP error about a later fragment, which the field fragment describes */
+	__u32 quoted_fragment; /* not 0: an ICMP error about the later fragment with this identification */
 	__u32 mode;
 	__u32 apps; /* for ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
 	struct pre_actions pre;
@@ -137,9 +118,7 @@ static __noinline int read_quoted_ports(struct __sk_buff *skb, const struct pack
 		return -1;
 	}
 	if (!q.l4) {
-		d->quotes_fragment = 1;
-		d->fragment.id = q.fragment;
-		d->fragment.dir = RX - d->fragment.dir;
+		d->quoted_fragment = q.fragment;
 		return q.proto;
 	}
 	if (q.l4 + TRANSPORT_MIN > q.end || read_ports(skb, q.proto, q.l4, sent))
@@ -223,18 +202,35 @@ static __always_inline void get_pre_actions(struct verdict *v, struct pol_scratc
 	v->key = d->ct.key;
 }
 
-static __always_inline void fragment_add(struct fragment_key *f)
+/* Later fragments have no ports. They get the verdict of the first fragment, which leaves an entry in the session
+ * table: a key without ports, with the identification. */
+static __always_inline void set_fragment(struct pol_scratch *d, __u32 id, __u32 dir)
 {
-	__u64 until = bpf_ktime_get_coarse_ns() + FRAGMENT_LIFE;
+	struct session_key *key = &d->ct.key;
 
-	bpf_map_update_elem(&pil_fragments_v1, f, &until, BPF_ANY);
+	__builtin_memcpy(&key->local_port, &id, sizeof(id));
+	key->proto = NEXTHDR_FRAGMENT;
+	key->dir = dir;
+	d->ct.pkt = (struct pkt_info){.dir = dir, .proto = NEXTHDR_FRAGMENT};
+	d->ct.slot = ct_slot_of(key);
+	d->ct.now = bpf_ktime_get_coarse_ns();
+	d->pre.verdicts[TX] = d->pre.verdicts[RX] = ACCEPT;
 }
 
-static __always_inline bool fragment_known(const struct fragment_key *f)
+__noinline int fragment_add(struct pol_scratch *d, __u32 id)
 {
-	__u64 *until = bpf_map_lookup_elem(&pil_fragments_v1, f);
+	if (!d)
+		return 0;
+	set_fragment(d, id, d->ct.pkt.dir);
+	return ct_update(&d->ct, &d->pre); /* without room later fragments are dropped, with a reason */
+}
 
-	return until && *until > bpf_ktime_get_coarse_ns();
+__noinline int fragment_known(struct pol_scratch *d, __u32 id, __u32 dir)
+{
+	if (!d)
+		return false;
+	set_fragment(d, id, dir);
+	return ct_lookup(&d->ct, &d->pre);
 }
 
 static __always_inline void count_rule(__be32 rule)
@@ -344,18 +340,17 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	struct verdict *v;
 	int why;
 
-	d->fragment.local = key->local;
-	d->fragment.remote = key->remote;
-	d->fragment.id = p->fragment;
-	d->fragment.endpoint = key->endpoint;
-	d->fragment.dir = d->ct.pkt.dir;
-	d->fragment.zero = 0;
-	d->quotes_fragment = 0;
+	d->quoted_fragment = 0;
 	why = p->l4 ? ct_parse(skb, p, d) : 0;
 	if (why)
 		return why;
-	if (!p->l4 || d->quotes_fragment)
-		return d->mode == ENFORCE_REMOTE || fragment_known(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN;
+	if (!p->l4 || d->quoted_fragment) {
+		__u32 dir = d->ct.pkt.dir, id = p->l4 ? d->quoted_fragment : p->fragment;
+
+		if (d->mode == ENFORCE_REMOTE || fragment_known(d, id, p->l4 ? RX - dir : dir))
+			return 0;
+		return REASON_FRAGMENT_UNKNOWN;
+	}
 	v = verdict_slot(&key->local, &key->remote, ports_of(key));
 	if (!v)
 		return REASON_SESSION_LIMIT;
@@ -372,7 +367,7 @@ static __always_inline int policy_check(struct __sk_buff *skb, const struct pack
 
 	if (why)
 		return drop_by(skb, why, hook, bpf_ntohl(rule));
-	if (p->fragment && !d->quotes_fragment)
-		fragment_add(&d->fragment);
+	if (p->fragment && p->l4 && !d->quoted_fragment)
+		fragment_add(d, p->fragment);
 	return 0;
 }

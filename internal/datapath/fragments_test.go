@@ -56,7 +56,7 @@ func TestHeadersOnTheWire(t *testing.T) {
 			return packet.Packet{Source: from, Destination: to, HopLimit: hops, Body: body, Extensions: extensions}
 		}
 	}
-	hop, options := padding(packet.HopByHop), padding(packet.DestinationOptions)
+	options := padding(packet.DestinationOptions)
 	unknown := packet.Extension{
 		Type: packet.DestinationOptions,
 		Data: []byte{0x1e, 4, 1, 2, 3, 4},
@@ -73,15 +73,14 @@ func TestHeadersOnTheWire(t *testing.T) {
 		{name: "in reverse", whole: with(gram), spans: [][2]int{{64, 128}, {0, 64}}, arrives: true},
 		{name: "three, the first last", whole: with(gram), spans: [][2]int{{64, 128}, {8, 64}, {0, 8}}, arrives: true},
 		{name: "the only one", whole: with(gram), spans: [][2]int{{0, 128}}, arrives: true},
-		{name: "behind options", whole: with(gram, hop, options), spans: [][2]int{{64, 128}, {0, 64}}, arrives: true},
+		{name: "behind options", whole: with(gram, options), spans: [][2]int{{64, 128}, {0, 64}}, arrives: true},
 		{name: "overlapping", whole: with(gram), spans: [][2]int{{0, 64}, {56, 128}}, fails: 1},
 		{name: "overlapping, in reverse", whole: with(gram), spans: [][2]int{{56, 128}, {0, 64}}, fails: 1},
 		{name: "a tiny first one", whole: with(tcp), spans: [][2]int{{0, 8}, {8, 140}}, dropped: 1},
-		{name: "hop-by-hop options", whole: with(gram, hop), arrives: true},
 		{name: "destination options", whole: with(gram, options), arrives: true},
 		{name: "an unknown option", whole: with(gram, unknown), arrives: true},
-		{name: "both kinds of options, and again", whole: with(gram, hop, options, options), arrives: true},
-		{name: "no upper layer", whole: with(nil, hop)},
+		{name: "options again", whole: with(gram, options, options), arrives: true},
+		{name: "no upper layer", whole: with(nil, options)},
 		{name: "an unknown upper layer", whole: with(packet.Raw{Proto: 253, Data: data}, options)},
 		{name: "encrypted payload", whole: with(packet.Raw{Proto: 50, Data: data})},
 		{name: "authentication", whole: with(packet.Raw{Proto: authHeader, Data: append([]byte{17, 4, 0, 0, 0, 0, 0, 1,

@@ -76,8 +76,8 @@ func (d *Datapath) pinnedMaps() []pinnedMap {
 		{bpfobj.PilasterMapPolAdoptionsV1, bpfobj.PinPolAdoptions, d.config.MaxRules},
 		{bpfobj.PilasterMapPilSessionsV1, bpfobj.PinSessions, d.sessionBuckets()},
 		{bpfobj.PilasterMapPilSessionCountsV1, bpfobj.PinSessionCounts, 0},
-		{bpfobj.PilasterMapPilSessionUsersV1, bpfobj.PinSessionUsers, d.quotaEntries()},
-		{bpfobj.PilasterMapPilFragmentsV1, bpfobj.PinFragments, 0},
+		{bpfobj.PilasterMapPilSessionUsersV1, bpfobj.PinSessionUsers, d.usageEntries()},
+		{bpfobj.PilasterMapPilSessionTenantsV1, bpfobj.PinSessionTenants, d.usageTenants()},
 	}
 }
 

@@ -77,8 +77,8 @@ func (b *progBench) fromContainer() []progCase {
 		{name: "UDP across, again from the cache", frame: b.frame(b.sent(far, gram)), out: across(gram)},
 		{
 			name:  "behind options",
-			frame: b.frame(b.sent(far, gram, padding(packet.HopByHop), padding(packet.DestinationOptions))),
-			out:   across(gram, padding(packet.HopByHop), padding(packet.DestinationOptions)),
+			frame: b.frame(b.sent(far, gram, padding(packet.DestinationOptions))),
+			out:   across(gram, padding(packet.DestinationOptions)),
 		},
 		{name: "no next header", frame: b.frame(b.sent(far, nil)), out: across(nil)},
 		{
@@ -200,6 +200,29 @@ func (b *progBench) fromContainer() []progCase {
 			name:   "routing header",
 			frame:  b.frame(b.sent(far, gram, packet.Extension{Type: packet.Routing, Data: make([]byte, 6)})),
 			reason: "routing-header",
+		},
+		{
+			name:   "hop-by-hop options",
+			frame:  b.frame(b.sent(far, gram, padding(packet.HopByHop))),
+			reason: "hop-options",
+		},
+		{
+			name: "hop-by-hop options of a later fragment",
+			frame: b.frame(b.sent(far, packet.Raw{Proto: 17, Data: make([]byte, 8)}, padding(packet.HopByHop),
+				packet.Fragment(64, false, 9))),
+			reason: "hop-options",
+		},
+		{
+			name: "BIG TCP's option of a packet without segments",
+			frame: b.frame(b.sent(far, gram, packet.Extension{Type: packet.HopByHop, Data: []byte{
+				0xc2, 4, 0, 0, 12, 0,
+			}})),
+			reason: "hop-options",
+		},
+		{
+			name:   "an SCTP header that is cut short",
+			frame:  b.frame(b.sent(far, packet.Raw{Proto: 132, Data: make([]byte, 11)})),
+			reason: "malformed",
 		},
 		{
 			name: "routing header behind options",

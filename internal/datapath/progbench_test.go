@@ -13,6 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // What a program answers: a drop, a redirect, or "not mine".
@@ -150,8 +151,10 @@ func (b *progBench) mark(t testing.TB) uint32 {
 
 // allocated continues from the given index to an address whose ciphertext under blue's key lies in the
 // private prefix.
-func allocated(p address.Plain) address.Plain {
-	p, _, err := address.NewCipher(blue.Current().Key).Draw(address.DefaultPlan().Private, p)
+func allocated(p address.Plain) address.Plain { return allocatedOf(blue, p) }
+
+func allocatedOf(of tenant.Tenant, p address.Plain) address.Plain {
+	p, _, err := address.NewCipher(of.Current().Key).Draw(address.DefaultPlan().Private, p)
 	if err != nil {
 		panic(err)
 	}

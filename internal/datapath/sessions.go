@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -24,32 +25,101 @@ const (
 	seenReset       = 1 << 5
 )
 
-// quotaEntries is the number of entries of the quota map: one for each endpoint, behind entry 0, which holds the sum.
-func (d *Datapath) quotaEntries() int { return 1 + d.config.MaxEndpoints }
+// usageEntries is the number of entries of the map of endpoints' sessions. Key 0 is no endpoint.
+func (d *Datapath) usageEntries() int { return 1 + d.config.MaxEndpoints }
 
-// recountQuota counts each endpoint's sessions anew: one of the two maps may be new, or from another build. Sessions
-// that begin or end meanwhile may be counted wrong until the next start.
-func (d *Datapath) recountQuota() error {
+// usageTenants is the number of tenants whose sessions can be counted: during a key rotation a tenant has two ids.
+func (d *Datapath) usageTenants() int { return 2 * (d.config.MaxTenantIDs + 1) }
+
+// recountUsage counts the sessions of each endpoint and tenant anew: one of the maps may be new, or from another build.
+// Sessions that begin or end meanwhile may be counted wrong until the next start.
+func (d *Datapath) recountUsage() error {
 	m := d.Objects.PilSessionUsersV1
-	users, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
+	endpoints, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
+	tenants := map[uint32]int64{}
 	err := forEachBucket(d.Objects.PilSessionsV1, func(b *bpfobj.PilasterSessionBucket) {
 		for i, tag := range b.Tags {
-			if user := b.Entries[i].Key.Endpoint; tag != 0 && int(user) < len(counts) {
-				counts[user]++
+			if tag == 0 {
+				continue
 			}
-			counts[0] += int64(bpfobj.BoolToUint32(tag != 0))
+			k := &b.Entries[i].Key
+			tenants[k.Tenant]++
+			if int(k.Endpoint) < len(counts) {
+				counts[k.Endpoint]++
+			}
 		}
 	})
 	if err != nil {
 		return fmt.Errorf("count the sessions: %w", err)
 	}
-	for i := range users {
-		users[i] = uint32(i)
+	for i := range endpoints {
+		endpoints[i] = uint32(i)
 	}
-	if _, err := m.BatchUpdate(users, counts, nil); err != nil {
+	if _, err := m.BatchUpdate(endpoints, counts, nil); err != nil {
 		return fmt.Errorf("write the number of sessions of each endpoint: %w", err)
 	}
+	for id, n := range tenants {
+		if err := d.Objects.PilSessionTenantsV1.Put(id, n); err != nil {
+			return fmt.Errorf("write the number of sessions of tenant id %d: %w", id, err)
+		}
+	}
+	return d.forgetTenants(func(id uint32, _ int64) bool { return tenants[id] == 0 })
+}
+
+// forgetTenants removes tenants from the count of sessions.
+func (d *Datapath) forgetTenants(which func(id uint32, sessions int64) bool) error {
+	m, counts := d.Objects.PilSessionTenantsV1, map[uint32]int64{}
+	if err := bpfobj.ReadEntries(m, counts); err != nil {
+		return fmt.Errorf("read the number of sessions of each tenant: %w", err)
+	}
+	for id, n := range counts {
+		if !which(id, n) {
+			continue
+		}
+		if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("remove the number of sessions of tenant id %d: %w", id, err)
+		}
+	}
 	return nil
+}
+
+// Attach attaches the program to the endpoint's device. The endpoint begins without sessions, even if another one had
+// its number.
+func (d *Datapath) Attach(r endpoint.Record) error {
+	if err := d.deleteSessions(r.ID); err != nil {
+		return err
+	}
+	return d.Devices.Attach(r)
+}
+
+// RemoveDevice removes the endpoint's device and its sessions.
+func (d *Datapath) RemoveDevice(ctx context.Context, r endpoint.Record) error {
+	if err := d.Devices.RemoveDevice(ctx, r); err != nil {
+		return err
+	}
+	return d.deleteSessions(r.ID)
+}
+
+// sweepBuckets is SWEEP_BUCKETS of bpf/pilaster.bpf.c.
+const sweepBuckets = 1024
+
+// deleteSessions deletes the sessions of an endpoint that no packet can reach any more, and all expired ones.
+func (d *Datapath) deleteSessions(id endpoint.ID) error {
+	var used int64
+	if err := d.Objects.PilSessionUsersV1.Lookup(uint32(id), &used); err != nil {
+		return fmt.Errorf("endpoint %d: read its number of sessions: %w", id, err)
+	}
+	if used == 0 {
+		return nil
+	}
+	buckets := d.Objects.PilSessionsV1.MaxEntries()
+	for first := uint32(0); first < buckets; first += sweepBuckets {
+		r := bpfobj.PilasterSweepRequest{Endpoint: uint32(id), Bucket: first}
+		if err := bpfobj.RunRequest(d.Objects.PilSweep, &r); err != nil {
+			return fmt.Errorf("endpoint %d: delete its sessions: %w", id, err)
+		}
+	}
+	return d.forgetTenants(func(_ uint32, sessions int64) bool { return sessions <= 0 })
 }
 
 // hasSessionMap reports whether a session table of this size is pinned already.
@@ -66,7 +136,7 @@ func (d *Datapath) hasSessionMap() bool {
 // migrateSessions recounts the sessions of an existing table. For a new table it starts the pickup of connections that
 // the old one may have had.
 func (d *Datapath) migrateSessions(known bool) error {
-	if err := d.recountQuota(); err != nil || known {
+	if err := d.recountUsage(); err != nil || known {
 		return err
 	}
 	subjects := map[bpfobj.PilasterPolTargetKey]bpfobj.PilasterPolTarget{}
@@ -116,7 +186,7 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	return s, nil
 }
 
-// isHalfOpen reports whether a session can be evicted for another one: it is not established yet, or has ended.
+// isHalfOpen reports whether a session is not established yet, or has ended.
 func isHalfOpen(seen uint8) bool {
 	return seen&seenEstablished == 0 || seen&seenReset != 0 || seen&seenFins == seenFins
 }

@@ -273,10 +273,17 @@ func (b *bed) headers(t *testing.T) []attack {
 	report := packet.Packet{Source: self.Address, Destination: netip.MustParseAddr("ff02::16"), HopLimit: 1,
 		Extensions: []packet.Extension{{Type: packet.HopByHop,
 			Data: []byte{5, 2, 0, 0, 1, 0}}}, Body: packet.ICMP{Type: 143}}
+	hops := func(option ...byte) packet.Packet {
+		p := datagram(self.Address, b2.Address)
+		p.Extensions = []packet.Extension{{Type: packet.HopByHop, Data: option}}
+		return p
+	}
 	spent := datagram(self.Address, b2.Address)
 	spent.HopLimit = 1
 	all := []attack{
 		from("routing headers and home address", "mallory", dropreason.RoutingHeader, "n1", 0, routing...),
+		from("hop-by-hop options: router alert, padding, jumbo", "mallory", dropreason.HopOptions, "n1", 0,
+			hops(5, 2, 0, 0, 1, 0), hops(1, 4, 0, 0, 0, 0), hops(0xc2, 4, 0, 0, 0, 28)),
 		from("router advertisement", "mallory", dropreason.NdForbidden, "n1", 0,
 			discovery(packet.RouterAdvertisement, everywhere...)...),
 		from("neighbour advertisement", "mallory", dropreason.NdForbidden, "n1", 0,

@@ -28,17 +28,14 @@ spec:
 
 // policies are attacks with packets that a policy denies, and with fragments without a first fragment.
 func (b *bed) policies(t *testing.T) {
-	if _, err := b.Operator().ApplyPolicies(b.ctx,
-		connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{forbid}})); err != nil {
-		t.Fatal(err)
-	}
+	b.apply(t, "blue", forbid)
 	self, far, near := b.container(t, "mallory").Address, b.container(t, "b2").Address, b.container(t, "b1").Address
 	datagrams := []packet.Packet{datagram(self, far), datagram(self, near)}
 	for i := range datagrams {
 		datagrams[i].Body = packet.UDP{SourcePort: 7, DestinationPort: forbidden,
 			Payload: []byte("this must not arrive")}
 	}
-	b.untilReceived(t, "n1")
+	b.untilReceived(t, "n1", "blue")
 	b.try(t, from("what a policy forbids", "mallory", dropreason.PolicyDenied, "n1", 0, datagrams...))
 
 	var parts []packet.Packet
@@ -50,10 +47,10 @@ func (b *bed) policies(t *testing.T) {
 	b.try(t, from("a part of nothing", "mallory", dropreason.FragmentUnknown, "n1", 0, parts...))
 }
 
-// untilReceived waits until a node has received all policies.
-func (b *bed) untilReceived(t *testing.T, node string) {
+// untilReceived waits until a node has received all policies of a tenant.
+func (b *bed) untilReceived(t *testing.T, node, tenant string) {
 	t.Helper()
-	list, err := b.Operator().ListPolicies(b.ctx, connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: "blue"}))
+	list, err := b.Operator().ListPolicies(b.ctx, connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: tenant}))
 	if err != nil {
 		t.Fatal(err)
 	}

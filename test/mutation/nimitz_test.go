@@ -30,7 +30,7 @@ func nimitz() []mutation {
 			new: `)
 		return REASON_PEER_UNKNOWN;`,
 			test:  packets,
-			cases: both("from another cluster's VTEP"),
+			cases: both("from another cluster's VTEP", "a node abroad that is no Edge Switch"),
 		},
 		{
 			name:  "senders",
@@ -94,7 +94,7 @@ func nimitz() []mutation {
 			test: packets,
 			cases: both(
 				"outside, and no service", "the other tenant to the service", "from the gateway to nothing virtual",
-				"an unknown VNI", "the gateway's VNI", "no VNI",
+				"an unknown VNI", "the gateway's VNI", "no VNI", "a tenant that is not in the other region",
 			),
 		},
 		{

@@ -10,13 +10,23 @@ func node() []mutation {
 			cases: []string{"echo"},
 		},
 		{
-			name: "no socket",
-			old: `if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
+			name: "fragments",
+			old: `if (p->parts & HAS_FRAGMENT)
 		return REASON_TO_NODE;`,
-			new: `if (!p->l4 || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP))
+			test: "TestToNode",
+			cases: []string{
+				"first fragment of a reply", "first fragment with identification 0", "first fragment of an answer",
+				"first fragment of an error",
+			},
+		},
+		{
+			name: "no socket",
+			old: `if (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP)
+		return REASON_TO_NODE;`,
+			new: `if (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP)
 		return 0;`,
 			test:  "TestToNode",
-			cases: []string{"later fragment", "another protocol"},
+			cases: []string{"another protocol"},
 		},
 		{
 			name: "new connections on old ports",
@@ -80,6 +90,8 @@ func node() []mutation {
 			cases: []string{
 				"echo", "connection", "connection where one is", "segment for a listener",
 				"segment of no connection", "later fragment", "another protocol", "datagram to an open socket",
+				"first fragment of a reply", "first fragment with identification 0", "first fragment of an answer",
+				"first fragment of an error",
 				"datagram to a connected socket, from another port", "datagram without a socket",
 				"answer of a container that was not asked",
 			},

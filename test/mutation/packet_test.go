@@ -73,9 +73,11 @@ func packet() []mutation {
 			name: "length of UDP",
 			old: `	case NEXTHDR_UDP:
 	case NEXTHDR_UDPLITE:
+	case NEXTHDR_SCTP:
 	case NEXTHDR_DCCP:
 		return p->l4 + need > p->end ? REASON_MALFORMED : 0;`,
 			new: `	case NEXTHDR_UDPLITE:
+	case NEXTHDR_SCTP:
 	case NEXTHDR_DCCP:
 		return p->l4 + need > p->end ? REASON_MALFORMED : 0;`,
 			cases: []string{"half a UDP header, same node"},
@@ -83,9 +85,11 @@ func packet() []mutation {
 		{
 			name: "length of UDP-Lite",
 			old: `	case NEXTHDR_UDPLITE:
+	case NEXTHDR_SCTP:
 	case NEXTHDR_DCCP:
 		return p->l4`,
-			new: `	case NEXTHDR_DCCP:
+			new: `	case NEXTHDR_SCTP:
+	case NEXTHDR_DCCP:
 		return p->l4`,
 			cases: []string{"half a UDP-Lite header, same node"},
 		},
@@ -148,11 +152,32 @@ func packet() []mutation {
 			},
 		},
 		{
+			name: "hop-by-hop options",
+			old: `if (p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb, payload))
+		return REASON_HOP_OPTIONS;`,
+			cases: []string{
+				"hop-by-hop options", "hop-by-hop options of a later fragment",
+				"BIG TCP's option of a packet without segments",
+			},
+		},
+		{
+			name:  "BIG TCP's option",
+			old:   "skb->gso_segs && !payload && ",
+			new:   "(skb->gso_segs || payload) && ",
+			cases: []string{"BIG TCP's option of a packet without segments"},
+		},
+		{
+			name:  "length of SCTP",
+			old:   "p->proto == NEXTHDR_SCTP ? 12 :",
+			cases: []string{"an SCTP header that is cut short"},
+		},
+		{
 			name: "behind hop-by-hop options",
 			old:  "kind != NEXTHDR_HOP && ",
 			cases: []string{
-				"an option header longer than the packet", "behind options", "listener report",
-				"routing header behind options",
+				"an option header longer than the packet", "listener report", "routing header behind options",
+				"hop-by-hop options", "hop-by-hop options of a later fragment",
+				"BIG TCP's option of a packet without segments",
 			},
 		},
 		{

@@ -31,20 +31,9 @@ func policyCheck() []mutation {
 			cases: []string{"an error whose quote leads nowhere", "an error that does not say about what"},
 		},
 		{
-			name: "truncated ports",
-			old: `} else if (read_ports(skb, p->proto, p->l4, ports)) {
-		return REASON_MALFORMED;
-	}`,
-			new: `} else {
-		read_ports(skb, p->proto, p->l4, ports);
-	}`,
-			test:  test,
-			cases: []string{"half a port"},
-		},
-		{
 			name: "fragments",
-			old:  "fragment_known(&d->fragment) ? 0 : REASON_FRAGMENT_UNKNOWN",
-			new:  "true ? 0 : REASON_FRAGMENT_UNKNOWN",
+			old:  "return REASON_FRAGMENT_UNKNOWN;",
+			new:  "return 0;",
 			test: test,
 			cases: []string{
 				"a later fragment before the first", "of another packet", "what follows it",
@@ -53,14 +42,14 @@ func policyCheck() []mutation {
 		},
 		{
 			name:  "identification of fragments",
-			old:   "d->fragment.id = p->fragment;",
-			new:   "d->fragment.id = 1;",
+			old:   "id = p->l4 ? d->quoted_fragment : p->fragment;",
+			new:   "id = 1;",
 			test:  test,
-			cases: []string{"of another packet", "what follows it", "an error about its rest"},
+			cases: []string{"a later fragment", "its rest", "an error about its rest"},
 		},
 		{
 			name:  "quoted fragments",
-			old:   "d->quotes_fragment = 1;",
+			old:   "d->quoted_fragment = q.fragment;",
 			test:  test,
 			cases: []string{"an error about its rest", "an error about a rest of nothing"},
 		},
@@ -199,36 +188,70 @@ func conntrackTable() []mutation {
 			old: `b->entries[i].until > t->now &&
 		    `,
 			test:  "TestSessionsAge",
-			cases: []string{"a session is remembered when its time is over"},
+			cases: []string{"a session is found after it expired"},
 		},
 		{
 			name:  "established sessions",
-			old:   "return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_NEVER : EVICT_CHEAP;",
+			old:   "return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_ESTABLISHED : EVICT_CHEAP;",
 			new:   "return EVICT_CHEAP;",
 			test:  "TestSessionsAge",
-			cases: []string{"nothing is refused when as much is taken as is free"},
+			cases: []string{"nothing is refused by a full table"},
 		},
 		{
-			name:  "quota",
-			old:   "t->over_quota = over_quota_after_expiry(t);",
-			new:   "t->over_quota = 0;",
-			test:  "TestNobodyTakesAll",
-			cases: []string{"one alone", "another one's connection 0 of 28 was refused"},
+			name:  "twice as many",
+			old:   "other > 2 * own",
+			new:   "other > own",
+			test:  "TestFairShares",
+			cases: []string{"two containers", "two tenants"},
 		},
 		{
-			name: "entries of the same endpoint",
-			old: `if (t->over_quota && (!b->tags[i] || quota_owner(&b->entries[i].key) != t->owner))
+			name:  "half-open sessions of smaller users",
+			old:   "class == EVICT_CHEAP ? other >= own :",
+			new:   "class == EVICT_CHEAP ? true :",
+			test:  "TestHalfOpenOfSmallerUsersStay",
+			cases: []string{"half-open sessions of a smaller tenant"},
+		},
+		{
+			name:  "tenant first: own",
+			old:   "own = owner.tenant == t->key.tenant ? t->usage.endpoint : t->usage.tenant;",
+			new:   "own = t->usage.endpoint;",
+			test:  "TestFairShares",
+			cases: []string{"a new container of the larger tenant"},
+		},
+		{
+			name:  "tenant first: other",
+			old:   "used = owner.tenant == t->key.tenant ? usage.endpoint : usage.tenant;",
+			new:   "used = usage.endpoint;",
+			test:  "TestFairShares",
+			cases: []string{"another tenant"},
+		},
+		{
+			name: "cheapest first",
+			old: `if (class > v->class)
 			continue;`,
-			test:  "TestNobodyTakesAll",
-			cases: []string{"one alone", "another one's connection 0 of 28 was refused"},
+			test:  "TestEvictCheapFirst",
+			cases: []string{"an established session"},
 		},
 		{
-			name: "expired entries in the quota",
-			old: `if (!over_quota(t->owner))
-		return false;`,
-			new:   "return over_quota(t->owner);",
-			test:  "TestNobodyTakesAll",
-			cases: []string{"when all time is over"},
+			name:  "usage after an eviction",
+			old:   "add_usage(&t->evicted, -1);",
+			new:   ";",
+			test:  "TestFairShares",
+			cases: []string{"usage", "two containers", "two tenants"},
+		},
+		{
+			name:  "sessions of a deleted endpoint",
+			old:   "(b->entries[i].until > w->now && b->entries[i].key.endpoint != w->endpoint)",
+			new:   "b->entries[i].until > w->now",
+			test:  "TestSessionsOfDeletedEndpoint",
+			cases: []string{"the endpoint", "another endpoint", "the table", "tenants with sessions"},
+		},
+		{
+			name:  "sessions of other endpoints",
+			old:   "(b->entries[i].until > w->now && b->entries[i].key.endpoint != w->endpoint)",
+			new:   "false",
+			test:  "TestSessionsOfDeletedEndpoint",
+			cases: []string{"another endpoint", "the table"},
 		},
 		{
 			name:  "end of pickup",

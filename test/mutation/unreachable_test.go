@@ -70,6 +70,8 @@ func unreachable() map[string]map[string]string {
 		return REASON_SESSION_LIMIT;`: verifier,
 			`if (!v)
 		return REASON_SESSION_LIMIT;`: verifier,
+			`} else if (read_ports(skb, p->proto, p->l4, ports)) {
+		return REASON_MALFORMED;`: within,
 		},
 		"net/nimitz/stages.h": {
 			`if (encap(skb, j, vtep))

@@ -11,6 +11,7 @@ func uplink() []mutation {
 				"a process to a node", "a process to a node, in fragments",
 				"a process to a node, from an unknown address",
 				"a process to another region", "a process as another region",
+				"a process that has guessed the mark",
 			},
 		},
 		{

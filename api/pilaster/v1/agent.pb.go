@@ -1265,9 +1265,9 @@ type Sessions struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Capacity        uint32                 `protobuf:"varint,1,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	Used            uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
-	HalfOpen        uint32                 `protobuf:"varint,3,opt,name=half_open,json=halfOpen,proto3" json:"half_open,omitempty"`                      // of these, those that are evicted first
+	HalfOpen        uint32                 `protobuf:"varint,3,opt,name=half_open,json=halfOpen,proto3" json:"half_open,omitempty"`                      // or ended, or of a fragmented packet; these are evicted first
 	Begun           uint64                 `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`                                            // since the table was created, like the next two
-	Evicted         uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // half open, to make room for another session
+	Evicted         uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // to make room for another session
 	Refused         uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                        // because the table was full
 	LargestEndpoint uint32                 `protobuf:"varint,7,opt,name=largest_endpoint,json=largestEndpoint,proto3" json:"largest_endpoint,omitempty"` // with the most sessions; 0 without sessions
 	Largest         string                 `protobuf:"bytes,8,opt,name=largest,proto3" json:"largest,omitempty"`                                         // its pod or container id

@@ -37,7 +37,7 @@ __noinline int policy_enforce(struct __sk_buff *skb, const struct packet *p, con
 	key->remote = *remote;
 	key->endpoint = f->policy_ep[dir & 1];
 	key->tenant = tenant_id(&key->local);
-	key->zero[0] = key->zero[1] = key->zero[2] = 0;
+	key->dir = key->zero[0] = key->zero[1] = 0;
 	d->ct.pkt.dir = dir;
 	d->mode = ENFORCE_BY_ADDR;
 	d->apps = 0;

@@ -38,7 +38,7 @@ static __always_inline void set_session(struct pol_scratch *d, const struct addr
 	key->remote = *remote;
 	key->endpoint = endpoint;
 	key->tenant = vni;
-	key->zero[0] = key->zero[1] = key->zero[2] = 0;
+	key->dir = key->zero[0] = key->zero[1] = 0;
 }
 
 /* nimitz_policy checks a packet for each of its ends that is on this node. It returns 0 or drops the packet. from and

@@ -64,14 +64,31 @@ type PilasterCtCtx struct {
 		Second uint32
 		Tag    uint32
 	}
-	Pkt        PilasterPktInfo
-	Result     PilasterCtResult
-	Now        uint64
-	Entry      uint32
-	Used       [2]uint32
-	Owner      uint32
-	OverQuota  uint32
-	EvictedEps [7]uint32
+	Pkt    PilasterPktInfo
+	Result PilasterCtResult
+	Now    uint64
+	Entry  uint32
+	Used   [2]uint32
+	_      [4]byte
+	Usage  struct {
+		_        structs.HostLayout
+		Tenant   int64
+		Endpoint int64
+	}
+	Victim struct {
+		_      structs.HostLayout
+		Bucket uint32
+		Entry  uint32
+		Tag    uint32
+		Class  uint32
+		Used   int64
+		Until  uint64
+	}
+	Evicted struct {
+		_        structs.HostLayout
+		Endpoint uint32
+		Tenant   uint32
+	}
 }
 
 type PilasterCtResult struct {
@@ -173,16 +190,6 @@ type PilasterFlowTuple struct {
 	RemotePort uint16
 	Proto      uint8
 	Zero       [7]uint8
-}
-
-type PilasterFragmentKey struct {
-	_        structs.HostLayout
-	Local    PilasterAddr
-	Remote   PilasterAddr
-	Id       uint32
-	Endpoint uint32
-	Dir      uint32
-	Zero     uint32
 }
 
 type PilasterKeyRequest struct {
@@ -358,7 +365,8 @@ type PilasterSessionKey struct {
 	Endpoint   uint32
 	Tenant     uint32
 	Proto      uint8
-	Zero       [3]uint8
+	Dir        uint8
+	Zero       [2]uint8
 }
 
 type PilasterSessionState struct {
@@ -368,6 +376,12 @@ type PilasterSessionState struct {
 	Seen    uint8
 	Proto   uint8
 	Zero    uint32
+}
+
+type PilasterSweepRequest struct {
+	_        structs.HostLayout
+	Endpoint uint32
+	Bucket   uint32
 }
 
 type PilasterTenant struct {
@@ -406,77 +420,79 @@ type PilasterWhyRequest struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	PilasterMapNimDnatV1          = "nim_dnat_v1"
-	PilasterMapNimForeignV1       = "nim_foreign_v1"
-	PilasterMapNimForwardV1       = "nim_forward_v1"
-	PilasterMapNimNodeV1          = "nim_node_v1"
-	PilasterMapNimOutsideV1       = "nim_outside_v1"
-	PilasterMapNimPeersV1         = "nim_peers_v1"
-	PilasterMapNimSendersV1       = "nim_senders_v1"
-	PilasterMapNimSnatV1          = "nim_snat_v1"
-	PilasterMapPilBlock           = "pil_block"
-	PilasterMapPilDropsV1         = "pil_drops_v1"
-	PilasterMapPilEventsV2        = "pil_events_v2"
-	PilasterMapPilFlows           = "pil_flows"
-	PilasterMapPilFragmentsV1     = "pil_fragments_v1"
-	PilasterMapPilGenerationV1    = "pil_generation_v1"
-	PilasterMapPilIcmpRate        = "pil_icmp_rate"
-	PilasterMapPilKeysV1          = "pil_keys_v1"
-	PilasterMapPilLocalsV1        = "pil_locals_v1"
-	PilasterMapPilNetworksV1      = "pil_networks_v1"
-	PilasterMapPilPolScratch      = "pil_pol_scratch"
-	PilasterMapPilPortsV1         = "pil_ports_v1"
-	PilasterMapPilSessionCountsV1 = "pil_session_counts_v1"
-	PilasterMapPilSessionUsersV1  = "pil_session_users_v1"
-	PilasterMapPilSessionsV1      = "pil_sessions_v1"
-	PilasterMapPilSourcesV2       = "pil_sources_v2"
-	PilasterMapPilTenantsV2       = "pil_tenants_v2"
-	PilasterMapPilVerdicts        = "pil_verdicts"
-	PilasterMapPolAdoptionsV1     = "pol_adoptions_v1"
-	PilasterMapPolAppsV1          = "pol_apps_v1"
-	PilasterMapPolBlocksV1        = "pol_blocks_v1"
-	PilasterMapPolGenerationV1    = "pol_generation_v1"
-	PilasterMapPolHitsV1          = "pol_hits_v1"
-	PilasterMapPolOverridesV1     = "pol_overrides_v1"
-	PilasterMapPolPortsV1         = "pol_ports_v1"
-	PilasterMapPolRangesV1        = "pol_ranges_v1"
-	PilasterMapPolSubjectsV1      = "pol_subjects_v1"
-	PilasterProgPilContainer      = "pil_container"
-	PilasterProgPilEdgeIn         = "pil_edge_in"
-	PilasterProgPilEdgeOut        = "pil_edge_out"
-	PilasterProgPilGatewayIn      = "pil_gateway_in"
-	PilasterProgPilGuardIn        = "pil_guard_in"
-	PilasterProgPilGuardOut       = "pil_guard_out"
-	PilasterProgPilNimitz         = "pil_nimitz"
-	PilasterProgPilNode           = "pil_node"
-	PilasterProgPilPortIn         = "pil_port_in"
-	PilasterProgPilSetKey         = "pil_set_key"
-	PilasterProgPilTapped         = "pil_tapped"
-	PilasterProgPilTryAction      = "pil_try_action"
-	PilasterProgPilTryCipher      = "pil_try_cipher"
-	PilasterProgPilTunnelIn       = "pil_tunnel_in"
-	PilasterProgPilUnderlayIn     = "pil_underlay_in"
-	PilasterProgPilUplinkIn       = "pil_uplink_in"
-	PilasterProgPilUplinkOut      = "pil_uplink_out"
-	PilasterProgPilWhy            = "pil_why"
-	PilasterVarAcceptMark         = "accept_mark"
-	PilasterVarBaseMask           = "base_mask"
-	PilasterVarBasePrefix         = "base_prefix"
-	PilasterVarMacvlan            = "macvlan"
-	PilasterVarNoFlowCache        = "no_flow_cache"
-	PilasterVarNodeCookie         = "node_cookie"
-	PilasterVarNodeIfindex        = "node_ifindex"
-	PilasterVarOwnNode            = "own_node"
-	PilasterVarPacketMark         = "packet_mark"
-	PilasterVarPrivateMask        = "private_mask"
-	PilasterVarPrivatePrefix      = "private_prefix"
-	PilasterVarSessionBuckets     = "session_buckets"
-	PilasterVarSessionSeed        = "session_seed"
-	PilasterVarTunnelBits         = "tunnel_bits"
-	PilasterVarTunnelMark         = "tunnel_mark"
-	PilasterVarUnusedDropEvent    = "unused_drop_event"
-	PilasterVarUnusedWhyRequest   = "unused_why_request"
-	PilasterVarUplinkIfindex      = "uplink_ifindex"
+	PilasterMapNimDnatV1           = "nim_dnat_v1"
+	PilasterMapNimForeignV1        = "nim_foreign_v1"
+	PilasterMapNimForwardV1        = "nim_forward_v1"
+	PilasterMapNimNodeV1           = "nim_node_v1"
+	PilasterMapNimOutsideV1        = "nim_outside_v1"
+	PilasterMapNimPeersV1          = "nim_peers_v1"
+	PilasterMapNimSendersV1        = "nim_senders_v1"
+	PilasterMapNimSnatV1           = "nim_snat_v1"
+	PilasterMapPilBlock            = "pil_block"
+	PilasterMapPilDropsV1          = "pil_drops_v1"
+	PilasterMapPilEventsV2         = "pil_events_v2"
+	PilasterMapPilFlows            = "pil_flows"
+	PilasterMapPilGenerationV1     = "pil_generation_v1"
+	PilasterMapPilIcmpRate         = "pil_icmp_rate"
+	PilasterMapPilKeysV1           = "pil_keys_v1"
+	PilasterMapPilLocalsV1         = "pil_locals_v1"
+	PilasterMapPilNetworksV1       = "pil_networks_v1"
+	PilasterMapPilPolScratch       = "pil_pol_scratch"
+	PilasterMapPilPortsV1          = "pil_ports_v1"
+	PilasterMapPilSessionCountsV1  = "pil_session_counts_v1"
+	PilasterMapPilSessionTenantsV1 = "pil_session_tenants_v1"
+	PilasterMapPilSessionUsersV1   = "pil_session_users_v1"
+	PilasterMapPilSessionsV1       = "pil_sessions_v1"
+	PilasterMapPilSourcesV2        = "pil_sources_v2"
+	PilasterMapPilTenantsV2        = "pil_tenants_v2"
+	PilasterMapPilVerdicts         = "pil_verdicts"
+	PilasterMapPolAdoptionsV1      = "pol_adoptions_v1"
+	PilasterMapPolAppsV1           = "pol_apps_v1"
+	PilasterMapPolBlocksV1         = "pol_blocks_v1"
+	PilasterMapPolGenerationV1     = "pol_generation_v1"
+	PilasterMapPolHitsV1           = "pol_hits_v1"
+	PilasterMapPolOverridesV1      = "pol_overrides_v1"
+	PilasterMapPolPortsV1          = "pol_ports_v1"
+	PilasterMapPolRangesV1         = "pol_ranges_v1"
+	PilasterMapPolSubjectsV1       = "pol_subjects_v1"
+	PilasterProgPilContainer       = "pil_container"
+	PilasterProgPilEdgeIn          = "pil_edge_in"
+	PilasterProgPilEdgeOut         = "pil_edge_out"
+	PilasterProgPilGatewayIn       = "pil_gateway_in"
+	PilasterProgPilGuardIn         = "pil_guard_in"
+	PilasterProgPilGuardOut        = "pil_guard_out"
+	PilasterProgPilNimitz          = "pil_nimitz"
+	PilasterProgPilNode            = "pil_node"
+	PilasterProgPilPortIn          = "pil_port_in"
+	PilasterProgPilSetKey          = "pil_set_key"
+	PilasterProgPilSweep           = "pil_sweep"
+	PilasterProgPilTapped          = "pil_tapped"
+	PilasterProgPilTryAction       = "pil_try_action"
+	PilasterProgPilTryCipher       = "pil_try_cipher"
+	PilasterProgPilTunnelIn        = "pil_tunnel_in"
+	PilasterProgPilUnderlayIn      = "pil_underlay_in"
+	PilasterProgPilUplinkIn        = "pil_uplink_in"
+	PilasterProgPilUplinkOut       = "pil_uplink_out"
+	PilasterProgPilWhy             = "pil_why"
+	PilasterVarAcceptMark          = "accept_mark"
+	PilasterVarBaseMask            = "base_mask"
+	PilasterVarBasePrefix          = "base_prefix"
+	PilasterVarMacvlan             = "macvlan"
+	PilasterVarNoFlowCache         = "no_flow_cache"
+	PilasterVarNodeCookie          = "node_cookie"
+	PilasterVarNodeIfindex         = "node_ifindex"
+	PilasterVarOwnNode             = "own_node"
+	PilasterVarPacketMark          = "packet_mark"
+	PilasterVarPrivateMask         = "private_mask"
+	PilasterVarPrivatePrefix       = "private_prefix"
+	PilasterVarSessionBuckets      = "session_buckets"
+	PilasterVarSessionSeed         = "session_seed"
+	PilasterVarTunnelBits          = "tunnel_bits"
+	PilasterVarTunnelMark          = "tunnel_mark"
+	PilasterVarUnusedDropEvent     = "unused_drop_event"
+	PilasterVarUnusedSweepRequest  = "unused_sweep_request"
+	PilasterVarUnusedWhyRequest    = "unused_why_request"
+	PilasterVarUplinkIfindex       = "uplink_ifindex"
 )
 
 // LoadPilaster returns the embedded CollectionSpec for Pilaster.
@@ -531,6 +547,7 @@ type PilasterProgramSpecs struct {
 	PilNode       *ebpf.ProgramSpec `ebpf:"pil_node"`
 	PilPortIn     *ebpf.ProgramSpec `ebpf:"pil_port_in"`
 	PilSetKey     *ebpf.ProgramSpec `ebpf:"pil_set_key"`
+	PilSweep      *ebpf.ProgramSpec `ebpf:"pil_sweep"`
 	PilTapped     *ebpf.ProgramSpec `ebpf:"pil_tapped"`
 	PilTryAction  *ebpf.ProgramSpec `ebpf:"pil_try_action"`
 	PilTryCipher  *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
@@ -545,65 +562,66 @@ type PilasterProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PilasterMapSpecs struct {
-	NimDnatV1          *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
-	NimForeignV1       *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
-	NimForwardV1       *ebpf.MapSpec `ebpf:"nim_forward_v1"`
-	NimNodeV1          *ebpf.MapSpec `ebpf:"nim_node_v1"`
-	NimOutsideV1       *ebpf.MapSpec `ebpf:"nim_outside_v1"`
-	NimPeersV1         *ebpf.MapSpec `ebpf:"nim_peers_v1"`
-	NimSendersV1       *ebpf.MapSpec `ebpf:"nim_senders_v1"`
-	NimSnatV1          *ebpf.MapSpec `ebpf:"nim_snat_v1"`
-	PilBlock           *ebpf.MapSpec `ebpf:"pil_block"`
-	PilDropsV1         *ebpf.MapSpec `ebpf:"pil_drops_v1"`
-	PilEventsV2        *ebpf.MapSpec `ebpf:"pil_events_v2"`
-	PilFlows           *ebpf.MapSpec `ebpf:"pil_flows"`
-	PilFragmentsV1     *ebpf.MapSpec `ebpf:"pil_fragments_v1"`
-	PilGenerationV1    *ebpf.MapSpec `ebpf:"pil_generation_v1"`
-	PilIcmpRate        *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
-	PilKeysV1          *ebpf.MapSpec `ebpf:"pil_keys_v1"`
-	PilLocalsV1        *ebpf.MapSpec `ebpf:"pil_locals_v1"`
-	PilNetworksV1      *ebpf.MapSpec `ebpf:"pil_networks_v1"`
-	PilPolScratch      *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
-	PilPortsV1         *ebpf.MapSpec `ebpf:"pil_ports_v1"`
-	PilSessionCountsV1 *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
-	PilSessionUsersV1  *ebpf.MapSpec `ebpf:"pil_session_users_v1"`
-	PilSessionsV1      *ebpf.MapSpec `ebpf:"pil_sessions_v1"`
-	PilSourcesV2       *ebpf.MapSpec `ebpf:"pil_sources_v2"`
-	PilTenantsV2       *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
-	PilVerdicts        *ebpf.MapSpec `ebpf:"pil_verdicts"`
-	PolAdoptionsV1     *ebpf.MapSpec `ebpf:"pol_adoptions_v1"`
-	PolAppsV1          *ebpf.MapSpec `ebpf:"pol_apps_v1"`
-	PolBlocksV1        *ebpf.MapSpec `ebpf:"pol_blocks_v1"`
-	PolGenerationV1    *ebpf.MapSpec `ebpf:"pol_generation_v1"`
-	PolHitsV1          *ebpf.MapSpec `ebpf:"pol_hits_v1"`
-	PolOverridesV1     *ebpf.MapSpec `ebpf:"pol_overrides_v1"`
-	PolPortsV1         *ebpf.MapSpec `ebpf:"pol_ports_v1"`
-	PolRangesV1        *ebpf.MapSpec `ebpf:"pol_ranges_v1"`
-	PolSubjectsV1      *ebpf.MapSpec `ebpf:"pol_subjects_v1"`
+	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
+	NimForeignV1        *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
+	NimForwardV1        *ebpf.MapSpec `ebpf:"nim_forward_v1"`
+	NimNodeV1           *ebpf.MapSpec `ebpf:"nim_node_v1"`
+	NimOutsideV1        *ebpf.MapSpec `ebpf:"nim_outside_v1"`
+	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
+	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
+	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
+	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
+	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
+	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
+	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
+	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
+	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
+	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
+	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
+	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
+	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
+	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
+	PilSessionTenantsV1 *ebpf.MapSpec `ebpf:"pil_session_tenants_v1"`
+	PilSessionUsersV1   *ebpf.MapSpec `ebpf:"pil_session_users_v1"`
+	PilSessionsV1       *ebpf.MapSpec `ebpf:"pil_sessions_v1"`
+	PilSourcesV2        *ebpf.MapSpec `ebpf:"pil_sources_v2"`
+	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
+	PilVerdicts         *ebpf.MapSpec `ebpf:"pil_verdicts"`
+	PolAdoptionsV1      *ebpf.MapSpec `ebpf:"pol_adoptions_v1"`
+	PolAppsV1           *ebpf.MapSpec `ebpf:"pol_apps_v1"`
+	PolBlocksV1         *ebpf.MapSpec `ebpf:"pol_blocks_v1"`
+	PolGenerationV1     *ebpf.MapSpec `ebpf:"pol_generation_v1"`
+	PolHitsV1           *ebpf.MapSpec `ebpf:"pol_hits_v1"`
+	PolOverridesV1      *ebpf.MapSpec `ebpf:"pol_overrides_v1"`
+	PolPortsV1          *ebpf.MapSpec `ebpf:"pol_ports_v1"`
+	PolRangesV1         *ebpf.MapSpec `ebpf:"pol_ranges_v1"`
+	PolSubjectsV1       *ebpf.MapSpec `ebpf:"pol_subjects_v1"`
 }
 
 // PilasterVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PilasterVariableSpecs struct {
-	AcceptMark       *ebpf.VariableSpec `ebpf:"accept_mark"`
-	BaseMask         *ebpf.VariableSpec `ebpf:"base_mask"`
-	BasePrefix       *ebpf.VariableSpec `ebpf:"base_prefix"`
-	Macvlan          *ebpf.VariableSpec `ebpf:"macvlan"`
-	NoFlowCache      *ebpf.VariableSpec `ebpf:"no_flow_cache"`
-	NodeCookie       *ebpf.VariableSpec `ebpf:"node_cookie"`
-	NodeIfindex      *ebpf.VariableSpec `ebpf:"node_ifindex"`
-	OwnNode          *ebpf.VariableSpec `ebpf:"own_node"`
-	PacketMark       *ebpf.VariableSpec `ebpf:"packet_mark"`
-	PrivateMask      *ebpf.VariableSpec `ebpf:"private_mask"`
-	PrivatePrefix    *ebpf.VariableSpec `ebpf:"private_prefix"`
-	SessionBuckets   *ebpf.VariableSpec `ebpf:"session_buckets"`
-	SessionSeed      *ebpf.VariableSpec `ebpf:"session_seed"`
-	TunnelBits       *ebpf.VariableSpec `ebpf:"tunnel_bits"`
-	TunnelMark       *ebpf.VariableSpec `ebpf:"tunnel_mark"`
-	UnusedDropEvent  *ebpf.VariableSpec `ebpf:"unused_drop_event"`
-	UnusedWhyRequest *ebpf.VariableSpec `ebpf:"unused_why_request"`
-	UplinkIfindex    *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	AcceptMark         *ebpf.VariableSpec `ebpf:"accept_mark"`
+	BaseMask           *ebpf.VariableSpec `ebpf:"base_mask"`
+	BasePrefix         *ebpf.VariableSpec `ebpf:"base_prefix"`
+	Macvlan            *ebpf.VariableSpec `ebpf:"macvlan"`
+	NoFlowCache        *ebpf.VariableSpec `ebpf:"no_flow_cache"`
+	NodeCookie         *ebpf.VariableSpec `ebpf:"node_cookie"`
+	NodeIfindex        *ebpf.VariableSpec `ebpf:"node_ifindex"`
+	OwnNode            *ebpf.VariableSpec `ebpf:"own_node"`
+	PacketMark         *ebpf.VariableSpec `ebpf:"packet_mark"`
+	PrivateMask        *ebpf.VariableSpec `ebpf:"private_mask"`
+	PrivatePrefix      *ebpf.VariableSpec `ebpf:"private_prefix"`
+	SessionBuckets     *ebpf.VariableSpec `ebpf:"session_buckets"`
+	SessionSeed        *ebpf.VariableSpec `ebpf:"session_seed"`
+	TunnelBits         *ebpf.VariableSpec `ebpf:"tunnel_bits"`
+	TunnelMark         *ebpf.VariableSpec `ebpf:"tunnel_mark"`
+	UnusedDropEvent    *ebpf.VariableSpec `ebpf:"unused_drop_event"`
+	UnusedSweepRequest *ebpf.VariableSpec `ebpf:"unused_sweep_request"`
+	UnusedWhyRequest   *ebpf.VariableSpec `ebpf:"unused_why_request"`
+	UplinkIfindex      *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 }
 
 // PilasterObjects contains all objects after they have been loaded into the kernel.
@@ -626,41 +644,41 @@ func (o *PilasterObjects) Close() error {
 //
 // It can be passed to LoadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PilasterMaps struct {
-	NimDnatV1          *ebpf.Map `ebpf:"nim_dnat_v1"`
-	NimForeignV1       *ebpf.Map `ebpf:"nim_foreign_v1"`
-	NimForwardV1       *ebpf.Map `ebpf:"nim_forward_v1"`
-	NimNodeV1          *ebpf.Map `ebpf:"nim_node_v1"`
-	NimOutsideV1       *ebpf.Map `ebpf:"nim_outside_v1"`
-	NimPeersV1         *ebpf.Map `ebpf:"nim_peers_v1"`
-	NimSendersV1       *ebpf.Map `ebpf:"nim_senders_v1"`
-	NimSnatV1          *ebpf.Map `ebpf:"nim_snat_v1"`
-	PilBlock           *ebpf.Map `ebpf:"pil_block"`
-	PilDropsV1         *ebpf.Map `ebpf:"pil_drops_v1"`
-	PilEventsV2        *ebpf.Map `ebpf:"pil_events_v2"`
-	PilFlows           *ebpf.Map `ebpf:"pil_flows"`
-	PilFragmentsV1     *ebpf.Map `ebpf:"pil_fragments_v1"`
-	PilGenerationV1    *ebpf.Map `ebpf:"pil_generation_v1"`
-	PilIcmpRate        *ebpf.Map `ebpf:"pil_icmp_rate"`
-	PilKeysV1          *ebpf.Map `ebpf:"pil_keys_v1"`
-	PilLocalsV1        *ebpf.Map `ebpf:"pil_locals_v1"`
-	PilNetworksV1      *ebpf.Map `ebpf:"pil_networks_v1"`
-	PilPolScratch      *ebpf.Map `ebpf:"pil_pol_scratch"`
-	PilPortsV1         *ebpf.Map `ebpf:"pil_ports_v1"`
-	PilSessionCountsV1 *ebpf.Map `ebpf:"pil_session_counts_v1"`
-	PilSessionUsersV1  *ebpf.Map `ebpf:"pil_session_users_v1"`
-	PilSessionsV1      *ebpf.Map `ebpf:"pil_sessions_v1"`
-	PilSourcesV2       *ebpf.Map `ebpf:"pil_sources_v2"`
-	PilTenantsV2       *ebpf.Map `ebpf:"pil_tenants_v2"`
-	PilVerdicts        *ebpf.Map `ebpf:"pil_verdicts"`
-	PolAdoptionsV1     *ebpf.Map `ebpf:"pol_adoptions_v1"`
-	PolAppsV1          *ebpf.Map `ebpf:"pol_apps_v1"`
-	PolBlocksV1        *ebpf.Map `ebpf:"pol_blocks_v1"`
-	PolGenerationV1    *ebpf.Map `ebpf:"pol_generation_v1"`
-	PolHitsV1          *ebpf.Map `ebpf:"pol_hits_v1"`
-	PolOverridesV1     *ebpf.Map `ebpf:"pol_overrides_v1"`
-	PolPortsV1         *ebpf.Map `ebpf:"pol_ports_v1"`
-	PolRangesV1        *ebpf.Map `ebpf:"pol_ranges_v1"`
-	PolSubjectsV1      *ebpf.Map `ebpf:"pol_subjects_v1"`
+	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
+	NimForeignV1        *ebpf.Map `ebpf:"nim_foreign_v1"`
+	NimForwardV1        *ebpf.Map `ebpf:"nim_forward_v1"`
+	NimNodeV1           *ebpf.Map `ebpf:"nim_node_v1"`
+	NimOutsideV1        *ebpf.Map `ebpf:"nim_outside_v1"`
+	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
+	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
+	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
+	PilBlock            *ebpf.Map `ebpf:"pil_block"`
+	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
+	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
+	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
+	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
+	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
+	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
+	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
+	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
+	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
+	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
+	PilSessionTenantsV1 *ebpf.Map `ebpf:"pil_session_tenants_v1"`
+	PilSessionUsersV1   *ebpf.Map `ebpf:"pil_session_users_v1"`
+	PilSessionsV1       *ebpf.Map `ebpf:"pil_sessions_v1"`
+	PilSourcesV2        *ebpf.Map `ebpf:"pil_sources_v2"`
+	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
+	PilVerdicts         *ebpf.Map `ebpf:"pil_verdicts"`
+	PolAdoptionsV1      *ebpf.Map `ebpf:"pol_adoptions_v1"`
+	PolAppsV1           *ebpf.Map `ebpf:"pol_apps_v1"`
+	PolBlocksV1         *ebpf.Map `ebpf:"pol_blocks_v1"`
+	PolGenerationV1     *ebpf.Map `ebpf:"pol_generation_v1"`
+	PolHitsV1           *ebpf.Map `ebpf:"pol_hits_v1"`
+	PolOverridesV1      *ebpf.Map `ebpf:"pol_overrides_v1"`
+	PolPortsV1          *ebpf.Map `ebpf:"pol_ports_v1"`
+	PolRangesV1         *ebpf.Map `ebpf:"pol_ranges_v1"`
+	PolSubjectsV1       *ebpf.Map `ebpf:"pol_subjects_v1"`
 }
 
 func (m *PilasterMaps) Close() error {
@@ -677,7 +695,6 @@ func (m *PilasterMaps) Close() error {
 		m.PilDropsV1,
 		m.PilEventsV2,
 		m.PilFlows,
-		m.PilFragmentsV1,
 		m.PilGenerationV1,
 		m.PilIcmpRate,
 		m.PilKeysV1,
@@ -686,6 +703,7 @@ func (m *PilasterMaps) Close() error {
 		m.PilPolScratch,
 		m.PilPortsV1,
 		m.PilSessionCountsV1,
+		m.PilSessionTenantsV1,
 		m.PilSessionUsersV1,
 		m.PilSessionsV1,
 		m.PilSourcesV2,
@@ -707,24 +725,25 @@ func (m *PilasterMaps) Close() error {
 //
 // It can be passed to LoadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PilasterVariables struct {
-	AcceptMark       *ebpf.Variable `ebpf:"accept_mark"`
-	BaseMask         *ebpf.Variable `ebpf:"base_mask"`
-	BasePrefix       *ebpf.Variable `ebpf:"base_prefix"`
-	Macvlan          *ebpf.Variable `ebpf:"macvlan"`
-	NoFlowCache      *ebpf.Variable `ebpf:"no_flow_cache"`
-	NodeCookie       *ebpf.Variable `ebpf:"node_cookie"`
-	NodeIfindex      *ebpf.Variable `ebpf:"node_ifindex"`
-	OwnNode          *ebpf.Variable `ebpf:"own_node"`
-	PacketMark       *ebpf.Variable `ebpf:"packet_mark"`
-	PrivateMask      *ebpf.Variable `ebpf:"private_mask"`
-	PrivatePrefix    *ebpf.Variable `ebpf:"private_prefix"`
-	SessionBuckets   *ebpf.Variable `ebpf:"session_buckets"`
-	SessionSeed      *ebpf.Variable `ebpf:"session_seed"`
-	TunnelBits       *ebpf.Variable `ebpf:"tunnel_bits"`
-	TunnelMark       *ebpf.Variable `ebpf:"tunnel_mark"`
-	UnusedDropEvent  *ebpf.Variable `ebpf:"unused_drop_event"`
-	UnusedWhyRequest *ebpf.Variable `ebpf:"unused_why_request"`
-	UplinkIfindex    *ebpf.Variable `ebpf:"uplink_ifindex"`
+	AcceptMark         *ebpf.Variable `ebpf:"accept_mark"`
+	BaseMask           *ebpf.Variable `ebpf:"base_mask"`
+	BasePrefix         *ebpf.Variable `ebpf:"base_prefix"`
+	Macvlan            *ebpf.Variable `ebpf:"macvlan"`
+	NoFlowCache        *ebpf.Variable `ebpf:"no_flow_cache"`
+	NodeCookie         *ebpf.Variable `ebpf:"node_cookie"`
+	NodeIfindex        *ebpf.Variable `ebpf:"node_ifindex"`
+	OwnNode            *ebpf.Variable `ebpf:"own_node"`
+	PacketMark         *ebpf.Variable `ebpf:"packet_mark"`
+	PrivateMask        *ebpf.Variable `ebpf:"private_mask"`
+	PrivatePrefix      *ebpf.Variable `ebpf:"private_prefix"`
+	SessionBuckets     *ebpf.Variable `ebpf:"session_buckets"`
+	SessionSeed        *ebpf.Variable `ebpf:"session_seed"`
+	TunnelBits         *ebpf.Variable `ebpf:"tunnel_bits"`
+	TunnelMark         *ebpf.Variable `ebpf:"tunnel_mark"`
+	UnusedDropEvent    *ebpf.Variable `ebpf:"unused_drop_event"`
+	UnusedSweepRequest *ebpf.Variable `ebpf:"unused_sweep_request"`
+	UnusedWhyRequest   *ebpf.Variable `ebpf:"unused_why_request"`
+	UplinkIfindex      *ebpf.Variable `ebpf:"uplink_ifindex"`
 }
 
 // PilasterPrograms contains all programs after they have been loaded into the kernel.
@@ -741,6 +760,7 @@ type PilasterPrograms struct {
 	PilNode       *ebpf.Program `ebpf:"pil_node"`
 	PilPortIn     *ebpf.Program `ebpf:"pil_port_in"`
 	PilSetKey     *ebpf.Program `ebpf:"pil_set_key"`
+	PilSweep      *ebpf.Program `ebpf:"pil_sweep"`
 	PilTapped     *ebpf.Program `ebpf:"pil_tapped"`
 	PilTryAction  *ebpf.Program `ebpf:"pil_try_action"`
 	PilTryCipher  *ebpf.Program `ebpf:"pil_try_cipher"`
@@ -763,6 +783,7 @@ func (p *PilasterPrograms) Close() error {
 		p.PilNode,
 		p.PilPortIn,
 		p.PilSetKey,
+		p.PilSweep,
 		p.PilTapped,
 		p.PilTryAction,
 		p.PilTryCipher,

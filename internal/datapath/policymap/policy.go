@@ -1,7 +1,6 @@
 package policymap
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -227,18 +226,8 @@ func (d *Policies) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error
 			Proto:      q.Protocol,
 		},
 	}
-	// The query and its result are passed as a packet, behind an Ethernet header.
-	frame, err := binary.Append(make([]byte, ethernetHeader), binary.NativeEndian, r)
-	if err != nil {
-		return dpapi.PolicyVerdict{}, err
-	}
-	out := make([]byte, len(frame))
-	result, err := d.host.Objects.PilWhy.Run(&ebpf.RunOptions{Data: frame, DataOut: out})
-	if err != nil || result != 0 {
-		return dpapi.PolicyVerdict{}, fmt.Errorf("look up the policy of a session (result %d): %w", int32(result), err)
-	}
-	if _, err := binary.Decode(out[ethernetHeader:], binary.NativeEndian, &r); err != nil {
-		return dpapi.PolicyVerdict{}, err
+	if err := bpfobj.RunRequest(d.host.Objects.PilWhy, &r); err != nil {
+		return dpapi.PolicyVerdict{}, fmt.Errorf("look up the policy of a session: %w", err)
 	}
 	a := dpapi.PolicyVerdict{LocalApp: address.AppID(r.Tuple.LocalApp), RemoteApp: address.AppID(r.Tuple.RemoteApp)}
 	for way, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
@@ -251,8 +240,6 @@ func (d *Policies) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error
 	}
 	return a, nil
 }
-
-const ethernetHeader = 14
 
 // pickupTime is how long connections of a tenant may pass although the session table does not have them.
 const pickupTime = time.Minute
