@@ -61,8 +61,8 @@ struct pol_scratch {
 	__u32 mode;
 	__u32 apps; /* for ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
 	struct pre_actions pre;
-	struct flow_tuple peer_tuple; /* the tuple as the peer sees it, and what its rules say */
-	struct pre_actions peer_pre;
+	struct flow_tuple peer_tuple; /* the tuple as the peer sees it */
+	struct pre_actions peer_pre;  /* the pre-actions of the peer's rules */
 };
 
 struct {

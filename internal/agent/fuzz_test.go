@@ -17,7 +17,7 @@ import (
 
 const fuzzKey, otherKey = "000102030405060708090a0b0c0d0e0f", "f00102030405060708090a0b0c0d0e0f"
 
-// tenantFiles are good ones, at the limits of what they may hold.
+// tenantFiles are valid tenant files, with the smallest and largest values that the agent accepts.
 var tenantFiles = []string{
 	`{"version":1,"name":"blue","addressing":"encrypted","created":"2026-11-01T00:00:00Z","changes":3,` +
 		`"ids":[{"id":1,"key":"` + fuzzKey + `"},{"id":2,"key":"` + otherKey + `","onlyAccepted":true}],` +

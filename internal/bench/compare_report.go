@@ -31,7 +31,7 @@ type Build struct {
 	Version string `json:"version,omitempty"`
 }
 
-// CompareResult is the result of one metric of one scenario, or of all its speeds together.
+// CompareResult compares two builds in one metric of a scenario, or in all metrics of the scenario that are speeds.
 type CompareResult struct {
 	Scenario string `json:"scenario"`
 	Metric   string `json:"metric"`

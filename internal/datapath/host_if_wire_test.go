@@ -116,8 +116,8 @@ func named(why string) []string {
 	return []string{why}
 }
 
-// droppedSince names the reasons that have counted since, each as often as it has. What a kernel says by itself is
-// not counted.
+// droppedSince returns the reasons of the drops between two readings of the counters, one element for each packet. It
+// leaves out nd-ignored and mld-ignored, because kernels send such packets by themselves.
 func droppedSince(before, after map[string]uint64) (reasons []string) {
 	for why, n := range after {
 		for range n - before[why] {

@@ -671,5 +671,6 @@ func TestNothingRandomGetsThrough(t *testing.T) {
 	}
 }
 
-// profinet is what machines ask all others with; they put a tag of VLAN 0 before it (IEC 61158).
+// profinet is a PROFINET frame to a multicast address, by which industrial devices find each other. They send it with a
+// tag of VLAN 0, for its priority (IEC 61158).
 var profinet = append([]byte{0x01, 0x0e, 0xcf, 0, 0, 0, 2, 0, 0, 0, 0, 1, 0x88, 0x92}, make([]byte, 46)...)

@@ -94,8 +94,8 @@ func indexIn(subnet netip.Prefix, a netip.Addr) address.Index {
 // ErrExhausted means that every index is in use or quarantined.
 var ErrExhausted = errors.New("every address of this node is in use or quarantined")
 
-// cursor allocates the indexes of one key: upward first; at the end, the index that was released first, once its
-// quarantine is over.
+// cursor allocates the indexes of one key: upward first; when all have been allocated, the one that was released
+// first, once its quarantine is over.
 type cursor struct {
 	disk statefile.Disk
 	path string           // without suffix

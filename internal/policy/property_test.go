@@ -167,7 +167,8 @@ func same[K comparable, V comparable](t *testing.T, before, now map[K]V) (shared
 	return shared
 }
 
-// dice generates policies that Parse could have read, and further forms that the model allows.
+// dice generates random policies: some that Parse can return, and others that the types of model.go allow and Parse
+// never returns.
 type dice struct{ *rand.Rand }
 
 func pick[T any](d dice, from ...T) T { return from[d.IntN(len(from))] }

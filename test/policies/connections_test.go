@@ -20,9 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// Connections run from each of the first containers to each of the others, which are on the other node. Each of the
-// others has one process per port, and each of the first as many processes: a process cannot have more than 20,000
-// files.
+// Each container of diallers connects to each container of listened, which is on the other node. A listener has one
+// process per port, and a dialler has as many processes, because a process cannot have more than 20,000 open files.
 var (
 	diallers = []string{"xa", "xc", "yb", "za"}
 	listened = []string{"xb", "ya", "yc", "zb"}

@@ -64,8 +64,8 @@ func overcome(t *testing.T, all []*traffic, event string, since time.Time, most 
 	return losers
 }
 
-// death is the failure of a router, with the node's routes before it and, if a routing daemon notices the failure,
-// after it.
+// death is a router failure to test. before has the ip commands that make the node's routes. after has those of a
+// routing daemon that notices the failure; it is empty without such a daemon. most is the longest outage allowed.
 type death struct {
 	name          string
 	before, after string

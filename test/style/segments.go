@@ -76,8 +76,8 @@ func uncomment(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// splitC separates C or protobuf: code, in which comments, literals and #include lines are blank except for line
-// breaks, and the comments and strings. Comments on consecutive lines are one segment.
+// splitC splits C or protobuf source. In code, comments, literals and #include lines are replaced by blanks, and line
+// breaks remain. texts has the comments and strings. Comments on consecutive lines are one segment.
 func splitC(text string) (code string, texts []segment) {
 	out := []byte(text)
 	blank := func(from, to int) {

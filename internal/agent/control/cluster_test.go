@@ -88,7 +88,8 @@ type member struct {
 	stop func() // leaves the state on disk
 }
 
-// boot starts an agent on a disk. The driver is the machine's kernel.
+// boot starts an agent with dir as its state directory. driver stands for the kernel: a test that passes the same
+// driver again simulates a restart, and a new driver simulates a reboot.
 func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 	c.t.Helper()
 	node, err := state.OpenNode(dir, name)
@@ -174,8 +175,8 @@ func (m *member) until(should func(agent.LinkStatus) bool) {
 
 func connected(s agent.LinkStatus) bool { return s.Connected }
 
-// A node cannot be asked when its tenant is to go: then the tenant stays, unless the node is given up. One that
-// was given up keeps its containers running, alone, takes no more, and comes back as another node.
+// A tenant that a disconnected node hosts cannot be deleted, unless the node is deleted too. The containers of a
+// deleted node keep running, it accepts no new ones, and it can join again only as another node.
 func TestPartitionedNodeWhoseTenantIsDeleted(t *testing.T) {
 	c := newCluster(t)
 	c.createTenant("blue")

@@ -8,7 +8,7 @@ import (
 	"pilaster.io/pilaster/internal/bench/report"
 )
 
-// Meter takes samples of programs on a bed.
+// Meter measures the run time of programs on a Bed, in ns. It repeats a measurement Count times.
 type Meter struct {
 	Bed     *Bed
 	Count   int // number of samples

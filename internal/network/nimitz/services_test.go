@@ -24,8 +24,9 @@ var (
 	name8   = netip.MustParseAddr("fd09::8")
 )
 
-// northSouth has two tenants with equal containers, which use one service by two addresses. Node 1 publishes the
-// containers of tenant 7 on both nodes, and so does node 3, which hosts none of them.
+// northSouth has three nodes, and two tenants with the same CIDR. Both tenants reach one server by a service with a
+// virtual address of its own. Tenant 7 has one container on node 1 and one on node 2. Nodes 1 and 3 publish both of
+// them; node 3 has no container.
 type northSouth struct {
 	*cluster
 	near, far, other endpoint.Record

@@ -13,7 +13,7 @@ const maxQueue = 256
 // should wait neither for each other nor for the cache.
 type queue struct {
 	mu      sync.Mutex
-	waiting []*pilasterv1.FollowResponse // nil when empty, to save memory: most of the many queues are
+	waiting []*pilasterv1.FollowResponse // nil when empty: most queues are empty, and there are many
 	Filled  chan struct{}                // has a token while the queue is not empty
 }
 
