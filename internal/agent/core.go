@@ -126,8 +126,7 @@ func (q AddRequest) validate() error {
 	case q.Tenant == "":
 		return refusal.New(
 			refusal.ErrInvalid,
-			"the tenant is missing\n  set \"tenant\" in the CNI configuration, or the annotation pilaster.io/tenant "+
-				"on the pod",
+			"the tenant is missing\n  set \"tenant\" in the CNI configuration",
 		)
 	}
 	if err := tenant.CheckName(q.Tenant); err != nil {

@@ -11,13 +11,6 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Annotations of a pod. They have precedence over the configuration file.
-const (
-	tenantAnnotation = "pilaster.io/tenant"
-	labelsAnnotation = "pilaster.io/labels" // "app=web,tier=front"
-	portsAnnotation  = "pilaster.io/ports"  // "http=80/TCP,dns=53/UDP": names of the pod's ports
-)
-
 // Config is a network configuration with CNI_ARGS. Values that only one verb needs are checked by that verb: a DEL must
 // succeed with the annotations for which an ADD was refused.
 type Config struct {
@@ -36,6 +29,9 @@ type fileConfig struct {
 	Tenant      string            `json:"tenant"`
 	Labels      map[string]string `json:"labels"`
 	AgentSocket string            `json:"agentSocket"` // used by the plugin
+	// Beside Tenant, those that an annotation may name.
+	AllowedTenants []string `json:"allowedTenants"`
+	Annotations    trust    `json:"annotations"`
 	// The key in the first edition of CNI 1.1.0; libcni sends both.
 	OldAttachments []types.GCAttachment `json:"cni.dev/attachments"`
 	RuntimeConfig  struct {
@@ -84,45 +80,31 @@ func ParseConfig(stdin []byte, args string) (Config, error) {
 	return c, nil
 }
 
-// Identity returns the tenant and the labels of the container, each from the first source that has them: the pod's
-// annotations, args.cni.labels, the file. It adds labels for the pod's namespace, which only the runtime may set, and
-// for the names of its ports.
+// Identity returns the tenant and the labels of the container. The labels are those of args.cni.labels or else of the
+// file, and those that the pod's annotations add. It adds labels for the pod's namespace, which only the runtime may
+// set, and for the names of its ports.
 func (c Config) Identity() (name string, labels map[string]string, err error) {
-	name, labels = c.file.Tenant, c.file.Labels
+	labels = c.file.Labels
 	if raw := c.file.Args.CNI.Labels; raw != nil {
 		if labels, err = parseLabelArgs(raw); err != nil {
 			return "", nil, err
 		}
 	}
+	trusted, err := c.file.trust()
+	if err != nil {
+		return "", nil, err
+	}
 	annotations := c.file.RuntimeConfig.Annotations
-	if t, ok := annotations[tenantAnnotation]; ok {
-		name = t
+	if trusted == trustNone {
+		annotations = nil
 	}
-	if text, ok := annotations[labelsAnnotation]; ok {
-		if labels, err = tenant.ParseLabels(text); err != nil {
-			return "", nil, fmt.Errorf("annotation %s: %w", labelsAnnotation, err)
-		}
-		if says := tenant.SaysNamespace(labels); says != "" && c.namespace != "" {
-			return "", nil, fmt.Errorf(
-				"annotation %s: a pod may not set %s; the runtime reports namespace %s",
-				labelsAnnotation,
-				says,
-				c.namespace,
-			)
-		}
-	}
-	place := tenant.Place{Namespace: c.namespace}
-	if place.Ports, err = tenant.ParsePorts(annotations[portsAnnotation]); err != nil {
-		return "", nil, fmt.Errorf("annotation %s: %w", portsAnnotation, err)
-	}
-	labels = place.With(labels)
-	if name == "" {
-		return "", nil, errors.New(
-			`no tenant is given; set "tenant" in the network configuration, or the annotation ` + tenantAnnotation +
-				" of the pod",
-		)
+	if name, err = c.file.tenantOf(annotations, trusted); err != nil {
+		return "", nil, err
 	}
 	if err := tenant.CheckName(name); err != nil {
+		return "", nil, err
+	}
+	if labels, err = c.labelsOf(annotations, labels); err != nil {
 		return "", nil, err
 	}
 	return name, labels, tenant.CheckLabels(labels)

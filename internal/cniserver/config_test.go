@@ -21,7 +21,8 @@ const (
 	argsList    = `"args":{"cni":{"labels":[{"key":"from","value":"args"}]}}`
 	argsObject  = `"args":{"cni":{"labels":{"from":"args"}}}`
 	annotations = `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{` +
-		`"pilaster.io/tenant":"annotation","pilaster.io/labels":"from=annotation"}}`
+		`"pilaster.io/tenant":"annotation","pilaster.io/labels":"tier=annotation"}}`
+	allowed = `"allowedTenants":["other","annotation"]`
 )
 
 func TestPrecedence(t *testing.T) {
@@ -31,17 +32,17 @@ func TestPrecedence(t *testing.T) {
 		{"file", conf(fileTenant, fileLabels), "file", "from=file"},
 		{"args over file", conf(fileTenant, fileLabels, argsList), "file", "from=args"},
 		{"args as an object", conf(fileTenant, fileLabels, argsObject), "file", "from=args"},
-		{"annotations over args and file", conf(fileTenant, fileLabels, argsList, annotations), "annotation",
-			"from=annotation"},
-		{"annotations alone", conf(annotations), "annotation", "from=annotation"},
-		{"annotation for the tenant, args for labels", conf(fileTenant, fileLabels, argsList,
+		{"annotations with args and file", conf(fileTenant, fileLabels, argsList, allowed, annotations), "annotation",
+			"from=args,tier=annotation"},
+		{"annotations alone", conf(allowed, annotations), "annotation", "tier=annotation"},
+		{"annotation for the tenant, args for labels", conf(fileTenant, fileLabels, argsList, allowed,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/tenant":"annotation"}}`), "annotation",
 			"from=args"},
 		{"annotation for labels, file for the tenant", conf(fileTenant, fileLabels,
 			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":"a=b, c=d"}}`), "file",
-			"a=b,c=d"},
+			"a=b,c=d,from=file"},
 		{"annotation without labels", conf(fileTenant, fileLabels,
-			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":""}}`), "file", ""},
+			`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"pilaster.io/labels":""}}`), "file", "from=file"},
 		{"args with an empty list", conf(fileTenant, fileLabels, `"args":{"cni":{"labels":[]}}`), "file", ""},
 		{"args without labels", conf(fileTenant, fileLabels, `"args":{"cni":{"ips":["10.0.0.1"]}}`), "file",
 			"from=file"},
@@ -85,11 +86,11 @@ func TestNamespace(t *testing.T) {
 			"io.kubernetes.pod.namespace=shop"},
 		{conf(fileTenant, `"labels":{"io.kubernetes.pod.namespace":"shop"}`), "", "io.kubernetes.pod.namespace=shop"},
 		{annotated("a=b"), "K8S_POD_NAMESPACE=shop",
-			"a=b,io.kubernetes.pod.namespace=shop,io.kubernetes.pod.port.http=80-TCP"},
+			"a=b,from=file,io.kubernetes.pod.namespace=shop,io.kubernetes.pod.port.http=80-TCP"},
 		{annotated("io.kubernetes.pod.namespace=other"), "K8S_POD_NAMESPACE=shop", ""},
 		{annotated("io.kubernetes.pod.namespace.labels.division=x"), "K8S_POD_NAMESPACE=shop", ""},
 		{annotated("io.kubernetes.pod.namespace=other"), "",
-			"io.kubernetes.pod.namespace=other,io.kubernetes.pod.port.http=80-TCP"},
+			"from=file,io.kubernetes.pod.namespace=other,io.kubernetes.pod.port.http=80-TCP"},
 	} {
 		config, err := ParseConfig([]byte(c.stdin), c.args)
 		if err != nil {
@@ -175,7 +176,8 @@ func TestPodName(t *testing.T) {
 
 func FuzzParseConfig(f *testing.F) {
 	for _, s := range []string{
-		conf(), conf(fileTenant, fileLabels, argsList, annotations), conf(argsObject),
+		conf(), conf(fileTenant, fileLabels, argsList, allowed, annotations), conf(argsObject),
+		conf(allowed, annotations, `"annotations":"labels"`),
 		conf(`"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"fc00::1/128","interface":0}],` +
 			`"interfaces":[{"name":"eth0","sandbox":"/x"}]}`),
 		conf(`"prevResult":{"ips":[{"address":"fc00::1/128","interface":-1}]}`),

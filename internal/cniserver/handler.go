@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
@@ -18,7 +19,7 @@ const maxCall = 32 << 20
 
 // Handler serves requests of pilaster-cni to /cni. The response's header Pilaster-Exit is the plugin's exit code.
 // Handler calls done after each call, with its verb, the CNI error code or 0, and its duration.
-func Handler(agent Agent, done func(verb string, code uint, took time.Duration)) http.Handler {
+func Handler(agent Agent, log *slog.Logger, done func(verb string, code uint, took time.Duration)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start, code, exit := time.Now(), uint(0), 0
 		var c call
@@ -27,7 +28,7 @@ func Handler(agent Agent, done func(verb string, code uint, took time.Duration))
 		if err != nil {
 			err = types.NewError(types.ErrIOFailure, "reading the plugin's request failed", err.Error())
 		} else {
-			c, err = serve(r.Context(), agent, body, &answer)
+			c, err = serve(r.Context(), plugin{agent, log}, body, &answer)
 		}
 		if err != nil {
 			e := asCNI(err)
@@ -43,12 +44,12 @@ func Handler(agent Agent, done func(verb string, code uint, took time.Duration))
 	})
 }
 
-func serve(ctx context.Context, agent Agent, body []byte, stdout io.Writer) (call, error) {
+func serve(ctx context.Context, p plugin, body []byte, stdout io.Writer) (call, error) {
 	c, refused := parseCall(body)
 	if refused != nil { // a nil *types.Error is not a nil error
 		return c, refused
 	}
-	return c, plugin{agent}.run(ctx, c, stdout)
+	return c, p.run(ctx, c, stdout)
 }
 
 func asCNI(err error) *types.Error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 
 	"connectrpc.com/connect"
 	"github.com/containernetworking/cni/pkg/types"
@@ -46,7 +47,10 @@ type Agent interface {
 	) (*connect.Response[pilasterv1.StatusResponse], error)
 }
 
-type plugin struct{ agent Agent }
+type plugin struct {
+	agent Agent
+	log   *slog.Logger
+}
 
 // run performs a call and writes the result to stdout.
 func (p plugin) run(ctx context.Context, c call, stdout io.Writer) error {
@@ -79,6 +83,10 @@ func (p plugin) add(ctx context.Context, c call, config Config, stdout io.Writer
 	name, labels, err := config.Identity()
 	if err != nil {
 		return unusable(err)
+	}
+	if ignored := config.Ignored(); len(ignored) > 0 {
+		p.log.Debug("annotations of the pod are ignored: the network configuration has \"annotations\": \"none\"",
+			"pod", config.Pod, "container", c.containerID, "annotations", ignored)
 	}
 	resp, err := p.agent.AddEndpoint(ctx, connect.NewRequest(&pilasterv1.AddEndpointRequest{
 		ContainerId: c.containerID, Interface: c.name, Netns: c.netns,

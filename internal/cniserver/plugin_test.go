@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -90,7 +91,7 @@ func request(verb, config string, but ...string) string {
 func serveCall(t *testing.T, a Agent, body string) (string, error) {
 	t.Helper()
 	reported := -1
-	h := Handler(a, func(_ string, code uint, _ time.Duration) { reported = int(code) })
+	h := Handler(a, slog.New(slog.DiscardHandler), func(_ string, code uint, _ time.Duration) { reported = int(code) })
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest("POST", "/cni", strings.NewReader(body)))
 	answer := w.Body.String()

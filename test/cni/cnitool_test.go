@@ -102,6 +102,7 @@ func TestCNITool(t *testing.T) {
 	t.Run("example", func(t *testing.T) { testExample(t, n) })
 	t.Run("result", func(t *testing.T) { testResult(t, n) })
 	t.Run("precedence", func(t *testing.T) { testPrecedence(t, n) })
+	t.Run("annotations", func(t *testing.T) { testAnnotations(t, n) })
 	t.Run("check", func(t *testing.T) { testCheck(t, n) })
 	t.Run("garbage", func(t *testing.T) { testGarbage(t, n) })
 	t.Run("codes", func(t *testing.T) { testCodes(t, n) })
@@ -184,9 +185,45 @@ func testResult(t *testing.T, n *node) {
 	}
 }
 
+// capability is the plugin's capability with which a runtime passes the annotations of pods.
+const capability = "io.kubernetes.cri.pod-annotations"
+
+// annotate makes the following calls those of a pod with annotations.
+func (c *cnitool) annotate(t *testing.T, annotations map[string]string) {
+	t.Helper()
+	b, err := json.Marshal(map[string]any{capability: annotations})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.env = append(c.env, "CAP_ARGS="+string(b))
+}
+
+// testAnnotations has annotations that the configuration does not allow: ADD fails and leaves nothing.
+func testAnnotations(t *testing.T, n *node) {
+	ctx := labtest.Context(t)
+	n.configure(t, "trust", conflist(t, "1.0.0", "trust", map[string]any{
+		"tenant": "blue", "labels": map[string]string{"app": "file"}, "capabilities": map[string]bool{capability: true},
+	}))
+	ns := n.container(t, "c1")
+	for _, c := range []struct{ annotation, value, text string }{
+		{"pilaster.io/tenant", "red", "allows only blue"},
+		{"pilaster.io/labels", "app=pod", `label app is "pod" there and "file" in the network configuration`},
+	} {
+		tool := newCNITool(t, n, "trust")
+		tool.annotate(t, map[string]string{c.annotation: c.value})
+		if out, err := tool.run(ctx, "add", ns); err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("ADD with %s=%s: got %s, error %v; want an error with %q", c.annotation, c.value, out, err, c.text)
+		}
+		n.empty(ctx, t)
+		if d := links(t, ns); len(d) != 1 {
+			t.Errorf("the refused container has %d devices, want lo only", len(d))
+		}
+		tool.must(ctx, t, "del", ns)
+	}
+}
+
 // testPrecedence sets tenant and labels in several places at once. The pod's namespace becomes one of the labels.
 func testPrecedence(t *testing.T, n *node) {
-	const capability = "io.kubernetes.cri.pod-annotations"
 	args := map[string]any{"cni": map[string]any{"labels": []map[string]string{{"key": "app", "value": "args"}}}}
 	for _, c := range []struct {
 		name           string
@@ -196,20 +233,20 @@ func testPrecedence(t *testing.T, n *node) {
 	}{
 		{"file", nil, nil, "blue", "map[app:file io.kubernetes.pod.namespace:shop]"},
 		{"args before the file", args, nil, "blue", "map[app:args io.kubernetes.pod.namespace:shop]"},
-		{"annotations before all", args,
-			map[string]string{"pilaster.io/tenant": "red", "pilaster.io/labels": "app=annotation,tier=x"}, "red",
-			"map[app:annotation io.kubernetes.pod.namespace:shop tier:x]"},
+		{"annotations and args", args,
+			map[string]string{"pilaster.io/tenant": "red", "pilaster.io/labels": "tier=x"}, "red",
+			"map[app:args io.kubernetes.pod.namespace:shop tier:x]"},
 		{"only the tenant annotated", args, map[string]string{"pilaster.io/tenant": "red"}, "red",
 			"map[app:args io.kubernetes.pod.namespace:shop]"},
-		{"only labels annotated", args, map[string]string{"pilaster.io/labels": "app=annotation"}, "blue",
-			"map[app:annotation io.kubernetes.pod.namespace:shop]"},
+		{"only labels annotated", nil, map[string]string{"pilaster.io/labels": "tier=x"}, "blue",
+			"map[app:file io.kubernetes.pod.namespace:shop tier:x]"},
 		{"other annotations", nil, map[string]string{"example.com/tenant": "red"}, "blue",
 			"map[app:file io.kubernetes.pod.namespace:shop]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx := labtest.Context(t)
 			plugin := map[string]any{
-				"tenant": "blue", "labels": map[string]string{"app": "file"},
+				"tenant": "blue", "allowedTenants": []string{"red"}, "labels": map[string]string{"app": "file"},
 				"capabilities": map[string]bool{capability: true},
 			}
 			if c.args != nil {
@@ -218,11 +255,7 @@ func testPrecedence(t *testing.T, n *node) {
 			n.configure(t, "places", conflist(t, "1.0.0", "places", plugin))
 			tool, ns := newCNITool(t, n, "places"), n.container(t, "c1")
 			if c.annotations != nil {
-				b, err := json.Marshal(map[string]any{capability: c.annotations})
-				if err != nil {
-					t.Fatal(err)
-				}
-				tool.env = append(tool.env, "CAP_ARGS="+string(b))
+				tool.annotate(t, c.annotations)
 			}
 			tool.env = append(tool.env, "CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
 			e := tool.add(ctx, t, ns)

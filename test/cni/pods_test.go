@@ -24,7 +24,7 @@ import (
 func TestPods(t *testing.T) {
 	ctx := labtest.Context(t)
 	l := labtest.New(t, lab.Spec{Nodes: []string{"n1", "n2"}, Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}}})
-	archive, network := writeImage(t), docExample(t, "containerd")
+	archive, network := writeImage(t), allowing(t, docExample(t, "containerd"), "red", "missing")
 	n1 := startContainerd(t, newNode(t, l, "n1"), archive, network)
 	n2 := startContainerd(t, newNode(t, l, "n2"), archive, network)
 
@@ -97,10 +97,12 @@ func TestPods(t *testing.T) {
 
 	t.Run("a pod that cannot be attached leaves nothing", func(t *testing.T) {
 		before := endpointList(ctx, t, l, "n1")
-		_, err := n1.runtime.RunPodSandbox(ctx,
-			&cri.RunPodSandboxRequest{Config: n1.podConfig("lost", map[string]string{"pilaster.io/tenant": "missing"})})
-		if err == nil || !strings.Contains(err.Error(), "missing") {
-			t.Errorf("a pod of an unknown tenant: got error %v", err)
+		for tenant, text := range map[string]string{"missing": "missing", "green": "allows only blue, red, missing"} {
+			config := n1.podConfig("lost", map[string]string{"pilaster.io/tenant": tenant})
+			_, err := n1.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("a pod of tenant %s: got error %v, want one with %q", tenant, err, text)
+			}
 		}
 		if after := endpointList(ctx, t, l, "n1"); len(after) != len(before) {
 			t.Errorf("the resources changed from %+v to %+v", before, after)
@@ -133,6 +135,21 @@ func TestPods(t *testing.T) {
 			}
 		}
 	})
+}
+
+// allowing returns a configuration that allows tenants beside its own.
+func allowing(t *testing.T, network []byte, tenants ...string) []byte {
+	t.Helper()
+	var list map[string]any
+	if err := json.Unmarshal(network, &list); err != nil {
+		t.Fatal(err)
+	}
+	list["plugins"].([]any)[0].(map[string]any)["allowedTenants"] = tenants
+	b, err := json.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 // endpointView is the part of `pilaster endpoint list -o json` that the test needs.

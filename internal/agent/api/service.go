@@ -45,6 +45,7 @@ type Config struct {
 	Uplink  string
 	Edge    bool // the node is an Edge Switch
 	Version string
+	Log     *slog.Logger
 	Metrics []prometheus.Collector // exported beside those of the service
 }
 
@@ -61,7 +62,7 @@ func New(c Config) *Service {
 // Handler serves the agent's socket: the CNI plugin, AgentService, and observer.
 func (s *Service) Handler(observer http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/cni", cniserver.Handler(s, s.timedCNI))
+	mux.Handle("/cni", cniserver.Handler(s, s.config.Log, s.timedCNI))
 	mux.Handle(pilasterv1connect.NewAgentServiceHandler(s, connect.WithInterceptors(s.Timed())))
 	mux.Handle("/", observer)
 	mux.HandleFunc("/debug/goroutines", debugserver.Goroutines)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -52,7 +53,8 @@ func newServiceBed(t *testing.T) *serviceBed {
 	}
 	link := func() agent.LinkStatus { return agent.LinkStatus{LastError: "not connected yet"} }
 	b.service = New(
-		Config{Node: node, Link: link, URL: "https://orchestrator", Uplink: "eth0", Version: "v1"},
+		Config{Node: node, Link: link, URL: "https://orchestrator", Uplink: "eth0", Version: "v1",
+			Log: slog.New(slog.DiscardHandler)},
 	)
 	l, err := unixrpc.Listen(b.socket)
 	if err != nil {

@@ -145,6 +145,7 @@ func newDaemon(o Options) (*daemon, error) {
 			Uplink:  o.Uplink,
 			Edge:    o.Edge,
 			Version: o.Version,
+			Log:     o.Log,
 			Metrics: []prometheus.Collector{d.received},
 		},
 	)
