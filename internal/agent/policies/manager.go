@@ -24,7 +24,7 @@ type Manager struct {
 	disk   statefile.Disk
 	dir    string
 
-	mu      sync.Mutex // held during compilation and installation, so that the last update wins
+	mu      sync.Mutex // for the map; each tenant has a lock of its own, so that no tenant waits for another's rules
 	tenants map[string]*tenantPolicy
 
 	published atomic.Pointer[map[string]View] // read without waiting for a compilation
@@ -64,11 +64,10 @@ func (m *Manager) Connect(c Config) { m.config = c }
 // them, and retries on the next update or ADD; until then the previous ones stay in force and EnforceFor refuses new
 // endpoints of the tenant. The caller holds the tenant's lock.
 func (m *Manager) Apply(n Update) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.of(n.Tenant)
+	p := m.lockOrCreate(n.Tenant)
+	defer p.mu.Unlock()
 	if p.apply(n) || !p.isSettled() { // nothing changes for most tenants of a snapshot
-		if err := m.enforce(n.Tenant); err != nil {
+		if err := m.enforce(n.Tenant, p); err != nil {
 			return err
 		}
 		if p.lastErr == nil {
@@ -98,20 +97,49 @@ func (m *Manager) save(name string, p *tenantPolicy) error {
 	return m.config.Tenants.SetHasPolicies(name, true)
 }
 
-// of returns the policies of a tenant; it creates an empty entry.
-func (m *Manager) of(name string) *tenantPolicy {
-	if m.tenants[name] == nil {
-		m.tenants[name] = newTenantPolicy()
+// lock returns the policies of a tenant with their lock held, or nil if there are none.
+func (m *Manager) lock(name string) *tenantPolicy {
+	return m.lockEntry(name, func() *tenantPolicy { return nil })
+}
+
+// lockOrCreate is lock; it creates an empty entry.
+func (m *Manager) lockOrCreate(name string) *tenantPolicy { return m.lockEntry(name, newTenantPolicy) }
+
+func (m *Manager) lockEntry(name string, create func() *tenantPolicy) *tenantPolicy {
+	for {
+		m.mu.Lock()
+		p := m.tenants[name]
+		if p == nil {
+			if p = create(); p != nil {
+				m.tenants[name] = p
+			}
+		}
+		m.mu.Unlock()
+		if p == nil {
+			return nil
+		}
+		p.mu.Lock()
+		if !p.removed {
+			return p
+		}
+		p.mu.Unlock()
 	}
-	return m.tenants[name]
+}
+
+// drop removes an entry whose lock is held.
+func (m *Manager) drop(name string, p *tenantPolicy) {
+	p.removed = true
+	m.mu.Lock()
+	delete(m.tenants, name)
+	m.mu.Unlock()
+	m.publish(name, newTenantPolicy())
 }
 
 // enforce compiles a tenant's policies for the containers on this node, installs them in the packet path, and stores
 // them. If the packet path refuses them, the previous ones stay in force and the refusal is recorded; the returned
-// error is of the disk only. The caller holds the policies' lock.
-func (m *Manager) enforce(name string) error {
-	p := m.tenants[name]
-	defer m.publish()
+// error is of the disk only. The caller holds the lock of the tenant's policies.
+func (m *Manager) enforce(name string, p *tenantPolicy) error {
+	defer func() { m.publish(name, p) }()
 	next, around, err := m.compile(name, p)
 	if err == nil && next.Restricts() {
 		err = m.config.Seal(name, true)
@@ -148,16 +176,18 @@ func (m *Manager) noteRefused(name string, p *tenantPolicy, why error) {
 // Renew enforces a tenant's policies for its current ids, apps and containers. It does nothing for tenants without
 // policies.
 func (m *Manager) Renew(name string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.tenants[name]
-	if p == nil || p.isBlank() && p.isSettled() {
+	p := m.lock(name)
+	if p == nil {
+		return nil
+	}
+	defer p.mu.Unlock()
+	if p.isBlank() && p.isSettled() {
 		return nil
 	}
 	if around, err := m.compileInputs(name, p); err == nil && p.isSettled() && around.equal(p.inputs) {
 		return nil
 	}
-	if err := m.enforce(name); err != nil {
+	if err := m.enforce(name, p); err != nil {
 		return err
 	}
 	return p.lastErr
@@ -166,17 +196,16 @@ func (m *Manager) Renew(name string) error {
 // EnforceFor enforces the policies for a new endpoint before its packets flow. Only the first container of an app or of
 // a tenant id needs a compilation.
 func (m *Manager) EnforceFor(r endpoint.Record) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.tenants[r.Tenant]
+	p := m.lock(r.Tenant)
 	if p == nil {
 		return nil
 	}
+	defer p.mu.Unlock()
 	var err error
 	// The id may have arrived with the answer to another ADD that has not reached this point.
 	_, ready := slices.BinarySearch(p.inputs.subjects, r.App)
 	if ready = ready && slices.Contains(p.enforced.IDs, r.TenantID); p.lastErr != nil || !ready && len(p.parsed) > 0 {
-		if err = m.enforce(r.Tenant); err == nil {
+		if err = m.enforce(r.Tenant, p); err == nil {
 			err = p.lastErr
 		}
 	}
@@ -197,12 +226,15 @@ func (m *Manager) EnforceFor(r endpoint.Record) error {
 
 // Retry retries refused policies after an endpoint has gone, which may have made room.
 func (m *Manager) Retry(name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if p := m.tenants[name]; p == nil || p.lastErr == nil {
+	p := m.lock(name)
+	if p == nil {
 		return
 	}
-	if err := m.enforce(name); err != nil {
+	defer p.mu.Unlock()
+	if p.lastErr == nil {
+		return
+	}
+	if err := m.enforce(name, p); err != nil {
 		m.config.Log.Error("writing policies to disk failed", "tenant", name, "error", err)
 	}
 }
@@ -213,9 +245,9 @@ const maxWait = 5 * time.Second
 // Expect makes every ADD of a tenant wait for its policies, also ADDs that need no request to the orchestrator. The
 // caller holds the tenant's lock, and counts a container next.
 func (m *Manager) Expect(name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.of(name).awaited = true
+	p := m.lockOrCreate(name)
+	defer p.mu.Unlock()
+	p.awaited = true
 }
 
 // Await waits until all policies of a tenant with policies are received. Policies that changed while the agent did not
@@ -229,14 +261,17 @@ func (m *Manager) Await(ctx context.Context, name string) error {
 		case <-time.After(maxWait): // like an orchestrator that cannot be reached: the policies on disk apply
 		}
 	}
-	m.mu.Lock()
-	p := m.tenants[name]
-	m.mu.Unlock()
-	if p == nil || !p.awaited {
+	p := m.lock(name)
+	if p == nil {
+		return nil
+	}
+	awaited, synced := p.awaited, p.synced
+	p.mu.Unlock()
+	if !awaited {
 		return nil
 	}
 	select {
-	case <-p.synced:
+	case <-synced:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -254,14 +289,13 @@ func (m *Manager) Await(ctx context.Context, name string) error {
 // Forget removes the policies of a tenant with its last endpoint: the node receives no further updates, so they could
 // be outdated when the tenant returns.
 func (m *Manager) Forget(name string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.config.Tenants.SetSynced(name, false)
 	m.config.Tenants.SetPolicyProblem(name, nil)
-	p := m.tenants[name]
+	p := m.lock(name)
 	if p == nil {
 		return nil
 	}
+	defer p.mu.Unlock()
 	if p.isSynced() {
 		p.synced = make(chan struct{})
 	}
@@ -277,18 +311,14 @@ func (m *Manager) Forget(name string) error {
 	if err := m.save(name, newTenantPolicy()); err != nil {
 		return err
 	}
-	delete(m.tenants, name)
-	m.publish()
+	m.drop(name, p)
 	return nil
 }
 
 // Start installs the policies from disk, all at once; until then the kernel's previous policies apply. It runs before
-// endpoints are restored. If a tenant's policies cannot be enforced, for example because it has more apps now, the
+// endpoints are restored, and before any other method is called. If a tenant's policies cannot be enforced, for example because it has more apps now, the
 // kernel's previous policies of that tenant stay, and those of the others are installed.
 func (m *Manager) Start() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	defer m.publish()
 	for _, name := range m.config.Tenants.Names() {
 		if m.config.Tenants.HasPolicies(name) && m.tenants[name] == nil {
 			return &statefile.CorruptError{
@@ -303,7 +333,7 @@ func (m *Manager) Start() error {
 			if err := m.save(name, newTenantPolicy()); err != nil {
 				return err
 			}
-			delete(m.tenants, name)
+			m.drop(name, p)
 			continue
 		}
 		next, around, err := m.compile(name, p)
@@ -314,6 +344,7 @@ func (m *Manager) Start() error {
 		} else {
 			all, p.enforced, p.inputs = append(all, next), next, around
 		}
+		m.publish(name, p)
 		if err := m.config.Seal(name, sealed); err != nil {
 			return err
 		}
@@ -329,7 +360,7 @@ func (m *Manager) Start() error {
 	for _, t := range all {
 		p := m.tenants[t.Tenant]
 		p.enforced, p.inputs = dpapi.TenantPolicies{}, compileInputs{}
-		if err := m.enforce(t.Tenant); err != nil {
+		if err := m.enforce(t.Tenant, p); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"maps"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,13 +15,17 @@ type View struct {
 	Err error // why the last update is not in force; nil if it is
 }
 
-// publish makes the current policy state visible to Manager.View.
-func (m *Manager) publish() {
-	all := map[string]View{}
-	for name, t := range m.tenants {
-		if t.enforced.Selects() || t.lastErr != nil {
-			all[name] = View{t.enforced, t.lastErr}
-		}
+// publish makes a tenant's policy state visible to Manager.View. The caller holds the lock of the tenant's policies.
+func (m *Manager) publish(name string, p *tenantPolicy) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := maps.Clone(m.View())
+	if all == nil {
+		all = map[string]View{}
+	}
+	delete(all, name)
+	if p.enforced.Selects() || p.lastErr != nil {
+		all[name] = View{p.enforced, p.lastErr}
 	}
 	m.published.Store(&all)
 }

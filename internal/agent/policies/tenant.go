@@ -3,6 +3,7 @@ package policies
 import (
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
@@ -25,6 +26,9 @@ func (d Document) name() documentName { return documentName{d.Kind, d.Namespace,
 
 // tenantPolicy is the policy state of one tenant; it may be empty.
 type tenantPolicy struct {
+	mu      sync.Mutex // held during compilation and installation, so that the last update wins
+	removed bool       // from Manager.tenants, while another caller waited for the lock
+
 	documents   map[documentName]Document
 	parsed      map[documentName]policy.Policy
 	parseErrors map[documentName]error // of the documents that could not be parsed
