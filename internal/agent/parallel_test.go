@@ -7,7 +7,9 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -81,4 +83,42 @@ func TestWaitingForTheSameEndpointEndsWithTheCaller(t *testing.T) {
 		}
 	}
 	b.MustAdd("c1")
+}
+
+// While the policies of one tenant are being installed, containers of other tenants are added.
+func TestPoliciesOfOneTenantDelayNoOther(t *testing.T) {
+	b := newBed(t)
+	b.MustAdd("c1")
+	installing, done := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	b.Driver.During = func(call string, _ endpoint.Record) {
+		if call == "SetPolicies" {
+			once.Do(func() {
+				close(installing)
+				<-done
+			})
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		b.MustApplyPolicies(agenttest.AllPolicies("blue", agenttest.Document("deny", agenttest.DenyAll)))
+	})
+	<-installing
+	added := make(chan error, 1)
+	go func() {
+		q := b.Request("r1")
+		q.Tenant = "red"
+		_, err := b.Add(t.Context(), q)
+		added <- err
+	}()
+	select {
+	case err := <-added:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("an ADD waits for the policies of another tenant")
+	}
+	close(done)
+	wg.Wait()
 }
