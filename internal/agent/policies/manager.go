@@ -316,8 +316,9 @@ func (m *Manager) Forget(name string) error {
 }
 
 // Start installs the policies from disk, all at once; until then the kernel's previous policies apply. It runs before
-// endpoints are restored, and before any other method is called. If a tenant's policies cannot be enforced, for example because it has more apps now, the
-// kernel's previous policies of that tenant stay, and those of the others are installed.
+// endpoints are restored, and before any other method is called. If a tenant's policies cannot be enforced, for example
+// because it has more apps now, the kernel's previous policies of that tenant stay, and those of the others are
+// installed.
 func (m *Manager) Start() error {
 	for _, name := range m.config.Tenants.Names() {
 		if m.config.Tenants.HasPolicies(name) && m.tenants[name] == nil {
