@@ -208,6 +208,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 	} else {
 		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"),
 			fmt.Sprintf("%s on %s, pilaster %s", v.Node.Prefix, v.Node.Uplink, v.Version))
+		// The packet path does not count packets from the fabric, so the agent cannot report that the route works.
+		row("", "", "fabric",
+			"route to this node: not verified; test it with: pilaster preflight --uplink "+v.Node.Uplink)
 	}
 	if v.Node.Edge {
 		row("edge", "", "open", "between this region and others; no containers")

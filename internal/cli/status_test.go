@@ -208,6 +208,7 @@ func TestStatusText(t *testing.T) {
 	}
 	want := (`
 node n1        ready             fd70:696c:6100:1::/64 on eth0, pilaster v1
+               fabric            route to this node: not verified; test it with: pilaster preflight --uplink eth0
 limits         endpoints         2,000 of 4,096, of which tenant blue has 1,900
                tenant-ids        2 of 4,096
 orchestrator   connected         https://o:7070, revision 1,412, for 1m30s

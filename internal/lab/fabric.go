@@ -35,12 +35,15 @@ func farSide(link int) netip.Addr    { return routerSide(link).Next() }
 const firstIndex = 100
 
 // The router's rules: a packet from a node's link must have a source address of that node, or the router drops it. The
-// rule for local delivery (neighbour discovery) precedes them.
+// rule for local delivery (neighbour discovery) precedes them. If there is no route to the destination, the lookup of
+// ruleOwnSource continues with the next rule: ruleNoRoute then returns an ICMPv6 error to the sender.
 const (
-	ruleOwnSource = 1000
-	ruleNoOther   = 2000
-	routeMain     = unix.RT_TABLE_MAIN
-	ruleBlackhole = 6 // FR_ACT_BLACKHOLE
+	ruleOwnSource   = 1000
+	ruleNoRoute     = 1500
+	ruleNoOther     = 2000
+	routeMain       = unix.RT_TABLE_MAIN
+	ruleBlackhole   = 6 // FR_ACT_BLACKHOLE
+	ruleUnreachable = 7 // FR_ACT_UNREACHABLE
 )
 
 // fabric is the router's side of all links.
@@ -134,12 +137,18 @@ func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("route %v via %v: %w", prefix, via, err)
 	}
-	return r.allowSource(name, prefix)
+	return errors.Join(r.allowSource(name, prefix), r.reportNoRoute(name, prefix))
 }
 
 func (r *fabric) allowSource(device string, source netip.Prefix) error {
 	return r.rule(device, func(rule *netlink.Rule) {
 		rule.Priority, rule.Src, rule.Table = ruleOwnSource, ipNet(source), routeMain
+	})
+}
+
+func (r *fabric) reportNoRoute(device string, source netip.Prefix) error {
+	return r.rule(device, func(rule *netlink.Rule) {
+		rule.Priority, rule.Src, rule.Type = ruleNoRoute, ipNet(source), ruleUnreachable
 	})
 }
 

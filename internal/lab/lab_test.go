@@ -2,8 +2,10 @@ package lab_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -259,6 +262,39 @@ func TestLab(t *testing.T) {
 		}
 	})
 
+	t.Run("the router reports a missing route to the container", func(t *testing.T) {
+		b1, err := l.Namespace("b1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b1.Close()
+		b2, err := l.Container("b2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p2, err := l.Prefix("n2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		route, err := l.Output(ctx, lab.Router, "ip", "-6", "route", "show", p2.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Output(ctx, lab.Router, "ip", "-6", "route", "del", p2.String()); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			fields := strings.Fields(route) // PREFIX via ADDRESS dev DEVICE …
+			if _, err := l.Output(ctx, lab.Router,
+				append([]string{"ip", "-6", "route", "add"}, fields[:5]...)...); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err := receivedError(b1, netip.AddrPortFrom(b2.Address, 9)); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("without a route to n2, b1 received %v, want %v", err, unix.ENETUNREACH)
+		}
+	})
+
 	t.Run("the supervisor restarts a killed daemon", func(t *testing.T) {
 		for _, process := range []string{lab.AgentProcess("n1"), lab.Orchestrator} {
 			before, err := l.Processes(ctx)
@@ -345,6 +381,37 @@ func TestLab(t *testing.T) {
 		if _, err := l.Namespace("late"); err == nil {
 			t.Error("the removed container's namespace still exists")
 		}
+	})
+}
+
+// receivedError sends a datagram and returns the ICMP error that its socket receives.
+func receivedError(from *netns.Namespace, to netip.AddrPort) error {
+	return from.Do(func() error {
+		conn, err := net.DialUDP("udp6", nil, net.UDPAddrFromAddrPort(to))
+		if err != nil {
+			return fmt.Errorf("no datagram was sent: %v", err)
+		}
+		defer conn.Close()
+		raw, err := conn.SyscallConn()
+		if err != nil {
+			return err
+		}
+		// Without this option, a socket receives only errors that the kernel treats as final.
+		var failed error
+		err = raw.Control(func(fd uintptr) {
+			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
+		})
+		if err := errors.Join(err, failed); err != nil {
+			return fmt.Errorf("no datagram was sent: %v", err)
+		}
+		if _, err := conn.Write([]byte("x")); err != nil {
+			return fmt.Errorf("no datagram was sent: %v", err)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return err
+		}
+		_, err = conn.Read(make([]byte, 1))
+		return err
 	})
 }
 
