@@ -243,15 +243,16 @@ const (
 	nodeHosts = "_nodes" // not a valid name of a tenant
 )
 
-// hostsOf returns the /etc/hosts of a tenant's containers: the tenant's containers, and others whose address reveals no
-// plaintext address.
+// hostsOf returns the /etc/hosts of a tenant's containers. It lists only that tenant's containers, because containers
+// of other tenants, encrypted or clear, are never reachable.
 func (l *Lab) hostsOf(tenant string) string {
 	hosts := localHost
 	for _, c := range l.state.Containers {
+		if c.Tenant != tenant {
+			continue
+		}
 		for _, a := range c.Attachments {
-			if c.Tenant == tenant || a.isOpaque() {
-				hosts += a.Address.String() + " " + c.Name + "\n"
-			}
+			hosts += a.Address.String() + " " + c.Name + "\n"
 		}
 	}
 	return hosts

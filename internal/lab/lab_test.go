@@ -201,13 +201,25 @@ func TestLab(t *testing.T) {
 		}
 	})
 
-	t.Run("a container's hosts file has no plaintext address", func(t *testing.T) {
-		out, err := l.Output(ctx, "b1", "cat", "/etc/hosts")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(out, "fd70:696c:61") || !strings.Contains(out, " r1\n") {
-			t.Errorf("%s", out)
+	t.Run("a container's hosts file names its tenant's containers only", func(t *testing.T) {
+		for name, want := range map[string]string{
+			"b1": "localhost localhost b1 b2", "r1": "localhost localhost r1", "g1": "localhost localhost g1 g2",
+		} {
+			out, err := l.Output(ctx, name, "cat", "/etc/hosts")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for line := range strings.Lines(out) {
+				got = append(got, strings.Fields(line)[1])
+			}
+			if strings.Join(got, " ") != want {
+				t.Errorf("/etc/hosts of %s names %q, want %q", name, got, want)
+			}
+			if plain := strings.Contains(out, "fd70:696c:61"); plain != (name == "g1") {
+				t.Errorf("/etc/hosts of %s has plaintext addresses: %v, want only for the clear tenant\n%s",
+					name, plain, out)
+			}
 		}
 	})
 
