@@ -17,13 +17,28 @@ import (
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/lab"
-	"pilaster.io/pilaster/internal/packet"
 )
 
 // labFlags select one of the labs on this machine.
 type labFlags struct{ root, name string }
 
 func (f *labFlags) choose() (string, error) { return lab.Choose(f.root, f.name) }
+
+// bindName lets a command take the lab's name as its only argument too, beside the flag --lab.
+func (f *labFlags) bindName(c *cobra.Command) {
+	c.Args = cobra.MaximumNArgs(1)
+	c.ValidArgsFunction = names(func(context.Context) ([]string, error) { return lab.List(f.root) })
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			if f.name != "" && f.name != args[0] {
+				return usage("the argument names lab %s, and --lab names lab %s; use one of them", args[0], f.name)
+			}
+			f.name = args[0]
+		}
+		return run(c, args)
+	}
+}
 
 func (f *labFlags) open() (*lab.Lab, error) {
 	name, err := f.choose()
@@ -144,16 +159,11 @@ A lab can have several regions, each with its own orchestrator. Then nodes and C
 }
 
 func newLabDown(env Env, flags *labFlags) *cobra.Command {
-	return &cobra.Command{
-		ValidArgsFunction: names(func(context.Context) ([]string, error) { return lab.List(flags.root) }),
-		Use:               "down [NAME]",
-		Short:             "Remove a lab, even if it has crashed",
-		Example:           "  pilaster lab down\n  pilaster lab down demo",
-		Args:              cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				flags.name = args[0]
-			}
+	c := &cobra.Command{
+		Use:     "down [NAME]",
+		Short:   "Remove a lab, even if it has crashed",
+		Example: "  pilaster lab down\n  pilaster lab down demo",
+		RunE: func(c *cobra.Command, _ []string) error {
 			name, err := flags.choose()
 			if err != nil {
 				return err
@@ -165,15 +175,16 @@ func newLabDown(env Env, flags *labFlags) *cobra.Command {
 			return err
 		},
 	}
+	flags.bindName(c)
+	return c
 }
 
 func newLabStatus(env Env, flags *labFlags) *cobra.Command {
 	var out output
 	c := &cobra.Command{
-		Use:     "status",
+		Use:     "status [NAME]",
 		Short:   "Show nodes, containers and processes of a lab",
-		Example: "  pilaster lab status\n  pilaster lab status -o json",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster lab status\n  pilaster lab status demo -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			l, err := flags.open()
 			if err != nil {
@@ -186,6 +197,7 @@ func newLabStatus(env Env, flags *labFlags) *cobra.Command {
 			return out.print(env.Stdout, s, func(w io.Writer) { printLab(w, s) })
 		},
 	}
+	flags.bindName(c)
 	out.bind(c)
 	return c
 }
@@ -310,147 +322,6 @@ is the lab's own binary, and environment variables point it to the lab's daemons
 			return err
 		},
 	}
-}
-
-func newLabPing(env Env, flags *labFlags) *cobra.Command {
-	var out output
-	var o packet.PingOptions
-	c := &cobra.Command{
-		Use:               "ping [FROM TO]",
-		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).PingTargets),
-		Short:             "Ping from one container or node to another, or between all containers",
-		Long: `Ping from one container or node to another. The command fails if no answer arrives.
-Without names, ping between all containers. The command then fails if two containers of one tenant do not
-reach each other, or if two containers of different tenants do. While a tenant migrates to another network,
-its containers are pinged at their addresses of both networks. If the address of another tenant's container
-is also in a CIDR of FROM's tenant (overlapping CIDRs of network nimitz), the command sends nothing and
-prints "own".`,
-		Example: "  pilaster lab ping\n  pilaster lab ping b1 b3\n  pilaster lab ping -o json",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 0 && len(args) != 2 {
-				return fmt.Errorf("name both FROM and TO, or neither")
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, args []string) error {
-			if o.Count < 1 || o.Timeout <= 0 {
-				return usage("--count %d and --timeout %v: both must be more than 0", o.Count, o.Timeout)
-			}
-			l, err := flags.open()
-			if err != nil {
-				return err
-			}
-			if len(args) == 2 {
-				return pingPair(c.Context(), env, l, args[0], args[1], o, &out)
-			}
-			return pingAll(c.Context(), env, l, o, &out)
-		},
-	}
-	c.Flags().IntVarP(&o.Count, "count", "c", 3, "echo requests to send")
-	c.Flags().DurationVarP(&o.Timeout, "timeout", "W", 500*time.Millisecond, "how long to wait for each answer")
-	out.bind(c)
-	return c
-}
-
-func pingPair(ctx context.Context, env Env, l *lab.Lab, from, to string, o packet.PingOptions, out *output) error {
-	echoes, err := l.PingEach(ctx, from, to, o)
-	if err != nil {
-		return err
-	}
-	err = out.print(env.Stdout, echoes, func(w io.Writer) {
-		for _, e := range echoes {
-			if len(echoes) > 1 { // on two networks
-				fmt.Fprintf(w, "at %v: ", e.Address)
-			}
-			fmt.Fprintln(w, describeEcho(l, e))
-		}
-	})
-	if err == nil && slices.ContainsFunc(echoes, func(e lab.Echo) bool { return !e.Reached() }) {
-		return &exitError{code: ExitFailed}
-	}
-	return err
-}
-
-func describeEcho(l *lab.Lab, e lab.Echo) string {
-	if own, err := l.Container(e.Own); err == nil {
-		return fmt.Sprintf(
-			"%s → %s: nothing sent, because %v is the address of %s in tenant %s too",
-			e.From,
-			e.To,
-			e.Address,
-			own.Name,
-			own.Tenant,
-		)
-	}
-	if e.Sent == 0 {
-		return fmt.Sprintf("%s → %s: no route, nothing sent", e.From, e.To)
-	}
-	s := fmt.Sprintf("%s → %s: %d of %d answered", e.From, e.To, e.Received, e.Sent)
-	if e.RTTUs != nil {
-		s += fmt.Sprintf(", %.0f µs", *e.RTTUs)
-	}
-	return s
-}
-
-func outcome(e lab.Echo) string {
-	switch {
-	case e.Reached():
-		return "ok"
-	case e.Own != "":
-		return "own"
-	case e.Sent == 0:
-		return "no route"
-	}
-	return "drop"
-}
-
-func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out *output) error {
-	echoes, err := l.PingAll(ctx, o)
-	if err != nil {
-		return err
-	}
-	var wrong []string
-	cell, own := map[[2]string]string{}, 0
-	for _, e := range echoes {
-		if e.Own != "" {
-			own++
-		}
-		must, err := l.MustReach(e.From, e.To)
-		if err != nil {
-			return err
-		}
-		// During a migration, a pair of containers has one echo per network: show both outcomes.
-		if at := [2]string{e.From, e.To}; cell[at] != outcome(e) {
-			cell[at] = strings.TrimPrefix(cell[at]+", "+outcome(e), ", ")
-		}
-		switch {
-		case must && !e.Reached():
-			wrong = append(wrong, fmt.Sprintf("%s does not reach %s at %v", e.From, e.To, e.Address))
-		case !must && e.Reached():
-			wrong = append(wrong, fmt.Sprintf("%s reaches %s, of another tenant or region", e.From, e.To))
-		}
-	}
-	err = out.print(env.Stdout, echoes, func(w io.Writer) {
-		containers := l.Containers()
-		fmt.Fprint(w, "FROM")
-		for _, to := range containers {
-			fmt.Fprintf(w, "\t%s", to.Name)
-		}
-		for _, from := range containers {
-			fmt.Fprintf(w, "\n%s (%s, %s)", from.Name, from.Tenant, from.Node)
-			for _, to := range containers {
-				fmt.Fprintf(w, "\t%s", cmp.Or(cell[[2]string{from.Name, to.Name}], "–"))
-			}
-		}
-		fmt.Fprintf(w, "\n%d of %d as expected\n", len(echoes)-own-len(wrong), len(echoes)-own)
-		if own > 0 {
-			fmt.Fprintln(w, "own: the container's address is also in a CIDR of FROM's tenant, so nothing was sent")
-		}
-	})
-	if err == nil && len(wrong) > 0 {
-		return fmt.Errorf("%s", strings.Join(wrong, "\n  "))
-	}
-	return err
 }
 
 func newLabSupervise(env Env) *cobra.Command {

@@ -53,6 +53,10 @@ func TestLabMistakes(t *testing.T) {
 		{"lab exec b1", ExitUsage, "usage: pilaster lab exec NAME -- COMMAND…"},
 		{"lab status", ExitFailed, "no lab is up; start one with: pilaster lab up -f FILE"},
 		{"lab down gone", ExitFailed, "no lab is up"},
+		{"lab status gone", ExitFailed, "no lab is up"},
+		{"lab status demo other", ExitUsage, "usage: pilaster lab status [NAME]"},
+		{"lab status demo --lab other", ExitUsage, "the argument names lab demo, and --lab names lab other"},
+		{"lab down demo --lab other", ExitUsage, "the argument names lab demo, and --lab names lab other"},
 		{"lab nonsense", ExitUsage, "unknown command"},
 	} {
 		t.Run(c.args, func(t *testing.T) {
@@ -63,6 +67,35 @@ func TestLabMistakes(t *testing.T) {
 				t.Errorf("exit %d, %q; want %d, %q", code, complaint.String(), c.code, c.says)
 			}
 		})
+	}
+}
+
+// TestLabNames: down and status take the name of a lab as an argument or as the flag --lab.
+func TestLabNames(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	root := t.TempDir()
+	for _, name := range []string{"demo", "other"} { // as a crash leaves them behind
+		if err := os.Mkdir(filepath.Join(root, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range []string{
+		"lab status demo", "lab status --lab demo", "lab status demo --lab demo",
+		"lab down demo", "lab down --lab other",
+	} {
+		code, out, errs := run(t, "", append(strings.Fields(args), "--lab-root", root)...)
+		if strings.Contains(args, "status") {
+			if want := "error: lab demo: "; code != ExitFailed || !strings.HasPrefix(errs, want) {
+				t.Errorf("%s: exit %d, stderr %q; want %d, %q", args, code, errs, ExitFailed, want)
+			}
+			continue
+		}
+		name := args[strings.LastIndex(args, " ")+1:]
+		if want := "lab " + name + " is down\n"; code != ExitDone || out != want {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q; want %d, %q", args, code, out, errs, ExitDone, want)
+		}
 	}
 }
 
