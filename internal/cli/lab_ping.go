@@ -24,7 +24,8 @@ func newLabPing(env Env, flags *labFlags) *cobra.Command {
 		Short:             "Ping from one container or node to another, or between all containers",
 		Long: `Ping from one container or node to another. The command fails if no answer arrives.
 Without names, ping between all containers. The command then fails if two containers of one tenant do not
-reach each other, or if two containers of different tenants do. While a tenant migrates to another network,
+reach each other although policies allow it, if they do although policies deny it ("denied" marks pairs that
+policies deny), or if two containers of different tenants reach each other. While a tenant migrates to another network,
 its containers are pinged at their addresses of both networks. If the address of another tenant's container
 is also in a CIDR of FROM's tenant (overlapping CIDRs of network nimitz), the command sends nothing and
 prints "own".`,
@@ -101,10 +102,26 @@ func outcome(e lab.Echo) string {
 		return "ok"
 	case e.Own != "":
 		return "own"
+	case e.Denied:
+		return "denied"
 	case e.Sent == 0:
 		return "no route"
 	}
 	return "drop"
+}
+
+// complaint describes an unexpected result; it is empty for an expected one. must reports whether the two containers
+// reach each other without policies.
+func complaint(e lab.Echo, must bool) string {
+	switch {
+	case must && !e.Denied && !e.Reached():
+		return fmt.Sprintf("%s does not reach %s at %v", e.From, e.To, e.Address)
+	case must && e.Denied && e.Reached():
+		return fmt.Sprintf("%s reaches %s at %v, although policies deny it", e.From, e.To, e.Address)
+	case !must && e.Reached():
+		return fmt.Sprintf("%s reaches %s, of another tenant or region", e.From, e.To)
+	}
+	return ""
 }
 
 func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out *output) error {
@@ -112,6 +129,7 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 	if err != nil {
 		return err
 	}
+	unknown := l.MarkDenied(ctx, echoes)
 	var wrong []string
 	cell, own := map[[2]string]string{}, 0
 	for _, e := range echoes {
@@ -126,11 +144,8 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 		if at := [2]string{e.From, e.To}; cell[at] != outcome(e) {
 			cell[at] = strings.TrimPrefix(cell[at]+", "+outcome(e), ", ")
 		}
-		switch {
-		case must && !e.Reached():
-			wrong = append(wrong, fmt.Sprintf("%s does not reach %s at %v", e.From, e.To, e.Address))
-		case !must && e.Reached():
-			wrong = append(wrong, fmt.Sprintf("%s reaches %s, of another tenant or region", e.From, e.To))
+		if what := complaint(e, must); what != "" {
+			wrong = append(wrong, what)
 		}
 	}
 	err = out.print(env.Stdout, echoes, func(w io.Writer) {
@@ -148,6 +163,13 @@ func pingAll(ctx context.Context, env Env, l *lab.Lab, o packet.PingOptions, out
 		fmt.Fprintf(w, "\n%d of %d as expected\n", len(echoes)-own-len(wrong), len(echoes)-own)
 		if own > 0 {
 			fmt.Fprintln(w, "own: the container's address is also in a CIDR of FROM's tenant, so nothing was sent")
+		}
+		if slices.ContainsFunc(echoes, func(e lab.Echo) bool { return e.Denied }) {
+			fmt.Fprintln(w, "denied: policies deny the echo; pilaster why on a node of the pair shows the rule")
+		}
+		if unknown != nil {
+			fmt.Fprintf(w, "policies of some pairs are unknown, so these pairs count as allowed: %v\n",
+				strings.ReplaceAll(unknown.Error(), "\n", "; "))
 		}
 	})
 	if err == nil && len(wrong) > 0 {

@@ -22,6 +22,7 @@ type Echo struct {
 	// Name of the container that has this address in From's tenant, if To is of another tenant: tenants may have
 	// overlapping addresses. If it is set, Ping sends nothing.
 	Own      string   `json:"own,omitempty"`
+	Denied   bool     `json:"denied,omitempty"` // policies deny the echo; set by MarkDenied
 	Sent     int      `json:"sent"`
 	Received int      `json:"received"`
 	RTTUs    *float64 `json:"rttUs"` // median in µs; null without a response
