@@ -35,37 +35,105 @@ func (r *Report) Page(w io.Writer) error {
 	if r.Lost > 0 {
 		foot = append(foot, plot.Note{Text: fmt.Sprintf("%d datagrams were lost.", r.Lost)})
 	}
+	title := "packet paths measured"
+	if r.isOfPolicy() {
+		title = "policy rules measured"
+	}
 	return r.WritePage(w, plot.Page{
-		Title:   "packet paths measured",
-		Heading: "Packet paths measured",
+		Title:   title,
+		Heading: strings.ToUpper(title[:1]) + title[1:],
 		Notes: []plot.Note{
+			{Lead: "Result:", Text: r.conclusion()},
 			{Class: "what", Lead: "A software datapath between network namespaces of one machine.",
 				Text: "There is no wire and no NIC. Ratios within this run are comparable; its figures are not " +
 					"comparable with " +
 					"those of another machine, nor with those of the papers, which measured servers on a wire."},
 			{Text: r.Settings.text(r.Machine) + ". " + report.BarNote},
+			{Text: fmt.Sprintf(ratioLegend, r.Reference)},
 		},
 		Sections: sections, Foot: foot,
 	}, "docs/reference/benchmarks.md explains scenarios, metrics and method.", "form "+r.Settings.Form)
+}
+
+const ratioLegend = `In the tables, "of %s" is the ratio of the scenario's figure to that of this reference, and ` +
+	`"95 %%" is the interval that holds 95 %% of resampled medians.`
+
+const gateLegend = `"beside" is the scenario whose figure of the same round is the divisor; "is" is the median ` +
+	`ratio, or without a divisor ("–") the figure itself; "95 %" is its interval; "verdict" compares it with the ` +
+	`limit. A verdict "too noisy to tell" means that the limit is inside an interval that is too wide.`
+
+// isOfPolicy reports whether the run compared numbers of rules.
+func (r *Report) isOfPolicy() bool {
+	return slices.ContainsFunc(r.Results,
+		func(x Result) bool { return strings.HasPrefix(x.Scenario, "netpila-rules-") })
+}
+
+// failures counts the gates that were not reached and those that were too noisy to tell.
+func (r *Report) failures() (missed, noisy int) {
+	for _, c := range r.Checks {
+		switch c.Verdict {
+		case Passed:
+		case TooNoisy:
+			noisy++
+		default:
+			missed++
+		}
+	}
+	return missed, noisy
+}
+
+// conclusion is the result of the run in one line.
+func (r *Report) conclusion() string {
+	missed, noisy := r.failures()
+	all := len(r.Checks)
+	var parts []string
+	if missed > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d gates not reached", missed, all))
+	}
+	if noisy > 0 {
+		parts = append(parts,
+			fmt.Sprintf("%d of %d gates too noisy to tell; repeat the run on an idle machine", noisy, all))
+	}
+	switch {
+	case all == 0 && r.Pass:
+		return "no gate applies to these scenarios and metrics."
+	case len(parts) > 0:
+		return strings.Join(parts, ", ") + "."
+	case !r.Pass:
+		return "not all gates were checked."
+	case r.isOfPolicy():
+		return fmt.Sprintf("policy rules cost less than the limits allow: all %d gates passed.", all)
+	}
+	return fmt.Sprintf("all %d gates passed.", all)
 }
 
 // checkSection lists all gates.
 func (r *Report) checkSection() plot.Section {
 	s := plot.Section{ID: "gates", Title: "Gates"}
 	t := r.checkTable()
-	switch failed := len(t.Bad); {
+	t.Wrap = true
+	missed, noisy := r.failures()
+	switch {
 	case len(r.Checks) == 0:
 		s.Notes = []plot.Note{{Text: "No gate applies to these scenarios and metrics."}}
 		return s
 	case r.Pass:
 		s.Notes = []plot.Note{{Text: "All gates passed."}}
-	case failed > 0:
-		s.Notes = []plot.Note{{Class: "bad", Text: fmt.Sprintf("%d of %d not reached.", failed, len(r.Checks))}}
+	case missed > 0 || noisy > 0:
+		if missed > 0 {
+			s.Notes = append(s.Notes,
+				plot.Note{Class: "bad", Text: fmt.Sprintf("%d of %d not reached.", missed, len(r.Checks))})
+		}
+		if noisy > 0 { // not red: the run does not show that these limits are exceeded
+			s.Notes = append(s.Notes, plot.Note{Text: fmt.Sprintf("%d of %d too noisy to tell. The run fails; "+
+				"repeat it on an idle machine.", noisy, len(r.Checks))})
+		}
 	default:
 		s.Notes = []plot.Note{{Class: "bad", Text: "Not all gates were checked."}}
 	}
 	t.Caption = "Each ratio is taken within a round; the gate applies to the median over the rounds, or to the whole " +
 		"interval"
+	s.Notes = append(s.Notes, plot.Note{Class: "soft", Text: gateLegend})
 	s.Table = t
 	return s
 }

@@ -275,6 +275,40 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// TestPolicyPage: a gate that was too noisy is not reported as not reached, and the page says what it shows.
+func TestPolicyPage(t *testing.T) {
+	o := tiny(t)
+	o.Scenarios, o.Metrics = some("netpila", "netpila-rules-1"), o.Metrics[:1]
+	o.TooWide = 0.2
+	o.Gates = []Gate{{Scenario: "netpila-rules-1", Against: "netpila", Metric: "TCP_RR", AtLeast: 0.9}}
+	for _, c := range []struct {
+		samples      []float64
+		want, wanted string // the conclusion, and the class of the verdict's cell
+	}{
+		{[]float64{60, 100, 140}, "1 of 1 gates too noisy to tell;", "about"},
+		{[]float64{50, 50, 50}, "1 of 1 gates not reached.", "bad wrap"},
+		{[]float64{100, 100, 100}, "policy rules cost less than the limits allow: all 1 gates passed.", "about"},
+	} {
+		r := reported(t, o, [][][]float64{{{100, 100, 100}}, {c.samples}})
+		var page bytes.Buffer
+		if err := r.Page(&page); err != nil {
+			t.Fatal(err)
+		}
+		text := page.String()
+		for _, want := range []string{
+			"<title>Pilaster: policy rules measured, ", "<strong>Result:</strong> " + c.want, "is the divisor",
+			`<td class="` + c.wanted + `">`,
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("the page of %v lacks %q", c.samples, want)
+			}
+		}
+		if noisy := r.Checks[0].Verdict == TooNoisy; noisy && strings.Contains(text, "not reached") {
+			t.Errorf("the page of %v reports a noisy gate as not reached", c.samples)
+		}
+	}
+}
+
 // TestBestDevice: the best device is the same one for all metrics.
 func TestBestDevice(t *testing.T) {
 	o := tiny(t)

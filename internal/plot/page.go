@@ -56,6 +56,8 @@ func (p Page) Write(w io.Writer) error { return templates.ExecuteTemplate(w, "pa
 // Class is the style of a cell.
 func (t *Table) Class(row, column int) string {
 	switch last := column == len(t.Head)-1; {
+	case last && t.Wrap && slices.Contains(t.Bad, row):
+		return "bad wrap"
 	case last && slices.Contains(t.Bad, row):
 		return "bad"
 	case last && t.Wrap:
