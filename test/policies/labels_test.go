@@ -74,6 +74,14 @@ func TestLabelsOnOtherNodes(t *testing.T) {
 		connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: "blue", Documents: []string{webFromFront}}))
 	must(err)
 	until("there is a policy", false)
+	echoes, err := l.PingAll(ctx, packet.PingOptions{Timeout: 300 * time.Millisecond})
+	must(err)
+	must(l.MarkDenied(ctx, echoes))
+	for _, e := range echoes {
+		if denied := e.From == "guest" && e.To == "web"; e.Denied != denied || e.Reached() == denied {
+			t.Errorf("ping between all containers: got %+v, want denied: %v", e, denied)
+		}
+	}
 
 	var took []time.Duration
 	for range 10 {
