@@ -83,8 +83,8 @@ func TestSessions(t *testing.T) {
 		got := s.status(node).GetPolicies().GetSessions()
 		t.Logf("%s: %v", node, got)
 		if got.Evicted < uint64(syns/10) || got.Used-got.HalfOpen < connections {
-			t.Errorf("%s: %v: want most of %d half-open connections evicted, and the %d established ones kept", node, got,
-				syns, connections)
+			t.Errorf("%s: %v: want most of %d half-open connections evicted, and the %d established ones kept",
+				node, got, syns, connections)
 		}
 	}
 
