@@ -29,10 +29,16 @@ import (
 // worth more garbage collections.
 const gcPercent = 25
 
+// Values of --dscp.
+const (
+	dscpKeep  = "keep"
+	dscpClear = "clear"
+)
+
 func newAgentCommand(env Env) *cobra.Command {
 	var o daemon.Options
 	var networks networkFlags
-	var tokenFile, nodePrefix, bpffs, dev string
+	var tokenFile, nodePrefix, bpffs, dev, dscp string
 	var mtuReserve, maxRules, maxSessions int
 	c := &cobra.Command{
 		Use:   "agent",
@@ -71,7 +77,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			}
 			config := datapath.Config{
 				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs,
-				MTUReserve:  mtuReserve,
+				MTUReserve: mtuReserve, ClearDSCP: dscp == dscpClear,
 				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
 				Log: o.Log,
 			}
@@ -133,6 +139,8 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 		"maximum tenant ids on this node, 1 to 65535; a tenant has one, and one more after each key rotation",
 	)
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes by which the containers' MTU is smaller than the uplink's")
+	bindChoice(c, &dscp, "dscp", "DSCP of containers' packets to the fabric, network netpila: keep, or clear (to 0, "+
+		"for a fabric that gives priority by DSCP)", []string{dscpKeep, dscpClear})
 	bindDevice(c, &dev)
 	networks.bind(c)
 	f.BoolVar(

@@ -34,6 +34,7 @@ type Config struct {
 	MaxRules    int    // entries of each table of policies; 0 means DefaultMaxRules
 	MaxSessions int    // of containers whose tenants have policies; 0 means DefaultMaxSessions
 	MTUReserve  int    // bytes that the containers' MTU stays below the uplink's
+	ClearDSCP   bool   // of packets of network netpila to the fabric
 	Device      string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
 	NoCache     bool   // for measurements only: disables the flow cache
 	Log         *slog.Logger

@@ -209,6 +209,7 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie u
 		bpfobj.PilasterVarUplinkIfindex: uint32(d.Uplink.Attrs().Index),
 		bpfobj.PilasterVarNodeIfindex:   uint32(d.NodeFar),
 		bpfobj.PilasterVarNoFlowCache:   d.config.NoCache,
+		bpfobj.PilasterVarClearDscp:     d.config.ClearDSCP,
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
 		bpfobj.PilasterVarPacketMark:     uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
 		bpfobj.PilasterVarAcceptMark:     mark,

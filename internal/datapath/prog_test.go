@@ -3,6 +3,7 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -674,3 +675,38 @@ func TestNothingRandomGetsThrough(t *testing.T) {
 // profinet is a PROFINET frame to a multicast address, by which industrial devices find each other. They send it with a
 // tag of VLAN 0, for its priority (IEC 61158).
 var profinet = append([]byte{0x01, 0x0e, 0xcf, 0, 0, 0, 2, 0, 0, 0, 0, 1, 0x88, 0x92}, make([]byte, 46)...)
+
+// TestDSCP: containers choose the DSCP of their packets to the fabric, unless the node clears it. ECN always stays, and
+// so does the traffic class of packets that stay on the node.
+func TestDSCP(t *testing.T) {
+	b := newProgBench(t)
+	const class, ecn = 0xb8 | 1, 1
+	gram := packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("pilaster")}
+	for name, clear := range map[string]bool{"keep": false, "clear": true} {
+		config := b.datapath.config
+		config.ClearDSCP = clear
+		b.reopen(t, config)
+		b.restore(t, b.b1, b.b2, b.r1)
+		for again := range 2 { // a miss of the flow cache, and a hit
+			out := packet.Packet{
+				Source: b.b1.plain(), Destination: b.b3.Addr(), HopLimit: 63, TrafficClass: class, Body: gram,
+			}
+			if clear {
+				out.TrafficClass = ecn
+			}
+			sent := b.sent(sees(b.b3.Addr()), gram)
+			sent.TrafficClass = class
+			b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()},
+				progCase{name: fmt.Sprintf("%s, packet %d", name, again), frame: b.frame(sent), out: out})
+			here := b.sent(b.b2.seen(), gram)
+			here.TrafficClass = class
+			inside := packet.Packet{
+				Source: b.b1.seen(), Destination: b.b2.seen(), HopLimit: 64, TrafficClass: class, Body: gram,
+			}
+			b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()},
+				progCase{
+					name: fmt.Sprintf("%s on the node, packet %d", name, again), frame: b.frame(here), out: inside,
+				})
+		}
+	}
+}

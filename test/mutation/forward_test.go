@@ -3,6 +3,19 @@ package mutation_test
 func forward() []mutation {
 	return []mutation{
 		{
+			name:  "DSCP",
+			old:   "h->priority_version &= 0xf0;",
+			test:  "TestDSCP",
+			cases: []string{"clear, packet 0", "clear, packet 1"},
+		},
+		{
+			name:  "ECN",
+			old:   "h->flow[0] &= 0x3f;",
+			new:   "h->flow[0] &= 0x0f;",
+			test:  "TestDSCP",
+			cases: []string{"clear, packet 0", "clear, packet 1"},
+		},
+		{
 			name: "quote beyond the packet",
 			old: `if (at + sizeof(quoted) > p->end || bpf_skb_load_bytes(skb, at, quoted, sizeof(quoted)))
 		return REASON_ICMP_QUOTE;`,

@@ -95,6 +95,15 @@ __noinline __u32 wire_length(struct __sk_buff *skb, const struct packet *p)
 	return at - ETH_HLEN + header + size;
 }
 
+CONSTANT bool clear_dscp = false; /* packets to the fabric have DSCP 0, so that no container chooses its priority */
+
+/* The traffic class is DSCP and ECN; ECN stays. */
+static __always_inline void set_dscp_0(struct eth_ip6 *h)
+{
+	h->priority_version &= 0xf0;
+	h->flow[0] &= 0x3f;
+}
+
 static __always_inline int redirect_to_neighbour(struct flow *f, struct addr *next_hop)
 {
 	struct bpf_redir_neigh hop = {.nh_family = AF_INET6};
@@ -136,6 +145,8 @@ static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, con
 		if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)
 			return icmp_error_send(skb, p, f, REASON_TOO_BIG);
 		h->hop_limit--;
+		if (clear_dscp)
+			set_dscp_0(h);
 	}
 	/* The packet is for this container, whatever MAC the sender wrote. */
 	if (!out && skb->pkt_type != PACKET_HOST)

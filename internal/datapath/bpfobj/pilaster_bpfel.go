@@ -477,6 +477,7 @@ const (
 	PilasterVarAcceptMark          = "accept_mark"
 	PilasterVarBaseMask            = "base_mask"
 	PilasterVarBasePrefix          = "base_prefix"
+	PilasterVarClearDscp           = "clear_dscp"
 	PilasterVarMacvlan             = "macvlan"
 	PilasterVarNoFlowCache         = "no_flow_cache"
 	PilasterVarNodeCookie          = "node_cookie"
@@ -606,6 +607,7 @@ type PilasterVariableSpecs struct {
 	AcceptMark         *ebpf.VariableSpec `ebpf:"accept_mark"`
 	BaseMask           *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix         *ebpf.VariableSpec `ebpf:"base_prefix"`
+	ClearDscp          *ebpf.VariableSpec `ebpf:"clear_dscp"`
 	Macvlan            *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache        *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie         *ebpf.VariableSpec `ebpf:"node_cookie"`
@@ -728,6 +730,7 @@ type PilasterVariables struct {
 	AcceptMark         *ebpf.Variable `ebpf:"accept_mark"`
 	BaseMask           *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix         *ebpf.Variable `ebpf:"base_prefix"`
+	ClearDscp          *ebpf.Variable `ebpf:"clear_dscp"`
 	Macvlan            *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache        *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie         *ebpf.Variable `ebpf:"node_cookie"`
