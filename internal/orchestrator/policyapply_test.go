@@ -399,6 +399,9 @@ func TestWarnings(t *testing.T) {
 		{strings.Replace(netpol("web", ""), "podSelector: {}", "podSelector: {matchLabels: {app: web}}", 1), ""},
 		{strings.Replace(netpol("typo", ""), "podSelector: {}", "podSelector: {matchLabels: {ap: "+
 			"web}}", 1), "it selects by label \"ap\""},
+		{strings.Replace(netpol("value", ""), "podSelector: {}", "podSelector: {matchLabels: {app: wbe}}", 1),
+			"it selects by label \"app\" with value \"wbe\""},
+		{netpol("port", "  ingress: [{ports: [{port: htpp}]}]\n"), "it names port \"htpp\" of TCP"},
 		{"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: empty, namespace: " +
 			"shop}\n", "all containers of namespace shop"},
 	} {

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"maps"
 	"math/bits"
 	"slices"
@@ -171,46 +170,4 @@ func (b appSet) each(yield func(int) bool) {
 			}
 		}
 	}
-}
-
-// Labels holds the label keys that the apps of a tenant have.
-type Labels struct{ pods, namespaces map[string]bool }
-
-// LabelsOf collects the label keys of apps.
-func LabelsOf(apps map[address.AppID]map[string]string) Labels {
-	l := Labels{map[string]bool{}, map[string]bool{}}
-	for _, labels := range apps {
-		id := tenant.ReadIdentity(labels)
-		for key := range id.Pod {
-			l.pods[key] = true
-		}
-		for key := range id.NamespaceLabels {
-			l.namespaces[key] = true
-		}
-	}
-	return l
-}
-
-// Unmatched returns the labels of pods and namespaces that a policy selects by and that no app has. Such a selector is
-// often a mistake: it selects no pod, or all pods if it requires that the label is absent.
-func (l Labels) Unmatched(p *Policy) []string {
-	keys := map[string]bool{}
-	note := func(s Selector, what string, known map[string]bool) {
-		for _, r := range s {
-			if !known[r.Key] {
-				keys[fmt.Sprintf("%s %q", what, r.Key)] = true
-			}
-		}
-	}
-	all := []Pods{p.Subject}
-	for _, d := range directions {
-		for _, r := range p.Rules[d] {
-			all = append(all, r.Pods...)
-		}
-	}
-	for _, pods := range all {
-		note(pods.Labels, "label", l.pods)
-		note(pods.Namespaces, "label of namespaces", l.namespaces)
-	}
-	return slices.Sorted(maps.Keys(keys))
 }

@@ -39,3 +39,34 @@ func TestUnmatched(t *testing.T) {
 		}
 	}
 }
+
+// TestUnmatchedValuesAndPorts: values and named ports that no app has are reported. A label that no app has is reported
+// by its key alone.
+func TestUnmatchedValuesAndPorts(t *testing.T) {
+	labels := policy.LabelsOf(map[address.AppID]map[string]string{
+		1: {"app": "web", tenant.NamespaceKey: "shop", "io.kubernetes.pod.port.http": "80-TCP"},
+		2: {"app": "db", tenant.NamespaceLabelKey("team"): "a"},
+	})
+	for text, want := range map[string]string{
+		`podSelector: {matchLabels: {app: web}}, ingress: [{ports: [{port: http}]}]`: "; ",
+		`podSelector: {matchLabels: {app: wbe, role: x}}, ingress: [{ports: [{port: htpp}, {port: 81}]}]`: `label ` +
+			`"app" with value "wbe"; "htpp" of TCP`,
+		`podSelector: {}, ingress: [{ports: [{port: http, protocol: UDP}]}], egress: [{to: [{namespaceSelector: ` +
+			`{matchLabels: {team: c}}, podSelector: {matchExpressions: [{key: app, operator: NotIn, values: [web, ` +
+			`bd]}]}}]}]`: `label "app" with value "bd", label of namespaces "team" with value "c"; "http" of UDP`,
+	} {
+		all, err := policy.Parse(
+			[]byte(
+				"{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p}, spec: {" + text + "}}",
+			),
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Join(labels.UnmatchedValues(&all[0]), ", ") + "; " +
+			strings.Join(labels.UnmatchedPorts(&all[0]), ", ")
+		if got != want {
+			t.Errorf("%s: got %s, want %s", text, got, want)
+		}
+	}
+}

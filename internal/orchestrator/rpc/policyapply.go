@@ -84,16 +84,8 @@ func (s *OperatorService) checkPolicies(
 			changed[read.String()] = true
 		}
 		var texts []string
-		if keys := labels.Unmatched(&read); len(apps) > 0 && len(keys) > 0 {
-			texts = append(
-				texts,
-				fmt.Sprintf(
-					"it selects by %s, which no container of tenant %s has: such a selector matches no container "+
-						"(DoesNotExist and NotIn match all); docs/howto/policy.md says where labels come from",
-					strings.Join(keys, ", "),
-					name,
-				),
-			)
+		if len(apps) > 0 {
+			texts = unmatchedWarnings(labels, &read, name)
 		}
 		if lacksSpec(p.Document) {
 			texts = append(
@@ -130,6 +122,35 @@ func (s *OperatorService) checkPolicies(
 		)
 	}
 	return warnings, nil
+}
+
+// unmatchedWarnings warns of labels, values of labels, and named ports that no container of the tenant has.
+func unmatchedWarnings(labels policy.Labels, p *policy.Policy, tenant string) (texts []string) {
+	for _, c := range []struct {
+		found []string
+		text  string
+	}{
+		{
+			labels.Unmatched(p),
+			"it selects by %s, which no container of tenant %s has: such a selector matches no container " +
+				"(DoesNotExist and NotIn match all); docs/howto/policy.md says where labels come from",
+		},
+		{
+			labels.UnmatchedValues(p),
+			"it selects by %s, which no container of tenant %s has: In and matchLabels match no container with such " +
+				"a value, and NotIn excludes none",
+		},
+		{
+			labels.UnmatchedPorts(p),
+			"it names port %s, which no container of tenant %s declares: such a port matches no packet until a " +
+				"container declares it",
+		},
+	} {
+		if len(c.found) > 0 {
+			texts = append(texts, fmt.Sprintf(c.text, strings.Join(c.found, ", "), tenant))
+		}
+	}
+	return texts
 }
 
 // lacksSpec reports whether a document has no spec, which Kubernetes allows for a NetworkPolicy.
