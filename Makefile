@@ -36,7 +36,7 @@ plugin:
 demo: ## a network of 3 nodes on this machine, checked and removed again; KEEP=1 keeps it
 	@$(as_root)
 	@$(MAKE) build
-	@bin/pilaster demo $(if $(KEEP),--keep)
+	@bin/pilaster demo $(if $(filter 1,$(KEEP)),--keep)
 
 # Lint already runs vet, and tests need no debugging information.
 go_test := go test -v -count=1 -vet=off -ldflags=-w
