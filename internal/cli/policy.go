@@ -69,7 +69,9 @@ var policyKinds = []struct {
 // policyNamed parses the name of a policy in the form that lists and errors print.
 func policyNamed(text string) (*pilasterv1.Policy, error) {
 	words := strings.Split(text, "/")
+	isKind := false
 	for _, k := range policyKinds {
+		isKind = isKind || slices.Contains(k.words, words[0])
 		switch is := slices.Contains(k.words, words[0]); {
 		case is && len(words) == 2 && k.namespaced:
 			return &pilasterv1.Policy{Kind: k.kind, Namespace: tenant.DefaultNamespace, Name: words[1]}, nil
@@ -79,9 +81,12 @@ func policyNamed(text string) (*pilasterv1.Policy, error) {
 			return &pilasterv1.Policy{Kind: k.kind, Namespace: words[1], Name: words[2]}, nil
 		}
 	}
+	if !isKind && len(words) == 2 && words[0] != "" && words[1] != "" {
+		return &pilasterv1.Policy{Kind: "NetworkPolicy", Namespace: words[0], Name: words[1]}, nil
+	}
 	return nil, usage(
-		"%.100q is not a policy name: use networkpolicy/NAMESPACE/NAME, networkpolicy/NAME of namespace default, or "+
-			"clusternetworkpolicy/NAME",
+		"%.100q is not a policy name: use networkpolicy/NAMESPACE/NAME or NAMESPACE/NAME, networkpolicy/NAME of "+
+			"namespace default, or clusternetworkpolicy/NAME",
 		text,
 	)
 }
@@ -296,8 +301,9 @@ func newPolicyGet(env Env) *cobra.Command {
 		Long: `Show a policy. -o yaml and -o json print the document, which can be applied again.
 
 NAME is the name in lists: networkpolicy/NAMESPACE/NAME, networkpolicy/NAME for namespace default, or
-clusternetworkpolicy/NAME. The short forms are netpol and cnp.`,
-		Example: "  pilaster policy get networkpolicy/shop/web --tenant blue\n  pilaster policy get netpol/shop/web " +
+clusternetworkpolicy/NAME. The short forms of the kinds are netpol and cnp. NAMESPACE/NAME is a
+NetworkPolicy.`,
+		Example: "  pilaster policy get networkpolicy/shop/web --tenant blue\n  pilaster policy get shop/web " +
 			"--tenant blue -o yaml",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -201,3 +201,28 @@ func TestEndpointLabel(t *testing.T) {
 		}
 	}
 }
+
+func TestPolicyNamed(t *testing.T) {
+	for text, want := range map[string]string{
+		"shop/web":                      "NetworkPolicy shop web",
+		"netpol/shop/web":               "NetworkPolicy shop web",
+		"networkpolicy/web":             "NetworkPolicy default web",
+		"netpol/web":                    "NetworkPolicy default web",
+		"cnp/base":                      "ClusterNetworkPolicy  base",
+		"web":                           "",
+		"shop/":                         "",
+		"/web":                          "",
+		"cnp/shop/base":                 "",
+		"netpol/shop/web/x":             "",
+		"clusternetworkpolicy/shop/web": "",
+	} {
+		p, err := policyNamed(text)
+		got := ""
+		if err == nil {
+			got = p.Kind + " " + p.Namespace + " " + p.Name
+		}
+		if got != want {
+			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
+		}
+	}
+}
