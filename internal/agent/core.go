@@ -100,7 +100,7 @@ func New(c Config) (*Core, error) {
 			return nil, err
 		}
 	}
-	return core, nil
+	return core, c.Tenants.setLostAside()
 }
 
 // AddRequest describes the endpoint to create.

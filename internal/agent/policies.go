@@ -227,14 +227,15 @@ func (t *Tenants) RequestPolicies() {
 	}
 }
 
-// PolicyInputs returns a tenant and the labels of its apps; ok is false if this node does not know it.
+// PolicyInputs returns a tenant and the labels of its apps; ok is false if this node does not know it. Of a lost tenant
+// it returns the ids of its containers here.
 func (t *Tenants) PolicyInputs(name string) (_ tenant.Tenant, apps map[address.AppID]map[string]string, ok bool) {
 	known, _, ok := t.Get(name)
 	apps = make(map[address.AppID]map[string]string, len(known.Apps))
 	for _, a := range known.Apps {
 		apps[a.ID] = a.Labels
 	}
-	return known.Tenant, apps, ok
+	return known.Tenant, apps, ok && t.Lost(name) == nil
 }
 
 // HasPolicies reports whether a tenant has policies.

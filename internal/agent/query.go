@@ -20,10 +20,11 @@ func (c *Core) Endpoints() []endpoint.Record { return c.store.List() }
 // TenantNames returns the tenants that this node knows, in order.
 func (c *Core) TenantNames() []string { return c.tenants.Names() }
 
-// Problems describes what this node fails to apply of its tenants' updates, transit, policies and migrations.
+// Problems describes damaged state files, and what this node fails to apply of its tenants' updates, transit, policies
+// and migrations.
 func (c *Core) Problems() []string {
-	return slices.Concat(c.tenants.refusedProblems(), c.transitProblems(), c.policyProblems(),
-		c.tenants.migrationProblems())
+	return slices.Concat(c.tenants.damages.Problems(), c.tenants.refusedProblems(), c.transitProblems(),
+		c.policyProblems(), c.tenants.migrationProblems())
 }
 
 // Find returns the endpoint with this id, container id, pod or address. It refuses a container with several interfaces:

@@ -64,13 +64,17 @@ func (c *Core) Start(ctx context.Context) error {
 }
 
 // checkAllRecorded refuses to start if a record was lost: a record is written before its device has traffic and removed
-// after it. The container still runs, and without its device it would lose the network.
+// after it. The container still runs, and without its device it would lose the network. Endpoints with a damaged record
+// are not refused: Restore removes their devices.
 func (c *Core) checkAllRecorded() error {
 	ids, err := c.driver.Attached()
 	if err != nil {
 		return fmt.Errorf("listing devices of containers: %w", err)
 	}
-	ids = slices.DeleteFunc(ids, func(id endpoint.ID) bool { _, ok := c.store.Get(id); return ok })
+	ids = slices.DeleteFunc(ids, func(id endpoint.ID) bool {
+		_, ok := c.store.Get(id)
+		return ok || c.store.IsDamaged(id)
+	})
 	if len(ids) == 0 {
 		return nil
 	}

@@ -177,6 +177,9 @@ func (t *Tenants) Held(node netip.Prefix) *pilasterv1.Held {
 	held := &pilasterv1.Held{}
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
+		if h.lost != nil {
+			continue
+		}
 		out := tenantToProto(h.Tenant)
 		for _, p := range h.Tenant.Publications {
 			if p.Gateway == node {

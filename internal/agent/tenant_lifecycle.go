@@ -54,6 +54,9 @@ func (c *Core) resolveTenant(
 	var answer Resolved
 	for range maxResolves {
 		if answer, err = c.resolver.Resolve(ctx, name, identity); err != nil {
+			if lost := c.tenants.Lost(name); lost != nil {
+				err = fmt.Errorf("%w\n  the agent lost the keys of tenant %s: %w", err, name, lost)
+			}
 			return t, 0, err
 		}
 		if err := checkResolved(answer.Tenant, answer.App, name); err != nil {
@@ -92,7 +95,7 @@ func (c *Core) acquireKnown(
 			Apps:     []App{{answer.App, maps.Clone(identity)}},
 		}
 		// Changes does not count regions, so this answer may have older regions than the stream.
-		if known, _, ok := c.tenants.Get(name); ok {
+		if known, _, ok := c.tenants.Get(name); ok && c.tenants.Lost(name) == nil {
 			if known.Tenant.Created.Equal(answer.Tenant.Created) && known.Tenant.Changes > answer.Tenant.Changes {
 				return t, 0, false, nil // outdated: the app may have retired meanwhile
 			}
@@ -113,7 +116,7 @@ func (c *Core) acquireKnown(
 			name,
 		)
 	}
-	if !ok || answer == nil && !c.tenants.IsHosted(name) {
+	if !ok || answer == nil && (!c.tenants.IsHosted(name) || c.tenants.Lost(name) != nil) {
 		return t, 0, false, nil // for a transit tenant the orchestrator first has to learn that this node hosts it
 	}
 	if app, ok = c.tenants.claim(name, identity); !ok {
@@ -137,13 +140,14 @@ func (c *Core) acquireKnown(
 // known stays as it was, also on disk, which is written last: a start restores its containers with that state. The
 // caller holds the tenant's lock.
 func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
+	lost := c.tenants.Lost(k.Tenant.Name)
 	before, err := c.tenants.Merge(k)
 	if err != nil {
 		return err
 	}
 	if err := c.installTenant(ctx, k.Tenant.Name); err != nil {
 		if isConflict(err) {
-			c.tenants.rollback(before)
+			c.tenants.rollback(before, lost)
 		}
 		return err
 	}
@@ -159,8 +163,8 @@ func isConflict(err error) bool {
 // installTenant installs the tenant on its networks. The caller holds the tenant's lock.
 func (c *Core) installTenant(ctx context.Context, name string) error {
 	known, _, ok := c.tenants.Get(name)
-	if !ok {
-		return nil
+	if !ok || c.tenants.Lost(name) != nil {
+		return nil // the kernel keeps a lost tenant
 	}
 	if known.Restricted {
 		known.Tenant = known.Tenant.WithoutNorthSouth()

@@ -16,7 +16,6 @@ import (
 	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/dpapi"
-	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -29,6 +28,7 @@ type Tenants struct {
 	changed  chan struct{}
 	maxIDs   int
 	policies *policies.Manager
+	damages  *statefile.Damages
 
 	mu           sync.Mutex
 	m            map[string]*hosted
@@ -77,6 +77,7 @@ type hosted struct {
 	policyProblem  string                   // why its last policy update is not in force
 	subnets        []netip.Prefix           // this node's, one for each overlay; nil before they are allocated
 	refused        error                    // why the last update was not applied
+	lost           error                    // why its file could not be read; see tenant_lost.go
 	unsaved        bool                     // merged, but not on disk yet
 	synced         bool                     // this process received all its policies
 	ackedRound     uint64                   // the last acknowledged round of retiring apps
@@ -141,7 +142,13 @@ func OpenTenants(dir string) (*Tenants, error) { return OpenTenantsOn(statefile.
 
 // OpenTenantsOn is OpenTenants on another disk.
 func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
+	return OpenTenantsWith(disk, nil, dir)
+}
+
+// OpenTenantsWith is OpenTenantsOn, and sets damaged files aside.
+func OpenTenantsWith(disk statefile.Disk, damages *statefile.Damages, dir string) (*Tenants, error) {
 	t := &Tenants{
+		damages:      damages,
 		disk:         disk,
 		dir:          filepath.Join(dir, state.TenantsFolder),
 		changed:      make(chan struct{}, 1),
@@ -157,7 +164,7 @@ func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
 		return nil, err
 	}
 	var err error
-	if t.policies, err = policies.Open(disk, dir); err != nil {
+	if t.policies, err = policies.Open(disk, damages, dir); err != nil {
 		return nil, err
 	}
 	names, err := disk.Names(t.dir, ".json")
@@ -170,7 +177,11 @@ func OpenTenantsOn(disk statefile.Disk, dir string) (*Tenants, error) {
 			err = &statefile.CorruptError{Path: t.path(name), Err: fmt.Errorf("it contains tenant %s", h.Tenant.Name)}
 		}
 		if err != nil {
-			return nil, err
+			if err := damages.Check(err); err != nil {
+				return nil, err
+			}
+			h, carried = &hosted{lost: err}, false
+			h.endpoints, h.Tenant.Name = map[address.TenantID]int{}, name
 		}
 		t.m[name] = h
 		if carried {
@@ -267,6 +278,9 @@ func (f tenantFile) hosted() (*hosted, error) {
 }
 
 func (t *Tenants) write(h *hosted) error {
+	if h.lost != nil {
+		return nil // its file must not get a tenant without keys
+	}
 	f := tenantFile{
 		Version:    state.Version,
 		Name:       h.Tenant.Name,
@@ -301,6 +315,7 @@ func (t *Tenants) write(h *hosted) error {
 	if err := t.disk.Write(t.path(f.Name), f, 0o600); err != nil {
 		return fmt.Errorf("writing tenant %s: %w", f.Name, err)
 	}
+	t.damages.Replaced(t.path(f.Name))
 	return nil
 }
 
@@ -408,22 +423,8 @@ func (t *Tenants) forget(name string) error {
 	if err := t.disk.Remove(t.path(name)); err != nil {
 		return err
 	}
+	t.damages.Replaced(t.path(name))
 	delete(t.m, name)
 	t.signal()
-	return nil
-}
-
-// countRecord counts an endpoint whose record was found on disk.
-func (t *Tenants) countRecord(r endpoint.Record) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	h := t.m[r.Tenant]
-	if h == nil || !h.Tenant.Has(r.TenantID) {
-		return &statefile.CorruptError{
-			Path: t.path(r.Tenant),
-			Err:  fmt.Errorf("endpoint %d belongs to tenant %s, id %d, which is missing", r.ID, r.Tenant, r.TenantID),
-		}
-	}
-	h.endpoints[r.TenantID]++
 	return nil
 }

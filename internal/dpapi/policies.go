@@ -9,9 +9,9 @@ import (
 
 // Policies fills and queries the tables of network policies.
 type Policies interface {
-	// RestorePolicies puts into force the policies of these tenants and no others. Tenants of held keep what an earlier
-	// process left in the kernel; where that is nothing, their containers are isolated. On an error everything stays as
-	// it was. Allowed packets keep flowing meanwhile.
+	// RestorePolicies puts into force the policies of these tenants and no others. Tenants of held keep what an
+	// earlier process left in the kernel; where that is nothing, their containers are isolated, unless the tenant is
+	// Lost. On an error everything stays as it was. Allowed packets keep flowing meanwhile.
 	RestorePolicies(tenants, held []TenantPolicies) error
 	// SetPolicies replaces the policies of one tenant and leaves those of others unchanged. The caller does not change
 	// the argument afterwards.
@@ -23,8 +23,10 @@ type Policies interface {
 
 // TenantPolicies are the policies of one tenant, compiled into tables.
 type TenantPolicies struct {
-	Tenant    string
-	IDs       []address.TenantID // all that belong to it
+	Tenant string
+	IDs    []address.TenantID // all that belong to it
+	// IDs may lack some, and it is unknown whether it has policies; only RestorePolicies reads it
+	Lost      bool
 	Tables    policy.Tables
 	Overrides map[netip.Addr]address.AppID // canonical addresses of containers whose app differs from the address now
 }

@@ -14,7 +14,6 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/fuzzmutate"
-	"pilaster.io/pilaster/internal/statefile"
 )
 
 // FuzzCursor: for any content of its files, a cursor allocates no index that may be in use, and ignores no line of the
@@ -29,11 +28,12 @@ func FuzzCursor(f *testing.F) {
 	f.Add([]byte(`{"version": 1, "reserved": 16777215}`), []byte(log), uint32(16777215))
 	f.Add([]byte(`{"version": 1, "reserved": 16777216}`), []byte(log), uint32(0))
 	path := filepath.Join(f.TempDir(), "7-3")
+	s := &Store{now: time.Now}
 	f.Fuzz(func(t *testing.T, file, log []byte, inUse uint32) {
 		write(t, path+".json", file)
 		write(t, path+".released", log)
 		live := map[address.Index]bool{address.Index(inUse): true}
-		c, err := loadCursor(statefile.Disk{}, path, live)
+		c, err := s.loadCursor(CursorKey{Tenant: 7, App: 3}, path, live, true)
 		if err != nil {
 			return
 		}
@@ -55,7 +55,7 @@ func FuzzCursor(f *testing.F) {
 		if c.next != c.reserved+1 || c.next > address.MaxIndex+1 || address.Index(inUse) >= c.next {
 			t.Fatalf("next is %d with %d reserved and %d in use", c.next, c.reserved, inUse)
 		}
-		again, err := loadCursor(statefile.Disk{}, path, live)
+		again, err := s.loadCursor(CursorKey{Tenant: 7, App: 3}, path, live, true)
 		if err != nil || fmt.Sprint(again.quarantined) != fmt.Sprint(c.quarantined) {
 			t.Fatalf("loaded again: got %+v, %v; want %+v", again, err, c)
 		}

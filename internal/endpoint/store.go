@@ -42,12 +42,16 @@ type Store struct {
 	last       statefile.Open   // the id allocated last
 	quarantine time.Duration
 	now        func() time.Time
+	damages    *statefile.Damages
 
 	mu      sync.Mutex // may be locked while a cursor is locked, not the other way around
 	records map[ID]Record
 	ids     map[interfaceOf]ID // of those records
 	given   map[ID]bool        // endpoints with an address that was not allocated on this node
-	cursors map[CursorKey]*cursor
+	damaged map[ID]bool        // endpoints without a record, of which a damaged one was set aside
+
+	unusable []error // of records, while the store is being opened
+	cursors  map[CursorKey]*cursor
 }
 
 // interfaceOf names one interface of one container.
@@ -59,10 +63,12 @@ type StoreConfig struct {
 	Disk       statefile.Disk   // the file system of Dir
 	Quarantine time.Duration    // how long an index is quarantined before it is used again; 0 means MinQuarantine
 	Now        func() time.Time // nil means time.Now
+	// sets damaged files aside; nil: OpenStore fails
+	Damages *statefile.Damages
 }
 
-// OpenStore reads everything below the directory, which the caller has locked. A damaged file is a
-// *statefile.CorruptError.
+// OpenStore reads everything below the directory, which the caller has locked. It sets damaged files aside. Without
+// StoreConfig.Damages, and for a file of a later build, it returns a *statefile.CorruptError.
 func OpenStore(c StoreConfig) (*Store, error) {
 	s := &Store{
 		dir:        c.Dir,
@@ -73,6 +79,8 @@ func OpenStore(c StoreConfig) (*Store, error) {
 		records:    map[ID]Record{},
 		ids:        map[interfaceOf]ID{},
 		given:      map[ID]bool{},
+		damaged:    map[ID]bool{},
+		damages:    c.Damages,
 		cursors:    map[CursorKey]*cursor{},
 	}
 	if s.now == nil {
@@ -87,6 +95,10 @@ func OpenStore(c StoreConfig) (*Store, error) {
 		return nil, err
 	}
 	if err := s.loadCursors(); err != nil {
+		return nil, err
+	}
+	// After the cursors, which quarantine the addresses of damaged records: a crash before that repeats both.
+	if err := s.setRecordsAside(); err != nil {
 		return nil, err
 	}
 	var err error
@@ -106,17 +118,29 @@ func (s *Store) NoteLastID(id ID) error {
 	return err
 }
 
-// LastID returns the id noted last; 0 if it is unknown.
+// LastID returns the id noted last. If that is unknown, it returns the highest id of the records; 0 without records.
 func (s *Store) LastID() ID {
 	b := make([]byte, 6)
 	if _, err := s.last.ReadAt(b, 0); err != nil {
-		return 0
+		return s.highest()
 	}
 	id, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 16)
 	if err != nil {
-		return 0
+		return s.highest()
 	}
 	return ID(id)
+}
+
+func (s *Store) highest() (id ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for of := range s.records {
+		id = max(id, of)
+	}
+	for of := range s.damaged {
+		id = max(id, of)
+	}
+	return id
 }
 
 func (s *Store) loadRecords() error {
@@ -127,9 +151,38 @@ func (s *Store) loadRecords() error {
 			return err
 		}
 		for _, name := range names {
-			if err := s.loadRecord(name, suffix, inUse); err != nil {
+			damaged := s.loadRecord(name, suffix, inUse)
+			if damaged == nil {
+				continue
+			}
+			if err := s.damages.Check(damaged); err != nil {
 				return err
 			}
+			s.unusable = append(s.unusable, damaged)
+		}
+	}
+	return nil
+}
+
+// setRecordsAside sets damaged records aside, and notes the endpoints of these and of earlier ones: a crash may have
+// prevented the removal of their devices.
+func (s *Store) setRecordsAside() error {
+	for _, damaged := range s.unusable {
+		if err := s.damages.SetAside(damaged, "the agent removes the endpoint of this file: its container has no "+
+			"network until the runtime recreates it"); err != nil {
+			return err
+		}
+	}
+	names, err := s.disk.Names(filepath.Join(s.dir, recordsFolder), "")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		original, ok := statefile.DamagedName(name)
+		number, _, _ := strings.Cut(original, ".")
+		id, err := strconv.ParseUint(number, 10, 16)
+		if _, has := s.records[ID(id)]; ok && err == nil && !has {
+			s.damaged[ID(id)] = true
 		}
 	}
 	return nil
@@ -178,6 +231,7 @@ func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 // keep stores a record in memory. The caller holds the lock, or is OpenStore.
 func (s *Store) keep(r Record) {
 	s.records[r.ID] = r
+	delete(s.damaged, r.ID)
 	s.ids[interfaceOf{r.ContainerID, r.Interface}] = r.ID
 	if delete(s.given, r.ID); slices.ContainsFunc(
 		r.Attachments,
@@ -194,6 +248,13 @@ const (
 
 func recordName(id ID) string { return strconv.Itoa(int(id)) + recordSuffix }
 func markedName(id ID) string { return strconv.Itoa(int(id)) + markedSuffix }
+
+// IsDamaged reports whether an endpoint has no record because the record is damaged.
+func (s *Store) IsDamaged(id ID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.damaged[id]
+}
 
 // RecordPath returns the path of an endpoint's record.
 func (s *Store) RecordPath(id ID) string { return s.files.Path(recordName(id)) }

@@ -160,11 +160,8 @@ func DecodeSince(b []byte, first, version int, v any) error {
 		Version int `json:"version"`
 	}
 	if json.Unmarshal(b, &has) == nil && has.Version > version {
-		return fmt.Errorf(
-			"it has version %d and this build knows %d, so a later build wrote it; start that one",
-			has.Version,
-			version,
-		)
+		return fmt.Errorf("it has version %d and this build knows %d, so %w; start that one", has.Version, version,
+			ErrLater)
 	}
 	if err := Decode(b, v); err != nil {
 		return err
@@ -182,6 +179,9 @@ func Decode(b []byte, v any) error {
 	if err := d.Decode(v); err != nil {
 		if errors.Is(err, io.EOF) {
 			return errors.New("it is empty")
+		}
+		if field, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown { // it has no type
+			return fmt.Errorf("this build does not know its field %s; unless it is damaged, %w", field, ErrLater)
 		}
 		return err
 	}

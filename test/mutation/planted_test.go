@@ -108,7 +108,7 @@ func bugs() []planted {
 			"name == DeviceName(endpoint.ID(id))",
 			`!strings.HasPrefix(number, "00")`,
 		},
-		{"FuzzCursor", "internal/endpoint/cursor.go", "if i > f.Reserved {", "if i > f.Reserved+1 {"},
+		{"FuzzCursor", "internal/endpoint/cursor_load.go", "&& i > f.Reserved {", "&& i > f.Reserved+1 {"},
 		{
 			"FuzzDecodeRecord", "internal/endpoint/record.go",
 			"r.ID < 1 || r.ID > MaxID:",

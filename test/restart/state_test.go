@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,8 +50,9 @@ func damages() []damage {
 	}
 }
 
-// TestDamagedState: an agent that cannot use a file names the file and the remedy, and changes nothing. The node's
-// containers keep their connections.
+// TestDamagedState: an agent that cannot use the node's identity, a missing record, or a file of a later build
+// names the file and the remedy, and changes nothing. It sets any other damaged file aside and starts. The node's
+// containers keep their connections, except one whose own record is damaged.
 func TestDamagedState(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1", "n2"},
@@ -63,7 +65,7 @@ func TestDamagedState(t *testing.T) {
 	s := &state{T: t, lab: l, folder: filepath.Join(l.Folder(), "nodes", "n1", "state")}
 	seen := map[string]bool{s.addAndRemove(): true} // writes the log of released addresses
 	prefix := s.status().Node.Prefix
-	s.argv = s.commandLine()
+	s.argv, s.seen = s.commandLine(), seen
 
 	sending, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -73,13 +75,23 @@ func TestDamagedState(t *testing.T) {
 	s.must(l.Stop(t.Context(), lab.AgentProcess("n1")))
 	for _, file := range []string{"node.json", "endpoints/*.json", "cursors/*.json", "tenants/blue.json"} {
 		for _, d := range damages() {
-			t.Run(strings.ReplaceAll(file, "/", " ")+" "+d.name, func(t *testing.T) { s.on(t).refuses(file, d) })
+			t.Run(strings.ReplaceAll(file, "/", " ")+" "+d.name, func(t *testing.T) {
+				switch {
+				case file == "node.json", d.name == "of a later build",
+					file == "endpoints/*.json" && d.name == "missing":
+					s.on(t).refuses(file, d)
+				case file == "endpoints/*.json":
+					s.on(t).losesEndpoint(d)
+				default:
+					s.on(t).startsWithout(file, d)
+				}
+			})
 		}
 	}
 	t.Run("released garbage", func(t *testing.T) {
 		d := damages()[3]
 		d.said = "line 1"
-		s.on(t).refuses("cursors/*.released", d)
+		s.on(t).startsWithout("cursors/*.released", d)
 	})
 	t.Run("read-only", func(t *testing.T) { s.on(t).readOnly() })
 	t.Run("certificate", func(t *testing.T) { s.on(t).withoutCertificate() })
@@ -105,6 +117,7 @@ type state struct {
 	folder string
 	argv   []string // arguments of the agent
 	names  int
+	seen   map[string]bool // addresses that were allocated
 }
 
 func (s *state) on(t *testing.T) *state {
@@ -205,6 +218,80 @@ func (s *state) refuses(pattern string, d damage) {
 		s.Errorf("files were changed:\n%q\n%q", spoilt, after)
 	}
 	s.must(os.WriteFile(path, whole, 0o600))
+}
+
+// startsWithout damages a file that the agent derives or receives again: it starts, reports the file, adds containers
+// with unused addresses, and the next start finds valid files. A missing file is not set aside.
+func (s *state) startsWithout(pattern string, d damage) {
+	s.startsDamaged(s.one(pattern), d)
+	for range 2 {
+		if a := s.addAndRemove(); s.seen[a] {
+			s.Errorf("address %s was allocated twice", a)
+		} else {
+			s.seen[a] = true
+		}
+	}
+	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
+	s.must(s.lab.Start(s.Context(), lab.AgentProcess("n1")))
+	if got := strings.Join(s.status().Problems, "\n"); strings.Contains(got, s.folder) {
+		s.Errorf("the next start reports %q", got)
+	}
+	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
+}
+
+// losesEndpoint damages the record of a container of its own, which the agent removes; DEL succeeds.
+func (s *state) losesEndpoint(d damage) {
+	before, err := filepath.Glob(filepath.Join(s.folder, "endpoints/*.json"))
+	s.must(err)
+	c := s.container()
+	s.must(s.lab.Start(s.Context(), lab.AgentProcess("n1")))
+	s.must(s.lab.AddContainer(s.Context(), c))
+	a, err := s.lab.Address(c.Name)
+	s.must(err)
+	s.seen[a.String()] = true
+	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
+	after, err := filepath.Glob(filepath.Join(s.folder, "endpoints/*.json"))
+	s.must(err)
+	after = slices.DeleteFunc(after, func(path string) bool { return slices.Contains(before, path) })
+	if len(after) != 1 {
+		s.Fatalf("got records %q, want one of %s", after, c.Name)
+	}
+	s.startsDamaged(after[0], d)
+	s.must(s.lab.RemoveContainer(s.Context(), c.Name))
+	if a := s.addAndRemove(); s.seen[a] {
+		s.Errorf("address %s was allocated twice", a)
+	}
+	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
+	aside, err := filepath.Glob(after[0] + ".damaged-*")
+	s.must(err)
+	for _, path := range aside { // a later container may get the number
+		s.must(os.Remove(path))
+	}
+}
+
+func (s *state) one(pattern string) string {
+	s.Helper()
+	paths, err := filepath.Glob(filepath.Join(s.folder, pattern))
+	if err != nil || len(paths) != 1 {
+		s.Fatalf("%s is %q, %v", pattern, paths, err)
+	}
+	return paths[0]
+}
+
+// startsDamaged starts the agent with a damaged file, which it must set aside.
+func (s *state) startsDamaged(path string, d damage) {
+	s.Helper()
+	s.must(d.do(path))
+	s.must(s.lab.Start(s.Context(), lab.AgentProcess("n1")))
+	aside, err := filepath.Glob(path + ".damaged-*")
+	if s.must(err); (len(aside) > 0) != (d.name != "missing") {
+		s.Errorf("set aside: got %q", aside)
+	}
+	// The orchestrator may have replaced a tenant's file already.
+	got := strings.Join(s.status().Problems, "\n")
+	if !strings.Contains(got, path) && !strings.Contains(path, "tenants") {
+		s.Errorf("got problems %q, want one with %s", got, path)
+	}
 }
 
 // readOnly tests a disk that the kernel remounted read-only after an error.

@@ -11,6 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -24,8 +25,9 @@ type Bed struct {
 	Now          time.Time
 	Nimitz       *Switch // nil: the node does not have it
 	Edge         bool
-	MaxMappings  int             // 0: as many as the network takes by itself
-	Tried        <-chan struct{} // of the core's configuration
+	MaxMappings  int                // 0: as many as the network takes by itself
+	Tried        <-chan struct{}    // of the core's configuration
+	Damages      *statefile.Damages // sets damaged files aside; nil: the core does not start
 	Store        *endpoint.Store
 	Tenants      *agent.Tenants
 	Networks     map[string]agent.Network
@@ -57,11 +59,13 @@ func (b *Bed) Reopen() {
 // TryReopen is Reopen that returns the error.
 func (b *Bed) TryReopen() error {
 	var err error
-	b.Store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: b.Dir, Now: func() time.Time { return b.Now }})
+	b.Store, err = endpoint.OpenStore(
+		endpoint.StoreConfig{Dir: b.Dir, Now: func() time.Time { return b.Now }, Damages: b.Damages},
+	)
 	if err != nil {
 		return err
 	}
-	if b.Tenants, err = agent.OpenTenants(b.Dir); err != nil {
+	if b.Tenants, err = agent.OpenTenantsWith(statefile.Disk{}, b.Damages, b.Dir); err != nil {
 		return err
 	}
 	own, err := netpila.New(address.DefaultPlan(), NodePrefix, b.Store, b.Driver.Path())

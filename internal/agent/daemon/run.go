@@ -172,7 +172,8 @@ func stateError(err error) error {
 }
 
 func (d *daemon) load() (err error) {
-	if d.node, err = state.OpenNode(d.StateDir, d.NodeName); err != nil {
+	damages := statefile.NewDamages(statefile.Disk{}, d.Log, nil)
+	if d.node, err = state.OpenNodeWith(statefile.Disk{}, damages, d.StateDir, d.NodeName); err != nil {
 		return err
 	}
 	if m, ok := d.node.Membership(); ok && d.NodePrefix.IsValid() && d.NodePrefix != m.Prefix {
@@ -183,10 +184,10 @@ func (d *daemon) load() (err error) {
 			m.Prefix,
 		)
 	}
-	if d.tenants, err = agent.OpenTenants(d.StateDir); err != nil {
+	if d.tenants, err = agent.OpenTenantsWith(statefile.Disk{}, damages, d.StateDir); err != nil {
 		return err
 	}
-	if d.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: d.StateDir}); err != nil {
+	if d.store, err = endpoint.OpenStore(endpoint.StoreConfig{Dir: d.StateDir, Damages: damages}); err != nil {
 		return err
 	}
 	return d.fits()
@@ -325,6 +326,9 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 			return err
 		}
 	}
+	if d.node.LostGateways() {
+		d.registerAgain(ctx)
+	}
 	m, _ := d.node.Membership()
 	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed)
 	if err := overlap.Check(); err != nil {
@@ -364,6 +368,18 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	d.supply(ctx, g, core, overlap)
 	return nil
+}
+
+// registerWait is how long a start without the gateway prefixes waits for the orchestrator.
+const registerWait = 10 * time.Second
+
+// registerAgain requests the gateway prefixes, which the packet path needs when it is opened.
+func (d *daemon) registerAgain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, registerWait)
+	defer cancel()
+	if err := d.link.Register(ctx); err != nil {
+		d.Log.Error("requesting the gateway prefixes failed; the agent starts without them", "error", err)
+	}
 }
 
 // networks opens the networks that this node has, and returns for the others the option that enables them; both by

@@ -37,7 +37,10 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	for _, err := range p.parseErrors {
 		return next, around, err
 	}
-	if around, err = m.compileInputs(name, p); err != nil {
+	if around, err = m.compileInputs(name, p); err == nil {
+		err = p.unread
+	}
+	if err != nil {
 		return next, around, err
 	}
 	defer m.times.compiled(time.Now())
@@ -55,13 +58,13 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 // compileInputs returns the current inputs.
 func (m *Manager) compileInputs(name string, p *tenantPolicy) (s compileInputs, err error) {
 	known, apps, ok := m.config.Tenants.PolicyInputs(name)
+	for _, id := range known.IDs {
+		s.ids = append(s.ids, id.ID)
+	}
 	if !ok {
 		return s, fmt.Errorf("this node does not know tenant %s", name)
 	}
 	s.apps, s.overrides = apps, maps.Clone(p.overrides)
-	for _, id := range known.IDs {
-		s.ids = append(s.ids, id.ID)
-	}
 	for _, r := range m.config.Endpoints() {
 		if r.Tenant != name {
 			continue

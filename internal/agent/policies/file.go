@@ -22,9 +22,10 @@ type File struct {
 	Overrides map[netip.Addr]address.AppID `json:"overrides,omitempty"`
 }
 
-// Open reads <dir>/policies.
-func Open(disk statefile.Disk, dir string) (*Manager, error) {
+// Open reads <dir>/policies, and sets damaged files aside.
+func Open(disk statefile.Disk, damages *statefile.Damages, dir string) (*Manager, error) {
 	m := &Manager{
+		damages: damages,
 		disk:    disk,
 		dir:     filepath.Join(dir, state.PoliciesFolder),
 		tenants: map[string]*tenantPolicy{},
@@ -38,20 +39,37 @@ func Open(disk statefile.Disk, dir string) (*Manager, error) {
 		return nil, err
 	}
 	for _, name := range names {
-		var f File
-		if err := disk.Read(m.path(name), state.Version, &f); err != nil {
+		read, err := m.read(name)
+		if err != nil {
+			read = unreadPolicy(err)
+			err = damages.SetAside(err, instead(name))
+		}
+		if err != nil {
 			return nil, err
 		}
-		read := newTenantPolicy()
-		read.apply(Update{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
-		for _, err := range read.parseErrors {
-			return nil, &statefile.CorruptError{Path: m.path(name), Err: err}
-		}
-		read.unsaved = false
-		close(read.synced)
 		m.tenants[name] = read
 	}
 	return m, nil
+}
+
+func instead(tenant string) string {
+	return fmt.Sprintf("the policies of tenant %s that are in the kernel stay in force until the orchestrator sends "+
+		"the tenant's policies; until then no container of it is added here", tenant)
+}
+
+func (m *Manager) read(name string) (*tenantPolicy, error) {
+	var f File
+	if err := m.disk.Read(m.path(name), state.Version, &f); err != nil {
+		return nil, err
+	}
+	read := newTenantPolicy()
+	read.apply(Update{Tenant: name, Whole: true, Documents: f.Documents, Overrides: f.Overrides})
+	for _, err := range read.parseErrors {
+		return nil, &statefile.CorruptError{Path: m.path(name), Err: err}
+	}
+	read.unsaved = false
+	close(read.synced)
+	return read, nil
 }
 
 func (m *Manager) path(name string) string { return filepath.Join(m.dir, name+".json") }
@@ -68,10 +86,17 @@ func (m *Manager) write(name string, of *tenantPolicy) error {
 	if err != nil {
 		return fmt.Errorf("writing policies of tenant %s: %w", name, err)
 	}
+	m.damages.Replaced(m.path(name))
 	return nil
 }
 
-func (m *Manager) remove(name string) error { return m.disk.Remove(m.path(name)) }
+func (m *Manager) remove(name string) error {
+	err := m.disk.Remove(m.path(name))
+	if err == nil {
+		m.damages.Replaced(m.path(name))
+	}
+	return err
+}
 
 // encode encodes a policyFile. The file can have megabytes and is rewritten at each change, so it is built in
 // one buffer of sufficient size.

@@ -20,9 +20,10 @@ import (
 // Manager has the policies of hosted tenants. They are on disk, so that a start without the orchestrator enforces them
 // before the first packet of a container.
 type Manager struct {
-	config Config
-	disk   statefile.Disk
-	dir    string
+	config  Config
+	disk    statefile.Disk
+	dir     string
+	damages *statefile.Damages
 
 	mu      sync.Mutex // for the map; each tenant has a lock of its own, so that no tenant waits for another's rules
 	tenants map[string]*tenantPolicy
@@ -52,6 +53,8 @@ type Tenants interface {
 	// PolicyInputs returns a tenant and the labels of its apps; ok is false if the node does not know the tenant.
 	PolicyInputs(name string) (t tenant.Tenant, apps map[address.AppID]map[string]string, ok bool)
 	HasPolicies(name string) bool
+	// Lost returns why the tenant's file could not be read; nil if the node knows the tenant.
+	Lost(name string) error
 	SetHasPolicies(name string, has bool) error
 	SetSynced(name string, synced bool)
 	SetPolicyProblem(name string, why error)
@@ -321,11 +324,23 @@ func (m *Manager) Forget(name string) error {
 // installed.
 func (m *Manager) Start() error {
 	for _, name := range m.config.Tenants.Names() {
+		if why := m.config.Tenants.Lost(name); why != nil {
+			// Its file said whether it has policies. A later save also restores that.
+			if m.tenants[name] == nil {
+				m.tenants[name] = unreadPolicy(why)
+			}
+			m.tenants[name].unsaved = true
+			continue
+		}
 		if m.config.Tenants.HasPolicies(name) && m.tenants[name] == nil {
-			return &statefile.CorruptError{
+			missing := &statefile.CorruptError{
 				Path: m.path(name),
 				Err:  fmt.Errorf("it is missing, but tenant %s has policies", name),
 			}
+			if err := m.damages.SetAside(missing, instead(name)); err != nil {
+				return err
+			}
+			m.tenants[name] = unreadPolicy(missing)
 		}
 	}
 	var all, held []dpapi.TenantPolicies
@@ -340,7 +355,9 @@ func (m *Manager) Start() error {
 		next, around, err := m.compile(name, p)
 		sealed := next.Restricts()
 		if err != nil {
-			sealed, held = p.couldRestrict(), append(held, dpapi.TenantPolicies{Tenant: name, IDs: around.ids})
+			sealed, held = p.couldRestrict(), append(held, dpapi.TenantPolicies{
+				Tenant: name, IDs: around.ids, Lost: m.config.Tenants.Lost(name) != nil,
+			})
 			m.noteRefused(name, p, err)
 		} else {
 			all, p.enforced, p.inputs = append(all, next), next, around

@@ -37,6 +37,8 @@ type tenantPolicy struct {
 	awaited     bool          // the tenant has policies: ADDs wait until they are received
 	// the disk lacks the last update: only enforceable policies are stored, so that every start succeeds
 	unsaved bool
+	// why the policies from before this process are unknown; nil after a complete update. The kernel's stay in force.
+	unread error
 
 	enforced dpapi.TenantPolicies
 	inputs   compileInputs // of the last successful compilation
@@ -54,6 +56,13 @@ func newTenantPolicy() *tenantPolicy {
 		overrides:   map[netip.Addr]address.AppID{},
 		synced:      make(chan struct{}),
 	}
+}
+
+// unreadPolicy returns the state of a tenant whose policies are unknown.
+func unreadPolicy(why error) *tenantPolicy {
+	p := newTenantPolicy()
+	p.unread, p.unsaved, p.awaited = why, true, true
+	return p
 }
 
 // isBlank reports that there is nothing to enforce.
@@ -86,6 +95,7 @@ type Update struct {
 // dropping them would allow what they deny.
 func (p *tenantPolicy) apply(n Update) (changed bool) {
 	if n.Whole {
+		p.unread = nil
 		n.Removed, n.EndedOverrides = p.missingFrom(n)
 	}
 	for _, d := range n.Removed {
@@ -156,8 +166,11 @@ func (d Document) parse() (policy.Policy, error) {
 	return parsed, nil
 }
 
-// couldRestrict reports whether a policy that is not in audit mode was received.
+// couldRestrict reports whether a policy that is not in audit mode was received, or may be in the kernel.
 func (p *tenantPolicy) couldRestrict() bool {
+	if p.unread != nil {
+		return true
+	}
 	for _, read := range p.parsed {
 		if !read.Audit {
 			return true

@@ -19,8 +19,10 @@ import (
 
 // Node is the identity of this node; it lasts as long as the state directory.
 type Node struct {
-	disk statefile.Disk
-	path string
+	disk    statefile.Disk
+	path    string
+	damages *statefile.Damages
+	lost    bool // the file of gateway prefixes was damaged
 
 	mu       sync.Mutex
 	file     NodeFile
@@ -80,11 +82,16 @@ func OpenNode(dir, name string) (*Node, error) { return OpenNodeOn(statefile.Dis
 
 // OpenNodeOn is OpenNode on another disk.
 func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
-	n := &Node{disk: disk, path: filepath.Join(dir, NodeFileName)}
+	return OpenNodeWith(disk, nil, dir, name)
+}
+
+// OpenNodeWith is OpenNodeOn, and sets a damaged file of gateway prefixes aside. node.json cannot be replaced.
+func OpenNodeWith(disk statefile.Disk, damages *statefile.Damages, dir, name string) (*Node, error) {
+	n := &Node{disk: disk, path: filepath.Join(dir, NodeFileName), damages: damages}
 	err := disk.Read(n.path, Version, &n.file)
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if fresh {
-		if err := n.lost(dir); err != nil {
+		if err := n.checkLost(dir); err != nil {
 			return nil, err
 		}
 		n.file = NodeFile{Version: Version, Name: name, UUID: join.NewUUID()}
@@ -95,7 +102,11 @@ func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
 		return nil, &statefile.CorruptError{Path: n.path, Err: err}
 	}
 	if err := n.readGateways(); err != nil {
-		return nil, err
+		n.gateways, n.lost = gatewaysFile{}, true
+		if err := damages.SetAside(err, "the agent requests the prefixes from the orchestrator again; until it has "+
+			"them and is restarted, services and publications cannot be reached through this node"); err != nil {
+			return nil, err
+		}
 	}
 	renamed := n.file.Name != name
 	if !renamed || n.file.Cluster == nil { // the name is not registered yet, as far as known
@@ -116,8 +127,8 @@ func OpenNodeOn(disk statefile.Disk, dir, name string) (*Node, error) {
 	)
 }
 
-// lost refuses to create a new identity if the directory has state of a previous one.
-func (n *Node) lost(dir string) error {
+// checkLost refuses to create a new identity if the directory has state of a previous one.
+func (n *Node) checkLost(dir string) error {
 	witness := ""
 	err := n.disk.Walk(dir, func(path string, entry fs.DirEntry) {
 		if entry.Name() != statefile.LockFile && !statefile.IsUnfinished(entry.Name()) && IsState(topOf(dir, path)) {
@@ -252,6 +263,13 @@ func (n *Node) Join(m Membership) error {
 	return nil
 }
 
+// LostGateways reports whether the gateway prefixes are unknown because their file was damaged.
+func (n *Node) LostGateways() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lost
+}
+
 // joinGateways stores the gateway prefixes before the membership: until that is stored, nothing is fixed.
 func (n *Node) joinGateways(m Membership) error {
 	next := gatewaysFile{Version, m.Plan.Gateway4, m.Plan.Gateway6}
@@ -261,12 +279,16 @@ func (n *Node) joinGateways(m Membership) error {
 	if err := n.disk.Write(n.gatewaysPath(), next, 0o600); err != nil {
 		return err
 	}
-	n.gateways = next
+	n.gateways, n.lost = next, false
+	n.damages.Replaced(n.gatewaysPath())
 	return nil
 }
 
 // IsState reports whether a file or folder name in the state directory is the agent's.
 func IsState(name string) bool {
+	if original, damaged := statefile.DamagedName(name); damaged {
+		name = original
+	}
 	return slices.Contains(
 		append(
 			endpoint.Folders(),

@@ -46,11 +46,19 @@ func (d *Policies) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
 		all[t.Tenant] = &t
 	}
 	for _, t := range held {
+		if t.Lost {
+			// Its other ids are unknown: any that no known tenant has may belong to it.
+			more, err := d.idsWithout(slices.Concat(tenants, held))
+			if err != nil {
+				return fmt.Errorf("tenant %s: %w", t.Tenant, err)
+			}
+			t.IDs = slices.Concat(t.IDs, more)
+		}
 		has, err := d.hasPolicies(t.IDs)
 		if err != nil {
 			return fmt.Errorf("tenant %s: %w", t.Tenant, err)
 		}
-		if has {
+		if has || t.Lost {
 			holding[t.Tenant] = &t
 		} else {
 			t.Tables = policy.Isolating()
@@ -63,6 +71,19 @@ func (d *Policies) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
 	}
 	d.tenantPolicies, d.pendingTenants = all, holding
 	return nil
+}
+
+// idsWithout returns the tenant ids that have policies in the kernel and belong to none of these tenants.
+func (d *Policies) idsWithout(tenants []dpapi.TenantPolicies) (ids []address.TenantID, err error) {
+	keys, err := bpfobj.MapKeys[bpfobj.PilasterPolTargetKey](d.host.Objects.PolSubjectsV1)
+	for _, key := range keys {
+		id := address.TenantID(key.Tenant)
+		has := func(t dpapi.TenantPolicies) bool { return slices.Contains(t.IDs, id) }
+		if !slices.Contains(ids, id) && !slices.ContainsFunc(tenants, has) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, err
 }
 
 // hasPolicies reports whether the kernel has policies for one of these ids. It returns an error if they are in maps of

@@ -1,0 +1,48 @@
+package state
+
+import (
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/statefile"
+)
+
+// Damaged gateway prefixes are set aside and accepted again from the orchestrator; a damaged identity is not replaced.
+func TestDamagedNodeFiles(t *testing.T) {
+	dir := t.TempDir()
+	damages := statefile.NewDamages(statefile.Disk{}, slog.New(slog.DiscardHandler), nil)
+	n, err := OpenNode(dir, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := Membership{"cluster", netip.MustParsePrefix("fd70:696c:6100:1::/64"), address.DefaultPlan()}
+	m.Plan.Gateway4 = netip.MustParsePrefix("100.64.0.0/10")
+	if err := n.Join(m); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(dir, gatewaysFileName), 20); err != nil {
+		t.Fatal(err)
+	}
+	if n, err = OpenNodeWith(statefile.Disk{}, damages, dir, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := damages.Problems(); len(got) != 1 || !n.LostGateways() {
+		t.Errorf("got problems %q, lost: %v; want one, true", got, n.LostGateways())
+	}
+	if err := n.Join(m); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := n.Membership(); got != m || n.LostGateways() || len(damages.Problems()) > 0 {
+		t.Errorf("got %+v with problems %q, want %+v without", got, damages.Problems(), m)
+	}
+	if err := os.Truncate(filepath.Join(dir, NodeFileName), 20); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenNodeWith(statefile.Disk{}, damages, dir, "n1"); err == nil {
+		t.Error("a damaged node.json was accepted")
+	}
+}
