@@ -69,7 +69,7 @@ func Run(ctx context.Context, env Env) int {
 	if !errors.As(err, &exit) || exit.err != nil {
 		fmt.Fprintf(env.Stderr, "error: %s\n", message(err))
 		if errors.Is(err, unixrpc.ErrNoListener) {
-			fmt.Fprint(env.Stderr, whereTo(c))
+			fmt.Fprint(env.Stderr, whereTo(c, err))
 		}
 	}
 	return code

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -145,9 +146,9 @@ func (s *agentSocket) endpoints(ctx context.Context) (all []string, err error) {
 }
 
 // whereTo is what to do if the daemon of a command does not answer.
-func whereTo(c *cobra.Command) string {
+func whereTo(c *cobra.Command, silent error) string {
 	for _, whose := range []string{"orchestrator", "agent"} {
-		if flag := c.Flag(whose + "-socket"); flag != nil {
+		if flag := c.Flag(whose + "-socket"); flag != nil && strings.Contains(silent.Error(), flag.Value.String()) {
 			return fmt.Sprintf(
 				"  run this command where an %s runs; if it should run here, start it, or set its socket with --%s\n",
 				whose,

@@ -46,6 +46,7 @@ type explainedPlan struct {
 type explainedNode struct {
 	Number uint64       `json:"number"`
 	Prefix netip.Prefix `json:"prefix"`
+	Name   string       `json:"name,omitempty"` // if the orchestrator on this machine knows it
 }
 
 type explainedTenant struct {
@@ -86,6 +87,7 @@ type explainedHere struct {
 func newExplainCommand(env Env) *cobra.Command {
 	var out output
 	var socket agentSocket
+	var orchestrator orchestratorSocket
 	plan := address.DefaultPlan()
 	c := &cobra.Command{
 		Use:   "explain ADDRESS",
@@ -94,7 +96,8 @@ func newExplainCommand(env Env) *cobra.Command {
 prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names of
 tenants, apps and endpoints on this node, and decrypts addresses of tenants that this node hosts. For an
 IPv4 or IPv6 address of network nimitz it lists the tenants on this node whose CIDRs or services contain
-the address.`,
+the address. If an orchestrator on this machine answers, the command adds the names of nodes, tenants
+and apps that the agent does not know.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -118,6 +121,9 @@ the address.`,
 			if err != nil {
 				e.Unknown = "names unknown: no agent answers on " + socket.path
 			}
+			if err := orchestrator.addNames(c.Context(), &e); err != nil && c.Flags().Changed("orchestrator-socket") {
+				return err
+			}
 			return out.print(env.Stdout, e, e.text)
 		},
 	}
@@ -125,8 +131,56 @@ the address.`,
 	c.Flags().TextVar(&plan.Private, "private-prefix", plan.Private,
 		"the `prefix` of the addresses that containers see")
 	socket.bind(c)
+	orchestrator.bind(c)
 	out.bind(c)
 	return c
+}
+
+// addNames adds what the orchestrator knows and the agent did not: the names of node and tenant, and the labels of the
+// app.
+func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error {
+	if e.Node == nil {
+		return nil
+	}
+	client := s.client()
+	nodes, err := client.ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes.Msg.Nodes {
+		if n.Prefix == e.Node.Prefix.String() {
+			e.Node.Name = n.Name
+		}
+	}
+	if e.Tenant == nil || e.Tenant.ID == 0 || e.Tenant.Name != "" {
+		return nil
+	}
+	e.Unknown = ""
+	tenants, err := client.ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+	if err != nil {
+		return err
+	}
+	for _, t := range tenants.Msg.Tenants {
+		for _, id := range t.Ids {
+			if address.TenantID(id.Id) == e.Tenant.ID {
+				e.Tenant.Name = t.Name
+			}
+		}
+	}
+	if e.Tenant.Name == "" {
+		e.Unknown = "no tenant of this cluster has this id"
+		return nil
+	}
+	got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: e.Tenant.Name}))
+	if err != nil {
+		return err
+	}
+	for _, a := range got.Msg.Apps {
+		if address.AppID(a.Id) == e.App.ID {
+			e.App.Labels = &a.Labels
+		}
+	}
+	return nil
 }
 
 // explain returns the agent's information about an address, and the agent's plan.
@@ -182,7 +236,7 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 			of, bits = plan.Gateway4, address.GatewayBits4
 		}
 		n := address.SubnetNumber(of, netip.PrefixFrom(a, bits).Masked())
-		e.Node = &explainedNode{n, plan.Node(n)}
+		e.Node = &explainedNode{Number: n, Prefix: plan.Node(n)}
 	case plan.Base.Contains(a):
 		e.Kind, e.Plaintext = "plaintext", &a
 	case plan.Private.Contains(a):
@@ -203,7 +257,7 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 		e.Publication = &explainedPublication{known.Publication, known.Published}
 	}
 	p := address.Split(*e.Plaintext)
-	e.Node = &explainedNode{plan.NodeNumber(p.Node), p.Node}
+	e.Node = &explainedNode{Number: plan.NodeNumber(p.Node), Prefix: p.Node}
 	e.Tenant = &explainedTenant{p.Tenant, known.GetTenant()}
 	e.App = &explainedApp{ID: p.App}
 	if app := known.GetApp(); app != nil {
@@ -279,7 +333,11 @@ func (e explanation) text(w io.Writer) {
 		row("plaintext", *e.Plaintext)
 	}
 	row("base", e.Plan.Base)
-	row("node", e.Node.Number, e.Node.Prefix, "routed by the fabric")
+	routed := "routed by the fabric"
+	if e.Node.Name != "" {
+		routed = "node " + e.Node.Name + ", " + routed
+	}
+	row("node", e.Node.Number, e.Node.Prefix, routed)
 	row("tenant", e.Tenant.ID, e.tenantName())
 	row("app", e.App.ID, e.appName())
 	row("index", *e.Index)

@@ -78,13 +78,25 @@ func (explainAgent) Explain(
 // serve puts an agent on a socket of its own.
 func serve(t *testing.T, agent pilasterv1connect.AgentServiceHandler) string {
 	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle(pilasterv1connect.NewAgentServiceHandler(agent))
+	return serveMux(t, mux)
+}
+
+func serveOperator(t *testing.T, operator pilasterv1connect.OperatorServiceHandler) string {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(operator))
+	return serveMux(t, mux)
+}
+
+func serveMux(t *testing.T, mux *http.ServeMux) string {
+	t.Helper()
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := unixrpc.Listen(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle(pilasterv1connect.NewAgentServiceHandler(agent))
 	server := unixrpc.Server(mux)
 	go server.Serve(l)
 	t.Cleanup(func() { server.Close() })
@@ -239,6 +251,63 @@ fd70:696c:6100:3::1
 				t.Errorf("exit %d, stderr %q, stdout\n%swant\n%s", code, stderr, stdout, c.want[1:])
 			}
 		})
+	}
+}
+
+// explainOperator is an orchestrator with one node and one tenant.
+type explainOperator struct {
+	pilasterv1connect.UnimplementedOperatorServiceHandler
+}
+
+func (explainOperator) ListNodes(
+	context.Context, *connect.Request[pilasterv1.ListNodesRequest],
+) (*connect.Response[pilasterv1.ListNodesResponse], error) {
+	return connect.NewResponse(&pilasterv1.ListNodesResponse{
+		Nodes: []*pilasterv1.Node{{Name: "n3", Prefix: "fd70:696c:6100:3::/64"}},
+	}), nil
+}
+
+func (explainOperator) ListTenants(
+	context.Context, *connect.Request[pilasterv1.ListTenantsRequest],
+) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
+	return connect.NewResponse(&pilasterv1.ListTenantsResponse{
+		Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}}}},
+	}), nil
+}
+
+func (explainOperator) GetTenant(
+	context.Context, *connect.Request[pilasterv1.GetTenantRequest],
+) (*connect.Response[pilasterv1.GetTenantResponse], error) {
+	return connect.NewResponse(&pilasterv1.GetTenantResponse{
+		Apps: []*pilasterv1.App{{Id: 1, Labels: map[string]string{"app": "web"}}},
+	}), nil
+}
+
+// On a machine with an orchestrator and no agent, explain has all names.
+func TestExplainOnTheOrchestrator(t *testing.T) {
+	t.Setenv("PILASTER_AGENT_SOCKET", "/nonexistent/agent.sock")
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", serveOperator(t, explainOperator{}))
+	for address, want := range map[string]string{
+		"fd70:696c:6100:3:0:100:100:13": `
+fd70:696c:6100:3:0:100:100:13
+  base     fd70:696c:6100::/40
+  node     3   fd70:696c:6100:3::/64   node n3, routed by the fabric
+  tenant   1   blue
+  app      1   app=web
+  index    19
+`,
+		"fd70:696c:6100:4:0:200:100:13": `
+fd70:696c:6100:4:0:200:100:13
+  base     fd70:696c:6100::/40
+  node     4   fd70:696c:6100:4::/64   routed by the fabric
+  tenant   2   no tenant of this cluster has this id
+  app      1   no tenant of this cluster has this id
+  index    19
+`,
+	} {
+		if code, stdout, stderr := run(t, "", "explain", address); code != ExitDone || "\n"+stdout != want {
+			t.Errorf("explain %s: exit %d, %s%s\nwant%s", address, code, stdout, stderr, want)
+		}
 	}
 }
 

@@ -357,25 +357,48 @@ func newPolicyDelete(env Env) *cobra.Command {
 	var out output
 	var files documentFiles
 	var tenant string
+	var all bool
 	cmd := &cobra.Command{
-		Use:   "delete [NAME...]",
+		Use:   "delete [NAME... | --all]",
 		Short: "Delete policies: all that are named, or none",
 		Long: `Delete policies. If one cannot be deleted, nothing is changed. A container that no policy selects any
 longer can communicate with all containers of its tenant again, and with the addresses outside that it
 can reach.
 
 NAME is the same as for "pilaster policy get". With -f, the command deletes the policies that the files
-name and ignores the rest of their content.`,
+name and ignores the rest of their content. With --all, it deletes every policy that the tenant has at
+that moment.`,
 		Example: "  pilaster policy delete networkpolicy/shop/web clusternetworkpolicy/base --tenant blue\n  " +
-			"pilaster policy delete -f web.yaml --tenant blue",
+			"pilaster policy delete -f web.yaml --tenant blue\n  pilaster policy delete --all --tenant blue",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if (len(args) > 0) == (len(files.names) > 0) {
-				return usage(
-					"name the policies, or use -f with the files that they were applied from; nothing was changed",
-				)
+			ways := 0
+			for _, given := range []bool{len(args) > 0, len(files.names) > 0, all} {
+				if given {
+					ways++
+				}
+			}
+			if ways != 1 {
+				return usage("name the policies, or use -f with the files that they were applied from, or --all; " +
+					"nothing was changed")
 			}
 			req := &pilasterv1.DeletePoliciesRequest{Tenant: tenant}
+			if all {
+				listed, err := socket.client().ListPolicies(cmd.Context(),
+					connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: tenant}))
+				if err != nil {
+					return err
+				}
+				for _, p := range listed.Msg.Policies {
+					p.Document = ""
+					req.Policies = append(req.Policies, p)
+				}
+				if len(req.Policies) == 0 {
+					return out.print(env.Stdout, []goneView{}, func(w io.Writer) {
+						fmt.Fprintf(w, "tenant %s has no policies\n", tenant)
+					})
+				}
+			}
 			for _, arg := range args {
 				p, err := policyNamed(arg)
 				if err != nil {
@@ -407,6 +430,7 @@ name and ignores the rest of their content.`,
 	socket.bind(cmd)
 	out.bind(cmd)
 	files.bind(cmd, "file with the policies to delete, as for policy apply")
+	cmd.Flags().BoolVar(&all, "all", false, "delete all policies of the tenant")
 	namedFlag(cmd, &tenant, "tenant", "tenant of the policies", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.ValidArgsFunction = func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {

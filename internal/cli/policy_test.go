@@ -96,6 +96,7 @@ func TestPolicyCommands(t *testing.T) {
 		{ExitFailed, "no policy", "policy get netpol/shop/web --tenant red"},
 		{ExitUsage, "name the policies, or use -f with the files", "policy delete --tenant blue"},
 		{ExitUsage, "name the policies, or use -f with the files", "policy delete cnp/base --tenant blue -f " + web},
+		{ExitUsage, "name the policies, or use -f with the files", "policy delete cnp/base --tenant blue --all"},
 		{ExitUsage, "is not a policy name", "policy delete base --tenant blue"},
 		{ExitFailed, "no policy clusternetworkpolicy/none; nothing was changed", "policy delete cnp/base cnp/none " +
 			"--tenant blue"},
@@ -164,6 +165,9 @@ func TestPolicyCommands(t *testing.T) {
 	if v := ask[[]policyView](t, "policy", "list"); len(v) != 0 {
 		t.Errorf("policies after the deletion: %+v, want none", v)
 	}
+	prints(t, "tenant blue has no policies\n", "policy", "delete", "--all", "--tenant", "blue")
+	command(t, "policy", "apply", "-f", web, "--tenant", "blue")
+	prints(t, "networkpolicy/shop/web deleted\n", "policy", "delete", "--all", "--tenant", "blue")
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	for _, line := range []string{"policy list", "policy apply --tenant blue -f " + web,
 		"policy get netpol/shop/web --tenant blue", "policy delete netpol/shop/web --tenant blue"} {

@@ -53,6 +53,7 @@ command that it runs.`,
 	root.AddCommand(newAgentCommand(env))
 	root.AddCommand(newEndpointCommand(env))
 	root.AddCommand(newStatusCommand(env))
+	root.AddCommand(newMetricsCommand(env))
 	root.AddCommand(newMonitorCommand(env))
 	root.AddCommand(newSysdumpCommand(env))
 	root.InitDefaultCompletionCmd() // here, so that strict changes them too

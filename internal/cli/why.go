@@ -64,8 +64,14 @@ nimitz have the rules of all apps of a tenant, so each answers for both ends.`,
 		Example: `  pilaster why fc05:3c9f:712b:239e:df1b:6d97:4bae:9aef fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
   pilaster why $SOURCE $DESTINATION icmpv6 -o json
   pilaster why 10.0.1.7 10.0.2.9 tcp/80 --tenant green --peer-app 3`,
-		Args: cobra.ExactArgs(3),
+		Args: cobra.RangeArgs(2, 3),
 		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 2 {
+				return usage("PROTOCOL is missing: add for example tcp/80, udp/53 or icmpv6")
+			}
+			if err := socket.resolveEnds(c.Context(), args[:2]); err != nil {
+				return err
+			}
 			view, err := askWhy(args)
 			if err != nil {
 				return err
@@ -88,6 +94,38 @@ nimitz have the rules of all apps of a tenant, so each answers for both ends.`,
 	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the addresses, on network nimitz")
 	c.Flags().Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network nimitz")
 	return c
+}
+
+// resolveEnds replaces names of endpoints on this node, as `pilaster endpoint get` takes them, by their addresses. Of an
+// endpoint with several addresses it chooses one of the family of the other end.
+func (s *agentSocket) resolveEnds(ctx context.Context, ends []string) error {
+	for i, end := range ends {
+		if _, err := address.ParseAny(end); err == nil || strings.ContainsAny(end, ":") {
+			continue
+		}
+		if strings.Trim(end, "0123456789.") == "" && strings.Contains(end, ".") {
+			continue // an IPv4 address with an error
+		}
+		resp, err := s.client().GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: end}))
+		if err != nil {
+			return fmt.Errorf("%q is no address, and no endpoint on this node has the name: %w", end, err)
+		}
+		other, _ := address.ParseAny(ends[1-i])
+		attachments := resp.Msg.GetEndpoint().GetAttachments()
+		for n, a := range attachments {
+			own, err := address.ParseAny(a.Address)
+			if err != nil {
+				return err
+			}
+			if n == 0 || other.IsValid() && own.Is4() == other.Is4() {
+				ends[i] = a.Address
+			}
+			if other.IsValid() && own.Is4() == other.Is4() {
+				break
+			}
+		}
+	}
+	return nil
 }
 
 func askWhy(args []string) (v whyView, err error) {

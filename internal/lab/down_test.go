@@ -65,7 +65,7 @@ func specOf(t *testing.T) (spec lab.Spec, unchanged func(after string)) {
 	return spec, func(after string) {
 		t.Helper()
 		if now := machineState(t, spec.Name); !slices.Equal(before, now) {
-			t.Errorf("%s:\ngot  %q\nwant %q", after, before, now)
+			t.Errorf("%s:\ngot  %q\nwant %q", after, now, before)
 		}
 	}
 }
@@ -137,6 +137,7 @@ func TestUpThatIsInterruptedLeavesNothing(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: Up succeeded despite the interrupt", stage)
 		}
+		t.Logf("%s: %v", stage, err)
 		unchanged(stage)
 	}
 }

@@ -255,7 +255,7 @@ func TestSysdump(t *testing.T) {
 	for part, says := range map[string]string{
 		"agent/status.json": `"ready":true`, "agent/endpoints.json": b1.Address.String(),
 		"agent/drops.json":  "dst-undecryptable",
-		"agent/metrics.txt": "pilaster_agent_ready1", "agent/goroutines.txt": "agent.run",
+		"agent/metrics.txt": "pilaster_agent_ready1", "agent/goroutines.txt": "daemon.run",
 		"agent/log.txt":    "agentisready",
 		"agent/state.json": b1.Plaintext.String(), "agent/certificates.json": name,
 		"datapath/tables.json": b1.Plaintext.String(), "datapath/pins.json": "pil_locals_v1",
