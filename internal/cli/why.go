@@ -96,8 +96,8 @@ nimitz have the rules of all apps of a tenant, so each answers for both ends.`,
 	return c
 }
 
-// resolveEnds replaces names of endpoints on this node, as `pilaster endpoint get` takes them, by their addresses. Of an
-// endpoint with several addresses it chooses one of the family of the other end.
+// resolveEnds replaces names of endpoints on this node, as `pilaster endpoint get` takes them, by their addresses. Of
+// an endpoint with several addresses it chooses one of the family of the other end.
 func (s *agentSocket) resolveEnds(ctx context.Context, ends []string) error {
 	for i, end := range ends {
 		if _, err := address.ParseAny(end); err == nil || strings.ContainsAny(end, ":") {
