@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,7 +103,13 @@ func TestDamagedPolicies(t *testing.T) {
 func TestDamagedRecord(t *testing.T) {
 	b := newBed(t)
 	gone, kept := b.MustAdd("c1"), b.MustAdd("c2")
+	b.Driver.Calls = nil
 	restartDamaged(t, b, "endpoints/1.json")
+	// Nobody knows which policies apply to it.
+	removed, enforced := slices.Index(b.Driver.Calls, "Remove"), slices.Index(b.Driver.Calls, "RestorePolicies")
+	if removed < 0 || removed > enforced {
+		t.Errorf("calls %v: the device is not removed before policies are restored", b.Driver.Calls)
+	}
 	if _, left := b.Driver.Devices[gone.ID]; left || b.Driver.Active[kept.ID].ID != kept.ID {
 		t.Errorf("got devices %v, want only that of endpoint %d", b.Driver.Devices, kept.ID)
 	}
@@ -111,5 +118,24 @@ func TestDamagedRecord(t *testing.T) {
 	}
 	if r := b.MustAdd("c1"); r.Attachments[0].Plaintext == gone.Attachments[0].Plaintext {
 		t.Errorf("address %v was allocated twice", gone.Attachments[0].Plaintext)
+	}
+}
+
+// A damaged record does not hide that another record with its number was lost later.
+func TestDamagedRecordOfAnotherTime(t *testing.T) {
+	b := newBed(t)
+	b.MustAdd("c1")
+	restartDamaged(t, b, "endpoints/1.json")
+	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	b.Max = 1 // so that the next endpoint has number 1 again
+	b.Reopen()
+	b.MustAdd("c2")
+	if err := os.Remove(filepath.Join(b.Dir, "endpoints", "1.json")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.TryReopen(); err == nil || !strings.Contains(err.Error(), "it is missing") {
+		t.Errorf("a start without the record of a living endpoint: %v; want it refused", err)
 	}
 }

@@ -40,6 +40,12 @@ func (c *Core) Start(ctx context.Context) error {
 			c.log.Error("removing an endpoint failed", "endpoint", r.ID, "error", err)
 		}
 	}
+	// Before policies: nobody knows which ones apply to an endpoint whose record is damaged.
+	for _, id := range c.store.Damaged() {
+		if err := c.driver.RemoveDevice(ctx, endpoint.Record{ID: id}); err != nil {
+			return fmt.Errorf("removing endpoint %d, whose record is damaged: %w", id, err)
+		}
+	}
 	if err := c.installTenants(ctx); err != nil {
 		return err
 	}
@@ -60,12 +66,12 @@ func (c *Core) Start(ctx context.Context) error {
 			c.setRestored(ctx, r, lost[r.ID])
 		}
 	}
-	return nil
+	return c.store.NoteDamagedRemoved()
 }
 
 // checkAllRecorded refuses to start if a record was lost: a record is written before its device has traffic and removed
 // after it. The container still runs, and without its device it would lose the network. Endpoints with a damaged record
-// are not refused: Restore removes their devices.
+// are not refused: Start removes their devices.
 func (c *Core) checkAllRecorded() error {
 	ids, err := c.driver.Attached()
 	if err != nil {

@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -26,6 +27,27 @@ const (
 	trustAll    trust = "all"    // they also select a tenant that the configuration allows
 )
 
+// decodeTrust decodes the keys "allowedTenants" and "annotations".
+func (f *fileConfig) decodeTrust() error {
+	for _, key := range []struct {
+		name, want string
+		raw        json.RawMessage
+		value      any
+	}{
+		{"allowedTenants", "a list of names", f.RawAllowed, &f.AllowedTenants},
+		{"annotations", `"none", "labels" or "all"`, f.RawAnnotations, &f.Annotations},
+	} {
+		if key.raw == nil {
+			continue
+		}
+		if err := json.Unmarshal(key.raw, key.value); err != nil {
+			return fmt.Errorf("%q is %.80s, not %s; nothing was changed: correct the network configuration", key.name,
+				key.raw, key.want)
+		}
+	}
+	return nil
+}
+
 // trust returns the value of the key "annotations", or its default.
 func (f *fileConfig) trust() (trust, error) {
 	switch t := f.Annotations; t {
@@ -45,7 +67,7 @@ func (f *fileConfig) trust() (trust, error) {
 
 // Ignored returns the annotations of the pod that the configuration makes ineffective.
 func (c Config) Ignored() (names []string) {
-	if c.file.Annotations != trustNone {
+	if c.file.decodeTrust() != nil || c.file.Annotations != trustNone {
 		return nil
 	}
 	for _, name := range []string{tenantAnnotation, labelsAnnotation, portsAnnotation} {

@@ -181,3 +181,17 @@ func TestIgnoredAnnotations(t *testing.T) {
 		}
 	}
 }
+
+// Keys of another type are refused by an ADD; a DEL does not need them.
+func TestMistypedTrust(t *testing.T) {
+	for _, key := range []string{`"allowedTenants": "blue"`, `"annotations": {"a": "b"}`} {
+		config := conf(blue, key)
+		_, err := serveCall(t, nil, request("ADD", config)) // a call to the agent would panic
+		if err == nil || !strings.Contains(err.Error(), "correct the network configuration") {
+			t.Errorf("ADD with %s: got %v, want an error with advice", key, err)
+		}
+		if _, err := serveCall(t, &fakeAgent{}, request("DEL", config)); err != nil {
+			t.Errorf("DEL with %s: got error %v", key, err)
+		}
+	}
+}

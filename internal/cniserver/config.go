@@ -29,9 +29,12 @@ type fileConfig struct {
 	Tenant      string            `json:"tenant"`
 	Labels      map[string]string `json:"labels"`
 	AgentSocket string            `json:"agentSocket"` // used by the plugin
-	// Beside Tenant, those that an annotation may name.
-	AllowedTenants []string `json:"allowedTenants"`
-	Annotations    trust    `json:"annotations"`
+	// Beside Tenant, those that an annotation may name. Both keys are decoded by decodeTrust, because only an ADD may
+	// fail for them.
+	RawAllowed     json.RawMessage `json:"allowedTenants"`
+	RawAnnotations json.RawMessage `json:"annotations"`
+	AllowedTenants []string        `json:"-"`
+	Annotations    trust           `json:"-"`
 	// The key in the first edition of CNI 1.1.0; libcni sends both.
 	OldAttachments []types.GCAttachment `json:"cni.dev/attachments"`
 	RuntimeConfig  struct {
@@ -89,6 +92,9 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 		if labels, err = parseLabelArgs(raw); err != nil {
 			return "", nil, err
 		}
+	}
+	if err := c.file.decodeTrust(); err != nil {
+		return "", nil, err
 	}
 	trusted, err := c.file.trust()
 	if err != nil {

@@ -178,11 +178,9 @@ func (s *Store) setRecordsAside() error {
 		return err
 	}
 	for _, name := range names {
-		original, ok := statefile.DamagedName(name)
-		number, _, _ := strings.Cut(original, ".")
-		id, err := strconv.ParseUint(number, 10, 16)
-		if _, has := s.records[ID(id)]; ok && err == nil && !has {
-			s.damaged[ID(id)] = true
+		id, ok := damagedID(name)
+		if _, has := s.records[id]; ok && !has {
+			s.damaged[id] = true
 		}
 	}
 	return nil
@@ -254,6 +252,41 @@ func (s *Store) IsDamaged(id ID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.damaged[id]
+}
+
+// Damaged returns the endpoints whose record is damaged.
+func (s *Store) Damaged() []ID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.damaged))
+}
+
+// NoteDamagedRemoved renames the damaged records, whose endpoints the caller has removed, so that a later start does not
+// ascribe a device with one of their numbers to them.
+func (s *Store) NoteDamagedRemoved() error {
+	folder := filepath.Join(s.dir, recordsFolder)
+	names, err := s.disk.Names(folder, "")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		if _, ok := damagedID(name); ok {
+			errs = append(errs, s.disk.Rename(filepath.Join(folder, name), filepath.Join(folder, name+removedSuffix)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removedSuffix ends the name of a damaged record whose endpoint has been removed.
+const removedSuffix = "-removed"
+
+// damagedID returns the endpoint of a damaged record that was set aside and not removed, by its file name.
+func damagedID(name string) (ID, bool) {
+	original, ok := statefile.DamagedName(name)
+	number, _, _ := strings.Cut(original, ".")
+	id, err := strconv.ParseUint(number, 10, 16)
+	return ID(id), ok && err == nil && !strings.HasSuffix(name, removedSuffix)
 }
 
 // RecordPath returns the path of an endpoint's record.

@@ -57,6 +57,14 @@ func (d Disk) ReadFile(path string) ([]byte, error) { return d.on().Read(path) }
 // Open opens a file that is written in place.
 func (d Disk) Open(path string) (Open, error) { return d.on().Open(path) }
 
+// Rename renames a file within its folder, and syncs the folder.
+func (d Disk) Rename(from, to string) error {
+	if err := d.on().Rename(from, to); err != nil {
+		return advise(filepath.Dir(to), err)
+	}
+	return d.on().Sync(filepath.Dir(to))
+}
+
 // Walk calls visit for every file below a folder, also for those of interrupted writes.
 func (d Disk) Walk(folder string, visit func(path string, entry fs.DirEntry)) error {
 	entries, err := d.on().List(folder)
