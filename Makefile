@@ -104,6 +104,7 @@ lint: deps ## gofmt, vet, staticcheck, clang warnings, clang-format
 	git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/vmlinux.h' | xargs $(CLANG:clang%=clang-format%) --dry-run -Werror
 
 generate: deps ## protobuf, eBPF objects, drop reasons and command reference; records the tools' versions
+	go generate ./internal/dropreason # bpf/ needs its result
 	go generate ./...
 	@PILASTER_DOCS=write go test -count=1 -run '^TestReference$$' ./internal/cli
 	@{ $(CLANG) --version | head -1; protoc --version; } > .ci/toolchain

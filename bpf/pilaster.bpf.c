@@ -7,6 +7,7 @@
 
 #include "hooks/container.h"
 #include "hooks/uplink.h"
+#include "net/nimitz/gateway.h"
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
 
@@ -80,6 +81,12 @@ SEC("tc")
 int pil_gateway_in(struct __sk_buff *skb)
 {
 	return nimitz_from_gateway(skb);
+}
+
+SEC("tc")
+int pil_to_gateway(struct __sk_buff *skb)
+{
+	return to_gateway(skb);
 }
 
 SEC("tc")

@@ -14,7 +14,7 @@ static __always_inline bool is_vtep(const struct addr *a)
 }
 
 /* spoofs_vtep reports whether nodes would accept a packet as another node's tunnel packet: it has a VTEP address (the
- * destination may be one of a region that this node does not know) and is UDP to the VXLAN port, or may be a fragment
+ * destination may be one of a region that this node does not know) and is UDP to a tunnel port, or may be a fragment
  * of such a packet. */
 __slowpath int spoofs_vtep(struct __sk_buff *skb, const struct addr *src, const struct addr *dst, __u32 nexthdr)
 {
@@ -25,7 +25,7 @@ __slowpath int spoofs_vtep(struct __sk_buff *skb, const struct addr *src, const 
 	if (nexthdr != NEXTHDR_UDP)
 		return nexthdr != NEXTHDR_TCP && nexthdr != NEXTHDR_ICMP;
 	return bpf_skb_load_bytes(skb, ip_offset(skb) + IPV6_HLEN + 2, &port, sizeof(port)) ||
-	       port == bpf_htons(UDP_VXLAN);
+	       is_tunnel_port(port);
 }
 
 /* Tunnel packets enter only by the uplink, and only our own tunnel device sends them. */
@@ -35,6 +35,27 @@ static __always_inline bool is_tunnel(struct __sk_buff *skb, const struct addr *
 	return (src->lo == VTEP_HOST || dst->lo == VTEP_HOST) && spoofs_vtep(skb, src, dst, nexthdr);
 }
 
+/* is_tunnel4 is is_tunnel for IPv4. A later fragment has no port, so it may be a tunnel packet's. */
+__slowpath int is_tunnel4(struct __sk_buff *skb)
+{
+	__u32 at = ip_offset(skb);
+	struct eth_ip4 h = {};
+	__be16 port = 0;
+
+	if (has_ethernet(skb) &&
+	    (bpf_skb_load_bytes(skb, 0, &h.eth, sizeof(h.eth)) || h.eth.h_proto != bpf_htons(ETH_P_IP)))
+		return false;
+	if (bpf_skb_load_bytes(skb, at, &h.version_length, sizeof(h) - sizeof(h.eth)) || h.version_length >> 4 != 4 ||
+	    h.proto != NEXTHDR_UDP)
+		return false;
+	if ((h.src & vtep4_mask) != vtep4_prefix && (h.dst & vtep4_mask) != vtep4_prefix)
+		return false;
+	if (h.fragment & bpf_htons(IP4_FRAGMENT_OFFSET))
+		return true;
+	at += (h.version_length & 15) * 4;
+	return bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) || is_tunnel_port(port);
+}
+
 static __always_inline int check_host_if(struct __sk_buff *skb, bool inward, __u32 hook)
 {
 	struct eth_ip6 f = {};
@@ -42,7 +63,11 @@ static __always_inline int check_host_if(struct __sk_buff *skb, bool inward, __u
 	int why;
 
 	/* Frames of a VLAN are checked at the VLAN's own device. */
-	if (in_vlan(skb) || !load_headers(skb, &f))
+	if (in_vlan(skb))
+		return TCX_NEXT;
+	if (vtep4_mask && is_tunnel4(skb))
+		return drop(skb, inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED, hook);
+	if (!load_headers(skb, &f))
 		return TCX_NEXT;
 	if (hides_in_tag(&f))
 		return drop(skb, REASON_MALFORMED, hook);

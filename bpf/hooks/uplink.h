@@ -6,7 +6,7 @@
 #include "hooks/container.h"
 #include "hooks/host_if.h"
 #include "hooks/macvlan_backstop.h"
-#include "net/nimitz/gateway.h"
+#include "hooks/uplink_class.h"
 
 /* An ICMP error from the fabric (Packet Too Big, Time Exceeded, Unreachable) has a router's source address.
  * icmp_err_set_peer_src replaces it by the peer that the quoted packet was sent to. Then the error is checked like one
@@ -98,13 +98,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 		/* Containers send only to containers. This node may be a router between containers of other nodes. */
 		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst))
 			why = REASON_TENANT_TO_NODE;
-		if (!why && is_gateway_addr(&key.dst))
-			return to_gateway(skb);
-		/* The tunnel device accepts packets with this mark: they came by the uplink, not from a process of this
-		 * node. */
-		if (!why && !macvlan && key.dst.hi == own_node && key.dst.lo == VTEP_HOST)
-			skb->mark = tunnel_mark;
-		return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
+		return why ? drop(skb, why, HOOK_UPLINK_IN) : classify(skb, &key.dst);
 	}
 	why = parse(skb, h, &p);
 	if (why)
@@ -166,6 +160,8 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 		return pass(skb);
 	if (macvlan && !from_node_netns(skb))
 		return from_container(skb);
+	if (vtep4_mask && !is_own_tunnel(skb) && is_tunnel4(skb))
+		return drop(skb, REASON_TUNNEL_FORGED, HOOK_UPLINK_OUT);
 	h = eth_ip6_of(skb);
 	if (!h)
 		return TCX_NEXT;
@@ -178,7 +174,7 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	dst = *dst_of(h);
 	nexthdr = h->nexthdr;
 	why = check_outward(&src, &dst);
-	if (!why && (was_made_here(skb) || !is_known_tunnel(skb)) && is_tunnel(skb, &src, &dst, nexthdr))
+	if (!why && !is_own_tunnel(skb) && is_tunnel(skb, &src, &dst, nexthdr))
 		why = REASON_TUNNEL_FORGED;
 	return why ? drop(skb, why, HOOK_UPLINK_OUT) : TCX_NEXT;
 }

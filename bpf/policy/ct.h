@@ -30,8 +30,9 @@ struct pre_actions {
 	__u8 zero;
 	__be32 rules[2];  /* that decided; 0: none */
 	__be32 audits[2]; /* that would deny if it were not in audit mode */
+	__be32 nats[2];	  /* translation for the session; 0: none. Reserved: no network has one yet */
 };
-_Static_assert(sizeof(struct pre_actions) == 20, "it travels in packets");
+_Static_assert(sizeof(struct pre_actions) == 28, "it travels in packets");
 
 enum seen {
 	SEEN_INITIATOR = 1 << 0, /* packets of the side that opened the session */
@@ -48,7 +49,7 @@ struct session_state {
 	__u8 first;   /* direction of the packet that opened it */
 	__u8 seen;
 	__u8 proto;
-	__u32 zero;
+	__be32 nat; /* translation that the session uses; 0: none. Reserved, as in pre_actions */
 };
 _Static_assert(sizeof(struct session_state) == 8, "it travels in packets (Nezha §7.1: most need no more)");
 
@@ -122,6 +123,9 @@ static __always_inline struct ct_result action(const struct pkt_info *m, const s
 	bool known = state->version == STATE_VERSION, fresh, picked_up;
 	struct ct_result o = {.dir = m->dir};
 
+	/* Another build has written them, in a packet or in the table: deny, because their meaning is unknown. */
+	if (pre->version != PRE_ACTIONS_VERSION || (state->version && !known))
+		return o;
 	/* A SYN from the other side, on the ports of a live session, is a new connection. It neither joins nor ends
 	 * that session. */
 	fresh = !known || (is_tcp_syn(m) && (is_closed(state) || m->dir != state->first || state->seen & PICKED_UP));

@@ -196,6 +196,27 @@ struct ct_ctx {
 	struct ct_owner evicted; /* whose entry was taken; endpoint 0: it was free */
 };
 
+/* get_state finds the session in a locked bucket. It returns its entry, BUCKET_ENTRIES if there is none, and counts the
+ * entries in use. */
+static __always_inline __u32 get_state(struct ct_ctx *t, const struct session_bucket *b, __u32 *used)
+{
+	t->entry = BUCKET_ENTRIES;
+	for (int i = 0; i < BUCKET_ENTRIES; i++) {
+		*used += b->tags[i] != 0;
+		if (b->tags[i] == t->slot.tag && b->entries[i].until > t->now &&
+		    same_session(&b->entries[i].key, &t->key))
+			t->entry = i;
+	}
+	return t->entry;
+}
+
+/* put_state stores the new state of a session in its entry of a locked bucket. */
+static __always_inline void put_state(const struct ct_ctx *t, struct session *s)
+{
+	s->state = t->result.state;
+	s->until = t->now + ct_timeout(&s->state) * 1000000000ULL;
+}
+
 /* ct_lookup_bucket looks for the session in a bucket, calls action with its state, and stores the new state. It returns
  * whether the bucket has the session.
  *
@@ -207,23 +228,12 @@ __noinline int ct_lookup_bucket(struct ct_ctx *t, const struct pre_actions *pre,
 
 	if (!b || !t || !pre)
 		return false;
-	t->entry = BUCKET_ENTRIES;
 	bpf_spin_lock(&b->lock);
-	for (int i = 0; i < BUCKET_ENTRIES; i++) {
-		used += b->tags[i] != 0;
-		if (b->tags[i] == t->slot.tag && b->entries[i].until > t->now &&
-		    same_session(&b->entries[i].key, &t->key))
-			t->entry = i;
-	}
-	at = t->entry;
+	at = get_state(t, b, &used);
 	if (at < BUCKET_ENTRIES) {
-		struct session *s = &b->entries[at];
-
-		t->result = action(&t->pkt, pre, &s->state);
-		if (t->result.state.version) {
-			s->state = t->result.state;
-			s->until = t->now + ct_timeout(&s->state) * 1000000000ULL;
-		}
+		t->result = action(&t->pkt, pre, &b->entries[at].state);
+		if (t->result.state.version)
+			put_state(t, &b->entries[at]);
 	}
 	bpf_spin_unlock(&b->lock);
 	t->used[bucket != t->slot.first] = used;
@@ -238,8 +248,7 @@ static __always_inline void ct_write(struct ct_ctx *t, struct session_bucket *b,
 	t->evicted = b->tags[entry] ? owner_of(&s->key) : (struct ct_owner){};
 	b->tags[entry] = t->slot.tag;
 	s->key = t->key;
-	s->state = t->result.state;
-	s->until = t->now + ct_timeout(&s->state) * 1000000000ULL;
+	put_state(t, s);
 }
 
 static __always_inline void ct_count_written(struct ct_ctx *t)

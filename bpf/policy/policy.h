@@ -18,7 +18,7 @@ struct verdict {
 	__u32 apps;	  /* of both ends, if the addresses do not contain them */
 	__u64 until;	  /* jiffies; 0: check each packet */
 	struct pre_actions pre;
-	__u8 rest[44];
+	__u8 rest[36];
 };
 _Static_assert(sizeof(struct verdict) == 128, "two lines of the data cache, of which most packets need the first");
 
@@ -178,6 +178,12 @@ static __noinline void policy_lookup_session(struct pol_scratch *d)
 		policy_lookup_peer(d);
 }
 
+/* accept_both sets the pre-actions for packets that no rule applies to. */
+static __always_inline void accept_both(struct pre_actions *pre)
+{
+	*pre = (struct pre_actions){.version = PRE_ACTIONS_VERSION, .verdicts = {ACCEPT, ACCEPT}};
+}
+
 /* get_pre_actions takes the pre-actions from the cache slot, or looks them up and caches them. */
 static __always_inline void get_pre_actions(struct verdict *v, struct pol_scratch *d, __u32 generation)
 {
@@ -188,8 +194,7 @@ static __always_inline void get_pre_actions(struct verdict *v, struct pol_scratc
 		return;
 	}
 	if (d->mode == ENFORCE_REMOTE) {
-		__builtin_memset(&d->pre, 0, sizeof(d->pre));
-		d->pre.verdicts[TX] = d->pre.verdicts[RX] = ACCEPT;
+		accept_both(&d->pre);
 		if (known)
 			return; /* the pre-actions of the replies stay in the cache */
 	} else {
@@ -214,7 +219,7 @@ static __always_inline void set_fragment(struct pol_scratch *d, __u32 id, __u32 
 	d->ct.pkt = (struct pkt_info){.dir = dir, .proto = NEXTHDR_FRAGMENT};
 	d->ct.slot = ct_slot_of(key);
 	d->ct.now = bpf_ktime_get_coarse_ns();
-	d->pre.verdicts[TX] = d->pre.verdicts[RX] = ACCEPT;
+	accept_both(&d->pre);
 }
 
 __noinline int fragment_add(struct pol_scratch *d, __u32 id)

@@ -104,6 +104,25 @@ func TestAction(t *testing.T) {
 	}
 }
 
+// TestActionVersions: pre-actions and states that another build has written are denied, whatever they contain.
+func TestActionVersions(t *testing.T) {
+	b := newProgBench(t)
+	for name, change := range map[string]func(*bpfobj.PilasterActionRequest){
+		"pre-actions without a version": func(r *bpfobj.PilasterActionRequest) { r.Pre.Version = 0 },
+		"newer pre-actions":             func(r *bpfobj.PilasterActionRequest) { r.Pre.Version = 2 },
+		"a newer state":                 func(r *bpfobj.PilasterActionRequest) { r.State.Version = 2 },
+	} {
+		request := bpfobj.PilasterActionRequest{}
+		request.Pre.Version, request.Pre.Verdicts = 1, [2]uint8{1, 1}
+		request.Pkt.Proto = packet.ProtocolUDP
+		change(&request)
+		b.ask(t, b.datapath.Objects.PilTryAction, &request)
+		if o := request.Result; o.Verdict != 0 || o.State.Version != 0 {
+			t.Errorf("%s: verdict %d, stores %+v; want a denial and no state", name, o.Verdict, o.State)
+		}
+	}
+}
+
 // arrive has a packet come to what the packets before it have left.
 func (b *progBench) arrive(t *testing.T, name string, request *bpfobj.PilasterActionRequest, proto uint8, a arrival) {
 	t.Helper()

@@ -31,13 +31,15 @@ type Config struct {
 	// of the second network: forwarding entries, and each of its tables of translations; 0 means
 	// nimitz.DefaultMaxMappings
 	MaxMappings int
-	MaxRules    int    // entries of each table of policies; 0 means DefaultMaxRules
-	MaxSessions int    // of containers whose tenants have policies; 0 means DefaultMaxSessions
-	MTUReserve  int    // bytes that the containers' MTU stays below the uplink's
-	ClearDSCP   bool   // of packets of network netpila to the fabric
-	Device      string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
-	NoCache     bool   // for measurements only: disables the flow cache
-	Log         *slog.Logger
+	MaxRules    int // entries of each table of policies; 0 means DefaultMaxRules
+	MaxSessions int // of containers whose tenants have policies; 0 means DefaultMaxSessions
+	MTUReserve  int // bytes that the containers' MTU stays below the uplink's
+	// the prefix of the nodes' IPv4 tunnel addresses, for networks with an IPv4 underlay; without it there are none
+	VTEP4     netip.Prefix
+	ClearDSCP bool   // of packets of network netpila to the fabric
+	Device    string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
+	NoCache   bool   // for measurements only: disables the flow cache
+	Log       *slog.Logger
 }
 
 // Datapath implements dpapi.Driver on Linux.
@@ -48,6 +50,8 @@ type Datapath struct {
 	config       Config
 	deviceReason string      // why Auto chose this kind of device; empty if the kind was named
 	oldCounters  []*ebpf.Map // drop counters of other layouts
+	cookie       uint64      // of the node's network namespace
+	networkPins  []string    // of maps that LoadNetwork pinned
 
 	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
 }

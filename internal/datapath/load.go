@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -15,9 +14,6 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/device"
-	"pilaster.io/pilaster/internal/datapath/hook"
-	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // pinnedMap is a map that is pinned and outlives this process. All maps but the counters are filled from the records at
@@ -50,6 +46,7 @@ func (d *Datapath) pinnedMaps() []pinnedMap {
 		{bpfobj.PilasterMapPilKeysV1, bpfobj.PinKeys, d.config.MaxTenantIDs + 1},
 		{bpfobj.PilasterMapPilPortsV1, bpfobj.PinPorts, d.config.MaxEndpoints},
 		{bpfobj.PilasterMapPilNetworksV1, bpfobj.PinNetworks, 0},
+		{bpfobj.PilasterMapPilUplinksV1, bpfobj.PinUplinks, 0},
 		{bpfobj.PilasterMapNimNodeV1, bpfobj.PinNimNode, 0},
 		{bpfobj.PilasterMapNimPeersV1, bpfobj.PinNimPeers, maxPeers},
 		{bpfobj.PilasterMapNimSendersV1, bpfobj.PinNimSenders, 2 * d.config.MaxEndpoints}, // an address of each family
@@ -118,11 +115,10 @@ func (d *Datapath) load() error {
 		return fmt.Errorf("read the mark of accepted packets: %w", err)
 	}
 	d.AcceptMark = mark
-	var cookie uint64
-	if err := d.Node.Do(func() (err error) { cookie, err = device.NetnsCookie(); return err }); err != nil {
+	if err := d.Node.Do(func() (err error) { d.cookie, err = device.NetnsCookie(); return err }); err != nil {
 		return fmt.Errorf("the cookie of this network namespace: %w", err)
 	}
-	if err := d.setConstants(spec, mark, cookie); err != nil {
+	if err := d.setConstants(spec, mark, d.cookie); err != nil {
 		return err
 	}
 	known := d.hasSessionMap()
@@ -196,37 +192,6 @@ func copyMap(to, from *ebpf.Map) error {
 	return err
 }
 
-// setConstants sets the constants of the programs before they are loaded.
-func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie uint64) error {
-	base, baseMask := prefixWords(d.config.Plan.Base)
-	private, privateMask := prefixWords(d.config.Plan.Private)
-	own, _ := prefixWords(d.config.NodePrefix)
-	sum := sha256.Sum256([]byte("pilaster packet mark " + d.config.NodePrefix.String()))
-	for name, value := range map[string]any{
-		bpfobj.PilasterVarBasePrefix: base, bpfobj.PilasterVarBaseMask: baseMask,
-		bpfobj.PilasterVarPrivatePrefix: private, bpfobj.PilasterVarPrivateMask: privateMask,
-		bpfobj.PilasterVarOwnNode:       own,
-		bpfobj.PilasterVarUplinkIfindex: uint32(d.Uplink.Attrs().Index),
-		bpfobj.PilasterVarNodeIfindex:   uint32(d.NodeFar),
-		bpfobj.PilasterVarNoFlowCache:   d.config.NoCache,
-		bpfobj.PilasterVarClearDscp:     d.config.ClearDSCP,
-		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
-		bpfobj.PilasterVarPacketMark:     uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
-		bpfobj.PilasterVarAcceptMark:     mark,
-		bpfobj.PilasterVarTunnelMark:     hook.TunnelMark(mark),
-		bpfobj.PilasterVarTunnelBits:     uint32(pipeline.MarkBits),
-		bpfobj.PilasterVarMacvlan:        d.config.Device == endpoint.Macvlan,
-		bpfobj.PilasterVarNodeCookie:     cookie,
-		bpfobj.PilasterVarSessionBuckets: uint32(d.sessionBuckets()),
-		bpfobj.PilasterVarSessionSeed:    mark,
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("set %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
 // markMap is pinned among the maps but used by no program. It holds a random number that no container may know.
 const markMap = "pil_mark_v1"
 
@@ -255,13 +220,6 @@ func (d *Datapath) loadAcceptMark() (uint32, error) {
 		mark = rand.Uint32()
 	}
 	return mark, m.Put(uint32(0), mark)
-}
-
-// prefixWords returns a prefix of at most 64 bits, and its mask, as the programs compare them.
-func prefixWords(p netip.Prefix) (prefix, mask uint64) {
-	ones := netip.MustParseAddr("ffff:ffff:ffff:ffff::")
-	m, _ := ones.Prefix(p.Bits())
-	return bpfobj.ToAddr(p.Masked().Addr()).Hi, bpfobj.ToAddr(m.Addr()).Hi
 }
 
 // verifyCipher proves that the kernel's cipher computes AES-128.

@@ -11,11 +11,13 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Nimitz is the eBPF switch of network nimitz: the stages in bpf/net/nimitz around a VXLAN device of the kernel. Its
@@ -55,6 +57,7 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 	case err != nil:
 		return nil, fmt.Errorf("look up the program of network nimitz: %w", err)
 	}
+	d.SetEntry(tenant.Nimitz, device.EntryProgram{Program: d.Objects.PilNimitz, Name: bpfobj.PilasterProgPilNimitz})
 	n := &Nimitz{d: d, used: map[*ebpf.Map]int{}, ports: map[pipeline.Port]uint32{}}
 	for _, t := range pipelineMaps {
 		keys, _, err := bpfobj.RawEntries(t.mapOf(&d.Objects))

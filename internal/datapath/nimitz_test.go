@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
@@ -230,8 +231,39 @@ func (b *nimitzBench) leaves(t testing.TB, name string, before map[string]uint64
 }
 
 // TestNimitzPackets: what the switch does with each packet is what the pipeline says (NM2).
-func TestNimitzPackets(t *testing.T) {
+func TestNimitzPackets(t *testing.T) { newNimitzBench(t).forwardsAll(t) }
+
+// TestNimitzEntryProgram: containers on network nimitz alone have its program at their device, with the same results.
+// With a second network, they have the program that knows all networks.
+func TestNimitzEntryProgram(t *testing.T) {
 	b := newNimitzBench(t)
+	for _, r := range b.records {
+		both, own := r, r
+		own.Attachments = slices.Clone(r.Attachments)
+		own.Attachments[0].Network = nimitz.Name
+		both.Attachments = append(slices.Clone(r.Attachments), own.Attachments...)
+		for _, c := range []struct {
+			name    string
+			record  endpoint.Record
+			program *ebpf.Program
+		}{
+			{"netpila alone", r, b.datapath.Objects.PilContainer},
+			{"nimitz alone", own, b.datapath.Objects.PilNimitz},
+			{"both", both, b.datapath.Objects.PilContainer},
+			{"nimitz alone again", own, b.datapath.Objects.PilNimitz},
+		} {
+			must(t, b.datapath.Attach(c.record))
+			l, err := b.datapath.Netlink.LinkByName(r.Device.HostName)
+			must(t, err)
+			if err := b.datapath.CheckProgram(l, netlink.HANDLE_MIN_INGRESS, c.program, c.name); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	b.forwardsAll(t)
+}
+
+func (b *nimitzBench) forwardsAll(t *testing.T) {
 	for _, c := range packettest.Cases() {
 		before, want := b.drops(t), c.Want()
 		b.send(t, c)

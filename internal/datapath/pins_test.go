@@ -19,7 +19,7 @@ func TestPinNames(t *testing.T) {
 		"pil_drops_v1", "pil_events_v2", "pil_generation_v1", "pil_keys_v1", "pil_locals_v1",
 		"pil_networks_v1", "pil_ports_v1", "pil_session_counts_v1", "pil_session_tenants_v1",
 		"pil_session_users_v1", "pil_sessions_v1",
-		"pil_sources_v2", "pil_tenants_v2",
+		"pil_sources_v2", "pil_tenants_v2", "pil_uplinks_v1",
 		"pol_adoptions_v1", "pol_apps_v1", "pol_blocks_v1", "pol_generation_v1", "pol_hits_v1", "pol_overrides_v1",
 		"pol_ports_v1", "pol_ranges_v1", "pol_subjects_v1",
 	}

@@ -99,6 +99,9 @@ func (d *Datapath) sweepMaps() error {
 	for _, t := range d.pinnedMaps() {
 		tables[t.pinName()] = true
 	}
+	for _, name := range d.networkPins {
+		tables[name] = true
+	}
 	return d.SweepFolder(
 		d.MapsDir(),
 		os.Remove,

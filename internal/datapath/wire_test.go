@@ -38,6 +38,7 @@ type testNode struct {
 	underlay netip.Addr
 	datapath *Datapath
 	ids      endpoint.ID
+	vtep4    netip.Prefix // of Config
 }
 
 type testContainer struct {
@@ -161,7 +162,7 @@ func (n *testNode) open(t testing.TB, kind string) {
 	must(t, n.ns.Do(func() (err error) {
 		n.datapath, err = Open(Config{
 			Uplink: "eth0", NodePrefix: n.prefix, Plan: plan, MaxEndpoints: 100,
-			BPFFS: bpffs(t), Log: slog.New(slog.DiscardHandler), Device: kind,
+			BPFFS: bpffs(t), Log: slog.New(slog.DiscardHandler), Device: kind, VTEP4: n.vtep4,
 		})
 		return err
 	}))

@@ -195,7 +195,7 @@ func hostIf() []mutation {
 		{
 			name: "other ports",
 			old: `||
-	       port == bpf_htons(UDP_VXLAN);`,
+	       is_tunnel_port(port);`,
 			new:   "|| true;",
 			test:  "TestNimitzTunnels",
 			cases: []string{"a process to another port"},

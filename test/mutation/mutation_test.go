@@ -74,6 +74,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(macvlanBackstop(), "hooks/macvlan_backstop.h")
 	add(node(), "hooks/node.h")
 	add(uplink(), "hooks/uplink.h")
+	add(uplinkClass(), "hooks/uplink_class.h")
 	return byFile
 }
 

@@ -406,5 +406,24 @@ func tunnel() []mutation {
 			test:  "TestNimitzMarks",
 			cases: []string{"0 bytes of 100 from invalid AddrPort", "dial tcp 10.0.2.2"},
 		},
+		{
+			name:  "processes with the mark",
+			old:   "!was_made_here(skb) && ",
+			new:   "",
+			test:  "TestNimitzTunnels",
+			cases: []string{"a process that has guessed the mark"},
+		},
+	}
+}
+
+func uplinkClass() []mutation {
+	return []mutation{
+		{
+			name:  "receivers of tunnel packets",
+			old:   " || (dst->lo & c->lo_mask) != c->lo",
+			new:   "",
+			test:  "TestNimitzTunnels",
+			cases: []string{"to another address of this node"},
+		},
 	}
 }

@@ -120,6 +120,20 @@ func conntrack() []mutation {
 	const test = "TestAction"
 	return []mutation{
 		{
+			name:  "version of pre-actions",
+			old:   "pre->version != PRE_ACTIONS_VERSION || ",
+			new:   "",
+			test:  "TestActionVersions",
+			cases: []string{"newer pre-actions", "pre-actions without a version"},
+		},
+		{
+			name:  "version of a state",
+			old:   " || (state->version && !known))",
+			new:   ")",
+			test:  "TestActionVersions",
+			cases: []string{"a newer state"},
+		},
+		{
 			name: "errors",
 			old: `if (m->error)
 		return o;`,

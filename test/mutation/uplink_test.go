@@ -15,20 +15,6 @@ func uplink() []mutation {
 			},
 		},
 		{
-			name:  "receivers of tunnel packets",
-			old:   "key.dst.hi == own_node && key.dst.lo == VTEP_HOST)",
-			new:   "key.dst.hi == own_node)",
-			test:  "TestNimitzTunnels",
-			cases: []string{"to another address of this node"},
-		},
-		{
-			name:  "processes with the mark",
-			old:   "was_made_here(skb) || ",
-			new:   "",
-			test:  "TestNimitzTunnels",
-			cases: []string{"a process that has guessed the mark"},
-		},
-		{
 			name: "errors without a quote",
 			old: `sizeof(peer), &peer, sizeof(peer)))
 		return REASON_ICMP_QUOTE;`,

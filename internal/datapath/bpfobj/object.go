@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"reflect"
 
 	"github.com/cilium/ebpf"
 )
@@ -28,4 +29,16 @@ func LoadSpec() (*ebpf.CollectionSpec, error) {
 func Version() string {
 	sum := sha256.Sum256(object)
 	return hex.EncodeToString(sum[:6])
+}
+
+// MapsBySymbol returns the loaded maps by their names in the object.
+func MapsBySymbol(o *PilasterObjects) map[string]*ebpf.Map {
+	all, maps := map[string]*ebpf.Map{}, reflect.ValueOf(o.PilasterMaps)
+	for i := range maps.NumField() {
+		symbol := maps.Type().Field(i).Tag.Get("ebpf")
+		if m, ok := maps.Field(i).Interface().(*ebpf.Map); ok && symbol != "" {
+			all[symbol] = m
+		}
+	}
+	return all
 }

@@ -258,6 +258,7 @@ type PilasterPreActions struct {
 	Zero     uint8
 	Rules    [2]uint32
 	Audits   [2]uint32
+	Nats     [2]uint32
 }
 
 type PilasterRangeKey struct {
@@ -375,7 +376,7 @@ type PilasterSessionState struct {
 	First   uint8
 	Seen    uint8
 	Proto   uint8
-	Zero    uint32
+	Nat     uint32
 }
 
 type PilasterSweepRequest struct {
@@ -399,6 +400,16 @@ type PilasterTranslation struct {
 	Zero    uint32
 }
 
+type PilasterUplinkClass struct {
+	_       structs.HostLayout
+	Hi      uint64
+	HiMask  uint64
+	Lo      uint64
+	LoMask  uint64
+	Action  uint32
+	Program uint32
+}
+
 type PilasterVerdict struct {
 	_          structs.HostLayout
 	Key        PilasterSessionKey
@@ -406,7 +417,7 @@ type PilasterVerdict struct {
 	Apps       uint32
 	Until      uint64
 	Pre        PilasterPreActions
-	Rest       [44]uint8
+	Rest       [36]uint8
 }
 
 type PilasterWhyRequest struct {
@@ -445,6 +456,7 @@ const (
 	PilasterMapPilSessionsV1       = "pil_sessions_v1"
 	PilasterMapPilSourcesV2        = "pil_sources_v2"
 	PilasterMapPilTenantsV2        = "pil_tenants_v2"
+	PilasterMapPilUplinksV1        = "pil_uplinks_v1"
 	PilasterMapPilVerdicts         = "pil_verdicts"
 	PilasterMapPolAdoptionsV1      = "pol_adoptions_v1"
 	PilasterMapPolAppsV1           = "pol_apps_v1"
@@ -467,6 +479,7 @@ const (
 	PilasterProgPilSetKey          = "pil_set_key"
 	PilasterProgPilSweep           = "pil_sweep"
 	PilasterProgPilTapped          = "pil_tapped"
+	PilasterProgPilToGateway       = "pil_to_gateway"
 	PilasterProgPilTryAction       = "pil_try_action"
 	PilasterProgPilTryCipher       = "pil_try_cipher"
 	PilasterProgPilTunnelIn        = "pil_tunnel_in"
@@ -490,10 +503,14 @@ const (
 	PilasterVarSessionSeed         = "session_seed"
 	PilasterVarTunnelBits          = "tunnel_bits"
 	PilasterVarTunnelMark          = "tunnel_mark"
+	PilasterVarTunnelPorts         = "tunnel_ports"
 	PilasterVarUnusedDropEvent     = "unused_drop_event"
 	PilasterVarUnusedSweepRequest  = "unused_sweep_request"
 	PilasterVarUnusedWhyRequest    = "unused_why_request"
+	PilasterVarUplinkClasses       = "uplink_classes"
 	PilasterVarUplinkIfindex       = "uplink_ifindex"
+	PilasterVarVtep4Mask           = "vtep4_mask"
+	PilasterVarVtep4Prefix         = "vtep4_prefix"
 )
 
 // LoadPilaster returns the embedded CollectionSpec for Pilaster.
@@ -550,6 +567,7 @@ type PilasterProgramSpecs struct {
 	PilSetKey     *ebpf.ProgramSpec `ebpf:"pil_set_key"`
 	PilSweep      *ebpf.ProgramSpec `ebpf:"pil_sweep"`
 	PilTapped     *ebpf.ProgramSpec `ebpf:"pil_tapped"`
+	PilToGateway  *ebpf.ProgramSpec `ebpf:"pil_to_gateway"`
 	PilTryAction  *ebpf.ProgramSpec `ebpf:"pil_try_action"`
 	PilTryCipher  *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
 	PilTunnelIn   *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
@@ -588,6 +606,7 @@ type PilasterMapSpecs struct {
 	PilSessionsV1       *ebpf.MapSpec `ebpf:"pil_sessions_v1"`
 	PilSourcesV2        *ebpf.MapSpec `ebpf:"pil_sources_v2"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
+	PilUplinksV1        *ebpf.MapSpec `ebpf:"pil_uplinks_v1"`
 	PilVerdicts         *ebpf.MapSpec `ebpf:"pil_verdicts"`
 	PolAdoptionsV1      *ebpf.MapSpec `ebpf:"pol_adoptions_v1"`
 	PolAppsV1           *ebpf.MapSpec `ebpf:"pol_apps_v1"`
@@ -620,10 +639,14 @@ type PilasterVariableSpecs struct {
 	SessionSeed        *ebpf.VariableSpec `ebpf:"session_seed"`
 	TunnelBits         *ebpf.VariableSpec `ebpf:"tunnel_bits"`
 	TunnelMark         *ebpf.VariableSpec `ebpf:"tunnel_mark"`
+	TunnelPorts        *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.VariableSpec `ebpf:"unused_drop_event"`
 	UnusedSweepRequest *ebpf.VariableSpec `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.VariableSpec `ebpf:"unused_why_request"`
+	UplinkClasses      *ebpf.VariableSpec `ebpf:"uplink_classes"`
 	UplinkIfindex      *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	Vtep4Mask          *ebpf.VariableSpec `ebpf:"vtep4_mask"`
+	Vtep4Prefix        *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
 }
 
 // PilasterObjects contains all objects after they have been loaded into the kernel.
@@ -671,6 +694,7 @@ type PilasterMaps struct {
 	PilSessionsV1       *ebpf.Map `ebpf:"pil_sessions_v1"`
 	PilSourcesV2        *ebpf.Map `ebpf:"pil_sources_v2"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
+	PilUplinksV1        *ebpf.Map `ebpf:"pil_uplinks_v1"`
 	PilVerdicts         *ebpf.Map `ebpf:"pil_verdicts"`
 	PolAdoptionsV1      *ebpf.Map `ebpf:"pol_adoptions_v1"`
 	PolAppsV1           *ebpf.Map `ebpf:"pol_apps_v1"`
@@ -710,6 +734,7 @@ func (m *PilasterMaps) Close() error {
 		m.PilSessionsV1,
 		m.PilSourcesV2,
 		m.PilTenantsV2,
+		m.PilUplinksV1,
 		m.PilVerdicts,
 		m.PolAdoptionsV1,
 		m.PolAppsV1,
@@ -743,10 +768,14 @@ type PilasterVariables struct {
 	SessionSeed        *ebpf.Variable `ebpf:"session_seed"`
 	TunnelBits         *ebpf.Variable `ebpf:"tunnel_bits"`
 	TunnelMark         *ebpf.Variable `ebpf:"tunnel_mark"`
+	TunnelPorts        *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.Variable `ebpf:"unused_drop_event"`
 	UnusedSweepRequest *ebpf.Variable `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.Variable `ebpf:"unused_why_request"`
+	UplinkClasses      *ebpf.Variable `ebpf:"uplink_classes"`
 	UplinkIfindex      *ebpf.Variable `ebpf:"uplink_ifindex"`
+	Vtep4Mask          *ebpf.Variable `ebpf:"vtep4_mask"`
+	Vtep4Prefix        *ebpf.Variable `ebpf:"vtep4_prefix"`
 }
 
 // PilasterPrograms contains all programs after they have been loaded into the kernel.
@@ -765,6 +794,7 @@ type PilasterPrograms struct {
 	PilSetKey     *ebpf.Program `ebpf:"pil_set_key"`
 	PilSweep      *ebpf.Program `ebpf:"pil_sweep"`
 	PilTapped     *ebpf.Program `ebpf:"pil_tapped"`
+	PilToGateway  *ebpf.Program `ebpf:"pil_to_gateway"`
 	PilTryAction  *ebpf.Program `ebpf:"pil_try_action"`
 	PilTryCipher  *ebpf.Program `ebpf:"pil_try_cipher"`
 	PilTunnelIn   *ebpf.Program `ebpf:"pil_tunnel_in"`
@@ -788,6 +818,7 @@ func (p *PilasterPrograms) Close() error {
 		p.PilSetKey,
 		p.PilSweep,
 		p.PilTapped,
+		p.PilToGateway,
 		p.PilTryAction,
 		p.PilTryCipher,
 		p.PilTunnelIn,

@@ -15,6 +15,7 @@ const (
 	PinKeys           = "pil_keys_v1"
 	PinPorts          = "pil_ports_v1"
 	PinNetworks       = "pil_networks_v1"
+	PinUplinks        = "pil_uplinks_v1"
 	PinNimNode        = "nim_node_v1"
 	PinNimPeers       = "nim_peers_v1"
 	PinNimSenders     = "nim_senders_v1"

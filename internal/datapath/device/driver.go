@@ -10,9 +10,11 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/batch"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -24,11 +26,47 @@ type Devices struct {
 
 	Removals         *batch.Rounds[removal]
 	EndpointByDevice sync.Map // endpoint.ID by the number of its device in the maps, a uint32
+
+	entries map[string]EntryProgram // by network
+}
+
+// EntryProgram is the program that packets of a container reach first.
+type EntryProgram struct {
+	Program *ebpf.Program
+	Name    string
+}
+
+// SetEntry makes a program the entry program of containers that are on one network only. A network calls it when it
+// opens, before Restore.
+func (d *Devices) SetEntry(network string, p EntryProgram) { d.entries[network] = p }
+
+// EntryFor returns the entry program for an endpoint: that of its network or, if it has several networks or its network
+// has no program of its own, pil_container, which hands packets on to the other networks.
+func (d *Devices) EntryFor(r endpoint.Record) EntryProgram {
+	if on := r.Networks(); len(on) == 1 {
+		if p, ok := d.entries[on[0]]; ok {
+			return p
+		}
+	}
+	return d.dispatcher()
+}
+
+func (d *Devices) dispatcher() EntryProgram {
+	return EntryProgram{d.Objects.PilContainer, bpfobj.PilasterProgPilContainer}
+}
+
+// entryNames are the names of all entry programs.
+func (d *Devices) entryNames() []string {
+	names := []string{d.dispatcher().Name}
+	for _, p := range d.entries {
+		names = append(names, p.Name)
+	}
+	return names
 }
 
 // NewDevices makes the manager of containers' devices.
 func NewDevices(hooks *hook.Hooks) *Devices {
-	d := &Devices{Hooks: hooks}
+	d := &Devices{Hooks: hooks, entries: map[string]EntryProgram{}}
 	d.Removals = batch.New(&d.DeviceMu, d.removeBatch)
 	return d
 }
@@ -40,7 +78,8 @@ type deviceDriver interface {
 	CheckUplink(uplink netlink.Link) error
 	// create makes the device, except for the settings in the container.
 	create(r endpoint.Record, in *ContainerNS, mtu int) (endpoint.Device, error)
-	// attachProgram makes our program process the container's packets. No other call may do so.
+	// attachProgram makes the endpoint's entry program process the container's packets, or replaces another entry
+	// program in one step. No other call may do so.
 	AttachProgram(r endpoint.Record) error
 	// missing returns an error for each device that is gone and cannot be restored.
 	Missing([]endpoint.Record) map[endpoint.ID]error

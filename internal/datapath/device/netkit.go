@@ -12,7 +12,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -72,7 +71,7 @@ func (d netkit) AttachProgram(r endpoint.Record) error {
 		return err
 	}
 	o := link.RawAttachProgramOptions{
-		Target: r.Device.HostIfindex, Program: d.Objects.PilContainer, Attach: ebpf.AttachNetkitPeer,
+		Target: r.Device.HostIfindex, Program: d.EntryFor(r).Program, Attach: ebpf.AttachNetkitPeer,
 		Anchor: link.Head(),
 	}
 	if there != 0 {
@@ -103,7 +102,7 @@ func (d netkit) programAt(ifindex int) (id ebpf.ProgramID, err error) {
 			return err
 		}
 		for _, p := range result.Programs {
-			if hook.ProgramHasName(p.ID, bpfobj.PilasterProgPilContainer) {
+			if hook.ProgramHasName(p.ID, d.entryNames()...) {
 				id = p.ID
 				break
 			}

@@ -10,7 +10,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -188,7 +187,8 @@ func (d PairDevice) Check(r endpoint.Record) error {
 	if err != nil {
 		return err
 	}
-	return host.SameProgram(there, hostLink, d.Objects.PilContainer, bpfobj.PilasterProgPilContainer)
+	entry := d.EntryFor(r)
+	return host.SameProgram(there, hostLink, entry.Program, entry.Name)
 }
 
 func (d PairDevice) Repair(r endpoint.Record) error {

@@ -52,7 +52,7 @@ func (d *Devices) openForReaddress(was, is endpoint.Record) (*ContainerNS, netli
 }
 
 // readdress adds the attachments that a running container's new record has in addition, and removes those that it no
-// longer has. The device stays.
+// longer has. The device stays, its entry program may change.
 func (d *Devices) readdress(ctx context.Context, was, is endpoint.Record) error {
 	in, container, err := d.openForReaddress(was, is)
 	if err != nil {
@@ -76,7 +76,11 @@ func (d *Devices) readdress(ctx context.Context, was, is endpoint.Record) error 
 	}
 	ctx, cancel := context.WithTimeout(ctx, host.CarrierTimeout)
 	defer cancel()
-	return in.WaitForAddresses(ctx, more)
+	if err := in.WaitForAddresses(ctx, more); err != nil {
+		return err
+	}
+	// The entry program depends on the networks. Both process the packets of all attachments that have entries now.
+	return d.Driver(is).AttachProgram(is)
 }
 
 // attachmentsNotIn returns the attachments of r that other does not have.

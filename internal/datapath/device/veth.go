@@ -4,7 +4,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
-	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -23,14 +22,15 @@ func (d veth) link(node, container netlink.LinkAttrs) netlink.Link {
 // AttachProgram uses a cls_bpf filter, which takes 0.1 ms. A tcx link takes 11 ms and holds the lock that every other
 // device operation needs.
 func (d veth) AttachProgram(r endpoint.Record) error {
+	entry := d.EntryFor(r)
 	return d.WithDeviceLock(func() error {
 		return host.AttachFilter(
 			d.Netlink,
 			r.Device.HostIfindex,
 			r.Device.HostName,
 			netlink.HANDLE_MIN_INGRESS,
-			d.Objects.PilContainer,
-			bpfobj.PilasterProgPilContainer,
+			entry.Program,
+			entry.Name,
 		)
 	})
 }

@@ -62,7 +62,13 @@ func (d *Hooks) PlugGateway(s gatewaySide, device string) (index uint32, err err
 	})
 }
 
+// attachGateway attaches the program for packets from the gateway and, on its underlay side, the one for packets to it.
 func (d *Hooks) attachGateway(s gatewaySide, l netlink.Link) error {
+	if s.name == underlaySide.name {
+		if err := d.Objects.PilUplinksV1.Put(UplinkGateway, d.Objects.PilToGateway); err != nil {
+			return fmt.Errorf("set the uplink's program of the gateway: %w", err)
+		}
+	}
 	return host.AttachFilter(
 		d.Netlink,
 		l.Attrs().Index,

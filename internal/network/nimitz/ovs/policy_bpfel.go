@@ -20,6 +20,9 @@ const (
 	policyProgPilPolicyOut = "pil_policy_out"
 	policyVarTunnelBits    = "tunnel_bits"
 	policyVarTunnelMark    = "tunnel_mark"
+	policyVarTunnelPorts   = "tunnel_ports"
+	policyVarVtep4Mask     = "vtep4_mask"
+	policyVarVtep4Prefix   = "vtep4_prefix"
 )
 
 // loadPolicy returns the embedded CollectionSpec for policy.
@@ -78,8 +81,11 @@ type policyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type policyVariableSpecs struct {
-	TunnelBits *ebpf.VariableSpec `ebpf:"tunnel_bits"`
-	TunnelMark *ebpf.VariableSpec `ebpf:"tunnel_mark"`
+	TunnelBits  *ebpf.VariableSpec `ebpf:"tunnel_bits"`
+	TunnelMark  *ebpf.VariableSpec `ebpf:"tunnel_mark"`
+	TunnelPorts *ebpf.VariableSpec `ebpf:"tunnel_ports"`
+	Vtep4Mask   *ebpf.VariableSpec `ebpf:"vtep4_mask"`
+	Vtep4Prefix *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
 }
 
 // policyObjects contains all objects after they have been loaded into the kernel.
@@ -112,8 +118,11 @@ func (m *policyMaps) Close() error {
 //
 // It can be passed to loadPolicyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type policyVariables struct {
-	TunnelBits *ebpf.Variable `ebpf:"tunnel_bits"`
-	TunnelMark *ebpf.Variable `ebpf:"tunnel_mark"`
+	TunnelBits  *ebpf.Variable `ebpf:"tunnel_bits"`
+	TunnelMark  *ebpf.Variable `ebpf:"tunnel_mark"`
+	TunnelPorts *ebpf.Variable `ebpf:"tunnel_ports"`
+	Vtep4Mask   *ebpf.Variable `ebpf:"vtep4_mask"`
+	Vtep4Prefix *ebpf.Variable `ebpf:"vtep4_prefix"`
 }
 
 // policyPrograms contains all programs after they have been loaded into the kernel.

@@ -1,0 +1,43 @@
+package datapath
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+)
+
+// LoadNetwork loads the programs and maps of a network that has an object file of its own. It sets the constants of
+// bpf/common that the object uses, and shares the maps of this data path with it by name: drop counters, events,
+// policies, sessions. The network's other maps are pinned under their names, with their sizes, so that they outlive the
+// process; like those of the data path they need a new name for a new layout. The caller fills them in Repair, makes
+// its entry program known by SetEntry, and closes the collection.
+func (d *Datapath) LoadNetwork(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
+	for name, value := range d.constants(d.AcceptMark, d.cookie) {
+		if v := spec.Variables[name]; v != nil {
+			if err := v.Set(value); err != nil {
+				return nil, fmt.Errorf("set %s: %w", name, err)
+			}
+		}
+	}
+	shared := bpfobj.MapsBySymbol(&d.Objects)
+	replacements := map[string]*ebpf.Map{}
+	for symbol, m := range spec.Maps {
+		switch {
+		case shared[symbol] != nil:
+			replacements[symbol] = shared[symbol]
+		case !strings.HasPrefix(symbol, "."):
+			m.Name, m.Pinning = fmt.Sprintf("%s_%d", symbol, m.MaxEntries), ebpf.PinByName
+			d.networkPins = append(d.networkPins, m.Name)
+		}
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		Maps: ebpf.MapOptions{PinPath: d.MapsDir()}, MapReplacements: replacements,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load the programs of a network: %w", err)
+	}
+	return c, nil
+}
