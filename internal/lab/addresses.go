@@ -133,8 +133,8 @@ func (l *Lab) refreshOf(ctx context.Context, names ...string) error {
 	return err
 }
 
-// between returns the destination addresses from one container or node to another: for two containers, one address for
-// each network that both are on.
+// between returns the addresses under which a container or node reaches another. For two containers, it returns one
+// address for each network that both are on.
 func (l *Lab) between(from, to string) ([]netip.Addr, error) {
 	a, notFrom := l.Container(from)
 	b, notTo := l.Container(to)
@@ -155,7 +155,7 @@ func (l *Lab) between(from, to string) ([]netip.Addr, error) {
 	return []netip.Addr{first}, err
 }
 
-// reaches reports whether a network connects the nodes of two containers: only nimitz connects regions.
+// reaches reports whether a network connects the nodes of two containers. Only nimitz connects nodes of two regions.
 func (l *Lab) reaches(a, b ContainerStatus, network string) bool {
 	return network == tenant.Nimitz || l.RegionOf(a.Node) == l.RegionOf(b.Node)
 }

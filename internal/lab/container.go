@@ -27,8 +27,8 @@ const (
 	Interface = "eth0"
 )
 
-// AddContainer creates a container's namespace and process and runs CNI ADD. If it fails, it removes everything of the
-// container.
+// AddContainer creates a container's namespace and process, and runs CNI ADD. If a step fails, it removes what it has
+// created.
 func (l *Lab) AddContainer(ctx context.Context, c Container) error {
 	ns, err := netns.Create(l.folder.netns(c.Name))
 	if err != nil {

@@ -43,8 +43,8 @@ func (c control) stop(ctx context.Context, name string, kill bool) error {
 	return c.do(ctx, http.MethodDelete, fmt.Sprintf("/%s?kill=%t", name, kill), nil, nil)
 }
 
-// awaitRestart waits until the process is ready under another pid than not; with started, until it runs under another
-// pid.
+// awaitRestart waits until the process has another pid than not and is ready. If started is true, it does not wait
+// until the process is ready.
 func (c control) awaitRestart(ctx context.Context, name string, not int, started bool) (ProcessState, error) {
 	var state ProcessState
 	return state, c.do(ctx, http.MethodGet, fmt.Sprintf("/%s?not=%d&started=%t", name, not, started), nil, &state)
@@ -97,7 +97,7 @@ func startSupervisor(ctx context.Context, f folder, binary string) error {
 		return fmt.Errorf("start supervisor: %w", err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // the supervisor outlives this process, or is reaped here
+	go func() { ended <- cmd.Wait() }() // reaps the supervisor if it ends before this process
 	select {
 	case <-ready:
 		return nil

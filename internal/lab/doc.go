@@ -3,7 +3,7 @@
 // `pilaster lab` use it.
 //
 // All files of a lab are in one folder, Options.Root/<name>. One supervisor process for each lab starts its daemons and
-// restarts those that end. The kernel's state, not a file, decides what belongs to a lab: the supervisor is the process
-// that holds the lab's lock, and other processes are those in the lab's namespaces. So Down works equally after a
-// crash. Commands may run concurrently: each modifies the current state under a lock on the folder.
+// restarts those that end. The package finds a lab's processes in the kernel's state, not in a file: the supervisor
+// holds the lab's lock, and all other processes are in the lab's namespaces. So Down also works after a crash. Commands
+// may run concurrently: each command changes the state in lab.json under a lock on the folder.
 package lab

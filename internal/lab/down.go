@@ -46,7 +46,8 @@ func (f folder) clean(ctx context.Context) error {
 	if err := f.killInside(ctx); err != nil {
 		return err
 	}
-	// Pins first: each keeps a program or a map alive, even if the mount persists in another namespace.
+	// Remove the pins before the unmount: another mount namespace may still have the bpffs mounted, and then each pin
+	// would keep a program or a map alive.
 	pins, err := os.ReadDir(f.bpf())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

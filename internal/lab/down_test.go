@@ -25,7 +25,7 @@ func machineState(t *testing.T, name string) []string {
 		t.Fatal(err)
 	}
 	for _, l := range links {
-		// Only the names of this lab and its agents; other tests may create devices meanwhile.
+		// Ignore devices that other tests create meanwhile.
 		if l.Name == lab.Orchestrator || strings.HasPrefix(l.Name, "pil") || slices.Contains(small.Nodes, l.Name) {
 			all = append(all, "link "+l.Name)
 		}
@@ -55,8 +55,8 @@ func machineState(t *testing.T, name string) []string {
 	return all
 }
 
-// specOf returns a spec for a lab. unchanged fails the test unless the machine has the same links, mounts and
-// processes as before.
+// specOf returns a spec for a lab. unchanged fails the test if the machine's links, mounts or processes have changed
+// since the call of specOf.
 func specOf(t *testing.T) (spec lab.Spec, unchanged func(after string)) {
 	t.Helper()
 	spec = small

@@ -55,15 +55,15 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 	})
 }
 
-// prependBinaries puts the folder of the lab's own binaries first on the path: binaries elsewhere may be of another
-// build.
+// prependBinaries puts the folder of the lab's binaries first on PATH, because binaries in other folders may be of
+// another build.
 func (l *Lab) prependBinaries(cmd *exec.Cmd) {
 	bin := filepath.Dir(l.state.Binary)
 	cmd.Env = append(cmd.Env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 	if strings.Contains(cmd.Args[0], "/") {
 		return
 	}
-	// exec.Command resolved the command earlier, on the caller's path.
+	// exec.Command has already looked the command up on the caller's PATH.
 	if ours, err := exec.LookPath(filepath.Join(bin, cmd.Args[0])); err == nil {
 		cmd.Path, cmd.Err = ours, nil
 	}
@@ -96,7 +96,8 @@ func (l *Lab) setHostname(name string) error {
 		!errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("hosts: %w", err)
 	}
-	// A copy of a namespace's mount would keep that namespace alive as long as the command runs.
+	// The new mount namespace has copies of the mounts of network namespaces. Each copy would keep its network
+	// namespace alive while the command runs.
 	bound, err := namespaceMounts()
 	if err != nil {
 		return err

@@ -30,13 +30,15 @@ func underlay(link int) netip.Prefix {
 func routerSide(link int) netip.Addr { return underlay(link).Addr().Next() }
 func farSide(link int) netip.Addr    { return routerSide(link).Next() }
 
-// firstIndex separates the router's device indexes from those in the other namespaces, which are 2: if a veth and its
-// peer have the same index, the kernel assumes that there is no peer and delays the first packets by up to a second.
+// firstIndex is the lowest index of the router's devices. Their peers in the other namespaces have index 2. If a veth
+// device and its peer had the same index, the kernel would assume that there is no peer and delay the first packets by
+// up to a second.
 const firstIndex = 100
 
-// The router's rules: a packet from a node's link must have a source address of that node, or the router drops it. The
-// rule for local delivery (neighbour discovery) precedes them. If there is no route to the destination, the lookup of
-// ruleOwnSource continues with the next rule: ruleNoRoute then returns an ICMPv6 error to the sender.
+// Priorities of the router's routing rules. The router drops a packet from a node's link unless its source is an
+// address of that node. The rule for local delivery (for neighbour discovery) precedes these rules. If ruleOwnSource
+// finds no route to the destination, the kernel continues with ruleNoRoute, which returns an ICMPv6 error to the
+// sender.
 const (
 	ruleOwnSource   = 1000
 	ruleNoRoute     = 1500
@@ -123,7 +125,7 @@ func (r *fabric) connect(f folder, name string, link int) error {
 	return errors.Join(r.allowSource(name, underlay(link)), r.refuseOtherSources(name))
 }
 
-// route adds the route to a node's prefix, and the rule that accepts packets with that source from the node.
+// route adds the route to a node's prefix, and the rules for packets from the node whose source is in this prefix.
 func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
 	link, err := r.handle.LinkByName(name)
 	if err != nil {

@@ -146,13 +146,14 @@ func (l *Lab) AgentSocket(node string) string { return l.folder.agentSocket(node
 // OVS returns the folder of a node's Open vSwitch.
 func (l *Lab) OVS(node string) string { return l.folder.nodeOVS(node) }
 
-// Operator returns a client of the orchestrator's operator API; with regions, of the first region's.
+// Operator returns a client of the orchestrator's operator API. If the lab has regions, it is the orchestrator of the
+// first region.
 func (l *Lab) Operator() pilasterv1connect.OperatorServiceClient { return l.OperatorOf(l.first().Name) }
 
 func (l *Lab) first() Region { return l.state.Spec.regions()[0] }
 
-// OrchestratorURL returns the URL at which agents connect to that orchestrator. TokenFile is the path of its join
-// token.
+// OrchestratorURL returns the URL at which agents connect to the same orchestrator as Operator. TokenFile returns the
+// path of this orchestrator's join token.
 func (l *Lab) OrchestratorURL() string { return "https://" + orchestratorListen(0) }
 func (l *Lab) TokenFile() string       { return l.folder.token(l.first().Name) }
 
@@ -170,8 +171,7 @@ func (l *Lab) Prefix(node string) (netip.Prefix, error) {
 	return l.state.Nodes[i].Prefix, nil
 }
 
-// Address returns a destination address of a container or node: of a container, the address that containers of its
-// tenant see; of a node, the first address of its prefix.
+// Address returns the address that containers of a container's tenant see, or the first address of a node's prefix.
 func (l *Lab) Address(name string) (netip.Addr, error) {
 	if c, err := l.Container(name); err == nil {
 		return c.Address, nil
@@ -187,8 +187,8 @@ func (l *Lab) Address(name string) (netip.Addr, error) {
 	return p.Addr().Next(), nil
 }
 
-// change applies alter to the current containers in lab.json, serialized across processes, and saves the result if it
-// differs.
+// change applies alter to the containers in lab.json, and saves the result if it differs. A lock on the lab's folder
+// serializes the changes of all processes.
 func (l *Lab) change(alter func([]ContainerStatus) ([]ContainerStatus, error)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,8 +215,8 @@ func (l *Lab) change(alter func([]ContainerStatus) ([]ContainerStatus, error)) e
 	return l.save()
 }
 
-// save writes the state and the hosts files derived from it. The caller holds the locks, or is the only process with
-// the lab.
+// save writes the state and the hosts files derived from it. The caller holds the locks, or is the only process that
+// uses the lab.
 func (l *Lab) save() error {
 	if err := writeJSON(l.folder.state(), l.state); err != nil {
 		return fmt.Errorf("lab %s: %w", l.Name(), err)
@@ -230,7 +230,7 @@ func (l *Lab) save() error {
 		hosts[t.Name] = l.hostsOf(t.Name)
 	}
 	for viewer, text := range hosts {
-		// In place: running commands have this file mounted.
+		// Write in place: running commands have this file mounted, and would not see a new file.
 		if err := os.WriteFile(l.folder.hosts(viewer), []byte(text), 0o644); err != nil {
 			return fmt.Errorf("lab %s: %w", l.Name(), err)
 		}

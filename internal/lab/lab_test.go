@@ -248,7 +248,7 @@ func TestLab(t *testing.T) {
 		p2, _ := l.Prefix("n2")
 		gateway := routerMAC(t, l, "n1")
 		forged, sentinel := packet.NewSentinel(), packet.NewSentinel()
-		// Not a tenant's address, so that the agents' programs do not filter it.
+		// The address of node n2, not of a container, so that the agents' programs do not drop the packet.
 		to := p2.Addr().Next()
 		bad := packet.Packet{
 			Source:      to.Next(),
@@ -379,7 +379,7 @@ func TestLab(t *testing.T) {
 		if err := l.AddContainer(ctx, lab.Container{Name: "late", Node: "n2", Tenant: "blue"}); err != nil {
 			t.Fatal(err)
 		}
-		// Another process sees it too.
+		// Another process sees the container too.
 		other, err := lab.Open("", l.Name())
 		if err != nil {
 			t.Fatal(err)

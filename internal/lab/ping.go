@@ -23,8 +23,8 @@ type Echo struct {
 	From    string     `json:"from"`
 	To      string     `json:"to"`
 	Address netip.Addr `json:"address"`
-	// Name of the container that has this address in From's tenant, if To is of another tenant: tenants may have
-	// overlapping addresses. If it is set, Ping sends nothing.
+	// If To is of another tenant, Own is the container of From's tenant that has the same address, if there is one:
+	// tenants may have overlapping addresses. If Own is set, Ping sends nothing.
 	Own      string   `json:"own,omitempty"`
 	Denied   bool     `json:"denied,omitempty"` // policies deny the echo; set by MarkDenied
 	Sent     int      `json:"sent"`
@@ -147,8 +147,8 @@ func (l *Lab) MustReach(from, to string) (bool, error) {
 	return a.Tenant == b.Tenant && joined, nil
 }
 
-// own returns the container of the sender's tenant that has this address of another tenant's container; it may be the
-// sender itself.
+// own returns the container of the sender's tenant that has the same address as a container of another tenant, or "".
+// The result may be the sender itself.
 func (l *Lab) own(from, to string, address netip.Addr) string {
 	if must, err := l.MustReach(from, to); err != nil || must {
 		return ""

@@ -40,8 +40,8 @@ type Spec struct {
 // Switches maps nodes to their switch of network nimitz, if it differs from the lab's.
 type Switches map[string]string
 
-// Tenant is a tenant of a lab. Without a network it is on netpila; there an empty Addressing means encrypted. On nimitz
-// it has its own CIDRs, and each node gets a subnet of them.
+// Tenant is a tenant of a lab. An empty Network means netpila. On netpila, an empty Addressing means encrypted. On
+// nimitz, the tenant has its own CIDRs, and each node gets a subnet of each.
 type Tenant struct {
 	Name       string            `yaml:"name"        json:"name"`
 	Network    string            `yaml:"network"     json:"network,omitempty"`
@@ -98,7 +98,7 @@ type Container struct {
 	Tenant string            `yaml:"tenant" json:"tenant"`
 	Labels map[string]string `yaml:"labels" json:"labels,omitempty"`
 
-	// What policies select by besides labels.
+	// Besides labels, policies select containers by these fields.
 	Namespace       string            `yaml:"namespace"       json:"namespace,omitempty"`
 	NamespaceLabels map[string]string `yaml:"namespaceLabels" json:"namespaceLabels,omitempty"`
 	Ports           map[string]string `yaml:"ports"           json:"ports,omitempty"` // http: 80/TCP

@@ -10,8 +10,8 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// TestStateOfSeveralProcesses: concurrent commands, each with the state from its own start, keep the changes of the
-// others and do not restore removed containers.
+// TestStateOfSeveralProcesses: concurrent commands, each of which read the state when it started, keep each other's
+// changes and do not restore removed containers.
 func TestStateOfSeveralProcesses(t *testing.T) {
 	root := t.TempDir()
 	f := folder(filepath.Join(root, "demo"))

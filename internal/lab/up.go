@@ -27,7 +27,7 @@ import (
 const downTime = time.Minute
 
 // Up brings a lab up. Nodes and containers start in the order of the spec, so their numbers are in that order too. If
-// Up fails, or ctx ends before it is done, it removes everything.
+// Up fails, or ctx ends before Up is done, Up removes everything that it has created.
 func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
@@ -140,8 +140,8 @@ func (l *Lab) up(ctx context.Context, external *ExternalOrchestrator, progress f
 	return nil
 }
 
-// useExternal makes an external orchestrator serve on the address of the lab's own, and links its socket and token into
-// the lab's folder.
+// useExternal makes an external orchestrator serve on the address that the lab's own orchestrator would have. It links
+// the external orchestrator's socket and token into the lab's folder.
 func (l *Lab) useExternal(by *ExternalOrchestrator) error {
 	ns, err := l.Namespace(Orchestrator)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 const Patience = 2 * time.Minute
 
 // New brings a lab up and removes it at the end of the test. If the spec has no name, the name derives from the test's
-// name. If the test fails, its log gets the end of every daemon's log.
+// name. If the test fails, New logs the end of every daemon's log.
 func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 	t.Helper()
 	if os.Geteuid() != 0 {

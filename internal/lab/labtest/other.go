@@ -201,8 +201,8 @@ var (
 	release  = regexp.MustCompile(`return text\n`)
 )
 
-// The number of changes that each expression makes in the whole tree: exactly, or at least. After a rename or move of
-// the sources, the expressions could match nothing, and the build would be equal to this one.
+// The number of replacements that each expression must make in the whole tree. Without this check, an expression could
+// match nothing after a rename in the sources, and the other build would equal this one.
 var (
 	exactly = map[*regexp.Regexp]int{entries: 3, sizes: 3, counters: 1, release: 1}
 	atLeast = map[*regexp.Regexp]int{mapInC: 70, mapInGo: 100, pinInGo: 25}
