@@ -16,8 +16,8 @@ import (
 )
 
 // A node with asks set is an agent of NIMITZ's first generation (NIMITZ §4.1): its stream carries no mappings, and it
-// queries once after each event for the changes since its last query. All nodes of the set-up are such nodes. Nodes
-// that join later list all mappings and receive changes on their streams, as our agents do.
+// queries once after each event for the changes since its last query. All nodes of the set-up have asks set. Nodes that
+// join later list all mappings and receive changes on their streams, as our agents do.
 
 // ask runs one query for changes on every querying node.
 func (w *world) ask(ctx context.Context, s step) error {
@@ -34,9 +34,9 @@ func (w *world) ask(ctx context.Context, s step) error {
 	})
 }
 
-// seedMappings sets the mappings of the set-up on the nodes. One node of each tenant lists the mappings; the switches
-// of the other nodes get a copy without any message. Lists by 25,000 nodes would have 625 million mappings, which the
-// paper does not count.
+// seedMappings gives the nodes the mappings that exist after the set-up. For each tenant, one node lists the mappings,
+// and the switches of the other nodes get a copy without any message. If 25,000 nodes listed, they would receive 625
+// million mappings, which the paper does not count.
 func (w *world) seedMappings(ctx context.Context, nodes []*node) error {
 	revisions := map[string]int64{}
 	all, of := map[string]bitset{},
@@ -94,7 +94,8 @@ func (n *nimitzNetwork) setRemote(name string, all bitset, own []int) {
 	n.tenants[name].remote = remote
 }
 
-// awaitList waits until the node's agent has listed a hosted tenant: only later queries return newer changes.
+// awaitList waits until the node's agent has listed the mappings of a hosted tenant. Queries for changes begin after
+// this list.
 func (n *node) awaitList(ctx context.Context, name string) error {
 	for !n.received.hasListed(name) {
 		if err := pause(ctx, noticeEvery); err != nil {
@@ -175,8 +176,8 @@ func (n *node) list(ctx context.Context, name string) (list []network.Mapping, r
 	}
 }
 
-// query retries until the orchestrator answers, with the delay that the orchestrator demands, as agents do. Queries
-// whose response arrived too late count too.
+// query retries until the orchestrator answers, with the delay that the orchestrator demands, as agents do. The
+// orchestrator also counts queries whose response arrives after the deadline.
 func (n *node) query(
 	ctx context.Context,
 	req *pilasterv1.ListMappingsRequest,

@@ -3,8 +3,8 @@ package sim
 import "testing"
 
 // TestWarmUp expects the queries that NIMITZ §4.1 counts (NM7): 50 pages for each of 2,500 new nodes and 1 query for
-// each of 25,000 existing nodes. Scaled down here: 2 pages for each of 52 and 1 query for each of 520. The expected
-// time follows from the rate limit, which admits a burst of one second's queries.
+// each of 25,000 existing nodes. This test is smaller: 2 pages for each of 52 new nodes, and 1 query for each of 520
+// existing nodes. The expected time follows from the rate limit, which admits a burst of one second's queries.
 func TestWarmUp(t *testing.T) {
 	t.Parallel()
 	const rate = 200

@@ -156,7 +156,7 @@ type Queries struct {
 	PerSecond float64 `json:"perSecond"`
 }
 
-// queries returns the queries of a period of so many seconds.
+// queries counts the queries in a period whose length in seconds is long.
 func (c Counts) queries(long float64) *Queries {
 	q := Queries{Pages: c[pagesListed].Messages, Changes: c[changesAsked].Messages, Refused: c[throttled].Messages}
 	if q == (Queries{}) {

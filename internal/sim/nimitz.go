@@ -41,9 +41,9 @@ func (n *numbers) number(tenant string, to netip.Prefix) int {
 	return i
 }
 
-// nimitzSwitch is the forwarding state of one node as package nimitz would program it: the node's containers, and which
-// mappings of other nodes it has. It stores no entries, because those of 27,500 nodes with an entry for each other node
-// exceed the memory. It survives a restart of the agent.
+// nimitzSwitch is the forwarding state of one node: its containers, and which mappings of other nodes it has. Unlike
+// package nimitz, it stores no entries, because 27,500 nodes with an entry for each other node would exceed the memory.
+// The switch survives a restart of the agent.
 type nimitzSwitch struct {
 	numbers *numbers
 	mu      sync.Mutex
@@ -176,9 +176,9 @@ func (n *nimitzNetwork) place(f *forwarding, name string, all []network.Mapping)
 	}
 }
 
-// Entries counts the entries that package nimitz would program without services: one for the region's nodes, a sender
-// entry and a local forwarding entry for each container, and a remote forwarding entry for each mapping to another
-// node.
+// Entries counts the entries that package nimitz would program for tenants without services: one decap entry for the
+// region's nodes; for each container address, a register entry and a forwarding entry; and a forwarding entry for each
+// overlay and for each mapping to another node.
 func (n *nimitzNetwork) Entries(context.Context) ([]network.Entries, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -45,8 +45,8 @@ type networks interface {
 	network.MappingSink
 }
 
-// TestNimitzCounts compares nimitzNetwork with the real network: after any input both have as many entries in each
-// stage.
+// TestNimitzCounts compares nimitzNetwork with the real network: after any input both have the same number of entries
+// in each stage.
 func TestNimitzCounts(t *testing.T) {
 	ctx, plan := t.Context(), address.DefaultPlan()
 	own := plan.Node(1)
@@ -108,8 +108,9 @@ func overlaid(name string, id address.TenantID, nodeBits int) tenant.Tenant {
 	}
 }
 
-// mappings returns mappings of subnets to nodes, including this one; or of addresses to other nodes, because an address
-// is on one node only.
+// mappings returns random mappings of subnets to nodes, also to this node. If the tenant's nodes have no subnets, it
+// returns mappings of addresses to other nodes only, because the addresses of this node's containers are not on another
+// node.
 func mappings(random *rand.Rand, plan address.Plan, t tenant.Tenant) (some []network.Mapping) {
 	for range random.IntN(5) {
 		i := uint64(1 + random.IntN(20))

@@ -219,7 +219,7 @@ func (n *node) add(ctx context.Context, w *world, tenant string) error {
 	return nil
 }
 
-// containerID returns an ID that no other container has, as long as runtimes create them.
+// containerID returns a new ID, which is as long as the IDs of real runtimes.
 func (n *node) containerID() string {
 	n.made++
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", n.name, n.made))

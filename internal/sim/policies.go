@@ -41,8 +41,8 @@ type changes struct {
 	each, last latencies
 }
 
-// changePolicy changes a policy of the first tenant so many times. After each change it waits until the packet paths of
-// all nodes that host the tenant have it.
+// changePolicy changes a policy of the first tenant so many times. After each change it waits until all nodes that host
+// the tenant have the change in their packet paths.
 func (w *world) changePolicy(ctx context.Context, times int) error {
 	name := w.tenants[0]
 	c := &changes{hosts: w.hosting(name), received: map[*node]int64{}}
@@ -113,9 +113,9 @@ func (p *Policies) violated() []string {
 	}
 }
 
-// exceeded returns the exceeded limits: the time until a node has a change in 99 % of cases, the time until the last
-// node has it in half of the cases, and one message for each node that hosts the tenant. sent is the orchestrator's
-// count, which includes messages that no node has read.
+// exceeded returns the exceeded limits. The 99th percentile of the time until a hosting node has a change, and the
+// median of the time until the last one has the change, must be at most within. Each change may cost one message for
+// each node that hosts the tenant. sent is the orchestrator's count, which includes messages that no node has read.
 func (p *Policies) exceeded(within time.Duration, sent int64) (all []string) {
 	if within > 0 && p.Node.P99 > milliseconds(within) {
 		all = append(

@@ -231,7 +231,7 @@ type stage struct {
 	began  time.Time
 	acts   time.Duration
 	ready  time.Duration
-	cpu    time.Duration // at its beginning; after its end, the time it took
+	cpu    time.Duration // at first of the process until the stage began; after the stage, of the stage
 	counts Counts
 	syncs  int64
 	files  int64

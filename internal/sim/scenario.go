@@ -191,7 +191,7 @@ func Parse(file string, b []byte) (Scenario, error) {
 	return s, nil
 }
 
-// zeros maps the path of each field that must be more than 0 if present to whether it is 0.
+// zeros lists the fields that must be more than 0 if they are present, by path. A value is true if the field is 0.
 func (s Scenario) zeros() map[string]bool {
 	all := map[string]bool{
 		"$.tenants": s.Tenants == 0, "$.atOnce": s.AtOnce == 0,

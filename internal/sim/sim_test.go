@@ -79,7 +79,7 @@ events:
 			)
 		}
 	}
-	// The samples show that after the restart every node came back once.
+	// The samples show that every node reconnected once after the restart.
 	restart := r.Stages[5].Samples
 	if first, last := restart[0], restart[len(restart)-1]; first.Streams != 22 || last.Streams != 22 ||
 		last.Registered != 22 ||
@@ -265,8 +265,8 @@ func TestNimitz(t *testing.T) {
 	}
 }
 
-// TestTenantsMove: if a node's containers change to another tenant, the node stops to be a host of the old tenant and
-// releases its subnet.
+// TestTenantsMove: if a node's containers are replaced by containers of another tenant, the node no longer hosts the
+// old tenant and releases its subnet.
 func TestTenantsMove(t *testing.T) {
 	t.Parallel()
 	r := play(t, "{network: nimitz, nodes: 6, containersPerNode: 1, tenants: 2, events: [{do: restart-job, by: 3}]}")
@@ -298,8 +298,8 @@ func TestSeed(t *testing.T) {
 		}
 		for i := range one.Stages {
 			for kind, n := range one.Stages[i].Counts {
-				// If a tenant leaves a node and returns between two of its reports, the node receives and lists it once
-				// more.
+				// These counts depend on timing: if a tenant leaves a node and returns, the node may receive and list
+				// the tenant once more.
 				if slices.Contains(
 					[]string{heartbeats, "Follow in report", "Follow out delta", "ListMappings in", pagesListed},
 					kind,

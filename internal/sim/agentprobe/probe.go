@@ -188,7 +188,7 @@ func (g *probe) get(ctx context.Context, path string, read func(io.Reader) error
 	return read(resp.Body)
 }
 
-// ownCounts are limits for an ADD, not tables of the packet path.
+// ownCounts are the labels of table metrics that are not tables of the packet path: they exist because they limit ADDs.
 var ownCounts = map[string]bool{"endpoints": true, "tenant-ids": true}
 
 // parse reads the needed metrics from Prometheus text.
