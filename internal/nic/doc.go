@@ -8,6 +8,6 @@
 //	Traffic  the node's flows over time, by a seed
 //	Run      a simulation of all of them
 //
-// The package is pure: no I/O, no clock and no goroutine; a cancelled context ends a run. Times count from a run's
-// beginning, and equal seeds give equal figures.
+// The package uses no I/O, no clock and no goroutine; a cancelled context ends a run. Times count from a run's
+// beginning. Equal seeds give equal figures.
 package nic

@@ -10,8 +10,9 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// The server of fig 12. Container 1's job has run for a long time with the same nodes. An earlier job of container 2's
-// tenant has ended, and its entries have aged when the next job begins, which continuously sends to new nodes.
+// The server of fig 12. Container 1's job has run for a long time with the same nodes. Container 2 runs two jobs of its
+// tenant. The entries of the first job have aged when the second job begins. The second job continuously sends to new
+// nodes.
 const (
 	oldJobEnds     = 20 * time.Second
 	newJobBegins   = 30 * time.Second
@@ -73,7 +74,7 @@ type change struct {
 	make func(r *Run, seed uint64)
 }
 
-// cures returns modifications that each remove one cause of the fluctuation.
+// cures returns changes of the run. Each removes one cause of the fluctuation.
 func cures() []change {
 	return []change{
 		{"counters without delay", func(r *Run, _ uint64) { r.Spec.CounterDelay = 0 }},
@@ -85,7 +86,7 @@ func cures() []change {
 	}
 }
 
-// free is not a real cure: it shows that the switch misinterprets the duration of removals.
+// free is a change that no real NIC allows. It shows that the fluctuation depends on how long removals take.
 var free = change{"removals that take no time", func(r *Run, _ uint64) { r.Spec.RemoveEntry = 0 }}
 
 // Fluctuation describes a container's throughput after the new job has begun.

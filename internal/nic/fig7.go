@@ -27,8 +27,8 @@ func logNormal(mean, p95 float64) (mu, sigma float64) {
 	return math.Log(mean) - sigma*sigma/2, sigma
 }
 
-// jobTable has one entry for each other node; the paper does not describe the rest, which the model attributes to
-// services.
+// jobTable has one entry for each other node. The paper does not describe the other entries; the model assumes that
+// they are entries of services.
 func jobTable() *Table {
 	entries := remote(tenantA, 10, jobNodes-1)
 	for i := 0; len(entries) < jobEntries; i++ {
@@ -45,8 +45,8 @@ func jobTable() *Table {
 	return NewTable(entries)
 }
 
-// jobRun is one node of the job. The number of its peers is long-tailed; it sends to each peer with pauses that are
-// rarely longer than the idle timeout.
+// jobRun simulates one node of the job. The number of its peers is from a long-tailed distribution. The node sends to
+// each peer with pauses that are rarely longer than the idle timeout.
 func jobRun(t *Table, rng *rand.Rand) Run {
 	const burst, pause, end = 4 * time.Second, 2 * time.Second, 20 * time.Second
 	mu, sigma := logNormal(jobMean, jobP95)
@@ -97,7 +97,7 @@ func RunJob(ctx context.Context, seed uint64, step int) (Offloads, error) {
 	return o, nil
 }
 
-// Curve returns about 400 points at most: percent of the nodes, sorted by their entries, and entries.
+// Curve returns at most about 400 points: x is the percentage of nodes that have at most y entries.
 func (o Offloads) Curve() (points [][2]float64) {
 	for i := 0; i < len(o.Counts); i += max(len(o.Counts)/400, 1) {
 		points = append(points, [2]float64{100 * float64(i) / float64(len(o.Counts)), float64(o.Counts[i])})

@@ -12,8 +12,8 @@ const (
 	peakEnd   = 23 * time.Second
 )
 
-// peakTraffic starts to send to a new destination demand times a second until there are no more, and continues to send
-// to all.
+// peakTraffic returns traffic that begins to send to demand new destinations per second, until the peak ends or all
+// destinations are in use, and continues to send to all of them.
 func peakTraffic(to []Handle, demand float64, seed uint64) *Traffic {
 	rng := rand.New(rand.NewPCG(seed, 8))
 	var flows []Flow
@@ -41,8 +41,8 @@ func ownJob() peakJob {
 	return peakJob{t, t.All()}
 }
 
-// recordedJob sends to the destinations of a matrix, in an order by the seed; its table also has the preheated
-// destinations.
+// recordedJob returns a job that sends to the destinations of a recorded matrix, in an order that the seed determines.
+// Its table also has the preheated destinations.
 func recordedJob(job, preheated Matrix, seed uint64) peakJob {
 	seen := map[Megaflow]bool{}
 	var all Matrix

@@ -71,8 +71,8 @@ func drawPeak(ctx context.Context, seed uint64) (Figure, error) {
 	return j.draw(ctx, seed, j.rehearsed(fullDemand, seed), "the record of a rehearsal with another seed")
 }
 
-// DrawRecorded is figure 8 with preheating from a recorded matrix. Without a job's matrix, the job is the model's own;
-// with one, the job sends to the destinations of that matrix.
+// DrawRecorded runs the model for figure 8 with preheating from a recorded matrix. If job is nil, the model's own job
+// runs. Otherwise the job sends to the destinations of job's matrix.
 func DrawRecorded(ctx context.Context, seed uint64, preheated Matrix, job *Matrix) (*Report, error) {
 	j, from := ownJob(), "the record: "+preheated.Source
 	if job != nil {
@@ -228,8 +228,8 @@ func drawFluctuation(ctx context.Context, seed uint64) (Figure, error) {
 	return f, err
 }
 
-// sensitivity varies the chosen times of the NIC by factors of a half and two, with late counters, and returns also the
-// worst result without delay.
+// sensitivity runs the server with late counters and with the NIC's times for dumps and removals multiplied by 0.5, 1
+// and 2. It also returns the worst result of these runs without counter delay.
 func sensitivity(ctx context.Context, seed uint64) (all []Finding, err error) {
 	var worst Fluctuation
 	for _, dump := range []float64{0.5, 1, 2} {

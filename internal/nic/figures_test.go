@@ -63,8 +63,8 @@ func falls(samples []Sample) (n int) {
 	return n
 }
 
-// TestLateCountersAlone: without late counters no entry in use is removed, for any times of the NIC; with them some
-// are, if revalidation takes too long.
+// TestLateCountersAlone: without late counters, the switch removes no entry in use, whatever the NIC's times are. With
+// late counters, it removes entries in use if revalidation takes too long.
 func TestLateCountersAlone(t *testing.T) {
 	late, nine := 0, 0
 	for _, f := range drawn(t).Figures[1].Findings {
@@ -119,7 +119,7 @@ func TestPeak(t *testing.T) {
 		if slow := c.backlog > 0; slow != (p.lowest < 0.9*400) || slow != (p.drained > time.Second) {
 			t.Errorf("%+v: %+v", c, p)
 		}
-		if c.preheated { // with what another seed has shown: a part is enough, and without it the peak is not met
+		if c.preheated { // with a tenth of the recorded entries, preheating is not enough for the peak
 			r.Pinned = r.Pinned[:len(r.Pinned)/10]
 			if samples, err = r.Do(t.Context()); err != nil {
 				t.Fatal(err)

@@ -14,9 +14,9 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Matrix is a node's row of a recorded traffic matrix (§3.3): the packets that it has sent to other nodes, by megaflow,
-// the most packets first. Preheating pins these megaflows before a job begins. The record is from this model or from a
-// switch's counters.
+// Matrix is a node's row of a recorded traffic matrix (§3.3): the packets that the node has sent to other nodes, by
+// megaflow, the busiest megaflow first. Preheating pins these megaflows before a job begins. The record is from this
+// model or from a switch's counters.
 type Matrix struct {
 	Source       string // origin of the record, for people
 	Destinations []Destination
@@ -125,7 +125,7 @@ func (t *Table) record(traffic *Traffic, handles []Handle) (m Matrix) {
 	return m
 }
 
-// Pins returns the megaflows of the table that the matrix contains, the busiest first.
+// Pins returns the megaflows that are in the matrix and in the table, the busiest first.
 func (t *Table) Pins(m Matrix) (all []Handle) {
 	for _, d := range m.Destinations {
 		if h, ok := t.handles[d.Megaflow]; ok {

@@ -15,8 +15,8 @@ func destination(vni pipeline.VNI, to string, packets uint64) Destination {
 	return Destination{Megaflow{vni, netip.MustParsePrefix(to)}, packets}
 }
 
-// TestMatrixFile: a written file reads back equal, with the busiest destination first and without those that had no
-// packet.
+// TestMatrixFile: ReadMatrix returns the matrix that was written, with the busiest destination first and without
+// destinations that had no packet.
 func TestMatrixFile(t *testing.T) {
 	m := Matrix{Source: "a lab,\nnode n1", Destinations: []Destination{
 		destination(
@@ -73,7 +73,8 @@ func FuzzReadMatrix(f *testing.F) {
 }
 
 // TestPreheatingFromAFile: preheating from a file equals preheating from the rehearsal itself. A tenth of the file is
-// not enough for the peak. With a second record as the job, the job sends to its destinations.
+// not enough for the peak. If DrawRecorded gets a second record as the job, the job sends to the destinations of this
+// record.
 func TestPreheatingFromAFile(t *testing.T) {
 	find := func(r *Report, what string) float64 {
 		t.Helper()
@@ -114,8 +115,8 @@ func TestPreheatingFromAFile(t *testing.T) {
 	if r, err = DrawRecorded(t.Context(), 3, m, &tenth); err != nil {
 		t.Fatal(err)
 	}
-	// The job has sent to all destinations long before the end of the peak: the report says so, and starts its
-	// evaluation there.
+	// The job has sent to all destinations long before the end of the peak. The report states this, and evaluates the
+	// queue from then on.
 	few := fmt.Sprintf("1,000/s, %d in all", len(tenth.Destinations))
 	if find(r, "destinations of the job") != float64(len(tenth.Destinations)) ||
 		find(r, few+", preheated: longest queue") != 0 ||

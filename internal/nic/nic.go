@@ -19,21 +19,21 @@ type Megaflow struct {
 // Handle identifies a megaflow between switch and NIC, like tc's handles.
 type Handle uint32
 
-// Counter is one entry of a dump.
+// Counter is the packet counter of one entry, from a dump.
 type Counter struct {
 	Handle  Handle
-	Packets uint64 // since its installation, as far as the driver has read
+	Packets uint64 // since the installation, up to the driver's last read
 }
 
-// NIC is the interface of a switch to a NIC. Every call returns the time that the driver takes, and the caller waits
-// for so long; with a real NIC that would be the elapsed time.
+// NIC is the interface of a switch to a NIC. Every call returns the time that the driver takes, and the caller lets
+// this time pass. With a real NIC, it would be the duration of the call.
 type NIC interface {
 	Install(at time.Duration, h Handle, m Megaflow) (took time.Duration, err error)
 	Remove(at time.Duration, h Handle) (took time.Duration, err error)
 	Dump(at time.Duration) (counters []Counter, took time.Duration)
 }
 
-// ErrFull reports a NIC without capacity: the megaflow stays in software, and nothing else changes.
+// ErrFull means that the NIC is full. The megaflow stays in software, and nothing else changes.
 var ErrFull = errors.New("the NIC has no room for another entry")
 
 // Spec describes a NIC and its driver. Parameters lists the origins of Production's values.
@@ -96,8 +96,8 @@ func (m *Model) Install(at time.Duration, h Handle, _ Megaflow) (time.Duration, 
 	return took, nil
 }
 
-// Remove removes an entry immediately; then the driver is busy with its own lists, the longer the more entries there
-// are (§4.1, §4.2).
+// Remove removes an entry immediately. Afterwards the driver is busy with its own lists, for a time that grows with the
+// number of entries (§4.1, §4.2).
 func (m *Model) Remove(_ time.Duration, h Handle) (time.Duration, error) {
 	e := m.find(h)
 	if e == nil {
@@ -111,7 +111,7 @@ func (m *Model) Remove(_ time.Duration, h Handle) (time.Duration, error) {
 	return took, nil
 }
 
-// Dump lists the entries that forward, with counters as late as the driver's.
+// Dump lists the entries that forward. Their counters are as late as the driver's counters.
 func (m *Model) Dump(at time.Duration) ([]Counter, time.Duration) {
 	counters := make([]Counter, 0, len(m.entries))
 	counted := m.counted(at)
@@ -128,9 +128,9 @@ func (m *Model) Dump(at time.Duration) ([]Counter, time.Duration) {
 	return counters, time.Duration(len(counters)) * m.DumpEntry
 }
 
-// counted returns the time up to which packets are in counters. The driver repeatedly reads all counters, and each pass
-// takes half of the delay. A pass reads the values at its beginning and publishes them at its end. So a new entry shows
-// zero for one to two passes.
+// counted returns the time up to which the counters include packets. The driver repeatedly reads all counters. Each
+// pass takes half of CounterDelay: it reads the values at its beginning and publishes them at its end. So the counter
+// of a new entry is zero for one to two passes.
 func (m *Model) counted(at time.Duration) time.Duration {
 	walk := m.CounterDelay / 2
 	if walk == 0 {

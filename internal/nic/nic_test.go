@@ -27,8 +27,8 @@ func filled(t testing.TB, s Spec, n int) *Model {
 	return m
 }
 
-// TestRemoval covers NIMITZ §4.1: removing a batch of 2,000 takes 28 times as long from 50,000 entries as from the last
-// 2,000 (NM8).
+// TestRemoval covers NIMITZ §4.1 (NM8): the removal of 2,000 entries takes 28 times as long if the NIC has 50,000
+// entries as if it has only these 2,000.
 func TestRemoval(t *testing.T) {
 	m := filled(t, Production(), 50_000)
 	var batches []time.Duration
@@ -91,7 +91,7 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// TestRoom: the NIC rejects entries beyond its capacity, duplicates, and the removal of unknown entries.
+// TestRoom: the NIC rejects entries beyond its capacity, duplicate entries, and removals of unknown entries.
 func TestRoom(t *testing.T) {
 	s := Production()
 	s.Capacity = 3
@@ -115,7 +115,7 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestFlowGroups: each group beyond the free ones slows down all lookups; only the speed shows it (§4.2).
+// TestFlowGroups: each flow group beyond FreeGroups reduces the speed of all offloaded traffic (§4.2).
 func TestFlowGroups(t *testing.T) {
 	s := Production()
 	free := s.FreeGroups * s.GroupSize
@@ -128,8 +128,8 @@ func TestFlowGroups(t *testing.T) {
 	}
 }
 
-// TestGrouping: a megaflow is as wide as the forwarding entry that the pipeline matches. So containers of one node
-// share a megaflow if the node has a CIDR, and have one each if not.
+// TestGrouping: a megaflow matches the same destinations as the pipeline's forwarding entry. So containers of one node
+// share a megaflow if the node has a CIDR; otherwise each container has its own.
 func TestGrouping(t *testing.T) {
 	node := pipeline.VTEP(netip.MustParsePrefix("fd70:696c:6100:2::/64"))
 	entries := []pipeline.Entry{

@@ -174,7 +174,8 @@ func (r Run) Do(ctx context.Context) ([]Sample, error) {
 }
 
 // rates returns the containers' throughput. A container divides its offered load equally among its flows. An offloaded
-// flow gets its part, as far as the NIC's lookups allow; all other flows of the node share the software's throughput.
+// flow gets its share, reduced by Speed if the NIC's lookups are slow. All other flows of the node share the software's
+// throughput.
 func (r Run) rates(at time.Duration, n *Model) []float64 {
 	rates := make([]float64, len(r.Containers))
 	if len(rates) == 0 {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestAgeing: an entry is removed some time after its last packet and not before; a pinned entry is never removed.
+// TestAgeing: the switch removes an entry only after its idle time, and never removes a pinned entry.
 func TestAgeing(t *testing.T) {
 	table := NewTable(remote(tenantA, 10, 2))
 	r := Run{

@@ -9,10 +9,10 @@ import (
 
 // Policy describes when a switch removes entries.
 type Policy struct {
-	Period    time.Duration // interval of revalidations, unless one takes longer; 0: none, nothing is removed
-	Threshold time.Duration // a revalidation that takes longer means that too many entries are offloaded
+	Period    time.Duration // interval of revalidations, unless one takes longer; 0: no revalidation, and no removal
+	Threshold time.Duration // if a revalidation takes longer, the switch assumes that too many entries are offloaded
 	Idle      time.Duration // an entry whose counter has not changed for so long is removed
-	Pressed   time.Duration // the same while too many are offloaded; entries whose counter is zero are removed at once
+	Pressed   time.Duration // Idle while too many are offloaded; then entries whose counter is zero are removed at once
 }
 
 // ProductionPolicy is Open vSwitch's policy, with the threshold of a server without the changes of §4.2.
@@ -66,8 +66,8 @@ type round struct {
 	dumped   bool
 }
 
-// NewSwitch returns a switch without offloaded entries. busy reports whether packets of a megaflow arrive at a time:
-// after a removal, the next packet goes to software at once.
+// NewSwitch returns a switch without offloaded entries. busy reports whether packets of a megaflow arrive at a time. If
+// a megaflow is busy when its entry is removed, its next packet is a miss at once.
 func NewSwitch(t *Table, n NIC, p Policy, busy func(time.Duration, Handle) bool) *Switch {
 	return &Switch{Policy: p, table: t, nic: n, busy: busy, flows: make([]flow, len(t.flows))}
 }
@@ -81,7 +81,7 @@ func (s *Switch) Miss(h Handle) {
 	}
 }
 
-// Pin installs entries permanently: preheating (§3.3), or static offload if these are all entries.
+// Pin installs entries permanently, for preheating (§3.3), or for static offload if handles are all entries.
 func (s *Switch) Pin(handles []Handle) {
 	for _, h := range handles {
 		s.flows[h].pinned = true
@@ -92,7 +92,8 @@ func (s *Switch) Pin(handles []Handle) {
 // Backlog returns the number of megaflows that wait for the channel.
 func (s *Switch) Backlog() int { return len(s.queue) }
 
-// Next returns the time of the switch's next action; false if there is none before the next packet.
+// Next returns the time of the switch's next action. any is false if the switch has nothing to do until the next
+// packet.
 func (s *Switch) Next(now time.Duration) (at time.Duration, any bool) {
 	if len(s.queue) > 0 {
 		at, any = max(now, s.channel), true
@@ -162,7 +163,7 @@ func (s *Switch) revalidate(at time.Duration) error {
 		r.next = at + took
 		return nil
 	}
-	// The duration is the switch's only indication: a NIC does not otherwise show that it has too many entries (§4.2).
+	// Only the duration of a revalidation shows the switch that the NIC has too many entries (§4.2).
 	s.pressed = at-r.begin > s.Threshold
 	*r = round{next: max(at, r.begin+s.Period)}
 	return nil

@@ -7,7 +7,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Table is a switch's software table from the view of offloading.
+// Table holds the megaflows that a switch's software table can offload.
 type Table struct {
 	Entries     int // entries of all stages
 	flows       []Megaflow
@@ -39,8 +39,8 @@ func NewTable(entries []pipeline.Entry) *Table {
 	return t
 }
 
-// Lookup returns the megaflow of a packet's matched entries: it is as wide as the forwarding entry, which covers a node
-// if nodes have CIDRs. It returns false for a packet that no entry forwards.
+// Lookup returns the megaflow of a packet. Its prefix is the prefix of the matched forwarding entry, which covers a
+// node if nodes have CIDRs. Lookup returns false for a packet that no entry forwards.
 func (t *Table) Lookup(vni pipeline.VNI, to netip.Addr) (Handle, bool) {
 	for _, v := range []pipeline.VNI{vni, pipeline.Any} {
 		for _, bits := range t.lengths {
