@@ -26,8 +26,8 @@ const (
 	memoryLimit   = 16 << 30  // of a simulated cluster
 )
 
-// queries is §4.1's count for a number of nodes and of new ones: each new node queries all pages, and each other node
-// queries once for the new ones.
+// queries counts queries as §4.1 does: each new node queries all pages, and each existing node queries once for the new
+// nodes.
 func queries(nodes, fresh int) (ofNew, ofOthers int) {
 	return fresh * ((nodes + listPage - 1) / listPage), nodes
 }
@@ -60,14 +60,14 @@ func (g grown) refused() int {
 	return 0
 }
 
-// throttled returns the minimum time of the queries at listRate, in seconds: the throttle admits a burst of one
-// second's queries.
+// throttled returns the minimum time in seconds that the queries take at listRate. The rate limit admits the queries of
+// one second as a burst.
 func (g grown) throttled() float64 { return max(float64(g.queries()-listRate)/listRate, 0) }
 
 func (g grown) seconds() float64 { return g.event().Ready }
 func (g grown) messages() int    { return int(g.event().Total.Messages) }
 
-// entries returns the entries in all tables of the cluster's network: the minimum and maximum of any node.
+// entries returns the minimum and the maximum of the nodes' entries, over all tables of the cluster's network.
 func (g grown) entries() (least, most int) {
 	for _, e := range g.result.Entries {
 		if strings.HasPrefix(e.Table, tenant.Nimitz) == (g.result.Scenario.Network == tenant.Nimitz) {
@@ -128,7 +128,8 @@ func (r *run) cluster(ctx context.Context, network string, nodes, containers int
 	return g, nil
 }
 
-// series grows clusters of all sizes that should fit in memory, and returns the reason for leaving out the others.
+// series simulates the growth of clusters of all sizes that should fit in memory. leftOut says why it leaves out the
+// other sizes.
 func (r *run) series(ctx context.Context, network string) (all []grown, leftOut string, err error) {
 	sizes := r.Form.Netpila
 	if network == tenant.Nimitz {
@@ -205,7 +206,7 @@ func sumOf(g grown) float64 {
 	return float64(ofNew + ofOthers)
 }
 
-// sums returns the paper's arithmetic at the sizes of the clusters and at the paper's own.
+// sums returns the results of the paper's arithmetic for the sizes of the clusters and for the paper's size.
 func sums(all []grown, by float64) [][2]float64 {
 	ofNew, ofOthers := queries(paperNodes, paperNodes/10)
 	return append(
@@ -365,8 +366,8 @@ func (r *run) fig17(ctx context.Context, f *Figure) error {
 	return nil
 }
 
-// slopes returns the additional entries per further node, from the smallest cluster to the largest, and the entries of
-// both.
+// slopes returns how many entries a node has more for each node by which the largest cluster exceeds the smallest, and
+// a node's entries in the smallest and in the largest cluster.
 func slopes(all []grown) (each float64, from, to int) {
 	first, last := all[0], all[len(all)-1]
 	_, from = first.entries()

@@ -6,6 +6,7 @@
 //	Figure   data, with a description of the measurement and of its differences from the paper's
 //	Folder   figures as JSON and TSV, and the page of all figures in the folder
 //
-// It measures nothing itself: package sim simulates clusters, package nic models the offloading, and package bench
-// measures switches and packets. The paper's values are from its text, with the section, and never from its plots.
+// The package itself measures nothing: package sim simulates clusters, package nic models the offloading, and package
+// bench measures switches and packets. All values of the paper come from its text, with the section, and never from its
+// plots.
 package paper

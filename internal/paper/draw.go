@@ -17,7 +17,7 @@ import (
 // Form is the sizes of the measurements.
 type Form struct {
 	Name       string
-	JobStep    int             // every such node of fig 7's job is simulated
+	JobStep    int             // every JobStep-th node of fig 7's job is simulated
 	Delays     []time.Duration // of counters, including the paper's
 	Netpila    []int           // nodes that grow by a tenth; at least two sizes
 	Nimitz     []int           // the same for NIMITZ
@@ -30,8 +30,8 @@ type Form struct {
 	Datapath   int // rounds
 }
 
-// Job is one of fig 16's jobs. The paper does not state the containers per node: they are chosen so that two pairs of
-// entries for each match its 12 and 20 entries.
+// Job is one of fig 16's jobs. The paper does not state the containers per node. With two pairs of entries for each, 3
+// and 5 containers give the paper's 12 and 20 entries.
 type Job struct {
 	Name       string
 	Nodes      int
@@ -206,8 +206,8 @@ func chosen(only []string) (some []definition) {
 	return some
 }
 
-// Lacks returns an error that names the figures that cannot be created here: without root, or without Open vSwitch, if
-// ovs is its error.
+// Lacks returns an error that names the figures that cannot be created here, because they need root or Open vSwitch.
+// ovs is the error of a check for Open vSwitch, or nil.
 func Lacks(only []string, root bool, ovs error) error {
 	need := func(what func(definition) bool) (with, without []string) {
 		for _, d := range chosen(only) {
@@ -250,7 +250,7 @@ type run struct {
 // seed is the seed of all random choices.
 const seed = 1
 
-// Draw creates the figures. If one fails, the others are still created; the error names all that failed.
+// Draw creates the figures. If a figure fails, Draw still creates the others; the error names all failed figures.
 func Draw(ctx context.Context, o Options) error {
 	r := &run{Options: o, clusters: map[string]*sim.Result{}}
 	var failed error

@@ -149,7 +149,7 @@ func ahead(t *testing.T, m Measures) Measures {
 }
 
 // TestFigures creates all figures in one folder, as several runs with --only do. Each figure has the paper's values,
-// the measured ones and their origin. The page has all figures and no external references.
+// the measured values and their origin. The page has all figures and no external references.
 func TestFigures(t *testing.T) {
 	to, m := Folder(t.TempDir()), ahead(t, real(t))
 	all := map[string]Figure{}
@@ -237,8 +237,8 @@ func series(t *testing.T, f Figure, of, name string) [][2]float64 {
 	return nil
 }
 
-// checkQueries: the counts equal §4.1's arithmetic: with 10 and 30 nodes, one page for each new node, and one query of
-// each other node.
+// checkQueries requires the counts of §4.1's arithmetic: with 10 and 30 nodes, one page for each new node, and one
+// query of each existing node.
 func checkQueries(t *testing.T, f Figure) {
 	for of, want := range map[string][][2]float64{"all": {{10, 11}, {30, 33}}, "of new nodes": {{10, 1}, {30, 3}}} {
 		if got := series(t, f, ours, of); !slices.Equal(got, want) {
@@ -257,7 +257,8 @@ func checkQueries(t *testing.T, f Figure) {
 	}
 }
 
-// checkEntries: a node on NIMITZ has one entry for each other node; on NETPILA it only has those of its own containers.
+// checkEntries: a node on NIMITZ has one entry for each other node. A node on NETPILA has only entries of its own
+// containers.
 func checkEntries(t *testing.T, clusters, job, table Figure) {
 	nimitz, netpila := series(t, clusters, ours, "NIMITZ"), series(t, clusters, ours, "NETPILA")
 	if nimitz[1][1]-nimitz[0][1] != 33-11 || netpila[0] != [2]float64{11, 2*3 + 2} ||
@@ -370,8 +371,8 @@ func TestLacks(t *testing.T) {
 	}
 }
 
-// TestForms: each form has enough sizes for a figure, and larger ones than the previous form; the largest form includes
-// the paper's sizes.
+// TestForms: each form has enough sizes for a figure, and larger sizes than the form before it. The largest form
+// includes the paper's sizes.
 func TestForms(t *testing.T) {
 	before := Form{}
 	for _, f := range []Form{Quick(), Standard(), Full()} {

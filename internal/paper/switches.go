@@ -136,7 +136,8 @@ func (r *run) fig11(ctx context.Context, f *Figure) error {
 	if err != nil {
 		return err
 	}
-	// A complete deletion deletes batch after batch, each from the entries that remain: these are the measured sizes.
+	// A complete deletion deletes batch after batch. Before each batch, the remaining entries are one of the measured
+	// sizes.
 	sum := func(of func(suites.FlowDeleteCost) float64) (points [][2]float64) {
 		total := 0.0
 		for _, c := range report.Results {
