@@ -104,15 +104,15 @@ func (i ICMP) header(b []byte) ([]byte, int) {
 
 func (r Raw) header(b []byte) ([]byte, int) { return b, -1 }
 
-// Checksum returns the Internet checksum over the pseudo header and the upper layer, whose own checksum field is zero.
-// Over a packet with a correct checksum it is 0. (An IPv4 address in IPv6 form has 0xffff before it, which adds
-// nothing.)
+// Checksum returns the Internet checksum over the pseudo header and the upper layer, whose checksum field must be zero.
+// If this field has the correct checksum, the result is 0. (An IPv4 address in IPv6 form begins with 0xffff, which does
+// not change the sum.)
 func Checksum(source, destination netip.Addr, protocol uint8, upper []byte) uint16 {
 	s, d := source.As16(), destination.As16()
 	return onesSum(uint64(len(upper))+uint64(protocol), s[:], d[:], upper)
 }
 
-// onesSum is the Internet checksum (RFC 1071) over parts, all but the last of even length.
+// onesSum returns the Internet checksum (RFC 1071) over parts. All parts except the last must have an even length.
 func onesSum(sum uint64, parts ...[]byte) uint16 {
 	for _, part := range parts {
 		for len(part) >= 2 {

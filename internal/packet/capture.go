@@ -98,8 +98,8 @@ func (c *Capture) Next(ctx context.Context) (Captured, error) {
 	return got, nil
 }
 
-// Until returns every frame captured before the first that matches, followed by that one. It fails when ctx ends first,
-// or when the kernel lost frames: missing frames would then prove nothing.
+// Until returns all captured frames up to and including the first frame that matches. It fails if ctx ends first. It
+// also fails if the kernel lost frames, because then the absence of a frame proves nothing.
 func (c *Capture) Until(ctx context.Context, match func(Captured) bool) ([]Captured, error) {
 	var all []Captured
 	for {
@@ -129,7 +129,7 @@ func (c *Capture) Lost() (uint64, error) {
 		var stats *unix.TpacketStats
 		if stats, failed = unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET,
 			unix.PACKET_STATISTICS); failed == nil {
-			c.lost += uint64(stats.Drops) // reading resets it
+			c.lost += uint64(stats.Drops) // reading resets the kernel's counter
 		}
 	})
 	return c.lost, errors.Join(err, failed)

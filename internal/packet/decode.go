@@ -8,9 +8,9 @@ import (
 )
 
 var (
-	// ErrNotIPv6 means the frame or packet is something else.
+	// ErrNotIPv6 means that the frame or packet is not IPv6.
 	ErrNotIPv6 = errors.New("not an IPv6 packet")
-	// ErrTruncated means a header or the packet itself is cut short.
+	// ErrTruncated means that a header or the packet is incomplete.
 	ErrTruncated = errors.New("truncated packet")
 )
 
@@ -26,7 +26,7 @@ func DecodeFrame(frame []byte) (Packet, error) {
 }
 
 // Decode decodes an IPv6 packet. It ignores bytes after the packet's length, which are padding. Payloads are slices of
-// b. It does not check checksums: see ChecksumOK.
+// b. Decode does not check checksums: see ChecksumOK.
 func Decode(b []byte) (Packet, error) {
 	if len(b) < 1 || b[0]>>4 != 6 {
 		return Packet{}, ErrNotIPv6
@@ -121,8 +121,8 @@ func decodeBody(protocol uint8, b []byte) (Body, error) {
 	return Raw{protocol, b}, nil
 }
 
-// ChecksumOK reports whether the upper layer's checksum is correct. It is true where there is nothing to check: other
-// protocols and fragments. A packet captured before it left its machine may have a partial checksum (see
+// ChecksumOK reports whether the upper layer's checksum is correct. It returns true for fragments and for protocols
+// without a known checksum. A packet captured before it left its machine may have a partial checksum (see
 // Captured.ChecksumPartial).
 func ChecksumOK(b []byte) bool {
 	p, err := Decode(b)

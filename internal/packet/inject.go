@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Injector sends frames out of a device unchanged, without routing and firewall of its namespace.
+// Injector sends frames unchanged through a device, past the routing and the firewall of its namespace.
 type Injector struct {
 	fd         int
 	device     *net.Interface
@@ -31,8 +31,8 @@ func NewInjector(ns *netns.Namespace, device string) (*Injector, error) {
 	return &Injector{fd, dev, viaProgram}, nil
 }
 
-// sendsToProgram reports whether an eBPF program runs within the send call: on the uplink of a macvlan, or between the
-// two sides of a netkit.
+// sendsToProgram reports whether an eBPF program runs within the send call. This is the case if the device is a
+// macvlan, because of the programs on its uplink, or a netkit.
 func sendsToProgram(ns *netns.Namespace, device *net.Interface) (bool, error) {
 	h, err := ns.Netlink()
 	if err != nil {
@@ -54,7 +54,7 @@ func (i *Injector) Mark(mark uint32) error {
 	return unix.SetsockoptInt(i.fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 }
 
-// Call sets the protocol that the kernel assumes for sent frames, whatever their EtherType is.
+// Call sets the protocol that the kernel assumes for sent frames, instead of their EtherType.
 func (i *Injector) Call(protocol uint16) error {
 	return unix.Bind(i.fd, &unix.SockaddrLinklayer{Protocol: protocol<<8 | protocol>>8, Ifindex: i.device.Index})
 }
@@ -75,13 +75,13 @@ func (i *Injector) Send(frame []byte) error {
 	}
 }
 
-// backlogPause lets the peer device's full receive queue (1,000 packets by default) empty.
+// backlogPause is the time for the peer device to empty its receive queue (1,000 packets by default).
 const backlogPause = 200 * time.Microsecond
 
 // Burst sends n frames as fast as the device accepts them; frame may return the same buffer each time. Burst repeats a
 // frame that was rejected because the peer's queue is full, so after a nil error exactly n frames have passed the
-// device. Where a program runs within the send call there is no such queue: a rejected frame was dropped by the
-// program.
+// device. If a program runs within the send call, there is no such queue: then a rejected frame is one that the program
+// dropped, and Burst does not repeat it.
 func (i *Injector) Burst(n int, frame func(k int) []byte) error {
 	for k := range n {
 		f := frame(k)

@@ -16,8 +16,8 @@ const (
 	FragmentationNeeded uint8 = 4 // a code of Unreachable4
 )
 
-// marshal4 builds a packet with IPv4 addresses. The only extension is FragmentHeader, whose fields are in the IPv4
-// header; an ICMP body is ICMP of IPv4.
+// marshal4 builds a packet with IPv4 addresses. The only allowed extension is FragmentHeader, whose fields marshal4
+// writes into the IPv4 header. An ICMP body must be an ICMP message of IPv4.
 func (p Packet) marshal4() []byte {
 	body := p.Body
 	if body == nil {

@@ -185,7 +185,7 @@ func pcap(frame []byte) []byte {
 	return append(b, frame...)
 }
 
-// A packet that Decode accepts is the same after it is built and decoded again.
+// If Decode accepts a packet, building and decoding the result again gives an equal result.
 func FuzzDecode(f *testing.F) {
 	for _, s := range samples {
 		f.Add(s.packet.Marshal())

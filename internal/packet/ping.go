@@ -30,9 +30,9 @@ type PingResult struct {
 	RTT            []time.Duration // of each reply, in order
 }
 
-// Ping sends ICMP or ICMPv6 echoes from inside a namespace and waits for the replies. It takes times around blocking
-// system calls on one thread, so they do not include Go's scheduler. An echo without a reply is not an error; one that
-// could not be sent is.
+// Ping sends ICMP or ICMPv6 echoes from a namespace and waits for the replies. It measures around blocking system calls
+// on one thread, so the times do not include delays of Go's scheduler. A missing reply is not an error; a failure to
+// send is an error.
 func Ping(ctx context.Context, ns *netns.Namespace, to netip.Addr, o PingOptions) (PingResult, error) {
 	o.Count = max(o.Count, 1)
 	o.Size = max(o.Size, len(Sentinel{}), len(o.Payload))
@@ -127,7 +127,7 @@ func (p *pinger) echo(seq uint16) (time.Duration, bool, error) {
 		binary.BigEndian.PutUint16(p.request[2:], onesSum(0, p.request))
 	}
 	start := time.Now()
-	// A request that a program drops on its way out has no reply, as any lost request.
+	// If an eBPF program drops the request, the kernel returns ENOBUFS. Treat it as a lost request.
 	if err := unix.Sendto(p.fd, p.request, 0, p.to); err != nil && !errors.Is(err, unix.ENOBUFS) {
 		return 0, false, fmt.Errorf("send: %w", err)
 	}
@@ -136,7 +136,7 @@ func (p *pinger) echo(seq uint16) (time.Duration, bool, error) {
 		if left <= 0 {
 			return 0, false, nil
 		}
-		// At least 1 µs: zero would mean for ever.
+		// At least 1 µs: zero would mean no timeout.
 		tv := unix.NsecToTimeval(max(left, time.Microsecond).Nanoseconds())
 		if err := unix.SetsockoptTimeval(p.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 			return 0, false, err

@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 )
 
-// Sentinel is a unique payload. A test sends it along a path that must work: when the capture sees it, the capture
-// works and contains everything sent before.
+// Sentinel is a unique payload. A test sends it on a path that must work. When the capture has the sentinel, the
+// capture works and has all frames that were sent earlier.
 type Sentinel [16]byte
 
 func NewSentinel() Sentinel {

@@ -23,7 +23,8 @@ func openSocket(
 		if dev, err = net.InterfaceByName(device); err != nil {
 			return err
 		}
-		// A socket with a protocol receives from all devices until it is bound, so bind sets the protocol.
+		// Open the socket with protocol 0: with another protocol, it would receive from all devices until bind. bind
+		// sets the protocol.
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, 0); err != nil {
 			return err
 		}
