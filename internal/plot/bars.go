@@ -61,7 +61,7 @@ func NewBars(title, axis string, left int, one bool, bars []Bar) *Bars {
 	return c
 }
 
-// barStepOf returns a round number that divides an axis into two to seven parts.
+// barStepOf returns a round number: the step between the marks of an axis, which has two to seven steps.
 func barStepOf(highest float64) float64 {
 	if !(highest > 0) || math.IsInf(highest, 1) {
 		return 1

@@ -131,7 +131,7 @@ func NewLines(mark string, p Plot) *Lines {
 	return c
 }
 
-// markStep returns a round number that divides an axis into two to ten parts.
+// markStep returns a round number: the step between the marks of an axis, which has two to ten steps.
 func markStep(length float64) float64 {
 	if !(length > 0) || math.IsInf(length, 1) {
 		return 1

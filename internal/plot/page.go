@@ -30,7 +30,7 @@ type Note struct {
 // Link is a line of the contents: the ID of a section, its title, and its failure if it has one.
 type Link struct{ To, Text, Bad string }
 
-// Section is charts, and a table of the same figures.
+// Section has charts, and a table of the same values.
 type Section struct {
 	ID    string // for links; "" for none
 	Title string
@@ -41,7 +41,7 @@ type Section struct {
 	After []Note // below the table
 }
 
-// Table has rows of as many cells as its head.
+// Table is a table. Each row has as many cells as Head.
 type Table struct {
 	Caption string
 	Head    []string

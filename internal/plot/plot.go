@@ -1,5 +1,5 @@
 // Package plot writes reports as HTML pages that need no other file: bars with intervals and lines as SVG, tables and
-// notes. All pages have the same style. The package does not know what the figures mean.
+// notes. All pages have the same style. The package does not depend on the meaning of the values.
 package plot
 
 import (

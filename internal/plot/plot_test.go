@@ -13,7 +13,7 @@ func TestBarStep(t *testing.T) {
 	}
 }
 
-// Points are at their coordinates, on axes of either kind, and each axis has marks within it.
+// On linear and logarithmic axes, points are at their coordinates, and marks are within the axis.
 func TestLines(t *testing.T) {
 	for _, c := range []struct {
 		log    bool
@@ -42,7 +42,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// Logarithmic axes extend below 1 if there are values, and separate points are crosses at their coordinates.
+// Logarithmic axes extend below 1 if there are values below 1, and separate points are crosses at their coordinates.
 func TestLinesBelowOne(t *testing.T) {
 	l := NewLines(
 		"",
