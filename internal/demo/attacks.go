@@ -19,7 +19,7 @@ import (
 // attacker is the container that sends the attacks, with raw sockets.
 const attacker = "r1"
 
-// attack is a number of packets, and the reason for which they must be dropped.
+// attack is a number of packets, and the drop reason that must count them.
 type attack struct {
 	name   string
 	n      int
@@ -27,8 +27,8 @@ type attack struct {
 	frame  func(k int) []byte
 }
 
-// attacks sends packets that must be dropped. Each drop counter must rise by exactly the number sent, and no packet may
-// arrive. Each capture then sees a sentinel, which proves that the capture works.
+// attacks sends packets that must be dropped. Each drop counter must rise by exactly the number of its packets, and no
+// packet may arrive. After the attacks, each capture must see a sentinel, which proves that the capture works.
 func (p *proof) attacks(ctx context.Context) error {
 	ns, err := p.lab.Namespace(attacker)
 	if err != nil {
@@ -114,7 +114,7 @@ func total(drops map[string]uint64) (sum uint64) {
 	return sum
 }
 
-// craft builds the attacks. All packets contain the marker, by which arrivals recognizes them.
+// craft builds the attacks. All packets contain the marker, so that arrivals recognizes them.
 func (p *proof) craft(ctx context.Context, inject *packet.Injector, marker packet.Sentinel) ([]attack, error) {
 	me, err1 := p.lab.Container(attacker)
 	mate, err2 := p.lab.Container("r2")
@@ -173,7 +173,7 @@ func randomPrivate() netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// watcher is a capture, and sender and destination of the sentinel that it must see.
+// watcher is a capture, with the sender and the destination of the sentinel that the capture must see.
 type watcher struct {
 	capture *packet.Capture
 	sender  *netns.Namespace

@@ -42,7 +42,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// Each section must fail if the lab is broken in what the section checks.
+// Each section must fail if what it checks does not work in the lab.
 func TestSectionsFail(t *testing.T) {
 	spec := spec
 	spec.Name = ""
@@ -86,7 +86,7 @@ func TestSectionsFail(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// It receives packets, but its answers are dropped.
+		// b3 receives packets, but its kernel drops its replies.
 		hole := &netlink.Route{
 			Dst:      &net.IPNet{IP: net.ParseIP("fc00::"), Mask: net.CIDRMask(8, 128)},
 			Type:     6,

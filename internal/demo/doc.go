@@ -1,3 +1,3 @@
-// Package demo starts a lab, verifies on it what Pilaster promises, and removes it. Each line that it prints was
-// measured in that run and can fail.
+// Package demo starts a lab, checks in it what Pilaster promises, and removes the lab. Each line that it prints is the
+// result of a measurement in this run that can fail.
 package demo

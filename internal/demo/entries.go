@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// entries prints the entries of each node. Tables that are not caches may have one entry per endpoint of the node at
-// most, and the node may have no route or neighbour for another node's prefix.
+// entries prints the entries of each node. A table that is not a cache must not have more entries than the node has
+// endpoints. The node must not have a route or neighbour in another node's prefix.
 func (p *proof) entries(ctx context.Context) error {
 	title := "4  Entries of each node"
 	for _, node := range spec.Nodes {

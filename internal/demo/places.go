@@ -20,7 +20,7 @@ import (
 // waitTime is the timeout for a packet that must arrive.
 const waitTime = 5 * time.Second
 
-// packetLength is the MTU of the fabric: with one byte of encapsulation the packet would not fit.
+// packetLength is the MTU of the fabric. With a single byte of encapsulation, the packet would be too long.
 const packetLength = 1500
 
 // sighting is a captured packet.
@@ -145,7 +145,7 @@ func (p *proof) sendSeen(ctx context.Context, from, to lab.ContainerStatus) ([3]
 	return seen, nil
 }
 
-// datagram sends a datagram through ordinary sockets and waits until the other has read it.
+// datagram sends a datagram through ordinary sockets and waits until the receiver has read it.
 func (p *proof) datagram(from, to lab.ContainerStatus, payload []byte) error {
 	listen, err := p.socket(to)
 	if err != nil {

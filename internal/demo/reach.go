@@ -14,8 +14,8 @@ import (
 // undecryptable is the drop reason for another tenant's ciphertext, which does not decrypt to a valid address.
 const undecryptable = "dst-undecryptable"
 
-// reach prints which containers reach each other. A missing answer alone proves little, so each node's drop counters
-// must rise by exactly the packets sent to other tenants.
+// reach prints which containers reach each other. A missing reply alone does not prove that the sender's node dropped
+// the packet, so each node's drop counters must rise by exactly the number of packets sent to other tenants.
 func (p *proof) reach(ctx context.Context) error {
 	before, err := p.drops(ctx)
 	if err != nil {

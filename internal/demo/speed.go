@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// beside is a round-trip time between containers, and between their nodes.
+// beside has the round-trip time between containers, and between their nodes.
 type beside struct{ containers, nodes time.Duration }
 
 const (
@@ -17,14 +17,14 @@ const (
 	bursts = 30                    // of later packets, each of ten
 )
 
-// Limits are wide: they detect a datapath that waits for something, on any machine.
+// Wide limits, so that only a datapath that waits for a timer or a process exceeds them, on any machine.
 const (
 	slowestFirst = 20 * time.Millisecond
 	slowestLater = 3.0 // times node to node
 )
 
-// firstPackets measures the first packet between each two containers on different nodes, and an echo between their
-// nodes after the same pause.
+// firstPackets measures the first echo between each two containers of a tenant on different nodes, and an echo between
+// their nodes after the same pause.
 func (p *proof) firstPackets(ctx context.Context) (beside, error) {
 	var containers, nodes []time.Duration
 	for i, a := range p.lab.Containers() {
@@ -67,8 +67,8 @@ func (p *proof) echo(ctx context.Context, from, to string) (time.Duration, error
 	return time.Duration(*e.RTTUs * float64(time.Microsecond)), nil
 }
 
-// speed prints the times of first and later packets. Bursts of later packets alternate between containers and nodes, so
-// that both see the same load of the machine.
+// speed prints the times of first and later packets. It measures bursts between containers and between nodes in turn,
+// so that the load of the machine is the same for both.
 func (p *proof) speed(ctx context.Context, first beside) error {
 	var containers, nodes []time.Duration
 	for range bursts {
