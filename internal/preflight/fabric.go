@@ -24,9 +24,9 @@ const (
 	probeTimeout = time.Second
 )
 
-// fabric tests the route and the source check of the fabric. It sends the router a packet for this node's prefix, which
-// comes back if the router has the route. Before that it sends a packet with a source that belongs to no node, which
-// comes back too unless the fabric checks sources.
+// fabric tests the route and the source check of the fabric. It sends the router a packet for this node's prefix. If
+// the router has the route, the packet returns. First it sends such a packet with a source that belongs to no node.
+// That packet returns too, unless the fabric checks sources.
 func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix netip.Prefix) (route, sources Result) {
 	const urpf = "enable source checks (uRPF) on all ports of the fabric: docs/howto/fabric.md"
 	unchecked := func(why string) (Result, Result) {
@@ -123,9 +123,9 @@ func routerMAC(ctx context.Context, uplink netlink.Link, plan address.Plan) (net
 	}
 }
 
-// probe sends packets with a false and with the true source in turn until one with the true source is back. forged
-// reports whether one with the false source came before it. The packets have no upper layer: a host that receives one
-// drops it.
+// probe alternately sends packets with a false and with the true source, until a packet with the true source returns.
+// forged reports whether a packet with the false source returned before it. The packets have no upper layer, so a host
+// that receives one drops it.
 func probe(
 	ctx context.Context,
 	uplink string,
@@ -176,7 +176,8 @@ func probe(
 	return false, forged, ctx.Err()
 }
 
-// withoutUpperLayer filters a socket, so that it receives only such packets, also on a busy uplink.
+// withoutUpperLayer sets a filter, so that the socket receives only packets without an upper layer. Other packets of a
+// busy uplink then do not fill its buffer.
 func withoutUpperLayer(fd int) error {
 	const nextHeader = 14 + 6
 	filter := []unix.SockFilter{

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzKernelVersion: only the numbers of a release decide whether it is new enough, not the text after them.
+// FuzzKernelVersion: whether a release is new enough depends on its numbers, and not on the text after them.
 func FuzzKernelVersion(f *testing.F) {
 	f.Add(uint16(6), uint16(12), ".0")
 	f.Add(uint16(5), uint16(15), ".0-91-generic")

@@ -112,8 +112,8 @@ func bpffs(dir string) Result {
 	return ok("pins go to %s; the agent mounts bpffs there", dir)
 }
 
-// packetPath sends packets between two nodes in temporary namespaces. Only the use of a kernel feature proves that it
-// works, and packets of the machine are not involved.
+// packetPath sends packets between two nodes in temporary namespaces, because only its use proves that a kernel feature
+// works. The machine's own packets are not affected.
 func packetPath(ctx context.Context, rights Result) Result {
 	if rights.State != OK {
 		return fail("see privileges", "not tested")
@@ -160,7 +160,7 @@ func gatewayRules(rights Result) Result {
 	return ok("tested: NAT rules with connection limits")
 }
 
-// ownClock queries the kernel if there is no orchestrator to compare with.
+// ownClock asks the kernel whether the clock is synchronized, if there is no orchestrator to compare with.
 func ownClock() Result {
 	var t unix.Timex
 	state, err := unix.Adjtimex(&t)

@@ -7,8 +7,8 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// Certificates tolerate a difference of an hour (orchestrator/pki); with more, no node joins. Smaller differences make
-// logs hard to compare.
+// If the clocks differ by more than an hour, no node can join, because certificates tolerate only an hour
+// (orchestrator/pki). Smaller differences make logs hard to compare.
 const (
 	clockWarns = 10 * time.Second
 	clockFails = time.Hour

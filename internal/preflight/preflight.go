@@ -112,7 +112,7 @@ func todo(do, format string, args ...any) Result {
 // unknown is the result of a check that could not run.
 func unknown(err error) Result { return failed(err, "run it as root, in the node's namespaces") }
 
-// failed is the result for an error. Advice in the error takes the place of do.
+// failed is the result for an error. If the error contains advice, the advice replaces do.
 func failed(err error, do string) Result {
 	says, advice, _ := strings.Cut(err.Error(), "\n  ")
 	if advice = strings.TrimPrefix(advice, "nothing was changed; "); advice != "" {

@@ -50,7 +50,7 @@ func TestAdviceOfErrors(t *testing.T) {
 	}
 }
 
-// Without privileges the kernel lists no programs. The check must not report an old kernel then.
+// Without privileges, the kernel lists no programs. In this case the check must not report that the kernel is too old.
 func TestOtherProgramsWithoutRights(t *testing.T) {
 	var got Result
 	err := netns.OnThread(func() error {

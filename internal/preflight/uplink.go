@@ -153,14 +153,15 @@ func mtu(uplink netlink.Link, reserve int) Result {
 	return ok("containers get an MTU of %d", left)
 }
 
-// Prefixes of the names of the agent's programs on the uplink, and of those after them if containers have macvlans.
+// Prefixes of the names of the agent's programs on the uplink. Programs with the prefix guard follow those with the
+// prefix ours if containers have macvlans.
 const (
 	ours  = "pil_uplink_"
 	guard = "pil_guard_"
 )
 
-// otherPrograms reports other programs that receive packets. The agent's must be first in the chain; XDP runs before
-// it.
+// otherPrograms reports other programs that receive packets. The agent's programs must be first in the tcx chain. XDP
+// programs run before the chain.
 func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	name := uplink.Attrs().Name
 	if xdp := uplink.Attrs().Xdp; xdp != nil && xdp.Attached {
@@ -226,8 +227,8 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 	return ok("no other programs on %s", name)
 }
 
-// otherInterfaces lists the interfaces that the agent will guard. The check of the private prefix reports whether one
-// of them uses addresses of it.
+// otherInterfaces lists the interfaces that the agent will guard. The check of the private prefix, and not this one,
+// reports an interface with addresses in that prefix.
 func otherInterfaces(uplink netlink.Link) Result {
 	edge, err := hook.HostInterfaces(&netlink.Handle{}, uplink)
 	if err != nil {
@@ -252,7 +253,7 @@ func routesToNodes(plan address.Plan) ([]netlink.Route, error) {
 	return netns.List(func() ([]netlink.Route, error) { return netlink.RouteGet(other.AsSlice()) })
 }
 
-// wayToNodes checks the device to other nodes. It only warns, because routes may be added later.
+// wayToNodes checks that the routes to other nodes use the uplink. It only warns, because routes may be added later.
 func wayToNodes(uplink netlink.Link, plan address.Plan) Result {
 	name := uplink.Attrs().Name
 	routes, err := routesToNodes(plan)
@@ -277,8 +278,8 @@ func deviceName(index int) string {
 	return fmt.Sprint("device ", index)
 }
 
-// routerAdvertisements looks for a default route that will expire: on a device that forwards, the kernel accepts router
-// advertisements only with accept_ra=2.
+// routerAdvertisements looks for a default route from a router advertisement that will expire, because the kernel
+// accepts no further advertisements: on a device that forwards, it accepts them only with accept_ra=2.
 func routerAdvertisements() Result {
 	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, unix.AF_INET6) })
 	if err != nil {
