@@ -1,4 +1,4 @@
-// Package sysdump collects the state of a node in one archive, for remote diagnosis. Each part is in the archive, or
-// its error is; daemons may be stopped. The archive has no secrets because parts are of types without keys, or of
-// messages without fields of bytes. Logs are not filtered.
+// Package sysdump collects the state of a node in one archive, for remote diagnosis. For each part, the archive has the
+// part or the error, because a daemon may be stopped. The archive has no secrets, because its parts have types without
+// keys, or are messages without fields of type bytes. Logs are not filtered.
 package sysdump

@@ -20,8 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// object is a part with a value as JSON. Its type must have no secrets. The part keeps a value that comes with an
-// error.
+// object returns a part with a value as JSON. The value's type must have no secrets. If read returns a value and an
+// error, the part has both.
 func object[T any](name string, read func(context.Context) (T, error)) Part {
 	return Part{name, func(ctx context.Context) ([]byte, error) {
 		v, err := read(ctx)
@@ -33,7 +33,7 @@ func object[T any](name string, read func(context.Context) (T, error)) Part {
 	}}
 }
 
-// answer is a part with the answer of a daemon. It rejects messages that can contain a key.
+// answer returns a part with the response of a daemon. The part fails if the response's type can contain a key.
 func answer[Q, A any](name string, call func(context.Context, *connect.Request[Q]) (*connect.Response[A], error)) Part {
 	return Part{name, func(ctx context.Context) ([]byte, error) {
 		resp, err := call(ctx, connect.NewRequest(new(Q)))
@@ -48,7 +48,8 @@ func answer[Q, A any](name string, call func(context.Context, *connect.Request[Q
 	}}
 }
 
-// holdsBytes reports whether a message or a nested one has a field of bytes. All keys are such fields.
+// holdsBytes reports whether a message type, or a message type nested in it, has a field of type bytes. All keys have
+// this type.
 func holdsBytes(m protoreflect.MessageDescriptor, seen map[protoreflect.FullName]bool) bool {
 	if seen[m.FullName()] {
 		return false

@@ -17,7 +17,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// Messages with a field of bytes are rejected, also if the field is empty.
+// Messages with a field of type bytes are rejected, even if the field is empty.
 func TestMessagesWithBytesAreRefused(t *testing.T) {
 	ctx := t.Context()
 	tenants := answer(
