@@ -1,6 +1,6 @@
-// Package netns works inside network namespaces: it makes and removes named ones, runs functions
-// and commands in them, and opens netlink handles there that survive interrupted dumps.
+// Package netns creates and removes named network namespaces, runs functions and commands in namespaces, opens netlink
+// handles in them, and repeats interrupted netlink calls.
 //
-// A thread that entered a namespace is never released to Go's scheduler: it ends with the
-// function it ran. So no other goroutine can ever find itself in a foreign namespace.
+// A thread that has entered a namespace does not return to Go's scheduler: it ends when its function ends. So no other
+// goroutine can run in the wrong namespace.
 package netns

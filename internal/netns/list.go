@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Others returns the paths of the machine's network namespaces but the calling thread's, one of each: those of
-// processes, and those that are mounted where this process or the machine's first sees it.
+// Others returns one path for each network namespace of the machine, except the calling thread's. It finds the
+// namespaces of processes, and those that are mounted in the mount namespace of this process or of the machine's first
+// process.
 func Others() ([]string, error) {
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -22,7 +23,7 @@ func Others() ([]string, error) {
 			paths = append(paths, path)
 		}
 	}
-	// Those that runtimes mount may be in the machine's mount namespace alone.
+	// Namespaces that container runtimes mount may be visible only in the mount namespace of process 1.
 	for _, seen := range []struct{ process, root string }{{"self", ""}, {"1", "/proc/1/root"}} {
 		mounts, err := os.ReadFile(filepath.Join("/proc", seen.process, "mountinfo"))
 		if err != nil {
@@ -35,17 +36,17 @@ func Others() ([]string, error) {
 			}
 		}
 	}
-	processes, _ := filepath.Glob("/proc/[0-9]*/ns/net") // the pattern is a good one: there is no other error
+	processes, _ := filepath.Glob("/proc/[0-9]*/ns/net") // Glob fails only if the pattern is malformed
 	for _, path := range processes {
-		if name, err := os.Readlink(path); err == nil { // else it has ended
+		if name, err := os.Readlink(path); err == nil { // otherwise the process has ended
 			add(name, path)
 		}
 	}
 	return paths, nil
 }
 
-// IsPersistent reports whether the machine's first process sees a mount of the namespace: other mounts end with
-// this process. An error means that the mounts cannot be read.
+// IsPersistent reports whether the namespace is mounted in the mount namespace of process 1. A mount elsewhere may
+// disappear when this process ends. An error means that the mounts cannot be read.
 func (n *Namespace) IsPersistent() (bool, error) {
 	inode, err := n.Inode()
 	if err != nil {
@@ -64,7 +65,7 @@ func (n *Namespace) IsPersistent() (bool, error) {
 	return false, nil
 }
 
-// MountPoint undoes what the kernel does to a path of mountinfo.
+// MountPoint unescapes a path from mountinfo.
 func MountPoint(field string) string { return unescaped.Replace(field) }
 
 var unescaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

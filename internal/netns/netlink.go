@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Netlink opens a route netlink handle inside the namespace. It stays there, whatever thread
-// uses it. Close it.
+// Netlink opens a route netlink handle in the namespace. The handle stays in the namespace, whatever thread uses it.
+// The caller must close it.
 func (n *Namespace) Netlink() (*netlink.Handle, error) {
 	var h *netlink.Handle
 	err := n.Do(func() (err error) {
@@ -25,11 +25,11 @@ func (n *Namespace) Netlink() (*netlink.Handle, error) {
 	return h, nil
 }
 
-// retries bounds how often an interrupted call is repeated. A dump is interrupted when what it
-// lists changes meanwhile, which on a busy machine can happen several times in a row.
+// retries bounds how often an interrupted call is repeated. The kernel interrupts a dump if the listed objects change
+// meanwhile. On a busy machine this can happen several times in a row.
 const retries = 100
 
-// Retry repeats a netlink call that changes something while a signal interrupts it.
+// Retry repeats a netlink call that modifies state, as long as a signal interrupts the call.
 func Retry(call func() error) error {
 	err := call()
 	for i := 0; i < retries && errors.Is(err, unix.EINTR); i++ {
@@ -38,20 +38,20 @@ func Retry(call func() error) error {
 	return err
 }
 
-// List repeats a netlink dump until it was not interrupted by a change of what it lists: the
-// answer is complete, or an error.
+// List repeats a netlink dump until no change of the listed objects interrupts it. So the result is complete, or List
+// returns an error.
 func List[T any](dump func() (T, error)) (T, error) {
 	list, err := dump()
-	// ErrDumpInterrupted says that it is EINTR.
+	// ErrDumpInterrupted wraps EINTR.
 	for i := 0; i < retries && errors.Is(err, unix.EINTR); i++ {
 		list, err = dump()
 	}
 	return list, err
 }
 
-// PutRoute makes an IPv6 route of the main table, or sets right the one that is there. It writes nothing where that is
-// as it should be: listeners take a rewritten route for a change, and Open vSwitch then forgets all
-// routes of its tunnels for a moment.
+// PutRoute adds an IPv6 route to the main table, or replaces a route to the same destination that differs. If the route
+// exists as requested, PutRoute writes nothing: the kernel would notify listeners even if nothing changed, and Open
+// vSwitch would then briefly remove all routes of its tunnels.
 func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 	there, err := List(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(unix.AF_INET6, &netlink.Route{Dst: route.Dst}, netlink.RT_FILTER_DST)
@@ -78,8 +78,9 @@ func PutRoute(h *netlink.Handle, route *netlink.Route) error {
 // deleteAttempts is how often the kernel must report that a route does not exist.
 const deleteAttempts = 3
 
-// DeleteRoute deletes a route. Where there is none it returns ESRCH, asked more than once: looking for a route, the
-// kernel takes no lock, and misses one whose place in its tree is being moved for the sake of another.
+// DeleteRoute deletes a route. It returns ESRCH if the kernel repeatedly reports that the route does not exist. A
+// single report is not enough: the kernel's lookup takes no lock, and misses a route while a change of another route
+// moves its node of the tree.
 func DeleteRoute(h *netlink.Handle, route *netlink.Route) error {
 	return retryDelete(func() error { return h.RouteDel(route) })
 }
@@ -106,8 +107,8 @@ func setLoopbackUp() error {
 	return h.LinkSetUp(lo)
 }
 
-// WaitUp waits until a device of the namespace is operational: a link that was just set up still
-// drops what it is given until the kernel's link watch has seen its carrier, up to a second later.
+// WaitUp waits until a device of the namespace is operational. A link that was just set up drops packets until the
+// kernel's link watch has noticed the carrier, which takes up to a second.
 func (n *Namespace) WaitUp(ctx context.Context, device string) error {
 	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})
 	err := n.Do(func() error {
@@ -118,7 +119,7 @@ func (n *Namespace) WaitUp(ctx context.Context, device string) error {
 	}
 	defer func() {
 		close(done)
-		for range updates { // the subscription closes it once it has noticed
+		for range updates { // the subscription closes updates after done
 		}
 	}()
 	for {

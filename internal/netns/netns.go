@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNone is of a path that leads to something else than a namespace, such as where one was mounted.
+// ErrNone means that a path is not a namespace, for example because the namespace is no longer mounted there.
 var ErrNone = errors.New("not a namespace")
 
 // Namespace is an open network namespace. The kernel keeps it alive until Close.
@@ -19,8 +19,8 @@ type Namespace struct {
 	file *os.File
 }
 
-// Create makes a namespace with lo up and binds it to path, which must not exist. The folder is
-// made when missing.
+// Create creates a namespace with lo up, and mounts it at path, which must not exist. Create also creates a missing
+// folder of path.
 func Create(path string) (*Namespace, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make namespace: %w", err)
@@ -59,11 +59,11 @@ func Open(path string) (*Namespace, error) {
 	return &Namespace{path, f}, nil
 }
 
-// Current opens the namespace this process runs in.
+// Current opens the namespace of this process.
 func Current() (*Namespace, error) { return Open("/proc/self/ns/net") }
 
-// Remove unbinds a namespace made by Create and removes its file. Processes and open handles
-// inside keep the namespace itself alive. A missing path is no error.
+// Remove unmounts a namespace of Create and removes its file. Processes and open handles in the namespace keep the
+// namespace alive. A missing path is not an error.
 func Remove(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
 		!errors.Is(err, unix.ENOENT) {
@@ -75,15 +75,15 @@ func Remove(path string) error {
 	return nil
 }
 
-// Path is where the namespace was opened.
+// Path returns the path with which the namespace was opened.
 func (n *Namespace) Path() string { return n.path }
 
-// FD is the open namespace, for interfaces that take a descriptor; valid until Close.
+// FD returns the file descriptor of the namespace; it is valid until Close.
 func (n *Namespace) FD() int { return int(n.file.Fd()) }
 
 func (n *Namespace) Close() error { return n.file.Close() }
 
-// Inode tells namespaces apart: it is unique among the living ones of a machine.
+// Inode returns the namespace's inode number, which is unique among the existing namespaces of the machine.
 func (n *Namespace) Inode() (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(n.FD(), &st); err != nil {
@@ -92,8 +92,8 @@ func (n *Namespace) Inode() (uint64, error) {
 	return st.Ino, nil
 }
 
-// Do runs f on a thread inside the namespace. Goroutines that f starts are outside again. Do not
-// call t.Fatal in f: return the error.
+// Do runs f on a thread in the namespace. Goroutines that f starts are not in the namespace. f must not call t.Fatal;
+// it must return the error.
 func (n *Namespace) Do(f func() error) error {
 	return onThread(func() error {
 		if err := n.enter(); err != nil {
@@ -110,11 +110,11 @@ func (n *Namespace) enter() error {
 	return nil
 }
 
-// Start starts a command inside the namespace. Its SysProcAttr must not ask for Pdeathsig: the
-// thread that starts the command ends at once.
+// Start starts a command in the namespace. The command's SysProcAttr must not set Pdeathsig, because the thread that
+// starts the command ends at once.
 func (n *Namespace) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
 
-// Run runs a command inside the namespace and waits for it.
+// Run runs a command in the namespace and waits for it.
 func (n *Namespace) Run(cmd *exec.Cmd) error {
 	if err := n.Start(cmd); err != nil {
 		return err

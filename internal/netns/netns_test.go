@@ -63,7 +63,7 @@ func TestDoIsInsideAndLeavesNoThreadBehind(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Every thread that is left must be at home. Threads end asynchronously after Do.
+	// All remaining threads must be in the original namespace. Threads end asynchronously after Do.
 	ino, err := n.Inode()
 	if err != nil {
 		t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// PutRoute writes a route where there is none or another one, and nothing where it is there.
+// PutRoute writes a route if there is none or a different one, and writes nothing if the same route exists.
 func TestPutRoute(t *testing.T) {
 	ns := create(t, "ns")
 	h, err := ns.Netlink()

@@ -11,16 +11,16 @@ import (
 
 var errLeft = errors.New("function left its goroutine without returning")
 
-// OnThread runs f on a thread of its own that ends with f, so f may change the thread's
-// namespaces, its working folder and its affinity as it likes.
+// OnThread runs f on a separate thread that ends with f. So f may change the thread's namespaces, working folder and
+// affinity.
 func OnThread(f func() error) error { return onThread(f) }
 
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// Not unlocked, so the runtime ends the thread. The first thread is the exception: it
-		// cannot end, would stay in the namespace for ever and be what /proc/self shows. Held
-		// here, it pushes f to another one.
+		// f's thread stays locked, so the runtime ends it together with the goroutine. But the process's first thread
+		// cannot end: it would stay in the namespace, and /proc/self shows its state. If this is the first thread, it
+		// waits here while another thread runs f.
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
