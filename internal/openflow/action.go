@@ -17,7 +17,8 @@ const (
 	anyPort   uint32 = 0xffffffff
 )
 
-// Output sends a copy of the packet in its present state. It never sends to the ingress port: see ForgetPort.
+// Output sends a copy of the packet, with the changes of earlier actions. It never sends to the ingress port: see
+// ForgetPort.
 type Output uint32
 
 // OutputTo sends the packet to the port number in the first 16 bits of a field.
@@ -65,7 +66,7 @@ func (a Output) append(b []byte) []byte {
 
 func (a OutputTo) append(b []byte) []byte {
 	b = appendNicira(b, niciraOutput, 24)
-	b = binary.BigEndian.AppendUint16(b, 16-1) // from bit 0, 16 of them
+	b = binary.BigEndian.AppendUint16(b, 16-1) // 16 bits from bit 0
 	b = binary.BigEndian.AppendUint32(b, a.Field.header(false))
 	return append(b, make([]byte, 8)...)
 }

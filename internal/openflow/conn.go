@@ -37,8 +37,8 @@ const (
 	bundleID      = 1     // a connection has at most one at a time
 )
 
-// Conn is a connection to a bridge, for one caller at a time. After an error that is no *Error the connection is
-// unusable and must be closed.
+// Conn is a connection to a bridge, for one caller at a time. After an error other than *Error, the connection is
+// unusable and the caller must close it.
 type Conn struct {
 	conn net.Conn
 	in   *bufio.Reader
@@ -112,7 +112,8 @@ func (c *Conn) Apply(ctx context.Context, changes []Change) error {
 		end(b, inner)
 		end(b, start)
 	}
-	// A commit would apply the valid part of the bundle, so it is sent only after the whole bundle was accepted.
+	// A commit would apply the valid part of the bundle. So Apply commits only after the bridge has accepted the whole
+	// bundle.
 	b, done := c.barrier(b)
 	var refused error
 	listen := func(m message) (bool, error) {
@@ -148,7 +149,7 @@ func (c *Conn) bundle(b []byte, kind byte) []byte {
 	return b
 }
 
-// Flows reads the flows of all tables whose cookies equal cookie in the bits of mask.
+// Flows reads the flows of all tables. It returns those whose cookie equals cookie in the bits of mask.
 func (c *Conn) Flows(ctx context.Context, cookie, mask uint64) ([]Flow, error) {
 	xid := c.next()
 	b := begin(nil, typeMultipartRequest, xid)
@@ -191,7 +192,7 @@ func begin(b []byte, kind byte, xid uint32) []byte {
 func end(b []byte, start int) { binary.BigEndian.PutUint16(b[start+2:], uint16(len(b)-start)) }
 
 // exchange sends requests and passes each received message to listen, until listen returns true. It reads while it
-// writes, because a bridge with many errors to send stops reading until they are received.
+// writes, because a bridge that has many errors to send stops reading until the client has received them.
 func (c *Conn) exchange(ctx context.Context, requests []byte, listen func(message) (bool, error)) error {
 	if err := c.conn.SetDeadline(time.Time{}); err != nil {
 		return err

@@ -74,7 +74,7 @@ func (f Field) String() string {
 	return fmt.Sprintf("field %#x/%d", f.class, f.number)
 }
 
-// Value is a value for a field, or a match on the bits of the mask; a nil mask is all ones.
+// Value is a value for a field. In a match, only the bits of the mask count; a nil mask means all bits.
 type Value struct {
 	Field       Field
 	Bytes, Mask []byte
@@ -125,14 +125,14 @@ func (v Value) Uint() (n uint64) {
 	return n
 }
 
-// AsAddress returns the value as an address; it is invalid if the field holds none.
+// AsAddress returns the value as an address. The result is invalid if the field has no address.
 func (v Value) AsAddress() netip.Addr {
 	a, _ := netip.AddrFromSlice(v.Bytes)
 	return a
 }
 
-// AsPrefix returns the value as a prefix; it is invalid if the field holds none, or if the mask is not that of a
-// prefix.
+// AsPrefix returns the value as a prefix. The result is invalid if the field has no address, or if the mask is not the
+// mask of a prefix.
 func (v Value) AsPrefix() netip.Prefix {
 	a := v.AsAddress()
 	if v.Mask == nil {

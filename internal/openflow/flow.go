@@ -47,8 +47,8 @@ type Command uint8
 const (
 	// Add adds a flow, or replaces the one with the same table, match and priority.
 	Add Command = 0
-	// DeleteLoose removes all flows of a table that the given match includes, at any priority: the bridge searches for
-	// them.
+	// DeleteLoose removes all flows of a table that the given match includes, at any priority. The bridge has to search
+	// for them.
 	DeleteLoose Command = 3
 	// Delete removes the flow with this table, match and priority, if it exists.
 	Delete Command = 4
@@ -58,8 +58,8 @@ func (c Command) String() string {
 	return map[Command]string{Add: "add", DeleteLoose: "delete loosely", Delete: "delete"}[c]
 }
 
-// Change changes a bridge's flows. A deletion removes only flows whose cookie equals Flow.Cookie in the bits of
-// CookieMask.
+// Change adds or deletes flows of a bridge. A deletion removes only flows whose cookie equals Flow.Cookie in the bits
+// of CookieMask.
 type Change struct {
 	Command Command
 	Flow

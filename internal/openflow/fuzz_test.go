@@ -69,7 +69,8 @@ func TestFlows(t *testing.T) {
 	}
 }
 
-// FuzzReply: an arbitrary reply is rejected, or gives a flow that is the same after it is written and read again.
+// FuzzReply: the reader rejects an arbitrary reply, or returns flows that are equal after they are written and read
+// again.
 func FuzzReply(f *testing.F) {
 	head := make([]byte, 8)
 	head[1] = multipartFlow
@@ -106,7 +107,7 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// TestPrefix: the mask of a prefix returns its length, and other masks are not taken for prefixes.
+// TestPrefix: AsPrefix returns the prefix that Prefix wrote, and an invalid prefix for other masks.
 func TestPrefix(t *testing.T) {
 	for _, text := range []string{"10.0.0.0/1", "10.128.0.0/9", "10.1.1.1/32", "fd00::/8", "fd00::/127",
 		"fd00::1/128"} {
