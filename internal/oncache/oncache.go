@@ -12,25 +12,25 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 )
 
-// Config is the overlay of a node, and how much of it is remembered. Its tunnel may not have checksums in the
-// outer UDP header, or nothing is ever learnt: headers are used again as they were.
+// Config describes a node's tunnel and the sizes of the cache. The tunnel must send outer UDP headers without a
+// checksum: the cache reuses these headers unchanged, and learns none that has a checksum.
 type Config struct {
 	Uplink  string // of the tunnel
 	Address netip.Addr
 	VNI     uint32 // 24 bits
 	Port    uint16
-	// The most that the tables hold; what was used last stays. 0: 4,096 connections, 1,024 containers elsewhere and
-	// here.
+	// Maximum numbers of entries: connections (0 means 4,096), containers on other nodes and containers on this node (0
+	// means 1,024). A full map evicts the least recently used entries.
 	Connections, Remote, Local uint32
 }
 
-// Cache is one node's. It works for as long as it is open.
+// Cache is the cache of one node. It works until Close.
 type Cache struct {
 	objects oncacheObjects
 	links   []link.Link
 }
 
-// Open loads the programs and puts those of the uplink in place, in the network namespace of the thread.
+// Open loads the programs, and attaches those of the uplink in the network namespace of the thread.
 func Open(c Config) (*Cache, error) {
 	spec, err := loadOncache()
 	if err != nil {
@@ -65,8 +65,9 @@ func Open(c Config) (*Cache, error) {
 	return o, nil
 }
 
-// Join makes a container's packets use the cache: device is the node's side of its veth, in the namespace of the
-// thread. What it learns in is not inside the container, where ONCache has it: there it would see every packet.
+// Join makes a container's packets use the cache. device is the node's side of the container's veth, in the namespace
+// of the thread. Unlike ONCache, Join attaches the program that learns from incoming packets to this side, and not
+// inside the container, where it would process every packet.
 func (o *Cache) Join(device string) error {
 	return errors.Join(
 		o.attach(device, ebpf.AttachTCXEgress, o.objects.OnceLearnIn),
@@ -86,7 +87,7 @@ func (o *Cache) attach(device string, hook ebpf.AttachType, program *ebpf.Progra
 	return nil
 }
 
-// Close detaches the programs; packets use the network itself again.
+// Close detaches the programs. All packets then pass the network's own devices again.
 func (o *Cache) Close() error {
 	var errs []error
 	for _, l := range o.links {
@@ -96,7 +97,7 @@ func (o *Cache) Close() error {
 	return errors.Join(append(errs, o.objects.Close())...)
 }
 
-// Clear empties the cache: the next packet of each connection uses the network itself.
+// Clear empties the cache. The next packets of each connection pass the network's own devices.
 func (o *Cache) Clear() error {
 	for _, m := range []*ebpf.Map{o.objects.OnceFilter, o.objects.OnceEgress, o.objects.OnceIngress} {
 		if err := empty(m); err != nil {
@@ -106,7 +107,7 @@ func (o *Cache) Clear() error {
 	return nil
 }
 
-// empty deletes keys for as long as there are any: programs may add some meanwhile.
+// empty deletes keys until there are none, because programs may add keys meanwhile.
 func empty(m *ebpf.Map) error {
 	key := make([]byte, m.KeySize())
 	for {

@@ -23,7 +23,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// skb is what a test gives a program and takes back (struct __sk_buff).
+// skb is the context of a test run (struct __sk_buff), before and after the program.
 type skb struct {
 	_       [2]uint32
 	Mark    uint32
@@ -32,7 +32,7 @@ type skb struct {
 	_       [37]uint32
 }
 
-// Verdicts, and the device that all programs run for: lo, whose MAC is nothing but zeros.
+// Verdicts, and the index of the device for which all programs run: lo, whose MAC is all zeros.
 const (
 	next     = ^uint32(0)
 	redirect = 7
@@ -60,7 +60,7 @@ const (
 
 var overlay = Config{Uplink: "lo", Address: node, VNI: vni, Port: tunnels}
 
-// bench has one node's programs, which run on packets as data.
+// bench has one node's programs. Tests run them on packets with BPF_PROG_TEST_RUN.
 type bench struct {
 	*Cache
 	ns *netns.Namespace
@@ -95,7 +95,7 @@ var (
 	answered = packet.TCP{SourcePort: 80, DestinationPort: 4000, Flags: packet.ACK, Payload: []byte("indeed")}
 )
 
-// sent leaves the container, received is for it; as they are in the container.
+// sent returns a frame that the container sends, received a frame for the container, both as the container sees them.
 func sent(body packet.Body, change ...func(*packet.Packet)) []byte {
 	return changed(packet.Packet{Source: here, Destination: there, Body: body}, change).Frame(gateway, eth0)
 }
@@ -113,7 +113,8 @@ func changed(p packet.Packet, change []func(*packet.Packet)) packet.Packet {
 	return p
 }
 
-// leaving and coming are frames of a container in the tunnel, as the network's own devices send them.
+// leaving and coming return a container's frame in the tunnel, as the network's own devices of this node and of the
+// peer send it.
 func leaving(frame []byte) []byte { return tunnelled(node, peer, far, own, vtepFar, vtep, frame) }
 func coming(frame []byte) []byte  { return tunnelled(peer, node, own, far, vtep, vtepFar, frame) }
 
@@ -131,7 +132,7 @@ func tunnelled(source, destination netip.Addr, to, from, innerTo, innerFrom net.
 	return f
 }
 
-// Places in a frame of the tunnel.
+// Offsets in a frame of the tunnel.
 const (
 	classAt    = 14 + 1
 	outerTo    = 14 + 24 + 15 // the last byte of the destination
@@ -149,7 +150,8 @@ func with(frame []byte, at int, value byte) []byte {
 	return f
 }
 
-// learn shows the programs the packets of one connection, both ways, on the network's own way.
+// fillCache runs the programs on the packets of one connection in both directions, as they pass the network's own
+// devices.
 func (b *bench) fillCache(t *testing.T) {
 	t.Helper()
 	for _, step := range []struct {
@@ -176,15 +178,15 @@ func (b *bench) fillCache(t *testing.T) {
 	}
 }
 
-// What the network did with the first packets, the cache does with the next, byte for byte but for the source port.
+// The cache changes packets exactly as the network's own devices do, except for the outer source port.
 func TestSameAsTheNetwork(t *testing.T) {
 	b := newBench(t)
 	b.fillCache(t)
 	for _, body := range []packet.TCP{
 		said, {SourcePort: 4000, DestinationPort: 80, Flags: packet.ACK | packet.FIN, Payload: make([]byte, 1000)},
-		{SourcePort: 4000, DestinationPort: 80, Flags: packet.SYN | packet.ACK}, // answers, and begins nothing
+		{SourcePort: 4000, DestinationPort: 80, Flags: packet.SYN | packet.ACK}, // SYN+ACK does not open a connection
 	} {
-		for class := range uint8(4) { // congestion bits are copied outward (RFC 6040)
+		for class := range uint8(4) { // encapsulation copies the ECN bits to the outer header (RFC 6040)
 			frame := sent(body, func(p *packet.Packet) { p.TrafficClass = class })
 			want := with(leaving(frame), classAt, class<<4)
 			verdict, out, mark := b.run(t, b.objects.OnceOut, frame, 0)
@@ -209,7 +211,7 @@ func TestSameAsTheNetwork(t *testing.T) {
 	}
 }
 
-// What the cache leaves to the network it leaves as it is: to be learnt from, or not.
+// The programs pass packets on a cache miss to the network unchanged, with or without a learn mark.
 func TestLeftToTheNetwork(t *testing.T) {
 	hops := func(n uint8) func(*packet.Packet) { return func(p *packet.Packet) { p.HopLimit = n } }
 	in := coming(received(answered))
@@ -228,7 +230,7 @@ func TestLeftToTheNetwork(t *testing.T) {
 		frame   []byte
 		prepare func(*testing.T, *bench)
 		learns  bool
-		forgets bool // what was let through of the connection: both ways pass the network again
+		forgets bool // the program deletes the connection's entry, so that both directions pass the network again
 	}{
 		{name: "out: connection unknown", out: true, frame: sent(said), prepare: drop(filter), learns: true,
 			forgets: true},
@@ -290,7 +292,7 @@ func TestLeftToTheNetwork(t *testing.T) {
 	}
 }
 
-// connection is the key of the one that learn makes, as the programs write it.
+// connection is the map key of fillCache's connection.
 var connection = slices.Concat(here.AsSlice(), there.AsSlice(), []byte{4000 >> 8, 4000 & 0xff, 0, 80, 6, 0, 0, 0})
 
 func (b *bench) filter(out, device uint32) error {
@@ -305,7 +307,7 @@ func (b *bench) known(t *testing.T) bool {
 	return err == nil
 }
 
-// The cache learns nothing from packets without the learn mark, nor from headers with a checksum over what follows.
+// The cache learns nothing from packets without the right mark, nor from packets whose outer UDP header has a checksum.
 func TestNotLearnt(t *testing.T) {
 	b := newBench(t)
 	for name, c := range map[string]struct {
@@ -334,7 +336,7 @@ func TestNotLearnt(t *testing.T) {
 	}
 }
 
-// Tables that are full forget, and take what is new.
+// Full maps evict entries and accept new ones.
 func TestTablesAreBounded(t *testing.T) {
 	b := newBench(t)
 	for port := range uint16(10_000) {
