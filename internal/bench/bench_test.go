@@ -68,8 +68,8 @@ func options(cpu int, dir string) Options {
 	}
 }
 
-// TestRunOfAllScenarios checks the mechanics of a run, not its speed: every scenario carries traffic, also in segments
-// that the kernel must split.
+// TestRunOfAllScenarios does not check speeds. It checks that traffic passes in every scenario, also if the kernel must
+// split segments.
 func TestRunOfAllScenarios(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios, _ = scenario.Offered(scenario.Scenarios())
@@ -195,7 +195,8 @@ func TestOneRunAtATime(t *testing.T) {
 	}
 }
 
-// TestRunOfABrokenScenario: if no traffic passes, the run returns an error that names the scenario, and no figure.
+// TestRunOfABrokenScenario: if no traffic passes in a scenario, the run returns an error that names the scenario, and
+// no figures.
 func TestRunOfABrokenScenario(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = append(
@@ -221,9 +222,9 @@ func TestGenerateRefuses(t *testing.T) {
 	}
 }
 
-// TestCompare: our generator and well-known tools measure the same quantities. On a busy machine one round can be wrong
-// by a factor of ten, and a misread unit by a factor of a thousand; the test detects the latter. `pilaster bench check`
-// is the real comparison.
+// TestCompare: our generator and well-known tools measure the same quantities. On a busy machine a round can be wrong
+// by a factor of ten. This test detects only a misread unit, which is a factor of a thousand. `pilaster bench check`
+// compares exactly.
 func TestCompare(t *testing.T) {
 	o := tiny(t)
 	o.Window = 300 * time.Millisecond

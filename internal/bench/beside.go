@@ -12,7 +12,7 @@ import (
 // others are the scenarios of NIMITZ, the network that NETPILA replaced (NP11).
 var others = []string{"nimitz-ebpf", "nimitz-ovs"}
 
-// Comparison is the ratio of a figure of ours to one of another scenario, within a round.
+// Comparison is the ratio of one scenario's figure to another scenario's figure of the same round.
 type Comparison struct {
 	Scenario string          `json:"scenario"`
 	Against  string          `json:"against"`
@@ -23,8 +23,8 @@ type Comparison struct {
 	CPU float64 `json:"cpu,omitempty"`
 }
 
-// beside compares all our device kinds with all scenarios of the other network, and other scenarios with the scenario
-// that they name (Of), in every metric that both have.
+// beside compares our scenario of each device kind with all scenarios of NIMITZ, and each other scenario with the
+// scenario in its field Of, in every metric that both have.
 func (r *Report) beside(scenarios []scenario.Scenario) (all []Comparison) {
 	for _, metric := range r.metrics() {
 		compare := func(scenario, against string) {
@@ -83,7 +83,7 @@ func besideTable(all []Comparison) *plot.Table {
 	return t
 }
 
-// besideSections has one section for each scenario of the other network.
+// besideSections returns one section for each scenario with which others were compared.
 func (r *Report) besideSections() (all []plot.Section) {
 	for _, against := range slices.Sorted(maps.Keys(inPapers)) {
 		of := slices.DeleteFunc(slices.Clone(r.Beside), func(c Comparison) bool { return c.Against != against })

@@ -38,7 +38,7 @@ var CompareMetrics = []string{"TCP_RR", "UDP_RR", "TCP_CRR", "UDP_PPS", "TCP_STR
 const interruptTimeout = 20 * time.Second
 
 // CompareBuilds runs the datapath benchmark of both programs, in pairs and in random order within a pair. All runs use
-// the smoke form: the runs are short, so the two of a pair are only seconds apart.
+// the smoke form: these runs are short, so the two runs of a pair are only seconds apart.
 func CompareBuilds(ctx context.Context, o CompareOptions) (_ *CompareReport, err error) {
 	defer func() { err = scenario.Interrupted(ctx, err) }()
 	random := rand.New(rand.NewPCG(o.Seed, 0))

@@ -37,9 +37,8 @@ type CompareResult struct {
 	Metric   string `json:"metric"`
 	Unit     string `json:"unit"`
 	Less     bool   `json:"lessIsBetter,omitempty"`
-	// This and Other are the medians of the runs, by pair. They are absolute figures, not ratios to a scenario without
-	// our programs in the same run: that scenario's windows are as noisy as ours, and the run of the other build is
-	// only seconds away.
+	// This and Other are the medians of the runs, by pair. They are absolute figures. Ratios to a scenario without our
+	// programs would add the noise of that scenario, and the two runs of a pair are only seconds apart anyway.
 	This  []float64 `json:"this"`
 	Other []float64 `json:"other"`
 	// Ratio is the median over the pairs of This / Other.
@@ -47,8 +46,8 @@ type CompareResult struct {
 	Verdict Verdict         `json:"verdict,omitempty"` // empty for times, which have no gate
 }
 
-// together is the metric for all speeds of a scenario: the geometric mean of their ratios in each pair. It hides
-// differences between single speeds.
+// together is the metric for all speeds of a scenario: the geometric mean of the speeds' ratios in each pair. Single
+// speeds may differ from it.
 const together = "all speeds"
 
 // judge computes the results from the runs and applies the gate to the speeds.

@@ -38,7 +38,7 @@ func runAsBuild(ctx context.Context, dir string) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// fakeBuild returns a program that prints one report per run, in turn, and exits as after missed gates.
+// fakeBuild returns a program that prints the next report at each run, and exits as a benchmark whose gates failed.
 func fakeBuild(t *testing.T, reports ...Report) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -106,8 +106,8 @@ func TestCompareOfOneProgram(t *testing.T) {
 	}
 }
 
-// TestCompareByVerdict: the comparison detects a slower build, in one speed or in all. A limit inside a wide interval
-// gives no pass. Times have no gate.
+// TestCompareByVerdict: the comparison detects a build that is slower in one speed or in all speeds. It does not pass a
+// gate whose limit is inside a wide interval. Times have no gate.
 func TestCompareByVerdict(t *testing.T) {
 	before := reportOf(1000, 200, 100)
 	for name, c := range map[string]struct {
@@ -155,8 +155,8 @@ func TestCompareByVerdict(t *testing.T) {
 	}
 }
 
-// TestCompareWithoutReport: a build that prints no report, or one without the requested figures, fails the comparison;
-// the error has the build's output.
+// TestCompareWithoutReport: if a build prints no report, or a report without the requested figures, the comparison
+// fails, and the error has the build's output.
 func TestCompareWithoutReport(t *testing.T) {
 	good := fakeBuild(t, reportOf(1000, 200, 100))
 	lacks := reportOf(1000, 200, 100)
@@ -176,7 +176,8 @@ func TestCompareWithoutReport(t *testing.T) {
 	}
 }
 
-// TestCompareInterrupted: the error of an interrupted comparison names the interrupt, and the current run can clean up.
+// TestCompareInterrupted: the error of an interrupted comparison names the interrupt, and the build that is running can
+// clean up.
 func TestCompareInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	began, left := filepath.Join(dir, "began"), filepath.Join(dir, "left")

@@ -21,7 +21,8 @@ type Gate struct {
 	AtMost  float64 `json:"atMost,omitempty"`
 	// Whole applies the limit to the worse end of the interval instead of the median.
 	Whole bool `json:"whole,omitempty"`
-	// Reach is the minimum of the interval's better end: if that is lower, the figures show that the two are not equal.
+	// Reach is the minimum of the interval's upper end. If the upper end is lower, the figures show that the scenario
+	// is slower.
 	Reach float64 `json:"reach,omitempty"`
 }
 
@@ -34,7 +35,7 @@ type Check struct {
 	Verdict Verdict         `json:"verdict"`
 }
 
-// Unjudged is a gate without figures in this run, and the reason.
+// Unjudged is a gate that was not applied because the run has no figures for it, and the reason.
 type Unjudged struct {
 	Gate
 	Why string `json:"why"`
@@ -50,8 +51,8 @@ const (
 	TooNoisy Verdict = "too noisy"
 )
 
-// judge returns TooNoisy if the limit is inside the interval and the interval is wider than tooWide, relative to 1 or
-// to a larger figure. With tooWide 0, any width is acceptable.
+// judge returns TooNoisy if the limit is inside the interval and the interval is too wide: wider than tooWide, or than
+// tooWide times the median if the median exceeds 1. If tooWide is 0, no interval is too wide.
 func (g Gate) judge(got report.Interval, tooWide float64) Verdict {
 	low, high := got.Median, got.Median
 	wide := tooWide > 0 && got.High-got.Low > tooWide*max(1, got.Median)
@@ -146,9 +147,9 @@ func QuickGates() []Gate {
 	return append(gates, noWorse(best, "oncache")...)
 }
 
-// policyBars are minimum ratios: of a tenant with policies to one without, and of many rules to a single rule. median
-// is for the median, because medians of streams under the same program differ by 5 % between runs; reach is for the
-// better end of the interval.
+// policyBars are minimum ratios of a tenant with policies to a tenant without, and of many rules to a single rule.
+// median applies to the median of the ratio. It allows for 5 %, by which medians of streams under the same program
+// differ between runs. reach applies to the upper end of the interval.
 type policyBars struct{ median, reach float64 }
 
 // Limits of quick and full runs. A quick run detects only large differences, such as the 18 % of NZ10.
@@ -157,12 +158,12 @@ var (
 	ofNoRulesQuick = policyBars{0.87, 0.92}
 )
 
-// ofOneRule is the maximum ratio of a lookup's time under many rules to its time under a single rule. It allows for
-// noise of the machine, not for growth with the number of rules.
+// ofOneRule is the maximum ratio of a lookup's time under many rules to its time under a single rule. It only allows
+// for noise of the machine.
 const ofOneRule = 1.5
 
-// PolicyGates require that the number of rules has no cost, and that a policy has almost no cost on long connections:
-// the figures are equal within the interval.
+// PolicyGates require that the number of rules does not change the figures, and that a policy almost does not change
+// the figures of long connections.
 func PolicyGates(of policyBars) []Gate {
 	bar := of.median
 	var gates []Gate
@@ -185,7 +186,7 @@ func SmokeGates() []Gate {
 	return atLeast("netpila", "native", false, speeds(0.25))
 }
 
-// atLeast returns gates of one scenario, in the order of metrics.
+// atLeast returns gates of one scenario, in the order of traffic.Metrics.
 func atLeast(scenario, against string, whole bool, bars map[string]float64) []Gate {
 	var gates []Gate
 	for _, m := range traffic.Metrics() {
@@ -199,7 +200,8 @@ func atLeast(scenario, against string, whole bool, bars map[string]float64) []Ga
 	return gates
 }
 
-// noWorse requires for every metric that the whole interval is not worse than the other scenario's figure.
+// noWorse returns gates for all metrics. Each requires that no part of the interval is worse than the other scenario's
+// figure.
 func noWorse(scenario, against string) []Gate {
 	var gates []Gate
 	for _, m := range traffic.Metrics() {
@@ -223,11 +225,11 @@ func speeds(bar float64) map[string]float64 {
 	return bars
 }
 
-// best stands for the best device kind of the run, the same one for all metrics.
+// best stands for the scenario of the best device kind of the run. It is the same scenario for all metrics.
 const best = "best device"
 
-// bestOf returns the kind with the highest product over the metrics, inverted if less is better. The factors are ratios
-// to the reference, from the same rounds as the checks, or figures if the reference has none.
+// bestOf returns the scenario of the device kind whose product over the metrics is highest. The factors are ratios to
+// the reference, or figures if the reference has none. If less is better, the factor is the inverse.
 func (r *Report) bestOf(metrics []string) string {
 	name, highest := "", math.Inf(-1)
 	for _, k := range kinds {
@@ -253,8 +255,8 @@ func (r *Report) bestOf(metrics []string) string {
 	return name
 }
 
-// check applies the gates of the run. A gate without figures fails, unless their absence is intended: the kernel lacks
-// the scenario, or the user chose others.
+// check applies the gates of the run. A gate without figures fails, unless the kernel does not support the scenario or
+// the user chose other scenarios.
 func (r *Report) check(o Options) {
 	var judged []string
 	for _, g := range o.Gates {
@@ -286,7 +288,8 @@ func (r *Report) check(o Options) {
 	}
 }
 
-// missing returns the reason why a run has no figures for a gate, and whether that was intended.
+// missing returns the reason why a run has no figures for a gate. meant reports whether the kernel or the user's choice
+// is the reason.
 func (o Options) missing(g Gate) (why string, meant bool) {
 	ran := scenario.Names(o.Scenarios)
 	if g.Scenario == best &&
@@ -304,7 +307,7 @@ func (o Options) missing(g Gate) (why string, meant bool) {
 	return "the scenario ran but has no figures: failed", false
 }
 
-// unjudged groups the gates without figures: one line for all metrics of the same scenarios.
+// unjudged describes the gates without figures, in one line for all metrics of the same scenarios.
 func (r *Report) unjudged() []string {
 	var lines []string
 	before := ""

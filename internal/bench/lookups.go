@@ -25,10 +25,10 @@ import (
 // a session, and later packets of a session (NZ10, Nezha's table A1).
 type Lookups struct {
 	Rules   []int // 0: the tenant has no policies and no sessions
-	Bytes   []int // frame sizes; the first is measured with all combinations, the others as in Nezha's table
+	Bytes   []int // frame sizes; the first is measured in all combinations, the others only in those of Nezha's table
 	Packets int   // per sample
 	Rounds  int
-	AtMost  float64 // maximum ratio of a lookup's time under the most rules to that under a single rule; 0: no gate
+	AtMost  float64 // maximum ratio of a lookup's time under the most rules to its time under a single rule; 0: no gate
 }
 
 // LookupCost is the time of the uplink's program for a packet.
@@ -54,13 +54,13 @@ const (
 	isBegun = "begun"
 )
 
-// newSessions exceeds the table's size, so that each packet creates a session and evicts another one.
+// newSessions exceeds the size of the session table, so that each packet creates a session and evicts another one.
 const (
 	newSessions   = 1 << 15
 	placesOfBench = 1 << 12
 )
 
-// waysOf returns how a number of rules can select peers.
+// waysOf returns the ways in which this number of rules can select peers.
 func waysOf(rules int) []string {
 	if rules == 0 {
 		return []string{byNothing}
@@ -68,7 +68,7 @@ func waysOf(rules int) []string {
 	return []string{bySelectors, byAddresses}
 }
 
-// measures reports whether packets of the size at i are measured in this combination.
+// measures reports whether packets of size l.Bytes[i] are measured in this combination.
 func (l Lookups) measures(i int, by, session string) bool {
 	return i == 0 || by != byAddresses && session != isFound
 }
@@ -89,7 +89,7 @@ func (l Lookups) rows() (n int) {
 	return n
 }
 
-// stepsOfRow is the duration of a figure in rounds of one metric, at about 2 µs a packet.
+// stepsOfRow returns how long one figure takes, as a number of rounds of one metric, at about 2 µs a packet.
 func (r *run) stepsOfRow() int {
 	row := time.Duration(r.Lookups.Packets*r.Lookups.Rounds) * 2 * time.Microsecond
 	return 1 + int(row/(time.Duration(len(r.Scenarios))*(r.Warmup+r.Window)))
@@ -177,7 +177,8 @@ func rulesBy(by string, n int, peer netip.Addr) (policy.Policy, map[address.AppI
 	return p, apps
 }
 
-// uncached measures packets that all miss the cache, of one session or of more sessions than the table can hold.
+// uncached measures packets that all miss the cache. They belong to one session, or to more sessions than the table can
+// hold.
 func (l Lookups) uncached(m *progrun.Meter, p progrun.Peer, size int, session string) (report.Interval, error) {
 	hook := m.Bed.HookNamed("uplink-in")
 	all := make([]progrun.Frame, 1)

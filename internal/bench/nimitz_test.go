@@ -31,8 +31,8 @@ func short(t *testing.T) string {
 	return dir
 }
 
-// TestNimitzScenarios: all measured traffic of network NIMITZ passes VXLAN. For first packets, Open vSwitch's flow
-// caches are flushed before each one. Open vSwitch runs on the measured CPU.
+// TestNimitzScenarios: all measured traffic of network NIMITZ passes VXLAN. Before each first packet, the run flushes
+// Open vSwitch's flow caches. Open vSwitch runs on the measured CPU.
 func TestNimitzScenarios(t *testing.T) {
 	o := tiny(t)
 	traffic, _ := traffic.MetricByName("UDP_RR")
@@ -128,7 +128,7 @@ func checkSwitches(t *testing.T, o Options, p scenario.Pair, traffic traffic.Met
 	}
 }
 
-// TestProfileCounts: each sample of a window counts for one place, as a part of each transaction.
+// TestProfileCounts: each sample of a window adds its share of each transaction's time to one place.
 func TestProfileCounts(t *testing.T) {
 	at := func(ns int64, pid uint32, address uint64) cpuprofile.Sample {
 		return cpuprofile.Sample{Address: address, PID: pid, At: ns}
@@ -156,7 +156,7 @@ func TestProfileCounts(t *testing.T) {
 	}
 }
 
-// TestProfiles: every sample is attributed to one place, and the places add up to the total.
+// TestProfiles: every sample counts for one place, and the times of all places add up to the total.
 func TestProfiles(t *testing.T) {
 	o := tiny(t)
 	o.Dir = filepath.Join(short(t), "b")

@@ -58,7 +58,7 @@ type profile struct {
 // spot is a function in a place.
 type spot struct{ place, function string }
 
-// profiled reports whether a scenario is sampled: only those in which our programs or a process forward packets.
+// profiled reports whether a scenario is sampled: this is the case if our programs or a process forward its packets.
 func profiled(p scenario.Pair) bool { return p.Runs != nil || len(p.Processes) > 0 }
 
 // measureProfile samples the CPU of client and server, in a separate phase.
@@ -107,7 +107,7 @@ func (r *run) profile(
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Warmup+r.Window+4*traffic.DialTimeout)
 	defer cancel()
-	// Start sampling before the client, which does not wait for this process.
+	// Start sampling before the client starts, because the client does not wait for this process.
 	if err := sampled.Start(); err != nil {
 		return err
 	}

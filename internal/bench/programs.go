@@ -21,7 +21,7 @@ func directionOf(program string) traffic.Direction {
 	return traffic.Out
 }
 
-// perRun returns the time of a program per packet in ns, minus that of an empty program.
+// perRun returns the time of a program per packet in ns, minus the time of an empty program.
 func (r *run) perRun(of datapath.ProgStat) float64 {
 	return float64(of.Time.Nanoseconds())/float64(of.Count) - r.emptyProgram
 }

@@ -16,7 +16,7 @@ type Report struct {
 	Settings Settings `json:"settings"`
 	// Reference is the scenario that ratios refer to.
 	Reference string `json:"reference"`
-	// LeftOut are scenarios that the kernel does not support, and the reasons.
+	// LeftOut lists scenarios that the kernel does not support, with the reasons.
 	LeftOut []string `json:"leftOut,omitempty"`
 	Results []Result `json:"results"`
 	// Beside are ratios of our scenarios to those of NIMITZ.
@@ -56,13 +56,13 @@ type Result struct {
 	Less     bool      `json:"lessIsBetter,omitempty"`
 	Median   float64   `json:"median"`
 	Samples  []float64 `json:"samples"` // by round
-	// Spread is the interval of the median. It is wider than the ratio's, because it includes differences between
-	// rounds.
+	// Spread is the interval of the median. It is wider than the interval of Ratio, because it includes differences
+	// between rounds.
 	Spread report.Interval `json:"spread"`
-	// Ratio is the median over the rounds of the sample divided by the first scenario's sample of the same round; nil
-	// if that scenario has no such figure.
+	// Ratio is the median of the rounds' ratios. Each divides the sample by the reference's sample of the same round.
+	// It is nil if the reference does not have this metric.
 	Ratio *report.Interval `json:"ratio,omitempty"`
-	// CPUMicros is the CPU time per Counted, on all CPUs or on the one that the run was pinned to.
+	// CPUMicros is the CPU time in µs per Counted, on all CPUs or on the CPU to which the run was pinned.
 	CPUMicros float64 `json:"cpuMicros,omitempty"`
 	Counted   string  `json:"counted,omitempty"`
 }
@@ -75,7 +75,7 @@ type Program struct {
 	Samples  []float64       `json:"samples"`
 }
 
-// interval always uses the same seed, so that the same samples have the same interval in the whole report.
+// interval always uses the same seed, so that equal samples have equal intervals in the whole report.
 func (s Settings) interval(samples []float64) report.Interval {
 	return report.Bootstrap(samples, rand.New(rand.NewPCG(s.Seed, 1)))
 }

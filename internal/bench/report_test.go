@@ -101,7 +101,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestLookupGates: lookups that become slower with the number of rules fail the gate, for every kind of rules.
+// TestLookupGates: the gate fails if lookups become slower with the number of rules, for every kind of rules.
 func TestLookupGates(t *testing.T) {
 	of := func(rules int, by string, ns float64) LookupCost {
 		return LookupCost{rules, by, isBegun, 64, report.Interval{Median: ns, Low: ns * 0.95, High: ns * 1.05}}
@@ -128,8 +128,8 @@ func TestLookupGates(t *testing.T) {
 	}
 }
 
-// TestPolicyGatesNotice: a loss of 18 %, as Nezha's from no rule to 1,000 rules (NZ10), fails both gates in every form
-// of run; equal figures pass both.
+// TestPolicyGatesNotice: in every form of run, both gates fail for a loss of 18 %, which Nezha has from no rule to
+// 1,000 rules (NZ10), and pass for equal figures.
 func TestPolicyGatesNotice(t *testing.T) {
 	for form, o := range map[string]Options{"quick": QuickPolicy(), "full": FullPolicy()} {
 		for _, got := range []report.Interval{{Median: 0.82, Low: 0.81, High: 0.83}, {Median: 0.82, Low: 0.79,
@@ -222,7 +222,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestReportWithoutRatios: a metric that the reference lacks has no ratio, whatever scenario is first.
+// TestReportWithoutRatios: a metric that the reference lacks has no ratio, whichever scenario is first.
 func TestReportWithoutRatios(t *testing.T) {
 	o := tiny(t)
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"PROGRAM_IN"})
@@ -239,7 +239,7 @@ func TestReportWithoutRatios(t *testing.T) {
 	}
 }
 
-// TestPage: the page is one well-formed file without references to others, with each metric's plot and table.
+// TestPage: the page is one well-formed file without references to other files, with each metric's plot and table.
 func TestPage(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "route", "netpila")
@@ -275,7 +275,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestPolicyPage: a gate that was too noisy is not reported as not reached, and the page says what it shows.
+// TestPolicyPage: the page distinguishes gates that were too noisy from gates that were not reached, and has the right
+// conclusion.
 func TestPolicyPage(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios, o.Metrics = some("netpila", "netpila-rules-1"), o.Metrics[:1]
@@ -309,7 +310,7 @@ func TestPolicyPage(t *testing.T) {
 	}
 }
 
-// TestBestDevice: the best device is the same one for all metrics.
+// TestBestDevice: the gates of all metrics apply to the same best device.
 func TestBestDevice(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "vxlan", "oncache", "netpila", "netpila-macvlan")
@@ -373,8 +374,8 @@ func TestBestDeviceOfTheSameRounds(t *testing.T) {
 	}
 }
 
-// TestNotJudged: the report names gates without figures, and fails unless the kernel or the user left their scenarios
-// out.
+// TestNotJudged: the report names gates without figures, and fails unless the kernel does not support their scenarios
+// or the user did not choose them.
 func TestNotJudged(t *testing.T) {
 	o := tiny(t)
 	o.Scenarios = some("native", "netpila")

@@ -12,7 +12,7 @@ import (
 )
 
 // TestPolicyReport: the report has figures by number of rules, for policies and for netfilter, and compares them with
-// no rules.
+// the figures without rules.
 func TestPolicyReport(t *testing.T) {
 	like, o := tiny(t), SmokePolicy()
 	o.Lookups.Packets, o.Lookups.Rounds, o.Rounds, o.Window, o.Warmup = 200, 1, 1, like.Window, like.Warmup
@@ -21,7 +21,7 @@ func TestPolicyReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Every combination with the first size, and one with the other size.
+	// All combinations for the first size, and one combination for the other size.
 	if want := 1*2 + 2*(4+1); len(r.Lookups) != want {
 		t.Errorf("got %d rows of lookups, want %d: %+v", len(r.Lookups), want, r.Lookups)
 	}

@@ -29,7 +29,7 @@ type Options struct {
 	Window    time.Duration
 	CPU       int    // CPU of both client and server; -1: any
 	Seed      uint64 // of the order of scenarios and of the bootstrap
-	Dir       string // folder for namespaces and pins; only one run at a time can use it, and removes it
+	Dir       string // folder for namespaces and pins; only one run at a time can use it; the run removes it
 
 	// Generator returns a command that calls Generate.
 	Generator func(context.Context) *exec.Cmd
@@ -44,7 +44,7 @@ type Step struct {
 	Part   float64 // of the whole run
 }
 
-// Free, as the CPU of a run, leaves the choice to the scheduler.
+// Free as Options.CPU means that the scheduler chooses the CPUs.
 const Free = -1
 
 // Smoke takes seconds and shows that everything works; Quick takes two minutes, Full 28 minutes.
@@ -139,7 +139,7 @@ func FullPolicy() Options {
 func policyOptions(form string, gates []Gate, rounds int, lookups Lookups, metrics ...string) Options {
 	o := Options{
 		Form: form, Scenarios: slices.Concat(some("netpila"), some("route"), scenario.RuleScenarios()), Gates: gates,
-		TooWide: 0.20, // required for a gate on the median: noise alone must not pass
+		TooWide: 0.20, // required for a gate on the median, so that no gate passes because of noise
 		Lookups: lookups, Rounds: rounds, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
 	}
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), metrics)
@@ -151,7 +151,7 @@ func some(names ...string) []scenario.Scenario {
 	return picked
 }
 
-// run is a run in progress.
+// run is the state of a run in progress.
 type run struct {
 	Options
 	random *rand.Rand

@@ -31,8 +31,8 @@ func (o Options) sample(ctx context.Context, p scenario.Pair, m traffic.Metric) 
 	return s.end()
 }
 
-// inTurns starts a server and a client of every scenario. In each turn every scenario does one trial, in random order,
-// so that a disturbance of the machine that is longer than a turn affects all figures.
+// inTurns starts a server and a client of every scenario. In each turn, every scenario does one trial, in random order.
+// So a disturbance of the machine that is longer than a turn affects all scenarios.
 func (r *run) inTurns(ctx context.Context, m traffic.Metric, windows int) ([]traffic.Answer, error) {
 	warmup, window := time.Duration(windows*len(r.pairs))*r.Warmup, time.Duration(windows*len(r.pairs))*r.Window
 	ctx, cancel := context.WithTimeout(ctx, warmup+window+time.Duration(len(r.pairs))*4*traffic.DialTimeout)
@@ -169,7 +169,7 @@ type generator struct {
 func (o Options) start(ctx context.Context, ns *netns.Namespace, j traffic.Job) (*generator, error) {
 	g := &generator{cmd: o.Generator(ctx)}
 	g.cmd.Stderr = &g.errors
-	// One thread without interruptions: no preemption by signals, no garbage collection.
+	// Run one thread without preemption by signals and without garbage collection.
 	g.cmd.Env = append(g.cmd.Environ(), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
 	pipe, err := g.cmd.StdoutPipe()
 	if err != nil {
@@ -214,8 +214,8 @@ func (o Options) pin(thread int) error {
 	return nil
 }
 
-// launch starts a command, which inherits the thread's CPU. Ctrl-C at a terminal reaches only the benchmark, which ends
-// the command.
+// launch starts a command, which inherits the thread's CPU. Ctrl-C at a terminal does not reach the command: only the
+// benchmark gets the signal, and ends the command.
 func (o Options) launch(c *exec.Cmd) error {
 	if err := o.pin(0); err != nil {
 		return err

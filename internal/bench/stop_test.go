@@ -34,8 +34,8 @@ func endless(dir string) error {
 	return err
 }
 
-// TestInterrupted: an interrupt of the benchmark, alone or with its process group as from a terminal, ends it with an
-// error that names the interrupt, and nothing remains.
+// TestInterrupted: if the benchmark gets an interrupt, alone or with its process group as from a terminal, it ends with
+// an error that names the interrupt, and leaves nothing behind.
 func TestInterrupted(t *testing.T) {
 	for name, pid := range map[string]func(int) int{
 		"alone": func(pid int) int { return pid },
@@ -78,7 +78,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestStopped: the same for a comparison, and for a run that has not measured anything yet.
+// TestStopped: an interrupt also ends CheckGenerator, and a run that has not measured anything yet, with an error that
+// names the interrupt.
 func TestStopped(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

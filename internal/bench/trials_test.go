@@ -47,7 +47,7 @@ func TestFreshBeforeEachFirstPacket(t *testing.T) {
 func TestTrialsTakeTurns(t *testing.T) {
 	o := tiny(t)
 	o.Metrics, _ = scenario.Pick(traffic.Metrics(), []string{"FIRST_RTT"})
-	// Some generators start long before the first turn; that must not affect the last turn.
+	// Some generators start long before the first turn. This must not affect the last turn.
 	o.Warmup = 30 * time.Millisecond
 	o.Generator = func(ctx context.Context) *exec.Cmd {
 		c := exec.CommandContext(ctx, "sh", "-c", `sleep 0.05; exec "$0"`, os.Args[0])
@@ -133,7 +133,8 @@ func TestServerWaitsForItsTrial(t *testing.T) {
 	}
 }
 
-// TestNothingToForget: for a scenario without a cache, the run writes as much before a first packet as for netpila.
+// TestNothingToForget: before a first packet, the run does as many map writes for a scenario without a cache as for
+// netpila.
 func TestNothingToForget(t *testing.T) {
 	o := tiny(t)
 	idle, err := scenario.NewUnusedMap()

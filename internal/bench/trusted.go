@@ -30,8 +30,8 @@ type tool struct {
 	figure func(said []byte) (float64, error)
 }
 
-// tools returns well-known generators in Debian. sockperf's shortest message has 14 bytes, and it supports only IPv4;
-// so both sides of a comparison do the same.
+// tools returns well-known generators in Debian. sockperf's shortest message has 14 bytes, and it supports only IPv4.
+// So our generator uses the same size and IPv4 in this comparison.
 func tools() []tool {
 	sockperf := func(metric string, protocol ...string) tool {
 		return tool{
@@ -100,7 +100,7 @@ func received(said []byte) (float64, error) {
 	return bits / 1e9, err
 }
 
-// Agreement compares a metric by our generator with the same metric by another one.
+// Agreement compares a metric that our generator measured with the same metric from another generator.
 type Agreement struct {
 	Metric string          `json:"metric"`
 	Tool   string          `json:"tool"`
@@ -114,14 +114,15 @@ type Agreement struct {
 	Samples [2][]float64 `json:"samples"`
 }
 
-// generatorGate is the range for the ratio of two generators. They do slightly different work between two packets.
+// generatorGate is the permitted range for the ratio of two generators, which do slightly different work between two
+// packets.
 var generatorGate = Gate{AtLeast: 0.8, AtMost: 1.25}
 
 // generatorTooWide is the width from which an interval gives no verdict.
 const generatorTooWide = 0.25
 
-// FewestRounds is the minimum for an interval: with fewer samples, all are on one side of the median more than once in
-// 20 times.
+// FewestRounds is the minimum for a 95 % interval: with fewer samples, the probability that all are on one side of the
+// true median exceeds 5 %.
 const FewestRounds = 6
 
 // LacksTools returns an error that names the other generators that are not installed.
@@ -142,7 +143,8 @@ func (a Agreements) Agree() bool {
 	return !slices.ContainsFunc(a, func(x Agreement) bool { return x.Verdict != Passed })
 }
 
-// CheckGenerator measures node to node with our generator and with the others, in turn, with the options of a run.
+// CheckGenerator measures traffic between nodes in turn with our generator and with the other generators, with the
+// options of a run.
 func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 	release, err := scenario.Claim(o.Dir)
 	if err != nil {
@@ -198,7 +200,7 @@ func CheckGenerator(ctx context.Context, o Options) (_ Agreements, err error) {
 	return all, nil
 }
 
-// run measures once with a tool. Its server does not report when it listens, so the client is retried.
+// run measures once with a tool. The tool's server does not report when it listens, so run retries the client.
 func (o Options) run(ctx context.Context, t tool, p scenario.Pair) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 4*traffic.DialTimeout)
 	defer cancel()

@@ -80,7 +80,7 @@ func PlaceNames() []string {
 	return append(names, Elsewhere, ByOthers)
 }
 
-// Workers are the processes whose time counts for a scenario, by process ID. The time of others is not the scenario's.
+// Workers are the processes whose CPU time counts for a scenario, by process ID.
 type Workers map[uint32]string // place of their time in user space
 
 // ReadWorkers finds the kernel thread (ksoftirqd) that processes packets of a CPU outside of any process.
@@ -101,7 +101,7 @@ func ReadWorkers(cpu int) (Workers, error) {
 	return w, err
 }
 
-// PlaceOf is the place of a sample, and the function that it is in.
+// PlaceOf returns the place and the function of a sample.
 func (w Workers) PlaceOf(i Sample, names Symbols) (place, function string) {
 	user, ours := w[i.PID]
 	switch {

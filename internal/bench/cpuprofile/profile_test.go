@@ -13,7 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// TestSampler: each sample stands for one period of CPU time, even if other threads use the CPU too.
+// TestSampler: the sampler takes one sample for each Period of CPU time, even if other threads use the CPU too.
 func TestSampler(t *testing.T) {
 	cpu, err := traffic.LastCPU()
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 )
 
 // Sampler records the instruction that a CPU executes, after every Period of its busy time. On machines without
-// non-maskable interrupts, such as virtual machines, a sample in code with interrupts off is recorded at the
-// instruction that enables interrupts.
+// non-maskable interrupts, such as virtual machines, the kernel cannot sample code that runs with interrupts disabled:
+// it records the instruction that enables them again.
 type Sampler struct {
 	fd   int
-	ring []byte // the first page is the kernel's description of the others
+	ring []byte // the first page is metadata of the kernel (perf_event_mmap_page)
 }
 
 const (

@@ -24,7 +24,7 @@ type Symbol struct {
 // tagged is the prefix of an eBPF program's function in /proc/kallsyms.
 var tagged = regexp.MustCompile(`^bpf_prog_[0-9a-f]{16}_`)
 
-// ofPrograms is the prefix of such functions in reports.
+// ofPrograms is the prefix of functions of eBPF programs in reports.
 const ofPrograms = "bpf: "
 
 // ReadSymbols reads the current symbols. They change when programs are loaded and unloaded.

@@ -24,16 +24,16 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// scalePlan has a wide private prefix, so that finding addresses for a million peers takes only seconds. The programs
-// compare a mask of any length at the same cost.
+// scalePlan returns an address plan with a wide private prefix, so that finding valid addresses for a million peers
+// takes only seconds. The programs' cost does not depend on the prefix length.
 func scalePlan() address.Plan {
 	p := address.DefaultPlan()
 	p.Private = netip.MustParsePrefix("e000::/4")
 	return p
 }
 
-// Bed is a node with tables filled as by an agent. All endpoints share one device, because a program runs for one
-// device at a time; the tables do not depend on the number of devices.
+// Bed is a node whose tables are filled as by an agent. All endpoints share one device: a program runs for one device
+// at a time, and the tables do not depend on the number of devices.
 type Bed struct {
 	wire                       *scenario.Wire
 	Node                       *scenario.Node
@@ -192,7 +192,7 @@ func (b *Bed) fill(endpoints, tenants int) (device endpoint.Device, err error) {
 	return device, nil
 }
 
-// nextAddress returns the tenant's next valid address from an index on.
+// nextAddress returns the tenant's first valid address whose index is at least index, as plaintext and ciphertext.
 func (b *Bed) nextAddress(t int, node netip.Prefix, index address.Index) (address.Plain, netip.Addr, error) {
 	return b.ciphers[t].Draw(
 		scalePlan().Private,
@@ -268,7 +268,7 @@ func (b *Bed) makeIdle() error {
 	return nil
 }
 
-// Peer is a container on another node and the endpoint of this node that it exchanges packets with.
+// Peer is a container on another node, and the endpoint of this node with which it exchanges packets.
 type Peer struct {
 	endpoint    scaleEndpoint
 	Plain, seen netip.Addr
@@ -293,12 +293,12 @@ func (b *Bed) Peers(n int, with []scaleEndpoint, random *rand.Rand) ([]Peer, err
 	return all, nil
 }
 
-// frameBytes is the size of a frame's stored head, which is an entry of the packets' map.
+// frameBytes is the number of bytes that are stored of a frame, as one entry of the map of packets.
 const frameBytes = 64
 
 type Frame [frameBytes]byte
 
-// Frame returns the packet between an endpoint and a peer as this hook sees it, on one of the paths.
+// Frame returns a packet between the peer and its endpoint as this hook sees it, on the given path.
 func (h *Hook) Frame(p Peer, path uint32) (f Frame) {
 	body := packet.Packet{
 		Source:      p.endpoint.seen,
@@ -313,7 +313,7 @@ func (h *Hook) Frame(p Peer, path uint32) (f Frame) {
 	return f
 }
 
-// Datagram returns a frame of so many bytes from a port of the peer.
+// Datagram returns a frame of size bytes from a port of the peer.
 func (h *Hook) Datagram(p Peer, port uint16, size int) (f Frame) {
 	body := packet.Packet{
 		Source:      p.Plain,

@@ -1,3 +1,3 @@
-// Package progrun runs the programs of a node in isolation, over packets as data (BPF_PROG_TEST_RUN) and tables that
-// are filled as by an agent, and measures their run time.
+// Package progrun measures the run time of a node's programs in isolation: it runs them with BPF_PROG_TEST_RUN on given
+// packets, with tables that are filled as by an agent.
 package progrun

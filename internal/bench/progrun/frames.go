@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Frames are packets in a map, and driver programs that pass them to a program one by one. BPF_PROG_TEST_RUN itself
-// would repeat one packet, which the datapath has already modified after the first run.
+// Frames holds packets in a map, and driver programs that pass them to a program one by one. Without a driver,
+// BPF_PROG_TEST_RUN would repeat a single packet, which the datapath has already modified in the first run.
 type Frames struct {
 	hook          *Hook
 	Size          int // of each, in bytes
@@ -27,8 +27,9 @@ const (
 	Dropped   = 2 // TC_ACT_SHOT
 )
 
-// NewFrames loads as many of the packets as the largest power of two. Before each packet, the driver increments voids,
-// which are generations of the datapath, so that the packet misses the cache.
+// NewFrames loads the first packets; their number is the largest power of two that is not greater than len(all). Before
+// each packet, the driver increments the counters in voids, which are generations of the datapath, so that the packet
+// misses the cache.
 func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (_ *Frames, err error) {
 	f := &Frames{hook: h, Size: frameBytes + 32}
 	defer func() {
@@ -78,7 +79,7 @@ func (f *Frames) Close() error {
 	return errors.Join(f.packets.Close(), f.next.Close(), f.driver.Close(), f.idle.Close())
 }
 
-// driverOf returns a program that writes the next packet's head over the skb and calls the target.
+// driverOf returns a program that copies the head of the next packet into the skb and calls the target.
 func driverOf(packets, next, target *ebpf.Map, voids []*ebpf.Map, mask int32) asm.Instructions {
 	const head = 14 + 40 + 8
 	lookup := func(m *ebpf.Map) asm.Instructions {
@@ -160,8 +161,8 @@ func newIdle() (*ebpf.Program, error) {
 	})
 }
 
-// run passes n packets on the thread's CPU and in its namespace, and returns the CPU time per packet in ns, including
-// the driver's.
+// run passes n packets to the program, on the CPU and in the namespace of the thread. It returns the CPU time per
+// packet in ns, including the driver's time.
 func (f *Frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) {
 	first := make([]byte, f.Size)
 	copy(first, f.hook.mac) // so that the packet is addressed to the device
@@ -192,8 +193,8 @@ func (f *Frames) run(driver *ebpf.Program, n int, want uint32) (float64, error) 
 	}
 }
 
-// Time returns the time in ns of the hook's program alone per packet, over n packets, which must all have the wanted
-// verdict. An additional first run warms the CPU's caches and does not count.
+// Time returns the time in ns that the hook's program alone takes per packet, as the mean of n packets, which must all
+// have the wanted verdict. An additional first run warms the CPU's caches and does not count.
 func (f *Frames) Time(n int, want uint32) (float64, error) {
 	if _, err := f.run(f.idle, n, Forwarded); err != nil {
 		return 0, err

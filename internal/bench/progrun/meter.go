@@ -16,7 +16,8 @@ type Meter struct {
 	Random  *rand.Rand // for the bootstrap and the choice of peers
 }
 
-// Samples takes count samples after a first one that fills the cache. It fails if a packet was dropped.
+// Samples takes Count samples, after a first sample that fills the cache and does not count. It fails if a packet was
+// dropped.
 func (m *Meter) Samples(take func() (float64, error)) (report.Interval, error) {
 	before, err := m.Drops()
 	if err != nil {

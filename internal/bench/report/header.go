@@ -1,5 +1,5 @@
-// Package report has the parts that the reports of all benchmarks have in common: the header with machine and time,
-// medians with bootstrap intervals, formats of numbers, and the frame of the HTML page.
+// Package report has the common parts of all benchmarks' reports: the header with machine and time, medians with
+// bootstrap intervals, formats of numbers, and the frame of the HTML page.
 package report
 
 import (

@@ -12,7 +12,8 @@ type Interval struct {
 	High   float64 `json:"high"`
 }
 
-// resamples is the number of resamples of the bootstrap; more change the ends by less than their accuracy.
+// resamples is the number of resamples of the bootstrap. More resamples would change the ends of the interval by less
+// than their accuracy.
 const resamples = 2000
 
 // Bootstrap returns the median of samples and the interval that contains 95 % of the medians of resamples (Efron's

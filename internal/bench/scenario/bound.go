@@ -16,18 +16,18 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// A bound is the cost of a device kind without any decision about packets. The cost of our programs is on top of the
-// bound, not on top of native.
+// A bound measures the devices of a device kind without any decision about packets. The cost of our programs is the
+// difference to the bound, not to native.
 
 // boundVeth uses only the devices that netpila uses. On netpila a packet leaves its container by one veth pair, reaches
 // the other node by a second one, and a redirect delivers it into the container without a third. So here each direction
-// has its own veth pair, which ends in the receiving container; on the sending node an unconditional tc action
-// redirects the container's packets to it. Routing, as in `route`, or bridges would be a weaker bound, because they do
-// more work per packet than netpila.
+// has its own veth pair, which ends in the receiving container. On the sending node, an unconditional tc action
+// redirects the container's packets to this pair. Routing, as in `route`, or bridges would be a weaker bound, because
+// they do more work per packet than netpila.
 func boundVeth(w *Wire) (Pair, error) { return w.oneWayEach((*Node).joinVeth) }
 
-// boundNetkit is the same with netkit devices instead of the containers' veth pairs. A netkit device needs a program to
-// forward packets: here a redirect of four instructions.
+// boundNetkit is boundVeth with netkit devices instead of the containers' veth pairs. A netkit device needs a program
+// to forward packets. Here the program is a redirect of four instructions.
 func boundNetkit(w *Wire) (Pair, error) { return w.oneWayEach((*Node).joinNetkit) }
 
 // join adds eth0 to a container, and redirects its packets to the node's device "wire".

@@ -55,11 +55,12 @@ func clearWire(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// interruptDelay is how long this process waits for its own signal: if a signal goes to a whole process group, a child
-// may end before the signal reaches this process.
+// interruptDelay is how long Interrupted waits for the signal to this process. If a signal goes to a whole process
+// group, a child may end before this process gets the signal.
 const interruptDelay = 200 * time.Millisecond
 
-// Interrupted returns the interrupt instead of the error that it caused.
+// Interrupted returns an error that names the interrupt if ctx was cancelled, instead of the error that the interrupt
+// caused.
 func Interrupted(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Cluster replaces the orchestrator in a simulation: the numbers of nodes and containers determine the placement. All
-// nodes have the same number of containers.
+// Cluster replaces the orchestrator in a simulation. It computes the placement of subnets and addresses from the
+// numbers of nodes and containers. All nodes have the same number of containers.
 type Cluster struct {
 	Tenant  tenant.Tenant
 	Density int // containers on each node

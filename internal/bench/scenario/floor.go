@@ -16,8 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// A floor is a bound with programs on the same hooks as ours that only pass packets on: the cost of calling any program
-// there. The difference to netpila is the cost of our decisions.
+// A floor is a bound with programs on the same hooks as ours. These programs only pass packets on, so a floor measures
+// the cost of calling any program there. The difference to netpila is the cost of our decisions.
 
 // floorMacvlan has an empty program on both hooks of the uplink.
 func floorMacvlan(w *Wire) (Pair, error) {
@@ -44,7 +44,7 @@ func floorVeth(w *Wire) (Pair, error) {
 			return Pair{}, err
 		}
 	}
-	// The container's neighbour is the other node's uplink, so that that node accepts the redirected packets.
+	// The container sends to the MAC of the other node's uplink, so that the other node accepts the redirected packets.
 	return w.containers(func(n *Node) (*netns.Namespace, netip.Addr, error) {
 		gateway := macs[0]
 		if n == w.Nodes[0] {
@@ -87,8 +87,8 @@ func floorLocal(w *Wire) (Pair, error) {
 		n.filter(paired(2), redirect(asm.FnRedirectPeer, devices[0])...))
 }
 
-// addPaired adds a container behind a new veth pair, and returns the index of the node's end. That end is also the
-// container's neighbour, unless there is a gateway.
+// addPaired adds a container behind a new veth pair, and returns the index of the node's end. The container sends to
+// the MAC gateway, or to the MAC of the node's end if gateway is nil.
 func (n *Node) addPaired(number int, gateway net.HardwareAddr) (c *netns.Namespace, a netip.Addr, ours int, err error) {
 	a = address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: address.Index(number)}.Addr()
 	if c, err = n.Wire.Namespace(fmt.Sprint(n.name, "-container", number)); err != nil {
@@ -134,7 +134,7 @@ func redirect(by asm.BuiltinFunc, ifindex int) []asm.Instruction {
 	return []asm.Instruction{asm.Mov.Imm(asm.R1, int32(ifindex)), asm.Mov.Imm(asm.R2, 0), by.Call()}
 }
 
-// hook attaches a program to a device of the node until the run ends, as our programs on the uplink are attached.
+// hook attaches a program to a device of the node until the run ends, in the same way as our programs on the uplink.
 func (n *Node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) error {
 	return n.load(body, func(p *ebpf.Program) error {
 		return OnDevice(n.NS, device, func(_ *netlink.Handle, d netlink.Link) error {
@@ -149,7 +149,7 @@ func (n *Node) hook(device string, at ebpf.AttachType, body ...asm.Instruction) 
 	})
 }
 
-// filter attaches a program as our programs on a container's veth are attached.
+// filter attaches a program in the same way as our programs on a container's veth.
 func (n *Node) filter(device string, body ...asm.Instruction) error {
 	return n.load(body, func(p *ebpf.Program) error {
 		return OnDevice(n.NS, device, func(h *netlink.Handle, d netlink.Link) error {

@@ -30,8 +30,8 @@ type Variant struct {
 	Endpoints, Mappings int
 }
 
-// netpila attaches containers to their nodes with the driver that an agent uses. The agent itself does not run: it is
-// not on the packet path, and would only share the measured CPU.
+// netpila attaches containers to their nodes with the driver that an agent uses. No agent runs, because it is not on
+// the packet path and would use time of the measured CPU.
 func netpila(v Variant) func(*Wire) (Pair, error) {
 	return func(w *Wire) (Pair, error) {
 		blue := tenant.Tenant{
@@ -74,7 +74,7 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 			client, server := last[0].Plaintext, last[1].Plaintext
 			p := RulePolicy(RuleBlocks(v.rules, netip.PrefixFrom(client, 64).Masked()))
 			apps := map[address.AppID]map[string]string{1: {}}
-			for _, d := range paths { // also of the client, which has the session of its connections
+			for _, d := range paths { // also on the client's node, which has the sessions of the client's connections
 				if err := ApplyPolicy(d, blue.Current().ID, p, apps, server, client); err != nil {
 					return Pair{}, err
 				}
@@ -168,7 +168,7 @@ func Activate(d *datapath.Datapath, r endpoint.Record) error {
 	return d.Netpila().Activate(context.Background(), r)
 }
 
-// Unmount removes a bpffs and with it the last references to the pinned objects.
+// Unmount unmounts a bpffs, which removes the last references to the pinned objects.
 func Unmount(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
 		!errors.Is(err, unix.ENOENT) {

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Scenarios of NIMITZ have a tenant with node CIDRs on two nodes, each with a real switch that is filled as by an
+// Scenarios of NIMITZ have a tenant with node CIDRs on two nodes. Each node has a real switch, which is filled as by an
 // agent.
 
 // nimitzEBPF forwards with our programs and a VXLAN device of the kernel.
@@ -127,7 +127,7 @@ func (n *Node) join(m *Member, s nimitz.Switch) (*nimitz.Network, error) {
 	return network, network.PutTenant(context.Background(), m.Tenant)
 }
 
-// addNimitz adds a container, and the mappings of so many nodes.
+// addNimitz adds a container, and the mappings of the given number of nodes.
 func (n *Node) addNimitz(
 	d *datapath.Datapath,
 	network *nimitz.Network,

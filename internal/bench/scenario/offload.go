@@ -44,7 +44,7 @@ func (w *Wire) DisableOffloads() (restore func() error, err error) {
 	return restore, nil
 }
 
-// cut disables it in one namespace. restore is never nil.
+// cut disables segmentation offload in one namespace. restore is never nil.
 func cut(ns *netns.Namespace) (restore func() error, err error) {
 	var undo []func(*netlink.Handle) error
 	restore = func() error {
@@ -75,9 +75,9 @@ func cut(ns *netns.Namespace) (restore func() error, err error) {
 					return err
 				}
 			}
-			// A macvlan always leaves segmentation to the device below. So limit TCP to single segments on it, and on
-			// all other devices too: segmentation below TCP costs far less than single segments, and scenarios may
-			// differ only in their path.
+			// A macvlan always leaves segmentation to the device below. So limit TCP to single segments on the macvlan.
+			// Do the same on all other devices: segmentation below TCP costs far less than single segments, and the
+			// scenarios must differ only in their path.
 			undo = append(
 				undo,
 				func(h *netlink.Handle) error { return h.LinkSetGSOMaxSegs(link, int(link.Attrs().GSOMaxSegs)) },

@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/oncache"
 )
 
-// cachedVXLAN is vxlan plus ONCache's design, in our own programs. Its tunnel has no checksums in the outer UDP header,
-// which is cheaper for VXLAN and required by the cache.
+// cachedVXLAN is vxlan with a cache of ONCache's design, in our own programs. Its tunnel sends outer UDP headers
+// without a checksum: the cache requires this, and it is also cheaper for VXLAN.
 func cachedVXLAN(w *Wire) (Pair, error) {
 	p, err := w.overlay(netlink.Vxlan{UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true})
 	if err != nil {
@@ -45,9 +45,9 @@ func cachedVXLAN(w *Wire) (Pair, error) {
 	return p, nil
 }
 
-// makeRoom makes containers reserve headroom for the tunnel's headers; without it the kernel copies every datagram. A
-// bridge requests the largest headroom of its ports, so one unused port suffices. Flannel has no such port; Open
-// vSwitch requests the headroom itself.
+// makeRoom makes containers reserve headroom for the tunnel's headers. Without headroom the kernel copies every
+// datagram. A bridge requests the largest headroom of its ports, so one unused port with this headroom is enough.
+// Flannel has no such port; Open vSwitch requests the headroom itself.
 func (n *Node) makeRoom() error {
 	return OnDevice(n.NS, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
 		bridge, err := h.LinkByName("bridge")

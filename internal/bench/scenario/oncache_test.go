@@ -77,7 +77,7 @@ func tcp(t *testing.T, p Pair) (client, server net.Conn) {
 	return client, server
 }
 
-// echoes sends n times one byte and waits for its echo.
+// echoes sends one byte and waits for its echo, n times.
 func echoes(t *testing.T, client, server io.ReadWriter, n int) {
 	t.Helper()
 	b := make([]byte, 1)
@@ -106,8 +106,8 @@ func sendOnce(t *testing.T, p Pair, n int, payload []byte) {
 	}
 }
 
-// passed returns summaries of the packets between two nodes that the network's own device received, until one with the
-// sentinel.
+// passed returns summaries of the packets between two nodes that the network's own device received before the packet
+// with the sentinel.
 func passed(t *testing.T, c *packet.Capture, s packet.Sentinel) (all []string) {
 	t.Helper()
 	got, err := c.Until(t.Context(), s.In)
@@ -127,7 +127,7 @@ func passed(t *testing.T, c *packet.Capture, s packet.Sentinel) (all []string) {
 	return all
 }
 
-// TestCacheIsPassedBy: only packets that begin a connection, in either direction, pass the network's own devices (OC1,
+// TestCacheIsPassedBy: only the first packets of a connection in each direction pass the network's own devices (OC1,
 // OC2).
 func TestCacheIsPassedBy(t *testing.T) {
 	w, p := cachedPair(t)
@@ -192,7 +192,8 @@ func TestCacheIsPassedBy(t *testing.T) {
 	}
 }
 
-// TestCacheForgets: after Fresh, a connection's next packets pass the network's own devices until it is cached again.
+// TestCacheForgets: after Fresh, a connection's packets pass the network's own devices until the connection is cached
+// again.
 func TestCacheForgets(t *testing.T) {
 	w, p := cachedPair(t)
 	client, server := tcp(t, p)
@@ -207,8 +208,8 @@ func TestCacheForgets(t *testing.T) {
 	}
 }
 
-// TestCacheOnTheWire: the cache's packets are normal VXLAN, also if the uplink leaves segmentation and checksums to the
-// kernel (OC4).
+// TestCacheOnTheWire: the cache sends valid VXLAN packets, even if the kernel does segmentation and checksums in
+// software (OC4).
 func TestCacheOnTheWire(t *testing.T) {
 	w, p := cachedPair(t)
 	for _, n := range w.Nodes {
@@ -267,8 +268,8 @@ func TestCacheOnTheWire(t *testing.T) {
 	}
 }
 
-// vxlanInside returns the inner frame of a packet, which must be VXLAN as the scenario's kernel device sends it from
-// node 1 to node 2.
+// vxlanInside returns the inner frame of a packet. The test fails unless the packet is VXLAN from node 1 to node 2 with
+// the headers of the scenario's kernel device.
 func vxlanInside(t *testing.T, w *Wire, c packet.Captured) []byte {
 	t.Helper()
 	p, err := c.Packet()

@@ -18,8 +18,8 @@ import (
 // peerTimeout bounds how long a peer may take to set up or remove its network.
 const peerTimeout = 2 * time.Minute
 
-// Peer is a scenario that a command builds: with "up" it connects two containers by any network over two of our nodes;
-// with "down" it removes that network. See docs/howto/benchmark-peer.md.
+// Peer returns a scenario that a command builds. With the argument "up", the command connects two containers on two of
+// our nodes by any network. With "down", it removes that network. See docs/howto/benchmark-peer.md.
 func Peer(name, command string) Scenario {
 	return Scenario{Name: name, About: "as " + command + " builds it", Build: func(w *Wire) (Pair, error) {
 		p, env, err := w.vacant()
@@ -68,7 +68,7 @@ func runPeer(command, verb string, env []string) ([]byte, error) {
 	defer cancel()
 	c := exec.CommandContext(ctx, command, verb)
 	c.Env = append(os.Environ(), env...)
-	// Output goes to a file: processes that the command leaves running would keep a pipe open.
+	// Write the output to a file, because processes that the command leaves running would keep a pipe open.
 	out, err := os.CreateTemp("", "peer")
 	if err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 // gateway is the next hop of containers in kernel scenarios.
 var gateway = netip.MustParseAddr("fe80::1")
 
-// addRouted adds a container that the node routes to, without any network plugin.
+// addRouted adds a container to which the node routes, without any network plugin.
 func (n *Node) addRouted() (*netns.Namespace, netip.Addr, error) {
 	a := address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: 1}.Addr()
 	c, err := n.Wire.Namespace(n.name + "-container")
@@ -46,10 +46,10 @@ func (n *Node) addRouted() (*netns.Namespace, netip.Addr, error) {
 
 // vxlan is the set-up of Flannel's VXLAN backend on each node: containers on a bridge, kernel routing between the
 // bridge and one VXLAN device without learning, and static route, neighbour and forwarding entry for the other node. It
-// omits Flannel's masquerading rules, which would slow it down.
+// omits Flannel's masquerading rules, which would make it slower.
 func vxlan(w *Wire) (Pair, error) { return w.overlay(netlink.Vxlan{}) }
 
-// overlay is vxlan, with the settings of like in its devices.
+// overlay builds vxlan, with VXLAN devices that have the settings of like.
 func (w *Wire) overlay(like netlink.Vxlan) (Pair, error) {
 	p, err := w.containers((*Node).addBridged)
 	if err != nil {

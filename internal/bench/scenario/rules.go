@@ -59,7 +59,7 @@ func rulesOf(n int) string {
 	return humanize.Grouped(n) + " rules, the last of which admits the client"
 }
 
-// RuleBlocks returns n /64 prefixes; last is the last one.
+// RuleBlocks returns n prefixes of length 64. The last element is last.
 func RuleBlocks(n int, last netip.Prefix) (all []netip.Prefix) {
 	for i := range n - 1 {
 		all = append(
@@ -70,7 +70,7 @@ func RuleBlocks(n int, last netip.Prefix) (all []netip.Prefix) {
 	return append(all, last)
 }
 
-// RulePolicy returns a policy with one rule for each prefix, which admits all its connections.
+// RulePolicy returns a policy with one rule for each prefix. Each rule admits all connections from its prefix.
 func RulePolicy(blocks []netip.Prefix) policy.Policy {
 	p := policy.Policy{
 		Tier:      policy.NetworkPolicy,
@@ -87,8 +87,8 @@ func RulePolicy(blocks []netip.Prefix) policy.Policy {
 	return p
 }
 
-// ApplyPolicy enforces a policy for the containers of a tenant's ID, as an agent does. It checks that the tables have
-// all rules and that the last one admits the peer.
+// ApplyPolicy enforces a policy for the containers of a tenant ID, as an agent does. It checks that the tables have all
+// rules and that the last rule admits the peer.
 func ApplyPolicy(
 	d *datapath.Datapath,
 	id address.TenantID,
@@ -140,8 +140,8 @@ func ApplyPolicy(
 // rulesAtOnce is the number of rules in one netlink message.
 const rulesAtOnce = 50
 
-// netfilter makes this node drop forwarded packets, except those of established connections and those from these
-// prefixes, with one rule per prefix.
+// netfilter makes this node drop forwarded packets, except packets of established connections and packets from the
+// given prefixes. It adds one rule per prefix.
 func (n *Node) netfilter(sources []netip.Prefix) error {
 	nft, err := nftables.New(nftables.WithNetNSFd(n.NS.FD()))
 	if err != nil {

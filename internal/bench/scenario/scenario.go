@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
-// Scenario is one path from a client to a server. The first scenario of a run is the reference of the others.
+// Scenario is one path from a client to a server. A run compares the other scenarios with its first scenario.
 type Scenario struct {
 	Name  string
 	About string
@@ -25,7 +25,8 @@ type Scenario struct {
 	Build func(*Wire) (Pair, error)
 	// Of is another scenario to compare this one with; "" means the first of the run.
 	Of string
-	// Lacks returns the reason why this kernel does not support it; nil if every kernel does.
+	// Lacks returns the reason why this kernel does not support the scenario. The field is nil if every kernel supports
+	// it.
 	Lacks func() error
 }
 
@@ -36,12 +37,13 @@ func (s Scenario) ID() string { return s.Name }
 type Pair struct {
 	Client, Server *netns.Namespace
 	Target         netip.Addr
-	// Fresh makes the next packet the first of its path. It is nil without a cache; then a run does the same work on an
-	// unused map.
+	// Fresh empties the caches of the path, so that the next packet is a first packet. Fresh is nil if the path has no
+	// cache; then a run does the same work on an unused map.
 	Fresh func() error
 	// Runs returns the statistics of our programs on both nodes; nil if there are none.
 	Runs func() (datapath.ProgStats, error)
-	// Processes forward packets. They share the CPU of client and server, so that their time counts too.
+	// Processes are processes that forward packets. They run on the CPU of client and server, so that their time counts
+	// too.
 	Processes []int
 	// Work returns the statistics of these processes on both nodes; nil if there are none.
 	Work func(context.Context) (ovs.Work, error)
@@ -136,7 +138,7 @@ func Scenarios() []Scenario {
 	}, RuleScenarios()...)
 }
 
-// Netpila is our datapath, used as by an agent.
+// Netpila returns the scenario of our datapath, used as by an agent.
 func Netpila() Scenario {
 	return Scenario{
 		Name:  "netpila",

@@ -6,8 +6,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// UnusedMap is a map that no program reads. In a scenario without a cache, the run writes it before a first packet, as
-// it writes netpila's generations, so that this process disturbs all compared scenarios equally.
+// UnusedMap is a map that no program reads. Before a first packet of netpila, the run writes netpila's generations. In
+// a scenario without a cache, it writes this map instead, so that it disturbs all compared scenarios equally.
 type UnusedMap struct{ *ebpf.Map }
 
 func NewUnusedMap() (*UnusedMap, error) {

@@ -16,7 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Wire is two nodes on one veth link, the shortest possible network: nothing else adds to the time of a scenario.
+// Wire has two nodes on one veth link. This is the shortest possible network, so that it adds little to the time of a
+// scenario.
 type Wire struct {
 	Dir        string
 	Nodes      [2]*Node
@@ -111,8 +112,8 @@ func (w *Wire) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(w.Dir))...)
 }
 
-// firstIndex keeps the device indexes of the two sides distinct: if a veth and its peer have the same index, the kernel
-// assumes that there is no peer and passes no packet for up to a second.
+// firstIndex keeps the device indexes of the two sides distinct. If a veth device and its peer had the same index, the
+// kernel would assume that there is no peer and pass no packets for up to a second.
 const firstIndex = 100
 
 // Link joins two namespaces by a veth pair.

@@ -33,7 +33,8 @@ const (
 // EntrySwitches are all switches.
 var EntrySwitches = []string{onEBPF, onOVS}
 
-// density is the paper's number of containers per node, and its factor of saved entries (NIMITZ §3.2).
+// density is the paper's number of containers per node. With node CIDRs, a node has fewer entries by this factor
+// (NIMITZ §3.2).
 const density = 80
 
 // QuickEntries takes ten seconds.
@@ -54,8 +55,8 @@ func FullEntries() EntriesOptions {
 // MaxEntryNodes limits the size of a run: 320,000 mappings without node CIDRs.
 const MaxEntryNodes = 4000
 
-// Entries fills the switch of a node as its agent does, with mappings of nodes that do not exist, and counts its
-// entries (NM2, NM3).
+// Entries fills the switch of a node as the node's agent does, with mappings of nodes that do not exist, and counts the
+// switch's entries (NM2, NM3).
 func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error) {
 	started := time.Now()
 	release, err := scenario.Claim(o.Dir)
@@ -85,8 +86,8 @@ func Entries(ctx context.Context, o EntriesOptions) (_ *EntriesReport, err error
 	return r, nil
 }
 
-// count reads a switch at each size of the cluster, with one container on this node or as many as on the others, and
-// with one service or all. The sizes ascend with one container, and descend with all.
+// count reads a switch at each size of the cluster: first with one container on this node and ascending sizes, then
+// with Density containers and descending sizes. At each size it reads with one service and with all services.
 func (o EntriesOptions) count(
 	ctx context.Context,
 	kind string,

@@ -28,7 +28,7 @@ type entriesBed struct {
 	records []endpoint.Record
 }
 
-// newEntriesBed creates a bed with room for so many mappings.
+// newEntriesBed creates a bed with room for the given number of mappings.
 func newEntriesBed(
 	ctx context.Context,
 	w *scenario.Wire,
@@ -76,7 +76,7 @@ func (b *entriesBed) device(name string) error {
 	return scenario.OnDevice(b.node.NS, name, func(h *netlink.Handle, d netlink.Link) error { return h.LinkSetUp(d) })
 }
 
-// fill adds containers until the node has so many.
+// fill adds containers until the node has the given number.
 func (b *entriesBed) fill(ctx context.Context, containers int) error {
 	for i := len(b.records) + 1; i <= containers; i++ {
 		t := b.member.Tenant
@@ -101,7 +101,7 @@ func (b *entriesBed) fill(ctx context.Context, containers int) error {
 	return nil
 }
 
-// read counts the entries of the switch when the tenant has so many services.
+// read counts the entries of the switch when the tenant has the given number of services.
 func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err error) {
 	t := b.member.Tenant
 	for i := range services {
@@ -120,7 +120,7 @@ func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err erro
 
 const gatewayDevice = "gateway"
 
-// nullGateway is a gateway without connections: the number of entries does not depend on them.
+// nullGateway is a gateway without connections, because the number of entries does not depend on connections.
 type nullGateway struct{}
 
 func (nullGateway) Device() pipeline.Device {

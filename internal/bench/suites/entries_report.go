@@ -43,8 +43,8 @@ type Growth struct {
 	Node      float64 `json:"perNode"`      // per other node
 	Container float64 `json:"perContainer"` // per container on this node, of a tenant with services
 	Service   float64 `json:"perService"`
-	// OffSum is the largest difference between a sample and the sum of these. Entries for pairs of nodes, containers or
-	// services would add their product to it.
+	// OffSum is the largest difference between a sample and the sum that the fields above predict for it. If a switch
+	// had entries for pairs, such as one for each container and service, their number would appear here.
 	OffSum float64 `json:"offTheSum"`
 }
 
@@ -62,8 +62,8 @@ func (r *EntriesReport) of(kind string, nodeCIDRs bool) (at func(nodes, containe
 	return at, slices.Compact(nodes)
 }
 
-// grows computes the growth of each switch and form, from its smallest sample and the samples that differ from it in
-// one quantity.
+// grows computes the growth of each switch and form from the smallest sample and the samples that differ from the
+// smallest in one quantity.
 func (r *EntriesReport) grows() (all []Growth) {
 	for _, kind := range EntrySwitches {
 		for _, nodeCIDRs := range []bool{true, false} {

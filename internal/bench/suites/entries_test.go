@@ -12,7 +12,8 @@ import (
 )
 
 // TestEntries: a real switch of either kind has entries for nodes, containers and services, and none for pairs of them
-// (NM2). With node CIDRs, the number of entries to other nodes is smaller by the number of containers per node (NM3).
+// (NM2). With node CIDRs, the number of entries to other nodes is smaller by a factor: the number of containers per
+// node (NM3).
 func TestEntries(t *testing.T) {
 	const here = 5
 	steps := 0
@@ -65,8 +66,8 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// TestEntriesThatMultiply: the report fails on a product of any two quantities, and on growth faster than the number of
-// nodes.
+// TestEntriesThatMultiply: the report fails if the number of entries includes the product of two quantities, or grows
+// faster than the number of nodes.
 func TestEntriesThatMultiply(t *testing.T) {
 	for name, extra := range map[string]func(nodes, containers, services int) int{
 		"nodes and containers": func(n, c, _ int) int { return n * c }, "nodes and services": func(n, _,

@@ -45,7 +45,7 @@ func FullFlowDelete() FlowDeleteOptions {
 const MaxFlowDelete = 200_000
 
 // FlowDelete measures how long Open vSwitch takes to delete a batch of entries, with loose deletions as in NIMITZ (NM8,
-// fig 10) and with strict ones.
+// fig 10) and with strict deletions.
 func FlowDelete(ctx context.Context, o FlowDeleteOptions) (_ *FlowDeleteReport, err error) {
 	started := time.Now()
 	release, err := scenario.Claim(o.Dir)
@@ -125,7 +125,8 @@ func (m *flowDelete) rounds(ctx context.Context) error {
 	entries := flowDeleteEntries(slices.Max(m.Installed))
 	installed, done := 0, 0
 	for round := range m.Rounds {
-		// Alternately ascending and descending, so that a size does not always follow the same one.
+		// Use the sizes alternately in ascending and descending order, so that a size does not always follow the same
+		// other size.
 		sizes := slices.Sorted(slices.Values(m.Installed))
 		if round%2 == 1 {
 			slices.Reverse(sizes)
@@ -183,7 +184,8 @@ func (m *flowDelete) sample(ctx context.Context, entries []pipeline.Entry, way i
 	return m.ways[strict].Apply(ctx, nil, batch)
 }
 
-// flowDeleteEntries are entries of one job without node CIDRs: a mapping per container, eight containers per node.
+// flowDeleteEntries returns entries of one job without node CIDRs: one mapping for each container, and eight containers
+// per node.
 func flowDeleteEntries(n int) []pipeline.Entry {
 	entries := make([]pipeline.Entry, n)
 	for i := range entries {

@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// FlowDeleteReport is the result of `pilaster bench flow-delete`. Times are of one transaction that deletes the batch,
-// in ms, medians with 95 % intervals.
+// FlowDeleteReport is the result of `pilaster bench flow-delete`. Times are medians with 95 % intervals, in ms, for the
+// transaction that deletes the batch.
 type FlowDeleteReport struct {
 	report.Header
 	Switch  string           `json:"switch"`

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestFlowDelete deletes a batch out of few and of many entries (NM8). The time of loose deletions grows with the
-// number of entries, because each is a search; that of strict ones does not. The bounds tolerate other load on the
-// machine.
+// TestFlowDelete deletes a batch of few and of many entries (NM8). The time of loose deletions grows with the number of
+// entries, because Open vSwitch searches for the entries of each. The time of strict deletions does not grow. The
+// bounds tolerate other load on the machine.
 func TestFlowDelete(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "clean")
 	if err != nil {

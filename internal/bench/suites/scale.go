@@ -56,8 +56,8 @@ func FullScale() ScaleOptions {
 	}
 }
 
-// Scale measures the cost of a packet by the number of endpoints and peers, and the cost that a container which sprays
-// packets over many addresses causes to another container.
+// Scale measures the cost of a packet by the number of endpoints and peers. It also measures how much slower the flows
+// of a container become while another container sprays packets over many addresses.
 func Scale(ctx context.Context, o ScaleOptions) (_ *ScaleReport, err error) {
 	started := time.Now()
 	release, err := scenario.Claim(o.Dir)
@@ -91,7 +91,7 @@ type scaleMeter struct {
 	step func()
 }
 
-// measure creates a node with so many endpoints and takes all its figures.
+// measure creates a node with the given number of endpoints and takes all its figures.
 func (m *scaleMeter) measure(endpoints int, r *ScaleReport) (err error) {
 	tenants := (endpoints + endpointsATenant - 1) / endpointsATenant
 	if m.Bed, err = progrun.NewBed(filepath.Join(m.Dir, "scale"), endpoints, tenants, 0); err != nil {
@@ -144,15 +144,15 @@ func (m *scaleMeter) byPeers(h *progrun.Hook, cost *HookCost) error {
 	return nil
 }
 
-// missed returns the expected share of cache misses when each packet belongs to a random peer: a slot caches the last
-// of the flows that share it.
+// missed returns the expected share of cache misses if each packet belongs to a random peer. Of the flows that share a
+// slot, only the last one is cached.
 func missed(peers int) float64 {
 	p := float64(peers)
 	return 1 - flowSlots/p*(1-math.Pow(1-1.0/flowSlots, p))
 }
 
-// Packets of a run before it repeats them: enough that each peer is chosen, unless there are so many peers that every
-// packet misses the cache anyway.
+// Limits for the number of packets that a run repeats. There are enough packets to choose each peer, unless there are
+// so many peers that almost every packet misses the cache anyway.
 const (
 	fewestPackets = 1 << 10
 	mostPackets   = 1 << 20

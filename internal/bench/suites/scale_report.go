@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/plot"
 )
 
-// ScaleReport is the result of `pilaster bench scale`. All times are of the program alone, in ns per packet, medians
-// with 95 % intervals.
+// ScaleReport is the result of `pilaster bench scale`. All times are medians with 95 % intervals, in ns per packet, of
+// the program alone.
 type ScaleReport struct {
 	report.Header
 	Rounds  int         `json:"rounds"`
@@ -31,22 +31,22 @@ type HookCost struct {
 	Peers     []PeersCost     `json:"peers"`
 }
 
-// PeersCost is the cost with packets of so many peers in random order.
+// PeersCost is the cost of packets of Peers peers in random order.
 type PeersCost struct {
 	Peers       int             `json:"peers"`
 	Missed      float64         `json:"missed"` // calculated share of packets that miss the cache
 	Nanoseconds report.Interval `json:"ns"`
 }
 
-// SprayCost is the cost that one container which sprays packets over many addresses causes to the flows of others at
-// the container hook.
+// SprayCost has the cost of flows at the container hook with and without another container, the sprayer, that sends
+// packets to many addresses.
 type SprayCost struct {
 	Endpoints int             `json:"endpoints"`
 	Keys      int             `json:"keys"`    // pairs of valid address and path that the sprayer uses; 0: random addresses, whose packets are all dropped
 	Evicted   float64         `json:"evicted"` // calculated share of the others' slots that one packet of each key evicts
-	Alone     report.Interval `json:"alone"`   // the flows, while the sprayer sends as much to one peer
-	Beside    report.Interval `json:"beside"`  // the flows, while the sprayer sends to all keys between every two packets of each
-	Own       report.Interval `json:"own"`     // a packet of the sprayer
+	Alone     report.Interval `json:"alone"`   // of the flows, while the sprayer sends the same number of packets to one peer
+	Beside    report.Interval `json:"beside"`  // of the flows, while the sprayer sends to all keys between every two packets of a flow
+	Own       report.Interval `json:"own"`     // of a packet of the sprayer
 }
 
 var sprayHead = []string{
@@ -129,7 +129,7 @@ func (r *ScaleReport) costs(hook string) (all []*HookCost) {
 	return all
 }
 
-// hookSection orders the bars for comparison: the same peers with increasing numbers of endpoints.
+// hookSection orders the bars by peers, and those with equal peers by endpoints, so that they can be compared.
 func hookSection(hook string, costs []*HookCost) plot.Section {
 	t := &plot.Table{Head: []string{"peers", "endpoints", "tenants", "ns", "not in the cache"}}
 	var bars []plot.Bar

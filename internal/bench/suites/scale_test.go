@@ -27,9 +27,9 @@ func tinyScale(t *testing.T) ScaleOptions {
 	}
 }
 
-// TestScale compares costs of packets within a run, with tolerance for other load on the machine: 1,000 endpoints cost
-// no more than one, a hit is far cheaper than a miss, and flows without a sprayer are cheaper than flows whose slots it
-// evicts. A violation by the code occurs in each of three runs.
+// TestScale compares costs of packets within a run. 1,000 endpoints cost no more than one, a cache hit is far cheaper
+// than a miss, and flows without a sprayer are cheaper than flows whose slots a sprayer evicts. The test tolerates
+// other load on the machine: it fails only if a comparison fails in each of three runs.
 func TestScale(t *testing.T) {
 	o := tinyScale(t)
 	var done []int
@@ -66,7 +66,7 @@ func TestScale(t *testing.T) {
 	t.Log("\n" + text.String())
 }
 
-// inBoth returns the violations of both runs, with the figures of the later one.
+// inBoth returns the violations that occur in both runs, with the figures of the later run.
 func inBoth(before, now map[string]string) map[string]string {
 	again := map[string]string{}
 	for what, figures := range now {
@@ -205,7 +205,8 @@ func TestScalePage(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	// Bars of the same peers with more endpoints are adjacent, and each bar is as long as its figure.
+	// Bars with equal peers and different endpoints are adjacent, and the length of each bar is proportional to its
+	// figure.
 	few, many := strings.Index(
 		page.String(),
 		"10 peers · 1 endpoint",

@@ -9,7 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/bench/report"
 )
 
-// victimFlows is the number of flows of one container while another one sprays: few, so that they rarely share a slot.
+// victimFlows is the number of measured flows while a container sprays. There are few, so that they rarely share a slot
+// of the flow cache.
 const victimFlows = 16
 
 // roundsASpray multiplies the samples of a spray, because each sample has only a few packets.
@@ -18,8 +19,9 @@ const roundsASpray = 8
 // noisePackets is the size of a burst to random addresses.
 const noisePackets = 4096
 
-// sprays lets a sprayer send between every two packets of a flow, and measures the flows. A container can only use
-// addresses of its own tenant; with them and with flow labels, which select paths, it can fill slots.
+// sprays measures flows while a sprayer sends between every two packets of a flow. A container can only use addresses
+// of its own tenant. With these addresses and with flow labels, which select paths, it can fill slots of the flow
+// cache.
 func (m *scaleMeter) sprays(endpoints int) (all []SprayCost, err error) {
 	h := &m.Bed.Hooks[0]
 	flows, err := m.Bed.Peers(victimFlows, m.Bed.Endpoints, m.Random)
@@ -47,7 +49,7 @@ func (m *scaleMeter) sprays(endpoints int) (all []SprayCost, err error) {
 	return all, nil
 }
 
-// spray measures one sprayer with so many keys; with 0 it uses random addresses.
+// spray measures flows beside a sprayer that uses the given number of keys, or random addresses if keys is 0.
 func (m *scaleMeter) spray(h *progrun.Hook, victim *progrun.Frames, keys int) (s SprayCost, err error) {
 	burst, want := keys, uint32(progrun.Forwarded)
 	if keys == 0 {
@@ -108,7 +110,7 @@ func (m *scaleMeter) spray(h *progrun.Hook, victim *progrun.Frames, keys int) (s
 	return s, nil
 }
 
-// neighbours returns packets of the sprayer, and as many of a container with one peer, so that the CPU's caches are
+// neighbours returns packets of the sprayer, and the same number of packets to one peer, so that the CPU's caches are
 // equally warm in both cases.
 func (m *scaleMeter) neighbours(h *progrun.Hook, keys, burst int) (sprayed, usual *progrun.Frames, err error) {
 	peers, err := m.Bed.Peers(max(1, (keys+paths-1)/paths), m.Bed.Endpoints[:1], m.Random)

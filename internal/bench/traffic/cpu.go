@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idle is the idle time of CPUs since boot. The kernel counts it exactly, in hundredths of a second. In contrast, it
-// only samples the time of processes and interrupts, and charges softirqs to the interrupted process.
+// idle is the idle time of CPUs since boot. The kernel counts idle time exactly, in hundredths of a second. It only
+// samples the time of processes and interrupts, and charges softirqs to the interrupted process.
 type idle struct{ Cpus, Seconds float64 }
 
 // ReadIdle returns the idle time of one CPU, or of all for -1.

@@ -1,3 +1,3 @@
-// Package traffic has the metrics of benchmarks, and the generator that sends and answers their traffic in a separate
-// process.
+// Package traffic has the metrics of benchmarks. Its generator is a separate process that sends or answers the traffic
+// of a metric.
 package traffic

@@ -12,7 +12,7 @@ import (
 // echoing: the client waits for the echo of every write.
 var echoing = traffic{Serve: serveEcho, drive: driveEcho}
 
-// serveEcho ends with its client: at the end of the stream, or at an empty datagram.
+// serveEcho returns when the client is done: at the end of the stream, or at an empty datagram.
 func serveEcho(s Socket, m Metric) (Answer, error) {
 	s, err := s.accept(m.kind)
 	if err != nil {
@@ -46,7 +46,7 @@ func driveEcho(c *client) (Answer, error) {
 	if c.metric.kind == unix.SOCK_STREAM {
 		return c.measure(once, func() {})
 	}
-	// A lost datagram counts with its timeout, and the run continues.
+	// If a datagram is lost, the run continues, and the timeout counts as part of the time.
 	if err := s.Wait(echoWait); err != nil {
 		return Answer{}, err
 	}
@@ -70,8 +70,8 @@ func driveEcho(c *client) (Answer, error) {
 // echoWait is the time after which a datagram without echo counts as lost.
 const echoWait = 100 * time.Millisecond
 
-// connecting: each transaction has its own connection. The server closes first, as in HTTP 1.0, so that TIME_WAIT is on
-// the server's port and the client does not run out of ports.
+// connecting: each transaction has its own connection. The server closes first, as in HTTP 1.0. So TIME_WAIT is at the
+// server, and the client does not run out of ports.
 var connecting = traffic{
 	Serve: func(s Socket, m Metric) (Answer, error) {
 		buffer := make([]byte, m.block)
@@ -127,7 +127,7 @@ var connecting = traffic{
 		if err != nil {
 			return a, err
 		}
-		s.close() // a connection without a request is the last
+		s.close() // a connection without a request ends the server
 		return a, nil
 	},
 }
@@ -143,7 +143,7 @@ const (
 // flooding: the client sends as many datagrams as possible; those that arrive count.
 var flooding = traffic{
 	Serve: func(s Socket, m Metric) (a Answer, err error) {
-		// The reader may run only after some milliseconds; datagrams that arrive before must not be lost.
+		// The reader may start to run only after some milliseconds. Datagrams that arrive earlier must not be lost.
 		if err := unix.SetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
 			return a, fmt.Errorf("enlarge the receive queue: %w", err)
 		}
@@ -207,7 +207,7 @@ func (s Socket) ask(what byte, block int) error {
 	return errors.New("the server does not answer")
 }
 
-// firsts: each trial has a new socket, and begins with empty caches. The parent process starts each trial.
+// firsts: each trial uses a new socket and begins with empty caches. The parent process starts each trial.
 var firsts = traffic{
 	Serve: func(s Socket, m Metric) (a Answer, err error) {
 		buffer, bench := make([]byte, m.block), os.Getppid()
@@ -253,11 +253,12 @@ var firsts = traffic{
 	},
 }
 
-// followers is the number of datagrams after a first one; their median is the time of the cached path.
+// followers is the number of datagrams after a first datagram. Their median is the time of the cached path.
 const followers = 4
 
-// settle is how long a client waits after a change, so that the node's work for the change is not part of the first
-// packet. It busy-waits: waking a CPU takes as long as a packet, and varies in a virtual machine.
+// settle is how long a client waits after the caches were emptied, so that the node's work for this is not part of the
+// first packet's time. The client busy-waits, because waking a CPU takes as long as a packet, and varies in a virtual
+// machine.
 const settle = 200 * time.Microsecond
 
 // roundTrips returns the times in seconds of n consecutive echoes on a new socket.

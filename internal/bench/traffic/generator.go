@@ -32,7 +32,7 @@ type Answer struct {
 	// From and To are the ends of the window, by CLOCK_MONOTONIC, in ns.
 	From, To int64 `json:",omitempty"`
 	Lost     int   `json:",omitempty"` // datagrams whose echo did not arrive in time
-	// Durations in seconds of first round trips and of those that follow them.
+	// Durations in seconds of first round trips, and of the following ones.
 	First, Next []float64 `json:",omitempty"`
 }
 
@@ -138,8 +138,8 @@ func monotonic() int64 {
 	return now.Nano()
 }
 
-// Repeat calls once for the given time and returns the sum. It rarely reads the clock, because that costs as much as a
-// part of the packet path.
+// Repeat calls once repeatedly for the given time and returns the sum. It rarely reads the clock, because this costs as
+// much as a part of the packet path.
 func Repeat(once func() (float64, error), window time.Duration) (sum, seconds float64, err error) {
 	start := time.Now()
 	for {

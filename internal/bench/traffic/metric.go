@@ -8,7 +8,7 @@ import (
 	"pilaster.io/pilaster/internal/bench/report"
 )
 
-// Metric is a kind of traffic and its figure. Names that netperf uses have netperf's meaning.
+// Metric is a kind of traffic and what is measured of it. Names that netperf uses have netperf's meaning.
 type Metric struct {
 	Name  string
 	About string

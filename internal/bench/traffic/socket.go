@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket uses raw blocking system calls: Go's wrappers add the cost of the scheduler or the poller, which exceeds the
-// compared differences.
+// Socket uses raw blocking system calls, because Go's wrappers add the cost of the scheduler or the poller, which
+// exceeds the compared differences.
 type Socket int
 
 // Congestion is the congestion control of every TCP connection, independent of the machine's default.
@@ -22,7 +22,7 @@ func newSocket(kind int) (Socket, error) {
 	if errno != 0 {
 		return 0, fmt.Errorf("socket: %w", errno)
 	}
-	if kind == unix.SOCK_STREAM { // accept inherits it
+	if kind == unix.SOCK_STREAM { // sockets of accept inherit it
 		if err := unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, Congestion); err != nil {
 			return 0, fmt.Errorf("use %s: %w", Congestion, err)
 		}

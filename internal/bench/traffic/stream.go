@@ -68,11 +68,11 @@ func driveStream(c *client) (Answer, error) {
 	}, func() {})
 }
 
-// turns is how often a ready connection is used before the next one. iperf3's sender writes as often; its receiver
-// reads once, ours as often as it writes.
+// turns is how often a process uses a ready connection before it uses the next one. iperf3's sender also writes ten
+// times, but its receiver reads once; ours also reads ten times.
 const turns = 10
 
-// flows are connections of one process; a single one blocks instead of being polled.
+// flows are connections of one process. A single connection is used with blocking calls, several with poll.
 type flows struct {
 	polled []unix.PollFd
 	events int16
@@ -111,7 +111,7 @@ func (f *flows) each(use func(int, Socket) error) error {
 	return nil
 }
 
-// inTurn uses a ready connection until it would block.
+// inTurn uses a ready connection until a call would block, at most turns times.
 func (f *flows) inTurn(i int, use func(int, Socket) error) error {
 	for range turns {
 		if f.polled[i].Fd < 0 {
