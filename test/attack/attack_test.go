@@ -1,5 +1,5 @@
-// Package attack_test attacks a lab from inside containers and from the fabric, with crafted frames. Each attack must
-// be dropped for its own reason, be counted once per frame, and reach no receiver.
+// Package attack_test attacks a lab from containers and from the fabric, with crafted frames. The node must drop each
+// frame for the expected reason and count it once, and no receiver may get it.
 //
 //   - NP3, §6.2: drops by default; every packet's source and destination are checked with the tenant ID, and with the
 //     base prefix: a random address passes with probability 2^-64
@@ -49,8 +49,8 @@ var spec = withNimitz(lab.Spec{
 	},
 })
 
-// sentinels run from the first to the second container of each pair: together they pass every container except mallory,
-// and every port of the fabric.
+// sentinels are pairs of containers: a sentinel goes from the first to the second container of each pair. Together the
+// sentinels pass every container except mallory, and every port of the fabric.
 var sentinels = func() [][2]string {
 	all := [][2]string{{"mallory", "b1"}, {"mallory", "b2"}, {"b2", "b3"}, {"r2", "r1"}, {"r1", "r2"}}
 	if hasNimitz() {
@@ -119,7 +119,7 @@ func newBed(t *testing.T, spec lab.Spec, sentinels [][2]string) *bed {
 	b.open(t, outsider, lab.Orchestrator, lab.Uplink, false)
 	b.open(t, onRouter+outsider, lab.Router, lab.Orchestrator, false)
 	for _, node := range spec.Nodes {
-		if b.late() { // count earlier packets before
+		if b.late() { // wait until earlier packets are counted
 			b.appctl(t, node, "revalidator/wait")
 		}
 	}
@@ -151,7 +151,8 @@ func (b *bed) open(t *testing.T, as, namespace, device string, capture bool) {
 	b.captures[as] = c
 }
 
-// release removes a container with which mallory has just communicated, so that every cache has it.
+// release removes a container with which mallory has just communicated, so that all caches have entries of this
+// container.
 func (b *bed) release(t *testing.T, name string) {
 	t.Helper()
 	if e, err := b.Ping(b.ctx, "mallory", name, packet.PingOptions{Count: 3}); err != nil || e.Received != 3 {
@@ -186,13 +187,13 @@ type attack struct {
 	name   string
 	from   string // key of bed.inject
 	frames [][]byte
-	why    dropreason.Reason // 0: our programs never count them
+	why    dropreason.Reason // 0: no counter of our programs rises
 	at     string            // the node that drops them
 	ports  int               // number of fabric ports that each frame passes
 }
 
-// try sends an attack, and checks that the node drops every frame once for that reason, and that nothing else is
-// counted or captured.
+// try sends an attack. It checks that the node counts every frame once, for the attack's reason, and that no other
+// counter rises and no receiver captures a frame.
 func (b *bed) try(t *testing.T, a attack) {
 	t.Helper()
 	before := b.drops(t)
@@ -228,7 +229,8 @@ func (b *bed) try(t *testing.T, a attack) {
 	}
 }
 
-// late reports whether counters lag behind the packets: Open vSwitch's counters exclude flows that it is processing.
+// late reports whether counters lag behind the packets. This is the case with Open vSwitch, which adds the packets of
+// its cached flows to the counters later.
 func (b *bed) late() bool { return b.spec.Nimitz == lab.OVS }
 
 // drops reads the counters of every node, with keys such as "n1 dst-undecryptable".
@@ -248,7 +250,7 @@ func (b *bed) drops(t *testing.T) map[string]uint64 {
 	return all
 }
 
-// settle makes an Open vSwitch update its counters.
+// settle makes the node's Open vSwitch update its counters.
 func (b *bed) settle(t *testing.T, node string) {
 	t.Helper()
 	if b.late() {
@@ -268,8 +270,8 @@ func (b *bed) appctl(t *testing.T, node, what string) {
 	}
 }
 
-// send sends the frames and then the sentinels. All of this runs on one CPU, whose queues are FIFO: when a sentinel has
-// arrived, all earlier packets are processed.
+// send sends the frames and then the sentinels, all on one CPU, whose queues are FIFO. So when a sentinel has arrived,
+// the kernel has processed all earlier packets.
 func (b *bed) send(t *testing.T, a attack) (packet.Sentinel, error) {
 	t.Helper()
 	sentinel := packet.NewSentinel()
@@ -302,7 +304,7 @@ func (b *bed) sendFrames(a attack) error {
 	if !strings.HasPrefix(a.from, onNode) {
 		return b.inject[a.from].Burst(len(a.frames), func(k int) []byte { return a.frames[k] })
 	}
-	// Frames dropped at egress: the sender gets an error.
+	// The program drops these frames at egress, so the sender gets an error.
 	for _, f := range a.frames {
 		if err := b.inject[a.from].Send(f); !errors.Is(err, unix.ENOBUFS) {
 			return fmt.Errorf("the frame was not refused: %w", err)
@@ -311,8 +313,8 @@ func (b *bed) sendFrames(a attack) error {
 	return nil
 }
 
-// judgeCaptures reads every capture up to the sentinels, which prove that the capture works. A container must have
-// received nothing else. On the fabric, it counts and returns the frames of containers.
+// judgeCaptures reads every capture up to the sentinels, which prove that the capture works. Containers must have
+// received nothing else. passed is the number of containers' frames on all ports of the fabric.
 func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int) {
 	t.Helper()
 	due := map[string]int{}
@@ -348,8 +350,8 @@ func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int)
 	return passed
 }
 
-// fabricsOwn reports whether a frame has addresses of the fabric: all other addresses, plaintext and ciphertext, are
-// unique local ones.
+// fabricsOwn reports whether a frame has addresses of the fabric. All other addresses, plaintext and ciphertext, are
+// unique local addresses (fc00::/7).
 func fabricsOwn(c packet.Captured) bool {
 	p, err := c.Packet()
 	return err == nil && !p.Source.IsPrivate() && !p.Destination.IsPrivate()

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// many is the number of repetitions of each small attack, few enough for the monitor to show each of them.
+// many is the number of repetitions of each small attack. It is small enough that the monitor shows every repetition.
 const many = 3
 
 // floodSize is the number of random ciphertexts.
@@ -50,14 +50,14 @@ func TestAttacks(t *testing.T) {
 			}
 		})
 	}
-	t.Run("policies", b.policies) // last: after it, blue's later fragments need a first one
+	t.Run("policies", b.policies) // last, because afterwards a later fragment of blue needs a first fragment
 	t.Run("every reason", b.testEveryReason)
 	t.Run("monitor", func(t *testing.T) { b.judgeMonitors(t, monitors) })
 }
 
 // testEveryReason checks that every drop reason has an attack.
 func (b *bed) testEveryReason(t *testing.T) {
-	// These reasons are of nodes with broken routes, tenants or programs, which no sender can cause.
+	// No sender can cause these reasons: they need a node with wrong routes, tenants or programs.
 	except := []dropreason.Reason{dropreason.NoRoute, dropreason.NoKey, dropreason.NoProgram}
 	except = append(except, dropreason.LaterFragment)   // Open vSwitch only
 	except = append(except, dropreason.ConnectionLimit) // gateways only
@@ -79,7 +79,7 @@ func (b *bed) testEveryReason(t *testing.T) {
 	}
 }
 
-// gateway and container are the MACs of every container's link.
+// gateway and container are the MACs at the two ends of every container's link.
 var (
 	gateway   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
 	container = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}
@@ -105,7 +105,8 @@ func from(name, container string, why dropreason.Reason, at string, ports int, p
 	return a
 }
 
-// draw returns a ciphertext under a tenant's key that may leave a container; it searches for the index.
+// draw returns a ciphertext under a tenant's key that is in the private prefix, so that containers can send to it. For
+// this it may choose a higher index.
 func (b *bed) draw(t *testing.T, tenant string, p address.Plain) netip.Addr {
 	t.Helper()
 	_, ciphertext, err := b.tenants[tenant].cipher.Draw(address.DefaultPlan().Private, p)
@@ -118,7 +119,7 @@ func (b *bed) draw(t *testing.T, tenant string, p address.Plain) netip.Addr {
 // unused is an index far above the allocated ones.
 const unused = address.Index(0x800000)
 
-// chosenPlaintexts are attacks that are possible with the key of mallory's tenant.
+// chosenPlaintexts returns attacks that are possible with the key of mallory's tenant.
 func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 	self, blue := b.container(t, "mallory"), b.tenants["blue"].id
 	app := address.AppID(self.App)
@@ -159,7 +160,7 @@ func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 	}
 }
 
-// ciphertexts are attacks on overheard or random destinations.
+// ciphertexts returns attacks on destinations that mallory has learned elsewhere or chosen at random.
 func (b *bed) ciphertexts(t *testing.T) []attack {
 	self := b.container(t, "mallory")
 	random := rand.New(rand.NewPCG(1, 2))
@@ -193,7 +194,7 @@ func (b *bed) ciphertexts(t *testing.T) []attack {
 	}
 }
 
-// sources are attacks with others' source addresses, and with mallory's on others' devices.
+// sources returns attacks with source addresses of others, and with mallory's source address at devices of others.
 func (b *bed) sources(t *testing.T) []attack {
 	self, b1, b2 := b.container(t, "mallory"), b.container(t, "b1"), b.container(t, "b2")
 	var foreign []packet.Packet
@@ -239,7 +240,7 @@ func (b *bed) widen(t *testing.T, container string, mtu int) {
 	}
 }
 
-// headers are attacks with valid packets that must be dropped.
+// headers returns attacks with valid packets that the node must drop.
 func (b *bed) headers(t *testing.T) []attack {
 	self, b1, b2 := b.container(t, "mallory"), b.container(t, "b1"), b.container(t, "b2")
 	with := func(to netip.Addr, e ...packet.Extension) packet.Packet {
@@ -365,7 +366,7 @@ func cutShort(from, to netip.Addr) [][]byte {
 	}
 }
 
-// notIPv6 are attacks with other protocols.
+// notIPv6 returns attacks with other protocols.
 func (b *bed) notIPv6(t *testing.T) []attack {
 	whole := datagram(b.container(t, "mallory").Address, b.container(t, "b1").Address).Marshal()
 	tagged := func(kind uint16) []byte {

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// fabric are attacks on a node from outside. They are sent from the router's port, past the fabric's own source check,
-// so that only the node can detect them.
+// fabric returns attacks on a node from outside. The router's port sends them, after the fabric's source check, so that
+// only the node can detect them.
 func (b *bed) fabric(t *testing.T) []attack {
 	b1, b2, r1, r2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r1"), b.container(t, "r2")
 	n1, n2 := b.prefix(t, "n1"), b.prefix(t, "n2")
@@ -94,7 +94,7 @@ func (b *bed) fabric(t *testing.T) []attack {
 	return all
 }
 
-// nodes are attacks of processes on a node, and of machines that are not nodes.
+// nodes returns attacks of processes on a node, and of machines that are not nodes.
 func (b *bed) nodes(t *testing.T) []attack {
 	b1, b2, r2, n2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r2"), b.prefix(t, "n2")
 	out := func(name, sender, receiver string, why dropreason.Reason, at string, ports int,

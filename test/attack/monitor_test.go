@@ -22,14 +22,14 @@ type monitor struct {
 }
 
 const (
-	// tryAgain is the interval of events for a monitor that has not shown one yet.
+	// tryAgain is the interval of test events for a monitor that has not shown an event yet.
 	tryAgain = 100 * time.Millisecond
 	// patience is the timeout of expected output.
 	patience = 10 * time.Second
 )
 
-// startMonitors starts one with JSON output on n1 and one with text output on n2, and returns when both have shown an
-// event.
+// startMonitors starts a monitor with JSON output on n1 and a monitor with text output on n2. It returns when both have
+// shown an event.
 func (b *bed) startMonitors(t *testing.T) map[string]monitor {
 	t.Helper()
 	all := map[string]monitor{}
@@ -57,7 +57,7 @@ func (b *bed) startMonitors(t *testing.T) map[string]monitor {
 	return all
 }
 
-// awaitMonitor makes a container send listener reports, which are dropped, until the monitor shows one.
+// awaitMonitor makes a container send listener reports, which the node drops, until the monitor shows a drop.
 func (b *bed) awaitMonitor(t *testing.T, m monitor, sender string) {
 	t.Helper()
 	report := toGateway(packet.Packet{Source: b.container(t, sender).Address, Destination: b.container(t, "b3").Address,
@@ -87,12 +87,13 @@ type event struct {
 	Count                                             uint64
 }
 
-// burst is the number of drops of one reason that a node always shows; after them it samples events, which have the
-// number of packets that they represent.
+// burst is the number of drops of one reason for which a node always sends events. After them it sends only a sample of
+// the events, each with the number of packets for which it stands.
 const burst = 32
 
-// judgeMonitors checks that n1's monitor has shown the drops of n1, up to a burst for each reason and never more than
-// were sent, with the names of sending containers. n2's text must have every reason.
+// judgeMonitors checks the monitors' output. n1's monitor must have shown at least burst drops of each reason (or all,
+// if there were fewer), not more than were sent, and the IDs of the sending containers. n2's text must have every
+// reason.
 func (b *bed) judgeMonitors(t *testing.T, monitors map[string]monitor) {
 	due, left := map[string]uint64{}, map[string]uint64{}
 	for key, n := range b.sent {

@@ -42,7 +42,7 @@ func addNimitz(spec lab.Spec) lab.Spec {
 	return spec
 }
 
-// storage is a service's real address on the underlay, where there is no host.
+// storage is a service's real address on the underlay. No host has this address.
 var storage = netip.MustParseAddr("2001:db8:70::99")
 
 // serve creates a service for storage, and waits until the nodes have received it.
@@ -67,8 +67,8 @@ func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 	}
 }
 
-// nimitz are attacks with packets of containers on network nimitz to other networks, and with VXLAN that only nodes may
-// send (NIMITZ §3.1).
+// nimitz returns attacks with packets from containers on network nimitz to other networks, and with VXLAN packets,
+// which only nodes may send (NIMITZ §3.1).
 func (b *bed) nimitz(t *testing.T) []attack {
 	v1, v2, b1, n1, n2, n3 := b.container(t, "v1"), b.container(t, "v2"), b.container(t, "b1"), b.prefix(t,
 		"n1"), b.prefix(t, "n2"), b.prefix(t, "n3")
@@ -148,7 +148,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	}
 }
 
-// onOVS has the same tenants on nodes with Open vSwitch, and tenants of netpila; v1 and a1 are on n1.
+// onOVS returns a lab whose nodes have Open vSwitch, with a tenant of netpila and the tenants of addNimitz.
 func onOVS() lab.Spec {
 	spec := lab.Spec{
 		Nodes: []string{"n1", "n2", "n3"}, Nimitz: lab.OVS, Device: endpoint.Veth,

@@ -26,7 +26,7 @@ spec:
   - {action: Deny, to: [{namespaces: {}}], protocols: [{udp: {destinationPort: {number: 4242}}}]}
 `
 
-// policies are attacks with packets that a policy denies, and with fragments without a first fragment.
+// policies attacks with packets that a policy denies, and with fragments without a first fragment.
 func (b *bed) policies(t *testing.T) {
 	b.apply(t, "blue", forbid)
 	self, far, near := b.container(t, "mallory").Address, b.container(t, "b2").Address, b.container(t, "b1").Address

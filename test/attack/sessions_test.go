@@ -34,7 +34,7 @@ spec:
 `
 
 // TestSessionTableIsShared: the containers of one tenant fill a node's session table with forged TCP handshakes. New
-// flows of another tenant still find room, and right after the attackers have been deleted, the table is free again.
+// flows of another tenant still get sessions. As soon as the attackers are deleted, the table is free again.
 func TestSessionTableIsShared(t *testing.T) {
 	t.Parallel()
 	s := lab.Spec{
@@ -96,8 +96,8 @@ func (b *bed) sessions(t *testing.T) *pilasterv1.Sessions {
 	return status.Msg.GetPolicies().GetSessions()
 }
 
-// fillSessions has each attacker open connections to the next one. Their kernels take no part: the addresses are
-// removed from their devices.
+// fillSessions makes each attacker open connections to the next attacker. It removes the addresses from the attackers'
+// devices, so that their kernels do not respond.
 func (b *bed) fillSessions(t *testing.T) {
 	t.Helper()
 	var all []lab.ContainerStatus
@@ -165,7 +165,7 @@ func (b *bed) echoServer(t *testing.T, name string) netip.AddrPort {
 			if err != nil {
 				return
 			}
-			server.WriteToUDPAddrPort(packet[:n], from) //nolint:errcheck // the client counts
+			server.WriteToUDPAddrPort(packet[:n], from) //nolint:errcheck // the client counts responses
 		}
 	}()
 	return netip.AddrPortFrom(b.container(t, name).Address, server.LocalAddr().(*net.UDPAddr).AddrPort().Port())
@@ -183,8 +183,8 @@ func (b *bed) in(t *testing.T, name string, do func() error) {
 	}
 }
 
-// answered opens new flows from a container to a server, one after the other, and returns how many get an answer. It
-// gives up when too many get none.
+// answered opens new flows from a container to a server, one after the other, and returns how many get a response. It
+// stops early if more than 5 % get no response.
 func (b *bed) answered(t *testing.T, from string, server netip.AddrPort) (n int) {
 	t.Helper()
 	b.in(t, from, func() error {
@@ -197,7 +197,7 @@ func (b *bed) answered(t *testing.T, from string, server netip.AddrPort) (n int)
 				return err
 			}
 			answer := make([]byte, 64)
-			c.SetDeadline(time.Now().Add(time.Second)) //nolint:errcheck // a read that fails counts
+			c.SetDeadline(time.Now().Add(time.Second)) //nolint:errcheck // a failed read counts as no response
 			_, err = c.Write([]byte("hello"))
 			if err == nil {
 				_, err = c.Read(answer)
