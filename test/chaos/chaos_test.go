@@ -53,7 +53,7 @@ func TestChaos(t *testing.T) {
 		}()
 	}
 	for range kinds {
-		select { // the clients work at least until each kind has occurred
+		select { // let the clients work until every fault of each kind has occurred
 		case <-all:
 		case <-crowd.ended:
 		}
@@ -115,7 +115,7 @@ func setting(t *testing.T, name string, other int) (n int, given bool) {
 	return n, true
 }
 
-// report summarizes the run, and fails if it had too few changes or faults to show anything.
+// report summarizes the run, and fails the test if the run had too few changes or faults.
 func report(t *testing.T, log []entry, f final, faults *tally, changes int, took time.Duration) {
 	calls := &tally{count: map[string]int{}}
 	outcomes := map[string]int{}

@@ -29,7 +29,7 @@ import (
 // place is how clients reach an orchestrator.
 type place struct{ URL, RunDir, TokenFile string }
 
-// work is the job of the process with all clients. They work until so many of their calls have made a change, and
+// work is the job of the process with all clients. The clients work until their calls have made Changes changes and
 // standard input is closed.
 type work struct {
 	Places  []place
@@ -53,7 +53,7 @@ const (
 	unrule   = "delete policies"
 )
 
-// Outcomes of a call. A refused call changed nothing; the effect of a call without a response is unknown.
+// Outcomes of a call. A refused call has changed nothing. A call without a response may or may not have taken effect.
 const (
 	done    = "done"
 	refused = "refused"
@@ -90,7 +90,7 @@ const (
 	patience  = 3 * time.Second // timeout of a client; an orchestrator may process a call for up to 10 s
 	labels    = 5               // distinct label sets per tenant
 	wishes    = 12              // distinct prefixes that nodes request at a time, close to the next free ones
-	ownNumber = 1 << 20         // number of the first machine that belongs to one client only
+	ownNumber = 1 << 20         // number of the first machine of the clients' own nodes
 )
 
 func machine(name, rival int) string { return storetest.UUID(name*rivals + rival) }
@@ -173,7 +173,7 @@ func (all *clients) run(number int) error {
 	return buffer.Flush()
 }
 
-// settle registers a node that no other client uses, for calls that only nodes may make.
+// settle registers the client's own node, for calls that only nodes may make.
 func (c *client) settle() {
 	for c.nodes == nil {
 		c.nodes = c.join(fmt.Sprintf("own%d", c.number), ownNumber+c.number, 0, c.random.IntN(len(c.Places)), "")
@@ -212,10 +212,10 @@ func (c *client) step() {
 			value = fmt.Sprint(c.random.IntN(values))
 		}
 		ask = func(place int) string { return c.operateOn(do, fmt.Sprint("r", n), value, place).Outcome }
-	case dice < 92: // all at one node's gateway
+	case dice < 92: // all publications are on one node's gateway
 		do := []string{create, publish, publish, withdraw, destroy}[c.random.IntN(5)]
 		ask = func(place int) string { return c.operate(do, fmt.Sprint("p", n), place).Outcome }
-	default: // a tenant with an odd number cannot be deleted after a node has resolved labels in it
+	default: // resolve labels only in tenants with odd numbers: afterwards they cannot be deleted
 		label := fmt.Sprint(c.random.IntN(labels))
 		ask = func(place int) string { return c.resolve(fmt.Sprint("t", n|1), label, place).Outcome }
 	}
@@ -244,7 +244,7 @@ func (c *client) record(e entry, call func(ctx context.Context, e *entry) error)
 		c.changed.Add(1)
 	}
 	if err := c.log.Encode(e); err != nil {
-		panic(err) // without a log, the test is useless
+		panic(err) // without a log, the test cannot check anything
 	}
 	if e.Outcome == unknown {
 		time.Sleep(20 * time.Millisecond) // the delay of a retry
@@ -252,7 +252,7 @@ func (c *client) record(e entry, call func(ctx context.Context, e *entry) error)
 	return e
 }
 
-// outcome classifies an error as refused only if the orchestrator sent it as a refusal.
+// outcome returns refused only for errors with which an orchestrator refuses a call.
 func outcome(err error) string {
 	if err == nil {
 		return done
@@ -270,8 +270,8 @@ func (c *client) join(name string, number, rival, place int, wanted string) []*j
 	return nodes
 }
 
-// register joins and registers as a machine, with the state of each client on its own disk: two clients as one machine
-// stand for a copied disk. It also returns the clients for each place.
+// register joins and registers as a machine. Each client has its own state folder for each machine, so two clients that
+// act as one machine simulate a copied disk. It also returns a client for each place.
 func (c *client) register(name string, number, rival, place int, wanted string) (entry, []*join.Client) {
 	id := machine(number, rival)
 	config := func(place int) join.Config {

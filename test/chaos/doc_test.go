@@ -1,7 +1,7 @@
 // Package chaos_test kills, stops and disconnects orchestrators and their etcd cluster at random, while clients join
 // nodes, create and delete tenants, rotate keys, publish containers, apply policies and resolve labels. Each client
-// logs its calls and their results. Afterwards the test compares the logs with etcd: nothing may be allocated twice,
-// and no acknowledged change may be lost.
+// logs its calls and their results. Afterwards the test compares the logs with etcd: nothing may have been allocated
+// twice, and no acknowledged change may be lost.
 //
 // By default the test makes a short run; `make chaos` makes a long one by PILASTER_CHAOS_CHANGES. PILASTER_CHAOS_SEED
 // reproduces the choices of a run, but not its timing.

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// fault is a kind of fault of one or all machines of a set, and its end.
+// fault is a kind of fault that occurs on one or all machines of a set, and then ends.
 type fault struct {
 	name  string
 	to    []*process
@@ -37,7 +37,7 @@ func cut(side string) func(*process) (bool, error) {
 	}
 }
 
-// storeFaults leave a majority of etcd running, except those of all members.
+// storeFaults returns faults of etcd. Those of a single member leave a majority of etcd running.
 func storeFaults(etcd []*process) []fault {
 	return []fault{
 		{"etcd member killed", etcd, false, kill, revive},
@@ -80,8 +80,8 @@ func (c *tally) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Most faults are short. Long ones outlast every deadline in an orchestrator, so that its pending writes are executed,
-// or not, long after all callers have given up.
+// Most faults are short. Long faults last longer than every timeout in an orchestrator, so that etcd executes pending
+// writes, or loses them, long after all callers have given up.
 const (
 	shortest = 100 * time.Millisecond
 	longest  = time.Second
@@ -89,8 +89,8 @@ const (
 	rest     = time.Second // maximum pause between two faults; four times as long in a long run
 )
 
-// inject causes faults of all kinds repeatedly, in a random order, until ctx ends. It calls once, unless nil, after
-// each round through all kinds. With long, one fault in eight outlasts deadlines.
+// inject causes faults of all kinds repeatedly, in a random order, until ctx ends. After the first round through all
+// kinds, it calls once, if that is not nil. If long is true, one fault in eight has length outlast.
 func inject(ctx context.Context, t *testing.T, r *rand.Rand, kinds []fault, long bool, counts *tally, once func()) {
 	for ctx.Err() == nil {
 		for _, i := range r.Perm(len(kinds)) {

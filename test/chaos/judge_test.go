@@ -64,7 +64,7 @@ func (j *judgement) say(format string, args ...any) {
 // uuid returns the UUID of the calling machine.
 func (e entry) uuid() string {
 	n, err := strconv.Atoi(e.Name[1:])
-	if err != nil { // a machine of one client only
+	if err != nil { // a client's own machine
 		if n, err = strconv.Atoi(e.Name[len("own"):]); err != nil {
 			panic(e.Name)
 		}
@@ -73,7 +73,7 @@ func (e entry) uuid() string {
 	return machine(n, e.Of)
 }
 
-// hold records the permanent owner of a key, and reports a conflict with an earlier owner.
+// hold records the owner of a key, and reports an error if the key has had another owner.
 func hold[K comparable](j *judgement, all map[K]string, key K, owner, what string) {
 	if other, taken := all[key]; taken && other != owner {
 		j.say("%s %v was allocated to %s and to %s", what, key, other, owner)
@@ -81,7 +81,7 @@ func hold[K comparable](j *judgement, all map[K]string, key K, owner, what strin
 	all[key] = owner
 }
 
-// unique checks responses only: what was allocated to one owner is never allocated to another.
+// unique checks that nothing was allocated to two owners, according to the responses that clients got.
 func (j *judgement) unique(log []entry) {
 	prefixes, of := map[string]string{}, map[string]string{}
 	ids, made := map[uint32]string{}, map[uint32]string{}
@@ -111,7 +111,7 @@ func (j *judgement) unique(log []entry) {
 			hold(j, addresses, e.Underlay, fmt.Sprint("call ", i), "address")
 		}
 	}
-	for name, t := range j.tenants { // includes those of calls without a response
+	for name, t := range j.tenants { // includes publications of calls without a response
 		for _, p := range t.Publications {
 			hold(j, published, p.Underlay, name, "address")
 		}
@@ -172,7 +172,8 @@ func (j *judgement) store(log []entry) {
 	}
 }
 
-// nodeState is the machine that has a node name now, and those that had it until deletion, as bits of machines.
+// nodeState is the state of a node name, with one bit per machine: the machine that has the name, and the machines that
+// had it and were deleted.
 type nodeState struct{ is, deleted uint8 }
 
 func bit(rival int) uint8 { return 1 << rival }
@@ -215,7 +216,8 @@ func (e entry) node(s nodeState) (nodeState, bool) {
 	return step(e, s, next, ok)
 }
 
-// step keeps the state if the call was refused.
+// step returns the state after a call: next if the call was done, and s if it was refused. It returns false if the
+// outcome contradicts ok.
 func step[S any](e entry, s, next S, ok bool) (S, bool) {
 	if e.Outcome == refused {
 		return s, !ok
@@ -223,7 +225,8 @@ func step[S any](e entry, s, next S, ok bool) (S, bool) {
 	return next, ok
 }
 
-// keyHistory checks tenants that are never deleted: they are created once, and have the last ID that they got.
+// keyHistory checks a tenant that is never deleted: it was created only once, and its newest ID is not older than any
+// ID that a client received.
 func (j *judgement) keyHistory(name string, log []entry) {
 	var made int
 	var last uint32
@@ -243,15 +246,16 @@ func (j *judgement) keyHistory(name string, log []entry) {
 	}
 }
 
-// tenantState is the current ID of a tenant (0 if it does not exist), its highest ID so far, and whether a node hosts
-// it.
+// tenantState is the current ID of a tenant (0 if the tenant does not exist), the highest ID so far, and whether a node
+// hosts the tenant.
 type tenantState struct {
 	is, highest uint32
 	hosted      bool
 }
 
 func (j *judgement) tenantHistory(name string, log []entry) {
-	// IDs of the name that no client received: each is from a create without a response.
+	// IDs of this tenant name that no client received. A call to create the tenant that got no response must have
+	// allocated each of them.
 	got := map[uint32]bool{}
 	for _, e := range log {
 		if e.Ask == create {

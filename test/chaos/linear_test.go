@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// call is one operation of a client on an object: it took effect at one time between asked and answered or, if its
-// outcome is unknown, at one time after asked or never.
+// call is one operation of a client on an object. It took effect at one time between asked and answered. If its outcome
+// is unknown, it took effect at one time after asked, or never.
 type call[S comparable] struct {
 	asked, answered time.Duration
 	unknown         bool
@@ -15,9 +15,9 @@ type call[S comparable] struct {
 }
 
 // linearizable reports whether a sequential order of the calls leads from the first state to a state that last accepts.
-// It is Wing and Gong's search with three reductions: it tries no state twice, executes calls that do not change the
-// state as soon as possible, and executes unknown calls of a kind in the order of their start. None of these excludes
-// an order without an equivalent one.
+// It uses Wing and Gong's search with three reductions: it tries no state twice, it executes calls that do not change
+// the state as soon as possible, and it executes unknown calls of one kind in the order of their start. For each order
+// that a reduction skips, the search tries an equivalent one.
 func linearizable[S comparable](calls []call[S], first S, last func(S) bool) bool {
 	s := search[S]{calls: calls, done: make([]byte, (len(calls)+7)/8), tried: map[string]map[S]bool{}, last: last}
 	slices.SortFunc(s.calls, func(a, b call[S]) int { return int(a.asked - b.asked) })
@@ -51,7 +51,7 @@ func (s *search[S]) from(state S) bool {
 	}
 	seen[state] = true
 
-	// A call that started after the response of another one cannot precede it.
+	// A call cannot precede another call whose response came before it started.
 	soonest := time.Duration(1<<63 - 1)
 	for i, c := range s.calls {
 		if !c.unknown && !s.has(i) {

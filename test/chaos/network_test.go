@@ -13,7 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// network is a switch with two segments: etcd and orchestrators are on one, orchestrators and nodes on the other.
+// network is a switch with two segments. One connects etcd and orchestrators, the other connects orchestrators and
+// nodes.
 type network struct {
 	t       *testing.T
 	dir     string
@@ -35,7 +36,7 @@ func newNetwork(t *testing.T) *network {
 	}
 	t.Cleanup(n.handle.Close)
 	for i, side := range []string{storeSide, nodeSide} {
-		// These indexes differ from those inside: see connect.
+		// These indexes differ from the device indexes in the hosts' namespaces: see connect.
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: side, Index: 100 + i}}
 		n.must(n.handle.LinkAdd(bridge))
 		n.must(n.handle.LinkSetUp(bridge))
@@ -64,8 +65,8 @@ func (n *network) namespace(name string) *netns.Namespace {
 	return ns
 }
 
-// host is a machine: a namespace, and a thread in it that starts the machine's processes. The thread lives as long as
-// the test, because a child ends with the thread that started it.
+// host is a machine: a namespace, and a thread in it that starts the machine's processes. The thread must run until the
+// test ends, because the kernel kills a child when the thread that started it ends (Pdeathsig).
 type host struct {
 	network *network
 	name    string
@@ -98,8 +99,8 @@ func (n *network) host(name string, number int, sides ...string) *host {
 	return h
 }
 
-// connect connects a host. The two ends have different indexes: if a veth and its peer have the same index, the kernel
-// assumes that there is no peer, and delays the first packets.
+// connect connects a host. The two devices get different indexes: if a veth device and its peer had the same index, the
+// kernel would assume that there is no peer, and delay the first packets.
 func (n *network) connect(h *host, side string, index int) {
 	n.t.Helper()
 	port := h.port(side)
@@ -131,7 +132,7 @@ func (h *host) endpoint(scheme, side string, port int) string {
 	return fmt.Sprintf("%s://[%s]:%d", scheme, h.address(side), port)
 }
 
-// cut disconnects the host's device from the switch: packets of both sides are lost without an error.
+// cut disconnects the host's device from the switch. Packets from both sides are then lost without an error.
 func (h *host) cut(side string) error {
 	return h.plug(side, h.network.handle.LinkSetNoMaster)
 }

@@ -8,7 +8,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// log numbers consecutive calls, one per second.
+// log gives the calls consecutive times: each takes one second, with a second between them.
 func log(calls ...entry) []entry {
 	for i := range calls {
 		calls[i].Asked, calls[i].Answered = time.Duration(2*i)*time.Second, time.Duration(2*i+1)*time.Second
@@ -60,7 +60,7 @@ func shown(tenant, underlay string) entry {
 	return entry{Ask: publish, Name: tenant, Outcome: done, Underlay: underlay}
 }
 
-// storedPublished returns a store in which tenant p1, and the others, have published one address.
+// storedPublished returns a store in which tenant p1 and the others have a publication of the same address.
 func storedPublished(others ...string) final {
 	f := stored(map[string]uint32{"p1": 1}, map[uint32]string{2: "p2"})
 	for _, name := range append(others, "p1") {
@@ -74,7 +74,7 @@ func ruled(tenant, value, change string) entry {
 	return entry{Ask: rule, Name: tenant, Label: value, Outcome: done, Change: change}
 }
 
-// storedRuled returns a store in which tenant r1 has policies of these values.
+// storedRuled returns a store in which the policies db and web of tenant r1 have these values.
 func storedRuled(db, web string) final {
 	f := stored(map[string]uint32{"r1": 1}, nil)
 	f.policies = map[string]map[string]string{"r1": {"db": db, "web": web}}

@@ -25,7 +25,7 @@ type process struct {
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd     // nil while it does not run
-	hold chan struct{} // if not nil, it is not restarted until this is closed
+	hold chan struct{} // if not nil, the supervisor restarts the process only when this is closed
 	end  bool
 	wait sync.WaitGroup
 }
@@ -87,7 +87,7 @@ func (p *process) once(t *testing.T) bool {
 		t.Error(err)
 		return false
 	}
-	cmd.Wait() // it was killed on purpose
+	cmd.Wait() // ignore the error: a fault has killed the process
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cmd = nil
@@ -100,7 +100,7 @@ func (h *host) start(cmd *exec.Cmd) error {
 	return <-done
 }
 
-// kill kills the process, without a restart until resume. It reports whether the process was running.
+// kill kills the process; the supervisor restarts it only after revive. kill reports whether the process was running.
 func (p *process) kill() (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,7 +151,7 @@ const (
 	nodePort      = 7070
 )
 
-// startEtcd starts a cluster; a killed member keeps its data.
+// startEtcd starts an etcd cluster. A killed member keeps its data.
 func startEtcd(t *testing.T, n *network) (all []*process) {
 	var hosts []*host
 	var cluster []string

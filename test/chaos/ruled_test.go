@@ -8,12 +8,12 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// ruling are the policies of a tenant: it has all of them with one value, or none.
+// ruling are the names of a tenant's policies. At any time, a tenant has all of them with one value, or none.
 var ruling = []string{"db", "web"}
 
 const values = 3 // number of distinct values
 
-// ruledBy returns the documents of all policies with a value.
+// ruledBy returns the documents of all policies with the given value.
 func ruledBy(value string) (documents []string) {
 	for _, name := range ruling {
 		documents = append(documents, fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: "+
@@ -33,7 +33,7 @@ func ruledAs(p *pilasterv1.Policy) (string, error) {
 	return strings.TrimPrefix(document.Metadata.Labels["value"], "v"), nil
 }
 
-// changesOf returns the changes of the policies of a call, as one word if they are equal.
+// changesOf returns how a call changed the policies, as one word if it changed all of them in the same way.
 func changesOf(applied []*pilasterv1.AppliedPolicy) string {
 	var words []string
 	for i, p := range applied {
@@ -44,7 +44,8 @@ func changesOf(applied []*pilasterv1.AppliedPolicy) string {
 	return strings.Join(words, " and ")
 }
 
-// ruledState is whether a tenant exists, and the value of its policies; the value is empty if it has none.
+// ruledState is whether a tenant exists, and the value of its policies. The value is empty if the tenant has no
+// policies.
 type ruledState struct {
 	there bool
 	value string

@@ -22,7 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// dialFrom returns a client whose connections start on the host.
+// dialFrom returns an etcd client whose connections start on the host.
 func dialFrom(t *testing.T, h *host, endpoint string) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop(),
@@ -158,7 +158,7 @@ func record(name string, m proto.Message, value []byte, named func() string) err
 	return nil
 }
 
-// last returns the newest ID of a tenant: older ones retire.
+// last returns the newest ID of a tenant. Older IDs retire.
 func last(t *pilasterv1.Tenant) uint32 { return t.Ids[len(t.Ids)-1].Id }
 
 // compare compares an orchestrator's view with the store.
