@@ -62,7 +62,7 @@ type breakage struct {
 	said string // in CHECK's message, with {} for the host device's name
 }
 
-// breakages are what CHECK must detect.
+// breakages are damages of an endpoint that CHECK must detect.
 var breakages = []breakage{
 	{"address", func(v victim) error {
 		a, err := netlink.ParseAddr(v.attachment().Address + "/128")
@@ -113,7 +113,7 @@ var ofPair = []breakage{
 	{"host's link down", func(v victim) error { return v.host.LinkSetDown(v.peer) }, "link {} is down"},
 }
 
-// breakagesOf are breakages for one kind of device.
+// breakagesOf are further breakages, by kind of device.
 var breakagesOf = map[string][]breakage{
 	endpoint.Veth: append(ofPair, breakage{
 		"program", func(v victim) error {
@@ -135,7 +135,7 @@ var breakagesOf = map[string][]breakage{
 	},
 }
 
-// testCheck makes one breakage after another; DEL removes whatever is left.
+// testCheck checks one breakage after another, each on a new endpoint. DEL must succeed after each breakage.
 func testCheck(t *testing.T, n *node) {
 	n.configure(t, "check", conflist(t, "1.1.0", "check", map[string]any{"tenant": "blue"}))
 	tool := newCNITool(t, n, "check")

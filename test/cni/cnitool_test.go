@@ -150,7 +150,7 @@ func testResult(t *testing.T, n *node) {
 				if err := json.Unmarshal(out, &r); err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
-				var hosts []*types100.Interface // on the node; a macvlan has none there
+				var hosts []*types100.Interface // on the node; for a macvlan there is none
 				if labtest.Device() != endpoint.Macvlan && len(r.Interfaces) > 0 {
 					hosts = r.Interfaces[:1]
 				}
@@ -188,7 +188,7 @@ func testResult(t *testing.T, n *node) {
 // capability is the plugin's capability with which a runtime passes the annotations of pods.
 const capability = "io.kubernetes.cri.pod-annotations"
 
-// annotate makes the following calls those of a pod with annotations.
+// annotate makes the tool pass these annotations of a pod in all following calls.
 func (c *cnitool) annotate(t *testing.T, annotations map[string]string) {
 	t.Helper()
 	b, err := json.Marshal(map[string]any{capability: annotations})
@@ -198,7 +198,8 @@ func (c *cnitool) annotate(t *testing.T, annotations map[string]string) {
 	c.env = append(c.env, "CAP_ARGS="+string(b))
 }
 
-// testAnnotations has annotations that the configuration does not allow: ADD fails and leaves nothing.
+// testAnnotations calls ADD with annotations that the configuration does not allow. ADD must fail and leave nothing
+// behind.
 func testAnnotations(t *testing.T, n *node) {
 	ctx := labtest.Context(t)
 	n.configure(t, "trust", conflist(t, "1.0.0", "trust", map[string]any{

@@ -25,7 +25,7 @@ type network struct {
 	list *libcni.NetworkConfigList
 }
 
-// network parses a configuration. Each network has its own cache of attachments, like a runtime that was restarted.
+// network parses a configuration. Each call creates a new cache of attachments, as if the runtime had lost its own.
 func (n *node) network(t *testing.T, name string, plugin map[string]any) network {
 	t.Helper()
 	plugin["agentSocket"] = n.lab.AgentSocket(n.name)
@@ -99,7 +99,7 @@ func testCodes(t *testing.T, n *node) {
 	hasCode(t, "ADD without an agent", w.add(ctx, "c2", other), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
 	hasCode(t, "CHECK without an agent", w.check(ctx, "c1", ns), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
 	hasCode(t, "DEL without an agent", w.del(ctx, "c1", ns), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
-	// With c1 as valid, libcni calls no DEL before GC.
+	// c1 is listed as valid, because libcni calls DEL before GC for all others.
 	hasCode(t, "GC without an agent", w.gc(ctx, "c1"), types.ErrTryAgainLater, n.lab.AgentSocket(n.name))
 	if err := n.lab.Start(ctx, lab.AgentProcess(n.name)); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func testCodes(t *testing.T, n *node) {
 	if err := w.add(ctx, "c1", ns); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.network(t, "codes", in("blue")).del(ctx, "c1", ns); err != nil { // without the network w
+	if err := n.network(t, "codes", in("blue")).del(ctx, "c1", ns); err != nil { // w's cache still has c1
 		t.Fatal(err)
 	}
 	hasCode(t, "CHECK of a deleted container", w.check(ctx, "c1", ns), types.ErrUnknownContainer, "c1")
@@ -127,7 +127,7 @@ func testCodes(t *testing.T, n *node) {
 	}
 }
 
-// testAlone adds containers while no orchestrator runs: the node's cached state suffices.
+// testAlone adds containers while no orchestrator runs. The state that the node has cached is enough.
 func testAlone(t *testing.T, n *node) {
 	ctx := labtest.Context(t)
 	w, ns, other := n.network(t, "alone", in("blue")), n.container(t, "c1"), n.container(t, "c2")
@@ -249,7 +249,7 @@ func testGarbage(t *testing.T, n *node) {
 	if got := left("kept", "lost-1", "lost-2"); !slices.Equal(got, []string{"foreign", "kept", "lost-1", "lost-2"}) {
 		t.Errorf("unexpected endpoints after a GC without garbage: %v", got)
 	}
-	// A container whose namespace is gone is garbage too, unless the agent has already removed it.
+	// A container whose namespace is gone is garbage too; the agent may already have removed it.
 	if err := netns.Remove(n.folder + "/netns/lost-2"); err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func testGarbage(t *testing.T, n *node) {
 		t.Errorf("endpoints remain after GC: %v", got)
 	}
 
-	// cnitool lists no valid attachments: its GC removes the whole network.
+	// cnitool lists no valid attachments, so its GC removes all endpoints of the network.
 	n.configure(t, "garbage", conflist(t, "1.1.0", "garbage", map[string]any{"tenant": "blue"}))
 	tool := newCNITool(t, n, "garbage")
 	tool.add(ctx, t, n.container(t, "c1"))

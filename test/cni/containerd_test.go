@@ -24,8 +24,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// containerdConfig keeps all files of a containerd in one folder and in its own /run. restrict_oom_score_adj: sandboxes
-// could not start without the capability to lower the score.
+// containerdConfig keeps all files of a containerd in one folder and in its own /run. It sets restrict_oom_score_adj,
+// so that sandboxes start even without the capability to lower the OOM score.
 var containerdConfig = template.Must(template.New("").Parse(`version = 2
 root = "{{.Folder}}/root"
 state = "/run/containerd"
@@ -56,8 +56,8 @@ type containerd struct {
 	runtime cri.RuntimeServiceClient
 }
 
-// startContainerd starts a containerd with one image and our network. At the end of the test it ends it together with
-// its containers.
+// startContainerd starts a containerd with one image and our network. At the end of the test, it ends containerd and
+// all its containers.
 func startContainerd(t *testing.T, n *node, archive string, network []byte) *containerd {
 	t.Helper()
 	ctx := labtest.Context(t)
@@ -99,7 +99,7 @@ func startContainerd(t *testing.T, n *node, archive string, network []byte) *con
 			b, _ := os.ReadFile(log.Name())
 			t.Logf("containerd on %s:\n%s", n.name, b[max(0, len(b)-4000):])
 		}
-		// It is the first process of its pid namespace: the others end before it.
+		// containerd is the first process of its pid namespace, so all processes in the namespace end with it.
 		if err := unix.Kill(c.pid, unix.SIGKILL); err != nil {
 			t.Error(err)
 		}
@@ -206,7 +206,7 @@ func (c *containerd) podConfig(name string, annotations map[string]string) *cri.
 	}
 }
 
-// run starts a pod; command is what its container runs; without a command it sleeps.
+// run starts a pod whose container runs command, or sleeps if there is no command.
 func (c *containerd) run(ctx context.Context, t *testing.T, config *cri.PodSandboxConfig, command ...string) *pod {
 	t.Helper()
 	sandbox, err := c.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
@@ -274,7 +274,8 @@ func (p *pod) namespace(ctx context.Context, t *testing.T) *netns.Namespace {
 	if err := json.Unmarshal([]byte(s.Info["info"]), &info); err != nil || info.Pid == 0 {
 		t.Fatalf("no process of the sandbox in %q: %v", s.Info["info"], err)
 	}
-	// The pid is relative to containerd's pid namespace, whose /proc is in its mount namespace.
+	// The pid is a number in containerd's pid namespace. The /proc of this pid namespace is in containerd's mount
+	// namespace.
 	ns, err := netns.Open(fmt.Sprintf("/proc/%d/root/proc/%d/ns/net", p.pid, info.Pid))
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// image is the only image: busybox, which sleeps without a command. It is also the sandbox image.
+// image is the only image, for containers and sandboxes: busybox, which sleeps if there is no command.
 const image = "pilaster.test/busybox:1"
 
 // writeImage creates a docker archive of the machine's static busybox, so that no registry is needed, and returns its

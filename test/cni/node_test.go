@@ -26,8 +26,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Environment variables that make this binary act as a command on a node: the folder of the node, and the folder of its
-// agent's socket.
+// Environment variables that make this binary execute a command on a node. They have the folder of the node, and the
+// folder of its agent's socket.
 const (
 	nodeFolder  = "PILASTER_TEST_NODE"
 	agentFolder = "PILASTER_TEST_AGENT"
@@ -51,7 +51,7 @@ func becomeNode(folder, agent string, argv []string) error {
 	if err := forgetNamespaces(folder); err != nil {
 		return err
 	}
-	socket, err := unix.Open(agent, unix.O_PATH|unix.O_DIRECTORY, 0) // /run is covered in a moment
+	socket, err := unix.Open(agent, unix.O_PATH|unix.O_DIRECTORY, 0) // a mount will hide /run
 	if err != nil {
 		return fmt.Errorf("%s: %w", agent, err)
 	}
@@ -78,8 +78,8 @@ func becomeNode(folder, agent string, argv []string) error {
 	return unix.Exec(path, argv, os.Environ())
 }
 
-// forgetNamespaces unmounts the namespaces that were copied with the mount namespace, because they would keep the
-// namespaces of other tests alive. Those of this node stay.
+// forgetNamespaces unmounts network namespaces of other tests from the new mount namespace, because these copies of
+// mounts would keep the network namespaces alive. The mounts of this node's network namespaces stay.
 func forgetNamespaces(folder string) error {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -217,7 +217,7 @@ func onUplink(t *testing.T, path string) (names []string) {
 	return names
 }
 
-// withoutContainers are a node's devices without containers.
+// withoutContainers are the devices of a node without containers.
 var withoutContainers = []string{lab.Uplink, "lo", "pilaster0", "pilaster1"}
 
 // empty fails the test if the node has any resources of a container.

@@ -28,7 +28,8 @@ func TestPods(t *testing.T) {
 	n1 := startContainerd(t, newNode(t, l, "n1"), archive, network)
 	n2 := startContainerd(t, newNode(t, l, "n2"), archive, network)
 
-	// web sends its name to each client. client has no annotations: its tenant, blue, is in the file.
+	// web sends its name to each client. client has no annotations, so its tenant is blue, as in the configuration
+	// file.
 	web := n1.run(ctx, t, n1.podConfig("web",
 		map[string]string{"pilaster.io/tenant": "blue", "pilaster.io/labels": "app=web"}),
 		"/bin/busybox", "nc", "-ll", "-p", "80", "-e", "/bin/busybox", "hostname")
@@ -121,7 +122,7 @@ func TestPods(t *testing.T) {
 		}
 		for _, c := range []*containerd{n1, n2} {
 			c.empty(ctx, t)
-			// Folders of containerd's pod namespaces, and of libcni's cache.
+			// The folders of containerd's network namespaces for pods, and of libcni's cache.
 			for _, dir := range []string{fmt.Sprintf("/proc/%d/root/run/netns", c.pid),
 				filepath.Join(c.folder, "cni", "results")} {
 				if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -137,7 +138,7 @@ func TestPods(t *testing.T) {
 	})
 }
 
-// allowing returns a configuration that allows tenants beside its own.
+// allowing returns a configuration that also allows other tenants.
 func allowing(t *testing.T, network []byte, tenants ...string) []byte {
 	t.Helper()
 	var list map[string]any
