@@ -50,7 +50,7 @@ func main() {
 type target struct {
 	folder, name string
 	runs, kept   uint64 // inputs tried, and inputs kept because of new coverage
-	known        string // how many of the known inputs were tried, if the time was not enough for all
+	known        string // if the time was not enough for all known inputs: how many were tried
 	took         time.Duration
 	input        string // path of the failing input
 	err          error
@@ -99,7 +99,7 @@ func runAll(ctx context.Context, all []*target, each time.Duration, parallel int
 	return report(all, out)
 }
 
-// run fuzzes the target with so many workers. Minimization is bounded, because it would take most of the time.
+// run fuzzes the target with the given number of workers. It limits minimization, which would take most of the time.
 func (t *target) run(ctx context.Context, each time.Duration, workers int) {
 	start := time.Now()
 	fuzz := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t.name+"$", "-fuzztime", each.String(),
@@ -115,7 +115,7 @@ var (
 	progress = regexp.MustCompile(`(?m)^fuzz: elapsed: .*execs: (\d+) .*new interesting: (\d+) `)
 	written  = regexp.MustCompile(`(?m)^ *Failing input written to (\S+)`)
 	baseline = regexp.MustCompile(`(?m)^fuzz: elapsed: .*baseline coverage: (\d+/\d+) completed$`)
-	// go reports this failure if a worker was processing an input when the time ended: nothing was found.
+	// go also reports this failure if a worker was processing an input when the time ended, although nothing was found.
 	timeIsUp = regexp.MustCompile(`(?m)^--- FAIL: \w+ \([\d.]+s\)\n +context deadline exceeded\n`)
 	seedFail = regexp.MustCompile(`(?m)^ *failure while testing seed corpus entry: (\S+)`)
 )

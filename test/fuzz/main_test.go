@@ -20,7 +20,7 @@ func TestTargetsAreRunAndJudged(t *testing.T) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// "FUNC" stands for func, so that these are not targets of this tree.
+	// "FUNC" stands for func, so that other tools do not find these targets in this tree.
 	for name, text := range map[string]string{
 		"go.mod": "module x\n",
 		"internal/x/x_test.go": `package x
@@ -66,8 +66,8 @@ FUNC FuzzSeed(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Fat
 	}
 }
 
-// TestTimeIsUp: a worker that was processing an input when the time ended has not failed; one that wrote a failing
-// input has.
+// TestTimeIsUp: a target has not failed if a worker was processing an input when the time ended, but has failed if a
+// worker wrote a failing input.
 func TestTimeIsUp(t *testing.T) {
 	const said = "fuzz: elapsed: 10s, execs: 900 (90/sec), new interesting: 3 (total: 9)\n--- FAIL: FuzzCall " +
 		"(10.46s)\n    context deadline exceeded\nFAIL\n"
