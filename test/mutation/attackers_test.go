@@ -1,7 +1,7 @@
 package mutation_test
 
-// attackers are mutations of the uplink's checks against attackers outside of containers, on a wire between two nodes:
-// a process of the node, and a compromised node.
+// attackers returns mutations of the uplink's checks against attackers outside of containers: a process of the node,
+// and a compromised node. The tests have two nodes on one wire.
 func attackers() []mutation {
 	const process, node = "TestHostNetworkProcess", "TestAnotherNode"
 	return []mutation{

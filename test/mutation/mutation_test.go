@@ -1,7 +1,7 @@
 // Package mutation_test removes the checks of bpf/ one at a time and runs the tests of internal/datapath: the cases for
-// that check must fail, and no other case of the same test. MUTATION=all does so for every entry of the table; by
-// default a few entries run. Likewise, every fuzz target must find a planted bug, and a small simulation must detect
-// faults in the allocation and distribution of addresses.
+// the removed check must fail, and no other cases of the same test. By default it tries a few entries of the table,
+// with MUTATION=all every entry. Likewise, every fuzz target must find a planted bug, and a small simulation must
+// detect faults in the allocation and distribution of addresses.
 package mutation_test
 
 import (
@@ -29,7 +29,8 @@ type mutation struct {
 	name     string
 	old, new string // old must occur exactly once in the source
 	test     string // of internal/datapath
-	// The names of the cases that must fail, in any order. The program must still load, and no other case may fail.
+	// The names of the cases that must fail, in any order. The changed program must still load, and no other case may
+	// fail.
 	cases []string
 }
 
@@ -141,7 +142,7 @@ func complaints(out []byte) (cases []string) {
 	return slices.Compact(cases)
 }
 
-// linkAttacks links the tests of the datapath.
+// linkAttacks compiles the tests of the datapath to a binary.
 func linkAttacks(t *testing.T) (binary string) {
 	t.Helper()
 	binary = filepath.Join(t.TempDir(), "datapath.test")
@@ -153,7 +154,7 @@ func linkAttacks(t *testing.T) (binary string) {
 	return binary
 }
 
-// attack runs tests of the datapath with the object file of an overlay.
+// attack runs tests of the datapath with the changed object file, which is in the folder of the overlay.
 func attack(t *testing.T, binary, overlay, tests string) ([]byte, error) {
 	run := exec.CommandContext(t.Context(), binary, "-test.timeout=2m", "-test.run", tests)
 	run.Dir = datapath
@@ -199,11 +200,11 @@ func compile(t *testing.T, file, text string) (overlay string) {
 	return overlay
 }
 
-// fewestSources is a minimum for the C files of bpf/ in all folders: with fewer files, they have moved to a folder that
-// this test does not read.
+// fewestSources is the minimum number of C files below bpf/. If there are fewer, files have moved to a folder that this
+// test does not read.
 const fewestSources = 30
 
-// fewestReasons is a minimum for the places where headers name a drop reason.
+// fewestReasons is the minimum number of places where headers name a drop reason.
 const fewestReasons = 135
 
 // sourceFiles returns the C files below bpf/, by relative path.
@@ -236,7 +237,7 @@ func generateCommand(t *testing.T) []string {
 	return nil
 }
 
-// TestTableIsComplete: every place with a drop reason has a mutation, or is listed as unreachable with a reason.
+// TestTableIsComplete: every place with a drop reason has a mutation, or is listed as unreachable with an explanation.
 func TestTableIsComplete(t *testing.T) {
 	reason := regexp.MustCompile(`\bREASON_\w+`)
 	mutations, unreachable := table(t), unreachable()

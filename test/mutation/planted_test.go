@@ -220,7 +220,7 @@ func bugs() []planted {
 	}
 }
 
-// TestEveryFuzzTargetFindsABug plants each bug, and fuzzes until the target finds it.
+// TestEveryFuzzTargetFindsABug plants each bug, and runs the fuzz target until it finds the bug.
 func TestEveryFuzzTargetFindsABug(t *testing.T) {
 	all := os.Getenv("MUTATION") == "all"
 	tried := []string{"FuzzSplit"} // without MUTATION=all
@@ -240,7 +240,7 @@ func (b planted) mustBeFound(t *testing.T) {
 	} else {
 		overlay = overlayOf(t, filepath.Join(tree, b.file), bad)
 	}
-	// A binary writes its inputs to its working folder; `go test -fuzz` would write them to the tree.
+	// Run the binary, which writes failing inputs to its working folder; `go test -fuzz` would write them to the tree.
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-fuzz", "^"+b.target+"$", "-vet=off",
 		"-overlay", overlay, "-o", binary, "./"+folder)
 	build.Dir = tree
@@ -264,7 +264,7 @@ func (b planted) mustBeFound(t *testing.T) {
 	t.Logf("found by searching for %v", time.Since(start).Round(100*time.Millisecond))
 }
 
-// overlayOf writes an overlay with which go builds another text in place of a file.
+// overlayOf writes an overlay with which go compiles the given text instead of a file.
 func overlayOf(t *testing.T, file, text string) string {
 	t.Helper()
 	file, err := filepath.Abs(file)
@@ -297,7 +297,7 @@ func TestEveryFuzzTargetHasABug(t *testing.T) {
 	target := regexp.MustCompile(`(?m)^func (Fuzz\w*)\(`)
 	var there []string
 	must(t, filepath.WalkDir(tree, func(path string, entry os.DirEntry, err error) error {
-		if err == nil && path == filepath.Join(tree, "dist") { // has a copy of the tree after make generated
+		if err == nil && path == filepath.Join(tree, "dist") { // after make generated, it has a copy of the tree
 			return filepath.SkipDir
 		}
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {

@@ -55,8 +55,8 @@ func faults() []fault {
 	}
 }
 
-// TestSimulationNotices plants the quick faults, and with MUTATION=all each fault. It checks for all faults that their
-// old texts are still in the sources.
+// TestSimulationNotices plants the quick faults, or all faults with MUTATION=all. It always checks that the old texts
+// of all faults are in the sources.
 func TestSimulationNotices(t *testing.T) {
 	for _, f := range faults() {
 		text := planted{file: f.file}.text(t)

@@ -1,6 +1,6 @@
 package mutation_test
 
-// unreachable are the drops in each file that no packet can reach, and why the code has them.
+// unreachable returns the drops in each file that no packet can reach, and the reason why the code has them.
 func unreachable() map[string]map[string]string {
 	const (
 		verifier = "the verifier requires it"
