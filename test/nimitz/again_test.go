@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestOpenVSwitchAgain kills ovs-vswitchd, which loses its flows: the running agent installs all flows in the new one.
-// Packets for the switch do not count as drops of the node's own programs.
+// TestOpenVSwitchAgain kills ovs-vswitchd, which loses its flows. The running agent must install all flows in the new
+// process. The node's programs must not count packets for the switch as drops.
 func TestOpenVSwitchAgain(t *testing.T) {
 	spec := overlapping()
 	spec.Nimitz, spec.Tenants = lab.OVS, []lab.Tenant{{Name: "green", Network: tenant.Nimitz,
@@ -62,8 +62,8 @@ func TestOpenVSwitchAgain(t *testing.T) {
 	}
 }
 
-// unrouted restarts an agent, and fails if it writes a route: Open vSwitch rereads all routes after a change, and for
-// that moment has none for its tunnels.
+// unrouted restarts an agent, and fails if the agent writes a route: after each change of a route, Open vSwitch reads
+// all routes again, and meanwhile has no routes for its tunnels.
 func unrouted(ctx context.Context, t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ns, err := l.Namespace("n1")

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestEqualAddresses: an echo from an address that a container of another tenant also has proves nothing, and lab ping
-// reports that.
+// TestEqualAddresses: if containers of two tenants have the same address, a ping to this address does not test
+// isolation, because the container of the sender's own tenant replies. lab ping reports this.
 func TestEqualAddresses(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Nodes: []string{"n1", "n2"},
@@ -42,7 +42,7 @@ func TestEqualAddresses(t *testing.T) {
 		}
 		return status, out.String()
 	}
-	// Only pairs with r3 test the isolation of tenants: blue has no container at its address.
+	// Only pairs with r3 test the isolation of tenants, because no container of blue has r3's address.
 	if status, out := ping(); status != 0 || !strings.Contains(out, "\n10 of 10 as expected\nown: ") {
 		t.Errorf("exit %d\n%s", status, out)
 	}

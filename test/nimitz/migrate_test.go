@@ -149,7 +149,8 @@ func (m *migration) kill(processes ...string) {
 	}
 }
 
-// block keeps a container on its network: its own route to netpila addresses prevents the move.
+// block prevents the move of a container: it adds a route to netpila addresses in the container, which conflicts with
+// the agent's route.
 func (m *migration) block(name string) (undo func()) {
 	m.Helper()
 	route := func(do string) {
@@ -160,8 +161,8 @@ func (m *migration) block(name string) (undo func()) {
 	return func() { route("del") }
 }
 
-// await waits until both nodes report these numbers of moved and all containers of green; 0 of 0 means that the node
-// has left.
+// await waits until both nodes report these numbers: green's containers that have moved, and all of green's containers.
+// {0, 0} means that the node has left the old network.
 func (m *migration) await(what string, far map[string][2]uint32) {
 	m.Helper()
 	for {
@@ -193,7 +194,7 @@ func (m *migration) endpoint(name string) *pilasterv1.Endpoint {
 	return got.Msg.Endpoint
 }
 
-// networks returns the networks of which a container has addresses, in order.
+// networks returns the networks on which a container has addresses, sorted.
 func (m *migration) networks(name string) (all []string) {
 	for _, a := range m.endpoint(name).Attachments {
 		all = append(all, a.Network)
@@ -220,7 +221,7 @@ func (m *migration) addresses(name, network string) (all []netip.Addr) {
 	return all
 }
 
-// check makes the runtime call CNI CHECK for all containers.
+// check runs CNI CHECK for all containers.
 func (m *migration) check() {
 	m.Helper()
 	for _, c := range m.Containers() {
@@ -253,8 +254,8 @@ func (m *migration) reach(when string) {
 	}
 }
 
-// isolated checks that containers of green reach each other only, in both directions, with their own source addresses
-// and with forged ones.
+// isolated checks that containers of green and containers of other tenants do not reach each other, with their own
+// source addresses or with forged ones, and that containers of green reach each other.
 func (m *migration) isolated(when string) {
 	m.Helper()
 	m.reach(when)
@@ -335,7 +336,7 @@ func (m *migration) forge(from string, as, to netip.Addr) packet.Sentinel {
 	return s
 }
 
-// dropped returns the packets that both nodes' programs have dropped, by reason.
+// dropped returns the number of packets that both nodes' programs have dropped, by reason.
 func (m *migration) dropped() map[string]uint64 {
 	all := map[string]uint64{}
 	for _, node := range []string{"n1", "n2"} {
@@ -359,7 +360,7 @@ func (m *migration) undropped(before map[string]uint64) {
 }
 
 // shown checks that the command line shows the containers' current addresses, and that one container reaches the other
-// at all of them.
+// at all its addresses.
 func (m *migration) shown(when, from, to string) {
 	m.Helper()
 	pilaster := func(into any, args ...string) {

@@ -1,6 +1,6 @@
 // Package nimitz_test tests tenants of network nimitz in a lab together with one of netpila (NIMITZ §3; NM1, NM3):
-// containers reach their own tenant only, even with overlapping addresses, and stay connected without agent and
-// orchestrator.
+// containers reach only containers of their own tenant, even if tenants have the same addresses, and stay connected
+// while no agent and no orchestrator runs.
 package nimitz_test
 
 import (
@@ -73,8 +73,8 @@ func (b bed) entries(node string) map[string]uint32 {
 	return used
 }
 
-// On n1: one address per family for each of b1 and b3, and one for r1; the CIDRs; n2's subnets of blue, and the
-// addresses of r2 and r3.
+// Entries of n1. Senders: an address per family for each of b1 and b3, and one for r1. Forwards: these addresses, 3
+// CIDRs, n2's 2 subnets of blue, and the addresses of r2 and r3.
 const (
 	senders  = 2*2 + 1
 	forwards = senders + 3 + 2 + 2
@@ -104,8 +104,8 @@ func TestTenantsSideBySide(t *testing.T) {
 	b.isolated("at first")
 	b.counted("at first")
 
-	// A flow loses nothing meanwhile: the agent is not on the packet path, and a starting agent keeps the switch's
-	// entries.
+	// A flow loses no packets meanwhile, because the agent is not on the packet path, and a starting agent keeps the
+	// switch's entries.
 	lost := make(chan packet.PingResult, 1)
 	ns, err := b.Namespace("b1")
 	if err != nil {
@@ -136,7 +136,7 @@ func TestTenantsSideBySide(t *testing.T) {
 	}
 	b.isolated("after agents were killed, without an orchestrator")
 	b.counted("after agents were killed, without an orchestrator")
-	// The node has a subnet of blue, but would have to request an address of red.
+	// The node has a subnet of blue, but it would have to request an address of red from the orchestrator.
 	if err := b.AddContainer(ctx, lab.Container{Name: "b4", Node: "n1", Tenant: "blue"}); err != nil {
 		t.Error(err)
 	}

@@ -47,10 +47,10 @@ func (n north) stream(from string, to netip.Addr) (seen netip.Addr, by string, e
 	return seen, by, datagram(n.ctx, ns, to, n.port, by)
 }
 
-// echoes sends small and large echo requests, each of which must be answered. No stream may run concurrently: the
-// userspace datapath of Open vSwitch reads packets from sockets with the kernel's default buffer
-// (net.core.rmem_default, 208 KiB). While ovs-vswitchd waits for a processor, streams fill the buffer and the kernel
-// drops later packets. Only TCP retransmits.
+// echoes sends small and large echo requests. Each must get a reply. No stream may run concurrently: the userspace
+// datapath of Open vSwitch reads packets from sockets with the kernel's default buffer (net.core.rmem_default, 208
+// KiB). While ovs-vswitchd waits for a processor, streams would fill the buffer, and the kernel would drop later
+// packets. TCP would retransmit them, but a lost echo request is not repeated.
 func (n north) echoes(from string, to netip.Addr) error {
 	ns, err := n.Namespace(from)
 	if err != nil {
@@ -58,7 +58,7 @@ func (n north) echoes(from string, to netip.Addr) error {
 	}
 	defer ns.Close()
 	const fragments = 4000
-	// A packet from an outside sender that exceeds the tunnel's MTU is lost, and the gateway sends an error.
+	// The gateway drops the first packet from outside that exceeds the tunnel's MTU, and sends an error to the sender.
 	for range 10 {
 		r, err := packet.Ping(n.ctx, ns, to, packet.PingOptions{Timeout: time.Second, Size: fragments})
 		if err != nil {
@@ -100,7 +100,7 @@ func greeting(conn io.Reader) (seen netip.Addr, by string, err error) {
 	return seen, by, err
 }
 
-// comesBack sends random bytes and reads them back.
+// comesBack sends random bytes and checks that the server echoes them.
 func comesBack(conn io.ReadWriter, size int) error {
 	sent := make([]byte, size)
 	rand.NewChaCha8(sha256.Sum256([]byte(fmt.Sprint(size)))).Read(sent)

@@ -22,14 +22,15 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// outside is the namespace of the lab's orchestrator: a host of the underlay without a container network.
+// outside is the namespace of the lab's orchestrator, which serves as a host on the underlay without a container
+// network.
 const outside = lab.Orchestrator
 
-// services are each tenant's virtual addresses of the host outside.
+// services are the virtual addresses at which the tenants reach the host outside.
 var services = map[string]netip.Addr{"green": netip.MustParseAddr("fd09::7"), "gold": netip.MustParseAddr("fd09::8")}
 
-// north is a lab of two tenants with the same addresses, whose containers reach the host outside at a service of their
-// own tenant. n1's gateway publishes containers of green on both nodes.
+// north is a lab of two tenants with the same addresses. Their containers reach the host outside at a service of their
+// own tenant. n1's gateway publishes containers of green, which are on both nodes.
 type north struct {
 	*testing.T
 	*lab.Lab
@@ -38,8 +39,8 @@ type north struct {
 	port uint16 // port of the echo servers
 }
 
-// TestNorthSouth covers traffic (c) and (d) (NIMITZ §3.1, appendix A), with each switch on both nodes and with one of
-// each.
+// TestNorthSouth covers traffic (c) and (d) (NIMITZ §3.1, appendix A), with the same switch on both nodes and with
+// different switches.
 func TestNorthSouth(t *testing.T) {
 	for _, on := range pairs {
 		t.Run(on[0]+"-"+on[1], func(t *testing.T) {
@@ -110,8 +111,8 @@ func (n north) provide() map[string]netip.Addr {
 	return published
 }
 
-// toServices makes all containers send to the host concurrently, streams first and then echoes. The host sees the
-// gateways of their nodes.
+// toServices makes all containers send to the host concurrently, first streams and then echoes. The host must see the
+// gateway of the sender's node as the source.
 func (n north) toServices() {
 	var streams, echoes sync.WaitGroup
 	for of, name := range services {
@@ -139,7 +140,7 @@ func (n north) toServices() {
 	echoes.Wait()
 }
 
-// toPublished sends from the host to a published container, which sees the gateway as the source.
+// toPublished sends from the host to a published container, which must see the gateway as the source.
 func (n north) toPublished(name string, at netip.Addr) {
 	seen, by, err := n.stream(outside, at)
 	if err == nil {
@@ -150,7 +151,7 @@ func (n north) toPublished(name string, at netip.Addr) {
 	}
 }
 
-// strangers checks that others cannot reach a service or a published container.
+// strangers checks that containers of another tenant cannot reach a service or a published container.
 func (n north) strangers(published map[string]netip.Addr) {
 	for _, c := range []struct {
 		from string
@@ -168,8 +169,8 @@ func (n north) strangers(published map[string]netip.Addr) {
 	}
 }
 
-// killed checks that connections and echoes continue while the agents are killed and no orchestrator runs. The
-// connections transfer their data after the last echo (see echoes).
+// killed checks that connections and echoes continue while agents are killed and no orchestrator runs. The connections
+// transfer data only after the last echo (see echoes).
 func (n north) killed(published map[string]netip.Addr) {
 	ways := map[string]netip.Addr{"green1": services["green"], "gold2": services["gold"]}
 	must(n.T, n.Stop(n.ctx, lab.Orchestrator))
@@ -226,7 +227,7 @@ func (n north) killed(published map[string]netip.Addr) {
 	must(n.T, n.Start(n.ctx, lab.Orchestrator))
 }
 
-// ended checks that deleted services and publications are unreachable and leave no state.
+// ended deletes services and publications, and checks that they are unreachable and leave no state.
 func (n north) ended(published map[string]netip.Addr) {
 	for name, at := range published {
 		_, err := n.Operator().DeletePublication(n.ctx,
@@ -257,7 +258,7 @@ func (n north) ended(published map[string]netip.Addr) {
 	}
 }
 
-// nat returns the size of the NAT stage of a switch.
+// nat returns the number of entries of a switch's NAT stage.
 func (n north) nat(node string) uint32 {
 	for _, e := range n.status(node).Datapath.GetEntries() {
 		if e.Table == "nimitz-nat" {
@@ -300,8 +301,8 @@ func (n north) pings(from string, to netip.Addr, timeout time.Duration) int {
 	return 0
 }
 
-// serve runs an echo server for TCP and UDP in a namespace. It first sends its name and the source that it sees, and
-// then echoes.
+// serve runs an echo server for TCP and UDP in a namespace. The server first sends its name and the source that it
+// sees, and then echoes.
 func (n north) serve(name string) netip.Addr {
 	n.Helper()
 	ns, err := n.Namespace(name)

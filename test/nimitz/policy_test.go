@@ -20,8 +20,9 @@ import (
 const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"db"},
 	"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Egress"]}}`
 
-// TestPoliciesOnOpenVSwitch: a node whose switch does not enforce policies isolates its containers of a tenant that
-// gets a policy, even while its agent is down, and accepts no further ones until the tenant has no policies.
+// TestPoliciesOnOpenVSwitch: if a tenant gets a policy, a node whose switch does not enforce policies isolates the
+// tenant's containers, also after its agent was killed, and rejects new containers of the tenant, until the tenant has
+// no policies.
 func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Name: fmt.Sprintf("tpolicy-ovs-%d", os.Getpid()), Nodes: []string{"n1", "n2"},
@@ -88,7 +89,7 @@ func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	if _, err := why("web", "far", 0); err == nil || !strings.Contains(err.Error(), "--peer-app") {
 		t.Errorf("policy query for an unknown container without an app: got error %v", err)
 	}
-	asked, err = why("far", "web", asked[0].App) // as if it were a db
+	asked, err = why("far", "web", asked[0].App) // with the app of db
 	if must(t, err); len(asked) != 2 || asked[0].Allowed || asked[0].Endpoint != nil || !asked[1].Allowed {
 		t.Errorf("unexpected reason why far could not reach web: %v", asked)
 	}

@@ -21,9 +21,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// regional is two regions. Green and gold have the same addresses in both, green with node subnets and gold without;
-// blue is on netpila. A tenant that exists only in the east makes the tenant IDs, and so the VNIs, differ between
-// regions.
+// regional returns a lab with two regions. Green and gold have the same addresses; green has node subnets and gold has
+// none. Blue is on netpila. A further tenant exists only in the east, so that tenant IDs, and so VNIs, differ between
+// the regions.
 func regional() lab.Spec {
 	cidrs := map[string][]netip.Prefix{
 		"west": {netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:1::/48")},
@@ -52,8 +52,8 @@ func regional() lab.Spec {
 }
 
 // TestRegions has tenants in two regions, each with its own orchestrator and Edge Switch (NIMITZ §3.1, cross-region
-// traffic; NM6). Containers of a tenant reach each other across regions, and not those of others with the same
-// addresses. Traffic does not depend on orchestrators.
+// traffic; NM6). Containers of a tenant reach each other across regions, and reach no container of another tenant with
+// the same addresses. Traffic continues without orchestrators.
 func TestRegions(t *testing.T) {
 	for _, on := range []struct{ nodes, edges string }{{lab.EBPF, lab.EBPF}, {lab.OVS, lab.OVS}, {lab.EBPF, lab.OVS}} {
 		t.Run(on.nodes+"-"+on.edges, func(t *testing.T) {
@@ -86,7 +86,7 @@ func vnis(t *testing.T, l *lab.Lab) {
 }
 
 // transfers sends more than one segment by TCP in each direction and family. Senders leave segmentation and checksums
-// to the devices, which do not perform them here.
+// to their devices, but virtual devices do not perform them.
 func transfers(t *testing.T, l *lab.Lab, pairs [][2]string) {
 	for _, pair := range pairs {
 		to, err := l.Container(pair[1])
@@ -115,7 +115,7 @@ func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
 	defer listener.Close()
 	go func() {
 		if c, err := listener.Accept(); err == nil {
-			_, _ = io.Copy(c, c) // the other side reports missing data
+			_, _ = io.Copy(c, c) // the client reports missing data
 			c.Close()
 		}
 	}()
@@ -141,8 +141,8 @@ func echoed(t *testing.T, l *lab.Lab, from, to string, at netip.Addr) error {
 	return err
 }
 
-// unkept kills agents, also of Edge Switches, while no orchestrator runs. Traffic loses nothing meanwhile, and all
-// entries remain.
+// unkept kills agents, also those of Edge Switches, while no orchestrator runs. Meanwhile no packet may be lost, and
+// all entries must remain.
 func unkept(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	for _, region := range []string{"west", "east"} {
@@ -198,8 +198,8 @@ func ping(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) packet
 	return r
 }
 
-// apartAndJoined disconnects one region from the other for one tenant and reconnects it: the nodes' entries follow, for
-// that tenant and no other.
+// apartAndJoined disconnects the two regions, and connects them again for one tenant only. The nodes' entries must
+// change accordingly, so that only this tenant's containers reach each other across regions.
 func apartAndJoined(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	to := address(t, l, "green-e1")

@@ -25,7 +25,8 @@ var (
 	own6 = netip.MustParsePrefix("fd12:1::/48")
 )
 
-// overlapping is three tenants with the same addresses, one without node CIDRs, and one tenant of netpila.
+// overlapping returns a lab with three tenants of nimitz that have the same addresses, one of them without node CIDRs,
+// and a tenant of netpila.
 func overlapping() lab.Spec {
 	spec := lab.Spec{
 		Nodes: []string{"n1", "n2"},
@@ -45,7 +46,7 @@ func overlapping() lab.Spec {
 	return spec
 }
 
-// pairs are the same switch on both nodes, and different ones.
+// pairs are the switches of two nodes: the same switch on both nodes, or different switches.
 var pairs = [][2]string{{lab.EBPF, lab.EBPF}, {lab.OVS, lab.OVS}, {lab.EBPF, lab.OVS}, {lab.OVS, lab.EBPF}}
 
 // onEach runs a test with each of pairs.
@@ -94,9 +95,9 @@ func TestSwitches(t *testing.T) {
 	})
 }
 
-// eastWest sends echo requests from every container to each address of every other one. Containers of the same tenant,
-// on the same node (a) and on another one (b), receive and answer them; no container of another tenant receives one,
-// even with the same address (NM1).
+// eastWest sends echo requests from every container to each address of every other container. Containers of the same
+// tenant, on the same node (a) and on another node (b), receive them and reply. No container of another tenant receives
+// a request, even if it has the same address (NM1).
 func eastWest(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	captures := map[string]*packet.Capture{}
@@ -129,7 +130,7 @@ func eastWest(t *testing.T, l *lab.Lab) {
 		}
 	}
 	for _, to := range l.Containers() {
-		// Earlier packets to the container have arrived before this one, or are lost.
+		// When this packet has arrived, all earlier packets to the container have arrived or are lost.
 		last, _ := echo(ctx, t, l, mate(l, to), to.Address, 5*time.Second)
 		seen := until(ctx, t, captures[to.Name], last)
 		for s, e := range echoes {

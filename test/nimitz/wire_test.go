@@ -22,9 +22,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// onTheWire checks with tshark the packets of two tenants with the same addresses on the fabric: VXLAN over IPv6
-// between the nodes' VTEPs, with the tenant's ID as VNI and the sender's identity as group policy (NM2, §3.1), and no
-// other form.
+// onTheWire checks with tshark the packets of two tenants with the same addresses on the fabric: all must be VXLAN over
+// IPv6 between the nodes' VTEPs, with the tenant's ID as VNI and the sender's identity as group policy (NM2, §3.1).
 func onTheWire(t *testing.T, l *lab.Lab) {
 	ctx := labtest.Context(t)
 	router, err := l.Namespace(lab.Router)
@@ -81,8 +80,8 @@ func address(t *testing.T, l *lab.Lab, name string) netip.Addr {
 	return a
 }
 
-// decode runs tshark on frames. For each frame it prints the UDP port, "request" for an echo request, outer addresses,
-// VNI, group policy and inner addresses.
+// decode runs tshark on frames. It returns a line for each frame: UDP port, "request" for an echo request, outer
+// addresses, VNI, group policy and inner addresses.
 func decode(t *testing.T, frames []packet.Captured) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "n2.pcap")
@@ -110,7 +109,7 @@ func decode(t *testing.T, frames []packet.Captured) []string {
 	return lines
 }
 
-// inWords orders tshark's fields as decode describes.
+// inWords returns tshark's fields in decode's order.
 func inWords(f []string) string {
 	src, dst := strings.Split(f[3], ","), strings.Split(f[4], ",")
 	if f[5] != "" {
