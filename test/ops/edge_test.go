@@ -15,14 +15,14 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestInterfacesAreFollowed: the agent guards a new interface immediately, and the guard persists when the agent stops.
-// The next agent handles the changes made meanwhile.
+// TestInterfacesAreFollowed: the agent guards a new interface immediately, and the interface stays guarded when the
+// agent stops. When the agent starts again, it handles the changes of the meantime.
 func TestInterfacesAreFollowed(t *testing.T) {
 	n := newNode(t, false)
 	ctx := labtest.Context(t)
 	b1, err := n.Container("b1")
 	must(t, err)
-	awaitGuarded(ctx, t, n, "eth1", "eth2") // present before the agent
+	awaitGuarded(ctx, t, n, "eth1", "eth2") // they existed before the agent started
 	say(ctx, t, n.ns, "ip link add nic0 type veth peer name nic1")
 	awaitGuarded(ctx, t, n, "eth1", "eth2", "nic0", "nic1")
 	say(ctx, t, n.ns, "ip link add br0 type bridge")

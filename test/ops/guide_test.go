@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// step is a command of a guide, the machine on which it runs (empty if the guide has one machine), and its output
-// there.
+// step is a command of a guide, the machine on which it runs (empty if the guide has one machine), and the output that
+// the guide shows.
 type step struct{ machine, command, shown string }
 
 var prompt = regexp.MustCompile(`^(n[0-9])?\$ (.*)`)
@@ -26,8 +26,8 @@ func unfinished(command string) bool {
 }
 
 // guide reads the steps of a guide. Blocks of yaml that begin with "# NAME.yaml" are files. Blocks of console are
-// commands after "$ ", with their output. In the output "…" matches anything, runs of spaces have any length, and
-// "(exit status 1)" is the exit status of a command that fails.
+// commands after "$ ", with their output. In the output, "…" matches any text, several spaces match any number of
+// spaces, and "(exit status 1)" is the exit status of a command that fails.
 func guide(t *testing.T, path string) (files map[string]string, steps []step) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -79,7 +79,7 @@ func TestRegionsGuide(t *testing.T) {
 }
 
 // follow runs a guide with its own lab, and compares the output. called is the lab's name in the guide; the test
-// replaces it with a unique one.
+// replaces it by a unique name.
 func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -15,7 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// howTos are pages whose commands run in one lab, in this order, and the places where they run.
+// howTos are pages whose commands run in one lab, in this order. where is the node, or the orchestrator, on which they
+// run.
 var howTos = []struct {
 	page, where string
 	least       int // minimum number of commands on the page
@@ -32,7 +33,7 @@ var howTos = []struct {
 	{"howto/several-orchestrators.md", "orchestrator", 2, ""}, // the commands are those of the embedded etcd
 }
 
-// elsewhere are commands of these pages that run on a node.
+// elsewhere are commands of these pages that run in another place, and this place.
 var elsewhere = map[string]string{"pilaster status | grep gateway": "n1"}
 
 // varying are parts of outputs that differ between runs, and their replacements in a comparison.
@@ -60,7 +61,7 @@ func likeness(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// howToSteps reads the commands after "$ " in all code blocks of a page, up to the part with a lab of its own.
+// howToSteps reads the commands after "$ " in all code blocks of a page, up to the section "Try it in a lab".
 func howToSteps(t *testing.T, page string) (steps []step) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("../../docs", page))
@@ -78,7 +79,8 @@ func howToSteps(t *testing.T, page string) (steps []step) {
 	return steps
 }
 
-// TestHowTo runs pages of docs/ in a lab, and compares the output except numbers, addresses and times.
+// TestHowTo runs the commands of pages in docs/ in a lab, and compares their output with the pages, except numbers,
+// addresses and times.
 func TestHowTo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestNoOpenVSwitchIsSeenBeforeJoining: an agent that cannot start because of Open vSwitch does not register a name or
-// get a certificate.
+// TestNoOpenVSwitchIsSeenBeforeJoining: an agent that cannot start because Open vSwitch is missing registers no name
+// and gets no certificate.
 func TestNoOpenVSwitchIsSeenBeforeJoining(t *testing.T) {
 	c, args := newCandidate(t)
 	ctx := labtest.Context(t)

@@ -21,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// machine is everything that a node's agent could leave on it, as output of other tools.
+// machine is the output of other tools about everything that an agent could leave behind on its node.
 type machine map[string]string
 
 // look reads a node's namespace, and the folders that its agent writes to.

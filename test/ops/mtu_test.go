@@ -21,8 +21,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestMTUFollowsTheUplink: running containers get the uplink's MTU less the reserve, also if it changed while no agent
-// ran. The agent never sets an MTU too small for IPv6.
+// TestMTUFollowsTheUplink: running containers get the uplink's MTU minus the reserve, even if the uplink's MTU changed
+// while no agent ran. The agent never sets an MTU that is too small for IPv6.
 func TestMTUFollowsTheUplink(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Name: labtest.Name(t), Nodes: []string{"n1", "n2"}, Tenants: []lab.Tenant{{Name: "blue"}},
@@ -207,7 +207,7 @@ type counter struct{ n *atomic.Int64 }
 
 func (c counter) Write(b []byte) (int, error) { c.n.Add(int64(len(b))); return len(b), nil }
 
-// flows waits until far more data has arrived than was in flight.
+// flows waits until more data has arrived than can have been in flight when flows was called.
 func (s *stream) flows(ctx context.Context, t *testing.T, when string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Second, errors.New("no data flows "+when))

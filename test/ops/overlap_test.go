@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestNetworksOfOthers: if kind or Docker has a network in the private prefix, the agent does not start and names the
-// remedy; a running agent accepts no new endpoint, and keeps the existing ones.
+// TestNetworksOfOthers: if kind or Docker has a network in the private prefix, the agent does not start, and its error
+// names the remedy. A running agent rejects new endpoints and keeps the existing ones.
 func TestNetworksOfOthers(t *testing.T) {
 	n := newNode(t, false)
 	ctx := labtest.Context(t)

@@ -30,7 +30,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// candidate is a machine on the fabric that is not a node: the orchestrator's.
+// candidate is a machine on the fabric that is not a node: the orchestrator's machine.
 type candidate struct {
 	*lab.Lab
 	ns  *netns.Namespace
@@ -84,7 +84,7 @@ func TestPreflightChangesNothing(t *testing.T) {
 	}
 }
 
-// TestPreflightNamesWhatIsWrong breaks one thing at a time: the corresponding check reports it, and no other.
+// TestPreflightNamesWhatIsWrong breaks one thing at a time. Only the corresponding check must report it.
 func TestPreflightNamesWhatIsWrong(t *testing.T) {
 	c, args := newCandidate(t)
 	other := filepath.Join(t.TempDir(), "token")
@@ -94,7 +94,7 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 		check, state, says string
 		spoil, mend        string // commands in the namespace, and sysctls of IPv6, one per line
 		args               []string
-		also               string // another check that then fails too
+		also               string // another check that reports it too
 	}{
 		{check: "uplink", state: "fail", says: "nothing0", args: []string{"--uplink", "nothing0"}},
 		{check: "uplink", state: "fail", says: "IPv6 is disabled on v0",
@@ -197,8 +197,8 @@ func TestPreflightChoosesTheDevice(t *testing.T) {
 	}
 }
 
-// TestPreflightOfAnotherDevice: the device kind of a node can change, unless policy would no longer apply to containers
-// behind macvlans.
+// TestPreflightOfAnotherDevice: the device kind of a node can change, except if policies would then no longer apply to
+// containers with macvlans.
 func TestPreflightOfAnotherDevice(t *testing.T) {
 	ctx := labtest.Context(t)
 	for _, has := range []string{endpoint.Veth, endpoint.Macvlan} {
@@ -267,8 +267,8 @@ func TestPreflightBesideOpenVSwitch(t *testing.T) {
 	}
 }
 
-// TestPreflightSeesOtherPrograms: preflight reports programs that will not receive packets because of ours, and
-// programs that receive them first.
+// TestPreflightSeesOtherPrograms: preflight reports programs that will receive no packets because of our programs, and
+// programs that receive packets before ours.
 func TestPreflightSeesOtherPrograms(t *testing.T) {
 	c, args := newCandidate(t)
 	ctx := labtest.Context(t)
@@ -317,7 +317,8 @@ func TestPreflightSeesOtherPrograms(t *testing.T) {
 	c.only(t, "other programs", "warn", "programs on eth0 before the agent's: first", checks)
 }
 
-// asksTheFabric: preflight sends packets and detects by their return how the fabric handles them.
+// asksTheFabric checks that preflight sends packets, and detects the fabric's route and source check from the packets
+// that return.
 func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []string) {
 	t.Helper()
 	router, err := c.Namespace(lab.Router)
@@ -344,7 +345,7 @@ func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []stri
 	}
 }
 
-// attach attaches a program that accepts every packet as the first on a namespace's uplink.
+// attach attaches a program that accepts every packet, as the first program on a namespace's uplink.
 func attach(t *testing.T, ns *netns.Namespace, name string) (l link.Link) {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "GPL",
@@ -365,7 +366,7 @@ func attach(t *testing.T, ns *netns.Namespace, name string) (l link.Link) {
 }
 
 func TestPreflightOfAnyone(t *testing.T) {
-	// In a folder where any user can execute it.
+	// Copy the binary to a folder where any user can execute it.
 	binary := filepath.Join(os.TempDir(), fmt.Sprintf("pilaster-anyone-%d", os.Getpid()))
 	b, err := os.ReadFile(labtest.Binary(t))
 	must(t, err)

@@ -25,11 +25,11 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// node is the node of a lab, with the state of its machine before the first start of its agent.
+// node is the node of a lab. pristine is the state of its machine before the first start of the agent.
 type node struct {
 	*lab.Lab
 	ns       *netns.Namespace
-	flags    []string // that select the agent's folders for a command
+	flags    []string // flags with the agent's folders for a command
 	bpffs    string
 	folders  []string
 	pristine machine
@@ -37,8 +37,8 @@ type node struct {
 
 const name = "n1"
 
-// newNode brings up a lab of one node with two containers. Its pins are on a bpffs that the agent must mount, or in a
-// folder of an existing one.
+// newNode brings up a lab of one node with two containers. If mounted is true, the agent must mount a bpffs for its
+// pins. Otherwise the pins are in a folder of an existing bpffs.
 func newNode(t *testing.T, mounted bool) *node {
 	n := &node{}
 	spec := lab.Spec{
@@ -160,7 +160,7 @@ func (n *node) live(ctx context.Context, t *testing.T) {
 	}
 }
 
-// joinsAgain: after the reset, the machine can join like a new one.
+// joinsAgain checks that, after the reset, the machine can join like a new machine.
 func (n *node) joinsAgain(ctx context.Context, t *testing.T) {
 	t.Helper()
 	_, err := n.Operator().DeleteNode(ctx, connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: name}))
@@ -218,7 +218,7 @@ func (n *node) objects(t *testing.T) (programs map[ebpf.ProgramID]bool, maps map
 	return programs, maps
 }
 
-// vanishes waits for an object that the kernel frees after its last user.
+// vanishes waits until the kernel has freed an object, which happens some time after its last user has ended.
 func vanishes(t *testing.T, what string, open func() error) {
 	t.Helper()
 	var err error

@@ -38,8 +38,8 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// writings are the forms in which a text could contain a secret, without spaces and in lower case. A value of four
-// bytes is too short to search for inside other text, so it is only searched as a complete number or string.
+// writings returns the forms in which a text could contain a secret, without spaces and in lower case. A value of four
+// bytes could occur in other text by chance, so the test only searches for it as a complete number or string.
 func writings(secret []byte) []string {
 	all := []string{hex.EncodeToString(secret)}
 	var decimal, hexadecimal []string
@@ -57,7 +57,7 @@ func writings(secret []byte) []string {
 		}
 		return plainly(all)
 	}
-	// Base64 inside longer data, at any of the three offsets in a group of bytes.
+	// Base64 as part of longer data: the secret can begin at any of the three offsets in a group of three bytes.
 	all = append(all, string(secret))
 	for before := range 3 {
 		text := base64.StdEncoding.EncodeToString(append(make([]byte, before), secret...))
@@ -95,7 +95,7 @@ func plain(s string) string {
 	}, s))
 }
 
-// leaks names the files that contain any of the secrets.
+// leaks returns a line for each secret that a file contains.
 func leaks(files map[string][]byte, secrets map[string][]byte) []string {
 	var found []string
 	for file, content := range files {
@@ -322,7 +322,7 @@ func TestSysdump(t *testing.T) {
 	}
 }
 
-// documented compares the daemons' metrics with the reference.
+// documented checks that docs/reference/metrics.md has all metrics of the daemons and no others.
 func documented(t *testing.T, pages ...[]byte) {
 	t.Helper()
 	guide, err := os.ReadFile("../../docs/reference/metrics.md")
@@ -336,7 +336,7 @@ func documented(t *testing.T, pages ...[]byte) {
 			says[string(m[1])] = true
 		}
 	}
-	// Metrics without a value have no line, nor have metrics of policies without policies.
+	// These metrics have no lines yet: they have no value, or there are no policies.
 	for _, later := range []string{
 		"pilaster_orchestrator_streams_ended_total counter", "pilaster_policy_denied_packets_total counter",
 		"pilaster_sessions gauge",

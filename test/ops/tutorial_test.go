@@ -16,8 +16,9 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestTutorial runs docs/tutorial/two-machines.md on one machine, and compares the output. It runs in its own mount,
-// pid and network namespaces, so that it can use the tutorial's paths and names, and everything ends with the test.
+// TestTutorial runs docs/tutorial/two-machines.md on one machine, and compares the output. The commands run in separate
+// mount, pid and network namespaces, so that the test can use the tutorial's paths and names, and all processes end
+// with the test.
 func TestTutorial(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -34,7 +35,7 @@ func TestTutorial(t *testing.T) {
 	}
 	inside := enclosed(ctx, t)
 
-	// State of the reader's shells: functions and variables.
+	// The state of the reader's shells: functions and variables.
 	functions, variables, last := "", map[string]string{}, ""
 	for _, s := range steps {
 		switch name, _, isVariable := strings.Cut(s.command, "=fc…"); {
@@ -54,7 +55,7 @@ func TestTutorial(t *testing.T) {
 			script = fmt.Sprintf("%smachine %s <<'COMMAND'\n%s%s\nCOMMAND\n", functions, s.machine,
 				variables[s.machine], s.command)
 		}
-		// Daemons need time to start: a command that only reads is retried until its output matches the tutorial.
+		// Daemons need time to start. So the test repeats some commands until their output matches the tutorial.
 		for started := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 			out, err := inside(ctx, "export PATH="+bin+":$PATH\n"+script)
 			if last = out; err == nil && s.fits(out) {
