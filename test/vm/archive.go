@@ -40,7 +40,7 @@ func (a *archive) entry(name string, mode int, data []byte) {
 	a.write(data)
 }
 
-// write pads to a multiple of four bytes.
+// write writes data, padded to a multiple of four bytes.
 func (a *archive) write(data []byte) {
 	if a.err == nil {
 		_, a.err = a.w.Write(data)
@@ -50,8 +50,8 @@ func (a *archive) write(data []byte) {
 	}
 }
 
-// loadOrder returns the files of the named modules and of their dependencies by modules.dep, dependencies first. A
-// module that is not listed is built into the kernel.
+// loadOrder returns the files of the named modules and of their dependencies, dependencies first. index is the content
+// of modules.dep. A module that modules.dep does not list is built into the kernel.
 func loadOrder(index []byte, wanted ...string) (files []string) {
 	needs, named := map[string][]string{}, map[string]string{}
 	for line := range strings.Lines(string(index)) {

@@ -1,5 +1,5 @@
-// Command vm runs a command on another kernel than this machine's: in a virtual machine with this machine's files,
-// read-only below a temporary overlay. It prints the command's output and exits with its status. It is meant for
+// Command vm runs a command on another kernel: in a virtual machine that has this machine's files, read-only below a
+// temporary overlay. It prints the command's output and exits with the command's status. It is meant for
 //
 //	go test -exec 'vm -kernel FOLDER' ./internal/datapath
 //

@@ -120,7 +120,7 @@ func enterFiles(j job) error {
 		"lowerdir=/files,upperdir=/own/upper,workdir=/own/work"); err != nil {
 		return err
 	}
-	// The host's own mounts are not part of its files: the mounts below come from this kernel.
+	// The host's mounts are not visible in its shared files, so mount the file systems of this kernel.
 	if err := os.Chdir("/root"); err != nil {
 		return err
 	}
@@ -151,8 +151,8 @@ func enterFiles(j job) error {
 	return makeDeviceFiles("/dev")
 }
 
-// makeDeviceFiles creates device files that load a module when opened, such as /dev/net/tun; on other machines udev
-// does that.
+// makeDeviceFiles creates the device files that load a module when they are opened, such as /dev/net/tun. On other
+// machines, udev creates them.
 func makeDeviceFiles(folder string) error {
 	lists, err := filepath.Glob("/lib/modules/*/modules.devname")
 	if err != nil || len(lists) != 1 {

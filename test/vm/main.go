@@ -27,7 +27,7 @@ type job struct {
 // plus one.
 const exitPort = 0x501
 
-// noAnswer is the exit status if the command's own is unknown.
+// noAnswer is the exit status if the command's exit status is unknown.
 const noAnswer = 125
 
 func main() {
@@ -103,7 +103,7 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 		"-serial", "file:"+messages, "-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output")...)
 	var complaints bytes.Buffer
 	qemu.Stdout, qemu.Stderr = os.Stdout, &complaints
-	// If this program is killed, as by `go test` after its time limit, the machine stops too.
+	// If this program is killed, for example by `go test` after a timeout, the virtual machine stops too.
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err = qemu.Run()
 	var exit *exec.ExitError
@@ -124,7 +124,8 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 
 func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
 
-// writeInitramfs packs this program as /init, the modules that it needs to mount the host's files, and its job.
+// writeInitramfs writes an initramfs with this program as /init, the modules that it needs to mount the host's files,
+// and its job.
 func writeInitramfs(path, modules string, j job) (err error) {
 	versions, err := os.ReadDir(modules)
 	if err != nil || len(versions) != 1 {
