@@ -20,8 +20,9 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// Each container of diallers connects to each container of listened, which is on the other node. A listener has one
-// process per port, and a dialler has as many processes, because a process cannot have more than 20,000 open files.
+// Each container of diallers connects to each container of listened; they are on different nodes. A container of
+// listened has one process per port, and a container of diallers has the same number of processes, because a process
+// cannot have more than 20,000 open files.
 var (
 	diallers = []string{"xa", "xc", "yb", "za"}
 	listened = []string{"xb", "ya", "yc", "zb"}
@@ -29,8 +30,8 @@ var (
 
 const (
 	changeEvery = 100 * time.Millisecond // interval of policy changes
-	wordsEvery  = 50 * time.Millisecond  // interval of exchanges on some connections; a policy lasts for more than one
-	wordsAtOnce = 256                    // average number per exchange
+	wordsEvery  = 50 * time.Millisecond  // interval of exchanges on some connections; shorter than changeEvery
+	wordsAtOnce = 256                    // average number of connections per exchange
 )
 
 // churn is the number of connections and the changes made meanwhile.
@@ -41,7 +42,7 @@ type churn struct {
 
 // TestConnectionsOutlivePolicies: connections between processes on two nodes continue while policies that allow them
 // are created, changed and deleted, and agents are killed. Each message arrives and is echoed, no packet is dropped,
-// and both nodes keep all sessions; until a policy denies the connections.
+// and both nodes keep all sessions. Finally a policy denies the connections, and messages no longer arrive.
 func TestConnectionsOutlivePolicies(t *testing.T) {
 	size := churn{connections: 2_048, changes: 12, killEvery: 6}
 	if long() {
@@ -83,8 +84,8 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 		size.connections, len(c.dialled)+len(c.accepted), size.changes, took.Round(time.Millisecond),
 		size.changes/size.killEvery, words, remembered)
 
-	// Check the test itself: it must notice a node that loses its sessions, and a policy that denies connections with
-	// sessions on the other node.
+	// Check the test itself: it must detect that a node has lost its sessions, and that a policy denies connections of
+	// which only the other node has sessions.
 	forget(t, l, nodes[0])
 	if _, err := c.remembered(ctx, l, remembered); err == nil {
 		t.Error("the loss of all sessions of a node was not noticed")
@@ -104,8 +105,8 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	}
 }
 
-// documents are the policies of a change. All of them allow the connections: some name their ends and additional ports,
-// and some deny another container, by labels and by CIDR.
+// documents returns the policies of a change. All of them allow the connections. Some name the connections' containers
+// and additional ports, and some deny another container, by labels and by CIDR.
 func (s churn) documents(change int) []string {
 	documents := []string{allowed("ingress", 80, 81, 1000+change), allowed("egress", 80, 81)}
 	if change%4 < 2 {
@@ -146,7 +147,8 @@ func (s churn) run(ctx context.Context, l *lab.Lab) error {
 	return errors.Join(killed...)
 }
 
-// allowed is a policy that allows all pods of the tenant to reach each other at some TCP ports only, in one direction.
+// allowed returns a policy for one direction that allows all pods of the tenant to reach each other, but only at the
+// given TCP ports.
 func allowed(direction string, ports ...int) string {
 	who := "from"
 	if direction == "egress" {
@@ -167,7 +169,7 @@ func allowed(direction string, ports ...int) string {
 				{"action": "Deny", %q: %s}]}}`, direction, direction, who, peers, list, who, peers)
 }
 
-// connections are established connections, by the processes of their ends.
+// connections are established connections: their number, and the processes at both ends.
 type connections struct {
 	count             int
 	dialled, accepted talkers
@@ -212,8 +214,8 @@ func dial(t *testing.T, l *lab.Lab, count int) *connections {
 	return c
 }
 
-// talk sends a message on a share of the connections and checks that all are echoed and all connections are open at
-// both ends. It returns the number of messages.
+// talk sends a message on a random share of the connections. It checks that every message is echoed, and that all
+// connections are open at both ends. It returns the number of messages.
 func (c *connections) talk(t *testing.T, when string, share float64) int {
 	t.Helper()
 	said, err := c.accepted.each("Say", share)
@@ -235,8 +237,8 @@ func (c *connections) talk(t *testing.T, when string, share float64) int {
 	return said
 }
 
-// remembered checks that each node has an established session for each connection, and that neither has created,
-// evicted or refused any session since before.
+// remembered checks that both nodes have an established session for each connection, and that neither node has created,
+// evicted or refused a session since before.
 func (c *connections) remembered(ctx context.Context, l *lab.Lab,
 	before []*pilasterv1.Sessions) (all []*pilasterv1.Sessions, err error) {
 	for i, node := range nodes {

@@ -33,9 +33,9 @@ var networks = []struct {
 		[]int{32, 128}},
 }
 
-// TestPacketsAgainstCyclonus runs all cases of cyclonus that only change policies: packets of TCP and UDP arrive and
-// are answered exactly if its matcher allows them. The long run has all cases on each network; a short one divides them
-// among the networks.
+// TestPacketsAgainstCyclonus runs all cases of cyclonus that only change policies. TCP and UDP packets must arrive and
+// get a response if and only if cyclonus's matcher allows them. The long run has all cases on each network; the short
+// run divides the cases among the networks.
 func TestPacketsAgainstCyclonus(t *testing.T) {
 	part := 0
 	for _, network := range networks {
@@ -55,7 +55,7 @@ const parts = 4
 
 var nodes = []string{"n1", "n2"}
 
-// podsOn are cyclonus's pods, distributed over two nodes, and a tenant without policies.
+// podsOn returns a lab with cyclonus's pods, distributed over two nodes, and with a tenant without policies.
 func podsOn(network lab.Tenant) lab.Spec {
 	of := func(name string) lab.Tenant {
 		network.Name = name
@@ -143,8 +143,8 @@ func compare(t *testing.T, l *lab.Lab, bits, part int) {
 	}
 }
 
-// apply replaces the tenant's policies, and waits until they are in force on both nodes. The last one selects no pod
-// and has a new name each time, so that there is always a change whose revision the nodes report.
+// apply replaces the tenant's policies, and waits until they are in force on both nodes. The last policy selects no pod
+// and has a new name each time. So there is always a change, whose revision the nodes report.
 func apply(ctx context.Context, t *testing.T, l *lab.Lab, number int, documents []string) {
 	t.Helper()
 	wanted := map[[2]string]bool{{nowhere, marker}: true}

@@ -4,6 +4,6 @@ package policies_test
 
 import "os"
 
-// long reports whether this is the long run, on an otherwise idle machine: it has all cases on each network, and checks
-// durations.
+// long reports whether this is the long run, which needs an otherwise idle machine. It has all cases on each network,
+// and checks durations.
 func long() bool { return os.Getenv("PILASTER_POLICIES_LONG") != "" }

@@ -30,12 +30,13 @@ const (
 	series   = 4
 )
 
-// TestChangeToEnforcement: 99 of 100 policy changes are in force on both nodes within 100 ms after their commit. It
-// measures with packets, and also logs the agents' histogram, which begins at the orchestrator's message.
+// TestChangeToEnforcement: 99 of 100 policy changes are in force on both nodes within 100 ms after their commit. The
+// test measures this with packets. It also logs the agents' histogram of the time since they received the
+// orchestrator's message.
 //
-// Other load on the machine can only slow changes down temporarily, so only one of four series must meet the limit. All
-// are logged, with the time that tasks waited for a processor and the maximum delay of the sender. A change that is
-// slow by itself is slow in each series.
+// Other load on the machine can make changes slow only temporarily, so it is enough that one of four series meets the
+// limit. If the code is slow, every series is slow. The test logs all series, with the time for which tasks waited for
+// a processor and with the maximum delay of the sender.
 func TestChangeToEnforcement(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{
 		{Name: "p1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "p1"}},
@@ -100,7 +101,7 @@ func TestChangeToEnforcement(t *testing.T) {
 	t.Errorf("P99 exceeds the limit in each of %d series; want at most %v", series, within)
 }
 
-// accept is a policy that isolates all pods, and accepts datagrams to one port.
+// accept returns a policy that isolates all pods, and accepts datagrams to one port.
 func accept(name string, port uint16) string {
 	return fmt.Sprintf(`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": %q},
 		"spec": {"podSelector": {}, "ingress": [{"ports": [{"protocol": "UDP", "port": %d}]}]}}`, name, port)
@@ -129,15 +130,15 @@ type watched struct {
 	late   atomic.Int64 // maximum delay between two rounds of packets, in ns
 }
 
-// turn is a change of a flow between open and closed, and a time at which the change was certain.
+// turn is a change of a flow between open and closed. At time at, the change had happened.
 type turn struct {
 	flow
 	open bool
 	at   time.Time
 }
 
-// watch sends two datagrams on each flow every millisecond; policies always accept the second one. All of this runs on
-// one CPU (see prober): when the second datagram has arrived, the first one has arrived or was dropped.
+// watch sends two datagrams on each flow every millisecond. Policies always accept the second datagram. Everything runs
+// on one CPU (see prober), so when the second datagram has arrived, the first datagram has arrived or was dropped.
 func watch(ctx context.Context, t *testing.T, p *prober, flows []flow) *watched {
 	w := &watched{flows: flows, turned: make(chan turn, 4*len(flows))}
 	ctx, stop := context.WithCancel(ctx)
@@ -187,7 +188,7 @@ func (w *watched) run(ctx context.Context, p *prober) error {
 	}
 }
 
-// passes reports whether a datagram arrives, using a later one that always does.
+// passes reports whether a datagram arrives. It sends a second datagram that always arrives, and waits for that one.
 func (p *prober) passes(f flow) (bool, error) {
 	for _, port := range serverPorts {
 		if err := unix.Sendto(p.clients[f.from], p.letter(0), 0, p.place(end{f.to, port})); err != nil &&
@@ -252,8 +253,9 @@ type atMost struct {
 	many    int
 }
 
-// enforced returns the histograms of all agents of the time from the orchestrator's message until its policies are in
-// the packet path and on disk. The write to disk may be later than packets show, so it waits for so many observations.
+// enforced returns the sum of all agents' histograms of the time from the orchestrator's message until its policies are
+// in the packet path and on disk. The write to disk may be later than the change that packets show, so enforced waits
+// until the histograms have the given number of observations.
 func enforced(ctx context.Context, t *testing.T, l *lab.Lab, times int) histogram {
 	t.Helper()
 	for again := time.Tick(time.Millisecond); ; {
@@ -312,7 +314,7 @@ func (h histogram) percentile(p int) float64 {
 	return h[slices.IndexFunc(h, func(b atMost) bool { return b.many*100 >= h.count()*p })].seconds
 }
 
-// pressure returns the total time that some task has waited for a processor, since the machine's start.
+// pressure returns the total time since boot in which at least one task waited for a processor.
 func pressure(t *testing.T) time.Duration {
 	t.Helper()
 	b, err := os.ReadFile("/proc/pressure/cpu")

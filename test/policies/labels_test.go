@@ -18,11 +18,11 @@ const webFromFront = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy
 	"spec":{"podSelector":{"matchLabels":{"app":"web"}},
 	"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"front"}}}]}]}}`
 
-// labelled is how long other nodes may take to apply policy by a container's new labels.
+// labelled is the maximum time until other nodes apply policies by a container's new labels.
 const labelled = 100 * time.Millisecond
 
-// TestLabelsOnOtherNodes: another node that hosts the tenant applies policy by a container's new labels immediately,
-// also after restarts of the container's agent, until the container is removed.
+// TestLabelsOnOtherNodes: after a container's labels have changed, other nodes that host the tenant immediately apply
+// policies by the new labels, until the container is removed, also after restarts of the agent on the container's node.
 func TestLabelsOnOtherNodes(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{
 		{Name: "web", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},

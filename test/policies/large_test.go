@@ -28,9 +28,9 @@ const (
 	maxStart = 2 * time.Second // until it is ready, without an orchestrator
 )
 
-// TestManyPolicies: a node has 50 containers with different labels, in a tenant with 5,000 policies, each of which
-// selects some of them. The agent's memory is bounded while it receives them, and its start from its own disk without
-// an orchestrator is bounded in time and memory.
+// TestManyPolicies: a node has 50 containers with different labels. Their tenant has 5,000 policies, and each policy
+// selects some of the containers. The test limits the agent's memory while it receives the policies, and the memory and
+// time of its start from its own disk without an orchestrator.
 func TestManyPolicies(t *testing.T) {
 	spec := lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}}
 	for i := range manyPods {

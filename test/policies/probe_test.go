@@ -18,16 +18,17 @@ import (
 )
 
 const (
-	clientPort   = 5000 // the same in all trials: a flow gets a new verdict in each
+	clientPort   = 5000 // the same in all trials, so that each trial must change the verdict of existing flows
 	sentinelPort = 7
 	patience     = 5 * time.Second // timeout of packets that must arrive
 )
 
 var serverPorts = []uint16{80, 81}
 
-// prober sends packets between pods and returns which arrived. It does not wait for dropped packets: everything runs on
-// one CPU, whose queues are FIFO. So when a sentinel has arrived, every earlier packet has arrived or was dropped.
-// Sentinels run between all containers of a tenant without policies, which has two on each node.
+// prober sends packets between pods and returns which of them arrived. It needs no timeout for dropped packets:
+// everything runs on one CPU, whose queues are FIFO, so when a sentinel has arrived, every earlier packet has arrived
+// or was dropped. Sentinels go between all containers of a tenant without policies, which has two containers on each
+// node.
 type prober struct {
 	addresses map[string]netip.Addr // destination addresses by container
 	spaces    map[string]*netns.Namespace
@@ -136,11 +137,11 @@ func (p *prober) place(e end) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(e.port), Addr: p.addresses[e.pod].As16()}
 }
 
-// arrived is the result of a probe: whether the datagram and its answer arrived, or whether the connection was
+// arrived is the result of a probe: whether the datagram and the response arrived, or whether the connection was
 // established.
 type arrived struct{ there, back bool }
 
-// try sends all probes at once.
+// try sends all probes before it waits for results.
 func (p *prober) try(probes []policytest.Probe) (came []arrived, err error) {
 	err = netns.OnThread(func() error {
 		var cpu unix.CPUSet
@@ -185,8 +186,8 @@ func (p *prober) tryHere(probes []policytest.Probe) ([]arrived, error) {
 			return nil, fmt.Errorf("%s to %s: %w", probe.From, probe.To, err)
 		}
 	}
-	// After the first round, all requests have arrived; after the second, all answers. Anything missing then was
-	// dropped, but not by a policy, or is late.
+	// After the first round, all requests have arrived, and after the second round, all responses. If an expected
+	// packet is missing then, something other than a policy has dropped it, or it is late.
 	begun := time.Now()
 	for range 2 {
 		if err := p.settle(); err != nil {
@@ -221,7 +222,7 @@ func (p *prober) letter(i int) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, p.round), uint32(i))
 }
 
-// look reads what has arrived so far, and answers.
+// look reads the packets that have arrived so far, and responds to them.
 func (p *prober) look(probes []policytest.Probe, sockets []int, came []arrived) error {
 	for e, s := range p.servers {
 		if err := p.read(s.datagrams, func(i int, letter []byte, from unix.Sockaddr) error {
@@ -303,7 +304,7 @@ func (p *prober) settle() error {
 	return nil
 }
 
-// hangUp resets a connection, so that none of its packets is in flight later.
+// hangUp closes a connection with a reset, so that no packets of the connection are in flight later.
 func (p *prober) hangUp(fd int) {
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	unix.Close(fd)

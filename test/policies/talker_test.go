@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/lab"
 )
 
-// talkerEnv makes the test's binary a process with connections in a container.
+// talkerEnv makes the test's binary act as a Talker, a process in a container.
 const talkerEnv = "PILASTER_TEST_TALKER"
 
 func TestMain(m *testing.M) {
@@ -40,9 +40,9 @@ type pipe struct {
 	io.WriteCloser
 }
 
-// Talker has one end of each of some connections, and sends messages on those that it accepted. The side that dialled
-// echoes them. So the first message is from the side that may not initiate connections, and passes because of the
-// session only.
+// Talker is one end of a number of connections. It sends messages on the connections that it has accepted, and echoes
+// messages on those that it has dialled. So the first message comes from the end that may not open connections, and
+// passes only because there is a session.
 type Talker struct {
 	listener net.Listener
 	accepted chan error
@@ -55,7 +55,7 @@ type Talker struct {
 	ends   []*talk
 }
 
-// talk is one connection. A message has the connection's number at the accepting side, and a sequence number.
+// talk is one connection. A message has a sequence number, and the number of the connection at the accepting end.
 type talk struct {
 	net.Conn
 	number uint32
@@ -87,7 +87,8 @@ func (t *Talker) acceptAll() {
 	}
 }
 
-// keep makes a connection reset when the process ends, so that none of its packets is in flight later.
+// keep attends to a connection. When the process ends, the kernel resets the connection, so that no packets of it are
+// in flight later.
 func (t *Talker) keep(c net.Conn, attend func(*talk) error) error {
 	end := &talk{Conn: c, number: uint32(len(t.ends))}
 	t.ends = append(t.ends, end)
@@ -104,7 +105,7 @@ func (t *Talker) keep(c net.Conn, attend func(*talk) error) error {
 	return c.(*net.TCPConn).SetLinger(0)
 }
 
-// Accept waits until so many connections are accepted.
+// Accept waits until count connections are accepted.
 func (t *Talker) Accept(count int, _ *int) error {
 	for n := range count {
 		select {
@@ -119,7 +120,7 @@ func (t *Talker) Accept(count int, _ *int) error {
 	return nil
 }
 
-// Dials are connections to open, to each of some servers in turn.
+// Dials is the number of connections to open, and the servers, which are used in turn.
 type Dials struct {
 	To    []netip.AddrPort
 	Count int
@@ -186,7 +187,7 @@ func (t *Talker) Say(share float64, said *int) error {
 	return nil
 }
 
-// Arrived returns the number of echoes, when all have arrived or none has for the duration of patience.
+// Arrived returns the number of echoes when all have arrived, or when no echo has arrived for the duration of patience.
 func (t *Talker) Arrived(patience time.Duration, arrived *int) error {
 	for patient := time.NewTimer(patience); *arrived < t.waits; patient.Reset(patience) {
 		select {
