@@ -11,8 +11,9 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// TestBothKilled kills an orchestrator and an agent that is connected to it. Although the store still lists the agent's
-// stream as open, the restarted agent can register: it requests an unknown app.
+// TestBothKilled kills an orchestrator and an agent that is connected to it. The store still lists the agent's old
+// stream as open. Nevertheless the restarted agent must register: the test adds a container with an unknown app, for
+// which the agent needs the orchestrator.
 func TestBothKilled(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: []string{"n1"}, Tenants: []lab.Tenant{{Name: "blue"}}})
 	ctx := t.Context()

@@ -8,11 +8,11 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// builds are two builds of Pilaster. A lab starts the one to which its binary, a symlink, points.
+// builds are two builds of Pilaster. The binary of the lab is a symlink to one of them.
 type builds struct {
 	binary  string // path of the symlink
 	targets [2]string
-	next    int // index of the build that is started next
+	next    int // index of the build to which the symlink points
 }
 
 func newBuilds(t *testing.T) *builds {

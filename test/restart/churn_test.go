@@ -20,17 +20,17 @@ const inFlight = 10
 
 const maxMemory = 64 << 20
 
-// pace limits the durations of CNI calls on a node with a thousand containers. Durations in a short run beside other
-// tests mean nothing, so only `make churn` checks these limits.
+// pace limits the durations of CNI calls on a node with a thousand containers. Other tests that run at the same time
+// change the durations, so only `make churn` checks these limits.
 type pace struct {
 	one          time.Duration // median of a single ADD
 	ten, slowest time.Duration // median and P99 of an ADD with ten in flight
-	goneInAll    time.Duration // of a hundred concurrent DELs, until the last has ended
+	goneInAll    time.Duration // of a hundred concurrent DELs, until the last DEL has ended
 }
 
-// paceOf returns the limits for a kind of device, on the machine of docs/results/scale.md in its slow hours. That page
-// has the goals (20 and 60 ms for an ADD behind a macvlan, 100 ms for the DELs), and the part that the kernel and the
-// processes alone take.
+// paceOf returns the limits for a kind of device. They allow for the slow hours of the machine of
+// docs/results/scale.md. That page has the goals (20 and 60 ms for an ADD with macvlans, 100 ms for the DELs), and how
+// much of the time the kernel and the processes take.
 func paceOf(device string) pace {
 	p := pace{one: 20 * time.Millisecond, ten: 60 * time.Millisecond, slowest: 90 * time.Millisecond,
 		goneInAll: 300 * time.Millisecond}
@@ -59,8 +59,8 @@ func (p pace) exceeded(took pace) error {
 	return errors.Join(errs...)
 }
 
-// TestChurn adds and removes PILASTER_RESTART_CONTAINERS containers PILASTER_RESTART_ROUNDS times, ten in flight. After
-// the last removal, the node has the same resources as before the first container.
+// TestChurn adds and removes PILASTER_RESTART_CONTAINERS containers PILASTER_RESTART_ROUNDS times, ten concurrently.
+// After the last removal, the node has the same resources as before the first container.
 func TestChurn(t *testing.T) {
 	containers, rounds := setting(t, "PILASTER_RESTART_CONTAINERS", 60), setting(t, "PILASTER_RESTART_ROUNDS", 2)
 	l := labtest.New(t, lab.Spec{Nodes: []string{node}, Tenants: []lab.Tenant{{Name: "blue"}}})
@@ -77,7 +77,7 @@ func TestChurn(t *testing.T) {
 		return walls, cpu
 	}
 
-	// The first container makes the node host the tenant, and write its file of allocated addresses.
+	// With the first container, the node begins to host the tenant, and writes its file of allocated addresses.
 	do("ADD", 0, 1, 1)
 	during := holds()
 	do("DEL", 0, 1, 1)

@@ -1,9 +1,9 @@
 // Package restart_test kills agents while packets pass and containers are added and removed. It also adds and removes
-// so many containers that leaked resources become visible.
+// many containers, to detect leaked resources.
 //
 // By default the tests make short runs; `make restart` and `make churn` make long ones by the environment variables
 // PILASTER_RESTART_KILLS, PILASTER_RESTART_CONTAINERS, PILASTER_RESTART_ROUNDS and PILASTER_RESTART_SYNS. With
-// PILASTER_RESTART_LIMITS durations have limits, which needs an otherwise idle machine.
+// PILASTER_RESTART_LIMITS, tests also check durations, which requires an otherwise idle machine.
 package restart_test
 
 import (

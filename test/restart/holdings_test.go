@@ -25,15 +25,15 @@ import (
 // holdings counts each kind of resource that a container could leak.
 type holdings map[string]int
 
-// settle is how long the kernel and the agent may take to release a container's resources, and patience the same on a
-// busy machine.
+// settle is the maximum time in which the kernel and the agent must release a container's resources. patience is the
+// maximum time on a busy machine.
 const (
 	settle   = 5 * time.Second
 	patience = time.Minute
 )
 
-// reread is the interval of readings, and steady the number of equal consecutive readings of a stable state:
-// descriptors and threads of the last call may remain for a moment.
+// reread is the interval of readings. A state is stable after steady equal consecutive readings, because descriptors
+// and threads of the last call may remain for a moment.
 const (
 	reread = 100 * time.Millisecond
 	steady = 5
@@ -150,7 +150,7 @@ func linksOf(ns *netns.Namespace) ([]netlink.Link, error) {
 	return netns.List(handle.LinkList)
 }
 
-// addPins counts pins, and the entries of pinned hash maps: only these maps grow.
+// addPins counts pins, and the entries of pinned hash maps, because the other maps have a fixed number of entries.
 func (h holdings) addPins(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -181,8 +181,8 @@ func (h holdings) addPins(dir string) error {
 
 var digits = regexp.MustCompile(`\d+`)
 
-// addProcess counts a process's descriptors by target, their programs and maps by ID, and the network namespaces of its
-// threads.
+// addProcess counts a process's descriptors by target, the programs and maps of its descriptors by ID, and the network
+// namespaces of its threads.
 func (h holdings) addProcess(pid int) error {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	descriptors, err := os.ReadDir(filepath.Join(proc, "fd"))

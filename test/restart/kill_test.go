@@ -23,13 +23,13 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// youth is the maximum age at which agents are killed.
+// youth is the maximum age at which agents are killed again after a restart.
 const youth = 500 * time.Millisecond
 
-// TestKills kills the agents of two nodes PILASTER_RESTART_KILLS times, with random choices by PILASTER_RESTART_SEED:
-// during their start, during ADD and DEL, and during an upgrade to another build with other table layouts. Meanwhile
-// two containers exchange numbered datagrams. No datagram is lost, and each datagram to an address without a container
-// is counted once as dropped.
+// TestKills kills the agents of two nodes PILASTER_RESTART_KILLS times: during their start, during ADD and DEL, and
+// during an upgrade to another build with other table layouts. PILASTER_RESTART_SEED determines the random choices.
+// Meanwhile two containers exchange numbered datagrams. No datagram is lost, and each datagram to an address without a
+// container is counted once as dropped.
 func TestKills(t *testing.T) {
 	kills := setting(t, "PILASTER_RESTART_KILLS", 8)
 	seed := uint64(rand.Uint32())
@@ -136,12 +136,12 @@ func (k *killer) young(node string) {
 	k.crash(node, fmt.Sprint("at the age of ", k.wait(youth)))
 }
 
-// duringUpgrade makes another build take over, kills it at a random time after its start, and lets it or the previous
-// build continue.
+// duringUpgrade starts another build on the node, kills it at a random time after its start, and then starts this build
+// again or the previous build.
 func (k *killer) duringUpgrade(node string) {
 	k.builds.choose(k.T, 1-k.running[node])
 	k.crash(node, "while idle, for another build")
-	age := k.wait(youth / 2) // most starts are over by then
+	age := k.wait(youth / 2) // most starts are complete by then
 	before := k.taken(node)
 	if k.random.IntN(2) == 0 {
 		k.builds.choose(k.T, 1-k.running[node])
@@ -160,7 +160,7 @@ func (k *killer) taken(node string) bool {
 		func(s lab.ProcessState) bool { return s.Name == lab.AgentProcess(node) && s.Ready })
 }
 
-// duringAdd kills an agent during an ADD. If the ADD fails, it calls DEL as a runtime does.
+// duringAdd kills an agent during an ADD. If the ADD fails, duringAdd calls DEL, as a runtime does.
 func (k *killer) duringAdd(node string) {
 	c := k.next(node)
 	added := make(chan error, 1)
@@ -179,7 +179,7 @@ func (k *killer) duringAdd(node string) {
 	k.must(err)
 }
 
-// duringDel kills an agent during a DEL. If the DEL fails, it repeats DEL as a runtime does.
+// duringDel kills an agent during a DEL. If the DEL fails, duringDel repeats it, as a runtime does.
 func (k *killer) duringDel(node string) {
 	c := k.next(node)
 	k.must(k.lab.AddContainer(k.Context(), c))
@@ -194,7 +194,7 @@ func (k *killer) duringDel(node string) {
 	}
 }
 
-// works checks that an agent becomes ready, and that an ADD and a DEL succeed.
+// works checks that an agent becomes ready, and that an ADD and a DEL on its node succeed.
 func (k *killer) works(node string) {
 	k.Helper()
 	k.ready(node)
@@ -230,7 +230,8 @@ func (k *killer) ready(node string) {
 	}
 }
 
-// counted checks that each datagram to an address without a container was counted once, whichever build dropped it.
+// counted checks that the node counted each datagram to an address without a container once, whichever build dropped
+// it.
 func (k *killer) counted(node string, sent uint64) {
 	const reason = "dst-undecryptable"
 	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
@@ -242,7 +243,7 @@ func (k *killer) counted(node string, sent uint64) {
 	}
 }
 
-// onlyOwnPins checks that no pin of the other build remains, except its counters and shared pins.
+// onlyOwnPins checks that no pins of the other build remain, except its counters and the pins that both builds share.
 func (k *killer) onlyOwnPins(node string) {
 	pins, err := filepath.Glob(filepath.Join(k.lab.BPF(node), "maps", "*"))
 	k.must(err)

@@ -78,7 +78,7 @@ func newPlugin(t *testing.T, l *lab.Lab, n int) *plugin {
 
 func (p *plugin) netns(i int) string { return filepath.Join(p.dir, fmt.Sprint("c", i)) }
 
-// run is one call for container i. It returns the duration and the CPU time of the plugin.
+// run calls the plugin once for container i. It returns the duration and the CPU time of the plugin.
 func (p *plugin) run(ctx context.Context, verb string, i int) (wall, cpu time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, 0, err
@@ -140,7 +140,7 @@ func (p *plugin) each(ctx context.Context, verb string, from, to, inFlight int) 
 
 func median(sorted []time.Duration) time.Duration { return percentile(sorted, 50) }
 
-// percentile returns the smallest duration that p percent of the durations do not exceed.
+// percentile returns the smallest of the durations that at least p percent of them do not exceed.
 func percentile(sorted []time.Duration, p int) time.Duration {
 	return sorted[(len(sorted)*p+99)/100-1]
 }

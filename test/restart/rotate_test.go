@@ -20,9 +20,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestRotation gives a tenant new keys while its containers exchange datagrams and agents and the orchestrator are
-// killed. No datagram is lost between old containers, between new ones, or between old and new. Old IDs retire with
-// their last containers, and packets forged under retired IDs are dropped.
+// TestRotation gives a tenant new keys while its containers exchange datagrams, and while agents and the orchestrator
+// are killed. No datagram is lost between containers with old IDs, with new IDs, or with one of each. An old ID retires
+// when its last container is removed. Nodes drop forged packets with retired IDs.
 func TestRotation(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1", "n2"},
@@ -55,7 +55,7 @@ func TestRotation(t *testing.T) {
 		r.ready("n1")
 		r.ready("n2")
 		r.settled(func(now *pilasterv1.GetTenantResponse) bool {
-			for _, h := range now.Hosting { // each node must use it for allocations
+			for _, h := range now.Hosting { // each node must use the new ID for allocations
 				if !slices.Contains(h.Holds, id) {
 					return false
 				}
@@ -69,7 +69,8 @@ func TestRotation(t *testing.T) {
 				t.Errorf("%s has id %d, want the new one, %d", name, got, id)
 			}
 		}
-		// Between new containers; from new to old and from old to new, alternately across nodes and on one node.
+		// Send between new containers, from a new to an old container and from an old to a new container. The last two
+		// are alternately on one node and on different nodes.
 		old := []string{"c0", "d0"}[turn-1]
 		streams = append(streams, startStream(sending, t, l, a, b), startStream(sending, t, l, b, old),
 			startStream(sending, t, l, old, a))
@@ -108,7 +109,7 @@ func TestRotation(t *testing.T) {
 
 type rotator struct{ *killer }
 
-// rotate retries until it succeeds: the orchestrator may be down.
+// rotate retries until it succeeds, because the orchestrator may be down.
 func (r *rotator) rotate() uint32 {
 	for {
 		resp, err := r.lab.Operator().RotateKey(r.Context(),
@@ -123,7 +124,7 @@ func (r *rotator) rotate() uint32 {
 	}
 }
 
-// pause is a person's delay before a retry.
+// pause waits a moment before a retry.
 func (r *rotator) pause() {
 	select {
 	case <-time.After(50 * time.Millisecond):
@@ -190,7 +191,8 @@ func (r *rotator) forgotten(node string, id *pilasterv1.TenantId) {
 	}
 }
 
-// forged sends packets as a container of a retired ID would, past the fabric's source check.
+// forged sends packets with the source of a container with a retired ID, from the router's port, where the fabric does
+// not check sources.
 func (r *rotator) forged(old lab.ContainerStatus) {
 	to, err := r.lab.Container("a1")
 	r.must(err)

@@ -21,11 +21,11 @@ import (
 const (
 	web         = 80
 	silent      = 1000  // first of the ports that do not respond
-	perSilent   = 50000 // connections, from different ports, to one such port
+	perSilent   = 50000 // connections, from different ports, to one of these ports
 	connections = 100
 )
 
-// isolated does not let the server initiate connections: it can only send replies.
+// isolated is a policy under which the server cannot open connections and can only send replies.
 const isolated = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -37,7 +37,7 @@ spec:
   - ports: [{port: 80}, {port: 1000, endPort: 1999}]
 `
 
-// unconcerned is a new policy each time, for a container that is not part of the test.
+// unconcerned is the format of a policy for a container that is not part of the test. Each update changes it.
 const unconcerned = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -48,9 +48,9 @@ spec:
   - ports: [{port: %d}]
 `
 
-// TestSessions: established connections that policies allow survive a flood of PILASTER_RESTART_SYNS half-open
-// connections on both nodes, whose tables are too small for them; policy updates for other containers; and kills of
-// agents, which restart with another build.
+// TestSessions: established connections that policies allow survive three events. The first is a flood of
+// PILASTER_RESTART_SYNS half-open connections on both nodes, whose session tables are too small for them. The second
+// are policy updates for other containers. The third are kills of agents, which restart with another build.
 func TestSessions(t *testing.T) {
 	syns := setting(t, "PILASTER_RESTART_SYNS", 100_000)
 	builds := newBuilds(t)
@@ -102,7 +102,7 @@ func TestSessions(t *testing.T) {
 		s.must(err)
 	}
 	s.exchange("with agents of another build")
-	// If the table were lost, sessions would begin again, and the counter at 0.
+	// If a table were lost, all sessions would begin again, and the counter would start at 0.
 	for _, node := range nodes {
 		if now := s.status(node).GetPolicies().GetSessions().GetBegun(); now < begun[node] ||
 			now >= begun[node]+connections {
@@ -225,7 +225,7 @@ func (s *sessions) exchange(when string) {
 	}
 }
 
-// flood makes the flooder begin connections to ports that do not respond.
+// flood makes the flooder open connections to ports that do not respond.
 func (s *sessions) flood(syns int) <-chan error {
 	s.Helper()
 	from, err := s.lab.Container("flooder")
@@ -255,7 +255,7 @@ func (s *sessions) flood(syns int) <-chan error {
 	return done
 }
 
-// listenInSilence listens with a full accept queue, so that it answers no further connections.
+// listenInSilence listens with a full accept queue, so that the kernel responds to no further connections.
 func (s *sessions) listenInSilence(at netip.AddrPort) {
 	s.Helper()
 	s.in("server", func() error {
@@ -278,7 +278,7 @@ func (s *sessions) listenInSilence(at netip.AddrPort) {
 	})
 }
 
-// isolation checks that the policy is in force: the server cannot initiate a connection.
+// isolation checks that the policy isolated is in force: the server cannot open a connection.
 func (s *sessions) isolation() {
 	s.Helper()
 	s.in("server", func() error {

@@ -23,7 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
 
-// damage is a way to damage a file, and the error that the agent then prints with the file's path.
+// damage is a way to damage a file, and the error that the agent then prints together with the file's path.
 type damage struct {
 	name string
 	do   func(path string) error
@@ -50,9 +50,9 @@ func damages() []damage {
 	}
 }
 
-// TestDamagedState: an agent that cannot use the node's identity, a missing record, or a file of a later build
-// names the file and the remedy, and changes nothing. It sets any other damaged file aside and starts. The node's
-// containers keep their connections, except one whose own record is damaged.
+// TestDamagedState: an agent that cannot use the node's identity, a missing record, or a file of a later build names
+// the file and the remedy, and changes nothing. It sets any other damaged file aside and starts. The node's containers
+// keep their connections, except a container whose own record is damaged.
 func TestDamagedState(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1", "n2"},
@@ -180,7 +180,7 @@ func (s *state) says() string {
 	return out.String()
 }
 
-// starts is incremented by each start, including failed ones.
+// starts matches a counter that each start of the agent increments, even if the start fails.
 var starts = regexp.MustCompile(`"starts": \d+`)
 
 // files returns the contents of all files of the folder, by path.
@@ -220,8 +220,9 @@ func (s *state) refuses(pattern string, d damage) {
 	s.must(os.WriteFile(path, whole, 0o600))
 }
 
-// startsWithout damages a file that the agent derives or receives again: it starts, reports the file, adds containers
-// with unused addresses, and the next start finds valid files. A missing file is not set aside.
+// startsWithout damages a file that the agent can derive, or receive from the orchestrator. The agent must start,
+// report the file, and give new containers unused addresses, and its next start must find valid files. There is no file
+// to set aside if the damage is that it is missing.
 func (s *state) startsWithout(pattern string, d damage) {
 	s.startsDamaged(s.one(pattern), d)
 	for range 2 {
@@ -239,7 +240,8 @@ func (s *state) startsWithout(pattern string, d damage) {
 	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
 }
 
-// losesEndpoint damages the record of a container of its own, which the agent removes; DEL succeeds.
+// losesEndpoint adds a container and damages the record of its endpoint. The agent must remove the endpoint, and DEL
+// must succeed.
 func (s *state) losesEndpoint(d damage) {
 	before, err := filepath.Glob(filepath.Join(s.folder, "endpoints/*.json"))
 	s.must(err)
@@ -264,7 +266,7 @@ func (s *state) losesEndpoint(d damage) {
 	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
 	aside, err := filepath.Glob(after[0] + ".damaged-*")
 	s.must(err)
-	for _, path := range aside { // a later container may get the number
+	for _, path := range aside { // a later container may get the same number
 		s.must(os.Remove(path))
 	}
 }
@@ -287,7 +289,7 @@ func (s *state) startsDamaged(path string, d damage) {
 	if s.must(err); (len(aside) > 0) != (d.name != "missing") {
 		s.Errorf("set aside: got %q", aside)
 	}
-	// The orchestrator may have replaced a tenant's file already.
+	// The agent may already have replaced a tenant's file by the orchestrator's data.
 	got := strings.Join(s.status().Problems, "\n")
 	if !strings.Contains(got, path) && !strings.Contains(path, "tenants") {
 		s.Errorf("got problems %q, want one with %s", got, path)
@@ -305,8 +307,8 @@ func (s *state) readOnly() {
 	}
 }
 
-// withoutCertificate: an agent needs no certificate for its existing state; without the orchestrator, it cannot get
-// another one and names the file.
+// withoutCertificate damages the certificate. The agent must start from its existing state, which needs no certificate.
+// While no orchestrator runs, it cannot get a new certificate and must name the file.
 func (s *state) withoutCertificate() {
 	path := filepath.Join(s.folder, "member.pem")
 	whole, err := os.ReadFile(path)
@@ -325,7 +327,7 @@ func (s *state) withoutCertificate() {
 	s.must(os.WriteFile(path, whole, 0o600))
 }
 
-// full tests a full disk: no container can be added, and existing ones can be removed.
+// full tests a full disk: no container can be added, but existing containers can be removed.
 func (s *state) full() {
 	goes := s.container()
 	s.must(s.lab.Start(s.Context(), lab.AgentProcess("n1")))
@@ -351,5 +353,6 @@ func (s *state) full() {
 	}
 	s.must(s.lab.RemoveContainer(s.Context(), goes.Name))
 	s.must(s.lab.Stop(s.Context(), lab.AgentProcess("n1")))
-	// The file system below has an older state, with a record of the removed container; the agent removes that record.
+	// The file system below the mount has an older state with a record of the removed container. The agent removes this
+	// record.
 }

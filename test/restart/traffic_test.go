@@ -22,8 +22,8 @@ const (
 	port      = 9
 	buffer    = 256 << 20 // socket buffer in bytes, so that a slow receiver loses nothing
 
-	// maxLate bounds the delay that a sender catches up with after it was not scheduled: a larger burst would not fit
-	// the kernel's backlog of 1,000 packets per CPU.
+	// maxLate limits how many missed datagrams a sender sends after it was not scheduled for some time: a larger burst
+	// would exceed the kernel's backlog of 1,000 packets per CPU.
 	maxLate = 100 * time.Millisecond
 
 	// arrival is the timeout of the last datagrams.
@@ -35,8 +35,8 @@ type stream struct {
 	from, to string
 	ended    <-chan error // result of the sender
 
-	sent  []time.Time // times by number; owned by the sender until it has ended
-	noise uint64      // datagrams to an address without a container, one per flow; also owned by the sender
+	sent  []time.Time // times by number; only the sender uses it until it has ended
+	noise uint64      // datagrams to an address without a container, one per flow; used as sent
 
 	mu       sync.Mutex
 	received []int // number of receptions, by number
