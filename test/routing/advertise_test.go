@@ -84,8 +84,8 @@ func (r *router) linkLocal(t *testing.T) netip.Addr {
 	return netip.Addr{}
 }
 
-// TestAdvertisedRoute: a node with router advertisements keeps its default route while they arrive. It switches to
-// another router when the first one advertises lifetime 0, and, in the long run, when the first one fails.
+// TestAdvertisedRoute: a node keeps its default route while it receives router advertisements. It switches to another
+// router when the first router advertises lifetime 0, and, in the long run, when the first router fails.
 func TestAdvertisedRoute(t *testing.T) {
 	t.Parallel()
 	lifetime := 3 * time.Second

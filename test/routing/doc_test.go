@@ -1,7 +1,7 @@
-// Package routing_test changes the network behind a node's uplink while its agent is stopped: routers fail, move and
-// are withdrawn, the link goes down and up, its MTU shrinks, and the default route comes from router advertisements.
-// Meanwhile containers send numbered datagrams. The tests compare the times of the lost ones with the time that the
-// kernel and the packet path may take to react.
+// Package routing_test changes the network behind a node's uplink while the node's agent is stopped: routers fail, get
+// another MAC and are withdrawn, the link goes down and up, its MTU shrinks, and the default route comes from router
+// advertisements. Meanwhile containers send numbered datagrams. The tests compare the times at which datagrams were
+// lost with the time that the kernel and the packet path may take to react.
 //
 // One node is attached to a switch with two routers, which connect it to the rest of the lab:
 //

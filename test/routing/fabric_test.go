@@ -74,7 +74,7 @@ type fabric struct {
 	routers          [2]router
 }
 
-// router is r1 or r2: "lan" is its device on the switch, "wan" the one to the lab's router.
+// router is r1 or r2. Its device "lan" connects it to the switch, and its device "wan" to the lab's router.
 type router struct {
 	place
 	name    string
@@ -84,7 +84,8 @@ type router struct {
 
 var nodeSide = netip.MustParseAddr("2001:db8:70:1::2") // address of n1 on the lab's second link
 
-// These indexes differ from those inside, like the lab's own.
+// Device indexes at the switch and at the lab's router. They differ from the indexes at the other ends, as in package
+// lab.
 const switchIndex, wanIndex = 200, 300
 
 // flush removes n1's next hops and default routes.
@@ -116,7 +117,7 @@ func newFabric(t *testing.T, containers int) *fabric {
 	f.wire.ready(t, "n1")
 	f.node.ready(t, lab.Uplink)
 	f.ip(t, flush)
-	// A short neighbour unreachability detection, so that tests do not wait for the kernel's default of half a minute.
+	// Shorten the neighbour unreachability detection, which takes half a minute by default.
 	for name, value := range nudSettings {
 		f.node.sysctl(t, "neigh/"+lab.Uplink+"/"+name, value)
 	}
@@ -206,7 +207,7 @@ func (f *fabric) prefix(t *testing.T) netip.Prefix {
 	return p
 }
 
-// back makes the fabric route packets to n1 through a router, as its routing protocol would.
+// back makes the fabric route packets to n1 through a router, as a routing protocol would.
 func (f *fabric) back(t *testing.T, r *router) {
 	t.Helper()
 	link := f.core.link(t, r.name).Attrs().Index
@@ -216,7 +217,7 @@ func (f *fabric) back(t *testing.T, r *router) {
 // dies disconnects a router from the switch without notice. Only the router's own link goes down.
 func (f *fabric) dies(t *testing.T, r *router) { f.wire.down(t, r.name) }
 
-// returns connects a router again, and removes the node's neighbour state of it.
+// returns connects a router again, and removes the node's neighbour entry of this router.
 func (f *fabric) returns(t *testing.T, r *router) {
 	t.Helper()
 	f.wire.up(t, r.name)

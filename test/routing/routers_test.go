@@ -12,9 +12,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// The time that the node's kernel takes to detect a failed router: a neighbour entry is reachable for up to 1.5 times
-// its base time; the next packet through the neighbour table, at most the lifetime of a cached next hop later, starts
-// the delay; the probes follow.
+// nud is the time in which the node's kernel detects a failed router. A neighbour entry is reachable for up to 1.5
+// times its base time. Then the next packet that uses the neighbour table starts the delay; this is at most the
+// lifetime of a cached next hop later. After the delay, the kernel sends the probes.
 const (
 	hopLife   = time.Second // bpf/net/netpila/flow.h
 	reachable = 500 * time.Millisecond
@@ -45,7 +45,7 @@ func start(t *testing.T, containers int) (f *fabric, all []*traffic) {
 	return f, all
 }
 
-// settle waits until every flow delivers, and earlier neighbour and next-hop state has expired.
+// settle waits until datagrams of every flow arrive, and until earlier neighbour and next-hop state has expired.
 func settle(t *testing.T, all []*traffic) {
 	t.Helper()
 	now := time.Now()
@@ -64,8 +64,9 @@ func overcome(t *testing.T, all []*traffic, event string, since time.Time, most 
 	return losers
 }
 
-// death is a router failure to test. before has the ip commands that make the node's routes. after has those of a
-// routing daemon that notices the failure; it is empty without such a daemon. most is the longest outage allowed.
+// death is a router failure to test. before has the ip commands that create the node's routes. after has the commands
+// of a routing daemon that detects the failure; it is empty if there is no such daemon. most is the longest permitted
+// outage.
 type death struct {
 	name          string
 	before, after string
@@ -73,9 +74,9 @@ type death struct {
 	long          bool // only in the long run
 }
 
-// TestDeadEqualRouter: flows are distributed over equal routers, each on one of them. When a router fails, flows on the
-// other one lose nothing, and its own flows continue over the other one when the kernel has detected the failure or a
-// routing daemon has changed the route.
+// TestDeadEqualRouter: with two equal routers, each flow uses one of them. When a router fails, flows of the other
+// router lose no datagrams. Flows of the failed router continue over the other router as soon as the kernel has
+// detected the failure or a routing daemon has changed the route.
 func TestDeadEqualRouter(t *testing.T) {
 	t.Parallel()
 	const equal = "-6 route add default nexthop via R1 nexthop via R2"
@@ -106,7 +107,8 @@ func TestDeadEqualRouter(t *testing.T) {
 	}
 }
 
-// TestDeadBetterRouter: all flows use one router, and continue over another one when it fails.
+// TestDeadBetterRouter: all flows use the router with the better metric. When it fails, they continue over the other
+// router.
 func TestDeadBetterRouter(t *testing.T) {
 	t.Parallel()
 	const better = "-6 route add default via R1 metric 100; -6 route add default via R2 metric 200"
@@ -124,8 +126,9 @@ func TestDeadBetterRouter(t *testing.T) {
 	}
 }
 
-// TestMovedRouter: a router gets another MAC. If it announces that, packets are lost for at most the lifetime of a
-// cached next hop; otherwise until the kernel has detected that the old MAC fails and resolved the new one.
+// TestMovedRouter: a router gets another MAC. If the router announces the new MAC, packets are lost for at most the
+// lifetime of a cached next hop. Otherwise they are lost until the kernel has detected that the old MAC does not
+// respond, and has resolved the new MAC.
 func TestMovedRouter(t *testing.T) {
 	t.Parallel()
 	f, all := start(t, 1)
@@ -151,7 +154,7 @@ func TestMovedRouter(t *testing.T) {
 	}
 }
 
-// of makes r1 fail and return, and returns each flow's router before that.
+// of makes r1 fail and return. It returns the router that each flow used before the failure.
 func (d death) of(t *testing.T, f *fabric, all []*traffic) (on map[flow]string) {
 	t.Helper()
 	r1 := &f.routers[0]
@@ -173,7 +176,7 @@ func (d death) of(t *testing.T, f *fabric, all []*traffic) (on map[flow]string) 
 	return on
 }
 
-// paths returns each flow's router, which must be the same one for a while.
+// paths returns the router of each flow, which must not change for a while.
 func (f *fabric) paths(t *testing.T, all []*traffic) map[flow]string {
 	t.Helper()
 	settle(t, all)
@@ -210,7 +213,7 @@ func (f *fabric) paths(t *testing.T, all []*traffic) map[flow]string {
 	return on
 }
 
-// sentinel sends a frame to a router; when it arrives, all frames before it have arrived.
+// sentinel sends a frame to a router. When the frame has arrived, all earlier frames have arrived.
 func (f *fabric) sentinel(t *testing.T, router string) func(packet.Captured) bool {
 	t.Helper()
 	i, err := packet.NewInjector(f.wire.ns, router)

@@ -27,8 +27,8 @@ const (
 	slack = 3 * time.Second
 )
 
-// traffic is a sequence of numbered datagrams from one container to another, alternating between several flows:
-// sockets, each with its own port and flow label.
+// traffic is a sequence of numbered datagrams from one container to another. They alternate between several flows. Each
+// flow is a socket with its own port and flow label.
 type traffic struct {
 	name   string
 	source netip.Addr // as the fabric sees it
@@ -107,7 +107,7 @@ func (s *traffic) receive(number int) {
 	}
 }
 
-// delivers waits until every flow has delivered a datagram that was sent at since or later, and fails if that takes
+// delivers waits until each flow has delivered a datagram that was sent at since or later. It fails if this takes
 // longer than most.
 func (s *traffic) delivers(t *testing.T, since time.Time, most time.Duration) {
 	t.Helper()
@@ -170,7 +170,8 @@ type loss struct {
 	at   time.Time
 }
 
-// lost returns the datagrams that were sent in a period and not received although later ones of their flow were.
+// lost returns the datagrams that were sent in a period and have not arrived, although later datagrams of the same flow
+// have arrived.
 func (s *traffic) lost(from, to time.Time) (all []loss) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,8 +183,8 @@ func (s *traffic) lost(from, to time.Time) (all []loss) {
 	return all
 }
 
-// overcomes waits until no datagram was lost for a calm period after an event. All losses must be of datagrams sent
-// between start, just before the event, and start+most. It returns the flows that lost datagrams.
+// overcomes waits after an event until no datagram was lost for a calm period. start is a time just before the event.
+// Only datagrams that were sent between start and start+most may be lost. It returns the flows that lost datagrams.
 func (s *traffic) overcomes(t *testing.T, event string, start time.Time, most time.Duration) (losers map[flow]bool) {
 	t.Helper()
 	most += slack

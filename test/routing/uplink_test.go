@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// both starts traffic from and to n1's container, out over r1 and back over r2.
+// both starts traffic from n1's container over r1, and traffic to this container over r2.
 func both(t *testing.T) (*fabric, []*traffic) {
 	t.Helper()
 	f, all := start(t, 1)
@@ -28,7 +28,7 @@ func both(t *testing.T) (*fabric, []*traffic) {
 	return f, append(all, startTraffic(t, f.lab, "far", "c0", firstListener, flows))
 }
 
-// TestUplinkFlaps: the programs stay attached to a link that goes down and up, and packets pass as soon as the kernel
+// TestUplinkFlaps: the programs stay attached while the uplink goes down and up, and packets pass as soon as the kernel
 // has a route again.
 func TestUplinkFlaps(t *testing.T) {
 	t.Parallel()
@@ -94,8 +94,8 @@ func (f *fabric) addresses(t *testing.T) (global []netlink.Addr) {
 	return global
 }
 
-// TestUplinkShrinks: small packets are not affected. The sender of a packet that no longer fits gets an error from its
-// node, and its later, smaller packets arrive.
+// TestUplinkShrinks: when the uplink's MTU becomes smaller, small packets still arrive. The sender of a packet that is
+// now too long gets an error from its node, and the smaller packets that it sends afterwards arrive.
 func TestUplinkShrinks(t *testing.T) {
 	t.Parallel()
 	const before, after = 1500, 1400
@@ -118,7 +118,7 @@ func TestUplinkShrinks(t *testing.T) {
 	must(t, err)
 	knows := []string{"ip", "-6", "route", "get", address.String()}
 	if labtest.Device() == endpoint.Macvlan {
-		knows = []string{"ip", "link", "show", lab.Interface} // the kernel reduces its MTU with its uplink's
+		knows = []string{"ip", "link", "show", lab.Interface} // its MTU decreases with the uplink's
 	}
 	if says, err := f.lab.Output(t.Context(), "c0", knows...); err != nil ||
 		!strings.Contains(says, fmt.Sprint("mtu ", after)) {
