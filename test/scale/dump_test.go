@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// cache is the one map whose content depends on traffic: it has a fixed number of slots.
+	// cache is the flow cache. Its content depends on traffic, and it has a fixed number of slots.
 	cache = "pil_flows"
-	// verdicts is the second cache, used only if a tenant has policies.
+	// verdicts is the verdict cache. It is used only if a tenant has policies.
 	verdicts = "pil_verdicts"
 )
 
-// state is the kernel state of a node for Pilaster and its traffic, by element.
+// state is the state in a node's kernel that belongs to Pilaster and its traffic, by element.
 type state struct {
 	elements        map[string]string // "map pil_locals_v1 KEY" → value, "route …", "neighbour …", …
 	slots, capacity int               // of the cache, on all CPUs
@@ -78,7 +78,7 @@ func dump(ctx context.Context, t *testing.T, l *lab.Lab, node string) *state {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The dumps exclude route exceptions, such as the path MTU.
+	// Dumps do not include route exceptions, such as path MTUs.
 	exceptions, err := l.Output(ctx, node, "ip", "-6", "route", "show", "table", "all", "cache")
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func dump(ctx context.Context, t *testing.T, l *lab.Lab, node string) *state {
 	return s
 }
 
-// addPins reads every element of every pinned map, and records every other pin.
+// addPins records every element of every pinned map, and every other pin.
 func (s *state) addPins(dir string) (pinned map[ebpf.MapID]bool, err error) {
 	pinned = map[ebpf.MapID]bool{}
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -142,8 +142,8 @@ func eachElement(m *ebpf.Map, f func(key, value []byte)) error {
 	return nil
 }
 
-// addUnpinned finds the unpinned maps of the uplink's programs: the cache, whose used slots are counted, and maps of a
-// single element, whose size does not depend on peers.
+// addUnpinned finds the unpinned maps of the uplink's programs. It counts the used slots of the cache, and records the
+// sizes of maps with a single element. It fails if there are other maps.
 func (s *state) addUnpinned(dir string, pinned map[ebpf.MapID]bool) error {
 	attached, err := link.LoadPinnedLink(filepath.Join(dir, "links", "uplink_in"), nil)
 	if err != nil {
@@ -264,7 +264,7 @@ func (s *state) addNetwork(l *lab.Lab, node string) error {
 }
 
 // addNeighbours identifies a neighbour by its MAC: a router responds to several addresses, and the kernel's timers
-// determine which of them it has at a time.
+// determine for which of them the kernel has an entry at a time.
 func (s *state) addNeighbours(h *netlink.Handle, names map[int]string) error {
 	neighbours, err := netns.List(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {

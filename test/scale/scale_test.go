@@ -28,7 +28,7 @@ const (
 
 func peer(i int) string { return fmt.Sprintf("p%d", i) }
 
-// on returns the n-th container of a node; all are alike.
+// on returns the n-th container of a node. All containers have the same tenant and labels.
 func on(node string, n int) lab.Container {
 	return lab.Container{Name: fmt.Sprintf("%s-c%d", node, n), Node: node, Tenant: "blue",
 		Labels: map[string]string{"app": "web"}}
@@ -78,7 +78,7 @@ func TestPeers(t *testing.T) {
 	}
 	alone.same(t, dump(ctx, t, l, hub), "every peer has two containers")
 
-	// Check the comparison itself: a container on this node adds two entries, a device and a route.
+	// Check the comparison itself: a further container on this node must add two entries, a device and a route.
 	if err := l.AddContainer(ctx, on(hub, 3)); err != nil {
 		t.Fatal(err)
 	}
@@ -93,8 +93,8 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// addFirst adds a node's first container, which then communicates with those of the hub. Only this node requests the
-// tenant and receives an event.
+// addFirst adds a node's first container, which then communicates with containers of the hub. Only this node may
+// request the tenant and receive an event.
 func addFirst(ctx context.Context, t *testing.T, l *lab.Lab, node string) {
 	t.Helper()
 	before := said(ctx, t, l)
@@ -144,7 +144,8 @@ func said(ctx context.Context, t *testing.T, l *lab.Lab) words {
 // poll is the polling interval of metrics.
 const poll = 10 * time.Millisecond
 
-// waitSent waits until another delta was sent and the store has the hosting node: an ADD does not wait for either.
+// waitSent waits until the orchestrator has sent another delta and has stored the hosting node, because an ADD waits
+// for neither.
 func waitSent(ctx context.Context, t *testing.T, l *lab.Lab, before words) words {
 	t.Helper()
 	tick := time.NewTicker(poll)
