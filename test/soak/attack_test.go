@@ -13,7 +13,7 @@ import (
 
 const forgeries = 20 // frames of each attack
 
-// attack sends packets that no container may send; each frame must be counted under its drop reason.
+// attack sends packets that no container may send. The node must count each frame for its drop reason.
 func (s *soak) attack() {
 	everyone := s.names(func(*container) bool { return true })
 	if len(everyone) == 0 {
@@ -52,7 +52,7 @@ func (s *soak) attack() {
 		g := s.gone[s.pick(graves)]
 		p.Source, p.Destination = from(s.current[g.tenant]), g.plaintext
 		if netip.MustParsePrefix(s.prefix(g.node)).Contains(p.Source) {
-			return // the other node is this one
+			return // the source is of the same node
 		}
 		s.forge("released address", "no-endpoint", g.node, p)
 	case 4:
@@ -60,13 +60,13 @@ func (s *soak) attack() {
 	}
 }
 
-// forge sends from the fabric's port to a node, past the fabric's source check.
+// forge sends from the fabric's port to a node, where the fabric does not check sources.
 func (s *soak) forge(kind, reason, node string, p packet.Packet) {
 	s.did("attack: "+kind, "%v to %v on %s", p.Source, p.Destination, node)
 	s.inject(lab.Router, node, node, lab.Uplink, reason, node, p)
 }
 
-// steal sends a packet with another container's source from a container.
+// steal sends a packet with a wrong source from a container.
 func (s *soak) steal(thief *container, p packet.Packet) {
 	p.Source, p.Destination = netip.MustParseAddr("fc00::1"), thief.Address
 	s.did("attack: stolen source", "%s on %s", thief.Name, thief.Node)
@@ -81,7 +81,7 @@ func (s *soak) steal(thief *container, p packet.Packet) {
 	s.counted("src-not-own", thief.Node, out, p.Frame(gateway, out.MAC()))
 }
 
-// inject sends from a device to the device at its other end.
+// inject sends frames through a device to the device at the other end of the link.
 func (s *soak) inject(in, device, receiver, receiving, reason, at string, p packet.Packet) {
 	ns, err := s.lab.Namespace(in)
 	s.must(err)

@@ -23,14 +23,14 @@ func (s *soak) compare() {
 	s.compareEntries()
 }
 
-// reaches is the model of the packet path: two containers reach each other if they are of one tenant, unless they are
-// on two nodes of which the fabric drops one's packets.
+// reaches is the model of the packet path. Two containers reach each other if they are of one tenant, unless they are
+// on different nodes and the fabric drops the packets of one of these nodes.
 func (s *soak) reaches(a, b *container) bool {
 	connected := !slices.Contains(s.dropped, a.Node) && !slices.Contains(s.dropped, b.Node)
 	return a.Tenant == b.Tenant && (a.Node == b.Node && !s.still(a.Node) || connected)
 }
 
-// still reports whether a node's containers cannot send: macvlans are down with their uplink.
+// still reports whether a node's containers cannot send because the uplink is down. This is the case for macvlans.
 func (s *soak) still(node string) bool {
 	return labtest.Device() == endpoint.Macvlan && slices.Contains(s.down, node)
 }
@@ -48,8 +48,8 @@ func (s *soak) compareReach() {
 	s.compareNodes()
 }
 
-// compareNodes pings from nodes to containers: a node reaches only its own containers. The reverse path is blocked: no
-// container reaches the node at the address that it sees as the node's.
+// compareNodes pings between nodes and containers. A node must reach only its own containers. No container must reach
+// its node at the address that the container sees as the node's address.
 func (s *soak) compareNodes() {
 	type echo struct {
 		from string
@@ -79,7 +79,7 @@ func (s *soak) compareNodes() {
 				wait = 2 * time.Second
 			}
 			r, err := packet.Ping(ctx, ns, e.to, packet.PingOptions{Timeout: wait})
-			e.got = err == nil && r.Received > 0 // without a route nothing is sent, which is also correct
+			e.got = err == nil && r.Received > 0 // it is also correct if there is no route
 			return nil
 		})
 	}
@@ -89,7 +89,7 @@ func (s *soak) compareNodes() {
 	}
 }
 
-// compareReleased pings released addresses. Their quarantine is longer than a round.
+// compareReleased pings released addresses. They must not respond, because their quarantine is longer than a round.
 func (s *soak) compareReleased() {
 	asking := s.names(func(*container) bool { return true })
 	if len(asking) == 0 {
@@ -99,15 +99,15 @@ func (s *soak) compareReleased() {
 	s.must(err)
 	defer ns.Close()
 	for name, a := range s.released {
-		// A container of a tenant with other addressing has no route to it, which is also correct.
+		// A container of a tenant with the other addressing has no route to the address, which is also correct.
 		r, err := packet.Ping(s.Context(), ns, a, packet.PingOptions{Timeout: 50 * time.Millisecond})
 		s.answered("released address", err == nil && r.Received > 0, false, "from %s to %v, which %s released",
 			asking[0], a, name)
 	}
 }
 
-// compareIDs waits until tenants have the IDs of the model, and all hosting nodes have the ID for allocations. The ID
-// of a running container must always exist.
+// compareIDs waits until tenants have the IDs of the model, and all hosting nodes have the ID for allocations.
+// Meanwhile the IDs of running containers must always exist.
 func (s *soak) compareIDs() {
 	for _, name := range tenants {
 		s.eventually(func() string {
@@ -160,8 +160,8 @@ func (s *soak) missingIDs(tenant string, hosting []*pilasterv1.Hosting) string {
 	return ""
 }
 
-// compareEntries checks the number of table entries on nodes: those of the node's own containers (NP2, NP10), and one
-// for each ID of their tenants.
+// compareEntries checks the number of table entries on nodes. A node must only have entries of its own containers (NP2,
+// NP10), and one entry for each ID of their tenants.
 func (s *soak) compareEntries() {
 	for _, node := range nodes {
 		here, ids, keys := 0, 0, 0
@@ -208,7 +208,7 @@ func (s *soak) eventually(wrong func() string) {
 	}
 }
 
-// farSide is the address of a node's uplink.
+// farSide returns the address of a node's uplink.
 func farSide(link int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("2001:db8:70:%x::2", link))
 }

@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// turnOver picks a name, and removes the container of that name if it exists or adds it if not.
+// turnOver chooses a name at random. It removes the container with this name if there is one; otherwise it adds one.
 func (s *soak) turnOver() {
 	name := fmt.Sprint("c", s.random.IntN(containers))
 	if s.up[name] != nil {
@@ -77,7 +77,7 @@ func (s *soak) kill(kind, process string) {
 	s.must(err)
 }
 
-// rotate gives a tenant a new key, often combined with a kill.
+// rotate gives a tenant a new key, and often also kills a process.
 func (s *soak) rotate() {
 	tenant := s.pick(tenants)
 	id := s.newID(tenant)
@@ -107,7 +107,7 @@ func (s *soak) newID(tenant string) uint32 {
 	return resp.Msg.Id
 }
 
-// exhaust gives a tenant containers under the maximum number of IDs, and requests one more.
+// exhaust gives a tenant containers with the maximum number of IDs, and then requests another ID.
 func (s *soak) exhaust() {
 	tenant := s.pick(tenants)
 	for {
@@ -128,12 +128,12 @@ func (s *soak) exhaust() {
 		}
 		s.rotated(tenant, id)
 		if len(s.names(func(c *container) bool { return c.Tenant == tenant })) == containers {
-			return // all containers are of this tenant, under fewer IDs
+			return // all containers are of this tenant, and have fewer IDs
 		}
 	}
 }
 
-// heldUp checks that no address is allocated under an ID while a hosting node cannot receive it.
+// heldUp checks that nodes allocate no addresses with a new ID while a hosting node cannot receive the ID.
 func (s *soak) heldUp(tenant string, id uint32) bool {
 	hosts := s.names(func(c *container) bool { return c.Tenant == tenant && slices.Contains(s.away, c.Node) })
 	if len(hosts) == 0 {
@@ -149,7 +149,7 @@ func (s *soak) heldUp(tenant string, id uint32) bool {
 	return true
 }
 
-// rotated updates the model after all nodes accept a new ID.
+// rotated updates the model after all nodes have accepted a new ID.
 func (s *soak) rotated(tenant string, id uint32) {
 	s.live[tenant] = append(s.live[tenant], id)
 	s.current[tenant] = id
@@ -157,8 +157,7 @@ func (s *soak) rotated(tenant string, id uint32) {
 	s.compareIDs()
 }
 
-// flap sets a node's uplink down and later up: its addresses and routes are removed and added again, as by a network
-// manager.
+// flap sets a node's uplink down and later up, and adds the addresses and routes again, as a network manager does.
 func (s *soak) flap() {
 	node := s.pick(nodes)
 	s.did("flap", "uplink of %s", node)
@@ -225,7 +224,7 @@ func (s *soak) during(node string) {
 	s.compareReach()
 	if announced != 0 {
 		s.live[tenant] = append(s.live[tenant], announced)
-		s.current[tenant] = announced // after it reconnects
+		s.current[tenant] = announced // after the node reconnects
 		s.retire(tenant)
 	}
 }
@@ -246,7 +245,7 @@ func (s *soak) heal(node string) {
 			continue
 		}
 		s.eventually(func() string {
-			// The other node's neighbour entries may be from before the flap.
+			// The other node may still have neighbour entries from before the flap.
 			if s.pings(node, i+1) && s.pings(other, 1+slices.Index(nodes, node)) {
 				return ""
 			}
@@ -264,7 +263,8 @@ func (s *soak) pings(from string, link int) bool {
 	return err == nil && r.Received > 0
 }
 
-// reset makes a node unused, and then a new node with another prefix.
+// reset removes a node's containers, resets and deletes the node, and lets its machine join as a new node with another
+// prefix.
 func (s *soak) reset() {
 	node := s.pick(nodes)
 	for _, name := range s.names(func(c *container) bool { return c.Node == node }) {
@@ -281,7 +281,7 @@ func (s *soak) reset() {
 	if err != nil {
 		s.Fatalf("reset of %s: %v\n%s", node, err, out)
 	}
-	s.eventually(func() string { // its stream may not have ended yet
+	s.eventually(func() string { // the node's stream may not have ended yet
 		_, err := s.lab.Operator().DeleteNode(s.Context(),
 			connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: node}))
 		if err != nil {

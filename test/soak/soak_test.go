@@ -1,8 +1,8 @@
-// Package soak_test applies random churn, kills, key rotations, flaps, partitions, resets and attacks to a lab, and
-// compares it with a model: which containers reach each other, which entries nodes have, which IDs tenants have, which
-// drops are counted.
+// Package soak_test applies random churn, kills, key rotations, flaps, partitions, resets and attacks to a lab. It
+// compares the lab with a model: which containers reach each other, which entries nodes have, which IDs tenants have,
+// and which drops are counted.
 //
-// The events follow from a seed: equal seeds give equal events in the same order.
+// A seed determines the events: equal seeds give equal events in the same order.
 package soak_test
 
 import (
@@ -26,7 +26,7 @@ import (
 const (
 	containers = 8                // maximum number at one time
 	rounds     = 3                // minimum
-	long       = 5 * time.Minute  // a run in which every kind of event must occur
+	long       = 5 * time.Minute  // if a run is at least this long, every kind of event must occur
 	patience   = 90 * time.Second // for asynchronous changes, such as reconnections of agents
 	remembered = 40               // events printed with a failure
 )
@@ -46,7 +46,7 @@ type soak struct {
 	start  time.Time
 
 	up       map[string]*container
-	released map[string]netip.Addr // by name, the tenant's address of the last container with that name
+	released map[string]netip.Addr // by name, the address of the last container with that name, as its tenant sees it
 	gone     map[string]removed    // by name, its last container
 	current  map[string]uint32     // by tenant, the ID for allocations
 	live     map[string][]uint32   // by tenant, IDs in the order of their creation
@@ -65,7 +65,7 @@ type soak struct {
 type container struct {
 	lab.ContainerStatus
 	id   uint32     // of its tenant
-	node netip.Addr // the address that it sees as its node's
+	node netip.Addr // the address that the container sees as its node's address
 }
 
 type removed struct {
@@ -159,7 +159,7 @@ func (s *soak) answered(kind string, got, want any, format string, args ...any) 
 	}
 }
 
-// kinds of events, all of which a long run must include.
+// kinds are the kinds of events that must occur in a long run.
 var kinds = []string{
 	"add", "remove", "kill agent", "kill orchestrator", "rotate", "rotate refused", "rotate delayed", "id retired",
 	"flap", "cut off", "partition", "reset",
